@@ -1,0 +1,16 @@
+"""weft: a GPU performance workbench, from the warp to the fabric.
+
+Importing it imports neither PyTorch nor Triton. The public operators are in :mod:`weft.ops`.
+"""
+
+from typing import Any
+
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name == "ops":
+        import importlib
+
+        return importlib.import_module("weft.ops")
+    raise AttributeError(f"module 'weft' has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""Verifies, compiles, times and tunes whatever the registry holds."""

@@ -1,0 +1,173 @@
+"""Runs one implementation on one workload: its arguments, its results, its gradients.
+
+Arguments are trees (tensors, lists, tuples, dicts, dataclasses). A call's *results* are its outputs followed by the
+arguments it may mutate; for the direction ``backward``, the gradients of the differentiable arguments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from weft.bench.errors import Verdict, judge
+from weft.definition import Declined, Operator, Workload
+
+Results = list[Tensor]
+
+
+def tensors(tree: Any) -> Iterator[Tensor]:
+    """Every tensor of a tree, in order."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, dict):
+        for value in tree.values():
+            yield from tensors(value)
+    elif isinstance(tree, (list, tuple)):
+        for value in tree:
+            yield from tensors(value)
+    elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        for field in dataclasses.fields(tree):
+            yield from tensors(getattr(tree, field.name))
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
+    """The same tree with every tensor replaced; everything else passes through."""
+    if isinstance(tree, Tensor):
+        return function(tree)
+    if isinstance(tree, dict):
+        return {key: map_tensors(function, value) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(map_tensors(function, value) for value in tree)
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        made = copy.copy(tree)
+        for field in dataclasses.fields(tree):
+            object.__setattr__(made, field.name, map_tensors(function, getattr(tree, field.name)))
+        return made
+    return tree
+
+
+def clone(t: Tensor) -> Tensor:
+    """A copy with the same strides, storage offset and gaps: implementations must meet the layout as it was drawn."""
+    if t.is_meta:
+        return t
+    storage = t.untyped_storage()
+    copied = torch.empty(0, dtype=t.dtype, device=t.device).set_(
+        storage.clone(), t.storage_offset(), t.size(), t.stride()
+    )
+    return copied.requires_grad_(t.requires_grad)
+
+
+def to_float64(t: Tensor) -> Tensor:
+    return t.detach().to(torch.float64) if t.is_floating_point() else t
+
+
+class PoisonedEmpty(TorchDispatchMode):
+    """Within it, new uninitialised memory holds NaN (integers: the largest), so what a kernel never wrote shows."""
+
+    NAMES = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func._schema.name.removeprefix("aten::") in self.NAMES and isinstance(out, Tensor) and not out.is_meta:
+            out.fill_(torch.nan if out.is_floating_point() else torch.iinfo(out.dtype).max)
+        return out
+
+
+def output_gradients(operator: Operator, workload: Workload, out: Any, g: torch.Generator) -> list[Tensor]:
+    """Random gradients for every floating output, drawn like inputs."""
+    drawn = []
+    for t in tensors(out):
+        if t.is_floating_point():
+            drawn.append(torch.empty(t.shape, dtype=t.dtype, device=t.device).normal_(generator=g))
+    return drawn
+
+
+def bind(
+    operator: Operator,
+    function: Callable[..., Any],
+    direction: str,
+    arguments: dict[str, Any],
+    gradients: list[Tensor] | None = None,
+) -> tuple[Callable[[], Any], list[Tensor]]:
+    """Prepares what is not timed and returns the call that is, with the tensors to be compared afterwards besides its result.
+
+    Args:
+        arguments: as drawn; of ``backward`` the differentiable ones are made leaves.
+        gradients: of the outputs, for ``backward``; drawn as ones-like noise from seed 0 when None.
+    """
+    if direction == "forward":
+        mutated = list(tensors([arguments[name] for name in operator.mutates]))
+        return lambda: function(**arguments), mutated
+    ready = {
+        name: map_tensors(lambda t: t.detach().requires_grad_(), value) if name in operator.differentiable else value
+        for name, value in arguments.items()
+    }
+    leaves = list(tensors([ready[name] for name in operator.differentiable]))
+    outputs = [t for t in tensors(function(**ready)) if t.is_floating_point()]
+    if gradients is None:
+        g = torch.Generator(outputs[0].device).manual_seed(0) if not outputs[0].is_meta else None
+        gradients = [torch.empty(o.shape, dtype=o.dtype, device=o.device).normal_(generator=g) for o in outputs]
+    wanted = gradients
+    return lambda: torch.autograd.grad(outputs, leaves, wanted, retain_graph=True), []
+
+
+def results(
+    operator: Operator,
+    function: Callable[..., Any],
+    direction: str,
+    arguments: dict[str, Any],
+    gradients: list[Tensor] | None = None,
+) -> Results:
+    """Runs once on a copy of the arguments and returns outputs and mutated arguments, or gradients."""
+    call, mutated = bind(operator, function, direction, arguments, gradients)
+    return [*tensors(call()), *mutated]
+
+
+def expected(
+    operator: Operator, direction: str, arguments: dict[str, Any], gradients: list[Tensor] | None = None
+) -> Results:
+    """What the float64 reference gives."""
+    wide = map_tensors(to_float64, arguments)
+    return results(operator, operator.reference, direction, wide, [g.double() for g in gradients or []] or None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Yardstick:
+    """All that results of one case are judged by: compute once, judge many implementations."""
+
+    operator: Operator
+    workload: Workload
+    direction: str
+    want: Results  # the float64 reference's
+    baseline: Results  # what PyTorch makes in this dtype: the implementation ``torch``, or the reference where that declines
+    nonfinite: Results  # the reference in this dtype: where NaN and infinities go
+    scales: list[Tensor] | None
+
+    @classmethod
+    def of(
+        cls, op: Operator, w: Workload, direction: str, arguments: dict[str, Any], gradients: list[Tensor] | None = None
+    ) -> Yardstick:
+        def run(function: Callable[..., Any]) -> Results:
+            return results(op, function, direction, map_tensors(clone, arguments), gradients)
+
+        nonfinite = baseline = run(op.reference)
+        if "torch" in op.implementations:
+            with contextlib.suppress(Declined):
+                baseline = run(op.implementations["torch"].function)
+        scale = op.tolerance_of(direction).scale
+        scales = None
+        if not isinstance(scale, str):
+            scales = scale(map_tensors(to_float64, arguments), [g.double() for g in gradients or []])
+        return cls(op, w, direction, expected(op, direction, arguments, gradients), baseline, nonfinite, scales)
+
+    def judge(self, got: Results) -> Verdict:
+        tolerance = self.operator.tolerance_of(self.direction)
+        terms = tolerance.terms(self.workload) if tolerance.terms else 0
+        return judge(got, self.want, self.baseline, tolerance, self.scales, self.nonfinite, terms)

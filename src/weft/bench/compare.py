@@ -1,0 +1,243 @@
+"""``weft bench``: times implementations side by side, as a share of the ceiling and against the best peer in the run.
+
+For one workload, dtype and direction all implementations are bound to the same input sets, checked against float64,
+timed in turn, and checked again after timing.
+"""
+
+from __future__ import annotations
+
+import gc
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from weft import records
+from weft.bench import cases
+from weft.definition import Declined, Implementation, Operator, Workload
+from weft.hardware import query
+from weft.hardware.ceilings import Ceilings
+from weft.operators.peers import Compiled
+from weft.records import Measurement
+from weft.timing import Timer, Timing, paired_ratio
+
+CHECK_BYTES_PER_ELEMENT = 96  # memory that a float64 check takes at its peak, for each element of the largest result
+
+
+@dataclass
+class Bench:
+    """One run on one machine: what is measured in it is comparable.
+
+    Args:
+        device: ``cuda`` or ``cpu``.
+        ceilings: this machine's.
+        cold: flush the L2 before each call.
+        budget_s: time for the repetitions of one comparison.
+        say: told of what is left out, and why.
+    """
+
+    device: str
+    ceilings: Ceilings
+    cold: bool = True
+    budget_s: float = 0.5
+    say: Callable[[str], None] = lambda text: None
+    run_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    sets: int = 2
+
+    def __post_init__(self) -> None:
+        self.timer = Timer(self.device, cold=self.cold, budget_s=self.budget_s)
+        self.sm = torch.cuda.get_device_capability()[0] * 10 + torch.cuda.get_device_capability()[1] if self.device == "cuda" else None
+
+    def compare(
+        self, op: Operator, w: Workload, direction: str, implementations: Iterable[Implementation]
+    ) -> list[Measurement]:
+        """Measures one workload in one direction; implementations that cannot run are left out and said."""
+        present = [i for i in implementations if self._present(op, i, w, direction)]
+        if not present:
+            return []
+        g = torch.Generator(self.device).manual_seed(1)
+        drawn = [op.inputs(w, g, self.device) for _ in range(self.sets)]
+        gradients: list[Any] = [None] * self.sets
+        if direction == "backward":
+            with torch.no_grad():
+                gradients = [cases.output_gradients(op, w, op.reference(**d), g) for d in drawn]
+        calls: dict[str, Sequence[Callable[[], Any]]] = {}
+        bound: dict[str, Any] = {}
+        for made in present:
+            if isinstance(made.function, Compiled):
+                made.function.reset()
+            try:
+                ready = [
+                    cases.bind(op, made.function, direction, d, grads) for d, grads in zip(drawn, gradients, strict=True)
+                ]
+                ready[0][0]()
+            except Declined as declined:
+                self.say(f"{op.name}/{made.name} declines {w}: {declined}")
+                continue
+            except torch.cuda.OutOfMemoryError:
+                self.say(f"{op.name}/{made.name} at {w} {w.dtype}: out of memory")
+                continue
+            except Exception as error:  # a peer's failure is its own; ours fails in verify
+                self.say(f"{op.name}/{made.name} at {w} {w.dtype} failed: {type(error).__name__}: {str(error)[:200]}")
+                continue
+            calls[made.name], bound[made.name] = [call for call, _ in ready], ready[0]
+        if not calls:
+            return []
+        timings = self.timer.measure(calls, least_us=self._least_us(op.cost(w, direction)))
+        errors, wrong = self._check(op, w, direction, drawn[0], gradients[0], bound)
+        for name in wrong:
+            self.say(f"{op.name}/{name} at {w} {w.dtype} {direction} is wrong: {wrong[name]}")
+        memory = {name: self._peak_mib(sets[0]) for name, sets in calls.items()}
+        return list(self._measurements(op, w, direction, [i for i in present if i.name in calls], timings, errors, memory))
+
+    def _present(self, op: Operator, made: Implementation, w: Workload, direction: str) -> bool:
+        if made.directions and direction not in made.directions or made.dtypes and w.dtype not in made.dtypes:
+            return False
+        if made.ours and self.device == "cpu":
+            return False  # the interpreter's time says nothing
+        if reason := made.absent(self.device, self.sm):
+            self.say(f"{op.name}/{made.name}: {reason}")
+            return False
+        return True
+
+    def _least_us(self, cost: Any) -> float:
+        bandwidth = query.theoretical_bandwidth() if self.device == "cuda" else 0.0
+        return cost.bytes_moved / bandwidth * 1e6 if bandwidth else 0.0
+
+    def _check(
+        self, op: Operator, w: Workload, direction: str, arguments: Any, gradients: Any, bound: dict[str, Any]
+    ) -> tuple[dict[str, float | None], dict[str, str]]:
+        """Errors after timing, as shares of what is allowed, and what is wrong with those that exceed it."""
+        elements = max((t.numel() for t in cases.tensors(arguments)), default=0)
+        if self.device == "cuda" and elements * CHECK_BYTES_PER_ELEMENT > torch.cuda.mem_get_info()[0]:
+            self.say(f"{op.name} at {w} {w.dtype}: too little memory for a float64 check; times are unchecked")
+            return dict.fromkeys(bound), {}
+        yardstick = cases.Yardstick.of(op, w, direction, arguments, gradients)
+        errors: dict[str, float | None] = {}
+        wrong: dict[str, str] = {}
+        for name, (call, mutated) in bound.items():
+            verdict = yardstick.judge([*cases.tensors(call()), *mutated])
+            errors[name] = verdict.share
+            if not verdict.ok:
+                wrong[name] = verdict.reason
+        return errors, wrong
+
+    def _peak_mib(self, call: Callable[[], Any]) -> float | None:
+        """Memory that one call takes above what lay there before, its result included."""
+        if self.device != "cuda":
+            return None
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        call()
+        return round((torch.cuda.max_memory_allocated() - before) / 2**20, 3)
+
+    def _measurements(
+        self,
+        op: Operator,
+        w: Workload,
+        direction: str,
+        present: Sequence[Implementation],
+        timings: dict[str, Timing],
+        errors: dict[str, float | None],
+        memory: dict[str, float | None],
+    ) -> Iterator[Measurement]:
+        cost = op.cost(w, direction)
+        limit_us, limit_name = self.ceilings.limit(cost)
+        peers = [i.name for i in present if not i.ours]
+        best = min(peers, key=lambda name: timings[name].median_us, default=None)
+        for made in present:
+            t = timings[made.name]
+            ratio = paired_ratio(timings[best], t) if made.ours and best else (None, None, None)
+            yield Measurement(
+                operator=op.name,
+                implementation=made.name,
+                direction=direction,
+                workload=str(w),
+                dtype=w.dtype,
+                time_us=_short(t.median_us),
+                ours=made.ours,
+                cache=self.timer.cache,
+                time_p20_us=_short(t.quantile(0.2)),
+                time_p80_us=_short(t.quantile(0.8)),
+                repetitions=len(t.times_us),
+                host_us=_short(t.host_us),
+                limit_us=_short(limit_us) if limit_us else None,
+                limit_name=limit_name or None,
+                share_of_ceiling=round(limit_us / t.median_us, 4) if limit_us else None,
+                ratio_to_best_peer=_short(ratio[0]),
+                ratio_p20=_short(ratio[1]),
+                ratio_p80=_short(ratio[2]),
+                best_peer=best if made.ours else None,
+                bytes_moved=cost.bytes_moved,
+                flops=cost.flops,
+                peak_memory_mib=memory[made.name],
+                error=_short(errors[made.name]),
+                **self.context(op),
+                details={"mode": made.function.mode} if isinstance(made.function, Compiled) else {},
+            )
+
+    def context(self, op: Operator | None = None) -> dict[str, Any]:
+        """What every record of this run says of machine, versions and code."""
+        return {
+            "device": self.device,
+            "gpu": query.name(self.device),
+            "machine": query.state(self.device),
+            "versions": query.versions(),
+            "commit": records.commit(),
+            "source": records.source_hash(op.folder) if op else "",
+            "run": self.run_id,
+            "time": records.now(),
+        }
+
+    def ceiling_records(self) -> list[Measurement]:
+        """The ceilings as records, under the name ``ceiling``."""
+        return [
+            Measurement(
+                operator="ceiling",
+                implementation=name,
+                direction="forward",
+                workload=name,
+                dtype="",
+                time_us=0.0,
+                metric=metric,
+                unit=unit,
+                **self.context(),
+                details={"value": value, "unit": unit},
+            )
+            for name, metric, value, unit in self.ceilings.rows()
+        ]
+
+    def free(self) -> None:
+        """Gives cached device memory back between workloads."""
+        gc.collect()
+        if self.device == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _short(value: float | None) -> float | None:
+    """Five significant digits: what a measurement is worth."""
+    return None if value is None else float(f"{value:.5g}")
+
+
+def points(
+    operators: Iterable[Operator],
+    which: str,
+    *,
+    dtypes: Iterable[str] = (),
+    directions: Iterable[str] = (),
+    workload: str = "",
+) -> Iterator[tuple[Operator, Workload, str]]:
+    """(operator, workload, direction) of a set, or of one workload that the user names."""
+    dtypes, directions = tuple(dtypes), tuple(directions)
+    for op in operators:
+        if workload:
+            wanted = [op.parse(workload, d) for d in dtypes or op.dtypes]
+        else:
+            wanted = list(op.cases(which if which in op.workloads else "bench", dtypes))
+        for w in wanted:
+            for direction in op.directions:
+                if not directions or direction in directions:
+                    yield op, w, direction

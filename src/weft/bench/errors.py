@@ -1,0 +1,116 @@
+"""Judges results against the float64 reference and against what PyTorch makes in the same dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from weft.definition import Tolerance
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``share`` is the largest error as a share of what is allowed: above 1 is wrong. ``reason`` says what is wrong."""
+
+    ok: bool
+    share: float | None = None
+    reason: str = ""
+
+
+def judge(
+    got: Sequence[Tensor],
+    want: Sequence[Tensor],
+    baseline: Sequence[Tensor],
+    tolerance: Tolerance,
+    scales: Sequence[Tensor] | None = None,
+    nonfinite: Sequence[Tensor] | None = None,
+    terms: int = 0,
+) -> Verdict:
+    """Compares results one by one.
+
+    Args:
+        got: an implementation's results.
+        want: the float64 reference's.
+        baseline: PyTorch's in the implementation's dtype: it says how large an error is usual.
+        nonfinite: the reference's in that dtype, which says where NaN and infinities go (PyTorch's fused kernels differ
+            from its formulas there, and between CPU and GPU); the baseline when None.
+        terms: how many terms were summed one after the other in fp32 (``Tolerance.terms``).
+        scales: magnitudes that errors are relative to, for a tolerance that computes them from the arguments.
+    """
+    if len(got) != len(baseline):
+        return Verdict(False, None, f"{len(got)} results; expected {len(baseline)}")
+    worst = 0.0
+    for index, (g, w, b) in enumerate(zip(got, want, baseline, strict=True)):
+        where = f"result {index}: " if len(got) > 1 else ""
+        if reason := _form(g, b):
+            return Verdict(False, None, where + reason)
+        places = b if nonfinite is None else nonfinite[index]
+        verdict = _values(g, w, b, places, tolerance, scales[index] if scales else None, terms)
+        if not verdict.ok:
+            return Verdict(False, verdict.share, where + verdict.reason)
+        worst = max(worst, verdict.share or 0.0)
+    return Verdict(True, worst)
+
+
+def _form(got: Tensor, baseline: Tensor) -> str:
+    for what in ("shape", "dtype", "device"):
+        if getattr(got, what) != getattr(baseline, what):
+            return f"{what} is {getattr(got, what)}; expected {getattr(baseline, what)}"
+    return ""
+
+
+def _values(
+    got: Tensor, want: Tensor, baseline: Tensor, places: Tensor, tolerance: Tolerance, scale: Tensor | None, terms: int
+) -> Verdict:
+    if got.numel() == 0:
+        return Verdict(True, 0.0)
+    if tolerance.exact or not got.is_floating_point():
+        same = (got == baseline) | (got.isnan() & baseline.isnan())
+        return Verdict(True, 0.0) if bool(same.all()) else Verdict(False, None, _first(got, baseline, ~same, "PyTorch has"))
+    finite = places.isfinite()
+    misplaced = ~((got == places) | (got.isnan() & places.isnan())) & ~finite | ~got.isfinite() & finite
+    if bool(misplaced.any()):
+        return Verdict(False, None, _first(got, places, misplaced, "PyTorch has"))
+    finite &= want.isfinite()
+    scale = _scale(want, finite, tolerance, got.dtype, scale)
+    error, usual = _error(got, want, scale, finite), _error(baseline, want, scale, finite & baseline.isfinite())
+    floor = tolerance.ulps * torch.finfo(got.dtype).eps + terms**0.5 * torch.finfo(torch.float32).eps
+    spread = float(usual.square().mean().sqrt())
+    largest, mean = float(error.max()), float(error.square().mean().sqrt())
+    allowed = max(tolerance.multiple * max(float(usual.max()), 4 * spread), floor)
+    allowed_mean = max(tolerance.multiple * spread, floor / 2)
+    share = max(largest / allowed, mean / allowed_mean)
+    if share <= 1:
+        return Verdict(True, share)
+    if largest > allowed:
+        at = error == error.max()
+        return Verdict(False, share, _first(got, want, at, f"error {largest:.3g} over {allowed:.3g} allowed; float64 has"))
+    return Verdict(False, share, f"root mean square error {mean:.3g} over {allowed_mean:.3g} allowed")
+
+
+def _scale(
+    want: Tensor, finite: Tensor, tolerance: Tolerance, dtype: torch.dtype, scale: Tensor | None
+) -> Tensor:
+    """What errors are relative to: the reference's magnitude, or what the tolerance says where that is larger. Never
+    less than the smallest normal number: below it a dtype has no relative precision to ask for."""
+    clean = torch.where(finite, want, 0.0)
+    magnitude = clean.abs()
+    if scale is not None:
+        magnitude = torch.maximum(magnitude, scale.nan_to_num(0.0, 0.0, 0.0))
+    elif tolerance.scale == "tensor" or want.ndim == 0:
+        magnitude = torch.maximum(magnitude, clean.square().mean().sqrt())
+    elif tolerance.scale == "row":
+        magnitude = torch.maximum(magnitude, clean.square().mean(-1, keepdim=True).sqrt())
+    return magnitude.clamp_min(torch.finfo(dtype).tiny)
+
+
+def _error(got: Tensor, want: Tensor, scale: Tensor, finite: Tensor) -> Tensor:
+    return torch.where(finite, (got.double() - want).abs() / scale, 0.0)
+
+
+def _first(got: Tensor, other: Tensor, at: Tensor, words: str) -> str:
+    place = tuple(int(i) for i in at.nonzero()[0])
+    return f"{int(at.sum())} of {got.numel()} elements, first at {place}: {float(got[place]):.6g}, {words} {float(other[place]):.6g}"

@@ -1,0 +1,150 @@
+"""``weft tune``: measures configurations on this card and writes ``configs/sm_XX.json`` beside each operator."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from weft import registry
+from weft.bench import cases
+from weft.definition import Declined, Implementation, Operator, Workload
+from weft.operators.configs import Config, Configurations
+from weft.operators.launch import Plans, compiling_for
+from weft.timing import Timer
+
+Key = tuple[Any, ...]
+Job = tuple[str, str, str, Workload]  # operator, implementation, direction, workload
+
+
+def jobs(operators: Iterable[Operator], dtypes: Iterable[str] = (), implementation: str = "") -> Iterator[Job]:
+    """Every implementation of ours on its ``tune`` workloads."""
+    for op in operators:
+        for made in op.implementations.values():
+            if not made.ours or made.rung is not None or (implementation and made.name != implementation):
+                continue
+            for w in op.cases("tune", dtypes):
+                if made.dtypes and w.dtype not in made.dtypes:
+                    continue
+                for direction in made.directions or op.directions:
+                    yield op.name, made.name, direction, w
+
+
+def keys_of(job: Job, device: str, sm: int) -> list[tuple[Configurations, Key]]:
+    """The configurations that a job looks up, found by running it on ``meta``."""
+    op = registry.get(job[0])
+    made = op.find(job[1])
+    for c in Configurations.all:
+        c.asked = []
+    try:
+        with compiling_for(sm, lambda *kernel: None):
+            _run_meta(op, made, job[2], job[3])
+        return [(c, key) for c in Configurations.all for key in dict.fromkeys(c.asked or ())]
+    except Declined:
+        return []
+    finally:
+        for c in Configurations.all:
+            c.asked = None
+
+
+def _run_meta(op: Operator, made: Implementation, direction: str, w: Workload) -> None:
+    call, _ = cases.bind(op, made.function, direction, op.inputs(w, None, "meta"))
+    call()
+
+
+def compile_ahead(job: Job, index: int, config: Config, sm: int) -> None:
+    """Compiles one candidate into Triton's cache, in a process of its own: compiling is most of what tuning takes."""
+    op = registry.get(job[0])
+    found = keys_of(job, "meta", sm)
+    if index >= len(found):
+        return
+    found[index][0].trial = config
+    try:
+        with compiling_for(sm, lambda *kernel: None):
+            _run_meta(op, op.find(job[1]), job[2], job[3])
+    except Exception:  # a candidate that does not compile is left out when it is timed
+        pass
+    finally:
+        found[index][0].trial = None
+
+
+def forget_plans() -> None:
+    for plans in Plans.all:
+        plans.known.clear()
+
+
+def tune(
+    wanted: Iterable[Job],
+    sm: int,
+    *,
+    processes: int = 8,
+    budget_s: float = 0.02,
+    on_result: Callable[[str, Config, float, float], None] = lambda key, config, best_us, heuristic_us: None,
+) -> dict[str, Config]:
+    """Times the candidates of every key that the jobs look up and writes the fastest that is right.
+
+    Args:
+        sm: this card's architecture.
+        processes: that compile ahead.
+        budget_s: time for the repetitions of one candidate.
+        on_result: told each key, its best configuration, and that one's and the heuristic's microseconds.
+    """
+    plan: dict[tuple[str, Key], tuple[Job, int, Configurations, list[Config]]] = {}
+    for job in wanted:
+        for index, (c, key) in enumerate(keys_of(job, "meta", sm)):
+            heuristic = c.heuristic(*key)
+            rest = [x for x in c.candidates(*key) if x != heuristic]
+            if rest:
+                plan.setdefault((str(c.folder) + c.name, key), (job, index, c, [heuristic, *rest]))
+    ahead = [
+        (job, index, config, sm)
+        for job, index, _, configs in plan.values()
+        if registry.get(job[0]).find(job[1]).backend == "triton"  # NVRTC keeps no cache on disk
+        for config in configs
+    ]
+    if processes > 1 and ahead:
+        with multiprocessing.get_context("spawn").Pool(processes) as pool:
+            pool.starmap(compile_ahead, ahead, chunksize=2)
+    written: dict[str, Config] = {}
+    for (_, key), (job, _, c, configs) in plan.items():
+        times = _time(job, c, configs, budget_s)
+        if not times:
+            continue
+        best = min(times, key=lambda text: times[text])
+        config = json.loads(best)
+        name = c.key(*key[1:])
+        c.write(sm, {name: config})
+        written[name] = config
+        on_result(name, config, times[best], times.get(json.dumps(configs[0]), float("nan")))
+    return written
+
+
+def _time(job: Job, c: Configurations, configs: Iterable[Config], budget_s: float) -> dict[str, float]:
+    """Median microseconds of each configuration (by its JSON); those that fail or give other results are left out."""
+    op = registry.get(job[0])
+    made, direction, w = op.find(job[1]), job[2], job[3]
+    arguments = op.inputs(w, torch.Generator("cuda").manual_seed(2), "cuda")
+    timer = Timer("cuda", budget_s=budget_s, least=7, most=25)
+    times: dict[str, float] = {}
+    first: list[torch.Tensor] | None = None
+    for config in configs:
+        c.trial = config
+        forget_plans()
+        try:
+            call, _ = cases.bind(op, made.function, direction, arguments)
+            results = list(cases.tensors(call()))
+            if first is None:
+                first = results
+            elif not all(torch.allclose(a, b, rtol=0.05, atol=0.05, equal_nan=True) for a, b in zip(results, first, strict=True)):
+                continue
+            del results
+            times[json.dumps(config)] = timer.measure({"": [call]})[""].median_us
+        except Exception:  # out of resources, say: not a candidate on this card
+            continue
+        finally:
+            c.trial = None
+            forget_plans()
+    return times

@@ -1,0 +1,270 @@
+"""``weft verify``: every implementation that is ours against the float64 reference, and every mutant rejected.
+
+Without a GPU, Triton kernels run in Triton's interpreter in fp32 and fp16; what cannot be verified so (bf16, CUDA C++)
+is reported as *unverifiable*, never as passed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from weft import registry
+from weft.bench import cases
+from weft.bench.errors import Verdict
+from weft.definition import Declined, Implementation, Operator, UnknownName, Workload
+
+PUBLIC = "weft.ops"  # the public function, verified like an implementation: it covers the hand-over and the CPU path
+
+
+@dataclass(frozen=True)
+class Result:
+    """One check. ``status`` is pass, fail, unverifiable or declined; ``error`` is a share of what is allowed."""
+
+    operator: str
+    implementation: str
+    direction: str
+    workload: str
+    dtype: str
+    status: str
+    error: float | None = None
+    reason: str = ""
+    reproduce: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Check:
+    """What is to be run for one result."""
+
+    operator: Operator
+    implementation: str
+    direction: str
+    workload: Workload
+    run: Callable[..., Any]
+
+    def result(self, status: str, verdict: Verdict | None = None, reason: str = "", **more: Any) -> Result:
+        share = verdict.share if verdict and verdict.share is not None and math.isfinite(verdict.share) else None
+        reason = reason or (verdict.reason if verdict else "")
+        named = (self.operator.name, self.implementation, self.direction, str(self.workload), self.workload.dtype)
+        return Result(*named, status, share, reason, self.command(), **more)
+
+    def command(self) -> str:
+        return (
+            f"weft verify {self.operator.name} --implementation {self.implementation} --direction {self.direction} "
+            f"--dtype {self.workload.dtype} --workload {self.workload}"
+        )
+
+
+def unverifiable(implementation: Implementation, dtype: str, device: str) -> str:
+    """Why this implementation cannot be verified on this machine (an empty string when it can)."""
+    if device == "cuda":
+        return implementation.absent("cuda", torch.cuda.get_device_capability()[0] * 10 + torch.cuda.get_device_capability()[1])
+    if implementation.backend != "triton":
+        return f"{implementation.backend} code runs on a GPU only"
+    if dtype == "bf16":
+        return "Triton's interpreter computes bf16 wrongly"
+    return ""
+
+
+def checks(
+    operators: Iterable[Operator],
+    device: str,
+    *,
+    implementation: str = "",
+    direction: str = "",
+    dtypes: Iterable[str] = (),
+    workload: str = "",
+    full: bool = False,
+) -> Iterator[Check | Result]:
+    """All that is to be checked, breadth first (every operator's first workload before any second), and a result for
+    what cannot be checked here."""
+    per_operator = [
+        list(_of(op, device, implementation, direction, tuple(dtypes), workload, full)) for op in operators
+    ]
+    for row in itertools.zip_longest(*per_operator):
+        yield from (c for c in row if c is not None)
+
+
+def _of(
+    op: Operator, device: str, named: str, direction: str, dtypes: tuple[str, ...], workload: str, full: bool
+) -> Iterator[Check | Result]:
+    if direction and direction not in ("forward", "backward"):
+        raise UnknownName("direction", direction, ("forward", "backward"))
+    if named and named != PUBLIC:
+        op.find(named)
+    sets = ["verify", *(["full"] if full and "full" in op.workloads else [])]
+    if full and device == "cuda" and "huge" in op.workloads:
+        sets.append("huge")
+    points = [op.parse(workload, d) for d in dtypes or op.dtypes] if workload else [
+        w for s in sets for w in op.cases(s, dtypes)
+    ]
+    ours = [i for i in op.implementations.values() if i.ours and (not named or i.name == named)]
+    for d in op.directions:
+        if direction and d != direction:
+            continue
+        for made in ours:
+            if made.directions and d not in made.directions:
+                continue
+            for dtype in dict.fromkeys(w.dtype for w in points):
+                if made.dtypes and dtype not in made.dtypes:
+                    continue
+                if reason := unverifiable(made, dtype, device):
+                    yield Result(op.name, made.name, d, "*", dtype, "unverifiable", reason=reason)
+    for w in points:
+        for d in op.directions:
+            if direction and d != direction:
+                continue
+            for made in ours:
+                takes = (not made.directions or d in made.directions) and (not made.dtypes or w.dtype in made.dtypes)
+                if takes and not unverifiable(made, w.dtype, device):
+                    yield Check(op, made.name, d, w, made.function)
+            if op.public and named in ("", PUBLIC) and not (device == "cpu" and w.dtype == "bf16"):
+                yield Check(op, PUBLIC, d, w, op.public)
+
+
+def run(check: Check, device: str, seed: int = 0, draws: int = 2) -> Result:
+    """Runs one check on fresh random inputs, ``draws`` times with different ones (so that stale output shows)."""
+    start = time.perf_counter()
+    worst: Verdict | None = None
+    for draw in range(draws):
+        try:
+            verdict = _once(check, device, seed + draw)
+        except Declined as declined:
+            return check.result("declined", reason=str(declined), seconds=time.perf_counter() - start)
+        except torch.cuda.OutOfMemoryError as error:
+            return check.result("unverifiable", reason=f"needs more memory than is free: {str(error).splitlines()[0]}")
+        except Exception as error:  # an implementation may fail in any way: that is a result, not a crash
+            reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+            return check.result("fail", reason=reason, seconds=time.perf_counter() - start)
+        if not verdict.ok:
+            return check.result("fail", verdict, seconds=time.perf_counter() - start)
+        worst = verdict if worst is None or (verdict.share or 0) > (worst.share or 0) else worst
+    return check.result("pass", worst, seconds=time.perf_counter() - start)
+
+
+def _once(check: Check, device: str, seed: int) -> Verdict:
+    op, direction = check.operator, check.direction
+    g = torch.Generator(device).manual_seed(seed)
+    arguments = op.inputs(check.workload, g, device)
+    gradients = None
+    if direction == "backward":
+        gradients = cases.output_gradients(op, check.workload, _baseline_output(op, arguments), g)
+    yardstick = cases.Yardstick.of(op, check.workload, direction, arguments, gradients)
+    mine = cases.map_tensors(cases.clone, arguments)
+    with cases.PoisonedEmpty():
+        got = cases.results(op, check.run, direction, mine, gradients)
+    for name in arguments:
+        if name not in op.mutates and not _unchanged(arguments[name], mine[name]):
+            return Verdict(False, None, f"argument '{name}' was changed")
+    return yardstick.judge(got)
+
+
+def _baseline_output(op: Operator, arguments: dict[str, Any]) -> Any:
+    with torch.no_grad():
+        return op.reference(**cases.map_tensors(cases.clone, arguments))
+
+
+def _unchanged(before: Any, after: Any) -> bool:
+    return all(
+        bool(((b == a) | ((b != b) & (a != a))).all()) for b, a in zip(cases.tensors(before), cases.tensors(after), strict=True)
+    )
+
+
+def mutant_survives(op: Operator, mutant: Any, device: str, dtypes: Iterable[str] = ()) -> bool:
+    """Whether a mutant passes every ``verify`` workload: then the verifier, or the workloads, are too weak."""
+    wanted = tuple(dtypes) or (("fp32", "fp16") if device == "cpu" else ())
+    for w in op.cases("verify", wanted):
+        function = mutant.function
+        if mutant.direction == "backward":
+            function = _differentiable(op, mutant.function)
+        if run(Check(op, f"mutant: {mutant.name}", mutant.direction, w, function), device).status == "fail":
+            return False
+    return True
+
+
+def _differentiable(op: Operator, gradient: Callable[..., Any]) -> Callable[..., Any]:
+    """A function whose forward is the reference and whose gradient is a mutant's."""
+
+    def function(**arguments: Any) -> Any:
+        leaves = list(cases.tensors([arguments[n] for n in op.differentiable]))
+
+        class Wrong(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, *_: Any) -> Any:
+                return op.reference(**cases.map_tensors(lambda t: t.detach(), arguments))
+
+            @staticmethod
+            def backward(ctx: Any, *dy: Any) -> Any:
+                return tuple(gradient(*dy, **cases.map_tensors(lambda t: t.detach(), arguments)))
+
+        return Wrong.apply(*leaves)
+
+    return function
+
+
+def verify(
+    operators: list[Operator],
+    device: str,
+    *,
+    seed: int = 0,
+    budget_s: float | None = None,
+    mutants: bool = True,
+    on_result: Callable[[Result], None] | None = None,
+    **selection: Any,
+) -> dict[str, Any]:
+    """Runs all checks and mutants and returns what ``weft verify --json`` prints.
+
+    Args:
+        budget_s: stop starting checks after this long; those left are counted under ``not_reached`` (never as passed).
+            Breadth-first order makes sure that every operator is reached.
+        selection: passed on to :func:`checks`.
+    """
+    deadline = time.perf_counter() + (budget_s or math.inf)
+    found: list[Result] = []
+    not_reached = survived = tried = 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's, from the interpreter's arithmetic on NaN and inf
+        if mutants:
+            for op in operators:
+                for mutant in op.mutants:
+                    tried += 1
+                    if mutant_survives(op, mutant, device):
+                        survived += 1
+                        why = "a mutant passed every verify workload"
+                        found.append(Result(op.name, f"mutant: {mutant.name}", mutant.direction, "*", "*", "fail", None, why))
+                        if on_result:
+                            on_result(found[-1])
+        for check in checks(operators, device, **selection):
+            if isinstance(check, Check):
+                if time.perf_counter() > deadline:
+                    not_reached += 1
+                    continue
+                check = run(check, device, seed)
+            found.append(check)
+            if on_result:
+                on_result(check)
+    count = {s: sum(r.status == s for r in found) for s in ("pass", "fail", "unverifiable", "declined")}
+    return {
+        "checked": count["pass"] + count["fail"],
+        "passed": count["pass"],
+        "failed": count["fail"],
+        "unverifiable": count["unverifiable"],
+        "declined": count["declined"],
+        "not_reached": not_reached,
+        "mutants": tried,
+        "mutants_survived": survived,
+        "device": device if device == "cuda" else "cpu, Triton's interpreter",
+        "results": [asdict(r) for r in found],
+    }
+
+
+def select(names: Iterable[str]) -> list[Operator]:
+    return registry.select(names)

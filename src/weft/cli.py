@@ -1,0 +1,289 @@
+"""The ``weft`` command: each verb reads its arguments, calls one function of a room, and prints what comes back.
+
+With ``--json`` one object stands alone on standard output; everything else goes to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from weft import __version__
+
+app = typer.Typer(
+    help="GPU performance workbench: a claim is a measurement against a limit.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+HARDWARE, OPERATORS, DOCUMENTS = "Hardware", "Operators", "Documents"
+
+out = Console(highlight=False, soft_wrap=False)
+note = Console(stderr=True, highlight=False)
+
+Names = Annotated[list[str] | None, typer.Argument(metavar="[OPERATOR]...", help="operators; all when none is named")]
+Json = Annotated[bool, typer.Option("--json", help="print one JSON object, alone on standard output")]
+Dtypes = Annotated[list[str] | None, typer.Option("--dtype", help="fp32, fp16 or bf16; may be repeated")]
+Implementations = Annotated[list[str] | None, typer.Option("--implementation", help="by name; may be repeated")]
+Directions = Annotated[list[str] | None, typer.Option("--direction", help="forward or backward; may be repeated")]
+WorkloadText = Annotated[str, typer.Option("--workload", help="a point of the axes: M=4096,N=5000,layout=sliced")]
+
+
+def main() -> int:
+    """Runs the command. A mistake of the user's is one line on standard error and exit status 2."""
+    from weft.definition import UnknownName
+
+    try:
+        app(standalone_mode=False)
+    except typer.Exit as done:
+        return done.exit_code
+    except (UnknownName, ModuleNotFoundError, ValueError, FileNotFoundError) as error:
+        note.print(f"weft: {error}", style="bold red", markup=False)
+        return 2
+    except (KeyboardInterrupt, typer.Abort):
+        note.print("weft: interrupted; what was saved stays", markup=False)
+        return 130
+    except Exception as error:
+        if hasattr(error, "show") and hasattr(error, "exit_code"):  # the command line's own usage errors
+            error.show()
+            return int(error.exit_code)
+        raise
+    return 0
+
+
+def _print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, indent=1) + "\n")
+
+
+def _device() -> str:
+    """``cuda`` when PyTorch sees one; else ``cpu``, with Triton's interpreter switched on before kernels are imported."""
+    from weft.hardware.query import has_gpu
+
+    if has_gpu() and not os.environ.get("TRITON_INTERPRET"):
+        return "cuda"
+    os.environ["TRITON_INTERPRET"] = "1"
+    return "cpu"
+
+
+# ---- hardware --------------------------------------------------------------------------------------------------------
+
+
+@app.command(rich_help_panel=HARDWARE)
+def doctor(
+    level: Annotated[str, typer.Option(help="quick, or full: also run a kernel, a matrix product and a copy")] = "quick",
+    as_json: Json = False,
+) -> None:
+    """What is installed, what sees the GPU, what does not fit together, and the fix for each."""
+    from weft.hardware import doctor as room
+
+    raise typer.Exit(room.main([*(["--json"] if as_json else []), "--level", level]))
+
+
+@app.command(rich_help_panel=HARDWARE)
+def ceilings(as_json: Json = False, quick: bool = False) -> None:
+    """Measure what this machine gives: bandwidth by mix of reads and writes, matrix rate by dtype."""
+    from weft.bench import run
+
+    bench = run.start(_device(), quick=quick, say=_say)
+    measured = bench.ceiling_records()
+    if as_json:
+        _print_json({"records": [json.loads(m.to_json()) for m in measured]})
+    else:
+        out.print(run.ceilings_table(measured))
+
+
+# ---- operators -------------------------------------------------------------------------------------------------------
+
+
+@app.command("list", rich_help_panel=OPERATORS)
+def list_operators(names: Names = None, as_json: Json = False) -> None:
+    """Operators, their implementations, directions and workloads."""
+    from weft.bench import run
+
+    _device()
+    described = run.describe(names or [])
+    if as_json:
+        _print_json({"operators": described})
+    else:
+        out.print(run.operators_table(described))
+
+
+@app.command(rich_help_panel=OPERATORS)
+def verify(
+    names: Names = None,
+    implementation: Annotated[str, typer.Option(help="one implementation, by name")] = "",
+    direction: Annotated[str, typer.Option(help="forward or backward")] = "",
+    dtype: Dtypes = None,
+    workload: WorkloadText = "",
+    seed: int = 0,
+    full: Annotated[bool, typer.Option("--full", help="also the larger workloads (and the huge ones on a GPU)")] = False,
+    mutants: Annotated[bool, typer.Option(help="check that the verifier rejects the operators' mutants")] = True,
+    budget: Annotated[float, typer.Option(help="seconds after which no further check starts (not with --full)")] = 240.0,
+    as_json: Json = False,
+) -> None:
+    """Check every kernel of ours against a float64 reference. Exit status 1 on any failure."""
+    from weft import registry
+    from weft.bench import run
+    from weft.bench import verify as room
+
+    device = _device()
+    operators = registry.select(names or [])
+    narrowed = bool(workload or implementation)
+    with run.progress(note, "verify") as step:
+        found = room.verify(
+            operators,
+            device,
+            seed=seed,
+            budget_s=None if full else budget,
+            mutants=mutants and not narrowed,
+            on_result=lambda r: step(f"{r.operator} {r.implementation} {r.workload} {r.dtype}"),
+            implementation=implementation,
+            direction=direction,
+            dtypes=dtype or [],
+            workload=workload,
+            full=full,
+        )
+    if as_json:
+        _print_json(found)
+    else:
+        run.print_verification(out, found)
+    raise typer.Exit(1 if found["failed"] or found["mutants_survived"] or not found["checked"] + found["unverifiable"] else 0)
+
+
+@app.command("compile-check", rich_help_panel=OPERATORS)
+def compile_check(
+    names: Names = None,
+    arch: Annotated[list[str] | None, typer.Option(help="sm_80, 86, 89, 90, 100 or 120; may be repeated")] = None,
+    implementation: Annotated[str, typer.Option(help="one implementation, by name")] = "",
+    processes: Annotated[int, typer.Option(help="that compile side by side")] = 2,
+    as_json: Json = False,
+) -> None:
+    """Compile every kernel for each architecture it declares, without a GPU. Exit status 1 when one does not fit."""
+    from weft import registry
+    from weft.bench import compile_check as room
+    from weft.bench import run
+
+    os.environ.pop("TRITON_INTERPRET", None)  # a process that compiles must not have it
+    try:
+        wanted = [int(a.removeprefix("sm_")) for a in arch or []]
+    except ValueError:
+        raise typer.BadParameter(f"{arch}: expected sm_80, sm_86, sm_89, sm_90, sm_100 or sm_120") from None
+    operators = registry.select(names or [])
+    with run.progress(note, "compile") as step:
+        found = room.timed(
+            operators,
+            archs=wanted,
+            implementation=implementation,
+            processes=processes,
+            on_result=lambda compiled: step(compiled[-1].kernel[:40] if compiled else ""),
+        )
+    if as_json:
+        _print_json(found)
+    else:
+        run.print_compiled(out, found)
+    raise typer.Exit(1 if found["failed"] else 0)
+
+
+@app.command(rich_help_panel=OPERATORS)
+def bench(
+    names: Names = None,
+    workload: WorkloadText = "",
+    dtype: Dtypes = None,
+    direction: Directions = None,
+    implementation: Implementations = None,
+    which: Annotated[str, typer.Option("--set", help="bench, quick, model …: a set of workloads")] = "bench",
+    cache: Annotated[str, typer.Option(help="cold (L2 flushed) or warm")] = "cold",
+    ladder: Annotated[bool, typer.Option("--ladder", help="time the teaching versions too")] = False,
+    budget: Annotated[float, typer.Option(help="seconds of repetitions for each comparison")] = 0.5,
+    save: Annotated[bool, typer.Option("--save", help="append to results/<gpu>/ (or WEFT_RESULTS)")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="leave out what results/ holds for this source")] = False,
+    as_json: Json = False,
+) -> None:
+    """Measure ceilings, then time every implementation side by side against them."""
+    from weft.bench import run
+
+    if cache not in ("cold", "warm"):
+        raise typer.BadParameter(f"--cache is '{cache}'; expected cold or warm")
+    measured = run.run_bench(
+        names or [],
+        _device(),
+        note,
+        which=which,
+        workload=workload,
+        dtypes=dtype or [],
+        directions=direction or [],
+        implementations=implementation or [],
+        ladder=ladder,
+        cold=cache == "cold",
+        budget_s=budget,
+        save=save,
+        resume=resume,
+    )
+    if as_json:
+        _print_json({"records": [json.loads(m.to_json()) for m in measured]})
+    else:
+        run.print_measurements(out, measured)
+
+
+@app.command(rich_help_panel=OPERATORS)
+def tune(
+    names: Names = None,
+    dtype: Dtypes = None,
+    implementation: Annotated[str, typer.Option(help="one implementation, by name")] = "",
+    processes: Annotated[int, typer.Option(help="that compile ahead")] = max(1, (os.cpu_count() or 2) - 2),
+) -> None:
+    """Measure kernel configurations on this card and write configs/sm_XX.json."""
+    from weft.bench import run
+
+    run.run_tune(names or [], _device(), out, dtype or [], implementation, processes)
+
+
+# ---- documents -------------------------------------------------------------------------------------------------------
+
+
+@app.command(rich_help_panel=DOCUMENTS)
+def report(
+    output: Annotated[Path, typer.Option(help="folder of the page")] = Path("report"),
+) -> None:
+    """Verify, measure quickly, train a first model, and render one self-contained page."""
+    from weft.bench import run
+
+    path = run.run_report(_device(), note, output)
+    out.print(f"Open {path}", markup=False, soft_wrap=True)
+
+
+@app.command(rich_help_panel=DOCUMENTS)
+def tables(
+    check: Annotated[bool, typer.Option("--check", help="change nothing; exit 1 when a table is not today's")] = False,
+) -> None:
+    """Regenerate the measured tables in the Markdown files from the committed records."""
+    from weft.report import documents
+
+    raise typer.Exit(documents.refresh_all(Path.cwd(), check, out.print))
+
+
+@app.command(rich_help_panel=DOCUMENTS)
+def stubs(
+    check: Annotated[bool, typer.Option("--check", help="change nothing; exit 1 when the stub is not today's")] = False,
+) -> None:
+    """Regenerate ops.pyi, the types of the public functions."""
+    from weft.report import documents
+
+    raise typer.Exit(documents.refresh_stub(check, out.print))
+
+
+@app.command(rich_help_panel=DOCUMENTS)
+def version() -> None:
+    """Print weft's version."""
+    out.print(__version__)
+
+
+def _say(text: str) -> None:
+    note.print(text, style="dim", markup=False, soft_wrap=True)

@@ -1,0 +1,354 @@
+"""What an operator is: its axes, inputs, reference, cost, tolerance, workloads, implementations and mutants.
+
+Everything that concerns an operator is said once, here; verifier, timer, roofline, report and docs take it
+from there. ``docs/architecture.md`` shows the shape on four very different operators.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib.metadata
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1, "int32": 4, "int64": 8}
+OURS = ("triton", "gluon", "cuda")  # back ends of weft's own implementations; all others are peers
+
+
+class UnknownName(ValueError):
+    """A name that nothing here bears; says what exists and the nearest spelling."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]):
+        known = sorted(known)
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        hint = f"; did you mean '{near[0]}'?" if near else ""
+        super().__init__(f"unknown {kind} '{name}'{hint} (there are: {', '.join(known) or 'none'})")
+
+
+class Declined(NotImplementedError):
+    """Raised by an implementation that does not take an input which others take; the message is the reason."""
+
+
+def torch_dtype(name: str) -> Any:
+    """``"bf16"`` → ``torch.bfloat16``."""
+    import torch
+
+    return {
+        "fp64": torch.float64,
+        "fp32": torch.float32,
+        "fp16": torch.float16,
+        "bf16": torch.bfloat16,
+        "int8": torch.int8,
+        "int32": torch.int32,
+        "int64": torch.int64,
+    }[name]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A point at which an operator is verified or timed: sizes of its axes, a dtype, and options.
+
+    ``Workload({"M": 4096, "N": 5000}, "bf16", {"layout": "sliced"})`` is written ``M=4096,N=5000,layout=sliced``.
+    """
+
+    axes: Mapping[str, int]
+    dtype: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __getitem__(self, axis: str) -> int:
+        return self.axes[axis]
+
+    def option(self, name: str, default: Any = None) -> Any:
+        return self.options.get(name, default)
+
+    @property
+    def bytes_per_element(self) -> int:
+        return BYTES[self.dtype]
+
+    def at(self, dtype: str) -> Workload:
+        return dataclasses.replace(self, dtype=dtype)
+
+    def __str__(self) -> str:
+        return ",".join(f"{key}={value}" for key, value in (*self.axes.items(), *self.options.items()))
+
+
+def workload(dtype: str = "", /, **sizes_and_options: Any) -> Workload:
+    """``workload(M=3, N=5, layout="sliced")``: upper-case names are axes, the others options."""
+    axes = {k: v for k, v in sizes_and_options.items() if k.isupper()}
+    return Workload(axes, dtype, {k: v for k, v in sizes_and_options.items() if not k.isupper()})
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Compulsory work: every input byte read once, every output byte written once, and the arithmetic.
+
+    Args:
+        reads, writes: bytes of device memory.
+        matrix_flops: multiply-adds counted twice, by the dtype of the matrix unit (``{"bf16": 2*M*N*K}``).
+        vector_flops: ordinary floating-point operations.
+        special_ops: exponentials, logarithms, divisions, square roots.
+    """
+
+    reads: int = 0
+    writes: int = 0
+    matrix_flops: Mapping[str, float] = field(default_factory=dict)
+    vector_flops: float = 0
+    special_ops: float = 0
+
+    @property
+    def bytes_moved(self) -> int:
+        return self.reads + self.writes
+
+    @property
+    def flops(self) -> float:
+        return sum(self.matrix_flops.values()) + self.vector_flops + self.special_ops
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How large an error may be. Errors are taken against float64, element by element, relative to
+    ``max(|reference|, scale)``.
+
+    The root mean square may be ``multiple`` times PyTorch's own in the same dtype; the maximum ``multiple`` times PyTorch's
+    maximum, or times four of its root mean squares where its maximum happens to be smaller than such a spread makes likely.
+
+    Args:
+        multiple: of the error that PyTorch itself makes.
+        ulps: floor of the maximum, in units of last place (machine epsilon) of the output's dtype: half the number of
+            roundings. The root mean square's floor is half of it.
+        terms: of a workload, how many terms are summed one after the other in fp32. Such a sum of n random terms errs by
+            0.2·√n ulp in the root mean square, so √n (5 standard deviations) fp32 epsilons are added to the floor.
+        scale: ``"element"`` (purely relative; only for results without cancellation), ``"row"`` or ``"tensor"`` (not
+            less than the reference's root mean square along its last dimension, or over all of it: for sums whose terms
+            cancel), or a function ``(arguments, gradients) -> list of tensors``, one for each result, that says how large
+            the terms are (for results that cancel altogether). It is given float64 values.
+        exact: the result must be PyTorch's, bit for bit.
+    """
+
+    multiple: float = 2.0
+    ulps: float = 1.0
+    terms: Callable[[Workload], int] | None = None
+    scale: str | Callable[..., Any] = "row"
+    exact: bool = False
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """An implementation wrong on purpose. ``function`` takes the operator's arguments (and for ``backward``,
+    first the tuple of output gradients) and returns what the right one would, wrongly."""
+
+    name: str
+    function: Callable[..., Any]
+    direction: str = "forward"
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One way to compute an operator.
+
+    Args:
+        function: takes the operator's arguments by name, returns a tensor or a tuple of tensors.
+        backend: ``triton``, ``gluon`` or ``cuda`` (ours); anything else is a peer.
+        arch: for our kernels, the least architecture declared: ``">=sm_80"``.
+        devices: where it runs: ``("cuda",)``, ``("cpu",)`` or both. Triton kernels also run on the CPU in the interpreter.
+        dtypes: those it takes; all of the operator's when empty.
+        directions: those it takes; all of the operator's when empty.
+        requires: distribution that must be installed.
+        rung: position in the ladder of teaching versions, or ``None`` for an implementation meant for use.
+        idea: what a rung changes, in a line.
+    """
+
+    operator: str
+    name: str
+    function: Callable[..., Any]
+    backend: str
+    arch: str = ""
+    devices: tuple[str, ...] = ("cuda", "cpu")
+    dtypes: tuple[str, ...] = ()
+    directions: tuple[str, ...] = ()
+    requires: str = ""
+    rung: int | None = None
+    idea: str = ""
+
+    @property
+    def ours(self) -> bool:
+        return self.backend in OURS
+
+    @property
+    def architectures(self) -> list[int]:
+        """Of the architectures that weft compiles for, those this implementation declares."""
+        if not self.ours:
+            return []
+        return [sm for sm in ARCHITECTURES if sm >= (self.least_sm or 80)]
+
+    def absent(self, device: str, sm: int | None = None) -> str:
+        """Why it cannot run here (an empty string when it can)."""
+        if self.requires and not _installed(self.requires):
+            return f"{self.requires} is not installed (pip install '{self.requires}')"
+        if device not in self.devices:
+            return f"runs on {' and '.join(self.devices)} only"
+        if device == "cuda" and sm is not None and sm < self.least_sm:
+            return f"needs {self.arch}, this GPU is sm_{sm}"
+        return ""
+
+    @property
+    def least_sm(self) -> int:
+        return int(self.arch.removeprefix(">=sm_") or 0)
+
+
+def _installed(distribution: str) -> bool:
+    try:
+        importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+ARCHITECTURES = (80, 86, 89, 90, 100, 120)
+
+
+@dataclass
+class Operator:
+    """The definition of an operator.
+
+    Args:
+        axes: symbol → meaning (``{"M": "rows", "N": "columns"}``).
+        inputs: ``(workload, generator, device) -> dict of arguments``; random, never zeros or all equal. Arguments may
+            be tensors, lists, dicts and dataclasses of tensors, callables and plain values.
+        reference: plain PyTorch; evaluated in float64 by the verifier and run on CPU tensors by the public function.
+        cost: ``(workload, direction) -> Cost``.
+        tolerance: for each direction, or one for all.
+        workloads: ``verify`` (odd, tiny, strided, non-finite …), ``bench``, ``quick`` (a few points for the report),
+            ``tune``, ``model`` (shapes of real models).
+        dtypes: those that workloads without a dtype are run in.
+        directions: ``forward`` and, where it is differentiable, ``backward``.
+        differentiable: names of the arguments that gradients are taken for.
+        mutates: names of the arguments that a call changes in place; they are compared like outputs.
+        mutants: implementations wrong on purpose, at least four.
+        public: the function users call, set by :meth:`function`.
+    """
+
+    name: str
+    axes: Mapping[str, str]
+    inputs: Callable[[Workload, Any, str], dict[str, Any]]
+    reference: Callable[..., Any]
+    cost: Callable[[Workload, str], Cost]
+    workloads: Mapping[str, Sequence[Workload]]
+    tolerance: Tolerance | Mapping[str, Tolerance] = Tolerance()
+    dtypes: tuple[str, ...] = ("fp32", "fp16", "bf16")
+    directions: tuple[str, ...] = ("forward",)
+    differentiable: tuple[str, ...] = ()
+    mutates: tuple[str, ...] = ()
+    mutants: Sequence[Mutant] = ()
+    implementations: dict[str, Implementation] = field(default_factory=dict)
+    public: Callable[..., Any] | None = None
+    chooser: Callable[..., Any] | None = None
+    folder: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        caller = sys._getframe(2)  # the module that writes `X = Operator(...)`: its folder is the operator's
+        self.folder = Path(caller.f_code.co_filename).parent
+        for direction in self.directions:
+            if direction not in ("forward", "backward"):
+                raise UnknownName("direction", direction, ("forward", "backward"))
+
+    def implementation(
+        self, name: str, *, backend: str = "", **declared: Any
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Registers the decorated function as an implementation; the back end is its name unless given."""
+
+        def register(function: Callable[..., Any]) -> Callable[..., Any]:
+            if name in self.implementations:
+                raise ValueError(f"operator '{self.name}' already has an implementation '{name}'")
+            made = Implementation(self.name, name, function, backend or name, **declared)
+            self.implementations[name] = made
+            return function
+
+        return register
+
+    def rung(self, number: int, name: str, *, idea: str, **declared: Any) -> Callable[..., Any]:
+        """Registers a teaching version: one step of the operator's ladder."""
+        return self.implementation(f"ladder-{number}-{name}", rung=number, idea=idea, **declared)
+
+    def function(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Marks the public function (``weft.ops.<name>``)."""
+        self.public = function
+        return function
+
+    def choice(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Marks the function that says which implementation the public function uses for some arguments, and why."""
+        self.chooser = function
+        return function
+
+    def tolerance_of(self, direction: str) -> Tolerance:
+        return self.tolerance if isinstance(self.tolerance, Tolerance) else self.tolerance[direction]
+
+    def find(self, name: str) -> Implementation:
+        if name not in self.implementations:
+            raise UnknownName(f"implementation of '{self.name}'", name, self.implementations)
+        return self.implementations[name]
+
+    def cases(self, which: str, dtypes: Iterable[str] | None = None) -> Iterator[Workload]:
+        """The workloads of a set, those without a dtype once for each dtype."""
+        if which not in self.workloads:
+            raise UnknownName(f"workload set of '{self.name}'", which, self.workloads)
+        wanted = tuple(dtypes or ())
+        for dtype in wanted:
+            if dtype not in BYTES:
+                raise UnknownName("dtype", dtype, self.dtypes)
+        for item in self.workloads[which]:
+            for dtype in (item.dtype,) if item.dtype else self.dtypes:
+                if not wanted or dtype in wanted:
+                    yield item.at(dtype)
+
+    def parse(self, text: str, dtype: str = "") -> Workload:
+        """``M=4096,N=5000,layout=sliced`` → a workload. Sizes may be written 4k or 2**20.
+
+        Raises:
+            ValueError: an unknown axis, a missing one, or a size that is not a whole number.
+        """
+        axes: dict[str, int] = {}
+        options: dict[str, Any] = {}
+        for part in filter(None, (p.strip() for p in text.split(","))):
+            name, equals, value = part.partition("=")
+            if not equals:
+                raise ValueError(f"workload part '{part}' of '{self.name}' should read NAME=VALUE, such as {self.example}")
+            if name in self.axes:
+                axes[name] = _size(name, value)
+            elif name.isupper():
+                raise UnknownName(f"axis of '{self.name}'", name, self.axes)
+            else:
+                options[name] = _plain(value)
+        if missing := [a for a in self.axes if a not in axes]:
+            raise ValueError(f"workload '{text}' of '{self.name}' lacks {', '.join(missing)}: write {self.example}")
+        return Workload(axes, dtype, options)
+
+    @property
+    def example(self) -> str:
+        return ",".join(f"{axis}=4096" for axis in self.axes)
+
+
+def _size(name: str, value: str) -> int:
+    scale = {"k": 2**10, "m": 2**20, "g": 2**30}.get(value[-1:].lower(), 1)
+    digits = value[:-1] if scale > 1 else value
+    base, power, exponent = digits.partition("**")
+    try:
+        size = int(base) ** int(exponent) if power else int(digits)
+    except ValueError:
+        raise ValueError(f"size of axis {name} is '{value}'; expected a whole number such as 4096, 4k or 2**12") from None
+    if size < 0 or size * scale >= 2**62:
+        raise ValueError(f"size of axis {name} is {value}; expected 0 … 2**62")
+    return size * scale
+
+
+def _plain(value: str) -> Any:
+    if value in ("True", "False"):
+        return value == "True"
+    try:
+        return int(value)
+    except ValueError:
+        return value

@@ -1,0 +1,1 @@
+"""What this machine is and what it gives: the doctor, device queries and measured ceilings."""

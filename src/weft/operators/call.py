@@ -1,0 +1,118 @@
+"""What the public functions share: argument checks, the test for the eager fast path, and the choice they report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from weft.operators.launch import INTERPRETING, PLAIN, compile_request
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which implementation a call takes and why; ``plans`` makes its launches (None where PyTorch is called)."""
+
+    implementation: str
+    reason: str
+    plans: Any = None
+
+    def plan_for(self, *call: Any) -> Any:
+        """The plan for the call's arguments, tensors first."""
+        tensors = tuple(a for a in call if isinstance(a, torch.Tensor))
+        return None if self.plans is None else self.plans.of(tensors, *call[len(tensors) :])
+
+
+def on_gpu(x: torch.Tensor) -> bool:
+    """Whether our kernels take this tensor: it is on a CUDA device, is interpreted, or is compiled for one."""
+    return x.is_cuda or INTERPRETING or compile_request() is not None
+
+
+def eager(*tensors: torch.Tensor) -> bool:
+    """True in plain eager mode: real CUDA tensors of the current device, no gradient wanted, nothing tracing, no
+    autocast, no modes. Then a plan may be launched past the dispatcher."""
+    if torch.compiler.is_compiling():
+        return False
+    if compile_request() is not None:  # tensors are on `meta`; a plan compiles instead of launching
+        return not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
+    if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    if torch.is_autocast_enabled("cuda"):
+        return False
+    grad = torch.is_grad_enabled()
+    for t in tensors:
+        if t.__class__ not in PLAIN or not t.is_cuda or (grad and t.requires_grad):
+            return False
+    return tensors[0].get_device() == torch._C._cuda_getDevice()
+
+
+def check_tensor(operator: str, name: str, value: Any, dtypes: tuple[torch.dtype, ...] = FLOATS) -> None:
+    """Raises TypeError unless ``value`` is a tensor of one of the dtypes."""
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{operator}: argument '{name}' is a {type(value).__name__}; expected a torch.Tensor")
+    if value.dtype not in dtypes:
+        raise TypeError(f"{operator}: argument '{name}' has dtype {_short(value.dtype)}; expected {either(dtypes)}")
+    if value.layout != torch.strided:
+        raise TypeError(f"{operator}: argument '{name}' has layout {value.layout}; expected a dense (strided) tensor")
+
+
+def check_same(operator: str, name: str, value: torch.Tensor, other: str, reference: torch.Tensor) -> None:
+    """Raises unless ``value`` has the dtype (TypeError) and device (ValueError) of ``reference``."""
+    if value.dtype != reference.dtype:
+        raise TypeError(
+            f"{operator}: argument '{name}' has dtype {_short(value.dtype)} and '{other}' has {_short(reference.dtype)}; "
+            "expected the same dtype"
+        )
+    check_device(operator, name, value, other, reference)
+
+
+def check_device(operator: str, name: str, value: torch.Tensor, other: str, reference: torch.Tensor) -> None:
+    """Raises ValueError unless both are on one device."""
+    if value.device != reference.device:
+        raise ValueError(
+            f"{operator}: argument '{name}' is on {value.device} and '{other}' is on {reference.device}; "
+            "expected one device"
+        )
+
+
+def check_dim(operator: str, dim: Any, ndim: int) -> int:
+    """``dim`` as a position from the front. Raises TypeError or ValueError (PyTorch's IndexError is not one)."""
+    if not isinstance(dim, int) or isinstance(dim, bool):
+        raise TypeError(f"{operator}: argument 'dim' is {dim!r}; expected an int")
+    if not -max(ndim, 1) <= dim < max(ndim, 1):
+        raise ValueError(
+            f"{operator}: argument 'dim' is {dim}; expected {-max(ndim, 1)} … {max(ndim, 1) - 1} "
+            f"for a tensor of {ndim} dimensions"
+        )
+    return dim % max(ndim, 1)
+
+
+def either(dtypes: tuple[torch.dtype, ...]) -> str:
+    words = [_short(d) for d in dtypes]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def rows_of(x: torch.Tensor) -> tuple[int, int, int, int] | None:
+    """A tensor as rows of its last dimension: ``(M, N, row_stride, column_stride)``, or None when the leading
+    dimensions do not collapse into one stride (then no single row stride exists and a copy would be needed)."""
+    *sizes, n = x.shape
+    *strides, column_stride = x.stride()
+    m, row_stride = 1, None
+    for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
+        if size == 1:
+            continue
+        if row_stride is None:
+            row_stride = stride
+        elif stride != row_stride * m:
+            return None
+        m *= size
+    if 0 in sizes:
+        m = 0
+    return m, n, n if row_stride is None else row_stride, column_stride

@@ -1,0 +1,156 @@
+"""The one door from weft to CUDA C++: a source file compiled through NVRTC, launched through the driver.
+
+Neither needs a toolkit: NVRTC comes with PyTorch's CUDA builds (or the wheel ``nvidia-cuda-nvrtc``). Sources include
+``prelude.cuh`` and nothing else, so no CUDA headers are needed. As for Triton, the same plan launches, or compiles only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from weft.operators.launch import compile_request, target_sm
+
+PRELUDE = Path(__file__).parent / "prelude.cuh"
+CTYPES = {torch.float32: "float", torch.float16: "fp16", torch.bfloat16: "bf16"}  # the names in prelude.cuh
+
+
+class CudaError(RuntimeError):
+    """A compilation or driver call that failed, with the compiler's log or the driver's name for it."""
+
+
+@functools.cache
+def _bindings() -> tuple[Any, Any]:
+    try:
+        from cuda.bindings import driver, nvrtc
+    except ImportError as error:
+        raise ModuleNotFoundError(
+            "weft's CUDA C++ kernels need cuda-bindings: pip install 'weft[gpu,nvrtc]'", name="cuda"
+        ) from error
+    return driver, nvrtc
+
+
+def _ok(result: tuple[Any, ...], what: str) -> Any:
+    code, *values = result
+    if int(code):
+        raise CudaError(f"{what}: {code.name}")
+    return values[0] if len(values) == 1 else values
+
+
+@functools.cache
+def compile_cubin(source: Path, expression: str, sm: int) -> tuple[bytes, str]:
+    """Compiles one kernel of a file for an architecture; no GPU is needed.
+
+    Args:
+        source: a ``.cu`` file.
+        expression: the kernel's C++ name with template arguments, ``softmax_cluster<bf16, 512, 32, true>``.
+        sm: architecture, such as 90.
+
+    Returns:
+        The cubin and the kernel's name in it.
+
+    Raises:
+        CudaError: with NVRTC's log.
+    """
+    _, nvrtc = _bindings()
+    text = source.read_text().encode()
+    program = _ok(
+        nvrtc.nvrtcCreateProgram(text, source.name.encode(), 1, [PRELUDE.read_bytes()], [PRELUDE.name.encode()]), "NVRTC"
+    )
+    try:
+        _ok(nvrtc.nvrtcAddNameExpression(program, expression.encode()), "NVRTC")
+        target = f"sm_{sm}a" if sm in (90, 100, 120) else f"sm_{sm}"
+        options = [f"--gpu-architecture={target}".encode(), b"--std=c++17", b"--extra-device-vectorization"]
+        if int(nvrtc.nvrtcCompileProgram(program, len(options), options)[0]):
+            log = b" " * _ok(nvrtc.nvrtcGetProgramLogSize(program), "NVRTC")
+            nvrtc.nvrtcGetProgramLog(program, log)
+            raise CudaError(f"{source.name} does not compile for {target}:\n{log.decode(errors='replace')}")
+        name = _ok(nvrtc.nvrtcGetLoweredName(program, expression.encode()), "NVRTC").decode()
+        cubin = b" " * _ok(nvrtc.nvrtcGetCUBINSize(program), "NVRTC")
+        _ok(nvrtc.nvrtcGetCUBIN(program, cubin), "NVRTC")
+        return cubin, name
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+@functools.cache
+def _load(source: Path, expression: str, sm: int, shared_bytes: int, cluster: int, device: int) -> Any:
+    """The kernel's handle, with its limits raised for much shared memory or a cluster over 8."""
+    driver, _ = _bindings()
+    cubin, name = compile_cubin(source, expression, sm)
+    library = _ok(driver.cuLibraryLoadData(cubin, [], [], 0, [], [], 0), f"loading {source.name}")
+    kernel = _ok(driver.cuLibraryGetKernel(library, name.encode()), f"finding {expression}")
+    attributes = driver.CUfunction_attribute
+    if shared_bytes > 48 * 1024:
+        wanted = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        _ok(driver.cuKernelSetAttribute(wanted, shared_bytes, kernel, device), "raising the shared-memory limit")
+    if cluster > 8:
+        wanted = attributes.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+        _ok(driver.cuKernelSetAttribute(wanted, 1, kernel, device), "allowing a cluster over 8 blocks")
+    return driver.CUfunction(int(kernel))
+
+
+@dataclass
+class CudaPlan:
+    """A CUDA C++ kernel with everything but its tensors decided; call it with the tensors, which come first.
+
+    Args:
+        source: the ``.cu`` file.
+        expression: the kernel's name with template arguments.
+        grid, block: blocks (x, y) and threads.
+        scalars: ``ctypes`` values, in the order of the kernel's parameters after the pointers.
+        cluster: blocks (x) that share their shared memory.
+        shared_bytes: dynamic shared memory.
+    """
+
+    source: Path
+    expression: str
+    grid: tuple[int, int]
+    block: int
+    scalars: Sequence[Any] = ()
+    cluster: int = 1
+    shared_bytes: int = 0
+    _ready: Any = field(default=None, repr=False)
+
+    def __call__(self, *tensors: torch.Tensor) -> None:
+        if request := compile_request():
+            cubin, name = compile_cubin(self.source, self.expression, request.sm)
+            request.sink(name, cubin, self.shared_bytes, self.block)
+            return
+        if tensors[0].is_meta or 0 in self.grid:
+            return
+        driver, _ = _bindings()
+        if self._ready is None:
+            self._ready = self._prepare(tensors[0].device)
+        config, kernel = self._ready
+        config.hStream = torch._C._cuda_getCurrentRawStream(tensors[0].get_device())
+        values = [*(ctypes.c_void_p(t.data_ptr()) for t in tensors), *self.scalars]
+        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
+        _ok(driver.cuLaunchKernelEx(config, kernel, ctypes.addressof(pointers), 0), f"launching {self.expression}")
+
+    def _prepare(self, device: torch.device) -> tuple[Any, Any]:
+        driver, _ = _bindings()
+        index = device.index or 0
+        kernel = _load(self.source, self.expression, target_sm(device), self.shared_bytes, self.cluster, index)
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = *self.grid, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = self.block, 1, 1
+        config.sharedMemBytes = self.shared_bytes
+        if self.cluster > 1:
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            attribute.value.clusterDim.x = self.cluster
+            attribute.value.clusterDim.y = attribute.value.clusterDim.z = 1
+            config.attrs, config.numAttrs = [attribute], 1
+        return config, kernel
+
+
+def pointer_aligned(*tensors: torch.Tensor) -> bool:
+    """Whether all tensors start on 16 bytes (tensors without memory count as aligned)."""
+    return all(t.is_meta or t.data_ptr() % 16 == 0 for t in tensors)

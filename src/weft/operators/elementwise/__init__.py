@@ -1,0 +1,1 @@
+"""Operators that touch each element once."""

@@ -1,0 +1,202 @@
+"""The one door from weft to Triton: a plan is a kernel with everything but its tensors decided.
+
+The same plan is *launched* (on a GPU, past Triton's argument binder after the first time), *interpreted* (on the CPU,
+``TRITON_INTERPRET=1``), *traced* (inside ``torch.compile`` and friends, through ``wrap_triton``), or *compiled only*
+(for an architecture that is not there: ``weft compile-check``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import triton
+from triton import knobs
+
+INTERPRETING: bool = knobs.runtime.interpret  # read once: kernels were made for one mode when they were imported
+
+_compile_only: CompileRequest | None = None
+
+
+@dataclass
+class CompileRequest:
+    """While one is active, launches compile for ``sm`` and are handed to ``sink`` instead of running."""
+
+    sm: int
+    sink: Callable[..., None]
+
+
+@contextlib.contextmanager
+def compiling_for(sm: int, sink: Callable[..., None]) -> Iterator[None]:
+    """Within it, every plan compiles its kernel for ``sm_<sm>`` and calls ``sink(name, cubin, shared_bytes, threads)``."""
+    global _compile_only
+    previous, _compile_only = _compile_only, CompileRequest(sm, sink)
+    try:
+        yield
+    finally:
+        _compile_only = previous
+
+
+def compile_request() -> CompileRequest | None:
+    return _compile_only
+
+
+@functools.cache
+def _device_sm(index: int) -> int:
+    major, minor = torch.cuda.get_device_capability(index)
+    return major * 10 + minor
+
+
+def target_sm(device: torch.device) -> int:
+    """Architecture that a launch on this device is for: the device's, or the one being compiled for."""
+    if _compile_only is not None:
+        return _compile_only.sm
+    return _device_sm(device.index or 0) if device.type == "cuda" and torch.cuda.is_available() else 80
+
+
+@functools.cache
+def _device_sms(index: int) -> int:
+    return torch.cuda.get_device_properties(index).multi_processor_count
+
+
+def multiprocessors(device: torch.device) -> int:
+    """Streaming multiprocessors of the device (an H100's number where there is none to ask)."""
+    if device.type == "cuda" and torch.cuda.is_available():
+        return _device_sms(device.index or 0)
+    return 4 if INTERPRETING else 132
+
+
+@dataclass
+class Plan:
+    """A kernel, its grid, scalars and compile-time constants. Call it with the tensors, which come first in the kernel's
+    signature; then come ``scalars``, then ``constants`` in the order of the signature.
+
+    A plan is made for given shapes, strides, dtypes, pointer alignment and device: what it specialised on at the first
+    call must hold at every call, so keep plans in a :class:`Plans` under a key that says all of these.
+    """
+
+    kernel: Any
+    grid: tuple[int, ...]
+    scalars: tuple[int | float, ...] = ()
+    constants: dict[str, Any] = field(default_factory=dict)
+    num_warps: int = 4
+    num_stages: int = 3
+    _launch: Callable[..., None] | None = field(default=None, repr=False)
+
+    def __call__(self, *tensors: torch.Tensor) -> None:
+        if self._launch is not None:
+            self._launch(*tensors)
+        else:
+            self._first(*tensors)
+
+    def _first(self, *tensors: torch.Tensor) -> None:
+        if 0 in self.grid or (tensors[0].is_meta and _compile_only is None):
+            return
+        options = {**self.constants, "num_warps": self.num_warps, "num_stages": self.num_stages}
+        if _compile_only is not None:
+            self._compile(tensors, options)
+        elif INTERPRETING:
+            self.kernel[self.grid](*tensors, *self.scalars, **self.constants)
+        elif any(t.__class__ not in PLAIN for t in tensors):
+            torch.library.wrap_triton(self.kernel)[self.grid](*tensors, *self.scalars, **options)
+        else:
+            compiled = self.kernel[self.grid](*tensors, *self.scalars, **options)
+            self._launch = _direct(compiled, self.grid, (*self.scalars, *self.constants.values()))
+
+    def _compile(self, tensors: tuple[torch.Tensor, ...], options: dict[str, Any]) -> None:
+        request = _compile_only
+        assert request is not None  # the caller looked
+        with _stub_driver(request.sm):
+            compiled = self.kernel.warmup(*(t.dtype for t in tensors), *self.scalars, grid=self.grid, **options)
+        request.sink(compiled.metadata.name, compiled.asm["cubin"], compiled.metadata.shared, self.num_warps * 32)
+
+
+PLAIN = {torch.Tensor, torch.nn.Parameter}  # classes whose data_ptr is real memory; fake and wrapped tensors are others
+
+
+def _direct(compiled: Any, grid: tuple[int, ...], rest: tuple[Any, ...]) -> Callable[..., None]:
+    """A launch of a compiled kernel without Triton's binder, which costs more than the launch itself. The runner's
+    arguments are the same in Triton 3.6 to 3.9: grid, stream, function, metadata, launch metadata, hooks, arguments."""
+    x, y, z = (*grid, 1, 1)[:3]
+    run, function, packed = compiled.run, compiled.function, compiled.packed_metadata
+    device = torch.cuda.current_device()
+    stream_of = torch._C._cuda_getCurrentRawStream
+    runtime = knobs.runtime
+
+    def launch(*tensors: torch.Tensor) -> None:
+        hook = runtime.launch_enter_hook  # a profiler's: it wants metadata that only the full path makes
+        stream = stream_of(device)
+        metadata = None if hook is None else compiled.launch_metadata(grid, stream, *tensors, *rest)
+        run(x, y, z, stream, function, packed, metadata, hook, runtime.launch_exit_hook, *tensors, *rest)
+
+    return launch
+
+
+class Plans:
+    """Plans under keys of all that they depend on: shapes, strides, dtypes, alignment and device of the tensors, and the
+    options. Programs meet few shapes; one that meets endlessly many starts over instead of growing."""
+
+    LIMIT = 4096
+    all: list[Plans] = []
+
+    def __init__(self, build: Callable[..., Any]):
+        self.build = build
+        self.known: dict[Any, Any] = {}
+        Plans.all.append(self)
+
+    def of(self, tensors: tuple[torch.Tensor, ...], *options: Any) -> Any:
+        """The plan for these tensors (or None where ``build`` said so); built when there is none, and built afresh while
+        tracing (where shapes may be symbolic), interpreting or compiling."""
+        for t in tensors:
+            if t.__class__ not in PLAIN or not t.is_cuda:
+                return self.build(*tensors, *options)
+        key = _key(tensors, options)
+        plan = self.known.get(key, self)
+        if plan is self:
+            plan = self.build(*tensors, *options)
+            if len(self.known) >= self.LIMIT:
+                self.known.clear()
+            self.known[key] = plan
+        return plan
+
+
+def _key(tensors: tuple[torch.Tensor, ...], options: tuple[Any, ...]) -> tuple[Any, ...]:
+    key: list[Any] = [tensors[0].get_device(), options]
+    for t in tensors:
+        key += (t.shape, t.stride(), t.dtype, t.data_ptr() & 15)
+    return tuple(key)
+
+
+@contextlib.contextmanager
+def _stub_driver(sm: int) -> Iterator[None]:
+    """A Triton driver for an architecture that is not there; enough for ``warmup``."""
+    previous = triton.runtime.driver._active if hasattr(triton.runtime.driver, "_active") else None
+    triton.runtime.driver.set_active(_StubDriver(sm))
+    try:
+        yield
+    finally:
+        if previous is not None:
+            triton.runtime.driver.set_active(previous)
+
+
+class _StubDriver:
+    def __init__(self, sm: int):
+        self.sm = sm
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self.sm, 32)
+
+    def get_current_device(self) -> int:
+        return -self.sm  # kernels are cached by device: one "device" for each architecture
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_device_capability(self, device: int) -> tuple[int, int]:
+        return divmod(self.sm, 10)

@@ -1,0 +1,283 @@
+"""``matmul(a, b)``: the product of two matrices in bf16, fp16 or fp32 (IEEE, tf32 or 3×tf32), any layout, any size.
+
+2·M·N·K operations on M·K + K·N + M·N elements: at 4096³ in bf16 that is 1365 FLOP per byte, far right of every machine's
+ridge, so the rate of the matrix units is the limit (theory and measurements: README.md).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
+from weft.operators import mutants, peers
+from weft.operators.call import Choice, check_same, check_tensor, eager, on_gpu
+from weft.operators.launch import Plans
+from weft.operators.matmul.kernels import PRECISIONS, plans
+from weft.operators.random_inputs import random_tensor
+
+# ---- PyTorch operators -----------------------------------------------------------------------------------------------
+
+
+@torch.library.triton_op("weft::matmul", mutates_args=())
+def matmul_op(a: Tensor, b: Tensor, precision: str) -> Tensor:
+    if not on_gpu(a):
+        return torch.mm(a, b)
+    c = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device=a.device)
+    if c.numel():
+        plans.of((a, b), precision)(a, b, c)
+    return c
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, Tensor, str], output: Tensor) -> None:
+    a, b, ctx.precision = inputs
+    ctx.save_for_backward(a, b)
+
+
+def _backward(ctx: Any, dc: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    a, b = ctx.saved_tensors
+    da = torch.ops.weft.matmul(dc, b.t(), ctx.precision) if ctx.needs_input_grad[0] else None
+    db = torch.ops.weft.matmul(a.t(), dc, ctx.precision) if ctx.needs_input_grad[1] else None
+    return da, db, None
+
+
+matmul_op.register_autograd(_backward, setup_context=_save)
+
+# ---- implementations -------------------------------------------------------------------------------------------------
+
+
+def reference(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
+    return torch.mm(a, b)
+
+
+def matmul_triton(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
+    precision = precision or default_precision()
+    if eager(a, b):
+        c = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device=a.device)
+        if c.numel():
+            plans.of((a, b), precision)(a, b, c)
+        return c
+    return torch.ops.weft.matmul(a, b, precision)
+
+
+def default_precision() -> str:
+    """What ``torch.set_float32_matmul_precision`` says: ``ieee`` for "highest", else ``tf32``."""
+    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+
+
+def cublas(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
+    if a.dtype != torch.float32 or precision in (None, default_precision()):
+        return torch.mm(a, b)
+    if precision == "tf32x3":
+        raise Declined("PyTorch has no 3×tf32 product")
+    return _AtPrecision.apply(a, b, precision)
+
+
+class _AtPrecision(torch.autograd.Function):
+    """``torch.mm`` with PyTorch's precision switch set for this product and those of its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, precision: str) -> Tensor:
+        ctx.save_for_backward(a, b)
+        ctx.precision = precision
+        return _mm(a, b, precision)
+
+    @staticmethod
+    def backward(ctx: Any, dc: Tensor) -> tuple[Tensor, Tensor, None]:
+        a, b = ctx.saved_tensors
+        return _mm(dc, b.t(), ctx.precision), _mm(a.t(), dc, ctx.precision), None
+
+
+def _mm(a: Tensor, b: Tensor, precision: str) -> Tensor:
+    if precision == "tf32" and not a.is_cuda:  # a CPU has no such mode: round the operands as the GPU does
+        a, b = (((t.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32) for t in (a.contiguous(), b.contiguous()))
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest" if precision == "ieee" else "high")
+    try:
+        return torch.mm(a, b)
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def quack(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
+    from quack.gemm_interface import gemm
+
+    if a.dtype == torch.float32:
+        raise Declined("QuACK's GEMM takes 16-bit operands")
+    return gemm(a, b, tuned=False)
+
+
+def numpy(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
+    return torch.from_numpy(a.numpy() @ b.numpy())
+
+
+# ---- definition ------------------------------------------------------------------------------------------------------
+
+
+def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
+    """a is [M, K] and b [K, N]; the option layout says which is stored transposed (NN, NT, TN, TT)."""
+    layout, values = w.option("layout", "NN"), w.option("values", "normal")
+    memory = w.option("memory", "contiguous")
+
+    def operand(rows: int, columns: int, letter: str, values: str) -> Tensor:
+        if letter == "T":
+            return random_tensor(g, (columns, rows), w.dtype, device, layout=memory, values=values).t()
+        return random_tensor(g, (rows, columns), w.dtype, device, layout=memory, values=values)
+
+    return {
+        "a": operand(w["M"], w["K"], layout[0], values),
+        "b": operand(w["K"], w["N"], layout[1], "normal"),
+        "precision": w.option("precision"),
+    }
+
+
+def cost(w: Workload, direction: str) -> Cost:
+    m, n, k, size = w["M"], w["N"], w["K"], w.bytes_per_element
+    unit = "tf32" if w.dtype == "fp32" and w.option("precision") in ("tf32", "tf32x3") else w.dtype
+    products = {"tf32x3": 3}.get(w.option("precision"), 1)
+    if direction == "forward":
+        return Cost((m * k + k * n) * size, m * n * size, {unit: 2.0 * m * n * k * products})
+    reads = (m * k + k * n + m * n) * size
+    return Cost(reads, (m * k + k * n) * size, {unit: 4.0 * m * n * k * products})
+
+
+def _last_slice_left_out(a: Tensor, b: Tensor, precision: Any = None) -> Tensor:
+    k = max(a.shape[1] - 1, 0) // 8 * 8
+    return torch.mm(a[:, :k], b[:k])
+
+
+def _low_precision_sum(a: Tensor, b: Tensor, precision: Any = None) -> Tensor:
+    total = torch.zeros(a.shape[0], b.shape[1], dtype=torch.bfloat16, device=a.device)
+    for k in range(a.shape[1]):
+        total += (a[:, k, None].float() * b[None, k].float()).bfloat16()
+    return total.to(a.dtype)
+
+
+def _gradients(dc: Tensor, a: Tensor, b: Tensor, precision: Any = None) -> tuple[Tensor, ...]:
+    return torch.mm(dc, b.t()), torch.mm(a.t(), dc)
+
+
+SQUARES = tuple(workload(dtype, M=n, N=n, K=n) for n in (4096, 8192) for dtype in ("bf16", "fp16"))
+
+matmul = Operator(
+    name="matmul",
+    axes={"M": "rows of a", "N": "columns of b", "K": "columns of a, rows of b"},
+    inputs=inputs,
+    reference=reference,
+    cost=cost,
+    directions=("forward", "backward"),
+    differentiable=("a", "b"),
+    tolerance=Tolerance(scale="tensor", terms=lambda w: max(w.axes.values())),
+    workloads={
+        "verify": [
+            *(workload(M=m, N=n, K=k) for m, n, k in ((1, 1, 1), (16, 16, 16), (33, 65, 17), (64, 128, 64), (7, 1, 130))),
+            *(workload(M=0, N=5, K=3), workload(M=5, N=3, K=0)),
+            *(workload(M=40, N=48, K=33, layout=layout) for layout in ("NT", "TN", "TT")),
+            *(workload(M=40, N=48, K=32, memory=memory) for memory in ("unaligned", "sliced", "strided", "expanded")),
+            workload(M=32, N=48, K=16, values="nonfinite"),
+            workload("fp32", M=32, N=48, K=64, precision="ieee"),
+            workload("fp32", M=32, N=48, K=64, precision="tf32"),
+            workload("fp32", M=32, N=48, K=64, precision="tf32x3"),
+        ],
+        "full": [workload(M=256, N=256, K=256), workload(M=129, N=255, K=257)],
+        "huge": [workload("bf16", M=2**16 + 8, N=2**15 + 8, K=64), workload("bf16", M=64, N=64, K=2**25 + 64)],
+        "bench": [
+            *SQUARES,
+            *(workload("bf16", M=4096, N=4096, K=4096, layout=layout) for layout in ("NT", "TN")),
+            *(workload("fp32", M=4096, N=4096, K=4096, precision=p) for p in ("ieee", "tf32")),
+        ],
+        "quick": [workload("bf16", M=4096, N=4096, K=4096)],
+        "compile": [
+            workload("bf16", M=4096, N=4096, K=4096),
+            workload("fp16", M=512, N=512, K=500, layout="NT"),
+            *(workload("fp32", M=4096, N=4096, K=4096, precision=p) for p in ("ieee", "tf32", "tf32x3")),
+        ],
+        "cpu": [workload("fp32", M=n, N=n, K=n) for n in (256, 512, 1024, 2048, 4096)],
+        "tune": [
+            *(workload(d, M=n, N=n, K=n, layout=at) for n in (4096, 8192) for at in ("NN", "NT", "TN") for d in ("bf16",)),
+            *(workload("fp32", M=4096, N=4096, K=4096, precision=p) for p in ("ieee", "tf32")),
+        ],
+        "model": [workload("bf16", M=4096, N=n, K=k, layout="NT") for n, k in ((6144, 4096), (28672, 4096), (4096, 14336))],
+    },
+    mutants=[
+        *mutants.usual(reference),
+        Mutant("last slice of K left out", _last_slice_left_out),
+        Mutant("summed in bf16", _low_precision_sum),
+        Mutant("operands transposed", lambda a, b, precision=None: (b.t() @ a.t()) if a.shape[0] == b.shape[1] else a @ b.flip(0)),
+        *mutants.usual(_gradients, "backward"),
+    ],
+)
+
+matmul.implementation("triton", arch=">=sm_80")(matmul_triton)
+matmul.implementation("torch")(cublas)
+matmul.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
+matmul.implementation("quack", requires="quack-kernels", devices=("cuda",), dtypes=("bf16", "fp16"))(quack)
+matmul.implementation("numpy", devices=("cpu",), directions=("forward",), dtypes=("fp32",))(numpy)
+
+# ---- what users call -------------------------------------------------------------------------------------------------
+
+
+def check(a: Tensor, b: Tensor, precision: str | None) -> None:
+    check_tensor("matmul", "a", a)
+    check_tensor("matmul", "b", b)
+    check_same("matmul", "b", b, "a", a)
+    for name, t in (("a", a), ("b", b)):
+        if t.ndim != 2:
+            raise ValueError(f"matmul: argument '{name}' has shape {tuple(t.shape)}; expected a matrix (two dimensions)")
+    if a.shape[1] != b.shape[0]:
+        raise ValueError(
+            f"matmul: 'a' has shape {tuple(a.shape)} and 'b' {tuple(b.shape)}; expected b with {a.shape[1]} rows, "
+            "as many as 'a' has columns"
+        )
+    if precision not in (None, *PRECISIONS):
+        raise ValueError(f"matmul: argument 'precision' is {precision!r}; expected {', '.join(PRECISIONS)} or None")
+
+
+@matmul.choice
+def choose(a: Tensor, b: Tensor, precision: str | None = None) -> Choice:
+    check(a, b, precision)
+    if not on_gpu(a):
+        return Choice("torch", "the tensors are on the CPU, where weft runs the reference")
+    if a.shape[0] * b.shape[1] == 0:
+        return Choice("torch", "empty: nothing to launch")
+    if precision == "tf32x3" and a.dtype == torch.float32:
+        return Choice("triton", "PyTorch has no 3×tf32 product", plans)
+    return Choice("torch", "cuBLAS is the faster one at the shapes measured (README of the operator)")
+
+
+def _public_plan(a: Tensor, b: Tensor, precision: str | None) -> Any:
+    plans = choose(a, b, precision).plans
+    return None if plans is None else plans.of((a, b), precision)
+
+
+public_plans = Plans(_public_plan)
+
+
+@matmul.function
+def matmul_function(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
+    """Product of two matrices.
+
+    Args:
+        a: [M, K]; float32, float16 or bfloat16, any strides.
+        b: [K, N], of a's dtype and device.
+        precision: of fp32 products: ``ieee``, ``tf32`` or ``tf32x3``; None follows
+            ``torch.get_float32_matmul_precision()``. Without meaning for 16-bit inputs.
+
+    Returns:
+        [M, N] of a's dtype, accumulated in fp32. Under autocast both inputs are cast as ``torch.mm`` does.
+
+    Raises:
+        TypeError: not tensors of those dtypes, or dtypes that differ.
+        ValueError: not matrices, inner dimensions or devices that differ, an unknown precision.
+    """
+    if eager(a, b) and (plan := public_plans.of((a, b), precision)) is not None:
+        c = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device=a.device)
+        plan(a, b, c)
+        return c
+    if choose(a, b, precision).implementation == "torch":
+        return cublas(a, b, precision)
+    if torch.is_autocast_enabled("cuda"):
+        a, b = (t.to(torch.get_autocast_dtype("cuda")) for t in (a, b))
+    return torch.ops.weft.matmul(a, b, precision or default_precision())

@@ -1,0 +1,48 @@
+"""Ways to be wrong that every operator's verifier must notice, made from the right function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from weft.definition import Mutant
+
+
+def usual(right: Callable[..., Any], direction: str = "forward") -> list[Mutant]:
+    """Zeros, stale output, a skipped tail, an off-by-one shift: mutants of an operator with one tensor of output (for
+    ``backward``: of a function that returns the tuple of gradients)."""
+
+    def each(wrong: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
+        def mutant(*args: Any, **kwargs: Any) -> Any:
+            out = right(*args, **kwargs)
+            return wrong(out) if isinstance(out, torch.Tensor) else tuple(wrong(o) for o in out)
+
+        return mutant
+
+    return [
+        Mutant("zeros", each(torch.zeros_like), direction),
+        Mutant("stale output", _stale(right), direction),
+        Mutant("skipped tail", each(_skip_tail), direction),
+        Mutant("off by one", each(lambda out: out.flatten().roll(1).view(out.shape)), direction),
+    ]
+
+
+def _skip_tail(out: torch.Tensor) -> torch.Tensor:
+    """The last partial block is never written: what lies there is whatever the memory held."""
+    flat = out.flatten().clone()
+    flat[flat.numel() - max(1, flat.numel() % 16) :] = 0.5
+    return flat.view(out.shape)
+
+
+def _stale(right: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the previous result where it has the right shape: a cache keyed by shape."""
+    kept: dict[Any, Any] = {}
+
+    def mutant(*args: Any, **kwargs: Any) -> Any:
+        out = right(*args, **kwargs)
+        first = out if isinstance(out, torch.Tensor) else out[0]
+        return kept.setdefault((first.shape, first.dtype), out)
+
+    return mutant

@@ -1,0 +1,66 @@
+"""What a user has already, as implementations to be timed against."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+MODES = ("default", "max-autotune-no-cudagraphs")
+
+
+class Compiled:
+    """``torch.compile`` in its better mode: compiles a function in each mode on first use, keeps the faster.
+
+    CUDA graphs are left out of the autotuned mode so that all implementations are launched alike. ``mode`` says which
+    one won the last choice. Call :meth:`reset` before another shape: each is compiled as static.
+    """
+
+    def __init__(self, function: Callable[..., Any]):
+        self.function = function
+        self.chosen: Callable[..., Any] | None = None
+        self.mode = ""
+
+    def __call__(self, **args: Any) -> Any:
+        if self.chosen is None:
+            self.choose(**args)
+        assert self.chosen is not None  # choose() set it
+        return self.chosen(**args)
+
+    def reset(self) -> None:
+        torch._dynamo.reset()
+        self.chosen = None
+
+    def choose(self, modes: tuple[str, ...] = MODES, **args: Any) -> None:
+        """Times each mode on these arguments (forward, and backward where an argument wants a gradient)."""
+        if not any(isinstance(a, torch.Tensor) and a.is_cuda for a in args.values()):
+            modes = modes[:1]  # on a CPU the second mode brings nothing and doubles a slow compilation
+        timed = []
+        for mode in modes:
+            candidate = torch.compile(self.function, dynamic=False, mode=mode)
+            seconds = _seconds(candidate, args) if len(modes) > 1 else 0.0
+            timed.append((seconds, mode, candidate))
+        _, self.mode, self.chosen = min(timed, key=lambda t: t[0])
+
+
+def _seconds(function: Callable[..., Any], args: dict[str, Any]) -> float:
+    wanted = [a for a in args.values() if isinstance(a, torch.Tensor) and a.requires_grad]
+
+    def once() -> None:
+        out = function(**args)
+        if wanted:
+            torch.autograd.grad(out, wanted, torch.ones_like(out))
+
+    for _ in range(3):
+        once()
+    best = float("inf")
+    for _ in range(3):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(5):
+            once()
+        torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - start)
+    return best

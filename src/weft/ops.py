@@ -1,0 +1,38 @@
+"""The public functions, one for each operator: ``weft.ops.softmax(x, dim=-1)``.
+
+Each is resolved from the registry when it is first used. ``explain`` says which implementation a call would take.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weft import registry
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("_") or name not in registry.modules():
+        raise AttributeError(f"weft.ops has no operator '{name}' (there are: {', '.join(registry.names())})")
+    function = registry.get(name).public
+    globals()[name] = function  # the next look-up does not come here
+    return function
+
+
+def __dir__() -> list[str]:
+    return [*registry.names(), "explain"]
+
+
+def explain(operator: str, /, *args: Any, **kwargs: Any) -> Any:
+    """Which implementation ``weft.ops.<operator>`` takes for these arguments, and why.
+
+    Returns:
+        A :class:`weft.operators.call.Choice` with ``implementation``, ``reason`` and, for our kernels, the ``plan``.
+
+    Raises:
+        UnknownName: no such operator.
+        TypeError, ValueError: the arguments are wrong, as the operator itself would say.
+    """
+    found = registry.get(operator)
+    if found.chooser is None:
+        raise ValueError(f"operator '{operator}' has only one implementation")
+    return found.chooser(*args, **kwargs)

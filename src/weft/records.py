@@ -1,0 +1,172 @@
+"""Measurements and the append-only store that every room writes to and reads from.
+
+One measurement is one JSON line in ``results/<gpu>/<file>.jsonl``. Lines are only ever appended, each
+with one write that is flushed to disk, so an interrupted run leaves valid records behind it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field, fields
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+SCHEMA = 1
+
+
+@dataclass
+class Measurement:
+    """One implementation of one operator, timed on one workload.
+
+    Times are microseconds. ``share_of_ceiling`` is the time that the compulsory work takes at this machine's
+    measured ceiling, divided by the median time. ``ratio_to_best_peer`` is the best peer's time divided by this
+    one's, paired within the run: above 1 is ahead; ``None`` where no peer ran or for a peer itself.
+    """
+
+    operator: str
+    implementation: str
+    direction: str
+    workload: str
+    dtype: str
+    time_us: float
+    ours: bool = False
+    metric: str = "time"
+    unit: str = "us"
+    cache: str = "cold"  # "cold": L2 flushed before each call; "warm": not
+    time_p20_us: float | None = None
+    time_p80_us: float | None = None
+    repetitions: int = 0
+    host_us: float | None = None
+    limit_us: float | None = None  # what the compulsory work takes at the measured ceiling
+    limit_name: str | None = None  # which ceiling: "memory 1:1", "bf16 matrix", …
+    share_of_ceiling: float | None = None
+    ratio_to_best_peer: float | None = None
+    ratio_p20: float | None = None
+    ratio_p80: float | None = None
+    best_peer: str | None = None
+    bytes_moved: int | None = None
+    flops: float | None = None
+    peak_memory_mib: float | None = None
+    error: float | None = None  # largest error against float64, as a share of what is allowed
+    device: str = "cuda"
+    gpu: str = ""
+    machine: dict[str, Any] = field(default_factory=dict)  # clocks, power, throttle reasons, driver
+    versions: dict[str, str] = field(default_factory=dict)
+    commit: str = ""
+    source: str = ""
+    details: dict[str, Any] = field(default_factory=dict)
+    run: str = ""  # one id for all that was measured side by side
+    time: str = ""
+    schema: int = SCHEMA
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=False, allow_nan=False)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Measurement:
+        """Reads a record of this or an earlier schema; unknown fields are dropped."""
+        known = {f.name for f in fields(cls)}
+        return cls(**{key: value for key, value in data.items() if key in known})
+
+
+class Store:
+    """An append-only folder of JSON lines.
+
+    Args:
+        root: the folder, ``results`` by default or what the variable ``WEFT_RESULTS`` says.
+    """
+
+    def __init__(self, root: str | os.PathLike[str] | None = None):
+        self.root = Path(root or os.environ.get("WEFT_RESULTS") or "results")
+
+    def path(self, gpu: str, name: str) -> Path:
+        return self.root / slug(gpu) / f"{name}.jsonl"
+
+    def append(self, gpu: str, name: str, line: Measurement | dict[str, Any]) -> Path:
+        """Appends one line and flushes it to disk. A line cut short by an earlier crash is closed first."""
+        path = self.path(gpu, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = line.to_json() if isinstance(line, Measurement) else json.dumps(line, allow_nan=False)
+        with open(path, "a+b") as file:
+            size = file.seek(0, os.SEEK_END)
+            if size:
+                file.seek(size - 1)
+                if file.read(1) != b"\n":
+                    text = "\n" + text
+            file.write(text.encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        return path
+
+    def read(self, gpu: str | None = None, name: str | None = None) -> list[Measurement]:
+        """All measurements, oldest first; of one machine or one operator when named."""
+        return [Measurement.from_dict(line) for line in self.lines(gpu, name) if "implementation" in line]
+
+    def lines(self, gpu: str | None = None, name: str | None = None) -> Iterator[dict[str, Any]]:
+        for path in sorted(self.root.glob(f"{slug(gpu) if gpu else '*'}/{name or '*'}.jsonl")):
+            yield from read_lines(path)
+
+    def machines(self) -> list[str]:
+        return sorted(p.name for p in self.root.iterdir() if p.is_dir()) if self.root.is_dir() else []
+
+
+def read_lines(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a file, one a line; what a crash cut short is passed over."""
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for text in file:
+            try:
+                line = json.loads(text)
+            except json.JSONDecodeError:
+                continue
+            if isinstance(line, dict):
+                yield line
+
+
+def latest(measurements: Iterable[Measurement]) -> list[Measurement]:
+    """For each point measured (operator … cache, machine) the newest measurement, in order of first appearance."""
+    newest: dict[tuple[str, ...], Measurement] = {}
+    for m in measurements:
+        key = (m.gpu, m.operator, m.implementation, m.direction, m.workload, m.dtype, m.cache, m.metric)
+        newest[key] = m
+    return list(newest.values())
+
+
+def slug(text: str) -> str:
+    """``NVIDIA H200`` → ``nvidia-h200``: a folder's name."""
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-") or "unknown"
+
+
+def now() -> str:
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def commit() -> str:
+    """The commit being measured: ``WEFT_COMMIT`` where there is no ``.git``, with ``+`` when files differ from it."""
+    if named := os.environ.get("WEFT_COMMIT"):
+        return named
+    here = Path(__file__).parent
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", "-C", str(here), *words], capture_output=True, text=True, timeout=10).stdout
+
+    try:
+        head = git("rev-parse", "--short=12", "HEAD").strip()
+        return head + ("+" if head and git("status", "--porcelain", "--", str(here)).strip() else "")
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def source_hash(folder: str | os.PathLike[str]) -> str:
+    """Hash of the code that a measurement depends on: the operator's folder (code, not configurations' order or
+    prose) and ``timing.py``. A table made from records of another source than today's is marked stale."""
+    digest = hashlib.sha256()
+    files = [p for p in Path(folder).rglob("*") if p.suffix in {".py", ".cu", ".cuh", ".json"} and p.is_file()]
+    for path in [*sorted(files), Path(__file__).parent / "timing.py"]:
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:12]

@@ -1,0 +1,201 @@
+"""Measured tables inside Markdown files, written from the records between two markers.
+
+    <!-- weft:table operator=softmax direction=forward gpu=nvidia-h200 -->
+    <!-- weft:end -->
+
+    <!-- weft:ceilings gpu=nvidia-h200 -->
+    <!-- weft:end -->
+
+What stands between the markers is replaced; everything else, and a marker inside a code fence, stays as it is. A table
+may be narrowed with ``dtype=bf16``, ``cache=warm`` and ``device=cpu``; ``rungs=only`` shows the ladder's teaching
+versions, which a table otherwise leaves out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from weft.definition import UnknownName
+from weft.records import Measurement, Store, latest
+from weft.report.quantities import (
+    NONE,
+    distinct,
+    figures,
+    implementation_key,
+    is_ceiling,
+    is_rung,
+    percent,
+    point_key,
+    ratio,
+    si,
+    spread,
+)
+
+STALE = "*stale: measured from an earlier source*"
+KEYS = {"table": {"operator", "direction", "gpu", "dtype", "cache", "device", "rungs"}, "ceilings": {"gpu"}}
+_START = re.compile(r"\s*<!--\s*weft:(?P<kind>\w+)(?P<words>(\s+[\w-]+=[^\s>]+)*)\s*-->\s*$")
+_END = "<!-- weft:end -->"
+
+
+def refresh(path: Path, store: Store, source_of: Callable[[str], str]) -> str:
+    """The file's text with every table between markers made anew from the store.
+
+    Args:
+        path: a Markdown file; it is read, not written.
+        store: where the records are.
+        source_of: operator → hash of its source today; a table of records from another source is marked stale.
+
+    Raises:
+        ValueError: a marker that is unknown, lacks a word or is never closed; the message has file and line.
+    """
+    out: list[str] = []
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    fence = ""
+    at = 0
+    while at < len(lines):
+        line = lines[at]
+        out.append(line)
+        at += 1
+        if mark := re.match(r"\s*(```+|~~~+)", line):
+            if not fence:
+                fence = mark[1]
+            elif mark[1].startswith(fence):
+                fence = ""
+        elif not fence and _opens(line):
+            start = at
+            while at < len(lines) and _END not in lines[at]:
+                if _opens(lines[at]):
+                    raise ValueError(f"{path}:{at + 1}: a table opens before the one of line {start} has its {_END}")
+                at += 1
+            if at == len(lines):
+                raise ValueError(f"{path}:{start}: table without an end; write {_END} after it")
+            table = _table(line, store, source_of, f"{path}:{start}")
+            out.append(f"\n{table}\n\n")
+    return "".join(out)
+
+
+def _opens(line: str) -> bool:
+    return line.lstrip().startswith("<!-- weft:") and _END not in line
+
+
+def _table(line: str, store: Store, source_of: Callable[[str], str], where: str) -> str:
+    """The table that a marker asks for."""
+    found = _START.match(line)
+    if not found:
+        raise ValueError(f"{where}: marker '{line.strip()}' should read <!-- weft:table operator=NAME gpu=NAME -->")
+    kind, words = found["kind"], dict(word.split("=", 1) for word in found["words"].split())
+    try:
+        if kind not in KEYS:
+            raise UnknownName("table", kind, KEYS)
+        for word in words:
+            if word not in KEYS[kind]:
+                raise UnknownName(f"word of 'weft:{kind}'", word, KEYS[kind])
+        if missing := [word for word in ("gpu", "operator") if word in KEYS[kind] and word not in words]:
+            raise ValueError(f"'weft:{kind}' lacks {' and '.join(f'{word}=…' for word in missing)}")
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+    if kind == "ceilings":
+        return ceilings_table([m for m in store.read(words["gpu"]) if is_ceiling(m)])
+    wanted = {"direction": "forward", "cache": "cold"} | {
+        k: words[k] for k in ("direction", "cache", "dtype", "device") if k in words
+    }
+    rungs = words.get("rungs") == "only"
+    chosen = [
+        m
+        for m in store.read(words["gpu"])
+        if m.operator == words["operator"] and m.metric == "time" and is_rung(m) == rungs
+        if all(getattr(m, key) == value for key, value in wanted.items())
+    ]
+    return markdown_table(chosen, source=source_of(words["operator"]))
+
+
+def markdown_table(measurements: Iterable[Measurement], source: str | None = None) -> str:
+    """A row for each point (workload, dtype), a column for each implementation's median time in µs, for each of ours
+    its share of the measured ceiling and its ratio to the best peer with p20–p80; then where the numbers come from.
+
+    Args:
+        measurements: of one operator, direction and machine; of points measured twice the newest counts.
+        source: hash of the operator's source today; ``None`` to make no statement about it.
+    """
+    newest = sorted(latest(measurements), key=point_key)
+    if not newest:
+        return "*No measurements yet.*"
+    columns = sorted({m.implementation: m for m in newest}.values(), key=implementation_key)
+    ours = [m.implementation for m in columns if m.ours]
+    devices = distinct(m.device for m in newest)
+
+    def point(m: Measurement) -> tuple[str, ...]:
+        return (m.workload, m.dtype, m.device)
+
+    rows: dict[tuple[str, ...], dict[str, Measurement]] = {}
+    for m in newest:
+        rows.setdefault(point(m), {})[m.implementation] = m
+
+    head = [
+        "workload",
+        "dtype",
+        *(["device"] if len(devices) > 1 else []),
+        *(f"{m.implementation} (µs)" for m in columns),
+    ]
+    for name in ours:
+        head += [f"{name}: share of ceiling", f"{name}: ratio to best peer (p20–p80)"]
+    body = []
+    for (workload, dtype, device), cells in rows.items():
+        fastest = min(m.time_us for m in cells.values())
+        row = [f"`{workload}`", dtype, *([device] if len(devices) > 1 else [])]
+        for column in columns:
+            taken = cells[column.implementation].time_us if column.implementation in cells else None
+            row.append(f"**{figures(taken)}**" if taken == fastest and len(cells) > 1 else figures(taken))
+        for name in ours:
+            row += [percent(cells[name].share_of_ceiling), _ratio(cells[name])] if name in cells else [NONE, NONE]
+        body.append(row)
+    lines = [_grid(head, body, numbers_from=len(head) - len(columns) - 2 * len(ours)), "", provenance(newest)]
+    if source is not None and any(m.source != source for m in newest):
+        lines += ["", STALE]
+    return "\n".join(lines)
+
+
+def ceilings_table(measurements: Iterable[Measurement]) -> str:
+    """What the machine gives, as measured on it: one row for each ceiling, bandwidths first."""
+    newest = latest(measurements)
+    if not newest:
+        return "*No ceilings measured yet.*"
+    newest.sort(key=lambda m: m.details.get("unit") != "B/s")  # stable: within a unit the order they were measured in
+    body = [[_cell(m.implementation), m.metric, si(m.details.get("value"), m.details.get("unit", ""))] for m in newest]
+    return "\n".join([_grid(["ceiling", "of", "measured"], body, numbers_from=2), "", provenance(newest)])
+
+
+def provenance(measurements: Sequence[Measurement]) -> str:
+    """Machine, driver, versions, commit and date of what stands above; several where they differ."""
+    drivers = distinct(str(m.machine.get("driver") or "") for m in measurements)
+    versions = distinct(", ".join(f"{name} {number}" for name, number in m.versions.items()) for m in measurements)
+    dates = sorted({m.time[:10] for m in measurements if m.time})
+    caches = distinct(m.cache for m in measurements if not is_ceiling(m))
+    parts = [
+        " / ".join(distinct(m.gpu for m in measurements)),
+        f"driver {' / '.join(drivers)}" if drivers else "",
+        " / ".join(versions),
+        f"commit {' / '.join(distinct(m.commit for m in measurements))}" if any(m.commit for m in measurements) else "",
+        f"{dates[0]} to {dates[-1]}" if len(dates) > 1 else "".join(dates),
+        f"{' and '.join(caches)} cache, medians" if caches else "",
+    ]
+    return f"<sub>{_cell(' · '.join(part for part in parts if part))}</sub>"
+
+
+def _ratio(m: Measurement) -> str:
+    if m.ratio_to_best_peer is None:
+        return NONE
+    around = spread(m.ratio_p20, m.ratio_p80, lambda value: f"{value:.2f}")
+    return ratio(m.ratio_to_best_peer) + (f" ({around})" if around else "")
+
+
+def _grid(head: Sequence[str], body: Iterable[Sequence[str]], numbers_from: int) -> str:
+    rule = ["---"] * numbers_from + ["---:"] * (len(head) - numbers_from)
+    return "\n".join("| " + " | ".join(row) + " |" for row in (list(map(_cell, head)), rule, *body))
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")

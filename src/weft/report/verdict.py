@@ -1,0 +1,105 @@
+"""What the records say in a sentence each: the head of the page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from weft.records import Measurement
+from weft.report.quantities import count, distinct, is_rung, known, listing, percent, ratio, si
+
+LEVEL = 0.99  # from this ratio on, a kernel counts as level with the best peer
+
+
+@dataclass
+class Tile:
+    """One of the few numbers at the head: ``tone`` is good, bad or plain."""
+
+    name: str
+    number: str
+    text: str
+    tone: str = "plain"
+
+
+def tiles(ceilings: Sequence[Measurement], verification: dict[str, Any], measured: Sequence[Measurement]) -> list[Tile]:
+    """What the machine gives, what is right, how near the limit it comes, and how it stands against the peers."""
+    return [_gives(ceilings), _right(verification), _limit(measured), _peers(measured)]
+
+
+def _gives(ceilings: Sequence[Measurement]) -> Tile:
+    def best(unit: str) -> Measurement | None:
+        chosen = [m for m in ceilings if m.details.get("unit") == unit and known(m.details.get("value"))]
+        copies = [m for m in chosen if "copy" in m.implementation]  # the mix that people quote
+        return max(copies or chosen, key=lambda m: m.details["value"], default=None)
+
+    memory, matrix = best("B/s"), best("FLOP/s")
+    if memory is None and matrix is None:
+        return Tile("The machine", "–", "No ceiling was measured.")
+    written = [
+        (si(m.details["value"], m.details["unit"]), f"{'of memory ' if m is memory else ''}({m.implementation})")
+        for m in (memory, matrix)
+        if m is not None
+    ]
+    (number, what), *more = written
+    return Tile("The machine gives", number, what + "".join(f" and {rate} {of}" for rate, of in more) + ".")
+
+
+def _right(verification: dict[str, Any]) -> Tile:
+    results = verification.get("results") or []
+    if not results:
+        return Tile("Right", "–", "Nothing was verified.")
+    by_status = Counter(r.get("status") for r in results)
+    operators = distinct(r.get("operator", "") for r in results)
+    wrong = distinct(r.get("operator", "") for r in results if r.get("status") == "fail")
+    right = [
+        o
+        for o in operators
+        if o not in wrong and any(r.get("operator") == o and r.get("status") == "pass" for r in results)
+    ]
+    survived = verification.get("mutants_survived") or 0
+    checks = f"{count(by_status['pass'], 'check')} passed"
+    if wrong:
+        verb = "is" if len(wrong) == 1 else "are"
+        text = f"operators are right; {listing(wrong)} {verb} not: {count(by_status['fail'], 'check')} failed."
+    else:
+        text = f"operators are right: {checks}, none failed"
+        text += f", {by_status['unverifiable']:,} not verifiable here." if by_status["unverifiable"] else "."
+    if survived:
+        text += f" {count(survived, 'wrong-on-purpose kernel')} got through the verifier."
+    return Tile("Right", f"{len(right)} of {len(operators)}", text, "bad" if wrong or survived else "good")
+
+
+def _limit(measured: Sequence[Measurement]) -> Tile:
+    chosen = sorted(candidates(measured), key=lambda m: m.share_of_ceiling or 0)
+    if not chosen:
+        return Tile("Nearest to the limit", "–", "Nothing was measured against a ceiling.")
+    far, near = chosen[0], chosen[-1]
+    text = f"of what the machine allows: {_named(near)}."
+    if far is not near:
+        text += f" Farthest: {_named(far)} at {percent(far.share_of_ceiling)}."
+    return Tile("Nearest to the limit", percent(near.share_of_ceiling), text)
+
+
+def _peers(measured: Sequence[Measurement]) -> Tile:
+    chosen = [m for m in measured if m.ours and not is_rung(m) and known(m.ratio_to_best_peer)]
+    if not chosen:
+        return Tile("Against the best peer", "–", "No kernel of weft's was timed beside a peer here.")
+    level = sum((m.ratio_to_best_peer or 0) >= LEVEL for m in chosen)
+    slowest, fastest = (pick(chosen, key=lambda m: m.ratio_to_best_peer or 0) for pick in (min, max))
+    text = f"points at least level (≥ {LEVEL:g}×) with the best of the others. "
+    text += f"Best {ratio(fastest.ratio_to_best_peer)}: {_named(fastest)}; "
+    text += f"worst {ratio(slowest.ratio_to_best_peer)}: {_named(slowest)}."
+    return Tile("Against the best peer", f"{level} of {len(chosen)}", text)
+
+
+def candidates(measured: Sequence[Measurement]) -> list[Measurement]:
+    """What nearest and farthest are chosen from: our kernels meant for use; where none was timed, all there is."""
+    shares = [m for m in measured if known(m.share_of_ceiling) and not is_rung(m)]
+    return [m for m in shares if m.ours] or shares
+
+
+def _named(m: Measurement) -> str:
+    direction = "" if m.direction == "forward" else f" {m.direction}"
+    return f"{m.operator}{direction} ({m.implementation}, {m.dtype}, {m.workload.replace(',', ', ')})"

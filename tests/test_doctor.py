@@ -1,0 +1,379 @@
+"""The doctor: it must say something useful on every machine, and never die of what it finds there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+
+import pytest
+
+from weft.hardware import access, doctor, driver, findings, frameworks, machine, probe
+from weft.hardware.driver import Driver, Gpu
+from weft.hardware.findings import Finding, as_json, exit_code, guarded, render
+from weft.hardware.probe import Answer
+
+SRC = Path(__file__).resolve().parents[1] / "src"
+H200 = Gpu("NVIDIA H200", 143771, (9, 0))
+NAMES = {
+    *("nvidia-driver", "gpus", "cuda-driver-api", "cuda-toolkit", "compute-sanitizer", "nsight-compute"),
+    *("pytorch", "triton", "tensorflow", "jax", "paddlepaddle", "cupy", "cuda-bindings", "cuda-core", "nvrtc"),
+    *("driver-fits-pytorch", "pytorch-build", "gpu-fits-pytorch", "triton-fits-pytorch"),
+    *("operating-system", "python", "disk-home", "disk-here", "memory", "shared-memory", "locked-memory", "compiler"),
+    *("container", "container-engine", "nvidia-container-toolkit"),
+    *("device-files", "triton-cache", "user-cache", "profiling-counters"),
+}
+
+
+def torch_answer(cuda: str | None = "13.0", gpus: int = 0, **more: object) -> Answer:
+    """What the PyTorch probe answers."""
+    return Answer({"version": "2.13.0", "gpus": gpus, "cuda": cuda, "hip": None, "architectures": [], **more})
+
+
+def package(folder: Path, name: str, code: str) -> Path:
+    """A fake package below a folder that goes on PYTHONPATH."""
+    (folder / name).mkdir(parents=True)
+    (folder / name / "__init__.py").write_text(code)
+    return folder
+
+
+def fake_smi(folder: Path, script: str) -> Path:
+    """A folder for PATH with an nvidia-smi."""
+    folder.mkdir(exist_ok=True)
+    (folder / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "nvidia-smi").chmod(0o755)
+    return folder
+
+
+def run_doctor(*arguments: str, path: Path | None = None, packages: Path | None = None, bare: bool = True, **env: str):
+    """The doctor in a process of its own; bare: without site-packages, as on a machine where nothing is installed."""
+    environment = {**os.environ, **env}
+    places = [str(SRC), *([str(packages)] if packages else [])]
+    environment["PYTHONPATH"] = os.pathsep.join(places)
+    if path:
+        environment["PATH"] = f"{path}{os.pathsep}{environment['PATH']}"
+    command = [sys.executable, *(["-S"] if bare else []), "-m", "weft.hardware.doctor", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+
+
+def by_name(text: str) -> dict[str, dict[str, str]]:
+    return {f["name"]: f for f in json.loads(text)["findings"]}
+
+
+def test_runs_where_nothing_is_installed():
+    started = time.monotonic()
+    done = run_doctor("--json")
+    assert done.stderr == ""
+    document = json.loads(done.stdout)
+    assert document["schema"] == 1
+    assert set(document["counts"]) == {"pass", "warn", "fail"}
+    assert sum(document["counts"].values()) == len(document["findings"])
+    assert {f["name"] for f in document["findings"]} >= NAMES
+    assert len({f["name"] for f in document["findings"]}) == len(document["findings"])
+    for f in document["findings"]:
+        assert set(f) == {"name", "status", "found", "fix", "group"}
+        assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", f["name"])
+        assert f["status"] == "pass" or f["fix"]
+        assert f["found"]
+    assert done.returncode == int(document["status"] == "fail")
+    assert time.monotonic() - started < 15
+
+
+def test_imports_the_standard_library_alone():
+    code = (
+        f"import sys; sys.path.insert(0, {str(SRC)!r}); before = set(sys.modules); import weft.hardware.doctor\n"
+        "new = {m.split('.')[0] for m in set(sys.modules) - before} - {'weft'}\n"
+        "foreign = {m for m in new if m not in sys.stdlib_module_names and not m.startswith('_')}\n"
+        "sys.exit(repr(foreign) if foreign else 0)"
+    )
+    subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True, timeout=30)
+
+
+def test_plain_text_fits_80_columns():
+    done = run_doctor(COLUMNS="80")
+    assert done.stderr == ""
+    assert "weft doctor:" in done.stdout
+    for line in done.stdout.splitlines():
+        assert len(line) <= 80 or " " not in line.strip(), line
+    statuses = re.findall(r"^  (\S) (pass|warn|fail)  ", done.stdout, re.MULTILINE)
+    assert len(statuses) == len(NAMES)
+    assert all(findings.SYMBOLS[word] == symbol for symbol, word in statuses)
+
+
+def test_a_terminal_without_unicode_gets_ascii():
+    done = run_doctor(PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    assert done.stderr == ""
+    assert done.stdout.isascii()
+    assert " + pass  " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("raise OSError('libcudart.so.13: cannot open shared object file')", "libcudart.so.13"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "SIGSEGV"),
+        ("import sys; print('noise'); sys.exit(3)", "exit status 3"),
+        ("__version__ = '2.13.0'", "has no attribute"),
+    ],
+)
+def test_a_broken_torch_costs_one_line(tmp_path, code, said):
+    done = run_doctor("--json", packages=package(tmp_path, "torch", code))
+    found = by_name(done.stdout)
+    assert found["pytorch"]["status"] == "warn"
+    assert said in found["pytorch"]["found"]
+    assert found["pytorch"]["fix"]
+    assert "Traceback" not in done.stdout + done.stderr
+    assert set(found) >= NAMES
+
+
+def test_a_torch_that_hangs_is_left_after_its_time(tmp_path):
+    # It also leaves a child behind that would keep the pipe open.
+    code = "import subprocess, time\nsubprocess.Popen(['sleep', '60'])\ntime.sleep(60)"
+    started = time.monotonic()
+    done = run_doctor("--json", packages=package(tmp_path, "torch", code), WEFT_DOCTOR_TIMEOUT_S="1")
+    assert time.monotonic() - started < 8
+    assert "no answer within 1 s" in by_name(done.stdout)["pytorch"]["found"]
+    assert "Traceback" not in done.stderr
+
+
+FAKE_TORCH = """
+import types
+__version__ = "2.13.0+cu130"
+version = types.SimpleNamespace(cuda="13.0", hip=None)
+def init(): raise RuntimeError("The NVIDIA driver on your system is too old")
+cuda = types.SimpleNamespace(is_available=lambda: False, device_count=lambda: 0, init=init)
+"""
+
+
+def test_an_old_driver_is_told_which_pytorch_it_loads(tmp_path):
+    smi = fake_smi(tmp_path / "bin", "echo '535.104.05, NVIDIA A100-SXM4-80GB, 81920, 8.0'")
+    done = run_doctor("--json", path=smi, packages=package(tmp_path / "packages", "torch", FAKE_TORCH))
+    found = by_name(done.stdout)
+    assert found["nvidia-driver"] == {**found["nvidia-driver"], "status": "pass", "found": "535.104.05"}
+    assert "A100" in found["gpus"]["found"] and "80 GiB, sm_80" in found["gpus"]["found"]
+    mismatch = found["driver-fits-pytorch"]
+    assert mismatch["status"] == "fail"
+    assert "580.65.06" in mismatch["found"]
+    assert "https://download.pytorch.org/whl/cu126" in mismatch["fix"]
+    assert done.returncode == 1
+
+
+def test_an_nvidia_smi_that_fails_is_a_finding(tmp_path):
+    smi = fake_smi(tmp_path / "bin", "echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18")
+    found = by_name(run_doctor("--json", path=smi).stdout)
+    assert found["nvidia-driver"]["status"] == "fail"
+    assert "reboot" in found["nvidia-driver"]["fix"]
+
+
+def test_full_level_runs_work():
+    pytest.importorskip("torch", reason="the trial needs PyTorch")
+    pytest.importorskip("triton", reason="the trial's kernel needs Triton")
+    for part in doctor.trial_findings(Driver(None), 100.0):
+        assert part.status == "pass", part
+        assert part.group == "Trial"
+
+
+def test_examine_rejects_an_unknown_level():
+    with pytest.raises(ValueError, match="quick, full"):
+        doctor.examine("thorough")
+
+
+# ---- the driver
+
+
+@pytest.mark.parametrize(
+    ("version", "cuda", "fits"),
+    [
+        ("580.65.06", "13.0", True),
+        ("580.65.05", "13.0", False),
+        ("575.57.08", "12.9", True),
+        ("525.60.13", "12.8", True),
+        ("525.60.12", "12.1", False),
+        ("450.80.02", "11.8", True),
+        ("590.10", "14.0", True),  # unknown: the newest row that is known
+    ],
+)
+def test_least_driver(version, cuda, fits):
+    assert driver.loads(version, cuda) is fits
+
+
+@pytest.mark.parametrize(
+    ("version", "capability", "index"),
+    [
+        ("580.65.06", (9, 0), None),
+        ("580.65.06", (7, 0), "cu126"),  # CUDA 13 dropped Volta
+        ("570.86.10", (12, 0), "cu128"),  # cu126 has no Blackwell
+        ("570.86.10", (9, 0), "cu126"),
+        ("535.104.05", None, "cu126"),
+    ],
+)
+def test_fitting_build(version, capability, index):
+    build = driver.fitting_build(version, capability)
+    assert build is not None
+    assert build[0] == (None if index is None else f"https://download.pytorch.org/whl/{index}")
+
+
+def test_no_build_for_a_driver_of_cuda_11():
+    assert driver.fitting_build("470.82.01", (8, 0)) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 20 07:14:22 UTC 2025\nGCC version: 12",
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build  (dvs-builder)",
+    ],
+)
+def test_module_version(text):
+    assert driver.module_version(text) == "580.65.06"
+
+
+def test_parse_gpus_survives_odd_fields():
+    text = "580.65.06, NVIDIA GB10, [N/A], 12.1\n580.65.06, NVIDIA H200, 143771\nNo devices were found\n"
+    assert driver.parse_gpus(text) == ("580.65.06", (Gpu("NVIDIA GB10", 0, (12, 1)), Gpu("NVIDIA H200", 143771, None)))
+
+
+# ---- fit
+
+
+def test_a_driver_that_is_too_old_but_works_passes():
+    """NVIDIA's forward-compatibility package lets an older data-centre driver load a newer CUDA."""
+    finding = frameworks.driver_fits(Driver("550.54.15", (H200,)), torch_answer("13.0", gpus=1))
+    assert finding.status == "pass"
+
+
+def test_a_fitting_pytorch_that_sees_nothing_fails_with_the_reason():
+    finding = frameworks.driver_fits(
+        Driver("580.65.06", (H200,)), torch_answer(reason="error 802: not yet initialized")
+    )
+    assert finding.status == "fail"
+    assert "error 802" in finding.found
+
+
+def test_cpu_only_pytorch_beside_a_driver():
+    finding = frameworks.build_fits(Driver("580.65.06", (H200,)), torch_answer(None))
+    assert finding.status == "warn"
+    assert "torch>=2.10" in finding.fix
+    assert frameworks.build_fits(Driver(None), torch_answer(None)).status == "pass"
+    host_only = Driver("580.65.06", problem="no nvidia-smi", module_only=True)
+    assert frameworks.build_fits(host_only, torch_answer(None)).status == "pass"
+
+
+@pytest.mark.parametrize(
+    ("architectures", "capability", "runs"),
+    [
+        (["sm_80", "sm_90"], (9, 0), True),
+        (["sm_80"], (8, 9), True),  # same major, later minor
+        (["sm_86"], (8, 0), False),
+        (["sm_80", "sm_90"], (12, 0), False),
+        (["sm_80", "compute_120"], (12, 1), True),  # PTX
+        (["sm_90a", "sm_100", "sm_120"], (12, 0), True),
+    ],
+)
+def test_runs_on(architectures, capability, runs):
+    assert frameworks.runs_on(architectures, capability) is runs
+
+
+def test_gpu_without_code_in_pytorch_fails():
+    blackwell = Driver("570.86.10", (Gpu("RTX 5090", 32607, (12, 0)),))
+    finding = frameworks.architecture_fits(blackwell, torch_answer("12.6", 1, architectures=["sm_80", "sm_90"]))
+    assert finding.status == "fail"
+    assert "sm_120" in finding.found and "cu128" in finding.fix
+
+
+@pytest.mark.parametrize(
+    ("lines", "version"),
+    [
+        (["filelock", 'triton==3.7.1; platform_system == "Linux"'], "3.7.1"),
+        (["triton (==3.6.0) ; platform_machine == 'x86_64'"], "3.6.0"),
+        (["pytorch-triton==3.6.0+git1234"], "3.6.0+git1234"),
+        (["numpy", "triton-windows>=3"], None),
+    ],
+)
+def test_pinned_triton(lines, version):
+    assert frameworks.pinned_triton(lines) == version
+
+
+def test_another_triton_than_pytorch_pins(monkeypatch):
+    monkeypatch.setattr(frameworks.importlib.metadata, "version", {"torch": "2.13.0", "triton": "3.6.0"}.__getitem__)
+    monkeypatch.setattr(frameworks.importlib.metadata, "requires", lambda name: ["triton==3.7.1"])
+    finding = frameworks.triton_fits()
+    assert finding.status == "warn"
+    assert "triton==3.7.1" in finding.fix
+
+
+# ---- machine and access
+
+
+def test_little_disk(monkeypatch):
+    for free, status in [(1e9, "fail"), (10e9, "warn"), (50e9, "pass")]:
+        usage = types.SimpleNamespace(free=free)
+        monkeypatch.setattr(machine.shutil, "disk_usage", lambda _, usage=usage: usage)
+        assert machine.disk("disk-here", Path.cwd()).status == status
+
+
+def test_a_cgroup_limit_counts(monkeypatch):
+    monkeypatch.setattr(machine, "memory_limit", lambda: 2**30)
+    finding = machine.memory()
+    assert finding.status == "fail"
+    assert "1.0 GiB" in finding.found
+
+
+def test_unwritable_cache(tmp_path):
+    (tmp_path / "file").write_text("")
+    finding = access.writable("triton-cache", tmp_path / "file" / ".triton", "TRITON_CACHE_DIR")
+    assert finding.status == "fail"
+    assert "TRITON_CACHE_DIR" in finding.fix
+    assert access.writable("triton-cache", tmp_path / "new" / ".triton", "TRITON_CACHE_DIR").status == "pass"
+    assert not (tmp_path / "new").exists()
+
+
+def test_profiling_permission():
+    assert access.restricted("ResmanDebugLevel: 4294967295\nRmProfilingAdminOnly: 1\n")
+    assert not access.restricted("RmProfilingAdminOnly: 0\n")
+    assert access.may_administer("CapEff:\t000001ffffffffff\n")
+    assert not access.may_administer("CapEff:\t00000000a80425fb\n")  # root in a default Docker container
+
+
+# ---- findings
+
+
+def test_a_check_that_raises_is_one_warning():
+    (finding,) = guarded("memory", "System", lambda: 1 / 0)  # type: ignore[arg-type, return-value]
+    assert (finding.name, finding.status) == ("memory", "warn")
+    assert "ZeroDivisionError" in finding.found
+
+
+def test_a_warning_needs_a_fix():
+    with pytest.raises(ValueError, match="needs a fix"):
+        Finding("memory", "warn", "little", "", "System")
+
+
+def test_exit_code_and_json():
+    good = Finding("python", "pass", "3.12", "", "System")
+    poor = Finding("memory", "warn", "4 GiB", "buy more", "System")
+    bad = Finding("disk-here", "fail", "1 GB", "rm -r old", "System")
+    assert [exit_code([good, poor]), exit_code([good, bad])] == [0, 1]
+    assert as_json([good, poor, bad])["status"] == "fail"
+    assert as_json([])["status"] == "pass"
+    json.dumps(as_json([bad]))
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_render_keeps_commands_whole(width):
+    command = "--index-url https://download.pytorch.org/whl/cu126"
+    text = render([Finding("driver-fits-pytorch", "fail", "word " * 40, command, "Fit")], width)
+    assert "https://download.pytorch.org/whl/cu126" in text
+    assert "--index-url" in text
+    assert all(len(line) <= width or len(line.split()) == 1 for line in text.splitlines())
+
+
+def test_a_process_that_says_nothing_has_a_problem():
+    assert probe.ask(["/nonexistent/python"], 1.0).problem
+    assert probe.ask([sys.executable, "-S", "-c", "pass"], 10.0).problem == "no answer, exit status 0"
+    assert probe.ask_code("print('noise'); answer(version='1'); print('more')", 10.0) == Answer({"version": "1"})

@@ -1,0 +1,293 @@
+"""The page and the tables show what the records say, all of it, and need nothing but themselves."""
+
+import dataclasses
+import logging
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import pytest
+from report_samples import GPU, ceilings, cpu_contents, gpu_contents, measurement, row_operator, verification
+
+from weft.records import Store
+from weft.report import Contents, render
+from weft.report.quantities import figures, si, workload_key
+from weft.report.tables import STALE, markdown_table, refresh
+
+SOURCE = "feedc0ffee12"
+
+
+class Outside(HTMLParser):
+    """Collects the addresses that a page would fetch, and its ids."""
+
+    def __init__(self):
+        super().__init__()
+        self.addresses, self.ids = [], []
+
+    def handle_starttag(self, tag, attributes):
+        for name, value in attributes:
+            if name in ("src", "href", "srcset", "data", "poster", "action") and not value.startswith(("#", "data:")):
+                self.addresses.append(value)
+            if name == "id":
+                self.ids.append(value)
+
+
+def page(contents, folder):
+    """The page's text, and the same without its scripts."""
+    text = render(contents, folder / "deep" / "index.html").read_text(encoding="utf-8")
+    return text, re.sub(r"<script.*?</script>", "", text, flags=re.S)
+
+
+@pytest.mark.parametrize("contents", [gpu_contents, cpu_contents, Contents], ids=["gpu", "cpu", "empty"])
+def test_page_is_whole_and_alone(contents, tmp_path, caplog):
+    with caplog.at_level(logging.WARNING):
+        text, prose = page(contents(), tmp_path)
+    assert not caplog.records, "Bokeh found something wrong with a chart"
+    outside = Outside()
+    outside.feed(text)
+    assert outside.addresses == []
+    assert len(outside.ids) == len(set(outside.ids))
+    assert "@import" not in prose and "url(" not in prose
+    assert 'charset="utf-8"' in text and text.count("Bokeh.embed.embed_item(") == 1
+    assert len(text.encode()) < 3_000_000
+    assert prose.count('role="img"') == prose.count("What this means") - prose.count(
+        '<p class="meaning"'
+    ) + prose.count("<figure")
+    assert "None" not in prose and "nan" not in re.findall(r"\b\w+\b", prose)
+
+
+@pytest.fixture(scope="module")
+def gpu_page(tmp_path_factory):
+    return page(gpu_contents(), tmp_path_factory.mktemp("gpu"))
+
+
+def test_page_says_what_the_records_say(gpu_page):
+    _, prose = gpu_page
+    assert GPU in prose
+    assert "3 of 4" in prose and "rms_norm is not: 1 check failed" in prose
+    assert "weft verify rms_norm --workload M=8,N=682 --dtype bf16" in prose
+    assert "Of 24 kernels made wrong on purpose (mutants), 24 were rejected" in prose
+    assert "move the caches" in prose and "580.65.06" in prose and "NVIDIA driver" not in prose
+    assert "128\u202fKiB of shared memory, 99\u202fKiB allowed" in prose
+    assert "99.4\u202f%" in prose
+    assert "No GPU was measured" not in prose
+
+
+def test_every_measurement_is_in_the_table(gpu_page):
+    contents, (_, prose) = gpu_contents(), gpu_page
+    rows = re.findall(
+        r"<tr( class=\"ours\")?><th scope=\"row\">.*?</tr>",
+        prose.split('class="sortable"')[1].split("</table>")[0],
+        re.S,
+    )
+    assert len(rows) == len(contents.measurements)
+    assert sum(map(bool, rows)) == sum(m.ours for m in contents.measurements)
+
+
+def test_losing_bars_are_drawn_like_winning_ones(gpu_page):
+    text, _ = gpu_page
+    behind = [m for m in gpu_contents().measurements if m.ours and m.ratio_to_best_peer and m.ratio_to_best_peer < 0.9]
+    assert behind
+    for m in behind:
+        assert f"{m.ratio_to_best_peer:.2f}× vs {m.best_peer}" in text
+
+
+def test_page_of_a_cpu_says_so(tmp_path):
+    _, prose = page(cpu_contents(), tmp_path)
+    assert "No GPU was measured." in prose and "interpreter" in prose
+    assert "These are the CPU's roofs" in prose
+    assert "No kernel of weft's was timed beside a peer here." in prose.replace("&#39;", "'")
+    assert "108 not verifiable here" in prose and "bf16 cannot be trusted in the interpreter" in prose
+
+
+def test_empty_page_gives_a_reason_in_every_section(tmp_path):
+    _, prose = page(Contents(), tmp_path)
+    sections = re.findall(r'<section id="\w+">.*?</section>', prose, re.S)
+    assert len(sections) == 8 and "<figure" not in prose
+    assert all('class="empty"' in section for section in sections)
+
+
+@pytest.mark.parametrize("part", [f.name for f in dataclasses.fields(Contents)])
+def test_any_part_may_be_missing(part, tmp_path):
+    empty = {"machine": {}, "training": None, "verification": {}}.get(part, [])
+    render(dataclasses.replace(gpu_contents(), **{part: empty}), tmp_path / "index.html")
+
+
+def test_bare_records_do_not_break_the_page(tmp_path):
+    plain = measurement("triton", 10.0, 8.0)
+    missing = dict.fromkeys(("limit_us", "share_of_ceiling", "error", "host_us", "time_p20_us"))
+    bare = dataclasses.replace(plain, **missing)
+    nothing = {"time_us": 0.0, "share_of_ceiling": 0.0, "ratio_to_best_peer": 0.0, "flops": 0.0, "bytes_moved": 0}
+    zero = dataclasses.replace(plain, implementation="cuda", **nothing)
+    training = {"device": "cpu", "train_loss": [1.0], "test_loss": [], "test_accuracy": []}
+    contents = Contents(
+        measurements=[bare, zero], verification={"results": [{"status": "fail"}]}, compiled=[{}], training=training
+    )
+    _, prose = page(contents, tmp_path)
+    assert "0 of 1" in prose
+
+
+def test_what_comes_from_records_is_escaped(tmp_path):
+    hostile = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+    contents = gpu_contents()
+    contents.machine = {"gpu": hostile, hostile: {hostile: hostile}}
+    contents.measurements = [
+        dataclasses.replace(
+            m, operator=hostile, implementation=m.implementation + hostile, workload=hostile, best_peer=hostile
+        )
+        for m in row_operator("softmax", "forward", 2)
+    ]
+    contents.ceilings = [dataclasses.replace(m, implementation=hostile, commit=hostile) for m in ceilings()]
+    contents.verification["results"] = [
+        {k: hostile for k in r} | {"status": "fail", "error": 2.0} for r in verification()["results"][:3]
+    ]
+    contents.compiled = [{k: hostile for k in ("operator", "implementation", "kernel", "arch", "reason")}]
+    contents.findings = [{k: hostile for k in ("name", "status", "found", "fix", "group")}]
+    contents.training = (contents.training or {}) | {"job": hostile, "hardware": hostile}
+    text, _ = page(contents, tmp_path)
+    assert "<script>alert" not in text and "<img" not in text
+    assert "&lt;/script&gt;&lt;script&gt;alert(1)" in text and "\\u003cscript\\u003ealert(1)" in text
+
+
+def test_surviving_mutant_is_bad_news(tmp_path):
+    contents = gpu_contents(failures=False)
+    contents.verification["mutants_survived"] = 1
+    _, prose = page(contents, tmp_path)
+    assert "1 got through: this verification cannot be trusted" in prose and '<div class="bad"><dt>Right' in prose
+
+
+def test_hundreds_of_measurements_stay_below_three_megabytes(tmp_path):
+    contents = gpu_contents()
+    contents.measurements = [
+        m
+        for i in range(7)
+        for m in row_operator(f"operator_{i}", "forward", 2) + row_operator(f"operator_{i}", "backward", 3)
+    ]
+    assert len(contents.measurements) > 800
+    assert render(contents, tmp_path / "index.html").stat().st_size < 3_000_000
+
+
+def test_newest_of_two_measurements_counts(tmp_path):
+    old, new = measurement("triton", 111.0, 50.0), measurement("triton", 222.0, 50.0)
+    _, prose = page(Contents(measurements=[old, new]), tmp_path)
+    assert "222" in prose and ">111<" not in prose
+
+
+def test_charts_are_not_loaded_for_the_tables():
+    code = "import sys, weft.report.tables; sys.exit('bokeh' in sys.modules or 'torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_quantities():
+    assert [figures(x) for x in (0.01234, 4.26, 96.11, 1234.5, 0)] == ["0.0123", "4.26", "96.1", "1,234", "0"]
+    assert [figures(x) for x in (None, float("nan"), "text")] == ["–"] * 3
+    assert si(4.26e12, "B/s") == "4.26\u202fTB/s" and si(999.9e9, "B/s") == "1.00\u202fTB/s"
+    assert workload_key("M=8,N=4096") < workload_key("M=8,N=32768") < workload_key("M=16,N=1")
+
+
+# The tables of the docs
+
+
+@pytest.fixture
+def store(tmp_path):
+    made = Store(tmp_path / "results")
+    for m in row_operator("softmax", "forward", 2):
+        made.append(GPU, "softmax", m)
+    made.append(GPU, "softmax", measurement("ladder-1-naive", 900.0, 250.0, ours=True))
+    for m in ceilings():
+        made.append(GPU, "ceilings", m)
+    return made
+
+
+def document(tmp_path, *lines):
+    path = tmp_path / "README.md"
+    path.write_text("\n".join(["# Softmax", "", *lines, "", "After."]) + "\n", encoding="utf-8")
+    return path
+
+
+MARKER = "<!-- weft:table operator=softmax direction=forward gpu=synthetic-gpu-9000 -->"
+END = "<!-- weft:end -->"
+
+
+def test_table_is_made_between_its_markers_and_stays(store, tmp_path):
+    path = document(tmp_path, MARKER, "OUTDATED", END)
+    text = refresh(path, store, lambda operator: SOURCE)
+    assert text.startswith(
+        "# Softmax\n\n"
+        + MARKER
+        + "\n\n| workload | dtype | cuda (µs) | triton (µs) | torch (µs) | torch.compile (µs) |"
+    )
+    assert text.endswith(END + "\n\nAfter.\n") and "OUTDATED" not in text and "ladder" not in text and STALE not in text
+    path.write_text(text, encoding="utf-8")
+    assert refresh(path, store, lambda operator: SOURCE) == text
+
+
+def test_table_rows_are_sorted_and_complete(store, tmp_path):
+    text = refresh(document(tmp_path, MARKER, END), store, lambda operator: SOURCE)
+    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in text.splitlines() if row.startswith("| `")]
+    assert [row[1] for row in rows] == ["bf16"] * 6 + ["fp32"] * 6
+    assert [row[0] for row in rows[:2]] == ["`M=2048,N=131072`", "`M=8192,N=32768`"]
+    head = [cell.strip() for cell in next(x for x in text.splitlines() if x.startswith("| workload")).split("|")[1:-1]]
+    first, second = (dict(zip(head, row, strict=True)) for row in rows[:2])
+    assert (
+        first["cuda: share of ceiling"] == "95.7\u202f%"
+        and second["cuda (µs)"] == "–" == second["cuda: share of ceiling"]
+    )
+    assert re.fullmatch(r"\d\.\d\d× \(\d\.\d\d–\d\.\d\d\)", second["triton: ratio to best peer (p20–p80)"])
+    assert all(sum(cell.startswith("**") for cell in row) == 1 for row in rows), "one time of each row is the fastest"
+    assert (
+        "<sub>Synthetic GPU 9000 · driver 580.65.06 · torch 2.13.0, triton 3.7.1, cuda 13.0 · commit 0123456789ab · "
+        "2026-11-20 · cold cache, medians</sub>" in text
+    )
+
+
+def test_table_of_another_source_is_stale(store, tmp_path):
+    asked = []
+    text = refresh(document(tmp_path, MARKER, END), store, lambda operator: asked.append(operator) or "0000")
+    assert STALE in text and asked == ["softmax"]
+
+
+def test_tables_of_ceilings_rungs_and_nothing(store, tmp_path):
+    path = document(
+        tmp_path,
+        "<!-- weft:ceilings gpu=synthetic-gpu-9000 -->", END,
+        "<!-- weft:table operator=softmax gpu=synthetic-gpu-9000 rungs=only -->", END,
+        "<!-- weft:table operator=softmax gpu=another -->", END,
+        "<!-- weft:table operator=softmax gpu=synthetic-gpu-9000 dtype=fp32 -->", END,
+    )  # fmt: skip
+    text = refresh(path, store, lambda operator: SOURCE)
+    ceiling, rungs, nothing, narrow = text.split(END)[:4]
+    assert "| copy 1:1 | bandwidth | 4.26\u202fTB/s |" in ceiling and ceiling.index("4:3") < ceiling.index(
+        "bf16 matrix"
+    )
+    assert "| ladder-1-naive (µs) |" in rungs and "triton (µs)" not in rungs
+    assert "*No measurements yet.*" in nothing
+    assert "fp32" in narrow and "bf16" not in narrow
+
+
+def test_markers_in_code_and_prose_are_left_alone(store, tmp_path):
+    path = document(tmp_path, "```", MARKER, "shown", "```", "", f"Write `{MARKER}`.", "", END)
+    assert refresh(path, store, lambda operator: SOURCE) == path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([MARKER], r"README.md:3: table without an end"),
+        ([MARKER, MARKER, END], r"README.md:4: a table opens before"),
+        (["<!-- weft:tabel operator=softmax gpu=x -->", END], "did you mean 'table'"),
+        (["<!-- weft:table operator=softmax gpus=x -->", END], "did you mean 'gpu'"),
+        (["<!-- weft:table gpu=x -->", END], "lacks operator=…"),
+        (["<!-- weft:table operator softmax -->", END], "should read"),
+    ],
+)
+def test_wrong_markers_are_refused_with_their_line(store, tmp_path, lines, message):
+    with pytest.raises(ValueError, match=message):
+        refresh(document(tmp_path, *lines), store, lambda operator: SOURCE)
+
+
+def test_cells_cannot_break_the_table():
+    odd = measurement("a|b", 10.0, 5.0, versions={"x": "<b>"})
+    table = markdown_table([odd])
+    assert "a\\|b (µs)" in table and "&lt;b>" in table and STALE not in table
