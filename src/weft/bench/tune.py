@@ -111,8 +111,6 @@ def tune(
     written: dict[str, Config] = {}
     for (_, key), (job, _, c, configs) in plan.items():
         times = _time(job, c, configs, budget_s)
-        if not times:
-            continue
         best = min(times, key=lambda text: times[text])
         config = json.loads(best)
         name = c.key(*key[1:])
@@ -123,13 +121,18 @@ def tune(
 
 
 def _time(job: Job, c: Configurations, configs: Iterable[Config], budget_s: float) -> dict[str, float]:
-    """Median microseconds of each configuration (by its JSON); those that fail or give other results are left out."""
+    """Median microseconds of each configuration (by its JSON); those that fail or give other results are left out.
+
+    Raises:
+        RuntimeError: none ran.
+    """
     op = registry.get(job[0])
     made, direction, w = op.find(job[1]), job[2], job[3]
     arguments = op.inputs(w, torch.Generator("cuda").manual_seed(2), "cuda")
     timer = Timer("cuda", budget_s=budget_s, least=7, most=25)
     times: dict[str, float] = {}
     first: list[torch.Tensor] | None = None
+    failure: Exception | None = None
     for config in configs:
         c.trial = config
         forget_plans()
@@ -142,9 +145,11 @@ def _time(job: Job, c: Configurations, configs: Iterable[Config], budget_s: floa
                 continue
             del results
             times[json.dumps(config)] = timer.measure({"": [call]})[""].median_us
-        except Exception:  # out of resources, say: not a candidate on this card
-            continue
+        except Exception as error:  # out of resources, say: not a candidate on this card
+            failure = error
         finally:
             c.trial = None
             forget_plans()
+    if not times:
+        raise RuntimeError(f"no configuration of {c.name} runs at {w} {w.dtype} {direction}") from failure
     return times

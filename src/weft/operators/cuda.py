@@ -1,7 +1,7 @@
 """The one door from weft to CUDA C++: a source file compiled through NVRTC, launched through the driver.
 
 Neither needs a toolkit: NVRTC comes with PyTorch's CUDA builds (or the wheel ``nvidia-cuda-nvrtc``). Sources include
-``prelude.cuh`` and nothing else, so no CUDA headers are needed. As for Triton, the same plan launches, or compiles only.
+``prelude.cuh`` and ``rows.cuh`` and nothing else, so no CUDA headers are needed. As for Triton, the same plan launches, or compiles only.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from weft.operators.launch import compile_request, target_sm
+from weft.operators.launch import PLAIN, compile_request, target_sm
 
-PRELUDE = Path(__file__).parent / "prelude.cuh"
+HEADERS = (Path(__file__).parent / "prelude.cuh", Path(__file__).parent / "rows.cuh")
 CTYPES = {torch.float32: "float", torch.float16: "fp16", torch.bfloat16: "bf16"}  # the names in prelude.cuh
 
 
@@ -61,7 +61,10 @@ def compile_cubin(source: Path, expression: str, sm: int) -> tuple[bytes, str]:
     _, nvrtc = _bindings()
     text = source.read_text().encode()
     program = _ok(
-        nvrtc.nvrtcCreateProgram(text, source.name.encode(), 1, [PRELUDE.read_bytes()], [PRELUDE.name.encode()]), "NVRTC"
+        nvrtc.nvrtcCreateProgram(
+            text, source.name.encode(), len(HEADERS), [h.read_bytes() for h in HEADERS], [h.name.encode() for h in HEADERS]
+        ),
+        "NVRTC",
     )
     try:
         _ok(nvrtc.nvrtcAddNameExpression(program, expression.encode()), "NVRTC")
@@ -87,7 +90,7 @@ def _load(source: Path, expression: str, sm: int, shared_bytes: int, cluster: in
     library = _ok(driver.cuLibraryLoadData(cubin, [], [], 0, [], [], 0), f"loading {source.name}")
     kernel = _ok(driver.cuLibraryGetKernel(library, name.encode()), f"finding {expression}")
     attributes = driver.CUfunction_attribute
-    if shared_bytes > 48 * 1024:
+    if shared_bytes > 32 * 1024:  # the default limit is 48 KiB with what the kernel declares itself
         wanted = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         _ok(driver.cuKernelSetAttribute(wanted, shared_bytes, kernel, device), "raising the shared-memory limit")
     if cluster > 8:
@@ -152,5 +155,5 @@ class CudaPlan:
 
 
 def pointer_aligned(*tensors: torch.Tensor) -> bool:
-    """Whether all tensors start on 16 bytes (tensors without memory count as aligned)."""
-    return all(t.is_meta or t.data_ptr() % 16 == 0 for t in tensors)
+    """Whether all tensors start on 16 bytes (tensors without memory, as in tracing, count as aligned)."""
+    return all(t.is_meta or t.__class__ not in PLAIN or t.data_ptr() % 16 == 0 for t in tensors)

@@ -174,13 +174,12 @@ def _key(tensors: tuple[torch.Tensor, ...], options: tuple[Any, ...]) -> tuple[A
 @contextlib.contextmanager
 def _stub_driver(sm: int) -> Iterator[None]:
     """A Triton driver for an architecture that is not there; enough for ``warmup``."""
-    previous = triton.runtime.driver._active if hasattr(triton.runtime.driver, "_active") else None
+    previous = triton.runtime.driver._active  # None before the first launch: Triton then finds the driver itself
     triton.runtime.driver.set_active(_StubDriver(sm))
     try:
         yield
     finally:
-        if previous is not None:
-            triton.runtime.driver.set_active(previous)
+        triton.runtime.driver.set_active(previous)
 
 
 class _StubDriver:

@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
-from weft.operators import mutants, peers
+from weft.operators import mutants, peers, row_cluster
 from weft.operators.call import FLOATS, Choice, check_device, check_tensor, eager, on_gpu, rows_of
+from weft.operators.cuda import pointer_aligned
 from weft.operators.launch import Plans, target_sm
 from weft.operators.normalization import cluster
 from weft.operators.normalization.kernels import backward_plans, forward_plans
@@ -56,7 +57,9 @@ def cluster_op(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     y = torch.empty_like(x)
     if y.numel():
         w = _weight_or(x, weight)
-        cluster.plans.of((x, w), eps, weight is not None)(x, w, y)
+        # the choice may have been made while tracing, when alignment was not known
+        plans = forward_plans if row_cluster.why_not(x) or not pointer_aligned(w) else cluster.plans
+        plans.of((x, w), eps, weight is not None)(x, w, y)
     return y
 
 
@@ -292,7 +295,7 @@ def choose(x: Tensor, weight: Tensor | None = None, eps: float = EPS) -> Choice:
     if rows_of(x) is None:
         return Choice("torch", "the leading dimensions do not collapse into rows of one stride: a copy would be needed")
     n = x.shape[-1]
-    if CLUSTER_FROM <= n <= 2**18 and target_sm(x.device) >= 90 and x.stride(-1) == 1:
+    if n >= CLUSTER_FROM and target_sm(x.device) >= 90 and not row_cluster.why_not(x) and pointer_aligned(weight if weight is not None else x):
         return Choice("cuda", f"{n} columns: a cluster of blocks holds a row, which is read once", cluster.plans)
     return Choice("triton", f"{n} columns: " + ("held in registers" if n <= 32768 else "read twice"), forward_plans)
 

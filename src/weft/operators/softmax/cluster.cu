@@ -1,11 +1,11 @@
-// Softmax of rows too long for one block: a cluster of blocks shares a row.
+// Softmax of long rows: a cluster of blocks shares a row (rows.cuh), which is read once and written once.
 //
-// Each block keeps its slice of the row in registers, so device memory is read once and written once. Blocks exchange
-// one (maximum, sum) pair through distributed shared memory, with a single cluster barrier: every thread takes its
-// exponentials against its own maximum and rescales at the end (online softmax, Milakov & Gimelshein 2018).
-#include "prelude.cuh"
+// A slice stays in registers in its own dtype, so 16-bit rows take half the registers; exponentials are taken twice, once
+// for the sum against each warp's maximum and once for the result against the row's. Blocks exchange one (maximum, sum)
+// pair (online softmax, Milakov & Gimelshein 2018).
+#include "rows.cuh"
 
-struct Pair { float top, sum; };  // maximum, and sum of exp(x - maximum)
+typedef float2 Pair;  // x: maximum; y: sum of exp(value - maximum)
 
 // exp(x): as exact as PyTorch's for fp32; for 16-bit results one multiplication and the hardware's ex2.
 template <bool ACCURATE> __device__ __forceinline__ float exponential(float x) {
@@ -15,95 +15,55 @@ template <bool ACCURATE> __device__ __forceinline__ float exponential(float x) {
   return e;
 }
 
-// exp(top - base), where both -inf means an empty part that adds nothing
-template <bool ACCURATE> __device__ __forceinline__ float factor(float top, float base) {
-  return top == base ? 1.f : exponential<ACCURATE>(top - base);
+// The pair of all 32 lanes together; where all maxima are -inf, nothing is added.
+template <bool ACCURATE> __device__ __forceinline__ Pair warp_total(Pair p) {
+  const float top = warp_max(p.x);
+  return {top, warp_sum(p.x == top ? p.y : p.y * exponential<ACCURATE>(p.x - top))};
 }
 
-template <bool ACCURATE> __device__ __forceinline__ Pair combine(Pair a, Pair b) {
-  float top = fmaxf(a.top, b.top);
-  return {top, a.sum * factor<ACCURATE>(a.top, top) + b.sum * factor<ACCURATE>(b.top, top)};
-}
-
-template <bool ACCURATE> __device__ __forceinline__ Pair warp_combine(Pair p) {
-#pragma unroll
-  for (int step = 16; step; step /= 2)
-    p = combine<ACCURATE>(p, {__shfl_xor_sync(0xffffffffu, p.top, step), __shfl_xor_sync(0xffffffffu, p.sum, step)});
-  return p;
-}
-
-constexpr int MAX_CLUSTER = 16;
-
-// x, y: [M, N] with unit column stride; grid M * cluster: block r of a cluster takes slice r of its row.
-// COUNT elements an access (16 bytes, or 1 where rows are not aligned), EACH elements a thread.
-template <typename T, int THREADS, int EACH, int COUNT>
-__global__ void __launch_bounds__(THREADS) softmax_cluster(const T *x, T *y, i64 N, i64 x_row, i64 y_row) {
+// x, y: [M, N], rows 16-byte aligned, N a multiple of 16 bytes; grid M * blocks of a cluster.
+template <typename T, int THREADS, int EACH>
+__global__ void __launch_bounds__(THREADS, BLOCKS<THREADS>)
+    softmax_cluster(const T *x, T *y, i64 N, i64 x_row, i64 y_row) {
+  using Slice = RowSlice<T, Pair, THREADS, EACH>;
   constexpr bool ACCURATE = sizeof(T) == 4;
-  constexpr int VECTORS = EACH / COUNT;
   const float INF = __int_as_float(0x7f800000);
-  __shared__ Pair per_warp[THREADS / 32];
-  __shared__ Pair per_block[MAX_CLUSTER];
+  __shared__ typename Slice::Shared shared;
 
-  const u32 rank = cluster_rank(), blocks = cluster_blocks();
-  const i64 row = blockIdx.x / blocks;
-  const i64 slice = i64(rank) * THREADS * EACH;
-  x += row * x_row + slice;
-  y += row * y_row + slice;
-  const int left = int(min(N - slice, i64(THREADS) * EACH));  // of this block's slice; negative: nothing
+  const Slice slice(N, shared);
+  Words<T, Slice::COUNT> w[Slice::VECTORS];
+  slice.load(x, x_row, w, minus_infinity_word(T{}));
 
-  // ---- load: all of the slice is asked for before any of it is used ----
-  Words<T, COUNT> loaded[VECTORS];
+  // ---- the warp's maximum, and its sum ----
+  u32 word = w[0].word[0];
 #pragma unroll
-  for (int v = 0; v < VECTORS; v++) {
-    const int at = (v * THREADS + threadIdx.x) * COUNT;
-    if (at < left) loaded[v] = load_streaming<T, COUNT>(x + at);
+  for (int v = 0; v < Slice::VECTORS; v++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) word = word_max(T{}, word, w[v].word[i]);
+  float ends[Slice::COUNT];
+  unpack(Words<T, Slice::COUNT>{word, word, word, word}, ends);
+  const float top = warp_max(fmaxf(ends[0], ends[1]));
+  const float base = top == -INF ? 0.f : top;  // only -inf here: exponentials are 0, not NaN
+  float sum = 0.f;
+#pragma unroll
+  for (int v = 0; v < Slice::VECTORS; v++) {
+    float f[Slice::COUNT];
+    unpack(w[v], f);
+#pragma unroll
+    for (int i = 0; i < Slice::COUNT; i++) sum += exponential<ACCURATE>(f[i] - base);
   }
 
-  // ---- this thread: maximum, exponentials, sum ----
-  float e[VECTORS][COUNT];
-  Pair mine = {-INF, 0.f};
+  // ---- the row's; then the result. A row of only -inf is NaN, as in PyTorch: -inf - -inf ----
+  const Pair all = slice.exchange(
+      {top, warp_sum(sum)}, {-INF, 0.f}, [](Pair p) { return warp_total<ACCURATE>(p); }, shared);
+  const float scale = 1.f / all.y;
+  y += slice.row * y_row + slice.first;
 #pragma unroll
-  for (int v = 0; v < VECTORS; v++) {
-    unpack(loaded[v], e[v]);
-    const bool inside = int(v * THREADS + threadIdx.x) * COUNT < left;
+  for (int v = 0; v < Slice::VECTORS; v++) {
+    float f[Slice::COUNT];
+    unpack(w[v], f);
 #pragma unroll
-    for (int i = 0; i < COUNT; i++) {
-      if (!inside) e[v][i] = -INF;
-      mine.top = fmaxf(mine.top, e[v][i]);
-    }
-  }
-  const float base = mine.top == -INF ? 0.f : mine.top;  // only -inf here: exponentials are 0, not NaN
-#pragma unroll
-  for (int v = 0; v < VECTORS; v++)
-#pragma unroll
-    for (int i = 0; i < COUNT; i++) {
-      e[v][i] = exponential<ACCURATE>(e[v][i] - base);
-      mine.sum += e[v][i];
-    }
-
-  // ---- warp, block, cluster ----
-  Pair all = warp_combine<ACCURATE>(mine);
-  if (threadIdx.x % 32 == 0) per_warp[threadIdx.x / 32] = all;
-  __syncthreads();
-  if (threadIdx.x < 32) {
-    all = warp_combine<ACCURATE>(threadIdx.x < THREADS / 32 ? per_warp[threadIdx.x] : Pair{-INF, 0.f});
-    if (threadIdx.x < blocks) {  // lane r tells block r
-      store_remote(&per_block[rank].top, threadIdx.x, all.top);
-      store_remote(&per_block[rank].sum, threadIdx.x, all.sum);
-    }
-  }
-  cluster_barrier();
-  all = per_block[0];
-  for (int r = 1; r < blocks; r++) all = combine<ACCURATE>(all, per_block[r]);
-
-  // ---- rescale and write; a row of only -inf is NaN, as in PyTorch ----
-  float scale = factor<ACCURATE>(mine.top, all.top) / all.sum;
-  if (all.top == -INF) scale = __int_as_float(0x7fffffff);
-#pragma unroll
-  for (int v = 0; v < VECTORS; v++) {
-    const int at = (v * THREADS + threadIdx.x) * COUNT;
-#pragma unroll
-    for (int i = 0; i < COUNT; i++) e[v][i] *= scale;
-    if (at < left) store<T, COUNT>(y + at, pack<T, COUNT>(e[v]));
+    for (int i = 0; i < Slice::COUNT; i++) f[i] = exponential<ACCURATE>(f[i] - all.x) * scale;
+    if (slice.at(v) < slice.elements) store<T, Slice::COUNT>(y + slice.at(v), pack<T, Slice::COUNT>(f));
   }
 }

@@ -2,66 +2,25 @@
 
 from __future__ import annotations
 
-import ctypes
 from pathlib import Path
-from typing import Any
 
-import torch
 from torch import Tensor
 
-from weft.definition import Declined
-from weft.operators.configs import Config, Configurations, bucket, grid_of
-from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned
+from weft.operators.configs import Configurations, bucket
+from weft.operators.cuda import CTYPES, CudaPlan
 from weft.operators.launch import Plans
-from weft.operators.softmax.kernels import views
+from weft.operators.row_cluster import RowCluster, candidates, heuristic
 
 SOURCE = Path(__file__).parent / "cluster.cu"
-MAX_CLUSTER = 16
-
-
-def heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
-    """32 elements a thread; blocks of 512 threads, so that two or more share a multiprocessor and overlap."""
-    return {"THREADS": 512 if n <= 512 * 32 * 8 else 1024, "EACH": 32}
-
-
-def candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
-    return [
-        c
-        for c in grid_of({"THREADS": (128, 256, 512, 1024), "EACH": (16, 32)})
-        if n <= c["THREADS"] * c["EACH"] * 8 and n * 2 > c["THREADS"] * c["EACH"]
-    ]
-
-
 configuration = Configurations(__file__, "cluster", heuristic, candidates)
 
 
 def plan(x: Tensor, dim: int) -> CudaPlan:
-    """Softmax of x over ``dim`` into ``torch.empty_like(x)``.
-
-    Raises:
-        Declined: columns that are not adjacent in memory, or rows that a cluster of 16 blocks cannot hold.
-    """
-    (m, n, x_row, x_col), (_, _, y_row, y_col) = views(
-        x.movedim(dim, -1), torch.empty_like(x, device="meta").movedim(dim, -1)
-    )
-    if (x_col != 1 or y_col != 1) and n > 1:
-        raise Declined(f"columns {x_col} elements apart; the cluster kernel reads adjacent ones")
-    config = configuration(x.device, x.dtype, bucket(n))
-    per_block = config["THREADS"] * config["EACH"]
-    cluster = bucket(-(-n // per_block))
-    if cluster > MAX_CLUSTER:
-        raise Declined(f"{n} columns; a cluster of {MAX_CLUSTER} blocks holds {per_block * MAX_CLUSTER}")
-    count = 16 // x.element_size()
-    if not pointer_aligned(x) or n % count or x_row % count or y_row % count:
-        count = 1
-    return CudaPlan(
-        SOURCE,
-        f"softmax_cluster<{CTYPES[x.dtype]}, {config['THREADS']}, {config['EACH']}, {count}>",
-        (m * cluster, 1),
-        config["THREADS"],
-        (ctypes.c_longlong(n), ctypes.c_longlong(x_row), ctypes.c_longlong(y_row)),
-        cluster,
-    )
+    """Softmax of x over ``dim`` into ``torch.empty_like(x)``; raises Declined as ``row_cluster.why_not`` says."""
+    along = x.movedim(dim, -1)
+    rows = RowCluster.of(along, configuration(x.device, x.dtype, bucket(along.shape[-1])))
+    kernel = f"softmax_cluster<{CTYPES[x.dtype]}, {rows.template}>"
+    return CudaPlan(SOURCE, kernel, rows.grid, rows.threads, rows.scalars, rows.cluster)
 
 
 plans = Plans(plan)

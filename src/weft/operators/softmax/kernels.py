@@ -46,8 +46,7 @@ def softmax_rows(
     inside = (row[:, None] < M) & (col[None, :] < N)
     x = tl.load(x_ptr + row[:, None] * x_row + col[None, :] * x_col, mask=inside, other=-float("inf")).to(tl.float32)
     e = exponential(x - tl.max(x, axis=1)[:, None], ACCURATE)  # an all -inf row gives NaN, as in PyTorch
-    total = tl.sum(e, axis=1)[:, None]
-    y = tl.div_rn(e, total) if ACCURATE else e / total
+    y = e / tl.sum(e, axis=1)[:, None]
     tl.store(y_ptr + row[:, None] * y_row + col[None, :] * y_col, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
@@ -74,8 +73,7 @@ def softmax_long_rows(
     for start in range(0, N, BLOCK):
         c = (start + col).to(tl.int64)
         x = tl.load(x_ptr + row * x_row + c * x_col, mask=c < N, eviction_policy="evict_first").to(tl.float32)
-        e = exponential(x - best, ACCURATE)
-        y = tl.div_rn(e, denominator) if ACCURATE else e / denominator
+        y = exponential(x - best, ACCURATE) / denominator
         tl.store(y_ptr + row * y_row + c * y_col, y.to(y_ptr.dtype.element_ty), mask=c < N)
 
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
-from weft.operators import mutants, peers
+from weft.operators import mutants, peers, row_cluster
 from weft.operators.call import Choice, check_dim, check_tensor, eager, on_gpu, rows_of
 from weft.operators.launch import Plans, target_sm
 from weft.operators.random_inputs import random_tensor
@@ -39,7 +39,9 @@ def softmax_op(x: Tensor, dim: int) -> Tensor:
 def cluster_op(x: Tensor, dim: int) -> Tensor:
     y = torch.empty_like(x)
     if y.numel():
-        cluster.plans.of((x,), dim)(x, y)
+        # the choice may have been made while tracing, when alignment was not known
+        plans = forward_plans if row_cluster.why_not(x.movedim(dim, -1)) else cluster.plans
+        plans.of((x,), dim)(x, y)
     return y
 
 
@@ -237,7 +239,7 @@ def choose(x: Tensor, dim: int = -1) -> Choice:
     n = along.shape[-1]
     if along.stride(-1) != 1 and n > 1:
         return Choice("torch", f"stride {along.stride(-1)} along 'dim': PyTorch's kernel for inner dimensions is faster")
-    if CLUSTER_FROM <= n <= 2**18 and target_sm(x.device) >= 90:
+    if n >= CLUSTER_FROM and target_sm(x.device) >= 90 and not row_cluster.why_not(along):
         return Choice("cuda", f"{n} columns: a cluster of blocks holds a row, which is read once", cluster.plans)
     return Choice("triton", f"{n} columns: " + ("held in registers" if n <= 32768 else "read twice"), forward_plans)
 
