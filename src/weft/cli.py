@@ -77,7 +77,9 @@ def _device() -> str:
 
 @app.command(rich_help_panel=HARDWARE)
 def doctor(
-    level: Annotated[str, typer.Option(help="quick, or full: also run a kernel, a matrix product and a copy")] = "quick",
+    level: Annotated[
+        str, typer.Option(help="quick, or full: also run a kernel, a matrix product and a copy")
+    ] = "quick",
     as_json: Json = False,
 ) -> None:
     """What is installed, what sees the GPU, what does not fit together, and the fix for each."""
@@ -123,9 +125,13 @@ def verify(
     dtype: Dtypes = None,
     workload: WorkloadText = "",
     seed: int = 0,
-    full: Annotated[bool, typer.Option("--full", help="also the larger workloads (and the huge ones on a GPU)")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="also the larger workloads (and the huge ones on a GPU)")
+    ] = False,
     mutants: Annotated[bool, typer.Option(help="check that the verifier rejects the operators' mutants")] = True,
-    budget: Annotated[float, typer.Option(help="seconds after which no further check starts (not with --full)")] = 240.0,
+    budget: Annotated[
+        float, typer.Option(help="seconds after which no further check starts (not with --full)")
+    ] = 240.0,
     as_json: Json = False,
 ) -> None:
     """Check every kernel of ours against a float64 reference. Exit status 1 on any failure."""
@@ -154,7 +160,9 @@ def verify(
         _print_json(found)
     else:
         run.print_verification(out, found)
-    raise typer.Exit(1 if found["failed"] or found["mutants_survived"] or not found["checked"] + found["unverifiable"] else 0)
+    raise typer.Exit(
+        1 if found["failed"] or found["mutants_survived"] or not found["checked"] + found["unverifiable"] else 0
+    )
 
 
 @app.command("compile-check", rich_help_panel=OPERATORS)

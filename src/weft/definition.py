@@ -316,7 +316,9 @@ class Operator:
         for part in filter(None, (p.strip() for p in text.split(","))):
             name, equals, value = part.partition("=")
             if not equals:
-                raise ValueError(f"workload part '{part}' of '{self.name}' should read NAME=VALUE, such as {self.example}")
+                raise ValueError(
+                    f"workload part '{part}' of '{self.name}' should read NAME=VALUE, such as {self.example}"
+                )
             if name in self.axes:
                 axes[name] = _size(name, value)
             elif name.isupper():
@@ -339,7 +341,9 @@ def _size(name: str, value: str) -> int:
     try:
         size = int(base) ** int(exponent) if power else int(digits)
     except ValueError:
-        raise ValueError(f"size of axis {name} is '{value}'; expected a whole number such as 4096, 4k or 2**12") from None
+        raise ValueError(
+            f"size of axis {name} is '{value}'; expected a whole number such as 4096, 4k or 2**12"
+        ) from None
     if size < 0 or size * scale >= 2**62:
         raise ValueError(f"size of axis {name} is {value}; expected 0 … 2**62")
     return size * scale

@@ -104,8 +104,8 @@ class Timer:
             for name, timing in timings.items():
                 if timing.median_us < least_us:
                     raise ImpossibleTime(
-                        f"{name}: {timing.median_us:.2f} us, under the {least_us:.2f} us that its bytes take at the theoretical "
-                        "bandwidth: work was skipped, or the cache was not cold"
+                        f"{name}: {timing.median_us:.2f} us, under the {least_us:.2f} us that its bytes take at the "
+                        "theoretical bandwidth: work was skipped, or the cache was not cold"
                     )
         return timings
 

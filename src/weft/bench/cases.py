@@ -146,7 +146,9 @@ class Yardstick:
     workload: Workload
     direction: str
     want: Results  # the float64 reference's
-    baseline: Results  # what PyTorch makes in this dtype: the implementation ``torch``, or the reference where that declines
+    baseline: (
+        Results  # what PyTorch makes in this dtype: the implementation ``torch``, or the reference where that declines
+    )
     nonfinite: Results  # the reference in this dtype: where NaN and infinities go
     scales: list[Tensor] | None
 

@@ -48,7 +48,11 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.timer = Timer(self.device, cold=self.cold, budget_s=self.budget_s)
-        self.sm = torch.cuda.get_device_capability()[0] * 10 + torch.cuda.get_device_capability()[1] if self.device == "cuda" else None
+        self.sm = (
+            torch.cuda.get_device_capability()[0] * 10 + torch.cuda.get_device_capability()[1]
+            if self.device == "cuda"
+            else None
+        )
 
     def compare(
         self, op: Operator, w: Workload, direction: str, implementations: Iterable[Implementation]
@@ -70,7 +74,8 @@ class Bench:
                 made.function.reset()
             try:
                 ready = [
-                    cases.bind(op, made.function, direction, d, grads) for d, grads in zip(drawn, gradients, strict=True)
+                    cases.bind(op, made.function, direction, d, grads)
+                    for d, grads in zip(drawn, gradients, strict=True)
                 ]
                 ready[0][0]()
             except Declined as declined:
@@ -90,10 +95,12 @@ class Bench:
         for name in wrong:
             self.say(f"{op.name}/{name} at {w} {w.dtype} {direction} is wrong: {wrong[name]}")
         memory = {name: self._peak_mib(sets[0]) for name, sets in calls.items()}
-        return list(self._measurements(op, w, direction, [i for i in present if i.name in calls], timings, errors, memory))
+        return list(
+            self._measurements(op, w, direction, [i for i in present if i.name in calls], timings, errors, memory)
+        )
 
     def _present(self, op: Operator, made: Implementation, w: Workload, direction: str) -> bool:
-        if made.directions and direction not in made.directions or made.dtypes and w.dtype not in made.dtypes:
+        if (made.directions and direction not in made.directions) or (made.dtypes and w.dtype not in made.dtypes):
             return False
         if made.ours and self.device == "cpu":
             return False  # the interpreter's time says nothing
@@ -157,7 +164,7 @@ class Bench:
                 direction=direction,
                 workload=str(w),
                 dtype=w.dtype,
-                time_us=_short(t.median_us),
+                time_us=float(f"{t.median_us:.5g}"),
                 ours=made.ours,
                 cache=self.timer.cache,
                 time_p20_us=_short(t.quantile(0.2)),

@@ -85,7 +85,9 @@ def check(op: Operator, made: Implementation, direction: str, w: Workload, sm: i
     return [_examine(named, *kernel, sm) for kernel in kernels]
 
 
-def _examine(named: tuple[str, ...], kernel: str, cubin: bytes, shared: int, threads: int, sm: int) -> Compiled:
+def _examine(
+    named: tuple[str, str, str, str, str], kernel: str, cubin: bytes, shared: int, threads: int, sm: int
+) -> Compiled:
     usage = resource_usage(cubin)
     shared = max(shared, usage["SHARED"])
     limit = SHARED_LIMIT[sm]

@@ -69,7 +69,11 @@ def _values(
         return Verdict(True, 0.0)
     if tolerance.exact or not got.is_floating_point():
         same = (got == baseline) | (got.isnan() & baseline.isnan())
-        return Verdict(True, 0.0) if bool(same.all()) else Verdict(False, None, _first(got, baseline, ~same, "PyTorch has"))
+        return (
+            Verdict(True, 0.0)
+            if bool(same.all())
+            else Verdict(False, None, _first(got, baseline, ~same, "PyTorch has"))
+        )
     finite = places.isfinite()
     misplaced = ~((got == places) | (got.isnan() & places.isnan())) & ~finite | ~got.isfinite() & finite
     if bool(misplaced.any()):
@@ -87,13 +91,13 @@ def _values(
         return Verdict(True, share)
     if largest > allowed:
         at = error == error.max()
-        return Verdict(False, share, _first(got, want, at, f"error {largest:.3g} over {allowed:.3g} allowed; float64 has"))
+        return Verdict(
+            False, share, _first(got, want, at, f"error {largest:.3g} over {allowed:.3g} allowed; float64 has")
+        )
     return Verdict(False, share, f"root mean square error {mean:.3g} over {allowed_mean:.3g} allowed")
 
 
-def _scale(
-    want: Tensor, finite: Tensor, tolerance: Tolerance, dtype: torch.dtype, scale: Tensor | None
-) -> Tensor:
+def _scale(want: Tensor, finite: Tensor, tolerance: Tolerance, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
     """What errors are relative to: the reference's magnitude, or what the tolerance says where that is larger. Never
     less than the smallest normal number: below it a dtype has no relative precision to ask for."""
     clean = torch.where(finite, want, 0.0)
@@ -113,4 +117,5 @@ def _error(got: Tensor, want: Tensor, scale: Tensor, finite: Tensor) -> Tensor:
 
 def _first(got: Tensor, other: Tensor, at: Tensor, words: str) -> str:
     place = tuple(int(i) for i in at.nonzero()[0])
-    return f"{int(at.sum())} of {got.numel()} elements, first at {place}: {float(got[place]):.6g}, {words} {float(other[place]):.6g}"
+    values = f"{float(got[place]):.6g}, {words} {float(other[place]):.6g}"
+    return f"{int(at.sum())} of {got.numel()} elements, first at {place}: {values}"

@@ -25,16 +25,18 @@ from weft.records import Measurement, Store
 def progress(console: Console, what: str, total: int | None = None) -> Iterator[Callable[[str], None]]:
     """A bar on a terminal; nothing where standard error is not one. Yields a function to be told of each step."""
     columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, TextColumn("{task.fields[at]}"), console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(
+        *columns, TextColumn("{task.fields[at]}"), console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
         task = bar.add_task(what, total=total, at="")
         yield lambda at: bar.update(task, advance=1, at=at[:40])
 
 
 def print_verification(out: Console, found: dict[str, Any]) -> None:
     table = Table(title=f"Verification against float64 ({found['device']})", title_justify="left")
-    for column, how in (("operator", {}), ("implementation", {}), ("direction", {}), ("pass", {"justify": "right"})):
-        table.add_column(column, **how)
-    for column in ("fail", "declined", "worst", "not verifiable"):
+    for column in ("operator", "implementation", "direction"):
+        table.add_column(column, overflow="fold")
+    for column in ("pass", "fail", "declined", "worst", "not verifiable"):
         table.add_column(column, justify="right")
     groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for r in found["results"]:
@@ -55,7 +57,10 @@ def print_verification(out: Console, found: dict[str, Any]) -> None:
     out.print("worst: the largest error as a share of what is allowed", style="dim")
     for r in found["results"]:
         if r["status"] == "fail":
-            out.print(f"FAIL {r['operator']} {r['implementation']} {r['direction']} {r['workload']} {r['dtype']}: {r['reason']}", markup=False)
+            out.print(
+                f"FAIL {r['operator']} {r['implementation']} {r['direction']} {r['workload']} {r['dtype']}: {r['reason']}",
+                markup=False,
+            )
             if r["reproduce"]:
                 out.print(f"     {r['reproduce']}", markup=False, soft_wrap=True)
     rejected = found["mutants"] - found["mutants_survived"]
@@ -90,7 +95,10 @@ def print_compiled(out: Console, found: dict[str, Any]) -> None:
     out.print(table)
     for r in found["results"]:
         if not r["ok"]:
-            out.print(f"FAIL {r['operator']} {r['implementation']} {r['workload']} {r['dtype']} {r['arch']}: {r['reason']}", markup=False)
+            out.print(
+                f"FAIL {r['operator']} {r['implementation']} {r['workload']} {r['dtype']} {r['arch']}: {r['reason']}",
+                markup=False,
+            )
     out.print(
         f"{found['compiled']} kernels compiled in {found['seconds']} s, {found['failed']} failed, "
         f"{found['with_spills']} with spills (bytes of stack a thread)"
@@ -168,7 +176,12 @@ def operators_table(described: Iterable[dict[str, Any]]) -> Table:
 
 
 def start(
-    device: str, *, quick: bool = False, cold: bool = True, budget_s: float = 0.5, say: Callable[[str], None] = lambda text: None
+    device: str,
+    *,
+    quick: bool = False,
+    cold: bool = True,
+    budget_s: float = 0.5,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Any:
     """A bench on this machine, its ceilings measured."""
     from weft.bench.compare import Bench
@@ -203,12 +216,10 @@ def run_bench(
     for direction in directions:
         if direction not in ("forward", "backward"):
             raise UnknownName("direction", direction, ("forward", "backward"))
-    which = "cpu" if device == "cpu" and which == "bench" else which
-    points = list(
-        compare.points(operators, which if device == "cuda" else which, dtypes=dtypes, directions=directions, workload=workload)
-        if device == "cuda" or workload
-        else _cpu_points(operators, which, dtypes, directions)
-    )
+    if device == "cuda" or workload:
+        points = list(compare.points(operators, which, dtypes=dtypes, directions=directions, workload=workload))
+    else:
+        points = list(_cpu_points(operators, "cpu" if which == "bench" else which, dtypes, directions))
     chosen = {op.name: registry.implementations(op, implementations, ladder=ladder) for op in operators}
     said: set[str] = set()
 
@@ -245,7 +256,9 @@ def run_bench(
     return measured
 
 
-def _cpu_points(operators: Iterable[Any], which: str, dtypes: Sequence[str], directions: Sequence[str]) -> Iterator[Any]:
+def _cpu_points(
+    operators: Iterable[Any], which: str, dtypes: Sequence[str], directions: Sequence[str]
+) -> Iterator[Any]:
     from weft.bench import compare
 
     for op in operators:
@@ -255,7 +268,11 @@ def _cpu_points(operators: Iterable[Any], which: str, dtypes: Sequence[str], dir
 
 def _known(store: Store, bench: Any) -> set[tuple[str, ...]]:
     gpu = bench.context()["gpu"]
-    return {(m.operator, m.workload, m.dtype, m.direction, m.source) for m in store.read(gpu) if m.cache == bench.timer.cache}
+    return {
+        (m.operator, m.workload, m.dtype, m.direction, m.source)
+        for m in store.read(gpu)
+        if m.cache == bench.timer.cache
+    }
 
 
 def run_tune(
@@ -280,7 +297,9 @@ def run_tune(
     major, minor = torch.cuda.get_device_capability()
 
     def said(key: str, config: dict[str, int], best: float, heuristic: float) -> None:
-        out.print(f"{key}: {json.dumps(config)} {best:.1f} us, heuristic {heuristic:.1f} us", markup=False, soft_wrap=True)
+        out.print(
+            f"{key}: {json.dumps(config)} {best:.1f} us, heuristic {heuristic:.1f} us", markup=False, soft_wrap=True
+        )
 
     jobs = list(tune.jobs(registry.select(names), dtypes, implementation))
     tune.tune(jobs, major * 10 + minor, processes=processes, on_result=said)
@@ -302,7 +321,10 @@ def run_report(device: str, note: Console, folder: Path) -> Path:
     stage("verify: every kernel of ours against float64" + ("" if device == "cuda" else ", in Triton's interpreter"))
     with progress(note, "verify") as step:
         found = verify.verify(
-            registry.select(), device, budget_s=60 if device == "cuda" else 90, on_result=lambda r: step(f"{r.operator} {r.workload}")
+            registry.select(),
+            device,
+            budget_s=60 if device == "cuda" else 90,
+            on_result=lambda r: step(f"{r.operator} {r.workload}"),
         )
     compiled: list[dict[str, Any]] = []
     if device == "cpu":

@@ -24,7 +24,9 @@ def measure(bench: Any, *, quick: bool = False) -> list[Measurement]:
     for w in op.cases("cpu"):
         if quick and w["M"] > 1024:
             continue
-        a, b = (t for t in op.inputs(w, torch.Generator().manual_seed(3), "cpu").values() if isinstance(t, torch.Tensor))
+        a, b = (
+            t for t in op.inputs(w, torch.Generator().manual_seed(3), "cpu").values() if isinstance(t, torch.Tensor)
+        )
         want = a.double() @ b.double()
         calls = _calls(a, b, bench.device)
         times = timer.measure({name: [call] for name, call in calls.items()})
@@ -79,5 +81,3 @@ def _calls(a: torch.Tensor, b: torch.Tensor, device: str) -> dict[str, Callable[
     calls["torch, GPU with transfers"] = lambda: (a.cuda() @ b.cuda()).cpu()
     calls["triton, GPU with transfers"] = lambda: matmul_triton(a.cuda(), b.cuda(), "ieee").cpu()
     return calls
-
-

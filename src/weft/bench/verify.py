@@ -66,7 +66,9 @@ class Check:
 def unverifiable(implementation: Implementation, dtype: str, device: str) -> str:
     """Why this implementation cannot be verified on this machine (an empty string when it can)."""
     if device == "cuda":
-        return implementation.absent("cuda", torch.cuda.get_device_capability()[0] * 10 + torch.cuda.get_device_capability()[1])
+        return implementation.absent(
+            "cuda", torch.cuda.get_device_capability()[0] * 10 + torch.cuda.get_device_capability()[1]
+        )
     if implementation.backend != "triton":
         return f"{implementation.backend} code runs on a GPU only"
     if dtype == "bf16":
@@ -86,9 +88,7 @@ def checks(
 ) -> Iterator[Check | Result]:
     """All that is to be checked, breadth first (every operator's first workload before any second), and a result for
     what cannot be checked here."""
-    per_operator = [
-        list(_of(op, device, implementation, direction, tuple(dtypes), workload, full)) for op in operators
-    ]
+    per_operator = [list(_of(op, device, implementation, direction, tuple(dtypes), workload, full)) for op in operators]
     for row in itertools.zip_longest(*per_operator):
         yield from (c for c in row if c is not None)
 
@@ -103,9 +103,11 @@ def _of(
     sets = ["verify", *(["full"] if full and "full" in op.workloads else [])]
     if full and device == "cuda" and "huge" in op.workloads:
         sets.append("huge")
-    points = [op.parse(workload, d) for d in dtypes or op.dtypes] if workload else [
-        w for s in sets for w in op.cases(s, dtypes)
-    ]
+    points = (
+        [op.parse(workload, d) for d in dtypes or op.dtypes]
+        if workload
+        else [w for s in sets for w in op.cases(s, dtypes)]
+    )
     ours = [i for i in op.implementations.values() if i.ours and (not named or i.name == named)]
     for d in op.directions:
         if direction and d != direction:
@@ -174,7 +176,8 @@ def _baseline_output(op: Operator, arguments: dict[str, Any]) -> Any:
 
 def _unchanged(before: Any, after: Any) -> bool:
     return all(
-        bool(((b == a) | ((b != b) & (a != a))).all()) for b, a in zip(cases.tensors(before), cases.tensors(after), strict=True)
+        bool(((b == a) | ((b != b) & (a != a))).all())
+        for b, a in zip(cases.tensors(before), cases.tensors(after), strict=True)
     )
 
 
@@ -239,7 +242,9 @@ def verify(
                     if mutant_survives(op, mutant, device):
                         survived += 1
                         why = "a mutant passed every verify workload"
-                        found.append(Result(op.name, f"mutant: {mutant.name}", mutant.direction, "*", "*", "fail", None, why))
+                        found.append(
+                            Result(op.name, f"mutant: {mutant.name}", mutant.direction, "*", "*", "fail", None, why)
+                        )
                         if on_result:
                             on_result(found[-1])
         for check in checks(operators, device, **selection):

@@ -93,8 +93,8 @@ def render(findings: Iterable[Finding], width: int = 80) -> str:
                 lines += _wrapped(f.fix, aligned + "fix: ", aligned + "     ", width)
     number = counts(listed)
     summary = ", ".join(f"{number[s]} {s}" for s in STATUSES)
-    head = _wrapped(f"weft doctor: {len(listed)} checks: {summary}", "", "  ", width)
-    return "\n".join([*head, *lines]) + "\n"
+    first = _wrapped(f"weft doctor: {len(listed)} checks: {summary}", "", "  ", width)
+    return "\n".join([*first, *lines]) + "\n"
 
 
 def _wrapped(text: str, first: str, rest: str, width: int) -> list[str]:

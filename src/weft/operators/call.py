@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from weft.definition import Declined
 from weft.operators.launch import INTERPRETING, PLAIN, compile_request
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -116,3 +117,15 @@ def rows_of(x: torch.Tensor) -> tuple[int, int, int, int] | None:
     if 0 in sizes:
         m = 0
     return m, n, n if row_stride is None else row_stride, column_stride
+
+
+def views(*tensors: torch.Tensor) -> list[tuple[int, int, int, int]]:
+    """Each tensor as rows.
+
+    Raises:
+        Declined: strides that do not collapse into rows, for which a copy would be needed.
+    """
+    found = [rows_of(t) for t in tensors]
+    if None in found:
+        raise Declined("the leading dimensions do not collapse into rows of one stride, so a copy would be needed")
+    return found  # type: ignore[return-value]

@@ -7,9 +7,9 @@ configurations. Nothing is ever tuned at a first call.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -30,7 +30,7 @@ class Configurations:
         candidates: ``(sm, *key) -> configurations worth measuring``.
     """
 
-    all: list[Configurations] = []
+    all: ClassVar[list[Configurations]] = []
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ def bucket(n: int, least: int = 1) -> int:
     return max(least, 1 << max(int(n) - 1, 0).bit_length())
 
 
-def grid_of(choices: dict[str, Sequence[int]]) -> Iterable[Config]:
+def grid_of(choices: Mapping[str, Sequence[int]]) -> Iterable[Config]:
     """Every combination: ``grid_of({"BLOCK": (1024, 2048), "num_warps": (4, 8)})``."""
     import itertools
 

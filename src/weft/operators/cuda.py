@@ -1,7 +1,8 @@
 """The one door from weft to CUDA C++: a source file compiled through NVRTC, launched through the driver.
 
 Neither needs a toolkit: NVRTC comes with PyTorch's CUDA builds (or the wheel ``nvidia-cuda-nvrtc``). Sources include
-``prelude.cuh`` and ``rows.cuh`` and nothing else, so no CUDA headers are needed. As for Triton, the same plan launches, or compiles only.
+``prelude.cuh`` and ``rows.cuh`` and nothing else, so no CUDA headers are needed. As for Triton, the same plan launches, or
+compiles only.
 """
 
 from __future__ import annotations
@@ -62,7 +63,11 @@ def compile_cubin(source: Path, expression: str, sm: int) -> tuple[bytes, str]:
     text = source.read_text().encode()
     program = _ok(
         nvrtc.nvrtcCreateProgram(
-            text, source.name.encode(), len(HEADERS), [h.read_bytes() for h in HEADERS], [h.name.encode() for h in HEADERS]
+            text,
+            source.name.encode(),
+            len(HEADERS),
+            [h.read_bytes() for h in HEADERS],
+            [h.name.encode() for h in HEADERS],
         ),
         "NVRTC",
     )

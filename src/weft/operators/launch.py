@@ -11,7 +11,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import triton
@@ -141,7 +141,7 @@ class Plans:
     options. Programs meet few shapes; one that meets endlessly many starts over instead of growing."""
 
     LIMIT = 4096
-    all: list[Plans] = []
+    all: ClassVar[list[Plans]] = []
 
     def __init__(self, build: Callable[..., Any]):
         self.build = build

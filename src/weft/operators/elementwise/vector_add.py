@@ -13,9 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
+from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, check_same, check_tensor, eager, on_gpu, rows_of
+from weft.operators.call import Choice, check_same, check_tensor, eager, on_gpu, rows_of, views
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.launch import Plan, Plans
 from weft.operators.random_inputs import random_tensor
@@ -70,11 +70,7 @@ def plan(x: Tensor, y: Tensor) -> Plan:
         config = configuration(x.device, x.dtype)
         n, block = x.numel(), config["BLOCK"]
         return Plan(add_flat, (triton.cdiv(n, block),), (n,), {"BLOCK": block}, config["num_warps"])
-    if reason := why_not(x, y):
-        raise Declined(reason)
-    m, n, *x_strides = rows_of(x) or ()
-    _, _, *y_strides = rows_of(y) or ()
-    _, _, *out_strides = rows_of(torch.empty_like(x, device="meta")) or ()
+    (m, n, *x_strides), (_, _, *y_strides), (_, _, *out_strides) = views(x, y, torch.empty_like(x, device="meta"))
     block = min(1024, bucket(n, 16))
     grid = (m * triton.cdiv(n, block),)
     return Plan(add_rows, grid, (n, *x_strides, *y_strides, *out_strides), {"BLOCK": block})

@@ -92,7 +92,9 @@ class _AtPrecision(torch.autograd.Function):
 
 def _mm(a: Tensor, b: Tensor, precision: str) -> Tensor:
     if precision == "tf32" and not a.is_cuda:  # a CPU has no such mode: round the operands as the GPU does
-        a, b = (((t.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32) for t in (a.contiguous(), b.contiguous()))
+        a, b = (
+            ((t.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32) for t in (a.contiguous(), b.contiguous())
+        )
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest" if precision == "ieee" else "high")
     try:
@@ -172,7 +174,10 @@ matmul = Operator(
     tolerance=Tolerance(scale="tensor", terms=lambda w: max(w.axes.values())),
     workloads={
         "verify": [
-            *(workload(M=m, N=n, K=k) for m, n, k in ((1, 1, 1), (16, 16, 16), (33, 65, 17), (64, 128, 64), (7, 1, 130))),
+            *(
+                workload(M=m, N=n, K=k)
+                for m, n, k in ((1, 1, 1), (16, 16, 16), (33, 65, 17), (64, 128, 64), (7, 1, 130))
+            ),
             *(workload(M=0, N=5, K=3), workload(M=5, N=3, K=0)),
             *(workload(M=40, N=48, K=33, layout=layout) for layout in ("NT", "TN", "TT")),
             *(workload(M=40, N=48, K=32, memory=memory) for memory in ("unaligned", "sliced", "strided", "expanded")),
@@ -182,7 +187,7 @@ matmul = Operator(
             workload("fp32", M=32, N=48, K=64, precision="tf32x3"),
         ],
         "full": [workload(M=256, N=256, K=256), workload(M=129, N=255, K=257)],
-        "huge": [workload("bf16", M=2**16 + 8, N=2**15 + 8, K=64), workload("bf16", M=64, N=64, K=2**25 + 64)],
+        "huge": [workload("bf16", M=2**16 + 8, N=2**15 + 8, K=64), workload("bf16", M=2**21 + 8, N=64, K=1040)],
         "bench": [
             *SQUARES,
             *(workload("bf16", M=4096, N=4096, K=4096, layout=layout) for layout in ("NT", "TN")),
@@ -196,16 +201,26 @@ matmul = Operator(
         ],
         "cpu": [workload("fp32", M=n, N=n, K=n) for n in (256, 512, 1024, 2048, 4096)],
         "tune": [
-            *(workload(d, M=n, N=n, K=n, layout=at) for n in (4096, 8192) for at in ("NN", "NT", "TN") for d in ("bf16",)),
+            *(
+                workload(d, M=n, N=n, K=n, layout=at)
+                for n in (4096, 8192)
+                for at in ("NN", "NT", "TN")
+                for d in ("bf16",)
+            ),
             *(workload("fp32", M=4096, N=4096, K=4096, precision=p) for p in ("ieee", "tf32")),
         ],
-        "model": [workload("bf16", M=4096, N=n, K=k, layout="NT") for n, k in ((6144, 4096), (28672, 4096), (4096, 14336))],
+        "model": [
+            workload("bf16", M=4096, N=n, K=k, layout="NT") for n, k in ((6144, 4096), (28672, 4096), (4096, 14336))
+        ],
     },
     mutants=[
         *mutants.usual(reference),
         Mutant("last slice of K left out", _last_slice_left_out),
         Mutant("summed in bf16", _low_precision_sum),
-        Mutant("operands transposed", lambda a, b, precision=None: (b.t() @ a.t()) if a.shape[0] == b.shape[1] else a @ b.flip(0)),
+        Mutant(
+            "operands transposed",
+            lambda a, b, precision=None: (b.t() @ a.t()) if a.shape[0] == b.shape[1] else a @ b.flip(0),
+        ),
         *mutants.usual(_gradients, "backward"),
     ],
 )
@@ -225,7 +240,9 @@ def check(a: Tensor, b: Tensor, precision: str | None) -> None:
     check_same("matmul", "b", b, "a", a)
     for name, t in (("a", a), ("b", b)):
         if t.ndim != 2:
-            raise ValueError(f"matmul: argument '{name}' has shape {tuple(t.shape)}; expected a matrix (two dimensions)")
+            raise ValueError(
+                f"matmul: argument '{name}' has shape {tuple(t.shape)}; expected a matrix (two dimensions)"
+            )
     if a.shape[1] != b.shape[0]:
         raise ValueError(
             f"matmul: 'a' has shape {tuple(a.shape)} and 'b' {tuple(b.shape)}; expected b with {a.shape[1]} rows, "

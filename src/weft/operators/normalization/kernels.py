@@ -14,8 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.definition import Declined
-from weft.operators.call import rows_of
+from weft.operators.call import views
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.launch import Plan, Plans, multiprocessors
 
@@ -47,9 +46,7 @@ def rms_rows(
 
 
 @triton.jit
-def rms_long_rows(
-    x_ptr, w_ptr, y_ptr, N, x_row, x_col, y_row, y_col, eps, BLOCK: tl.constexpr, WEIGHTED: tl.constexpr
-):
+def rms_long_rows(x_ptr, w_ptr, y_ptr, N, x_row, x_col, y_row, y_col, eps, BLOCK: tl.constexpr, WEIGHTED: tl.constexpr):
     """The same for a row that does not fit: one program walks it twice, the second time from L2 where it fits."""
     row = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK)
@@ -202,18 +199,6 @@ def _threads_fit(config: Config, n: int, least: int, most: int) -> bool:
 
 forward_configuration = Configurations(__file__, "forward", heuristic, candidates)
 backward_configuration = Configurations(__file__, "backward", backward_heuristic, backward_candidates)
-
-
-def views(*tensors: Tensor) -> list[tuple[int, int, int, int]]:
-    """Each tensor as rows.
-
-    Raises:
-        Declined: strides that do not collapse into rows, for which a copy would be needed.
-    """
-    found = [rows_of(t) for t in tensors]
-    if None in found:
-        raise Declined("the leading dimensions do not collapse into rows of one stride, so a copy would be needed")
-    return found  # type: ignore[return-value]
 
 
 def forward_plan(x: Tensor, weight: Tensor, eps: float, weighted: bool) -> Plan:

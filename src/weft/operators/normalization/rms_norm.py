@@ -21,7 +21,8 @@ from weft.operators.normalization import cluster
 from weft.operators.normalization.kernels import backward_plans, forward_plans
 from weft.operators.random_inputs import random_tensor
 
-CLUSTER_FROM = 16384  # columns from which the cluster kernel is the faster one on sm_90 (README.md)
+# Columns from which the cluster kernel is the faster one on sm_90 (README.md).
+CLUSTER_FROM = {torch.float32: 65536, torch.float16: 16384, torch.bfloat16: 16384}
 EPS = 1e-6
 
 
@@ -197,7 +198,7 @@ def _gradient(dy: Tensor, x: Tensor, weight: Tensor | None = None, eps: float = 
 
 def _no_projection(dy: Tensor, x: Tensor, weight: Tensor | None = None, eps: float = EPS) -> tuple[Tensor, ...]:
     g = dy if weight is None else dy * weight
-    dx, *rest = _gradient(dy, x, weight, eps)
+    _, *rest = _gradient(dy, x, weight, eps)
     return (_wide(x, None, lambda v: g * torch.rsqrt(v.square().mean(-1, keepdim=True) + eps)), *rest)
 
 
@@ -216,7 +217,10 @@ rms_norm = Operator(
     cost=cost,
     directions=("forward", "backward"),
     differentiable=("x", "weight"),
-    tolerance={"forward": Tolerance(scale="element", ulps=2.0), "backward": Tolerance(scale=_gradient_terms, ulps=2.0)},
+    tolerance={
+        "forward": Tolerance(scale="element", ulps=2.0),
+        "backward": Tolerance(scale=_gradient_terms, terms=lambda w: 32),
+    },
     workloads={
         "verify": [
             *(workload(M=m, N=n) for m, n in ((1, 1), (3, 5), (2, 256), (37, 100), (5, 1000), (1, 4097))),
@@ -235,7 +239,11 @@ rms_norm = Operator(
         "bench": [workload(M=2**28 // n, N=n) for n in WIDTHS],
         "quick": [workload(M=2**22 // n, N=n) for n in (1024, 4096)],
         "compile": [workload(M=64, N=n) for n in (100, 4096, 2**16)],
-        "tune": [workload(d, M=2**28 // n, N=n) for d in ("fp32", "bf16") for n in (64, 128, 256, 512, 1024, 2048, *WIDTHS[2:])],
+        "tune": [
+            workload(d, M=2**28 // n, N=n)
+            for d in ("fp32", "bf16")
+            for n in (64, 128, 256, 512, 1024, 2048, *WIDTHS[2:])
+        ],
         "model": [workload("bf16", M=8192, N=n) for n in (4096, 5120, 8192)],
     },
     mutants=[
@@ -295,7 +303,8 @@ def choose(x: Tensor, weight: Tensor | None = None, eps: float = EPS) -> Choice:
     if rows_of(x) is None:
         return Choice("torch", "the leading dimensions do not collapse into rows of one stride: a copy would be needed")
     n = x.shape[-1]
-    if n >= CLUSTER_FROM and target_sm(x.device) >= 90 and not row_cluster.why_not(x) and pointer_aligned(weight if weight is not None else x):
+    aligned = not row_cluster.why_not(x) and (weight is None or pointer_aligned(weight))
+    if n >= CLUSTER_FROM[x.dtype] and target_sm(x.device) >= 90 and aligned:
         return Choice("cuda", f"{n} columns: a cluster of blocks holds a row, which is read once", cluster.plans)
     return Choice("triton", f"{n} columns: " + ("held in registers" if n <= 32768 else "read twice"), forward_plans)
 

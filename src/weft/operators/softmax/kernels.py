@@ -14,8 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.definition import Declined
-from weft.operators.call import rows_of
+from weft.operators.call import views
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.launch import Plan, Plans
 
@@ -46,14 +45,12 @@ def softmax_rows(
     inside = (row[:, None] < M) & (col[None, :] < N)
     x = tl.load(x_ptr + row[:, None] * x_row + col[None, :] * x_col, mask=inside, other=-float("inf")).to(tl.float32)
     e = exponential(x - tl.max(x, axis=1)[:, None], ACCURATE)  # an all -inf row gives NaN, as in PyTorch
-    y = e / tl.sum(e, axis=1)[:, None]
+    y = e * tl.div_rn(1.0, tl.sum(e, axis=1))[:, None]  # one exact division a row
     tl.store(y_ptr + row[:, None] * y_row + col[None, :] * y_col, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def softmax_long_rows(
-    x_ptr, y_ptr, N, x_row, x_col, y_row, y_col, BLOCK: tl.constexpr, ACCURATE: tl.constexpr
-):
+def softmax_long_rows(x_ptr, y_ptr, N, x_row, x_col, y_row, y_col, BLOCK: tl.constexpr, ACCURATE: tl.constexpr):
     """The same for a row that does not fit: one program walks it twice, first for a running maximum and sum in each
     lane (online softmax, Milakov & Gimelshein 2018), then to write."""
     row = tl.program_id(0).to(tl.int64)
@@ -69,11 +66,11 @@ def softmax_long_rows(
         total = total * exponential(top - base, ACCURATE) + exponential(x - base, ACCURATE)
         top = higher
     best = tl.max(top, axis=0)
-    denominator = tl.sum(total * exponential(top - best, ACCURATE), axis=0)  # NaN when all are -inf
+    scale = tl.div_rn(1.0, tl.sum(total * exponential(top - best, ACCURATE), axis=0))  # NaN when all are -inf
     for start in range(0, N, BLOCK):
         c = (start + col).to(tl.int64)
         x = tl.load(x_ptr + row * x_row + c * x_col, mask=c < N, eviction_policy="evict_first").to(tl.float32)
-        y = exponential(x - best, ACCURATE) / denominator
+        y = exponential(x - best, ACCURATE) * scale
         tl.store(y_ptr + row * y_row + c * y_col, y.to(y_ptr.dtype.element_ty), mask=c < N)
 
 
@@ -138,18 +135,6 @@ forward_configuration = Configurations(__file__, "forward", heuristic, candidate
 backward_configuration = Configurations(__file__, "backward", heuristic, candidates)
 
 
-def views(*tensors: Tensor) -> list[tuple[int, int, int, int]]:
-    """Each tensor as rows.
-
-    Raises:
-        Declined: strides that do not collapse into rows, for which a copy would be needed.
-    """
-    found = [rows_of(t) for t in tensors]
-    if None in found:
-        raise Declined("the leading dimensions do not collapse into rows of one stride, so a copy would be needed")
-    return found  # type: ignore[return-value]
-
-
 def forward_plan(x: Tensor, dim: int) -> Plan:
     """Softmax of x over ``dim`` into ``torch.empty_like(x)``."""
     (m, n, *x_strides), (_, _, *y_strides) = views(
@@ -159,7 +144,11 @@ def forward_plan(x: Tensor, dim: int) -> Plan:
     config = forward_configuration(x.device, x.dtype, bucket(n))
     if n > ONE_PASS:
         return Plan(
-            softmax_long_rows, (m,), (n, *x_strides, *y_strides), {"BLOCK": config["BLOCK"], **accurate}, config["num_warps"]
+            softmax_long_rows,
+            (m,),
+            (n, *x_strides, *y_strides),
+            {"BLOCK": config["BLOCK"], **accurate},
+            config["num_warps"],
         )
     tile = {"ROWS": config["ROWS"], "BLOCK": bucket(n), **accurate}
     grid = (triton.cdiv(m, config["ROWS"]),)

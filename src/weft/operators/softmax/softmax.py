@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
@@ -17,7 +16,7 @@ from weft.operators import mutants, peers, row_cluster
 from weft.operators.call import Choice, check_dim, check_tensor, eager, on_gpu, rows_of
 from weft.operators.launch import Plans, target_sm
 from weft.operators.random_inputs import random_tensor
-from weft.operators.softmax import cluster
+from weft.operators.softmax import cluster, ladder
 from weft.operators.softmax.kernels import backward_plans, forward_plans
 
 CLUSTER_FROM = 16384  # columns from which the cluster kernel is the faster one on sm_90 (README.md)
@@ -183,7 +182,7 @@ softmax = Operator(
     cost=cost,
     directions=("forward", "backward"),
     differentiable=("x",),
-    tolerance={"forward": Tolerance(scale="element"), "backward": Tolerance(scale="row")},
+    tolerance={"forward": Tolerance(scale="element"), "backward": Tolerance(scale="row", terms=lambda w: 32)},
     workloads={
         "verify": [
             *(workload(M=m, N=n) for m, n in ((1, 1), (3, 5), (2, 256), (37, 100), (5, 1000), (1, 4097))),
@@ -201,8 +200,13 @@ softmax = Operator(
         "huge": [workload("bf16", M=2**14 + 1, N=2**17), workload("bf16", M=2**23 + 3, N=257)],
         "bench": [workload(M=2**28 // n, N=n) for n in WIDTHS],
         "quick": [workload(M=2**22 // n, N=n) for n in (1024, 4096)],
+        "ladder": [workload(M=2**28 // 4096, N=4096)],
         "compile": [workload(M=64, N=n) for n in (100, 4096, 2**16)],
-        "tune": [workload(d, M=2**28 // n, N=n) for d in ("fp32", "bf16") for n in (64, 128, 256, 512, 1024, 2048, *WIDTHS[2:])],
+        "tune": [
+            workload(d, M=2**28 // n, N=n)
+            for d in ("fp32", "bf16")
+            for n in (64, 128, 256, 512, 1024, 2048, *WIDTHS[2:])
+        ],
         "model": [workload("bf16", M=32 * 2048, N=2048), workload("bf16", M=4096, N=128256)],
     },
     mutants=[
@@ -217,6 +221,10 @@ softmax = Operator(
 
 softmax.implementation("triton", arch=">=sm_80")(softmax_triton)
 softmax.implementation("cuda", arch=">=sm_90", devices=("cuda",), directions=("forward",))(softmax_cluster)
+for _number, (_name, _idea) in ladder.RUNGS.items():
+    softmax.rung(
+        _number, _name, idea=_idea, backend="cuda", arch=">=sm_80", devices=("cuda",), directions=("forward",)
+    )(ladder.rung(_number))
 softmax.implementation("torch")(reference)
 softmax.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
 softmax.implementation("liger", requires="liger-kernel", devices=("cuda",))(liger)
@@ -238,7 +246,9 @@ def choose(x: Tensor, dim: int = -1) -> Choice:
         return Choice("torch", "the leading dimensions do not collapse into rows of one stride: a copy would be needed")
     n = along.shape[-1]
     if along.stride(-1) != 1 and n > 1:
-        return Choice("torch", f"stride {along.stride(-1)} along 'dim': PyTorch's kernel for inner dimensions is faster")
+        return Choice(
+            "torch", f"stride {along.stride(-1)} along 'dim': PyTorch's kernel for inner dimensions is faster"
+        )
     if n >= CLUSTER_FROM and target_sm(x.device) >= 90 and not row_cluster.why_not(along):
         return Choice("cuda", f"{n} columns: a cluster of blocks holds a row, which is read once", cluster.plans)
     return Choice("triton", f"{n} columns: " + ("held in registers" if n <= 32768 else "read twice"), forward_plans)
