@@ -14,7 +14,7 @@ from weft.timing import Timer, paired_ratio
 
 
 def main() -> None:
-    device, text, dtype = ("cuda", "M=65536,N=4096", "bf16") if query.has_gpu() else ("cpu", "M=4096,N=4096", "fp32")
+    device, text, dtype = ("cuda", "M=65536,N=4096", "bf16") if query.has_gpu() else ("cpu", "M=2048,N=4096", "fp32")
     operator = registry.get("softmax")
     workload = operator.parse(text, dtype)
 

@@ -274,7 +274,7 @@ def tables(
     """Regenerate the measured tables in the Markdown files from the committed records."""
     from weft.report import documents
 
-    raise typer.Exit(documents.refresh_all(Path.cwd(), check, out.print))
+    raise typer.Exit(documents.refresh_all(Path.cwd(), check, _print_line))
 
 
 @app.command(rich_help_panel=DOCUMENTS)
@@ -284,13 +284,17 @@ def stubs(
     """Regenerate ops.pyi, the types of the public functions."""
     from weft.report import documents
 
-    raise typer.Exit(documents.refresh_stub(check, out.print))
+    raise typer.Exit(documents.refresh_stub(check, _print_line))
 
 
 @app.command(rich_help_panel=DOCUMENTS)
 def version() -> None:
     """Print weft's version."""
     out.print(__version__)
+
+
+def _print_line(text: str) -> None:
+    out.print(text, markup=False, soft_wrap=True)
 
 
 def _say(text: str) -> None:

@@ -18,6 +18,13 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA = 1
+SHARED = (
+    "launch.py",
+    "cuda.py",
+    "prelude.cuh",
+    "rows.cuh",
+    "row_cluster.py",
+)  # of operators/: part of every kernel's source
 
 
 @dataclass
@@ -163,10 +170,13 @@ def commit() -> str:
 
 
 def source_hash(folder: str | os.PathLike[str]) -> str:
-    """Hash of the code that a measurement depends on: the operator's folder (code, not configurations' order or
-    prose) and ``timing.py``. A table made from records of another source than today's is marked stale."""
+    """Hash of the code that a measurement depends on: the operator's folder (code and configurations, not prose), what
+    kernels of all folders share (``SHARED``), and ``timing.py``. A table made from records of another source than today's
+    is marked stale."""
     digest = hashlib.sha256()
     files = [p for p in Path(folder).rglob("*") if p.suffix in {".py", ".cu", ".cuh", ".json"} and p.is_file()]
-    for path in [*sorted(files), Path(__file__).parent / "timing.py"]:
+    here = Path(__file__).parent
+    shared = [here / "operators" / name for name in SHARED]
+    for path in [*sorted(files), *shared, here / "timing.py"]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:12]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch._functorch.config as functorch
 
 MODES = ("default", "max-autotune-no-cudagraphs")
 
@@ -38,6 +39,7 @@ class Compiled:
         if not any(isinstance(a, torch.Tensor) and a.is_cuda for a in args.values()):
             modes = modes[:1]  # on a CPU the second mode brings nothing and doubles a slow compilation
         timed = []
+        functorch.donated_buffer = False  # the timer calls one graph's backward many times
         for mode in modes:
             candidate = torch.compile(self.function, dynamic=False, mode=mode)
             seconds = _seconds(candidate, args) if len(modes) > 1 else 0.0

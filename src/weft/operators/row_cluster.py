@@ -15,6 +15,7 @@ from weft.operators.configs import Config, bucket, grid_of
 from weft.operators.cuda import pointer_aligned
 
 MAX_CLUSTER = 16
+SHORTEST = 2048  # columns below which a block per row leaves most of a multiprocessor idle
 LONGEST = 2**19  # columns that 16 blocks of 1024 threads hold
 
 
@@ -69,6 +70,8 @@ def why_not(x: Tensor) -> str:
         return f"columns {column} elements apart; 16-byte accesses need adjacent ones"
     if n % count or row % count or not pointer_aligned(x):
         return "rows that do not begin and end on 16 bytes"
+    if n < SHORTEST:
+        return f"{n} columns; below {SHORTEST} a block would hold too little of a row"
     if n > LONGEST:
         return f"{n} columns; a cluster of {MAX_CLUSTER} blocks holds {LONGEST}"
     return ""

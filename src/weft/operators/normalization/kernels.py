@@ -131,7 +131,7 @@ def rms_backward_columns(
     if WEIGHTED:
         w = tl.load(w_ptr + c, mask=c < N, other=0.0).to(tl.float32)[None, :]
         dw = tl.zeros([ROWS, BLOCK], tl.float32)
-    for start in range(0, STRIP, ROWS):
+    for start in range(0, min(STRIP, M - tl.program_id(1) * STRIP), ROWS):
         row = strip * STRIP + start + tl.arange(0, ROWS)
         inside = (row[:, None] < M) & (c[None, :] < N)
         x = tl.load(x_ptr + row[:, None] * x_row + c[None, :] * x_col, mask=inside, other=0.0).to(tl.float32)

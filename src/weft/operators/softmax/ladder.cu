@@ -18,10 +18,10 @@ template <typename T> __device__ __forceinline__ void set(T *p, float f) {
 }
 
 struct Max {
-  static __device__ __forceinline__ float of(float a, float b) { return fmaxf(a, b); }
+  template <typename F> static __device__ __forceinline__ F of(F a, F b) { return b > a ? b : a; }
 };
 struct Sum {
-  static __device__ __forceinline__ float of(float a, float b) { return a + b; }
+  template <typename F> static __device__ __forceinline__ F of(F a, F b) { return a + b; }
 };
 
 // ---- 1. naive: one thread a row. Neighbouring threads read addresses N apart, so every load of a warp takes 32 lines. --
@@ -43,8 +43,11 @@ template <typename Op> __device__ float reduce_serially(float mine) {
   __shared__ float partial[THREADS];
   partial[threadIdx.x] = mine;
   __syncthreads();
-  if (threadIdx.x == 0)
-    for (int t = 1; t < THREADS; t++) partial[0] = Op::of(partial[0], partial[t]);
+  if (threadIdx.x == 0) {
+    double all = partial[0];  // as in rung 1: many terms one after the other
+    for (int t = 1; t < THREADS; t++) all = Op::of(all, double(partial[t]));
+    partial[0] = float(all);
+  }
   __syncthreads();
   const float all = partial[0];
   __syncthreads();  // before the next reduction writes

@@ -1,0 +1,85 @@
+"""Finds every PyTorch operator that weft's implementations call, with arguments as they were called, and puts each through
+``torch.library.opcheck``: schema, autograd registration, fake tensors, and the same under AOT autograd with dynamic shapes.
+
+    python opchecks.py     # on the CPU, where the operators run their references; the interpreter must not be on
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from weft import registry
+from weft.bench import cases
+from weft.definition import Declined
+
+Sample = tuple[Any, tuple[Any, ...], str]  # operator overload, arguments, direction it was called in
+
+
+class Recorder(TorchDispatchMode):
+    """Notes each weft operator that is called, with copies of its arguments: the first call of each operator and form."""
+
+    def __init__(self):
+        super().__init__()
+        self.direction, self.samples = "", {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "weft":
+            form = (str(func), *(a is None for a in args))
+            if form not in self.samples:
+                copies = tuple(cases.map_tensors(cases.clone, cases.map_tensors(torch.detach, a)) for a in args)
+                self.samples[form] = (func, copies, self.direction)
+        return func(*args, **(kwargs or {}))
+
+
+def registered() -> set[str]:
+    return {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("weft::")}
+
+
+def samples(device: str) -> list[Sample]:
+    """Runs what is ours and runs on the device, in both directions, on the verify workloads."""
+    recorder = Recorder()
+    for op in registry.select():
+        for made in op.implementations.values():
+            if not made.ours or made.rung is not None or made.absent(device):
+                continue
+            for w in op.cases("verify", ["fp32"]):
+                g = torch.Generator(device).manual_seed(0)
+                drawn = op.inputs(w, g, device)
+                if not all(t.numel() for t in cases.tensors(drawn)) or w.option("values"):
+                    continue
+                for recorder.direction in made.directions or op.directions:
+                    with recorder, contextlib.suppress(Declined):
+                        cases.results(op, made.function, recorder.direction, cases.map_tensors(cases.clone, drawn))
+                        if recorder.direction == "forward" and "backward" in op.directions:
+                            cases.results(op, made.function, "backward", cases.map_tensors(cases.clone, drawn))
+    return list(recorder.samples.values())
+
+
+def opcheck(sample: Sample) -> None:
+    """Raises what PyTorch finds wrong; arguments of operators called in the forward direction want gradients."""
+    func, arguments, direction = sample
+    if direction == "forward" and "backward" not in str(func):
+        for t in cases.tensors(arguments):
+            if t.is_floating_point():
+                t.requires_grad_()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch's own, about what opcheck itself calls
+        torch.library.opcheck(func, arguments)
+
+
+def main() -> int:
+    found = samples("cpu")
+    for sample in found:
+        opcheck(sample)
+    print(*sorted({sample[0].name() for sample in found}), file=sys.stdout)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

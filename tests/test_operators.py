@@ -1,0 +1,400 @@
+"""Every operator of the registry, on the GPU where there is one, else interpreted. A new operator is tested without an edit
+here: what is asked of all of them is asked of whatever the registry finds."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+
+import pytest
+from where import DEVICE, DTYPES, ROOT, python
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+import opchecks  # noqa: E402
+
+from weft import ops, registry  # noqa: E402
+from weft.bench import cases, verify  # noqa: E402
+from weft.definition import Declined, Mutant, Operator, Workload, torch_dtype  # noqa: E402
+
+# NumPy's, from the interpreter's arithmetic on NaN and infinities
+pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+
+OPERATORS = registry.select()
+AN_EXCEPTION = re.compile(r"^\w*(Error|Exception|Interrupt): ")
+
+
+def by_name(things):
+    return pytest.mark.parametrize("op", things, ids=lambda op: op.name)
+
+
+def small(op: Operator, dtype: str = "fp32", *, options: bool = False) -> list[Workload]:
+    """Verify workloads that are neither empty nor large, by rising size; contiguous ordinary numbers unless ``options``."""
+    plain = [w for w in op.cases("verify", [dtype]) if (options or not w.options) and 0 < math.prod(w.axes.values())]
+    return sorted(plain, key=lambda w: math.prod(w.axes.values()))
+
+
+def drawn(op: Operator, w: Workload, seed: int = 0, device: str = DEVICE):
+    return op.inputs(w, torch.Generator(device).manual_seed(seed), device)
+
+
+# ---- right and wrong -------------------------------------------------------------------------------------------------
+
+CHECKS: dict[tuple[str, str, str, str], list[verify.Check]] = {}
+for _check in verify.checks(OPERATORS, DEVICE, dtypes=DTYPES):
+    if isinstance(_check, verify.Check):
+        key = (_check.operator.name, _check.implementation, _check.direction, _check.workload.dtype)
+        CHECKS.setdefault(key, []).append(_check)
+
+
+@pytest.mark.parametrize("checks", CHECKS.values(), ids=["-".join(key) for key in CHECKS])
+def test_every_workload_is_right(checks):
+    results = [verify.run(check, DEVICE) for check in checks]
+    failed = [f"{r.workload}: {r.reason}\n    {r.reproduce}" for r in results if r.status == "fail"]
+    assert not failed, "\n".join(failed)
+    assert any(r.status == "pass" for r in results), "it declined every workload"
+
+
+@by_name(OPERATORS)
+def test_something_of_ours_is_verified_here(op):
+    verified = {key[1:3] for key in CHECKS if key[0] == op.name}
+    for direction in op.directions:
+        assert (verify.PUBLIC, direction) in verified
+        assert any(op.implementations[n].ours for n, d in verified if d == direction and n != verify.PUBLIC)
+
+
+MUTANTS = [(op, mutant) for op in OPERATORS for mutant in op.mutants]
+
+
+@pytest.mark.parametrize(
+    ("op", "mutant"), MUTANTS, ids=[f"{op.name}-{m.direction}-{m.name.replace(' ', '_')}" for op, m in MUTANTS]
+)
+def test_every_mutant_is_rejected_for_what_it_computes(op, mutant, monkeypatch):
+    """And not because it raises: an exception says nothing about the tolerance."""
+
+    def judged(check, device):
+        result = real(check, device)
+        return dataclasses.replace(result, status="declined") if AN_EXCEPTION.match(result.reason) else result
+
+    real = verify.run
+    monkeypatch.setattr(verify, "run", judged)
+    assert verify.mutant_survives(op, mutant, DEVICE) is False
+
+
+@by_name(OPERATORS)
+def test_each_direction_has_mutants(op):
+    names = [(m.direction, m.name) for m in op.mutants]
+    assert len(set(names)) == len(names)
+    for direction in op.directions:
+        assert sum(d == direction for d, _ in names) >= 4
+
+
+@by_name(OPERATORS)
+def test_what_is_right_is_no_mutant(op):
+    """The harness that rejects mutants accepts the reference: mutants die of what is wrong with them."""
+
+    def gradient(*dy, **arguments):
+        with torch.enable_grad():
+            return tuple(cases.results(op, op.reference, "backward", arguments, list(dy)))
+
+    rights = {"forward": op.reference, "backward": gradient}
+    for direction in op.directions:
+        assert verify.mutant_survives(op, Mutant("right", rights[direction], direction), DEVICE) is True
+
+
+# ---- definitions -----------------------------------------------------------------------------------------------------
+
+
+@by_name(OPERATORS)
+def test_every_workload_is_written_and_read(op):
+    assert str(op.parse(op.example)) == op.example
+    for which in op.workloads:
+        for w in op.cases(which):
+            assert op.parse(str(w), w.dtype) == w
+            assert set(w.axes) == set(op.axes) and w.dtype in op.dtypes
+    assert {"verify", "bench", "quick"} <= set(op.workloads)
+
+
+@by_name(OPERATORS)
+def test_cost_is_compulsory_work(op):
+    """No more is read than lies in the arguments, no more written than results hold; nothing is free."""
+    for direction in op.directions:
+        for w in small(op)[:4]:
+            arguments = drawn(op, w)
+            gradients = None
+            read = list(cases.tensors(arguments))
+            if direction == "backward":
+                out = op.reference(**arguments)
+                gradients = cases.output_gradients(op, w, out, torch.Generator(DEVICE).manual_seed(0))
+                read += [*gradients, *cases.tensors(out)]
+            results = cases.results(op, op.reference, direction, cases.map_tensors(cases.clone, arguments), gradients)
+            cost = op.cost(w, direction)
+            assert 0 < cost.reads <= sum(t.nbytes for t in read)
+            assert 0 < cost.writes <= sum(t.nbytes for t in results)
+            assert cost.flops > 0
+    for which in ("bench", "quick"):
+        assert all(op.cost(w, d).bytes_moved > 0 for w in op.cases(which) for d in op.directions)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "dtype", "direction", "reads", "writes"),
+    [
+        ("vector_add", "N=1000", "fp32", "forward", 8000, 4000),
+        ("vector_add", "N=1000", "bf16", "forward", 4000, 2000),
+        ("softmax", "M=10,N=20", "fp32", "forward", 800, 800),
+        ("softmax", "M=10,N=20", "fp16", "backward", 800, 400),  # y and dy; dx
+        ("softmax", "M=10,N=20,inner=3,dim=1", "fp32", "forward", 2400, 2400),
+        ("rms_norm", "M=10,N=20", "fp32", "forward", 880, 800),  # x and the weight; y
+        ("rms_norm", "M=10,N=20", "bf16", "backward", 840, 440),  # x, dy and the weight; dx and dw
+        ("rms_norm", "M=10,N=20,weight=False", "fp32", "forward", 800, 800),
+        ("matmul", "M=2,N=3,K=5", "fp32", "forward", 100, 24),
+        ("matmul", "M=2,N=3,K=5", "fp16", "backward", 62, 50),  # a, b and dc; da and db
+    ],
+)
+def test_bytes_are_those_counted_by_hand(name, text, dtype, direction, reads, writes):
+    op = registry.get(name)
+    cost = op.cost(op.parse(text, dtype), direction)
+    assert (cost.reads, cost.writes) == (reads, writes)
+
+
+def test_matrix_flops_are_those_counted_by_hand():
+    op = registry.get("matmul")
+    assert op.cost(op.parse("M=2,N=3,K=5", "bf16"), "forward").matrix_flops == {"bf16": 60}
+    assert op.cost(op.parse("M=2,N=3,K=5", "bf16"), "backward").matrix_flops == {"bf16": 120}
+    assert set(op.cost(op.parse("M=2,N=3,K=5,precision=tf32", "fp32"), "forward").matrix_flops) == {"tf32"}
+
+
+@by_name(OPERATORS)
+def test_inputs_are_random_and_repeat_from_their_seed(op):
+    for w in op.cases("verify", ["fp32"]):
+        first, again, other = (drawn(op, w, seed) for seed in (1, 1, 2))
+        for a, b, c in zip(*(list(cases.tensors(t)) for t in (first, again, other)), strict=True):
+            assert a.equal(b) or bool((a.isnan() & b.isnan() | (a == b)).all()), f"{w}: not repeatable"
+            if a.is_floating_point() and a.numel() >= 4:
+                assert len(a.unique()) > 1, f"{w}: constant"
+                assert not a.equal(c), f"{w}: the same for every seed"
+
+
+@by_name(OPERATORS)
+def test_the_public_function_is_documented_and_found(op):
+    assert getattr(ops, op.name) is op.public
+    for heading in ("Args:", "Returns:", "Raises:"):
+        assert heading in op.public.__doc__
+    assert (op.folder / "README.md").is_file() and ROOT in op.folder.parents
+
+
+@by_name(OPERATORS)
+def test_the_choice_of_an_implementation_is_explained(op):
+    for w in small(op, options=True):
+        choice = ops.explain(op.name, **drawn(op, w))
+        assert choice.implementation in op.implementations and len(choice.reason) > 10
+
+
+# ---- PyTorch's operators ---------------------------------------------------------------------------------------------
+
+
+def test_every_operator_runs_on_cpu_tensors_and_passes_opcheck():
+    """In a process of its own: here, without a GPU, CPU tensors are interpreted."""
+    done = python("-W", "error", str(ROOT / "tests" / "opchecks.py"))
+    assert done.returncode == 0, done.stderr
+    assert {f"weft::{op.name}" for op in OPERATORS} <= set(done.stdout.split())
+    assert {"weft::softmax_backward", "weft::rms_norm_backward"} <= set(done.stdout.split())
+
+
+ON_CPU = """
+import torch
+from weft import ops, registry
+from weft.bench import verify
+for op in registry.select():
+    for w in op.cases("verify"):
+        for d in op.directions:
+            r = verify.run(verify.Check(op, verify.PUBLIC, d, w, op.public), "cpu")
+            assert r.status == "pass", r
+    w = next(op.cases("verify"))
+    choice = ops.explain(op.name, **op.inputs(w, torch.Generator(), "cpu"))
+    assert choice.implementation == "torch" and "CPU" in choice.reason, choice
+"""
+
+
+def test_public_functions_run_the_reference_on_the_cpu_in_every_dtype():
+    done = python("-W", "error", "-c", ON_CPU)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.gpu
+def test_every_operator_passes_opcheck_on_the_gpu():
+    found = opchecks.samples("cuda")
+    assert {sample[0].name() for sample in found} == opchecks.registered()
+    for sample in found:
+        opchecks.opcheck(sample)
+
+
+@by_name([op for op in OPERATORS if "backward" in op.directions])
+def test_second_gradients_are_right_or_refused(op):
+    """What has no formula for a second gradient says so; silence would be a wrong answer."""
+    w = small(op)[2]
+
+    def second(function, arguments):
+        leaves = [t.detach().requires_grad_() for t in cases.tensors([arguments[n] for n in op.differentiable])]
+        call = {**arguments, **dict(zip(op.differentiable, leaves, strict=True))}
+        first = torch.autograd.grad(function(**call).square().sum(), leaves, create_graph=True)
+        return torch.autograd.grad(sum(f.square().sum() for f in first), leaves)
+
+    arguments = drawn(op, w)
+    want = second(op.reference, cases.map_tensors(cases.to_float64, arguments))
+    for made in (op.public, *(i.function for i in op.implementations.values() if i.backend == "triton")):
+        try:
+            got = second(made, arguments)
+        except RuntimeError as error:
+            assert re.search(r"no autograd formula|does not require grad|not implemented", str(error)), error  # noqa: PT017
+            continue
+        for a, b in zip(got, want, strict=True):
+            torch.testing.assert_close(a.double(), b, rtol=1e-3, atol=1e-3 * float(b.abs().max()))
+
+
+@by_name([op for op in OPERATORS if "backward" in op.directions])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_are_taken_for_the_arguments_that_want_them(op, dtype):
+    """Of every single differentiable argument, the others constant."""
+    w = small(op, dtype)[2]
+    for wanted in op.differentiable:
+        arguments = drawn(op, w)
+        if arguments[wanted] is None:
+            continue
+        got, want = [], []
+        for function, into in ((op.public, got), (op.reference, want)):
+            leaf = arguments[wanted].detach().clone().requires_grad_()
+            into += torch.autograd.grad(function(**{**arguments, wanted: leaf}).float().sum(), leaf)
+        torch.testing.assert_close(got[0], want[0], rtol=2e-2, atol=2e-2 * float(want[0].abs().max()))
+
+
+# ---- what only a GPU shows -------------------------------------------------------------------------------------------
+
+
+def gpu_points(op: Operator):
+    """A few ordinary points, one of them wide enough for the widest kernels."""
+    wide = [w for w in small(op) if max(w.axes.values()) > 20000]
+    return [*small(op)[2:4], *wide[:1]]
+
+
+@pytest.mark.gpu
+@by_name(OPERATORS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_captured_graph_replays_what_eager_computes(op, dtype):
+    for w in gpu_points(op):
+        arguments = drawn(op, w.at(dtype))
+        stream = torch.cuda.Stream()
+        with torch.no_grad(), torch.cuda.stream(stream):
+            op.public(**arguments)  # warm up outside of the capture
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.no_grad(), torch.cuda.graph(graph):
+            captured = op.public(**arguments)
+        for seed in (5, 6):
+            for t, new in zip(cases.tensors(arguments), cases.tensors(drawn(op, w.at(dtype), seed)), strict=True):
+                t.copy_(new)
+            graph.replay()
+            torch.cuda.synchronize()
+            with torch.no_grad():
+                assert captured.equal(op.public(**arguments)), f"{w}"
+
+
+@pytest.mark.gpu
+@by_name(OPERATORS)
+def test_compiled_without_a_graph_break_equals_eager(op):
+    torch._dynamo.reset()
+    compiled = torch.compile(op.public, fullgraph=True, dynamic=False)
+    for w in gpu_points(op):
+        arguments = drawn(op, w.at("fp16"))
+        for direction in op.directions:
+            eager = cases.results(op, op.public, direction, arguments)
+            got = cases.results(op, compiled, direction, arguments)
+            for a, b in zip(got, eager, strict=True):
+                torch.testing.assert_close(a, b, rtol=2e-3, atol=2e-3 * float(b.abs().max()))
+
+
+@pytest.mark.gpu
+def test_a_compiled_function_takes_changing_shapes():
+    torch._dynamo.reset()
+    compiled = torch.compile(ops.softmax, fullgraph=True, dynamic=True)
+    for m, n in ((3, 100), (5, 1000), (2, 40000), (7, 33)):
+        x = torch.randn(m, n, device="cuda")
+        torch.testing.assert_close(compiled(x), torch.softmax(x, -1))
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore")  # export's own
+def test_a_module_that_uses_an_operator_is_exported():
+    class Attention(torch.nn.Module):
+        def forward(self, x):
+            return ops.softmax(x @ x.transpose(-1, -2), dim=-1)
+
+    x = torch.randn(2, 16, 32, device="cuda")
+    exported = torch.export.export(Attention(), (x,))
+    assert any("weft" in str(node.target) for node in exported.graph.nodes)
+    torch.testing.assert_close(exported.module()(x), torch.softmax(x @ x.transpose(-1, -2), -1))
+
+
+@pytest.mark.gpu
+@by_name(OPERATORS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("autocast", ["fp16", "bf16"])
+def test_autocast_gives_the_dtype_that_pytorch_gives(op, dtype, autocast):
+    arguments = drawn(op, small(op)[2].at(dtype))
+    with torch.autocast("cuda", torch_dtype(autocast)):
+        got, want = op.public(**arguments), op.find("torch").function(**arguments)
+    assert got.dtype == want.dtype
+    torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.gpu
+@by_name(OPERATORS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_same_bits_every_time(op, dtype):
+    for w in gpu_points(op):
+        arguments = drawn(op, w.at(dtype))
+        for made in (op.public, *(i.function for i in op.implementations.values() if i.ours and i.rung is None)):
+            for direction in op.directions:
+                try:
+                    first, second = (cases.results(op, made, direction, arguments) for _ in range(2))
+                except Declined:
+                    continue
+                assert all(a.equal(b) for a, b in zip(first, second, strict=True)), f"{made} {direction} {w}"
+
+
+@pytest.mark.gpu
+@by_name(OPERATORS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_contiguous_forward_takes_the_memory_of_its_result(op, dtype):
+    """No hidden copy."""
+    for w in op.cases("quick", [dtype]):
+        arguments = drawn(op, w)
+        with torch.no_grad():
+            op.public(**arguments)
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            out = op.public(**arguments)
+        result = sum(t.nbytes for t in cases.tensors(out))
+        assert result <= torch.cuda.max_memory_allocated() - before <= result + 2**20
+
+
+@pytest.mark.gpu
+@by_name(OPERATORS)
+def test_another_stream_is_waited_for(op):
+    """Kernels are launched on the current stream: work queued there before comes first."""
+    w = small(op)[-1]
+    arguments = drawn(op, w)
+    new = drawn(op, w, seed=9)
+    with torch.no_grad():
+        want = op.public(**new)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            torch.cuda._sleep(20_000_000)
+            for t, n in zip(cases.tensors(arguments), cases.tensors(new), strict=True):
+                t.copy_(n)
+            got = op.public(**arguments)
+        torch.cuda.synchronize()
+    assert got.equal(want)

@@ -1,0 +1,34 @@
+"""Where tests run: on the GPU where PyTorch sees one, else on the CPU with kernels in Triton's interpreter.
+
+Imported first of all by ``conftest.py``: the interpreter must be switched on before any kernel is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from weft.hardware.query import has_gpu
+
+ROOT = Path(__file__).resolve().parents[1]
+DEVICE = "cuda" if has_gpu() and not os.environ.get("TRITON_INTERPRET") else "cpu"
+if DEVICE == "cpu":
+    os.environ["TRITON_INTERPRET"] = "1"
+
+DTYPES = ("fp32", "fp16", "bf16") if DEVICE == "cuda" else ("fp32", "fp16")  # the interpreter computes bf16 wrongly
+
+
+def plain_environment(**variables: str) -> dict[str, str]:
+    """The environment of a user who has switched nothing on, with weft on the path."""
+    kept = {k: v for k, v in os.environ.items() if k not in ("TRITON_INTERPRET", "WEFT_RESULTS", "WEFT_COMMIT")}
+    return {**kept, "PYTHONPATH": str(ROOT / "src"), "COLUMNS": "100", **variables}
+
+
+def python(*arguments: str, timeout: float = 240, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A fresh Python with :func:`plain_environment`; the process that compiles must not be one that interprets."""
+    command = [sys.executable, *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout, env=plain_environment(**variables), cwd=ROOT
+    )
