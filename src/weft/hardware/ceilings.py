@@ -114,16 +114,16 @@ def _measure_cpu(quick: bool, on_step: Callable[[str], None]) -> Ceilings:
     }
     for mix, call in calls.items():
         on_step(f"memory {mix[0]}:{mix[1]}")
-        found.bandwidth[mix] = sum(mix) * n * 4 / _best_s(call)
+        found.bandwidth[mix] = sum(mix) * n * 4 / _median_s(call)
     size = 1024 if quick else 2048
     on_step("fp32 matrix")
     p, q = torch.randn(size, size), torch.randn(size, size)
-    found.matrix["fp32"] = 2.0 * size**3 / _best_s(lambda: torch.mm(p, q))
+    found.matrix["fp32"] = 2.0 * size**3 / _median_s(lambda: torch.mm(p, q))
     return found
 
 
-def _best_s(call: Callable[[], Any], repetitions: int = 7) -> float:
-    """The best median of a few calls, seconds."""
+def _median_s(call: Callable[[], Any], repetitions: int = 7) -> float:
+    """Median of a few calls after a first one, seconds."""
     call()
     times = []
     for _ in range(repetitions):
