@@ -22,18 +22,20 @@ Sample = tuple[Any, tuple[Any, ...], str]  # operator overload, arguments, direc
 
 
 class Recorder(TorchDispatchMode):
-    """Notes each weft operator that is called, with copies of its arguments: the first call of each operator and form."""
+    """Notes each weft operator that is called, with copies of its arguments: of each operator and form the largest call,
+    so that kernels for long rows are launched as such."""
 
     def __init__(self):
         super().__init__()
-        self.direction, self.samples = "", {}
+        self.direction, self.samples, self.elements = "", {}, {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.namespace == "weft":
             form = (str(func), *(a is None for a in args))
-            if form not in self.samples:
+            elements = sum(t.numel() for t in cases.tensors(args))
+            if elements > self.elements.get(form, 0):
                 copies = tuple(cases.map_tensors(cases.clone, cases.map_tensors(torch.detach, a)) for a in args)
-                self.samples[form] = (func, copies, self.direction)
+                self.samples[form], self.elements[form] = (func, copies, self.direction), elements
         return func(*args, **(kwargs or {}))
 
 
@@ -77,7 +79,7 @@ def main() -> int:
     found = samples("cpu")
     for sample in found:
         opcheck(sample)
-    print(*sorted({sample[0].name() for sample in found}), file=sys.stdout)
+    sys.stdout.write(" ".join(sorted({sample[0].name() for sample in found})) + "\n")
     return 0
 
 

@@ -293,7 +293,11 @@ paged_attention = Operator(
     dtypes=("fp32", "fp16"),
     tolerance=Tolerance(scale="tensor", ulps=4.0),
     workloads={
-        "verify": [workload(B=1, H=1, D=8, L=1, P=4), workload(B=3, H=2, D=16, L=37, P=8), workload(B=2, H=4, D=8, L=16, P=16)]
+        "verify": [
+            workload(B=1, H=1, D=8, L=1, P=4),
+            workload(B=3, H=2, D=16, L=37, P=8),
+            workload(B=2, H=4, D=8, L=16, P=16),
+        ]
     },
 )
 
@@ -315,7 +319,9 @@ def test_paged_attention_passes(direction):
 @pytest.mark.parametrize(
     "wrong",
     [
-        pytest.param(changed(page_table=lambda t: torch.arange(t.numel(), device=t.device).view_as(t)), id="table-ignored"),
+        pytest.param(
+            changed(page_table=lambda t: torch.arange(t.numel(), device=t.device).view_as(t)), id="table-ignored"
+        ),
         pytest.param(changed(lengths=lambda t: (t - 1).clamp_min(1)), id="last-token-left-out"),
         pytest.param(changed(lengths=lambda t: t.max().expand_as(t)), id="padding-attended"),
         pytest.param(changed(score=lambda f: ScoreFunction("none", lambda s, *_: s)), id="score-ignored"),
@@ -528,7 +534,9 @@ def test_a_raising_implementation_is_a_failure_with_its_reason():
 
     result = next(iter(verdicts(spmv, raises).values()))
     assert result.status == "fail" and result.reason == "RuntimeError: out of luck"
-    assert result.reproduce.startswith("weft verify spmv --implementation one --direction forward --dtype fp32 --workload M=1,")
+    assert result.reproduce.startswith(
+        "weft verify spmv --implementation one --direction forward --dtype fp32 --workload M=1,"
+    )
 
 
 def test_stale_output_fails_on_the_second_draw():

@@ -10,7 +10,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from weft.hardware.query import has_gpu
+if "PYTEST_XDIST_WORKER" in os.environ:  # workers side by side: more threads would only wait for each other
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from weft.hardware.query import has_gpu  # has_gpu() imports PyTorch, which counts threads then
 
 ROOT = Path(__file__).resolve().parents[1]
 DEVICE = "cuda" if has_gpu() and not os.environ.get("TRITON_INTERPRET") else "cpu"
@@ -23,7 +26,12 @@ DTYPES = ("fp32", "fp16", "bf16") if DEVICE == "cuda" else ("fp32", "fp16")  # t
 def plain_environment(**variables: str) -> dict[str, str]:
     """The environment of a user who has switched nothing on, with weft on the path."""
     kept = {k: v for k, v in os.environ.items() if k not in ("TRITON_INTERPRET", "WEFT_RESULTS", "WEFT_COMMIT")}
-    return {**kept, "PYTHONPATH": str(ROOT / "src"), "COLUMNS": "100", **variables}
+    return {**kept, "PYTHONPATH": path_with(ROOT / "src"), "COLUMNS": "100", **variables}
+
+
+def path_with(folder: Path) -> str:
+    """A PYTHONPATH with this folder first; packages may lie on it where nothing can be installed."""
+    return os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH", "")]))
 
 
 def python(*arguments: str, timeout: float = 240, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,121 @@
+"""Kernels compile for GPUs that are not there, what they need is held against what an architecture has, and only a process
+that does not interpret may compile."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from where import python
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from weft import registry
+from weft.bench import compile_check
+from weft.definition import ARCHITECTURES, Cost, Operator, UnknownName, workload
+
+NAMED = ("softmax", "triton", "forward", "M=64,N=100", "fp32")
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """``weft compile-check vector_add --json`` from a shell in which the interpreter is switched on."""
+    done = python("-m", "weft", "compile-check", "vector_add", "--json", TRITON_INTERPRET="1")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_every_kernel_of_an_operator_compiles_for_every_architecture(compiled):
+    assert compiled["failed"] == 0 and compiled["compiled"] == len(compiled["results"]) > 0
+    kernels = {"add_flat", "add_rows"}
+    wanted = {(k, f"sm_{sm}", d) for k in kernels for sm in ARCHITECTURES for d in ("fp32", "fp16", "bf16")}
+    assert {(r["kernel"], r["arch"], r["dtype"]) for r in compiled["results"]} == wanted
+
+
+def test_what_a_kernel_needs_is_reported_against_the_limit(compiled):
+    for r in compiled["results"]:
+        assert r["ok"] and not r["reason"]
+        assert 8 <= r["registers"] <= 255 and r["spills"] == 0
+        assert 0 <= r["shared_bytes"] <= r["shared_limit"] == compile_check.SHARED_LIMIT[int(r["arch"][3:])]
+
+
+def test_cuda_and_both_directions_are_compiled():
+    """Kernels in CUDA C++ through NVRTC; of the direction ``backward`` the backward kernel, not the forward's again."""
+    pytest.importorskip("cuda.bindings")
+    done = python("-m", "weft", "compile-check", "softmax", "--arch", "sm_90", "--arch", "80", "--json")
+    results = json.loads(done.stdout)["results"]
+    assert done.returncode == 0 and not [r for r in results if not r["ok"]]
+    kernels = {(r["implementation"], r["direction"], r["arch"]): set() for r in results}
+    for r in results:
+        kernels[r["implementation"], r["direction"], r["arch"]].add(r["kernel"])
+    for arch in ("sm_80", "sm_90"):
+        assert kernels["triton", "forward", arch] == {"softmax_rows", "softmax_long_rows"}
+        assert kernels["triton", "backward", arch] == {"softmax_backward_rows", "softmax_backward_long_rows"}
+    assert ("cuda", "forward", "sm_80") not in kernels  # declared for sm_90 and later
+    assert all("softmax_cluster" in name for name in kernels["cuda", "forward", "sm_90"])
+    assert all(("ladder-1-naive", "forward", arch) in kernels for arch in ("sm_80", "sm_90"))
+
+
+@pytest.mark.parametrize(
+    ("usage", "dynamic", "sm", "reason"),
+    [
+        ({"REG": 64, "STACK": 0, "SHARED": 0}, 101376, 86, ""),
+        ({"REG": 64, "STACK": 0, "SHARED": 0}, 101377, 86, "101377 bytes of shared memory a block; sm_86 has 101376"),
+        ({"REG": 64, "STACK": 0, "SHARED": 0}, 200000, 90, ""),
+        ({"REG": 64, "STACK": 0, "SHARED": 0}, 200000, 80, "200000 bytes of shared memory a block; sm_80 has 166912"),
+        ({"REG": 64, "STACK": 0, "SHARED": 232449}, 0, 90, "232449 bytes of shared memory a block; sm_90 has 232448"),
+        ({"REG": 64, "STACK": 0, "SHARED": 0}, 0, 90, ""),
+        ({"REG": 65, "STACK": 16, "SHARED": 0}, 0, 90, "65 registers × 1024 threads; a block has 65536"),
+    ],
+)
+def test_a_kernel_that_does_not_fit_fails(monkeypatch, usage, dynamic, sm, reason):
+    monkeypatch.setattr(compile_check, "resource_usage", lambda cubin: usage)
+    found = compile_check._examine(NAMED, "softmax_rows", b"", dynamic, 1024, sm)
+    assert (found.ok, found.reason) == (not reason, reason)
+    assert (found.registers, found.spills) == (usage["REG"], usage["STACK"])
+    assert compile_check.summary([found], 1.0)["failed"] == bool(reason)
+    assert compile_check.summary([found], 1.0)["with_spills"] == bool(usage["STACK"])
+
+
+def test_a_kernel_that_does_not_compile_is_a_failure_with_its_reason():
+    def raises(**arguments):
+        raise RuntimeError("ptxas: out of luck")
+
+    broken = Operator(
+        name="broken",
+        axes={"N": "elements"},
+        inputs=lambda w, g, device: {},
+        reference=lambda: None,
+        cost=lambda w, d: Cost(1, 1),
+        workloads={"quick": [workload("fp32", N=1)]},
+    )
+    broken.implementation("triton", arch=">=sm_90")(raises)
+    (job,) = [j for j in compile_check.jobs([broken], [90])]
+    (found,) = compile_check.check(*job)
+    assert not found.ok and found.reason == "RuntimeError: ptxas: out of luck" and found.arch == "sm_90"
+    assert [j[4] for j in compile_check.jobs([broken])] == [90, 100, 120]
+    assert compile_check.summary([found], 1.0)["failed"] == 1
+
+
+def test_every_implementation_of_ours_is_compiled_in_every_dtype():
+    for op in registry.select():
+        jobs = list(compile_check.jobs([op]))
+        for made in op.implementations.values():
+            mine = {(sm, w.dtype, d) for o, i, d, w, sm in jobs if i is made}
+            if not made.ours:
+                assert not mine
+                continue
+            directions = made.directions or op.directions
+            assert {sm for sm, _, _ in mine} == set(made.architectures)
+            assert {d for _, _, d in mine} == set(directions)
+            assert {dtype for _, dtype, _ in mine} == set(made.dtypes or op.dtypes)
+
+
+def test_an_unknown_architecture_is_named_with_the_nearest():
+    with pytest.raises(UnknownName, match="unknown architecture 'sm_91'; did you mean 'sm_90'"):
+        list(compile_check.jobs([], [91]))
+
+
+def test_every_architecture_has_a_limit():
+    assert set(compile_check.SHARED_LIMIT) == set(ARCHITECTURES)
