@@ -38,7 +38,11 @@ def test_unknown_names_list_what_exists_and_the_nearest():
         (lambda: registry.select(["matmul", "sofmax"]), "'sofmax'; did you mean 'softmax'?", "rms_norm"),
         (lambda: softmax.find("tritn"), "implementation of 'softmax' 'tritn'; did you mean 'triton'?", "torch.compile"),
         (lambda: list(softmax.cases("benhc")), "workload set of 'softmax' 'benhc'; did you mean 'bench'?", "verify"),
-        (lambda: list(softmax.cases("verify", ["bf61"])), "unknown dtype 'bf61'; did you mean 'bf16'?", "fp32"),
+        (
+            lambda: list(softmax.cases("verify", ["bf61"])),
+            "unknown dtype of 'softmax' 'bf61'; did you mean 'bf16'?",
+            "fp32",
+        ),
         (lambda: softmax.parse("M=1,K=2"), "unknown axis of 'softmax' 'K'", "M, N"),
     ]
     for attempt, words, known in attempts:
@@ -134,7 +138,10 @@ def toy(**changed) -> Operator:
             "inputs": lambda w, g, device: {},
             "reference": lambda: None,
             "cost": lambda w, direction: Cost(1, 1),
-            "workloads": {"verify": [workload(M=1, N=2), workload("bf16", M=3, N=4)]},
+            "workloads": {
+                "verify": [workload(M=1, N=2), workload("bf16", M=3, N=4)],
+                "bench": [workload(M=1, N=2, layout="sliced", dim=0, weight=True)],
+            },
             **changed,
         }
     )

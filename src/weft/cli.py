@@ -25,6 +25,7 @@ app = typer.Typer(
 )
 HARDWARE, OPERATORS, DOCUMENTS = "Hardware", "Operators", "Documents"
 
+INTERRUPTED = "weft: interrupted; what was saved stays"
 out = Console(highlight=False, soft_wrap=False)
 note = Console(stderr=True, highlight=False)
 
@@ -41,14 +42,15 @@ def main() -> int:
     from weft.definition import UnknownName
 
     try:
-        app(standalone_mode=False)
-    except typer.Exit as done:
-        return done.exit_code
-    except (UnknownName, ModuleNotFoundError, ValueError, FileNotFoundError) as error:
-        note.print(f"weft: {error}", style="bold red", markup=False)
+        status = app(standalone_mode=False) or 0  # typer returns the status of an Exit
+        if status == 130:
+            note.print(INTERRUPTED, markup=False)
+        return status
+    except (UnknownName, ImportError, ValueError, FileNotFoundError) as error:
+        note.print(f"weft: {error}", style="bold red", markup=False, soft_wrap=True)
         return 2
     except (KeyboardInterrupt, typer.Abort):
-        note.print("weft: interrupted; what was saved stays", markup=False)
+        note.print(INTERRUPTED, markup=False)
         return 130
     except Exception as error:
         if hasattr(error, "show") and hasattr(error, "exit_code"):  # the command line's own usage errors

@@ -121,7 +121,8 @@ class Tolerance:
         ulps: floor of the maximum, in units of last place (machine epsilon) of the output's dtype: half the number of
             roundings. The root mean square's floor is half of it.
         terms: of a workload, how many terms are summed one after the other in fp32. Such a sum of n random terms errs by
-            0.2·√n ulp in the root mean square, so √n (5 standard deviations) fp32 epsilons are added to the floor.
+            0.2·√n ulp in the root mean square, so 1.4·√n fp32 epsilons (7 standard deviations: results may
+            have 2²⁸ elements) are added to the floor.
         scale: ``"element"`` (purely relative; only for results without cancellation), ``"row"`` or ``"tensor"`` (not
             less than the reference's root mean square along its last dimension, or over all of it: for sums whose terms
             cancel), or a function ``(arguments, gradients) -> list of tensors``, one for each result, that says how large
@@ -276,6 +277,7 @@ class Operator:
 
     def function(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Marks the public function (``weft.ops.<name>``)."""
+        function.__name__ = function.__qualname__ = self.name  # what Python's own errors call it
         self.public = function
         return function
 
@@ -283,6 +285,11 @@ class Operator:
         """Marks the function that says which implementation the public function uses for some arguments, and why."""
         self.chooser = function
         return function
+
+    @property
+    def options(self) -> set[str]:
+        """The options that its workloads use: those a user may give."""
+        return {name for items in self.workloads.values() for w in items for name in w.options}
 
     def tolerance_of(self, direction: str) -> Tolerance:
         return self.tolerance if isinstance(self.tolerance, Tolerance) else self.tolerance[direction]
@@ -298,8 +305,8 @@ class Operator:
             raise UnknownName(f"workload set of '{self.name}'", which, self.workloads)
         wanted = tuple(dtypes or ())
         for dtype in wanted:
-            if dtype not in BYTES:
-                raise UnknownName("dtype", dtype, self.dtypes)
+            if dtype not in self.dtypes:
+                raise UnknownName(f"dtype of '{self.name}'", dtype, self.dtypes)
         for item in self.workloads[which]:
             for dtype in (item.dtype,) if item.dtype else self.dtypes:
                 if not wanted or dtype in wanted:
@@ -311,6 +318,8 @@ class Operator:
         Raises:
             ValueError: an unknown axis, a missing one, or a size that is not a whole number.
         """
+        if dtype and dtype not in self.dtypes:
+            raise UnknownName(f"dtype of '{self.name}'", dtype, self.dtypes)
         axes: dict[str, int] = {}
         options: dict[str, Any] = {}
         for part in filter(None, (p.strip() for p in text.split(","))):
@@ -324,6 +333,8 @@ class Operator:
             elif name.isupper():
                 raise UnknownName(f"axis of '{self.name}'", name, self.axes)
             else:
+                if name not in self.options:
+                    raise UnknownName(f"option of '{self.name}'", name, self.options)
                 options[name] = _plain(value)
         if missing := [a for a in self.axes if a not in axes]:
             raise ValueError(f"workload '{text}' of '{self.name}' lacks {', '.join(missing)}: write {self.example}")
@@ -339,7 +350,9 @@ def _size(name: str, value: str) -> int:
     digits = value[:-1] if scale > 1 else value
     base, power, exponent = digits.partition("**")
     try:
-        size = int(base) ** int(exponent) if power else int(digits)
+        size = int(base)
+        if power:
+            size = size ** int(exponent) if 0 <= int(exponent) <= 62 and abs(size) < 2**31 else 2**62
     except ValueError:
         raise ValueError(
             f"size of axis {name} is '{value}'; expected a whole number such as 4096, 4k or 2**12"

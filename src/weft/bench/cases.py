@@ -44,7 +44,8 @@ def map_tensors(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
     if isinstance(tree, dict):
         return {key: map_tensors(function, value) for key, value in tree.items()}
     if isinstance(tree, (list, tuple)):
-        return type(tree)(map_tensors(function, value) for value in tree)
+        mapped = [map_tensors(function, value) for value in tree]
+        return type(tree)(*mapped) if hasattr(tree, "_fields") else type(tree)(mapped)  # a named tuple, or not
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         made = copy.copy(tree)
         for field in dataclasses.fields(tree):
@@ -65,7 +66,8 @@ def clone(t: Tensor) -> Tensor:
 
 
 def to_float64(t: Tensor) -> Tensor:
-    return t.detach().to(torch.float64) if t.is_floating_point() else t
+    """A copy: in-place references must not reach the arguments as drawn."""
+    return t.detach().to(torch.float64, copy=True) if t.is_floating_point() else t.clone()
 
 
 class PoisonedEmpty(TorchDispatchMode):
@@ -78,6 +80,10 @@ class PoisonedEmpty(TorchDispatchMode):
         if func._schema.name.removeprefix("aten::") in self.NAMES and isinstance(out, Tensor) and not out.is_meta:
             out.fill_(torch.nan if out.is_floating_point() else torch.iinfo(out.dtype).max)
         return out
+
+
+def _leaf(t: Tensor) -> Tensor:
+    return t.detach().requires_grad_() if t.is_floating_point() else t
 
 
 def output_gradients(operator: Operator, workload: Workload, out: Any, g: torch.Generator) -> list[Tensor]:
@@ -106,10 +112,10 @@ def bind(
         mutated = list(tensors([arguments[name] for name in operator.mutates]))
         return lambda: function(**arguments), mutated
     ready = {
-        name: map_tensors(lambda t: t.detach().requires_grad_(), value) if name in operator.differentiable else value
+        name: map_tensors(_leaf, value) if name in operator.differentiable else value
         for name, value in arguments.items()
     }
-    leaves = list(tensors([ready[name] for name in operator.differentiable]))
+    leaves = [t for t in tensors([ready[name] for name in operator.differentiable]) if t.requires_grad]
     outputs = [t for t in tensors(function(**ready)) if t.is_floating_point()]
     if gradients is None:
         g = torch.Generator(outputs[0].device).manual_seed(0) if not outputs[0].is_meta else None

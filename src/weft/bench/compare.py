@@ -16,7 +16,7 @@ import torch
 
 from weft import records
 from weft.bench import cases
-from weft.definition import Declined, Implementation, Operator, Workload
+from weft.definition import Declined, Implementation, Operator, UnknownName, Workload
 from weft.hardware import query
 from weft.hardware.ceilings import Ceilings
 from weft.operators.peers import Compiled
@@ -69,7 +69,7 @@ class Bench:
             with torch.no_grad():
                 gradients = [cases.output_gradients(op, w, op.reference(**d), g) for d in drawn]
         calls: dict[str, Sequence[Callable[[], Any]]] = {}
-        bound: dict[str, Any] = {}
+        fresh = cases.map_tensors(cases.clone, drawn[0]) if op.mutates else drawn[0]  # timing changes what it mutates
         for made in present:
             if isinstance(made.function, Compiled):
                 made.function.reset()
@@ -88,15 +88,15 @@ class Bench:
             except Exception as error:  # a peer's failure is its own; ours fails in verify
                 self.say(f"{op.name}/{made.name} at {w} {w.dtype} failed: {type(error).__name__}: {str(error)[:200]}")
                 continue
-            calls[made.name], bound[made.name] = [call for call, _ in ready], ready[0]
+            calls[made.name] = [call for call, _ in ready]
         if not calls:
             return []
         timings = self.timer.measure(calls, least_us=self._least_us(op.cost(w, direction)))
-        errors, wrong = self._check(op, w, direction, drawn[0], gradients[0], bound)
+        ran = [i for i in present if i.name in calls]
+        errors, wrong = self._check(op, w, direction, fresh, gradients[0], ran)
         for name in wrong:
             self.say(f"{op.name}/{name} at {w} {w.dtype} {direction} is wrong: {wrong[name]}")
         memory = {name: self._peak_mib(sets[0]) for name, sets in calls.items()}
-        ran = [i for i in present if i.name in calls]
         return list(self._measurements(op, w, direction, ran, timings, errors, wrong, memory))
 
     def _present(self, op: Operator, made: Implementation, w: Workload, direction: str) -> bool:
@@ -114,21 +114,22 @@ class Bench:
         return cost.bytes_moved / bandwidth * 1e6 if bandwidth else 0.0
 
     def _check(
-        self, op: Operator, w: Workload, direction: str, arguments: Any, gradients: Any, bound: dict[str, Any]
+        self, op: Operator, w: Workload, direction: str, arguments: Any, gradients: Any, bound: list[Implementation]
     ) -> tuple[dict[str, float | None], dict[str, str]]:
         """Errors after timing, as shares of what is allowed, and what is wrong with those that exceed it."""
         elements = max((t.numel() for t in cases.tensors(arguments)), default=0)
         if self.device == "cuda" and elements * CHECK_BYTES_PER_ELEMENT > torch.cuda.mem_get_info()[0]:
             self.say(f"{op.name} at {w} {w.dtype}: too little memory for a float64 check; times are unchecked")
-            return dict.fromkeys(bound), {}
+            return {made.name: None for made in bound}, {}
         yardstick = cases.Yardstick.of(op, w, direction, arguments, gradients)
         errors: dict[str, float | None] = {}
         wrong: dict[str, str] = {}
-        for name, (call, mutated) in bound.items():
-            verdict = yardstick.judge([*cases.tensors(call()), *mutated])
-            errors[name] = verdict.share
+        for made in bound:
+            mine = cases.map_tensors(cases.clone, arguments)
+            verdict = yardstick.judge(cases.results(op, made.function, direction, mine, gradients))
+            errors[made.name] = verdict.share
             if not verdict.ok:
-                wrong[name] = verdict.reason
+                wrong[made.name] = verdict.reason
         return errors, wrong
 
     def _peak_mib(self, call: Callable[[], Any]) -> float | None:
@@ -218,6 +219,7 @@ class Bench:
                 time_us=0.0,
                 metric=metric,
                 unit=unit,
+                cache="cold" if self.device == "cuda" else "warm",
                 **self.context(),
                 details={"value": value, "unit": unit},
             )
@@ -245,7 +247,10 @@ def points(
     workload: str = "",
 ) -> Iterator[tuple[Operator, Workload, str]]:
     """(operator, workload, direction) of a set, or of one workload that the user names."""
-    dtypes, directions = tuple(dtypes), tuple(directions)
+    dtypes, directions, operators = tuple(dtypes), tuple(directions), list(operators)
+    known = {name for op in operators for name in op.workloads}
+    if not workload and which not in known:
+        raise UnknownName("workload set", which, known)
     for op in operators:
         if workload:
             wanted = [op.parse(workload, d) for d in dtypes or op.dtypes]

@@ -50,6 +50,10 @@ def jobs(
     for sm in wanted:
         if sm not in ARCHITECTURES:
             raise UnknownName("architecture", f"sm_{sm}", [f"sm_{a}" for a in ARCHITECTURES])
+    operators = list(operators)
+    known = {made.name for op in operators for made in op.implementations.values() if made.ours}
+    if implementation and implementation not in known:
+        raise UnknownName("implementation of ours", implementation, known)
     for op in operators:
         for made in op.implementations.values():
             if not made.ours or (implementation and made.name != implementation):

@@ -81,7 +81,7 @@ def _values(
     finite &= want.isfinite()
     scale = _scale(want, finite, tolerance, got.dtype, scale)
     error, usual = _error(got, want, scale, finite), _error(baseline, want, scale, finite & baseline.isfinite())
-    floor = tolerance.ulps * torch.finfo(got.dtype).eps + terms**0.5 * torch.finfo(torch.float32).eps
+    floor = tolerance.ulps * torch.finfo(got.dtype).eps + 1.4 * terms**0.5 * torch.finfo(torch.float32).eps
     spread = float(usual.square().mean().sqrt())
     largest, mean = float(error.max()), float(error.square().mean().sqrt())
     allowed = max(tolerance.multiple * max(float(usual.max()), 4 * spread), floor)

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from weft import records, registry
+from weft.definition import UnknownName
 from weft.records import Measurement, Store
 
 # ---- printing --------------------------------------------------------------------------------------------------------
@@ -210,7 +211,6 @@ def run_bench(
 ) -> list[Measurement]:
     """Measures ceilings, then every point. Records are saved as they come; Ctrl-C keeps what was measured."""
     from weft.bench import compare, transfers
-    from weft.definition import UnknownName
 
     operators = registry.select(names)
     for direction in directions:
@@ -261,6 +261,10 @@ def _cpu_points(
 ) -> Iterator[Any]:
     from weft.bench import compare
 
+    operators = list(operators)
+    known = {name for op in operators for name in op.workloads}
+    if which not in {*known, "cpu"}:
+        raise UnknownName("workload set", which, known)
     for op in operators:
         name = which if which in op.workloads else "quick"
         yield from compare.points([op], name, dtypes=dtypes or ["fp32"], directions=directions or ["forward"])

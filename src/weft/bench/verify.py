@@ -133,16 +133,25 @@ def _of(
 
 
 def run(check: Check, device: str, seed: int = 0, draws: int = 2) -> Result:
-    """Runs one check on fresh random inputs, ``draws`` times with different ones (so that stale output shows)."""
+    """Runs one check on fresh random inputs, ``draws`` times with different ones (so that stale output shows).
+
+    Raises:
+        ValueError: the workload itself is wrong (an unknown layout, say): the operator cannot draw inputs for it.
+    """
     start = time.perf_counter()
     worst: Verdict | None = None
     for draw in range(draws):
+        g = torch.Generator(device).manual_seed(seed + draw)
         try:
-            verdict = _once(check, device, seed + draw)
+            arguments = check.operator.inputs(check.workload, g, device)
+        except torch.cuda.OutOfMemoryError as error:
+            return check.result("unverifiable", reason=_memory(error))
+        try:
+            verdict = _judge(check, arguments, g)
         except Declined as declined:
             return check.result("declined", reason=str(declined), seconds=time.perf_counter() - start)
         except torch.cuda.OutOfMemoryError as error:
-            return check.result("unverifiable", reason=f"needs more memory than is free: {str(error).splitlines()[0]}")
+            return check.result("unverifiable", reason=_memory(error))
         except Exception as error:  # an implementation may fail in any way: that is a result, not a crash
             reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
             return check.result("fail", reason=reason, seconds=time.perf_counter() - start)
@@ -152,10 +161,12 @@ def run(check: Check, device: str, seed: int = 0, draws: int = 2) -> Result:
     return check.result("pass", worst, seconds=time.perf_counter() - start)
 
 
-def _once(check: Check, device: str, seed: int) -> Verdict:
+def _memory(error: Exception) -> str:
+    return f"needs more memory than is free: {str(error).splitlines()[0][:120]}"
+
+
+def _judge(check: Check, arguments: dict[str, Any], g: torch.Generator) -> Verdict:
     op, direction = check.operator, check.direction
-    g = torch.Generator(device).manual_seed(seed)
-    arguments = op.inputs(check.workload, g, device)
     gradients = None
     if direction == "backward":
         gradients = cases.output_gradients(op, check.workload, _baseline_output(op, arguments), g)
@@ -197,7 +208,7 @@ def _differentiable(op: Operator, gradient: Callable[..., Any]) -> Callable[...,
     """A function whose forward is the reference and whose gradient is a mutant's."""
 
     def function(**arguments: Any) -> Any:
-        leaves = list(cases.tensors([arguments[n] for n in op.differentiable]))
+        leaves = [t for t in cases.tensors([arguments[n] for n in op.differentiable]) if t.is_floating_point()]
 
         class Wrong(torch.autograd.Function):
             @staticmethod

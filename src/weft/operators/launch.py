@@ -155,7 +155,10 @@ class Plans:
             if t.__class__ not in PLAIN or not t.is_cuda:
                 return self.build(*tensors, *options)
         key = _key(tensors, options)
-        plan = self.known.get(key, self)
+        try:
+            plan = self.known.get(key, self)
+        except TypeError:  # an option that cannot be a key is a wrong one: building says what is wrong with it
+            return self.build(*tensors, *options)
         if plan is self:
             plan = self.build(*tensors, *options)
             if len(self.known) >= self.LIMIT:
@@ -165,7 +168,7 @@ class Plans:
 
 
 def _key(tensors: tuple[torch.Tensor, ...], options: tuple[Any, ...]) -> tuple[Any, ...]:
-    key: list[Any] = [tensors[0].get_device(), options]
+    key: list[Any] = [tensors[0].get_device(), options, *map(type, options)]  # 1, 1.0 and True are equal, but not alike
     for t in tensors:
         key += (t.shape, t.stride(), t.dtype, t.data_ptr() & 15)
     return tuple(key)

@@ -294,7 +294,7 @@ def matmul_function(a: Tensor, b: Tensor, precision: str | None = None) -> Tenso
         plan(a, b, c)
         return c
     if choose(a, b, precision).implementation == "torch":
-        return cublas(a, b, precision)
+        return cublas(a, b, precision) if a.is_cuda and precision != "tf32x3" else reference(a, b)
     if torch.is_autocast_enabled("cuda"):
         a, b = (t.to(torch.get_autocast_dtype("cuda")) for t in (a, b))
     return torch.ops.weft.matmul(a, b, precision or default_precision())

@@ -170,7 +170,7 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
 
 
 def cost(w: Workload, direction: str) -> Cost:
-    n, row = w["M"] * w["N"], w["N"] * w.bytes_per_element
+    n, row = w["M"] * w["N"], w["N"] * w.bytes_per_element * w.option("weight", True)
     size = n * w.bytes_per_element
     if direction == "forward":
         return Cost(reads=size + row, writes=size, vector_flops=4 * n, special_ops=2 * w["M"])

@@ -241,7 +241,8 @@ softmax.implementation("numpy", devices=("cpu",), directions=("forward",), dtype
 @softmax.choice
 def choose(x: Tensor, dim: int = -1) -> Choice:
     check_tensor("softmax", "x", x)
-    along = x.movedim(check_dim("softmax", dim, x.ndim), -1) if x.ndim else x
+    front = check_dim("softmax", dim, x.ndim)
+    along = x.movedim(front, -1) if x.ndim else x
     if not on_gpu(x):
         return Choice("torch", "the tensor is on the CPU, where weft runs the reference")
     if x.ndim == 0 or x.numel() == 0:
