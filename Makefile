@@ -22,7 +22,7 @@ endif
 # The caching allocator would hide accesses past the end of a tensor from the sanitizer.
 ifneq ($(SANITIZE),)
 BRING_UP += sanitizer
-SANITIZER := PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $(SANITIZE) --target-processes all --error-exitcode 1
+SANITIZER := PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $(SANITIZE) --report-api-errors no --target-processes all --error-exitcode 1
 endif
 
 .PHONY: help setup sanitizer report test gpu-test lint clean

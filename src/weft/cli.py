@@ -93,14 +93,14 @@ def doctor(
 @app.command(rich_help_panel=HARDWARE)
 def ceilings(as_json: Json = False, quick: bool = False) -> None:
     """Measure what this machine gives: bandwidth by mix of reads and writes, matrix rate by dtype."""
-    from weft.bench import run
+    from weft.bench import run, terminal
 
     bench = run.start(_device(), quick=quick, say=_say)
     measured = bench.ceiling_records()
     if as_json:
         _print_json({"records": [json.loads(m.to_json()) for m in measured]})
     else:
-        out.print(run.ceilings_table(measured))
+        out.print(terminal.ceilings_table(measured))
 
 
 # ---- operators -------------------------------------------------------------------------------------------------------
@@ -109,14 +109,14 @@ def ceilings(as_json: Json = False, quick: bool = False) -> None:
 @app.command("list", rich_help_panel=OPERATORS)
 def list_operators(names: Names = None, as_json: Json = False) -> None:
     """Operators, their implementations, directions and workloads."""
-    from weft.bench import run
+    from weft.bench import run, terminal
 
     _device()
     described = run.describe(names or [])
     if as_json:
         _print_json({"operators": described})
     else:
-        out.print(run.operators_table(described))
+        out.print(terminal.operators_table(described))
 
 
 @app.command(rich_help_panel=OPERATORS)
@@ -138,13 +138,13 @@ def verify(
 ) -> None:
     """Check every kernel of ours against a float64 reference. Exit status 1 on any failure."""
     from weft import registry
-    from weft.bench import run
+    from weft.bench import terminal
     from weft.bench import verify as room
 
     device = _device()
     operators = registry.select(names or [])
     narrowed = bool(workload or implementation)
-    with run.progress(note, "verify") as step:
+    with terminal.progress(note, "verify") as step:
         found = room.verify(
             operators,
             device,
@@ -161,7 +161,7 @@ def verify(
     if as_json:
         _print_json(found)
     else:
-        run.print_verification(out, found)
+        terminal.print_verification(out, found)
     raise typer.Exit(
         1 if found["failed"] or found["mutants_survived"] or not found["checked"] + found["unverifiable"] else 0
     )
@@ -178,7 +178,7 @@ def compile_check(
     """Compile every kernel for each architecture it declares, without a GPU. Exit status 1 when one does not fit."""
     from weft import registry
     from weft.bench import compile_check as room
-    from weft.bench import run
+    from weft.bench import terminal
 
     os.environ.pop("TRITON_INTERPRET", None)  # a process that compiles must not have it
     try:
@@ -186,7 +186,7 @@ def compile_check(
     except ValueError:
         raise typer.BadParameter(f"{arch}: expected sm_80, sm_86, sm_89, sm_90, sm_100 or sm_120") from None
     operators = registry.select(names or [])
-    with run.progress(note, "compile") as step:
+    with terminal.progress(note, "compile") as step:
         found = room.timed(
             operators,
             archs=wanted,
@@ -197,7 +197,7 @@ def compile_check(
     if as_json:
         _print_json(found)
     else:
-        run.print_compiled(out, found)
+        terminal.print_compiled(out, found)
     raise typer.Exit(1 if found["failed"] else 0)
 
 
@@ -211,16 +211,26 @@ def bench(
     which: Annotated[str, typer.Option("--set", help="bench, quick, model …: a set of workloads")] = "bench",
     cache: Annotated[str, typer.Option(help="cold (L2 flushed) or warm")] = "cold",
     ladder: Annotated[bool, typer.Option("--ladder", help="time the teaching versions too")] = False,
+    host: Annotated[
+        bool, typer.Option("--host", help="instead: what a call on a small input costs on the host")
+    ] = False,
     budget: Annotated[float, typer.Option(help="seconds of repetitions for each comparison")] = 0.5,
     save: Annotated[bool, typer.Option("--save", help="append to results/<gpu>/ (or WEFT_RESULTS)")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="leave out what results/ holds for this source")] = False,
     as_json: Json = False,
 ) -> None:
     """Measure ceilings, then time every implementation side by side against them."""
-    from weft.bench import run
+    from weft.bench import run, terminal
 
     if cache not in ("cold", "warm"):
         raise typer.BadParameter(f"--cache is '{cache}'; expected cold or warm")
+    if host:
+        measured = run.run_host(names or [], _device(), save=save)
+        if as_json:
+            _print_json({"records": [json.loads(m.to_json()) for m in measured]})
+        else:
+            out.print(terminal.host_table(measured))
+        return
     measured = run.run_bench(
         names or [],
         _device(),
@@ -239,7 +249,7 @@ def bench(
     if as_json:
         _print_json({"records": [json.loads(m.to_json()) for m in measured]})
     else:
-        run.print_measurements(out, measured)
+        terminal.print_measurements(out, measured)
 
 
 @app.command(rich_help_panel=OPERATORS)

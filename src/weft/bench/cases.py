@@ -82,7 +82,8 @@ class PoisonedEmpty(TorchDispatchMode):
         return out
 
 
-def _leaf(t: Tensor) -> Tensor:
+def leaf(t: Tensor) -> Tensor:
+    """A leaf that wants a gradient; integers pass through."""
     return t.detach().requires_grad_() if t.is_floating_point() else t
 
 
@@ -112,7 +113,7 @@ def bind(
         mutated = list(tensors([arguments[name] for name in operator.mutates]))
         return lambda: function(**arguments), mutated
     ready = {
-        name: map_tensors(_leaf, value) if name in operator.differentiable else value
+        name: map_tensors(leaf, value) if name in operator.differentiable else value
         for name, value in arguments.items()
     }
     leaves = [t for t in tensors([ready[name] for name in operator.differentiable]) if t.requires_grad]

@@ -1,8 +1,7 @@
-"""What the verbs of the command line do with the rooms: run a whole bench, a tuning, a report; and how results are printed."""
+"""What the verbs of the command line do with the rooms: describe operators, run a whole bench, a tuning, a report."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import tempfile
 import time
@@ -12,132 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from weft import records, registry
+from weft.bench.terminal import progress
 from weft.definition import UnknownName
 from weft.records import Measurement, Store
-
-# ---- printing --------------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def progress(console: Console, what: str, total: int | None = None) -> Iterator[Callable[[str], None]]:
-    """A bar on a terminal; nothing where standard error is not one. Yields a function to be told of each step."""
-    columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(
-        *columns, TextColumn("{task.fields[at]}"), console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
-        task = bar.add_task(what, total=total, at="")
-        yield lambda at: bar.update(task, advance=1, at=at[:40])
-
-
-def print_verification(out: Console, found: dict[str, Any]) -> None:
-    table = Table(title=f"Verification against float64 ({found['device']})", title_justify="left")
-    for column in ("operator", "implementation", "direction"):
-        table.add_column(column, overflow="fold")
-    for column in ("pass", "fail", "declined", "worst", "not verifiable"):
-        table.add_column(column, justify="right")
-    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
-    for r in found["results"]:
-        groups.setdefault((r["operator"], r["implementation"], r["direction"]), []).append(r)
-    for key, rows in groups.items():
-        count = {s: sum(r["status"] == s for r in rows) for s in ("pass", "fail", "declined", "unverifiable")}
-        worst = max((r["error"] for r in rows if r["error"] is not None and r["status"] != "declined"), default=None)
-        blind = ", ".join(sorted({r["dtype"] for r in rows if r["status"] == "unverifiable"}))
-        table.add_row(
-            *key,
-            str(count["pass"]),
-            str(count["fail"]),
-            str(count["declined"]),
-            "–" if worst is None else f"{worst:.2f}",
-            blind or "–",
-        )
-    out.print(table)
-    out.print("worst: the largest error as a share of what is allowed", style="dim")
-    for r in found["results"]:
-        if r["status"] == "fail":
-            out.print(
-                f"FAIL {r['operator']} {r['implementation']} {r['direction']} {r['workload']} {r['dtype']}: {r['reason']}",
-                markup=False,
-            )
-            if r["reproduce"]:
-                out.print(f"     {r['reproduce']}", markup=False, soft_wrap=True)
-    rejected = found["mutants"] - found["mutants_survived"]
-    left = f", {found['not_reached']} not reached in the time budget (--full runs them)" if found["not_reached"] else ""
-    out.print(
-        f"{found['checked']} checked, {found['failed']} failed, {found['declined']} declined, "
-        f"{found['unverifiable']} not verifiable here{left}; {rejected} of {found['mutants']} mutants rejected",
-        markup=False,
-    )
-
-
-def print_compiled(out: Console, found: dict[str, Any]) -> None:
-    table = Table(title="Compiled without a GPU", title_justify="left")
-    for column in ("operator", "implementation", "architecture"):
-        table.add_column(column)
-    for column in ("kernels", "registers", "shared KiB", "of", "spills", "failed"):
-        table.add_column(column, justify="right")
-    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
-    for r in found["results"]:
-        groups.setdefault((r["operator"], r["implementation"], r["arch"]), []).append(r)
-    for key, rows in sorted(groups.items(), key=lambda g: (g[0][0], g[0][1], int(g[0][2][3:]))):
-        shared = max(r["shared_bytes"] for r in rows)
-        table.add_row(
-            *key,
-            str(len(rows)),
-            str(max(r["registers"] for r in rows)),
-            f"{shared / 1024:.0f}",
-            f"{max(r['shared_limit'] for r in rows) / 1024:.0f}",
-            str(max(r["spills"] for r in rows)),
-            str(sum(not r["ok"] for r in rows)),
-        )
-    out.print(table)
-    for r in found["results"]:
-        if not r["ok"]:
-            out.print(
-                f"FAIL {r['operator']} {r['implementation']} {r['workload']} {r['dtype']} {r['arch']}: {r['reason']}",
-                markup=False,
-            )
-    out.print(
-        f"{found['compiled']} kernels compiled in {found['seconds']} s, {found['failed']} failed, "
-        f"{found['with_spills']} with spills (bytes of stack a thread)"
-    )
-
-
-def print_measurements(out: Console, measured: Sequence[Measurement]) -> None:
-    groups: dict[tuple[str, str], list[Measurement]] = {}
-    for m in measured:
-        if m.metric == "time":
-            groups.setdefault((m.operator, m.direction), []).append(m)
-    for (operator, direction), rows in groups.items():
-        table = Table(title=f"{operator} {direction}, {rows[0].cache} cache", title_justify="left")
-        for column in ("workload", "dtype", "implementation"):
-            table.add_column(column)
-        for column in ("µs", "of ceiling", "to best peer"):
-            table.add_column(column, justify="right")
-        previous = None
-        for m in rows:
-            point = (m.workload, m.dtype)
-            share = "–" if m.share_of_ceiling is None else f"{m.share_of_ceiling:.1%}"
-            ratio = "–" if m.ratio_to_best_peer is None else f"{m.ratio_to_best_peer:.3f}×"
-            first = point if point != previous else ("", "")
-            table.add_row(*first, m.implementation, f"{m.time_us:.2f}", share, ratio, style="bold" if m.ours else None)
-            previous = point
-        out.print(table)
-    if not groups:
-        out.print("nothing was measured")
-
-
-def ceilings_table(measured: Iterable[Measurement]) -> Table:
-    table = Table(title="Measured ceilings", title_justify="left")
-    table.add_column("ceiling")
-    table.add_column("rate", justify="right")
-    for m in measured:
-        scale, unit = (1e12, "T" + m.unit) if m.details["value"] > 1e12 else (1e9, "G" + m.unit)
-        table.add_row(m.implementation, f"{m.details['value'] / scale:.2f} {unit}")
-    return table
 
 
 def describe(names: Iterable[str]) -> list[dict[str, Any]]:
@@ -158,19 +36,6 @@ def describe(names: Iterable[str]) -> list[dict[str, Any]]:
         }
         for op in registry.select(names)
     ]
-
-
-def operators_table(described: Iterable[dict[str, Any]]) -> Table:
-    table = Table()
-    for column in ("operator", "axes", "directions", "implementations"):
-        table.add_column(column)
-    for op in described:
-        usable = ", ".join(i["name"] for i in op["implementations"] if i["ladder"] is None)
-        rungs = sum(i["ladder"] is not None for i in op["implementations"])
-        axes = ", ".join(f"{axis} {meaning}" for axis, meaning in op["axes"].items())
-        more = f" and a ladder of {rungs}" if rungs else ""
-        table.add_row(op["name"], axes, ", ".join(op["directions"]), usable + more)
-    return table
 
 
 # ---- running ---------------------------------------------------------------------------------------------------------
@@ -277,6 +142,26 @@ def _known(store: Store, bench: Any) -> set[tuple[str, ...]]:
         for m in store.read(gpu)
         if m.cache == bench.timer.cache
     }
+
+
+def run_host(names: Iterable[str], device: str, *, save: bool = False) -> list[Measurement]:
+    """Measures what a call costs on the host.
+
+    Raises:
+        ValueError: there is no GPU, so nothing is launched.
+    """
+    if device != "cuda":
+        raise ValueError("weft bench --host times launches, and PyTorch sees no GPU here (weft doctor says why)")
+    from weft.bench import host
+    from weft.bench.compare import Bench
+    from weft.hardware.ceilings import Ceilings
+
+    measured = host.measure(Bench(device, Ceilings(device)), registry.select(names))
+    if save:
+        store = Store()
+        for m in measured:
+            store.append(m.gpu, m.operator, m)
+    return measured
 
 
 def run_tune(

@@ -1,0 +1,107 @@
+"""``weft bench --host``: what a call costs on the host, on inputs so small that this is all it costs.
+
+Timed for the public function and for PyTorch, each without and with a gradient wanted, and for the bare launch of the same
+kernel through Triton (``kernel[grid](…)``, output already allocated), which is the yardstick.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from weft import records
+from weft.bench import cases
+from weft.definition import Operator, Workload
+from weft.operators.launch import Plan
+from weft.records import Measurement
+from weft.timing import host_time_us
+
+
+def measure(bench: Any, operators: Iterable[Operator]) -> list[Measurement]:
+    """Host time of each operator on its first ``quick`` workload shrunk to at most 32 Ki elements, fp32."""
+    found: list[Measurement] = []
+    for op in operators:
+        w = _small(next(iter(op.cases("quick"))).at("fp32"))
+        arguments = op.inputs(w, torch.Generator(bench.device).manual_seed(4), bench.device)
+        for name, call in _calls(op, arguments).items():
+            us = host_time_us(call)
+            found.append(
+                Measurement(
+                    operator=op.name,
+                    implementation=name,
+                    direction="forward",
+                    workload=str(w),
+                    dtype=w.dtype,
+                    time_us=float(f"{us:.4g}"),
+                    ours=name.startswith("weft"),
+                    metric="host time",
+                    cache="warm",
+                    host_us=float(f"{us:.4g}"),
+                    **{**bench.context(op), "source": records.source_hash(op.folder)},
+                )
+            )
+        bare = next((m.time_us for m in found if m.operator == op.name and m.implementation == BARE), None)
+        for m in found:
+            if bare and m.operator == op.name:
+                m.details["ratio_to_bare_launch"] = round(m.time_us / bare, 3)
+    return found
+
+
+BARE = "bare Triton launch"
+
+
+def _small(w: Workload) -> Workload:
+    axes = dict(w.axes)
+    while _product(axes) > 2**15:
+        largest = max(axes, key=lambda a: axes[a])
+        axes[largest] //= 2
+    return Workload(axes, w.dtype, w.options)
+
+
+def _product(axes: dict[str, int]) -> int:
+    size = 1
+    for value in axes.values():
+        size *= value
+    return size
+
+
+def _calls(op: Operator, arguments: dict[str, Any]) -> dict[str, Callable[[], Any]]:
+    assert op.public is not None  # every operator has one
+    public, torch_function = op.public, op.implementations["torch"].function
+    wanted = {n: cases.map_tensors(cases.leaf, a) if n in op.differentiable else a for n, a in arguments.items()}
+    calls: dict[str, Callable[[], Any]] = {
+        "weft.ops": lambda: public(**arguments),
+        "torch": lambda: torch_function(**arguments),
+    }
+    if op.differentiable:
+        calls["weft.ops, gradient wanted"] = lambda: public(**wanted)
+        calls["torch, gradient wanted"] = lambda: torch_function(**wanted)
+    public(**arguments)
+    with _recording() as launches:
+        public(**arguments)
+    if launches:
+        plan, tensors = launches[-1]
+        kernel, options = plan.kernel, {"num_warps": plan.num_warps, "num_stages": plan.num_stages}
+        rest, constants, grid = plan.scalars, plan.constants, plan.grid
+        calls[BARE] = lambda: kernel[grid](*tensors, *rest, **constants, **options)
+    return calls
+
+
+@contextlib.contextmanager
+def _recording() -> Iterator[list[tuple[Plan, tuple[torch.Tensor, ...]]]]:
+    """Collects the Triton launches made within it."""
+    launches: list[tuple[Plan, tuple[torch.Tensor, ...]]] = []
+    launch = Plan.__call__
+
+    def call(self: Plan, *tensors: torch.Tensor) -> None:
+        launches.append((self, tensors))
+        launch(self, *tensors)
+
+    Plan.__call__ = call  # type: ignore[method-assign]
+    try:
+        yield launches
+    finally:
+        Plan.__call__ = launch  # type: ignore[method-assign]

@@ -1,0 +1,163 @@
+"""What the command line prints: tables, and a progress bar on a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from weft.records import Measurement
+
+
+def _table(title: str) -> Table:
+    """Narrow enough for 80 columns: rules under the head alone, one space between columns."""
+    return Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+
+
+@contextlib.contextmanager
+def progress(console: Console, what: str, total: int | None = None) -> Iterator[Callable[[str], None]]:
+    """A bar on a terminal; nothing where standard error is not one. Yields a function to be told of each step."""
+    columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(
+        *columns, TextColumn("{task.fields[at]}"), console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task(what, total=total, at="")
+        yield lambda at: bar.update(task, advance=1, at=at[:40])
+
+
+def print_verification(out: Console, found: dict[str, Any]) -> None:
+    table = _table(f"Verification against float64 ({found['device']})")
+    for column in ("operator", "implementation", "direction"):
+        table.add_column(column, overflow="fold")
+    for column in ("pass", "fail", "worst"):
+        table.add_column(column, justify="right")
+    table.add_column("unverifiable")
+    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for r in found["results"]:
+        groups.setdefault((r["operator"], r["implementation"], r["direction"]), []).append(r)
+    for key, rows in groups.items():
+        count = {s: sum(r["status"] == s for r in rows) for s in ("pass", "fail", "declined", "unverifiable")}
+        worst = max((r["error"] for r in rows if r["error"] is not None and r["status"] != "declined"), default=None)
+        blind = " ".join(sorted({r["dtype"] for r in rows if r["status"] == "unverifiable"}))
+        table.add_row(
+            *key,
+            str(count["pass"]),
+            str(count["fail"]),
+            "–" if worst is None else f"{worst:.2f}",
+            blind or "–",
+        )
+    out.print(table)
+    out.print("worst: the largest error as a share of what is allowed", style="dim")
+    for r in found["results"]:
+        if r["status"] == "fail":
+            out.print(
+                f"FAIL {r['operator']} {r['implementation']} {r['direction']} {r['workload']} {r['dtype']}: {r['reason']}",
+                markup=False,
+            )
+            if r["reproduce"]:
+                out.print(f"     {r['reproduce']}", markup=False, soft_wrap=True)
+    rejected = found["mutants"] - found["mutants_survived"]
+    left = f", {found['not_reached']} not reached in the time budget (--full runs them)" if found["not_reached"] else ""
+    out.print(
+        f"{found['checked']} checked, {found['failed']} failed, {found['declined']} declined, "
+        f"{found['unverifiable']} not verifiable here{left}; {rejected} of {found['mutants']} mutants rejected",
+        markup=False,
+    )
+
+
+def print_compiled(out: Console, found: dict[str, Any]) -> None:
+    table = _table("Compiled without a GPU")
+    for column in ("operator", "implementation", "arch"):
+        table.add_column(column)
+    for column in ("kernels", "regs", "shared KiB", "of", "spills", "failed"):
+        table.add_column(column, justify="right")
+    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for r in found["results"]:
+        groups.setdefault((r["operator"], r["implementation"], r["arch"]), []).append(r)
+    for key, rows in sorted(groups.items(), key=lambda g: (g[0][0], g[0][1], int(g[0][2][3:]))):
+        shared = max(r["shared_bytes"] for r in rows)
+        table.add_row(
+            *key,
+            str(len(rows)),
+            str(max(r["registers"] for r in rows)),
+            f"{shared / 1024:.0f}",
+            f"{max(r['shared_limit'] for r in rows) / 1024:.0f}",
+            str(max(r["spills"] for r in rows)),
+            str(sum(not r["ok"] for r in rows)),
+        )
+    out.print(table)
+    for r in found["results"]:
+        if not r["ok"]:
+            out.print(
+                f"FAIL {r['operator']} {r['implementation']} {r['workload']} {r['dtype']} {r['arch']}: {r['reason']}",
+                markup=False,
+            )
+    out.print(
+        f"{found['compiled']} kernels compiled in {found['seconds']} s, {found['failed']} failed, "
+        f"{found['with_spills']} with spills (bytes of stack a thread)"
+    )
+
+
+def print_measurements(out: Console, measured: Sequence[Measurement]) -> None:
+    groups: dict[tuple[str, str], list[Measurement]] = {}
+    for m in measured:
+        if m.metric == "time":
+            groups.setdefault((m.operator, m.direction), []).append(m)
+    for (operator, direction), rows in groups.items():
+        table = _table(f"{operator} {direction}, {rows[0].cache} cache")
+        for column in ("workload", "dtype", "implementation"):
+            table.add_column(column, overflow="fold")
+        for column in ("µs", "of ceiling", "to best peer"):
+            table.add_column(column, justify="right")
+        previous = None
+        for m in rows:
+            point = (m.workload, m.dtype)
+            share = "–" if m.share_of_ceiling is None else f"{m.share_of_ceiling:.1%}"
+            ratio = "–" if m.ratio_to_best_peer is None else f"{m.ratio_to_best_peer:.3f}×"
+            first = point if point != previous else ("", "")
+            table.add_row(*first, m.implementation, f"{m.time_us:.2f}", share, ratio, style="bold" if m.ours else None)
+            previous = point
+        out.print(table)
+    if not groups:
+        out.print("nothing was measured")
+
+
+def ceilings_table(measured: Iterable[Measurement]) -> Table:
+    table = _table("Measured ceilings")
+    table.add_column("ceiling")
+    table.add_column("rate", justify="right")
+    for m in measured:
+        scale, unit = (1e12, "T" + m.unit) if m.details["value"] > 1e12 else (1e9, "G" + m.unit)
+        table.add_row(m.implementation, f"{m.details['value'] / scale:.2f} {unit}")
+    return table
+
+
+def operators_table(described: Iterable[dict[str, Any]]) -> Table:
+    table = _table("")
+    for column in ("operator", "axes", "directions", "implementations"):
+        table.add_column(column)
+    for op in described:
+        usable = ", ".join(i["name"] for i in op["implementations"] if i["ladder"] is None)
+        rungs = sum(i["ladder"] is not None for i in op["implementations"])
+        axes = ", ".join(f"{axis} {meaning}" for axis, meaning in op["axes"].items())
+        more = f" and a ladder of {rungs}" if rungs else ""
+        table.add_row(op["name"], axes, ", ".join(op["directions"]), usable + more)
+    return table
+
+
+def host_table(measured: Iterable[Measurement]) -> Table:
+    table = _table("Host time of a call")
+    for column in ("operator", "call"):
+        table.add_column(column)
+    for column in ("us", "of a bare launch"):
+        table.add_column(column, justify="right")
+    for m in measured:
+        ratio = m.details.get("ratio_to_bare_launch")
+        row = (m.operator, m.implementation, f"{m.time_us:.2f}", f"{ratio:.2f}" if ratio else "–")
+        table.add_row(*row, style="bold" if m.ours else None)
+    return table
