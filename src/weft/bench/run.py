@@ -84,7 +84,7 @@ def run_bench(
     if device == "cuda" or workload:
         points = list(compare.points(operators, which, dtypes=dtypes, directions=directions, workload=workload))
     else:
-        points = list(_cpu_points(operators, "cpu" if which == "bench" else which, dtypes, directions))
+        points = list(_cpu_points(operators, which, dtypes, directions))
     chosen = {op.name: registry.implementations(op, implementations, ladder=ladder) for op in operators}
     said: set[str] = set()
 
@@ -121,18 +121,19 @@ def run_bench(
     return measured
 
 
-def _cpu_points(
-    operators: Iterable[Any], which: str, dtypes: Sequence[str], directions: Sequence[str]
-) -> Iterator[Any]:
+QUICK_CPU_FLOPS = 4e9  # what a quick run gives a CPU at most in one call: 1024³ and below
+
+
+def _cpu_points(operators: list[Any], which: str, dtypes: Sequence[str], directions: Sequence[str]) -> Iterator[Any]:
+    """On a CPU the sets ``bench`` and ``quick`` are the set ``cpu``: larger than caches, forward, fp32 unless asked."""
     from weft.bench import compare
 
-    operators = list(operators)
-    known = {name for op in operators for name in op.workloads}
-    if which not in {*known, "cpu"}:
-        raise UnknownName("workload set", which, known)
-    for op in operators:
-        name = which if which in op.workloads else "quick"
-        yield from compare.points([op], name, dtypes=dtypes or ["fp32"], directions=directions or ["forward"])
+    chosen = "cpu" if which in ("bench", "quick") else which
+    for op, w, direction in compare.points(
+        operators, chosen, dtypes=dtypes or ["fp32"], directions=directions or ["forward"]
+    ):
+        if which != "quick" or op.cost(w, direction).flops <= QUICK_CPU_FLOPS:
+            yield op, w, direction
 
 
 def _known(store: Store, bench: Any) -> set[tuple[str, ...]]:

@@ -166,6 +166,7 @@ vector_add = Operator(
         ],
         "bench": [workload(N=n) for n in (2**20, 2**24, 2**28)],
         "quick": [workload(N=2**22)],
+        "cpu": [workload("fp32", N=2**25)],  # 128 MiB a tensor: larger than caches
         "compile": [workload(N=2**20), workload(N=42 * 50, rows=42, layout="sliced")],
         "tune": [workload(d, N=2**28) for d in ("fp32", "bf16")],
         "huge": [workload("bf16", N=2**31 + 17)],

@@ -205,6 +205,7 @@ softmax = Operator(
         "bench": [workload(M=2**28 // n, N=n) for n in WIDTHS],
         "quick": [workload(M=2**22 // n, N=n) for n in (1024, 4096)],
         "ladder": [workload(M=2**28 // 4096, N=4096)],
+        "cpu": [workload("fp32", M=2**13, N=2**12)],  # 128 MiB a tensor: larger than caches
         "compile": [workload(M=64, N=n) for n in (100, 4096, 2**16)],
         "tune": [
             workload(d, M=2**28 // n, N=n)
