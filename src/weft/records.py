@@ -18,13 +18,8 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA = 1
-SHARED = (
-    "launch.py",
-    "cuda.py",
-    "prelude.cuh",
-    "rows.cuh",
-    "row_cluster.py",
-)  # of operators/: part of every kernel's source
+# Of operators/: part of the source of every kernel.
+SHARED = ("launch.py", "cuda.py", "prelude.cuh", "rows.cuh", "row_cluster.py", "row_programs.py")
 
 
 @dataclass

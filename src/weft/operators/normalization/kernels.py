@@ -17,8 +17,8 @@ from torch import Tensor
 from weft.operators.call import views
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.launch import Plan, Plans, multiprocessors
+from weft.operators.row_programs import ONE_PASS, candidates, heuristic, row_tiles
 
-ONE_PASS = 32768  # columns that one program holds in registers, forward
 ONE_PASS_BACKWARD = 8192  # backward holds x, dy and the weight's partial gradient
 
 
@@ -162,21 +162,6 @@ def sum_partials(partial_ptr, dw_ptr, P, N, ROWS: tl.constexpr, BLOCK: tl.conste
 # ---- plans -----------------------------------------------------------------------------------------------------------
 
 
-def heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
-    """About 4096 elements a program and 16 elements a thread, at most 1024 threads."""
-    if n > ONE_PASS:
-        return {"BLOCK": 8192, "num_warps": 16}
-    rows = max(1, 2048 // n)
-    return {"ROWS": rows, "num_warps": min(max(rows * n // 512, 1), 32)}
-
-
-def candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
-    if n > ONE_PASS:
-        return grid_of({"BLOCK": (4096, 8192, 16384), "num_warps": (8, 16, 32)})
-    rows = [r for r in (1, 2, 4, 8, 16, 32) if r * n <= 8192] or [1]
-    return [c for c in grid_of({"ROWS": rows, "num_warps": (1, 2, 4, 8, 16, 32)}) if _threads_fit(c, n, 4, 64)]
-
-
 def backward_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
     """PROGRAMS a multiprocessor; about 8 elements a thread, since three tensors and a partial sum are held."""
     if n > ONE_PASS_BACKWARD:
@@ -188,13 +173,7 @@ def backward_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
 def backward_candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
     if n > ONE_PASS_BACKWARD:
         return grid_of({"STRIP": (32, 64, 128), "ROWS": (1, 2, 4, 8), "BLOCK": (512, 1024, 2048), "num_warps": (4, 8)})
-    rows = [r for r in (1, 2, 4, 8, 16) if r * n <= 8192] or [1]
-    options = {"ROWS": rows, "PROGRAMS": (1, 2, 4, 8), "num_warps": (4, 8, 16)}
-    return [c for c in grid_of(options) if _threads_fit(c, n, 4, 32)]
-
-
-def _threads_fit(config: Config, n: int, least: int, most: int) -> bool:
-    return least <= config["ROWS"] * n // (config["num_warps"] * 32) <= most
+    return row_tiles(n, {"PROGRAMS": (1, 2, 4, 8), "num_warps": (4, 8, 16)}, per_thread=(4, 32))
 
 
 forward_configuration = Configurations(__file__, "forward", heuristic, candidates)

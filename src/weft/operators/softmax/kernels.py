@@ -7,18 +7,15 @@ them on chip instead.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from weft.operators.call import views
-from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.configs import Configurations, bucket
 from weft.operators.launch import Plan, Plans
-
-ONE_PASS = 32768  # columns that one program holds in registers: 1024 threads × 32 fp32 values
+from weft.operators.row_programs import ONE_PASS, candidates, heuristic
 
 
 @triton.jit
@@ -110,25 +107,6 @@ def softmax_backward_long_rows(
 
 
 # ---- plans -----------------------------------------------------------------------------------------------------------
-
-
-def heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
-    """About 4096 elements a program and 16 elements a thread, at most 1024 threads."""
-    if n > ONE_PASS:
-        return {"BLOCK": 8192, "num_warps": 16}
-    rows = max(1, 2048 // n)
-    return {"ROWS": rows, "num_warps": min(max(rows * n // 512, 1), 32)}
-
-
-def candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
-    if n > ONE_PASS:
-        return grid_of({"BLOCK": (4096, 8192, 16384), "num_warps": (8, 16, 32)})
-    rows = [r for r in (1, 2, 4, 8, 16, 32) if r * n <= 8192] or [1]
-    return [c for c in grid_of({"ROWS": rows, "num_warps": (1, 2, 4, 8, 16, 32)}) if _sane(c, n)]
-
-
-def _sane(config: Config, n: int) -> bool:
-    return 4 <= config["ROWS"] * n // (config["num_warps"] * 32) <= 64
 
 
 forward_configuration = Configurations(__file__, "forward", heuristic, candidates)

@@ -1,0 +1,34 @@
+"""How rows are laid over Triton programs: what the row kernels of all families share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from weft.operators.configs import Config, grid_of
+
+ONE_PASS = 32768  # columns that one program holds in registers: 1024 threads × 32 fp32 values
+
+
+def heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
+    """For rows of up to n columns (a power of two): about 2048 elements a program and 16 a thread, at most 1024 threads; for
+    longer ones than ``ONE_PASS``, the BLOCK of columns that a program walks a row by."""
+    if n > ONE_PASS:
+        return {"BLOCK": 8192, "num_warps": 16}
+    rows = max(1, 2048 // n)
+    return {"ROWS": rows, "num_warps": min(max(rows * n // 512, 1), 32)}
+
+
+def candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
+    if n > ONE_PASS:
+        return grid_of({"BLOCK": (4096, 8192, 16384), "num_warps": (8, 16, 32)})
+    return row_tiles(n, {"num_warps": (1, 2, 4, 8, 16, 32)}, per_thread=(4, 64))
+
+
+def row_tiles(n: int, options: dict[str, tuple[int, ...]], per_thread: tuple[int, int]) -> list[Config]:
+    """Every choice of ROWS (tiles of at most 8192 elements) and of the options that gives a thread so many elements."""
+    rows = tuple(r for r in (1, 2, 4, 8, 16, 32) if r * n <= 8192) or (1,)
+    least, most = per_thread
+    tiles = grid_of({"ROWS": rows, **options})
+    return [c for c in tiles if least <= c["ROWS"] * n // (c["num_warps"] * 32) <= most]
