@@ -32,18 +32,18 @@ def on_gpu(x: torch.Tensor) -> bool:
     return x.is_cuda or INTERPRETING or compile_request() is not None
 
 
-def eager(*tensors: torch.Tensor) -> bool:
-    """True in plain eager mode: real CUDA tensors of the current device, no gradient wanted, nothing tracing, no
-    autocast, no modes. Then a plan may be launched past the dispatcher."""
+def eager(*tensors: torch.Tensor, gradient: bool = False) -> bool:
+    """True in plain eager mode: real CUDA tensors of the current device, nothing tracing, no autocast, no modes, and no
+    gradient wanted unless ``gradient``. Then a plan may be launched past the dispatcher."""
     if torch.compiler.is_compiling():
         return False
+    grad = torch.is_grad_enabled() and not gradient
     if compile_request() is not None:  # tensors are on `meta`; a plan compiles instead of launching
-        return not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
+        return not (grad and any(t.requires_grad for t in tensors)) and not gradient
     if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
         return False
     if torch.is_autocast_enabled("cuda"):
         return False
-    grad = torch.is_grad_enabled()
     for t in tensors:
         if t.__class__ not in PLAIN or not t.is_cuda or (grad and t.requires_grad):
             return False
