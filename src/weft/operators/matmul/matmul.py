@@ -187,7 +187,11 @@ matmul = Operator(
             workload("fp32", M=32, N=48, K=64, precision="tf32x3"),
         ],
         "full": [workload(M=256, N=256, K=256), workload(M=129, N=255, K=257)],
-        "huge": [workload("bf16", M=2**16 + 8, N=2**15 + 8, K=64), workload("bf16", M=2**21 + 8, N=64, K=1040)],
+        "huge": [
+            workload("bf16", M=2**16 + 8, N=2**15 + 8, K=64),
+            workload("bf16", M=2**21 + 8, N=64, K=1040),
+            workload("bf16", M=64, N=64, K=2**25 + 64),
+        ],
         "bench": [
             *SQUARES,
             *(workload("bf16", M=4096, N=4096, K=4096, layout=layout) for layout in ("NT", "TN")),
