@@ -154,10 +154,10 @@ class Plans:
         for t in tensors:
             if t.__class__ not in PLAIN or not t.is_cuda:
                 return self.build(*tensors, *options)
-        key = _key(tensors, options)
         try:
+            key = _key(tensors, options)
             plan = self.known.get(key, self)
-        except TypeError:  # an option that cannot be a key is a wrong one: building says what is wrong with it
+        except (TypeError, RuntimeError):  # an option that is no key, a tensor without memory: building says what is wrong
             return self.build(*tensors, *options)
         if plan is self:
             plan = self.build(*tensors, *options)

@@ -45,7 +45,7 @@ template <typename T, typename V, int THREADS, int EACH> struct RowSlice {
     for (int v = 0; v < VECTORS; v++) {
 #pragma unroll
       for (int i = 0; i < 4; i++) w[v].word[i] = fill;
-      if (at(v) < elements) w[v] = ::load<T, COUNT>(x + at(v));
+      if (at(v) < elements) w[v] = load_stream<T, COUNT>(x + at(v));
     }
   }
 

@@ -32,8 +32,8 @@ def add_flat(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
     first = tl.program_id(0).to(tl.int64) * BLOCK  # int64: tensors may hold more than 2**31 elements
     i = tl.arange(0, BLOCK)
     inside = i < n - first
-    x = tl.load(x_ptr + first + i, mask=inside).to(tl.float32)
-    y = tl.load(y_ptr + first + i, mask=inside).to(tl.float32)
+    x = tl.load(x_ptr + first + i, mask=inside, eviction_policy="evict_last").to(tl.float32)
+    y = tl.load(y_ptr + first + i, mask=inside, eviction_policy="evict_last").to(tl.float32)
     tl.store(out_ptr + first + i, (x + y).to(out_ptr.dtype.element_ty), mask=inside)
 
 
@@ -44,8 +44,8 @@ def add_rows(x_ptr, y_ptr, out_ptr, N, x_row, x_col, y_row, y_col, out_row, out_
     row = (tl.program_id(0) // blocks).to(tl.int64)
     col = (tl.program_id(0) % blocks).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = col < N
-    x = tl.load(x_ptr + row * x_row + col * x_col, mask=inside).to(tl.float32)
-    y = tl.load(y_ptr + row * y_row + col * y_col, mask=inside).to(tl.float32)
+    x = tl.load(x_ptr + row * x_row + col * x_col, mask=inside, eviction_policy="evict_last").to(tl.float32)
+    y = tl.load(y_ptr + row * y_row + col * y_col, mask=inside, eviction_policy="evict_last").to(tl.float32)
     tl.store(out_ptr + row * out_row + col * out_col, (x + y).to(out_ptr.dtype.element_ty), mask=inside)
 
 

@@ -2,7 +2,8 @@
 
 C[M, N] = A[M, K] · B[K, N] does 2·M·N·K operations on (M·K + K·N + M·N) elements. A tile of BLOCK_M × BLOCK_N reads
 BLOCK_K-deep slices of A and B, so each element of A is read N / BLOCK_N times and of B M / BLOCK_M times, mostly from L2:
-programs are ordered in groups of GROUP tile rows, so that those that run together share slices.
+programs are ordered in groups of GROUP tile rows, so that those that run together share slices. Where there are few tiles and
+many terms, each tile's sum is split over SPLIT programs, whose fp32 parts a second kernel adds.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from weft.operators import partial_sums
 from weft.operators.configs import Config, Configurations, bucket, grid_of
-from weft.operators.launch import INTERPRETING, Plan, Plans
+from weft.operators.launch import INTERPRETING, Plan, Plans, multiprocessors
 
 PRECISIONS = ("ieee", "tf32", "tf32x3")
 
@@ -32,11 +34,11 @@ def round_to_tf32(x):
 def matmul_tiled(
     a_ptr, b_ptr, c_ptr, M, N, K, a_row, a_col, b_row, b_col, c_row, c_col,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
-    EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
+    EVEN_K: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     """One program computes one BLOCK_M × BLOCK_N tile of C, accumulated in fp32. Any strides: the layout (NN, NT, TN, TT)
     is in them. EVEN_K: K is a multiple of BLOCK_K, so loads need no mask. Rows and columns past the edge wrap around to
-    valid ones and are not stored."""
+    valid ones and are not stored. With a SPLIT, program (tile, p) sums the p-th part of K, and C is [SPLIT, M, N]."""
     tile = tl.program_id(0)
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     in_group = GROUP * tiles_n
@@ -51,7 +53,16 @@ def matmul_tiled(
     a = a_ptr + (m % M).to(tl.int64)[:, None] * a_row + k.to(tl.int64)[None, :] * a_col  # [BLOCK_M, BLOCK_K]
     b = b_ptr + k.to(tl.int64)[:, None] * b_row + (n % N).to(tl.int64)[None, :] * b_col  # [BLOCK_K, BLOCK_N]
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for start in range(0, K, BLOCK_K):
+    first, last = 0, K
+    if SPLIT > 1:
+        part = tl.program_id(1).to(tl.int64)
+        length = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT) * BLOCK_K
+        first = (part * length).to(K.dtype)
+        last = min(first + length, K)
+        a += part * length * a_col
+        b += part * length * b_row
+        c_ptr += part * M * N
+    for start in range(first, last, BLOCK_K):
         if EVEN_K:
             a_tile, b_tile = tl.load(a), tl.load(b)
         else:
@@ -111,20 +122,42 @@ def layout_of(a: Tensor, b: Tensor) -> str:
     return "".join("N" if t.stride(1) == 1 or t.stride(0) > t.stride(1) else "T" for t in (a, b))
 
 
-def plan(a: Tensor, b: Tensor, precision: str) -> Plan:
-    """The launch of C = A·B into a new row-major C [M, N] of a's dtype."""
+class SplitPlan:
+    """C = A·B with the sum over K in parts: ``products`` into fp32 [split, M, N], then ``total``. Call with (a, b, c)."""
+
+    def __init__(self, products: Plan, split: int, elements: int):
+        self.products, self.shape = products, (split, elements)
+        self.total = partial_sums.plan(split, elements)
+
+    def __call__(self, a: Tensor, b: Tensor, c: Tensor) -> None:
+        parts = torch.empty(self.shape, dtype=torch.float32, device=a.device)
+        self.products(a, b, parts)
+        self.total(parts, c)
+
+
+LEAST_STEPS = 8  # of BLOCK_K terms that a part of a split sum has
+
+
+def plan(a: Tensor, b: Tensor, precision: str) -> Plan | SplitPlan:
+    """The launch of C = A·B into a new row-major C [M, N] of a's dtype.
+
+    Tiles that do not fill the machine split their sums. A sum of very many terms becomes more exact too: tensor cores cut
+    off what does not fit into the accumulator, an error that grows with the number of steps.
+    """
     (m, k), n = a.shape, b.shape[1]
     config = configuration(a.device, a.dtype, layout_of(a, b), precision, bucket(m), bucket(n), bucket(k))
     tile = {name: config[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP")}
-    grid = (triton.cdiv(m, tile["BLOCK_M"]) * triton.cdiv(n, tile["BLOCK_N"]),)
-    return Plan(
+    tiles = triton.cdiv(m, tile["BLOCK_M"]) * triton.cdiv(n, tile["BLOCK_N"])
+    split = max(1, min(multiprocessors(a.device) // max(tiles, 1), triton.cdiv(k, tile["BLOCK_K"]) // LEAST_STEPS))
+    products = Plan(
         matmul_tiled,
-        grid,
+        (tiles, split),
         (m, n, k, *a.stride(), *b.stride(), n, 1),
-        {**tile, "EVEN_K": k % tile["BLOCK_K"] == 0, "PRECISION": precision},
+        {**tile, "EVEN_K": k % tile["BLOCK_K"] == 0, "PRECISION": precision, "SPLIT": split},
         config["num_warps"],
         config["num_stages"],
     )
+    return products if split == 1 else SplitPlan(products, split, m * n)
 
 
 plans = Plans(plan)

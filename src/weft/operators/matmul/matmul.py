@@ -176,7 +176,7 @@ matmul = Operator(
         "verify": [
             *(
                 workload(M=m, N=n, K=k)
-                for m, n, k in ((1, 1, 1), (16, 16, 16), (33, 65, 17), (64, 128, 64), (7, 1, 130))
+                for m, n, k in ((1, 1, 1), (16, 16, 16), (33, 65, 17), (64, 128, 64), (7, 1, 130), (33, 20, 1000))
             ),
             *(workload(M=0, N=5, K=3), workload(M=5, N=3, K=0)),
             *(workload(M=40, N=48, K=33, layout=layout) for layout in ("NT", "TN", "TT")),
@@ -201,6 +201,7 @@ matmul = Operator(
         "compile": [
             workload("bf16", M=4096, N=4096, K=4096),
             workload("fp16", M=512, N=512, K=500, layout="NT"),
+            workload("bf16", M=64, N=64, K=2**14),
             *(workload("fp32", M=4096, N=4096, K=4096, precision=p) for p in ("ieee", "tf32", "tf32x3")),
         ],
         "cpu": [workload("fp32", M=n, N=n, K=n) for n in (256, 512, 1024, 2048, 4096)],

@@ -1,5 +1,5 @@
 // RMSNorm of long rows: a cluster of blocks shares a row (rows.cuh), which is read once and written once. Blocks exchange
-// one number, their sum of squares. The weight's row comes out of the caches.
+// one number, their sum of squares. The weight's row comes out of L2, asked for before the exchange that its latency hides behind.
 #include "rows.cuh"
 
 // x, y: [M, N], rows 16-byte aligned, N a multiple of 16 bytes, w: [N]; grid M * blocks of a cluster.
@@ -21,6 +21,12 @@ __global__ void __launch_bounds__(THREADS, BLOCKS<THREADS>)
     for (int i = 0; i < Slice::COUNT; i++) squares += f[i] * f[i];
   }
 
+  Words<W, Slice::COUNT> gain[Slice::VECTORS];
+  if constexpr (WEIGHTED) {
+#pragma unroll
+    for (int v = 0; v < Slice::VECTORS; v++)
+      if (slice.at(v) < slice.elements) gain[v] = load<W, Slice::COUNT>(w + slice.first + slice.at(v));
+  }
   const float total = slice.exchange(warp_sum(squares), 0.f, [](float s) { return warp_sum(s); }, shared);
   const float rstd = 1.f / sqrtf(total / float(N) + eps);
   y += slice.row * y_row + slice.first;
@@ -29,7 +35,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS<THREADS>)
     if (slice.at(v) >= slice.elements) continue;
     float f[Slice::COUNT], g[Slice::COUNT];
     unpack(words[v], f);
-    if constexpr (WEIGHTED) unpack(load<W, Slice::COUNT>(w + slice.first + slice.at(v)), g);
+    if constexpr (WEIGHTED) unpack(gain[v], g);
 #pragma unroll
     for (int i = 0; i < Slice::COUNT; i++) f[i] = WEIGHTED ? f[i] * rstd * g[i] : f[i] * rstd;
     store<T, Slice::COUNT>(y + slice.at(v), pack<T, Slice::COUNT>(f));

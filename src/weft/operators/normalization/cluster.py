@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from pathlib import Path
 
 from torch import Tensor
@@ -14,7 +15,8 @@ from weft.operators.launch import Plans
 from weft.operators.row_cluster import RowCluster, candidates, heuristic
 
 SOURCE = Path(__file__).parent / "cluster.cu"
-configuration = Configurations(__file__, "cluster", heuristic, candidates)
+# The weight's slice is held beside the row's, so a thread takes half as much of each.
+configuration = Configurations(__file__, "cluster", functools.partial(heuristic, bytes_a_thread=64), candidates)
 
 
 def plan(x: Tensor, weight: Tensor, eps: float, weighted: bool) -> CudaPlan:

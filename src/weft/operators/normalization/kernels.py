@@ -3,6 +3,7 @@
 Forward moves 2 tensors, backward 3 (x, dy, dx); the weight [N] stays in cache. Whole rows are kept in registers up to
 ``ONE_PASS`` columns. The weight's gradient is a sum over all rows: each persistent program adds up its rows in fp32
 registers, writes one partial row, and a second kernel adds the partial rows in a fixed order, so it is deterministic.
+Reads are marked ``evict_last``: the softmax folder's README.md says what that brings.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from weft.operators import partial_sums
 from weft.operators.call import views
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.launch import Plan, Plans, multiprocessors
@@ -37,7 +39,8 @@ def rms_rows(
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     col = tl.arange(0, BLOCK)
     inside = (row[:, None] < M) & (col[None, :] < N)
-    x = tl.load(x_ptr + row[:, None] * x_row + col[None, :] * x_col, mask=inside, other=0.0).to(tl.float32)
+    x_ptr += row[:, None] * x_row + col[None, :] * x_col
+    x = tl.load(x_ptr, mask=inside, other=0.0, eviction_policy="evict_last").to(tl.float32)
     rstd = reciprocal_rms(tl.sum(x * x, axis=1), N, eps)
     y = x * rstd[:, None]
     if WEIGHTED:
@@ -82,8 +85,10 @@ def rms_backward_rows(
     for block in range(tl.program_id(0), tl.cdiv(M, ROWS), tl.num_programs(0)):
         row = (block * ROWS + tl.arange(0, ROWS)).to(tl.int64)
         inside = (row[:, None] < M) & in_row[None, :]
-        x = tl.load(x_ptr + row[:, None] * x_row + col[None, :] * x_col, mask=inside, other=0.0).to(tl.float32)
-        dy = tl.load(dy_ptr + row[:, None] * dy_row + col[None, :] * dy_col, mask=inside, other=0.0).to(tl.float32)
+        x = x_ptr + row[:, None] * x_row + col[None, :] * x_col
+        dy = dy_ptr + row[:, None] * dy_row + col[None, :] * dy_col
+        x = tl.load(x, mask=inside, other=0.0, eviction_policy="evict_last").to(tl.float32)
+        dy = tl.load(dy, mask=inside, other=0.0, eviction_policy="evict_last").to(tl.float32)
         rstd = reciprocal_rms(tl.sum(x * x, axis=1), N, eps)[:, None]
         xhat = x * rstd
         g = dy
@@ -109,8 +114,8 @@ def rms_backward_statistics(
     dots = tl.zeros([BLOCK], tl.float32)
     for start in range(0, N, BLOCK):
         c = (start + col).to(tl.int64)
-        x = tl.load(x_ptr + row * x_row + c * x_col, mask=c < N, other=0.0).to(tl.float32)
-        g = tl.load(dy_ptr + row * dy_row + c * dy_col, mask=c < N, other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + row * x_row + c * x_col, mask=c < N, other=0.0, eviction_policy="evict_last").to(tl.float32)
+        g = tl.load(dy_ptr + row * dy_row + c * dy_col, mask=c < N, other=0.0, eviction_policy="evict_last").to(tl.float32)
         if WEIGHTED:
             g *= tl.load(w_ptr + c, mask=c < N, other=0.0).to(tl.float32)
         squares += x * x
@@ -134,8 +139,10 @@ def rms_backward_columns(
     for start in range(0, min(STRIP, M - tl.program_id(1) * STRIP), ROWS):
         row = strip * STRIP + start + tl.arange(0, ROWS)
         inside = (row[:, None] < M) & (c[None, :] < N)
-        x = tl.load(x_ptr + row[:, None] * x_row + c[None, :] * x_col, mask=inside, other=0.0).to(tl.float32)
-        g = tl.load(dy_ptr + row[:, None] * dy_row + c[None, :] * dy_col, mask=inside, other=0.0).to(tl.float32)
+        x = x_ptr + row[:, None] * x_row + c[None, :] * x_col
+        g = dy_ptr + row[:, None] * dy_row + c[None, :] * dy_col
+        x = tl.load(x, mask=inside, other=0.0, eviction_policy="evict_last").to(tl.float32)
+        g = tl.load(g, mask=inside, other=0.0, eviction_policy="evict_last").to(tl.float32)
         rstd = tl.load(rstd_ptr + row, mask=row < M, other=0.0)[:, None]
         xhat = x * rstd
         if WEIGHTED:
@@ -145,18 +152,6 @@ def rms_backward_columns(
         tl.store(dx_ptr + row[:, None] * dx_row + c[None, :] * dx_col, dx.to(dx_ptr.dtype.element_ty), mask=inside)
     if WEIGHTED:
         tl.store(partial_ptr + strip * N + c, tl.sum(dw, axis=0), mask=c < N)
-
-
-@triton.jit
-def sum_partials(partial_ptr, dw_ptr, P, N, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """dw[n] = sum over p of partial[p, n], always in the same order."""
-    col = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    total = tl.zeros([ROWS, BLOCK], tl.float32)
-    for start in range(0, P, ROWS):
-        p = (start + tl.arange(0, ROWS)).to(tl.int64)
-        inside = (p[:, None] < P) & (col[None, :] < N)
-        total += tl.load(partial_ptr + p[:, None] * N + col[None, :], mask=inside, other=0.0)
-    tl.store(dw_ptr + col, tl.sum(total, axis=0).to(dw_ptr.dtype.element_ty), mask=col < N)
 
 
 # ---- plans -----------------------------------------------------------------------------------------------------------
@@ -214,7 +209,7 @@ class BackwardPlan:
             tile = {"STRIP": strip, "ROWS": config["ROWS"], "BLOCK": config["BLOCK"], "WEIGHTED": weighted}
             grid = (triton.cdiv(n, config["BLOCK"]), self.programs)
             self.rows = Plan(rms_backward_columns, grid, (m, n, *x_s, *dy_s, *dx_s), tile, config["num_warps"])
-        self.total = Plan(sum_partials, (triton.cdiv(n, 64),), (self.programs, n), {"ROWS": 32, "BLOCK": 64}, 4)
+        self.total = partial_sums.plan(self.programs, n)
 
     def __call__(self, x: Tensor, dy: Tensor, weight: Tensor, dx: Tensor, dw: Tensor) -> None:
         # [programs, N] fp32

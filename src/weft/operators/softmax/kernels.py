@@ -2,7 +2,7 @@
 
 Forward moves 2 tensors, backward 3 (y, dy, dx); a row is kept in registers, so each is read once up to ``ONE_PASS``
 columns. Longer rows are read twice by the portable kernel, the second time from L2 where they fit; ``cluster.cu`` keeps
-them on chip instead.
+them on chip instead. Reads are marked ``evict_last``: README.md says what that brings.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def softmax_rows(
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)  # int64: row * stride may pass 2**31
     col = tl.arange(0, BLOCK)
     inside = (row[:, None] < M) & (col[None, :] < N)
-    x = tl.load(x_ptr + row[:, None] * x_row + col[None, :] * x_col, mask=inside, other=-float("inf")).to(tl.float32)
+    x_ptr += row[:, None] * x_row + col[None, :] * x_col
+    x = tl.load(x_ptr, mask=inside, other=-float("inf"), eviction_policy="evict_last").to(tl.float32)
     e = exponential(x - tl.max(x, axis=1)[:, None], ACCURATE)  # an all -inf row gives NaN, as in PyTorch
     y = e * tl.div_rn(1.0, tl.sum(e, axis=1))[:, None]  # one exact division a row
     tl.store(y_ptr + row[:, None] * y_row + col[None, :] * y_col, y.to(y_ptr.dtype.element_ty), mask=inside)
@@ -79,8 +80,10 @@ def softmax_backward_rows(
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     col = tl.arange(0, BLOCK)
     inside = (row[:, None] < M) & (col[None, :] < N)
-    y = tl.load(y_ptr + row[:, None] * y_row + col[None, :] * y_col, mask=inside, other=0.0).to(tl.float32)
-    dy = tl.load(dy_ptr + row[:, None] * dy_row + col[None, :] * dy_col, mask=inside, other=0.0).to(tl.float32)
+    y_ptr += row[:, None] * y_row + col[None, :] * y_col
+    dy_ptr += row[:, None] * dy_row + col[None, :] * dy_col
+    y = tl.load(y_ptr, mask=inside, other=0.0, eviction_policy="evict_last").to(tl.float32)
+    dy = tl.load(dy_ptr, mask=inside, other=0.0, eviction_policy="evict_last").to(tl.float32)
     dx = y * (dy - tl.sum(y * dy, axis=1)[:, None])
     tl.store(dx_ptr + row[:, None] * dx_row + col[None, :] * dx_col, dx.to(dx_ptr.dtype.element_ty), mask=inside)
 

@@ -128,14 +128,16 @@ template <typename T> __global__ void ladder_vectorised(const T *x, T *y, i64 M,
 
 // ---- 6. one pass: the row stays in registers, so it is read once instead of three times. N <= THREADS * EACH. ----------
 
-template <typename T, int EACH> __global__ void ladder_one_pass(const T *x, T *y, i64 M, i64 N) {
+// ---- 7. evict last: the same with a hint that L2 should give up written lines before read ones. ------------------------
+
+template <typename T, int EACH, bool EVICT_LAST> __global__ void ladder_one_pass(const T *x, T *y, i64 M, i64 N) {
   constexpr int COUNT = 16 / sizeof(T), VECTORS = EACH / COUNT;
   x += i64(blockIdx.x) * N, y += i64(blockIdx.x) * N;
   float f[VECTORS][COUNT], top = MINUS_INFINITY, sum = 0.f;
 #pragma unroll
   for (int v = 0; v < VECTORS; v++) {
     const int n = (v * THREADS + threadIdx.x) * COUNT;
-    if (n < N) unpack(load<T, COUNT>(x + n), f[v]);
+    if (n < N) unpack(EVICT_LAST ? load_stream<T, COUNT>(x + n) : load<T, COUNT>(x + n), f[v]);
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
       if (n >= N) f[v][i] = MINUS_INFINITY;

@@ -18,7 +18,7 @@ from weft.operators.launch import Plans
 
 SOURCE = Path(__file__).parent / "ladder.cu"
 THREADS = 256
-EACH = 16  # elements a thread holds in the last rung: rows of up to 4096 columns
+EACH = 16  # elements a thread holds in the last rungs: rows of up to 4096 columns
 
 RUNGS = {
     1: ("naive", "one thread a row: the loads of a warp are N apart, 32 lines each"),
@@ -30,6 +30,7 @@ RUNGS = {
     4: ("warp-shuffle", "32 lanes reduce in registers; shared memory carries one value a warp"),
     5: ("vectorised", "16 bytes an access instead of one element"),
     6: ("one-pass", "the row stays in registers: read once instead of three times"),
+    7: ("evict-last", "a hint to L2 on every read: give up written lines before read ones"),
 }
 
 
@@ -57,10 +58,15 @@ def _plan(number: int, x: Tensor, dim: int) -> CudaPlan:
     m = x.numel() // n
     if number >= 5 and (n * x.element_size() % 16 or not pointer_aligned(x)):
         raise Declined("16-byte accesses need rows that begin and end on 16 bytes")
-    if number == 6 and n > THREADS * EACH:
+    if number >= 6 and n > THREADS * EACH:
         raise Declined(f"{n} columns; {THREADS} threads hold {THREADS * EACH} in registers")
     dtype = CTYPES[x.dtype]
-    kernel = {1: f"ladder_naive<{dtype}>", 5: f"ladder_vectorised<{dtype}>", 6: f"ladder_one_pass<{dtype}, {EACH}>"}
+    kernel = {
+        1: f"ladder_naive<{dtype}>",
+        5: f"ladder_vectorised<{dtype}>",
+        6: f"ladder_one_pass<{dtype}, {EACH}, false>",
+        7: f"ladder_one_pass<{dtype}, {EACH}, true>",
+    }
     grid = -(-m // THREADS) if number == 1 else m
     scalars = (ctypes.c_longlong(m), ctypes.c_longlong(n))
     return CudaPlan(SOURCE, kernel.get(number, f"ladder_block<{dtype}, {number}>"), (grid, 1), THREADS, scalars)
