@@ -155,7 +155,7 @@ def test_list_names_operators_implementations_directions_and_workloads(weft, mon
     assert all(len(op["mutants"]) >= 4 and op["family"] for op in listed.values())
     monkeypatch.setattr(cli, "out", Console(width=300, highlight=False))  # so that no cell is folded
     code, out, _ = weft("list", "softmax")
-    assert code == 0 and "M rows, N columns" in out and "a ladder of 6" in out and "matmul" not in out
+    assert code == 0 and "M rows, N columns" in out and "a ladder of 7" in out and "matmul" not in out
 
 
 def test_verify_prints_one_object_alone_and_exits_zero():

@@ -123,7 +123,7 @@ def test_a_missing_triton_is_an_error_with_the_install_line(folder, monkeypatch)
 def test_the_ladder_is_left_out_unless_it_is_asked_for():
     softmax = registry.get("softmax")
     usual, all_of_them = registry.implementations(softmax), registry.implementations(softmax, ladder=True)
-    assert all(i.rung is None for i in usual) and len(all_of_them) - len(usual) == 6
+    assert all(i.rung is None for i in usual) and len(all_of_them) - len(usual) == 7
     assert [i.name for i in registry.implementations(softmax, ["torch"])] == ["torch"]
 
 

@@ -157,7 +157,10 @@ class Plans:
         try:
             key = _key(tensors, options)
             plan = self.known.get(key, self)
-        except (TypeError, RuntimeError):  # an option that is no key, a tensor without memory: building says what is wrong
+        except (
+            TypeError,
+            RuntimeError,
+        ):  # an option that is no key, a tensor without memory: building says what is wrong
             return self.build(*tensors, *options)
         if plan is self:
             plan = self.build(*tensors, *options)

@@ -88,6 +88,16 @@ template <typename T, int COUNT> __device__ __forceinline__ Words<T, COUNT> load
   return w;
 }
 
+template <typename T, int COUNT> __device__ __forceinline__ Words<T, COUNT> load_shared(const T *p) {
+  Words<T, COUNT> w;
+#pragma unroll
+  for (int i = 0; i < w.N; i += 4)
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(w.word[i]), "=r"(w.word[i + 1]), "=r"(w.word[i + 2]), "=r"(w.word[i + 3])
+                 : "r"(shared_address(reinterpret_cast<const u32 *>(p) + i)));
+  return w;
+}
+
 template <typename T, int COUNT> __device__ __forceinline__ void store(T *p, const Words<T, COUNT> &w) {
 #pragma unroll
   for (int i = 0; i < w.N; i += 4)
@@ -171,6 +181,15 @@ __device__ __forceinline__ void barrier_wait(u64 *barrier) {
                  : "r"(shared_address(barrier))
                  : "memory");
   } while (!done);
+}
+
+// One thread copies `bytes` (a multiple of 16; both ends on 16 bytes) into shared memory, past the registers, and tells the
+// barrier when they are there. The barrier was initialised by the same thread.
+__device__ __forceinline__ void copy_bulk(void *shared, const void *global, u32 bytes, u64 *barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(shared)),
+               "l"(global), "r"(bytes), "r"(shared_address(barrier))
+               : "memory");
 }
 
 __device__ __forceinline__ u32 remote_address(const void *own, u32 rank) {

@@ -19,18 +19,16 @@ SHORTEST = 2048  # columns below which a block per row leaves most of a multipro
 LONGEST = 2**19  # columns that 16 blocks of 1024 threads hold
 
 
-def heuristic(sm: int, dtype: torch.dtype, n: int, bytes_a_thread: int = 128) -> Config:
-    """The fewest blocks a cluster with at most 512 threads each, so that two share a multiprocessor."""
-    each = bytes_a_thread // dtype.itemsize
-    if n > 1024 * each * MAX_CLUSTER:
-        return {"THREADS": 1024, "EACH": 128 // dtype.itemsize}
+def heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
+    """128 bytes a thread; the fewest blocks a cluster with at most 512 threads each, so that two share a multiprocessor."""
+    each = 128 // dtype.itemsize
     threads = next((t for t in (128, 256, 512) if n <= t * each), 512)
     return {"THREADS": threads if n <= threads * each * MAX_CLUSTER else 1024, "EACH": each}
 
 
 def candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
     each = 128 // dtype.itemsize
-    for c in grid_of({"THREADS": (128, 256, 512, 1024), "EACH": (each // 4, each // 2, each)}):
+    for c in grid_of({"THREADS": (128, 256, 512, 1024), "EACH": (each // 2, each)}):
         if n <= c["THREADS"] * c["EACH"] * MAX_CLUSTER and n * 2 > c["THREADS"] * c["EACH"]:
             yield c
 
@@ -42,6 +40,7 @@ class RowCluster:
 
     grid: tuple[int, int]
     threads: int
+    elements: int  # that a block holds
     cluster: int
     template: str
     scalars: tuple[Any, ...]
@@ -58,7 +57,7 @@ class RowCluster:
         if cluster > MAX_CLUSTER:
             raise Declined(f"{n} columns; a cluster of {MAX_CLUSTER} blocks holds {threads * each * MAX_CLUSTER}")
         scalars = tuple(ctypes.c_longlong(v) for v in (n, x_row, y_row))
-        return cls((m * cluster, 1), threads, cluster, f"{threads}, {each}", scalars)
+        return cls((m * cluster, 1), threads, threads * each, cluster, f"{threads}, {each}", scalars)
 
 
 def why_not(x: Tensor) -> str:

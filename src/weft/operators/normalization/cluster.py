@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 from pathlib import Path
 
 from torch import Tensor
@@ -15,19 +14,24 @@ from weft.operators.launch import Plans
 from weft.operators.row_cluster import RowCluster, candidates, heuristic
 
 SOURCE = Path(__file__).parent / "cluster.cu"
-# The weight's slice is held beside the row's, so a thread takes half as much of each.
-configuration = Configurations(__file__, "cluster", functools.partial(heuristic, bytes_a_thread=64), candidates)
+SHORTEST = 8192  # below, all multiprocessors copy the same few lines of the weight out of L2 at once, and wait for it
+configuration = Configurations(__file__, "cluster", heuristic, candidates)
 
 
 def plan(x: Tensor, weight: Tensor, eps: float, weighted: bool) -> CudaPlan:
     """Of ``(x, weight, y)`` with y = ``torch.empty_like(x)``; raises Declined as ``row_cluster.why_not`` says."""
     if not pointer_aligned(weight):
         raise Declined("a weight that does not begin on 16 bytes")
+    if x.shape[-1] < SHORTEST:
+        raise Declined(
+            f"{x.shape[-1]} columns; below {SHORTEST} all blocks read the same few lines of the weight at once"
+        )
     rows = RowCluster.of(x, configuration(x.device, x.dtype, bucket(x.shape[-1])))
     types = f"{CTYPES[x.dtype]}, {CTYPES[weight.dtype]}, {rows.template}, {str(weighted).lower()}"
     scalars = (*rows.scalars, ctypes.c_float(eps))
     kernel = f"rms_norm_cluster<{types}>"
-    return CudaPlan(SOURCE, kernel, rows.grid, rows.threads, scalars, rows.cluster)
+    shared = rows.elements * weight.element_size() if weighted else 0
+    return CudaPlan(SOURCE, kernel, rows.grid, rows.threads, scalars, rows.cluster, shared)
 
 
 plans = Plans(plan)

@@ -27,7 +27,7 @@ ONE_PASS_BACKWARD = 8192  # backward holds x, dy and the weight's partial gradie
 @triton.jit
 def reciprocal_rms(squares, N, eps):
     """1 / sqrt(squares / N + eps), correctly rounded at each step: it is one number a row."""
-    return tl.div_rn(1.0, tl.sqrt_rn(squares / N + eps))
+    return tl.div_rn(1.0, tl.sqrt_rn((squares / N + eps).to(tl.float32)))  # torch.compile passes eps as a double
 
 
 @triton.jit
@@ -115,7 +115,9 @@ def rms_backward_statistics(
     for start in range(0, N, BLOCK):
         c = (start + col).to(tl.int64)
         x = tl.load(x_ptr + row * x_row + c * x_col, mask=c < N, other=0.0, eviction_policy="evict_last").to(tl.float32)
-        g = tl.load(dy_ptr + row * dy_row + c * dy_col, mask=c < N, other=0.0, eviction_policy="evict_last").to(tl.float32)
+        g = tl.load(dy_ptr + row * dy_row + c * dy_col, mask=c < N, other=0.0, eviction_policy="evict_last").to(
+            tl.float32
+        )
         if WEIGHTED:
             g *= tl.load(w_ptr + c, mask=c < N, other=0.0).to(tl.float32)
         squares += x * x
