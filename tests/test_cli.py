@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -435,3 +436,34 @@ def test_nothing_is_written_where_the_command_runs(tmp_path):
 def test_a_line_of_records_is_an_object(benched):
     _, results = benched
     assert all(line["schema"] == 1 for path in results.glob("*/*.jsonl") for line in read_lines(path))
+
+
+# ---- quick runs ------------------------------------------------------------------------------------------------------
+
+
+def test_a_quick_run_takes_operators_in_turn_until_its_time_is_up(monkeypatch):
+    from weft.bench import run
+    from weft.hardware.ceilings import Ceilings
+
+    monkeypatch.setattr(run, "QUICK_S", 0)
+    monkeypatch.setattr("weft.hardware.ceilings.measure", lambda device, **options: Ceilings(device))
+    note = Console(record=True, width=200, file=io.StringIO())
+    run.run_bench(["vector_add", "matmul"], "cpu", note, which="quick", quick=True)
+    assert re.search(r"0 s are over: (\d+) of \1 points left out", note.export_text())
+    points = [(operator, size, "forward") for operator in registry.select(["vector_add", "matmul"]) for size in (1, 2)]
+    assert [(op.name, size) for op, size, _ in run._in_turn(points)] == [
+        (op.name, size) for size in (1, 2) for op in registry.select(["vector_add", "matmul"])
+    ]
+
+
+def test_a_report_says_what_it_lacks_before_it_measures(monkeypatch, tmp_path):
+    import importlib.util
+
+    from weft.bench import run
+
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "sklearn" else found(name, *a))
+    note = Console(record=True, file=io.StringIO())
+    with pytest.raises(ModuleNotFoundError, match=r"needs sklearn: pip install 'weft\[gpu,train\]'"):
+        run.run_report("cpu", note, tmp_path)
+    assert note.export_text() == ""

@@ -19,7 +19,7 @@ from weft.bench import cases
 from weft.definition import Declined, Implementation, Operator, UnknownName, Workload
 from weft.hardware import query
 from weft.hardware.ceilings import Ceilings
-from weft.operators.peers import Compiled
+from weft.operators.peers import MODES, Compiled
 from weft.records import Measurement
 from weft.timing import Timer, Timing, paired_ratio
 
@@ -36,6 +36,7 @@ class Bench:
         ceilings: this machine's.
         cold: flush the L2 before each call.
         budget_s: time for the repetitions of one comparison.
+        quick: ``torch.compile`` in its default mode only; autotuning takes most of a minute for a matrix product.
         say: told of what is left out, and why.
     """
 
@@ -43,6 +44,7 @@ class Bench:
     ceilings: Ceilings
     cold: bool = True
     budget_s: float = 0.5
+    quick: bool = False
     say: Callable[[str], None] = lambda text: None
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     sets: int = 2
@@ -72,7 +74,7 @@ class Bench:
         fresh = cases.map_tensors(cases.clone, drawn[0]) if op.mutates else drawn[0]  # timing changes what it mutates
         for made in present:
             if isinstance(made.function, Compiled):
-                made.function.reset()
+                made.function.reset(MODES[:1] if self.quick else MODES)
             try:
                 ready = [
                     cases.bind(op, made.function, direction, d, grads)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -54,7 +56,7 @@ def start(
     from weft.hardware import ceilings
 
     measured = ceilings.measure(device, quick=quick, on_step=lambda name: say(f"ceiling: {name}"))
-    return Bench(device, measured, cold=cold, budget_s=budget_s, say=say)
+    return Bench(device, measured, cold=cold, budget_s=budget_s, quick=quick, say=say)
 
 
 def run_bench(
@@ -74,7 +76,10 @@ def run_bench(
     resume: bool = False,
     quick: bool = False,
 ) -> list[Measurement]:
-    """Measures ceilings, then every point. Records are saved as they come; Ctrl-C keeps what was measured."""
+    """Measures ceilings, then every point. Records are saved as they come; Ctrl-C keeps what was measured.
+
+    ``quick``: fewer repetitions, one mode of ``torch.compile``, operators in turn until QUICK_S seconds are over.
+    """
     from weft.bench import compare, transfers
 
     operators = registry.select(names)
@@ -85,6 +90,8 @@ def run_bench(
         points = list(compare.points(operators, which, dtypes=dtypes, directions=directions, workload=workload))
     else:
         points = list(_cpu_points(operators, which, dtypes, directions))
+    if quick:
+        points = _in_turn(points)
     chosen = {op.name: registry.implementations(op, implementations, ladder=ladder) for op in operators}
     said: set[str] = set()
 
@@ -104,10 +111,16 @@ def run_bench(
                 store.append(row.gpu, row.operator, row)
 
     keep(bench.ceiling_records())
+    start_s = time.perf_counter()
     done = _known(Store(), bench) if resume else set()
     with progress(note, "bench", len(points)) as step:
         try:
-            for op, w, direction in points:
+            for index, (op, w, direction) in enumerate(points):
+                if quick and time.perf_counter() - start_s > QUICK_S:
+                    note.print(
+                        f"{QUICK_S} s are over: {len(points) - index} of {len(points)} points left out", markup=False
+                    )
+                    break
                 step(f"{op.name} {direction} {w} {w.dtype}")
                 if (op.name, str(w), w.dtype, direction, records.source_hash(op.folder)) in done:
                     continue
@@ -119,6 +132,19 @@ def run_bench(
         except KeyboardInterrupt:
             note.print(f"interrupted: {len(measured)} measurements are kept", markup=False)
     return measured
+
+
+QUICK_S = 60  # that a quick run spends on points, however many operators there are
+
+
+def _in_turn(points: list[Any]) -> list[Any]:
+    """The first point of every operator, then the second of every operator, and so on."""
+    seen: Counter[str] = Counter()
+    turn = []
+    for op, _, _ in points:
+        turn.append(seen[op.name])
+        seen[op.name] += 1
+    return [point for _, _, point in sorted(zip(turn, range(len(points)), points, strict=True))]
 
 
 QUICK_CPU_FLOPS = 4e9  # what a quick run gives a CPU at most in one call: 1024³ and below
@@ -201,6 +227,10 @@ def run_report(device: str, note: Console, folder: Path) -> Path:
     from weft.hardware import doctor, query
     from weft.report import page
     from weft.train import digits
+
+    for module, needed in (("bokeh", "pip install weft"), ("sklearn", digits.INSTALL)):
+        if importlib.util.find_spec(module) is None:  # said before minutes of measuring, not after
+            raise ModuleNotFoundError(f"weft report needs {module}: {needed}", name=module)
 
     def stage(text: str) -> None:
         note.print(f"[{time.perf_counter() - begin:6.1f} s] {text}", markup=False)

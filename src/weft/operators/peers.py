@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -22,6 +25,7 @@ class Compiled:
     def __init__(self, function: Callable[..., Any]):
         self.function = function
         self.chosen: Callable[..., Any] | None = None
+        self.modes: tuple[str, ...] = MODES
         self.mode = ""
 
     def __call__(self, **args: Any) -> Any:
@@ -30,21 +34,36 @@ class Compiled:
         assert self.chosen is not None  # choose() set it
         return self.chosen(**args)
 
-    def reset(self) -> None:
+    def reset(self, modes: tuple[str, ...] = MODES) -> None:
         torch._dynamo.reset()
-        self.chosen = None
+        self.chosen, self.modes = None, modes
 
-    def choose(self, modes: tuple[str, ...] = MODES, **args: Any) -> None:
+    def choose(self, **args: Any) -> None:
         """Times each mode on these arguments (forward, and backward where an argument wants a gradient)."""
+        modes = self.modes
         if not any(isinstance(a, torch.Tensor) and a.is_cuda for a in args.values()):
             modes = modes[:1]  # on a CPU the second mode brings nothing and doubles a slow compilation
         timed = []
         functorch.donated_buffer = False  # the timer calls one graph's backward many times
         for mode in modes:
             candidate = torch.compile(self.function, dynamic=False, mode=mode)
-            seconds = _seconds(candidate, args) if len(modes) > 1 else 0.0
+            with _autotuner_silent():
+                seconds = _seconds(candidate, args) if len(modes) > 1 else 0.0
             timed.append((seconds, mode, candidate))
         _, self.mode, self.chosen = min(timed, key=lambda t: t[0])
+
+
+@contextlib.contextmanager
+def _autotuner_silent() -> Iterator[None]:
+    """Without Inductor's table of every matrix product that it tried, and the errors of those that do not fit."""
+    logger = logging.getLogger("torch._inductor.select_algorithm")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logger.setLevel(before)
 
 
 def _seconds(function: Callable[..., Any], args: dict[str, Any]) -> float:
