@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -139,8 +140,8 @@ def test_a_mistake_is_told_in_a_line_without_a_traceback(weft, monkeypatch, comm
 
 def test_a_verification_of_nothing_is_no_success(weft):
     """vector_add has no backward."""
-    code, out, _ = weft("verify", "vector_add", "--direction", "backward", "--json")
-    assert json.loads(out)["checked"] == 0 and code == 1
+    code, out, err = weft("verify", "vector_add", "--direction", "backward", "--json")
+    assert json.loads(out)["checked"] == 0 and code == 2 and "nothing was verified" in err
 
 
 # ---- list, verify ----------------------------------------------------------------------------------------------------
@@ -156,7 +157,7 @@ def test_list_names_operators_implementations_directions_and_workloads(weft, mon
     assert all(len(op["mutants"]) >= 4 and op["family"] for op in listed.values())
     monkeypatch.setattr(cli, "out", Console(width=300, highlight=False))  # so that no cell is folded
     code, out, _ = weft("list", "softmax")
-    assert code == 0 and "M rows, N columns" in out and "a ladder of 7" in out and "matmul" not in out
+    assert code == 0 and "M rows, N columns" in out and "a ladder of 8" in out and "matmul" not in out
 
 
 def test_verify_prints_one_object_alone_and_exits_zero():
@@ -467,3 +468,44 @@ def test_a_report_says_what_it_lacks_before_it_measures(monkeypatch, tmp_path):
     with pytest.raises(ModuleNotFoundError, match=r"needs sklearn: pip install 'weft\[gpu,train\]'"):
         run.run_report("cpu", note, tmp_path)
     assert note.export_text() == ""
+
+
+def test_an_operator_without_sizes_for_a_cpu_is_no_mistake(monkeypatch):
+    """The set ``cpu`` is optional, and no user types it."""
+    from weft.bench import run
+
+    relu, other = (dataclasses.replace(registry.get("vector_add"), workloads=w) for w in ({"bench": []}, {"cpu": []}))
+    assert list(run._cpu_points([relu, other], "bench", [], [])) == []
+    with pytest.raises(ValueError, match="nothing to measure"):
+        monkeypatch.setattr(run.registry, "select", lambda names: [relu])
+        run.run_bench(["vector_add"], "cpu", Console(file=io.StringIO()))
+
+
+def test_what_cannot_be_saved_is_said_before_it_is_measured(weft, monkeypatch, tmp_path):
+    (tmp_path / "results").write_text("a file")
+    monkeypatch.setattr("weft.hardware.ceilings.measure", lambda *a, **k: pytest.fail("it measured first"))
+    code, _, err = weft("bench", "vector_add", "--save")
+    assert code == 1 and "records cannot be saved in" in err and "Traceback" not in err
+
+
+def test_a_disk_that_fills_up_costs_no_measurement(weft, monkeypatch, tmp_path):
+    from weft.hardware.ceilings import Ceilings
+    from weft.records import Store
+
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("weft.hardware.ceilings.measure", lambda device, **options: Ceilings(device))
+    monkeypatch.setattr(Store, "append", full)
+    code, out, err = weft("bench", "vector_add", "--workload", "N=1000", "--dtype", "fp32", "--save")
+    assert code == 1 and "No space left" in err and "N=1000" in out
+
+
+def test_a_terminal_without_the_signs_loses_no_result():
+    done = subprocess.run(
+        [sys.executable, "-m", "weft", "verify", "vector_add", "--workload", "N=4", "--dtype", "fp32"],
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and "2 checked" in done.stdout, done.stderr

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 import math
+import os
 import re
 import signal
 import subprocess
@@ -123,7 +124,7 @@ def test_a_missing_triton_is_an_error_with_the_install_line(folder, monkeypatch)
 def test_the_ladder_is_left_out_unless_it_is_asked_for():
     softmax = registry.get("softmax")
     usual, all_of_them = registry.implementations(softmax), registry.implementations(softmax, ladder=True)
-    assert all(i.rung is None for i in usual) and len(all_of_them) - len(usual) == 7
+    assert all(i.rung is None for i in usual) and len(all_of_them) - len(usual) == 8
     assert [i.name for i in registry.implementations(softmax, ["torch"])] == ["torch"]
 
 
@@ -138,6 +139,7 @@ def toy(**changed) -> Operator:
             "inputs": lambda w, g, device: {},
             "reference": lambda: None,
             "cost": lambda w, direction: Cost(1, 1),
+            "options": {"layout": ("sliced", "strided"), "dim": range(-2, 2), "weight": (True, False)},
             "workloads": {
                 "verify": [workload(M=1, N=2), workload("bf16", M=3, N=4)],
                 "bench": [workload(M=1, N=2, layout="sliced", dim=0, weight=True)],
@@ -178,9 +180,18 @@ def test_parse_reads_what_is_written(text, axes, options):
         ("M=1.5,N=1", "size of axis M is '1.5'"),
         ("M=-1,N=1", "size of axis M is -1; expected 0"),
         ("M=,N=1", "size of axis M is ''"),
-        ("M=2**64,N=1", "expected 0 … 2**62"),
+        ("M=2**64,N=1", "expected 0 or more, and under 2**62"),
         ("M=2**,N=1", "size of axis M is '2**'"),
         ("M=1,N=1,Q=3", "unknown axis of 'toy' 'Q'"),
+        ("M=1,N=1,M=2", "says M twice"),
+        ("M=1,N=1,dim=0,dim=1", "says dim twice"),
+        ("M=2**40,N=2**40", "expected under 2**59"),
+        ("M=1,N=1,dim=7", "option dim of 'toy' is 7; expected a whole number, -2 … 1"),
+        ("M=1,N=1,dim=x", "option dim of 'toy' is x"),
+        ("M=1,N=1,dim=True", "option dim of 'toy' is True"),
+        ("M=1,N=1,layout=slcied", "unknown layout of 'toy' 'slcied'; did you mean 'sliced'?"),
+        ("M=1,N=1,layout=3", "unknown layout of 'toy' '3'"),
+        ("M=1,N=1,weight=no", "unknown weight of 'toy' 'no'"),
     ],
 )
 def test_parse_says_what_is_wrong(text, words):
@@ -277,9 +288,41 @@ def test_only_the_newline_cut_loses_nothing(tmp_path):
 
 def test_records_of_another_schema_are_read(tmp_path):
     store = Store(tmp_path)
-    store.append("gpu", "softmax", {**dataclasses.asdict(measurement()), "from_the_future": 1, "schema": 99})
+    """With fields that this one does not know; but what a later weft calls another schema may mean something else."""
+    store = Store(tmp_path)
+    store.append("gpu", "softmax", {**dataclasses.asdict(measurement()), "from_the_future": 1, "schema": 0})
+    store.append("gpu", "softmax", {**dataclasses.asdict(measurement()), "schema": 99})
     store.append("gpu", "softmax", {"operator": "softmax", "note": "no measurement"})
-    assert [(m.operator, m.schema) for m in store.read()] == [("softmax", 99)]
+    assert [(m.operator, m.schema) for m in store.read()] == [("softmax", 0)]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("time_us", v) for v in (-5, 0, None, "1")] + [("workload", ["a"]), ("machine", None), ("time", 5), ("ours", 1)],
+)
+def test_what_is_no_measurement_is_passed_over(tmp_path, field, value):
+    store = Store(tmp_path)
+    store.append("gpu", "softmax", measurement())
+    store.append("gpu", "softmax", {**dataclasses.asdict(measurement(time_us=9.0)), field: value})
+    store.append("gpu", "softmax", {"implementation": "x"})
+    assert [m.time_us for m in store.read()] == [1.5]
+
+
+def test_what_is_no_file_or_no_record_stops_no_reader(tmp_path):
+    store = Store(tmp_path)
+    path = store.append("gpu", "softmax", measurement())
+    (path.parent / "folder.jsonl").mkdir()
+    os.mkfifo(path.parent / "fifo.jsonl")
+    (path.parent / "loop.jsonl").symlink_to("loop.jsonl")
+    with open(path, "a") as file:
+        file.write("[" * 200_000 + "\n" + "9" * 5000 + "\n" + '{"a":' * 100_000 + "\n")
+    assert len(store.read()) == 1
+
+
+def test_a_store_that_cannot_be_written_says_so_before_anything_is_measured(tmp_path):
+    (tmp_path / "results").write_text("a file")
+    with pytest.raises(OSError, match=r"records cannot be saved in .*WEFT_RESULTS names another place"):
+        Store(tmp_path / "results").probe("gpu")
 
 
 def test_a_number_that_json_does_not_know_is_refused(tmp_path):

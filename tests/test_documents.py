@@ -69,6 +69,7 @@ def test_tables_are_written_once_and_then_left_alone(project):
 
 
 def test_check_names_the_file_and_the_fix_and_writes_nothing(project):
+    add_record(project, documents.source_of("softmax"))
     documents.refresh_all(project, check=False, say=silent)
     add_record(project, "0" * 12)
     before, said = (project / "README.md").read_text(encoding="utf-8"), []
@@ -79,7 +80,28 @@ def test_check_names_the_file_and_the_fix_and_writes_nothing(project):
     assert STALE in (project / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("failing", ["fsync", "replace"])
+def test_a_disk_that_is_full_leaves_the_document_as_it_was(project, monkeypatch, failing):
+    add_record(project, documents.source_of("softmax"))
+
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(f"os.{failing}", full)
+    with pytest.raises(OSError, match="No space left"):
+        documents.refresh_all(project, check=False, say=silent)
+    monkeypatch.undo()
+    assert (project / "README.md").read_text(encoding="utf-8") == TABLE
+    assert not list(project.glob(".README*"))
+
+
+def test_without_records_no_table_is_blanked(project):
+    with pytest.raises(ValueError, match=r"unknown gpu of 'weft:table' 'nvidia-h200' \(there are: none\)"):
+        documents.refresh_all(project, check=False, say=silent)
+
+
 def test_wrong_markers_name_the_file(project):
+    add_record(project, "0" * 12)
     for wrong, told in (
         (TABLE.replace("softmax", "sofmax"), "did you mean 'softmax'"),
         (TABLE.replace("gpu", "card"), "card"),

@@ -253,7 +253,7 @@ def test_tables_of_ceilings_rungs_and_nothing(store, tmp_path):
         tmp_path,
         "<!-- weft:ceilings gpu=synthetic-gpu-9000 -->", END,
         "<!-- weft:table operator=softmax gpu=synthetic-gpu-9000 rungs=only -->", END,
-        "<!-- weft:table operator=softmax gpu=another -->", END,
+        "<!-- weft:table operator=softmax gpu=synthetic-gpu-9000 cache=warm -->", END,
         "<!-- weft:table operator=softmax gpu=synthetic-gpu-9000 dtype=fp32 -->", END,
     )  # fmt: skip
     text = refresh(path, store, lambda operator: SOURCE)
@@ -280,6 +280,10 @@ def test_markers_in_code_and_prose_are_left_alone(store, tmp_path):
         (["<!-- weft:table operator=softmax gpus=x -->", END], "did you mean 'gpu'"),
         (["<!-- weft:table gpu=x -->", END], "lacks operator=…"),
         (["<!-- weft:table operator softmax -->", END], "should read"),
+        (["<!-- weft:table operator=softmax gpu=another -->", END], r"unknown gpu .*\(there are: synthetic-gpu-9000\)"),
+        ([MARKER.replace("direction=forward", "direction=sideways"), END], "unknown direction"),
+        (["<!--weft:tabel gpu=x-->", END], "did you mean 'table'"),
+        (["```", "never closed", MARKER, END], "code fence"),
     ],
 )
 def test_wrong_markers_are_refused_with_their_line(store, tmp_path, lines, message):

@@ -38,9 +38,13 @@ WorkloadText = Annotated[str, typer.Option("--workload", help="a point of the ax
 
 
 def main() -> int:
-    """Runs the command. A mistake of the user's is one line on standard error and exit status 2."""
+    """Runs the command. A mistake of the user's is one line on standard error and exit status 2; a disk or a file that
+    fails is one line and exit status 1."""
     from weft.definition import UnknownName
 
+    for stream in (sys.stdout, sys.stderr):  # a terminal that has no × shows a ?, and loses no result
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
     try:
         status = app(standalone_mode=False) or 0  # typer returns the status of an Exit
         if status == 130:
@@ -49,6 +53,9 @@ def main() -> int:
     except (UnknownName, ImportError, ValueError, FileNotFoundError) as error:
         note.print(f"weft: {error}", style="bold red", markup=False, soft_wrap=True)
         return 2
+    except OSError as error:
+        note.print(f"weft: {error}", style="bold red", markup=False, soft_wrap=True)
+        return 1
     except (KeyboardInterrupt, typer.Abort):
         note.print(INTERRUPTED, markup=False)
         return 130
@@ -126,13 +133,13 @@ def verify(
     direction: Annotated[str, typer.Option(help="forward or backward")] = "",
     dtype: Dtypes = None,
     workload: WorkloadText = "",
-    seed: int = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**62, help="of the random inputs")] = 0,
     full: Annotated[
         bool, typer.Option("--full", help="also the larger workloads (and the huge ones on a GPU)")
     ] = False,
     mutants: Annotated[bool, typer.Option(help="check that the verifier rejects the operators' mutants")] = True,
     budget: Annotated[
-        float, typer.Option(help="seconds after which no further check starts (not with --full)")
+        float, typer.Option(min=0.0, help="seconds after which no further check starts (not with --full)")
     ] = 240.0,
     as_json: Json = False,
 ) -> None:
@@ -162,8 +169,12 @@ def verify(
         _print_json(found)
     else:
         terminal.print_verification(out, found)
+    if not found["checked"] + found["unverifiable"]:
+        raise ValueError(
+            "nothing was verified: no kernel of ours takes what was asked for, or --budget was over before"
+        )
     raise typer.Exit(
-        1 if found["failed"] or found["mutants_survived"] or not found["checked"] + found["unverifiable"] else 0
+        1 if found["failed"] or found["mutants_survived"] or (found["not_reached"] and not found["checked"]) else 0
     )
 
 
@@ -214,13 +225,16 @@ def bench(
     host: Annotated[
         bool, typer.Option("--host", help="instead: what a call on a small input costs on the host")
     ] = False,
-    budget: Annotated[float, typer.Option(help="seconds of repetitions for each comparison")] = 0.5,
+    budget: Annotated[
+        float, typer.Option(min=0.0, max=3600.0, help="seconds of repetitions for each comparison")
+    ] = 0.5,
     save: Annotated[bool, typer.Option("--save", help="append to results/<gpu>/ (or WEFT_RESULTS)")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="leave out what results/ holds for this source")] = False,
     as_json: Json = False,
 ) -> None:
     """Measure ceilings, then time every implementation side by side against them."""
     from weft.bench import run, terminal
+    from weft.records import Saver
 
     if cache not in ("cold", "warm"):
         raise typer.BadParameter(f"--cache is '{cache}'; expected cold or warm")
@@ -231,6 +245,7 @@ def bench(
         else:
             out.print(terminal.host_table(measured))
         return
+    saver = Saver() if save else None
     measured = run.run_bench(
         names or [],
         _device(),
@@ -243,13 +258,15 @@ def bench(
         ladder=ladder,
         cold=cache == "cold",
         budget_s=budget,
-        save=save,
+        saver=saver,
         resume=resume,
     )
     if as_json:
         _print_json({"records": [json.loads(m.to_json()) for m in measured]})
     else:
         terminal.print_measurements(out, measured)
+    if saver and saver.failure:
+        raise OSError(f"not everything was saved: {saver.failure}")
 
 
 @app.command(rich_help_panel=OPERATORS)
@@ -275,6 +292,8 @@ def report(
     """Verify, measure quickly, train a first model, and render one self-contained page."""
     from weft.bench import run
 
+    if output.exists() and not output.is_dir():
+        raise typer.BadParameter(f"--output is '{output}', which is a file; expected a folder")
     path = run.run_report(_device(), note, output)
     out.print(f"Open {path}", markup=False, soft_wrap=True)
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib.metadata
+import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -227,6 +228,7 @@ class Operator:
             ``tune``, ``model`` (shapes of real models).
         dtypes: those that workloads without a dtype are run in.
         directions: ``forward`` and, where it is differentiable, ``backward``.
+        options: of workloads, and the values that each may have: ``{"layout": ("NN", "NT"), "rows": range(1, 1000)}``.
         differentiable: names of the arguments that gradients are taken for.
         mutates: names of the arguments that a call changes in place; they are compared like outputs.
         mutants: implementations wrong on purpose, at least four.
@@ -242,6 +244,7 @@ class Operator:
     tolerance: Tolerance | Mapping[str, Tolerance] = Tolerance()
     dtypes: tuple[str, ...] = ("fp32", "fp16", "bf16")
     directions: tuple[str, ...] = ("forward",)
+    options: Mapping[str, Container[Any]] = field(default_factory=dict)
     differentiable: tuple[str, ...] = ()
     mutates: tuple[str, ...] = ()
     mutants: Sequence[Mutant] = ()
@@ -278,6 +281,7 @@ class Operator:
     def function(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Marks the public function (``weft.ops.<name>``)."""
         function.__name__ = function.__qualname__ = self.name  # what Python's own errors call it
+        function.__module__ = "weft.ops"  # and where pickle finds it
         self.public = function
         return function
 
@@ -285,11 +289,6 @@ class Operator:
         """Marks the function that says which implementation the public function uses for some arguments, and why."""
         self.chooser = function
         return function
-
-    @property
-    def options(self) -> set[str]:
-        """The options that its workloads use: those a user may give."""
-        return {name for items in self.workloads.values() for w in items for name in w.options}
 
     def tolerance_of(self, direction: str) -> Tolerance:
         return self.tolerance if isinstance(self.tolerance, Tolerance) else self.tolerance[direction]
@@ -312,13 +311,14 @@ class Operator:
                 if not wanted or dtype in wanted:
                     yield item.at(dtype)
 
-    def parse(self, text: str, dtype: str = "") -> Workload:
+    def parse(self, text: str, dtype: str | None = None) -> Workload:
         """``M=4096,N=5000,layout=sliced`` → a workload. Sizes may be written 4k or 2**20.
 
         Raises:
-            ValueError: an unknown axis, a missing one, or a size that is not a whole number.
+            ValueError: an unknown axis, option or dtype, one that is missing or said twice, a size that is not a whole number,
+                a value that an option does not have.
         """
-        if dtype and dtype not in self.dtypes:
+        if dtype is not None and dtype not in self.dtypes:
             raise UnknownName(f"dtype of '{self.name}'", dtype, self.dtypes)
         axes: dict[str, int] = {}
         options: dict[str, Any] = {}
@@ -328,6 +328,8 @@ class Operator:
                 raise ValueError(
                     f"workload part '{part}' of '{self.name}' should read NAME=VALUE, such as {self.example}"
                 )
+            if name in axes or name in options:
+                raise ValueError(f"workload '{text}' of '{self.name}' says {name} twice")
             if name in self.axes:
                 axes[name] = _size(name, value)
             elif name.isupper():
@@ -335,10 +337,23 @@ class Operator:
             else:
                 if name not in self.options:
                     raise UnknownName(f"option of '{self.name}'", name, self.options)
-                options[name] = _plain(value)
+                options[name] = self._allowed(name, _plain(value))
         if missing := [a for a in self.axes if a not in axes]:
             raise ValueError(f"workload '{text}' of '{self.name}' lacks {', '.join(missing)}: write {self.example}")
-        return Workload(axes, dtype, options)
+        if math.prod(axes.values()) >= 2**59:
+            raise ValueError(
+                f"workload '{text}' of '{self.name}' spans {math.prod(axes.values()):.3g} points; expected under 2**59"
+            )
+        return Workload(axes, dtype or "", options)
+
+    def _allowed(self, name: str, value: Any) -> Any:
+        allowed = self.options[name]
+        if value in allowed and not (isinstance(value, bool) and isinstance(allowed, range)):
+            return value
+        if isinstance(allowed, range):
+            expected = f"a whole number, {allowed.start} … {allowed.stop - 1}"
+            raise ValueError(f"option {name} of '{self.name}' is {value}; expected {expected}")
+        raise UnknownName(f"{name} of '{self.name}'", str(value), map(str, allowed))  # type: ignore[call-overload]
 
     @property
     def example(self) -> str:
@@ -358,7 +373,7 @@ def _size(name: str, value: str) -> int:
             f"size of axis {name} is '{value}'; expected a whole number such as 4096, 4k or 2**12"
         ) from None
     if size < 0 or size * scale >= 2**62:
-        raise ValueError(f"size of axis {name} is {value}; expected 0 … 2**62")
+        raise ValueError(f"size of axis {name} is {value}; expected 0 or more, and under 2**62")
     return size * scale
 
 

@@ -5,6 +5,7 @@ Each is resolved from the registry when it is first used. ``explain`` says which
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from weft import registry
@@ -32,7 +33,13 @@ def explain(operator: str, /, *args: Any, **kwargs: Any) -> Any:
         UnknownName: no such operator.
         TypeError, ValueError: the arguments are wrong, as the operator itself would say.
     """
+    if not isinstance(operator, str):
+        raise TypeError(f"explain: argument 'operator' is {operator!r:.40}; expected a name such as 'softmax'")
     found = registry.get(operator)
     if found.chooser is None:
         raise ValueError(f"operator '{operator}' has only one implementation")
-    return found.chooser(*args, **kwargs)
+    try:
+        given = inspect.signature(found.public).bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"explain: {operator}() {error}") from None
+    return found.chooser(*given.args, **given.kwargs)

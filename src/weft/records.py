@@ -6,11 +6,14 @@ with one write that is flushed to disk, so an interrupted run leaves valid recor
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import re
+import stat
 import subprocess
+import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timezone
@@ -72,9 +75,41 @@ class Measurement:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Measurement:
-        """Reads a record of this or an earlier schema; unknown fields are dropped."""
-        known = {f.name for f in fields(cls)}
-        return cls(**{key: value for key, value in data.items() if key in known})
+        """Reads a record of this or an earlier schema; unknown fields are dropped.
+
+        Raises:
+            ValueError: it is not one: a field is missing or of another type, a time is not above 0, or a later weft wrote it.
+        """
+        known = {f.name: f for f in fields(cls)}
+        given = {key: value for key, value in data.items() if key in known}
+        for name, f in known.items():
+            expected = _TYPES[str(f.type)]
+            if name in given and (
+                not isinstance(given[name], expected) or isinstance(given[name], bool) != (f.type == "bool")
+            ):
+                raise ValueError(f"field '{name}' is {given[name]!r:.40}; expected {f.type}")
+        if missing := [f.name for f in list(known.values())[:6] if f.name not in given]:
+            raise ValueError(f"it lacks {', '.join(missing)}")
+        made = cls(**given)
+        if made.schema > SCHEMA:
+            raise ValueError(f"its schema is {made.schema}; this weft reads up to {SCHEMA}")
+        if made.metric == "time" and made.operator != "ceiling" and not 0 < made.time_us < float("inf"):
+            raise ValueError(f"time_us is {made.time_us}; expected microseconds above 0")
+        return made
+
+
+_NUMBER: tuple[type, ...] = (int, float)
+_TYPES: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "bool": (bool,),
+    "int": (int,),
+    "float": _NUMBER,
+    "str | None": (str, type(None)),
+    "int | None": (int, type(None)),
+    "float | None": (*_NUMBER, type(None)),
+    "dict[str, Any]": (dict,),
+    "dict[str, str]": (dict,),
+}
 
 
 class Store:
@@ -106,9 +141,25 @@ class Store:
             os.fsync(file.fileno())
         return path
 
+    def probe(self, gpu: str) -> None:
+        """Raises OSError where records of this machine could not be written, before anything is measured."""
+        folder = self.path(gpu, "x").parent
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder) as file:
+                file.write(b" " * 4096)
+        except OSError as error:
+            raise OSError(
+                f"records cannot be saved in {folder} (WEFT_RESULTS names another place): {error.strerror}"
+            ) from None
+
     def read(self, gpu: str | None = None, name: str | None = None) -> list[Measurement]:
-        """All measurements, oldest first; of one machine or one operator when named."""
-        return [Measurement.from_dict(line) for line in self.lines(gpu, name) if "implementation" in line]
+        """All measurements, oldest first; of one machine or one operator when named. Lines that are none are passed over."""
+        found = []
+        for line in self.lines(gpu, name):
+            with contextlib.suppress(ValueError):
+                found.append(Measurement.from_dict(line))
+        return found
 
     def lines(self, gpu: str | None = None, name: str | None = None) -> Iterator[dict[str, Any]]:
         for path in sorted(self.root.glob(f"{slug(gpu) if gpu else '*'}/{name or '*'}.jsonl")):
@@ -118,16 +169,52 @@ class Store:
         return sorted(p.name for p in self.root.iterdir() if p.is_dir()) if self.root.is_dir() else []
 
 
-def read_lines(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a file, one a line; what a crash cut short is passed over."""
-    with open(path, encoding="utf-8", errors="replace") as file:
-        for text in file:
+class Saver:
+    """Saves measurements as they come. What cannot be saved (a full disk) is kept in mind in ``failure``, and costs no
+    measurement."""
+
+    def __init__(self, store: Store | None = None):
+        self.store = store or Store()
+        self.failure = ""
+
+    def __call__(self, m: Measurement) -> None:
+        if not self.failure:
             try:
-                line = json.loads(text)
-            except json.JSONDecodeError:
-                continue
-            if isinstance(line, dict):
-                yield line
+                self.store.append(m.gpu, m.operator, m)
+            except OSError as error:
+                self.failure = str(error)
+
+
+def read_lines(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a file, one a line; what a crash cut short is passed over, and so is what is no file."""
+    with contextlib.suppress(OSError):
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return
+        with open(path, encoding="utf-8", errors="replace") as file:
+            for text in file:
+                try:
+                    line = json.loads(text)
+                except (ValueError, RecursionError):
+                    continue
+                if isinstance(line, dict):
+                    yield line
+
+
+def write_whole(path: str | os.PathLike[str], text: str) -> None:
+    """Replaces a file at once: a full disk or a crash leaves the old one as it was."""
+    path = Path(path)
+    data = text.encode("utf-8", errors="replace")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, stat.S_IMODE(os.stat(path).st_mode) if path.exists() else 0o644)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
 
 
 def latest(measurements: Iterable[Measurement]) -> list[Measurement]:

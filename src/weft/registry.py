@@ -64,7 +64,7 @@ def get(name: str) -> Operator:
 
 def select(wanted: Iterable[str] = ()) -> list[Operator]:
     """The named operators, or all of them. Unknown names raise before anything is imported."""
-    wanted = list(wanted)
+    wanted = list(dict.fromkeys(wanted))
     for name in wanted:
         if name not in modules():
             raise UnknownName("operator", name, names())

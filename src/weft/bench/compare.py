@@ -102,10 +102,14 @@ class Bench:
         return list(self._measurements(op, w, direction, ran, timings, errors, wrong, memory))
 
     def _present(self, op: Operator, made: Implementation, w: Workload, direction: str) -> bool:
-        if (made.directions and direction not in made.directions) or (made.dtypes and w.dtype not in made.dtypes):
+        if made.directions and direction not in made.directions:
+            return False
+        if made.dtypes and w.dtype not in made.dtypes:
+            self.say(f"{op.name}/{made.name}: takes {', '.join(made.dtypes)}, not {w.dtype}")
             return False
         if made.ours and self.device == "cpu":
-            return False  # the interpreter's time says nothing
+            self.say(f"{op.name}/{made.name}: needs a GPU; the interpreter's time says nothing")
+            return False
         if reason := made.absent(self.device, self.sm):
             self.say(f"{op.name}/{made.name}: {reason}")
             return False
@@ -159,12 +163,15 @@ class Bench:
         limit_us, limit_name = self.ceilings.limit(cost)
         if self.timer.cache == "warm" and limit_name.startswith("memory") and cost.bytes_moved < IN_CACHE_BYTES:
             limit_us, limit_name = 0.0, ""  # the caches may hold it: memory is not its limit
-        peers = [i.name for i in present if not i.ours]
+            self.say(
+                f"no share of the ceiling where caches may hold the data: points of less than {IN_CACHE_BYTES >> 20} MiB"
+            )
+        peers = [i.name for i in present if not i.ours and i.name not in wrong]
         best = min(peers, key=lambda name: timings[name].median_us, default=None)
         for made in present:
             t = timings[made.name]
-            right = made.ours and made.name not in wrong  # a wrong result of ours earns no share and no ratio
-            ratio = paired_ratio(timings[best], t) if right and best else (None, None, None)
+            right = made.name not in wrong  # a wrong result earns no share and no ratio, and is no peer to beat
+            ratio = paired_ratio(timings[best], t) if made.ours and right and best else (None, None, None)
             details = {"mode": made.function.mode} if isinstance(made.function, Compiled) else {}
             if made.name in wrong:
                 details["wrong"] = wrong[made.name]
@@ -183,7 +190,7 @@ class Bench:
                 host_us=_short(t.host_us),
                 limit_us=_short(limit_us) if limit_us else None,
                 limit_name=limit_name or None,
-                share_of_ceiling=round(limit_us / t.median_us, 4) if limit_us and (right or not made.ours) else None,
+                share_of_ceiling=round(limit_us / t.median_us, 4) if limit_us and right else None,
                 ratio_to_best_peer=_short(ratio[0]),
                 ratio_p20=_short(ratio[1]),
                 ratio_p80=_short(ratio[2]),

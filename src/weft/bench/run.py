@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import tempfile
 import time
 from collections import Counter
@@ -17,7 +18,8 @@ from rich.console import Console
 from weft import records, registry
 from weft.bench.terminal import progress
 from weft.definition import UnknownName
-from weft.records import Measurement, Store
+from weft.hardware import query
+from weft.records import Measurement, Saver, Store
 
 
 def describe(names: Iterable[str]) -> list[dict[str, Any]]:
@@ -55,6 +57,10 @@ def start(
     from weft.bench.compare import Bench
     from weft.hardware import ceilings
 
+    if device == "cpu" and hasattr(os, "getloadavg") and os.getloadavg()[0] > (os.cpu_count() or 1):
+        say(
+            f"other programs run (load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores): rates are too low, times too long"
+        )
     measured = ceilings.measure(device, quick=quick, on_step=lambda name: say(f"ceiling: {name}"))
     return Bench(device, measured, cold=cold, budget_s=budget_s, quick=quick, say=say)
 
@@ -72,7 +78,7 @@ def run_bench(
     ladder: bool = False,
     cold: bool = True,
     budget_s: float = 0.5,
-    save: bool = False,
+    saver: Saver | None = None,
     resume: bool = False,
     quick: bool = False,
 ) -> list[Measurement]:
@@ -83,6 +89,7 @@ def run_bench(
     from weft.bench import compare, transfers
 
     operators = registry.select(names)
+    dtypes, directions = tuple(dict.fromkeys(dtypes)), tuple(dict.fromkeys(directions))
     for direction in directions:
         if direction not in ("forward", "backward"):
             raise UnknownName("direction", direction, ("forward", "backward"))
@@ -100,15 +107,20 @@ def run_bench(
             said.add(text)
             note.print(text, style="dim", markup=False, soft_wrap=True)
 
+    if not points:
+        raise ValueError(
+            f"nothing to measure: {', '.join(chosen)} {'has' if len(chosen) == 1 else 'have'} no such direction or set"
+        )
+    if saver:
+        saver.store.probe(query.name(device))
     bench = start(device, quick=quick, cold=cold, budget_s=budget_s, say=say if not quick else lambda text: None)
-    store = Store() if save else None
     measured: list[Measurement] = []
 
     def keep(rows: Iterable[Measurement]) -> None:
         for row in rows:
             measured.append(row)
-            if store:
-                store.append(row.gpu, row.operator, row)
+            if saver:
+                saver(row)
 
     keep(bench.ceiling_records())
     start_s = time.perf_counter()
@@ -155,8 +167,11 @@ def _cpu_points(operators: list[Any], which: str, dtypes: Sequence[str], directi
     from weft.bench import compare
 
     chosen = "cpu" if which in ("bench", "quick") else which
+    having = [op for op in operators if chosen != "cpu" or chosen in op.workloads]
+    if not having:
+        return
     for op, w, direction in compare.points(
-        operators, chosen, dtypes=dtypes or ["fp32"], directions=directions or ["forward"]
+        having, chosen, dtypes=dtypes or ["fp32"], directions=directions or ["forward"]
     ):
         if which != "quick" or op.cost(w, direction).flops <= QUICK_CPU_FLOPS:
             yield op, w, direction
@@ -177,17 +192,17 @@ def run_host(names: Iterable[str], device: str, *, save: bool = False) -> list[M
     Raises:
         ValueError: there is no GPU, so nothing is launched.
     """
+    operators = registry.select(names)
     if device != "cuda":
         raise ValueError("weft bench --host times launches, and PyTorch sees no GPU here (weft doctor says why)")
     from weft.bench import host
     from weft.bench.compare import Bench
     from weft.hardware.ceilings import Ceilings
 
-    measured = host.measure(Bench(device, Ceilings(device)), registry.select(names))
+    measured = host.measure(Bench(device, Ceilings(device)), operators)
     if save:
-        store = Store()
         for m in measured:
-            store.append(m.gpu, m.operator, m)
+            Store().append(m.gpu, m.operator, m)
     return measured
 
 
@@ -204,6 +219,7 @@ def run_tune(
     Raises:
         ValueError: there is no GPU.
     """
+    operators = registry.select(names)
     if device != "cuda":
         raise ValueError("weft tune measures a GPU, and PyTorch sees none here (weft doctor says why)")
     import torch
@@ -217,14 +233,14 @@ def run_tune(
             f"{key}: {json.dumps(config)} {best:.1f} us, heuristic {heuristic:.1f} us", markup=False, soft_wrap=True
         )
 
-    jobs = list(tune.jobs(registry.select(names), dtypes, implementation))
+    jobs = list(tune.jobs(operators, dtypes, implementation))
     tune.tune(jobs, major * 10 + minor, processes=processes, on_result=said)
 
 
 def run_report(device: str, note: Console, folder: Path) -> Path:
     """Verifies, measures quickly, trains a first model and renders ``folder/index.html``."""
     from weft.bench import verify
-    from weft.hardware import doctor, query
+    from weft.hardware import doctor
     from weft.report import page
     from weft.train import digits
 
@@ -270,7 +286,6 @@ def run_report(device: str, note: Console, folder: Path) -> Path:
 
 def _compile_elsewhere() -> list[dict[str, Any]]:
     """Compiles in another process: one that interprets cannot. Only the first and the newest architecture."""
-    import os
     import subprocess
     import sys
 

@@ -120,11 +120,21 @@ def print_measurements(out: Console, measured: Sequence[Measurement]) -> None:
             share = "–" if m.share_of_ceiling is None else f"{m.share_of_ceiling:.1%}"
             ratio = "–" if m.ratio_to_best_peer is None else f"{m.ratio_to_best_peer:.3f}×"
             first = point if point != previous else ("", "")
-            table.add_row(*first, m.implementation, f"{m.time_us:.2f}", share, ratio, style="bold" if m.ours else None)
+            table.add_row(*first, m.implementation, _us(m.time_us), share, ratio, style="bold" if m.ours else None)
             previous = point
         out.print(table)
     if not groups:
-        out.print("nothing was measured")
+        out.print("nothing was measured: every implementation was left out, for the reasons above")
+    elif measured:
+        m = measured[0]
+        versions = ", ".join(f"{name} {number}" for name, number in m.versions.items())
+        caption = f"medians; {m.gpu}; {versions}" + (f"; commit {m.commit}" if m.commit else "")
+        out.print(caption, style="dim", markup=False)
+
+
+def _us(value: float) -> str:
+    """Four significant digits: what a median is worth."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def ceilings_table(measured: Iterable[Measurement]) -> Table:

@@ -7,7 +7,6 @@ limit is the time that its compulsory work takes at these rates, with the mix ne
 from __future__ import annotations
 
 import functools
-import statistics
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -114,21 +113,21 @@ def _measure_cpu(quick: bool, on_step: Callable[[str], None]) -> Ceilings:
     }
     for mix, call in calls.items():
         on_step(f"memory {mix[0]}:{mix[1]}")
-        found.bandwidth[mix] = sum(mix) * n * 4 / _median_s(call)
+        found.bandwidth[mix] = sum(mix) * n * 4 / _best_s(call)
     size = 1024 if quick else 2048
     on_step("fp32 matrix")
     p, q = torch.randn(size, size), torch.randn(size, size)
     x, y = p.numpy(), q.numpy()  # the better of two BLAS libraries: they differ by a third and more
-    found.matrix["fp32"] = 2.0 * size**3 / min(_median_s(lambda: torch.mm(p, q)), _median_s(lambda: x @ y))
+    found.matrix["fp32"] = 2.0 * size**3 / min(_best_s(lambda: torch.mm(p, q)), _best_s(lambda: x @ y))
     return found
 
 
-def _median_s(call: Callable[[], Any], repetitions: int = 7) -> float:
-    """Median of a few calls after a first one, seconds."""
+def _best_s(call: Callable[[], Any], repetitions: int = 7) -> float:
+    """The shortest of a few calls after a first one, seconds: other programs can only lengthen them."""
     call()
     times = []
     for _ in range(repetitions):
         start = time.perf_counter()
         call()
         times.append(time.perf_counter() - start)
-    return statistics.median(times)
+    return min(times)

@@ -54,6 +54,8 @@ def check_tensor(operator: str, name: str, value: Any, dtypes: tuple[torch.dtype
     """Raises TypeError unless ``value`` is a tensor of one of the dtypes."""
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"{operator}: argument '{name}' is a {type(value).__name__}; expected a torch.Tensor")
+    if value.is_nested:
+        raise TypeError(f"{operator}: argument '{name}' is a nested tensor; expected a dense one")
     if value.dtype not in dtypes:
         raise TypeError(f"{operator}: argument '{name}' has dtype {_short(value.dtype)}; expected {either(dtypes)}")
     if value.layout != torch.strided:

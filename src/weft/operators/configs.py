@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import torch
 
 from weft.operators.launch import target_sm
+from weft.records import write_whole
 
 Config = dict[str, int]
 # 16-bit floats move the same bytes through the same units, so they share their configurations.
@@ -71,7 +72,7 @@ class Configurations:
         known = json.loads(path.read_text()) if path.is_file() else {}
         known.update(measured)
         lines = [f"  {json.dumps(k)}: {json.dumps(known[k])}" for k in sorted(known, key=_natural)]
-        path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+        write_whole(path, "{\n" + ",\n".join(lines) + "\n}\n")
         self.tables.pop(sm, None)
         return path
 

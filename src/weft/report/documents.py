@@ -51,15 +51,16 @@ def refresh_all(root: Path, check: bool, say: Say) -> int:
     for path in files:
         try:
             text = tables.refresh(path, store, source_of)
-        except UnknownName as error:
+            before = path.read_text(encoding="utf-8")
+        except (UnknownName, UnicodeDecodeError) as error:
             raise ValueError(f"{path}: {error}") from None
-        if text != path.read_text(encoding="utf-8"):
+        if text != before:
             changed += 1
             name = path.relative_to(root).as_posix()
             if check:
                 say(f"{name}: a table is not today's; fix: weft tables")
             else:
-                path.write_text(text, encoding="utf-8")
+                records.write_whole(path, text)
                 say(f"wrote {name}")
     say(f"{len(files)} Markdown files, {changed} {'out of date' if check else 'changed'}")
     return 1 if check and changed else 0
@@ -110,7 +111,7 @@ def refresh_stub(check: bool, say: Say, path: Path = STUB) -> int:
     if check:
         say(f"{path.name} is not today's; fix: weft stubs")
         return 1
-    path.write_text(text, encoding="utf-8")
+    records.write_whole(path, text)
     say(f"wrote {path.name}")
     return 0
 

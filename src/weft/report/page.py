@@ -78,7 +78,7 @@ def render(contents: Contents, path: str | Path) -> Path:
     )
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    records.write_whole(path, text)
     return path
 
 
@@ -184,6 +184,7 @@ def _verification(verification: dict[str, Any]) -> dict[str, Any]:
         "failed": [r for r in results if r.get("status") == "fail"],
         "unverifiable": reasons("unverifiable"),
         "declined": reasons("declined"),
+        "not_reached": verification.get("not_reached") or 0,
         "totals": Counter(r.get("status") for r in results),
         "mutants": mutants,
         "survived": survived,

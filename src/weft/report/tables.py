@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from weft.definition import UnknownName
+from weft.definition import BYTES, UnknownName
 from weft.records import Measurement, Store, latest
 from weft.report.quantities import (
     NONE,
@@ -35,6 +35,13 @@ from weft.report.quantities import (
 
 STALE = "*stale: measured from an earlier source*"
 KEYS = {"table": {"operator", "direction", "gpu", "dtype", "cache", "device", "rungs"}, "ceilings": {"gpu"}}
+VALUES = {
+    "direction": {"forward", "backward"},
+    "cache": {"cold", "warm"},
+    "dtype": set(BYTES),
+    "device": {"cuda", "cpu"},
+    "rungs": {"only"},
+}
 _START = re.compile(r"\s*<!--\s*weft:(?P<kind>\w+)(?P<words>(\s+[\w-]+=[^\s>]+)*)\s*-->\s*$")
 _END = "<!-- weft:end -->"
 
@@ -48,7 +55,8 @@ def refresh(path: Path, store: Store, source_of: Callable[[str], str]) -> str:
         source_of: operator → hash of its source today; a table of records from another source is marked stale.
 
     Raises:
-        ValueError: a marker that is unknown, lacks a word or is never closed; the message has file and line.
+        ValueError: a marker that is unknown, lacks a word, asks for what there is not (a GPU without records, say) or is
+            never closed; the message has file and line.
     """
     out: list[str] = []
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -73,11 +81,13 @@ def refresh(path: Path, store: Store, source_of: Callable[[str], str]) -> str:
                 raise ValueError(f"{path}:{start}: table without an end; write {_END} after it")
             table = _table(line, store, source_of, f"{path}:{start}")
             out.append(f"\n{table}\n\n")
+    if fence:
+        raise ValueError(f"{path}: a code fence ({fence}) is never closed, so no table after it would be made anew")
     return "".join(out)
 
 
 def _opens(line: str) -> bool:
-    return line.lstrip().startswith("<!-- weft:") and _END not in line
+    return bool(re.match(r"\s*<!--\s*weft:(?!end\b)", line))
 
 
 def _table(line: str, store: Store, source_of: Callable[[str], str], where: str) -> str:
@@ -94,6 +104,10 @@ def _table(line: str, store: Store, source_of: Callable[[str], str], where: str)
                 raise UnknownName(f"word of 'weft:{kind}'", word, KEYS[kind])
         if missing := [word for word in ("gpu", "operator") if word in KEYS[kind] and word not in words]:
             raise ValueError(f"'weft:{kind}' lacks {' and '.join(f'{word}=…' for word in missing)}")
+        for word, value in words.items():
+            known = set(store.machines()) if word == "gpu" else VALUES.get(word)
+            if known is not None and value not in known:
+                raise UnknownName(f"{word} of 'weft:{kind}'", value, known)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
 
@@ -121,6 +135,9 @@ def markdown_table(measurements: Iterable[Measurement], source: str | None = Non
         source: hash of the operator's source today; ``None`` to make no statement about it.
     """
     newest = sorted(latest(measurements), key=point_key)
+    if source is not None:  # an implementation of ours that today's source no longer measures there is gone
+        today = {(m.workload, m.dtype, m.device) for m in newest if m.ours and m.source == source}
+        newest = [m for m in newest if not m.ours or m.source == source or (m.workload, m.dtype, m.device) not in today]
     if not newest:
         return "*No measurements yet.*"
     columns = sorted({m.implementation: m for m in newest}.values(), key=implementation_key)
@@ -144,17 +161,26 @@ def markdown_table(measurements: Iterable[Measurement], source: str | None = Non
         head += [f"{name}: share of ceiling", f"{name}: ratio to best peer (p20–p80)"]
     body = []
     for (workload, dtype, device), cells in rows.items():
-        fastest = min(m.time_us for m in cells.values())
+        fastest = min((m.time_us for m in cells.values() if not _wrong(m)), default=None)
         row = [f"`{workload}`", dtype, *([device] if len(devices) > 1 else [])]
         for column in columns:
             taken = cells[column.implementation].time_us if column.implementation in cells else None
-            row.append(f"**{figures(taken)}**" if taken == fastest and len(cells) > 1 else figures(taken))
+            text = f"**{figures(taken)}**" if taken == fastest and len(cells) > 1 else figures(taken)
+            row.append(text + ("†" if column.implementation in cells and _wrong(cells[column.implementation]) else ""))
         for name in ours:
             row += [percent(cells[name].share_of_ceiling), _ratio(cells[name])] if name in cells else [NONE, NONE]
         body.append(row)
     lines = [_grid(head, body, numbers_from=len(head) - len(columns) - 2 * len(ours)), "", provenance(newest)]
+    if wrong := [m for m in newest if _wrong(m)]:
+        worst = max(wrong, key=lambda m: m.error or 0)
+        lines += [
+            "",
+            f"† errs by more than is allowed on this data, up to {worst.error or 0:.2f} times (`weft verify` judges ours)",
+        ]
     if source is not None and any(m.source != source for m in newest):
-        lines += ["", STALE]
+        points = {(m.workload, m.dtype, m.device) for m in newest}
+        old = {(m.workload, m.dtype, m.device) for m in newest if m.source != source}
+        lines += ["", STALE if len(old) == len(points) else f"{STALE[:-1]}, {len(old)} of {len(points)} rows*"]
     return "\n".join(lines)
 
 
@@ -183,6 +209,10 @@ def provenance(measurements: Sequence[Measurement]) -> str:
         f"{' and '.join(caches)} cache, medians" if caches else "",
     ]
     return f"<sub>{_cell(' · '.join(part for part in parts if part))}</sub>"
+
+
+def _wrong(m: Measurement) -> bool:
+    return "wrong" in m.details
 
 
 def _ratio(m: Measurement) -> str:

@@ -59,6 +59,7 @@ def _right(verification: dict[str, Any]) -> Tile:
         if o not in wrong and any(r.get("operator") == o and r.get("status") == "pass" for r in results)
     ]
     survived = verification.get("mutants_survived") or 0
+    not_reached = verification.get("not_reached") or 0
     checks = f"{count(by_status['pass'], 'check')} passed"
     if wrong:
         verb = "is" if len(wrong) == 1 else "are"
@@ -66,6 +67,8 @@ def _right(verification: dict[str, Any]) -> Tile:
     else:
         text = f"operators are right: {checks}, none failed"
         text += f", {by_status['unverifiable']:,} not verifiable here." if by_status["unverifiable"] else "."
+    if not_reached:
+        text += f" {count(not_reached, 'check')} not reached in the time given."
     if survived:
         text += f" {count(survived, 'wrong-on-purpose kernel')} got through the verifier."
     return Tile("Right", f"{len(right)} of {len(operators)}", text, "bad" if wrong or survived else "good")

@@ -18,7 +18,7 @@ from weft.operators import mutants, peers
 from weft.operators.call import Choice, check_same, check_tensor, eager, on_gpu, rows_of, views
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.launch import Plan, Plans
-from weft.operators.random_inputs import random_tensor
+from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 
 # ---- kernels ---------------------------------------------------------------------------------------------------------
 
@@ -49,14 +49,15 @@ def add_rows(x_ptr, y_ptr, out_ptr, N, x_row, x_col, y_row, y_col, out_row, out_
     tl.store(out_ptr + row * out_row + col * out_col, (x + y).to(out_ptr.dtype.element_ty), mask=inside)
 
 
-def heuristic(sm: int, dtype: torch.dtype) -> Config:
+def heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
     return {"BLOCK": 1024, "num_warps": 4}
 
 
-def candidates(sm: int, dtype: torch.dtype) -> Any:
-    return grid_of({"BLOCK": (512, 1024, 2048, 4096, 8192), "num_warps": (4, 8)})
+def candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
+    return grid_of({"BLOCK": (256, 512, 1024, 2048, 4096, 8192), "num_warps": (2, 4, 8)})
 
 
+SMALL, LARGE = 2**20, 2**26  # elements between which configurations depend on the size
 configuration = Configurations(__file__, "vector_add", heuristic, candidates)
 
 
@@ -67,7 +68,7 @@ def plan(x: Tensor, y: Tensor) -> Plan:
         Declined: strides that do not collapse into rows, for which a copy would be needed.
     """
     if flat(x, y):
-        config = configuration(x.device, x.dtype)
+        config = configuration(x.device, x.dtype, min(max(bucket(x.numel()), SMALL), LARGE))
         n, block = x.numel(), config["BLOCK"]
         return Plan(add_flat, (triton.cdiv(n, block),), (n,), {"BLOCK": block}, config["num_warps"])
     (m, n, *x_strides), (_, _, *y_strides), (_, _, *out_strides) = views(x, y, torch.empty_like(x, device="meta"))
@@ -151,6 +152,11 @@ vector_add = Operator(
     cost=lambda w, direction: Cost(
         reads=2 * w["N"] * w.bytes_per_element, writes=w["N"] * w.bytes_per_element, vector_flops=w["N"]
     ),
+    options={
+        "layout": (*LAYOUTS, *(f"{x}+{y}" for x in LAYOUTS for y in LAYOUTS)),  # of both, or of x and of y
+        "values": VALUES,
+        "rows": range(1, 2**31),
+    },
     tolerance=Tolerance(exact=True),
     workloads={
         "verify": [
@@ -168,7 +174,7 @@ vector_add = Operator(
         "quick": [workload(N=2**22)],
         "cpu": [workload("fp32", N=2**25)],  # 128 MiB a tensor: larger than caches
         "compile": [workload(N=2**20), workload(N=42 * 50, rows=42, layout="sliced")],
-        "tune": [workload(d, N=2**28) for d in ("fp32", "bf16")],
+        "tune": [workload(d, N=n) for n in (2**20, 2**22, 2**24, 2**26) for d in ("fp32", "bf16")],
         "huge": [workload("bf16", N=2**31 + 17)],
     },
     mutants=[
@@ -181,6 +187,8 @@ vector_add = Operator(
 
 def shape(w: Workload) -> tuple[int, ...]:
     rows = w.option("rows", 0)
+    if rows and w["N"] % rows:
+        raise ValueError(f"workload '{w}' of 'vector_add': rows is {rows}; expected a divisor of N")
     return (rows, w["N"] // rows) if rows else (w["N"],)
 
 

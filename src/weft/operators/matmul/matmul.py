@@ -16,7 +16,7 @@ from weft.operators import mutants, peers
 from weft.operators.call import Choice, check_same, check_tensor, eager, on_gpu
 from weft.operators.launch import Plans
 from weft.operators.matmul.kernels import PRECISIONS, plans
-from weft.operators.random_inputs import random_tensor
+from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 
 # ---- PyTorch operators -----------------------------------------------------------------------------------------------
 
@@ -170,6 +170,7 @@ matmul = Operator(
     reference=reference,
     cost=cost,
     directions=("forward", "backward"),
+    options={"layout": ("NN", "NT", "TN", "TT"), "memory": LAYOUTS, "values": VALUES, "precision": PRECISIONS},
     differentiable=("a", "b"),
     tolerance=Tolerance(scale="tensor", terms=lambda w: max(w.axes.values())),
     workloads={
@@ -261,7 +262,7 @@ def check(a: Tensor, b: Tensor, precision: str | None) -> None:
 def choose(a: Tensor, b: Tensor, precision: str | None = None) -> Choice:
     check(a, b, precision)
     if not on_gpu(a):
-        return Choice("torch", "the tensors are on the CPU, where weft runs the reference")
+        return Choice("torch", "the tensors are on the CPU, where weft runs PyTorch's product in full precision")
     if a.shape[0] * b.shape[1] == 0:
         return Choice("torch", "empty: nothing to launch")
     if precision == "tf32x3" and a.dtype == torch.float32:

@@ -19,7 +19,7 @@ from weft.operators.cuda import pointer_aligned
 from weft.operators.launch import Plans, target_sm
 from weft.operators.normalization import cluster
 from weft.operators.normalization.kernels import backward_plans, forward_plans
-from weft.operators.random_inputs import random_tensor
+from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 
 CLUSTER_FROM = 16384  # columns from which the cluster kernel is the faster one on sm_90 (README.md)
 EPS = 1e-6
@@ -215,6 +215,7 @@ rms_norm = Operator(
     reference=reference,
     cost=cost,
     directions=("forward", "backward"),
+    options={"layout": LAYOUTS, "values": VALUES, "weight": (True, False), "weight_layout": LAYOUTS},
     differentiable=("x", "weight"),
     tolerance={
         "forward": Tolerance(scale="element", ulps=2.0),
@@ -283,8 +284,8 @@ def check(x: Tensor, weight: Tensor | None, eps: float) -> None:
     check_tensor("rms_norm", "x", x)
     if x.ndim == 0:
         raise ValueError("rms_norm: argument 'x' is a scalar; expected at least one dimension")
-    if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not eps >= 0:
-        raise ValueError(f"rms_norm: argument 'eps' is {eps!r}; expected a number of at least 0")
+    if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps <= 3e38:
+        raise ValueError(f"rms_norm: argument 'eps' is {eps!r}; expected a number of at least 0 that fp32 can hold")
     if weight is None:
         return
     check_tensor("rms_norm", "weight", weight, tuple(dict.fromkeys((x.dtype, *FLOATS[:1]))))

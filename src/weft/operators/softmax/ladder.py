@@ -30,7 +30,8 @@ RUNGS = {
     4: ("warp-shuffle", "32 lanes reduce in registers; shared memory carries one value a warp"),
     5: ("vectorised", "16 bytes an access instead of one element"),
     6: ("one-pass", "the row stays in registers: read once instead of three times"),
-    7: ("evict-last", "a hint to L2 on every read: give up written lines before read ones"),
+    7: ("cheap-arithmetic", "one division a row instead of one an element; for 16-bit results the hardware's ex2"),
+    8: ("evict-last", "a hint to L2 on every read: give up written lines before read ones"),
 }
 
 
@@ -64,8 +65,9 @@ def _plan(number: int, x: Tensor, dim: int) -> CudaPlan:
     kernel = {
         1: f"ladder_naive<{dtype}>",
         5: f"ladder_vectorised<{dtype}>",
-        6: f"ladder_one_pass<{dtype}, {EACH}, false>",
-        7: f"ladder_one_pass<{dtype}, {EACH}, true>",
+        6: f"ladder_one_pass<{dtype}, {EACH}, false, false>",
+        7: f"ladder_one_pass<{dtype}, {EACH}, true, false>",
+        8: f"ladder_one_pass<{dtype}, {EACH}, true, true>",
     }
     grid = -(-m // THREADS) if number == 1 else m
     scalars = (ctypes.c_longlong(m), ctypes.c_longlong(n))

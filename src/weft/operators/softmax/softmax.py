@@ -15,7 +15,7 @@ from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workloa
 from weft.operators import mutants, peers, row_cluster
 from weft.operators.call import Choice, check_dim, check_tensor, eager, on_gpu, rows_of
 from weft.operators.launch import Plans, target_sm
-from weft.operators.random_inputs import random_tensor
+from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 from weft.operators.softmax import cluster, ladder
 from weft.operators.softmax.kernels import backward_plans, forward_plans
 
@@ -143,6 +143,7 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     """x is [M, N], or [M, N, K] with the option K and dim=1."""
     shape = (w["M"], w["N"], w.option("inner")) if w.option("inner") else (w["M"], w["N"])
     layout, values = w.option("layout", "contiguous"), w.option("values", "normal")
+    check_dim("softmax", w.option("dim", -1), len(shape))
     return {"x": random_tensor(g, shape, w.dtype, device, layout=layout, values=values), "dim": w.option("dim", -1)}
 
 
@@ -181,6 +182,7 @@ softmax = Operator(
     reference=reference,
     cost=cost,
     directions=("forward", "backward"),
+    options={"layout": LAYOUTS, "values": VALUES, "dim": range(-2, 3), "inner": range(1, 2**31)},
     differentiable=("x",),
     tolerance={"forward": Tolerance(scale="element"), "backward": Tolerance(scale="row", terms=lambda w: 32)},
     workloads={
