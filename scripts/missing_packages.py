@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Which of weft's requirements this Python lacks, as JSON, PyTorch and Triton left alone. Run by scripts/setup.py.
 
-    .venv/bin/python scripts/missing_packages.py gpu,test,docs
+    .venv/bin/python scripts/missing_packages.py gpu,test,docs,cluster
 
 Writes {"missing": [requirement, …], "keep": [name==version, …], "notes": [sentence, …]}. It runs where PyTorch must
 stay exactly as it is: `keep` is the constraints file under which the missing ones are installed.

@@ -124,7 +124,7 @@ def test_cuda_12_gets_bindings_of_cuda_12(monkeypatch):
 
 def test_the_projects_own_requirements_are_understood():
     done = subprocess.run(
-        [sys.executable, str(SCRIPTS / "missing_packages.py"), "gpu,test,docs"],
+        [sys.executable, str(SCRIPTS / "missing_packages.py"), "gpu,test,docs,cluster"],
         capture_output=True,
         text=True,
         timeout=60,

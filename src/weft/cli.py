@@ -23,7 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-HARDWARE, OPERATORS, DOCUMENTS = "Hardware", "Operators", "Documents"
+HARDWARE, OPERATORS, CLUSTER, DOCUMENTS = "Hardware", "Operators", "Cluster", "Documents"
 
 INTERRUPTED = "weft: interrupted; what was saved stays"
 out = Console(highlight=False, soft_wrap=False)
@@ -280,6 +280,40 @@ def tune(
     from weft.bench import run
 
     run.run_tune(names or [], _device(), out, dtype or [], implementation, processes)
+
+
+# ---- cluster ---------------------------------------------------------------------------------------------------------
+
+
+@app.command(rich_help_panel=CLUSTER)
+def simulate(
+    path: Annotated[Path, typer.Argument(help="a trace, plain or gzip'd")],
+    format: Annotated[str, typer.Option(help="csv, helios, muri, philly, swf, tiresias")],
+    nodes: Annotated[str, typer.Option(help="COUNTxGPUS: 20x8, or 4x8,2x4")],
+    gpu_memory: Annotated[float, typer.Option(min=0.0, help="GB of each GPU; not looked at while 0")] = 0.0,
+    order: Annotated[str, typer.Option(help="fifo, sjf, priority; with -skip everyone who fits may pass")] = "fifo",
+    placement: Annotated[str, typer.Option(help="counted, first, best, worst, random or consolidate")] = "best",
+    ties: Annotated[str, typer.Option(help="lowest, highest or random; by default the placement's own")] = "",
+    where: Annotated[str, typer.Option(help="keep the jobs of one tenant: vc=vcvGl")] = "",
+    limit: Annotated[int | None, typer.Option(min=1, help="keep only the first so many jobs")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="of random ties")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Run the jobs of a trace through a cluster: how long they take and wait, how full it is, and why."""
+    from weft.cluster import Cluster, metrics, trace
+    from weft.cluster import simulate as run
+
+    column, equals, value = where.partition("=")
+    if where and not equals:
+        raise typer.BadParameter(f"--where is '{where}'; expected COLUMN=VALUE, such as vc=vcvGl")
+    jobs = trace.load(path, format, {column: value} if where else {}, limit)
+    result = run(jobs, Cluster.parse(nodes, gpu_memory), order, placement, ties=ties, seed=seed)
+    found = metrics.summary(result)
+    if as_json:
+        _print_json(found)
+    else:
+        metrics.show(out, found)
+    raise typer.Exit(0 if result.complete else 130)
 
 
 # ---- documents -------------------------------------------------------------------------------------------------------

@@ -1,0 +1,7 @@
+"""Simulating the scheduling of a GPU cluster: traces, nodes, policies, an exact and fast engine, metrics. No PyTorch."""
+
+from weft.cluster.model import Cluster, Jobs, NodeGroup
+from weft.cluster.reference import Simulator
+from weft.cluster.simulate import Result, simulate
+
+__all__ = ["Cluster", "Jobs", "NodeGroup", "Result", "Simulator", "simulate"]

@@ -1,0 +1,1 @@
+"""The compiled engine: struct of arrays, event-driven, deterministic."""

@@ -1,0 +1,177 @@
+"""The event loop for jobs that run to their end once started: completions, arrivals, then whoever may start.
+
+At one moment completions come first, then arrivals, then one pass over the queue. *Strict*: the head of the queue waits and
+nobody passes it. *Skip*: everyone who fits may pass. The queue's order is a rank for each job, fixed beforehand; every class
+of jobs keeps a heap of ranks, so that one look at each class finds the next who may start.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft.cluster.engine.compiled import compiled
+from weft.cluster.engine.index import RANDOM_STATE, choose, fits, refresh, take
+
+JOB = np.dtype(
+    [("submit", "f8"), ("duration", "f8"), ("start", "f8"), ("cls", "i4"), ("rank", "i4"), ("slot", "i8")]
+)  # slot: where its nodes begin in `where`
+COMPLETION = np.dtype([("time", "f8"), ("job", "i8")])
+NOBODY = np.iinfo(np.int32).max
+ARRIVED, COMPLETED, RUNNING, PROGRESS = 0, 1, 2, 3
+
+
+@compiled
+def push_rank(heap, classes, c, rank):
+    begin, k = classes[c].begin, classes[c].size
+    classes[c].size += 1
+    while k > 0:
+        parent = (k - 1) >> 1
+        if heap[begin + parent] <= rank:
+            break
+        heap[begin + k] = heap[begin + parent]
+        k = parent
+    heap[begin + k] = rank
+
+
+@compiled
+def pop_rank(heap, classes, c):
+    classes[c].size -= 1
+    begin, size = classes[c].begin, classes[c].size
+    last = heap[begin + size]
+    k = 0
+    while True:
+        child = 2 * k + 1
+        if child >= size:
+            break
+        if child + 1 < size and heap[begin + child + 1] < heap[begin + child]:
+            child += 1
+        if heap[begin + child] >= last:
+            break
+        heap[begin + k] = heap[begin + child]
+        k = child
+    heap[begin + k] = last
+
+
+@compiled
+def before(a, b):
+    return a.time < b.time or (a.time == b.time and a.job < b.job)
+
+
+@compiled
+def push_completion(running, progress, time, job):
+    k = progress[RUNNING]
+    progress[RUNNING] += 1
+    while k > 0:
+        parent = (k - 1) >> 1
+        above = running[parent]
+        if above.time < time or (above.time == time and above.job < job):
+            break
+        running[k].time, running[k].job = above.time, above.job
+        k = parent
+    running[k].time, running[k].job = time, job
+
+
+@compiled
+def pop_completion(running, progress):
+    progress[RUNNING] -= 1
+    size = progress[RUNNING]
+    k = 0
+    while True:
+        child = 2 * k + 1
+        if child >= size:
+            break
+        if child + 1 < size and before(running[child + 1], running[child]):
+            child += 1
+        if not before(running[child], running[size]):
+            break
+        running[k].time, running[k].job = running[child].time, running[child].job
+        k = child
+    running[k].time, running[k].job = running[size].time, running[size].job
+
+
+@compiled
+def place(nodes, pieces, best, ways, levels, log, meta, classes, c, where, slot):
+    """Allocates all pieces of a job of class c, or none; their nodes go to ``where[slot:]``."""
+    piece, count, rest = classes[c].piece, classes[c].count, classes[c].rest
+    if not classes[c].shared and (count > 1 or rest >= 0):  # each piece a whole node: counting tells whether all fit
+        refresh(nodes, pieces, best, ways, levels, log, meta, piece)
+        if pieces[piece].fitting < count:
+            return False
+        if rest >= 0:
+            refresh(nodes, pieces, best, ways, levels, log, meta, rest)
+            if pieces[rest].fitting <= count:
+                return False
+    placed, random = 0, meta[RANDOM_STATE]
+    for i in range(count + (rest >= 0)):
+        p = piece if i < count else rest
+        n = choose(nodes, pieces, best, ways, levels, log, meta, p)
+        if n < 0:
+            break
+        take(nodes, pieces, log, meta, n, p, 1)
+        where[slot + i] = n
+        placed += 1
+    if placed == count + (rest >= 0):
+        return True
+    for i in range(placed):
+        take(nodes, pieces, log, meta, where[slot + i], piece, -1)
+    meta[RANDOM_STATE] = random  # an attempt that fails leaves nothing behind
+    return False
+
+
+@compiled
+def give_back(nodes, pieces, log, meta, classes, c, where, slot):
+    """Frees a job's pieces, and wakes the classes that could use them."""
+    piece, count, rest = classes[c].piece, classes[c].count, classes[c].rest
+    last = slot + count + (rest >= 0)
+    for i in range(slot, last):
+        take(nodes, pieces, log, meta, where[i], piece if i < slot + count else rest, -1)
+    for other in range(len(classes)):
+        if not classes[other].blocked:
+            continue
+        if classes[other].count > 1 or classes[other].rest >= 0:
+            classes[other].blocked = False
+            continue
+        for i in range(slot, last):
+            if fits(nodes[where[i]], pieces[classes[other].piece]):
+                classes[other].blocked = False
+                break
+
+
+@compiled
+def advance(
+    jobs, of_rank, heap, running, progress, where, nodes, pieces, best, ways, levels, log, meta, classes, strict, most
+):
+    """Runs up to ``most`` moments; says whether anything is left to happen."""
+    for _ in range(most):
+        now = np.inf
+        if progress[ARRIVED] < len(jobs):
+            now = jobs[progress[ARRIVED]].submit
+        if progress[RUNNING]:
+            now = min(now, running[0].time)
+        if now == np.inf:
+            return False
+        while progress[RUNNING] and running[0].time == now:
+            job = running[0].job
+            pop_completion(running, progress)
+            give_back(nodes, pieces, log, meta, classes, jobs[job].cls, where, jobs[job].slot)
+            progress[COMPLETED] += 1
+        while progress[ARRIVED] < len(jobs) and jobs[progress[ARRIVED]].submit == now:
+            push_rank(heap, classes, jobs[progress[ARRIVED]].cls, jobs[progress[ARRIVED]].rank)
+            progress[ARRIVED] += 1
+        while True:
+            head, c = NOBODY, -1
+            for other in range(len(classes)):
+                if classes[other].size and (strict or not classes[other].blocked):
+                    rank = heap[classes[other].begin]
+                    if rank < head:
+                        head, c = rank, other
+            if c < 0 or classes[c].blocked:
+                break
+            job = of_rank[head]
+            if place(nodes, pieces, best, ways, levels, log, meta, classes, c, where, jobs[job].slot):
+                pop_rank(heap, classes, c)
+                jobs[job].start = now
+                push_completion(running, progress, now + jobs[job].duration, job)
+            else:
+                classes[c].blocked = True
+    return True

@@ -1,0 +1,224 @@
+"""Nodes and jobs as the simulator sees them: columns of numbers, one row a node or a job."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+MOST_TYPES = 62  # accelerator types that fit the bit masks of the compiled engine
+
+
+@dataclass(frozen=True)
+class NodeGroup:
+    """Nodes that are alike.
+
+    Args:
+        count: how many.
+        gpus: accelerators of each (GPUs, NPUs, FPGAs: ``gpu_type`` names the kind); 0 for a CPU node.
+        gpu_type: their type, such as ``H100-80GB``.
+        gpu_memory_gb: memory of each accelerator; 0 where it is not known, which fits every job.
+        cpu: cores; 0 where they are not known, which fits every job.
+        memory_gb: main memory; 0 where it is not known.
+        rack: a rack's name; by default all nodes of a group share one.
+        name: the first part of the nodes' names.
+    """
+
+    count: int
+    gpus: int = 8
+    gpu_type: str = "gpu"
+    gpu_memory_gb: float = 0.0
+    cpu: float = 0.0
+    memory_gb: float = 0.0
+    rack: str = ""
+    name: str = "node"
+
+    def __post_init__(self) -> None:
+        for what in ("count", "gpus", "gpu_memory_gb", "cpu", "memory_gb"):
+            if getattr(self, what) < 0:
+                raise ValueError(f"node group '{self.name}': {what} is {getattr(self, what)}; expected 0 or more")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The nodes of a cluster, columns of length N.
+
+    Units: cores in thousandths, main memory in MiB, accelerator memory in GB. Where a capacity is not known it is -1.
+    """
+
+    names: tuple[str, ...]
+    gpus: NDArray[np.int64]
+    gpu_type: NDArray[np.int64]  # an index into `types`
+    gpu_memory: NDArray[np.float64]
+    cpu: NDArray[np.int64]
+    memory: NDArray[np.int64]
+    rack: NDArray[np.int64]
+    types: tuple[str, ...] = ("gpu",)
+
+    @classmethod
+    def of(cls, groups: Iterable[NodeGroup]) -> Cluster:
+        """The nodes of all groups, in order. Names count up from 0 over all groups with the same name."""
+        groups = list(groups)
+        types = tuple(dict.fromkeys(g.gpu_type for g in groups)) or ("gpu",)
+        if len(types) > MOST_TYPES:
+            raise ValueError(f"{len(types)} accelerator types; the simulator holds at most {MOST_TYPES}")
+        racks = list(dict.fromkeys(g.rack for g in groups))
+        counted: dict[str, int] = {}
+        names = []
+        for g in groups:
+            for _ in range(g.count):
+                names.append(f"{g.name}-{counted.setdefault(g.name, 0)}")
+                counted[g.name] += 1
+
+        def column(value: Any, dtype: type) -> Any:
+            return np.array([value(g) for g in groups for _ in range(g.count)], dtype=dtype)
+
+        return cls(
+            tuple(names),
+            column(lambda g: g.gpus, np.int64),
+            column(lambda g: types.index(g.gpu_type), np.int64),
+            column(lambda g: g.gpu_memory_gb or -1.0, np.float64),
+            column(lambda g: round(g.cpu * 1000) or -1, np.int64),
+            column(lambda g: round(g.memory_gb * 1024) or -1, np.int64),
+            column(lambda g: racks.index(g.rack), np.int64),
+            types,
+        )
+
+    @classmethod
+    def parse(cls, text: str, gpu_memory_gb: float = 0.0) -> Cluster:
+        """``20x8`` → 20 nodes of 8 GPUs; ``4x8,2x4`` → groups one after the other.
+
+        Raises:
+            ValueError: something else.
+        """
+        groups = []
+        for part in text.split(","):
+            count, times, gpus = part.strip().lower().partition("x")
+            if not times or not count.isdigit() or not gpus.isdigit():
+                raise ValueError(f"nodes '{text}' should read COUNTxGPUS, such as 20x8 or 4x8,2x4")
+            groups.append(NodeGroup(int(count), int(gpus), gpu_memory_gb=gpu_memory_gb))
+        made = cls.of(groups)
+        if not made.names:
+            raise ValueError(f"nodes '{text}' are none; a cluster needs at least one")
+        return made
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def total_gpus(self) -> int:
+        return int(self.gpus.sum())
+
+    def as_one(self) -> Cluster:
+        """For counted placement: all GPUs of a type and memory in one node, as if any free GPUs anywhere would do."""
+        kinds = sorted(set(zip(self.gpu_type.tolist(), self.gpu_memory.tolist(), strict=True)))
+        members = [np.flatnonzero((self.gpu_type == kind) & (self.gpu_memory == memory)) for kind, memory in kinds]
+
+        def total(column: NDArray[np.int64]) -> NDArray[np.int64]:
+            return np.array([-1 if (column[m] < 0).any() else column[m].sum() for m in members], dtype=np.int64)
+
+        return Cluster(
+            tuple(f"all-{self.types[kind]}" for kind, _ in kinds),
+            total(self.gpus),
+            np.array([kind for kind, _ in kinds], dtype=np.int64),
+            np.array([memory for _, memory in kinds]),
+            total(self.cpu),
+            total(self.memory),
+            np.zeros(len(kinds), np.int64),
+            self.types,
+        )
+
+
+# Columns that a trace may leave out, and what is usual.
+USUAL = {
+    "pods": 0, "milli": 1000, "gpu_memory": 0.0, "cpu": 0, "memory": 0, "types": 0, "tenant": 0, "priority": 0.0,
+}  # fmt: skip
+FLOATS = ("submit", "duration", "estimate", "gpu_memory", "priority")
+
+
+@dataclass
+class Jobs:
+    """The jobs of a trace, columns of length J in order of submission. Columns that are None get what is usual.
+
+    Args:
+        submit: seconds.
+        duration: seconds that it runs, when it runs.
+        gpus: whole accelerators, all its pods together; with ``milli`` below 1000 the accelerators that a share is taken of.
+        id: its name in the trace.
+        estimate: seconds that its user asked for; the duration by default.
+        pods: it comes in so many equal parts, each on one node; 0 lets the placement split it over nodes.
+        milli: thousandths of each accelerator.
+        gpu_memory: GB that it needs on each accelerator.
+        cpu: thousandths of cores, and
+        memory: MiB, each for the whole job.
+        types: the accelerator types that it accepts, an index into ``type_sets``; 0 is any.
+        tenant: an index into ``tenants``.
+        priority: higher goes first, where an order looks at it.
+    """
+
+    submit: NDArray[np.float64]
+    duration: NDArray[np.float64]
+    gpus: NDArray[np.int64]
+    id: Sequence[Any] = ()
+    estimate: NDArray[np.float64] = None  # type: ignore[assignment]
+    pods: NDArray[np.int64] = None  # type: ignore[assignment]
+    milli: NDArray[np.int64] = None  # type: ignore[assignment]
+    gpu_memory: NDArray[np.float64] = None  # type: ignore[assignment]
+    cpu: NDArray[np.int64] = None  # type: ignore[assignment]
+    memory: NDArray[np.int64] = None  # type: ignore[assignment]
+    types: NDArray[np.int64] = None  # type: ignore[assignment]
+    tenant: NDArray[np.int64] = None  # type: ignore[assignment]
+    priority: NDArray[np.float64] = None  # type: ignore[assignment]
+    type_sets: tuple[tuple[str, ...], ...] = ((),)
+    tenants: tuple[str, ...] = ("",)
+    generated: bool = False
+    dropped: dict[str, int] = field(default_factory=dict)  # reason → rows that the loader left out
+
+    def __post_init__(self) -> None:
+        count = len(self.submit)
+        if not len(self.id):
+            self.id = range(count)
+        for name in self.columns():
+            value = getattr(self, name)
+            if value is None:
+                value = self.duration if name == "estimate" else np.full(count, USUAL[name])
+            value = np.ascontiguousarray(value, dtype=np.float64 if name in FLOATS else np.int64)
+            if len(value) != count:
+                raise ValueError(
+                    f"jobs: column '{name}' has {len(value)} rows and 'submit' has {count}; expected the same"
+                )
+            setattr(self, name, value)
+        for name in ("submit", "duration", "estimate", "gpus", "pods", "milli", "gpu_memory", "cpu", "memory"):
+            column = getattr(self, name)
+            wrong = np.flatnonzero(~(column >= 0) | ~np.isfinite(column))
+            if len(wrong):
+                row = int(wrong[0])
+                raise ValueError(
+                    f"jobs: {name} of job {self.id[row]!r} (row {row}) is {column[row]}; expected a finite number of 0 or more"
+                )
+        uneven = np.flatnonzero((self.pods > 0) & (self.gpus % np.maximum(self.pods, 1) != 0))
+        if len(uneven):
+            row = int(uneven[0])
+            raise ValueError(
+                f"jobs: job {self.id[row]!r} (row {row}) has {self.gpus[row]} GPUs in {self.pods[row]} pods; "
+                "expected equal pods"
+            )
+        if count and (self.submit[1:] < self.submit[:-1]).any():
+            self.__dict__.update(self.take(np.argsort(self.submit, kind="stable")).__dict__)
+
+    @classmethod
+    def columns(cls) -> tuple[str, ...]:
+        return ("submit", "duration", "gpus", "estimate", *USUAL)
+
+    def __len__(self) -> int:
+        return len(self.submit)
+
+    def take(self, rows: NDArray[Any]) -> Jobs:
+        """Those rows (indices or a mask), in that order when they are indices in order of submission."""
+        rows = np.flatnonzero(rows) if np.asarray(rows).dtype == bool else np.asarray(rows)
+        picked = {name: getattr(self, name)[rows] for name in self.columns()}
+        return dataclasses.replace(self, **picked, id=[self.id[int(r)] for r in rows])

@@ -1,0 +1,62 @@
+"""What an order is, and how they are found: every module of ``weft.cluster.orders`` that has an ``ORDER``."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.cluster.model import Jobs
+from weft.definition import UnknownName
+
+
+@dataclass(frozen=True)
+class Order:
+    """A queue's order.
+
+    Args:
+        name: what users call it. ``NAME-skip`` is the same order with everyone who fits passing those who do not.
+        keys: ``(jobs) -> columns``, the first one most important, small values first; equal ones by submission.
+        meaning: one line.
+        validated: the published figures that were reproduced, and where; empty while there are none.
+    """
+
+    name: str
+    keys: Callable[[Jobs], tuple[NDArray[Any], ...]]
+    meaning: str
+    validated: str = ""
+
+    def rank(self, jobs: Jobs) -> NDArray[np.int32]:
+        """Each job's position, [J]; jobs are in order of submission, which settles what the keys leave equal."""
+        keys = self.keys(jobs)
+        rank = np.empty(len(jobs), np.int32)
+        order = np.lexsort(keys[::-1]) if keys else np.arange(len(jobs))
+        rank[order] = np.arange(len(jobs), dtype=np.int32)
+        return rank
+
+
+def find(name: str) -> tuple[Order, bool]:
+    """The order, and whether everyone who fits may pass (``NAME-skip``).
+
+    Raises:
+        UnknownName: there is none.
+    """
+    from weft.cluster.orders import ORDERS
+
+    base = name.removesuffix("-skip")
+    if base not in ORDERS:
+        raise UnknownName("order", name, [*ORDERS, *(f"{o}-skip" for o in ORDERS)])
+    return ORDERS[base], name.endswith("-skip")
+
+
+def discover(package: str, path: Iterable[str]) -> dict[str, Order]:
+    found = {}
+    for module in sorted(m.name for m in pkgutil.iter_modules(path)):
+        order = importlib.import_module(f"{package}.{module}").ORDER
+        found[order.name] = order
+    return found

@@ -1,0 +1,7 @@
+"""First in, first out."""
+
+from __future__ import annotations
+
+from weft.cluster.order import Order
+
+ORDER = Order("fifo", lambda jobs: (), "in order of submission", validated="Tiresias' and Muri's traces; Helios' vcvGl")

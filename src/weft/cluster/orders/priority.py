@@ -1,0 +1,7 @@
+"""The highest priority first."""
+
+from __future__ import annotations
+
+from weft.cluster.order import Order
+
+ORDER = Order("priority", lambda jobs: (-jobs.priority,), "the highest priority first")

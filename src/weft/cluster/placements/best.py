@@ -1,0 +1,12 @@
+"""Best fit: the node left with the fewest free GPUs."""
+
+from __future__ import annotations
+
+from weft.cluster.placement import Placement
+
+
+def score(piece, node):
+    return -(node.free_gpus - piece.gpus)
+
+
+PLACEMENT = Placement("best", score, "the node left with the fewest free GPUs")

@@ -1,0 +1,12 @@
+"""Random fit: any node that fits, each as likely."""
+
+from __future__ import annotations
+
+from weft.cluster.placement import Placement
+
+
+def score(piece, node):
+    return 0.0
+
+
+PLACEMENT = Placement("random", score, "any node that fits, each as likely", ties="random")

@@ -1,0 +1,12 @@
+"""Worst fit: the node with the most free GPUs."""
+
+from __future__ import annotations
+
+from weft.cluster.placement import Placement
+
+
+def score(piece, node):
+    return node.free_gpus
+
+
+PLACEMENT = Placement("worst", score, "the node with the most free GPUs")

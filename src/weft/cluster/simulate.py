@@ -1,0 +1,179 @@
+"""``simulate``: a trace, a cluster and a policy in; every job's start and nodes, and what users and owners ask of it, out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.cluster import ties as tie_rules
+from weft.cluster.lacking import closest
+from weft.cluster.model import Cluster, Jobs
+from weft.cluster.order import find as find_order
+from weft.cluster.placement import find as find_placement
+
+
+@dataclass
+class Result:
+    """What a simulation gave.
+
+    Args:
+        start: seconds, [J]; NaN for a job that never started.
+        end: seconds, [J].
+        slot: [J + 1]; the nodes of job j are ``where[slot[j]:slot[j + 1]]``, and
+        where: node numbers.
+        closest: for jobs that can never run, the nearest node and what it lacks.
+        cpu_s: CPU seconds of the engine, compiling apart.
+        complete: False when it was interrupted.
+    """
+
+    jobs: Jobs
+    cluster: Cluster
+    order: str
+    placement: str
+    ties: str
+    seed: int
+    start: NDArray[np.float64]
+    end: NDArray[np.float64]
+    slot: NDArray[np.int64]
+    where: NDArray[np.int32]
+    unschedulable: dict[int, str]
+    cpu_s: float
+    complete: bool = True
+
+
+def simulate(
+    jobs: Jobs,
+    cluster: Cluster,
+    order: str = "fifo",
+    placement: str = "best",
+    *,
+    ties: str = "",
+    seed: int = 0,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Result:
+    """Runs all jobs through the cluster.
+
+    Args:
+        order: ``fifo``, ``sjf`` … or with ``-skip``.
+        placement: ``best``, ``first``, ``counted`` …
+        ties: which of equally good nodes: ``lowest`` or ``highest`` number, or ``random``; the placement's own by default.
+        seed: of random ties.
+        on_progress: told jobs completed and jobs altogether, now and then.
+
+    Raises:
+        ValueError: an unknown order, placement or rule for ties.
+    """
+    from weft.cluster.engine import run
+    from weft.cluster.engine.kinds import classify
+    from weft.cluster.placements import PLACEMENTS
+
+    ordering, skip = find_order(order)
+    placing = find_placement(placement)
+    ties = tie_rules.check(ties or placing.ties)
+    if (jobs.milli != 1000).any():
+        raise ValueError("shares of a GPU (milli below 1000) are not simulated yet; whole GPUs are")
+    seen = cluster.as_one() if placing.counted else cluster
+    cls, classes, pieces = classify(jobs, seen)
+    state = _state(seen, pieces, list(PLACEMENTS).index(placement), ties, seed)
+    never = {c: closest(jobs, int(np.argmax(cls == c)), seen) for c in _never(state, pieces, classes)}
+    rows = np.flatnonzero(~np.isin(cls, list(never)))
+    table, of_rank, where = _table(jobs, rows, cls, classes, ordering.rank(jobs)[rows])
+    heap = np.zeros(len(rows), np.int32)
+    running = np.zeros(len(rows), run.COMPLETION)
+    progress = np.zeros(run.PROGRESS, np.int64)
+    nodes, best, ways, levels, log, meta = state
+
+    def advance(most: int) -> bool:
+        return run.advance(
+            table, of_rank, heap, running, progress, where,
+            nodes, pieces, best, ways, levels, log, meta, classes, not skip, most,
+        )  # fmt: skip
+
+    advance(0)  # compiles, or loads what was compiled
+    begin = time.process_time()
+    complete = True
+    try:
+        while advance(100_000):
+            on_progress(int(progress[run.COMPLETED]), len(rows))
+    except KeyboardInterrupt:
+        complete = False
+    cpu_s = time.process_time() - begin
+    start = np.full(len(jobs), np.nan)
+    start[rows] = table["start"]
+    slot = np.zeros(len(jobs) + 1, np.int64)
+    slot[rows + 1] = (classes["count"] + (classes["rest"] >= 0))[cls[rows]]
+    return Result(
+        jobs, seen, order, placement, ties, seed, start, start + jobs.duration, np.cumsum(slot),
+        where, {int(j): never[int(cls[j])] for j in np.flatnonzero(np.isin(cls, list(never)))}, cpu_s, complete,
+    )  # fmt: skip
+
+
+def _state(cluster: Cluster, pieces: NDArray[Any], placement: int, ties: str, seed: int) -> tuple[NDArray[Any], ...]:
+    """The engine's nodes, and its trees, to be built when they are first asked (engine/index.py)."""
+    from weft.cluster.engine import index as trees
+
+    count = len(cluster)
+    nodes = np.zeros(count, trees.NODE)
+    for name in ("gpus", "gpu_type", "gpu_memory", "cpu", "memory"):
+        nodes[name] = getattr(cluster, name)
+    for name in ("gpus", "cpu", "memory"):
+        nodes[f"free_{name}"] = nodes[name]
+    levels, width = [0], count
+    while True:
+        padded = 1 if width == 1 and len(levels) > 1 else -(-width // trees.FAN) * trees.FAN
+        levels.append(levels[-1] + padded)
+        if padded == 1:
+            break
+        width = padded // trees.FAN
+    meta = np.zeros(trees.META, np.int64)
+    meta[trees.PLACEMENT], meta[trees.TIES] = placement, tie_rules.RULES.index(ties)
+    meta[trees.RANDOM_STATE] = tie_rules.first_state(seed)
+    best = np.full((len(pieces), levels[-1]), trees.NEVER)
+    ways = np.ones((len(pieces), levels[-1] if ties == "random" else 1), np.int32)
+    log = np.zeros(1 << max(10, (count - 1).bit_length()), np.int32)
+    return nodes, best, ways, np.array(levels, np.int64), log, meta
+
+
+def _table(
+    jobs: Jobs, rows: NDArray[Any], cls: NDArray[Any], classes: NDArray[Any], ranks: NDArray[Any]
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """The engine's jobs, the job of each rank, and room for all pieces' nodes. ``classes`` learn their part of the heap."""
+    from weft.cluster.engine import run
+
+    table = np.zeros(len(rows), run.JOB)
+    table["submit"], table["duration"], table["start"], table["cls"] = (
+        jobs.submit[rows],
+        jobs.duration[rows],
+        np.nan,
+        cls[rows],
+    )
+    of_rank = np.argsort(ranks).astype(np.int32)
+    table["rank"][of_rank] = np.arange(len(rows), dtype=np.int32)
+    pieces = (classes["count"] + (classes["rest"] >= 0))[table["cls"]]
+    table["slot"] = np.cumsum(pieces) - pieces
+    each = np.bincount(table["cls"], minlength=len(classes))
+    classes["begin"] = np.cumsum(each) - each
+    return table, of_rank, np.full(int(pieces.sum()), -1, np.int32)
+
+
+def _never(state: tuple[NDArray[Any], ...], pieces: NDArray[Any], classes: NDArray[Any]) -> list[int]:
+    """Classes that an empty cluster could not run."""
+    from weft.cluster.engine import index as trees
+    from weft.cluster.engine import run
+
+    nodes, best, ways, levels, log, meta = state
+    random = meta[trees.RANDOM_STATE]
+    lacking = []
+    for c in range(len(classes)):
+        where = np.zeros(int(classes[c]["count"]) + 1, np.int32)
+        if run.place(nodes, pieces, best, ways, levels, log, meta, classes, c, where, 0):
+            run.give_back(nodes, pieces, log, meta, classes, c, where, 0)
+        else:
+            lacking.append(c)
+    meta[trees.RANDOM_STATE] = random
+    return lacking

@@ -1,0 +1,215 @@
+"""Reading traces: what a format is, how a file is read, and the errors that name file, line and column."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import importlib
+import io
+import math
+import pkgutil
+import zlib
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.cluster.model import Jobs
+from weft.definition import UnknownName
+
+
+class TraceError(ValueError):
+    """A trace that cannot be read; the message has the file, the line and what would be right."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """A trace format. Every module of ``weft.cluster.traces`` has one, under the name ``FORMAT``.
+
+    Args:
+        name: what users call it.
+        load: ``(path) -> Jobs``.
+        meaning: one line: whose it is, its columns and units.
+    """
+
+    name: str
+    load: Callable[[Path], Jobs]
+    meaning: str
+
+
+def formats() -> dict[str, Format]:
+    from weft.cluster import traces
+
+    found = [importlib.import_module(f"{traces.__name__}.{m.name}") for m in pkgutil.iter_modules(traces.__path__)]
+    return {module.FORMAT.name: module.FORMAT for module in found}
+
+
+def load(path: str | Path, format: str, where: Mapping[str, str] | None = None, limit: int | None = None) -> Jobs:
+    """The jobs of a trace file, plain or gzip'd.
+
+    Args:
+        format: ``tiresias``, ``helios`` …
+        where: keep only jobs of one tenant: ``{"vc": "vcvGl"}`` (also ``tenant``, ``user``, ``queue``).
+        limit: keep only so many jobs, the first submitted.
+
+    Raises:
+        TraceError: what stands in the file is wrong; no row is guessed at.
+        UnknownName: no such format.
+    """
+    known = formats()
+    if format not in known:
+        raise UnknownName("trace format", format, known)
+    jobs = known[format].load(Path(path))
+    for name, value in (where or {}).items():
+        if name not in ("vc", "tenant", "user", "queue"):
+            raise UnknownName("column to choose jobs by", name, ("vc", "tenant", "user", "queue"))
+        if value not in jobs.tenants:
+            raise UnknownName(name, value, jobs.tenants)
+        jobs = jobs.take(jobs.tenant == jobs.tenants.index(value))
+    if limit is not None:
+        jobs = jobs.take(np.arange(min(limit, len(jobs))))
+    if not len(jobs):
+        raise TraceError(f"{path}: no jobs are left to simulate ({_dropped(jobs)})")
+    return jobs
+
+
+def _dropped(jobs: Jobs) -> str:
+    return ", ".join(f"{count} dropped: {why}" for why, count in jobs.dropped.items()) or "the file has none"
+
+
+def text_of(path: Path) -> io.TextIOBase:
+    """The file as text: gzip understood, UTF-8 with or without a mark, else what Windows writes (cp1252)."""
+    raw = path.read_bytes()
+    if raw.startswith(b"\x1f\x8b"):
+        try:
+            raw = gzip.decompress(raw)
+        except (OSError, EOFError, zlib.error) as error:
+            raise TraceError(f"{path}: it is not whole: {error}") from None
+    try:
+        return io.StringIO(raw.decode("utf-8-sig"), newline="")
+    except UnicodeDecodeError:
+        return io.StringIO(raw.decode("cp1252", errors="replace"), newline="")
+
+
+@dataclass
+class Columns:
+    """Wanted columns of a delimited file.
+
+    Args:
+        path: for messages.
+        numbers: column → values.
+        words: column → values.
+        lines: the line that each row begins at.
+    """
+
+    path: Path
+    numbers: dict[str, NDArray[np.float64]]
+    words: dict[str, list[str]]
+    lines: NDArray[np.int64]
+    names: Sequence[str] = field(default_factory=tuple)
+
+    def wrong(self, row: int, column: str, expected: str) -> TraceError:
+        value = self.numbers[column][row] if column in self.numbers else self.words[column][row]
+        return TraceError(f"{self.path}:{self.lines[row]}: {column} is {value}; expected {expected}")
+
+
+def read(
+    path: Path,
+    numbers: Sequence[str] = (),
+    words: Sequence[str] = (),
+    *,
+    optional: Sequence[str] = (),
+    header: Sequence[str] | None = None,
+    delimiter: str = ",",
+    comment: str = "#",
+) -> Columns:
+    """Reads the wanted columns of a delimited text file; empty cells of numbers are NaN.
+
+    Args:
+        optional: of the wanted columns, those that may be missing.
+        header: the columns' names where the file has no line of them.
+
+    Raises:
+        TraceError: a missing column, a row of another length, a cell that is no number.
+    """
+    rows = _rows(text_of(path), delimiter, comment)
+    names = list(header) if header else [name.strip() for name in next(rows, (0, []))[1]]
+    wanted = [*numbers, *words]
+    if missing := [name for name in wanted if name not in names and name not in optional]:
+        raise TraceError(f"{path}: column {', '.join(missing)} is missing (there are: {', '.join(names) or 'none'})")
+    places = [(name, names.index(name)) for name in wanted if name in names]
+    values: dict[str, Any] = {name: array("d") if name in numbers else [] for name, _ in places}
+    lines = array("q")
+    for line, row in rows:
+        if len(row) != len(names):
+            raise TraceError(f"{path}:{line}: {len(row)} columns; expected {len(names)} ({', '.join(names)})")
+        lines.append(line)
+        for name, place in places:
+            cell = row[place].strip()
+            if name in words:
+                values[name].append(cell)
+                continue
+            try:
+                values[name].append(float(cell) if cell else math.nan)
+            except ValueError:
+                raise TraceError(f"{path}:{line}: {name} is '{cell}'; expected a number") from None
+    return Columns(
+        path,
+        {name: np.frombuffer(values[name]) if len(lines) else np.zeros(0) for name in numbers if name in values},
+        {name: values[name] for name in words if name in values},
+        np.frombuffer(lines, np.int64) if len(lines) else np.zeros(0, np.int64),
+        names,
+    )
+
+
+def _rows(text: io.TextIOBase, delimiter: str, comment: str) -> Iterator[tuple[int, list[str]]]:
+    reader = csv.reader(text, delimiter=delimiter)
+    for row in reader:
+        if row and any(cell.strip() for cell in row) and not row[0].startswith(comment):
+            yield reader.line_num, row
+
+
+def seconds(text: str) -> float:
+    """Seconds since 1970 of ``2017-10-09 07:01:55`` (with or without an offset; UTC without one), or NaN of an empty cell."""
+    if not text or text in ("None", "NULL", "nan"):
+        return math.nan
+    at = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    return (at if at.tzinfo else at.replace(tzinfo=timezone.utc)).timestamp()
+
+
+def names(column: Iterable[str]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Words as indices into the distinct ones, in order of first appearance."""
+    known: dict[str, int] = {}
+    index = np.array([known.setdefault(word, len(known)) for word in column], np.int64)
+    return index, tuple(known) or ("",)
+
+
+def jobs_of(table: Columns, submit: Any, duration: Any, gpus: Any, **more: Any) -> Jobs:
+    """Jobs of a table's columns. Rows without a time or with no GPU are dropped, and counted by reason.
+
+    Raises:
+        TraceError: a time or a number of GPUs below 0, with its line.
+    """
+    submit, duration, gpus = (np.asarray(column, np.float64) for column in (submit, duration, gpus))
+    for name, column in (("the submission", submit), ("the duration", duration), ("the number of GPUs", gpus)):
+        if len(bad := np.flatnonzero(column < 0)):
+            raise TraceError(f"{table.path}:{table.lines[bad[0]]}: {name} is {column[bad[0]]:g}; expected 0 or more")
+    if len(bad := np.flatnonzero(gpus % 1 > 0)):
+        raise TraceError(f"{table.path}:{table.lines[bad[0]]}: {gpus[bad[0]]:g} GPUs; expected a whole number")
+    untimed, none = np.isnan(submit) | np.isnan(duration), ~(gpus > 0)
+    keep = ~(untimed | none)
+    dropped = {"no submission or duration": int(untimed.sum()), "no GPU": int((none & ~untimed).sum())}
+    picked: dict[str, Any] = {
+        name: [column[i] for i in np.flatnonzero(keep)] if name == "id" else np.asarray(column)[keep]
+        for name, column in more.items()
+        if name not in ("tenants", "type_sets")
+    }
+    picked |= {name: more[name] for name in ("tenants", "type_sets") if name in more}
+    jobs = Jobs(submit[keep], duration[keep], gpus[keep].astype(np.int64), **picked)
+    jobs.dropped = {why: count for why, count in dropped.items() if count}
+    return jobs

@@ -1,0 +1,45 @@
+"""Standard Workload Format (Feitelson): 18 columns of numbers, ``;`` before comments, -1 where nothing is known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from weft.cluster.model import Jobs
+from weft.cluster.trace import Columns, Format, TraceError, jobs_of, names, text_of
+
+COLUMNS = 18
+
+
+def load(path: Path) -> Jobs:
+    """Processors are taken for GPUs; where they were not asked for, those that were allocated count."""
+    lines, rows = [], []
+    for number, line in enumerate(text_of(path), 1):
+        cells = line.split()
+        if not cells or cells[0].startswith(";"):
+            continue
+        if len(cells) < COLUMNS:
+            raise TraceError(f"{path}:{number}: {len(cells)} columns; expected {COLUMNS}")
+        try:
+            rows.append([float(cell) for cell in cells[:COLUMNS]])
+        except ValueError:
+            raise TraceError(f"{path}:{number}: '{line.strip()[:60]}'; expected {COLUMNS} numbers") from None
+        lines.append(number)
+    table = np.array(rows).reshape(-1, COLUMNS)
+    table[table == -1] = np.nan
+    submit, duration, allocated, requested, estimate, user = (table[:, k] for k in (1, 3, 4, 7, 8, 11))
+    tenant, tenants = names(f"user {u:g}" for u in user)
+    return jobs_of(
+        Columns(path, {}, {}, np.array(lines, np.int64)),
+        submit,
+        duration,
+        np.where(np.isnan(requested), allocated, requested),
+        estimate=np.where(np.isnan(estimate), duration, estimate),
+        id=[f"{j:g}" for j in table[:, 0]],
+        tenant=tenant,
+        tenants=tenants,
+    )
+
+
+FORMAT = Format("swf", load, "Standard Workload Format; processors are taken for GPUs")

@@ -1,0 +1,397 @@
+"""The cluster simulator: the fast engine against the plain one, against published results, and on bad input."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+np = pytest.importorskip("numpy")
+pytest.importorskip("numba")
+pytest.importorskip("hypothesis")
+
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from where import python  # noqa: E402
+
+from weft import cli  # noqa: E402
+from weft.cluster import Cluster, Jobs, NodeGroup, Simulator, reference, simulate, trace  # noqa: E402
+from weft.cluster.metrics import summary  # noqa: E402
+from weft.cluster.orders import ORDERS  # noqa: E402
+from weft.cluster.placements import PLACEMENTS  # noqa: E402
+
+TRACES = Path(os.environ.get("WEFT_TRACES") or "/nonexistent")
+with_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="WEFT_TRACES names no folder of traces")
+
+# ---- the lesson ------------------------------------------------------------------------------------------------------
+
+
+def scene(placement: str) -> Simulator:
+    """Three nodes (4 × 24 GB, 2 × 48 GB, 8 × 16 GB) and four jobs."""
+    sim = Simulator(placement=placement)
+    for name, gpus, memory in (("a", 4, 24), ("b", 2, 48), ("c", 8, 16)):
+        sim.add_node(name, gpus=gpus, gpu_memory_gb=memory)
+    for name, gpus, memory, duration in (("j0", 2, 16, 5), ("j1", 1, 24, 3), ("j2", 4, 12, 8), ("j3", 2, 32, 4)):
+        sim.add_job(name, gpus=gpus, memory_per_gpu_gb=memory, duration=duration)
+    return sim
+
+
+@pytest.mark.parametrize(
+    ("placement", "nodes", "last", "starts"),
+    [
+        ("first", "aacb", 8.0, [0, 0, 0, 0]),
+        ("best", "bacb", 9.0, [0, 0, 0, 5]),  # j0 takes the only node that j3 fits
+        ("worst", "cacb", 8.0, [0, 0, 0, 0]),
+        ("consolidate", "bacb", 9.0, [0, 0, 0, 5]),
+    ],
+)
+def test_the_scene(placement, nodes, last, starts):
+    sim = scene(placement).run()
+    jobs = sim.status()["jobs"].values()
+    assert "".join(job["nodes"][0] for job in jobs) == nodes
+    assert [job["start"] for job in jobs] == starts and sim.now == last
+    assert all(job["state"] == "completed" for job in jobs)
+    assert all(occupant is None for node in sim.status()["nodes"].values() for occupant in node)
+
+
+def test_a_step_goes_to_the_next_moment():
+    sim = scene("best")
+    assert [what for _, what, _ in sim.step()] == ["pending"] * 4 + ["running"] * 3
+    assert sim.status()["nodes"] == {"a": ["j1", *[None] * 3], "b": ["j0", "j0"], "c": [*["j2"] * 4, *[None] * 4]}
+    assert sim.status()["jobs"]["j3"] == {"state": "pending", "start": None, "end": None, "nodes": []}
+    assert sim.step() == [(3.0, "completed", "j1")]
+    assert sim.step() == [(5.0, "completed", "j0"), (5.0, "running", "j3")]
+    sim.add_job("late", gpus=1, duration=1)
+    assert sim.step() == [(5.0, "pending", "late"), (5.0, "running", "late")]
+    sim.run()
+    assert sim.step() == [] and len(sim.history) == 15
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda s: s.add_node("a", 1), "node 'a' is there already"),
+        (lambda s: s.add_job("j0", 1), "job 'j0' is there already"),
+        (lambda s: s.add_job("x", 4, 32), "job 'x' can never run: the closest node, a, lacks 32 GB a GPU (it has 24)"),
+        (lambda s: s.add_job("x", 1, duration=-1), "duration of job 'x' (row 0) is -1.0"),
+        (lambda s: s.run().add_job("x", 1, submit=2), "submitted at 2 s, and it is 9 s already"),
+        (lambda s: Simulator(placement="bset"), "unknown placement 'bset'; did you mean 'best'?"),
+        (lambda s: Simulator(order="ffio-skip"), "unknown order 'ffio-skip'; did you mean 'fifo-skip'?"),
+        (lambda s: Simulator(ties="lowst"), "unknown rule for ties 'lowst'; did you mean 'lowest'?"),
+    ],
+)
+def test_the_simulator_says_what_is_wrong(call, words):
+    sim = scene("best")
+    with pytest.raises(ValueError) as caught:
+        call(sim)
+    assert words in str(caught.value)
+    assert set(sim.jobs) == {"j0", "j1", "j2", "j3"}
+
+
+# ---- published results -----------------------------------------------------------------------------------------------
+
+
+@with_traces
+@pytest.mark.parametrize(
+    ("file", "format", "nodes", "order", "placement", "jct", "more"),
+    [
+        ("tiresias/60_job.csv", "tiresias", "4x4", "fifo", "counted", 200.8167, {"makespan": 3335}),
+        ("tiresias/60_job.csv", "tiresias", "4x4", "fifo-skip", "counted", 190.6833, {"makespan": 3271}),
+        ("muri/muri_trace1_s.csv.gz", "tiresias", "8x8", "fifo", "counted", 10_313_080.6720, {}),
+        ("muri/trace1.csv.gz", "muri", "8x8", "fifo-skip", "counted", 5_488_127.6546, {}),
+        (
+            "helios/helios_venus_2vc_sept_helios_form.csv.gz", "helios", "20x8", "fifo", "consolidate", 18_497.0110,
+            {"queueing": 13_891.1205, "last_completion": 2_590_097, "makespan": 2_584_262},
+        ),
+        (
+            "helios/helios_venus_2vc_sept_helios_form.csv.gz", "helios", "20x8", "sjf", "consolidate", 5302.6798,
+            {"queueing": 696.7893},
+        ),
+    ],
+)  # fmt: skip
+def test_published_results_to_the_last_digit(file, format, nodes, order, placement, jct, more):
+    jobs = trace.load(TRACES / file, format, {"vc": "vcvGl"} if format == "helios" else {})
+    found = summary(simulate(jobs, Cluster.parse(nodes), order, placement))
+    assert round(found["jct"]["mean"], 4) == jct
+    for name, value in more.items():
+        got = found[name]["mean"] if isinstance(found[name], dict) else found[name]
+        assert round(got, 4) == value
+    assert not found["unschedulable"] and found["completed"] == len(jobs)
+
+
+@with_traces
+@pytest.mark.parametrize(
+    ("file", "format", "count", "dropped"),
+    [
+        ("philly/sia_pollux_philly.csv.gz", "philly", 82_247, {}),
+        ("philly/chronus_trace_job_Philly_MIX1.csv.gz", "tiresias", 30_756, {"no GPU": 184}),
+        ("swf/workload.swf", "swf", 25, {}),
+        ("muri/trace2.csv.gz", "muri", 5755, {}),
+    ],
+)
+def test_real_traces_are_read(file, format, count, dropped):
+    jobs = trace.load(TRACES / file, format)
+    assert len(jobs) == count and jobs.dropped == dropped
+    assert (np.diff(jobs.submit) >= 0).all()
+
+
+# ---- the fast engine against the plain one ---------------------------------------------------------------------------
+
+groups = st.lists(
+    st.builds(
+        NodeGroup,
+        count=st.integers(1, 3),
+        gpus=st.sampled_from((0, 1, 2, 4, 8)),
+        gpu_type=st.sampled_from(("A", "B")),
+        gpu_memory_gb=st.sampled_from((0, 16, 48)),
+        cpu=st.sampled_from((0, 8, 16)),
+        memory_gb=st.sampled_from((0, 64)),
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+@st.composite
+def traces(draw) -> Jobs:
+    count = draw(st.integers(1, 25))
+
+    def column(*values):
+        return np.array([draw(st.sampled_from(values)) for _ in range(count)])
+
+    gpus, pods = column(0, 1, 1, 2, 3, 4, 8, 12), column(0, 0, 0, 1, 2)
+    return Jobs(
+        submit=np.cumsum(column(0, 0, 1, 5)),
+        duration=column(0, 1, 2, 3.5, 10),
+        gpus=np.where(pods > 1, gpus * pods, gpus),
+        pods=pods,
+        estimate=column(1, 2, 10),
+        gpu_memory=column(0, 0, 16, 32),
+        cpu=column(0, 1000, 6000),
+        memory=column(0, 1024, 40_000),
+        types=column(0, 0, 1),
+        type_sets=((), ("B",)),
+        priority=column(0, 1),
+    )
+
+
+policies = st.tuples(
+    st.sampled_from([f"{order}{skip}" for order in ORDERS for skip in ("", "-skip")]),
+    st.sampled_from(list(PLACEMENTS)),
+    st.sampled_from(("", "lowest", "highest", "random")),
+    st.integers(0, 3),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(traces(), groups, policies)
+def test_both_engines_give_the_same_schedule(jobs, nodes, policy):
+    cluster = Cluster.of(nodes)
+    fast, plain = (
+        simulate(jobs, cluster, *policy[:2], ties=policy[2], seed=policy[3]),
+        reference.simulate(jobs, cluster, *policy),
+    )
+    for j in range(len(jobs)):
+        job = plain.jobs.get(jobs.id[j])
+        where = [fast.cluster.names[n] for n in fast.where[fast.slot[j] : fast.slot[j + 1]]]
+        if job is None:
+            assert j in fast.unschedulable and not where and np.isnan(fast.start[j])
+        else:
+            assert (fast.start[j], fast.end[j]) == (job.start, job.end)
+            assert where == [node.id for node, _ in job.placed]
+    check_schedule(fast, strict=not policy[0].endswith("-skip"))
+
+
+def check_schedule(result, strict: bool) -> None:
+    """Nothing is over-committed at any moment, gangs are whole, nothing is lost, nobody waits beside room that fits."""
+    jobs, cluster = result.jobs, result.cluster
+    ran = np.flatnonzero(~np.isnan(result.start))
+    assert len(ran) + len(result.unschedulable) == len(jobs)
+    assert (result.start[ran] >= jobs.submit[ran]).all()
+    for now in np.unique(result.start[ran]):
+        free = cluster.gpus.copy()
+        for j in ran[(result.start[ran] <= now) & (result.end[ran] > now)]:
+            where = result.where[result.slot[j] : result.slot[j + 1]]
+            assert len(where) == max(jobs.pods[j], 1) or not jobs.pods[j]
+            sizes = np.full(len(where), jobs.gpus[j] // len(where))
+            if not jobs.pods[j] and len(where) > 1:
+                largest = cluster.gpus.max()
+                sizes = np.array([min(largest, jobs.gpus[j] - k * largest) for k in range(len(where))])
+                assert len(set(where.tolist())) == len(where)
+            assert sizes.sum() == jobs.gpus[j]
+            np.subtract.at(free, where, sizes)
+            for n in where:
+                assert not (0 <= cluster.gpu_memory[n] < jobs.gpu_memory[j])
+                assert jobs.types[j] == 0 or cluster.types[cluster.gpu_type[n]] == "B"
+        assert (free >= 0).all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(traces(), groups, policies)
+def test_the_same_seed_gives_the_same_schedule(jobs, nodes, policy):
+    first, again = (simulate(jobs, Cluster.of(nodes), *policy[:2], ties=policy[2], seed=policy[3]) for _ in range(2))
+    assert first.start.tobytes() == again.start.tobytes() and first.where.tobytes() == again.where.tobytes()
+
+
+def test_many_nodes_and_jobs_still_agree():
+    """Trees of several levels, and a log that wraps around."""
+    g = np.random.default_rng(1)
+    jobs = Jobs(
+        submit=np.cumsum(g.exponential(0.3, 700)),
+        duration=g.exponential(60, 700).round(),
+        gpus=g.choice([1, 2, 4, 8, 24], 700, p=[0.5, 0.2, 0.15, 0.1, 0.05]),
+    )
+    cluster = Cluster.parse("50x8")
+    for placement, ties in (("best", "lowest"), ("worst", "highest"), ("random", "random"), ("best", "random")):
+        fast = simulate(jobs, cluster, "fifo-skip", placement, ties=ties, seed=5)
+        plain = reference.simulate(jobs, cluster, "fifo-skip", placement, ties, 5)
+        assert fast.start.tolist() == [plain.jobs[j].start for j in range(len(jobs))]
+        names = [node.id for j in range(len(jobs)) for node, _ in plain.jobs[j].placed]
+        assert [cluster.names[n] for n in fast.where] == names
+
+
+def test_a_queue_of_one_server_waits_as_long_as_theory_says():
+    """M/M/1 at 70 % load: the mean time in the system is 1 / (1 - 0.7) service times."""
+    g = np.random.default_rng(0)
+    n = 400_000
+    jobs = Jobs(submit=np.cumsum(g.exponential(1 / 0.7, n)), duration=g.exponential(1.0, n), gpus=np.ones(n, int))
+    found = summary(simulate(jobs, Cluster.parse("1x1"), "fifo", "counted"))
+    assert found["jct"]["mean"] == pytest.approx(1 / 0.3, rel=0.03)
+    assert found["utilisation"] == pytest.approx(0.7, rel=0.01)
+
+
+# ---- bad input -------------------------------------------------------------------------------------------------------
+
+HEAD = "job_id,num_gpu,submit_time,iterations,model_name,duration,interval\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "column num_gpu, submit_time, duration, job_id is missing (there are: none)"),
+        (HEAD, "no jobs are left to simulate (the file has none)"),
+        (HEAD + "0,1,0,5,x,10\n", "trace.csv:2: 6 columns; expected 7"),
+        (HEAD + "0,1,0,5,x,10,0\n1,one,0,5,x,10,0\n", "trace.csv:3: num_gpu is 'one'; expected a number"),
+        (HEAD + "0,1,-5,5,x,10,0\n", "trace.csv:2: the submission is -5; expected 0 or more"),
+        (HEAD + "0,1.5,0,5,x,10,0\n", "trace.csv:2: 1.5 GPUs; expected a whole number"),
+        (HEAD + "0,0,0,5,x,10,0\n0,1,0,5,x,,0\n", "1 dropped: no submission or duration, 1 dropped: no GPU"),
+        (HEAD + "0,1,inf,5,x,10,0\n", "submit of job '0' (row 0) is inf"),
+    ],
+)
+def test_a_malformed_trace_is_refused_with_its_line(tmp_path, text, words):
+    path = tmp_path / "trace.csv"
+    path.write_text(text)
+    with pytest.raises(ValueError) as caught:
+        trace.load(path, "tiresias")
+    assert words in str(caught.value)
+
+
+def test_what_windows_and_gzip_write_is_read(tmp_path):
+    rows = HEAD + "ä,1,5,5,x,10,0\r\n\r\nb,2,0,5,x,10,0\r\n"
+    for name, data in (
+        ("mark.csv", b"\xef\xbb\xbf" + rows.encode()),
+        ("windows.csv", rows.encode("cp1252")),
+        ("zipped.csv", gzip.compress(rows.encode())),
+    ):
+        (tmp_path / name).write_bytes(data)
+        jobs = trace.load(tmp_path / name, "tiresias")
+        assert list(jobs.id) == ["b", "ä"] and jobs.submit.tolist() == [0, 5]  # sorted by submission
+    (tmp_path / "cut.csv").write_bytes(gzip.compress(rows.encode())[:-9])
+    with pytest.raises(trace.TraceError, match="it is not whole"):
+        trace.load(tmp_path / "cut.csv", "tiresias")
+
+
+def test_raw_helios_has_dates(tmp_path):
+    head = "job_id,user,vc,jobname,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue\n"
+    row = "1,u,v,n,8,1,1,COMPLETED,2020-04-01 00:00:{0},2020-04-01 00:01:00,2020-04-01 00:02:00,60,5\n"
+    (tmp_path / "log.csv").write_text(head + row.format("10") + row.format("40"))
+    jobs = trace.load(tmp_path / "log.csv", "helios")
+    assert np.diff(jobs.submit) == [30] and jobs.gpus.tolist() == [8, 8]
+    (tmp_path / "log.csv").write_text(head + row.format("1x"))
+    with pytest.raises(
+        trace.TraceError, match=r"log.csv:2: submit_time is '2020-04-01 00:00:1x'; expected seconds or a date"
+    ):
+        trace.load(tmp_path / "log.csv", "helios")
+
+
+@pytest.mark.parametrize("text", ["", "20", "x8", "20x", "0x8", "2x8,", "-1x8", "2x8;2x4"])
+def test_wrong_nodes_are_refused(text):
+    with pytest.raises(ValueError, match="nodes '"):
+        Cluster.parse(text)
+
+
+def test_a_job_that_can_never_run_is_told_and_the_others_run():
+    jobs = Jobs(submit=[0, 0, 0], duration=[1, 1, 1], gpus=[8, 1, 40], gpu_memory=[0, 100, 0])
+    result = simulate(jobs, Cluster.parse("4x8", gpu_memory_gb=80))
+    assert result.unschedulable == {
+        1: "the closest node, node-0, lacks 100 GB a GPU (it has 80)",
+        2: "it needs 5 free nodes of 8 GPUs that fit it, and the cluster has 4",
+    }
+    assert result.start[0] == 0 and np.isnan(result.start[1:]).all()
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def weft(monkeypatch, capsys):
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["weft", *map(str, words)])
+        capsys.readouterr()
+        code = cli.main()
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text("submit,duration,gpus,tenant\n0,10,4,a\n1,20,8,a\n2,5,99,b\n")
+    return path
+
+
+def test_simulate_prints_one_object(weft, file):
+    code, out, _ = weft("simulate", file, "--format", "csv", "--nodes", "1x8", "--json")
+    found = json.loads(out)
+    assert code == 0 and found["jobs"] == 3 and found["completed"] == 2
+    assert found["jct"]["mean"] == (10 + 29) / 2 and found["queueing"]["mean"] == 4.5 and found["makespan"] == 30
+    assert found["utilisation"] == pytest.approx((40 + 160) / (8 * 30))
+    assert found["unschedulable"][0]["job"] == 2
+    assert set(found) >= {"slowdown", "preemptions", "cpu_s", "peak_memory_mib"}
+
+
+def test_simulate_prints_a_table(weft, file):
+    code, out, _ = weft("simulate", file, "--format", "csv", "--nodes", "1x8", "--where", "tenant=a", "--limit", "1")
+    assert code == 0 and "job completion time" in out and "1 of 1 jobs ran on 1 nodes" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--nodes", "8"), "should read COUNTxGPUS"),
+        (("--nodes", "1x8", "--order", "fofi"), "did you mean 'fifo'"),
+        (("--nodes", "1x8", "--placement", "bets"), "did you mean 'best'"),
+        (("--nodes", "1x8", "--format", "cvs"), "did you mean 'csv'"),
+        (("--nodes", "1x8", "--where", "tenant=c"), "unknown tenant 'c' (there are: a, b)"),
+        (("--nodes", "1x8", "--where", "tenant"), "expected COLUMN=VALUE"),
+    ],
+)
+def test_mistakes_are_one_line(weft, file, words, told):
+    code, out, err = weft("simulate", file, "--format", "csv", *words)
+    assert code == 2 and out == "" and told in " ".join(err.replace("│", " ").split())
+
+
+def test_the_simulator_needs_no_pytorch(file):
+    code = (
+        "import sys; sys.modules['torch'] = sys.modules['triton'] = None\n"
+        f"from weft.cluster import *; from weft.cluster import trace\n"
+        f"print(simulate(trace.load({str(file)!r}, 'csv'), Cluster.parse('2x8')).end.tolist())"
+    )
+    done = python("-c", code)
+    assert done.returncode == 0 and done.stdout.strip() == "[10.0, 21.0, nan]", done.stderr
