@@ -20,9 +20,11 @@ from where import python  # noqa: E402
 
 from weft import cli  # noqa: E402
 from weft.cluster import Cluster, Jobs, NodeGroup, Simulator, reference, simulate, trace  # noqa: E402
+from weft.cluster.generate import generate  # noqa: E402
 from weft.cluster.metrics import summary  # noqa: E402
 from weft.cluster.orders import ORDERS  # noqa: E402
 from weft.cluster.placements import PLACEMENTS  # noqa: E402
+from weft.cluster.simulate import REASONS  # noqa: E402
 
 TRACES = Path(os.environ.get("WEFT_TRACES") or "/nonexistent")
 with_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="WEFT_TRACES names no folder of traces")
@@ -62,7 +64,7 @@ def test_a_step_goes_to_the_next_moment():
     sim = scene("best")
     assert [what for _, what, _ in sim.step()] == ["pending"] * 4 + ["running"] * 3
     assert sim.status()["nodes"] == {"a": ["j1", *[None] * 3], "b": ["j0", "j0"], "c": [*["j2"] * 4, *[None] * 4]}
-    assert sim.status()["jobs"]["j3"] == {"state": "pending", "start": None, "end": None, "nodes": []}
+    assert sim.status()["jobs"]["j3"] == {"state": "pending", "start": None, "end": None, "nodes": [], "waited": {}}
     assert sim.step() == [(3.0, "completed", "j1")]
     assert sim.step() == [(5.0, "completed", "j0"), (5.0, "running", "j3")]
     sim.add_job("late", gpus=1, duration=1)
@@ -203,6 +205,9 @@ def test_both_engines_give_the_same_schedule(jobs, nodes, policy):
         else:
             assert (fast.start[j], fast.end[j]) == (job.start, job.end)
             assert where == [node.id for node, _ in job.placed]
+            waited = [job.waited.get(reason, 0.0) for reason in REASONS]
+            assert fast.waited[j] == pytest.approx(waited, abs=1e-9)
+            assert fast.waited[j].sum() == pytest.approx(fast.start[j] - jobs.submit[j], abs=1e-9)
     check_schedule(fast, strict=not policy[0].endswith("-skip"))
 
 
@@ -262,6 +267,54 @@ def test_a_queue_of_one_server_waits_as_long_as_theory_says():
     found = summary(simulate(jobs, Cluster.parse("1x1"), "fifo", "counted"))
     assert found["jct"]["mean"] == pytest.approx(1 / 0.3, rel=0.03)
     assert found["utilisation"] == pytest.approx(0.7, rel=0.01)
+
+
+def test_a_generated_trace_has_the_load_and_sizes_that_were_asked_for():
+    cluster = Cluster.parse("100x8")
+    jobs = generate(200_000, cluster, load=0.8, median_s=60, sigma=1, sizes={1: 3, 8: 1}, seed=3)
+    assert jobs.generated and summary(simulate(jobs.take(np.arange(10)), cluster))["generated"]
+    assert (jobs.gpus == 8).mean() == pytest.approx(0.25, abs=0.01)
+    assert np.median(jobs.duration) == pytest.approx(60, rel=0.02)
+    work, span = (jobs.gpus * jobs.duration).sum(), jobs.submit[-1]
+    assert work / span / cluster.total_gpus == pytest.approx(0.8, rel=0.03)
+    assert generate(9, cluster, seed=1).submit.tolist() == generate(9, cluster, seed=1).submit.tolist()
+    assert generate(9, cluster, seed=1).submit.tolist() != generate(9, cluster, seed=2).submit.tolist()
+    for wrong in ({"load": 0}, {"median_s": -1}, {"sigma": -1}, {"sizes": {}}, {"sizes": {0: 1}}):
+        with pytest.raises(ValueError, match="generate: "):
+            generate(9, cluster, **wrong)
+
+
+@pytest.mark.parametrize(
+    ("job", "running", "reason"),
+    [
+        ({"gpus": 4}, [8, 8, 8], "capacity"),
+        ({"gpus": 4, "types": 1}, [0, 0, 8], "type"),
+        ({"gpus": 4, "gpu_memory": 40}, [0, 8, 0], "memory"),
+        ({"gpus": 16}, [1, 1, 0], "gang"),
+        ({"gpus": 4, "cpu": 8000}, [2, 2, 2], "host"),
+        ({"gpus": 8}, [1, 1, 1], "fragmentation"),
+    ],
+)
+def test_what_a_job_waits_for(job, running, reason):
+    """Three nodes of 8 GPUs and 8 cores; the second alone has large GPUs, the third alone is of type B."""
+    nodes = [NodeGroup(1, 8, "A", 16, cpu=8), NodeGroup(1, 8, "A", 80, cpu=8), NodeGroup(1, 8, "B", 16, cpu=8)]
+    first = [(n, gpus) for n, gpus in enumerate(running) if gpus]
+    columns = {name: np.array([0] * len(first) + [value]) for name, value in job.items() if name != "gpus"}
+    columns.setdefault("types", np.zeros(len(first) + 1, int))
+    columns.setdefault("gpu_memory", np.zeros(len(first) + 1))
+    columns.setdefault("cpu", np.zeros(len(first) + 1, int))
+    columns["types"][: len(first)] = [1 if n == 2 else 2 for n, _ in first]
+    columns["gpu_memory"][: len(first)] = [80 if n == 1 else 0 for n, _ in first]
+    columns["cpu"][: len(first)] = 1000
+    jobs = Jobs(
+        submit=[0] * len(first) + [1],
+        duration=[10] * len(first) + [1],
+        gpus=[g for _, g in first] + [job["gpus"]],
+        type_sets=((), ("B",), ("A",)),
+        **columns,
+    )
+    result = simulate(jobs, Cluster.of(nodes), "fifo", "first")
+    assert dict(zip(REASONS, result.waited[-1], strict=True)) == {**dict.fromkeys(REASONS, 0.0), reason: 9.0}
 
 
 # ---- bad input -------------------------------------------------------------------------------------------------------

@@ -25,6 +25,8 @@ def distribution(values: NDArray[np.float64]) -> dict[str, float | None]:
 
 def summary(result: Result) -> dict[str, Any]:
     """The object of ``weft simulate --json``: seconds throughout; jobs that never started count in no distribution."""
+    from weft.cluster.simulate import REASONS
+
     jobs, ran = result.jobs, ~np.isnan(result.start)
     submit, duration = jobs.submit[ran], jobs.duration[ran]
     jct, queueing = result.end[ran] - submit, result.start[ran] - submit
@@ -50,6 +52,7 @@ def summary(result: Result) -> dict[str, Any]:
         "last_completion": float(result.end[ran].max()) if ran.any() else None,
         "utilisation": busy / (gpus * makespan) if makespan and gpus else None,
         "preemptions": 0,
+        "wait_reasons": {name: float(column.sum()) for name, column in zip(REASONS, result.waited.T, strict=True)},
         "unschedulable": [{"job": jobs.id[j], "reason": why} for j, why in result.unschedulable.items()],
         "complete": result.complete,
         "cpu_s": result.cpu_s,
@@ -82,6 +85,10 @@ def show(out: Any, found: dict[str, Any]) -> None:
         table.add_row(label, *(_number(found[name][k]) for k in ("mean", "p50", "p95", "p99")))
     out.print(table)
     share = "–" if found["utilisation"] is None else f"{found['utilisation']:.1%}"
+    waited = sum(found["wait_reasons"].values())
+    if waited:
+        shares = sorted(((s / waited, name) for name, s in found["wait_reasons"].items() if s), reverse=True)
+        out.print("waited for: " + ", ".join(f"{name} {share:.1%}" for share, name in shares), markup=False)
     out.print(
         f"{found['completed']:,} of {found['jobs']:,} jobs ran on {found['nodes']:,} nodes, {found['gpus']:,} GPUs; "
         f"makespan {found['makespan']:,.0f} s; utilisation {share}; {found['cpu_s']:.3g} CPU s",

@@ -88,6 +88,8 @@ class Job:
     start: float | None = None
     end: float | None = None
     placed: list[tuple[Node, Piece]] = field(default_factory=list)
+    reason: str = ""  # what it waits for now
+    waited: dict[str, float] = field(default_factory=dict)  # seconds for each reason; together its wait
 
 
 class Simulator:
@@ -193,6 +195,8 @@ class Simulator:
         ]
         if not moments:
             return []
+        for job in self.queue:
+            job.waited[job.reason] = job.waited.get(job.reason, 0.0) + min(moments) - self.now
         self.now = min(moments)
         seen = len(self.history)
         for job in [j for j in self.jobs.values() if j.state == "running" and j.end == self.now]:
@@ -211,6 +215,8 @@ class Simulator:
                 self.happens(job, "running")
             elif not self.skip:
                 break
+        for job in self.queue:
+            job.reason = self.why(job)
         return self.history[seen:]
 
     def run(self) -> Simulator:
@@ -222,6 +228,24 @@ class Simulator:
     def happens(self, job: Job, state: str) -> None:
         job.state = state
         self.history.append((self.now, state, job.id))
+
+    def why(self, job: Job) -> str:
+        """What a waiting job would lack if it were alone in the queue: the first of ``simulate.REASONS`` that holds."""
+        random = self.random
+        if self.place(job):
+            for node, piece in job.placed:
+                node.give_back(piece, job.id)
+            job.placed, self.random = [], random
+            return "priority"
+        pieces, gpus = self.pieces(job.row), int(job.row.gpus[0])
+        of_type = [n for n in self.nodes if not pieces[0].types or n.gpu_type in pieces[0].types]
+        of_memory = [n for n in of_type if n.gpu_memory < 0 or n.gpu_memory >= pieces[0].gpu_memory]
+        for reason, nodes in (("capacity", self.nodes), ("type", of_type), ("memory", of_memory)):
+            if sum(n.free_gpus for n in nodes) < gpus:
+                return reason
+        if len(pieces) > 1:
+            return "gang"
+        return "host" if any(n.free_gpus >= gpus for n in of_memory) else "fragmentation"
 
     def place(self, job: Job) -> bool:
         """Gives all its pieces to a job, or none."""
@@ -294,7 +318,13 @@ class Simulator:
             "now": self.now,
             "nodes": {n.id: list(n.running) for n in self.nodes},
             "jobs": {
-                j.id: {"state": j.state, "start": j.start, "end": j.end, "nodes": [n.id for n, _ in j.placed]}
+                j.id: {
+                    "state": j.state,
+                    "start": j.start,
+                    "end": j.end,
+                    "nodes": [n.id for n, _ in j.placed],
+                    "waited": j.waited,
+                }
                 for j in self.jobs.values()
             },
             "history": list(self.history),

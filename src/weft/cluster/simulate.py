@@ -16,6 +16,17 @@ from weft.cluster.model import Cluster, Jobs
 from weft.cluster.order import find as find_order
 from weft.cluster.placement import find as find_placement
 
+# What a waiting job waits for: the first of these that holds for it alone.
+REASONS = {
+    "priority": "it would fit, but others stand before it in the queue",
+    "capacity": "fewer GPUs are free in the whole cluster than it asks",
+    "type": "fewer are free of a type that it accepts",
+    "memory": "fewer are free with as much memory",
+    "gang": "enough are free, but not on enough nodes at once",
+    "host": "enough are free on a node, but not enough cores or main memory",
+    "fragmentation": "enough are free, but not on any one node",
+}
+
 
 @dataclass
 class Result:
@@ -26,7 +37,8 @@ class Result:
         end: seconds, [J].
         slot: [J + 1]; the nodes of job j are ``where[slot[j]:slot[j + 1]]``, and
         where: node numbers.
-        closest: for jobs that can never run, the nearest node and what it lacks.
+        waited: seconds that each job waited for each of REASONS, [J, 7]; together its wait.
+        unschedulable: for jobs that can never run, the nearest node and what it lacks.
         cpu_s: CPU seconds of the engine, compiling apart.
         complete: False when it was interrupted.
     """
@@ -41,6 +53,7 @@ class Result:
     end: NDArray[np.float64]
     slot: NDArray[np.int64]
     where: NDArray[np.int32]
+    waited: NDArray[np.float64]
     unschedulable: dict[int, str]
     cpu_s: float
     complete: bool = True
@@ -78,20 +91,22 @@ def simulate(
     if (jobs.milli != 1000).any():
         raise ValueError("shares of a GPU (milli below 1000) are not simulated yet; whole GPUs are")
     seen = cluster.as_one() if placing.counted else cluster
-    cls, classes, pieces = classify(jobs, seen)
-    state = _state(seen, pieces, list(PLACEMENTS).index(placement), ties, seed)
+    cls, classes, pieces, members = classify(jobs, seen)
+    classes["reason"] = -1
+    state = _state(seen, pieces, members, list(PLACEMENTS).index(placement), ties, seed)
     never = {c: closest(jobs, int(np.argmax(cls == c)), seen) for c in _never(state, pieces, classes)}
     rows = np.flatnonzero(~np.isin(cls, list(never)))
     table, of_rank, where = _table(jobs, rows, cls, classes, ordering.rank(jobs)[rows])
     heap = np.zeros(len(rows), np.int32)
     running = np.zeros(len(rows), run.COMPLETION)
     progress = np.zeros(run.PROGRESS, np.int64)
-    nodes, best, ways, levels, log, meta = state
+    total, waits = (np.zeros((count, len(REASONS))) for count in (len(classes), len(rows)))
+    nodes, best, ways, levels, log, meta, room = state
 
     def advance(most: int) -> bool:
         return run.advance(
             table, of_rank, heap, running, progress, where,
-            nodes, pieces, best, ways, levels, log, meta, classes, not skip, most,
+            nodes, pieces, best, ways, levels, log, meta, room, classes, total, waits, not skip, most,
         )  # fmt: skip
 
     advance(0)  # compiles, or loads what was compiled
@@ -105,15 +120,19 @@ def simulate(
     cpu_s = time.process_time() - begin
     start = np.full(len(jobs), np.nan)
     start[rows] = table["start"]
+    waited = np.zeros((len(jobs), len(REASONS)))
+    waited[rows] = np.where(np.isnan(table["start"])[:, None], 0.0, waits)
     slot = np.zeros(len(jobs) + 1, np.int64)
     slot[rows + 1] = (classes["count"] + (classes["rest"] >= 0))[cls[rows]]
     return Result(
         jobs, seen, order, placement, ties, seed, start, start + jobs.duration, np.cumsum(slot),
-        where, {int(j): never[int(cls[j])] for j in np.flatnonzero(np.isin(cls, list(never)))}, cpu_s, complete,
+        where, waited, {int(j): never[int(cls[j])] for j in np.flatnonzero(np.isin(cls, list(never)))}, cpu_s, complete,
     )  # fmt: skip
 
 
-def _state(cluster: Cluster, pieces: NDArray[Any], placement: int, ties: str, seed: int) -> tuple[NDArray[Any], ...]:
+def _state(
+    cluster: Cluster, pieces: NDArray[Any], members: NDArray[np.int64], placement: int, ties: str, seed: int
+) -> tuple[NDArray[Any], ...]:
     """The engine's nodes, and its trees, to be built when they are first asked (engine/index.py)."""
     from weft.cluster.engine import index as trees
 
@@ -123,6 +142,10 @@ def _state(cluster: Cluster, pieces: NDArray[Any], placement: int, ties: str, se
         nodes[name] = getattr(cluster, name)
     for name in ("gpus", "cpu", "memory"):
         nodes[f"free_{name}"] = nodes[name]
+    nodes["groups"] = members
+    room = np.array(
+        [nodes["gpus"][members >> g & 1 > 0].sum() for g in range(int(members.max(initial=0)).bit_length())]
+    )
     levels, width = [0], count
     while True:
         padded = 1 if width == 1 and len(levels) > 1 else -(-width // trees.FAN) * trees.FAN
@@ -136,7 +159,7 @@ def _state(cluster: Cluster, pieces: NDArray[Any], placement: int, ties: str, se
     best = np.full((len(pieces), levels[-1]), trees.NEVER)
     ways = np.ones((len(pieces), levels[-1] if ties == "random" else 1), np.int32)
     log = np.zeros(1 << max(10, (count - 1).bit_length()), np.int32)
-    return nodes, best, ways, np.array(levels, np.int64), log, meta
+    return nodes, best, ways, np.array(levels, np.int64), log, meta, room.astype(np.int64)
 
 
 def _table(
@@ -166,13 +189,13 @@ def _never(state: tuple[NDArray[Any], ...], pieces: NDArray[Any], classes: NDArr
     from weft.cluster.engine import index as trees
     from weft.cluster.engine import run
 
-    nodes, best, ways, levels, log, meta = state
+    nodes, best, ways, levels, log, meta, room = state
     random = meta[trees.RANDOM_STATE]
     lacking = []
     for c in range(len(classes)):
         where = np.zeros(int(classes[c]["count"]) + 1, np.int32)
-        if run.place(nodes, pieces, best, ways, levels, log, meta, classes, c, where, 0):
-            run.give_back(nodes, pieces, log, meta, classes, c, where, 0)
+        if run.place(nodes, pieces, best, ways, levels, log, meta, room, classes, c, where, 0):
+            run.give_back(nodes, pieces, log, meta, room, classes, c, where, 0)
         else:
             lacking.append(c)
     meta[trees.RANDOM_STATE] = random

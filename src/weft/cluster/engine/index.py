@@ -17,11 +17,15 @@ from weft.cluster.placements import PLACEMENTS
 
 score = dispatcher([p.score for p in PLACEMENTS.values()])
 
-# A node: what it has (-1: not known), and what is free of it. A piece: what it asks; `types` has a bit for each accelerator
-# type that it accepts; `fitting` nodes take it; `read` entries of the log are in its tree (-1: it has none yet).
+# A node: what it has (-1: not known), what is free of it, a bit for each group of nodes that it is in. A piece: what it
+# asks; `types` has a bit for each accelerator type that it accepts; `fitting` nodes take it; `read` entries of the log are
+# in its tree (-1: it has none yet).
 NODE = np.dtype(
     [
-        *((name, "i8") for name in ("gpus", "gpu_type", "cpu", "memory", "free_gpus", "free_cpu", "free_memory")),
+        *(
+            (name, "i8")
+            for name in ("gpus", "gpu_type", "cpu", "memory", "free_gpus", "free_cpu", "free_memory", "groups")
+        ),
         ("gpu_memory", "f8"),
     ]
 )
@@ -166,9 +170,12 @@ def choose(nodes, pieces, best, ways, levels, log, meta, p):
 
 
 @compiled
-def take(nodes, pieces, log, meta, n, p, sign):
-    """Allocates a piece of kind p on node n (sign 1) or gives it back (-1)."""
+def take(nodes, pieces, log, meta, room, n, p, sign):
+    """Allocates a piece of kind p on node n (sign 1) or gives it back (-1). ``room``: free GPUs of each group of nodes."""
     nodes[n].free_gpus -= sign * pieces[p].gpus
+    for group in range(len(room)):
+        if (nodes[n].groups >> group) & 1:
+            room[group] -= sign * pieces[p].gpus
     nodes[n].free_cpu -= sign * pieces[p].cpu
     nodes[n].free_memory -= sign * pieces[p].memory
     log[meta[WRITTEN] & (len(log) - 1)] = n

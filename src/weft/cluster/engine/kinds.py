@@ -12,16 +12,23 @@ from weft.cluster.model import Cluster, Jobs
 
 # A job is `count` pieces of kind `piece`, and one of kind `rest` (-1: none); `shared`: several of its pieces may lie on one
 # node. `gpus`: of a job altogether. `begin`, `size`: its waiting jobs in the heap. `blocked`: known not to fit as things are.
+# `of_type`, `of_memory`: the groups of nodes with a type that it accepts, and also with enough GPU memory; `bare`: its first
+# piece without cores and memory. `reason`: what it waits for, since `since`.
 CLASS = np.dtype(
     [
-        *((name, "i8") for name in ("piece", "count", "rest", "gpus", "begin", "size")),
+        *(
+            (name, "i8")
+            for name in ("piece", "count", "rest", "gpus", "begin", "size", "of_type", "of_memory", "bare", "reason")
+        ),
         *((name, "?") for name in ("shared", "blocked")),
+        ("since", "f8"),
     ]
 )
+MOST_GROUPS = 62
 
 
-def classify(jobs: Jobs, cluster: Cluster) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[Any]]:
-    """The class of every job [J], the classes, and their kinds of pieces.
+def classify(jobs: Jobs, cluster: Cluster) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[Any], NDArray[np.int64]]:
+    """The class of every job [J], the classes, their kinds of pieces, and the groups of every node [N] as bits.
 
     A job without ``pods`` that asks more GPUs than the largest node has comes in pieces of whole largest nodes and one for
     the remainder; its cores and memory are divided by GPUs. With ``pods`` it comes in so many equal pieces.
@@ -30,7 +37,8 @@ def classify(jobs: Jobs, cluster: Cluster) -> tuple[NDArray[np.int64], NDArray[A
     columns = ("gpus", "pods", "gpu_memory", "cpu", "memory", "types")
     of_job, first = _unique([getattr(jobs, name) for name in columns], len(jobs))
     kinds: dict[tuple[Any, ...], int] = {}
-    rows = []
+    groups: dict[tuple[int, float], int] = {((1 << len(cluster.types)) - 1, 0.0): 0}  # the first: all nodes
+    rows, where = [], []
     for j in first:
         gpus, pods, gpu_memory, cpu, memory, types = (getattr(jobs, name)[j].item() for name in columns)
         mask = _mask(jobs.type_sets[types], cluster.types)
@@ -48,14 +56,29 @@ def classify(jobs: Jobs, cluster: Cluster) -> tuple[NDArray[np.int64], NDArray[A
         else:
             whole, rest = divmod(gpus, largest)
             rows.append((kind(largest, largest / gpus), whole, kind(rest, rest / gpus) if rest else -1, False, gpus))
+        each = kind(*((gpus // pods, 0.0) if pods else (min(gpus, largest) if largest else gpus, 0.0)))
+        where.append(
+            (groups.setdefault((mask, 0.0), len(groups)), groups.setdefault((mask, gpu_memory), len(groups)), each)
+        )
+    if len(groups) > MOST_GROUPS:
+        raise ValueError(
+            f"{len(groups)} combinations of GPU types and memory are asked for; expected at most {MOST_GROUPS}"
+        )
     classes = np.zeros(len(rows), CLASS)
     for column, name in enumerate(("piece", "count", "rest", "shared", "gpus")):
         classes[name] = [row[column] for row in rows]
+    for column, name in enumerate(("of_type", "of_memory", "bare")):
+        classes[name] = [row[column] for row in where]
+    members = np.zeros(len(cluster), np.int64)
+    for (mask, least), group in groups.items():
+        fits = (mask >> cluster.gpu_type) & 1 > 0
+        fits &= (least <= 0) | (cluster.gpu_memory < 0) | (cluster.gpu_memory >= least)
+        members |= fits.astype(np.int64) << group
     pieces = np.zeros(len(kinds), PIECE)
     for column, name in enumerate(("gpus", "types", "gpu_memory", "cpu", "memory")):
         pieces[name] = [kind[column] for kind in kinds]
     pieces["read"] = -1
-    return of_job, classes, pieces
+    return of_job, classes, pieces, members
 
 
 def _unique(columns: list[NDArray[Any]], count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -18,6 +18,7 @@ JOB = np.dtype(
 COMPLETION = np.dtype([("time", "f8"), ("job", "i8")])
 NOBODY = np.iinfo(np.int32).max
 ARRIVED, COMPLETED, RUNNING, PROGRESS = 0, 1, 2, 3
+PRIORITY, CAPACITY, TYPE, MEMORY, GANG, HOST, FRAGMENTATION = range(7)
 
 
 @compiled
@@ -90,41 +91,48 @@ def pop_completion(running, progress):
 
 
 @compiled
-def place(nodes, pieces, best, ways, levels, log, meta, classes, c, where, slot):
-    """Allocates all pieces of a job of class c, or none; their nodes go to ``where[slot:]``."""
+def enough(nodes, pieces, best, ways, levels, log, meta, classes, c):
+    """Whether every piece of a job of class c finds a node, as far as counting tells: exact unless pieces may share a node."""
     piece, count, rest = classes[c].piece, classes[c].count, classes[c].rest
-    if not classes[c].shared and (count > 1 or rest >= 0):  # each piece a whole node: counting tells whether all fit
-        refresh(nodes, pieces, best, ways, levels, log, meta, piece)
-        if pieces[piece].fitting < count:
-            return False
-        if rest >= 0:
-            refresh(nodes, pieces, best, ways, levels, log, meta, rest)
-            if pieces[rest].fitting <= count:
-                return False
+    refresh(nodes, pieces, best, ways, levels, log, meta, piece)
+    if pieces[piece].fitting < (1 if classes[c].shared else count):
+        return False
+    if rest < 0:
+        return True
+    refresh(nodes, pieces, best, ways, levels, log, meta, rest)  # whole nodes fit the remainder too
+    return pieces[rest].fitting > count
+
+
+@compiled
+def place(nodes, pieces, best, ways, levels, log, meta, room, classes, c, where, slot):
+    """Allocates all pieces of a job of class c, or none; their nodes go to ``where[slot:]``."""
+    if not enough(nodes, pieces, best, ways, levels, log, meta, classes, c):
+        return False
+    piece, count, rest = classes[c].piece, classes[c].count, classes[c].rest
     placed, random = 0, meta[RANDOM_STATE]
     for i in range(count + (rest >= 0)):
         p = piece if i < count else rest
         n = choose(nodes, pieces, best, ways, levels, log, meta, p)
         if n < 0:
             break
-        take(nodes, pieces, log, meta, n, p, 1)
+        take(nodes, pieces, log, meta, room, n, p, 1)
         where[slot + i] = n
         placed += 1
     if placed == count + (rest >= 0):
         return True
     for i in range(placed):
-        take(nodes, pieces, log, meta, where[slot + i], piece, -1)
+        take(nodes, pieces, log, meta, room, where[slot + i], piece, -1)
     meta[RANDOM_STATE] = random  # an attempt that fails leaves nothing behind
     return False
 
 
 @compiled
-def give_back(nodes, pieces, log, meta, classes, c, where, slot):
+def give_back(nodes, pieces, log, meta, room, classes, c, where, slot):
     """Frees a job's pieces, and wakes the classes that could use them."""
     piece, count, rest = classes[c].piece, classes[c].count, classes[c].rest
     last = slot + count + (rest >= 0)
     for i in range(slot, last):
-        take(nodes, pieces, log, meta, where[i], piece if i < slot + count else rest, -1)
+        take(nodes, pieces, log, meta, room, where[i], piece if i < slot + count else rest, -1)
     for other in range(len(classes)):
         if not classes[other].blocked:
             continue
@@ -138,10 +146,54 @@ def give_back(nodes, pieces, log, meta, classes, c, where, slot):
 
 
 @compiled
+def why(nodes, pieces, best, ways, levels, log, meta, room, classes, c, where, slot):
+    """What a class of waiting jobs waits for: the first thing that one of them alone would lack now. ``where[slot:]`` is a
+    waiting job's: what is tried there is forgotten."""
+    if not classes[c].blocked and (classes[c].count == 1 or not classes[c].shared):
+        if enough(nodes, pieces, best, ways, levels, log, meta, classes, c):
+            return PRIORITY
+        classes[c].blocked = True
+    elif not classes[c].blocked:
+        random = meta[RANDOM_STATE]
+        if place(nodes, pieces, best, ways, levels, log, meta, room, classes, c, where, slot):
+            for i in range(classes[c].count + (classes[c].rest >= 0)):
+                p = classes[c].piece if i < classes[c].count else classes[c].rest
+                take(nodes, pieces, log, meta, room, where[slot + i], p, -1)
+            meta[RANDOM_STATE] = random
+            return PRIORITY
+        classes[c].blocked = True
+    if room[0] < classes[c].gpus:
+        return CAPACITY
+    if room[classes[c].of_type] < classes[c].gpus:
+        return TYPE
+    if room[classes[c].of_memory] < classes[c].gpus:
+        return MEMORY
+    if classes[c].count > 1 or classes[c].rest >= 0:
+        return GANG
+    if classes[c].bare == classes[c].piece:
+        return FRAGMENTATION
+    refresh(nodes, pieces, best, ways, levels, log, meta, classes[c].bare)
+    return HOST if pieces[classes[c].bare].fitting else FRAGMENTATION
+
+
+@compiled
+def settle(classes, total, c, now):
+    """Adds up what a class has waited for since it was last settled."""
+    if classes[c].reason >= 0:
+        total[c, classes[c].reason] += now - classes[c].since
+    classes[c].since = now
+
+
+@compiled
 def advance(
-    jobs, of_rank, heap, running, progress, where, nodes, pieces, best, ways, levels, log, meta, classes, strict, most
-):
-    """Runs up to ``most`` moments; says whether anything is left to happen."""
+    jobs, of_rank, heap, running, progress, where, nodes, pieces, best, ways, levels, log, meta, room, classes, total, waits,
+    strict, most,
+):  # fmt: skip
+    """Runs up to ``most`` moments; says whether anything is left to happen.
+
+    ``total`` [C, reasons]: seconds that a class has waited for each reason; ``waits`` [J, reasons]: the same of a job, which
+    is the difference of its class's total at its start and at its arrival.
+    """
     for _ in range(most):
         now = np.inf
         if progress[ARRIVED] < len(jobs):
@@ -153,10 +205,14 @@ def advance(
         while progress[RUNNING] and running[0].time == now:
             job = running[0].job
             pop_completion(running, progress)
-            give_back(nodes, pieces, log, meta, classes, jobs[job].cls, where, jobs[job].slot)
+            give_back(nodes, pieces, log, meta, room, classes, jobs[job].cls, where, jobs[job].slot)
             progress[COMPLETED] += 1
         while progress[ARRIVED] < len(jobs) and jobs[progress[ARRIVED]].submit == now:
-            push_rank(heap, classes, jobs[progress[ARRIVED]].cls, jobs[progress[ARRIVED]].rank)
+            job, c = progress[ARRIVED], jobs[progress[ARRIVED]].cls
+            settle(classes, total, c, now)
+            for reason in range(total.shape[1]):
+                waits[job, reason] = -total[c, reason]
+            push_rank(heap, classes, c, jobs[job].rank)
             progress[ARRIVED] += 1
         while True:
             head, c = NOBODY, -1
@@ -168,10 +224,21 @@ def advance(
             if c < 0 or classes[c].blocked:
                 break
             job = of_rank[head]
-            if place(nodes, pieces, best, ways, levels, log, meta, classes, c, where, jobs[job].slot):
+            if place(nodes, pieces, best, ways, levels, log, meta, room, classes, c, where, jobs[job].slot):
                 pop_rank(heap, classes, c)
+                settle(classes, total, c, now)
+                for reason in range(total.shape[1]):
+                    waits[job, reason] += total[c, reason]
                 jobs[job].start = now
                 push_completion(running, progress, now + jobs[job].duration, job)
             else:
                 classes[c].blocked = True
+        for c in range(len(classes)):
+            reason = -1
+            if classes[c].size:
+                slot = jobs[of_rank[heap[classes[c].begin]]].slot
+                reason = why(nodes, pieces, best, ways, levels, log, meta, room, classes, c, where, slot)
+            if reason != classes[c].reason:
+                settle(classes, total, c, now)
+                classes[c].reason = reason
     return True
