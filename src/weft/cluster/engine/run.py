@@ -202,7 +202,9 @@ def advance(
             now = min(now, running[0].time)
         if now == np.inf:
             return False
+        freed = started = False
         while progress[RUNNING] and running[0].time == now:
+            freed = True
             job = running[0].job
             pop_completion(running, progress)
             give_back(nodes, pieces, log, meta, room, classes, jobs[job].cls, where, jobs[job].slot)
@@ -230,12 +232,15 @@ def advance(
                 for reason in range(total.shape[1]):
                     waits[job, reason] += total[c, reason]
                 jobs[job].start = now
+                started = True
                 push_completion(running, progress, now + jobs[job].duration, job)
             else:
                 classes[c].blocked = True
         for c in range(len(classes)):
             reason = -1
             if classes[c].size:
+                if classes[c].reason >= 0 and not started and (not freed or classes[c].reason == PRIORITY):
+                    continue  # nothing changed for it: what fits fits the better for what was freed
                 slot = jobs[of_rank[heap[classes[c].begin]]].slot
                 reason = why(nodes, pieces, best, ways, levels, log, meta, room, classes, c, where, slot)
             if reason != classes[c].reason:
