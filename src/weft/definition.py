@@ -11,7 +11,7 @@ import difflib
 import importlib.metadata
 import math
 import sys
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -244,7 +244,7 @@ class Operator:
     tolerance: Tolerance | Mapping[str, Tolerance] = Tolerance()
     dtypes: tuple[str, ...] = ("fp32", "fp16", "bf16")
     directions: tuple[str, ...] = ("forward",)
-    options: Mapping[str, Container[Any]] = field(default_factory=dict)
+    options: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     differentiable: tuple[str, ...] = ()
     mutates: tuple[str, ...] = ()
     mutants: Sequence[Mutant] = ()
@@ -353,7 +353,7 @@ class Operator:
         if isinstance(allowed, range):
             expected = f"a whole number, {allowed.start} … {allowed.stop - 1}"
             raise ValueError(f"option {name} of '{self.name}' is {value}; expected {expected}")
-        raise UnknownName(f"{name} of '{self.name}'", str(value), map(str, allowed))  # type: ignore[call-overload]
+        raise UnknownName(f"{name} of '{self.name}'", str(value), map(str, allowed))
 
     @property
     def example(self) -> str:

@@ -133,6 +133,7 @@ class Cluster:
         )
 
 
+FILLED: Any = None  # a column that is not given: filled with what is usual
 # Columns that a trace may leave out, and what is usual.
 USUAL = {
     "pods": 0, "milli": 1000, "gpu_memory": 0.0, "cpu": 0, "memory": 0, "types": 0, "tenant": 0, "priority": 0.0,
@@ -164,15 +165,15 @@ class Jobs:
     duration: NDArray[np.float64]
     gpus: NDArray[np.int64]
     id: Sequence[Any] = ()
-    estimate: NDArray[np.float64] = None  # type: ignore[assignment]
-    pods: NDArray[np.int64] = None  # type: ignore[assignment]
-    milli: NDArray[np.int64] = None  # type: ignore[assignment]
-    gpu_memory: NDArray[np.float64] = None  # type: ignore[assignment]
-    cpu: NDArray[np.int64] = None  # type: ignore[assignment]
-    memory: NDArray[np.int64] = None  # type: ignore[assignment]
-    types: NDArray[np.int64] = None  # type: ignore[assignment]
-    tenant: NDArray[np.int64] = None  # type: ignore[assignment]
-    priority: NDArray[np.float64] = None  # type: ignore[assignment]
+    estimate: NDArray[np.float64] = FILLED
+    pods: NDArray[np.int64] = FILLED
+    milli: NDArray[np.int64] = FILLED
+    gpu_memory: NDArray[np.float64] = FILLED
+    cpu: NDArray[np.int64] = FILLED
+    memory: NDArray[np.int64] = FILLED
+    types: NDArray[np.int64] = FILLED
+    tenant: NDArray[np.int64] = FILLED
+    priority: NDArray[np.float64] = FILLED
     type_sets: tuple[tuple[str, ...], ...] = ((),)
     tenants: tuple[str, ...] = ("",)
     generated: bool = False

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,11 +50,3 @@ def find(name: str) -> tuple[Order, bool]:
     if base not in ORDERS:
         raise UnknownName("order", name, [*ORDERS, *(f"{o}-skip" for o in ORDERS)])
     return ORDERS[base], name.endswith("-skip")
-
-
-def discover(package: str, path: Iterable[str]) -> dict[str, Order]:
-    found = {}
-    for module in sorted(m.name for m in pkgutil.iter_modules(path)):
-        order = importlib.import_module(f"{package}.{module}").ORDER
-        found[order.name] = order
-    return found

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from weft.definition import UnknownName
@@ -43,12 +41,3 @@ def find(name: str) -> Placement:
     if name not in PLACEMENTS:
         raise UnknownName("placement", name, PLACEMENTS)
     return PLACEMENTS[name]
-
-
-def discover(package: str, path: Iterable[str]) -> dict[str, Placement]:
-    """Placements by name, in a fixed order: their positions are the engine's codes."""
-    found = {}
-    for module in sorted(m.name for m in pkgutil.iter_modules(path)):
-        placement = importlib.import_module(f"{package}.{module}").PLACEMENT
-        found[placement.name] = placement
-    return found

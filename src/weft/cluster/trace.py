@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import csv
 import gzip
-import importlib
 import io
 import math
-import pkgutil
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.cluster.model import Jobs
+from weft.cluster.plugins import discover
 from weft.definition import UnknownName
 
 
@@ -45,8 +44,7 @@ class Format:
 def formats() -> dict[str, Format]:
     from weft.cluster import traces
 
-    found = [importlib.import_module(f"{traces.__name__}.{m.name}") for m in pkgutil.iter_modules(traces.__path__)]
-    return {module.FORMAT.name: module.FORMAT for module in found}
+    return discover(traces.__name__, traces.__path__, "FORMAT")
 
 
 def load(path: str | Path, format: str, where: Mapping[str, str] | None = None, limit: int | None = None) -> Jobs:

@@ -9,6 +9,6 @@ An order is the *queue sort* plug-in of the Kubernetes scheduling framework: sor
 
 from __future__ import annotations
 
-from weft.cluster.order import discover
+from weft.cluster.plugins import discover
 
-ORDERS = discover(__name__, __path__)
+ORDERS = discover(__name__, __path__, "ORDER")

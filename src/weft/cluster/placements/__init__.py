@@ -13,6 +13,6 @@ the event loop: the fitting node with the highest score wins, ties go by the rul
 
 from __future__ import annotations
 
-from weft.cluster.placement import discover
+from weft.cluster.plugins import discover
 
-PLACEMENTS = discover(__name__, __path__)
+PLACEMENTS = discover(__name__, __path__, "PLACEMENT")
