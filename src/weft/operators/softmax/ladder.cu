@@ -140,14 +140,21 @@ template <bool CHEAP> __device__ __forceinline__ float exponential(float x) {
 template <typename T, int EACH, bool CHEAP, bool EVICT_LAST> __global__ void ladder_one_pass(const T *x, T *y, i64 M, i64 N) {
   constexpr int COUNT = 16 / sizeof(T), VECTORS = EACH / COUNT;
   x += i64(blockIdx.x) * N, y += i64(blockIdx.x) * N;
-  float f[VECTORS][COUNT], top = MINUS_INFINITY, sum = 0.f;
+  Words<T, COUNT> w[VECTORS];  // all asked for before any is used
 #pragma unroll
   for (int v = 0; v < VECTORS; v++) {
     const int n = (v * THREADS + threadIdx.x) * COUNT;
-    if (n < N) unpack(EVICT_LAST ? load_stream<T, COUNT>(x + n) : load<T, COUNT>(x + n), f[v]);
+#pragma unroll
+    for (int i = 0; i < 4; i++) w[v].word[i] = 0;
+    if (n < N) w[v] = EVICT_LAST ? load_stream<T, COUNT>(x + n) : load<T, COUNT>(x + n);
+  }
+  float f[VECTORS][COUNT], top = MINUS_INFINITY, sum = 0.f;
+#pragma unroll
+  for (int v = 0; v < VECTORS; v++) {
+    unpack(w[v], f[v]);
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
-      if (n >= N) f[v][i] = MINUS_INFINITY;
+      if ((v * THREADS + threadIdx.x) * COUNT >= N) f[v][i] = MINUS_INFINITY;
       top = fmaxf(top, f[v][i]);
     }
   }
