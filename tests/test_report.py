@@ -261,9 +261,20 @@ def test_tables_of_ceilings_rungs_and_nothing(store, tmp_path):
     assert "| copy 1:1 | bandwidth | 4.26\u202fTB/s |" in ceiling and ceiling.index("4:3") < ceiling.index(
         "bf16 matrix"
     )
-    assert "| ladder-1-naive (µs) |" in rungs and "triton (µs)" not in rungs
+    assert "| ladder-1-naive |" in rungs and "triton (µs)" not in rungs
     assert "*No measurements yet.*" in nothing
     assert "fp32" in narrow and "bf16" not in narrow
+
+
+def test_table_of_host_times_marks_only_what_is_old(store, tmp_path):
+    for operator, source, us in (("add", "today", 13.0), ("mul", "before", 12.0)):
+        for way, ratio in (("bare Triton launch", 1.0), ("weft.ops", us / 10)):
+            made = measurement(way, us, 5.0, operator=operator, metric="host time", source=source)
+            made.details["ratio_to_bare_launch"] = ratio
+            store.append("host-gpu", operator, made)
+    text = refresh(document(tmp_path, "<!-- weft:host gpu=host-gpu -->", END), store, lambda operator: "today")
+    assert "| operator | weft.ops (µs) | bare Triton launch (µs) | weft.ops to the bare launch |" in text
+    assert "| add | 13.0 | 13.0 | 1.30× |" in text and "| mul (*stale*) |" in text
 
 
 def test_markers_in_code_and_prose_are_left_alone(store, tmp_path):

@@ -6,6 +6,9 @@
     <!-- weft:ceilings gpu=nvidia-h200 -->
     <!-- weft:end -->
 
+    <!-- weft:host gpu=nvidia-h200 -->
+    <!-- weft:end -->
+
 What stands between the markers is replaced; everything else, and a marker inside a code fence, stays as it is. A table
 may be narrowed with ``dtype=bf16``, ``cache=warm`` and ``device=cpu``; ``rungs=only`` shows the ladder's teaching
 versions, which a table otherwise leaves out.
@@ -34,7 +37,11 @@ from weft.report.quantities import (
 )
 
 STALE = "*stale: measured from an earlier source*"
-KEYS = {"table": {"operator", "direction", "gpu", "dtype", "cache", "device", "rungs"}, "ceilings": {"gpu"}}
+KEYS = {
+    "table": {"operator", "direction", "gpu", "dtype", "cache", "device", "rungs"},
+    "ceilings": {"gpu"},
+    "host": {"gpu"},
+}
 VALUES = {
     "direction": {"forward", "backward"},
     "cache": {"cold", "warm"},
@@ -113,6 +120,8 @@ def _table(line: str, store: Store, source_of: Callable[[str], str], where: str)
 
     if kind == "ceilings":
         return ceilings_table([m for m in store.read(words["gpu"]) if is_ceiling(m)])
+    if kind == "host":
+        return host_table([m for m in store.read(words["gpu"]) if m.metric == "host time"], source_of)
     wanted = {"direction": "forward", "cache": "cold"} | {
         k: words[k] for k in ("direction", "cache", "dtype", "device") if k in words
     }
@@ -123,7 +132,7 @@ def _table(line: str, store: Store, source_of: Callable[[str], str], where: str)
         if m.operator == words["operator"] and m.metric == "time" and is_rung(m) == rungs
         if all(getattr(m, key) == value for key, value in wanted.items())
     ]
-    return markdown_table(chosen, source=source_of(words["operator"]))
+    return (rungs_table if rungs else markdown_table)(chosen, source=source_of(words["operator"]))
 
 
 def markdown_table(measurements: Iterable[Measurement], source: str | None = None) -> str:
@@ -177,11 +186,40 @@ def markdown_table(measurements: Iterable[Measurement], source: str | None = Non
             "",
             f"† errs by more than is allowed on this data, up to {worst.error or 0:.2f} times (`weft verify` judges ours)",
         ]
-    if source is not None and any(m.source != source for m in newest):
-        points = {(m.workload, m.dtype, m.device) for m in newest}
-        old = {(m.workload, m.dtype, m.device) for m in newest if m.source != source}
-        lines += ["", STALE if len(old) == len(points) else f"{STALE[:-1]}, {len(old)} of {len(points)} rows*"]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_staleness(newest, source)])
+
+
+def rungs_table(measurements: Iterable[Measurement], source: str | None = None) -> str:
+    """A row for each point and rung of a ladder: median time, how much faster than the rung before, share of the ceiling
+    and ratio to the best peer with p20–p80.
+
+    Args:
+        measurements: of one operator's teaching versions, one direction and machine; the newest of each counts.
+        source: hash of the operator's source today; ``None`` to make no statement about it.
+    """
+    newest = sorted(latest(measurements), key=lambda m: (point_key(m), implementation_key(m)))
+    if not newest:
+        return "*No measurements yet.*"
+    body = []
+    before: Measurement | None = None
+    for m in newest:
+        first = before is None or point_key(m) != point_key(before)
+        gain = NONE if before is None or first else ratio(before.time_us / m.time_us)
+        point = [f"`{m.workload}`", m.dtype] if first else ["", ""]
+        time = figures(m.time_us) + ("†" if _wrong(m) else "")
+        body.append([*point, m.implementation, time, gain, percent(m.share_of_ceiling), _ratio(m)])
+        before = m
+    head = ["workload", "dtype", "rung", "µs", "to the rung before", "share of ceiling", "ratio to best peer (p20–p80)"]
+    return "\n".join([_grid(head, body, numbers_from=3), "", provenance(newest), *_staleness(newest, source)])
+
+
+def _staleness(newest: Sequence[Measurement], source: str | None) -> list[str]:
+    """The line under a table whose records are, all or some, of another source than today's."""
+    old = {(m.workload, m.dtype, m.device) for m in newest if source is not None and m.source != source}
+    if not old:
+        return []
+    points = {(m.workload, m.dtype, m.device) for m in newest}
+    return ["", STALE if len(old) == len(points) else f"{STALE[:-1]}, {len(old)} of {len(points)} rows*"]
 
 
 def ceilings_table(measurements: Iterable[Measurement]) -> str:
@@ -192,6 +230,34 @@ def ceilings_table(measurements: Iterable[Measurement]) -> str:
     newest.sort(key=lambda m: m.details.get("unit") != "B/s")  # stable: within a unit the order they were measured in
     body = [[_cell(m.implementation), m.metric, si(m.details.get("value"), m.details.get("unit", ""))] for m in newest]
     return "\n".join([_grid(["ceiling", "of", "measured"], body, numbers_from=2), "", provenance(newest)])
+
+
+def host_table(measurements: Iterable[Measurement], source_of: Callable[[str], str] | None = None) -> str:
+    """What a call on a small input costs on the host in µs: a row for each operator, a column for each way to call it.
+
+    Args:
+        measurements: of one machine, with the metric ``host time``.
+        source_of: operator → hash of its source today; ``None`` to make no statement about it.
+    """
+    newest = sorted(latest(measurements), key=lambda m: (m.operator, m.implementation))
+    if not newest:
+        return "*No measurements yet.*"
+    ways = sorted(
+        {m.implementation for m in newest}, key=lambda way: ("gradient" in way, not way.startswith("weft"), way)
+    )
+    rows: dict[str, dict[str, Measurement]] = {}
+    for m in newest:
+        rows.setdefault(m.operator, {})[m.implementation] = m
+    body = []
+    for operator, cells in rows.items():
+        times = [figures(cells[way].time_us) if way in cells else NONE for way in ways]
+        bare = next(
+            (m.details.get("ratio_to_bare_launch") for m in cells.values() if m.implementation == "weft.ops"), None
+        )
+        old = source_of is not None and any(m.source != source_of(operator) for m in cells.values())
+        body.append([operator + (" (*stale*)" if old else ""), *times, ratio(bare) if bare else NONE])
+    head = ["operator", *(f"{way} (µs)" for way in ways), "weft.ops to the bare launch"]
+    return "\n".join([_grid(head, body, numbers_from=1), "", provenance(newest)])
 
 
 def provenance(measurements: Sequence[Measurement]) -> str:
