@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 import os
@@ -170,6 +171,7 @@ def traces(draw) -> Jobs:
         submit=np.cumsum(column(0, 0, 1, 5)),
         duration=column(0, 1, 2, 3.5, 10),
         gpus=np.where(pods > 1, gpus * pods, gpus),
+        milli=column(*draw(st.sampled_from(((1000,), (1000, 1000, 700, 500, 250))))),
         pods=pods,
         estimate=column(1, 2, 10),
         gpu_memory=column(0, 0, 16, 32),
@@ -192,6 +194,7 @@ policies = st.tuples(
 @settings(max_examples=300, deadline=None)
 @given(traces(), groups, policies)
 def test_both_engines_give_the_same_schedule(jobs, nodes, policy):
+    jobs = whole(jobs, policy)
     cluster = Cluster.of(nodes)
     fast, plain = (
         simulate(jobs, cluster, *policy[:2], ties=policy[2], seed=policy[3]),
@@ -204,11 +207,19 @@ def test_both_engines_give_the_same_schedule(jobs, nodes, policy):
             assert j in fast.unschedulable and not where and np.isnan(fast.start[j])
         else:
             assert (fast.start[j], fast.end[j]) == (job.start, job.end)
-            assert where == [node.id for node, _ in job.placed]
+            assert where == [node.id for node, _, _ in job.placed]
+            if len(fast.on):
+                on = fast.on[fast.slot[j] : fast.slot[j + 1]].tolist()
+                assert on == [sum(1 << g for g in gpus) for _, _, gpus in job.placed]
             waited = [job.waited.get(reason, 0.0) for reason in REASONS]
             assert fast.waited[j] == pytest.approx(waited, abs=1e-9)
             assert fast.waited[j].sum() == pytest.approx(fast.start[j] - jobs.submit[j], abs=1e-9)
     check_schedule(fast, strict=not policy[0].endswith("-skip"))
+
+
+def whole(jobs: Jobs, policy) -> Jobs:
+    """Counted placement has no single GPUs to share."""
+    return dataclasses.replace(jobs, milli=None) if PLACEMENTS[policy[1]].counted else jobs
 
 
 def check_schedule(result, strict: bool) -> None:
@@ -218,7 +229,7 @@ def check_schedule(result, strict: bool) -> None:
     assert len(ran) + len(result.unschedulable) == len(jobs)
     assert (result.start[ran] >= jobs.submit[ran]).all()
     for now in np.unique(result.start[ran]):
-        free = cluster.gpus.copy()
+        free, milli = cluster.gpus * 1000, np.full((len(cluster), 16), 1000)
         for j in ran[(result.start[ran] <= now) & (result.end[ran] > now)]:
             where = result.where[result.slot[j] : result.slot[j + 1]]
             assert len(where) == max(jobs.pods[j], 1) or not jobs.pods[j]
@@ -228,16 +239,21 @@ def check_schedule(result, strict: bool) -> None:
                 sizes = np.array([min(largest, jobs.gpus[j] - k * largest) for k in range(len(where))])
                 assert len(set(where.tolist())) == len(where)
             assert sizes.sum() == jobs.gpus[j]
-            np.subtract.at(free, where, sizes)
+            np.subtract.at(free, where, sizes * jobs.milli[j])
+            for k, n in enumerate(where if len(result.on) else ()):
+                on = result.on[result.slot[j] + k]
+                assert on < 1 << cluster.gpus[n] and bin(on).count("1") == sizes[k]
+                milli[n] -= jobs.milli[j] * (on >> np.arange(16) & 1)
             for n in where:
                 assert not (0 <= cluster.gpu_memory[n] < jobs.gpu_memory[j])
                 assert jobs.types[j] == 0 or cluster.types[cluster.gpu_type[n]] == "B"
-        assert (free >= 0).all()
+        assert (free >= 0).all() and (milli >= 0).all()
 
 
 @settings(max_examples=30, deadline=None)
 @given(traces(), groups, policies)
 def test_the_same_seed_gives_the_same_schedule(jobs, nodes, policy):
+    jobs = whole(jobs, policy)
     first, again = (simulate(jobs, Cluster.of(nodes), *policy[:2], ties=policy[2], seed=policy[3]) for _ in range(2))
     assert first.start.tobytes() == again.start.tobytes() and first.where.tobytes() == again.where.tobytes()
 
@@ -255,7 +271,7 @@ def test_many_nodes_and_jobs_still_agree():
         fast = simulate(jobs, cluster, "fifo-skip", placement, ties=ties, seed=5)
         plain = reference.simulate(jobs, cluster, "fifo-skip", placement, ties, 5)
         assert fast.start.tolist() == [plain.jobs[j].start for j in range(len(jobs))]
-        names = [node.id for j in range(len(jobs)) for node, _ in plain.jobs[j].placed]
+        names = [node.id for j in range(len(jobs)) for node, _, _ in plain.jobs[j].placed]
         assert [cluster.names[n] for n in fast.where] == names
 
 

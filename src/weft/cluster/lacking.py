@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.cluster.model import Cluster, Jobs
+from weft.cluster.model import WHOLE, Cluster, Jobs
 
 
 def closest(jobs: Jobs, j: int, cluster: Cluster) -> str:
@@ -11,7 +11,8 @@ def closest(jobs: Jobs, j: int, cluster: Cluster) -> str:
     largest = int(cluster.gpus.max(initial=0))
     if gpus and not largest:
         return f"it needs {gpus} GPUs, and the cluster has none"
-    each = gpus // pods if pods else min(gpus, largest)
+    whole = jobs.milli[j] == WHOLE  # shares are not divided over nodes
+    each = gpus // pods if pods else min(gpus, largest) if whole else gpus
     share = each / gpus if gpus else 1.0
     wanted = jobs.type_sets[int(jobs.types[j])]
     gpu_memory, cpu, memory = float(jobs.gpu_memory[j]), int(jobs.cpu[j] * share), int(jobs.memory[j] * share)

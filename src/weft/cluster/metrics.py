@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.cluster.model import WHOLE
+
 if TYPE_CHECKING:
     from weft.cluster.simulate import Result
 
@@ -32,7 +34,7 @@ def summary(result: Result) -> dict[str, Any]:
     jct, queueing = result.end[ran] - submit, result.start[ran] - submit
     first = float(jobs.submit.min()) if len(jobs) else 0.0
     makespan = float(result.end[ran].max()) - first if ran.any() else 0.0
-    busy = float((jobs.gpus[ran] * duration).sum())
+    busy = float((jobs.gpus[ran] * jobs.milli[ran] / WHOLE * duration).sum())
     gpus = result.cluster.total_gpus
     return {
         "order": result.order,

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+WHOLE = 1000  # thousandths of an accelerator
+MOST_SHARED = 16  # accelerators of a node, where single ones are looked at
 MOST_TYPES = 62  # accelerator types that fit the bit masks of the compiled engine
 
 
@@ -136,7 +138,7 @@ class Cluster:
 FILLED: Any = None  # a column that is not given: filled with what is usual
 # Columns that a trace may leave out, and what is usual.
 USUAL = {
-    "pods": 0, "milli": 1000, "gpu_memory": 0.0, "cpu": 0, "memory": 0, "types": 0, "tenant": 0, "priority": 0.0,
+    "pods": 0, "milli": WHOLE, "gpu_memory": 0.0, "cpu": 0, "memory": 0, "types": 0, "tenant": 0, "priority": 0.0,
 }  # fmt: skip
 FLOATS = ("submit", "duration", "estimate", "gpu_memory", "priority")
 
@@ -201,6 +203,11 @@ class Jobs:
                 raise ValueError(
                     f"jobs: {name} of job {self.id[row]!r} (row {row}) is {column[row]}; expected a finite number of 0 or more"
                 )
+        if len(wrong := np.flatnonzero((self.milli < 1) | (self.milli > WHOLE))):
+            row = int(wrong[0])
+            raise ValueError(
+                f"jobs: milli of job {self.id[row]!r} (row {row}) is {self.milli[row]}; expected 1 to {WHOLE} thousandths"
+            )
         uneven = np.flatnonzero((self.pods > 0) & (self.gpus % np.maximum(self.pods, 1) != 0))
         if len(uneven):
             row = int(uneven[0])
@@ -223,3 +230,10 @@ class Jobs:
         rows = np.flatnonzero(rows) if np.asarray(rows).dtype == bool else np.asarray(rows)
         picked = {name: getattr(self, name)[rows] for name in self.columns()}
         return dataclasses.replace(self, **picked, id=[self.id[int(r)] for r in rows])
+
+
+def size_of(gpus: int, milli: int) -> int:
+    """A piece's place in a node's ``mix``: shares, 1, 2, 4, 8, other."""
+    if milli < WHOLE:
+        return 0
+    return {1: 1, 2: 2, 4: 3, 8: 4}.get(gpus, 5)

@@ -4,29 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.cluster.model import Cluster, Jobs
 from weft.definition import UnknownName
+
+
+TIGHTEST = "tightest"
+NOTHING = np.zeros((0, 0))
+
+
+def no_context(jobs: Jobs, cluster: Cluster) -> NDArray[np.float64]:
+    return NOTHING
 
 
 @dataclass(frozen=True)
 class Placement:
-    """A rule for choosing a node.
+    """A rule for choosing a node, and a GPU of it for a share.
 
     Args:
         name: what users call it.
-        score: ``(piece, node) -> float``, higher is better; ``engine/index.py`` says what a piece and a node show. Numba
-            compiles it.
+        score: ``(piece, node) -> float`` or ``(piece, node, context) -> float``, higher is better; ``engine/node.py`` says
+            what a piece and a node show. Numba compiles it.
         meaning: one line.
         ties: the rule for equal scores that the policy is known by: ``lowest`` or ``highest`` node number, or ``random``.
         counted: nodes do not matter: any free GPUs anywhere will do.
+        gpu: which GPU a share takes: the ``tightest`` that has room, a ``random`` one, or by ``score``, which then returns
+            ``(score, GPU)``.
+        detailed: it looks at ``node.milli`` or ``node.mix``.
+        context: ``(jobs, cluster) -> [rows, columns]``: what the score knows of the whole trace and the empty cluster.
         validated: the published figures that were reproduced, and where; empty while there are none.
     """
 
     name: str
-    score: Callable[..., float]
+    score: Callable[..., Any]
     meaning: str
     ties: str = "lowest"
     counted: bool = False
+    gpu: str = TIGHTEST
+    detailed: bool = False
+    context: Callable[[Jobs, Cluster], NDArray[np.float64]] = no_context
     validated: str = ""
 
 

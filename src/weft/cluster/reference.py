@@ -10,6 +10,8 @@ sim.status()    # every GPU free or busy; every job pending, running or complete
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,51 +19,69 @@ import numpy as np
 
 from weft.cluster import ties as tie_rules
 from weft.cluster.lacking import closest
-from weft.cluster.model import Cluster, Jobs, NodeGroup
+from weft.cluster.model import WHOLE, Cluster, Jobs, NodeGroup, size_of
 from weft.cluster.order import find as find_order
+from weft.cluster.placement import NOTHING
 from weft.cluster.placement import find as find_placement
 
 
 @dataclass
 class Node:
-    """A node. ``running[i]`` is the job on its GPU i, or None. A capacity of -1 is not known and never in the way."""
+    """A node. A capacity of -1 is not known and never in the way. Scores look at the same names as in ``engine/node.py``."""
 
     id: str
     gpus: int
     gpu_memory: float
-    gpu_type: str
+    gpu_type: int  # which of the simulator's types
     cpu: int = -1
     memory: int = -1
+    note: float = math.nan
 
     def __post_init__(self) -> None:
-        self.running: list[Any] = [None] * self.gpus
-        self.free_cpu, self.free_memory = self.cpu, self.memory
+        self.clear()
+
+    def clear(self) -> None:
+        self.pieces: list[tuple[Any, Piece, list[int]]] = []  # a job, what it takes, which GPUs
+        self.milli = [WHOLE] * self.gpus  # thousandths that are free of each GPU
+        self.free_cpu, self.free_memory, self.note = self.cpu, self.memory, math.nan
 
     @property
     def free_gpus(self) -> int:
-        return self.running.count(None)
+        return self.milli.count(WHOLE)
+
+    @property
+    def mix(self) -> list[int]:
+        """How many pieces of each size it holds: shares, 1, 2, 4, 8, any other number of GPUs."""
+        return [sum(piece.size == size for _, piece, _ in self.pieces) for size in range(6)]
 
     def fits(self, piece: Piece) -> bool:
         return (
-            self.free_gpus >= piece.gpus
-            and (not piece.types or self.gpu_type in piece.types)
+            sum(free >= piece.milli for free in self.milli) >= piece.gpus
+            and bool(piece.types >> self.gpu_type & 1)
             and (self.gpu_memory < 0 or self.gpu_memory >= piece.gpu_memory)
             and (self.cpu < 0 or self.free_cpu >= piece.cpu)
             and (self.memory < 0 or self.free_memory >= piece.memory)
         )
 
-    def take(self, piece: Piece, job: Any) -> None:
-        for gpu in [i for i, occupant in enumerate(self.running) if occupant is None][: piece.gpus]:
-            self.running[gpu] = job
-        self.free_cpu -= piece.cpu
-        self.free_memory -= piece.memory
+    def take(self, piece: Piece, job: Any, gpus: list[int]) -> None:
+        self.pieces.append((job, piece, gpus))
+        self.change(piece, gpus, 1)
 
-    def give_back(self, piece: Piece, job: Any) -> None:
-        mine = [i for i, occupant in enumerate(self.running) if occupant == job]
-        for gpu in mine[: piece.gpus]:
-            self.running[gpu] = None
-        self.free_cpu += piece.cpu
-        self.free_memory += piece.memory
+    def give_back(self, piece: Piece, job: Any, gpus: list[int]) -> None:
+        self.pieces.remove((job, piece, gpus))
+        self.change(piece, gpus, -1)
+
+    def change(self, piece: Piece, gpus: list[int], sign: int) -> None:
+        for gpu in gpus:
+            self.milli[gpu] -= sign * piece.milli
+        self.free_cpu -= sign * piece.cpu
+        self.free_memory -= sign * piece.memory
+        self.note = math.nan
+
+    def occupants(self) -> list[Any]:
+        """For each GPU None, the job on it, or the jobs that share it."""
+        on = [tuple(job for job, _, gpus in self.pieces if gpu in gpus) for gpu in range(self.gpus)]
+        return [jobs if len(jobs) > 1 else jobs[0] if jobs else None for jobs in on]
 
 
 @dataclass(frozen=True)
@@ -69,10 +89,15 @@ class Piece:
     """What one node gives to a job."""
 
     gpus: int
+    milli: int  # thousandths of each
     gpu_memory: float
     cpu: int
     memory: int
-    types: tuple[str, ...]
+    types: int  # a bit for each of the simulator's types that it accepts
+
+    @property
+    def size(self) -> int:
+        return size_of(self.gpus, self.milli)
 
 
 @dataclass
@@ -87,7 +112,7 @@ class Job:
     state: str = "pending"
     start: float | None = None
     end: float | None = None
-    placed: list[tuple[Node, Piece]] = field(default_factory=list)
+    placed: list[tuple[Node, Piece, list[int]]] = field(default_factory=list)
     reason: str = ""  # what it waits for now
     waited: dict[str, float] = field(default_factory=dict)  # seconds for each reason; together its wait
 
@@ -111,6 +136,8 @@ class Simulator:
         self.ties = tie_rules.check(ties or self.placement.ties)
         self.random = tie_rules.first_state(seed)
         self.now = 0.0
+        self.context = NOTHING  # what the placement knows of the whole trace
+        self.types: list[str] = []
         self.nodes: list[Node] = []
         self.jobs: dict[Any, Job] = {}
         self.coming: list[Job] = []
@@ -133,12 +160,20 @@ class Simulator:
             raise ValueError(f"node '{id}' is there already; a node needs a name of its own")
         group = NodeGroup(1, gpus, gpu_type, gpu_memory_gb, cpu, memory_gb, name=id)
         one = Cluster.of([group])
-        self.nodes.append(Node(id, gpus, one.gpu_memory[0].item(), gpu_type, one.cpu[0].item(), one.memory[0].item()))
+        self.types += [gpu_type] * (gpu_type not in self.types)
+        kind = self.types.index(gpu_type)
+        self.nodes.append(Node(id, gpus, one.gpu_memory[0].item(), kind, one.cpu[0].item(), one.memory[0].item()))
 
     def add_job(
-        self, id: Any, gpus: int, memory_per_gpu_gb: float = 0.0, duration: float = 1.0, submit: float | None = None
+        self,
+        id: Any,
+        gpus: int,
+        memory_per_gpu_gb: float = 0.0,
+        duration: float = 1.0,
+        submit: float | None = None,
+        share: float = 1.0,
     ) -> None:
-        """A job that is submitted now, or at ``submit`` seconds.
+        """A job that is submitted now, or at ``submit`` seconds; ``share``: it takes so much of each of its GPUs.
 
         Raises:
             ValueError: a name that is taken, a moment that is past, numbers below 0, or a job that fits on no empty node:
@@ -148,7 +183,12 @@ class Simulator:
             raise ValueError(f"job '{id}' is submitted at {submit:g} s, and it is {self.now:g} s already")
         at = self.now if submit is None else submit
         row = Jobs(
-            np.array([at]), np.array([duration]), np.array([gpus]), id=[id], gpu_memory=np.array([memory_per_gpu_gb])
+            np.array([at]),
+            np.array([duration]),
+            np.array([gpus]),
+            id=[id],
+            gpu_memory=np.array([memory_per_gpu_gb]),
+            milli=np.array([round(share * WHOLE)]),
         )
         if reason := self.add(row):
             raise ValueError(f"job '{id}' can never run: {reason}")
@@ -160,13 +200,10 @@ class Simulator:
             raise ValueError(f"job '{id}' is there already; a job needs a name of its own")
         key = (*(column[0].item() for column in self.order.keys(row)), row.submit[0].item(), len(self.jobs))
         job = Job(id, row.submit[0].item(), row.duration[0].item(), row, key)
-        before, state = [(n.running[:], n.free_cpu, n.free_memory) for n in self.nodes], self.random
-        for node in self.nodes:  # an empty cluster, for a moment
-            node.running, node.free_cpu, node.free_memory = [None] * node.gpus, node.cpu, node.memory
+        nodes, state = self.nodes, self.random
+        self.nodes = [dataclasses.replace(node) for node in nodes]  # an empty cluster, for a moment
         able = self.place(job)
-        for node, (running, cpu, memory) in zip(self.nodes, before, strict=True):
-            node.running, node.free_cpu, node.free_memory = running, cpu, memory
-        self.random = state
+        self.nodes, self.random = nodes, state
         job.placed = []
         if not able:
             return closest(row, 0, self.cluster())
@@ -178,7 +215,9 @@ class Simulator:
     def cluster(self) -> Cluster:
         """The nodes as columns."""
         groups = [
-            NodeGroup(1, n.gpus, n.gpu_type, max(n.gpu_memory, 0), max(n.cpu, 0) / 1000, max(n.memory, 0) / 1024)
+            NodeGroup(
+                1, n.gpus, self.types[n.gpu_type], max(n.gpu_memory, 0), max(n.cpu, 0) / 1000, max(n.memory, 0) / 1024
+            )
             for n in self.nodes
         ]
         return dataclasses.replace(Cluster.of(groups), names=tuple(n.id for n in self.nodes))
@@ -190,6 +229,8 @@ class Simulator:
 
         Nothing is left to happen when the list is empty.
         """
+        if not self.history and self.context is NOTHING:
+            self.context = self.placement.context(self.known(), self.cluster())
         moments = [j.submit for j in self.coming] + [
             j.end for j in self.jobs.values() if j.state == "running" and j.end is not None
         ]
@@ -200,8 +241,8 @@ class Simulator:
         self.now = min(moments)
         seen = len(self.history)
         for job in [j for j in self.jobs.values() if j.state == "running" and j.end == self.now]:
-            for node, piece in job.placed:
-                node.give_back(piece, job.id)
+            for node, piece, gpus in job.placed:
+                node.give_back(piece, job.id, gpus)
             self.happens(job, "completed")
         while self.coming and self.coming[0].submit == self.now:
             job = self.coming.pop(0)
@@ -233,36 +274,38 @@ class Simulator:
         """What a waiting job would lack if it were alone in the queue: the first of ``simulate.REASONS`` that holds."""
         random = self.random
         if self.place(job):
-            for node, piece in job.placed:
-                node.give_back(piece, job.id)
+            for node, piece, gpus in job.placed:
+                node.give_back(piece, job.id, gpus)
             job.placed, self.random = [], random
             return "priority"
-        pieces, gpus = self.pieces(job.row), int(job.row.gpus[0])
-        of_type = [n for n in self.nodes if not pieces[0].types or n.gpu_type in pieces[0].types]
+        pieces, gpus = self.pieces(job.row), int(job.row.gpus[0] * job.row.milli[0])
+        of_type = [n for n in self.nodes if pieces[0].types >> n.gpu_type & 1]
         of_memory = [n for n in of_type if n.gpu_memory < 0 or n.gpu_memory >= pieces[0].gpu_memory]
         for reason, nodes in (("capacity", self.nodes), ("type", of_type), ("memory", of_memory)):
-            if sum(n.free_gpus for n in nodes) < gpus:
+            if sum(sum(n.milli) for n in nodes) < gpus:
                 return reason
         if len(pieces) > 1:
             return "gang"
-        return "host" if any(n.free_gpus >= gpus for n in of_memory) else "fragmentation"
+        bare = dataclasses.replace(pieces[0], cpu=0, memory=0)
+        return "host" if any(n.fits(bare) for n in of_memory) else "fragmentation"
 
     def place(self, job: Job) -> bool:
         """Gives all its pieces to a job, or none."""
         pieces = self.pieces(job.row)
         if not job.row.pods[0] and len(pieces) > 1 and not self.enough_nodes(pieces):
             return False
-        placed: list[tuple[Node, Piece]] = []
+        placed: list[tuple[Node, Piece, list[int]]] = []
         random = self.random
         for piece in pieces:
             node = self.choose(piece)
             if node is None:
-                for other, taken in placed:
-                    other.give_back(taken, job.id)
+                for other, taken, on in placed:
+                    other.give_back(taken, job.id, on)
                 self.random = random  # an attempt that fails leaves nothing behind
                 return False
-            node.take(piece, job.id)
-            placed.append((node, piece))
+            gpus = self.pick(node, piece)
+            node.take(piece, job.id, gpus)
+            placed.append((node, piece, gpus))
         job.placed = placed
         return True
 
@@ -272,7 +315,7 @@ class Simulator:
         largest = max(n.gpus for n in self.nodes)
         if pods:
             sizes = [(gpus // pods, 1 / pods)] * pods
-        elif gpus <= largest or not largest:
+        elif gpus <= largest or not largest or row.milli[0] < WHOLE:
             sizes = [(gpus, 1.0)]
         else:
             whole, rest = divmod(gpus, largest)
@@ -281,13 +324,16 @@ class Simulator:
         def up(amount: float) -> int:
             return -int(-amount // 1)
 
+        accepted = row.type_sets[int(row.types[0])]
+        types = sum(1 << i for i, name in enumerate(self.types) if not accepted or name in accepted)
         return [
             Piece(
                 g,
+                int(row.milli[0]),
                 float(row.gpu_memory[0]),
                 up(row.cpu[0] * part),
                 up(row.memory[0] * part),
-                row.type_sets[int(row.types[0])],
+                types,
             )
             for g, part in sizes
         ]
@@ -300,15 +346,50 @@ class Simulator:
 
     def choose(self, piece: Piece) -> Node | None:
         """The fitting node with the highest score, ties by the rule."""
-        scored = [(float(self.placement.score(piece, n)), n) for n in self.nodes if n.fits(piece)]
+        scored = [(self.score(piece, n)[0], n) for n in self.nodes if n.fits(piece)]
         if not scored:
             return None
         top = max(score for score, _ in scored)
         best = [n for score, n in scored if score == top]
         if self.ties == "random":
-            self.random, index = tie_rules.draw(self.random, len(best))
-            return best[index]
+            return best[self.draw(len(best))]
         return best[0] if self.ties == "lowest" else best[-1]
+
+    def score(self, piece: Piece, node: Node) -> tuple[float, int]:
+        """What the placement thinks of a node, and, where it says so, the GPU that a share should take."""
+        score: Any = self.placement.score
+        both = score(piece, node, self.context) if len(inspect.signature(score).parameters) == 3 else score(piece, node)
+        return both if isinstance(both, tuple) else (float(both), -1)
+
+    def pick(self, node: Node, piece: Piece) -> list[int]:
+        """Whole GPUs from the lowest number; for a share the placement's choice, a random GPU, or the tightest."""
+        taken: list[int] = []
+        for _ in range(piece.gpus):
+            able = [g for g in range(node.gpus) if g not in taken and node.milli[g] >= piece.milli]
+            found = min(able, key=lambda g: node.milli[g])
+            if piece.milli < WHOLE and self.placement.gpu == "score" and piece.gpus == 1:
+                found = self.score(piece, node)[1]
+            elif piece.milli < WHOLE and self.placement.gpu == "random":
+                for seen, gpu in enumerate(able, start=1):  # reservoir sampling
+                    found = gpu if self.draw(seen) == 0 else found
+            taken.append(found)
+        return taken
+
+    def draw(self, n: int) -> int:
+        self.random, number = tie_rules.draw(self.random, n)
+        return number
+
+    def known(self) -> Jobs:
+        """All jobs so far, as columns."""
+        rows = [job.row for job in self.jobs.values()]
+        columns = (
+            {name: np.concatenate([getattr(row, name) for row in rows]) for name in Jobs.columns()} if rows else {}
+        )
+        sets = tuple(dict.fromkeys(accepted for row in rows for accepted in row.type_sets)) or ((),)
+        if rows:
+            columns["types"] = np.array([sets.index(row.type_sets[int(row.types[0])]) for row in rows])
+            return Jobs(**columns, type_sets=sets, id=[row.id[0] for row in rows])
+        return Jobs(np.zeros(0), np.zeros(0), np.zeros(0))
 
     # ---- looking -----------------------------------------------------------------------------------------------------
 
@@ -316,13 +397,13 @@ class Simulator:
         """The clock, the job (or None) on every GPU of every node, the state of every job, and the history."""
         return {
             "now": self.now,
-            "nodes": {n.id: list(n.running) for n in self.nodes},
+            "nodes": {n.id: n.occupants() for n in self.nodes},
             "jobs": {
                 j.id: {
                     "state": j.state,
                     "start": j.start,
                     "end": j.end,
-                    "nodes": [n.id for n, _ in j.placed],
+                    "nodes": [n.id for n, _, _ in j.placed],
                     "waited": j.waited,
                 }
                 for j in self.jobs.values()
@@ -335,12 +416,13 @@ def simulate(jobs: Jobs, cluster: Cluster, order: str, placement: str, ties: str
     """A whole trace on a cluster; jobs that can never run are left out. Slow: hundreds of jobs, not thousands."""
     sim = Simulator(order, placement, ties, seed)
     seen = cluster.as_one() if sim.placement.counted else cluster
+    sim.types = list(seen.types)
     for n, name in enumerate(seen.names):
         gpus, gpu_memory, kind, cpu, memory = (
             getattr(seen, c)[n].item() for c in ("gpus", "gpu_memory", "gpu_type", "cpu", "memory")
         )
-        node = Node(name, gpus, gpu_memory, seen.types[kind], cpu, memory)
-        sim.nodes.append(node)
+        sim.nodes.append(Node(name, gpus, gpu_memory, kind, cpu, memory))
+    sim.context = sim.placement.context(jobs, seen)
     for j in range(len(jobs)):
         sim.add(jobs.take(np.array([j])))
     return sim.run()

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from weft.cluster import ties as tie_rules
 from weft.cluster.lacking import closest
-from weft.cluster.model import Cluster, Jobs
+from weft.cluster.model import MOST_SHARED, WHOLE, Cluster, Jobs
 from weft.cluster.order import find as find_order
+from weft.cluster.placement import TIGHTEST, Placement
 from weft.cluster.placement import find as find_placement
 
 # What a waiting job waits for: the first of these that holds for it alone.
@@ -37,6 +38,7 @@ class Result:
         end: seconds, [J].
         slot: [J + 1]; the nodes of job j are ``where[slot[j]:slot[j + 1]]``, and
         where: node numbers.
+        on: beside ``where`` a bit for each GPU that is taken of the node; empty where the placement does not choose GPUs.
         waited: seconds that each job waited for each of REASONS, [J, 7]; together its wait.
         unschedulable: for jobs that can never run, the nearest node and what it lacks.
         cpu_s: CPU seconds of the engine, compiling apart.
@@ -53,6 +55,7 @@ class Result:
     end: NDArray[np.float64]
     slot: NDArray[np.int64]
     where: NDArray[np.int32]
+    on: NDArray[np.int32]
     waited: NDArray[np.float64]
     unschedulable: dict[int, str]
     cpu_s: float
@@ -67,6 +70,8 @@ def simulate(
     *,
     ties: str = "",
     seed: int = 0,
+    until: float = np.inf,
+    history: Jobs | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Result:
     """Runs all jobs through the cluster.
@@ -76,6 +81,8 @@ def simulate(
         placement: ``best``, ``first``, ``counted`` …
         ties: which of equally good nodes: ``lowest`` or ``highest`` number, or ``random``; the placement's own by default.
         seed: of random ties.
+        until: seconds; what would happen later does not.
+        history: the jobs that a placement such as ``fgd`` takes for typical; these ones by default.
         on_progress: told jobs completed and jobs altogether, now and then.
 
     Raises:
@@ -83,30 +90,37 @@ def simulate(
     """
     from weft.cluster.engine import run
     from weft.cluster.engine.kinds import classify
-    from weft.cluster.placements import PLACEMENTS
 
     ordering, skip = find_order(order)
     placing = find_placement(placement)
     ties = tie_rules.check(ties or placing.ties)
-    if (jobs.milli != 1000).any():
-        raise ValueError("shares of a GPU (milli below 1000) are not simulated yet; whole GPUs are")
     seen = cluster.as_one() if placing.counted else cluster
+    detailed = placing.detailed or bool((jobs.milli != WHOLE).any())
+    if detailed and placing.counted:
+        raise ValueError(
+            "placement 'counted' has no single GPUs to share; expected one that chooses nodes, such as 'best'"
+        )
+    if detailed and (most := int(seen.gpus.max(initial=0))) > MOST_SHARED:
+        raise ValueError(
+            f"a node has {most} GPUs; shares, and {placement}, are simulated on nodes of up to {MOST_SHARED}"
+        )
     cls, classes, pieces, members = classify(jobs, seen)
     classes["reason"] = -1
-    state = _state(seen, pieces, members, list(PLACEMENTS).index(placement), ties, seed)
+    state = _state(history or jobs, seen, pieces, members, placing, ties, seed, detailed)
     never = {c: closest(jobs, int(np.argmax(cls == c)), seen) for c in _never(state, pieces, classes)}
     rows = np.flatnonzero(~np.isin(cls, list(never)))
     table, of_rank, where = _table(jobs, rows, cls, classes, ordering.rank(jobs)[rows])
+    on = np.zeros(len(where) if detailed else 0, np.int32)
     heap = np.zeros(len(rows), np.int32)
     running = np.zeros(len(rows), run.COMPLETION)
     progress = np.zeros(run.PROGRESS, np.int64)
     total, waits = (np.zeros((count, len(REASONS))) for count in (len(classes), len(rows)))
-    nodes, best, ways, levels, log, meta, room = state
+    nodes, best, ways, levels, log, meta, context, room = state
 
     def advance(most: int) -> bool:
         return run.advance(
-            table, of_rank, heap, running, progress, where,
-            nodes, pieces, best, ways, levels, log, meta, room, classes, total, waits, not skip, most,
+            table, of_rank, heap, running, progress, where, on,
+            nodes, pieces, best, ways, levels, log, meta, context, room, classes, total, waits, not skip, until, most,
         )  # fmt: skip
 
     advance(0)  # compiles, or loads what was compiled
@@ -126,25 +140,36 @@ def simulate(
     slot[rows + 1] = (classes["count"] + (classes["rest"] >= 0))[cls[rows]]
     return Result(
         jobs, seen, order, placement, ties, seed, start, start + jobs.duration, np.cumsum(slot),
-        where, waited, {int(j): never[int(cls[j])] for j in np.flatnonzero(np.isin(cls, list(never)))}, cpu_s, complete,
+        where, on, waited, {int(j): never[int(cls[j])] for j in np.flatnonzero(np.isin(cls, list(never)))}, cpu_s, complete,
     )  # fmt: skip
 
 
 def _state(
-    cluster: Cluster, pieces: NDArray[Any], members: NDArray[np.int64], placement: int, ties: str, seed: int
+    jobs: Jobs,
+    cluster: Cluster,
+    pieces: NDArray[Any],
+    members: NDArray[np.int64],
+    placing: Placement,
+    ties: str,
+    seed: int,
+    detailed: bool,
 ) -> tuple[NDArray[Any], ...]:
     """The engine's nodes, and its trees, to be built when they are first asked (engine/index.py)."""
     from weft.cluster.engine import index as trees
+    from weft.cluster.engine import node as engine
+    from weft.cluster.placements import PLACEMENTS
 
     count = len(cluster)
-    nodes = np.zeros(count, trees.NODE)
+    nodes = np.zeros(count, engine.NODE)
     for name in ("gpus", "gpu_type", "gpu_memory", "cpu", "memory"):
         nodes[name] = getattr(cluster, name)
     for name in ("gpus", "cpu", "memory"):
         nodes[f"free_{name}"] = nodes[name]
     nodes["groups"] = members
+    nodes["note"] = np.nan
+    nodes["milli"] = np.where(np.arange(MOST_SHARED) < nodes["gpus"][:, None], WHOLE, 0)
     room = np.array(
-        [nodes["gpus"][members >> g & 1 > 0].sum() for g in range(int(members.max(initial=0)).bit_length())]
+        [nodes["gpus"][members >> g & 1 > 0].sum() * WHOLE for g in range(int(members.max(initial=0)).bit_length())]
     )
     levels, width = [0], count
     while True:
@@ -153,13 +178,16 @@ def _state(
         if padded == 1:
             break
         width = padded // trees.FAN
-    meta = np.zeros(trees.META, np.int64)
-    meta[trees.PLACEMENT], meta[trees.TIES] = placement, tie_rules.RULES.index(ties)
-    meta[trees.RANDOM_STATE] = tie_rules.first_state(seed)
+    meta = np.zeros(engine.META, np.int64)
+    meta[engine.PLACEMENT], meta[engine.TIES] = list(PLACEMENTS).index(placing.name), tie_rules.RULES.index(ties)
+    meta[engine.RANDOM_STATE], meta[engine.DETAILED] = tie_rules.first_state(seed), detailed
+    rules = {TIGHTEST: engine.BY_TIGHTNESS, "random": engine.BY_CHANCE}
+    meta[engine.GPU_RULE] = rules.get(placing.gpu, engine.BY_SCORE)
     best = np.full((len(pieces), levels[-1]), trees.NEVER)
     ways = np.ones((len(pieces), levels[-1] if ties == "random" else 1), np.int32)
     log = np.zeros(1 << max(10, (count - 1).bit_length()), np.int32)
-    return nodes, best, ways, np.array(levels, np.int64), log, meta, room.astype(np.int64)
+    context = placing.context(jobs, cluster)
+    return nodes, best, ways, np.array(levels, np.int64), log, meta, context, room.astype(np.int64)
 
 
 def _table(
@@ -186,17 +214,17 @@ def _table(
 
 def _never(state: tuple[NDArray[Any], ...], pieces: NDArray[Any], classes: NDArray[Any]) -> list[int]:
     """Classes that an empty cluster could not run."""
-    from weft.cluster.engine import index as trees
+    from weft.cluster.engine import node as engine
     from weft.cluster.engine import run
 
-    nodes, best, ways, levels, log, meta, room = state
-    random = meta[trees.RANDOM_STATE]
+    nodes, best, ways, levels, log, meta, context, room = state
+    random = meta[engine.RANDOM_STATE]
     lacking = []
     for c in range(len(classes)):
-        where = np.zeros(int(classes[c]["count"]) + 1, np.int32)
-        if run.place(nodes, pieces, best, ways, levels, log, meta, room, classes, c, where, 0):
-            run.give_back(nodes, pieces, log, meta, room, classes, c, where, 0)
+        where, on = np.zeros((2, int(classes[c]["count"]) + 1), np.int32)
+        if run.place(nodes, pieces, best, ways, levels, log, meta, context, room, classes, c, where, on, 0):
+            run.give_back(nodes, pieces, log, meta, room, classes, c, where, on, 0)
         else:
             lacking.append(c)
-    meta[trees.RANDOM_STATE] = random
+    meta[engine.RANDOM_STATE] = random
     return lacking

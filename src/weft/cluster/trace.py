@@ -187,8 +187,8 @@ def names(column: Iterable[str]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     return index, tuple(known) or ("",)
 
 
-def jobs_of(table: Columns, submit: Any, duration: Any, gpus: Any, **more: Any) -> Jobs:
-    """Jobs of a table's columns. Rows without a time or with no GPU are dropped, and counted by reason.
+def jobs_of(table: Columns, submit: Any, duration: Any, gpus: Any, *, cpu_only: bool = False, **more: Any) -> Jobs:
+    """Jobs of a table's columns. Rows without a time, or with no GPU unless ``cpu_only``, are dropped and counted by reason.
 
     Raises:
         TraceError: a time or a number of GPUs below 0, with its line.
@@ -199,7 +199,7 @@ def jobs_of(table: Columns, submit: Any, duration: Any, gpus: Any, **more: Any) 
             raise TraceError(f"{table.path}:{table.lines[bad[0]]}: {name} is {column[bad[0]]:g}; expected 0 or more")
     if len(bad := np.flatnonzero(gpus % 1 > 0)):
         raise TraceError(f"{table.path}:{table.lines[bad[0]]}: {gpus[bad[0]]:g} GPUs; expected a whole number")
-    untimed, none = np.isnan(submit) | np.isnan(duration), ~(gpus > 0)
+    untimed, none = np.isnan(submit) | np.isnan(duration), np.isnan(gpus) | (not cpu_only) & (gpus == 0)
     keep = ~(untimed | none)
     dropped = {"no submission or duration": int(untimed.sum()), "no GPU": int((none & ~untimed).sum())}
     picked: dict[str, Any] = {

@@ -8,6 +8,7 @@ another place than ``~/.cache/weft``.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -45,10 +46,17 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
         config.CACHE_DIR = before
 
 
-def dispatcher(functions: Sequence[Callable[..., float]]) -> Callable[..., float]:
-    """One compiled function ``score(code, piece, node)`` that calls the code-th of them: unlike a function passed as an
-    argument, it leaves the engine that calls it cacheable on disk."""
-    names: dict[str, Any] = {f"f{i}": numba.njit(inline="always")(f) for i, f in enumerate(functions)}
-    lines = [f"    if code == {i}: return float(f{i}(piece, node))" for i in range(len(functions))]
-    exec("\n".join(["def score(code, piece, node):", *lines, "    return 0.0"]), names)
-    return numba.njit(names["score"])
+def dispatcher(functions: Sequence[tuple[Callable[..., Any], bool]]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Two compiled functions, ``score(code, piece, node, context)`` and ``gpu(…)``, that call the code-th of the given ones:
+    unlike a function passed as an argument, they leave the engine that calls them cacheable on disk. A given function takes
+    ``(piece, node)`` or ``(piece, node, context)``; those marked True return a score and a GPU."""
+    names: dict[str, Any] = {}
+    score, gpu = ["def score(code, piece, node, context):"], ["def gpu(code, piece, node, context):"]
+    for i, (function, chooses) in enumerate(functions):
+        names[f"f{i}"] = numba.njit(function)
+        call = f"f{i}({', '.join(('piece', 'node', 'context')[: len(inspect.signature(function).parameters)])})"
+        score.append(f"    if code == {i}: return float({call}{'[0]' if chooses else ''})")
+        if chooses:
+            gpu.append(f"    if code == {i}: return int({call}[1])")
+    exec("\n".join([*score, "    return 0.0", *gpu, "    return 0"]), names)
+    return numba.njit(names["score"]), numba.njit(names["gpu"])

@@ -12,50 +12,22 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.cluster.engine.compiled import compiled, dispatcher
-from weft.cluster.placements import PLACEMENTS
-
-score = dispatcher([p.score for p in PLACEMENTS.values()])
-
-# A node: what it has (-1: not known), what is free of it, a bit for each group of nodes that it is in. A piece: what it
-# asks; `types` has a bit for each accelerator type that it accepts; `fitting` nodes take it; `read` entries of the log are
-# in its tree (-1: it has none yet).
-NODE = np.dtype(
-    [
-        *(
-            (name, "i8")
-            for name in ("gpus", "gpu_type", "cpu", "memory", "free_gpus", "free_cpu", "free_memory", "groups")
-        ),
-        ("gpu_memory", "f8"),
-    ]
-)
-PIECE = np.dtype(
-    [*((name, "i8") for name in ("gpus", "types", "cpu", "memory", "fitting", "read")), ("gpu_memory", "f8")]
-)
+from weft.cluster.engine.compiled import compiled
+from weft.cluster.engine.node import PLACEMENT, TIES, WRITTEN, below, fits, score
 
 # `best` [P, entries]: the nodes' scores, padded to a multiple of FAN, then the largest of each FAN of them (two cache
 # lines), padded, and so on up to one. `levels`: where each level begins, and where the last one ends. `ways`: how many nodes
-# share an entry's score, for random ties. `log`: a ring of node numbers. `meta`: the numbers below.
+# share an entry's score, for random ties. `log`: a ring of node numbers. `context`: what the placement knows of the whole trace.
 FAN = 16
-WRITTEN, PLACEMENT, TIES, RANDOM_STATE, META = 0, 1, 2, 3, 4
 LOWEST, HIGHEST, RANDOM = 0, 1, 2
 NEVER = -np.inf
 
 
 @compiled
-def fits(node, piece):
-    if node.free_gpus < piece.gpus or not (piece.types >> node.gpu_type) & 1:
-        return False
-    if piece.gpu_memory > 0 and 0 <= node.gpu_memory < piece.gpu_memory:
-        return False
-    if node.cpu >= 0 and node.free_cpu < piece.cpu:
-        return False
-    return node.memory < 0 or node.free_memory >= piece.memory
-
-
-@compiled
-def score_of(node, piece, placement):
-    return score(placement, piece, node) if fits(node, piece) else NEVER
+def score_of(node, piece, placement, context):
+    if not fits(node, piece):
+        return NEVER
+    return 0.0 if piece.counted else score(placement, piece, node, context)
 
 
 @compiled
@@ -79,12 +51,12 @@ def gather(best, ways, levels, p, level, group, random_ties):
 
 
 @compiled
-def build(nodes, pieces, best, ways, levels, meta, p):
+def build(nodes, pieces, best, ways, levels, meta, context, p):
     best[p, :] = NEVER
     ways[p, :] = 1
     fitting = 0
     for n in range(len(nodes)):
-        best[p, n] = score_of(nodes[n], pieces[p], meta[PLACEMENT])
+        best[p, n] = score_of(nodes[n], pieces[p], meta[PLACEMENT], context)
         fitting += best[p, n] != NEVER
     for level in range(len(levels) - 2):
         for group in range((levels[level + 1] - levels[level]) // FAN):
@@ -115,37 +87,26 @@ def update(best, ways, levels, p, n, value, random_ties):
 
 
 @compiled
-def refresh(nodes, pieces, best, ways, levels, log, meta, p):
+def refresh(nodes, pieces, best, ways, levels, log, meta, context, p):
     """Brings the tree of kind p up to date."""
     written, read = meta[WRITTEN], pieces[p].read
     pieces[p].read = written
     if read < 0 or written - read > len(log):
-        build(nodes, pieces, best, ways, levels, meta, p)
+        build(nodes, pieces, best, ways, levels, meta, context, p)
         return
     placement, random_ties, ring = meta[PLACEMENT], meta[TIES] == RANDOM, len(log) - 1
     for entry in range(read, written):
         n = log[entry & ring]
-        value = score_of(nodes[n], pieces[p], placement)
+        value = score_of(nodes[n], pieces[p], placement, context)
         if best[p, n] != value:
             pieces[p].fitting += int(value != NEVER) - int(best[p, n] != NEVER)
             update(best, ways, levels, p, n, value, random_ties)
 
 
 @compiled
-def below(meta, n):
-    """A random whole number under n (xorshift64*, Vigna 2016)."""
-    x = np.uint64(meta[RANDOM_STATE])
-    x ^= x >> np.uint64(12)
-    x ^= x << np.uint64(25)
-    x ^= x >> np.uint64(27)
-    meta[RANDOM_STATE] = np.int64(x)
-    return np.int64(((x * np.uint64(2685821657736338717)) >> np.uint64(33)) % np.uint64(n))
-
-
-@compiled
-def choose(nodes, pieces, best, ways, levels, log, meta, p):
+def choose(nodes, pieces, best, ways, levels, log, meta, context, p):
     """The node with the highest score for a piece of kind p, ties by the rule; -1 where it fits nowhere."""
-    refresh(nodes, pieces, best, ways, levels, log, meta, p)
+    refresh(nodes, pieces, best, ways, levels, log, meta, context, p)
     k = levels[len(levels) - 2]
     top = best[p, k]
     if top == NEVER:
@@ -167,16 +128,3 @@ def choose(nodes, pieces, best, ways, levels, log, meta, p):
                     rest -= ways[p, k]
                 k += 1
     return k
-
-
-@compiled
-def take(nodes, pieces, log, meta, room, n, p, sign):
-    """Allocates a piece of kind p on node n (sign 1) or gives it back (-1). ``room``: free GPUs of each group of nodes."""
-    nodes[n].free_gpus -= sign * pieces[p].gpus
-    for group in range(len(room)):
-        if (nodes[n].groups >> group) & 1:
-            room[group] -= sign * pieces[p].gpus
-    nodes[n].free_cpu -= sign * pieces[p].cpu
-    nodes[n].free_memory -= sign * pieces[p].memory
-    log[meta[WRITTEN] & (len(log) - 1)] = n
-    meta[WRITTEN] += 1

@@ -7,18 +7,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.cluster.engine.index import PIECE
-from weft.cluster.model import Cluster, Jobs
+from weft.cluster.engine.node import PIECE
+from weft.cluster.model import WHOLE, Cluster, Jobs, size_of
 
 # A job is `count` pieces of kind `piece`, and one of kind `rest` (-1: none); `shared`: several of its pieces may lie on one
-# node. `gpus`: of a job altogether. `begin`, `size`: its waiting jobs in the heap. `blocked`: known not to fit as things are.
+# node. `milli`: thousandths of GPUs of a job altogether. `begin`, `size`: its waiting jobs in the heap. `blocked`: known not
+# to fit as things are.
 # `of_type`, `of_memory`: the groups of nodes with a type that it accepts, and also with enough GPU memory; `bare`: its first
 # piece without cores and memory. `reason`: what it waits for, since `since`.
 CLASS = np.dtype(
     [
         *(
             (name, "i8")
-            for name in ("piece", "count", "rest", "gpus", "begin", "size", "of_type", "of_memory", "bare", "reason")
+            for name in ("piece", "count", "rest", "milli", "begin", "size", "of_type", "of_memory", "bare", "reason")
         ),
         *((name, "?") for name in ("shared", "blocked")),
         ("since", "f8"),
@@ -31,32 +32,36 @@ def classify(jobs: Jobs, cluster: Cluster) -> tuple[NDArray[np.int64], NDArray[A
     """The class of every job [J], the classes, their kinds of pieces, and the groups of every node [N] as bits.
 
     A job without ``pods`` that asks more GPUs than the largest node has comes in pieces of whole largest nodes and one for
-    the remainder; its cores and memory are divided by GPUs. With ``pods`` it comes in so many equal pieces.
+    the remainder; its cores and memory are divided by GPUs. With ``pods`` it comes in so many equal pieces. Shares of GPUs
+    are not divided over nodes.
     """
     largest = int(cluster.gpus.max(initial=0))
-    columns = ("gpus", "pods", "gpu_memory", "cpu", "memory", "types")
+    columns = ("gpus", "milli", "pods", "gpu_memory", "cpu", "memory", "types")
     of_job, first = _unique([getattr(jobs, name) for name in columns], len(jobs))
     kinds: dict[tuple[Any, ...], int] = {}
     groups: dict[tuple[int, float], int] = {((1 << len(cluster.types)) - 1, 0.0): 0}  # the first: all nodes
     rows, where = [], []
     for j in first:
-        gpus, pods, gpu_memory, cpu, memory, types = (getattr(jobs, name)[j].item() for name in columns)
+        gpus, milli, pods, gpu_memory, cpu, memory, types = (getattr(jobs, name)[j].item() for name in columns)
         mask = _mask(jobs.type_sets[types], cluster.types)
 
         def kind(
-            g: int, share: float, mask: int = mask, gpu_memory: float = gpu_memory, cpu: int = cpu, memory: int = memory
+            g: int, part: float, same: tuple[Any, ...] = (milli, mask, gpu_memory), of: Any = (cpu, memory)
         ) -> int:
-            key = (g, mask, gpu_memory, -int(-cpu * share // 1), -int(-memory * share // 1))
-            return kinds.setdefault(key, len(kinds))
+            return kinds.setdefault((g, *same, *(-int(-amount * part // 1) for amount in of)), len(kinds))
 
         if pods:
-            rows.append((kind(gpus // pods, 1 / pods), pods, -1, True, gpus))
-        elif gpus <= largest or not largest:
-            rows.append((kind(gpus, 1.0), 1, -1, False, gpus))
+            rows.append((kind(gpus // pods, 1 / pods), pods, -1, True, gpus * milli))
+        elif gpus <= largest or not largest or milli < WHOLE:
+            rows.append((kind(gpus, 1.0), 1, -1, False, gpus * milli))
         else:
             whole, rest = divmod(gpus, largest)
-            rows.append((kind(largest, largest / gpus), whole, kind(rest, rest / gpus) if rest else -1, False, gpus))
-        each = kind(*((gpus // pods, 0.0) if pods else (min(gpus, largest) if largest else gpus, 0.0)))
+            rows.append(
+                (kind(largest, largest / gpus), whole, kind(rest, rest / gpus) if rest else -1, False, gpus * milli)
+            )
+        each = kind(
+            *((gpus // pods, 0.0) if pods else (min(gpus, largest) if largest and milli == WHOLE else gpus, 0.0))
+        )
         where.append(
             (groups.setdefault((mask, 0.0), len(groups)), groups.setdefault((mask, gpu_memory), len(groups)), each)
         )
@@ -65,7 +70,7 @@ def classify(jobs: Jobs, cluster: Cluster) -> tuple[NDArray[np.int64], NDArray[A
             f"{len(groups)} combinations of GPU types and memory are asked for; expected at most {MOST_GROUPS}"
         )
     classes = np.zeros(len(rows), CLASS)
-    for column, name in enumerate(("piece", "count", "rest", "shared", "gpus")):
+    for column, name in enumerate(("piece", "count", "rest", "shared", "milli")):
         classes[name] = [row[column] for row in rows]
     for column, name in enumerate(("of_type", "of_memory", "bare")):
         classes[name] = [row[column] for row in where]
@@ -75,8 +80,10 @@ def classify(jobs: Jobs, cluster: Cluster) -> tuple[NDArray[np.int64], NDArray[A
         fits &= (least <= 0) | (cluster.gpu_memory < 0) | (cluster.gpu_memory >= least)
         members |= fits.astype(np.int64) << group
     pieces = np.zeros(len(kinds), PIECE)
-    for column, name in enumerate(("gpus", "types", "gpu_memory", "cpu", "memory")):
+    for column, name in enumerate(("gpus", "milli", "types", "gpu_memory", "cpu", "memory")):
         pieces[name] = [kind[column] for kind in kinds]
+    pieces["size"] = [size_of(kind[0], kind[1]) for kind in kinds]
+    pieces["counted"] = ~np.isin(np.arange(len(kinds)), [row[column] for row in rows for column in (0, 2)])
     pieces["read"] = -1
     return of_job, classes, pieces, members
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from weft.cluster.engine.compiled import compiled
-from weft.cluster.engine.index import RANDOM_STATE, choose, fits, refresh, take
+from weft.cluster.engine.index import choose, refresh
+from weft.cluster.engine.node import DETAILED, RANDOM_STATE, fits, pick, take
 
 JOB = np.dtype(
     [("submit", "f8"), ("duration", "f8"), ("start", "f8"), ("cls", "i4"), ("rank", "i4"), ("slot", "i8")]
@@ -91,48 +92,55 @@ def pop_completion(running, progress):
 
 
 @compiled
-def enough(nodes, pieces, best, ways, levels, log, meta, classes, c):
+def enough(nodes, pieces, best, ways, levels, log, meta, context, classes, c):
     """Whether every piece of a job of class c finds a node, as far as counting tells: exact unless pieces may share a node."""
     piece, count, rest = classes[c].piece, classes[c].count, classes[c].rest
-    refresh(nodes, pieces, best, ways, levels, log, meta, piece)
+    refresh(nodes, pieces, best, ways, levels, log, meta, context, piece)
     if pieces[piece].fitting < (1 if classes[c].shared else count):
         return False
     if rest < 0:
         return True
-    refresh(nodes, pieces, best, ways, levels, log, meta, rest)  # whole nodes fit the remainder too
+    refresh(nodes, pieces, best, ways, levels, log, meta, context, rest)  # whole nodes fit the remainder too
     return pieces[rest].fitting > count
 
 
 @compiled
-def place(nodes, pieces, best, ways, levels, log, meta, room, classes, c, where, slot):
-    """Allocates all pieces of a job of class c, or none; their nodes go to ``where[slot:]``."""
-    if not enough(nodes, pieces, best, ways, levels, log, meta, classes, c):
+def place(nodes, pieces, best, ways, levels, log, meta, context, room, classes, c, where, on, slot):
+    """Allocates all pieces of a job of class c, or none; their nodes go to ``where[slot:]``, and the GPUs that
+    they take of them, a bit for each, to ``on[slot:]`` in a detailed run."""
+    if not enough(nodes, pieces, best, ways, levels, log, meta, context, classes, c):
         return False
     piece, count, rest = classes[c].piece, classes[c].count, classes[c].rest
     placed, random = 0, meta[RANDOM_STATE]
     for i in range(count + (rest >= 0)):
         p = piece if i < count else rest
-        n = choose(nodes, pieces, best, ways, levels, log, meta, p)
+        n = choose(nodes, pieces, best, ways, levels, log, meta, context, p)
         if n < 0:
             break
-        take(nodes, pieces, log, meta, room, n, p, 1)
+        gpus = 0
+        if meta[DETAILED]:
+            gpus = pick(nodes[n], pieces[p], context, meta)
+            on[slot + i] = gpus
+        take(nodes, pieces, log, meta, room, n, p, gpus, 1)
         where[slot + i] = n
         placed += 1
     if placed == count + (rest >= 0):
         return True
     for i in range(placed):
-        take(nodes, pieces, log, meta, room, where[slot + i], piece, -1)
+        gpus = on[slot + i] if meta[DETAILED] else 0
+        take(nodes, pieces, log, meta, room, where[slot + i], piece, gpus, -1)
     meta[RANDOM_STATE] = random  # an attempt that fails leaves nothing behind
     return False
 
 
 @compiled
-def give_back(nodes, pieces, log, meta, room, classes, c, where, slot):
+def give_back(nodes, pieces, log, meta, room, classes, c, where, on, slot):
     """Frees a job's pieces, and wakes the classes that could use them."""
     piece, count, rest = classes[c].piece, classes[c].count, classes[c].rest
     last = slot + count + (rest >= 0)
     for i in range(slot, last):
-        take(nodes, pieces, log, meta, room, where[i], piece if i < slot + count else rest, -1)
+        gpus = on[i] if meta[DETAILED] else 0
+        take(nodes, pieces, log, meta, room, where[i], piece if i < slot + count else rest, gpus, -1)
     for other in range(len(classes)):
         if not classes[other].blocked:
             continue
@@ -146,33 +154,34 @@ def give_back(nodes, pieces, log, meta, room, classes, c, where, slot):
 
 
 @compiled
-def why(nodes, pieces, best, ways, levels, log, meta, room, classes, c, where, slot):
+def why(nodes, pieces, best, ways, levels, log, meta, context, room, classes, c, where, on, slot):
     """What a class of waiting jobs waits for: the first thing that one of them alone would lack now. ``where[slot:]`` is a
     waiting job's: what is tried there is forgotten."""
     if not classes[c].blocked and (classes[c].count == 1 or not classes[c].shared):
-        if enough(nodes, pieces, best, ways, levels, log, meta, classes, c):
+        if enough(nodes, pieces, best, ways, levels, log, meta, context, classes, c):
             return PRIORITY
         classes[c].blocked = True
     elif not classes[c].blocked:
         random = meta[RANDOM_STATE]
-        if place(nodes, pieces, best, ways, levels, log, meta, room, classes, c, where, slot):
+        if place(nodes, pieces, best, ways, levels, log, meta, context, room, classes, c, where, on, slot):
             for i in range(classes[c].count + (classes[c].rest >= 0)):
                 p = classes[c].piece if i < classes[c].count else classes[c].rest
-                take(nodes, pieces, log, meta, room, where[slot + i], p, -1)
+                gpus = on[slot + i] if meta[DETAILED] else 0
+                take(nodes, pieces, log, meta, room, where[slot + i], p, gpus, -1)
             meta[RANDOM_STATE] = random
             return PRIORITY
         classes[c].blocked = True
-    if room[0] < classes[c].gpus:
+    if room[0] < classes[c].milli:
         return CAPACITY
-    if room[classes[c].of_type] < classes[c].gpus:
+    if room[classes[c].of_type] < classes[c].milli:
         return TYPE
-    if room[classes[c].of_memory] < classes[c].gpus:
+    if room[classes[c].of_memory] < classes[c].milli:
         return MEMORY
     if classes[c].count > 1 or classes[c].rest >= 0:
         return GANG
     if classes[c].bare == classes[c].piece:
         return FRAGMENTATION
-    refresh(nodes, pieces, best, ways, levels, log, meta, classes[c].bare)
+    refresh(nodes, pieces, best, ways, levels, log, meta, context, classes[c].bare)
     return HOST if pieces[classes[c].bare].fitting else FRAGMENTATION
 
 
@@ -186,10 +195,10 @@ def settle(classes, total, c, now):
 
 @compiled
 def advance(
-    jobs, of_rank, heap, running, progress, where, nodes, pieces, best, ways, levels, log, meta, room, classes, total, waits,
-    strict, most,
+    jobs, of_rank, heap, running, progress, where, on, nodes, pieces, best, ways, levels, log, meta, context, room, classes, total, waits,
+    strict, until, most,
 ):  # fmt: skip
-    """Runs up to ``most`` moments; says whether anything is left to happen.
+    """Runs up to ``most`` moments, none after ``until``; says whether anything is left to happen.
 
     ``total`` [C, reasons]: seconds that a class has waited for each reason; ``waits`` [J, reasons]: the same of a job, which
     is the difference of its class's total at its start and at its arrival.
@@ -200,14 +209,14 @@ def advance(
             now = jobs[progress[ARRIVED]].submit
         if progress[RUNNING]:
             now = min(now, running[0].time)
-        if now == np.inf:
+        if now == np.inf or now > until:
             return False
         freed = started = False
         while progress[RUNNING] and running[0].time == now:
             freed = True
             job = running[0].job
             pop_completion(running, progress)
-            give_back(nodes, pieces, log, meta, room, classes, jobs[job].cls, where, jobs[job].slot)
+            give_back(nodes, pieces, log, meta, room, classes, jobs[job].cls, where, on, jobs[job].slot)
             progress[COMPLETED] += 1
         while progress[ARRIVED] < len(jobs) and jobs[progress[ARRIVED]].submit == now:
             job, c = progress[ARRIVED], jobs[progress[ARRIVED]].cls
@@ -226,7 +235,9 @@ def advance(
             if c < 0 or classes[c].blocked:
                 break
             job = of_rank[head]
-            if place(nodes, pieces, best, ways, levels, log, meta, room, classes, c, where, jobs[job].slot):
+            if place(
+                nodes, pieces, best, ways, levels, log, meta, context, room, classes, c, where, on, jobs[job].slot
+            ):
                 pop_rank(heap, classes, c)
                 settle(classes, total, c, now)
                 for reason in range(total.shape[1]):
@@ -242,7 +253,7 @@ def advance(
                 if classes[c].reason >= 0 and not started and (not freed or classes[c].reason == PRIORITY):
                     continue  # nothing changed for it: what fits fits the better for what was freed
                 slot = jobs[of_rank[heap[classes[c].begin]]].slot
-                reason = why(nodes, pieces, best, ways, levels, log, meta, room, classes, c, where, slot)
+                reason = why(nodes, pieces, best, ways, levels, log, meta, context, room, classes, c, where, on, slot)
             if reason != classes[c].reason:
                 settle(classes, total, c, now)
                 classes[c].reason = reason

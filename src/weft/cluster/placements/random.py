@@ -9,4 +9,11 @@ def score(piece, node):
     return 0.0
 
 
-PLACEMENT = Placement("random", score, "any node that fits, each as likely", ties="random")
+PLACEMENT = Placement(
+    "random",
+    score,
+    "any node that fits, each as likely",
+    ties="random",
+    gpu="random",
+    validated="five openb lists of ten seeds",
+)

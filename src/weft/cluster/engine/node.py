@@ -1,0 +1,125 @@
+"""A node and a piece as the compiled engine sees them: whether one takes the other, which GPUs, and what is free afterwards.
+
+Runs that need it (shares of GPUs, or a placement that looks at single ones) are *detailed*: they keep what is free of each
+GPU, and how many pieces of each size a node holds. Others count free GPUs and no more.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft.cluster.engine.compiled import compiled, dispatcher
+from weft.cluster.model import MOST_SHARED, WHOLE
+from weft.cluster.placement import TIGHTEST
+from weft.cluster.placements import PLACEMENTS
+
+# A node: what it has (-1: not known), what is free of it, a bit for each group of nodes that it is in; of a detailed run
+# also the thousandths that are free of each GPU, and its pieces by size (shares, then 1, 2, 4, 8 and any other number of
+# GPUs), and a `note` for a placement to keep what it works out from these, NaN after every change. A piece: what it asks; `types` has a bit for each accelerator type that it accepts; `size` is its place in a node's
+# `mix`; `fitting` nodes take it; `read` entries of the log are in its tree (-1: it has none yet); `counted` ones are only
+# ever counted, not placed.
+NODE = np.dtype(
+    [
+        *(
+            (name, "i8")
+            for name in ("gpus", "gpu_type", "cpu", "memory", "free_gpus", "free_cpu", "free_memory", "groups")
+        ),
+        ("gpu_memory", "f8"),
+        ("note", "f8"),
+        ("milli", "i4", (MOST_SHARED,)),
+        ("mix", "i4", (6,)),
+    ]
+)
+PIECE = np.dtype(
+    [
+        *((name, "i8") for name in ("gpus", "milli", "types", "cpu", "memory", "size", "fitting", "read")),
+        ("gpu_memory", "f8"),
+        ("counted", "?"),
+    ]
+)
+
+# `meta`: the log's length, the placement's code, the rule for ties, the random generator's state, whether the run is
+# detailed, and how a share chooses its GPU.
+WRITTEN, PLACEMENT, TIES, RANDOM_STATE, DETAILED, GPU_RULE, META = range(7)
+BY_TIGHTNESS, BY_CHANCE, BY_SCORE = range(3)
+
+score, gpu_by_score = dispatcher([(p.score, p.gpu not in (TIGHTEST, "random")) for p in PLACEMENTS.values()])
+
+
+@compiled
+def below(meta, n):
+    """A random whole number under n (xorshift64*, Vigna 2016)."""
+    x = np.uint64(meta[RANDOM_STATE])
+    x ^= x >> np.uint64(12)
+    x ^= x << np.uint64(25)
+    x ^= x >> np.uint64(27)
+    meta[RANDOM_STATE] = np.int64(x)
+    return np.int64(((x * np.uint64(2685821657736338717)) >> np.uint64(33)) % np.uint64(n))
+
+
+@compiled
+def fits(node, piece):
+    if piece.milli == WHOLE:
+        if node.free_gpus < piece.gpus:
+            return False
+    else:
+        able = 0
+        for g in range(node.gpus):
+            able += node.milli[g] >= piece.milli
+        if able < piece.gpus:
+            return False
+    if not (piece.types >> node.gpu_type) & 1:
+        return False
+    if piece.gpu_memory > 0 and 0 <= node.gpu_memory < piece.gpu_memory:
+        return False
+    if node.cpu >= 0 and node.free_cpu < piece.cpu:
+        return False
+    return node.memory < 0 or node.free_memory >= piece.memory
+
+
+@compiled
+def pick(node, piece, context, meta):
+    """The GPUs that a piece takes of a node that fits it, a bit for each: whole ones from the lowest number; a share by the
+    placement's rule."""
+    taken = 0
+    for _ in range(piece.gpus):
+        found = -1
+        if piece.milli < WHOLE and meta[GPU_RULE] == BY_SCORE and piece.gpus == 1:
+            found = gpu_by_score(meta[PLACEMENT], piece, node, context)
+        else:
+            able = 0
+            for g in range(node.gpus):
+                if (taken >> g) & 1 or node.milli[g] < piece.milli:
+                    continue
+                able += 1
+                if piece.milli < WHOLE and meta[GPU_RULE] == BY_CHANCE:
+                    if below(meta, able) == 0:
+                        found = g
+                elif found < 0 or node.milli[g] < node.milli[found]:
+                    found = g
+        taken |= 1 << found
+    return taken
+
+
+@compiled
+def take(nodes, pieces, log, meta, room, n, p, gpus, sign):
+    """Allocates a piece of kind p on node n (sign 1) or gives it back (-1). ``room``: thousandths of GPUs that are free in
+    each group of nodes; ``gpus``: a bit for each GPU, of a detailed run."""
+    if meta[DETAILED]:
+        for g in range(nodes[n].gpus):
+            if (gpus >> g) & 1:
+                before = nodes[n].milli[g]
+                after = before - sign * pieces[p].milli
+                nodes[n].milli[g] = after
+                nodes[n].free_gpus += int(after == WHOLE) - int(before == WHOLE)
+        nodes[n].mix[pieces[p].size] += sign
+        nodes[n].note = np.nan
+    else:
+        nodes[n].free_gpus -= sign * pieces[p].gpus
+    for group in range(len(room)):
+        if (nodes[n].groups >> group) & 1:
+            room[group] -= sign * pieces[p].gpus * pieces[p].milli
+    nodes[n].free_cpu -= sign * pieces[p].cpu
+    nodes[n].free_memory -= sign * pieces[p].memory
+    log[meta[WRITTEN] & (len(log) - 1)] = n
+    meta[WRITTEN] += 1
