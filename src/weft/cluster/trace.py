@@ -102,7 +102,7 @@ class Columns:
     names: Sequence[str] = field(default_factory=tuple)
 
     def wrong(self, row: int, column: str, expected: str) -> TraceError:
-        value = self.numbers[column][row] if column in self.numbers else self.words[column][row]
+        value = self.numbers[column][row] if column in self.numbers else f"'{self.words[column][row]}'"
         return TraceError(f"{self.path}:{self.lines[row]}: {column} is {value}; expected {expected}")
 
     def times(self, column: str) -> NDArray[np.float64]:
@@ -112,7 +112,7 @@ class Columns:
             try:
                 found[row] = float(text) if text.replace(".", "", 1).isdigit() else seconds(text)
             except ValueError:
-                raise self.wrong(row, column, "seconds, or a date and time") from None
+                raise self.wrong(row, column, "seconds or a date") from None
         return found
 
     def whole(self, column: str, least: int = 0) -> NDArray[np.float64]:

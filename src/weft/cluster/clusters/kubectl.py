@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from weft.cluster.cluster_file import ClusterFormat, named
 from weft.cluster.file import TraceError
 from weft.cluster.model import Cluster, NodeGroup
 
+JSON = re.compile(r"\s*\{\s*\"")  # an object
 MEMORY = "nvidia.com/gpu.memory"  # a label, MiB
 
 
@@ -46,8 +48,4 @@ def _node(node: dict[str, Any]) -> NodeGroup:
     )
 
 
-def _matches(path: Path, text: str) -> bool:
-    return text.lstrip().startswith("{") and '"kind"' in text or path.name.removesuffix(".gz").endswith(".json")
-
-
-CLUSTER = ClusterFormat("kubectl", load, _matches, "kubectl get nodes -o json")
+CLUSTER = ClusterFormat("kubectl", load, lambda path, text: bool(JSON.match(text)), "kubectl get nodes -o json")

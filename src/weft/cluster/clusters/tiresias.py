@@ -16,7 +16,7 @@ def load(path: Path) -> Cluster:
     table = read(path, COLUMNS)
     for name in COLUMNS[:3]:
         table.whole(name)
-    groups = []
+    groups: list[NodeGroup] = []
     for row in range(len(table.lines)):
         for name in COLUMNS:
             if not table.numbers[name][row] >= 0:

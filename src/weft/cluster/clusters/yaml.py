@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from weft.cluster.model import Cluster, NodeGroup
 from weft.definition import UnknownName
 
 # Key → what its value must be.
-WHOLE, NUMBER, WORD = ("a whole number", int), ("a number", int | float), ("a word", str)
+WHOLE = ("a whole number of 0 or more", int)
+NUMBER = ("a number of 0 or more", int | float)
+WORD = ("a word", str)
 KEYS: dict[str, tuple[str, Any]] = {
     "count": WHOLE, "gpus": WHOLE, "gpu_type": WORD, "gpu_memory_gb": NUMBER, "cpu": NUMBER, "memory_gb": NUMBER,
     "rack": WORD, "name": WORD,
@@ -77,16 +80,17 @@ def _group(path: Path, node: Any) -> NodeGroup:
     values: dict[str, Any] = {}
     for key, value in _mapping(path, node, KEYS, "a group of nodes").items():
         expected, kind = KEYS[key]
-        known = yaml.SafeLoader("").construct_object(value, deep=True)
-        if not isinstance(known, kind) or isinstance(known, bool):
+        try:
+            known = yaml.SafeLoader("").construct_object(value, deep=True)
+        except yaml.YAMLError as error:  # a tag such as !!python/object
+            raise TraceError(f"{path}:{_line(value)}: {key}: {error}") from None
+        fits = isinstance(known, kind) and not isinstance(known, bool)
+        if not fits or (kind is not str and not 0 <= known < math.inf):
             raise TraceError(f"{path}:{_line(value)}: {key} is {known!r}; expected {expected}")
         values[key] = known
     if "count" not in values:
         raise TraceError(f"{path}:{_line(node)}: count is missing: how many such nodes there are")
-    try:
-        return NodeGroup(**values)
-    except ValueError as error:
-        raise TraceError(f"{path}:{_line(node)}: {error}") from None
+    return NodeGroup(**values)
 
 
 CLUSTER = ClusterFormat(
