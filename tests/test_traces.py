@@ -14,6 +14,8 @@ import pytest
 
 np = pytest.importorskip("numpy")
 
+from where import ROOT  # noqa: E402
+
 from weft.cluster import cluster_file, trace  # noqa: E402
 from weft.cluster.file import TraceError  # noqa: E402
 from weft.definition import UnknownName  # noqa: E402
@@ -65,6 +67,11 @@ def test_csv_by_its_own_names(write, pack):
     jobs = trace.load(write("t.csv", pack(OWN)), "csv", columns=MAPPING)
     assert rows(jobs, "types") == [("a", 1.0, 20.5, 8, 0), ("b", 5.0, 10.0, 2, 1)]
     assert jobs.type_sets == ((), ("H100", "A100"))
+
+
+def test_an_empty_cell_is_what_is_usual(write):
+    jobs = trace.load(write("t.csv", "submit,duration,gpus,cpu,estimate,milli\n0,5,1,,,\n1,6,1,500,9,250\n"), "csv")
+    assert rows(jobs, "cpu", "estimate", "milli") == [(0, 0.0, 5.0, 1, 0, 5.0, 1000), (1, 1.0, 6.0, 1, 500, 9.0, 250)]
 
 
 def test_parquet_is_csv(write, tmp_path):
@@ -394,13 +401,15 @@ def test_kubectl(write):
     [
         ("csv", "submit,duration,gpus,pods\n0,1,2,0.5\n", "t:2: pods is 0.5; expected a whole number of 0 or more"),
         ("csv", "submit,duration,gpus,cpu\n0,1,2,inf\n", "t:2: cpu is inf; expected a whole number"),
+        ("csv", "submit,duration,gpus\n0,1,inf\n", "t:2: the number of GPUs is inf; expected 0 or more, and finite"),
+        ("csv", "submit,duration,gpus,pods\n0,1,3,2\n", "t: jobs: job 0 (row 0) has 3 GPUs in 2 pods; expected equal pods"),
         ("csv", "", "column submit, duration, gpus is missing (there are: none)"),
         ("philly", "[{]", "t:1: no JSON at column 3"),
         ("philly", "{}", "a JSON dict; expected a list of jobs"),
         ("philly", '[{"jobid": "x"}]', "job 1 (x): KeyError: 'submitted_time'; expected submitted_time"),
         ("philly", "[3]", "job 1 (no object): TypeError"),
         ("philly", json.dumps([philly("x", "yesterday")]), "job 1 (x): ValueError"),
-        ("philly", "timestamp,duration,num_gpus,gpu_time,cluster\nnoon,1,1,1,c\n", "t:2: timestamp is 'noon'; expected seconds or a date"),
+        ("philly", "timestamp,duration,num_gpus,gpu_time,cluster\nnoon,1,1,1,c\n", "t:2: timestamp is 'noon'; expected"),
         ("pai", "a,b,1,T,1,2,1,1,100\n", "t:1: 9 columns; expected 10"),
         ("pai", "a,b,1.5,T,1,2,1,1,100,T4\n", "t:1: inst_num is 1.5; expected a whole number of 1 or more"),
         ("pai", "a,b,1,T,9,2,1,1,100,T4\n", "t:1: the duration is -7"),
@@ -410,7 +419,7 @@ def test_kubectl(write):
         ("sacct", SACCT.replace("mem=500G", "mem=big"), "t:2: mem=big; expected a size such as 64G"),
         ("sacct", SACCT.replace("T10:00:30", " half past ten"), "t:2: Submit is '2024-05-01 half past ten'; expected"),
         ("sacct", SACCT.replace("AllocTRES", "TRES"), "column AllocTRES is missing"),
-        ("kubectl", "[]", "no Kubernetes object; expected what 'kubectl get … -o json' writes"),
+        ("kubectl", "[]", "no Kubernetes objects; expected what 'kubectl get … -o json' writes"),
         ("kubectl", json.dumps(pod("p", {"nvidia.com/gpu": "two"})), "pod lab/p: ValueError: 'two' is no quantity"),
         ("kubectl", json.dumps({"kind": "Pod"}), "pod default/: KeyError"),
     ],
@@ -536,7 +545,7 @@ def test_published_cluster_files(write):
     ("text", "words"),
     [
         ("sn,cpu_milli,memory_mib,gpu,model\na,1,1,1,T4\na,1,1,1,T4\n", "c:3: node 'a' is there already (line 2)"),
-        ("sn,cpu_milli,memory_mib,gpu,model\na,1,1,,T4\n", "c:2: gpu is nan; expected a number in each"),
+        ("sn,cpu_milli,memory_mib,gpu,model\na,1,1,,T4\n", "c:2: gpu is nan; expected a number of 0 or more"),
         ("sn,cpu_milli,memory_mib,gpu,model\n", "it has no nodes"),
         ("machine,gpu_type,cap_cpu,cap_mem,cap_gpu\na,T4,-1,1,1\n", "c:2: cap_cpu is -1.0; expected a number of 0 or more"),
         ("num_switch,num_node_p_switch,num_gpu_p_node,num_cpu_p_node,mem_p_node\n1,1.5,1,1,1\n", "c:2: num_node_p_switch is"),
@@ -553,11 +562,88 @@ def test_a_mistake_in_a_cluster_file_is_named(write, text, words):
     assert words in str(caught.value)
 
 
+def test_the_example_of_the_documentation_is_read(write):
+    pytest.importorskip("yaml")
+    page = (ROOT / "docs" / "cluster.md").read_text()
+    assert len(cluster_file.load(write("c.yaml", page.split("```yaml\n")[1].split("```")[0]))) == 20
+
+
 def test_a_cluster_files_format_may_be_named(write):
     pytest.importorskip("yaml")
     assert len(cluster_file.load(write("cluster.conf", YAML), "yaml")) == 3
     with pytest.raises(UnknownName, match="unknown cluster file format 'yml'; did you mean 'yaml'"):
         cluster_file.load(write("cluster.conf", YAML), "yml")
+
+
+# ---- damaged at random -----------------------------------------------------------------------------------------------
+
+PHILLY = [philly("a", "2017-10-07 01:11:39", attempt("2017-10-07 01:12:09", "2017-10-07 01:13:23", 8))]
+PODS = {
+    "kind": "List",
+    "items": [
+        pod(
+            "p", {"nvidia.com/gpu": "1", "cpu": "1"}, ("2024-05-01T10:01:00Z", "2024-05-01T10:02:00Z"), nodeSelector={}
+        ),
+        node("n", {"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": "8"}, **{"nvidia.com/gpu.memory": "81559"}),
+    ],
+}
+SAMPLES = {
+    "csv": OWN.replace("name,at,s,gpu_num", "id,submit,duration,gpus"),
+    "pai": PAI,
+    "philly": json.dumps(PHILLY),
+    "sacct": SACCT,
+    "kubectl": json.dumps(PODS),
+    "gavel": "LM\tcmd\tfolder\t-n\t1\t100\t2\t2\t-1.0\t0\n",
+    "gavel speeds": json.dumps(SPEEDS),
+    "yaml cluster": YAML,
+    "kubectl cluster": json.dumps(PODS),
+    "openb cluster": "sn,cpu_milli,memory_mib,gpu,model\na,64000,262144,2,P100\nb,32000,1000,0,\n",
+    "pai cluster": "7399a7,CPU,96,512,0\n75c536,V100M32,96,384,8\n",
+    "tiresias cluster": "num_switch,num_node_p_switch,num_gpu_p_node,num_cpu_p_node,mem_p_node\n2,3,4,40,256\n",
+}
+
+
+def damaged(text: str, g: np.random.Generator) -> str:
+    """A JSON text with one value replaced; another text with one to three characters replaced, dropped or doubled."""
+    if text[0] in "{[" and g.random() < 0.8:
+        places, tree = [], json.loads(text)
+        stack = [tree]
+        while stack:
+            here = stack.pop()
+            for key in here if isinstance(here, dict) else range(len(here)):
+                places.append((here, key))
+                if isinstance(here[key], dict | list):
+                    stack.append(here[key])
+        here, key = places[g.integers(len(places))]
+        here[key] = [None, 3, -1.5, "", "x", [], {}, [None], {"a": 1}, True][g.integers(10)]
+        return json.dumps(tree)
+    letters = list(text)
+    for _ in range(g.integers(1, 4)):
+        k = int(g.integers(len(letters)))
+        letters[k] = ["", letters[k] * 2, *'0-.|,"\n\t:=e x{'][g.integers(15)]
+    return "".join(letters)
+
+
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_a_damaged_file_is_read_or_named_as_wrong(write, sample):
+    """Whatever is changed in a file, it is read, or refused by an error that names it; nothing else is ever raised."""
+    g = np.random.default_rng(len(sample))
+    write("simulation_throughputs.json", SPEEDS)
+    format, _, kind = sample.partition(" ")
+    if format == "yaml":
+        pytest.importorskip("yaml")
+    refused = 0
+    for _ in range(200):
+        path = write("simulation_throughputs.json" if kind == "speeds" else "t", damaged(SAMPLES[sample], g))
+        try:
+            if kind == "cluster":
+                cluster_file.load(path, format)
+            else:
+                trace.load(write("x.trace", SAMPLES["gavel"]) if kind == "speeds" else path, format)
+        except (TraceError, UnknownName) as error:
+            refused += 1
+            assert str(path.parent) in str(error)
+    assert 0 < refused < 200
 
 
 # ---- real files ------------------------------------------------------------------------------------------------------

@@ -27,10 +27,10 @@ def objects(path: Path, kind: str) -> list[dict[str, Any]]:
         TraceError: it is no JSON, or not Kubernetes'.
     """
     found = json_of(path)
-    if not isinstance(found, dict) or "kind" not in found:
-        raise TraceError(f"{path}: no Kubernetes object; expected what 'kubectl get … -o json' writes")
-    whole = str(found["kind"])
-    items = found.get("items", []) if whole.endswith("List") else [found]
+    whole = str(found.get("kind", "")) if isinstance(found, dict) else ""
+    items = found.get("items") if whole.endswith("List") else [found] if whole else None
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise TraceError(f"{path}: no Kubernetes objects; expected what 'kubectl get … -o json' writes")
     return [item for item in items if item.get("kind", whole.removesuffix("List")) == kind]
 
 

@@ -21,6 +21,8 @@ from weft.cluster.model import Jobs
 from weft.cluster.plugins import discover
 from weft.definition import UnknownName
 
+LARGEST = 2.0**62  # no count, time or size is; it fits the whole numbers of Jobs
+
 
 @dataclass(frozen=True)
 class Format:
@@ -115,6 +117,19 @@ class Columns:
                 raise self.wrong(row, column, "seconds or a date") from None
         return found
 
+    def amounts(self, column: str) -> NDArray[np.float64]:
+        """A column of numbers that must all be there, 0 or more.
+
+        Raises:
+            TraceError: the first that is not.
+        """
+        values = self.numbers[column]
+        if len(
+            bad := np.flatnonzero(~((values >= 0) & (values < LARGEST / 1024)))
+        ):  # GiB, cores: they become MiB and thousandths
+            raise self.wrong(int(bad[0]), column, "a number of 0 or more")
+        return values
+
     def whole(self, column: str, least: int = 0) -> NDArray[np.float64]:
         """A column of numbers, checked to be whole and no less than that where there is a value.
 
@@ -124,7 +139,7 @@ class Columns:
         values = self.numbers[column]
         if len(
             bad := np.flatnonzero(
-                (values != np.floor(values)) & ~np.isnan(values) | (values < least) | np.isinf(values)
+                (values != np.floor(values)) & ~np.isnan(values) | (values < least) | (values >= LARGEST)
             )
         ):
             raise self.wrong(int(bad[0]), column, f"a whole number of {least} or more")
@@ -234,6 +249,11 @@ def accepted(column: Iterable[str]) -> tuple[NDArray[np.int64], tuple[tuple[str,
     return index, tuple(known)
 
 
+def or_zero(column: NDArray[np.float64]) -> NDArray[np.float64]:
+    """0 where nothing is known."""
+    return np.where(np.isnan(column), 0.0, column)
+
+
 def since_first(submit: NDArray[np.float64]) -> NDArray[np.float64]:
     """Seconds since the first submission, for traces that have dates."""
     known = submit[~np.isnan(submit)]
@@ -265,8 +285,10 @@ def jobs_of(
     for column in (submit, duration, gpus):
         column[out] = 0.0
     for name, column in (("the submission", submit), ("the duration", duration), ("the number of GPUs", gpus)):
-        if len(bad := np.flatnonzero(column < 0)):
-            raise TraceError(f"{table.path}:{table.lines[bad[0]]}: {name} is {column[bad[0]]:g}; expected 0 or more")
+        if len(bad := np.flatnonzero((column < 0) | (column >= LARGEST))):
+            raise TraceError(
+                f"{table.path}:{table.lines[bad[0]]}: {name} is {column[bad[0]]:g}; expected 0 or more, and finite"
+            )
     if len(bad := np.flatnonzero(gpus % 1 > 0)):
         raise TraceError(f"{table.path}:{table.lines[bad[0]]}: {gpus[bad[0]]:g} GPUs; expected a whole number")
     untimed, none = np.isnan(submit) | np.isnan(duration), ~(gpus > 0) & ~out
@@ -277,7 +299,14 @@ def jobs_of(
         for name, column in more.items()
         if name not in ("tenants", "type_sets")
     }
+    for name, column in picked.items():
+        if name != "id" and len(bad := np.flatnonzero(~(np.abs(column) < LARGEST))):
+            line = table.lines[np.flatnonzero(keep)[bad[0]]]
+            raise TraceError(f"{table.path}:{line}: {name} is {column[bad[0]]}; expected a number that is no larger")
     picked |= {name: more[name] for name in ("tenants", "type_sets") if name in more}
-    jobs = Jobs(submit[keep], duration[keep], gpus[keep].astype(np.int64), **picked)
+    try:
+        jobs = Jobs(submit[keep], duration[keep], gpus[keep].astype(np.int64), **picked)
+    except ValueError as error:  # it names the job
+        raise TraceError(f"{table.path}: {error}") from None
     jobs.dropped = {why: count for why, count in dropped.items() if count}
     return jobs

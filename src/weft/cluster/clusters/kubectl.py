@@ -24,7 +24,8 @@ def load(path: Path) -> Cluster:
     """
     nodes, names = [], []
     for node in kubernetes.objects(path, "Node"):
-        name = node.get("metadata", {}).get("name", "")
+        about = node.get("metadata")
+        name = str(about.get("name", "")) if isinstance(about, dict) else ""
         try:
             nodes.append(_node(node))
         except (KeyError, TypeError, AttributeError, ValueError) as error:

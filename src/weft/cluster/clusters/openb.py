@@ -14,12 +14,13 @@ COLUMNS = ("cpu_milli", "memory_mib", "gpu")
 def load(path: Path) -> Cluster:
     """Thousandths of cores, MiB. A node without GPUs has the type ``none``; the memory of GPUs is not given."""
     table = read(path, COLUMNS, ("sn", "model"))
-    nodes = []
-    for row, (cpu, memory, gpus) in enumerate(zip(*(table.whole(name) for name in COLUMNS), strict=True)):
-        if not cpu + memory + gpus >= 0:
-            raise table.wrong(row, "gpu", "a number in each of cpu_milli, memory_mib and gpu")
-        model = table.words["model"][row] or "none"
-        nodes.append(NodeGroup(1, int(gpus), model, cpu=float(cpu) / 1000, memory_gb=float(memory) / 1024))
+    for name in COLUMNS:
+        table.whole(name)
+    columns = (*(table.amounts(name).tolist() for name in COLUMNS), table.words["model"])
+    nodes = [
+        NodeGroup(1, int(gpus), model or "none", cpu=cpu / 1000, memory_gb=memory / 1024)
+        for cpu, memory, gpus, model in zip(*columns, strict=True)
+    ]
     return named(path, nodes, table.words["sn"], table.lines.tolist())
 
 

@@ -16,13 +16,12 @@ ROW = re.compile(r"\w+,\w+,[\d.]+,[\d.]+,[\d.]+\s")
 def load(path: Path) -> Cluster:
     """Cores; memory is taken for GiB. Nodes without GPUs have the type ``CPU``, old GPUs ``MISC``, as the file says."""
     table = read(path, HEADER[2:], HEADER[:2], header=HEADER)
-    nodes = []
-    for row, gpus in enumerate(table.whole("cap_gpu")):
-        for name in HEADER[2:]:
-            if not table.numbers[name][row] >= 0:
-                raise table.wrong(row, name, "a number of 0 or more")
-        cpu, memory = (float(table.numbers[name][row]) for name in ("cap_cpu", "cap_mem"))
-        nodes.append(NodeGroup(1, int(gpus), table.words["gpu_type"][row], cpu=cpu, memory_gb=memory))
+    table.whole("cap_gpu")
+    columns = (table.words["gpu_type"], *(table.amounts(name).tolist() for name in HEADER[2:]))
+    nodes = [
+        NodeGroup(1, int(gpus), kind, cpu=cpu, memory_gb=memory)
+        for kind, cpu, memory, gpus in zip(*columns, strict=True)
+    ]
     return named(path, nodes, table.words["machine"], table.lines.tolist())
 
 

@@ -17,11 +17,7 @@ def load(path: Path) -> Cluster:
     for name in COLUMNS[:3]:
         table.whole(name)
     groups: list[NodeGroup] = []
-    for row in range(len(table.lines)):
-        for name in COLUMNS:
-            if not table.numbers[name][row] >= 0:
-                raise table.wrong(row, name, "a number of 0 or more")
-        switches, nodes, gpus, cpu, memory_gb = (float(table.numbers[name][row]) for name in COLUMNS)
+    for switches, nodes, gpus, cpu, memory_gb in zip(*(table.amounts(name).tolist() for name in COLUMNS), strict=True):
         for _ in range(int(switches)):
             rack = f"switch-{len(groups)}"
             groups.append(NodeGroup(int(nodes), int(gpus), cpu=cpu, memory_gb=memory_gb, rack=rack))

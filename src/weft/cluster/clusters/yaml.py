@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from weft.cluster.model import Cluster, NodeGroup
 from weft.definition import UnknownName
 
 # Key → what its value must be.
+MOST = 1e12  # cores, GiB or nodes; far above any cluster, and thousandths of it are still whole numbers of 64 bits
 WHOLE = ("a whole number of 0 or more", int)
 NUMBER = ("a number of 0 or more", int | float)
 WORD = ("a word", str)
@@ -85,7 +85,7 @@ def _group(path: Path, node: Any) -> NodeGroup:
         except yaml.YAMLError as error:  # a tag such as !!python/object
             raise TraceError(f"{path}:{_line(value)}: {key}: {error}") from None
         fits = isinstance(known, kind) and not isinstance(known, bool)
-        if not fits or (kind is not str and not 0 <= known < math.inf):
+        if not fits or (kind is not str and not 0 <= known < MOST):
             raise TraceError(f"{path}:{_line(value)}: {key} is {known!r}; expected {expected}")
         values[key] = known
     if "count" not in values:

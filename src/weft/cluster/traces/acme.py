@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from weft.cluster.model import Jobs
-from weft.cluster.trace import Format, jobs_of, names, read, since_first
+from weft.cluster.trace import Format, jobs_of, names, or_zero, read, since_first
 
 
 def load(path: Path) -> Jobs:
@@ -31,8 +31,8 @@ def load(path: Path) -> Jobs:
     return jobs_of(
         table, since_first(submit), end - start, gpus,
         {"never started": np.isnan(start), "no end": np.isnan(end)},
-        id=table.words["job_id"], pods=np.where(even, nodes, 0), cpu=np.nan_to_num(cpu * 1000),
-        memory=np.nan_to_num(np.rint(memory)), tenant=tenant, tenants=tenants,
+        id=table.words["job_id"], pods=np.where(even, nodes, 0), cpu=or_zero(cpu * 1000),
+        memory=or_zero(np.rint(memory)), tenant=tenant, tenants=tenants,
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from weft.cluster.model import Jobs
-from weft.cluster.trace import Format, jobs_of, names, read
+from weft.cluster.trace import Format, jobs_of, names, or_zero, read
 
 NUMBERS = ("cpu_request", "gpu_request", "memory_request", "creation_time", "scheduled_time", "deletion_time")
 
@@ -29,8 +29,8 @@ def load(path: Path) -> Jobs:
             "there before the window": np.isnan(created) | np.isnan(scheduled),
             "there after the window": np.isnan(deleted),
         },
-        id=table.words["instance_sn"], pods=np.ones(len(gpus)), cpu=np.nan_to_num(np.rint(cpu * 1000)),
-        memory=np.nan_to_num(np.rint(memory * 1024)), tenant=tenant, tenants=tenants,
+        id=table.words["instance_sn"], pods=np.ones(len(gpus)), cpu=or_zero(np.rint(cpu * 1000)),
+        memory=or_zero(np.rint(memory * 1024)), tenant=tenant, tenants=tenants,
     )  # fmt: skip
 
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from weft.cluster.model import FLOATS, USUAL, Jobs
 from weft.cluster.trace import Columns, Format, accepted, jobs_of, names, read
 from weft.definition import UnknownName
@@ -19,7 +21,8 @@ NUMBERS = (*NEEDED, *(name for name in OPTIONAL if name not in WORDS))
 def load(path: Path, columns: Mapping[str, str] | None = None) -> Jobs:
     """``tenant`` and ``id`` are words, ``types`` the accelerator types that the job accepts, separated by ``|``.
 
-    Units as in ``Jobs``: seconds, thousandths, GB of GPU memory, MiB of memory.
+    Units as in ``Jobs``: seconds, thousandths, GB of GPU memory, MiB of memory. An empty cell of a column that may be missing
+    gets what is usual, as the whole column does where it is missing.
 
     Args:
         columns: weft's name → the file's: ``{"gpus": "gpu_num"}``.
@@ -39,10 +42,15 @@ def known(columns: Mapping[str, str] | None) -> Mapping[str, str]:
 
 def jobs_from(table: Columns) -> Jobs:
     """The jobs of a table under weft's own names."""
-    more: dict[str, Any] = {name: column for name, column in table.numbers.items() if name not in NEEDED}
-    for name in more:
+    more: dict[str, Any] = {}
+    for name, column in table.numbers.items():
+        if name in NEEDED:
+            continue
         if name not in FLOATS:
             table.whole(name)
+        more[name] = np.where(
+            np.isnan(column), table.numbers["duration"] if name == "estimate" else USUAL[name], column
+        )
     if "id" in table.words:
         more["id"] = table.words["id"]
     if "tenant" in table.words:

@@ -9,7 +9,7 @@ import numpy as np
 
 from weft.cluster.file import TraceError, beside, json_of, text_of
 from weft.cluster.model import Jobs
-from weft.cluster.trace import Format, jobs_of, read
+from weft.cluster.trace import Format, jobs_of, or_zero, read
 from weft.definition import UnknownName
 
 # The three layouts have no line of names; the number of columns tells them apart.
@@ -44,21 +44,22 @@ def load(path: Path, throughputs: str | Path | None = None, gpu: str = "v100") -
     table = read(path, numbers, ("job_type",), optional=numbers[3:], header=LAYOUTS[columns], delimiter="\t")
     gpus = table.whole("scale_factor")
     speed = np.array(
-        [_alone(place, speeds[gpu], model, int(k)) for model, k in zip(table.words["job_type"], gpus, strict=True)]
+        [_alone(place, speeds[gpu], model, f"{k:g}") for model, k in zip(table.words["job_type"], gpus, strict=True)]
     )
-    more = {"priority": table.numbers["priority_weight"]} if "priority_weight" in table.numbers else {}
+    more = {"priority": or_zero(table.numbers["priority_weight"])} if "priority_weight" in table.numbers else {}
     return jobs_of(
         table, table.numbers["arrival_time"], table.numbers["total_steps"] / np.where(speed > 0, speed, np.nan), gpus,
         {f"no speed on so many {gpu}": np.isnan(speed), f"cannot run on {gpu}": speed == 0}, **more,
     )  # fmt: skip
 
 
-def _alone(place: Path, speeds: dict[str, Any], model: str, gpus: int) -> float:
+def _alone(place: Path, speeds: Any, model: str, gpus: str) -> float:
     """Steps per second of a model alone on so many GPUs; NaN where it was not measured."""
-    speed = speeds.get(f"('{model}', {gpus})", {}).get("null", np.nan)
-    if not isinstance(speed, int | float):
-        raise TraceError(f"{place}: {model} on {gpus} GPUs has {speed!r}; expected steps per second under 'null'")
-    return speed
+    try:
+        return float(speeds.get(f"('{model}', {gpus})", {"null": np.nan})["null"])
+    except (AttributeError, KeyError, TypeError, ValueError):
+        what = f"{place}: there is no speed of '{model}' on {gpus} GPUs"
+        raise TraceError(f"{what}; expected an object of objects with steps per second under 'null'") from None
 
 
 FORMAT = Format("gavel", load, "Gavel's tab-separated traces and its table of speeds", options=("throughputs", "gpu"))

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from weft.cluster.model import Jobs
-from weft.cluster.trace import Format, jobs_of, names, read
+from weft.cluster.trace import Format, jobs_of, names, or_zero, read
 
 
 def load(path: Path) -> Jobs:
     """A virtual cluster is a tenant. ``cpu_num`` counts for the whole job; ``node_num`` is left to the placement."""
     table = read(path, ("gpu_num", "duration", "cpu_num"), ("job_id", "vc", "submit_time"), optional=("cpu_num",))
     tenant, tenants = names(table.words["vc"])
-    more = {"cpu": table.whole("cpu_num") * 1000} if "cpu_num" in table.numbers else {}
+    more = {"cpu": or_zero(table.whole("cpu_num")) * 1000} if "cpu_num" in table.numbers else {}
     return jobs_of(
         table, table.times("submit_time"), table.numbers["duration"], table.numbers["gpu_num"],
         id=table.words["job_id"], tenant=tenant, tenants=tenants, **more,

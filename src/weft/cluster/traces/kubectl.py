@@ -29,14 +29,19 @@ def load(path: Path) -> Jobs:
     rows: list[tuple[Any, ...]] = []
     dropped = Counter[str]()
     for pod in kubernetes.objects(path, "Pod"):
-        about = pod.get("metadata", {})
-        name = f"{about.get('namespace', 'default')}/{about.get('name', '')}"
+        about = pod.get("metadata")
+        about = about if isinstance(about, dict) else {}
+        space = str(about.get("namespace", "default"))
+        name = f"{space}/{about.get('name', '')}"
         try:
             row = _row(pod)
             if isinstance(row, str):
                 dropped[row] += 1
             else:
-                rows.append((name, about.get("namespace", "default"), seconds(about["creationTimestamp"]), *row))
+                created = seconds(about["creationTimestamp"])
+                if math.isnan(created):
+                    raise ValueError("creationTimestamp is empty; expected a date and time")
+                rows.append((name, space, created, *row))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise TraceError(f"{path}: pod {name}: {type(error).__name__}: {error}") from None
     id, tenant, submit, duration, gpus, cpu, memory, types, priority = zip(*rows, strict=True) if rows else [()] * 9
@@ -81,7 +86,7 @@ def _row(pod: dict[str, Any]) -> str | tuple[float, int, int, int, str, float]:
         gpus,
         round(total("cpu") * 1000),
         round(total("memory") / 2**20),
-        spec.get("nodeSelector", {}).get(kubernetes.PRODUCT, ""),
+        str(spec.get("nodeSelector", {}).get(kubernetes.PRODUCT, "")),
         float(spec.get("priority") or 0),
     )
 

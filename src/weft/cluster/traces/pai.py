@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from weft.cluster.model import Jobs
-from weft.cluster.trace import Format, accepted, jobs_of, names, read
+from weft.cluster.trace import Format, accepted, jobs_of, names, or_zero, read
 
 TASK = (
     "job_name", "task_name", "inst_num", "status", "start_time", "end_time", "plan_cpu", "plan_mem", "plan_gpu", "gpu_type",
@@ -49,7 +49,7 @@ def load(path: Path, jobs: str | Path | None = None) -> Jobs:
         more["tenant"], more["tenants"] = names(user or "" for user in users)
 
     def whole_job(column: str, unit: float) -> Any:
-        return np.nan_to_num(np.rint(table.numbers[column] * unit) * count)
+        return or_zero(np.rint(table.numbers[column] * unit) * count)
 
     return jobs_of(
         table, submit, table.numbers["end_time"] - start, np.where(share, 1, percent // 100) * count, leave_out,

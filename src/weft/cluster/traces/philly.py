@@ -40,7 +40,7 @@ def raw(path: Path) -> Jobs:
     for number, entry in enumerate(entries, 1):
         try:
             submit, ran, gpus = seconds(entry["submitted_time"] or ""), *_attempts(entry["attempts"])
-            rows.append((entry["jobid"], entry["vc"], submit, ran, gpus))
+            rows.append((str(entry["jobid"]), str(entry["vc"]), submit, ran, gpus))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             known = entry.get("jobid", "no jobid") if isinstance(entry, dict) else "no object"
             raise TraceError(

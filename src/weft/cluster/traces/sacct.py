@@ -9,7 +9,7 @@ import numpy as np
 
 from weft.cluster.file import TraceError
 from weft.cluster.model import Jobs
-from weft.cluster.trace import Columns, Format, accepted, jobs_of, names, read, since_first
+from weft.cluster.trace import Columns, Format, accepted, jobs_of, names, or_zero, read, since_first
 
 FIELDS = "JobID,User,Account,Partition,Submit,Start,End,Elapsed,Timelimit,State,AllocTRES,ReqTRES,NNodes,Priority"
 NEEDED = ("JobID", "Submit", "Start", "End", "Elapsed", "AllocTRES")
@@ -54,7 +54,7 @@ def load(path: Path) -> Jobs:
         cpu=np.rint([float(tres.get("cpu", 0)) * 1000 for tres in given]),
         memory=np.rint([_mib(table, row, tres.get("mem", "0")) for row, tres in enumerate(given)]),
         types=types, type_sets=type_sets, tenant=tenant, tenants=tenants,
-        priority=np.nan_to_num(table.numbers.get("Priority", np.zeros(count))),
+        priority=or_zero(table.numbers.get("Priority", np.zeros(count))),
     )  # fmt: skip
 
 
