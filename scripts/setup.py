@@ -33,7 +33,7 @@ from weft.hardware.driver import read_driver  # torch_choice put src/ on the pat
 
 ROOT = Path(__file__).resolve().parents[1]
 VENV = ROOT / ".venv"
-EXTRAS = "gpu,test,docs,cluster"
+EXTRAS = "gpu,test,docs,cluster,parquet"
 UNFINISHED = VENV / "setup-unfinished"  # there while a set-up runs, so left behind by an interrupted one
 
 

@@ -13,7 +13,7 @@ import pytest
 np = pytest.importorskip("numpy")
 pytest.importorskip("numba")
 
-from weft.cluster import Cluster, Jobs, NodeGroup, inflation, simulate, trace  # noqa: E402
+from weft.cluster import Cluster, Jobs, NodeGroup, cluster_file, inflation, simulate, trace  # noqa: E402
 from weft.cluster.fragmentation import fragmentation  # noqa: E402
 from weft.cluster.placements import PLACEMENTS, fgd  # noqa: E402
 from weft.cluster.traces import openb  # noqa: E402
@@ -63,7 +63,7 @@ def test_the_golden_run_placement_by_placement(golden):
 
 @with_traces
 def test_best_fit_of_the_golden_arrivals(golden):
-    jobs, coming, nodes, _ = golden
+    _, coming, nodes, _ = golden
     result = simulate(coming, nodes, "fifo-skip", "best-resources", until=float(len(coming)))
     assert round(100 * inflation.allocated(result), 2) == 92.94
     assert round(100 * inflation.allocated(result, 1.3), 2) == 93.13

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from weft.cluster.model import Cluster, Jobs
 from weft.definition import UnknownName
 
-
 TIGHTEST = "tightest"
 NOTHING = np.zeros((0, 0))
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import math
-import zlib
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -17,13 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.cluster.file import TraceError, text_of
 from weft.cluster.model import Jobs
 from weft.cluster.plugins import discover
 from weft.definition import UnknownName
 
-
-class TraceError(ValueError):
-    """A trace that cannot be read; the message has the file, the line and what would be right."""
+LARGEST = 2.0**62  # no count, time or size is; it fits the whole numbers of Jobs
 
 
 @dataclass(frozen=True)
@@ -32,13 +30,15 @@ class Format:
 
     Args:
         name: what users call it.
-        load: ``(path) -> Jobs``.
+        load: ``(path, **options) -> Jobs``.
         meaning: one line: whose it is, its columns and units.
+        options: keywords that ``load`` takes beside the path.
     """
 
     name: str
-    load: Callable[[Path], Jobs]
+    load: Callable[..., Jobs]
     meaning: str
+    options: tuple[str, ...] = ()
 
 
 def formats() -> dict[str, Format]:
@@ -47,22 +47,28 @@ def formats() -> dict[str, Format]:
     return discover(traces.__name__, traces.__path__, "FORMAT")
 
 
-def load(path: str | Path, format: str, where: Mapping[str, str] | None = None, limit: int | None = None) -> Jobs:
+def load(
+    path: str | Path, format: str, where: Mapping[str, str] | None = None, limit: int | None = None, **options: Any
+) -> Jobs:
     """The jobs of a trace file, plain or gzip'd.
 
     Args:
         format: ``tiresias``, ``helios`` …
         where: keep only jobs of one tenant: ``{"vc": "vcvGl"}`` (also ``tenant``, ``user``, ``queue``).
         limit: keep only so many jobs, the first submitted.
+        options: what the format takes beside the path, such as ``columns={"gpus": "gpu_num"}`` of ``csv``.
 
     Raises:
         TraceError: what stands in the file is wrong; no row is guessed at.
-        UnknownName: no such format.
+        UnknownName: no such format, or it has no such option.
     """
     known = formats()
     if format not in known:
         raise UnknownName("trace format", format, known)
-    jobs = known[format].load(Path(path))
+    for option in options:
+        if option not in known[format].options:
+            raise UnknownName(f"option of trace format '{format}'", option, known[format].options)
+    jobs = known[format].load(Path(path), **options)
     for name, value in (where or {}).items():
         if name not in ("vc", "tenant", "user", "queue"):
             raise UnknownName("column to choose jobs by", name, ("vc", "tenant", "user", "queue"))
@@ -78,20 +84,6 @@ def load(path: str | Path, format: str, where: Mapping[str, str] | None = None, 
 
 def _dropped(jobs: Jobs) -> str:
     return ", ".join(f"{count} dropped: {why}" for why, count in jobs.dropped.items()) or "the file has none"
-
-
-def text_of(path: Path) -> io.TextIOBase:
-    """The file as text: gzip understood, UTF-8 with or without a mark, else what Windows writes (cp1252)."""
-    raw = path.read_bytes()
-    if raw.startswith(b"\x1f\x8b"):
-        try:
-            raw = gzip.decompress(raw)
-        except (OSError, EOFError, zlib.error) as error:
-            raise TraceError(f"{path}: it is not whole: {error}") from None
-    try:
-        return io.StringIO(raw.decode("utf-8-sig"), newline="")
-    except UnicodeDecodeError:
-        return io.StringIO(raw.decode("cp1252", errors="replace"), newline="")
 
 
 @dataclass
@@ -112,8 +104,46 @@ class Columns:
     names: Sequence[str] = field(default_factory=tuple)
 
     def wrong(self, row: int, column: str, expected: str) -> TraceError:
-        value = self.numbers[column][row] if column in self.numbers else self.words[column][row]
+        value = self.numbers[column][row] if column in self.numbers else f"'{self.words[column][row]}'"
         return TraceError(f"{self.path}:{self.lines[row]}: {column} is {value}; expected {expected}")
+
+    def times(self, column: str) -> NDArray[np.float64]:
+        """A column of words as seconds, each given as seconds or as a date (see :func:`seconds`); NaN where it is empty."""
+        found = np.empty(len(self.lines))
+        for row, text in enumerate(self.words[column]):
+            try:
+                found[row] = float(text) if text.replace(".", "", 1).isdigit() else seconds(text)
+            except ValueError:
+                raise self.wrong(row, column, "seconds or a date") from None
+        return found
+
+    def amounts(self, column: str) -> NDArray[np.float64]:
+        """A column of numbers that must all be there, 0 or more.
+
+        Raises:
+            TraceError: the first that is not.
+        """
+        values = self.numbers[column]
+        if len(
+            bad := np.flatnonzero(~((values >= 0) & (values < LARGEST / 1024)))
+        ):  # GiB, cores: they become MiB and thousandths
+            raise self.wrong(int(bad[0]), column, "a number of 0 or more")
+        return values
+
+    def whole(self, column: str, least: int = 0) -> NDArray[np.float64]:
+        """A column of numbers, checked to be whole and no less than that where there is a value.
+
+        Raises:
+            TraceError: the first that is not.
+        """
+        values = self.numbers[column]
+        if len(
+            bad := np.flatnonzero(
+                (values != np.floor(values)) & ~np.isnan(values) | (values < least) | (values >= LARGEST)
+            )
+        ):
+            raise self.wrong(int(bad[0]), column, f"a whole number of {least} or more")
+        return values
 
 
 def read(
@@ -123,6 +153,7 @@ def read(
     *,
     optional: Sequence[str] = (),
     header: Sequence[str] | None = None,
+    called: Mapping[str, str] | None = None,
     delimiter: str = ",",
     comment: str = "#",
 ) -> Columns:
@@ -130,20 +161,20 @@ def read(
 
     Args:
         optional: of the wanted columns, those that may be missing.
-        header: the columns' names where the file has no line of them.
+        header: the columns' names where the file has no line of them, or may have none.
+        called: wanted column → what it is called in the file, where that is something else.
 
     Raises:
         TraceError: a missing column, a row of another length, a cell that is no number.
     """
     rows = _rows(text_of(path), delimiter, comment)
     names = list(header) if header else [name.strip() for name in next(rows, (0, []))[1]]
-    wanted = [*numbers, *words]
-    if missing := [name for name in wanted if name not in names and name not in optional]:
-        raise TraceError(f"{path}: column {', '.join(missing)} is missing (there are: {', '.join(names) or 'none'})")
-    places = [(name, names.index(name)) for name in wanted if name in names]
+    places = [(name, names.index(there)) for name, there in present(path, names, (*numbers, *words), optional, called)]
     values: dict[str, Any] = {name: array("d") if name in numbers else [] for name, _ in places}
     lines = array("q")
     for line, row in rows:
+        if header and not lines and [cell.strip() for cell in row] == names:
+            continue
         if len(row) != len(names):
             raise TraceError(f"{path}:{line}: {len(row)} columns; expected {len(names)} ({', '.join(names)})")
         lines.append(line)
@@ -163,6 +194,27 @@ def read(
         np.frombuffer(lines, np.int64) if len(lines) else np.zeros(0, np.int64),
         names,
     )
+
+
+def present(
+    path: Path,
+    names: Sequence[str],
+    wanted: Sequence[str],
+    optional: Sequence[str] = (),
+    called: Mapping[str, str] | None = None,
+) -> list[tuple[str, str]]:
+    """Each wanted column that the file has, and its name there.
+
+    Raises:
+        TraceError: one is missing that is not optional, or that ``called`` names.
+    """
+    called = called or {}
+    if missing := [
+        name for name in wanted if called.get(name, name) not in names and (name in called or name not in optional)
+    ]:
+        sought = ", ".join(f"{called[name]} (for {name})" if name in called else name for name in missing)
+        raise TraceError(f"{path}: column {sought} is missing (there are: {', '.join(names) or 'none'})")
+    return [(name, called.get(name, name)) for name in wanted if called.get(name, name) in names]
 
 
 def _rows(text: io.TextIOBase, delimiter: str, comment: str) -> Iterator[tuple[int, list[str]]]:
@@ -187,27 +239,77 @@ def names(column: Iterable[str]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     return index, tuple(known) or ("",)
 
 
-def jobs_of(table: Columns, submit: Any, duration: Any, gpus: Any, *, cpu_only: bool = False, **more: Any) -> Jobs:
+def accepted(column: Iterable[str]) -> tuple[NDArray[np.int64], tuple[tuple[str, ...], ...]]:
+    """Accelerator types that jobs accept, alternatives separated by ``|``, as the ``types`` and ``type_sets`` of ``Jobs``."""
+    known: dict[tuple[str, ...], int] = {(): 0}
+    index = np.array(
+        [known.setdefault(tuple(filter(None, (t.strip() for t in text.split("|")))), len(known)) for text in column],
+        np.int64,
+    )
+    return index, tuple(known)
+
+
+def or_zero(column: NDArray[np.float64]) -> NDArray[np.float64]:
+    """0 where nothing is known."""
+    return np.where(np.isnan(column), 0.0, column)
+
+
+def since_first(submit: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Seconds since the first submission, for traces that have dates."""
+    known = submit[~np.isnan(submit)]
+    return submit - known.min() if len(known) else submit
+
+
+def jobs_of(
+    table: Columns,
+    submit: Any,
+    duration: Any,
+    gpus: Any,
+    leave_out: Any = None,
+    *,
+    cpu_only: bool = False,
+    **more: Any,
+) -> Jobs:
     """Jobs of a table's columns. Rows without a time, or with no GPU unless ``cpu_only``, are dropped and counted by reason.
+
+    Args:
+        leave_out: a mapping of reason → rows (a mask) to drop before all others; the first reason that applies counts.
 
     Raises:
         TraceError: a time or a number of GPUs below 0, with its line.
     """
-    submit, duration, gpus = (np.asarray(column, np.float64) for column in (submit, duration, gpus))
+    submit, duration, gpus = (np.array(column, np.float64) for column in (submit, duration, gpus))
+    out = np.zeros(len(submit), bool)
+    dropped = Counter[str]()
+    for why, rows in (leave_out or {}).items():
+        dropped[why] = int((rows & ~out).sum())
+        out |= rows
+    for column in (submit, duration, gpus):
+        column[out] = 0.0
     for name, column in (("the submission", submit), ("the duration", duration), ("the number of GPUs", gpus)):
-        if len(bad := np.flatnonzero(column < 0)):
-            raise TraceError(f"{table.path}:{table.lines[bad[0]]}: {name} is {column[bad[0]]:g}; expected 0 or more")
+        if len(bad := np.flatnonzero((column < 0) | (column >= LARGEST))):
+            raise TraceError(
+                f"{table.path}:{table.lines[bad[0]]}: {name} is {column[bad[0]]:g}; expected 0 or more, and finite"
+            )
     if len(bad := np.flatnonzero(gpus % 1 > 0)):
         raise TraceError(f"{table.path}:{table.lines[bad[0]]}: {gpus[bad[0]]:g} GPUs; expected a whole number")
-    untimed, none = np.isnan(submit) | np.isnan(duration), np.isnan(gpus) | (not cpu_only) & (gpus == 0)
-    keep = ~(untimed | none)
-    dropped = {"no submission or duration": int(untimed.sum()), "no GPU": int((none & ~untimed).sum())}
+    untimed = np.isnan(submit) | np.isnan(duration)
+    none = (np.isnan(gpus) | (not cpu_only) & (gpus == 0)) & ~out
+    keep = ~(untimed | none | out)
+    dropped.update({"no submission or duration": int(untimed.sum()), "no GPU": int((none & ~untimed).sum())})
     picked: dict[str, Any] = {
         name: [column[i] for i in np.flatnonzero(keep)] if name == "id" else np.asarray(column)[keep]
         for name, column in more.items()
         if name not in ("tenants", "type_sets")
     }
+    for name, column in picked.items():
+        if name != "id" and len(bad := np.flatnonzero(~(np.abs(column) < LARGEST))):
+            line = table.lines[np.flatnonzero(keep)[bad[0]]]
+            raise TraceError(f"{table.path}:{line}: {name} is {column[bad[0]]}; expected a number that is no larger")
     picked |= {name: more[name] for name in ("tenants", "type_sets") if name in more}
-    jobs = Jobs(submit[keep], duration[keep], gpus[keep].astype(np.int64), **picked)
+    try:
+        jobs = Jobs(submit[keep], duration[keep], gpus[keep].astype(np.int64), **picked)
+    except ValueError as error:  # it names the job
+        raise TraceError(f"{table.path}: {error}") from None
     jobs.dropped = {why: count for why, count in dropped.items() if count}
     return jobs

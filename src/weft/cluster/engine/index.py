@@ -17,7 +17,7 @@ from weft.cluster.engine.node import PLACEMENT, TIES, WRITTEN, below, fits, scor
 
 # `best` [P, entries]: the nodes' scores, padded to a multiple of FAN, then the largest of each FAN of them (two cache
 # lines), padded, and so on up to one. `levels`: where each level begins, and where the last one ends. `ways`: how many nodes
-# share an entry's score, for random ties. `log`: a ring of node numbers. `context`: what the placement knows of the whole trace.
+# share an entry's score, for random ties. `log`: a ring of node numbers. `context`: what the placement knows of the trace.
 FAN = 16
 LOWEST, HIGHEST, RANDOM = 0, 1, 2
 NEVER = -np.inf

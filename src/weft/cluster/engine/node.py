@@ -15,9 +15,10 @@ from weft.cluster.placements import PLACEMENTS
 
 # A node: what it has (-1: not known), what is free of it, a bit for each group of nodes that it is in; of a detailed run
 # also the thousandths that are free of each GPU, and its pieces by size (shares, then 1, 2, 4, 8 and any other number of
-# GPUs), and a `note` for a placement to keep what it works out from these, NaN after every change. A piece: what it asks; `types` has a bit for each accelerator type that it accepts; `size` is its place in a node's
-# `mix`; `fitting` nodes take it; `read` entries of the log are in its tree (-1: it has none yet); `counted` ones are only
-# ever counted, not placed.
+# GPUs), and a `note` for a placement to keep what it works out from these, NaN after every change.
+# A piece: what it asks; `types` has a bit for each accelerator type that it accepts; `size` is its place in a node's `mix`;
+# `fitting` nodes take it; `read` entries of the log are in its tree (-1: it has none yet); `counted` ones are only ever
+# counted, not placed.
 NODE = np.dtype(
     [
         *(

@@ -195,8 +195,8 @@ def settle(classes, total, c, now):
 
 @compiled
 def advance(
-    jobs, of_rank, heap, running, progress, where, on, nodes, pieces, best, ways, levels, log, meta, context, room, classes, total, waits,
-    strict, until, most,
+    jobs, of_rank, heap, running, progress, where, on, nodes, pieces, best, ways, levels, log, meta, context, room, classes,
+    total, waits, strict, until, most,
 ):  # fmt: skip
     """Runs up to ``most`` moments, none after ``until``; says whether anything is left to happen.
 

@@ -1,4 +1,4 @@
-"""Best fit over cores and GPUs together, as FGD's authors compare it (Weng et al. 2023): the node left with the least of both."""
+"""Best fit over cores and GPUs together, as FGD's authors compare it (Weng et al. 2023): the least left of both."""
 
 from __future__ import annotations
 

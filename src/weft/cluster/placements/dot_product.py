@@ -1,5 +1,5 @@
-"""Dot product (after Tetris, Grandl et al. 2014, as FGD's authors compare it, Weng et al. 2023): the node with the least of what
-the piece asks most."""
+"""Dot product (after Tetris, Grandl et al. 2014, as FGD's authors compare it, Weng et al. 2023): the node with the least of
+what the piece asks most."""
 
 from __future__ import annotations
 

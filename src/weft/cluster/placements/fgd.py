@@ -42,8 +42,8 @@ def typical(jobs: Jobs, cluster: Cluster) -> NDArray[np.float64]:
 def score(piece, node, pods):
     """By how much the piece brings the node's fragmentation down, on a scale of 0 to 100, and the GPU for which it does.
 
-    GPUs with all or nothing free need no look: only those in between, from ``low`` to ``high``, are lost to some pods and not to
-    others. A piece of shares of several GPUs is scored as if it took them whole.
+    GPUs with all or nothing free need no look: only those in between, from ``low`` to ``high``, are lost to some pods and not
+    to others. A piece of shares of several GPUs is scored as if it took them whole.
     """
     single = piece.gpus == 1 and piece.milli < 1000
     low, high, partly = node.gpus, 0, 0

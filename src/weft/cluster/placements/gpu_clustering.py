@@ -1,4 +1,4 @@
-"""GPU clustering (after Gandiva, Xiao et al. 2018, as FGD's authors compare it, Weng et al. 2023): pieces of a size together."""
+"""GPU clustering (after Gandiva, Xiao et al. 2018, as FGD's authors compare it, Weng et al. 2023): like to like."""
 
 from __future__ import annotations
 

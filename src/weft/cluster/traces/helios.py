@@ -4,26 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
 from weft.cluster.model import Jobs
-from weft.cluster.trace import Format, TraceError, jobs_of, names, read, seconds
+from weft.cluster.trace import Format, jobs_of, names, or_zero, read
 
 
 def load(path: Path) -> Jobs:
-    table = read(path, ("gpu_num", "duration"), ("job_id", "vc", "submit_time"))
-    submit = np.empty(len(table.lines))
-    for row, text in enumerate(table.words["submit_time"]):
-        try:
-            submit[row] = float(text) if text.replace(".", "", 1).isdigit() else seconds(text)
-        except ValueError:
-            raise TraceError(
-                f"{path}:{table.lines[row]}: submit_time is '{text}'; expected seconds or a date"
-            ) from None
+    """A virtual cluster is a tenant. ``cpu_num`` counts for the whole job; ``node_num`` is left to the placement."""
+    table = read(path, ("gpu_num", "duration", "cpu_num"), ("job_id", "vc", "submit_time"), optional=("cpu_num",))
     tenant, tenants = names(table.words["vc"])
+    more = {"cpu": or_zero(table.whole("cpu_num")) * 1000} if "cpu_num" in table.numbers else {}
     return jobs_of(
-        table, submit, table.numbers["duration"], table.numbers["gpu_num"],
-        id=table.words["job_id"], tenant=tenant, tenants=tenants,
+        table, table.times("submit_time"), table.numbers["duration"], table.numbers["gpu_num"],
+        id=table.words["job_id"], tenant=tenant, tenants=tenants, **more,
     )  # fmt: skip
 
 

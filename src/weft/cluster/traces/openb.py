@@ -1,6 +1,7 @@
-"""Alibaba's GPU cluster 2023 (openb, Weng et al., USENIX ATC 2023): pods with shares of GPUs in thousandths, cores, MiB, seconds.
+"""Alibaba's GPU cluster 2023 (openb, Weng et al., USENIX ATC 2023): pods with shares of GPUs in thousandths, cores, MiB.
 
-A pod runs from the moment that it was scheduled to its deletion; one that never was is dropped. Pods without a GPU are kept: they take the cores that others need.
+A pod runs from the moment that it was scheduled to its deletion; one that never was is dropped. Pods without a GPU
+are kept: they take the cores that others need.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from weft.cluster.model import WHOLE, Jobs
-from weft.cluster.trace import Format, jobs_of, names, read
+from weft.cluster.trace import Format, accepted, jobs_of, names, read
 
 REQUESTS = ("cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
 TIMES = ("creation_time", "deletion_time", "scheduled_time")
@@ -29,7 +30,7 @@ def requests(path: Path) -> Jobs:
 def _load(path: Path, times: tuple[str, ...]) -> Jobs:
     table = read(path, (*REQUESTS, *times), ("name", "gpu_spec", "qos"), optional=("gpu_spec", "qos"))
     rows = len(table.lines)
-    spec, specs = names(table.words.get("gpu_spec", [""] * rows))
+    types, type_sets = accepted(table.words.get("gpu_spec", [""] * rows))
     gpus, milli = table.numbers["num_gpu"], table.numbers["gpu_milli"]
     submit, duration = np.zeros(rows), np.ones(rows)
     if times:
@@ -46,8 +47,8 @@ def _load(path: Path, times: tuple[str, ...]) -> Jobs:
         milli=np.where((gpus > 0) & (milli > 0), milli, WHOLE),
         cpu=table.numbers["cpu_milli"],
         memory=table.numbers["memory_mib"],
-        types=spec + 1,
-        type_sets=((), *(tuple(s.split("|")) if s else () for s in specs)),
+        types=types,
+        type_sets=type_sets,
         tenant=tenant,
         tenants=tenants,
     )

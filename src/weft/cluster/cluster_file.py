@@ -1,0 +1,81 @@
+"""Cluster files: the nodes of a cluster from a file, its format told by what stands in it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from weft.cluster.file import TraceError, text_of
+from weft.cluster.model import Cluster, NodeGroup
+from weft.cluster.plugins import discover
+from weft.definition import UnknownName
+
+
+@dataclass(frozen=True)
+class ClusterFormat:
+    """A format of cluster files. Every module of ``weft.cluster.clusters`` has one, under the name ``CLUSTER``.
+
+    Args:
+        name: what users call it.
+        load: ``(path) -> Cluster``.
+        matches: ``(path, text) -> bool``: whether a file is of this format, by its name and first 4,096 characters. One file
+            must not match two formats.
+        meaning: one line: whose it is, its columns and units.
+    """
+
+    name: str
+    load: Callable[[Path], Cluster]
+    matches: Callable[[Path, str], bool]
+    meaning: str
+
+
+def formats() -> dict[str, ClusterFormat]:
+    from weft.cluster import clusters
+
+    return discover(clusters.__name__, clusters.__path__, "CLUSTER")
+
+
+def load(path: str | Path, format: str = "") -> Cluster:
+    """The nodes of a cluster file, plain or gzip'd.
+
+    Args:
+        format: ``yaml``, ``tiresias`` …; by default the one that the file looks like.
+
+    Raises:
+        TraceError: it looks like none of the formats, or what stands in it is wrong.
+        UnknownName: no such format.
+    """
+    path, known = Path(path), formats()
+    if format and format not in known:
+        raise UnknownName("cluster file format", format, known)
+    if not format:
+        begin = text_of(path).read(4096)
+        format = next((name for name, of in known.items() if of.matches(path, begin)), "")
+    if not format:
+        kinds = "\n  ".join(f"{name}: {of.meaning}" for name, of in known.items())
+        raise TraceError(f"{path}: it looks like no cluster file that weft knows; expected one of\n  {kinds}")
+    cluster = known[format].load(path)
+    if not len(cluster):
+        raise TraceError(f"{path}: it has no nodes")
+    return cluster
+
+
+def named(path: Path, nodes: Sequence[NodeGroup], names: Sequence[str], lines: Sequence[int] = ()) -> Cluster:
+    """A cluster of nodes with the names that a file gives them.
+
+    Args:
+        nodes: groups of one node.
+        lines: the line of each node, for the message.
+
+    Raises:
+        TraceError: a name comes twice.
+    """
+    seen: dict[str, int] = {}
+    for k, name in enumerate(names):
+        if name in seen:
+            at, first = (f":{lines[k]}", f" (line {lines[seen[name]]})") if len(lines) else ("", "")
+            raise TraceError(f"{path}{at}: node '{name}' is there already{first}; expected one row a node")
+        seen[name] = k
+    return dataclasses.replace(Cluster.of(nodes), names=tuple(names))

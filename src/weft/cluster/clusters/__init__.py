@@ -1,0 +1,1 @@
+"""Formats of cluster files, one file each: a module with a ``CLUSTER``."""

@@ -1,0 +1,52 @@
+"""Kubernetes: ``kubectl get nodes -o json``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from weft.cluster import kubernetes
+from weft.cluster.cluster_file import ClusterFormat, named
+from weft.cluster.file import TraceError
+from weft.cluster.model import Cluster, NodeGroup
+
+JSON = re.compile(r"\s*\{\s*\"")  # an object
+MEMORY = "nvidia.com/gpu.memory"  # a label, MiB
+
+
+def load(path: Path) -> Cluster:
+    """What is allocatable, else the capacity; cordoned nodes count as any other.
+
+    The type is the label nvidia.com/gpu.product, else the resource's name, such as ``amd.com/gpu``; ``none`` without one. The
+    memory of each GPU is the label nvidia.com/gpu.memory in whole GiB, the nearest. A rack is a label whose name ends in
+    ``/rack`` or ``/topology-rack``.
+    """
+    nodes, names = [], []
+    for node in kubernetes.objects(path, "Node"):
+        about = node.get("metadata")
+        name = str(about.get("name", "")) if isinstance(about, dict) else ""
+        try:
+            nodes.append(_node(node))
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise TraceError(f"{path}: node '{name}': {type(error).__name__}: {error}") from None
+        names.append(name)
+    return named(path, nodes, names)
+
+
+def _node(node: dict[str, Any]) -> NodeGroup:
+    labels, status = node["metadata"].get("labels", {}), node["status"]
+    has = status.get("allocatable") or status["capacity"]
+    kind = next((resource for resource in has if kubernetes.ACCELERATOR.fullmatch(resource)), "none")
+    return NodeGroup(
+        1,
+        kubernetes.accelerators(has),
+        labels.get(kubernetes.PRODUCT, kind),
+        gpu_memory_gb=round(float(labels.get(MEMORY, 0)) / 1024),
+        cpu=kubernetes.quantity(has["cpu"]),
+        memory_gb=kubernetes.quantity(has["memory"]) / 2**30,
+        rack=next((text for label, text in labels.items() if label.endswith(("/rack", "/topology-rack"))), ""),
+    )
+
+
+CLUSTER = ClusterFormat("kubectl", load, lambda path, text: bool(JSON.match(text)), "kubectl get nodes -o json")

@@ -1,0 +1,68 @@
+"""Reading a trace or cluster file: gzip and tar understood, text of any usual encoding, errors that name file and line."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import tarfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+
+class TraceError(ValueError):
+    """A trace or cluster file that cannot be read; the message has the file, the line and what would be right."""
+
+
+def bytes_of(path: Path) -> bytes:
+    """What the file holds: decompressed where it is gzip'd, its only member where it is a tar archive."""
+    raw = path.read_bytes()
+    try:
+        if raw.startswith(b"\x1f\x8b"):
+            raw = gzip.decompress(raw)
+        if raw[257:262] != b"ustar":
+            return raw
+        with tarfile.open(fileobj=io.BytesIO(raw)) as archive:
+            members = [member for member in archive if member.isfile()]
+            if len(members) == 1:
+                content = archive.extractfile(members[0])
+                return content.read() if content else b""
+    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
+        raise TraceError(f"{path}: it is not whole: {error}") from None
+    names = ", ".join(member.name for member in members[:5])
+    raise TraceError(f"{path}: an archive of {len(members)} files ({names}); expected one: unpack it first")
+
+
+def text_of(path: Path) -> io.TextIOBase:
+    """The file as text: gzip understood, UTF-8 with or without a mark, else what Windows writes (cp1252)."""
+    raw = bytes_of(path)
+    try:
+        return io.StringIO(raw.decode("utf-8-sig"), newline="")
+    except UnicodeDecodeError:
+        return io.StringIO(raw.decode("cp1252", errors="replace"), newline="")
+
+
+def json_of(path: Path) -> Any:
+    """The file as JSON.
+
+    Raises:
+        TraceError: it is none; with line and column.
+    """
+    try:
+        return json.loads(text_of(path).read())
+    except json.JSONDecodeError as error:
+        raise TraceError(f"{path}:{error.lineno}: no JSON at column {error.colno}: {error.msg}") from None
+
+
+def beside(path: Path, name: str) -> Path:
+    """A file or folder that a trace needs, by its usual name: in the trace's folder or one of the three above it.
+
+    Raises:
+        TraceError: it is in none of them.
+    """
+    for folder in path.absolute().parents[:4]:
+        for candidate in (folder / name, folder / f"{name}.gz"):
+            if candidate.exists():
+                return candidate
+    raise TraceError(f"{path}: it needs {name}, which is neither in its folder nor in the three above; name its place")

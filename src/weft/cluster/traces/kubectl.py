@@ -1,0 +1,100 @@
+"""Kubernetes: ``kubectl get pods -A -o json``, or a list of nodes and pods."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from weft.cluster import kubernetes
+from weft.cluster.file import TraceError
+from weft.cluster.model import Jobs
+from weft.cluster.trace import Format, accepted, names, seconds, since_first
+
+RUN = ("state", "lastState")
+
+
+def load(path: Path) -> Jobs:
+    """A pod is a job of one pod; a namespace is a tenant. That pods belong together (a Job of several) is not looked at.
+
+    Submitted at ``creationTimestamp``, counted from the first; it runs from the first start to the last end of its
+    containers, those that initialise included. Requests are those of its containers together, or of the largest that
+    initialises where that is more. The type it accepts is that of its ``nodeSelector`` (nvidia.com/gpu.product); affinities are
+    not looked at. Left out and counted: pods without a whole accelerator, that ask for slices of one, that have not
+    finished, and that finished without having run.
+    """
+    rows: list[tuple[Any, ...]] = []
+    dropped = Counter[str]()
+    for pod in kubernetes.objects(path, "Pod"):
+        about = pod.get("metadata")
+        about = about if isinstance(about, dict) else {}
+        space = str(about.get("namespace", "default"))
+        name = f"{space}/{about.get('name', '')}"
+        try:
+            row = _row(pod)
+            if isinstance(row, str):
+                dropped[row] += 1
+            else:
+                created = seconds(about["creationTimestamp"])
+                if math.isnan(created):
+                    raise ValueError("creationTimestamp is empty; expected a date and time")
+                rows.append((name, space, created, *row))
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise TraceError(f"{path}: pod {name}: {type(error).__name__}: {error}") from None
+    id, tenant, submit, duration, gpus, cpu, memory, types, priority = zip(*rows, strict=True) if rows else [()] * 9
+    tenant_index, tenants = names(tenant)
+    types_index, type_sets = accepted(types)
+    return Jobs(
+        since_first(np.array(submit)), np.array(duration), np.array(gpus, np.int64), id=id, pods=np.ones(len(id), np.int64),
+        cpu=np.array(cpu), memory=np.array(memory), types=types_index, type_sets=type_sets, tenant=tenant_index,
+        tenants=tenants, priority=np.array(priority), dropped=dict(dropped),
+    )  # fmt: skip
+
+
+def _row(pod: dict[str, Any]) -> str | tuple[float, int, int, int, str, float]:
+    """Seconds that it ran, accelerators, thousandths of cores, MiB, accepted type, priority; or why it is left out."""
+    spec, status = pod["spec"], pod.get("status", {})
+    containers = [_requests(c) for c in spec["containers"]]
+    before = [_requests(c) for c in spec.get("initContainers", [])]
+    gpus = max([sum(map(kubernetes.accelerators, containers)), *map(kubernetes.accelerators, before)])
+    if any(map(kubernetes.slices, [*containers, *before])):
+        return "slices of a GPU"
+    if not gpus:
+        return "no GPU"
+    if status.get("phase") not in ("Succeeded", "Failed"):
+        return "not finished"
+    states = [*status.get("containerStatuses", []), *status.get("initContainerStatuses", [])]
+    runs = [state[run]["terminated"] for state in states for run in RUN if state.get(run, {}).get("terminated")]
+    starts = [seconds(run.get("startedAt") or "") for run in runs]
+    ends = [seconds(run.get("finishedAt") or "") for run in runs]
+    if not runs or any(map(math.isnan, [*starts, *ends])):
+        return "finished without having run"
+    if max(ends) < min(starts):
+        raise ValueError(
+            f"it ends at {max(ends):.0f} s and starts at {min(starts):.0f} s; expected a start before the end"
+        )
+
+    def total(name: str) -> float:
+        asked = [[kubernetes.quantity(requests.get(name, 0)) for requests in part] for part in (containers, before)]
+        return max(sum(asked[0]), *asked[1], 0.0)
+
+    return (
+        max(ends) - min(starts),
+        gpus,
+        round(total("cpu") * 1000),
+        round(total("memory") / 2**20),
+        str(spec.get("nodeSelector", {}).get(kubernetes.PRODUCT, "")),
+        float(spec.get("priority") or 0),
+    )
+
+
+def _requests(container: dict[str, Any]) -> dict[str, Any]:
+    """What a container asks for: its requests, and its limits where there is no request."""
+    resources = container.get("resources", {})
+    return {**resources.get("limits", {}), **resources.get("requests", {})}
+
+
+FORMAT = Format("kubectl", load, "kubectl get pods -A -o json: finished pods with whole accelerators")

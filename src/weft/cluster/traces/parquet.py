@@ -1,0 +1,55 @@
+"""Parquet: the columns of ``csv``, read with PyArrow."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from weft.cluster.file import TraceError, bytes_of
+from weft.cluster.model import Jobs
+from weft.cluster.trace import Columns, Format, present
+from weft.cluster.traces import csv
+
+
+def load(path: Path, columns: Mapping[str, str] | None = None) -> Jobs:
+    """As ``csv``; an empty value is null, and errors name the row, counted from 1.
+
+    Args:
+        columns: weft's name → the file's: ``{"gpus": "gpu_num"}``.
+
+    Raises:
+        ImportError: PyArrow is missing.
+    """
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise ImportError(f"Parquet needs PyArrow: pip install 'weft[parquet]' ({error})", name="pyarrow") from None
+
+    called = csv.known(columns)
+    try:
+        file = parquet.ParquetFile(io.BytesIO(bytes_of(path)))
+    except pyarrow.ArrowException as error:
+        raise TraceError(f"{path}: no Parquet file: {error}") from None
+    places = present(path, file.schema_arrow.names, (*csv.NUMBERS, *csv.WORDS), csv.OPTIONAL, called)
+    table = file.read(columns=[there for _, there in places])
+    numbers, words = {}, {}
+    for name, there in places:
+        column: Any = table.column(there)
+        kind = pyarrow.string() if name in csv.WORDS else pyarrow.float64()
+        try:
+            column = column.cast(kind)
+        except pyarrow.ArrowException:
+            raise TraceError(f"{path}: column {there} is of type {column.type}; expected {kind}") from None
+        if name in csv.WORDS:
+            words[name] = [word or "" for word in column.to_pylist()]
+        else:
+            numbers[name] = np.asarray(column.to_numpy(), np.float64)
+    return csv.jobs_from(Columns(path, numbers, words, np.arange(1, table.num_rows + 1), tuple(n for n, _ in places)))
+
+
+FORMAT = Format("parquet", load, "csv's columns in a Parquet file", options=("columns",))
