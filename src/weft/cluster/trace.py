@@ -276,7 +276,7 @@ def jobs_of(
         leave_out: a mapping of reason → rows (a mask) to drop before all others; the first reason that applies counts.
 
     Raises:
-        TraceError: a time or a number of GPUs below 0, with its line.
+        TraceError: a time or a number of GPUs below 0 or infinite, or a job that is none, with its line or the job's name.
     """
     submit, duration, gpus = (np.array(column, np.float64) for column in (submit, duration, gpus))
     out = np.zeros(len(submit), bool)
@@ -287,11 +287,9 @@ def jobs_of(
     for column in (submit, duration, gpus):
         column[out] = 0.0
     for name, column in (("the submission", submit), ("the duration", duration), ("the number of GPUs", gpus)):
-        if len(bad := np.flatnonzero((column < 0) | (column >= LARGEST))):
-            raise TraceError(
-                f"{table.path}:{table.lines[bad[0]]}: {name} is {column[bad[0]]:g}; expected 0 or more, and finite"
-            )
-    if len(bad := np.flatnonzero(gpus % 1 > 0)):
+        if len(bad := np.flatnonzero(column < 0)):
+            raise TraceError(f"{table.path}:{table.lines[bad[0]]}: {name} is {column[bad[0]]:g}; expected 0 or more")
+    if len(bad := np.flatnonzero((gpus != np.floor(gpus)) & ~np.isnan(gpus) | (gpus >= LARGEST))):
         raise TraceError(f"{table.path}:{table.lines[bad[0]]}: {gpus[bad[0]]:g} GPUs; expected a whole number")
     untimed = np.isnan(submit) | np.isnan(duration)
     none = (np.isnan(gpus) | (not cpu_only) & (gpus == 0)) & ~out
@@ -305,7 +303,7 @@ def jobs_of(
     for name, column in picked.items():
         if name != "id" and len(bad := np.flatnonzero(~(np.abs(column) < LARGEST))):
             line = table.lines[np.flatnonzero(keep)[bad[0]]]
-            raise TraceError(f"{table.path}:{line}: {name} is {column[bad[0]]}; expected a number that is no larger")
+            raise TraceError(f"{table.path}:{line}: {name} is {column[bad[0]]}; expected a finite number")
     picked |= {name: more[name] for name in ("tenants", "type_sets") if name in more}
     try:
         jobs = Jobs(submit[keep], duration[keep], gpus[keep].astype(np.int64), **picked)
