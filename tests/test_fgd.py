@@ -80,10 +80,11 @@ def test_best_fit_of_the_golden_arrivals(golden):
         ("cpu250", (80.00, 91.21, 93.20)),
     ],
 )
-def test_published_means_of_ten_seeds(cluster, name, published):
+def test_published_means(cluster, name, published):
     jobs = pods(name)
     for placement, mean in zip(("random", "best-resources", "fgd"), published, strict=True):
-        found = [100 * inflation.allocated(inflation.fill(jobs, cluster, placement, seed=seed)) for seed in range(10)]
+        seeds = range(50 if placement == "random" else 10)  # of ten, random's mean still varies by 0.3
+        found = [100 * inflation.allocated(inflation.fill(jobs, cluster, placement, seed=seed)) for seed in seeds]
         allowed = 0.8 if placement == "fgd" and name.startswith("cpu") else 0.4
         assert np.mean(found) == pytest.approx(mean, abs=allowed), (placement, np.mean(found))
 

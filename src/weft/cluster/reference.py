@@ -278,11 +278,11 @@ class Simulator:
                 node.give_back(piece, job.id, gpus)
             job.placed, self.random = [], random
             return "priority"
-        pieces, gpus = self.pieces(job.row), int(job.row.gpus[0] * job.row.milli[0])
+        pieces, asked = self.pieces(job.row), int(job.row.gpus[0] * job.row.milli[0])
         of_type = [n for n in self.nodes if pieces[0].types >> n.gpu_type & 1]
         of_memory = [n for n in of_type if n.gpu_memory < 0 or n.gpu_memory >= pieces[0].gpu_memory]
         for reason, nodes in (("capacity", self.nodes), ("type", of_type), ("memory", of_memory)):
-            if sum(sum(n.milli) for n in nodes) < gpus:
+            if sum(sum(n.milli) for n in nodes) < asked:
                 return reason
         if len(pieces) > 1:
             return "gang"
@@ -382,14 +382,12 @@ class Simulator:
     def known(self) -> Jobs:
         """All jobs so far, as columns."""
         rows = [job.row for job in self.jobs.values()]
-        columns = (
-            {name: np.concatenate([getattr(row, name) for row in rows]) for name in Jobs.columns()} if rows else {}
-        )
-        sets = tuple(dict.fromkeys(accepted for row in rows for accepted in row.type_sets)) or ((),)
-        if rows:
-            columns["types"] = np.array([sets.index(row.type_sets[int(row.types[0])]) for row in rows])
-            return Jobs(**columns, type_sets=sets, id=[row.id[0] for row in rows])
-        return Jobs(np.zeros(0), np.zeros(0), np.zeros(0))
+        if not rows:
+            return Jobs(np.zeros(0), np.zeros(0), np.zeros(0, np.int64))
+        columns: dict[str, Any] = {n: np.concatenate([getattr(row, n) for row in rows]) for n in Jobs.columns()}
+        sets = tuple(dict.fromkeys(accepted for row in rows for accepted in row.type_sets))
+        columns["types"] = np.array([sets.index(row.type_sets[int(row.types[0])]) for row in rows])
+        return Jobs(**columns, type_sets=sets, id=[row.id[0] for row in rows])
 
     # ---- looking -----------------------------------------------------------------------------------------------------
 

@@ -266,8 +266,7 @@ def jobs_of(
     duration: Any,
     gpus: Any,
     leave_out: Any = None,
-    *,
-    cpu_only: bool = False,
+    cpu_only: Any = False,
     **more: Any,
 ) -> Jobs:
     """Jobs of a table's columns. Rows without a time, or with no GPU unless ``cpu_only``, are dropped and counted by reason.

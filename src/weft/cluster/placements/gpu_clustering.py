@@ -21,5 +21,10 @@ def score(piece, node, most):
 
 
 PLACEMENT = Placement(
-    "gpu-clustering", score, "a node of pieces of the same size, then an idle one", detailed=True, context=largest
+    "gpu-clustering",
+    score,
+    "a node of pieces of the same size, then an idle one",
+    detailed=True,
+    context=largest,
+    validated="17 openb lists of ten seeds, within 0.6 points",
 )

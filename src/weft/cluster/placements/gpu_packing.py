@@ -27,4 +27,10 @@ def score(piece, node):
     return max(50 - idle, 33) if idle else max(100 - free // 10, 50)
 
 
-PLACEMENT = Placement("gpu-packing", score, "GPUs in use first, then nodes in use, then idle nodes", detailed=True)
+PLACEMENT = Placement(
+    "gpu-packing",
+    score,
+    "GPUs in use first, then nodes in use, then idle nodes",
+    detailed=True,
+    validated="17 openb lists of ten seeds, within 0.6 points",
+)
