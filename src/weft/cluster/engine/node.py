@@ -21,14 +21,13 @@ from weft.cluster.placements import PLACEMENTS
 # counted, not placed.
 NODE = np.dtype(
     [
-        *(
-            (name, "i8")
-            for name in ("gpus", "gpu_type", "cpu", "memory", "free_gpus", "free_cpu", "free_memory", "groups")
-        ),
+        *((name, "i4") for name in ("gpus", "gpu_type", "free_gpus", "unused")),  # the first cache line is all that most ask
+        *((name, "i8") for name in ("cpu", "free_cpu", "memory", "free_memory")),
         ("gpu_memory", "f8"),
+        ("groups", "i8"),
         ("note", "f8"),
-        ("milli", "i4", (MOST_SHARED,)),
-        ("mix", "i4", (6,)),
+        ("milli", "i2", (MOST_SHARED,)),
+        ("mix", "i2", (12,)),
     ]
 )
 PIECE = np.dtype(
