@@ -1,0 +1,287 @@
+"""Which job sat where: exact bars by node and GPU of a window that the reader moves, and a map of the whole to move it on.
+
+A page carries the bars as compressed columns and draws those of the window alone, so that it opens at once with 100,000 jobs.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from bokeh.models import (
+    BasicTicker,
+    ColumnDataSource,
+    FixedTicker,
+    HoverTool,
+    LinearColorMapper,
+    PrintfTickFormatter,
+)
+from bokeh.models.annotations import BoxAnnotation, ColorBar
+from bokeh.transform import factor_cmap, factor_hatch
+from numpy.typing import NDArray
+
+from weft.cluster.pictures import clock
+from weft.cluster.pictures.curves import AXIS
+from weft.cluster.pictures.heat import Heat, heat
+from weft.cluster.pictures.lanes import lanes
+from weft.cluster.pictures.pieces import Pieces, span, without_nodes
+from weft.cluster.pictures.sizes import CLASSES
+from weft.cluster.simulate import Result
+from weft.report import palette
+from weft.report.drawing import FONT, Chart, empty
+from weft.report.palette import LIGHT as INK
+from weft.report.quantities import count, figures
+
+MOST_EMBEDDED = 160_000  # pieces of a page: about 3 MB
+MOST_DRAWN = 4_000  # bars at a time
+MAPPED_ABOVE = 3_000  # pieces of a result: with more there is also the map
+READABLE_BARS, READABLE_GPUS = 300, 64  # about what the window shows at first
+STYLES = {  # of a size class: fill, hatch, symbol in the legend
+    "1 GPU": ("peer", "blank", "■"),
+    "2–8 GPUs": ("second", "right_diagonal_line", "▨"),
+    "more than 8": ("ours", "left_diagonal_line", "▧"),
+}
+STEPS = 24  # colours of the map
+
+
+@dataclass
+class Gantt:
+    """The chart of bars, the map where there is one, and what the page's script needs to fill the bars.
+
+    Args:
+        data: name → numbers or text, compressed (:func:`packed`).
+        facts: what of the result is embedded, and the first window.
+        embedded: in words, what the reader can look at.
+    """
+
+    bars: Chart
+    map: Chart | None
+    data: dict[str, dict[str, str]]
+    facts: dict[str, Any]
+    embedded: str
+
+
+def gantt(result: Result, pieces: Pieces, most: int = MOST_EMBEDDED) -> Gantt | None:
+    """None where no job held a GPU."""
+    if not len(pieces):
+        return None
+    begin, end = span(result)
+    kept, reach = bounded(pieces, begin, end, most)
+    runs = lanes(pieces, result.cluster.gpus)
+    runs_kept = np.zeros(len(pieces), bool)
+    runs_kept[kept] = True
+    rows = np.flatnonzero(runs_kept[runs.piece])
+    rows = rows[np.argsort(pieces.start[runs.piece[rows]], kind="stable")]
+    piece, first, height = runs.piece[rows], runs.first[rows], runs.count[rows]
+    offset = np.concatenate(([0], np.cumsum(result.cluster.gpus)))
+    jobs, row_of_job = np.unique(pieces.job[piece], return_inverse=True)
+    trace = result.jobs
+    name, length = clock.unit(end - begin)
+    data = {
+        "job": packed(row_of_job, "Uint32"),
+        "lane": packed(offset[pieces.node[piece]] + first, "Uint32"),
+        "count": packed(height, "Uint32"),
+        "start": packed(result.start[jobs] - begin, "Float32"),
+        "submit": packed(trace.submit[jobs] - begin, "Float32"),
+        "duration": packed(trace.duration[jobs], "Float32"),
+        "gpus": packed(trace.gpus[jobs], "Uint32"),
+        "tenant": packed(trace.tenant[jobs], "Uint32"),
+        "offset": packed(offset, "Uint32"),
+        "ids": packed("\n".join(_line(trace.id[int(j)]) for j in jobs)),
+        "nodes": packed("\n".join(map(_line, result.cluster.names))),
+    }
+    nodes, start, stop = _first_window(result, pieces.take(kept), begin, end)
+    facts = {
+        "unit": name,
+        "length": length,
+        "span": end - begin,
+        "tenants": [_line(tenant) for tenant in trace.tenants],
+        "sizes": [[label, high] for label, (_, high) in CLASSES.items()],
+        "most": MOST_DRAWN,
+        "windowed": len(rows) > READABLE_BARS or int(offset[-1]) > 2 * READABLE_GPUS,
+        "window": {"node": nodes[0], "nodes": nodes[1], "from": start - begin, "to": stop - begin},
+    }
+    mapped = len(pieces) > MAPPED_ABOVE or offset[-1] > 4 * READABLE_GPUS
+    told = f"{reach} of {count(len(pieces), 'piece')} of jobs" if len(kept) < len(pieces) else "all of them"
+    return Gantt(
+        _bars(result, pieces, name),
+        _map(result, heat(pieces, result.cluster.gpus, begin, end), name, length) if mapped else None,
+        data,
+        facts,
+        told,
+    )
+
+
+def bounded(pieces: Pieces, begin: float, end: float, most: int) -> tuple[NDArray[np.int64], str]:
+    """At most ``most`` pieces without gaps between them, and in words which.
+
+    All of them, or all that touch the stretch of time in which the most happens, or where too many run at once those of the
+    first nodes.
+    """
+    if len(pieces) <= most:
+        return np.arange(len(pieces)), "all"
+    starts, ends = np.sort(pieces.start), np.sort(pieces.end)
+    since = starts  # a stretch may begin at any start; it then ends before it would touch one piece too many
+    next_one = np.searchsorted(ends, since, side="right") + most
+    until = np.append(starts, np.inf)[np.minimum(next_one, len(starts))]
+    open_ended = np.isinf(until)
+    until[open_ended] = max(end, float(ends[-1])) + 1.0
+    length = np.where(open_ended, np.inf, until - since)
+    best = int(np.argmin(np.where(length > 0, length, np.inf)))
+    if np.isfinite(length[best]) and length[best] > 0:
+        inside = np.flatnonzero((pieces.start < until[best]) & (pieces.end > since[best]))
+        unit, size = clock.unit(end - begin)
+        a, b = ((t - begin) / size for t in (since[best], until[best]))
+        return inside, f"those from {figures(a)} to {figures(b)} {unit}, {len(inside):,}"
+    fitting = np.searchsorted(np.cumsum(np.bincount(pieces.node)), most, side="right")
+    inside = np.flatnonzero(pieces.node < fitting)
+    return inside, f"those on the first {count(int(fitting), 'node')}, {len(inside):,}"
+
+
+def packed(values: NDArray[Any] | str, kind: str = "") -> dict[str, str]:
+    """Text, or numbers as the page's script has them (``Uint32`` or ``Float32``): compressed, in base 64."""
+    raw = values.encode() if isinstance(values, str) else values.astype("<u4" if kind == "Uint32" else "<f4").tobytes()
+    return {"kind": kind, "data": base64.b64encode(gzip.compress(raw, 6, mtime=0)).decode()}
+
+
+def _line(name: Any) -> str:
+    return " ".join(str(name).split())
+
+
+def _first_window(result: Result, pieces: Pieces, begin: float, end: float) -> tuple[tuple[int, int], float, float]:
+    """The first node and how many, and from when to when: everything, or about as much of the densest as can be read."""
+    gpus = result.cluster.gpus
+    if len(pieces) <= READABLE_BARS and gpus.sum() <= 2 * READABLE_GPUS:
+        return (0, len(gpus)), begin, end
+    first = int(pieces.node.min(initial=len(gpus)))
+    shown = max(1, int(np.searchsorted(np.cumsum(gpus[first:]), READABLE_GPUS, side="right")))
+    here = (pieces.node >= first) & (pieces.node < first + shown)
+    starts = np.sort(pieces.start[here])
+    if len(starts) <= READABLE_BARS:
+        return (first, shown), begin, end
+    at = int(np.argmin(starts[READABLE_BARS:] - starts[:-READABLE_BARS]))
+    return (
+        (first, shown),
+        float(starts[at]),
+        max(float(starts[at + READABLE_BARS]), float(starts[at]) + (end - begin) / 1e5),
+    )
+
+
+def _bars(result: Result, pieces: Pieces, unit: str) -> Chart:
+    """The chart without its bars: the page's script fills the source ``bars`` and sets ranges and ticks."""
+    plot = empty(
+        470, (0, 1), (1, 0), x_axis_label=f"{AXIS} ({unit})", y_axis_label="node, and its GPUs from top to bottom"
+    )
+    names = list(STYLES)
+    empty_columns: dict[str, list[Any]] = {
+        key: []
+        for key in (
+            "left",
+            "right",
+            "top",
+            "bottom",
+            "size",
+            "job",
+            "gpus",
+            "tenant",
+            "submit",
+            "wait",
+            "duration",
+            "where",
+        )
+    }
+    drawn = plot.quad(
+        left="left", right="right", top="top", bottom="bottom", source=ColumnDataSource(empty_columns, name="bars"),
+        fill_color=factor_cmap("size", [INK[fill] for fill, _, _ in STYLES.values()], names), line_color=INK["paper"],
+        line_width=0.8, hatch_pattern=factor_hatch("size", [hatch for _, hatch, _ in STYLES.values()], names),
+        hatch_color=INK["paper"], hatch_alpha=0.55, hatch_scale=8, hatch_weight=1,
+    )  # fmt: skip
+    tips = [
+        ("job", "@job"),
+        ("GPUs", "@gpus"),
+        ("on", "@where"),
+        ("arrived", "@submit"),
+        ("waited", "@wait"),
+        ("runs", "@duration"),
+    ]
+    if len(result.jobs.tenants) > 1:
+        tips.insert(2, ("tenant", "@tenant"))
+    plot.add_tools(HoverTool(renderers=[drawn], tooltips=tips))
+    plot.yaxis.ticker = FixedTicker(ticks=[], name="node labels")
+    plot.yaxis.major_tick_line_color = None
+    plot.ygrid.ticker = FixedTicker(ticks=[], name="node edges")
+    plot.ygrid.grid_line_color = INK["hatch"]
+    plot.xgrid.visible = False
+    plot.xaxis.ticker = BasicTicker(desired_num_ticks=5)
+    alone = "there are no nodes in counted placement, so the rows are only GPUs" if without_nodes(result) else ""
+    return Chart(
+        "Jobs by node and GPU",
+        plot,
+        f"Bars of a window of {count(len(result.cluster), 'node')} and {count(len(pieces), 'piece')} of jobs, each from start "
+        "to completion on the GPUs that it holds. Buttons above move the window.",
+        "A bar is a job on the GPUs of one node, from its start to its completion; blank is idle. Narrow gaps that no job "
+        "enters are fragmentation, and a wide bar that begins at one moment on several nodes is a gang. Simulations only count "
+        f"a node's GPUs: each job is drawn on the lowest free ones{'; ' + alone if alone else ''}.",
+        [(symbol, name) for name, (_, _, symbol) in STYLES.items()],
+        {name: fill if fill != "peer" else "hatch" for name, (fill, _, _) in STYLES.items()},
+    )
+
+
+def _map(result: Result, found: Heat, unit: str, length: float) -> Chart:
+    begin, end = span(result)
+    nodes = len(result.cluster)
+    plot = empty(
+        max(150, min(340, 90 + 5 * len(found.share))), (0, (end - begin) / length), (nodes, 0),
+        x_axis_label=f"{AXIS} ({unit})", y_axis_label="node number",
+    )  # fmt: skip
+    plot.grid.visible = False
+    mapper = LinearColorMapper(palette=[light for light, _ in ramp()], low=0, high=100)
+    percentages = np.round(100 * found.share).astype(np.uint8)
+    bottom = len(found.share) * found.nodes_each  # the last group may be short: its row reaches beyond the last node
+    drawn = plot.image(
+        image=[percentages[::-1]], x=0, y=bottom, dw=(end - begin) / length, dh=bottom, color_mapper=mapper,
+        anchor="bottom_left", origin="bottom_left",
+    )  # fmt: skip
+    plot.add_tools(
+        HoverTool(
+            renderers=[drawn],
+            tooltips=[("allocated", "@image %"), ("time", f"$x{{0,0.0}} {unit}"), ("node", "$y{0,0}")],
+        )
+    )
+    plot.add_layout(
+        BoxAnnotation(
+            name="window", fill_alpha=0, line_color=INK["second"], line_width=2.5, left=0, right=0, top=0, bottom=0
+        )
+    )
+    bar = ColorBar(
+        color_mapper=mapper, height=8, padding=4, orientation="horizontal", ticker=FixedTicker(ticks=[0, 50, 100]),
+        formatter=PrintfTickFormatter(format="%d %%"), background_fill_color=None, bar_line_color=INK["rule"],
+        major_label_text_color=INK["ink"], major_label_text_font=FONT.value, major_tick_line_color=INK["ink"],
+        title="GPUs allocated", title_text_color=INK["muted"], title_text_font=FONT.value, title_text_font_style="normal",
+        title_text_font_size="12px",
+    )  # fmt: skip
+    plot.add_layout(bar, "above")
+    each = f"{found.nodes_each} neighbouring nodes" if found.nodes_each > 1 else "a node"
+    return Chart(
+        "The whole cluster",
+        plot,
+        f"A map of {len(found.share)} rows, each {each}, against time: the share of GPUs allocated, "
+        f"{100 * found.share.mean():.0f} per cent on average.",
+        f"Each row is {each}, each column a stretch of time. Rows that stay pale are nodes that the placement fills last. "
+        "Touch the map to see the jobs there in the chart below; the frame is what that shows.",
+    )
+
+
+def ramp() -> Sequence[tuple[str, str]]:
+    """Colours of the map from idle to full, for light and dark pages: from the paper to the ink of our own bars."""
+
+    def between(low: str, high: str, share: float) -> str:
+        parts = ((int(low[i : i + 2], 16), int(high[i : i + 2], 16)) for i in (1, 3, 5))
+        return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in parts)
+
+    idle, full = palette.COLORS["panel"], palette.COLORS["ours"]
+    return [tuple(between(idle[mode], full[mode], i / (STEPS - 1)) for mode in (0, 1)) for i in range(STEPS)]  # type: ignore[misc]
