@@ -25,6 +25,9 @@ def told(seconds: Any) -> str:
 
 
 def floor_of(smallest: float, largest: float) -> float:
-    """Where a logarithmic axis begins: a power of ten near the smallest value above 0, at most seven decades deep."""
-    low = max(smallest, largest / 1e7) if smallest > 0 else 1.0
+    """Where a logarithmic axis of seconds begins: a power of ten below the smallest value above 0, at most six decades deep.
+
+    At a second where the largest is beyond 100 s: nobody minds which part of a second it was.
+    """
+    low = max(smallest, largest / 1e6, 1.0 if largest > 100 else 0.0)
     return 10.0 ** math.floor(math.log10(low))

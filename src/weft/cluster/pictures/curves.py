@@ -18,7 +18,6 @@ from weft.report.quantities import figures, percent
 
 HEIGHT = 230
 AXIS = "time since the first job arrived"
-BINNED = " Lines are means over short stretches of time, and the paler band above them reaches to the most of each."
 
 
 @dataclass(frozen=True)
@@ -40,32 +39,37 @@ def utilisation(result: Result, found: OverTime) -> Chart:
         _plot([Curve("allocated", found.allocated, hatch="blank")], "GPUs", gpus),
         f"Line: {share} of {gpus:,} GPUs on average, {figures(found.allocated.most.max())} at most.",
         "Below the dashed line, which is all GPUs of the cluster, lies what nobody used. While jobs wait, a gap there is "
-        "work that a better policy could have done; after the last arrivals it only says that the trace ends."
-        + _if_binned(found.allocated),
+        "work that a better policy could have done; after the last arrivals it only says that the trace ends.",
         [("━", "allocated"), ("╌", "all GPUs")],
         {"allocated": "ours"},
     )
 
 
-def queue(found: OverTime) -> Chart:
+def queue(found: OverTime) -> Chart | None:
+    """None where nobody waited."""
+    if not found.waiting_jobs.most.any():
+        return None
     return Chart(
         "Jobs waiting",
         _plot([Curve("jobs waiting", found.waiting_jobs, "second")], "jobs"),
         f"Line: {figures(found.waiting_jobs.overall)} on average, {figures(found.waiting_jobs.most.max())} at most.",
         "A queue that comes back to 0 has caught up with its users. One that only grows gets more work than the cluster "
-        "can do, whatever the policy." + _if_binned(found.waiting_jobs),
+        "can do, whatever the policy.",
     )
 
 
-def waiting_gpus(result: Result, found: OverTime) -> Chart:
+def waiting_gpus(result: Result, found: OverTime) -> Chart | None:
+    """None where nobody waited for a GPU."""
     most, gpus = found.waiting_gpus.most.max(), result.cluster.total_gpus
+    if not most:
+        return None
     clusters = f", {figures(most / gpus)} times the cluster" if gpus else ""
     return Chart(
         "GPUs that waiting jobs ask",
         _plot([Curve("GPUs asked", found.waiting_gpus, "second", hatch="right_diagonal_line")], "GPUs"),
         f"Line: {figures(found.waiting_gpus.overall)} on average, {figures(most)} at most{clusters}.",
         "The queue weighed by what its jobs ask. Where few jobs wait for many GPUs, large jobs are stuck; where it is about "
-        "one GPU a job, small ones are." + _if_binned(found.waiting_gpus),
+        "one GPU a job, small ones are.",
     )
 
 
@@ -85,15 +89,10 @@ def fragmentation(result: Result, found: OverTime) -> Chart | None:
         _plot(curves, "GPUs"),
         f"Lines: {figures(stranded.overall)} GPUs on average are free on nodes of which others are used, {share} of all free.",
         "Hatched GPUs are free, but share their node with a job: a job that needs a whole node cannot have them. The nearer "
-        "they come to the dashed line, all free GPUs, the more of what is free lies in such pieces."
-        + _if_binned(stranded),
+        "they come to the dashed line, all free GPUs, the more of what is free lies in such pieces.",
         [("╌", "free"), ("▧", "free on partly used nodes")],
         {"free on partly used nodes": "warn"},
     )
-
-
-def _if_binned(series: Series) -> str:
-    return BINNED if series.mean is not series.most else ""
 
 
 def _plot(curves: list[Curve], axis: str, capacity: float | None = None) -> Any:

@@ -41,7 +41,7 @@ MOST_DRAWN = 4_000  # bars at a time
 MAPPED_ABOVE = 3_000  # pieces of a result: with more there is also the map
 READABLE_BARS, READABLE_GPUS = 300, 64  # about what the window shows at first
 STYLES = {  # of a size class: fill, hatch, symbol in the legend
-    "1 GPU": ("peer", "blank", "■"),
+    "1 GPU": ("hatch", "blank", "■"),
     "2–8 GPUs": ("second", "right_diagonal_line", "▨"),
     "more than 8": ("ours", "left_diagonal_line", "▧"),
 }
@@ -96,8 +96,8 @@ def gantt(result: Result, pieces: Pieces, most: int = MOST_EMBEDDED) -> Gantt | 
     }
     nodes, start, stop = _first_window(result, pieces.take(kept), begin, end)
     facts = {
-        "unit": name,
-        "length": length,
+        "axis": AXIS,
+        "length": length,  # of the map's unit, in seconds
         "span": end - begin,
         "tenants": [_line(tenant) for tenant in trace.tenants],
         "sizes": [[label, high] for label, (_, high) in CLASSES.items()],
@@ -227,7 +227,7 @@ def _bars(result: Result, pieces: Pieces, unit: str) -> Chart:
         "enters are fragmentation, and a wide bar that begins at one moment on several nodes is a gang. Simulations only count "
         f"a node's GPUs: each job is drawn on the lowest free ones{'; ' + alone if alone else ''}.",
         [(symbol, name) for name, (_, _, symbol) in STYLES.items()],
-        {name: fill if fill != "peer" else "hatch" for name, (fill, _, _) in STYLES.items()},
+        {name: fill for name, (fill, _, _) in STYLES.items()},
     )
 
 
@@ -243,7 +243,7 @@ def _map(result: Result, found: Heat, unit: str, length: float) -> Chart:
     percentages = np.round(100 * found.share).astype(np.uint8)
     bottom = len(found.share) * found.nodes_each  # the last group may be short: its row reaches beyond the last node
     drawn = plot.image(
-        image=[percentages[::-1]], x=0, y=bottom, dw=(end - begin) / length, dh=bottom, color_mapper=mapper,
+        image=[percentages], x=0, y=0, dw=(end - begin) / length, dh=bottom, color_mapper=mapper,
         anchor="bottom_left", origin="bottom_left",
     )  # fmt: skip
     plot.add_tools(
@@ -254,7 +254,7 @@ def _map(result: Result, found: Heat, unit: str, length: float) -> Chart:
     )
     plot.add_layout(
         BoxAnnotation(
-            name="window", fill_alpha=0, line_color=INK["second"], line_width=2.5, left=0, right=0, top=0, bottom=0
+            name="window", fill_alpha=0, line_color=INK["second"], line_width=4, left=0, right=0, top=0, bottom=0
         )
     )
     bar = ColorBar(

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from weft.cluster.pictures import clock
 from weft.cluster.simulate import Result
 from weft.report.quantities import NONE, count, percent
@@ -54,8 +56,6 @@ def check(results: Sequence[Result]) -> None:
 
 def _section(name: str, runs: Sequence[Result], most: int) -> dict[str, Any]:
     """All charts of a policy's first run."""
-    import numpy as np
-
     from weft.cluster.pictures import curves, gantt, pieces, reasons, series, spread
     from weft.report.embedding import embed, embed_all
 
@@ -87,6 +87,9 @@ def _section(name: str, runs: Sequence[Result], most: int) -> dict[str, Any]:
         "never": [(jobs.id[j], why) for j, why in list(result.unschedulable.items())[:TOLD_AT_MOST]],
         "never_count": len(result.unschedulable),
         "complete": result.complete,
+        "binned": any(each.mean is not each.most for each in vars(found).values()),
+        "cut": pieces.cut_after(result) if result.complete else 0,
+        "last": clock.told(float(np.nanmax(result.end)) - pieces.span(result)[0]) if held else "",
     }
 
 
@@ -108,15 +111,19 @@ def _facts(result: Result) -> list[tuple[str, str]]:
 
 def _tiles(result: Result) -> list[dict[str, str]]:
     from weft.cluster.metrics import summary
+    from weft.cluster.pictures import pieces, series
 
     found = summary(result)
+    begin, last = pieces.span(result)[0], float(np.nanmax(result.start, initial=-np.inf))
+    busy, until = found["utilisation"], "the last completion"
+    if last > begin and found["gpus"]:  # a long tail of completions says little about a policy
+        held = series.binned(series.allocated(pieces.of(result)), begin, last, points=1).overall
+        busy, until = held / found["gpus"], f"the last start; {percent(busy)} until the last completion"
     tone = "" if found["completed"] == found["jobs"] else "bad"
     return [
         _tile("Job completion time", clock.told(found["jct"]["mean"]), f"mean; p99 {clock.told(found['jct']['p99'])}"),
         _tile("Wait", clock.told(found["queueing"]["mean"]), f"mean; p99 {clock.told(found['queueing']['p99'])}"),
-        _tile(
-            "Utilisation", percent(found["utilisation"]), f"of {count(found['gpus'], 'GPU')} until the last completion"
-        ),
+        _tile("Utilisation", percent(busy), f"of {count(found['gpus'], 'GPU')} until {until}"),
         _tile("Jobs", f"{found['completed']:,}", f"ran, of {found['jobs']:,}", tone),
     ]
 

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from weft.cluster.placement import find as find_placement
 from weft.cluster.simulate import Result
 
+TAIL = 0.15  # of the time until the last start
+
 
 @dataclass(frozen=True)
 class Pieces:
@@ -46,15 +48,24 @@ def of(result: Result) -> Pieces:
 
 
 def span(result: Result) -> tuple[float, float]:
-    """The seconds that pictures show: from the first arrival to the last completion.
+    """The seconds that pictures show: from the first arrival to the last completion. Never empty.
 
-    Of an interrupted result to the last start, since what came after it is not known. Never empty.
+    Durations have long tails, and nothing is decided after the last start: when completions go on for long after it,
+    pictures end a while after it. Of an interrupted result they end at it, since what came later is not known.
     """
     jobs, ran = result.jobs, ~np.isnan(result.start)
     begin = float(jobs.submit.min()) if len(jobs) else 0.0
-    last = result.end if result.complete else result.start
-    end = float(last[ran].max()) if ran.any() else begin
+    if not ran.any():
+        return begin, begin + 1.0
+    started, end = float(result.start[ran].max()), float(result.end[ran].max())
+    if started > begin:
+        end = started if not result.complete else min(end, started + TAIL * (started - begin))
     return begin, end if end > begin else begin + 1.0
+
+
+def cut_after(result: Result) -> int:
+    """How many jobs complete later than pictures show."""
+    return int((result.end > span(result)[1]).sum())
 
 
 def without_nodes(result: Result) -> bool:

@@ -47,7 +47,7 @@ def _by_size(result: Result, seen: list[int]) -> Chart:
         left = [float(column[:i].sum() / column.sum()) for column in each]
         right = [float(column[: i + 1].sum() / column.sum()) for column in each]
         bars = plot.hbar(
-            y="y", left="left", right="right", height=0.5, source=ColumnDataSource({"y": [], "left": [], "right": []}),
+            y="y", left="left", right="right", height=0.42, source=ColumnDataSource({"y": [], "left": [], "right": []}),
             fill_color=INK[ink], fill_alpha=0.45, line_color=INK["ink"], line_width=0.8,
             hatch_pattern=hatch, hatch_color=INK["ink"], hatch_alpha=0.6, hatch_scale=8, hatch_weight=0.8,
         )  # fmt: skip
@@ -64,7 +64,7 @@ def _by_size(result: Result, seen: list[int]) -> Chart:
         hover(plot, bars, tips, {"y": rows, "left": left, "right": right})
     counts = {name: int(mask.sum()) for name, mask in classes.items()}
     text = [f"{n}: {clock.told(float(waited[n].sum()) / counts[n])} a job on average" for n in classes]
-    write(plot, x=0, y=[row - 0.42 for row in range(len(text))], text=text, text_font_size="12px")
+    write(plot, x=0, y=[row - 0.44 for row in range(len(text))], text=text, text_font_size="12px")
     plot.yaxis.visible = plot.ygrid.visible = False
     ticks = {0: "0", 0.25: "25", 0.5: "50", 0.75: "75", 1: "100"}
     plot.xaxis.ticker, plot.xaxis.major_label_overrides = FixedTicker(ticks=list(ticks)), ticks

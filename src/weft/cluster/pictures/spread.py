@@ -48,6 +48,8 @@ def by_size(result: Result) -> list[Chart]:
     classes = sizes.members(result.jobs.gpus[ran])
     charts = []
     for key, values in sizes.times(result).items():
+        if key != "jct" and not result.waited.any():
+            continue  # nobody waited, and the page says so
         title, meaning = QUANTITIES[key]
         lines = {name: values[ran][mask] for name, mask in classes.items()}
         charts.append(cdf(f"{title} by size of job", lines, meaning, key == "slowdown"))
@@ -59,6 +61,8 @@ def cdf(title: str, lines: Mapping[str, NDArray[np.float64]], meaning: str, time
     lines = dict(list(lines.items())[: len(STYLES)])
     every = np.concatenate(list(lines.values()))
     low, high = log_range(every)
+    if times:
+        low, high = 1.0, max(high, 10.0)
     axis = "multiple of its duration (×, log)" if times else "time (log)"
     plot = empty(260, (low, high), (0, 1.03), x_axis_type="log", x_axis_label=axis, y_axis_label="jobs (%)")
     log_ticks(plot, low, high, times)
