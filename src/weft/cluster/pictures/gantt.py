@@ -55,7 +55,7 @@ class Gantt:
     Args:
         data: name → numbers or text, compressed (:func:`packed`).
         facts: what of the result is embedded, and the first window.
-        embedded: in words, what the reader can look at.
+        embedded: in words, which bars the page holds, where it does not hold all.
     """
 
     bars: Chart
@@ -70,11 +70,12 @@ def gantt(result: Result, pieces: Pieces, most: int = MOST_EMBEDDED) -> Gantt | 
     if not len(pieces):
         return None
     begin, end = span(result)
-    kept, reach = bounded(pieces, begin, end, most)
+    nodes = len(result.cluster)
+    kept = bounded(pieces, nodes, most)
     runs = lanes(pieces, result.cluster.gpus)
-    runs_kept = np.zeros(len(pieces), bool)
-    runs_kept[kept] = True
-    rows = np.flatnonzero(runs_kept[runs.piece])
+    embedded = np.zeros(len(pieces), bool)
+    embedded[kept.rows] = True
+    rows = np.flatnonzero(embedded[runs.piece])
     rows = rows[np.argsort(pieces.start[runs.piece[rows]], kind="stable")]
     piece, first, height = runs.piece[rows], runs.first[rows], runs.count[rows]
     offset = np.concatenate(([0], np.cumsum(result.cluster.gpus)))
@@ -94,7 +95,7 @@ def gantt(result: Result, pieces: Pieces, most: int = MOST_EMBEDDED) -> Gantt | 
         "ids": packed("\n".join(_line(trace.id[int(j)]) for j in jobs)),
         "nodes": packed("\n".join(map(_line, result.cluster.names))),
     }
-    nodes, start, stop = _first_window(result, pieces.take(kept), begin, end)
+    (node, shown), start, stop = _first_window(result, pieces.take(kept.rows), begin, end)
     facts = {
         "axis": AXIS,
         "length": length,  # of the map's unit, in seconds
@@ -103,43 +104,58 @@ def gantt(result: Result, pieces: Pieces, most: int = MOST_EMBEDDED) -> Gantt | 
         "sizes": [[label, high] for label, (_, high) in CLASSES.items()],
         "most": MOST_DRAWN,
         "windowed": len(rows) > READABLE_BARS or int(offset[-1]) > 2 * READABLE_GPUS,
-        "window": {"node": nodes[0], "nodes": nodes[1], "from": start - begin, "to": stop - begin},
+        "window": {"node": node, "nodes": shown, "from": start - begin, "to": stop - begin},
     }
     mapped = len(pieces) > MAPPED_ABOVE or offset[-1] > 4 * READABLE_GPUS
-    told = f"{reach} of {count(len(pieces), 'piece')} of jobs" if len(kept) < len(pieces) else "all of them"
     return Gantt(
         _bars(result, pieces, name),
         _map(result, heat(pieces, result.cluster.gpus, begin, end), name, length) if mapped else None,
         data,
         facts,
-        told,
+        _told(kept, pieces, nodes, begin, end),
     )
 
 
-def bounded(pieces: Pieces, begin: float, end: float, most: int) -> tuple[NDArray[np.int64], str]:
-    """At most ``most`` pieces without gaps between them, and in words which.
+@dataclass(frozen=True)
+class Kept:
+    """The rows of pieces that a page holds: all on the first ``nodes`` nodes that run between two times (seconds)."""
 
-    All of them, or all that touch the stretch of time in which the most happens, or where too many run at once those of the
+    rows: NDArray[np.int64]
+    since: float
+    until: float
+    nodes: int
+
+
+def bounded(pieces: Pieces, nodes: int, most: int) -> Kept:
+    """At most ``most`` pieces without gaps between them.
+
+    All of them, or all that touch the stretch of time in which the most begin, or where too many run at once those of the
     first nodes.
     """
     if len(pieces) <= most:
-        return np.arange(len(pieces)), "all"
-    starts, ends = np.sort(pieces.start), np.sort(pieces.end)
-    since = starts  # a stretch may begin at any start; it then ends before it would touch one piece too many
-    next_one = np.searchsorted(ends, since, side="right") + most
-    until = np.append(starts, np.inf)[np.minimum(next_one, len(starts))]
-    open_ended = np.isinf(until)
-    until[open_ended] = max(end, float(ends[-1])) + 1.0
-    length = np.where(open_ended, np.inf, until - since)
-    best = int(np.argmin(np.where(length > 0, length, np.inf)))
-    if np.isfinite(length[best]) and length[best] > 0:
-        inside = np.flatnonzero((pieces.start < until[best]) & (pieces.end > since[best]))
-        unit, size = clock.unit(end - begin)
-        a, b = ((t - begin) / size for t in (since[best], until[best]))
-        return inside, f"those from {figures(a)} to {figures(b)} {unit}, {len(inside):,}"
-    fitting = np.searchsorted(np.cumsum(np.bincount(pieces.node)), most, side="right")
-    inside = np.flatnonzero(pieces.node < fitting)
-    return inside, f"those on the first {count(int(fitting), 'node')}, {len(inside):,}"
+        return Kept(np.arange(len(pieces)), -np.inf, np.inf, nodes)
+    since, ends = np.sort(pieces.start), np.sort(pieces.end)
+    one_too_many = np.searchsorted(ends, since, side="right") + most  # those that ended by then leave room for others
+    until = np.append(since, np.inf)[np.minimum(one_too_many, len(since))]
+    length = until - since
+    if (length > 0).any():
+        best = int(np.argmin(np.where(length > 0, length, np.inf)))
+        inside = (pieces.start < until[best]) & (pieces.end > since[best])
+        return Kept(np.flatnonzero(inside), float(since[best]), float(until[best]), nodes)
+    first = int(np.searchsorted(np.cumsum(np.bincount(pieces.node)), most, side="right"))
+    return Kept(np.flatnonzero(pieces.node < first), -np.inf, np.inf, first)
+
+
+def _told(kept: Kept, pieces: Pieces, nodes: int, begin: float, end: float) -> str:
+    """What the page holds, in words; nothing where that is all."""
+    if len(kept.rows) == len(pieces):
+        return ""
+    name, length = clock.unit(end - begin)
+    since, until = max(kept.since, begin), min(kept.until, end)
+    told = f"{len(kept.rows):,} of {count(len(pieces), 'bar')}: "
+    if kept.nodes < nodes:
+        return told + f"those of the first {count(kept.nodes, 'node')}"
+    return told + f"those from {figures((since - begin) / length)} to {figures((until - begin) / length)} {name}"
 
 
 def packed(values: NDArray[Any] | str, kind: str = "") -> dict[str, str]:
