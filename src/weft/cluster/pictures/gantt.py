@@ -24,6 +24,7 @@ from bokeh.models.annotations import BoxAnnotation, ColorBar
 from bokeh.transform import factor_cmap, factor_hatch
 from numpy.typing import NDArray
 
+from weft.cluster.model import Cluster
 from weft.cluster.pictures import clock
 from weft.cluster.pictures.curves import AXIS
 from weft.cluster.pictures.heat import Heat, heat
@@ -40,6 +41,7 @@ MOST_EMBEDDED = 160_000  # pieces of a page: about 3 MB
 MOST_DRAWN = 4_000  # bars at a time
 MAPPED_ABOVE = 3_000  # pieces of a result: with more there is also the map
 READABLE_BARS, READABLE_GPUS = 300, 64  # about what the window shows at first
+MOST_GPUS = 512  # rows of the widest window; below a pixel each there is nothing to see
 STYLES = {  # of a size class: fill, hatch, symbol in the legend
     "1 GPU": ("hatch", "blank", "■"),
     "2–8 GPUs": ("second", "right_diagonal_line", "▨"),
@@ -79,23 +81,27 @@ def gantt(result: Result, pieces: Pieces, most: int = MOST_EMBEDDED) -> Gantt | 
     rows = rows[np.argsort(pieces.start[runs.piece[rows]], kind="stable")]
     piece, first, height = runs.piece[rows], runs.first[rows], runs.count[rows]
     offset = np.concatenate(([0], np.cumsum(result.cluster.gpus)))
+    divided = blocks(result.cluster)
     jobs, row_of_job = np.unique(pieces.job[piece], return_inverse=True)
     trace = result.jobs
+    lane = offset[pieces.node[piece]] + first
+    (block, shown), start, stop = _first_window(divided, lane, pieces.start[piece], begin, end)
     name, length = clock.unit(end - begin)
     data = {
         "job": packed(row_of_job, "Uint32"),
-        "lane": packed(offset[pieces.node[piece]] + first, "Uint32"),
+        "lane": packed(lane, "Uint32"),
         "count": packed(height, "Uint32"),
         "start": packed(result.start[jobs] - begin, "Float32"),
         "submit": packed(trace.submit[jobs] - begin, "Float32"),
         "duration": packed(trace.duration[jobs], "Float32"),
         "gpus": packed(trace.gpus[jobs], "Uint32"),
         "tenant": packed(trace.tenant[jobs], "Uint32"),
-        "offset": packed(offset, "Uint32"),
+        "offset": packed(divided.offset, "Uint32"),
+        "node": packed(divided.node, "Uint32"),
+        "base": packed(divided.base, "Uint32"),
         "ids": packed("\n".join(_line(trace.id[int(j)]) for j in jobs)),
         "nodes": packed("\n".join(map(_line, result.cluster.names))),
     }
-    (node, shown), start, stop = _first_window(result, pieces.take(kept.rows), begin, end)
     facts = {
         "axis": AXIS,
         "length": length,  # of the map's unit, in seconds
@@ -103,8 +109,9 @@ def gantt(result: Result, pieces: Pieces, most: int = MOST_EMBEDDED) -> Gantt | 
         "tenants": [_line(tenant) for tenant in trace.tenants],
         "sizes": [[label, high] for label, (_, high) in CLASSES.items()],
         "most": MOST_DRAWN,
+        "most_gpus": MOST_GPUS,
         "windowed": len(rows) > READABLE_BARS or int(offset[-1]) > 2 * READABLE_GPUS,
-        "window": {"node": node, "nodes": shown, "from": start - begin, "to": stop - begin},
+        "window": {"block": block, "blocks": shown, "from": start - begin, "to": stop - begin},
     }
     mapped = len(pieces) > MAPPED_ABOVE or offset[-1] > 4 * READABLE_GPUS
     return Gantt(
@@ -168,23 +175,48 @@ def _line(name: Any) -> str:
     return " ".join(str(name).split())
 
 
-def _first_window(result: Result, pieces: Pieces, begin: float, end: float) -> tuple[tuple[int, int], float, float]:
-    """The first node and how many, and from when to when: everything, or about as much of the densest as can be read."""
-    gpus = result.cluster.gpus
-    if len(pieces) <= READABLE_BARS and gpus.sum() <= 2 * READABLE_GPUS:
-        return (0, len(gpus)), begin, end
-    first = int(pieces.node.min(initial=len(gpus)))
-    shown = max(1, int(np.searchsorted(np.cumsum(gpus[first:]), READABLE_GPUS, side="right")))
-    here = (pieces.node >= first) & (pieces.node < first + shown)
-    starts = np.sort(pieces.start[here])
+@dataclass(frozen=True)
+class Blocks:
+    """What the window moves by, K of them: nodes, and of nodes with more GPUs than can be read parts of them.
+
+    Args:
+        offset: the first GPU of each, counted over all nodes, [K + 1].
+        node: whose, [K].
+        base: the first GPU of each, counted in its node, [K].
+    """
+
+    offset: NDArray[np.int64]
+    node: NDArray[np.int64]
+    base: NDArray[np.int64]
+
+
+def blocks(cluster: Cluster) -> Blocks:
+    parts = np.maximum(-(-cluster.gpus // READABLE_GPUS), 1)
+    node = np.repeat(np.arange(len(cluster)), parts)
+    base = (np.arange(len(node)) - np.repeat(np.cumsum(parts) - parts, parts)) * READABLE_GPUS
+    first = np.cumsum(cluster.gpus) - cluster.gpus
+    return Blocks(np.append(first[node] + base, cluster.total_gpus), node, base)
+
+
+def _first_window(
+    divided: Blocks, lane: NDArray[np.int64], start: NDArray[np.float64], begin: float, end: float
+) -> tuple[tuple[int, int], float, float]:
+    """The first block and how many, and from when to when: everything, or about as much of the densest as can be read.
+
+    Args:
+        lane, start: of the runs, by start: the first GPU counted over all nodes, and seconds.
+    """
+    offset = divided.offset
+    if len(lane) <= READABLE_BARS and offset[-1] <= 2 * READABLE_GPUS:
+        return (0, len(offset) - 1), begin, end
+    first = int(np.searchsorted(offset, lane.min(initial=offset[-1]), side="right")) - 1
+    shown = max(1, int(np.searchsorted(offset, offset[first] + READABLE_GPUS, side="right")) - 1 - first)
+    starts = start[(lane >= offset[first]) & (lane < offset[first + shown])]
     if len(starts) <= READABLE_BARS:
         return (first, shown), begin, end
     at = int(np.argmin(starts[READABLE_BARS:] - starts[:-READABLE_BARS]))
-    return (
-        (first, shown),
-        float(starts[at]),
-        max(float(starts[at + READABLE_BARS]), float(starts[at]) + (end - begin) / 1e5),
-    )
+    length = max(float(starts[at + READABLE_BARS] - starts[at]), (end - begin) / 1e5)
+    return (first, shown), float(starts[at]), float(starts[at]) + length
 
 
 def _bars(result: Result, pieces: Pieces, unit: str) -> Chart:
@@ -233,15 +265,25 @@ def _bars(result: Result, pieces: Pieces, unit: str) -> Chart:
     plot.ygrid.grid_line_color = INK["hatch"]
     plot.xgrid.visible = False
     plot.xaxis.ticker = BasicTicker(desired_num_ticks=5)
-    alone = "there are no nodes in counted placement, so the rows are only GPUs" if without_nodes(result) else ""
+    if without_nodes(result):
+        plot.yaxis.axis_label = "GPUs"
+        meaning = (
+            "A bar is a job on its GPUs, from its start to its completion; blank is idle. This placement counts free GPUs wherever "
+            "they are, so rows are no real places: each job is drawn on the lowest free ones, and one that finds no neighbours "
+            "comes in several bars."
+        )
+    else:
+        meaning = (
+            "A bar is a job on GPUs of one node, from its start to its completion; blank is idle. Narrow gaps that no job enters "
+            "are fragmentation, and bars that begin together on several nodes are a gang. Simulations only count a node's "
+            "GPUs: each job is drawn on the lowest free ones."
+        )
     return Chart(
         "Jobs by node and GPU",
         plot,
         f"Bars of a window of {count(len(result.cluster), 'node')} and {count(len(pieces), 'piece')} of jobs, each from start "
         "to completion on the GPUs that it holds. Buttons above move the window.",
-        "A bar is a job on the GPUs of one node, from its start to its completion; blank is idle. Narrow gaps that no job "
-        "enters are fragmentation, and a wide bar that begins at one moment on several nodes is a gang. Simulations only count "
-        f"a node's GPUs: each job is drawn on the lowest free ones{'; ' + alone if alone else ''}.",
+        meaning,
         [(symbol, name) for name, (_, _, symbol) in STYLES.items()],
         {name: fill for name, (fill, _, _) in STYLES.items()},
     )
@@ -255,6 +297,7 @@ def _map(result: Result, found: Heat, unit: str, length: float) -> Chart:
         x_axis_label=f"{AXIS} ({unit})", y_axis_label="node number",
     )  # fmt: skip
     plot.grid.visible = False
+    plot.yaxis.ticker = BasicTicker(min_interval=1)
     mapper = LinearColorMapper(palette=[light for light, _ in ramp()], low=0, high=100)
     percentages = np.round(100 * found.share).astype(np.uint8)
     bottom = len(found.share) * found.nodes_each  # the last group may be short: its row reaches beyond the last node
@@ -270,7 +313,15 @@ def _map(result: Result, found: Heat, unit: str, length: float) -> Chart:
     )
     plot.add_layout(
         BoxAnnotation(
-            name="window", fill_alpha=0, line_color=INK["second"], line_width=4, left=0, right=0, top=0, bottom=0
+            name="window",
+            fill_alpha=0,
+            line_color=INK["second"],
+            line_alpha=1,
+            line_width=3,
+            left=0,
+            right=0,
+            top=0,
+            bottom=0,
         )
     )
     bar = ColorBar(

@@ -13,7 +13,7 @@ from weft.cluster.simulate import Result
 from weft.report.palette import LIGHT as INK
 
 MOST_COLUMNS = 4
-DASHES = ("-", "--", ":")
+LINES = (("-", "ours"), ("--", "second"), (":", "muted"))
 
 
 def overview(path: Path, results: Sequence[Result]) -> None:
@@ -44,7 +44,7 @@ def overview(path: Path, results: Sequence[Result]) -> None:
         name, length = clock.unit(end - begin)
         where, used, queue, spread = axes[:, column]
         share = heat.heat(held, result.cluster.gpus, begin, end).share
-        extent = (0, (end - begin) / length, len(result.cluster), 0)
+        extent = (0, (end - begin) / length, result.cluster.total_gpus, 0)
         where.imshow(100 * share, aspect="auto", cmap="Greys", vmin=0, vmax=100, extent=extent, interpolation="nearest")
         where.set_title(f"{policy.name}\nGPUs allocated by node, white 0 % to black 100 %", fontsize=10)
         for panel, curve, ink in ((used, found.allocated, "ours"), (queue, found.waiting_jobs, "second")):
@@ -57,17 +57,17 @@ def overview(path: Path, results: Sequence[Result]) -> None:
         used.axhline(result.cluster.total_gpus, color=INK["ink"], linestyle="--", linewidth=1)
         ran = ~np.isnan(result.start)
         jct = np.maximum(sizes.times(result)["jct"], 1e-3)
-        for (label, members), dash in zip(sizes.members(result.jobs.gpus).items(), DASHES, strict=False):
+        for (label, members), (dash, ink) in zip(sizes.members(result.jobs.gpus).items(), LINES, strict=False):
             if (members & ran).any():
                 value, rank = sizes.quantiles(jct[members & ran])
-                spread.plot(value, 100 * rank, dash, label=label, drawstyle="steps-post")
+                spread.plot(value, 100 * rank, dash, color=INK[ink], label=label, drawstyle="steps-post")
         if ran.any():
             spread.set_xscale("log")
             spread.legend(fontsize=8)
         spread.set_ylim(0, 102)
         spread.set_xlabel("job completion time (s)")
     for axis, label in zip(
-        axes[:, 0], ("node", "GPUs allocated (all: dashed)", "jobs waiting", "jobs (%)"), strict=True
+        axes[:, 0], ("GPUs, node by node", "GPUs allocated (all: dashed)", "jobs waiting", "jobs (%)"), strict=True
     ):
         axis.set_ylabel(label)
     figure.savefig(path, dpi=130)
