@@ -19,7 +19,7 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from weft.cluster import Cluster, Jobs, generate, simulate  # noqa: E402
-from weft.cluster.pictures import clock, compare, gantt, page, pieces, series, sizes, write  # noqa: E402
+from weft.cluster.pictures import clock, compare, gantt, page, pieces, series, sizes, window, write  # noqa: E402
 from weft.cluster.pictures.heat import COLUMNS, heat  # noqa: E402
 from weft.cluster.pictures.lanes import lanes  # noqa: E402
 from weft.report import palette  # noqa: E402
@@ -146,14 +146,14 @@ def test_the_map_has_the_same_gpu_seconds_as_the_schedule(result):
 @given(results(), st.integers(1, 12))
 def test_what_a_page_holds_is_bounded_and_has_no_gaps(result, most):
     held, nodes = pieces.of(result), len(result.cluster)
-    kept = gantt.bounded(held, nodes, most)
+    kept = window.bounded(held, nodes, most)
     assert len(kept.rows) <= most and (len(kept.rows) > 0 or kept.nodes == 0 or not len(held))
     inside = (held.start < kept.until) & (held.end > kept.since) & (held.node < kept.nodes)
     assert np.flatnonzero(inside).tolist() == kept.rows.tolist()
 
 
 def test_large_nodes_are_shown_in_parts():
-    divided = gantt.blocks(Cluster.parse("2x8,1x150,1x0,1x64"))
+    divided = window.blocks(Cluster.parse("2x8,1x150,1x0,1x64"))
     assert divided.offset.tolist() == [0, 8, 16, 80, 144, 166, 166, 230]
     assert divided.node.tolist() == [0, 1, 2, 2, 2, 3, 4]
     assert divided.base.tolist() == [0, 0, 0, 64, 128, 0, 0]

@@ -24,23 +24,22 @@ from bokeh.models.annotations import BoxAnnotation, ColorBar
 from bokeh.transform import factor_cmap, factor_hatch
 from numpy.typing import NDArray
 
-from weft.cluster.model import Cluster
 from weft.cluster.pictures import clock
 from weft.cluster.pictures.curves import AXIS
 from weft.cluster.pictures.heat import Heat, heat
 from weft.cluster.pictures.lanes import lanes
 from weft.cluster.pictures.pieces import Pieces, span, without_nodes
 from weft.cluster.pictures.sizes import CLASSES
+from weft.cluster.pictures.window import READABLE_BARS, READABLE_GPUS, blocks, bounded, first_window, told
 from weft.cluster.simulate import Result
 from weft.report import palette
 from weft.report.drawing import FONT, Chart, empty
 from weft.report.palette import LIGHT as INK
-from weft.report.quantities import count, figures
+from weft.report.quantities import count
 
 MOST_EMBEDDED = 160_000  # pieces of a page: about 3 MB
 MOST_DRAWN = 4_000  # bars at a time
 MAPPED_ABOVE = 3_000  # pieces of a result: with more there is also the map
-READABLE_BARS, READABLE_GPUS = 300, 64  # about what the window shows at first
 MOST_GPUS = 512  # rows of the widest window; below a pixel each there is nothing to see
 STYLES = {  # of a size class: fill, hatch, symbol in the legend
     "1 GPU": ("hatch", "blank", "■"),
@@ -85,7 +84,7 @@ def gantt(result: Result, pieces: Pieces, most: int = MOST_EMBEDDED) -> Gantt | 
     jobs, row_of_job = np.unique(pieces.job[piece], return_inverse=True)
     trace = result.jobs
     lane = offset[pieces.node[piece]] + first
-    (block, shown), start, stop = _first_window(divided, lane, pieces.start[piece], begin, end)
+    (block, shown), start, stop = first_window(divided, lane, pieces.start[piece], begin, end)
     name, length = clock.unit(end - begin)
     data = {
         "job": packed(row_of_job, "Uint32"),
@@ -119,50 +118,8 @@ def gantt(result: Result, pieces: Pieces, most: int = MOST_EMBEDDED) -> Gantt | 
         _map(result, heat(pieces, result.cluster.gpus, begin, end), name, length) if mapped else None,
         data,
         facts,
-        _told(kept, pieces, nodes, begin, end),
+        told(kept, pieces, nodes, begin, end),
     )
-
-
-@dataclass(frozen=True)
-class Kept:
-    """The rows of pieces that a page holds: all on the first ``nodes`` nodes that run between two times (seconds)."""
-
-    rows: NDArray[np.int64]
-    since: float
-    until: float
-    nodes: int
-
-
-def bounded(pieces: Pieces, nodes: int, most: int) -> Kept:
-    """At most ``most`` pieces without gaps between them.
-
-    All of them, or all that touch the stretch of time in which the most begin, or where too many run at once those of the
-    first nodes.
-    """
-    if len(pieces) <= most:
-        return Kept(np.arange(len(pieces)), -np.inf, np.inf, nodes)
-    since, ends = np.sort(pieces.start), np.sort(pieces.end)
-    one_too_many = np.searchsorted(ends, since, side="right") + most  # those that ended by then leave room for others
-    until = np.append(since, np.inf)[np.minimum(one_too_many, len(since))]
-    length = until - since
-    if (length > 0).any():
-        best = int(np.argmin(np.where(length > 0, length, np.inf)))
-        inside = (pieces.start < until[best]) & (pieces.end > since[best])
-        return Kept(np.flatnonzero(inside), float(since[best]), float(until[best]), nodes)
-    first = int(np.searchsorted(np.cumsum(np.bincount(pieces.node)), most, side="right"))
-    return Kept(np.flatnonzero(pieces.node < first), -np.inf, np.inf, first)
-
-
-def _told(kept: Kept, pieces: Pieces, nodes: int, begin: float, end: float) -> str:
-    """What the page holds, in words; nothing where that is all."""
-    if len(kept.rows) == len(pieces):
-        return ""
-    name, length = clock.unit(end - begin)
-    since, until = max(kept.since, begin), min(kept.until, end)
-    told = f"{len(kept.rows):,} of {count(len(pieces), 'bar')}: "
-    if kept.nodes < nodes:
-        return told + f"those of the first {count(kept.nodes, 'node')}"
-    return told + f"those from {figures((since - begin) / length)} to {figures((until - begin) / length)} {name}"
 
 
 def packed(values: NDArray[Any] | str, kind: str = "") -> dict[str, str]:
@@ -173,50 +130,6 @@ def packed(values: NDArray[Any] | str, kind: str = "") -> dict[str, str]:
 
 def _line(name: Any) -> str:
     return " ".join(str(name).split())
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """What the window moves by, K of them: nodes, and of nodes with more GPUs than can be read parts of them.
-
-    Args:
-        offset: the first GPU of each, counted over all nodes, [K + 1].
-        node: whose, [K].
-        base: the first GPU of each, counted in its node, [K].
-    """
-
-    offset: NDArray[np.int64]
-    node: NDArray[np.int64]
-    base: NDArray[np.int64]
-
-
-def blocks(cluster: Cluster) -> Blocks:
-    parts = np.maximum(-(-cluster.gpus // READABLE_GPUS), 1)
-    node = np.repeat(np.arange(len(cluster)), parts)
-    base = (np.arange(len(node)) - np.repeat(np.cumsum(parts) - parts, parts)) * READABLE_GPUS
-    first = np.cumsum(cluster.gpus) - cluster.gpus
-    return Blocks(np.append(first[node] + base, cluster.total_gpus), node, base)
-
-
-def _first_window(
-    divided: Blocks, lane: NDArray[np.int64], start: NDArray[np.float64], begin: float, end: float
-) -> tuple[tuple[int, int], float, float]:
-    """The first block and how many, and from when to when: everything, or about as much of the densest as can be read.
-
-    Args:
-        lane, start: of the runs, by start: the first GPU counted over all nodes, and seconds.
-    """
-    offset = divided.offset
-    if len(lane) <= READABLE_BARS and offset[-1] <= 2 * READABLE_GPUS:
-        return (0, len(offset) - 1), begin, end
-    first = int(np.searchsorted(offset, lane.min(initial=offset[-1]), side="right")) - 1
-    shown = max(1, int(np.searchsorted(offset, offset[first] + READABLE_GPUS, side="right")) - 1 - first)
-    starts = start[(lane >= offset[first]) & (lane < offset[first + shown])]
-    if len(starts) <= READABLE_BARS:
-        return (first, shown), begin, end
-    at = int(np.argmin(starts[READABLE_BARS:] - starts[:-READABLE_BARS]))
-    length = max(float(starts[at + READABLE_BARS] - starts[at]), (end - begin) / 1e5)
-    return (first, shown), float(starts[at]), float(starts[at]) + length
 
 
 def _bars(result: Result, pieces: Pieces, unit: str) -> Chart:
@@ -268,14 +181,14 @@ def _bars(result: Result, pieces: Pieces, unit: str) -> Chart:
     if without_nodes(result):
         plot.yaxis.axis_label = "GPUs"
         meaning = (
-            "A bar is a job on its GPUs, from its start to its completion; blank is idle. This placement counts free GPUs wherever "
-            "they are, so rows are no real places: each job is drawn on the lowest free ones, and one that finds no neighbours "
+            "A bar is a job on its GPUs, from its start to its completion; blank is idle. This placement counts free GPUs "
+            "wherever they are, so rows are no real places: each job is drawn on the lowest free ones, and one that finds no neighbours "
             "comes in several bars."
         )
     else:
         meaning = (
-            "A bar is a job on GPUs of one node, from its start to its completion; blank is idle. Narrow gaps that no job enters "
-            "are fragmentation, and bars that begin together on several nodes are a gang. Simulations only count a node's "
+            "A bar is a job on GPUs of one node, from its start to its completion; blank is idle. Narrow gaps that no job "
+            "enters are fragmentation, and bars that begin together on several nodes are a gang. Simulations only count a node's "
             "GPUs: each job is drawn on the lowest free ones."
         )
     return Chart(
