@@ -37,8 +37,9 @@ def bounded(pieces: Pieces, nodes: int, most: int) -> Kept:
     one_too_many = np.searchsorted(ends, since, side="right") + most  # those that ended by then leave room for others
     until = np.append(since, np.inf)[np.minimum(one_too_many, len(since))]
     length = until - since
-    if (length > 0).any():
-        best = int(np.nanargmin(np.where(length > 0, length, np.nan)))
+    some = np.flatnonzero(length > 0)
+    if len(some):
+        best = some[np.argmin(length[some])]
         inside = (pieces.start < until[best]) & (pieces.end > since[best])
         return Kept(np.flatnonzero(inside), float(since[best]), float(until[best]), nodes)
     first = int(np.searchsorted(np.cumsum(np.bincount(pieces.node)), most, side="right"))
