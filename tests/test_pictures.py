@@ -126,7 +126,8 @@ def test_bins_keep_the_mean_and_the_most(result, points):
                 np.minimum(fine.edge[1:], b) - np.maximum(fine.edge[:-1], a), 0, None
             )  # of each step in the bin
             assert mean == pytest.approx((part * fine.mean).sum() / (b - a))
-            assert most == fine.most[part > 1e-9].max()
+            near = (fine.edge[1:] > a - 1e-9) & (fine.edge[:-1] < b + 1e-9)  # an edge may be rounded past a step
+            assert fine.most[part > 1e-9].max() <= most <= fine.most[near].max()
 
 
 @LONGEST
@@ -147,7 +148,8 @@ def test_the_map_has_the_same_gpu_seconds_as_the_schedule(result):
 def test_what_a_page_holds_is_bounded_and_has_no_gaps(result, most):
     held, nodes = pieces.of(result), len(result.cluster)
     kept = window.bounded(held, nodes, most)
-    assert len(kept.rows) <= most and (len(kept.rows) > 0 or kept.nodes == 0 or not len(held))
+    on_first = (held.node == held.node.min(initial=nodes)).sum()
+    assert len(kept.rows) <= most and (len(kept.rows) > 0 or on_first > most or not len(held))
     inside = (held.start < kept.until) & (held.end > kept.since) & (held.node < kept.nodes)
     assert np.flatnonzero(inside).tolist() == kept.rows.tolist()
 
@@ -262,6 +264,17 @@ def test_a_large_result_is_one_small_page_with_every_bar():
     assert unpacked(html, "count").sum() == held.gpus.sum()
     start = unpacked(html, "start")[unpacked(html, "job")]
     assert (np.diff(start) >= 0).all(), "the page's script stops at the first bar beyond the window"
+
+
+@LONGEST
+@given(results(), st.integers(1, 5))
+def test_the_first_window_is_inside_the_cluster(result, most):
+    held = pieces.of(result)
+    found = gantt.gantt(result, held, most) if len(held) else None
+    if found:
+        first = found.facts["window"]
+        assert 0 <= first["block"] < first["block"] + first["blocks"] <= len(window.blocks(result.cluster).node)
+        assert first["from"] < first["to"]
 
 
 def test_write_goes_by_the_suffix(tmp_path):

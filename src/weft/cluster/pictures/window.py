@@ -92,7 +92,7 @@ def first_window(
     offset = divided.offset
     if len(lane) <= READABLE_BARS and offset[-1] <= 2 * READABLE_GPUS:
         return (0, len(offset) - 1), begin, end
-    first = int(np.searchsorted(offset, lane.min(initial=offset[-1]), side="right")) - 1
+    first = int(np.searchsorted(offset, lane.min(), side="right")) - 1 if len(lane) else 0
     shown = max(1, int(np.searchsorted(offset, offset[first] + READABLE_GPUS, side="right")) - 1 - first)
     starts = start[(lane >= offset[first]) & (lane < offset[first + shown])]
     if len(starts) <= READABLE_BARS:
