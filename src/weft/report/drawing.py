@@ -35,6 +35,7 @@ class Chart:
     description: str
     meaning: str
     legend: list[tuple[str, str]] = field(default_factory=list)  # (symbol, what it stands for)
+    inks: dict[str, str] = field(default_factory=dict)  # what a symbol stands for → a name of the palette
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +10,8 @@ from typing import Any
 
 from weft import records
 from weft.records import Measurement
-from weft.report import palette, quantities
+from weft.report import quantities
+from weft.report.embedding import embed, embed_all, template
 from weft.report.quantities import distinct, implementation_key, known, point_key
 
 HERE = Path(__file__).parent
@@ -60,36 +60,11 @@ class Contents:
 
 def render(contents: Contents, path: str | Path) -> Path:
     """Writes the page as one file that needs nothing else, and returns its path. Folders on the way are made."""
-    from bokeh.resources import Resources  # late, with the charts: the tables of the docs do not need it
-    from jinja2 import Environment, FileSystemLoader
-
-    environment = Environment(loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.globals |= {
-        name: getattr(quantities, name)
-        for name in ("figures", "percent", "ratio", "si", "kib", "spread", "count", "listing")
-    }
-    environment.filters["json"] = _json
-    text = environment.get_template("page.html.j2").render(
-        **_view(contents),
-        css=(HERE / "page.css").read_text(encoding="utf-8"),
-        colors=[palette.variables(0), palette.variables(1)],
-        to_dark=palette.TO_DARK,
-        bokeh="\n".join(Resources(mode="inline", components=["bokeh"]).js_raw),
-    )
+    text = template(HERE).render(_view(contents))
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     records.write_whole(path, text)
     return path
-
-
-def _json(value: Any) -> Any:
-    """JSON that may stand inside a ``<script>``: nothing in it can end the element."""
-    from markupsafe import Markup
-
-    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return Markup(text)
 
 
 def _view(contents: Contents) -> dict[str, Any]:
@@ -112,32 +87,19 @@ def _view(contents: Contents) -> dict[str, Any]:
         "machine": _machine(contents.machine),
         "tiles": verdict.tiles(own_ceilings, contents.verification, measured),
         "ceilings": ceilings,
-        "ceiling_charts": _embed_all(*(charts.ceiling_bars(own_ceilings, unit) for unit in ("B/s", "FLOP/s"))),
+        "ceiling_charts": embed_all(*(charts.ceiling_bars(own_ceilings, unit) for unit in ("B/s", "FLOP/s"))),
         "verification": _verification(contents.verification),
-        "roofline": _embed(roofline.roofline(measured, own_ceilings, contents.device)),
+        "roofline": embed(roofline.roofline(measured, own_ceilings, contents.device)),
         "operators": _operators(measured),
         "open_at_most": OPEN_AT_MOST,
         "measured": measured,
         "training": training,
-        "training_charts": _embed_all(charts.loss_curves(training), charts.accuracy_curve(training)),
+        "training_charts": embed_all(charts.loss_curves(training), charts.accuracy_curve(training)),
         "compiled": _compiled(contents.compiled),
         "not_compiled": [k for k in contents.compiled if not k.get("ok")],
         "findings": [f for f in contents.findings if f.get("status") != "pass"],
         "provenance": {"from": stamps[:1], "to": stamps[-1:], "commits": commits, "rendered": records.now()},
     }
-
-
-def _embed(chart: Any) -> dict[str, Any] | None:
-    """A chart with its figure as data that the page draws when the reader comes near it."""
-    if chart is None:
-        return None
-    from bokeh.embed import json_item
-
-    return vars(chart) | {"height": chart.figure.height, "figure": json_item(chart.figure)}
-
-
-def _embed_all(*made: Any) -> list[dict[str, Any]]:
-    return [embedded for embedded in map(_embed, made) if embedded]
 
 
 def _machine(machine: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -213,8 +175,8 @@ def _operators(measured: Iterable[Measurement]) -> list[dict[str, Any]]:
                 "share": _range(shares, quantities.percent),
                 "ratio": _range(ratios, quantities.ratio),
                 "devices": distinct(m.device for m in group),
-                "share_chart": _embed(charts.share_bars(group, name)),
-                "ratio_chart": _embed(charts.ratio_bars(group, name)),
+                "share_chart": embed(charts.share_bars(group, name)),
+                "ratio_chart": embed(charts.ratio_bars(group, name)),
             }
         )
     return entries

@@ -1,0 +1,166 @@
+"""The page: one result, or several side by side, as one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from weft.cluster.pictures import clock
+from weft.cluster.simulate import Result
+from weft.report.quantities import NONE, count, percent
+
+HERE = Path(__file__).parent
+DRAWN_AT_MOST = 8  # policies of a comparison with charts of their own
+TOLD_AT_MOST = 5  # jobs that can never run, by name
+
+
+def page(results: Sequence[Result], title: str = "") -> str:
+    """HTML with charts of each policy, and with several results a comparison first.
+
+    Args:
+        results: of :func:`weft.cluster.simulate`; those that share order and placement count as runs of one policy, and the
+            first of them is drawn.
+        title: the page's heading; by default the policy's name, or how many there are.
+
+    Raises:
+        ValueError: no result.
+    """
+    from weft.cluster.pictures import compare, gantt
+    from weft.report import palette
+    from weft.report.embedding import embed_all, template
+
+    check(results)
+    policies = compare.policies(results)
+    drawn = policies[:DRAWN_AT_MOST]
+    text = template(HERE).render(
+        title=title or (policies[0].name if len(policies) == 1 else f"{len(policies)} scheduling policies"),
+        tiles=_tiles(results[0]) if len(results) == 1 else _best(policies),
+        comparison=embed_all(*compare.charts(policies)) if len(results) > 1 else [],
+        table=[_row(policy) for policy in policies] if len(results) > 1 else [],
+        runs=len(results),
+        sections=[_section(policy.name, policy.runs, gantt.MOST_EMBEDDED // len(drawn)) for policy in drawn],
+        left_out=[policy.name for policy in policies[DRAWN_AT_MOST:]],
+        generated=any(result.jobs.generated for result in results),
+        to_dark=palette.TO_DARK | dict(gantt.ramp()),
+    )
+    return str(text)
+
+
+def check(results: Sequence[Result]) -> None:
+    if not len(results):
+        raise ValueError("pictures of no result; expected a list with at least one result of weft.cluster.simulate")
+
+
+def _section(name: str, runs: Sequence[Result], most: int) -> dict[str, Any]:
+    """All charts of a policy's first run."""
+    from weft.cluster.pictures import curves, gantt, pieces, reasons, series, spread
+    from weft.report.embedding import embed, embed_all
+
+    result = runs[0]
+    held = pieces.of(result)
+    found = series.over_time(result, held)
+    bars = gantt.gantt(result, held, most)
+    jobs = result.jobs
+    return {
+        "name": name,
+        "ties": result.ties,
+        "seed": result.seed,
+        "runs": len(runs),
+        "facts": _facts(result),
+        "gantt": bars and vars(bars) | {"bars": embed(bars.bars), "map": embed(bars.map)},
+        "mapped_above": gantt.MAPPED_ABOVE,
+        "over_time": embed_all(
+            curves.utilisation(result, found),
+            curves.fragmentation(result, found),
+            curves.queue(found),
+            curves.waiting_gpus(result, found),
+        )
+        if len(jobs)
+        else [],
+        "counted": pieces.without_nodes(result),
+        "spread": embed_all(*spread.by_size(result)),
+        "reasons": embed_all(*reasons.charts(result)),
+        "ran": int((~np.isnan(result.start)).sum()),
+        "never": [(jobs.id[j], why) for j, why in list(result.unschedulable.items())[:TOLD_AT_MOST]],
+        "never_count": len(result.unschedulable),
+        "complete": result.complete,
+        "binned": any(each.mean is not each.most for each in vars(found).values()),
+        "cut": pieces.cut_after(result) if result.complete else 0,
+        "last": clock.told(float(np.nanmax(result.end)) - pieces.span(result)[0]) if held else "",
+    }
+
+
+def _facts(result: Result) -> list[tuple[str, str]]:
+    from weft.cluster.metrics import summary
+
+    found = summary(result)
+    facts = [
+        ("jobs", f"{found['jobs']:,}, of which {found['completed']:,} ran" + ", generated" * found["generated"]),
+        ("cluster", f"{count(found['nodes'], 'node')}, {count(found['gpus'], 'GPU')}"),
+        ("policy", f"order {result.order}, placement {result.placement}, ties {result.ties}, seed {result.seed}"),
+        ("makespan", clock.told(found["makespan"])),
+        ("utilisation", percent(found["utilisation"])),
+    ]
+    for key, name in (("jct", "job completion time"), ("queueing", "wait")):
+        facts.append((name, ", ".join(f"{k} {clock.told(v)}" for k, v in found[key].items())))
+    return facts
+
+
+def _tiles(result: Result) -> list[dict[str, str]]:
+    from weft.cluster.metrics import summary
+    from weft.cluster.pictures import pieces, series
+
+    found = summary(result)
+    begin, last = pieces.span(result)[0], float(np.nanmax(result.start, initial=-np.inf))
+    busy, until = found["utilisation"], "the last completion"
+    if last > begin and found["gpus"]:  # a long tail of completions says little about a policy
+        held = series.binned(series.allocated(pieces.of(result)), begin, last, points=1).overall
+        busy, until = held / found["gpus"], f"the last start; {percent(busy)} until the last completion"
+    tone = "" if found["completed"] == found["jobs"] else "bad"
+    return [
+        _tile("Job completion time", clock.told(found["jct"]["mean"]), f"mean; p99 {clock.told(found['jct']['p99'])}"),
+        _tile("Wait", clock.told(found["queueing"]["mean"]), f"mean; p99 {clock.told(found['queueing']['p99'])}"),
+        _tile("Utilisation", percent(busy), f"of {count(found['gpus'], 'GPU')} until {until}"),
+        _tile("Jobs", f"{found['completed']:,}", f"ran, of {found['jobs']:,}", tone),
+    ]
+
+
+def _best(policies: Sequence[Any]) -> list[dict[str, str]]:
+    """Who is best at what; nothing where no job ran."""
+    tiles = []
+    for quantity, statistic, name in (
+        ("jct", "mean", "Least mean completion time"),
+        ("jct", "p99", "Least p99 completion time"),
+        ("wait", "mean", "Least mean wait"),
+        ("wait", "p99", "Least p99 wait"),
+    ):
+        means = {p.name: _mean(p.statistics(quantity)[statistic]) for p in policies}
+        known = {name: value for name, value in means.items() if value is not None}
+        if known:
+            best = min(known, key=lambda name: known[name])
+            least = [name for name in known if known[name] == known[best]]
+            tiles.append(
+                _tile(name, clock.told(known[best]), best + (f" and {len(least) - 1} more" if least[1:] else ""))
+            )
+    return tiles
+
+
+def _row(policy: Any) -> dict[str, Any]:
+    """A policy's numbers, means of its runs."""
+    numbers = []
+    for quantity in ("jct", "wait"):
+        for column in policy.statistics(quantity).values():
+            mean = _mean(column)
+            numbers.append((mean, NONE if mean is None else clock.told(mean)))
+    return {"name": policy.name, "runs": len(policy.runs), "numbers": numbers}
+
+
+def _mean(column: Sequence[float]) -> float | None:
+    return sum(column) / len(column) if column else None
+
+
+def _tile(name: str, number: str, text: str, tone: str = "") -> dict[str, str]:
+    return {"name": name, "number": number, "text": text, "tone": tone}
