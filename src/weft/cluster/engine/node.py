@@ -21,7 +21,9 @@ from weft.cluster.placements import PLACEMENTS
 # counted, not placed.
 NODE = np.dtype(
     [
-        *((name, "i4") for name in ("gpus", "gpu_type", "free_gpus", "unused")),  # the first cache line is all that most ask
+        *(
+            (name, "i4") for name in ("gpus", "gpu_type", "free_gpus", "unused")
+        ),  # the first cache line is all that most ask
         *((name, "i8") for name in ("cpu", "free_cpu", "memory", "free_memory")),
         ("gpu_memory", "f8"),
         ("groups", "i8"),
