@@ -23,6 +23,7 @@ from weft import cli  # noqa: E402
 from weft.cluster import Cluster, Jobs, NodeGroup, Simulator, reference, simulate, trace  # noqa: E402
 from weft.cluster.generate import generate  # noqa: E402
 from weft.cluster.metrics import summary  # noqa: E402
+from weft.cluster.order import MODES  # noqa: E402
 from weft.cluster.orders import ORDERS  # noqa: E402
 from weft.cluster.placements import PLACEMENTS  # noqa: E402
 from weft.cluster.simulate import REASONS  # noqa: E402
@@ -184,7 +185,7 @@ def traces(draw) -> Jobs:
 
 
 policies = st.tuples(
-    st.sampled_from([f"{order}{skip}" for order in ORDERS for skip in ("", "-skip")]),
+    st.sampled_from([f"{order}{skip}" for order in ORDERS for skip in MODES]),
     st.sampled_from(list(PLACEMENTS)),
     st.sampled_from(("", "lowest", "highest", "random")),
     st.integers(0, 3),

@@ -124,7 +124,7 @@ class Cluster:
             return np.array([-1 if (column[m] < 0).any() else column[m].sum() for m in members], dtype=np.int64)
 
         return Cluster(
-            tuple(f"all-{self.types[kind]}" for kind, _ in kinds),
+            tuple(f"all-{self.types[kind]}" + (f"-{memory:g}GB" if memory >= 0 else "") for kind, memory in kinds),
             total(self.gpus),
             np.array([kind for kind, _ in kinds], dtype=np.int64),
             np.array([memory for _, memory in kinds]),

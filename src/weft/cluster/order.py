@@ -38,15 +38,23 @@ class Order:
         return rank
 
 
-def find(name: str) -> tuple[Order, bool]:
-    """The order, and whether everyone who fits may pass (``NAME-skip``).
+MODES = {
+    "": "the head waits and nobody passes it",
+    "-skip": "everyone who fits may pass",
+    "-easy": "who does not delay the head, by its estimate, may pass (EASY backfill)",
+}
+
+
+def find(name: str) -> tuple[Order, str]:
+    """The order, and who may pass: one of MODES, the end of the name.
 
     Raises:
         UnknownName: there is none.
     """
     from weft.cluster.orders import ORDERS
 
-    base = name.removesuffix("-skip")
+    mode = next((end for end in MODES if end and name.endswith(end)), "")
+    base = name.removesuffix(mode)
     if base not in ORDERS:
-        raise UnknownName("order", name, [*ORDERS, *(f"{o}-skip" for o in ORDERS)])
-    return ORDERS[base], name.endswith("-skip")
+        raise UnknownName("order", name, [f"{order}{end}" for end in MODES for order in ORDERS])
+    return ORDERS[base], mode

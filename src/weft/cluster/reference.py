@@ -23,6 +23,7 @@ from weft.cluster.model import WHOLE, Cluster, Jobs, NodeGroup, size_of
 from weft.cluster.order import find as find_order
 from weft.cluster.placement import NOTHING
 from weft.cluster.placement import find as find_placement
+from weft.cluster.promise import Promise, promise, spares
 
 
 @dataclass
@@ -112,6 +113,7 @@ class Job:
     state: str = "pending"
     start: float | None = None
     end: float | None = None
+    expected: float = math.inf  # its end by its estimate
     placed: list[tuple[Node, Piece, list[int]]] = field(default_factory=list)
     reason: str = ""  # what it waits for now
     waited: dict[str, float] = field(default_factory=dict)  # seconds for each reason; together its wait
@@ -121,7 +123,8 @@ class Simulator:
     """A cluster, a queue and a clock. At one moment jobs complete, then jobs arrive, then whoever may start does.
 
     Args:
-        order: ``fifo``, ``sjf`` …: the head of the queue waits and nobody passes it; with ``-skip`` everyone who fits may.
+        order: ``fifo``, ``sjf`` …: the head of the queue waits and nobody passes it; with ``-skip`` everyone who fits may;
+            with ``-easy`` who does not delay the head.
         placement: ``best``, ``first``, ``worst`` …: which of the fitting nodes.
         ties: ``lowest`` or ``highest`` of equally good nodes, or ``random``; the placement's own rule by default.
         seed: of random ties.
@@ -131,13 +134,16 @@ class Simulator:
     """
 
     def __init__(self, order: str = "fifo", placement: str = "best", ties: str = "", seed: int = 0):
-        self.order, self.skip = find_order(order)
+        self.order, self.mode = find_order(order)
         self.placement = find_placement(placement)
         self.ties = tie_rules.check(ties or self.placement.ties)
         self.random = tie_rules.first_state(seed)
         self.now = 0.0
         self.context = NOTHING  # what the placement knows of the whole trace
         self.types: list[str] = []
+        self.promised: Promise | None = None  # what the head of the queue has been promised in this pass
+        self.detailed = False  # whether single GPUs are looked at
+        self.outlasting = False  # whether the job that is being placed outlasts that moment
         self.nodes: list[Node] = []
         self.jobs: dict[Any, Job] = {}
         self.coming: list[Job] = []
@@ -229,8 +235,10 @@ class Simulator:
 
         Nothing is left to happen when the list is empty.
         """
-        if not self.history and self.context is NOTHING:
-            self.context = self.placement.context(self.known(), self.cluster())
+        if not self.history and self.context is NOTHING and self.jobs:
+            known = self.known()
+            self.context = self.placement.context(known, self.cluster())
+            self.detailed = self.placement.detailed or bool((known.milli < WHOLE).any())
         moments = [j.submit for j in self.coming] + [
             j.end for j in self.jobs.values() if j.state == "running" and j.end is not None
         ]
@@ -250,12 +258,18 @@ class Simulator:
             self.happens(job, "pending")
         self.queue.sort(key=lambda j: j.key)
         for job in list(self.queue):
+            shadow = self.promised.shadow if self.promised else math.inf
+            self.outlasting = bool(job.row.estimate[0] > shadow - self.now)
             if self.place(job):
                 self.queue.remove(job)
                 job.start, job.end = self.now, self.now + job.duration
+                job.expected = self.now + job.row.estimate[0].item()
                 self.happens(job, "running")
-            elif not self.skip:
+            elif not self.mode:
                 break
+            elif self.mode == "-easy" and self.promised is None:
+                self.promised = promise(self, job)
+        self.promised, self.outlasting = None, False
         for job in self.queue:
             job.reason = self.why(job)
         return self.history[seen:]
@@ -340,13 +354,18 @@ class Simulator:
 
     def enough_nodes(self, pieces: list[Piece]) -> bool:
         """Whether every piece finds a node of its own: the first ones are whole nodes, the last may be smaller."""
-        whole = sum(n.fits(pieces[0]) for n in self.nodes)
+        whole = sum(self.able(n, pieces[0]) for n in self.nodes)
         alike = sum(p == pieces[0] for p in pieces)
-        return whole >= alike and (alike == len(pieces) or sum(n.fits(pieces[-1]) for n in self.nodes) > alike)
+        return whole >= alike and (alike == len(pieces) or sum(self.able(n, pieces[-1]) for n in self.nodes) > alike)
+
+    def able(self, node: Node, piece: Piece) -> bool:
+        """Whether the node takes the piece now, and breaks no promise by it."""
+        breaks = self.promised and self.outlasting and not spares(self, self.promised, node, piece)
+        return not breaks and node.fits(piece)
 
     def choose(self, piece: Piece) -> Node | None:
         """The fitting node with the highest score, ties by the rule."""
-        scored = [(self.score(piece, n)[0], n) for n in self.nodes if n.fits(piece)]
+        scored = [(self.score(piece, n)[0], n) for n in self.nodes if self.able(n, piece)]
         if not scored:
             return None
         top = max(score for score, _ in scored)
@@ -421,6 +440,7 @@ def simulate(jobs: Jobs, cluster: Cluster, order: str, placement: str, ties: str
         )
         sim.nodes.append(Node(name, gpus, gpu_memory, kind, cpu, memory))
     sim.context = sim.placement.context(jobs, seen)
+    sim.detailed = sim.placement.detailed or bool((jobs.milli < WHOLE).any())
     for j in range(len(jobs)):
         sim.add(jobs.take(np.array([j])))
     return sim.run()

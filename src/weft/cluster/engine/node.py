@@ -15,14 +15,16 @@ from weft.cluster.placements import PLACEMENTS
 
 # A node: what it has (-1: not known), what is free of it, a bit for each group of nodes that it is in; of a detailed run
 # also the thousandths that are free of each GPU, and its pieces by size (shares, then 1, 2, 4, 8 and any other number of
-# GPUs), and a `note` for a placement to keep what it works out from these, NaN after every change.
+# GPUs), and a `note` for a placement to keep what it works out from these, NaN after every change. A
+# `held` node is promised to the head of the queue (engine/backfill.py), and `spare_…` is what jobs that are `outlasting` the
+# promise may take of it.
 # A piece: what it asks; `types` has a bit for each accelerator type that it accepts; `size` is its place in a node's `mix`;
 # `fitting` nodes take it; `read` entries of the log are in its tree (-1: it has none yet); `counted` ones are only ever
 # counted, not placed.
 NODE = np.dtype(
     [
         *(
-            (name, "i4") for name in ("gpus", "gpu_type", "free_gpus", "unused")
+            (name, "i4") for name in ("gpus", "gpu_type", "free_gpus", "held")
         ),  # the first cache line is all that most ask
         *((name, "i8") for name in ("cpu", "free_cpu", "memory", "free_memory")),
         ("gpu_memory", "f8"),
@@ -30,6 +32,8 @@ NODE = np.dtype(
         ("note", "f8"),
         ("milli", "i2", (MOST_SHARED,)),
         ("mix", "i2", (12,)),
+        *((name, "i8") for name in ("spare_gpus", "spare_cpu", "spare_memory")),
+        ("unused", "i8", (5,)),  # to whole cache lines
     ]
 )
 PIECE = np.dtype(
@@ -37,6 +41,7 @@ PIECE = np.dtype(
         *((name, "i8") for name in ("gpus", "milli", "types", "cpu", "memory", "size", "fitting", "read")),
         ("gpu_memory", "f8"),
         ("counted", "?"),
+        ("outlasting", "?"),
     ]
 )
 
@@ -72,6 +77,11 @@ def fits(node, piece):
             return False
     if not (piece.types >> node.gpu_type) & 1:
         return False
+    if piece.outlasting and node.held:
+        if node.spare_gpus < piece.gpus or (node.cpu >= 0 and node.spare_cpu < piece.cpu):
+            return False
+        if node.memory >= 0 and node.spare_memory < piece.memory:
+            return False
     if piece.gpu_memory > 0 and 0 <= node.gpu_memory < piece.gpu_memory:
         return False
     if node.cpu >= 0 and node.free_cpu < piece.cpu:
@@ -121,6 +131,10 @@ def take(nodes, pieces, log, meta, room, n, p, gpus, sign):
     for group in range(len(room)):
         if (nodes[n].groups >> group) & 1:
             room[group] -= sign * pieces[p].gpus * pieces[p].milli
+    if pieces[p].outlasting and nodes[n].held:
+        nodes[n].spare_gpus -= sign * pieces[p].gpus
+        nodes[n].spare_cpu -= sign * pieces[p].cpu
+        nodes[n].spare_memory -= sign * pieces[p].memory
     nodes[n].free_cpu -= sign * pieces[p].cpu
     nodes[n].free_memory -= sign * pieces[p].memory
     log[meta[WRITTEN] & (len(log) - 1)] = n

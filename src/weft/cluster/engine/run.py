@@ -14,8 +14,12 @@ from weft.cluster.engine.index import choose, refresh
 from weft.cluster.engine.node import DETAILED, RANDOM_STATE, fits, pick, take
 
 JOB = np.dtype(
-    [("submit", "f8"), ("duration", "f8"), ("start", "f8"), ("cls", "i4"), ("rank", "i4"), ("slot", "i8")]
-)  # slot: where its nodes begin in `where`
+    [
+        *((name, "f8") for name in ("submit", "duration", "estimate", "start", "ends")),
+        *((name, "i4") for name in ("cls", "rank", "place", "unused")),
+        ("slot", "i8"),
+    ]
+)  # ends: by its estimate; place: among its class, by rank; slot: where its nodes begin in `where`
 COMPLETION = np.dtype([("time", "f8"), ("job", "i8")])
 NOBODY = np.iinfo(np.int32).max
 ARRIVED, COMPLETED, RUNNING, PROGRESS = 0, 1, 2, 3
