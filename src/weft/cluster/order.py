@@ -42,6 +42,7 @@ MODES = {
     "": "the head waits and nobody passes it",
     "-skip": "everyone who fits may pass",
     "-easy": "who does not delay the head, by its estimate, may pass (EASY backfill)",
+    "-conservative": "who delays nobody before it, by its estimate, may pass (conservative backfill)",
 }
 
 

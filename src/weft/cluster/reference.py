@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.cluster import plan
 from weft.cluster import ties as tie_rules
 from weft.cluster.lacking import closest
 from weft.cluster.model import WHOLE, Cluster, Jobs, NodeGroup, size_of
@@ -140,6 +141,7 @@ class Simulator:
         self.random = tie_rules.first_state(seed)
         self.now = 0.0
         self.context = NOTHING  # what the placement knows of the whole trace
+        self.plan: dict[Any, list[plan.Stay]] = {}  # of conservative backfill: where and when those who wait will be
         self.types: list[str] = []
         self.promised: Promise | None = None  # what the head of the queue has been promised in this pass
         self.detailed = False  # whether single GPUs are looked at
@@ -248,31 +250,67 @@ class Simulator:
             job.waited[job.reason] = job.waited.get(job.reason, 0.0) + min(moments) - self.now
         self.now = min(moments)
         seen = len(self.history)
-        for job in [j for j in self.jobs.values() if j.state == "running" and j.end == self.now]:
+        ended = [j for j in self.jobs.values() if j.state == "running" and j.end == self.now]
+        for job in ended:
             for node, piece, gpus in job.placed:
                 node.give_back(piece, job.id, gpus)
             self.happens(job, "completed")
-        while self.coming and self.coming[0].submit == self.now:
-            job = self.coming.pop(0)
+        came = [job for job in self.coming if job.submit == self.now]
+        for job in came:
+            self.coming.remove(job)
             self.queue.append(job)
             self.happens(job, "pending")
         self.queue.sort(key=lambda j: j.key)
+        if self.mode == "-conservative":
+            self.start_as_planned(ended, came)
+        else:
+            self.start_in_order()
+        for job in self.queue:
+            job.reason = self.why(job)
+        return self.history[seen:]
+
+    def start_in_order(self) -> None:
+        """Starts who may: strictly, whoever fits, or whoever does not delay the head."""
         for job in list(self.queue):
             shadow = self.promised.shadow if self.promised else math.inf
             self.outlasting = bool(job.row.estimate[0] > shadow - self.now)
             if self.place(job):
-                self.queue.remove(job)
-                job.start, job.end = self.now, self.now + job.duration
-                job.expected = self.now + job.row.estimate[0].item()
-                self.happens(job, "running")
+                self.begin(job, job.row.estimate[0].item())
             elif not self.mode:
                 break
             elif self.mode == "-easy" and self.promised is None:
                 self.promised = promise(self, job)
         self.promised, self.outlasting = None, False
+
+    def start_as_planned(self, ended: list[Job], came: list[Job]) -> None:
+        """Plans everyone who waits and has no place yet, and starts who is planned for now."""
+        if self.detailed:
+            raise ValueError(plan.NO_DETAILS)
+        if any(j.expected != self.now for j in ended) or not plan.holds(self):
+            self.plan.clear()
         for job in self.queue:
-            job.reason = self.why(job)
-        return self.history[seen:]
+            if job in came:
+                for later in self.queue[self.queue.index(job) :]:
+                    self.plan.pop(later.id, None)
+                break
+        stays = plan.running(self) + [stay for mine in self.plan.values() for stay in mine]
+        for job in list(self.queue):
+            if job.id not in self.plan:
+                self.plan[job.id] = plan.earliest(self, job, stays)
+                stays += self.plan[job.id]
+            if self.plan[job.id] and self.plan[job.id][0].begin == self.now:
+                job.placed = []
+                for stay in self.plan.pop(job.id):
+                    gpus = self.pick(stay.node, stay.piece)
+                    stay.node.take(stay.piece, job.id, gpus)
+                    job.placed.append((stay.node, stay.piece, gpus))
+                self.begin(job, plan.estimated(job))
+
+    def begin(self, job: Job, estimate: float) -> None:
+        """Starts a job that has its nodes."""
+        self.queue.remove(job)
+        job.start, job.end, job.expected = self.now, self.now + job.duration, self.now + estimate
+        self.happens(job, "running")
 
     def run(self) -> Simulator:
         """Steps until nothing is left to happen."""

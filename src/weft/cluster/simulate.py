@@ -14,6 +14,7 @@ from weft.cluster.lacking import closest
 from weft.cluster.model import MOST_SHARED, WHOLE, Cluster, Jobs
 from weft.cluster.order import find as find_order
 from weft.cluster.placement import find as find_placement
+from weft.cluster.plan import NO_DETAILS
 
 # What a waiting job waits for: the first of these that holds for it alone.
 REASONS = {
@@ -75,7 +76,8 @@ def simulate(
     """Runs all jobs through the cluster.
 
     Args:
-        order: ``fifo``, ``sjf`` … or with ``-skip`` or ``-easy``.
+        order: ``fifo``, ``sjf`` … or with ``-skip``, ``-easy`` or
+            ``-conservative``.
         placement: ``best``, ``first``, ``counted`` …
         ties: which of equally good nodes: ``lowest`` or ``highest`` number, or ``random``; the placement's own by default.
         seed: of random ties.
@@ -102,6 +104,8 @@ def simulate(
         raise ValueError(
             f"a node has {most} GPUs; shares, and {placement}, are simulated on nodes of up to {MOST_SHARED}"
         )
+    if detailed and mode == "-conservative":
+        raise ValueError(NO_DETAILS)
     cls, classes, pieces, members = classify(jobs, seen)
     classes["reason"] = -1
     if mode == "-easy":
@@ -115,8 +119,15 @@ def simulate(
     on = np.zeros(len(where) if detailed else 0, np.int32)
     running, progress = np.zeros(len(rows), run.COMPLETION), np.zeros(run.PROGRESS, np.int64)
     total, waits = (np.zeros((count, len(REASONS))) for count in (len(classes), len(rows)))
+    if mode == "-conservative":
+        where = np.concatenate([where, np.zeros(int(classes["count"].max(initial=0)) + 1, np.int32)])
     given = (state, pieces, classes, table, of_rank, where, on, running, progress, total, waits)
-    advance = prepare.easy(*given, until) if mode == "-easy" else prepare.plain(*given, mode == "", until)
+    if mode == "-easy":
+        advance = prepare.easy(*given, until)
+    elif mode == "-conservative":
+        advance = prepare.planned(*given, until)
+    else:
+        advance = prepare.plain(*given, mode == "", until)
     advance(0)  # compiles, or loads what was compiled
     begin = time.process_time()
     complete = True

@@ -208,7 +208,7 @@ def capacity_at(nodes, pieces, first, places, on, jobs, meta, n, p, when, most):
             memory += taken.memory
         slot = places[slot].next
     if meta[DETAILED]:
-        gpus = 0
+        gpus = np.int64(0)
         for g in range(node.gpus):
             free = np.int64(node.milli[g])
             slot = first[n]
@@ -274,7 +274,7 @@ def promise_shared(
             low = middle
     shadow = ends[high]
     order = np.argsort(-soon[p, : len(nodes)], kind="mergesort")
-    total, left = 0, count
+    total, left = np.int64(0), count
     for n in order:
         able = min(left, capacity_at(nodes, pieces, first, places, on, jobs, meta, n, p, shadow, left))
         if able > 0:

@@ -11,10 +11,10 @@ from weft.cluster.engine.node import PIECE
 from weft.cluster.model import WHOLE, Cluster, Jobs, size_of
 
 # A job is `count` pieces of kind `piece`, and one of kind `rest` (-1: none); `shared`: several of its pieces may lie on one
-# node. `milli`: thousandths of GPUs of a job altogether. `begin`, `size`: its waiting jobs in the heap or tree; `first`, `jobs`:
-# all its jobs by rank. `blocked`: known not to fit as things are. `of_type`, `of_memory`: the groups of nodes with a type that it
-# accepts, and also with enough GPU memory; `bare`: its first piece without cores and memory. `reason`: what it waits for,
-# since `since`.
+# node. `milli`: thousandths of GPUs of a job altogether. `begin`, `size`: its waiting jobs in the heap or tree; `first`,
+# `jobs`: all its jobs by rank. `blocked`: known not to fit as things are. `of_type`, `of_memory`: the groups of nodes with a
+# type that it accepts, and also with enough GPU memory; `bare`: its first piece without cores and memory. `reason`: what it
+# waits for, since `since`.
 CLASS = np.dtype(
     [
         *(

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.cluster import ties as tie_rules
-from weft.cluster.engine import backfill, run
+from weft.cluster.engine import backfill, conservative, run
 from weft.cluster.engine import index as trees
 from weft.cluster.engine import node as engine
 from weft.cluster.model import MOST_SHARED, WHOLE, Cluster, Jobs
@@ -66,7 +66,7 @@ def table_of(
     table = np.zeros(len(rows), run.JOB)
     for name in ("submit", "duration", "estimate"):
         table[name] = getattr(jobs, name)[rows]
-    table["start"], table["cls"] = np.nan, cls[rows]
+    table["start"], table["begins"], table["cls"] = np.nan, np.nan, cls[rows]
     of_rank = np.argsort(ranks).astype(np.int32)
     table["rank"][of_rank] = np.arange(len(rows), dtype=np.int32)
     pieces = (classes["count"] + (classes["rest"] >= 0))[table["cls"]]
@@ -130,6 +130,22 @@ def easy(
     moments, may = np.zeros(most_pieces), np.zeros(half, np.int64)
     return lambda most: backfill.advance(
         table, by_class, tree, running, progress, where, on, first, places, soon, read, promised, held, moments, may,
+        nodes, pieces, best, ways, levels, log, meta, context, room, classes, total, waits, until, most,
+    )  # fmt: skip
+
+
+def planned(
+    state: tuple[NDArray[Any], ...], pieces: NDArray[Any], classes: NDArray[Any], table: NDArray[Any], of_rank: NDArray[Any],
+    where: NDArray[Any], on: NDArray[Any], running: NDArray[Any], progress: NDArray[Any], total: NDArray[Any],
+    waits: NDArray[Any], until: float,
+) -> Callable[[int], bool]:  # fmt: skip
+    """The loop with a plan for everyone. ``where`` has room for one more job at its end."""
+    nodes, best, ways, levels, log, meta, context, room = state
+    first, places = np.full(len(nodes), -1, np.int32), np.zeros(len(where), backfill.PLACE)
+    queue, ready, view = np.zeros(len(table) + 1, np.int64), np.zeros(len(nodes)), np.zeros(1, engine.NODE)
+    overruns = bool((np.maximum(table["estimate"], conservative.LEAST_S) < table["duration"]).any())
+    return lambda most: conservative.advance(
+        table, queue, running, progress, where, on, first, places, ready, view, overruns,
         nodes, pieces, best, ways, levels, log, meta, context, room, classes, total, waits, until, most,
     )  # fmt: skip
 

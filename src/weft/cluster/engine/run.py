@@ -15,11 +15,11 @@ from weft.cluster.engine.node import DETAILED, RANDOM_STATE, fits, pick, take
 
 JOB = np.dtype(
     [
-        *((name, "f8") for name in ("submit", "duration", "estimate", "start", "ends")),
+        *((name, "f8") for name in ("submit", "duration", "estimate", "start", "begins", "ends")),
         *((name, "i4") for name in ("cls", "rank", "place", "unused")),
         ("slot", "i8"),
     ]
-)  # ends: by its estimate; place: among its class, by rank; slot: where its nodes begin in `where`
+)  # begins: as planned; ends: by its estimate; place: among its class, by rank; slot: where its nodes begin in `where`
 COMPLETION = np.dtype([("time", "f8"), ("job", "i8")])
 NOBODY = np.iinfo(np.int32).max
 ARRIVED, COMPLETED, RUNNING, PROGRESS = 0, 1, 2, 3
