@@ -127,7 +127,7 @@ def simulate(
     begin = time.process_time()
     complete = True
     try:
-        while advance(100_000):
+        while advance(10_000):  # Ctrl-C is noticed in between
             on_progress(int(progress[run.COMPLETED]), len(rows))
     except KeyboardInterrupt:
         complete = False
