@@ -73,7 +73,14 @@ def show_compared(out: Console, compared: Sequence[Compared], metric: str) -> No
         seconds = " (s)" if metric.partition(".")[0] in ("jct", "queueing", "makespan") else ""
         named = "policy" if len(ran) == 1 else "policies"
         _say(out, f"{len(ran):,} {named} by {metric}{seconds}, {runs:,} runs")
-        table = _table("", "policy", "own", *(["least", "most"] if varied else []), "× best", *tried)
+        table = _table(
+            "",
+            "policy",
+            "own",
+            *(["least", "most"] if varied else []),
+            "× best",
+            *(kind.removeprefix("same ") for kind in tried),
+        )
         best = ran[0].value(metric)
         for each in ran:
             value, band = each.value(metric), each.band(metric)
@@ -89,9 +96,12 @@ def show_compared(out: Console, compared: Sequence[Compared], metric: str) -> No
                 out,
                 f"least and most of all runs; {', '.join(tried)}: the range that it makes, as a share of the policy's own",
             )
-        never = {len(each.runs[0].found["unschedulable"]) for each in ran}
-        if max(never):
-            _say(out, f"{max(never):,} jobs can never run, and are left out")
+        never = {str(each.policy): len(each.runs[0].found["unschedulable"]) for each in ran}
+        if len(set(never.values())) > 1:
+            told = ", ".join(f"{name} {count:,}" for name, count in never.items())
+            _say(out, f"not the same jobs: those that can never run, and are left out, are {told}")
+        elif any(never.values()):
+            _say(out, f"{max(never.values()):,} jobs can never run, and are left out")
         _say(out, _unvalidated([each.runs[0].found for each in ran]))
     for each in compared:
         for why in each.failed:
@@ -144,7 +154,7 @@ def _groups(out: Console, title: str, groups: dict[str, dict[str, Any]]) -> None
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
     for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if i else "left", overflow="fold", no_wrap=not i)
+        table.add_column(column, justify="right" if i else "left", overflow="fold", no_wrap=i > 0)
     return table
 
 
@@ -165,7 +175,7 @@ def _say(out: Console, text: str) -> None:
 
 
 def _matter(share: float | None) -> str:
-    return "–" if share is None else f"{share:.2%}"
+    return "–" if share is None else f"{share:.{2 if share < 0.01 else 1 if share < 0.1 else 0}%}"
 
 
 def _share(value: float | None) -> str:
