@@ -70,17 +70,17 @@ class _Slot:
     def start(self) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        process = context.Process(target=_serve, args=(theirs,), daemon=True)
         before = None
         if threading.current_thread() is threading.main_thread():
-            before = signal.signal(
-                signal.SIGINT, signal.SIG_IGN
-            )  # a Ctrl-C is this process's matter; theirs inherit it
+            # A Ctrl-C is this process's matter: theirs inherit that they do not listen.
+            before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
-            self.process.start()
+            process.start()
         finally:
             if before is not None:
                 signal.signal(signal.SIGINT, before)
+        self.process = process
         theirs.close()  # so that the pipe ends when the process does
 
     def send(self, value: Any) -> None:
