@@ -276,6 +276,7 @@ def commands():
 def test_documented_commands_exist(document, command):
     _, verb, *words = shlex.split(command)
     verbs = typer.main.get_command(app).commands
+    verb = f"{verb} {words[0]}" if words and f"{verb} {words[0]}" in verbs else verb
     assert verb in verbs, f"{document}: {command}"
     options = {name for parameter in verbs[verb].params for name in (*parameter.opts, *parameter.secondary_opts)}
     assert {word for word in words if word.startswith("--")} <= options, f"{document}: {command}"

@@ -12,11 +12,23 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from typer.core import TyperGroup
 
-from weft import __version__
+from weft import __version__, simulate_command
+from weft.console import Json, note, out
+from weft.console import print_json as _print_json
+
+
+class Verbs(TyperGroup):
+    """A verb may be two words, of which the first is a verb too: ``simulate``, ``simulate compare``."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        both = " ".join(args[:2])
+        return super().resolve_command(ctx, [both, *args[2:]] if both in self.commands else args)
+
 
 app = typer.Typer(
+    cls=Verbs,
     help="GPU performance workbench: a claim is a measurement against a limit.",
     no_args_is_help=True,
     add_completion=False,
@@ -26,11 +38,8 @@ app = typer.Typer(
 HARDWARE, OPERATORS, CLUSTER, DOCUMENTS = "Hardware", "Operators", "Cluster", "Documents"
 
 INTERRUPTED = "weft: interrupted; what was saved stays"
-out = Console(highlight=False, soft_wrap=False)
-note = Console(stderr=True, highlight=False)
 
 Names = Annotated[list[str] | None, typer.Argument(metavar="[OPERATOR]...", help="operators; all when none is named")]
-Json = Annotated[bool, typer.Option("--json", help="print one JSON object, alone on standard output")]
 Dtypes = Annotated[list[str] | None, typer.Option("--dtype", help="fp32, fp16 or bf16; may be repeated")]
 Implementations = Annotated[list[str] | None, typer.Option("--implementation", help="by name; may be repeated")]
 Directions = Annotated[list[str] | None, typer.Option("--direction", help="forward or backward; may be repeated")]
@@ -65,10 +74,6 @@ def main() -> int:
             return int(error.exit_code)
         raise
     return 0
-
-
-def _print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, indent=1) + "\n")
 
 
 def _device() -> str:
@@ -285,35 +290,8 @@ def tune(
 # ---- cluster ---------------------------------------------------------------------------------------------------------
 
 
-@app.command(rich_help_panel=CLUSTER)
-def simulate(
-    path: Annotated[Path, typer.Argument(help="a trace, plain or gzip'd")],
-    format: Annotated[str, typer.Option(help="csv, helios, muri, philly, swf, tiresias")],
-    nodes: Annotated[str, typer.Option(help="COUNTxGPUS: 20x8, or 4x8,2x4")],
-    gpu_memory: Annotated[float, typer.Option(min=0.0, help="GB of each GPU; not looked at while 0")] = 0.0,
-    order: Annotated[str, typer.Option(help="fifo, sjf, priority; with -skip everyone who fits may pass")] = "fifo",
-    placement: Annotated[str, typer.Option(help="counted, first, best, worst, random or consolidate")] = "best",
-    ties: Annotated[str, typer.Option(help="lowest, highest or random; by default the placement's own")] = "",
-    where: Annotated[str, typer.Option(help="keep the jobs of one tenant: vc=vcvGl")] = "",
-    limit: Annotated[int | None, typer.Option(min=1, help="keep only the first so many jobs")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="of random ties")] = 0,
-    as_json: Json = False,
-) -> None:
-    """Run the jobs of a trace through a cluster: how long they take and wait, how full it is, and why."""
-    from weft.cluster import Cluster, metrics, trace
-    from weft.cluster import simulate as run
-
-    column, equals, value = where.partition("=")
-    if where and not equals:
-        raise typer.BadParameter(f"--where is '{where}'; expected COLUMN=VALUE, such as vc=vcvGl")
-    jobs = trace.load(path, format, {column: value} if where else {}, limit)
-    result = run(jobs, Cluster.parse(nodes, gpu_memory), order, placement, ties=ties, seed=seed)
-    found = metrics.summary(result)
-    if as_json:
-        _print_json(found)
-    else:
-        metrics.show(out, found)
-    raise typer.Exit(0 if result.complete else 130)
+app.command("simulate", cls=simulate_command.NamesPlugins, rich_help_panel=CLUSTER)(simulate_command.simulate)
+app.command("simulate compare", cls=simulate_command.NamesPlugins, rich_help_panel=CLUSTER)(simulate_command.compare)
 
 
 # ---- documents -------------------------------------------------------------------------------------------------------

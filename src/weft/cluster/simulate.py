@@ -27,6 +27,8 @@ REASONS = {
     "fragmentation": "enough are free, but not on any one node",
 }
 
+STEP_S = 0.1  # about so often progress is told and Ctrl-C noticed
+
 
 @dataclass
 class Result:
@@ -132,8 +134,12 @@ def simulate(
     begin = time.process_time()
     complete = True
     try:
-        while advance(100_000):
+        most, last = 100, time.perf_counter()
+        while advance(most):
             on_progress(int(progress[run.COMPLETED]), len(rows))
+            now = time.perf_counter()
+            most = 1 + min(2 * most, int(most * STEP_S / max(now - last, 1e-9)))
+            last = now
     except KeyboardInterrupt:
         complete = False
     cpu_s = time.process_time() - begin

@@ -5,24 +5,19 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.cluster.metrics import LEAST_S
+from weft.cluster import metrics
+from weft.cluster.groups import CLASSES, members
 from weft.cluster.simulate import Result
 
-CLASSES = {"1 GPU": (0, 1), "2–8 GPUs": (2, 8), "more than 8": (9, 2**62)}
+__all__ = ["CLASSES", "members", "quantiles", "times"]
+
 MOST_QUANTILES = 160
-
-
-def members(gpus: NDArray[np.int64]) -> dict[str, NDArray[np.bool_]]:
-    """Which jobs belong to each size class; classes without a job are left out. Jobs without a GPU are with the smallest."""
-    found = {name: (gpus >= low) & (gpus <= high) for name, (low, high) in CLASSES.items()}
-    return {name: mask for name, mask in found.items() if mask.any()}
 
 
 def times(result: Result) -> dict[str, NDArray[np.float64]]:
     """Job completion time and wait (seconds) and slowdown (times) of every job, [J]; NaN for one that never started."""
-    jct = result.end - result.jobs.submit
-    wait = result.start - result.jobs.submit
-    return {"jct": jct, "wait": wait, "slowdown": jct / np.maximum(result.jobs.duration, LEAST_S)}
+    found = metrics.times(result)
+    return {"jct": found["jct"], "wait": found["queueing"], "slowdown": found["slowdown"]}
 
 
 def quantiles(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -1,0 +1,190 @@
+"""What ``weft simulate`` and ``weft simulate compare`` print, in 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from weft.cluster.compare import SAME_SECOND, SEEDS, TIES, Compared
+
+TOLD_AT_MOST = 3  # jobs that can never run, by name
+TENANTS_TOLD = 5
+LABELS = {"jct": "job completion time", "queueing": "queueing delay", "slowdown": "slowdown (times)"}
+
+
+def show(out: Console, found: dict[str, Any]) -> None:
+    """Prints :func:`weft.cluster.metrics.summary`."""
+    table = _table(
+        f"{found['order']}, {found['placement']} (ties: {found['ties']})", "seconds", "mean", "p50", "p95", "p99"
+    )
+    for name, label in LABELS.items():
+        table.add_row(label, *(_number(found[name][k]) for k in ("mean", "p50", "p95", "p99")))
+    out.print(table)
+    _say(out, _unvalidated([found]))
+    share = _share(found["utilisation"])
+    waited = sum(found["wait_reasons"].values())
+    if waited:
+        shares = sorted(((s / waited, name) for name, s in found["wait_reasons"].items() if s), reverse=True)
+        _say(out, "waited for: " + ", ".join(f"{name} {share:.1%}" for share, name in shares))
+    _say(
+        out,
+        f"{found['completed']:,} of {found['jobs']:,} jobs ran on {found['nodes']:,} nodes, {found['gpus']:,} GPUs; "
+        f"makespan {found['makespan']:,.0f} s; utilisation {share}; {found['cpu_s']:.3g} CPU s",
+    )
+    if found["allocation"]["mean"] is not None:
+        held = {name: _share(value) for name, value in found["allocation"].items()}
+        _say(
+            out,
+            f"until the last start {held['mean']} of the GPUs were allocated, {held['p5']} to {held['p95']} for nine tenths "
+            "of that time",
+        )
+    if len(found["by_size"]) > 1:
+        _groups(out, "by size", found["by_size"])
+    if len(found["by_tenant"]) > 1:
+        first = dict(list(found["by_tenant"].items())[:TENANTS_TOLD])
+        _groups(out, "by tenant", first)
+        more = found["fairness"]["tenants"] - len(first)
+        _say(
+            out,
+            f"Jain's index over the mean slowdowns of {found['fairness']['tenants']:,} tenants: "
+            f"{found['fairness']['jain']:.3f}" + (f" ({more:,} of them not shown)" if more > 0 else ""),
+        )
+    for why, count in found["dropped"].items():
+        _say(out, f"{count:,} rows of the trace were left out: {why}")
+    never = found["unschedulable"]
+    for entry in never[:TOLD_AT_MOST]:
+        _say(out, f"job {entry['job']} can never run: {entry['reason']}")
+    if len(never) > TOLD_AT_MOST:
+        _say(out, f"… and {len(never) - TOLD_AT_MOST:,} more")
+    if not found["complete"]:
+        _say(out, "interrupted: these are the jobs that had started by then")
+
+
+def show_compared(out: Console, compared: Sequence[Compared], metric: str) -> None:
+    """Prints what :func:`weft.cluster.compare.compare` ranked; what was tried has a column that says how much it matters."""
+    ran = [each for each in compared if each.runs]
+    tried = [kind for kind in (SEEDS, TIES, SAME_SECOND) if any(e.matters(metric, kind) is not None for e in ran)]
+    runs = sum(len(each.runs) for each in ran)
+    if ran:
+        varied = any(len(each.runs) > 1 for each in ran)
+        seconds = " (s)" if metric.partition(".")[0] in ("jct", "queueing", "makespan") else ""
+        named = "policy" if len(ran) == 1 else "policies"
+        _say(out, f"{len(ran):,} {named} by {metric}{seconds}, {runs:,} runs")
+        table = _table(
+            "",
+            "policy",
+            "own",
+            *(["least", "most"] if varied else []),
+            "× best",
+            *(kind.removeprefix("same ") for kind in tried),
+        )
+        best = ran[0].value(metric)
+        for each in ran:
+            value, band = each.value(metric), each.band(metric)
+            cells = [_short(value)]
+            if varied:
+                cells += [_short(end) for end in band or (None, None)]
+            cells.append("–" if value is None or not best else f"{value / best:.3f}")
+            cells += [_matter(each.matters(metric, kind)) for kind in tried]
+            table.add_row(str(each.policy), *cells)
+        out.print(table)
+        if tried:
+            _say(
+                out,
+                f"least and most of all runs; {', '.join(tried)}: the range that it makes, as a share of the policy's own",
+            )
+        never = {str(each.policy): len(each.runs[0].found["unschedulable"]) for each in ran}
+        if len(set(never.values())) > 1:
+            told = ", ".join(f"{name} {count:,}" for name, count in never.items())
+            _say(out, f"not the same jobs: those that can never run, and are left out, are {told}")
+        elif any(never.values()):
+            _say(out, f"{max(never.values()):,} jobs can never run, and are left out")
+        _say(out, _unvalidated([each.runs[0].found for each in ran]))
+    for each in compared:
+        for why in each.failed:
+            _say(out, f"FAILED {each.policy}: {why}")
+
+
+def as_json(compared: Sequence[Compared], metric: str) -> dict[str, Any]:
+    """The object of ``weft simulate compare --json``."""
+    policies = []
+    for rank, each in enumerate(compared, 1):
+        band = each.band(metric)
+        policies.append(
+            {
+                "policy": str(each.policy),
+                "rank": rank if each.runs else None,
+                "order": each.policy.order,
+                "placement": each.policy.placement,
+                "ties": each.policy.ties,
+                "validated": each.runs[0].found["validated"] if each.runs else None,
+                "value": each.value(metric),
+                "least": band and band[0],
+                "most": band and band[1],
+                "matters": {kind: each.matters(metric, kind) for kind in (SEEDS, TIES, SAME_SECOND)},
+                "failed": each.failed,
+                "summary": each.runs[0].found if each.runs else None,
+                "runs": [
+                    {
+                        "changed": run.kind,
+                        "ties": run.ties,
+                        "seed": run.seed,
+                        "shuffle": run.shuffle,
+                        **{name: run.found[name] for name in (*LABELS, "makespan", "utilisation")},
+                    }
+                    for run in each.runs
+                ],
+            }
+        )
+    return {"metric": metric, "policies": policies}
+
+
+def _groups(out: Console, title: str, groups: dict[str, dict[str, Any]]) -> None:
+    table = _table("", title, "jobs", "mean JCT s", "p99", "mean wait s", "p99", "slowdown")
+    for name, of in groups.items():
+        numbers = [of["jct"]["mean"], of["jct"]["p99"], of["queueing"]["mean"], of["queueing"]["p99"]]
+        slowdown = _number(of["slowdown"]["mean"])
+        table.add_row(name or "(no name)", f"{of['jobs']:,}", *(_number(value, 0) for value in numbers), slowdown)
+    out.print(table)
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right" if i else "left", overflow="fold", no_wrap=i > 0)
+    return table
+
+
+def _unvalidated(every: Sequence[dict[str, Any]]) -> str:
+    """Which orders and placements were not held against published figures; nothing where all were."""
+    names: dict[str, dict[str, None]] = {}
+    for found in every:
+        for what, figures in found["validated"].items():
+            if not figures:
+                names.setdefault(what, {})[found[what].removesuffix("-skip")] = None
+    told = "; ".join(f"{what} {', '.join(of)}" for what, of in sorted(names.items()))
+    return f"unvalidated: {told} (no published figures were reproduced)" if told else ""
+
+
+def _say(out: Console, text: str) -> None:
+    if text:
+        out.print(text, markup=False)
+
+
+def _matter(share: float | None) -> str:
+    return "–" if share is None else f"{share:.{2 if share < 0.01 else 1 if share < 0.1 else 0}%}"
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}"
+
+
+def _number(value: float | None, digits: int = 2) -> str:
+    return "–" if value is None else f"{value:,.{digits}f}"
+
+
+def _short(value: float | None) -> str:
+    return _number(value, 0 if value is not None and abs(value) >= 1000 else 2)

@@ -1,0 +1,19 @@
+"""Where the command line prints: results on standard output, all else on standard error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+out = Console(highlight=False, soft_wrap=False)
+note = Console(stderr=True, highlight=False)
+
+Json = Annotated[bool, typer.Option("--json", help="print one JSON object, alone on standard output")]
+
+
+def print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, indent=1) + "\n")
