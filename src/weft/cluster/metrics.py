@@ -50,6 +50,7 @@ def summary(result: Result) -> dict[str, Any]:
     from weft.cluster.placement import find as find_placement
     from weft.cluster.simulate import REASONS
 
+    order, mode = find_order(result.order)
     jobs, ran = result.jobs, ~np.isnan(result.start)
     every = times(result)
     first = float(jobs.submit.min()) if len(jobs) else 0.0
@@ -62,7 +63,7 @@ def summary(result: Result) -> dict[str, Any]:
         "ties": result.ties,
         "seed": result.seed,
         "validated": {
-            "order": find_order(result.order)[0].validated,
+            "order": order.validated.get(mode, ""),
             "placement": find_placement(result.placement).validated,
         },
         "jobs": len(jobs),

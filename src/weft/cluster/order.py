@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,13 +21,13 @@ class Order:
         name: what users call it. ``NAME-skip`` is the same order with everyone who fits passing those who do not.
         keys: ``(jobs) -> columns``, the first one most important, small values first; equal ones by submission.
         meaning: one line.
-        validated: the published figures that were reproduced, and where; empty while there are none.
+        validated: the end of the name (one of MODES) → the published figures that were reproduced.
     """
 
     name: str
     keys: Callable[[Jobs], tuple[NDArray[Any], ...]]
     meaning: str
-    validated: str = ""
+    validated: Mapping[str, str] = field(default_factory=dict)
 
     def rank(self, jobs: Jobs) -> NDArray[np.int32]:
         """Each job's position, [J]; jobs are in order of submission, which settles what the keys leave equal."""

@@ -4,4 +4,12 @@ from __future__ import annotations
 
 from weft.cluster.order import Order
 
-ORDER = Order("fifo", lambda jobs: (), "in order of submission", validated="Tiresias' and Muri's traces; Helios' vcvGl")
+ORDER = Order(
+    "fifo",
+    lambda jobs: (),
+    "in order of submission",
+    validated={
+        "": "Tiresias' and Muri's traces; Helios' vcvGl",
+        "-skip": "Tiresias' and Muri's traces; FGD's experiment",
+    },
+)

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from weft.cluster.order import Order
 
-ORDER = Order("sjf", lambda jobs: (jobs.estimate,), "the shortest first", validated="Helios' vcvGl")
+ORDER = Order("sjf", lambda jobs: (jobs.estimate,), "the shortest first", validated={"": "Helios' vcvGl"})
