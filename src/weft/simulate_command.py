@@ -95,7 +95,10 @@ def simulate(
     nodes: Nodes = "",
     gpu_memory: GpuMemory = 0.0,
     cluster: ClusterFile = None,
-    order: Annotated[str, typer.Option(help="ORDERS; with -skip everyone who fits may pass", metavar="NAME")] = "fifo",
+    order: Annotated[
+        str,
+        typer.Option(help="ORDERS; with -skip, -easy or -conservative others than the head may start", metavar="NAME"),
+    ] = "fifo",
     placement: Annotated[str, typer.Option(help="PLACEMENTS", metavar="NAME")] = "best",
     ties: Annotated[str, typer.Option(help="lowest, highest or random; by default the placement's own")] = "",
     seed: Annotated[int, typer.Option(min=0, help="of random ties")] = 0,
@@ -160,7 +163,7 @@ def compare(
         typer.Option(
             metavar="ORDER:PLACEMENT[:TIES]",
             help="may be repeated; by default every order with best, first, worst and consolidate. Orders: ORDERS, each also "
-            "with -skip; placements: PLACEMENTS",
+            "with -skip, -easy, -conservative; placements: PLACEMENTS",
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="how many of whatever is random")] = 10,

@@ -151,5 +151,6 @@ def simulate(
     slot[rows + 1] = (classes["count"] + (classes["rest"] >= 0))[cls[rows]]
     return Result(
         jobs, seen, order, placement, ties, seed, start, start + jobs.duration, np.cumsum(slot),
-        where, on, waited, {int(j): never[int(cls[j])] for j in np.flatnonzero(np.isin(cls, list(never)))}, cpu_s, complete,
+        where[: int(slot.sum())], on, waited,
+        {int(j): never[int(cls[j])] for j in np.flatnonzero(np.isin(cls, list(never)))}, cpu_s, complete,
     )  # fmt: skip
