@@ -11,8 +11,6 @@ from slurm_cluster import Ran, missing, run  # noqa: E402
 
 from weft.cluster import Cluster, Jobs, simulate  # noqa: E402
 from weft.cluster.generate import generate  # noqa: E402
-from weft.cluster.order import find  # noqa: E402
-from weft.definition import UnknownName  # noqa: E402
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -50,23 +48,13 @@ def differences(ran: list[Ran], start) -> list[str]:
     return late + [f"job {b} starts before job {a}" for a, b in np.argwhere(swapped)]
 
 
-def known(order: str) -> bool:
-    try:
-        return bool(find(order))
-    except UnknownName:
-        return False
-
-
 @pytest.mark.parametrize(
     ("scheduler", "order", "others"),
     [
         ("builtin", "fifo", ["fifo-skip", "sjf"]),
-        pytest.param(
-            "backfill", "fifo-conservative", ["fifo", "fifo-skip", "fifo-easy"],
-            marks=pytest.mark.skipif(not known("fifo-conservative"), reason="there is no order fifo-conservative yet"),
-        ),
+        ("backfill", "fifo-conservative", ["fifo", "fifo-skip", "fifo-easy"]),
     ],
-)  # fmt: skip
+)
 def test_jobs_start_as_in_slurm(scheduler, order, others):
     jobs = workload()
     ran = run(jobs, NODES, GPUS, scheduler, RATE)

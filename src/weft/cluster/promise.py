@@ -19,10 +19,12 @@ class Promise:
     """Pieces on nodes at a moment.
 
     Args:
+        job: whose it is.
         shadow: the moment, by the estimates of what runs.
         held: the pieces that each node is to take then, by its name.
     """
 
+    job: Job
     shadow: float
     held: dict[str, list[Piece]] = field(default_factory=dict)
 
@@ -31,8 +33,8 @@ def promise(sim: Simulator, job: Job) -> Promise:
     """The nodes that will first be able to take the job's pieces, lower numbers first where equal, and when they all are."""
     pieces = sim.pieces(job.row)
     if job.row.pods[0] > 1:
-        return _together(sim, pieces)
-    made = Promise(-math.inf)
+        return _together(sim, job, pieces)
+    made = Promise(job, -math.inf)
     for piece in pieces:
         moments = [(soonest(sim, n, piece), i) for i, n in enumerate(sim.nodes) if n.id not in made.held]
         moment, i = min(moments)
@@ -42,13 +44,13 @@ def promise(sim: Simulator, job: Job) -> Promise:
     return made
 
 
-def _together(sim: Simulator, pieces: list[Piece]) -> Promise:
+def _together(sim: Simulator, job: Job, pieces: list[Piece]) -> Promise:
     """The same for equal pieces of which a node may take several."""
     piece, left = pieces[0], len(pieces)
     ends = sorted(job.expected for job in sim.jobs.values() if job.state == "running")
     able = (end for end in ends if sum(capacity(by(sim, n, end), piece, left) for n in sim.nodes) >= left)
     shadow = next(able, ends[-1])
-    made = Promise(max(shadow, sim.now))
+    made = Promise(job, max(shadow, sim.now))
     for node in sorted(sim.nodes, key=lambda n: soonest(sim, n, piece)):  # stable: lower numbers first
         count = min(left, capacity(by(sim, node, shadow), piece, left))
         if count:

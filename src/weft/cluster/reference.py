@@ -143,7 +143,7 @@ class Simulator:
         self.context = NOTHING  # what the placement knows of the whole trace
         self.plan: dict[Any, list[plan.Stay]] = {}  # of conservative backfill: where and when those who wait will be
         self.types: list[str] = []
-        self.promised: Promise | None = None  # what the head of the queue has been promised in this pass
+        self.promised: Promise | None = None  # what the head of the queue has been promised
         self.detailed = False  # whether single GPUs are looked at
         self.outlasting = False  # whether the job that is being placed outlasts that moment
         self.nodes: list[Node] = []
@@ -264,13 +264,16 @@ class Simulator:
         if self.mode == "-conservative":
             self.start_as_planned(ended, came)
         else:
-            self.start_in_order()
+            self.start_in_order(ended)
         for job in self.queue:
             job.reason = self.why(job)
         return self.history[seen:]
 
-    def start_in_order(self) -> None:
-        """Starts who may: strictly, whoever fits, or whoever does not delay the head."""
+    def start_in_order(self, ended: list[Job]) -> None:
+        """Starts who may: strictly, whoever fits, or whoever does not delay the head, which is promised nodes until something
+        is freed or another job is the head."""
+        if self.promised and (ended or self.queue[0] is not self.promised.job):
+            self.promised = None
         for job in list(self.queue):
             shadow = self.promised.shadow if self.promised else math.inf
             self.outlasting = bool(job.row.estimate[0] > shadow - self.now)
@@ -280,7 +283,7 @@ class Simulator:
                 break
             elif self.mode == "-easy" and self.promised is None:
                 self.promised = promise(self, job)
-        self.promised, self.outlasting = None, False
+        self.outlasting = False
 
     def start_as_planned(self, ended: list[Job], came: list[Job]) -> None:
         """Plans everyone who waits and has no place yet, and starts who is planned for now."""

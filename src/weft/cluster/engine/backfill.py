@@ -35,6 +35,8 @@ from weft.cluster.model import WHOLE
 # A place of a job on a node: the next and the previous one on the same node (-1: none), its job, its kind of piece.
 PLACE = np.dtype([(name, "i4") for name in ("next", "previous", "job", "piece")])
 NONE, SHORT_ONLY, ANY = range(3)  # which jobs of a class may pass
+# A promise: the number of its nodes, its shadow time, the class and the rank of the head that it is for (-1: there is none).
+NODES, SHADOW, CLASS_OF_HEAD, RANK_OF_HEAD, PROMISE = range(5)
 
 
 # ---- a tree of estimates over the jobs of a class ----------------------------------------------------------------------
@@ -352,6 +354,8 @@ def leave(first, places, where, slot, count):
 @compiled
 def allowed(nodes, pieces, best, ways, levels, log, meta, context, classes, c, outlasting):
     """Which jobs of class c fit now: any, only those that end by the shadow time, or none."""
+    if classes[c].blocked:
+        return NONE
     if enough(nodes, pieces, best, ways, levels, log, meta, context, classes, outlasting):
         return ANY
     return SHORT_ONLY if enough(nodes, pieces, best, ways, levels, log, meta, context, classes, c) else NONE
@@ -359,7 +363,7 @@ def allowed(nodes, pieces, best, ways, levels, log, meta, context, classes, c, o
 
 @compiled
 def advance(
-    jobs, by_class, tree, running, progress, where, on, first, places, soon, read, promised, held, moments, may,
+    jobs, by_class, tree, running, progress, where, on, first, places, soon, read, promised, held, moments, may, made,
     nodes, pieces, best, ways, levels, log, meta, context, room, classes, total, waits, until, most,
 ):  # fmt: skip
     """Runs up to ``most`` moments, none after ``until``; says whether anything is left to happen.
@@ -377,6 +381,7 @@ def advance(
         if now == np.inf or now > until:
             return False
         freed = started = False
+        may[:] = NONE
         while progress[RUNNING] and running[0].time == now:
             freed = True
             job = running[0].job
@@ -392,8 +397,18 @@ def advance(
                 waits[job, reason] = -total[c, reason]
             put(tree, classes[c].begin, classes[c].jobs, jobs[job].place, jobs[job].estimate)
             classes[c].size += 1
+            may[c] = ANY
+            freed |= jobs[job].rank < made[RANK_OF_HEAD]
             progress[ARRIVED] += 1
-        reserved, shadow, blocked = 0, np.inf, -1
+        if freed and made[CLASS_OF_HEAD] >= 0:  # or there is another head
+            let_go(nodes, log, meta, promised, np.int64(made[NODES]))
+            made[CLASS_OF_HEAD] = made[RANK_OF_HEAD] = -1
+        shadow, blocked = made[SHADOW], np.int64(made[CLASS_OF_HEAD])
+        for c in range(half if blocked >= 0 else 0):  # the promise holds: only newcomers may have become able to pass
+            if may[c] != NONE:
+                may[c] = NONE
+                if c != blocked:
+                    may[c] = allowed(nodes, pieces, best, ways, levels, log, meta, context, classes, c, c + half)
         while True:
             head, c = NOBODY, -1
             for other in range(half):
@@ -436,13 +451,16 @@ def advance(
                 )
                 push_completion(running, progress, now + jobs[job].duration, job)
             elif blocked < 0:
-                blocked = c
-                reserved, shadow = promise(
+                blocked = np.int64(c)
+                made[NODES], shadow = promise(
                     nodes, pieces, soon, read, ways, levels, log, first, places, on, jobs, running, progress, meta,
                     classes, c, promised, held, moments,
                 )  # fmt: skip
                 shadow = max(shadow, now)
-                hold(nodes, pieces, log, first, places, jobs, meta, classes, c, promised, held, reserved, shadow)
+                made[SHADOW], made[CLASS_OF_HEAD], made[RANK_OF_HEAD] = shadow, c, head
+                hold(
+                    nodes, pieces, log, first, places, jobs, meta, classes, c, promised, held, np.int64(made[NODES]), shadow
+                )  # fmt: skip
                 for other in range(half):
                     may[other] = NONE
                     if classes[other].size and other != c:
@@ -451,7 +469,6 @@ def advance(
                         )
             else:
                 may[c] = SHORT_ONLY if outlasts else NONE
-        let_go(nodes, log, meta, promised, reserved)
         for c in range(half):
             reason = -1
             if classes[c].size:

@@ -127,9 +127,9 @@ def easy(
     soon, read = np.full((len(pieces) // 2, levels[-1]), trees.NEVER), np.full(len(pieces) // 2, -1, np.int64)
     most_pieces = int((classes["count"] + 1).max(initial=1))
     promised, held = np.zeros((2, most_pieces), np.int64)
-    moments, may = np.zeros(most_pieces), np.zeros(half, np.int64)
+    moments, may, made = np.zeros(most_pieces), np.zeros(half, np.int64), np.full(backfill.PROMISE, -1.0)
     return lambda most: backfill.advance(
-        table, by_class, tree, running, progress, where, on, first, places, soon, read, promised, held, moments, may,
+        table, by_class, tree, running, progress, where, on, first, places, soon, read, promised, held, moments, may, made,
         nodes, pieces, best, ways, levels, log, meta, context, room, classes, total, waits, until, most,
     )  # fmt: skip
 

@@ -11,5 +11,6 @@ ORDER = Order(
     validated={
         "": "Tiresias' and Muri's traces; Helios' vcvGl",
         "-skip": "Tiresias' and Muri's traces; FGD's experiment",
+        "-conservative": "a real Slurm, within a minute",
     },
 )
