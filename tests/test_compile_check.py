@@ -36,8 +36,7 @@ def test_every_kernel_of_an_operator_compiles_for_every_architecture(compiled):
 def test_what_a_kernel_needs_is_reported_against_the_limit(compiled):
     for r in compiled["results"]:
         assert r["ok"] and not r["reason"]
-        assert 8 <= r["registers"] <= 255
-        assert r["spills"] == 0 or r["arch"] == "sm_90"  # only where a configuration was measured to be the fastest
+        assert 8 <= r["registers"] <= 255 and r["spills"] == 0
         assert 0 <= r["shared_bytes"] <= r["shared_limit"] == compile_check.SHARED_LIMIT[int(r["arch"][3:])]
 
 

@@ -88,12 +88,9 @@ def first_within(tree, begin, count, limit):
 
 
 @compiled
-def fits_at(nodes, pieces, first, places, on, jobs, meta, n, p, when):
-    """Whether node n fits a piece once everything there has ended that should by ``when``."""
-    node, piece = nodes[n], pieces[p]
-    if not (piece.types >> node.gpu_type) & 1 or (piece.gpu_memory > 0 and 0 <= node.gpu_memory < piece.gpu_memory):
-        return False
-    gpus, cpu, memory = node.free_gpus, node.free_cpu, node.free_memory
+def free_at(nodes, pieces, first, places, jobs, n, when):
+    """GPUs, cores and memory free of node n once everything there has ended that should by ``when``."""
+    gpus, cpu, memory = np.int64(nodes[n].free_gpus), nodes[n].free_cpu, nodes[n].free_memory
     slot = first[n]
     while slot >= 0:
         if jobs[places[slot].job].ends <= when:
@@ -102,15 +99,32 @@ def fits_at(nodes, pieces, first, places, on, jobs, meta, n, p, when):
             cpu += taken.cpu
             memory += taken.memory
         slot = places[slot].next
+    return gpus, cpu, memory
+
+
+@compiled
+def free_of_gpu_at(nodes, pieces, first, places, on, jobs, n, g, when):
+    """The same of one GPU, in thousandths."""
+    free = np.int64(nodes[n].milli[g])
+    slot = first[n]
+    while slot >= 0:
+        if (on[slot] >> g) & 1 and jobs[places[slot].job].ends <= when:
+            free += pieces[places[slot].piece].milli
+        slot = places[slot].next
+    return free
+
+
+@compiled
+def fits_at(nodes, pieces, first, places, on, jobs, meta, n, p, when):
+    """Whether node n fits a piece once everything there has ended that should by ``when``."""
+    node, piece = nodes[n], pieces[p]
+    if not (piece.types >> node.gpu_type) & 1 or (piece.gpu_memory > 0 and 0 <= node.gpu_memory < piece.gpu_memory):
+        return False
+    gpus, cpu, memory = free_at(nodes, pieces, first, places, jobs, n, when)
     if meta[DETAILED]:
         able = 0
         for g in range(node.gpus):
-            free = np.int64(node.milli[g])
-            slot = first[n]
-            while slot >= 0:
-                if (on[slot] >> g) & 1 and jobs[places[slot].job].ends <= when:
-                    free += pieces[places[slot].piece].milli
-                slot = places[slot].next
+            free = free_of_gpu_at(nodes, pieces, first, places, on, jobs, n, g, when)
             able += free >= piece.milli
         gpus = able
     return gpus >= piece.gpus and (node.cpu < 0 or cpu >= piece.cpu) and (node.memory < 0 or memory >= piece.memory)
@@ -200,24 +214,11 @@ def capacity_at(nodes, pieces, first, places, on, jobs, meta, n, p, when, most):
     if not fits_at(nodes, pieces, first, places, on, jobs, meta, n, p, when):
         return 0
     node, piece = nodes[n], pieces[p]
-    gpus, cpu, memory = np.int64(node.free_gpus), node.free_cpu, node.free_memory
-    slot = first[n]
-    while slot >= 0:
-        if jobs[places[slot].job].ends <= when:
-            taken = pieces[places[slot].piece]
-            gpus += taken.gpus
-            cpu += taken.cpu
-            memory += taken.memory
-        slot = places[slot].next
+    gpus, cpu, memory = free_at(nodes, pieces, first, places, jobs, n, when)
     if meta[DETAILED]:
         gpus = np.int64(0)
         for g in range(node.gpus):
-            free = np.int64(node.milli[g])
-            slot = first[n]
-            while slot >= 0:
-                if (on[slot] >> g) & 1 and jobs[places[slot].job].ends <= when:
-                    free += pieces[places[slot].piece].milli
-                slot = places[slot].next
+            free = free_of_gpu_at(nodes, pieces, first, places, on, jobs, n, g, when)
             gpus += free // piece.milli if piece.gpus == 1 else free >= piece.milli
     if piece.milli < WHOLE and piece.gpus > 1:
         most = 1  # how many more depends on which GPUs they take
@@ -295,15 +296,7 @@ def hold(nodes, pieces, log, first, places, jobs, meta, classes, c, promised, he
         n = promised[i]
         last = classes[c].rest >= 0 and i == total - 1
         piece = pieces[classes[c].rest if last else classes[c].piece]
-        gpus, cpu, memory = nodes[n].free_gpus, nodes[n].free_cpu, nodes[n].free_memory
-        slot = first[n]
-        while slot >= 0:
-            if jobs[places[slot].job].ends <= shadow:
-                taken = pieces[places[slot].piece]
-                gpus += taken.gpus
-                cpu += taken.cpu
-                memory += taken.memory
-            slot = places[slot].next
+        gpus, cpu, memory = free_at(nodes, pieces, first, places, jobs, n, shadow)
         nodes[n].held = 1
         nodes[n].spare_gpus = gpus - held[i] * piece.gpus if not meta[DETAILED] else -1  # -1: nothing at all
         nodes[n].spare_cpu = cpu - held[i] * piece.cpu

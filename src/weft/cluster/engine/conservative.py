@@ -11,7 +11,7 @@ import numpy as np
 
 from weft.cluster.engine.backfill import leave, settle_on
 from weft.cluster.engine.compiled import compiled
-from weft.cluster.engine.index import HIGHEST, RANDOM
+from weft.cluster.engine.index import HIGHEST, NEVER, RANDOM
 from weft.cluster.engine.node import PLACEMENT, TIES, below, score, take
 from weft.cluster.engine.run import (
     ARRIVED,
@@ -145,6 +145,23 @@ def moment_for(nodes, pieces, first, places, jobs, ready, p, count, rest, shared
 
 
 @compiled
+def value_of(
+    nodes, pieces, meta, context, first, places, jobs, where, view, n, p, slot, placed, shared, moment, length, now
+):  # fmt: skip
+    """What the placement thinks of node n for the next piece of a job, by the least that is free while the job stays: NEVER
+    where it does not fit, or holds one of the job's ``placed`` pieces and may not hold two."""
+    for k in range(slot, slot + (0 if shared else placed)):
+        if where[k] == n:
+            return NEVER
+    if room_for(nodes, pieces, first, places, jobs, n, p, moment, moment + length, now) <= 0:
+        return NEVER
+    view[0] = nodes[n]
+    gpus, cpu, memory = least(nodes, pieces, first, places, jobs, n, moment, moment + length, now)
+    view[0].free_gpus, view[0].free_cpu, view[0].free_memory = gpus, cpu, memory
+    return score(meta[PLACEMENT], pieces[p], view[0], context)
+
+
+@compiled
 def plan(nodes, pieces, meta, context, first, places, jobs, where, ready, view, classes, job, now):
     """Gives a job the earliest moment and its nodes, or none (moment inf): enters it in the lists of its nodes."""
     c, slot = jobs[job].cls, jobs[job].slot
@@ -156,41 +173,27 @@ def plan(nodes, pieces, meta, context, first, places, jobs, where, ready, view, 
         return
     for i in range(count + (rest >= 0)):
         kind = rest if i >= count else p
-        top, chosen, equal = -np.inf, -1, 0
+        top, chosen, equal = NEVER, -1, 0
         for n in range(len(nodes)):
-            used = 0
-            for k in range(slot, slot + i):
-                used += where[k] == n
-            if used and not shared:
-                continue
-            if room_for(nodes, pieces, first, places, jobs, n, kind, moment, moment + length, now) <= 0:
-                continue
-            gpus, cpu, memory = least(nodes, pieces, first, places, jobs, n, moment, moment + length, now)
-            view[0] = nodes[n]
-            view[0].free_gpus, view[0].free_cpu, view[0].free_memory = gpus, cpu, memory
-            value = score(meta[PLACEMENT], pieces[kind], view[0], context)
-            if value > top or (value == top and meta[TIES] == HIGHEST):
+            value = value_of(
+                nodes, pieces, meta, context, first, places, jobs, where, view, n, kind, slot, i, shared, moment, length, now
+            )  # fmt: skip
+            if value > top or (value == top and value > NEVER and meta[TIES] == HIGHEST):
                 top, chosen, equal = value, n, 1
             elif value == top:
                 equal += 1
-        if meta[TIES] == RANDOM:
-            left = below(meta, equal)
-            for n in range(len(nodes)):
-                used = 0
-                for k in range(slot, slot + i):
-                    used += where[k] == n
-                if used and not shared:
-                    continue
-                if room_for(nodes, pieces, first, places, jobs, n, kind, moment, moment + length, now) <= 0:
-                    continue
-                gpus, cpu, memory = least(nodes, pieces, first, places, jobs, n, moment, moment + length, now)
-                view[0] = nodes[n]
-                view[0].free_gpus, view[0].free_cpu, view[0].free_memory = gpus, cpu, memory
-                if score(meta[PLACEMENT], pieces[kind], view[0], context) == top:
-                    if left == 0:
-                        chosen = n
-                        break
-                    left -= 1
+        left = below(meta, equal) if meta[TIES] == RANDOM else 0
+        n = 0
+        while meta[TIES] == RANDOM:
+            value = value_of(
+                nodes, pieces, meta, context, first, places, jobs, where, view, n, kind, slot, i, shared, moment, length, now
+            )  # fmt: skip
+            if value == top:
+                chosen = n
+                if left == 0:
+                    break
+                left -= 1
+            n += 1
         where[slot + i] = chosen
         settle_on(first, places, where, slot + i, 1, job, kind, -1)
 

@@ -54,7 +54,8 @@ def heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
 
 
 def candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
-    return grid_of({"BLOCK": (256, 512, 1024, 2048, 4096, 8192), "num_warps": (2, 4, 8)})
+    every = grid_of({"BLOCK": (256, 512, 1024, 2048, 4096, 8192), "num_warps": (2, 4, 8)})
+    return [c for c in every if c["BLOCK"] // (32 * c["num_warps"]) <= 64]  # 128 a thread spill registers
 
 
 SMALL, LARGE = 2**20, 2**26  # elements between which configurations depend on the size
