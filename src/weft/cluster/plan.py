@@ -14,7 +14,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from weft.cluster.reference import Job, Node, Piece, Simulator
+    from weft.cluster.parts import Job, Node, Piece
+    from weft.cluster.reference import Simulator
 
 
 LEAST_S = 1.0

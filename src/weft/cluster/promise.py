@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from weft.cluster.model import WHOLE
 
 if TYPE_CHECKING:
-    from weft.cluster.reference import Job, Node, Piece, Simulator
+    from weft.cluster.parts import Job, Node, Piece
+    from weft.cluster.reference import Simulator
 
 
 @dataclass

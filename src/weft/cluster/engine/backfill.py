@@ -22,8 +22,11 @@ from weft.cluster.engine.run import (
     NOBODY,
     PRIORITY,
     RUNNING,
+    begin_waiting,
+    end_waiting,
     enough,
     give_back,
+    next_moment,
     place,
     pop_completion,
     push_completion,
@@ -366,11 +369,7 @@ def advance(
     """
     half = len(classes) // 2
     for _ in range(most):
-        now = np.inf
-        if progress[ARRIVED] < len(jobs):
-            now = jobs[progress[ARRIVED]].submit
-        if progress[RUNNING]:
-            now = min(now, running[0].time)
+        now = next_moment(jobs, running, progress)
         if now == np.inf or now > until:
             return False
         freed = started = False
@@ -385,9 +384,7 @@ def advance(
             progress[COMPLETED] += 1
         while progress[ARRIVED] < len(jobs) and jobs[progress[ARRIVED]].submit == now:
             job, c = progress[ARRIVED], jobs[progress[ARRIVED]].cls
-            settle(classes, total, c, now)
-            for reason in range(total.shape[1]):
-                waits[job, reason] = -total[c, reason]
+            begin_waiting(classes, total, waits, c, job, now)
             put(tree, classes[c].begin, classes[c].jobs, jobs[job].place, jobs[job].estimate)
             classes[c].size += 1
             may[c] = ANY
@@ -427,9 +424,7 @@ def advance(
             if place(nodes, pieces, best, ways, levels, log, meta, context, room, classes, kind, where, on, slot):
                 put(tree, classes[c].begin, classes[c].jobs, k, np.inf)
                 classes[c].size -= 1
-                settle(classes, total, c, now)
-                for reason in range(total.shape[1]):
-                    waits[job, reason] += total[c, reason]
+                end_waiting(classes, total, waits, c, job, now)
                 jobs[job].start, jobs[job].ends = now, now + jobs[job].estimate
                 started = True
                 settle_on(

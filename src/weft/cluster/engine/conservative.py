@@ -18,7 +18,10 @@ from weft.cluster.engine.run import (
     COMPLETED,
     PRIORITY,
     RUNNING,
+    begin_waiting,
+    end_waiting,
     give_back,
+    next_moment,
     place,
     pop_completion,
     push_completion,
@@ -217,11 +220,7 @@ def advance(
     ``queue``: the jobs that wait, in order; its last entry is how many.
     """
     for _ in range(most):
-        now = np.inf
-        if progress[ARRIVED] < len(jobs):
-            now = jobs[progress[ARRIVED]].submit
-        if progress[RUNNING]:
-            now = min(now, running[0].time)
+        now = next_moment(jobs, running, progress)
         if now == np.inf or now > until:
             return False
         freed = started = anew = False
@@ -237,9 +236,7 @@ def advance(
         length, from_here = queue[-1], queue[-1]
         while progress[ARRIVED] < len(jobs) and jobs[progress[ARRIVED]].submit == now:
             job, c = progress[ARRIVED], jobs[progress[ARRIVED]].cls
-            settle(classes, total, c, now)
-            for reason in range(total.shape[1]):
-                waits[job, reason] = -total[c, reason]
+            begin_waiting(classes, total, waits, c, job, now)
             k = length
             while k > 0 and jobs[queue[k - 1]].rank > jobs[job].rank:
                 queue[k] = queue[k - 1]
@@ -285,9 +282,7 @@ def advance(
                 kept += 1
                 continue
             classes[c].size -= 1
-            settle(classes, total, c, now)
-            for reason in range(total.shape[1]):
-                waits[job, reason] += total[c, reason]
+            end_waiting(classes, total, waits, c, job, now)
             jobs[job].start, started = now, True
             push_completion(running, progress, now + jobs[job].duration, job)
         queue[-1] = kept

@@ -198,6 +198,32 @@ def settle(classes, total, c, now):
 
 
 @compiled
+def begin_waiting(classes, total, waits, c, job, now):
+    """A job waits from now on for what its class waits for: ``waits`` is the difference of its class's totals."""
+    settle(classes, total, c, now)
+    for reason in range(total.shape[1]):
+        waits[job, reason] = -total[c, reason]
+
+
+@compiled
+def end_waiting(classes, total, waits, c, job, now):
+    settle(classes, total, c, now)
+    for reason in range(total.shape[1]):
+        waits[job, reason] += total[c, reason]
+
+
+@compiled
+def next_moment(jobs, running, progress):
+    """When the next job arrives or completes: inf where none does."""
+    now = np.inf
+    if progress[ARRIVED] < len(jobs):
+        now = jobs[progress[ARRIVED]].submit
+    if progress[RUNNING]:
+        now = min(now, running[0].time)
+    return now
+
+
+@compiled
 def advance(
     jobs, of_rank, heap, running, progress, where, on, nodes, pieces, best, ways, levels, log, meta, context, room, classes,
     total, waits, strict, until, most,
@@ -208,11 +234,7 @@ def advance(
     is the difference of its class's total at its start and at its arrival.
     """
     for _ in range(most):
-        now = np.inf
-        if progress[ARRIVED] < len(jobs):
-            now = jobs[progress[ARRIVED]].submit
-        if progress[RUNNING]:
-            now = min(now, running[0].time)
+        now = next_moment(jobs, running, progress)
         if now == np.inf or now > until:
             return False
         freed = started = False
@@ -224,9 +246,7 @@ def advance(
             progress[COMPLETED] += 1
         while progress[ARRIVED] < len(jobs) and jobs[progress[ARRIVED]].submit == now:
             job, c = progress[ARRIVED], jobs[progress[ARRIVED]].cls
-            settle(classes, total, c, now)
-            for reason in range(total.shape[1]):
-                waits[job, reason] = -total[c, reason]
+            begin_waiting(classes, total, waits, c, job, now)
             push_rank(heap, classes, c, jobs[job].rank)
             progress[ARRIVED] += 1
         while True:
@@ -243,9 +263,7 @@ def advance(
                 nodes, pieces, best, ways, levels, log, meta, context, room, classes, c, where, on, jobs[job].slot
             ):
                 pop_rank(heap, classes, c)
-                settle(classes, total, c, now)
-                for reason in range(total.shape[1]):
-                    waits[job, reason] += total[c, reason]
+                end_waiting(classes, total, waits, c, job, now)
                 jobs[job].start = now
                 started = True
                 push_completion(running, progress, now + jobs[job].duration, job)
