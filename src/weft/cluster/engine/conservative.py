@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.cluster.engine.backfill import leave, settle_on
 from weft.cluster.engine.compiled import compiled
 from weft.cluster.engine.index import HIGHEST, NEVER, RANDOM
 from weft.cluster.engine.node import PLACEMENT, TIES, below, score, take
+from weft.cluster.engine.promise import leave, settle_on
 from weft.cluster.engine.run import (
     ARRIVED,
     COMPLETED,

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.cluster import ties as tie_rules
-from weft.cluster.engine import backfill, conservative, run
+from weft.cluster.engine import backfill, conservative, promise, run
 from weft.cluster.engine import index as trees
 from weft.cluster.engine import node as engine
 from weft.cluster.model import MOST_SHARED, WHOLE, Cluster, Jobs
@@ -123,7 +123,7 @@ def easy(
             sizes[-1] += count
     classes["begin"][:half] = np.cumsum(sizes) - sizes
     tree = np.full(sum(sizes), np.inf)
-    first, places = np.full(len(nodes), -1, np.int32), np.zeros(len(where), backfill.PLACE)
+    first, places = np.full(len(nodes), -1, np.int32), np.zeros(len(where), promise.PLACE)
     soon, read = np.full((len(pieces) // 2, levels[-1]), trees.NEVER), np.full(len(pieces) // 2, -1, np.int64)
     most_pieces = int((classes["count"] + 1).max(initial=1))
     promised, held = np.zeros((2, most_pieces), np.int64)
@@ -141,7 +141,7 @@ def planned(
 ) -> Callable[[int], bool]:  # fmt: skip
     """The loop with a plan for everyone. ``where`` has room for one more job at its end."""
     nodes, best, ways, levels, log, meta, context, room = state
-    first, places = np.full(len(nodes), -1, np.int32), np.zeros(len(where), backfill.PLACE)
+    first, places = np.full(len(nodes), -1, np.int32), np.zeros(len(where), promise.PLACE)
     queue, ready, view = np.zeros(len(table) + 1, np.int64), np.zeros(len(nodes)), np.zeros(1, engine.NODE)
     overruns = bool((np.maximum(table["estimate"], conservative.LEAST_S) < table["duration"]).any())
     return lambda most: conservative.advance(
