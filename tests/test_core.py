@@ -27,6 +27,7 @@ from weft.hardware.ceilings import Ceilings  # noqa: E402
 from weft.operators import configs  # noqa: E402
 from weft.operators.configs import Configurations, bucket, grid_of  # noqa: E402
 from weft.records import Measurement, Store  # noqa: E402
+from weft.source import source_hash  # noqa: E402
 from weft.timing import ImpossibleTime, Timer, Timing, paired_ratio, quantile  # noqa: E402
 
 # ---- registry --------------------------------------------------------------------------------------------------------
@@ -334,6 +335,7 @@ def test_a_number_that_json_does_not_know_is_refused(tmp_path):
 APPENDER = """
 import sys
 from weft.records import Measurement, Store
+from weft.source import source_hash  # noqa: E402
 store = Store(sys.argv[1])
 n = 0
 while True:
@@ -379,31 +381,39 @@ def test_slug_is_one_safe_folder_name(text, folder):
     assert records.slug(text) == folder and "/" not in records.slug(text)
 
 
-def test_source_hash_follows_code_and_not_prose(tmp_path):
-    (tmp_path / "configs").mkdir()
-    (tmp_path / "softmax.py").write_text("a = 1\n")
-    (tmp_path / "README.md").write_text("one")
-    first = records.source_hash(tmp_path)
-    (tmp_path / "README.md").write_text("two")
-    assert records.source_hash(tmp_path) == first
-    seen = {first}
-    for name, text in (("softmax.py", "a = 2\n"), ("cluster.cu", "x"), ("configs/sm_90.json", "{}"), ("b.cuh", "y")):
-        (tmp_path / name).write_text(text)
-        seen.add(records.source_hash(tmp_path))
-    assert len(seen) == 5
+def test_source_hash_follows_what_a_measurement_depends_on(tmp_path):
+    """The operator's module, what it imports, the CUDA it names, its configurations and the timer; nothing else."""
+    toys = tmp_path / "operators" / "toys"
+    text = {
+        tmp_path / "timing.py": "a",
+        tmp_path / "operators" / "launch.py": "a",
+        tmp_path / "operators" / "rows.cuh": "a",
+        toys / "kernels.py": "from weft.operators.launch import Plan\nc = Configurations(__file__, 'x')\n".replace("'", '"'),
+        toys / "cluster.py": 'SOURCE = "cluster.cu"\n',
+        toys / "cluster.cu": '#include "rows.cuh"\n',
+        toys / "toy.py": "from weft.operators.toys import cluster\nfrom weft.operators.toys.kernels import (\n    plans,\n)\n",
+        toys / "configs" / "sm_90.json": '{"x,1": {"BLOCK": 1}, "y,1": {"BLOCK": 1}}',
+        toys / "README.md": "a",
+        toys / "other.py": "a",
+        tmp_path / "operators" / "call.py": "a",
+    }
+    for path, content in text.items():
+        operator_file(path, content)
 
+    def hash_with(path, change):
+        path.write_text(change)
+        changed = source_hash(toys / "toy.py", tmp_path)
+        path.write_text(text[path])
+        return changed
 
-def test_source_hash_follows_the_timer_and_what_kernels_share(tmp_path, monkeypatch):
-    files = [tmp_path / "timing.py", *(tmp_path / "operators" / name for name in records.SHARED)]
-    for path in files:
-        operator_file(path, "a")
-    (tmp_path / "toy").mkdir()
-    monkeypatch.setattr(records, "__file__", str(tmp_path / "records.py"))
-    seen = {records.source_hash(tmp_path / "toy")}
-    for path in files:
-        path.write_text("b")
-        seen.add(records.source_hash(tmp_path / "toy"))
-    assert len(seen) == 1 + len(files) > 2
+    before = source_hash(toys / "toy.py", tmp_path)
+    follows = [p for p in text if hash_with(p, text[p] + " ") != before]
+    configs = toys / "configs" / "sm_90.json"
+    assert {p.name for p in follows} == {
+        "timing.py", "launch.py", "rows.cuh", "kernels.py", "cluster.py", "cluster.cu", "toy.py"
+    }  # fmt: skip
+    assert hash_with(configs, text[configs].replace('"y,1": {"BLOCK": 1}', '"y,1": {"BLOCK": 2}')) == before
+    assert hash_with(configs, text[configs].replace('"x,1": {"BLOCK": 1}', '"x,1": {"BLOCK": 2}')) != before
 
 
 def test_the_commit_is_what_the_variable_says(monkeypatch):

@@ -19,6 +19,7 @@ from weft.cli import app
 from weft.records import Store
 from weft.report import documents
 from weft.report.tables import STALE
+from weft.source import source_hash
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = documents.markdown_files(ROOT)
@@ -117,11 +118,10 @@ def test_a_folder_without_documents_is_a_mistake(tmp_path):
         documents.refresh_all(tmp_path, check=False, say=silent)
 
 
-def test_source_is_that_of_the_operators_folder():
+def test_source_is_that_of_the_operators_module():
     for name, module in registry.modules().items():
         assert documents.module_file(module).is_file()
-        folder = registry.FOLDER / registry.family(name)
-        assert documents.source_of(name) == records.source_hash(folder)
+        assert documents.source_of(name) == source_hash(registry.get(name).module)
 
 
 # ---- ops.pyi

@@ -251,11 +251,11 @@ class Operator:
     implementations: dict[str, Implementation] = field(default_factory=dict)
     public: Callable[..., Any] | None = None
     chooser: Callable[..., Any] | None = None
-    folder: Path = field(init=False)
+    module: Path = field(init=False)
 
     def __post_init__(self) -> None:
-        caller = sys._getframe(2)  # the module that writes `X = Operator(...)`: its folder is the operator's
-        self.folder = Path(caller.f_code.co_filename).parent
+        caller = sys._getframe(2)  # the module that writes `X = Operator(...)`
+        self.module = Path(caller.f_code.co_filename)
         for direction in self.directions:
             if direction not in ("forward", "backward"):
                 raise UnknownName("direction", direction, ("forward", "backward"))
@@ -289,6 +289,11 @@ class Operator:
         """Marks the function that says which implementation the public function uses for some arguments, and why."""
         self.chooser = function
         return function
+
+    @property
+    def folder(self) -> Path:
+        """The family's folder, with its kernels, configurations and README."""
+        return self.module.parent
 
     def tolerance_of(self, direction: str) -> Tolerance:
         return self.tolerance if isinstance(self.tolerance, Tolerance) else self.tolerance[direction]

@@ -7,7 +7,6 @@ with one write that is flushed to disk, so an interrupted run leaves valid recor
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import re
@@ -21,8 +20,6 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA = 1
-# Of operators/: part of the source of every kernel.
-SHARED = ("launch.py", "cuda.py", "prelude.cuh", "rows.cuh", "row_cluster.py", "row_programs.py")
 
 
 @dataclass
@@ -249,16 +246,3 @@ def commit() -> str:
         return head + ("+" if head and git("status", "--porcelain", "--", str(here)).strip() else "")
     except (OSError, subprocess.SubprocessError):
         return ""
-
-
-def source_hash(folder: str | os.PathLike[str]) -> str:
-    """Hash of the code that a measurement depends on: the operator's folder (code and configurations, not prose), what
-    kernels of all folders share (``SHARED``), and ``timing.py``. A table made from records of another source than today's
-    is marked stale."""
-    digest = hashlib.sha256()
-    files = [p for p in Path(folder).rglob("*") if p.suffix in {".py", ".cu", ".cuh", ".json"} and p.is_file()]
-    here = Path(__file__).parent
-    shared = [here / "operators" / name for name in SHARED]
-    for path in [*sorted(files), *shared, here / "timing.py"]:
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:12]

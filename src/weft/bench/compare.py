@@ -21,6 +21,7 @@ from weft.hardware import query
 from weft.hardware.ceilings import Ceilings
 from weft.operators.peers import MODES, Compiled
 from weft.records import Measurement
+from weft.source import source_hash
 from weft.timing import Timer, Timing, paired_ratio
 
 IN_CACHE_BYTES = 2**28  # warm working sets below this may lie in a CPU's or GPU's last-level cache
@@ -211,7 +212,7 @@ class Bench:
             "machine": query.state(self.device),
             "versions": query.versions(),
             "commit": records.commit(),
-            "source": records.source_hash(op.folder) if op else "",
+            "source": source_hash(op.module) if op else "",
             "run": self.run_id,
             "time": records.now(),
         }

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from weft import records
 from weft.bench import cases
 from weft.definition import Operator, Workload
 from weft.operators.launch import Plan
 from weft.records import Measurement
+from weft.source import source_hash
 from weft.timing import host_time_us
 
 
@@ -40,7 +40,7 @@ def measure(bench: Any, operators: Iterable[Operator]) -> list[Measurement]:
                     metric="host time",
                     cache="warm",
                     host_us=float(f"{us:.4g}"),
-                    **{**bench.context(op), "source": records.source_hash(op.folder)},
+                    **{**bench.context(op), "source": source_hash(op.module)},
                 )
             )
         bare = next((m.time_us for m in found if m.operator == op.name and m.implementation == BARE), None)

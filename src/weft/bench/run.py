@@ -20,6 +20,7 @@ from weft.bench.terminal import progress
 from weft.definition import UnknownName
 from weft.hardware import query
 from weft.records import Measurement, Saver, Store
+from weft.source import source_hash
 
 
 def describe(names: Iterable[str]) -> list[dict[str, Any]]:
@@ -134,7 +135,7 @@ def run_bench(
                     )
                     break
                 step(f"{op.name} {direction} {w} {w.dtype}")
-                if (op.name, str(w), w.dtype, direction, records.source_hash(op.folder)) in done:
+                if (op.name, str(w), w.dtype, direction, source_hash(op.module)) in done:
                     continue
                 keep(bench.compare(op, w, direction, chosen[op.name]))
                 bench.free()

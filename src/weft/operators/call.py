@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from weft.definition import Declined
 from weft.operators.launch import INTERPRETING, PLAIN, compile_request
@@ -32,9 +34,10 @@ def on_gpu(x: torch.Tensor) -> bool:
     return x.is_cuda or INTERPRETING or compile_request() is not None
 
 
-def eager(*tensors: torch.Tensor, gradient: bool = False) -> bool:
-    """True in plain eager mode: real CUDA tensors of the current device, nothing tracing, no autocast, no modes, and no
-    gradient wanted unless ``gradient``. Then a plan may be launched past the dispatcher."""
+def eager(*tensors: torch.Tensor, gradient: bool = False, autocast: bool = False) -> bool:
+    """True in plain eager mode: real CUDA tensors of the current device, nothing tracing, no modes, no gradient wanted
+    unless ``gradient``, no autocast unless ``autocast`` (of operators that it leaves alone). Then a plan may be launched
+    past the dispatcher."""
     if torch.compiler.is_compiling():
         return False
     grad = torch.is_grad_enabled() and not gradient
@@ -42,12 +45,52 @@ def eager(*tensors: torch.Tensor, gradient: bool = False) -> bool:
         return not (grad and any(t.requires_grad for t in tensors)) and not gradient
     if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
         return False
-    if torch.is_autocast_enabled("cuda"):
+    if not autocast and torch.is_autocast_enabled("cuda"):
         return False
     for t in tensors:
         if t.__class__ not in PLAIN or not t.is_cuda or (grad and t.requires_grad):
             return False
     return tensors[0].get_device() == torch._C._cuda_getDevice()
+
+
+def traced(*tensors: torch.Tensor) -> bool:
+    """Whether the call is looked at rather than run: by ``torch.compile``, ``export``, ``vmap``, ``make_fx``, or with fake
+    or wrapped tensors. There PyTorch's own operators serve best: they have rules for all of these, and a compiler fuses
+    them with their neighbours."""
+    if compile_request() is not None:
+        return False
+    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return True
+    return any(t.__class__ not in PLAIN for t in tensors) or get_proxy_mode() is not None
+
+
+class _Untracked:
+    """Stands in for autograd's context where no gradient is wanted: keeps nothing."""
+
+    def save_for_backward(self, *tensors: torch.Tensor) -> None:
+        pass
+
+    def mark_dirty(self, *tensors: torch.Tensor) -> None:
+        pass
+
+
+def differentiable(function: type[torch.autograd.Function], *args: Any) -> Any:
+    """Runs an autograd function: through autograd where a gradient is wanted, else its forward alone (a node that nobody
+    asks for costs 5 us)."""
+    if torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
+        return function.apply(*args)
+    return function.forward(_Untracked(), *args)
+
+
+def reference_gradients(
+    reference: Callable[..., Any], inputs: Sequence[Any], wanted: Sequence[bool], gradients: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor | None, ...]:
+    """The gradients of ``inputs`` by autograd of the reference, themselves differentiable: what an autograd function's
+    backward returns when a gradient of the gradient is wanted (grad mode is on in it then)."""
+    leaves = [a for a, w in zip(inputs, wanted, strict=True) if w]
+    out = reference(*inputs)
+    found = iter(torch.autograd.grad(out, leaves, gradients, create_graph=True, allow_unused=True))
+    return tuple(next(found) if w else None for w in wanted)
 
 
 def check_tensor(operator: str, name: str, value: Any, dtypes: tuple[torch.dtype, ...] = FLOATS) -> None:

@@ -15,6 +15,7 @@ from weft import records, registry
 from weft.definition import UnknownName
 from weft.records import Store
 from weft.report import tables
+from weft.source import source_hash
 
 WIDTH = 120  # of a line, as in pyproject.toml
 PLACES = ("*.md", "docs/**/*.md", "src/weft/operators/**/*.md")  # where a project keeps Markdown
@@ -79,7 +80,7 @@ def source_of(operator: str) -> str:
     """
     if operator not in registry.modules():
         raise UnknownName("operator", operator, registry.names())
-    return records.source_hash(module_file(registry.modules()[operator]).parent)
+    return source_hash(module_file(registry.modules()[operator]))
 
 
 def module_file(module: str) -> Path:

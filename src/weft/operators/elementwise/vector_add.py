@@ -54,7 +54,7 @@ def heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
 
 
 def candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
-    every = grid_of({"BLOCK": (256, 512, 1024, 2048, 4096, 8192), "num_warps": (2, 4, 8)})
+    every = grid_of({"BLOCK": (256, 512, 1024, 2048, 4096, 8192), "num_warps": (2, 4, 8, 16)})
     return [c for c in every if c["BLOCK"] // (32 * c["num_warps"]) <= 64]  # 128 a thread spill registers
 
 

@@ -1,0 +1,101 @@
+"""What the definitions of element-wise operators share: inputs, cost, workloads, and the mutants that all must reject."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.definition import Cost, Mutant, Tolerance, Workload, workload
+from weft.operators import mutants
+from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
+
+LARGEST = 2**28
+
+
+def define(
+    name: str,
+    arguments: tuple[str, ...],
+    reference: Callable[..., Tensor],
+    *,
+    flops: int,
+    special_ops: int,
+    backward_reads: int,
+    wrong: Sequence[Mutant] = (),
+    tuned: bool = False,
+    exact: bool = False,
+) -> dict[str, Any]:
+    """The fields of an ``Operator`` of N elements (``rows=R``: [R, N/R], for layouts of rows).
+
+    Args:
+        arguments: names of the tensors, all alike and all differentiable.
+        flops, special_ops: of an element, forward (backward: about twice).
+        backward_reads: tensors that the gradient has to read.
+        wrong: mutants of this operator's own.
+        tuned: whether ``weft tune`` measures this one for all that have as many inputs.
+        exact: whether results must be PyTorch's bits.
+    """
+
+    def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
+        layouts = w.option("layout", "contiguous").split("+") * 2
+        values = w.option("values", "normal")
+        return {
+            argument: random_tensor(g, shape(name, w), w.dtype, device, layout=layout, values=values)
+            for argument, layout in zip(arguments, layouts, strict=False)
+        }
+
+    def cost(w: Workload, direction: str) -> Cost:
+        n, size = w["N"], w["N"] * w.bytes_per_element
+        if direction == "forward":
+            return Cost(len(arguments) * size, size, vector_flops=flops * n, special_ops=special_ops * n)
+        writes = len(arguments) * size
+        return Cost(backward_reads * size, writes, vector_flops=2 * flops * n, special_ops=special_ops * n)
+
+    def gradient(dy: Tensor, *x: Tensor, **named: Tensor) -> tuple[Tensor, ...]:
+        leaves = [t.detach().requires_grad_() for t in (*x, *named.values())]
+        with torch.enable_grad():
+            return torch.autograd.grad(reference(*leaves), leaves, dy)
+
+    pairs = LAYOUTS if len(arguments) == 1 else (*LAYOUTS, *(f"{x}+{y}" for x in LAYOUTS for y in LAYOUTS))
+    mixed = [] if len(arguments) == 1 else ["contiguous+unaligned", "sliced+transposed", "expanded+contiguous"]
+    return {
+        "name": name,
+        "axes": {"N": "elements"},
+        "inputs": inputs,
+        "reference": reference,
+        "cost": cost,
+        "directions": ("forward", "backward"),
+        "differentiable": arguments,
+        "options": {"layout": pairs, "values": VALUES, "rows": range(1, 2**31)},
+        "tolerance": Tolerance(exact=exact),
+        "workloads": {
+            "verify": [
+                *(workload(N=n) for n in (1, 2, 1023, 1025, 4096)),
+                workload(N=0),
+                *(workload(N=1002, layout=layout) for layout in ("unaligned", "strided")),
+                *(
+                    workload(N=21 * 50, rows=21, layout=layout)
+                    for layout in ("sliced", "transposed", "strided", "expanded", *mixed)
+                ),
+                workload(N=2000, values="nonfinite"),
+                workload(N=2000, values="large"),
+                workload(N=2000, values="tiny"),
+            ],
+            "bench": [workload(N=LARGEST)],
+            "quick": [workload(N=2**22)],
+            "sizes": [workload(N=n) for n in (2**16, 2**20, 2**24)],
+            "compile": [workload(N=2**20), workload(N=42 * 50, rows=42, layout="sliced")],
+            "tune": [workload(d, N=n) for n in (2**20, 2**22, 2**24, 2**26) for d in ("fp32", "bf16")] if tuned else [],
+            "huge": [workload("bf16", N=2**31 + 17)],
+        },
+        "mutants": [*mutants.usual(reference), *wrong, *mutants.usual(gradient, "backward")],
+    }
+
+
+def shape(name: str, w: Workload) -> tuple[int, ...]:
+    rows = w.option("rows", 0)
+    if rows and w["N"] % rows:
+        raise ValueError(f"workload '{w}' of '{name}': rows is {rows}; expected a divisor of N")
+    return (rows, w["N"] // rows) if rows else (w["N"],)

@@ -1,0 +1,270 @@
+"""Operators whose results at one place depend on the inputs at that place alone: kernels, plans and the call, for all of them.
+
+Such an operator gives its *formula*, a Triton function of fp32 values, and one for its gradient; a kernel takes the
+formula as a compile-time constant. Everything is computed in fp32 and rounded once. While a compiler traces, PyTorch's own
+operators stand in, so that they are fused with their neighbours: an opaque kernel would cost a trip through memory there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from weft.definition import Operator
+from weft.operators import peers
+from weft.operators.call import (
+    Choice,
+    check_same,
+    check_tensor,
+    differentiable,
+    eager,
+    on_gpu,
+    reference_gradients,
+    rows_of,
+    traced,
+    views,
+)
+from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.launch import Plan, Plans
+
+# ---- kernels: [M, N] views of any two strides; dense tensors are one row ---------------------------------------------
+
+
+@triton.jit
+def place(N, BLOCK: tl.constexpr):
+    """This program's row, and its BLOCK columns. In int64: tensors may hold more than 2**31 elements."""
+    blocks = tl.cdiv(N, BLOCK)
+    row = (tl.program_id(0) // blocks).to(tl.int64)
+    return row, (tl.program_id(0) % blocks).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+
+
+@triton.jit
+def read(ptr, row, col, row_stride, col_stride, N):
+    at = ptr + row * row_stride + col * col_stride
+    return tl.load(at, mask=col < N, eviction_policy="evict_last").to(tl.float32)  # the hint: softmax/README.md
+
+
+@triton.jit
+def write(ptr, row, col, row_stride, col_stride, N, value):
+    tl.store(ptr + row * row_stride + col * col_stride, value.to(ptr.dtype.element_ty), mask=col < N)
+
+
+@triton.jit
+def map_one(a_ptr, out_ptr, N, a_row, a_col, out_row, out_col, F: tl.constexpr, BLOCK: tl.constexpr):
+    """out = F(a, PRECISE); PRECISE says that the result keeps all of fp32."""
+    row, col = place(N, BLOCK)
+    PRECISE: tl.constexpr = out_ptr.dtype.element_ty == tl.float32
+    a = read(a_ptr, row, col, a_row, a_col, N)
+    write(out_ptr, row, col, out_row, out_col, N, F(a, PRECISE))
+
+
+@triton.jit
+def map_two(
+    a_ptr, b_ptr, out_ptr, N, a_row, a_col, b_row, b_col, out_row, out_col, F: tl.constexpr, BLOCK: tl.constexpr
+):
+    """out = F(a, b, PRECISE)"""
+    row, col = place(N, BLOCK)
+    PRECISE: tl.constexpr = out_ptr.dtype.element_ty == tl.float32
+    a = read(a_ptr, row, col, a_row, a_col, N)
+    b = read(b_ptr, row, col, b_row, b_col, N)
+    write(out_ptr, row, col, out_row, out_col, N, F(a, b, PRECISE))
+
+
+@triton.jit
+def map_three(
+    a_ptr, b_ptr, c_ptr, out_ptr, other_ptr, N, a_row, a_col, b_row, b_col, c_row, c_col, out_row, out_col,
+    other_row, other_col, F: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """out, other = F(a, b, c, PRECISE)"""
+    row, col = place(N, BLOCK)
+    PRECISE: tl.constexpr = out_ptr.dtype.element_ty == tl.float32
+    a = read(a_ptr, row, col, a_row, a_col, N)
+    b = read(b_ptr, row, col, b_row, b_col, N)
+    c = read(c_ptr, row, col, c_row, c_col, N)
+    out, other = F(a, b, c, PRECISE)
+    write(out_ptr, row, col, out_row, out_col, N, out)
+    write(other_ptr, row, col, other_row, other_col, N, other)
+
+
+KERNELS = {1: map_one, 2: map_two, 3: map_three}  # by the number of inputs
+
+# ---- plans -----------------------------------------------------------------------------------------------------------
+
+
+def heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
+    return {"BLOCK": 1024, "num_warps": 4}
+
+
+def candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
+    every = grid_of({"BLOCK": (512, 1024, 2048, 4096, 8192), "num_warps": (2, 4, 8, 16)})
+    return [c for c in every if 4 <= c["BLOCK"] // (32 * c["num_warps"]) <= 64]
+
+
+SMALL, LARGE = 2**20, 2**26  # elements between which configurations depend on the size
+CONFIGURATIONS = {
+    1: Configurations(__file__, "map_one", heuristic, candidates),
+    2: Configurations(__file__, "map_two", heuristic, candidates),
+    3: Configurations(__file__, "map_three", heuristic, candidates),
+}
+
+
+def plan(formula: Any, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> Plan:
+    """The launch of a formula over inputs and outputs of one shape.
+
+    Raises:
+        Declined: strides that do not collapse into rows, for which a copy would be needed.
+    """
+    first, every = inputs[0], (*inputs, *outputs)
+    if all(t.stride() == first.stride() for t in every) and dense(first):
+        rows, n, strides = 1, first.numel(), (0, 1) * len(every)
+    else:
+        found = views(*every)
+        (rows, n, *_), strides = found[0], tuple(s for view in found for s in view[2:])
+    config = CONFIGURATIONS[len(inputs)](first.device, first.dtype, min(max(bucket(first.numel()), SMALL), LARGE))
+    block = min(config["BLOCK"], bucket(n, 128))
+    tile = {"F": formula, "BLOCK": block}
+    return Plan(KERNELS[len(inputs)], (rows * triton.cdiv(n, block),), (n, *strides), tile, config["num_warps"])
+
+
+def dense(x: Tensor) -> bool:
+    """Whether x's elements fill one stretch of memory without gaps or overlaps (in any order of dimensions)."""
+    expected = 1
+    for stride, size in sorted((st, si) for st, si in zip(x.stride(), x.shape, strict=True) if si != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def like(x: Tensor) -> Tensor:
+    return torch.empty_like(x, device="meta")
+
+
+# ---- the operator ----------------------------------------------------------------------------------------------------
+
+
+class Pointwise:
+    """One operator's kernels and call.
+
+    Args:
+        name: the operator's.
+        arguments: names of its tensors (one or two).
+        forward: Triton function ``(a, [b,] PRECISE) -> result``.
+        backward: Triton function ``(a, [b,] gradient, PRECISE) -> gradient of a, [of b]``; None where gradients are the
+            result's own (a sum).
+        reference: the same in PyTorch; its autograd serves where a gradient of the gradient is wanted.
+        from_result: the gradient is computed from the result instead of the input (one input; the result is then what is
+            saved, and the operator may work in place even where a gradient is wanted).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        arguments: tuple[str, ...],
+        forward: Any,
+        backward: Any,
+        reference: Callable[..., Tensor],
+        *,
+        from_result: bool = False,
+    ):
+        self.name, self.arguments, self.reference, self.from_result = name, arguments, reference, from_result
+        self.forward, self.backward = forward, backward
+        self.forward_plans = Plans(lambda *x: plan(self.forward, x, (like(x[0]),)))
+        self.backward_plans = Plans(lambda *x: plan(self.backward, x, tuple(like(x[0]) for _ in arguments)))
+        self.public_plans = Plans(lambda *x: self.choose(*x).plan_for(*x))
+        self.function = _autograd(self)
+
+    def check(self, *x: Tensor) -> None:
+        """Raises TypeError or ValueError unless these are floating tensors of one shape, dtype and device."""
+        for name, value in zip(self.arguments, x, strict=True):
+            check_tensor(self.name, name, value)
+            check_same(self.name, name, value, self.arguments[0], x[0])
+            if value.shape != x[0].shape:
+                raise ValueError(
+                    f"{self.name}: argument '{name}' has shape {tuple(value.shape)} and '{self.arguments[0]}' has "
+                    f"{tuple(x[0].shape)}; expected the same shape"
+                )
+
+    def choose(self, *x: Tensor, inplace: bool = False) -> Choice:
+        self.check(*x)
+        if not on_gpu(x[0]):
+            return Choice("torch", "the tensors are on the CPU, where weft runs the reference")
+        if traced(*x):
+            return Choice("torch", "traced: PyTorch's own operators, which a compiler fuses with their neighbours")
+        if not x[0].numel():
+            return Choice("torch", "empty tensors: nothing to launch")
+        every = (*x, like(x[0]))
+        if not (dense(x[0]) and all(t.stride() == x[0].stride() for t in every)) and None in map(rows_of, every):
+            return Choice("torch", "strides that do not collapse into rows, for which a copy would be needed")
+        return Choice("triton", "dense or row-strided tensors", self.forward_plans)
+
+    def triton(self, **named: Tensor) -> Tensor:
+        """Our kernel, whatever :meth:`choose` says."""
+        out: Tensor = differentiable(self.function, *(named[a] for a in self.arguments), False)
+        return out
+
+    def __call__(self, *x: Tensor, inplace: bool = False) -> Tensor:
+        """What the public function does."""
+        if not inplace and eager(*x, gradient=True, autocast=True) and (ready := self.public_plans.of(x)) is not None:
+            if torch.is_grad_enabled() and any(t.requires_grad for t in x):
+                return self.function.apply(*x, False)
+            out = torch.empty_like(x[0])
+            ready(*x, out)
+            return out
+        chosen = self.choose(*x)
+        if inplace and not self.from_result and torch.is_grad_enabled() and x[0].requires_grad:
+            raise ValueError(
+                f"{self.name}: inplace=True overwrites '{self.arguments[0]}', which the gradient needs; expected "
+                "inplace=False, or a tensor that wants no gradient"
+            )
+        if chosen.implementation == "torch":
+            return x[0].copy_(self.reference(*x)) if inplace else self.reference(*x)
+        result: Tensor = differentiable(self.function, *x, inplace)
+        return result
+
+    def implement(self, operator: Operator) -> None:
+        """Registers kernel, reference and ``torch.compile`` as the operator's implementations, and how it chooses."""
+        operator.choice(self.choose)
+        operator.implementation("triton", arch=">=sm_80")(self.triton)
+        operator.implementation("torch")(self.reference)
+        operator.implementation("torch.compile", devices=("cuda",))(peers.Compiled(self.reference))
+
+
+def _autograd(op: Pointwise) -> type[torch.autograd.Function]:
+    inputs = len(op.arguments)
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *call: Any) -> Tensor:
+            x, inplace = call[:inputs], call[inputs]
+            out: Tensor = x[0] if inplace else torch.empty_like(x[0])
+            if out.numel():
+                op.forward_plans.of(x)(*x, out)
+            if inplace:
+                ctx.mark_dirty(out)
+            if op.from_result:
+                ctx.save_for_backward(out)
+            elif op.backward is not None:
+                ctx.save_for_backward(*x)
+            return out
+
+        @staticmethod
+        def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+            if op.backward is None:
+                return (*(dy,) * inputs, None)
+            saved = ctx.saved_tensors
+            if torch.is_grad_enabled():
+                return (*reference_gradients(op.reference, saved, ctx.needs_input_grad[:inputs], (dy,)), None)
+            gradients = tuple(torch.empty_like(saved[0]) for _ in saved)
+            if dy.numel():
+                if rows_of(dy) is None and not dense(dy):
+                    dy = torch.empty_like(saved[0]).copy_(dy)  # of any strides (expanded, say) out of autograd
+                op.backward_plans.of((*saved, dy))(*saved, dy, *gradients)
+            return (*gradients, None)
+
+    return Function
