@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from weft import records, registry
+from weft import registry
 from weft.bench.terminal import progress
 from weft.definition import UnknownName
 from weft.hardware import query

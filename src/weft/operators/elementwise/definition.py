@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,8 +24,10 @@ def define(
     special_ops: int,
     backward_reads: int,
     wrong: Sequence[Mutant] = (),
+    choices: Mapping[str, tuple[str, ...]] | None = None,
     tuned: bool = False,
     exact: bool = False,
+    extremes: tuple[str, ...] = ("nonfinite", "large", "tiny"),
 ) -> dict[str, Any]:
     """The fields of an ``Operator`` of N elements (``rows=R``: [R, N/R], for layouts of rows).
 
@@ -34,17 +36,23 @@ def define(
         flops, special_ops: of an element, forward (backward: about twice).
         backward_reads: tensors that the gradient has to read.
         wrong: mutants of this operator's own.
+        choices: arguments that are one of some words, the default first.
         tuned: whether ``weft tune`` measures this one for all that have as many inputs.
         exact: whether results must be PyTorch's bits.
+        extremes: values that it is verified on besides ordinary ones.
     """
+
+    chosen = choices or {}
+    others = [{word: value} for word, words in chosen.items() for value in words[1:]]
 
     def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
         layouts = w.option("layout", "contiguous").split("+") * 2
         values = w.option("values", "normal")
-        return {
+        tensors = {
             argument: random_tensor(g, shape(name, w), w.dtype, device, layout=layout, values=values)
             for argument, layout in zip(arguments, layouts, strict=False)
         }
+        return {**tensors, **{word: w.option(word, words[0]) for word, words in chosen.items()}}
 
     def cost(w: Workload, direction: str) -> Cost:
         n, size = w["N"], w["N"] * w.bytes_per_element
@@ -53,10 +61,10 @@ def define(
         writes = len(arguments) * size
         return Cost(backward_reads * size, writes, vector_flops=2 * flops * n, special_ops=special_ops * n)
 
-    def gradient(dy: Tensor, *x: Tensor, **named: Tensor) -> tuple[Tensor, ...]:
-        leaves = [t.detach().requires_grad_() for t in (*x, *named.values())]
+    def gradient(dy: Tensor, **named: Any) -> tuple[Tensor, ...]:
+        leaves = {a: named[a].detach().requires_grad_() for a in arguments}
         with torch.enable_grad():
-            return torch.autograd.grad(reference(*leaves), leaves, dy)
+            return torch.autograd.grad(reference(**{**named, **leaves}), list(leaves.values()), dy)
 
     pairs = LAYOUTS if len(arguments) == 1 else (*LAYOUTS, *(f"{x}+{y}" for x in LAYOUTS for y in LAYOUTS))
     mixed = [] if len(arguments) == 1 else ["contiguous+unaligned", "sliced+transposed", "expanded+contiguous"]
@@ -68,7 +76,7 @@ def define(
         "cost": cost,
         "directions": ("forward", "backward"),
         "differentiable": arguments,
-        "options": {"layout": pairs, "values": VALUES, "rows": range(1, 2**31)},
+        "options": {"layout": pairs, "values": VALUES, "rows": range(1, 2**31), **chosen},
         "tolerance": Tolerance(exact=exact),
         "workloads": {
             "verify": [
@@ -79,14 +87,17 @@ def define(
                     workload(N=21 * 50, rows=21, layout=layout)
                     for layout in ("sliced", "transposed", "strided", "expanded", *mixed)
                 ),
-                workload(N=2000, values="nonfinite"),
-                workload(N=2000, values="large"),
-                workload(N=2000, values="tiny"),
+                *(
+                    workload(N=2000, values=values, **other)
+                    for other in ({}, *others)
+                    for values in ("normal", *extremes)
+                ),
             ],
-            "bench": [workload(N=LARGEST)],
+            "bench": [workload(N=LARGEST, **other) for other in ({}, *others)],
             "quick": [workload(N=2**22)],
             "sizes": [workload(N=n) for n in (2**16, 2**20, 2**24)],
-            "compile": [workload(N=2**20), workload(N=42 * 50, rows=42, layout="sliced")],
+            "compile": [workload(N=2**20), workload(N=42 * 50, rows=42, layout="sliced")]
+            + [workload(N=2**20, **other) for other in others],
             "tune": [workload(d, N=n) for n in (2**20, 2**22, 2**24, 2**26) for d in ("fp32", "bf16")] if tuned else [],
             "huge": [workload("bf16", N=2**31 + 17)],
         },

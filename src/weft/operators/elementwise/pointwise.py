@@ -7,6 +7,7 @@ operators stand in, so that they are fused with their neighbours: an opaque kern
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -227,12 +228,64 @@ class Pointwise:
         result: Tensor = differentiable(self.function, *x, inplace)
         return result
 
-    def implement(self, operator: Operator) -> None:
-        """Registers kernel, reference and ``torch.compile`` as the operator's implementations, and how it chooses."""
-        operator.choice(self.choose)
-        operator.implementation("triton", arch=">=sm_80")(self.triton)
-        operator.implementation("torch")(self.reference)
-        operator.implementation("torch.compile", devices=("cuda",))(peers.Compiled(self.reference))
+    def implement(self, operator: Operator, torch_function: Callable[..., Tensor] | None = None) -> None:
+        """Registers the kernel, what a user writes in PyTorch (the reference, if not given) and ``torch.compile`` of it as
+        the operator's implementations, and how it chooses."""
+        implement(operator, self, torch_function or self.reference)
+
+
+def implement(operator: Operator, ours: Pointwise | Variants, torch_function: Callable[..., Tensor]) -> None:
+    operator.choice(ours.choose)
+    operator.implementation("triton", arch=">=sm_80")(ours.triton)
+    operator.implementation("torch")(torch_function)
+    operator.implementation("torch.compile", devices=("cuda",))(peers.Compiled(torch_function))
+
+
+class Variants:
+    """An operator of which one option picks the formula.
+
+    Args:
+        name, arguments, reference: as :class:`Pointwise`; the reference takes the option too.
+        option: its name.
+        formulas: of each value of the option, the forward and the backward formula; the first value is the default.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        arguments: tuple[str, ...],
+        option: str,
+        formulas: dict[str, tuple[Any, Any]],
+        reference: Callable[..., Tensor],
+    ):
+        self.name, self.option, self.reference = name, option, reference
+        self.known = {
+            value: Pointwise(name, arguments, *pair, functools.partial(reference, **{option: value}))
+            for value, pair in formulas.items()
+        }
+        self.default = next(iter(formulas))
+
+    def of(self, value: Any) -> Pointwise:
+        """Raises ValueError for a value that the option does not have."""
+        found = self.known.get(value) if isinstance(value, str) else None
+        if found is None:
+            raise ValueError(
+                f"{self.name}: argument '{self.option}' is {value!r:.40}; expected {' or '.join(map(repr, self.known))}"
+            )
+        return found
+
+    def __call__(self, *x: Tensor, choice: str, inplace: bool = False) -> Tensor:
+        return self.of(choice)(*x, inplace=inplace)
+
+    def triton(self, **named: Any) -> Tensor:
+        return self.of(named.pop(self.option, self.default)).triton(**named)
+
+    def choose(self, *call: Any, inplace: bool = False) -> Choice:
+        *x, value = call if isinstance(call[-1], str) else (*call, self.default)
+        return self.of(value).choose(*x)
+
+    def implement(self, operator: Operator, torch_function: Callable[..., Tensor] | None = None) -> None:
+        implement(operator, self, torch_function or self.reference)
 
 
 def _autograd(op: Pointwise) -> type[torch.autograd.Function]:

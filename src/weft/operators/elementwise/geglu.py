@@ -1,0 +1,103 @@
+"""``geglu(gate, up)``: gelu(gate) · up, with Φ or its tanh form. Source: Shazeer 2020 (arXiv 2002.05202)."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from weft.definition import Declined, Mutant, Operator
+from weft.operators.elementwise.curves import gelu_slope, normal_cdf, tanh_cdf, tanh_gelu_slope
+from weft.operators.elementwise.definition import define
+from weft.operators.elementwise.gelu import reference as gelu_reference
+from weft.operators.elementwise.pointwise import Variants
+
+
+@triton.jit
+def forward(gate, up, PRECISE: tl.constexpr):
+    phi, _ = normal_cdf(gate, PRECISE)
+    return gate * phi * up
+
+
+@triton.jit
+def backward(gate, up, dy, PRECISE: tl.constexpr):
+    phi, bell = normal_cdf(gate, PRECISE)
+    return dy * up * gelu_slope(gate, phi, bell), dy * gate * phi
+
+
+@triton.jit
+def forward_tanh(gate, up, PRECISE: tl.constexpr):
+    phi, _ = tanh_cdf(gate, PRECISE)
+    return gate * phi * up
+
+
+@triton.jit
+def backward_tanh(gate, up, dy, PRECISE: tl.constexpr):
+    phi, rest = tanh_cdf(gate, PRECISE)
+    return dy * up * tanh_gelu_slope(gate, phi, rest), dy * gate * phi
+
+
+def reference(gate: Tensor, up: Tensor, approximate: str = "none") -> Tensor:
+    wide = gate if gate.itemsize > 2 else gate.float()
+    return (gelu_reference(wide, approximate) * up).to(gate.dtype)
+
+
+def torch_geglu(gate: Tensor, up: Tensor, approximate: str = "none") -> Tensor:
+    return F.gelu(gate, approximate=approximate) * up
+
+
+def liger(gate: Tensor, up: Tensor, approximate: str = "none") -> Tensor:
+    from liger_kernel.ops.geglu import LigerGELUMulFunction
+
+    if approximate != "tanh":
+        raise Declined("Liger's geglu takes the tanh form")
+    out: Tensor = LigerGELUMulFunction.apply(gate, up)
+    return out
+
+
+variants = Variants(
+    "geglu",
+    ("gate", "up"),
+    "approximate",
+    {"none": (forward, backward), "tanh": (forward_tanh, backward_tanh)},
+    reference,
+)
+
+geglu = Operator(
+    **define(
+        "geglu",
+        ("gate", "up"),
+        reference,
+        flops=13,
+        special_ops=2,
+        backward_reads=3,
+        extremes=("nonfinite", "tiny"),  # of large ones gate · up overflows before Φ' can bring PyTorch's gradient to 0
+        choices={"approximate": ("none", "tanh")},
+        wrong=[
+            Mutant("gate and up exchanged", lambda gate, up, approximate="none": reference(up, gate, approximate)),
+            Mutant("of the other form", lambda gate, up, approximate="none": reference(gate, up, "tanh")),
+        ],
+    )
+)
+variants.implement(geglu, torch_geglu)
+geglu.implementation("liger", requires="liger-kernel", devices=("cuda",))(liger)
+
+
+@geglu.function
+def geglu_function(gate: Tensor, up: Tensor, approximate: str = "none") -> Tensor:
+    """Gated linear unit with gelu. Of one packed tensor: ``geglu(*x.chunk(2, -1))``, which copies nothing.
+
+    Args:
+        gate: any shape; float32, float16 or bfloat16.
+        up: the same shape, dtype and device.
+        approximate: ``none`` for gate Φ(gate); ``tanh`` for its tanh form.
+
+    Returns:
+        ``gelu(gate) * up``, computed in fp32 and rounded once.
+
+    Raises:
+        TypeError: not tensors of those dtypes, or dtypes that differ.
+        ValueError: shapes or devices that differ, or another ``approximate``.
+    """
+    return variants(gate, up, choice=approximate)

@@ -1,0 +1,99 @@
+"""``gelu(x)``: x Φ(x), or its tanh form. Source: Hendrycks & Gimpel 2016 (arXiv 1606.08415)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from weft.definition import Mutant, Operator
+from weft.operators.elementwise.curves import gelu_slope, normal_cdf, tanh_cdf, tanh_gelu_slope
+from weft.operators.elementwise.definition import define
+from weft.operators.elementwise.pointwise import Variants
+
+
+@triton.jit
+def forward(x, PRECISE: tl.constexpr):
+    phi, _ = normal_cdf(x, PRECISE)
+    return x * phi
+
+
+@triton.jit
+def backward(x, dy, PRECISE: tl.constexpr):
+    phi, bell = normal_cdf(x, PRECISE)
+    return dy * gelu_slope(x, phi, bell)
+
+
+@triton.jit
+def forward_tanh(x, PRECISE: tl.constexpr):
+    phi, _ = tanh_cdf(x, PRECISE)
+    return x * phi
+
+
+@triton.jit
+def backward_tanh(x, dy, PRECISE: tl.constexpr):
+    phi, rest = tanh_cdf(x, PRECISE)
+    return dy * tanh_gelu_slope(x, phi, rest)
+
+
+def reference(x: Tensor, approximate: str = "none") -> Tensor:
+    if approximate == "tanh":
+        return F.gelu(x, approximate="tanh")
+    wide = x if x.itemsize > 2 else x.float()
+    return (wide * (0.5 + 0.5 * torch.erf(wide * 0.5**0.5))).to(x.dtype)  # F.gelu(inf) is NaN on a CPU, inf on a GPU
+
+
+def torch_gelu(x: Tensor, approximate: str = "none") -> Tensor:
+    return F.gelu(x, approximate=approximate)
+
+
+variants = Variants(
+    "gelu",
+    ("x",),
+    "approximate",
+    {"none": (forward, backward), "tanh": (forward_tanh, backward_tanh)},
+    reference,
+)
+
+gelu = Operator(
+    **define(
+        "gelu",
+        ("x",),
+        reference,
+        flops=12,
+        special_ops=2,
+        backward_reads=2,
+        choices={"approximate": ("none", "tanh")},
+        wrong=[
+            Mutant("of the other form", lambda x, approximate="none": F.gelu(x, approximate="tanh")),
+            Mutant("by the sigmoid of 1.702 x", lambda x, approximate="none": x * (1.702 * x).sigmoid()),
+            Mutant(
+                "density left out",
+                lambda dy, x, approximate="none": (dy * torch.special.ndtr(x.double()).to(x.dtype),),
+                "backward",
+            ),
+        ],
+    )
+)
+variants.implement(gelu, torch_gelu)
+
+
+@gelu.function
+def gelu_function(x: Tensor, approximate: str = "none", *, inplace: bool = False) -> Tensor:
+    """Gaussian error linear unit, element by element.
+
+    Args:
+        x: any shape; float32, float16 or bfloat16.
+        approximate: ``none`` for x Φ(x); ``tanh`` for 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x³))).
+        inplace: write the result over x (only where no gradient is wanted: it needs x).
+
+    Returns:
+        A tensor of x's shape and dtype, computed in fp32 and rounded once. With ``inplace``, x itself.
+
+    Raises:
+        TypeError: not a tensor of those dtypes.
+        ValueError: another ``approximate``; ``inplace`` where a gradient is wanted.
+    """
+    return variants(x, choice=approximate, inplace=inplace)

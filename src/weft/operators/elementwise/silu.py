@@ -1,0 +1,65 @@
+"""``silu(x)``: x / (1 + exp(-x)), also called swish. Source: Elfwing, Uchibe & Doya 2017 (arXiv 1702.03118)."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from weft.definition import Mutant, Operator
+from weft.operators.elementwise.curves import exp, logistic
+from weft.operators.elementwise.definition import define
+from weft.operators.elementwise.pointwise import Pointwise
+
+
+@triton.jit
+def forward(x, PRECISE: tl.constexpr):
+    return x / (1.0 + exp(-x, PRECISE))
+
+
+@triton.jit
+def backward(x, dy, PRECISE: tl.constexpr):
+    s = logistic(x, PRECISE)
+    return dy * s * (1.0 + x * (1.0 - s))
+
+
+def reference(x: Tensor) -> Tensor:
+    return F.silu(x)
+
+
+pointwise = Pointwise("silu", ("x",), forward, backward, reference)
+
+silu = Operator(
+    **define(
+        "silu",
+        ("x",),
+        reference,
+        flops=3,
+        special_ops=2,
+        backward_reads=2,
+        wrong=[
+            Mutant("of 1.02 x", lambda x: x * (1.02 * x).sigmoid()),
+            Mutant("gradient of the sigmoid alone", lambda dy, x: (dy * x.sigmoid(),), "backward"),
+        ],
+    )
+)
+pointwise.implement(silu)
+
+
+@silu.function
+def silu_function(x: Tensor, *, inplace: bool = False) -> Tensor:
+    """Sigmoid linear unit, element by element.
+
+    Args:
+        x: any shape; float32, float16 or bfloat16.
+        inplace: write the result over x (only where no gradient is wanted: it needs x).
+
+    Returns:
+        ``x / (1 + exp(-x))``, computed in fp32 and rounded once. With ``inplace``, x itself.
+
+    Raises:
+        TypeError: not a tensor of those dtypes.
+        ValueError: ``inplace`` where a gradient is wanted.
+    """
+    return pointwise(x, inplace=inplace)
