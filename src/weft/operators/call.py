@@ -67,6 +67,8 @@ def traced(*tensors: torch.Tensor) -> bool:
 class _Untracked:
     """Stands in for autograd's context where no gradient is wanted: keeps nothing."""
 
+    needs_input_grad: tuple[bool, ...] = ()
+
     def save_for_backward(self, *tensors: torch.Tensor) -> None:
         pass
 

@@ -22,9 +22,11 @@ def define(
     *,
     flops: int,
     special_ops: int,
-    backward_reads: int,
+    backward_reads: int = 0,
+    backward_bits: int = 0,
     wrong: Sequence[Mutant] = (),
     choices: Mapping[str, tuple[str, ...]] | None = None,
+    directions: tuple[str, ...] = ("forward", "backward"),
     tuned: bool = False,
     exact: bool = False,
     extremes: tuple[str, ...] = ("nonfinite", "large", "tiny"),
@@ -34,7 +36,7 @@ def define(
     Args:
         arguments: names of the tensors, all alike and all differentiable.
         flops, special_ops: of an element, forward (backward: about twice).
-        backward_reads: tensors that the gradient has to read.
+        backward_reads, backward_bits: tensors that the gradient has to read, and bits of each element besides.
         wrong: mutants of this operator's own.
         choices: arguments that are one of some words, the default first.
         tuned: whether ``weft tune`` measures this one for all that have as many inputs.
@@ -59,7 +61,8 @@ def define(
         if direction == "forward":
             return Cost(len(arguments) * size, size, vector_flops=flops * n, special_ops=special_ops * n)
         writes = len(arguments) * size
-        return Cost(backward_reads * size, writes, vector_flops=2 * flops * n, special_ops=special_ops * n)
+        reads = backward_reads * size + (n * backward_bits + 7) // 8
+        return Cost(reads, writes, vector_flops=2 * flops * n, special_ops=special_ops * n)
 
     def gradient(dy: Tensor, **named: Any) -> tuple[Tensor, ...]:
         leaves = {a: named[a].detach().requires_grad_() for a in arguments}
@@ -74,7 +77,7 @@ def define(
         "inputs": inputs,
         "reference": reference,
         "cost": cost,
-        "directions": ("forward", "backward"),
+        "directions": directions,
         "differentiable": arguments,
         "options": {"layout": pairs, "values": VALUES, "rows": range(1, 2**31), **chosen},
         "tolerance": Tolerance(exact=exact),
@@ -101,7 +104,11 @@ def define(
             "tune": [workload(d, N=n) for n in (2**20, 2**22, 2**24, 2**26) for d in ("fp32", "bf16")] if tuned else [],
             "huge": [workload("bf16", N=2**31 + 17)],
         },
-        "mutants": [*mutants.usual(reference), *wrong, *mutants.usual(gradient, "backward")],
+        "mutants": [
+            *mutants.usual(reference),
+            *wrong,
+            *(mutants.usual(gradient, "backward") if "backward" in directions else []),
+        ],
     }
 
 

@@ -120,16 +120,30 @@ def plan(formula: Any, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) 
     Raises:
         Declined: strides that do not collapse into rows, for which a copy would be needed.
     """
-    first, every = inputs[0], (*inputs, *outputs)
-    if all(t.stride() == first.stride() for t in every) and dense(first):
-        rows, n, strides = 1, first.numel(), (0, 1) * len(every)
-    else:
-        found = views(*every)
-        (rows, n, *_), strides = found[0], tuple(s for view in found for s in view[2:])
-    config = CONFIGURATIONS[len(inputs)](first.device, first.dtype, min(max(bucket(first.numel()), SMALL), LARGE))
-    block = min(config["BLOCK"], bucket(n, 128))
-    tile = {"F": formula, "BLOCK": block}
-    return Plan(KERNELS[len(inputs)], (rows * triton.cdiv(n, block),), (n, *strides), tile, config["num_warps"])
+    rows, n, strides = laid_out(*inputs, *outputs)
+    config = configuration(len(inputs), inputs[0], n)
+    tile = {"F": formula, "BLOCK": config["BLOCK"]}
+    grid = (rows * triton.cdiv(n, config["BLOCK"]),)
+    return Plan(KERNELS[len(inputs)], grid, (n, *strides), tile, config["num_warps"])
+
+
+def laid_out(*tensors: Tensor) -> tuple[int, int, tuple[int, ...]]:
+    """Tensors of one shape as rows: ``(rows, columns, two strides of each)``; dense ones in one order are one row.
+
+    Raises:
+        Declined: strides that do not collapse into rows.
+    """
+    first = tensors[0]
+    if dense(first) and all(t.stride() == first.stride() for t in tensors):
+        return 1, first.numel(), (0, 1) * len(tensors)
+    found = views(*tensors)
+    return *found[0][:2], tuple(stride for view in found for stride in view[2:])
+
+
+def configuration(inputs: int, x: Tensor, columns: int) -> Config:
+    """The measured one for so many inputs like x, with a BLOCK no longer than rows need."""
+    config = CONFIGURATIONS[inputs](x.device, x.dtype, min(max(bucket(x.numel()), SMALL), LARGE))
+    return {**config, "BLOCK": min(config["BLOCK"], bucket(columns, 128))}
 
 
 def dense(x: Tensor) -> bool:
@@ -140,6 +154,11 @@ def dense(x: Tensor) -> bool:
             return False
         expected *= size
     return True
+
+
+def readable(dy: Tensor, x: Tensor) -> Tensor:
+    """A gradient as our kernels read it; autograd may bring one of any strides (expanded, say), which is copied."""
+    return torch.empty_like(x).copy_(dy) if rows_of(dy) is None and not dense(dy) else dy
 
 
 def like(x: Tensor) -> Tensor:
@@ -159,8 +178,7 @@ class Pointwise:
         backward: Triton function ``(a, [b,] gradient, PRECISE) -> gradient of a, [of b]``; None where gradients are the
             result's own (a sum).
         reference: the same in PyTorch; its autograd serves where a gradient of the gradient is wanted.
-        from_result: the gradient is computed from the result instead of the input (one input; the result is then what is
-            saved, and the operator may work in place even where a gradient is wanted).
+        function: an autograd function of ``(*tensors, inplace)`` that does something better than to save its inputs.
     """
 
     def __init__(
@@ -171,14 +189,15 @@ class Pointwise:
         backward: Any,
         reference: Callable[..., Tensor],
         *,
-        from_result: bool = False,
+        function: type[torch.autograd.Function] | None = None,
     ):
-        self.name, self.arguments, self.reference, self.from_result = name, arguments, reference, from_result
+        self.name, self.arguments, self.reference = name, arguments, reference
         self.forward, self.backward = forward, backward
         self.forward_plans = Plans(lambda *x: plan(self.forward, x, (like(x[0]),)))
         self.backward_plans = Plans(lambda *x: plan(self.backward, x, tuple(like(x[0]) for _ in arguments)))
         self.public_plans = Plans(lambda *x: self.choose(*x).plan_for(*x))
-        self.function = _autograd(self)
+        self.saves_inputs = function is None
+        self.function = function or _autograd(self)
 
     def check(self, *x: Tensor) -> None:
         """Raises TypeError or ValueError unless these are floating tensors of one shape, dtype and device."""
@@ -218,7 +237,7 @@ class Pointwise:
             ready(*x, out)
             return out
         chosen = self.choose(*x)
-        if inplace and not self.from_result and torch.is_grad_enabled() and x[0].requires_grad:
+        if inplace and self.saves_inputs and torch.is_grad_enabled() and x[0].requires_grad:
             raise ValueError(
                 f"{self.name}: inplace=True overwrites '{self.arguments[0]}', which the gradient needs; expected "
                 "inplace=False, or a tensor that wants no gradient"
@@ -300,9 +319,7 @@ def _autograd(op: Pointwise) -> type[torch.autograd.Function]:
                 op.forward_plans.of(x)(*x, out)
             if inplace:
                 ctx.mark_dirty(out)
-            if op.from_result:
-                ctx.save_for_backward(out)
-            elif op.backward is not None:
+            if op.backward is not None:
                 ctx.save_for_backward(*x)
             return out
 
@@ -315,8 +332,7 @@ def _autograd(op: Pointwise) -> type[torch.autograd.Function]:
                 return (*reference_gradients(op.reference, saved, ctx.needs_input_grad[:inputs], (dy,)), None)
             gradients = tuple(torch.empty_like(saved[0]) for _ in saved)
             if dy.numel():
-                if rows_of(dy) is None and not dense(dy):
-                    dy = torch.empty_like(saved[0]).copy_(dy)  # of any strides (expanded, say) out of autograd
+                dy = readable(dy, saved[0])
                 op.backward_plans.of((*saved, dy))(*saved, dy, *gradients)
             return (*gradients, None)
 
