@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.definition import Declined, Mutant, Operator
-from weft.operators.elementwise.curves import gelu_slope, normal_cdf, tanh_cdf, tanh_gelu_slope
+from weft.operators.elementwise.curves import exp, gelu_slope, normal_cdf, tanh_argument, tanh_cdf, tanh_gelu_slope
 from weft.operators.elementwise.definition import define
 from weft.operators.elementwise.gelu import reference as gelu_reference
 from weft.operators.elementwise.pointwise import Variants
@@ -16,20 +16,18 @@ from weft.operators.elementwise.pointwise import Variants
 
 @triton.jit
 def forward(gate, up, PRECISE: tl.constexpr):
-    phi, _ = normal_cdf(gate, PRECISE)
-    return gate * phi * up
+    return gate * normal_cdf(gate, PRECISE) * up
 
 
 @triton.jit
 def backward(gate, up, dy, PRECISE: tl.constexpr):
-    phi, bell = normal_cdf(gate, PRECISE)
-    return dy * up * gelu_slope(gate, phi, bell), dy * gate * phi
+    phi = normal_cdf(gate, PRECISE)
+    return dy * up * gelu_slope(gate, phi, PRECISE), dy * gate * phi
 
 
 @triton.jit
 def forward_tanh(gate, up, PRECISE: tl.constexpr):
-    phi, _ = tanh_cdf(gate, PRECISE)
-    return gate * phi * up
+    return gate / (1.0 + exp(-tanh_argument(gate), PRECISE)) * up
 
 
 @triton.jit
@@ -62,6 +60,7 @@ variants = Variants(
     "approximate",
     {"none": (forward, backward), "tanh": (forward_tanh, backward_tanh)},
     reference,
+    heavy=True,
 )
 
 geglu = Operator(
@@ -73,6 +72,7 @@ geglu = Operator(
         special_ops=2,
         backward_reads=3,
         extremes=("nonfinite", "tiny"),  # of large ones gate · up overflows before Φ' can bring PyTorch's gradient to 0
+        tuned=True,
         choices={"approximate": ("none", "tanh")},
         wrong=[
             Mutant("gate and up exchanged", lambda gate, up, approximate="none": reference(up, gate, approximate)),

@@ -9,27 +9,24 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.definition import Mutant, Operator
-from weft.operators.elementwise.curves import gelu_slope, normal_cdf, tanh_cdf, tanh_gelu_slope
+from weft.operators.elementwise.curves import exp, gelu_slope, normal_cdf, tanh_argument, tanh_cdf, tanh_gelu_slope
 from weft.operators.elementwise.definition import define
 from weft.operators.elementwise.pointwise import Variants
 
 
 @triton.jit
 def forward(x, PRECISE: tl.constexpr):
-    phi, _ = normal_cdf(x, PRECISE)
-    return x * phi
+    return x * normal_cdf(x, PRECISE)
 
 
 @triton.jit
 def backward(x, dy, PRECISE: tl.constexpr):
-    phi, bell = normal_cdf(x, PRECISE)
-    return dy * gelu_slope(x, phi, bell)
+    return dy * gelu_slope(x, normal_cdf(x, PRECISE), PRECISE)
 
 
 @triton.jit
 def forward_tanh(x, PRECISE: tl.constexpr):
-    phi, _ = tanh_cdf(x, PRECISE)
-    return x * phi
+    return x / (1.0 + exp(-tanh_argument(x), PRECISE))
 
 
 @triton.jit
@@ -55,6 +52,7 @@ variants = Variants(
     "approximate",
     {"none": (forward, backward), "tanh": (forward_tanh, backward_tanh)},
     reference,
+    heavy=True,
 )
 
 gelu = Operator(
@@ -65,6 +63,7 @@ gelu = Operator(
         flops=12,
         special_ops=2,
         backward_reads=2,
+        tuned=True,
         choices={"approximate": ("none", "tanh")},
         wrong=[
             Mutant("of the other form", lambda x, approximate="none": F.gelu(x, approximate="tanh")),

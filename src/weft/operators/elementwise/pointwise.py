@@ -101,27 +101,35 @@ def heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
     return {"BLOCK": 1024, "num_warps": 4}
 
 
+def heavy_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
+    """More elements a thread: what a program does once is shared among them."""
+    return {"BLOCK": 2048, "num_warps": 4}
+
+
 def candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
     every = grid_of({"BLOCK": (512, 1024, 2048, 4096, 8192), "num_warps": (2, 4, 8, 16)})
     return [c for c in every if 4 <= c["BLOCK"] // (32 * c["num_warps"]) <= 64]
 
 
 SMALL, LARGE = 2**20, 2**26  # elements between which configurations depend on the size
-CONFIGURATIONS = {
-    1: Configurations(__file__, "map_one", heuristic, candidates),
-    2: Configurations(__file__, "map_two", heuristic, candidates),
-    3: Configurations(__file__, "map_three", heuristic, candidates),
+CONFIGURATIONS = {  # by the number of inputs, and whether arithmetic weighs as much as memory
+    (1, False): Configurations(__file__, "map_one", heuristic, candidates),
+    (2, False): Configurations(__file__, "map_two", heuristic, candidates),
+    (3, False): Configurations(__file__, "map_three", heuristic, candidates),
+    (1, True): Configurations(__file__, "heavy_one", heavy_heuristic, candidates),
+    (2, True): Configurations(__file__, "heavy_two", heavy_heuristic, candidates),
+    (3, True): Configurations(__file__, "heavy_three", heavy_heuristic, candidates),
 }
 
 
-def plan(formula: Any, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> Plan:
+def plan(formula: Any, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], heavy: bool = False) -> Plan:
     """The launch of a formula over inputs and outputs of one shape.
 
     Raises:
         Declined: strides that do not collapse into rows, for which a copy would be needed.
     """
     rows, n, strides = laid_out(*inputs, *outputs)
-    config = configuration(len(inputs), inputs[0], n)
+    config = configuration(len(inputs), inputs[0], n, heavy)
     tile = {"F": formula, "BLOCK": config["BLOCK"]}
     grid = (rows * triton.cdiv(n, config["BLOCK"]),)
     return Plan(KERNELS[len(inputs)], grid, (n, *strides), tile, config["num_warps"])
@@ -140,9 +148,9 @@ def laid_out(*tensors: Tensor) -> tuple[int, int, tuple[int, ...]]:
     return *found[0][:2], tuple(stride for view in found for stride in view[2:])
 
 
-def configuration(inputs: int, x: Tensor, columns: int) -> Config:
+def configuration(inputs: int, x: Tensor, columns: int, heavy: bool = False) -> Config:
     """The measured one for so many inputs like x, with a BLOCK no longer than rows need."""
-    config = CONFIGURATIONS[inputs](x.device, x.dtype, min(max(bucket(x.numel()), SMALL), LARGE))
+    config = CONFIGURATIONS[inputs, heavy](x.device, x.dtype, min(max(bucket(x.numel()), SMALL), LARGE))
     return {**config, "BLOCK": min(config["BLOCK"], bucket(columns, 128))}
 
 
@@ -178,6 +186,7 @@ class Pointwise:
         backward: Triton function ``(a, [b,] gradient, PRECISE) -> gradient of a, [of b]``; None where gradients are the
             result's own (a sum).
         reference: the same in PyTorch; its autograd serves where a gradient of the gradient is wanted.
+        heavy: whether its arithmetic takes about as long as its bytes.
         function: an autograd function of ``(*tensors, inplace)`` that does something better than to save its inputs.
     """
 
@@ -189,12 +198,13 @@ class Pointwise:
         backward: Any,
         reference: Callable[..., Tensor],
         *,
+        heavy: bool = False,
         function: type[torch.autograd.Function] | None = None,
     ):
         self.name, self.arguments, self.reference = name, arguments, reference
         self.forward, self.backward = forward, backward
-        self.forward_plans = Plans(lambda *x: plan(self.forward, x, (like(x[0]),)))
-        self.backward_plans = Plans(lambda *x: plan(self.backward, x, tuple(like(x[0]) for _ in arguments)))
+        self.forward_plans = Plans(lambda *x: plan(self.forward, x, (like(x[0]),), heavy))
+        self.backward_plans = Plans(lambda *x: plan(self.backward, x, tuple(like(x[0]) for _ in arguments), heavy))
         self.public_plans = Plans(lambda *x: self.choose(*x).plan_for(*x))
         self.saves_inputs = function is None
         self.function = function or _autograd(self)
@@ -264,7 +274,7 @@ class Variants:
     """An operator of which one option picks the formula.
 
     Args:
-        name, arguments, reference: as :class:`Pointwise`; the reference takes the option too.
+        name, arguments, reference, heavy: as :class:`Pointwise`; the reference takes the option too.
         option: its name.
         formulas: of each value of the option, the forward and the backward formula; the first value is the default.
     """
@@ -276,10 +286,12 @@ class Variants:
         option: str,
         formulas: dict[str, tuple[Any, Any]],
         reference: Callable[..., Tensor],
+        *,
+        heavy: bool = False,
     ):
         self.name, self.option, self.reference = name, option, reference
         self.known = {
-            value: Pointwise(name, arguments, *pair, functools.partial(reference, **{option: value}))
+            value: Pointwise(name, arguments, *pair, functools.partial(reference, **{option: value}), heavy=heavy)
             for value, pair in formulas.items()
         }
         self.default = next(iter(formulas))
