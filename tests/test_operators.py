@@ -23,6 +23,7 @@ from weft.definition import Declined, Mutant, Operator, Workload, torch_dtype  #
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
 OPERATORS = registry.select()
+MOVES_ONLY = {"memory_access", "transpose", "embedding"}  # families that compute nothing, at least forward
 AN_EXCEPTION = re.compile(r"^\w*(Error|Exception|Interrupt): ")
 
 
@@ -133,7 +134,7 @@ def test_cost_is_compulsory_work(op):
             cost = op.cost(w, direction)
             assert 0 < cost.reads <= sum(t.nbytes for t in read)
             assert 0 < cost.writes <= sum(t.nbytes for t in results)
-            assert cost.flops > 0
+            assert cost.flops > 0 or registry.family(op.name) in MOVES_ONLY
     for which in ("bench", "quick"):
         assert all(op.cost(w, d).bytes_moved > 0 for w in op.cases(which) for d in op.directions)
 

@@ -232,6 +232,8 @@ class Operator:
         differentiable: names of the arguments that gradients are taken for.
         mutates: names of the arguments that a call changes in place; they are compared like outputs.
         mutants: implementations wrong on purpose, at least four.
+        predicted: ``(workload, direction) -> share of the ceiling`` that a model of the machine predicts, where there is
+            one; records keep it as the detail ``predicted_share``.
         public: the function users call, set by :meth:`function`.
     """
 
@@ -248,6 +250,7 @@ class Operator:
     differentiable: tuple[str, ...] = ()
     mutates: tuple[str, ...] = ()
     mutants: Sequence[Mutant] = ()
+    predicted: Callable[[Workload, str], float] | None = None
     implementations: dict[str, Implementation] = field(default_factory=dict)
     public: Callable[..., Any] | None = None
     chooser: Callable[..., Any] | None = None

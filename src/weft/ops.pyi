@@ -7,17 +7,130 @@ from torch import Tensor
 
 from weft.operators.call import Choice
 
+def add(x: Tensor, y: Tensor) -> Tensor:
+    """Sum of two tensors, with broadcasting."""
+
+def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """The place of the largest value along one dimension, or in all of x (counted in the order of its elements)."""
+
+def causal_softmax(x: Tensor, scale: float = 1.0) -> Tensor:
+    """Softmax of ``scale * x`` over the last dimension, each row over the columns that it may see."""
+
+def coalesced_access(x: Tensor) -> Tensor:
+    """A copy, lane beside lane."""
+
+def cross_entropy(
+    logits: Tensor,
+    target: Tensor,
+    *,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    soft_cap: float | None = None,
+    reduction: str = 'mean',
+    inplace_backward: bool = False,
+    check_labels: bool = False,
+) -> Tensor:
+    """Cross entropy of logits against labels, with what language models add to it."""
+
+def cross_entropy_with_gradient(
+    logits: Tensor,
+    target: Tensor,
+    *,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    soft_cap: float | None = None,
+    reduction: str = 'mean',
+    check_labels: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Cross entropy and its gradient, from one read of the logits."""
+
+def cumprod(x: Tensor, dim: int = -1, *, exclusive: bool = False, reverse: bool = False) -> Tensor:
+    """Running products along one dimension."""
+
+def cumsum(x: Tensor, dim: int = -1, *, exclusive: bool = False, reverse: bool = False) -> Tensor:
+    """Running sums along one dimension."""
+
+def embedding(ids: Tensor, table: Tensor, padding_idx: int | None = None, *, check_ids: bool = False) -> Tensor:
+    """Rows of a table."""
+
+def geglu(gate: Tensor, up: Tensor, approximate: str = 'none') -> Tensor:
+    """Gated linear unit with gelu. Of one packed tensor: ``geglu(*x.chunk(2, -1))``, which copies nothing."""
+
+def gelu(x: Tensor, approximate: str = 'none', *, inplace: bool = False) -> Tensor:
+    """Gaussian error linear unit, element by element."""
+
+def l2_resident_access(x: Tensor, passes: int = 4) -> Tensor:
+    """Maxima of every 4096 elements of x, taken ``passes`` times."""
+
+def log_softmax(x: Tensor, dim: int = -1) -> Tensor:
+    """Logarithm of the softmax along one dimension."""
+
+def logcumsumexp(x: Tensor, dim: int = -1, *, exclusive: bool = False, reverse: bool = False) -> Tensor:
+    """Logarithms of running sums of exponentials along one dimension."""
+
+def masked_softmax(x: Tensor, mask: Tensor | None = None, scale: float = 1.0) -> Tensor:
+    """Softmax of ``scale * x + mask`` over the last dimension."""
+
 def matmul(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
     """Product of two matrices."""
+
+def max(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """Largest value over one dimension, or over all; ``weft.ops.argmax`` gives the place of a maximum."""
+
+def mean(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """Mean over one dimension, or over all."""
+
+def min(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """Smallest value over one dimension, or over all; ``weft.ops.argmax`` gives the place of a maximum."""
+
+def misaligned_access(x: Tensor, offset: int = 1) -> Tensor:
+    """A copy of x from its element ``offset`` on."""
+
+def norm(x: Tensor, p: float = 2.0, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """Norm over one dimension, or over all: (Σ|x|^p)^(1/p)."""
+
+def random_access(x: Tensor, index: Tensor) -> Tensor:
+    """Blocks of x, gathered."""
+
+def reglu(gate: Tensor, up: Tensor) -> Tensor:
+    """Gated linear unit with a rectifier. Of one packed tensor: ``reglu(*x.chunk(2, -1))``, which copies nothing."""
+
+def relu(x: Tensor, *, inplace: bool = False) -> Tensor:
+    """Rectifier, element by element."""
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-06) -> Tensor:
     """Root-mean-square normalisation over the last dimension: ``x / sqrt(mean(x²) + eps) * weight``."""
 
+def shared_memory_access(x: Tensor, stride: int = 1) -> Tensor:
+    """Maxima of eight elements of a tile, read by lanes ``stride`` elements apart."""
+
+def silu(x: Tensor, *, inplace: bool = False) -> Tensor:
+    """Sigmoid linear unit, element by element."""
+
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
     """Softmax along one dimension."""
 
+def strided_access(x: Tensor, stride: int = 2) -> Tensor:
+    """Every stride-th element of x, packed."""
+
+def sum(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """Sum over one dimension, or over all."""
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """Gated linear unit with silu. Of one packed tensor: ``swiglu(*x.chunk(2, -1))``, which copies nothing."""
+
+def transpose(x: Tensor, dim0: int = -2, dim1: int = -1) -> Tensor:
+    """The last two axes exchanged, and the result laid out in memory."""
+
 def vector_add(x: Tensor, y: Tensor) -> Tensor:
     """Element-wise sum of two tensors."""
+
+def vectorized_access(x: Tensor, width: int = 16) -> Tensor:
+    """A copy with one access of ``width`` bytes a thread."""
 
 def explain(operator: str, /, *args: Any, **kwargs: Any) -> Choice:
     """Which implementation ``weft.ops.<operator>`` takes for these arguments, and why."""

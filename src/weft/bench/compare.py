@@ -173,7 +173,9 @@ class Bench:
             t = timings[made.name]
             right = made.name not in wrong  # a wrong result earns no share and no ratio, and is no peer to beat
             ratio = paired_ratio(timings[best], t) if made.ours and right and best else (None, None, None)
-            details = {"mode": made.function.mode} if isinstance(made.function, Compiled) else {}
+            details: dict[str, Any] = {"mode": made.function.mode} if isinstance(made.function, Compiled) else {}
+            if op.predicted:
+                details["predicted_share"] = _short(op.predicted(w, direction))
             if made.name in wrong:
                 details["wrong"] = wrong[made.name]
             yield Measurement(

@@ -234,8 +234,9 @@ class Pointwise:
         return Choice("triton", "dense or row-strided tensors", self.forward_plans)
 
     def triton(self, **named: Tensor) -> Tensor:
-        """Our kernel, whatever :meth:`choose` says."""
-        out: Tensor = differentiable(self.function, *(named[a] for a in self.arguments), False)
+        """Our kernel, whatever :meth:`choose` says (on CPU tensors the reference)."""
+        x = [named[a] for a in self.arguments]
+        out: Tensor = differentiable(self.function, *x, False) if on_gpu(x[0]) else self.reference(*x)
         return out
 
     def __call__(self, *x: Tensor, inplace: bool = False) -> Tensor:

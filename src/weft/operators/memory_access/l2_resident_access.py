@@ -1,0 +1,112 @@
+"""``l2_resident_access(x, passes)``: x read over and over: from L2 as long as it fits there, from memory when it does not.
+
+Each pass takes the maximum of every 4096 elements, so next to nothing is written.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from weft.definition import Cost, Mutant, Operator, Workload, workload
+from weft.operators.launch import Plan
+from weft.operators.memory_access.kernels import part_maxima
+from weft.operators.memory_access.machine import Machine, here
+from weft.operators.memory_access.pattern import LARGEST, Launch, Pattern, check_line, check_whole, define, line
+
+PART = 4096  # elements
+PASSES = range(1, 4097)
+
+
+def _maxima(x: Tensor) -> Tensor:
+    if rest := -len(x) % PART:
+        x = torch.nn.functional.pad(x, (0, rest), value=-torch.inf)
+    return x.view(-1, PART).amax(1)
+
+
+def reference(x: Tensor, passes: int = 4) -> Tensor:
+    return torch.stack([_maxima(x) for _ in range(passes)])
+
+
+def lower(x: Tensor, passes: int = 4) -> Launch:
+    check_line("l2_resident_access", x)
+    check_whole("l2_resident_access", "passes", passes, PASSES)
+    return (x,), (passes,)
+
+
+def result(x: Tensor, passes: int) -> Tensor:
+    return torch.empty((passes, -(-x.numel() // PART)), dtype=x.dtype, device=x.device)
+
+
+def plan(x: Tensor, passes: int) -> Plan:
+    """Blocks start in order, so passes follow each other; a part is read by another multiprocessor in each."""
+    parts = triton.cdiv(x.numel(), PART)
+    return Plan(part_maxima, (passes * parts,), (x.numel(), parts), {"PART": PART}, 8)
+
+
+def cost(w: Workload, direction: str) -> Cost:
+    """Compulsory is one pass: what the others cost is the question. Bytes a second as the program sees them are the
+    share of the ceiling times the passes."""
+    n, passes = w["N"], w.option("passes", 4)
+    size = w.bytes_per_element
+    return Cost(reads=n * size, writes=passes * -(-n // PART) * size, vector_flops=passes * n)
+
+
+def predicted_share(w: Workload, machine: Machine) -> float:
+    """The first pass comes from memory, the others from L2 if x fits there; else all come from memory: a sweep over more than
+    a cache holds has always just thrown away what it needs next."""
+    again = machine.memory / machine.l2_rate if w["N"] * w.bytes_per_element <= machine.l2 else 1.0
+    return 1 / (1 + (w.option("passes", 4) - 1) * again)
+
+
+def _last_pass_missed(x: Tensor, passes: int = 4) -> Tensor:
+    y = reference(x, passes)
+    y[-1] = 0
+    return y
+
+
+pattern = Pattern("l2_resident_access", reference, lower, result, plan)
+
+l2_resident_access = Operator(
+    **define(
+        "l2_resident_access",
+        reference,
+        options={"passes": PASSES},
+        sizes=(1, 2, 4095, 4097, 9000),
+        verify=[
+            *(workload(N=5000, passes=passes) for passes in (1, 3, 7)),
+            workload(N=5000, values="large"),
+            *(workload(N=300, layout=layout) for layout in ("unaligned", "strided")),
+        ],
+        bench=[workload("fp32", N=2**k, passes=LARGEST >> k) for k in range(18, 27)],  # 1 MiB … 256 MiB
+        huge=[workload("bf16", N=2**31 + 17, passes=1)],
+        wrong=[
+            Mutant("a part left out", lambda x, passes=4: reference(x[: max(len(x) - 1, 0)], passes)),
+            Mutant("last pass missed", _last_pass_missed),
+        ],
+    ),
+    axes={"N": "elements"},
+    inputs=lambda w, g, device: {"x": line(w, g, device, w["N"]), "passes": w.option("passes", 4)},
+    cost=cost,
+    predicted=lambda w, direction: predicted_share(w, here()),
+)
+pattern.implement(l2_resident_access, compiled=False)  # a compiler sees that passes are alike, and reads once
+
+
+@l2_resident_access.function
+def l2_resident_access_function(x: Tensor, passes: int = 4) -> Tensor:
+    """Maxima of every 4096 elements of x, taken ``passes`` times.
+
+    Args:
+        x: [N], without NaN; float32, float16 or bfloat16.
+        passes: how often x is read, 1 … 4096.
+
+    Returns:
+        [passes, ceil(N / 4096)]; all rows are alike.
+
+    Raises:
+        TypeError: x is not a tensor of those dtypes, or passes not an int.
+        ValueError: x has not one dimension, or passes is out of range.
+    """
+    return pattern(x, passes)

@@ -1,0 +1,126 @@
+"""``shared_memory_access(x, stride)``: reads out of shared memory by lanes ``stride`` elements apart, some of which collide.
+
+Within each tile of 1024 elements, y[t] = max over r < 8 of x[(t * stride + r) % 1024]: eight reads for each element that
+is moved.
+"""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+
+import torch
+import triton
+from torch import Tensor
+
+from weft.definition import Cost, Mutant, Operator, Workload, workload
+from weft.operators.cuda import CTYPES, CudaPlan
+from weft.operators.launch import Plan
+from weft.operators.memory_access.kernels import tile_maxima
+from weft.operators.memory_access.machine import BANKS, Machine, here
+from weft.operators.memory_access.pattern import LARGEST, Launch, Pattern, check_line, check_whole, define, line
+from weft.operators.memory_access.wide import SOURCE, THREADS
+
+STRIDES = range(1, 33)
+TILE, READS = 1024, 8
+
+
+def reference(x: Tensor, stride: int = 1) -> Tensor:
+    tiles = -(-len(x) // TILE)
+    padded = torch.nn.functional.pad(x, (0, tiles * TILE - len(x)), value=-torch.inf).view(tiles, TILE)
+    at = torch.arange(TILE, device=x.device) * stride
+    best = padded[:, at % TILE]
+    for r in range(1, READS):
+        best = torch.maximum(best, padded[:, (at + r) % TILE])
+    return best.flatten()[: len(x)].contiguous()
+
+
+def lower(x: Tensor, stride: int = 1) -> Launch:
+    check_line("shared_memory_access", x)
+    check_whole("shared_memory_access", "stride", stride, STRIDES)
+    return (x,), (stride,)
+
+
+def triton_plan(x: Tensor, stride: int) -> Plan:
+    tile = {"TILE": TILE, "READS": READS}
+    return Plan(tile_maxima, (triton.cdiv(x.numel(), TILE),), (x.numel(), stride), tile, THREADS // 32)
+
+
+def cuda_plan(x: Tensor, stride: int) -> CudaPlan:
+    kernel = f"shared_strided<{CTYPES[x.dtype]}, {TILE}, {READS}>"
+    scalars = (ctypes.c_longlong(x.numel()), ctypes.c_int(stride))
+    return CudaPlan(SOURCE, kernel, (triton.cdiv(x.numel(), TILE), 1), THREADS, scalars)
+
+
+def cost(w: Workload, direction: str) -> Cost:
+    size = w["N"] * w.bytes_per_element
+    return Cost(reads=size, writes=size, vector_flops=(READS - 1) * w["N"])
+
+
+def conflict_degree(stride: int, bytes_per_element: int) -> int:
+    """How many different words of one bank the 32 lanes of a warp want: so many cycles an access takes. Lanes that want
+    the same word share it."""
+    words = {lane * stride * bytes_per_element // 4 for lane in range(32)}
+    return max(collections.Counter(word % BANKS for word in words).values())
+
+
+def predicted_share(w: Workload, machine: Machine) -> float:
+    """The longer of the time in memory and the time in shared memory, which overlap."""
+    memory = 2 * w.bytes_per_element / machine.memory
+    cycles = READS * conflict_degree(w.option("stride", 1), w.bytes_per_element) / 32
+    return memory / max(memory, cycles / (machine.multiprocessors * machine.clock))
+
+
+def _one_read_fewer(x: Tensor, stride: int = 1) -> Tensor:
+    tiles = -(-len(x) // TILE)
+    padded = torch.nn.functional.pad(x, (0, tiles * TILE - len(x)), value=-torch.inf).view(tiles, TILE)
+    at = torch.arange(TILE, device=x.device) * stride
+    return torch.stack([padded[:, (at + r) % TILE] for r in range(READS - 1)]).amax(0).flatten()[: len(x)]
+
+
+pattern = Pattern(
+    "shared_memory_access", reference, lower, lambda x, stride: torch.empty_like(x), triton_plan, cuda_plan
+)
+
+shared_memory_access = Operator(
+    **define(
+        "shared_memory_access",
+        reference,
+        options={"stride": STRIDES},
+        verify=[
+            *(workload(N=2048, stride=stride) for stride in (2, 3, 31, 32)),
+            workload(N=1500, stride=5),
+            workload(N=1500, values="large"),
+            *(workload(N=300, layout=layout) for layout in ("unaligned", "strided")),
+        ],
+        bench=[workload(N=LARGEST, stride=stride) for stride in (1, 2, 3, 4, 8, 16, 32)],
+        huge=[workload("bf16", N=2**31 + 17)],
+        wrong=[
+            Mutant("stride ignored", lambda x, stride=1: reference(x, 1)),
+            Mutant("one read fewer", _one_read_fewer),
+        ],
+    ),
+    axes={"N": "elements"},
+    inputs=lambda w, g, device: {"x": line(w, g, device, w["N"]), "stride": w.option("stride", 1)},
+    cost=cost,
+    predicted=lambda w, direction: predicted_share(w, here()),
+)
+pattern.implement(shared_memory_access)
+
+
+@shared_memory_access.function
+def shared_memory_access_function(x: Tensor, stride: int = 1) -> Tensor:
+    """Maxima of eight elements of a tile, read by lanes ``stride`` elements apart.
+
+    Args:
+        x: [N], without NaN; float32, float16 or bfloat16.
+        stride: elements from one lane's to the next lane's, 1 … 32.
+
+    Returns:
+        [N]: within each tile of 1024, ``y[t] = max over r < 8 of x[(t * stride + r) % 1024]``; beyond the end of x stands -inf.
+
+    Raises:
+        TypeError: x is not a tensor of those dtypes, or stride not an int.
+        ValueError: x has not one dimension, or stride is out of range.
+    """
+    return pattern(x, stride)

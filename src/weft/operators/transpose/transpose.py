@@ -1,0 +1,252 @@
+"""``transpose(x)``: the last two axes exchanged and the result laid out in memory, forward and backward.
+
+It reads x and writes y and computes nothing: bandwidth is the only limit. What is hard about it is that rows of y are
+columns of x (theory and measurements: README.md). The gradient is another transpose.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
+from weft.operators import mutants, peers
+from weft.operators.call import Choice, check_dim, check_tensor, differentiable, eager, on_gpu, traced
+from weft.operators.launch import INTERPRETING, Plans
+from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
+from weft.operators.transpose import kernels, ladder, vectors
+from weft.operators.transpose.layout import matrices_of, result_like
+
+VECTORS_FROM = 2**20  # elements from which the CUDA C++ kernel is chosen: below, launching is what counts
+
+# ---- implementations -------------------------------------------------------------------------------------------------
+
+
+def reference(x: Tensor, dim0: int = -2, dim1: int = -1) -> Tensor:
+    return x.transpose(dim0, dim1).clone(memory_format=torch.contiguous_format)
+
+
+class Transpose(torch.autograd.Function):
+    """y = x.mT by a kernel. The gradient is a transpose by the same kernel, itself differentiable."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, plans: Plans) -> Tensor:
+        ctx.plans = plans
+        if not on_gpu(x):
+            return reference(x)
+        y = result_like(x)
+        if y.numel():
+            plans.of((x,))(x, y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+        """dy comes with any strides out of autograd: where the forward's kernel does not take them, Triton's may."""
+        if matrices_of(dy) is None:
+            return reference(dy), None
+        plans = kernels.plans if ctx.plans is vectors.plans and vectors.why_not(dy) else ctx.plans
+        return differentiable(Transpose, dy, plans), None
+
+
+def transpose_triton(x: Tensor, dim0: int = -2, dim1: int = -1) -> Tensor:
+    check(x, dim0, dim1)
+    y: Tensor = differentiable(Transpose, x, kernels.plans)
+    return y
+
+
+def transpose_vectors(x: Tensor, dim0: int = -2, dim1: int = -1) -> Tensor:
+    check(x, dim0, dim1)
+    y: Tensor = differentiable(Transpose, x, vectors.plans)
+    return y
+
+
+# ---- definition ------------------------------------------------------------------------------------------------------
+
+
+def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
+    """x is [M, N]; [batch, M, N] with that option; [batch, heads, M, N], seen in [batch, M, heads, N], with both."""
+    layout, values = w.option("layout", "contiguous"), w.option("values", "normal")
+    batch, heads = w.option("batch", 0), w.option("heads", 0)
+    if heads:
+        shape = (batch or 1, w["M"], heads, w["N"])
+        return {"x": random_tensor(g, shape, w.dtype, device, layout=layout, values=values).transpose(1, 2)}
+    matrices = (batch, w["M"], w["N"]) if batch else (w["M"], w["N"])
+    return {"x": random_tensor(g, matrices, w.dtype, device, layout=layout, values=values)}
+
+
+def cost(w: Workload, direction: str) -> Cost:
+    size = w["M"] * w["N"] * w.option("batch", 1) * w.option("heads", 1) * w.bytes_per_element
+    return Cost(reads=size, writes=size)
+
+
+def _tiles_not_turned(x: Tensor, dim0: int = -2, dim1: int = -1) -> Tensor:
+    """Tiles of 16 x 16 go to the right place, but lie there as they lay in x."""
+    y = reference(x)
+    m, n = x.shape[-2] // 16 * 16, x.shape[-1] // 16 * 16
+    tiles = x[..., :m, :n].unflatten(-2, (-1, 16)).unflatten(-1, (-1, 16)).movedim(-2, -4)
+    y[..., :n, :m] = tiles.movedim(-2, -3).flatten(-4, -3).flatten(-2, -1)
+    return y
+
+
+def _first_matrix(x: Tensor, dim0: int = -2, dim1: int = -1) -> Tensor:
+    y = reference(x)
+    return y[:1].expand_as(y).clone() if x.ndim > 2 else y
+
+
+def _reshaped(x: Tensor, dim0: int = -2, dim1: int = -1) -> Tensor:
+    return x.reshape(*x.shape[:-2], x.shape[-1], x.shape[-2]).clone()
+
+
+def _halves_swapped(x: Tensor, dim0: int = -2, dim1: int = -1) -> Tensor:
+    """Two neighbouring rows exchanged in every second column: a wrong byte permutation."""
+    y = reference(x)
+    n = y.shape[-1] // 2 * 2
+    y[..., 1::2, :n] = y[..., 1::2, :n].unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    return y
+
+
+def _gradient(dy: Tensor, x: Tensor, dim0: int = -2, dim1: int = -1) -> tuple[Tensor, ...]:
+    return (reference(dy),)
+
+
+transpose = Operator(
+    name="transpose",
+    axes={"M": "rows", "N": "columns"},
+    inputs=inputs,
+    reference=reference,
+    cost=cost,
+    directions=("forward", "backward"),
+    options={"layout": LAYOUTS, "values": VALUES, "batch": range(1, 2**31), "heads": range(1, 2**31)},
+    differentiable=("x",),
+    tolerance=Tolerance(exact=True),
+    workloads={
+        "verify": [
+            *(workload(M=m, N=n) for m, n in ((1, 1), (3, 5), (16, 24), (37, 100), (1, 130), (130, 1), (129, 65))),
+            *(workload(M=m, N=n) for m, n in ((128, 192), (72, 200), (300, 2), (5, 1000))),
+            workload(M=0, N=7),
+            workload(M=7, N=0),
+            *(workload(M=33, N=48, layout=at) for at in ("unaligned", "sliced", "strided", "transposed", "expanded")),
+            workload(M=72, N=88, layout="sliced"),
+            workload(M=40, N=50, values="nonfinite"),
+            *(workload(M=m, N=n, batch=b) for b, m, n in ((3, 5, 7), (70, 8, 8), (3, 40, 56), (2, 1, 9), (5, 1030, 1))),
+            *(workload(M=33, N=40, batch=3, layout=at) for at in ("sliced", "strided", "transposed", "expanded")),
+            workload(M=7, N=9, batch=5, layout="expanded"),
+            workload(M=40, N=24, batch=2, heads=3),
+            workload(M=6, N=4, batch=3, heads=2),
+        ],
+        "full": [workload(M=m, N=n) for m, n in ((4096, 4104), (4095, 4097), (100000, 3), (3, 100000), (256, 65536))],
+        "huge": [
+            workload("bf16", M=2**16, N=2**15 + 8),
+            workload("bf16", M=2**21 + 1, N=1025),
+            workload("bf16", M=2**31 + 17, N=1),
+            workload("bf16", M=4, N=8, batch=2**26 + 1),
+        ],
+        "bench": [
+            workload(M=16384, N=16384),
+            workload(M=4096, N=65536),
+            workload(M=65536, N=4096),
+            workload(M=2**20, N=256),
+            workload(M=16383, N=16385),
+            workload(M=1024, N=1024, batch=256),
+            workload(M=4096, N=128, batch=16, heads=32),
+        ],
+        "quick": [workload(M=2048, N=2048)],
+        "ladder": [workload(M=16384, N=16384)],
+        "cpu": [workload("fp32", M=4096, N=4096)],
+        "compile": [
+            workload(M=1024, N=2048),
+            workload(M=100, N=1000),
+            workload(M=64, N=64, batch=16),
+            workload(M=8, N=8, batch=1000),
+        ],
+        "tune": [
+            workload(d, M=n - odd, N=n + odd) for n in (1024, 4096, 16384) for d in ("fp32", "bf16") for odd in (0, 1)
+        ],
+        "model": [workload("bf16", M=8192, N=2048), workload("bf16", M=2048, N=128, batch=4, heads=32)],
+    },
+    mutants=[
+        *mutants.usual(reference),
+        Mutant("reshaped instead", _reshaped),
+        Mutant("tiles not turned", _tiles_not_turned),
+        Mutant("halves swapped", _halves_swapped),
+        Mutant("one matrix for all", _first_matrix),
+        *mutants.usual(_gradient, "backward"),
+        Mutant("reshaped instead", lambda dy, x, dim0=-2, dim1=-1: (_reshaped(dy),), "backward"),
+    ],
+)
+
+transpose.implementation("triton", arch=">=sm_80")(transpose_triton)
+transpose.implementation("cuda", arch=">=sm_80", devices=("cuda",))(transpose_vectors)
+for _number, (_name, _idea) in ladder.RUNGS.items():
+    transpose.rung(
+        _number, _name, idea=_idea, backend="cuda", arch=">=sm_80", devices=("cuda",), directions=("forward",)
+    )(ladder.rung(_number))
+transpose.implementation("torch")(reference)
+transpose.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
+
+# ---- what users call -------------------------------------------------------------------------------------------------
+
+
+def check(x: Tensor, dim0: int, dim1: int) -> None:
+    """Raises TypeError or ValueError unless x has two axes and the two given are its last."""
+    check_tensor("transpose", "x", x)
+    if x.ndim < 2:
+        raise ValueError(f"transpose: argument 'x' has shape {tuple(x.shape)}; expected at least 2 dimensions")
+    found = check_dim("transpose", dim0, x.ndim), check_dim("transpose", dim1, x.ndim)
+    if sorted(found) != [x.ndim - 2, x.ndim - 1]:
+        raise ValueError(
+            f"transpose: arguments 'dim0' and 'dim1' are {dim0} and {dim1}; expected the last two axes, "
+            f"{x.ndim - 2} and {x.ndim - 1} (or -2 and -1); for others take x.transpose(dim0, dim1).contiguous()"
+        )
+
+
+@transpose.choice
+def choose(x: Tensor, dim0: int = -2, dim1: int = -1) -> Choice:
+    check(x, dim0, dim1)
+    if not on_gpu(x):
+        return Choice("torch", "the tensor is on the CPU, where weft runs the reference")
+    if traced(x):
+        return Choice("torch", "traced: PyTorch's own operator, which a compiler fuses with its neighbours")
+    if not x.numel():
+        return Choice("torch", "an empty tensor: nothing to launch")
+    m = matrices_of(x)
+    if m is None:
+        return Choice("torch", "the leading dimensions do not collapse into two of one stride each")
+    if 1 in (m.M, m.N) or m.row == 1:
+        return Choice("torch", "elements that follow each other in y do so in x: a plain copy")
+    line = 128 // x.element_size()
+    large = min(m.M, m.N) >= line and m.elements >= VECTORS_FROM
+    if large and not INTERPRETING and not vectors.why_not(x):
+        return Choice("cuda", f"{m.M} x {m.N}: 16-byte accesses on both sides", vectors.plans)
+    return Choice("triton", f"{m.M} x {m.N}, rows of whatever alignment", kernels.plans)
+
+
+public_plans = Plans(lambda x, dim0, dim1: choose(x, dim0, dim1).plan_for(x, dim0, dim1))
+
+
+@transpose.function
+def transpose_function(x: Tensor, dim0: int = -2, dim1: int = -1) -> Tensor:
+    """The last two axes exchanged, and the result laid out in memory.
+
+    Args:
+        x: [..., M, N] of any strides; float32, float16 or bfloat16.
+        dim0, dim1: the axes to exchange: the last two, in either order.
+
+    Returns:
+        [..., N, M], contiguous, never a view of x (``x.mT`` is that). Under autocast the dtype stays.
+
+    Raises:
+        TypeError: x is not a tensor of those dtypes, or an axis not an int.
+        ValueError: x has fewer than two axes, or dim0 and dim1 are not the last two.
+    """
+    if eager(x, gradient=True, autocast=True) and (ready := public_plans.of((x,), dim0, dim1)) is not None:
+        if torch.is_grad_enabled() and x.requires_grad:
+            y: Tensor = Transpose.apply(x, choose(x, dim0, dim1).plans)
+            return y
+        y = result_like(x)
+        ready(x, y)
+        return y
+    plans = choose(x, dim0, dim1).plans
+    return reference(x, dim0, dim1) if plans is None else differentiable(Transpose, x, plans)

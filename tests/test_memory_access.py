@@ -1,0 +1,110 @@
+"""The predictions of the memory-access patterns, and that records carry them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from where import DEVICE
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from weft import ops, registry  # noqa: E402
+from weft.bench.compare import Bench  # noqa: E402
+from weft.definition import workload  # noqa: E402
+from weft.hardware.ceilings import Ceilings  # noqa: E402
+from weft.operators.memory_access import (  # noqa: E402
+    l2_resident_access,
+    random_access,
+    shared_memory_access,
+    strided_access,
+    vectorized_access,
+)
+from weft.operators.memory_access.machine import Machine  # noqa: E402
+
+pytestmark = pytest.mark.device
+FAMILY = [registry.get(name) for name in registry.names() if registry.family(name) == "memory_access"]
+H200 = Machine()
+
+
+@pytest.mark.parametrize("op", FAMILY, ids=lambda op: op.name)
+def test_every_pattern_is_predicted_at_every_point(op):
+    for which in ("verify", "bench", "quick"):
+        for w in op.cases(which):
+            assert 0 < op.predicted(w, "forward") <= 1, w
+
+
+def test_a_stride_moves_what_lies_between():
+    def share(stride: int, dtype: str = "fp32") -> float:
+        return strided_access.predicted_share(workload(dtype, N=1, stride=stride), H200)
+
+    assert share(1) == 1
+    assert share(2) == pytest.approx(2 / 3)  # two read and one written, of which one read and one written were wanted
+    assert all(share(k) > share(k + 1) for k in range(1, 16))
+    assert share(16) == share(32) == pytest.approx(8 / 68)  # an element a fetch: no further to fall
+    assert share(32, "bf16") < share(32)
+
+
+def test_conflicts_are_counted_bank_by_bank():
+    for stride in range(1, 33):
+        assert shared_memory_access.conflict_degree(stride, 4) == math.gcd(stride, 32)
+    assert [shared_memory_access.conflict_degree(k, 2) for k in (1, 2, 4, 32)] == [1, 1, 2, 16]
+
+
+def test_narrow_accesses_leave_too_little_under_way():
+    shares = [vectorized_access.predicted_share(workload("fp32", N=1, width=w), H200) for w in (4, 8, 16)]
+    assert shares[0] < shares[1] == shares[2] == 1
+
+
+def test_what_fits_into_l2_is_read_faster_again():
+    def rate(elements: int, passes: int = 16) -> float:  # bytes a second as the program sees them, of memory's
+        return passes * l2_resident_access.predicted_share(workload("fp32", N=elements, passes=passes), H200)
+
+    assert rate(2**26) == 1
+    assert 1.5 < rate(2**20) == rate(2**23) < H200.l2_rate / H200.memory
+
+
+def test_a_block_brings_whole_fetches():
+    shares = [random_access.predicted_share(workload("fp32", N=1, block=b), H200) for b in (32, 64, 128)]
+    assert shares[0] == pytest.approx(72 / 104) and shares[1:] == [1, 1]
+
+
+def test_records_carry_the_prediction():
+    op = strided_access.strided_access
+    bench = Bench(DEVICE, Ceilings(DEVICE, {(1, 1): 1e15}), budget_s=0.01)
+    w = workload("fp32", N=2**16, stride=4)
+    records = bench.compare(op, w, "forward", [op.find("torch")])
+    assert [r.details["predicted_share"] for r in records] == [pytest.approx(op.predicted(w, "forward"), rel=1e-4)]
+    other = registry.get("vector_add")
+    records = bench.compare(other, workload("fp32", N=2**16), "forward", [other.find("torch")])
+    assert "predicted_share" not in records[0].details
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "error", "words"),
+    [
+        ("coalesced_access", (torch.ones(2, 3),), ValueError, "expected one dimension"),
+        ("strided_access", (torch.ones(9), 33), ValueError, "'stride' is 33; expected 1 … 32"),
+        ("strided_access", (torch.ones(9), 2.0), TypeError, "expected an int"),
+        ("misaligned_access", (torch.ones(9), -1), ValueError, "expected 0 … 31"),
+        ("vectorized_access", (torch.ones(9), 12), ValueError, "expected 4, 8, 16"),
+        ("l2_resident_access", (torch.ones(9), 0), ValueError, "expected 1 … 4096"),
+        ("random_access", (torch.ones(9, 4), torch.ones(3)), TypeError, "expected int64"),
+        ("random_access", (torch.ones(9), torch.ones(3, dtype=torch.int64)), ValueError, "elements of a block"),
+    ],
+)
+def test_errors_say_what_would_be_right(name, arguments, error, words):
+    with pytest.raises(error, match=words):
+        getattr(ops, name)(*arguments)
+
+
+def test_what_is_no_pattern_goes_to_pytorch_and_says_so():
+    wanted = torch.ones(64, device=DEVICE, requires_grad=True)
+    assert "gradient" in ops.explain("strided_access", wanted).reason
+    ops.strided_access(wanted).sum().backward()
+    assert wanted.grad.sum() == 32
+    assert "contiguous" in ops.explain("coalesced_access", torch.ones(64, device=DEVICE)[::2]).reason
+    x, index = torch.randn(9, 12, device=DEVICE), torch.tensor([3, 1, 1], device=DEVICE)
+    assert "powers of two" in ops.explain("random_access", x, index).reason
+    assert ops.random_access(x, index).equal(x[index])
