@@ -5,21 +5,27 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from weft.operators.configs import bucket
 from weft.operators.launch import Plan
 
 
 @triton.jit
 def sum_partials(partial_ptr, out_ptr, P, N, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """out[n] = sum over p of partial[p, n] in fp32, always in the same order."""
+    """out[s, n] = sum over p of partial[s, p, n] in fp32, always in the same order."""
     col = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    partial_ptr += tl.program_id(1).to(tl.int64) * P * N
     total = tl.zeros([ROWS, BLOCK], tl.float32)
     for start in range(0, P, ROWS):
         p = (start + tl.arange(0, ROWS)).to(tl.int64)
         inside = (p[:, None] < P) & (col[None, :] < N)
         total += tl.load(partial_ptr + p[:, None] * N + col[None, :], mask=inside, other=0.0)
+    out_ptr += tl.program_id(1).to(tl.int64) * N
     tl.store(out_ptr + col, tl.sum(total, axis=0).to(out_ptr.dtype.element_ty), mask=col < N)
 
 
-def plan(parts: int, n: int) -> Plan:
-    """Of ``(partial, out)``: fp32 [parts, n] → [n], both contiguous."""
-    return Plan(sum_partials, (triton.cdiv(n, 64),), (parts, n), {"ROWS": 32, "BLOCK": 64}, 4)
+def plan(parts: int, n: int, sets: int = 1) -> Plan:
+    """Of ``(partial, out)``: fp32 [sets, parts, n] → [sets, n], both contiguous. Narrow tiles where there are few columns:
+    the parts are then read by more programs, each many rows at a time."""
+    block = 64 if n >= 16384 else 32 if n >= 4096 else 16
+    rows = min(max(bucket(parts), 16), 8192 // block)
+    return Plan(sum_partials, (triton.cdiv(n, block), sets), (parts, n), {"ROWS": rows, "BLOCK": block}, 8)

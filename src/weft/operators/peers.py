@@ -72,7 +72,8 @@ def _seconds(function: Callable[..., Any], args: dict[str, Any]) -> float:
     def once() -> None:
         out = function(**args)
         if wanted:
-            torch.autograd.grad(out, wanted, torch.ones_like(out))
+            outputs = (out,) if isinstance(out, torch.Tensor) else out
+            torch.autograd.grad(outputs, wanted, [torch.ones_like(o) for o in outputs])
 
     for _ in range(3):
         once()

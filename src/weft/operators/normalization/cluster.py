@@ -1,16 +1,17 @@
-"""The plan of ``cluster.cu``: RMSNorm with a row spread over a cluster of blocks (sm_90 and later)."""
+"""The plan of ``cluster.cu``: a norm with a row spread over a cluster of blocks (sm_90 and later)."""
 
 from __future__ import annotations
 
 import ctypes
 from pathlib import Path
 
-from torch import Tensor
-
 from weft.definition import Declined
+from weft.operators import row_cluster
+from weft.operators.call import rows_of
 from weft.operators.configs import Configurations, bucket
 from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned
 from weft.operators.launch import Plans
+from weft.operators.normalization.kind import Given, Kind
 from weft.operators.row_cluster import RowCluster, candidates, heuristic
 
 SOURCE = Path(__file__).parent / "cluster.cu"
@@ -18,19 +19,30 @@ SHORTEST = 8192  # below, all multiprocessors copy the same few lines of the wei
 configuration = Configurations(__file__, "cluster", heuristic, candidates)
 
 
-def plan(x: Tensor, weight: Tensor, eps: float, weighted: bool) -> CudaPlan:
-    """Of ``(x, weight, y)`` with y = ``torch.empty_like(x)``; raises Declined as ``row_cluster.why_not`` says."""
-    if not pointer_aligned(weight):
-        raise Declined("a weight that does not begin on 16 bytes")
-    if x.shape[-1] < SHORTEST:
-        raise Declined(
-            f"{x.shape[-1]} columns; below {SHORTEST} all blocks read the same few lines of the weight at once"
-        )
+def why_not(given: Given, kind: Kind) -> str:
+    """Why the cluster kernel does not take these (an empty string when it does)."""
+    if reason := row_cluster.why_not(given.x) or (row_cluster.why_not(given.residual) if kind.added else ""):
+        return reason
+    if given.x.shape[-1] < SHORTEST:
+        return f"{given.x.shape[-1]} columns; below {SHORTEST} all blocks read the same few lines of the weight at once"
+    if (kind.weighted and not pointer_aligned(given.weight)) or (kind.biased and not pointer_aligned(given.bias)):
+        return "a weight or bias that does not begin on 16 bytes"
+    return ""
+
+
+def plan(*call: object) -> CudaPlan:
+    """As :func:`plans.forward_plan`, which takes the same; raises Declined as :func:`why_not` says."""
+    given, eps, kind, kept = Given.of_call(call)
+    if reason := why_not(given, kind):
+        raise Declined(reason)
+    x = given.x
     rows = RowCluster.of(x, configuration(x.device, x.dtype, bucket(x.shape[-1])))
-    types = f"{CTYPES[x.dtype]}, {CTYPES[weight.dtype]}, {rows.template}, {str(weighted).lower()}"
-    scalars = (*rows.scalars, ctypes.c_float(eps))
-    kernel = f"rms_norm_cluster<{types}>"
-    shared = rows.elements * weight.element_size() if weighted else 0
+    n, x_row, y_row = rows.scalars
+    r_row = ctypes.c_longlong((rows_of(given.residual) or (0, 0, 0, 0))[2])
+    flags = ", ".join(str(f).lower() for f in (kind.centered, kind.weighted, kind.biased, kind.added, kept))
+    kernel = f"norm_cluster<{CTYPES[x.dtype]}, {CTYPES[given.weight.dtype]}, {rows.template}, {flags}>"
+    shared = rows.elements * given.weight.element_size() * (kind.weighted + kind.biased)
+    scalars = (n, x_row, r_row, y_row, y_row, ctypes.c_float(eps))
     return CudaPlan(SOURCE, kernel, rows.grid, rows.threads, scalars, rows.cluster, shared)
 
 

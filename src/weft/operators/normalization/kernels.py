@@ -1,230 +1,236 @@
-"""Triton kernels for RMSNorm over rows [M, N], and the plans that pick their tiles.
+"""Triton kernels for RMSNorm and LayerNorm (CENTERED) over rows [M, N], with or without a residual that is ADDED first.
 
-Forward moves 2 tensors, backward 3 (x, dy, dx); the weight [N] stays in cache. Whole rows are kept in registers up to
-``ONE_PASS`` columns. The weight's gradient is a sum over all rows: each persistent program adds up its rows in fp32
-registers, writes one partial row, and a second kernel adds the partial rows in a fixed order, so it is deterministic.
-Reads are marked ``evict_last``: the softmax folder's README.md says what that brings.
+Forward moves 2 tensors (4 with a residual), backward 3 (x, dy, dx); weight and bias [N] stay in cache. Whole rows are kept in
+registers where they fit. The weight's and the bias's gradient are sums over all rows: each program adds up its rows in fp32
+registers, writes one partial row, and a second kernel adds the partial rows in a fixed order, so they are deterministic.
+Reads are marked ``evict_last``: the softmax folder's README.md says what that brings. Arguments that a flag switches off are
+never read.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
-
-from weft.operators import partial_sums
-from weft.operators.call import views
-from weft.operators.configs import Config, Configurations, bucket, grid_of
-from weft.operators.launch import Plan, Plans, multiprocessors
-from weft.operators.row_programs import ONE_PASS, candidates, heuristic, row_tiles
-
-ONE_PASS_BACKWARD = 8192  # backward holds x, dy and the weight's partial gradient
 
 
 @triton.jit
-def reciprocal_rms(squares, N, eps):
-    """1 / sqrt(squares / N + eps), correctly rounded at each step: it is one number a row."""
-    return tl.div_rn(1.0, tl.sqrt_rn((squares / N + eps).to(tl.float32)))  # torch.compile passes eps as a double
+def reciprocal_root(mean_of_squares, eps):
+    """1 / sqrt(mean + eps), correctly rounded at each step: it is one number a row."""
+    return tl.div_rn(1.0, tl.sqrt_rn((mean_of_squares + eps).to(tl.float32)))  # torch.compile passes eps as a double
 
 
 @triton.jit
-def rms_rows(
-    x_ptr, w_ptr, y_ptr, M, N, x_row, x_col, y_row, y_col, eps,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, WEIGHTED: tl.constexpr,
+def read(ptr, inside):
+    return tl.load(ptr, mask=inside, other=0.0, eviction_policy="evict_last").to(tl.float32)
+
+
+@triton.jit
+def write(ptr, value, inside):
+    tl.store(ptr, value.to(ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def scaled(xhat, w_ptr, b_ptr, col, N, WEIGHTED: tl.constexpr, BIASED: tl.constexpr):
+    """xhat * w + b for the columns ``col``, the last axis of xhat."""
+    if WEIGHTED:
+        xhat *= read(w_ptr + col, col < N)
+    if BIASED:
+        xhat += read(b_ptr + col, col < N)
+    return xhat
+
+
+@triton.jit
+def norm_rows(
+    x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, h_ptr, mean_ptr, rstd_ptr, M, N, x_row, x_col, r_row, r_col, y_row, y_col, h_row, h_col,
+    eps, ROWS: tl.constexpr, BLOCK: tl.constexpr, CENTERED: tl.constexpr, WEIGHTED: tl.constexpr, BIASED: tl.constexpr,
+    ADDED: tl.constexpr, KEPT: tl.constexpr,
 ):  # fmt: skip
-    """y[m, :] = x[m, :] / sqrt(mean(x[m, :]²) + eps) * w. One program holds ROWS whole rows, [ROWS, BLOCK], BLOCK >= N."""
+    """h = x + r; y = (h - mean) * rstd * w + b. One program holds ROWS whole rows, [ROWS, BLOCK] with BLOCK >= N. Without
+    CENTERED the mean counts as 0; with KEPT mean and rstd (fp32 [M]) are written."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     col = tl.arange(0, BLOCK)
     inside = (row[:, None] < M) & (col[None, :] < N)
-    x_ptr += row[:, None] * x_row + col[None, :] * x_col
-    x = tl.load(x_ptr, mask=inside, other=0.0, eviction_policy="evict_last").to(tl.float32)
-    rstd = reciprocal_rms(tl.sum(x * x, axis=1), N, eps)
-    y = x * rstd[:, None]
-    if WEIGHTED:
-        y *= tl.load(w_ptr + col, mask=col < N, other=0.0, eviction_policy="evict_last").to(tl.float32)[None, :]
-    tl.store(y_ptr + row[:, None] * y_row + col[None, :] * y_col, y.to(y_ptr.dtype.element_ty), mask=inside)
+    x = read(x_ptr + row[:, None] * x_row + col[None, :] * x_col, inside)
+    if ADDED:
+        x += read(r_ptr + row[:, None] * r_row + col[None, :] * r_col, inside)
+        x = x.to(h_ptr.dtype.element_ty)  # what is normalised is what the next layer gets
+        tl.store(h_ptr + row[:, None] * h_row + col[None, :] * h_col, x, mask=inside)
+        x = x.to(tl.float32)
+    if CENTERED:
+        mean = tl.sum(x, axis=1) / N
+        x = tl.where(inside, x - mean[:, None], 0.0)
+    rstd = reciprocal_root(tl.sum(x * x, axis=1) / N, eps)
+    if KEPT:
+        tl.store(mean_ptr + row, mean, mask=row < M)
+        tl.store(rstd_ptr + row, rstd, mask=row < M)
+    y = scaled(x * rstd[:, None], w_ptr, b_ptr, col[None, :], N, WEIGHTED, BIASED)
+    write(y_ptr + row[:, None] * y_row + col[None, :] * y_col, y, inside)
 
 
 @triton.jit
-def rms_long_rows(x_ptr, w_ptr, y_ptr, N, x_row, x_col, y_row, y_col, eps, BLOCK: tl.constexpr, WEIGHTED: tl.constexpr):
-    """The same for a row that does not fit: one program walks it twice, the second time from L2 where it fits."""
+def norm_long_rows(
+    x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, h_ptr, mean_ptr, rstd_ptr, M, N, x_row, x_col, r_row, r_col, y_row, y_col, h_row, h_col,
+    eps, BLOCK: tl.constexpr, CENTERED: tl.constexpr, WEIGHTED: tl.constexpr, BIASED: tl.constexpr, ADDED: tl.constexpr,
+    KEPT: tl.constexpr,
+):  # fmt: skip
+    """The same for a row that does not fit: one program walks it twice, the second time from L2 where it fits. The variance is
+    taken around the row's first element, which is near enough to the mean that nothing cancels."""
     row = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK)
+    around = 0.0
+    if CENTERED:
+        around = tl.load(x_ptr + row * x_row).to(tl.float32)
+        if ADDED:
+            around += tl.load(r_ptr + row * r_row).to(tl.float32)
+    total = tl.zeros([BLOCK], tl.float32)
     squares = tl.zeros([BLOCK], tl.float32)
     for start in range(0, N, BLOCK):
         c = (start + col).to(tl.int64)
-        x = tl.load(x_ptr + row * x_row + c * x_col, mask=c < N, other=0.0, eviction_policy="evict_last").to(tl.float32)
+        x = read(x_ptr + row * x_row + c * x_col, c < N)
+        if ADDED:
+            x += read(r_ptr + row * r_row + c * r_col, c < N)
+            x = x.to(h_ptr.dtype.element_ty)
+            tl.store(h_ptr + row * h_row + c * h_col, x, mask=c < N)
+            x = x.to(tl.float32)
+        total += x
+        x = tl.where(c < N, x - around, 0.0)
         squares += x * x
-    rstd = reciprocal_rms(tl.sum(squares, axis=0), N, eps)
+    mean = tl.sum(total, axis=0) / N
+    variance = tl.sum(squares, axis=0) / N
+    if CENTERED:
+        variance = tl.maximum(variance - (mean - around) * (mean - around), 0.0, tl.PropagateNan.ALL)
+    rstd = reciprocal_root(variance, eps)
+    if KEPT:
+        tl.store(mean_ptr + row, mean)
+        tl.store(rstd_ptr + row, rstd)
+    if ADDED:  # what was written is read again; another thread may have written it
+        tl.debug_barrier()
+        x_ptr, x_row, x_col = h_ptr, h_row, h_col
     for start in range(0, N, BLOCK):
         c = (start + col).to(tl.int64)
         x = tl.load(x_ptr + row * x_row + c * x_col, mask=c < N, eviction_policy="evict_first").to(tl.float32)
-        y = x * rstd
-        if WEIGHTED:
-            y *= tl.load(w_ptr + c, mask=c < N, eviction_policy="evict_last").to(tl.float32)
-        tl.store(y_ptr + row * y_row + c * y_col, y.to(y_ptr.dtype.element_ty), mask=c < N)
+        if CENTERED:
+            x -= mean
+        y = scaled(x * rstd, w_ptr, b_ptr, c, N, WEIGHTED, BIASED)
+        write(y_ptr + row * y_row + c * y_col, y, c < N)
+
+
+# ---- backward: dx = rstd * (g - mean(g) - xhat * mean(g * xhat)) + more, with g = w * dy ------------------------------
 
 
 @triton.jit
-def rms_backward_rows(
-    x_ptr, dy_ptr, w_ptr, dx_ptr, partial_ptr, M, N, x_row, x_col, dy_row, dy_col, dx_row, dx_col, eps,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, WEIGHTED: tl.constexpr,
+def gradient_rows(
+    x_ptr, dy_ptr, more_ptr, w_ptr, mean_ptr, rstd_ptr, dx_ptr, dw_ptr, db_ptr, M, N, x_row, x_col, dy_row, dy_col, more_row,
+    more_col, dx_row, dx_col, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr, CENTERED: tl.constexpr, WEIGHTED: tl.constexpr,
+    MORE: tl.constexpr,
 ):  # fmt: skip
-    """dx = rstd * (w*dy - xhat * mean(w*dy * xhat)), xhat = x * rstd; partial[program, :] = sum over its rows of dy * xhat.
-
-    A persistent grid: program p takes row blocks p, p + programs, … rstd is computed again, which costs no memory traffic.
-    """
+    """A persistent grid: program p takes row blocks p, p + programs, … and leaves its sums in row p of dw and db. Without
+    CENTERED there is no mean, and rstd is computed again, which costs no memory traffic."""
     col = tl.arange(0, BLOCK)
     in_row = col < N
     if WEIGHTED:
-        w = tl.load(w_ptr + col, mask=in_row, other=0.0).to(tl.float32)[None, :]
+        w = read(w_ptr + col, in_row)[None, :]
         dw = tl.zeros([ROWS, BLOCK], tl.float32)
+        if CENTERED:
+            db = tl.zeros([ROWS, BLOCK], tl.float32)
     for block in range(tl.program_id(0), tl.cdiv(M, ROWS), tl.num_programs(0)):
         row = (block * ROWS + tl.arange(0, ROWS)).to(tl.int64)
         inside = (row[:, None] < M) & in_row[None, :]
-        x = x_ptr + row[:, None] * x_row + col[None, :] * x_col
-        dy = dy_ptr + row[:, None] * dy_row + col[None, :] * dy_col
-        x = tl.load(x, mask=inside, other=0.0, eviction_policy="evict_last").to(tl.float32)
-        dy = tl.load(dy, mask=inside, other=0.0, eviction_policy="evict_last").to(tl.float32)
-        rstd = reciprocal_rms(tl.sum(x * x, axis=1), N, eps)[:, None]
-        xhat = x * rstd
+        x = read(x_ptr + row[:, None] * x_row + col[None, :] * x_col, inside)
+        dy = read(dy_ptr + row[:, None] * dy_row + col[None, :] * dy_col, inside)
+        if CENTERED:
+            rstd = tl.load(rstd_ptr + row, mask=row < M, other=0.0)[:, None]
+            xhat = tl.where(inside, (x - tl.load(mean_ptr + row, mask=row < M, other=0.0)[:, None]) * rstd, 0.0)
+        else:
+            rstd = reciprocal_root(tl.sum(x * x, axis=1) / N, eps)[:, None]
+            xhat = x * rstd
         g = dy
         if WEIGHTED:
             dw += dy * xhat
+            if CENTERED:
+                db += dy
             g = dy * w
-        dx = rstd * (g - xhat * (tl.sum(g * xhat, axis=1) / N)[:, None])
-        tl.store(dx_ptr + row[:, None] * dx_row + col[None, :] * dx_col, dx.to(dx_ptr.dtype.element_ty), mask=inside)
+        dx = g - xhat * (tl.sum(g * xhat, axis=1) / N)[:, None]
+        if CENTERED:
+            dx -= (tl.sum(g, axis=1) / N)[:, None]
+        dx *= rstd
+        if MORE:
+            dx += read(more_ptr + row[:, None] * more_row + col[None, :] * more_col, inside)
+        write(dx_ptr + row[:, None] * dx_row + col[None, :] * dx_col, dx, inside)
     if WEIGHTED:
-        total = tl.sum(dw, axis=0)
-        tl.store(partial_ptr + tl.program_id(0).to(tl.int64) * N + col, total, mask=in_row)
+        place = tl.program_id(0).to(tl.int64) * N + col
+        tl.store(dw_ptr + place, tl.sum(dw, axis=0), mask=in_row)
+        if CENTERED:
+            tl.store(db_ptr + place, tl.sum(db, axis=0), mask=in_row)
 
 
 @triton.jit
-def rms_backward_statistics(
-    x_ptr, dy_ptr, w_ptr, rstd_ptr, mean_ptr, N, x_row, x_col, dy_row, dy_col, eps,
-    BLOCK: tl.constexpr, WEIGHTED: tl.constexpr,
+def gradient_sums(
+    x_ptr, dy_ptr, w_ptr, mean_ptr, rstd_ptr, scale_ptr, along_ptr, level_ptr, N, x_row, x_col, dy_row, dy_col, eps,
+    BLOCK: tl.constexpr, CENTERED: tl.constexpr, WEIGHTED: tl.constexpr,
 ):  # fmt: skip
-    """For one long row: rstd and mean(w*dy * xhat), both fp32 [M]."""
+    """For one long row: rstd, mean(g * xhat) and mean(g), fp32 [M] each."""
     row = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK)
+    mean = 0.0
+    if CENTERED:
+        mean = tl.load(mean_ptr + row)
     squares = tl.zeros([BLOCK], tl.float32)
     dots = tl.zeros([BLOCK], tl.float32)
+    total = tl.zeros([BLOCK], tl.float32)
     for start in range(0, N, BLOCK):
         c = (start + col).to(tl.int64)
-        x = tl.load(x_ptr + row * x_row + c * x_col, mask=c < N, other=0.0, eviction_policy="evict_last").to(tl.float32)
-        g = tl.load(dy_ptr + row * dy_row + c * dy_col, mask=c < N, other=0.0, eviction_policy="evict_last").to(
-            tl.float32
-        )
+        x = read(x_ptr + row * x_row + c * x_col, c < N) - mean
+        g = read(dy_ptr + row * dy_row + c * dy_col, c < N)
         if WEIGHTED:
-            g *= tl.load(w_ptr + c, mask=c < N, other=0.0).to(tl.float32)
+            g *= read(w_ptr + c, c < N)
         squares += x * x
         dots += x * g
-    rstd = reciprocal_rms(tl.sum(squares, axis=0), N, eps)
-    tl.store(rstd_ptr + row, rstd)
-    tl.store(mean_ptr + row, tl.sum(dots, axis=0) * rstd / N)
+        total += g
+    if CENTERED:
+        rstd = tl.load(rstd_ptr + row)
+    else:
+        rstd = reciprocal_root(tl.sum(squares, axis=0) / N, eps)
+    tl.store(scale_ptr + row, rstd)
+    tl.store(along_ptr + row, tl.sum(dots, axis=0) * rstd / N)
+    tl.store(level_ptr + row, tl.sum(total, axis=0) / N)
 
 
 @triton.jit
-def rms_backward_columns(
-    x_ptr, dy_ptr, w_ptr, rstd_ptr, mean_ptr, dx_ptr, partial_ptr, M, N, x_row, x_col, dy_row, dy_col, dx_row, dx_col,
-    STRIP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WEIGHTED: tl.constexpr,
+def gradient_columns(
+    x_ptr, dy_ptr, more_ptr, w_ptr, mean_ptr, scale_ptr, along_ptr, level_ptr, dx_ptr, dw_ptr, db_ptr, M, N, x_row, x_col,
+    dy_row, dy_col, more_row, more_col, dx_row, dx_col, STRIP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    CENTERED: tl.constexpr, WEIGHTED: tl.constexpr, MORE: tl.constexpr,
 ):  # fmt: skip
-    """Given the statistics: dx and the weight's partial gradient for STRIP rows of BLOCK columns; grid (columns, strips)."""
+    """Given those: dx and partial sums for STRIP rows of BLOCK columns; grid (columns, strips)."""
     c = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     strip = tl.program_id(1).to(tl.int64)
     if WEIGHTED:
-        w = tl.load(w_ptr + c, mask=c < N, other=0.0).to(tl.float32)[None, :]
+        w = read(w_ptr + c, c < N)[None, :]
         dw = tl.zeros([ROWS, BLOCK], tl.float32)
+        db = tl.zeros([ROWS, BLOCK], tl.float32)
     for start in range(0, min(STRIP, M - tl.program_id(1) * STRIP), ROWS):
         row = strip * STRIP + start + tl.arange(0, ROWS)
-        inside = (row[:, None] < M) & (c[None, :] < N)
-        x = x_ptr + row[:, None] * x_row + c[None, :] * x_col
-        g = dy_ptr + row[:, None] * dy_row + c[None, :] * dy_col
-        x = tl.load(x, mask=inside, other=0.0, eviction_policy="evict_last").to(tl.float32)
-        g = tl.load(g, mask=inside, other=0.0, eviction_policy="evict_last").to(tl.float32)
-        rstd = tl.load(rstd_ptr + row, mask=row < M, other=0.0)[:, None]
-        xhat = x * rstd
+        in_rows = row < M
+        inside = in_rows[:, None] & (c[None, :] < N)
+        x = read(x_ptr + row[:, None] * x_row + c[None, :] * x_col, inside)
+        g = read(dy_ptr + row[:, None] * dy_row + c[None, :] * dy_col, inside)
+        if CENTERED:
+            x -= tl.load(mean_ptr + row, mask=in_rows, other=0.0)[:, None]
+        rstd = tl.load(scale_ptr + row, mask=in_rows, other=0.0)[:, None]
+        xhat = tl.where(inside, x * rstd, 0.0)
         if WEIGHTED:
             dw += g * xhat
+            db += g
             g *= w
-        dx = rstd * (g - xhat * tl.load(mean_ptr + row, mask=row < M, other=0.0)[:, None])
-        tl.store(dx_ptr + row[:, None] * dx_row + c[None, :] * dx_col, dx.to(dx_ptr.dtype.element_ty), mask=inside)
+        dx = g - xhat * tl.load(along_ptr + row, mask=in_rows, other=0.0)[:, None]
+        if CENTERED:
+            dx -= tl.load(level_ptr + row, mask=in_rows, other=0.0)[:, None]
+        dx *= rstd
+        if MORE:
+            dx += read(more_ptr + row[:, None] * more_row + c[None, :] * more_col, inside)
+        write(dx_ptr + row[:, None] * dx_row + c[None, :] * dx_col, dx, inside)
     if WEIGHTED:
-        tl.store(partial_ptr + strip * N + c, tl.sum(dw, axis=0), mask=c < N)
-
-
-# ---- plans -----------------------------------------------------------------------------------------------------------
-
-
-def backward_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
-    """PROGRAMS a multiprocessor; about 8 elements a thread, since three tensors and a partial sum are held."""
-    if n > ONE_PASS_BACKWARD:
-        return {"STRIP": 64, "ROWS": 4, "BLOCK": 1024, "num_warps": 8}
-    rows = max(1, 2048 // n)
-    return {"ROWS": rows, "PROGRAMS": 2, "num_warps": min(max(rows * n // 256, 4), 16)}
-
-
-def backward_candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
-    if n > ONE_PASS_BACKWARD:
-        return grid_of({"STRIP": (32, 64, 128), "ROWS": (1, 2, 4, 8), "BLOCK": (512, 1024, 2048), "num_warps": (4, 8)})
-    return row_tiles(n, {"PROGRAMS": (1, 2, 4, 8), "num_warps": (4, 8, 16)}, per_thread=(4, 32))
-
-
-forward_configuration = Configurations(__file__, "forward", heuristic, candidates)
-backward_configuration = Configurations(__file__, "backward", backward_heuristic, backward_candidates)
-
-
-def forward_plan(x: Tensor, weight: Tensor, eps: float, weighted: bool) -> Plan:
-    """Of ``(x, weight, y)`` with y = ``torch.empty_like(x)``; ``weight`` is contiguous, or any tensor if not weighted."""
-    (m, n, *x_strides), (_, _, *y_strides) = views(x, torch.empty_like(x, device="meta"))
-    config = forward_configuration(x.device, x.dtype, bucket(n))
-    scalars = (n, *x_strides, *y_strides, eps)
-    if n > ONE_PASS:
-        tile = {"BLOCK": config["BLOCK"], "WEIGHTED": weighted}
-        return Plan(rms_long_rows, (m,), scalars, tile, config["num_warps"])
-    tile = {"ROWS": config["ROWS"], "BLOCK": bucket(n), "WEIGHTED": weighted}
-    return Plan(rms_rows, (triton.cdiv(m, config["ROWS"]),), (m, *scalars), tile, config["num_warps"])
-
-
-class BackwardPlan:
-    """The launches of the gradient: call with ``(x, dy, weight, dx, dw)``."""
-
-    def __init__(self, x: Tensor, dy: Tensor, weight: Tensor, eps: float, weighted: bool):
-        (m, n, *x_s), (_, _, *dy_s), (_, _, *dx_s) = views(x, dy, torch.empty_like(x, device="meta"))
-        self.m, self.n, self.weighted = m, n, weighted
-        config = backward_configuration(x.device, x.dtype, bucket(n))
-        self.statistics: Plan | None = None
-        if n <= ONE_PASS_BACKWARD:
-            rows = config["ROWS"]
-            self.programs = min(triton.cdiv(m, rows), multiprocessors(x.device) * config["PROGRAMS"])
-            tile = {"ROWS": rows, "BLOCK": bucket(n), "WEIGHTED": weighted}
-            scalars = (m, n, *x_s, *dy_s, *dx_s, eps)
-            self.rows = Plan(rms_backward_rows, (self.programs,), scalars, tile, config["num_warps"])
-        else:
-            one = {"BLOCK": 8192, "WEIGHTED": weighted}
-            self.statistics = Plan(rms_backward_statistics, (m,), (n, *x_s, *dy_s, eps), one, 16)
-            strip = max(config["STRIP"], bucket(-(-m // 65535)))  # the grid's second dimension ends at 65535
-            self.programs = triton.cdiv(m, strip)
-            tile = {"STRIP": strip, "ROWS": config["ROWS"], "BLOCK": config["BLOCK"], "WEIGHTED": weighted}
-            grid = (triton.cdiv(n, config["BLOCK"]), self.programs)
-            self.rows = Plan(rms_backward_columns, grid, (m, n, *x_s, *dy_s, *dx_s), tile, config["num_warps"])
-        self.total = partial_sums.plan(self.programs, n)
-
-    def __call__(self, x: Tensor, dy: Tensor, weight: Tensor, dx: Tensor, dw: Tensor) -> None:
-        # [programs, N] fp32
-        partial = torch.empty((self.programs, self.n) if self.weighted else (1,), dtype=torch.float32, device=x.device)
-        if self.statistics is None:
-            self.rows(x, dy, weight, dx, partial)
-        else:
-            rstd, mean = torch.empty((2, self.m), dtype=torch.float32, device=x.device).unbind(0)
-            self.statistics(x, dy, weight, rstd, mean)
-            self.rows(x, dy, weight, rstd, mean, dx, partial)
-        if self.weighted:
-            self.total(partial, dw)
-
-
-forward_plans = Plans(forward_plan)
-backward_plans = Plans(BackwardPlan)
+        tl.store(dw_ptr + strip * N + c, tl.sum(dw, axis=0), mask=c < N)
+        if CENTERED:
+            tl.store(db_ptr + strip * N + c, tl.sum(db, axis=0), mask=c < N)

@@ -13,15 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
-from weft.operators import mutants, peers, row_cluster
-from weft.operators.call import FLOATS, Choice, check_device, check_tensor, eager, on_gpu, rows_of
-from weft.operators.cuda import pointer_aligned
-from weft.operators.launch import Plans, target_sm
-from weft.operators.normalization import cluster
-from weft.operators.normalization.kernels import backward_plans, forward_plans
+from weft.operators import mutants, peers
+from weft.operators.call import Choice, on_gpu, traced
+from weft.operators.normalization.kind import Given, Kind
+from weft.operators.normalization.norm import Norm, contiguous, forward, gradients
+from weft.operators.normalization.plans import backward_plans, forward_plans
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 
-CLUSTER_FROM = 16384  # columns from which the cluster kernel is the faster one on sm_90 (README.md)
 EPS = 1e-6
 
 
@@ -31,41 +29,21 @@ def reference(x: Tensor, weight: Tensor | None = None, eps: float = EPS) -> Tens
     return (y if weight is None else y * weight).to(x.dtype)
 
 
-# ---- PyTorch operators -----------------------------------------------------------------------------------------------
+# ---- PyTorch operators, for what traces -------------------------------------------------------------------------------
+
+PLAIN = Kind(centered=False, weighted=True, biased=False, added=False)
 
 
-def _weight_or(x: Tensor, weight: Tensor | None) -> Tensor:
-    """The kernel's weight argument: contiguous, or x itself (never read) without one."""
-    if weight is None:
-        return x
-    return weight if weight.stride(-1) == 1 or weight.numel() < 2 else torch.empty_like(weight).copy_(weight)
+def _kind(weight: Tensor | None) -> Kind:
+    return PLAIN._replace(weighted=weight is not None)
 
 
 @torch.library.triton_op("weft::rms_norm", mutates_args=())
 def rms_norm_op(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     if not on_gpu(x):
         return reference(x, weight, eps)
-    y = torch.empty_like(x)
-    if y.numel():
-        w = _weight_or(x, weight)
-        forward_plans.of((x, w), eps, weight is not None)(x, w, y)
-    return y
-
-
-@torch.library.custom_op("weft::rms_norm_cluster", mutates_args=())
-def cluster_op(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    y = torch.empty_like(x)
-    if y.numel():
-        w = _weight_or(x, weight)
-        # the choice may have been made while tracing, when alignment was not known
-        plans = forward_plans if row_cluster.why_not(x) or not pointer_aligned(w) else cluster.plans
-        plans.of((x, w), eps, weight is not None)(x, w, y)
-    return y
-
-
-@cluster_op.register_fake
-def _(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    return torch.empty_like(x)
+    given = Given.of(x, None, contiguous(weight), None)
+    return forward(forward_plans, given, eps, _kind(weight), kept=False)[0]
 
 
 @torch.library.triton_op("weft::rms_norm_backward", mutates_args=())
@@ -73,15 +51,8 @@ def backward_op(dy: Tensor, x: Tensor, weight: Tensor | None, eps: float) -> tup
     """(dx, dweight); dweight is empty without a weight."""
     if not on_gpu(x):
         return _backward_reference(dy, x, weight, eps)
-    dx = torch.empty_like(x)
-    dw = torch.empty(0, device=x.device, dtype=x.dtype) if weight is None else torch.empty_like(weight)
-    if dx.numel() == 0:
-        return dx, dw.zero_()
-    w = _weight_or(x, weight)
-    if rows_of(dy) is None:
-        dy = torch.empty_like(x).copy_(dy)  # a gradient of any strides (expanded, say) may come from autograd
-    backward_plans.of((x, dy, w), eps, weight is not None)(x, dy, w, dx, dw)
-    return dx, dw
+    dx, dw, _ = gradients(backward_plans, x, dy, None, contiguous(weight), (x, x), eps, _kind(weight))
+    return dx, x.new_empty(0) if dw is None else dw
 
 
 def _backward_reference(dy: Tensor, x: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
@@ -107,25 +78,26 @@ def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor | None, None]:
 
 
 rms_norm_op.register_autograd(_backward, setup_context=_save)
-cluster_op.register_autograd(_backward, setup_context=_save)
 
 # ---- implementations -------------------------------------------------------------------------------------------------
 
+norm = Norm(
+    "rms_norm",
+    centered=False,
+    added=False,
+    reference=lambda x, residual, weight, bias, eps: reference(x, weight, eps),
+    registered=lambda x, residual, weight, bias, eps: torch.ops.weft.rms_norm(x, weight, eps),
+)
+
 
 def rms_norm_triton(x: Tensor, weight: Tensor | None = None, eps: float = EPS) -> Tensor:
-    if weight is not None and eager(x, weight) and x.numel() and weight.is_contiguous():
-        y = torch.empty_like(x)
-        forward_plans.of((x, weight), eps, True)(x, weight, y)
-        return y
-    return torch.ops.weft.rms_norm(x, weight, eps)
+    y: Tensor = torch.ops.weft.rms_norm(x, weight, eps) if traced(x) else norm.run("triton", x, None, weight, None, eps)
+    return y
 
 
-def rms_norm_cluster(x: Tensor, weight: Tensor | None = None, eps: float = EPS) -> Tensor:
-    if weight is not None and eager(x, weight) and x.numel() and weight.is_contiguous():
-        y = torch.empty_like(x)
-        cluster.plans.of((x, weight), eps, True)(x, weight, y)
-        return y
-    return torch.ops.weft.rms_norm_cluster(x, weight, eps)
+def rms_norm_cuda(x: Tensor, weight: Tensor | None = None, eps: float = EPS) -> Tensor:
+    y: Tensor = norm.run("cuda", x, None, weight, None, eps)
+    return y
 
 
 def torch_rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = EPS) -> Tensor:
@@ -270,7 +242,7 @@ rms_norm = Operator(
 )
 
 rms_norm.implementation("triton", arch=">=sm_80")(rms_norm_triton)
-rms_norm.implementation("cuda", arch=">=sm_90", devices=("cuda",), directions=("forward",))(rms_norm_cluster)
+rms_norm.implementation("cuda", arch=">=sm_90", devices=("cuda",))(rms_norm_cuda)
 rms_norm.implementation("torch")(torch_rms_norm)
 rms_norm.implementation("torch.compile", devices=("cuda",))(peers.Compiled(torch_rms_norm))
 rms_norm.implementation("liger", requires="liger-kernel", devices=("cuda",))(liger)
@@ -280,62 +252,9 @@ rms_norm.implementation("numpy", devices=("cpu",), directions=("forward",), dtyp
 # ---- what users call -------------------------------------------------------------------------------------------------
 
 
-def check(x: Tensor, weight: Tensor | None, eps: float) -> None:
-    check_tensor("rms_norm", "x", x)
-    if x.ndim == 0:
-        raise ValueError("rms_norm: argument 'x' is a scalar; expected at least one dimension")
-    if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps <= 3e38:
-        raise ValueError(f"rms_norm: argument 'eps' is {eps!r}; expected a number of at least 0 that fp32 can hold")
-    if weight is None:
-        return
-    check_tensor("rms_norm", "weight", weight, tuple(dict.fromkeys((x.dtype, *FLOATS[:1]))))
-    check_device("rms_norm", "weight", weight, "x", x)
-    if weight.shape != x.shape[-1:]:
-        raise ValueError(
-            f"rms_norm: argument 'weight' has shape {tuple(weight.shape)}; expected {tuple(x.shape[-1:])}, "
-            f"the last dimension of 'x' {tuple(x.shape)}"
-        )
-
-
 @rms_norm.choice
 def choose(x: Tensor, weight: Tensor | None = None, eps: float = EPS) -> Choice:
-    check(x, weight, eps)
-    if not on_gpu(x):
-        return Choice("torch", "the tensor is on the CPU, where weft runs the reference")
-    if x.numel() == 0:
-        return Choice("torch", "empty: nothing to launch")
-    if rows_of(x) is None:
-        return Choice("torch", "the leading dimensions do not collapse into rows of one stride: a copy would be needed")
-    n = x.shape[-1]
-    aligned = not row_cluster.why_not(x) and (weight is None or pointer_aligned(weight))
-    if n >= CLUSTER_FROM and target_sm(x.device) >= 90 and aligned:
-        return Choice("cuda", f"{n} columns: a cluster of blocks holds a row, which is read once", cluster.plans)
-    return Choice("triton", f"{n} columns: " + ("held in registers" if n <= 32768 else "read twice"), forward_plans)
-
-
-def _public_plan(x: Tensor, weight: Tensor, eps: float) -> Any:
-    plans = choose(x, weight, eps).plans
-    return None if plans is None or not weight.is_contiguous() else plans.of((x, weight), eps, True)
-
-
-public_plans = Plans(_public_plan)
-
-
-class _Eager(torch.autograd.Function):
-    """The plan with a gradient, in plain eager mode: the autograd of a custom operator alone costs 40 us on the host."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        y = torch.empty_like(x)
-        public_plans.of((x, weight), eps)(x, weight, y)
-        ctx.save_for_backward(x, weight)
-        ctx.eps = eps
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
-        x, weight = ctx.saved_tensors
-        return *torch.ops.weft.rms_norm_backward(dy, x, weight, ctx.eps), None
+    return norm.choose(x, None, weight, None, eps)
 
 
 @rms_norm.function
@@ -357,13 +276,5 @@ def rms_norm_function(x: Tensor, weight: Tensor | None = None, eps: float = EPS)
     Backward saves x and the weight; the weight's gradient is summed in fp32 in a fixed order, so it is deterministic.
     Source: Zhang & Sennrich 2019 (arXiv 1910.07467).
     """
-    if weight is not None and eager(x, weight) and (plan := public_plans.of((x, weight), eps)) is not None:
-        y = torch.empty_like(x)
-        plan(x, weight, y)
-        return y
-    chosen = choose(x, weight, eps).implementation
-    if chosen == "torch":
-        return reference(x, weight, eps)
-    if weight is not None and weight.is_contiguous() and eager(x, weight, gradient=True):
-        return _Eager.apply(x, weight, eps)
-    return (torch.ops.weft.rms_norm if chosen == "triton" else torch.ops.weft.rms_norm_cluster)(x, weight, eps)
+    y: Tensor = norm(x, None, weight, None, eps)
+    return y

@@ -1,0 +1,1 @@
+"""Dropout whose mask is a function of seed and place, so that it is never stored."""

@@ -1,0 +1,277 @@
+"""``dropout(x, p=0.5, seed=None, offset=0, training=True)``: each element is 0 with probability p, else x / (1 − p).
+
+Forward reads x and writes y; backward reads dy and writes dx, with the mask made again from the seed: nothing is stored.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
+from weft.operators import mutants, peers
+from weft.operators.call import Choice, check_tensor, differentiable, eager, on_gpu, traced
+from weft.operators.dropout.kernels import launchable, plans
+from weft.operators.dropout.philox import at_least
+from weft.operators.dropout.seeds import OFFSETS, check_probability, check_seed, draw, scale_of, threshold_of
+from weft.operators.elementwise.definition import LARGEST, shape
+from weft.operators.launch import Plans
+from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
+
+
+def reference(
+    x: Tensor, p: float = 0.5, seed: int | Tensor | None = None, offset: int = 0, training: bool = True
+) -> Tensor:
+    if seed is None:
+        return F.dropout(x, p, training)
+    threshold = threshold_of(p)
+    if not training or not threshold:
+        return x
+    keep = at_least(x.shape, seed, offset, threshold, x.device)
+    wide = x if x.dtype == torch.float64 else x.float()
+    return torch.where(keep, wide * scale_of(threshold), 0.0).to(x.dtype)
+
+
+# ---- call ------------------------------------------------------------------------------------------------------------
+
+
+def launch(x: Tensor, seed: int | Tensor, offset: int, threshold: int) -> Tensor:
+    out = torch.empty_like(x)
+    if not threshold:
+        return out.copy_(x)
+    if out.numel():
+        call = offset, threshold * 2**16 - 1, scale_of(threshold)
+        if isinstance(seed, Tensor):
+            plans.of((x,), True)(x, out, seed, 0, *call)
+        else:
+            plans.of((x,), False)(x, out, x, seed % 2**64, *call)
+    return out
+
+
+class Dropout(torch.autograd.Function):
+    """Linear, with a mask that depends on neither values nor layout: its gradient is itself."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, seed: int | Tensor, offset: int, threshold: int) -> Tensor:
+        if isinstance(seed, Tensor):
+            ctx.save_for_backward(seed)
+        ctx.call = (None if isinstance(seed, Tensor) else seed, offset, threshold)
+        return launch(x, seed, offset, threshold)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None]:
+        seed, offset, threshold = ctx.call
+        if seed is None:
+            (seed,) = ctx.saved_tensors
+        if not launchable(dy):
+            dy = dy.contiguous()  # of any strides (expanded, say) out of autograd
+        return differentiable(Dropout, dy, seed, offset, threshold), None, None, None
+
+
+def dropout_triton(
+    x: Tensor, p: float = 0.5, seed: int | Tensor | None = None, offset: int = 0, training: bool = True
+) -> Tensor:
+    if seed is None:
+        seed, offset = draw(x.device)
+    y: Tensor = differentiable(Dropout, x, seed, offset, threshold_of(p) if training else 0)
+    return y
+
+
+# ---- definition ------------------------------------------------------------------------------------------------------
+
+
+def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
+    """Options: ``rows=R`` (x is [R, N / R]), ``layout``, ``values``, ``p`` in per cent, ``offset``, ``training``, ``seed``: a
+    number, a ``tensor``, or ``drawn``: none is given, as users call it, and each implementation has masks of its own."""
+    layout, values = w.option("layout", "contiguous"), w.option("values", "normal")
+    x = random_tensor(g, shape("dropout", w), w.dtype, device, layout=layout, values=values)
+    number = 0 if g is None else int(torch.randint(2**63 - 1, (), generator=g, device=g.device))
+    seeds: dict[str, int | Tensor | None] = {
+        "number": number,
+        "tensor": torch.full((1,), number, dtype=torch.int64, device=device),
+        "drawn": None,
+    }
+    return {
+        "x": x,
+        "p": w.option("p", 50) / 100,
+        "seed": seeds[w.option("seed", "number")],
+        "offset": w.option("offset", 0),
+        "training": w.option("training", True),
+    }
+
+
+def cost(w: Workload, direction: str) -> Cost:
+    """x and y, or dy and dx. Random numbers are integer arithmetic, which is not counted."""
+    size = w["N"] * w.bytes_per_element
+    return Cost(size, size, vector_flops=w["N"])
+
+
+def gradient(
+    dy: Tensor, x: Tensor, p: float = 0.5, seed: int | Tensor | None = None, offset: int = 0, training: bool = True
+) -> tuple[Tensor]:
+    return (reference(dy, p, seed, offset, training),)
+
+
+def _memory_order(x: Tensor, *call: Any, **named: Any) -> Tensor:
+    """Wrong: the mask follows memory, not the logical index."""
+    if x.ndim < 2:
+        return reference(x, *call, **named)
+    return reference(x.transpose(-1, -2), *call, **named).transpose(-1, -2)
+
+
+def _half_of_the_bits(x: Tensor, p: float = 0.5, seed: Any = None, offset: int = 0, training: bool = True) -> Tensor:
+    """Wrong: both halves of a word are its lower one, so neighbours share their fate."""
+    y = reference(x, p, seed, offset, training)
+    if not training or not threshold_of(p) or y.numel() < 2:
+        return y
+    keep = at_least(x.shape, seed, offset, threshold_of(p), x.device).flatten()
+    keep[1::2] = keep[: keep.numel() // 2 * 2 : 2]
+    return torch.where(keep.view(x.shape), x.float() * scale_of(threshold_of(p)), 0.0).to(x.dtype)
+
+
+def _always(x: Tensor, p: float = 0.5, seed: Any = None, offset: int = 0, training: bool = True) -> Tensor:
+    return reference(x, p, seed, offset, True)
+
+
+dropout = Operator(
+    name="dropout",
+    axes={"N": "elements"},
+    inputs=inputs,
+    reference=reference,
+    cost=cost,
+    directions=("forward", "backward"),
+    options={
+        "layout": LAYOUTS,
+        "values": VALUES,
+        "rows": range(1, 2**31),
+        "p": range(101),
+        "offset": range(OFFSETS),
+        "training": (True, False),
+        "seed": ("number", "tensor", "drawn"),
+    },
+    differentiable=("x",),
+    tolerance=Tolerance(scale="element"),
+    workloads={
+        "verify": [
+            *(workload(N=n) for n in (1, 7, 8, 1023, 1025, 4100)),
+            workload(N=0),
+            *(workload(N=3000, p=p) for p in (0, 1, 10, 90, 100)),
+            workload(N=1000, training=False),
+            workload(N=1000, offset=1),
+            workload(N=1000, offset=2**61 + 12345),
+            workload(N=1000, seed="tensor"),
+            *(workload(N=1002, layout=at) for at in ("unaligned", "strided")),
+            *(
+                workload(N=21 * n, rows=21, layout=at)
+                for n in (50, 56)
+                for at in ("sliced", "transposed", "strided", "expanded")
+            ),
+            workload(N=3 * 600, rows=3, layout="sliced"),
+            *(workload(N=2000, values=values) for values in ("large", "tiny", "nonfinite")),
+        ],
+        "bench": [workload(N=LARGEST, p=p, seed="drawn") for p in (10, 50)],
+        "quick": [workload(N=2**22, p=10, seed="drawn")],
+        "sizes": [workload(N=n, p=10, seed="drawn") for n in (2**16, 2**20, 2**24)],
+        "compile": [
+            workload(N=2**20),
+            workload(N=2**20, seed="tensor"),
+            workload(N=42 * 50, rows=42, layout="sliced"),
+            workload(N=42 * 512, rows=42, layout="sliced"),
+        ],
+        "tune": [workload(d, N=n) for n in (2**20, 2**22, 2**24, 2**26) for d in ("fp32", "bf16")],
+        "huge": [workload("bf16", N=2**31 + 17)],
+    },
+    mutants=[
+        *mutants.usual(reference),
+        Mutant("not scaled", lambda x, p=0.5, *a, **k: reference(x, p, *a, **k) * (1 - p)),
+        Mutant("mask inverted", lambda x, *a, **k: x * 2 - reference(x, *a, **k)),
+        Mutant("seed ignored", lambda x, p=0.5, seed=None, **k: reference(x, p, 0, **k)),
+        Mutant("offset ignored", lambda x, p=0.5, seed=None, offset=0, **k: reference(x, p, seed, 0, **k)),
+        Mutant("upper words ignored", lambda x, p=0.5, seed=None, **k: reference(x, p, seed & 0xFFFFFFFF, **k)),
+        Mutant("mask by memory order", _memory_order),
+        Mutant("neighbours dropped together", _half_of_the_bits),
+        Mutant("drops in evaluation", _always),
+        *mutants.usual(gradient, "backward"),
+        Mutant("not scaled", lambda dy, x, p=0.5, *a, **k: (gradient(dy, x, p, *a, **k)[0] * (1 - p),), "backward"),
+        Mutant("passes everywhere", lambda dy, *a, **k: (dy.clone(),), "backward"),
+        Mutant(
+            "another mask",
+            lambda dy, x, p=0.5, seed=None, offset=0, **k: gradient(dy, x, p, seed, offset + 1, **k),
+            "backward",
+        ),
+    ],
+)
+
+dropout.implementation("triton", arch=">=sm_80")(dropout_triton)
+dropout.implementation("torch")(reference)  # without a seed: PyTorch's own
+dropout.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
+
+# ---- what users call -------------------------------------------------------------------------------------------------
+
+
+@dropout.choice
+def choose(
+    x: Tensor, p: float = 0.5, seed: int | Tensor | None = None, offset: int = 0, training: bool = True
+) -> Choice:
+    check_tensor("dropout", "x", x)
+    check_probability("dropout", p, training)
+    check_seed("dropout", x, seed, offset)
+    if not on_gpu(x):
+        return Choice("torch", "the tensor is on the CPU, where weft runs the reference")
+    if traced(x):
+        return Choice("torch", "traced: PyTorch's own operators, which a compiler fuses with their neighbours")
+    if not training or not threshold_of(p):
+        return Choice("torch", "nothing is dropped: x itself is the result")
+    if not x.numel():
+        return Choice("torch", "an empty tensor: nothing to launch")
+    if not (launchable(x) and launchable(torch.empty_like(x, device="meta"))):
+        return Choice("torch", "strides that do not collapse into rows, for which a copy would be needed")
+    return Choice("triton", "a dense or row-strided tensor; the mask is made from the seed, not stored", plans)
+
+
+# the threshold, where our kernel is what `choose` takes of a given x and p
+thresholds = Plans(lambda x, p: threshold_of(p) if choose(x, p).implementation == "triton" else None)
+
+
+@dropout.function
+def dropout_function(
+    x: Tensor, p: float = 0.5, seed: int | Tensor | None = None, offset: int = 0, training: bool = True
+) -> Tensor:
+    """Sets each element to 0 with probability p and divides the others by 1 − p.
+
+    The mask is never stored: 16 bits of Philox4x32-10 decide over an element, a function of the seed, the offset and the
+    element's row-major place in x alone. The same arguments give the same mask for every dtype, layout, device and GPU.
+
+    Args:
+        x: any shape; float32, float16 or bfloat16.
+        p: 0 … 1, rounded to a multiple of 2**-16; the scale is that of the rounded p, so the expectation is x.
+        seed: an int of 64 bits; or an int64 tensor of one element on x's device, read when the kernel runs (a captured graph
+            takes what it then holds); or None: drawn from PyTorch's default generator of the device, as its own dropout
+            does (``torch.manual_seed`` and activation checkpointing work, the device is not waited for, a captured graph
+            draws anew at each replay; while a compiler traces, PyTorch's dropout stands in).
+        offset: 0 … 2**62 − 1: another one with the same seed is an independent mask (a layer's number, a step's); only with
+            a seed.
+        training: False returns x.
+
+    Returns:
+        A tensor of x's shape and dtype, computed in fp32 and rounded once; x itself where nothing is dropped. What is
+        dropped is 0, also where x is not finite (PyTorch's is NaN there).
+
+    Raises:
+        TypeError: not a tensor of those dtypes.
+        ValueError: p, seed or offset out of range, or a seed on another device.
+
+    Source: Srivastava et al. 2014; Salmon et al. 2011 for the random numbers.
+    """
+    if training is True and eager(x, gradient=True, autocast=True) and not isinstance(seed, Tensor):
+        threshold = thresholds.of((x,), p)
+        if threshold is not None:
+            check_seed("dropout", x, seed, offset)
+            if seed is None:
+                seed, offset = draw(x.device)
+            return differentiable(Dropout, x, seed, offset, threshold)
+    chosen = choose(x, p, seed, offset, training).implementation
+    return (reference if chosen == "torch" else dropout_triton)(x, p, seed, offset, training)

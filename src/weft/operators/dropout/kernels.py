@@ -1,0 +1,82 @@
+"""Dropout's one kernel, forward and backward, and its plans."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from weft.operators.call import rows_of, views
+from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.dropout.philox import GROUP, dropped
+from weft.operators.elementwise.pointwise import LARGE, SMALL, like, place, read, write
+from weft.operators.launch import Plans
+from weft.operators.numbered import NumberedPlan
+
+
+@triton.jit(do_not_specialize=["seed_ptr", "seed", "offset", "last", "scale"])
+def drop(
+    x_ptr, out_ptr, seed_ptr, seed: tl.uint64, offset: tl.uint64, last: tl.uint32, scale: tl.float32,
+    M, N, x_row, x_col, out_row, out_col,
+    BLOCK: tl.constexpr, PER: tl.constexpr, ORDER: tl.constexpr, SEED_IN_MEMORY: tl.constexpr,
+):  # fmt: skip
+    """out = scale * x, or 0 where :func:`dropped` says so; x and out are [M, N] of any two strides.
+
+    A program takes BLOCK neighbours in row-major order. ORDER says how: ``flat`` of one row; ``rows`` of one of many rows,
+    each of which begins with a group of 8 (elements of one Philox call); ``any`` across the ends of rows.
+    """
+    if ORDER == "rows":
+        row, col = place(N, BLOCK)
+        start = row * N + (tl.program_id(0) % tl.cdiv(N, BLOCK)).to(tl.int64) * BLOCK
+    else:
+        start = tl.program_id(0).to(tl.int64) * BLOCK
+        row, col = 0, start + tl.arange(0, BLOCK)
+    if ORDER == "any":
+        row = col // N
+        col = tl.where(row < M, col % N, N)  # beyond the end: masked
+    x = read(x_ptr, row, col, x_row, x_col, N)
+    if SEED_IN_MEMORY:
+        seed = tl.load(seed_ptr)
+    part = start.to(tl.uint64) // PER + tl.arange(0, BLOCK // PER)
+    x = dropped(x, part, seed, offset, last, PER)
+    write(out_ptr, row, col, out_row, out_col, N, x * scale)
+
+
+def heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
+    return {"BLOCK": 2048, "num_warps": 4}
+
+
+def candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
+    every = grid_of({"BLOCK": (512, 1024, 2048, 4096, 8192), "num_warps": (2, 4, 8, 16)})
+    return [c for c in every if 8 <= c["BLOCK"] // (32 * c["num_warps"]) <= 64]
+
+
+configurations = Configurations(__file__, "dropout", heuristic, candidates)
+
+
+def launchable(x: Tensor) -> bool:
+    """Whether x lies in rows of one stride: then it is read where it lies."""
+    return x.is_contiguous() or rows_of(x) is not None
+
+
+def plan(x: Tensor, seed_in_memory: bool) -> NumberedPlan:
+    """Of ``(x, out, seed tensor, seed, offset, last, scale)`` with out = ``torch.empty_like(x)``; without a seed in
+    memory any tensor stands for it.
+
+    Raises:
+        Declined: strides that do not collapse into rows.
+    """
+    flat = (1, x.numel(), 0, 1)
+    (m, n, *x_strides), (_, _, *out_strides) = (flat, flat) if x.is_contiguous() else views(x, like(x))
+    config = configurations(x.device, x.dtype, min(max(bucket(x.numel()), SMALL), LARGE))
+    order = "flat" if m == 1 else "any" if n % GROUP else "rows"
+    block = min(config["BLOCK"], bucket(n if order == "rows" else m * n, 256))
+    tile = {"BLOCK": block, "PER": 16 // x.element_size(), "ORDER": order, "SEED_IN_MEMORY": seed_in_memory}
+    grid = (m * triton.cdiv(n, block) if order == "rows" else triton.cdiv(m * n, block),)
+    return NumberedPlan(drop, grid, (m, n, *x_strides, *out_strides), tile, config["num_warps"])
+
+
+plans = Plans(plan)

@@ -1,0 +1,329 @@
+"""``embedding(ids, table)``: rows of a table, and the table's gradient as sums in a fixed order.
+
+Forward compulsorily reads the ids and each row that they name, and writes one row for each id; backward reads the ids and a row
+for each, and writes the whole table's gradient. No arithmetic but the gradient's sums: bandwidth is the limit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, torch_dtype, workload
+from weft.operators import mutants, peers
+from weft.operators.call import (
+    Choice,
+    check_device,
+    check_tensor,
+    differentiable,
+    eager,
+    on_gpu,
+    reference_gradients,
+    rows_of,
+    traced,
+    views,
+)
+from weft.operators.embedding.kernels import backward_plans, forward_plans
+from weft.operators.launch import Plans
+from weft.operators.random_inputs import LAYOUTS, random_tensor
+
+
+def torch_embedding(ids: Tensor, table: Tensor, padding_idx: int | None = None) -> Tensor:
+    return F.embedding(ids, table, padding_idx)
+
+
+def reference(ids: Tensor, table: Tensor, padding_idx: int | None = None) -> Tensor:
+    """Its gradient is summed in fp32 or wider (PyTorch's own on a CPU is rounded after every addition)."""
+    return F.embedding(ids, table if table.dtype == torch.float64 else table.float(), padding_idx).to(table.dtype)
+
+
+# ---- launches --------------------------------------------------------------------------------------------------------
+
+
+def flat(ids: Tensor) -> Tensor | None:
+    """The ids as a vector of one stride, where that needs no copy."""
+    rows = rows_of(ids[..., None])
+    return None if rows is None else ids.as_strided((rows[0],), (rows[2],))
+
+
+def _forward_plan(ids: Tensor, table: Tensor) -> Any:
+    return forward_plans.build(_vector(ids), table)
+
+
+def _vector(ids: Tensor) -> Tensor:
+    vector = flat(ids)
+    if vector is None:
+        raise Declined("ids that do not collapse into one stride, so a copy would be needed")
+    return vector
+
+
+plans = Plans(_forward_plan)
+
+
+def _public_plan(ids: Tensor, table: Tensor, padding_idx: int | None) -> Any:
+    return choose(ids, table, padding_idx).plan_for(ids, table)
+
+
+public_plans = Plans(_public_plan)
+
+
+class Embedding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, ids: Tensor, table: Tensor, padding_idx: int | None) -> Tensor:
+        out = table.new_empty((*ids.shape, table.shape[1]))
+        if out.numel():
+            plans.of((ids, table))(ids, table, out)
+        ctx.save_for_backward(ids, table)
+        ctx.padding_idx = padding_idx
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        ids, table = ctx.saved_tensors
+        if torch.is_grad_enabled():
+
+            def look_up(t: Tensor) -> Tensor:
+                return reference(ids, t, ctx.padding_idx)
+
+            return None, *reference_gradients(look_up, (table,), (True,), (dy,)), None
+        if not dy.numel():
+            return None, torch.zeros_like(table), None
+        if rows_of(dy) is None:
+            dy = torch.empty(dy.shape, dtype=dy.dtype, device=dy.device).copy_(dy)  # of any strides out of autograd
+        ((n, d, *strides),) = views(dy)
+        dy = dy.as_strided((n, d), strides)
+        vector = _vector(ids)
+        dtable = torch.empty_like(table)
+        padding = -1 if ctx.padding_idx is None else ctx.padding_idx % table.shape[0]
+        backward_plans.of((vector, dy, dtable), padding)(vector, dy, dtable)
+        return None, dtable, None
+
+
+# ---- implementations -------------------------------------------------------------------------------------------------
+
+
+def embedding_triton(ids: Tensor, table: Tensor, padding_idx: int | None = None) -> Tensor:
+    out: Tensor = differentiable(Embedding, ids, table, padding_idx)
+    return out
+
+
+def liger(ids: Tensor, table: Tensor, padding_idx: int | None = None) -> Tensor:
+    from liger_kernel.ops.experimental.embedding import LigerEmbeddingFunction
+
+    if padding_idx is not None:
+        raise Declined("Liger's embedding has no padding index")
+    out: Tensor = LigerEmbeddingFunction.apply(table, ids)
+    return out
+
+
+# ---- definition ------------------------------------------------------------------------------------------------------
+
+
+def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
+    """Ids [N] (or [rows, N / rows]) of a table [V, D]: evenly drawn; or half of them one token, or all."""
+    n, v, rows = w["N"], w["V"], w.option("rows", 0)
+    table = random_tensor(g, (v, w["D"]), w.dtype, device, layout=w.option("layout", "contiguous"))
+    padding = w.option("padding")
+    return {"ids": _ids(w, g, device, (rows, n // rows) if rows else (n,), v), "table": table, "padding_idx": padding}
+
+
+def _ids(w: Workload, g: Any, device: str, shape: tuple[int, ...], v: int) -> Tensor:
+    dtype = torch_dtype(w.option("ids", "int64"))
+    at = g.device if g is not None else device
+    if device == "meta":
+        return torch.zeros(shape, device=device, dtype=dtype)
+    ids = torch.randint(0, v, shape, generator=g, device=at)
+    one = torch.randint(0, v, (1,), generator=g, device=at)
+    if w.option("tokens") == "one":
+        ids = one.expand(shape).clone()
+    if w.option("tokens") == "half":
+        ids = torch.where(torch.rand(shape, generator=g, device=at) < 0.5, one, ids)
+    ids = ids.to(device, dtype)
+    return ids.t().contiguous().t() if w.option("ids_layout") == "transposed" else ids
+
+
+def distinct(w: Workload) -> int:
+    """Rows of the table that N ids name: the expected number where they are evenly drawn."""
+    n, v = w["N"], w["V"]
+    if w.option("tokens") == "one":
+        return min(n, 1)
+    n = n // 2 if w.option("tokens") == "half" else n
+    return int(v * (1 - (1 - 1 / v) ** n)) if v else 0
+
+
+def cost(w: Workload, direction: str) -> Cost:
+    n, row = w["N"], w["D"] * w.bytes_per_element
+    ids = n * (4 if w.option("ids") == "int32" else 8)
+    if direction == "forward":
+        return Cost(reads=ids + distinct(w) * row, writes=n * row, vector_flops=n)
+    return Cost(reads=ids + n * row, writes=w["V"] * row, vector_flops=n * w["D"])
+
+
+def _gradient(dy: Tensor, ids: Tensor, table: Tensor, padding_idx: int | None = None) -> tuple[Tensor]:
+    rows = dy.reshape(ids.numel(), table.shape[1])
+    if padding_idx is not None:
+        rows = rows.masked_fill((ids.reshape(-1) == padding_idx % table.shape[0])[:, None], 0)
+    total = torch.zeros(table.shape, dtype=torch.float32, device=table.device)
+    return (total.index_add_(0, ids.reshape(-1).long(), rows.float()).to(table.dtype),)
+
+
+def _terms(arguments: dict[str, Any], gradients: list[Tensor]) -> list[Tensor]:
+    """A sum with random signs may cancel: how large its terms are."""
+    (dy,) = gradients
+    ids, table, padding_idx = arguments["ids"], arguments["table"], arguments["padding_idx"]
+    return [_gradient(dy.square(), ids, table, padding_idx)[0].double().sqrt()]
+
+
+def _last_once(dy: Tensor, ids: Tensor, table: Tensor, padding_idx: int | None = None) -> tuple[Tensor]:
+    """Repeated ids overwrite instead of adding."""
+    out = torch.zeros_like(table)
+    out[ids.reshape(-1).long()] = dy.reshape(ids.numel(), table.shape[1])
+    return (out,)
+
+
+embedding = Operator(
+    name="embedding",
+    axes={"N": "ids", "V": "rows of the table", "D": "columns of the table"},
+    inputs=inputs,
+    reference=reference,
+    cost=cost,
+    directions=("forward", "backward"),
+    options={
+        "layout": LAYOUTS,
+        "rows": range(1, 2**31),
+        "ids": ("int32", "int64"),
+        "ids_layout": ("contiguous", "transposed"),
+        "tokens": ("even", "half", "one"),
+        "padding": range(-(2**31), 2**31),
+    },
+    differentiable=("table",),
+    tolerance={"forward": Tolerance(exact=True), "backward": Tolerance(scale=_terms, terms=lambda w: 32)},
+    workloads={
+        "verify": [
+            *(workload(N=n, V=v, D=d) for n, v, d in ((1, 1, 1), (7, 5, 3), (40, 30, 100), (100, 9, 64), (3, 7, 1030))),
+            workload(N=0, V=7, D=5),
+            workload(N=9, V=7, D=0),
+            *(workload(N=20, V=9, D=33, layout=at) for at in ("unaligned", "sliced", "strided", "transposed")),
+            workload(N=24, V=9, D=16, rows=4),
+            workload(N=24, V=9, D=16, rows=4, ids_layout="transposed"),
+            workload(N=24, V=9, D=16, ids="int32"),
+            workload(N=60, V=5, D=8, padding=2),
+            workload(N=60, V=5, D=8, padding=-1),
+            workload(N=300, V=20, D=16, tokens="half"),
+            workload(N=700, V=3, D=8, tokens="one"),
+            workload(N=256, V=2, D=5),
+        ],
+        "full": [workload(N=2**14, V=1000, D=1024, tokens="half"), workload(N=2**16, V=128256, D=128)],
+        "huge": [workload("bf16", N=2**17 + 1, V=2**15, D=2**14), workload("bf16", N=2**15, V=2**18 + 1, D=2**13)],
+        "bench": [
+            workload(N=2**16, V=128256, D=4096),
+            workload(N=2**20, V=32000, D=1024),
+            workload(N=2**16, V=128256, D=4096, tokens="half"),
+        ],
+        "quick": [workload(N=2**12, V=32000, D=1024)],
+        "compile": [
+            workload(N=64, V=100, D=100),
+            workload(N=64, V=100, D=1024, ids="int32"),
+            workload(N=640, V=100, D=4096),
+        ],
+        "tune": [
+            workload(t, N=2**28 // d, V=32000, D=d) for t in ("fp32", "bf16") for d in (64, 256, 1024, 4096, 8192)
+        ],
+        "model": [workload("bf16", N=8192, V=128256, D=4096)],
+    },
+    mutants=[
+        *mutants.usual(reference),
+        Mutant("id moved", lambda ids, table, padding_idx=None: reference((ids + 1) % table.shape[0], table)),
+        *mutants.usual(_gradient, "backward"),
+        Mutant("repeated ids overwrite", _last_once, "backward"),
+        Mutant(
+            "padding gets a gradient", lambda dy, ids, table, padding_idx=None: _gradient(dy, ids, table), "backward"
+        ),
+    ],
+)
+
+embedding.implementation("triton", arch=">=sm_80")(embedding_triton)
+embedding.implementation("torch")(torch_embedding)
+embedding.implementation("torch.compile", devices=("cuda",))(peers.Compiled(torch_embedding))
+embedding.implementation("liger", requires="liger-kernel", devices=("cuda",))(liger)
+
+# ---- what users call -------------------------------------------------------------------------------------------------
+
+
+def check(ids: Tensor, table: Tensor, padding_idx: int | None, check_ids: bool) -> None:
+    check_tensor("embedding", "ids", ids, (torch.int64, torch.int32))
+    check_tensor("embedding", "table", table)
+    check_device("embedding", "ids", ids, "table", table)
+    if table.ndim != 2:
+        raise ValueError(f"embedding: argument 'table' has shape {tuple(table.shape)}; expected [V, D]")
+    v = table.shape[0]
+    if padding_idx is not None and (isinstance(padding_idx, bool) or not isinstance(padding_idx, int)):
+        raise TypeError(f"embedding: argument 'padding_idx' is {padding_idx!r}; expected an int or None")
+    if padding_idx is not None and not -v <= padding_idx < v:
+        raise ValueError(f"embedding: argument 'padding_idx' is {padding_idx}; expected {-v} … {v - 1}")
+    if check_ids:
+        _check_ids(ids, v)
+
+
+def _check_ids(ids: Tensor, v: int) -> None:
+    if traced(ids):
+        raise ValueError(
+            "embedding: check_ids=True needs the values of 'ids', which tracing does not know; expected False there"
+        )
+    wrong = (ids < 0) | (ids >= v)
+    if bool(wrong.any()):
+        at = tuple(int(i) for i in wrong.nonzero()[0])
+        raise ValueError(
+            f"embedding: argument 'ids' has {int(ids[at])} at {at} ({int(wrong.sum())} such in all); expected 0 … {v - 1}"
+        )
+
+
+@embedding.choice
+def choose(ids: Tensor, table: Tensor, padding_idx: int | None = None, *, check_ids: bool = False) -> Choice:
+    check(ids, table, padding_idx, check_ids)
+    if not on_gpu(table):
+        return Choice("torch", "the tensors are on the CPU, where weft runs the reference")
+    if traced(ids, table):
+        return Choice("torch", "traced: PyTorch's own operators, which a compiler fuses with their neighbours")
+    if not ids.numel() * table.numel():
+        return Choice("torch", "empty tensors: nothing to launch")
+    if flat(ids) is None:
+        return Choice("torch", "ids that do not collapse into one stride, for which a copy would be needed")
+    return Choice("triton", "ids of one stride: rows are gathered as they lie", plans)
+
+
+@embedding.function
+def embedding_function(
+    ids: Tensor, table: Tensor, padding_idx: int | None = None, *, check_ids: bool = False
+) -> Tensor:
+    """Rows of a table.
+
+    Args:
+        ids: any shape; int64 or int32, 0 … V - 1.
+        table: [V, D]; float32, float16 or bfloat16.
+        padding_idx: a row whose gradient is zero (negative ones count from the end); None for none.
+        check_ids: raise ValueError for an id out of range: waits for the device. Without it such a row is NaN.
+
+    Returns:
+        [..., D], in the table's dtype.
+
+    Raises:
+        TypeError: tensors of other dtypes.
+        ValueError: a table that is no matrix, devices that differ, a padding_idx or (with ``check_ids``) an id out of range.
+
+    The gradient is sorted and summed in fp32 in a fixed order: the same bits every time. It is dense.
+    """
+    if (
+        not check_ids
+        and eager(ids, table, autocast=True)
+        and (ready := public_plans.of((ids, table), padding_idx)) is not None
+    ):
+        out = table.new_empty((*ids.shape, table.shape[1]))
+        ready(ids, table, out)
+        return out
+    if choose(ids, table, padding_idx, check_ids=check_ids).implementation == "torch":
+        return torch_embedding(ids, table, padding_idx)
+    return embedding_triton(ids, table, padding_idx)

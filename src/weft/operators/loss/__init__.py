@@ -1,0 +1,1 @@
+"""Losses: cross entropy over a vocabulary, its gradient in the same pass."""

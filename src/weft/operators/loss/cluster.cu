@@ -1,0 +1,169 @@
+// Cross entropy over long rows: a cluster of blocks shares a row (rows.cuh), which is read once; its loss comes out, and its
+// gradient is written from what the registers still hold. The formulas stand at the head of kernels.py.
+//
+// A slice stays in registers in its own dtype; exponentials are taken twice, once for the sum against each warp's maximum
+// and once for the gradient. The thread that holds the label's column reads that logit by itself, computes the loss, and
+// writes that one element of the gradient again after all others, so no column is compared with the label.
+#include "rows.cuh"
+
+typedef float4 Sums;  // x: maximum; y: sum of exp(value - maximum); z: sum of values (label smoothing); w: nothing
+
+__device__ __forceinline__ void store_remote(Sums *own, u32 rank, Sums value, u64 *barrier) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+                   remote_address(own, rank)),
+               "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(remote_address(barrier, rank))
+               : "memory");
+}
+
+__device__ __forceinline__ float base_two(float x) {
+  float e;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x));
+  return e;
+}
+
+// exp(x): as exact as PyTorch's for fp32; for 16-bit results one multiplication and the hardware's ex2.
+template <bool ACCURATE> __device__ __forceinline__ float exponential(float x) {
+  if constexpr (ACCURATE) return expf(x);
+  return base_two(x * 1.4426950408889634f);
+}
+
+// cap * tanh(x / cap). For 16-bit logits 1 - 2 / (exp(2u) + 1): its error is absolute, 1e-7 of the cap.
+template <bool CAP, bool ACCURATE> __device__ __forceinline__ float capped(float x, float cap) {
+  if constexpr (!CAP) return x;
+  if constexpr (ACCURATE) return cap * tanhf(x / cap);
+  return cap - __fdividef(2.f * cap, base_two(x * (2.885390081777927f / cap)) + 1.f);
+}
+
+template <bool ACCURATE, bool SMOOTH> __device__ __forceinline__ Sums warp_total(Sums s) {
+  const float top = warp_max(s.x);
+  const float sum = warp_sum(s.x == top ? s.y : s.y * exponential<ACCURATE>(s.x - top));
+  return {top, sum, SMOOTH ? warp_sum(s.z) : 0.f, 0.f};
+}
+
+template <typename T> __device__ __forceinline__ float read_one(const T *p) {
+  if constexpr (sizeof(T) == 4) return *p;
+  else {
+    const unsigned short bits = *reinterpret_cast<const volatile unsigned short *>(p);
+    float f[2];
+    unpack(Words<T, 2>{u32(bits)}, f);
+    return f[0];
+  }
+}
+
+template <typename T> __device__ __forceinline__ void write_one(T *p, float value) {
+  if constexpr (sizeof(T) == 4) *reinterpret_cast<volatile float *>(p) = value;
+  else *reinterpret_cast<volatile unsigned short *>(p) = (unsigned short)pack_pair(T{}, value, 0.f);
+}
+
+// x, dx: [M, V], rows 16-byte aligned, V a multiple of 16 bytes (dx may be x); target [M]; weight [V]; sums [3] (label_sums.py);
+// loss [M]; stats [2, M]: each row's maximum and sum of exponentials; grid M * blocks of a cluster.
+template <typename T, typename L, typename W, int THREADS, int EACH, bool WEIGHT, bool MEAN, bool SMOOTH, bool CAP, bool GRADIENT>
+__global__ void __launch_bounds__(THREADS, BLOCKS<THREADS>)
+    cross_entropy_cluster(const T *x, const L *target, const W *weight, const float *sums, float *loss, float *stats, T *dx,
+                          i64 V, i64 x_row, i64 dx_row, i64 target_stride, i64 weight_stride, i64 ignore, float smoothing,
+                          float z, float cap) {
+  using Slice = RowSlice<T, Sums, THREADS, EACH>;
+  constexpr bool ACCURATE = sizeof(T) == 4;
+  const float INF = __int_as_float(0x7f800000), NOT_A_NUMBER = __int_as_float(0x7fc00000);
+  __shared__ typename Slice::Shared shared;
+
+  Slice slice(V, shared);
+  const i64 label = target[slice.row * target_stride];
+  const bool counts = label != ignore, known = label >= 0 && label < V;
+  const float by_weight = MEAN ? 1.f / sums[0] : 1.f, by_number = MEAN ? 1.f / sums[1] : 1.f;
+  dx += slice.row * dx_row + slice.first;
+
+  if (!counts) {  // nothing of the row is read, not even by the other blocks of its cluster
+    if (slice.blocks > 1) cluster_wait();
+    if (slice.rank == 0 && threadIdx.x == 0) loss[slice.row] = 0.f * by_weight;  // NaN for the mean over no label
+    if constexpr (GRADIENT) {
+      Words<T, Slice::COUNT> zeros = {};
+#pragma unroll
+      for (int v = 0; v < Slice::VECTORS; v++)
+        if (slice.at(v) < slice.elements) store<T, Slice::COUNT>(dx + slice.at(v), zeros);
+    }
+    return;
+  }
+
+  Words<T, Slice::COUNT> w[Slice::VECTORS];
+  slice.load(x, x_row, w, minus_infinity_word(T{}));
+
+  // ---- who answers for the label: the thread that holds its column; without one, the first ----
+  const i64 local = label - slice.first;  // < 2**31 wherever it is used
+  const bool holds = known && local >= 0 && local < slice.elements && int(local) / Slice::COUNT % THREADS == threadIdx.x;
+  const bool answers = known ? holds : slice.rank == 0 && threadIdx.x == 0;
+  float of_label = 0.f;  // its logit, read before anything is written over it
+  if (holds) of_label = capped<CAP, ACCURATE>(read_one(x + slice.row * x_row + label), cap);
+  float of_weight = known ? 1.f : NOT_A_NUMBER;
+  if constexpr (WEIGHT)
+    if (known) of_weight = read_one(weight + label * weight_stride);
+
+  // ---- the warp's maximum, and its sums ----
+  u32 word = w[0].word[0];
+#pragma unroll
+  for (int v = 0; v < Slice::VECTORS; v++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) word = word_max(T{}, word, w[v].word[i]);
+  float ends[Slice::COUNT];
+  unpack(Words<T, Slice::COUNT>{word, word, word, word}, ends);
+  float top = warp_max(fmaxf(ends[0], ends[1]));
+  if (CAP && slice.at(0) - int(threadIdx.x % 32) * Slice::COUNT < slice.elements)  // a warp past the row's end keeps -inf
+    top = capped<CAP, ACCURATE>(top, cap);
+  const float base = top == -INF ? 0.f : top;  // only -inf here: exponentials are 0, not NaN
+  float sum = 0.f, values = 0.f;
+#pragma unroll
+  for (int v = 0; v < Slice::VECTORS; v++) {
+    float f[Slice::COUNT];
+    unpack(w[v], f);
+    const bool there = slice.at(v) < slice.elements;
+#pragma unroll
+    for (int i = 0; i < Slice::COUNT; i++) {
+      const float value = capped<CAP, ACCURATE>(f[i], cap);
+      const float e = exponential<ACCURATE>(value - base);
+      sum += CAP && !there ? 0.f : e;
+      if constexpr (SMOOTH) values += there ? value : 0.f;
+    }
+  }
+
+  // ---- the row's ----
+  const Sums all = slice.exchange({top, warp_sum(sum), SMOOTH ? warp_sum(values) : 0.f, 0.f}, {-INF, 0.f, 0.f, 0.f},
+                                  [](Sums s) { return warp_total<ACCURATE, SMOOTH>(s); }, shared);
+  const float row_lse = all.x + logf(all.y);
+  const float at_label = by_weight * of_weight * (1.f - smoothing);
+  const float spread = SMOOTH ? by_weight * smoothing / V + 0.f * of_weight : 0.f;  // NaN for a label out of range
+  if (answers) {
+    float value = at_label * (row_lse - of_label);
+    if constexpr (SMOOTH) value += spread * (V * row_lse - all.z);
+    loss[slice.row] = value + by_number * z * row_lse * row_lse;
+    stats[slice.row] = all.x;
+    stats[gridDim.x / slice.blocks + slice.row] = all.y;
+  }
+
+  if constexpr (CAP)  // so that the compiler takes tanh again instead of keeping all its results: they would spill
+#pragma unroll
+    for (int v = 0; v < Slice::VECTORS; v++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) asm volatile("" : "+r"(w[v].word[i]));
+
+  // ---- the gradient. A row of only -inf is NaN, as in PyTorch: -inf - -inf ----
+  if constexpr (GRADIENT) {
+    const float scale = (at_label + spread * V + by_number * 2.f * z * row_lse) / all.y;
+#pragma unroll
+    for (int v = 0; v < Slice::VECTORS; v++) {
+      float f[Slice::COUNT];
+      unpack(w[v], f);
+#pragma unroll
+      for (int i = 0; i < Slice::COUNT; i++) {
+        const float value = capped<CAP, ACCURATE>(f[i], cap), slope = CAP ? value / cap : 0.f;
+        f[i] = exponential<ACCURATE>(value - all.x) * scale - spread;
+        if constexpr (CAP) f[i] *= 1.f - slope * slope;
+      }
+      if (slice.at(v) < slice.elements) store<T, Slice::COUNT>(dx + slice.at(v), pack<T, Slice::COUNT>(f));
+    }
+    if (holds) {
+      const float slope = CAP ? of_label / cap : 0.f;
+      const float g = exponential<ACCURATE>(of_label - all.x) * scale - spread - at_label;
+      write_one(dx + local, g * (1.f - slope * slope));
+    }
+  }
+}

@@ -1,0 +1,98 @@
+"""``add_layer_norm(x, residual, weight, bias, eps)``: h = x + residual and its LayerNorm, in one pass.
+
+The two together read 2 tensors and write 2; apart they would move 5. h is what the next block adds to (the prenorm output).
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from weft.definition import Operator
+from weft.operators import peers
+from weft.operators.call import Choice
+from weft.operators.normalization.definition import define, normalised
+from weft.operators.normalization.norm import Norm
+
+EPS = 1e-5
+Pair = tuple[Tensor, Tensor]
+
+
+def reference(
+    x: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS
+) -> Pair:
+    h = x + residual
+    return normalised(h, weight, bias, eps, centered=True), h
+
+
+def in_torch(
+    x: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS
+) -> Pair:
+    h = x + residual
+    return F.layer_norm(h, (h.shape[-1],), weight, bias, eps), h
+
+
+norm = Norm(
+    "add_layer_norm",
+    centered=True,
+    added=True,
+    reference=lambda x, residual, weight, bias, eps: (
+        normalised(x, weight, bias, eps, True) if residual is None else reference(x, residual, weight, bias, eps)
+    ),
+)
+
+
+def by_triton(
+    x: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS
+) -> Pair:
+    out: Pair = norm.run("triton", x, residual, weight, bias, eps)
+    return out
+
+
+def by_cuda(
+    x: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS
+) -> Pair:
+    out: Pair = norm.run("cuda", x, residual, weight, bias, eps)
+    return out
+
+
+add_layer_norm = Operator(**define("add_layer_norm", reference, EPS, centered=True, added=True))
+
+add_layer_norm.implementation("triton", arch=">=sm_80")(by_triton)
+add_layer_norm.implementation("cuda", arch=">=sm_90", devices=("cuda",))(by_cuda)
+add_layer_norm.implementation("torch")(in_torch)
+add_layer_norm.implementation("torch.compile", devices=("cuda",))(peers.Compiled(in_torch))
+
+
+@add_layer_norm.choice
+def choose(
+    x: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS
+) -> Choice:
+    return norm.choose(x, residual, weight, bias, eps)
+
+
+@add_layer_norm.function
+def add_layer_norm_function(
+    x: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS
+) -> Pair:
+    """Residual addition and LayerNorm of the sum over the last dimension, in one pass.
+
+    Args:
+        x: [..., N]; float32, float16 or bfloat16.
+        residual: the same shape, dtype and device.
+        weight: [N], of x's dtype or float32; None for none.
+        bias: [N], of the weight's dtype; None for none.
+        eps: added to the variance.
+
+    Returns:
+        ``(y, h)``: h = x + residual, rounded to its dtype; y = ``(h - mean) / sqrt(variance + eps) * weight + bias``,
+        computed in fp32 from the rounded h and rounded once.
+
+    Raises:
+        TypeError: not tensors of those dtypes, or a bias without a weight.
+        ValueError: shapes or devices that do not match, a scalar x, a negative eps.
+
+    Backward takes the gradients of both results and gives x and the residual the same one.
+    """
+    out: Pair = norm(x, residual, weight, bias, eps)
+    return out

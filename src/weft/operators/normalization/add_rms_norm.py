@@ -1,0 +1,105 @@
+"""``add_rms_norm(x, residual, weight, eps)``: h = x + residual and its RMSNorm, in one pass.
+
+The two together read 2 tensors and write 2; apart they would move 5. h is what the next block adds to (the prenorm output).
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from weft.definition import Declined, Operator
+from weft.operators import peers
+from weft.operators.call import Choice
+from weft.operators.normalization.definition import define, normalised
+from weft.operators.normalization.norm import Norm
+
+EPS = 1e-6
+Pair = tuple[Tensor, Tensor]
+
+
+def reference(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = EPS) -> Pair:
+    h = x + residual
+    return normalised(h, weight, None, eps, centered=False), h
+
+
+def in_torch(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = EPS) -> Pair:
+    h = x + residual
+    return F.rms_norm(h, (h.shape[-1],), weight, eps), h
+
+
+norm = Norm(
+    "add_rms_norm",
+    centered=False,
+    added=True,
+    reference=lambda x, residual, weight, bias, eps: (
+        normalised(x, weight, bias, eps, False) if residual is None else reference(x, residual, weight, eps)
+    ),
+)
+
+
+def by_triton(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = EPS) -> Pair:
+    out: Pair = norm.run("triton", x, residual, weight, None, eps)
+    return out
+
+
+def by_cuda(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = EPS) -> Pair:
+    out: Pair = norm.run("cuda", x, residual, weight, None, eps)
+    return out
+
+
+def liger(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = EPS) -> Pair:
+    from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction
+
+    if weight is None:
+        raise Declined("Liger's fused_add_rms_norm wants a weight")
+    out: Pair = LigerFusedAddRMSNormFunction.apply(x, residual, weight, eps, 0.0, "llama", False)
+    return out
+
+
+def quack(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = EPS) -> Pair:
+    from quack.rmsnorm import rmsnorm
+
+    if x.ndim != 2:
+        raise Declined("QuACK's rmsnorm takes a matrix")
+    y, h = rmsnorm(x, weight, residual=residual, eps=eps, prenorm=True)
+    return y, h
+
+
+add_rms_norm = Operator(**define("add_rms_norm", reference, EPS, centered=False, added=True))
+
+add_rms_norm.implementation("triton", arch=">=sm_80")(by_triton)
+add_rms_norm.implementation("cuda", arch=">=sm_90", devices=("cuda",))(by_cuda)
+add_rms_norm.implementation("torch")(in_torch)
+add_rms_norm.implementation("torch.compile", devices=("cuda",))(peers.Compiled(in_torch))
+add_rms_norm.implementation("liger", requires="liger-kernel", devices=("cuda",))(liger)
+add_rms_norm.implementation("quack", requires="quack-kernels", devices=("cuda",))(quack)
+
+
+@add_rms_norm.choice
+def choose(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = EPS) -> Choice:
+    return norm.choose(x, residual, weight, None, eps)
+
+
+@add_rms_norm.function
+def add_rms_norm_function(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = EPS) -> Pair:
+    """Residual addition and RMSNorm of the sum over the last dimension, in one pass.
+
+    Args:
+        x: [..., N]; float32, float16 or bfloat16.
+        residual: the same shape, dtype and device.
+        weight: [N], of x's dtype or float32; None for none.
+        eps: added to the mean square.
+
+    Returns:
+        ``(y, h)``: h = x + residual, rounded to its dtype; y = ``h / sqrt(mean(h²) + eps) * weight``, computed in fp32 from the
+        rounded h and rounded once.
+
+    Raises:
+        TypeError: not tensors of those dtypes.
+        ValueError: shapes or devices that do not match, a scalar x, a negative eps.
+
+    Backward takes the gradients of both results and gives x and the residual the same one.
+    """
+    out: Pair = norm(x, residual, weight, None, eps)
+    return out

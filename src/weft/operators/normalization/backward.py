@@ -1,0 +1,161 @@
+"""The plan of ``backward.cu``: the gradients of RMSNorm and LayerNorm in one pass over memory (sm_90 and later)."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from weft.definition import Declined
+from weft.operators import partial_sums
+from weft.operators.call import rows_of
+from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned
+from weft.operators.launch import Plans
+from weft.operators.row_cluster import MAX_CLUSTER
+
+SOURCE = Path(__file__).parent / "backward.cu"
+SHORTEST = 256  # columns: a warp's worth of 16-byte vectors
+SHARED = 228 * 1024  # bytes of shared memory of a multiprocessor
+OWN = 1024 + 1280  # bytes of it that a block takes besides the ring: the system's, and barriers and sums
+REGISTERS = 65536
+
+
+def registers(each: int, centered: bool) -> int:
+    """About what a thread needs: its partial sums, and the rest."""
+    return each * (2 if centered else 1) + 36
+
+
+def fits(c: Config, dtype: torch.dtype, n: int, centered: bool) -> bool:
+    """Whether registers and shared memory hold PER_SM such blocks, and 16 blocks such a row."""
+    held, item = c["THREADS"] * c["EACH"], dtype.itemsize
+    shared = (c["STAGES"] * 2 + 1) * held * item + OWN
+    enough = c["THREADS"] * registers(c["EACH"], centered) * c["PER_SM"] <= REGISTERS
+    return enough and shared * c["PER_SM"] <= SHARED and n <= held * MAX_CLUSTER
+
+
+def candidates(sm: int, dtype: torch.dtype, n: int, centered: bool) -> Iterable[Config]:
+    """Slices of a row by blocks, stages of the ring, and as many blocks a multiprocessor as fit, or half of them."""
+    vector = 16 // dtype.itemsize
+    for c in grid_of(
+        {"THREADS": (32, 64, 128, 256, 512, 1024), "EACH": (vector, 2 * vector, 4 * vector), "STAGES": (3, 4, 6)}
+    ):
+        held = c["THREADS"] * c["EACH"]
+        if held >= 2 * n and held > 32 * vector:
+            continue
+        most = max(
+            (p for p in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32) if fits({**c, "PER_SM": p}, dtype, n, centered)), default=0
+        )
+        for per_sm in dict.fromkeys((most, (most + 1) // 2)):
+            under_way = (c["STAGES"] - 1) * 2 * held * dtype.itemsize * per_sm
+            if per_sm and 256 <= c["THREADS"] * per_sm <= 2048 and under_way >= 32 * 1024:
+                yield {**c, "PER_SM": per_sm}
+
+
+def heuristic(sm: int, dtype: torch.dtype, n: int, centered: bool) -> Config:
+    """The fewest blocks a row with at least 512 threads and 64 KiB under way on a multiprocessor."""
+
+    def rank(c: Config) -> tuple[int, ...]:
+        held = c["THREADS"] * c["EACH"]
+        busy = c["THREADS"] * c["PER_SM"] >= 512
+        under_way = (c["STAGES"] - 1) * 2 * held * dtype.itemsize * c["PER_SM"] >= 64 * 1024
+        return (-int(busy and under_way), bucket(-(-n // held)), c["EACH"], c["STAGES"], -c["PER_SM"])
+
+    return min(candidates(sm, dtype, n, centered), key=rank)
+
+
+def longest(dtype: torch.dtype, centered: bool) -> int:
+    """Columns of the longest rows whose partial sums registers hold."""
+    return max(n for n in (2**16, 2**17, 2**18) if n == 2**16 or any(True for _ in candidates(90, dtype, n, centered)))
+
+
+configuration = Configurations(__file__, "backward_cluster", heuristic, candidates)
+
+
+def why_not(x: Tensor, dy: Tensor, weight: Tensor | None, centered: bool) -> str:
+    """Why these cannot be read 16 bytes at a time (an empty string when they can)."""
+    count = 16 // x.element_size()
+    for t in (x, dy):
+        rows = rows_of(t)
+        if (
+            rows is None
+            or (rows[3] != 1 and rows[1] > 1)
+            or rows[1] % count
+            or rows[2] % count
+            or not pointer_aligned(t)
+        ):
+            return "rows that do not begin and end on 16 bytes"
+    n, most = x.shape[-1], longest(x.dtype, centered)
+    if not SHORTEST <= n <= most:
+        return f"{n} columns; it takes {SHORTEST} … {most}"
+    if weight is not None and not pointer_aligned(weight):
+        return "a weight that does not begin on 16 bytes"
+    return ""
+
+
+class BackwardPlan:
+    """The launches of the gradients of ``norm(x) * weight + bias``.
+
+    Call with ``(x, dy, more, weight, mean, rstd, dx, dweights)``: x, dy, more, dx are rows [M, N]; ``more`` is added to dx;
+    mean and rstd are fp32 [M] (LayerNorm; RMSNorm needs neither); dweights is [1, N] for the weight's gradient, [2, N] for
+    the weight's and the bias's. What is not there is stood in for by any tensor.
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        dy: Tensor,
+        more: Tensor,
+        weight: Tensor,
+        eps: float,
+        kind: Kind,
+        added: bool,
+    ):
+        centered, weighted = kind.centered, kind.weighted
+        if reason := why_not(x, dy, weight if weighted else None, centered) or (
+            added and why_not(more, more, None, centered)
+        ):
+            raise Declined(reason)
+        m, n, x_row, _ = rows_of(x) or (0, 0, 0, 0)
+        strides = (x_row, *((rows_of(t) or (0, 0, 0, 0))[2] for t in (dy, more, torch.empty_like(x, device="meta"))))
+        config = configuration(x.device, x.dtype, bucket(n), centered)
+        held = config["THREADS"] * config["EACH"]
+        cluster = bucket(-(-n // held))
+        flags = ", ".join(str(f).lower() for f in (centered, weighted, added))
+        gain, slot = held * weighted * weight.element_size(), held * (2 + added) * x.element_size()
+        stages = min(config["STAGES"], (SHARED - OWN - gain) // slot)
+        if stages < 3:
+            raise Declined(f"{n} columns with a third tensor or a float32 weight; shared memory holds fewer")
+        shared = stages * slot + gain
+        sizes = f"{config['THREADS']}, {config['EACH']}, {stages}, {config['PER_SM']}"
+        kernel = f"norm_backward<{CTYPES[x.dtype]}, {CTYPES[weight.dtype]}, {sizes}, {flags}>"
+        scalars = (*(ctypes.c_longlong(v) for v in (m, n, *strides)), ctypes.c_float(eps))
+        one = CudaPlan(SOURCE, kernel, (cluster, 1), config["THREADS"], scalars, cluster, shared)
+        self.clusters = min(m, resident(one, x.device))
+        self.rows = CudaPlan(SOURCE, kernel, (self.clusters * cluster, 1), config["THREADS"], scalars, cluster, shared)
+        self.n, self.sums = n, weighted * (2 if centered else 1)
+        self.total = partial_sums.plan(self.clusters, n, max(self.sums, 1))
+
+    def __call__(
+        self,
+        x: Tensor,
+        dy: Tensor,
+        more: Tensor,
+        weight: Tensor,
+        mean: Tensor,
+        rstd: Tensor,
+        dx: Tensor,
+        dweights: Tensor,
+    ) -> None:
+        partial = torch.empty(
+            (max(self.sums, 1), self.clusters, self.n if self.sums else 0), dtype=torch.float32, device=x.device
+        )
+        self.rows(x, dy, more, weight, mean, rstd, dx, partial[0], partial[-1])
+        if self.sums:
+            self.total(partial, dweights)
+
+
+plans = Plans(BackwardPlan)

@@ -1,0 +1,195 @@
+"""What the definitions of LayerNorm and of the norms with a residual share: inputs, cost, workloads, tolerance, mutants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.definition import Cost, Mutant, Tolerance, Workload, workload
+from weft.operators import mutants
+from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
+
+WIDTHS = (256, 1024, 4096, 8192, 16384, 32768, 65536, 131072)
+
+
+def normalised(h: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centered: bool) -> Tensor:
+    """The formula, in fp32 (float64 stays), rounded once."""
+    wide = h if h.dtype == torch.float64 else h.float()
+    if centered:
+        wide = wide - wide.mean(-1, keepdim=True)
+    y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    y = y if weight is None else y * weight
+    return (y if bias is None else y + bias).to(h.dtype)
+
+
+def define(name: str, reference: Callable[..., Any], eps: float, *, centered: bool, added: bool) -> dict[str, Any]:
+    """The fields of an ``Operator`` over rows [M, N]: x, a residual if ``added``, a weight [N], a bias [N] if ``centered``."""
+    tensors = ("x", *(("residual",) if added else ()), "weight", *(("bias",) if centered else ()))
+
+    def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
+        layout, values = w.option("layout", "contiguous"), w.option("values", "normal")
+
+        def rows(**more: Any) -> Tensor:
+            return random_tensor(g, (w["M"], w["N"]), w.dtype, device, layout=layout, **more)
+
+        def row(given: bool) -> Tensor | None:
+            made = random_tensor(g, (w["N"],), w.dtype, device, layout=w.option("weight_layout", "contiguous"))
+            return made if given else None
+
+        made: dict[str, Any] = {"x": rows(values=values)}
+        if w.option("offset", 0):
+            made["x"] += w.option("offset", 0)
+        if added:
+            made["residual"] = rows()
+        made["weight"] = row(w.option("weight", True))
+        if centered:
+            made["bias"] = row(w.option("weight", True) and w.option("bias", True))
+        return {**made, "eps": eps}
+
+    def cost(w: Workload, direction: str) -> Cost:
+        n, size = w["M"] * w["N"], w["M"] * w["N"] * w.bytes_per_element
+        rows = w["N"] * w.bytes_per_element * w.option("weight", True)
+        biases = rows * centered * w.option("bias", True)
+        roots = 2 * w["M"]
+        if direction == "forward":
+            writes = size * (1 + added)
+            return Cost(size * (1 + added) + rows + biases, writes, vector_flops=6 * n, special_ops=roots)
+        return Cost(size * (2 + added) + rows, size + rows + biases, vector_flops=12 * n, special_ops=roots)
+
+    def terms(arguments: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+        """What is normalised, 1 / deviation of each row, and how large the terms of the former are: x, residual and mean may
+        cancel, and errors are relative to them."""
+        x, residual = arguments["x"], arguments.get("residual")
+        h = x if residual is None else x + residual
+        size = x.abs() if residual is None else x.abs() + residual.abs()
+        if centered:
+            size = size + h.mean(-1, keepdim=True).abs()
+            h = h - h.mean(-1, keepdim=True)
+        return h, torch.rsqrt(h.square().mean(-1, keepdim=True) + arguments["eps"]), size
+
+    def forward_scale(arguments: dict[str, Any], gradients: list[Tensor]) -> list[Tensor]:
+        _, rstd, size = terms(arguments)
+        weight, bias = arguments["weight"], arguments.get("bias")
+        y = size * rstd if weight is None else size * rstd * weight.abs()
+        y = y if bias is None else y + bias.abs()
+        return [y, size] if added else [y]
+
+    def backward_scale(arguments: dict[str, Any], gradients: list[Tensor]) -> list[Tensor]:
+        """Of dx (and the residual's), dw and db, in the order of the gradients."""
+        weight, dy = arguments["weight"], gradients[0]
+        _, rstd, size = terms(arguments)
+        g = dy if weight is None else dy * weight
+        dx = rstd * g.square().mean(-1, keepdim=True).sqrt()
+        dx = dx.maximum(gradients[1].abs()) if added else dx
+        found = [dx, dx] if added else [dx]
+        if weight is not None:
+            found.append((dy * size * rstd).square().sum(0).sqrt())
+        if arguments.get("bias") is not None:
+            found.append(dy.square().sum(0).sqrt())
+        return found
+
+    def gradient(*call: Tensor, **named: Any) -> tuple[Tensor, ...]:
+        dy = call[: 1 + added]
+        leaves = {a: named[a].detach().requires_grad_() for a in tensors if named[a] is not None}
+        with torch.enable_grad():
+            out = reference(**{**named, **leaves})
+            return torch.autograd.grad(out, list(leaves.values()), dy if added else dy[0])
+
+    def every(change: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
+        def wrong(**named: Any) -> Any:
+            out = reference(**named)
+            return tuple(change(o) for o in out) if isinstance(out, tuple) else change(out)
+
+        return wrong
+
+    def other_norm(**named: Any) -> Any:
+        h = named["x"] + named["residual"] if added else named["x"]
+        y = normalised(h, named["weight"], named.get("bias"), eps, not centered)
+        return (y, h) if added else y
+
+    def last_row_left_out(*dy: Tensor, **named: Any) -> tuple[Tensor, ...]:
+        """dw without the last row."""
+        found = list(gradient(*dy, **named))
+        at = 2 if added else 1
+        if len(found) > at:
+            cut = dict(named)
+            cut.update({a: named[a][:-1] for a in ("x", "residual") if a in named})
+            found[at] = gradient(*(d[:-1] for d in dy), **cut)[at]
+        else:
+            found[0] = torch.zeros_like(found[0])
+        return tuple(found)
+
+    def no_projection(*dy: Tensor, **named: Any) -> tuple[Tensor, ...]:
+        """The gradient as if the row's statistics were constants."""
+        found = list(gradient(*dy, **named))
+        h = named["x"] + named["residual"] if added else named["x"]
+        wide = h.float() - h.float().mean(-1, keepdim=True) if centered else h.float()
+        g = dy[0].float() if named["weight"] is None else dy[0].float() * named["weight"]
+        found[0] = (g * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(h.dtype)
+        return tuple(found)
+
+    fields: dict[str, Any] = {
+        "name": name,
+        "axes": {"M": "rows", "N": "columns"},
+        "inputs": inputs,
+        "reference": reference,
+        "cost": cost,
+        "directions": ("forward", "backward"),
+        "options": {
+            "layout": LAYOUTS,
+            "values": VALUES,
+            "weight": (True, False),
+            "weight_layout": LAYOUTS,
+            "bias": (True, False),
+            "offset": range(1, 2**20),
+        },
+        "differentiable": tensors,
+        "tolerance": {
+            "forward": Tolerance(scale=forward_scale, ulps=2.0),
+            "backward": Tolerance(scale=backward_scale, terms=lambda w: 32),
+        },
+        "workloads": {
+            "verify": [
+                *(workload(M=m, N=n) for m, n in ((1, 1), (3, 5), (2, 256), (37, 100), (2, 1000))),
+                workload(M=0, N=7),
+                workload(M=7, N=0),
+                *(
+                    workload(M=9, N=33, layout=at)
+                    for at in ("unaligned", "sliced", "strided", "transposed", "expanded")
+                ),
+                workload(M=9, N=40, weight=False),
+                workload(M=9, N=40, weight_layout="strided"),
+                *([workload(M=9, N=40, bias=False), workload(M=9, N=300, offset=100)] if centered else []),
+                workload(M=6, N=64, values="tiny"),
+                workload(M=40, N=50, values="nonfinite"),
+                workload(M=2, N=8200),
+                workload(M=1, N=33000),
+            ],
+            "full": [
+                *(workload(M=70, N=n) for n in (2**14, 2**15 + 1, 2**16 + 8, 2**17)),
+                *(workload(M=300, N=n) for n in (256, 264, 512, 2048, 4097, 8192)),
+                workload(M=9, N=8192, weight=False),
+                workload(M=40, N=8264, values="nonfinite"),
+                workload(M=40, N=2**15, values="nonfinite"),
+                *([workload(M=70, N=2**15, offset=100)] if centered else []),
+            ],
+            "huge": [workload("bf16", M=2**14 + 1, N=2**17), workload("bf16", M=2**23 + 3, N=257)],
+            "bench": [workload(M=2**28 // n, N=n) for n in WIDTHS],
+            "quick": [workload(M=2**22 // n, N=n) for n in (1024, 4096)],
+            "compile": [workload(M=64, N=n) for n in (100, 4096, 2**16)],
+            "tune": [],
+            "model": [workload("bf16", M=8192, N=n) for n in (4096, 5120, 8192)],
+        },
+        "mutants": [
+            *mutants.usual(reference if not added else lambda **named: reference(**named)[0]),
+            Mutant("the other norm", other_norm),
+            Mutant("one part in 50 too large", every(lambda y: y * 1.02)),
+            *mutants.usual(gradient, "backward"),
+            Mutant("projection left out", no_projection, "backward"),
+            Mutant("last row left out of dw", last_row_left_out, "backward"),
+        ],
+    }
+    return fields

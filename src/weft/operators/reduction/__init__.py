@@ -1,0 +1,1 @@
+"""Sums, means, extremes and norms, over one axis or all."""

@@ -1,0 +1,121 @@
+"""``norm(x, p=2, dim=None)``: the p-norm over one axis or everything, p = 1, 2 or infinity, as ``torch.linalg.vector_norm``."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.definition import Mutant, Operator, Tolerance, Workload, workload
+from weft.operators.reduction import kernels
+from weft.operators.reduction.definition import define, every_tie, inputs, terms
+from weft.operators.reduction.plans import LARGEST, SUM, Formula, Spread
+from weft.operators.reduction.reduction import Reduction
+
+FORMULAS = {
+    1.0: Formula(kernels.magnitude, SUM),
+    2.0: Formula(kernels.square, SUM, kernels.root),
+    math.inf: Formula(kernels.magnitude, LARGEST),
+}
+SPREADS = {
+    1.0: Spread(kernels.signed),
+    2.0: Spread(kernels.direction),
+    math.inf: Spread(kernels.share_of_magnitude, kernels.equal_magnitude),
+}
+
+
+def in_order(x: Tensor, dim: int | None = None, keepdim: bool = False, order: float = 2.0) -> Tensor:
+    return torch.linalg.vector_norm(x, order, dim, keepdim)
+
+
+reduction = Reduction("norm", in_order, FORMULAS.get, SPREADS.__getitem__, empty=True, wide_in_autocast=True)
+
+
+def _call(function: Any) -> Any:
+    return lambda x, p=2.0, dim=None, keepdim=False: function(x, dim, keepdim, float(p))
+
+
+reference = _call(in_order)
+
+
+def norm_inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
+    drawn = inputs(w, g, device)
+    return {"x": drawn.pop("x"), "p": float(w.option("p", 2)), **drawn}
+
+
+def _changed(change: Any) -> Any:
+    return lambda x, p=2.0, dim=None, keepdim=False: change(x, p, dim, keepdim)
+
+
+norm = Operator(
+    **define(
+        "norm",
+        reference,
+        flops=2,
+        backward=True,
+        tolerance={"forward": Tolerance(scale="element", terms=terms), "backward": Tolerance(scale="element", ulps=3)},
+        empty=True,
+        make_inputs=norm_inputs,
+        options={"p": (1, 2, "inf")},
+        more=[
+            *(workload(M=9, N=33, p=p) for p in (1, "inf")),
+            *(workload(M=70, N=21, p=p, dim=0) for p in (1, "inf")),
+            *(workload(M=9, N=129, p=p, dim="all") for p in (1, "inf")),
+            *(workload(M=200, N=11, p=p, values="nonfinite") for p in (1, "inf")),
+            workload(M=9, N=40, p="inf", values="ties"),
+            workload(M=9, N=400, p="inf", values="ties"),
+        ],
+        wrong=[
+            Mutant("no root", _changed(lambda x, p, dim, keep: reference(x, p, dim, keep).square())),
+            Mutant(
+                "signs kept",
+                _changed(
+                    lambda x, p, dim, keep: torch.sum(x, dim, keep).abs() if p == 1 else reference(x, p, dim, keep)
+                ),
+            ),
+            Mutant("always of order 2", _changed(lambda x, p, dim, keep: reference(x, 2.0, dim, keep))),
+        ],
+        gradient_wrong=[
+            Mutant(
+                "not divided by the norm",
+                lambda dy, x, p=2.0, dim=None, keepdim=False: (_times(x, dy, dim, keepdim),),
+                "backward",
+            ),
+            Mutant("all to each of equals", every_tie(reference), "backward"),
+        ],
+    )
+)
+
+
+def _times(x: Tensor, dy: Tensor, dim: int | None, keepdim: bool) -> Tensor:
+    return x * (dy if dim is None or keepdim else dy.unsqueeze(dim))
+
+
+reduction.implement(norm, _call)
+
+
+@norm.function
+def norm_function(x: Tensor, p: float = 2.0, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """Norm over one dimension, or over all: (Σ|x|^p)^(1/p).
+
+    Args:
+        x: any shape; float32, float16 or bfloat16.
+        p: order. 1, 2 and infinity have kernels; others are handed to PyTorch.
+        dim: the dimension to reduce; None for all.
+        keepdim: keep the dimension, with one element.
+
+    Returns:
+        A tensor of x's dtype (float32 under autocast, as PyTorch), added in fp32 and rounded once. Squares are not scaled:
+        they overflow where PyTorch's do. The norm of nothing is 0.
+
+    Raises:
+        TypeError: x is not a tensor of those dtypes, p not a number, dim not an int, or keepdim not a bool.
+        ValueError: dim is out of range.
+
+    Gradients: 0 where the norm is 0; of order infinity shared evenly by all elements of the largest magnitude.
+    """
+    if not isinstance(p, (int, float)) or isinstance(p, bool):
+        raise TypeError(f"norm: argument 'p' is {p!r}; expected a number")
+    return reduction(x, dim, keepdim, float(p))

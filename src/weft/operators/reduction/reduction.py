@@ -1,0 +1,227 @@
+"""What reductions share as operators: choice, call and gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.definition import Declined, Operator
+from weft.operators import peers
+from weft.operators.call import (
+    Choice,
+    check_dim,
+    check_tensor,
+    differentiable,
+    eager,
+    on_gpu,
+    reference_gradients,
+    traced,
+)
+from weft.operators.launch import Plans
+from weft.operators.reduction.plans import (
+    ArgmaxPlan,
+    Formula,
+    ReducePlan,
+    Spread,
+    SpreadPlan,
+)
+from weft.operators.reduction.views import strides_of_result, view_of, views_of
+
+COPY = "the dimensions beside 'dim' do not collapse into one stride each, so a copy would be needed"
+
+
+class Reduction:
+    """One operator's kernels and call. What is passed on is always ``(x, dim, keepdim, order)``; order is that of a norm.
+
+    Args:
+        name: the operator's.
+        reference: the same in PyTorch, with those arguments.
+        formula: of an order; None where no kernel has it. For argmax, None at all.
+        spread: of an order, the gradient where it needs x.
+        mean: results are divided by the number of elements.
+        empty: whether a result of no elements exists.
+        wide_in_autocast: PyTorch gives fp32 under autocast.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        reference: Callable[..., Tensor],
+        formula: Callable[[float], Formula | None] | None,
+        spread: Callable[[float], Spread] | None = None,
+        *,
+        mean: bool = False,
+        empty: bool = False,
+        wide_in_autocast: bool = False,
+    ):
+        self.name, self.reference, self.formula, self.spread = name, reference, formula, spread
+        self.mean, self.empty, self.wide_in_autocast = mean, empty, wide_in_autocast
+        self.forward_plans = Plans(self._forward_plan)
+        self.backward_plans = Plans(self._backward_plan)
+        self.public_plans = Plans(lambda x, *how: self.choose(x, *how).plan_for(x, *how))
+        self.function = _autograd(self)
+
+    # ---- plans -------------------------------------------------------------------------------------------------------
+
+    def _forward_plan(self, x: Tensor, dim: int | None, keepdim: bool, order: float) -> Any:
+        dim = None if dim is None else dim % x.ndim
+        view = view_of(x, dim, in_order=self.formula is None)
+        if view is None:
+            raise Declined(COPY)
+        total = dim is None and view.M * view.K > 1
+        if self.formula is None:
+            return Ready(ArgmaxPlan(view, x.device, x.dtype, total=total), x, dim, keepdim)
+        formula = self.formula(order)
+        if formula is None:
+            raise Declined(f"order {order}: the kernels take 1, 2 and inf")
+        n = x.numel() if dim is None else x.shape[dim]
+        divisor = float(n) if self.mean else 1.0
+        return Ready(ReducePlan(view, x.device, x.dtype, formula, divisor, total=total), x, dim, keepdim)
+
+    def _backward_plan(self, x: Tensor, dy: Tensor, dim: int | None, keepdim: bool, order: float) -> SpreadPlan:
+        assert self.spread is not None  # only then does a gradient need x
+        dim = None if dim is None else dim % x.ndim
+        found = views_of(x, dim, torch.empty_like(x, device="meta"))
+        strides = (0, 0) if dim is None else strides_of_result(dy, dim, keepdim)
+        if found is None or strides is None:
+            raise Declined(COPY)
+        if dim is not None and found[0].M == 1 and x.shape[:dim].numel() > 1:
+            strides = strides[::-1]  # the rows became columns
+        return SpreadPlan(found[0], found[1], strides, x, self.spread(order), total=dim is None)
+
+    # ---- calls -------------------------------------------------------------------------------------------------------
+
+    def check(self, x: Tensor, dim: int | None, keepdim: bool) -> int | None:
+        """``dim`` from the front. Raises TypeError or ValueError."""
+        check_tensor(self.name, "x", x)
+        if not isinstance(keepdim, bool):
+            raise TypeError(f"{self.name}: argument 'keepdim' is {keepdim!r}; expected True or False")
+        front = None if dim is None else check_dim(self.name, dim, x.ndim)
+        along = x.numel() if front is None else x.shape[front] if x.ndim else 1
+        if along == 0 and not self.empty:
+            raise ValueError(
+                f"{self.name}: argument 'x' has shape {tuple(x.shape)}, no elements along dim={dim}; expected at least one"
+            )
+        return front
+
+    def choose(self, x: Tensor, dim: int | None, keepdim: bool, order: float) -> Choice:
+        front = self.check(x, dim, keepdim)
+        if not on_gpu(x):
+            return Choice("torch", "the tensor is on the CPU, where weft runs the reference")
+        if traced(x):
+            return Choice("torch", "traced: PyTorch's own operators, which a compiler fuses with their neighbours")
+        if x.ndim == 0 or not x.numel():
+            return Choice("torch", "empty or a scalar: nothing to launch")
+        if self.formula is not None and self.formula(order) is None:
+            return Choice("torch", f"a norm of order {order}: the kernels take 1, 2 and inf")
+        if view_of(x, front, in_order=self.formula is None) is None:
+            return Choice("torch", COPY)
+        return Choice("triton", "one stride before, along and after the reduced axis", self.forward_plans)
+
+    def triton(self, x: Tensor, dim: int | None, keepdim: bool, order: float = 2.0) -> Tensor:
+        """Our kernel, whatever :meth:`choose` says."""
+        if x.ndim == 0 or not x.numel():
+            return self.reference(x, dim, keepdim, order)
+        if self.formula is None:
+            return self.run(x, dim, keepdim, order, torch.int64)
+        out: Tensor = differentiable(self.function, x, dim, keepdim, order, self.dtype(x))
+        return out
+
+    def run(self, x: Tensor, dim: int | None, keepdim: bool, order: float, dtype: torch.dtype) -> Tensor:
+        """The launches alone."""
+        ready = self.forward_plans.of((x,), dim, keepdim, order)
+        out = torch.empty(ready.shape, dtype=dtype, device=x.device)
+        ready(x, out)
+        return out
+
+    def __call__(self, x: Tensor, dim: int | None, keepdim: bool, order: float = 2.0) -> Tensor:
+        """What the public function does."""
+        if isinstance(x, Tensor) and eager(x, gradient=True, autocast=not self.wide_in_autocast):
+            ready = self.public_plans.of((x,), dim, keepdim, order)
+            if ready is not None:
+                if self.formula is not None and torch.is_grad_enabled() and x.requires_grad:
+                    return self.function.apply(x, dim, keepdim, order, self.dtype(x))
+                out = torch.empty(ready.shape, dtype=self.dtype(x), device=x.device)
+                ready(x, out)
+                return out
+        if self.choose(x, dim, keepdim, order).implementation == "torch":
+            return self.reference(x, dim, keepdim, order)
+        return self.triton(x, dim, keepdim, order)
+
+    def dtype(self, x: Tensor) -> torch.dtype:
+        if self.formula is None:
+            return torch.int64
+        wide = self.wide_in_autocast and x.is_cuda and torch.is_autocast_enabled("cuda")
+        return torch.float32 if wide else x.dtype
+
+    def gradient(self, x: Tensor, y: Tensor, dy: Tensor, dim: int | None, keepdim: bool, order: float) -> Tensor:
+        """dx, where it needs x."""
+        dx = torch.empty_like(x)
+        if dim is not None and strides_of_result(dy, dim % x.ndim, keepdim) is None:
+            dy = dy.contiguous()  # one element a result; gradients of any strides may come from autograd
+        self.backward_plans.of((x, dy), dim, keepdim, order)(x, y, dy, dx)
+        return dx
+
+    def implement(self, operator: Operator, call: Callable[..., Any]) -> None:
+        """Registers kernel, reference and ``torch.compile`` as the operator's implementations, and how it chooses.
+
+        Args:
+            call: ``(function of (x, dim, keepdim, order)) -> function of the operator's arguments``.
+        """
+        operator.choice(call(self.choose))
+        operator.implementation("triton", arch=">=sm_80")(call(self.triton))
+        operator.implementation("torch")(call(self.reference))
+        operator.implementation("torch.compile", devices=("cuda",))(peers.Compiled(call(self.reference)))
+
+
+class Ready:
+    """A plan with the shape of its result."""
+
+    def __init__(self, plan: Callable[[Tensor, Tensor], None], x: Tensor, dim: int | None, keepdim: bool):
+        self.plan = plan
+        if dim is None:
+            self.shape: tuple[int, ...] = (1,) * x.ndim if keepdim else ()
+        else:
+            self.shape = (*x.shape[:dim], *((1,) if keepdim else ()), *x.shape[dim + 1 :])
+
+    def __call__(self, x: Tensor, out: Tensor) -> None:
+        self.plan(x, out)
+
+
+def _autograd(op: Reduction) -> type[torch.autograd.Function]:
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, dim: int | None, keepdim: bool, order: float, dtype: torch.dtype) -> Tensor:
+            out = op.run(x, dim, keepdim, order, dtype)
+            ctx.how = (dim, keepdim, order)
+            if op.spread is None:
+                ctx.shape, ctx.dtype = x.shape, x.dtype
+            else:
+                ctx.save_for_backward(x, out)
+            return out
+
+        @staticmethod
+        def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+            dim, keepdim, order = ctx.how
+            if op.spread is None:
+                return (_broadcast(dy, ctx.shape, ctx.dtype, dim, keepdim, op.mean), None, None, None, None)
+            x, y = ctx.saved_tensors
+            if torch.is_grad_enabled():
+                dx = reference_gradients(lambda x: op.reference(x, dim, keepdim, order), (x,), (True,), (dy,))[0]
+            else:
+                dx = op.gradient(x, y, dy, dim, keepdim, order)
+            return dx, None, None, None, None
+
+    return Function
+
+
+def _broadcast(dy: Tensor, shape: torch.Size, dtype: torch.dtype, dim: int | None, keepdim: bool, mean: bool) -> Tensor:
+    """The gradient of a sum is that of its result at every element: a view, so nothing of x's size is written."""
+    if mean:
+        dy = dy / (shape.numel() if dim is None else shape[dim])
+    if dim is not None and not keepdim:
+        dy = dy.unsqueeze(dim)
+    return dy.to(dtype).expand(shape)

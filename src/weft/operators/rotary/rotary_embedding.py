@@ -1,0 +1,375 @@
+"""``rotary_embedding(q, k, cos, sin, interleaved=False)``: turns pairs of columns of every head by a token's angles.
+
+Reads q, k and the tables of cosines and sines, writes both results: bandwidth is the limit. The gradient is the rotation by
+the negative angles.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
+from weft.operators import mutants, peers
+from weft.operators.call import (
+    Choice,
+    check_device,
+    check_same,
+    check_tensor,
+    differentiable,
+    eager,
+    on_gpu,
+    traced,
+)
+from weft.operators.launch import Plans
+from weft.operators.random_inputs import VALUES, random_tensor
+from weft.operators.rotary.kernels import plans
+
+# B batch, S sequence, H heads of q, G heads of k, D head dim, R rotated columns
+Pair = tuple[Tensor, Tensor]
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    rotated = 2 * cos.shape[-1]
+    wide = x if x.dtype == torch.float64 else x.float()
+    cos, sin = cos.to(wide.dtype).unsqueeze(-2), sin.to(wide.dtype).unsqueeze(-2)  # [.., S, 1, R/2]
+    a, b = (wide[..., 0:rotated:2], wide[..., 1:rotated:2]) if interleaved else wide[..., :rotated].chunk(2, -1)
+    one, other = a * cos - b * sin, b * cos + a * sin
+    turned = torch.stack((one, other), -1).flatten(-2) if interleaved else torch.cat((one, other), -1)
+    return torch.cat((turned.to(x.dtype), x[..., rotated:]), -1)
+
+
+def reference(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Pair:
+    return _turned(q, cos, sin, interleaved), _turned(k, cos, sin, interleaved)
+
+
+# ---- call ------------------------------------------------------------------------------------------------------------
+
+
+class Rotation(torch.autograd.Function):
+    """Linear in q and k; its gradient is itself with the angles negated."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, conjugate: bool, inplace: bool
+    ) -> Pair:
+        if inplace:
+            ctx.mark_dirty(q, k)
+        ctx.save_for_backward(cos, sin)
+        ctx.interleaved, ctx.conjugate = interleaved, conjugate
+        results = (q, k) if inplace else (torch.empty_like(q), torch.empty_like(k))
+        if q.numel() or k.numel():
+            plans.of((q, k, cos, sin), interleaved, conjugate, inplace)(q, k, cos, sin, *results)
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, dq: Tensor, dk: Tensor) -> tuple[Tensor | None, ...]:
+        cos, sin = ctx.saved_tensors
+        gradients = differentiable(Rotation, dq, dk, cos, sin, ctx.interleaved, not ctx.conjugate, False)
+        return (*gradients, *(None,) * 5)
+
+
+def rotary_embedding_triton(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Pair:
+    pair: Pair = differentiable(Rotation, q, k, cos.detach(), sin.detach(), interleaved, False, False)
+    return pair
+
+
+# ---- peers -----------------------------------------------------------------------------------------------------------
+
+
+def _rotate_half(x: Tensor, interleaved: bool) -> Tensor:
+    if interleaved:
+        return torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
+    a, b = x.chunk(2, -1)
+    return torch.cat((-b, a), -1)
+
+
+def torch_rotary_embedding(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Pair:
+    """As model code has it: tables as wide as what they multiply, ``x * cos + rotate_half(x) * sin``."""
+    wide = (lambda t: t.repeat_interleave(2, -1)) if interleaved else (lambda t: torch.cat((t, t), -1))
+    cos, sin = wide(cos).unsqueeze(-2), wide(sin).unsqueeze(-2)
+    rotated = cos.shape[-1]
+
+    def turned(x: Tensor) -> Tensor:
+        part = x[..., :rotated]
+        part = (part * cos + _rotate_half(part, interleaved) * sin).to(x.dtype)
+        return part if rotated == x.shape[-1] else torch.cat((part, x[..., rotated:]), -1)
+
+    return turned(q), turned(k)
+
+
+def quack(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Pair:
+    from quack.rotary import apply_rotary_emb
+
+    if cos.ndim != 2:
+        raise Declined("QuACK takes tables [S, R/2]")
+    return apply_rotary_emb(q, cos, sin, interleaved), apply_rotary_emb(k, cos, sin, interleaved)
+
+
+def liger(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Pair:
+    """In place, in forward and in backward: it takes [B, H, S, D] views of memory that lies [B, S, H, D]."""
+    from liger_kernel.ops.rope import LigerRopeFunction
+
+    if interleaved:
+        raise Declined("Liger takes halves, not interleaved pairs")
+    rows = (t if t.ndim == 3 else t.unsqueeze(0) for t in (cos, sin))
+    a, b = LigerRopeFunction.apply(q.transpose(1, 2), k.transpose(1, 2), *rows, None, 1, 2 * cos.shape[-1])
+    return a.transpose(1, 2), b.transpose(1, 2)
+
+
+# ---- definition ------------------------------------------------------------------------------------------------------
+
+VIEWS = ("contiguous", "packed", "transposed", "unaligned", "sliced", "strided", "expanded")
+
+
+def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
+    """q is [B, S, H, D], k [B, S, G, D]. Options: ``kv_heads`` (G, when not H), ``rotary`` (R, when not D), ``interleaved``,
+    ``table`` (its dtype: q's, or fp32), ``batched`` (tables [B, S, R/2] instead of [S, R/2]), ``values``, ``layout``
+    (``packed``: views of one [B, S, H + 2 G, D]; ``transposed``: of [B, H, S, D])."""
+    (b, s, h, d), kv = (w[a] for a in "BSHD"), w.option("kv_heads", w["H"])
+    layout, values = w.option("layout", "contiguous"), w.option("values", "normal")
+
+    def drawn(heads: int) -> Tensor:
+        if layout == "transposed":
+            return random_tensor(g, (b, heads, s, d), w.dtype, device, values=values).transpose(1, 2)
+        return random_tensor(g, (b, s, heads, d), w.dtype, device, layout=layout, values=values)
+
+    if layout == "packed":
+        q, k, _ = random_tensor(g, (b, s, h + 2 * kv, d), w.dtype, device, values=values).split((h, kv, kv), 2)
+    else:
+        q, k = drawn(h), drawn(kv)
+    shape = (*((b,) if w.option("batched") else ()), s, w.option("rotary", d) // 2)
+    angles = random_tensor(g, shape, "fp32", device) * 3
+    dtype = torch.float32 if w.option("table") == "fp32" else q.dtype
+    return {
+        "q": q,
+        "k": k,
+        "cos": angles.cos().to(dtype),
+        "sin": angles.sin().to(dtype),
+        "interleaved": w.option("interleaved", False),
+    }
+
+
+def cost(w: Workload, direction: str) -> Cost:
+    """q and k read and written (or their gradients), the tables read; 6 operations a pair."""
+    tokens, heads, rotated = w["B"] * w["S"], w["H"] + w.option("kv_heads", w["H"]), w.option("rotary", w["D"])
+    size = tokens * heads * w["D"] * w.bytes_per_element
+    rows = tokens if w.option("batched") else w["S"]
+    tables = rows * rotated * (4 if w.option("table") == "fp32" else w.bytes_per_element)
+    return Cost(size + tables, size, vector_flops=3 * tokens * heads * rotated)
+
+
+def gradient(dq: Tensor, dk: Tensor, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Pair:
+    return reference(dq, dk, cos, -sin, interleaved)
+
+
+def _wrong(change: Any) -> Any:
+    """The reference on changed tables."""
+
+    def mutant(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Pair:
+        cos, sin = change(cos, sin)
+        return reference(q, k, cos, sin, interleaved)
+
+    return mutant
+
+
+def _rest_left_out(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Pair:
+    pair = reference(q, k, cos, sin, interleaved)
+    for y in pair:
+        y[..., 2 * cos.shape[-1] :] = 0
+    return pair
+
+
+def _first_batch(cos: Tensor, sin: Tensor) -> Pair:
+    return (cos, sin) if cos.ndim == 2 else (cos[:1].expand(cos.shape), sin[:1].expand(sin.shape))
+
+
+MODEL = {"B": 8, "S": 8192, "H": 32, "D": 128, "kv_heads": 8}
+FEW = {"B": 2, "S": 3, "H": 4, "D": 16, "kv_heads": 2}
+
+rotary_embedding = Operator(
+    name="rotary_embedding",
+    axes={"B": "batch", "S": "sequence", "H": "heads of q", "D": "head dim"},
+    inputs=inputs,
+    reference=reference,
+    cost=cost,
+    directions=("forward", "backward"),
+    options={
+        "layout": VIEWS,
+        "values": VALUES,
+        "kv_heads": range(2**16),
+        "rotary": range(2, 2**16, 2),
+        "table": ("same", "fp32"),
+        "batched": (False, True),
+        "interleaved": (False, True),
+    },
+    differentiable=("q", "k"),
+    tolerance=Tolerance(),
+    workloads={
+        "verify": [
+            workload(B=1, S=1, H=1, D=2, kv_heads=1),
+            workload(B=1, S=2, H=1, D=2, kv_heads=1, interleaved=True),
+            *(
+                workload(B=b, S=s, H=h, D=d, kv_heads=g)
+                for b, s, h, g, d in ((2, 3, 4, 2, 16), (1, 5, 3, 1, 40), (2, 2, 40, 5, 64), (1, 2, 2, 9, 128))
+            ),
+            *(
+                workload(**FEW, interleaved=pairs, **other)
+                for pairs in (False, True)
+                for other in ({"rotary": 6}, {"table": "fp32"}, {"batched": True})
+            ),
+            workload(B=2, S=3, H=4, D=7, kv_heads=2, rotary=6),
+            workload(B=1, S=3, H=12, D=80, kv_heads=12, rotary=20, interleaved=True),
+            *(workload(**FEW, layout=layout) for layout in VIEWS[1:]),
+            *(workload(**FEW, layout=layout, interleaved=True, rotary=8) for layout in VIEWS[1:4]),
+            workload(B=0, S=3, H=4, D=16, kv_heads=2),
+            workload(B=2, S=0, H=4, D=16, kv_heads=2),
+            workload(B=2, S=3, H=4, D=16, kv_heads=0),
+            *(workload(B=2, S=9, H=4, D=32, kv_heads=2, values=values) for values in ("large", "tiny", "nonfinite")),
+        ],
+        "bench": [
+            workload(**MODEL),
+            workload(**MODEL, interleaved=True),
+            workload(**MODEL, rotary=32),
+            workload(**MODEL, layout="transposed"),
+            workload(**MODEL, layout="packed"),
+        ],
+        "quick": [workload(B=1, S=1024, H=32, D=128, kv_heads=8)],
+        "compile": [
+            workload(B=1, S=64, H=32, D=128, kv_heads=8),
+            workload(B=1, S=64, H=32, D=128, kv_heads=8, table="fp32", interleaved=True),
+            workload(B=1, S=64, H=12, D=80, kv_heads=12, rotary=32),
+            workload(B=1, S=64, H=8, D=256, kv_heads=1, layout="packed"),
+        ],
+        "tune": [
+            workload(dtype, B=2**26 // (4096 * 40 * d), S=4096, H=32, D=d, kv_heads=8, interleaved=pairs)
+            for dtype in ("fp32", "bf16")
+            for d in (64, 128, 256)
+            for pairs in (False, True)
+        ],
+        "huge": [workload("bf16", B=1, S=2**22 + 1, H=4, D=128, kv_heads=1)],
+        "model": [workload("bf16", B=1, S=8192, H=h, D=128, kv_heads=8) for h in (32, 64)],
+    },
+    mutants=[
+        *mutants.usual(reference),
+        Mutant("angle negated", _wrong(lambda cos, sin: (cos, -sin))),
+        Mutant("cosine and sine exchanged", _wrong(lambda cos, sin: (sin, cos))),
+        Mutant("next token's angle", _wrong(lambda cos, sin: (cos.roll(1, -2), sin.roll(1, -2)))),
+        Mutant("first batch's angles", _wrong(_first_batch)),
+        Mutant("rest left out", _rest_left_out),
+        Mutant("k passed on", lambda q, k, *a, **n: (reference(q, k, *a, **n)[0], k.clone())),
+        Mutant(
+            "pairs for halves", lambda q, k, cos, sin, interleaved=False: reference(q, k, cos, sin, not interleaved)
+        ),
+        *mutants.usual(gradient, "backward"),
+        Mutant("angle not negated", lambda dq, dk, q, k, *a, **n: reference(dq, dk, *a, **n), "backward"),
+        Mutant(
+            "sine left out", lambda dq, dk, q, k, cos, sin, **n: gradient(dq, dk, q, k, cos, sin * 0, **n), "backward"
+        ),
+        Mutant("k's passed on", lambda dq, dk, *a, **n: (gradient(dq, dk, *a, **n)[0], dk.clone()), "backward"),
+    ],
+)
+
+rotary_embedding.implementation("triton", arch=">=sm_80")(rotary_embedding_triton)
+rotary_embedding.implementation("torch")(torch_rotary_embedding)
+rotary_embedding.implementation("torch.compile", devices=("cuda",))(peers.Compiled(torch_rotary_embedding))
+rotary_embedding.implementation("quack", requires="quack-kernels", devices=("cuda",))(quack)
+# last: it writes over the arguments and gradients that all share
+rotary_embedding.implementation("liger", requires="liger-kernel", devices=("cuda",))(liger)
+
+# ---- what users call -------------------------------------------------------------------------------------------------
+
+
+def check(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inplace: bool) -> None:
+    name = "rotary_embedding"
+    check_tensor(name, "q", q)
+    check_tensor(name, "k", k)
+    check_same(name, "k", k, "q", q)
+    for argument, x in (("q", q), ("k", k)):
+        if x.ndim != 4:
+            raise ValueError(f"{name}: argument '{argument}' has shape {tuple(x.shape)}; expected [B, S, heads, D]")
+    b, s, _, d = q.shape
+    if (k.shape[0], k.shape[1], k.shape[3]) != (b, s, d):
+        raise ValueError(
+            f"{name}: argument 'k' has shape {tuple(k.shape)} and 'q' has {tuple(q.shape)}; expected the same batch, "
+            "sequence and head dim"
+        )
+    for argument, table in (("cos", cos), ("sin", sin)):
+        check_tensor(name, argument, table, tuple(dict.fromkeys((q.dtype, torch.float32))))
+        check_device(name, argument, table, "q", q)
+        shapes = ((s, cos.shape[-1]), (b, s, cos.shape[-1])) if cos.ndim else ()
+        if tuple(table.shape) not in shapes or 2 * cos.shape[-1] > d or not cos.shape[-1]:
+            raise ValueError(
+                f"{name}: argument '{argument}' has shape {tuple(table.shape)}; expected [S, R/2] or [B, S, R/2] with "
+                f"B = {b}, S = {s} and 2 <= R <= {d} (a table that repeats its columns: its first half)"
+            )
+    check_same(name, "sin", sin, "cos", cos)
+    if sin.shape != cos.shape:
+        raise ValueError(f"{name}: argument 'sin' has shape {tuple(sin.shape)} and 'cos' has {tuple(cos.shape)}")
+    for argument, flag in (("interleaved", interleaved), ("inplace", inplace)):
+        if not isinstance(flag, bool):
+            raise TypeError(f"{name}: argument '{argument}' is {flag!r:.40}; expected True or False")
+    if inplace and any(
+        stride == 0 and size > 1 for x in (q, k) for stride, size in zip(x.stride(), x.shape, strict=True)
+    ):
+        raise ValueError(f"{name}: inplace=True and an expanded tensor; expected a place in memory for each element")
+
+
+@rotary_embedding.choice
+def choose(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, inplace: bool = False) -> Choice:
+    check(q, k, cos, sin, interleaved, inplace)
+    if not on_gpu(q):
+        return Choice("torch", "the tensors are on the CPU, where weft runs the reference")
+    if traced(q, k, cos, sin):
+        return Choice("torch", "traced: PyTorch's own operators, which a compiler fuses with their neighbours")
+    if not (q.numel() or k.numel()):
+        return Choice("torch", "empty tensors: nothing to launch")
+    if torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad):
+        return Choice("torch", "the tables want gradients, which our kernel has none of")
+    return Choice("triton", "q and k in one launch, read where they lie whatever their strides", plans)
+
+
+# what a plain eager call needs of its arguments: whether our kernel takes them
+takes = Plans(lambda q, k, cos, sin, *options: choose(q, k, cos, sin, *options).implementation == "triton")
+
+
+@rotary_embedding.function
+def rotary_embedding_function(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, inplace: bool = False
+) -> Pair:
+    """Rotary position embedding of queries and keys, both in one launch.
+
+    Columns i and i + R/2 of every head (interleaved: 2 i and 2 i + 1) are a pair (a, b) that becomes
+    (a cos - b sin, b cos + a sin) with the token's angle i; columns from R on are left as they are.
+
+    Args:
+        q: [B, S, H, D]; float32, float16 or bfloat16. Of any strides: views of one packed tensor, or
+            ``x.transpose(1, 2)`` of [B, H, S, D], are read where they lie.
+        k: [B, S, G, D], of q's dtype; any number of heads.
+        cos, sin: [S, R/2] or [B, S, R/2], of q's dtype or float32, R <= D. Of tables that repeat their columns (Hugging
+            Face's [B, S, R]) pass the first half: ``cos[..., :R // 2]``, which is a view.
+        interleaved: pairs are neighbours (GPT-J) instead of halves (GPT-NeoX, Llama).
+        inplace: write the results over q and k. With a gradient, PyTorch takes it for tensors that are no views or leaves.
+
+    Returns:
+        The rotated q and k, of their shapes and dtype, computed in fp32 and rounded once; with ``inplace``, q and k.
+
+    Raises:
+        TypeError: tensors of other dtypes, or options that are no bool.
+        ValueError: shapes or devices that do not fit, or ``inplace`` on an expanded tensor.
+
+    The gradient is the rotation by the negative angles; cos and sin get one only through PyTorch's operators.
+    Source: Su et al. 2021 (arXiv 2104.09864).
+    """
+    if eager(q, k, cos, sin, gradient=True, autocast=True):
+        tables_fixed = not (cos.requires_grad or sin.requires_grad)
+        if tables_fixed and takes.of((q, k, cos, sin), interleaved, inplace):
+            pair: Pair = differentiable(Rotation, q, k, cos, sin, interleaved, False, inplace)
+            return pair
+    if choose(q, k, cos, sin, interleaved, inplace).implementation == "triton":
+        pair = differentiable(Rotation, q, k, cos, sin, interleaved, False, inplace)
+        return pair
+    pair = reference(q, k, cos, sin, interleaved)
+    return (q.copy_(pair[0]), k.copy_(pair[1])) if inplace else pair

@@ -1,0 +1,87 @@
+"""``cumprod(x, dim=-1)``: running products. One read and one write an element; the gradient reads x, y and dy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.definition import Mutant, Operator, Tolerance, Workload, workload
+from weft.operators.scan.definition import define, inputs
+from weft.operators.scan.plans import PRODUCT
+from weft.operators.scan.scan import Scan
+
+scan = Scan("cumprod", torch.cumprod, PRODUCT, log=False, wide_in_autocast=True)
+
+
+def near_one(w: Workload, g: Any, device: str) -> dict[str, Any]:
+    """Factors around 1, so that long products neither vanish nor overflow."""
+    arguments = inputs(w, g, device)
+    if device != "meta" and w.option("values", "normal") == "normal":
+        x = arguments["x"]
+        (x[:1] if w.option("layout") == "expanded" else x).mul_(2**-6).add_(1.0)
+    return arguments
+
+
+def _factors(w: Workload) -> int:
+    """Each factor rounds once, and so does each gradient that runs back through all of them."""
+    return 4 * (w["N"] if w.option("inner") or w.option("dim", -1) else w["M"])
+
+
+def _by_division(dy: Tensor, x: Tensor, dim: int, exclusive: bool, reverse: bool) -> tuple[Tensor, ...]:
+    """Right where no factor is 0."""
+    y = scan.reference(x, dim, exclusive, reverse)
+    return ((scan.scan((y * dy).flip(dim), dim).flip(dim) / (x + (x == 0) * 1e-3)).to(x.dtype),)
+
+
+def _sum(x: Tensor, dim: int = -1, exclusive: bool = False, reverse: bool = False) -> Tensor:
+    return 1 + torch.cumsum(x - 1, dim)
+
+
+cumprod = Operator(
+    **define(
+        "cumprod",
+        scan.reference,
+        flops=1,
+        special_ops=0,
+        backward_reads=3,
+        make_inputs=near_one,
+        tolerance={
+            "forward": Tolerance(scale="element", terms=_factors),
+            "backward": Tolerance(scale="row", terms=_factors),
+        },
+        more=[
+            workload(M=9, N=12, values="zeros"),
+            workload(M=12, N=9, dim=0, values="zeros"),
+            workload(M=9, N=12, values="zeros", exclusive=True, reverse=True),
+        ],
+        wrong=[Mutant("sum of the small parts", _sum)],
+        gradient_wrong=[Mutant("divides by zero factors", _by_division, "backward")],
+    )
+)
+scan.implement(cumprod)
+
+
+@cumprod.function
+def cumprod_function(x: Tensor, dim: int = -1, *, exclusive: bool = False, reverse: bool = False) -> Tensor:
+    """Running products along one dimension.
+
+    Args:
+        x: any shape; float32, float16 or bfloat16.
+        dim: the dimension to multiply along.
+        exclusive: leave each element out of its own product; the first result is 1.
+        reverse: multiply from the end.
+
+    Returns:
+        A tensor of x's shape and dtype (float32 under autocast, as PyTorch), multiplied in fp32 and rounded once. The same bits
+        every time.
+
+    Raises:
+        TypeError: x is not a tensor of those dtypes, dim not an int, exclusive or reverse not a bool.
+        ValueError: dim is out of range.
+
+    The gradient divides by nothing, so factors of 0 are exact and cost nothing, and it never waits for the GPU. A NaN in x
+    makes NaN of the gradients it takes part in; PyTorch, which divides, of all in its row.
+    """
+    return scan(x, dim, exclusive, reverse)

@@ -1,0 +1,75 @@
+"""``cumsum(x, dim=-1)``: running sums. One read, one write and one addition an element: nothing but bandwidth."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.definition import Mutant, Operator, Tolerance
+from weft.operators.scan.definition import define
+from weft.operators.scan.plans import SUM
+from weft.operators.scan.scan import Scan
+
+scan = Scan("cumsum", torch.cumsum, SUM, log=None, wide_in_autocast=True)
+
+
+def _squares(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {**arguments, "x": arguments["x"].square()}
+
+
+def _forward_scale(arguments: dict[str, Any], _: Any) -> list[Tensor]:
+    """What the rounding of a running sum is relative to: terms may cancel, their squares do not."""
+    return [scan.reference(**_squares(arguments)).sqrt()]
+
+
+def _backward_scale(arguments: dict[str, Any], gradients: list[Tensor]) -> list[Tensor]:
+    turned = {**arguments, "x": gradients[0], "reverse": not arguments["reverse"]}
+    return [scan.reference(**_squares(turned)).sqrt()]
+
+
+def _rounded(x: Tensor, dim: int = -1, exclusive: bool = False, reverse: bool = False) -> Tensor:
+    """Terms lose their last bits."""
+    return scan.reference((x.float() * (1 + 2**-7)).to(x.dtype), dim, exclusive, reverse)
+
+
+cumsum = Operator(
+    **define(
+        "cumsum",
+        scan.reference,
+        flops=1,
+        special_ops=0,
+        backward_reads=1,
+        tolerance={
+            "forward": Tolerance(scale=_forward_scale, terms=lambda w: 256),
+            "backward": Tolerance(scale=_backward_scale, terms=lambda w: 256),
+        },
+        wrong=[Mutant("rounded terms", _rounded)],
+        gradient_wrong=[Mutant("not turned", lambda dy, x, **how: (scan.reference(dy, **how),), "backward")],
+    )
+)
+scan.implement(cumsum)
+
+
+@cumsum.function
+def cumsum_function(x: Tensor, dim: int = -1, *, exclusive: bool = False, reverse: bool = False) -> Tensor:
+    """Running sums along one dimension.
+
+    Args:
+        x: any shape; float32, float16 or bfloat16.
+        dim: the dimension to add along.
+        exclusive: leave each element out of its own sum; the first result is 0.
+        reverse: add from the end.
+
+    Returns:
+        A tensor of x's shape and dtype (float32 under autocast, as PyTorch), added in fp32 and rounded once. The same bits
+        every time.
+
+    Raises:
+        TypeError: x is not a tensor of those dtypes, dim not an int, exclusive or reverse not a bool.
+        ValueError: dim is out of range.
+
+    The gradient is a running sum from the other end. Source: decoupled look-back, Merrill & Garland 2016, with a fixed order.
+    """
+    return scan(x, dim, exclusive, reverse)

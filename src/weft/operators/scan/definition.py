@@ -1,0 +1,139 @@
+"""What the definitions of scans share: inputs, cost, workloads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.definition import Cost, Mutant, Workload, workload
+from weft.operators import mutants
+from weft.operators.call import check_dim
+from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
+
+LARGEST = 2**28
+
+
+def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
+    """x is [M, N], or [M, N, K] with the option ``inner``."""
+    shape = (w["M"], w["N"], w.option("inner")) if w.option("inner") else (w["M"], w["N"])
+    dim = w.option("dim", -1)
+    check_dim("the workload", dim, len(shape))
+    layout, values = w.option("layout", "contiguous"), w.option("values", "normal")
+    x = random_tensor(g, shape, w.dtype, device, layout=layout, values=VALUES[0] if values == "zeros" else values)
+    if values == "zeros" and device != "meta":
+        x.masked_fill_(x.abs() < 0.1, 0.0)
+    return {"x": x, "dim": dim, "exclusive": w.option("exclusive", False), "reverse": w.option("reverse", False)}
+
+
+def define(
+    name: str,
+    reference: Callable[..., Tensor],
+    *,
+    flops: int,
+    special_ops: int,
+    backward_reads: int,
+    tolerance: Any,
+    make_inputs: Callable[..., dict[str, Any]] = inputs,
+    more: Sequence[Workload] = (),
+    wrong: Sequence[Mutant] = (),
+    gradient_wrong: Sequence[Mutant] = (),
+) -> dict[str, Any]:
+    """The fields of an ``Operator`` over [M, N].
+
+    Args:
+        reference: with the operator's arguments.
+        flops, special_ops: of an element.
+        backward_reads: tensors that the gradient has to read.
+        more: further workloads to verify.
+    """
+
+    def cost(w: Workload, direction: str) -> Cost:
+        n = w["M"] * w["N"] * w.option("inner", 1)
+        reads = n * w.bytes_per_element * (1 if direction == "forward" else backward_reads)
+        return Cost(reads, n * w.bytes_per_element, vector_flops=flops * n, special_ops=special_ops * n)
+
+    def gradient(dy: Tensor, x: Tensor, **how: Any) -> tuple[Tensor, ...]:
+        leaf = x.detach().requires_grad_()
+        with torch.enable_grad():
+            return torch.autograd.grad(reference(leaf, **how), leaf, dy)
+
+    def with_other(**changed: Any) -> Callable[..., Tensor]:
+        return lambda x, **how: reference(x, **{**how, **{k: v(how[k]) for k, v in changed.items()}})
+
+    each = ("fp32", "bf16")
+    return {
+        "name": name,
+        "axes": {"M": "rows", "N": "columns"},
+        "inputs": make_inputs,
+        "reference": reference,
+        "cost": cost,
+        "directions": ("forward", "backward"),
+        "differentiable": ("x",),
+        "options": {
+            "layout": LAYOUTS,
+            "values": (*VALUES, "zeros"),
+            "dim": range(-3, 3),
+            "inner": range(1, 2**31),
+            "exclusive": (True, False),
+            "reverse": (True, False),
+        },
+        "tolerance": tolerance,
+        "workloads": {
+            "verify": [
+                *(workload(M=m, N=n) for m, n in ((1, 1), (3, 5), (7, 2), (5, 64), (9, 100), (2, 700))),
+                *(workload(M=m, N=n, dim=0) for m, n in ((5, 3), (70, 5), (150, 2))),
+                *(workload(M=2, N=n, inner=k, dim=1) for n, k in ((3, 9), (20, 5))),
+                *(workload(M=3, N=n, exclusive=True) for n in (1, 33)),
+                *(workload(M=3, N=n, reverse=True) for n in (33, 300)),
+                *(workload(M=2, N=n, exclusive=True, reverse=True) for n in (33, 600)),
+                workload(M=2, N=600, exclusive=True),
+                *(workload(M=100, N=3, dim=0, exclusive=e, reverse=True) for e in (True, False)),
+                workload(M=100, N=3, dim=0, exclusive=True),
+                workload(M=0, N=7),
+                workload(M=7, N=0),
+                *(workload(M=9, N=33, layout=at) for at in LAYOUTS[1:]),
+                *(workload(M=9, N=33, layout=at, dim=0) for at in ("sliced", "transposed")),
+                *more,
+            ],
+            "full": [workload(M=2, N=40000), workload(M=3, N=5000), workload(M=3000, N=40, dim=0)],
+            "bench": [
+                workload(M=1, N=LARGEST),
+                *(workload(M=LARGEST // n, N=n) for n in (256, 4096, 16384, 65536)),
+                workload(M=2**14, N=2**14, dim=0),
+                workload(M=2**10, N=2**10, inner=2**8, dim=1),
+            ],
+            "quick": [workload(M=1, N=2**22), workload(M=2**10, N=2**12)],
+            "compile": [
+                workload(M=1, N=2**20),
+                workload(M=2**10, N=2**10, reverse=True),
+                workload(M=2**9, N=1000, exclusive=True),
+                workload(M=2**11, N=2**11, dim=0),
+                workload(M=2**12, N=8, dim=0),
+            ],
+            "tune": [
+                *(workload(d, M=LARGEST // n, N=n) for d in each for n in (64, 256, 1024, 4096, 16384)),
+                *(workload(d, M=1, N=LARGEST) for d in each),
+                *(workload(d, M=n, N=LARGEST // n, dim=0) for d in each for n in (256, 2**14)),
+            ],
+            "huge": [workload("bf16", M=1, N=2**31 + 17), workload("bf16", M=2**23 + 3, N=257)],
+        },
+        "mutants": [
+            *mutants.usual(reference),
+            Mutant("exclusive and inclusive exchanged", with_other(exclusive=lambda e: not e)),
+            Mutant("from the other end", with_other(reverse=lambda r: not r)),
+            Mutant("carry lost every 64", lambda x, **how: _pieces(reference, x, **how)),
+            *wrong,
+            *mutants.usual(gradient, "backward"),
+            *gradient_wrong,
+        ],
+    }
+
+
+def _pieces(reference: Callable[..., Tensor], x: Tensor, dim: int, **how: Any) -> Tensor:
+    """Each stretch of 64 scanned alone."""
+    if x.shape[dim] <= 64:
+        return reference(x, dim=dim, **how)
+    return torch.cat([reference(part, dim=dim, **how) for part in x.split(64, dim)], dim)

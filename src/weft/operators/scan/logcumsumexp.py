@@ -1,0 +1,84 @@
+"""``logcumsumexp(x, dim=-1)``: log of running sums of exponentials, without overflow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.definition import Mutant, Operator, Tolerance
+from weft.operators.scan.definition import define
+from weft.operators.scan.plans import LOGSUMEXP
+from weft.operators.scan.scan import Scan
+
+scan = Scan("logcumsumexp", torch.logcumsumexp, LOGSUMEXP, log=True)
+
+
+def _forward_scale(arguments: dict[str, Any], _: Any) -> list[Tensor]:
+    """A logarithm near 0 is rounded as the 1 + ... it is taken of."""
+    return [torch.ones_like(arguments["x"])]
+
+
+def _backward_scale(arguments: dict[str, Any], gradients: list[Tensor]) -> list[Tensor]:
+    """As large as the gradient would be without signs: it is a sum of terms that may cancel."""
+    leaf = arguments["x"].detach().requires_grad_()
+    with torch.enable_grad():
+        y = scan.reference(leaf, arguments["dim"], arguments["exclusive"], arguments["reverse"])
+        return list(torch.autograd.grad(y, leaf, gradients[0].abs()))
+
+
+def _overflowing(x: Tensor, dim: int = -1, exclusive: bool = False, reverse: bool = False) -> Tensor:
+    return scan.reference((x * 1.01).to(x.dtype), dim, exclusive, reverse)
+
+
+def _of_tile_maximum(x: Tensor, dim: int = -1, exclusive: bool = False, reverse: bool = False) -> Tensor:
+    """Relative to the largest of the row, below which small terms vanish."""
+    base = x.amax(dim, keepdim=True) + 80 if x.numel() else x
+    summed = torch.cumsum((x - base).exp(), dim)
+    return (summed.log() + base).to(x.dtype)
+
+
+def _no_maximum(dy: Tensor, x: Tensor, dim: int, exclusive: bool, reverse: bool) -> tuple[Tensor, ...]:
+    return (torch.softmax(x, dim) * dy,)
+
+
+logcumsumexp = Operator(
+    **define(
+        "logcumsumexp",
+        scan.reference,
+        flops=8,
+        special_ops=2,
+        backward_reads=3,
+        tolerance={
+            "forward": Tolerance(scale=_forward_scale, ulps=2, terms=lambda w: 256),
+            "backward": Tolerance(scale=_backward_scale, ulps=4, terms=lambda w: 256),
+        },
+        wrong=[
+            Mutant("terms one per cent larger", _overflowing),
+            Mutant("relative to the largest of all", _of_tile_maximum),
+        ],
+        gradient_wrong=[Mutant("of the last result alone", _no_maximum, "backward")],
+    )
+)
+scan.implement(logcumsumexp)
+
+
+@logcumsumexp.function
+def logcumsumexp_function(x: Tensor, dim: int = -1, *, exclusive: bool = False, reverse: bool = False) -> Tensor:
+    """Logarithms of running sums of exponentials along one dimension.
+
+    Args:
+        x: any shape; float32, float16 or bfloat16.
+        dim: the dimension to add along.
+        exclusive: leave each element out of its own sum; the first result is -inf.
+        reverse: add from the end.
+
+    Returns:
+        A tensor of x's shape and dtype, computed in fp32 and rounded once. The same bits every time. No finite input overflows.
+
+    Raises:
+        TypeError: x is not a tensor of those dtypes, dim not an int, exclusive or reverse not a bool.
+        ValueError: dim is out of range.
+    """
+    return scan(x, dim, exclusive, reverse)

@@ -1,0 +1,179 @@
+"""What scans share as operators: choice, call and gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.definition import Declined, Operator
+from weft.operators import peers
+from weft.operators.call import (
+    Choice,
+    check_dim,
+    check_tensor,
+    differentiable,
+    eager,
+    on_gpu,
+    reference_gradients,
+    traced,
+)
+from weft.operators.launch import Plans
+from weft.operators.reduction.views import views_of
+from weft.operators.scan.plans import Formula, GradientPlan, Kernels, scan_plan
+
+COPY = "the dimensions beside 'dim' do not collapse into one stride each, so a copy would be needed"
+
+
+class Scan:
+    """One operator's kernels and call. What is passed on is always ``(x, dim, exclusive, reverse)``.
+
+    Args:
+        name: the operator's.
+        scan: the inclusive forward scan in PyTorch, ``(x, dim)``.
+        formula: what the kernels compute.
+        log: whether the gradient is that of a logarithm of sums, or of products; None where it is a scan itself (a sum's).
+        wide_in_autocast: PyTorch gives fp32 under autocast.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        scan: Callable[[Tensor, int], Tensor],
+        formula: Formula,
+        *,
+        log: bool | None,
+        wide_in_autocast: bool = False,
+    ):
+        self.name, self.scan, self.formula, self.log = name, scan, formula, log
+        self.wide_in_autocast = wide_in_autocast
+        self.configured = Kernels.of(name)
+        self.forward_plans = Plans(self._forward_plan)
+        self.backward_plans = Plans(self._backward_plan)
+        self.public_plans = Plans(lambda x, *how: self.choose(x, *how).plan_for(x, *how))
+        self.function = _autograd(self)
+
+    def reference(self, x: Tensor, dim: int = -1, exclusive: bool = False, reverse: bool = False) -> Tensor:
+        """In PyTorch, which has neither option: by shifting and turning the input."""
+        if reverse:
+            x = x.flip(dim)
+        if exclusive and x.ndim and x.shape[dim]:
+            none = torch.full_like(x.narrow(dim, 0, 1), self.formula.neutral)
+            x = torch.cat([none, x.narrow(dim, 0, x.shape[dim] - 1)], dim)
+        elif exclusive:
+            x = torch.full_like(x, self.formula.neutral)
+        y = self.scan(x, dim)
+        return y.flip(dim) if reverse else y
+
+    # ---- plans -------------------------------------------------------------------------------------------------------
+
+    def _forward_plan(self, x: Tensor, dim: int, exclusive: bool, reverse: bool) -> Any:
+        found = views_of(x, dim % x.ndim, torch.empty_like(x, device="meta"))
+        if found is None:
+            raise Declined(COPY)
+        return scan_plan(found[0], found[1], x, self.formula, self.configured, int(exclusive), reverse)
+
+    def _backward_plan(
+        self, x: Tensor, y: Tensor, dy: Tensor, dim: int, exclusive: bool, reverse: bool
+    ) -> GradientPlan:
+        found = views_of(x, dim % x.ndim, y, dy, torch.empty_like(x, device="meta"))
+        if found is None:
+            raise Declined(COPY)
+        return GradientPlan(found, x, self.configured, log=bool(self.log), shift=int(exclusive), reverse=reverse)
+
+    # ---- calls -------------------------------------------------------------------------------------------------------
+
+    def check(self, x: Tensor, dim: int, exclusive: bool, reverse: bool) -> int:
+        """``dim`` from the front. Raises TypeError or ValueError."""
+        check_tensor(self.name, "x", x)
+        for name, value in (("exclusive", exclusive), ("reverse", reverse)):
+            if not isinstance(value, bool):
+                raise TypeError(f"{self.name}: argument '{name}' is {value!r}; expected True or False")
+        return check_dim(self.name, dim, x.ndim)
+
+    def choose(self, x: Tensor, dim: int = -1, exclusive: bool = False, reverse: bool = False) -> Choice:
+        front = self.check(x, dim, exclusive, reverse)
+        if not on_gpu(x):
+            return Choice("torch", "the tensor is on the CPU, where weft runs the reference")
+        if traced(x):
+            return Choice("torch", "traced: PyTorch's own operators, which a compiler fuses with their neighbours")
+        if x.ndim == 0 or not x.numel():
+            return Choice("torch", "empty or a scalar: nothing to launch")
+        found = views_of(x, front, torch.empty_like(x, device="meta"))
+        if found is None:
+            return Choice("torch", COPY)
+        return Choice("triton", "one stride before, along and after the scanned axis", self.forward_plans)
+
+    def triton(self, x: Tensor, dim: int = -1, exclusive: bool = False, reverse: bool = False) -> Tensor:
+        """Our kernel, whatever :meth:`choose` says."""
+        if x.ndim == 0 or not x.numel():
+            return self.reference(x, dim, exclusive, reverse)
+        out: Tensor = differentiable(self.function, x, dim, exclusive, reverse, self.dtype(x))
+        return out
+
+    def run(self, x: Tensor, dim: int, exclusive: bool, reverse: bool, dtype: torch.dtype) -> Tensor:
+        """The launches alone."""
+        y = torch.empty_like(x, dtype=dtype)
+        self.forward_plans.of((x,), dim, exclusive, reverse)(x, y)
+        return y
+
+    def __call__(self, x: Tensor, dim: int, exclusive: bool, reverse: bool) -> Tensor:
+        """What the public function does."""
+        if isinstance(x, Tensor) and eager(x, gradient=True, autocast=not self.wide_in_autocast):
+            ready = self.public_plans.of((x,), dim, exclusive, reverse)
+            if ready is not None:
+                if torch.is_grad_enabled() and x.requires_grad:
+                    return self.function.apply(x, dim, exclusive, reverse, x.dtype)
+                y = torch.empty_like(x)
+                ready(x, y)
+                return y
+        if self.choose(x, dim, exclusive, reverse).implementation == "torch":
+            return self.reference(x, dim, exclusive, reverse)
+        return self.triton(x, dim, exclusive, reverse)
+
+    def dtype(self, x: Tensor) -> torch.dtype:
+        wide = self.wide_in_autocast and x.is_cuda and torch.is_autocast_enabled("cuda")
+        return torch.float32 if wide else x.dtype
+
+    def gradient(self, x: Tensor, y: Tensor, dy: Tensor, dim: int, exclusive: bool, reverse: bool) -> Tensor:
+        """dx of a product or a logarithm of sums."""
+        dx = torch.empty_like(x)
+        if views_of(x, dim % x.ndim, dy) is None:
+            dy = torch.empty_like(x, dtype=dy.dtype).copy_(dy)  # of any strides (expanded, say) out of autograd
+        self.backward_plans.of((x, y, dy), dim, exclusive, reverse)(x, y, dy, dx)
+        return dx
+
+    def implement(self, operator: Operator) -> None:
+        """Registers kernel, reference and ``torch.compile`` as the operator's implementations, and how it chooses."""
+        operator.choice(self.choose)
+        operator.implementation("triton", arch=">=sm_80")(self.triton)
+        operator.implementation("torch")(self.reference)
+        operator.implementation("torch.compile", devices=("cuda",))(peers.Compiled(self.reference))
+
+
+def _autograd(op: Scan) -> type[torch.autograd.Function]:
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, dim: int, exclusive: bool, reverse: bool, dtype: torch.dtype) -> Tensor:
+            y = op.run(x, dim, exclusive, reverse, dtype)
+            ctx.how, ctx.dtype = (dim, exclusive, reverse), x.dtype
+            if op.log is not None:
+                ctx.save_for_backward(x, y)
+            return y
+
+        @staticmethod
+        def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+            dim, exclusive, reverse = ctx.how
+            if op.log is None:  # what an element adds to is all that comes after it
+                if views_of(dy, dim % dy.ndim, torch.empty_like(dy, device="meta")) is None:
+                    dy = dy.contiguous()
+                return differentiable(op.function, dy, dim, exclusive, not reverse, ctx.dtype), None, None, None, None
+            x, y = ctx.saved_tensors
+            if torch.is_grad_enabled():
+                whole = reference_gradients(lambda x: op.reference(x, dim, exclusive, reverse), (x,), (True,), (dy,))
+                return whole[0], None, None, None, None
+            return op.gradient(x, y, dy, dim, exclusive, reverse), None, None, None, None
+
+    return Function

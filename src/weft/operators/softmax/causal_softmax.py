@@ -1,0 +1,169 @@
+"""``causal_softmax(x, scale=1.0)``: softmax over the last dimension of which each row sees the columns up to its own.
+
+Row i of [S, T] keeps the columns j <= i + T - S, so the last row keeps all. Forward compulsorily reads what is kept (half of a
+square) and writes all of y; backward reads what is kept of y and dy and writes all of dx. Bandwidth is the limit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.definition import Cost, Mutant, Operator, Workload, workload
+from weft.operators import mutants, peers
+from weft.operators.call import Choice, differentiable
+from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
+from weft.operators.softmax import masked
+from weft.operators.softmax.masked_kernels import CAUSAL
+
+
+def hidden(x: Tensor, shift: int = 0) -> Tensor:
+    """[S, T]: what each row does not see."""
+    s, t = x.shape[-2:]
+    return torch.ones(s, t, dtype=torch.bool, device=x.device).triu(1 + t - s + shift)
+
+
+def torch_causal_softmax(x: Tensor, scale: float = 1.0) -> Tensor:
+    return torch.softmax((x * scale).masked_fill(hidden(x), -torch.inf), -1)
+
+
+def reference(x: Tensor, scale: float = 1.0) -> Tensor:
+    return torch_causal_softmax(x if x.dtype == torch.float64 else x.float(), scale).to(x.dtype)
+
+
+def causal_softmax_triton(x: Tensor, scale: float = 1.0) -> Tensor:
+    y: Tensor = differentiable(masked.MaskedSoftmax, x, x, scale, CAUSAL, lambda x: reference(x, scale))
+    return y
+
+
+# ---- definition ------------------------------------------------------------------------------------------------------
+
+
+def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
+    """x is [B, S, T]; the option ``scale`` in per cent."""
+    layout, values = w.option("layout", "contiguous"), w.option("values", "normal")
+    x = random_tensor(g, (w["B"], w["S"], w["T"]), w.dtype, device, layout=layout, values=values)
+    return {"x": x, "scale": w.option("scale", 100) / 100}
+
+
+def seen(w: Workload) -> int:
+    """Elements that some row keeps."""
+    s, t = w["S"], w["T"]
+    rows = min(s, t)  # that keep anything: t - rows + 1 … t columns
+    return w["B"] * rows * (2 * t - rows + 1) // 2
+
+
+def cost(w: Workload, direction: str) -> Cost:
+    n, size = seen(w), w["B"] * w["S"] * w["T"] * w.bytes_per_element
+    if direction == "forward":
+        return Cost(reads=n * w.bytes_per_element, writes=size, vector_flops=5 * n, special_ops=n)
+    return Cost(reads=2 * n * w.bytes_per_element, writes=size, vector_flops=5 * n)
+
+
+def _with(change: Any) -> Any:
+    return lambda x, scale=1.0: torch.softmax(change(x.float(), scale), -1).to(x.dtype)
+
+
+def _gradient(dy: Tensor, x: Tensor, scale: float = 1.0) -> tuple[Tensor]:
+    y = reference(x, scale)
+    dx = scale * y * (dy - (dy * y).sum(-1, keepdim=True))
+    return (dx.masked_fill(hidden(x), 0),)
+
+
+def _sum_left_out(dy: Tensor, x: Tensor, scale: float = 1.0) -> tuple[Tensor]:
+    return (scale * reference(x, scale) * dy,)
+
+
+causal_softmax = Operator(
+    name="causal_softmax",
+    axes={"B": "batches and heads", "S": "rows (queries)", "T": "columns (keys)"},
+    inputs=inputs,
+    reference=reference,
+    cost=cost,
+    directions=("forward", "backward"),
+    options={"layout": LAYOUTS, "values": VALUES, "scale": range(-1000, 1001)},
+    differentiable=("x",),
+    tolerance=masked.tolerance(reference),
+    workloads={
+        "verify": [
+            *(
+                workload(B=b, S=s, T=t)
+                for b, s, t in ((1, 1, 1), (2, 3, 3), (3, 5, 9), (2, 9, 5), (1, 40, 100), (2, 33, 33))
+            ),
+            workload(B=0, S=3, T=3),
+            workload(B=2, S=0, T=3),
+            workload(B=2, S=3, T=0),
+            *(
+                workload(B=3, S=9, T=17, layout=at)
+                for at in ("unaligned", "sliced", "strided", "transposed", "expanded")
+            ),
+            workload(B=2, S=20, T=20, scale=25),
+            workload(B=2, S=20, T=20, scale=-100),
+            workload(B=2, S=20, T=20, values="large"),
+            workload(B=3, S=20, T=20, values="nonfinite"),
+            workload(B=2, S=20, T=20, values="minus_inf_rows"),
+            workload(B=1, S=3, T=2048),
+            workload(B=1, S=2, T=33000),
+        ],
+        "full": [workload(B=2, S=1000, T=1000), workload(B=1, S=100, T=2**16 + 3)],
+        "huge": [workload("bf16", B=2**15 + 1, S=256, T=257)],
+        "bench": [workload(B=2**28 // n**2, S=n, T=n) for n in (512, 1024, 2048, 4096, 8192, 16384)],
+        "quick": [workload(B=4, S=1024, T=1024)],
+        "compile": [workload(B=2, S=64, T=n) for n in (100, 4096, 2**16)],
+        "tune": [
+            workload(d, B=2**28 // n**2, S=n, T=n)
+            for d in ("fp32", "bf16")
+            for n in (128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+        ],
+        "model": [workload("bf16", B=32, S=2048, T=2048, scale=9)],
+    },
+    mutants=[
+        *mutants.usual(reference),
+        Mutant("sees one more", _with(lambda x, scale: (x * scale).masked_fill(hidden(x, 1), -torch.inf))),
+        Mutant(
+            "counted from the first row",
+            _with(lambda x, scale: (x * scale).masked_fill(~torch.ones_like(x).tril().bool(), -torch.inf)),
+        ),
+        Mutant("scale left out", _with(lambda x, scale: x.masked_fill(hidden(x), -torch.inf))),
+        Mutant("hidden as zeros", _with(lambda x, scale: (x * scale).masked_fill(hidden(x), 0.0))),
+        *mutants.usual(_gradient, "backward"),
+        Mutant("sum left out", _sum_left_out, "backward"),
+        Mutant("scale left out", lambda dy, x, scale=1.0: (_gradient(dy, x, scale)[0] / scale,), "backward"),
+    ],
+)
+
+causal_softmax.implementation("triton", arch=">=sm_80")(causal_softmax_triton)
+causal_softmax.implementation("torch")(torch_causal_softmax)
+causal_softmax.implementation("torch.compile", devices=("cuda",))(peers.Compiled(torch_causal_softmax))
+
+# ---- what users call -------------------------------------------------------------------------------------------------
+
+
+@causal_softmax.choice
+def choose(x: Tensor, scale: float = 1.0) -> Choice:
+    masked.check("causal_softmax", x, scale, 2)
+    return masked.choose(x)
+
+
+@causal_softmax.function
+def causal_softmax_function(x: Tensor, scale: float = 1.0) -> Tensor:
+    """Softmax of ``scale * x`` over the last dimension, each row over the columns that it may see.
+
+    Args:
+        x: [..., S, T]; float32, float16 or bfloat16. Row i sees the columns 0 … i + T - S.
+        scale: multiplies x.
+
+    Returns:
+        A tensor of x's shape and dtype, 0 where a row does not see; sums are taken in fp32. A row that sees nothing (S > T), or
+        holds NaN or +inf or only -inf among what it sees, is NaN. Under autocast x is cast to float32.
+
+    Raises:
+        TypeError: x is not a tensor of those dtypes.
+        ValueError: x has fewer than two dimensions, or scale is not finite.
+    """
+    chosen = choose(x, scale).implementation
+    if torch.is_autocast_enabled("cuda"):
+        x = x.float()
+    return reference(x, scale) if chosen == "torch" else causal_softmax_triton(x, scale)

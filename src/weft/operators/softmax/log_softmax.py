@@ -1,0 +1,258 @@
+"""``log_softmax(x, dim=-1)``: x - logsumexp(x) along one dimension, forward and backward.
+
+Forward compulsorily reads x and writes y; backward reads y and dy and writes dx. Bandwidth is the limit (README.md).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
+from weft.operators import mutants, peers
+from weft.operators.call import Choice, check_dim, check_tensor, eager, on_gpu, rows_of
+from weft.operators.launch import Plans
+from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
+from weft.operators.row_programs import ONE_PASS
+from weft.operators.softmax.log_softmax_kernels import backward_plans, forward_plans
+
+# ---- PyTorch operators -----------------------------------------------------------------------------------------------
+
+
+@torch.library.triton_op("weft::log_softmax", mutates_args=())
+def log_softmax_op(x: Tensor, dim: int) -> Tensor:
+    if not on_gpu(x):
+        return torch.log_softmax(x, dim)
+    y = torch.empty_like(x)
+    if y.numel():
+        forward_plans.of((x,), dim)(x, y)
+    return y
+
+
+@torch.library.triton_op("weft::log_softmax_backward", mutates_args=())
+def backward_op(y: Tensor, dy: Tensor, dim: int) -> Tensor:
+    """dx from the forward's result and the gradient of it."""
+    if not on_gpu(y):
+        return torch.ops.aten._log_softmax_backward_data(dy, y, dim, y.dtype)
+    dx = torch.empty_like(y)
+    if dx.numel():
+        if rows_of(dy.movedim(dim, -1)) is None:
+            dy = torch.empty_like(y).copy_(dy)  # a gradient of any strides (expanded, say) may come from autograd
+        backward_plans.of((y, dy), dim)(y, dy, dx)
+    return dx
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
+    ctx.save_for_backward(output)
+    ctx.dim = inputs[1]
+
+
+def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+    (y,) = ctx.saved_tensors
+    return torch.ops.weft.log_softmax_backward(y, dy, ctx.dim), None
+
+
+def _save_backward(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[0], inputs[1])
+    ctx.dim = inputs[2]
+
+
+def _twice_backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, None]:
+    """Of dx = dy - exp(y) * sum(dy): the gradients of y and dy, in PyTorch."""
+    y, dy = ctx.saved_tensors
+    p = y.exp()
+    return -g * p * dy.sum(ctx.dim, keepdim=True), g - (g * p).sum(ctx.dim, keepdim=True), None
+
+
+log_softmax_op.register_autograd(_backward, setup_context=_save)
+backward_op.register_autograd(_twice_backward, setup_context=_save_backward)
+
+# ---- implementations -------------------------------------------------------------------------------------------------
+
+
+def reference(x: Tensor, dim: int = -1) -> Tensor:
+    return torch.log_softmax(x, dim)
+
+
+def log_softmax_triton(x: Tensor, dim: int = -1) -> Tensor:
+    if eager(x) and x.numel():
+        y = torch.empty_like(x)
+        forward_plans.of((x,), dim)(x, y)
+        return y
+    return torch.ops.weft.log_softmax(x, dim)
+
+
+# ---- definition ------------------------------------------------------------------------------------------------------
+
+
+def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
+    """x is [M, N], or [M, N, K] with the option K and dim=1."""
+    shape = (w["M"], w["N"], w.option("inner")) if w.option("inner") else (w["M"], w["N"])
+    layout, values = w.option("layout", "contiguous"), w.option("values", "normal")
+    check_dim("log_softmax", w.option("dim", -1), len(shape))
+    return {"x": random_tensor(g, shape, w.dtype, device, layout=layout, values=values), "dim": w.option("dim", -1)}
+
+
+def cost(w: Workload, direction: str) -> Cost:
+    n = w["M"] * w["N"] * w.option("inner", 1)
+    size = n * w.bytes_per_element
+    if direction == "forward":
+        return Cost(reads=size, writes=size, vector_flops=4 * n, special_ops=n)
+    return Cost(reads=2 * size, writes=size, vector_flops=3 * n, special_ops=n)
+
+
+def _gradient_terms(arguments: dict[str, Any], gradients: list[Tensor]) -> list[Tensor]:
+    """dx is a difference that vanishes at N = 1: how large its terms are."""
+    (dy,), dim = gradients, arguments["dim"]
+    return [dy.abs() + torch.softmax(arguments["x"], dim) * dy.square().sum(dim, keepdim=True).sqrt()]
+
+
+def _wrong(change: Any) -> Any:
+    return lambda x, dim=-1: change(x.float(), dim).to(x.dtype)
+
+
+def _unstable(x: Tensor, dim: int) -> Tensor:
+    return x - x.exp().sum(dim, keepdim=True).log()
+
+
+def _padded(x: Tensor, dim: int) -> Tensor:
+    top = x.amax(dim, keepdim=True)
+    return x - top - ((x - top).exp().sum(dim, keepdim=True) + 1e-3).log()
+
+
+def _gradient(dy: Tensor, x: Tensor, dim: int = -1) -> tuple[Tensor, ...]:
+    return (dy - torch.softmax(x, dim) * dy.sum(dim, keepdim=True),)
+
+
+WIDTHS = (256, 1024, 4096, 8192, 16384, 32768, 65536, 131072)
+
+log_softmax = Operator(
+    name="log_softmax",
+    axes={"M": "rows", "N": "columns"},
+    inputs=inputs,
+    reference=reference,
+    cost=cost,
+    directions=("forward", "backward"),
+    options={"layout": LAYOUTS, "values": VALUES, "dim": range(-2, 3), "inner": range(1, 2**31)},
+    differentiable=("x",),
+    tolerance={
+        "forward": Tolerance(scale="row", ulps=2.0),
+        "backward": Tolerance(scale=_gradient_terms, terms=lambda w: 32),
+    },
+    workloads={
+        "verify": [
+            *(workload(M=m, N=n) for m, n in ((1, 1), (3, 5), (2, 256), (37, 100), (5, 1000), (1, 4097))),
+            workload(M=0, N=7),
+            workload(M=7, N=0),
+            *(workload(M=9, N=33, layout=at) for at in ("unaligned", "sliced", "strided", "transposed", "expanded")),
+            workload(M=6, N=64, values="large"),
+            workload(M=40, N=50, values="nonfinite"),
+            workload(M=6, N=50, values="minus_inf_rows"),
+            workload(M=4, N=33, inner=5, dim=1),
+            workload(M=4, N=33, dim=0),
+            workload(M=2, N=33000),
+        ],
+        "full": [workload(M=2, N=n) for n in (2**15, 2**15 + 1, 2**17, 2**18)],
+        "huge": [workload("bf16", M=2**14 + 1, N=2**17), workload("bf16", M=2**23 + 3, N=257)],
+        "bench": [workload(M=2**28 // n, N=n) for n in WIDTHS],
+        "quick": [workload(M=2**22 // n, N=n) for n in (1024, 4096)],
+        "compile": [workload(M=64, N=n) for n in (100, 4096, 2**16)],
+        "tune": [
+            workload(d, M=2**28 // n, N=n)
+            for d in ("fp32", "bf16")
+            for n in (64, 128, 256, 512, 1024, 2048, *WIDTHS[2:])
+        ],
+        "model": [workload("bf16", M=4096, N=128256)],
+    },
+    mutants=[
+        *mutants.usual(reference),
+        Mutant("no maximum subtracted", _wrong(_unstable)),
+        Mutant("padding counted", _wrong(_padded)),
+        Mutant("softmax", lambda x, dim=-1: torch.softmax(x, dim)),
+        *mutants.usual(_gradient, "backward"),
+        Mutant("sum left out", lambda dy, x, dim=-1: (dy.clone(),), "backward"),
+        Mutant(
+            "softmax's gradient",
+            lambda dy, x, dim=-1: (torch.softmax(x, dim) * (dy - dy.sum(dim, keepdim=True)),),
+            "backward",
+        ),
+    ],
+)
+
+log_softmax.implementation("triton", arch=">=sm_80")(log_softmax_triton)
+log_softmax.implementation("torch")(reference)
+log_softmax.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
+
+# ---- what users call -------------------------------------------------------------------------------------------------
+
+
+@log_softmax.choice
+def choose(x: Tensor, dim: int = -1) -> Choice:
+    check_tensor("log_softmax", "x", x)
+    front = check_dim("log_softmax", dim, x.ndim)
+    along = x.movedim(front, -1) if x.ndim else x
+    if not on_gpu(x):
+        return Choice("torch", "the tensor is on the CPU, where weft runs the reference")
+    if x.ndim == 0 or x.numel() == 0:
+        return Choice("torch", "empty or a scalar: nothing to launch")
+    if rows_of(along) is None:
+        return Choice("torch", "the leading dimensions do not collapse into rows of one stride: a copy would be needed")
+    n = along.shape[-1]
+    if along.stride(-1) != 1 and n > 1:
+        return Choice(
+            "torch", f"stride {along.stride(-1)} along 'dim': PyTorch's kernel for inner dimensions is faster"
+        )
+    return Choice("triton", f"{n} columns: " + ("held in registers" if n <= ONE_PASS else "read twice"), forward_plans)
+
+
+public_plans = Plans(lambda x, dim: choose(x, dim).plan_for(x, dim))
+
+
+class _Eager(torch.autograd.Function):
+    """The plan with a gradient, in plain eager mode: the autograd of a custom operator alone costs 40 us on the host."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int) -> Tensor:
+        y = torch.empty_like(x)
+        public_plans.of((x,), dim)(x, y)
+        ctx.save_for_backward(y)
+        ctx.dim = dim
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+        (y,) = ctx.saved_tensors
+        return torch.ops.weft.log_softmax_backward(y, dy, ctx.dim), None
+
+
+@log_softmax.function
+def log_softmax_function(x: Tensor, dim: int = -1) -> Tensor:
+    """Logarithm of the softmax along one dimension.
+
+    Args:
+        x: any shape; float32, float16 or bfloat16.
+        dim: the dimension whose exponentials sum to 1.
+
+    Returns:
+        A tensor of x's shape and dtype. Sums are taken in fp32. A row that holds NaN or +inf, or only -inf, is NaN.
+        Under autocast the input is cast to float32, as ``torch.log_softmax`` does.
+
+    Raises:
+        TypeError: x is not a tensor of those dtypes, or dim not an int.
+        ValueError: dim is out of range.
+
+    Backward saves the result only.
+    """
+    if eager(x) and (plan := public_plans.of((x,), dim)) is not None:
+        y = torch.empty_like(x)
+        plan(x, y)
+        return y
+    if choose(x, dim).implementation == "torch":
+        return torch.log_softmax(x, dim)
+    if eager(x, gradient=True):
+        return _Eager.apply(x, dim)
+    if torch.is_autocast_enabled("cuda"):
+        x = x.float()
+    return torch.ops.weft.log_softmax(x, dim)

@@ -1,0 +1,80 @@
+"""What causal and masked softmax share: the call with its gradient, and the checks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.definition import Tolerance
+from weft.operators.call import Choice, check_tensor, on_gpu, reference_gradients, rows_of, traced
+from weft.operators.row_programs import ONE_PASS
+from weft.operators.softmax.masked_kernels import CAUSAL, backward_plans, forward_plans
+
+
+class MaskedSoftmax(torch.autograd.Function):
+    """``reference(x)`` is the same in PyTorch; its autograd serves where a gradient of the gradient is wanted."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, mask: Tensor, scale: float, kind: str, reference: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        y = torch.empty_like(x)
+        if y.numel():
+            forward_plans.of((x, mask), scale, kind)(x, mask, y)
+        ctx.save_for_backward(y, x)
+        ctx.scale, ctx.causal, ctx.reference = scale, kind == CAUSAL, reference
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        y, x = ctx.saved_tensors
+        rest = (None,) * 4
+        if torch.is_grad_enabled():
+            return *reference_gradients(ctx.reference, (x,), (True,), (dy,)), *rest
+        dx = torch.empty_like(y)
+        if dx.numel():
+            if rows_of(dy) is None:
+                dy = torch.empty_like(y).copy_(dy)  # of any strides (expanded, say) out of autograd
+            backward_plans.of((y, dy), ctx.scale, ctx.causal)(y, dy, dx)
+        return (dx, *rest)
+
+
+def tolerance(reference: Callable[..., Tensor]) -> dict[str, Tolerance]:
+    """Forward: a score is rounded before its exponential is taken, which costs half an ulp for each unit of the score.
+    Backward: dx is a difference that vanishes where one column holds all the weight, so errors are relative to its terms."""
+
+    def terms(arguments: dict[str, Any], gradients: list[Tensor]) -> list[Tensor]:
+        (dy,), y = gradients, reference(**arguments)
+        each = arguments["scale"] * y * (dy.abs() + (y * dy.abs()).sum(-1, keepdim=True))
+        return [each.square().mean(-1, keepdim=True).sqrt()]
+
+    return {"forward": Tolerance(scale="element", ulps=2.0), "backward": Tolerance(scale=terms, terms=lambda w: 32)}
+
+
+def check(operator: str, x: Tensor, scale: float, least: int) -> None:
+    """Raises TypeError or ValueError unless x is a floating tensor of ``least`` dimensions and scale a number."""
+    check_tensor(operator, "x", x)
+    if x.ndim < least:
+        shape = "[..., S, T]" if least == 2 else "[..., N]"
+        raise ValueError(f"{operator}: argument 'x' has shape {tuple(x.shape)}; expected {shape}")
+    if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not math.isfinite(scale):
+        raise ValueError(f"{operator}: argument 'scale' is {scale!r}; expected a finite number")
+
+
+def choose(*tensors: Tensor) -> Choice:
+    """For x (and a mask, if any), checked already."""
+    x = tensors[0]
+    if not on_gpu(x):
+        return Choice("torch", "the tensors are on the CPU, where weft runs the reference")
+    if traced(*tensors):
+        return Choice("torch", "traced: PyTorch's own operators, which a compiler fuses with their neighbours")
+    if not x.numel():
+        return Choice("torch", "empty: nothing to launch")
+    if rows_of(x) is None or rows_of(torch.empty_like(x, device="meta")) is None:
+        return Choice("torch", "the leading dimensions do not collapse into rows of one stride: a copy would be needed")
+    n = x.shape[-1]
+    return Choice("triton", f"{n} columns: " + ("held in registers" if n <= ONE_PASS else "read twice"), forward_plans)

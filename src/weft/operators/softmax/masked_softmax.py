@@ -1,0 +1,209 @@
+"""``masked_softmax(x, mask, scale=1.0)``: softmax(scale * x + mask) over the last dimension.
+
+Forward compulsorily reads x and the mask (as small as it is before it is broadcast) and writes y; backward reads y and dy and
+writes dx. Bandwidth is the limit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.definition import Cost, Mutant, Operator, Workload, workload
+from weft.operators import mutants, peers
+from weft.operators.call import FLOATS, Choice, check_device, check_tensor, differentiable
+from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
+from weft.operators.softmax import masked
+from weft.operators.softmax.masked_kernels import ADDITIVE, BOOLEAN, NONE, levels
+
+
+def torch_masked_softmax(x: Tensor, mask: Tensor | None = None, scale: float = 1.0) -> Tensor:
+    scores = x * scale
+    if mask is not None:
+        if mask.dtype == torch.bool:
+            mask = torch.zeros(mask.shape, dtype=x.dtype, device=x.device).masked_fill(~mask, -torch.inf)
+        scores = scores + mask.to(x.dtype)
+    return torch.softmax(scores, -1)
+
+
+def reference(x: Tensor, mask: Tensor | None = None, scale: float = 1.0) -> Tensor:
+    return torch_masked_softmax(x if x.dtype == torch.float64 else x.float(), mask, scale).to(x.dtype)
+
+
+def kind_of(mask: Tensor | None) -> str:
+    return NONE if mask is None else BOOLEAN if mask.dtype == torch.bool else ADDITIVE
+
+
+def masked_softmax_triton(x: Tensor, mask: Tensor | None = None, scale: float = 1.0) -> Tensor:
+    wide = x if mask is None else mask.expand(x.shape)
+    wide = wide.view(torch.uint8) if wide.dtype == torch.bool else wide  # a byte each: kernels know no pointers to bits
+    y: Tensor = differentiable(
+        masked.MaskedSoftmax, x, wide.detach(), scale, kind_of(mask), lambda x: reference(x, mask, scale)
+    )
+    return y
+
+
+# ---- definition ------------------------------------------------------------------------------------------------------
+
+SHAPES = {  # of the mask, for x [B, H, S, T]
+    "full": lambda b, h, s, t: (b, h, s, t),
+    "heads": lambda b, h, s, t: (b, 1, s, t),
+    "keys": lambda b, h, s, t: (b, 1, 1, t),
+    "square": lambda b, h, s, t: (s, t),
+}
+
+
+def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
+    """x is [B, H, S, T]; options: the mask's ``shape`` and ``kind``, ``scale`` in per cent."""
+    shape = tuple(w[a] for a in "BHST")
+    layout, values = w.option("layout", "contiguous"), w.option("values", "normal")
+    x = random_tensor(g, shape, w.dtype, device, layout=layout, values=values)
+    mask, kind = None, w.option("kind", BOOLEAN)
+    if kind != NONE:
+        mask = random_tensor(g, SHAPES[w.option("shape", "heads")](*shape), w.dtype, device)
+        if kind == BOOLEAN:
+            mask = mask > -0.5
+            if mask.shape[-1] and not w.option("empty"):
+                mask[..., 0] = True
+    return {"x": x, "mask": mask, "scale": w.option("scale", 100) / 100}
+
+
+def cost(w: Workload, direction: str) -> Cost:
+    shape = tuple(w[a] for a in "BHST")
+    n = shape[0] * shape[1] * shape[2] * shape[3]
+    size, places = n * w.bytes_per_element, 1
+    for length in SHAPES[w.option("shape", "heads")](*shape):
+        places *= length
+    each = {NONE: 0, BOOLEAN: 1, ADDITIVE: w.bytes_per_element}[w.option("kind", BOOLEAN)]
+    if direction == "forward":
+        return Cost(reads=size + places * each, writes=size, vector_flops=6 * n, special_ops=n)
+    return Cost(reads=2 * size, writes=size, vector_flops=5 * n)
+
+
+def _gradient(dy: Tensor, x: Tensor, mask: Tensor | None = None, scale: float = 1.0) -> tuple[Tensor]:
+    y = reference(x, mask, scale)
+    return (scale * y * (dy - (dy * y).sum(-1, keepdim=True)),)
+
+
+def _inverted(x: Tensor, mask: Tensor | None = None, scale: float = 1.0) -> Tensor:
+    return reference(x, ~mask if mask is not None and mask.dtype == torch.bool else mask, scale)
+
+
+masked_softmax = Operator(
+    name="masked_softmax",
+    axes={"B": "batches", "H": "heads", "S": "rows (queries)", "T": "columns (keys)"},
+    inputs=inputs,
+    reference=reference,
+    cost=cost,
+    directions=("forward", "backward"),
+    options={
+        "layout": LAYOUTS,
+        "values": VALUES,
+        "shape": tuple(SHAPES),
+        "kind": (NONE, BOOLEAN, ADDITIVE),
+        "scale": range(-1000, 1001),
+        "empty": (True, False),
+    },
+    differentiable=("x",),
+    tolerance=masked.tolerance(reference),
+    workloads={
+        "verify": [
+            *(
+                workload(B=b, H=h, S=s, T=t)
+                for b, h, s, t in ((1, 1, 1, 1), (1, 1, 3, 5), (2, 3, 4, 33), (1, 2, 5, 1000))
+            ),
+            *(
+                workload(B=2, H=3, S=4, T=20, shape=shape, kind=kind)
+                for shape in SHAPES
+                for kind in (BOOLEAN, ADDITIVE)
+            ),
+            workload(B=2, H=3, S=4, T=20, kind=NONE, scale=30),
+            workload(B=2, H=3, S=4, T=20, kind=ADDITIVE, scale=-50),
+            workload(B=0, H=3, S=4, T=5),
+            workload(B=2, H=3, S=4, T=0),
+            *(workload(B=2, H=3, S=5, T=17, layout=at) for at in ("unaligned", "sliced", "strided", "transposed")),
+            workload(B=2, H=2, S=5, T=20, values="large", kind=ADDITIVE),
+            workload(B=2, H=2, S=5, T=20, values="nonfinite"),
+            workload(B=2, H=20, S=2, T=3, empty=True),
+            workload(B=1, H=1, S=3, T=2048, kind=ADDITIVE),
+            workload(B=1, H=2, S=1, T=33000),
+        ],
+        "full": [workload(B=2, H=3, S=7, T=n, kind=k) for n in (2**15, 2**16 + 3) for k in (BOOLEAN, ADDITIVE)],
+        "huge": [workload("bf16", B=2, H=2**14 + 1, S=256, T=257)],
+        "bench": [
+            *(workload(B=2**24 // n**2, H=16, S=n, T=n, kind=BOOLEAN) for n in (512, 1024, 2048, 4096)),
+            workload(B=4, H=16, S=2048, T=2048, kind=ADDITIVE),
+            workload(B=4, H=16, S=2048, T=2048, kind=BOOLEAN, shape="keys"),
+        ],
+        "quick": [workload(B=1, H=4, S=1024, T=1024)],
+        "compile": [workload(B=1, H=2, S=64, T=n, kind=k) for n in (100, 4096, 2**16) for k in (BOOLEAN, ADDITIVE)],
+        "tune": [],  # causal softmax's serve
+        "model": [workload("bf16", B=4, H=32, S=2048, T=2048, shape="keys", scale=9)],
+    },
+    mutants=[
+        *mutants.usual(reference),
+        Mutant("mask left out", lambda x, mask=None, scale=1.0: reference(x, None, scale)),
+        Mutant("scale left out", lambda x, mask=None, scale=1.0: reference(x, mask, 1.0)),
+        Mutant("mask inverted", _inverted),
+        *mutants.usual(_gradient, "backward"),
+        Mutant(
+            "scale left out",
+            lambda dy, x, mask=None, scale=1.0: (_gradient(dy, x, mask, scale)[0] / scale,),
+            "backward",
+        ),
+        Mutant("mask left out", lambda dy, x, mask=None, scale=1.0: _gradient(dy, x, None, scale), "backward"),
+    ],
+)
+
+masked_softmax.implementation("triton", arch=">=sm_80")(masked_softmax_triton)
+masked_softmax.implementation("torch")(torch_masked_softmax)
+masked_softmax.implementation("torch.compile", devices=("cuda",))(peers.Compiled(torch_masked_softmax))
+
+# ---- what users call -------------------------------------------------------------------------------------------------
+
+
+@masked_softmax.choice
+def choose(x: Tensor, mask: Tensor | None = None, scale: float = 1.0) -> Choice:
+    masked.check("masked_softmax", x, scale, 1)
+    if mask is None:
+        return masked.choose(x)
+    check_tensor("masked_softmax", "mask", mask, (torch.bool, *FLOATS))
+    check_device("masked_softmax", "mask", mask, "x", x)
+    try:
+        wide = mask.expand(x.shape)
+    except RuntimeError:
+        raise ValueError(
+            f"masked_softmax: argument 'mask' has shape {tuple(mask.shape)}; expected one that broadcasts to "
+            f"'x' {tuple(x.shape)}"
+        ) from None
+    chosen = masked.choose(x, mask)
+    if chosen.implementation == "triton" and mask.requires_grad and torch.is_grad_enabled():
+        return Choice("torch", "the mask wants a gradient, which our kernel has none of")
+    if chosen.implementation == "triton" and levels(wide) is None:
+        return Choice("torch", "the mask's leading dimensions do not merge into three, so a copy would be needed")
+    return chosen
+
+
+@masked_softmax.function
+def masked_softmax_function(x: Tensor, mask: Tensor | None = None, scale: float = 1.0) -> Tensor:
+    """Softmax of ``scale * x + mask`` over the last dimension.
+
+    Args:
+        x: [..., N]; float32, float16 or bfloat16.
+        mask: broadcastable to x: boolean (true is kept, false adds -inf) or floating (added); None for none.
+        scale: multiplies x.
+
+    Returns:
+        A tensor of x's shape and dtype; computed in fp32 and rounded once. A row of which nothing is kept is NaN, as in
+        PyTorch. Under autocast x is cast to float32.
+
+    Raises:
+        TypeError: tensors of other dtypes.
+        ValueError: a mask that does not broadcast to x or lies elsewhere, or a scale that is not finite.
+    """
+    chosen = choose(x, mask, scale).implementation
+    if torch.is_autocast_enabled("cuda"):
+        x = x.float()
+    return reference(x, mask, scale) if chosen == "torch" else masked_softmax_triton(x, mask, scale)

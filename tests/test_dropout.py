@@ -1,0 +1,215 @@
+"""Dropout where what is asked of every operator does not reach: the random numbers themselves, and that the mask is a function
+of seed, offset and place alone."""
+
+from __future__ import annotations
+
+import pytest
+from where import DEVICE
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from weft import ops  # noqa: E402
+from weft.operators.dropout.philox import at_least, words  # noqa: E402
+
+pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+
+FULL = 0xFFFFFFFF
+PI = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344, 0xA4093822, 0x299F31D0)  # digits of pi: counter and key
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "expected"),
+    [
+        ((0,) * 4, (0,) * 2, "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+        ((FULL,) * 4, (FULL,) * 2, "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+        (PI[:4], PI[4:], "d16cfe09 94fdcceb 5001e420 24126ea1"),
+    ],
+)
+def test_philox_has_the_known_answers(counter, key, expected):
+    found = words(tuple(torch.tensor(c) for c in counter), key)
+    assert " ".join(f"{int(word):08x}" for word in found) == expected
+
+
+def kept(x=None, shape=(4096,), p=0.5, seed=1, offset=0, dtype=torch.float32):
+    x = torch.ones(shape, device=DEVICE, dtype=dtype) if x is None else x
+    return ops.dropout(x, p, seed, offset) != 0
+
+
+def test_the_kernel_takes_sixteen_bits_of_each_word_in_order():
+    """Of the first group under seed 0: the words' halves, the lower first."""
+    halves = (0xE8D5, 0x6627, 0xC58D, 0xE169, 0xAC4C, 0xBC57, 0xDBD8, 0x9B00)
+    for threshold in (*halves, *(half + 1 for half in halves)):
+        mask = kept(shape=(8,), p=threshold / 2**16, seed=0)
+        assert mask.tolist() == [half >= threshold for half in halves]
+
+
+def test_the_mask_is_one_for_every_dtype_and_layout():
+    shape = (24, 88)
+    want = at_least(shape, 7, 3, 2**14, torch.device(DEVICE))
+    for dtype in (torch.float32, torch.float16):
+        wide = torch.ones(24, 90, device=DEVICE, dtype=dtype)
+        for x in (
+            torch.ones(shape, device=DEVICE, dtype=dtype),
+            wide[:, :88],
+            wide[:, 1:89],
+            torch.ones(88, 24, device=DEVICE, dtype=dtype).T,
+            torch.ones(1, 88, device=DEVICE, dtype=dtype).expand(shape),
+            torch.ones(2, 12, 88, device=DEVICE, dtype=dtype),
+            torch.ones(12, 2, 88, device=DEVICE, dtype=dtype).transpose(0, 1),  # does not collapse into rows
+        ):
+            assert kept(x, p=0.25, seed=7, offset=3).flatten().equal(want.flatten())
+
+
+def test_a_longer_tensor_begins_with_the_same_mask():
+    assert kept(shape=(5000,))[:1001].equal(kept(shape=(1001,)))
+
+
+def test_the_gradient_has_the_mask_of_the_result():
+    x = torch.randn(3, 1000, device=DEVICE, requires_grad=True)
+    y = ops.dropout(x, 0.3, seed=11)
+    (dx,) = torch.autograd.grad(y.sum(), x)  # its gradient is expanded
+    torch.testing.assert_close(dx * x, y)
+
+
+def test_seeds_are_taken_modulo_two_to_the_64th_as_numbers_and_as_tensors():
+    for seed in (-1, 2**63 + 5, 2**40 + 1):
+        held = torch.tensor(seed - 2**64 if seed >= 2**63 else seed, device=DEVICE)
+        assert kept(seed=seed).equal(kept(seed=held)) and kept(seed=seed).equal(kept(seed=seed % 2**64))
+
+
+def test_p_is_what_is_dropped_and_the_expectation_is_x():
+    n = 2**17
+    x = torch.ones(n, device=DEVICE)
+    for p in (0.1, 0.5, 0.9):
+        y = ops.dropout(x, p, seed=42)
+        spread = (p * (1 - p) / n) ** 0.5
+        assert abs(float((y == 0).double().mean()) - p) < 5 * spread
+        assert abs(float(y.double().mean()) - 1) < 5 * spread / (1 - p)
+        assert abs(float(y.double().var()) - p / (1 - p)) < 0.05 * p / (1 - p)
+
+
+def test_neighbours_offsets_and_seeds_are_independent():
+    n = 2**17
+    signs = {
+        name: kept(shape=(n,), seed=s, offset=o).double() * 2 - 1
+        for name, (s, o) in {"a": (5, 0), "offset": (5, 1), "seed": (6, 0), "upper": (5 + 2**32, 0)}.items()
+    }
+    a = signs.pop("a")
+    correlations = {f"lag {lag}": float((a[lag:] * a[:-lag]).mean()) for lag in (1, 2, 3, 4, 7, 8, 16, 1024, 2048)}
+    correlations |= {name: float((a * other).mean()) for name, other in signs.items()}
+    assert {name: c for name, c in correlations.items() if abs(c) > 5 / n**0.5} == {}
+
+
+def test_drawn_masks_differ_and_follow_manual_seed():
+    def draws():
+        torch.manual_seed(3)
+        return [kept(seed=None) for _ in range(3)]
+
+    first, second = draws(), draws()
+    assert all(a.equal(b) for a, b in zip(first, second, strict=True))
+    assert not first[0].equal(first[1]) and not first[1].equal(first[2])
+
+
+def test_what_is_dropped_is_zero_whatever_it_was():
+    x = torch.full((1000,), torch.inf, device=DEVICE)
+    x[::2] = torch.nan
+    y = ops.dropout(x, 0.5, seed=1)
+    keep = at_least((1000,), 1, 0, 2**15, x.device)
+    assert bool((y[~keep] == 0).all()) and not bool(y[keep].isfinite().any())
+    assert bool((ops.dropout(x, 1.0, seed=1) == 0).all())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        ({"p": 1.5}, "'p' is 1.5; expected a probability"),
+        ({"p": float("nan")}, "'p' is nan"),
+        ({"p": True}, "'p' is True"),
+        ({"seed": 2**64}, "expected an int of 64 bits"),
+        ({"seed": 1.5}, "expected an int of 64 bits"),
+        ({"seed": 1, "offset": -1}, "'offset' is -1"),
+        ({"offset": 3}, "expected a seed beside an offset"),
+        ({"seed": torch.zeros(2, dtype=torch.int64)}, "one element of torch.int64"),
+        ({"training": 1}, "'training' is 1; expected True or False"),
+    ],
+)
+def test_wrong_arguments_are_named(wrong, match):
+    with pytest.raises((ValueError, TypeError), match=match):
+        ops.dropout(torch.ones(8, device=DEVICE), **wrong)
+
+
+@pytest.mark.gpu
+def test_a_captured_graph_draws_anew_at_each_replay():
+    x = torch.ones(4096, device="cuda")
+    ops.dropout(x, 0.5)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = ops.dropout(x, 0.5)
+    masks = []
+    for _ in range(3):
+        graph.replay()
+        masks.append(y != 0)
+    torch.cuda.synchronize()
+    assert not masks[0].equal(masks[1]) and not masks[1].equal(masks[2])
+
+
+@pytest.mark.gpu
+def test_drawing_moves_the_generator_on_as_pytorch_does():
+    x = torch.ones(64, device="cuda")
+    torch.cuda.manual_seed(3)
+    before = torch.cuda.get_rng_state()
+    ops.dropout(x, 0.5)
+    assert not torch.cuda.get_rng_state().equal(before)
+
+
+# ---- dropout + residual + RMSNorm ------------------------------------------------------------------------------------
+
+
+def fused(dtype=torch.float32):
+    g = torch.Generator(DEVICE).manual_seed(2)
+    x, residual = (torch.randn(3, 40, generator=g, device=DEVICE).to(dtype) for _ in range(2))
+    return x, residual, torch.randn(40, generator=g, device=DEVICE).to(dtype)
+
+
+def test_the_fused_norm_has_the_mask_of_dropout():
+    x, residual, weight = fused()
+    for seed in (9, torch.tensor([9], device=DEVICE)):
+        y, h = ops.dropout_add_rms_norm(x, residual, weight, 0.25, seed, 4)
+        torch.testing.assert_close(h, residual + ops.dropout(x, 0.25, 9, 4))
+        torch.testing.assert_close(y, torch.nn.functional.rms_norm(h, (40,), weight, 1e-6))
+
+
+@pytest.mark.parametrize("results", [(0,), (1,), (0, 1)])
+def test_the_fused_norm_has_first_and_second_gradients(results):
+    from weft.operators.dropout.dropout_add_rms_norm import reference
+
+    arguments = [t.double() for t in fused()]
+    weights = [torch.randn(3, 40, device=DEVICE, dtype=torch.float64) for _ in range(2)]
+
+    def gradients(function, dtype):
+        leaves = [t.to(dtype).requires_grad_() for t in arguments]
+        pair = function(*leaves, 0.25, 9)
+        total = sum((pair[i].square() * weights[i].to(dtype)).sum() for i in results)
+        first = torch.autograd.grad(total, leaves, create_graph=True, materialize_grads=True)
+        second = torch.autograd.grad(sum(f.square().sum() for f in first), leaves, allow_unused=True)
+        alone = torch.autograd.grad(
+            function(arguments[0].to(dtype), leaves[1], arguments[2].to(dtype), 0.25, 9)[1].sum(), leaves[1]
+        )
+        return [t.detach() for t in (*first, *(s for s in second if s is not None), *alone)]
+
+    for a, b in zip(
+        gradients(ops.dropout_add_rms_norm, torch.float32), gradients(reference, torch.float64), strict=True
+    ):
+        torch.testing.assert_close(a.double(), b, rtol=1e-3, atol=1e-3 * float(b.abs().max()))
+
+
+def test_the_fused_norm_says_what_is_wrong_and_what_it_hands_over():
+    x, residual, weight = fused()
+    with pytest.raises(ValueError, match=r"have shapes \(3, 40\), \(2, 40\) and \(40,\)"):
+        ops.dropout_add_rms_norm(x, residual[:2], weight)
+    with pytest.raises(ValueError, match="'eps' is -1"):
+        ops.dropout_add_rms_norm(x, residual, weight, eps=-1)
+    narrow = ops.explain("dropout_add_rms_norm", x[:, :39], residual[:, :39], weight[:39])
+    assert narrow.implementation == "torch" and "multiples of 8" in narrow.reason

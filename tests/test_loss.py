@@ -1,0 +1,143 @@
+"""Cross entropy and the embedding, where what is asked of every operator does not reach: gradients that are handed out once,
+labels out of range, in-place gradients."""
+
+from __future__ import annotations
+
+import pytest
+from where import DEVICE
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from weft import ops  # noqa: E402
+
+pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+
+
+def drawn(m=9, v=40, dtype=torch.float32):
+    g = torch.Generator(DEVICE).manual_seed(3)
+    logits = torch.randn(m, v, generator=g, device=DEVICE).to(dtype)
+    return logits, torch.randint(0, v, (m,), generator=g, device=DEVICE)
+
+
+def expected(logits, target, factor=1.0, **options):
+    leaf = logits.double().requires_grad_()
+    loss = torch.nn.functional.cross_entropy(leaf, target, **options)
+    return torch.autograd.grad(loss * factor, leaf)[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("factor", [1.0, -0.25])
+def test_the_gradient_follows_what_the_loss_is_multiplied_by(dtype, inplace, reduction, factor):
+    logits, target = drawn(dtype=dtype)
+    want = expected(logits, target, factor, reduction=reduction)
+    leaf = logits.clone().requires_grad_()
+    loss = ops.cross_entropy(leaf, target, reduction=reduction, inplace_backward=inplace)
+    (got,) = torch.autograd.grad(loss * factor, leaf)
+    torch.testing.assert_close(got.double(), want, rtol=2e-3, atol=1e-6 if dtype == torch.float32 else 2e-4)
+    assert (got.data_ptr() == leaf.data_ptr()) is inplace
+
+
+def test_a_retained_graph_gives_its_gradient_again_though_the_first_was_changed():
+    logits, target = drawn()
+    leaf = logits.clone().requires_grad_()
+    loss = ops.cross_entropy(leaf, target)
+    (first,) = torch.autograd.grad(loss, leaf, retain_graph=True)
+    kept = first.clone()
+    first.zero_()  # as an optimizer may
+    (second,) = torch.autograd.grad(2 * loss, leaf)
+    torch.testing.assert_close(second, 2 * kept)
+
+
+def test_an_in_place_gradient_is_given_once():
+    logits, target = drawn()
+    leaf = logits.clone().requires_grad_()
+    loss = ops.cross_entropy(leaf, target, inplace_backward=True)
+    torch.autograd.grad(loss, leaf, retain_graph=True)
+    with pytest.raises(RuntimeError, match="second backward after inplace_backward"):
+        torch.autograd.grad(loss, leaf)
+
+
+def test_who_saved_the_logits_hears_that_they_were_overwritten():
+    x, target = drawn()
+    x.requires_grad_()
+    logits = torch.tanh(x)  # its gradient needs its result
+    loss = ops.cross_entropy(logits, target, inplace_backward=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_an_in_place_gradient_needs_a_place_for_each_element():
+    logits, target = drawn()
+    wide = logits[:1].expand(9, 40).requires_grad_()
+    with pytest.raises(ValueError, match="inplace_backward=True and 'logits' with strides"):
+        ops.cross_entropy(wide, target, inplace_backward=True)
+
+
+@pytest.mark.parametrize("label", [40, -1, 2**40])
+def test_a_label_out_of_range_is_named_or_makes_its_row_nan(label):
+    logits, target = drawn()
+    target[5] = label
+    with pytest.raises(ValueError, match=rf"label {label} in row 5 .*expected 0 … 39"):
+        ops.cross_entropy(logits, target, check_labels=True)
+    with pytest.raises(ValueError, match="cross_entropy_with_gradient: argument 'target' has label"):
+        ops.cross_entropy_with_gradient(logits, target, check_labels=True)
+    weight = torch.rand(40, device=DEVICE)
+    for options in ({}, {"label_smoothing": 0.1}, {"weight": weight}, {"weight": weight, "label_smoothing": 0.1}):
+        loss, gradient = ops.cross_entropy_with_gradient(logits, target, reduction="none", **options)
+        others = torch.arange(9, device=DEVICE) != 5
+        assert loss[5].isnan() and loss[others].isfinite().all()
+        assert gradient[5].isnan().all() and gradient[others].isfinite().all()
+    assert ops.cross_entropy(logits, target).isnan()
+
+
+def test_the_logits_of_an_ignored_row_are_not_looked_at():
+    logits, target = drawn()
+    target[4] = -100
+    logits[4] = torch.nan
+    loss, gradient = ops.cross_entropy_with_gradient(logits, target)
+    assert loss.isfinite() and (gradient[4] == 0).all() and gradient.isfinite().all()
+
+
+def test_the_mean_over_no_label_is_nan_and_its_gradient_zero():
+    logits, target = drawn()
+    loss, gradient = ops.cross_entropy_with_gradient(logits, target.fill_(-100))
+    assert loss.isnan() and (gradient == 0).all()
+
+
+def test_many_rows_are_summed_in_several_parts():
+    logits, target = drawn(40000, 3)
+    target[::3] = -100
+    got, _ = ops.cross_entropy_with_gradient(logits, target)
+    want = torch.nn.functional.cross_entropy(logits.double(), target)
+    torch.testing.assert_close(got.double(), want, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"reduction": "average"}, "expected mean, sum, none"),
+        ({"label_smoothing": 1.5}, "expected 0 … 1"),
+        ({"soft_cap": 0.0}, "expected a positive number"),
+        ({"z_loss": -1.0}, "expected a number of at least 0"),
+        ({"weight": torch.ones(3)}, "one for each class"),
+    ],
+)
+def test_wrong_options_are_named(options, message):
+    logits, target = drawn()
+    options = {k: v.to(DEVICE) if isinstance(v, torch.Tensor) else v for k, v in options.items()}
+    with pytest.raises(ValueError, match=message):
+        ops.cross_entropy(logits, target, **options)
+
+
+def test_ids_out_of_range_are_named_or_give_nan_and_no_gradient():
+    table = torch.randn(7, 5, device=DEVICE, requires_grad=True)
+    ids = torch.tensor([[1, 9], [-1, 6]], device=DEVICE)
+    with pytest.raises(ValueError, match=r"has 9 at \(0, 1\) \(2 such in all\); expected 0 … 6"):
+        ops.embedding(ids, table, check_ids=True)
+    out = ops.embedding(ids, table)
+    assert out[0, 1].isnan().all() and out[1, 0].isnan().all() and out[0, 0].equal(table[1])
+    (gradient,) = torch.autograd.grad(out, table, torch.ones_like(out))
+    assert gradient.sum(-1).tolist() == [0, 5, 0, 0, 0, 0, 5]

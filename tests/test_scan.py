@@ -1,0 +1,68 @@
+"""Of scans, what the tests of every operator do not ask: non-finite numbers, zeros, look-back over several groups."""
+
+from __future__ import annotations
+
+import pytest
+from where import DEVICE
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from weft import ops, registry  # noqa: E402
+from weft.operators.random_inputs import random_tensor  # noqa: E402
+
+pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+NAMES = ("cumsum", "cumprod", "logcumsumexp")
+
+
+def drawn(*shape: int, values: str = "normal") -> torch.Tensor:
+    return random_tensor(torch.Generator(DEVICE).manual_seed(0), shape, "fp32", DEVICE, values=values)
+
+
+@pytest.mark.parametrize("values", ["nonfinite", "minus_inf_rows"])
+@pytest.mark.parametrize("shape", [(4, 300), (2, 700)])
+@pytest.mark.parametrize("name", NAMES)
+def test_nonfinite_numbers_go_where_pytorch_has_them(name, shape, values):
+    x = drawn(*shape, values=values)
+    torch.testing.assert_close(getattr(ops, name)(x), getattr(torch, name)(x, -1), equal_nan=True, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_whole_numbers_add_up_exactly_over_many_groups(exclusive, reverse):
+    x = drawn(2, 1500).mul(4).round()
+    want = registry.get("cumsum").reference(x, -1, exclusive, reverse)
+    assert ops.cumsum(x, exclusive=exclusive, reverse=reverse).equal(want)
+
+
+@pytest.mark.parametrize("zeros", [(), (0,), (7,), (3, 8), (2, 3, 39)])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_gradients_of_products_with_zeros_are_exact(zeros, dim):
+    x = drawn(3, 40).sign()
+    x[:, list(zeros)] = 0.0
+    x = (x if dim else x.T.contiguous()).requires_grad_()
+    dy = drawn(*x.shape).mul(4).round()
+    got, want = (torch.autograd.grad(f(x, dim), x, dy)[0] for f in (ops.cumprod, torch.cumprod))
+    assert got.equal(want)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_few_long_columns_and_rows_are_cut_into_parts(name):
+    for shape, dim in (((900, 2), 0), ((1, 900), 1)):
+        x = (1 + drawn(*shape) / 64).requires_grad_()
+        dy = drawn(*shape)
+        got, want = (f(x, dim) for f in (getattr(ops, name), getattr(torch, name)))
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(*(torch.autograd.grad(y, x, dy)[0] for y in (got, want)), rtol=2e-3, atol=2e-3)
+
+
+def test_bad_arguments_are_named():
+    x = drawn(3, 4)
+    for call, error, words in (
+        (lambda: ops.cumsum([1.0]), TypeError, "'x' is a list"),
+        (lambda: ops.cumsum(x, 2), ValueError, "'dim' is 2"),
+        (lambda: ops.cumprod(x, exclusive=1), TypeError, "'exclusive' is 1"),
+        (lambda: ops.logcumsumexp(x, reverse=None), TypeError, "'reverse' is None"),
+    ):
+        with pytest.raises(error, match=words):
+            call()
