@@ -15,6 +15,8 @@ from weft.operators.call import rows_of
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned
 from weft.operators.launch import Plans
+from weft.operators.normalization.kind import Kind
+from weft.operators.normalization.resident import resident
 from weft.operators.row_cluster import MAX_CLUSTER
 
 SOURCE = Path(__file__).parent / "backward.cu"
