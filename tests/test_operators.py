@@ -200,8 +200,8 @@ def test_every_operator_runs_on_cpu_tensors_and_passes_opcheck():
     """In a process of its own: here, without a GPU, CPU tensors are interpreted."""
     done = python("-W", "error", str(ROOT / "tests" / "opchecks.py"))
     assert done.returncode == 0, done.stderr
-    assert {f"weft::{op.name}" for op in OPERATORS} <= set(done.stdout.split())
-    assert {"weft::softmax_backward", "weft::rms_norm_backward"} <= set(done.stdout.split())
+    on_cuda_only = {"weft::softmax_cluster"}
+    assert opchecks.registered() - on_cuda_only == set(done.stdout.split())
 
 
 ON_CPU = """
@@ -240,7 +240,8 @@ def test_second_gradients_are_right_or_refused(op):
     def second(function, arguments):
         leaves = [t.detach().requires_grad_() for t in cases.tensors([arguments[n] for n in op.differentiable])]
         call = {**arguments, **dict(zip(op.differentiable, leaves, strict=True))}
-        first = torch.autograd.grad(function(**call).square().sum(), leaves, create_graph=True)
+        out = sum(t.square().sum() for t in cases.tensors(function(**call)))
+        first = torch.autograd.grad(out, leaves, create_graph=True)
         return torch.autograd.grad(sum(f.square().sum() for f in first), leaves)
 
     arguments = drawn(op, w)
@@ -267,9 +268,11 @@ def test_gradients_are_taken_for_the_arguments_that_want_them(op, dtype):
         got, want = [], []
         for function, into in ((op.public, got), (op.reference, want)):
             leaf = arguments[wanted].detach().clone().requires_grad_()
-            out = function(**{**arguments, wanted: leaf}).float()
-            weights = torch.linspace(-1, 1, out.numel(), device=DEVICE).view(out.shape)
-            into += torch.autograd.grad((out * weights).sum(), leaf)
+            total = 0
+            for out in cases.tensors(function(**{**arguments, wanted: leaf})):
+                weights = torch.linspace(-1, 1, out.numel(), device=DEVICE).view(out.shape)
+                total = total + (out.float() * weights).sum()
+            into += torch.autograd.grad(total, leaf)
         torch.testing.assert_close(got[0], want[0], rtol=2e-2, atol=2e-2 * float(want[0].abs().max()))
 
 
@@ -350,8 +353,9 @@ def test_autocast_gives_the_dtype_that_pytorch_gives(op, dtype, autocast):
     arguments = drawn(op, small(op)[2].at(dtype))
     with torch.autocast("cuda", torch_dtype(autocast)):
         got, want = op.public(**arguments), op.find("torch").function(**arguments)
-    assert got.dtype == want.dtype
-    torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
+    for a, b in zip(cases.tensors(got), cases.tensors(want), strict=True):
+        assert a.dtype == b.dtype
+        torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.gpu
@@ -402,4 +406,4 @@ def test_another_stream_is_waited_for(op):
                 t.copy_(n)
             got = op.public(**arguments)
         torch.cuda.synchronize()
-    assert got.equal(want)
+    assert all(a.equal(b) for a, b in zip(cases.tensors(got), cases.tensors(want), strict=True))

@@ -80,9 +80,10 @@ def define(name: str, reference: Callable[..., Any], eps: float, *, centered: bo
     def backward_scale(arguments: dict[str, Any], gradients: list[Tensor]) -> list[Tensor]:
         """Of dx (and the residual's), dw and db, in the order of the gradients."""
         weight, dy = arguments["weight"], gradients[0]
-        _, rstd, size = terms(arguments)
+        h, rstd, size = terms(arguments)
         g = dy if weight is None else dy * weight
-        dx = rstd * g.square().mean(-1, keepdim=True).sqrt()
+        along = (g * h * rstd).mean(-1, keepdim=True).abs()
+        dx = rstd * (g.square().mean(-1, keepdim=True).sqrt() + size * rstd * along)
         dx = dx.maximum(gradients[1].abs()) if added else dx
         found = [dx, dx] if added else [dx]
         if weight is not None:
