@@ -388,10 +388,13 @@ def test_source_hash_follows_what_a_measurement_depends_on(tmp_path):
         tmp_path / "timing.py": "a",
         tmp_path / "operators" / "launch.py": "a",
         tmp_path / "operators" / "rows.cuh": "a",
-        toys / "kernels.py": "from weft.operators.launch import Plan\nc = Configurations(__file__, 'x')\n".replace("'", '"'),
+        toys / "kernels.py": "from weft.operators.launch import Plan\nc = Configurations(__file__, 'x')\n".replace(
+            "'", '"'
+        ),
         toys / "cluster.py": 'SOURCE = "cluster.cu"\n',
         toys / "cluster.cu": '#include "rows.cuh"\n',
-        toys / "toy.py": "from weft.operators.toys import cluster\nfrom weft.operators.toys.kernels import (\n    plans,\n)\n",
+        toys
+        / "toy.py": "from weft.operators.toys import cluster\nfrom weft.operators.toys.kernels import (\n    plans,\n)\n",
         toys / "configs" / "sm_90.json": '{"x,1": {"BLOCK": 1}, "y,1": {"BLOCK": 1}}',
         toys / "README.md": "a",
         toys / "other.py": "a",

@@ -14,7 +14,7 @@ import pytest
 import typer.main
 from report_samples import measurement
 
-from weft import records, registry
+from weft import registry
 from weft.cli import app
 from weft.records import Store
 from weft.report import documents

@@ -10,6 +10,23 @@ from weft.operators.call import Choice
 def add(x: Tensor, y: Tensor) -> Tensor:
     """Sum of two tensors, with broadcasting."""
 
+def add_layer_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-05,
+) -> tuple[Tensor, Tensor]:
+    """Residual addition and LayerNorm of the sum over the last dimension, in one pass."""
+
+def add_rms_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    eps: float = 1e-06,
+) -> tuple[Tensor, Tensor]:
+    """Residual addition and RMSNorm of the sum over the last dimension, in one pass."""
+
 def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """The place of the largest value along one dimension, or in all of x (counted in the order of its elements)."""
 
@@ -28,7 +45,7 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     soft_cap: float | None = None,
-    reduction: str = "mean",
+    reduction: str = 'mean',
     inplace_backward: bool = False,
     check_labels: bool = False,
 ) -> Tensor:
@@ -43,7 +60,7 @@ def cross_entropy_with_gradient(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     soft_cap: float | None = None,
-    reduction: str = "mean",
+    reduction: str = 'mean',
     check_labels: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Cross entropy and its gradient, from one read of the logits."""
@@ -54,17 +71,40 @@ def cumprod(x: Tensor, dim: int = -1, *, exclusive: bool = False, reverse: bool 
 def cumsum(x: Tensor, dim: int = -1, *, exclusive: bool = False, reverse: bool = False) -> Tensor:
     """Running sums along one dimension."""
 
+def dropout(
+    x: Tensor,
+    p: float = 0.5,
+    seed: int | Tensor | None = None,
+    offset: int = 0,
+    training: bool = True,
+) -> Tensor:
+    """Sets each element to 0 with probability p and divides the others by 1 − p."""
+
+def dropout_add_rms_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    p: float = 0.5,
+    seed: int | Tensor | None = None,
+    offset: int = 0,
+    eps: float = 1e-06,
+) -> tuple[Tensor, Tensor]:
+    """h = residual + dropout(x), and its RMSNorm over the last dimension, in one pass."""
+
 def embedding(ids: Tensor, table: Tensor, padding_idx: int | None = None, *, check_ids: bool = False) -> Tensor:
     """Rows of a table."""
 
-def geglu(gate: Tensor, up: Tensor, approximate: str = "none") -> Tensor:
+def geglu(gate: Tensor, up: Tensor, approximate: str = 'none') -> Tensor:
     """Gated linear unit with gelu. Of one packed tensor: ``geglu(*x.chunk(2, -1))``, which copies nothing."""
 
-def gelu(x: Tensor, approximate: str = "none", *, inplace: bool = False) -> Tensor:
+def gelu(x: Tensor, approximate: str = 'none', *, inplace: bool = False) -> Tensor:
     """Gaussian error linear unit, element by element."""
 
 def l2_resident_access(x: Tensor, passes: int = 4) -> Tensor:
     """Maxima of every 4096 elements of x, taken ``passes`` times."""
+
+def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-05) -> Tensor:
+    """Layer normalisation over the last dimension: ``(x - mean) / sqrt(variance + eps) * weight + bias``."""
 
 def log_softmax(x: Tensor, dim: int = -1) -> Tensor:
     """Logarithm of the softmax along one dimension."""
@@ -104,6 +144,16 @@ def relu(x: Tensor, *, inplace: bool = False) -> Tensor:
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-06) -> Tensor:
     """Root-mean-square normalisation over the last dimension: ``x / sqrt(mean(x²) + eps) * weight``."""
+
+def rotary_embedding(
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool = False,
+    inplace: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Rotary position embedding of queries and keys, both in one launch."""
 
 def shared_memory_access(x: Tensor, stride: int = 1) -> Tensor:
     """Maxima of eight elements of a tile, read by lanes ``stride`` elements apart."""

@@ -35,7 +35,6 @@ from weft.operators.row_programs import ONE_PASS
 EPS = 1e-6
 NAME = "dropout_add_rms_norm"
 Pair = tuple[Tensor, Tensor]
-Seed = int | Tensor | None
 
 
 def normalised(h: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -44,7 +43,13 @@ def normalised(h: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def reference(
-    x: Tensor, residual: Tensor, weight: Tensor, p: float = 0.5, seed: Seed = None, offset: int = 0, eps: float = EPS
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    p: float = 0.5,
+    seed: int | Tensor | None = None,
+    offset: int = 0,
+    eps: float = EPS,
 ) -> Pair:
     wide = x if x.dtype == torch.float64 else x.float()
     h = (residual.to(wide.dtype) + dropout.reference(wide, p, seed, offset)).to(x.dtype)
@@ -52,7 +57,13 @@ def reference(
 
 
 def in_torch(
-    x: Tensor, residual: Tensor, weight: Tensor, p: float = 0.5, seed: Seed = None, offset: int = 0, eps: float = EPS
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    p: float = 0.5,
+    seed: int | Tensor | None = None,
+    offset: int = 0,
+    eps: float = EPS,
 ) -> Pair:
     """As model code has it; with a seed, the same mask."""
     h = residual + dropout.reference(x, p, seed, offset)
@@ -114,7 +125,13 @@ def why_not(x: Tensor, residual: Tensor, p: float) -> str:
 
 
 def by_triton(
-    x: Tensor, residual: Tensor, weight: Tensor, p: float = 0.5, seed: Seed = None, offset: int = 0, eps: float = EPS
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    p: float = 0.5,
+    seed: int | Tensor | None = None,
+    offset: int = 0,
+    eps: float = EPS,
 ) -> Pair:
     if reason := why_not(x, residual, p):
         raise Declined(reason)
@@ -240,7 +257,13 @@ dropout_add_rms_norm.implementation("torch.compile", devices=("cuda",))(peers.Co
 
 @dropout_add_rms_norm.choice
 def choose(
-    x: Tensor, residual: Tensor, weight: Tensor, p: float = 0.5, seed: Seed = None, offset: int = 0, eps: float = EPS
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    p: float = 0.5,
+    seed: int | Tensor | None = None,
+    offset: int = 0,
+    eps: float = EPS,
 ) -> Choice:
     check_tensor(NAME, "x", x)
     check_tensor(NAME, "residual", residual)
@@ -269,8 +292,14 @@ def choose(
 
 @dropout_add_rms_norm.function
 def dropout_add_rms_norm_function(
-    x: Tensor, residual: Tensor, weight: Tensor, p: float = 0.5, seed: Seed = None, offset: int = 0, eps: float = EPS
-) -> Pair:
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    p: float = 0.5,
+    seed: int | Tensor | None = None,
+    offset: int = 0,
+    eps: float = EPS,
+) -> tuple[Tensor, Tensor]:
     """h = residual + dropout(x), and its RMSNorm over the last dimension, in one pass.
 
     Args:

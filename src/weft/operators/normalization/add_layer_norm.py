@@ -20,14 +20,14 @@ Pair = tuple[Tensor, Tensor]
 
 def reference(
     x: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS
-) -> Pair:
+) -> tuple[Tensor, Tensor]:
     h = x + residual
     return normalised(h, weight, bias, eps, centered=True), h
 
 
 def in_torch(
     x: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS
-) -> Pair:
+) -> tuple[Tensor, Tensor]:
     h = x + residual
     return F.layer_norm(h, (h.shape[-1],), weight, bias, eps), h
 
@@ -44,14 +44,14 @@ norm = Norm(
 
 def by_triton(
     x: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS
-) -> Pair:
+) -> tuple[Tensor, Tensor]:
     out: Pair = norm.run("triton", x, residual, weight, bias, eps)
     return out
 
 
 def by_cuda(
     x: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS
-) -> Pair:
+) -> tuple[Tensor, Tensor]:
     out: Pair = norm.run("cuda", x, residual, weight, bias, eps)
     return out
 
@@ -74,7 +74,7 @@ def choose(
 @add_layer_norm.function
 def add_layer_norm_function(
     x: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS
-) -> Pair:
+) -> tuple[Tensor, Tensor]:
     """Residual addition and LayerNorm of the sum over the last dimension, in one pass.
 
     Args:

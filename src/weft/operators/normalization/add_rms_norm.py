@@ -18,12 +18,12 @@ EPS = 1e-6
 Pair = tuple[Tensor, Tensor]
 
 
-def reference(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = EPS) -> Pair:
+def reference(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = EPS) -> tuple[Tensor, Tensor]:
     h = x + residual
     return normalised(h, weight, None, eps, centered=False), h
 
 
-def in_torch(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = EPS) -> Pair:
+def in_torch(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = EPS) -> tuple[Tensor, Tensor]:
     h = x + residual
     return F.rms_norm(h, (h.shape[-1],), weight, eps), h
 
@@ -38,17 +38,17 @@ norm = Norm(
 )
 
 
-def by_triton(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = EPS) -> Pair:
+def by_triton(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = EPS) -> tuple[Tensor, Tensor]:
     out: Pair = norm.run("triton", x, residual, weight, None, eps)
     return out
 
 
-def by_cuda(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = EPS) -> Pair:
+def by_cuda(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = EPS) -> tuple[Tensor, Tensor]:
     out: Pair = norm.run("cuda", x, residual, weight, None, eps)
     return out
 
 
-def liger(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = EPS) -> Pair:
+def liger(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = EPS) -> tuple[Tensor, Tensor]:
     from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction
 
     if weight is None:
@@ -57,7 +57,7 @@ def liger(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float 
     return out
 
 
-def quack(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = EPS) -> Pair:
+def quack(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = EPS) -> tuple[Tensor, Tensor]:
     from quack.rmsnorm import rmsnorm
 
     if x.ndim != 2:
@@ -82,7 +82,9 @@ def choose(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float
 
 
 @add_rms_norm.function
-def add_rms_norm_function(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = EPS) -> Pair:
+def add_rms_norm_function(
+    x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = EPS
+) -> tuple[Tensor, Tensor]:
     """Residual addition and RMSNorm of the sum over the last dimension, in one pass.
 
     Args:

@@ -338,7 +338,7 @@ takes = Plans(lambda q, k, cos, sin, *options: choose(q, k, cos, sin, *options).
 @rotary_embedding.function
 def rotary_embedding_function(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, inplace: bool = False
-) -> Pair:
+) -> tuple[Tensor, Tensor]:
     """Rotary position embedding of queries and keys, both in one launch.
 
     Columns i and i + R/2 of every head (interleaved: 2 i and 2 i + 1) are a pair (a, b) that becomes
