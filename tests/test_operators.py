@@ -37,6 +37,13 @@ def small(op: Operator, dtype: str = "fp32", *, options: bool = False) -> list[W
     return sorted(plain, key=lambda w: math.prod(w.axes.values()))
 
 
+def middling(op: Operator, dtype: str = "fp32") -> Workload:
+    """An ordinary point that the kernel itself takes (some decline what is not a multiple of 16 bytes)."""
+    points = small(op, dtype) or small(op, dtype, options=True)
+    even = [w for w in points if list(w.axes.values())[-1] % 8 == 0]
+    return (even or points)[:3][-1]
+
+
 def drawn(op: Operator, w: Workload, seed: int = 0, device: str = DEVICE):
     return op.inputs(w, torch.Generator(device).manual_seed(seed), device)
 
@@ -237,7 +244,7 @@ def test_every_operator_passes_opcheck_on_the_gpu():
 @by_name([op for op in OPERATORS if "backward" in op.directions])
 def test_second_gradients_are_right_or_refused(op):
     """What has no formula for a second gradient says so; silence would be a wrong answer."""
-    w = small(op)[2]
+    w = middling(op)
 
     def second(function, arguments):
         leaves = [t.detach().requires_grad_() for t in cases.tensors([arguments[n] for n in op.differentiable])]
@@ -262,7 +269,7 @@ def test_second_gradients_are_right_or_refused(op):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gradients_are_taken_for_the_arguments_that_want_them(op, dtype):
     """Of every single differentiable argument, the others constant."""
-    w = small(op, dtype)[2]
+    w = middling(op, dtype)
     for wanted in op.differentiable:
         arguments = drawn(op, w)
         if arguments[wanted] is None:

@@ -89,8 +89,10 @@ def reference_gradients(
 ) -> tuple[torch.Tensor | None, ...]:
     """The gradients of ``inputs`` by autograd of the reference, themselves differentiable: what an autograd function's
     backward returns when a gradient of the gradient is wanted (grad mode is on in it then)."""
-    leaves = [a for a, w in zip(inputs, wanted, strict=True) if w]
-    out = reference(*inputs)
+    # views, so that no input is reached through another one's history: a saved result has the call itself in its own
+    views = [a.view_as(a) if w else a for a, w in zip(inputs, wanted, strict=True)]
+    leaves = [a for a, w in zip(views, wanted, strict=True) if w]
+    out = reference(*views)
     found = iter(torch.autograd.grad(out, leaves, gradients, create_graph=True, allow_unused=True))
     return tuple(next(found) if w else None for w in wanted)
 

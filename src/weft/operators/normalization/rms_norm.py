@@ -91,7 +91,9 @@ norm = Norm(
 
 
 def rms_norm_triton(x: Tensor, weight: Tensor | None = None, eps: float = EPS) -> Tensor:
-    y: Tensor = torch.ops.weft.rms_norm(x, weight, eps) if traced(x) else norm.run("triton", x, None, weight, None, eps)
+    if traced(x) or not on_gpu(x):
+        return torch.ops.weft.rms_norm(x, weight, eps)
+    y: Tensor = norm.run("triton", x, None, weight, None, eps)
     return y
 
 
