@@ -676,10 +676,12 @@ def test_buckets_are_powers_of_two_and_grids_are_complete():
 def test_committed_configurations_name_kernels_that_exist():
     registry.select()
     known = {(c.folder, c.name) for c in Configurations.all}
+    switches = {"DIAGONAL", "SHARED", "WALK"}  # off is 0; all others are sizes
     for path in (ROOT / "src" / "weft" / "operators").rglob("configs/sm_*.json"):
         for key, config in json.loads(path.read_text()).items():
             assert (path.parent, key.split(",")[0]) in known, f"{path}: {key}"
-            assert config and all(type(v) is int and v > 0 for v in config.values()), f"{path}: {key}"
+            assert config and all(type(v) is int for v in config.values()), f"{path}: {key}"
+            assert all(v > 0 or (v == 0 and k in switches) for k, v in config.items()), f"{path}: {key}"
 
 
 # ---- ceilings --------------------------------------------------------------------------------------------------------
