@@ -45,7 +45,7 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     soft_cap: float | None = None,
-    reduction: str = 'mean',
+    reduction: str = "mean",
     inplace_backward: bool = False,
     check_labels: bool = False,
 ) -> Tensor:
@@ -60,7 +60,7 @@ def cross_entropy_with_gradient(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     soft_cap: float | None = None,
-    reduction: str = 'mean',
+    reduction: str = "mean",
     check_labels: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Cross entropy and its gradient, from one read of the logits."""
@@ -94,10 +94,10 @@ def dropout_add_rms_norm(
 def embedding(ids: Tensor, table: Tensor, padding_idx: int | None = None, *, check_ids: bool = False) -> Tensor:
     """Rows of a table."""
 
-def geglu(gate: Tensor, up: Tensor, approximate: str = 'none') -> Tensor:
+def geglu(gate: Tensor, up: Tensor, approximate: str = "none") -> Tensor:
     """Gated linear unit with gelu. Of one packed tensor: ``geglu(*x.chunk(2, -1))``, which copies nothing."""
 
-def gelu(x: Tensor, approximate: str = 'none', *, inplace: bool = False) -> Tensor:
+def gelu(x: Tensor, approximate: str = "none", *, inplace: bool = False) -> Tensor:
     """Gaussian error linear unit, element by element."""
 
 def l2_resident_access(x: Tensor, passes: int = 4) -> Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import json
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -228,7 +229,10 @@ def _parts(every: ast.arguments) -> list[str]:
 def _parameter(argument: ast.arg, default: ast.expr | None) -> str:
     if default is None:
         return ast.unparse(argument)
-    return f"{ast.unparse(argument)}{' = ' if argument.annotation else '='}{ast.unparse(default)}"
+    written = ast.unparse(default)
+    if isinstance(default, ast.Constant) and isinstance(default.value, str):
+        written = json.dumps(default.value)  # with the quotes that the formatter wants
+    return f"{ast.unparse(argument)}{' = ' if argument.annotation else '='}{written}"
 
 
 def _import_lines(imports: Mapping[str, set[str]]) -> list[str]:
