@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 from weft import registry
 from weft.bench import compile_check
-from weft.definition import ARCHITECTURES, Cost, Operator, UnknownName, workload
+from weft.definition import ARCHITECTURES, SHARED_LIMIT, Cost, Operator, UnknownName, workload
 
 NAMED = ("softmax", "triton", "forward", "M=64,N=100", "fp32")
 
@@ -37,7 +37,7 @@ def test_what_a_kernel_needs_is_reported_against_the_limit(compiled):
     for r in compiled["results"]:
         assert r["ok"] and not r["reason"]
         assert 8 <= r["registers"] <= 255 and r["spills"] == 0
-        assert 0 <= r["shared_bytes"] <= r["shared_limit"] == compile_check.SHARED_LIMIT[int(r["arch"][3:])]
+        assert 0 <= r["shared_bytes"] <= r["shared_limit"] == SHARED_LIMIT[int(r["arch"][3:])]
 
 
 def test_cuda_and_both_directions_are_compiled():
@@ -118,4 +118,4 @@ def test_an_unknown_architecture_is_named_with_the_nearest():
 
 
 def test_every_architecture_has_a_limit():
-    assert set(compile_check.SHARED_LIMIT) == set(ARCHITECTURES)
+    assert set(SHARED_LIMIT) == set(ARCHITECTURES)

@@ -210,7 +210,9 @@ def _installed(distribution: str) -> bool:
     return True
 
 
-ARCHITECTURES = (80, 86, 89, 90, 100, 120)
+# Shared memory that one block may have, bytes (CUDA C++ Programming Guide, technical specifications per architecture).
+SHARED_LIMIT = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
+ARCHITECTURES = tuple(SHARED_LIMIT)
 
 
 @dataclass

@@ -6,6 +6,7 @@ is what would be launched: no kernel is listed anywhere by hand.
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 import tempfile
@@ -16,10 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from weft.bench import cases
-from weft.definition import ARCHITECTURES, Declined, Implementation, Operator, UnknownName, Workload
+from weft.definition import ARCHITECTURES, SHARED_LIMIT, Declined, Implementation, Operator, UnknownName, Workload
 
-# Shared memory that one block may have, bytes (CUDA C++ Programming Guide, technical specifications per architecture).
-SHARED_LIMIT = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
 REGISTERS_PER_BLOCK = 65536
 
 
@@ -110,6 +109,7 @@ def tool(name: str) -> Path:
     return Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
 
 
+@functools.lru_cache(256)  # many workloads launch the same kernel
 def resource_usage(cubin: bytes) -> dict[str, int]:
     """Registers (REG), stack (STACK) and static shared memory (SHARED) of the kernel in a cubin."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:

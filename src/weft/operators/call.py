@@ -168,6 +168,21 @@ def rows_of(x: torch.Tensor) -> tuple[int, int, int, int] | None:
     return m, n, n if row_stride is None else row_stride, column_stride
 
 
+def dense(x: torch.Tensor) -> bool:
+    """Whether x's elements fill one stretch of memory without gaps or overlaps (in any order of dimensions)."""
+    expected = 1
+    for stride, size in sorted((st, si) for st, si in zip(x.stride(), x.shape, strict=True) if si != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def readable(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """A gradient of x's shape as row kernels read it; autograd may bring one of any strides (expanded, say): it is copied."""
+    return torch.empty_like(x).copy_(dy) if rows_of(dy) is None else dy
+
+
 def views(*tensors: torch.Tensor) -> list[tuple[int, int, int, int]]:
     """Each tensor as rows.
 

@@ -29,6 +29,7 @@ def define(
     directions: tuple[str, ...] = ("forward", "backward"),
     tuned: bool = False,
     exact: bool = False,
+    ulps: float = 1.0,
     extremes: tuple[str, ...] = ("nonfinite", "large", "tiny"),
 ) -> dict[str, Any]:
     """The fields of an ``Operator`` of N elements (``rows=R``: [R, N/R], for layouts of rows).
@@ -41,6 +42,7 @@ def define(
         choices: arguments that are one of some words, the default first.
         tuned: whether ``weft tune`` measures this one for all that have as many inputs.
         exact: whether results must be PyTorch's bits.
+        ulps: the floor of the tolerance, half the roundings that the formula takes.
         extremes: values that it is verified on besides ordinary ones.
     """
 
@@ -80,7 +82,7 @@ def define(
         "directions": directions,
         "differentiable": arguments,
         "options": {"layout": pairs, "values": VALUES, "rows": range(1, 2**31), **chosen},
-        "tolerance": Tolerance(exact=exact, ulps=2.0),  # a formula of four roundings or more
+        "tolerance": Tolerance(exact=exact, ulps=ulps),
         "workloads": {
             "verify": [
                 *(workload(N=n) for n in (1, 2, 1023, 1025, 4096)),

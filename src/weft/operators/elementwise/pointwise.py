@@ -22,9 +22,11 @@ from weft.operators.call import (
     Choice,
     check_same,
     check_tensor,
+    dense,
     differentiable,
     eager,
     on_gpu,
+    readable,
     reference_gradients,
     rows_of,
     traced,
@@ -152,21 +154,6 @@ def configuration(inputs: int, x: Tensor, columns: int, heavy: bool = False) -> 
     """The measured one for so many inputs like x, with a BLOCK no longer than rows need."""
     config = CONFIGURATIONS[inputs, heavy](x.device, x.dtype, min(max(bucket(x.numel()), SMALL), LARGE))
     return {**config, "BLOCK": min(config["BLOCK"], bucket(columns, 128))}
-
-
-def dense(x: Tensor) -> bool:
-    """Whether x's elements fill one stretch of memory without gaps or overlaps (in any order of dimensions)."""
-    expected = 1
-    for stride, size in sorted((st, si) for st, si in zip(x.stride(), x.shape, strict=True) if si != 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
-
-
-def readable(dy: Tensor, x: Tensor) -> Tensor:
-    """A gradient as our kernels read it; autograd may bring one of any strides (expanded, say), which is copied."""
-    return torch.empty_like(x).copy_(dy) if rows_of(dy) is None and not dense(dy) else dy
 
 
 def like(x: Tensor) -> Tensor:
@@ -345,7 +332,7 @@ def _autograd(op: Pointwise) -> type[torch.autograd.Function]:
                 return (*reference_gradients(op.reference, saved, ctx.needs_input_grad[:inputs], (dy,)), None)
             gradients = tuple(torch.empty_like(saved[0]) for _ in saved)
             if dy.numel():
-                dy = readable(dy, saved[0])
+                dy = dy if dense(dy) else readable(dy, saved[0])
                 op.backward_plans.of((*saved, dy))(*saved, dy, *gradients)
             return (*gradients, None)
 

@@ -14,9 +14,9 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.definition import Mutant, Operator
-from weft.operators.call import rows_of, views
+from weft.operators.call import dense, rows_of, views
 from weft.operators.elementwise.definition import define
-from weft.operators.elementwise.pointwise import Pointwise, configuration, dense, laid_out, like, place, read, write
+from weft.operators.elementwise.pointwise import Pointwise, configuration, laid_out, like, place, read, write
 from weft.operators.launch import Plan, Plans
 
 # ---- kernels; bits [rows, ceil(N / 8)] uint8, bit i of byte j is column 8 j + i ---------------------------------------

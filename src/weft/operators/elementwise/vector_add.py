@@ -15,7 +15,7 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, check_same, check_tensor, eager, on_gpu, rows_of, views
+from weft.operators.call import Choice, check_same, check_tensor, dense, eager, on_gpu, rows_of, views
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.launch import Plan, Plans
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
@@ -90,16 +90,6 @@ def why_not(x: Tensor, y: Tensor) -> str:
     if None in views:
         return "the strides of 'x' or 'y' do not collapse into rows, so a copy would be needed"
     return ""
-
-
-def dense(x: Tensor) -> bool:
-    """Whether x's elements fill one stretch of memory without gaps or overlaps (in any order of dimensions)."""
-    expected = 1
-    for stride, size in sorted((st, si) for st, si in zip(x.stride(), x.shape, strict=True) if si != 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
 
 
 plans = Plans(plan)

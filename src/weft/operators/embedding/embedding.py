@@ -33,14 +33,14 @@ from weft.operators.random_inputs import LAYOUTS, random_tensor
 
 def torch_embedding(ids: Tensor, table: Tensor, padding_idx: int | None = None) -> Tensor:
     if not table.shape[1]:
-        return reference(ids, table, padding_idx)
+        return reference(ids, table, padding_idx)  # which says why
     return F.embedding(ids, table, padding_idx)
 
 
 def reference(ids: Tensor, table: Tensor, padding_idx: int | None = None) -> Tensor:
     """Its gradient is summed in fp32 or wider (PyTorch's own on a CPU is rounded after every addition)."""
     if not table.shape[1]:
-        return table.sum() * table.new_zeros((*ids.shape, 0))  # PyTorch's gradient fails on CUDA for these
+        return table.sum() * table.new_zeros((*ids.shape, 0))  # PyTorch's gradient on CUDA: an illegal access (2.11)
     return F.embedding(ids, table if table.dtype == torch.float64 else table.float(), padding_idx).to(table.dtype)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,15 +15,15 @@ from weft.operators import partial_sums
 from weft.operators.call import rows_of
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned
-from weft.operators.launch import Plans
+from weft.operators.launch import Plans, target_sm
 from weft.operators.normalization.kind import Kind
-from weft.operators.normalization.resident import resident
+from weft.operators.normalization.resident import resident, shared_limit
 from weft.operators.row_cluster import MAX_CLUSTER
 
 SOURCE = Path(__file__).parent / "backward.cu"
 SHORTEST = 256  # columns: a warp's worth of 16-byte vectors
-SHARED = 228 * 1024  # bytes of shared memory of a multiprocessor
-OWN = 1024 + 1280  # bytes of it that a block takes besides the ring: the system's, and barriers and sums
+SYSTEM = 1024  # bytes of shared memory that the system takes for a block
+OWN = SYSTEM + 1280  # bytes that a block takes besides the ring: the system's, and barriers and sums
 REGISTERS = 65536
 
 
@@ -31,12 +32,12 @@ def registers(each: int, centered: bool) -> int:
     return each * (2 if centered else 1) + 36
 
 
-def fits(c: Config, dtype: torch.dtype, n: int, centered: bool) -> bool:
+def fits(sm: int, c: Config, dtype: torch.dtype, n: int, centered: bool) -> bool:
     """Whether registers and shared memory hold PER_SM such blocks, and 16 blocks such a row."""
     held, item = c["THREADS"] * c["EACH"], dtype.itemsize
     shared = (c["STAGES"] * 2 + 1) * held * item + OWN
     enough = c["THREADS"] * registers(c["EACH"], centered) * c["PER_SM"] <= REGISTERS
-    return enough and shared * c["PER_SM"] <= SHARED and n <= held * MAX_CLUSTER
+    return enough and shared * c["PER_SM"] <= shared_limit(sm) + SYSTEM and n <= held * MAX_CLUSTER
 
 
 def candidates(sm: int, dtype: torch.dtype, n: int, centered: bool) -> Iterable[Config]:
@@ -49,7 +50,8 @@ def candidates(sm: int, dtype: torch.dtype, n: int, centered: bool) -> Iterable[
         if held >= 2 * n and held > 32 * vector:
             continue
         most = max(
-            (p for p in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32) if fits({**c, "PER_SM": p}, dtype, n, centered)), default=0
+            (p for p in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32) if fits(sm, {**c, "PER_SM": p}, dtype, n, centered)),
+            default=0,
         )
         for per_sm in dict.fromkeys((most, (most + 1) // 2)):
             under_way = (c["STAGES"] - 1) * 2 * held * dtype.itemsize * per_sm
@@ -69,9 +71,10 @@ def heuristic(sm: int, dtype: torch.dtype, n: int, centered: bool) -> Config:
     return min(candidates(sm, dtype, n, centered), key=rank)
 
 
-def longest(dtype: torch.dtype, centered: bool) -> int:
-    """Columns of the longest rows whose partial sums registers hold."""
-    return max(n for n in (2**16, 2**17, 2**18) if n == 2**16 or any(True for _ in candidates(90, dtype, n, centered)))
+@functools.cache
+def longest(sm: int, dtype: torch.dtype, centered: bool) -> int:
+    """Columns of the longest rows whose partial sums registers and shared memory hold."""
+    return next(2**e for e in range(18, -1, -1) if any(True for _ in candidates(sm, dtype, 2**e, centered)))
 
 
 configuration = Configurations(__file__, "backward_cluster", heuristic, candidates)
@@ -90,7 +93,7 @@ def why_not(x: Tensor, dy: Tensor, weight: Tensor | None, centered: bool) -> str
             or not pointer_aligned(t)
         ):
             return "rows that do not begin and end on 16 bytes"
-    n, most = x.shape[-1], longest(x.dtype, centered)
+    n, most = x.shape[-1], longest(target_sm(x.device), x.dtype, centered)
     if not SHORTEST <= n <= most:
         return f"{n} columns; it takes {SHORTEST} … {most}"
     if weight is not None and not pointer_aligned(weight):
@@ -128,7 +131,7 @@ class BackwardPlan:
         cluster = bucket(-(-n // held))
         flags = ", ".join(str(f).lower() for f in (centered, weighted, added))
         gain, slot = held * weighted * weight.element_size(), held * (2 + added) * x.element_size()
-        stages = min(config["STAGES"], (SHARED - OWN - gain) // slot)
+        stages = min(config["STAGES"], (shared_limit(target_sm(x.device)) + SYSTEM - OWN - gain) // slot)
         if stages < 3:
             raise Declined(f"{n} columns with a third tensor or a float32 weight; shared memory holds fewer")
         shared = stages * slot + gain

@@ -10,8 +10,9 @@ from weft.operators import row_cluster
 from weft.operators.call import rows_of
 from weft.operators.configs import Configurations, bucket
 from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned
-from weft.operators.launch import Plans
+from weft.operators.launch import Plans, target_sm
 from weft.operators.normalization.kind import Given, Kind
+from weft.operators.normalization.resident import shared_limit
 from weft.operators.row_cluster import RowCluster, candidates, heuristic
 
 SOURCE = Path(__file__).parent / "cluster.cu"
@@ -42,6 +43,8 @@ def plan(*call: object) -> CudaPlan:
     flags = ", ".join(str(f).lower() for f in (kind.centered, kind.weighted, kind.biased, kind.added, kept))
     kernel = f"norm_cluster<{CTYPES[x.dtype]}, {CTYPES[given.weight.dtype]}, {rows.template}, {flags}>"
     shared = rows.elements * given.weight.element_size() * (kind.weighted + kind.biased)
+    if shared > shared_limit(target_sm(x.device)):
+        raise Declined(f"{x.shape[-1]} columns: their weight and bias take {shared} bytes of a block's shared memory")
     scalars = (n, x_row, r_row, y_row, y_row, ctypes.c_float(eps))
     return CudaPlan(SOURCE, kernel, rows.grid, rows.threads, scalars, rows.cluster, shared)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -35,10 +35,10 @@ class Given(NamedTuple):
         return tuple(t for t, given in zip(self, there, strict=True) if given)
 
     @classmethod
-    def of_call(cls, call: tuple[object, ...]) -> tuple[Given, float, Kind, bool]:
+    def of_call(cls, call: tuple[Any, ...]) -> tuple[Given, float, Kind, bool]:
         """Takes apart ``(*key, eps, kind, kept)``."""
         *tensors, eps, kind, kept = call
-        given = iter(tensors)
-        x = next(given)
-        rest = (next(given) if there else None for there in (kind.added, kind.weighted, kind.biased))  # type: ignore[attr-defined]
-        return cls.of(x, *rest), eps, kind, kept  # type: ignore[arg-type, return-value]
+        there = iter(tensors)
+        x = next(there)
+        residual, weight, bias = (next(there) if f else None for f in (kind.added, kind.weighted, kind.biased))
+        return cls.of(x, residual, weight, bias), eps, kind, kept

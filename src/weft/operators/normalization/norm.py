@@ -18,6 +18,7 @@ from weft.operators.call import (
     differentiable,
     eager,
     on_gpu,
+    readable,
     reference_gradients,
     rows_of,
     traced,
@@ -73,11 +74,6 @@ def gradients(
         plans.of(call, eps, kind, more is not None)(*call, *kept, dx, dweights)
     dw, db = (*dweights.unbind(0), None, None)[:2]
     return dx, dw, db
-
-
-def readable(dy: Tensor, x: Tensor) -> Tensor:
-    """A gradient as kernels read it; autograd may bring one of any strides (expanded, say), which is copied."""
-    return torch.empty_like(x).copy_(dy) if rows_of(dy) is None else dy
 
 
 def fastest_gradient(*call: Any) -> Any:

@@ -1,11 +1,17 @@
-"""How many clusters of a CUDA C++ kernel a device holds at a time: the grid of a persistent one."""
+"""What a device holds at a time: shared memory of a block, and clusters of a kernel (the grid of a persistent one)."""
 
 from __future__ import annotations
 
 import torch
 
+from weft.definition import SHARED_LIMIT, Declined
 from weft.operators.cuda import CudaError, CudaPlan
 from weft.operators.launch import compile_request, multiprocessors
+
+
+def shared_limit(sm: int) -> int:
+    """Bytes of shared memory that one block may have."""
+    return SHARED_LIMIT[max(a for a in SHARED_LIMIT if a <= sm)]
 
 
 def resident(plan: CudaPlan, device: torch.device) -> int:
@@ -22,4 +28,6 @@ def resident(plan: CudaPlan, device: torch.device) -> int:
         count *= multiprocessors(device)
     if int(code):
         raise CudaError(f"counting clusters of {plan.expression}: {code.name}")
+    if not count:
+        raise Declined(f"no cluster of {plan.cluster} blocks fits on this device")
     return int(count)

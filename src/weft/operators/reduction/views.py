@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from weft.operators.call import dense
+
 
 @dataclass(frozen=True)
 class View:
@@ -92,13 +94,3 @@ def collapsed(sizes: Sequence[int], strides: Sequence[int]) -> tuple[int, int] |
             return None
         total *= size
     return total, first
-
-
-def dense(x: Tensor) -> bool:
-    """Whether x's elements fill one stretch of memory without gaps or overlaps, in any order of dimensions."""
-    expected = 1
-    for stride, size in sorted((st, si) for st, si in zip(x.stride(), x.shape, strict=True) if si != 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
