@@ -52,7 +52,8 @@ def test_the_golden_run_placement_by_placement(golden):
     jobs, coming, nodes, expected = golden
     result = simulate(coming, nodes, "fifo-skip", "fgd", until=float(len(coming)), history=jobs)
     placed = ~np.isnan(result.start)
-    where = [nodes.names[result.where[result.slot[j]]] if placed[j] else "" for j in range(len(coming))]
+    held = result.stretches
+    where = [nodes.names[held.where[held.slot[j]]] if placed[j] else "" for j in range(len(coming))]
     assert sum(name == other for name, other in zip(where, expected, strict=True)) == 10_857
     assert placed.sum() == 8334 and (coming.gpus * coming.milli)[placed].sum() == 5_919_410
     assert len(fgd.typical(jobs, nodes)) == 35
@@ -101,7 +102,7 @@ def test_fragmentation_is_what_its_definition_says():
         cpu=np.array([1000, 1000, 11_000, 0]),
     )
     result = simulate(busy, cluster, "fifo-skip", "fgd", until=1.0, history=typical)
-    assert sorted(np.asarray(result.on).tolist()) == [1, 2]
+    assert sorted(np.asarray(result.stretches.on).tolist()) == [1, 2]
     assert fragmentation(result, typical) == pytest.approx([0.5 * 400 + 0.25 * 2400 + 0.25 * 2400])
 
 
@@ -109,10 +110,11 @@ def test_shares_lie_on_one_gpu_until_it_is_full():
     cluster = Cluster.of([NodeGroup(2, gpus=2)])
     jobs = Jobs(np.arange(6.0), np.full(6, 100.0), np.ones(6), milli=np.array([500, 300, 500, 200, 1000, 1000]))
     result = simulate(jobs, cluster, "fifo", "best", until=50.0)
-    assert result.where.tolist() == [0] * 4 + [0, 1] or np.isnan(result.start).sum() == 0
+    held = result.stretches
+    assert held.where.tolist() == [0] * 4 + [0, 1] or np.isnan(result.start).sum() == 0
     milli = np.zeros((2, 2), int)
     for j in range(6):
-        milli[result.where[j]] += jobs.milli[j] * (result.on[j] >> np.arange(2) & 1)
+        milli[held.where[j]] += jobs.milli[j] * (held.on[j] >> np.arange(2) & 1)
     assert milli.max() <= 1000 and milli.sum() == jobs.milli.sum()
 
 

@@ -49,12 +49,12 @@ def interrupted(result):
     start = result.start.copy()
     late = start > np.median(start[~np.isnan(start)]) if (start >= 0).any() else np.isnan(start)
     start[late] = np.nan
-    where, waited = result.where.copy(), result.waited.copy()
-    where[np.repeat(late, np.diff(result.slot))] = -1
+    held, waited = result.stretches, result.waited.copy()
+    where, end = held.where.copy(), start + result.jobs.duration
+    where[np.repeat(late, np.diff(held.slot))] = -1
     waited[late] = 0
-    return dataclasses.replace(
-        result, start=start, end=start + result.jobs.duration, where=where, waited=waited, complete=False
-    )
+    held = dataclasses.replace(held, begin=start, end=end, where=where)
+    return dataclasses.replace(result, start=start, end=end, stretches=held, waited=waited, complete=False)
 
 
 # ---- numbers ---------------------------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ def test_no_gpu_is_held_twice_and_the_lowest_free_ones_are_taken(result):
 
 
 def test_a_node_that_gave_too_much_is_an_error():
-    held = pieces.Pieces(*(np.array(c) for c in ([0, 1], [0, 0], [3, 2], [0.0, 1.0], [2.0, 2.0])))
+    held = pieces.Pieces(*(np.array(c) for c in ([0, 1], [0, 1], [0, 0], [3, 2], [0.0, 1.0], [2.0, 2.0])))
     with pytest.raises(ValueError, match="node 0 has 4 GPUs and gave more at once to job 1"):
         lanes(held, np.array([4]))
 

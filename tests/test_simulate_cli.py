@@ -244,13 +244,15 @@ def test_a_saved_run_is_all_there(weft, tmp_path):
     code, out, err = weft(*words, "--save", tmp_path / "a" / "run")
     folder = tmp_path / "a" / "run"
     assert code == 0 and "saved in" in err and json.loads((folder / "summary.json").read_text()) == json.loads(out)
-    assert sorted(path.name for path in folder.iterdir()) == sorted(save.FILES)
+    assert {path.name for path in folder.iterdir()} == {*save.FILES} - {save.STRETCHES}
     table = parquet.read_table(folder / "jobs.parquet").to_pylist()
     result = simulate(trace.load(tmp_path / "t.csv", "csv"), Cluster.parse("2x8"), "sjf-skip")
     for j, row in enumerate(table[:400]):
         assert (row["start"], row["end"], row["id"]) == (result.start[j], result.end[j], jobs.id[j])
         assert row["wait"] == pytest.approx(sum(row[f"wait_{reason}"] for reason in REASONS))
-        assert row["nodes"] == [f"node-{n}" for n in result.where[result.slot[j] : result.slot[j + 1]]]
+        assert row["nodes"] == [
+            f"node-{n}" for n in result.stretches.where[result.stretches.slot[j] : result.stretches.slot[j + 1]]
+        ]
     assert table[400]["start"] is table[400]["nodes"] is None and "can" not in table[400]["id"]
     assert "it needs" in table[400]["unschedulable"] and table[0]["unschedulable"] is None
     # it is a trace itself, and gives the same run
@@ -281,7 +283,9 @@ def test_events_of_moments_never_take_more_than_there_is():
         assert time_s >= last
         last = time_s
         if what != "arrival":
-            free[result.where[result.slot[j]]] += result.jobs.gpus[j] * (1 if what == "completion" else -1)
+            free[result.stretches.where[result.stretches.slot[j]]] += result.jobs.gpus[j] * (
+                1 if what == "completion" else -1
+            )
             assert min(free) >= 0 and (j in running) == (what == "completion")
             running ^= {j}
     assert free == [8, 8] and not running

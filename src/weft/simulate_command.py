@@ -86,6 +86,22 @@ GpuMemory = Annotated[float, typer.Option(min=0.0, help="with --nodes: GB of eac
 ClusterFile = Annotated[
     Path | None, typer.Option("--cluster", metavar="FILE", help="instead of --nodes: a cluster file")
 ]
+RestartCost = Annotated[
+    float,
+    typer.Option(
+        min=0.0,
+        metavar="SECONDS",
+        help="that a job which was stopped holds its GPUs before it works on; of orders that stop jobs",
+    ),
+]
+CheckpointEvery = Annotated[
+    float,
+    typer.Option(
+        min=0.0,
+        metavar="SECONDS",
+        help="of work between checkpoints: what came after the last one is lost; 0: nothing is",
+    ),
+]
 Pictures = Annotated[Path | None, typer.Option(metavar="FILE", help="a page .html, or an overview .png or .svg")]
 
 
@@ -102,6 +118,8 @@ def simulate(
     placement: Annotated[str, typer.Option(help="PLACEMENTS", metavar="NAME")] = "best",
     ties: Annotated[str, typer.Option(help="lowest, highest or random; by default the placement's own")] = "",
     seed: Annotated[int, typer.Option(min=0, help="of random ties")] = 0,
+    restart_cost: RestartCost = 0.0,
+    checkpoint_every: CheckpointEvery = 0.0,
     where: Where = "",
     limit: Limit = None,
     option: FormatOptions = None,
@@ -135,8 +153,9 @@ def simulate(
     with _bar(f"reading {path.name}", as_json) as step:
         jobs = _jobs(path, format, options, where, limit)
         result = run(
-            jobs, made, order, placement, ties=ties, seed=seed, on_progress=lambda *at: step("simulating", *at)
-        )
+            jobs, made, order, placement, ties=ties, seed=seed, restart_s=restart_cost, checkpoint_s=checkpoint_every,
+            on_progress=lambda *at: step("simulating", *at),
+        )  # fmt: skip
     found = metrics.summary(result)
     if as_json:
         print_json(found)
@@ -162,8 +181,8 @@ def compare(
         list[str] | None,
         typer.Option(
             metavar="ORDER:PLACEMENT[:TIES]",
-            help="may be repeated; by default every order with best, first, worst and consolidate. Orders: ORDERS, each also "
-            "with -skip, -easy, -conservative; placements: PLACEMENTS",
+            help="may be repeated; by default every order that stops no jobs with best, first, worst and consolidate. "
+            "Orders: ORDERS, those that stop no jobs also with -skip, -easy, -conservative; placements: PLACEMENTS",
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="how many of whatever is random")] = 10,
@@ -172,6 +191,8 @@ def compare(
         bool,
         typer.Option("--shuffle-same-second", help="try random orders of jobs that are submitted at the same time"),
     ] = False,
+    restart_cost: RestartCost = 0.0,
+    checkpoint_every: CheckpointEvery = 0.0,
     metric: Annotated[str, typer.Option(metavar="NAME", help="to rank by: METRICS")] = "jct.mean",
     processes: Annotated[int | None, typer.Option(min=1, help="that run side by side; by default all cores")] = None,
     where: Where = "",
@@ -205,6 +226,8 @@ def compare(
             seeds=seeds,
             ties=[rule.strip() for rule in ties.split(",") if rule.strip()],
             shuffle_same_second=shuffle_same_second,
+            restart_s=restart_cost,
+            checkpoint_s=checkpoint_every,
             metric=metric,
             processes=processes,
             keep=pictures is not None,

@@ -4,7 +4,8 @@ from weft.cluster.compare import Compared, Policy, compare
 from weft.cluster.generate import generate
 from weft.cluster.model import Cluster, Jobs, NodeGroup
 from weft.cluster.reference import Simulator
-from weft.cluster.simulate import Result, simulate
+from weft.cluster.result import Result
+from weft.cluster.simulate import simulate
 
 __all__ = [
     "Cluster",

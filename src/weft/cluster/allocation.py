@@ -9,7 +9,7 @@ import numpy as np
 from weft.cluster.model import WHOLE
 
 if TYPE_CHECKING:
-    from weft.cluster.simulate import Result
+    from weft.cluster.result import Result
 
 SHARES = {"p5": 0.05, "p50": 0.5, "p95": 0.95}
 
@@ -21,19 +21,20 @@ def allocation(result: Result) -> dict[str, float | None]:
     After the last start nothing is decided and the cluster only drains: ``utilisation`` counts that time, this does not.
     Where all jobs started at once the time until the last completion counts.
     """
-    jobs, ran = result.jobs, ~np.isnan(result.start)
+    jobs, held = result.jobs, result.stretches
+    ran = ~np.isnan(held.begin)
     capacity = result.cluster.total_gpus * WHOLE
     begin = float(jobs.submit.min()) if len(jobs) else 0.0
-    until = float(result.start[ran].max()) if ran.any() else begin
+    until = float(held.begin[ran].max()) if ran.any() else begin
     if until == begin and ran.any():
-        until = float(result.end[ran].max())
+        until = float(held.end[ran].max())
     if not capacity or until == begin:
         return dict.fromkeys(("mean", "max", *SHARES))
-    held = (jobs.gpus * jobs.milli)[ran]
-    time = np.concatenate((result.start[ran], np.minimum(result.end[ran], until)))
+    taken = (jobs.gpus * jobs.milli)[held.job[ran]]
+    time = np.concatenate((held.begin[ran], np.minimum(held.end[ran], until)))
     order = np.argsort(time, kind="stable")
     time = np.concatenate(([begin], time[order], [until]))
-    value = np.concatenate(([0], np.cumsum(np.concatenate((held, -held))[order])))  # from time[i] to time[i + 1]
+    value = np.concatenate(([0], np.cumsum(np.concatenate((taken, -taken))[order])))  # from time[i] to time[i + 1]
     length = np.diff(time)
     value, length = value[length > 0], length[length > 0]
     order = np.argsort(value)

@@ -20,7 +20,8 @@ from weft.cluster import ties as tie_rules
 from weft.cluster.model import WHOLE, Cluster, Jobs
 from weft.cluster.order import find as find_order
 from weft.cluster.placement import find as find_placement
-from weft.cluster.simulate import Result, simulate
+from weft.cluster.result import Result
+from weft.cluster.simulate import simulate
 from weft.definition import UnknownName
 
 USUAL_PLACEMENTS = ("best", "first", "worst", "consolidate")
@@ -135,10 +136,11 @@ class Compared:
 
 
 def usual_policies() -> list[Policy]:
-    """Every order, strict and skip, with the usual placements."""
+    """Every order that stops no jobs, strict and skip, with the usual placements."""
     from weft.cluster.orders import ORDERS
 
-    return [Policy.parse(f"{o}{skip}:{p}") for o in ORDERS for skip in ("", "-skip") for p in USUAL_PLACEMENTS]
+    names = [name for name, order in ORDERS.items() if not order.preemption]
+    return [Policy.parse(f"{o}{skip}:{p}") for o in names for skip in ("", "-skip") for p in USUAL_PLACEMENTS]
 
 
 def compare(
@@ -149,6 +151,8 @@ def compare(
     seeds: int = 10,
     ties: Sequence[str] = (),
     shuffle_same_second: bool = False,
+    restart_s: float = 0.0,
+    checkpoint_s: float = 0.0,
     metric: str = "jct.mean",
     processes: int | None = None,
     keep: bool = False,
@@ -163,6 +167,7 @@ def compare(
         seeds: how many of whatever is random.
         ties: rules to try beside each policy's own: ``lowest``, ``highest``, ``random``.
         shuffle_same_second: also put jobs that are submitted at the same time in ``seeds`` random orders.
+        restart_s, checkpoint_s: what stopping a job costs, where a policy does (:func:`weft.cluster.simulate.simulate`).
         metric: of METRICS, to rank by.
         processes: that run side by side; all cores by default, 1: everything in this process.
         keep: keep the :class:`Result` of every run in the trace's own order, for pictures.
@@ -170,14 +175,16 @@ def compare(
 
     Raises:
         UnknownName: an unknown order, placement, rule for ties or metric.
-        ValueError: fewer than one seed.
+        ValueError: fewer than one seed; costs of stopping where nobody is stopped.
     """
     if metric not in METRICS:
         raise UnknownName("metric", metric, METRICS)
     if seeds < 1:
         raise ValueError(f"{seeds} seeds; expected 1 or more")
-    ties = list(dict.fromkeys(tie_rules.check(rule) for rule in ties))
     chosen = [p if isinstance(p, Policy) else Policy.parse(p) for p in policies] or usual_policies()
+    if (restart_s or checkpoint_s) and not any(find_order(p.order)[0].preemption for p in chosen):
+        raise ValueError(f"restart_s is {restart_s} and checkpoint_s {checkpoint_s}, and no policy stops jobs")
+    ties = list(dict.fromkeys(tie_rules.check(rule) for rule in ties))
     compared = [Compared(policy) for policy in dict.fromkeys(chosen)]
     shares = bool((jobs.milli != WHOLE).any())
     tasks = [
@@ -186,7 +193,7 @@ def compare(
         for run in _runs(each.policy, seeds, ties, shuffle_same_second and same_second(jobs) > 0, shares)
     ]
     simulate(jobs.take(np.arange(min(1, len(jobs)))), cluster)  # compiles once, for all processes
-    shared = jobs, cluster, [each.policy for each in compared], keep
+    shared = jobs, cluster, [each.policy for each in compared], (restart_s, checkpoint_s), keep
     found: dict[int, Run] = {}
     failed: dict[int, str] = {}
     try:
@@ -252,13 +259,17 @@ def _runs(policy: Policy, seeds: int, ties: Sequence[str], shuffle: bool, shares
     return runs
 
 
-def _measure(shared: tuple[Jobs, Cluster, list[Policy], bool], task: tuple[int, Run]) -> Run:
-    jobs, cluster, policies, keep = shared
+def _measure(shared: tuple[Jobs, Cluster, list[Policy], tuple[float, float], bool], task: tuple[int, Run]) -> Run:
+    jobs, cluster, policies, costs, keep = shared
     number, run = task
     if run.shuffle is not None:
         jobs = shuffled(jobs, run.shuffle)
     policy = policies[number]
-    result = simulate(jobs, cluster, policy.order, policy.placement, ties=run.ties, seed=run.seed)
+    restart_s, checkpoint_s = costs if find_order(policy.order)[0].preemption else (0.0, 0.0)
+    result = simulate(
+        jobs, cluster, policy.order, policy.placement, ties=run.ties, seed=run.seed, restart_s=restart_s,
+        checkpoint_s=checkpoint_s,
+    )  # fmt: skip
     found = metrics.summary(result)
     kept = dataclasses.replace(result, jobs=None) if keep and run.shuffle is None else None  # type: ignore[arg-type]
     return dataclasses.replace(run, found=found, result=kept)

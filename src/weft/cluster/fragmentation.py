@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from weft.cluster.model import MOST_SHARED, WHOLE, Jobs
 from weft.cluster.placements.fgd import CPU, GPUS, MILLI, SHARE, TYPES, typical
-from weft.cluster.simulate import Result
+from weft.cluster.result import Result
 
 
 def free_at(result: Result, now: float = np.inf) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -19,8 +19,8 @@ def free_at(result: Result, now: float = np.inf) -> tuple[NDArray[np.int64], NDA
     Raises:
         ValueError: the run did not keep which GPUs it took.
     """
-    jobs, cluster = result.jobs, result.cluster
-    if not len(result.on):
+    jobs, cluster, held = result.jobs, result.cluster, result.stretches
+    if not len(result.stretches.on):
         raise ValueError(
             f"placement '{result.placement}' on whole GPUs keeps no single GPUs; expected a detailed run, such as fgd's"
         )
@@ -28,18 +28,17 @@ def free_at(result: Result, now: float = np.inf) -> tuple[NDArray[np.int64], NDA
         now = float(np.nanmax(result.start, initial=0.0))
     gpus = np.where(np.arange(MOST_SHARED) < cluster.gpus[:, None], WHOLE, 0)
     cpu = cluster.cpu.copy()
-    running = np.flatnonzero((result.start <= now) & (result.end > now))
-    pieces = np.diff(result.slot)
-    for j in running:
-        slots = slice(result.slot[j], result.slot[j + 1])
-        on = result.on[slots, None] >> np.arange(MOST_SHARED) & 1
-        np.subtract.at(gpus, result.where[slots], on * jobs.milli[j])
+    pieces = np.diff(held.slot)
+    for k in np.flatnonzero((held.begin <= now) & (held.end > now)):
+        j, slots = held.job[k], slice(held.slot[k], held.slot[k + 1])
+        on = held.on[slots, None] >> np.arange(MOST_SHARED) & 1
+        np.subtract.at(gpus, held.where[slots], on * jobs.milli[j])
         each = (
-            -(-jobs.cpu[j] // pieces[j])
-            if pieces[j] == 1 or jobs.pods[j]
+            -(-jobs.cpu[j] // pieces[k])
+            if pieces[k] == 1 or jobs.pods[j]
             else -(-jobs.cpu[j] * on.sum(1) // jobs.gpus[j])
         )
-        np.subtract.at(cpu, result.where[slots], each)
+        np.subtract.at(cpu, held.where[slots], each)
     return gpus, np.where(cluster.cpu < 0, -1, cpu)
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from weft.cluster.metrics import distribution, gpu_seconds
 
 if TYPE_CHECKING:
-    from weft.cluster.simulate import Result
+    from weft.cluster.result import Result
 
 CLASSES = {"1 GPU": (0, 1), "2–8 GPUs": (2, 8), "more than 8": (9, 2**62)}
 MOST_TENANTS = 20  # those that used the most GPU seconds
@@ -27,7 +27,7 @@ def members(gpus: NDArray[np.int64]) -> dict[str, NDArray[np.bool_]]:
 
 def by_size(result: Result, times: Times) -> dict[str, dict[str, Any]]:
     """Of each size class the jobs that ran, and their times."""
-    ran = ~np.isnan(result.start)
+    ran = result.ran
     return {name: _group(times, np.flatnonzero(mask & ran)) for name, mask in members(result.jobs.gpus).items()}
 
 
@@ -36,7 +36,7 @@ def by_tenant(result: Result, times: Times) -> dict[str, dict[str, Any]]:
     jobs = result.jobs
     if len(jobs.tenants) < 2 and not any(jobs.tenants):
         return {}
-    rows = np.flatnonzero(~np.isnan(result.start))
+    rows = np.flatnonzero(result.ran)
     used = np.bincount(jobs.tenant, gpu_seconds(result), minlength=len(jobs.tenants))
     rows = rows[np.argsort(jobs.tenant[rows], kind="stable")]
     edge = np.searchsorted(jobs.tenant[rows], np.arange(len(jobs.tenants) + 1))
@@ -49,7 +49,7 @@ def by_tenant(result: Result, times: Times) -> dict[str, dict[str, Any]]:
 def fairness(result: Result, times: Times) -> dict[str, Any]:
     """Jain's index (Jain, Chiu, Hawe 1984) over the mean slowdowns of the ``tenants`` of whom a job ran: 1 where all are
     alike, 1/n where one of n bears everything; None of fewer than two tenants."""
-    ran = ~np.isnan(result.start)
+    ran = result.ran
     tenant = result.jobs.tenant[ran]
     count = np.bincount(tenant)
     total = np.bincount(tenant, times["slowdown"][ran])

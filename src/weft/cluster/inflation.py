@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.cluster.model import WHOLE, Cluster, Jobs
-from weft.cluster.simulate import Result, simulate
+from weft.cluster.result import Result
+from weft.cluster.simulate import simulate
 
 FOREVER = 1e12  # seconds
 

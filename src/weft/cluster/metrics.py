@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.cluster.model import WHOLE
-
 if TYPE_CHECKING:
-    from weft.cluster.simulate import Result
+    from weft.cluster.result import Result
 
 LEAST_S = 10.0  # a shorter job counts as so long in slowdowns, so that moments do not rule them
 
@@ -32,14 +30,12 @@ def slowdown(jct: NDArray[np.float64], duration: NDArray[np.float64]) -> NDArray
 def times(result: Result) -> dict[str, NDArray[np.float64]]:
     """``jct`` and ``queueing`` (seconds) and ``slowdown`` (times) of every job, [J]; NaN for one that never started."""
     jct = result.end - result.jobs.submit
-    queueing = result.start - result.jobs.submit
-    return {"jct": jct, "queueing": queueing, "slowdown": slowdown(jct, result.jobs.duration)}
+    return {"jct": jct, "queueing": result.queueing, "slowdown": slowdown(jct, result.jobs.duration)}
 
 
 def gpu_seconds(result: Result) -> NDArray[np.float64]:
-    """What every job used, [J]: shares of a GPU count as such; 0 for a job that never started."""
-    jobs = result.jobs
-    return np.where(np.isnan(result.start), 0.0, jobs.gpus * jobs.milli / WHOLE * jobs.duration)
+    """What every job used, [J]: shares of a GPU count as such, work that was lost does not; 0 for a job that did not run."""
+    return np.where(result.ran, result.gpus * result.jobs.duration, 0.0)
 
 
 def summary(result: Result) -> dict[str, Any]:
@@ -48,15 +44,15 @@ def summary(result: Result) -> dict[str, Any]:
     from weft.cluster.groups import by_size, by_tenant, fairness
     from weft.cluster.order import find as find_order
     from weft.cluster.placement import find as find_placement
-    from weft.cluster.simulate import REASONS
+    from weft.cluster.result import REASONS
 
     order, mode = find_order(result.order)
-    jobs, ran = result.jobs, ~np.isnan(result.start)
+    jobs, ran = result.jobs, result.ran
     every = times(result)
     first = float(jobs.submit.min()) if len(jobs) else 0.0
     last = float(result.end[ran].max()) if ran.any() else None
     makespan = 0.0 if last is None else last - first
-    gpus = result.cluster.total_gpus
+    gpus, used = result.cluster.total_gpus, float(gpu_seconds(result).sum())
     return {
         "order": result.order,
         "placement": result.placement,
@@ -75,9 +71,13 @@ def summary(result: Result) -> dict[str, Any]:
         **{name: distribution(values[ran]) for name, values in every.items()},
         "makespan": makespan,
         "last_completion": last,
-        "utilisation": float(gpu_seconds(result).sum()) / (gpus * makespan) if makespan and gpus else None,
+        "gpu_s": used,
+        "utilisation": used / (gpus * makespan) if makespan and gpus else None,
         "allocation": allocation(result),
-        "preemptions": 0,
+        "preemptions": int(result.stops.sum()),
+        "lost_gpu_s": float((result.lost * result.gpus).sum()),
+        "restart_s": result.restart_s,
+        "checkpoint_s": result.checkpoint_s,
         "wait_reasons": {name: float(column.sum()) for name, column in zip(REASONS, result.waited.T, strict=True)},
         "by_size": by_size(result, every),
         "by_tenant": by_tenant(result, every),

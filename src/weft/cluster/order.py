@@ -12,6 +12,42 @@ from numpy.typing import NDArray
 from weft.cluster.model import Jobs
 from weft.definition import UnknownName
 
+# How the key of a running job changes with time: not at all but at levels; it falls by 1 a second; in any way.
+FIXED, FALLING, FREE = range(3)
+SETTLED = 2.0**41  # turns of jobs that run come before those of jobs that wait by so much
+KNOWN = 6  # where what `context` gave begins in `known`
+
+
+def nothing_known(jobs: Jobs) -> NDArray[np.float64]:
+    return np.zeros(0)
+
+
+@dataclass(frozen=True)
+class Preemption:
+    """Of an order that may stop a running job for one that comes before it.
+
+    Args:
+        key: ``(job, left, served) -> float``, or with a fourth one, ``known``; small values first, equal ones by submission.
+            ``left``: seconds until it would end by its estimate, were it to run on; ``served``: seconds that it has held its
+            GPUs; ``job`` has ``submit``, ``estimate``, ``gpus``, ``priority``, ``level`` and ``turn``. It must not change while
+            a job waits. Numba compiles it.
+        drift: FIXED, FALLING or FREE, of the key of a job that runs.
+        levels: service at which a job falls to the next level, rising; seconds, or with
+        by_gpus: GPU seconds.
+        equals: whether of equal keys who was submitted first stops the other.
+        context: ``(jobs) -> numbers``, what the key knows of the trace, or of the history that is given: ``known[KNOWN:]``.
+
+    ``turn`` orders the jobs of a level as Tiresias does: first those that run, from when they started; then those that were
+    stopped, the last stopped first; then those that wait, and those that have just come down to it, from when they came.
+    """
+
+    key: Callable[..., float]
+    drift: int
+    levels: tuple[float, ...] = ()
+    by_gpus: bool = False
+    equals: bool = False
+    context: Callable[[Jobs], NDArray[np.float64]] = nothing_known
+
 
 @dataclass(frozen=True)
 class Order:
@@ -22,12 +58,14 @@ class Order:
         keys: ``(jobs) -> columns``, the first one most important, small values first; equal ones by submission.
         meaning: one line.
         validated: the end of the name (one of MODES) → the published figures that were reproduced.
+        preemption: how it stops jobs, if it does; it then has no modes, and ``keys`` only order what happens at one moment.
     """
 
     name: str
     keys: Callable[[Jobs], tuple[NDArray[Any], ...]]
     meaning: str
     validated: Mapping[str, str] = field(default_factory=dict)
+    preemption: Preemption | None = None
 
     def rank(self, jobs: Jobs) -> NDArray[np.int32]:
         """Each job's position, [J]; jobs are in order of submission, which settles what the keys leave equal."""
@@ -51,11 +89,16 @@ def find(name: str) -> tuple[Order, str]:
 
     Raises:
         UnknownName: there is none.
+        ValueError: a mode of an order that has none.
     """
     from weft.cluster.orders import ORDERS
 
     mode = next((end for end in MODES if end and name.endswith(end)), "")
     base = name.removesuffix(mode)
     if base not in ORDERS:
-        raise UnknownName("order", name, [f"{order}{end}" for end in MODES for order in ORDERS])
+        raise UnknownName(
+            "order", name, [f"{o}{end}" for end in MODES for o in ORDERS if not end or not ORDERS[o].preemption]
+        )
+    if mode and ORDERS[base].preemption:
+        raise ValueError(f"order '{name}': {base} stops jobs, and whoever fits may pass; expected '{base}'")
     return ORDERS[base], mode

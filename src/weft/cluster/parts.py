@@ -100,3 +100,20 @@ class Job:
     placed: list[tuple[Node, Piece, list[int]]] = field(default_factory=list)
     reason: str = ""  # what it waits for now
     waited: dict[str, float] = field(default_factory=dict)  # seconds for each reason; together its wait
+    number: int = 0  # how many came before it
+    # Of orders that stop jobs (preempt.py):
+    left: float = 0.0  # seconds of its estimate that are not done
+    work: float = 0.0  # of its duration
+    served: float = 0.0  # seconds that it held its GPUs, up to its last stop
+    rank: float = 0.0  # while it waits its key, while it runs its standing
+    level: int = 0  # how many thresholds its service has passed
+    turn: float = 0.0  # orders the jobs of a level, those that are
+    settled: bool = False  # (they run) first
+    begins: float = 0.0  # when it started last, and
+    resume: float = 0.0  # the seconds that it then needed before it worked on
+    falls: float = math.inf  # when it comes to the next level
+    stops: int = 0
+    lost: float = 0.0  # seconds that it held its GPUs without getting on
+    stretches: list[tuple[float, float, list[str]]] = field(
+        default_factory=list
+    )  # begin, end, nodes of those that are over

@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from weft.cluster import plan
+from weft.cluster import plan, preempt
 from weft.cluster import ties as tie_rules
 from weft.cluster.lacking import closest
 from weft.cluster.model import WHOLE, Cluster, Jobs, NodeGroup
+from weft.cluster.order import KNOWN
 from weft.cluster.order import find as find_order
 from weft.cluster.parts import Job, Node, Piece
 from weft.cluster.placement import NOTHING
@@ -36,12 +37,27 @@ class Simulator:
         placement: ``best``, ``first``, ``worst`` …: which of the fitting nodes.
         ties: ``lowest`` or ``highest`` of equally good nodes, or ``random``; the placement's own rule by default.
         seed: of random ties.
+        restart_s, checkpoint_s: of an order that stops jobs, as for :func:`weft.cluster.simulate.simulate`.
 
     Raises:
         ValueError: an unknown order, placement or rule.
     """
 
-    def __init__(self, order: str = "fifo", placement: str = "best", ties: str = "", seed: int = 0):
+    def __init__(
+        self,
+        order: str = "fifo",
+        placement: str = "best",
+        ties: str = "",
+        seed: int = 0,
+        restart_s: float = 0.0,
+        checkpoint_s: float = 0.0,
+    ):
+        self.restart_s, self.checkpoint_s = restart_s, checkpoint_s
+        self.learned = False  # whether placement and order have seen the trace
+        self.known_to_order = np.zeros(KNOWN)
+        self.last_turn = self.first_turn = (
+            0  # of orders that stop jobs: in a level who came last, and who was stopped last
+        )
         self.order, self.mode = find_order(order)
         self.placement = find_placement(placement)
         self.ties = tie_rules.check(ties or self.placement.ties)
@@ -114,7 +130,8 @@ class Simulator:
         if id in self.jobs:
             raise ValueError(f"job '{id}' is there already; a job needs a name of its own")
         key = (*(column[0].item() for column in self.order.keys(row)), row.submit[0].item(), len(self.jobs))
-        job = Job(id, row.submit[0].item(), row.duration[0].item(), row, key)
+        job = Job(id, row.submit[0].item(), row.duration[0].item(), row, key, number=len(self.jobs))
+        job.work, job.left = job.duration, row.estimate[0].item()
         nodes, state = self.nodes, self.random
         self.nodes = [dataclasses.replace(node) for node in nodes]  # an empty cluster, for a moment
         able = self.place(job)
@@ -144,31 +161,36 @@ class Simulator:
 
         Nothing is left to happen when the list is empty.
         """
-        if not self.history and self.context is NOTHING and self.jobs:
-            known = self.known()
-            self.context = self.placement.context(known, self.cluster())
-            self.detailed = self.placement.detailed or bool((known.milli < WHOLE).any())
-        moments = [j.submit for j in self.coming] + [
-            j.end for j in self.jobs.values() if j.state == "running" and j.end is not None
-        ]
+        if not self.learned and self.jobs:
+            self.learn(self.known(), self.cluster())
+        running = [j for j in self.jobs.values() if j.state == "running"]
+        moments = [j.submit for j in self.coming] + [min(j.end, j.falls) for j in running if j.end is not None]
         if not moments:
             return []
         for job in self.queue:
             job.waited[job.reason] = job.waited.get(job.reason, 0.0) + min(moments) - self.now
         self.now = min(moments)
         seen = len(self.history)
-        ended = [j for j in self.jobs.values() if j.state == "running" and j.end == self.now]
+        ended = [j for j in running if j.end == self.now]
+        fallen = [j for j in running if j.falls == self.now and j not in ended]
+        for job in fallen:
+            preempt.fall(self, job)
         for job in ended:
             for node, piece, gpus in job.placed:
                 node.give_back(piece, job.id, gpus)
+            job.lost += job.resume
             self.happens(job, "completed")
         came = [job for job in self.coming if job.submit == self.now]
         for job in came:
             self.coming.remove(job)
             self.queue.append(job)
+            if self.order.preemption:
+                preempt.arrive(self, job)
             self.happens(job, "pending")
         self.queue.sort(key=lambda j: j.key)
-        if self.mode == "-conservative":
+        if self.order.preemption:
+            preempt.start_in_turn(self, fallen)
+        elif self.mode == "-conservative":
             self.start_as_planned(ended, came)
         else:
             self.start_in_order(ended)
@@ -346,6 +368,13 @@ class Simulator:
         self.random, number = tie_rules.draw(self.random, n)
         return number
 
+    def learn(self, jobs: Jobs, cluster: Cluster) -> None:
+        """What the placement and the order know of the whole trace."""
+        self.learned, self.context = True, self.placement.context(jobs, cluster)
+        self.detailed = self.placement.detailed or bool((jobs.milli < WHOLE).any())
+        if self.order.preemption:
+            self.known_to_order = np.concatenate([np.zeros(KNOWN), self.order.preemption.context(jobs)])
+
     def known(self) -> Jobs:
         """All jobs so far, as columns."""
         rows = [job.row for job in self.jobs.values()]
@@ -377,9 +406,11 @@ class Simulator:
         }
 
 
-def simulate(jobs: Jobs, cluster: Cluster, order: str, placement: str, ties: str = "", seed: int = 0) -> Simulator:
+def simulate(
+    jobs: Jobs, cluster: Cluster, order: str, placement: str, ties: str = "", seed: int = 0, **costs: float
+) -> Simulator:
     """A whole trace on a cluster; jobs that can never run are left out. Slow: hundreds of jobs, not thousands."""
-    sim = Simulator(order, placement, ties, seed)
+    sim = Simulator(order, placement, ties, seed, **costs)
     seen = cluster.as_one() if sim.placement.counted else cluster
     sim.types = list(seen.types)
     for n, name in enumerate(seen.names):
@@ -387,8 +418,7 @@ def simulate(jobs: Jobs, cluster: Cluster, order: str, placement: str, ties: str
             getattr(seen, c)[n].item() for c in ("gpus", "gpu_memory", "gpu_type", "cpu", "memory")
         )
         sim.nodes.append(Node(name, gpus, gpu_memory, kind, cpu, memory))
-    sim.context = sim.placement.context(jobs, seen)
-    sim.detailed = sim.placement.detailed or bool((jobs.milli < WHOLE).any())
+    sim.learn(jobs, seen)
     for j in range(len(jobs)):
         sim.add(jobs.take(np.array([j])))
     return sim.run()

@@ -14,11 +14,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.cluster.model import Jobs
 from weft.cluster.order import find as find_order
-from weft.cluster.simulate import REASONS, Result
+from weft.cluster.result import REASONS, Result
 
-JOBS, EVENTS, SUMMARY = FILES = ("jobs.parquet", "events.parquet", "summary.json")  # written in this order
-WHAT = ("completion", "arrival", "start")
+JOBS, EVENTS, STRETCHES, SUMMARY = FILES = (
+    "jobs.parquet",
+    "events.parquet",
+    "stretches.parquet",  # of an order that stops jobs
+    "summary.json",
+)  # written in this order
+WHAT = ("completion", "arrival", "stop", "start")
 
 
 def check(folder: str | Path) -> None:
@@ -60,14 +66,18 @@ def write(folder: str | Path, result: Result, summary: dict[str, Any]) -> Path:
         _refuse_others(folder)
         work, placed = Path(tempfile.mkdtemp(dir=folder, prefix=".weft-")), []
         try:
-            for name, table in ((JOBS, jobs_table), (EVENTS, events_table)):
+            tables = {JOBS: jobs_table, EVENTS: events_table}
+            if find_order(result.order)[0].preemption:
+                tables[STRETCHES] = stretches_table
+            for name, table in tables.items():
                 parquet.write_table(pyarrow.table(table(result)), work / name, compression="zstd")
             (work / SUMMARY).write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-            for name in FILES:
+            made = [name for name in FILES if (work / name).exists()]
+            for name in made:
                 with open(work / name, "rb") as file:
                     os.fsync(file.fileno())
             _refuse_others(folder)  # another run may have ended meanwhile
-            for name in FILES:
+            for name in made:
                 os.replace(work / name, folder / name)
                 placed.append(folder / name)
         except BaseException as error:
@@ -86,60 +96,87 @@ def write(folder: str | Path, result: Result, summary: dict[str, Any]) -> Path:
 
 def jobs_table(result: Result) -> dict[str, Any]:
     """A column for each of ``Jobs``, in its units, so that the file is itself a trace (``--format parquet``); then ``start``,
-    ``end`` and ``wait`` (seconds; null of a job that did not start), ``wait_REASON`` (seconds), ``nodes`` (a name for each
-    piece), ``gpus_on`` where the placement chooses GPUs (a bit for each GPU of that node), and ``unschedulable`` (why)."""
+    ``end`` and ``wait`` (seconds; null of a job that did not run), ``wait_REASON`` (seconds), ``stops`` and ``lost`` (how often
+    it was stopped, and seconds lost by it), ``nodes`` (a name for each piece of its last stretch), ``gpus_on`` where the
+    placement chooses GPUs (a bit for each GPU of that node), and ``unschedulable`` (why)."""
     pyarrow = _pyarrow()
-    jobs, ran = result.jobs, ~np.isnan(result.start)
-    columns: dict[str, Any] = {"id": [str(name) for name in jobs.id]}
+    jobs, ran, held = result.jobs, result.ran, result.stretches
+    columns: dict[str, Any] = {"id": _ids(jobs)}
     columns |= {name: getattr(jobs, name) for name in jobs.columns() if name not in ("types", "tenant")}
     columns["types"] = _named(jobs.types, ["|".join(kinds) for kinds in jobs.type_sets])
     columns["tenant"] = _named(jobs.tenant, jobs.tenants)
-    for name, values in (("start", result.start), ("end", result.end), ("wait", result.start - jobs.submit)):
+    for name, values in (("start", result.start), ("end", result.end), ("wait", result.queueing)):
         columns[name] = pyarrow.array(values, mask=~ran)
     columns |= {f"wait_{name}": result.waited[:, i] for i, name in enumerate(REASONS)}
+    columns |= {"stops": result.stops, "lost": result.lost}
 
-    count = np.where(ran, np.diff(result.slot), 0)
-    there = np.repeat(ran, np.diff(result.slot))
-    offsets = pyarrow.array(np.concatenate(([0], np.cumsum(count))), pyarrow.int32())
-
-    def pieces(values: Any) -> Any:
-        return pyarrow.ListArray.from_arrays(offsets, values, mask=pyarrow.array(~ran))
-
-    columns["nodes"] = pieces(_named(result.where[: len(there)][there], result.cluster.names))
-    if len(result.on):
-        columns["gpus_on"] = pieces(pyarrow.array(result.on[: len(there)][there]))
+    last = np.append(held.job[1:] != held.job[:-1], np.ones(min(len(held), 1), bool)) & ran[held.job]
+    count = np.zeros(len(jobs), np.int64)
+    count[held.job[last]] = np.diff(held.slot)[last]
+    there = np.repeat(last, np.diff(held.slot))
+    columns["nodes"] = _lists(_named(held.where[there], result.cluster.names), count, ~ran)
+    if len(held.on):
+        columns["gpus_on"] = _lists(pyarrow.array(held.on[there]), count, ~ran)
     never = [result.unschedulable.get(j) for j in range(len(jobs))] if result.unschedulable else [None] * len(jobs)
     columns["unschedulable"] = pyarrow.array(never, pyarrow.string())
     return columns
 
 
-def events_table(result: Result) -> dict[str, Any]:
-    """``time`` (seconds), ``what`` (arrival, start or completion), ``job`` (its id) and ``row`` (its row in jobs.parquet).
+def stretches_table(result: Result) -> dict[str, Any]:
+    """When jobs held which nodes: ``job`` (its id) and ``row`` (its row in jobs.parquet), ``begin`` and ``end`` (seconds),
+    ``nodes`` (a name for each piece), and whether it was ``stopped`` then."""
+    pyarrow = _pyarrow()
+    held = result.stretches
+    return {
+        "job": pyarrow.array(_ids(result.jobs), pyarrow.string()).take(pyarrow.array(held.job)),
+        "row": held.job.astype(np.int32),
+        "begin": held.begin,
+        "end": held.end,
+        "nodes": _lists(_named(held.where, result.cluster.names), np.diff(held.slot)),
+        "stopped": result.stopped,
+    }
 
-    At one moment jobs complete, then jobs arrive, then the queue's jobs start in its order. Jobs of no duration start and
-    complete one by one before the others start, so that playing the events back never takes more than there is.
+
+def events_table(result: Result) -> dict[str, Any]:
+    """``time`` (seconds), ``what`` (arrival, start, stop, completion), ``job`` (its id) and ``row`` (its row in jobs.parquet).
+
+    At one moment jobs complete, then jobs arrive, then jobs are stopped, then the queue's jobs start in its order. What starts
+    and ends at one moment does so by itself before the others start, so that playing the events back never takes more than
+    there is.
     """
     pyarrow = _pyarrow()
-    jobs, ran = result.jobs, np.flatnonzero(~np.isnan(result.start))
+    jobs, held = result.jobs, result.stretches
     rank = find_order(result.order)[0].rank(jobs).astype(np.int64)
-    every, moment = np.arange(len(jobs)), result.end == result.start
-    row = np.concatenate((ran, every, ran))
-    what = np.repeat(np.arange(3, dtype=np.int8), (len(ran), len(jobs), len(ran)))
-    time = np.concatenate((result.end[ran], jobs.submit, result.start[ran]))
-    phase = np.concatenate((np.where(moment[ran], 2, 0), np.full(len(jobs), 1), np.where(moment[ran], 2, 3)))
-    within = np.concatenate((np.where(moment[ran], 2 * rank[ran] + 1, ran), every, 2 * rank[ran]))
+    rows, every = np.flatnonzero(~np.isnan(held.begin)), np.arange(len(jobs))
+    job, begin, end = held.job[rows], held.begin[rows], held.end[rows]
+    last, moment = np.where(result.stopped[rows], 2, 0), begin == end
+    row = np.concatenate((job, every, job))
+    what = np.concatenate((last, np.full(len(jobs), 1), np.full(len(rows), 3))).astype(np.int8)
+    time = np.concatenate((end, jobs.submit, begin))
+    phase = np.concatenate((np.where(moment, 3, last), np.full(len(jobs), 1), np.where(moment, 3, 4)))
+    within = np.concatenate((np.where(moment, 2 * rank[job] + 1, job), every, 2 * rank[job]))
     order = np.lexsort((phase << 40 | within, time))
     if not result.complete:  # what would have completed later did not happen
-        last = max(result.start[ran].max(initial=-np.inf), jobs.submit[0] if len(jobs) else -np.inf)
-        order = order[time[order] <= last]
+        latest = max(begin.max(initial=-np.inf), jobs.submit[0] if len(jobs) else -np.inf)
+        order = order[time[order] <= latest]
     row = row[order]
-    names = pyarrow.array([str(name) for name in jobs.id], pyarrow.string())
     return {
         "time": time[order],
         "what": _named(what[order], WHAT),
-        "job": names.take(pyarrow.array(row)),
+        "job": pyarrow.array(_ids(jobs), pyarrow.string()).take(pyarrow.array(row)),
         "row": row.astype(np.int32),
     }
+
+
+def _ids(jobs: Jobs) -> list[str]:
+    return [str(name) for name in jobs.id]
+
+
+def _lists(values: Any, count: NDArray[np.int64], absent: NDArray[np.bool_] | None = None) -> Any:
+    """Values cut into lists of so many each; null where absent."""
+    pyarrow = _pyarrow()
+    offsets = pyarrow.array(np.concatenate(([0], np.cumsum(count))), pyarrow.int32())
+    return pyarrow.ListArray.from_arrays(offsets, values, mask=None if absent is None else pyarrow.array(absent))
 
 
 def _named(index: NDArray[Any], names: Any) -> Any:

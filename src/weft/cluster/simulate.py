@@ -4,63 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from weft.cluster import ties as tie_rules
 from weft.cluster.lacking import closest
 from weft.cluster.model import MOST_SHARED, WHOLE, Cluster, Jobs
+from weft.cluster.order import Order
 from weft.cluster.order import find as find_order
+from weft.cluster.orders import ORDERS
 from weft.cluster.placement import find as find_placement
 from weft.cluster.plan import NO_DETAILS
+from weft.cluster.result import REASONS, Result, Stretches
 
-# What a waiting job waits for: the first of these that holds for it alone.
-REASONS = {
-    "priority": "it would fit, but others stand before it in the queue",
-    "capacity": "fewer GPUs are free in the whole cluster than it asks",
-    "type": "fewer are free of a type that it accepts",
-    "memory": "fewer are free with as much memory",
-    "gang": "enough are free, but not on enough nodes at once",
-    "host": "enough are free on a node, but not enough cores or main memory",
-    "fragmentation": "enough are free, but not on any one node",
-}
-
+NO_SHARES = (
+    "order '{}' stops jobs of whole GPUs; expected no shares of GPUs, and a placement that does not look at single ones"
+)
 STEP_S = 0.1  # about so often progress is told and Ctrl-C noticed
-
-
-@dataclass
-class Result:
-    """What a simulation gave.
-
-    Args:
-        start: seconds, [J]; NaN for a job that never started.
-        end: seconds, [J].
-        slot: [J + 1]; the nodes of job j are ``where[slot[j]:slot[j + 1]]``, and
-        where: node numbers.
-        on: beside ``where`` a bit for each GPU that is taken of the node; empty where the placement does not choose GPUs.
-        waited: seconds that each job waited for each of REASONS, [J, 7]; together its wait.
-        unschedulable: for jobs that can never run, the nearest node and what it lacks.
-        cpu_s: CPU seconds of the engine, compiling apart.
-        complete: False when it was interrupted.
-    """
-
-    jobs: Jobs
-    cluster: Cluster
-    order: str
-    placement: str
-    ties: str
-    seed: int
-    start: NDArray[np.float64]
-    end: NDArray[np.float64]
-    slot: NDArray[np.int64]
-    where: NDArray[np.int32]
-    on: NDArray[np.int32]
-    waited: NDArray[np.float64]
-    unschedulable: dict[int, str]
-    cpu_s: float
-    complete: bool = True
 
 
 def simulate(
@@ -71,6 +31,8 @@ def simulate(
     *,
     ties: str = "",
     seed: int = 0,
+    restart_s: float = 0.0,
+    checkpoint_s: float = 0.0,
     until: float = np.inf,
     history: Jobs | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
@@ -83,14 +45,18 @@ def simulate(
         placement: ``best``, ``first``, ``counted`` …
         ties: which of equally good nodes: ``lowest`` or ``highest`` number, or ``random``; the placement's own by default.
         seed: of random ties.
+        restart_s: seconds that a job which was stopped holds its GPUs before it works on.
+        checkpoint_s: seconds of work between two checkpoints; what was done since the last one is lost when a job is stopped.
+            0: it is saved when it is stopped.
         until: seconds; what would happen later does not.
-        history: the jobs that a placement such as ``fgd`` takes for typical; these ones by default.
+        history: the jobs that a placement such as ``fgd``, or an order such as ``2d-gittins``, takes for typical; these ones by
+            default.
         on_progress: told jobs completed and jobs altogether, now and then.
 
     Raises:
-        ValueError: an unknown order, placement or rule for ties.
+        ValueError: an unknown order, placement or rule for ties; what cannot be simulated together.
     """
-    from weft.cluster.engine import prepare, run
+    from weft.cluster.engine import preemptive, prepare, run, standing
     from weft.cluster.engine.kinds import classify
 
     ordering, mode = find_order(order)
@@ -108,6 +74,7 @@ def simulate(
         )
     if detailed and mode == "-conservative":
         raise ValueError(NO_DETAILS)
+    _check_stopping(ordering, detailed, restart_s, checkpoint_s)
     cls, classes, pieces, members = classify(jobs, seen)
     classes["reason"] = -1
     if mode == "-easy":
@@ -117,40 +84,64 @@ def simulate(
         c: closest(jobs, int(np.argmax(cls == c)), seen) for c in prepare.never(state, pieces, classes) if c in cls
     }
     rows = np.flatnonzero(~np.isin(cls, list(never)))
-    table, of_rank, where = prepare.table_of(jobs, rows, cls, classes, ordering.rank(jobs)[rows])
-    on = np.zeros(len(where) if detailed else 0, np.int32)
-    running, progress = np.zeros(len(rows), run.COMPLETION), np.zeros(run.PROGRESS, np.int64)
-    total, waits = (np.zeros((count, len(REASONS))) for count in (len(classes), len(rows)))
-    if mode == "-conservative":
-        where = np.concatenate([where, np.zeros(int(classes["count"].max(initial=0)) + 1, np.int32)])
-    given = (state, pieces, classes, table, of_rank, where, on, running, progress, total, waits)
-    if mode == "-easy":
-        advance = prepare.easy(*given, until)
+    spare = int(classes["count"].max(initial=0)) + 1 if mode == "-conservative" else 0
+    row = standing.JOB if ordering.preemption else run.JOB
+    table, of_rank = prepare.table_of(jobs, rows, cls, classes, ordering.rank(jobs)[rows], row)
+    tables = prepare.Tables.of(state, pieces, classes, table, of_rank, detailed, until, spare)
+    kept = None
+    if ordering.preemption:
+        kept = preemptive.Kept(tables, jobs, rows, ordering.preemption, restart_s, checkpoint_s, history or jobs)
+        advance: prepare.Advance = kept.advance
+    elif mode == "-easy":
+        advance = prepare.easy(tables)
     elif mode == "-conservative":
-        advance = prepare.planned(*given, until)
+        advance = prepare.planned(tables)
     else:
-        advance = prepare.plain(*given, mode == "", until)
+        advance = prepare.plain(tables, strict=mode == "")
     advance(0)  # compiles, or loads what was compiled
     begin = time.process_time()
     complete = True
     try:
         most, last = 100, time.perf_counter()
         while advance(most):
-            on_progress(int(progress[run.COMPLETED]), len(rows))
+            on_progress(int(tables.progress[run.COMPLETED]), len(rows))
             now = time.perf_counter()
             most = 1 + min(2 * most, int(most * STEP_S / max(now - last, 1e-9)))
             last = now
     except KeyboardInterrupt:
         complete = False
     cpu_s = time.process_time() - begin
+    impossible = {int(j): never[int(cls[j])] for j in np.flatnonzero(np.isin(cls, list(never)))}
+    named = (jobs, seen, order, placement, ties, seed)
+    if kept:
+        return Result(
+            *named,
+            **kept.result(),
+            unschedulable=impossible,
+            cpu_s=cpu_s,
+            restart_s=restart_s,
+            checkpoint_s=checkpoint_s,
+            complete=complete,
+        )
     start = np.full(len(jobs), np.nan)
     start[rows] = table["start"]
     waited = np.zeros((len(jobs), len(REASONS)))
-    waited[rows] = np.where(np.isnan(table["start"])[:, None], 0.0, waits)
+    waited[rows] = np.where(np.isnan(table["start"])[:, None], 0.0, tables.waits)
     slot = np.zeros(len(jobs) + 1, np.int64)
     slot[rows + 1] = (classes["count"] + (classes["rest"] >= 0))[cls[rows]]
-    return Result(
-        jobs, seen, order, placement, ties, seed, start, start + jobs.duration, np.cumsum(slot),
-        where[: int(slot.sum())], on, waited,
-        {int(j): never[int(cls[j])] for j in np.flatnonzero(np.isin(cls, list(never)))}, cpu_s, complete,
-    )  # fmt: skip
+    end, slot = start + jobs.duration, np.cumsum(slot)
+    stretches = Stretches(np.arange(len(jobs)), start, end, slot, tables.where[: slot[-1]], tables.on)
+    stops, lost = np.zeros(len(jobs), np.int64), np.zeros(len(jobs))
+    return Result(*named, start, end, stretches, waited, stops, lost, impossible, cpu_s, complete=complete)
+
+
+def _check_stopping(order: Order, detailed: bool, restart_s: float, checkpoint_s: float) -> None:
+    """Raises ValueError for what an order cannot do."""
+    for name, value in (("restart_s", restart_s), ("checkpoint_s", checkpoint_s)):
+        if not 0 <= value < np.inf:
+            raise ValueError(f"{name} is {value}; expected seconds, 0 or more")
+        if value and not order.preemption:
+            stopping = ", ".join(name for name, each in ORDERS.items() if each.preemption)
+            raise ValueError(f"{name} is {value}, and order '{order.name}' stops no jobs; expected one of {stopping}")
+    if order.preemption and detailed:
+        raise ValueError(NO_SHARES.format(order.name))

@@ -34,6 +34,12 @@ def show(out: Console, found: dict[str, Any]) -> None:
         f"{found['completed']:,} of {found['jobs']:,} jobs ran on {found['nodes']:,} nodes, {found['gpus']:,} GPUs; "
         f"makespan {found['makespan']:,.0f} s; utilisation {share}; {found['cpu_s']:.3g} CPU s",
     )
+    if found["preemptions"]:
+        held = found["lost_gpu_s"] + found["gpu_s"]
+        _say(
+            out,
+            f"jobs were stopped {found['preemptions']:,} times; that cost {found['lost_gpu_s'] / held:.2%} of all GPU seconds",
+        )
     if found["allocation"]["mean"] is not None:
         held = {name: _share(value) for name, value in found["allocation"].items()}
         _say(

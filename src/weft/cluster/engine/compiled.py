@@ -60,3 +60,16 @@ def dispatcher(functions: Sequence[tuple[Callable[..., Any], bool]]) -> tuple[Ca
             gpu.append(f"    if code == {i}: return int({call}[1])")
     exec("\n".join([*score, "    return 0.0", *gpu, "    return 0"]), names)
     return numba.njit(names["score"]), numba.njit(names["gpu"])
+
+
+def switch(name: str, parameters: Sequence[str], functions: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
+    """A compiled function ``name(code, *parameters)`` that calls the code-th of the given ones, as :func:`dispatcher`'s do. A
+    given one may take only the first of the parameters."""
+    names: dict[str, Any] = {f"f{i}": numba.njit(function) for i, function in enumerate(functions)}
+    lines = [f"def {name}(code, {', '.join(parameters)}):"]
+    for i, function in enumerate(functions):
+        given = parameters[: len(inspect.signature(function).parameters)]
+        lines.append(f"    if code == {i}: return float(f{i}({', '.join(given)}))")
+    exec("\n".join([*lines, "    return 0.0"]), names)
+    compiled_one: Callable[..., Any] = numba.njit(names[name])
+    return compiled_one

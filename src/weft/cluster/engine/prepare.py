@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from weft.cluster import ties as tie_rules
-from weft.cluster.engine import backfill, conservative, promise, run
+from weft.cluster.engine import backfill, conservative, promise, run, standing
 from weft.cluster.engine import index as trees
 from weft.cluster.engine import node as engine
 from weft.cluster.model import MOST_SHARED, WHOLE, Cluster, Jobs
 from weft.cluster.placement import TIGHTEST, Placement
 from weft.cluster.placements import PLACEMENTS
+from weft.cluster.result import REASONS
+
+Advance = Callable[[int], int]  # runs up to so many moments; says whether anything is left to happen
 
 
 def state(
@@ -59,11 +63,60 @@ def state(
     return nodes, best, ways, np.array(levels, np.int64), log, meta, context, room.astype(np.int64)
 
 
+@dataclass
+class Tables:
+    """What every loop works on.
+
+    Args:
+        state: of :func:`state`.
+        pieces, classes: of :func:`weft.cluster.engine.kinds.classify`.
+        jobs: the engine's jobs.
+        of_rank: the job of each rank.
+        where: the node of each piece, from a job's ``slot``.
+        on: in a detailed run beside it the GPUs that are taken, a bit for each.
+        running: the heap of completions.
+        progress: counters.
+        total, waits: seconds that each class, and each job, has waited for each of REASONS.
+        until: seconds; nothing later happens.
+    """
+
+    state: tuple[NDArray[Any], ...]
+    pieces: NDArray[Any]
+    classes: NDArray[Any]
+    jobs: NDArray[Any]
+    of_rank: NDArray[np.int32]
+    where: NDArray[np.int32]
+    on: NDArray[np.int32]
+    running: NDArray[Any]
+    progress: NDArray[np.int64]
+    total: NDArray[np.float64]
+    waits: NDArray[np.float64]
+    until: float
+
+    @classmethod
+    def of(
+        cls, state: tuple[NDArray[Any], ...], pieces: NDArray[Any], classes: NDArray[Any], jobs: NDArray[Any],
+        of_rank: NDArray[np.int32], detailed: bool, until: float, spare: int = 0,
+    ) -> Tables:  # fmt: skip
+        """For the jobs and classes of :func:`table_of`; ``spare``: so many entries of ``where`` more."""
+        places = int((classes["count"] + (classes["rest"] >= 0))[jobs["cls"]].sum())
+        where = np.full(places + spare, -1, np.int32)
+        on = np.zeros(places if detailed else 0, np.int32)
+        total, waits = (np.zeros((count, len(REASONS))) for count in (len(classes), len(jobs)))
+        running, progress = np.zeros(len(jobs), run.COMPLETION), np.zeros(standing.PROGRESS, np.int64)
+        return cls(state, pieces, classes, jobs, of_rank, where, on, running, progress, total, waits, until)
+
+
 def table_of(
-    jobs: Jobs, rows: NDArray[Any], cls: NDArray[Any], classes: NDArray[Any], ranks: NDArray[Any]
-) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """The engine's jobs, the job of each rank, and room for all pieces' nodes. ``classes`` learn their part of the heap."""
-    table = np.zeros(len(rows), run.JOB)
+    jobs: Jobs,
+    rows: NDArray[Any],
+    cls: NDArray[Any],
+    classes: NDArray[Any],
+    ranks: NDArray[Any],
+    row: np.dtype[Any] = run.JOB,
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The engine's jobs, and the job of each rank. ``classes`` learn their part of the heap."""
+    table = np.zeros(len(rows), row)
     for name in ("submit", "duration", "estimate"):
         table[name] = getattr(jobs, name)[rows]
     table["start"], table["begins"], table["cls"] = np.nan, np.nan, cls[rows]
@@ -73,7 +126,7 @@ def table_of(
     table["slot"] = np.cumsum(pieces) - pieces
     classes["jobs"] = np.bincount(table["cls"], minlength=len(classes))
     classes["first"] = classes["begin"] = np.cumsum(classes["jobs"]) - classes["jobs"]
-    return table, of_rank, np.full(int(pieces.sum()), -1, np.int32)
+    return table, of_rank
 
 
 def never(state: tuple[NDArray[Any], ...], pieces: NDArray[Any], classes: NDArray[Any]) -> list[int]:
@@ -91,27 +144,20 @@ def never(state: tuple[NDArray[Any], ...], pieces: NDArray[Any], classes: NDArra
     return lacking
 
 
-def plain(
-    state: tuple[NDArray[Any], ...], pieces: NDArray[Any], classes: NDArray[Any], table: NDArray[Any], of_rank: NDArray[Any],
-    where: NDArray[Any], on: NDArray[Any], running: NDArray[Any], progress: NDArray[Any], total: NDArray[Any],
-    waits: NDArray[Any], strict: bool, until: float,
-) -> Callable[[int], bool]:  # fmt: skip
+def plain(tables: Tables, strict: bool) -> Advance:
     """The loop without reservations: ``advance(most)``."""
-    nodes, best, ways, levels, log, meta, context, room = state
-    heap = np.zeros(len(table), np.int32)
+    t, (nodes, best, ways, levels, log, meta, context, room) = tables, tables.state
+    heap = np.zeros(len(t.jobs), np.int32)
     return lambda most: run.advance(
-        table, of_rank, heap, running, progress, where, on,
-        nodes, pieces, best, ways, levels, log, meta, context, room, classes, total, waits, strict, until, most,
+        t.jobs, t.of_rank, heap, t.running, t.progress, t.where, t.on, nodes, t.pieces, best, ways, levels, log, meta, context,
+        room, t.classes, t.total, t.waits, strict, t.until, most,
     )  # fmt: skip
 
 
-def easy(
-    state: tuple[NDArray[Any], ...], pieces: NDArray[Any], classes: NDArray[Any], table: NDArray[Any], of_rank: NDArray[Any],
-    where: NDArray[Any], on: NDArray[Any], running: NDArray[Any], progress: NDArray[Any], total: NDArray[Any],
-    waits: NDArray[Any], until: float,
-) -> Callable[[int], bool]:  # fmt: skip
-    """The loop with a reservation for the head. ``state``, ``pieces`` and ``classes`` have every kind and class twice."""
-    nodes, best, ways, levels, log, meta, context, room = state
+def easy(tables: Tables) -> Advance:
+    """The loop with a reservation for the head. The tables have every kind and class twice."""
+    t, (nodes, best, ways, levels, log, meta, context, room) = tables, tables.state
+    table, classes, pieces, where, of_rank = t.jobs, t.classes, t.pieces, t.where, t.of_rank
     by_class = of_rank[np.argsort(table["cls"][of_rank], kind="stable")]
     half = len(classes) // 2
     table["place"][by_class] = np.arange(len(table)) - classes["first"][table["cls"][by_class]]
@@ -129,24 +175,21 @@ def easy(
     promised, held = np.zeros((2, most_pieces), np.int64)
     moments, may, made = np.zeros(most_pieces), np.zeros(half, np.int64), np.full(backfill.PROMISE, -1.0)
     return lambda most: backfill.advance(
-        table, by_class, tree, running, progress, where, on, first, places, soon, read, promised, held, moments, may, made,
-        nodes, pieces, best, ways, levels, log, meta, context, room, classes, total, waits, until, most,
+        table, by_class, tree, t.running, t.progress, where, t.on, first, places, soon, read, promised, held, moments, may,
+        made, nodes, pieces, best, ways, levels, log, meta, context, room, classes, t.total, t.waits, t.until, most,
     )  # fmt: skip
 
 
-def planned(
-    state: tuple[NDArray[Any], ...], pieces: NDArray[Any], classes: NDArray[Any], table: NDArray[Any], of_rank: NDArray[Any],
-    where: NDArray[Any], on: NDArray[Any], running: NDArray[Any], progress: NDArray[Any], total: NDArray[Any],
-    waits: NDArray[Any], until: float,
-) -> Callable[[int], bool]:  # fmt: skip
+def planned(tables: Tables) -> Advance:
     """The loop with a plan for everyone. ``where`` has room for one more job at its end."""
-    nodes, best, ways, levels, log, meta, context, room = state
+    t, (nodes, best, ways, levels, log, meta, context, room) = tables, tables.state
+    table, where = t.jobs, t.where
     first, places = np.full(len(nodes), -1, np.int32), np.zeros(len(where), promise.PLACE)
     queue, ready, view = np.zeros(len(table) + 1, np.int64), np.zeros(len(nodes)), np.zeros(1, engine.NODE)
     overruns = bool((np.maximum(table["estimate"], conservative.LEAST_S) < table["duration"]).any())
     return lambda most: conservative.advance(
-        table, queue, running, progress, where, on, first, places, ready, view, overruns,
-        nodes, pieces, best, ways, levels, log, meta, context, room, classes, total, waits, until, most,
+        table, queue, t.running, t.progress, where, t.on, first, places, ready, view, overruns, nodes, t.pieces, best, ways,
+        levels, log, meta, context, room, t.classes, t.total, t.waits, t.until, most,
     )  # fmt: skip
 
 

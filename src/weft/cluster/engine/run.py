@@ -202,7 +202,7 @@ def begin_waiting(classes, total, waits, c, job, now):
     """A job waits from now on for what its class waits for: ``waits`` is the difference of its class's totals."""
     settle(classes, total, c, now)
     for reason in range(total.shape[1]):
-        waits[job, reason] = -total[c, reason]
+        waits[job, reason] -= total[c, reason]
 
 
 @compiled

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from weft.cluster.pictures.page import page
-from weft.cluster.simulate import Result
+from weft.cluster.result import Result
 
 __all__ = ["page", "write"]
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from weft.cluster.metrics import distribution
 from weft.cluster.pictures import clock, sizes, spread
-from weft.cluster.simulate import Result
+from weft.cluster.result import Result
 from weft.report.drawing import Chart, empty, hover, write
 from weft.report.palette import LIGHT as INK
 from weft.report.quantities import count

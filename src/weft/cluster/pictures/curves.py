@@ -11,7 +11,7 @@ from bokeh.models import HoverTool, NumeralTickFormatter
 from weft.cluster.pictures import clock
 from weft.cluster.pictures.pieces import without_nodes
 from weft.cluster.pictures.series import OverTime, Series
-from weft.cluster.simulate import Result
+from weft.cluster.result import Result
 from weft.report.drawing import Chart, empty
 from weft.report.palette import LIGHT as INK
 from weft.report.quantities import figures, percent

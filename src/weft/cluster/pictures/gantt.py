@@ -31,7 +31,7 @@ from weft.cluster.pictures.lanes import lanes
 from weft.cluster.pictures.pieces import Pieces, span, without_nodes
 from weft.cluster.pictures.sizes import CLASSES
 from weft.cluster.pictures.window import READABLE_BARS, READABLE_GPUS, blocks, bounded, first_window, told
-from weft.cluster.simulate import Result
+from weft.cluster.result import Result
 from weft.report import palette
 from weft.report.drawing import FONT, Chart, empty
 from weft.report.palette import LIGHT as INK
@@ -81,18 +81,20 @@ def gantt(result: Result, pieces: Pieces, most: int = MOST_EMBEDDED) -> Gantt | 
     piece, first, height = runs.piece[rows], runs.first[rows], runs.count[rows]
     offset = np.concatenate(([0], np.cumsum(result.cluster.gpus)))
     divided = blocks(result.cluster)
-    jobs, row_of_job = np.unique(pieces.job[piece], return_inverse=True)
-    trace = result.jobs
+    stretches, row = np.unique(pieces.stretch[piece], return_inverse=True)
+    trace, held = result.jobs, result.stretches
+    jobs, since = held.job[stretches], _waits_since(result)[stretches]
     lane = offset[pieces.node[piece]] + first
     (block, shown), start, stop = first_window(divided, lane, pieces.start[piece], begin, end)
     name, length = clock.unit(end - begin)
     data = {
-        "job": packed(row_of_job, "Uint32"),
+        "job": packed(row, "Uint32"),
         "lane": packed(lane, "Uint32"),
         "count": packed(height, "Uint32"),
-        "start": packed(result.start[jobs] - begin, "Float32"),
+        "start": packed(held.begin[stretches] - begin, "Float32"),
+        "since": packed(since - begin, "Float32"),
         "submit": packed(trace.submit[jobs] - begin, "Float32"),
-        "duration": packed(trace.duration[jobs], "Float32"),
+        "duration": packed((held.end - held.begin)[stretches], "Float32"),
         "gpus": packed(trace.gpus[jobs], "Uint32"),
         "tenant": packed(trace.tenant[jobs], "Uint32"),
         "offset": packed(divided.offset, "Uint32"),
@@ -120,6 +122,13 @@ def gantt(result: Result, pieces: Pieces, most: int = MOST_EMBEDDED) -> Gantt | 
         facts,
         told(kept, pieces, nodes, begin, end),
     )
+
+
+def _waits_since(result: Result) -> NDArray[np.float64]:
+    """Since when a job waited for each of its stretches: its arrival, or the moment at which it was stopped, [S]."""
+    held = result.stretches
+    again = np.append(np.zeros(min(len(held), 1), bool), held.job[1:] == held.job[:-1])
+    return np.where(again, np.roll(held.end, 1), result.jobs.submit[held.job])
 
 
 def packed(values: NDArray[Any] | str, kind: str = "") -> dict[str, str]:

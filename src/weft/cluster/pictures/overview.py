@@ -9,7 +9,7 @@ import numpy as np
 
 from weft.cluster.pictures import clock, compare, heat, pieces, series, sizes
 from weft.cluster.pictures.page import check
-from weft.cluster.simulate import Result
+from weft.cluster.result import Result
 from weft.report.palette import LIGHT as INK
 
 MOST_COLUMNS = 4
@@ -55,7 +55,7 @@ def overview(path: Path, results: Sequence[Result]) -> None:
             panel.set_xlabel(f"time since the first job arrived ({name})")
         where.set_xlabel(f"time since the first job arrived ({name})")
         used.axhline(result.cluster.total_gpus, color=INK["ink"], linestyle="--", linewidth=1)
-        ran = ~np.isnan(result.start)
+        ran = result.ran
         jct = np.maximum(sizes.times(result)["jct"], 1e-3)
         for (label, members), (dash, ink) in zip(sizes.members(result.jobs.gpus).items(), LINES, strict=False):
             if (members & ran).any():

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from weft.cluster.pictures import clock
-from weft.cluster.simulate import Result
+from weft.cluster.result import Result
 from weft.report.quantities import NONE, count, percent
 
 HERE = Path(__file__).parent
@@ -83,7 +83,7 @@ def _section(name: str, runs: Sequence[Result], most: int) -> dict[str, Any]:
         "counted": pieces.without_nodes(result),
         "spread": embed_all(*spread.by_size(result)),
         "reasons": embed_all(*reasons.charts(result)),
-        "ran": int((~np.isnan(result.start)).sum()),
+        "ran": int(result.ran.sum()),
         "never": [(jobs.id[j], why) for j, why in list(result.unschedulable.items())[:TOLD_AT_MOST]],
         "never_count": len(result.unschedulable),
         "complete": result.complete,
@@ -114,7 +114,7 @@ def _tiles(result: Result) -> list[dict[str, str]]:
     from weft.cluster.pictures import pieces, series
 
     found = summary(result)
-    begin, last = pieces.span(result)[0], float(np.nanmax(result.start, initial=-np.inf))
+    begin, last = pieces.span(result)[0], float(np.nanmax(result.stretches.begin, initial=-np.inf))
     busy, until = found["utilisation"], "the last completion"
     if last > begin and found["gpus"]:  # a long tail of completions says little about a policy
         held = series.binned(series.allocated(pieces.of(result)), begin, last, points=1).overall

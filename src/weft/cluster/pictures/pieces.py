@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.cluster.placement import find as find_placement
-from weft.cluster.simulate import Result
+from weft.cluster.result import Result
 
 TAIL = 0.15  # of the time until the last start
 
@@ -19,6 +19,7 @@ class Pieces:
     """Columns of length P. Pieces without a GPU or of no duration hold nothing and are left out."""
 
     job: NDArray[np.int64]
+    stretch: NDArray[np.int64]  # of the job, in result.stretches
     node: NDArray[np.int64]
     gpus: NDArray[np.int64]
     start: NDArray[np.float64]  # seconds
@@ -29,22 +30,22 @@ class Pieces:
 
     def take(self, rows: NDArray[Any]) -> Pieces:
         """Those rows: indices or a mask."""
-        return Pieces(*(getattr(self, name)[rows] for name in ("job", "node", "gpus", "start", "end")))
+        return Pieces(*(getattr(self, name)[rows] for name in ("job", "stretch", "node", "gpus", "start", "end")))
 
 
 def of(result: Result) -> Pieces:
     """The pieces of a result, by job. They are cut as the simulator cuts them (:mod:`weft.cluster.engine.kinds`)."""
     jobs, largest = result.jobs, int(result.cluster.gpus.max(initial=0))
-    count = np.diff(result.slot)
-    job = np.repeat(np.arange(len(jobs)), count)
-    place = np.arange(len(job)) - result.slot[job]  # 0 for a job's first piece
+    held = result.stretches
+    stretch = np.repeat(np.arange(len(held)), np.diff(held.slot))
+    job = held.job[stretch]
+    place = np.arange(len(job)) - held.slot[stretch]  # 0 for a job's first piece
     asked, pods = jobs.gpus[job], jobs.pods[job]
     whole = np.minimum(asked - place * largest, largest) if largest else asked
     gpus = np.where(pods > 0, asked // np.maximum(pods, 1), whole)
-    node = result.where[: len(job)].astype(np.int64)
-    start, end = result.start[job], result.end[job]
-    held = (gpus > 0) & (node >= 0) & (end > start)  # false for NaN
-    return Pieces(job[held], node[held], gpus[held], start[held], end[held])
+    node = held.where[: len(job)].astype(np.int64)
+    every = Pieces(job, stretch, node, gpus, held.begin[stretch], held.end[stretch])
+    return every.take((gpus > 0) & (node >= 0) & (every.end > every.start))  # false for NaN
 
 
 def span(result: Result) -> tuple[float, float]:
@@ -53,11 +54,12 @@ def span(result: Result) -> tuple[float, float]:
     Durations have long tails, and nothing is decided after the last start: when completions go on for long after it,
     pictures end a while after it. Of an interrupted result they end at it, since what came later is not known.
     """
-    jobs, ran = result.jobs, ~np.isnan(result.start)
+    jobs, held = result.jobs, result.stretches
+    ran = ~np.isnan(held.begin)
     begin = float(jobs.submit.min()) if len(jobs) else 0.0
     if not ran.any():
         return begin, begin + 1.0
-    started, end = float(result.start[ran].max()), float(result.end[ran].max())
+    started, end = float(held.begin[ran].max()), float(held.end[ran].max())
     if started > begin:
         end = started if not result.complete else min(end, started + TAIL * (started - begin))
     return begin, end if end > begin else begin + 1.0

@@ -7,7 +7,7 @@ from bokeh.models import ColumnDataSource, FixedTicker, NumeralTickFormatter
 
 from weft.cluster.pictures import clock, sizes
 from weft.cluster.pictures.pieces import span
-from weft.cluster.simulate import REASONS, Result
+from weft.cluster.result import REASONS, Result
 from weft.report.drawing import Chart, empty, hover, write
 from weft.report.palette import LIGHT as INK
 from weft.report.quantities import percent
@@ -34,7 +34,7 @@ def charts(result: Result) -> list[Chart]:
 
 
 def _by_size(result: Result, seen: list[int]) -> Chart:
-    names, ran = list(REASONS), ~np.isnan(result.start)
+    names, ran = list(REASONS), result.ran
     classes = sizes.members(result.jobs.gpus[ran])
     plot = empty(
         64 + 44 * len(classes), (0, 1), (len(classes) - 0.4, -0.6), x_axis_label="share of the wait of its jobs (%)"
@@ -87,7 +87,7 @@ def _by_size(result: Result, seen: list[int]) -> Chart:
 
 def _over_time(result: Result, seen: list[int]) -> Chart:
     names, (begin, _) = list(REASONS), span(result)
-    ran = ~np.isnan(result.start)
+    ran = result.ran
     submit = result.jobs.submit[ran]
     end = max(float(submit.max()), begin + 1e-9)
     unit, length = clock.unit(end - begin)

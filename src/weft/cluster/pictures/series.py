@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.cluster.pictures.pieces import Pieces, span
-from weft.cluster.simulate import Result
+from weft.cluster.result import Result
 
 MOST_POINTS = 1200  # about the pixels of a wide chart
 
@@ -75,14 +75,15 @@ def allocated(pieces: Pieces) -> Steps:
 
 
 def waiting(result: Result, gpus: bool = False) -> Steps:
-    """Jobs that have arrived and not started, or the GPUs that they ask; without those that can never run."""
-    jobs = result.jobs
+    """Jobs that wait, for their start or after a stop, or the GPUs that they ask; without those that can never run."""
+    jobs, held = result.jobs, result.stretches
     able = np.ones(len(jobs), bool)
     able[list(result.unschedulable)] = False
-    started = able & ~np.isnan(result.start)
+    started, stopped = able[held.job] & ~np.isnan(held.begin), result.stopped
     weight = jobs.gpus.astype(float) if gpus else np.ones(len(jobs))
     return Steps.of(
-        np.concatenate((jobs.submit[able], result.start[started])), np.concatenate((weight[able], -weight[started]))
+        np.concatenate((jobs.submit[able], held.begin[started], held.end[stopped])),
+        np.concatenate((weight[able], -weight[held.job[started]], weight[held.job[stopped]])),
     )
 
 

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from weft.cluster import metrics
 from weft.cluster.groups import CLASSES, members
-from weft.cluster.simulate import Result
+from weft.cluster.result import Result
 
 __all__ = ["CLASSES", "members", "quantiles", "times"]
 

@@ -11,7 +11,7 @@ from bokeh.models import ColumnDataSource, FixedTicker
 from numpy.typing import NDArray
 
 from weft.cluster.pictures import clock, sizes
-from weft.cluster.simulate import Result
+from weft.cluster.result import Result
 from weft.report.drawing import Chart, empty, hover
 from weft.report.palette import LIGHT as INK
 from weft.report.quantities import figures
@@ -42,7 +42,7 @@ QUANTITIES = {
 
 def by_size(result: Result) -> list[Chart]:
     """Job completion time, wait and slowdown by size class; nothing where no job ran."""
-    ran = ~np.isnan(result.start)
+    ran = result.ran
     if not ran.any():
         return []
     classes = sizes.members(result.jobs.gpus[ran])
