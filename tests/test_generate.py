@@ -475,7 +475,7 @@ def test_the_command_states_saves_and_follows(weft):
 
 def test_jobs_without_a_gpu_are_told_of(weft):
     code, said = weft("a.csv", "--jobs", 40, "--nodes", "1x8", "--load", 1, "--sizes", "0:1,1:1")
-    assert code == 0 and "jobs ask no GPU; formats csv and parquet leave them out" in said
+    assert code == 0 and "jobs ask neither GPU nor cores; formats csv and parquet leave them out" in said
 
 
 @pytest.mark.parametrize(
@@ -501,3 +501,16 @@ def test_the_commands_mistakes_are_named(weft, tmp_path, words, what):
     code, said = weft(*words)
     assert code in (1, 2) and what in said and "Traceback" not in said
     assert [file.name for file in tmp_path.iterdir()] == ["b.csv"]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_what_is_generated_is_still_known_for_it_when_it_is_read(tmp_path, suffix):
+    from weft.cluster import generate, trace, trace_file
+
+    if suffix == "parquet":
+        pytest.importorskip("pyarrow")
+    jobs = generate(20, Cluster.parse("2x8"), sizes={1: 1})
+    jobs.gpus[3], jobs.cpu[3], jobs.gpus[4] = 0, 2000, 0  # one on cores alone, and one that asks nothing
+    trace_file.write(tmp_path / f"t.{suffix}", jobs, "a test")
+    again = trace.load(tmp_path / f"t.{suffix}", suffix)
+    assert again.generated and len(again) == 19 and again.dropped == {"no GPU": 1} and again.cpu[3] == 2000

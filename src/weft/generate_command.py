@@ -110,8 +110,8 @@ def generate(
     if save_profile:
         profile_file.save(save_profile, found)
     _told(str(found))
-    if bare := int((drawn.gpus == 0).sum()):
-        _told(f"{bare:,} jobs ask no GPU; formats csv and parquet leave them out when the file is read")
+    if bare := int(((drawn.gpus == 0) & (drawn.cpu == 0)).sum()):
+        _told(f"{bare:,} jobs ask neither GPU nor cores; formats csv and parquet leave them out when the file is read")
     _told(f"{len(drawn):,} generated jobs of {(drawn.submit[-1] - drawn.submit[0]) / 86400:.1f} days in {output}")
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from weft.cluster.model import Jobs
 from weft.cluster.order import find as find_order
 from weft.cluster.result import REASONS, Result
+from weft.cluster.trace_file import about
 
 JOBS, EVENTS, STRETCHES, SUMMARY = FILES = (
     "jobs.parquet",
@@ -70,14 +71,15 @@ def write(folder: str | Path, result: Result, summary: dict[str, Any]) -> Path:
             if find_order(result.order)[0].preemption:
                 tables[STRETCHES] = stretches_table
             for name, table in tables.items():
-                parquet.write_table(pyarrow.table(table(result)), work / name, compression="zstd")
+                made = pyarrow.table(table(result), metadata=about(result.jobs))
+                parquet.write_table(made, work / name, compression="zstd")
             (work / SUMMARY).write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-            made = [name for name in FILES if (work / name).exists()]
-            for name in made:
+            there = [name for name in FILES if (work / name).exists()]
+            for name in there:
                 with open(work / name, "rb") as file:
                     os.fsync(file.fileno())
             _refuse_others(folder)  # another run may have ended meanwhile
-            for name in made:
+            for name in there:
                 os.replace(work / name, folder / name)
                 placed.append(folder / name)
         except BaseException as error:

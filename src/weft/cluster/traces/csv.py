@@ -22,7 +22,7 @@ def load(path: Path, columns: Mapping[str, str] | None = None) -> Jobs:
     """``tenant`` and ``id`` are words, ``types`` the accelerator types that the job accepts, separated by ``|``.
 
     Units as in ``Jobs``: seconds, thousandths, GB of GPU memory, MiB of memory. An empty cell of a column that may be missing
-    gets what is usual, as the whole column does where it is missing.
+    gets what is usual, as the whole column does where it is missing. A job without a GPU is left out unless it asks cores.
 
     Args:
         columns: weft's name → the file's: ``{"gpus": "gpu_num"}``.
@@ -57,7 +57,7 @@ def jobs_from(table: Columns) -> Jobs:
         more["tenant"], more["tenants"] = names(table.words["tenant"])
     if "types" in table.words:
         more["types"], more["type_sets"] = accepted(table.words["types"])
-    return jobs_of(table, *(table.numbers[name] for name in NEEDED), **more)
+    return jobs_of(table, *(table.numbers[name] for name in NEEDED), cpu_only=more.get("cpu", np.zeros(1)) > 0, **more)
 
 
 FORMAT = Format("csv", load, "columns submit, duration, gpus and any other of weft's own names", options=("columns",))

@@ -36,6 +36,7 @@ def load(path: Path, columns: Mapping[str, str] | None = None) -> Jobs:
     except pyarrow.ArrowException as error:
         raise TraceError(f"{path}: no Parquet file: {error}") from None
     places = present(path, file.schema_arrow.names, (*csv.NUMBERS, *csv.WORDS), csv.OPTIONAL, called)
+    generated = b'"generated": true' in (file.schema_arrow.metadata or {}).get(b"weft", b"")
     table = file.read(columns=[there for _, there in places])
     numbers, words = {}, {}
     for name, there in places:
@@ -49,7 +50,9 @@ def load(path: Path, columns: Mapping[str, str] | None = None) -> Jobs:
             words[name] = [word or "" for word in column.to_pylist()]
         else:
             numbers[name] = np.asarray(column.to_numpy(), np.float64)
-    return csv.jobs_from(Columns(path, numbers, words, np.arange(1, table.num_rows + 1), tuple(n for n, _ in places)))
+    return csv.jobs_from(
+        Columns(path, numbers, words, np.arange(1, table.num_rows + 1), tuple(n for n, _ in places), generated)
+    )
 
 
 FORMAT = Format("parquet", load, "csv's columns in a Parquet file", options=("columns",))
