@@ -12,6 +12,7 @@ from weft.cluster.compare import SAME_SECOND, SEEDS, TIES, Compared
 
 TOLD_AT_MOST = 3  # jobs that can never run, by name
 TENANTS_TOLD = 5
+GENERATED = "the trace is generated: no users asked for these jobs"
 LABELS = {"jct": "job completion time", "queueing": "queueing delay", "slowdown": "slowdown (times)"}
 
 
@@ -23,6 +24,8 @@ def show(out: Console, found: dict[str, Any]) -> None:
     for name, label in LABELS.items():
         table.add_row(label, *(_number(found[name][k]) for k in ("mean", "p50", "p95", "p99")))
     out.print(table)
+    if found["generated"]:
+        _say(out, GENERATED)
     _say(out, _unvalidated([found]))
     share = _share(found["utilisation"])
     waited = sum(found["wait_reasons"].values())
@@ -108,6 +111,8 @@ def show_compared(out: Console, compared: Sequence[Compared], metric: str) -> No
             _say(out, f"not the same jobs: those that can never run, and are left out, are {told}")
         elif any(never.values()):
             _say(out, f"{max(never.values()):,} jobs can never run, and are left out")
+        if ran[0].runs[0].found["generated"]:
+            _say(out, GENERATED)
         _say(out, _unvalidated([each.runs[0].found for each in ran]))
     for each in compared:
         for why in each.failed:

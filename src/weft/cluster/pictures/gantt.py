@@ -190,13 +190,13 @@ def _bars(result: Result, pieces: Pieces, unit: str) -> Chart:
     if without_nodes(result):
         plot.yaxis.axis_label = "GPUs"
         meaning = (
-            "A bar is a job on its GPUs, from its start to its completion; blank is idle. This placement counts free "
+            "A bar is a job on its GPUs, until it completes or is stopped; blank is idle. This placement counts free "
             "GPUs wherever they are, so rows are no real places: each job is drawn on the lowest free ones, and one that "
             "finds no neighbours comes in several bars."
         )
     else:
         meaning = (
-            "A bar is a job on GPUs of one node, from its start to its completion; blank is idle. Narrow gaps that no job "
+            "A bar is a job on GPUs of one node, until it completes or is stopped; blank is idle. Narrow gaps that no job "
             "enters are fragmentation, and bars that begin together on several nodes are a gang. Simulations only count "
             "a node's GPUs: each job is drawn on the lowest free ones."
         )

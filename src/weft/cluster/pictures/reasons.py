@@ -15,10 +15,12 @@ from weft.report.quantities import percent
 # What tells reasons apart: colour, hatch, and its symbol in the legend.
 STYLES = {
     "priority": ("peer", "blank", "■"),
+    "quota": ("hatch", "dot", "◘"),
     "capacity": ("ours", "right_diagonal_line", "▨"),
     "type": ("good", "vertical_line", "▥"),
     "memory": ("bad", "horizontal_line", "▤"),
     "gang": ("second", "left_diagonal_line", "▧"),
+    "topology": ("second", "ring", "◎"),
     "host": ("muted", "cross", "▦"),
     "fragmentation": ("warn", "diagonal_cross", "▩"),
 }
