@@ -311,6 +311,37 @@ def test_a_queue_of_one_server_waits_as_long_as_theory_says():
     assert found["utilisation"] == pytest.approx(0.7, rel=0.01)
 
 
+def agrees(values, want: float) -> bool:
+    """Whether the mean is what theory says, within four standard errors, which means of 40 batches tell; and within 5 %."""
+    batches = values[: len(values) // 40 * 40].reshape(40, -1).mean(axis=1)
+    error = batches.std(ddof=1) / np.sqrt(40)
+    return abs(batches.mean() - want) < 4 * error < 0.2 * want and abs(batches.mean() / want - 1) < 0.05
+
+
+def test_a_queue_of_many_servers_waits_as_long_as_theory_says():
+    """M/M/8 at 75 % load, two nodes of 4: Erlang's C formula."""
+    servers, load, n = 8, 0.75, 800_000
+    g = np.random.default_rng(2)
+    offered = servers * load
+    jobs = Jobs(np.cumsum(g.exponential(1 / offered, n)), g.exponential(1.0, n), np.ones(n, int))
+    terms = np.cumprod(np.concatenate(([1.0], offered / np.arange(1, servers + 1))))
+    waits = terms[-1] / (1 - load)
+    want = waits / (terms[:-1].sum() + waits) / (servers - offered)
+    assert agrees(simulate(jobs, Cluster.parse("2x4"), "fifo", "first").queueing, want)
+
+
+@pytest.mark.parametrize("cv2", [0.0, 4.0])
+def test_any_durations_wait_as_long_as_theory_says(cv2):
+    """M/G/1 at 70 % load, Pollaczek and Khinchine: ρ / (1 − ρ) × (1 + cv²) / 2. Constant durations, and a mix of two
+    exponentials with equal shares of the work."""
+    g, n = np.random.default_rng(3), 500_000
+    share = (1 - np.sqrt((cv2 - 1) / (cv2 + 1))) / 2 if cv2 else 0.0
+    long = g.random(n) < share
+    mean = np.where(long, 1 / (2 * share), 1 / (2 * (1 - share))) if cv2 else np.ones(n)
+    jobs = Jobs(np.cumsum(g.exponential(1 / 0.7, n)), mean * g.exponential(1.0, n) if cv2 else mean, np.ones(n, int))
+    assert agrees(simulate(jobs, Cluster.parse("1x1"), "fifo").queueing, 0.7 / 0.3 * (1 + cv2) / 2)
+
+
 def test_a_generated_trace_has_the_load_and_sizes_that_were_asked_for():
     cluster = Cluster.parse("100x8")
     jobs = generate(200_000, cluster, load=0.8, median_s=60, sigma=1, sizes={1: 3, 8: 1}, seed=3)
