@@ -76,43 +76,43 @@ class Kept:
 
     def result(self) -> dict[str, Any]:
         """Columns of :class:`weft.cluster.result.Result`, by name."""
-        t, table = self.tables, self.tables.jobs
-        count = t.progress[standing.STRETCHES]
-        running = np.sort(
-            self.events["job"][: t.progress[RUNNING]]
-        )  # when it was interrupted: they run on to their end
+        t, table, waiting = self.tables, self.tables.jobs, self._waiting()
+        stretches = self._stretches()
+        columns = {"start": np.nan, "end": np.nan, "stops": 0, "lost": 0.0}
+        found: dict[str, Any] = {name: np.full(len(self.trace), usual) for name, usual in columns.items()}
+        for name in ("start", "stops", "lost"):
+            found[name][self.rows] = table[name]
+        last = np.flatnonzero(np.diff(np.append(stretches.job, -1)))  # of each job
+        found["end"][stretches.job[last]] = stretches.end[last]
+        found["end"][self.rows[waiting]] = np.nan
+        t.waits[waiting] += t.total[table["cls"][waiting]]
+        t.waits[np.isnan(table["start"])] = 0.0
+        if len(self.rows) < len(self.trace):
+            every = np.zeros((len(self.trace), len(REASONS)))
+            every[self.rows] = t.waits
+            t.waits = every
+        return {**found, "waited": t.waits, "stretches": stretches}
+
+    def _stretches(self) -> Stretches:
+        """Those that were written down, and those of jobs that were running when it was interrupted: they run to their end."""
+        t, table, count = self.tables, self.tables.jobs, self.tables.progress[standing.STRETCHES]
+        running = np.sort(self.events["job"][: t.progress[RUNNING]])
         pieces = (t.classes["count"] + (t.classes["rest"] >= 0))[table["cls"][running]]
-        ends = np.append(self.stretches["slot"][:count], t.progress[standing.WRITTEN_PLACES])
+        written = t.progress[standing.WRITTEN_PLACES]
+        slot = np.concatenate([self.stretches["slot"][:count], written + np.cumsum(pieces) - pieces])
+        held = np.concatenate(
+            [self.held[:written], *(t.where[s : s + n] for s, n in zip(table["slot"][running], pieces, strict=True))]
+        )
+        length = np.diff(np.append(slot, len(held)))
         job = np.concatenate([self.stretches["job"][:count], running])
         begin = np.concatenate([self.stretches["begin"][:count], table["begins"][running]])
-        end = np.concatenate([self.stretches["end"][:count], table["ends"][running]])
-        length = np.concatenate([np.diff(ends), pieces])
-        begins = np.concatenate([ends[:-1], ends[-1] + np.cumsum(pieces) - pieces])
-        open_places = [t.where[s : s + n] for s, n in zip(table["slot"][running], pieces, strict=True)]
-        held = np.concatenate([self.held[: ends[-1]], *open_places])
         order = np.lexsort((begin, job))
         order = order[job[order] != preempt.NOBODY]
-        slot = np.concatenate(([0], np.cumsum(length[order])))
-        source = np.repeat(begins[order] - slot[:-1], length[order]) + np.arange(slot[-1])
-        start, final, stops, lost = (self._column(np.nan), self._column(np.nan), self._column(0), self._column(0.0))
-        last = np.flatnonzero(np.diff(np.append(job[order], -1)))
-        done = np.isin(job[order][last], self._waiting(), invert=True)
-        final[self.rows[job[order][last]]] = np.where(done, end[order][last], np.nan)
-        for column, name in ((start, "start"), (stops, "stops"), (lost, "lost")):
-            column[self.rows] = table[name]
-        waited = np.zeros((len(self.trace), len(REASONS)))
-        waits = t.waits.copy()
-        waits[self._waiting()] += t.total[table["cls"][self._waiting()]]
-        waited[self.rows] = np.where(np.isnan(table["start"])[:, None], 0.0, waits)
-        return {
-            "start": start, "end": final, "waited": waited, "stops": stops.astype(np.int64), "lost": lost,
-            "stretches": Stretches(
-                self.rows[job[order]], begin[order], end[order], slot, held[source].astype(np.int32), np.zeros(0, np.int32)
-            ),
-        }  # fmt: skip
-
-    def _column(self, value: float) -> NDArray[Any]:
-        return np.full(len(self.trace), value)
+        job, begin, slot, length = job[order], begin[order], slot[order], length[order]
+        end = np.concatenate([self.stretches["end"][:count], table["ends"][running]])[order]
+        first = np.concatenate(([0], np.cumsum(length)))
+        source = np.repeat(slot - first[:-1], length) + np.arange(first[-1])
+        return Stretches(self.rows[job], begin, end, first, held[source], np.zeros(0, np.int32))
 
     def _waiting(self) -> NDArray[np.int64]:
         """Who waits when nothing is left to happen or it was interrupted."""
