@@ -57,7 +57,9 @@ def jobs_from(table: Columns) -> Jobs:
         more["tenant"], more["tenants"] = names(table.words["tenant"])
     if "types" in table.words:
         more["types"], more["type_sets"] = accepted(table.words["types"])
-    return jobs_of(table, *(table.numbers[name] for name in NEEDED), cpu_only=more.get("cpu", np.zeros(1)) > 0, **more)
+    if "cpu" in more:
+        more["cpu_only"] = more["cpu"] > 0
+    return jobs_of(table, *(table.numbers[name] for name in NEEDED), **more)
 
 
 FORMAT = Format("csv", load, "columns submit, duration, gpus and any other of weft's own names", options=("columns",))
