@@ -240,7 +240,7 @@ def run_tune(
 
 def run_report(device: str, note: Console, folder: Path) -> Path:
     """Verifies, measures quickly, trains a first model and renders ``folder/index.html``."""
-    from weft.bench import verify
+    from weft.bench import scheduling, verify
     from weft.hardware import doctor
     from weft.report import page
     from weft.train import digits
@@ -256,13 +256,16 @@ def run_report(device: str, note: Console, folder: Path) -> Path:
     stage("doctor")
     findings = [asdict(f) for f in doctor.examine("quick")]
     stage("verify: every kernel of ours against float64" + ("" if device == "cuda" else ", in Triton's interpreter"))
-    with progress(note, "verify") as step:
-        found = verify.verify(
-            registry.select(),
-            device,
-            budget_s=60 if device == "cuda" else 90,
-            on_result=lambda r: step(f"{r.operator} {r.workload}"),
-        )
+    with scheduling.beside() as simulated:
+        with progress(note, "verify") as step:
+            found = verify.verify(
+                registry.select(),
+                device,
+                budget_s=60 if device == "cuda" else 90,
+                on_result=lambda r: step(f"{r.operator} {r.workload}"),
+            )
+        stage("simulate: scheduling policies on a small cluster, begun beside the verification")
+        schedules = simulated()
     compiled: list[dict[str, Any]] = []
     if device == "cpu":
         stage("compile: every kernel for real architectures")
@@ -279,6 +282,7 @@ def run_report(device: str, note: Console, folder: Path) -> Path:
         compiled=compiled,
         training=asdict(trained),
         findings=findings,
+        scheduling=schedules,
     )
     path = page.render(contents, folder / "index.html")
     stage("rendered")

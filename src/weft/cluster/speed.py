@@ -1,7 +1,10 @@
-"""How fast the engine is: the speed table of docs/cluster.md, and how time grows with jobs and nodes.
+"""How fast the engine is: the tables of docs/cluster.md, and how time grows with jobs and nodes.
 
-python -m weft.cluster.speed            # print
-python -m weft.cluster.speed --save     # and append records to results/<cpu>/simulate.jsonl
+python -m weft.cluster.speed                      # print
+python -m weft.cluster.speed --save               # and append records to results/<cpu>/simulate.jsonl
+python -m weft.cluster.speed --jobs-at-most 1e5   # leave larger points out
+python -m weft.cluster.speed --order srtf         # one order's points
+python -m weft.cluster.speed --picture docs/pictures/simulator-growth.svg    # measure nothing; draw the records
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import subprocess
 import sys
 import time
@@ -22,24 +26,38 @@ from weft.cluster.generate import generate
 from weft.cluster.metrics import peak_memory_mib, summary
 from weft.cluster.model import Cluster, Jobs, NodeGroup
 from weft.cluster.simulate import simulate
+from weft.report import simulator
 
 MILLION = 1_000_000
 ORDERS = ("fifo", "fifo-skip", "sjf", "fifo-easy")
+STOPPING = ("srtf", "las", "2d-las")
+GROWING = ("fifo-skip", "srtf")
 GPUS, ALL = "GPUs", "GPUs, cores, memory, types"
 
+Point = tuple[str, str, int, int, float, str]  # order, placement, jobs, nodes, load, what jobs ask
 
-def points() -> Iterator[tuple[str, str, int, int, float, str]]:
-    """(order, placement, jobs, nodes, load, what jobs ask): the table, then growth with jobs, then with nodes."""
+
+def points() -> list[Point]:
+    """The table, then growth with jobs, then with nodes; each point once."""
+    return list(dict.fromkeys([*_table(), *_growth()]))
+
+
+def _table() -> Iterator[Point]:
     for load in (0.7, 1.1):
-        for order in ORDERS:
+        for order in (*ORDERS, *STOPPING):
             yield order, "best", MILLION, 10_000, load, GPUS
         yield "fifo-skip", "best", MILLION, 10_000, load, ALL
     yield "fifo-conservative", "best", MILLION, 10_000, 0.7, GPUS
     yield "fifo-conservative", "best", 100_000, 1000, 1.1, GPUS
-    for jobs in (1000, 10_000, 100_000):
-        yield "fifo-skip", "best", jobs, 10_000, 0.7, GPUS
-    for nodes in (10, 100, 1000, 100_000):
-        yield "fifo-skip", "best", 100_000, nodes, 0.7, GPUS
+
+
+def _growth() -> Iterator[Point]:
+    for order in GROWING:
+        for nodes in (1000, 10_000):
+            for jobs in (1000, 10_000, 100_000, MILLION):
+                yield order, "best", jobs, nodes, 0.7, GPUS
+        for nodes in (10, 100, 1000, 10_000, 100_000):
+            yield order, "best", 100_000, nodes, 0.7, GPUS
 
 
 def asking_all(jobs: Jobs, seed: int = 0) -> Jobs:
@@ -77,31 +95,66 @@ def measure(order: str, placement: str, jobs: int, nodes: int, load: float, asks
 
 
 def main() -> None:
-    from weft.hardware import query  # for the processor's name; the rest of the room does without
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--save", action="store_true", help="append records")
+    parser.add_argument("--jobs-at-most", type=float, default=math.inf, metavar="N", help="leave larger points out")
+    known = sorted({point[0] for point in points()})
+    parser.add_argument(
+        "--order", action="append", choices=known, help="measure this order only; may be given several times"
+    )
+    parser.add_argument("--picture", metavar="FILE", help="measure nothing: draw the growth in this machine's records")
     parser.add_argument("--point", nargs=6, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.point:
         order, placement, jobs, nodes, load, asks = asked.point
         sys.stdout.write(json.dumps(measure(order, placement, int(jobs), int(nodes), float(load), asks)))
-        return
-    for point in points():
-        # A process of its own for each, so that its peak memory is its own.
-        command = [sys.executable, "-m", "weft.cluster.speed", "--point", *map(str, point)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        found = json.loads(done.stdout)
-        order, placement, jobs, nodes, load, asks = point
-        sys.stdout.write(
-            f"{order:17} {jobs:>9,} jobs {nodes:>7,} nodes, load {load}, asking {asks}: {found['cpu_s']:6.3f} CPU s, metrics "
-            f"{found['metrics_s']:.3f} s, peak {found['peak_memory_mib']:4.0f} MiB, queueing {found['mean_queueing_s']:.0f} s\n"
-        )
-        sys.stdout.flush()
-        if asked.save:
-            named = dict(zip(("order", "placement", "jobs", "nodes", "load", "asks"), point, strict=True))
-            about = {"machine": query.name("cpu"), "commit": records.commit(), "time": records.now()}
-            records.Store().append(about["machine"], "simulate", {"benchmark": "simulate", **named, **found, **about})
+    elif asked.picture:
+        draw(asked.picture)
+    else:
+        chosen = [p for p in points() if p[2] <= asked.jobs_at_most and (not asked.order or p[0] in asked.order)]
+        for order, placement, asks in dict.fromkeys((p[0], p[1], p[5]) for p in chosen):
+            in_process_of_its_own(
+                (order, placement, 100, 10, 0.7, asks)
+            )  # compiles: its memory would count as a point's
+        for point in chosen:
+            run(point, asked.save)
+
+
+def in_process_of_its_own(point: Point) -> dict[str, Any]:
+    """:func:`measure` of a point, whose peak memory is then its own."""
+    command = [sys.executable, "-m", "weft.cluster.speed", "--point", *map(str, point)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{', '.join(map(str, point))}: status {done.returncode}\n{done.stderr.strip()}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def run(point: Point, save: bool) -> None:
+    """Measures a point, prints it, and appends a record when asked."""
+    from weft.hardware import query  # for the processor's name; the rest of the room does without
+
+    found = in_process_of_its_own(point)
+    order, _, jobs, nodes, load, asks = point
+    sys.stdout.write(
+        f"{order:17} {jobs:>9,} jobs {nodes:>7,} nodes, load {load}, asking {asks}: {found['cpu_s']:6.3f} CPU s, metrics "
+        f"{found['metrics_s']:.3f} s, peak {found['peak_memory_mib'] or 0:4.0f} MiB, queueing "
+        f"{found['mean_queueing_s']:.0f} s\n"
+    )
+    sys.stdout.flush()
+    if save:
+        named = dict(zip(("order", "placement", "jobs", "nodes", "load", "asks"), point, strict=True))
+        about = {"machine": query.name("cpu"), "commit": records.commit(), "time": records.now()}
+        records.Store().append(about["machine"], simulator.FILE, {"benchmark": "simulate", **named, **found, **about})
+
+
+def draw(path: str) -> None:
+    """The growth of this machine's records, or without any of the machine that was measured last."""
+    from weft.hardware import query
+    from weft.report import growth
+
+    timed = simulator.read(records.Store().lines(name=simulator.FILE))
+    growth.picture(path, simulator.of_one_machine(timed, query.name("cpu")))
 
 
 if __name__ == "__main__":

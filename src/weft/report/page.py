@@ -32,6 +32,7 @@ class Contents:
         compiled: one entry a kernel and architecture, from ``weft compile-check``.
         training: a training run as a dictionary.
         findings: of ``weft doctor``: ``name``, ``status``, ``found``, ``fix``, ``group``.
+        scheduling: of the cluster simulator, as :func:`weft.report.scheduling.section` takes it; without it no section.
     """
 
     machine: dict[str, Any] = field(default_factory=dict)
@@ -41,6 +42,7 @@ class Contents:
     compiled: list[dict[str, Any]] = field(default_factory=list)
     training: dict[str, Any] | None = None
     findings: list[dict[str, Any]] = field(default_factory=list)
+    scheduling: dict[str, Any] | None = None
 
     @property
     def device(self) -> str:
@@ -57,6 +59,11 @@ class Contents:
         named = next((m.gpu for m in (*self.ceilings, *self.measurements) if m.gpu and m.device == self.device), "")
         return str(of_machine or named or "this machine")
 
+    @property
+    def processor(self) -> str:
+        """The CPU's name, with which records of what runs on the CPU are kept; empty where it is not known."""
+        return str(self.machine.get("processor") or self.machine.get("cpu") or "")
+
 
 def render(contents: Contents, path: str | Path) -> Path:
     """Writes the page as one file that needs nothing else, and returns its path. Folders on the way are made."""
@@ -69,7 +76,7 @@ def render(contents: Contents, path: str | Path) -> Path:
 
 def _view(contents: Contents) -> dict[str, Any]:
     """All that the template shows."""
-    from weft.report import charts, roofline, verdict
+    from weft.report import charts, roofline, scheduling, verdict
 
     measured = sorted(
         records.latest(m for m in contents.measurements if not quantities.is_ceiling(m)),
@@ -95,6 +102,7 @@ def _view(contents: Contents) -> dict[str, Any]:
         "measured": measured,
         "training": training,
         "training_charts": embed_all(charts.loss_curves(training), charts.accuracy_curve(training)),
+        "scheduling": scheduling.section(contents.scheduling or {}, contents.processor),
         "compiled": _compiled(contents.compiled),
         "not_compiled": [k for k in contents.compiled if not k.get("ok")],
         "findings": [f for f in contents.findings if f.get("status") != "pass"],

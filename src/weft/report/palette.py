@@ -21,6 +21,19 @@ COLORS = {
     "warn": ("#8a6100", "#d9b45a"),
 }
 
+# What tells apart the reasons that jobs wait for: a colour, a hatch, and the symbol of both in a legend.
+WAITS = {
+    "priority": ("peer", "blank", "■"),
+    "quota": ("hatch", "dot", "◘"),
+    "capacity": ("ours", "right_diagonal_line", "▨"),
+    "type": ("good", "vertical_line", "▥"),
+    "memory": ("bad", "horizontal_line", "▤"),
+    "gang": ("second", "left_diagonal_line", "▧"),
+    "topology": ("second", "ring", "◎"),
+    "host": ("muted", "cross", "▦"),
+    "fragmentation": ("warn", "diagonal_cross", "▩"),
+}
+
 LIGHT = {name: light for name, (light, _) in COLORS.items()}
 TO_DARK = {light: dark for light, dark in COLORS.values()}
 

@@ -9,9 +9,12 @@
     <!-- weft:host gpu=nvidia-h200 -->
     <!-- weft:end -->
 
+    <!-- weft:simulator cpu=amd-epyc-2-cores of=speed -->
+    <!-- weft:end -->
+
 What stands between the markers is replaced; everything else, and a marker inside a code fence, stays as it is. A table
 may be narrowed with ``dtype=bf16``, ``cache=warm`` and ``device=cpu``; ``rungs=only`` shows the ladder's teaching
-versions, which a table otherwise leaves out.
+versions, which a table otherwise leaves out; of the simulator there is ``of=speed`` and ``of=growth``.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ from pathlib import Path
 
 from weft.definition import BYTES, UnknownName
 from weft.records import Measurement, Store, latest
+from weft.report import simulator
+from weft.report.markdown import cell, grid
 from weft.report.quantities import (
     NONE,
     distinct,
@@ -41,6 +46,7 @@ KEYS = {
     "table": {"operator", "direction", "gpu", "dtype", "cache", "device", "rungs"},
     "ceilings": {"gpu"},
     "host": {"gpu"},
+    "simulator": {"cpu", "of"},
 }
 VALUES = {
     "direction": {"forward", "backward"},
@@ -48,6 +54,7 @@ VALUES = {
     "dtype": set(BYTES),
     "device": {"cuda", "cpu"},
     "rungs": {"only"},
+    "of": {"speed", "growth"},
 }
 _START = re.compile(r"\s*<!--\s*weft:(?P<kind>\w+)(?P<words>(\s+[\w-]+=[^\s>]+)*)\s*-->\s*$")
 _END = "<!-- weft:end -->"
@@ -109,10 +116,10 @@ def _table(line: str, store: Store, source_of: Callable[[str], str], where: str)
         for word in words:
             if word not in KEYS[kind]:
                 raise UnknownName(f"word of 'weft:{kind}'", word, KEYS[kind])
-        if missing := [word for word in ("gpu", "operator") if word in KEYS[kind] and word not in words]:
+        if missing := [word for word in ("gpu", "operator", "cpu", "of") if word in KEYS[kind] and word not in words]:
             raise ValueError(f"'weft:{kind}' lacks {' and '.join(f'{word}=…' for word in missing)}")
         for word, value in words.items():
-            known = set(store.machines()) if word == "gpu" else VALUES.get(word)
+            known = set(store.machines()) if word in ("gpu", "cpu") else VALUES.get(word)
             if known is not None and value not in known:
                 raise UnknownName(f"{word} of 'weft:{kind}'", value, known)
     except ValueError as error:
@@ -122,6 +129,9 @@ def _table(line: str, store: Store, source_of: Callable[[str], str], where: str)
         return ceilings_table([m for m in store.read(words["gpu"]) if is_ceiling(m)])
     if kind == "host":
         return host_table([m for m in store.read(words["gpu"]) if m.metric == "host time"], source_of)
+    if kind == "simulator":
+        timed = simulator.read(store.lines(words["cpu"], simulator.FILE))
+        return (simulator.speed_table if words["of"] == "speed" else simulator.growth_table)(timed)
     wanted = {"direction": "forward", "cache": "cold"} | {
         k: words[k] for k in ("direction", "cache", "dtype", "device") if k in words
     }
@@ -179,7 +189,7 @@ def markdown_table(measurements: Iterable[Measurement], source: str | None = Non
         for name in ours:
             row += [percent(cells[name].share_of_ceiling), _ratio(cells[name])] if name in cells else [NONE, NONE]
         body.append(row)
-    lines = [_grid(head, body, numbers_from=len(head) - len(columns) - 2 * len(ours)), "", provenance(newest)]
+    lines = [grid(head, body, numbers_from=len(head) - len(columns) - 2 * len(ours)), "", provenance(newest)]
     if wrong := [m for m in newest if _wrong(m)]:
         worst = max(wrong, key=lambda m: m.error or 0)
         lines += [
@@ -210,7 +220,7 @@ def rungs_table(measurements: Iterable[Measurement], source: str | None = None) 
         body.append([*point, m.implementation, time, gain, percent(m.share_of_ceiling), _ratio(m)])
         before = m
     head = ["workload", "dtype", "rung", "µs", "to the rung before", "share of ceiling", "ratio to best peer (p20–p80)"]
-    return "\n".join([_grid(head, body, numbers_from=3), "", provenance(newest), *_staleness(newest, source)])
+    return "\n".join([grid(head, body, numbers_from=3), "", provenance(newest), *_staleness(newest, source)])
 
 
 def _staleness(newest: Sequence[Measurement], source: str | None) -> list[str]:
@@ -228,8 +238,8 @@ def ceilings_table(measurements: Iterable[Measurement]) -> str:
     if not newest:
         return "*No ceilings measured yet.*"
     newest.sort(key=lambda m: m.details.get("unit") != "B/s")  # stable: within a unit the order they were measured in
-    body = [[_cell(m.implementation), m.metric, si(m.details.get("value"), m.details.get("unit", ""))] for m in newest]
-    return "\n".join([_grid(["ceiling", "of", "measured"], body, numbers_from=2), "", provenance(newest)])
+    body = [[cell(m.implementation), m.metric, si(m.details.get("value"), m.details.get("unit", ""))] for m in newest]
+    return "\n".join([grid(["ceiling", "of", "measured"], body, numbers_from=2), "", provenance(newest)])
 
 
 def host_table(measurements: Iterable[Measurement], source_of: Callable[[str], str] | None = None) -> str:
@@ -257,7 +267,7 @@ def host_table(measurements: Iterable[Measurement], source_of: Callable[[str], s
         old = source_of is not None and any(m.source != source_of(operator) for m in cells.values())
         body.append([operator + (" (*stale*)" if old else ""), *times, ratio(bare) if bare else NONE])
     head = ["operator", *(f"{way} (µs)" for way in ways), "weft.ops to the bare launch"]
-    return "\n".join([_grid(head, body, numbers_from=1), "", provenance(newest)])
+    return "\n".join([grid(head, body, numbers_from=1), "", provenance(newest)])
 
 
 def provenance(measurements: Sequence[Measurement]) -> str:
@@ -274,7 +284,7 @@ def provenance(measurements: Sequence[Measurement]) -> str:
         f"{dates[0]} to {dates[-1]}" if len(dates) > 1 else "".join(dates),
         f"{' and '.join(caches)} cache, medians" if caches else "",
     ]
-    return f"<sub>{_cell(' · '.join(part for part in parts if part))}</sub>"
+    return f"<sub>{cell(' · '.join(part for part in parts if part))}</sub>"
 
 
 def _wrong(m: Measurement) -> bool:
@@ -286,12 +296,3 @@ def _ratio(m: Measurement) -> str:
         return NONE
     around = spread(m.ratio_p20, m.ratio_p80, lambda value: f"{value:.2f}")
     return ratio(m.ratio_to_best_peer) + (f" ({around})" if around else "")
-
-
-def _grid(head: Sequence[str], body: Iterable[Sequence[str]], numbers_from: int) -> str:
-    rule = ["---"] * numbers_from + ["---:"] * (len(head) - numbers_from)
-    return "\n".join("| " + " | ".join(row) + " |" for row in (list(map(_cell, head)), rule, *body))
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")

@@ -10,20 +10,10 @@ from weft.cluster.pictures.pieces import span
 from weft.cluster.result import REASONS, Result
 from weft.report.drawing import Chart, empty, hover, write
 from weft.report.palette import LIGHT as INK
+from weft.report.palette import WAITS as STYLES
 from weft.report.quantities import percent
 
 # What tells reasons apart: colour, hatch, and its symbol in the legend.
-STYLES = {
-    "priority": ("peer", "blank", "■"),
-    "quota": ("hatch", "dot", "◘"),
-    "capacity": ("ours", "right_diagonal_line", "▨"),
-    "type": ("good", "vertical_line", "▥"),
-    "memory": ("bad", "horizontal_line", "▤"),
-    "gang": ("second", "left_diagonal_line", "▧"),
-    "topology": ("second", "ring", "◎"),
-    "host": ("muted", "cross", "▦"),
-    "fragmentation": ("warn", "diagonal_cross", "▩"),
-}
 BINS = 60
 NOT_WAITED = "Nobody waited: every job started when it arrived."
 
