@@ -23,7 +23,6 @@ from weft import cli  # noqa: E402
 from weft.cluster import Cluster, Jobs, NodeGroup, Simulator, reference, simulate, trace  # noqa: E402
 from weft.cluster.generate import generate  # noqa: E402
 from weft.cluster.metrics import summary  # noqa: E402
-from weft.cluster.order import MODES  # noqa: E402
 from weft.cluster.orders import ORDERS  # noqa: E402
 from weft.cluster.placements import PLACEMENTS  # noqa: E402
 from weft.cluster.simulate import REASONS  # noqa: E402
@@ -184,13 +183,15 @@ def traces(draw) -> Jobs:
     )
 
 
-NAMES = [f"{name}{mode}" for name, order in ORDERS.items() for mode in MODES if not mode or not order.preemption]
+NAMES = [f"{name}{mode}" for name, order in ORDERS.items() for mode in order.modes]
 policies = st.tuples(
     st.sampled_from(NAMES),
     st.sampled_from(list(PLACEMENTS)),
     st.sampled_from(("", "lowest", "highest", "random")),
     st.integers(0, 3),
-).filter(lambda policy: not (whole_gpus(policy[0]) and PLACEMENTS[policy[1]].detailed))
+).filter(
+    lambda policy: not (whole_gpus(policy[0]) and (PLACEMENTS[policy[1]].detailed or PLACEMENTS[policy[1]].topology))
+)
 
 
 def whole_gpus(order: str) -> bool:

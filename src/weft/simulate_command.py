@@ -102,6 +102,17 @@ CheckpointEvery = Annotated[
         help="of work between checkpoints: what came after the last one is lost; 0: nothing is",
     ),
 ]
+Weights = Annotated[
+    str, typer.Option(metavar="TENANT=WEIGHT,…", help="of orders among tenants: team-a=2,team-b=1; else 1")
+]
+Quotas = Annotated[
+    str,
+    typer.Option(
+        "--quota",
+        metavar="TENANT=GPUS[:BORROWED],…|FILE",
+        help="GPUs that each tenant has, and how many of others' it may borrow: team-a=32,team-b=16:8,*=0; or a YAML file",
+    ),
+]
 Pictures = Annotated[Path | None, typer.Option(metavar="FILE", help="a page .html, or an overview .png or .svg")]
 
 
@@ -120,6 +131,8 @@ def simulate(
     seed: Annotated[int, typer.Option(min=0, help="of random ties")] = 0,
     restart_cost: RestartCost = 0.0,
     checkpoint_every: CheckpointEvery = 0.0,
+    weights: Weights = "",
+    quota: Quotas = "",
     where: Where = "",
     limit: Limit = None,
     option: FormatOptions = None,
@@ -145,6 +158,7 @@ def simulate(
     orders.find(order)
     tie_rules.check(ties or placements.find(placement).ties)
     made = _cluster(nodes, gpu_memory, cluster)
+    tenants = _tenants(weights, quota)
     options = _options(format, option or [], columns)
     if pictures:
         _check_picture(pictures)
@@ -154,7 +168,7 @@ def simulate(
         jobs = _jobs(path, format, options, where, limit)
         result = run(
             jobs, made, order, placement, ties=ties, seed=seed, restart_s=restart_cost, checkpoint_s=checkpoint_every,
-            on_progress=lambda *at: step("simulating", *at),
+            **tenants, on_progress=lambda *at: step("simulating", *at),
         )  # fmt: skip
     found = metrics.summary(result)
     if as_json:
@@ -181,8 +195,9 @@ def compare(
         list[str] | None,
         typer.Option(
             metavar="ORDER:PLACEMENT[:TIES]",
-            help="may be repeated; by default every order that stops no jobs with best, first, worst and consolidate. "
-            "Orders: ORDERS, those that stop no jobs also with -skip, -easy, -conservative; placements: PLACEMENTS",
+            help="may be repeated; by default every order that stops no jobs and asks nothing of tenants, with best, first, "
+            "worst and consolidate. Orders: ORDERS, those that stop no jobs also with -skip, -easy, -conservative (those among "
+            "tenants with -skip only); placements: PLACEMENTS",
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="how many of whatever is random")] = 10,
@@ -193,6 +208,8 @@ def compare(
     ] = False,
     restart_cost: RestartCost = 0.0,
     checkpoint_every: CheckpointEvery = 0.0,
+    weights: Weights = "",
+    quota: Quotas = "",
     metric: Annotated[str, typer.Option(metavar="NAME", help="to rank by: METRICS")] = "jct.mean",
     processes: Annotated[int | None, typer.Option(min=1, help="that run side by side; by default all cores")] = None,
     where: Where = "",
@@ -213,6 +230,7 @@ def compare(
     if metric not in METRICS:
         raise UnknownName("metric", metric, METRICS)
     made = _cluster(nodes, gpu_memory, cluster)
+    tenants = _tenants(weights, quota)
     options = _options(format, option or [], columns)
     if pictures:
         _check_picture(pictures)
@@ -228,6 +246,7 @@ def compare(
             shuffle_same_second=shuffle_same_second,
             restart_s=restart_cost,
             checkpoint_s=checkpoint_every,
+            **tenants,
             metric=metric,
             processes=processes,
             keep=pictures is not None,
@@ -274,6 +293,16 @@ def _cluster(nodes: str, gpu_memory: float, file: Path | None) -> Any:
     if gpu_memory:
         raise ValueError("--gpu-memory goes with --nodes; in a cluster file it is gpu_memory_gb of each group")
     return cluster_file.load(file)
+
+
+def _tenants(weights: str, quota: str) -> dict[str, Any]:
+    """Weights and quotas as the simulator takes them."""
+    from weft.cluster import quota as quotas
+
+    return {
+        "weights": quotas.parse_weights(weights) if weights else {},
+        "quotas": quotas.given(quota) if quota else {},
+    }
 
 
 def _options(format: str, pairs: list[str], columns: str) -> dict[str, Any]:

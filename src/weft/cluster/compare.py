@@ -9,17 +9,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from weft.cluster import metrics, workers
+from weft.cluster import metrics, quota, workers
 from weft.cluster import ties as tie_rules
 from weft.cluster.model import WHOLE, Cluster, Jobs
 from weft.cluster.order import find as find_order
 from weft.cluster.placement import find as find_placement
+from weft.cluster.quota import NONE_GIVEN, Quota
 from weft.cluster.result import Result
 from weft.cluster.simulate import simulate
 from weft.definition import UnknownName
@@ -136,10 +137,10 @@ class Compared:
 
 
 def usual_policies() -> list[Policy]:
-    """Every order that stops no jobs, strict and skip, with the usual placements."""
+    """Every order that stops no jobs and asks nothing of tenants, strict and skip, with the usual placements."""
     from weft.cluster.orders import ORDERS
 
-    names = [name for name, order in ORDERS.items() if not order.preemption]
+    names = [name for name, order in ORDERS.items() if not order.preemption and not order.share]
     return [Policy.parse(f"{o}{skip}:{p}") for o in names for skip in ("", "-skip") for p in USUAL_PLACEMENTS]
 
 
@@ -153,6 +154,8 @@ def compare(
     shuffle_same_second: bool = False,
     restart_s: float = 0.0,
     checkpoint_s: float = 0.0,
+    weights: Mapping[str, float] = NONE_GIVEN,
+    quotas: Mapping[str, Quota] = NONE_GIVEN,
     metric: str = "jct.mean",
     processes: int | None = None,
     keep: bool = False,
@@ -168,6 +171,8 @@ def compare(
         ties: rules to try beside each policy's own: ``lowest``, ``highest``, ``random``.
         shuffle_same_second: also put jobs that are submitted at the same time in ``seeds`` random orders.
         restart_s, checkpoint_s: what stopping a job costs, where a policy does (:func:`weft.cluster.simulate.simulate`).
+        weights: of tenants, where a policy looks at them, and
+        quotas: of tenants; every policy has them.
         metric: of METRICS, to rank by.
         processes: that run side by side; all cores by default, 1: everything in this process.
         keep: keep the :class:`Result` of every run in the trace's own order, for pictures.
@@ -175,7 +180,8 @@ def compare(
 
     Raises:
         UnknownName: an unknown order, placement, rule for ties or metric.
-        ValueError: fewer than one seed; costs of stopping where nobody is stopped.
+        ValueError: fewer than one seed; costs of stopping where nobody is stopped; weights at which no policy looks, quotas
+            that one of them cannot have.
     """
     if metric not in METRICS:
         raise UnknownName("metric", metric, METRICS)
@@ -184,6 +190,13 @@ def compare(
     chosen = [p if isinstance(p, Policy) else Policy.parse(p) for p in policies] or usual_policies()
     if (restart_s or checkpoint_s) and not any(find_order(p.order)[0].preemption for p in chosen):
         raise ValueError(f"restart_s is {restart_s} and checkpoint_s {checkpoint_s}, and no policy stops jobs")
+    weighted = [p for p in chosen if find_order(p.order)[0].share]
+    for policy in weighted or chosen:
+        quota.check(weights, {}, *find_order(policy.order))
+    for policy in chosen:
+        quota.check({}, quotas, *find_order(policy.order))
+    quota.weights_of(weights, jobs)  # checks the names of tenants, as does the next
+    quota.Limits.of(quotas, jobs)
     ties = list(dict.fromkeys(tie_rules.check(rule) for rule in ties))
     compared = [Compared(policy) for policy in dict.fromkeys(chosen)]
     shares = bool((jobs.milli != WHOLE).any())
@@ -192,8 +205,10 @@ def compare(
         for number, each in enumerate(compared)
         for run in _runs(each.policy, seeds, ties, shuffle_same_second and same_second(jobs) > 0, shares)
     ]
-    simulate(jobs.take(np.arange(min(1, len(jobs)))), cluster)  # compiles once, for all processes
-    shared = jobs, cluster, [each.policy for each in compared], (restart_s, checkpoint_s), keep
+    for order in ("fifo", *(["fair-share"] if quotas or weighted else [])):
+        simulate(jobs.take(np.arange(min(1, len(jobs)))), cluster, order)  # compiles once, for all processes
+    more = {"restart_s": restart_s, "checkpoint_s": checkpoint_s, "weights": dict(weights), "quotas": dict(quotas)}
+    shared = jobs, cluster, [each.policy for each in compared], more, keep
     found: dict[int, Run] = {}
     failed: dict[int, str] = {}
     try:
@@ -259,17 +274,27 @@ def _runs(policy: Policy, seeds: int, ties: Sequence[str], shuffle: bool, shares
     return runs
 
 
-def _measure(shared: tuple[Jobs, Cluster, list[Policy], tuple[float, float], bool], task: tuple[int, Run]) -> Run:
-    jobs, cluster, policies, costs, keep = shared
+def _measure(shared: tuple[Jobs, Cluster, list[Policy], dict[str, Any], bool], task: tuple[int, Run]) -> Run:
+    jobs, cluster, policies, more, keep = shared
     number, run = task
     if run.shuffle is not None:
         jobs = shuffled(jobs, run.shuffle)
     policy = policies[number]
-    restart_s, checkpoint_s = costs if find_order(policy.order)[0].preemption else (0.0, 0.0)
+    order, _ = find_order(policy.order)
+    asked = (
+        "quotas",
+        *(("restart_s", "checkpoint_s") if order.preemption else ()),
+        *(("weights",) if order.share else ()),
+    )
     result = simulate(
-        jobs, cluster, policy.order, policy.placement, ties=run.ties, seed=run.seed, restart_s=restart_s,
-        checkpoint_s=checkpoint_s,
-    )  # fmt: skip
+        jobs,
+        cluster,
+        policy.order,
+        policy.placement,
+        ties=run.ties,
+        seed=run.seed,
+        **{name: more[name] for name in asked},
+    )
     found = metrics.summary(result)
     kept = dataclasses.replace(result, jobs=None) if keep and run.shuffle is None else None  # type: ignore[arg-type]
     return dataclasses.replace(run, found=found, result=kept)

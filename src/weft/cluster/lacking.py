@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 from weft.cluster.model import WHOLE, Cluster, Jobs
 
 
-def closest(jobs: Jobs, j: int, cluster: Cluster) -> str:
-    """What is missing for job j in the empty cluster, in words. Assumes that it does not fit."""
+def closest(jobs: Jobs, j: int, cluster: Cluster, in_one_rack: bool = False) -> str:
+    """What is missing for job j in the empty cluster, or in each rack of it, in words. Assumes that it does not fit."""
     gpus, pods = int(jobs.gpus[j]), int(jobs.pods[j])
     largest = int(cluster.gpus.max(initial=0))
     if gpus and not largest:
@@ -38,8 +41,43 @@ def closest(jobs: Jobs, j: int, cluster: Cluster) -> str:
         return "the cluster has no nodes"
     if best[0]:
         return f"the closest node, {best[2]}, lacks {', '.join(best[1])}"
+    if in_one_rack and (why := _closest_rack(jobs, j, cluster)):
+        return why
     if pods:
         return f"it comes in {pods} pods of {each} GPUs, and all of them do not fit at once even when nothing else runs"
     whole, rest = divmod(gpus, largest)
     needed = whole + bool(rest)
     return f"it needs {needed} free nodes of {largest} GPUs that fit it, and the cluster has {able}"
+
+
+def _closest_rack(jobs: Jobs, j: int, cluster: Cluster) -> str:
+    """The rack that takes the most of a job's pieces; nothing where all racks together do not take them either."""
+    gpus, pods, largest = int(jobs.gpus[j]), int(jobs.pods[j]), int(cluster.gpus.max(initial=0))
+    count, rest = (pods, 0) if pods else divmod(gpus, largest)
+    each = np.minimum(_takes(jobs, j, cluster, gpus // pods if pods else largest), count)
+    spare = _takes(jobs, j, cluster, rest) > 0 if rest else np.zeros(len(cluster), bool)
+
+    def able(nodes: NDArray[np.bool_]) -> int:
+        whole = min(int(each[nodes].sum()), count)
+        return whole + bool(rest and spare[nodes].sum() > whole)
+
+    by_rack = [able(cluster.rack == r) for r in range(len(cluster.racks))]
+    total, most = count + bool(rest), int(np.argmax(by_rack))
+    if able(np.ones(len(cluster), bool)) < total:
+        return ""
+    return f"its {total} pieces need one rack, and the closest, '{cluster.racks[most]}', takes {by_rack[most]} of them"
+
+
+def _takes(jobs: Jobs, j: int, cluster: Cluster, gpus: int) -> NDArray[np.int64]:
+    """How many pieces of a job, each of so many of its GPUs, every empty node takes, [N]."""
+    wanted, pods = jobs.type_sets[int(jobs.types[j])], int(jobs.pods[j])
+    share = 1 / pods if pods else gpus / int(jobs.gpus[j])
+    most = np.full(len(cluster), np.iinfo(np.int64).max)
+    if gpus:
+        most = cluster.gpus * (WHOLE // int(jobs.milli[j])) // gpus
+    for asked, has in ((jobs.cpu[j], cluster.cpu), (jobs.memory[j], cluster.memory)):
+        if asked:
+            most = np.where(has < 0, most, np.minimum(most, has // max(-int(-asked * share // 1), 1)))
+    allowed = np.array([not wanted or kind in wanted for kind in cluster.types])[cluster.gpu_type]
+    allowed &= (cluster.gpu_memory < 0) | (cluster.gpu_memory >= jobs.gpu_memory[j])
+    return np.where(allowed, most, 0)

@@ -42,6 +42,7 @@ def summary(result: Result) -> dict[str, Any]:
     """The object of ``weft simulate --json``: seconds throughout; jobs that never started count in no distribution."""
     from weft.cluster.allocation import allocation
     from weft.cluster.groups import by_size, by_tenant, fairness
+    from weft.cluster.locality import locality
     from weft.cluster.order import find as find_order
     from weft.cluster.placement import find as find_placement
     from weft.cluster.result import REASONS
@@ -74,10 +75,13 @@ def summary(result: Result) -> dict[str, Any]:
         "gpu_s": used,
         "utilisation": used / (gpus * makespan) if makespan and gpus else None,
         "allocation": allocation(result),
+        "locality": locality(result),
         "preemptions": int(result.stops.sum()),
         "lost_gpu_s": float((result.lost * result.gpus).sum()),
         "restart_s": result.restart_s,
         "checkpoint_s": result.checkpoint_s,
+        "weights": dict(result.weights),
+        "quotas": {name: quota.as_json() for name, quota in result.quotas.items()},
         "wait_reasons": {name: float(column.sum()) for name, column in zip(REASONS, result.waited.T, strict=True)},
         "by_size": by_size(result, every),
         "by_tenant": by_tenant(result, every),

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.cluster.racks import racks_of
+
 WHOLE = 1000  # thousandths of an accelerator
 MOST_SHARED = 16  # accelerators of a node, where single ones are looked at
 MOST_TYPES = 62  # accelerator types that fit the bit masks of the compiled engine
@@ -26,7 +28,10 @@ class NodeGroup:
         gpu_memory_gb: memory of each accelerator; 0 where it is not known, which fits every job.
         cpu: cores; 0 where they are not known, which fits every job.
         memory_gb: main memory; 0 where it is not known.
-        rack: a rack's name; by default all nodes of a group share one.
+        rack: the rack of all of them, by name; groups with the same name, or without one, share a rack.
+        rack_nodes: or so many nodes a rack, the last one with what is left; racks of a group's own.
+        nvlink_domain: the NVLink domain of all of them, by name; by default each node is one.
+        nvlink_domain_nodes: or so many nodes a domain, of which ``rack_nodes`` must be a multiple.
         name: the first part of the nodes' names.
     """
 
@@ -38,11 +43,25 @@ class NodeGroup:
     memory_gb: float = 0.0
     rack: str = ""
     name: str = "node"
+    rack_nodes: int | None = None
+    nvlink_domain: str = ""
+    nvlink_domain_nodes: int | None = None
 
     def __post_init__(self) -> None:
         for what in ("count", "gpus", "gpu_memory_gb", "cpu", "memory_gb"):
             if getattr(self, what) < 0:
                 raise ValueError(f"node group '{self.name}': {what} is {getattr(self, what)}; expected 0 or more")
+        for name, nodes in (("rack", "rack_nodes"), ("nvlink_domain", "nvlink_domain_nodes")):
+            number = getattr(self, nodes)
+            if number is not None and number < 1:
+                raise ValueError(f"node group '{self.name}': {nodes} is {number}; expected 1 or more nodes")
+            if number and getattr(self, name):
+                raise ValueError(f"node group '{self.name}': {name} and {nodes} are both given; expected one of them")
+        if self.rack_nodes and self.rack_nodes % (self.nvlink_domain_nodes or 1):
+            raise ValueError(
+                f"node group '{self.name}': rack_nodes is {self.rack_nodes} and nvlink_domain_nodes "
+                f"{self.nvlink_domain_nodes}; expected whole domains in a rack"
+            )
 
 
 @dataclass(frozen=True)
@@ -58,8 +77,14 @@ class Cluster:
     gpu_memory: NDArray[np.float64]
     cpu: NDArray[np.int64]
     memory: NDArray[np.int64]
-    rack: NDArray[np.int64]
+    rack: NDArray[np.int64]  # an index into `racks`
     types: tuple[str, ...] = ("gpu",)
+    racks: tuple[str, ...] = ("",)
+    domain: NDArray[np.int64] = None  # type: ignore[assignment]  # its NVLink domain; by default each node is one
+
+    def __post_init__(self) -> None:
+        if self.domain is None:
+            object.__setattr__(self, "domain", np.arange(len(self.names)))
 
     @classmethod
     def of(cls, groups: Iterable[NodeGroup]) -> Cluster:
@@ -68,7 +93,7 @@ class Cluster:
         types = tuple(dict.fromkeys(g.gpu_type for g in groups)) or ("gpu",)
         if len(types) > MOST_TYPES:
             raise ValueError(f"{len(types)} accelerator types; the simulator holds at most {MOST_TYPES}")
-        racks = list(dict.fromkeys(g.rack for g in groups))
+        rack, racks, domain = racks_of(groups)
         counted: dict[str, int] = {}
         names = []
         for g in groups:
@@ -86,8 +111,10 @@ class Cluster:
             column(lambda g: g.gpu_memory_gb or -1.0, np.float64),
             column(lambda g: round(g.cpu * 1000) or -1, np.int64),
             column(lambda g: round(g.memory_gb * 1024) or -1, np.int64),
-            column(lambda g: racks.index(g.rack), np.int64),
+            rack,
             types,
+            racks,
+            domain,
         )
 
     @classmethod

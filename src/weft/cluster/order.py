@@ -59,6 +59,10 @@ class Order:
         meaning: one line.
         validated: the end of the name (one of MODES) → the published figures that were reproduced.
         preemption: how it stops jobs, if it does; it then has no modes, and ``keys`` only order what happens at one moment.
+        share: ``(tenant, cluster) -> float``, of an order among tenants: the tenant with the least comes first, of equal ones
+            that whose first job does; ``keys`` order the jobs of one tenant. Both have ``gpus`` and ``cpu`` (thousandths) and
+            ``memory`` (MiB): what the tenant's jobs hold, and all that the cluster has, 0 where that is not known of every
+            node. The tenant has a ``weight``. Numba compiles it.
     """
 
     name: str
@@ -66,6 +70,12 @@ class Order:
     meaning: str
     validated: Mapping[str, str] = field(default_factory=dict)
     preemption: Preemption | None = None
+    share: Callable[..., float] | None = None
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """Those of MODES that it has."""
+        return ("",) if self.preemption else ("", "-skip") if self.share else tuple(MODES)
 
     def rank(self, jobs: Jobs) -> NDArray[np.int32]:
         """Each job's position, [J]; jobs are in order of submission, which settles what the keys leave equal."""
@@ -96,9 +106,12 @@ def find(name: str) -> tuple[Order, str]:
     mode = next((end for end in MODES if end and name.endswith(end)), "")
     base = name.removesuffix(mode)
     if base not in ORDERS:
-        raise UnknownName(
-            "order", name, [f"{o}{end}" for end in MODES for o in ORDERS if not end or not ORDERS[o].preemption]
-        )
+        raise UnknownName("order", name, [f"{o}{end}" for end in MODES for o in ORDERS if end in ORDERS[o].modes])
     if mode and ORDERS[base].preemption:
         raise ValueError(f"order '{name}': {base} stops jobs, and whoever fits may pass; expected '{base}'")
+    if mode not in ORDERS[base].modes:
+        raise ValueError(
+            f"order '{name}': who comes first among tenants changes with every start, and nobody can be promised a place; "
+            f"expected '{base}' or '{base}-skip'"
+        )
     return ORDERS[base], mode

@@ -20,6 +20,8 @@ class Node:
     cpu: int = -1
     memory: int = -1
     note: float = math.nan
+    rack: int = 0
+    domain: int = 0
 
     def __post_init__(self) -> None:
         self.clear()

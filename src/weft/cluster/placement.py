@@ -13,6 +13,7 @@ from weft.cluster.model import Cluster, Jobs
 from weft.definition import UnknownName
 
 TIGHTEST = "tightest"
+ANYWHERE, PREFERRED, REQUIRED = range(3)  # what racks are to a placement
 NOTHING = np.zeros((0, 0))
 
 
@@ -34,6 +35,8 @@ class Placement:
         gpu: which GPU a share takes: the ``tightest`` that has room, a ``random`` one, or by ``score``, which then returns
             ``(score, GPU)``.
         detailed: it looks at ``node.milli`` or ``node.mix``.
+        topology: what racks are to it: ``ANYWHERE``, nothing; ``PREFERRED``, it keeps a job's pieces together
+            (``weft.cluster.topology``); ``REQUIRED``, and a job of several waits until one rack has room.
         context: ``(jobs, cluster) -> [rows, columns]``: what the score knows of the whole trace and the empty cluster.
         validated: the published figures that were reproduced, and where; empty while there are none.
     """
@@ -45,6 +48,7 @@ class Placement:
     counted: bool = False
     gpu: str = TIGHTEST
     detailed: bool = False
+    topology: int = ANYWHERE
     context: Callable[[Jobs, Cluster], NDArray[np.float64]] = no_context
     validated: str = ""
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from weft.cluster.model import WHOLE
+from weft.cluster.placement import REQUIRED
+from weft.cluster.topology import split
 
 if TYPE_CHECKING:
     from weft.cluster.parts import Job, Node, Piece
@@ -33,26 +35,35 @@ class Promise:
 def promise(sim: Simulator, job: Job) -> Promise:
     """The nodes that will first be able to take the job's pieces, lower numbers first where equal, and when they all are."""
     pieces = sim.pieces(job.row)
-    if job.row.pods[0] > 1:
-        return _together(sim, job, pieces)
-    made = Promise(job, -math.inf)
-    for piece in pieces:
-        moments = [(soonest(sim, n, piece), i) for i, n in enumerate(sim.nodes) if n.id not in made.held]
-        moment, i = min(moments)
-        made.held[sim.nodes[i].id] = [piece]
-        made.shadow = max(made.shadow, moment)
+    one_rack = len(pieces) > 1 and sim.placement.topology == REQUIRED
+    racks = split(sim.nodes, "rack") if one_rack else [sim.nodes]
+    among = _together if job.row.pods[0] > 1 else _one_each
+    made = min((among(sim, job, pieces, nodes) for nodes in racks), key=lambda promise: promise.shadow)
+    if made.shadow == math.inf:  # nobody can be counted on to take them before all is free
+        made.shadow = max(job.expected for job in sim.jobs.values() if job.state == "running")
     made.shadow = max(made.shadow, sim.now)
     return made
 
 
-def _together(sim: Simulator, job: Job, pieces: list[Piece]) -> Promise:
+def _one_each(sim: Simulator, job: Job, pieces: list[Piece], nodes: list[Node]) -> Promise:
+    """A node for each piece. The shadow time is inf where these nodes never take them all."""
+    made = Promise(job, -math.inf)
+    for piece in pieces:
+        moments = [(soonest(sim, n, piece), i) for i, n in enumerate(nodes) if n.id not in made.held]
+        moment, i = min(moments, default=(math.inf, 0))
+        made.held[nodes[i].id] = [piece]
+        made.shadow = max(made.shadow, moment)
+    return made
+
+
+def _together(sim: Simulator, job: Job, pieces: list[Piece], nodes: list[Node]) -> Promise:
     """The same for equal pieces of which a node may take several."""
     piece, left = pieces[0], len(pieces)
     ends = sorted(job.expected for job in sim.jobs.values() if job.state == "running")
-    able = (end for end in ends if sum(capacity(by(sim, n, end), piece, left) for n in sim.nodes) >= left)
-    shadow = next(able, ends[-1])
-    made = Promise(job, max(shadow, sim.now))
-    for node in sorted(sim.nodes, key=lambda n: soonest(sim, n, piece)):  # stable: lower numbers first
+    able = (end for end in ends if sum(capacity(by(sim, n, end), piece, left) for n in nodes) >= left)
+    shadow = next(able, math.inf)
+    made = Promise(job, shadow)
+    for node in sorted(nodes, key=lambda n: soonest(sim, n, piece)):  # stable: lower numbers first
         count = min(left, capacity(by(sim, node, shadow), piece, left))
         if count:
             made.held[node.id] = [piece] * count

@@ -12,20 +12,23 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+from collections.abc import Mapping
+from itertools import repeat
 from typing import Any
 
 import numpy as np
 
-from weft.cluster import plan, preempt
+from weft.cluster import plan, preempt, quota, tenants, topology
 from weft.cluster import ties as tie_rules
 from weft.cluster.lacking import closest
 from weft.cluster.model import WHOLE, Cluster, Jobs, NodeGroup
 from weft.cluster.order import KNOWN
 from weft.cluster.order import find as find_order
 from weft.cluster.parts import Job, Node, Piece
-from weft.cluster.placement import NOTHING
+from weft.cluster.placement import NOTHING, REQUIRED
 from weft.cluster.placement import find as find_placement
 from weft.cluster.promise import Promise, promise, spares
+from weft.cluster.quota import NONE_GIVEN, Quota
 
 
 class Simulator:
@@ -37,7 +40,8 @@ class Simulator:
         placement: ``best``, ``first``, ``worst`` …: which of the fitting nodes.
         ties: ``lowest`` or ``highest`` of equally good nodes, or ``random``; the placement's own rule by default.
         seed: of random ties.
-        restart_s, checkpoint_s: of an order that stops jobs, as for :func:`weft.cluster.simulate.simulate`.
+        restart_s, checkpoint_s: of an order that stops jobs, and
+        weights, quotas: of tenants, all as for :func:`weft.cluster.simulate.simulate`.
 
     Raises:
         ValueError: an unknown order, placement or rule.
@@ -51,6 +55,8 @@ class Simulator:
         seed: int = 0,
         restart_s: float = 0.0,
         checkpoint_s: float = 0.0,
+        weights: Mapping[str, float] = NONE_GIVEN,
+        quotas: Mapping[str, Quota] = NONE_GIVEN,
     ):
         self.restart_s, self.checkpoint_s = restart_s, checkpoint_s
         self.learned = False  # whether placement and order have seen the trace
@@ -59,7 +65,11 @@ class Simulator:
             0  # of orders that stop jobs: in a level who came last, and who was stopped last
         )
         self.order, self.mode = find_order(order)
+        quota.check(weights, quotas, self.order, self.mode)
+        self.weights, self.quotas = weights, quotas
+        self.tenants: dict[str, None] = {}  # all that were named
         self.placement = find_placement(placement)
+        topology.check(self.placement, self.order, self.mode)
         self.ties = tie_rules.check(ties or self.placement.ties)
         self.random = tie_rules.first_state(seed)
         self.now = 0.0
@@ -70,6 +80,8 @@ class Simulator:
         self.detailed = False  # whether single GPUs are looked at
         self.outlasting = False  # whether the job that is being placed outlasts that moment
         self.nodes: list[Node] = []
+        self.racks: list[str] = []
+        self.domains: list[str] = []
         self.jobs: dict[Any, Job] = {}
         self.coming: list[Job] = []
         self.queue: list[Job] = []
@@ -85,15 +97,26 @@ class Simulator:
         gpu_type: str = "gpu",
         cpu: float = 0.0,
         memory_gb: float = 0.0,
+        rack: str = "",
+        nvlink_domain: str = "",
     ) -> None:
-        """A node with so many GPUs, each with so many GB; cores and main memory are not looked at while they are 0."""
+        """A node with so many GPUs, each with so many GB; cores and main memory are not looked at while they are 0. Without a
+        name of an NVLink domain it is one of its own."""
         if any(node.id == id for node in self.nodes):
             raise ValueError(f"node '{id}' is there already; a node needs a name of its own")
         group = NodeGroup(1, gpus, gpu_type, gpu_memory_gb, cpu, memory_gb, name=id)
         one = Cluster.of([group])
         self.types += [gpu_type] * (gpu_type not in self.types)
         kind = self.types.index(gpu_type)
-        self.nodes.append(Node(id, gpus, one.gpu_memory[0].item(), kind, one.cpu[0].item(), one.memory[0].item()))
+        node = Node(id, gpus, one.gpu_memory[0].item(), kind, one.cpu[0].item(), one.memory[0].item())
+        self.racks += [rack] * (rack not in self.racks)
+        known = bool(nvlink_domain) and nvlink_domain in self.domains
+        self.domains += [nvlink_domain] * (not known)
+        node.rack = self.racks.index(rack)
+        node.domain = self.domains.index(nvlink_domain) if known else len(self.domains) - 1
+        if any(other.domain == node.domain and other.rack != node.rack for other in self.nodes):
+            raise ValueError(f"node '{id}': nvlink_domain '{nvlink_domain}' lies in another rack; expected one rack")
+        self.nodes.append(node)
 
     def add_job(
         self,
@@ -103,8 +126,12 @@ class Simulator:
         duration: float = 1.0,
         submit: float | None = None,
         share: float = 1.0,
+        tenant: str = "",
+        cpu: float = 0.0,
+        memory_gb: float = 0.0,
     ) -> None:
-        """A job that is submitted now, or at ``submit`` seconds; ``share``: it takes so much of each of its GPUs.
+        """A job that is submitted now, or at ``submit`` seconds; ``share``: it takes so much of each of its GPUs; cores and
+        main memory are the whole job's.
 
         Raises:
             ValueError: a name that is taken, a moment that is past, numbers below 0, or a job that fits on no empty node:
@@ -120,6 +147,9 @@ class Simulator:
             id=[id],
             gpu_memory=np.array([memory_per_gpu_gb]),
             milli=np.array([round(share * WHOLE)]),
+            cpu=np.array([round(cpu * WHOLE)]),
+            memory=np.array([round(memory_gb * 1024)]),
+            tenants=(tenant,),
         )
         if reason := self.add(row):
             raise ValueError(f"job '{id}' can never run: {reason}")
@@ -138,7 +168,10 @@ class Simulator:
         self.nodes, self.random = nodes, state
         job.placed = []
         if not able:
-            return closest(row, 0, self.cluster())
+            return closest(row, 0, self.cluster(), self.placement.topology == REQUIRED)
+        self.tenants |= dict.fromkeys(row.tenants)
+        if reason := tenants.never(self, job):
+            return reason
         self.jobs[id] = job
         self.coming.append(job)
         self.coming.sort(key=lambda j: j.submit)  # stable: jobs of one moment stay in the order they were added
@@ -152,7 +185,13 @@ class Simulator:
             )
             for n in self.nodes
         ]
-        return dataclasses.replace(Cluster.of(groups), names=tuple(n.id for n in self.nodes))
+        return dataclasses.replace(
+            Cluster.of(groups),
+            names=tuple(n.id for n in self.nodes),
+            rack=np.array([n.rack for n in self.nodes]),
+            racks=tuple(self.racks),
+            domain=np.array([n.domain for n in self.nodes]),
+        )
 
     # ---- running -----------------------------------------------------------------------------------------------------
 
@@ -192,6 +231,8 @@ class Simulator:
             preempt.start_in_turn(self, fallen)
         elif self.mode == "-conservative":
             self.start_as_planned(ended, came)
+        elif self.order.share or self.quotas:
+            tenants.start_in_turn(self)
         else:
             self.start_in_order(ended)
         for job in self.queue:
@@ -256,6 +297,8 @@ class Simulator:
 
     def why(self, job: Job) -> str:
         """What a waiting job would lack if it were alone in the queue: the first of ``simulate.REASONS`` that holds."""
+        if not tenants.admits(self, job):
+            return "quota"
         random = self.random
         if self.place(job):
             for node, piece, gpus in job.placed:
@@ -269,7 +312,8 @@ class Simulator:
             if sum(sum(n.milli) for n in nodes) < asked:
                 return reason
         if len(pieces) > 1:
-            return "gang"
+            required = self.placement.topology == REQUIRED
+            return "topology" if required and topology.takes(self, job, self.nodes, pieces) == len(pieces) else "gang"
         bare = dataclasses.replace(pieces[0], cpu=0, memory=0)
         return "host" if any(n.fits(bare) for n in of_memory) else "fragmentation"
 
@@ -280,8 +324,9 @@ class Simulator:
             return False
         placed: list[tuple[Node, Piece, list[int]]] = []
         random = self.random
-        for piece in pieces:
-            node = self.choose(piece)
+        among = topology.where(self, job, pieces) if self.placement.topology else repeat(self.nodes)
+        for piece, nodes in zip(pieces, among, strict=False):
+            node = self.choose(piece, nodes)
             if node is None:
                 for other, taken, on in placed:
                     other.give_back(taken, job.id, on)
@@ -333,9 +378,10 @@ class Simulator:
         breaks = self.promised and self.outlasting and not spares(self, self.promised, node, piece)
         return not breaks and node.fits(piece)
 
-    def choose(self, piece: Piece) -> Node | None:
-        """The fitting node with the highest score, ties by the rule."""
-        scored = [(self.score(piece, n)[0], n) for n in self.nodes if self.able(n, piece)]
+    def choose(self, piece: Piece, nodes: list[Node] | None = None) -> Node | None:
+        """Of these nodes, or all, the fitting one with the highest score, ties by the rule."""
+        among = self.nodes if nodes is None else nodes
+        scored = [(self.score(piece, n)[0], n) for n in among if self.able(n, piece)]
         if not scored:
             return None
         top = max(score for score, _ in scored)
@@ -407,17 +453,19 @@ class Simulator:
 
 
 def simulate(
-    jobs: Jobs, cluster: Cluster, order: str, placement: str, ties: str = "", seed: int = 0, **costs: float
+    jobs: Jobs, cluster: Cluster, order: str, placement: str, ties: str = "", seed: int = 0, **more: Any
 ) -> Simulator:
-    """A whole trace on a cluster; jobs that can never run are left out. Slow: hundreds of jobs, not thousands."""
-    sim = Simulator(order, placement, ties, seed, **costs)
+    """A whole trace on a cluster; jobs that can never run are left out; ``more``: as :class:`Simulator`. Slow:
+    hundreds of jobs, not thousands."""
+    sim = Simulator(order, placement, ties, seed, **more)
     seen = cluster.as_one() if sim.placement.counted else cluster
-    sim.types = list(seen.types)
+    sim.types, sim.racks = list(seen.types), list(seen.racks)
     for n, name in enumerate(seen.names):
         gpus, gpu_memory, kind, cpu, memory = (
             getattr(seen, c)[n].item() for c in ("gpus", "gpu_memory", "gpu_type", "cpu", "memory")
         )
-        sim.nodes.append(Node(name, gpus, gpu_memory, kind, cpu, memory))
+        rack, domain = seen.rack[n].item(), seen.domain[n].item()
+        sim.nodes.append(Node(name, gpus, gpu_memory, kind, cpu, memory, rack=rack, domain=domain))
     sim.learn(jobs, seen)
     for j in range(len(jobs)):
         sim.add(jobs.take(np.array([j])))

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from weft.cluster.model import WHOLE, Cluster, Jobs
+from weft.cluster.quota import Quota
 
 # What a waiting job waits for: the first of these that holds for it alone.
 REASONS = {
     "priority": "it would fit, but others stand before it in the queue",
+    "quota": "its tenant's quota, or what all tenants may hold together, admits it not now",
     "capacity": "fewer GPUs are free in the whole cluster than it asks",
     "type": "fewer are free of a type that it accepts",
     "memory": "fewer are free with as much memory",
     "gang": "enough are free, but not on enough nodes at once",
+    "topology": "enough are free, on enough nodes, but not within one rack",
     "host": "enough are free on a node, but not enough cores or main memory",
     "fragmentation": "enough are free, but not on any one node",
 }
@@ -52,13 +56,14 @@ class Result:
         start: seconds at which each job started first, [J]; NaN for one that never did.
         end: seconds, [J]; NaN for a job that did not run to its end.
         stretches: when jobs held which nodes; without preemption one a job, in the order of jobs.
-        waited: seconds that each job waited for each of REASONS, [J, 7]; together its wait.
+        waited: seconds that each job waited for each of REASONS, [J, 9]; together its wait.
         stops: how often each job was stopped, [J], and
         lost: seconds that it held its GPUs without getting on, for that, [J].
         unschedulable: for jobs that can never run, the nearest node and what it lacks.
         cpu_s: CPU seconds of the engine, compiling apart.
         restart_s, checkpoint_s: what stopping cost (:func:`weft.cluster.simulate.simulate`).
         complete: False when it was interrupted.
+        weights, quotas: of tenants, as they were given.
     """
 
     jobs: Jobs
@@ -78,6 +83,8 @@ class Result:
     restart_s: float = 0.0
     checkpoint_s: float = 0.0
     complete: bool = True
+    weights: Mapping[str, float] = field(default_factory=dict)
+    quotas: Mapping[str, Quota] = field(default_factory=dict)
 
     @property
     def ran(self) -> NDArray[np.bool_]:

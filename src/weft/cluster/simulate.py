@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from weft.cluster import quota, topology
 from weft.cluster import ties as tie_rules
 from weft.cluster.lacking import closest
 from weft.cluster.model import MOST_SHARED, WHOLE, Cluster, Jobs
 from weft.cluster.order import Order
 from weft.cluster.order import find as find_order
 from weft.cluster.orders import ORDERS
+from weft.cluster.placement import REQUIRED
 from weft.cluster.placement import find as find_placement
 from weft.cluster.plan import NO_DETAILS
+from weft.cluster.quota import NONE_GIVEN, Quota
 from weft.cluster.result import REASONS, Result, Stretches
 
 NO_SHARES = (
@@ -35,6 +38,8 @@ def simulate(
     checkpoint_s: float = 0.0,
     until: float = np.inf,
     history: Jobs | None = None,
+    weights: Mapping[str, float] = NONE_GIVEN,
+    quotas: Mapping[str, Quota] = NONE_GIVEN,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Result:
     """Runs all jobs through the cluster.
@@ -51,12 +56,16 @@ def simulate(
         until: seconds; what would happen later does not.
         history: the jobs that a placement such as ``fgd``, or an order such as ``2d-gittins``, takes for typical; these ones by
             default.
+        weights: of tenants, for an order among them such as ``fair-share``; 1 of those that are not named.
+        quotas: of tenants, in GPUs (:mod:`weft.cluster.quota`); tenants that are not named have that of ``*``, or none of their
+            own and may borrow. With orders that stop no jobs, strict or ``-skip``. Strictly, who waits for a quota keeps only
+            its own tenant's jobs waiting.
         on_progress: told jobs completed and jobs altogether, now and then.
 
     Raises:
         ValueError: an unknown order, placement or rule for ties; what cannot be simulated together.
     """
-    from weft.cluster.engine import preemptive, prepare, run, standing
+    from weft.cluster.engine import preemptive, prepare, run, standing, tenants
     from weft.cluster.engine.kinds import classify
 
     ordering, mode = find_order(order)
@@ -74,16 +83,25 @@ def simulate(
         )
     if detailed and mode == "-conservative":
         raise ValueError(NO_DETAILS)
+    topology.check(placing, ordering, mode)
     _check_stopping(ordering, detailed, restart_s, checkpoint_s)
+    quota.check(weights, quotas, ordering, mode)
+    weight, limits = quota.weights_of(weights, jobs), quota.Limits.of(quotas, jobs)
     cls, classes, pieces, members = classify(jobs, seen)
     classes["reason"] = -1
     if mode == "-easy":
         pieces, classes = prepare.twice(pieces, classes)
     state = prepare.state(history or jobs, seen, pieces, members, placing, ties, seed, detailed)
     never = {
-        c: closest(jobs, int(np.argmax(cls == c)), seen) for c in prepare.never(state, pieces, classes) if c in cls
+        c: closest(jobs, int(np.argmax(cls == c)), seen, placing.topology == REQUIRED)
+        for c in prepare.never(state, pieces, classes)
+        if c in cls
     }
-    rows = np.flatnonzero(~np.isin(cls, list(never)))
+    impossible = {int(j): never[int(cls[j])] for j in np.flatnonzero(np.isin(cls, list(never)))}
+    impossible = dict(sorted({**limits.never(jobs), **impossible}.items()))
+    possible = np.ones(len(jobs), bool)
+    possible[list(impossible)] = False
+    rows = np.flatnonzero(possible)
     spare = int(classes["count"].max(initial=0)) + 1 if mode == "-conservative" else 0
     row = standing.JOB if ordering.preemption else run.JOB
     table, of_rank = prepare.table_of(jobs, rows, cls, classes, ordering.rank(jobs)[rows], row)
@@ -92,6 +110,8 @@ def simulate(
     if ordering.preemption:
         kept = preemptive.Kept(tables, jobs, rows, ordering.preemption, restart_s, checkpoint_s, history or jobs)
         advance: prepare.Advance = kept.advance
+    elif ordering.share or quotas:
+        advance = tenants.tenanted(tables, jobs, rows, seen, ordering, mode == "", weight, limits)
     elif mode == "-easy":
         advance = prepare.easy(tables)
     elif mode == "-conservative":
@@ -111,7 +131,6 @@ def simulate(
     except KeyboardInterrupt:
         complete = False
     cpu_s = time.process_time() - begin
-    impossible = {int(j): never[int(cls[j])] for j in np.flatnonzero(np.isin(cls, list(never)))}
     named = (jobs, seen, order, placement, ties, seed)
     if kept:
         return Result(
@@ -132,7 +151,10 @@ def simulate(
     end, slot = start + jobs.duration, np.cumsum(slot)
     stretches = Stretches(np.arange(len(jobs)), start, end, slot, tables.where[: slot[-1]], tables.on)
     stops, lost = np.zeros(len(jobs), np.int64), np.zeros(len(jobs))
-    return Result(*named, start, end, stretches, waited, stops, lost, impossible, cpu_s, complete=complete)
+    return Result(
+        *named, start, end, stretches, waited, stops, lost, impossible, cpu_s, complete=complete, weights=dict(weights),
+        quotas=dict(quotas),
+    )  # fmt: skip
 
 
 def _check_stopping(order: Order, detailed: bool, restart_s: float, checkpoint_s: float) -> None:

@@ -13,11 +13,12 @@ from weft.definition import UnknownName
 # Key → what its value must be.
 MOST = 1e12  # cores, GiB or nodes; far above any cluster, and thousandths of it are still whole numbers of 64 bits
 WHOLE = ("a whole number of 0 or more", int)
+NODES = ("a whole number of 1 or more", int)
 NUMBER = ("a number of 0 or more", int | float)
 WORD = ("a word", str)
 KEYS: dict[str, tuple[str, Any]] = {
     "count": WHOLE, "gpus": WHOLE, "gpu_type": WORD, "gpu_memory_gb": NUMBER, "cpu": NUMBER, "memory_gb": NUMBER,
-    "rack": WORD, "name": WORD,
+    "rack": WORD, "rack_nodes": NODES, "nvlink_domain": WORD, "nvlink_domain_nodes": NODES, "name": WORD,
 }  # fmt: skip
 
 
@@ -85,12 +86,16 @@ def _group(path: Path, node: Any) -> NodeGroup:
         except yaml.YAMLError as error:  # a tag such as !!python/object
             raise TraceError(f"{path}:{_line(value)}: {key}: {error}") from None
         fits = isinstance(known, kind) and not isinstance(known, bool)
-        if not fits or (kind is not str and not 0 <= known < MOST):
+        least = int(KEYS[key] is NODES)
+        if not fits or (kind is not str and not least <= known < MOST):
             raise TraceError(f"{path}:{_line(value)}: {key} is {known!r}; expected {expected}")
         values[key] = known
     if "count" not in values:
         raise TraceError(f"{path}:{_line(node)}: count is missing: how many such nodes there are")
-    return NodeGroup(**values)
+    try:
+        return NodeGroup(**values)
+    except ValueError as error:  # what does not go together
+        raise TraceError(f"{path}:{_line(node)}: {error}") from None
 
 
 CLUSTER = ClusterFormat(

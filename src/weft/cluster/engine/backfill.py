@@ -15,7 +15,8 @@ import numpy as np
 
 from weft.cluster.engine.compiled import compiled
 from weft.cluster.engine.index import FAN
-from weft.cluster.engine.promise import hold, leave, let_go, promise, settle_on
+from weft.cluster.engine.promise import hold, leave, let_go, settle_on
+from weft.cluster.engine.rack_promise import promise_for
 from weft.cluster.engine.run import (
     ARRIVED,
     COMPLETED,
@@ -180,7 +181,7 @@ def advance(
                 push_completion(running, progress, now + jobs[job].duration, job)
             elif blocked < 0:
                 blocked = np.int64(c)
-                made[NODES], shadow = promise(
+                made[NODES], shadow = promise_for(
                     nodes, pieces, soon, read, ways, levels, log, first, places, on, jobs, running, progress, meta,
                     classes, c, promised, held, moments,
                 )  # fmt: skip

@@ -17,7 +17,9 @@ from weft.cluster.placements import PLACEMENTS
 # also the thousandths that are free of each GPU, and its pieces by size (shares, then 1, 2, 4, 8 and any other number of
 # GPUs), and a `note` for a placement to keep what it works out from these, NaN after every change. A
 # `held` node is promised to the head of the queue (engine/backfill.py), and `spare_…` is what jobs that are `outlasting` the
-# promise may take of it.
+# promise may take of it. Nodes are numbered anew in the order of racks and, in them, of domains: the k-th is `member` of row k.
+# `rack_end` and `rack_free` of row r are not of a node but of rack r: where it ends in that order, and the thousandths of GPUs
+# that are free there; `domain_end` and `domain_free` likewise. They are kept for a placement that looks at topology.
 # A piece: what it asks; `types` has a bit for each accelerator type that it accepts; `size` is its place in a node's `mix`;
 # `fitting` nodes take it; `read` entries of the log are in its tree (-1: it has none yet); `counted` ones are only ever
 # counted, not placed.
@@ -33,7 +35,8 @@ NODE = np.dtype(
         ("milli", "i2", (MOST_SHARED,)),
         ("mix", "i2", (12,)),
         *((name, "i8") for name in ("spare_gpus", "spare_cpu", "spare_memory")),
-        ("unused", "i8", (5,)),  # to whole cache lines
+        *((name, "i4") for name in ("rack", "domain", "member", "rack_end", "domain_end", "unused")),
+        *((name, "i8") for name in ("rack_free", "domain_free")),  # to whole cache lines
     ]
 )
 PIECE = np.dtype(
@@ -46,8 +49,8 @@ PIECE = np.dtype(
 )
 
 # `meta`: the log's length, the placement's code, the rule for ties, the random generator's state, whether the run is
-# detailed, and how a share chooses its GPU.
-WRITTEN, PLACEMENT, TIES, RANDOM_STATE, DETAILED, GPU_RULE, META = range(7)
+# detailed, how a share chooses its GPU, what racks are to the placement, and how many there are.
+WRITTEN, PLACEMENT, TIES, RANDOM_STATE, DETAILED, GPU_RULE, TOPOLOGY, RACKS, META = range(9)
 BY_TIGHTNESS, BY_CHANCE, BY_SCORE = range(3)
 
 score, gpu_by_score = dispatcher([(p.score, p.gpu not in (TIGHTEST, "random")) for p in PLACEMENTS.values()])
@@ -131,6 +134,9 @@ def take(nodes, pieces, log, meta, room, n, p, gpus, sign):
     for group in range(len(room)):
         if (nodes[n].groups >> group) & 1:
             room[group] -= sign * pieces[p].gpus * pieces[p].milli
+    if meta[TOPOLOGY]:
+        nodes[nodes[n].rack].rack_free -= sign * pieces[p].gpus * pieces[p].milli
+        nodes[nodes[n].domain].domain_free -= sign * pieces[p].gpus * pieces[p].milli
     if pieces[p].outlasting and nodes[n].held:
         nodes[n].spare_gpus -= sign * pieces[p].gpus
         nodes[n].spare_cpu -= sign * pieces[p].cpu

@@ -40,6 +40,7 @@ def state(
         nodes[f"free_{name}"] = nodes[name]
     nodes["groups"] = members
     nodes["note"] = np.nan
+    _number_racks(nodes, cluster)
     nodes["milli"] = np.where(np.arange(MOST_SHARED) < nodes["gpus"][:, None], WHOLE, 0)
     room = np.array(
         [nodes["gpus"][members >> g & 1 > 0].sum() * WHOLE for g in range(int(members.max(initial=0)).bit_length())]
@@ -55,12 +56,24 @@ def state(
     meta[engine.PLACEMENT], meta[engine.TIES] = list(PLACEMENTS).index(placing.name), tie_rules.RULES.index(ties)
     meta[engine.RANDOM_STATE], meta[engine.DETAILED] = tie_rules.first_state(seed), detailed
     rules = {TIGHTEST: engine.BY_TIGHTNESS, "random": engine.BY_CHANCE}
+    meta[engine.TOPOLOGY], meta[engine.RACKS] = placing.topology, len(np.unique(cluster.rack))
     meta[engine.GPU_RULE] = rules.get(placing.gpu, engine.BY_SCORE)
     best = np.full((len(pieces), levels[-1]), trees.NEVER)
     ways = np.ones((len(pieces), levels[-1] if ties == "random" else 1), np.int32)
     log = np.zeros(1 << max(10, (count - 1).bit_length()), np.int32)
     context = placing.context(jobs, cluster)
     return nodes, best, ways, np.array(levels, np.int64), log, meta, context, room.astype(np.int64)
+
+
+def _number_racks(nodes: NDArray[Any], cluster: Cluster) -> None:
+    """Racks by number, and their domains in that order."""
+    order = np.lexsort((cluster.domain, cluster.rack))
+    nodes["member"] = order
+    for name, number in (("rack", cluster.rack[order]), ("domain", cluster.domain[order])):
+        begins = np.flatnonzero(np.diff(number, prepend=-1))
+        nodes[f"{name}_end"][: len(begins)] = np.append(begins[1:], len(nodes))
+        nodes[name][order] = np.repeat(np.arange(len(begins)), np.diff(begins, append=len(nodes)))
+        nodes[f"{name}_free"][: len(begins)] = np.bincount(nodes[name], cluster.gpus * WHOLE)
 
 
 @dataclass

@@ -11,19 +11,22 @@ import numpy as np
 
 from weft.cluster.engine.compiled import compiled
 from weft.cluster.engine.index import choose, refresh
-from weft.cluster.engine.node import DETAILED, RANDOM_STATE, fits, pick, take
+from weft.cluster.engine.node import DETAILED, RANDOM_STATE, TOPOLOGY, fits, pick, take
+from weft.cluster.engine.topology import choose_among, fullest_of_best, nearest, takes_freed, takes_in
+from weft.cluster.placement import REQUIRED
 
 JOB = np.dtype(
     [
         *((name, "f8") for name in ("submit", "duration", "estimate", "start", "begins", "ends")),
-        *((name, "i4") for name in ("cls", "rank", "place", "unused")),
+        *((name, "i4") for name in ("cls", "rank", "place", "line")),
         ("slot", "i8"),
     ]
-)  # begins: as planned; ends: by its estimate; place: among its class, by rank; slot: where its nodes begin in `where`
+)  # begins: as planned; ends: by its estimate; place: among its class, by rank; slot: where its nodes begin in `where`;
+# line: where tenants count, its tenant's part of its class (tenants.py)
 COMPLETION = np.dtype([("time", "f8"), ("job", "i8")])
 NOBODY = np.iinfo(np.int32).max
 ARRIVED, COMPLETED, RUNNING, PROGRESS = 0, 1, 2, 3
-PRIORITY, CAPACITY, TYPE, MEMORY, GANG, HOST, FRAGMENTATION = range(7)
+PRIORITY, QUOTA, CAPACITY, TYPE, MEMORY, GANG, RACK, HOST, FRAGMENTATION = range(9)
 
 
 @compiled
@@ -116,9 +119,20 @@ def place(nodes, pieces, best, ways, levels, log, meta, context, room, classes, 
         return False
     piece, count, rest = classes[c].piece, classes[c].count, classes[c].rest
     placed, random = 0, meta[RANDOM_STATE]
+    # For a placement that looks at racks: among which nodes the pieces before `until` go.
+    begin, end, until = np.int64(0), np.int64(0), 0
     for i in range(count + (rest >= 0)):
         p = piece if i < count else rest
-        n = choose(nodes, pieces, best, ways, levels, log, meta, context, p)
+        if meta[TOPOLOGY]:
+            if i == until:
+                if count == 1 and rest < 0:
+                    begin, end, taken = fullest_of_best(nodes, best, levels, meta, piece)
+                else:
+                    begin, end, taken = nearest(nodes, pieces, meta, piece, max(count - i, 0), rest)
+                until += taken
+            n = choose_among(nodes, pieces, meta, context, p, begin, end)
+        else:
+            n = choose(nodes, pieces, best, ways, levels, log, meta, context, p)
         if n < 0:
             break
         gpus = 0
@@ -149,7 +163,9 @@ def give_back(nodes, pieces, log, meta, room, classes, c, where, on, slot):
         if not classes[other].blocked:
             continue
         if classes[other].count > 1 or classes[other].rest >= 0:
-            classes[other].blocked = False
+            classes[other].blocked = meta[TOPOLOGY] == REQUIRED and not takes_freed(
+                nodes, pieces, meta, classes[other].piece, classes[other].count, classes[other].rest, where, slot, last
+            )
             continue
         for i in range(slot, last):
             if fits(nodes[where[i]], pieces[classes[other].piece]):
@@ -161,7 +177,9 @@ def give_back(nodes, pieces, log, meta, room, classes, c, where, on, slot):
 def why(nodes, pieces, best, ways, levels, log, meta, context, room, classes, c, where, on, slot):
     """What a class of waiting jobs waits for: the first thing that one of them alone would lack now. ``where[slot:]`` is a
     waiting job's: what is tried there is forgotten."""
-    if not classes[c].blocked and (classes[c].count == 1 or not classes[c].shared):
+    gang = classes[c].count > 1 or classes[c].rest >= 0
+    in_one_rack = gang and meta[TOPOLOGY] == REQUIRED
+    if not classes[c].blocked and not in_one_rack and (classes[c].count == 1 or not classes[c].shared):
         if enough(nodes, pieces, best, ways, levels, log, meta, context, classes, c):
             return PRIORITY
         classes[c].blocked = True
@@ -181,7 +199,12 @@ def why(nodes, pieces, best, ways, levels, log, meta, context, room, classes, c,
         return TYPE
     if room[classes[c].of_memory] < classes[c].milli:
         return MEMORY
-    if classes[c].count > 1 or classes[c].rest >= 0:
+    if in_one_rack and enough(nodes, pieces, best, ways, levels, log, meta, context, classes, c):
+        if not classes[c].shared:
+            return RACK
+        count, piece = classes[c].count, classes[c].piece
+        return RACK if takes_in(nodes, pieces, meta, 0, len(nodes), piece, count) == count else GANG
+    if gang:
         return GANG
     if classes[c].bare == classes[c].piece:
         return FRAGMENTATION

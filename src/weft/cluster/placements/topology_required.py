@@ -1,0 +1,10 @@
+"""Topology-aware, and a job of several pieces waits until one rack has room for all of them (``required`` in Kueue's words)."""
+
+from __future__ import annotations
+
+from weft.cluster.placement import REQUIRED, Placement
+from weft.cluster.placements.best import score
+
+PLACEMENT = Placement(
+    "topology-required", score, "topology; what comes in several pieces never leaves a rack", topology=REQUIRED
+)

@@ -1,0 +1,286 @@
+"""Quotas of GPUs with borrowing, as Kueue's ClusterQueues in one cohort, and weights of tenants.
+
+A tenant may hold its *nominal* GPUs, and borrow up to its *borrowing limit* more. All tenants of the cohort together never hold
+more than the sum of their nominals: what one of them borrows, another does not use. Whose job stays within its nominal comes
+before whose borrows; else the queue's order counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.cluster.file import TraceError, text_of
+from weft.cluster.model import WHOLE, Jobs
+from weft.cluster.order import Order
+from weft.definition import UnknownName
+
+OTHERS = "*"  # the name under which the quota of each tenant stands that is not named
+KEYS = ("tenant", "nominal", "borrowing_limit")
+NONE_GIVEN: Mapping[str, Any] = MappingProxyType({})
+UNLIMITED = 1 << 62
+MOST = 1e12  # GPUs; thousandths of it are still whole numbers of 64 bits
+EXAMPLE = "team-a=32,team-b=16:8"
+
+
+@dataclass(frozen=True)
+class Quota:
+    """What a tenant may hold.
+
+    Args:
+        nominal: GPUs that are its own.
+        borrowing_limit: GPUs of others that it may hold as well while they are free; by default as many as there are.
+
+    Raises:
+        ValueError: less than 0, or no number.
+    """
+
+    nominal: float
+    borrowing_limit: float = math.inf
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.nominal < MOST:
+            raise ValueError(f"the nominal quota is {self.nominal}; expected GPUs, 0 or more")
+        if not self.borrowing_limit >= 0:  # NaN neither
+            raise ValueError(f"the borrowing limit is {self.borrowing_limit}; expected GPUs, 0 or more")
+
+    def as_json(self) -> dict[str, float | None]:
+        return {
+            "nominal": self.nominal,
+            "borrowing_limit": self.borrowing_limit if self.borrowing_limit < math.inf else None,
+        }
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Quotas in thousandths of GPUs.
+
+    Args:
+        nominal: of each tenant, [T].
+        most: the same with what it may borrow, [T].
+        together: of all tenants.
+        quotas: of each, [T].
+    """
+
+    nominal: NDArray[np.int64]
+    most: NDArray[np.int64]
+    together: int
+    quotas: Sequence[Quota]
+
+    @classmethod
+    def of(cls, quotas: Mapping[str, Quota], jobs: Jobs) -> Limits:
+        """For the tenants of ``jobs``. Without quotas there are no limits. A tenant that is not named has the quota of ``*``,
+        or a nominal one of 0 and may borrow.
+
+        Raises:
+            UnknownName: a quota of a tenant that the trace does not name.
+        """
+        if not quotas:
+            without = np.full(len(jobs.tenants), UNLIMITED)
+            return cls(without, without, UNLIMITED, ())
+        _known(quotas, jobs, OTHERS)
+        others = quotas.get(OTHERS, Quota(0.0))
+        each = [quotas.get(name, others) for name in jobs.tenants]
+        nominal = np.array([round(q.nominal * WHOLE) for q in each], np.int64)
+        together = int(nominal.sum())
+        borrowed = [round(min(q.borrowing_limit * WHOLE, together)) for q in each]
+        return cls(nominal, np.minimum(nominal + np.array(borrowed, np.int64), together), together, each)
+
+    def never(self, jobs: Jobs) -> dict[int, str]:
+        """The jobs that can never be admitted, and why."""
+        over = np.flatnonzero(jobs.gpus * jobs.milli > self.most[jobs.tenant])
+        return {
+            j: lacking(
+                jobs.tenants[jobs.tenant[j]],
+                int(jobs.gpus[j] * jobs.milli[j]),
+                self.quotas[jobs.tenant[j]],
+                self.together,
+            )
+            for j in over.tolist()
+        }
+
+
+def lacking(tenant: str, asked: int, quota: Quota, together: int) -> str:
+    """Why a job is never admitted: ``asked`` and ``together``, thousandths of GPUs, are its own and of all quotas."""
+    what = f"it needs {asked / WHOLE:g} GPUs, and "
+    if asked > together:
+        return f"{what}the quotas of all tenants together are {together / WHOLE:g}"
+    may = f" and it may borrow {quota.borrowing_limit:g}" if quota.borrowing_limit else ""
+    return f"{what}the quota of tenant '{tenant}' is {quota.nominal:g}{may}"
+
+
+def weights_of(weights: Mapping[str, float], jobs: Jobs) -> NDArray[np.float64]:
+    """The weight of each of the trace's tenants, [T]; 1 of those that are not named.
+
+    Raises:
+        UnknownName: a tenant that the trace does not name.
+    """
+    _known(weights, jobs)
+    return np.array([weights.get(name, 1.0) for name in jobs.tenants], np.float64)
+
+
+def check(weights: Mapping[str, float], quotas: Mapping[str, Quota], order: Order, mode: str) -> None:
+    """Raises ValueError for a weight that is no positive number, and for an order that looks at no weights or has no quotas."""
+    from weft.cluster.orders import ORDERS
+
+    for name, weight in weights.items():
+        if not 0 < weight < math.inf:
+            raise ValueError(f"the weight of tenant '{name}' is {weight}; expected a number above 0")
+    if weights and not order.share:
+        looking = ", ".join(name for name, each in ORDERS.items() if each.share)
+        raise ValueError(f"weights are given, and order '{order.name}' looks at none; expected one of {looking}")
+    if quotas and (order.preemption or mode not in ("", "-skip")):
+        why = "stops jobs" if order.preemption else "promises places by estimates, which a quota may not keep"
+        raise ValueError(
+            f"quotas are given, and order '{order.name}{mode}' {why}; expected one that does not, such as 'fifo-skip'"
+        )
+
+
+def parse_weights(text: str) -> dict[str, float]:
+    """``team-a=2,team-b=1``.
+
+    Raises:
+        ValueError: something else.
+    """
+    found: dict[str, float] = {}
+    for name, value in _pairs(text, "weights", "team-a=2,team-b=1").items():
+        found[name] = _number(value, f"the weight of tenant '{name}'", "a number above 0")
+        if not 0 < found[name] < math.inf:
+            raise ValueError(f"the weight of tenant '{name}' is {value}; expected a number above 0")
+    return found
+
+
+def parse(text: str) -> dict[str, Quota]:
+    """``team-a=32,team-b=16:8``: nominal GPUs, and after a colon how many more may be borrowed.
+
+    Raises:
+        ValueError: something else.
+    """
+    found: dict[str, Quota] = {}
+    for name, value in _pairs(text, "quota", EXAMPLE).items():
+        nominal, colon, limit = value.partition(":")
+        numbers = [_number(part, f"the quota of tenant '{name}'", "GPUs, or GPUs:BORROWED, such as 16:8")
+                   for part in ([nominal, limit] if colon else [nominal])]  # fmt: skip
+        try:
+            found[name] = Quota(*numbers)
+        except ValueError as error:
+            raise ValueError(f"tenant '{name}': {error}") from None
+    return found
+
+
+def load(path: Path) -> dict[str, Quota]:
+    """A YAML file: a list under ``quotas`` of ``tenant``, ``nominal`` and, if not all may be borrowed, ``borrowing_limit``.
+
+    Raises:
+        TraceError: no YAML, an unknown key, a value of another kind, a tenant that is there twice; with the line.
+        ImportError: PyYAML is missing.
+    """
+    try:
+        import yaml
+    except ImportError as error:
+        raise ImportError(f"a quota file needs PyYAML: pip install 'weft[cluster]' ({error})", name="yaml") from None
+
+    try:
+        root = yaml.compose(text_of(path).read(), Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise TraceError(f"{path}:{mark.line + 1 if mark else 1}: no YAML: {error.problem}") from None
+    except yaml.YAMLError as error:  # a character that YAML does not allow
+        raise TraceError(f"{path}: no YAML: {error}") from None
+    if root is None:
+        raise TraceError(f"{path}: it is empty; expected a list of tenants under 'quotas:'")
+    top = _mapping(path, root, ("quotas",), "the file")
+    if "quotas" not in top:
+        raise TraceError(f"{path}:{_line(root)}: 'quotas' is missing")
+    if not isinstance(top["quotas"], yaml.SequenceNode) or not top["quotas"].value:
+        raise TraceError(f"{path}:{_line(top['quotas'])}: quotas is no list; expected lines that begin with '-'")
+    found: dict[str, Quota] = {}
+    for node in top["quotas"].value:
+        name, quota = _entry(path, node)
+        if name in found:
+            raise TraceError(f"{path}:{_line(node)}: tenant '{name}' is there already; expected it once")
+        found[name] = quota
+    return found
+
+
+def given(text: str) -> dict[str, Quota]:
+    """What a command line gives: a text as of :func:`parse`, or a file of :func:`load`."""
+    if "=" in text and not Path(text).exists():
+        return parse(text)
+    if not Path(text).exists():
+        raise ValueError(f"quota '{text}' is no file; expected one, or TENANT=GPUS[:BORROWED],…, such as {EXAMPLE}")
+    return load(Path(text))
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+def _known(names: Mapping[str, Any], jobs: Jobs, *more: str) -> None:
+    for name in names:
+        if name not in jobs.tenants and name not in more:
+            raise UnknownName("tenant", name, jobs.tenants)
+
+
+def _pairs(text: str, what: str, example: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for pair in text.split(","):
+        name, equals, value = (part.strip() for part in pair.rpartition("="))
+        if not equals or not name or not value:
+            raise ValueError(f"{what} '{text}'; expected TENANT=…, such as {example}")
+        if name in found:
+            raise ValueError(f"{what} '{text}' names tenant '{name}' twice; expected it once")
+        found[name] = value
+    return found
+
+
+def _number(text: str, what: str, expected: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{what} is '{text}'; expected {expected}") from None
+
+
+def _line(node: Any) -> int:
+    return int(node.start_mark.line) + 1
+
+
+def _mapping(path: Path, node: Any, known: tuple[str, ...], what: str) -> dict[str, Any]:
+    """Key → node of a YAML mapping with keys that are known, each once."""
+    if node.id != "mapping":
+        raise TraceError(f"{path}:{_line(node)}: {what} is a {node.id}; expected 'key: value' of {', '.join(known)}")
+    found: dict[str, Any] = {}
+    for key, value in node.value:
+        if key.value not in known:
+            raise TraceError(f"{path}:{_line(key)}: {UnknownName('key', str(key.value), known)}")
+        if key.value in found:
+            raise TraceError(f"{path}:{_line(key)}: {key.value} is there already (line {_line(found[key.value])})")
+        found[key.value] = value
+    return found
+
+
+def _entry(path: Path, node: Any) -> tuple[str, Quota]:
+    mapping = _mapping(path, node, KEYS, "a quota")
+    for key in ("tenant", "nominal"):
+        if key not in mapping:
+            raise TraceError(f"{path}:{_line(node)}: {key} is missing")
+    if mapping["tenant"].id != "scalar" or not mapping["tenant"].value:
+        raise TraceError(f"{path}:{_line(mapping['tenant'])}: tenant is no name; expected a word")
+    numbers = {}
+    for key in KEYS[1:]:
+        if key in mapping:
+            value = mapping[key]
+            told = value.value if value.id == "scalar" else f"a {value.id}"
+            try:
+                numbers[key] = float(told)
+            except ValueError:
+                raise TraceError(f"{path}:{_line(value)}: {key} is {told!r}; expected GPUs, 0 or more") from None
+            if not 0 <= numbers[key] < MOST:
+                raise TraceError(f"{path}:{_line(value)}: {key} is {told!r}; expected GPUs, 0 or more")
+    return mapping["tenant"].value, Quota(**numbers)

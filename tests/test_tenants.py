@@ -1,0 +1,485 @@
+"""Tenants: fair shares, dominant resource fairness, quotas with borrowing; both engines, by hand and by theory."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+np = pytest.importorskip("numpy")
+pytest.importorskip("numba")
+
+from weft import cli  # noqa: E402
+from weft.cluster import Cluster, Jobs, NodeGroup, Simulator, compare, pictures, reference, simulate, trace  # noqa: E402
+from weft.cluster import quota as quotas_of  # noqa: E402
+from weft.cluster.orders import ORDERS  # noqa: E402
+from weft.cluster.quota import Quota  # noqa: E402
+from weft.cluster.result import REASONS  # noqa: E402
+from weft.definition import UnknownName  # noqa: E402
+
+TRACES = Path(os.environ.get("WEFT_TRACES") or "/nonexistent")
+with_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="WEFT_TRACES names no folder of traces")
+SHARED = [name for name, order in ORDERS.items() if order.share]
+PLAIN = ("fifo", "sjf", "priority")
+
+
+def jobs_of(*rows, **more) -> Jobs:
+    """Rows of (tenant, submit, duration, gpus)."""
+    tenants = tuple(dict.fromkeys(row[0] for row in rows))
+    columns = {name: np.array([row[i] for row in rows]) for i, name in enumerate(("submit", "duration", "gpus"), 1)}
+    return Jobs(**columns, tenant=np.array([tenants.index(row[0]) for row in rows]), tenants=tenants, **more)
+
+
+def both(jobs: Jobs, cluster: Cluster, order: str, placement: str = "best", ties: str = "", seed: int = 0, **more):
+    """The compiled engine's result, once the plain engine has been seen to give the same."""
+    fast = simulate(jobs, cluster, order, placement, ties=ties, seed=seed, **more)
+    plain = reference.simulate(jobs, cluster, order, placement, ties, seed, **more)
+    held = fast.stretches
+    for j in range(len(jobs)):
+        job = plain.jobs.get(jobs.id[j])
+        if job is None:
+            assert j in fast.unschedulable and np.isnan(fast.start[j])
+            continue
+        assert (fast.start[j], fast.end[j]) == (job.start, job.end) and j not in fast.unschedulable
+        nodes = [fast.cluster.names[n] for n in held.where[held.slot[j] : held.slot[j + 1]]]
+        assert nodes == [node.id for node, _, _ in job.placed]
+        assert fast.waited[j] == pytest.approx([job.waited.get(reason, 0.0) for reason in REASONS], abs=1e-9)
+        assert fast.waited[j].sum() == pytest.approx(fast.queueing[j], abs=1e-9)
+    return fast
+
+
+def waits(result, j: int) -> dict[str, float]:
+    """What job j waited for, without the zeros."""
+    return {reason: seconds for reason, seconds in zip(REASONS, result.waited[j].tolist(), strict=True) if seconds}
+
+
+def waited_for(result, reason: str):
+    return result.waited[:, list(REASONS).index(reason)]
+
+
+def held_over_time(result):
+    """Moments [M], and the thousandths of GPUs that each tenant holds from each of them on [M, T]."""
+    jobs, ran = result.jobs, np.flatnonzero(result.ran & (result.jobs.duration > 0))
+    moments = np.unique(np.concatenate([result.start[ran], result.end[ran]]))
+    held = np.zeros((len(moments) + 1, len(jobs.tenants)), np.int64)
+    asked = (jobs.gpus * jobs.milli)[ran]
+    np.add.at(held, (np.searchsorted(moments, result.start[ran]), jobs.tenant[ran]), asked)
+    np.add.at(held, (np.searchsorted(moments, result.end[ran]), jobs.tenant[ran]), -asked)
+    return moments, held.cumsum(axis=0)[:-1]
+
+
+# ---- scenes ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_example_of_the_drf_paper():
+    """9 cores and 18 GB; A's tasks ask 1 core and 4 GB, B's 3 cores and 1 GB: 3 and 2 of them run at once, section 4.1."""
+    sim = Simulator("drf")
+    sim.add_node("all", gpus=0, cpu=9, memory_gb=18)
+    for i in range(5):
+        sim.add_job(f"A{i}", gpus=0, cpu=1, memory_gb=4, tenant="A", submit=0, duration=10)
+    for i in range(5):
+        sim.add_job(f"B{i}", gpus=0, cpu=3, memory_gb=1, tenant="B", submit=0, duration=10)
+    sim.step()
+    assert [id for _, what, id in sim.history if what == "running"] == ["A0", "B0", "A1", "B1", "A2"]
+
+    names = ("A", "B")
+    jobs = Jobs(
+        submit=np.zeros(10), duration=np.full(10, 10.0), gpus=np.zeros(10, int), cpu=np.repeat([1000, 3000], 5),
+        memory=np.repeat([4096, 1024], 5), tenant=np.repeat([0, 1], 5), tenants=names,
+    )  # fmt: skip
+    cluster = Cluster.of([NodeGroup(1, 0, cpu=9, memory_gb=18)])
+    for mode in ("", "-skip"):
+        result = both(jobs, cluster, f"drf{mode}")
+        assert np.bincount(jobs.tenant[result.start == 0]).tolist() == [3, 2]
+    for order, more, started in (("drf", {"weights": {"B": 99.0}}, [1, 2]), ("fair-share-skip", {}, [4, 1])):
+        result = both(jobs, cluster, order, **more)
+        assert np.bincount(jobs.tenant[result.start == 0]).tolist() == started
+
+
+def test_the_tenant_with_the_fewest_gpus_for_its_weight_comes_first():
+    rows = [("a", 0, 10, 1)] * 6 + [("b", 1, 10, 1)] * 6
+    for mode in ("", "-skip"):
+        result = both(jobs_of(*rows), Cluster.parse("1x4"), f"fair-share{mode}")
+        # a's four run; at 10 they end together: a and b in turn, a first, whose head was submitted first
+        assert result.start.tolist() == [0, 0, 0, 0, 10, 10, 10, 10, 20, 20, 20, 20]
+        twice = both(jobs_of(*rows), Cluster.parse("1x4"), f"fair-share{mode}", weights={"b": 3.0})
+        assert twice.start.tolist() == [0, 0, 0, 0, 10, 20, 10, 10, 10, 20, 20, 20]
+
+
+def test_strictly_the_head_of_the_first_tenant_waits_and_nobody_passes():
+    rows = [("a", 0, 10, 2), ("b", 1, 10, 4), ("a", 2, 1, 1), ("c", 3, 1, 1)]
+    strict = both(jobs_of(*rows), Cluster.parse("1x4"), "fair-share")
+    assert strict.start.tolist() == [0, 10, 20, 20]
+    assert waits(strict, 3) == {"priority": 7, "capacity": 10}  # it would have fitted until b's four came
+    skip = both(jobs_of(*rows), Cluster.parse("1x4"), "fair-share-skip")
+    assert skip.start.tolist() == [0, 10, 2, 3]
+
+
+# Kueue's own example of a cohort: nominal quotas of 9 and 12.
+COHORT = {"team-a": Quota(9), "team-b": Quota(12)}
+
+
+@pytest.mark.parametrize(
+    ("quotas", "of_a", "lacks"),
+    [
+        (COHORT, 21, ""),  # what b does not use a borrows
+        (COHORT | {"team-a": Quota(9, 1)}, 10, ""),  # up to its borrowing limit
+        (COHORT | {"team-a": Quota(9, 0)}, 9, ""),
+        ({"team-b": Quota(12)}, 12, ""),  # a tenant without a quota has none of its own and borrows
+        ({"team-b": Quota(12), "*": Quota(0, 0)}, 0, "it needs 1 GPUs, and the quota of tenant 'team-a' is 0"),
+    ],
+)
+def test_a_tenant_borrows_what_its_cohort_leaves(quotas, of_a, lacks):
+    rows = [*[("team-a", 0, 10, 1)] * 30, ("team-b", 1, 10, 12), ("team-b", 30, 10, 12)]
+    for order in ("fifo", "fifo-skip", "fair-share", "sjf-skip"):
+        result = both(jobs_of(*rows), Cluster.parse("4x8"), order, "counted", quotas=quotas)
+        assert (result.start == 0).sum() == of_a
+        assert result.unschedulable.get(0, "") == lacks
+        # b has its nominal quota once the cohort has it: when a's first ones end, and before a borrows anew
+        assert result.start[30] == (1 if of_a <= 9 else 10)
+        assert waits(result, 30) == ({"quota": 9} if of_a > 9 else {})
+
+
+def test_a_job_that_a_quota_holds_keeps_only_its_own_tenant_waiting():
+    rows = [("a", 0, 10, 4), ("a", 1, 1, 4), ("a", 2, 1, 1), ("b", 3, 1, 1), ("b", 4, 20, 18), ("b", 5, 1, 1)]
+    quotas = {"a": Quota(5, 0), "b": Quota(20)}
+    strict = both(jobs_of(*rows), Cluster.parse("2x10"), "fifo", quotas=quotas)
+    assert strict.start.tolist() == [0, 10, 10, 3, 11, 11]
+    assert waits(strict, 1) == {"quota": 9}
+    assert waits(strict, 2) == {"priority": 8}  # the second stands before it
+    skip = both(jobs_of(*rows), Cluster.parse("2x10"), "fifo-skip", quotas=quotas)
+    assert skip.start.tolist() == [0, 10, 2, 3, 11, 5]
+    assert waits(skip, 4) == {"capacity": 7}  # b's quota admits 18, and 16 are free
+
+
+def test_what_a_quota_can_never_admit_is_told():
+    rows = [("a", 0, 1, 6), ("b", 0, 1, 12), ("b", 0, 1, 40), ("b", 0, 1, 8)]
+    result = both(jobs_of(*rows), Cluster.parse("4x8"), "fifo", quotas={"a": Quota(4, 1), "b": Quota(6)})
+    assert result.unschedulable == {
+        0: "it needs 6 GPUs, and the quota of tenant 'a' is 4 and it may borrow 1",
+        1: "it needs 12 GPUs, and the quotas of all tenants together are 10",
+        2: "it needs 5 free nodes of 8 GPUs that fit it, and the cluster has 4",
+    }
+    sim = Simulator("fifo", quotas={"a": Quota(4)})
+    sim.add_node("n", gpus=8)
+    with pytest.raises(
+        ValueError, match=r"job 'x' can never run: it needs 5 GPUs, and the quotas of all tenants .* are 4"
+    ):
+        sim.add_job("x", gpus=5, tenant="a")
+
+
+# ---- theory ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", [f"{name}{mode}" for name in SHARED for mode in ("", "-skip")])
+def test_two_tenants_with_work_hold_gpus_as_their_weights(order):
+    """Single GPUs: while both have jobs that wait, they hold 20 and 10 of 30 at all times."""
+    g = np.random.default_rng(1)
+    count = 3000
+    jobs = Jobs(
+        submit=np.zeros(count), duration=g.exponential(10, count), gpus=np.ones(count, int),
+        tenant=g.integers(0, 2, count), tenants=("heavy", "light"),
+    )  # fmt: skip
+    result = simulate(jobs, Cluster.parse("3x10"), order, weights={"heavy": 2.0})
+    moments, held = held_over_time(result)
+    busy = moments < min(result.start[jobs.tenant == t].max() for t in (0, 1))
+    assert busy.sum() > 1000 and (held[busy] == [20_000, 10_000]).all()
+
+
+def test_shares_of_large_jobs_tend_to_their_weights():
+    """Gangs of other sizes: within a few per cent over time."""
+    g = np.random.default_rng(2)
+    count = 20_000
+    jobs = Jobs(
+        submit=np.zeros(count), duration=g.exponential(10, count), gpus=g.choice([1, 2, 4], count),
+        tenant=g.integers(0, 3, count), tenants=("a", "b", "c"),
+    )  # fmt: skip
+    result = simulate(jobs, Cluster.parse("200x4"), "fair-share", "counted", weights={"a": 3.0, "b": 2.0})
+    moments, held = held_over_time(result)
+    last = min(result.start[jobs.tenant == t].max() for t in range(3))
+    length = np.diff(np.append(moments, moments[-1])) * (moments < last)
+    mean = (held * length[:, None]).sum(axis=0) / length.sum()
+    assert mean / mean.sum() == pytest.approx([3 / 6, 2 / 6, 1 / 6], rel=0.03)
+
+
+# ---- both engines, at random -----------------------------------------------------------------------------------------
+
+
+def drawn(seed: int):
+    """A cluster, jobs, a policy and what it is told of tenants."""
+    g = np.random.default_rng(seed)
+    groups = [
+        NodeGroup(
+            int(g.integers(1, 4)), int(g.choice([1, 2, 4, 8])), str(g.choice(["A", "B"])), float(g.choice([0, 16, 40])),
+            cpu=float(g.choice([0, 8, 16, 16])), memory_gb=float(g.choice([0, 64, 64])),
+        )
+        for _ in range(g.integers(1, 4))
+    ]  # fmt: skip
+    count, tenants = int(g.integers(1, 40)), tuple("abcd"[: int(g.integers(1, 5))])
+    pods, gpus = g.choice([0, 0, 0, 1, 2, 3], count), g.choice([0, 1, 1, 2, 4, 8, 12], count)
+    placement = str(g.choice(["best", "worst", "first", "random", "consolidate", "counted", "best-resources"]))
+    shares = placement != "counted" and g.random() < 0.3
+    jobs = Jobs(
+        np.sort(g.integers(0, 40, count).astype(float)),
+        g.integers(0, 50, count).astype(float),
+        np.where(pods > 0, gpus // np.maximum(pods, 1) * pods, gpus),
+        pods=pods,
+        milli=g.choice([1000, 500, 300], count) if shares else None,
+        gpu_memory=g.choice([0.0, 0.0, 16.0, 32.0], count),
+        cpu=g.choice([0, 0, 1000, 4000], count),
+        memory=g.choice([0, 0, 16384], count),
+        types=g.choice([0, 0, 1, 2], count),
+        type_sets=((), ("A",), ("B",)),
+        priority=g.choice([0.0, 1.0], count),
+        tenant=g.integers(0, len(tenants), count),
+        tenants=tenants,
+    )
+    order = str(g.choice([*SHARED, *SHARED, *PLAIN]))
+    more = {}
+    if order in SHARED:
+        more["weights"] = {name: float(g.choice([0.5, 1, 2, 3])) for name in tenants if g.random() < 0.7}
+    if order not in SHARED or g.random() < 0.5:
+        more["quotas"] = {
+            name: Quota(float(g.choice([0, 2.5, 4, 8, 16])), float(g.choice([0, 1, 4, np.inf])))
+            for name in (*tenants, "*")
+            if g.random() < 0.7
+        }
+    return (
+        jobs,
+        Cluster.of(groups),
+        order + str(g.choice(["", "-skip"])),
+        placement,
+        str(g.choice(["", "random"])),
+        more,
+    )
+
+
+def test_both_engines_agree_and_no_quota_is_ever_exceeded():
+    held_back = 0
+    for seed in range(250):
+        jobs, cluster, order, placement, ties, more = drawn(seed)
+        result = both(jobs, cluster, order, placement, ties, seed, **more)
+        check_quotas(result)
+        if order.endswith("-skip"):
+            assert not waited_for(result, "priority").any()  # nobody waits who could start
+        held_back += (waited_for(result, "quota") > 0).sum()
+    assert held_back > 200
+
+
+def check_quotas(result) -> None:
+    """From starts and ends alone."""
+    if not result.quotas:
+        assert not waited_for(result, "quota").any()
+        return
+    _, held = held_over_time(result)
+    each = [result.quotas.get(name, result.quotas.get("*", Quota(0))) for name in result.jobs.tenants]
+    assert (held.sum(axis=1) <= sum(quota.nominal for quota in each) * 1000).all()
+    assert (held <= [(quota.nominal + quota.borrowing_limit) * 1000 for quota in each]).all()
+
+
+def test_work_is_conserved_where_everyone_may_pass():
+    """After each moment no job that waits would fit on the free GPUs of a node."""
+    g = np.random.default_rng(3)
+    count = 600
+    jobs = Jobs(
+        np.cumsum(g.integers(0, 3, count)).astype(float), g.integers(1, 60, count).astype(float), g.choice([1, 2, 4, 8], count),
+        tenant=g.integers(0, 5, count), tenants=tuple("abcde"),
+    )  # fmt: skip
+    for order in SHARED:
+        result = simulate(jobs, Cluster.parse("10x8"), f"{order}-skip", "worst")
+        node = result.stretches.where
+        for now in np.unique(np.concatenate([jobs.submit, result.end])):
+            runs = (result.start <= now) & (result.end > now)
+            free = 8 - np.bincount(node[runs], jobs.gpus[runs], minlength=10)
+            waits = (jobs.submit <= now) & (result.start > now)
+            assert free.min() >= 0 and not (jobs.gpus[waits] <= free.max()).any()
+
+
+def test_one_tenant_is_served_as_if_there_were_none():
+    jobs, cluster, *_ = drawn(11)
+    alone = dataclasses.replace(jobs, tenant=None, tenants=("",))
+    for mode in ("", "-skip"):
+        fifo = simulate(alone, cluster, f"fifo{mode}")
+        for order in SHARED:
+            same = simulate(alone, cluster, f"{order}{mode}")
+            assert same.start.tobytes() == fifo.start.tobytes() and same.waited == pytest.approx(fifo.waited)
+        limitless = simulate(alone, cluster, f"fifo{mode}", quotas={"": Quota(1e6)})
+        assert limitless.start.tobytes() == fifo.start.tobytes() and limitless.waited == pytest.approx(fifo.waited)
+
+
+@with_traces
+def test_quotas_without_borrowing_are_virtual_clusters():
+    """Helios' two on the nodes of both: vcvGl's jobs wait as published for its 20 nodes alone (strict FIFO)."""
+    jobs = trace.load(TRACES / "helios" / "helios_venus_2vc_sept_helios_form.csv.gz", "helios")
+    own = jobs.tenant == jobs.tenants.index("vcvGl")
+    quotas = {"vcvGl": Quota(160, 0), "vcvlY": Quota(16, 0)}
+    result = simulate(jobs, Cluster.parse("22x8"), "fifo", "consolidate", quotas=quotas)
+    assert round(result.queueing[own].mean(), 4) == 13_891.1205
+    alone = simulate(jobs.take(own), Cluster.parse("20x8"), "fifo", "consolidate")
+    assert result.start[own].tolist() == alone.start.tolist()
+
+
+# ---- bad input -------------------------------------------------------------------------------------------------------
+
+TWO = jobs_of(("a", 0, 1, 1), ("b", 0, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("order", "more", "words"),
+    [
+        ("fair-share", {"weights": {"c": 1.0}}, "unknown tenant 'c' (there are: a, b)"),
+        ("fair-share", {"weights": {"a": -1.0}}, "the weight of tenant 'a' is -1.0; expected a number above 0"),
+        ("drf", {"weights": {"a": float("nan")}}, "the weight of tenant 'a' is nan"),
+        ("fifo", {"weights": {"a": 1.0}}, "order 'fifo' looks at none; expected one of drf, fair-share"),
+        ("fifo", {"quotas": {"c": Quota(1)}}, "unknown tenant 'c'"),
+        ("fifo-easy", {"quotas": {"a": Quota(1)}}, "order 'fifo-easy' promises places by estimates"),
+        ("srtf", {"quotas": {"a": Quota(1)}}, "order 'srtf' stops jobs"),
+        ("fair-share-easy", {}, "nobody can be promised a place; expected 'fair-share' or 'fair-share-skip'"),
+        ("drf-conservative", {}, "expected 'drf' or 'drf-skip'"),
+        ("fair-shar", {}, "did you mean 'fair-share'?"),
+    ],
+)
+def test_what_cannot_be_is_refused(order, more, words):
+    with pytest.raises(ValueError) as caught:
+        simulate(TWO, Cluster.parse("1x2"), order, **more)
+    assert words in str(caught.value)
+    if "unknown tenant" not in words:  # the stepping engine meets its tenants later
+        with pytest.raises(ValueError) as caught:
+            Simulator(order, **more)
+        assert words in str(caught.value)
+    with pytest.raises(ValueError) as caught:
+        compare(TWO, Cluster.parse("1x2"), [f"{order}:best"], processes=1, **more)
+    assert words in str(caught.value)
+
+
+def test_quota_texts():
+    assert quotas_of.parse("team-a=32, team-b=16:8,*=0.5:0") == {
+        "team-a": Quota(32), "team-b": Quota(16, 8), "*": Quota(0.5, 0),
+    }  # fmt: skip
+    assert quotas_of.parse_weights("a=2,b=x=0.5") == {"a": 2, "b=x": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a=x", "the quota of tenant 'a' is 'x'; expected GPUs, or GPUs:BORROWED"),
+        ("a=1:2:3", "the quota of tenant 'a' is '2:3'"),
+        ("a=-1", "tenant 'a': the nominal quota is -1.0; expected GPUs, 0 or more"),
+        ("a=nan", "tenant 'a': the nominal quota is nan"),
+        ("a=4:-1", "tenant 'a': the borrowing limit is -1.0"),
+        ("a=4:nan", "tenant 'a': the borrowing limit is nan"),
+        ("a=4,a=5", "names tenant 'a' twice"),
+        ("a=4,", "expected TENANT=…"),
+        ("=4", "expected TENANT=…"),
+        ("no-file.yaml", "quota 'no-file.yaml' is no file"),
+    ],
+)
+def test_a_malformed_quota_is_refused(text, words):
+    with pytest.raises(ValueError) as caught:
+        quotas_of.given(text)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("", "", "it is empty"),
+        ("quotas:\n- tenant: a\n  nominal: [\n", ":4", "no YAML"),
+        ("quota:\n- tenant: a\n", ":1", "unknown key 'quota'; did you mean 'quotas'?"),
+        ("{}", ":1", "'quotas' is missing"),
+        ("quotas: 5", ":1", "quotas is no list"),
+        ("quotas:\n- a\n", ":2", "a quota is a scalar; expected 'key: value' of tenant, nominal"),
+        ("quotas:\n- tenant: a\n  nominal: 3\n- tenant: b\n", ":4", "nominal is missing"),
+        ("quotas:\n- nominal: 3\n", ":2", "tenant is missing"),
+        ("quotas:\n- tenant: a\n  nominal: -3\n", ":3", "nominal is '-3'; expected GPUs, 0 or more"),
+        ("quotas:\n- tenant: a\n  nominal: 3\n  borrowing_limit: many\n", ":4", "borrowing_limit is 'many'"),
+        ("quotas:\n- tenant: a\n  nominal: 3\n  borowing_limit: 3\n", ":4", "did you mean 'borrowing_limit'?"),
+        ("quotas:\n- tenant: a\n  nominal: 3\n- tenant: a\n  nominal: 4\n", ":4", "tenant 'a' is there already"),
+        ("quotas:\n- tenant: [a]\n  nominal: 3\n", ":2", "tenant is no name"),
+    ],
+)
+def test_a_malformed_quota_file_is_refused_with_its_line(tmp_path, text, line, words):
+    pytest.importorskip("yaml")
+    path = tmp_path / "quota.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError) as caught:
+        quotas_of.given(str(path))
+    assert f"quota.yaml{line}: " in str(caught.value) and words in str(caught.value)
+
+
+def test_an_unknown_tenant_is_a_name_error_of_weft():
+    with pytest.raises(UnknownName):
+        simulate(TWO, Cluster.parse("1x2"), "drf", weights={"c": 2.0})
+
+
+# ---- the command line, comparisons, pictures -------------------------------------------------------------------------
+
+
+ROWS = "submit,duration,gpus,tenant\n0,10,4,a\n0,10,4,a\n0,10,4,b\n0,10,4,b\n"
+
+
+@pytest.fixture
+def weft(monkeypatch, capsys, tmp_path):
+    """Runs ``weft simulate … trace.csv …``: exit status, standard output, standard error on one line."""
+    pytest.importorskip("typer")
+    monkeypatch.setenv("COLUMNS", "200")
+    (tmp_path / "trace.csv").write_text(ROWS)
+
+    def run(*words):
+        told = [tmp_path / "trace.csv" if word == "TRACE" else word for word in words]
+        monkeypatch.setattr(sys, "argv", ["weft", "simulate", *map(str, told), "--format", "csv", "--nodes", "1x8"])
+        capsys.readouterr()
+        code = cli.main()
+        said = capsys.readouterr()
+        return code, said.out, " ".join(said.err.split())
+
+    return run
+
+
+def test_weights_and_quotas_on_the_command_line(weft, tmp_path):
+    code, out, _ = weft("TRACE", "--order", "fair-share-skip", "--weights", "a=4,b=1", "--quota", "a=4:0,*=4", "--json")
+    found = json.loads(out)
+    assert code == 0 and found["weights"] == {"a": 4, "b": 1}
+    assert found["quotas"] == {"a": {"nominal": 4, "borrowing_limit": 0}, "*": {"nominal": 4, "borrowing_limit": None}}
+    assert found["wait_reasons"]["quota"] == 20 == sum(found["wait_reasons"].values())
+    assert found["by_tenant"]["a"]["queueing"]["mean"] == 5 and not found["validated"]["order"]
+    code, out, _ = weft("TRACE", "--order", "fifo", "--quota", "a=8,b=0")
+    assert code == 0 and "waited for: quota 100.0%" in out
+    code, _, err = weft("TRACE", "--order", "fifo", "--quota", "c=8")
+    assert code and "unknown tenant 'c'" in err
+    code, _, err = weft("TRACE", "--order", "drf", "--weights", "a")
+    assert code and "weights 'a'; expected TENANT=…, such as team-a=2,team-b=1" in err
+    code, _, err = weft("TRACE", "--order", "drf", "--weights", "a=0")
+    assert code and "the weight of tenant 'a' is 0; expected a number above 0" in err
+
+
+def test_a_quota_file_on_the_command_line(weft, tmp_path):
+    pytest.importorskip("yaml")
+    (tmp_path / "q.yaml").write_text(
+        "quotas:\n- {tenant: a, nominal: 4, borrowing_limit: 0}\n- {tenant: '*', nominal: 4}\n"
+    )
+    words = ("compare", "TRACE", "--policy", "fifo-skip:best", "--policy", "fair-share-skip:best", "--weights", "b=9")
+    code, out, _ = weft(*words, "--quota", tmp_path / "q.yaml", "--processes", 1, "--json")
+    every = [each["summary"] for each in json.loads(out)["policies"]]
+    assert code == 0 and {each["order"] for each in every} == {"fifo-skip", "fair-share-skip"}
+    assert all(each["quotas"]["a"] == {"nominal": 4, "borrowing_limit": 0} for each in every)
+    assert [each["weights"] for each in every if each["order"] == "fair-share-skip"] == [{"b": 9}]
+
+
+def test_policies_of_a_comparison_have_their_tenants_quotas_in_other_processes_too():
+    jobs = jobs_of(*[("a", 0, 10, 4)] * 4, ("b", 0, 10, 4))
+    more = {"quotas": {"a": Quota(4, 0), "b": Quota(4)}, "weights": {"a": 2.0}}
+    found = compare(jobs, Cluster.parse("1x8"), ["fifo-skip:best", "fair-share:best"], processes=2, keep=True, **more)
+    assert [each.value("queueing.mean") for each in found] == [12, 12] and not any(each.failed for each in found)
+    assert all(each.runs[0].result.quotas == more["quotas"] for each in found)
+
+
+def test_the_page_has_a_colour_for_what_a_quota_holds():
+    pytest.importorskip("bokeh")
+    jobs = jobs_of(*[("a", 0, 10, 4)] * 4)
+    page = pictures.page([simulate(jobs, Cluster.parse("2x8"), quotas={"a": Quota(4)})])
+    assert REASONS["quota"] in page and "◘" in page

@@ -1,0 +1,341 @@
+"""Racks and NVLink domains: where gangs go, what they wait for, and how near to each other they were."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+np = pytest.importorskip("numpy")
+pytest.importorskip("numba")
+pytest.importorskip("hypothesis")
+
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+
+from weft.cluster import Cluster, Jobs, NodeGroup, Simulator, cluster_file, reference, simulate  # noqa: E402
+from weft.cluster.locality import locality  # noqa: E402
+from weft.cluster.metrics import summary  # noqa: E402
+from weft.cluster.result import REASONS  # noqa: E402
+
+PLACEMENTS = ("topology", "topology-required")
+ORDERS = [f"{order}{mode}" for order in ("fifo", "sjf", "priority", "fair-share") for mode in ("", "-skip", "-easy")]
+ORDERS.remove("fair-share-easy")
+
+
+def jobs_of(*asked, submit=(), duration=(), **more) -> Jobs:
+    count = len(asked)
+    return Jobs(np.array(submit or [0.0] * count), np.array(duration or [10.0] * count), np.array(asked), **more)
+
+
+def nodes_of(result, j: int) -> list[int]:
+    held = result.stretches
+    return held.where[held.slot[j] : held.slot[j + 1]].tolist()
+
+
+def placed(jobs: Jobs, cluster: Cluster, placement: str, order: str = "fifo-skip") -> list[list[int]]:
+    """The nodes of each job, the same from both engines."""
+    fast, plain = simulate(jobs, cluster, order, placement), reference.simulate(jobs, cluster, order, placement)
+    found = [nodes_of(fast, j) for j in range(len(jobs))]
+    assert [[fast.cluster.names[n] for n in mine] for mine in found] == [
+        [node.id for node, _, _ in plain.jobs[j].placed] for j in jobs.id
+    ]
+    return found
+
+
+# ---- the cluster -----------------------------------------------------------------------------------------------------
+
+
+def test_groups_are_cut_into_racks_and_domains():
+    cluster = Cluster.of(
+        [
+            NodeGroup(5, rack_nodes=2),
+            NodeGroup(4, rack_nodes=4, nvlink_domain_nodes=2),
+            NodeGroup(2, rack="x", nvlink_domain="d"),
+            NodeGroup(1, rack="x", nvlink_domain="d"),
+            NodeGroup(1),
+        ]
+    )
+    assert cluster.rack.tolist() == [0, 0, 1, 1, 2, 3, 3, 3, 3, 4, 4, 4, 5]
+    assert cluster.racks == (*(f"node-rack-{k}" for k in range(4)), "x", "")
+    assert cluster.domain.tolist() == [0, 1, 2, 3, 4, 5, 5, 6, 6, 7, 7, 7, 8]
+    usual = Cluster.parse("3x8,2x4")
+    assert usual.rack.tolist() == [0] * 5 and usual.domain.tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("group", "words"),
+    [
+        ({"rack_nodes": 0}, "rack_nodes is 0; expected 1 or more nodes"),
+        ({"nvlink_domain_nodes": -1}, "nvlink_domain_nodes is -1; expected 1 or more nodes"),
+        ({"rack_nodes": 2, "rack": "x"}, "rack and rack_nodes are both given; expected one of them"),
+        ({"nvlink_domain_nodes": 2, "nvlink_domain": "x"}, "nvlink_domain and nvlink_domain_nodes are both given"),
+        ({"rack_nodes": 5, "nvlink_domain_nodes": 2}, "expected whole domains in a rack"),
+        ({"rack_nodes": 2, "nvlink_domain": "d"}, "'d' lies in racks 'node-rack-0' and 'node-rack-1'; expected one"),
+    ],
+)
+def test_a_group_that_cannot_be(tmp_path, group, words):
+    with pytest.raises(ValueError) as caught:
+        Cluster.of([NodeGroup(4, **group)])
+    assert words in str(caught.value)
+    pytest.importorskip("yaml")
+    path = tmp_path / "c.yaml"
+    path.write_text("nodes:\n- count: 4\n" + "".join(f"  {key}: {value}\n" for key, value in group.items()))
+    with pytest.raises(ValueError) as caught:
+        cluster_file.load(path)
+    assert str(path) in str(caught.value)
+
+
+def test_racks_in_a_cluster_file(tmp_path):
+    pytest.importorskip("yaml")
+    path = tmp_path / "c.yaml"
+    path.write_text("nodes:\n- {count: 8, gpus: 4, rack_nodes: 4, nvlink_domain_nodes: 2}\n- {count: 1, rack: x}\n")
+    cluster = cluster_file.load(path)
+    assert cluster.rack.tolist() == [0] * 4 + [1] * 4 + [2] and cluster.domain.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4]
+
+
+def test_the_stepping_simulator_knows_racks():
+    sim = Simulator("fifo", "topology-required")
+    for name, rack in (("a", "r"), ("b", "s"), ("c", "s")):
+        sim.add_node(name, gpus=8, rack=rack, nvlink_domain=rack)
+    sim.add_job("two", gpus=16)
+    with pytest.raises(ValueError, match="its 3 pieces need one rack, and the closest, 's', takes 2 of them"):
+        sim.add_job("three", gpus=24)
+    assert sim.run().status()["jobs"]["two"]["nodes"] == ["b", "c"]
+    with pytest.raises(ValueError, match="node 'd': nvlink_domain 'r' lies in another rack"):
+        sim.add_node("d", gpus=8, rack="s", nvlink_domain="r")
+
+
+# ---- where jobs go ---------------------------------------------------------------------------------------------------
+
+
+def test_best_fit_spreads_a_gang_that_one_rack_could_take():
+    """A job on node 0 leaves one whole node to rack 0 and two to rack 1."""
+    cluster, jobs = Cluster.of([NodeGroup(4, rack_nodes=2)]), jobs_of(1, 16)
+    assert placed(jobs, cluster, "best") == [[0], [1, 2]]
+    for placement in PLACEMENTS:
+        assert placed(jobs, cluster, placement) == [[0], [2, 3]]
+
+
+def test_a_gang_takes_the_fullest_rack_that_has_room():
+    """Racks of 4, 3 and 3 nodes, of which one of the last is taken: 2 nodes fill the last one, and 3 the second."""
+    cluster = Cluster.of([NodeGroup(4, rack="a"), NodeGroup(3, rack="b"), NodeGroup(3, rack="c", gpu_type="z")])
+    jobs = jobs_of(8, 16, 24, types=np.array([1, 0, 0]), type_sets=((), ("z",)))
+    for placement in PLACEMENTS:
+        assert placed(jobs, cluster, placement) == [[7], [8, 9], [4, 5, 6]]
+
+
+def test_a_domain_comes_before_the_fullest_rack():
+    """Rack 0 has three free nodes in two domains, rack 1 four in two: two nodes lie in one domain of rack 0."""
+    cluster = Cluster.of([NodeGroup(8, rack_nodes=4, nvlink_domain_nodes=2)])
+    for placement in PLACEMENTS:
+        assert placed(jobs_of(8, 16), cluster, placement) == [[0], [2, 3]]
+        assert placed(jobs_of(8, 16, 8), cluster, placement) == [[0], [2, 3], [1]]
+        # One node of each domain of rack 0 is taken: two nodes leave it, though it is the fuller one.
+        jobs = jobs_of(8, 16, 8, 8, 16, submit=[0.0, 0.0, 0.0, 20.0, 30.0], duration=[99.0, 9.0, 9.0, 99.0, 9.0])
+        assert placed(jobs, cluster, placement)[4] == [2, 3]
+        jobs = jobs_of(16, 8, 16, 8, submit=[0.0, 0.0, 20.0, 0.0], duration=[9.0, 99.0, 9.0, 9.0])
+        assert placed(jobs, cluster, placement)[3] == [0, 1]
+
+
+def test_a_gang_takes_the_fullest_domain():
+    """One rack of two domains of three nodes: a node of the second is taken, the other two of it fit two pieces."""
+    kinds = (("d", "gpu"), ("e", "z"))
+    cluster = Cluster.of([NodeGroup(3, gpu_type=kind, rack="r", nvlink_domain=domain) for domain, kind in kinds])
+    jobs = jobs_of(8, 16, 8, types=np.array([1, 0, 0]), type_sets=((), ("z",)))
+    for placement in PLACEMENTS:
+        assert placed(jobs, cluster, placement) == [[3], [4, 5], [0]]
+
+
+def test_a_gang_that_no_rack_takes():
+    """Racks of 2, 3 and 4 nodes: six nodes are the largest rack and the tightest that takes the other two."""
+    cluster = Cluster.of([NodeGroup(2, rack="a"), NodeGroup(3, rack="b"), NodeGroup(4, rack="c")])
+    assert placed(jobs_of(48), cluster, "topology") == [[5, 6, 7, 8, 0, 1]]
+    assert placed(jobs_of(44), cluster, "topology") == [[5, 6, 7, 8, 0, 1]]
+    never = simulate(jobs_of(48), cluster, "fifo", "topology-required").unschedulable[0]
+    assert never == "its 6 pieces need one rack, and the closest, 'c', takes 4 of them"
+    assert "its 10 pieces need" not in simulate(jobs_of(80), cluster, "fifo", "topology-required").unschedulable[0]
+
+
+def test_pods_share_nodes_of_one_domain():
+    """Four pods of 4 GPUs fill two nodes of a domain; with cores for one pod a node they take a rack."""
+    cluster = Cluster.of([NodeGroup(8, rack_nodes=4, nvlink_domain_nodes=2, cpu=10)])
+    jobs = jobs_of(1, 16, pods=np.array([0, 4]))
+    for placement in PLACEMENTS:
+        assert placed(jobs, cluster, placement) == [[0], [2, 2, 3, 3]]
+        cores = dataclasses.replace(jobs, cpu=np.array([1000, 24_000]))
+        assert placed(cores, cluster, placement) == [[0], [0, 1, 2, 3]]
+
+
+def test_small_jobs_leave_nodes_and_racks_to_gangs():
+    """Whole nodes of the smaller rack go first, best fit would begin with node 0; a node in use comes before any of them."""
+    cluster = Cluster.of([NodeGroup(4, rack="a"), NodeGroup(3, rack="b")])
+    for placement in PLACEMENTS:
+        assert placed(jobs_of(8, 8, 16), cluster, placement) == [[4], [5], [0, 1]]
+        jobs = jobs_of(24, 1, 2, 8, 1, submit=[0.0, 0.0, 5.0, 6.0, 7.0], duration=[4.0, 9.0, 9.0, 9.0, 9.0])
+        assert placed(jobs, cluster, placement) == [[4, 5, 6], [0], [0], [4], [0]]
+    assert placed(jobs_of(8, 8, 16), cluster, "best") == [[0], [1], [2, 3]]
+
+
+def test_a_gang_waits_for_a_rack():
+    """From 1 s on one node is free, from 2 s on two in two racks, from 5 s on all of rack 1."""
+    cluster = Cluster.of([NodeGroup(4, rack_nodes=2)])
+    jobs = jobs_of(8, 8, 8, 16, submit=[0.0, 0.0, 0.0, 1.0], duration=[20.0, 2.0, 5.0, 3.0])
+    assert placed(jobs, cluster, "topology-required", "fifo") == [[0], [1], [2], [2, 3]]
+    result = simulate(jobs, cluster, "fifo", "topology-required")
+    waited = dict(zip(REASONS, result.waited[3], strict=True))
+    assert waited == {**dict.fromkeys(REASONS, 0.0), "capacity": 1.0, "topology": 3.0}
+    assert placed(jobs, cluster, "topology", "fifo")[3] == [1, 3]
+    assert simulate(jobs, cluster, "fifo", "topology").start[3] == 2
+
+
+def test_a_gang_of_pods_waits_for_topology_only_where_all_nodes_would_do():
+    """Four pods of 4 GPUs: from 0 s on three fit, then four in two racks, then four in one."""
+    cluster = Cluster.of([NodeGroup(4, rack_nodes=2)])
+    jobs = jobs_of(
+        5, 5, 5, 5, 16, pods=np.array([0, 0, 0, 0, 4]), submit=[0.0] * 4 + [1.0], duration=[9.0, 3.0, 5.0, 99.0, 1.0]
+    )
+    assert placed(jobs, cluster, "topology-required", "fifo") == [[0], [1], [2], [3], [0, 0, 1, 1]]
+    waited = dict(zip(REASONS, simulate(jobs, cluster, "fifo", "topology-required").waited[4], strict=True))
+    # 12 GPUs are free at first; 17 from 3 s on, in pods of 4 only 2; 22 from 5 s on, in pods 4.
+    assert waited == {**dict.fromkeys(REASONS, 0.0), "capacity": 2.0, "gang": 2.0, "topology": 4.0}
+
+
+def test_under_easy_backfill_the_head_is_promised_a_rack():
+    """Rack 1 is free at 6 s, any two nodes at 4 s: 3 s on node 3 are in the way of a gang that goes anywhere, not of one that
+    goes into a rack."""
+    cluster = Cluster.of([NodeGroup(4, rack_nodes=2)])
+    submit, duration = [0.0, 0.0, 0.0, 1.0, 2.0, 2.5], [4.0, 10.0, 6.0, 5.0, 3.0, 20.0]
+    jobs = jobs_of(8, 8, 8, 16, 8, 8, submit=submit, duration=duration)
+    assert placed(jobs, cluster, "topology-required", "fifo-easy") == [[0], [1], [2], [2, 3], [3], [0]]
+    assert simulate(jobs, cluster, "fifo-easy", "topology-required").start.tolist() == [0, 0, 0, 6, 2, 4]
+    assert placed(jobs, cluster, "topology", "fifo-easy")[3] == [0, 3]
+    assert simulate(jobs, cluster, "fifo-easy", "topology").start[3:5].tolist() == [4, 6]
+
+
+def test_what_it_does_not_go_with():
+    cluster, jobs = Cluster.parse("2x8"), jobs_of(1)
+    for placement in PLACEMENTS:
+        for order in ("fifo-conservative", "srtf", "las"):
+            for run in (simulate, reference.simulate):
+                with pytest.raises(ValueError, match=f"placement '{placement}' with order '{order}'"):
+                    run(jobs, cluster, order, placement)
+
+
+# ---- the fast engine against the plain one ---------------------------------------------------------------------------
+
+cut = st.sampled_from(
+    [{}, {"rack": "x"}, {"rack_nodes": 1}, {"rack_nodes": 2}, {"rack_nodes": 4, "nvlink_domain_nodes": 2},
+     {"rack": "x", "nvlink_domain": "x1"}, {"rack": "y", "nvlink_domain": "y1"}, {"nvlink_domain_nodes": 3}]
+)  # fmt: skip
+groups = st.lists(
+    st.builds(
+        lambda count, gpus, kind, cpu, more: NodeGroup(count, gpus, kind, cpu=cpu, **more),
+        st.integers(1, 7),
+        st.sampled_from((2, 4, 8, 8)),
+        st.sampled_from("AAB"),
+        st.sampled_from((0, 8)),
+        cut,
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@st.composite
+def traces(draw) -> Jobs:
+    count = draw(st.integers(1, 25))
+
+    def column(*values):
+        return np.array([draw(st.sampled_from(values)) for _ in range(count)])
+
+    gpus, pods = column(0, 1, 2, 4, 8, 12, 16, 24), column(0, 0, 0, 1, 2, 4)
+    return Jobs(
+        submit=np.cumsum(column(0, 0, 1, 5)),
+        duration=column(0, 1, 3.5, 10, 30),
+        gpus=np.where(pods > 0, gpus // np.maximum(pods, 1) * pods, gpus),
+        pods=pods,
+        milli=column(*draw(st.sampled_from(((1000,), (1000,), (1000, 700, 500, 300))))),
+        estimate=column(1, 2, 10, 30),
+        cpu=column(0, 0, 0, 6000),
+        types=column(0, 0, 0, 1),
+        type_sets=((), ("B",)),
+        priority=column(0, 1),
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    traces(),
+    groups,
+    st.sampled_from(ORDERS),
+    st.sampled_from(PLACEMENTS),
+    st.sampled_from(("lowest", "highest", "random")),
+)
+def test_both_engines_give_the_same_schedule(jobs, nodes, order, placement, ties):
+    cluster = Cluster.of(nodes)
+    fast = simulate(jobs, cluster, order, placement, ties=ties, seed=1)
+    plain = reference.simulate(jobs, cluster, order, placement, ties, 1)
+    assert set(fast.unschedulable) == set(range(len(jobs))) - set(plain.jobs)
+    for j, job in plain.jobs.items():
+        assert (fast.start[j], fast.end[j]) == (job.start, job.end)
+        assert [cluster.names[n] for n in nodes_of(fast, j)] == [node.id for node, _, _ in job.placed]
+        assert fast.waited[j] == pytest.approx([job.waited.get(reason, 0.0) for reason in REASONS], abs=1e-9)
+    if placement == "topology-required":
+        assert all(len(set(cluster.rack[nodes_of(fast, j)].tolist())) == 1 for j in plain.jobs)
+    check_locality(fast)
+
+
+def test_without_racks_topology_is_best_fit():
+    """One rack, and each node a domain: whole nodes and remainders of gangs, and small jobs, go where best fit puts them."""
+    g = np.random.default_rng(0)
+    jobs = Jobs(np.cumsum(g.exponential(1, 400)), g.exponential(40, 400), g.choice([1, 2, 4, 8, 12, 24], 400))
+    cluster = Cluster.parse("12x8")
+    best = simulate(jobs, cluster, "fifo-skip", "best")
+    for placement in PLACEMENTS:
+        found = simulate(jobs, cluster, "fifo-skip", placement)
+        assert found.start.tolist() == best.start.tolist() and found.waited.tolist() == best.waited.tolist()
+        assert found.stretches.where.tolist() == best.stretches.where.tolist()
+
+
+# ---- locality --------------------------------------------------------------------------------------------------------
+
+
+def check_locality(result) -> None:
+    """The slow count of what ``locality`` says."""
+    held, cluster, count, gpu_s, racks = result.stretches, result.cluster, [0, 0, 0], [0.0, 0.0, 0.0], 0
+    for s in range(len(held)):
+        where = {int(n) for n in held.where[held.slot[s] : held.slot[s + 1]]}
+        if np.isnan(held.begin[s]) or len(where) < 2:
+            continue
+        in_racks, domains = {int(cluster.rack[n]) for n in where}, {int(cluster.domain[n]) for n in where}
+        level = 0 if len(domains) == 1 else 1 if len(in_racks) == 1 else 2
+        count[level] += 1
+        gpu_s[level] += float((held.end[s] - held.begin[s]) * result.gpus[held.job[s]])
+        racks += len(in_racks)
+    found = locality(result)
+    assert found["gangs"] == sum(count)
+    names = ("one_domain", "one_rack", "several_racks")
+    assert [found[n] for n in names] == pytest.approx([c / sum(count) for c in count] if sum(count) else [None] * 3)
+    shares = [part / sum(gpu_s) for part in gpu_s] if sum(gpu_s) else [None] * 3
+    assert [found[f"gpu_s_{n}"] for n in names] == pytest.approx(shares)
+    assert found["racks_mean"] == pytest.approx(racks / sum(count) if sum(count) else None)
+
+
+@pytest.mark.parametrize(("order", "placement"), [("fifo-skip", "best"), ("srtf", "worst"), ("fifo-easy", "counted")])
+def test_locality_of_any_placement(order, placement):
+    g = np.random.default_rng(1)
+    jobs = Jobs(np.cumsum(g.exponential(1, 300)), g.exponential(40, 300), g.choice([1, 2, 4, 8, 12, 24], 300))
+    result = simulate(jobs, Cluster.of([NodeGroup(16, rack_nodes=4, nvlink_domain_nodes=2)]), order, placement)
+    check_locality(result)
+    assert summary(result)["locality"] == locality(result)
+    assert (locality(result)["gangs"] > 0) == (placement != "counted")
+
+
+def test_topology_brings_gangs_nearer():
+    g = np.random.default_rng(2)
+    jobs = Jobs(np.cumsum(g.exponential(3, 2000)), g.exponential(100, 2000), g.choice([1, 2, 4, 8, 16, 32], 2000))
+    cluster = Cluster.of([NodeGroup(64, rack_nodes=8)])
+    best, near, one = (locality(simulate(jobs, cluster, "fifo-skip", p)) for p in ("best", *PLACEMENTS))
+    assert best["one_rack"] < near["one_rack"] < one["one_rack"] == 1
+    assert best["racks_mean"] > near["racks_mean"] > one["racks_mean"] == 1
