@@ -90,9 +90,10 @@ def next_lifted(jobs, moved, progress):
     first = np.int64(-1)
     for k in range(progress[LIFTED]):
         j = moved[k]
-        if jobs[j].pending and not jobs[j].asked:
-            if first < 0 or jobs[j].key < jobs[first].key or (jobs[j].key == jobs[first].key and j < first):
-                first = j
+        if not jobs[j].pending or jobs[j].asked:
+            continue
+        if first < 0 or jobs[j].key < jobs[first].key or (jobs[j].key == jobs[first].key and j < first):
+            first = j
     return first
 
 
