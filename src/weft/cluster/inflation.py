@@ -50,7 +50,9 @@ def inflated(jobs: Jobs, cluster: Cluster, ratio: float = 1.3, seed: int = 0) ->
 def reordered(cluster: Cluster, rows: NDArray[np.int64]) -> Cluster:
     """The nodes in another order: which of equally good ones is the lowest."""
     columns = {
-        f.name: getattr(cluster, f.name)[rows] for f in dataclasses.fields(cluster) if f.name not in ("names", "types", "racks")
+        f.name: getattr(cluster, f.name)[rows]
+        for f in dataclasses.fields(cluster)
+        if f.name not in ("names", "types", "racks")
     }
     return dataclasses.replace(cluster, names=tuple(cluster.names[int(n)] for n in rows), **columns)
 
