@@ -30,6 +30,7 @@ def define(
     tuned: bool = False,
     exact: bool = False,
     ulps: float = 1.0,
+    backward_scale: str | Callable[..., list[Tensor]] = "row",
     extremes: tuple[str, ...] = ("nonfinite", "large", "tiny"),
 ) -> dict[str, Any]:
     """The fields of an ``Operator`` of N elements (``rows=R``: [R, N/R], for layouts of rows).
@@ -43,6 +44,7 @@ def define(
         tuned: whether ``weft tune`` measures this one for all that have as many inputs.
         exact: whether results must be PyTorch's bits.
         ulps: the floor of the tolerance, half the roundings that the formula takes.
+        backward_scale: what errors of the gradients are relative to, as for :class:`weft.definition.Tolerance`.
         extremes: values that it is verified on besides ordinary ones.
     """
 
@@ -82,7 +84,10 @@ def define(
         "directions": directions,
         "differentiable": arguments,
         "options": {"layout": pairs, "values": VALUES, "rows": range(1, 2**31), **chosen},
-        "tolerance": Tolerance(exact=exact, ulps=ulps),
+        "tolerance": {
+            "forward": Tolerance(exact=exact, ulps=ulps),
+            "backward": Tolerance(exact=exact, ulps=ulps, scale=backward_scale),
+        },
         "workloads": {
             "verify": [
                 *(workload(N=n) for n in (1, 2, 1023, 1025, 4096)),

@@ -11,6 +11,7 @@ from weft.definition import Declined, Mutant, Operator
 from weft.operators.elementwise.curves import exp, gelu_slope, normal_cdf, tanh_argument, tanh_cdf, tanh_gelu_slope
 from weft.operators.elementwise.definition import define
 from weft.operators.elementwise.gelu import reference as gelu_reference
+from weft.operators.elementwise.gelu import terms
 from weft.operators.elementwise.pointwise import Variants
 
 
@@ -39,6 +40,11 @@ def backward_tanh(gate, up, dy, PRECISE: tl.constexpr):
 def reference(gate: Tensor, up: Tensor, approximate: str = "none") -> Tensor:
     wide = gate if gate.itemsize > 2 else gate.float()
     return (gelu_reference(wide, approximate) * up).to(gate.dtype)
+
+
+def backward_scale(arguments: dict[str, Tensor], gradients: list[Tensor]) -> list[Tensor]:
+    value, slope = terms(arguments["gate"])
+    return [(gradients[0] * arguments["up"]).abs() * slope, gradients[0].abs() * value]
 
 
 def torch_geglu(gate: Tensor, up: Tensor, approximate: str = "none") -> Tensor:
@@ -74,6 +80,7 @@ geglu = Operator(
         extremes=("nonfinite", "tiny"),  # of large ones gate · up overflows before Φ' can bring PyTorch's gradient to 0
         tuned=True,
         ulps=2.0,  # x, erf, two sums and a product: four roundings
+        backward_scale=backward_scale,
         choices={"approximate": ("none", "tanh")},
         wrong=[
             Mutant("gate and up exchanged", lambda gate, up, approximate="none": reference(up, gate, approximate)),

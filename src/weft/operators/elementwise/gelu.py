@@ -42,6 +42,13 @@ def reference(x: Tensor, approximate: str = "none") -> Tensor:
     return (wide * (0.5 + 0.5 * torch.erf(wide * 0.5**0.5))).to(x.dtype)  # F.gelu(inf) is NaN on a CPU, inf on a GPU
 
 
+def terms(x: Tensor) -> tuple[Tensor, Tensor]:
+    """How large the terms are that x Φ(x) and its slope are sums of: they cancel where x is negative, so that an error of
+    either is no smaller than theirs, however the sum comes out. Of both forms: they differ by less than 1 %."""
+    phi = 0.5 + 0.5 * torch.erf(x * 0.5**0.5).abs()
+    return x.abs() * phi, phi + x.abs() * torch.exp(-0.5 * x * x) * (2 * torch.pi) ** -0.5
+
+
 def torch_gelu(x: Tensor, approximate: str = "none") -> Tensor:
     return F.gelu(x, approximate=approximate)
 
@@ -65,6 +72,7 @@ gelu = Operator(
         backward_reads=2,
         tuned=True,
         ulps=2.0,  # x, erf, two sums and a product: four roundings
+        backward_scale=lambda arguments, gradients: [gradients[0].abs() * terms(arguments["x"])[1]],
         choices={"approximate": ("none", "tanh")},
         wrong=[
             Mutant("of the other form", lambda x, approximate="none": F.gelu(x, approximate="tanh")),
