@@ -6,7 +6,6 @@ ten operations an element: memory bandwidth is the limit (formulas: kernels.py; 
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -14,175 +13,16 @@ from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload
 from weft.operators import mutants, peers
-from weft.operators.call import (
-    FLOATS,
-    Choice,
-    check_device,
-    check_tensor,
-    differentiable,
-    on_gpu,
-    reference_gradients,
-    traced,
-)
+from weft.operators.call import Choice, differentiable, on_gpu, traced
 from weft.operators.launch import target_sm
 from weft.operators.loss import cluster
-from weft.operators.loss.definition import OPTIONS, REDUCTIONS, WRONG, composed, gradient, inputs, reference, workloads
+from weft.operators.loss.arguments import check
+from weft.operators.loss.calls import CrossEntropy, launch
+from weft.operators.loss.definition import OPTIONS, WRONG, composed, gradient, inputs, reference, workloads
 from weft.operators.loss.kernels import ONE_PASS, Options
-from weft.operators.loss.launches import backward_plans, forward_plans, scale_plans
+from weft.operators.loss.launches import forward_plans
 
 CLUSTER_FROM = 16384  # classes from which a cluster of blocks takes a row, as for softmax
-
-# ---- PyTorch operators -----------------------------------------------------------------------------------------------
-
-
-@torch.library.triton_op("weft::cross_entropy", mutates_args=())
-def cross_entropy_op(
-    logits: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    soft_cap: float,
-    reduction: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(loss, stats, label sums), the last two for the gradient: ``launches.Forward``."""
-    options = Options(ignore_index, label_smoothing, z_loss, soft_cap, reduction)
-    if not on_gpu(logits) or not logits.numel():
-        loss = reference(logits, target, weight=weight, **keywords(options))
-        none = torch.empty((2, 0), device=logits.device, dtype=torch.float32)
-        return loss, none, none.clone()
-    return launch(logits, target, weight, None, options, "triton")
-
-
-@torch.library.triton_op("weft::cross_entropy_backward", mutates_args=())
-def backward_op(
-    dloss: Tensor,
-    logits: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    stats: Tensor,
-    sums: Tensor,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    soft_cap: float,
-    reduction: str,
-) -> Tensor:
-    options = Options(ignore_index, label_smoothing, z_loss, soft_cap, reduction)
-    if not on_gpu(logits) or not logits.numel():
-        return gradient(dloss, logits, target, weight=weight, **keywords(options))[0]
-    dx = torch.empty_like(logits)
-    again(dloss, logits, target, weight, stats, sums, dx, options)
-    return dx
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    logits, target, weight, *ctx.options = inputs
-    _, stats, sums = output
-    ctx.save_for_backward(logits, target, weight, stats, sums)
-    ctx.mark_non_differentiable(stats, sums)
-
-
-def _backward(ctx: Any, dloss: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    dx = torch.ops.weft.cross_entropy_backward(dloss, *ctx.saved_tensors, *ctx.options)
-    return dx, *[None] * 7
-
-
-cross_entropy_op.register_autograd(_backward, setup_context=_save)
-
-# ---- launches --------------------------------------------------------------------------------------------------------
-
-
-def keywords(options: Options) -> dict[str, Any]:
-    return {**vars(options), "soft_cap": options.soft_cap or None}
-
-
-def launch(
-    logits: Tensor, target: Tensor, weight: Tensor | None, dx: Tensor | None, options: Options, back_end: str
-) -> tuple[Tensor, Tensor, Tensor]:
-    w, out = logits if weight is None else weight, logits if dx is None else dx
-    plans = forward_plans.of((logits, target, w, out), options, weight is not None, dx is not None, back_end)
-    return plans(logits, target, w, out)
-
-
-def again(
-    dloss: Tensor,
-    logits: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    stats: Tensor,
-    sums: Tensor,
-    dx: Tensor,
-    options: Options,
-) -> None:
-    w = logits if weight is None else weight
-    plan = backward_plans.of((logits, target, w, dloss, dx), options, weight is not None)
-    plan(logits, target, w, sums, stats, dloss, dx)
-
-
-class CrossEntropy(torch.autograd.Function):
-    """In eager mode. Where the gradient needs nothing that is known only later, it is made with the loss and kept; backward
-    multiplies it by the loss's gradient on the device, unless that is 1. It is handed out once: whoever asks again (a retained
-    graph) has it made again from the logits. What is known only later: each row's share (reduction "none"), and the loss
-    scale, without which fp16 gradients would underflow."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        logits: Tensor,
-        target: Tensor,
-        weight: Tensor | None,
-        options: Options,
-        back_end: str,
-        wanted: bool,
-        inplace: bool,
-    ) -> Tensor:
-        ctx.options, ctx.inplace = options, inplace
-        ctx.gradient = None
-        if wanted and options.reduction != "none" and logits.dtype != torch.float16:
-            ctx.gradient = logits if inplace else torch.empty_like(logits)
-        loss, stats, sums = launch(logits, target, weight, ctx.gradient, options, back_end)
-        if inplace and wanted:
-            ctx.logits = logits
-            ctx.save_for_backward(target, weight, stats, sums)
-            if ctx.gradient is not None:
-                torch.autograd.graph.increment_version(logits)  # whoever saved the logits must hear of it
-        else:
-            ctx.save_for_backward(target, weight, stats, sums, logits)
-        return loss
-
-    @staticmethod
-    def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
-        target, weight, stats, sums, *kept = ctx.saved_tensors
-        rest = (None,) * 6
-        if kept and torch.is_grad_enabled():
-            named = {"weight": weight, **keywords(ctx.options)}
-
-            def loss_of(x: Tensor) -> Tensor:
-                return reference(x, target, **named)
-
-            return (*reference_gradients(loss_of, kept, (True,), (dloss,)), *rest)
-        made, ctx.gradient = ctx.gradient, None
-        if made is not None:
-            scale_plans.of((made,))(dloss, made)
-            ctx.logits = None
-            return (made.detach(), *rest)
-        if ctx.inplace:
-            if ctx.logits is None:
-                raise RuntimeError(
-                    "cross_entropy: a second backward after inplace_backward=True, which wrote the gradient over 'logits'; "
-                    "expected one backward, or inplace_backward=False"
-                )
-            logits, ctx.logits = ctx.logits, None
-            dx = logits.detach()
-            torch.autograd.graph.increment_version(logits)
-        else:
-            (logits,) = kept
-            dx = torch.empty_like(logits)
-        again(dloss, logits, target, weight, stats, sums, dx, ctx.options)
-        return (dx, *rest)
-
 
 # ---- implementations -------------------------------------------------------------------------------------------------
 
@@ -279,63 +119,6 @@ cross_entropy.implementation("liger", requires="liger-kernel", devices=("cuda",)
 cross_entropy.implementation("quack", requires="quack-kernels", devices=("cuda",))(quack)
 
 # ---- what users call -------------------------------------------------------------------------------------------------
-
-
-def check(
-    name: str,
-    logits: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    soft_cap: float | None,
-    asked: Options,
-    check_labels: bool,
-) -> None:
-    check_tensor(name, "logits", logits)
-    check_tensor(name, "target", target, (torch.int64, torch.int32))
-    check_device(name, "target", target, "logits", logits)
-    if logits.ndim != 2 or target.ndim != 1 or target.shape[0] != logits.shape[0]:
-        raise ValueError(
-            f"{name}: arguments 'logits' and 'target' have shapes {tuple(logits.shape)} and {tuple(target.shape)}; "
-            "expected [M, V] and [M] (flatten leading dimensions)"
-        )
-    if weight is not None:
-        check_tensor(name, "weight", weight, tuple(dict.fromkeys((logits.dtype, *FLOATS[:1]))))
-        check_device(name, "weight", weight, "logits", logits)
-        if weight.shape != logits.shape[1:]:
-            raise ValueError(
-                f"{name}: argument 'weight' has shape {tuple(weight.shape)}; expected {tuple(logits.shape[1:])}, one for "
-                f"each class of 'logits' {tuple(logits.shape)}"
-            )
-    if not isinstance(asked.ignore_index, int):
-        raise TypeError(f"{name}: argument 'ignore_index' is {asked.ignore_index!r}; expected an int")
-    if not _number(asked.label_smoothing) or not 0 <= asked.label_smoothing <= 1:
-        raise ValueError(f"{name}: argument 'label_smoothing' is {asked.label_smoothing!r}; expected 0 … 1")
-    if not _number(asked.z_loss) or not 0 <= asked.z_loss < math.inf:
-        raise ValueError(f"{name}: argument 'z_loss' is {asked.z_loss!r}; expected a number of at least 0")
-    if soft_cap is not None and (not _number(soft_cap) or not 0 < soft_cap < math.inf):
-        raise ValueError(f"{name}: argument 'soft_cap' is {soft_cap!r}; expected a positive number, or None for none")
-    if asked.reduction not in REDUCTIONS:
-        raise ValueError(f"{name}: argument 'reduction' is {asked.reduction!r}; expected {', '.join(REDUCTIONS)}")
-    if check_labels:
-        _check_labels(name, target, logits.shape[1], asked.ignore_index)
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _check_labels(name: str, target: Tensor, classes: int, ignore_index: int) -> None:
-    if traced(target):
-        raise ValueError(
-            f"{name}: check_labels=True needs the values of 'target', which tracing does not know; expected False there"
-        )
-    wrong = (target != ignore_index) & ((target < 0) | (target >= classes))
-    if bool(wrong.any()):
-        row = int(wrong.nonzero()[0])
-        raise ValueError(
-            f"{name}: argument 'target' has label {int(target[row])} in row {row} ({int(wrong.sum())} such in all); "
-            f"expected 0 … {classes - 1}, or ignore_index {ignore_index}"
-        )
 
 
 def back_end(logits: Tensor, asked: Options, has_weight: bool) -> Choice:

@@ -13,8 +13,10 @@ from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, on_gpu
+from weft.operators.call import Choice, on_gpu, traced
 from weft.operators.loss import cross_entropy as loss
+from weft.operators.loss.arguments import check
+from weft.operators.loss.calls import launch
 from weft.operators.loss.definition import OPTIONS, WRONG, composed, inputs, reference, with_gradient, workloads
 from weft.operators.loss.kernels import Options
 
@@ -33,7 +35,7 @@ def _ours(back_end: str) -> Any:
             raise Declined("empty: nothing to launch")
         dx = torch.empty_like(logits)
         asked = Options(soft_cap=soft_cap or 0.0, **options)
-        return loss.launch(logits.detach(), target, weight, dx, asked, back_end)[0], dx
+        return launch(logits.detach(), target, weight, dx, asked, back_end)[0], dx
 
     return both
 
@@ -116,12 +118,12 @@ def choose(
     check_labels: bool = False,
 ) -> Choice:
     asked = Options(ignore_index, label_smoothing, z_loss, soft_cap or 0.0, reduction)
-    loss.check("cross_entropy_with_gradient", logits, target, weight, soft_cap, asked, check_labels)
+    check("cross_entropy_with_gradient", logits, target, weight, soft_cap, asked, check_labels)
     if not on_gpu(logits):
         return Choice("torch", "the tensors are on the CPU, where weft runs the reference")
     if not logits.numel():
         return Choice("torch", "empty: nothing to launch")
-    if loss.traced(logits, target):
+    if traced(logits, target):
         return Choice("torch", "traced: there cross_entropy and its backward serve, which a compiler sees")
     return loss.back_end(logits, asked, weight is not None)
 
