@@ -10,12 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
-from weft.operators import mutants, peers
-from weft.operators.call import Choice, check_dim, check_tensor, eager, on_gpu, rows_of
+from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
+from weft.operators import mutants, peers, row_cluster
+from weft.operators.call import Choice, check_dim, check_tensor, differentiable, eager, on_gpu, rows_of, traced
 from weft.operators.launch import Plans
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 from weft.operators.row_programs import ONE_PASS
+from weft.operators.softmax import cluster_backward
+from weft.operators.softmax.gradient import autograd_function, gradient
 from weft.operators.softmax.log_softmax_kernels import backward_plans, forward_plans
 
 # ---- PyTorch operators -----------------------------------------------------------------------------------------------
@@ -36,12 +38,7 @@ def backward_op(y: Tensor, dy: Tensor, dim: int) -> Tensor:
     """dx from the forward's result and the gradient of it."""
     if not on_gpu(y):
         return torch.ops.aten._log_softmax_backward_data(dy, y, dim, y.dtype)
-    dx = torch.empty_like(y)
-    if dx.numel():
-        if rows_of(dy.movedim(dim, -1)) is None:
-            dy = torch.empty_like(y).copy_(dy)  # a gradient of any strides (expanded, say) may come from autograd
-        backward_plans.of((y, dy), dim)(y, dy, dx)
-    return dx
+    return gradient(backward_plans, y, dy, dim)
 
 
 def _save(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
@@ -82,6 +79,19 @@ def log_softmax_triton(x: Tensor, dim: int = -1) -> Tensor:
         forward_plans.of((x,), dim)(x, y)
         return y
     return torch.ops.weft.log_softmax(x, dim)
+
+
+_ByCluster = autograd_function(forward_plans, cluster_backward.plans(logs=True), backward_op)
+
+
+def log_softmax_cluster(x: Tensor, dim: int = -1) -> Tensor:
+    """The gradient by the cluster kernel; forward there is none."""
+    if x.numel() and (reason := row_cluster.why_not(x.movedim(dim, -1))):
+        raise Declined(reason)
+    if traced(x):
+        return torch.ops.weft.log_softmax(x, dim)
+    y: Tensor = differentiable(_ByCluster, x, dim)
+    return y
 
 
 # ---- definition ------------------------------------------------------------------------------------------------------
@@ -126,6 +136,11 @@ def _gradient(dy: Tensor, x: Tensor, dim: int = -1) -> tuple[Tensor, ...]:
     return (dy - torch.softmax(x, dim) * dy.sum(dim, keepdim=True),)
 
 
+def _half_summed(dy: Tensor, x: Tensor, dim: int = -1) -> tuple[Tensor, ...]:
+    """A block that hears nothing of the other."""
+    return (dy - torch.softmax(x, dim) * dy.chunk(2, dim)[0].sum(dim, keepdim=True),)
+
+
 WIDTHS = (256, 1024, 4096, 8192, 16384, 32768, 65536, 131072)
 
 log_softmax = Operator(
@@ -149,12 +164,16 @@ log_softmax = Operator(
             *(workload(M=9, N=33, layout=at) for at in ("unaligned", "sliced", "strided", "transposed", "expanded")),
             workload(M=6, N=64, values="large"),
             workload(M=40, N=50, values="nonfinite"),
+            workload(M=3, N=2048),
+            workload(M=40, N=2056, values="nonfinite"),
             workload(M=6, N=50, values="minus_inf_rows"),
+            workload(M=6, N=2048, values="minus_inf_rows"),
+            workload(M=6, N=2048, values="large"),
             workload(M=4, N=33, inner=5, dim=1),
             workload(M=4, N=33, dim=0),
             workload(M=2, N=33000),
         ],
-        "full": [workload(M=2, N=n) for n in (2**15, 2**15 + 1, 2**17, 2**18)],
+        "full": [workload(M=2, N=n) for n in (2**15, 2**15 + 1, 2**16 + 8, 2**17, 2**18)],
         "huge": [workload("bf16", M=2**14 + 1, N=2**17), workload("bf16", M=2**23 + 3, N=257)],
         "bench": [workload(M=2**28 // n, N=n) for n in WIDTHS],
         "quick": [workload(M=2**22 // n, N=n) for n in (1024, 4096)],
@@ -173,6 +192,7 @@ log_softmax = Operator(
         Mutant("softmax", lambda x, dim=-1: torch.softmax(x, dim)),
         *mutants.usual(_gradient, "backward"),
         Mutant("sum left out", lambda dy, x, dim=-1: (dy.clone(),), "backward"),
+        Mutant("sum of half a row", _half_summed, "backward"),
         Mutant(
             "softmax's gradient",
             lambda dy, x, dim=-1: (torch.softmax(x, dim) * (dy - dy.sum(dim, keepdim=True)),),
@@ -182,6 +202,7 @@ log_softmax = Operator(
 )
 
 log_softmax.implementation("triton", arch=">=sm_80")(log_softmax_triton)
+log_softmax.implementation("cuda", arch=">=sm_90", devices=("cuda",), directions=("backward",))(log_softmax_cluster)
 log_softmax.implementation("torch")(reference)
 log_softmax.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
 
@@ -204,27 +225,18 @@ def choose(x: Tensor, dim: int = -1) -> Choice:
         return Choice(
             "torch", f"stride {along.stride(-1)} along 'dim': PyTorch's kernel for inner dimensions is faster"
         )
-    return Choice("triton", f"{n} columns: " + ("held in registers" if n <= ONE_PASS else "read twice"), forward_plans)
+    reason = f"{n} columns: " + ("held in registers" if n <= ONE_PASS else "read twice")
+    return Choice("triton", reason + cluster_backward.too(along), forward_plans)
 
 
 public_plans = Plans(lambda x, dim: choose(x, dim).plan_for(x, dim))
 
 
-class _Eager(torch.autograd.Function):
-    """The plan with a gradient, in plain eager mode: the autograd of a custom operator alone costs 40 us on the host."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int) -> Tensor:
-        y = torch.empty_like(x)
-        public_plans.of((x,), dim)(x, y)
-        ctx.save_for_backward(y)
-        ctx.dim = dim
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
-        (y,) = ctx.saved_tensors
-        return torch.ops.weft.log_softmax_backward(y, dy, ctx.dim), None
+_Eager = autograd_function(
+    public_plans,
+    cluster_backward.plans_or(backward_plans, logs=True, least=cluster_backward.FROM),
+    backward_op,
+)
 
 
 @log_softmax.function

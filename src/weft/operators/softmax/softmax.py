@@ -13,10 +13,11 @@ from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers, row_cluster
-from weft.operators.call import Choice, check_dim, check_tensor, eager, on_gpu, rows_of
-from weft.operators.launch import Plans, target_sm
+from weft.operators.call import Choice, check_dim, check_tensor, differentiable, eager, on_gpu, rows_of
+from weft.operators.launch import Plans, compile_request, target_sm
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
-from weft.operators.softmax import cluster, ladder
+from weft.operators.softmax import cluster, cluster_backward, ladder
+from weft.operators.softmax.gradient import autograd_function, gradient
 from weft.operators.softmax.kernels import backward_plans, forward_plans
 
 CLUSTER_FROM = 16384  # columns from which the cluster kernel is the faster one on sm_90 (README.md)
@@ -54,12 +55,20 @@ def backward_op(y: Tensor, dy: Tensor, dim: int) -> Tensor:
     """dx from the forward's result and the gradient of it."""
     if not on_gpu(y):
         return torch.ops.aten._softmax_backward_data(dy, y, dim, y.dtype)
-    dx = torch.empty_like(y)
-    if dx.numel():
-        if rows_of(dy.movedim(dim, -1)) is None:
-            dy = torch.empty_like(y).copy_(dy)  # a gradient of any strides (expanded, say) may come from autograd
-        backward_plans.of((y, dy), dim)(y, dy, dx)
-    return dx
+    return gradient(backward_plans, y, dy, dim)
+
+
+cluster_or_triton = cluster_backward.plans_or(backward_plans, logs=False)
+
+
+@torch.library.custom_op("weft::softmax_cluster_backward", mutates_args=())
+def cluster_backward_op(y: Tensor, dy: Tensor, dim: int) -> Tensor:
+    return gradient(cluster_or_triton, y, dy, dim)
+
+
+@cluster_backward_op.register_fake
+def _(y: Tensor, dy: Tensor, dim: int) -> Tensor:
+    return torch.empty_like(y)
 
 
 def _save(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
@@ -70,6 +79,11 @@ def _save(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
 def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
     (y,) = ctx.saved_tensors
     return torch.ops.weft.softmax_backward(y, dy, ctx.dim), None
+
+
+def _backward_by_cluster(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+    (y,) = ctx.saved_tensors
+    return torch.ops.weft.softmax_cluster_backward(y, dy, ctx.dim), None
 
 
 def _save_backward(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
@@ -86,8 +100,9 @@ def _twice_backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, None]:
 
 
 softmax_op.register_autograd(_backward, setup_context=_save)
-cluster_op.register_autograd(_backward, setup_context=_save)
-backward_op.register_autograd(_twice_backward, setup_context=_save_backward)
+cluster_op.register_autograd(_backward_by_cluster, setup_context=_save)
+for _op in (backward_op, cluster_backward_op):
+    _op.register_autograd(_twice_backward, setup_context=_save_backward)
 
 # ---- implementations -------------------------------------------------------------------------------------------------
 
@@ -104,10 +119,14 @@ def softmax_triton(x: Tensor, dim: int = -1) -> Tensor:
     return torch.ops.weft.softmax(x, dim)
 
 
+_ByCluster = autograd_function(cluster.plans, cluster_backward.plans(logs=False), cluster_backward_op)
+
+
 def softmax_cluster(x: Tensor, dim: int = -1) -> Tensor:
-    if eager(x) and x.numel():
-        y = torch.empty_like(x)
-        cluster.plans.of((x,), dim)(x, y)
+    if x.numel() and (reason := row_cluster.why_not(x.movedim(dim, -1))):
+        raise Declined(reason)
+    if eager(x, gradient=True) or compile_request():
+        y: Tensor = differentiable(_ByCluster, x, dim)
         return y
     return torch.ops.weft.softmax_cluster(x, dim)
 
@@ -173,6 +192,12 @@ def _gradient(dy: Tensor, x: Tensor, dim: int = -1) -> tuple[Tensor, ...]:
     return (y * (dy - (dy * y).sum(dim, keepdim=True)),)
 
 
+def _half_summed(dy: Tensor, x: Tensor, dim: int = -1) -> tuple[Tensor, ...]:
+    """A block that hears nothing of the other."""
+    y = torch.softmax(x, dim)
+    return (y * (dy - (dy * y).chunk(2, dim)[0].sum(dim, keepdim=True)),)
+
+
 WIDTHS = (256, 1024, 4096, 8192, 16384, 32768, 65536, 131072)
 
 softmax = Operator(
@@ -223,11 +248,12 @@ softmax = Operator(
         Mutant("wrong dimension", lambda x, dim=-1: torch.softmax(x, dim - 1 if x.ndim > 1 else dim)),
         *mutants.usual(_gradient, "backward"),
         Mutant("sum left out", lambda dy, x, dim=-1: (torch.softmax(x, dim) * dy,), "backward"),
+        Mutant("sum of half a row", _half_summed, "backward"),
     ],
 )
 
 softmax.implementation("triton", arch=">=sm_80")(softmax_triton)
-softmax.implementation("cuda", arch=">=sm_90", devices=("cuda",), directions=("forward",))(softmax_cluster)
+softmax.implementation("cuda", arch=">=sm_90", devices=("cuda",))(softmax_cluster)
 for _number, (_name, _idea) in ladder.RUNGS.items():
     softmax.rung(
         _number, _name, idea=_idea, backend="cuda", arch=">=sm_80", devices=("cuda",), directions=("forward",)
@@ -258,28 +284,19 @@ def choose(x: Tensor, dim: int = -1) -> Choice:
             "torch", f"stride {along.stride(-1)} along 'dim': PyTorch's kernel for inner dimensions is faster"
         )
     if n >= CLUSTER_FROM and target_sm(x.device) >= 90 and not row_cluster.why_not(along):
-        return Choice("cuda", f"{n} columns: a cluster of blocks holds a row, which is read once", cluster.plans)
+        reason = f"{n} columns: a cluster of blocks holds a row, which is read once"
+        return Choice("cuda", reason + cluster_backward.too(along), cluster.plans)
     return Choice("triton", f"{n} columns: " + ("held in registers" if n <= 32768 else "read twice"), forward_plans)
 
 
 public_plans = Plans(lambda x, dim: choose(x, dim).plan_for(x, dim))
 
 
-class _Eager(torch.autograd.Function):
-    """The plan with a gradient, in plain eager mode: the autograd of a custom operator alone costs 40 us on the host."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int) -> Tensor:
-        y = torch.empty_like(x)
-        public_plans.of((x,), dim)(x, y)
-        ctx.save_for_backward(y)
-        ctx.dim = dim
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
-        (y,) = ctx.saved_tensors
-        return torch.ops.weft.softmax_backward(y, dy, ctx.dim), None
+_Eager = autograd_function(
+    public_plans,
+    cluster_backward.plans_or(backward_plans, logs=False, least=cluster_backward.FROM),
+    backward_op,
+)
 
 
 @softmax.function

@@ -1,0 +1,129 @@
+"""The gradients of softmax and log-softmax by clusters, where what is asked of every operator does not reach: each way to
+lay a row over blocks, and what happens to rows that clusters do not take."""
+
+from __future__ import annotations
+
+import pytest
+from where import DEVICE
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from weft import ops, registry  # noqa: E402
+from weft.definition import SHARED_LIMIT, Declined  # noqa: E402
+from weft.operators.cuda import CudaPlan  # noqa: E402
+from weft.operators.launch import Plan, compiling_for  # noqa: E402
+from weft.operators.row_cluster import LONGEST, MAX_CLUSTER, SHORTEST  # noqa: E402
+from weft.operators.softmax import cluster_backward, kernels  # noqa: E402
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+CLUSTER_ARCHITECTURES = [sm for sm in SHARED_LIMIT if sm >= 90]
+
+
+def rows(n, dtype=torch.float32, m=3, device="meta"):
+    return torch.empty(m, n, dtype=dtype, device=device)
+
+
+@pytest.mark.parametrize("sm", CLUSTER_ARCHITECTURES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_configuration_holds_the_row_and_fits(sm, dtype):
+    n = SHORTEST
+    while n <= cluster_backward.longest(sm, dtype):
+        found = list(cluster_backward.candidates(sm, dtype, n))
+        assert cluster_backward.heuristic(sm, dtype, n) in found
+        for c in found:
+            held = c["THREADS"] * c["EACH"]
+            assert held * MAX_CLUSTER >= n > held // 2 and c["EACH"] * dtype.itemsize % 16 == 0
+            assert c["SHARED"] * held * dtype.itemsize < SHARED_LIMIT[sm]
+        n *= 2
+    assert n > 2**17
+
+
+@pytest.mark.parametrize("sm", CLUSTER_ARCHITECTURES)
+def test_plans_take_what_clusters_hold(sm):
+    with compiling_for(sm, lambda *kernel: None):
+        for dtype in DTYPES:
+            for n in (SHORTEST, 4104, 33000, 2**17, cluster_backward.longest(sm, dtype)):
+                y = rows(n, dtype)
+                plan = cluster_backward.plan(y, y, -1, logs=False)
+                assert plan.grid == (3 * plan.cluster, 1) and plan.cluster <= MAX_CLUSTER
+                assert [s.value for s in plan.scalars] == [n, n, n, n]
+                sliced = rows(n + 8, dtype)[:, :n]
+                strides = [s.value for s in cluster_backward.plan(y, sliced, -1, logs=True).scalars]
+                assert strides == [n, n, n + 8, n]
+
+
+@pytest.mark.parametrize(
+    ("n", "dtype", "dy", "reason"),
+    [
+        (4098, torch.float32, None, "16 bytes"),
+        (4096, torch.float32, lambda: rows(4097)[:, :4096], "16 bytes"),
+        (4096, torch.float32, lambda: rows(1).expand(3, 4096), "columns 0 elements apart"),
+        (4096, torch.float32, lambda: rows(4096, torch.float16), "dtype"),
+        (SHORTEST // 2, torch.float16, None, "below"),
+        (LONGEST * 2, torch.float16, None, "holds"),
+    ],
+)
+def test_what_clusters_do_not_take_goes_to_triton(n, dtype, dy, reason):
+    plans = cluster_backward.plans_or(kernels.backward_plans, logs=False)
+    with compiling_for(90, lambda *kernel: None):
+        y = rows(n, dtype)
+        dy = y if dy is None else dy()
+        with pytest.raises(Declined, match=reason):
+            cluster_backward.plan(y, dy, -1, logs=False)
+        assert isinstance(plans.of((y, dy), -1), Plan)
+
+
+def test_long_rows_are_for_clusters_where_there_are_any():
+    plans = cluster_backward.plans_or(kernels.backward_plans, logs=False, least=cluster_backward.FROM)
+    for sm, n, kind in (
+        (90, cluster_backward.FROM, CudaPlan),
+        (90, 8192, Plan),
+        (80, 2**17, Plan),
+        (120, 2**17, CudaPlan),
+    ):
+        with compiling_for(sm, lambda *kernel: None):
+            assert isinstance(plans.of((rows(n), rows(n)), -1), kind), (sm, n)
+            assert ("backward" in cluster_backward.too(rows(n))) == (kind is CudaPlan)
+    with compiling_for(120, lambda *kernel: None):  # half the shared memory: the longest rows of all are walked twice
+        assert isinstance(plans.of((rows(LONGEST), rows(LONGEST)), -1), Plan)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_configuration_is_right(name, dtype, monkeypatch):
+    """Against the formula in float64 on the same y; dy has a mean, so that what one block sums matters."""
+    logs, numbers = name == "log_softmax", torch.finfo(dtype)
+    for n in (2048, 4104, 16384, 33000, 2**16 + 8, 2**17, 2**18):
+        g = torch.Generator(DEVICE).manual_seed(n)
+        x, dy = (torch.randn(3, n, generator=g, device=DEVICE) + 1 for _ in range(2))
+        y, dy = registry.get(name).reference(x, -1).to(dtype), dy.to(dtype)
+        p, d = y.double(), dy.double()
+        want = d - p.exp() * d.sum(-1, keepdim=True) if logs else p * (d - (p * d).sum(-1, keepdim=True))
+        allowed = numbers.eps * want.abs() + 4e-6 * want.abs().amax(-1, keepdim=True) + numbers.tiny * numbers.eps
+        for c in cluster_backward.candidates(90, dtype, 1 << (n - 1).bit_length()):
+            monkeypatch.setattr(cluster_backward.configuration, "trial", c)
+            dx = torch.full_like(y, torch.nan)
+            cluster_backward.plan(y, dy, -1, logs)(y, dy, dx)
+            assert bool(((dx.double() - want).abs() <= allowed).all()), (n, c)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_gradients_of_any_strides_are_taken(name):
+    """From autograd a gradient comes expanded, transposed, sliced: no kernel may read it as something else."""
+    for n in (20000, 2**16):
+        x = torch.randn(6, n, device=DEVICE).requires_grad_()
+        shapes = [
+            torch.ones((), device=DEVICE).expand(6, n),
+            torch.randn(6, 1, device=DEVICE).expand(6, n),
+            torch.randn(1, n, device=DEVICE).expand(6, n),
+            torch.randn(n, 6, device=DEVICE).t(),
+            torch.randn(6, n + 4, device=DEVICE)[:, 1 : n + 1],
+            torch.randn(6, n + 4, device=DEVICE)[:, :n],
+        ]
+        for dy in shapes:
+            (got,) = torch.autograd.grad(getattr(ops, name)(x), x, dy)
+            (want,) = torch.autograd.grad(registry.get(name).reference(x), x, dy)
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
