@@ -9,7 +9,9 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from weft import ops, registry  # noqa: E402
+from weft.definition import ARCHITECTURES, SHARED_LIMIT, Declined  # noqa: E402
 from weft.operators.random_inputs import random_tensor  # noqa: E402
+from weft.operators.scan import cumsum, vectors  # noqa: E402
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 NAMES = ("cumsum", "cumprod", "logcumsumexp")
@@ -54,6 +56,49 @@ def test_few_long_columns_and_rows_are_cut_into_parts(name):
         got, want = (f(x, dim) for f in (getattr(ops, name), getattr(torch, name)))
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(*(torch.autograd.grad(y, x, dy)[0] for y in (got, want)), rtol=2e-3, atol=2e-3)
+
+
+# ---- CUDA C++ --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sm", ARCHITECTURES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_configuration_of_rows_and_rings_fits_the_machine(sm, dtype):
+    for e in range(3, 19):
+        ours = [vectors.heuristic(sm, dtype, 2**e), *vectors.candidates(sm, dtype, 2**e)]
+        for c in ours:
+            if "BYTES" in c:
+                threads = 32 * vectors.warps_of(2**e * dtype.itemsize, c["BYTES"])
+                assert threads <= c["THREADS"] * 16 or sm < 90
+            else:
+                assert sm >= 90 and vectors.warps_of_ring(c) * c["PER_SM"] <= 32
+                assert vectors.shared_bytes(c) * c["PER_SM"] <= SHARED_LIMIT[sm] + vectors.SYSTEM
+                assert vectors.shared_bytes(c) - vectors.SYSTEM <= SHARED_LIMIT[sm]
+                assert 1 <= c["LOADS"] <= c["SLOTS"] and max(c["TEAMS"], vectors.LOOKERS) <= c["SLOTS"]
+
+
+@pytest.mark.parametrize(
+    ("x", "reason"),
+    [
+        (torch.empty(4, 1000, device="meta")[:, 1:], "16 bytes"),
+        (torch.empty(4, 1001, device="meta"), "16 bytes"),
+        (torch.empty(4, 1000, device="meta")[:, ::2], "side by side"),
+        (torch.empty(1000, 4, device="meta").T, "side by side"),
+    ],
+)
+def test_what_cannot_be_read_by_vectors_is_declined_with_a_reason(x, reason):
+    with pytest.raises(Declined, match=reason):
+        cumsum.scan.vector_plans.of((x,), -1, False, False, x.dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("exclusive", [False, True])
+@pytest.mark.parametrize("n", [4, 8, 24, 260, 4096, 20000, 2**17 + 8, 2**19, 2**23 + 8])
+def test_whole_numbers_add_up_exactly_in_rows_clusters_and_rings(n, exclusive, reverse):
+    x = drawn(5 if n < 2**20 else 1, n).round()
+    want = cumsum.scan.reference(x.double(), -1, exclusive, reverse).float()
+    assert cumsum.scan.cuda(x, -1, exclusive, reverse).equal(want)
 
 
 def test_bad_arguments_are_named():

@@ -98,7 +98,12 @@ def define(
                 *(workload(M=9, N=33, layout=at, dim=0) for at in ("sliced", "transposed")),
                 *more,
             ],
-            "full": [workload(M=2, N=40000), workload(M=3, N=5000), workload(M=3000, N=40, dim=0)],
+            "full": [
+                workload(M=2, N=40000),
+                workload(M=3, N=5000),
+                workload(M=3000, N=40, dim=0),
+                *(workload(M=3, N=n, exclusive=e, reverse=True) for n in (8, 520, 40008) for e in (True, False)),
+            ],
             "bench": [
                 workload(M=1, N=LARGEST),
                 *(workload(M=LARGEST // n, N=n) for n in (256, 4096, 16384, 65536)),
@@ -114,11 +119,11 @@ def define(
                 workload(M=2**12, N=8, dim=0),
             ],
             "tune": [
-                *(workload(d, M=LARGEST // n, N=n) for d in each for n in (64, 256, 1024, 4096, 16384)),
+                *(workload(d, M=LARGEST // n, N=n) for d in each for n in (64, 256, 1024, 4096, 16384, 65536)),
                 *(workload(d, M=1, N=LARGEST) for d in each),
                 *(workload(d, M=n, N=LARGEST // n, dim=0) for d in each for n in (256, 2**14)),
             ],
-            "huge": [workload("bf16", M=1, N=2**31 + 17), workload("bf16", M=2**23 + 3, N=257)],
+            "huge": [*(workload("bf16", M=1, N=2**31 + n) for n in (16, 17)), workload("bf16", M=2**23 + 3, N=257)],
         },
         "mutants": [
             *mutants.usual(reference),

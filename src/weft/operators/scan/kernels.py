@@ -201,6 +201,22 @@ def unpacked(word):
 
 
 @triton.jit
+def asked(words_ptr, COUNT, GROUP: tl.constexpr):
+    """The first COUNT of GROUP words, each there or not yet; what stands for the others is there."""
+    j = tl.arange(0, GROUP)
+    return tl.load(words_ptr + j, mask=j < COUNT, other=1 << 32, volatile=True)
+
+
+@triton.jit
+def joined(words, words_ptr, COUNT, TOTAL: tl.constexpr, NEUTRAL: tl.constexpr, GROUP: tl.constexpr):
+    """The values of the first COUNT words as one tree, once all are there."""
+    while tl.min(words >> 32, axis=0) == 0:
+        words = asked(words_ptr, COUNT, GROUP)
+    values = tl.where(tl.arange(0, GROUP) < COUNT, unpacked(words), NEUTRAL)
+    return tl.sum(tl.reshape(TOTAL(tl.reshape(values, [1, GROUP, 1])), [1]), axis=0)
+
+
+@triton.jit
 def scan_long_rows(
     x_ptr, state_ptr, y_ptr, N, TILES, x_m, x_n, y_m, y_n,
     SCAN: tl.constexpr, TOTAL: tl.constexpr, JOIN: tl.constexpr, NEUTRAL: tl.constexpr,
@@ -209,44 +225,47 @@ def scan_long_rows(
     """The same for rows [M, N] in one pass over memory: each program scans one tile and looks back for what comes before.
 
     Decoupled look-back (Merrill & Garland 2016), with one change: theirs adds whatever predecessors happen to have
-    published, so its rounding depends on timing. Here a tile always adds the totals of the tiles before it in its group
-    of GROUP, as one tree, to the prefix of the group, which the last tile of the group before has published: two
-    waits, and the same bits every time. The chain from group to group is GROUP times shorter than from tile to tile.
+    published, so its rounding depends on timing. Here GROUP tiles form a group and GROUP groups a stretch, and a tile always
+    adds the totals of the tiles before it in its group, as one tree, to those of the groups before that in its stretch, to what
+    comes before the stretch: the same bits every time. The chain from stretch to stretch is GROUP² times shorter than from
+    tile to tile.
 
     state, zeroed int64: [0] counts programs, whose order is that of their start, so that whoever is waited for runs already;
-    then a word for each tile's total and one for each group's prefix (``packed``).
+    then, of each row, a word for each tile's and each group's total and one for what comes before each stretch (``packed``).
     """
     groups = tl.cdiv(TILES, GROUP)
     ticket = tl.atomic_add(state_ptr, 1, sem="relaxed").to(tl.int32)
-    rows = tl.num_programs(0) // TILES
     row = (ticket // TILES).to(tl.int64)
     i = (ticket % TILES).to(tl.int64)
-    totals_ptr = state_ptr + 1 + row * TILES
-    prefixes_ptr = state_ptr + 1 + rows.to(tl.int64) * TILES + row * groups
     at = (TILES - 1 - i if REVERSE else i) * BLOCK
     n = offsets(BLOCK, REVERSE, VECTOR)
     x_ptr += row * x_m
     y_ptr += row * y_m
     x = shifted_load(x_ptr, n.to(tl.int64) * x_n, at, n, x_n, N, n >= 0, NEUTRAL, SHIFT)
     x = in_order(x, 1, BLOCK, VECTOR)
+    group, place = i // GROUP, i % GROUP
+    stretch, group_place = group // GROUP, group % GROUP
+    totals_ptr = state_ptr + 1 + row * (TILES + groups + tl.cdiv(groups, GROUP))
+    groups_ptr = totals_ptr + TILES
+    prefix_ptr = groups_ptr + groups + stretch
+    totals_ptr += group * GROUP
+    groups_ptr += stretch * GROUP
     total = tl.sum(tl.reshape(TOTAL(x), [1]), axis=0)  # of one row: the total itself
-    tl.atomic_xchg(totals_ptr + i, packed(total), sem="relaxed")
+    tl.atomic_xchg(totals_ptr + place, packed(total), sem="relaxed")
+    near = asked(totals_ptr, place, GROUP)
+    far = asked(groups_ptr, group_place, GROUP)
     y = SCAN(x)
-    group = i // GROUP
-    j = tl.arange(0, GROUP)
-    before = j < i % GROUP
-    words = tl.load(totals_ptr + group * GROUP + j, mask=before, other=1 << 32, volatile=True)
-    while tl.min(words >> 32, axis=0) == 0:
-        words = tl.load(totals_ptr + group * GROUP + j, mask=before, other=1 << 32, volatile=True)
-    values = tl.where(before, unpacked(words), NEUTRAL)
-    prefix = tl.sum(tl.reshape(TOTAL(tl.reshape(values, [1, GROUP, 1])), [1]), axis=0)
-    if group > 0:
-        word = tl.load(prefixes_ptr + group, volatile=True)
+    prefix = joined(near, totals_ptr, place, TOTAL, NEUTRAL, GROUP)
+    if place == GROUP - 1:
+        tl.atomic_xchg(groups_ptr + group_place, packed(JOIN(prefix, total)), sem="relaxed")
+    prefix = JOIN(joined(far, groups_ptr, group_place, TOTAL, NEUTRAL, GROUP), prefix)
+    if stretch > 0:
+        word = tl.load(prefix_ptr, volatile=True)
         while word == 0:
-            word = tl.load(prefixes_ptr + group, volatile=True)
+            word = tl.load(prefix_ptr, volatile=True)
         prefix = JOIN(unpacked(word), prefix)
-    if i % GROUP == GROUP - 1 and group + 1 < groups:
-        tl.atomic_xchg(prefixes_ptr + group + 1, packed(JOIN(prefix, total)), sem="relaxed")
+    if (place == GROUP - 1) & (group_place == GROUP - 1) & (i + 1 < TILES):
+        tl.atomic_xchg(prefix_ptr + 1, packed(JOIN(prefix, total)), sem="relaxed")
     y = in_memory(JOIN(prefix, y), 1, BLOCK, VECTOR)
     tl.store(y_ptr + at * y_n + n.to(tl.int64) * y_n, y.to(y_ptr.dtype.element_ty), mask=n < N - at)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.launch import INTERPRETING, Plan, multiprocessors
 from weft.operators.reduction.views import View
-from weft.operators.scan import kernels
+from weft.operators.scan import kernels, vectors
 
 ONE_TILE = 512 if INTERPRETING else 16384  # longer rows look back, or are walked
 MOST_PARTS = 1024
@@ -26,20 +26,22 @@ class Formula:
     Args:
         scan, total, join: of a tile along its axis 1: all results, the last one; of two results.
         neutral: what joins without effect.
+        cuda: the struct of ``scan.cu`` that computes it; empty where there is none.
     """
 
     scan: Any
     total: Any
     join: Any
     neutral: float
+    cuda: str = ""
 
     @property
     def constants(self) -> dict[str, Any]:
         return {"SCAN": self.scan, "TOTAL": self.total, "JOIN": self.join, "NEUTRAL": self.neutral}
 
 
-SUM = Formula(kernels.running_sum, kernels.total_sum, kernels.plus, 0.0)
-PRODUCT = Formula(kernels.running_product, kernels.total_product, kernels.times, 1.0)
+SUM = Formula(kernels.running_sum, kernels.total_sum, kernels.plus, 0.0, "Sum")
+PRODUCT = Formula(kernels.running_product, kernels.total_product, kernels.times, 1.0, "Product")
 LOGSUMEXP = Formula(kernels.running_logsumexp, kernels.total_logsumexp, kernels.log_plus, -INF)
 
 # ---- configurations --------------------------------------------------------------------------------------------------
@@ -66,11 +68,11 @@ def columns_candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
 
 
 def long_heuristic(sm: int, dtype: torch.dtype) -> Config:
-    return {"BLOCK": 8192, "GROUP": 128, "num_warps": 8}
+    return {"BLOCK": 8192, "GROUP": 64, "num_warps": 8}
 
 
 def long_candidates(sm: int, dtype: torch.dtype) -> Any:
-    every = grid_of({"BLOCK": (2048, 4096, 8192, 16384), "GROUP": (64, 128, 256, 512), "num_warps": (4, 8, 16)})
+    every = grid_of({"BLOCK": (2048, 4096, 8192, 16384), "GROUP": (32, 64, 128), "num_warps": (4, 8, 16)})
     return [c for c in every if 8 <= c["BLOCK"] // (32 * c["num_warps"]) <= 32]
 
 
@@ -95,6 +97,7 @@ class Kernels:
     columns: Configurations
     long: Configurations
     gradient: Configurations
+    vectors: Configurations
 
     @classmethod
     def of(cls, name: str) -> Kernels:
@@ -103,6 +106,7 @@ class Kernels:
             Configurations(__file__, f"{name}_columns", columns_heuristic, columns_candidates),
             Configurations(__file__, f"{name}_long_rows", long_heuristic, long_candidates),
             Configurations(__file__, f"{name}_gradient", gradient_heuristic, gradient_candidates),
+            Configurations(__file__, f"{name}_vectors", vectors.heuristic, vectors.candidates),
         )
 
 
@@ -200,7 +204,7 @@ class LongRowsPlan:
     def __init__(self, v: View, y: View, config: Config, x: Tensor, formula: Formula, shift: int, reverse: bool):
         block, group = (64, 4) if INTERPRETING else (config["BLOCK"], config["GROUP"])
         tiles = triton.cdiv(v.N, block)
-        self.words = 1 + v.M * (tiles + triton.cdiv(tiles, group))
+        self.words = 1 + v.M * (tiles + triton.cdiv(tiles, group) + triton.cdiv(tiles, group**2))
         constants = {
             **formula.constants,
             "REVERSE": reverse,

@@ -20,10 +20,12 @@ from weft.operators.call import (
     reference_gradients,
     traced,
 )
-from weft.operators.launch import Plans
-from weft.operators.reduction.views import views_of
-from weft.operators.scan.plans import Formula, GradientPlan, Kernels, scan_plan
+from weft.operators.launch import INTERPRETING, Plans
+from weft.operators.reduction.views import View, views_of
+from weft.operators.scan import vectors
+from weft.operators.scan.plans import Formula, GradientPlan, Kernels, LongRowsPlan, TilesPlan, scan_plan
 
+VECTORS_FROM = 2**20  # elements from which the CUDA C++ kernels are chosen: below, launching is what counts
 COPY = "the dimensions beside 'dim' do not collapse into one stride each, so a copy would be needed"
 
 
@@ -50,9 +52,10 @@ class Scan:
         self.name, self.scan, self.formula, self.log = name, scan, formula, log
         self.wide_in_autocast = wide_in_autocast
         self.configured = Kernels.of(name)
-        self.forward_plans = Plans(self._forward_plan)
+        self.triton_plans = Plans(self._triton_plan)
+        self.vector_plans = Plans(self._vector_plan)
         self.backward_plans = Plans(self._backward_plan)
-        self.public_plans = Plans(lambda x, *how: self.choose(x, *how).plan_for(x, *how))
+        self.public_plans = Plans(self._public_plan)
         self.function = _autograd(self)
 
     def reference(self, x: Tensor, dim: int = -1, exclusive: bool = False, reverse: bool = False) -> Tensor:
@@ -69,11 +72,23 @@ class Scan:
 
     # ---- plans -------------------------------------------------------------------------------------------------------
 
-    def _forward_plan(self, x: Tensor, dim: int, exclusive: bool, reverse: bool) -> Any:
-        found = views_of(x, dim % x.ndim, torch.empty_like(x, device="meta"))
-        if found is None:
-            raise Declined(COPY)
-        return scan_plan(found[0], found[1], x, self.formula, self.configured, int(exclusive), reverse)
+    def _triton_plan(
+        self, x: Tensor, dim: int, exclusive: bool, reverse: bool, dtype: torch.dtype
+    ) -> TilesPlan | LongRowsPlan:
+        v, y = _views(x, dim)
+        return scan_plan(v, y, x, self.formula, self.configured, int(exclusive), reverse)
+
+    def _vector_plan(
+        self, x: Tensor, dim: int, exclusive: bool, reverse: bool, dtype: torch.dtype
+    ) -> vectors.VectorsPlan:
+        v, y = _views(x, dim)
+        configured = self.configured.vectors
+        return vectors.VectorsPlan(v, y, x, dtype, self.formula.cuda, configured, exclusive=exclusive, reverse=reverse)
+
+    def _public_plan(self, x: Tensor, *how: Any) -> tuple[Plans, Any] | None:
+        """The plans that are chosen and the one of this call; None where PyTorch is called."""
+        chosen = self.choose(x, *how)
+        return None if chosen.plans is None else (chosen.plans, chosen.plan_for(x, *how, x.dtype))
 
     def _backward_plan(
         self, x: Tensor, y: Tensor, dy: Tensor, dim: int, exclusive: bool, reverse: bool
@@ -101,22 +116,33 @@ class Scan:
             return Choice("torch", "traced: PyTorch's own operators, which a compiler fuses with their neighbours")
         if x.ndim == 0 or not x.numel():
             return Choice("torch", "empty or a scalar: nothing to launch")
-        found = views_of(x, front, torch.empty_like(x, device="meta"))
-        if found is None:
-            return Choice("torch", COPY)
-        return Choice("triton", "one stride before, along and after the scanned axis", self.forward_plans)
+        try:
+            v, y = _views(x, front)
+        except Declined as declined:
+            return Choice("torch", str(declined))
+        large = x.numel() >= VECTORS_FROM and not INTERPRETING
+        if large and not vectors.why_not(v, y, x, self.dtype(x), self.formula.cuda):
+            return Choice("cuda", "rows of adjacent elements: 16 bytes an access", self.vector_plans)
+        return Choice("triton", "one stride before, along and after the scanned axis", self.triton_plans)
 
     def triton(self, x: Tensor, dim: int = -1, exclusive: bool = False, reverse: bool = False) -> Tensor:
-        """Our kernel, whatever :meth:`choose` says."""
+        """Our Triton kernels, whatever :meth:`choose` says."""
+        return self.by(self.triton_plans, x, dim, exclusive, reverse)
+
+    def cuda(self, x: Tensor, dim: int = -1, exclusive: bool = False, reverse: bool = False) -> Tensor:
+        """Our CUDA C++ kernels; raises Declined as ``vectors.why_not`` says."""
+        return self.by(self.vector_plans, x, dim, exclusive, reverse)
+
+    def by(self, plans: Plans, x: Tensor, dim: int, exclusive: bool, reverse: bool) -> Tensor:
         if x.ndim == 0 or not x.numel():
             return self.reference(x, dim, exclusive, reverse)
-        out: Tensor = differentiable(self.function, x, dim, exclusive, reverse, self.dtype(x))
+        out: Tensor = differentiable(self.function, x, dim, exclusive, reverse, self.dtype(x), plans)
         return out
 
-    def run(self, x: Tensor, dim: int, exclusive: bool, reverse: bool, dtype: torch.dtype) -> Tensor:
+    def run(self, x: Tensor, dim: int, exclusive: bool, reverse: bool, dtype: torch.dtype, plans: Plans) -> Tensor:
         """The launches alone."""
         y = torch.empty_like(x, dtype=dtype)
-        self.forward_plans.of((x,), dim, exclusive, reverse)(x, y)
+        plans.of((x,), dim, exclusive, reverse, dtype)(x, y)
         return y
 
     def __call__(self, x: Tensor, dim: int, exclusive: bool, reverse: bool) -> Tensor:
@@ -124,14 +150,16 @@ class Scan:
         if isinstance(x, Tensor) and eager(x, gradient=True, autocast=not self.wide_in_autocast):
             ready = self.public_plans.of((x,), dim, exclusive, reverse)
             if ready is not None:
+                plans, plan = ready
                 if torch.is_grad_enabled() and x.requires_grad:
-                    return self.function.apply(x, dim, exclusive, reverse, x.dtype)
+                    return self.function.apply(x, dim, exclusive, reverse, x.dtype, plans)
                 y = torch.empty_like(x)
-                ready(x, y)
+                plan(x, y)
                 return y
-        if self.choose(x, dim, exclusive, reverse).implementation == "torch":
+        plans = self.choose(x, dim, exclusive, reverse).plans
+        if plans is None:
             return self.reference(x, dim, exclusive, reverse)
-        return self.triton(x, dim, exclusive, reverse)
+        return self.by(plans, x, dim, exclusive, reverse)
 
     def dtype(self, x: Tensor) -> torch.dtype:
         wide = self.wide_in_autocast and x.is_cuda and torch.is_autocast_enabled("cuda")
@@ -149,16 +177,29 @@ class Scan:
         """Registers kernel, reference and ``torch.compile`` as the operator's implementations, and how it chooses."""
         operator.choice(self.choose)
         operator.implementation("triton", arch=">=sm_80")(self.triton)
+        if self.formula.cuda:
+            directions = ("forward", "backward") if self.log is None else ("forward",)
+            operator.implementation("cuda", arch=">=sm_80", devices=("cuda",), directions=directions)(self.cuda)
         operator.implementation("torch")(self.reference)
         operator.implementation("torch.compile", devices=("cuda",))(peers.Compiled(self.reference))
+
+
+def _views(x: Tensor, dim: int) -> tuple[View, View]:
+    """x and a result like it as [M, N, K]; raises Declined where strides do not allow it."""
+    found = views_of(x, dim % x.ndim, torch.empty_like(x, device="meta"))
+    if found is None:
+        raise Declined(COPY)
+    return found[0], found[1]
 
 
 def _autograd(op: Scan) -> type[torch.autograd.Function]:
     class Function(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, x: Tensor, dim: int, exclusive: bool, reverse: bool, dtype: torch.dtype) -> Tensor:
-            y = op.run(x, dim, exclusive, reverse, dtype)
-            ctx.how, ctx.dtype = (dim, exclusive, reverse), x.dtype
+        def forward(
+            ctx: Any, x: Tensor, dim: int, exclusive: bool, reverse: bool, dtype: torch.dtype, plans: Plans
+        ) -> Tensor:
+            y = op.run(x, dim, exclusive, reverse, dtype, plans)
+            ctx.how, ctx.dtype, ctx.plans = (dim, exclusive, reverse), x.dtype, plans
             if op.log is not None:
                 ctx.save_for_backward(x, y)
             return y
@@ -169,11 +210,17 @@ def _autograd(op: Scan) -> type[torch.autograd.Function]:
             if op.log is None:  # what an element adds to is all that comes after it
                 if views_of(dy, dim % dy.ndim, torch.empty_like(dy, device="meta")) is None:
                     dy = dy.contiguous()
-                return differentiable(op.function, dy, dim, exclusive, not reverse, ctx.dtype), None, None, None, None
+                plans = (
+                    ctx.plans
+                )  # dy comes with any strides: where the forward's kernel does not take them, Triton's does
+                if plans is op.vector_plans and vectors.why_not(*_views(dy, dim), dy, ctx.dtype, op.formula.cuda):
+                    plans = op.triton_plans
+                dx = differentiable(op.function, dy, dim, exclusive, not reverse, ctx.dtype, plans)
+                return dx, None, None, None, None, None
             x, y = ctx.saved_tensors
             if torch.is_grad_enabled():
                 whole = reference_gradients(lambda x: op.reference(x, dim, exclusive, reverse), (x,), (True,), (dy,))
-                return whole[0], None, None, None, None
-            return op.gradient(x, y, dy, dim, exclusive, reverse), None, None, None, None
+                return whole[0], None, None, None, None, None
+            return op.gradient(x, y, dy, dim, exclusive, reverse), None, None, None, None, None
 
     return Function

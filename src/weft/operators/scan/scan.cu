@@ -1,0 +1,447 @@
+// Scans along rows of adjacent elements, 16 bytes an access: rows that a block holds in registers, and longer ones in tiles.
+//
+// A warp holds VECTORS runs of 16 bytes a lane, side by side as they lie in memory, so nothing is exchanged through shared
+// memory: a lane adds up its vector, lanes scan these sums by shuffles, and each lane goes through its vector again.
+// Everything is joined in one order, so the same bits come out every time.
+#include "prelude.cuh"
+
+constexpr u32 ALL = 0xffffffffu;
+
+struct Sum {
+  static constexpr float NEUTRAL = 0.f;
+  static __device__ __forceinline__ float join(float a, float b) { return a + b; }
+};
+
+struct Product {
+  static constexpr float NEUTRAL = 1.f;
+  static __device__ __forceinline__ float join(float a, float b) { return a * b; }
+};
+
+// All 32 lanes' values together, for every lane.
+template <typename Op> __device__ __forceinline__ float join_lanes(float value) {
+#pragma unroll
+  for (int step = 16; step; step /= 2) value = Op::join(value, __shfl_xor_sync(ALL, value, step));
+  return value;
+}
+
+// ---- what a warp holds of a row ----------------------------------------------------------------------------------------
+
+template <typename T, typename Op, int COUNT> __device__ __forceinline__ Words<T, COUNT> neutral_vector() {
+  float f[COUNT];
+#pragma unroll
+  for (int i = 0; i < COUNT; i++) f[i] = Op::NEUTRAL;
+  return pack<T, COUNT>(f);
+}
+
+template <typename T, typename Op, int COUNT> __device__ __forceinline__ float vector_total(const Words<T, COUNT> &w) {
+  float f[COUNT];
+  unpack(w, f);
+#pragma unroll
+  for (int step = 1; step < COUNT; step *= 2)
+#pragma unroll
+    for (int i = 0; i < COUNT; i += 2 * step) f[i] = Op::join(f[i], f[i + step]);
+  return f[0];
+}
+
+// VECTORS times LANES vectors in the order of the scan; with LANES < 32 a warp holds 32 / LANES such strips side by side.
+template <typename T, typename Op, int LANES, int VECTORS> struct Strip {
+  static constexpr int COUNT = 16 / sizeof(T);
+  Words<T, COUNT> w[VECTORS];
+  float before[VECTORS];  // what comes before this lane's vector in the strip
+  float total;            // of the strip
+
+  // zero: a 0 that the compiler cannot know to be one. It would keep all elements as floats for `result`, more than there are
+  // registers; so it has to unpack them anew.
+  __device__ __forceinline__ void scan(u32 lane, u32 zero) {
+    float sum[VECTORS];
+#pragma unroll
+    for (int v = 0; v < VECTORS; v++) {
+      sum[v] = vector_total<T, Op, COUNT>(w[v]);
+      if constexpr (sizeof(T) == 2) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) w[v].word[i] ^= zero;
+      }
+    }
+#pragma unroll
+    for (int step = 1; step < LANES; step *= 2)
+#pragma unroll
+      for (int v = 0; v < VECTORS; v++) {
+        const float other = __shfl_up_sync(ALL, sum[v], step, LANES);
+        if (lane % LANES >= step) sum[v] = Op::join(other, sum[v]);
+      }
+    total = Op::NEUTRAL;
+#pragma unroll
+    for (int v = 0; v < VECTORS; v++) {
+      const float other = __shfl_up_sync(ALL, sum[v], 1, LANES);
+      before[v] = lane % LANES ? Op::join(total, other) : total;
+      total = Op::join(total, __shfl_sync(ALL, sum[v], LANES - 1, LANES));
+    }
+  }
+
+  // The results of this lane's vector v. Backwards, elements are taken from the last: other names, no instruction.
+  template <bool REVERSE, bool EXCLUSIVE> __device__ __forceinline__ Words<T, COUNT> result(int v, float carry) const {
+    float f[COUNT], y[COUNT], run = Op::join(carry, before[v]);
+    unpack(w[v], f);
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+      const int at = REVERSE ? COUNT - 1 - i : i;
+      if (EXCLUSIVE) y[at] = run;
+      run = Op::join(run, f[at]);
+      if (!EXCLUSIVE) y[at] = run;
+    }
+    return pack<T, COUNT>(y);
+  }
+};
+
+// ---- barriers ----------------------------------------------------------------------------------------------------------
+
+// Waits until a barrier's phase is over: its first, third … with parity 0, its second, fourth … with parity 1.
+__device__ __forceinline__ void barrier_wait(u64 *barrier, u32 parity) {
+  u32 done;
+  do {
+    asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(done)
+                 : "r"(shared_address(barrier)), "r"(parity)
+                 : "memory");
+  } while (!done);
+}
+
+__device__ __forceinline__ void barrier_init(u64 *barrier, u32 arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(u64 *barrier) {
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
+// ---- rows in registers -------------------------------------------------------------------------------------------------
+
+// x, y: [M, N], rows 16-byte aligned, N a multiple of 16 bytes. WARPS warps of a block share a row, each holding VECTORS * LANES
+// vectors of it, of ROWS rows at once (times 32 / LANES side by side); a block has THREADS / (32 * WARPS) such teams. Or a
+// cluster of BLOCKS blocks, each of one team, shares a row; then a block tells its total to those after it.
+template <typename T, typename Op, bool REVERSE, bool EXCLUSIVE, int LANES, int VECTORS, int ROWS, int WARPS, int THREADS, int BLOCKS>
+__global__ void __launch_bounds__(THREADS, 1024 / THREADS)
+    scan_rows(const T *x, T *y, i64 M, i64 N, i64 x_row, i64 y_row) {
+  using Held = Strip<T, Op, LANES, VECTORS>;
+  constexpr int COUNT = Held::COUNT, TEAMS = THREADS / (32 * WARPS), SIDE = 32 / LANES;
+  static_assert(BLOCKS == 1 || (TEAMS == 1 && ROWS == 1 && SIDE == 1), "a cluster has one row");
+  __shared__ u64 told;  // the totals of the blocks before this one have come
+  __shared__ alignas(16) float of_blocks[16];
+  __shared__ float of_warps[TEAMS][ROWS][WARPS];
+  const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32 % WARPS, team = threadIdx.x / (32 * WARPS);
+  const u32 rank = BLOCKS > 1 ? cluster_rank() : 0;
+  const i64 first = (i64(blockIdx.x / BLOCKS) * TEAMS + team) * (ROWS * SIDE) + lane / LANES;
+  const int vectors = int(N / COUNT);
+  auto at = [&](int v) { return int(((rank * WARPS + warp) * VECTORS + v) * LANES + lane % LANES); };  // in the scan's order
+  auto place = [&](int v) { return i64(REVERSE ? vectors - 1 - at(v) : at(v)) * COUNT; };
+
+  if constexpr (BLOCKS > 1) {
+    if (threadIdx.x == 0) {
+      barrier_init(&told, 1);
+      barrier_expect(&told, rank * sizeof(float));
+    }
+    cluster_arrive();  // its other half stands before the totals are told: the loads go on between them
+  }
+  Held held[ROWS];
+#pragma unroll
+  for (int r = 0; r < ROWS; r++)
+#pragma unroll
+    for (int v = 0; v < VECTORS; v++) {  // all loads before any use
+      const i64 row = first + r * SIDE;
+      held[r].w[v] = neutral_vector<T, Op, COUNT>();
+      if (row < M && at(v) < vectors) held[r].w[v] = load_stream<T, COUNT>(x + row * x_row + place(v));
+    }
+  float carry[ROWS];
+#pragma unroll
+  for (int r = 0; r < ROWS; r++) {
+    held[r].scan(lane, u32(N >> 63));
+    carry[r] = Op::NEUTRAL;
+    if (WARPS > 1 && lane == 0) of_warps[team][r][warp] = held[r].total;
+  }
+  if constexpr (WARPS > 1) {
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) carry[r] = join_lanes<Op>(lane < warp ? of_warps[team][r][lane] : Op::NEUTRAL);
+  }
+  if constexpr (BLOCKS > 1) {
+    const float total = WARPS > 1 ? join_lanes<Op>(lane < WARPS ? of_warps[0][0][lane] : Op::NEUTRAL) : held[0].total;
+    cluster_wait();  // all blocks' barriers are there
+    if (threadIdx.x > rank && threadIdx.x < BLOCKS) store_remote(&of_blocks[rank], threadIdx.x, total, &told);
+    barrier_wait(&told, 0);
+    carry[0] = Op::join(join_lanes<Op>(lane < rank ? of_blocks[lane] : Op::NEUTRAL), carry[0]);
+  }
+#pragma unroll
+  for (int r = 0; r < ROWS; r++)
+#pragma unroll
+    for (int v = 0; v < VECTORS; v++) {
+      const i64 row = first + r * SIDE;
+      if (row < M && at(v) < vectors)
+        store<T, COUNT>(y + row * y_row + place(v), held[r].template result<REVERSE, EXCLUSIVE>(v, carry[r]));
+    }
+}
+
+// ---- looking back ------------------------------------------------------------------------------------------------------
+//
+// Of each row, in `state` (zeroed): a word for the total of each tile, then one for the total of each group of 32 tiles. A word
+// holds a value and that it is there, so one access brings both and nothing has to be fenced. The last tile of a group
+// publishes the group's total; what lies before a group every block joins by itself, from all groups' totals, 32 at a time. So a
+// total takes two trips to reach everybody, no chain grows with the row, and all is joined in the same order, whoever comes late.
+
+constexpr int HEAD = 16;     // words before the first row's: [0] counts the tiles that were taken, alone in its line
+constexpr int LOOKERS = 4;   // warps of a block that look for totals of tiles
+constexpr u64 THERE = 1ull << 32;
+
+__device__ __forceinline__ void publish(u64 *word, float value) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(THERE | __float_as_uint(value)) : "memory");
+}
+
+__device__ __forceinline__ u64 look(const u64 *word) {
+  u64 found;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(found) : "l"(word) : "memory");
+  return found;
+}
+
+// Looks until a word is there, with pauses: many who ask for a line without rest hold up the store that they wait for.
+__device__ __forceinline__ float wait_for(const u64 *word) {
+  u64 found = look(word);
+  for (u32 pause = 16; !(found & THERE); pause = min(2 * pause, 128u)) {
+    __nanosleep(pause);
+    found = look(word);
+  }
+  return __uint_as_float(u32(found));
+}
+
+// ---- rows in tiles -----------------------------------------------------------------------------------------------------
+
+// copy_bulk with the hint of load_stream.
+__device__ __forceinline__ void copy_bulk_stream(void *shared, const void *global, u32 bytes, u64 *barrier) {
+  u64 policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+                   shared_address(shared)),
+               "l"(global), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
+               : "memory");
+}
+
+// Waits until so many threads of a block have come here.
+template <int THREADS> __device__ __forceinline__ void meet() {
+  asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory");
+}
+
+// x, y: rows as above. The grid stays, and each warp of a block has one part in the life of a tile, the k-th of its block:
+//
+//   producer     takes a tile from a counter and has it copied into slot k % SLOTS; at most LOADS copies are under way
+//   ADDERS       add it up together and publish the total
+//   LOOKERS      each for every LOOKERS-th tile: join the totals of the tiles before it in its group, publish the group's
+//   one          joins the totals of the groups before it and makes its carry known
+//   TEAMS        of WARPS warps, each for every TEAMS-th tile: take it into registers, free its slot, scan it, wait for the
+//                carry, write
+//
+// So SLOTS + TEAMS tiles load or wait, each with an entry of its own (k % ENTRIES) for what is known of it. An entry is free
+// again when slot k % SLOTS is: the team that emptied that slot, of tile k - SLOTS, was done with tile k - SLOTS - TEAMS.
+//
+// Whoever is waited for has an earlier tile: tiles are taken from a counter, by a block in its order. So every wait ends,
+// whatever order blocks start in and however few run.
+template <typename T, typename Op, bool REVERSE, bool EXCLUSIVE, int TEAMS, int WARPS, int VECTORS, int SLOTS, int LOADS, int ADDERS,
+          int PER_SM>
+__global__ void __launch_bounds__((2 + LOOKERS + ADDERS + TEAMS * WARPS) * 32, PER_SM)
+    scan_ring(const T *x, u64 *state, T *y, i64 N, u32 tiles, u32 all_tiles, i64 x_row, i64 y_row) {
+  using Held = Strip<T, Op, 32, VECTORS>;
+  constexpr int COUNT = Held::COUNT, TILE = WARPS * VECTORS * 32;  // vectors
+  constexpr u32 SKIP = TILE * COUNT;                               // elements of a slot
+  constexpr u32 ENTRIES = SLOTS + TEAMS, ENDS = TEAMS > LOOKERS ? TEAMS : LOOKERS;
+  static_assert(ENDS <= SLOTS && LOADS <= SLOTS && WARPS % ADDERS == 0 && WARPS <= 32, "");
+  __shared__ u64 full[SLOTS], empty[SLOTS];                         // copied in; added up and taken into registers
+  __shared__ u64 added[ENTRIES], nearby[ENTRIES], known[ENTRIES];   // total; what its group has before it; carry: all there
+  __shared__ u32 taken[ENTRIES];                                    // which tile
+  __shared__ float total[ENTRIES], near[ENTRIES], carry[ENTRIES];
+  __shared__ float of_strip[ENTRIES][WARPS];  // the strips' totals, then what the tile has before each strip
+  extern __shared__ __align__(128) unsigned char dynamic[];
+  T *const slots = reinterpret_cast<T *>(dynamic);
+  const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+
+  struct Tile {
+    i64 row, first;  // first: the vector of the row that lies at the slot's begin, before the row's if the last tile is short
+    u32 index;       // in the row, in the order of the scan
+    int vectors;
+    __device__ Tile(u32 number, i64 N, u32 tiles) : row(number / tiles), index(number % tiles) {
+      const i64 rest = N / COUNT - i64(index) * TILE;
+      vectors = int(min(rest, i64(TILE)));
+      first = REVERSE ? rest - TILE : i64(index) * TILE;
+    }
+  };
+  // What a row's last tile lacks lies behind it in the order of the scan, so it may be anything: nothing that is written, and no
+  // total that is published, takes part in it.
+  auto place = [](int at) { return (REVERSE ? TILE - 1 - at : at) * COUNT; };
+  auto slot_vector = [&](u32 slot, int at) { return slots + slot * SKIP + place(at); };
+  auto tile_totals = [&](const Tile &tile) { return state + HEAD + tile.row * (tiles + (tiles + 31) / 32); };
+
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < SLOTS; s++) {
+      barrier_init(&full[s], 1);
+      barrier_init(&empty[s], WARPS + ADDERS);
+    }
+    for (int e = 0; e < ENTRIES; e++) {
+      barrier_init(&added[e], 1);
+      barrier_init(&nearby[e], 1);
+      barrier_init(&known[e], 1);
+    }
+  }
+  __syncthreads();
+
+  if (warp == 0) {  // ---- the producer. It tells ENDS times that there are no more tiles, so that everyone hears it ----
+    if (lane) return;
+    for (u32 k = 0, ends = 0; ends < ENDS; k++) {
+      const u32 slot = k % SLOTS, entry = k % ENTRIES;
+      if (k >= SLOTS) barrier_wait(&empty[slot], (k / SLOTS - 1) & 1);
+      if (k >= LOADS) barrier_wait(&full[(k - LOADS) % SLOTS], (k - LOADS) / SLOTS & 1);
+      // Not earlier: all later tiles, of whatever block, wait for one that was taken and is not yet copied.
+      const u32 number = ends ? all_tiles : atomicAdd(reinterpret_cast<u32 *>(state), 1u);
+      if (number >= all_tiles) {
+        taken[entry] = all_tiles + ends++;
+        barrier_arrive(&full[slot]);
+        continue;
+      }
+      const Tile tile(number, N, tiles);
+      const u32 bytes = tile.vectors * 16;
+      const int skipped = REVERSE ? TILE - tile.vectors : 0;
+      taken[entry] = number;
+      barrier_expect(&full[slot], bytes);
+      copy_bulk_stream(slots + slot * SKIP + skipped * COUNT, x + tile.row * x_row + (tile.first + skipped) * COUNT, bytes,
+                       &full[slot]);
+    }
+    return;
+  }
+
+  if (warp == 1) {  // ---- joins the totals of groups: of lane `lane` of a stretch of 32 groups, asked for once ----
+    i64 row = -1;
+    u32 stretch = 0;
+    float before = Op::NEUTRAL, group = Op::NEUTRAL;  // before the stretch; the group's
+    bool there = false;
+    for (u32 k = 0;; k++) {
+      const u32 entry = k % ENTRIES, turn = k / ENTRIES & 1;
+      barrier_wait(&added[entry], turn);
+      const u32 number = taken[entry];
+      if (number >= all_tiles) return;
+      const Tile tile(number, N, tiles);
+      const u64 *const groups = tile_totals(tile) + tiles;
+      if (tile.row != row) {
+        row = tile.row;
+        stretch = 0;
+        before = Op::NEUTRAL;
+        there = false;
+      }
+      for (; stretch < tile.index / 1024; stretch++) {
+        if (!there) group = wait_for(groups + stretch * 32 + lane);
+        before = Op::join(before, join_lanes<Op>(group));
+        there = false;
+      }
+      const bool needed = lane < tile.index / 32 % 32;
+      if (needed && !there) {
+        group = wait_for(groups + stretch * 32 + lane);
+        there = true;
+      }
+      const float of_groups = Op::join(before, join_lanes<Op>(needed ? group : Op::NEUTRAL));
+      barrier_wait(&nearby[entry], turn);
+      __syncwarp();
+      if (lane == 0) {
+        carry[entry] = Op::join(of_groups, near[entry]);
+        barrier_arrive(&known[entry]);
+      }
+    }
+  }
+
+  if (warp < 2 + LOOKERS) {  // ---- a looker ----
+    for (u32 k = warp - 2;; k += LOOKERS) {
+      const u32 entry = k % ENTRIES;
+      barrier_wait(&added[entry], k / ENTRIES & 1);
+      const u32 number = taken[entry];
+      if (number >= all_tiles) return;
+      const Tile tile(number, N, tiles);
+      u64 *const totals = tile_totals(tile);
+      const u32 group = tile.index / 32, before = tile.index % 32;
+      const float joined = join_lanes<Op>(lane < before ? wait_for(totals + group * 32 + lane) : Op::NEUTRAL);
+      if (lane == 0) {
+        if (before == 31 && tile.index + 1 < tiles) publish(totals + tiles + group, Op::join(joined, total[entry]));
+        near[entry] = joined;
+        barrier_arrive(&nearby[entry]);
+      }
+    }
+  }
+
+  if (warp < 2 + LOOKERS + ADDERS) {  // ---- an adder, of every ADDERS-th strip ----
+    const u32 adder = warp - 2 - LOOKERS;
+    for (u32 k = 0;; k++) {
+      const u32 slot = k % SLOTS, entry = k % ENTRIES;
+      barrier_wait(&full[slot], k / SLOTS & 1);
+      const u32 number = taken[entry];
+      if (number >= all_tiles) {
+        if (adder == 0 && lane == 0) barrier_arrive(&added[entry]);
+        if (number == all_tiles + ENDS - 1) return;
+        continue;
+      }
+      const Tile tile(number, N, tiles);
+      float sum[WARPS / ADDERS];
+#pragma unroll
+      for (int s = 0; s < WARPS / ADDERS; s++) {
+        float of_vector[VECTORS];
+#pragma unroll
+        for (int v = 0; v < VECTORS; v++)
+          of_vector[v] = vector_total<T, Op, COUNT>(load_shared<T, COUNT>(slot_vector(slot, ((s * ADDERS + adder) * VECTORS + v) * 32 + lane)));
+        sum[s] = of_vector[0];
+#pragma unroll
+        for (int v = 1; v < VECTORS; v++) sum[s] = Op::join(sum[s], of_vector[v]);
+      }
+      __syncwarp();
+      if (lane == 0) barrier_arrive(&empty[slot]);
+#pragma unroll
+      for (int step = 16; step; step /= 2)
+#pragma unroll
+        for (int s = 0; s < WARPS / ADDERS; s++) sum[s] = Op::join(sum[s], __shfl_xor_sync(ALL, sum[s], step));
+      if (lane == 0)
+#pragma unroll
+        for (int s = 0; s < WARPS / ADDERS; s++) of_strip[entry][s * ADDERS + adder] = sum[s];
+      meet<ADDERS * 32>();
+      if (adder) continue;
+      float upto = lane < WARPS ? of_strip[entry][lane] : Op::NEUTRAL;
+#pragma unroll
+      for (int step = 1; step < WARPS; step *= 2) {
+        const float other = __shfl_up_sync(ALL, upto, step);
+        if (lane >= step) upto = Op::join(other, upto);
+      }
+      const float all = __shfl_sync(ALL, upto, WARPS - 1), previous = __shfl_up_sync(ALL, upto, 1);
+      if (lane == 0) {
+        if (tile.index + 1 < tiles) publish(tile_totals(tile) + tile.index, all);
+        total[entry] = all;
+      }
+      if (lane < WARPS) of_strip[entry][lane] = lane ? previous : Op::NEUTRAL;
+      __syncwarp();
+      if (lane == 0) barrier_arrive(&added[entry]);
+    }
+  }
+
+  // ---- a warp of a team ----
+  const u32 member = warp - 2 - LOOKERS - ADDERS, strip = member % WARPS;
+  for (u32 k = member / WARPS;; k += TEAMS) {
+    const u32 slot = k % SLOTS, entry = k % ENTRIES;
+    barrier_wait(&full[slot], k / SLOTS & 1);
+    const u32 number = taken[entry];
+    if (number >= all_tiles) return;
+    const Tile tile(number, N, tiles);
+    Held held;
+#pragma unroll
+    for (int v = 0; v < VECTORS; v++) held.w[v] = load_shared<T, COUNT>(slot_vector(slot, (strip * VECTORS + v) * 32 + lane));
+    __syncwarp();
+    if (lane == 0) barrier_arrive(&empty[slot]);
+    held.scan(lane, u32(N >> 63));
+    barrier_wait(&known[entry], k / ENTRIES & 1);
+    const float before = Op::join(carry[entry], of_strip[entry][strip]);
+    T *const to = y + tile.row * y_row + tile.first * COUNT;
+#pragma unroll
+    for (int v = 0; v < VECTORS; v++) {
+      const int at = (strip * VECTORS + v) * 32 + lane;
+      if (at < tile.vectors) store<T, COUNT>(to + place(at), held.template result<REVERSE, EXCLUSIVE>(v, before));
+    }
+  }
+}
