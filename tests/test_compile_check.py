@@ -54,6 +54,7 @@ def test_cuda_and_both_directions_are_compiled():
         assert kernels["triton", "backward", arch] == {"softmax_backward_rows", "softmax_backward_long_rows"}
     assert ("cuda", "forward", "sm_80") not in kernels  # declared for sm_90 and later
     assert all("softmax_cluster" in name for name in kernels["cuda", "forward", "sm_90"])
+    assert all("softmax_backward_cluster" in name for name in kernels["cuda", "backward", "sm_90"])
     assert all(("ladder-1-naive", "forward", arch) in kernels for arch in ("sm_80", "sm_90"))
 
 

@@ -100,6 +100,15 @@ def geglu(gate: Tensor, up: Tensor, approximate: str = "none") -> Tensor:
 def gelu(x: Tensor, approximate: str = "none", *, inplace: bool = False) -> Tensor:
     """Gaussian error linear unit, element by element."""
 
+def group_norm(
+    x: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-05,
+) -> Tensor:
+    """Group normalisation: ``(x - mean) / sqrt(variance + eps) * weight + bias``, statistics over a group of channels."""
+
 def l2_resident_access(x: Tensor, passes: int = 4) -> Tensor:
     """Maxima of every 4096 elements of x, taken ``passes`` times."""
 

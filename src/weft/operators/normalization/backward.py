@@ -27,16 +27,16 @@ OWN = SYSTEM + 1280  # bytes that a block takes besides the ring: the system's, 
 REGISTERS = 65536
 
 
-def registers(each: int, centered: bool) -> int:
-    """About what a thread needs: its partial sums, and the rest."""
-    return each * (2 if centered else 1) + 36
+def registers(each: int, dtype: torch.dtype, centered: bool) -> int:
+    """About what a thread needs: its partial sums (for fp32 with what they lost), and the rest."""
+    return each * (2 if centered else 1) * (2 if dtype == torch.float32 else 1) + 36
 
 
 def fits(sm: int, c: Config, dtype: torch.dtype, n: int, centered: bool) -> bool:
     """Whether registers and shared memory hold PER_SM such blocks, and 16 blocks such a row."""
     held, item = c["THREADS"] * c["EACH"], dtype.itemsize
     shared = (c["STAGES"] * 2 + 1) * held * item + OWN
-    enough = c["THREADS"] * registers(c["EACH"], centered) * c["PER_SM"] <= REGISTERS
+    enough = c["THREADS"] * registers(c["EACH"], dtype, centered) * c["PER_SM"] <= REGISTERS
     return enough and shared * c["PER_SM"] <= shared_limit(sm) + SYSTEM and n <= held * MAX_CLUSTER
 
 

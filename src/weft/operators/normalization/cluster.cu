@@ -3,9 +3,15 @@
 // comes out of L2 into shared memory meanwhile.
 #include "rows.cuh"
 
-typedef float2 Pair;  // x: sum of x, y: of (x - around)²; around: the row's first element, so that little cancels
+// What blocks exchange: LayerNorm the sums of x and of (x - around)², with the row's first element for `around`, so that
+// little cancels; RMSNorm the sum of x², alone since every shuffle delays the row.
+template <bool CENTERED> struct Sums { typedef float2 Type; };
+template <> struct Sums<false> { typedef float Type; };
 
-__device__ __forceinline__ Pair warp_total(Pair p) { return {warp_sum(p.x), warp_sum(p.y)}; }
+__device__ __forceinline__ void add(float2 &sums, float plain, float squares) { sums.x += plain, sums.y += squares; }
+__device__ __forceinline__ void add(float &sums, float, float squares) { sums += squares; }
+__device__ __forceinline__ float2 warp_total(float2 sums) { return {warp_sum(sums.x), warp_sum(sums.y)}; }
+__device__ __forceinline__ float warp_total(float sums) { return warp_sum(sums); }
 
 // The first element of x, or of x + r, rounded as it is stored.
 __device__ __forceinline__ float to_float(float x) { return x; }
@@ -21,6 +27,7 @@ template <typename T, typename W, int THREADS, int EACH, bool CENTERED, bool WEI
 __global__ void __launch_bounds__(THREADS, ADDED ? (BLOCKS<THREADS> + 1) / 2 : BLOCKS<THREADS>)
     norm_cluster(const T *x, const T *r, const W *w, const W *b, T *y, T *h, float *mean, float *rstd, i64 N, i64 x_row,
                  i64 r_row, i64 y_row, i64 h_row, float eps) {
+  using Pair = typename Sums<CENTERED>::Type;
   using Slice = RowSlice<T, Pair, THREADS, EACH>;
   __shared__ typename Slice::Shared shared;
   __shared__ u64 gain_there;
@@ -43,9 +50,10 @@ __global__ void __launch_bounds__(THREADS, ADDED ? (BLOCKS<THREADS> + 1) / 2 : B
   float around = 0.f;
   if constexpr (CENTERED) around = first_element(x + slice.row * x_row, ADDED ? r + slice.row * r_row : nullptr);
 
-  Pair sums = {0.f, 0.f};
+  Pair sums = {};
 #pragma unroll
   for (int v = 0; v < Slice::VECTORS; v++) {
+    if (slice.at(v) >= slice.elements) continue;  // the branch also keeps the compiler from unpacking all at once: it spilled
     float f[Slice::COUNT], g[Slice::COUNT];
     unpack(words[v], f);
     if constexpr (ADDED) {
@@ -54,20 +62,23 @@ __global__ void __launch_bounds__(THREADS, ADDED ? (BLOCKS<THREADS> + 1) / 2 : B
       for (int i = 0; i < Slice::COUNT; i++) f[i] += g[i];
       words[v] = pack<T, Slice::COUNT>(f);  // what is normalised is what the next layer gets
       unpack(words[v], f);
-      if (slice.at(v) < slice.elements) store<T, Slice::COUNT>(h + slice.row * h_row + slice.first + slice.at(v), words[v]);
+      store<T, Slice::COUNT>(h + slice.row * h_row + slice.first + slice.at(v), words[v]);
     }
-    const float count = !CENTERED || slice.at(v) < slice.elements;
 #pragma unroll
     for (int i = 0; i < Slice::COUNT; i++) {
-      const float d = CENTERED ? (f[i] - around) * count : f[i];
-      if (CENTERED) sums.x += f[i];
-      sums.y += d * d;
+      const float d = CENTERED ? f[i] - around : f[i];
+      add(sums, f[i], d * d);
     }
   }
 
-  const Pair all = slice.exchange(warp_total(sums), Pair{0.f, 0.f}, [](Pair p) { return warp_total(p); }, shared);
-  const float middle = CENTERED ? all.x / float(N) : 0.f, off = middle - around;
-  const float variance = CENTERED ? all.y / float(N) - off * off : all.y / float(N);
+  const Pair all = slice.exchange(warp_total(sums), Pair{}, [](Pair p) { return warp_total(p); }, shared);
+  float middle = 0.f, variance;
+  if constexpr (CENTERED) {
+    middle = all.x / float(N);
+    variance = all.y / float(N) - (middle - around) * (middle - around);
+  } else {
+    variance = all / float(N);
+  }
   const float scale = 1.f / sqrtf((variance < 0.f ? 0.f : variance) + eps);  // a NaN stays one
   const float shift = -middle * scale;
   if (KEPT && slice.rank == 0 && threadIdx.x == 0) mean[slice.row] = middle, rstd[slice.row] = scale;

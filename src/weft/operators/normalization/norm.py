@@ -29,6 +29,7 @@ from weft.operators.normalization.kind import Given, Kind
 from weft.operators.normalization.plans import backward_plans, forward_plans
 
 CLUSTER_FROM = 16384  # columns from which the cluster kernel is the faster one on sm_90 (README.md)
+GRADIENT_CLUSTER_FROM = 512  # the same for gradients
 Statistics = tuple[Tensor, Tensor]  # mean and 1 / deviation of each row, fp32 [M]
 
 
@@ -79,7 +80,7 @@ def gradients(
 def fastest_gradient(*call: Any) -> Any:
     """One pass by clusters where the card and the rows allow it, else the Triton kernels."""
     x = call[0]
-    if target_sm(x.device) >= 90 and x.is_cuda:
+    if target_sm(x.device) >= 90 and x.is_cuda and x.shape[-1] >= GRADIENT_CLUSTER_FROM:
         with contextlib.suppress(Declined):
             return backward.BackwardPlan(*call)
     return backward_plans.of(call[:4], *call[4:])

@@ -1,0 +1,92 @@
+// GroupNorm of long groups (sm_90 and later): a cluster of blocks shares a group (rows.cuh), which is read once and written
+// once. Each block has the weights and biases of its few channels in shared memory.
+#include "rows.cuh"
+
+// Of some elements x: their mean, and y: the sum of squares about it. Warps, then blocks tell each other theirs.
+typedef float2 Pair;
+
+// Of 32 lanes' pairs, each of `count` elements (Chan, Golub & LeVeque 1979).
+__device__ __forceinline__ Pair warp_joined(Pair p, float count) {
+  const float near = __shfl_sync(0xffffffffu, p.x, 0);  // far from 0, a sum of means would lose their last places
+  const float mean = near + warp_sum(count * (p.x - near)) / fmaxf(warp_sum(count), 1.f), off = p.x - mean;
+  return {mean, warp_sum(p.y + count * off * off)};
+}
+
+__device__ __forceinline__ float to_float(float x) { return x; }
+__device__ __forceinline__ float to_float(bf16 x) { return __uint_as_float(u32(x.bits) << 16); }
+__device__ __forceinline__ float to_float(fp16 x) { return half_to_float(x.bits); }
+
+// x, y: [M, N] groups, 16-byte aligned, N = CG * S, S a multiple of 16 bytes, so that a vector lies in one channel; group m is
+// group m % G of its batch entry; w, b: [G * CG]; mean, rstd: fp32 [M], written if KEPT. Grid: M * blocks of a cluster. Dynamic
+// shared memory: two floats for each channel that THREADS * EACH elements may touch.
+template <typename T, typename W, int THREADS, int EACH, bool WEIGHTED, bool BIASED, bool KEPT>
+__global__ void __launch_bounds__(THREADS, BLOCKS<THREADS>)
+    group_norm_cluster(const T *x, const W *w, const W *b, T *y, float *mean, float *rstd, i64 N, i64 x_row, i64 y_row, u32 G,
+                       u32 CG, u32 S, float eps) {
+  using Slice = RowSlice<T, Pair, THREADS, EACH>;
+  __shared__ typename Slice::Shared shared;
+  extern __shared__ __align__(16) unsigned char dynamic[];
+
+  const Slice slice(N, shared);
+  Words<T, Slice::COUNT> words[Slice::VECTORS];
+  slice.load(x, x_row, words, 0);
+
+  const u32 first = u32(slice.first) / S, last = slice.elements ? u32(slice.first + slice.elements - 1) / S : first;
+  float *gain = reinterpret_cast<float *>(dynamic), *bias = gain + (last - first + 1);
+  const u32 channel = u32(slice.row) % G * CG + first;
+  for (u32 i = threadIdx.x; i <= last - first && slice.elements; i += THREADS) {
+    if constexpr (WEIGHTED) gain[i] = to_float(w[channel + i]);
+    if constexpr (BIASED) bias[i] = to_float(b[channel + i]);
+  }
+
+  // A thread takes its sums about its own first element, so that little cancels and one pass is enough.
+  Pair sums = {0.f, 0.f};
+  float near = 0.f;
+  int mine = 0;
+#pragma unroll
+  for (int v = 0; v < Slice::VECTORS; v++) {
+    float f[Slice::COUNT];
+    unpack(words[v], f);
+    if (v == 0) near = f[0];
+    const bool there = slice.at(v) < slice.elements;
+    mine += there ? Slice::COUNT : 0;
+#pragma unroll
+    for (int i = 0; i < Slice::COUNT; i++) {
+      const float d = there ? f[i] - near : 0.f;
+      sums.x += d;
+      sums.y += d * d;
+    }
+  }
+  const float off = sums.x / fmaxf(float(mine), 1.f);
+  const bool finite = sums.y <= 3.4e38f;  // else it stays what it is
+  const Pair of_thread = {near + off, finite ? fmaxf(sums.y - sums.x * off, 0.f) : sums.y};
+
+  // Elements that a warp has: 32 vectors of each whole round of the block, and some of the last round.
+  auto of_warp = [&](int warp) {
+    constexpr int ROUND = THREADS * Slice::COUNT, MINE = 32 * Slice::COUNT;
+    return float(slice.elements / ROUND * MINE + max(0, min(slice.elements % ROUND - warp * MINE, MINE)));
+  };
+  const int lane = threadIdx.x % 32;
+  bool warps = true;  // first the block's warps are joined, then the blocks
+  auto join = [&](Pair p) {
+    const float of_block = max(i64(0), min(N - i64(lane) * THREADS * EACH, i64(THREADS * EACH)));
+    const float count = warps ? (lane < THREADS / 32 ? of_warp(lane) : 0.f) : (lane < slice.blocks ? of_block : 0.f);
+    warps = false;
+    return warp_joined(p, count);
+  };
+  const Pair all = slice.exchange(warp_joined(of_thread, float(mine)), Pair{0.f, 0.f}, join, shared);
+  const float middle = all.x, scale = 1.f / sqrtf(all.y / float(N) + eps);
+  if (KEPT && slice.rank == 0 && threadIdx.x == 0) mean[slice.row] = middle, rstd[slice.row] = scale;
+  y += slice.row * y_row + slice.first;
+#pragma unroll
+  for (int v = 0; v < Slice::VECTORS; v++) {
+    if (slice.at(v) >= slice.elements) continue;
+    const u32 c = u32(slice.first + slice.at(v)) / S - first;
+    const float by = WEIGHTED ? scale * gain[c] : scale, plus = BIASED ? bias[c] : 0.f;
+    float f[Slice::COUNT];
+    unpack(words[v], f);
+#pragma unroll
+    for (int i = 0; i < Slice::COUNT; i++) f[i] = (f[i] - middle) * by + plus;
+    store<T, Slice::COUNT>(y + slice.at(v), pack<T, Slice::COUNT>(f));
+  }
+}

@@ -1,0 +1,303 @@
+"""GroupNorm's definition: reference, inputs, cost, tolerance, workloads, mutants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.definition import Cost, Mutant, Tolerance, Workload, workload
+from weft.operators import mutants
+from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
+
+NAME, EPS = "group_norm", 1e-5
+
+
+def reference(
+    x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS
+) -> Tensor:
+    """PyTorch's, but for what that does not do: weight and bias of another dtype than x's, and gradients of a bias without a
+    weight, or of no elements (which are 0)."""
+    if not x.numel():
+        return (x * _of_channels(x, weight) + _of_channels(x, bias)).to(x.dtype)
+    if weight is None and bias is not None:
+        weight = torch.ones_like(bias)
+    if all(t is None or t.dtype == x.dtype for t in (weight, bias)) or torch.is_autocast_enabled(x.device.type):
+        return torch.group_norm(x, num_groups, weight, bias, eps)
+    w, b = (None if t is None else t.float() for t in (weight, bias))
+    return torch.group_norm(x.float(), num_groups, w, b, eps).to(x.dtype)
+
+
+def _of_channels(x: Tensor, t: Tensor | None) -> Any:
+    """A weight as it multiplies x; 1 for none."""
+    return 1.0 if t is None else t.view(-1, *(1,) * (x.ndim - 2))
+
+
+def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
+    """x is [B, C, S], with height=H [B, C, H, S / H], with S=1 and flat=True [B, C]; weight and bias are [C]."""
+    b, c, s, height = w["B"], w["C"], w["S"], w.option("height", 0)
+    if height and s % height:
+        raise ValueError(f"workload '{w}' of '{NAME}': height is {height}; expected a divisor of S")
+    shape = (b, c) if w.option("flat", False) and s == 1 else (b, c, height, s // height) if height else (b, c, s)
+    x = random_tensor(
+        g, shape, w.dtype, device, layout=w.option("layout", "contiguous"), values=w.option("values", "normal")
+    )
+    if w.option("offset", 0):
+        x += w.option("offset", 0)
+
+    def channels(given: bool) -> Tensor | None:
+        made = random_tensor(g, (c,), w.dtype, device, layout=w.option("weight_layout", "contiguous"))
+        return made if given else None
+
+    weight, bias = channels(w.option("weight", True)), channels(w.option("bias", True))
+    return {"x": x, "num_groups": w["G"], "weight": weight, "bias": bias, "eps": EPS}
+
+
+def cost(w: Workload, direction: str) -> Cost:
+    n, size = w["B"] * w["C"] * w["S"], w["B"] * w["C"] * w["S"] * w.bytes_per_element
+    weight, bias = (w["C"] * w.bytes_per_element * w.option(name, True) for name in ("weight", "bias"))
+    roots = 2 * w["B"] * w["G"]
+    if direction == "forward":
+        return Cost(size + weight + bias, size, vector_flops=6 * n, special_ops=roots)
+    return Cost(2 * size + weight, size + weight + bias, vector_flops=12 * n, special_ops=roots)
+
+
+def _terms(arguments: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, Callable[[Tensor], Tensor]]:
+    """x - mean and 1 / deviation, how large the terms of the former are (they may cancel; a mean of n random terms errs by
+    about as much as one of their root mean square / sqrt(n)), and the mean over a group."""
+    x, groups = arguments["x"], arguments["num_groups"]
+
+    def mean(t: Tensor) -> Tensor:
+        grouped = t.reshape(t.shape[0], groups, t.shape[1] // groups, *t.shape[2:])
+        return grouped.mean(tuple(range(2, grouped.ndim)), keepdim=True).expand(grouped.shape).reshape(t.shape)
+
+    h = x - mean(x)
+    terms = mean(x.square()) / max(x[0].numel() // groups, 1) if x.numel() else x
+    size = x.abs() + mean(x).abs().maximum(terms.sqrt())
+    return h, torch.rsqrt(mean(h.square()) + arguments["eps"]), size, mean
+
+
+def _forward_scale(arguments: dict[str, Any], gradients: list[Tensor]) -> list[Tensor]:
+    _, rstd, size, _ = _terms(arguments)
+    bias = arguments["bias"]
+    y = size * rstd * abs(_of_channels(size, arguments["weight"]))
+    return [y if bias is None else y + abs(_of_channels(size, bias))]
+
+
+def _backward_scale(arguments: dict[str, Any], gradients: list[Tensor]) -> list[Tensor]:
+    """Of dx, and of the weight's and the bias's gradient: sums with random signs."""
+    h, rstd, size, mean = _terms(arguments)
+    (dy,) = gradients
+    g = dy * _of_channels(dy, arguments["weight"])
+    shifted = mean(g * h * rstd).abs() + (h * rstd * mean(g)).abs()  # what an error of xhat is multiplied by
+    found = [rstd * (mean(g.square()).sqrt() + size * rstd * shifted)]
+    space = (0, *range(2, dy.ndim))
+    if arguments["weight"] is not None:
+        found.append((dy * size * rstd).square().sum(space).sqrt())
+    if arguments["bias"] is not None:
+        found.append(dy.square().sum(space).sqrt())
+    return found
+
+
+def _gradient(dy: Tensor, **named: Any) -> tuple[Tensor, ...]:
+    leaves = {a: named[a].detach().requires_grad_() for a in ("x", "weight", "bias") if named[a] is not None}
+    with torch.enable_grad():
+        return torch.autograd.grad(reference(**{**named, **leaves}), list(leaves.values()), dy)
+
+
+def _changed(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[..., Tensor]:
+    """The reference of other arguments."""
+    return lambda **named: reference(**{**named, **change(named)})
+
+
+def _by_place_in_group(named: dict[str, Any]) -> dict[str, Any]:
+    """Every group takes the first group's weights."""
+    first = named["x"].shape[1] // named["num_groups"]
+    return {a: t if t is None else t[:first].repeat(named["num_groups"]) for a, t in _affine(named).items()}
+
+
+def _affine(named: dict[str, Any]) -> dict[str, Any]:
+    return {"weight": named["weight"], "bias": named["bias"]}
+
+
+def _interleaved(**named: Any) -> Tensor:
+    """Channel c in group c % num_groups."""
+    x, groups = named["x"], named["num_groups"]
+    order = torch.arange(x.shape[1], device=x.device).view(-1, groups).t().flatten()
+    plain = reference(x[:, order], groups, None, None, named["eps"])[:, order.argsort()]
+    weight, bias = named["weight"], named["bias"]
+    y = plain if weight is None else plain * _of_channels(x, weight)
+    return y if bias is None else y + _of_channels(x, bias)
+
+
+def _unbiased(**named: Any) -> Tensor:
+    """The variance divided by one less than the number of elements."""
+    x, bias = named["x"], named["bias"]
+    n = x[0].numel() // named["num_groups"] if x.numel() else 2
+    y = reference(**{**named, "bias": None}) * ((n - 1) / max(n, 1)) ** 0.5
+    return y if bias is None else y + _of_channels(x, bias)
+
+
+def _no_projection(dy: Tensor, **named: Any) -> tuple[Tensor, ...]:
+    """The gradient as if the statistics were constants."""
+    _, *rest = _gradient(dy, **named)
+    _, rstd, _, _ = _terms({**named, "x": named["x"].float()})
+    return (dy * _of_channels(dy, named["weight"]) * rstd).to(dy.dtype), *rest
+
+
+def _last_batch_left_out(dy: Tensor, **named: Any) -> tuple[Tensor, ...]:
+    """Of the gradients of weight and bias."""
+    dx, *rest = _gradient(dy, **named)
+    if not rest or len(dy) < 2:
+        return (dx, *rest)
+    return (dx, *_gradient(dy[:-1], **{**named, "x": named["x"][:-1]})[1:])
+
+
+def _by_channel(dy: Tensor, **named: Any) -> tuple[Tensor, ...]:
+    """dx with the means of each channel instead of the group."""
+    dx = _gradient(dy, **{**named, "num_groups": named["x"].shape[1]})[0]
+    return dx, *_gradient(dy, **named)[1:]
+
+
+FIELDS: dict[str, Any] = {
+    "name": NAME,
+    "axes": {"B": "batch", "C": "channels", "G": "groups", "S": "space"},
+    "inputs": inputs,
+    "reference": reference,
+    "cost": cost,
+    "directions": ("forward", "backward"),
+    "differentiable": ("x", "weight", "bias"),
+    "options": {
+        "layout": LAYOUTS,
+        "values": VALUES,
+        "weight": (True, False),
+        "bias": (True, False),
+        "weight_layout": LAYOUTS,
+        "offset": range(1, 2**20),
+        "height": range(1, 2**31),
+        "flat": (True, False),
+    },
+    "tolerance": {
+        "forward": Tolerance(scale=_forward_scale, ulps=2.0),
+        "backward": Tolerance(scale=_backward_scale, terms=lambda w: 32),
+    },
+    "workloads": {
+        "verify": [
+            *(
+                workload(B=b, C=c, G=g, S=s)
+                for b, c, g, s in (
+                    (1, 1, 1, 1),
+                    (2, 6, 3, 5),
+                    (3, 8, 2, 16),
+                    (5, 4, 4, 100),
+                    (3, 4, 1, 49),
+                    (40, 12, 3, 2),
+                )
+            ),
+            workload(B=0, C=4, G=2, S=7),
+            workload(B=3, C=4, G=2, S=0),
+            workload(B=7, C=12, G=3, S=1, flat=True),
+            *(
+                workload(B=3, C=6, G=2, S=20, layout=at)
+                for at in ("unaligned", "sliced", "strided", "transposed", "expanded")
+            ),
+            workload(B=2, C=6, G=3, S=35, height=5),
+            workload(B=2, C=6, G=3, S=40, weight=False),
+            workload(B=2, C=6, G=3, S=40, bias=False),
+            workload(B=2, C=6, G=3, S=40, weight=False, bias=False),
+            workload(B=2, C=6, G=3, S=40, weight_layout="strided"),
+            workload(B=3, C=8, G=2, S=75, offset=100),
+            workload(B=3, C=8, G=2, S=16, values="tiny"),
+            workload(B=9, C=16, G=8, S=10, values="nonfinite"),
+            # in parts
+            workload(B=1, C=6, G=2, S=300),
+            workload(B=2, C=70, G=1, S=15),
+            workload(B=2, C=3, G=1, S=300, layout="transposed"),
+            workload(B=2, C=3, G=1, S=301, layout="sliced"),
+            workload(B=1, C=2, G=2, S=600, values="nonfinite"),
+            workload(B=1, C=2, G=1, S=1500, offset=100),
+            workload(B=1, C=4, G=2, S=20480),
+        ],
+        "full": [
+            *(
+                workload(B=b, C=c, G=g, S=s)
+                for b, c, g, s in (
+                    (2, 320, 32, 4096),
+                    (3, 640, 32, 1024),
+                    (3, 1280, 32, 64),
+                    (70, 64, 8, 49),
+                    (2, 128, 32, 2**16),
+                    (1, 3, 1, 2**20 + 7),
+                    (2, 1024, 1, 1000),
+                    (5000, 64, 4, 1),
+                )
+            ),
+            workload(B=2, C=320, G=32, S=4096, layout="transposed"),
+            workload(B=2, C=320, G=32, S=4096, offset=100),
+            workload(B=4, C=320, G=32, S=1024, values="nonfinite"),
+            workload(B=2, C=960, G=32, S=4096, values="nonfinite"),
+        ],
+        "huge": [
+            workload("bf16", B=2**10 + 1, C=512, G=32, S=2**12),
+            workload("bf16", B=1, C=2, G=1, S=2**30 + 9),
+            workload("bf16", B=2**21 + 3, C=33 * 2**5, G=32, S=1),
+        ],
+        "bench": [
+            # feature maps of a latent diffusion model's U-Net, its decoder, ResNet-50, and many short groups
+            workload(B=64, C=320, G=32, S=64 * 64),
+            workload(B=128, C=640, G=32, S=32 * 32),
+            workload(B=256, C=1280, G=32, S=16 * 16),
+            workload(B=64, C=960, G=32, S=64 * 64),
+            workload(B=32, C=512, G=32, S=128 * 128),
+            workload(B=4, C=256, G=32, S=512 * 512),
+            workload(B=8, C=128, G=32, S=512 * 512),
+            workload(B=256, C=256, G=32, S=56 * 56),
+            workload(B=4096, C=256, G=32, S=16 * 16),
+            workload(B=64, C=64, G=64, S=256 * 256),
+        ],
+        "small": [
+            workload(B=2, C=320, G=32, S=64 * 64),
+            workload(B=2, C=1280, G=32, S=8 * 8),
+            workload(B=1, C=128, G=32, S=512 * 512),
+        ],
+        "quick": [workload(B=8, C=320, G=32, S=4096), workload(B=8, C=128, G=32, S=2**14)],
+        "compile": [
+            *(workload(B=64, C=c, G=32, S=s) for c, s in ((320, 4096), (512, 64), (128, 49), (128, 2**18), (2048, 1))),
+            workload(B=64, C=320, G=32, S=4096, layout="transposed"),
+        ],
+        "tune": [
+            workload(d, B=2**27 // (32 * n), C=32 * c, G=32, S=n // c)
+            for d in ("fp32", "bf16")
+            for n, c in (
+                (64, 1),
+                (256, 4),
+                (1024, 4),
+                (2048, 8),
+                (4096, 16),
+                (8192, 32),
+                (16384, 64),
+                (32768, 32),
+                (2**16, 16),
+                (2**17, 32),
+                (2**18, 16),
+                (2**19, 8),
+                (2**20, 4),
+            )
+        ],
+    },
+    "mutants": [
+        *mutants.usual(reference),
+        Mutant("one group", _changed(lambda named: {"num_groups": 1})),
+        Mutant("a group a channel", _changed(lambda named: {"num_groups": named["x"].shape[1]})),
+        Mutant("channels dealt in turn", _interleaved),
+        Mutant("weights of the first group", _changed(_by_place_in_group)),
+        Mutant("bias left out", _changed(lambda named: {"bias": None})),
+        Mutant("variance of n - 1", _unbiased),
+        *mutants.usual(_gradient, "backward"),
+        Mutant("projection left out", _no_projection, "backward"),
+        Mutant("means of a channel", _by_channel, "backward"),
+        Mutant("last batch entry left out of dw", _last_batch_left_out, "backward"),
+    ],
+}
