@@ -97,9 +97,34 @@ def test_the_table_fits_80_columns(weft, usual):
     code, out, _ = weft(*usual, "--placement", "worst", "--order", "priority-skip")
     assert code == 0 and max(map(len, out.splitlines())) <= 80
     flat = " ".join(out.split())
-    assert "unvalidated: order priority; placement worst" in flat and "Jain's index" in flat
+    assert "unvalidated: order priority-skip; placement worst" in flat and "Jain's index" in flat
     assert "job 3 can never run" in flat
     assert "unvalidated" not in weft(*usual, "--placement", "consolidate")[1]
+
+
+def test_names_are_printed_as_they_are(weft, tmp_path):
+    (tmp_path / "t.csv").write_text("submit,duration,gpus,tenant\n0,5,1,[/b]\n1,5,1,a\x1b[2J\n2,5,1,[bold]\n", "utf-8")
+    code, out, _ = weft(tmp_path / "t.csv", "--format", "csv", "--nodes", "1x1")
+    assert code == 0 and "[/b]" in out and "[bold]" in out and "\x1b" not in out
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ("1700000000000000000,100,1", "submit of job 0 (row 0) is 1.7e+18; expected seconds, at most 1e+11"),
+        ("0,1e300,1", "duration of job 0 (row 0) is 1e+300; expected seconds"),
+        ("0,1," + "1" * 200_000, "line 2: field larger than field limit"),
+    ],
+)
+def test_what_is_no_time_or_no_cell_is_refused(weft, tmp_path, row, words):
+    (tmp_path / "t.csv").write_text(f"submit,duration,gpus\n{row}\n")
+    code, _, err = weft(tmp_path / "t.csv", "--format", "csv", "--nodes", "1x1")
+    assert code == 2 and words in " ".join(err.split())
+
+
+def test_a_cluster_of_any_size_is_not_built(weft, usual):
+    code, _, err = weft(*usual[:-1], "1000000000x8")
+    assert code == 2 and "expected at most 1,000,000" in err
 
 
 def test_help_names_every_plug_in(weft):
@@ -385,7 +410,7 @@ def test_compare_prints_80_columns(weft, tmp_path):
     assert code == 0 and max(map(len, out.splitlines())) <= 80 and "2 policies by jct.mean (s), 16 runs" in out
     header = next(line for line in out.splitlines() if line.startswith("policy"))
     assert [w for w in ("own", "least", "most", "× best", "seeds", "ties") if w not in header] == []
-    assert "unvalidated: order priority; placement worst" in " ".join(out.split())
+    assert "unvalidated: order priority-skip; placement worst" in " ".join(out.split())
     assert "drawn" in err and (tmp_path / "page.html").stat().st_size > 10_000
     code, out, _ = weft(*words)  # every order, strict and skip, with four placements
     assert code == 0 and "24 policies" in out

@@ -28,7 +28,7 @@ class NamesPlugins(TyperCommand):
                     except ImportError:
                         text = text.replace(word, "those that `pip install 'weft[cluster]'` brings")
             if text:
-                parameter.help = text  # type: ignore[attr-defined]
+                parameter.help = text  # type: ignore[attr-defined]  # options and arguments have one, their base has not
         super().format_help(ctx, formatter)
 
 

@@ -32,6 +32,7 @@ METRICS = (
     "makespan", "utilisation", "allocation.mean", "fairness.jain",
 )  # fmt: skip
 INTERRUPTED = "interrupted"
+SENT: Any = None  # the jobs of a result on its way back: who asked for it has them
 MORE_IS_BETTER = ("utilisation", "allocation.mean", "fairness.jain")
 
 
@@ -140,7 +141,7 @@ def usual_policies() -> list[Policy]:
     """Every order that stops no jobs and asks nothing of tenants, strict and skip, with the usual placements."""
     from weft.cluster.orders import ORDERS
 
-    names = [name for name, order in ORDERS.items() if not order.preemption and not order.share]
+    names = [name for name, order in ORDERS.items() if not order.stops_jobs and not order.share]
     return [Policy.parse(f"{o}{skip}:{p}") for o in names for skip in ("", "-skip") for p in USUAL_PLACEMENTS]
 
 
@@ -188,13 +189,12 @@ def compare(
     if seeds < 1:
         raise ValueError(f"{seeds} seeds; expected 1 or more")
     chosen = [p if isinstance(p, Policy) else Policy.parse(p) for p in policies] or usual_policies()
-    if (restart_s or checkpoint_s) and not any(find_order(p.order)[0].preemption for p in chosen):
+    if (restart_s or checkpoint_s) and not any(find_order(p.order)[0].stops_jobs for p in chosen):
         raise ValueError(f"restart_s is {restart_s} and checkpoint_s {checkpoint_s}, and no policy stops jobs")
     weighted = [p for p in chosen if find_order(p.order)[0].share]
-    for policy in weighted or chosen:
-        quota.check(weights, {}, *find_order(policy.order))
     for policy in chosen:
-        quota.check({}, quotas, *find_order(policy.order))
+        looks = not weighted or policy in weighted
+        quota.check(weights if looks else {}, quotas, *find_order(policy.order))
     quota.weights_of(weights, jobs)  # checks the names of tenants, as does the next
     quota.Limits.of(quotas, jobs)
     ties = list(dict.fromkeys(tie_rules.check(rule) for rule in ties))
@@ -283,7 +283,7 @@ def _measure(shared: tuple[Jobs, Cluster, list[Policy], dict[str, Any], bool], t
     order, _ = find_order(policy.order)
     asked = (
         "quotas",
-        *(("restart_s", "checkpoint_s") if order.preemption else ()),
+        *(("restart_s", "checkpoint_s") if order.stops_jobs else ()),
         *(("weights",) if order.share else ()),
     )
     result = simulate(
@@ -296,5 +296,5 @@ def _measure(shared: tuple[Jobs, Cluster, list[Policy], dict[str, Any], bool], t
         **{name: more[name] for name in asked},
     )
     found = metrics.summary(result)
-    kept = dataclasses.replace(result, jobs=None) if keep and run.shuffle is None else None  # type: ignore[arg-type]
+    kept = dataclasses.replace(result, jobs=SENT) if keep and run.shuffle is None else None
     return dataclasses.replace(run, found=found, result=kept)

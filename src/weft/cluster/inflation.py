@@ -11,11 +11,9 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.cluster.model import WHOLE, Cluster, Jobs
+from weft.cluster.model import LATEST, WHOLE, Cluster, Jobs
 from weft.cluster.result import Result
 from weft.cluster.simulate import simulate
-
-FOREVER = 1e12  # seconds
 
 
 def arrivals(jobs: Jobs, rows: NDArray[np.int64]) -> Jobs:
@@ -23,7 +21,7 @@ def arrivals(jobs: Jobs, rows: NDArray[np.int64]) -> Jobs:
     picked = {name: getattr(jobs, name)[rows] for name in jobs.columns()}
     picked |= {
         "submit": np.arange(len(rows), dtype=np.float64),
-        "duration": np.full(len(rows), FOREVER),
+        "duration": np.full(len(rows), LATEST),
         "estimate": None,
     }
     return dataclasses.replace(jobs, **picked, id=[f"{jobs.id[int(r)]}@{i}" for i, r in enumerate(rows)])

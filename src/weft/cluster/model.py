@@ -13,8 +13,12 @@ from numpy.typing import NDArray
 from weft.cluster.racks import racks_of
 
 WHOLE = 1000  # thousandths of an accelerator
+MOST_NODES = 1_000_000
+MOST_GPUS = 2**31  # of a node; that of counted placement holds the whole cluster
+LATEST = 1e11  # seconds, 3,000 years; milliseconds since 1970 are more
 MOST_SHARED = 16  # accelerators of a node, where single ones are looked at
 MOST_TYPES = 62  # accelerator types that fit the bit masks of the compiled engine
+FILLED: Any = None  # a column that is not given: filled with what is usual
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,11 @@ class NodeGroup:
         for what in ("count", "gpus", "gpu_memory_gb", "cpu", "memory_gb"):
             if getattr(self, what) < 0:
                 raise ValueError(f"node group '{self.name}': {what} is {getattr(self, what)}; expected 0 or more")
+        for what, most in (("count", MOST_NODES), ("gpus", MOST_GPUS)):
+            if getattr(self, what) > most:
+                raise ValueError(
+                    f"node group '{self.name}': {what} is {getattr(self, what)}; expected at most {most:,}"
+                )
         for name, nodes in (("rack", "rack_nodes"), ("nvlink_domain", "nvlink_domain_nodes")):
             number = getattr(self, nodes)
             if number is not None and number < 1:
@@ -80,7 +89,7 @@ class Cluster:
     rack: NDArray[np.int64]  # an index into `racks`
     types: tuple[str, ...] = ("gpu",)
     racks: tuple[str, ...] = ("",)
-    domain: NDArray[np.int64] = None  # type: ignore[assignment]  # its NVLink domain; by default each node is one
+    domain: NDArray[np.int64] = FILLED  # its NVLink domain; by default each node is one
 
     def __post_init__(self) -> None:
         if self.domain is None:
@@ -162,7 +171,6 @@ class Cluster:
         )
 
 
-FILLED: Any = None  # a column that is not given: filled with what is usual
 # Columns that a trace may leave out, and what is usual.
 USUAL = {
     "pods": 0, "milli": WHOLE, "gpu_memory": 0.0, "cpu": 0, "memory": 0, "types": 0, "tenant": 0, "priority": 0.0,
@@ -229,6 +237,13 @@ class Jobs:
                 row = int(wrong[0])
                 raise ValueError(
                     f"jobs: {name} of job {self.id[row]!r} (row {row}) is {column[row]}; expected a finite number of 0 or more"
+                )
+        for name in ("submit", "duration", "estimate"):
+            if len(wrong := np.flatnonzero(getattr(self, name) > LATEST)):
+                row = int(wrong[0])
+                raise ValueError(
+                    f"jobs: {name} of job {self.id[row]!r} (row {row}) is {getattr(self, name)[row]:g}; expected seconds, at "
+                    f"most {LATEST:g}"
                 )
         if len(wrong := np.flatnonzero((self.milli < 1) | (self.milli > WHOLE))):
             row = int(wrong[0])

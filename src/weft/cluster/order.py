@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import functools
+import importlib.util
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,6 +56,25 @@ class Preemption:
 
 
 @dataclass(frozen=True)
+class Rounds:
+    """Of an order that decides in plain Python (:mod:`weft.cluster.rounds`).
+
+    Args:
+        decide: ``(view) -> jobs``: who should hold GPUs, the most important first.
+        every_s: seconds between rounds; 0 for a round at every arrival and completion.
+        quotas: whether it heeds the quotas of tenants; it then needs them.
+    """
+
+    decide: Callable[[Any], Iterable[Any]]
+    every_s: float = 0.0
+    quotas: bool = False
+
+    def __post_init__(self) -> None:
+        if self.every_s and not (isinstance(self.every_s, (int, float)) and 1e-3 <= self.every_s < math.inf):
+            raise ValueError(f"rounds every {self.every_s!r} s; expected 0, or seconds from 0.001 on")
+
+
+@dataclass(frozen=True)
 class Order:
     """A queue's order.
 
@@ -63,6 +88,7 @@ class Order:
             that whose first job does; ``keys`` order the jobs of one tenant. Both have ``gpus`` and ``cpu`` (thousandths) and
             ``memory`` (MiB): what the tenant's jobs hold, and all that the cluster has, 0 where that is not known of every
             node. The tenant has a ``weight``. Numba compiles it.
+        rounds: how it decides, if it is a policy in plain Python; it may stop jobs, and has no modes.
     """
 
     name: str
@@ -71,11 +97,16 @@ class Order:
     validated: Mapping[str, str] = field(default_factory=dict)
     preemption: Preemption | None = None
     share: Callable[..., float] | None = None
+    rounds: Rounds | None = None
+
+    @property
+    def stops_jobs(self) -> bool:
+        return bool(self.preemption or self.rounds)
 
     @property
     def modes(self) -> tuple[str, ...]:
         """Those of MODES that it has."""
-        return ("",) if self.preemption else ("", "-skip") if self.share else tuple(MODES)
+        return ("",) if self.stops_jobs else ("", "-skip") if self.share else tuple(MODES)
 
     def rank(self, jobs: Jobs) -> NDArray[np.int32]:
         """Each job's position, [J]; jobs are in order of submission, which settles what the keys leave equal."""
@@ -97,21 +128,50 @@ MODES = {
 def find(name: str) -> tuple[Order, str]:
     """The order, and who may pass: one of MODES, the end of the name.
 
+    Args:
+        name: of a module of ``weft.cluster.orders``, or the path of a file such as those, ``./mine.py``.
+
     Raises:
         UnknownName: there is none.
-        ValueError: a mode of an order that has none.
+        ValueError: a mode of an order that has none; a file that has no order.
     """
     from weft.cluster.orders import ORDERS
 
     mode = next((end for end in MODES if end and name.endswith(end)), "")
     base = name.removesuffix(mode)
-    if base not in ORDERS:
+    if base.endswith(".py"):
+        order = of_file(Path(base).resolve())
+    elif base in ORDERS:
+        order = ORDERS[base]
+    else:
         raise UnknownName("order", name, [f"{o}{end}" for end in MODES for o in ORDERS if end in ORDERS[o].modes])
-    if mode and ORDERS[base].preemption:
+    if mode and order.stops_jobs:
         raise ValueError(f"order '{name}': {base} stops jobs, and whoever fits may pass; expected '{base}'")
-    if mode not in ORDERS[base].modes:
+    if mode not in order.modes:
         raise ValueError(
             f"order '{name}': who comes first among tenants changes with every start, and nobody can be promised a place; "
             f"expected '{base}' or '{base}-skip'"
         )
-    return ORDERS[base], mode
+    return order, mode
+
+
+@functools.cache
+def of_file(path: Path) -> Order:
+    """The ``ORDER`` of a file; read once."""
+    spec = importlib.util.spec_from_file_location(f"weft_order_{path.stem}", path)
+    assert spec and spec.loader  # of every name that ends in .py
+    module = importlib.util.module_from_spec(spec)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # standard output is the result's
+            spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"order '{path}': {type(error).__name__}: {error}") from error
+    order = getattr(module, "ORDER", None)
+    if not isinstance(order, Order):
+        raise ValueError(f"order '{path}': ORDER is {order!r}; expected a weft.cluster.order.Order")
+    if order.preemption or order.share:
+        raise ValueError(
+            f"order '{path}': what Numba compiles into the engine must lie in weft/cluster/orders; expected sort keys, or "
+            "rounds, which may stop jobs too"
+        )
+    return order

@@ -16,12 +16,13 @@ import math
 from typing import TYPE_CHECKING
 
 from weft.cluster.model import WHOLE
-from weft.cluster.order import FALLING, FREE, SETTLED, Preemption
+from weft.cluster.order import FALLING, FIXED, FREE, SETTLED, Preemption
 from weft.cluster.parts import Job, Node, Piece
 
 if TYPE_CHECKING:
     from weft.cluster.reference import Simulator
 
+IN_ROUNDS = Preemption(lambda job, left, served: 0.0, FIXED)  # of a policy that decides in rounds
 Place = tuple[float, int]  # a key or standing, and the number of a job
 
 
@@ -38,6 +39,8 @@ class Seen:
 
 
 def key(sim: Simulator, job: Job, left: float, served: float) -> float:
+    if sim.order.rounds:
+        return job.rank  # as the policy has it
     row = job.row
     seen = Seen(job.submit, row.estimate[0], gpus(job), row.priority[0], job.level, job.turn)
     given = (seen, left, served, sim.known_to_order)
@@ -49,8 +52,7 @@ def gpus(job: Job) -> float:
 
 
 def rules(sim: Simulator) -> Preemption:
-    assert sim.order.preemption
-    return sim.order.preemption
+    return sim.order.preemption or IN_ROUNDS
 
 
 # ---- who stands where ------------------------------------------------------------------------------------------------
@@ -150,6 +152,8 @@ def one_round(sim: Simulator, fallen: list[Job]) -> bool:
 def make_room(sim: Simulator, job: Job) -> list[Job] | None:
     """Allocates all pieces of a job: who was lifted off its nodes for that; None where it is not possible."""
     pieces, limit, random = sim.pieces(job.row), wanted(sim, job), sim.random
+    if not enough(sim, job, limit):
+        return None
     if not job.row.pods[0] and len(pieces) > 1:
         alike = sum(p == pieces[0] for p in pieces)
         for piece, least in ((pieces[0], alike), (pieces[-1], len(pieces))):
@@ -182,6 +186,15 @@ def make_room(sim: Simulator, job: Job) -> list[Job] | None:
         put_back(victim)
     job.placed, sim.random = [], random
     return None
+
+
+def enough(sim: Simulator, job: Job, limit: Place) -> bool:
+    """Whether there are as many GPUs, free or held by jobs that may be stopped; most attempts end here."""
+    later = [
+        other for other in sim.jobs.values() if other.state == "running" and after(sim, standing(sim, other), limit)
+    ]
+    held = sum(int(other.row.gpus[0] * other.row.milli[0]) for other in later)
+    return sum(sum(node.milli) for node in sim.nodes) + held >= int(job.row.gpus[0] * job.row.milli[0])
 
 
 def put_back(victim: Job) -> bool:

@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.cluster.file import TraceError, text_of
+from weft.cluster.file import TraceError
 from weft.cluster.model import WHOLE, Jobs
 from weft.cluster.order import Order
+from weft.cluster.yaml_file import entries, line, mapping
 from weft.definition import UnknownName
 
 OTHERS = "*"  # the name under which the quota of each tenant stands that is not named
@@ -136,8 +137,12 @@ def check(weights: Mapping[str, float], quotas: Mapping[str, Quota], order: Orde
     if weights and not order.share:
         looking = ", ".join(name for name, each in ORDERS.items() if each.share)
         raise ValueError(f"weights are given, and order '{order.name}' looks at none; expected one of {looking}")
-    if quotas and (order.preemption or mode not in ("", "-skip")):
-        why = "stops jobs" if order.preemption else "promises places by estimates, which a quota may not keep"
+    if order.rounds and order.rounds.quotas:
+        if not quotas:
+            raise ValueError(f"order '{order.name}' takes lent quotas back; expected quotas")
+        return
+    if quotas and (order.stops_jobs or mode not in ("", "-skip")):
+        why = "stops jobs" if order.stops_jobs else "promises places by estimates, which a quota may not keep"
         raise ValueError(
             f"quotas are given, and order '{order.name}{mode}' {why}; expected one that does not, such as 'fifo-skip'"
         )
@@ -182,30 +187,14 @@ def load(path: Path) -> dict[str, Quota]:
         TraceError: no YAML, an unknown key, a value of another kind, a tenant that is there twice; with the line.
         ImportError: PyYAML is missing.
     """
-    try:
-        import yaml
-    except ImportError as error:
-        raise ImportError(f"a quota file needs PyYAML: pip install 'weft[cluster]' ({error})", name="yaml") from None
-
-    try:
-        root = yaml.compose(text_of(path).read(), Loader=yaml.SafeLoader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        raise TraceError(f"{path}:{mark.line + 1 if mark else 1}: no YAML: {error.problem}") from None
-    except yaml.YAMLError as error:  # a character that YAML does not allow
-        raise TraceError(f"{path}: no YAML: {error}") from None
-    if root is None:
-        raise TraceError(f"{path}: it is empty; expected a list of tenants under 'quotas:'")
-    top = _mapping(path, root, ("quotas",), "the file")
-    if "quotas" not in top:
-        raise TraceError(f"{path}:{_line(root)}: 'quotas' is missing")
-    if not isinstance(top["quotas"], yaml.SequenceNode) or not top["quotas"].value:
-        raise TraceError(f"{path}:{_line(top['quotas'])}: quotas is no list; expected lines that begin with '-'")
+    listed = entries(path, "quotas", "a list of tenants")
+    if not listed:
+        raise TraceError(f"{path}: quotas is empty; expected a list of tenants")
     found: dict[str, Quota] = {}
-    for node in top["quotas"].value:
+    for node in listed:
         name, quota = _entry(path, node)
         if name in found:
-            raise TraceError(f"{path}:{_line(node)}: tenant '{name}' is there already; expected it once")
+            raise TraceError(f"{path}:{line(node)}: tenant '{name}' is there already; expected it once")
         found[name] = quota
     return found
 
@@ -247,40 +236,22 @@ def _number(text: str, what: str, expected: str) -> float:
         raise ValueError(f"{what} is '{text}'; expected {expected}") from None
 
 
-def _line(node: Any) -> int:
-    return int(node.start_mark.line) + 1
-
-
-def _mapping(path: Path, node: Any, known: tuple[str, ...], what: str) -> dict[str, Any]:
-    """Key → node of a YAML mapping with keys that are known, each once."""
-    if node.id != "mapping":
-        raise TraceError(f"{path}:{_line(node)}: {what} is a {node.id}; expected 'key: value' of {', '.join(known)}")
-    found: dict[str, Any] = {}
-    for key, value in node.value:
-        if key.value not in known:
-            raise TraceError(f"{path}:{_line(key)}: {UnknownName('key', str(key.value), known)}")
-        if key.value in found:
-            raise TraceError(f"{path}:{_line(key)}: {key.value} is there already (line {_line(found[key.value])})")
-        found[key.value] = value
-    return found
-
-
 def _entry(path: Path, node: Any) -> tuple[str, Quota]:
-    mapping = _mapping(path, node, KEYS, "a quota")
+    values = mapping(path, node, KEYS, "a quota")
     for key in ("tenant", "nominal"):
-        if key not in mapping:
-            raise TraceError(f"{path}:{_line(node)}: {key} is missing")
-    if mapping["tenant"].id != "scalar" or not mapping["tenant"].value:
-        raise TraceError(f"{path}:{_line(mapping['tenant'])}: tenant is no name; expected a word")
+        if key not in values:
+            raise TraceError(f"{path}:{line(node)}: {key} is missing")
+    if values["tenant"].id != "scalar" or not values["tenant"].value:
+        raise TraceError(f"{path}:{line(values['tenant'])}: tenant is no name; expected a word")
     numbers = {}
     for key in KEYS[1:]:
-        if key in mapping:
-            value = mapping[key]
+        if key in values:
+            value = values[key]
             told = value.value if value.id == "scalar" else f"a {value.id}"
             try:
                 numbers[key] = float(told)
             except ValueError:
-                raise TraceError(f"{path}:{_line(value)}: {key} is {told!r}; expected GPUs, 0 or more") from None
+                raise TraceError(f"{path}:{line(value)}: {key} is {told!r}; expected GPUs, 0 or more") from None
             if not 0 <= numbers[key] < MOST:
-                raise TraceError(f"{path}:{_line(value)}: {key} is {told!r}; expected GPUs, 0 or more")
-    return mapping["tenant"].value, Quota(**numbers)
+                raise TraceError(f"{path}:{line(value)}: {key} is {told!r}; expected GPUs, 0 or more")
+    return values["tenant"].value, Quota(**numbers)

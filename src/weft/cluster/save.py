@@ -68,7 +68,7 @@ def write(folder: str | Path, result: Result, summary: dict[str, Any]) -> Path:
         work, placed = Path(tempfile.mkdtemp(dir=folder, prefix=".weft-")), []
         try:
             tables = {JOBS: jobs_table, EVENTS: events_table}
-            if find_order(result.order)[0].preemption:
+            if find_order(result.order)[0].stops_jobs:
                 tables[STRETCHES] = stretches_table
             for name, table in tables.items():
                 made = pyarrow.table(table(result), metadata=about(result.jobs))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 
@@ -65,6 +66,7 @@ def simulate(
     Raises:
         ValueError: an unknown order, placement or rule for ties; what cannot be simulated together.
     """
+    from weft.cluster import reference, rounds
     from weft.cluster.engine import preemptive, prepare, run, standing, tenants
     from weft.cluster.engine.kinds import classify
 
@@ -87,6 +89,13 @@ def simulate(
     _check_stopping(ordering, detailed, restart_s, checkpoint_s)
     quota.check(weights, quotas, ordering, mode)
     weight, limits = quota.weights_of(weights, jobs), quota.Limits.of(quotas, jobs)
+    named = (jobs, seen, order, placement, ties, seed)
+    if ordering.rounds:
+        sim = reference.simulator(
+            seen, order, placement, ties, seed, restart_s=restart_s, checkpoint_s=checkpoint_s, quotas=quotas
+        )
+        sim.learn(history or jobs, seen)
+        return rounds.run(sim, jobs, seen, partial(Result, *named, quotas=dict(quotas)), until, on_progress)
     cls, classes, pieces, members = classify(jobs, seen)
     classes["reason"] = -1
     if mode == "-easy":
@@ -131,7 +140,6 @@ def simulate(
     except KeyboardInterrupt:
         complete = False
     cpu_s = time.process_time() - begin
-    named = (jobs, seen, order, placement, ties, seed)
     if kept:
         return Result(
             *named,
@@ -162,8 +170,8 @@ def _check_stopping(order: Order, detailed: bool, restart_s: float, checkpoint_s
     for name, value in (("restart_s", restart_s), ("checkpoint_s", checkpoint_s)):
         if not 0 <= value < np.inf:
             raise ValueError(f"{name} is {value}; expected seconds, 0 or more")
-        if value and not order.preemption:
-            stopping = ", ".join(name for name, each in ORDERS.items() if each.preemption)
+        if value and not order.stops_jobs:
+            stopping = ", ".join(name for name, each in ORDERS.items() if each.stops_jobs)
             raise ValueError(f"{name} is {value}, and order '{order.name}' stops no jobs; expected one of {stopping}")
-    if order.preemption and detailed:
+    if order.stops_jobs and detailed:
         raise ValueError(NO_SHARES.format(order.name))

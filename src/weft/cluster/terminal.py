@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from weft.cluster.compare import SAME_SECOND, SEEDS, TIES, Compared
 
@@ -98,7 +99,7 @@ def show_compared(out: Console, compared: Sequence[Compared], metric: str) -> No
                 cells += [_short(end) for end in band or (None, None)]
             cells.append("–" if value is None or not best else f"{value / best:.3f}")
             cells += [_matter(each.matters(metric, kind)) for kind in tried]
-            table.add_row(str(each.policy), *cells)
+            table.add_row(_plain(str(each.policy)), *cells)
         out.print(table)
         if tried:
             _say(
@@ -158,15 +159,22 @@ def _groups(out: Console, title: str, groups: dict[str, dict[str, Any]]) -> None
     for name, of in groups.items():
         numbers = [of["jct"]["mean"], of["jct"]["p99"], of["queueing"]["mean"], of["queueing"]["p99"]]
         slowdown = _number(of["slowdown"]["mean"])
-        table.add_row(name or "(no name)", f"{of['jobs']:,}", *(_number(value, 0) for value in numbers), slowdown)
+        table.add_row(
+            _plain(name or "(no name)"), f"{of['jobs']:,}", *(_number(value, 0) for value in numbers), slowdown
+        )
     out.print(table)
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
+    table = Table(title=_plain(title) if title else None, title_justify="left", box=None, pad_edge=False)
     for i, column in enumerate(columns):
         table.add_column(column, justify="right" if i else "left", overflow="fold", no_wrap=i > 0)
     return table
+
+
+def _plain(name: str) -> Text:
+    """A name as it is: no markup, and nothing that moves a terminal's cursor."""
+    return Text("".join(c if c.isprintable() else "\ufffd" for c in name))
 
 
 def _unvalidated(every: Sequence[dict[str, Any]]) -> str:
@@ -175,7 +183,7 @@ def _unvalidated(every: Sequence[dict[str, Any]]) -> str:
     for found in every:
         for what, figures in found["validated"].items():
             if not figures:
-                names.setdefault(what, {})[found[what].removesuffix("-skip")] = None
+                names.setdefault(what, {})[found[what]] = None
     told = "; ".join(f"{what} {', '.join(of)}" for what, of in sorted(names.items()))
     return f"unvalidated: {told} (no published figures were reproduced)" if told else ""
 

@@ -20,20 +20,20 @@ from weft.cluster.order import Order
 from weft.cluster.placement import REQUIRED, Placement
 
 if TYPE_CHECKING:
+    from weft.cluster.nodes import Nodes
     from weft.cluster.parts import Job, Node, Piece
-    from weft.cluster.reference import Simulator
 
 
 def check(placement: Placement, order: Order, mode: str) -> None:
     """Raises ValueError for orders that it does not go with: those that look for nodes in other ways."""
-    if placement.topology and (order.preemption or mode == "-conservative"):
+    if placement.topology and (order.stops_jobs or mode == "-conservative"):
         raise ValueError(
             f"placement '{placement.name}' with order '{order.name}{mode}': jobs are neither stopped nor planned ahead for a "
             f"rack's sake; expected an order that stops no jobs, strict, -skip or -easy"
         )
 
 
-def where(sim: Simulator, job: Job, pieces: list[Piece]) -> Iterator[list[Node]]:
+def where(sim: Nodes, job: Job, pieces: list[Piece]) -> Iterator[list[Node]]:
     """The nodes among which each piece goes, one piece after the other: asked when those before have their nodes."""
     if len(pieces) == 1:
         yield fullest_of_best(sim, pieces[0])
@@ -45,7 +45,7 @@ def where(sim: Simulator, job: Job, pieces: list[Piece]) -> Iterator[list[Node]]
         first += count
 
 
-def fullest_of_best(sim: Simulator, piece: Piece) -> list[Node]:
+def fullest_of_best(sim: Nodes, piece: Piece) -> list[Node]:
     """The domain in which the only piece of a job goes; nothing where it fits nowhere."""
     scored = [(sim.score(piece, node)[0], node) for node in sim.nodes if sim.able(node, piece)]
     best = [node for score, node in scored if score == max(score for score, _ in scored)]
@@ -54,7 +54,7 @@ def fullest_of_best(sim: Simulator, piece: Piece) -> list[Node]:
     return min((d for d in domains if any(node is n for node in best for n in d)), key=free, default=[])
 
 
-def nearest(sim: Simulator, job: Job, left: list[Piece]) -> tuple[list[Node], int]:
+def nearest(sim: Nodes, job: Job, left: list[Piece]) -> tuple[list[Node], int]:
     """Where the next of the pieces that are left go, and how many of them: nowhere, and one, where there is nothing."""
     racks = split(sim.nodes, "rack")
     for parts in ([(rack, domain) for rack in racks for domain in split(rack, "domain")], [(r, r) for r in racks]):
@@ -79,7 +79,7 @@ def free(nodes: Iterable[Node]) -> int:
     return sum(sum(node.milli) for node in nodes)
 
 
-def takes(sim: Simulator, job: Job, nodes: list[Node], pieces: list[Piece]) -> int:
+def takes(sim: Nodes, job: Job, nodes: list[Node], pieces: list[Piece]) -> int:
     """How many of the pieces find room among these nodes, one after the other."""
     placed: list[tuple[Node, Piece, list[int]]] = []
     for piece in pieces:

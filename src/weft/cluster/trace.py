@@ -226,9 +226,12 @@ def present(
 
 def _rows(text: io.TextIOBase, delimiter: str, comment: str) -> Iterator[tuple[int, list[str]]]:
     reader = csv.reader(text, delimiter=delimiter)
-    for row in reader:
-        if row and any(cell.strip() for cell in row) and not row[0].startswith(comment):
-            yield reader.line_num, row
+    try:
+        for row in reader:
+            if row and any(cell.strip() for cell in row) and not row[0].startswith(comment):
+                yield reader.line_num, row
+    except csv.Error as error:  # a cell of over 128 KiB
+        raise TraceError(f"line {reader.line_num}: {error}") from None
 
 
 def seconds(text: str) -> float:

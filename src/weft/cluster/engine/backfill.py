@@ -13,27 +13,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from weft.cluster.engine.allocate import enough, give_back, place
 from weft.cluster.engine.compiled import compiled
-from weft.cluster.engine.index import FAN
 from weft.cluster.engine.promise import hold, leave, let_go, settle_on
 from weft.cluster.engine.rack_promise import promise_for
-from weft.cluster.engine.run import (
-    ARRIVED,
-    COMPLETED,
-    NOBODY,
-    PRIORITY,
-    RUNNING,
-    begin_waiting,
-    end_waiting,
-    enough,
-    give_back,
-    next_moment,
-    place,
-    pop_completion,
-    push_completion,
-    settle,
-    why,
-)
+from weft.cluster.engine.reasons import PRIORITY, begin_waiting, end_waiting, settle, why
+from weft.cluster.engine.run import ARRIVED, COMPLETED, NOBODY, RUNNING, next_moment, pop_completion, push_completion
+from weft.cluster.engine.tree import FAN
 
 NONE, SHORT_ONLY, ANY = range(3)  # which jobs of a class may pass
 # A promise: the number of its nodes, its shadow time, the class and the rank of the head that it is for (-1: there is none).

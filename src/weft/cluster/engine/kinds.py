@@ -13,8 +13,8 @@ from weft.cluster.model import WHOLE, Cluster, Jobs, size_of
 # A job is `count` pieces of kind `piece`, and one of kind `rest` (-1: none); `shared`: several of its pieces may lie on one
 # node. `milli`: thousandths of GPUs of a job altogether. `begin`, `size`: its waiting jobs in the heap or tree; `first`,
 # `jobs`: all its jobs by rank. `blocked`: known not to fit as things are. `of_type`, `of_memory`: the groups of nodes with a
-# type that it accepts, and also with enough GPU memory; `bare`: its first piece without cores and memory. `reason`: what it
-# waits for, since `since`.
+# type that it accepts, and also with enough GPU memory; `bare`: its first piece without cores and memory. `least`: so
+# many whole GPUs at least are free on a node that takes any of its pieces. `reason`: what it waits for, since `since`.
 CLASS = np.dtype(
     [
         *(
@@ -32,6 +32,7 @@ CLASS = np.dtype(
                 "reason",
                 "first",
                 "jobs",
+                "least",
             )
         ),
         *((name, "?") for name in ("shared", "blocked")),
@@ -98,6 +99,9 @@ def classify(jobs: Jobs, cluster: Cluster) -> tuple[NDArray[np.int64], NDArray[A
     pieces["size"] = [size_of(kind[0], kind[1]) for kind in kinds]
     pieces["counted"] = ~np.isin(np.arange(len(kinds)), [row[column] for row in rows for column in (0, 2)])
     pieces["read"] = -1
+    whole = np.where(pieces["milli"] == WHOLE, pieces["gpus"], 0)
+    last = np.where(classes["rest"] >= 0, classes["rest"], classes["piece"])
+    classes["least"] = np.minimum(whole[classes["piece"]], whole[last])
     return of_job, classes, pieces, members
 
 

@@ -20,9 +20,9 @@ from weft.cluster.placements import PLACEMENTS
 # promise may take of it. Nodes are numbered anew in the order of racks and, in them, of domains: the k-th is `member` of row k.
 # `rack_end` and `rack_free` of row r are not of a node but of rack r: where it ends in that order, and the thousandths of GPUs
 # that are free there; `domain_end` and `domain_free` likewise. They are kept for a placement that looks at topology.
-# A piece: what it asks; `types` has a bit for each accelerator type that it accepts; `size` is its place in a node's `mix`;
-# `fitting` nodes take it; `read` entries of the log are in its tree (-1: it has none yet); `counted` ones are only ever
-# counted, not placed.
+# A piece: what it asks; `types` has a bit for each accelerator type that it accepts; `size` is its place in a node's `mix`,
+# `level` that of its GPUs among all numbers that are asked (engine/holes.py); so many nodes are `fitting`, as far as was
+# counted, when `read` entries of the log had been read (-1: never yet); `counted` ones are only ever counted, not placed.
 NODE = np.dtype(
     [
         *(
@@ -41,7 +41,7 @@ NODE = np.dtype(
 )
 PIECE = np.dtype(
     [
-        *((name, "i8") for name in ("gpus", "milli", "types", "cpu", "memory", "size", "fitting", "read")),
+        *((name, "i8") for name in ("gpus", "milli", "types", "cpu", "memory", "size", "level", "fitting", "read")),
         ("gpu_memory", "f8"),
         ("counted", "?"),
         ("outlasting", "?"),
@@ -49,8 +49,10 @@ PIECE = np.dtype(
 )
 
 # `meta`: the log's length, the placement's code, the rule for ties, the random generator's state, whether the run is
-# detailed, how a share chooses its GPU, what racks are to the placement, and how many there are.
-WRITTEN, PLACEMENT, TIES, RANDOM_STATE, DETAILED, GPU_RULE, TOPOLOGY, RACKS, META = range(9)
+# detailed, how a share chooses its GPU, what racks are to the placement, and how many there are; how many shelves there are
+# (engine/shelves.py; 0: none), the fewest free GPUs of a node on one, and how much of the log has been read for them.
+WRITTEN, PLACEMENT, TIES, RANDOM_STATE, DETAILED, GPU_RULE, TOPOLOGY, RACKS, SHELVES, FEWEST, READ, META = range(12)
+LOWEST, HIGHEST, RANDOM = range(3)
 BY_TIGHTNESS, BY_CHANCE, BY_SCORE = range(3)
 
 score, gpu_by_score = dispatcher([(p.score, p.gpu not in (TIGHTEST, "random")) for p in PLACEMENTS.values()])
@@ -65,6 +67,18 @@ def below(meta, n):
     x ^= x >> np.uint64(27)
     meta[RANDOM_STATE] = np.int64(x)
     return np.int64(((x * np.uint64(2685821657736338717)) >> np.uint64(33)) % np.uint64(n))
+
+
+@compiled
+def times(node, piece, most, gpus, cpu, memory):
+    """How many such pieces, up to ``most``, so many GPUs, cores and so much memory of a node hold."""
+    if piece.gpus > 0:
+        most = min(most, gpus // piece.gpus)
+    if node.cpu >= 0 and piece.cpu > 0:
+        most = min(most, cpu // piece.cpu)
+    if node.memory >= 0 and piece.memory > 0:
+        most = min(most, memory // piece.memory)
+    return most
 
 
 @compiled

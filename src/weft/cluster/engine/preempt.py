@@ -6,17 +6,9 @@ import numpy as np
 
 from weft.cluster.engine.compiled import compiled
 from weft.cluster.engine.heaps import add_event, add_waiting, remove_event, remove_waiting
+from weft.cluster.engine.reasons import PRIORITY, begin_waiting, end_waiting, settle, why
 from weft.cluster.engine.room import lift, make_room, put_back, reseat, seat
-from weft.cluster.engine.run import (
-    ARRIVED,
-    COMPLETED,
-    PRIORITY,
-    RUNNING,
-    begin_waiting,
-    end_waiting,
-    settle,
-    why,
-)
+from weft.cluster.engine.run import ARRIVED, COMPLETED, RUNNING
 from weft.cluster.engine.standing import (
     CHANGED,
     CODE,

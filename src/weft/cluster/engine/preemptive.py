@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from weft.cluster.engine import preempt, standing
 from weft.cluster.engine.heaps import ENTRY
-from weft.cluster.engine.index import NEVER
 from weft.cluster.engine.prepare import Tables
 from weft.cluster.engine.run import RUNNING
+from weft.cluster.engine.tree import NEVER
 from weft.cluster.engine.yields import PLACE
 from weft.cluster.model import WHOLE, Jobs
 from weft.cluster.order import Preemption

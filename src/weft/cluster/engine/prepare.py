@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.cluster import ties as tie_rules
-from weft.cluster.engine import backfill, conservative, promise, run, standing
-from weft.cluster.engine import index as trees
+from weft.cluster.engine import allocate, backfill, conservative, holes, promise, run, shelves, standing
 from weft.cluster.engine import node as engine
+from weft.cluster.engine import tree as trees
 from weft.cluster.model import MOST_SHARED, WHOLE, Cluster, Jobs
 from weft.cluster.placement import TIGHTEST, Placement
 from weft.cluster.placements import PLACEMENTS
@@ -31,7 +31,7 @@ def state(
     seed: int,
     detailed: bool,
 ) -> tuple[NDArray[Any], ...]:
-    """The engine's nodes, and its trees, to be built when they are first asked (engine/index.py)."""
+    """The engine's nodes, and their index, to be built when it is first asked (engine/index.py)."""
     count = len(cluster)
     nodes = np.zeros(count, engine.NODE)
     for name in ("gpus", "gpu_type", "gpu_memory", "cpu", "memory"):
@@ -58,10 +58,16 @@ def state(
     rules = {TIGHTEST: engine.BY_TIGHTNESS, "random": engine.BY_CHANCE}
     meta[engine.TOPOLOGY], meta[engine.RACKS] = placing.topology, len(np.unique(cluster.rack))
     meta[engine.GPU_RULE] = rules.get(placing.gpu, engine.BY_SCORE)
-    best = np.full((len(pieces), levels[-1]), trees.NEVER)
-    ways = np.ones((len(pieces), levels[-1] if ties == "random" else 1), np.int32)
     log = np.zeros(1 << max(10, (count - 1).bit_length()), np.int32)
     context = placing.context(jobs, cluster)
+    plain = not detailed and not placing.topology and ties != "random"
+    if plain and (found := shelves.orders(placing.score, context, pieces, nodes)):
+        ways, shelf_of, meta[engine.SHELVES] = found
+        best = shelves.rows(shelf_of, int(meta[engine.SHELVES]), levels[-1], pieces)
+        meta[engine.FEWEST], meta[engine.READ] = pieces["gpus"].min(), -1
+    else:
+        best = np.full((len(pieces), levels[-1]), trees.NEVER)
+        ways = np.ones((len(pieces), levels[-1] if ties == "random" else 1), np.int32)
     return nodes, best, ways, np.array(levels, np.int64), log, meta, context, room.astype(np.int64)
 
 
@@ -149,8 +155,8 @@ def never(state: tuple[NDArray[Any], ...], pieces: NDArray[Any], classes: NDArra
     lacking = []
     for c in range(len(classes)):
         where, on = np.zeros((2, int(classes[c]["count"]) + 1), np.int32)
-        if run.place(nodes, pieces, best, ways, levels, log, meta, context, room, classes, c, where, on, 0):
-            run.give_back(nodes, pieces, log, meta, room, classes, c, where, on, 0)
+        if allocate.place(nodes, pieces, best, ways, levels, log, meta, context, room, classes, c, where, on, 0):
+            allocate.give_back(nodes, pieces, log, meta, room, classes, c, where, on, 0)
         else:
             lacking.append(c)
     meta[engine.RANDOM_STATE] = random
@@ -161,9 +167,10 @@ def plain(tables: Tables, strict: bool) -> Advance:
     """The loop without reservations: ``advance(most)``."""
     t, (nodes, best, ways, levels, log, meta, context, room) = tables, tables.state
     heap = np.zeros(len(t.jobs), np.int32)
+    active, ready = np.zeros((2, len(t.classes)), np.int64)
     return lambda most: run.advance(
         t.jobs, t.of_rank, heap, t.running, t.progress, t.where, t.on, nodes, t.pieces, best, ways, levels, log, meta, context,
-        room, t.classes, t.total, t.waits, strict, t.until, most,
+        room, t.classes, t.total, t.waits, active, ready, strict, t.until, most,
     )  # fmt: skip
 
 
@@ -197,12 +204,15 @@ def planned(tables: Tables) -> Advance:
     """The loop with a plan for everyone. ``where`` has room for one more job at its end."""
     t, (nodes, best, ways, levels, log, meta, context, room) = tables, tables.state
     table, where = t.jobs, t.where
-    first, places = np.full(len(nodes), -1, np.int32), np.zeros(len(where), promise.PLACE)
+    first, places = np.full(len(nodes), -1, np.int32), np.zeros(len(where), holes.STAY)
     queue, ready, view = np.zeros(len(table) + 1, np.int64), np.zeros(len(nodes)), np.zeros(1, engine.NODE)
+    asked, t.pieces["level"] = np.unique(t.pieces["gpus"], return_inverse=True)
+    first_holes = np.full((len(asked), len(nodes), 2), trees.NEVER)
+    able, values = np.zeros(len(nodes), np.int64), np.zeros(len(nodes))
     overruns = bool((np.maximum(table["estimate"], conservative.LEAST_S) < table["duration"]).any())
     return lambda most: conservative.advance(
-        table, queue, t.running, t.progress, where, t.on, first, places, ready, view, overruns, nodes, t.pieces, best, ways,
-        levels, log, meta, context, room, t.classes, t.total, t.waits, t.until, most,
+        table, queue, t.running, t.progress, where, t.on, first, places, first_holes, asked, ready, able, values, view,
+        overruns, nodes, t.pieces, best, ways, levels, log, meta, context, room, t.classes, t.total, t.waits, t.until, most,
     )  # fmt: skip
 
 

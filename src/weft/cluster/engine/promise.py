@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.cluster.engine.compiled import compiled
-from weft.cluster.engine.index import FAN, NEVER, gather, update
-from weft.cluster.engine.node import DETAILED, WRITTEN
+from weft.cluster.engine.compiled import allocating, compiled
+from weft.cluster.engine.node import DETAILED, WRITTEN, times
 from weft.cluster.engine.run import RUNNING
+from weft.cluster.engine.tree import FAN, NEVER, gather, update
 from weft.cluster.model import WHOLE
 
 # A place of a job on a node: the next and the previous one on the same node (-1: none), its job, its kind of piece.
@@ -183,13 +183,7 @@ def capacity_at(nodes, pieces, first, places, on, jobs, meta, n, p, when, most):
             gpus += free // piece.milli if piece.gpus == 1 else free >= piece.milli
     if piece.milli < WHOLE and piece.gpus > 1:
         most = 1  # how many more depends on which GPUs they take
-    if piece.gpus > 0:
-        most = min(most, gpus // piece.gpus)
-    if node.cpu >= 0 and piece.cpu > 0:
-        most = min(most, cpu // piece.cpu)
-    if node.memory >= 0 and piece.memory > 0:
-        most = min(most, memory // piece.memory)
-    return most
+    return times(node, piece, most, gpus, cpu, memory)
 
 
 @compiled
@@ -218,7 +212,7 @@ def promise(
     return total, shadow
 
 
-@compiled
+@allocating
 def promise_shared(
     nodes, pieces, soon, first, places, on, jobs, running, progress, meta, p, count, promised, held
 ):  # fmt: skip

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.cluster.engine.compiled import compiled
-from weft.cluster.engine.index import NEVER
+from weft.cluster.engine.compiled import allocating, compiled
 from weft.cluster.engine.node import RACKS, TOPOLOGY
 from weft.cluster.engine.promise import capacity_at, promise, refresh_soonest
 from weft.cluster.engine.run import RUNNING
+from weft.cluster.engine.tree import NEVER
 from weft.cluster.placement import REQUIRED
 
 
-@compiled
+@allocating
 def promise_for(
     nodes, pieces, soon, read, ways, levels, log, first, places, on, jobs, running, progress, meta, classes, c, promised, held,
     moments,
@@ -52,7 +52,7 @@ def promise_for(
     return total, shadow
 
 
-@compiled
+@allocating
 def by_moment(nodes, soon, p, begin, end):
     """The nodes of a rack in the order in which they will fit a piece of kind p."""
     members = np.empty(end - begin, np.int64)
@@ -63,7 +63,7 @@ def by_moment(nodes, soon, p, begin, end):
     return members[np.argsort(moments, kind="mergesort")]
 
 
-@compiled
+@allocating
 def one_each(nodes, soon, p, count, rest, promised, held, begin, end):
     """A node for each piece: how many, and the moment at which all of them are able; inf never."""
     order = by_moment(nodes, soon, p, begin, end)
@@ -94,7 +94,7 @@ def able_by(nodes, pieces, first, places, on, jobs, meta, p, count, begin, end, 
     return able >= count
 
 
-@compiled
+@allocating
 def together(nodes, pieces, soon, first, places, on, jobs, meta, ends, p, count, promised, held, begin, end):
     """The same for pieces that may lie on one node."""
     low, high = -1, len(ends) - 1

@@ -6,7 +6,7 @@ from weft.cluster.engine.compiled import compiled
 from weft.cluster.engine.index import choose
 from weft.cluster.engine.node import RANDOM_STATE, fits, take
 from weft.cluster.engine.promise import changed, leave
-from weft.cluster.engine.standing import standing_at, wanted
+from weft.cluster.engine.standing import sort_by_key, standing_at, wanted
 from weft.cluster.engine.yields import best_yield, refresh_yields, sit, yielding
 
 
@@ -58,16 +58,9 @@ def put_back(nodes, pieces, log, meta, room, classes, first, places, where, jobs
 @compiled
 def reprieve(nodes, pieces, log, meta, room, classes, first, places, where, jobs, rules, stopped, lifted, now):
     """Puts those who were lifted back where they still fit, the most important first: how many remain in ``stopped``."""
-    for a in range(1, lifted):
-        moved, b = stopped[a], a
-        standing = standing_at(jobs, moved, rules, now)
-        while b > 0:
-            other = standing_at(jobs, stopped[b - 1], rules, now)
-            if other < standing or (other == standing and stopped[b - 1] < moved):
-                break
-            stopped[b] = stopped[b - 1]
-            b -= 1
-        stopped[b] = moved
+    for k in range(lifted):
+        jobs[stopped[k]].key = standing_at(jobs, stopped[k], rules, now)
+    sort_by_key(jobs, stopped, lifted)
     remain = 0
     for k in range(lifted):
         job = stopped[k]

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from weft.cluster.engine.allocate import block, give_back, place
 from weft.cluster.engine.compiled import compiled
-from weft.cluster.engine.index import choose, refresh
-from weft.cluster.engine.node import DETAILED, RANDOM_STATE, TOPOLOGY, fits, pick, take
-from weft.cluster.engine.topology import choose_among, fullest_of_best, nearest, takes_freed, takes_in
-from weft.cluster.placement import REQUIRED
+from weft.cluster.engine.reasons import PRIORITY, begin_waiting, end_waiting, lacking, settle, why
 
 JOB = np.dtype(
     [
@@ -26,7 +24,6 @@ JOB = np.dtype(
 COMPLETION = np.dtype([("time", "f8"), ("job", "i8")])
 NOBODY = np.iinfo(np.int32).max
 ARRIVED, COMPLETED, RUNNING, PROGRESS = 0, 1, 2, 3
-PRIORITY, QUOTA, CAPACITY, TYPE, MEMORY, GANG, RACK, HOST, FRAGMENTATION = range(9)
 
 
 @compiled
@@ -99,143 +96,6 @@ def pop_completion(running, progress):
 
 
 @compiled
-def enough(nodes, pieces, best, ways, levels, log, meta, context, classes, c):
-    """Whether every piece of a job of class c finds a node, as far as counting tells: exact unless pieces may share a node."""
-    piece, count, rest = classes[c].piece, classes[c].count, classes[c].rest
-    refresh(nodes, pieces, best, ways, levels, log, meta, context, piece)
-    if pieces[piece].fitting < (1 if classes[c].shared else count):
-        return False
-    if rest < 0:
-        return True
-    refresh(nodes, pieces, best, ways, levels, log, meta, context, rest)  # whole nodes fit the remainder too
-    return pieces[rest].fitting > count
-
-
-@compiled
-def place(nodes, pieces, best, ways, levels, log, meta, context, room, classes, c, where, on, slot):
-    """Allocates all pieces of a job of class c, or none; their nodes go to ``where[slot:]``, and the GPUs that
-    they take of them, a bit for each, to ``on[slot:]`` in a detailed run."""
-    if not enough(nodes, pieces, best, ways, levels, log, meta, context, classes, c):
-        return False
-    piece, count, rest = classes[c].piece, classes[c].count, classes[c].rest
-    placed, random = 0, meta[RANDOM_STATE]
-    # For a placement that looks at racks: among which nodes the pieces before `until` go.
-    begin, end, until = np.int64(0), np.int64(0), 0
-    for i in range(count + (rest >= 0)):
-        p = piece if i < count else rest
-        if meta[TOPOLOGY]:
-            if i == until:
-                if count == 1 and rest < 0:
-                    begin, end, taken = fullest_of_best(nodes, best, levels, meta, piece)
-                else:
-                    begin, end, taken = nearest(nodes, pieces, meta, piece, max(count - i, 0), rest)
-                until += taken
-            n = choose_among(nodes, pieces, meta, context, p, begin, end)
-        else:
-            n = choose(nodes, pieces, best, ways, levels, log, meta, context, p)
-        if n < 0:
-            break
-        gpus = 0
-        if meta[DETAILED]:
-            gpus = pick(nodes[n], pieces[p], context, meta)
-            on[slot + i] = gpus
-        take(nodes, pieces, log, meta, room, n, p, gpus, 1)
-        where[slot + i] = n
-        placed += 1
-    if placed == count + (rest >= 0):
-        return True
-    for i in range(placed):
-        gpus = on[slot + i] if meta[DETAILED] else 0
-        take(nodes, pieces, log, meta, room, where[slot + i], piece, gpus, -1)
-    meta[RANDOM_STATE] = random  # an attempt that fails leaves nothing behind
-    return False
-
-
-@compiled
-def give_back(nodes, pieces, log, meta, room, classes, c, where, on, slot):
-    """Frees a job's pieces, and wakes the classes that could use them."""
-    piece, count, rest = classes[c].piece, classes[c].count, classes[c].rest
-    last = slot + count + (rest >= 0)
-    for i in range(slot, last):
-        gpus = on[i] if meta[DETAILED] else 0
-        take(nodes, pieces, log, meta, room, where[i], piece if i < slot + count else rest, gpus, -1)
-    for other in range(len(classes)):
-        if not classes[other].blocked:
-            continue
-        if classes[other].count > 1 or classes[other].rest >= 0:
-            classes[other].blocked = meta[TOPOLOGY] == REQUIRED and not takes_freed(
-                nodes, pieces, meta, classes[other].piece, classes[other].count, classes[other].rest, where, slot, last
-            )
-            continue
-        for i in range(slot, last):
-            if fits(nodes[where[i]], pieces[classes[other].piece]):
-                classes[other].blocked = False
-                break
-
-
-@compiled
-def why(nodes, pieces, best, ways, levels, log, meta, context, room, classes, c, where, on, slot):
-    """What a class of waiting jobs waits for: the first thing that one of them alone would lack now. ``where[slot:]`` is a
-    waiting job's: what is tried there is forgotten."""
-    gang = classes[c].count > 1 or classes[c].rest >= 0
-    in_one_rack = gang and meta[TOPOLOGY] == REQUIRED
-    if not classes[c].blocked and not in_one_rack and (classes[c].count == 1 or not classes[c].shared):
-        if enough(nodes, pieces, best, ways, levels, log, meta, context, classes, c):
-            return PRIORITY
-        classes[c].blocked = True
-    elif not classes[c].blocked:
-        random = meta[RANDOM_STATE]
-        if place(nodes, pieces, best, ways, levels, log, meta, context, room, classes, c, where, on, slot):
-            for i in range(classes[c].count + (classes[c].rest >= 0)):
-                p = classes[c].piece if i < classes[c].count else classes[c].rest
-                gpus = on[slot + i] if meta[DETAILED] else 0
-                take(nodes, pieces, log, meta, room, where[slot + i], p, gpus, -1)
-            meta[RANDOM_STATE] = random
-            return PRIORITY
-        classes[c].blocked = True
-    if room[0] < classes[c].milli:
-        return CAPACITY
-    if room[classes[c].of_type] < classes[c].milli:
-        return TYPE
-    if room[classes[c].of_memory] < classes[c].milli:
-        return MEMORY
-    if in_one_rack and enough(nodes, pieces, best, ways, levels, log, meta, context, classes, c):
-        if not classes[c].shared:
-            return RACK
-        count, piece = classes[c].count, classes[c].piece
-        return RACK if takes_in(nodes, pieces, meta, 0, len(nodes), piece, count) == count else GANG
-    if gang:
-        return GANG
-    if classes[c].bare == classes[c].piece:
-        return FRAGMENTATION
-    refresh(nodes, pieces, best, ways, levels, log, meta, context, classes[c].bare)
-    return HOST if pieces[classes[c].bare].fitting else FRAGMENTATION
-
-
-@compiled
-def settle(classes, total, c, now):
-    """Adds up what a class has waited for since it was last settled."""
-    if classes[c].reason >= 0:
-        total[c, classes[c].reason] += now - classes[c].since
-    classes[c].since = now
-
-
-@compiled
-def begin_waiting(classes, total, waits, c, job, now):
-    """A job waits from now on for what its class waits for: ``waits`` is the difference of its class's totals."""
-    settle(classes, total, c, now)
-    for reason in range(total.shape[1]):
-        waits[job, reason] -= total[c, reason]
-
-
-@compiled
-def end_waiting(classes, total, waits, c, job, now):
-    settle(classes, total, c, now)
-    for reason in range(total.shape[1]):
-        waits[job, reason] += total[c, reason]
-
-
-@compiled
 def next_moment(jobs, running, progress):
     """When the next job arrives or completes: inf where none does."""
     now = np.inf
@@ -247,15 +107,37 @@ def next_moment(jobs, running, progress):
 
 
 @compiled
+def first_ready(heap, classes, ready, count, strict):
+    """Of the ``ready`` classes the one whose first job comes next, -1 for none; those that have become empty or blocked are
+    left out. Says how many are left."""
+    head, found, kept = NOBODY, np.int64(-1), 0
+    for i in range(count):
+        c = ready[i]
+        if classes[c].size == 0 or (classes[c].blocked and not strict):
+            continue
+        ready[kept] = c
+        kept += 1
+        rank = heap[classes[c].begin]
+        if rank < head:
+            head, found = rank, c
+    return kept, found
+
+
+@compiled
 def advance(
     jobs, of_rank, heap, running, progress, where, on, nodes, pieces, best, ways, levels, log, meta, context, room, classes,
-    total, waits, strict, until, most,
+    total, waits, active, ready, strict, until, most,
 ):  # fmt: skip
     """Runs up to ``most`` moments, none after ``until``; says whether anything is left to happen.
 
     ``total`` [C, reasons]: seconds that a class has waited for each reason; ``waits`` [J, reasons]: the same of a job, which
     is the difference of its class's total at its start and at its arrival.
     """
+    count = 0  # of `active` classes, which have waiting jobs
+    for c in range(len(classes)):
+        if classes[c].size:
+            active[count] = c
+            count += 1
     for _ in range(most):
         now = next_moment(jobs, running, progress)
         if now == np.inf or now > until:
@@ -267,39 +149,55 @@ def advance(
             pop_completion(running, progress)
             give_back(nodes, pieces, log, meta, room, classes, jobs[job].cls, where, on, jobs[job].slot)
             progress[COMPLETED] += 1
+        newly = count
         while progress[ARRIVED] < len(jobs) and jobs[progress[ARRIVED]].submit == now:
             job, c = progress[ARRIVED], jobs[progress[ARRIVED]].cls
             begin_waiting(classes, total, waits, c, job, now)
+            if classes[c].size == 0:
+                active[count] = c
+                count += 1
             push_rank(heap, classes, c, jobs[job].rank)
             progress[ARRIVED] += 1
+        able = 0  # so many of the active classes are `ready` to be asked
+        for i in range(count):
+            if strict or not classes[active[i]].blocked:
+                ready[able] = active[i]
+                able += 1
+        taken = False
         while True:
-            head, c = NOBODY, -1
-            for other in range(len(classes)):
-                if classes[other].size and (strict or not classes[other].blocked):
-                    rank = heap[classes[other].begin]
-                    if rank < head:
-                        head, c = rank, other
+            able, c = first_ready(heap, classes, ready, able, strict)
             if c < 0 or classes[c].blocked:
                 break
-            job = of_rank[head]
+            job = of_rank[heap[classes[c].begin]]
             if place(
                 nodes, pieces, best, ways, levels, log, meta, context, room, classes, c, where, on, jobs[job].slot
             ):
                 pop_rank(heap, classes, c)
                 end_waiting(classes, total, waits, c, job, now)
                 jobs[job].start = now
-                started = True
+                started = taken = True
                 push_completion(running, progress, now + jobs[job].duration, job)
-            else:
-                classes[c].blocked = True
-        for c in range(len(classes)):
-            reason = -1
+                continue
+            classes[c].blocked = True
+            if taken and not strict:  # as others may be, for what has been taken
+                block(nodes, pieces, best, ways, levels, log, meta, context, classes, ready, able)
+            taken = False
+        kept = first = 0 if freed or started else newly  # else nothing changed for those who waited
+        for i in range(first, count):
+            c, reason = active[i], -1
             if classes[c].size:
-                if classes[c].reason >= 0 and not started and (not freed or classes[c].reason == PRIORITY):
-                    continue  # nothing changed for it: what fits fits the better for what was freed
-                slot = jobs[of_rank[heap[classes[c].begin]]].slot
-                reason = why(nodes, pieces, best, ways, levels, log, meta, context, room, classes, c, where, on, slot)
+                active[kept] = c
+                kept += 1
+                if classes[c].reason == PRIORITY and not started:
+                    continue  # what fits fits the better for what was freed
+                reason = lacking(pieces, meta, room, classes, c) if classes[c].blocked else -1
+                if reason < 0:
+                    slot = jobs[of_rank[heap[classes[c].begin]]].slot
+                    reason = why(
+                        nodes, pieces, best, ways, levels, log, meta, context, room, classes, c, where, on, slot
+                    )
             if reason != classes[c].reason:
                 settle(classes, total, c, now)
                 classes[c].reason = reason
+        count = kept
     return True

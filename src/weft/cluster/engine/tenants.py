@@ -15,24 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.cluster.engine import prepare
+from weft.cluster.engine.allocate import give_back, place
 from weft.cluster.engine.compiled import compiled, switch
+from weft.cluster.engine.reasons import QUOTA, begin_waiting, end_waiting, settle, why
 from weft.cluster.engine.run import (
     ARRIVED,
     COMPLETED,
     NOBODY,
-    QUOTA,
     RUNNING,
-    begin_waiting,
-    end_waiting,
-    give_back,
     next_moment,
-    place,
     pop_completion,
     pop_rank,
     push_completion,
     push_rank,
-    settle,
-    why,
 )
 from weft.cluster.model import WHOLE, Cluster, Jobs
 from weft.cluster.order import Order

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.cluster.engine.compiled import compiled
-from weft.cluster.engine.index import HIGHEST, NEVER, RANDOM, score_of
-from weft.cluster.engine.node import DETAILED, PLACEMENT, RACKS, TIES, TOPOLOGY, below, fits
+from weft.cluster.engine.compiled import allocating, compiled
+from weft.cluster.engine.index import score_of
+from weft.cluster.engine.node import DETAILED, HIGHEST, PLACEMENT, RACKS, RANDOM, TIES, TOPOLOGY, below, fits, times
+from weft.cluster.engine.tree import NEVER
 from weft.cluster.model import WHOLE
 from weft.cluster.placement import REQUIRED
 
@@ -20,25 +21,16 @@ def takes(node, piece, most, detailed):
     """How many such pieces, up to ``most``, a node takes one after the other."""
     if most == 0 or not fits(node, piece):
         return 0
+    gpus = np.int64(node.free_gpus)
     if detailed and piece.milli < WHOLE and piece.gpus > 0:
-        most = min(most, takes_shares(node, piece))
-    elif piece.gpus > 0:
-        most = min(most, node.free_gpus // piece.gpus)
-    if node.cpu >= 0 and piece.cpu > 0:
-        most = min(most, node.free_cpu // piece.cpu)
-    if node.memory >= 0 and piece.memory > 0:
-        most = min(most, node.free_memory // piece.memory)
+        gpus = takes_shares(node, piece) * piece.gpus
+    most = times(node, piece, most, gpus, node.free_cpu, node.free_memory)
     if piece.outlasting and node.held:
-        if piece.gpus > 0:
-            most = min(most, node.spare_gpus // piece.gpus)
-        if node.cpu >= 0 and piece.cpu > 0:
-            most = min(most, node.spare_cpu // piece.cpu)
-        if node.memory >= 0 and piece.memory > 0:
-            most = min(most, node.spare_memory // piece.memory)
+        most = times(node, piece, most, node.spare_gpus, node.spare_cpu, node.spare_memory)
     return most
 
 
-@compiled
+@allocating
 def takes_shares(node, piece):
     """By its GPUs alone, of which a share takes the tightest."""
     free, count = node.milli.copy(), 0

@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from weft.cluster.engine.compiled import compiled
-from weft.cluster.engine.index import FAN, NEVER, gather, update
 from weft.cluster.engine.node import WRITTEN
 from weft.cluster.engine.standing import DRIFT, standing_at, stands_before
+from weft.cluster.engine.tree import FAN, NEVER, gather, update
 from weft.cluster.order import FREE
 
 # A place of a job on a node: the next less and the next more important on the same node (-1: none).

@@ -1,0 +1,188 @@
+"""Policies that decide in rounds, in plain Python and with the whole state before them.
+
+::
+
+    def decide(view):
+        return sorted(view.jobs, key=view.served)  # who should hold GPUs, the most important first
+
+    ORDER = Order("time-slices", lambda jobs: (), "…", rounds=Rounds(decide, every_s=360))
+
+Jobs are given room in that order: a job that runs keeps its nodes, unless one before it in the list needs them. Who is not
+in the list holds no GPUs until the next round. Rounds come at every arrival and completion, or at every multiple of so many
+seconds. Nothing here is compiled: thousands of jobs, not millions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from weft.cluster import preempt
+from weft.cluster.model import Cluster, Jobs
+from weft.cluster.parts import Job, Node
+from weft.cluster.result import REASONS, Result, Stretches
+
+if TYPE_CHECKING:
+    from weft.cluster.reference import Simulator
+
+
+class PolicyError(ValueError):
+    """A policy that raises, or decides what cannot be; the message has its name, the moment, and the job it is about."""
+
+
+@dataclass(frozen=True)
+class View:
+    """What a policy sees at a round.
+
+    Args:
+        now: seconds.
+        jobs: all that have arrived and not ended; ``job.row`` is its row of the trace, ``job.state`` ``running`` or not,
+            ``job.placed`` its nodes.
+        nodes: with what is free of them.
+        simulator: all else: quotas, racks, costs, the history.
+    """
+
+    now: float
+    jobs: tuple[Job, ...]
+    nodes: tuple[Node, ...]
+    simulator: Simulator
+
+    def served(self, job: Job) -> float:
+        """Seconds that a job has held its GPUs."""
+        return job.served + (self.now - job.begins if job.state == "running" else 0.0)
+
+    def left(self, job: Job) -> float:
+        """Seconds until it would end by its estimate, were it to hold its GPUs from now on; a restart counts."""
+        if job.state == "running":
+            return job.left + job.resume - (self.now - job.begins)
+        return job.left + (self.simulator.restart_s if job.stops else 0.0)
+
+
+def following(now: float, every_s: float) -> float:
+    """The first round after a moment, of those every so many seconds; inf where they come with what happens."""
+    if not every_s:
+        return math.inf
+    turn = math.floor(now / every_s)
+    while turn * every_s <= now:  # the quotient is rounded
+        turn += 1
+    return turn * every_s
+
+
+def decide(sim: Simulator) -> None:
+    """One round, where it is time for one: asks the policy, stops who is not to go on, and starts who is to."""
+    assert sim.order.rounds
+    every = sim.order.rounds.every_s
+    if every and round(sim.now / every) * every != sim.now:
+        return
+    running = [job for job in sim.jobs.values() if job.state == "running"]
+    view = View(sim.now, tuple(sorted([*sim.queue, *running], key=lambda job: job.number)), tuple(sim.nodes), sim)
+    name = f"policy '{sim.order.name}' at {sim.now:g} s"
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # standard output is the result's
+            chosen = list(sim.order.rounds.decide(view))
+    except (Exception, SystemExit) as error:
+        raise PolicyError(f"{name} raised {type(error).__name__}: {error}") from error
+    known = {job.number: job for job in view.jobs}
+    seen: set[int] = set()
+    for job in chosen:
+        if not isinstance(job, Job) or known.get(job.number) is not job:
+            raise PolicyError(f"{name} chose {getattr(job, 'id', job)!r}; expected jobs of view.jobs")
+        if job.number in seen:
+            raise PolicyError(f"{name} chose job {job.id!r} twice; expected each once")
+        seen.add(job.number)
+    for rank, job in enumerate(chosen):
+        job.rank = float(rank)
+    for job in running:
+        if job.number not in seen:
+            for node, piece, gpus in job.placed:
+                node.give_back(piece, job.id, gpus)
+            preempt.end_stretch(sim, job)
+    left_out = [job for job in sim.queue if job.number not in seen]
+    sim.queue = [job for job in sim.queue if job.number in seen]
+    preempt.start_in_turn(sim, [])
+    sim.queue += left_out
+    sim.history.append((sim.now, "round", sim.order.name))
+    if sim.queue and not sim.coming and not any(job.state == "running" for job in view.jobs):
+        first = min(sim.queue, key=lambda job: job.number)
+        raise PolicyError(
+            f"{name} starts none of the {len(sim.queue)} jobs that wait, and nothing runs or will come: job {first.id!r} "
+            f"waits since {first.submit:g} s"
+        )
+
+
+def run(
+    sim: Simulator,
+    jobs: Jobs,
+    cluster: Cluster,
+    result: Callable[..., Result],
+    until: float,
+    on_progress: Callable[[int, int], None],
+) -> Result:
+    """Runs a trace on a simulator that has the cluster's nodes and knows the trace.
+
+    Args:
+        result: makes one of what happened; it knows jobs, cluster, order, placement, ties and seed.
+
+    Raises:
+        PolicyError: see there.
+    """
+    never = {}
+    numbers = {}
+    for j in range(len(jobs)):
+        if reason := sim.add(jobs.take(np.array([j]))):
+            never[j] = reason
+        else:
+            numbers[j] = sim.jobs[jobs.id[j]]
+    begin, complete = time.process_time(), True
+    try:
+        while sim.next_moment() <= until:
+            if not sim.step():
+                break
+            on_progress(sum(job.state == "completed" for job in numbers.values()), len(numbers))
+    except KeyboardInterrupt:
+        complete = False
+    cpu_s = time.process_time() - begin
+    place = {name: n for n, name in enumerate(cluster.names)}
+    start, end, lost = np.full(len(jobs), np.nan), np.full(len(jobs), np.nan), np.zeros(len(jobs))
+    stops, waited = np.zeros(len(jobs), np.int64), np.zeros((len(jobs), len(REASONS)))
+    stretches: list[tuple[int, float, float, list[int]]] = []
+    for j in range(len(jobs)):
+        job = numbers.get(j)
+        if job is None or job.start is None:
+            stretches.append((j, np.nan, np.nan, []))
+            continue
+        start[j], stops[j], lost[j] = job.start, job.stops, job.lost
+        waited[j] = [job.waited.get(reason, 0.0) for reason in REASONS]
+        stretches += [(j, since, till, [place[name] for name in names]) for since, till, names in job.stretches]
+        if job.end is not None:
+            end[j] = job.end
+            stretches.append((j, job.begins, job.end, [place[node.id] for node, _, _ in job.placed]))
+    count = [len(where) for *_, where in stretches]
+    held = Stretches(
+        np.array([j for j, *_ in stretches], np.int64),
+        np.array([since for _, since, _, _ in stretches], float),
+        np.array([till for _, _, till, _ in stretches], float),
+        np.concatenate(([0], np.cumsum(count))).astype(np.int64),
+        np.array([n for *_, where in stretches for n in where], np.int32),
+        np.zeros(0, np.int32),
+    )
+    return result(
+        start=start,
+        end=end,
+        stretches=held,
+        waited=waited,
+        stops=stops,
+        lost=lost,
+        unschedulable=never,
+        cpu_s=cpu_s,
+        restart_s=sim.restart_s,
+        checkpoint_s=sim.checkpoint_s,
+        complete=complete,
+    )

@@ -1,0 +1,197 @@
+"""Policies in plain Python: that they decide what they say, equal a compiled order that decides the same, and fail by name."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+np = pytest.importorskip("numpy")
+pytest.importorskip("numba")
+
+from weft import cli  # noqa: E402
+from weft.cluster import Cluster, Jobs, Simulator, simulate  # noqa: E402
+from weft.cluster.order import Order, Rounds  # noqa: E402
+from weft.cluster.orders import ORDERS  # noqa: E402
+from weft.cluster.rounds import PolicyError, following  # noqa: E402
+
+
+@pytest.fixture
+def policy(monkeypatch):
+    """Makes a policy known for one test."""
+
+    def known(decide, every_s=0.0):
+        monkeypatch.setitem(ORDERS, "mine", Order("mine", lambda jobs: (), "of a test", rounds=Rounds(decide, every_s)))
+        return "mine"
+
+    return known
+
+
+def random_jobs(seed: int, many: int) -> Jobs:
+    g = np.random.default_rng(seed)
+    gpus = g.choice([1, 1, 2, 4, 8, 12], many)
+    return Jobs(np.sort(g.uniform(0, 60, many)), g.uniform(0, 50, many), gpus)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_least_time_left_first_equals_the_compiled_order(policy, seed):
+    jobs, cluster = random_jobs(seed, 40), Cluster.parse("2x8")
+    mine = simulate(jobs, cluster, policy(lambda view: sorted(view.jobs, key=view.left)), seed=seed)
+    srtf = simulate(jobs, cluster, "srtf", seed=seed)
+    assert mine.stops.sum() > 0
+    for one, other in ((mine.start, srtf.start), (mine.end, srtf.end), (mine.stops, srtf.stops)):
+        np.testing.assert_array_equal(one, other)
+    np.testing.assert_allclose(mine.waited, srtf.waited, atol=1e-9)
+
+
+def test_time_slices_share_one_gpu():
+    """Two jobs of 15 minutes take turns of six, which begin on the clock; each turn costs the other its GPU."""
+    jobs = Jobs([0, 0], [900, 900], [1, 1])
+    result = simulate(jobs, Cluster.parse("1x1"), "time-slices")
+    assert result.end.tolist() == [1620, 1980] and result.stops.tolist() == [2, 2]
+    held = result.stretches
+    assert list(zip(held.job[held.job == 0], held.begin[held.job == 0], held.end[held.job == 0], strict=True)) == [
+        (0, 0, 360), (0, 720, 1080), (0, 1440, 1620),
+    ]  # fmt: skip
+
+
+def test_a_round_comes_at_every_multiple_and_not_between():
+    sim = Simulator("time-slices")
+    sim.add_node("a", gpus=1)
+    sim.add_job("late", gpus=1, duration=10, submit=5)
+    sim.run()
+    assert (sim.jobs["late"].start, sim.jobs["late"].end) == (360, 370)
+    assert [at for at, what, _ in sim.history if what == "round"] == [360]
+
+
+@pytest.mark.parametrize("every_s", [0.1, 1 / 3, 7.0, 360.0])
+def test_rounds_lie_on_a_grid(every_s):
+    now = 0.0
+    for turn in range(1, 2000):
+        now = following(now, every_s)
+        assert now == turn * every_s
+    assert following(3.0, 0.0) == float("inf")
+
+
+def test_who_is_left_out_holds_nothing_until_the_next_round(policy):
+    """Only even numbers may run before second 100."""
+
+    def decide(view):
+        return [job for job in view.jobs if view.now >= 100 or job.number % 2 == 0]
+
+    result = simulate(Jobs([0, 0, 0, 100], [300, 10, 20, 1], [1, 1, 1, 1]), Cluster.parse("1x8"), policy(decide))
+    assert result.start.tolist() == [0, 100, 0, 100] and result.stops.sum() == 0
+
+
+def test_a_restart_and_a_checkpoint_cost(policy):
+    """Stopped at 10 s with 8 s saved; then 3 s of restart and the rest."""
+
+    def newest_first(view):
+        return sorted(view.jobs, key=lambda job: -job.number)
+
+    jobs = Jobs([0, 10], [20, 5], [1, 1])
+    result = simulate(jobs, Cluster.parse("1x1"), policy(newest_first), restart_s=3, checkpoint_s=4)
+    assert result.end.tolist() == [15 + 3 + 12, 15] and result.lost.tolist() == [5, 0]
+
+
+def raises(view):
+    raise ZeroDivisionError("by nought")
+
+
+@pytest.mark.parametrize(
+    ("decide", "message"),
+    [
+        (raises, "policy 'mine' at 2 s raised ZeroDivisionError: by nought"),
+        (lambda view: sys.exit(0), "policy 'mine' at 2 s raised SystemExit: 0"),
+        (lambda view: [], "policy 'mine' at 2 s starts none of the 1 jobs that wait.* job 'j0' waits since 2 s"),
+        (lambda view: ["j0"], "policy 'mine' at 2 s chose 'j0'; expected jobs of view.jobs"),
+        (lambda view: [*view.jobs, *view.jobs], "policy 'mine' at 2 s chose job 'j0' twice; expected each once"),
+        (lambda view: 5, "policy 'mine' at 2 s raised TypeError"),
+    ],
+)
+def test_a_policy_that_fails_is_named_with_job_and_time(policy, decide, message):
+    jobs = Jobs([2], [3], [1], id=["j0"])
+    with pytest.raises(PolicyError, match=message):
+        simulate(jobs, Cluster.parse("1x1"), policy(decide))
+
+
+@pytest.mark.parametrize("every_s", [-5, 1e-12, float("nan"), float("inf"), "60"])
+def test_rounds_of_no_length_are_refused(every_s):
+    with pytest.raises(ValueError, match=r"rounds every .* s; expected 0, or seconds from 0.001 on"):
+        Rounds(lambda view: view.jobs, every_s)
+
+
+def test_what_a_policy_prints_is_not_the_result(policy, capsys):
+    def decide(view):
+        sys.stdout.write(f"at {view.now}\n")
+        return view.jobs
+
+    simulate(Jobs([0], [1], [1]), Cluster.parse("1x1"), policy(decide))
+    out, err = capsys.readouterr()
+    assert out == "" and err == "at 0.0\nat 1.0\n"
+
+
+def test_a_quota_or_a_network_topology_is_refused():
+    jobs = Jobs([0], [1], [1])
+    with pytest.raises(ValueError, match="time-slices"):
+        simulate(jobs, Cluster.parse("1x1"), "time-slices", "topology")
+    with pytest.raises(ValueError, match="quotas are given, and order 'time-slices' stops jobs"):
+        from weft.cluster.quota import Quota
+
+        simulate(jobs, Cluster.parse("1x1"), "time-slices", quotas={"a": Quota(1)})
+
+
+def test_from_the_command_line(tmp_path, capsys, monkeypatch):
+    path = tmp_path / "jobs.csv"
+    path.write_text("id,submit,duration,gpus\na,0,900,1\nb,0,900,1\nc,5,10,4\n")
+    order = ["--nodes", "1x1", "--order", "time-slices", "--json"]
+    monkeypatch.setattr(sys, "argv", ["weft", "simulate", str(path), "--format", "csv", *order])
+    assert cli.main() == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["preemptions"] == 4 and len(found["unschedulable"]) == 1
+
+
+def test_ctrl_c_keeps_what_there_is(policy):
+    def decide(view):
+        if view.now >= 10:
+            raise KeyboardInterrupt
+        return view.jobs
+
+    result = simulate(Jobs([0, 0, 10], [5, 50, 5], [1, 1, 1]), Cluster.parse("1x8"), policy(decide))
+    assert not result.complete and result.end[:2].tolist() == [5, 50] and np.isnan(result.start[2])
+
+
+MINE = """
+from weft.cluster.order import Order, Rounds
+ORDER = Order("mine", lambda jobs: (), "big ones first", rounds=Rounds(lambda view: sorted(
+    view.jobs, key=lambda job: -job.row.gpus[0])))
+"""
+
+
+def test_an_order_may_lie_in_a_file(tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+    result = simulate(Jobs([0, 1], [9, 4], [1, 8]), Cluster.parse("1x8"), str(tmp_path / "mine.py"))
+    assert result.end.tolist() == [13, 5]
+    (tmp_path / "keys.py").write_text(
+        "from weft.cluster.order import Order\nORDER = Order('k', lambda jobs: (-jobs.gpus,), 'big ones first')"
+    )
+    result = simulate(Jobs([0, 0], [9, 4], [1, 8]), Cluster.parse("1x8"), str(tmp_path / "keys.py-skip"))
+    assert result.start.tolist() == [4, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "FileNotFoundError"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("", "ORDER is None; expected a weft.cluster.order.Order"),
+        ("from weft.cluster.orders.srtf import ORDER", "must lie in weft/cluster/orders"),
+    ],
+)
+def test_a_file_without_an_order_is_refused(tmp_path, text, message):
+    path = tmp_path / "mine.py"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        simulate(Jobs([0], [1], [1]), Cluster.parse("1x8"), str(path))
