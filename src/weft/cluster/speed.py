@@ -29,7 +29,7 @@ from weft.cluster.simulate import simulate
 from weft.report import simulator
 
 MILLION = 1_000_000
-ORDERS = ("fifo", "fifo-skip", "sjf", "fifo-easy")
+ORDERS = ("fifo", "fifo-skip", "sjf", "fifo-easy", "fifo-conservative")
 STOPPING = ("srtf", "las", "2d-las")
 GROWING = ("fifo-skip", "srtf")
 GPUS, ALL = "GPUs", "GPUs, cores, memory, types"
@@ -47,8 +47,6 @@ def _table() -> Iterator[Point]:
         for order in (*ORDERS, *STOPPING):
             yield order, "best", MILLION, 10_000, load, GPUS
         yield "fifo-skip", "best", MILLION, 10_000, load, ALL
-    yield "fifo-conservative", "best", MILLION, 10_000, 0.7, GPUS
-    yield "fifo-conservative", "best", 100_000, 1000, 1.1, GPUS
 
 
 def _growth() -> Iterator[Point]:

@@ -1,7 +1,8 @@
-"""What is free of a node throughout two moments, and when nodes will be able to take a job, by the plan of what stays there.
+"""When and where a job fits earliest, by the plan of what stays on each node (engine/timeline.py).
 
-For each number of GPUs that jobs ask, a node's first *hole* is kept: from when until when so many are free. A node is looked
-at only where its hole does not show that it is able too late: mostly a comparison of two numbers a node.
+A *hole* of a node is a time throughout which so many of its GPUs are free. For every number of GPUs that jobs ask, and for each
+of some lengths, a tree over the nodes holds when the first hole opens that is at least so long: no job that asks as much for
+longer can begin there before. From its root the few nodes are found that are worth a walk along their stays.
 """
 
 from __future__ import annotations
@@ -9,235 +10,214 @@ from __future__ import annotations
 import numpy as np
 
 from weft.cluster.engine.compiled import compiled
-from weft.cluster.engine.node import HIGHEST, PLACEMENT, RANDOM, TIES, below, score, times
-from weft.cluster.engine.promise import PLACE, settle_on
-from weft.cluster.engine.tree import NEVER
+from weft.cluster.engine.node import HIGHEST, PLACEMENT, RANDOM, TIES, below, score
+from weft.cluster.engine.timeline import ENDS, begin_walk, change_after, least, room_for, soonest, suits, walk
+from weft.cluster.engine.tree import FAN, NEVER, update
 
-# A place of a job on a node, and when it begins and ends as planned: beside each other, since whole lists are read.
-STAY = np.dtype([*PLACE.descr, ("begins", "f8"), ("ends", "f8")])
-# `holes` [numbers, N, 2]: when the first hole of a node opens and closes; NEVER where it has to be looked for again, also
-# when it has closed. `asked` [numbers]: so many GPUs; a piece's is its `level`. While a plan only gets fuller, and jobs stay
-# beyond their estimates, a hole that is written down is still right about what is *not* free.
-
-
-@compiled
-def ends_of(stay, now):
-    """When it is expected to end: who runs beyond its estimate may stay for ever."""
-    return stay.ends if stay.ends > now else np.inf
+# `asked` [numbers]: so many GPUs, a piece's is its `level`; `spans` [lengths]: seconds, in order, the first no longer than any
+# job. `opens` [numbers × lengths, entries]: minus the moment, in a tree (tree.py); 0 where it had opened by `looked` [N], when
+# that was written; NEVER where there is no such hole. A node that has lost a stay, or gained one, since is in the list
+# `changed`, whose last entry is how many. What is free otherwise only gets less, by time and by those who stay beyond their
+# estimates, so that every moment that is written is right or too early.
+MOST_SPANS = 8
 
 
 @compiled
-def stay_on(first, places, holes, where, slot, count, job, piece, rest, begins, ends):
-    """Enters a job that starts or is planned in the lists of its nodes."""
-    settle_on(first, places, where, slot, count, job, piece, rest)
-    for i in range(slot, slot + count):
-        places[i].begins, places[i].ends = begins, ends
-    forget_holes(holes, where, slot, count)
+def mark(looked, changed, n):
+    """Node n has changed."""
+    if looked[n] > NEVER:
+        looked[n] = NEVER
+        changed[changed[-1]] = n
+        changed[-1] += 1
 
 
 @compiled
-def least(nodes, pieces, first, places, n, begin, end, now):
-    """What is free of node n throughout two moments: GPUs, cores, memory."""
-    gpus, cpu, memory = np.int64(1 << 60), np.int64(1 << 60), np.int64(1 << 60)
-    at = first[n]
-    moment = begin
-    while True:  # at the first moment, and at each later one at which something begins
-        g, c, m = np.int64(nodes[n].gpus), nodes[n].cpu, nodes[n].memory
-        slot = first[n]
-        while slot >= 0:
-            if places[slot].begins <= moment < ends_of(places[slot], now):
-                g -= pieces[places[slot].piece].gpus
-                c -= pieces[places[slot].piece].cpu
-                m -= pieces[places[slot].piece].memory
-            slot = places[slot].next
-        gpus, cpu, memory = min(gpus, g), min(cpu, c), min(memory, m)
-        while at >= 0 and not begin < places[at].begins < end:
-            at = places[at].next
-        if at < 0:
-            return gpus, cpu, memory
-        moment = places[at].begins
-        at = places[at].next
-
-
-@compiled
-def room_for(nodes, pieces, first, places, n, p, begin, end, now):
-    """How many pieces of kind p node n takes throughout two moments."""
-    node, piece = nodes[n], pieces[p]
-    if not (piece.types >> node.gpu_type) & 1 or (piece.gpu_memory > 0 and 0 <= node.gpu_memory < piece.gpu_memory):
-        return 0
-    gpus, cpu, memory = least(nodes, pieces, first, places, n, begin, end, now)
-    return max(times(node, piece, np.int64(1 << 30), gpus, cpu, memory), 0)
-
-
-@compiled
-def soonest_on(nodes, pieces, first, places, n, p, since, bound, limit, length, now):
-    """The earliest moment from ``since`` on, and before ``limit``, at which node n takes a piece of kind p for so long: the
-    limit where there is none. It is known not to be before ``bound``."""
-    if bound <= since and room_for(nodes, pieces, first, places, n, p, since, since + length, now) > 0:
-        return since
-    found = limit
-    slot = first[n]
-    while slot >= 0:
-        ends = ends_of(places[slot], now)
-        if (
-            since < ends < found
-            and ends >= bound
-            and room_for(nodes, pieces, first, places, n, p, ends, ends + length, now) > 0
-        ):  # fmt: skip
-            found = ends
-        slot = places[slot].next
-    return found
-
-
-@compiled
-def look(nodes, first, places, pieces, holes, asked, n, now):
-    """Writes down the first hole of node n for each number of GPUs that is asked."""
+def look(nodes, pieces, first, stays, asked, spans, opens, looked, scratch, ways, levels, n, now):
+    """Writes down the first holes of node n. ``scratch`` [2, numbers]."""
+    looked[n] = now
+    since, filled = scratch[0], scratch[1]
+    since[:], filled[:] = np.inf, 0
+    b, e, gpus, cpu, memory = begin_walk(nodes, first, stays, n, now)
+    moment = now
+    while moment < np.inf:
+        b, e, gpus, cpu, memory = walk(stays, pieces, b, e, moment, gpus, cpu, memory)
+        following = change_after(stays, b, e)
+        for level in range(len(asked)):
+            if gpus < asked[level]:
+                since[level] = np.inf
+                continue
+            since[level] = min(since[level], moment)
+            for k in range(np.int64(filled[level]), len(spans)):
+                if since[level] + spans[k] > following:
+                    break
+                note(opens, ways, levels, level * len(spans) + k, n, -since[level] if since[level] > now else 0.0)
+                filled[level] += 1
+        moment = following
     for level in range(len(asked)):
-        opens, closes = np.inf, np.inf
-        if free_at(nodes, first, places, pieces, n, now, now) >= asked[level]:
-            opens = now
-        else:
-            slot = first[n]
-            while slot >= 0:
-                ends = ends_of(places[slot], now)
-                if (
-                    now < ends < opens
-                    and free_at(nodes, first, places, pieces, n, ends, now) >= asked[level]
-                ):  # fmt: skip
-                    opens = ends
-                slot = places[slot].next
-        slot = first[n] if opens < np.inf else -1
-        while slot >= 0:
-            begins = places[slot].begins
-            if (
-                opens < begins < closes
-                and free_at(nodes, first, places, pieces, n, begins, now) < asked[level]
-            ):  # fmt: skip
-                closes = begins
-            slot = places[slot].next
-        holes[level, n, 0], holes[level, n, 1] = opens, closes
+        for k in range(np.int64(filled[level]), len(spans)):
+            note(opens, ways, levels, level * len(spans) + k, n, NEVER)
 
 
 @compiled
-def free_at(nodes, first, places, pieces, n, moment, now):
-    """How many GPUs of node n are free at a moment."""
-    gpus = np.int64(nodes[n].gpus)
-    slot = first[n]
-    while slot >= 0:
-        if places[slot].begins <= moment < ends_of(places[slot], now):
-            gpus -= pieces[places[slot].piece].gpus
-        slot = places[slot].next
-    return gpus
+def note(opens, ways, levels, row, n, value):
+    if opens[row, n] != value:
+        update(opens, ways, levels, row, n, value, False)
 
 
 @compiled
-def not_before(holes, level, n, since, length):
-    """No earlier than that, from ``since`` on, node n takes so many GPUs for so long."""
-    opens, closes = max(holes[level, n, 0], since), holes[level, n, 1]
-    return opens if opens + length <= closes else max(opens, closes)
+def look_at_changed(nodes, pieces, first, stays, asked, spans, opens, looked, changed, scratch, ways, levels, now):
+    for i in range(changed[-1]):
+        look(nodes, pieces, first, stays, asked, spans, opens, looked, scratch, ways, levels, changed[i], now)
+    changed[-1] = 0
 
 
 @compiled
-def forget_holes(holes, where, slot, count):
-    """The nodes ``where[slot:]`` have changed."""
-    for i in range(slot, slot + count):
-        holes[:, where[i], :] = NEVER
+def row_of(pieces, spans, p, length):
+    """The row of `opens` for a piece of kind p that stays for so long."""
+    k = 0
+    while k + 1 < len(spans) and spans[k + 1] <= length:
+        k += 1
+    return pieces[p].level * len(spans) + k
 
 
 @compiled
-def enough_at(nodes, pieces, first, places, holes, p, count, rest, shared, begin, length, now):
+def next_above(opens, levels, row, n, bar):
+    """The first node from n on whose entry is above a bar; -1 where there is none."""
+    level, k = 0, n
+    while k < levels[level + 1] - levels[level]:
+        if opens[row, levels[level] + k] > bar:
+            if level == 0:
+                return k
+            level -= 1
+            k *= FAN
+            continue
+        k += 1
+        while k % FAN == 0 and level < len(levels) - 2:
+            level += 1
+            k //= FAN
+    return -1
+
+
+@compiled
+def highest(opens, levels, row):
+    """A node with the highest entry."""
+    k = 0
+    for level in range(len(levels) - 3, -1, -1):
+        k *= FAN
+        while opens[row, levels[level] + k] != opens[row, levels[-2]]:
+            k += 1
+    return k
+
+
+@compiled
+def enough_at(nodes, pieces, first, stays, spans, opens, levels, p, count, rest, shared, begin, length, now):
     """Whether all pieces of a job fit throughout two moments."""
-    able = able_rest = 0
-    end = begin + length
-    for n in range(len(nodes)):
-        if not_before(holes, pieces[p].level, n, begin, length) <= begin:
-            fits = room_for(nodes, pieces, first, places, n, p, begin, end, now)
-            able += fits if shared else min(fits, 1)
-        if rest >= 0 and not_before(holes, pieces[rest].level, n, begin, length) <= begin:
-            able_rest += min(room_for(nodes, pieces, first, places, n, rest, begin, end, now), 1)
-    return able >= count and (rest < 0 or able_rest > count)
+    bar, able = np.nextafter(-begin, -np.inf), 0
+    row = row_of(pieces, spans, p, length)
+    n = next_above(opens, levels, row, 0, bar)
+    while n >= 0 and able < count:
+        fits = room_for(nodes, pieces, first, stays, n, p, begin, begin + length, now)
+        able += fits if shared else min(fits, 1)
+        n = next_above(opens, levels, row, n + 1, bar)
+    if able < count or rest < 0:
+        return able >= count
+    able, row = 0, row_of(pieces, spans, rest, length)
+    n = next_above(opens, levels, row, 0, bar)
+    while n >= 0 and able <= count:
+        able += min(room_for(nodes, pieces, first, stays, n, rest, begin, begin + length, now), 1)
+        n = next_above(opens, levels, row, n + 1, bar)
+    return able > count
 
 
 @compiled
-def least_moment(nodes, pieces, first, places, holes, asked, ready, p, count, since, length, now):
+def least_moment(
+    nodes, pieces, first, stays, asked, spans, opens, looked, scratch, ways, levels, ready, p, count, since, length, now
+):  # fmt: skip
     """When the ``count``-th node is first able to take a piece of kind p for so long, from ``since`` on; inf never."""
-    if count > len(nodes):
-        return np.inf
-    found, level = 0, pieces[p].level  # `ready`: the earliest of these moments so far, in order
-    for n in range(len(nodes)):
-        if holes[level, n, 1] <= now:
-            look(nodes, first, places, pieces, holes, asked, n, now)
-        limit = ready[count - 1] if found == count else np.inf
-        bound = not_before(holes, level, n, since, length)
-        if bound >= limit:
-            continue
-        moment = soonest_on(nodes, pieces, first, places, n, p, since, bound, limit, length, now)
-        if moment >= limit:
-            continue
-        k = found if found < count else count - 1
-        found = min(found + 1, count)
-        while k > 0 and ready[k - 1] > moment:
-            ready[k] = ready[k - 1]
-            k -= 1
-        ready[k] = moment
-    return ready[count - 1] if found == count else np.inf
+    row = row_of(pieces, spans, p, length)
+    found, limit = 0, np.inf  # `ready`: the earliest of these moments so far, in order
+    guess = count == 1
+    n = highest(opens, levels, row) if guess else next_above(opens, levels, row, 0, NEVER)
+    while 0 <= n < len(nodes):
+        moment = soonest(nodes, pieces, first, stays, n, p, since, limit, length, now)
+        if moment > max(-opens[row, n], since) and looked[n] < now:
+            look(nodes, pieces, first, stays, asked, spans, opens, looked, scratch, ways, levels, n, now)
+        if moment < limit:
+            k = found if found < count else count - 1
+            found = min(found + 1, count)
+            while k > 0 and ready[k - 1] > moment:
+                ready[k] = ready[k - 1]
+                k -= 1
+            ready[k] = moment
+            if found == count:
+                limit = ready[count - 1]
+                if limit <= since:
+                    return limit
+        n = next_above(opens, levels, row, 0 if guess else n + 1, -limit)
+        guess = False
+    return limit
 
 
 @compiled
-def moment_for(nodes, pieces, first, places, holes, asked, ready, p, count, rest, shared, length, now):
+def moment_for(
+    nodes, pieces, first, stays, asked, spans, opens, looked, scratch, ways, levels, ready, p, count, rest, shared, length, now
+):  # fmt: skip
     """The earliest moment from now on at which all pieces fit for so long; ``ready`` is room for a number a node."""
     moment = now
     while True:
         # No earlier than when so many nodes are able to take one.
-        found = least_moment(
-            nodes, pieces, first, places, holes, asked, ready, p, 1 if shared else count, moment, length, now
-        )
+        found = np.inf
+        if shared or count <= len(nodes):
+            found = least_moment(
+                nodes, pieces, first, stays, asked, spans, opens, looked, scratch, ways, levels, ready, p,
+                1 if shared else count, moment, length, now,
+            )  # fmt: skip
         if found == np.inf or (count == 1 and rest < 0):
             return found
-        if enough_at(nodes, pieces, first, places, holes, p, count, rest, shared, found, length, now):
+        if enough_at(nodes, pieces, first, stays, spans, opens, levels, p, count, rest, shared, found, length, now):
             return found
         if found > moment:
             moment = found
             continue
         later = np.inf  # the next end of anything anywhere
         for n in range(len(nodes)):
-            slot = first[n]
-            while slot >= 0:
-                ends = ends_of(places[slot], now)
-                if moment < ends < later:
-                    later = ends
-                slot = places[slot].next
+            e = begin_walk(nodes, first, stays, n, moment)[1]
+            if e >= 0:
+                later = min(later, stays[e].moment[ENDS])
         if later == np.inf:
             return np.inf
         moment = later
 
 
 @compiled
-def value_of(nodes, pieces, meta, context, first, places, view, n, p, begin, end, now):
+def value_of(nodes, pieces, meta, context, first, stays, n, p, begin, end, now):
     """What the placement thinks of node n for a piece of kind p, by the least that is free throughout two moments: NEVER where
     it does not fit."""
     node, piece = nodes[n], pieces[p]
-    if not (piece.types >> node.gpu_type) & 1 or (piece.gpu_memory > 0 and 0 <= node.gpu_memory < piece.gpu_memory):
+    if not suits(node, piece):
         return NEVER
-    gpus, cpu, memory = least(nodes, pieces, first, places, n, begin, end, now)
+    gpus, cpu, memory = least(nodes, pieces, first, stays, n, begin, end, now)
     if gpus < piece.gpus or (node.cpu >= 0 and cpu < piece.cpu) or (node.memory >= 0 and memory < piece.memory):
         return NEVER
-    view[0] = node
-    view[0].free_gpus, view[0].free_cpu, view[0].free_memory = gpus, cpu, memory
-    return score(meta[PLACEMENT], piece, view[0], context)
+    free_gpus, free_cpu, free_memory = node.free_gpus, node.free_cpu, node.free_memory
+    node.free_gpus, node.free_cpu, node.free_memory = gpus, cpu, memory
+    value = score(meta[PLACEMENT], piece, node, context)
+    node.free_gpus, node.free_cpu, node.free_memory = free_gpus, free_cpu, free_memory
+    return value
 
 
 @compiled
-def able_at(nodes, pieces, meta, context, first, places, holes, able, values, view, p, begin, length, now):
+def able_at(nodes, pieces, meta, context, first, stays, spans, opens, levels, able, values, p, begin, length, now):
     """Writes the nodes that take a piece of kind p from a moment on for so long to ``able``, and to ``values`` what the
     placement thinks of them: how many."""
-    count, level = 0, pieces[p].level
-    for n in range(len(nodes)):
-        if not_before(holes, level, n, begin, length) <= begin:
-            value = value_of(nodes, pieces, meta, context, first, places, view, n, p, begin, begin + length, now)
-            if value > NEVER:
-                able[count], values[count] = n, value
-                count += 1
+    count, bar, row = 0, np.nextafter(-begin, -np.inf), row_of(pieces, spans, p, length)
+    n = next_above(opens, levels, row, 0, bar)
+    while n >= 0:
+        value = value_of(nodes, pieces, meta, context, first, stays, n, p, begin, begin + length, now)
+        if value > NEVER:
+            able[count], values[count] = n, value
+            count += 1
+        n = next_above(opens, levels, row, n + 1, bar)
     return count
 
 

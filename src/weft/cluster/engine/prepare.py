@@ -10,7 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.cluster import ties as tie_rules
-from weft.cluster.engine import allocate, backfill, conservative, holes, promise, run, shelves, standing
+from weft.cluster.engine import (
+    allocate,
+    backfill,
+    conservative,
+    heaps,
+    holes,
+    promise,
+    run,
+    shelves,
+    standing,
+    timeline,
+)
 from weft.cluster.engine import node as engine
 from weft.cluster.engine import tree as trees
 from weft.cluster.model import MOST_SHARED, WHOLE, Cluster, Jobs
@@ -203,16 +214,21 @@ def easy(tables: Tables) -> Advance:
 def planned(tables: Tables) -> Advance:
     """The loop with a plan for everyone. ``where`` has room for one more job at its end."""
     t, (nodes, best, ways, levels, log, meta, context, room) = tables, tables.state
-    table, where = t.jobs, t.where
-    first, places = np.full(len(nodes), -1, np.int32), np.zeros(len(where), holes.STAY)
-    queue, ready, view = np.zeros(len(table) + 1, np.int64), np.zeros(len(nodes)), np.zeros(1, engine.NODE)
+    table, where, count = t.jobs, t.where, len(nodes)
+    first, stays = np.full((count, 2), -1, np.int32), np.zeros(len(where), timeline.STAY)
+    queue, due, counts = (np.zeros(len(table), kind) for kind in (np.int64, heaps.ENTRY, np.int64))
+    ready, able, values = np.zeros(count), np.zeros(count, np.int64), np.zeros(count)
+    lengths = np.maximum(table["estimate"], conservative.LEAST_S)
     asked, t.pieces["level"] = np.unique(t.pieces["gpus"], return_inverse=True)
-    first_holes = np.full((len(asked), len(nodes), 2), trees.NEVER)
-    able, values = np.zeros(len(nodes), np.int64), np.zeros(len(nodes))
-    overruns = bool((np.maximum(table["estimate"], conservative.LEAST_S) < table["duration"]).any())
+    spans = np.unique(np.quantile(lengths, np.arange(holes.MOST_SPANS) / holes.MOST_SPANS, method="lower"))
+    opens = np.full((len(asked) * len(spans), levels[-1]), trees.NEVER)
+    looked, scratch = np.full(count, trees.NEVER), np.zeros((2, len(asked)))
+    changed = np.append(np.arange(count), count)  # nobody has looked at any
+    overruns = bool((lengths < table["duration"]).any())
     return lambda most: conservative.advance(
-        table, queue, t.running, t.progress, where, t.on, first, places, first_holes, asked, ready, able, values, view,
-        overruns, nodes, t.pieces, best, ways, levels, log, meta, context, room, t.classes, t.total, t.waits, t.until, most,
+        table, queue, due, counts, t.running, t.progress, where, t.on, first, stays, asked, spans, opens, looked, changed,
+        scratch, ready, able, values, overruns, nodes, t.pieces, best, ways, levels, log, meta, context, room, t.classes,
+        t.total, t.waits, t.until, most,
     )  # fmt: skip
 
 
