@@ -16,7 +16,9 @@ pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
 NODES, GPUS = 8, 8
 CLUSTER = Cluster.parse(f"{NODES}x{GPUS}")
-RATE = 40.0  # a minute of the jobs is 1.5 s of this machine, which may be busy; 42 minutes are about one
+# A minute of the jobs is 1.5 s of this machine, and their 42 minutes are about one. A machine that is busy for longer than that
+# makes jobs late; then once more at half the speed: what is really another policy differs at any speed.
+RATES = (40.0, 20.0)
 TOLERANCE_S = 60.0
 
 
@@ -57,11 +59,15 @@ def differences(ran: list[Ran], start) -> list[str]:
 )
 def test_jobs_start_as_in_slurm(scheduler, order, others):
     jobs = workload()
-    ran = run(jobs, NODES, GPUS, scheduler, RATE)
 
     def simulated(order: str):
         return simulate(jobs, CLUSTER, order=order, placement="first").start
 
-    assert differences(ran, simulated(order)) == []
+    for rate in RATES:
+        ran = run(jobs, NODES, GPUS, scheduler, rate)
+        found = differences(ran, simulated(order))
+        if not found:
+            break
+    assert found == []
     for other in others:  # the test can tell policies apart
         assert differences(ran, simulated(other)), f"{other} starts them in the same way"
