@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 
 import pytest
@@ -11,9 +12,11 @@ np = pytest.importorskip("numpy")
 pytest.importorskip("numba")
 
 from weft import cli  # noqa: E402
-from weft.cluster import Cluster, Jobs, Simulator, simulate  # noqa: E402
+from weft.cluster import Cluster, Jobs, Simulator, reference, simulate  # noqa: E402
 from weft.cluster.order import Order, Rounds  # noqa: E402
 from weft.cluster.orders import ORDERS  # noqa: E402
+from weft.cluster.placement import Placement  # noqa: E402
+from weft.cluster.placements import PLACEMENTS  # noqa: E402
 from weft.cluster.rounds import PolicyError, following  # noqa: E402
 
 
@@ -114,6 +117,98 @@ def test_a_policy_that_fails_is_named_with_job_and_time(policy, decide, message)
     jobs = Jobs([2], [3], [1], id=["j0"])
     with pytest.raises(PolicyError, match=message):
         simulate(jobs, Cluster.parse("1x1"), policy(decide))
+
+
+# ---- a policy decides, and changes nothing ---------------------------------------------------------------------------
+
+
+def assign(thing, name):
+    setattr(thing, name, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda view: assign(view, "now"), "FrozenInstanceError: cannot assign to field 'now'"),
+        (lambda view: assign(view.jobs[0], "left"), "AttributeError: job 'j0': 'left' is read-only"),
+        (lambda view: delattr(view.jobs[0], "left"), "AttributeError: job 'j0': 'left' is read-only"),
+        (lambda view: view.jobs[0].waited.update(quota=1), "AttributeError: 'mappingproxy'"),
+        (lambda view: view.jobs[0].placed.clear(), "AttributeError: 'tuple'"),
+        (lambda view: view.jobs[0].stretches.clear(), "AttributeError: 'tuple'"),
+        (lambda view: view.jobs[0].row.duration.fill(0), "ValueError: assignment destination is read-only"),
+        (lambda view: assign(view.jobs[0].row, "gpus"), "AttributeError: jobs: 'gpus' is read-only"),
+        (lambda view: assign(view.nodes[0], "gpus"), "AttributeError: node 'node-0': 'gpus' is read-only"),
+        (lambda view: view.nodes[0].milli.clear(), "AttributeError: 'tuple'"),
+        (lambda view: view.nodes[0].pieces.clear(), "AttributeError: 'tuple'"),
+        (lambda view: view.nodes[0].clear(), "AttributeError: node 'node-0': 'pieces' is read-only"),
+        (lambda view: view.nodes[0].take(None, "j0", [0]), "AttributeError: node 'node-0': 'pieces' is read-only"),
+        (lambda view: view.nodes[0].give_back(None, "j0", [0]), "AttributeError: node 'node-0': 'pieces' is read-only"),
+        (lambda view: view.nodes[0].change(None, [0], 1), "AttributeError: node 'node-0': 'pieces' is read-only"),
+        (lambda view: assign(view.simulator, "now"), "AttributeError: the simulator: 'now' is read-only"),
+        (lambda view: view.simulator.place(view.jobs[0]), "AttributeError: the simulator shows a policy no 'place'"),
+        (lambda view: view.simulator.history.clear(), "AttributeError: 'tuple'"),
+        (lambda view: view.simulator.quotas.clear(), "AttributeError: 'mappingproxy'"),
+        (lambda view: assign(view.simulator.jobs["j0"], "left"), "AttributeError: job 'j0': 'left' is read-only"),
+        (lambda view: assign(view.simulator.nodes[0], "gpus"), "AttributeError: node 'node-0': 'gpus' is read-only"),
+    ],
+)
+def test_a_policy_that_writes_is_named(policy, change, message):
+    jobs = Jobs([2], [3], [1], id=["j0"])
+    with pytest.raises(PolicyError, match=re.escape(f"policy 'mine' at 2 s raised {message}")):
+        simulate(jobs, Cluster.parse("1x1"), policy(change))
+    assert jobs.duration.tolist() == [3] and jobs.gpus.tolist() == [1]
+
+
+def test_what_a_policy_sees_is_what_there_is(policy):
+    seen = []
+
+    def decide(view):
+        (node,) = view.nodes
+        held = [job.id for job in view.jobs if job.placed]
+        seen.append((view.now, held, node.free_gpus, [name for name, *_ in node.pieces]))
+        assert all(job.placed[0][0] == node for job in view.jobs if job.placed)
+        assert view.simulator.now == view.now and set(view.simulator.jobs) == {"a", "b"}
+        return view.jobs
+
+    simulate(Jobs([0, 2], [9, 9], [1, 4], id=["a", "b"]), Cluster.parse("1x8"), policy(decide))
+    assert seen == [(0, [], 8, []), (2, ["a"], 7, ["a"]), (9, ["b"], 4, ["b"]), (11, [], 8, [])]
+
+
+KEYS = """
+from weft.cluster.order import Order
+ORDER = Order("k", {}, "of a test")
+"""
+
+
+@pytest.mark.parametrize("order", ["keys.py", "keys.py-skip"])
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ("lambda jobs: jobs.duration.fill(0)", "of job 'a', submitted at 0 s: ValueError: assignment destination"),
+        ("lambda jobs: setattr(jobs, 'gpus', 1)", "of job 'a', submitted at 0 s: AttributeError: jobs: 'gpus' is"),
+        ("lambda jobs: ([1 // (g - 2) for g in jobs.gpus.tolist()],)", "of job 'b', submitted at 5 s: ZeroDivisionE"),
+        ("lambda jobs: (jobs.gpus.mean(),)", "of job 'a', submitted at 0 s: TypeError: a column of float64 ()"),
+        ("lambda jobs: (jobs.gpus[:1],)", ": TypeError: a column of int64 (1,); expected 2 numbers"),
+        ("lambda jobs: (list(jobs.id),)", "of job 'a', submitted at 0 s: TypeError: a column of <U1 (1,)"),
+        ("lambda jobs: (jobs.gpus * float('nan'),)", "of job 'a', submitted at 0 s: ValueError: the key of job 'a'"),
+    ],
+)
+def test_keys_that_write_or_fail_are_named_with_job_and_time(tmp_path, order, keys, message):
+    (tmp_path / "keys.py").write_text(KEYS.format(keys))
+    jobs = Jobs([0, 5], [3, 3], [1, 2], id=["a", "b"])
+    with pytest.raises(ValueError, match=re.escape("order 'k': keys") + ".*" + re.escape(message)):
+        simulate(jobs, Cluster.parse("1x8"), str(tmp_path / order))
+    assert jobs.duration.tolist() == [3, 3] and jobs.gpus.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("order", ["fifo", "fifo-conservative", "srtf", "time-slices"])
+def test_a_placement_that_raises_is_named_with_job_node_and_time(monkeypatch, order):
+    placement = Placement("mine", lambda piece, node: 1 / (node.free_gpus - 4), "of a test")
+    monkeypatch.setitem(PLACEMENTS, "mine", placement)
+    jobs = Jobs([0, 2], [999, 9], [4, 2], id=["a", "b"])
+    message = "placement 'mine' at 2 s raised ZeroDivisionError: .*; of job 'b' .2 GPUs. on node 'node-0'"
+    with pytest.raises(ValueError, match=message):
+        reference.simulate(jobs, Cluster.parse("1x8"), order, "mine")
 
 
 @pytest.mark.parametrize("every_s", [-5, 1e-12, float("nan"), float("inf"), "60"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -271,7 +270,24 @@ class Jobs:
         """Those rows (indices or a mask), in that order when they are indices in order of submission."""
         rows = np.flatnonzero(rows) if np.asarray(rows).dtype == bool else np.asarray(rows)
         picked = {name: getattr(self, name)[rows] for name in self.columns()}
-        return dataclasses.replace(self, **picked, id=[self.id[int(r)] for r in rows])
+        return Jobs(**{**vars(self), **picked, "id": [self.id[int(r)] for r in rows]})
+
+    def read_only(self) -> Jobs:
+        """The same jobs to look at: who writes to a column gets an error."""
+        seen = object.__new__(ReadOnlyJobs)
+        columns = {name: getattr(self, name).view() for name in self.columns()}
+        for column in columns.values():
+            column.flags.writeable = False
+        id = self.id if isinstance(self.id, range) else tuple(self.id)
+        vars(seen).update({**vars(self), **columns, "id": id, "dropped": dict(self.dropped)})
+        return seen
+
+
+class ReadOnlyJobs(Jobs):
+    """Of :meth:`Jobs.read_only`."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"jobs: '{name}' is read-only; an order gives sort keys, and changes no job")
 
 
 def size_of(gpus: int, milli: int) -> int:

@@ -29,6 +29,8 @@ class Nodes:
         self.types: list[str] = []
         self.racks: list[str] = []
         self.domains: list[str] = []
+        self.now = 0.0
+        self.asking: Any = None  # the job whose pieces are being placed
 
     def add_node(
         self,
@@ -98,6 +100,7 @@ class Nodes:
 
     def pieces(self, row: Jobs) -> list[Piece]:
         """A job with pods comes in equal ones; one that is larger than the largest node on whole nodes and one remainder."""
+        self.asking = row.id[0]
         gpus, pods = int(row.gpus[0]), int(row.pods[0])
         largest = max(n.gpus for n in self.nodes)
         if pods:
@@ -148,9 +151,20 @@ class Nodes:
         return best[0] if self.ties == "lowest" else best[-1]
 
     def score(self, piece: Piece, node: Node) -> tuple[float, int]:
-        """What the placement thinks of a node, and, where it says so, the GPU that a share should take."""
+        """What the placement thinks of a node, and, where it says so, the GPU that a share should take.
+
+        Raises:
+            ValueError: the placement raises; with the job, the node and the moment.
+        """
         score: Any = self.placement.score
-        both = score(piece, node, self.context) if len(inspect.signature(score).parameters) == 3 else score(piece, node)
+        given = (piece, node, self.context)[: len(inspect.signature(score).parameters)]
+        try:
+            both = score(*given)
+        except Exception as error:
+            raise ValueError(
+                f"placement '{self.placement.name}' at {self.now:g} s raised {type(error).__name__}: {error}; of job "
+                f"{self.asking!r} ({piece.gpus} GPUs) on node '{node.id}'"
+            ) from error
         return both if isinstance(both, tuple) else (float(both), -1)
 
     def pick(self, node: Node, piece: Piece) -> list[int]:

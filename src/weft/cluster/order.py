@@ -110,11 +110,34 @@ class Order:
 
     def rank(self, jobs: Jobs) -> NDArray[np.int32]:
         """Each job's position, [J]; jobs are in order of submission, which settles what the keys leave equal."""
-        keys = self.keys(jobs)
+        keys = self.columns(jobs)
         rank = np.empty(len(jobs), np.int32)
         order = np.lexsort(keys[::-1]) if keys else np.arange(len(jobs))
         rank[order] = np.arange(len(jobs), dtype=np.int32)
         return rank
+
+    def columns(self, jobs: Jobs) -> tuple[NDArray[Any], ...]:
+        """What ``keys`` gives for jobs, which it cannot write to.
+
+        Raises:
+            ValueError: it raises, or gives what are no columns of numbers; with the first job for which it does.
+        """
+        try:
+            with contextlib.redirect_stdout(sys.stderr):  # standard output is the result's
+                found = tuple(np.asarray(column) for column in self.keys(jobs.read_only()))
+            for column in found:
+                if column.shape != (len(jobs),) or column.dtype.kind not in "biuf":
+                    raise TypeError(f"a column of {column.dtype} {column.shape}; expected {len(jobs)} numbers")
+                if len(bad := np.flatnonzero(np.isnan(column))):
+                    j = int(bad[0])
+                    raise ValueError(f"the key of job {jobs.id[j]!r}, submitted at {jobs.submit[j]:g} s, is nan")
+        except (Exception, SystemExit) as error:
+            if len(jobs) > 1:
+                for half in np.array_split(np.arange(len(jobs)), 2):
+                    self.columns(jobs.take(half))
+            of = f" of job {jobs.id[0]!r}, submitted at {jobs.submit[0]:g} s" if len(jobs) == 1 else ""
+            raise ValueError(f"order '{self.name}': keys{of}: {type(error).__name__}: {error}") from error
+        return found
 
 
 MODES = {

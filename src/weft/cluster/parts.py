@@ -93,7 +93,7 @@ class Job:
     id: Any
     submit: float
     duration: float
-    row: Jobs  # the one row that it is
+    row: Jobs  # the one row that it is, read-only
     key: tuple[float, ...]  # its place in the queue: what comes first is served first
     state: str = "pending"
     start: float | None = None

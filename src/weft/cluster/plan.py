@@ -93,6 +93,7 @@ def least(node: Node, stays: list[Stay], begin: float, end: float) -> SimpleName
     moments = [begin, *(stay.begin for stay in here if begin < stay.begin < end)]
     present = [[s.piece for s in here if s.begin <= m < s.end] for m in moments]
     return SimpleNamespace(
+        id=node.id,
         gpus=node.gpus,
         gpu_type=node.gpu_type,
         gpu_memory=node.gpu_memory,

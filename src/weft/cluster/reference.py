@@ -68,7 +68,6 @@ class Simulator(Nodes):
         self.tenants: dict[str, None] = {}  # all that were named
         super().__init__(placement, ties, seed)
         topology.check(self.placement, self.order, self.mode)
-        self.now = 0.0
         self.plan: dict[Any, list[plan.Stay]] = {}  # of conservative backfill: where and when those who wait will be
         self.promised: Promise | None = None  # what the head of the queue has been promised
         self.detailed = False  # whether single GPUs are looked at
@@ -121,8 +120,8 @@ class Simulator(Nodes):
         id = row.id[0]
         if id in self.jobs:
             raise ValueError(f"job '{id}' is there already; a job needs a name of its own")
-        key = (*(column[0].item() for column in self.order.keys(row)), row.submit[0].item(), len(self.jobs))
-        job = Job(id, row.submit[0].item(), row.duration[0].item(), row, key, number=len(self.jobs))
+        key = (*(column[0].item() for column in self.order.columns(row)), row.submit[0].item(), len(self.jobs))
+        job = Job(id, row.submit[0].item(), row.duration[0].item(), row.read_only(), key, number=len(self.jobs))
         job.work, job.left = job.duration, row.estimate[0].item()
         nodes, state = self.nodes, self.random
         self.nodes = [dataclasses.replace(node) for node in nodes]  # an empty cluster, for a moment

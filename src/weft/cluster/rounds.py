@@ -26,8 +26,9 @@ import numpy as np
 
 from weft.cluster import preempt
 from weft.cluster.model import Cluster, Jobs
-from weft.cluster.parts import Job, Node
+from weft.cluster.parts import Job
 from weft.cluster.result import REASONS, Result, Stretches
+from weft.cluster.seen import SeenJob, SeenNode, SeenSimulator
 
 if TYPE_CHECKING:
     from weft.cluster.reference import Simulator
@@ -39,20 +40,20 @@ class PolicyError(ValueError):
 
 @dataclass(frozen=True)
 class View:
-    """What a policy sees at a round.
+    """What a policy sees at a round. Nothing of it can be written to.
 
     Args:
         now: seconds.
         jobs: all that have arrived and not ended; ``job.row`` is its row of the trace, ``job.state`` ``running`` or not,
             ``job.placed`` its nodes.
         nodes: with what is free of them.
-        simulator: all else: quotas, racks, costs, the history.
+        simulator: all else: quotas, racks, costs, the history (:class:`weft.cluster.seen.SeenSimulator`).
     """
 
     now: float
-    jobs: tuple[Job, ...]
-    nodes: tuple[Node, ...]
-    simulator: Simulator
+    jobs: tuple[SeenJob, ...]
+    nodes: tuple[SeenNode, ...]
+    simulator: SeenSimulator
 
     def served(self, job: Job) -> float:
         """Seconds that a job has held its GPUs."""
@@ -62,7 +63,7 @@ class View:
         """Seconds until it would end by its estimate, were it to hold its GPUs from now on; a restart counts."""
         if job.state == "running":
             return job.left + job.resume - (self.now - job.begins)
-        return job.left + (self.simulator.restart_s if job.stops else 0.0)
+        return job.left + float(self.simulator.restart_s if job.stops else 0.0)
 
 
 def following(now: float, every_s: float) -> float:
@@ -82,23 +83,23 @@ def decide(sim: Simulator) -> None:
     if every and round(sim.now / every) * every != sim.now:
         return
     running = [job for job in sim.jobs.values() if job.state == "running"]
-    view = View(sim.now, tuple(sorted([*sim.queue, *running], key=lambda job: job.number)), tuple(sim.nodes), sim)
+    there = {job.number: job for job in sorted([*sim.queue, *running], key=lambda job: job.number)}
+    shown = {number: SeenJob(job) for number, job in there.items()}
+    view = View(sim.now, tuple(shown.values()), tuple(map(SeenNode, sim.nodes)), SeenSimulator(sim))
     name = f"policy '{sim.order.name}' at {sim.now:g} s"
     try:
         with contextlib.redirect_stdout(sys.stderr):  # standard output is the result's
             chosen = list(sim.order.rounds.decide(view))
     except (Exception, SystemExit) as error:
         raise PolicyError(f"{name} raised {type(error).__name__}: {error}") from error
-    known = {job.number: job for job in view.jobs}
     seen: set[int] = set()
-    for job in chosen:
-        if not isinstance(job, Job) or known.get(job.number) is not job:
+    for rank, job in enumerate(chosen):
+        if not isinstance(job, SeenJob) or shown.get(job.number) is not job:
             raise PolicyError(f"{name} chose {getattr(job, 'id', job)!r}; expected jobs of view.jobs")
         if job.number in seen:
             raise PolicyError(f"{name} chose job {job.id!r} twice; expected each once")
         seen.add(job.number)
-    for rank, job in enumerate(chosen):
-        job.rank = float(rank)
+        there[job.number].rank = float(rank)
     for job in running:
         if job.number not in seen:
             for node, piece, gpus in job.placed:
@@ -109,7 +110,7 @@ def decide(sim: Simulator) -> None:
     preempt.start_in_turn(sim, [])
     sim.queue += left_out
     sim.history.append((sim.now, "round", sim.order.name))
-    if sim.queue and not sim.coming and not any(job.state == "running" for job in view.jobs):
+    if sim.queue and not sim.coming and not any(job.state == "running" for job in there.values()):
         first = min(sim.queue, key=lambda job: job.number)
         raise PolicyError(
             f"{name} starts none of the {len(sim.queue)} jobs that wait, and nothing runs or will come: job {first.id!r} "

@@ -139,6 +139,11 @@ def simulate(
             last = now
     except KeyboardInterrupt:
         complete = False
+    except Exception as error:
+        raise ValueError(
+            f"order '{order}' or placement '{placement}' raised {type(error).__name__}: {error}; the plain engine, "
+            "weft.cluster.reference.simulate with the same arguments, names the job and the moment"
+        ) from error
     cpu_s = time.process_time() - begin
     if kept:
         return Result(
