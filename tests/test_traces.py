@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
 import json
 import os
+import re
 import sys
 import tarfile
 from pathlib import Path
@@ -72,6 +74,82 @@ def test_csv_by_its_own_names(write, pack):
 def test_an_empty_cell_is_what_is_usual(write):
     jobs = trace.load(write("t.csv", "submit,duration,gpus,cpu,estimate,milli\n0,5,1,,,\n1,6,1,500,9,250\n"), "csv")
     assert rows(jobs, "cpu", "estimate", "milli") == [(0, 0.0, 5.0, 1, 0, 5.0, 1000), (1, 1.0, 6.0, 1, 500, 9.0, 250)]
+
+
+def test_a_column_that_is_not_read_is_told(write, tmp_path):
+    text = "submit,duration,gpus,prioritys,Milli,colour,time\n0,5,1,2,500,red,7\n"
+    told = (
+        "columns of the trace that are not read: prioritys (did you mean 'priority'?), Milli (did you mean 'milli'?), "
+        "colour, time"
+    )
+    jobs = trace.load(write("t.csv", text), "csv")
+    assert jobs.warnings == (told,) and jobs.take([0]).warnings == (told,)
+    assert trace.load(write("t.csv", text), "csv", columns={"submit": "time"}).warnings[0].endswith("colour")
+    assert trace.load(write("t.csv", OWN), "csv", columns=MAPPING).warnings == ()
+    pytest.importorskip("pyarrow")
+    from pyarrow import csv, parquet
+
+    parquet.write_table(csv.read_csv(write("t.csv", text)), tmp_path / "t.parquet")
+    assert trace.load(tmp_path / "t.parquet", "parquet").warnings == (told,)
+
+
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [
+        (
+            "submit,durations,gpus",
+            "column duration is missing; did you mean 'durations'? (there are: submit, durations",
+        ),
+        ("submit,time,GPUS", "column duration, gpus is missing; did you mean 'GPUS'? (there are: submit, time, GPUS)"),
+        ("begin,time,gpu_num", "column submit, duration, gpus is missing (there are"),
+        ("submit,duration,gpus,gpus", "column gpus is there 2 times; expected it once"),
+    ],
+)
+def test_a_column_that_is_missing_or_there_twice_is_named(write, header, words):
+    with pytest.raises(TraceError, match=re.escape(words)):
+        trace.load(write("t.csv", f"{header}\n{','.join('1' for _ in header.split(','))}\n"), "csv")
+
+
+def test_a_column_that_nobody_wants_may_be_there_twice(write):
+    assert len(trace.load(write("t.csv", "submit,duration,gpus,x,x\n0,1,1,a,b\n"), "csv")) == 1
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "told"),
+    [
+        ("cpu", (8, 96), "cpu: the most that a job asks is 96 thousandths of a core; is the column in another unit?"),
+        ("memory", (64, 512), "memory: the most that a job asks is 512 MiB; is"),
+        ("memory", (1, 2**36), "memory: the most that a job asks is 68,719,476,736 MiB; is"),
+        ("gpu_memory", (1, 81920), "gpu_memory: the most that a job asks is 81,920.0 GB of each GPU; is"),
+        ("milli", (1, 1), "milli: the most that a job asks is 1 thousandths of each GPU; is"),
+        ("cpu", (0, 500), ""),
+        ("memory", (0, 65536), ""),
+    ],
+)
+def test_a_column_in_another_unit_is_told(write, column, values, told):
+    text = f"submit,duration,gpus,{column}\n" + "".join(f"0,1,1,{value}\n" for value in values)
+    warnings = trace.load(write("t.csv", text), "csv").warnings
+    assert len(warnings) == bool(told) and all(warning.startswith(told) for warning in warnings)
+
+
+def test_a_fraction_of_a_thousandth_names_the_unit(write):
+    with pytest.raises(
+        TraceError, match=r"t:2: cpu is 0.5; expected a whole number of 0 or more .thousandths of a core"
+    ):
+        trace.load(write("t", "submit,duration,gpus,cpu\n0,1,1,0.5\n"), "csv")
+
+
+def test_each_job_has_an_id_of_its_own(write):
+    jobs = trace.load(write("t", "id,submit,duration,gpus\nz,0,1,0\n,0,1,1\nb,1,1,1\n,2,1,1\n"), "csv")
+    assert list(jobs.id) == ["0", "b", "2"]  # the first row, without a GPU, is no job
+    for text in ("a,0,1,1\nb,0,1,1\na,1,1,1\n", "0,0,1,1\nb,0,1,1\n,1,1,1\n2,1,1,1\n"):
+        with pytest.raises(
+            TraceError, match=r"t:\d: id '[a2]' is there already .line \d.; expected another for each job"
+        ):
+            trace.load(write("t", f"id,submit,duration,gpus\n{text}"), "csv")
+    alike = [philly("j", "2017-10-08 07:00:00", attempt("2017-10-08 07:01:00", "2017-10-08 07:02:00", 1))] * 2
+    with pytest.raises(TraceError, match="t: id 'j' is there already; expected another for each job"):
+        trace.load(write("t", alike), "philly")
 
 
 def test_parquet_is_csv(write, tmp_path):
@@ -443,8 +521,14 @@ def test_damage_and_encodings(write):
     with pytest.raises(TraceError, match=r"an archive of 2 files \(a.csv, b.csv\); expected one"):
         trace.load(write("t", tar(a=OWN, b=OWN)), "csv")
     text = "submit,duration,gpus,tenant\n0,1,1,Köln\n"
-    for encoding in ("utf-8", "utf-8-sig", "cp1252"):
+    for encoding in ("utf-8", "utf-8-sig", "utf-16", "cp1252"):
         assert trace.load(write("t", text.encode(encoding)), "csv").tenants == ("Köln",)
+    assert trace.load(write("t", codecs.BOM_UTF16_BE + text.encode("utf-16-be")), "csv").tenants == ("Köln",)
+    for content, line in ((text.encode("utf-16-le"), 1), (text.encode() + b"0,1,\0,a\n", 3)):
+        with pytest.raises(
+            TraceError, match=f"t:{line}: a zero byte, .* UTF-16 without a mark; expected text in UTF-8"
+        ):
+            trace.load(write("t", content), "csv")
 
 
 # ---- cluster files ---------------------------------------------------------------------------------------------------
@@ -495,7 +579,8 @@ def test_a_yaml_cluster(write):
         (YAML, "", "it is empty; expected groups of nodes under 'nodes:'"),
         (YAML, "{}", "c.yaml:1: 'nodes' is missing"),
         (YAML, "nodes: []", "it has no nodes"),
-        (YAML, "nodes: \x00", "no YAML"),
+        (YAML, "nodes: \x01", "no YAML"),
+        (YAML, "nodes: \x00", "c.yaml:1: a zero byte"),
     ],
 )  # fmt: skip
 def test_a_yaml_mistake_is_named_with_its_line(write, old, new, words):

@@ -100,7 +100,10 @@ def generate(
         whole_file.check(path)
     made = _cluster(nodes, 0.0, cluster) if nodes or cluster or not (like or profile) else None
     if like:
-        found = fit(_jobs(like, format, _options(format, option or [], columns), where, limit), _date(begins))
+        trace = _jobs(like, format, _options(format, option or [], columns), where, limit)
+        for warning in trace.warnings:
+            _told(warning)
+        found = fit(trace, _date(begins))
     elif profile:
         found = profile_file.load(profile)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
 import json
@@ -35,12 +36,23 @@ def bytes_of(path: Path) -> bytes:
 
 
 def text_of(path: Path) -> io.TextIOBase:
-    """The file as text: gzip understood, UTF-8 with or without a mark, else what Windows writes (cp1252)."""
+    """The file as text: gzip understood, UTF-8 with or without a mark, UTF-16 with one, else what Windows writes (cp1252).
+
+    Raises:
+        TraceError: a zero byte, which no text has.
+    """
     raw = bytes_of(path)
+    marked = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     try:
-        return io.StringIO(raw.decode("utf-8-sig"), newline="")
+        text = raw.decode("utf-16" if marked else "utf-8-sig")
     except UnicodeDecodeError:
-        return io.StringIO(raw.decode("cp1252", errors="replace"), newline="")
+        text = raw.decode("cp1252", errors="replace")
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise TraceError(
+            f"{path}:{line}: a zero byte, as in a binary file or UTF-16 without a mark; expected text in UTF-8"
+        )
+    return io.StringIO(text, newline="")
 
 
 def json_of(path: Path) -> Any:

@@ -67,6 +67,7 @@ def summary(result: Result) -> dict[str, Any]:
         "completed": int(ran.sum()),
         "generated": jobs.generated,
         "dropped": jobs.dropped,
+        "warnings": list(jobs.warnings),
         "nodes": len(result.cluster),
         "gpus": gpus,
         **{name: distribution(values[ran]) for name, values in every.items()},

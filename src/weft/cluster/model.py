@@ -214,6 +214,7 @@ class Jobs:
     tenants: tuple[str, ...] = ("",)
     generated: bool = False
     dropped: dict[str, int] = field(default_factory=dict)  # reason → rows that the loader left out
+    warnings: tuple[str, ...] = ()  # what the loader doubts, a sentence each
 
     def __post_init__(self) -> None:
         count = len(self.submit)

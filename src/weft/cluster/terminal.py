@@ -27,6 +27,8 @@ def show(out: Console, found: dict[str, Any]) -> None:
     out.print(table)
     if found["generated"]:
         _say(out, GENERATED)
+    for warning in found["warnings"]:
+        _say(out, warning)
     _say(out, _unvalidated([found]))
     share = _share(found["utilisation"])
     waited = sum(found["wait_reasons"].values())
@@ -114,6 +116,8 @@ def show_compared(out: Console, compared: Sequence[Compared], metric: str) -> No
             _say(out, f"{max(never.values()):,} jobs can never run, and are left out")
         if ran[0].runs[0].found["generated"]:
             _say(out, GENERATED)
+        for warning in ran[0].runs[0].found["warnings"]:
+            _say(out, warning)
         _say(out, _unvalidated([each.runs[0].found for each in ran]))
     for each in compared:
         for why in each.failed:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from weft.cluster.columns import GENERATED
 from weft.cluster.model import USUAL, Jobs
-from weft.cluster.trace import GENERATED
 from weft.cluster.whole_file import written
 
 SUFFIXES = (".csv", ".parquet")

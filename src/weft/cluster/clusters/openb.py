@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from weft.cluster.cluster_file import ClusterFormat, named
+from weft.cluster.columns import read
 from weft.cluster.model import Cluster, NodeGroup
-from weft.cluster.trace import read
 
 COLUMNS = ("cpu_milli", "memory_mib", "gpu")
 

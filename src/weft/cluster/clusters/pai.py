@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from weft.cluster.cluster_file import ClusterFormat, named
+from weft.cluster.columns import read
 from weft.cluster.model import Cluster, NodeGroup
-from weft.cluster.trace import read
 
 HEADER = ("machine", "gpu_type", "cap_cpu", "cap_mem", "cap_gpu")
 ROW = re.compile(r"\w+,\w+,[\d.]+,[\d.]+,[\d.]+\s")

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from weft.cluster.columns import read
 from weft.cluster.model import Jobs
-from weft.cluster.trace import Format, jobs_of, names, or_zero, read, since_first
+from weft.cluster.trace import Format, jobs_of, names, or_zero, since_first
 
 
 def load(path: Path) -> Jobs:

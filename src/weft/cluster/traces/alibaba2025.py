@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from weft.cluster.columns import read
 from weft.cluster.model import Jobs
-from weft.cluster.trace import Format, jobs_of, names, or_zero, read
+from weft.cluster.trace import Format, jobs_of, names, or_zero
 
 NUMBERS = ("cpu_request", "gpu_request", "memory_request", "creation_time", "scheduled_time", "deletion_time")
 

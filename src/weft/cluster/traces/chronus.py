@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from weft.cluster.columns import read
 from weft.cluster.model import Jobs
-from weft.cluster.trace import Format, jobs_of, names, read
+from weft.cluster.trace import Format, jobs_of, names
 
 
 def load(path: Path, seconds_per_unit: float = 60.0) -> Jobs:

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from weft.cluster.columns import Columns, nearest, read
 from weft.cluster.model import FLOATS, USUAL, Jobs
-from weft.cluster.trace import Columns, Format, accepted, jobs_of, names, read
+from weft.cluster.trace import Format, accepted, jobs_of, names
 from weft.definition import UnknownName
 
 NEEDED = ("submit", "duration", "gpus")
 WORDS = ("id", "tenant", "types")
 OPTIONAL = (*(name for name in (*USUAL, "estimate") if name not in WORDS), *WORDS)
 NUMBERS = (*NEEDED, *(name for name in OPTIONAL if name not in WORDS))
+# Column → its unit, and between which bounds the largest request of a trace would lie.
+UNITS = {
+    "milli": ("thousandths of each GPU", 10, 1000),
+    "gpu_memory": ("GB of each GPU", 1, 2000),
+    "cpu": ("thousandths of a core", 100, 1e9),
+    "memory": ("MiB", 1024, 2**30),
+}
 
 
 def load(path: Path, columns: Mapping[str, str] | None = None) -> Jobs:
     """``tenant`` and ``id`` are words, ``types`` the accelerator types that the job accepts, separated by ``|``.
 
-    Units as in ``Jobs``: seconds, thousandths, GB of GPU memory, MiB of memory. An empty cell of a column that may be missing
-    gets what is usual, as the whole column does where it is missing. A job without a GPU is left out unless it asks cores.
+    Units as in ``Jobs``: seconds, thousandths of GPUs and cores, GB of GPU memory, MiB of memory. Where the largest request is
+    such that another unit must be meant, and where a column is not read, ``jobs.warnings`` says so. An empty cell of a column
+    that may be missing gets what is usual, as the whole column does where it is missing. A job without a GPU is left out
+    unless it asks cores.
 
     Args:
         columns: weft's name → the file's: ``{"gpus": "gpu_num"}``.
@@ -30,7 +40,9 @@ def load(path: Path, columns: Mapping[str, str] | None = None) -> Jobs:
     Raises:
         UnknownName: ``columns`` names one that weft does not have.
     """
-    return jobs_from(read(path, NUMBERS, WORDS, optional=OPTIONAL, called=known(columns)))
+    called = known(columns)
+    table = read(path, NUMBERS, WORDS, optional=OPTIONAL, called=called)
+    return jobs_from(table, unread(table, called))
 
 
 def known(columns: Mapping[str, str] | None) -> Mapping[str, str]:
@@ -40,14 +52,36 @@ def known(columns: Mapping[str, str] | None) -> Mapping[str, str]:
     return columns or {}
 
 
-def jobs_from(table: Columns) -> Jobs:
+def unread(table: Columns, called: Mapping[str, str]) -> list[str]:
+    """A sentence on the columns that are not read, each with the name of weft's that it may stand for."""
+    read = {called.get(name, name) for name in (*table.numbers, *table.words)}
+    open = {*NUMBERS, *WORDS} - {*table.numbers, *table.words}
+    told = []
+    for name in dict.fromkeys(table.names):
+        if name not in read:
+            near = nearest(name, open)
+            told.append(f"{name} (did you mean '{near}'?)" if near else name)
+    return [f"columns of the trace that are not read: {', '.join(told)}"] if told else []
+
+
+def doubtful(jobs: Jobs) -> list[str]:
+    """A sentence on each column whose largest value is none in its unit."""
+    found = []
+    for name, (unit, least, most) in UNITS.items():
+        largest = getattr(jobs, name).max(initial=0)
+        if largest and not least <= largest <= most:
+            found.append(f"{name}: the most that a job asks is {largest:,} {unit}; is the column in another unit?")
+    return found
+
+
+def jobs_from(table: Columns, warnings: Iterable[str] = ()) -> Jobs:
     """The jobs of a table under weft's own names."""
     more: dict[str, Any] = {}
     for name, column in table.numbers.items():
         if name in NEEDED:
             continue
         if name not in FLOATS:
-            table.whole(name)
+            table.whole(name, unit=UNITS.get(name, ("",))[0])
         more[name] = np.where(
             np.isnan(column), table.numbers["duration"] if name == "estimate" else USUAL[name], column
         )
@@ -59,7 +93,9 @@ def jobs_from(table: Columns) -> Jobs:
         more["types"], more["type_sets"] = accepted(table.words["types"])
     if "cpu" in more:
         more["cpu_only"] = more["cpu"] > 0
-    return jobs_of(table, *(table.numbers[name] for name in NEEDED), **more)
+    jobs = jobs_of(table, *(table.numbers[name] for name in NEEDED), **more)
+    jobs.warnings = (*warnings, *doubtful(jobs))
+    return jobs
 
 
 FORMAT = Format("csv", load, "columns submit, duration, gpus and any other of weft's own names", options=("columns",))

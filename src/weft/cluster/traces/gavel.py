@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from weft.cluster.columns import read
 from weft.cluster.file import TraceError, beside, json_of, text_of
 from weft.cluster.model import Jobs
-from weft.cluster.trace import Format, jobs_of, or_zero, read
+from weft.cluster.trace import Format, jobs_of, or_zero
 from weft.definition import UnknownName
 
 # The three layouts have no line of names; the number of columns tells them apart.

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from weft.cluster import kubernetes
+from weft.cluster.columns import seconds
 from weft.cluster.file import TraceError
 from weft.cluster.model import Jobs
-from weft.cluster.trace import Format, accepted, names, seconds, since_first
+from weft.cluster.trace import Format, accepted, names, since_first
 
 RUN = ("state", "lastState")
 

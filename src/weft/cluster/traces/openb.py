@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from weft.cluster.columns import read
 from weft.cluster.model import WHOLE, Jobs
-from weft.cluster.trace import Format, accepted, jobs_of, names, read
+from weft.cluster.trace import Format, accepted, jobs_of, names
 
 REQUESTS = ("cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
 TIMES = ("creation_time", "deletion_time", "scheduled_time")

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from weft.cluster.columns import read
 from weft.cluster.model import Jobs
-from weft.cluster.trace import Format, accepted, jobs_of, names, or_zero, read
+from weft.cluster.trace import Format, accepted, jobs_of, names, or_zero
 
 TASK = (
     "job_name", "task_name", "inst_num", "status", "start_time", "end_time", "plan_cpu", "plan_mem", "plan_gpu", "gpu_type",

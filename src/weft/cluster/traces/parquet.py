@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from weft.cluster.columns import Columns, present
 from weft.cluster.file import TraceError, bytes_of
 from weft.cluster.model import Jobs
-from weft.cluster.trace import Columns, Format, present
+from weft.cluster.trace import Format
 from weft.cluster.traces import csv
 
 
@@ -36,7 +37,7 @@ def load(path: Path, columns: Mapping[str, str] | None = None) -> Jobs:
     except pyarrow.ArrowException as error:
         raise TraceError(f"{path}: no Parquet file: {error}") from None
     places = present(path, file.schema_arrow.names, (*csv.NUMBERS, *csv.WORDS), csv.OPTIONAL, called)
-    generated = b'"generated": true' in (file.schema_arrow.metadata or {}).get(b"weft", b"")
+    weft_s = (file.schema_arrow.metadata or {}).get(b"weft", b"")  # what weft writes it knows
     table = file.read(columns=[there for _, there in places])
     numbers, words = {}, {}
     for name, there in places:
@@ -50,9 +51,9 @@ def load(path: Path, columns: Mapping[str, str] | None = None) -> Jobs:
             words[name] = [word or "" for word in column.to_pylist()]
         else:
             numbers[name] = np.asarray(column.to_numpy(), np.float64)
-    return csv.jobs_from(
-        Columns(path, numbers, words, np.arange(1, table.num_rows + 1), tuple(n for n, _ in places), generated)
-    )
+    lines, generated = np.arange(1, table.num_rows + 1), b'"generated": true' in weft_s
+    columns_of = Columns(path, numbers, words, lines, tuple(file.schema_arrow.names), generated)
+    return csv.jobs_from(columns_of, [] if weft_s else csv.unread(columns_of, called))
 
 
 FORMAT = Format("parquet", load, "csv's columns in a Parquet file", options=("columns",))

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from weft.cluster.columns import read, seconds
 from weft.cluster.file import TraceError, json_of, text_of
 from weft.cluster.model import Jobs
-from weft.cluster.trace import Format, jobs_of, names, read, seconds, since_first
+from weft.cluster.trace import Format, jobs_of, names, since_first
 
 
 def load(path: Path) -> Jobs:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
+from weft.cluster.columns import read
 from weft.cluster.file import TraceError, beside
 from weft.cluster.model import Jobs
-from weft.cluster.trace import Format, jobs_of, names, read
+from weft.cluster.trace import Format, jobs_of, names
 
 
 def load(path: Path, measurements: str | Path | None = None, gpu: str = "") -> Jobs:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
+from weft.cluster.columns import Columns, read
 from weft.cluster.file import TraceError
 from weft.cluster.model import Jobs
-from weft.cluster.trace import Columns, Format, accepted, jobs_of, names, or_zero, read, since_first
+from weft.cluster.trace import Format, accepted, jobs_of, names, or_zero, since_first
 
 FIELDS = "JobID,User,Account,Partition,Submit,Start,End,Elapsed,Timelimit,State,AllocTRES,ReqTRES,NNodes,Priority"
 NEEDED = ("JobID", "Submit", "Start", "End", "Elapsed", "AllocTRES")

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
+from weft.cluster.columns import Columns
+from weft.cluster.file import TraceError, text_of
 from weft.cluster.model import Jobs
-from weft.cluster.trace import Columns, Format, TraceError, jobs_of, names, text_of
+from weft.cluster.trace import Format, jobs_of, names
 
 COLUMNS = 18
 
