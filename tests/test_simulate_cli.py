@@ -102,6 +102,51 @@ def test_the_table_fits_80_columns(weft, usual):
     assert "unvalidated" not in weft(*usual, "--placement", "consolidate")[1]
 
 
+def test_no_job_at_all_that_could_run_is_a_failure(weft, tmp_path):
+    (tmp_path / "t.csv").write_text("submit,duration,gpus\n0,5,99\n1,5,98\n")
+    words = (tmp_path / "t.csv", "--format", "csv", "--nodes", "1x8")
+    code, out, _ = weft(*words)
+    assert code == 1 and "no job could run on this cluster" in out
+    code, out, _ = weft(*words, "--json")
+    assert code == 1 and json.loads(out)["completed"] == 0
+    code, out, _ = weft("compare", *words, "--policy", "fifo:best", "--processes", "1")
+    assert code == 1 and "no job could run on this cluster" in out
+
+
+def test_what_is_odd_about_a_trace_is_told(weft, tmp_path):
+    (tmp_path / "t.csv").write_text("submit,duration,gpus,prioritys\n0,5,1,7\n")
+    words = (tmp_path / "t.csv", "--format", "csv", "--nodes", "1x8")
+    told = "columns of the trace that are not read: prioritys (did you mean 'priority'?)"
+    assert told in weft(*words)[1] and json.loads(weft(*words, "--json")[1])["warnings"] == [told]
+    assert told in weft("compare", *words, "--policy", "fifo:best", "--processes", "1")[1]
+    like = ("generate", tmp_path / "g.csv", "--jobs", "9", "--like", words[0], "--format", "csv")
+    assert told in weft(*like, "--load", "1", "--nodes", "1x8")[2]
+
+
+LONG = "so-long-a-name-that-nobody-can-read-it-in-a-table-of-eighty-columns"
+
+
+def test_long_names_are_shortened_where_they_stay_apart(weft, tmp_path):
+    names = [f"{LONG}-{k}" for k in "ab"] + [f"begin-{LONG}-{k}-{LONG}" for k in "cd"]
+    rows = "".join(f"{k},{10**9 * k},8,{name},{name}\n" for k, name in enumerate(names))
+    (tmp_path / "t.csv").write_text(f"submit,duration,gpus,tenant,id\n{rows}0,1,99,x,{LONG}\n")
+    (tmp_path / LONG).mkdir()
+    order = tmp_path / LONG / "mine.py"
+    order.write_text(
+        "from weft.cluster.order import Order\nORDER = Order('k', lambda jobs: (-jobs.gpus,), 'of a test')"
+    )
+    words = (tmp_path / "t.csv", "--format", "csv", "--nodes", "1x8")
+    code, out, _ = weft(*words, "--order", order)
+    assert code == 0 and max(map(len, out.splitlines())) <= 80 and str(tmp_path) not in out
+    assert out.startswith("mine.py, best (ties: lowest)") and "unvalidated: order mine.py;" in out
+    flat = "".join(line.split("  ")[0] for line in out.splitlines())
+    assert "so-long-a-name-…ighty-columns-a" in flat and names[2] in flat and names[3] in flat  # alike if shortened
+    assert "job so-long-a-name-…-eighty-columns can never run" in flat
+    policies = ("--policy", f"{order}-skip:consolidate:random", "--policy", f"{order}:best")
+    code, out, _ = weft("compare", *words, *policies, "--processes", "1", "--ties", "highest", "--seeds", "2")
+    assert code == 0 and max(map(len, out.splitlines())) <= 80 and str(tmp_path) not in out and "mine.py:best" in out
+
+
 def test_names_are_printed_as_they_are(weft, tmp_path):
     (tmp_path / "t.csv").write_text("submit,duration,gpus,tenant\n0,5,1,[/b]\n1,5,1,a\x1b[2J\n2,5,1,[bold]\n", "utf-8")
     code, out, _ = weft(tmp_path / "t.csv", "--format", "csv", "--nodes", "1x1")

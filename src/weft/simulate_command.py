@@ -145,7 +145,8 @@ def simulate(
 ) -> None:
     """Run the jobs of a trace through a cluster: how long they take and wait, how full it is, and why.
 
-    `weft simulate compare PATH` runs several policies side by side.
+    `weft simulate compare PATH` runs several policies side by side. Exit status 1 when no job could run or a disk failed, 2 for
+    a mistake, 130 after Ctrl-C.
     """
     with _cluster_extra():
         from weft.cluster import metrics, terminal
@@ -182,7 +183,7 @@ def simulate(
         from weft.cluster import pictures as drawing
 
         _told(f"drawn: {drawing.write(pictures, [result])}")
-    raise typer.Exit(0 if result.complete else 130)
+    raise typer.Exit(130 if not result.complete else 0 if found["completed"] else 1)
 
 
 def compare(
@@ -219,7 +220,10 @@ def compare(
     pictures: Pictures = None,
     as_json: Json = False,
 ) -> None:
-    """Run several policies on one trace and rank them, with what seeds, ties and same-second jobs change."""
+    """Run several policies on one trace and rank them, with what seeds, ties and same-second jobs change.
+
+    Exit status 1 when a run failed, no job could run or a disk failed, 2 for a mistake, 130 after Ctrl-C.
+    """
     with _cluster_extra():
         from weft.cluster import compare as run
         from weft.cluster import terminal
@@ -264,7 +268,8 @@ def compare(
 
         _told(f"drawn: {drawing.write(pictures, results)}")
     failed = [why for each in compared for why in each.failed]
-    raise typer.Exit(130 if INTERRUPTED in failed else 1 if failed else 0)
+    none_ran = not any(run.found["completed"] for each in compared for run in each.runs)
+    raise typer.Exit(130 if INTERRUPTED in failed else 1 if failed or none_ran else 0)
 
 
 # ---- arguments -------------------------------------------------------------------------------------------------------

@@ -1,10 +1,14 @@
-"""What ``weft simulate`` and ``weft simulate compare`` print, in 80 columns."""
+"""What ``weft simulate`` and ``weft simulate compare`` print, in 80 columns: of long names the middle is left out, and of an
+order's file the folder; ``--json`` has them in full."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -13,14 +17,22 @@ from weft.cluster.compare import SAME_SECOND, SEEDS, TIES, Compared
 
 TOLD_AT_MOST = 3  # jobs that can never run, by name
 TENANTS_TOLD = 5
+NAME_COLUMNS = 32  # of a name
 GENERATED = "the trace is generated: no users asked for these jobs"
+FOLDERS = re.compile(r"^.*[/\\](?=[^/\\]*\.py(?:$|[-:]))")  # of an order's file
+NONE_RAN = "no job could run on this cluster"
 LABELS = {"jct": "job completion time", "queueing": "queueing delay", "slowdown": "slowdown (times)"}
 
 
 def show(out: Console, found: dict[str, Any]) -> None:
     """Prints :func:`weft.cluster.metrics.summary`."""
     table = _table(
-        f"{found['order']}, {found['placement']} (ties: {found['ties']})", "seconds", "mean", "p50", "p95", "p99"
+        f"{_shown(found['order'])}, {found['placement']} (ties: {found['ties']})",
+        "seconds",
+        "mean",
+        "p50",
+        "p95",
+        "p99",
     )
     for name, label in LABELS.items():
         table.add_row(label, *(_number(found[name][k]) for k in ("mean", "p50", "p95", "p99")))
@@ -68,9 +80,11 @@ def show(out: Console, found: dict[str, Any]) -> None:
         _say(out, f"{count:,} rows of the trace were left out: {why}")
     never = found["unschedulable"]
     for entry in never[:TOLD_AT_MOST]:
-        _say(out, f"job {entry['job']} can never run: {entry['reason']}")
+        _say(out, f"job {_shown(str(entry['job']))} can never run: {entry['reason']}")
     if len(never) > TOLD_AT_MOST:
         _say(out, f"… and {len(never) - TOLD_AT_MOST:,} more")
+    if not found["completed"] and found["complete"]:
+        _say(out, NONE_RAN)
     if not found["complete"]:
         _say(out, "interrupted: these are the jobs that had started by then")
 
@@ -93,7 +107,7 @@ def show_compared(out: Console, compared: Sequence[Compared], metric: str) -> No
             "× best",
             *(kind.removeprefix("same ") for kind in tried),
         )
-        best = ran[0].value(metric)
+        best, shown = ran[0].value(metric), _distinct(str(each.policy) for each in ran)
         for each in ran:
             value, band = each.value(metric), each.band(metric)
             cells = [_short(value)]
@@ -101,7 +115,7 @@ def show_compared(out: Console, compared: Sequence[Compared], metric: str) -> No
                 cells += [_short(end) for end in band or (None, None)]
             cells.append("–" if value is None or not best else f"{value / best:.3f}")
             cells += [_matter(each.matters(metric, kind)) for kind in tried]
-            table.add_row(_plain(str(each.policy)), *cells)
+            table.add_row(_plain(shown[str(each.policy)]), *cells)
         out.print(table)
         if tried:
             _say(
@@ -110,10 +124,12 @@ def show_compared(out: Console, compared: Sequence[Compared], metric: str) -> No
             )
         never = {str(each.policy): len(each.runs[0].found["unschedulable"]) for each in ran}
         if len(set(never.values())) > 1:
-            told = ", ".join(f"{name} {count:,}" for name, count in never.items())
+            told = ", ".join(f"{shown[name]} {count:,}" for name, count in never.items())
             _say(out, f"not the same jobs: those that can never run, and are left out, are {told}")
         elif any(never.values()):
             _say(out, f"{max(never.values()):,} jobs can never run, and are left out")
+        if not any(run.found["completed"] for each in ran for run in each.runs):
+            _say(out, NONE_RAN)
         if ran[0].runs[0].found["generated"]:
             _say(out, GENERATED)
         for warning in ran[0].runs[0].found["warnings"]:
@@ -121,7 +137,7 @@ def show_compared(out: Console, compared: Sequence[Compared], metric: str) -> No
         _say(out, _unvalidated([each.runs[0].found for each in ran]))
     for each in compared:
         for why in each.failed:
-            _say(out, f"FAILED {each.policy}: {why}")
+            _say(out, f"FAILED {_shown(str(each.policy))}: {why}")
 
 
 def as_json(compared: Sequence[Compared], metric: str) -> dict[str, Any]:
@@ -160,11 +176,12 @@ def as_json(compared: Sequence[Compared], metric: str) -> dict[str, Any]:
 
 def _groups(out: Console, title: str, groups: dict[str, dict[str, Any]]) -> None:
     table = _table("", title, "jobs", "mean JCT s", "p99", "mean wait s", "p99", "slowdown")
+    shown = _distinct(groups)
     for name, of in groups.items():
         numbers = [of["jct"]["mean"], of["jct"]["p99"], of["queueing"]["mean"], of["queueing"]["p99"]]
         slowdown = _number(of["slowdown"]["mean"])
         table.add_row(
-            _plain(name or "(no name)"), f"{of['jobs']:,}", *(_number(value, 0) for value in numbers), slowdown
+            _plain(shown[name] or "(no name)"), f"{of['jobs']:,}", *(_number(value, 0) for value in numbers), slowdown
         )
     out.print(table)
 
@@ -178,7 +195,29 @@ def _table(title: str, *columns: str) -> Table:
 
 def _plain(name: str) -> Text:
     """A name as it is: no markup, and nothing that moves a terminal's cursor."""
-    return Text("".join(c if c.isprintable() else "\ufffd" for c in name))
+    return Text(_printable(name))
+
+
+def _printable(name: str) -> str:
+    return "".join(c if c.isprintable() else "\ufffd" for c in name)
+
+
+def _shown(name: str) -> str:
+    """A name without what is too long of it, and a file's without its folders."""
+    name = _printable(FOLDERS.sub("", name))
+    if cell_len(name) <= NAME_COLUMNS:
+        return name
+    begin = end = ""
+    while cell_len(begin + end) < NAME_COLUMNS - 2:
+        begin, end = begin + name[len(begin)], name[-len(end) - 1] + end
+    return f"{begin}…{end}"
+
+
+def _distinct(names: Iterable[str]) -> dict[str, str]:
+    """Name → what is shown of it; all of it where two would look alike."""
+    shown = {name: _shown(name) for name in names}
+    count = Counter(shown.values())
+    return {name: of if count[of] == 1 else _printable(name) for name, of in shown.items()}
 
 
 def _unvalidated(every: Sequence[dict[str, Any]]) -> str:
@@ -187,7 +226,7 @@ def _unvalidated(every: Sequence[dict[str, Any]]) -> str:
     for found in every:
         for what, figures in found["validated"].items():
             if not figures:
-                names.setdefault(what, {})[found[what]] = None
+                names.setdefault(what, {})[_shown(found[what])] = None
     told = "; ".join(f"{what} {', '.join(of)}" for what, of in sorted(names.items()))
     return f"unvalidated: {told} (no published figures were reproduced)" if told else ""
 
