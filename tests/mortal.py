@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+import time
 
 
 def dies_at_worst(shared, task):
@@ -20,3 +21,9 @@ def echo(shared, task):
     if task == "exit":
         os._exit(7)
     return shared + task
+
+
+def sleeps(folder, task):
+    """Says by a file that it runs, and sleeps."""
+    (folder / str(os.getpid())).touch()
+    time.sleep(600)

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -21,8 +22,9 @@ pytest.importorskip("typer")
 parquet = pytest.importorskip("pyarrow.parquet")
 
 import mortal  # noqa: E402
-from where import plain_environment  # noqa: E402
+from where import ROOT, plain_environment  # noqa: E402
 
+from weft import __main__ as entry  # noqa: E402
 from weft import cli  # noqa: E402
 from weft.cluster import Cluster, Jobs, compare, metrics, reference, save, simulate, trace, workers  # noqa: E402
 from weft.cluster.generate import generate  # noqa: E402
@@ -548,6 +550,54 @@ def test_workers_answer_every_task_once():
     assert [number for number, _, _ in workers.run(mortal.echo, "x", ["a", "raise"], 1)] == [0, 1]
 
 
+def test_a_script_that_compares_needs_no_guard(tmp_path):
+    """Its processes do not run it anew."""
+    (tmp_path / "script.py").write_text(
+        "from weft.cluster import Cluster, Jobs, compare\n"
+        "open('ran', 'a').write('once')\n"
+        "found = compare(Jobs([0], [5], [1]), Cluster.parse('1x8'), ['fifo:best', 'sjf:best'], processes=2)\n"
+        "print([(str(each.policy), each.value('jct.mean'), each.failed) for each in found])\n"
+    )
+    said = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        env=plain_environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert said.stdout == "[('fifo:best', 5.0, []), ('sjf:best', 5.0, [])]\n" and said.stderr == ""
+    assert (tmp_path / "ran").read_text() == "once"
+
+
+def test_processes_end_when_their_parent_is_killed(tmp_path):
+    """``kill -9`` of it, while they are at work."""
+    text = (
+        f"import pathlib, sys; sys.path.insert(0, {str(ROOT / 'tests')!r})\n"
+        "import mortal; from weft.cluster import workers\n"
+        f"list(workers.run(mortal.sleeps, pathlib.Path({str(tmp_path)!r}), [1, 2], 2))\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", text], env=plain_environment())
+    deadline = time.monotonic() + 60
+    while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    parent.kill()
+    parent.wait()
+    pids = [int(path.name) for path in tmp_path.iterdir()]
+    assert len(pids) == 2
+
+    def runs(pid: int) -> bool:
+        with contextlib.suppress(OSError):
+            return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()  # who adopts it may not have looked yet
+        return False
+
+    while (left := [pid for pid in pids if runs(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -626,6 +676,18 @@ def test_an_interrupted_simulation_keeps_what_is_there(long, tmp_path):
     assert table.num_rows - table["start"].null_count == found["completed"]
     events = parquet.read_table(tmp_path / "run" / "events.parquet")["what"].to_pylist()
     assert events.count("start") == found["completed"] > events.count("completion")
+
+
+def test_an_interrupt_while_modules_are_imported_is_told(monkeypatch, capsys):
+    """Ctrl-C in the first moments."""
+
+    def interrupted(*a, **k):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("builtins.__import__", interrupted)
+    code = entry.main()
+    monkeypatch.undo()
+    assert code == 130 and capsys.readouterr() == ("", "weft: interrupted\n")
 
 
 def test_an_interrupted_comparison_keeps_what_is_there(long):

@@ -5,6 +5,14 @@ import sys
 
 def main() -> int:
     try:
+        return _main()
+    except KeyboardInterrupt:  # while modules are imported; later the command line says so itself
+        sys.stderr.write("weft: interrupted\n")
+        return 130
+
+
+def _main() -> int:
+    try:
         import rich  # noqa: F401
         import typer  # noqa: F401
     except ModuleNotFoundError as error:

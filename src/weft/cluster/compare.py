@@ -164,7 +164,7 @@ def compare(
 ) -> list[Compared]:
     """Runs policies side by side, and ranks them: the best first, those that gave nothing last.
 
-    In a script, call it under ``if __name__ == "__main__":``, since its processes import the script anew.
+    Its processes do not run a script anew, and know of its orders only what lies in files (``./mine.py:best``).
 
     Args:
         policies: ``"fifo:best"``, ``"sjf-skip:fgd:random"`` …; by default :func:`usual_policies`.

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import signal
+import sys
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
+from types import ModuleType
 from typing import Any
 
 Answer = tuple[int, Any, str]  # number of the task, what came back, or why nothing did
@@ -71,15 +74,8 @@ class _Slot:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         process = context.Process(target=_serve, args=(theirs,), daemon=True)
-        before = None
-        if threading.current_thread() is threading.main_thread():
-            # A Ctrl-C is this process's matter: theirs inherit that they do not listen.
-            before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        try:
+        with _without_main(), _deaf():
             process.start()
-        finally:
-            if before is not None:
-                signal.signal(signal.SIGINT, before)
         self.process = process
         theirs.close()  # so that the pipe ends when the process does
 
@@ -105,7 +101,39 @@ class _Slot:
             self.process.join(timeout=10)
 
 
+@contextlib.contextmanager
+def _deaf() -> Iterator[None]:
+    """A Ctrl-C is this process's matter: those that start now inherit that they do not listen."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """Processes that start now do not run the script anew, which may have no ``if __name__ == "__main__":``. They need nothing
+    of it: what they do lies in modules."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def _end_with(parent: Any) -> None:
+    """Ends this process when its parent is no more; also one that was killed, which could not say so."""
+    parent.join()
+    os._exit(1)
+
+
 def _serve(pipe: Connection) -> None:
+    threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
     try:
         function, shared = pipe.recv()
         while True:
