@@ -3,7 +3,9 @@ decide."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
+from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -20,16 +22,18 @@ def refuse(what: str, name: str) -> NoReturn:
 class SeenNode(Node):
     """A node. It has the attributes of the simulator's own, and none of the methods that change it."""
 
+    _of: Node
+
     def __init__(self, node: Node):
-        object.__setattr__(self, "__dict__", node.__dict__)  # the very same: it is never out of date
+        object.__setattr__(self, "_of", node)
 
     @property
     def pieces(self) -> tuple[tuple[Any, Piece, tuple[int, ...]], ...]:  # type: ignore[override]
-        return tuple((job, piece, tuple(gpus)) for job, piece, gpus in self.__dict__["pieces"])
+        return tuple((job, piece, tuple(gpus)) for job, piece, gpus in self._of.pieces)
 
     @property
     def milli(self) -> tuple[int, ...]:  # type: ignore[override]
-        return tuple(self.__dict__["milli"])
+        return tuple(self._of.milli)
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
         refuse(f"node '{self.id}'", name)
@@ -53,26 +57,37 @@ class SeenNode(Node):
 class SeenJob(Job):
     """A job, likewise."""
 
+    _of: Job
+
     def __init__(self, job: Job):
-        object.__setattr__(self, "__dict__", job.__dict__)
+        object.__setattr__(self, "_of", job)
 
     @property
     def placed(self) -> tuple[tuple[SeenNode, Piece, tuple[int, ...]], ...]:  # type: ignore[override]
-        return tuple((SeenNode(node), piece, tuple(gpus)) for node, piece, gpus in self.__dict__["placed"])
+        return tuple((SeenNode(node), piece, tuple(gpus)) for node, piece, gpus in self._of.placed)
 
     @property
     def waited(self) -> Mapping[str, float]:  # type: ignore[override]
-        return MappingProxyType(self.__dict__["waited"])
+        return MappingProxyType(self._of.waited)
 
     @property
     def stretches(self) -> tuple[tuple[float, float, tuple[str, ...]], ...]:  # type: ignore[override]
-        return tuple((begin, end, tuple(nodes)) for begin, end, nodes in self.__dict__["stretches"])
+        return tuple((begin, end, tuple(nodes)) for begin, end, nodes in self._of.stretches)
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
         refuse(f"job {self.id!r}", name)
 
     def __delattr__(self, name: str) -> NoReturn:
         refuse(f"job {self.id!r}", name)
+
+
+for seen, names in (
+    (SeenNode, (*(field.name for field in dataclasses.fields(Node)), "free_cpu", "free_memory")),
+    (SeenJob, tuple(field.name for field in dataclasses.fields(Job))),
+):
+    for name in names:
+        if name not in vars(seen):  # read from the simulator's own, so that it is never out of date
+            setattr(seen, name, property(attrgetter(f"_of.{name}")))
 
 
 class SeenSimulator:
