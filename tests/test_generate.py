@@ -514,3 +514,12 @@ def test_what_is_generated_is_still_known_for_it_when_it_is_read(tmp_path, suffi
     trace_file.write(tmp_path / f"t.{suffix}", jobs, "a test")
     again = trace.load(tmp_path / f"t.{suffix}", suffix)
     assert again.generated and len(again) == 19 and again.dropped == {"no GPU": 1} and again.cpu[3] == 2000
+
+
+def test_a_million_tenants_are_drawn_from_and_no_more():
+    profile = stated(tenants=1_000_000)
+    jobs = profile.generate(1000, seed=3, load=0.7, cluster=Cluster.parse("20x8"))
+    assert len(jobs) == 1000 and 100 < len(jobs.tenants) < 1000
+    assert profile.gpu_seconds == pytest.approx(stated().gpu_seconds)
+    with pytest.raises(ValueError, match="2,000,000 tenants; expected at most 1,000,000"):
+        stated(tenants=2_000_000)

@@ -102,12 +102,18 @@ def test_a_column_that_is_not_read_is_told(write, tmp_path):
         ),
         ("submit,time,GPUS", "column duration, gpus is missing; did you mean 'GPUS'? (there are: submit, time, GPUS)"),
         ("begin,time,gpu_num", "column submit, duration, gpus is missing (there are"),
+        ("submit;duration;gpus", "column submit, duration, gpus is missing; ';' stands between them, expected commas"),
         ("submit,duration,gpus,gpus", "column gpus is there 2 times; expected it once"),
     ],
 )
 def test_a_column_that_is_missing_or_there_twice_is_named(write, header, words):
     with pytest.raises(TraceError, match=re.escape(words)):
         trace.load(write("t.csv", f"{header}\n{','.join('1' for _ in header.split(','))}\n"), "csv")
+
+
+def test_pods_without_number_are_refused(write):
+    with pytest.raises(TraceError, match=r"job 0 .row 0. has 4,000,000,000 pods; expected at most 1,000,000"):
+        trace.load(write("t", "submit,duration,gpus,pods,cpu\n0,1,0,4000000000,4\n"), "csv")
 
 
 def test_a_column_that_nobody_wants_may_be_there_twice(write):
@@ -589,6 +595,38 @@ def test_a_yaml_mistake_is_named_with_its_line(write, old, new, words):
     with pytest.raises(TraceError) as caught:
         cluster_file.load(write("c.yaml", YAML.replace(old, new, 1)))
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("nodes: &a [*a]", "c.yaml:1: a group of nodes is a sequence; expected 'key: value'"),
+        ("nodes:\n  - &a {count: 1, name: *a}", "c.yaml:2: name is a mapping; expected a word"),
+        ("nodes:\n  - {count: 1, name: &a [*a]}", "c.yaml:2: name is a sequence; expected a word"),
+        ("nodes: " + "[" * 5000, "c.yaml: no YAML: lists within lists"),
+    ],
+)
+def test_a_yaml_file_that_holds_itself_is_named(write, text, words):
+    pytest.importorskip("yaml")
+    with pytest.raises(TraceError, match=re.escape(words)):
+        cluster_file.load(write("c.yaml", text))
+
+
+def test_a_few_lines_of_aliases_make_no_gigabytes(write):
+    pytest.importorskip("yaml")
+    value = "&a0 [x]"
+    for level in range(1, 12):
+        value = f"&a{level} [{value}{f', *a{level - 1}' * 9}]"
+    with pytest.raises(TraceError, match=re.escape("c.yaml:2: name is a sequence; expected a word")):
+        cluster_file.load(write("c.yaml", f"nodes:\n  - {{count: 1, name: {value}}}\n"))
+    cluster = cluster_file.load(write("c.yaml", "nodes:\n  - &a {count: 1, gpus: &g 4}\n  - *a\n  - {count: *g}\n"))
+    assert cluster.gpus.tolist() == [4, 4, 8, 8, 8, 8]
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '[{"jobid": ' + "1" * 10_000 + "}]"])
+def test_json_that_no_reader_takes_is_named(write, text):
+    with pytest.raises(TraceError, match="t: no JSON"):
+        trace.load(write("t", text), "philly")
 
 
 def test_published_cluster_files(write):

@@ -48,7 +48,7 @@ WorkloadText = Annotated[str, typer.Option("--workload", help="a point of the ax
 
 def main() -> int:
     """Runs the command. A mistake of the user's is one line on standard error and exit status 2; a disk or a file that
-    fails is one line and exit status 1."""
+    fails, or memory that does not suffice, is one line and exit status 1."""
     from weft.definition import UnknownName
 
     for stream in (sys.stdout, sys.stderr):  # a terminal that has no × shows a ?, and loses no result
@@ -64,6 +64,9 @@ def main() -> int:
         return 2
     except OSError as error:
         note.print(f"weft: {error}", style="bold red", markup=False, soft_wrap=True)
+        return 1
+    except MemoryError as error:
+        note.print(f"weft: not enough memory: {error}", style="bold red", markup=False, soft_wrap=True)
         return 1
     except (KeyboardInterrupt, typer.Abort):
         note.print(INTERRUPTED, markup=False)

@@ -161,6 +161,8 @@ def present(
         sought = ", ".join(f"{called[name]} (for {name})" if name in called else name for name in missing)
         near = [nearest(called.get(name, name), set(names) - set(wanted)) for name in missing]
         hint = f"; did you mean {' and '.join(repr(name) for name in near if name)}?" if any(near) else ""
+        if len(names) == 1 and (other := next((mark for mark in ";\t|" if mark in names[0]), "")):
+            hint = f"; {other!r} stands between them, expected commas"
         raise TraceError(f"{path}: column {sought} is missing{hint} (there are: {', '.join(names) or 'none'})")
     found = [(name, called.get(name, name)) for name in wanted if called.get(name, name) in names]
     if twice := [there for _, there in found if list(names).count(there) > 1]:

@@ -65,6 +65,8 @@ def json_of(path: Path) -> Any:
         return json.loads(text_of(path).read())
     except json.JSONDecodeError as error:
         raise TraceError(f"{path}:{error.lineno}: no JSON at column {error.colno}: {error.msg}") from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, lists within lists
+        raise TraceError(f"{path}: no JSON that can be read: {error}") from None
 
 
 def beside(path: Path, name: str) -> Path:

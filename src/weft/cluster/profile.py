@@ -22,6 +22,7 @@ from weft.cluster.trace import accepted, names
 from weft.definition import UnknownName
 
 USUAL_DURATIONS = LogNormal(600.0, 2.0)
+MOST_TENANTS = 1_000_000
 RECENT = 100  # a job that repeats does so of one that came up to 99 before it; chance about 1 / distance
 
 
@@ -132,9 +133,10 @@ class Profile:
     @property
     def mix(self) -> NDArray[np.float64]:
         """The share of all jobs that a tenant's jobs of a size are, [tenants, sizes]."""
-        usual = {name: size.share for name, size in self.sizes.items()}
-        rows = [[(t.sizes or usual).get(size, 0.0) for size in self.sizes] for t in self.tenants.values()]
-        mix = np.array(rows, float)
+        mix = np.tile([size.share for size in self.sizes.values()], (len(self.tenants), 1))
+        for k, tenant in enumerate(self.tenants.values()):
+            if tenant.sizes:
+                mix[k] = [tenant.sizes.get(size, 0.0) for size in self.sizes]
         share = np.array([t.share for t in self.tenants.values()])
         return mix / mix.sum(1, keepdims=True) * (share / share.sum())[:, None]
 
@@ -148,7 +150,10 @@ class Profile:
             sum(r.share * r.gpus * r.milli / WHOLE for r in s.requests) / sum(r.share for r in s.requests)
             for s in self.sizes.values()
         ]
-        mean = np.array([[self.durations(tenant, size).mean for size in self.sizes] for tenant in self.tenants])
+        mean = np.tile([size.durations.mean for size in self.sizes.values()], (len(self.tenants), 1))
+        for k, (name, tenant) in enumerate(self.tenants.items()):
+            if tenant.durations:
+                mean[k] = [self.durations(name, size).mean for size in self.sizes]
         return float((self.mix * mean * asks).sum())
 
     def rate(self, load: float | None = None, cluster: Cluster | None = None) -> float:
@@ -209,13 +214,13 @@ class Profile:
         tenants, sizes = list(self.tenants), list(self.sizes)
         requests: list[Request] = []
         request, duration, estimate = np.zeros(count, np.int64), np.zeros(count), np.ones(count)
-        for k, rows in _groups(size, len(sizes)):
+        for k, rows in _groups(size):
             of = self.sizes[sizes[k]]
             request[rows] = len(requests) + _choose([r.share for r in of.requests], of_request[rows])
             requests += of.requests
             if of.estimates:
                 estimate[rows] = of.estimates.at(ratio[rows])
-        for k, rows in _groups(cell, len(tenants) * len(sizes)):
+        for k, rows in _groups(cell):
             duration[rows] = self.durations(tenants[k // len(sizes)], sizes[k % len(sizes)]).at(z[rows])
         duration = np.round(duration, 3)
 
@@ -258,11 +263,13 @@ def stated(
         over_estimate: a user's estimate is 1 to so many times the duration.
 
     Raises:
-        ValueError: shares below 0 or all 0, a size without durations.
+        ValueError: shares below 0 or all 0, a size without durations, too many tenants.
     """
     if not 1 <= over_estimate < math.inf:
         raise ValueError(f"profile: over_estimate is {over_estimate}; expected 1 or more")
     if isinstance(tenants, int):
+        if tenants > MOST_TENANTS:
+            raise ValueError(f"profile: {tenants:,} tenants; expected at most {MOST_TENANTS:,}")
         tenants = {f"tenant-{k}" if tenants > 1 else "": 1 / k for k in range(1, tenants + 1)}
     if isinstance(durations, Mapping) and (missing := sorted(set(sizes) - set(durations))):
         raise ValueError(f"profile: durations of jobs of {missing} GPUs are missing; expected those of every size")
@@ -289,8 +296,8 @@ def _choose(shares: Any, u: NDArray[np.float64]) -> NDArray[np.int64]:
     return np.searchsorted(edges, u * edges[-1], side="right")
 
 
-def _groups(of: NDArray[np.int64], most: int) -> list[tuple[int, NDArray[np.int64]]]:
-    """Every index from 0 to ``most`` with its rows."""
+def _groups(of: NDArray[np.int64]) -> list[tuple[int, NDArray[np.int64]]]:
+    """Every index that there is with its rows."""
     order = np.argsort(of, kind="stable")
-    bounds = np.searchsorted(of[order], np.arange(most + 1))
-    return [(k, order[bounds[k] : bounds[k + 1]]) for k in range(most)]
+    kinds, begins = np.unique(of[order], return_index=True)
+    return list(zip(kinds.tolist(), np.split(order, begins[1:]), strict=True))

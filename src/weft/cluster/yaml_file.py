@@ -30,6 +30,10 @@ def entries(path: Path, key: str, of: str) -> list[Any]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         raise TraceError(f"{path}:{mark.line + 1 if mark else 1}: no YAML: {error.problem}") from None
+    except RecursionError:
+        raise TraceError(
+            f"{path}: no YAML: lists within lists, too many to read; expected {of} under '{key}:'"
+        ) from None
     except yaml.YAMLError as error:  # a character that YAML does not allow
         raise TraceError(f"{path}: no YAML: {error}") from None
     if root is None:

@@ -42,8 +42,12 @@ def _group(path: Path, node: Any) -> NodeGroup:
     values: dict[str, Any] = {}
     for key, value in mapping(path, node, KEYS, "a group of nodes").items():
         expected, kind = KEYS[key]
+        if (
+            value.id != "scalar"
+        ):  # of a list nothing is made: it may hold itself, or a few lines of aliases stand for gigabytes
+            raise TraceError(f"{path}:{line(value)}: {key} is a {value.id}; expected {expected}")
         try:
-            known = yaml.SafeLoader("").construct_object(value, deep=True)
+            known = yaml.SafeLoader("").construct_object(value)
         except yaml.YAMLError as error:  # a tag such as !!python/object
             raise TraceError(f"{path}:{line(value)}: {key}: {error}") from None
         fits = isinstance(known, kind) and not isinstance(known, bool)
