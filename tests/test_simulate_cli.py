@@ -115,6 +115,14 @@ def test_no_job_at_all_that_could_run_is_a_failure(weft, tmp_path):
     assert code == 1 and "no job could run on this cluster" in out
 
 
+def test_memory_that_does_not_suffice_is_one_line(weft, usual, monkeypatch):
+    def too_much(*a, **k):
+        raise MemoryError("Unable to allocate 745. GiB")
+
+    monkeypatch.setattr("weft.cluster.simulate", too_much)
+    assert weft(*usual) == (1, "", "weft: not enough memory: Unable to allocate 745. GiB")
+
+
 def test_what_is_odd_about_a_trace_is_told(weft, tmp_path):
     (tmp_path / "t.csv").write_text("submit,duration,gpus,prioritys\n0,5,1,7\n")
     words = (tmp_path / "t.csv", "--format", "csv", "--nodes", "1x8")

@@ -111,9 +111,11 @@ def test_a_column_that_is_missing_or_there_twice_is_named(write, header, words):
         trace.load(write("t.csv", f"{header}\n{','.join('1' for _ in header.split(','))}\n"), "csv")
 
 
-def test_pods_without_number_are_refused(write):
-    with pytest.raises(TraceError, match=r"job 0 .row 0. has 4,000,000,000 pods; expected at most 1,000,000"):
+def test_requests_beyond_any_cluster_are_refused(write):
+    with pytest.raises(TraceError, match=r"pods of job 0 .row 0. is 4,000,000,000; expected at most 1,000,000"):
         trace.load(write("t", "submit,duration,gpus,pods,cpu\n0,1,0,4000000000,4\n"), "csv")
+    with pytest.raises(TraceError, match=r"gpus of job 0 .row 0. is 1,000,000,000,000; expected at most 10,000,000"):
+        trace.load(write("t", "submit,duration,gpus\n0,1,1e12\n"), "csv")
 
 
 def test_a_column_that_nobody_wants_may_be_there_twice(write):

@@ -66,7 +66,12 @@ def main() -> int:
         note.print(f"weft: {error}", style="bold red", markup=False, soft_wrap=True)
         return 1
     except MemoryError as error:
-        note.print(f"weft: not enough memory: {error}", style="bold red", markup=False, soft_wrap=True)
+        note.print(
+            f"weft: not enough memory{f': {error}' if str(error) else ''}",
+            style="bold red",
+            markup=False,
+            soft_wrap=True,
+        )
         return 1
     except (KeyboardInterrupt, typer.Abort):
         note.print(INTERRUPTED, markup=False)

@@ -13,7 +13,8 @@ from weft.cluster.racks import racks_of
 
 WHOLE = 1000  # thousandths of an accelerator
 MOST_NODES = 1_000_000
-MOST_PODS = 1_000_000  # of a job
+MOST_PODS = 1_000_000  # of a job, and
+MOST_ASKED = 10_000_000  # GPUs
 MOST_GPUS = 2**31  # of a node; that of counted placement holds the whole cluster
 LATEST = 1e11  # seconds, 3,000 years; milliseconds since 1970 are more
 MOST_SHARED = 16  # accelerators of a node, where single ones are looked at
@@ -251,11 +252,12 @@ class Jobs:
             raise ValueError(
                 f"jobs: milli of job {self.id[row]!r} (row {row}) is {self.milli[row]}; expected 1 to {WHOLE} thousandths"
             )
-        if len(wrong := np.flatnonzero(self.pods > MOST_PODS)):
-            row = int(wrong[0])
-            raise ValueError(
-                f"jobs: job {self.id[row]!r} (row {row}) has {self.pods[row]:,} pods; expected at most {MOST_PODS:,}"
-            )
+        for name, most in (("gpus", MOST_ASKED), ("pods", MOST_PODS)):
+            if len(wrong := np.flatnonzero(getattr(self, name) > most)):
+                row, many = int(wrong[0]), getattr(self, name)[wrong[0]]
+                raise ValueError(
+                    f"jobs: {name} of job {self.id[row]!r} (row {row}) is {many:,}; expected at most {most:,}"
+                )
         uneven = np.flatnonzero((self.pods > 0) & (self.gpus % np.maximum(self.pods, 1) != 0))
         if len(uneven):
             row = int(uneven[0])
