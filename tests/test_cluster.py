@@ -481,7 +481,7 @@ def test_what_windows_and_gzip_write_is_read(tmp_path):
 def test_raw_helios_has_dates(tmp_path):
     head = "job_id,user,vc,jobname,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue\n"
     row = "1,u,v,n,8,1,1,COMPLETED,2020-04-01 00:00:{0},2020-04-01 00:01:00,2020-04-01 00:02:00,60,5\n"
-    (tmp_path / "log.csv").write_text(head + row.format("10") + row.format("40"))
+    (tmp_path / "log.csv").write_text(head + row.format("10") + "2" + row[1:].format("40"))
     jobs = trace.load(tmp_path / "log.csv", "helios")
     assert np.diff(jobs.submit) == [30] and jobs.gpus.tolist() == [8, 8]
     (tmp_path / "log.csv").write_text(head + row.format("1x"))
