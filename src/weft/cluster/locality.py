@@ -21,7 +21,7 @@ def locality(result: Result) -> dict[str, float | int | None]:
     ``racks_mean``, racks a gang. None where there were none.
     """
     held, cluster = result.stretches, result.cluster
-    ran = np.flatnonzero(~np.isnan(held.begin) & (np.diff(held.slot) > 0))
+    ran = np.flatnonzero(~np.isnan(held.begin) & (np.diff(held.slot) > 1))
     first, last = held.slot[ran], held.slot[ran + 1]
     length = last - first
     where = held.where[np.repeat(first - (np.cumsum(length) - length), length) + np.arange(length.sum())]
@@ -45,5 +45,6 @@ def locality(result: Result) -> dict[str, float | int | None]:
 
 def _different(owner: NDArray[np.int64], number: NDArray[np.int64], count: int) -> NDArray[np.int64]:
     """How many different numbers each owner has, [count]."""
-    pairs = np.unique(owner * (int(number.max(initial=0)) + 1) + number)
+    pairs = np.sort(owner * (int(number.max(initial=0)) + 1) + number)  # np.unique, by hashing, takes ten times as long
+    pairs = pairs[np.append(True, np.diff(pairs) > 0)[: len(pairs)]]
     return np.bincount(pairs // (int(number.max(initial=0)) + 1), minlength=count)
