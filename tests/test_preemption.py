@@ -59,7 +59,7 @@ def test_a_job_with_less_left_takes_the_room_of_one_with_more():
     sim.run()
     jobs = sim.jobs
     assert (jobs["short"].start, jobs["short"].end) == (4, 7)
-    assert jobs["long"].stretches == [(0, 4, ["a"])] and (jobs["long"].begins, jobs["long"].end) == (7, 13)
+    assert jobs["long"].stretches == [(0, 4, ["a"], [3])] and (jobs["long"].begins, jobs["long"].end) == (7, 13)
     assert (jobs["equal"].start, jobs["equal"].end, jobs["equal"].stops) == (13, 19, 0)
 
 
@@ -231,7 +231,6 @@ def test_the_page_of_a_run_with_stops():
         ("srtf-skip", {}, "srtf stops jobs, and whoever fits may pass; expected 'srtf'"),
         ("fifo", {"restart_s": 3}, "restart_s is 3, and order 'fifo' stops no jobs; expected one of"),
         ("srtf", {"checkpoint_s": -1}, "checkpoint_s is -1; expected seconds, 0 or more"),
-        ("las", {"placement": "fgd"}, "order 'las' stops jobs of whole GPUs"),
     ],
 )
 def test_what_does_not_go_together_is_told(order, options, words):

@@ -58,6 +58,15 @@ def test_stopping_costs_here_too():
     assert result.end.tolist() == [50, 15 + 3 + 42, 15] and result.lost.tolist() == [0, 5, 0]
 
 
+def test_a_share_that_is_lent_is_taken_back():
+    """a's last two halves of a GPU are lent; b claims one half, and the last of them is stopped on its GPU."""
+    jobs = jobs_of(*((t, 100, 1, "a") for t in range(4)), (10, 20, 1, "b"))
+    jobs.milli[:] = 500
+    result = simulate(jobs, Cluster.parse("1x2"), "reclaim", quotas={"a": Quota(1), "b": Quota(1)})
+    assert result.stops.tolist() == [0, 0, 0, 1, 0] and result.end.tolist() == [100, 101, 102, 123, 30]
+    assert result.stretches.on.tolist() == [1, 1, 2, 2, 2, 2]
+
+
 def test_the_wait_for_what_is_the_others_own_is_for_the_quota():
     jobs = jobs_of((0, 10, 8, "a"), (0, 10, 8, "b"), (0, 10, 8, "b"))
     result = run(jobs, HALVES)

@@ -25,7 +25,7 @@ def free_at(result: Result, now: float = np.inf) -> tuple[NDArray[np.int64], NDA
             f"placement '{result.placement}' on whole GPUs keeps no single GPUs; expected a detailed run, such as fgd's"
         )
     if now == np.inf:
-        now = float(np.nanmax(result.start, initial=0.0))
+        now = float(np.nanmax(held.begin, initial=0.0))
     gpus = np.where(np.arange(MOST_SHARED) < cluster.gpus[:, None], WHOLE, 0)
     cpu = cluster.cpu.copy()
     pieces = np.diff(held.slot)

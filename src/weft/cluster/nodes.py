@@ -124,6 +124,7 @@ class Nodes:
                 up(row.cpu[0] * part),
                 up(row.memory[0] * part),
                 types,
+                pods > 1 and g > 1 and bool(row.milli[0] < WHOLE),
             )
             for g, part in sizes
         ]
@@ -168,14 +169,15 @@ class Nodes:
         return both if isinstance(both, tuple) else (float(both), -1)
 
     def pick(self, node: Node, piece: Piece) -> list[int]:
-        """Whole GPUs from the lowest number; for a share the placement's choice, a random GPU, or the tightest."""
+        """Whole GPUs from the lowest number; for a share the placement's choice, a random GPU, or the tightest. Pods of several
+        shares each take those with the most room: so as many of a job's pods fit as can, whatever was tried before."""
         taken: list[int] = []
         for _ in range(piece.gpus):
             able = [g for g in range(node.gpus) if g not in taken and node.milli[g] >= piece.milli]
-            found = min(able, key=lambda g: node.milli[g])
+            found = min(able, key=lambda g: -node.milli[g] if piece.apart else node.milli[g])
             if piece.milli < WHOLE and self.placement.gpu == "score" and piece.gpus == 1:
                 found = self.score(piece, node)[1]
-            elif piece.milli < WHOLE and self.placement.gpu == "random":
+            elif piece.milli < WHOLE and self.placement.gpu == "random" and not piece.apart:
                 for seen, gpu in enumerate(able, start=1):  # reservoir sampling
                     found = gpu if self.draw(seen) == 0 else found
             taken.append(found)

@@ -80,6 +80,7 @@ class Piece:
     cpu: int
     memory: int
     types: int  # a bit for each of the simulator's types that it accepts
+    apart: bool = False  # of a job with several pods of several shares each, which take the GPUs with the most room
 
     @property
     def size(self) -> int:
@@ -116,6 +117,6 @@ class Job:
     falls: float = math.inf  # when it comes to the next level
     stops: int = 0
     lost: float = 0.0  # seconds that it held its GPUs without getting on
-    stretches: list[tuple[float, float, list[str]]] = field(
+    stretches: list[tuple[float, float, list[str], list[int]]] = field(
         default_factory=list
-    )  # begin, end, nodes of those that are over
+    )  # begin, end, nodes of those that are over, and a bit for each GPU of those nodes

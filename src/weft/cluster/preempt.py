@@ -5,6 +5,9 @@ that stand after its own job: on the node whose most important victim is the lea
 least important, until it fits. Whoever of them still has room where it was, goes on; the others are asked once more where they
 stood in the queue, whether they can go on there after all. Who cannot was stopped: after the round it waits again, and there is
 another round at the same moment.
+
+Where single GPUs are looked at, who goes on has its very GPUs: the job that it made room for takes others of the same nodes, if
+that leaves it enough.
 """
 
 from __future__ import annotations
@@ -171,19 +174,18 @@ def make_room(sim: Simulator, job: Job) -> list[Job] | None:
             node = max(able, key=lambda one: one[:2])[2]
             while not node.fits(piece):
                 victim = residents(sim, node)[0]
-                for other, taken, on in victim.placed:
-                    other.give_back(taken, victim.id, on)
+                take_off(victim)
                 victim.state = "lifted"
                 lifted.append(victim)
         on = sim.pick(node, piece)
         node.take(piece, job.id, on)
         job.placed.append((node, piece, on))
     if len(job.placed) == len(pieces):
-        return [victim for victim in sorted(lifted, key=lambda v: standing(sim, v)) if not put_back(victim)]
-    for node, piece, on in job.placed:
-        node.give_back(piece, job.id, on)
+        ordered = sorted(lifted, key=lambda victim: standing(sim, victim))
+        return [victim for victim in ordered if not put_back(sim, victim) and not make_way(sim, job, victim)]
+    take_off(job)
     for victim in lifted:
-        put_back(victim)
+        put_back(sim, victim)
     job.placed, sim.random = [], random
     return None
 
@@ -197,20 +199,51 @@ def enough(sim: Simulator, job: Job, limit: Place) -> bool:
     return sum(sum(node.milli) for node in sim.nodes) + held >= int(job.row.gpus[0] * job.row.milli[0])
 
 
-def put_back(victim: Job) -> bool:
-    """Gives a lifted job its nodes again if all of them still have room."""
+def take_off(job: Job) -> None:
+    for node, piece, on in job.placed:
+        node.give_back(piece, job.id, on)
+
+
+def put_back(sim: Simulator, victim: Job) -> bool:
+    """Gives a lifted job its nodes again if all of them still have room, on its GPUs where single ones are looked at."""
     taken: list[tuple[Node, Piece, list[int]]] = []
     for node, piece, on in victim.placed:
-        if not node.fits(piece):
+        free = [gpu for gpu in range(node.gpus) if node.milli[gpu] >= piece.milli]
+        own = all(gpu in free for gpu in on)
+        if not node.fits(piece) or (sim.detailed and not own):
             for other, mine, where in taken:
                 other.give_back(mine, victim.id, where)
             return False
-        free = [gpu for gpu in range(node.gpus) if node.milli[gpu] >= piece.milli]
-        on = on if all(gpu in free for gpu in on) else free[: piece.gpus]
+        on = on if own else free[: piece.gpus]
         node.take(piece, victim.id, on)
         taken.append((node, piece, on))
     victim.placed, victim.state = taken, "running"
     return True
+
+
+def make_way(sim: Simulator, job: Job, victim: Job) -> bool:
+    """Whether a lifted job has its GPUs again when the job that it was lifted for takes others of its nodes."""
+    if not sim.detailed:
+        return False
+    placed, random = job.placed, sim.random
+    take_off(job)
+    if put_back(sim, victim):
+        job.placed = []
+        for node, piece, _ in placed:
+            if not node.fits(piece):
+                break
+            on = sim.pick(node, piece)
+            node.take(piece, job.id, on)
+            job.placed.append((node, piece, on))
+        if len(job.placed) == len(placed):
+            return True
+        take_off(job)
+        take_off(victim)
+        victim.state = "lifted"
+    for node, piece, on in placed:
+        node.take(piece, job.id, on)
+    job.placed, sim.random = placed, random
+    return False
 
 
 def begin(sim: Simulator, job: Job) -> None:
@@ -257,7 +290,7 @@ def lose_nodes(sim: Simulator, job: Job) -> None:
 
 def go_on(sim: Simulator, job: Job) -> bool:
     """Whether a lifted job finds room where it was: nothing has happened to it then."""
-    if not put_back(job):
+    if not put_back(sim, job):
         return False
     job.rank = standing_anew(sim, job)
     return True
@@ -268,7 +301,8 @@ def end_stretch(sim: Simulator, job: Job) -> None:
     ran = sim.now - job.begins
     done = max(ran - job.resume, 0.0)
     kept = done if sim.checkpoint_s <= 0 else min(math.floor(done / sim.checkpoint_s) * sim.checkpoint_s, done)
-    job.stretches.append((job.begins, sim.now, [node.id for node, _, _ in job.placed]))
+    on = [sum(1 << gpu for gpu in gpus) for _, _, gpus in job.placed]
+    job.stretches.append((job.begins, sim.now, [node.id for node, _, _ in job.placed], on))
     job.lost += ran - kept
     job.served += ran
     job.work -= kept

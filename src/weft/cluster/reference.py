@@ -120,6 +120,7 @@ class Simulator(Nodes):
         id = row.id[0]
         if id in self.jobs:
             raise ValueError(f"job '{id}' is there already; a job needs a name of its own")
+        self.detailed = self.detailed or bool(row.milli[0] < WHOLE)
         key = (*(column[0].item() for column in self.order.columns(row)), row.submit[0].item(), len(self.jobs))
         job = Job(id, row.submit[0].item(), row.duration[0].item(), row.read_only(), key, number=len(self.jobs))
         job.work, job.left = job.duration, row.estimate[0].item()

@@ -153,26 +153,27 @@ def run(
     place = {name: n for n, name in enumerate(cluster.names)}
     start, end, lost = np.full(len(jobs), np.nan), np.full(len(jobs), np.nan), np.zeros(len(jobs))
     stops, waited = np.zeros(len(jobs), np.int64), np.zeros((len(jobs), len(REASONS)))
-    stretches: list[tuple[int, float, float, list[int]]] = []
+    stretches: list[tuple[int, float, float, list[int], list[int]]] = []
     for j in range(len(jobs)):
         job = numbers.get(j)
         if job is None or job.start is None:
-            stretches.append((j, np.nan, np.nan, []))
+            stretches.append((j, np.nan, np.nan, [], []))
             continue
         start[j], stops[j], lost[j] = job.start, job.stops, job.lost
         waited[j] = [job.waited.get(reason, 0.0) for reason in REASONS]
-        stretches += [(j, since, till, [place[name] for name in names]) for since, till, names in job.stretches]
+        stretches += [(j, since, till, [place[name] for name in names], on) for since, till, names, on in job.stretches]
         if job.end is not None:
             end[j] = job.end
-            stretches.append((j, job.begins, job.end, [place[node.id] for node, _, _ in job.placed]))
-    count = [len(where) for *_, where in stretches]
+            on = [sum(1 << gpu for gpu in gpus) for _, _, gpus in job.placed]
+            stretches.append((j, job.begins, job.end, [place[node.id] for node, _, _ in job.placed], on))
+    count = [len(where) for *_, where, _ in stretches]
     held = Stretches(
         np.array([j for j, *_ in stretches], np.int64),
-        np.array([since for _, since, _, _ in stretches], float),
-        np.array([till for _, _, till, _ in stretches], float),
+        np.array([since for _, since, *_ in stretches], float),
+        np.array([till for _, _, till, *_ in stretches], float),
         np.concatenate(([0], np.cumsum(count))).astype(np.int64),
-        np.array([n for *_, where in stretches for n in where], np.int32),
-        np.zeros(0, np.int32),
+        np.array([n for *_, where, _ in stretches for n in where], np.int32),
+        np.array([gpus for *_, on in stretches if sim.detailed for gpus in on], np.int32),
     )
     return result(
         start=start,

@@ -21,9 +21,6 @@ from weft.cluster.plan import NO_DETAILS
 from weft.cluster.quota import NONE_GIVEN, Quota
 from weft.cluster.result import REASONS, Result, Stretches
 
-NO_SHARES = (
-    "order '{}' stops jobs of whole GPUs; expected no shares of GPUs, and a placement that does not look at single ones"
-)
 STEP_S = 0.1  # about so often progress is told and Ctrl-C noticed
 
 
@@ -86,7 +83,7 @@ def simulate(
     if detailed and mode == "-conservative":
         raise ValueError(NO_DETAILS)
     topology.check(placing, ordering, mode)
-    _check_stopping(ordering, detailed, restart_s, checkpoint_s)
+    _check_stopping(ordering, restart_s, checkpoint_s)
     quota.check(weights, quotas, ordering, mode)
     weight, limits = quota.weights_of(weights, jobs), quota.Limits.of(quotas, jobs)
     named = (jobs, seen, order, placement, ties, seed)
@@ -170,7 +167,7 @@ def simulate(
     )  # fmt: skip
 
 
-def _check_stopping(order: Order, detailed: bool, restart_s: float, checkpoint_s: float) -> None:
+def _check_stopping(order: Order, restart_s: float, checkpoint_s: float) -> None:
     """Raises ValueError for what an order cannot do."""
     for name, value in (("restart_s", restart_s), ("checkpoint_s", checkpoint_s)):
         if not 0 <= value < np.inf:
@@ -178,5 +175,3 @@ def _check_stopping(order: Order, detailed: bool, restart_s: float, checkpoint_s
         if value and not order.stops_jobs:
             stopping = ", ".join(name for name, each in ORDERS.items() if each.stops_jobs)
             raise ValueError(f"{name} is {value}, and order '{order.name}' stops no jobs; expected one of {stopping}")
-    if order.stops_jobs and detailed:
-        raise ValueError(NO_SHARES.format(order.name))

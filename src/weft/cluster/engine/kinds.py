@@ -58,10 +58,9 @@ def classify(jobs: Jobs, cluster: Cluster) -> tuple[NDArray[np.int64], NDArray[A
     for j in first:
         gpus, milli, pods, gpu_memory, cpu, memory, types = (getattr(jobs, name)[j].item() for name in columns)
         mask = _mask(jobs.type_sets[types], cluster.types)
+        alike = (milli, mask, gpu_memory, pods > 1 and gpus > pods and milli < WHOLE)
 
-        def kind(
-            g: int, part: float, same: tuple[Any, ...] = (milli, mask, gpu_memory), of: Any = (cpu, memory)
-        ) -> int:
+        def kind(g: int, part: float, same: tuple[Any, ...] = alike, of: Any = (cpu, memory)) -> int:
             return kinds.setdefault((g, *same, *(-int(-amount * part // 1) for amount in of)), len(kinds))
 
         if pods:
@@ -94,7 +93,7 @@ def classify(jobs: Jobs, cluster: Cluster) -> tuple[NDArray[np.int64], NDArray[A
         fits &= (least <= 0) | (cluster.gpu_memory < 0) | (cluster.gpu_memory >= least)
         members |= fits.astype(np.int64) << group
     pieces = np.zeros(len(kinds), PIECE)
-    for column, name in enumerate(("gpus", "milli", "types", "gpu_memory", "cpu", "memory")):
+    for column, name in enumerate(("gpus", "milli", "types", "gpu_memory", "apart", "cpu", "memory")):
         pieces[name] = [kind[column] for kind in kinds]
     pieces["size"] = [size_of(kind[0], kind[1]) for kind in kinds]
     pieces["counted"] = ~np.isin(np.arange(len(kinds)), [row[column] for row in rows for column in (0, 2)])

@@ -22,7 +22,8 @@ from weft.cluster.placements import PLACEMENTS
 # that are free there; `domain_end` and `domain_free` likewise. They are kept for a placement that looks at topology.
 # A piece: what it asks; `types` has a bit for each accelerator type that it accepts; `size` is its place in a node's `mix`,
 # `level` that of its GPUs among all numbers that are asked (engine/holes.py); so many nodes are `fitting`, as far as was
-# counted, when `read` entries of the log had been read (-1: never yet); `counted` ones are only ever counted, not placed.
+# counted, when `read` entries of the log had been read (-1: never yet); `counted` ones are only ever counted, not placed;
+# `apart`: of a job with several pods of several shares each.
 NODE = np.dtype(
     [
         *(
@@ -45,6 +46,7 @@ PIECE = np.dtype(
         ("gpu_memory", "f8"),
         ("counted", "?"),
         ("outlasting", "?"),
+        ("apart", "?"),
     ]
 )
 
@@ -107,9 +109,18 @@ def fits(node, piece):
 
 
 @compiled
+def fits_on(node, piece, gpus):
+    """Whether those GPUs of a node, a bit for each, have room for a piece."""
+    able = True
+    for g in range(node.gpus):
+        able &= not (gpus >> g) & 1 or node.milli[g] >= piece.milli
+    return able
+
+
+@compiled
 def pick(node, piece, context, meta):
     """The GPUs that a piece takes of a node that fits it, a bit for each: whole ones from the lowest number; a share by the
-    placement's rule."""
+    placement's rule; shares of pods with several take those with the most room, so that as many pods fit as can."""
     taken = 0
     for _ in range(piece.gpus):
         found = -1
@@ -121,7 +132,10 @@ def pick(node, piece, context, meta):
                 if (taken >> g) & 1 or node.milli[g] < piece.milli:
                     continue
                 able += 1
-                if piece.milli < WHOLE and meta[GPU_RULE] == BY_CHANCE:
+                if piece.apart:
+                    if found < 0 or node.milli[g] > node.milli[found]:
+                        found = g
+                elif piece.milli < WHOLE and meta[GPU_RULE] == BY_CHANCE:
                     if below(meta, able) == 0:
                         found = g
                 elif found < 0 or node.milli[g] < node.milli[found]:

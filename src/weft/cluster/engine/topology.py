@@ -32,14 +32,14 @@ def takes(node, piece, most, detailed):
 
 @allocating
 def takes_shares(node, piece):
-    """By its GPUs alone, of which a share takes the tightest."""
+    """By its GPUs alone, of which several shares take those with the most room."""
     free, count = node.milli.copy(), 0
     while True:
         taken = 0
         for _ in range(piece.gpus):
             found = -1
             for g in range(node.gpus):
-                if not (taken >> g) & 1 and free[g] >= piece.milli and (found < 0 or free[g] < free[found]):
+                if not (taken >> g) & 1 and free[g] >= piece.milli and (found < 0 or free[g] > free[found]):
                     found = g
             if found < 0:
                 return count

@@ -9,9 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from weft.cluster.engine.compiled import compiled
-from weft.cluster.engine.node import WRITTEN
+from weft.cluster.engine.node import DETAILED, WRITTEN, fits
 from weft.cluster.engine.standing import DRIFT, standing_at, stands_before
 from weft.cluster.engine.tree import FAN, NEVER, gather, update
+from weft.cluster.model import WHOLE
 from weft.cluster.order import FREE
 
 # A place of a job on a node: the next less and the next more important on the same node (-1: none).
@@ -55,7 +56,7 @@ def sort(first, places, sorted_at, jobs, rules, n, now):
 
 
 @compiled
-def yields(nodes, pieces, first, places, sorted_at, jobs, rules, n, p, now):
+def yields(nodes, pieces, first, places, on, sorted_at, jobs, rules, meta, n, p, now):
     """The most important job that node n must stop to take a piece of kind p: its standing and number. inf where it fits as
     things are, NEVER where nothing helps."""
     node, piece = nodes[n], pieces[p]
@@ -63,6 +64,8 @@ def yields(nodes, pieces, first, places, sorted_at, jobs, rules, n, p, now):
         return NEVER, np.int64(-1)
     if rules[DRIFT] == FREE:
         sort(first, places, sorted_at, jobs, rules, n, now)
+    if meta[DETAILED]:
+        return yields_gpus(nodes, pieces, first, places, on, n, p)
     gpus, cpu, memory = np.int64(node.free_gpus), node.free_cpu, node.free_memory
     standing, job, i = np.inf, np.int64(-1), first[n]
     while gpus < piece.gpus or (node.cpu >= 0 and cpu < piece.cpu) or (node.memory >= 0 and memory < piece.memory):
@@ -77,8 +80,36 @@ def yields(nodes, pieces, first, places, sorted_at, jobs, rules, n, p, now):
 
 
 @compiled
+def yields_gpus(nodes, pieces, first, places, on, n, p):
+    """The same where single GPUs are looked at: places are taken off the node, and put back when it fits."""
+    standing, job, i = np.inf, np.int64(-1), first[n]
+    while i >= 0 and not fits(nodes[n], pieces[p]):
+        lend(nodes[n], pieces[places[i].piece], on[i], 1)
+        standing, job, i = places[i].standing, np.int64(places[i].job), places[i].next
+    able, back = fits(nodes[n], pieces[p]), first[n]
+    while back != i:
+        lend(nodes[n], pieces[places[back].piece], on[back], -1)
+        back = places[back].next
+    if not able:
+        return NEVER, np.int64(-1)
+    return standing, job
+
+
+@compiled
+def lend(node, piece, gpus, sign):
+    """What a piece holds is free for a moment (sign 1), and no more (-1): only `fits` may look."""
+    for g in range(node.gpus):
+        if (gpus >> g) & 1:
+            before = node.milli[g]
+            node.milli[g] = before + sign * piece.milli
+            node.free_gpus += int(node.milli[g] == WHOLE) - int(before == WHOLE)
+    node.free_cpu += sign * piece.cpu
+    node.free_memory += sign * piece.memory
+
+
+@compiled
 def refresh_yields(
-    nodes, pieces, tree, read, asked, ways, levels, log, first, places, sorted_at, jobs, rules, meta, p, now
+    nodes, pieces, tree, read, asked, ways, levels, log, first, places, on, sorted_at, jobs, rules, meta, p, now
 ):
     """Brings the tree of kind p up to date."""
     written, since = meta[WRITTEN], read[p]
@@ -88,20 +119,20 @@ def refresh_yields(
     if stale or since < 0 or written - since > len(log):
         tree[p, :] = NEVER
         for n in range(len(nodes)):
-            tree[p, n] = yields(nodes, pieces, first, places, sorted_at, jobs, rules, n, p, now)[0]
+            tree[p, n] = yields(nodes, pieces, first, places, on, sorted_at, jobs, rules, meta, n, p, now)[0]
         for level in range(len(levels) - 2):
             for group in range((levels[level + 1] - levels[level]) // FAN):
                 gather(tree, ways, levels, p, level, group, False)
         return
     for entry in range(since, written):
         n = log[entry & (len(log) - 1)]
-        value = yields(nodes, pieces, first, places, sorted_at, jobs, rules, n, p, now)[0]
+        value = yields(nodes, pieces, first, places, on, sorted_at, jobs, rules, meta, n, p, now)[0]
         if tree[p, n] != value:
             update(tree, ways, levels, p, n, value, False)
 
 
 @compiled
-def yielding(nodes, pieces, tree, levels, first, places, sorted_at, jobs, rules, p, limit, j, now, most):
+def yielding(nodes, pieces, tree, levels, first, places, on, sorted_at, jobs, rules, meta, p, limit, j, now, most):
     """How many nodes, up to ``most``, yield jobs that all stand after waiting job j; and the first of those that yield most,
     -1 for none."""
     count, best, value = 0, -1, NEVER
@@ -112,7 +143,7 @@ def yielding(nodes, pieces, tree, levels, first, places, sorted_at, jobs, rules,
             if tree[p, n] < limit or tree[p, n] == NEVER:
                 continue
             if tree[p, n] == limit:
-                _, job = yields(nodes, pieces, first, places, sorted_at, jobs, rules, n, p, now)
+                _, job = yields(nodes, pieces, first, places, on, sorted_at, jobs, rules, meta, n, p, now)
                 if not stands_before(limit, j, limit, job, rules):
                     continue
             count += 1
@@ -124,7 +155,7 @@ def yielding(nodes, pieces, tree, levels, first, places, sorted_at, jobs, rules,
 
 
 @compiled
-def best_yield(nodes, pieces, tree, levels, first, places, sorted_at, jobs, rules, p, limit, j, now):
+def best_yield(nodes, pieces, tree, levels, first, places, on, sorted_at, jobs, rules, meta, p, limit, j, now):
     """The node whose most important victim is the least important, the lowest number of equal ones; -1 where all stand before
     waiting job j."""
     k = levels[len(levels) - 2]
@@ -132,11 +163,11 @@ def best_yield(nodes, pieces, tree, levels, first, places, sorted_at, jobs, rule
     if top < limit or top == NEVER:
         return np.int64(-1)
     if top == limit:
-        return np.int64(
-            yielding(
-                nodes, pieces, tree, levels, first, places, sorted_at, jobs, rules, p, limit, j, now, len(nodes) + 1
-            )[1]
+        all_nodes = len(nodes) + 1
+        found = yielding(
+            nodes, pieces, tree, levels, first, places, on, sorted_at, jobs, rules, meta, p, limit, j, now, all_nodes
         )
+        return np.int64(found[1])
     for level in range(len(levels) - 3, -1, -1):
         k = levels[level] + (k - levels[level + 1]) * FAN
         while tree[p, k] != top:
