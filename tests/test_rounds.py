@@ -227,10 +227,8 @@ def test_what_a_policy_prints_is_not_the_result(policy, capsys):
     assert out == "" and err == "at 0.0\nat 1.0\n"
 
 
-def test_a_quota_or_a_network_topology_is_refused():
+def test_a_quota_is_refused():
     jobs = Jobs([0], [1], [1])
-    with pytest.raises(ValueError, match="time-slices"):
-        simulate(jobs, Cluster.parse("1x1"), "time-slices", "topology")
     with pytest.raises(ValueError, match="quotas are given, and order 'time-slices' stops jobs"):
         from weft.cluster.quota import Quota
 

@@ -18,6 +18,7 @@ import inspect
 import math
 from typing import TYPE_CHECKING
 
+from weft.cluster import topology
 from weft.cluster.model import WHOLE
 from weft.cluster.order import FALLING, FIXED, FREE, SETTLED, Preemption
 from weft.cluster.parts import Job, Node, Piece
@@ -154,23 +155,57 @@ def one_round(sim: Simulator, fallen: list[Job]) -> bool:
 
 def make_room(sim: Simulator, job: Job) -> list[Job] | None:
     """Allocates all pieces of a job: who was lifted off its nodes for that; None where it is not possible."""
-    pieces, limit, random = sim.pieces(job.row), wanted(sim, job), sim.random
-    if not enough(sim, job, limit):
+    pieces, nodes = sim.pieces(job.row), sim.nodes
+    if not enough(sim, job, wanted(sim, job)):
         return None
+    if sim.placement.topology:
+        if sim.place(job):
+            return []
+        if len(pieces) > 1:
+            nodes = least_harm(sim, job, pieces)
+    lifted = stop_on(sim, job, pieces, nodes)
+    if lifted is None:
+        return None
+    ordered = sorted(lifted, key=lambda victim: standing(sim, victim))
+    return [victim for victim in ordered if not put_back(sim, victim) and not make_way(sim, job, victim)]
+
+
+def least_harm(sim: Simulator, job: Job, pieces: list[Piece]) -> list[Node]:
+    """Of the domains, the racks and (if none is required) all nodes together those nodes where the most important job that
+    must be stopped is the least important, the first where equal; nothing where stopping does not help."""
+    found: list[Node] = []
+    least = -math.inf
+    for nodes in topology.parts(sim):
+        random = sim.random
+        lifted = stop_on(sim, job, pieces, nodes)
+        if lifted is None:
+            continue
+        most_important = min((standing(sim, victim)[0] for victim in lifted), default=math.inf)
+        undo(sim, job, lifted, random)
+        if most_important > least:
+            found, least = nodes, most_important
+    return found
+
+
+def stop_on(sim: Simulator, job: Job, pieces: list[Piece], nodes: list[Node]) -> list[Job] | None:
+    """Allocates all pieces of a job on these nodes: who was lifted for that; None where it is not possible, and nothing has
+    changed."""
+    limit, random = wanted(sim, job), sim.random
     if not job.row.pods[0] and len(pieces) > 1:
         alike = sum(p == pieces[0] for p in pieces)
         for piece, least in ((pieces[0], alike), (pieces[-1], len(pieces))):
-            if sum(after(sim, yields(sim, node, piece), limit) for node in sim.nodes) < least:
+            if sum(after(sim, yields(sim, node, piece), limit) for node in nodes) < least:
                 return None
     lifted: list[Job] = []
     job.placed = []
     for piece in pieces:
-        node = sim.choose(piece)
+        node = sim.choose(piece, nodes)
         if node is None:
-            found = [(yields(sim, n, piece), -i, n) for i, n in enumerate(sim.nodes)]
+            found = [(yields(sim, n, piece), -i, n) for i, n in enumerate(nodes)]
             able = [(place[0], i, n) for place, i, n in found if after(sim, place, limit)]
             if not able:
-                break
+                undo(sim, job, lifted, random)
+                return None
             node = max(able, key=lambda one: one[:2])[2]
             while not node.fits(piece):
                 victim = residents(sim, node)[0]
@@ -180,14 +215,15 @@ def make_room(sim: Simulator, job: Job) -> list[Job] | None:
         on = sim.pick(node, piece)
         node.take(piece, job.id, on)
         job.placed.append((node, piece, on))
-    if len(job.placed) == len(pieces):
-        ordered = sorted(lifted, key=lambda victim: standing(sim, victim))
-        return [victim for victim in ordered if not put_back(sim, victim) and not make_way(sim, job, victim)]
+    return lifted
+
+
+def undo(sim: Simulator, job: Job, lifted: list[Job], random: int) -> None:
+    """An attempt leaves nothing behind."""
     take_off(job)
     for victim in lifted:
         put_back(sim, victim)
     job.placed, sim.random = [], random
-    return None
 
 
 def enough(sim: Simulator, job: Job, limit: Place) -> bool:

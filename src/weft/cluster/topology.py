@@ -6,6 +6,9 @@ them the fullest rack, there the fullest such domain. Where none has, into the f
 rack that takes the most takes as many as it can, and the same is asked anew for those that are left. *Fullest*: with the least
 free of its GPUs; lowest numbers first where equal. In the nodes that were found the placement's score decides as ever.
 
+Orders that stop jobs take free room in this way. Where there is none for a gang, they stop jobs in the domain or rack where
+the most important of them is the least important, or anywhere where that costs less and no rack is required.
+
 A job of one piece leaves whole nodes and racks to gangs: of the nodes with the highest score it takes one in the fullest rack,
 there in the fullest domain.
 """
@@ -26,10 +29,10 @@ if TYPE_CHECKING:
 
 def check(placement: Placement, order: Order, mode: str) -> None:
     """Raises ValueError for orders that it does not go with: those that look for nodes in other ways."""
-    if placement.topology and (order.stops_jobs or mode == "-conservative"):
+    if placement.topology and mode == "-conservative":
         raise ValueError(
-            f"placement '{placement.name}' with order '{order.name}{mode}': jobs are neither stopped nor planned ahead for a "
-            f"rack's sake; expected an order that stops no jobs, strict, -skip or -easy"
+            f"placement '{placement.name}' with order '{order.name}{mode}': jobs are not planned ahead for a rack's sake; "
+            f"expected another order, strict, -skip or -easy"
         )
 
 
@@ -72,6 +75,13 @@ def split(nodes: Iterable[Node], by: str) -> list[list[Node]]:
     """Racks in order of their numbers, or domains."""
     ordered = sorted(nodes, key=lambda node: (node.rack, node.domain))
     return [list(same) for _, same in groupby(ordered, lambda node: (node.rack, getattr(node, by)))]
+
+
+def parts(sim: Nodes) -> list[list[Node]]:
+    """Where a gang may go if jobs are stopped for it: a domain, a rack, or anywhere where no rack is required."""
+    domains, racks = split(sim.nodes, "domain"), split(sim.nodes, "rack")
+    anywhere = [] if sim.placement.topology == REQUIRED else [[node for rack in racks for node in rack]]
+    return domains + racks + anywhere
 
 
 def free(nodes: Iterable[Node]) -> int:

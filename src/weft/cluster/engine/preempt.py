@@ -6,7 +6,8 @@ import numpy as np
 
 from weft.cluster.engine.compiled import compiled
 from weft.cluster.engine.heaps import add_event, add_waiting, remove_event, remove_waiting
-from weft.cluster.engine.node import DETAILED
+from weft.cluster.engine.node import DETAILED, TOPOLOGY
+from weft.cluster.engine.rack_room import make_room_near
 from weft.cluster.engine.reasons import PRIORITY, begin_waiting, end_waiting, settle, why
 from weft.cluster.engine.room import lift, make_room, put_back, reseat, seat
 from weft.cluster.engine.run import ARRIVED, COMPLETED, RUNNING
@@ -215,10 +216,16 @@ def advance(
                 lose_nodes(jobs, again, rules, now)
             continue
         if c >= 0:
-            lifted = make_room(
-                nodes, pieces, best, ways, levels, log, meta, context, room, classes, tree, read, asked, first, places,
-                sorted_at, where, on, tried, jobs, rules, stopped, j, now,
-            )  # fmt: skip
+            if meta[TOPOLOGY]:
+                lifted = make_room_near(
+                    nodes, pieces, best, ways, levels, log, meta, context, room, classes, tree, read, asked, first, places,
+                    sorted_at, where, on, tried, jobs, rules, stopped, j, now,
+                )  # fmt: skip
+            else:
+                lifted = make_room(
+                    nodes, pieces, best, ways, levels, log, meta, context, room, classes, tree, read, asked, first, places,
+                    sorted_at, where, on, tried, jobs, rules, stopped, j, 0, 0, False, now,
+                )  # fmt: skip
             if lifted < 0:
                 classes[c].blocked = True
                 continue

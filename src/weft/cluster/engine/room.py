@@ -9,7 +9,8 @@ from weft.cluster.engine.index import choose
 from weft.cluster.engine.node import DETAILED, RANDOM_STATE, fits, fits_on, pick, take
 from weft.cluster.engine.promise import changed, leave
 from weft.cluster.engine.standing import sort_by_key, standing_at, wanted
-from weft.cluster.engine.yields import best_yield, refresh_yields, sit, yielding
+from weft.cluster.engine.topology import choose_among
+from weft.cluster.engine.yields import best_yield, best_yield_among, refresh_yields, sit, yielding
 
 
 @compiled
@@ -124,13 +125,15 @@ def reprieve(
 @compiled
 def make_room(
     nodes, pieces, best, ways, levels, log, meta, context, room, classes, tree, read, asked, first, places, sorted_at, where,
-    on, tried, jobs, rules, stopped, j, now,
+    on, tried, jobs, rules, stopped, j, begin, end, trial, now,
 ):  # fmt: skip
     """Allocates all pieces of a waiting job: how many jobs lost their nodes by it, who are then in ``stopped``; -1 where it is
-    not possible, and nothing has changed then."""
+    not possible, and nothing has changed then. Anywhere, or if ``end`` is not 0 on the nodes from ``begin`` to there in the
+    order of racks. A ``trial`` changes nothing, and says who would be the most important to be lifted; ``len(jobs)``: nobody.
+    """
     c, slot, limit = jobs[j].cls, jobs[j].slot, wanted(jobs, j, rules, now)
     piece, count, rest = classes[c].piece, classes[c].count, classes[c].rest
-    if not classes[c].shared and count + (rest >= 0) > 1:
+    if end == 0 and not classes[c].shared and count + (rest >= 0) > 1:
         for p, least in ((piece, count), (rest, count + 1)):
             if p < 0:
                 continue
@@ -146,14 +149,22 @@ def make_room(
     random = meta[RANDOM_STATE]
     for i in range(count + (rest >= 0)):
         p = piece if i < count else rest
-        n = choose(nodes, pieces, best, ways, levels, log, meta, context, p)
+        if end:
+            n = choose_among(nodes, pieces, meta, context, p, begin, end)
+        else:
+            n = choose(nodes, pieces, best, ways, levels, log, meta, context, p)
         if n < 0:
             refresh_yields(
                 nodes, pieces, tree, read, asked, ways, levels, log, first, places, on, sorted_at, jobs, rules, meta, p, now,
             )  # fmt: skip
-            n = best_yield(
-                nodes, pieces, tree, levels, first, places, on, sorted_at, jobs, rules, meta, p, limit, j, now
-            )
+            if end:
+                n = best_yield_among(
+                    nodes, pieces, tree, first, places, on, sorted_at, jobs, rules, meta, p, limit, j, now, begin, end
+                )
+            else:
+                n = best_yield(
+                    nodes, pieces, tree, levels, first, places, on, sorted_at, jobs, rules, meta, p, limit, j, now
+                )
             if n < 0:
                 break
             while not fits(nodes[n], pieces[p]):
@@ -167,13 +178,17 @@ def make_room(
         take(nodes, pieces, log, meta, room, n, p, gpus, 1)
         where[slot + i] = n
         placed += 1
-    if placed == count + (rest >= 0):
+    able_to = placed == count + (rest >= 0)
+    if able_to and not trial:
         return reprieve(
             nodes, pieces, log, meta, context, room, classes, first, places, where, on, tried, jobs, rules, stopped, lifted, j,
             now,
         )  # fmt: skip
     give_up(nodes, pieces, log, meta, room, classes, where, on, jobs, j, placed)
+    victim, standing = len(jobs), np.inf
     for k in range(lifted):
         put_back(nodes, pieces, log, meta, room, classes, first, places, where, on, jobs, rules, stopped[k], now)
+        if standing_at(jobs, stopped[k], rules, now) < standing:
+            victim, standing = stopped[k], standing_at(jobs, stopped[k], rules, now)
     meta[RANDOM_STATE] = random  # an attempt that fails leaves nothing behind
-    return -1
+    return victim if able_to else -1

@@ -173,3 +173,21 @@ def best_yield(nodes, pieces, tree, levels, first, places, on, sorted_at, jobs, 
         while tree[p, k] != top:
             k += 1
     return k
+
+
+@compiled
+def best_yield_among(
+    nodes, pieces, tree, first, places, on, sorted_at, jobs, rules, meta, p, limit, j, now, begin, end
+):  # fmt: skip
+    """The same of the nodes from ``begin`` to ``end`` in the order of racks."""
+    chosen, top = np.int64(-1), NEVER
+    for k in range(begin, end):
+        n = np.int64(nodes[k].member)
+        if tree[p, n] < limit or tree[p, n] <= top:
+            continue
+        if tree[p, n] == limit:
+            _, job = yields(nodes, pieces, first, places, on, sorted_at, jobs, rules, meta, n, p, now)
+            if not stands_before(limit, j, limit, job, rules):
+                continue
+        chosen, top = n, tree[p, n]
+    return chosen
