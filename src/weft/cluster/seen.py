@@ -71,8 +71,8 @@ class SeenJob(Job):
         return MappingProxyType(self._of.waited)
 
     @property
-    def stretches(self) -> tuple[tuple[float, float, tuple[str, ...]], ...]:  # type: ignore[override]
-        return tuple((begin, end, tuple(nodes)) for begin, end, nodes in self._of.stretches)
+    def stretches(self) -> tuple[tuple[float, float, tuple[str, ...], tuple[int, ...]], ...]:  # type: ignore[override]
+        return tuple((begin, end, tuple(nodes), tuple(on)) for begin, end, nodes, on in self._of.stretches)
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
         refuse(f"job {self.id!r}", name)
