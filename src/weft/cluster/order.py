@@ -21,7 +21,7 @@ from weft.definition import UnknownName
 # How the key of a running job changes with time: not at all but at levels; it falls by 1 a second; in any way.
 FIXED, FALLING, FREE = range(3)
 SETTLED = 2.0**41  # turns of jobs that run come before those of jobs that wait by so much
-KNOWN = 6  # where what `context` gave begins in `known`
+KNOWN = 7  # where what `context` gave begins in `known`
 
 
 def nothing_known(jobs: Jobs) -> NDArray[np.float64]:

@@ -6,7 +6,7 @@ import numpy as np
 
 from weft.cluster.engine.compiled import compiled
 from weft.cluster.engine.heaps import add_event, add_waiting, remove_event, remove_waiting
-from weft.cluster.engine.node import DETAILED, TOPOLOGY
+from weft.cluster.engine.node import TOPOLOGY
 from weft.cluster.engine.rack_room import make_room_near
 from weft.cluster.engine.reasons import PRIORITY, begin_waiting, end_waiting, settle, why
 from weft.cluster.engine.room import lift, make_room, put_back, reseat, seat
@@ -37,23 +37,22 @@ from weft.cluster.engine.standing import (
 )
 from weft.cluster.order import FREE
 
-# A stretch of time in which a job held its nodes, which begin at `slot` in `held`, and in `held_on` their GPUs as in `on`; of
-# job NOBODY it is void.
+# A stretch of time in which a job held its nodes, which begin at `slot` in `held`; of job NOBODY it is void. `gpus`: as of
+# a place.
 STRETCH = np.dtype([("job", "i8"), ("begin", "f8"), ("end", "f8"), ("slot", "i8")])
+HELD = np.dtype([("node", "i4"), ("gpus", "i4")])
 NOBODY = -1
 NOTHING_LEFT, GO_ON, NEEDS_ROOM = range(3)
 
 
 @compiled
-def record(jobs, j, classes, where, on, stretches, held, held_on, progress, meta, now):
+def record(jobs, j, classes, places, where, stretches, held, progress, now):
     """Writes down the stretch that ends now."""
     k, slot, to = progress[STRETCHES], jobs[j].slot, progress[WRITTEN_PLACES]
     stretches[k].job, stretches[k].begin, stretches[k].end, stretches[k].slot = j, jobs[j].begins, now, to
     count = classes[jobs[j].cls].count + (classes[jobs[j].cls].rest >= 0)
     for i in range(count):
-        held[to + i] = where[slot + i]
-        if meta[DETAILED]:
-            held_on[to + i] = on[slot + i]
+        held[to + i].node, held[to + i].gpus = where[slot + i], places[slot + i].gpus
     progress[STRETCHES] += 1
     progress[WRITTEN_PLACES] += count
     progress[PLACED] -= count
@@ -96,7 +95,7 @@ def next_lifted(jobs, moved, progress):
 
 @compiled
 def come_and_go(
-    jobs, waiting, events, progress, where, on, first, places, fallen, stretches, held, held_on, thresholds, rules, nodes,
+    jobs, waiting, events, progress, where, first, places, fallen, stretches, held, thresholds, rules, nodes,
     pieces, log, meta, room, classes, total, waits, now,
 ):  # fmt: skip
     """What happens at a moment before the round: jobs end, come to another level, and arrive."""
@@ -107,8 +106,8 @@ def come_and_go(
         remove_event(events, jobs, progress, j)
         progress[CHANGED] = 1
         if jobs[j].ends == now:
-            lift(nodes, pieces, log, meta, room, classes, first, places, where, on, jobs, j)
-            record(jobs, j, classes, where, on, stretches, held, held_on, progress, meta, now)
+            lift(nodes, pieces, log, meta, room, classes, first, places, where, jobs, j)
+            record(jobs, j, classes, places, where, stretches, held, progress, now)
             jobs[j].lost += jobs[j].resume
             progress[COMPLETED] += 1
             continue
@@ -176,8 +175,8 @@ def settle_round(
 
 @compiled
 def advance(
-    jobs, waiting, events, progress, where, on, tried, first, places, sorted_at, tree, read, asked, stopped, moved, fallen,
-    stretches, held, held_on, thresholds, rules, nodes, pieces, best, ways, levels, log, meta, context, room, classes,
+    jobs, waiting, events, progress, where, on, first, places, sorted_at, tree, read, asked, stopped, moved, fallen,
+    stretches, held, thresholds, rules, nodes, pieces, best, ways, levels, log, meta, context, room, classes,
     total, waits, until, most,
 ):  # fmt: skip
     """Runs up to ``most`` moments, none after ``until``; says whether anything is left to happen, or NEEDS_ROOM where
@@ -198,7 +197,7 @@ def advance(
         if not progress[UNDER_WAY]:
             rules[NOW], progress[UNDER_WAY] = now, 1
             come_and_go(
-                jobs, waiting, events, progress, where, on, first, places, fallen, stretches, held, held_on, thresholds, rules,
+                jobs, waiting, events, progress, where, first, places, fallen, stretches, held, thresholds, rules,
                 nodes, pieces, log, meta, room, classes, total, waits, now,
             )  # fmt: skip
             continue
@@ -207,7 +206,7 @@ def advance(
         if again >= 0 and (c < 0 or jobs[again].key < jobs[j].key or (jobs[again].key == jobs[j].key and again < j)):
             jobs[again].asked = 1
             go_on(jobs, again, rules, now)
-            if put_back(nodes, pieces, log, meta, room, classes, first, places, where, on, jobs, rules, again, now):
+            if put_back(nodes, pieces, log, meta, room, classes, first, places, where, jobs, rules, again, now):
                 stretches[jobs[again].pending - 1].job = NOBODY
                 jobs[again].pending = 0
                 progress[PLACED] += classes[jobs[again].cls].count + (classes[jobs[again].cls].rest >= 0)
@@ -219,12 +218,12 @@ def advance(
             if meta[TOPOLOGY]:
                 lifted = make_room_near(
                     nodes, pieces, best, ways, levels, log, meta, context, room, classes, tree, read, asked, first, places,
-                    sorted_at, where, on, tried, jobs, rules, stopped, j, now,
+                    sorted_at, where, on, jobs, rules, stopped, j, now,
                 )  # fmt: skip
             else:
                 lifted = make_room(
                     nodes, pieces, best, ways, levels, log, meta, context, room, classes, tree, read, asked, first, places,
-                    sorted_at, where, on, tried, jobs, rules, stopped, j, 0, 0, False, now,
+                    sorted_at, where, jobs, rules, stopped, j, 0, 0, False, now,
                 )  # fmt: skip
             if lifted < 0:
                 classes[c].blocked = True
@@ -241,7 +240,7 @@ def advance(
             for k in range(lifted):
                 victim = stopped[k]
                 remove_event(events, jobs, progress, victim)
-                record(jobs, victim, classes, where, on, stretches, held, held_on, progress, meta, now)
+                record(jobs, victim, classes, places, where, stretches, held, progress, now)
                 jobs[victim].pending, jobs[victim].asked = progress[STRETCHES], 0
                 lose_nodes(jobs, victim, rules, now)
                 moved[progress[LIFTED]] = victim

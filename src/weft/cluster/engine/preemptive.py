@@ -52,12 +52,11 @@ class Kept:
         self.sorted_at = np.full(count, np.nan)
         self.stopped, self.moved, self.fallen = np.zeros((3, len(rows)), np.int64)
         self.stretches = np.zeros(len(rows) + 1, preempt.STRETCH)
-        self.held, self.held_on = np.zeros((2, len(tables.where) + 1), np.int32)
-        self.tried = np.zeros(int((tables.classes["count"] + 1).max(initial=1)), np.int32)
+        self.held = np.zeros(len(tables.where) + 1, preempt.HELD)
         self.thresholds = np.array([(level, order.by_gpus) for level in order.levels], float).reshape(-1, 2)
         codes = [each.name for each in ORDERS.values() if each.preemption]
         code = next(codes.index(each.name) for each in ORDERS.values() if each.preemption is order)
-        rules = [order.drift, code, order.equals, restart_s, checkpoint_s, np.nan]
+        rules = [order.drift, code, order.equals, restart_s, checkpoint_s, np.nan, len(tables.on) > 0]
         self.rules = np.concatenate([rules, order.context(history)])
 
     def advance(self, most: int) -> bool:
@@ -65,15 +64,15 @@ class Kept:
         t, (nodes, best, ways, levels, log, meta, context, room) = self.tables, self.tables.state
         while True:
             left = preempt.advance(
-                t.jobs, self.waiting, self.events, t.progress, t.where, t.on, self.tried, self.first, self.places,
+                t.jobs, self.waiting, self.events, t.progress, t.where, t.on, self.first, self.places,
                 self.sorted_at, self.tree, self.read, self.asked, self.stopped, self.moved, self.fallen, self.stretches,
-                self.held, self.held_on, self.thresholds, self.rules, nodes, t.pieces, best, ways, levels, log, meta, context,
+                self.held, self.thresholds, self.rules, nodes, t.pieces, best, ways, levels, log, meta, context,
                 room, t.classes, t.total, t.waits, t.until, most,
             )  # fmt: skip
             if left != preempt.NEEDS_ROOM:
                 return bool(left)
             self.stretches = np.concatenate([self.stretches, np.zeros_like(self.stretches)])
-            self.held, self.held_on = (np.concatenate([a, np.zeros_like(a)]) for a in (self.held, self.held_on))
+            self.held = np.concatenate([self.held, np.zeros_like(self.held)])
 
     def result(self) -> dict[str, Any]:
         """Columns of :class:`weft.cluster.result.Result`, by name."""
@@ -102,8 +101,8 @@ class Kept:
         written = t.progress[standing.WRITTEN_PLACES]
         slot = np.concatenate([self.stretches["slot"][:count], written + np.cumsum(pieces) - pieces])
         now = [slice(s, s + n) for s, n in zip(table["slot"][running], pieces, strict=True)]
-        held = np.concatenate([self.held[:written], *(t.where[places] for places in now)])
-        on = np.concatenate([self.held_on[:written] if len(t.on) else t.on, *(t.on[places] for places in now)])
+        held = np.concatenate([self.held["node"][:written], *(t.where[places] for places in now)])
+        on = np.concatenate([self.held["gpus"][:written], *(self.places["gpus"][places] for places in now)])
         length = np.diff(np.append(slot, len(held)))
         job = np.concatenate([self.stretches["job"][:count], running])
         begin = np.concatenate([self.stretches["begin"][:count], table["begins"][running]])
@@ -113,7 +112,7 @@ class Kept:
         end = np.concatenate([self.stretches["end"][:count], table["ends"][running]])[order]
         first = np.concatenate(([0], np.cumsum(length)))
         source = np.repeat(slot - first[:-1], length) + np.arange(first[-1])
-        return Stretches(self.rows[job], begin, end, first, held[source], on[source] if len(on) else on)
+        return Stretches(self.rows[job], begin, end, first, held[source], on[source] if len(t.on) else t.on)
 
     def _waiting(self) -> NDArray[np.int64]:
         """Who waits when nothing is left to happen or it was interrupted."""

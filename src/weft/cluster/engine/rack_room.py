@@ -11,7 +11,7 @@ import numpy as np
 
 from weft.cluster.engine.allocate import place
 from weft.cluster.engine.compiled import compiled
-from weft.cluster.engine.node import TOPOLOGY
+from weft.cluster.engine.node import DETAILED, TOPOLOGY
 from weft.cluster.engine.room import make_room
 from weft.cluster.engine.standing import standing_at, wanted
 from weft.cluster.engine.tree import NEVER
@@ -24,12 +24,14 @@ DOMAIN, RACK, ANYWHERE = range(3)
 @compiled
 def make_room_near(
     nodes, pieces, best, ways, levels, log, meta, context, room, classes, tree, read, asked, first, places, sorted_at, where,
-    on, tried, jobs, rules, stopped, j, now,
+    on, jobs, rules, stopped, j, now,
 ):  # fmt: skip
     """As :func:`make_room`, for a placement that looks at topology."""
-    c, limit = jobs[j].cls, wanted(jobs, j, rules, now)
+    c, slot, limit = jobs[j].cls, jobs[j].slot, wanted(jobs, j, rules, now)
     piece, count, rest = classes[c].piece, classes[c].count, classes[c].rest
-    if place(nodes, pieces, best, ways, levels, log, meta, context, room, classes, c, where, on, jobs[j].slot):
+    if place(nodes, pieces, best, ways, levels, log, meta, context, room, classes, c, where, on, slot):
+        for i in range(slot, slot + count + (rest >= 0) if meta[DETAILED] else slot):
+            places[i].gpus = on[i]
         return 0
     begin, end, least = np.int64(0), np.int64(0), NEVER
     if count > 1 or rest >= 0:
@@ -40,13 +42,13 @@ def make_room_near(
                 for p in (piece, rest):
                     if p >= 0:
                         refresh_yields(
-                            nodes, pieces, tree, read, asked, ways, levels, log, first, places, on, sorted_at, jobs, rules,
+                            nodes, pieces, tree, read, asked, ways, levels, log, first, places, sorted_at, jobs, rules,
                             meta, p, now,
                         )  # fmt: skip
                 if may_take(nodes, classes, tree, c, at, until, limit, least):
                     victim = make_room(
                         nodes, pieces, best, ways, levels, log, meta, context, room, classes, tree, read, asked, first, places,
-                        sorted_at, where, on, tried, jobs, rules, stopped, j, at, until, True, now,
+                        sorted_at, where, jobs, rules, stopped, j, at, until, True, now,
                     )  # fmt: skip
                     if victim >= 0:
                         standing = standing_at(jobs, victim, rules, now) if victim < len(jobs) else np.inf
@@ -57,7 +59,7 @@ def make_room_near(
             return -1
     return make_room(
         nodes, pieces, best, ways, levels, log, meta, context, room, classes, tree, read, asked, first, places, sorted_at,
-        where, on, tried, jobs, rules, stopped, j, begin, end, False, now,
+        where, jobs, rules, stopped, j, begin, end, False, now,
     )  # fmt: skip
 
 

@@ -33,9 +33,10 @@ STRETCHES, WRITTEN_PLACES, PLACED, LAST, FIRST, UNDER_WAY, CHANGED, STARTED, LIF
     run.PROGRESS, run.PROGRESS + 11
 )
 # `rules`: how standings change, the order's code, whether equal keys stop each other, seconds that a stopped job needs to go
-# on, and between its checkpoints (0: it is saved when it is stopped), and the moment; then what the order knows of the trace.
+# on, and between its checkpoints (0: it is saved when it is stopped), the moment, and whether single GPUs are looked at; then
+# what the order knows of the trace.
 # `thresholds` [levels, 2]: of service, and whether a second counts once for each GPU.
-DRIFT, CODE, EQUALS, RESTART, EVERY, NOW = range(6)
+DRIFT, CODE, EQUALS, RESTART, EVERY, NOW, SINGLE = range(7)
 
 key = switch("key", ("job", "left", "served", "known"), [o.preemption.key for o in ORDERS.values() if o.preemption])
 

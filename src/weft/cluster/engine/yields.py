@@ -9,14 +9,17 @@ from __future__ import annotations
 import numpy as np
 
 from weft.cluster.engine.compiled import compiled
-from weft.cluster.engine.node import DETAILED, WRITTEN, fits
-from weft.cluster.engine.standing import DRIFT, standing_at, stands_before
+from weft.cluster.engine.node import WRITTEN, fits
+from weft.cluster.engine.standing import DRIFT, SINGLE, standing_at, stands_before
 from weft.cluster.engine.tree import FAN, NEVER, gather, update
 from weft.cluster.model import WHOLE
 from weft.cluster.order import FREE
 
-# A place of a job on a node: the next less and the next more important on the same node (-1: none).
-PLACE = np.dtype([*((name, "i4") for name in ("next", "previous", "job", "piece")), ("standing", "f8")])
+# A place of a job on a node: the next less and the next more important on the same node (-1: none); where single GPUs are
+# looked at, a bit for each that it holds, and for those that it took before it made way for another (engine/room.py).
+PLACE = np.dtype(
+    [*((name, "i4") for name in ("next", "previous", "job", "piece", "gpus", "before")), ("standing", "f8")]
+)
 
 # `first` [N]: the head of a node's list; `sorted_at` [N]: the moment for which standings that change freely were worked out.
 
@@ -56,7 +59,7 @@ def sort(first, places, sorted_at, jobs, rules, n, now):
 
 
 @compiled
-def yields(nodes, pieces, first, places, on, sorted_at, jobs, rules, meta, n, p, now):
+def yields(nodes, pieces, first, places, sorted_at, jobs, rules, n, p, now):
     """The most important job that node n must stop to take a piece of kind p: its standing and number. inf where it fits as
     things are, NEVER where nothing helps."""
     node, piece = nodes[n], pieces[p]
@@ -64,8 +67,8 @@ def yields(nodes, pieces, first, places, on, sorted_at, jobs, rules, meta, n, p,
         return NEVER, np.int64(-1)
     if rules[DRIFT] == FREE:
         sort(first, places, sorted_at, jobs, rules, n, now)
-    if meta[DETAILED]:
-        return yields_gpus(nodes, pieces, first, places, on, n, p)
+    if rules[SINGLE]:
+        return yields_gpus(nodes, pieces, first, places, n, p)
     gpus, cpu, memory = np.int64(node.free_gpus), node.free_cpu, node.free_memory
     standing, job, i = np.inf, np.int64(-1), first[n]
     while gpus < piece.gpus or (node.cpu >= 0 and cpu < piece.cpu) or (node.memory >= 0 and memory < piece.memory):
@@ -80,15 +83,15 @@ def yields(nodes, pieces, first, places, on, sorted_at, jobs, rules, meta, n, p,
 
 
 @compiled
-def yields_gpus(nodes, pieces, first, places, on, n, p):
+def yields_gpus(nodes, pieces, first, places, n, p):
     """The same where single GPUs are looked at: places are taken off the node, and put back when it fits."""
     standing, job, i = np.inf, np.int64(-1), first[n]
     while i >= 0 and not fits(nodes[n], pieces[p]):
-        lend(nodes[n], pieces[places[i].piece], on[i], 1)
+        lend(nodes[n], pieces[places[i].piece], places[i].gpus, 1)
         standing, job, i = places[i].standing, np.int64(places[i].job), places[i].next
     able, back = fits(nodes[n], pieces[p]), first[n]
     while back != i:
-        lend(nodes[n], pieces[places[back].piece], on[back], -1)
+        lend(nodes[n], pieces[places[back].piece], places[back].gpus, -1)
         back = places[back].next
     if not able:
         return NEVER, np.int64(-1)
@@ -109,7 +112,7 @@ def lend(node, piece, gpus, sign):
 
 @compiled
 def refresh_yields(
-    nodes, pieces, tree, read, asked, ways, levels, log, first, places, on, sorted_at, jobs, rules, meta, p, now
+    nodes, pieces, tree, read, asked, ways, levels, log, first, places, sorted_at, jobs, rules, meta, p, now
 ):
     """Brings the tree of kind p up to date."""
     written, since = meta[WRITTEN], read[p]
@@ -119,20 +122,20 @@ def refresh_yields(
     if stale or since < 0 or written - since > len(log):
         tree[p, :] = NEVER
         for n in range(len(nodes)):
-            tree[p, n] = yields(nodes, pieces, first, places, on, sorted_at, jobs, rules, meta, n, p, now)[0]
+            tree[p, n] = yields(nodes, pieces, first, places, sorted_at, jobs, rules, n, p, now)[0]
         for level in range(len(levels) - 2):
             for group in range((levels[level + 1] - levels[level]) // FAN):
                 gather(tree, ways, levels, p, level, group, False)
         return
     for entry in range(since, written):
         n = log[entry & (len(log) - 1)]
-        value = yields(nodes, pieces, first, places, on, sorted_at, jobs, rules, meta, n, p, now)[0]
+        value = yields(nodes, pieces, first, places, sorted_at, jobs, rules, n, p, now)[0]
         if tree[p, n] != value:
             update(tree, ways, levels, p, n, value, False)
 
 
 @compiled
-def yielding(nodes, pieces, tree, levels, first, places, on, sorted_at, jobs, rules, meta, p, limit, j, now, most):
+def yielding(nodes, pieces, tree, levels, first, places, sorted_at, jobs, rules, p, limit, j, now, most):
     """How many nodes, up to ``most``, yield jobs that all stand after waiting job j; and the first of those that yield most,
     -1 for none."""
     count, best, value = 0, -1, NEVER
@@ -143,7 +146,7 @@ def yielding(nodes, pieces, tree, levels, first, places, on, sorted_at, jobs, ru
             if tree[p, n] < limit or tree[p, n] == NEVER:
                 continue
             if tree[p, n] == limit:
-                _, job = yields(nodes, pieces, first, places, on, sorted_at, jobs, rules, meta, n, p, now)
+                _, job = yields(nodes, pieces, first, places, sorted_at, jobs, rules, n, p, now)
                 if not stands_before(limit, j, limit, job, rules):
                     continue
             count += 1
@@ -155,7 +158,7 @@ def yielding(nodes, pieces, tree, levels, first, places, on, sorted_at, jobs, ru
 
 
 @compiled
-def best_yield(nodes, pieces, tree, levels, first, places, on, sorted_at, jobs, rules, meta, p, limit, j, now):
+def best_yield(nodes, pieces, tree, levels, first, places, sorted_at, jobs, rules, p, limit, j, now):
     """The node whose most important victim is the least important, the lowest number of equal ones; -1 where all stand before
     waiting job j."""
     k = levels[len(levels) - 2]
@@ -165,7 +168,7 @@ def best_yield(nodes, pieces, tree, levels, first, places, on, sorted_at, jobs, 
     if top == limit:
         all_nodes = len(nodes) + 1
         found = yielding(
-            nodes, pieces, tree, levels, first, places, on, sorted_at, jobs, rules, meta, p, limit, j, now, all_nodes
+            nodes, pieces, tree, levels, first, places, sorted_at, jobs, rules, p, limit, j, now, all_nodes
         )
         return np.int64(found[1])
     for level in range(len(levels) - 3, -1, -1):
@@ -177,7 +180,7 @@ def best_yield(nodes, pieces, tree, levels, first, places, on, sorted_at, jobs, 
 
 @compiled
 def best_yield_among(
-    nodes, pieces, tree, first, places, on, sorted_at, jobs, rules, meta, p, limit, j, now, begin, end
+    nodes, pieces, tree, first, places, sorted_at, jobs, rules, p, limit, j, now, begin, end
 ):  # fmt: skip
     """The same of the nodes from ``begin`` to ``end`` in the order of racks."""
     chosen, top = np.int64(-1), NEVER
@@ -186,7 +189,7 @@ def best_yield_among(
         if tree[p, n] < limit or tree[p, n] <= top:
             continue
         if tree[p, n] == limit:
-            _, job = yields(nodes, pieces, first, places, on, sorted_at, jobs, rules, meta, n, p, now)
+            _, job = yields(nodes, pieces, first, places, sorted_at, jobs, rules, n, p, now)
             if not stands_before(limit, j, limit, job, rules):
                 continue
         chosen, top = n, tree[p, n]
