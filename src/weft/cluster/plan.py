@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from weft.cluster.reference import Simulator
 
 
-LEAST_S = 1.0
+LEAST_S = 1e-3
 NO_DETAILS = "conservative backfill plans whole GPUs; expected no shares, and no placement that looks at single ones"
 
 
