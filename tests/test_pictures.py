@@ -18,8 +18,8 @@ pytest.importorskip("hypothesis")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from weft.cluster import Cluster, Jobs, generate, simulate  # noqa: E402
-from weft.cluster.pictures import clock, compare, gantt, page, pieces, series, sizes, window, write  # noqa: E402
+from weft.cluster import Cluster, Jobs, generate, pieces, simulate  # noqa: E402
+from weft.cluster.pictures import clock, compare, gantt, page, series, sizes, window, write  # noqa: E402
 from weft.cluster.pictures.heat import COLUMNS, heat  # noqa: E402
 from weft.cluster.pictures.lanes import lanes  # noqa: E402
 from weft.report import palette  # noqa: E402

@@ -210,8 +210,8 @@ def test_a_saved_run_has_its_stretches(tmp_path, capsys, monkeypatch):
 
 def test_the_page_of_a_run_with_stops():
     pytest.importorskip("bokeh")
-    from weft.cluster import pictures
-    from weft.cluster.pictures import pieces, series
+    from weft.cluster import pictures, pieces
+    from weft.cluster.pictures import series
 
     jobs, cluster = generate(200, Cluster.parse("2x8"), load=1.5, seed=6, sizes=SIZES), Cluster.parse("2x8")
     result = simulate(jobs, cluster, "las", restart_s=10)

@@ -27,8 +27,8 @@ from where import ROOT, plain_environment  # noqa: E402
 from weft import __main__ as entry  # noqa: E402
 from weft import cli  # noqa: E402
 from weft.cluster import Cluster, Jobs, compare, metrics, reference, save, simulate, trace, workers  # noqa: E402
+from weft.cluster.fairness import fairness, finish_time_ratio  # noqa: E402
 from weft.cluster.generate import generate  # noqa: E402
-from weft.cluster.groups import fairness  # noqa: E402
 from weft.cluster.simulate import REASONS  # noqa: E402
 
 comparing = sys.modules["weft.cluster.compare"]
@@ -269,9 +269,45 @@ def test_no_slowdown_is_below_one():
 def test_jain_s_index_is_one_over_n_where_one_bears_everything():
     jobs = Jobs(submit=[0] * 4, duration=[10] * 4, gpus=[1] * 4, tenant=[0, 1, 2, 3], tenants=tuple("abcd"))
     result = simulate(jobs, Cluster.parse("1x8"))
-    assert fairness(result, metrics.times(result)) == {"jain": 1.0, "tenants": 4}
-    assert fairness(result, {"slowdown": np.array([1e9, 1, 1, 1])})["jain"] == pytest.approx(0.25)
-    assert fairness(simulate(jobs.take([0]), Cluster.parse("1x8")), {"slowdown": np.ones(1)})["jain"] is None
+    found = fairness(result, metrics.times(result)["slowdown"])
+    assert (found["jain"], found["tenants"]) == (1.0, 4)
+    assert fairness(result, np.array([1e9, 1, 1, 1]))["jain"] == pytest.approx(0.25)
+    assert fairness(simulate(jobs.take([0]), Cluster.parse("1x8")), np.ones(1))["jain"] is None
+
+
+def test_finish_time_ratio_of_three_jobs_by_hand():
+    jobs = Jobs(submit=[0, 0, 50], duration=[100, 100, 50], gpus=[8, 8, 4])
+    result = simulate(jobs, Cluster.parse("1x8"), "fifo-skip")  # 0 to 100, 100 to 200, 200 to 250
+    contention = [
+        (50 * 16 + 50 * 20) / 100 / 8,
+        (50 * 16 + 50 * 20 + 100 * 12) / 200 / 8,
+        (50 * 20 + 100 * 12 + 50 * 4) / 200 / 8,
+    ]
+    assert finish_time_ratio(result) == pytest.approx(
+        np.array([100, 200, 200]) / (np.array([100, 100, 50]) * contention)
+    )
+    found = metrics.summary(result)["fairness"]["finish_time"]
+    assert found["above_1"] == pytest.approx(2 / 3) and found["max"] == pytest.approx(200 / (50 * 1.5))
+    alone = simulate(jobs.take([2]), Cluster.parse("1x8"))
+    assert finish_time_ratio(alone).tolist() == [1.0]
+    assert np.isnan(finish_time_ratio(simulate(Jobs([0], [1], [9]), Cluster.parse("1x8")))).all()
+
+
+def test_by_type_adds_up_to_what_was_held():
+    cluster = Cluster.of([NodeGroup(2, 8, "A"), NodeGroup(1, 4, "B")])
+    found = metrics.summary(simulate(random_jobs(300, 5), cluster, "fifo-skip", "worst"))
+    assert list(found["by_type"]) == ["A", "B"] and [of["gpus"] for of in found["by_type"].values()] == [16, 4]
+    assert sum(of["gpu_s"] for of in found["by_type"].values()) == pytest.approx(found["gpu_s"])
+    one = Jobs([0, 0], [10, 20], [8, 4], types=[1, 2], type_sets=((), ("A",), ("B",)))
+    found = metrics.summary(simulate(one, cluster))["by_type"]
+    assert (found["A"]["jobs"], found["B"]["jobs"], found["A"]["jct"]["mean"], found["B"]["jct"]["mean"]) == (
+        1,
+        1,
+        10,
+        20,
+    )
+    assert (found["A"]["allocation"], found["B"]["allocation"]) == (80 / (16 * 20), 1.0)
+    assert metrics.summary(simulate(one.take([0]), Cluster.parse("1x8")))["by_type"] == {}
 
 
 def test_groups_add_up_to_the_whole():

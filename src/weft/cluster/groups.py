@@ -1,4 +1,4 @@
-"""Who fared how: jobs by size and by tenant, and how evenly tenants were slowed down."""
+"""Who fared how: jobs by size, by tenant and by type of GPU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.cluster import pieces
 from weft.cluster.metrics import distribution, gpu_seconds
+from weft.cluster.model import WHOLE
 
 if TYPE_CHECKING:
     from weft.cluster.result import Result
@@ -46,16 +48,29 @@ def by_tenant(result: Result, times: Times) -> dict[str, dict[str, Any]]:
     }
 
 
-def fairness(result: Result, times: Times) -> dict[str, Any]:
-    """Jain's index (Jain, Chiu, Hawe 1984) over the mean slowdowns of the ``tenants`` of whom a job ran: 1 where all are
-    alike, 1/n where one of n bears everything; None of fewer than two tenants."""
-    ran = result.ran
-    tenant = result.jobs.tenant[ran]
-    count = np.bincount(tenant)
-    total = np.bincount(tenant, times["slowdown"][ran])
-    mean = total[count > 0] / count[count > 0]
-    index = min(float(mean.sum() ** 2 / (len(mean) * (mean**2).sum())), 1.0) if len(mean) > 1 else None
-    return {"jain": index, "tenants": len(mean)}
+def by_type(result: Result, times: Times) -> dict[str, dict[str, Any]]:
+    """Of each type of GPU how many there are, the jobs that held some to their end and their times, ``gpu_s`` for which they
+    were held, and the share of its GPUs × makespan that this is; nothing of a cluster with one type. A job on several types
+    is with each of them."""
+    cluster, jobs = result.cluster, result.jobs
+    if len(cluster.types) < 2:
+        return {}
+    held = pieces.of(result)
+    kind = cluster.gpu_type[held.node]
+    held_s = held.gpus * jobs.milli[held.job] / WHOLE * (held.end - held.start)
+    used = np.bincount(kind, held_s, minlength=len(cluster.types))
+    there = np.bincount(cluster.gpu_type, cluster.gpus, minlength=len(cluster.types))
+    span = held.end.max(initial=-np.inf) - jobs.submit.min(initial=np.inf)
+    found = {}
+    for t, name in enumerate(cluster.types):
+        rows = np.flatnonzero(np.bincount(held.job[kind == t], minlength=len(jobs)) > 0)
+        found[name] = {
+            "gpus": int(there[t]),
+            "gpu_s": float(used[t]),
+            "allocation": float(used[t] / (there[t] * span)) if there[t] and span > 0 else None,
+            **_group(times, rows[result.ran[rows]]),
+        }
+    return found
 
 
 def _group(times: Times, rows: NDArray[np.int64]) -> dict[str, Any]:

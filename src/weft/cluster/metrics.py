@@ -41,7 +41,8 @@ def gpu_seconds(result: Result) -> NDArray[np.float64]:
 def summary(result: Result) -> dict[str, Any]:
     """The object of ``weft simulate --json``: seconds throughout; jobs that never started count in no distribution."""
     from weft.cluster.allocation import allocation
-    from weft.cluster.groups import by_size, by_tenant, fairness
+    from weft.cluster.fairness import fairness
+    from weft.cluster.groups import by_size, by_tenant, by_type
     from weft.cluster.locality import locality
     from weft.cluster.order import find as find_order
     from weft.cluster.placement import find as find_placement
@@ -86,7 +87,8 @@ def summary(result: Result) -> dict[str, Any]:
         "wait_reasons": {name: float(column.sum()) for name, column in zip(REASONS, result.waited.T, strict=True)},
         "by_size": by_size(result, every),
         "by_tenant": by_tenant(result, every),
-        "fairness": fairness(result, every),
+        "by_type": by_type(result, every),
+        "fairness": fairness(result, every["slowdown"]),
         "unschedulable": [{"job": jobs.id[j], "reason": why} for j, why in result.unschedulable.items()],
         "complete": result.complete,
         "cpu_s": result.cpu_s,

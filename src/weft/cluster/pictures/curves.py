@@ -9,8 +9,8 @@ import numpy as np
 from bokeh.models import HoverTool, NumeralTickFormatter
 
 from weft.cluster.pictures import clock
-from weft.cluster.pictures.pieces import without_nodes
 from weft.cluster.pictures.series import OverTime, Series
+from weft.cluster.pieces import without_nodes
 from weft.cluster.result import Result
 from weft.report.drawing import Chart, empty
 from weft.report.palette import LIGHT as INK

@@ -28,9 +28,9 @@ from weft.cluster.pictures import clock
 from weft.cluster.pictures.curves import AXIS
 from weft.cluster.pictures.heat import Heat, heat
 from weft.cluster.pictures.lanes import lanes
-from weft.cluster.pictures.pieces import Pieces, span, without_nodes
 from weft.cluster.pictures.sizes import CLASSES
 from weft.cluster.pictures.window import READABLE_BARS, READABLE_GPUS, blocks, bounded, first_window, told
+from weft.cluster.pieces import Pieces, span, without_nodes
 from weft.cluster.result import Result
 from weft.report import palette
 from weft.report.drawing import FONT, Chart, empty

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.cluster.pictures.pieces import Pieces
+from weft.cluster.pieces import Pieces
 
 MOST_ROWS, COLUMNS = 64, 320
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.cluster.pictures.pieces import Pieces
+from weft.cluster.pieces import Pieces
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from weft.cluster.pictures import clock, compare, heat, pieces, series, sizes
+from weft.cluster import pieces
+from weft.cluster.pictures import clock, compare, heat, series, sizes
 from weft.cluster.pictures.page import check
 from weft.cluster.result import Result
 from weft.report.palette import LIGHT as INK

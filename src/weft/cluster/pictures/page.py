@@ -56,7 +56,8 @@ def check(results: Sequence[Result]) -> None:
 
 def _section(name: str, runs: Sequence[Result], most: int) -> dict[str, Any]:
     """All charts of a policy's first run."""
-    from weft.cluster.pictures import curves, gantt, pieces, reasons, series, spread
+    from weft.cluster import pieces
+    from weft.cluster.pictures import curves, gantt, reasons, series, spread
     from weft.report.embedding import embed, embed_all
 
     result = runs[0]
@@ -110,8 +111,9 @@ def _facts(result: Result) -> list[tuple[str, str]]:
 
 
 def _tiles(result: Result) -> list[dict[str, str]]:
+    from weft.cluster import pieces
     from weft.cluster.metrics import summary
-    from weft.cluster.pictures import pieces, series
+    from weft.cluster.pictures import series
 
     found = summary(result)
     begin, last = pieces.span(result)[0], float(np.nanmax(result.stretches.begin, initial=-np.inf))

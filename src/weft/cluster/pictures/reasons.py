@@ -6,7 +6,7 @@ import numpy as np
 from bokeh.models import ColumnDataSource, FixedTicker, NumeralTickFormatter
 
 from weft.cluster.pictures import clock, sizes
-from weft.cluster.pictures.pieces import span
+from weft.cluster.pieces import span
 from weft.cluster.result import REASONS, Result
 from weft.report.drawing import Chart, empty, hover, write
 from weft.report.palette import LIGHT as INK

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.cluster.pictures.pieces import Pieces, span
+from weft.cluster.pieces import Pieces, span
 from weft.cluster.result import Result
 
 MOST_POINTS = 1200  # about the pixels of a wide chart

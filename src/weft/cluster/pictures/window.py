@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from weft.cluster.model import Cluster
 from weft.cluster.pictures import clock
-from weft.cluster.pictures.pieces import Pieces
+from weft.cluster.pieces import Pieces
 from weft.report.quantities import count, figures
 
 READABLE_BARS, READABLE_GPUS = 300, 64  # about what the window shows at first
