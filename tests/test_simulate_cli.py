@@ -29,6 +29,7 @@ from weft import cli  # noqa: E402
 from weft.cluster import Cluster, Jobs, compare, metrics, reference, save, simulate, trace, workers  # noqa: E402
 from weft.cluster.fairness import fairness, finish_time_ratio  # noqa: E402
 from weft.cluster.generate import generate  # noqa: E402
+from weft.cluster.model import NodeGroup  # noqa: E402
 from weft.cluster.simulate import REASONS  # noqa: E402
 
 comparing = sys.modules["weft.cluster.compare"]
@@ -278,11 +279,8 @@ def test_jain_s_index_is_one_over_n_where_one_bears_everything():
 def test_finish_time_ratio_of_three_jobs_by_hand():
     jobs = Jobs(submit=[0, 0, 50], duration=[100, 100, 50], gpus=[8, 8, 4])
     result = simulate(jobs, Cluster.parse("1x8"), "fifo-skip")  # 0 to 100, 100 to 200, 200 to 250
-    contention = [
-        (50 * 16 + 50 * 20) / 100 / 8,
-        (50 * 16 + 50 * 20 + 100 * 12) / 200 / 8,
-        (50 * 20 + 100 * 12 + 50 * 4) / 200 / 8,
-    ]
+    asked = np.array([50 * 16 + 50 * 20, 50 * 16 + 50 * 20 + 100 * 12, 50 * 20 + 100 * 12 + 50 * 4])  # GPU seconds
+    contention = asked / [100, 200, 200] / 8
     assert finish_time_ratio(result) == pytest.approx(
         np.array([100, 200, 200]) / (np.array([100, 100, 50]) * contention)
     )

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from weft.cluster.reference import Simulator
 
 
-LEAST_S = 1e-3
+LEAST_S = 1e-3  # a plan needs some length
 NO_DETAILS = "conservative backfill plans whole GPUs; expected no shares, and no placement that looks at single ones"
 
 
@@ -43,7 +43,7 @@ def running(sim: Simulator) -> list[Stay]:
 
 
 def estimated(job: Job) -> float:
-    """Its estimate, at least a second."""
+    """Its estimate, seconds, at least ``LEAST_S``."""
     return max(job.row.estimate[0].item(), LEAST_S)
 
 
