@@ -220,7 +220,9 @@ def planned(tables: Tables) -> Advance:
     ready, able, values = np.zeros(count), np.zeros(count, np.int64), np.zeros(count)
     lengths = np.maximum(table["estimate"], conservative.LEAST_S)
     asked, t.pieces["level"] = np.unique(t.pieces["gpus"], return_inverse=True)
-    spans = np.unique(np.quantile(lengths, np.arange(holes.MOST_SPANS) / holes.MOST_SPANS, method="lower"))
+    spans = lengths  # where no job can run
+    if len(lengths):
+        spans = np.unique(np.quantile(lengths, np.arange(holes.MOST_SPANS) / holes.MOST_SPANS, method="lower"))
     opens = np.full((len(asked) * len(spans), levels[-1]), trees.NEVER)
     looked, scratch = np.full(count, trees.NEVER), np.zeros((2, len(asked)))
     changed = np.append(np.arange(count), count)  # nobody has looked at any
