@@ -19,14 +19,15 @@ def closest(jobs: Jobs, j: int, cluster: Cluster, in_one_rack: bool = False) -> 
     share = each / gpus if gpus else 1.0
     wanted = jobs.type_sets[int(jobs.types[j])]
     gpu_memory, cpu, memory = float(jobs.gpu_memory[j]), int(jobs.cpu[j] * share), int(jobs.memory[j] * share)
-    best: tuple[int, list[str], str] | None = None
+    best: tuple[tuple[int, bool], list[str], str] | None = None
     able = 0
     for n, name in enumerate(cluster.names):
         lacks = []
         kind = cluster.types[int(cluster.gpu_type[n])]
         if cluster.gpus[n] < each:
             lacks.append(f"{each} GPUs (it has {cluster.gpus[n]})")
-        if wanted and kind not in wanted:
+        other = bool(wanted) and kind not in wanted  # of nodes that lack as much, one of the right type is nearer
+        if other:
             lacks.append(f"a GPU of type {' or '.join(wanted)} (it has {kind})")
         if 0 <= cluster.gpu_memory[n] < gpu_memory:
             lacks.append(f"{gpu_memory:g} GB a GPU (it has {cluster.gpu_memory[n]:g})")
@@ -35,11 +36,11 @@ def closest(jobs: Jobs, j: int, cluster: Cluster, in_one_rack: bool = False) -> 
         if 0 <= cluster.memory[n] < memory:
             lacks.append(f"{memory / 1024:g} GiB of memory (it has {cluster.memory[n] / 1024:g})")
         able += not lacks
-        if best is None or len(lacks) < best[0]:
-            best = (len(lacks), lacks, name)
+        if best is None or (len(lacks), other) < best[0]:
+            best = ((len(lacks), other), lacks, name)
     if best is None:
         return "the cluster has no nodes"
-    if best[0]:
+    if best[1]:
         return f"the closest node, {best[2]}, lacks {', '.join(best[1])}"
     if in_one_rack and (why := _closest_rack(jobs, j, cluster)):
         return why
