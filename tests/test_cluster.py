@@ -460,7 +460,7 @@ HEAD = "job_id,num_gpu,submit_time,iterations,model_name,duration,interval\n"
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "column num_gpu, submit_time, duration, job_id is missing (there are: none)"),
+        ("", "columns num_gpu, submit_time, duration, job_id are missing (there are: none)"),
         (HEAD, "no jobs are left to simulate (the file has none)"),
         (HEAD + "0,1,0,5,x,10\n", "trace.csv:2: 6 columns; expected 7"),
         (HEAD + "0,1,0,5,x,10,0\n1,one,0,5,x,10,0\n", "trace.csv:3: num_gpu is 'one'; expected a number"),
@@ -520,6 +520,13 @@ def test_a_job_that_can_never_run_is_told_and_the_others_run():
         2: "it needs 5 free nodes of 8 GPUs that fit it, and the cluster has 4",
     }
     assert result.start[0] == 0 and np.isnan(result.start[1:]).all()
+
+
+def test_of_nodes_that_lack_as_much_one_of_the_right_type_is_nearer():
+    cluster = Cluster.of([NodeGroup(1, 8, "H100", 80), NodeGroup(1, 8, "A100", 40)])
+    jobs = Jobs(submit=[0], duration=[1], gpus=[1], gpu_memory=[70], types=[1], type_sets=((), ("A100",)))
+    told = {0: "the closest node, node-1, lacks 70 GB a GPU (it has 40)"}
+    assert simulate(jobs, cluster).unschedulable == told
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------

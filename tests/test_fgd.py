@@ -137,6 +137,6 @@ def test_openb_as_a_trace():
     jobs = trace.load(TRACES / "openb/openb_pod_list_default.csv.gz", "openb")
     assert len(jobs) + sum(jobs.dropped.values()) == 8152 and jobs.dropped == {"no submission or duration": 897}
     assert (jobs.milli[jobs.gpus > 1] == 1000).all() and 0.2 < (jobs.milli < 1000).mean() < 0.6
-    with pytest.raises(trace.TraceError, match="column creation_time, deletion_time, scheduled_time is missing"):
+    with pytest.raises(trace.TraceError, match="columns creation_time, deletion_time, scheduled_time are missing"):
         trace.load(TRACES / "openb/openb_pod_list_multigpu50.csv.gz", "openb")
     assert PLACEMENTS["fgd"].validated

@@ -100,9 +100,16 @@ def test_a_column_that_is_not_read_is_told(write, tmp_path):
             "submit,durations,gpus",
             "column duration is missing; did you mean 'durations'? (there are: submit, durations",
         ),
-        ("submit,time,GPUS", "column duration, gpus is missing; did you mean 'GPUS'? (there are: submit, time, GPUS)"),
-        ("begin,time,gpu_num", "column submit, duration, gpus is missing (there are"),
-        ("submit;duration;gpus", "column submit, duration, gpus is missing; ';' stands between them, expected commas"),
+        (
+            "submit,time,GPUS",
+            "columns duration, gpus are missing; did you mean 'GPUS'? (there are: submit, time, GPUS); called "
+            "otherwise: --columns duration=…,gpus=…",
+        ),
+        ("begin,time,gpu_num", "columns submit, duration, gpus are missing (there are"),
+        (
+            "submit;duration;gpus",
+            "columns submit, duration, gpus are missing; ';' stands between them, expected commas",
+        ),
         ("submit,duration,gpus,gpus", "column gpus is there 2 times; expected it once"),
     ],
 )
@@ -126,6 +133,7 @@ def test_a_column_that_nobody_wants_may_be_there_twice(write):
     ("column", "values", "told"),
     [
         ("cpu", (8, 96), "cpu: the most that a job asks is 96 thousandths of a core; is the column in another unit?"),
+        ("cpu", (8, 128), "cpu: the most that a job asks is 128 thousandths of a core; is"),
         ("memory", (64, 512), "memory: the most that a job asks is 512 MiB; is"),
         ("memory", (1, 2**36), "memory: the most that a job asks is 68,719,476,736 MiB; is"),
         ("gpu_memory", (1, 81920), "gpu_memory: the most that a job asks is 81,920.0 GB of each GPU; is"),
@@ -489,7 +497,7 @@ def test_kubectl(write):
         ("csv", "submit,duration,gpus,cpu\n0,1,2,inf\n", "t:2: cpu is inf; expected a whole number"),
         ("csv", "submit,duration,gpus\n0,1,inf\n", "t:2: inf GPUs; expected a whole number"),
         ("csv", "submit,duration,gpus,pods\n0,1,3,2\n", "t: jobs: job 0 (row 0) has 3 GPUs in 2 pods; expected equal pods"),
-        ("csv", "", "column submit, duration, gpus is missing (there are: none)"),
+        ("csv", "", "columns submit, duration, gpus are missing (there are: none)"),
         ("philly", "[{]", "t:1: no JSON at column 3"),
         ("philly", "{}", "a JSON dict; expected a list of jobs"),
         ("philly", '[{"jobid": "x"}]', "job 1 (x): KeyError: 'submitted_time'; expected submitted_time"),
@@ -674,7 +682,7 @@ def test_published_cluster_files(write):
         ("sn,cpu_milli,memory_mib,gpu,model\n", "it has no nodes"),
         ("machine,gpu_type,cap_cpu,cap_mem,cap_gpu\na,T4,-1,1,1\n", "c:2: cap_cpu is -1.0; expected a number of 0 or more"),
         ("num_switch,num_node_p_switch,num_gpu_p_node,num_cpu_p_node,mem_p_node\n1,1.5,1,1,1\n", "c:2: num_node_p_switch is"),
-        ("num_switch,num_node_p_switch\n1,1\n", "column num_gpu_p_node, num_cpu_p_node, mem_p_node is missing"),
+        ("num_switch,num_node_p_switch\n1,1\n", "columns num_gpu_p_node, num_cpu_p_node, mem_p_node are missing"),
         (json.dumps({"kind": "List", "items": [node("a", {"cpu": "4"})]}), "node 'a': KeyError: 'memory'"),
         (json.dumps({"kind": "List", "items": [node("a", {"cpu": "1", "memory": "1"})] * 2}), "c: node 'a' is there already"),
         ("20x8", "it looks like no cluster file that weft knows; expected one of\n  kubectl: kubectl get nodes -o json"),

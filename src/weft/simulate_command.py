@@ -77,7 +77,7 @@ FormatOptions = Annotated[
     typer.Option("--option", metavar="NAME=VALUE", help="of the format; may be repeated (FORMAT_OPTIONS)"),
 ]
 Columns = Annotated[
-    str, typer.Option(metavar="NAME=FILE'S,…", help="what a csv or parquet file calls them: gpus=gpu_num,submit=time")
+    str, typer.Option(metavar="NAME=FILE'S,…", help="weft's name = the csv or parquet file's: gpus=num, submit=time")
 ]
 Where = Annotated[str, typer.Option(metavar="COLUMN=VALUE", help="keep the jobs of one tenant: vc=vcvGl")]
 Limit = Annotated[int | None, typer.Option(min=1, help="keep only the first so many jobs")]

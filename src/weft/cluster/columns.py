@@ -154,16 +154,18 @@ def present(
     Raises:
         TraceError: one is missing that is not optional, or that ``called`` names; one is there twice.
     """
-    called = called or {}
+    renamed, called = called is not None, called or {}
     if missing := [
         name for name in wanted if called.get(name, name) not in names and (name in called or name not in optional)
     ]:
         sought = ", ".join(f"{called[name]} (for {name})" if name in called else name for name in missing)
+        sought = f"columns {sought} are" if len(missing) > 1 else f"column {sought} is"
         near = [nearest(called.get(name, name), set(names) - set(wanted)) for name in missing]
         hint = f"; did you mean {' and '.join(repr(name) for name in near if name)}?" if any(near) else ""
+        end = f"; called otherwise: --columns {','.join(f'{name}=…' for name in missing)}" if renamed else ""
         if len(names) == 1 and (other := next((mark for mark in ";\t|" if mark in names[0]), "")):
-            hint = f"; {other!r} stands between them, expected commas"
-        raise TraceError(f"{path}: column {sought} is missing{hint} (there are: {', '.join(names) or 'none'})")
+            hint, end = f"; {other!r} stands between them, expected commas", ""
+        raise TraceError(f"{path}: {sought} missing{hint} (there are: {', '.join(names) or 'none'}){end}")
     found = [(name, called.get(name, name)) for name in wanted if called.get(name, name) in names]
     if twice := [there for _, there in found if list(names).count(there) > 1]:
         raise TraceError(f"{path}: column {twice[0]} is there {list(names).count(twice[0])} times; expected it once")

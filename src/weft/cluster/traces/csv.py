@@ -21,7 +21,7 @@ NUMBERS = (*NEEDED, *(name for name in OPTIONAL if name not in WORDS))
 UNITS = {
     "milli": ("thousandths of each GPU", 10, 1000),
     "gpu_memory": ("GB of each GPU", 1, 2000),
-    "cpu": ("thousandths of a core", 100, 1e9),
+    "cpu": ("thousandths of a core", 500, 1e9),
     "memory": ("MiB", 1024, 2**30),
 }
 
