@@ -105,6 +105,16 @@ def test_the_table_fits_80_columns(weft, usual):
     assert "unvalidated" not in weft(*usual, "--placement", "consolidate")[1]
 
 
+def test_types_of_gpu_and_finish_times_are_printed(weft, tmp_path):
+    (tmp_path / "t.csv").write_text("submit,duration,gpus,types\n0,100,8,A\n0,100,8,A\n50,50,4,B\n")
+    (tmp_path / "c.yaml").write_text("nodes:\n- {count: 1, gpu_type: A}\n- {count: 1, gpus: 4, gpu_type: B}\n")
+    code, out, _ = weft(tmp_path / "t.csv", "--format", "csv", "--cluster", tmp_path / "c.yaml")
+    assert code == 0 and max(map(len, out.splitlines())) <= 80
+    assert "by type of GPU" in out and "GPUs held, of the makespan: A 100.0% of 8, B 25.0% of 4" in out
+    # With an equal part 150, 116.7 and 66.7 s; they took 100, 200 and 100.
+    assert "66.7% of the jobs took longer than with an equal part" in " ".join(out.split())
+
+
 def test_no_job_at_all_that_could_run_is_a_failure(weft, tmp_path):
     (tmp_path / "t.csv").write_text("submit,duration,gpus\n0,5,99\n1,5,98\n")
     words = (tmp_path / "t.csv", "--format", "csv", "--nodes", "1x8")
@@ -112,6 +122,8 @@ def test_no_job_at_all_that_could_run_is_a_failure(weft, tmp_path):
     assert code == 1 and "no job could run on this cluster" in out
     code, out, _ = weft(*words, "--json")
     assert code == 1 and json.loads(out)["completed"] == 0
+    code, out, _ = weft(*words, "--order", "fifo-conservative")
+    assert code == 1 and "no job could run on this cluster" in out
     code, out, _ = weft("compare", *words, "--policy", "fifo:best", "--processes", "1")
     assert code == 1 and "no job could run on this cluster" in out
 
@@ -559,6 +571,19 @@ def test_more_is_better_where_it_is():
     )
     values = [each.value("utilisation") for each in found]
     assert values == sorted(values, reverse=True)
+
+
+def test_policies_are_ranked_by_finish_times():
+    found = compare(
+        random_jobs(200),
+        Cluster.parse("3x8"),
+        ["fifo:worst", "sjf-skip:best"],
+        metric="fairness.finish_time.mean",
+        processes=1,
+    )
+    values = [each.value("fairness.finish_time.mean") for each in found]
+    assert values == sorted(values) and values[0] < values[1]
+    assert found[0].runs[0].found["fairness"]["finish_time"]["mean"] == values[0]
 
 
 def test_what_one_policy_cannot_do_costs_the_others_nothing(weft, tmp_path):

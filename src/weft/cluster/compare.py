@@ -30,6 +30,7 @@ OWN, SEEDS, TIES, SAME_SECOND = KINDS = ("own", "seeds", "ties", "same second")
 METRICS = (
     *(f"{name}.{statistic}" for name in ("jct", "queueing", "slowdown") for statistic in ("mean", "p50", "p95", "p99")),
     "makespan", "utilisation", "allocation.mean", "fairness.jain",
+    "fairness.finish_time.mean", "fairness.finish_time.p99", "fairness.finish_time.above_1",
 )  # fmt: skip
 INTERRUPTED = "interrupted"
 SENT: Any = None  # the jobs of a result on its way back: who asked for it has them
@@ -85,8 +86,9 @@ class Run:
     result: Result | None = None
 
     def value(self, metric: str) -> float | None:
-        name, _, statistic = metric.partition(".")
-        value = self.found[name][statistic] if statistic else self.found[name]
+        value: Any = self.found
+        for name in metric.split("."):
+            value = value[name]
         return None if value is None else float(value)
 
 

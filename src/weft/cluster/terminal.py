@@ -76,6 +76,19 @@ def show(out: Console, found: dict[str, Any]) -> None:
             f"Jain's index over the mean slowdowns of {found['fairness']['tenants']:,} tenants: "
             f"{found['fairness']['jain']:.3f}" + (f" ({more:,} of them not shown)" if more > 0 else ""),
         )
+    if found["by_type"]:
+        _groups(out, "by type of GPU", found["by_type"])
+        of_each = (
+            f"{_shown(name)} {_share(of['allocation'])} of {of['gpus']:,}" for name, of in found["by_type"].items()
+        )
+        _say(out, f"GPUs held, of the makespan: {', '.join(of_each)}")
+    late = found["fairness"]["finish_time"]
+    if late["above_1"]:
+        _say(
+            out,
+            f"{late['above_1']:.1%} of the jobs took longer than with an equal part of the cluster's time; p99 "
+            f"{_number(late['p99'])} times as long",
+        )
     for why, count in found["dropped"].items():
         _say(out, f"{count:,} rows of the trace were left out: {why}")
     never = found["unschedulable"]
