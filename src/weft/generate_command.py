@@ -115,7 +115,8 @@ def generate(
     _told(str(found))
     if bare := int(((drawn.gpus == 0) & (drawn.cpu == 0)).sum()):
         _told(f"{bare:,} jobs ask neither GPU nor cores; formats csv and parquet leave them out when the file is read")
-    _told(f"{len(drawn):,} generated jobs of {(drawn.submit[-1] - drawn.submit[0]) / 86400:.1f} days in {output}")
+    at = f" at load {load:g}" if load else ""
+    _told(f"{len(drawn):,} generated jobs of {(drawn.submit[-1] - drawn.submit[0]) / 86400:.1f} days{at} in {output}")
 
 
 def _stated(shape: dict[str, Any]) -> Any:

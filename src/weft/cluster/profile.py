@@ -119,11 +119,12 @@ class Profile:
         total = self.mix.sum(0)
         by_size = sorted(zip(total, self.sizes, strict=True), reverse=True)[:8]
         rate = f"{self.arrivals.per_day:,.0f} jobs a day" if self.arrivals.per_day else "arrivals as a load says"
+        tenants = "1 tenant" if len(self.tenants) == 1 else f"{len(self.tenants)} tenants"
         return "\n".join(
             (
                 f"{rate}, {self.gpu_seconds / 3600:,.2f} GPU hours a job ({self.source})",
                 "GPUs of a job: " + ", ".join(f"{name} {share:.1%}" for share, name in by_size),
-                f"{len(self.tenants)} tenants, burst {self.arrivals.burst:.3g} held {self.arrivals.hold:.2f}, "
+                f"{tenants}, burst {self.arrivals.burst:.3g} held {self.arrivals.hold:.2f}, "
                 f"repeat {self.repeat:.2f} alike {self.alike:.2f}",
             )
         )
