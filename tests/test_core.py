@@ -481,6 +481,22 @@ def test_a_time_under_the_theoretical_bandwidth_is_an_error(monkeypatch):
     assert measure(1.0, cold=False)["too good"].median_us == 1.0  # a warm cache may beat the memory
 
 
+def test_a_comparison_leaves_out_what_cannot_have_moved_its_bytes(monkeypatch):
+    from weft.bench.compare import Bench
+    from weft.hardware import query
+
+    op, said = registry.get("vector_add"), []
+    bench = Bench("cpu", Ceilings("cpu"), budget_s=0.0, say=said.append)
+    timings = {"torch": Timing([2.1], [1.0]), "numpy": Timing([1.9], [1.0])}
+    monkeypatch.setattr(bench.timer, "cold", True)
+    monkeypatch.setattr(bench.timer, "measure", lambda calls: timings)
+    monkeypatch.setattr(query, "theoretical_bandwidth", lambda: 6e6)  # 12 bytes in 2 us
+    peers = [dataclasses.replace(op.find("torch"), name=name) for name in timings]
+    measured = bench.compare(op, workload("fp32", N=1), "forward", peers)
+    assert [m.implementation for m in measured] == ["torch"]
+    assert len(said) == 1 and said[0].startswith("vector_add/numpy at N=1 fp32 forward left out: 1.9 us")
+
+
 def test_a_timer_on_the_cpu_says_warm():
     assert (Timer("cpu").cache, Timer("cuda").cache, Timer("cuda", cold=False).cache) == ("warm", "cold", "warm")
 
