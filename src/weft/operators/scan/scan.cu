@@ -183,13 +183,12 @@ __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
 
 // ---- looking back ------------------------------------------------------------------------------------------------------
 //
-// Of each row, in `state` (zeroed): a word for the total of each tile, then one for the total of each group of 32 tiles. A word
-// holds a value and that it is there, so one access brings both and nothing has to be fenced. The last tile of a group
-// publishes the group's total; what lies before a group every block joins by itself, from all groups' totals, 32 at a time. So a
-// total takes two trips to reach everybody, no chain grows with the row, and all is joined in the same order, whoever comes late.
+// Of each row, in `state` (zeroed): a word for the total of each tile. A word holds a value and that it is there, so one access
+// brings both and nothing has to be fenced. Every block reads all totals, each once, and joins them in groups of 32 as trees, the
+// groups in their order: so a total takes one trip to reach everybody, and the same bits come out, whoever comes late.
 
-constexpr int HEAD = 16;     // words before the first row's: [0] counts the tiles that were taken, alone in its line
-constexpr int LOOKERS = 4;   // warps of a block that look for totals of tiles
+constexpr int HEAD = 16;  // words before the first row's: [0] counts the tiles that were taken, alone in its line
+constexpr int WIDE = 6;   // groups that are asked for at once: about as many as lie between two tiles of a block
 constexpr u64 THERE = 1ull << 32;
 
 __device__ __forceinline__ void publish(u64 *word, float value) {
@@ -202,15 +201,53 @@ __device__ __forceinline__ u64 look(const u64 *word) {
   return found;
 }
 
-// Looks until a word is there, with pauses: many who ask for a line without rest hold up the store that they wait for.
-__device__ __forceinline__ float wait_for(const u64 *word) {
-  u64 found = look(word);
-  for (u32 pause = 16; !(found & THERE); pause = min(2 * pause, 128u)) {
-    __nanosleep(pause);
-    found = look(word);
+// What comes before the tiles of a row, for a warp that asks in their order.
+template <typename Op> struct Before {
+  u32 group = 0;                                               // the first that is not joined yet
+  float of_groups = Op::NEUTRAL, of_stretches = Op::NEUTRAL;   // of up to 32 groups, and of 32 groups each before these
+
+  // What lies before tile `index`; totals: the row's words.
+  __device__ __forceinline__ float of(const u64 *totals, u32 index, u32 lane) {
+    const u32 own = index / 32, part = index % 32;
+    for (;;) {
+      const u32 groups = min(own - group, u32(WIDE));
+      const bool last = own - group < WIDE;  // then its own group's part is asked for with the whole groups
+      u64 found[WIDE];
+#pragma unroll
+      for (int i = 0; i < WIDE; i++) found[i] = i < groups || (last && i == groups && lane < part) ? 0 : THERE | __float_as_uint(Op::NEUTRAL);
+      for (bool all = false; !all;) {
+#pragma unroll
+        for (int i = 0; i < WIDE; i++)
+          if (!(found[i] & THERE)) found[i] = look(totals + (group + i) * 32 + lane);
+        all = true;
+#pragma unroll
+        for (int i = 0; i < WIDE; i++) all = all && found[i] & THERE;
+      }
+      __syncwarp();
+      float joined[WIDE];
+#pragma unroll
+      for (int i = 0; i < WIDE; i++) joined[i] = __uint_as_float(u32(found[i]));
+#pragma unroll
+      for (int step = 16; step; step /= 2)
+#pragma unroll
+        for (int i = 0; i < WIDE; i++) joined[i] = Op::join(joined[i], __shfl_xor_sync(ALL, joined[i], step));
+      float of_part = Op::NEUTRAL;
+#pragma unroll
+      for (int i = 0; i < WIDE; i++) {
+        if (i < groups) {
+          of_groups = Op::join(of_groups, joined[i]);
+          if (++group % 32 == 0) {
+            of_stretches = Op::join(of_stretches, of_groups);
+            of_groups = Op::NEUTRAL;
+          }
+        } else if (i == groups) {
+          of_part = joined[i];
+        }
+      }
+      if (last) return Op::join(Op::join(of_stretches, of_groups), of_part);
+    }
   }
-  return __uint_as_float(u32(found));
-}
+};
 
 // ---- rows in tiles -----------------------------------------------------------------------------------------------------
 
@@ -233,8 +270,7 @@ template <int THREADS> __device__ __forceinline__ void meet() {
 //
 //   producer     takes a tile from a counter and has it copied into slot k % SLOTS; at most LOADS copies are under way
 //   ADDERS       add it up together and publish the total
-//   LOOKERS      each for every LOOKERS-th tile: join the totals of the tiles before it in its group, publish the group's
-//   one          joins the totals of the groups before it and makes its carry known
+//   one          joins the totals of all tiles before it and makes its carry known
 //   TEAMS        of WARPS warps, each for every TEAMS-th tile: take it into registers, free its slot, scan it, wait for the
 //                carry, write
 //
@@ -245,17 +281,17 @@ template <int THREADS> __device__ __forceinline__ void meet() {
 // whatever order blocks start in and however few run.
 template <typename T, typename Op, bool REVERSE, bool EXCLUSIVE, int TEAMS, int WARPS, int VECTORS, int SLOTS, int LOADS, int ADDERS,
           int PER_SM>
-__global__ void __launch_bounds__((2 + LOOKERS + ADDERS + TEAMS * WARPS) * 32, PER_SM)
+__global__ void __launch_bounds__((2 + ADDERS + TEAMS * WARPS) * 32, PER_SM)
     scan_ring(const T *x, u64 *state, T *y, i64 N, u32 tiles, u32 all_tiles, i64 x_row, i64 y_row) {
   using Held = Strip<T, Op, 32, VECTORS>;
   constexpr int COUNT = Held::COUNT, TILE = WARPS * VECTORS * 32;  // vectors
   constexpr u32 SKIP = TILE * COUNT;                               // elements of a slot
-  constexpr u32 ENTRIES = SLOTS + TEAMS, ENDS = TEAMS > LOOKERS ? TEAMS : LOOKERS;
-  static_assert(ENDS <= SLOTS && LOADS <= SLOTS && WARPS % ADDERS == 0 && WARPS <= 32, "");
+  constexpr u32 ENTRIES = SLOTS + TEAMS;
+  static_assert(TEAMS <= SLOTS && LOADS <= SLOTS && WARPS % ADDERS == 0 && WARPS <= 32, "");
   __shared__ u64 full[SLOTS], empty[SLOTS];                         // copied in; added up and taken into registers
-  __shared__ u64 added[ENTRIES], nearby[ENTRIES], known[ENTRIES];   // total; what its group has before it; carry: all there
+  __shared__ u64 added[ENTRIES], known[ENTRIES];                    // its total is published; its carry is there
   __shared__ u32 taken[ENTRIES];                                    // which tile
-  __shared__ float total[ENTRIES], near[ENTRIES], carry[ENTRIES];
+  __shared__ float carry[ENTRIES];
   __shared__ float of_strip[ENTRIES][WARPS];  // the strips' totals, then what the tile has before each strip
   extern __shared__ __align__(128) unsigned char dynamic[];
   T *const slots = reinterpret_cast<T *>(dynamic);
@@ -275,7 +311,7 @@ __global__ void __launch_bounds__((2 + LOOKERS + ADDERS + TEAMS * WARPS) * 32, P
   // total that is published, takes part in it.
   auto place = [](int at) { return (REVERSE ? TILE - 1 - at : at) * COUNT; };
   auto slot_vector = [&](u32 slot, int at) { return slots + slot * SKIP + place(at); };
-  auto tile_totals = [&](const Tile &tile) { return state + HEAD + tile.row * (tiles + (tiles + 31) / 32); };
+  auto tile_totals = [&](const Tile &tile) { return state + HEAD + tile.row * tiles; };
 
   if (threadIdx.x == 0) {
     for (int s = 0; s < SLOTS; s++) {
@@ -284,15 +320,14 @@ __global__ void __launch_bounds__((2 + LOOKERS + ADDERS + TEAMS * WARPS) * 32, P
     }
     for (int e = 0; e < ENTRIES; e++) {
       barrier_init(&added[e], 1);
-      barrier_init(&nearby[e], 1);
       barrier_init(&known[e], 1);
     }
   }
   __syncthreads();
 
-  if (warp == 0) {  // ---- the producer. It tells ENDS times that there are no more tiles, so that everyone hears it ----
+  if (warp == 0) {  // ---- the producer. It tells every team that there are no more tiles ----
     if (lane) return;
-    for (u32 k = 0, ends = 0; ends < ENDS; k++) {
+    for (u32 k = 0, ends = 0; ends < TEAMS; k++) {
       const u32 slot = k % SLOTS, entry = k % ENTRIES;
       if (k >= SLOTS) barrier_wait(&empty[slot], (k / SLOTS - 1) & 1);
       if (k >= LOADS) barrier_wait(&full[(k - LOADS) % SLOTS], (k - LOADS) / SLOTS & 1);
@@ -314,71 +349,36 @@ __global__ void __launch_bounds__((2 + LOOKERS + ADDERS + TEAMS * WARPS) * 32, P
     return;
   }
 
-  if (warp == 1) {  // ---- joins the totals of groups: of lane `lane` of a stretch of 32 groups, asked for once ----
+  if (warp == 1) {  // ---- joins what comes before ----
     i64 row = -1;
-    u32 stretch = 0;
-    float before = Op::NEUTRAL, group = Op::NEUTRAL;  // before the stretch; the group's
-    bool there = false;
+    Before<Op> before;
     for (u32 k = 0;; k++) {
-      const u32 entry = k % ENTRIES, turn = k / ENTRIES & 1;
-      barrier_wait(&added[entry], turn);
-      const u32 number = taken[entry];
-      if (number >= all_tiles) return;
-      const Tile tile(number, N, tiles);
-      const u64 *const groups = tile_totals(tile) + tiles;
-      if (tile.row != row) {
-        row = tile.row;
-        stretch = 0;
-        before = Op::NEUTRAL;
-        there = false;
-      }
-      for (; stretch < tile.index / 1024; stretch++) {
-        if (!there) group = wait_for(groups + stretch * 32 + lane);
-        before = Op::join(before, join_lanes<Op>(group));
-        there = false;
-      }
-      const bool needed = lane < tile.index / 32 % 32;
-      if (needed && !there) {
-        group = wait_for(groups + stretch * 32 + lane);
-        there = true;
-      }
-      const float of_groups = Op::join(before, join_lanes<Op>(needed ? group : Op::NEUTRAL));
-      barrier_wait(&nearby[entry], turn);
-      __syncwarp();
-      if (lane == 0) {
-        carry[entry] = Op::join(of_groups, near[entry]);
-        barrier_arrive(&known[entry]);
-      }
-    }
-  }
-
-  if (warp < 2 + LOOKERS) {  // ---- a looker ----
-    for (u32 k = warp - 2;; k += LOOKERS) {
       const u32 entry = k % ENTRIES;
       barrier_wait(&added[entry], k / ENTRIES & 1);
       const u32 number = taken[entry];
       if (number >= all_tiles) return;
       const Tile tile(number, N, tiles);
-      u64 *const totals = tile_totals(tile);
-      const u32 group = tile.index / 32, before = tile.index % 32;
-      const float joined = join_lanes<Op>(lane < before ? wait_for(totals + group * 32 + lane) : Op::NEUTRAL);
+      if (tile.row != row) {
+        row = tile.row;
+        before = Before<Op>();
+      }
+      const float found = before.of(tile_totals(tile), tile.index, lane);
       if (lane == 0) {
-        if (before == 31 && tile.index + 1 < tiles) publish(totals + tiles + group, Op::join(joined, total[entry]));
-        near[entry] = joined;
-        barrier_arrive(&nearby[entry]);
+        carry[entry] = found;
+        barrier_arrive(&known[entry]);
       }
     }
   }
 
-  if (warp < 2 + LOOKERS + ADDERS) {  // ---- an adder, of every ADDERS-th strip ----
-    const u32 adder = warp - 2 - LOOKERS;
+  if (warp < 2 + ADDERS) {  // ---- an adder, of every ADDERS-th strip ----
+    const u32 adder = warp - 2;
     for (u32 k = 0;; k++) {
       const u32 slot = k % SLOTS, entry = k % ENTRIES;
       barrier_wait(&full[slot], k / SLOTS & 1);
       const u32 number = taken[entry];
       if (number >= all_tiles) {
         if (adder == 0 && lane == 0) barrier_arrive(&added[entry]);
-        if (number == all_tiles + ENDS - 1) return;
+        if (number == all_tiles + TEAMS - 1) return;
         continue;
       }
       const Tile tile(number, N, tiles);
@@ -411,10 +411,7 @@ __global__ void __launch_bounds__((2 + LOOKERS + ADDERS + TEAMS * WARPS) * 32, P
         if (lane >= step) upto = Op::join(other, upto);
       }
       const float all = __shfl_sync(ALL, upto, WARPS - 1), previous = __shfl_up_sync(ALL, upto, 1);
-      if (lane == 0) {
-        if (tile.index + 1 < tiles) publish(tile_totals(tile) + tile.index, all);
-        total[entry] = all;
-      }
+      if (lane == 0 && tile.index + 1 < tiles) publish(tile_totals(tile) + tile.index, all);
       if (lane < WARPS) of_strip[entry][lane] = lane ? previous : Op::NEUTRAL;
       __syncwarp();
       if (lane == 0) barrier_arrive(&added[entry]);
@@ -422,7 +419,7 @@ __global__ void __launch_bounds__((2 + LOOKERS + ADDERS + TEAMS * WARPS) * 32, P
   }
 
   // ---- a warp of a team ----
-  const u32 member = warp - 2 - LOOKERS - ADDERS, strip = member % WARPS;
+  const u32 member = warp - 2 - ADDERS, strip = member % WARPS;
   for (u32 k = member / WARPS;; k += TEAMS) {
     const u32 slot = k % SLOTS, entry = k % ENTRIES;
     barrier_wait(&full[slot], k / SLOTS & 1);

@@ -21,23 +21,13 @@ LONGEST = 2**18  # longer rows are configured alike
 SYSTEM = 1024  # bytes of shared memory that the system takes for a block
 REGISTERS = 65536
 HEAD = 16  # words of state before the first row's, as in scan.cu
-GROUP = 32  # tiles whose totals are joined, as in scan.cu
-LOOKERS = 4  # as in scan.cu
 
 # ---- configurations --------------------------------------------------------------------------------------------------
 # {"BYTES", "THREADS"}: rows in registers, so many bytes a thread, so many threads a block at least;
 # {"TEAMS", "WARPS", "VECTORS", "SLOTS", "LOADS", "ADDERS", "PER_SM"}: rows in tiles, as the kernel's template arguments.
 
 # TEAMS, WARPS, VECTORS, ADDERS, PER_SM: tiles of WARPS * VECTORS * 512 bytes, TEAMS of them in registers.
-RINGS = (
-    (2, 8, 8, 4, 1),
-    (3, 8, 8, 2, 1),
-    (3, 8, 7, 2, 1),
-    (3, 8, 6, 2, 1),
-    (4, 4, 8, 4, 1),
-    (2, 8, 4, 4, 1),
-    (2, 4, 8, 2, 2),
-)
+RINGS = ((2, 8, 8, 4, 1), (3, 8, 8, 2, 1), (3, 8, 7, 2, 1), (3, 8, 6, 2, 1), (2, 4, 8, 2, 2))
 
 
 def warps_of(n_bytes: int, each: int) -> int:
@@ -46,13 +36,13 @@ def warps_of(n_bytes: int, each: int) -> int:
 
 
 def warps_of_ring(c: Config) -> int:
-    """Warps of a block: one takes tiles, one joins groups, others look, add, scan."""
-    return 2 + LOOKERS + c["ADDERS"] + c["TEAMS"] * c["WARPS"]
+    """Warps of a block: one takes tiles, one joins what comes before, others add, scan."""
+    return 2 + c["ADDERS"] + c["TEAMS"] * c["WARPS"]
 
 
 def shared_bytes(c: Config) -> int:
     """Shared memory of a block: slots, what is known of tiles under way, the system's."""
-    own = 16 * c["SLOTS"] + (c["SLOTS"] + c["TEAMS"]) * (40 + 4 * c["WARPS"])
+    own = 16 * c["SLOTS"] + (c["SLOTS"] + c["TEAMS"]) * (24 + 4 * c["WARPS"])
     return c["SLOTS"] * c["WARPS"] * c["VECTORS"] * 512 + -(-own // 128) * 128 + SYSTEM
 
 
@@ -73,7 +63,7 @@ def rings(sm: int, loads: int) -> Iterable[Config]:
             c["SLOTS"] -= 1
         c["LOADS"] = min(loads // (warps * vectors * 512 * per_sm) if loads else 16, c["SLOTS"])
         registers = 24 + 5 * vectors  # of a thread, at least
-        if c["SLOTS"] >= max(teams, LOOKERS) and 32 * warps_of_ring(c) * registers * per_sm <= REGISTERS:
+        if c["SLOTS"] >= teams and 32 * warps_of_ring(c) * registers * per_sm <= REGISTERS:
             yield c
 
 
@@ -169,7 +159,7 @@ def _tiles(v: View, y: View, x: Tensor, config: Config, kind: str) -> tuple[Cuda
     """Rows in tiles, and the words of state that their looking back takes."""
     tile = config["WARPS"] * config["VECTORS"] * 512  # bytes
     tiles = -(-v.N * x.element_size() // tile)
-    words = HEAD + v.M * (tiles + -(-tiles // GROUP))
+    words = HEAD + v.M * tiles
     blocks = min(multiprocessors(x.device) * config["PER_SM"], _one_grid(v.M * tiles))
     keys = ("TEAMS", "WARPS", "VECTORS", "SLOTS", "LOADS", "ADDERS", "PER_SM")
     kernel = f"scan_ring<{kind}, {', '.join(str(config[k]) for k in keys)}>"
