@@ -60,7 +60,7 @@ def samples(device: str) -> list[Sample]:
                 for recorder.direction in made.directions or op.directions:
                     with recorder, contextlib.suppress(Declined):
                         cases.results(op, made.function, recorder.direction, cases.map_tensors(cases.clone, drawn))
-                        if recorder.direction == "forward" and "backward" in op.directions:
+                        if recorder.direction == "forward" and "backward" in (made.directions or op.directions):
                             cases.results(op, made.function, "backward", cases.map_tensors(cases.clone, drawn))
     return list(recorder.samples.values())
 

@@ -290,8 +290,14 @@ def test_gradients_are_taken_for_the_arguments_that_want_them(op, dtype):
 
 def gpu_points(op: Operator):
     """A few ordinary points, one of them wide enough for the widest kernels."""
-    wide = [w for w in small(op) if max(w.axes.values()) > 20000]
-    return [*small(op)[2:4], *wide[:1]]
+    points = small(op) or small(op, options=True)
+    wide = [w for w in points if max(w.axes.values()) > 20000]
+    return [*points[2:4], *wide[:1]]
+
+
+def same_bits(a, b) -> bool:
+    """Also of NaN, as a row has where everything is masked."""
+    return a.dtype == b.dtype and a.contiguous().view(torch.uint8).equal(b.contiguous().view(torch.uint8))
 
 
 @pytest.mark.gpu
@@ -313,7 +319,7 @@ def test_a_captured_graph_replays_what_eager_computes(op, dtype):
             graph.replay()
             torch.cuda.synchronize()
             with torch.no_grad():
-                torch.testing.assert_close(captured, op.public(**arguments))
+                torch.testing.assert_close(captured, op.public(**arguments), equal_nan=True)
 
 
 @pytest.mark.gpu
@@ -359,12 +365,12 @@ def test_a_module_that_uses_an_operator_is_exported():
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("autocast", ["fp16", "bf16"])
 def test_autocast_gives_the_dtype_that_pytorch_gives(op, dtype, autocast):
-    arguments = drawn(op, small(op)[2].at(dtype))
+    arguments = drawn(op, gpu_points(op)[0].at(dtype))
     with torch.autocast("cuda", torch_dtype(autocast)):
         got, want = op.public(**arguments), op.find("torch").function(**arguments)
     for a, b in zip(cases.tensors(got), cases.tensors(want), strict=True):
         assert a.dtype == b.dtype
-        torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2, equal_nan=True)
 
 
 @pytest.mark.gpu
@@ -379,7 +385,7 @@ def test_the_same_bits_every_time(op, dtype):
                     first, second = (cases.results(op, made, direction, arguments) for _ in range(2))
                 except Declined:
                     continue
-                assert all(a.equal(b) for a, b in zip(first, second, strict=True)), f"{made} {direction} {w}"
+                assert all(same_bits(a, b) for a, b in zip(first, second, strict=True)), f"{made} {direction} {w}"
 
 
 @pytest.mark.gpu
@@ -403,11 +409,11 @@ def test_a_contiguous_forward_takes_the_memory_of_its_result(op, dtype):
 @by_name(OPERATORS)
 def test_another_stream_is_waited_for(op):
     """Kernels are launched on the current stream: work queued there before comes first."""
-    w = small(op)[-1]
+    w = gpu_points(op)[-1]
     arguments = drawn(op, w)
-    new = drawn(op, w, seed=9)
+    new = {name: value for name, value in drawn(op, w, seed=9).items() if list(cases.tensors(value))}
     with torch.no_grad():
-        want = op.public(**new)
+        want = op.public(**{**arguments, **new})
         torch.cuda.synchronize()
         with torch.cuda.stream(torch.cuda.Stream()):
             torch.cuda._sleep(20_000_000)
@@ -415,4 +421,4 @@ def test_another_stream_is_waited_for(op):
                 t.copy_(n)
             got = op.public(**arguments)
         torch.cuda.synchronize()
-    assert all(a.equal(b) for a, b in zip(cases.tensors(got), cases.tensors(want), strict=True))
+    assert all(same_bits(a, b) for a, b in zip(cases.tensors(got), cases.tensors(want), strict=True))

@@ -53,6 +53,14 @@ def eager(*tensors: torch.Tensor, gradient: bool = False, autocast: bool = False
     return tensors[0].get_device() == torch._C._cuda_getDevice()
 
 
+def widened(*tensors: Any) -> tuple[Any, ...]:
+    """16-bit floats on a GPU as float32, as autocast casts them for what it computes in float32; the rest as it is."""
+    if not torch.is_autocast_enabled("cuda"):
+        return tensors
+    half = (torch.float16, torch.bfloat16)
+    return tuple(t.float() if isinstance(t, torch.Tensor) and t.is_cuda and t.dtype in half else t for t in tensors)
+
+
 def traced(*tensors: torch.Tensor) -> bool:
     """Whether the call is looked at rather than run: by ``torch.compile``, ``export``, ``vmap``, ``make_fx``, or with fake
     or wrapped tensors. There PyTorch's own operators serve best: they have rules for all of these, and a compiler fuses

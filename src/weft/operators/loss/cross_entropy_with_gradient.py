@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, on_gpu, traced
+from weft.operators.call import Choice, on_gpu, traced, widened
 from weft.operators.loss import cross_entropy as loss
 from weft.operators.loss.arguments import check
 from weft.operators.loss.calls import launch
@@ -24,7 +24,14 @@ from weft.operators.loss.kernels import Options
 
 
 def reference_pair(logits: Tensor, target: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-    return with_gradient(reference, logits, target, **options)
+    """By ``torch.func``, which a compiler can follow."""
+
+    def both(x: Tensor) -> tuple[Tensor, Tensor]:
+        loss = reference(x, target, **options)
+        return loss.sum(), loss
+
+    gradient, loss = torch.func.grad(both, has_aux=True)(logits)
+    return loss, gradient
 
 
 def _ours(back_end: str) -> Any:
@@ -164,8 +171,6 @@ def cross_entropy_with_gradient_function(
         "reduction": reduction,
     }
     chosen = choose(logits, target, check_labels=check_labels, **named).implementation
-    logits = logits.detach()
-    if chosen == "torch":
-        return reference_pair(logits, target, **named)
-    both: tuple[Tensor, Tensor] = _ours(chosen)(logits, target, **named)
-    return both
+    (wide,) = widened(logits.detach())
+    loss, gradient = (reference_pair if chosen == "torch" else _ours(chosen))(wide, target, **named)
+    return loss, gradient.to(logits.dtype)

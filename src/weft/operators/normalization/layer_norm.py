@@ -11,7 +11,7 @@ from torch import Tensor
 
 from weft.definition import Operator
 from weft.operators import peers
-from weft.operators.call import Choice
+from weft.operators.call import Choice, widened
 from weft.operators.normalization.definition import define, normalised
 from weft.operators.normalization.norm import Norm
 
@@ -88,5 +88,6 @@ def layer_norm_function(
     Backward saves x, the weight and two numbers a row; the gradients of weight and bias are summed in fp32 in a fixed order, so
     they are deterministic.
     """
+    x, weight, bias = widened(x, weight, bias)
     y: Tensor = norm(x, None, weight, bias, eps)
     return y

@@ -223,7 +223,7 @@ def choose(x: Tensor, dim0: int = -2, dim1: int = -1) -> Choice:
     return Choice("triton", f"{m.M} x {m.N}, rows of whatever alignment", kernels.plans)
 
 
-public_plans = Plans(lambda x, dim0, dim1: choose(x, dim0, dim1).plan_for(x, dim0, dim1))
+public_plans = Plans(lambda x, dim0, dim1: choose(x, dim0, dim1).plan_for(x))
 
 
 @transpose.function
