@@ -22,7 +22,7 @@ from weft.cluster.engine.tree import NEVER
 from weft.cluster.plan import LEAST_S
 
 # `counts`: entries of the queue, those of them that still wait, and those of `due`, a heap of who waits by planned beginning.
-ENTRIES, WAITING, DUE = 0, 1, 2
+ENTRIES, WAITING, DUE, COUNTS = range(4)
 
 
 @compiled

@@ -216,7 +216,8 @@ def planned(tables: Tables) -> Advance:
     t, (nodes, best, ways, levels, log, meta, context, room) = tables, tables.state
     table, where, count = t.jobs, t.where, len(nodes)
     first, stays = np.full((count, 2), -1, np.int32), np.zeros(len(where), timeline.STAY)
-    queue, due, counts = (np.zeros(len(table), kind) for kind in (np.int64, heaps.ENTRY, np.int64))
+    queue, due = (np.zeros(len(table), kind) for kind in (np.int64, heaps.ENTRY))
+    counts = np.zeros(conservative.COUNTS, np.int64)
     ready, able, values = np.zeros(count), np.zeros(count, np.int64), np.zeros(count)
     lengths = np.maximum(table["estimate"], conservative.LEAST_S)
     asked, t.pieces["level"] = np.unique(t.pieces["gpus"], return_inverse=True)

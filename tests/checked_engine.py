@@ -1,0 +1,87 @@
+"""The engine in plain Python, on arrays that refuse an index outside of them and poison what is not yet written: compiled, it
+would read or write other memory without a word. ``test_engine_indices.py`` runs it with NUMBA_DISABLE_JIT=1."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from itertools import product
+
+import numpy as np
+import test_cluster
+import test_topology
+
+from weft.cluster import Cluster, Jobs, reference, simulate
+from weft.cluster.engine import allocate, backfill, conservative, preempt, promise, rack_promise, run, tenants
+
+
+class Checked(np.ndarray):
+    """NumPy refuses an index past the end; this one also refuses any below 0 that is not written out, as in ``[-1]``."""
+
+    def __getitem__(self, key):
+        self.check(key)
+        found = super().__getitem__(key)
+        return Record(found) if isinstance(found, np.void) else found
+
+    def __setitem__(self, key, value):
+        self.check(key)
+        super().__setitem__(key, value)
+
+    def check(self, key):
+        for k in key if isinstance(key, tuple) else (key,):
+            if isinstance(k, (int, np.integer)) and k < 0:
+                caller = sys._getframe(2)
+                line = linecache.getline(caller.f_code.co_filename, caller.f_lineno)
+                if f"[{k}]" not in line:
+                    raise IndexError(f"index {k} in: {line.strip()}")
+
+
+class Record:
+    """``record.name`` for ``record["name"]``, as in compiled code."""
+
+    def __init__(self, values):
+        object.__setattr__(self, "values", values)
+
+    def __getattr__(self, name):
+        found = self.values[name]
+        return found.view(Checked) if isinstance(found, np.ndarray) else found
+
+    def __setattr__(self, name, value):
+        self.values[name] = value
+
+
+def checked(function):
+    def on_checked_arrays(*arguments):
+        with np.errstate(over="ignore"):  # random numbers are taken modulo 2^64
+            return function(*(a.view(Checked) if isinstance(a, np.ndarray) else a for a in arguments))
+
+    return on_checked_arrays
+
+
+class Poisoned:
+    """NumPy with an ``empty`` that is full of what must not be looked at."""
+
+    def __getattr__(self, name):
+        return getattr(np, name)
+
+    def empty(self, *arguments):
+        found = np.empty(*arguments).view(Checked)
+        found.fill(np.nan if found.dtype.kind == "f" else -(10**6))
+        return found
+
+
+def check() -> None:
+    for module in (backfill, conservative, preempt, run, tenants):
+        module.advance = checked(module.advance)
+    allocate.place, allocate.give_back = checked(allocate.place), checked(allocate.give_back)
+    promise.np = rack_promise.np = Poisoned()
+    for name, count in product(test_cluster.NAMES, range(4)):
+        jobs = Jobs(submit=np.arange(count), duration=np.full(count, 2), gpus=np.full(count, 3))
+        fast, plain = (engine(jobs, Cluster.parse("1x4"), name, "best") for engine in (simulate, reference.simulate))
+        test_cluster.check_equal(fast, plain)
+    for module in (test_cluster, test_topology):
+        module.test_both_engines_give_the_same_schedule()
+
+
+if __name__ == "__main__":
+    check()
