@@ -7,6 +7,7 @@ another place than ``~/.cache/weft``.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import inspect
 import os
@@ -53,9 +54,26 @@ def _jit(function: Callable[..., Any], counting: bool) -> Callable[..., Any]:
     before = config.CACHE_DIR
     config.CACHE_DIR = cache_folder()
     try:
-        return numba.njit(**options)(function)
+        made: Any = numba.njit(**options)(function)
     finally:
         config.CACHE_DIR = before
+    if not config.DISABLE_JIT:
+        _save_alone(made._cache)
+    return made
+
+
+def _save_alone(kept: Any) -> None:
+    """One process at a time saves what it compiled. Numba numbers a function's files by an index that it reads first and writes
+    later: two processes that save two signatures at once take the same number, and one signature then has the other's code."""
+    save = kept.save_overload
+
+    def save_alone(signature: Any, result: Any) -> None:
+        os.makedirs(kept.cache_path, exist_ok=True)
+        with open(os.path.join(kept.cache_path, "lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            save(signature, result)
+
+    kept.save_overload = save_alone
 
 
 def dispatcher(functions: Sequence[tuple[Callable[..., Any], bool]]) -> tuple[Callable[..., Any], Callable[..., Any]]:

@@ -1,0 +1,48 @@
+"""What the simulator's engine keeps on disk of the code that it compiles."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+pytest.importorskip("numpy")
+pytest.importorskip("numba")
+
+from where import path_with, python
+
+FIRST = """
+from weft.cluster.engine.compiled import compiled
+
+@compiled
+def first(values):
+    return values[0]
+"""
+
+# Numba reads the index of what is kept, writes it with one signature more, then that one's code: here each after some seconds.
+SLOWLY = """
+import time
+from numba.core.caching import IndexDataCacheFile
+
+def slow(seconds, write):
+    def write_slowly(*what):
+        time.sleep(seconds)
+        write(*what)
+    return write_slowly
+
+IndexDataCacheFile._save_index = slow({}, IndexDataCacheFile._save_index)
+IndexDataCacheFile._save_data = slow({}, IndexDataCacheFile._save_data)
+"""
+
+CALL = "import numpy; from first import first; print(first(numpy.array([{}])))"
+
+
+def test_processes_that_compile_at_once_find_their_own_code_afterwards(tmp_path):
+    (tmp_path / "first.py").write_text(FIRST)
+    some = {"PYTHONPATH": path_with(tmp_path), "WEFT_CACHE": str(tmp_path / "cache")}
+    calls = [CALL.format(value) for value in ("7", "1.5")]
+    slowly = [SLOWLY.format(4, 0) + calls[0], SLOWLY.format(2, 4) + calls[1]]
+    with ThreadPoolExecutor() as pool:
+        done = list(pool.map(lambda call: python("-c", call, **some), slowly))
+    done += [python("-c", call, **some) for call in calls]
+    assert [each.stdout for each in done] == ["7\n", "1.5\n"] * 2, done[-1].stderr
