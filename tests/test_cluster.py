@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
+import math
 import os
 import sys
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,7 @@ from weft.cluster.engine.kinds import classify  # noqa: E402
 from weft.cluster.generate import generate  # noqa: E402
 from weft.cluster.metrics import summary  # noqa: E402
 from weft.cluster.orders import ORDERS  # noqa: E402
+from weft.cluster.pieces import of as pieces_of  # noqa: E402
 from weft.cluster.placements import PLACEMENTS  # noqa: E402
 from weft.cluster.simulate import REASONS  # noqa: E402
 
@@ -82,7 +85,8 @@ def test_a_step_goes_to_the_next_moment():
     [
         (lambda s: s.add_node("a", 1), "node 'a' is there already"),
         (lambda s: s.add_job("j0", 1), "job 'j0' is there already"),
-        (lambda s: s.add_job("x", 4, 32), "job 'x' can never run: the closest node, a, lacks 32 GB a GPU (it has 24)"),
+        (lambda s: s.add_job("x", 4, 64), "job 'x' can never run: the closest node, a, lacks 64 GB a GPU (it has 24)"),
+        (lambda s: s.add_job("x", 4, 32), "it needs 2 free nodes of 2 GPUs that fit it, and the cluster has 1"),
         (lambda s: s.add_job("x", 1, duration=-1), "duration of job 'x' (row 0) is -1.0"),
         (lambda s: s.run().add_job("x", 1, submit=2), "submitted at 2 s, and it is 9 s already"),
         (lambda s: Simulator(placement="bset"), "unknown placement 'bset'; did you mean 'best'?"),
@@ -273,7 +277,7 @@ def check_schedule(result) -> None:
             assert len(where) == max(jobs.pods[j], 1) or not jobs.pods[j]
             sizes = np.full(len(where), jobs.gpus[j] // len(where))
             if not jobs.pods[j] and len(where) > 1:
-                largest = cluster.gpus.max()
+                largest = largest_accepted(jobs, j, cluster)
                 sizes = np.array([min(largest, jobs.gpus[j] - k * largest) for k in range(len(where))])
                 assert len(set(where.tolist())) == len(where)
             assert sizes.sum() == jobs.gpus[j]
@@ -286,6 +290,60 @@ def check_schedule(result) -> None:
                 assert not (0 <= cluster.gpu_memory[n] < jobs.gpu_memory[j])
                 assert jobs.types[j] == 0 or cluster.types[cluster.gpu_type[n]] == "B"
         assert (free >= 0).all() and (milli >= 0).all()
+
+
+def largest_accepted(jobs: Jobs, j: int, cluster: Cluster) -> int:
+    """The GPUs of the largest node that, empty, takes as many of a job's GPUs as it has, with their cores and memory."""
+    wanted, largest = jobs.type_sets[jobs.types[j]], 0
+    for n in range(len(cluster)):
+        part = Fraction(int(min(cluster.gpus[n], jobs.gpus[j])), int(jobs.gpus[j]))
+        fits = not wanted or cluster.types[cluster.gpu_type[n]] in wanted
+        for has, asked in (
+            (cluster.gpu_memory[n], jobs.gpu_memory[j]),
+            (cluster.cpu[n], math.ceil(int(jobs.cpu[j]) * part)),
+            (cluster.memory[n], math.ceil(int(jobs.memory[j]) * part)),
+        ):
+            fits = fits and (has < 0 or has >= asked)
+        largest = max(largest, int(cluster.gpus[n]) if fits else 0)
+    return largest
+
+
+MIXED = [NodeGroup(2, 8, "A", 40, cpu=32), NodeGroup(3, 4, "B", 80, cpu=32), NodeGroup(4, 2, "B", 80, cpu=64)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "pieces"),
+    [
+        ({"gpus": [8]}, [8]),
+        ({"gpus": [8], "types": [1]}, [4, 4]),  # of nodes of 4, since it accepts no other type of so many
+        ({"gpus": [10], "types": [1]}, [4, 4, 2]),
+        ({"gpus": [6], "gpu_memory": [60.0]}, [4, 2]),
+        ({"gpus": [6], "cpu": [96_000]}, [2, 2, 2]),  # 16 cores a GPU
+        ({"gpus": [12], "cpu": [96_000]}, [4, 4, 4]),  # 8 cores a GPU: nodes of 8 have 4
+        ({"gpus": [12], "memory": [1]}, [8, 4]),
+    ],
+)
+@pytest.mark.parametrize("policy", [("fifo", "best"), ("fifo-easy", "first"), ("srtf", "topology"), ("fifo", "fgd")])
+def test_a_gang_is_cut_by_the_largest_node_that_it_accepts(asked, pieces, policy):
+    jobs = Jobs([0], [1], type_sets=((), ("B",)), **asked)
+    cluster = Cluster.of(MIXED)
+    fast, plain = (run(jobs, cluster, *policy) for run in (simulate, reference.simulate))
+    check_equal(fast, plain)
+    check_schedule(fast)
+    assert fast.end.tolist() == [1] and sorted(pieces_of(fast).gpus, reverse=True) == pieces
+
+
+def test_what_a_gang_lacks_is_told_of_the_nodes_that_it_accepts():
+    """The last job would come in parts of 2 and 1, were it not that both fit a node of 8 together: parts never share one."""
+    asked = {"types": [1, 1, 1, 0], "cpu": [0, 0, 300_000, 99_000]}
+    jobs = Jobs([0] * 4, [1] * 4, [24, 16, 3, 11], type_sets=((), ("B",)), **asked)
+    why = simulate(jobs, Cluster.of(MIXED)).unschedulable
+    assert why == {
+        0: "it needs 6 free nodes of 4 GPUs that fit it, and the cluster has 3",
+        1: "it needs 4 free nodes of 4 GPUs that fit it, and the cluster has 3",
+        2: "the closest node, node-2, lacks 300 cores (it has 32)",
+        3: "the closest node, node-0, lacks 72 cores (it has 32)",
+    }
 
 
 @pytest.mark.parametrize("placement", ["best", "random", "fgd"])

@@ -5,20 +5,22 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.cluster import gangs
 from weft.cluster.model import WHOLE, Cluster, Jobs
 
 
 def closest(jobs: Jobs, j: int, cluster: Cluster, in_one_rack: bool = False) -> str:
     """What is missing for job j in the empty cluster, or in each rack of it, in words. Assumes that it does not fit."""
     gpus, pods = int(jobs.gpus[j]), int(jobs.pods[j])
-    largest = int(cluster.gpus.max(initial=0))
-    if gpus and not largest:
+    if gpus and not cluster.total_gpus:
         return f"it needs {gpus} GPUs, and the cluster has none"
+    largest = gangs.node_gpus(jobs, [j], cluster)[0]
     whole = jobs.milli[j] == WHOLE  # shares are not divided over nodes
     each = gpus // pods if pods else min(gpus, largest) if whole else gpus
-    share = each / gpus if gpus else 1.0
     wanted = jobs.type_sets[int(jobs.types[j])]
-    gpu_memory, cpu, memory = float(jobs.gpu_memory[j]), int(jobs.cpu[j] * share), int(jobs.memory[j] * share)
+    gpu_memory, cpu, memory = float(jobs.gpu_memory[j]), int(jobs.cpu[j]), int(jobs.memory[j])
+    if gpus:
+        cpu, memory = gangs.share(cpu, each, gpus), gangs.share(memory, each, gpus)
     best: tuple[tuple[int, bool], list[str], str] | None = None
     able = 0
     for n, name in enumerate(cluster.names):
@@ -53,7 +55,7 @@ def closest(jobs: Jobs, j: int, cluster: Cluster, in_one_rack: bool = False) -> 
 
 def _closest_rack(jobs: Jobs, j: int, cluster: Cluster) -> str:
     """The rack that takes the most of a job's pieces; nothing where all racks together do not take them either."""
-    gpus, pods, largest = int(jobs.gpus[j]), int(jobs.pods[j]), int(cluster.gpus.max(initial=0))
+    gpus, pods, largest = int(jobs.gpus[j]), int(jobs.pods[j]), gangs.node_gpus(jobs, [j], cluster)[0]
     count, rest = (pods, 0) if pods else divmod(gpus, largest)
     each = np.minimum(_takes(jobs, j, cluster, gpus // pods if pods else largest), count)
     spare = _takes(jobs, j, cluster, rest) > 0 if rest else np.zeros(len(cluster), bool)

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from weft.cluster import gangs, topology
 from weft.cluster import ties as tie_rules
-from weft.cluster import topology
 from weft.cluster.model import WHOLE, Cluster, Jobs, NodeGroup
 from weft.cluster.parts import Job, Node, Piece
 from weft.cluster.placement import NOTHING
@@ -29,6 +29,7 @@ class Nodes:
         self.types: list[str] = []
         self.racks: list[str] = []
         self.domains: list[str] = []
+        self.cut: dict[tuple[Any, ...], list[Piece]] = {}  # what a job asks → its pieces
         self.now = 0.0
         self.asking: Any = None  # the job whose pieces are being placed
 
@@ -99,35 +100,40 @@ class Nodes:
         return True
 
     def pieces(self, row: Jobs) -> list[Piece]:
-        """A job with pods comes in equal ones; one that is larger than the largest node on whole nodes and one remainder."""
+        """A job with pods comes in equal ones; one that is larger than the largest node that it accepts on whole nodes of that
+        size and one remainder."""
         self.asking = row.id[0]
+        accepted = row.type_sets[int(row.types[0])]
+        asked = (len(self.nodes), accepted, *(getattr(row, name)[0] for name in gangs.REQUEST if name != "types"))
+        if asked not in self.cut:  # the same until a node is added
+            self.cut[asked] = self.pieces_of(row)
+        return self.cut[asked]
+
+    def pieces_of(self, row: Jobs) -> list[Piece]:
+        """The pieces of a job that asks what no other has asked yet."""
         gpus, pods = int(row.gpus[0]), int(row.pods[0])
-        largest = max(n.gpus for n in self.nodes)
-        if pods:
-            sizes = [(gpus // pods, 1 / pods)] * pods
-        elif gpus <= largest or not largest or row.milli[0] < WHOLE:
-            sizes = [(gpus, 1.0)]
-        else:
-            whole, rest = divmod(gpus, largest)
-            sizes = [(largest, largest / gpus)] * whole + [(rest, rest / gpus)] * bool(rest)
-
-        def up(amount: float) -> int:
-            return -int(-amount // 1)
-
         accepted = row.type_sets[int(row.types[0])]
         types = sum(1 << i for i, name in enumerate(self.types) if not accepted or name in accepted)
-        return [
-            Piece(
-                g,
-                int(row.milli[0]),
-                float(row.gpu_memory[0]),
-                up(row.cpu[0] * part),
-                up(row.memory[0] * part),
-                types,
-                pods > 1 and g > 1 and bool(row.milli[0] < WHOLE),
-            )
-            for g, part in sizes
-        ]
+
+        def piece(g: int, part: float) -> Piece:
+            cpu, memory = (-int(-amount * part // 1) for amount in (row.cpu[0], row.memory[0]))
+            apart = pods > 1 and g > 1 and bool(row.milli[0] < WHOLE)
+            return Piece(g, int(row.milli[0]), float(row.gpu_memory[0]), cpu, memory, types, apart)
+
+        if pods:
+            return [piece(gpus // pods, 1 / pods)] * pods
+        if gpus == 0 or row.milli[0] < WHOLE:
+            return [piece(gpus, 1.0)]
+        empty = [dataclasses.replace(node) for node in self.nodes if node.gpus]
+        able = [n.gpus for n in empty if n.fits(piece(min(n.gpus, gpus), min(n.gpus, gpus) / gpus))]
+        largest = max(able, default=gpus)
+        whole, rest = divmod(gpus, largest)
+        pieces = [piece(largest, largest / gpus)] * whole + [piece(rest, rest / gpus)] * bool(rest)
+        if len(pieces) > 1:
+            total = {name: getattr(pieces[0], name) + getattr(pieces[-1], name) for name in ("gpus", "cpu", "memory")}
+            if any(node.fits(dataclasses.replace(pieces[0], **total)) for node in empty):
+                return [piece(gpus, 1.0)]  # two would share a node: as one, it fits nowhere
+        return pieces
 
     def enough_nodes(self, pieces: list[Piece]) -> bool:
         """Whether every piece finds a node of its own: the first ones are whole nodes, the last may be smaller."""

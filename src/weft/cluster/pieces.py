@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.cluster import gangs
 from weft.cluster.placement import find as find_placement
 from weft.cluster.result import Result
 
@@ -34,14 +35,15 @@ class Pieces:
 
 
 def of(result: Result) -> Pieces:
-    """The pieces of a result, by job. They are cut as the simulator cuts them (:mod:`weft.cluster.engine.kinds`)."""
-    jobs, largest = result.jobs, int(result.cluster.gpus.max(initial=0))
-    held = result.stretches
+    """The pieces of a result, by job. They are cut as the simulator cuts them (:mod:`weft.cluster.gangs`)."""
+    jobs, held = result.jobs, result.stretches
+    request, first = gangs.requests(jobs)
     stretch = np.repeat(np.arange(len(held)), np.diff(held.slot))
     job = held.job[stretch]
     place = np.arange(len(job)) - held.slot[stretch]  # 0 for a job's first piece
     asked, pods = jobs.gpus[job], jobs.pods[job]
-    whole = np.minimum(asked - place * largest, largest) if largest else asked
+    largest = np.array(gangs.node_gpus(jobs, first, result.cluster), np.int64)[request][job]
+    whole = np.where(largest > 0, np.minimum(asked - place * largest, largest), asked)
     gpus = np.where(pods > 0, asked // np.maximum(pods, 1), whole)
     node = held.where[: len(job)].astype(np.int64)
     every = Pieces(job, stretch, node, gpus, held.begin[stretch], held.end[stretch])

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.cluster import gangs
 from weft.cluster.engine.node import PIECE
 from weft.cluster.model import WHOLE, Cluster, Jobs, size_of
 
@@ -45,18 +46,16 @@ MOST_GROUPS = 62
 def classify(jobs: Jobs, cluster: Cluster) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[Any], NDArray[np.int64]]:
     """The class of every job [J], the classes, their kinds of pieces, and the groups of every node [N] as bits.
 
-    A job without ``pods`` that asks more GPUs than the largest node has comes in pieces of whole largest nodes and one for
-    the remainder; its cores and memory are divided by GPUs. With ``pods`` it comes in so many equal pieces. Shares of GPUs
-    are not divided over nodes.
+    A job without ``pods`` that asks more GPUs than the largest node has that it accepts comes in pieces of whole such nodes
+    and one for the remainder (:mod:`weft.cluster.gangs`); its cores and memory are divided by GPUs. With ``pods`` it comes in
+    so many equal pieces. Shares of GPUs are not divided over nodes.
     """
-    largest = int(cluster.gpus.max(initial=0))
-    columns = ("gpus", "milli", "pods", "gpu_memory", "cpu", "memory", "types")
-    of_job, first = _unique([getattr(jobs, name) for name in columns], len(jobs))
+    of_job, first = gangs.requests(jobs)
     kinds: dict[tuple[Any, ...], int] = {}
     groups: dict[tuple[int, float], int] = {((1 << len(cluster.types)) - 1, 0.0): 0}  # the first: all nodes
     rows, where = [], []
-    for j in first:
-        gpus, milli, pods, gpu_memory, cpu, memory, types = (getattr(jobs, name)[j].item() for name in columns)
+    for j, largest in zip(first, gangs.node_gpus(jobs, first, cluster), strict=True):
+        gpus, milli, pods, gpu_memory, cpu, memory, types = (getattr(jobs, name)[j].item() for name in gangs.REQUEST)
         mask = _mask(jobs.type_sets[types], cluster.types)
         alike = (milli, mask, gpu_memory, pods > 1 and gpus > pods and milli < WHOLE)
 
@@ -102,17 +101,6 @@ def classify(jobs: Jobs, cluster: Cluster) -> tuple[NDArray[np.int64], NDArray[A
     last = np.where(classes["rest"] >= 0, classes["rest"], classes["piece"])
     classes["least"] = np.minimum(whole[classes["piece"]], whole[last])
     return of_job, classes, pieces, members
-
-
-def _unique(columns: list[NDArray[Any]], count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Groups equal rows: the group of each row, and the first row of each group."""
-    code = np.zeros(count, np.int64)
-    for column in columns:
-        if count and (column != column[0]).any():
-            _, part = np.unique(column, return_inverse=True)
-            _, code = np.unique(code * (part.max() + 1) + part, return_inverse=True)
-    _, first, group = np.unique(code, return_index=True, return_inverse=True)
-    return group.astype(np.int64), first
 
 
 def _mask(accepted: tuple[str, ...], types: tuple[str, ...]) -> int:
