@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import tarfile
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -194,6 +195,60 @@ def test_parquet_is_csv(write, tmp_path):
         trace.load(tmp_path / "w.parquet", "parquet")
     with pytest.raises(TraceError, match="no Parquet file"):
         trace.load(write("x.parquet", OWN), "parquet")
+
+
+def test_dates_count_from_the_first(write):
+    """Half past one in +01:00 is half past twelve in UTC, which a date without a zone is in."""
+    dates = "2024-03-01T12:00:00Z", "2024-03-01T13:30:00+01:00", "2024-03-01 13:00:00.5", "2024-03-02"
+    cells = "\n".join(f"{date},5,1" for date in ("", *dates))
+    jobs = trace.load(write("t", "submit,duration,gpus\n" + cells), "csv")
+    assert jobs.submit.tolist() == [0, 1800, 3600.5, 43200] and jobs.dropped == {"no submission or duration": 1}
+    renamed = trace.load(write("t", "when,duration,gpus\n2024-03-01,5,1"), "csv", columns={"submit": "when"})
+    assert renamed.submit.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("cells", "words"),
+    [
+        (("2024-03-01", "2024-13-01"), ":3: submit is '2024-13-01'; expected a date, such as 2024-03-01 12:00:00"),
+        (("5", "2024-03-01"), ":3: submit is '2024-03-01'; expected a number; all of the column are dates, or seconds"),
+        (("2024-03-01", "5"), ":3: submit is '5'; expected a date"),
+        (("soon",), ":2: submit is 'soon'; expected a date, such as 2024-03-01 12:00:00; all"),
+    ],
+)
+def test_a_column_of_times_is_dates_or_seconds(write, cells, words):
+    with pytest.raises(TraceError, match=re.escape(words)):
+        trace.load(write("t", "submit,duration,gpus\n" + "\n".join(f"{cell},5,1" for cell in cells)), "csv")
+
+
+def test_dates_in_parquet(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    at = datetime(2024, 3, 1, 12)
+    for unit, zone in (("ns", None), ("ms", "Europe/Berlin")):
+        submit = pyarrow.array([at, None, at + timedelta(seconds=90)], pyarrow.timestamp(unit, zone))
+        parquet.write_table(
+            pyarrow.table({"submit": submit, "duration": [1, 1, 1], "gpus": [1, 1, 1]}), tmp_path / unit
+        )
+        assert trace.load(tmp_path / unit, "parquet").submit.tolist() == [0, 90]
+
+
+def test_a_file_that_is_missing_is_told_with_the_nearest_name(write):
+    path = write("t", "submit,duration,gpus\n0,5,1")
+    for wrong, words in (
+        (path.parent / "tt", f"there is no file {path.parent / 'tt'}; did you mean 't'?"),
+        (
+            path.parent / "other",
+            f"there is no file {path.parent / 'other'}; nothing in {path.parent} has a name like it",
+        ),
+        (path.parent / "no" / "t", f"there is no file {path.parent / 'no' / 't'}, nor a folder {path.parent / 'no'}"),
+    ):
+        for read in (lambda wrong=wrong: trace.load(wrong, "csv"), lambda wrong=wrong: cluster_file.load(wrong)):
+            with pytest.raises(FileNotFoundError) as caught:
+                read()
+            assert str(caught.value) == words
+    with pytest.raises(TraceError, match="is a folder; expected a file"):
+        trace.load(path.parent, "csv")
 
 
 @pytest.mark.parametrize(("format", "library"), [("parquet", "pyarrow"), ("yaml", "yaml")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import difflib
 import gzip
 import io
 import json
@@ -17,8 +18,18 @@ class TraceError(ValueError):
 
 
 def bytes_of(path: Path) -> bytes:
-    """What the file holds: decompressed where it is gzip'd, its only member where it is a tar archive."""
-    raw = path.read_bytes()
+    """What the file holds: decompressed where it is gzip'd, its only member where it is a tar archive.
+
+    Raises:
+        FileNotFoundError: there is none; with the nearest name in its folder.
+        TraceError: it is a folder, not whole, or an archive of several.
+    """
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        raise FileNotFoundError(_missing(path)) from None
+    except IsADirectoryError:
+        raise TraceError(f"{path} is a folder; expected a file") from None
     try:
         if raw.startswith(b"\x1f\x8b"):
             raw = gzip.decompress(raw)
@@ -33,6 +44,14 @@ def bytes_of(path: Path) -> bytes:
         raise TraceError(f"{path}: it is not whole: {error}") from None
     names = ", ".join(member.name for member in members[:5])
     raise TraceError(f"{path}: an archive of {len(members)} files ({names}); expected one: unpack it first")
+
+
+def _missing(path: Path) -> str:
+    if not path.parent.is_dir():
+        return f"there is no file {path}, nor a folder {path.parent}"
+    near = difflib.get_close_matches(path.name, sorted(other.name for other in path.parent.iterdir()), n=1)
+    hint = f"did you mean '{near[0]}'?" if near else f"nothing in {path.parent} has a name like it"
+    return f"there is no file {path}; {hint}"
 
 
 def text_of(path: Path) -> io.TextIOBase:

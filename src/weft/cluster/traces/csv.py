@@ -10,12 +10,13 @@ import numpy as np
 
 from weft.cluster.columns import Columns, nearest, read
 from weft.cluster.model import FLOATS, USUAL, Jobs
-from weft.cluster.trace import Format, accepted, jobs_of, names
+from weft.cluster.trace import Format, accepted, jobs_of, names, since_first
 from weft.definition import UnknownName
 
 NEEDED = ("submit", "duration", "gpus")
 WORDS = ("id", "tenant", "types")
 OPTIONAL = (*(name for name in (*USUAL, "estimate") if name not in WORDS), *WORDS)
+MOMENTS = ("submit",)  # seconds, or dates
 NUMBERS = (*NEEDED, *(name for name in OPTIONAL if name not in WORDS))
 # Column → its unit, and between which bounds the largest request of a trace would lie.
 UNITS = {
@@ -29,7 +30,8 @@ UNITS = {
 def load(path: Path, columns: Mapping[str, str] | None = None) -> Jobs:
     """``tenant`` and ``id`` are words, ``types`` the accelerator types that the job accepts, separated by ``|``.
 
-    Units as in ``Jobs``: seconds, thousandths of GPUs and cores, GB of GPU memory, MiB of memory. Where the largest request is
+    ``submit`` is seconds or a date, which becomes seconds since the first. Units as in ``Jobs``: seconds, thousandths of GPUs
+    and cores, GB of GPU memory, MiB of memory. Where the largest request is
     such that another unit must be meant, and where a column is not read, ``jobs.warnings`` says so. An empty cell of a column
     that may be missing gets what is usual, as the whole column does where it is missing. A job without a GPU is left out
     unless it asks cores.
@@ -41,7 +43,7 @@ def load(path: Path, columns: Mapping[str, str] | None = None) -> Jobs:
         UnknownName: ``columns`` names one that weft does not have.
     """
     called = known(columns)
-    table = read(path, NUMBERS, WORDS, optional=OPTIONAL, called=called)
+    table = read(path, NUMBERS, WORDS, optional=OPTIONAL, called=called, moments=MOMENTS)
     return jobs_from(table, unread(table, called))
 
 
@@ -77,6 +79,8 @@ def doubtful(jobs: Jobs) -> list[str]:
 def jobs_from(table: Columns, warnings: Iterable[str] = ()) -> Jobs:
     """The jobs of a table under weft's own names."""
     more: dict[str, Any] = {}
+    for name in table.dates:
+        table.numbers[name] = since_first(table.numbers[name])
     for name, column in table.numbers.items():
         if name in NEEDED:
             continue

@@ -39,9 +39,12 @@ def load(path: Path, columns: Mapping[str, str] | None = None) -> Jobs:
     places = present(path, file.schema_arrow.names, (*csv.NUMBERS, *csv.WORDS), csv.OPTIONAL, called)
     weft_s = (file.schema_arrow.metadata or {}).get(b"weft", b"")  # what weft writes it knows
     table = file.read(columns=[there for _, there in places])
-    numbers, words = {}, {}
+    numbers, words, dates = {}, {}, list[str]()
     for name, there in places:
         column: Any = table.column(there)
+        if name in csv.MOMENTS and pyarrow.types.is_timestamp(column.type):
+            dates.append(name)
+            column = column.cast(pyarrow.timestamp("us", column.type.tz), safe=False).cast(pyarrow.int64())
         kind = pyarrow.string() if name in csv.WORDS else pyarrow.float64()
         try:
             column = column.cast(kind)
@@ -50,9 +53,9 @@ def load(path: Path, columns: Mapping[str, str] | None = None) -> Jobs:
         if name in csv.WORDS:
             words[name] = [word or "" for word in column.to_pylist()]
         else:
-            numbers[name] = np.asarray(column.to_numpy(), np.float64)
+            numbers[name] = np.asarray(column.to_numpy(), np.float64) / (1e6 if name in dates else 1)
     lines, generated = np.arange(1, table.num_rows + 1), b'"generated": true' in weft_s
-    columns_of = Columns(path, numbers, words, lines, tuple(file.schema_arrow.names), generated)
+    columns_of = Columns(path, numbers, words, lines, tuple(file.schema_arrow.names), generated, dates)
     return csv.jobs_from(columns_of, [] if weft_s else csv.unread(columns_of, called))
 
 
