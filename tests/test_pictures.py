@@ -292,6 +292,27 @@ def test_static_overviews(tmp_path, suffix, magic):
     assert path.read_bytes().startswith(magic)
 
 
+def test_compared_overviews_share_their_axes(tmp_path, monkeypatch):
+    """A policy after which jobs wait longer, on fewer GPUs, beside one after which nobody waits."""
+    figure = pytest.importorskip(
+        "matplotlib.figure", reason="matplotlib is not installed: pip install 'weft[pictures]'"
+    )
+    drawn = []
+    save = figure.Figure.savefig
+    monkeypatch.setattr(figure.Figure, "savefig", lambda self, *a, **k: drawn.append(self) or save(self, *a, **k))
+    jobs = jobs_of(*((float(k), 50.0, 4) for k in range(12)))
+    slow, fast = (simulate(jobs, Cluster.parse(nodes)) for nodes in ("1x4", "12x4"))
+    for results in ([slow, fast], [fast, slow]):
+        write(tmp_path / "a.png", results)
+        axes = np.array(drawn.pop().axes).reshape(4, 2)
+        for row in axes:
+            assert row[0].get_xlim() == row[1].get_xlim() and row[0].get_ylim() == row[1].get_ylim()
+        begin, end = pieces.span(slow)
+        _, length = clock.unit(end - begin)
+        assert axes[0, 0].get_xlim() == axes[2, 0].get_xlim() == (0, (end - begin) / length)
+        assert axes[0, 0].get_ylim() == (48, 0) and axes[1, 0].get_ylim()[1] > 48 and axes[2, 0].get_ylim()[1] > 10
+
+
 # ---- in a browser ----------------------------------------------------------------------------------------------------
 
 DRAWN = """plot => {  // Bokeh draws into canvases that lie in shadow roots

@@ -1,4 +1,5 @@
-"""A static overview by matplotlib: a column of panels for each policy, with the same axes across."""
+"""A static overview by matplotlib: a column of panels for each policy, with the same axes across: the time, from the first
+arrival, that the longest of them shows."""
 
 from __future__ import annotations
 
@@ -36,13 +37,15 @@ def overview(path: Path, results: Sequence[Result]) -> None:
     figure = Figure(figsize=(1.5 + 5.5 * len(policies), 9.5), layout="constrained", facecolor=INK["paper"])
     FigureCanvasAgg(figure)
     axes = figure.subplots(
-        4, len(policies), squeeze=False, sharey="row", gridspec_kw={"height_ratios": (1.4, 1, 1, 1.2)}
+        4, len(policies), squeeze=False, sharex="row", sharey="row", gridspec_kw={"height_ratios": (1.4, 1, 1, 1.2)}
     )
-    for column, policy in enumerate(policies):
-        result = policy.runs[0]
-        held, (begin, end) = pieces.of(result), pieces.span(result)
-        found = series.over_time(result, held, 400)
-        name, length = clock.unit(end - begin)
+    spans = [pieces.span(policy.runs[0]) for policy in policies]
+    longest = max(end - begin for begin, end in spans)
+    name, length = clock.unit(longest)
+    for column, (policy, (begin, _)) in enumerate(zip(policies, spans, strict=True)):
+        result, end = policy.runs[0], begin + longest
+        held = pieces.of(result)
+        found = series.over_time(result, held, 400, (begin, end))
         where, used, queue, spread = axes[:, column]
         share = heat.heat(held, result.cluster.gpus, begin, end).share
         extent = (0, (end - begin) / length, result.cluster.total_gpus, 0)
@@ -51,8 +54,6 @@ def overview(path: Path, results: Sequence[Result]) -> None:
         for panel, curve, ink in ((used, found.allocated, "ours"), (queue, found.waiting_jobs, "second")):
             panel.stairs(curve.mean, (curve.edge - begin) / length, color=INK[ink], fill=True, alpha=0.3)
             panel.stairs(curve.mean, (curve.edge - begin) / length, color=INK[ink], baseline=None)
-            panel.set_xlim(0, (end - begin) / length)
-            panel.set_ylim(bottom=0)
             panel.set_xlabel(f"time since the first job arrived ({name})")
         where.set_xlabel(f"time since the first job arrived ({name})")
         used.axhline(result.cluster.total_gpus, color=INK["ink"], linestyle="--", linewidth=1)
@@ -67,6 +68,12 @@ def overview(path: Path, results: Sequence[Result]) -> None:
             spread.legend(fontsize=8)
         spread.set_ylim(0, 102)
         spread.set_xlabel("job completion time (s)")
+    most = max(policy.runs[0].cluster.total_gpus for policy in policies)
+    axes[0, 0].set_ylim(most, 0)  # the first node on top
+    axes[1, 0].set_ylim(0, 1.05 * most)
+    axes[2, 0].set_ylim(bottom=0)  # now that all are drawn
+    for row in axes[:3]:
+        row[0].set_xlim(0, longest / length)
     for axis, label in zip(
         axes[:, 0], ("GPUs, node by node", "GPUs allocated (all: dashed)", "jobs waiting", "jobs (%)"), strict=True
     ):

@@ -115,8 +115,11 @@ class OverTime:
     stranded: Series
 
 
-def over_time(result: Result, pieces: Pieces, points: int = MOST_POINTS) -> OverTime:
+def over_time(
+    result: Result, pieces: Pieces, points: int = MOST_POINTS, window: tuple[float, float] | None = None
+) -> OverTime:
+    """Between two times, by default those that pictures of this result alone show."""
     steps = (
         allocated(pieces), waiting(result), waiting(result, gpus=True), stranded(pieces, result.cluster.gpus),
     )  # fmt: skip
-    return OverTime(*(binned(each, *span(result), points) for each in steps))
+    return OverTime(*(binned(each, *(window or span(result)), points) for each in steps))
