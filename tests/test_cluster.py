@@ -102,6 +102,18 @@ def test_the_simulator_says_what_is_wrong(call, words):
     assert set(sim.jobs) == {"j0", "j1", "j2", "j3"}
 
 
+def test_what_a_notebook_prints_is_one_line():
+    jobs = Jobs([0, 7.2, 90_000], [5, 5, 5], [1, 16, 99], tenant=[0, 1, 1], tenants=("a", "b"))
+    cluster = Cluster.of([NodeGroup(2, 8, "A", rack="r"), NodeGroup(1, 4, "B")])
+    assert repr(jobs) == "<Jobs: 3 jobs, submitted from 0 to 90,000 s, of 1 to 99 GPUs, 2 tenants>"
+    assert repr(jobs.take(np.array([0]))) == "<Jobs: 1 job, submitted from 0 to 0 s, of 1 to 1 GPU, 2 tenants>"
+    assert repr(jobs.take(np.zeros(3, bool))) == "<Jobs: 0 jobs>" and repr(jobs.read_only()).startswith(
+        "<ReadOnlyJobs: 3"
+    )
+    assert repr(cluster) == "<Cluster: 3 nodes in 2 racks, 20 GPUs of 2 types>"
+    assert repr(simulate(jobs, cluster)) == "<Result: fifo, best (ties: lowest), 2 of 3 jobs ran on 3 nodes, 20 GPUs>"
+
+
 # ---- published results -----------------------------------------------------------------------------------------------
 
 
@@ -621,7 +633,7 @@ def test_simulate_prints_one_object(weft, file):
 
 def test_simulate_prints_a_table(weft, file):
     code, out, _ = weft("simulate", file, "--format", "csv", "--nodes", "1x8", "--where", "tenant=a", "--limit", "1")
-    assert code == 0 and "job completion time" in out and "1 of 1 jobs ran on 1 nodes" in out
+    assert code == 0 and "job completion time" in out and "1 of 1 job ran on 1 node, 1 GPU;" in out
 
 
 @pytest.mark.parametrize(

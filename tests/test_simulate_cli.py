@@ -115,6 +115,22 @@ def test_types_of_gpu_and_finish_times_are_printed(weft, tmp_path):
     assert "66.7% of the jobs took longer than with an equal part" in " ".join(out.split())
 
 
+def test_how_local_gangs_were_is_printed(weft, tmp_path):
+    (tmp_path / "t.csv").write_text("submit,duration,gpus\n0,100,16\n0,100,16\n")
+    (tmp_path / "c.yaml").write_text("nodes:\n- {count: 3, rack: a}\n- {count: 1, rack: b}\n")
+    usual = tmp_path / "t.csv", "--format", "csv", "--cluster", tmp_path / "c.yaml"
+    code, out, _ = weft(*usual, "--placement", "first")
+    flat = " ".join(out.split())
+    assert code == 0 and max(map(len, out.splitlines())) <= 80
+    assert "2 gangs over several nodes: 50.0% in one rack, 50.0% over several racks" in flat
+    assert "gang" not in weft(tmp_path / "t.csv", "--format", "csv", "--nodes", "1x32")[1]
+
+
+def test_what_is_missing_is_named(weft, file):
+    code, out, err = weft(file.parent / "trase.csv", "--format", "csv", "--nodes", "1x8")
+    assert (code, out) == (2, "") and f"there is no file {file.parent / 'trase.csv'}; did you mean 'trace.csv'?" in err
+
+
 def test_no_job_at_all_that_could_run_is_a_failure(weft, tmp_path):
     (tmp_path / "t.csv").write_text("submit,duration,gpus\n0,5,99\n1,5,98\n")
     words = (tmp_path / "t.csv", "--format", "csv", "--nodes", "1x8")
@@ -164,7 +180,7 @@ def test_long_names_are_shortened_where_they_stay_apart(weft, tmp_path):
     assert out.startswith("mine.py, best (ties: lowest)") and "unvalidated: order mine.py;" in out
     flat = "".join(line.split("  ")[0] for line in out.splitlines())
     assert "so-long-a-name-…ighty-columns-a" in flat and names[2] in flat and names[3] in flat  # alike if shortened
-    assert "job so-long-a-name-…-eighty-columns can never run" in flat
+    assert "job 'so-long-a-name-…-eighty-columns' can never run" in flat
     policies = ("--policy", f"{order}-skip:consolidate:random", "--policy", f"{order}:best")
     code, out, _ = weft("compare", *words, *policies, "--processes", "1", "--ties", "highest", "--seeds", "2")
     assert code == 0 and max(map(len, out.splitlines())) <= 80 and str(tmp_path) not in out and "mine.py:best" in out
@@ -499,6 +515,15 @@ def test_compare_ranks_policies(weft, usual):
     assert found["policies"][1]["matters"] == {"seeds": None, "ties": None, "same second": None}
 
 
+def test_priorities_are_compared_where_there_are_any(weft, usual, tmp_path):
+    code, out, err = weft("compare", *usual, "--processes", 1)
+    assert code == 0 and "priority" not in out and "the order priority, which is fifo then, is left out" in err
+    (tmp_path / "p.csv").write_text("submit,duration,gpus,priority\n0,1,8,0\n0,2,8,1\n")
+    code, out, err = weft("compare", tmp_path / "p.csv", *usual[1:], "--processes", 1)
+    assert code == 0 and "priority:best" in out and "left out" not in err
+    assert "priority:best" in weft("compare", *usual, "--policy", "priority:best")[1]
+
+
 def test_compare_prints_80_columns(weft, tmp_path):
     jobs = random_jobs(300)
     columns = zip(jobs.submit, jobs.duration, jobs.gpus, strict=True)
@@ -513,8 +538,8 @@ def test_compare_prints_80_columns(weft, tmp_path):
     assert [w for w in ("own", "least", "most", "× best", "seeds", "ties") if w not in header] == []
     assert "unvalidated: order priority-skip; placement worst" in " ".join(out.split())
     assert "drawn" in err and (tmp_path / "page.html").stat().st_size > 10_000
-    code, out, _ = weft(*words)  # every order, strict and skip, with four placements
-    assert code == 0 and "24 policies" in out
+    code, out, _ = weft(*words)  # every order but priority, strict and skip, with four placements
+    assert code == 0 and "16 policies" in out
 
 
 def test_what_matters_is_told_apart():

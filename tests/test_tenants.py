@@ -130,7 +130,7 @@ COHORT = {"team-a": Quota(9), "team-b": Quota(12)}
         (COHORT | {"team-a": Quota(9, 1)}, 10, ""),  # up to its borrowing limit
         (COHORT | {"team-a": Quota(9, 0)}, 9, ""),
         ({"team-b": Quota(12)}, 12, ""),  # a tenant without a quota has none of its own and borrows
-        ({"team-b": Quota(12), "*": Quota(0, 0)}, 0, "it needs 1 GPUs, and the quota of tenant 'team-a' is 0"),
+        ({"team-b": Quota(12), "*": Quota(0, 0)}, 0, "it needs 1 GPU, and the quota of tenant 'team-a' is 0"),
     ],
 )
 def test_a_tenant_borrows_what_its_cohort_leaves(quotas, of_a, lacks):

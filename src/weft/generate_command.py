@@ -22,6 +22,7 @@ from weft.simulate_command import (
     _options,
     _told,
 )
+from weft.words import count
 
 STATED = "Stated (with --nodes or --cluster, and --load)"
 LIKE = "Like another trace"
@@ -112,11 +113,16 @@ def generate(
     trace_file.write(output, drawn, f"seed {seed}, {found.source}" + (f", load {load:g}" if load else ""))
     if save_profile:
         profile_file.save(save_profile, found)
-    _told(str(found))
+    _told(found.told(found.rate(load, made) if load else 0.0))
     if bare := int(((drawn.gpus == 0) & (drawn.cpu == 0)).sum()):
-        _told(f"{bare:,} jobs ask neither GPU nor cores; formats csv and parquet leave them out when the file is read")
+        ask = "asks" if bare == 1 else "ask"
+        _told(
+            f"{count(bare, 'job')} {ask} neither GPU nor cores; formats csv and parquet leave them out when the file is read"
+        )
     at = f" at load {load:g}" if load else ""
-    _told(f"{len(drawn):,} generated jobs of {(drawn.submit[-1] - drawn.submit[0]) / 86400:.1f} days{at} in {output}")
+    _told(
+        f"{count(len(drawn), 'generated job')} of {(drawn.submit[-1] - drawn.submit[0]) / 86400:.1f} days{at} in {output}"
+    )
 
 
 def _stated(shape: dict[str, Any]) -> Any:
@@ -149,7 +155,7 @@ def _shares(text: str) -> dict[int, float]:
         except ValueError:
             raise ValueError(f"--sizes is '{text}'; expected GPUS:SHARE,…, such as 1:0.6,8:0.4") from None
         if size in found:
-            raise ValueError(f"--sizes names {size} GPUs twice; expected it once")
+            raise ValueError(f"--sizes names {count(size, 'GPU')} twice; expected it once")
         found[size] = value
     return found
 

@@ -196,8 +196,9 @@ def compare(
         list[str] | None,
         typer.Option(
             metavar="ORDER:PLACEMENT[:TIES]",
-            help="may be repeated; by default every order that stops no jobs and asks nothing of tenants, with best, first, "
-            "worst and consolidate. Orders: ORDERS, those that stop no jobs also with -skip, -easy, -conservative (those among "
+            help="may be repeated; by default every order that stops no jobs and asks nothing of tenants (priority only where "
+            "priorities differ), with best, first, worst and consolidate. Orders: ORDERS, those that stop no jobs also with "
+            "-skip, -easy, -conservative (those among "
             "tenants with -skip only); placements: PLACEMENTS",
         ),
     ] = None,
@@ -227,10 +228,10 @@ def compare(
     with _cluster_extra():
         from weft.cluster import compare as run
         from weft.cluster import terminal
-        from weft.cluster.compare import INTERRUPTED, METRICS, Policy, same_second, usual_policies
+        from weft.cluster.compare import INTERRUPTED, METRICS, Policy, has_priorities, same_second
     from weft.definition import UnknownName
 
-    policies = [Policy.parse(text) for text in policy or []] or usual_policies()
+    policies = [Policy.parse(text) for text in policy or []]
     if metric not in METRICS:
         raise UnknownName("metric", metric, METRICS)
     made = _cluster(nodes, gpu_memory, cluster)
@@ -256,6 +257,8 @@ def compare(
             keep=pictures is not None,
             on_progress=lambda *at: step("simulating", *at),
         )
+    if not policies and not has_priorities(jobs):
+        _told("all jobs have the same priority: the order priority, which is fifo then, is left out")
     if shuffle_same_second and not same_second(jobs):
         _told("no two jobs are submitted at the same time: there is nothing to shuffle")
     if as_json:

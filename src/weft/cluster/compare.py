@@ -33,6 +33,7 @@ METRICS = (
     "fairness.finish_time.mean", "fairness.finish_time.p99", "fairness.finish_time.above_1",
 )  # fmt: skip
 INTERRUPTED = "interrupted"
+PRIORITY = "priority"  # the order that jobs of one priority do not need
 SENT: Any = None  # the jobs of a result on its way back: who asked for it has them
 MORE_IS_BETTER = ("utilisation", "allocation.mean", "fairness.jain")
 
@@ -139,12 +140,20 @@ class Compared:
         return [value for value in found if value is not None]
 
 
-def usual_policies() -> list[Policy]:
-    """Every order that stops no jobs and asks nothing of tenants, strict and skip, with the usual placements."""
+def usual_policies(jobs: Jobs) -> list[Policy]:
+    """Every order that stops no jobs and asks nothing of tenants, strict and skip, with the usual placements; priorities only
+    where these jobs have different ones."""
     from weft.cluster.orders import ORDERS
 
     names = [name for name, order in ORDERS.items() if not order.stops_jobs and not order.share]
+    if not has_priorities(jobs):
+        names.remove(PRIORITY)
     return [Policy.parse(f"{o}{skip}:{p}") for o in names for skip in ("", "-skip") for p in USUAL_PLACEMENTS]
+
+
+def has_priorities(jobs: Jobs) -> bool:
+    """Whether one job goes before another by its priority."""
+    return bool((jobs.priority != jobs.priority[:1]).any())
 
 
 def compare(
@@ -190,7 +199,7 @@ def compare(
         raise UnknownName("metric", metric, METRICS)
     if seeds < 1:
         raise ValueError(f"{seeds} seeds; expected 1 or more")
-    chosen = [p if isinstance(p, Policy) else Policy.parse(p) for p in policies] or usual_policies()
+    chosen = [p if isinstance(p, Policy) else Policy.parse(p) for p in policies] or usual_policies(jobs)
     if (restart_s or checkpoint_s) and not any(find_order(p.order)[0].stops_jobs for p in chosen):
         raise ValueError(f"restart_s is {restart_s} and checkpoint_s {checkpoint_s}, and no policy stops jobs")
     weighted = [p for p in chosen if find_order(p.order)[0].share]

@@ -7,13 +7,14 @@ from numpy.typing import NDArray
 
 from weft.cluster import gangs
 from weft.cluster.model import WHOLE, Cluster, Jobs
+from weft.words import count
 
 
 def closest(jobs: Jobs, j: int, cluster: Cluster, in_one_rack: bool = False) -> str:
     """What is missing for job j in the empty cluster, or in each rack of it, in words. Assumes that it does not fit."""
     gpus, pods = int(jobs.gpus[j]), int(jobs.pods[j])
     if gpus and not cluster.total_gpus:
-        return f"it needs {gpus} GPUs, and the cluster has none"
+        return f"it needs {count(gpus, 'GPU')}, and the cluster has none"
     largest = gangs.node_gpus(jobs, [j], cluster)[0]
     whole = jobs.milli[j] == WHOLE  # shares are not divided over nodes
     each = gpus // pods if pods else min(gpus, largest) if whole else gpus
@@ -27,7 +28,7 @@ def closest(jobs: Jobs, j: int, cluster: Cluster, in_one_rack: bool = False) -> 
         lacks = []
         kind = cluster.types[int(cluster.gpu_type[n])]
         if cluster.gpus[n] < each:
-            lacks.append(f"{each} GPUs (it has {cluster.gpus[n]})")
+            lacks.append(f"{count(each, 'GPU')} (it has {cluster.gpus[n]})")
         other = bool(wanted) and kind not in wanted  # of nodes that lack as much, one of the right type is nearer
         if other:
             lacks.append(f"a GPU of type {' or '.join(wanted)} (it has {kind})")
@@ -47,25 +48,26 @@ def closest(jobs: Jobs, j: int, cluster: Cluster, in_one_rack: bool = False) -> 
     if in_one_rack and (why := _closest_rack(jobs, j, cluster)):
         return why
     if pods:
-        return f"it comes in {pods} pods of {each} GPUs, and all of them do not fit at once even when nothing else runs"
+        pieces = f"{count(pods, 'pod')} of {count(each, 'GPU')}"
+        return f"it comes in {pieces}, and all of them do not fit at once even when nothing else runs"
     whole, rest = divmod(gpus, largest)
     needed = whole + bool(rest)
-    return f"it needs {needed} free nodes of {largest} GPUs that fit it, and the cluster has {able}"
+    return f"it needs {count(needed, 'free node')} of {count(largest, 'GPU')} that fit it, and the cluster has {able}"
 
 
 def _closest_rack(jobs: Jobs, j: int, cluster: Cluster) -> str:
     """The rack that takes the most of a job's pieces; nothing where all racks together do not take them either."""
     gpus, pods, largest = int(jobs.gpus[j]), int(jobs.pods[j]), gangs.node_gpus(jobs, [j], cluster)[0]
-    count, rest = (pods, 0) if pods else divmod(gpus, largest)
-    each = np.minimum(_takes(jobs, j, cluster, gpus // pods if pods else largest), count)
+    many, rest = (pods, 0) if pods else divmod(gpus, largest)
+    each = np.minimum(_takes(jobs, j, cluster, gpus // pods if pods else largest), many)
     spare = _takes(jobs, j, cluster, rest) > 0 if rest else np.zeros(len(cluster), bool)
 
     def able(nodes: NDArray[np.bool_]) -> int:
-        whole = min(int(each[nodes].sum()), count)
+        whole = min(int(each[nodes].sum()), many)
         return whole + bool(rest and spare[nodes].sum() > whole)
 
     by_rack = [able(cluster.rack == r) for r in range(len(cluster.racks))]
-    total, most = count + bool(rest), int(np.argmax(by_rack))
+    total, most = many + bool(rest), int(np.argmax(by_rack))
     if able(np.ones(len(cluster), bool)) < total:
         return ""
     return f"its {total} pieces need one rack, and the closest, '{cluster.racks[most]}', takes {by_rack[most]} of them"

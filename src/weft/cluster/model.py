@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.cluster.racks import racks_of
+from weft.words import count
 
 WHOLE = 1000  # thousandths of an accelerator
 MOST_NODES = 1_000_000
@@ -148,6 +149,11 @@ class Cluster:
     def __len__(self) -> int:
         return len(self.names)
 
+    def __repr__(self) -> str:
+        types = f" of {len(self.types)} types" if len(self.types) > 1 else ""
+        racks = f" in {len(self.racks)} racks" if len(self.racks) > 1 else ""
+        return f"<Cluster: {count(len(self), 'node')}{racks}, {count(self.total_gpus, 'GPU')}{types}>"
+
     @property
     def total_gpus(self) -> int:
         return int(self.gpus.sum())
@@ -274,6 +280,16 @@ class Jobs:
 
     def __len__(self) -> int:
         return len(self.submit)
+
+    def __repr__(self) -> str:
+        made = "generated " if self.generated else ""
+        if not len(self):
+            return f"<{type(self).__name__}: 0 {made}jobs>"
+        tenants = f", {count(len(self.tenants), 'tenant')}" if len(self.tenants) > 1 else ""
+        return (
+            f"<{type(self).__name__}: {count(len(self), f'{made}job')}, submitted from {self.submit[0]:,.0f} to "
+            f"{self.submit[-1]:,.0f} s, of {self.gpus.min():,} to {count(self.gpus.max(), 'GPU')}{tenants}>"
+        )
 
     def take(self, rows: NDArray[Any]) -> Jobs:
         """Those rows (indices or a mask), in that order when they are indices in order of submission."""

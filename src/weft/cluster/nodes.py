@@ -15,6 +15,7 @@ from weft.cluster.model import WHOLE, Cluster, Jobs, NodeGroup
 from weft.cluster.parts import Job, Node, Piece
 from weft.cluster.placement import NOTHING
 from weft.cluster.placement import find as find_placement
+from weft.words import count
 
 
 class Nodes:
@@ -170,7 +171,7 @@ class Nodes:
         except Exception as error:
             raise ValueError(
                 f"placement '{self.placement.name}' at {self.now:g} s raised {type(error).__name__}: {error}; of job "
-                f"{self.asking!r} ({piece.gpus} GPUs) on node '{node.id}'"
+                f"{self.asking!r} ({count(piece.gpus, 'GPU')}) on node '{node.id}'"
             ) from error
         return both if isinstance(both, tuple) else (float(both), -1)
 

@@ -20,6 +20,7 @@ from weft.cluster.model import WHOLE, Cluster, Jobs
 from weft.cluster.quantity import LogNormal, Quantiles, Quantity
 from weft.cluster.trace import accepted, names
 from weft.definition import UnknownName
+from weft.words import count
 
 USUAL_DURATIONS = LogNormal(600.0, 2.0)
 MOST_TENANTS = 1_000_000
@@ -115,16 +116,23 @@ class Profile:
             )
 
     def __str__(self) -> str:
-        """A few lines for people."""
+        return self.told()
+
+    def told(self, rate: float = 0.0) -> str:
+        """A few lines for people.
+
+        Args:
+            rate: jobs a second, where a load makes it another than the profile's own (:meth:`rate`).
+        """
         total = self.mix.sum(0)
         by_size = sorted(zip(total, self.sizes, strict=True), reverse=True)[:8]
-        rate = f"{self.arrivals.per_day:,.0f} jobs a day" if self.arrivals.per_day else "arrivals as a load says"
-        tenants = "1 tenant" if len(self.tenants) == 1 else f"{len(self.tenants)} tenants"
+        per_day = rate * 86400 or self.arrivals.per_day
+        arrivals = f"{per_day:,.{0 if per_day >= 10 else 2}f} jobs a day" if per_day else "arrivals as a load says"
         return "\n".join(
             (
-                f"{rate}, {self.gpu_seconds / 3600:,.2f} GPU hours a job ({self.source})",
+                f"{arrivals}, {self.gpu_seconds / 3600:,.2f} GPU hours a job ({self.source})",
                 "GPUs of a job: " + ", ".join(f"{name} {share:.1%}" for share, name in by_size),
-                f"{tenants}, burst {self.arrivals.burst:.3g} held {self.arrivals.hold:.2f}, "
+                f"{count(len(self.tenants), 'tenant')}, burst {self.arrivals.burst:.3g} held {self.arrivals.hold:.2f}, "
                 f"repeat {self.repeat:.2f} alike {self.alike:.2f}",
             )
         )

@@ -22,6 +22,7 @@ from weft.cluster.model import WHOLE, Jobs
 from weft.cluster.order import Order
 from weft.cluster.yaml_file import entries, line, mapping
 from weft.definition import UnknownName
+from weft.words import count
 
 OTHERS = "*"  # the name under which the quota of each tenant stands that is not named
 KEYS = ("tenant", "nominal", "borrowing_limit")
@@ -110,7 +111,7 @@ class Limits:
 
 def lacking(tenant: str, asked: int, quota: Quota, together: int) -> str:
     """Why a job is never admitted: ``asked`` and ``together``, thousandths of GPUs, are its own and of all quotas."""
-    what = f"it needs {asked / WHOLE:g} GPUs, and "
+    what = f"it needs {count(asked / WHOLE, 'GPU')}, and "
     if asked > together:
         return f"{what}the quotas of all tenants together are {together / WHOLE:g}"
     may = f" and it may borrow {quota.borrowing_limit:g}" if quota.borrowing_limit else ""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from weft.cluster.model import WHOLE, Cluster, Jobs
 from weft.cluster.quota import Quota
+from weft.words import count
 
 # What a waiting job waits for: the first of these that holds for it alone.
 REASONS = {
@@ -85,6 +86,14 @@ class Result:
     complete: bool = True
     weights: Mapping[str, float] = field(default_factory=dict)
     quotas: Mapping[str, Quota] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        interrupted = "" if self.complete else ", interrupted"
+        return (
+            f"<Result: {self.order}, {self.placement} (ties: {self.ties}), {self.ran.sum():,} of "
+            f"{count(len(self.jobs), 'job')} ran on {count(len(self.cluster), 'node')}, "
+            f"{count(self.cluster.total_gpus, 'GPU')}{interrupted}>"
+        )
 
     @property
     def ran(self) -> NDArray[np.bool_]:

@@ -29,6 +29,7 @@ from weft.cluster.model import Cluster, Jobs
 from weft.cluster.parts import Job
 from weft.cluster.result import REASONS, Result, Stretches
 from weft.cluster.seen import SeenJob, SeenNode, SeenSimulator
+from weft.words import count
 
 if TYPE_CHECKING:
     from weft.cluster.reference import Simulator
@@ -113,8 +114,8 @@ def decide(sim: Simulator) -> None:
     if sim.queue and not sim.coming and not any(job.state == "running" for job in there.values()):
         first = min(sim.queue, key=lambda job: job.number)
         raise PolicyError(
-            f"{name} starts none of the {len(sim.queue)} jobs that wait, and nothing runs or will come: job {first.id!r} "
-            f"waits since {first.submit:g} s"
+            f"{name} starts none of those that wait ({count(len(sim.queue), 'job')}), and nothing runs or will come: "
+            f"job {first.id!r} waits since {first.submit:g} s"
         )
 
 

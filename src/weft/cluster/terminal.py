@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from weft.cluster.compare import SAME_SECOND, SEEDS, TIES, Compared
+from weft.words import count
 
 TOLD_AT_MOST = 3  # jobs that can never run, by name
 TENANTS_TOLD = 5
@@ -21,6 +22,7 @@ NAME_COLUMNS = 32  # of a name
 GENERATED = "the trace is generated: no users asked for these jobs"
 FOLDERS = re.compile(r"^.*[/\\](?=[^/\\]*\.py(?:$|[-:]))")  # of an order's file
 NONE_RAN = "no job could run on this cluster"
+NEAR = {"one_domain": "in one NVLink domain", "one_rack": "in one rack", "several_racks": "over several racks"}
 LABELS = {"jct": "job completion time", "queueing": "queueing delay", "slowdown": "slowdown (times)"}
 
 
@@ -49,14 +51,15 @@ def show(out: Console, found: dict[str, Any]) -> None:
         _say(out, "waited for: " + ", ".join(f"{name} {share:.1%}" for share, name in shares))
     _say(
         out,
-        f"{found['completed']:,} of {found['jobs']:,} jobs ran on {found['nodes']:,} nodes, {found['gpus']:,} GPUs; "
+        f"{found['completed']:,} of {count(found['jobs'], 'job')} ran on {count(found['nodes'], 'node')}, "
+        f"{count(found['gpus'], 'GPU')}; "
         f"makespan {found['makespan']:,.0f} s; utilisation {share}; {found['cpu_s']:.3g} CPU s",
     )
     if found["preemptions"]:
-        held = found["lost_gpu_s"] + found["gpu_s"]
+        lost = found["lost_gpu_s"] / (found["lost_gpu_s"] + found["gpu_s"])
         _say(
             out,
-            f"jobs were stopped {found['preemptions']:,} times; that cost {found['lost_gpu_s'] / held:.2%} of all GPU seconds",
+            f"jobs were stopped {count(found['preemptions'], 'time')}; that cost {lost:.2%} of all GPU seconds",
         )
     if found["allocation"]["mean"] is not None:
         held = {name: _share(value) for name, value in found["allocation"].items()}
@@ -65,6 +68,10 @@ def show(out: Console, found: dict[str, Any]) -> None:
             f"until the last start {held['mean']} of the GPUs were allocated, {held['p5']} to {held['p95']} for nine tenths "
             "of that time",
         )
+    near = found["locality"]
+    if near["gangs"]:
+        parts = [f"{_share(near[name])} {where}" for name, where in NEAR.items() if near[name]]
+        _say(out, f"{count(near['gangs'], 'gang')} over several nodes: {', '.join(parts)}")
     if len(found["by_size"]) > 1:
         _groups(out, "by size", found["by_size"])
     if len(found["by_tenant"]) > 1:
@@ -89,11 +96,11 @@ def show(out: Console, found: dict[str, Any]) -> None:
             f"{late['above_1']:.1%} of the jobs took longer than with an equal part of the cluster's time; p99 "
             f"{_number(late['p99'])} times as long",
         )
-    for why, count in found["dropped"].items():
-        _say(out, f"{count:,} rows of the trace were left out: {why}")
+    for why, rows in found["dropped"].items():
+        _say(out, f"of the trace {count(rows, 'row')} {'was' if rows == 1 else 'were'} left out: {why}")
     never = found["unschedulable"]
     for entry in never[:TOLD_AT_MOST]:
-        _say(out, f"job {_shown(str(entry['job']))} can never run: {entry['reason']}")
+        _say(out, f"{_job(entry['job'])} can never run: {entry['reason']}")
     if len(never) > TOLD_AT_MOST:
         _say(out, f"… and {len(never) - TOLD_AT_MOST:,} more")
     if not found["completed"] and found["complete"]:
@@ -111,7 +118,7 @@ def show_compared(out: Console, compared: Sequence[Compared], metric: str) -> No
         varied = any(len(each.runs) > 1 for each in ran)
         seconds = " (s)" if metric.partition(".")[0] in ("jct", "queueing", "makespan") else ""
         named = "policy" if len(ran) == 1 else "policies"
-        _say(out, f"{len(ran):,} {named} by {metric}{seconds}, {runs:,} runs")
+        _say(out, f"{len(ran):,} {named} by {metric}{seconds}, {count(runs, 'run')}")
         table = _table(
             "",
             "policy",
@@ -137,10 +144,11 @@ def show_compared(out: Console, compared: Sequence[Compared], metric: str) -> No
             )
         never = {str(each.policy): len(each.runs[0].found["unschedulable"]) for each in ran}
         if len(set(never.values())) > 1:
-            told = ", ".join(f"{shown[name]} {count:,}" for name, count in never.items())
+            told = ", ".join(f"{shown[name]} {number:,}" for name, number in never.items())
             _say(out, f"not the same jobs: those that can never run, and are left out, are {told}")
         elif any(never.values()):
-            _say(out, f"{max(never.values()):,} jobs can never run, and are left out")
+            number = max(never.values())
+            _say(out, f"{count(number, 'job')} can never run, and {'is' if number == 1 else 'are'} left out")
         if not any(run.found["completed"] for each in ran for run in each.runs):
             _say(out, NONE_RAN)
         if ran[0].runs[0].found["generated"]:
@@ -226,11 +234,16 @@ def _shown(name: str) -> str:
     return f"{begin}…{end}"
 
 
+def _job(id: Any) -> str:
+    """A job by its name, or by its number where the trace names none."""
+    return f"job {id}" if isinstance(id, int) else f"job '{_shown(str(id))}'"
+
+
 def _distinct(names: Iterable[str]) -> dict[str, str]:
     """Name → what is shown of it; all of it where two would look alike."""
     shown = {name: _shown(name) for name in names}
-    count = Counter(shown.values())
-    return {name: of if count[of] == 1 else _printable(name) for name, of in shown.items()}
+    alike = Counter(shown.values())
+    return {name: of if alike[of] == 1 else _printable(name) for name, of in shown.items()}
 
 
 def _unvalidated(every: Sequence[dict[str, Any]]) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.report import palette, quantities
+from weft.words import count
 
 HERE = Path(__file__).parent
 
@@ -22,8 +23,11 @@ def template(folder: Path, name: str = "page.html.j2") -> Any:
     loader = FileSystemLoader([folder, HERE])
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.globals |= {
-        name: getattr(quantities, name)
-        for name in ("figures", "percent", "ratio", "si", "kib", "spread", "count", "listing")
+        "count": count,
+        **{
+            name: getattr(quantities, name)
+            for name in ("figures", "percent", "ratio", "si", "kib", "spread", "listing")
+        },
     }
     environment.filters["json"] = _json
     environment.globals |= {

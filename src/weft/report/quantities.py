@@ -98,7 +98,3 @@ def listing(names: Iterable[str]) -> str:
     """``a, b and c``."""
     names = list(names)
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-
-
-def count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.records import Measurement
-from weft.report.quantities import count, distinct, is_rung, known, listing, percent, ratio, si
+from weft.report.quantities import distinct, is_rung, known, listing, percent, ratio, si
+from weft.words import count
 
 LEVEL = 0.99  # from this ratio on, a kernel counts as level with the best peer
 

@@ -16,7 +16,7 @@ from weft.cluster.pictures import clock, sizes, spread
 from weft.cluster.result import Result
 from weft.report.drawing import Chart, empty, hover, write
 from weft.report.palette import LIGHT as INK
-from weft.report.quantities import count
+from weft.words import count
 
 # What tells statistics apart: marker and its symbol in the legend. Every row has all four.
 MARKERS = {"mean": ("diamond", "◆"), "p50": ("circle", "●"), "p95": ("square", "■"), "p99": ("triangle", "▲")}

@@ -35,7 +35,7 @@ from weft.cluster.result import Result
 from weft.report import palette
 from weft.report.drawing import FONT, Chart, empty
 from weft.report.palette import LIGHT as INK
-from weft.report.quantities import count
+from weft.words import count
 
 MOST_EMBEDDED = 160_000  # pieces of a page: about 3 MB
 MOST_DRAWN = 4_000  # bars at a time

@@ -10,7 +10,8 @@ import numpy as np
 
 from weft.cluster.pictures import clock
 from weft.cluster.result import Result
-from weft.report.quantities import NONE, count, percent
+from weft.report.quantities import NONE, percent
+from weft.words import count
 
 HERE = Path(__file__).parent
 DRAWN_AT_MOST = 8  # policies of a comparison with charts of their own
