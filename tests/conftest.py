@@ -3,7 +3,10 @@ unless WEFT_SLOW is set. ``-m gpu`` on a GPU machine selects the first two."""
 
 from __future__ import annotations
 
+import json
 import os
+import sys
+from pathlib import Path
 
 import pytest
 from where import DEVICE  # before anything imports a kernel: without a GPU this switches Triton's interpreter on
@@ -27,3 +30,54 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture
 def device() -> str:
     return DEVICE
+
+
+# ---- the simulator's commands, and files -----------------------------------------------------------------------------
+
+ROWS = "submit,duration,gpus,tenant\n0,10,4,a\n1,20,8,a\n1,5,2,b\n2,5,99,b\n"
+
+
+@pytest.fixture
+def weft(monkeypatch, capsys):
+    """Runs ``weft simulate …``: exit status, standard output, standard error on one line."""
+    from weft import cli
+
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["weft", "simulate", *map(str, words)])
+        capsys.readouterr()
+        code = cli.main()
+        said = capsys.readouterr()
+        return code, said.out, " ".join(said.err.split())
+
+    return run
+
+
+@pytest.fixture
+def file(tmp_path):
+    """A trace of four jobs, one of which asks more GPUs than there are."""
+    path = tmp_path / "trace.csv"
+    path.write_text(ROWS)
+    return path
+
+
+@pytest.fixture
+def usual(file):
+    """That trace on one node, as words of the command."""
+    return file, "--format", "csv", "--nodes", "1x8"
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes a file: text, bytes, or anything else as JSON."""
+
+    def file(name: str, content) -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not isinstance(content, str | bytes):
+            content = json.dumps(content)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return file

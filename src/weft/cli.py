@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from weft import __version__, generate_command, simulate_command
+from weft import __version__, generate_command, simulate_command, simulate_help
 from weft.console import Json, note, out
 from weft.console import print_json as _print_json
 
@@ -298,9 +298,9 @@ def tune(
 # ---- cluster ---------------------------------------------------------------------------------------------------------
 
 
-app.command("simulate", cls=simulate_command.NamesPlugins, rich_help_panel=CLUSTER)(simulate_command.simulate)
-app.command("simulate compare", cls=simulate_command.NamesPlugins, rich_help_panel=CLUSTER)(simulate_command.compare)
-app.command("simulate generate", cls=simulate_command.NamesPlugins, rich_help_panel=CLUSTER)(generate_command.generate)
+app.command("simulate", cls=simulate_help.NamesPlugins, rich_help_panel=CLUSTER)(simulate_command.simulate)
+app.command("simulate compare", cls=simulate_help.NamesPlugins, rich_help_panel=CLUSTER)(simulate_command.compare)
+app.command("simulate generate", cls=simulate_help.NamesPlugins, rich_help_panel=CLUSTER)(generate_command.generate)
 
 
 # ---- documents -------------------------------------------------------------------------------------------------------

@@ -17,3 +17,8 @@ Json = Annotated[bool, typer.Option("--json", help="print one JSON object, alone
 
 def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=1) + "\n")
+
+
+def told(text: str) -> None:
+    """Beside a result, on standard error."""
+    note.print(text, style="dim", markup=False, soft_wrap=True)

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from weft.simulate_command import (
+from weft.console import told
+from weft.simulate_options import (
     ClusterFile,
     Columns,
     Format,
@@ -16,11 +17,10 @@ from weft.simulate_command import (
     Limit,
     Nodes,
     Where,
-    _cluster,
-    _cluster_extra,
-    _jobs,
-    _options,
-    _told,
+    cluster_extra,
+    cluster_of,
+    jobs_of,
+    options_of,
 )
 from weft.words import count
 
@@ -77,7 +77,7 @@ def generate(
     ] = "",
 ) -> None:
     """Write a generated trace, from stated numbers (--nodes 20x8 --load 0.7), a --profile, or --like another trace."""
-    with _cluster_extra():
+    with cluster_extra():
         from weft.cluster import profile_file, trace_file, whole_file
         from weft.cluster.fit import fit
 
@@ -99,11 +99,11 @@ def generate(
     trace_file.check(output)
     for path in filter(None, (output, save_profile)):
         whole_file.check(path)
-    made = _cluster(nodes, 0.0, cluster) if nodes or cluster or not (like or profile) else None
+    made = cluster_of(nodes, 0.0, cluster) if nodes or cluster or not (like or profile) else None
     if like:
-        trace = _jobs(like, format, _options(format, option or [], columns), where, limit)
+        trace = jobs_of(like, format, options_of(format, option or [], columns), where, limit)
         for warning in trace.warnings:
-            _told(warning)
+            told(warning)
         found = fit(trace, _date(begins))
     elif profile:
         found = profile_file.load(profile)
@@ -113,14 +113,14 @@ def generate(
     trace_file.write(output, drawn, f"seed {seed}, {found.source}" + (f", load {load:g}" if load else ""))
     if save_profile:
         profile_file.save(save_profile, found)
-    _told(found.told(found.rate(load, made) if load else 0.0))
+    told(found.told(found.rate(load, made) if load else 0.0))
     if bare := int(((drawn.gpus == 0) & (drawn.cpu == 0)).sum()):
         ask = "asks" if bare == 1 else "ask"
-        _told(
+        told(
             f"{count(bare, 'job')} {ask} neither GPU nor cores; formats csv and parquet leave them out when the file is read"
         )
     at = f" at load {load:g}" if load else ""
-    _told(
+    told(
         f"{count(len(drawn), 'generated job')} of {(drawn.submit[-1] - drawn.submit[0]) / 86400:.1f} days{at} in {output}"
     )
 

@@ -1,0 +1,94 @@
+"""What a schedule is measured by: groups, slowdowns, allocation, fairness."""
+
+from __future__ import annotations
+
+import pytest
+
+np = pytest.importorskip("numpy")
+pytest.importorskip("numba")
+
+from random_traces import random_jobs  # noqa: E402
+
+from weft.cluster import Cluster, Jobs, metrics, simulate  # noqa: E402
+from weft.cluster.fairness import fairness, finish_time_ratio  # noqa: E402
+from weft.cluster.model import NodeGroup  # noqa: E402
+
+
+def test_no_slowdown_is_below_one():
+    jobs = Jobs(submit=[0, 0, 0], duration=[1, 4, 100], gpus=[8, 8, 8])
+    times = metrics.times(simulate(jobs, Cluster.parse("1x8")))
+    assert times["jct"].tolist() == [1, 5, 105]
+    assert times["slowdown"].tolist() == [1, 1, 1.05]  # 0.1 and 0.5 without the bound
+
+
+def test_jain_s_index_is_one_over_n_where_one_bears_everything():
+    jobs = Jobs(submit=[0] * 4, duration=[10] * 4, gpus=[1] * 4, tenant=[0, 1, 2, 3], tenants=tuple("abcd"))
+    result = simulate(jobs, Cluster.parse("1x8"))
+    found = fairness(result, metrics.times(result)["slowdown"])
+    assert (found["jain"], found["tenants"]) == (1.0, 4)
+    assert fairness(result, np.array([1e9, 1, 1, 1]))["jain"] == pytest.approx(0.25)
+    assert fairness(simulate(jobs.take([0]), Cluster.parse("1x8")), np.ones(1))["jain"] is None
+
+
+def test_finish_time_ratio_of_three_jobs_by_hand():
+    jobs = Jobs(submit=[0, 0, 50], duration=[100, 100, 50], gpus=[8, 8, 4])
+    result = simulate(jobs, Cluster.parse("1x8"), "fifo-skip")  # 0 to 100, 100 to 200, 200 to 250
+    asked = np.array([50 * 16 + 50 * 20, 50 * 16 + 50 * 20 + 100 * 12, 50 * 20 + 100 * 12 + 50 * 4])  # GPU seconds
+    contention = asked / [100, 200, 200] / 8
+    assert finish_time_ratio(result) == pytest.approx(
+        np.array([100, 200, 200]) / (np.array([100, 100, 50]) * contention)
+    )
+    found = metrics.summary(result)["fairness"]["finish_time"]
+    assert found["above_1"] == pytest.approx(2 / 3) and found["max"] == pytest.approx(200 / (50 * 1.5))
+    alone = simulate(jobs.take([2]), Cluster.parse("1x8"))
+    assert finish_time_ratio(alone).tolist() == [1.0]
+    assert np.isnan(finish_time_ratio(simulate(Jobs([0], [1], [9]), Cluster.parse("1x8")))).all()
+
+
+def test_by_type_adds_up_to_what_was_held():
+    cluster = Cluster.of([NodeGroup(2, 8, "A"), NodeGroup(1, 4, "B")])
+    found = metrics.summary(simulate(random_jobs(300, 5), cluster, "fifo-skip", "worst"))
+    assert list(found["by_type"]) == ["A", "B"] and [of["gpus"] for of in found["by_type"].values()] == [16, 4]
+    assert sum(of["gpu_s"] for of in found["by_type"].values()) == pytest.approx(found["gpu_s"])
+    one = Jobs([0, 0], [10, 20], [8, 4], types=[1, 2], type_sets=((), ("A",), ("B",)))
+    found = metrics.summary(simulate(one, cluster))["by_type"]
+    assert (found["A"]["jobs"], found["B"]["jobs"], found["A"]["jct"]["mean"], found["B"]["jct"]["mean"]) == (
+        1,
+        1,
+        10,
+        20,
+    )
+    assert (found["A"]["allocation"], found["B"]["allocation"]) == (80 / (16 * 20), 1.0)
+    assert metrics.summary(simulate(one.take([0]), Cluster.parse("1x8")))["by_type"] == {}
+
+
+def test_groups_add_up_to_the_whole():
+    result = simulate(random_jobs(500), Cluster.parse("3x8"), "fifo-skip")
+    found = metrics.summary(result)
+    for groups in (found["by_size"], found["by_tenant"]):
+        assert sum(of["jobs"] for of in groups.values()) == 500
+        for name in ("jct", "queueing", "slowdown"):
+            mean = sum(of["jobs"] * of[name]["mean"] for of in groups.values()) / 500
+            assert mean == pytest.approx(found[name]["mean"])
+    used = [of["gpu_s"] for of in found["by_tenant"].values()]
+    assert used == sorted(used, reverse=True)
+    assert sum(used) == pytest.approx(found["utilisation"] * found["makespan"] * 24)
+
+
+def test_at_most_twenty_tenants_are_told():
+    jobs = Jobs(submit=np.zeros(50), duration=np.arange(50) + 1.0, gpus=np.ones(50, int), tenant=np.arange(50),
+                tenants=tuple(map(str, range(50))))  # fmt: skip
+    found = metrics.summary(simulate(jobs, Cluster.parse("1x8")))
+    assert list(found["by_tenant"]) == [str(t) for t in range(49, 29, -1)] and found["fairness"]["tenants"] == 50
+
+
+def test_allocation_is_that_of_a_loop_over_time():
+    result = simulate(random_jobs(300, 3), Cluster.parse("2x8"))
+    until = int(result.start.max())
+    held = [
+        int(result.jobs.gpus[(result.start <= t) & (result.end > t)].sum())
+        for t in range(int(result.jobs.submit[0]), until)
+    ]
+    found = metrics.summary(result)["allocation"]
+    assert found["mean"] == pytest.approx(np.mean(held) / 16) and found["max"] == max(held) / 16
+    assert found["p50"] == sorted(held)[(len(held) - 1) // 2] / 16
