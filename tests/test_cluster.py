@@ -1,15 +1,10 @@
-"""The cluster simulator: the fast engine against the plain one, against published results, and on bad input."""
+"""The cluster simulator: a lesson, and the fast engine against the plain one."""
 
 from __future__ import annotations
 
 import dataclasses
-import gzip
-import json
 import math
-import os
-import sys
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 
@@ -19,22 +14,15 @@ pytest.importorskip("hypothesis")
 
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from where import python  # noqa: E402
 
-from weft import cli  # noqa: E402
-from weft.cluster import Cluster, Jobs, NodeGroup, Simulator, reference, simulate, trace  # noqa: E402
+from weft.cluster import Cluster, Jobs, NodeGroup, Simulator, reference, simulate  # noqa: E402
 from weft.cluster.engine import node as engine  # noqa: E402
 from weft.cluster.engine import prepare  # noqa: E402
 from weft.cluster.engine.kinds import classify  # noqa: E402
 from weft.cluster.generate import generate  # noqa: E402
-from weft.cluster.metrics import summary  # noqa: E402
 from weft.cluster.orders import ORDERS  # noqa: E402
-from weft.cluster.pieces import of as pieces_of  # noqa: E402
 from weft.cluster.placements import PLACEMENTS  # noqa: E402
 from weft.cluster.simulate import REASONS  # noqa: E402
-
-TRACES = Path(os.environ.get("WEFT_TRACES") or "/nonexistent")
-with_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="WEFT_TRACES names no folder of traces")
 
 # ---- the lesson ------------------------------------------------------------------------------------------------------
 
@@ -112,53 +100,6 @@ def test_what_a_notebook_prints_is_one_line():
     )
     assert repr(cluster) == "<Cluster: 3 nodes in 2 racks, 20 GPUs of 2 types>"
     assert repr(simulate(jobs, cluster)) == "<Result: fifo, best (ties: lowest), 2 of 3 jobs ran on 3 nodes, 20 GPUs>"
-
-
-# ---- published results -----------------------------------------------------------------------------------------------
-
-
-@with_traces
-@pytest.mark.parametrize(
-    ("file", "format", "nodes", "order", "placement", "jct", "more"),
-    [
-        ("tiresias/60_job.csv", "tiresias", "4x4", "fifo", "counted", 200.8167, {"makespan": 3335}),
-        ("tiresias/60_job.csv", "tiresias", "4x4", "fifo-skip", "counted", 190.6833, {"makespan": 3271}),
-        ("muri/muri_trace1_s.csv.gz", "tiresias", "8x8", "fifo", "counted", 10_313_080.6720, {}),
-        ("muri/trace1.csv.gz", "muri", "8x8", "fifo-skip", "counted", 5_488_127.6546, {}),
-        (
-            "helios/helios_venus_2vc_sept_helios_form.csv.gz", "helios", "20x8", "fifo", "consolidate", 18_497.0110,
-            {"queueing": 13_891.1205, "last_completion": 2_590_097, "makespan": 2_584_262},
-        ),
-        (
-            "helios/helios_venus_2vc_sept_helios_form.csv.gz", "helios", "20x8", "sjf", "consolidate", 5302.6798,
-            {"queueing": 696.7893},
-        ),
-    ],
-)  # fmt: skip
-def test_published_results_to_the_last_digit(file, format, nodes, order, placement, jct, more):
-    jobs = trace.load(TRACES / file, format, {"vc": "vcvGl"} if format == "helios" else {})
-    found = summary(simulate(jobs, Cluster.parse(nodes), order, placement))
-    assert round(found["jct"]["mean"], 4) == jct
-    for name, value in more.items():
-        got = found[name]["mean"] if isinstance(found[name], dict) else found[name]
-        assert round(got, 4) == value
-    assert not found["unschedulable"] and found["completed"] == len(jobs)
-
-
-@with_traces
-@pytest.mark.parametrize(
-    ("file", "format", "count", "dropped"),
-    [
-        ("philly/sia_pollux_philly.csv.gz", "philly", 82_247, {}),
-        ("philly/chronus_trace_job_Philly_MIX1.csv.gz", "tiresias", 30_756, {"no GPU": 184}),
-        ("swf/workload.swf", "swf", 25, {}),
-        ("muri/trace2.csv.gz", "muri", 5755, {}),
-    ],
-)
-def test_real_traces_are_read(file, format, count, dropped):
-    jobs = trace.load(TRACES / file, format)
-    assert len(jobs) == count and jobs.dropped == dropped
-    assert (np.diff(jobs.submit) >= 0).all()
 
 
 # ---- the fast engine against the plain one ---------------------------------------------------------------------------
@@ -320,44 +261,6 @@ def largest_accepted(jobs: Jobs, j: int, cluster: Cluster) -> int:
     return largest
 
 
-MIXED = [NodeGroup(2, 8, "A", 40, cpu=32), NodeGroup(3, 4, "B", 80, cpu=32), NodeGroup(4, 2, "B", 80, cpu=64)]
-
-
-@pytest.mark.parametrize(
-    ("asked", "pieces"),
-    [
-        ({"gpus": [8]}, [8]),
-        ({"gpus": [8], "types": [1]}, [4, 4]),  # of nodes of 4, since it accepts no other type of so many
-        ({"gpus": [10], "types": [1]}, [4, 4, 2]),
-        ({"gpus": [6], "gpu_memory": [60.0]}, [4, 2]),
-        ({"gpus": [6], "cpu": [96_000]}, [2, 2, 2]),  # 16 cores a GPU
-        ({"gpus": [12], "cpu": [96_000]}, [4, 4, 4]),  # 8 cores a GPU: nodes of 8 have 4
-        ({"gpus": [12], "memory": [1]}, [8, 4]),
-    ],
-)
-@pytest.mark.parametrize("policy", [("fifo", "best"), ("fifo-easy", "first"), ("srtf", "topology"), ("fifo", "fgd")])
-def test_a_gang_is_cut_by_the_largest_node_that_it_accepts(asked, pieces, policy):
-    jobs = Jobs([0], [1], type_sets=((), ("B",)), **asked)
-    cluster = Cluster.of(MIXED)
-    fast, plain = (run(jobs, cluster, *policy) for run in (simulate, reference.simulate))
-    check_equal(fast, plain)
-    check_schedule(fast)
-    assert fast.end.tolist() == [1] and sorted(pieces_of(fast).gpus, reverse=True) == pieces
-
-
-def test_what_a_gang_lacks_is_told_of_the_nodes_that_it_accepts():
-    """The last job would come in parts of 2 and 1, were it not that both fit a node of 8 together: parts never share one."""
-    asked = {"types": [1, 1, 1, 0], "cpu": [0, 0, 300_000, 99_000]}
-    jobs = Jobs([0] * 4, [1] * 4, [24, 16, 3, 11], type_sets=((), ("B",)), **asked)
-    why = simulate(jobs, Cluster.of(MIXED)).unschedulable
-    assert why == {
-        0: "it needs 6 free nodes of 4 GPUs that fit it, and the cluster has 3",
-        1: "it needs 4 free nodes of 4 GPUs that fit it, and the cluster has 3",
-        2: "the closest node, node-2, lacks 300 cores (it has 32)",
-        3: "the closest node, node-0, lacks 72 cores (it has 32)",
-    }
-
-
 @pytest.mark.parametrize("placement", ["best", "random", "fgd"])
 def test_pods_of_several_shares_fill_a_node(placement):
     """Three pods of half of two GPUs on three GPUs: the tightest GPUs for each would leave two halves of one to the last."""
@@ -433,62 +336,6 @@ def test_full_nodes_with_many_kinds_of_requests_still_agree(order, count, placem
     assert (fast.queueing > 0).sum() > 10
 
 
-def test_a_queue_of_one_server_waits_as_long_as_theory_says():
-    """M/M/1 at 70 % load: the mean time in the system is 1 / (1 - 0.7) service times."""
-    g = np.random.default_rng(0)
-    n = 400_000
-    jobs = Jobs(submit=np.cumsum(g.exponential(1 / 0.7, n)), duration=g.exponential(1.0, n), gpus=np.ones(n, int))
-    found = summary(simulate(jobs, Cluster.parse("1x1"), "fifo", "counted"))
-    assert found["jct"]["mean"] == pytest.approx(1 / 0.3, rel=0.03)
-    assert found["utilisation"] == pytest.approx(0.7, rel=0.01)
-
-
-def agrees(values, want: float) -> bool:
-    """Whether the mean is what theory says, within four standard errors, which means of 40 batches tell; and within 5 %."""
-    batches = values[: len(values) // 40 * 40].reshape(40, -1).mean(axis=1)
-    error = batches.std(ddof=1) / np.sqrt(40)
-    return abs(batches.mean() - want) < 4 * error < 0.2 * want and abs(batches.mean() / want - 1) < 0.05
-
-
-def test_a_queue_of_many_servers_waits_as_long_as_theory_says():
-    """M/M/8 at 75 % load, two nodes of 4: Erlang's C formula."""
-    servers, load, n = 8, 0.75, 800_000
-    g = np.random.default_rng(2)
-    offered = servers * load
-    jobs = Jobs(np.cumsum(g.exponential(1 / offered, n)), g.exponential(1.0, n), np.ones(n, int))
-    terms = np.cumprod(np.concatenate(([1.0], offered / np.arange(1, servers + 1))))
-    waits = terms[-1] / (1 - load)
-    want = waits / (terms[:-1].sum() + waits) / (servers - offered)
-    assert agrees(simulate(jobs, Cluster.parse("2x4"), "fifo", "first").queueing, want)
-
-
-@pytest.mark.parametrize("cv2", [0.0, 4.0])
-def test_any_durations_wait_as_long_as_theory_says(cv2):
-    """M/G/1 at 70 % load, Pollaczek and Khinchine: ρ / (1 − ρ) × (1 + cv²) / 2. Constant durations, and a mix of two
-    exponentials with equal shares of the work."""
-    g, n = np.random.default_rng(3), 500_000
-    share = (1 - np.sqrt((cv2 - 1) / (cv2 + 1))) / 2 if cv2 else 0.0
-    long = g.random(n) < share
-    mean = np.where(long, 1 / (2 * share), 1 / (2 * (1 - share))) if cv2 else np.ones(n)
-    jobs = Jobs(np.cumsum(g.exponential(1 / 0.7, n)), mean * g.exponential(1.0, n) if cv2 else mean, np.ones(n, int))
-    assert agrees(simulate(jobs, Cluster.parse("1x1"), "fifo").queueing, 0.7 / 0.3 * (1 + cv2) / 2)
-
-
-def test_a_generated_trace_has_the_load_and_sizes_that_were_asked_for():
-    cluster = Cluster.parse("100x8")
-    jobs = generate(200_000, cluster, load=0.8, median_s=60, sigma=1, sizes={1: 3, 8: 1}, seed=3)
-    assert jobs.generated and summary(simulate(jobs.take(np.arange(10)), cluster))["generated"]
-    assert (jobs.gpus == 8).mean() == pytest.approx(0.25, abs=0.01)
-    assert np.median(jobs.duration) == pytest.approx(60, rel=0.02)
-    work, span = (jobs.gpus * jobs.duration).sum(), jobs.submit[-1]
-    assert work / span / cluster.total_gpus == pytest.approx(0.8, rel=0.03)
-    assert generate(9, cluster, seed=1).submit.tolist() == generate(9, cluster, seed=1).submit.tolist()
-    assert generate(9, cluster, seed=1).submit.tolist() != generate(9, cluster, seed=2).submit.tolist()
-    for wrong in ({"load": 0}, {"median_s": -1}, {"sigma": -1}, {"sizes": {}}, {"sizes": {0: 1}}):
-        with pytest.raises(ValueError, match="generate: "):
-            generate(9, cluster, **wrong)
-
-
 @pytest.mark.parametrize(
     ("job", "running", "reason"),
     [
@@ -520,143 +367,3 @@ def test_what_a_job_waits_for(job, running, reason):
     )
     result = simulate(jobs, Cluster.of(nodes), "fifo", "first")
     assert dict(zip(REASONS, result.waited[-1], strict=True)) == {**dict.fromkeys(REASONS, 0.0), reason: 9.0}
-
-
-# ---- bad input -------------------------------------------------------------------------------------------------------
-
-HEAD = "job_id,num_gpu,submit_time,iterations,model_name,duration,interval\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", "columns num_gpu, submit_time, duration, job_id are missing (there are: none)"),
-        (HEAD, "no jobs are left to simulate (the file has none)"),
-        (HEAD + "0,1,0,5,x,10\n", "trace.csv:2: 6 columns; expected 7"),
-        (HEAD + "0,1,0,5,x,10,0\n1,one,0,5,x,10,0\n", "trace.csv:3: num_gpu is 'one'; expected a number"),
-        (HEAD + "0,1,-5,5,x,10,0\n", "trace.csv:2: the submission is -5; expected 0 or more"),
-        (HEAD + "0,1.5,0,5,x,10,0\n", "trace.csv:2: 1.5 GPUs; expected a whole number"),
-        (HEAD + "0,0,0,5,x,10,0\n0,1,0,5,x,,0\n", "1 dropped: no submission or duration, 1 dropped: no GPU"),
-        (HEAD + "0,1,inf,5,x,10,0\n", "submit of job '0' (row 0) is inf"),
-    ],
-)
-def test_a_malformed_trace_is_refused_with_its_line(tmp_path, text, words):
-    path = tmp_path / "trace.csv"
-    path.write_text(text)
-    with pytest.raises(ValueError) as caught:
-        trace.load(path, "tiresias")
-    assert words in str(caught.value)
-
-
-def test_what_windows_and_gzip_write_is_read(tmp_path):
-    rows = HEAD + "ä,1,5,5,x,10,0\r\n\r\nb,2,0,5,x,10,0\r\n"
-    for name, data in (
-        ("mark.csv", b"\xef\xbb\xbf" + rows.encode()),
-        ("windows.csv", rows.encode("cp1252")),
-        ("zipped.csv", gzip.compress(rows.encode())),
-    ):
-        (tmp_path / name).write_bytes(data)
-        jobs = trace.load(tmp_path / name, "tiresias")
-        assert list(jobs.id) == ["b", "ä"] and jobs.submit.tolist() == [0, 5]  # sorted by submission
-    (tmp_path / "cut.csv").write_bytes(gzip.compress(rows.encode())[:-9])
-    with pytest.raises(trace.TraceError, match="it is not whole"):
-        trace.load(tmp_path / "cut.csv", "tiresias")
-
-
-def test_raw_helios_has_dates(tmp_path):
-    head = "job_id,user,vc,jobname,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue\n"
-    row = "1,u,v,n,8,1,1,COMPLETED,2020-04-01 00:00:{0},2020-04-01 00:01:00,2020-04-01 00:02:00,60,5\n"
-    (tmp_path / "log.csv").write_text(head + row.format("10") + "2" + row[1:].format("40"))
-    jobs = trace.load(tmp_path / "log.csv", "helios")
-    assert np.diff(jobs.submit) == [30] and jobs.gpus.tolist() == [8, 8]
-    (tmp_path / "log.csv").write_text(head + row.format("1x"))
-    with pytest.raises(
-        trace.TraceError, match=r"log.csv:2: submit_time is '2020-04-01 00:00:1x'; expected seconds or a date"
-    ):
-        trace.load(tmp_path / "log.csv", "helios")
-
-
-@pytest.mark.parametrize("text", ["", "20", "x8", "20x", "0x8", "2x8,", "-1x8", "2x8;2x4"])
-def test_wrong_nodes_are_refused(text):
-    with pytest.raises(ValueError, match="nodes '"):
-        Cluster.parse(text)
-
-
-def test_a_job_that_can_never_run_is_told_and_the_others_run():
-    jobs = Jobs(submit=[0, 0, 0], duration=[1, 1, 1], gpus=[8, 1, 40], gpu_memory=[0, 100, 0])
-    result = simulate(jobs, Cluster.parse("4x8", gpu_memory_gb=80))
-    assert result.unschedulable == {
-        1: "the closest node, node-0, lacks 100 GB a GPU (it has 80)",
-        2: "it needs 5 free nodes of 8 GPUs that fit it, and the cluster has 4",
-    }
-    assert result.start[0] == 0 and np.isnan(result.start[1:]).all()
-
-
-def test_of_nodes_that_lack_as_much_one_of_the_right_type_is_nearer():
-    cluster = Cluster.of([NodeGroup(1, 8, "H100", 80), NodeGroup(1, 8, "A100", 40)])
-    jobs = Jobs(submit=[0], duration=[1], gpus=[1], gpu_memory=[70], types=[1], type_sets=((), ("A100",)))
-    told = {0: "the closest node, node-1, lacks 70 GB a GPU (it has 40)"}
-    assert simulate(jobs, cluster).unschedulable == told
-
-
-# ---- the command -----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def weft(monkeypatch, capsys):
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["weft", *map(str, words)])
-        capsys.readouterr()
-        code = cli.main()
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return run
-
-
-@pytest.fixture
-def file(tmp_path):
-    path = tmp_path / "trace.csv"
-    path.write_text("submit,duration,gpus,tenant\n0,10,4,a\n1,20,8,a\n2,5,99,b\n")
-    return path
-
-
-def test_simulate_prints_one_object(weft, file):
-    code, out, _ = weft("simulate", file, "--format", "csv", "--nodes", "1x8", "--json")
-    found = json.loads(out)
-    assert code == 0 and found["jobs"] == 3 and found["completed"] == 2
-    assert found["jct"]["mean"] == (10 + 29) / 2 and found["queueing"]["mean"] == 4.5 and found["makespan"] == 30
-    assert found["utilisation"] == pytest.approx((40 + 160) / (8 * 30))
-    assert found["unschedulable"][0]["job"] == 2
-    assert set(found) >= {"slowdown", "preemptions", "cpu_s", "peak_memory_mib"}
-
-
-def test_simulate_prints_a_table(weft, file):
-    code, out, _ = weft("simulate", file, "--format", "csv", "--nodes", "1x8", "--where", "tenant=a", "--limit", "1")
-    assert code == 0 and "job completion time" in out and "1 of 1 job ran on 1 node, 1 GPU;" in out
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (("--nodes", "8"), "should read COUNTxGPUS"),
-        (("--nodes", "1x8", "--order", "fofi"), "did you mean 'fifo'"),
-        (("--nodes", "1x8", "--placement", "bets"), "did you mean 'best'"),
-        (("--nodes", "1x8", "--format", "cvs"), "did you mean 'csv'"),
-        (("--nodes", "1x8", "--where", "tenant=c"), "unknown tenant 'c' (there are: a, b)"),
-        (("--nodes", "1x8", "--where", "tenant"), "expected COLUMN=VALUE"),
-    ],
-)
-def test_mistakes_are_one_line(weft, file, words, told):
-    code, out, err = weft("simulate", file, "--format", "csv", *words)
-    assert code == 2 and out == "" and told in " ".join(err.replace("│", " ").split())
-
-
-def test_the_simulator_needs_no_pytorch(file):
-    code = (
-        "import sys; sys.modules['torch'] = sys.modules['triton'] = None\n"
-        f"from weft.cluster import *; from weft.cluster import trace\n"
-        f"print(simulate(trace.load({str(file)!r}, 'csv'), Cluster.parse('2x8')).end.tolist())"
-    )
-    done = python("-c", code)
-    assert done.returncode == 0 and done.stdout.strip() == "[10.0, 21.0, nan]", done.stderr

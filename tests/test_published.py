@@ -1,0 +1,125 @@
+"""The cluster simulator against published results, and against what queueing theory says."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+np = pytest.importorskip("numpy")
+pytest.importorskip("numba")
+pytest.importorskip("hypothesis")
+
+from weft.cluster import Cluster, Jobs, simulate, trace  # noqa: E402
+from weft.cluster.generate import generate  # noqa: E402
+from weft.cluster.metrics import summary  # noqa: E402
+
+TRACES = Path(os.environ.get("WEFT_TRACES") or "/nonexistent")
+with_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="WEFT_TRACES names no folder of traces")
+
+
+# ---- published results -----------------------------------------------------------------------------------------------
+
+
+@with_traces
+@pytest.mark.parametrize(
+    ("file", "format", "nodes", "order", "placement", "jct", "more"),
+    [
+        ("tiresias/60_job.csv", "tiresias", "4x4", "fifo", "counted", 200.8167, {"makespan": 3335}),
+        ("tiresias/60_job.csv", "tiresias", "4x4", "fifo-skip", "counted", 190.6833, {"makespan": 3271}),
+        ("muri/muri_trace1_s.csv.gz", "tiresias", "8x8", "fifo", "counted", 10_313_080.6720, {}),
+        ("muri/trace1.csv.gz", "muri", "8x8", "fifo-skip", "counted", 5_488_127.6546, {}),
+        (
+            "helios/helios_venus_2vc_sept_helios_form.csv.gz", "helios", "20x8", "fifo", "consolidate", 18_497.0110,
+            {"queueing": 13_891.1205, "last_completion": 2_590_097, "makespan": 2_584_262},
+        ),
+        (
+            "helios/helios_venus_2vc_sept_helios_form.csv.gz", "helios", "20x8", "sjf", "consolidate", 5302.6798,
+            {"queueing": 696.7893},
+        ),
+    ],
+)  # fmt: skip
+def test_published_results_to_the_last_digit(file, format, nodes, order, placement, jct, more):
+    jobs = trace.load(TRACES / file, format, {"vc": "vcvGl"} if format == "helios" else {})
+    found = summary(simulate(jobs, Cluster.parse(nodes), order, placement))
+    assert round(found["jct"]["mean"], 4) == jct
+    for name, value in more.items():
+        got = found[name]["mean"] if isinstance(found[name], dict) else found[name]
+        assert round(got, 4) == value
+    assert not found["unschedulable"] and found["completed"] == len(jobs)
+
+
+@with_traces
+@pytest.mark.parametrize(
+    ("file", "format", "count", "dropped"),
+    [
+        ("philly/sia_pollux_philly.csv.gz", "philly", 82_247, {}),
+        ("philly/chronus_trace_job_Philly_MIX1.csv.gz", "tiresias", 30_756, {"no GPU": 184}),
+        ("swf/workload.swf", "swf", 25, {}),
+        ("muri/trace2.csv.gz", "muri", 5755, {}),
+    ],
+)
+def test_real_traces_are_read(file, format, count, dropped):
+    jobs = trace.load(TRACES / file, format)
+    assert len(jobs) == count and jobs.dropped == dropped
+    assert (np.diff(jobs.submit) >= 0).all()
+
+
+# ---- queueing theory -------------------------------------------------------------------------------------------------
+
+
+def test_a_queue_of_one_server_waits_as_long_as_theory_says():
+    """M/M/1 at 70 % load: the mean time in the system is 1 / (1 - 0.7) service times."""
+    g = np.random.default_rng(0)
+    n = 400_000
+    jobs = Jobs(submit=np.cumsum(g.exponential(1 / 0.7, n)), duration=g.exponential(1.0, n), gpus=np.ones(n, int))
+    found = summary(simulate(jobs, Cluster.parse("1x1"), "fifo", "counted"))
+    assert found["jct"]["mean"] == pytest.approx(1 / 0.3, rel=0.03)
+    assert found["utilisation"] == pytest.approx(0.7, rel=0.01)
+
+
+def agrees(values, want: float) -> bool:
+    """Whether the mean is what theory says, within four standard errors, which means of 40 batches tell; and within 5 %."""
+    batches = values[: len(values) // 40 * 40].reshape(40, -1).mean(axis=1)
+    error = batches.std(ddof=1) / np.sqrt(40)
+    return abs(batches.mean() - want) < 4 * error < 0.2 * want and abs(batches.mean() / want - 1) < 0.05
+
+
+def test_a_queue_of_many_servers_waits_as_long_as_theory_says():
+    """M/M/8 at 75 % load, two nodes of 4: Erlang's C formula."""
+    servers, load, n = 8, 0.75, 800_000
+    g = np.random.default_rng(2)
+    offered = servers * load
+    jobs = Jobs(np.cumsum(g.exponential(1 / offered, n)), g.exponential(1.0, n), np.ones(n, int))
+    terms = np.cumprod(np.concatenate(([1.0], offered / np.arange(1, servers + 1))))
+    waits = terms[-1] / (1 - load)
+    want = waits / (terms[:-1].sum() + waits) / (servers - offered)
+    assert agrees(simulate(jobs, Cluster.parse("2x4"), "fifo", "first").queueing, want)
+
+
+@pytest.mark.parametrize("cv2", [0.0, 4.0])
+def test_any_durations_wait_as_long_as_theory_says(cv2):
+    """M/G/1 at 70 % load, Pollaczek and Khinchine: ρ / (1 − ρ) × (1 + cv²) / 2. Constant durations, and a mix of two
+    exponentials with equal shares of the work."""
+    g, n = np.random.default_rng(3), 500_000
+    share = (1 - np.sqrt((cv2 - 1) / (cv2 + 1))) / 2 if cv2 else 0.0
+    long = g.random(n) < share
+    mean = np.where(long, 1 / (2 * share), 1 / (2 * (1 - share))) if cv2 else np.ones(n)
+    jobs = Jobs(np.cumsum(g.exponential(1 / 0.7, n)), mean * g.exponential(1.0, n) if cv2 else mean, np.ones(n, int))
+    assert agrees(simulate(jobs, Cluster.parse("1x1"), "fifo").queueing, 0.7 / 0.3 * (1 + cv2) / 2)
+
+
+def test_a_generated_trace_has_the_load_and_sizes_that_were_asked_for():
+    cluster = Cluster.parse("100x8")
+    jobs = generate(200_000, cluster, load=0.8, median_s=60, sigma=1, sizes={1: 3, 8: 1}, seed=3)
+    assert jobs.generated and summary(simulate(jobs.take(np.arange(10)), cluster))["generated"]
+    assert (jobs.gpus == 8).mean() == pytest.approx(0.25, abs=0.01)
+    assert np.median(jobs.duration) == pytest.approx(60, rel=0.02)
+    work, span = (jobs.gpus * jobs.duration).sum(), jobs.submit[-1]
+    assert work / span / cluster.total_gpus == pytest.approx(0.8, rel=0.03)
+    assert generate(9, cluster, seed=1).submit.tolist() == generate(9, cluster, seed=1).submit.tolist()
+    assert generate(9, cluster, seed=1).submit.tolist() != generate(9, cluster, seed=2).submit.tolist()
+    for wrong in ({"load": 0}, {"median_s": -1}, {"sigma": -1}, {"sizes": {}}, {"sizes": {0: 1}}):
+        with pytest.raises(ValueError, match="generate: "):
+            generate(9, cluster, **wrong)
