@@ -181,6 +181,27 @@ def test_a_column_of_times_is_dates_or_seconds(write, cells, words):
         trace.load(write("t", "submit,duration,gpus\n" + "\n".join(f"{cell},5,1" for cell in cells)), "csv")
 
 
+def test_start_and_end_stand_for_a_duration(write, tmp_path):
+    """A row that has not ended is left out; where there is a duration nobody looks at the others."""
+    text = "submit,start,finish,gpus\n2024-03-01,2024-03-01 00:01,2024-03-01 00:03,1\n2024-03-01,2024-03-01 00:01,,1\n"
+    jobs = trace.load(write("t", text), "csv", columns={"end": "finish"})
+    assert jobs.duration.tolist() == [120] and jobs.dropped == {"no submission or duration": 1} and not jobs.warnings
+    jobs = trace.load(write("t", "submit,start,end,duration,gpus\n0,Unknown,Unknown,7,1\n"), "csv")
+    assert jobs.duration.tolist() == [7] and jobs.warnings == ("columns of the trace that are not read: start, end",)
+    for row, words in (
+        ("0,5,3,1", ":2: the duration is -2; expected 0 or more"),
+        ("0,2024-03-01,3,1", "one of start and end is dates, the other seconds; expected both alike"),
+        ("0,soon,3,1", ":2: start is 'soon'; expected a date"),
+    ):
+        with pytest.raises(TraceError, match=re.escape(words)):
+            trace.load(write("t", f"submit,start,end,gpus\n{row}\n"), "csv")
+    with pytest.raises(TraceError, match="column duration is missing"):
+        trace.load(write("t", "submit,start,gpus\n0,1,1\n"), "csv")
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"submit": [0], "start": [4], "end": [9.5], "gpus": [1]}), tmp_path / "p")
+    assert trace.load(tmp_path / "p", "parquet").duration.tolist() == [5.5]
+
+
 def test_dates_in_parquet(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from weft.cluster.columns import Columns, nearest, read
+from weft.cluster.file import TraceError
 from weft.cluster.model import FLOATS, USUAL, Jobs
 from weft.cluster.trace import Format, accepted, jobs_of, names, since_first
 from weft.definition import UnknownName
@@ -16,7 +17,8 @@ from weft.definition import UnknownName
 NEEDED = ("submit", "duration", "gpus")
 WORDS = ("id", "tenant", "types")
 OPTIONAL = (*(name for name in (*USUAL, "estimate") if name not in WORDS), *WORDS)
-MOMENTS = ("submit",)  # seconds, or dates
+MOMENTS = ("submit", "start", "end")  # seconds, or dates
+INSTEAD = {"duration": ("start", "end")}
 NUMBERS = (*NEEDED, *(name for name in OPTIONAL if name not in WORDS))
 # Column → its unit, and between which bounds the largest request of a trace would lie.
 UNITS = {
@@ -30,11 +32,11 @@ UNITS = {
 def load(path: Path, columns: Mapping[str, str] | None = None) -> Jobs:
     """``tenant`` and ``id`` are words, ``types`` the accelerator types that the job accepts, separated by ``|``.
 
-    ``submit`` is seconds or a date, which becomes seconds since the first. Units as in ``Jobs``: seconds, thousandths of GPUs
-    and cores, GB of GPU memory, MiB of memory. Where the largest request is
-    such that another unit must be meant, and where a column is not read, ``jobs.warnings`` says so. An empty cell of a column
-    that may be missing gets what is usual, as the whole column does where it is missing. A job without a GPU is left out
-    unless it asks cores.
+    ``submit`` is seconds, or dates that become seconds since the first. In place of ``duration`` may be ``start`` and ``end``,
+    likewise. Units as in ``Jobs``: seconds, thousandths of GPUs and cores, GB of GPU memory, MiB of memory. Where the largest
+    request is such that another unit must be meant, and where a column is not read, ``jobs.warnings`` says so. An empty cell of
+    a column that may be missing gets what is usual, as the whole column does where it is missing. A job without a GPU is left
+    out unless it asks cores.
 
     Args:
         columns: weft's name → the file's: ``{"gpus": "gpu_num"}``.
@@ -43,14 +45,14 @@ def load(path: Path, columns: Mapping[str, str] | None = None) -> Jobs:
         UnknownName: ``columns`` names one that weft does not have.
     """
     called = known(columns)
-    table = read(path, NUMBERS, WORDS, optional=OPTIONAL, called=called, moments=MOMENTS)
+    table = read(path, NUMBERS, WORDS, optional=OPTIONAL, called=called, moments=MOMENTS, instead=INSTEAD)
     return jobs_from(table, unread(table, called))
 
 
 def known(columns: Mapping[str, str] | None) -> Mapping[str, str]:
     for name in columns or {}:
-        if name not in (*NUMBERS, *WORDS):
-            raise UnknownName("column", name, (*NUMBERS, *WORDS))
+        if name not in (*NUMBERS, *MOMENTS, *WORDS):
+            raise UnknownName("column", name, (*NUMBERS, *MOMENTS[1:], *WORDS))
     return columns or {}
 
 
@@ -79,8 +81,13 @@ def doubtful(jobs: Jobs) -> list[str]:
 def jobs_from(table: Columns, warnings: Iterable[str] = ()) -> Jobs:
     """The jobs of a table under weft's own names."""
     more: dict[str, Any] = {}
-    for name in table.dates:
-        table.numbers[name] = since_first(table.numbers[name])
+    if "submit" in table.dates:
+        table.numbers["submit"] = since_first(table.numbers["submit"])
+    if "duration" not in table.numbers:
+        start, end = (table.numbers.pop(name) for name in INSTEAD["duration"])
+        if ("start" in table.dates) != ("end" in table.dates):
+            raise TraceError(f"{table.path}: one of start and end is dates, the other seconds; expected both alike")
+        table.numbers["duration"] = end - start
     for name, column in table.numbers.items():
         if name in NEEDED:
             continue

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.cluster.columns import Columns, present
+from weft.cluster.columns import Columns, chosen, present
 from weft.cluster.file import TraceError, bytes_of
 from weft.cluster.model import Jobs
 from weft.cluster.trace import Format
@@ -36,7 +36,8 @@ def load(path: Path, columns: Mapping[str, str] | None = None) -> Jobs:
         file = parquet.ParquetFile(io.BytesIO(bytes_of(path)))
     except pyarrow.ArrowException as error:
         raise TraceError(f"{path}: no Parquet file: {error}") from None
-    places = present(path, file.schema_arrow.names, (*csv.NUMBERS, *csv.WORDS), csv.OPTIONAL, called)
+    wanted = chosen(file.schema_arrow.names, csv.NUMBERS, csv.INSTEAD, called)
+    places = present(path, file.schema_arrow.names, (*wanted, *csv.WORDS), csv.OPTIONAL, called)
     weft_s = (file.schema_arrow.metadata or {}).get(b"weft", b"")  # what weft writes it knows
     table = file.read(columns=[there for _, there in places])
     numbers, words, dates = {}, {}, list[str]()
