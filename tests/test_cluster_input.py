@@ -128,7 +128,7 @@ def test_simulate_prints_one_object(weft, file):
 
 def test_simulate_prints_a_table(weft, file):
     code, out, _ = weft("simulate", file, "--format", "csv", "--nodes", "1x8", "--where", "tenant=a", "--limit", "1")
-    assert code == 0 and "job completion time" in out and "1 of 1 job ran on 1 node, 1 GPU;" in out
+    assert code == 0 and "job completion time" in out and "1 of 1 job ran on 1 node, 8 GPUs;" in out
 
 
 @pytest.mark.parametrize(
