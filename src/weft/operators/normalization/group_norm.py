@@ -118,8 +118,7 @@ def _autograd(forwards: Plans, backwards: Plans) -> type[torch.autograd.Function
             else:
                 if view_of(dy) is None:  # autograd may bring one of any strides
                     dy = torch.empty_like(x, dtype=dy.dtype).copy_(dy)
-                given = (x, dy) if weight is None else (x, dy, weight)
-                plan = backwards.of(given, groups, weight is not None, summed)
+                plan = backwards.of((x, dy, like), groups, weight is not None, summed)
                 plan(x, dy, x if weight is None else weight, mean, rstd, dx, dweights)
             return dx, None, dweights[0] if wanted[2] else None, dweights[1] if wanted[3] else None, None
 

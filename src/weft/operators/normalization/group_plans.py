@@ -280,9 +280,9 @@ def taken_apart(*call: Any) -> tuple[Tensor, Tensor | None, Tensor | None, int, 
 
 
 def backward_plan(*call: Any) -> BackwardPlan:
-    """Of ``(x, dy, [weight,] groups, weighted, summed)``."""
-    x, dy, *weight, groups, weighted, summed = call
-    return BackwardPlan(x, dy, weight[0] if weighted else None, groups, summed)
+    """Of ``(x, dy, like, groups, weighted, summed)``: like is the weight if ``weighted``, else of dweights' dtype."""
+    x, dy, like, groups, weighted, summed = call
+    return BackwardPlan(x, dy, like if weighted else None, groups, summed)
 
 
 forward_plans = Plans(forward_plan)

@@ -61,12 +61,13 @@ class Reduction:
         self.mean, self.empty, self.wide_in_autocast = mean, empty, wide_in_autocast
         self.forward_plans = Plans(self._forward_plan)
         self.backward_plans = Plans(self._backward_plan)
-        self.public_plans = Plans(lambda x, *how: self.choose(x, *how).plan_for(x, *how))
+        self.public_plans = Plans(lambda x, *how: self.choose(x, *how).plan_for(x, *how, self.dtype(x)))
         self.function = _autograd(self)
 
     # ---- plans -------------------------------------------------------------------------------------------------------
 
-    def _forward_plan(self, x: Tensor, dim: int | None, keepdim: bool, order: float) -> Any:
+    def _forward_plan(self, x: Tensor, dim: int | None, keepdim: bool, order: float, dtype: torch.dtype) -> Any:
+        """Args: dtype: of the result, which the launch is compiled for (under autocast another than x's)."""
         dim = None if dim is None else dim % x.ndim
         view = view_of(x, dim, in_order=self.formula is None)
         if view is None:
@@ -132,7 +133,7 @@ class Reduction:
 
     def run(self, x: Tensor, dim: int | None, keepdim: bool, order: float, dtype: torch.dtype) -> Tensor:
         """The launches alone."""
-        ready = self.forward_plans.of((x,), dim, keepdim, order)
+        ready = self.forward_plans.of((x,), dim, keepdim, order, dtype)
         out = torch.empty(ready.shape, dtype=dtype, device=x.device)
         ready(x, out)
         return out
