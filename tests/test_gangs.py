@@ -28,7 +28,9 @@ MIXED = [NodeGroup(2, 8, "A", 40, cpu=32), NodeGroup(3, 4, "B", 80, cpu=32), Nod
         ({"gpus": [12], "memory": [1]}, [8, 4]),
     ],
 )
-@pytest.mark.parametrize("policy", [("fifo", "best"), ("fifo-conservative", "first"), ("srtf", "topology"), ("fifo", "fgd")])
+@pytest.mark.parametrize(
+    "policy", [("fifo", "best"), ("fifo-conservative", "first"), ("srtf", "topology"), ("fifo", "fgd")]
+)
 def test_a_gang_is_cut_by_the_largest_node_that_it_accepts(asked, pieces, policy):
     jobs = Jobs([0], [1], type_sets=((), ("B",)), **asked)
     cluster = Cluster.of(MIXED)
