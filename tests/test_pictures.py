@@ -285,6 +285,16 @@ def test_write_goes_by_the_suffix(tmp_path):
         write(tmp_path / "b.html", [])
 
 
+@pytest.mark.parametrize("suffix", [".html", ".png"])
+def test_shares_of_gpus_are_not_drawn_as_whole_ones(tmp_path, suffix):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install 'weft[pictures]'")
+    shares = simulate(Jobs([0, 0, 0], [5, 5, 5], [1, 1, 0], milli=[500, 500, 500]), Cluster.parse("1x1"))
+    with pytest.raises(
+        ValueError, match=r"2 of 3 jobs ask shares of GPUs \(milli below 1000\); pictures draw whole GPUs"
+    ):
+        write(tmp_path / f"a{suffix}", [run(9), shares])
+
+
 @pytest.mark.parametrize(("suffix", "magic"), [(".png", b"\x89PNG"), (".svg", b"<?xml")])
 def test_static_overviews(tmp_path, suffix, magic):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install 'weft[pictures]'")

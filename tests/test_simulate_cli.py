@@ -234,6 +234,17 @@ def test_pictures_are_drawn(weft, usual, tmp_path):
     assert weft(*usual, "--pictures", tmp_path / "trace.csv" / "page.html")[0] == 1
 
 
+@pytest.mark.parametrize("verb", [(), ("compare",)])
+def test_pictures_of_shares_are_refused_before_anything_runs(weft, tmp_path, monkeypatch, verb):
+    (tmp_path / "t.csv").write_text("submit,duration,gpus,milli\n0,9,1,500\n0,9,1,500\n0,9,1,1000\n")
+    for engine in ("weft.cluster.simulate", "weft.cluster.compare"):
+        monkeypatch.setattr(engine, lambda *a, **k: pytest.fail("it simulated"))
+    words = tmp_path / "t.csv", "--format", "csv", "--nodes", "1x8", "--pictures", tmp_path / "page.html"
+    code, out, err = weft(*verb, *words)
+    assert (code, out) == (2, "") and "2 of 3 jobs ask shares of GPUs (milli below 1000)" in " ".join(err.split())
+    assert not (tmp_path / "page.html").exists()
+
+
 # ---- a terminal, and Ctrl-C ------------------------------------------------------------------------------------------
 
 
