@@ -169,6 +169,7 @@ def test_help_names_every_plug_in(weft):
         flat = " ".join(out.replace("│", " ").split())
         assert code == 0 and all(name in flat for name in (*trace.formats(), *ORDERS, *PLACEMENTS))
         assert "PLUGINS" not in flat and not any(word in flat for word in ("FORMATS", "ORDERS", "METRICS"))
+    assert "jct .mean .p50" in flat and "fairness.finish_time .mean .p99 .above_1" in flat
     assert "--policy" in flat and "weft simulate compare" in weft("--help")[1]
 
 

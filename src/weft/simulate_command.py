@@ -65,8 +65,9 @@ def simulate(
 ) -> None:
     """Run the jobs of a trace through a cluster: how long they take and wait, how full it is, and why.
 
-    `weft simulate compare PATH` runs several policies side by side. Exit status 1 when no job could run or a disk failed, 2 for
-    a mistake, 130 after Ctrl-C.
+    `weft simulate compare PATH` runs several policies side by side.
+
+    Exit status 1 when no job could run or a disk failed, 2 for a mistake, 130 after Ctrl-C.
     """
     with cluster_extra():
         from weft.cluster import metrics, terminal

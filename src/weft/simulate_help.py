@@ -51,7 +51,13 @@ def _placements() -> str:
 def _metrics() -> str:
     from weft.cluster.compare import METRICS
 
-    return ", ".join(METRICS)
+    ends: dict[
+        str, list[str]
+    ] = {}  # by stem: a whole name is longer than the column of a narrow terminal, and would be cut
+    for name in METRICS:
+        stem, dot, end = name.rpartition(".")
+        ends.setdefault(stem or name, []).extend([dot + end] if stem else [])
+    return ", ".join(" ".join([stem, *of]) for stem, of in ends.items())
 
 
 PLUGINS = {
