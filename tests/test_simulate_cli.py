@@ -75,6 +75,13 @@ def test_how_local_gangs_were_is_printed(weft, tmp_path):
     assert "gang" not in weft(tmp_path / "t.csv", "--format", "csv", "--nodes", "1x32")[1]
 
 
+def test_a_gang_that_was_stopped_is_not_told_as_two(weft, tmp_path):
+    (tmp_path / "t.csv").write_text("submit,duration,gpus,priority\n0,100,16,0\n10,20,1,1\n")
+    words = tmp_path / "t.csv", "--format", "csv", "--nodes", "2x8", "--order", "priority-preemptive"
+    out = weft(*words)[1]
+    assert "jobs were stopped 1 time;" in out and "2 starts of gangs over several nodes: 100.0% in one rack" in out
+
+
 def test_what_is_missing_is_named(weft, file):
     code, out, err = weft(file.parent / "trase.csv", "--format", "csv", "--nodes", "1x8")
     assert (code, out) == (2, "") and f"there is no file {file.parent / 'trase.csv'}; did you mean 'trace.csv'?" in err

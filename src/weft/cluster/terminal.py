@@ -71,7 +71,8 @@ def show(out: Console, found: dict[str, Any]) -> None:
     near = found["locality"]
     if near["gangs"]:
         parts = [f"{_share(near[name])} {where}" for name, where in NEAR.items() if near[name]]
-        _say(out, f"{count(near['gangs'], 'gang')} over several nodes: {', '.join(parts)}")
+        gangs = count(near["gangs"], "start") + " of gangs" if found["preemptions"] else count(near["gangs"], "gang")
+        _say(out, f"{gangs} over several nodes: {', '.join(parts)}")
     if len(found["by_size"]) > 1:
         _groups(out, "by size", found["by_size"])
     if len(found["by_tenant"]) > 1:
