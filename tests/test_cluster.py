@@ -78,6 +78,10 @@ def test_a_step_goes_to_the_next_moment():
         (lambda s: s.add_job("x", 1, duration=-1), "duration of job 'x' (row 0) is -1.0"),
         (lambda s: s.run().add_job("x", 1, submit=2), "submitted at 2 s, and it is 9 s already"),
         (lambda s: Simulator(placement="bset"), "unknown placement 'bset'; did you mean 'best'?"),
+        (
+            lambda s: Simulator(placement="./mine.py"),
+            "placement './mine.py': what Numba compiles into the engine must lie in",
+        ),
         (lambda s: Simulator(order="ffio-skip"), "unknown order 'ffio-skip'; did you mean 'fifo-skip'?"),
         (lambda s: Simulator(ties="lowst"), "unknown rule for ties 'lowst'; did you mean 'lowest'?"),
     ],

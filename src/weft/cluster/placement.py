@@ -58,9 +58,15 @@ def find(name: str) -> Placement:
 
     Raises:
         UnknownName: there is none.
+        ValueError: the path of a file.
     """
     from weft.cluster.placements import PLACEMENTS
 
+    if name.endswith(".py"):
+        raise ValueError(
+            f"placement '{name}': what Numba compiles into the engine must lie in weft/cluster/placements, and goes by the "
+            "name of its PLACEMENT; only an order may be a file elsewhere"
+        )
     if name not in PLACEMENTS:
         raise UnknownName("placement", name, PLACEMENTS)
     return PLACEMENTS[name]
