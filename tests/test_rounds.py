@@ -37,6 +37,12 @@ def random_jobs(seed: int, many: int) -> Jobs:
     return Jobs(np.sort(g.uniform(0, 60, many)), g.uniform(0, 50, many), gpus)
 
 
+def test_an_order_whose_file_is_missing_is_told_the_nearest(tmp_path):
+    (tmp_path / "mine.py").touch()
+    with pytest.raises(FileNotFoundError, match=r"order: there is no file .*min\.py; did you mean 'mine\.py'\?"):
+        simulate(random_jobs(0, 3), Cluster.parse("1x8"), str(tmp_path / "min.py"))
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_least_time_left_first_equals_the_compiled_order(policy, seed):
     jobs, cluster = random_jobs(seed, 40), Cluster.parse("2x8")

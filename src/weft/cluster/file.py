@@ -27,7 +27,7 @@ def bytes_of(path: Path) -> bytes:
     try:
         raw = path.read_bytes()
     except FileNotFoundError:
-        raise FileNotFoundError(_missing(path)) from None
+        raise FileNotFoundError(missing(path)) from None
     except IsADirectoryError:
         raise TraceError(f"{path} is a folder; expected a file") from None
     try:
@@ -46,7 +46,8 @@ def bytes_of(path: Path) -> bytes:
     raise TraceError(f"{path}: an archive of {len(members)} files ({names}); expected one: unpack it first")
 
 
-def _missing(path: Path) -> str:
+def missing(path: Path) -> str:
+    """What to say of a file that is not there: the nearest name in its folder."""
     if not path.parent.is_dir():
         return f"there is no file {path}, nor a folder {path.parent}"
     near = difflib.get_close_matches(path.name, sorted(other.name for other in path.parent.iterdir()), n=1)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.cluster.file import missing
 from weft.cluster.model import Jobs
 from weft.definition import UnknownName
 
@@ -181,6 +182,8 @@ def find(name: str) -> tuple[Order, str]:
 @functools.cache
 def of_file(path: Path) -> Order:
     """The ``ORDER`` of a file; read once."""
+    if not path.is_file():
+        raise FileNotFoundError(f"order: {missing(path)}")
     spec = importlib.util.spec_from_file_location(f"weft_order_{path.stem}", path)
     assert spec and spec.loader  # of every name that ends in .py
     module = importlib.util.module_from_spec(spec)

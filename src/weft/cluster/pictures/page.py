@@ -130,15 +130,16 @@ def _tiles(result: Result) -> list[dict[str, str]]:
 
     found = summary(result)
     begin, last = pieces.span(result)[0], float(np.nanmax(result.stretches.begin, initial=-np.inf))
-    busy, until = found["utilisation"], "the last completion"
+    name, busy, until = "Utilisation", found["utilisation"], "the last completion"
     if last > begin and found["gpus"]:  # a long tail of completions says little about a policy
         held = series.binned(series.allocated(pieces.of(result)), begin, last, points=1).overall
-        busy, until = held / found["gpus"], f"the last start; {percent(busy)} until the last completion"
+        name, until = "GPUs allocated", f"the last start; utilisation {percent(busy)} until the last completion"
+        busy = held / found["gpus"]
     tone = "" if found["completed"] == found["jobs"] else "bad"
     return [
         _tile("Job completion time", clock.told(found["jct"]["mean"]), f"mean; p99 {clock.told(found['jct']['p99'])}"),
         _tile("Wait", clock.told(found["queueing"]["mean"]), f"mean; p99 {clock.told(found['queueing']['p99'])}"),
-        _tile("Utilisation", percent(busy), f"of {count(found['gpus'], 'GPU')} until {until}"),
+        _tile(name, percent(busy), f"of {count(found['gpus'], 'GPU')} until {until}"),
         _tile("Jobs", f"{found['completed']:,}", f"ran, of {found['jobs']:,}", tone),
     ]
 
