@@ -87,6 +87,18 @@ def test_a_job_that_can_never_run_is_told_and_the_others_run():
     assert result.start[0] == 0 and np.isnan(result.start[1:]).all()
 
 
+@pytest.mark.parametrize("policy", [("fifo", "best"), ("fifo", "counted"), ("time-slices", "best")])
+def test_a_cluster_without_nodes_is_refused(policy):
+    with pytest.raises(ValueError, match="the cluster has no nodes; expected at least one"):
+        simulate(Jobs([0], [1], [1]), Cluster.of([]), *policy)
+
+
+def test_cores_of_pods_without_gpus_are_told_of_each():
+    jobs = Jobs([0], [1], [0], pods=[4], cpu=[64_000])
+    why = simulate(jobs, Cluster.of([NodeGroup(1, cpu=32)])).unschedulable[0]
+    assert why == "it comes in 4 pods of 0 GPUs, and all of them do not fit at once even when nothing else runs"
+
+
 def test_of_nodes_that_lack_as_much_one_of_the_right_type_is_nearer():
     cluster = Cluster.of([NodeGroup(1, 8, "H100", 80), NodeGroup(1, 8, "A100", 40)])
     jobs = Jobs(submit=[0], duration=[1], gpus=[1], gpu_memory=[70], types=[1], type_sets=((), ("A100",)))

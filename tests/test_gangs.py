@@ -40,6 +40,17 @@ def test_a_gang_is_cut_by_the_largest_node_that_it_accepts(asked, pieces, policy
     assert fast.end.tolist() == [1] and sorted(pieces_of(fast).gpus, reverse=True) == pieces
 
 
+@pytest.mark.parametrize("order", ["fifo", "fifo-conservative"])
+def test_cores_and_memory_are_divided_in_whole_numbers(order):
+    """9 / 14 of 42 cores as a quotient are a thousandth more than the 27 that a node has."""
+    jobs = Jobs([0, 1], [1, 1], [14, 14], cpu=[42_000] * 2, memory=[14 * 1024] * 2, pods=[0, 7])
+    cluster = Cluster.of([NodeGroup(2, 9, cpu=27, memory_gb=9)])
+    fast, plain = (run(jobs, cluster, order, "best") for run in (simulate, reference.simulate))
+    check_equal(fast, plain)
+    check_schedule(fast)
+    assert fast.end.tolist() == [1, 2] and pieces_of(fast).gpus[:2].tolist() == [9, 5]
+
+
 def test_what_a_gang_lacks_is_told_of_the_nodes_that_it_accepts():
     """The last job would come in parts of 2 and 1, were it not that both fit a node of 8 together: parts never share one."""
     asked = {"types": [1, 1, 1, 0], "cpu": [0, 0, 300_000, 99_000]}

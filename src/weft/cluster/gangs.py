@@ -58,8 +58,9 @@ def _holds(kind: tuple[Any, ...], asked: tuple[int, int, int], *parts: int) -> b
 
 
 def share(amount: int, of: int, gpus: int) -> int:
-    """What a piece gets with ``of`` of a job's GPUs: so much of its cores or memory, rounded up."""
-    return -int(-amount * (of / gpus) // 1)
+    """What a piece gets with ``of`` of a job's GPUs: so much of its cores or memory, rounded up. In whole numbers: 9 / 14 of 42
+    cores as a quotient were a thousandth more than 27."""
+    return -(-amount * of // gpus)
 
 
 def _unique(columns: list[NDArray[Any]], count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

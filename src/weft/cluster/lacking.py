@@ -20,8 +20,8 @@ def closest(jobs: Jobs, j: int, cluster: Cluster, in_one_rack: bool = False) -> 
     each = gpus // pods if pods else min(gpus, largest) if whole else gpus
     wanted = jobs.type_sets[int(jobs.types[j])]
     gpu_memory, cpu, memory = float(jobs.gpu_memory[j]), int(jobs.cpu[j]), int(jobs.memory[j])
-    if gpus:
-        cpu, memory = gangs.share(cpu, each, gpus), gangs.share(memory, each, gpus)
+    if part := (1, pods) if pods else (each, gpus) if gpus else ():
+        cpu, memory = gangs.share(cpu, *part), gangs.share(memory, *part)
     best: tuple[tuple[int, bool], list[str], str] | None = None
     able = 0
     for n, name in enumerate(cluster.names):
@@ -76,13 +76,13 @@ def _closest_rack(jobs: Jobs, j: int, cluster: Cluster) -> str:
 def _takes(jobs: Jobs, j: int, cluster: Cluster, gpus: int) -> NDArray[np.int64]:
     """How many pieces of a job, each of so many of its GPUs, every empty node takes, [N]."""
     wanted, pods = jobs.type_sets[int(jobs.types[j])], int(jobs.pods[j])
-    share = 1 / pods if pods else gpus / int(jobs.gpus[j])
+    part, parts = (1, pods) if pods else (gpus, int(jobs.gpus[j]))
     most = np.full(len(cluster), np.iinfo(np.int64).max)
     if gpus:
         most = cluster.gpus * (WHOLE // int(jobs.milli[j])) // gpus
-    for asked, has in ((jobs.cpu[j], cluster.cpu), (jobs.memory[j], cluster.memory)):
+    for asked, has in ((int(jobs.cpu[j]), cluster.cpu), (int(jobs.memory[j]), cluster.memory)):
         if asked:
-            most = np.where(has < 0, most, np.minimum(most, has // max(-int(-asked * share // 1), 1)))
+            most = np.where(has < 0, most, np.minimum(most, has // gangs.share(asked, part, parts)))
     allowed = np.array([not wanted or kind in wanted for kind in cluster.types])[cluster.gpu_type]
     allowed &= (cluster.gpu_memory < 0) | (cluster.gpu_memory >= jobs.gpu_memory[j])
     return np.where(allowed, most, 0)

@@ -116,24 +116,24 @@ class Nodes:
         accepted = row.type_sets[int(row.types[0])]
         types = sum(1 << i for i, name in enumerate(self.types) if not accepted or name in accepted)
 
-        def piece(g: int, part: float) -> Piece:
-            cpu, memory = (-int(-amount * part // 1) for amount in (row.cpu[0], row.memory[0]))
+        def piece(g: int, part: int, parts: int) -> Piece:
+            cpu, memory = (-(-int(amount) * part // parts) for amount in (row.cpu[0], row.memory[0]))
             apart = pods > 1 and g > 1 and bool(row.milli[0] < WHOLE)
             return Piece(g, int(row.milli[0]), float(row.gpu_memory[0]), cpu, memory, types, apart)
 
         if pods:
-            return [piece(gpus // pods, 1 / pods)] * pods
+            return [piece(gpus // pods, 1, pods)] * pods
         if gpus == 0 or row.milli[0] < WHOLE:
-            return [piece(gpus, 1.0)]
+            return [piece(gpus, 1, 1)]
         empty = [dataclasses.replace(node) for node in self.nodes if node.gpus]
-        able = [n.gpus for n in empty if n.fits(piece(min(n.gpus, gpus), min(n.gpus, gpus) / gpus))]
+        able = [n.gpus for n in empty if n.fits(piece(min(n.gpus, gpus), min(n.gpus, gpus), gpus))]
         largest = max(able, default=gpus)
         whole, rest = divmod(gpus, largest)
-        pieces = [piece(largest, largest / gpus)] * whole + [piece(rest, rest / gpus)] * bool(rest)
+        pieces = [piece(largest, largest, gpus)] * whole + [piece(rest, rest, gpus)] * bool(rest)
         if len(pieces) > 1:
             total = {name: getattr(pieces[0], name) + getattr(pieces[-1], name) for name in ("gpus", "cpu", "memory")}
             if any(node.fits(dataclasses.replace(pieces[0], **total)) for node in empty):
-                return [piece(gpus, 1.0)]  # two would share a node: as one, it fits nowhere
+                return [piece(gpus, 1, 1)]  # two would share a node: as one, it fits nowhere
         return pieces
 
     def enough_nodes(self, pieces: list[Piece]) -> bool:

@@ -61,12 +61,14 @@ def simulate(
         on_progress: told jobs completed and jobs altogether, now and then.
 
     Raises:
-        ValueError: an unknown order, placement or rule for ties; what cannot be simulated together.
+        ValueError: an unknown order, placement or rule for ties; what cannot be simulated together; no nodes.
     """
     from weft.cluster import reference, rounds
     from weft.cluster.engine import preemptive, prepare, run, standing, tenants
     from weft.cluster.engine.kinds import classify
 
+    if not len(cluster):
+        raise ValueError("the cluster has no nodes; expected at least one")
     ordering, mode = find_order(order)
     placing = find_placement(placement)
     ties = tie_rules.check(ties or placing.ties)

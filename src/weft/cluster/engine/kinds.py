@@ -59,21 +59,19 @@ def classify(jobs: Jobs, cluster: Cluster) -> tuple[NDArray[np.int64], NDArray[A
         mask = _mask(jobs.type_sets[types], cluster.types)
         alike = (milli, mask, gpu_memory, pods > 1 and gpus > pods and milli < WHOLE)
 
-        def kind(g: int, part: float, same: tuple[Any, ...] = alike, of: Any = (cpu, memory)) -> int:
-            return kinds.setdefault((g, *same, *(-int(-amount * part // 1) for amount in of)), len(kinds))
+        def kind(g: int, part: int, parts: int, same: tuple[Any, ...] = alike, of: Any = (cpu, memory)) -> int:
+            return kinds.setdefault((g, *same, *(gangs.share(amount, part, parts) for amount in of)), len(kinds))
 
         if pods:
-            rows.append((kind(gpus // pods, 1 / pods), pods, -1, True, gpus * milli))
+            rows.append((kind(gpus // pods, 1, pods), pods, -1, True, gpus * milli))
         elif gpus <= largest or not largest or milli < WHOLE:
-            rows.append((kind(gpus, 1.0), 1, -1, False, gpus * milli))
+            rows.append((kind(gpus, 1, 1), 1, -1, False, gpus * milli))
         else:
             whole, rest = divmod(gpus, largest)
             rows.append(
-                (kind(largest, largest / gpus), whole, kind(rest, rest / gpus) if rest else -1, False, gpus * milli)
+                (kind(largest, largest, gpus), whole, kind(rest, rest, gpus) if rest else -1, False, gpus * milli)
             )
-        each = kind(
-            *((gpus // pods, 0.0) if pods else (min(gpus, largest) if largest and milli == WHOLE else gpus, 0.0))
-        )
+        each = kind(gpus // pods if pods else min(gpus, largest) if largest and milli == WHOLE else gpus, 0, 1)
         where.append(
             (groups.setdefault((mask, 0.0), len(groups)), groups.setdefault((mask, gpu_memory), len(groups)), each)
         )
