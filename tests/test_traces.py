@@ -181,6 +181,33 @@ def test_a_column_of_times_is_dates_or_seconds(write, cells, words):
         trace.load(write("t", "submit,duration,gpus\n" + "\n".join(f"{cell},5,1" for cell in cells)), "csv")
 
 
+def test_a_quote_that_is_not_closed_swallows_no_jobs(write):
+    text = 'submit,duration,gpus,id\n0,5,1,"a ""b"", c"\n1,5,1,"d\n2,5,1,e\n'
+    with pytest.raises(trace.TraceError, match=r"t:3: unexpected end of data; expected cells, where quoted from"):
+        trace.load(write("t", text), "csv")
+    jobs = trace.load(write("closed", text.replace('"d', '"d"')), "csv")
+    assert list(jobs.id) == ['a "b", c', "d", "e"]
+
+
+def test_a_time_may_be_unknown_before_the_first_that_is_not(write):
+    rows = [f"{submit},None,NULL,1\n{submit},5,9,1\n" for submit in ("NULL", "None")]
+    jobs = trace.load(write("t", "submit,start,end,gpus\n" + rows[0] + rows[1] + "3,5,9,1\n"), "csv")
+    assert jobs.submit.tolist() == [3] and jobs.dropped == {"no submission or duration": 4}
+
+
+def test_columns_that_are_not_read_are_told_briefly(write):
+    names = ["submit", "duration", "gpus", "", *(f"more{k}" for k in range(99))]
+    jobs = trace.load(write("t", f"{','.join(names)}\n{','.join('1' * len(names))}\n"), "csv")
+    (told,) = jobs.warnings
+    assert told.startswith("columns of the trace that are not read: one without a name, more0, more1, ")
+    assert told.endswith("more28, and 70 more")
+
+
+def test_a_duration_that_is_called_otherwise_is_not_start_and_end(write):
+    with pytest.raises(trace.TraceError, match=r"column took \(for duration\) is missing"):
+        trace.load(write("t", "submit,start,end,gpus\n0,0,5,1\n"), "csv", columns={"duration": "took"})
+
+
 def test_start_and_end_stand_for_a_duration(write, tmp_path):
     """A row that has not ended is left out; where there is a duration nobody looks at the others."""
     text = "submit,start,finish,gpus\n2024-03-01,2024-03-01 00:01,2024-03-01 00:03,1\n2024-03-01,2024-03-01 00:01,,1\n"
@@ -190,6 +217,7 @@ def test_start_and_end_stand_for_a_duration(write, tmp_path):
     assert jobs.duration.tolist() == [7] and jobs.warnings == ("columns of the trace that are not read: start, end",)
     for row, words in (
         ("0,5,3,1", ":2: the duration is -2; expected 0 or more"),
+        ("0,inf,inf,1", ":2: start is inf; expected seconds or a date"),
         ("0,2024-03-01,3,1", "one of start and end is dates, the other seconds; expected both alike"),
         ("0,soon,3,1", ":2: start is 'soon'; expected a date"),
     ):

@@ -18,6 +18,7 @@ NEEDED = ("submit", "duration", "gpus")
 WORDS = ("id", "tenant", "types")
 OPTIONAL = (*(name for name in (*USUAL, "estimate") if name not in WORDS), *WORDS)
 MOMENTS = ("submit", "start", "end")  # seconds, or dates
+MOST_TOLD = 30  # columns that are not read
 INSTEAD = {"duration": ("start", "end")}
 NUMBERS = (*NEEDED, *(name for name in OPTIONAL if name not in WORDS))
 # Column → its unit, and between which bounds the largest request of a trace would lie.
@@ -64,8 +65,9 @@ def unread(table: Columns, called: Mapping[str, str]) -> list[str]:
     for name in dict.fromkeys(table.names):
         if name not in read:
             near = nearest(name, open)
-            told.append(f"{name} (did you mean '{near}'?)" if near else name)
-    return [f"columns of the trace that are not read: {', '.join(told)}"] if told else []
+            told.append(f"{name} (did you mean '{near}'?)" if near else name or "one without a name")
+    more = [f"and {len(told) - MOST_TOLD:,} more"] if len(told) > MOST_TOLD else []
+    return [f"columns of the trace that are not read: {', '.join(told[:MOST_TOLD] + more)}"] if told else []
 
 
 def doubtful(jobs: Jobs) -> list[str]:
@@ -84,6 +86,9 @@ def jobs_from(table: Columns, warnings: Iterable[str] = ()) -> Jobs:
     if "submit" in table.dates:
         table.numbers["submit"] = since_first(table.numbers["submit"])
     if "duration" not in table.numbers:
+        for name in INSTEAD["duration"]:
+            if len(bad := np.flatnonzero(np.isinf(table.numbers[name]))):
+                raise table.wrong(int(bad[0]), name, "seconds or a date")
         start, end = (table.numbers.pop(name) for name in INSTEAD["duration"])
         if ("start" in table.dates) != ("end" in table.dates):
             raise TraceError(f"{table.path}: one of start and end is dates, the other seconds; expected both alike")
