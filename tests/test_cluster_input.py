@@ -167,3 +167,23 @@ def test_the_simulator_needs_no_pytorch(file):
     )
     done = python("-c", code)
     assert done.returncode == 0 and done.stdout.strip() == "[10.0, 21.0, nan]", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: NodeGroup(1.5), TypeError, "count is 1.5; expected a whole number"),
+        (lambda: NodeGroup(1, 2.5), TypeError, "gpus is 2.5; expected a whole number"),
+        (lambda: NodeGroup(1, gpu_memory_gb=float("nan")), ValueError, "gpu_memory_gb is nan; expected 0 or more"),
+        (lambda: NodeGroup(1, cpu=1e30), ValueError, "expected at most 1,000,000,000"),
+        (lambda: NodeGroup(1, cpu=1e-9), ValueError, "expected 0, or 0.001 or more"),
+        (lambda: Jobs([0.0], [1.0], [1.5]), ValueError, "gpus of row 0 is 1.5; expected a whole number"),
+        (lambda: Jobs([0.0], [1.0], [float("nan")]), ValueError, "gpus of row 0 is nan"),
+        (lambda: Jobs([0.0, 1.0], [1.0, 1.0], [1, 1], id=["a"]), ValueError, "'id' has 1 rows and 'submit' has 2"),
+        (lambda: Jobs([0.0], [1.0], [1], tenant=[3]), ValueError, "tenant of job 0 .* is 3; expected an index below 1"),
+        (lambda: Jobs([[0.0]], [[1.0]], [[1]]), ValueError, "'submit' has 2 dimensions; expected one"),
+    ],
+)
+def test_nodes_and_jobs_from_python_are_checked(make, error, words):
+    with pytest.raises(error, match=words):
+        make()

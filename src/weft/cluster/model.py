@@ -17,6 +17,7 @@ MOST_NODES = 1_000_000
 MOST_PODS = 1_000_000  # of a job, and
 MOST_ASKED = 10_000_000  # GPUs
 MOST_GPUS = 2**31  # of a node; that of counted placement holds the whole cluster
+MOST_UNITS = 10**9  # cores or GB of a node
 LATEST = 1e11  # seconds, 3,000 years; milliseconds since 1970 are more
 MOST_SHARED = 16  # accelerators of a node, where single ones are looked at
 MOST_TYPES = 62  # accelerator types that fit the bit masks of the compiled engine
@@ -54,10 +55,18 @@ class NodeGroup:
     nvlink_domain_nodes: int | None = None
 
     def __post_init__(self) -> None:
+        for what in ("count", "gpus"):
+            if not isinstance(getattr(self, what), (int, np.integer)):
+                raise TypeError(f"node group '{self.name}': {what} is {getattr(self, what)!r}; expected a whole number")
         for what in ("count", "gpus", "gpu_memory_gb", "cpu", "memory_gb"):
-            if getattr(self, what) < 0:
+            if not getattr(self, what) >= 0:  # nor NaN
                 raise ValueError(f"node group '{self.name}': {what} is {getattr(self, what)}; expected 0 or more")
-        for what, most in (("count", MOST_NODES), ("gpus", MOST_GPUS)):
+        for what, least in (("cpu", 1 / 1000), ("memory_gb", 1 / 1024)):
+            given = getattr(self, what)
+            if 0 < given < least / 2:  # would be rounded to 0, which is not known
+                raise ValueError(f"node group '{self.name}': {what} is {given}; expected 0, or {least:.4g} or more")
+        amounts = dict.fromkeys(("gpu_memory_gb", "cpu", "memory_gb"), MOST_UNITS)
+        for what, most in {"count": MOST_NODES, "gpus": MOST_GPUS, **amounts}.items():
             if getattr(self, what) > most:
                 raise ValueError(
                     f"node group '{self.name}': {what} is {getattr(self, what)}; expected at most {most:,}"
@@ -228,11 +237,22 @@ class Jobs:
         count = len(self.submit)
         if not len(self.id):
             self.id = range(count)
+        if len(self.id) != count:
+            raise ValueError(f"jobs: 'id' has {len(self.id)} rows and 'submit' has {count}; expected the same")
         for name in self.columns():
             value = getattr(self, name)
             if value is None:
                 value = self.duration if name == "estimate" else np.full(count, USUAL[name])
-            value = np.ascontiguousarray(value, dtype=np.float64 if name in FLOATS else np.int64)
+            given = np.asarray(value)
+            if given.ndim != 1:
+                raise ValueError(f"jobs: column '{name}' has {given.ndim} dimensions; expected one")
+            if given.dtype.kind == "f" and name not in FLOATS:
+                wrong = np.flatnonzero(~((given == np.floor(given)) & (np.abs(given) < 2**62)))
+                if len(wrong):
+                    raise ValueError(
+                        f"jobs: {name} of row {int(wrong[0])} is {given[wrong[0]]}; expected a whole number"
+                    )
+            value = np.ascontiguousarray(given, dtype=np.float64 if name in FLOATS else np.int64)
             if len(value) != count:
                 raise ValueError(
                     f"jobs: column '{name}' has {len(value)} rows and 'submit' has {count}; expected the same"
@@ -245,6 +265,13 @@ class Jobs:
                 row = int(wrong[0])
                 raise ValueError(
                     f"jobs: {name} of job {self.id[row]!r} (row {row}) is {column[row]}; expected a finite number of 0 or more"
+                )
+        for name, there in (("types", self.type_sets), ("tenant", self.tenants)):
+            column = getattr(self, name)
+            if len(wrong := np.flatnonzero((column < 0) | (column >= len(there)))):
+                row = int(wrong[0])
+                raise ValueError(
+                    f"jobs: {name} of job {self.id[row]!r} (row {row}) is {column[row]}; expected an index below {len(there)}"
                 )
         for name in ("submit", "duration", "estimate"):
             if len(wrong := np.flatnonzero(getattr(self, name) > LATEST)):
