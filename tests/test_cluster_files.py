@@ -143,7 +143,7 @@ def test_published_cluster_files(write):
         ("num_switch,num_node_p_switch,num_gpu_p_node,num_cpu_p_node,mem_p_node\n1,1.5,1,1,1\n", "c:2: num_node_p_switch is"),
         ("num_switch,num_node_p_switch\n1,1\n", "columns num_gpu_p_node, num_cpu_p_node, mem_p_node are missing"),
         (json.dumps({"kind": "List", "items": [node("a", {"cpu": "4"})]}), "node 'a': KeyError: 'memory'"),
-        (json.dumps({"kind": "List", "items": [node("a", {"cpu": "1", "memory": "1"})] * 2}), "c: node 'a' is there already"),
+        (json.dumps({"kind": "List", "items": [node("a", {"cpu": "1", "memory": "1Gi"})] * 2}), "c: node 'a' is there already"),
         ("20x8", "it looks like no cluster file that weft knows; expected one of\n  kubectl: kubectl get nodes -o json"),
         ("", "it looks like no cluster file"),
     ],
