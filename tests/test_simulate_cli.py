@@ -153,7 +153,7 @@ def test_names_are_printed_as_they_are(weft, tmp_path):
     [
         ("1700000000000000000,100,1", "submit of job 0 (row 0) is 1.7e+18; expected seconds, at most 1e+11"),
         ("0,1e300,1", "duration of job 0 (row 0) is 1e+300; expected seconds"),
-        ("0,1," + "1" * 200_000, "line 2: field larger than field limit"),
+        ("0,1," + "1" * 200_000, "t.csv:2: field larger than field limit"),
     ],
 )
 def test_what_is_no_time_or_no_cell_is_refused(weft, tmp_path, row, words):
@@ -240,17 +240,6 @@ def test_pictures_are_drawn(weft, usual, tmp_path):
     code, _, err = weft(*usual, "--pictures", tmp_path / "new" / "page.html")
     assert code == 0 and "drawn" in err and "<html" in (tmp_path / "new" / "page.html").read_text()
     assert weft(*usual, "--pictures", tmp_path / "trace.csv" / "page.html")[0] == 1
-
-
-@pytest.mark.parametrize("verb", [(), ("compare",)])
-def test_pictures_of_shares_are_refused_before_anything_runs(weft, tmp_path, monkeypatch, verb):
-    (tmp_path / "t.csv").write_text("submit,duration,gpus,milli\n0,9,1,500\n0,9,1,500\n0,9,1,1000\n")
-    for engine in ("weft.cluster.simulate", "weft.cluster.compare"):
-        monkeypatch.setattr(engine, lambda *a, **k: pytest.fail("it simulated"))
-    words = tmp_path / "t.csv", "--format", "csv", "--nodes", "1x8", "--pictures", tmp_path / "page.html"
-    code, out, err = weft(*verb, *words)
-    assert (code, out) == (2, "") and "2 of 3 jobs ask shares of GPUs (milli below 1000)" in " ".join(err.split())
-    assert not (tmp_path / "page.html").exists()
 
 
 # ---- a terminal, and Ctrl-C ------------------------------------------------------------------------------------------

@@ -26,7 +26,6 @@ from weft.simulate_options import (
     Trace,
     Weights,
     Where,
-    check_drawn,
     check_picture,
     cluster_extra,
     cluster_of,
@@ -88,8 +87,6 @@ def simulate(
         saving.check(save)
     with _bar(f"reading {path.name}", as_json) as step:
         jobs = jobs_of(path, format, options, where, limit)
-        if pictures:
-            check_drawn(jobs)
         result = run(
             jobs, made, order, placement, ties=ties, seed=seed, restart_s=restart_cost, checkpoint_s=checkpoint_every,
             **tenants, on_progress=lambda *at: step("simulating", *at),
@@ -164,8 +161,6 @@ def compare(
         check_picture(pictures)
     with _bar(f"reading {path.name}", as_json) as step:
         jobs = jobs_of(path, format, options, where, limit)
-        if pictures:
-            check_drawn(jobs)
         step("starting processes", 0, None)
         compared = run(
             jobs,

@@ -6,12 +6,9 @@ import contextlib
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-
-if TYPE_CHECKING:
-    from weft.cluster.model import Jobs
 
 Trace = Annotated[Path, typer.Argument(metavar="PATH", help="a trace, plain or gzip'd")]
 Format = Annotated[str, typer.Option(help="of the trace; one of FORMATS", metavar="NAME")]
@@ -146,13 +143,6 @@ def jobs_of(path: Path, format: str, options: dict[str, Any], where: str, limit:
     if where and not equals:
         raise ValueError(f"--where is '{where}'; expected COLUMN=VALUE, such as vc=vcvGl")
     return trace.load(path, format, {column: value} if where else {}, limit, **options)
-
-
-def check_drawn(jobs: Jobs) -> None:
-    """Raises what drawing them would, before anything is simulated."""
-    from weft.cluster import pictures
-
-    pictures.check_jobs(jobs)
 
 
 def check_picture(path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -17,12 +17,18 @@ TAIL = 0.15  # of the time until the last start
 
 @dataclass(frozen=True)
 class Pieces:
-    """Columns of length P. Pieces without a GPU or of no duration hold nothing and are left out."""
+    """Columns of length P. Pieces without a GPU or of no duration hold nothing and are left out.
+
+    ``milli`` counts thousandths of all its GPUs together: 1000 for each whole one, fewer for shares. ``on`` has a bit for each
+    of the node's GPUs that it is on; 0 where the placement does not choose them.
+    """
 
     job: NDArray[np.int64]
     stretch: NDArray[np.int64]  # of the job, in result.stretches
     node: NDArray[np.int64]
     gpus: NDArray[np.int64]
+    milli: NDArray[np.int64]
+    on: NDArray[np.int64]
     start: NDArray[np.float64]  # seconds
     end: NDArray[np.float64]
 
@@ -31,7 +37,7 @@ class Pieces:
 
     def take(self, rows: NDArray[Any]) -> Pieces:
         """Those rows: indices or a mask."""
-        return Pieces(*(getattr(self, name)[rows] for name in ("job", "stretch", "node", "gpus", "start", "end")))
+        return Pieces(*(getattr(self, column.name)[rows] for column in fields(self)))
 
 
 def of(result: Result) -> Pieces:
@@ -46,7 +52,8 @@ def of(result: Result) -> Pieces:
     whole = np.where(largest > 0, np.minimum(asked - place * largest, largest), asked)
     gpus = np.where(pods > 0, asked // np.maximum(pods, 1), whole)
     node = held.where[: len(job)].astype(np.int64)
-    every = Pieces(job, stretch, node, gpus, held.begin[stretch], held.end[stretch])
+    on = held.on[: len(job)].astype(np.int64) if len(held.on) else np.zeros(len(job), np.int64)
+    every = Pieces(job, stretch, node, gpus, gpus * jobs.milli[job], on, held.begin[stretch], held.end[stretch])
     return every.take((gpus > 0) & (node >= 0) & (every.end > every.start))  # false for NaN
 
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from weft.cluster.pictures.page import check_jobs, page
+from weft.cluster.pictures.page import page
 from weft.cluster.result import Result
 
-__all__ = ["check_jobs", "page", "write"]
+__all__ = ["page", "write"]
 
 
 def write(path: str | Path, results: Sequence[Result]) -> Path:
     """Writes ``.html``, the page, or ``.png`` or ``.svg``, a static overview. Folders on the way are made.
 
     Raises:
-        ValueError: another suffix, no result, or one of jobs that ask shares of GPUs.
+        ValueError: another suffix, or no result.
         ModuleNotFoundError: a static overview without matplotlib (``pip install 'weft[pictures]'``).
     """
     from weft import records

@@ -24,6 +24,7 @@ from bokeh.models.annotations import BoxAnnotation, ColorBar
 from bokeh.transform import factor_cmap, factor_hatch
 from numpy.typing import NDArray
 
+from weft.cluster.model import WHOLE
 from weft.cluster.pictures import clock
 from weft.cluster.pictures.curves import AXIS
 from weft.cluster.pictures.heat import Heat, heat
@@ -84,8 +85,8 @@ def gantt(result: Result, pieces: Pieces, most: int = MOST_EMBEDDED) -> Gantt | 
     stretches, row = np.unique(pieces.stretch[piece], return_inverse=True)
     trace, held = result.jobs, result.stretches
     jobs, since = held.job[stretches], _waits_since(result)[stretches]
-    lane = offset[pieces.node[piece]] + first
-    (block, shown), start, stop = first_window(divided, lane, pieces.start[piece], begin, end)
+    lane = offset[pieces.node[piece]] * runs.unit + first
+    (block, shown), start, stop = first_window(divided, lane / runs.unit, pieces.start[piece], begin, end)
     name, length = clock.unit(end - begin)
     data = {
         "job": packed(row, "Uint32"),
@@ -96,6 +97,7 @@ def gantt(result: Result, pieces: Pieces, most: int = MOST_EMBEDDED) -> Gantt | 
         "submit": packed(trace.submit[jobs] - begin, "Float32"),
         "duration": packed((held.end - held.begin)[stretches], "Float32"),
         "gpus": packed(trace.gpus[jobs], "Uint32"),
+        "milli": packed(trace.milli[jobs], "Uint32"),
         "tenant": packed(trace.tenant[jobs], "Uint32"),
         "offset": packed(divided.offset, "Uint32"),
         "node": packed(divided.node, "Uint32"),
@@ -106,6 +108,7 @@ def gantt(result: Result, pieces: Pieces, most: int = MOST_EMBEDDED) -> Gantt | 
     facts = {
         "axis": AXIS,
         "length": length,  # of the map's unit, in seconds
+        "unit": runs.unit,  # parts of a GPU that lanes and counts are in
         "span": end - begin,
         "tenants": [_line(tenant) for tenant in trace.tenants],
         "sizes": [[label, high] for label, (_, high) in CLASSES.items()],
@@ -197,8 +200,12 @@ def _bars(result: Result, pieces: Pieces, unit: str) -> Chart:
     else:
         meaning = (
             "A bar is a job on GPUs of one node, until it completes or is stopped; blank is idle. Narrow gaps that no job "
-            "enters are fragmentation, and bars that begin together on several nodes are a gang. Simulations only count "
-            "a node's GPUs: each job is drawn on the lowest free ones."
+            "enters are fragmentation, and bars that begin together on several nodes are a gang. "
+            + (
+                "A share of a GPU is as high as its part of it."
+                if (result.jobs.milli < WHOLE).any()
+                else "Where the placement only counts a node's GPUs, each job is drawn on the lowest free ones."
+            )
         )
     return Chart(
         "Jobs by node and GPU",

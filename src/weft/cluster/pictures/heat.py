@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.cluster.model import WHOLE
 from weft.cluster.pieces import Pieces
 
 MOST_ROWS, COLUMNS = 64, 320
@@ -32,7 +33,7 @@ def heat(pieces: Pieces, capacity: NDArray[np.int64], begin: float, end: float) 
     gpus = np.bincount(np.arange(len(capacity)) // each, weights=capacity, minlength=rows)
     width = (end - begin) / COLUMNS
     time = np.clip(np.concatenate((pieces.start, pieces.end)), begin, end) - begin
-    change = np.concatenate((pieces.gpus, -pieces.gpus))
+    change = np.concatenate((pieces.milli, -pieces.milli)) / WHOLE
     cell = np.concatenate((pieces.node, pieces.node)) // each * (COLUMNS + 1)
     column = np.minimum(time // width, COLUMNS - 1).astype(np.int64)
     # A change adds to its own column from its moment on, and to every later column in full.

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from weft.cluster.model import WHOLE, Jobs
 from weft.cluster.pictures import clock
 from weft.cluster.result import Result
 from weft.report.quantities import NONE, percent
@@ -28,7 +27,7 @@ def page(results: Sequence[Result], title: str = "") -> str:
         title: the page's heading; by default the policy's name, or how many there are.
 
     Raises:
-        ValueError: no result, or one of jobs that ask shares of GPUs.
+        ValueError: no result.
     """
     from weft.cluster.pictures import compare, gantt
     from weft.report import palette
@@ -54,17 +53,6 @@ def page(results: Sequence[Result], title: str = "") -> str:
 def check(results: Sequence[Result]) -> None:
     if not len(results):
         raise ValueError("pictures of no result; expected a list with at least one result of weft.cluster.simulate")
-    for result in results:
-        check_jobs(result.jobs)
-
-
-def check_jobs(jobs: Jobs) -> None:
-    """Whether pictures can be drawn of these jobs: a bar is of whole GPUs, and so is every number of GPUs over time."""
-    shares = int(((jobs.milli < WHOLE) & (jobs.gpus > 0)).sum())
-    if shares:
-        raise ValueError(
-            f"{shares:,} of {count(len(jobs), 'job')} ask shares of GPUs (milli below {WHOLE}); pictures draw whole GPUs only"
-        )
 
 
 def _section(name: str, runs: Sequence[Result], most: int) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.cluster.model import WHOLE
 from weft.cluster.pieces import Pieces, span
 from weft.cluster.result import Result
 
@@ -27,10 +28,10 @@ class Steps:
     value: Floats
 
     @classmethod
-    def of(cls, time: Floats, change: Floats) -> Steps:
-        """From changes at times, in any order. All changes of one moment count as one."""
+    def of(cls, time: Floats, change: NDArray[np.int64]) -> Steps:
+        """From changes at times, in any order: thousandths, so that sums are exact. All of one moment count as one."""
         order = np.argsort(time, kind="stable")
-        time, value = time[order], np.cumsum(change[order])
+        time, value = time[order], np.cumsum(change[order]) / WHOLE
         last = np.append(time[1:] != time[:-1], True)[: len(time)]
         return cls(time[last], value[last])
 
@@ -70,8 +71,7 @@ def binned(steps: Steps, begin: float, end: float, points: int = MOST_POINTS) ->
 
 def allocated(pieces: Pieces) -> Steps:
     """GPUs that jobs hold."""
-    gpus = pieces.gpus.astype(float)
-    return Steps.of(np.concatenate((pieces.start, pieces.end)), np.concatenate((gpus, -gpus)))
+    return Steps.of(np.concatenate((pieces.start, pieces.end)), np.concatenate((pieces.milli, -pieces.milli)))
 
 
 def waiting(result: Result, gpus: bool = False) -> Steps:
@@ -80,7 +80,7 @@ def waiting(result: Result, gpus: bool = False) -> Steps:
     able = np.ones(len(jobs), bool)
     able[list(result.unschedulable)] = False
     started, stopped = able[held.job] & ~np.isnan(held.begin), result.stopped
-    weight = jobs.gpus.astype(float) if gpus else np.ones(len(jobs))
+    weight = jobs.gpus * jobs.milli if gpus else np.full(len(jobs), WHOLE)
     return Steps.of(
         np.concatenate((jobs.submit[able], held.begin[started], held.end[stopped])),
         np.concatenate((weight[able], -weight[held.job[started]], weight[held.job[stopped]])),
@@ -88,21 +88,21 @@ def waiting(result: Result, gpus: bool = False) -> Steps:
 
 
 def stranded(pieces: Pieces, capacity: NDArray[np.int64]) -> Steps:
-    """External fragmentation: free GPUs on nodes of which other GPUs are allocated.
+    """External fragmentation: free GPUs, and free parts of them, on nodes of which others are allocated.
 
     Args:
         capacity: GPUs of each node, [N].
     """
     time = np.concatenate((pieces.start, pieces.end))
     node = np.concatenate((pieces.node, pieces.node))
-    change = np.concatenate((pieces.gpus, -pieces.gpus))
+    change = np.concatenate((pieces.milli, -pieces.milli))
     order = np.lexsort((time, node))
     time, node = time[order], node[order]
     used = np.cumsum(change[order])  # a node's changes sum to 0, so the next node begins at 0 again
     last = np.append((time[1:] != time[:-1]) | (node[1:] != node[:-1]), True)[: len(time)]
     time, node, used = time[last], node[last], used[last]
-    free = np.where(used > 0, capacity[node] - used, 0)
-    return Steps.of(time, np.diff(free, prepend=0).astype(float))
+    free = np.where(used > 0, WHOLE * capacity[node] - used, 0)
+    return Steps.of(time, np.diff(free, prepend=0))
 
 
 @dataclass(frozen=True)

@@ -83,12 +83,12 @@ def blocks(cluster: Cluster) -> Blocks:
 
 
 def first_window(
-    divided: Blocks, lane: NDArray[np.int64], start: NDArray[np.float64], begin: float, end: float
+    divided: Blocks, lane: NDArray[np.float64], start: NDArray[np.float64], begin: float, end: float
 ) -> tuple[tuple[int, int], float, float]:
     """The first block and how many, and from when to when: everything, or about as much of the densest as can be read.
 
     Args:
-        lane, start: of the runs, by start: the first GPU counted over all nodes, and seconds.
+        lane, start: of the runs, by start: where they begin, in GPUs counted over all nodes, and seconds.
     """
     offset = divided.offset
     if len(lane) <= READABLE_BARS and offset[-1] <= 2 * READABLE_GPUS:
