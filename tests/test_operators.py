@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 import opchecks  # noqa: E402
 
 from weft import ops, registry  # noqa: E402
-from weft.bench import cases, verify  # noqa: E402
+from weft.bench import cases, host, verify  # noqa: E402
 from weft.definition import Declined, Mutant, Operator, Workload, torch_dtype  # noqa: E402
 
 # NumPy's, from the interpreter's arithmetic on NaN and infinities
@@ -91,6 +91,13 @@ def test_every_mutant_is_rejected_for_what_it_computes(op, mutant, monkeypatch):
     real = verify.run
     monkeypatch.setattr(verify, "run", judged)
     assert verify.mutant_survives(op, mutant, DEVICE) is False
+
+
+@by_name(OPERATORS)
+def test_a_call_of_host_time_is_small_and_right(op):
+    arguments = drawn(op, host.small(op), device="cpu")
+    assert sum(t.numel() for t in cases.tensors(arguments)) <= 2**18
+    op.reference(**arguments)
 
 
 @by_name(OPERATORS)

@@ -263,6 +263,7 @@ FIELDS: dict[str, Any] = {
             workload(B=1, C=128, G=32, S=512 * 512),
         ],
         "quick": [workload(B=8, C=320, G=32, S=4096), workload(B=8, C=128, G=32, S=2**14)],
+        "host": [workload(B=2, C=64, G=32, S=256)],
         "compile": [
             *(workload(B=64, C=c, G=32, S=s) for c, s in ((320, 4096), (512, 64), (128, 49), (128, 2**18), (2048, 1))),
             workload(B=64, C=320, G=32, S=4096, layout="transposed"),
