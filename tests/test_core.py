@@ -487,14 +487,23 @@ def test_a_comparison_leaves_out_what_cannot_have_moved_its_bytes(monkeypatch):
 
     op, said = registry.get("vector_add"), []
     bench = Bench("cpu", Ceilings("cpu"), budget_s=0.0, say=said.append)
-    timings = {"torch": Timing([2.1], [1.0]), "numpy": Timing([1.9], [1.0])}
+    times = {"torch": 2.1, "numpy": 1.9}
+    real = bench.timer.measure
+
+    def measure(calls, **options):
+        timed = {name: [lambda us=times[name]: us] for name in calls}
+        monkeypatch.setattr(bench.timer, "_once_cpu", lambda call, expected: (call(), 1.0))
+        return real(timed, **options)
+
     monkeypatch.setattr(bench.timer, "cold", True)
-    monkeypatch.setattr(bench.timer, "measure", lambda calls: timings)
+    monkeypatch.setattr(bench.timer, "measure", measure)
     monkeypatch.setattr(query, "theoretical_bandwidth", lambda: 6e6)  # 12 bytes in 2 us
-    peers = [dataclasses.replace(op.find("torch"), name=name) for name in timings]
+    peers = [dataclasses.replace(op.find("torch"), name=name) for name in times]
     measured = bench.compare(op, workload("fp32", N=1), "forward", peers)
     assert [m.implementation for m in measured] == ["torch"]
-    assert len(said) == 1 and said[0].startswith("vector_add/numpy at N=1 fp32 forward left out: 1.9 us")
+    assert len(said) == 1 and said[0].startswith(
+        "left out of vector_add forward at N=1 fp32: numpy: 1.90 us, under the 2.00 us"
+    )
 
 
 def test_a_timer_on_the_cpu_says_warm():

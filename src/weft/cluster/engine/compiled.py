@@ -7,14 +7,19 @@ another place than ``~/.cache/weft``.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import inspect
 import os
+import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
 
 try:
     import numba
@@ -70,7 +75,10 @@ def _save_alone(kept: Any) -> None:
     def save_alone(signature: Any, result: Any) -> None:
         os.makedirs(kept.cache_path, exist_ok=True)
         with open(os.path.join(kept.cache_path, "lock"), "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            if sys.platform == "win32":
+                msvcrt.locking(lock.fileno(), msvcrt.LK_LOCK, 1)  # closing the file gives it back
+            else:
+                fcntl.flock(lock, fcntl.LOCK_EX)
             save(signature, result)
 
     kept.save_overload = save_alone
