@@ -23,50 +23,63 @@ from weft.operators.row_cluster import MAX_CLUSTER
 SOURCE = Path(__file__).parent / "backward.cu"
 SHORTEST = 256  # columns: a warp's worth of 16-byte vectors
 SYSTEM = 1024  # bytes of shared memory that the system takes for a block
-OWN = SYSTEM + 1280  # bytes that a block takes besides the ring: the system's, and barriers and sums
 REGISTERS = 65536
 
 
-def registers(each: int, dtype: torch.dtype, centered: bool) -> int:
-    """About what a thread needs: its partial sums (for fp32 with what they lost), and the rest."""
-    return each * (2 if centered else 1) * (2 if dtype == torch.float32 else 1) + 36
+def own(rows: int, threads: int) -> int:
+    """Bytes of shared memory that a block takes besides the ring and the weight: the system's, barriers, sums."""
+    return SYSTEM + 256 + rows * (512 + threads // 2)
+
+
+def registers(each: int, rows: int, dtype: torch.dtype, centered: bool) -> int:
+    """About what a thread needs: its partial sums (for fp32 with what they lost), the sums of each row, and the rest."""
+    return each * (2 if centered else 1) * (2 if dtype == torch.float32 else 1) + 34 + 10 * rows
 
 
 def fits(sm: int, c: Config, dtype: torch.dtype, n: int, centered: bool) -> bool:
     """Whether registers and shared memory hold PER_SM such blocks, and 16 blocks such a row."""
     held, item = c["THREADS"] * c["EACH"], dtype.itemsize
-    shared = (c["STAGES"] * 2 + 1) * held * item + OWN
-    enough = c["THREADS"] * registers(c["EACH"], dtype, centered) * c["PER_SM"] <= REGISTERS
+    shared = (c["STAGES"] * c["ROWS"] * 2 + 1) * held * item + own(c["ROWS"], c["THREADS"])
+    enough = c["THREADS"] * registers(c["EACH"], c["ROWS"], dtype, centered) * c["PER_SM"] <= REGISTERS
     return enough and shared * c["PER_SM"] <= shared_limit(sm) + SYSTEM and n <= held * MAX_CLUSTER
 
 
 def candidates(sm: int, dtype: torch.dtype, n: int, centered: bool) -> Iterable[Config]:
-    """Slices of a row by blocks, stages of the ring, and as many blocks a multiprocessor as fit, or half of them."""
+    """Slices of a row by blocks, rows of a group, stages of the ring, and as many blocks a multiprocessor as fit, or half."""
     vector = 16 // dtype.itemsize
-    for c in grid_of(
-        {"THREADS": (32, 64, 128, 256, 512, 1024), "EACH": (vector, 2 * vector, 4 * vector), "STAGES": (3, 4, 6)}
-    ):
+    choices = {
+        "THREADS": (32, 64, 128, 256, 512, 1024),
+        "EACH": (vector, 2 * vector, 4 * vector),
+        "ROWS": (1, 2, 4),
+        "STAGES": (3, 4, 6),
+    }
+    for c in grid_of(choices):
         held = c["THREADS"] * c["EACH"]
         if held >= 2 * n and held > 32 * vector:
             continue
+        if c["ROWS"] * held * dtype.itemsize > 32 * 1024 or (c["ROWS"] > 1 and c["STAGES"] > 4):
+            continue  # enough is under way
         most = max(
             (p for p in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32) if fits(sm, {**c, "PER_SM": p}, dtype, n, centered)),
             default=0,
         )
         for per_sm in dict.fromkeys((most, (most + 1) // 2)):
-            under_way = (c["STAGES"] - 1) * 2 * held * dtype.itemsize * per_sm
+            under_way = (c["STAGES"] - 1) * c["ROWS"] * 2 * held * dtype.itemsize * per_sm
             if per_sm and 256 <= c["THREADS"] * per_sm <= 2048 and under_way >= 32 * 1024:
                 yield {**c, "PER_SM": per_sm}
 
 
 def heuristic(sm: int, dtype: torch.dtype, n: int, centered: bool) -> Config:
-    """The fewest blocks a row with at least 512 threads and 64 KiB under way on a multiprocessor."""
+    """The fewest blocks a row with at least 512 threads and 64 KiB under way on a multiprocessor; of 16-bit floats two rows
+    a group, since they are limited by instructions."""
+    pair = 2 if dtype.itemsize == 2 else 1
 
     def rank(c: Config) -> tuple[int, ...]:
         held = c["THREADS"] * c["EACH"]
         busy = c["THREADS"] * c["PER_SM"] >= 512
-        under_way = (c["STAGES"] - 1) * 2 * held * dtype.itemsize * c["PER_SM"] >= 64 * 1024
-        return (-int(busy and under_way), bucket(-(-n // held)), c["EACH"], c["STAGES"], -c["PER_SM"])
+        under_way = (c["STAGES"] - 1) * c["ROWS"] * 2 * held * dtype.itemsize * c["PER_SM"] >= 64 * 1024
+        shape = (bucket(-(-n // held)), abs(c["ROWS"] - pair), c["EACH"], c["STAGES"], -c["PER_SM"])
+        return (-int(busy and under_way), *shape)
 
     return min(candidates(sm, dtype, n, centered), key=rank)
 
@@ -130,16 +143,21 @@ class BackwardPlan:
         held = config["THREADS"] * config["EACH"]
         cluster = bucket(-(-n // held))
         flags = ", ".join(str(f).lower() for f in (centered, weighted, added))
-        gain, slot = held * weighted * weight.element_size(), held * (2 + added) * x.element_size()
-        stages = min(config["STAGES"], (shared_limit(target_sm(x.device)) + SYSTEM - OWN - gain) // slot)
-        if stages < 3:
+        gain, row = held * weighted * weight.element_size(), held * (2 + added) * x.element_size()
+        # with a third tensor, or a float32 weight, what was chosen for two may not fit
+        for group in (r for r in (4, 2, 1) if r <= config["ROWS"]):
+            room = shared_limit(target_sm(x.device)) + SYSTEM - own(group, config["THREADS"]) - gain
+            stages = min(config["STAGES"], room // (group * row))
+            if stages >= 3:
+                break
+        else:
             raise Declined(f"{n} columns with a third tensor or a float32 weight; shared memory holds fewer")
-        shared = stages * slot + gain
-        sizes = f"{config['THREADS']}, {config['EACH']}, {stages}, {config['PER_SM']}"
+        shared = stages * group * row + gain
+        sizes = f"{config['THREADS']}, {config['EACH']}, {group}, {stages}, {config['PER_SM']}"
         kernel = f"norm_backward<{CTYPES[x.dtype]}, {CTYPES[weight.dtype]}, {sizes}, {flags}>"
         scalars = (*(ctypes.c_longlong(v) for v in (m, n, *strides)), ctypes.c_float(eps))
         one = CudaPlan(SOURCE, kernel, (cluster, 1), config["THREADS"], scalars, cluster, shared)
-        self.clusters = min(m, resident(one, x.device))
+        self.clusters = min(-(-m // group), resident(one, x.device))
         self.rows = CudaPlan(SOURCE, kernel, (self.clusters * cluster, 1), config["THREADS"], scalars, cluster, shared)
         self.n, self.sums = n, weighted * (2 if centered else 1)
         self.total = partial_sums.plan(self.clusters, n, max(self.sums, 1))

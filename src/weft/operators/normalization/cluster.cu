@@ -1,17 +1,41 @@
-// RMSNorm and LayerNorm (CENTERED) of long rows, with or without a residual ADDED first: a cluster of blocks shares a row
-// (rows.cuh), which is read once and written once. Blocks exchange one pair of sums. Each block's part of weight and bias
-// comes out of L2 into shared memory meanwhile.
+// RMSNorm and LayerNorm (CENTERED) of long rows, with or without a residual ADDED first: a cluster of blocks shares a row, or
+// ROWS of them (rows.cuh), which are read once and written once. Blocks exchange one pair of sums a row. Each block's part of
+// weight and bias comes out of L2 into shared memory meanwhile: of 16-bit floats as many bytes as x with a weight, twice as
+// many with a bias, and that is more than L2 gives unless two rows share them.
 #include "rows.cuh"
 
-// What blocks exchange: LayerNorm the sums of x and of (x - around)², with the row's first element for `around`, so that
-// little cancels; RMSNorm the sum of x², alone since every shuffle delays the row.
-template <bool CENTERED> struct Sums { typedef float2 Type; };
-template <> struct Sums<false> { typedef float Type; };
+// What blocks exchange of each row: LayerNorm the sums of x and of (x - around)², with the row's first element for `around`,
+// so that little cancels; RMSNorm the sum of x², alone since every shuffle delays the row.
+template <bool CENTERED, int ROWS> struct Sums;
+template <> struct Sums<false, 1> { typedef float Type; };
+template <> struct Sums<true, 1> { typedef float2 Type; };
+template <> struct Sums<true, 2> { typedef float4 Type; };
 
-__device__ __forceinline__ void add(float2 &sums, float plain, float squares) { sums.x += plain, sums.y += squares; }
-__device__ __forceinline__ void add(float &sums, float, float squares) { sums += squares; }
-__device__ __forceinline__ float2 warp_total(float2 sums) { return {warp_sum(sums.x), warp_sum(sums.y)}; }
+__device__ __forceinline__ void add(float &sums, int, float, float squares) { sums += squares; }
+__device__ __forceinline__ void add(float2 &sums, int, float plain, float squares) { sums.x += plain, sums.y += squares; }
+__device__ __forceinline__ void add(float4 &sums, int row, float plain, float squares) {
+  if (row == 0)
+    sums.x += plain, sums.y += squares;
+  else
+    sums.z += plain, sums.w += squares;
+}
 __device__ __forceinline__ float warp_total(float sums) { return warp_sum(sums); }
+__device__ __forceinline__ float2 warp_total(float2 sums) { return {warp_sum(sums.x), warp_sum(sums.y)}; }
+__device__ __forceinline__ float4 warp_total(float4 sums) {
+  return {warp_sum(sums.x), warp_sum(sums.y), warp_sum(sums.z), warp_sum(sums.w)};
+}
+__device__ __forceinline__ float2 of_row(float sums, int) { return {0.f, sums}; }
+__device__ __forceinline__ float2 of_row(float2 sums, int) { return sums; }
+__device__ __forceinline__ float2 of_row(float4 sums, int row) {
+  return row == 0 ? float2{sums.x, sums.y} : float2{sums.z, sums.w};
+}
+
+__device__ __forceinline__ void store_remote(float4 *own, u32 rank, float4 value, u64 *barrier) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+                   remote_address(own, rank)),
+               "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(remote_address(barrier, rank))
+               : "memory");
+}
 
 // The first element of x, or of x + r, rounded as it is stored.
 __device__ __forceinline__ float to_float(float x) { return x; }
@@ -22,13 +46,14 @@ template <typename T> __device__ __forceinline__ float first_element(const T *x,
 }
 
 // x, r, y, h: [M, N], rows 16-byte aligned, N a multiple of 16 bytes; w, b: [N]; mean, rstd: fp32 [M], written if KEPT; grid
-// M * blocks of a cluster; dynamic shared memory for THREADS * EACH elements of w, and as many of b. h = x + r is normalised.
-template <typename T, typename W, int THREADS, int EACH, bool CENTERED, bool WEIGHTED, bool BIASED, bool ADDED, bool KEPT>
+// ceil(M / ROWS) * blocks of a cluster; dynamic shared memory for THREADS * EACH elements of w, and as many of b. h = x + r is
+// normalised. Where M is odd, the last two of ROWS are the same row, written twice alike.
+template <typename T, typename W, int THREADS, int EACH, int ROWS, bool CENTERED, bool WEIGHTED, bool BIASED, bool ADDED, bool KEPT>
 __global__ void __launch_bounds__(THREADS, ADDED ? (BLOCKS<THREADS> + 1) / 2 : BLOCKS<THREADS>)
-    norm_cluster(const T *x, const T *r, const W *w, const W *b, T *y, T *h, float *mean, float *rstd, i64 N, i64 x_row,
+    norm_cluster(const T *x, const T *r, const W *w, const W *b, T *y, T *h, float *mean, float *rstd, i64 M, i64 N, i64 x_row,
                  i64 r_row, i64 y_row, i64 h_row, float eps) {
-  using Pair = typename Sums<CENTERED>::Type;
-  using Slice = RowSlice<T, Pair, THREADS, EACH>;
+  using All = typename Sums<CENTERED, ROWS>::Type;
+  using Slice = RowSlice<T, All, THREADS, EACH>;
   __shared__ typename Slice::Shared shared;
   __shared__ u64 gain_there;
   extern __shared__ __align__(16) unsigned char dynamic[];
@@ -44,58 +69,68 @@ __global__ void __launch_bounds__(THREADS, ADDED ? (BLOCKS<THREADS> + 1) / 2 : B
       if (BIASED) copy_bulk(bias, b + slice.first, bytes, &gain_there);
     }
   }
-  Words<T, Slice::COUNT> words[Slice::VECTORS], more[ADDED ? Slice::VECTORS : 1];
-  slice.load(x, x_row, words, 0);
-  if constexpr (ADDED) slice.load(r, r_row, more, 0);
-  float around = 0.f;
-  if constexpr (CENTERED) around = first_element(x + slice.row * x_row, ADDED ? r + slice.row * r_row : nullptr);
-
-  Pair sums = {};
+  i64 row[ROWS];
+  Words<T, Slice::COUNT> words[ROWS][Slice::VECTORS], more[ADDED ? ROWS : 1][ADDED ? Slice::VECTORS : 1];
+  float around[ROWS] = {};
 #pragma unroll
-  for (int v = 0; v < Slice::VECTORS; v++) {
-    if (slice.at(v) >= slice.elements) continue;  // the branch also keeps the compiler from unpacking all at once: it spilled
-    float f[Slice::COUNT], g[Slice::COUNT];
-    unpack(words[v], f);
-    if constexpr (ADDED) {
-      unpack(more[v], g);
-#pragma unroll
-      for (int i = 0; i < Slice::COUNT; i++) f[i] += g[i];
-      words[v] = pack<T, Slice::COUNT>(f);  // what is normalised is what the next layer gets
-      unpack(words[v], f);
-      store<T, Slice::COUNT>(h + slice.row * h_row + slice.first + slice.at(v), words[v]);
-    }
-#pragma unroll
-    for (int i = 0; i < Slice::COUNT; i++) {
-      const float d = CENTERED ? f[i] - around : f[i];
-      add(sums, f[i], d * d);
-    }
+  for (int k = 0; k < ROWS; k++) {
+    row[k] = min(slice.row * ROWS + k, M - 1);
+    slice.load(x + (row[k] - slice.row) * x_row, x_row, words[k], 0);
+    if constexpr (ADDED) slice.load(r + (row[k] - slice.row) * r_row, r_row, more[k], 0);
+    if constexpr (CENTERED) around[k] = first_element(x + row[k] * x_row, ADDED ? r + row[k] * r_row : nullptr);
   }
 
-  const Pair all = slice.exchange(warp_total(sums), Pair{}, [](Pair p) { return warp_total(p); }, shared);
-  float middle = 0.f, variance;
-  if constexpr (CENTERED) {
-    middle = all.x / float(N);
-    variance = all.y / float(N) - (middle - around) * (middle - around);
-  } else {
-    variance = all / float(N);
+  All sums = {};
+#pragma unroll
+  for (int k = 0; k < ROWS; k++)
+#pragma unroll
+    for (int v = 0; v < Slice::VECTORS; v++) {
+      if (slice.at(v) >= slice.elements) continue;  // the branch also keeps the compiler from unpacking all at once: it spilled
+      float f[Slice::COUNT], g[Slice::COUNT];
+      unpack(words[k][v], f);
+      if constexpr (ADDED) {
+        unpack(more[k][v], g);
+#pragma unroll
+        for (int i = 0; i < Slice::COUNT; i++) f[i] += g[i];
+        words[k][v] = pack<T, Slice::COUNT>(f);  // what is normalised is what the next layer gets
+        unpack(words[k][v], f);
+        store<T, Slice::COUNT>(h + row[k] * h_row + slice.first + slice.at(v), words[k][v]);
+      }
+#pragma unroll
+      for (int i = 0; i < Slice::COUNT; i++) {
+        const float d = CENTERED ? f[i] - around[k] : f[i];
+        add(sums, k, f[i], d * d);
+      }
+    }
+
+  const All all = slice.exchange(warp_total(sums), All{}, [](All a) { return warp_total(a); }, shared);
+  float scale[ROWS], shift[ROWS];
+#pragma unroll
+  for (int k = 0; k < ROWS; k++) {
+    const float2 of = of_row(all, k);
+    const float middle = of.x / float(N);
+    const float variance = CENTERED ? of.y / float(N) - (middle - around[k]) * (middle - around[k]) : of.y / float(N);
+    scale[k] = 1.f / sqrtf((variance < 0.f ? 0.f : variance) + eps);  // a NaN stays one
+    shift[k] = -middle * scale[k];
+    if (KEPT && slice.rank == 0 && threadIdx.x == 0) mean[row[k]] = middle, rstd[row[k]] = scale[k];
   }
-  const float scale = 1.f / sqrtf((variance < 0.f ? 0.f : variance) + eps);  // a NaN stays one
-  const float shift = -middle * scale;
-  if (KEPT && slice.rank == 0 && threadIdx.x == 0) mean[slice.row] = middle, rstd[slice.row] = scale;
   if (WEIGHTED) barrier_wait(&gain_there);
-  y += slice.row * y_row + slice.first;
 #pragma unroll
   for (int v = 0; v < Slice::VECTORS; v++) {
     if (slice.at(v) >= slice.elements) continue;
-    float f[Slice::COUNT], g[Slice::COUNT], k[Slice::COUNT];
-    unpack(words[v], f);
+    float g[Slice::COUNT], c[Slice::COUNT];
     if constexpr (WEIGHTED) unpack(load_shared<W, Slice::COUNT>(gain + slice.at(v)), g);
-    if constexpr (BIASED) unpack(load_shared<W, Slice::COUNT>(bias + slice.at(v)), k);
+    if constexpr (BIASED) unpack(load_shared<W, Slice::COUNT>(bias + slice.at(v)), c);
 #pragma unroll
-    for (int i = 0; i < Slice::COUNT; i++) {
-      const float xhat = CENTERED ? f[i] * scale + shift : f[i] * scale;
-      f[i] = WEIGHTED ? (BIASED ? xhat * g[i] + k[i] : xhat * g[i]) : xhat;
+    for (int k = 0; k < ROWS; k++) {
+      float f[Slice::COUNT];
+      unpack(words[k][v], f);
+#pragma unroll
+      for (int i = 0; i < Slice::COUNT; i++) {
+        const float xhat = CENTERED ? f[i] * scale[k] + shift[k] : f[i] * scale[k];
+        f[i] = WEIGHTED ? (BIASED ? xhat * g[i] + c[i] : xhat * g[i]) : xhat;
+      }
+      store<T, Slice::COUNT>(y + row[k] * y_row + slice.first + slice.at(v), pack<T, Slice::COUNT>(f));
     }
-    store<T, Slice::COUNT>(y + slice.at(v), pack<T, Slice::COUNT>(f));
   }
 }

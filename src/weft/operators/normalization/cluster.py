@@ -3,20 +3,41 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable
 from pathlib import Path
+
+import torch
 
 from weft.definition import Declined
 from weft.operators import row_cluster
 from weft.operators.call import rows_of
-from weft.operators.configs import Configurations, bucket
+from weft.operators.configs import Config, Configurations, bucket
 from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned
 from weft.operators.launch import Plans, target_sm
 from weft.operators.normalization.kind import Given, Kind
 from weft.operators.normalization.resident import shared_limit
-from weft.operators.row_cluster import RowCluster, candidates, heuristic
+from weft.operators.row_cluster import RowCluster
 
 SOURCE = Path(__file__).parent / "cluster.cu"
 SHORTEST = 8192  # below, all multiprocessors copy the same few lines of the weight out of L2 at once, and wait for it
+
+
+def heuristic(sm: int, dtype: torch.dtype, n: int, centered: bool) -> Config:
+    """Of LayerNorm two rows a cluster, each thread with half as much of each."""
+    config = row_cluster.heuristic(sm, dtype, n)
+    halves = centered and n <= config["THREADS"] * config["EACH"] // 2 * row_cluster.MAX_CLUSTER
+    return {**config, "EACH": config["EACH"] // 2, "ROWS": 2} if halves else {**config, "ROWS": 1}
+
+
+def candidates(sm: int, dtype: torch.dtype, n: int, centered: bool) -> Iterable[Config]:
+    for c in row_cluster.candidates(sm, dtype, n):
+        yield {**c, "ROWS": 1}
+        if centered:
+            for each in (c["EACH"] // 2, c["EACH"] // 4):
+                if n <= c["THREADS"] * each * row_cluster.MAX_CLUSTER:
+                    yield {**c, "EACH": each, "ROWS": 2}
+
+
 configuration = Configurations(__file__, "cluster", heuristic, candidates)
 
 
@@ -37,16 +58,19 @@ def plan(*call: object) -> CudaPlan:
     if reason := why_not(given, kind):
         raise Declined(reason)
     x = given.x
-    rows = RowCluster.of(x, configuration(x.device, x.dtype, bucket(x.shape[-1])))
+    config = configuration(x.device, x.dtype, bucket(x.shape[-1]), kind.centered)
+    rows = RowCluster.of(x, config)
     n, x_row, y_row = rows.scalars
+    m = rows.grid[0] // rows.cluster
+    grid = (-(-m // config["ROWS"]) * rows.cluster, 1)
     r_row = ctypes.c_longlong((rows_of(given.residual) or (0, 0, 0, 0))[2])
     flags = ", ".join(str(f).lower() for f in (kind.centered, kind.weighted, kind.biased, kind.added, kept))
-    kernel = f"norm_cluster<{CTYPES[x.dtype]}, {CTYPES[given.weight.dtype]}, {rows.template}, {flags}>"
+    kernel = f"norm_cluster<{CTYPES[x.dtype]}, {CTYPES[given.weight.dtype]}, {rows.template}, {config['ROWS']}, {flags}>"
     shared = rows.elements * given.weight.element_size() * (kind.weighted + kind.biased)
     if shared > shared_limit(target_sm(x.device)):
         raise Declined(f"{x.shape[-1]} columns: their weight and bias take {shared} bytes of a block's shared memory")
-    scalars = (n, x_row, r_row, y_row, y_row, ctypes.c_float(eps))
-    return CudaPlan(SOURCE, kernel, rows.grid, rows.threads, scalars, rows.cluster, shared)
+    scalars = (ctypes.c_longlong(m), n, x_row, r_row, y_row, y_row, ctypes.c_float(eps))
+    return CudaPlan(SOURCE, kernel, grid, rows.threads, scalars, rows.cluster, shared)
 
 
 plans = Plans(plan)

@@ -181,7 +181,12 @@ def define(name: str, reference: Callable[..., Any], eps: float, *, centered: bo
             "bench": [workload(M=2**28 // n, N=n) for n in WIDTHS],
             "quick": [workload(M=2**22 // n, N=n) for n in (1024, 4096)],
             "compile": [workload(M=64, N=n) for n in (100, 4096, 2**16)],
-            "tune": [],
+            "tune": [
+                workload(d, M=2**28 // n, N=n)
+                for d in ("fp32", "bf16")
+                for n in (64, 128, 256, 512, 1024, 2048, *WIDTHS[2:])
+                if centered and not added  # with a residual the same configurations serve
+            ],
             "model": [workload("bf16", M=8192, N=n) for n in (4096, 5120, 8192)],
         },
         "mutants": [

@@ -39,7 +39,13 @@ def backward_candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
     return row_tiles(n, {"PROGRAMS": (1, 2, 4, 8), "num_warps": (4, 8, 16)}, per_thread=(4, 32))
 
 
-forward_configuration = Configurations(__file__, "forward", heuristic, candidates)
+# Of LayerNorm and RMSNorm apart: two sums, one after the other, want other tiles than one.
+forward_configuration = Configurations(
+    __file__,
+    "forward",
+    lambda sm, dtype, n, centered: heuristic(sm, dtype, n),
+    lambda sm, dtype, n, centered: candidates(sm, dtype, n),
+)
 backward_configuration = Configurations(__file__, "backward", backward_heuristic, backward_candidates)
 
 
@@ -49,7 +55,7 @@ def forward_plan(*call: Any) -> Plan:
     given, eps, kind, kept = Given.of_call(call)
     x, like = given.x, torch.empty_like(given.x, device="meta")
     (m, n, *x_s), (_, _, *r_s), (_, _, *y_s) = views(x, given.residual, like)
-    config = forward_configuration(x.device, x.dtype, bucket(n))
+    config = forward_configuration(x.device, x.dtype, bucket(n), kind.centered)
     scalars = (m, n, *x_s, *r_s, *y_s, *y_s, eps)
     flags = {**flags_of(kind), "BIASED": kind.biased, "ADDED": kind.added, "KEPT": kept}
     if n > ONE_PASS:

@@ -36,9 +36,17 @@ def rows_candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
     if n <= TINY:
         walk = grid_of({"TILE": (256, 512, 1024, 2048), "WALK": (1,), "num_warps": (2, 4, 8)})
         return [*walk, *grid_of({"TILE": (2048, 4096, 8192), "WALK": (0,), "num_warps": (2, 4, 8)})]
-    chunks = (2**16,) if n <= 4096 else (2**14, 2**15, 2**16, 2**17, 2**18)
-    every = grid_of({"TILE": (1024, 2048, 4096, 8192, 16384), "CHUNK": chunks, "num_warps": (2, 4, 8, 16)})
-    return [c for c in every if 8 <= c["TILE"] // (32 * c["num_warps"]) <= 64 and c["TILE"] >= min(n, 8192)]
+    # several loads before the first sum: as one tile they would take a register an element for sums as well
+    steps = {"TILE": (512, 1024, 2048, 4096, 8192), "UNROLL": (1, 2, 4, 8), "num_warps": (1, 2, 4, 8, 16)}
+    chunks = (2**16,) if n <= 4096 else (2**14, 2**16, 2**18)
+    vector = 16 // dtype.itemsize
+
+    def sound(c: Config) -> bool:
+        each = c["TILE"] // (32 * c["num_warps"])
+        long = c["UNROLL"] == 1 or c["TILE"] * c["UNROLL"] <= n
+        return vector <= each <= 32 and 16 <= each * c["UNROLL"] <= 64 and long and c["TILE"] * c["UNROLL"] >= min(n, 4096)
+
+    return [c for c in grid_of({**steps, "CHUNK": chunks}) if sound(c)]
 
 
 def columns_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
@@ -53,8 +61,8 @@ def columns_candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
         every = grid_of({"TILE": (512, 1024, 2048, 4096), "num_warps": (2, 4, 8)})
         return [{**c, "WIDTH": c["TILE"], "UNROLL": n, "CHUNK": n} for c in every]
     choices = {"TILE": (1024, 2048, 4096), "WIDTH": (128, 256, 512, 1024), "UNROLL": (1, 2, 4, 8)}
-    every = grid_of({**choices, "CHUNK": (256, 1024, 4096), "num_warps": (4, 8)})
-    return [c for c in every if 8 <= c["TILE"] * c["UNROLL"] // (32 * c["num_warps"]) <= 64]
+    every = grid_of({**choices, "CHUNK": (256, 1024), "num_warps": (4, 8)})
+    return [c for c in every if 16 <= c["TILE"] * c["UNROLL"] // (32 * c["num_warps"]) <= 64]
 
 
 def argmax_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:

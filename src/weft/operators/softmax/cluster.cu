@@ -1,4 +1,5 @@
-// Softmax of long rows: a cluster of blocks shares a row (rows.cuh), which is read once and written once.
+// Softmax and log-softmax (LOGS) of long rows: a cluster of blocks shares a row (rows.cuh), which is read once and written
+// once.
 //
 // A slice stays in registers in its own dtype, so 16-bit rows take half the registers; exponentials are taken twice, once
 // for the sum against each warp's maximum and once for the result against the row's. Blocks exchange one (maximum, sum)
@@ -22,7 +23,7 @@ template <bool ACCURATE> __device__ __forceinline__ Pair warp_total(Pair p) {
 }
 
 // x, y: [M, N], rows 16-byte aligned, N a multiple of 16 bytes; grid M * blocks of a cluster.
-template <typename T, int THREADS, int EACH>
+template <typename T, int THREADS, int EACH, bool LOGS>
 __global__ void __launch_bounds__(THREADS, BLOCKS<THREADS>)
     softmax_cluster(const T *x, T *y, i64 N, i64 x_row, i64 y_row) {
   using Slice = RowSlice<T, Pair, THREADS, EACH>;
@@ -56,14 +57,15 @@ __global__ void __launch_bounds__(THREADS, BLOCKS<THREADS>)
   // ---- the row's; then the result. A row of only -inf is NaN, as in PyTorch: -inf - -inf ----
   const Pair all = slice.exchange(
       {top, warp_sum(sum)}, {-INF, 0.f}, [](Pair p) { return warp_total<ACCURATE>(p); }, shared);
-  const float scale = 1.f / all.y;
+  const float scale = 1.f / all.y, log_sum = LOGS ? logf(all.y) : 0.f;
   y += slice.row * y_row + slice.first;
 #pragma unroll
   for (int v = 0; v < Slice::VECTORS; v++) {
     float f[Slice::COUNT];
     unpack(w[v], f);
 #pragma unroll
-    for (int i = 0; i < Slice::COUNT; i++) f[i] = exponential<ACCURATE>(f[i] - all.x) * scale;
+    for (int i = 0; i < Slice::COUNT; i++)
+      f[i] = LOGS ? (f[i] - all.x) - log_sum : exponential<ACCURATE>(f[i] - all.x) * scale;
     if (slice.at(v) < slice.elements) store<T, Slice::COUNT>(y + slice.at(v), pack<T, Slice::COUNT>(f));
   }
 }

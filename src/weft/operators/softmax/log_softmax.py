@@ -13,12 +13,14 @@ from torch import Tensor
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers, row_cluster
 from weft.operators.call import Choice, check_dim, check_tensor, differentiable, eager, on_gpu, rows_of, traced
-from weft.operators.launch import Plans
+from weft.operators.launch import Plans, target_sm
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 from weft.operators.row_programs import ONE_PASS
-from weft.operators.softmax import cluster_backward
+from weft.operators.softmax import cluster, cluster_backward
 from weft.operators.softmax.gradient import autograd_function, gradient
 from weft.operators.softmax.log_softmax_kernels import backward_plans, forward_plans
+
+CLUSTER_FROM = 16384  # columns from which the cluster kernel is the faster one on sm_90, while nothing traces (README.md)
 
 # ---- PyTorch operators -----------------------------------------------------------------------------------------------
 
@@ -81,11 +83,10 @@ def log_softmax_triton(x: Tensor, dim: int = -1) -> Tensor:
     return torch.ops.weft.log_softmax(x, dim)
 
 
-_ByCluster = autograd_function(forward_plans, cluster_backward.plans(logs=True), backward_op)
+_ByCluster = autograd_function(cluster.log_plans, cluster_backward.plans(logs=True), backward_op)
 
 
 def log_softmax_cluster(x: Tensor, dim: int = -1) -> Tensor:
-    """The gradient by the cluster kernel; forward there is none."""
     if x.numel() and (reason := row_cluster.why_not(x.movedim(dim, -1))):
         raise Declined(reason)
     if traced(x):
@@ -202,7 +203,7 @@ log_softmax = Operator(
 )
 
 log_softmax.implementation("triton", arch=">=sm_80")(log_softmax_triton)
-log_softmax.implementation("cuda", arch=">=sm_90", devices=("cuda",), directions=("backward",))(log_softmax_cluster)
+log_softmax.implementation("cuda", arch=">=sm_90", devices=("cuda",))(log_softmax_cluster)
 log_softmax.implementation("torch")(reference)
 log_softmax.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
 
@@ -225,6 +226,9 @@ def choose(x: Tensor, dim: int = -1) -> Choice:
         return Choice(
             "torch", f"stride {along.stride(-1)} along 'dim': PyTorch's kernel for inner dimensions is faster"
         )
+    if n >= CLUSTER_FROM and target_sm(x.device) >= 90 and not traced(x) and not row_cluster.why_not(along):
+        reason = f"{n} columns: a cluster of blocks holds a row, which is read once"
+        return Choice("cuda", reason + cluster_backward.too(along), cluster.log_plans)
     reason = f"{n} columns: " + ("held in registers" if n <= ONE_PASS else "read twice")
     return Choice("triton", reason + cluster_backward.too(along), forward_plans)
 
