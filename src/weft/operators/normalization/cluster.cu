@@ -45,11 +45,15 @@ template <typename T> __device__ __forceinline__ float first_element(const T *x,
   return to_float(*x) + (r ? to_float(*r) : 0.f);
 }
 
+// Blocks on a multiprocessor: half as many where a thread holds more than 128 bytes.
+template <typename T, int THREADS, int EACH, int ROWS, bool ADDED>
+constexpr int PER_SM = ADDED || ROWS * EACH * sizeof(T) > 128 ? (BLOCKS<THREADS> + 1) / 2 : BLOCKS<THREADS>;
+
 // x, r, y, h: [M, N], rows 16-byte aligned, N a multiple of 16 bytes; w, b: [N]; mean, rstd: fp32 [M], written if KEPT; grid
 // ceil(M / ROWS) * blocks of a cluster; dynamic shared memory for THREADS * EACH elements of w, and as many of b. h = x + r is
 // normalised. Where M is odd, the last two of ROWS are the same row, written twice alike.
 template <typename T, typename W, int THREADS, int EACH, int ROWS, bool CENTERED, bool WEIGHTED, bool BIASED, bool ADDED, bool KEPT>
-__global__ void __launch_bounds__(THREADS, ADDED ? (BLOCKS<THREADS> + 1) / 2 : BLOCKS<THREADS>)
+__global__ void __launch_bounds__(THREADS, PER_SM<T, THREADS, EACH, ROWS, ADDED>)
     norm_cluster(const T *x, const T *r, const W *w, const W *b, T *y, T *h, float *mean, float *rstd, i64 M, i64 N, i64 x_row,
                  i64 r_row, i64 y_row, i64 h_row, float eps) {
   using All = typename Sums<CENTERED, ROWS>::Type;

@@ -33,9 +33,9 @@ def candidates(sm: int, dtype: torch.dtype, n: int, centered: bool) -> Iterable[
     for c in row_cluster.candidates(sm, dtype, n):
         yield {**c, "ROWS": 1}
         if centered:
-            for each in (c["EACH"] // 2, c["EACH"] // 4):
-                if n <= c["THREADS"] * each * row_cluster.MAX_CLUSTER:
-                    yield {**c, "EACH": each, "ROWS": 2}
+            yield {**c, "ROWS": 2}
+            if n <= c["THREADS"] * c["EACH"] // 4 * row_cluster.MAX_CLUSTER:
+                yield {**c, "EACH": c["EACH"] // 4, "ROWS": 2}
 
 
 configuration = Configurations(__file__, "cluster", heuristic, candidates)
@@ -65,7 +65,9 @@ def plan(*call: object) -> CudaPlan:
     grid = (-(-m // config["ROWS"]) * rows.cluster, 1)
     r_row = ctypes.c_longlong((rows_of(given.residual) or (0, 0, 0, 0))[2])
     flags = ", ".join(str(f).lower() for f in (kind.centered, kind.weighted, kind.biased, kind.added, kept))
-    kernel = f"norm_cluster<{CTYPES[x.dtype]}, {CTYPES[given.weight.dtype]}, {rows.template}, {config['ROWS']}, {flags}>"
+    kernel = (
+        f"norm_cluster<{CTYPES[x.dtype]}, {CTYPES[given.weight.dtype]}, {rows.template}, {config['ROWS']}, {flags}>"
+    )
     shared = rows.elements * given.weight.element_size() * (kind.weighted + kind.biased)
     if shared > shared_limit(target_sm(x.device)):
         raise Declined(f"{x.shape[-1]} columns: their weight and bias take {shared} bytes of a block's shared memory")

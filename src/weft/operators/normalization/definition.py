@@ -12,7 +12,7 @@ from weft.definition import Cost, Mutant, Tolerance, Workload, workload
 from weft.operators import mutants
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 
-WIDTHS = (256, 1024, 4096, 8192, 16384, 32768, 65536, 131072)
+WIDTHS = (256, 1024, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
 
 
 def normalised(h: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centered: bool) -> Tensor:

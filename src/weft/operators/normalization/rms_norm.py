@@ -180,7 +180,7 @@ def _last_row_left_out(dy: Tensor, x: Tensor, weight: Tensor | None = None, eps:
     return (dx, *_gradient(dy[:-1], x[:-1], weight, eps)[1:]) if rest else (torch.zeros_like(dx),)
 
 
-WIDTHS = (256, 1024, 4096, 8192, 16384, 32768, 65536, 131072)
+WIDTHS = (256, 1024, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
 
 rms_norm = Operator(
     name="rms_norm",

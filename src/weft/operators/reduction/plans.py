@@ -18,7 +18,7 @@ from weft.operators.reduction.views import View
 # ---- tiles -----------------------------------------------------------------------------------------------------------
 
 TINY = 8  # extents up to here may be walked in registers, one element of each result at a time
-LONGEST = 2**16  # extents beyond are configured alike
+LONGEST = 2**18  # extents beyond are configured alike
 FEW = 2**16  # elements that are not worth a second launch
 
 
@@ -44,7 +44,9 @@ def rows_candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
     def sound(c: Config) -> bool:
         each = c["TILE"] // (32 * c["num_warps"])
         long = c["UNROLL"] == 1 or c["TILE"] * c["UNROLL"] <= n
-        return vector <= each <= 32 and 16 <= each * c["UNROLL"] <= 64 and long and c["TILE"] * c["UNROLL"] >= min(n, 4096)
+        return (
+            vector <= each <= 32 and 16 <= each * c["UNROLL"] <= 64 and long and c["TILE"] * c["UNROLL"] >= min(n, 4096)
+        )
 
     return [c for c in grid_of({**steps, "CHUNK": chunks}) if sound(c)]
 

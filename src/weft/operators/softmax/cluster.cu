@@ -59,9 +59,13 @@ __global__ void __launch_bounds__(THREADS, BLOCKS<THREADS>)
       {top, warp_sum(sum)}, {-INF, 0.f}, [](Pair p) { return warp_total<ACCURATE>(p); }, shared);
   const float scale = 1.f / all.y, log_sum = LOGS ? logf(all.y) : 0.f;
   y += slice.row * y_row + slice.first;
+  // A zero that the compiler cannot know: it would keep the unpacked values of the sum for the result, and spill them.
+  const u32 zero = LOGS ? slice.blocks / 32 : 0;
 #pragma unroll
   for (int v = 0; v < Slice::VECTORS; v++) {
     float f[Slice::COUNT];
+#pragma unroll
+    for (int i = 0; i < 4; i++) w[v].word[i] ^= zero;
     unpack(w[v], f);
 #pragma unroll
     for (int i = 0; i < Slice::COUNT; i++)

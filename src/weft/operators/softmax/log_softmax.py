@@ -20,7 +20,9 @@ from weft.operators.softmax import cluster, cluster_backward
 from weft.operators.softmax.gradient import autograd_function, gradient
 from weft.operators.softmax.log_softmax_kernels import backward_plans, forward_plans
 
-CLUSTER_FROM = 16384  # columns from which the cluster kernel is the faster one on sm_90, while nothing traces (README.md)
+CLUSTER_FROM = (
+    16384  # columns from which the cluster kernel is the faster one on sm_90, while nothing traces (README.md)
+)
 
 # ---- PyTorch operators -----------------------------------------------------------------------------------------------
 
@@ -142,7 +144,7 @@ def _half_summed(dy: Tensor, x: Tensor, dim: int = -1) -> tuple[Tensor, ...]:
     return (dy - torch.softmax(x, dim) * dy.chunk(2, dim)[0].sum(dim, keepdim=True),)
 
 
-WIDTHS = (256, 1024, 4096, 8192, 16384, 32768, 65536, 131072)
+WIDTHS = (256, 1024, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
 
 log_softmax = Operator(
     name="log_softmax",

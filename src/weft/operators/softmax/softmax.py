@@ -198,7 +198,7 @@ def _half_summed(dy: Tensor, x: Tensor, dim: int = -1) -> tuple[Tensor, ...]:
     return (y * (dy - (dy * y).chunk(2, dim)[0].sum(dim, keepdim=True)),)
 
 
-WIDTHS = (256, 1024, 4096, 8192, 16384, 32768, 65536, 131072)
+WIDTHS = (256, 1024, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
 
 softmax = Operator(
     name="softmax",
