@@ -142,6 +142,21 @@ def misaligned_access(x: Tensor, offset: int = 1) -> Tensor:
 def norm(x: Tensor, p: float = 2.0, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """Norm over one dimension, or over all: (Σ|x|^p)^(1/p)."""
 
+def quantize(
+    x: Tensor,
+    format: str,
+    granularity: str = "row",
+    *,
+    group_size: int = 128,
+    scale: float | Tensor | None = None,
+    power_of_two: bool = False,
+    rounding: str = "nearest",
+    seed: int | Tensor | None = None,
+    offset: int = 0,
+    check_scale: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Absmax quantisation: values = round(x · (1 / scale)), within ± the format's largest value."""
+
 def random_access(x: Tensor, index: Tensor) -> Tensor:
     """Blocks of x, gathered."""
 

@@ -1,0 +1,116 @@
+"""What tensors are quantised to, which elements share a scale, and the formula of scales.
+
+``M`` rows and ``N`` columns are the last two dimensions; leading ones count as further rows, or for blocks as a batch.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from weft.definition import UnknownName
+
+
+class Format(NamedTuple):
+    """``largest`` is what absmax is mapped to; floats have a sign, ``mantissa`` bits and an exponent with this ``bias``."""
+
+    dtype: torch.dtype
+    largest: float
+    per_byte: int = 1
+    mantissa: int = 0
+    bias: int = 0
+
+
+FORMATS = {
+    "int8": Format(torch.int8, 127.0),
+    "int4": Format(torch.uint8, 7.0, per_byte=2),
+    "fp8_e4m3": Format(torch.float8_e4m3fn, 448.0, mantissa=3, bias=7),
+    "fp8_e5m2": Format(torch.float8_e5m2, 57344.0, mantissa=2, bias=15),
+}
+GRANULARITIES = ("tensor", "row", "column", "group", "block")
+BLOCK = 128  # rows and columns of a block
+SMALLEST_SCALE = 2.0**-126  # the smallest normal number: 1 / scale is finite
+LARGEST_FLOAT = torch.finfo(torch.float32).max
+
+
+class Scheme(NamedTuple):
+    """How a tensor is quantised; all that plans and formulas need to know besides the tensor."""
+
+    format: str
+    granularity: str
+    group_size: int = BLOCK
+    power_of_two: bool = False
+
+    @property
+    def of(self) -> Format:
+        return FORMATS[self.format]
+
+
+def format_of(dtype: torch.dtype) -> str:
+    """The format whose values have this dtype."""
+    for name, made in FORMATS.items():
+        if made.dtype == dtype:
+            return name
+    raise UnknownName("dtype of quantised values", str(dtype), [str(made.dtype) for made in FORMATS.values()])
+
+
+def values_shape(shape: tuple[int, ...], format: str) -> tuple[int, ...]:
+    return (*shape[:-1], -(-shape[-1] // FORMATS[format].per_byte))
+
+
+def scale_shape(shape: tuple[int, ...], granularity: str, group_size: int) -> tuple[int, ...]:
+    """Of the scales of a tensor of this shape: that of x with the spanned dimensions 1, or one for each group or block."""
+    n = shape[-1]
+    if granularity == "tensor":
+        return ()
+    if granularity == "row":
+        return (*shape[:-1], 1)
+    if granularity == "column":
+        return (*(1,) * (len(shape) - 1), n)
+    if granularity == "group":
+        return (*shape[:-1], -(-n // group_size))
+    return (*shape[:-2], -(-shape[-2] // BLOCK), -(-n // BLOCK))
+
+
+# ---- formulas, in fp32: the kernels compute the same, operation by operation -----------------------------------------
+
+
+def absmax(x: Tensor, granularity: str, group_size: int) -> Tensor:
+    """Of the elements that share a scale; NaN does not count, an infinity counts as the largest fp32 number."""
+    wanted = scale_shape(tuple(x.shape), granularity, group_size)
+    if not x.numel():
+        return torch.zeros(wanted, dtype=torch.float32, device=x.device)
+    a = x.float().abs()
+    a = torch.where(a.isnan(), 0.0, a).clamp_max(LARGEST_FLOAT)
+    n = x.shape[-1]
+    if granularity == "tensor":
+        return a.amax()
+    if granularity == "row":
+        return a.amax(-1, keepdim=True)
+    if granularity == "column":
+        return a.reshape(-1, n).amax(0).view(wanted)
+    if granularity == "group":
+        return F.pad(a, (0, -n % group_size)).unflatten(-1, (-1, group_size)).amax(-1)
+    a = F.pad(a, (0, -n % BLOCK, 0, -x.shape[-2] % BLOCK))
+    return a.unflatten(-1, (-1, BLOCK)).unflatten(-3, (-1, BLOCK)).amax((-3, -1))
+
+
+def scale_of(largest: Tensor, scheme: Scheme) -> Tensor:
+    """absmax / the format's largest value; with ``power_of_two`` the next power of two that is not smaller."""
+    # a tensor divides: by a number, PyTorch on CUDA multiplies with its rounded reciprocal
+    scale = largest / torch.full_like(largest, scheme.of.largest)
+    if scheme.power_of_two:
+        scale = ((scale.view(torch.int32) + 0x7FFFFF) & 0x7F800000).view(torch.float32)
+    return scale.clamp_min(SMALLEST_SCALE)
+
+
+def spread(scale: Tensor, shape: tuple[int, ...], granularity: str, group_size: int) -> Tensor:
+    """Scales as they stand over the elements of a tensor of this shape (broadcast where that is enough)."""
+    if granularity not in ("group", "block"):
+        return scale
+    size = group_size if granularity == "group" else BLOCK
+    wide = scale.repeat_interleave(size, -1)[..., : shape[-1]]
+    return wide if granularity == "group" else wide.repeat_interleave(BLOCK, -2)[..., : shape[-2], :]

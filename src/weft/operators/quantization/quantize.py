@@ -1,0 +1,512 @@
+"""``quantize(x, format, granularity)``: x / scale rounded to int8, int4 or fp8, with scales of absmax.
+
+Compulsorily x is read and values and scales are written once; scales that span rows (per tensor, per column) take a second
+read, unless they are given. A few operations an element: bandwidth is the limit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
+from weft.operators import mutants, peers
+from weft.operators.call import Choice, eager, on_gpu, rows_of, traced
+from weft.operators.dropout.philox import GROUP
+from weft.operators.dropout.seeds import check_seed, draw
+from weft.operators.launch import Plans
+from weft.operators.quantization.arguments import (
+    check_even,
+    check_flag,
+    check_format,
+    check_granularity,
+    check_scale,
+    check_x,
+)
+from weft.operators.quantization.formats import (
+    FORMATS,
+    GRANULARITIES,
+    Scheme,
+    absmax,
+    scale_of,
+    scale_shape,
+    spread,
+    values_shape,
+)
+from weft.operators.quantization.plans import plans, scaled_plans
+from weft.operators.quantization.rounding import packed, random_sixteen, rounded
+from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
+
+Quantized = tuple[Tensor, Tensor]  # values, scale
+ROUNDINGS = ("nearest", "stochastic")
+
+
+def reference(
+    x: Tensor,
+    format: str,
+    granularity: str = "row",
+    *,
+    group_size: int = 128,
+    scale: float | Tensor | None = None,
+    power_of_two: bool = False,
+    rounding: str = "nearest",
+    seed: int | Tensor | None = None,
+    offset: int = 0,
+    check_scale: bool = False,
+) -> Quantized:
+    """Always in fp32: that is the arithmetic which kernels have to repeat to the bit."""
+    x, scheme = x.detach(), Scheme(format, granularity, group_size, power_of_two)
+    if scale is None:
+        made = scale_of(absmax(x, granularity, group_size), scheme)
+    else:
+        made = given(scale, x).to(torch.float32)
+    inverse = torch.ones_like(made) / made
+    y = x.float() * spread(inverse, tuple(x.shape), granularity, group_size)
+    sixteen = None
+    if rounding == "stochastic":
+        seed, offset = draw(x.device) if seed is None else (seed, offset)
+        sixteen = random_sixteen(tuple(x.shape), seed, offset, x.device)
+    q = rounded(y, format, sixteen)
+    return packed(q) if format == "int4" else q, made
+
+
+def given(scale: float | Tensor, x: Tensor) -> Tensor:
+    """A scale that came as an argument, contiguous, as a tensor of its own memory."""
+    if isinstance(scale, Tensor):
+        return scale.detach().clone(memory_format=torch.contiguous_format)
+    return torch.full((), scale, dtype=torch.float32, device=x.device)
+
+
+# ---- launches --------------------------------------------------------------------------------------------------------
+
+
+def launch(
+    x: Tensor, scheme: Scheme, scale: Tensor | None, rounding: str, seed: int | Tensor | None, offset: int
+) -> Quantized:
+    values = torch.empty(values_shape(tuple(x.shape), scheme.format), dtype=torch.uint8, device=x.device)
+    made = _empty_scale(x, scheme) if scale is None else scale
+    if not values.numel():
+        return values.view(scheme.of.dtype), scale_of(torch.zeros_like(made), scheme) if scale is None else made
+    seeds, number, where = x, 0, "none"
+    if rounding == "stochastic":
+        seed, offset = draw(x.device) if seed is None else (seed, offset)
+        where = "memory" if isinstance(seed, Tensor) else "number"
+        seeds, number = (seed, 0) if isinstance(seed, Tensor) else (x, seed % 2**64)
+    x = x.detach()
+    ready = plans.of((x,), scheme, where) if scale is None else scaled_plans.of((x, made), scheme, where)
+    ready(x, values, made, seeds, number, offset)
+    return values.view(scheme.of.dtype), made
+
+
+def _empty_scale(x: Tensor, scheme: Scheme) -> Tensor:
+    shape = scale_shape(tuple(x.shape), scheme.granularity, scheme.group_size)
+    return torch.empty(shape, dtype=torch.float32, device=x.device)
+
+
+def quantize_triton(
+    x: Tensor,
+    format: str,
+    granularity: str = "row",
+    *,
+    group_size: int = 128,
+    scale: float | Tensor | None = None,
+    power_of_two: bool = False,
+    rounding: str = "nearest",
+    seed: int | Tensor | None = None,
+    offset: int = 0,
+    check_scale: bool = False,
+) -> Quantized:
+    scheme = Scheme(format, granularity, group_size, power_of_two)
+    return launch(x, scheme, None if scale is None else given(scale, x), rounding, seed, offset)
+
+
+# ---- peers -----------------------------------------------------------------------------------------------------------
+
+
+def torchao(x: Tensor, format: str, granularity: str = "row", **options: Any) -> Quantized:
+    """Its eager functions, which a user compiles as part of a model; and its Triton kernel for fp8 groups."""
+    if (
+        options.get("scale") is not None
+        or options.get("power_of_two")
+        or options.get("rounding", "nearest") != "nearest"
+    ):
+        raise Declined("torchao's scales here are those of absmax, rounded to nearest")
+    if x.ndim != 2 or format == "int4":
+        raise Declined("torchao packs int4 for its own kernels only; other formats are taken of a matrix here")
+    size = options.get("group_size", 128)
+    block = {
+        "tensor": x.shape,
+        "row": (1, x.shape[1]),
+        "column": (x.shape[0], 1),
+        "group": (1, size),
+        "block": (128, 128),
+    }[granularity]
+    if any(n % b for n, b in zip(x.shape, block, strict=True)):
+        raise Declined(f"torchao's groups divide the tensor; {tuple(x.shape)} is no multiple of {tuple(block)}")
+    if format == "int8":
+        from torchao.quantization.quant_primitives import MappingType, choose_qparams_affine, quantize_affine
+
+        scale, zero = choose_qparams_affine(x, MappingType.SYMMETRIC, block, torch.int8, -127, 127, keepdim=True)
+        return quantize_affine(x, block, scale, zero, torch.int8, -127, 127), scale
+    dtype = FORMATS[format].dtype
+    if format == "fp8_e4m3" and granularity == "group":
+        from torchao.kernel.blockwise_quantization import fp8_blockwise_act_quant
+
+        return fp8_blockwise_act_quant(x, size, dtype)
+    from torchao.quantization.quant_primitives import _choose_scale_float8, _quantize_affine_float8
+
+    scale = _choose_scale_float8(x, list(block), dtype)
+    return _quantize_affine_float8(x, scale, dtype), scale
+
+
+# ---- definition ------------------------------------------------------------------------------------------------------
+
+
+def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
+    """x is [M, N], with ``matrices=B`` [B, M / B, N]; ``outliers``: every 16th column is 100 times as large, and every 8th row
+    is zero; ``scale``: ``absmax`` (none given) or ``given``."""
+    batch = w.option("matrices", 0)
+    shape = (batch, w["M"] // batch, w["N"]) if batch else (w["M"], w["N"])
+    values = w.option("values", "normal")
+    drawn = "normal" if values == "outliers" else values
+    x = random_tensor(g, shape, w.dtype, device, layout=w.option("layout", "contiguous"), values=drawn)
+    if values == "outliers" and x.numel():
+        x[..., ::16] *= 100
+        x[..., ::8, :] = 0
+    granularity, group_size = w.option("granularity", "row"), w.option("group", 128)
+    scale = None
+    if w.option("scale", "absmax") == "given":
+        spans = scale_shape(shape, granularity, group_size)
+        scale = random_tensor(g, spans, "fp32", device).abs() * 0.02 + 0.001
+    random = w.option("rounding", "nearest") == "stochastic"
+    return {
+        "x": x,
+        "format": w.option("format", "int8"),
+        "granularity": granularity,
+        "group_size": group_size,
+        "scale": scale,
+        "power_of_two": w.option("power_of_two", False),
+        "rounding": w.option("rounding", "nearest"),
+        "seed": (0 if g is None else int(torch.randint(2**63 - 1, (), generator=g, device=g.device)))
+        if random
+        else None,
+    }
+
+
+def cost(w: Workload, direction: str) -> Cost:
+    """Of scales that span rows and are not given: x twice, unless it stayed on chip, which is not counted on."""
+    elements = w["M"] * w["N"]
+    granularity, format = w.option("granularity", "row"), w.option("format", "int8")
+    batch = w.option("matrices", 0)
+    shape = (batch, w["M"] // batch, w["N"]) if batch else (w["M"], w["N"])
+    scales = 4
+    for size in scale_shape(shape, granularity, w.option("group", 128)):
+        scales *= size
+    values = w["M"] * -(-w["N"] // FORMATS[format].per_byte)
+    known = w.option("scale", "absmax") == "given"
+    return Cost(
+        reads=elements * w.bytes_per_element + scales * known,
+        writes=values + scales,
+        vector_flops=4 * elements,
+        special_ops=2 * scales // 4,
+    )
+
+
+def _ragged(format: str) -> list[Workload]:
+    """Every granularity of a tensor whose last groups and blocks are shorter, and of scales that are given."""
+    rows = {g: 131 if g == "block" else 3 for g in GRANULARITIES}
+    n = 203 if format == "int4" else 200
+    every = [workload(M=m, N=n, format=format, granularity=g) for g, m in rows.items()]
+    return [*every, *(workload(M=5, N=150, format=format, granularity=g, scale="given") for g in GRANULARITIES)]
+
+
+def _changed(change: Any, **options: Any) -> Any:
+    """The reference with its values, scale or options changed."""
+
+    def wrong(**named: Any) -> Quantized:
+        return change(*reference(**{**named, **options}))
+
+    return wrong
+
+
+def _truncated(x: Tensor, **named: Any) -> Quantized:
+    """Rounds towards zero."""
+    _, scale = reference(x, **named)
+    y = x.float() / spread(scale, tuple(x.shape), named["granularity"], named["group_size"])
+    values = rounded(y.nan_to_num(0.0).trunc(), named["format"])
+    return packed(values) if named["format"] == "int4" else values, scale
+
+
+def _no_scales(values: Tensor, scale: Tensor) -> Quantized:
+    return values, torch.ones_like(scale)
+
+
+def _values_only(change: Any) -> Any:
+    return _changed(lambda values, scale: (change(values), scale))
+
+
+def _last_group_left_out(x: Tensor, **named: Any) -> Quantized:
+    """The scale without a row's last elements."""
+    cut = x.clone()
+    cut[..., -(x.shape[-1] // 4) - 1 :] *= 0.01
+    _, scale = reference(cut, **named)
+    return reference(x, **{**named, "scale": scale})
+
+
+def _neighbours_alike(x: Tensor, **named: Any) -> Quantized:
+    """One random number for two neighbours."""
+    seed = named.get("seed")
+    return reference(x, **{**named, "seed": None if seed is None else seed + 1})
+
+
+quantize = Operator(
+    name="quantize",
+    axes={"M": "rows", "N": "columns"},
+    inputs=inputs,
+    reference=reference,
+    cost=cost,
+    tolerance=Tolerance(exact=True),
+    options={
+        "format": tuple(FORMATS),
+        "granularity": GRANULARITIES,
+        "group": range(1, 2**31),
+        "scale": ("absmax", "given"),
+        "power_of_two": (True, False),
+        "rounding": ROUNDINGS,
+        "layout": LAYOUTS,
+        "values": (*VALUES, "outliers"),
+        "matrices": range(1, 2**31),
+    },
+    workloads={
+        "verify": [
+            *(workload(M=m, N=n) for m, n in ((1, 1), (3, 5), (37, 104), (5, 1000))),
+            *(workload(M=0, N=7, granularity=g) for g in GRANULARITIES),
+            *(workload(M=7, N=0, granularity=g) for g in GRANULARITIES),
+            *(workload(M=5, N=n, format=f) for n in (33, 256) for f in FORMATS),
+            workload(M=2, N=1, format="int4"),
+            *(w for format in ("int4", "fp8_e4m3") for w in _ragged(format)),
+            *(workload(M=9, N=128, format=f, values="nonfinite") for f in FORMATS),
+            workload(M=9, N=97, granularity="tensor", values="nonfinite"),
+            *(workload(M=9, N=64, format=f, values="outliers", power_of_two=True) for f in FORMATS),
+            workload(M=9, N=64, format="fp8_e4m3", granularity="group", group=16, values="outliers"),
+            *(workload(M=9, N=64, values=values, format="fp8_e5m2") for values in ("tiny", "large")),
+            *(
+                workload(M=9, N=40, format="fp8_e4m3", layout=at)
+                for at in ("unaligned", "sliced", "strided", "transposed", "expanded")
+            ),
+            *(workload(M=9, N=40, granularity="group", group=16, layout=at) for at in ("sliced", "transposed")),
+            workload(M=9, N=40, granularity="tensor", layout="sliced"),
+            workload(M=9, N=40, granularity="block", layout="strided"),
+            workload(M=9, N=50, granularity="column", layout="transposed"),
+            *(workload(M=9, N=n, granularity="group", group=g) for n, g in ((96, 32), (60, 7), (60, 100), (65, 1))),
+            workload(M=9, N=90, format="int4", granularity="group", group=6),
+            workload(M=260, N=140, granularity="block", matrices=2),
+            workload(M=6, N=140, granularity="block", matrices=2, scale="given"),
+            *(workload(M=9, N=72, format=f, rounding="stochastic") for f in FORMATS),
+            *(workload(M=5, N=75, granularity=g, group=24, rounding="stochastic") for g in GRANULARITIES),
+            workload(M=9, N=60, granularity="group", group=7, rounding="stochastic"),
+            workload(M=1, N=33000, format="fp8_e4m3"),
+            workload(M=1, N=33000, format="int4", rounding="stochastic"),
+            workload(M=2, N=33004, format="fp8_e5m2", granularity="tensor"),
+        ],
+        "full": [
+            *(workload(M=70, N=n, format=f) for n in (2**14, 2**15 + 1, 2**16 + 8, 2**17) for f in FORMATS),
+            *(workload(M=2000, N=3000, format=f, granularity=g) for f in FORMATS for g in GRANULARITIES),
+            workload(M=300, N=4096, format="fp8_e4m3", granularity="group", rounding="stochastic"),
+            workload(M=600, N=300, granularity="block", matrices=2, scale="given"),
+        ],
+        "huge": [
+            workload("bf16", M=2**17 + 1, N=2**14, format="fp8_e4m3"),
+            workload("bf16", M=2**17 + 1, N=2**14, format="int4", granularity="group"),
+            workload("bf16", M=2**17 + 1, N=2**14, granularity="tensor", scale="given"),
+        ],
+        "bench": [
+            *(workload("bf16", M=2**28 // n, N=n, format="fp8_e4m3") for n in (1024, 4096, 16384, 65536)),
+            workload("bf16", M=2**14, N=2**14),
+            *(
+                workload("bf16", M=2**14, N=2**14, format="fp8_e4m3", granularity=g)
+                for g in GRANULARITIES
+                if g != "row"
+            ),
+            workload("bf16", M=2**14, N=2**14, format="fp8_e4m3", granularity="tensor", scale="given"),
+            workload("bf16", M=2**14, N=2**14, format="int4", granularity="group"),
+            workload("bf16", M=2**14, N=2**14, format="fp8_e4m3", rounding="stochastic"),
+            workload("fp32", M=2**14, N=2**14, format="fp8_e4m3"),
+        ],
+        "quick": [workload(M=2**10, N=2**12), workload(M=2**10, N=2**12, format="fp8_e4m3", granularity="group")],
+        "compile": [
+            *(workload(M=64, N=4096, format=f, granularity="group") for f in FORMATS),
+            *(workload(M=64, N=n, format="fp8_e4m3") for n in (100, 4096, 2**16)),
+            *(workload(M=256, N=1024, format="fp8_e4m3", granularity=g) for g in ("tensor", "column", "block")),
+            workload(M=64, N=4096, format="fp8_e4m3", rounding="stochastic"),
+        ],
+        "tune": [
+            *(
+                workload(d, M=2**28 // n, N=n, format="fp8_e4m3")
+                for d in ("fp32", "bf16")
+                for n in (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+            ),
+            *(
+                workload(d, M=2**14, N=2**14, format="fp8_e4m3", granularity=g)
+                for d in ("fp32", "bf16")
+                for g in ("tensor", "column", "block")
+            ),
+            *(
+                workload(d, M=2**14, N=2**14, format="fp8_e4m3", granularity="group", scale="given")
+                for d in ("fp32", "bf16")
+            ),
+        ],
+        "model": [workload("bf16", M=8192, N=n, format="fp8_e4m3", granularity="group") for n in (4096, 7168, 14336)],
+    },
+    mutants=[
+        *mutants.usual(reference),
+        Mutant("rounded towards zero", _truncated),
+        Mutant("scales left out", _changed(_no_scales)),
+        Mutant("a row's last elements left out of its scale", _last_group_left_out),
+        Mutant("scale inverted", _changed(lambda values, scale: (values, 1 / scale))),
+        Mutant("always a power of two", _changed(lambda *pair: pair, power_of_two=True)),
+        Mutant("another random number", _neighbours_alike),
+        Mutant("always to nearest", _changed(lambda *pair: pair, rounding="nearest")),
+        Mutant("nibbles swapped", _values_only(lambda v: (v << 4) | (v >> 4) if v.dtype == torch.uint8 else v)),
+    ],
+)
+
+quantize.implementation("triton", arch=">=sm_80")(quantize_triton)
+quantize.implementation("torch")(reference)
+quantize.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
+quantize.implementation("torchao", requires="torchao", devices=("cuda",))(torchao)
+
+# ---- what users call -------------------------------------------------------------------------------------------------
+
+
+@quantize.choice
+def choose(
+    x: Tensor,
+    format: str,
+    granularity: str = "row",
+    *,
+    group_size: int = 128,
+    scale: float | Tensor | None = None,
+    power_of_two: bool = False,
+    rounding: str = "nearest",
+    seed: int | Tensor | None = None,
+    offset: int = 0,
+    check_scale: bool = False,
+) -> Choice:
+    check(x, format, granularity, group_size, scale, power_of_two, rounding, seed, offset, check_scale)
+    if not on_gpu(x):
+        return Choice("torch", "the tensor is on the CPU, where weft runs the reference")
+    if traced(x):
+        return Choice("torch", "traced: PyTorch's own operators, which a compiler fuses with their neighbours")
+    if not x.numel():
+        return Choice("torch", "an empty tensor: nothing to launch")
+    if rows_of(x) is None:
+        return Choice("torch", "strides that do not collapse into rows, for which a copy would be needed")
+    if rounding == "stochastic" and granularity == "group" and group_size % GROUP and group_size < x.shape[-1]:
+        return Choice(
+            "torch", f"stochastic rounding by groups of {group_size} columns, which is no multiple of {GROUP}"
+        )
+    if scale is not None:
+        return Choice("triton", "scales that are given: one pass over memory", scaled_plans)
+    passes = "x is read twice" if granularity in ("tensor", "column") else "x is read once"
+    return Choice("triton", f"scales by {granularity}: {passes}", plans)
+
+
+def check(
+    x: Any, format: Any, granularity: Any, group_size: Any, scale: Any, power_of_two: Any, rounding: Any, seed: Any,
+    offset: Any, values: Any,
+) -> None:  # fmt: skip
+    check_x("quantize", x)
+    check_format("quantize", format)
+    check_granularity("quantize", granularity, group_size, x, "x")
+    check_even("quantize", format, granularity, group_size)
+    check_flag("quantize", "power_of_two", power_of_two)
+    check_flag("quantize", "check_scale", values)
+    if not isinstance(rounding, str) or rounding not in ROUNDINGS:
+        raise ValueError(f"quantize: argument 'rounding' is {rounding!r:.40}; expected 'nearest' or 'stochastic'")
+    check_seed("quantize", x, seed, offset)
+    if seed is not None and rounding == "nearest":
+        raise ValueError(f"quantize: argument 'seed' is {seed!r:.40} and 'rounding' 'nearest'; expected 'stochastic'")
+    if scale is not None:
+        if power_of_two:
+            raise ValueError("quantize: argument 'power_of_two' is True and 'scale' is given; expected one of the two")
+        check_scale("quantize", scale, x, "x", tuple(x.shape), granularity, group_size, values)
+
+
+def _public_plan(x: Tensor, *options: Any) -> Any:
+    """The plan of the plainest call."""
+    format, granularity, group_size, power_of_two = options
+    chosen = choose(x, format, granularity, group_size=group_size, power_of_two=power_of_two)
+    return chosen.plan_for(x, Scheme(*options), "none") if chosen.plans else None
+
+
+public_plans = Plans(_public_plan)
+
+
+@quantize.function
+def quantize_function(
+    x: Tensor,
+    format: str,
+    granularity: str = "row",
+    *,
+    group_size: int = 128,
+    scale: float | Tensor | None = None,
+    power_of_two: bool = False,
+    rounding: str = "nearest",
+    seed: int | Tensor | None = None,
+    offset: int = 0,
+    check_scale: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Absmax quantisation: values = round(x · (1 / scale)), within ± the format's largest value.
+
+    Args:
+        x: [..., N]; float32, float16 or bfloat16.
+        format: ``int8`` (± 127), ``int4`` (± 7), ``fp8_e4m3`` (± 448, torch.float8_e4m3fn) or ``fp8_e5m2`` (± 57344).
+        granularity: which elements share a scale, and so the scale's shape: ``tensor`` (); ``row`` [..., 1]; ``column``
+            [1, ..., N]; ``group``, of ``group_size`` neighbours in a row, [..., ceil(N / group_size)]; ``block``, of 128 x 128
+            in the last two dimensions [M, N], [..., ceil(M / 128), ceil(N / 128)]. Last groups and blocks may be smaller.
+        group_size: for ``group``; even for int4.
+        scale: scales to use, fp32 of that shape (for ``tensor`` a number too); None for absmax / the format's largest value.
+        power_of_two: scales are rounded up to a power of two.
+        rounding: ``nearest`` (ties to even) or ``stochastic``: up or down, so that the expectation is x / scale.
+        seed: for ``stochastic``: an int of 64 bits, an int64 tensor of one element on x's device, or None: drawn from PyTorch's
+            default generator, as dropout does.
+        offset: 0 … 2**62 − 1: another one with the same seed gives independent random numbers.
+        check_scale: raise ValueError for a scale that is not positive and finite: waits for the device. (A number always is
+            checked.)
+
+    Returns:
+        (values, scale). Values are contiguous, of x's shape, int8 or fp8; of int4 uint8 [..., ceil(N / 2)] with the even
+        column in the lower four bits. Scales are fp32: x ≈ values · scale.
+
+    Raises:
+        TypeError: tensors of other dtypes.
+        ValueError: an unknown format, granularity or rounding; a scale of another shape, device or (see ``check_scale``) value;
+            an odd group_size for int4; a seed without stochastic rounding.
+
+    NaN stays NaN in fp8, is 0 in int8 and int4, and does not count for absmax; an infinity counts as the largest fp32 number
+    and saturates. Scales are at least 2**-126; where all is zero they are that, and values 0. Results have no gradient.
+    Sources: Micikevicius et al. 2022 (arXiv 2209.05433) for fp8; Gupta et al. 2015 (arXiv 1502.02551) for stochastic rounding.
+    """
+    plain = scale is None and rounding == "nearest" and seed is None and not offset and check_scale is False
+    if plain and isinstance(x, Tensor) and eager(x, gradient=True, autocast=True):
+        scheme = (format, granularity, group_size, power_of_two)
+        if (ready := public_plans.of((x,), *scheme)) is not None:
+            made = Scheme(*scheme)
+            values = torch.empty(values_shape(tuple(x.shape), format), dtype=torch.uint8, device=x.device)
+            scales = _empty_scale(x, made)
+            ready(x, values, scales, x, 0, 0)
+            return values.view(made.of.dtype), scales
+    options: dict[str, Any] = {
+        "group_size": group_size,
+        "scale": scale,
+        "power_of_two": power_of_two,
+        "rounding": rounding,
+        "seed": seed,
+        "offset": offset,
+        "check_scale": check_scale,
+    }
+    chosen = choose(x, format, granularity, **options).implementation
+    return (reference if chosen == "torch" else quantize_triton)(x, format, granularity, **options)
