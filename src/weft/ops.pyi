@@ -3,7 +3,7 @@
 
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, dtype
 
 from weft.operators.call import Choice
 
@@ -70,6 +70,17 @@ def cumprod(x: Tensor, dim: int = -1, *, exclusive: bool = False, reverse: bool 
 
 def cumsum(x: Tensor, dim: int = -1, *, exclusive: bool = False, reverse: bool = False) -> Tensor:
     """Running sums along one dimension."""
+
+def dequantize(
+    values: Tensor,
+    scale: float | Tensor,
+    granularity: str = "row",
+    *,
+    group_size: int = 128,
+    columns: int | None = None,
+    dtype: dtype = ...,
+) -> Tensor:
+    """The inverse of ``quantize``: values · scale, in fp32, rounded once."""
 
 def dropout(
     x: Tensor,

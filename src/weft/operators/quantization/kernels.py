@@ -69,19 +69,20 @@ def quantize_lines(
     x_ptr, v_ptr, s_ptr, seed_ptr, seed: tl.uint64, offset: tl.uint64,
     lines, LENGTH, N, x_outer, x_line, x_col, v_outer, v_line, r_outer, r_line,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, FORMAT: tl.constexpr, LARGEST: tl.constexpr, PER_BYTE: tl.constexpr,
-    POWER: tl.constexpr, RAGGED: tl.constexpr, RANDOM: tl.constexpr, PER: tl.constexpr, HARDWARE: tl.constexpr,
+    POWER: tl.constexpr, NESTED: tl.constexpr, RAGGED: tl.constexpr, RANDOM: tl.constexpr, PER: tl.constexpr,
+    HARDWARE: tl.constexpr,
 ):  # fmt: skip
-    """A program holds ROWS whole lines, [ROWS, BLOCK] with BLOCK >= LENGTH, and reads them once. RAGGED: the last line of a
-    row of N may be shorter."""
-    tiles = tl.cdiv(lines, ROWS)
-    o = (tl.program_id(0) // tiles).to(tl.int64)
-    i = (tl.program_id(0) % tiles).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    """A program holds ROWS whole lines, [ROWS, BLOCK] with BLOCK >= LENGTH, and reads them once. NESTED: there are several
+    outer indices (a division is 25 instructions). RAGGED: the last line of a row of N may be shorter."""
+    o = (tl.program_id(0) // tl.cdiv(lines, ROWS)).to(tl.int64) if NESTED else 0
+    tile = tl.program_id(0) % tl.cdiv(lines, ROWS) if NESTED else tl.program_id(0)
+    i = tile.to(tl.int64) * ROWS + tl.arange(0, ROWS)
     col = tl.arange(0, BLOCK)[None, :]
     room = LENGTH
     if RAGGED:
         room = tl.minimum(LENGTH, N - i[:, None] * LENGTH)
     inside = (i[:, None] < lines) & (col < room)
-    x = read(x_ptr + o * x_outer + i[:, None] * x_line + col * x_col, inside)
+    x = read(x_ptr + o * x_outer + i[:, None] * x_line + col.to(tl.int64) * x_col, inside)
     scale, inverse = scale_and_inverse(tl.max(tl.abs(x), axis=1), LARGEST, POWER)
     tl.store(s_ptr + o * lines + i, scale, mask=i < lines)
     bits = random_of(o * r_outer + i * r_line, seed_ptr, seed, offset, BLOCK, PER, RANDOM)

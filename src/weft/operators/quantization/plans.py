@@ -30,6 +30,12 @@ WRAP = 8192  # columns that a tensor without gaps is read by where rows do not m
 LONGEST_TILE = 4096  # columns of a tile where nothing needs a whole line
 
 
+def line_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
+    """As for every family's rows; of long ones 32 elements a thread, which share what a thread does once."""
+    config = heuristic(sm, dtype, n)
+    return {**config, "num_warps": 16} if 16384 <= n <= ONE_PASS // 2 else config
+
+
 def block_heuristic(sm: int, dtype: torch.dtype) -> Config:
     return {"num_warps": 8}
 
@@ -61,7 +67,7 @@ def tile_candidates(sm: int, dtype: torch.dtype, n: int, by: str = "line") -> An
     return [c for c in every if 8 <= c["ROWS"] * c["BLOCK"] // (32 * c["num_warps"]) <= 64]
 
 
-line_configuration = Configurations(__file__, "lines", heuristic, candidates)
+line_configuration = Configurations(__file__, "lines", line_heuristic, candidates)
 block_configuration = Configurations(
     __file__, "blocks", block_heuristic, lambda *_: grid_of({"num_warps": (4, 8, 16, 32)})
 )
@@ -122,7 +128,7 @@ def plan(x: Tensor, scheme: Scheme, random: str) -> Any:
         kernel, grid = quantize_long_lines, (over.outer * over.lines,)
     else:
         lines = min(config["ROWS"], bucket(over.lines))
-        constants |= {"ROWS": lines, "BLOCK": bucket(over.length, 16)}
+        constants |= {"ROWS": lines, "BLOCK": bucket(over.length, 16), "NESTED": over.outer > 1}
         kernel, grid = quantize_lines, (over.outer * triton.cdiv(over.lines, lines),)
     return NumberedPlan(kernel, grid, scalars, in_order(kernel, constants), config["num_warps"])
 

@@ -66,16 +66,23 @@ def reference(
     y = x.float() * spread(inverse, tuple(x.shape), granularity, group_size)
     sixteen = None
     if rounding == "stochastic":
-        seed, offset = draw(x.device) if seed is None else (seed, offset)
+        seed, offset = drawn(x) if seed is None else (seed, offset)
         sixteen = random_sixteen(tuple(x.shape), seed, offset, x.device)
     q = rounded(y, format, sixteen)
     return packed(q) if format == "int4" else q, made
 
 
+def drawn(x: Tensor) -> tuple[int | Tensor, int]:
+    """A seed and an offset that no other call has; while a compiler traces, a tensor that it draws itself."""
+    if traced(x):
+        return torch.randint(-(2**63), 2**63 - 1, (1,), device=x.device), 0
+    return draw(x.device)
+
+
 def given(scale: float | Tensor, x: Tensor) -> Tensor:
-    """A scale that came as an argument, contiguous, as a tensor of its own memory."""
+    """A scale that came as an argument, as kernels read it; a strided one is copied."""
     if isinstance(scale, Tensor):
-        return scale.detach().clone(memory_format=torch.contiguous_format)
+        return scale.detach().contiguous()
     return torch.full((), scale, dtype=torch.float32, device=x.device)
 
 
@@ -321,6 +328,7 @@ quantize = Operator(
             workload("bf16", M=2**17 + 1, N=2**14, format="fp8_e4m3"),
             workload("bf16", M=2**17 + 1, N=2**14, format="int4", granularity="group"),
             workload("bf16", M=2**17 + 1, N=2**14, granularity="tensor", scale="given"),
+            workload("bf16", M=2**20, N=2**11 + 8, layout="transposed"),
         ],
         "bench": [
             *(workload("bf16", M=2**28 // n, N=n, format="fp8_e4m3") for n in (1024, 4096, 16384, 65536)),
@@ -341,6 +349,8 @@ quantize = Operator(
             *(workload(M=64, N=n, format="fp8_e4m3") for n in (100, 4096, 2**16)),
             *(workload(M=256, N=1024, format="fp8_e4m3", granularity=g) for g in ("tensor", "column", "block")),
             workload(M=64, N=4096, format="fp8_e4m3", rounding="stochastic"),
+            workload(M=64, N=1000, granularity="group"),
+            workload(M=64, N=4096, format="int4", granularity="group", scale="given"),
         ],
         "tune": [
             *(
