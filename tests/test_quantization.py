@@ -202,6 +202,31 @@ def test_quantising_a_parameter_gives_constants():
     assert not ops.dequantize(values, scale).requires_grad
 
 
+def test_division_in_double_is_true_division():
+    from weft.operators.quantization.formats import SMALLEST_SCALE, Scheme, inverse_of, scale_of
+
+    word = torch.randint(
+        0x00800000, 0x7F800000, (2**18,), generator=torch.Generator().manual_seed(1), dtype=torch.int32
+    )
+    largest = word.view(torch.float32)
+    for format, made in FORMATS.items():
+        scale = scale_of(largest, Scheme(format, "row"))
+        assert scale.equal((largest / made.largest).clamp_min(SMALLEST_SCALE))
+        assert inverse_of(scale).equal(torch.ones_like(scale) / scale)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_compiler_gives_the_same_bits(format):
+    a = torch.randn(300, 1000, device="cuda", dtype=torch.bfloat16)
+    for granularity in GRANULARITIES:
+        torch._dynamo.reset()
+        compiled = torch.compile(lambda t, by=granularity: ops.quantize(t, format, by), fullgraph=True, dynamic=False)
+        (values, scale), (want, of) = compiled(a), ops.quantize(a, format, granularity)
+        assert scale.equal(of) and bits(values).equal(bits(want))
+
+
 # ---- bad input -------------------------------------------------------------------------------------------------------
 
 PLAIN = {"format": "int8"}

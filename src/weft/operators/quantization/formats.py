@@ -100,11 +100,17 @@ def absmax(x: Tensor, granularity: str, group_size: int) -> Tensor:
 
 def scale_of(largest: Tensor, scheme: Scheme) -> Tensor:
     """absmax / the format's largest value; with ``power_of_two`` the next power of two that is not smaller."""
-    # a tensor divides: by a number, PyTorch on CUDA multiplies with its rounded reciprocal
-    scale = largest / torch.full_like(largest, scheme.of.largest)
+    # Of fp32 numbers, a quotient in fp64 rounded to fp32 is the true one, also where a compiler divides fp32 approximately. A
+    # tensor divides: by a number, PyTorch on CUDA multiplies with its rounded reciprocal.
+    scale = (largest.double() / torch.full_like(largest, scheme.of.largest, dtype=torch.float64)).float()
     if scheme.power_of_two:
         scale = ((scale.view(torch.int32) + 0x7FFFFF) & 0x7F800000).view(torch.float32)
     return scale.clamp_min(SMALLEST_SCALE)
+
+
+def inverse_of(scale: Tensor) -> Tensor:
+    """1 / scale by true division."""
+    return scale.double().reciprocal().float()
 
 
 def spread(scale: Tensor, shape: tuple[int, ...], granularity: str, group_size: int) -> Tensor:

@@ -30,6 +30,7 @@ from weft.operators.quantization.formats import (
     GRANULARITIES,
     Scheme,
     absmax,
+    inverse_of,
     scale_of,
     scale_shape,
     spread,
@@ -62,8 +63,7 @@ def reference(
         made = scale_of(absmax(x, granularity, group_size), scheme)
     else:
         made = given(scale, x).to(torch.float32)
-    inverse = torch.ones_like(made) / made
-    y = x.float() * spread(inverse, tuple(x.shape), granularity, group_size)
+    y = x.float() * spread(inverse_of(made), tuple(x.shape), granularity, group_size)
     sixteen = None
     if rounding == "stochastic":
         seed, offset = drawn(x) if seed is None else (seed, offset)
