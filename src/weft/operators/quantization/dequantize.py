@@ -15,6 +15,7 @@ from weft.operators import mutants, peers
 from weft.operators.call import FLOATS, Choice, check_tensor, eager, either, on_gpu, rows_of, traced
 from weft.operators.launch import Plans
 from weft.operators.quantization.arguments import check_even, check_granularity, check_scale
+from weft.operators.quantization.calls import given
 from weft.operators.quantization.formats import (
     FORMATS,
     GRANULARITIES,
@@ -25,7 +26,6 @@ from weft.operators.quantization.formats import (
     values_shape,
 )
 from weft.operators.quantization.plans import inverse_plans
-from weft.operators.quantization.quantize import given
 from weft.operators.quantization.rounding import unpacked
 from weft.operators.random_inputs import LAYOUTS, _laid_out, random_tensor
 

@@ -78,13 +78,15 @@ def scale_shape(shape: tuple[int, ...], granularity: str, group_size: int) -> tu
 # ---- formulas, in fp32: the kernels compute the same, operation by operation -----------------------------------------
 
 
-def absmax(x: Tensor, granularity: str, group_size: int) -> Tensor:
-    """Of the elements that share a scale; NaN does not count, an infinity counts as the largest fp32 number."""
+def absmax(x: Tensor, granularity: str, group_size: int, finite: bool = False) -> Tensor:
+    """Of the elements that share a scale; NaN does not count, an infinity counts as the largest fp32 number (``finite``: there
+    are none)."""
     wanted = scale_shape(tuple(x.shape), granularity, group_size)
     if not x.numel():
         return torch.zeros(wanted, dtype=torch.float32, device=x.device)
     a = x.float().abs()
-    a = torch.where(a.isnan(), 0.0, a).clamp_max(LARGEST_FLOAT)
+    if not finite:
+        a = torch.where(a.isnan(), 0.0, a).clamp_max(LARGEST_FLOAT)
     n = x.shape[-1]
     if granularity == "tensor":
         return a.amax()

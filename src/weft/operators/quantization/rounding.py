@@ -116,13 +116,14 @@ def random_sixteen(shape: tuple[int, ...], seed: int | Tensor, offset: int, devi
     return halves.view(rows, per_row * GROUP)[:, :n].reshape(shape)
 
 
-def rounded(y: Tensor, format: str, sixteen: Tensor | None = None) -> Tensor:
-    """y (fp32) as values of the format, int4 not packed; nearest even, or stochastic with 16 random bits an element."""
+def rounded(y: Tensor, format: str, sixteen: Tensor | None = None, finite: bool = False) -> Tensor:
+    """y (fp32) as values of the format, int4 not packed; to nearest even, or stochastically by 16 random bits an element.
+    ``finite``: there is no NaN."""
     made = FORMATS[format]
     bounded = y.clamp(-made.largest, made.largest)
     if made.mantissa:
         return bounded.to(made.dtype) if sixteen is None else _stochastic_float(bounded, made, sixteen)
-    bounded = torch.where(y.isnan(), 0.0, bounded)
+    bounded = bounded if finite else torch.where(y.isnan(), 0.0, bounded)
     whole = bounded.round() if sixteen is None else (bounded + _uniform(sixteen)).floor()
     return whole.to(torch.int8)
 
