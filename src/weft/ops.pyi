@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor, dtype
 
 from weft.operators.call import Choice
+from weft.operators.sparse.csr import CSR
 
 def add(x: Tensor, y: Tensor) -> Tensor:
     """Sum of two tensors, with broadcasting."""
@@ -198,6 +199,9 @@ def silu(x: Tensor, *, inplace: bool = False) -> Tensor:
 
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
     """Softmax along one dimension."""
+
+def spmv(matrix: CSR, x: Tensor) -> Tensor:
+    """A sparse matrix times a vector."""
 
 def strided_access(x: Tensor, stride: int = 2) -> Tensor:
     """Every stride-th element of x, packed."""

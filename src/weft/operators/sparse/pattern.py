@@ -1,0 +1,115 @@
+"""Where a sparse matrix's stored elements lie: what must hold of row offsets and columns, what is computed once from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+INDICES = (torch.int32, torch.int64)
+VALUES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+def check_shape(kind: str, shape: Any) -> tuple[int, int]:
+    """The shape as two whole numbers. Raises TypeError or ValueError."""
+    try:
+        rows, columns = shape
+        whole = all(isinstance(n, int) and not isinstance(n, bool) for n in (rows, columns))
+    except (TypeError, ValueError):
+        whole = False
+    if not whole:
+        raise TypeError(f"{kind}: argument 'shape' is {shape!r}; expected two whole numbers (rows, columns)")
+    if rows < 0 or columns < 0:
+        raise ValueError(f"{kind}: argument 'shape' is {tuple(shape)}; expected no negative number")
+    return rows, columns
+
+
+def check_array(kind: str, name: str, value: Any, dtypes: tuple[torch.dtype, ...], ndim: int, like: Tensor) -> None:
+    """Raises unless ``value`` is a contiguous tensor of one of the dtypes and of ``ndim`` dimensions, on ``like``'s device."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{kind}: argument '{name}' is a {type(value).__name__}; expected a torch.Tensor")
+    if value.layout != torch.strided:
+        raise TypeError(f"{kind}: argument '{name}' has layout {value.layout}; expected a dense (strided) tensor")
+    if value.dtype not in dtypes:
+        words = " or ".join(str(d).removeprefix("torch.") for d in dtypes)
+        raise TypeError(
+            f"{kind}: argument '{name}' has dtype {str(value.dtype).removeprefix('torch.')}; expected {words}"
+        )
+    if value.ndim != ndim:
+        raise ValueError(f"{kind}: argument '{name}' has shape {tuple(value.shape)}; expected {ndim} dimension(s)")
+    if not value.is_contiguous():
+        raise ValueError(f"{kind}: argument '{name}' has strides {value.stride()}; expected a contiguous tensor")
+    if value.device != like.device:
+        raise ValueError(
+            f"{kind}: argument '{name}' is on {value.device} and 'row_offsets' on {like.device}; expected one device"
+        )
+
+
+def check_pattern(
+    kind: str, row_offsets: Tensor, columns: Tensor, stored: int, shape: tuple[int, int], row: str = "row"
+) -> None:
+    """Raises ValueError unless row_offsets [M + 1] rise from 0 to ``stored`` and columns [stored] lie in 0 … N - 1; the error
+    names the row. Waits for the device once (a second time to say what is wrong)."""
+    n = shape[1]
+    falling = row_offsets[1:] < row_offsets[:-1]
+    outside = (columns < 0) | (columns >= n)
+    found = (falling.any(), outside.any(), row_offsets[0], row_offsets[-1])
+    falls, strays, first, last = torch.stack([t.long() for t in found]).tolist()
+    if first != 0:
+        raise ValueError(f"{kind}: argument 'row_offsets' begins with {first}; expected 0")
+    if falls:
+        at = int(falling.nonzero()[0])
+        before, after = row_offsets[at : at + 2].tolist()
+        raise ValueError(
+            f"{kind}: argument 'row_offsets' falls from {before} to {after} at {row} {at}; expected offsets that never fall"
+        )
+    if last != stored:
+        raise ValueError(
+            f"{kind}: argument 'row_offsets' ends with {last}; expected {stored}, as many as there are columns and values"
+        )
+    if strays:
+        at = int(outside.nonzero()[0])
+        where = int(torch.searchsorted(row_offsets, at, right=True)) - 1
+        raise ValueError(
+            f"{kind}: argument 'columns' has {int(columns[at])} at position {at}, in {row} {where} "
+            f"({int(outside.sum())} such in all); expected 0 … {n - 1}"
+        )
+
+
+def rows_of_elements(row_offsets: Tensor, stored: int) -> Tensor:
+    """The row of each stored element, [Z] int64, without waiting for the device."""
+    counts = row_offsets.diff().long()
+    rows = torch.arange(len(counts), device=row_offsets.device)
+    return torch.repeat_interleave(rows, counts, output_size=stored)
+
+
+def transposed(row_offsets: Tensor, columns: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The pattern of the transposed matrix: its row offsets [N + 1], its columns [Z], and which element of the matrix each of
+    its elements is [Z]. Within a row they keep their order, so sums over them are the same every time."""
+    rows = rows_of_elements(row_offsets, len(columns))
+    ordered, order = torch.sort(columns, stable=True)
+    starts = torch.searchsorted(ordered, torch.arange(n + 1, device=columns.device, dtype=columns.dtype))
+    return starts.to(row_offsets.dtype), rows[order].to(columns.dtype), order
+
+
+class Kept:
+    """What was computed from a pattern, for as long as its tensors are the same and unchanged."""
+
+    def __init__(self, *tensors: Tensor):
+        self.tensors, self.versions = tensors, [_version(t) for t in tensors]
+        self.found: dict[Any, Any] = {}
+
+    def holds_for(self, *tensors: Tensor) -> bool:
+        pairs = zip(self.tensors, tensors, strict=True)
+        return all(a is b for a, b in pairs) and self.versions == [_version(t) for t in tensors]
+
+    def get(self, key: Any, make: Callable[[], Any]) -> Any:
+        if key not in self.found:
+            self.found[key] = make()
+        return self.found[key]
+
+
+def _version(t: Tensor) -> int:
+    return 0 if t.is_inference() else t._version

@@ -1,0 +1,182 @@
+"""Triton kernels of y = A·x: a group of lanes for each row (row-split), and equal parts of rows and elements (merge).
+
+Both read values and column indices once, as a stream that need not stay in the L1 cache, and gather x, which should.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.launch import INTERPRETING, Plan, Plans
+from weft.operators.sparse.balance import WIDEST, row_width
+
+ALIGNED = (
+    32  # elements: a merge part's tile begins at a multiple, so that its loads are wide and its head bits whole words
+)
+
+
+@triton.jit
+def row_split(offsets_ptr, columns_ptr, values_ptr, x_ptr, y_ptr, M, x_stride, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """y[m] = the sum over row m, of ROWS rows side by side, WIDTH elements of each at a time."""
+    m = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    begin = tl.load(offsets_ptr + m, mask=m < M, other=0)
+    length = tl.load(offsets_ptr + m + 1, mask=m < M, other=0) - begin
+    total = tl.zeros([ROWS, WIDTH], tl.float32)
+    for start in range(0, tl.max(length, axis=0), WIDTH):
+        k = start + tl.arange(0, WIDTH)
+        there = k[None, :] < length[:, None]
+        at = begin[:, None] + k[None, :]
+        column = tl.load(columns_ptr + at, mask=there, other=0, eviction_policy="evict_first").to(tl.int64)
+        value = tl.load(values_ptr + at, mask=there, other=0.0, eviction_policy="evict_first").to(tl.float32)
+        x = tl.load(x_ptr + column * x_stride, mask=there, other=0.0, eviction_policy="evict_last").to(tl.float32)
+        total += value * x
+    tl.store(y_ptr + m, tl.sum(total, axis=1).to(y_ptr.dtype.element_ty), mask=m < M)
+
+
+@triton.jit
+def add_within_rows(sum_a, begins_a, sum_b, begins_b):
+    """The join of a segmented sum: b's stands alone where a row begins in it."""
+    return tl.where(begins_b != 0, sum_b, sum_a + sum_b), begins_a | begins_b
+
+
+@triton.jit
+def merge_parts(
+    offsets_ptr, columns_ptr, values_ptr, x_ptr, rows_ptr, heads_ptr, y_ptr, open_ptr, closed_ptr, PATH, Z, x_stride,
+    ITEMS: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Part p of the merge path (of PATH = M + Z): at most ITEMS elements, whose products one segmented scan over a tile sums
+    within rows. Rows that begin and end here go to y; the row that began before and ends here leaves its sum in closed[p]; the
+    row that is open at the part's end leaves its in open[p]."""
+    p = tl.program_id(0).to(tl.int64)
+    first_row = tl.load(rows_ptr + p).to(tl.int64)
+    last_row = tl.load(rows_ptr + p + 1).to(tl.int64)
+    begin = p * ITEMS - first_row
+    end = tl.minimum((p + 1) * ITEMS, PATH) - last_row
+    base = begin // 32 * 32
+    columns_ptr += base
+    values_ptr += base
+    k = tl.arange(0, TILE)
+    first, upto = (begin - base).to(tl.int32), (end - base).to(tl.int32)
+    wide = (upto + 31) // 32 * 32
+    blocks = k < wide  # changes every 32 elements, so loads stay wide (made out here: in the branch Triton loses that)
+    if base + wide <= Z:
+        column = tl.load(columns_ptr + k, mask=blocks, other=0, eviction_policy="evict_first")
+        value = tl.load(values_ptr + k, mask=blocks, other=0.0, eviction_policy="evict_first")
+    else:
+        column = tl.load(columns_ptr + k, mask=k < upto, other=0, eviction_policy="evict_first")
+        value = tl.load(values_ptr + k, mask=k < upto, other=0.0, eviction_policy="evict_first")
+    here = (k >= first) & (k < upto)
+    x = tl.load(x_ptr + column.to(tl.int64) * x_stride, mask=here, other=0.0, eviction_policy="evict_last")
+    product = tl.where(here, value.to(tl.float32) * x.to(tl.float32), 0.0)
+    word = tl.load(heads_ptr + base // 32 + (k >> 5), mask=blocks, other=0)
+    begins = (word >> (k & 31)) & 1
+    sums, _ = tl.associative_scan((product, begins), 0, add_within_rows)
+
+    for start in range(first_row, last_row + 1, ROWS):
+        row = start + tl.arange(0, ROWS)
+        row_begin = tl.load(offsets_ptr + row, mask=row <= last_row, other=0).to(tl.int64)
+        row_end = tl.load(offsets_ptr + row + 1, mask=row < last_row, other=0).to(tl.int64)
+        row_end = tl.where(row < last_row, row_end, end)  # the open row ends with the part
+        last = tl.minimum(tl.maximum(row_end - 1 - base, 0), TILE - 1).to(tl.int32)
+        total = tl.gather(sums, last, 0)
+        total = tl.where(row_end > tl.maximum(row_begin, begin), total, 0.0)
+        whole = (row < last_row) & (row_begin >= begin)
+        tl.store(y_ptr + row, total.to(y_ptr.dtype.element_ty), mask=whole)
+        tl.store(closed_ptr + p + row * 0, total, mask=(row < last_row) & (row_begin < begin))
+        tl.store(open_ptr + p + row * 0, total, mask=row == last_row)
+
+
+@triton.jit
+def add_open(rows_ptr, runs_ptr, open_ptr, closed_ptr, y_ptr, PARTS, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """Rows that cuts split: y = the sums that parts p … p + runs[p] - 1 left open, in their order, and what closed it."""
+    p = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    run = tl.load(runs_ptr + p, mask=p < PARTS, other=0)
+    k = tl.arange(0, WIDTH)
+    total = tl.zeros([ROWS, WIDTH], tl.float32)
+    for start in range(0, tl.max(run, axis=0), WIDTH):
+        there = start + k[None, :] < run[:, None]
+        total += tl.load(open_ptr + p[:, None] + start + k[None, :], mask=there, other=0.0)
+    split = run > 0
+    row = tl.load(rows_ptr + p + 1, mask=split, other=0)
+    closed = tl.load(closed_ptr + p + run, mask=split, other=0.0)
+    y = tl.sum(total, axis=1) + closed
+    tl.store(y_ptr + row, y.to(y_ptr.dtype.element_ty), mask=split)
+
+
+# ---- plans -----------------------------------------------------------------------------------------------------------
+
+
+def row_heuristic(sm: int, dtype: torch.dtype, width: int) -> Config:
+    """8 elements a thread: so many gathers are on their way at once."""
+    return {"TILE": 1024, "num_warps": 4}
+
+
+def row_candidates(sm: int, dtype: torch.dtype, width: int) -> Any:
+    every = grid_of({"TILE": (256, 512, 1024, 2048, 4096, 8192), "num_warps": (1, 2, 4, 8)})
+    return [c for c in every if 4 <= c["TILE"] // (32 * c["num_warps"]) <= 64]
+
+
+def merge_heuristic(sm: int, dtype: torch.dtype) -> Config:
+    return {"TILE": 2048, "num_warps": 4}
+
+
+def merge_candidates(sm: int, dtype: torch.dtype) -> Any:
+    every = grid_of({"TILE": (512, 1024, 2048, 4096), "num_warps": (2, 4, 8)})
+    return [c for c in every if 4 <= c["TILE"] // (32 * c["num_warps"]) <= 32]
+
+
+rows_configuration = Configurations(__file__, "row_split", row_heuristic, row_candidates)
+merge_configuration = Configurations(__file__, "merge", merge_heuristic, merge_candidates)
+
+
+def row_plan(offsets: Tensor, columns: Tensor, values: Tensor, x: Tensor) -> Plan:
+    """Of ``(offsets, columns, values, x, y)``."""
+    m, width = len(offsets) - 1, row_width(len(offsets) - 1, len(values))
+    config = rows_configuration(values.device, values.dtype, width)
+    rows = max(min(config["TILE"], 256 if INTERPRETING else WIDEST * 128) // width, 1)
+    return Plan(
+        row_split, (triton.cdiv(m, rows),), (m, x.stride(0)), {"ROWS": rows, "WIDTH": width}, config["num_warps"]
+    )
+
+
+def merge_tile(values: Tensor) -> int:
+    """Elements of a part's tile; small in the interpreter, which calls a scan's function once an element."""
+    tile = merge_configuration(values.device, values.dtype)["TILE"]
+    return 128 if INTERPRETING else tile
+
+
+def merge_items(values: Tensor) -> int:
+    """Rows and elements of a part: what a tile holds wherever it begins."""
+    return merge_tile(values) - ALIGNED
+
+
+class MergePlan:
+    """Of ``(offsets, columns, values, x, rows, heads, runs, y)``: the parts, then the rows that they share."""
+
+    def __init__(
+        self, offsets: Tensor, columns: Tensor, values: Tensor, x: Tensor, rows: Tensor, heads: Tensor, runs: Tensor
+    ):
+        m, z, self.parts = len(offsets) - 1, len(values), len(runs)
+        config = merge_configuration(values.device, values.dtype)
+        tile, items = merge_tile(values), merge_items(values)
+        rows_at_once = min(bucket(items * m // max(m + z, 1) + 2, 32), tile)  # one step, if rows lie evenly
+        constants = {"ITEMS": items, "TILE": tile, "ROWS": rows_at_once}
+        self.sums = Plan(merge_parts, (self.parts,), (m + z, z, x.stride(0)), constants, config["num_warps"])
+        self.add = Plan(add_open, (triton.cdiv(self.parts, 8),), (self.parts,), {"ROWS": 8, "WIDTH": 128}, 4)
+
+    def __call__(
+        self, offsets: Tensor, columns: Tensor, values: Tensor, x: Tensor, rows: Tensor, heads: Tensor, runs: Tensor, y: Tensor
+    ) -> None:  # fmt: skip
+        opened, closed = torch.empty((2, self.parts), dtype=torch.float32, device=y.device)
+        self.sums(offsets, columns, values, x, rows, heads, y, opened, closed)
+        self.add(rows, runs, opened, closed, y)
+
+
+row_plans = Plans(row_plan)
+merge_plans = Plans(MergePlan)

@@ -1,0 +1,261 @@
+"""Sparse containers and products where what is asked of every operator does not reach: validation, conversions, what is kept
+with a matrix, the choice of a kernel, gradients of the values."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from where import DEVICE
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from weft import ops  # noqa: E402
+from weft.definition import workload  # noqa: E402
+from weft.operators.sparse import CSR, balance, spmv  # noqa: E402
+from weft.operators.sparse.pattern import rows_of_elements  # noqa: E402
+from weft.operators.sparse.random_matrices import random_csr  # noqa: E402
+
+pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+
+
+def ints(*numbers, dtype=torch.int32):
+    return torch.tensor(numbers, dtype=dtype, device=DEVICE)
+
+
+def floats(*numbers, dtype=torch.float32):
+    return torch.tensor(numbers, dtype=dtype, device=DEVICE)
+
+
+def drawn(m=20, n=30, r=5, **options) -> CSR:
+    return random_csr(workload("fp32", M=m, N=n, R=r, **options), torch.Generator(DEVICE).manual_seed(1), DEVICE)
+
+
+def vector(n, seed=2):
+    return torch.randn(n, generator=torch.Generator(DEVICE).manual_seed(seed), device=DEVICE)
+
+
+# ---- the container ---------------------------------------------------------------------------------------------------
+
+GOOD = {
+    "row_offsets": lambda: ints(0, 2, 2, 3),
+    "columns": lambda: ints(3, 0, 3),
+    "values": lambda: floats(1, 2, 3),
+    "shape": lambda: (3, 4),
+}
+
+REFUSED = [
+    ({"row_offsets": lambda: [0, 2, 2, 3]}, TypeError, ["'row_offsets'", "list", "torch.Tensor"]),
+    ({"row_offsets": lambda: floats(0, 2, 2, 3)}, TypeError, ["'row_offsets'", "float32", "int32 or int64"]),
+    ({"columns": lambda: ints(3, 0, 3, dtype=torch.int16)}, TypeError, ["'columns'", "int16", "int32 or int64"]),
+    ({"values": lambda: ints(1, 2, 3)}, TypeError, ["'values'", "int32", "float32"]),
+    ({"values": lambda: floats(1, 2, 3).to_sparse()}, TypeError, ["'values'", "torch.sparse_coo", "dense"]),
+    ({"values": lambda: floats(1, 2, 3)[:, None]}, ValueError, ["'values'", "(3, 1)", "1 dimension"]),
+    ({"values": lambda: floats(1, 2, 3, 4, 5, 6)[::2]}, ValueError, ["'values'", "(2,)", "contiguous"]),
+    ({"values": lambda: floats(1, 2)}, ValueError, ["'values'", "2", "'columns' 3", "same number"]),
+    ({"row_offsets": lambda: ints(0, 2, 3)}, ValueError, ["'row_offsets'", "3 elements", "expected 4"]),
+    ({"row_offsets": lambda: ints(1, 2, 2, 3)}, ValueError, ["'row_offsets'", "begins with 1", "expected 0"]),
+    ({"row_offsets": lambda: ints(0, 2, 1, 3)}, ValueError, ["falls from 2 to 1", "row 1"]),
+    ({"row_offsets": lambda: ints(0, 2**31 - 1, -(2**31), 3)}, ValueError, ["falls from 2147483647", "row 1"]),
+    ({"row_offsets": lambda: ints(0, 2, 2, 4)}, ValueError, ["ends with 4", "expected 3"]),
+    ({"columns": lambda: ints(3, 0, 4)}, ValueError, ["'columns'", "4 at position 2", "row 2", "0 … 3"]),
+    ({"columns": lambda: ints(3, -1, 3)}, ValueError, ["'columns'", "-1 at position 1", "row 0", "0 … 3"]),
+    ({"shape": lambda: 3}, TypeError, ["'shape'", "3", "two whole numbers"]),
+    ({"shape": lambda: (3, 4.0)}, TypeError, ["'shape'", "4.0", "two whole numbers"]),
+    ({"shape": lambda: (-3, 4)}, ValueError, ["'shape'", "(-3, 4)", "negative"]),
+    (
+        {"columns": lambda: torch.zeros(3, dtype=torch.int32, device="meta")},
+        ValueError,
+        ["'columns'", "meta", "device"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("changed", "kind", "words"), REFUSED, ids=[" ".join(w) for _, _, w in REFUSED])
+def test_a_matrix_that_is_none_is_refused(changed, kind, words):
+    with pytest.raises(kind) as caught:
+        CSR(**{name: make() for name, make in {**GOOD, **changed}.items()})
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_the_indices_are_looked_at_unless_told_otherwise():
+    given = {name: make() for name, make in GOOD.items()}
+    given["columns"] = ints(3, 0, 4)
+    assert CSR(**given, check=False).stored == 3
+    assert repr(CSR(**{name: make() for name, make in GOOD.items()})) == f"CSR(3 × 4, 3 stored, float32, {DEVICE}" + (
+        ":0)" if DEVICE == "cuda" else ")"
+    )
+
+
+def test_torch_and_back():
+    matrix = drawn(rows="skewed", columns="few")
+    dense = matrix.to_dense()
+    assert dense.count_nonzero() < matrix.stored  # duplicates
+    back = CSR.from_torch(matrix.to_torch())
+    assert back.columns.data_ptr() == matrix.columns.data_ptr() and back.values.data_ptr() == matrix.values.data_ptr()
+    for layout in (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc):
+        again = CSR.from_torch(dense.to_sparse(layout=layout))
+        assert again.to_dense().equal(dense), layout
+    blocks = CSR.from_torch(dense.to_sparse_bsr((2, 3)))
+    assert blocks.to_dense().equal(dense) and CSR.from_torch(dense).to_dense().equal(dense)
+    rows = rows_of_elements(matrix.row_offsets, matrix.stored)
+    twice = torch.sparse_coo_tensor(
+        torch.stack([rows, matrix.columns.long()]), matrix.values, matrix.shape, check_invariants=True
+    )
+    assert CSR.from_torch(twice).stored == matrix.stored  # an uncoalesced one stays so
+
+
+@pytest.mark.parametrize(("wrong", "kind"), [(torch.zeros(3), ValueError), ([1], TypeError)])
+def test_what_is_no_matrix_is_not_converted(wrong, kind):
+    with pytest.raises(kind, match=r"CSR\.from_torch: argument 'a'"):
+        CSR.from_torch(wrong)
+
+
+def test_scipy_and_back():
+    sparse = pytest.importorskip("scipy.sparse")
+    matrix = drawn()
+    theirs = matrix.to_scipy()
+    x = vector(30)
+    assert torch.allclose(torch.from_numpy(theirs @ x.cpu().numpy()).to(DEVICE), ops.spmv(matrix, x), atol=1e-5)
+    for form in (theirs, sparse.coo_matrix(theirs), sparse.csc_array(theirs)):
+        assert torch.allclose(CSR.from_scipy(form, DEVICE).to_dense(), matrix.to_dense())
+
+
+# ---- what is kept with a matrix --------------------------------------------------------------------------------------
+
+
+def test_what_was_computed_is_kept_for_the_pattern_and_no_longer():
+    matrix = drawn()
+    made = []
+
+    def make():
+        made.append(0)
+        return len(made)
+
+    assert matrix.kept("it", make) == matrix.kept("it", make) == 1
+    other = matrix.with_values(matrix.values * 2)
+    assert other.kept("it", make) == 1
+    matrix.values.zero_()
+    assert matrix.kept("it", make) == 1
+    matrix.columns.flip(0)
+    assert matrix.kept("it", make) == 1
+    matrix.columns.copy_(matrix.columns.flip(0))
+    assert matrix.kept("it", make) == 2
+    with pytest.raises(ValueError, match="'values' has 3 elements; expected 100"):
+        matrix.with_values(floats(1, 2, 3))
+
+
+def test_a_pattern_that_changed_in_place_gives_its_own_product():
+    matrix, x = drawn(rows="skewed"), vector(30)
+    for kernel in ("merge", "row_split"):
+        spmv.spmv.find(kernel).function(matrix, x)
+        matrix.row_offsets[1:-1] = matrix.row_offsets[-1]  # all elements in the first row
+        got = spmv.spmv.find(kernel).function(matrix, x)
+        torch.testing.assert_close(got, spmv.reference(matrix, x))
+        assert int(got.count_nonzero()) <= 1
+
+
+@pytest.mark.parametrize("rows", ["random", "even", "skewed", "one"])
+@pytest.mark.parametrize(("m", "r"), [(100, 10), (300, 1), (1, 200), (7, 0)])
+def test_parts_of_the_merge_path_are_equal_and_cover_everything(rows, m, r):
+    matrix, items, z = drawn(m, 50, r, rows=rows), 32, m * r
+    cut = balance.partition(matrix, items)
+    first_row = cut.rows.long()
+    first_element = (torch.arange(cut.parts + 1, device=DEVICE) * items).clamp(max=m + z) - first_row
+    assert first_row[0] == 0 and first_row[-1] == m and first_element[-1] == z
+    done = first_row.diff() + first_element.diff()
+    assert (done[:-1] == items).all() and 0 < done[-1] <= items
+    offsets = matrix.row_offsets.long()
+    inside = first_row < m
+    assert (offsets[first_row[inside]] <= first_element[inside]).all()
+    assert (first_element[inside] <= offsets[first_row[inside] + 1]).all()
+    begins = {int(o) for o in offsets}
+    bits = [int(cut.heads[z // 32]) >> z % 32 & 1 for z in range(z)]
+    assert bits == [int(z in begins) for z in range(z)]
+
+
+def test_even_rows_are_split_by_rows_and_uneven_ones_by_work():
+    x = vector(30)
+    even = ops.explain("spmv", drawn(64, 30, 16, rows="even"), x)
+    skewed = ops.explain("spmv", drawn(640, 30, 8, rows="one"), x)
+    if DEVICE == "cuda" or spmv.on_gpu(x):
+        assert even.implementation == "row_split" and "mean row 16.0, longest 16, 0 empty" in even.reason
+        assert skewed.implementation == "merge" and "longest 5120, 639 empty" in skewed.reason
+    found = balance.statistics(drawn(64, 30, 16, rows="even"))
+    assert (found.mean, found.longest, found.empty, found.padding) == (16.0, 16, 0, 1.0)
+    assert balance.statistics(drawn(5, 4, 0)).empty == 5
+
+
+# ---- products --------------------------------------------------------------------------------------------------------
+
+
+def test_duplicates_add_up_and_order_does_not_matter():
+    matrix = CSR(ints(0, 3, 3, 4), ints(2, 0, 2, 1), floats(1, 2, 4, 8), (3, 3))
+    assert ops.spmv(matrix, floats(1, 10, 100)).tolist() == [502, 0, 80]
+
+
+@pytest.mark.parametrize("kernel", ["row_split", "merge"])
+def test_a_row_is_not_touched_by_its_neighbours_infinities(kernel):
+    matrix = drawn(40, 30, 10)
+    middle = int(matrix.row_offsets[20])
+    values = matrix.values.clone()
+    values[middle] = torch.inf
+    got = spmv.spmv.find(kernel).function(matrix.with_values(values), vector(30).abs())
+    assert got[20].isinf() and got.isfinite().sum() == 39
+
+
+@pytest.mark.parametrize("kernel", ["row_split", "merge", ""])
+def test_gradients_of_values_and_vector(kernel):
+    matrix, x, dy = drawn(rows="skewed"), vector(30), vector(20, 3)
+    function = spmv.spmv.find(kernel).function if kernel else ops.spmv
+    leaves = [matrix.values.clone().requires_grad_(), x.clone().requires_grad_()]
+    got = torch.autograd.grad(function(matrix.with_values(leaves[0]), leaves[1]), leaves, dy)
+    want = torch.autograd.grad(spmv.reference(matrix.with_values(leaves[0]), leaves[1]), leaves, dy)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_the_gradient_uses_the_values_as_they_are_now():
+    """The transposed pattern is kept, its values are not."""
+    matrix, x, dy = drawn(), vector(30).requires_grad_(), vector(20, 3)
+    (first,) = torch.autograd.grad(ops.spmv(matrix, x), x, dy)
+    matrix.values.mul_(2)
+    (second,) = torch.autograd.grad(ops.spmv(matrix, x), x, dy)
+    torch.testing.assert_close(second, 2 * first)
+
+
+CALLS = [
+    (lambda: (drawn().to_dense(), vector(30)), TypeError, ["'matrix'", "Tensor", "CSR.from_torch"]),
+    (lambda: (drawn(), vector(20)), ValueError, ["'x'", "(20,)", "(30,)"]),
+    (lambda: (drawn(), vector(30)[:, None]), ValueError, ["'x'", "(30, 1)", "(30,)"]),
+    (lambda: (drawn(), vector(30).half()), TypeError, ["'x'", "float16", "float32", "same dtype"]),
+    (lambda: (drawn(), [1.0]), TypeError, ["'x'", "list", "torch.Tensor"]),
+    (lambda: (drawn(), torch.empty(30, device="meta")), ValueError, ["'x'", "meta", "one device"]),
+    (
+        lambda: (drawn().with_values(drawn().values.double()), vector(30).double()),
+        TypeError,
+        ["'matrix.values'", "float64", "float32, float16 or bfloat16"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "kind", "words"), CALLS, ids=[" ".join(w) for _, _, w in CALLS])
+def test_a_product_of_what_does_not_fit_is_refused(call, kind, words):
+    with pytest.raises(kind) as caught:
+        ops.spmv(*call())
+    assert re.match("spmv: argument", str(caught.value))
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.gpu
+def test_the_public_product_waits_for_nothing_once_a_matrix_is_known():
+    matrix, x = drawn(3000, 3000, 16, rows="skewed"), vector(3000)
+    ops.spmv(matrix, x)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        ops.spmv(matrix.with_values(matrix.values * 2), x)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
