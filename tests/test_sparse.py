@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 from weft import ops  # noqa: E402
 from weft.definition import workload  # noqa: E402
-from weft.operators.sparse import CSR, balance, spmv  # noqa: E402
+from weft.operators.sparse import CSR, balance, spmm, spmv  # noqa: E402
 from weft.operators.sparse.pattern import rows_of_elements  # noqa: E402
 from weft.operators.sparse.random_matrices import random_csr  # noqa: E402
 
@@ -206,13 +206,16 @@ def test_a_row_is_not_touched_by_its_neighbours_infinities(kernel):
     assert got[20].isinf() and got.isfinite().sum() == 39
 
 
+@pytest.mark.parametrize("columns", [0, 1, 5, 200])
 @pytest.mark.parametrize("kernel", ["row_split", "merge", ""])
-def test_gradients_of_values_and_vector(kernel):
-    matrix, x, dy = drawn(rows="skewed"), vector(30), vector(20, 3)
-    function = spmv.spmv.find(kernel).function if kernel else ops.spmv
+def test_gradients_of_values_and_of_what_they_are_multiplied_by(kernel, columns):
+    module, op = (spmm, spmm.spmm) if columns else (spmv, spmv.spmv)
+    matrix = drawn(8, 12, 4, rows="skewed")
+    x, dy = ((vector(n * max(columns, 1), n).view((n, columns) if columns else n)) for n in (12, 8))
+    function = op.find(kernel).function if kernel else op.public
     leaves = [matrix.values.clone().requires_grad_(), x.clone().requires_grad_()]
     got = torch.autograd.grad(function(matrix.with_values(leaves[0]), leaves[1]), leaves, dy)
-    want = torch.autograd.grad(spmv.reference(matrix.with_values(leaves[0]), leaves[1]), leaves, dy)
+    want = torch.autograd.grad(module.reference(matrix.with_values(leaves[0]), leaves[1]), leaves, dy)
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b)
 
@@ -248,6 +251,21 @@ def test_a_product_of_what_does_not_fit_is_refused(call, kind, words):
     assert re.match("spmv: argument", str(caught.value))
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("b", "kind", "words"),
+    [
+        (lambda: vector(30), ValueError, ["'b'", "(30,)", "(30, K)"]),
+        (lambda: vector(60).view(20, 3), ValueError, ["'b'", "(20, 3)", "(30, K)"]),
+        (lambda: vector(60).view(30, 2).half(), TypeError, ["'b'", "float16", "float32", "same dtype"]),
+        (lambda: drawn(), TypeError, ["'b'", "CSR", "torch.Tensor"]),
+    ],
+)
+def test_a_dense_matrix_that_does_not_fit_is_refused(b, kind, words):
+    with pytest.raises(kind) as caught:
+        ops.spmm(drawn(), b())
+    assert all(word in str(caught.value) for word in words)
 
 
 @pytest.mark.gpu

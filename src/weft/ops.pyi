@@ -200,6 +200,9 @@ def silu(x: Tensor, *, inplace: bool = False) -> Tensor:
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
     """Softmax along one dimension."""
 
+def spmm(matrix: CSR, b: Tensor) -> Tensor:
+    """A sparse matrix times a dense one."""
+
 def spmv(matrix: CSR, x: Tensor) -> Tensor:
     """A sparse matrix times a vector."""
 
