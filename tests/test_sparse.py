@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 from weft import ops  # noqa: E402
 from weft.definition import workload  # noqa: E402
-from weft.operators.sparse import CSR, balance, spmm, spmv  # noqa: E402
+from weft.operators.sparse import CSR, SELL, balance, spmm, spmv  # noqa: E402
 from weft.operators.sparse.pattern import rows_of_elements  # noqa: E402
 from weft.operators.sparse.random_matrices import random_csr  # noqa: E402
 
@@ -123,6 +123,52 @@ def test_scipy_and_back():
         assert torch.allclose(CSR.from_scipy(form, DEVICE).to_dense(), matrix.to_dense())
 
 
+# ---- slices ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("slice_rows", "window"), [(1, 1), (4, 1), (4, 8), (32, 1024), (5, 7)])
+@pytest.mark.parametrize("shape", [(20, 30, 5), (70, 30, 2), (6, 4, 0), (0, 4, 1)])
+def test_slices_hold_the_matrix(slice_rows, window, shape):
+    matrix = drawn(*shape, rows="skewed")
+    made = SELL.from_csr(matrix, slice_rows, window)
+    back = made.to_csr()
+    assert back.row_offsets.equal(matrix.row_offsets) and back.columns.equal(matrix.columns)
+    assert back.values.equal(matrix.values)
+    rows = made.rows.long()
+    assert rows.sort().values.equal(torch.arange(shape[0], device=DEVICE))
+    assert (rows // window).equal(torch.arange(shape[0], device=DEVICE) // window)  # sorted within windows only
+    for at in range(0, shape[0], window):
+        assert (made.lengths[at : at + window].diff() <= 0).all()
+    x = vector(shape[1])
+    torch.testing.assert_close(ops.spmv(made, x), spmv.reference(matrix, x))
+
+
+def test_what_pads_is_never_multiplied():
+    made, x = SELL.from_csr(drawn(rows="skewed"), 4, 1), vector(30).abs()
+    at = made.slice_offsets.long()[torch.arange(20, device=DEVICE) // 4] + torch.arange(20, device=DEVICE) % 4
+    width = (made.slice_offsets.diff() // 4)[torch.arange(20, device=DEVICE) // 4]
+    padded = made.lengths < width
+    assert padded.any()
+    made.values[(at + 4 * (width - 1))[padded]] = torch.nan
+    assert ops.spmv(made, x).isfinite().all()
+
+
+def test_slices_follow_values_that_change():
+    matrix, x = drawn(), vector(30)
+    first = spmv.spmv.find("sell").function(matrix, x)
+    matrix.values.mul_(2)
+    torch.testing.assert_close(spmv.spmv.find("sell").function(matrix, x), 2 * first)
+
+
+def test_slices_have_no_gradient_and_say_so():
+    with pytest.raises(NotImplementedError, match="SELL matrix has no gradients; expected a CSR"):
+        ops.spmv(SELL.from_csr(drawn()), vector(30).requires_grad_())
+    with pytest.raises(ValueError, match="'slice_rows' is 0; expected a whole number, 1 or more"):
+        SELL.from_csr(drawn(), 0)
+    with pytest.raises(TypeError, match="'matrix' is a Tensor; expected a CSR"):
+        SELL.from_csr(vector(3))
+
+
 # ---- what is kept with a matrix --------------------------------------------------------------------------------------
 
 
@@ -148,8 +194,9 @@ def test_what_was_computed_is_kept_for_the_pattern_and_no_longer():
 
 
 def test_a_pattern_that_changed_in_place_gives_its_own_product():
-    matrix, x = drawn(rows="skewed"), vector(30)
-    for kernel in ("merge", "row_split"):
+    x = vector(30)
+    for kernel in ("merge", "row_split", "sell"):
+        matrix = drawn(rows="skewed")
         spmv.spmv.find(kernel).function(matrix, x)
         matrix.row_offsets[1:-1] = matrix.row_offsets[-1]  # all elements in the first row
         got = spmv.spmv.find(kernel).function(matrix, x)
@@ -196,7 +243,7 @@ def test_duplicates_add_up_and_order_does_not_matter():
     assert ops.spmv(matrix, floats(1, 10, 100)).tolist() == [502, 0, 80]
 
 
-@pytest.mark.parametrize("kernel", ["row_split", "merge"])
+@pytest.mark.parametrize("kernel", ["row_split", "merge", "sell"])
 def test_a_row_is_not_touched_by_its_neighbours_infinities(kernel):
     matrix = drawn(40, 30, 10)
     middle = int(matrix.row_offsets[20])

@@ -7,6 +7,7 @@ from torch import Tensor, dtype
 
 from weft.operators.call import Choice
 from weft.operators.sparse.csr import CSR
+from weft.operators.sparse.sell import SELL
 
 def add(x: Tensor, y: Tensor) -> Tensor:
     """Sum of two tensors, with broadcasting."""
@@ -203,7 +204,7 @@ def softmax(x: Tensor, dim: int = -1) -> Tensor:
 def spmm(matrix: CSR, b: Tensor) -> Tensor:
     """A sparse matrix times a dense one."""
 
-def spmv(matrix: CSR, x: Tensor) -> Tensor:
+def spmv(matrix: CSR | SELL, x: Tensor) -> Tensor:
     """A sparse matrix times a vector."""
 
 def strided_access(x: Tensor, stride: int = 2) -> Tensor:

@@ -1,5 +1,6 @@
 """Sparse matrices and their products: containers, products with vectors and with dense matrices."""
 
 from weft.operators.sparse.csr import CSR
+from weft.operators.sparse.sell import SELL
 
-__all__ = ["CSR"]
+__all__ = ["CSR", "SELL"]

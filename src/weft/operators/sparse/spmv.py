@@ -15,11 +15,13 @@ from weft.definition import BYTES, Cost, Mutant, Operator, Tolerance, Workload, 
 from weft.operators import mutants
 from weft.operators.call import Choice, check_same, check_tensor, on_gpu, traced
 from weft.operators.random_inputs import random_tensor
+from weft.operators.sparse import sell
 from weft.operators.sparse.balance import partition, statistics
 from weft.operators.sparse.csr import CSR
 from weft.operators.sparse.gradient import Product
 from weft.operators.sparse.pattern import rows_of_elements
 from weft.operators.sparse.random_matrices import OPTIONS, distinct, random_csr, stored
+from weft.operators.sparse.sell import SELL
 from weft.operators.sparse.spmv_kernels import merge_items, merge_plans, row_plans
 
 MOST_PADDING = 2.0  # lanes that row-split may occupy for each stored element
@@ -66,7 +68,11 @@ def _merge(matrix: CSR, x: Tensor, y: Tensor) -> None:
     merge_plans.of(tensors)(*tensors, y)
 
 
-LAUNCHES = {"row_split": _row_split, "merge": _merge}
+def _sell(matrix: CSR, x: Tensor, y: Tensor) -> None:
+    sell.launch(sell.sell_of(matrix), x, y)
+
+
+LAUNCHES = {"row_split": _row_split, "merge": _merge, "sell": _sell}
 
 
 def chosen(matrix: CSR) -> tuple[str, str]:
@@ -232,16 +238,22 @@ def merge(matrix: CSR, x: Tensor) -> Tensor:
     return product(matrix, x, "merge")
 
 
+@spmv.implementation("sell", backend="triton", arch=">=sm_80")
+def sell_c_sigma(matrix: CSR, x: Tensor) -> Tensor:
+    """Over slices, into which the matrix is brought once for its values: that is not in the time of later calls."""
+    return product(matrix, x, "sell")
+
+
 spmv.implementation("torch")(torch_spmv)
 
 # ---- what users call -------------------------------------------------------------------------------------------------
 
 
-def check(matrix: CSR, x: Tensor) -> None:
-    if not isinstance(matrix, CSR):
+def check(matrix: CSR | SELL, x: Tensor) -> None:
+    if not isinstance(matrix, (CSR, SELL)):
         raise TypeError(
             f"spmv: argument 'matrix' is a {type(matrix).__name__}; expected a weft.operators.sparse.CSR "
-            "(CSR.from_torch, CSR.from_scipy)"
+            "(CSR.from_torch, CSR.from_scipy) or SELL"
         )
     check_tensor("spmv", "matrix.values", matrix.values)
     check_tensor("spmv", "x", x)
@@ -253,23 +265,25 @@ def check(matrix: CSR, x: Tensor) -> None:
 
 
 @spmv.choice
-def choose(matrix: CSR, x: Tensor) -> Choice:
+def choose(matrix: CSR | SELL, x: Tensor) -> Choice:
     check(matrix, x)
     if not on_gpu(x):
         return Choice("torch", "the tensors are on the CPU, where weft runs the reference")
     if traced(matrix.values, x):
         return Choice("torch", "traced: PyTorch's own operators, which a compiler fuses with their neighbours")
-    if not matrix.stored:
+    if not len(matrix.values):
         return Choice("torch", "no stored elements: nothing to launch")
+    if isinstance(matrix, SELL):
+        return Choice("sell", "the matrix is in slices: the kernel for them")
     return Choice(*chosen(matrix))
 
 
 @spmv.function
-def spmv_function(matrix: CSR, x: Tensor) -> Tensor:
+def spmv_function(matrix: CSR | SELL, x: Tensor) -> Tensor:
     """A sparse matrix times a vector.
 
     Args:
-        matrix: [M, N]; values in float32, float16 or bfloat16.
+        matrix: [M, N]; values in float32, float16 or bfloat16. A SELL has no gradients.
         x: [N], of the values' dtype and device, any stride.
 
     Returns:
@@ -277,8 +291,9 @@ def spmv_function(matrix: CSR, x: Tensor) -> Tensor:
         values and x are cast as ``torch.mv`` casts them.
 
     Raises:
-        TypeError: not a :class:`CSR`, dtypes that differ or are not these.
+        TypeError: not a :class:`CSR` or :class:`SELL`, dtypes that differ or are not these.
         ValueError: an x of another length or device.
+        NotImplementedError: a gradient is wanted through a SELL.
 
     The first call with a matrix computes its row statistics, which waits for the device; later calls wait for nothing. Make it
     before a CUDA graph is captured. Gradients: of x by the transposed matrix, whose pattern is kept; of the values.
@@ -286,9 +301,23 @@ def spmv_function(matrix: CSR, x: Tensor) -> Tensor:
     Merge-based parts: Merrill & Garland, "Merge-based parallel sparse matrix-vector multiplication", SC16.
     """
     choice = choose(matrix, x)
+    if isinstance(matrix, SELL):
+        return _sell_product(matrix, x, choice.implementation)
     if x.is_cuda and torch.is_autocast_enabled("cuda"):
         dtype = torch.get_autocast_dtype("cuda")
         matrix, x = matrix.with_values(matrix.values.to(dtype)), x.to(dtype)
     if choice.implementation == "torch":
         return reference(matrix, x)
     return product(matrix, x, choice.implementation)
+
+
+def _sell_product(matrix: SELL, x: Tensor, kernel: str) -> Tensor:
+    if torch.is_grad_enabled() and (x.requires_grad or matrix.values.requires_grad):
+        raise NotImplementedError(
+            "spmv: a SELL matrix has no gradients; expected a CSR, or a call under torch.no_grad()"
+        )
+    if kernel == "torch":
+        return reference(matrix.to_csr(), x)
+    y = x.new_empty(matrix.shape[0])
+    sell.launch(matrix, x, y)
+    return y

@@ -1,0 +1,160 @@
+"""``SELL``: a sparse matrix in slices of C rows, column by column, its rows sorted by length within windows of σ rows.
+
+SELL-C-σ: Kreutzer, Hager, Wellein, Fehske & Bishop, "A unified sparse matrix data format for efficient general sparse
+matrix-vector multiplication on modern processors with wide SIMD units", SIAM J. Sci. Comput. 36(5), 2014 (arXiv 1307.6209).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.launch import Plan, Plans
+from weft.operators.sparse.csr import CSR
+from weft.operators.sparse.pattern import rows_of_elements
+
+SLICE, WINDOW = 32, 1024  # C: a warp's lanes; σ: so many rows' results lie within 4 KB in fp32
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SELL:
+    """A sparse matrix [M, N] as slices of C rows, each padded to its longest row. Made by :meth:`from_csr`.
+
+    Element j of the row at place p lies at slice_offsets[p // C] + j·C + p % C. What pads is never read.
+
+    Args:
+        slice_offsets: [⌈M / C⌉ + 1].
+        rows: [M], int32 or int64: the row at each place.
+        lengths: [M], int32 or int64: how many elements it has.
+        columns, values: [slice_offsets[-1]].
+        shape: (M, N).
+        slice_rows: C.
+    """
+
+    slice_offsets: Tensor
+    rows: Tensor
+    lengths: Tensor
+    columns: Tensor
+    values: Tensor
+    shape: tuple[int, int]
+    slice_rows: int
+
+    def __repr__(self) -> str:
+        (m, n), dtype = self.shape, str(self.values.dtype).removeprefix("torch.")
+        return f"SELL({m} × {n}, slices of {self.slice_rows}, {len(self.values)} with padding, {dtype}, {self.values.device})"
+
+    @classmethod
+    def from_csr(cls, matrix: CSR, slice_rows: int = SLICE, window: int = WINDOW) -> SELL:
+        """From a CSR; waits for the device once.
+
+        Args:
+            slice_rows: C, 1 or more; 32 gives a warp whole lines.
+            window: σ, rows that are sorted together: 1 for none, M for all (least padding, y written all over).
+        """
+        if not isinstance(matrix, CSR):
+            raise TypeError(f"SELL.from_csr: argument 'matrix' is a {type(matrix).__name__}; expected a CSR")
+        for name, value in (("slice_rows", slice_rows), ("window", window)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"SELL.from_csr: argument '{name}' is {value!r}; expected a whole number, 1 or more")
+        (m, _), device = matrix.shape, matrix.values.device
+        offsets = matrix.row_offsets.long()
+        lengths = offsets.diff()
+        place = torch.arange(m, device=device)
+        longest_first = torch.sort(-lengths, stable=True).indices  # two stable sorts: by length, then by window
+        rows = longest_first[torch.sort(longest_first // window, stable=True).indices]
+        lengths = lengths[rows]
+        slices = torch.nn.functional.pad(lengths, (0, -m % slice_rows)).view(-1, slice_rows)
+        widths = slices.amax(1) * slice_rows if m else slices.new_zeros(0)
+        starts = torch.nn.functional.pad(widths.cumsum(0), (1, 0))
+        size = int(starts[-1]) if not starts.is_meta else matrix.stored
+        place_of = torch.empty_like(place)
+        place_of[rows] = place
+        row = rows_of_elements(matrix.row_offsets, matrix.stored)
+        at, j = place_of[row], torch.arange(matrix.stored, device=device) - offsets[row]
+        to = starts[at // slice_rows] + j * slice_rows + at % slice_rows
+        columns = matrix.columns.new_zeros(size).index_copy_(0, to, matrix.columns)
+        values = matrix.values.new_zeros(size).index_copy_(0, to, matrix.values.detach())
+        index = torch.int64 if size >= 2**31 else matrix.row_offsets.dtype
+        rows, lengths = rows.to(matrix.row_offsets.dtype), lengths.to(matrix.row_offsets.dtype)
+        return cls(starts.to(index), rows, lengths, columns, values, matrix.shape, slice_rows)
+
+    def to_csr(self) -> CSR:
+        """The matrix as CSR, rows in their own order, elements of a row in theirs."""
+        place = torch.repeat_interleave(torch.arange(len(self.lengths), device=self.rows.device), self.lengths.long())
+        ends = self.lengths.long().cumsum(0)
+        j = torch.arange(len(place), device=place.device) - (ends - self.lengths)[place]
+        at = self.slice_offsets.long()[place // self.slice_rows] + j * self.slice_rows + place % self.slice_rows
+        row, order = torch.sort(self.rows.long()[place], stable=True)
+        offsets = torch.searchsorted(row, torch.arange(self.shape[0] + 1, device=row.device))
+        at = at[order]
+        return CSR(offsets.to(self.rows.dtype), self.columns[at], self.values[at], self.shape, check=False)
+
+
+def sell_of(matrix: CSR) -> SELL:
+    """The matrix in slices, made once for its pattern and values as they are."""
+    kept = matrix.kept("sell", dict)
+    version = 0 if matrix.values.is_inference() else matrix.values._version
+    if kept.get("values") is not matrix.values or kept.get("version") != version:
+        kept.update(values=matrix.values, version=version, sell=SELL.from_csr(matrix))
+    made: SELL = kept["sell"]
+    return made
+
+
+@triton.jit
+def slices_times_vector(
+    starts_ptr, rows_ptr, lengths_ptr, columns_ptr, values_ptr, x_ptr, y_ptr, M, x_stride,
+    SLICE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """y[rows[p]] = the sum over the row at place p, of ROWS places side by side, WIDTH elements of each at a time."""
+    place = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    length = tl.load(lengths_ptr + place, mask=place < M, other=0)
+    base = tl.load(starts_ptr + place // SLICE, mask=place < M, other=0).to(tl.int64) + place % SLICE
+    total = tl.zeros([WIDTH, ROWS], tl.float32)
+    for start in range(0, tl.max(length, axis=0), WIDTH):
+        j = start + tl.arange(0, WIDTH)
+        there = j[:, None] < length[None, :]
+        at = base[None, :] + j.to(tl.int64)[:, None] * SLICE
+        column = tl.load(columns_ptr + at, mask=there, other=0, eviction_policy="evict_first").to(tl.int64)
+        value = tl.load(values_ptr + at, mask=there, other=0.0, eviction_policy="evict_first").to(tl.float32)
+        x = tl.load(x_ptr + column * x_stride, mask=there, other=0.0, eviction_policy="evict_last").to(tl.float32)
+        total += value * x
+    row = tl.load(rows_ptr + place, mask=place < M, other=0)
+    tl.store(y_ptr + row, tl.sum(total, axis=0).to(y_ptr.dtype.element_ty), mask=place < M)
+
+
+def heuristic(sm: int, dtype: torch.dtype, width: int) -> Config:
+    """8 elements a thread, as row-split has."""
+    return {"TILE": 1024, "WIDTH": min(width, 8), "num_warps": 4}
+
+
+def candidates(sm: int, dtype: torch.dtype, width: int) -> Any:
+    every = grid_of({"TILE": (512, 1024, 2048, 4096), "WIDTH": (1, 2, 4, 8, 16), "num_warps": (1, 2, 4, 8)})
+    return [c for c in every if 4 <= c["TILE"] // (32 * c["num_warps"]) <= 32 and c["WIDTH"] <= width]
+
+
+configuration = Configurations(__file__, "sell", heuristic, candidates)
+
+
+def plan(
+    starts: Tensor, rows: Tensor, lengths: Tensor, columns: Tensor, values: Tensor, x: Tensor, slice_rows: int
+) -> Plan:
+    """Of ``(slice_offsets, rows, lengths, columns, values, x, y)``."""
+    m, width = len(rows), min(bucket(-(-len(values) // max(len(rows), 1))), 128)
+    config = configuration(values.device, values.dtype, width)
+    wide = min(config["WIDTH"], width)
+    tile = {"SLICE": slice_rows, "ROWS": config["TILE"] // wide, "WIDTH": wide}
+    return Plan(slices_times_vector, (triton.cdiv(m, tile["ROWS"]),), (m, x.stride(0)), tile, config["num_warps"])
+
+
+plans = Plans(plan)
+
+
+def launch(matrix: SELL, x: Tensor, y: Tensor) -> None:
+    tensors = (matrix.slice_offsets, matrix.rows, matrix.lengths, matrix.columns, matrix.values, x)
+    plans.of(tensors, matrix.slice_rows)(*tensors, y)
