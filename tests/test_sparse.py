@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 from weft import ops  # noqa: E402
 from weft.definition import workload  # noqa: E402
-from weft.operators.sparse import CSR, SELL, balance, spmm, spmv  # noqa: E402
+from weft.operators.sparse import BSR, CSR, SELL, balance, spmm, spmv  # noqa: E402
 from weft.operators.sparse.pattern import rows_of_elements  # noqa: E402
 from weft.operators.sparse.random_matrices import random_csr  # noqa: E402
 
@@ -167,6 +167,57 @@ def test_slices_have_no_gradient_and_say_so():
         SELL.from_csr(drawn(), 0)
     with pytest.raises(TypeError, match="'matrix' is a Tensor; expected a CSR"):
         SELL.from_csr(vector(3))
+
+
+# ---- blocks ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block", [16, 32])
+def test_blocks_and_back(block):
+    dense = drawn(96, 64, 1).to_dense()
+    matrix = BSR.from_torch(dense, block)
+    assert matrix.to_dense().equal(dense) and f"blocks of {block} × {block}" in repr(matrix)
+    again = BSR.from_torch(matrix.to_torch())
+    assert again.values.data_ptr() == matrix.values.data_ptr() and again.to_dense().equal(dense)
+    b = vector(64 * 3).view(64, 3)
+    torch.testing.assert_close(ops.bsr_matmul(matrix, b), dense @ b)
+
+
+def test_blocks_that_are_stored_twice_add_up():
+    twice = vector(512).view(2, 16, 16)
+    matrix, b = BSR(ints(0, 2), ints(0, 0), twice, (16, 16)), vector(64, 3).view(16, 4)
+    torch.testing.assert_close(ops.bsr_matmul(matrix, b), twice.sum(0) @ b)
+
+
+def blocks(offsets=(0, 1, 1), columns=(1,), values=(1, 16, 16), shape=(32, 32)):
+    return BSR(ints(*offsets), ints(*columns), torch.zeros(values, device=DEVICE), shape)
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "words"),
+    [
+        (lambda: blocks(values=(1, 16, 32)), ValueError, ["blocks of 16 × 32", "squares of 16, 32, 64, 128"]),
+        (lambda: blocks(values=(1, 8, 8)), ValueError, ["blocks of 8 × 8"]),
+        (lambda: blocks(shape=(32, 40)), ValueError, ["'shape'", "(32, 40)", "multiples of the block size 16"]),
+        (lambda: blocks(offsets=(0, 1)), ValueError, ["'row_offsets'", "2 elements", "expected 3"]),
+        (lambda: blocks(offsets=(0, 2, 1)), ValueError, ["falls from 2 to 1", "block row 1"]),
+        (lambda: blocks(columns=(2,)), ValueError, ["2 at position 0", "block row 0", "0 … 1"]),
+        (lambda: blocks(columns=(1, 0)), ValueError, ["1 blocks", "2 elements"]),
+        (lambda: BSR.from_torch(torch.zeros(16, 16)), ValueError, ["'block' is None", "(16, 32, 64, 128)"]),
+        (lambda: BSR.from_torch(torch.zeros(20, 16), 16), ValueError, ["(20, 16)", "multiples of 16"]),
+        (lambda: ops.bsr_matmul(drawn(), vector(3)), TypeError, ["'matrix'", "CSR", "BSR"]),
+        (lambda: ops.bsr_matmul(blocks(), vector(32)), ValueError, ["'b'", "(32,)", "(32, K)"]),
+        (
+            lambda: ops.bsr_matmul(blocks(), vector(32).view(32, 1).requires_grad_()),
+            NotImplementedError,
+            ["no gradients", "no_grad"],
+        ),
+    ],
+)
+def test_blocks_that_do_not_fit_are_refused(call, kind, words):
+    with pytest.raises(kind) as caught:
+        call()
+    assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
 # ---- what is kept with a matrix --------------------------------------------------------------------------------------

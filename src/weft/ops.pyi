@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor, dtype
 
 from weft.operators.call import Choice
+from weft.operators.sparse.bsr import BSR
 from weft.operators.sparse.csr import CSR
 from weft.operators.sparse.sell import SELL
 
@@ -31,6 +32,9 @@ def add_rms_norm(
 
 def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """The place of the largest value along one dimension, or in all of x (counted in the order of its elements)."""
+
+def bsr_matmul(matrix: BSR, b: Tensor) -> Tensor:
+    """A matrix of dense blocks times a dense one."""
 
 def causal_softmax(x: Tensor, scale: float = 1.0) -> Tensor:
     """Softmax of ``scale * x`` over the last dimension, each row over the columns that it may see."""

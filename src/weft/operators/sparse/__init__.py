@@ -1,6 +1,7 @@
 """Sparse matrices and their products: containers, products with vectors and with dense matrices."""
 
+from weft.operators.sparse.bsr import BSR
 from weft.operators.sparse.csr import CSR
 from weft.operators.sparse.sell import SELL
 
-__all__ = ["CSR", "SELL"]
+__all__ = ["BSR", "CSR", "SELL"]

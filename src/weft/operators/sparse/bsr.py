@@ -1,0 +1,109 @@
+"""``BSR``: a sparse matrix of dense square blocks."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import InitVar, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.operators.sparse.pattern import INDICES, VALUES, check_array, check_pattern, check_shape, rows_of_elements
+
+BLOCKS = (16, 32, 64, 128)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class BSR:
+    """A sparse matrix [M, N] of Z dense blocks [B, B], block row by block row. Blocks that are stored twice add up.
+
+    Args:
+        row_offsets: [M / B + 1], int32 or int64: block row i's blocks are row_offsets[i] … row_offsets[i + 1] - 1.
+        columns: [Z], int32 or int64: the blocks' block columns.
+        values: [Z, B, B], B one of 16, 32, 64 and 128; float32, float16, bfloat16 or float64.
+        shape: (M, N), multiples of B.
+        check: whether to look at the indices themselves, which waits for the device once.
+
+    Raises:
+        TypeError: not tensors of these dtypes, a shape that is not two whole numbers.
+        ValueError: sizes that do not fit, devices that differ, tensors that are not contiguous, row offsets that fall or
+            columns out of range (the error names the block row).
+    """
+
+    row_offsets: Tensor
+    columns: Tensor
+    values: Tensor
+    shape: tuple[int, int]
+    check: InitVar[bool] = True
+
+    def __post_init__(self, check: bool) -> None:
+        m, n = check_shape("BSR", self.shape)
+        object.__setattr__(self, "shape", (m, n))
+        for name, dtypes, ndim in (("row_offsets", INDICES, 1), ("columns", INDICES, 1), ("values", VALUES, 3)):
+            like = self.row_offsets if isinstance(self.row_offsets, Tensor) else torch.empty(0)
+            check_array("BSR", name, getattr(self, name), dtypes, ndim, like)
+        z, rows, columns = self.values.shape
+        if rows != columns or rows not in BLOCKS:
+            raise ValueError(
+                f"BSR: argument 'values' has blocks of {rows} × {columns}; expected squares of {', '.join(map(str, BLOCKS))}"
+            )
+        if m % rows or n % rows:
+            raise ValueError(f"BSR: argument 'shape' is {self.shape}; expected multiples of the block size {rows}")
+        if len(self.row_offsets) != m // rows + 1:
+            raise ValueError(
+                f"BSR: argument 'row_offsets' has {len(self.row_offsets)} elements; expected {m // rows + 1}, one more "
+                "than block rows"
+            )
+        if len(self.columns) != z:
+            raise ValueError(
+                f"BSR: argument 'values' has {z} blocks and 'columns' {len(self.columns)} elements; expected the same number"
+            )
+        if check and not self.values.is_meta:
+            check_pattern("BSR", self.row_offsets, self.columns, z, (m // rows, n // rows), "block row")
+
+    def __repr__(self) -> str:
+        (m, n), (z, b, _), dtype = self.shape, self.values.shape, str(self.values.dtype).removeprefix("torch.")
+        return f"BSR({m} × {n}, {z} blocks of {b} × {b}, {dtype}, {self.values.device})"
+
+    @property
+    def block(self) -> int:
+        """B, rows and columns of a block."""
+        return self.values.shape[1]
+
+    @classmethod
+    def from_torch(cls, a: Tensor, block: int | None = None) -> BSR:
+        """From a matrix of layout ``sparse_bsr`` (shares its memory), or with a block size of any other layout."""
+        if not isinstance(a, Tensor):
+            raise TypeError(f"BSR.from_torch: argument 'a' is a {type(a).__name__}; expected a torch.Tensor")
+        if a.ndim != 2:
+            raise ValueError(f"BSR.from_torch: argument 'a' has shape {tuple(a.shape)}; expected a matrix")
+        if a.layout != torch.sparse_bsr:
+            if block not in BLOCKS:
+                raise ValueError(
+                    f"BSR.from_torch: argument 'block' is {block!r}; expected one of {BLOCKS} for layout {a.layout}"
+                )
+            if a.shape[0] % block or a.shape[1] % block:
+                raise ValueError(
+                    f"BSR.from_torch: argument 'a' has shape {tuple(a.shape)}; expected multiples of {block}"
+                )
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # "in beta state", once a process
+                a = a.to_sparse_bsr((block, block))
+        return cls(a.crow_indices(), a.col_indices(), a.values().contiguous(), (a.shape[0], a.shape[1]))
+
+    def to_torch(self) -> Tensor:
+        """A tensor of layout ``sparse_bsr`` that shares this matrix's memory (index dtypes that differ become int64)."""
+        offsets, columns = self.row_offsets, self.columns
+        if offsets.dtype != columns.dtype:
+            offsets, columns = offsets.long(), columns.long()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # "in beta state", once a process
+            return torch.sparse_bsr_tensor(offsets, columns, self.values, self.shape, check_invariants=False)
+
+    def to_dense(self, dtype: Any = None) -> Tensor:
+        """[M, N]; blocks that are stored twice add up, in ``dtype`` (the values' by default)."""
+        values, (m, n), b = self.values.to(dtype or self.values.dtype), self.shape, self.block
+        at = (rows_of_elements(self.row_offsets, len(self.columns)), self.columns.long())
+        blocks = values.new_zeros((m // b, n // b, b, b)).index_put(at, values, accumulate=True)
+        return blocks.transpose(1, 2).reshape(m, n)

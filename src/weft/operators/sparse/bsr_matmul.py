@@ -1,0 +1,280 @@
+"""``bsr_matmul(matrix, b)``: a matrix of dense blocks times a dense matrix, on tensor cores.
+
+2·B²·K operations for each stored block of B²·s bytes: with K in the hundreds the rate of the matrix units is the limit, as in a
+dense product, of which only the stored share is computed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from weft.definition import BYTES, Cost, Mutant, Operator, Tolerance, Workload, torch_dtype, workload
+from weft.operators import mutants
+from weft.operators.call import Choice, check_same, check_tensor, on_gpu, traced
+from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.launch import Plan, Plans
+from weft.operators.random_inputs import random_tensor
+from weft.operators.sparse.bsr import BLOCKS, BSR
+from weft.operators.sparse.random_matrices import distinct
+
+
+@triton.jit
+def blocks_times_dense(
+    offsets_ptr, columns_ptr, values_ptr, b_ptr, y_ptr, K, b_row, b_col,
+    BLOCK: tl.constexpr, TILE_M: tl.constexpr, TILE_K: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One TILE_M × TILE_K tile of Y within a block row: its blocks one after the other, DEPTH columns of a block at a time."""
+    tiles_k = tl.cdiv(K, TILE_K)
+    tile_m = tl.program_id(0) // tiles_k
+    block_row = tile_m // (BLOCK // TILE_M)
+    m = (tile_m % (BLOCK // TILE_M)) * TILE_M + tl.arange(0, TILE_M)
+    k = ((tl.program_id(0) % tiles_k) * TILE_K + tl.arange(0, TILE_K)).to(tl.int64)
+    depth = tl.arange(0, DEPTH)
+    first = tl.load(offsets_ptr + block_row)
+    last = tl.load(offsets_ptr + block_row + 1)
+    total = tl.zeros([TILE_M, TILE_K], tl.float32)
+    for step in range(0, (last - first) * (BLOCK // DEPTH)):  # one loop, so that loads run ahead across blocks
+        z = first + step // (BLOCK // DEPTH)
+        start = step % (BLOCK // DEPTH) * DEPTH
+        column = tl.load(columns_ptr + z).to(tl.int64)
+        a = tl.load(values_ptr + z.to(tl.int64) * (BLOCK * BLOCK) + m[:, None] * BLOCK + (start + depth)[None, :])
+        n = column * BLOCK + start + depth
+        b = tl.load(b_ptr + n[:, None] * b_row + k[None, :] * b_col, mask=k[None, :] < K, other=0.0)
+        total = tl.dot(a, b, total, input_precision=PRECISION)
+    row = block_row.to(tl.int64) * BLOCK + m
+    tl.store(y_ptr + row[:, None] * K + k[None, :], total.to(y_ptr.dtype.element_ty), mask=k[None, :] < K)
+
+
+def heuristic(sm: int, dtype: torch.dtype, block: int, k: int) -> Config:
+    """A tile of Y as wide as registers allow; two stages where shared memory is 99 KiB."""
+    tile_k = max(min(k, 128), 16)
+    depth = min(block, 32 if dtype == torch.float32 else 64)
+    stages = 2 if sm in (86, 89, 120) else 3
+    return {
+        "TILE_M": block,
+        "TILE_K": tile_k,
+        "DEPTH": depth,
+        "num_warps": 8 if block * tile_k >= 128 * 128 else 4,
+        "num_stages": stages,
+    }
+
+
+def candidates(sm: int, dtype: torch.dtype, block: int, k: int) -> Any:
+    choices = {
+        "TILE_M": tuple(b for b in (16, 32, 64, 128) if b <= block),
+        "TILE_K": (32, 64, 128, 256),
+        "DEPTH": tuple(d for d in (16, 32, 64, 128) if d <= block),
+        "num_warps": (2, 4, 8),
+        "num_stages": (2, 3, 4),
+    }
+    limit = 232448 if sm in (90, 100) else 101376 if sm in (86, 89, 120) else 166912
+    for c in grid_of(choices):
+        shared = (c["TILE_M"] + c["TILE_K"]) * c["DEPTH"] * dtype.itemsize * c["num_stages"]
+        if 8 <= c["TILE_M"] * c["TILE_K"] // (32 * c["num_warps"]) <= 128 and shared <= limit:
+            yield c
+
+
+configuration = Configurations(__file__, "bsr_matmul", heuristic, candidates)
+
+
+def plan(offsets: Tensor, columns: Tensor, values: Tensor, b: Tensor, precision: str) -> Plan:
+    """Of ``(offsets, columns, values, b, y)``."""
+    k, block = b.shape[1], values.shape[1]
+    config = configuration(b.device, b.dtype, block, bucket(k, 16))
+    tile = {name: config[name] for name in ("TILE_M", "TILE_K", "DEPTH")}
+    tile["TILE_K"] = min(tile["TILE_K"], bucket(k, 16))
+    grid = ((len(offsets) - 1) * (block // tile["TILE_M"]) * triton.cdiv(k, tile["TILE_K"]),)
+    constants = {"BLOCK": block, **tile, "PRECISION": precision}
+    return Plan(blocks_times_dense, grid, (k, *b.stride()), constants, config["num_warps"], config["num_stages"])
+
+
+plans = Plans(plan)
+
+# ---- implementations -------------------------------------------------------------------------------------------------
+
+
+def reference(matrix: BSR, b: Tensor) -> Tensor:
+    """As a dense product, in fp32 or wider."""
+    wide = torch.promote_types(b.dtype, torch.float32)
+    return (matrix.to_dense(wide) @ b.to(wide)).to(b.dtype)
+
+
+def torch_bsr(matrix: BSR, b: Tensor) -> Tensor:
+    """``torch.mm`` of a ``sparse_bsr`` tensor of the same memory."""
+    if not len(matrix.columns) or not b.numel() or not b.is_cuda:
+        return reference(matrix, b)
+    return torch.mm(matrix.to_torch(), b)
+
+
+def bsr_triton(matrix: BSR, b: Tensor) -> Tensor:
+    y = b.new_empty((matrix.shape[0], b.shape[1]))
+    if y.numel():
+        precision = "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+        tensors = (matrix.row_offsets, matrix.columns, matrix.values, b)
+        plans.of(tensors, precision)(*tensors, y)
+    return y
+
+
+# ---- definition ------------------------------------------------------------------------------------------------------
+
+
+def blocks_of(w: Workload) -> tuple[int, int, int]:
+    """Block rows, block columns and stored blocks of a workload."""
+    block = w.option("block", 16)
+    rows, columns = w["M"] // block, w["N"] // block
+    return rows, columns, rows * w["R"] if columns else 0
+
+
+def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
+    """M/B·R blocks, dealt out over the block rows at random (the same for every draw), and b [N, K]."""
+    (rows, columns, z), block = blocks_of(w), w.option("block", 16)
+    index = torch_dtype(w.option("indices", "int32"))
+    values = random_tensor(g, (z, block, block), w.dtype, device)
+    b = random_tensor(g, (w["N"], w["K"]), w.dtype, device, layout=w.option("layout", "contiguous"))
+    shape = (rows * block, columns * block)
+    if device == "meta":
+        offsets, at = (torch.empty(size, dtype=index, device=device) for size in (rows + 1, z))
+        return {"matrix": BSR(offsets, at, values, shape), "b": b}
+    pattern = torch.Generator(device).manual_seed(rows + 3 * columns + 7 * z)
+    drawn = torch.randint(0, max(rows, 1), (z,), generator=pattern, device=device)
+    lengths = torch.bincount(drawn, minlength=rows)[:rows]
+    offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+    at = torch.randint(0, max(columns, 1), (z,), generator=pattern, device=device)
+    return {"matrix": BSR(offsets.to(index), at.to(index), values, shape, check=False), "b": b}
+
+
+def cost(w: Workload, direction: str) -> Cost:
+    (rows, columns, z), block, k = blocks_of(w), w.option("block", 16), w["K"]
+    index, size = BYTES[w.option("indices", "int32")], w.bytes_per_element
+    matrix = z * (block * block * size + index) + (rows + 1) * index
+    reads = matrix + distinct(columns, z) * block * k * size
+    flops = 2.0 * z * block * block * k
+    return Cost(reads, rows * block * k * size, {w.dtype: flops}, vector_flops=1)
+
+
+def scale(arguments: dict[str, Any], gradients: list[Tensor]) -> list[Tensor]:
+    """How large a row's terms are: sums of random signs cancel."""
+    m, b = arguments["matrix"], arguments["b"]
+    return [reference(BSR(m.row_offsets, m.columns, m.values.square(), m.shape, check=False), b.square()).sqrt()]
+
+
+def _changed(values: Any = None, columns: Any = None) -> Any:
+    """The product with some of the matrix replaced."""
+
+    def wrong(matrix: BSR, b: Tensor) -> Tensor:
+        v = matrix.values if values is None else values(matrix.values)
+        at = matrix.columns if columns is None else columns(matrix)
+        return reference(BSR(matrix.row_offsets, at, v.contiguous(), matrix.shape, check=False), b)
+
+    return wrong
+
+
+TIMED = tuple(workload("bf16", M=8192, N=8192, R=r, K=4096, block=b) for b, r in ((32, 64), (64, 32), (128, 16)))
+
+bsr_matmul = Operator(
+    name="bsr_matmul",
+    axes={"M": "rows", "N": "columns", "R": "stored blocks in a block row, in the mean", "K": "columns of b"},
+    inputs=inputs,
+    reference=reference,
+    cost=cost,
+    options={
+        "block": BLOCKS,
+        "indices": ("int32", "int64"),
+        "layout": ("contiguous", "unaligned", "sliced", "strided", "transposed"),
+    },
+    tolerance=Tolerance(scale=scale, ulps=2.0, terms=lambda w: max(w["R"] * w.option("block", 16), 32)),
+    workloads={
+        "verify": [
+            workload(M=64, N=48, R=2, K=20),
+            workload(M=16, N=16, R=1, K=1),
+            workload(M=96, N=64, R=2, K=33, block=32),
+            workload(M=128, N=192, R=2, K=40, block=64),
+            workload(M=256, N=128, R=1, K=16, block=128),
+            workload(M=64, N=32, R=3, K=130, indices="int64"),
+            workload(M=0, N=32, R=3, K=4),
+            workload(M=32, N=0, R=3, K=4),
+            workload(M=32, N=32, R=0, K=4),
+            workload(M=32, N=32, R=1, K=0),
+            *(workload(M=48, N=32, R=2, K=24, layout=at) for at in ("unaligned", "sliced", "strided", "transposed")),
+        ],
+        "full": [workload(M=1024, N=1024, R=8, K=512, block=b) for b in (16, 32)],
+        "bench": TIMED,
+        "quick": [workload("bf16", M=4096, N=4096, R=16, K=4096, block=64)],
+        "host": [workload("fp32", M=64, N=64, R=2, K=32)],
+        "compile": [
+            *(workload(t, M=1024, N=1024, R=4, K=512, block=b) for t in ("bf16", "fp32") for b in BLOCKS),
+            workload("fp16", M=1024, N=1024, R=4, K=20, block=16, layout="transposed"),
+        ],
+        "tune": TIMED,
+    },
+    mutants=[
+        *mutants.usual(reference),
+        Mutant("blocks transposed", _changed(values=lambda v: v.transpose(1, 2))),
+        Mutant("block column off by one", _changed(columns=lambda m: (m.columns + 1) % max(m.shape[1] // m.block, 1))),
+        Mutant(
+            "last columns of a block left out", _changed(values=lambda v: v.index_fill(2, v.new_tensor([15]).long(), 0))
+        ),
+    ],
+)
+
+bsr_matmul.implementation("triton", arch=">=sm_80")(bsr_triton)
+bsr_matmul.implementation("torch")(torch_bsr)
+
+# ---- what users call -------------------------------------------------------------------------------------------------
+
+
+def check(matrix: BSR, b: Tensor) -> None:
+    if not isinstance(matrix, BSR):
+        raise TypeError(
+            f"bsr_matmul: argument 'matrix' is a {type(matrix).__name__}; expected a weft.operators.sparse.BSR (BSR.from_torch)"
+        )
+    check_tensor("bsr_matmul", "matrix.values", matrix.values)
+    check_tensor("bsr_matmul", "b", b)
+    check_same("bsr_matmul", "b", b, "matrix.values", matrix.values)
+    if b.ndim != 2 or b.shape[0] != matrix.shape[1]:
+        raise ValueError(
+            f"bsr_matmul: argument 'b' has shape {tuple(b.shape)}; expected ({matrix.shape[1]}, K), as many rows as the matrix "
+            "has columns"
+        )
+    if torch.is_grad_enabled() and (b.requires_grad or matrix.values.requires_grad):
+        raise NotImplementedError("bsr_matmul: it has no gradients; expected a call under torch.no_grad()")
+
+
+@bsr_matmul.choice
+def choose(matrix: BSR, b: Tensor) -> Choice:
+    check(matrix, b)
+    if not on_gpu(b):
+        return Choice("torch", "the tensors are on the CPU, where weft runs the reference")
+    if traced(matrix.values, b):
+        return Choice("torch", "traced: PyTorch's own operators, of a dense matrix")
+    return Choice("triton", f"blocks of {matrix.block} on the matrix units", plans)
+
+
+@bsr_matmul.function
+def bsr_matmul_function(matrix: BSR, b: Tensor) -> Tensor:
+    """A matrix of dense blocks times a dense one.
+
+    Args:
+        matrix: [M, N] of blocks of 16, 32, 64 or 128; values in float32, float16 or bfloat16.
+        b: [N, K], of the values' dtype and device, any strides.
+
+    Returns:
+        [M, K] of b's dtype, contiguous, summed in fp32 in a fixed order: the same bits every time. float32 is multiplied as
+        ``torch.get_float32_matmul_precision()`` says. Under autocast, values and b are cast as ``torch.mm`` casts them.
+
+    Raises:
+        TypeError: not a :class:`BSR`, dtypes that differ or are not these.
+        ValueError: a b that is no matrix of N rows, or on another device.
+        NotImplementedError: a gradient is wanted.
+    """
+    choice = choose(matrix, b)
+    if b.is_cuda and torch.is_autocast_enabled("cuda"):
+        dtype = torch.get_autocast_dtype("cuda")
+        matrix = BSR(matrix.row_offsets, matrix.columns, matrix.values.to(dtype), matrix.shape, check=False)
+        b = b.to(dtype)
+    return reference(matrix, b) if choice.implementation == "torch" else bsr_triton(matrix, b)
