@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 from weft import ops  # noqa: E402
 from weft.definition import workload  # noqa: E402
-from weft.operators.sparse import BSR, CSR, SELL, balance, spmm, spmv  # noqa: E402
+from weft.operators.sparse import BSR, CSR, SELL, Sparse24, balance, prune_2_4, spmm, spmv  # noqa: E402
 from weft.operators.sparse.pattern import rows_of_elements  # noqa: E402
 from weft.operators.sparse.random_matrices import random_csr  # noqa: E402
 
@@ -215,6 +215,86 @@ def blocks(offsets=(0, 1, 1), columns=(1,), values=(1, 16, 16), shape=(32, 32)):
     ],
 )
 def test_blocks_that_do_not_fit_are_refused(call, kind, words):
+    with pytest.raises(kind) as caught:
+        call()
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+# ---- 2:4 -------------------------------------------------------------------------------------------------------------
+
+
+def test_pruning_keeps_two_of_four_and_the_earlier_of_equals():
+    x = floats(1, -4, 2, 3, 5, 5, -5, 5, 0, 0, 0, 7, torch.nan, 9, torch.inf, 1).view(1, 16)
+    want = floats(0, -4, 0, 3, 5, 5, 0, 0, 0, 0, 0, 7, torch.nan, 0, torch.inf, 0).view(1, 16)
+    torch.testing.assert_close(ops.prune_2_4(x), want, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("shape", [(1, 16), (32, 64), (40, 208), (0, 16), (3, 0)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_compressed_and_back(shape, dtype):
+    dense = prune_2_4.reference(vector(shape[0] * shape[1]).view(shape).to(dtype))
+    matrix = Sparse24.from_dense(dense)
+    assert matrix.to_dense().equal(dense) and matrix.values.numel() * 2 == dense.numel()
+    assert Sparse24(matrix.values, matrix.metadata, matrix.shape).to_dense().equal(dense)  # its own checks accept it
+
+
+def test_groups_with_fewer_than_two_get_rising_places():
+    dense = torch.zeros(1, 16, device=DEVICE)
+    dense[0, 3] = dense[0, 4] = 1.0
+    matrix = Sparse24.from_dense(dense)
+    first, second = matrix.places().unbind(-1)
+    assert (first < second).all() and matrix.to_dense().equal(dense)
+
+
+def test_metadata_is_what_cutlass_packs():
+    """PyTorch's own converter, which also moves the halves to where CUTLASS's threads read them."""
+    from torch.sparse import _semi_structured_conversions as theirs
+
+    dense = prune_2_4.reference(vector(64 * 128).view(64, 128).half())
+    values, moved = theirs.sparse_semi_structured_from_dense_cutlass(dense)
+    matrix = Sparse24.from_dense(dense)
+    to = theirs._calculate_meta_reordering_scatter_offsets(64, 8, torch.int16, dense.device)
+    mine = torch.empty_like(moved.view(-1)).scatter_(0, to, matrix.metadata.view(-1))
+    assert matrix.values.equal(values) and mine.equal(moved.view(-1))
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "words"),
+    [
+        (
+            lambda: Sparse24.from_dense(torch.ones(2, 16)),
+            ValueError,
+            ["more than two", "columns 0 … 3 of row 0", "8 such"],
+        ),
+        (lambda: Sparse24.from_dense(torch.ones(2, 12)), ValueError, ["(2, 12)", "multiple of 16"]),
+        (lambda: Sparse24.from_dense(torch.ones(2, 16).int()), TypeError, ["int32", "floating"]),
+        (lambda: Sparse24(torch.ones(2, 8), ints(0, 0).short().cpu(), (2, 16)), ValueError, ["'metadata'", "(2,)"]),
+        (
+            lambda: Sparse24(torch.ones(1, 8), torch.tensor([[0x444]], dtype=torch.int16), (1, 16)),
+            ValueError,
+            ["places 0 and 0", "group 3 of row 0"],
+        ),
+        (
+            lambda: Sparse24(torch.ones(1, 9), torch.zeros(1, 1).short(), (1, 16)),
+            ValueError,
+            ["'values'", "(1, 9)", "(1, 8)"],
+        ),
+        (
+            lambda: Sparse24(torch.ones(1, 9), torch.zeros(1, 1).short(), (1, 18)),
+            ValueError,
+            ["(1, 18)", "multiple of 16"],
+        ),
+        (lambda: ops.prune_2_4(vector(6).view(1, 6)), ValueError, ["'x'", "(1, 6)", "multiple of 4"]),
+        (lambda: ops.prune_2_4(vector(8).view(1, 8).requires_grad_()), NotImplementedError, ["no gradient"]),
+        (lambda: ops.sparse_2_4_matmul(vector(3), vector(3)), TypeError, ["'a'", "Tensor", "Sparse24"]),
+        (
+            lambda: ops.sparse_2_4_matmul(Sparse24.from_dense(torch.zeros(1, 16, device=DEVICE)), vector(16)),
+            ValueError,
+            ["'b'", "(16,)", "(16, N)"],
+        ),
+    ],
+)
+def test_semi_structured_matrices_that_are_none_are_refused(call, kind, words):
     with pytest.raises(kind) as caught:
         call()
     assert all(word in str(caught.value) for word in words), str(caught.value)

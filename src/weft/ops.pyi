@@ -9,6 +9,7 @@ from weft.operators.call import Choice
 from weft.operators.sparse.bsr import BSR
 from weft.operators.sparse.csr import CSR
 from weft.operators.sparse.sell import SELL
+from weft.operators.sparse.semi_structured import Sparse24
 
 def add(x: Tensor, y: Tensor) -> Tensor:
     """Sum of two tensors, with broadcasting."""
@@ -173,6 +174,8 @@ def quantize(
     check_scale: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Absmax quantisation: values = round(x · (1 / scale)), within ± the format's largest value."""
+def prune_2_4(x: Tensor) -> Tensor:
+    """The two largest magnitudes of every four consecutive elements of a row; zeros for the others."""
 
 def random_access(x: Tensor, index: Tensor) -> Tensor:
     """Blocks of x, gathered."""
@@ -204,6 +207,9 @@ def silu(x: Tensor, *, inplace: bool = False) -> Tensor:
 
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
     """Softmax along one dimension."""
+
+def sparse_2_4_matmul(a: Sparse24, b: Tensor) -> Tensor:
+    """A 2:4 semi-structured matrix times a dense one."""
 
 def spmm(matrix: CSR, b: Tensor) -> Tensor:
     """A sparse matrix times a dense one."""

@@ -26,7 +26,15 @@ def check_shape(kind: str, shape: Any) -> tuple[int, int]:
     return rows, columns
 
 
-def check_array(kind: str, name: str, value: Any, dtypes: tuple[torch.dtype, ...], ndim: int, like: Tensor) -> None:
+def check_array(
+    kind: str,
+    name: str,
+    value: Any,
+    dtypes: tuple[torch.dtype, ...],
+    ndim: int,
+    like: Tensor,
+    first: str = "row_offsets",
+) -> None:
     """Raises unless ``value`` is a contiguous tensor of one of the dtypes and of ``ndim`` dimensions, on ``like``'s device."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{kind}: argument '{name}' is a {type(value).__name__}; expected a torch.Tensor")
@@ -43,7 +51,7 @@ def check_array(kind: str, name: str, value: Any, dtypes: tuple[torch.dtype, ...
         raise ValueError(f"{kind}: argument '{name}' has strides {value.stride()}; expected a contiguous tensor")
     if value.device != like.device:
         raise ValueError(
-            f"{kind}: argument '{name}' is on {value.device} and 'row_offsets' on {like.device}; expected one device"
+            f"{kind}: argument '{name}' is on {value.device} and '{first}' on {like.device}; expected one device"
         )
 
 

@@ -1,0 +1,285 @@
+"""``sparse_2_4_matmul(a, b)``: a 2:4 semi-structured matrix times a dense one.
+
+Half of a dense product's operations; half of A's bytes, and 2 more for each 16 columns. This kernel unpacks A in registers and
+multiplies densely: it saves A's bytes, not operations, and runs anywhere. Sparse tensor cores (``mma.sp``) would save both.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
+from weft.operators import mutants
+from weft.operators.call import Choice, check_same, check_tensor, on_gpu, traced
+from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.launch import INTERPRETING, Plan, Plans
+from weft.operators.random_inputs import random_tensor
+from weft.operators.sparse.semi_structured import CODES, Sparse24
+
+
+@triton.jit
+def unpacked(place, first, second, low, high):
+    """The element at one place of its group: one of the two that are stored, or zero."""
+    return tl.where(low == place, first, tl.where(high == place, second, tl.zeros_like(first)))
+
+
+@triton.jit
+def multiply_unpacked(
+    values_ptr, metadata_ptr, b_ptr, c_ptr, M, N, K, b_row, b_col,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One TILE_M × TILE_N tile of C. Of DEPTH columns of A, DEPTH / 2 values and a 4-bit code for each group of four are read;
+    selections put the values in their places, and the matrix units multiply."""
+    tiles_n = tl.cdiv(N, TILE_N)
+    m = (tl.program_id(0) // tiles_n).to(tl.int64) * TILE_M + tl.arange(0, TILE_M)
+    n = ((tl.program_id(0) % tiles_n) * TILE_N + tl.arange(0, TILE_N)).to(tl.int64)
+    pair, group, k = tl.arange(0, DEPTH // 2), tl.arange(0, DEPTH // 4), tl.arange(0, DEPTH)
+    rows = m[:, None] < M
+    total = tl.zeros([TILE_M, TILE_N], tl.float32)
+    for start in range(0, K, DEPTH):
+        at = start // 2 + pair
+        stored = tl.load(
+            values_ptr + m[:, None] * (K // 2) + at[None, :], mask=rows & (at[None, :] < K // 2), other=0.0
+        )
+        at = start // 4 + group
+        word = tl.load(
+            metadata_ptr + m[:, None] * (K // 16) + (at // 4)[None, :], mask=rows & (at[None, :] < K // 4), other=0
+        )
+        code = word.to(tl.int32) >> ((at % 4) * 4)[None, :]
+        low, high = code & 3, (code >> 2) & 3
+        first, second = tl.split(tl.reshape(stored, [TILE_M, DEPTH // 4, 2]))
+        even = tl.join(unpacked(0, first, second, low, high), unpacked(2, first, second, low, high))
+        odd = tl.join(unpacked(1, first, second, low, high), unpacked(3, first, second, low, high))
+        a = tl.reshape(tl.join(even, odd), [TILE_M, DEPTH])
+        inside = (start + k[:, None] < K) & (n[None, :] < N)
+        b = tl.load(b_ptr + (start + k).to(tl.int64)[:, None] * b_row + n[None, :] * b_col, mask=inside, other=0.0)
+        total = tl.dot(a, b, total, input_precision=PRECISION)
+    tl.store(c_ptr + m[:, None] * N + n[None, :], total.to(c_ptr.dtype.element_ty), mask=rows & (n[None, :] < N))
+
+
+def heuristic(sm: int, dtype: torch.dtype, m: int, n: int) -> Config:
+    """A tile that leaves registers for the unpacking."""
+    if INTERPRETING:
+        return _config(32, 32, 32, 4, 2)
+    depth = 32 if dtype == torch.float32 else 64
+    if min(m, n) <= 64:
+        return _config(64, 64, depth, 4, 2)
+    return _config(128, 128, depth, 8, 2 if sm in (86, 89, 120) else 3)
+
+
+def _config(m: int, n: int, depth: int, warps: int, stages: int) -> Config:
+    return {"TILE_M": m, "TILE_N": n, "DEPTH": depth, "num_warps": warps, "num_stages": stages}
+
+
+def candidates(sm: int, dtype: torch.dtype, m: int, n: int) -> Any:
+    limit = 232448 if sm in (90, 100) else 101376 if sm in (86, 89, 120) else 166912
+    choices = {
+        "TILE_M": (64, 128),
+        "TILE_N": (64, 128, 256),
+        "DEPTH": (32, 64, 128),
+        "num_warps": (4, 8),
+        "num_stages": (2, 3, 4),
+    }
+    for c in grid_of(choices):
+        shared = (c["TILE_M"] + c["TILE_N"]) * c["DEPTH"] * dtype.itemsize * c["num_stages"]
+        if 32 <= c["TILE_M"] * c["TILE_N"] // (32 * c["num_warps"]) <= 128 and shared <= limit:
+            yield c
+
+
+configuration = Configurations(__file__, "sparse_2_4_matmul", heuristic, candidates)
+
+
+def plan(values: Tensor, metadata: Tensor, b: Tensor, precision: str) -> Plan:
+    """Of ``(values, metadata, b, c)``."""
+    m, (k, n) = len(values), b.shape
+    config = configuration(b.device, b.dtype, bucket(m), bucket(n))
+    tile = {name: config[name] for name in ("TILE_M", "TILE_N", "DEPTH")}
+    grid = (triton.cdiv(m, tile["TILE_M"]) * triton.cdiv(n, tile["TILE_N"]),)
+    constants = {**tile, "PRECISION": precision}
+    return Plan(multiply_unpacked, grid, (m, n, k, *b.stride()), constants, config["num_warps"], config["num_stages"])
+
+
+plans = Plans(plan)
+
+# ---- implementations -------------------------------------------------------------------------------------------------
+
+
+def reference(a: Sparse24, b: Tensor) -> Tensor:
+    """As a dense product, in fp32 or wider."""
+    wide = torch.promote_types(b.dtype, torch.float32)
+    return (a.to_dense().to(wide) @ b.to(wide)).to(b.dtype)
+
+
+def unpacking(a: Sparse24, b: Tensor) -> Tensor:
+    c = b.new_empty((a.shape[0], b.shape[1]))
+    if c.numel():
+        precision = "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+        plans.of((a.values, a.metadata, b), precision)(a.values, a.metadata, b, c)
+    return c
+
+
+_theirs: weakref.WeakKeyDictionary[Sparse24, Any] = weakref.WeakKeyDictionary()
+
+
+def torch_semi_structured(a: Sparse24, b: Tensor) -> Tensor:
+    """``torch.sparse.to_sparse_semi_structured`` (cuSPARSELt, or CUTLASS without it), converted once a matrix."""
+    if not b.is_cuda:
+        return reference(a, b)
+    (m, k), n = a.shape, b.shape[1]
+    if b.dtype == torch.float32 or m % 32 or k % 64 or n % 8 or not m * k * n:
+        raise Declined(
+            "PyTorch's semi-structured product takes 16-bit matrices of multiples of 32 × 64 and 8 columns of b"
+        )
+    if a not in _theirs:
+        _theirs[a] = torch.sparse.to_sparse_semi_structured(a.to_dense())
+    return torch.mm(_theirs[a], b)
+
+
+def dense(a: Sparse24, b: Tensor) -> Tensor:
+    """The dense product of the same matrix, unpacked at every call."""
+    return torch.mm(a.to_dense(), b)
+
+
+# ---- definition ------------------------------------------------------------------------------------------------------
+
+
+def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
+    """A random 2:4 matrix [M, K] and b [K, N]."""
+    m, k = w["M"], w["K"]
+    values = random_tensor(g, (m, k // 2), w.dtype, device)
+    b = random_tensor(g, (k, w["N"]), w.dtype, device, layout=w.option("layout", "contiguous"))
+    if device == "meta":
+        return {"a": Sparse24(values, torch.empty((m, k // 16), dtype=torch.int16, device=device), (m, k)), "b": b}
+    at = g.device if g is not None else device
+    drawn = torch.randint(0, len(CODES), (m, k // 16, 4), generator=g, device=at).to(device)
+    codes = torch.tensor(CODES, device=device)[drawn]
+    words = (codes << torch.arange(0, 16, 4, device=device)).sum(-1)
+    metadata = torch.where(words < 2**15, words, words - 2**16).to(torch.int16)
+    return {"a": Sparse24(values, metadata, (m, k), check=False), "b": b}
+
+
+def cost(w: Workload, direction: str) -> Cost:
+    """Products with stored elements only."""
+    m, n, k, size = w["M"], w["N"], w["K"], w.bytes_per_element
+    reads = m * (k // 2) * size + m * (k // 16) * 2 + k * n * size
+    return Cost(reads, m * n * size, {w.dtype: float(m * n * k)}, vector_flops=1)
+
+
+def _changed(values: Any = None, metadata: Any = None) -> Any:
+    """The product with some of the matrix replaced."""
+
+    def wrong(a: Sparse24, b: Tensor) -> Tensor:
+        v = a.values if values is None else values(a.values)
+        at = a.metadata if metadata is None else metadata(a.metadata)
+        return reference(Sparse24(v.contiguous(), at.contiguous(), a.shape, check=False), b)
+
+    return wrong
+
+
+TIMED = (
+    workload("bf16", M=8192, N=8192, K=8192),
+    workload("bf16", M=4096, N=4096, K=4096),
+    workload("bf16", M=8192, N=64, K=8192),
+)
+
+sparse_2_4_matmul = Operator(
+    name="sparse_2_4_matmul",
+    axes={"M": "rows of a", "N": "columns of b", "K": "columns of a, rows of b"},
+    inputs=inputs,
+    reference=reference,
+    cost=cost,
+    options={"layout": ("contiguous", "unaligned", "sliced", "strided", "transposed")},
+    tolerance=Tolerance(scale="tensor", terms=lambda w: max(w["K"], 32)),
+    workloads={
+        "verify": [
+            *(
+                workload(M=m, N=n, K=k)
+                for m, n, k in ((1, 1, 16), (16, 16, 32), (33, 40, 80), (64, 33, 64), (7, 5, 272))
+            ),
+            *(workload(M=m, N=n, K=k) for m, n, k in ((0, 4, 16), (4, 0, 16), (5, 4, 0))),
+            *(workload(M=20, N=24, K=48, layout=at) for at in ("unaligned", "sliced", "strided", "transposed")),
+        ],
+        "full": [workload(M=256, N=256, K=512)],
+        "bench": TIMED,
+        "quick": TIMED[1:2],
+        "host": [workload("fp32", M=64, N=64, K=64)],
+        "compile": [
+            workload(M=1024, N=1024, K=1024),
+            workload(M=64, N=64, K=1040, layout="transposed"),
+        ],
+        "tune": TIMED,
+    },
+    mutants=[
+        *mutants.usual(reference),
+        Mutant(
+            "values of each pair swapped", _changed(values=lambda v: v.reshape(len(v), -1, 2).flip(2).reshape(v.shape))
+        ),
+        Mutant("always the first two", _changed(metadata=lambda t: torch.full_like(t, 0x4444))),
+        Mutant("bytes of the metadata swapped", _changed(metadata=lambda t: (t << 8) | ((t >> 8) & 255))),
+        Mutant("metadata of the next row", _changed(metadata=lambda t: t.roll(1, 0) if len(t) > 1 else t * 0 + 0x4444)),
+    ],
+)
+
+sparse_2_4_matmul.implementation("triton", arch=">=sm_80")(unpacking)
+sparse_2_4_matmul.implementation("torch")(torch_semi_structured)
+sparse_2_4_matmul.implementation("torch dense")(dense)
+
+# ---- what users call -------------------------------------------------------------------------------------------------
+
+
+def check(a: Sparse24, b: Tensor) -> None:
+    if not isinstance(a, Sparse24):
+        raise TypeError(
+            f"sparse_2_4_matmul: argument 'a' is a {type(a).__name__}; expected a weft.operators.sparse.Sparse24 "
+            "(Sparse24.from_dense)"
+        )
+    check_tensor("sparse_2_4_matmul", "a.values", a.values)
+    check_tensor("sparse_2_4_matmul", "b", b)
+    check_same("sparse_2_4_matmul", "b", b, "a.values", a.values)
+    if b.ndim != 2 or b.shape[0] != a.shape[1]:
+        raise ValueError(
+            f"sparse_2_4_matmul: argument 'b' has shape {tuple(b.shape)}; expected ({a.shape[1]}, N), as many rows as 'a' has "
+            "columns"
+        )
+    if torch.is_grad_enabled() and (b.requires_grad or a.values.requires_grad):
+        raise NotImplementedError("sparse_2_4_matmul: it has no gradients; expected a call under torch.no_grad()")
+
+
+@sparse_2_4_matmul.choice
+def choose(a: Sparse24, b: Tensor) -> Choice:
+    check(a, b)
+    if not on_gpu(b):
+        return Choice("torch", "the tensors are on the CPU, where weft runs the reference")
+    if traced(a.values, b):
+        return Choice("torch", "traced: PyTorch's own operators, of a dense matrix")
+    return Choice("triton", "unpacked in registers, on any matrix units", plans)
+
+
+@sparse_2_4_matmul.function
+def sparse_2_4_matmul_function(a: Sparse24, b: Tensor) -> Tensor:
+    """A 2:4 semi-structured matrix times a dense one.
+
+    Args:
+        a: [M, K]; values in float32, float16 or bfloat16.
+        b: [K, N], of the values' dtype and device, any strides.
+
+    Returns:
+        [M, N] of b's dtype, contiguous, summed in fp32: the same bits every time. float32 is multiplied as
+        ``torch.get_float32_matmul_precision()`` says. Under autocast, values and b are cast as ``torch.mm`` casts them.
+
+    Raises:
+        TypeError: not a :class:`Sparse24`, dtypes that differ or are not these.
+        ValueError: a b that is no matrix of K rows, or on another device.
+        NotImplementedError: a gradient is wanted.
+    """
+    choice = choose(a, b)
+    if b.is_cuda and torch.is_autocast_enabled("cuda"):
+        dtype = torch.get_autocast_dtype("cuda")
+        a, b = Sparse24(a.values.to(dtype), a.metadata, a.shape, check=False), b.to(dtype)
+    return reference(a, b) if choice.implementation == "torch" else unpacking(a, b)
