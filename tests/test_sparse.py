@@ -446,6 +446,15 @@ def test_a_dense_matrix_that_does_not_fit_is_refused(b, kind, words):
     assert all(word in str(caught.value) for word in words)
 
 
+@pytest.mark.parametrize("name", ["spmv", "spmm", "bsr_matmul"])
+def test_a_compiler_traces_it_without_a_break(name):
+    dense = drawn(32, 32, 2).to_dense()
+    matrix = BSR.from_torch(dense, 16) if name == "bsr_matmul" else CSR.from_torch(dense)
+    b = vector(32) if name == "spmv" else vector(64).view(32, 2)
+    compiled = torch.compile(getattr(ops, name), fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(matrix, b), dense @ b)
+
+
 @pytest.mark.gpu
 def test_the_public_product_waits_for_nothing_once_a_matrix_is_known():
     matrix, x = drawn(3000, 3000, 16, rows="skewed"), vector(3000)

@@ -90,7 +90,9 @@ class BSR:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # "in beta state", once a process
                 a = a.to_sparse_bsr((block, block))
-        return cls(a.crow_indices(), a.col_indices(), a.values().contiguous(), (a.shape[0], a.shape[1]))
+        values = a.values().contiguous()
+        values = values if values.requires_grad else values.detach()  # as CSR.from_torch does
+        return cls(a.crow_indices(), a.col_indices(), values, (a.shape[0], a.shape[1]))
 
     def to_torch(self) -> Tensor:
         """A tensor of layout ``sparse_bsr`` that shares this matrix's memory (index dtypes that differ become int64)."""

@@ -123,7 +123,7 @@ class CSR:
             raise ValueError(f"CSR.from_torch: argument 'a' has shape {tuple(a.shape)}; expected a matrix")
         shape = (a.shape[0], a.shape[1])
         if a.layout == torch.sparse_bsr:
-            a = a.to_sparse()
+            a = a.to_sparse()  # PyTorch has no way from blocks to CSR
         if a.layout == torch.sparse_coo:
             if a.sparse_dim() != 2:
                 raise ValueError("CSR.from_torch: argument 'a' has dense dimensions; expected two sparse ones")
@@ -132,8 +132,13 @@ class CSR:
             starts = torch.searchsorted(rows, torch.arange(a.shape[0] + 1, device=a.device))
             return cls(starts, column[order], a._values()[order], shape)
         if a.layout != torch.sparse_csr:
-            a = a.to_sparse_csr()
-        return cls(a.crow_indices(), a.col_indices(), a.values(), shape)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # "in beta state", once a process
+                a = a.to_sparse_csr()
+        values = (
+            a.values()
+        )  # a view of a sparse tensor, which torch.compile does not take: let go of it where no gradient needs it
+        return cls(a.crow_indices(), a.col_indices(), values if values.requires_grad else values.detach(), shape)
 
     def to_torch(self) -> Tensor:
         """A tensor of layout ``sparse_csr`` that shares this matrix's memory (index dtypes that differ become int64)."""
