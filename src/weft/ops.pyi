@@ -205,6 +205,9 @@ def shared_memory_access(x: Tensor, stride: int = 1) -> Tensor:
 def silu(x: Tensor, *, inplace: bool = False) -> Tensor:
     """Sigmoid linear unit, element by element."""
 
+def skinny_matmul(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A linear layer's product for few rows: x · wᵀ + bias."""
+
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
     """Softmax along one dimension."""
 
