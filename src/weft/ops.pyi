@@ -10,6 +10,7 @@ from weft.operators.sparse.bsr import BSR
 from weft.operators.sparse.csr import CSR
 from weft.operators.sparse.sell import SELL
 from weft.operators.sparse.semi_structured import Sparse24
+from weft.operators.matmul.quantized_weight import QuantizedWeight
 
 def add(x: Tensor, y: Tensor) -> Tensor:
     """Sum of two tensors, with broadcasting."""
@@ -237,6 +238,9 @@ def vector_add(x: Tensor, y: Tensor) -> Tensor:
 
 def vectorized_access(x: Tensor, width: int = 16) -> Tensor:
     """A copy with one access of ``width`` bytes a thread."""
+
+def weight_only_matmul(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
+    """A linear layer's product for few rows with a quantised weight: x · wᵀ + bias."""
 
 def explain(operator: str, /, *args: Any, **kwargs: Any) -> Choice:
     """Which implementation ``weft.ops.<operator>`` takes for these arguments, and why."""

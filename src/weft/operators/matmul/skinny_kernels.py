@@ -141,16 +141,18 @@ def _tiled(block_n: int, block_k: int, split: int, warps: int, stages: int) -> C
 
 
 def candidates(sm: int, dtype: torch.dtype, m: int, n: int, k: int) -> Iterator[Config]:
-    splits = tuple(s for s in (1, 2, 4, 8) if s == 1 or s * n <= 32768)
     if m <= 2 * VECTOR_ROWS:
+        splits = tuple(s for s in (1, 2, 4) if s == 1 or s * n <= 8192)
         for c in grid_of({"ROWS": (1, 2, 4, 8, 16), "SPLIT": splits, "num_warps": (2, 4, 8), "num_stages": (1, 3, 5)}):
             shared = (c["ROWS"] + m) * c["num_warps"] * 512 * c["num_stages"]
             if c["ROWS"] * m <= 32 and (c["num_stages"] == 1 or shared <= shared_limit(sm) // 2):
                 yield c
-    choices = {"BLOCK_N": (32, 64, 128, 256), "BLOCK_K": (32, 64, 128, 256), "SPLIT": splits}
-    for c in grid_of({**choices, "num_warps": (4, 8), "num_stages": (3, 4, 6)}):
+    splits = tuple(s for s in (1, 2, 4, 8) if s == 1 or s * n <= 32768)
+    block_k = tuple(elements * 2 // dtype.itemsize for elements in (64, 128, 256))
+    choices = {"BLOCK_N": (32, 64, 128, 256), "BLOCK_K": block_k, "SPLIT": splits}
+    for c in grid_of({**choices, "num_warps": (4, 8), "num_stages": (3, 5)}):
         stage = (c["BLOCK_N"] + max(m, 8)) * c["BLOCK_K"] * dtype.itemsize
-        if c["BLOCK_N"] >= 16 * c["num_warps"] // 2 and stage >= 8192 and stage * c["num_stages"] <= shared_limit(sm):
+        if c["BLOCK_N"] >= 8 * c["num_warps"] and stage >= 8192 and stage * c["num_stages"] <= shared_limit(sm):
             yield c
 
 

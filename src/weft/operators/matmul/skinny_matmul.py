@@ -154,7 +154,7 @@ skinny_matmul = Operator(
         ],
         "tune": [
             *(plain("bf16", m, n, n) for m in (1, 2, *DECODE[1:]) for n in (4096, 8192)),
-            *(plain("bf16", m, n, k) for m in (1, 16, 64) for n, k in LAYERS),
+            *(plain("bf16", m, n, k) for m in (1, 16) for n, k in LAYERS),
             *(plain("fp32", m, 8192, 8192) for m in (1, 16)),
         ],
         "model": [plain("bf16", m, n, k) for m in (1, 16, 64) for n, k in LAYERS],
