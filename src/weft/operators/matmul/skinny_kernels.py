@@ -107,7 +107,7 @@ def skinny_tiled(
 # ---- plans -----------------------------------------------------------------------------------------------------------
 
 FILLS = 96  # programs of four warps or more that keep a machine's memory busy: most have 84 to 170 multiprocessors
-VECTOR_ROWS = 4  # of x, up to which registers are the better place: M + 1 operations a weight
+VECTOR_ROWS = 2  # of x, up to which vectors are the first choice; they can hold twice as many
 
 
 def shared_limit(sm: int) -> int:
@@ -115,9 +115,9 @@ def shared_limit(sm: int) -> int:
 
 
 def heuristic(sm: int, dtype: torch.dtype, m: int, n: int, k: int) -> Config:
-    """Vectors up to four rows, then tiles; sums are split where rows of w are too few to fill the machine."""
+    """Vectors up to two rows, then tiles; sums are split where rows of w are too few to fill the machine."""
     if INTERPRETING:
-        return _vector(16, 2, 1, 2) if m <= VECTOR_ROWS else _tiled(32, 64, 2, 4, 2)
+        return _vector(16, 2, 1, 2) if m <= 2 * VECTOR_ROWS else _tiled(32, 64, 2, 4, 2)
     if m <= VECTOR_ROWS:
         rows = 8 if n >= 8192 and dtype != torch.float32 else 4
         return _vector(rows, max(1, FILLS * rows // n), 4, 3)

@@ -18,12 +18,11 @@ _made: Any = WeakIdKeyDictionary()
 
 def _beforehand(weight: QuantizedWeight, what: str, make: Callable[[], Any]) -> Any:
     """``make()``, kept as long as the weight lives and is not written to."""
-    key = (what, *(t._version for t in weight[:3] if t is not None))
+    versions = [t._version for t in weight[:3] if t is not None]
     known = _made.setdefault(weight.words, {})
-    if key not in known:
-        known.clear()
-        known[key] = make()
-    return known[key]
+    if what not in known or known[what][0] != versions:
+        known[what] = versions, make()
+    return known[what][1]
 
 
 def dense(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
