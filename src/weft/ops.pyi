@@ -6,11 +6,11 @@ from typing import Any
 from torch import Tensor, dtype
 
 from weft.operators.call import Choice
+from weft.operators.matmul.quantized_weight import QuantizedWeight
 from weft.operators.sparse.bsr import BSR
 from weft.operators.sparse.csr import CSR
 from weft.operators.sparse.sell import SELL
 from weft.operators.sparse.semi_structured import Sparse24
-from weft.operators.matmul.quantized_weight import QuantizedWeight
 
 def add(x: Tensor, y: Tensor) -> Tensor:
     """Sum of two tensors, with broadcasting."""
@@ -161,6 +161,9 @@ def misaligned_access(x: Tensor, offset: int = 1) -> Tensor:
 def norm(x: Tensor, p: float = 2.0, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """Norm over one dimension, or over all: (Σ|x|^p)^(1/p)."""
 
+def prune_2_4(x: Tensor) -> Tensor:
+    """The two largest magnitudes of every four consecutive elements of a row; zeros for the others."""
+
 def quantize(
     x: Tensor,
     format: str,
@@ -175,8 +178,6 @@ def quantize(
     check_scale: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Absmax quantisation: values = round(x · (1 / scale)), within ± the format's largest value."""
-def prune_2_4(x: Tensor) -> Tensor:
-    """The two largest magnitudes of every four consecutive elements of a row; zeros for the others."""
 
 def random_access(x: Tensor, index: Tensor) -> Tensor:
     """Blocks of x, gathered."""
