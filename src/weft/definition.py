@@ -158,7 +158,7 @@ class Implementation:
     Args:
         function: takes the operator's arguments by name, returns a tensor or a tuple of tensors.
         backend: ``triton``, ``gluon`` or ``cuda`` (ours); anything else is a peer.
-        arch: for our kernels, the least architecture declared: ``">=sm_80"``.
+        arch: for our kernels, the least architecture declared, ``">=sm_80"``, or the only one, ``"==sm_90"``.
         devices: where it runs: ``("cuda",)``, ``("cpu",)`` or both. Triton kernels also run on the CPU in the interpreter.
         dtypes: those it takes; all of the operator's when empty.
         directions: those it takes; all of the operator's when empty.
@@ -188,7 +188,11 @@ class Implementation:
         """Of the architectures that weft compiles for, those this implementation declares."""
         if not self.ours:
             return []
-        return [sm for sm in ARCHITECTURES if sm >= (self.least_sm or 80)]
+        return [sm for sm in ARCHITECTURES if self.declares(sm)]
+
+    def declares(self, sm: int) -> bool:
+        wanted = int(self.arch[len(">=sm_") :] or 0)
+        return sm == wanted if self.arch.startswith("==") else sm >= wanted
 
     def absent(self, device: str, sm: int | None = None) -> str:
         """Why it cannot run here (an empty string when it can)."""
@@ -196,13 +200,9 @@ class Implementation:
             return f"{self.requires} is not installed (pip install '{self.requires}')"
         if device not in self.devices:
             return f"runs on {' and '.join(self.devices)} only"
-        if device == "cuda" and sm is not None and sm < self.least_sm:
+        if device == "cuda" and sm is not None and not self.declares(sm):
             return f"needs {self.arch}, this GPU is sm_{sm}"
         return ""
-
-    @property
-    def least_sm(self) -> int:
-        return int(self.arch.removeprefix(">=sm_") or 0)
 
 
 def _installed(distribution: str) -> bool:

@@ -1,0 +1,383 @@
+// The main loop of matrix products on Hopper (sm_90a): persistent, warp-specialised, fed by TMA, computed by wgmma.
+//
+// A block is three warpgroups. One thread of the first fetches tiles of A and B through a ring of STAGES places in shared
+// memory, well ahead; the other two multiply, 64 rows of the tile each, and keep their sums in registers. Full and empty
+// places are told by mbarriers, so nobody meets at a block-wide barrier. Blocks stay and take tile after tile; while one
+// tile is stored (through shared memory, by TMA), the next one's places are being filled. CLUSTER blocks that lie on one
+// another in C take the same columns of B: each fetches a part and sends it to all.
+//
+// A stage holds 128 bytes along K: rows of 128 bytes in the 128-byte swizzle that TMA writes and wgmma reads. An operand
+// whose K is not the contiguous axis (16-bit floats only) lies as blocks of 64 rows of K by 64 elements.
+#include "prelude.cuh"
+
+struct e4m3 { unsigned char bits; };
+struct s8 { signed char value; };
+struct alignas(64) TensorMap { u64 opaque[16]; };
+
+constexpr int ROWS = 128;      // of a tile: two consumer warpgroups of 64
+constexpr int LINE = 128;      // bytes of a row in a stage
+constexpr int THREADS = 384;
+constexpr int ATOM = 64 * LINE;  // bytes of a 64 x 64 block of 16-bit floats, and of what wgmma's 64 rows take of a stage
+
+// ---- barriers ------------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ void barrier_init(u64 *barrier, u32 arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+
+// Waits until a phase is over: the first, third … with parity 0, the others with 1.
+__device__ __forceinline__ void barrier_wait(u64 *barrier, u32 parity) {
+  asm volatile("{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n@p bra done;\nbra again;\ndone:\n}" ::"r"(
+                   shared_address(barrier)),
+               "r"(parity)
+               : "memory");
+}
+
+// Arrives at the same barrier of block `rank` of the cluster.
+__device__ __forceinline__ void barrier_arrive(u64 *barrier, u32 rank) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote_address(barrier, rank)) : "memory");
+}
+
+// Of one warpgroup: 128 threads.
+__device__ __forceinline__ void group_barrier(int id) { asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory"); }
+
+// ---- TMA -----------------------------------------------------------------------------------------------------------
+
+// Fetches a box at (x, y) of matrix z; what lies outside of the tensor comes as zeros, and counts as bytes.
+__device__ __forceinline__ void fetch(void *to, const TensorMap &map, int x, int y, int z, u64 *barrier) {
+  asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(
+                   shared_address(to)),
+               "l"(&map), "r"(x), "r"(y), "r"(z), "r"(shared_address(barrier))
+               : "memory");
+}
+
+// The same for all blocks of the cluster in `mask`, to the same place of each.
+__device__ __forceinline__ void fetch_for(unsigned short mask, void *to, const TensorMap &map, int x, int y, int z, u64 *barrier) {
+  asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+               "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared_address(to)),
+               "l"(&map), "r"(x), "r"(y), "r"(z), "r"(shared_address(barrier)), "h"(mask)
+               : "memory");
+}
+
+__device__ __forceinline__ void put(const TensorMap &map, const void *from, int x, int y, int z) {
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(&map),
+               "r"(shared_address(from)), "r"(x), "r"(y), "r"(z)
+               : "memory");
+}
+
+// ---- wgmma: D[64, N] += A[64, 32 bytes of K] B[N, 32 bytes of K], both in shared memory ---------------------------------
+
+// Where an operand lies: 128-byte swizzle; `leading` bytes from one block of 64 elements to the next (K not contiguous),
+// `stride` from 8 rows to the next 8.
+__device__ __forceinline__ u64 descriptor(u32 address, u32 leading) {
+  constexpr u64 SWIZZLE_128 = 1ull << 62, EIGHT_ROWS = u64(8 * LINE >> 4) << 32;
+  return SWIZZLE_128 | EIGHT_ROWS | u64(leading >> 4) << 16 | (address & 0x3ffff) >> 4;
+}
+
+#define P8(a, b, c, d, e, f, g, h) "%" #a ",%" #b ",%" #c ",%" #d ",%" #e ",%" #f ",%" #g ",%" #h
+#define P32_0 P8(0, 1, 2, 3, 4, 5, 6, 7) "," P8(8, 9, 10, 11, 12, 13, 14, 15) "," P8(16, 17, 18, 19, 20, 21, 22, 23) "," P8(24, 25, 26, 27, 28, 29, 30, 31)
+#define P32_1 P8(32, 33, 34, 35, 36, 37, 38, 39) "," P8(40, 41, 42, 43, 44, 45, 46, 47) "," P8(48, 49, 50, 51, 52, 53, 54, 55) "," P8(56, 57, 58, 59, 60, 61, 62, 63)
+#define P32_2 P8(64, 65, 66, 67, 68, 69, 70, 71) "," P8(72, 73, 74, 75, 76, 77, 78, 79) "," P8(80, 81, 82, 83, 84, 85, 86, 87) "," P8(88, 89, 90, 91, 92, 93, 94, 95)
+#define P32_3 P8(96, 97, 98, 99, 100, 101, 102, 103) "," P8(104, 105, 106, 107, 108, 109, 110, 111) "," P8(112, 113, 114, 115, 116, 117, 118, 119) "," P8(120, 121, 122, 123, 124, 125, 126, 127)
+#define D8(c, i) "+" c(d[i]), "+" c(d[i + 1]), "+" c(d[i + 2]), "+" c(d[i + 3]), "+" c(d[i + 4]), "+" c(d[i + 5]), "+" c(d[i + 6]), "+" c(d[i + 7])
+#define D32(c, i) D8(c, i), D8(c, i + 8), D8(c, i + 16), D8(c, i + 24)
+#define OPEN(keep) "{\n.reg .pred p;\nsetp.ne.b32 p, " keep ", 0;\nwgmma.mma_async.sync.aligned."
+// D += A B (D = A B unless `keep`); K and TYPES as in the instruction's name, C the constraint of D, TAIL what follows p.
+#define MULTIPLY(K, TYPES, C, TAIL)                                                                                         \
+  if constexpr (N == 256)                                                                                                   \
+    asm volatile(OPEN("%130") "m64n256k" K TYPES " {" P32_0 "," P32_1 "," P32_2 "," P32_3 "}, %128, %129, p" TAIL ";\n}"     \
+                 : D32(C, 0), D32(C, 32), D32(C, 64), D32(C, 96)                                                            \
+                 : "l"(a), "l"(b), "r"(keep));                                                                              \
+  else if constexpr (N == 128)                                                                                              \
+    asm volatile(OPEN("%66") "m64n128k" K TYPES " {" P32_0 "," P32_1 "}, %64, %65, p" TAIL ";\n}"                            \
+                 : D32(C, 0), D32(C, 32)                                                                                    \
+                 : "l"(a), "l"(b), "r"(keep));                                                                              \
+  else                                                                                                                      \
+    asm volatile(OPEN("%34") "m64n64k" K TYPES " {" P32_0 "}, %32, %33, p" TAIL ";\n}" : D32(C, 0) : "l"(a), "l"(b), "r"(keep));
+#define MULTIPLY_ANY_LAYOUT(TYPES)                                                                \
+  if constexpr (!A_ACROSS && !B_ACROSS) { MULTIPLY("16", TYPES, "f", ", 1, 1, 0, 0") }               \
+  if constexpr (!A_ACROSS && B_ACROSS) { MULTIPLY("16", TYPES, "f", ", 1, 1, 0, 1") }                \
+  if constexpr (A_ACROSS && !B_ACROSS) { MULTIPLY("16", TYPES, "f", ", 1, 1, 1, 0") }                \
+  if constexpr (A_ACROSS && B_ACROSS) { MULTIPLY("16", TYPES, "f", ", 1, 1, 1, 1") }
+
+// `ACROSS`: K is not the contiguous axis.
+template <typename T> struct Unit;
+template <> struct Unit<bf16> {
+  typedef float Sum;
+  template <int N, bool A_ACROSS, bool B_ACROSS> static __device__ __forceinline__ void multiply(float (&d)[N / 2], u64 a, u64 b, int keep) {
+    MULTIPLY_ANY_LAYOUT(".f32.bf16.bf16")
+  }
+};
+template <> struct Unit<fp16> {
+  typedef float Sum;
+  template <int N, bool A_ACROSS, bool B_ACROSS> static __device__ __forceinline__ void multiply(float (&d)[N / 2], u64 a, u64 b, int keep) {
+    MULTIPLY_ANY_LAYOUT(".f32.f16.f16")
+  }
+};
+template <> struct Unit<float> {  // tf32: the lower 13 bits of the mantissa are not looked at
+  typedef float Sum;
+  template <int N, bool, bool> static __device__ __forceinline__ void multiply(float (&d)[N / 2], u64 a, u64 b, int keep) {
+    MULTIPLY("8", ".f32.tf32.tf32", "f", ", 1, 1")
+  }
+};
+template <> struct Unit<e4m3> {
+  typedef float Sum;
+  template <int N, bool, bool> static __device__ __forceinline__ void multiply(float (&d)[N / 2], u64 a, u64 b, int keep) {
+    MULTIPLY("32", ".f32.e4m3.e4m3", "f", ", 1, 1")
+  }
+};
+template <> struct Unit<s8> {
+  typedef int Sum;
+  template <int N, bool, bool> static __device__ __forceinline__ void multiply(int (&d)[N / 2], u64 a, u64 b, int keep) {
+    MULTIPLY("32", ".s32.s8.s8", "r", "")
+  }
+};
+
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int PENDING> __device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+// The compiler may neither move nor copy what an asynchronous product is still writing.
+template <int COUNT> __device__ __forceinline__ void hold(float (&d)[COUNT]) {
+#pragma unroll
+  for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
+template <int COUNT> __device__ __forceinline__ void hold(int (&d)[COUNT]) {
+#pragma unroll
+  for (int i = 0; i < COUNT; i++) asm volatile("" : "+r"(d[i])::"memory");
+}
+
+// ---- which tile, when ------------------------------------------------------------------------------------------------
+
+// Tiles in groups of GROUP rows of tiles: within a group columns of tiles follow one another, so that blocks which run at a
+// time share rows of A and columns of B in L2. `first` and `step` count clusters.
+struct Tiles {
+  int rows, columns, matrices, group;  // how many
+  __device__ __forceinline__ int count() const { return rows * columns * matrices; }
+  __device__ __forceinline__ void at(int i, int &row, int &column, int &matrix) const {
+    matrix = i / (rows * columns);
+    i -= matrix * rows * columns;
+    const int in_group = group * columns, first = i / in_group * group, height = min(group, rows - first);
+    i %= in_group;
+    row = first + i % height;
+    column = i / height;
+  }
+};
+
+// ---- what becomes of the sums ------------------------------------------------------------------------------------------
+
+enum Activation { NONE, RELU, SILU, GELU, GELU_TANH };
+
+template <int ACTIVATION> __device__ __forceinline__ float activated(float x) {
+  if constexpr (ACTIVATION == RELU) return x > 0.f ? x : x * 0.f;  // NaN stays
+  if constexpr (ACTIVATION == SILU) return x / (1.f + __expf(-x));
+  if constexpr (ACTIVATION == GELU) return 0.5f * x * (1.f + erff(x * 0.70710678f));
+  if constexpr (ACTIVATION == GELU_TANH) {
+    const float u = 0.79788456f * (x + 0.044715f * x * x * x);
+    return x - x / (1.f + __expf(2.f * u));
+  }
+  return x;
+}
+
+// Columns `column`, column + 1 of a vector, as floats; 0 past its end.
+template <typename O> __device__ __forceinline__ float2 two_of(const O *vector, int column, int columns) {
+  float2 pair = {0.f, 0.f};
+  if constexpr (sizeof(O) == 4) {
+    if (column < columns) pair.x = vector[column];
+    if (column + 1 < columns) pair.y = vector[column + 1];
+  } else {
+    u32 word = 0;
+    if (column < columns) word = vector[column].bits;
+    if (column + 1 < columns) word |= u32(vector[column + 1].bits) << 16;
+    float f[2];
+    unpack(Words<O, 2>{word}, f);
+    pair = {f[0], f[1]};
+  }
+  return pair;
+}
+
+// ---- the kernel --------------------------------------------------------------------------------------------------------
+
+// What a launch is given besides its tensors. a_scale, b_scale: [M] and [N] or one each (SCALED); bias: [N].
+struct Shape { int m, n, k, matrices, group; };
+
+// C[z] = act(scale A[z] B[z] + bias), A: [M, K], B: [K, N], C: [M, N]; maps with boxes of A: 64 rows (128 with A_ACROSS: 64 x 64),
+// B: COLUMNS / CLUSTER rows of its [N, K] view (64 x 64 with B_ACROSS), C: 64 rows of 128 bytes.
+template <typename T, typename O, int COLUMNS, int STAGES, int CLUSTER, bool A_ACROSS, bool B_ACROSS, bool SCALED, bool BIASED, int ACTIVATION>
+__global__ void __launch_bounds__(THREADS, 1)
+    matmul_hopper(const float *a_scale, const float *b_scale, const O *bias, const __grid_constant__ TensorMap a_map,
+                  const __grid_constant__ TensorMap b_map, const __grid_constant__ TensorMap c_map, Shape shape, int a_scales,
+                  int b_scales) {
+  using Sum = typename Unit<T>::Sum;
+  constexpr int DEPTH = LINE / int(sizeof(T));  // elements of K in a stage
+  constexpr int A_BYTES = ROWS * LINE, B_BYTES = COLUMNS * LINE, STAGE = A_BYTES + B_BYTES;
+  constexpr int SLAB = LINE / int(sizeof(O)), SLABS = COLUMNS / SLAB, HELD = SLABS < 2 ? SLABS : 2;  // of C, in columns; at a time
+  __shared__ u64 full[STAGES], empty[STAGES];
+  extern __shared__ __align__(1024) unsigned char dynamic[];
+  unsigned char *ring = dynamic, *out = dynamic + STAGES * STAGE;  // the swizzle asks for 1024 bytes' alignment
+
+  const int warpgroup = threadIdx.x / 128, rank = CLUSTER > 1 ? int(cluster_rank()) : 0;
+  const Tiles tiles = {(shape.m + ROWS * CLUSTER - 1) / (ROWS * CLUSTER), (shape.n + COLUMNS - 1) / COLUMNS, shape.matrices, shape.group};
+  const int depths = (shape.k + DEPTH - 1) / DEPTH, first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER;
+
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < STAGES; s++) {
+      barrier_init(&full[s], 1);
+      barrier_init(&empty[s], 2 * CLUSTER);  // both consumers of every block that reads what this one fetches
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __syncthreads();
+  if constexpr (CLUSTER > 1) {
+    cluster_arrive();
+    cluster_wait();
+  }
+
+  if (warpgroup == 0) {
+    // ---- the producer: one thread ----
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    if (threadIdx.x == 0) {
+      int place = 0;
+      u32 parity = 1;  // a fresh place counts as emptied
+      for (int i = first; i < tiles.count(); i += step) {
+        int row, column, matrix;
+        tiles.at(i, row, column, matrix);
+        row = (row * CLUSTER + rank) * ROWS, column *= COLUMNS;
+        for (int depth = 0; depth < shape.k; depth += DEPTH) {
+          barrier_wait(&empty[place], parity);
+          barrier_expect(&full[place], STAGE);
+          unsigned char *a = ring + place * STAGE, *b = a + A_BYTES;
+          if constexpr (A_ACROSS) {
+            for (int r = 0; r < ROWS; r += 64) fetch(a + r * LINE, a_map, row + r, depth, matrix, &full[place]);
+          } else {
+            fetch(a, a_map, depth, row, matrix, &full[place]);
+          }
+          constexpr int PART = COLUMNS / CLUSTER;
+          b += rank * PART * LINE;
+          const int from = column + rank * PART;
+          if constexpr (B_ACROSS) {
+            for (int c = 0; c < PART; c += 64) {
+              if constexpr (CLUSTER > 1)
+                fetch_for((1 << CLUSTER) - 1, b + c * LINE, b_map, from + c, depth, matrix, &full[place]);
+              else
+                fetch(b + c * LINE, b_map, from + c, depth, matrix, &full[place]);
+            }
+          } else if constexpr (CLUSTER > 1) {
+            fetch_for((1 << CLUSTER) - 1, b, b_map, depth, from, matrix, &full[place]);
+          } else {
+            fetch(b, b_map, depth, from, matrix, &full[place]);
+          }
+          if (++place == STAGES) place = 0, parity ^= 1;
+        }
+      }
+    }
+  } else {
+    // ---- the consumers: 64 rows each ----
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    const int mine = warpgroup - 1, thread = threadIdx.x % 128, lane = thread % 32, warp = thread / 32;
+    unsigned char *staged = out + mine * HELD * ATOM;
+    // Bytes from one step of wgmma's K to the next: within a swizzled line, or two groups of 8 rows further.
+    constexpr u64 A_STEP = (A_ACROSS ? 2 * 8 * LINE : 32) >> 4, B_STEP = (B_ACROSS ? 2 * 8 * LINE : 32) >> 4;
+    auto release = [&](int place) {
+      if constexpr (CLUSTER > 1) {
+        if (thread < CLUSTER) barrier_arrive(&empty[place], thread);
+      } else {
+        if (thread == 0) barrier_arrive(&empty[place], 0);
+      }
+    };
+    int place = 0, before = 0;
+    u32 parity = 0;
+    for (int i = first; i < tiles.count(); i += step) {
+      Sum sums[COLUMNS / 2];
+      for (int depth = 0; depth < depths; depth++) {
+        barrier_wait(&full[place], parity);
+        const u32 a_at = shared_address(ring + place * STAGE) + mine * ATOM, b_at = shared_address(ring + place * STAGE) + A_BYTES;
+        const u64 a = descriptor(a_at, 0), b = descriptor(b_at, B_ACROSS ? ATOM : 0);
+        hold(sums);
+        wgmma_fence();
+#pragma unroll
+        for (int s = 0; s < 4; s++)
+          Unit<T>::template multiply<COLUMNS, A_ACROSS, B_ACROSS>(sums, a + s * A_STEP, b + s * B_STEP, depth + s != 0);
+        wgmma_commit();
+        wgmma_wait<1>();  // the products of the place before are done
+        hold(sums);
+        if (depth) release(before);
+        before = place;
+        if (++place == STAGES) place = 0, parity ^= 1;
+      }
+      wgmma_wait<0>();
+      hold(sums);
+      if (depths) release(before);
+
+      // ---- C: rows 16 warp + lane / 4 (+ 8), columns 8 j + 2 (lane % 4) (+ 1) are this thread's ----
+      int row, column, matrix;
+      tiles.at(i, row, column, matrix);
+      row = (row * CLUSTER + rank) * ROWS + mine * 64, column *= COLUMNS;
+      float by_row[2] = {1.f, 1.f};
+      if constexpr (SCALED) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+          const int r = row + 16 * warp + lane / 4 + 8 * h;
+          by_row[h] = a_scales == 1 ? a_scale[0] : r < shape.m ? a_scale[r] : 0.f;
+        }
+      }
+#pragma unroll
+      for (int held = 0; held < SLABS; held += HELD) {
+        asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");  // what was put before has left its place
+        group_barrier(1 + mine);
+#pragma unroll
+        for (int slab = 0; slab < HELD; slab++) {
+          unsigned char *place_of_c = staged + slab * ATOM;
+#pragma unroll
+          for (int j = 0; j < SLAB / 8; j++) {
+            const int of = (held + slab) * SLAB / 8 + j, c = column + 8 * of + 2 * (lane % 4);
+            float v[4];
+#pragma unroll
+            for (int e = 0; e < 4; e++) v[e] = depths ? float(sums[4 * of + e]) : 0.f;
+            if constexpr (SCALED) {
+              const float2 by = b_scales == 1 ? float2{b_scale[0], b_scale[0]} : two_of(b_scale, c, shape.n);
+#pragma unroll
+              for (int e = 0; e < 4; e++) v[e] *= by_row[e / 2] * (e % 2 ? by.y : by.x);
+            }
+            if constexpr (BIASED) {
+              const float2 plus = two_of(bias, c, shape.n);
+#pragma unroll
+              for (int e = 0; e < 4; e++) v[e] += e % 2 ? plus.y : plus.x;
+            }
+#pragma unroll
+            for (int e = 0; e < 4; e++) v[e] = activated<ACTIVATION>(v[e]);
+            // 8 rows of 16 bytes a matrix; the 16 bytes of a row change places with the row's number, as in TMA's swizzle
+            const int line = 16 * warp;
+            if constexpr (sizeof(O) == 2) {
+              const u32 upper = pack_pair(O{}, v[0], v[1]), lower = pack_pair(O{}, v[2], v[3]);
+              const int r = line + lane % 16;
+              asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(
+                               shared_address(place_of_c + r * LINE + ((j ^ r % 8) * 16))),
+                           "r"(upper), "r"(lower)
+                           : "memory");
+            } else {
+#pragma unroll
+              for (int h = 0; h < 2; h++) {
+                const int r = line + lane / 4 + 8 * h, sixteen = 2 * j + lane % 4 / 2;
+                *reinterpret_cast<float2 *>(place_of_c + r * LINE + ((sixteen ^ r % 8) * 16) + lane % 2 * 8) = {v[2 * h], v[2 * h + 1]};
+              }
+            }
+          }
+        }
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        group_barrier(1 + mine);
+        if (thread == 0) {
+#pragma unroll
+          for (int slab = 0; slab < HELD; slab++) put(c_map, staged + slab * ATOM, column + (held + slab) * SLAB, row, matrix);
+          asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+        }
+      }
+    }
+    if (thread == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+  }
+  if constexpr (CLUSTER > 1) {  // no block leaves while another may still write into it, or arrive at it
+    cluster_arrive();
+    cluster_wait();
+  }
+}

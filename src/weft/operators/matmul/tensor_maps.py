@@ -1,0 +1,93 @@
+"""Tensor maps: what Hopper's copy engine (TMA) must know of a matrix, made on the host and passed with a launch."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.operators.cuda import CudaError
+
+KEPT = 256  # addresses that a map is remembered for: allocators hand the same ones out again
+NAMES = {
+    torch.float32: "FLOAT32",
+    torch.float16: "FLOAT16",
+    torch.bfloat16: "BFLOAT16",
+    torch.float8_e4m3fn: "UINT8",
+    torch.int8: "UINT8",
+}
+
+
+class TensorMap(ctypes.Structure):
+    """The 128 opaque bytes."""
+
+    _fields_ = (("opaque", ctypes.c_ulonglong * 16),)
+
+
+class Maps:
+    """The maps of matrices of one form at any address; call with a tensor.
+
+    Args:
+        like: a matrix of that form, or [matrices, rows, columns]; one of its last two dimensions is contiguous.
+        across: whether it is the last but one; the map's inner dimension is the contiguous one.
+        box: elements of a box along the inner and the other dimension; the inner is at most 128 bytes.
+    """
+
+    def __init__(self, like: Tensor, across: bool, box: tuple[int, int]):
+        if like.ndim == 2:
+            like = like.unsqueeze(0)
+        outer, inner = (2, 1) if across else (1, 2)
+        size = like.element_size()
+        self.dtype, self.box = like.dtype, (*box, 1)
+        self.sizes = (like.shape[inner], like.shape[outer], like.shape[0])
+        # of a dimension of one element the stride is never used, but must be one that TMA could take
+        least = -(-like.shape[inner] * size // 16) * 16
+        steps = (like.stride(outer) * size, like.stride(0) * size)
+        self.steps = tuple(s if n > 1 else least for s, n in zip(steps, self.sizes[1:], strict=True))
+        self.known: dict[int, TensorMap] = {}
+
+    def __call__(self, t: Tensor) -> TensorMap:
+        address = t.data_ptr()
+        found = self.known.get(address)
+        if found is None:
+            if len(self.known) >= KEPT:
+                self.known.clear()
+            found = self.known[address] = self._encoded(address)
+        return found
+
+    def _encoded(self, address: int) -> TensorMap:
+        from cuda.bindings import driver as d
+
+        error, encoded = d.cuTensorMapEncodeTiled(
+            getattr(d.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{NAMES[self.dtype]}"),
+            3,
+            address,
+            [d.cuuint64_t(n) for n in self.sizes],
+            [d.cuuint64_t(s) for s in self.steps],
+            [d.cuuint32_t(n) for n in self.box],
+            [d.cuuint32_t(1)] * 3,
+            d.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            d.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+            d.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            d.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+        if int(error):
+            raise CudaError(
+                f"a tensor map of {self.sizes} elements, {self.steps} bytes apart, boxes {self.box}: {error.name}"
+            )
+        return TensorMap.from_buffer_copy(ctypes.string_at(int(encoded.getPtr()), ctypes.sizeof(TensorMap)))
+
+
+def why_not(name: str, t: Tensor, size: int, across: bool) -> str:
+    """Why TMA cannot take a matrix [rows, columns], or [matrices, rows, columns] (an empty string when it can)."""
+    inner = -2 if across else -1
+    if t.stride(inner) != 1 and t.shape[inner] > 1:
+        return f"'{name}' has no contiguous dimension"
+    steps: list[Any] = [t.stride(d) for d in range(t.ndim) if d % t.ndim != inner % t.ndim and t.shape[d] > 1]
+    if any(s * size % 16 for s in steps) or (not t.is_meta and t.data_ptr() % 16):
+        return f"'{name}' has rows that do not begin on 16 bytes, which TMA wants"
+    if any(s <= 0 for s in steps) or max(t.shape) > 2**31 - 2**10:
+        return f"'{name}' has strides or sizes that TMA cannot take"
+    return ""
