@@ -79,7 +79,7 @@ def test_what_a_launch_asks_for_fits(m, n, k):
         (torch.empty(64, 64, dtype=torch.bfloat16), torch.empty(64, 60, dtype=torch.bfloat16), "begin on 16 bytes"),
         (torch.empty(64, 128, dtype=torch.bfloat16)[:, ::2], torch.empty(64, 64, dtype=torch.bfloat16), "contiguous"),
         (torch.empty(1, 64, dtype=torch.bfloat16).expand(64, 64), torch.empty(64, 64, dtype=torch.bfloat16), "strides"),
-        (torch.empty(64 * 64 + 1, dtype=torch.bfloat16)[1:].view(64, 64), torch.empty(64, 64, dtype=torch.bfloat16), "16 bytes"),
+        (torch.empty(4097, dtype=torch.bfloat16)[1:].view(64, 64), torch.empty(64, 64, dtype=torch.bfloat16), "16 bytes"),
     ],
 )  # fmt: skip
 def test_what_tma_cannot_take_is_declined_in_words(a, b, words):
