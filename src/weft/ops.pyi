@@ -201,6 +201,18 @@ def rotary_embedding(
 ) -> tuple[Tensor, Tensor]:
     """Rotary position embedding of queries and keys, both in one launch."""
 
+def scaled_matmul(
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    bias: Tensor | None = None,
+    *,
+    dtype: dtype = ...,
+    fast_accumulate: bool = False,
+) -> Tensor:
+    """Product of two quantised matrices: (a · a_scale) @ (b · b_scale) + bias."""
+
 def shared_memory_access(x: Tensor, stride: int = 1) -> Tensor:
     """Maxima of eight elements of a tile, read by lanes ``stride`` elements apart."""
 

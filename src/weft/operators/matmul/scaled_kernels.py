@@ -1,0 +1,168 @@
+"""The Triton kernel of products of 8-bit operands with scales, and its plan.
+
+Tensor cores multiply fp8 and int8 twice as fast as bf16. Where a card has none for fp8 (before sm_89), and in the interpreter,
+codes are decoded to fp16, which holds every fp8 exactly. Scales of a tensor, a row of A or a column of B multiply the finished
+sum; scales of blocks multiply the sum of each 128 terms of K, which is added up in fp32 outside of the tensor core: its own
+accumulator of fp8 products keeps about 14 bits (DeepSeek-V3, arXiv 2412.19437, section 3.3.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from weft.definition import SHARED_LIMIT
+from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.launch import INTERPRETING, Plan, Plans, target_sm
+from weft.operators.quantization.formats import format_of
+from weft.operators.quantization.rounding import decode
+
+BLOCK = 128  # terms of K, and columns of B, that share a scale
+NATIVE_FP8 = 89  # the first architecture whose tensor cores take fp8
+
+
+@triton.jit
+def read(ptr, mask, FORMAT: tl.constexpr, DECODED: tl.constexpr, MASKED: tl.constexpr):
+    if MASKED:
+        codes = tl.load(ptr, mask=mask, other=0)
+    else:
+        codes = tl.load(ptr)
+    if DECODED:
+        return decode(codes, FORMAT).to(tl.float16)
+    elif FORMAT == "int8":
+        return codes.to(tl.int8, bitcast=True)
+    elif FORMAT == "fp8_e4m3":
+        return codes.to(tl.float8e4nv, bitcast=True)
+    else:
+        return codes.to(tl.float8e5, bitcast=True)
+
+
+@triton.jit
+def scaled_tiled(
+    a_ptr, b_ptr, a_scale_ptr, b_scale_ptr, bias_ptr, c_ptr, M, N, K, a_row, a_col, b_row, b_col, a_scale_row, a_scale_col,
+    b_scale_row, b_scale_col, bias_step,
+    A_FORMAT: tl.constexpr, B_FORMAT: tl.constexpr, DECODED: tl.constexpr, BLOCKWISE: tl.constexpr, HAS_BIAS: tl.constexpr,
+    IMPRECISE: tl.constexpr, EVEN_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+):  # fmt: skip
+    """C = (A · B) scaled, plus a bias [N]; A [M, K], B [K, N] as bytes. A scale that many elements share has strides of 0.
+    Tiles are taken in groups of GROUP rows of tiles, so that programs of a time share rows and columns in L2."""
+    rows, columns = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    program = tl.program_id(0)
+    first = program // (GROUP * columns) * GROUP
+    height = min(rows - first, GROUP)
+    m = (first + program % (GROUP * columns) % height) * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = program % (GROUP * columns) // height * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    row, column = (m % M).to(tl.int64), (n % N).to(tl.int64)
+    a = a_ptr + row[:, None] * a_row + k[None, :].to(tl.int64) * a_col
+    b = b_ptr + k[:, None].to(tl.int64) * b_row + column[None, :] * b_col
+    a_scale = a_scale_ptr + row * a_scale_row
+    b_scale = b_scale_ptr + (column // 128 if BLOCKWISE else column) * b_scale_col
+    INTEGER: tl.constexpr = A_FORMAT == "int8" and not DECODED
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.int32 if INTEGER and not BLOCKWISE else tl.float32)
+    for start in range(0, K, BLOCK_K):
+        left = k < K - start
+        a_tile = read(a, left[None, :], A_FORMAT, DECODED, not EVEN_K)
+        b_tile = read(b, left[:, None], B_FORMAT, DECODED, not EVEN_K)
+        if BLOCKWISE:
+            if INTEGER:
+                part = tl.dot(a_tile, b_tile, out_dtype=tl.int32).to(tl.float32)
+            else:
+                part = tl.dot(a_tile, b_tile)
+            acc += part * (tl.load(a_scale)[:, None] * tl.load(b_scale)[None, :])
+            a_scale += a_scale_col
+            b_scale += b_scale_row
+        elif INTEGER:
+            acc = tl.dot(a_tile, b_tile, acc, out_dtype=tl.int32)
+        elif IMPRECISE:
+            acc = tl.dot(a_tile, b_tile, acc)
+        else:
+            acc = tl.dot(a_tile, b_tile, acc, max_num_imprecise_acc=BLOCK_K)
+        a += BLOCK_K * a_col
+        b += BLOCK_K * b_row
+    c = acc.to(tl.float32)
+    if not BLOCKWISE:
+        c *= tl.load(a_scale)[:, None] * tl.load(b_scale)[None, :]
+    if HAS_BIAS:
+        c += tl.load(bias_ptr + column * bias_step).to(tl.float32)[None, :]
+    at = c_ptr + m.to(tl.int64)[:, None] * N + n[None, :]
+    tl.store(at, c.to(c_ptr.dtype.element_ty), mask=(m[:, None] < M) & (n[None, :] < N))
+
+
+# ---- plan ------------------------------------------------------------------------------------------------------------
+
+
+def heuristic(sm: int, sums: int, blockwise: bool, m: int, n: int, k: int) -> Config:
+    """As for 16 bits with twice the terms of K; two sets of sums in registers leave half the tile, decoding half the terms."""
+    if INTERPRETING:
+        return _config(32, 64, 128 if blockwise else 64, 4, 2)
+    depth = 128 if blockwise or sm >= NATIVE_FP8 else 64
+    if m * n <= 1024 * 1024 or min(m, n) <= 64:
+        return _config(64, 64, 128 if blockwise else 64, 4, 3)
+    if sm in (90, 100) and sums == 1:
+        return _config(128, 256, depth, 8, 3)
+    return _config(128, 64 if blockwise and sm < NATIVE_FP8 else 128, depth, 8, 2 if sm in (86, 89, 120) else 3)
+
+
+def _config(m: int, n: int, k: int, warps: int, stages: int) -> Config:
+    return {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP": 8, "num_warps": warps, "num_stages": stages}
+
+
+def candidates(sm: int, sums: int, blockwise: bool, m: int, n: int, k: int) -> Iterator[Config]:
+    choices = {
+        "BLOCK_M": (64, 128, 256),
+        "BLOCK_N": (64, 128) if blockwise else (64, 128, 256),
+        "BLOCK_K": (128,) if blockwise else (64, 128, 256),
+        "GROUP": (8,),
+        "num_warps": (4, 8),
+        "num_stages": (3, 4, 5),
+    }
+    limit = SHARED_LIMIT.get(sm, min(SHARED_LIMIT.values())) - 2048
+    for c in grid_of(choices):
+        registers = c["BLOCK_M"] * c["BLOCK_N"] // (c["num_warps"] * 32) * sums
+        shared = (c["BLOCK_M"] + c["BLOCK_N"]) * c["BLOCK_K"] * c["num_stages"]
+        if 32 <= registers <= 128 and limit // 4 <= shared <= limit:
+            yield c
+
+
+configuration = Configurations(__file__, "scaled_matmul", heuristic, candidates)
+
+
+def steps_of(scale: Tensor) -> tuple[int, int]:
+    """Strides of a scale [rows, columns] (or of a single number), 0 along dimensions of one element."""
+    if scale.ndim == 0:
+        return 0, 0
+    row, column = (s if n > 1 else 0 for s, n in zip(scale.stride(), scale.shape, strict=True))
+    return row, column
+
+
+def plan(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor, out: Tensor, blockwise: bool, has_bias: bool,
+         formats: tuple[torch.dtype, torch.dtype], imprecise: bool) -> Plan:  # fmt: skip
+    """Of ``(a, b, a_scale, b_scale, bias, out)``, a and b as bytes; without a bias any tensor stands in for it."""
+    (m, k), n = a.shape, b.shape[1]
+    a_format, b_format = (format_of(f) for f in formats)
+    sums = 2 if blockwise or (a_format != "int8" and not imprecise) else 1
+    config = configuration(a.device, sums, blockwise, bucket(m), bucket(n), bucket(k))
+    decoded = INTERPRETING or (a_format != "int8" and target_sm(a.device) < NATIVE_FP8)
+    constants: dict[str, Any] = {
+        "A_FORMAT": a_format,
+        "B_FORMAT": b_format,
+        "DECODED": decoded,
+        "BLOCKWISE": blockwise,
+        "HAS_BIAS": has_bias,
+        "IMPRECISE": imprecise,
+        "EVEN_K": k % config["BLOCK_K"] == 0,
+        **{name: config[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP")},
+    }
+    steps = (*a.stride(), *b.stride(), *steps_of(a_scale), *steps_of(b_scale), bias.stride(0) if has_bias else 0)
+    grid = (triton.cdiv(m, config["BLOCK_M"]) * triton.cdiv(n, config["BLOCK_N"]),)
+    return Plan(scaled_tiled, grid, (m, n, k, *steps), constants, config["num_warps"], config["num_stages"])
+
+
+plans = Plans(plan)

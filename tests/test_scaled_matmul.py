@@ -1,0 +1,95 @@
+"""Products of 8-bit operands where what is asked of every operator does not reach: exactness, scales, wrong arguments."""
+
+from __future__ import annotations
+
+import pytest
+from where import DEVICE
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from weft import ops, registry  # noqa: E402
+from weft.operators.quantization.quantize import reference as quantized  # noqa: E402
+
+pytestmark = pytest.mark.device
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+def kernel(*arguments, **named):
+    return registry.get("scaled_matmul").find("triton").function(*arguments, **named)
+
+
+ONE = torch.ones((), device=DEVICE)
+
+
+def test_every_int8_sum_is_exact():
+    a = torch.arange(-128, 128, device=DEVICE).to(torch.int8).view(2, 128)
+    b = a.flip(1).t().contiguous()
+    got = kernel(a, b, ONE, ONE, dtype=torch.float32)
+    assert got.equal((a.double() @ b.double()).float())
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_every_fp8_comes_out_as_itself(dtype):
+    codes = torch.arange(256, device=DEVICE).to(torch.uint8).view(dtype)
+    whole = codes.float().nan_to_num(0.0, 0.0, 0.0).to(dtype)  # a NaN would reach every sum of its row
+    for half in (whole[:128], whole[128:]):
+        a = torch.diag(half.float()).to(dtype)
+        got = kernel(a, torch.eye(128, device=DEVICE).to(dtype), ONE, ONE, dtype=torch.float32)
+        assert got.diagonal().equal(half.float()) and int(got.count_nonzero()) == int(half.float().count_nonzero())
+
+
+def test_nan_and_infinity_reach_what_they_are_multiplied_into():
+    a = torch.zeros(3, 32, device=DEVICE).to(torch.float8_e5m2)
+    a[1, 5] = float("nan")
+    a[2, 7] = float("inf")
+    b = torch.ones(32, 4, device=DEVICE).to(torch.float8_e5m2)
+    got = kernel(a, b, ONE, ONE, dtype=torch.float32)
+    assert bool((got[0] == 0).all()) and bool(got[1].isnan().all()) and bool(got[2].isinf().all())
+
+
+def test_finer_scales_lose_less():
+    """One large column in a spoils the scale of its tensor, less of its row, and least that of its block. (A float's relative
+    precision hardly depends on its scale.)"""
+    a, w = random(64, 256), random(96, 256, seed=1)
+    a[:, 3] *= 300
+    exact = a.double() @ w.double().t()
+    errors = []
+    for of_a, of_w in (("tensor", "tensor"), ("row", "row"), ("group", "block")):
+        (qa, sa), (qw, sw) = quantized(a, "int8", of_a), quantized(w, "int8", of_w)
+        got = ops.scaled_matmul(qa, qw.t(), sa, sw.t() if sw.ndim else sw, dtype=torch.float32)
+        errors.append(float((exact - got.double()).square().mean().sqrt()))
+    assert errors[0] > 1.2 * errors[1] > 1.4 * errors[2]  # half of K lies in the other block
+
+
+def test_a_bias_is_added_once():
+    a, b = (torch.ones(s, device=DEVICE).to(torch.int8) for s in ((5, 300), (300, 7)))
+    bias = random(7)
+    assert torch.equal(kernel(a, b, ONE, ONE, bias, dtype=torch.float32), 300 + bias.expand(5, 7))
+
+
+def operands(m=64, n=128, k=256, dtype=torch.float8_e4m3fn):
+    return torch.zeros(m, k, device=DEVICE).to(dtype), torch.zeros(k, n, device=DEVICE).to(dtype)
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "words"),
+    [
+        ({"a": torch.zeros(64, 256, device=DEVICE)}, TypeError, "'a'"),
+        ({"b": torch.zeros(256, 128, device=DEVICE).to(torch.int8)}, TypeError, "both int8, or both an fp8"),
+        ({"b": operands(k=255)[1]}, ValueError, "256 rows"),
+        ({"a_scale": torch.ones(64, device=DEVICE)}, ValueError, r"\(64, 1\) and \(1, 128\)"),
+        ({"a_scale": torch.ones(64, 2, device=DEVICE), "b_scale": torch.ones(2, 2, device=DEVICE)}, ValueError, "of blocks"),
+        ({"a_scale": torch.ones((), device=DEVICE).half()}, TypeError, "a_scale"),
+        ({"b_scale": torch.ones((), device=DEVICE).requires_grad_()}, ValueError, "b_scale"),
+        ({"bias": torch.ones(64, device=DEVICE)}, ValueError, r"\(128,\)"),
+        ({"dtype": torch.int8}, TypeError, "dtype"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused_by_name(changed, error, words):
+    a, b = operands()
+    with pytest.raises(error, match=words):
+        ops.scaled_matmul(**{"a": a, "b": b, "a_scale": ONE, "b_scale": ONE, **changed})
