@@ -71,14 +71,16 @@ def to_float64(t: Tensor) -> Tensor:
 
 
 class PoisonedEmpty(TorchDispatchMode):
-    """Within it, new uninitialised memory holds NaN (integers: the largest), so what a kernel never wrote shows."""
+    """Within it, new uninitialised memory holds NaN (integers: the largest; truth values: true), so what a kernel never wrote
+    shows."""
 
     NAMES = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if func._schema.name.removeprefix("aten::") in self.NAMES and isinstance(out, Tensor) and not out.is_meta:
-            out.fill_(torch.nan if out.is_floating_point() else torch.iinfo(out.dtype).max)
+            integer = not out.is_floating_point() and out.dtype != torch.bool
+            out.fill_(torch.iinfo(out.dtype).max if integer else torch.nan)
         return out
 
 
