@@ -196,6 +196,7 @@ def compile_check(
     names: Names = None,
     arch: Annotated[list[str] | None, typer.Option(help="sm_80, 86, 89, 90, 100 or 120; may be repeated")] = None,
     implementation: Annotated[str, typer.Option(help="one implementation, by name")] = "",
+    dtype: Dtypes = None,
     processes: Annotated[int, typer.Option(help="that compile side by side")] = 2,
     as_json: Json = False,
 ) -> None:
@@ -215,6 +216,7 @@ def compile_check(
             operators,
             archs=wanted,
             implementation=implementation,
+            dtypes=dtype or [],
             processes=processes,
             on_result=lambda compiled: step(compiled[-1].kernel[:40] if compiled else ""),
         )

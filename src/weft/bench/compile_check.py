@@ -42,10 +42,11 @@ class Compiled:
 
 
 def jobs(
-    operators: Iterable[Operator], archs: Iterable[int] = (), implementation: str = ""
+    operators: Iterable[Operator], archs: Iterable[int] = (), implementation: str = "", dtypes: Iterable[str] = ()
 ) -> Iterator[tuple[Operator, Implementation, str, Workload, int]]:
-    """Everything to be compiled: the workloads ``compile`` (or ``quick``) in every dtype and direction."""
-    wanted = tuple(archs)
+    """Everything to be compiled: the workloads ``compile`` (or ``quick``) in every dtype (or, where a workload leaves it open,
+    in those given) and direction."""
+    wanted, dtypes = tuple(archs), tuple(dtypes)
     for sm in wanted:
         if sm not in ARCHITECTURES:
             raise UnknownName("architecture", f"sm_{sm}", [f"sm_{a}" for a in ARCHITECTURES])
@@ -60,11 +61,18 @@ def jobs(
             for sm in made.architectures:
                 if wanted and sm not in wanted:
                     continue
-                for w in op.cases("compile" if "compile" in op.workloads else "quick"):
+                for w in _points(op, dtypes):
                     if made.dtypes and w.dtype not in made.dtypes:
                         continue
                     for direction in made.directions or op.directions:
                         yield op, made, direction, w, sm
+
+
+def _points(op: Operator, dtypes: tuple[str, ...]) -> Iterator[Workload]:
+    for item in op.workloads["compile" if "compile" in op.workloads else "quick"]:
+        for dtype in (item.dtype,) if item.dtype else op.dtypes:
+            if item.dtype or not dtypes or dtype in dtypes:
+                yield item.at(dtype)
 
 
 def check(op: Operator, made: Implementation, direction: str, w: Workload, sm: int) -> list[Compiled]:
@@ -132,13 +140,14 @@ def compile_check(
     *,
     archs: Iterable[int] = (),
     implementation: str = "",
+    dtypes: Iterable[str] = (),
     processes: int = 2,
     on_result: Callable[[list[Compiled]], None] = lambda compiled: None,
 ) -> list[Compiled]:
     """Compiles everything, in several processes."""
     import multiprocessing
 
-    work = [(op.name, made.name, d, w, sm) for op, made, d, w, sm in jobs(operators, archs, implementation)]
+    work = [(op.name, made.name, d, w, sm) for op, made, d, w, sm in jobs(operators, archs, implementation, dtypes)]
     found: list[Compiled] = []
     if processes < 2 or len(work) < 4:
         for job in work:
