@@ -134,6 +134,42 @@ def l2_resident_access(x: Tensor, passes: int = 4) -> Tensor:
 def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-05) -> Tensor:
     """Layer normalisation over the last dimension: ``(x - mean) / sqrt(variance + eps) * weight + bias``."""
 
+def linear_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    *,
+    bias: Tensor | None = None,
+    class_weight: Tensor | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    soft_cap: float | None = None,
+    reduction: str = "mean",
+    chunk_rows: int | None = None,
+    accumulate: dtype | None = None,
+    check_labels: bool = False,
+) -> Tensor:
+    """Cross entropy of a linear layer's logits, x · weightᵀ + bias, which are never all in memory."""
+
+def linear_cross_entropy_with_gradient(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    *,
+    bias: Tensor | None = None,
+    class_weight: Tensor | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    soft_cap: float | None = None,
+    reduction: str = "mean",
+    chunk_rows: int | None = None,
+    accumulate: dtype | None = None,
+    check_labels: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Cross entropy of a linear layer's logits and its gradients, from one call."""
+
 def log_softmax(x: Tensor, dim: int = -1) -> Tensor:
     """Logarithm of the softmax along one dimension."""
 

@@ -1,0 +1,220 @@
+"""Linear cross entropy, where what is asked of every operator does not reach: chunks and their memory, gradients that are
+handed out once, labels out of range, sure rows."""
+
+from __future__ import annotations
+
+import pytest
+from where import DEVICE, DTYPES
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+import torch.nn.functional as F  # noqa: E402
+
+from weft import ops  # noqa: E402
+from weft.definition import torch_dtype  # noqa: E402
+from weft.operators.loss import linear_calls, linear_chunks  # noqa: E402
+from weft.operators.loss.linear_definition import _by_parts, reference  # noqa: E402
+
+pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+
+
+def drawn(t=20, d=16, v=40, dtype=torch.float32, bias=False):
+    g = torch.Generator(DEVICE).manual_seed(3)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=g, device=DEVICE).to(dtype)
+
+    target = torch.randint(0, v, (t,), generator=g, device=DEVICE)
+    return normal(t, d), normal(v, d) / 4, target, normal(v) if bias else None
+
+
+def of_pytorch(x, weight, target, bias=None, factor=1.0, **options):
+    leaves = [a.detach().double().requires_grad_() for a in (x, weight, bias) if a is not None]
+    loss = F.cross_entropy(F.linear(*leaves), target, **options)
+    return loss, torch.autograd.grad((loss * factor).sum(), leaves)
+
+
+@pytest.mark.parametrize(
+    ("t", "v", "size", "rows"),
+    [
+        (8192, 128256, 2, 4096),  # 1002 MiB
+        (8192, 32000, 2, 8192),
+        (4096, 256000, 2, 2048),
+        (9000, 128256, 2, 3072),  # equal chunks rather than two full ones and a rest
+        (100, 128256, 4, 100),
+        (1000, 2**24, 4, 128),  # never less than a tile of a product
+        (0, 100, 4, 1),
+    ],
+)
+def test_the_plan_bounds_the_logits_in_memory(t, v, size, rows):
+    assert linear_chunks.chunk_rows(t, v, size) == rows
+    assert rows * v * size <= linear_chunks.CHUNK_BYTES or rows == linear_chunks.WHOLE
+
+
+def test_chunks_share_one_buffer_of_the_rows_asked_for():
+    x, weight, target, _ = drawn(t=20)
+    call = linear_calls.call_of(x, weight, target, chunk_rows_asked=8)
+    seen = [(rows.start, rows.stop, logits.data_ptr(), len(logits)) for rows, logits in call.chunks()]
+    assert [(a, b, n) for a, b, _, n in seen] == [(0, 8, 8), (8, 16, 8), (16, 20, 4)]
+    assert len({at for *_, at, _ in seen}) == 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("reduction", "factor"), [("mean", 1.0), ("sum", -0.25), ("none", 0.5)])
+@pytest.mark.parametrize("chunk", [None, 7])
+def test_the_gradients_are_those_of_linear_and_cross_entropy(dtype, reduction, factor, chunk):
+    x, weight, target, bias = drawn(dtype=torch_dtype(dtype), bias=True)
+    target[3] = -100
+    leaves = [a.clone().requires_grad_() for a in (x, weight, bias)]
+    want, gradients = of_pytorch(x, weight, target, bias, factor, reduction=reduction)
+    loss = ops.linear_cross_entropy(*leaves[:2], target, bias=leaves[2], reduction=reduction, chunk_rows=chunk)
+    got = torch.autograd.grad((loss * factor).sum(), leaves)
+    near = {"rtol": 2e-2, "atol": 2e-2} if dtype != "fp32" else {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(loss.double(), want, **near)
+    for a, b in zip(got, gradients, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=near["rtol"], atol=near["atol"] * float(b.abs().max()))
+
+
+def test_a_retained_graph_gives_its_gradients_again_though_the_first_were_changed():
+    x, weight, target, _ = drawn()
+    leaves = [x.requires_grad_(), weight.requires_grad_()]
+    loss = ops.linear_cross_entropy(*leaves, target, chunk_rows=8)
+    first = torch.autograd.grad(loss, leaves, retain_graph=True)
+    kept = [g.clone() for g in first]
+    for g in first:
+        g.zero_()  # as an optimizer may
+    for again, before in zip(torch.autograd.grad(2 * loss, leaves), kept, strict=True):
+        torch.testing.assert_close(again, 2 * before)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_row_that_is_sure_of_its_label_has_no_gradient(reduction):
+    """Statistics of logits that were not rounded, put to rounded ones, would leave their difference: 6 % of a logit of 20."""
+    x, weight, target, _ = drawn(t=4, v=3, dtype=torch.float16)
+    x, weight = torch.full_like(x, 1.003).requires_grad_(), weight.zero_()
+    weight[1] = 1.877
+    loss = ops.linear_cross_entropy(x, weight, torch.ones_like(target), reduction=reduction)
+    (gradient,) = torch.autograd.grad(loss.sum(), x)
+    assert float(gradient.abs().max()) < 1e-6
+
+
+@pytest.mark.parametrize("label", [40, -1, 2**40])
+def test_a_label_out_of_range_is_named_or_makes_its_row_nan(label):
+    x, weight, target, _ = drawn()
+    target[5] = label
+    with pytest.raises(ValueError, match=rf"linear_cross_entropy: .*label {label} in row 5 .*expected 0 … 39"):
+        ops.linear_cross_entropy(x, weight, target, check_labels=True)
+    others = torch.arange(20, device=DEVICE) != 5
+    for options in ({}, {"label_smoothing": 0.1}, {"class_weight": torch.rand(40, device=DEVICE)}):
+        alone = ops.linear_cross_entropy(x, weight, target, reduction="none", **options)
+        loss, dx, dweight, _ = ops.linear_cross_entropy_with_gradient(
+            x, weight, target, reduction="none", chunk_rows=8, **options
+        )
+        for found in (alone, loss):
+            assert found[5].isnan() and found[others].isfinite().all()
+        assert dx[5].isnan().all() and dx[others].isfinite().all() and dweight.isnan().all()
+    assert ops.linear_cross_entropy(x, weight, target).isnan()
+
+
+def test_the_mean_over_no_label_is_nan_and_its_gradients_zero():
+    x, weight, target, _ = drawn()
+    loss, dx, dweight, _ = ops.linear_cross_entropy_with_gradient(x, weight, target.fill_(-100), chunk_rows=8)
+    assert loss.isnan() and (dx == 0).all() and (dweight == 0).all()
+    assert ops.linear_cross_entropy(x, weight, target).isnan()
+
+
+def test_only_the_gradients_that_are_wanted_are_made(monkeypatch):
+    made = []
+    real = linear_chunks.Gradients.__init__
+
+    def noted(self, call, wanted):
+        made.append(wanted)
+        real(self, call, wanted)
+
+    monkeypatch.setattr(linear_chunks.Gradients, "__init__", noted)
+    x, weight, target, bias = drawn(bias=True)
+    ops.linear_cross_entropy(x, weight.requires_grad_(), target, bias=bias).backward()
+    with torch.no_grad():
+        ops.linear_cross_entropy(x, weight, target, bias=bias)
+    assert made == [(False, True, False)]
+
+
+def test_many_chunks_are_summed_in_fp32_and_few_in_the_weights_dtype():
+    x, weight, target, _ = drawn(t=64, dtype=torch.float16)
+    for chunk, asked, dtype in (
+        (16, None, torch.float16),
+        (15, None, torch.float32),
+        (32, torch.float32, torch.float32),
+    ):
+        call = linear_calls.call_of(x, weight, target, chunk_rows_asked=chunk, accumulate=asked)
+        assert linear_chunks.Gradients(call, (False, True, False)).dweight.dtype == dtype
+
+
+def test_the_reference_by_parts_is_the_reference():
+    x, weight, target, bias = (a.double() if a.is_floating_point() else a for a in drawn(bias=True))
+    target[3] = -100
+    of_class = torch.rand(40, device=DEVICE, dtype=torch.float64)
+    for reduction in ("mean", "sum", "none"):
+        options = {"reduction": reduction, "z_loss": 0.1, "label_smoothing": 0.1, "ignore_index": -100}
+        leaf = weight.clone().requires_grad_()
+        parts = _by_parts(x, leaf, target, bias, of_class, 6, **options)
+        whole = reference(x, leaf, target, bias=bias, class_weight=of_class, **options)
+        torch.testing.assert_close(parts, whole)
+        for a, b in zip(*(torch.autograd.grad(o.sum(), leaf) for o in (parts, whole)), strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_it_says_how_it_makes_the_gradients():
+    x, weight, target, _ = drawn()
+    assert "no logit is written" in ops.explain("linear_cross_entropy", x, weight, target).reason
+    x.requires_grad_()
+    assert "with the loss" in ops.explain("linear_cross_entropy", x, weight, target).reason
+    assert "each row's factor" in ops.explain("linear_cross_entropy", x, weight, target, reduction="none").reason
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weight": torch.ones(40, 15)}, "'x' and 'weight' have shapes .* expected"),
+        ({"target": torch.ones(3, dtype=torch.int64)}, "'target' has shape .* a label for each row"),
+        ({"bias": torch.ones(3)}, "'bias' has shape .* one for each class"),
+        ({"class_weight": torch.ones(3)}, "'class_weight' has shape .* one for each class"),
+        ({"chunk_rows": 0}, "'chunk_rows' is 0; expected a number of tokens"),
+        ({"accumulate": torch.float16}, "'accumulate' is torch.float16; expected torch.float32"),
+        ({"label_smoothing": 1.5}, "expected 0 … 1"),
+    ],
+)
+def test_wrong_arguments_are_named(change, message):
+    x, weight, target, _ = drawn()
+    change = {k: a.to(DEVICE) if isinstance(a, torch.Tensor) else a for k, a in change.items()}
+    with pytest.raises(ValueError, match=message):
+        ops.linear_cross_entropy(**{"x": x, "weight": weight, "target": target, **change})
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("chunk", [512, None])
+def test_memory_is_the_results_and_one_chunk(chunk):
+    x, weight, target, _ = drawn(8192, 1024, 128256, torch.bfloat16)
+    rows = chunk or 4096
+    for accumulate in (torch.bfloat16, torch.float32):
+        ops.linear_cross_entropy_with_gradient(x, weight, target, chunk_rows=chunk, accumulate=accumulate)  # workspaces
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        out = ops.linear_cross_entropy_with_gradient(x, weight, target, chunk_rows=chunk, accumulate=accumulate)
+        results = sum(a.nbytes for a in out if a is not None)
+        summed = 0 if accumulate == torch.bfloat16 else 4 * weight.numel()
+        allowed = results + summed + rows * 128256 * 2 + 2**23
+        assert torch.cuda.max_memory_allocated() - before <= allowed
+
+
+@pytest.mark.gpu
+def test_the_loss_alone_takes_no_logits():
+    x, weight, target, _ = drawn(8192, 1024, 128256, torch.bfloat16)
+    ops.linear_cross_entropy(x, weight, target)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    ops.linear_cross_entropy(x, weight, target)
+    assert torch.cuda.max_memory_allocated() - before <= 2**24  # two GiB of logits
