@@ -7,6 +7,7 @@ from torch import Tensor, dtype
 
 from weft.operators.call import Choice
 from weft.operators.matmul.quantized_weight import QuantizedWeight
+from weft.operators.mixture_of_experts.routes import Routing
 from weft.operators.sparse.bsr import BSR
 from weft.operators.sparse.csr import CSR
 from weft.operators.sparse.sell import SELL
@@ -43,6 +44,9 @@ def causal_softmax(x: Tensor, scale: float = 1.0) -> Tensor:
 
 def coalesced_access(x: Tensor) -> Tensor:
     """A copy, lane beside lane."""
+
+def combine_tokens(y: Tensor, position: Tensor, weights: Tensor, *, check_positions: bool = False) -> Tensor:
+    """Each token's rows, weighted and added."""
 
 def cross_entropy(
     logits: Tensor,
@@ -128,6 +132,19 @@ def group_norm(
 ) -> Tensor:
     """Group normalisation: ``(x - mean) / sqrt(variance + eps) * weight + bias``, statistics over a group of channels."""
 
+def grouped_matmul(
+    x: Tensor,
+    w: Tensor,
+    offsets: Tensor,
+    *,
+    source: Tensor | None = None,
+    position: Tensor | None = None,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    check_offsets: bool = False,
+) -> Tensor:
+    """Each group of rows times its own matrix: y[r] = x[r] · w[e]ᵀ for rows offsets[e] … offsets[e + 1] - 1."""
+
 def l2_resident_access(x: Tensor, passes: int = 4) -> Tensor:
     """Maxima of every 4096 elements of x, taken ``passes`` times."""
 
@@ -194,8 +211,24 @@ def min(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
 def misaligned_access(x: Tensor, offset: int = 1) -> Tensor:
     """A copy of x from its element ``offset`` on."""
 
+def moe_feed_forward(
+    x: Tensor,
+    router: Tensor,
+    w_gate_up: Tensor,
+    w_down: Tensor,
+    k: int,
+    *,
+    normalise: bool = True,
+    scoring: str = "softmax",
+    bias: Tensor | None = None,
+) -> Tensor:
+    """A mixture-of-experts feed-forward layer: Σ over a token's k experts of weight · w_down[e] · (silu(gate) · up)."""
+
 def norm(x: Tensor, p: float = 2.0, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """Norm over one dimension, or over all: (Σ|x|^p)^(1/p)."""
+
+def permute_tokens(x: Tensor, source: Tensor, position: Tensor | None = None, *, check_source: bool = False) -> Tensor:
+    """The rows of x in the order of their experts."""
 
 def prune_2_4(x: Tensor) -> Tensor:
     """The two largest magnitudes of every four consecutive elements of a row; zeros for the others."""
@@ -248,6 +281,15 @@ def scaled_matmul(
     fast_accumulate: bool = False,
 ) -> Tensor:
     """Product of two quantised matrices: (a · a_scale) @ (b · b_scale) + bias."""
+def route_top_k(
+    logits: Tensor,
+    k: int,
+    *,
+    normalise: bool = True,
+    scoring: str = "softmax",
+    bias: Tensor | None = None,
+) -> Routing:
+    """The k best experts of each token, and the order in which an expert's tokens lie side by side."""
 
 def shared_memory_access(x: Tensor, stride: int = 1) -> Tensor:
     """Maxima of eight elements of a tile, read by lanes ``stride`` elements apart."""

@@ -1,0 +1,273 @@
+"""``moe_feed_forward(x, router, w_gate_up, w_down, k)``: a mixture-of-experts layer, each token through k of E
+feed-forward networks.
+
+6·T·k·D·H operations; read and written once: tokens, the matrices of experts that have tokens, and the result. What lies
+between (k hidden rows and k output rows for each token) is work of this way of doing it, not of the layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
+from weft.operators import mutants, peers
+from weft.operators.call import Choice, check_same, check_tensor, on_gpu
+from weft.operators.mixture_of_experts import combine_tokens as combining
+from weft.operators.mixture_of_experts import grouped_calls, grouped_peers
+from weft.operators.mixture_of_experts import grouped_matmul as grouping
+from weft.operators.mixture_of_experts import route_top_k as routing
+from weft.operators.mixture_of_experts.arguments import check_matrix
+from weft.operators.random_inputs import random_tensor
+
+
+def layer(route: Callable[..., Any], product: Callable[..., Tensor], combine: Callable[..., Tensor]) -> Any:
+    """The layer of its three parts. Weights are computed in fp32 from logits in x's dtype."""
+
+    def feed_forward(
+        x: Tensor,
+        router: Tensor,
+        w_gate_up: Tensor,
+        w_down: Tensor,
+        k: int,
+        *,
+        normalise: bool = True,
+        scoring: str = "softmax",
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        logits = F.linear(x, router)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        weights, _, offsets, source, position = route(logits, k, normalise=normalise, scoring=scoring, bias=bias)
+        hidden = product(x, w_gate_up, offsets, source=source, position=position, activation="swiglu")
+        y = product(hidden, w_down, offsets)
+        return combine(y, position, weights)
+
+    return feed_forward
+
+
+reference = layer(routing.reference, grouped_calls.reference, combining.reference)
+moe_feed_forward_triton = layer(
+    routing.route_top_k_triton, grouped_calls.grouped_matmul_triton, combining.combine_tokens_triton
+)
+torch_layer = layer(routing.reference, grouped_peers.cublas_loop, combining.torch_combine)
+grouped_mm_layer = layer(routing.reference, grouped_peers.torch_grouped_mm, combining.torch_combine)
+through_public_functions = layer(
+    routing.route_top_k_function, grouping.grouped_matmul_function, combining.combine_tokens_function
+)
+
+
+# ---- definition ------------------------------------------------------------------------------------------------------
+
+DRAWN = 8  # tokens drawn for each that is kept
+
+
+def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
+    """Experts' loads follow a Zipf law, by a column of ones in x. Of ``DRAWN`` times as many tokens those are kept whose
+    k-th and next
+    logit lie furthest apart: rounding must not choose other experts than float64 does."""
+    t, e, k, d, h = (w[a] for a in "TEKDH")
+    router = random_tensor(g, (e, d), w.dtype, device)
+    w_gate_up = random_tensor(g, (e, 2 * h, d), w.dtype, device)
+    w_down = random_tensor(g, (e, d, h), w.dtype, device)
+    if device == "meta":
+        x = random_tensor(g, (t, d), w.dtype, device)
+    else:
+        for weight in (router, w_gate_up, w_down):
+            weight /= max(weight.shape[-1], 1) ** 0.5
+        router[:, 0] = -torch.arange(1, e + 1, device=device).log()
+        x = random_tensor(g, (DRAWN * t, d), w.dtype, device)
+        x[:, 0] = 1
+        if k < e:
+            best = F.linear(x.float(), router.float()).topk(k + 1).values
+            x = x[(best[:, k - 1] - best[:, k]).topk(t, sorted=False).indices]
+        x = x[:t].contiguous()
+    return {
+        "x": x,
+        "router": router,
+        "w_gate_up": w_gate_up,
+        "w_down": w_down,
+        "k": k,
+        "normalise": w.option("normalise", True),
+        "scoring": w.option("scoring", "softmax"),
+    }
+
+
+def cost(w: Workload, direction: str) -> Cost:
+    t, e, k, d, h = (w[a] for a in "TEKDH")
+    size = w.bytes_per_element
+    weights = (min(e, t * k) * 3 * h * d + e * d) * size
+    flops = 6.0 * t * k * d * h + 2.0 * t * d * e
+    if direction == "forward":
+        return Cost(t * d * size + weights, t * d * size, {w.dtype: flops}, special_ops=t * (e + k * h))
+    written = (t * d + e * 3 * h * d + e * d) * size
+    return Cost(2 * t * d * size + weights, written, {w.dtype: 2 * flops}, special_ops=t * (e + k * h))
+
+
+def _gradients(dy: Tensor, **named: Any) -> tuple[Tensor, ...]:
+    leaves = {n: named[n].detach().requires_grad_() for n in ("x", "router", "w_gate_up", "w_down")}
+    with torch.enable_grad():
+        return torch.autograd.grad(reference(**{**named, **leaves}), list(leaves.values()), dy)
+
+
+def _changed(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[..., Tensor]:
+    return lambda **named: reference(**{**named, **change(named)})
+
+
+def _one_expert_less(named: dict[str, Any]) -> dict[str, Any]:
+    return {"k": max(named["k"] - 1, 1)}
+
+
+def _gate_and_up_exchanged(named: dict[str, Any]) -> dict[str, Any]:
+    return {"w_gate_up": named["w_gate_up"].roll(named["w_gate_up"].shape[1] // 2, 1)}
+
+
+def _next_expert(named: dict[str, Any]) -> dict[str, Any]:
+    return {"w_down": named["w_down"].roll(1, 0)}
+
+
+def _router_without_gradient(dy: Tensor, **named: Any) -> tuple[Tensor, ...]:
+    """Weights as if they were constants."""
+    detached = layer(
+        lambda *a, **n: (f := routing.reference(*a, **n))._replace(weights=f.weights.detach()),
+        grouped_calls.reference,
+        combining.reference,
+    )
+    leaves = {n: named[n].detach().requires_grad_() for n in ("x", "w_gate_up", "w_down")}
+    with torch.enable_grad():
+        dx, *dw = torch.autograd.grad(detached(**{**named, **leaves}), list(leaves.values()), dy)
+    return dx, torch.zeros_like(named["router"]), *dw
+
+
+def _like(t: int, k: int, d: int, h: int, e: int = 64) -> Workload:
+    return workload("bf16", T=t, E=e, K=k, D=d, H=h)
+
+
+# as Qwen3-30B-A3B, DeepSeek-V2-Lite, and wider ones; all with 64 experts
+TIMED = (_like(4096, 8, 2048, 768), _like(16384, 8, 2048, 768), _like(8192, 6, 2048, 1408), _like(16384, 2, 4096, 2816))
+
+moe_feed_forward = Operator(
+    name="moe_feed_forward",
+    axes={"T": "tokens", "E": "experts", "K": "experts of each token", "D": "columns of x", "H": "hidden columns"},
+    inputs=inputs,
+    reference=reference,
+    cost=cost,
+    directions=("forward", "backward"),
+    options={"scoring": routing.SCORINGS, "normalise": (False, True)},
+    differentiable=("x", "router", "w_gate_up", "w_down"),
+    tolerance=Tolerance(scale="tensor", ulps=4.0, terms=lambda w: max(w.axes.values())),
+    workloads={
+        "verify": [
+            workload(T=1, E=1, K=1, D=1, H=1),
+            workload(T=12, E=4, K=2, D=24, H=16),
+            workload(T=9, E=5, K=3, D=17, H=9, scoring="sigmoid", normalise=False),
+            workload(T=0, E=3, K=2, D=8, H=8),
+        ],
+        "full": [workload(T=500, E=16, K=4, D=256, H=130), workload(T=700, E=64, K=8, D=128, H=64, scoring="sigmoid")],
+        "bench": TIMED,
+        "quick": [_like(64, 2, 2048, 768, 16)],
+        "host": [workload(T=16, E=4, K=2, D=64, H=32)],
+        "compile": [workload("bf16", T=4096, E=64, K=8, D=2048, H=768)],
+        "model": [_like(8192, 1, 5120, 8192, 16), _like(8192, 8, 7168, 2048, 256), _like(16384, 8, 2048, 768, 128)],
+    },
+    mutants=[
+        *mutants.usual(reference),
+        Mutant("one expert less", _changed(_one_expert_less)),
+        Mutant("gate and up exchanged", _changed(_gate_and_up_exchanged)),
+        Mutant("the next expert's second matrix", _changed(_next_expert)),
+        *mutants.usual(_gradients, "backward"),
+        Mutant("weights without a gradient", _router_without_gradient, "backward"),
+    ],
+)
+
+moe_feed_forward.implementation("triton", arch=">=sm_80")(moe_feed_forward_triton)
+moe_feed_forward.implementation("torch")(torch_layer)
+moe_feed_forward.implementation("grouped_mm", devices=("cuda",), dtypes=("bf16",))(grouped_mm_layer)
+moe_feed_forward.implementation("torch.compile", devices=("cuda",), dtypes=("bf16",))(peers.Compiled(grouped_mm_layer))
+
+# ---- what users call -------------------------------------------------------------------------------------------------
+
+
+def check(
+    x: Tensor, router: Tensor, w_gate_up: Tensor, w_down: Tensor, k: int, normalise: bool, scoring: str, bias: Any
+) -> None:
+    name = "moe_feed_forward"
+    check_matrix(name, "x", x)
+    check_matrix(name, "router", router)
+    d, e = x.shape[1], router.shape[0]
+    h = w_down.shape[-1] if isinstance(w_down, Tensor) and w_down.ndim == 3 else 0
+    wanted = {"router": (e, d), "w_gate_up": (e, 2 * h, d), "w_down": (e, d, h)}
+    for argument, value in (("router", router), ("w_gate_up", w_gate_up), ("w_down", w_down)):
+        check_tensor(name, argument, value)
+        check_same(name, argument, value, "x", x)
+        if tuple(value.shape) != wanted[argument]:
+            raise ValueError(
+                f"{name}: argument '{argument}' has shape {tuple(value.shape)}; expected {wanted[argument]} for 'x' with {d} "
+                f"columns, {e} experts in 'router' and {h} hidden columns in 'w_down'"
+            )
+    if not e:
+        raise ValueError(f"{name}: argument 'router' has no rows; expected one for each expert")
+    routing.check(name, x.new_empty((), device="meta").expand(x.shape[0], e), k, normalise, scoring, None)
+    if bias is not None:
+        routing.check_bias(name, bias, x, e)
+
+
+@moe_feed_forward.choice
+def choose(
+    x: Tensor,
+    router: Tensor,
+    w_gate_up: Tensor,
+    w_down: Tensor,
+    k: int,
+    *,
+    normalise: bool = True,
+    scoring: str = "softmax",
+    bias: Tensor | None = None,
+) -> Choice:
+    check(x, router, w_gate_up, w_down, k, normalise, scoring, bias)
+    if not on_gpu(x):
+        return Choice("torch", "the tensors are on the CPU, where weft runs a product for each expert")
+    return Choice("triton", "routing, two grouped products and the sum, group sizes on the device throughout")
+
+
+@moe_feed_forward.function
+def moe_feed_forward_function(
+    x: Tensor,
+    router: Tensor,
+    w_gate_up: Tensor,
+    w_down: Tensor,
+    k: int,
+    *,
+    normalise: bool = True,
+    scoring: str = "softmax",
+    bias: Tensor | None = None,
+) -> Tensor:
+    """A mixture-of-experts feed-forward layer: Σ over a token's k experts of weight · w_down[e] · (silu(gate) · up).
+
+    Args:
+        x: [T, D]; float32, float16 or bfloat16.
+        router: [E, D]: logits are x · routerᵀ, rounded to x's dtype; weights are computed from them in fp32.
+        w_gate_up: [E, 2H, D]: in each matrix the H rows of the gate before those of up.
+        w_down: [E, D, H].
+        k: experts of each token, 1 … E.
+        normalise, scoring, bias: as of ``route_top_k``; bias [E] has a part in choosing alone.
+
+    Returns:
+        [T, D] of x's dtype. No token is dropped, whatever the loads; nothing waits for the device.
+
+    Raises:
+        TypeError: tensors of other dtypes, or dtypes that differ.
+        ValueError: shapes or devices that do not fit, a k out of range.
+
+    Source: Shazeer et al. 2017 (arXiv 1701.06538); without capacity, by grouped products: Gale et al., "MegaBlocks", 2022
+    (arXiv 2211.15841). Gradients of x, router and both weights, deterministic. Forward holds T·k·(H + D) elements between,
+    and where a gradient is wanted 2·T·k·H more.
+    """
+    check(x, router, w_gate_up, w_down, k, normalise, scoring, bias)
+    out: Tensor = through_public_functions(
+        x, router, w_gate_up, w_down, k, normalise=normalise, scoring=scoring, bias=bias
+    )
+    return out

@@ -1,0 +1,195 @@
+"""``permute_tokens(x, source)``: the rows that experts work on, side by side.
+
+A row is written for each place and each token's row read once; no arithmetic: bandwidth is the limit. ``grouped_matmul``
+takes ``source`` itself, and then these rows are never written.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
+from weft.operators import mutants, peers
+from weft.operators.call import Choice, differentiable, on_gpu, reference_gradients, traced
+from weft.operators.embedding.kernels import backward_plans, forward_plans
+from weft.operators.mixture_of_experts import token_kernels
+from weft.operators.mixture_of_experts.arguments import check_indices, check_matrix, check_range, random_places
+from weft.operators.random_inputs import LAYOUTS, random_tensor
+
+
+def reference(x: Tensor, source: Tensor, position: Tensor | None = None) -> Tensor:
+    """Its gradient is summed in fp32 or wider."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return wide.index_select(0, source).to(x.dtype)
+
+
+def torch_permute(x: Tensor, source: Tensor, position: Tensor | None = None) -> Tensor:
+    return x.index_select(0, source)
+
+
+# ---- launches --------------------------------------------------------------------------------------------------------
+
+
+def token_sums(dy: Tensor, source: Tensor, position: Tensor | None, t: int) -> Tensor:
+    """[T, D]: the sum of each token's rows of dy, in fp32 and in a fixed order. By position in one launch; without it the
+    places are sorted by their token first."""
+    out = dy.new_empty((t, dy.shape[1]))
+    if not dy.numel() or not out.numel():
+        return out.zero_()
+    if position is None:
+        backward_plans.of((source, dy, out), -1)(source, dy, out)
+    else:
+        token_kernels.plans.of((dy, position))(dy, position, dy, out)
+    return out
+
+
+class Permute(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, source: Tensor, position: Tensor | None) -> Tensor:
+        out = x.new_empty((source.shape[0], x.shape[1]))
+        if out.numel():
+            forward_plans.of((source, x))(source, x, out)
+        ctx.save_for_backward(x, source, position)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, source, position = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return *reference_gradients(lambda t: reference(t, source), (x,), (True,), (dy,)), None, None
+        return token_sums(dy, source, position, x.shape[0]), None, None
+
+
+def permute_tokens_triton(x: Tensor, source: Tensor, position: Tensor | None = None) -> Tensor:
+    out: Tensor = differentiable(Permute, x, source, position)
+    return out
+
+
+# ---- definition ------------------------------------------------------------------------------------------------------
+
+
+def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
+    """x [T, D], each token K times; ``position=False`` leaves the inverse out."""
+    x = random_tensor(g, (w["T"], w["D"]), w.dtype, device, layout=w.option("layout", "contiguous"))
+    source, position = random_places(g, w["T"], w["K"], device)
+    return {"x": x, "source": source, "position": position if w.option("position", True) else None}
+
+
+def cost(w: Workload, direction: str) -> Cost:
+    t, k, d, size = w["T"], w["K"], w["D"], w.bytes_per_element
+    rows, tokens, indices = t * k * d * size, t * d * size, t * k * 4
+    if direction == "forward":
+        return Cost(tokens + indices, rows, vector_flops=t * k)
+    return Cost(rows + indices, tokens, vector_flops=t * k * d)
+
+
+def _gradient(dy: Tensor, x: Tensor, source: Tensor, position: Tensor | None = None) -> tuple[Tensor]:
+    total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    return (total.index_add_(0, source, dy.float()).to(x.dtype),)
+
+
+def _terms(arguments: dict[str, Any], gradients: list[Tensor]) -> list[Tensor]:
+    """How large the terms are: sums of random signs cancel."""
+    x, source = arguments["x"], arguments["source"]
+    return [torch.zeros_like(x).index_add_(0, source, gradients[0].square()).sqrt()]
+
+
+def _last_once(dy: Tensor, x: Tensor, source: Tensor, position: Tensor | None = None) -> tuple[Tensor]:
+    """A token's rows overwrite each other instead of being added."""
+    out = torch.zeros_like(x)
+    out[source.long()] = dy
+    return (out,)
+
+
+permute_tokens = Operator(
+    name="permute_tokens",
+    axes={"T": "tokens", "K": "experts of each token", "D": "columns"},
+    inputs=inputs,
+    reference=reference,
+    cost=cost,
+    directions=("forward", "backward"),
+    options={"layout": LAYOUTS, "position": (False, True)},
+    differentiable=("x",),
+    tolerance={"forward": Tolerance(exact=True), "backward": Tolerance(scale=_terms, terms=lambda w: 32)},
+    workloads={
+        "verify": [
+            *(workload(T=t, K=k, D=d) for t, k, d in ((1, 1, 1), (7, 2, 5), (9, 3, 100), (20, 4, 16))),
+            *(workload(T=t, K=k, D=d) for t, k, d in ((0, 2, 5), (5, 2, 0))),
+            workload(T=20, K=4, D=33, position=False),
+            *(workload(T=6, K=2, D=24, layout=at) for at in ("unaligned", "sliced", "strided", "transposed")),
+        ],
+        "full": [workload(T=300, K=8, D=5000), workload(T=2**14, K=2, D=1024)],
+        "huge": [workload("bf16", T=2**17 + 8, K=2, D=2**13 + 8)],
+        "bench": [workload("bf16", T=t, K=k, D=d) for t, k, d in ((4096, 2, 4096), (16384, 8, 2048), (8192, 8, 4096))],
+        "quick": [workload(T=4096, K=4, D=2048)],
+        "host": [workload(T=64, K=2, D=128)],
+        "compile": [workload(T=4096, K=4, D=2048, position=p) for p in (True, False)],
+    },
+    mutants=[
+        *mutants.usual(reference),
+        Mutant("the next token", lambda x, source, position=None: reference(x, (source + 1) % max(x.shape[0], 1))),
+        *mutants.usual(_gradient, "backward"),
+        Mutant("rows overwrite each other", _last_once, "backward"),
+    ],
+)
+
+permute_tokens.implementation("triton", arch=">=sm_80")(permute_tokens_triton)
+permute_tokens.implementation("torch")(torch_permute)
+permute_tokens.implementation("torch.compile", devices=("cuda",))(peers.Compiled(torch_permute))
+
+# ---- what users call -------------------------------------------------------------------------------------------------
+
+
+def check(x: Tensor, source: Tensor, position: Tensor | None, check_values: bool) -> None:
+    check_matrix("permute_tokens", "x", x)
+    check_indices("permute_tokens", "source", source, 1, "[places]", "x", x)
+    if position is not None:
+        check_indices("permute_tokens", "position", position, 2, "[tokens, k]", "x", x)
+        if position.shape[0] != x.shape[0] or position.numel() != source.shape[0]:
+            raise ValueError(
+                f"permute_tokens: argument 'position' has shape {tuple(position.shape)}; expected {x.shape[0]} rows and "
+                f"{source.shape[0]} elements, as 'x' has tokens and 'source' places"
+            )
+    if check_values and not traced(source):
+        check_range("permute_tokens", "source", source, x.shape[0])
+
+
+@permute_tokens.choice
+def choose(x: Tensor, source: Tensor, position: Tensor | None = None, *, check_source: bool = False) -> Choice:
+    check(x, source, position, check_source or source.device.type == "cpu")
+    if not on_gpu(x):
+        return Choice("torch", "the tensors are on the CPU, where weft runs the reference")
+    if traced(x, source):
+        return Choice("torch", "traced: PyTorch's own operators, which a compiler fuses with their neighbours")
+    return Choice("triton", "rows are gathered as they lie", forward_plans)
+
+
+@permute_tokens.function
+def permute_tokens_function(
+    x: Tensor, source: Tensor, position: Tensor | None = None, *, check_source: bool = False
+) -> Tensor:
+    """The rows of x in the order of their experts.
+
+    Args:
+        x: [T, D]; float32, float16 or bfloat16, any strides.
+        source: [R] int32: the token at each place, as ``route_top_k`` gives them.
+        position: [T, k] int32 with T·k = R: the places of each token, for the gradient; without it ``source`` is sorted
+            there.
+        check_source: raise ValueError for a token out of range: waits for the device (on a CPU this is always
+            checked). Without it such a row is NaN.
+
+    Returns:
+        [R, D] of x's dtype.
+
+    Raises:
+        TypeError: tensors of other dtypes.
+        ValueError: shapes or devices that do not fit, a token out of range (with ``check_source``).
+
+    The gradient sums a token's rows in fp32 in a fixed order.
+    """
+    if choose(x, source, position, check_source=check_source).implementation == "torch":
+        return reference(x, source, position)
+    return permute_tokens_triton(x, source, position)

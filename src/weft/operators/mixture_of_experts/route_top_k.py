@@ -1,0 +1,288 @@
+"""``route_top_k(logits, k)``: each token's k best experts with their weights, and the order that puts an expert's tokens
+side by side.
+
+Compulsorily the logits are read and five small tensors written; a few operations a logit, k comparisons each. At the sizes of
+language models that is a few MB, so launches are what it costs (theory: README.md).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
+from weft.operators import mutants, peers
+from weft.operators.call import (
+    FLOATS,
+    Choice,
+    check_tensor,
+    differentiable,
+    on_gpu,
+    reference_gradients,
+    traced,
+)
+from weft.operators.mixture_of_experts.routes import Routing, ordered, reference
+from weft.operators.mixture_of_experts.routing_kernels import MOST_EXPERTS, gradient_plans, plans
+from weft.operators.random_inputs import LAYOUTS, random_tensor
+
+SCORINGS = ("softmax", "sigmoid")
+
+
+# ---- launches --------------------------------------------------------------------------------------------------------
+
+
+class Route(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, k: int, normalise: bool, sigmoid: bool, bias: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        t, e = logits.shape
+        device = logits.device
+        weights = torch.empty((t, k), dtype=logits.dtype, device=device)
+        experts, position = (torch.empty((t, k), dtype=torch.int32, device=device) for _ in range(2))
+        offsets = torch.empty((e + 1,), dtype=torch.int32, device=device)
+        source = torch.empty((t * k,), dtype=torch.int32, device=device)
+        tensors = (logits,) if bias is None else (logits, bias)
+        plans.of(tensors, k, normalise, sigmoid)(logits, bias, weights, experts, offsets, source, position)
+        ctx.save_for_backward(logits, experts, bias)
+        ctx.normalise, ctx.sigmoid = normalise, sigmoid
+        return weights, experts, offsets, source, position
+
+    @staticmethod
+    def backward(ctx: Any, dweights: Tensor, *others: Any) -> tuple[Tensor | None, ...]:
+        logits, experts, bias = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            k, scoring = experts.shape[1], "sigmoid" if ctx.sigmoid else "softmax"
+
+            def weights(x: Tensor) -> Tensor:
+                return reference(x, k, normalise=ctx.normalise, scoring=scoring, bias=bias).weights
+
+            return *reference_gradients(weights, (logits,), (True,), (dweights,)), None, None, None, None
+        dlogits = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+        plan = gradient_plans.of((logits, dweights), ctx.normalise, ctx.sigmoid)
+        plan(logits, experts, dweights, dlogits)
+        return dlogits, None, None, None, None
+
+
+def route_top_k_triton(
+    logits: Tensor, k: int, *, normalise: bool = True, scoring: str = "softmax", bias: Tensor | None = None
+) -> Routing:
+    if not logits.shape[0]:
+        return reference(logits, k, normalise=normalise, scoring=scoring, bias=bias)
+    return Routing(*differentiable(Route, logits, k, normalise, scoring == "sigmoid", bias))
+
+
+# ---- definition ------------------------------------------------------------------------------------------------------
+
+
+def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
+    """Logits [T, E] whose expert e is the less likely the larger e is (a Zipf law); with ``values=ties`` of few values; with
+    ``loads=one`` all tokens' first expert is the last one."""
+    t, e = w["T"], w["E"]
+    values = w.option("values", "normal")
+    nonfinite = "nonfinite" if values == "nonfinite" else "normal"
+    logits = random_tensor(g, (t, e), w.dtype, device, layout=w.option("layout", "contiguous"), values=nonfinite)
+    if device != "meta" and w.option("layout") != "expanded":
+        logits -= torch.arange(1, e + 1, device=device).log().to(logits.dtype)
+        if values == "ties":
+            logits.round_()
+        if w.option("loads") == "one":
+            logits[:, -1:] += 30
+    bias = random_tensor(g, (e,), "fp32", device) * 0.3 if w.option("bias", False) else None
+    return {
+        "logits": logits,
+        "k": w["K"],
+        "normalise": w.option("normalise", True),
+        "scoring": w.option("scoring", "softmax"),
+        "bias": bias,
+    }
+
+
+def cost(w: Workload, direction: str) -> Cost:
+    t, e, k, size = w["T"], w["E"], w["K"], w.bytes_per_element
+    if direction == "backward":
+        return Cost(t * e * size + t * k * (size + 4), t * e * size, vector_flops=4 * t * e, special_ops=t * e)
+    written = t * k * (size + 12) + (e + 1) * 4
+    return Cost(
+        t * e * size + 4 * e * w.option("bias", False), written, vector_flops=(3 + k) * t * e, special_ops=t * e
+    )
+
+
+def _terms(arguments: dict[str, Any], gradients: list[Tensor]) -> list[Tensor]:
+    """A token's gradients are differences: how large what is subtracted is."""
+    return [(reference(**arguments).weights * gradients[0]).square().sum(-1, keepdim=True).sqrt()]
+
+
+def _gradient(dy: Tensor, logits: Tensor, **named: Any) -> tuple[Tensor, ...]:
+    with torch.enable_grad():
+        leaf = logits.detach().requires_grad_()
+        return torch.autograd.grad(reference(leaf, **named).weights, leaf, dy)
+
+
+def _last_of_equals(logits: Tensor, **named: Any) -> Routing:
+    e = logits.shape[1]
+    bias = named["bias"]
+    found = reference(logits.flip(1), **{**named, "bias": None if bias is None else bias.flip(0)})
+    experts = e - 1 - found.experts
+    return Routing(found.weights, experts, *ordered(experts, e))
+
+
+def _later_tokens_first(logits: Tensor, **named: Any) -> Routing:
+    """An expert's tokens in falling order: a sort that is not stable."""
+    found = reference(logits.flip(0), **named)
+    last = logits.shape[0] - 1
+    return Routing(
+        found.weights.flip(0), found.experts.flip(0), found.offsets, last - found.source, found.position.flip(0)
+    )
+
+
+def _biased_weights(logits: Tensor, **named: Any) -> Routing:
+    found, bias = reference(logits, **named), named["bias"]
+    return (
+        found if bias is None else found._replace(weights=found.weights + bias[found.experts.long()].to(logits.dtype))
+    )
+
+
+def _without_the_mean(dy: Tensor, logits: Tensor, **named: Any) -> tuple[Tensor, ...]:
+    """Weights as if dividing by their sum, or by that of all exponentials, were constant."""
+    found = reference(logits, **named)
+    return (torch.zeros_like(logits).scatter(1, found.experts.long(), dy * found.weights),)
+
+
+SIZES = tuple(
+    workload(d, T=t, E=e, K=k)
+    for t, e, k in ((4096, 64, 8), (16384, 64, 6), (16384, 128, 8), (8192, 256, 8))
+    for d in ("fp32", "bf16")
+)
+
+route_top_k = Operator(
+    name="route_top_k",
+    axes={"T": "tokens", "E": "experts", "K": "experts of each token"},
+    inputs=inputs,
+    reference=reference,
+    cost=cost,
+    directions=("forward", "backward"),
+    options={
+        "scoring": SCORINGS,
+        "normalise": (False, True),
+        "bias": (False, True),
+        "loads": ("zipf", "one"),
+        "values": ("normal", "ties", "nonfinite"),
+        "layout": LAYOUTS,
+    },
+    differentiable=("logits",),
+    tolerance={"forward": Tolerance(ulps=4.0), "backward": Tolerance(scale=_terms, ulps=4.0)},
+    workloads={
+        "verify": [
+            *(workload(T=t, E=e, K=k) for t, e, k in ((1, 1, 1), (7, 5, 2), (64, 5, 5), (150, 20, 3))),
+            workload(T=40, E=8, K=3, scoring="softmax", normalise=False),
+            workload(T=40, E=8, K=3, scoring="softmax", bias=True),
+            workload(T=40, E=8, K=3, scoring="sigmoid", normalise=False, bias=True),
+            workload(T=40, E=8, K=3, scoring="sigmoid"),
+            workload(T=0, E=5, K=2),
+            workload(T=50, E=9, K=4, values="ties"),
+            *(workload(T=40, E=7, K=2, values="nonfinite", scoring=s) for s in SCORINGS),
+            workload(T=40, E=7, K=1, loads="one"),
+            *(workload(T=9, E=8, K=2, layout=at) for at in ("unaligned", "sliced", "strided", "transposed")),
+        ],
+        "full": [*(w.at(d) for w in SIZES[::2] for d in ("fp32", "fp16", "bf16")), workload(T=2**17, E=16, K=2)],
+        "bench": SIZES,
+        "quick": [workload(T=4096, E=64, K=8)],
+        "host": [workload(T=64, E=64, K=8)],
+        "compile": [workload(T=4096, E=e, K=8, scoring=s, bias=s == "sigmoid") for e, s in ((64, "softmax"), (256,
+        "sigmoid"))],
+    },
+    mutants=[
+        *mutants.usual(reference),
+        Mutant("the last of equal experts", _last_of_equals),
+        Mutant("later tokens first", _later_tokens_first),
+        Mutant("bias in the weights", _biased_weights),
+        Mutant("always normalised", lambda logits, **named: reference(logits, **{**named, "normalise": True})),
+        *mutants.usual(_gradient, "backward"),
+        Mutant("normalisation without a gradient", _without_the_mean, "backward"),
+    ],
+)  # fmt: skip
+
+route_top_k.implementation("triton", arch=">=sm_80")(route_top_k_triton)
+route_top_k.implementation("torch")(reference)
+route_top_k.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
+
+# ---- what users call -------------------------------------------------------------------------------------------------
+
+
+def check(name: str, logits: Tensor, k: int, normalise: bool, scoring: str, bias: Tensor | None) -> None:
+    check_tensor(name, "logits", logits)
+    if logits.ndim != 2:
+        raise ValueError(f"{name}: argument 'logits' has shape {tuple(logits.shape)}; expected [tokens, experts]")
+    t, e = logits.shape
+    if isinstance(k, bool) or not isinstance(k, int):
+        raise TypeError(f"{name}: argument 'k' is {k!r}; expected an int")
+    if not 1 <= k <= e:
+        raise ValueError(f"{name}: argument 'k' is {k}; expected 1 … {e}, the number of experts")
+    if t * k >= 2**31:
+        raise ValueError(f"{name}: {t} tokens × {k} experts are {t * k} places; expected under 2**31 (they are int32)")
+    if not isinstance(normalise, bool):
+        raise TypeError(f"{name}: argument 'normalise' is {normalise!r}; expected a bool")
+    if scoring not in SCORINGS:
+        raise ValueError(f"{name}: argument 'scoring' is {scoring!r}; expected {' or '.join(SCORINGS)}")
+    if bias is not None:
+        check_bias(name, bias, logits, e)
+
+
+def check_bias(name: str, bias: Tensor, other: Tensor, e: int) -> None:
+    check_tensor(name, "bias", bias, FLOATS)
+    if bias.device != other.device:
+        raise ValueError(f"{name}: argument 'bias' is on {bias.device}; expected {other.device}, as the other tensors")
+    if tuple(bias.shape) != (e,):
+        raise ValueError(f"{name}: argument 'bias' has shape {tuple(bias.shape)}; expected ({e},), one for each expert")
+
+
+@route_top_k.choice
+def choose(
+    logits: Tensor, k: int, *, normalise: bool = True, scoring: str = "softmax", bias: Tensor | None = None
+) -> Choice:
+    check("route_top_k", logits, k, normalise, scoring, bias)
+    if not on_gpu(logits):
+        return Choice("torch", "the tensors are on the CPU, where weft runs the reference")
+    if traced(logits):
+        return Choice("torch", "traced: PyTorch's own operators, which a compiler fuses with their neighbours")
+    if not logits.shape[0]:
+        return Choice("torch", "no tokens: nothing to launch")
+    if logits.shape[1] > MOST_EXPERTS:
+        return Choice("torch", f"over {MOST_EXPERTS} experts: PyTorch's sort")
+    return Choice("triton", "top-k in registers and a counting sort, in three launches", plans)
+
+
+@route_top_k.function
+def route_top_k_function(
+    logits: Tensor, k: int, *, normalise: bool = True, scoring: str = "softmax", bias: Tensor | None = None
+) -> Routing:
+    """The k best experts of each token, and the order in which an expert's tokens lie side by side.
+
+    Args:
+        logits: [T, E]; float32, float16 or bfloat16, any strides.
+        k: experts of each token, 1 … E.
+        normalise: divide a token's weights by their sum.
+        scoring: what makes a logit a weight: ``softmax`` over all experts, or ``sigmoid``.
+        bias: [E], added to the weights for the choice of experts alone (Wang et al., "Auxiliary-loss-free load balancing",
+            2024, arXiv 2408.15664), or None. It has no gradient.
+
+    Returns:
+        ``weights`` [T, k] of the logits' dtype, computed in fp32, the best expert first; ``experts`` [T, k] int32;
+        ``offsets`` [E + 1] int32: expert e's pairs of (token, slot) lie at offsets[e] … offsets[e + 1] - 1, in the order
+        of the tokens; ``source`` [T·k] int32: the token of each; ``position`` [T, k] int32: where each pair lies.
+        Nothing waits for the device.
+
+    Raises:
+        TypeError: tensors of other dtypes, a k that is no int.
+        ValueError: logits that are no matrix, a k out of range, T·k of 2³¹ or more, an unknown scoring, a bias of another
+            shape or device.
+
+    Of equal experts the one with the lowest number comes first. NaN counts as the largest logit, as in ``torch.topk``: such a
+    token still has k different experts, and NaN among its weights (all of them where softmax or ``normalise`` mixes them).
+    """
+    if choose(logits, k, normalise=normalise, scoring=scoring, bias=bias).implementation == "torch":
+        return reference(logits, k, normalise=normalise, scoring=scoring, bias=bias)
+    return route_top_k_triton(logits, k, normalise=normalise, scoring=scoring, bias=bias)
