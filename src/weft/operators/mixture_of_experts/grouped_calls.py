@@ -72,7 +72,7 @@ def grouped_matmul_op(
     gate: bool,
     keep: bool,
 ) -> tuple[Tensor, Tensor]:
-    """y, and gate and up [R, 2N] where they are to be kept (else an empty tensor)."""
+    """y, and gate and up [R, 2N] where they are to be kept (else an empty tensor, and a gradient computes them again)."""
     if on_gpu(x):
         return _launched(x, w, offsets, source, bias, gate, keep)
     pre = reference(x, w, offsets, source, position, bias)
@@ -117,8 +117,8 @@ def _outer_reference(a: Tensor, b: Tensor, offsets: Tensor, a_source: Tensor | N
     return torch.stack([a.where(mask[:, None], 0).t() @ b.where(mask[:, None], 0) for mask in masks])
 
 
-@torch.library.triton_op("weft::gated_gradient", mutates_args=())
-def gated_gradient_op(dy: Tensor, pre: Tensor) -> Tensor:
+@torch.library.triton_op("weft::grouped_swiglu_backward", mutates_args=())
+def grouped_swiglu_backward_op(dy: Tensor, pre: Tensor) -> Tensor:
     """dpre [R, 2N] of y = silu(gate) · up."""
     if not on_gpu(dy):
         return _gated_gradient(dy, pre)
@@ -147,8 +147,12 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 def _backward(ctx: Any, dy: Tensor | None, dkept: Tensor | None) -> tuple[Tensor | None, ...]:
     x, w, offsets, source, position, bias, pre = ctx.saved_tensors
     if dy is not None and ctx.gate:
-        dy = _gated_gradient(dy, pre) if torch.is_grad_enabled() else torch.ops.weft.gated_gradient(dy, pre)
-    if dkept is not None:
+        gradient = _gated_gradient if torch.is_grad_enabled() else torch.ops.weft.grouped_swiglu_backward
+        gate_up = pre
+        if pre is None:
+            gate_up = torch.ops.weft.grouped_matmul(x, w, offsets, source, position, bias, False, False)[0]
+        dy = gradient(dy, gate_up)
+    if dkept is not None and pre is not None:
         dy = dkept if dy is None else dy + dkept
     if dy is None:
         return (None,) * 8

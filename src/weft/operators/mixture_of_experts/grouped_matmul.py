@@ -24,8 +24,8 @@ from weft.operators.random_inputs import LAYOUTS, random_tensor
 
 
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
-    """R rows in E groups. ``gather=k``: rows of x [R / k, K], each k times; ``gated``: w [E, 2N, K]; ``layout``: NK or KN
-    as w is stored; ``loads`` as in ``random_offsets``; ``past``: so many last rows in no group."""
+    """R rows in E groups. ``gather=k``: rows of x [R / k, K], each k times; ``gated``: w [E, 2N, K]; ``bias``: there is
+    one; ``layout``: NK or KN as w is stored; ``loads`` as in ``random_offsets``; ``past``: so many last rows in no group."""
     r, n, k, e = (w[a] for a in "RNKE")
     gather, gated, past = w.option("gather", 0), w.option("gated", False), w.option("past", 0)
     source = position = None
@@ -41,7 +41,7 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
         "offsets": random_offsets(g, r - past, e, w.option("loads", "zipf"), device),
         "source": source,
         "position": position,
-        "bias": random_tensor(g, (e, columns), w.dtype, device) if w.option("bias", False) else None,
+        "bias": random_tensor(g, (e, columns), w.dtype, device) if w.option("bias", True) else None,
         "activation": "swiglu" if gated else None,
     }
 
@@ -56,14 +56,14 @@ def cost(w: Workload, direction: str) -> Cost:
     columns = 2 * n if w.option("gated", False) else n
     gather = w.option("gather", 0)
     x = (r // max(gather, 1)) * k
-    weights, bias = used(w) * columns * k, used(w) * columns * w.option("bias", False)
+    weights, bias = used(w) * columns * k, used(w) * columns * w.option("bias", True)
     indices = (w["E"] + 1) * 4 + (r * 4 if gather else 0)
     flops = 2.0 * r * columns * k
     if direction == "forward":
         return Cost(
             (x + weights + bias) * size + indices, r * n * size, {w.dtype: flops}, special_ops=r * (columns - n)
         )
-    written = (x + w["E"] * columns * (k + w.option("bias", False))) * size
+    written = (x + w["E"] * columns * (k + w.option("bias", True))) * size
     return Cost((x + weights + r * n) * size + indices, written, {w.dtype: 2 * flops}, special_ops=r * (columns - n))
 
 
@@ -114,9 +114,9 @@ def _tokens_overwritten(dy: Tensor, **named: Any) -> tuple[Tensor, ...]:
 
 
 def layers(tokens: int, k: int, d: int, hidden: int, e: int = 64) -> list[Workload]:
-    """Both products of a layer: gathered with a gate, and back."""
-    up = workload("bf16", R=tokens * k, N=hidden, K=d, E=e, gather=k, gated=True)
-    return [up, workload("bf16", R=tokens * k, N=d, K=hidden, E=e)]
+    """Both products of a layer: gathered with a gate, and back; without biases, as such layers are."""
+    up = workload("bf16", R=tokens * k, N=hidden, K=d, E=e, gather=k, gated=True, bias=False)
+    return [up, workload("bf16", R=tokens * k, N=d, K=hidden, E=e, bias=False)]
 
 
 SIZES = (
@@ -150,22 +150,22 @@ grouped_matmul = Operator(
             *(workload(R=r, N=n, K=k, E=2) for r, n, k in ((0, 5, 3), (5, 0, 3), (5, 3, 0))),
             workload(R=40, N=12, K=16, E=3, loads="one", layout="KN"),
             workload(R=24, N=12, K=20, E=4, loads="empty", gather=2),
-            workload(R=36, N=12, K=33, E=3, gated=True, gather=3, bias=True, past=5),
-            workload(R=20, N=34, K=16, E=2, gated=True, layout="KN"),
-            workload(R=20, N=12, K=10, E=2, bias=True, loads="even"),
+            workload(R=36, N=12, K=33, E=3, gated=True, gather=3, past=5),
+            workload(R=20, N=34, K=16, E=2, gated=True, layout="KN", bias=False),
+            workload(R=20, N=12, K=10, E=2, bias=False, loads="even"),
             *(workload(R=12, N=12, K=16, E=2, memory=at) for at in ("strided", "transposed")),
         ],
         "full": [
             *(workload(R=600, N=128, K=192, E=7, gated=gated, gather=2) for gated in (False, True)),
             workload(R=2000, N=256, K=130, E=40),
         ],
-        "huge": [workload("bf16", R=2**17, N=2**14 + 128, K=64, E=8), workload("bf16", R=2**10, N=2**13, K=2**13, E=40)],
-        "bench": SIZES,
+        "huge": [workload("bf16", R=2**17, N=2**14 + 128, K=64, E=8, bias=False), workload("bf16", R=2**10, N=2**13,
+        K=2**13, E=40)], "bench": SIZES,
         "quick": [*layers(4096, 2, 2048, 768, 16)],
         "host": [workload(R=64, N=64, K=64, E=4)],
         "compile": [
             *layers(16384, 8, 2048, 768),
-            workload("bf16", R=128, N=2048, K=768, E=64, bias=True, layout="KN"),
+            workload("bf16", R=128, N=2048, K=768, E=64, layout="KN"),
             workload("fp16", R=128, N=100, K=100, E=8, gather=2, gated=True),
             workload("fp32", R=4096, N=512, K=512, E=8, gated=True),
         ],

@@ -210,7 +210,7 @@ def check(
             )
     if not e:
         raise ValueError(f"{name}: argument 'router' has no rows; expected one for each expert")
-    routing.check(name, x.new_empty((), device="meta").expand(x.shape[0], e), k, normalise, scoring, None)
+    routing.check_choice(name, x.shape[0], e, k, normalise, scoring)
     if bias is not None:
         routing.check_bias(name, bias, x, e)
 

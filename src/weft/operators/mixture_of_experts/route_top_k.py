@@ -216,7 +216,13 @@ def check(name: str, logits: Tensor, k: int, normalise: bool, scoring: str, bias
     check_tensor(name, "logits", logits)
     if logits.ndim != 2:
         raise ValueError(f"{name}: argument 'logits' has shape {tuple(logits.shape)}; expected [tokens, experts]")
-    t, e = logits.shape
+    check_choice(name, *logits.shape, k, normalise, scoring)
+    if bias is not None:
+        check_bias(name, bias, logits, logits.shape[1])
+
+
+def check_choice(name: str, t: int, e: int, k: int, normalise: bool, scoring: str) -> None:
+    """Of what is chosen for t tokens out of e experts."""
     if isinstance(k, bool) or not isinstance(k, int):
         raise TypeError(f"{name}: argument 'k' is {k!r}; expected an int")
     if not 1 <= k <= e:
@@ -227,8 +233,6 @@ def check(name: str, logits: Tensor, k: int, normalise: bool, scoring: str, bias
         raise TypeError(f"{name}: argument 'normalise' is {normalise!r}; expected a bool")
     if scoring not in SCORINGS:
         raise ValueError(f"{name}: argument 'scoring' is {scoring!r}; expected {' or '.join(SCORINGS)}")
-    if bias is not None:
-        check_bias(name, bias, logits, e)
 
 
 def check_bias(name: str, bias: Tensor, other: Tensor, e: int) -> None:

@@ -1,0 +1,282 @@
+"""Mixture of experts where what is asked of every operator does not reach: the tile schedule, odd routes, gathers without their
+inverse, layouts of gradients, wrong arguments."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+from where import DEVICE, python
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from weft import ops, registry  # noqa: E402
+from weft.definition import SHARED_LIMIT  # noqa: E402
+from weft.operators.mixture_of_experts import grouped_kernels  # noqa: E402
+from weft.operators.mixture_of_experts.arguments import random_offsets, random_places  # noqa: E402
+from weft.operators.mixture_of_experts.grouped_calls import reference  # noqa: E402
+from weft.operators.mixture_of_experts.routes import ordered  # noqa: E402
+
+pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+def int32(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32, device=DEVICE)
+
+
+def triton(name: str):
+    return registry.get(name).find("triton").function
+
+
+# ---- the schedule ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block", [1, 4, 16])
+def test_every_row_has_one_tile_whatever_the_sizes_of_groups(block):
+    """The rule of grouped_kernels, on all group sizes of a small world."""
+    for sizes in itertools.product((0, 1, 3, 4, 5, 16, 33), repeat=3):
+        offsets = [0, *itertools.accumulate(sizes)]
+        rows, groups = offsets[-1] + 7, len(sizes)  # 7 rows past all groups
+        written = [0] * rows
+        for tile in range(rows // block + groups + 1):
+            e = sum(o // block + g <= tile for g, o in enumerate(offsets)) - 1
+            end = offsets[e + 1] if e < groups else rows
+            first = offsets[e] + (tile - offsets[e] // block - e) * block
+            for row in range(first, min(first + block, end)):
+                written[row] += 1
+        assert written == [1] * rows
+
+
+@pytest.mark.parametrize("loads", ["zipf", "even", "one", "empty"])
+def test_random_offsets_are_as_they_are_called(loads):
+    offsets = random_offsets(torch.Generator().manual_seed(0), 100, 6, loads, "cpu")
+    sizes = offsets.diff()
+    assert offsets[0] == 0 and offsets[-1] == 100 and bool((sizes >= 0).all())
+    assert int((sizes == 0).sum()) == {"one": 5, "empty": 3}.get(loads, 0)
+
+
+def test_unchecked_offsets_that_do_not_fit_reach_nothing_outside():
+    """Decreasing, negative and too large ones: NaN around x is not read, what lies around y is not written."""
+    w = random(3, 8, 16)
+    for bad in ((0, 15, 5, 20), (0, -7, 3, 20), (0, 9, 400, 500), (3, 9, 12, 20)):
+        x, y = torch.full((60, 16), torch.nan, device=DEVICE), torch.full((60, 8), 7.0, device=DEVICE)
+        x[20:40] = 1
+        plan = grouped_kernels.plans.of((x[20:40], w), 20, False, False, False)
+        plan(x[20:40], w, int32(*bad), x, x, y[20:40], y)
+        assert not bool(y.isnan().any()) and bool((y[:20] == 7).all()) and bool((y[40:] == 7).all())
+        assert bool((y[20:40] != 7).any())
+
+
+def test_a_source_out_of_range_gives_nan_rows():
+    x, w = random(5, 16), random(2, 8, 16)
+    source = int32(0, 4, 5, -1, 2, 2)
+    y = triton("grouped_matmul")(x, w, int32(0, 3, 6), source)
+    assert y.isnan().all(1).tolist() == [False, False, True, True, False, False]
+    assert y.isnan().any(1).tolist() == y.isnan().all(1).tolist()
+    rows = triton("permute_tokens")(x, source)
+    assert rows.isnan().any(1).tolist() == y.isnan().all(1).tolist()
+
+
+def test_a_position_out_of_range_gives_a_nan_token():
+    y, weights = random(6, 9), random(3, 2)
+    out = triton("combine_tokens")(
+        y, torch.tensor([[0, 1], [2, 6], [-1, 5]], dtype=torch.int32, device=DEVICE), weights
+    )
+    assert out.isnan().any(1).tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize("sm", SHARED_LIMIT)
+@pytest.mark.parametrize("gated", [False, True])
+def test_tiles_fit_shared_memory(sm, gated):
+    for rows in (16, 64, 128, 2048):
+        key = (sm, torch.bfloat16, "T", gated, rows, 2048, 2048)
+        found = [grouped_kernels.heuristic(*key), *grouped_kernels.candidates(*key)]
+        assert len(found) > 4
+        for c in found:
+            stage = (c["BLOCK_M"] + c["BLOCK_N"] * (1 + gated)) * c["BLOCK_K"] * 2
+            assert stage * c["num_stages"] <= SHARED_LIMIT[sm]
+
+
+# ---- routes ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_route_by_hand():
+    logits = torch.tensor([[0.0, 3, 1, 1], [2, 0, 2, 2], [5, 4, 4, 0]], device=DEVICE)
+    found = ops.route_top_k(logits, 2, normalise=False)
+    assert found.experts.tolist() == [[1, 2], [0, 2], [0, 1]]  # of equal ones the first
+    assert found.offsets.tolist() == [0, 2, 4, 6, 6]
+    assert found.source.tolist() == [1, 2, 0, 2, 0, 1]  # tokens of an expert in their order
+    assert found.position.tolist() == [[2, 4], [0, 5], [1, 3]]
+    torch.testing.assert_close(found.weights, logits.softmax(-1).gather(1, found.experts.long()))
+    assert all(t.dtype == torch.int32 for t in found[1:])
+
+
+@pytest.mark.parametrize(("tokens", "experts", "k"), [(300, 20, 3), (70, 130, 2), (40, 3, 3)])
+def test_places_are_a_permutation_over_several_blocks(tokens, experts, k):
+    found = triton("route_top_k")(random(tokens, experts), k)
+    places = torch.arange(tokens * k, dtype=torch.int32, device=DEVICE)
+    assert found.position.reshape(-1).sort().values.equal(places)
+    for got, want in zip(found[2:], ordered(found.experts.long(), experts), strict=True):
+        assert got.equal(want)
+
+
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+def test_nan_logits_still_give_different_experts(scoring):
+    logits = random(4, 6)
+    logits[0] = torch.nan
+    logits[1, 2:4] = torch.nan
+    logits[2] = -torch.inf
+    found = triton("route_top_k")(logits, 3, scoring=scoring)
+    assert all(len(set(row)) == 3 for row in found.experts.tolist())
+    assert found.experts[0].tolist() == [0, 1, 2] and found.experts[1, :2].tolist() == [2, 3]
+    assert bool(found.weights[:2].isnan().all()) and not bool(found.weights[3].isnan().any())
+
+
+def test_a_zero_of_either_sign_is_a_tie():
+    logits = torch.tensor([[-1.0, -0.0, 0.0], [-1, 0.0, -0.0]], device=DEVICE)
+    assert triton("route_top_k")(logits, 2).experts.tolist() == [[1, 2], [1, 2]]
+
+
+def test_a_bias_chooses_and_does_not_weigh():
+    logits = random(30, 8)
+    bias = torch.zeros(8, device=DEVICE)
+    bias[5] = 10
+    found = triton("route_top_k")(logits, 2, scoring="sigmoid", bias=bias, normalise=False)
+    assert bool((found.experts[:, 0] == 5).all())
+    torch.testing.assert_close(found.weights, logits.sigmoid().gather(1, found.experts.long()))
+
+
+# ---- gradients -------------------------------------------------------------------------------------------------------
+
+
+def gathered(position: bool, **named):
+    source, places = random_places(torch.Generator().manual_seed(1), 9, 2, DEVICE)
+    leaves = [t.requires_grad_() for t in (random(9, 12), random(3, 8, 12, seed=1))]
+    function = named.pop("function", triton("grouped_matmul"))
+    y = function(*leaves, int32(0, 4, 4, 18), source, places if position else None, **named)
+    return torch.autograd.grad(y.square().sum(), leaves)
+
+
+@pytest.mark.parametrize("activation", [None, "swiglu"])
+def test_a_gather_without_its_inverse_has_the_same_gradient(activation):
+    want = gathered(True, function=reference, activation=activation)
+    for position in (True, False):
+        for a, b in zip(gathered(position, activation=activation), want, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-3)
+
+
+def test_a_weight_stored_transposed_gets_a_gradient_stored_so():
+    stored = random(3, 12, 8).requires_grad_()
+    y = triton("grouped_matmul")(random(10, 12), stored.transpose(1, 2), int32(0, 3, 3, 10))
+    y.sum().backward()
+    assert stored.grad.is_contiguous() and not bool(stored.grad[1].any()) and bool(stored.grad[0].any())
+
+
+def test_a_layer_is_what_its_formula_says():
+    """Token by token, expert by expert, with nothing of the family but its public function."""
+    x, router, up, down = random(7, 12), random(4, 12, seed=1), random(4, 10, 12, seed=2), random(4, 12, 5, seed=3)
+    p = (x @ router.t()).softmax(-1)
+    want = torch.zeros_like(x)
+    for t in range(7):
+        best = p[t].topk(2)
+        for share, e in zip(best.values / best.values.sum(), best.indices.tolist(), strict=True):
+            gate, value = (up[e] @ x[t]).chunk(2)
+            want[t] += share * (down[e] @ (gate * gate.sigmoid() * value))
+    got = ops.moe_feed_forward(x, router, up, down, 2)
+    torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
+
+
+# ---- arguments -------------------------------------------------------------------------------------------------------
+
+X, W, OFFSETS = random(6, 4), random(2, 3, 4), int32(0, 2, 6)
+REFUSED = [
+    ("route_top_k", lambda: (X[0], 1), ValueError, "'logits' has shape"),
+    ("route_top_k", lambda: (X, 5), ValueError, "'k' is 5; expected 1 … 4"),
+    ("route_top_k", lambda: (X, 0), ValueError, "'k' is 0"),
+    ("route_top_k", lambda: (X, True), TypeError, "'k' is True"),
+    ("route_top_k", lambda: (X.double(), 1), TypeError, "float64"),
+    ("route_top_k", lambda: (X[:1].expand(2**30, 4), 2), ValueError, "2147483648 places"),
+    ("permute_tokens", lambda: (X, OFFSETS.long()), TypeError, "'source' has dtype int64"),
+    ("permute_tokens", lambda: (X, OFFSETS, int32(0, 1, 2)[None]), ValueError, "expected 6 rows and 3 elements"),
+    ("combine_tokens", lambda: (X, int32(0, 1)[None], random(1, 2)), ValueError, "one row for each position"),
+    ("combine_tokens", lambda: (X, OFFSETS.view(3, 1), X), ValueError, "one row for each position"),
+    ("grouped_matmul", lambda: (X, W[0], OFFSETS), ValueError, "'w' has shape (3, 4)"),
+    ("grouped_matmul", lambda: (X, W, OFFSETS[:2]), ValueError, "'offsets' has 2 elements; expected 3"),
+    ("grouped_matmul", lambda: (X, W, OFFSETS.long()), TypeError, "'offsets' has dtype int64"),
+    ("moe_feed_forward", lambda: (X, X, W, W, 1), ValueError, "'w_gate_up' has shape"),
+    ("moe_feed_forward", lambda: (X, random(2, 4), random(2, 6, 4), random(2, 4, 3), 3), ValueError, "'k' is 3"),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments", "error", "words"), REFUSED)
+def test_wrong_arguments_are_refused(name, arguments, error, words):
+    with pytest.raises(error) as caught:
+        getattr(ops, name)(*arguments())
+    assert words in str(caught.value) and str(caught.value).startswith(name)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "words"),
+    [((0, 5, 4), "decreasing after offset 1"), ((0, 2, 7), "at most 6"), ((1, 2, 6), "runs from 1")],
+)
+def test_offsets_that_do_not_fit_are_refused_when_checked(offsets, words):
+    with pytest.raises(ValueError, match=words):
+        ops.grouped_matmul(X, W, int32(*offsets), check_offsets=True)
+
+
+def test_indices_out_of_range_are_refused_when_checked():
+    with pytest.raises(ValueError, match=r"'source' has 6 at \(1,\)"):
+        ops.permute_tokens(X, int32(0, 6), check_source=True)
+    with pytest.raises(ValueError, match=r"'position' has -1 at \(0, 1\)"):
+        ops.combine_tokens(X, int32(0, -1, 2, 3, 4, 5).view(3, 2), random(3, 2), check_positions=True)
+    with pytest.raises(ValueError, match="'source' has 9"):
+        ops.grouped_matmul(X, W, int32(0, 1, 2), source=int32(0, 9), check_offsets=True)
+
+
+# ---- compilers and the GPU -------------------------------------------------------------------------------------------
+
+TRACED = """
+import torch
+from weft import ops
+torch.manual_seed(0)
+x, router, up, down = torch.randn(6, 8), torch.randn(3, 8), torch.randn(3, 10, 8), torch.randn(3, 8, 5)
+compiled = torch.compile(ops.moe_feed_forward, fullgraph=True, backend="aot_eager")
+torch.testing.assert_close(compiled(x, router, up, down, 2), ops.moe_feed_forward(x, router, up, down, 2))
+"""
+
+
+def test_a_compiler_sees_the_layer_without_a_graph_break():
+    done = python("-W", "ignore", "-c", TRACED)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.gpu
+def test_a_layer_waits_for_nothing():
+    x, router = random(64, 128).bfloat16(), random(8, 128).bfloat16()
+    up, down = random(8, 64, 128).bfloat16(), random(8, 128, 32).bfloat16()
+    leaves = [t.requires_grad_() for t in (x, router, up, down)]
+    ops.moe_feed_forward(*leaves, 2).sum().backward()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        ops.moe_feed_forward(*leaves, 2).sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+def test_gathered_rows_are_never_written():
+    tokens, k, d, h = 4096, 8, 1024, 64
+    source, position = random_places(torch.Generator("cuda").manual_seed(0), tokens, k, "cuda")
+    x, w = random(tokens, d).bfloat16(), random(8, 2 * h, d).bfloat16()
+    offsets = torch.arange(9, dtype=torch.int32, device="cuda") * (tokens * k // 8)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    y = ops.grouped_matmul(x, w, offsets, source=source, position=position, activation="swiglu")
+    assert torch.cuda.max_memory_allocated() - before < y.nbytes + math.prod((tokens, d))
