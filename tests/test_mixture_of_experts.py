@@ -192,6 +192,21 @@ def test_a_layer_is_what_its_formula_says():
     torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
 
 
+def test_no_tokens_have_gradients_of_zero():
+    """On a CPU, in a process that does not interpret: there the gradient of no rows has no shape to guess."""
+    done = python("-c", NO_TOKENS)
+    assert done.returncode == 0, done.stderr
+
+
+NO_TOKENS = """
+import torch
+from weft import ops
+x, router, up, down = (torch.randn(s, requires_grad=True) for s in ((0, 8), (3, 8), (3, 10, 8), (3, 8, 5)))
+ops.moe_feed_forward(x, router, up, down, 2).sum().backward()
+assert x.grad.shape == (0, 8) and not up.grad.any() and not down.grad.any() and up.grad.shape == up.shape
+"""
+
+
 # ---- arguments -------------------------------------------------------------------------------------------------------
 
 X, W, OFFSETS = random(6, 4), random(2, 3, 4), int32(0, 2, 6)

@@ -176,7 +176,7 @@ def _of_tokens(rows: Tensor, source: Tensor, position: Tensor | None, t: int) ->
     if torch.is_grad_enabled() or traced(rows) or not on_gpu(rows):
         wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
         if position is not None:
-            return wide.index_select(0, position.reshape(-1)).view(*position.shape, -1).sum(1).to(rows.dtype)
+            return wide.index_select(0, position.reshape(-1)).view(*position.shape, rows.shape[1]).sum(1).to(rows.dtype)
         return wide.new_zeros((t, rows.shape[1])).index_add(0, source, wide).to(rows.dtype)
     return token_sums(rows, source, position, t)
 

@@ -69,7 +69,7 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     """Experts' loads follow a Zipf law, by a column of ones in x. Of ``DRAWN`` times as many tokens those are kept whose
     k-th and next
     logit lie furthest apart: rounding must not choose other experts than float64 does."""
-    t, e, k, d, h = (w[a] for a in "TEKDH")
+    (t, e, d, h), k = (w[a] for a in "TEDH"), w.option("k", 2)
     router = random_tensor(g, (e, d), w.dtype, device)
     w_gate_up = random_tensor(g, (e, 2 * h, d), w.dtype, device)
     w_down = random_tensor(g, (e, d, h), w.dtype, device)
@@ -97,7 +97,7 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
 
 
 def cost(w: Workload, direction: str) -> Cost:
-    t, e, k, d, h = (w[a] for a in "TEKDH")
+    (t, e, d, h), k = (w[a] for a in "TEDH"), w.option("k", 2)
     size = w.bytes_per_element
     weights = (min(e, t * k) * 3 * h * d + e * d) * size
     flops = 6.0 * t * k * d * h + 2.0 * t * d * e
@@ -143,7 +143,7 @@ def _router_without_gradient(dy: Tensor, **named: Any) -> tuple[Tensor, ...]:
 
 
 def _like(t: int, k: int, d: int, h: int, e: int = 64) -> Workload:
-    return workload("bf16", T=t, E=e, K=k, D=d, H=h)
+    return workload("bf16", T=t, E=e, D=d, H=h, k=k)
 
 
 # as Qwen3-30B-A3B, DeepSeek-V2-Lite, and wider ones; all with 64 experts
@@ -151,26 +151,26 @@ TIMED = (_like(4096, 8, 2048, 768), _like(16384, 8, 2048, 768), _like(8192, 6, 2
 
 moe_feed_forward = Operator(
     name="moe_feed_forward",
-    axes={"T": "tokens", "E": "experts", "K": "experts of each token", "D": "columns of x", "H": "hidden columns"},
+    axes={"T": "tokens", "E": "experts", "D": "columns of x", "H": "hidden columns"},
     inputs=inputs,
     reference=reference,
     cost=cost,
     directions=("forward", "backward"),
-    options={"scoring": routing.SCORINGS, "normalise": (False, True)},
+    options={"k": range(1, 65), "scoring": routing.SCORINGS, "normalise": (False, True)},
     differentiable=("x", "router", "w_gate_up", "w_down"),
     tolerance=Tolerance(scale="tensor", ulps=4.0, terms=lambda w: max(w.axes.values())),
     workloads={
         "verify": [
-            workload(T=1, E=1, K=1, D=1, H=1),
-            workload(T=12, E=4, K=2, D=24, H=16),
-            workload(T=9, E=5, K=3, D=17, H=9, scoring="sigmoid", normalise=False),
-            workload(T=0, E=3, K=2, D=8, H=8),
+            workload(T=1, E=1, D=1, H=1, k=1),
+            workload(T=12, E=4, D=24, H=16),
+            workload(T=9, E=5, D=17, H=9, k=3, scoring="sigmoid", normalise=False),
+            workload(T=0, E=3, D=8, H=8),
         ],
-        "full": [workload(T=500, E=16, K=4, D=256, H=130), workload(T=700, E=64, K=8, D=128, H=64, scoring="sigmoid")],
+        "full": [workload(T=500, E=16, D=256, H=130, k=4), workload(T=700, E=64, D=128, H=64, k=8, scoring="sigmoid")],
         "bench": TIMED,
         "quick": [_like(64, 2, 2048, 768, 16)],
-        "host": [workload(T=16, E=4, K=2, D=64, H=32)],
-        "compile": [workload("bf16", T=4096, E=64, K=8, D=2048, H=768)],
+        "host": [workload(T=16, E=4, D=64, H=32)],
+        "compile": [workload("bf16", T=4096, E=64, D=2048, H=768, k=8)],
         "model": [_like(8192, 1, 5120, 8192, 16), _like(8192, 8, 7168, 2048, 256), _like(16384, 8, 2048, 768, 128)],
     },
     mutants=[

@@ -115,7 +115,7 @@ def _terms(arguments: dict[str, Any], gradients: list[Tensor]) -> list[Tensor]:
     return [(reference(**arguments).weights * gradients[0]).square().sum(-1, keepdim=True).sqrt()]
 
 
-def _gradient(dy: Tensor, logits: Tensor, **named: Any) -> tuple[Tensor, ...]:
+def _gradient(dy: Tensor, *others: Any, logits: Tensor, **named: Any) -> tuple[Tensor, ...]:
     with torch.enable_grad():
         leaf = logits.detach().requires_grad_()
         return torch.autograd.grad(reference(leaf, **named).weights, leaf, dy)
@@ -145,7 +145,7 @@ def _biased_weights(logits: Tensor, **named: Any) -> Routing:
     )
 
 
-def _without_the_mean(dy: Tensor, logits: Tensor, **named: Any) -> tuple[Tensor, ...]:
+def _without_the_mean(dy: Tensor, *others: Any, logits: Tensor, **named: Any) -> tuple[Tensor, ...]:
     """Weights as if dividing by their sum, or by that of all exponentials, were constant."""
     found = reference(logits, **named)
     return (torch.zeros_like(logits).scatter(1, found.experts.long(), dy * found.weights),)
@@ -216,9 +216,10 @@ def check(name: str, logits: Tensor, k: int, normalise: bool, scoring: str, bias
     check_tensor(name, "logits", logits)
     if logits.ndim != 2:
         raise ValueError(f"{name}: argument 'logits' has shape {tuple(logits.shape)}; expected [tokens, experts]")
-    check_choice(name, *logits.shape, k, normalise, scoring)
+    t, e = logits.shape
+    check_choice(name, t, e, k, normalise, scoring)
     if bias is not None:
-        check_bias(name, bias, logits, logits.shape[1])
+        check_bias(name, bias, logits, e)
 
 
 def check_choice(name: str, t: int, e: int, k: int, normalise: bool, scoring: str) -> None:
