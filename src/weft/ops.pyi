@@ -270,6 +270,16 @@ def rotary_embedding(
 ) -> tuple[Tensor, Tensor]:
     """Rotary position embedding of queries and keys, both in one launch."""
 
+def route_top_k(
+    logits: Tensor,
+    k: int,
+    *,
+    normalise: bool = True,
+    scoring: str = "softmax",
+    bias: Tensor | None = None,
+) -> Routing:
+    """The k best experts of each token, and the order in which an expert's tokens lie side by side."""
+
 def scaled_matmul(
     a: Tensor,
     b: Tensor,
@@ -281,15 +291,6 @@ def scaled_matmul(
     fast_accumulate: bool = False,
 ) -> Tensor:
     """Product of two quantised matrices: (a · a_scale) @ (b · b_scale) + bias."""
-def route_top_k(
-    logits: Tensor,
-    k: int,
-    *,
-    normalise: bool = True,
-    scoring: str = "softmax",
-    bias: Tensor | None = None,
-) -> Routing:
-    """The k best experts of each token, and the order in which an expert's tokens lie side by side."""
 
 def shared_memory_access(x: Tensor, stride: int = 1) -> Tensor:
     """Maxima of eight elements of a tile, read by lanes ``stride`` elements apart."""
