@@ -15,6 +15,7 @@ from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workloa
 from weft.operators import mutants, peers
 from weft.operators.call import Choice, check_same, check_tensor, eager, on_gpu
 from weft.operators.launch import Plans
+from weft.operators.matmul import ladder
 from weft.operators.matmul.kernels import PRECISIONS, plans
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 
@@ -199,6 +200,7 @@ matmul = Operator(
             *(workload("fp32", M=4096, N=4096, K=4096, precision=p) for p in ("ieee", "tf32")),
         ],
         "quick": [workload("bf16", M=4096, N=4096, K=4096)],
+        "ladder": [workload("bf16", M=8192, N=8192, K=8192)],
         "compile": [
             workload("bf16", M=4096, N=4096, K=4096),
             workload("fp16", M=512, N=512, K=500, layout="NT"),
@@ -232,6 +234,17 @@ matmul = Operator(
 )
 
 matmul.implementation("triton", arch=">=sm_80")(matmul_triton)
+for _number, _rung in ladder.RUNGS.items():
+    matmul.rung(
+        _number,
+        _rung.name,
+        idea=_rung.idea,
+        backend=_rung.backend,
+        arch=_rung.arch,
+        devices=("cuda",) if _rung.backend == "cuda" else ("cuda", "cpu"),
+        dtypes=("bf16",) if _rung.backend == "cuda" else ("bf16", "fp16"),
+        directions=("forward",),
+    )(ladder.rung(_number))
 matmul.implementation("torch")(cublas)
 matmul.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
 matmul.implementation("quack", requires="quack-kernels", devices=("cuda",), dtypes=("bf16", "fp16"))(quack)
