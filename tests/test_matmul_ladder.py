@@ -11,7 +11,7 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
-from where import ROOT
+from where import DEVICE, ROOT, python
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -315,3 +315,13 @@ def test_the_ladder_stands_in_the_registry_in_order():
     rungs = [made for made in registry.get("matmul").implementations.values() if made.rung is not None]
     assert [made.rung for made in rungs] == list(range(1, 15)) == list(ladder.RUNGS)
     assert all(made.idea and made.directions == ("forward",) for made in rungs)
+
+
+def test_the_example_from_scratch_says_plainly_that_there_is_no_gpu():
+    pytest.importorskip("cuda.bindings")
+    done = python("examples/gemm_from_scratch.py", "512")
+    if DEVICE == "cuda":
+        assert done.returncode == 0 and "right" in done.stdout and "the same result: yes" in done.stdout, done.stderr
+    else:
+        assert done.returncode == 1 and done.stderr.startswith("gemm_from_scratch: ") and "Traceback" not in done.stderr
+    assert "expected a multiple of 8" in python("examples/gemm_from_scratch.py", "12").stderr

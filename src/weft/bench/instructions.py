@@ -23,7 +23,19 @@ from weft.bench.compile_check import tool
 from weft.definition import ARCHITECTURES, Declined, Operator, UnknownName
 from weft.operators.launch import INTERPRETING, compiling_for
 
-BITS = {"f64": 64, "f32": 32, "s32": 32, "tf32": 32, "f16": 16, "bf16": 16, "e4m3": 8, "s8": 8, "s4": 4, "b1": 1}
+BITS = {
+    "f64": 64,
+    "f32": 32,
+    "s32": 32,
+    "tf32": 32,
+    "f16": 16,
+    "bf16": 16,
+    "e4m3": 8,
+    "e5m2": 8,
+    "s8": 8,
+    "s4": 4,
+    "b1": 1,
+}
 
 # SASS: matrix instructions, what brings their operands, and spilled registers.
 MATRIX = r"(?:[HIQBDO]MMA|[HIQB]GMMA|UTC[HIQO]MMA)"
@@ -55,6 +67,7 @@ INSTRUCTIONS = (
     MatrixInstruction("mma.sync", "bf16", "f32", ("m16n8k8", "m16n8k16")),
     MatrixInstruction("mma.sync", "tf32", "f32", ("m16n8k4", "m16n8k8")),
     MatrixInstruction("mma.sync", "e4m3", "f32", ("m16n8k32",)),
+    MatrixInstruction("mma.sync", "e5m2", "f32", ("m16n8k32",)),
     MatrixInstruction("mma.sync", "f64", "f64", ("m8n8k4", "m16n8k16")),
     MatrixInstruction("mma.sync", "s8", "s32", ("m16n8k16", "m16n8k32")),
     MatrixInstruction("mma.sync", "s4", "s32", ("m16n8k32", "m16n8k64")),
@@ -63,6 +76,7 @@ INSTRUCTIONS = (
     MatrixInstruction("wgmma", "bf16", "f32", ("m64n8k16", "m64n256k16")),
     MatrixInstruction("wgmma", "tf32", "f32", ("m64n8k8", "m64n256k8")),
     MatrixInstruction("wgmma", "e4m3", "f32", ("m64n8k32", "m64n256k32")),
+    MatrixInstruction("wgmma", "e5m2", "f32", ("m64n8k32", "m64n256k32")),
     MatrixInstruction("wgmma", "s8", "s32", ("m64n8k32", "m64n256k32")),
     MatrixInstruction("tcgen05", "f16", "f32", ("m128n256k16",)),
     MatrixInstruction("tcgen05", "tf32", "f32", ("m128n256k8",)),
@@ -157,7 +171,9 @@ def _ptx(instruction: MatrixInstruction, shape: str, sm: int) -> str:
         d = registers("d", fragment(m, n, sums), word)
         if name == "wgmma":
             registers("w", 2, "b64")
-            more = {"f16": "1, 1, 0, 0", "bf16": "1, 1, 0, 0", "tf32": "1, 1", "e4m3": "1, 1"}.get(operands, "")
+            more = {"f16": "1, 1, 0, 0", "bf16": "1, 1, 0, 0", "tf32": "1, 1", "e4m3": "1, 1", "e5m2": "1, 1"}.get(
+                operands, ""
+            )
             lines.append(
                 f"wgmma.mma_async.sync.aligned.{shape}.{sums}.{operands}.{operands} {d}, w0, w1, p{', ' * bool(more)}{more};"
             )
