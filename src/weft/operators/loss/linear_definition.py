@@ -273,7 +273,7 @@ def workloads() -> dict[str, list[Workload]]:
 
 
 def few_workloads() -> dict[str, list[Workload]]:
-    """For what shares its kernels and products with the loss that autograd differentiates: those in which the two may differ."""
+    """For what shares its kernels with the loss that autograd differentiates: those in which the two may differ."""
     every = workloads()
     kept = [w for w in every["verify"] if {"chunk", "accumulate"} & set(w.options) or not w.options or w["D"] == 0]
     return {**every, "verify": kept}
