@@ -170,7 +170,7 @@ moe_feed_forward = Operator(
         "bench": TIMED,
         "quick": [_like(64, 2, 2048, 768, 16)],
         "host": [workload(T=16, E=4, D=64, H=32)],
-        "compile": [workload("bf16", T=4096, E=64, D=2048, H=768, k=8)],
+        "compile": [workload("bf16", T=4096, E=64, D=2048, H=768, k=8), workload(T=64, E=8, D=128, H=128, k=2)],
         "model": [_like(8192, 1, 5120, 8192, 16), _like(8192, 8, 7168, 2048, 256), _like(16384, 8, 2048, 768, 128)],
     },
     mutants=[
