@@ -16,9 +16,8 @@ from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.launch import INTERPRETING, Plan, Plans
 from weft.operators.sparse.balance import WIDEST, row_width
 
-ALIGNED = (
-    32  # elements: a merge part's tile begins at a multiple, so that its loads are wide and its head bits whole words
-)
+# Elements: a merge part's tile begins at a multiple, so that its loads are wide and its head bits whole words.
+ALIGNED = 32
 
 
 @triton.jit
