@@ -296,7 +296,7 @@ def test_a_tensor_map_is_encoded_where_the_driver_wants_it(monkeypatch):
         )
         return 0 if len(asked) == 1 else 1
 
-    monkeypatch.setattr(ladder, "_encode_tiled", lambda: encoded)
+    monkeypatch.setattr(ladder.tensor_maps, "_encode_tiled", lambda: encoded)
     made = ladder.encode(4096, 300, 200, 128)
     (call,) = asked
     assert call.map == ctypes.addressof(made) and call.map % 64 == 0 and ctypes.sizeof(made) == 128

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from weft.definition import Declined
-from weft.operators.cuda import CudaError, CudaPlan, _bindings, pointer_aligned
+from weft.operators.cuda import CudaPlan, pointer_aligned
 from weft.operators.launch import Plans, compile_request, multiprocessors, target_sm
-from weft.operators.matmul import ladder_triton
+from weft.operators.matmul import ladder_triton, tensor_maps
 
 SOURCE = Path(__file__).parent / "ladder.cu"
 HOPPER = Path(__file__).parent / "ladder_hopper.cu"
@@ -215,12 +215,6 @@ def _plan(number: int, a: Tensor, b: Tensor) -> Any:
 # ---- tensor maps: what TMA is told about a matrix ----------------------------------------------------------------------------
 
 
-class TensorMap(ctypes.Structure):
-    """128 bytes that only the driver can write and only TMA reads; a kernel takes them by value (``__grid_constant__``)."""
-
-    _fields_ = (("words", ctypes.c_uint64 * 16),)
-
-
 class MappedPlan:
     """A kernel of ``ladder_hopper.cu``. Call it with (a, b, c).
 
@@ -248,63 +242,6 @@ class MappedPlan:
         return CudaPlan(p.source, p.expression, p.grid, p.block, scalars, p.cluster, p.shared_bytes)
 
 
-def encode(address: int, rows: int, columns: int, box_rows: int) -> TensorMap:
-    """The tensor map of a row-major bf16 matrix that is moved in boxes of ``box_rows`` × 64, swizzled by 128 bytes.
-
-    Args:
-        address: of its first element, on 16 bytes.
-        rows, columns: of the matrix; a row is a multiple of 16 bytes.
-
-    Raises:
-        CudaError: the driver refuses, or has no such function (before CUDA 12).
-
-    Source: CUDA Driver API, ``cuTensorMapEncodeTiled``. It is called by its address, since what ``cuda-bindings`` wraps lies
-    on 16 bytes in some versions where the driver's compiler assumed 64 (NVIDIA/cuda-python, pull request 1692).
-    """
-    kind = _bindings()[0]
-    room = (ctypes.c_ubyte * 256)()  # a structure that lies on 128 bytes has to be looked for
-    made = TensorMap.from_buffer(room, -ctypes.addressof(room) % 128)
-    sizes, strides = (ctypes.c_uint64 * 2)(columns, rows), (ctypes.c_uint64 * 1)(columns * 2)
-    box, steps = (ctypes.c_uint32 * 2)(64, box_rows), (ctypes.c_uint32 * 2)(1, 1)
-    status = _encode_tiled()(
-        ctypes.addressof(made),
-        int(kind.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16),
-        2,
-        address,
-        sizes,
-        strides,
-        box,
-        steps,
-        int(kind.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE),
-        int(kind.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B),
-        int(kind.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B),
-        int(kind.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
-    )
-    if status:
-        raise CudaError(f"cuTensorMapEncodeTiled of a {rows} × {columns} matrix: {kind.CUresult(status).name}")
-    return made
-
-
-@functools.cache
-def _encode_tiled() -> Callable[..., int]:
-    driver = _bindings()[0]
-    status, address, _ = driver.cuGetProcAddress(b"cuTensorMapEncodeTiled", 12000, 0)
-    if int(status) or not address:
-        raise CudaError(f"the driver has no cuTensorMapEncodeTiled: {status.name}")
-    number, pointer = ctypes.c_uint32, ctypes.c_void_p
-    prototype = ctypes.CFUNCTYPE(
-        ctypes.c_int,
-        pointer,
-        number,
-        number,
-        pointer,
-        pointer,
-        pointer,
-        pointer,
-        pointer,
-        number,
-        number,
-        number,
-        number,
-    )
-    return prototype(int(address))
+def encode(address: int, rows: int, columns: int, box_rows: int) -> tensor_maps.TensorMap:
+    """The tensor map of a row-major bf16 matrix that is moved in boxes of ``box_rows`` × 64, swizzled by 128 bytes."""
+    return tensor_maps.encode(address, torch.bfloat16, (columns, rows), (columns * 2,), (64, box_rows))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from weft.operators.cuda import CudaError
+from weft.operators.cuda import CudaError, _bindings
 
 KEPT = 256  # addresses that a map is remembered for: allocators hand the same ones out again
 NAMES = {
@@ -58,26 +60,57 @@ class Maps:
         return found
 
     def _encoded(self, address: int) -> TensorMap:
-        from cuda.bindings import driver as d
+        return encode(address, self.dtype, self.sizes, self.steps, self.box)
 
-        error, encoded = d.cuTensorMapEncodeTiled(
-            getattr(d.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{NAMES[self.dtype]}"),
-            3,
-            address,
-            [d.cuuint64_t(n) for n in self.sizes],
-            [d.cuuint64_t(s) for s in self.steps],
-            [d.cuuint32_t(n) for n in self.box],
-            [d.cuuint32_t(1)] * 3,
-            d.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-            d.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
-            d.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-            d.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-        )
-        if int(error):
-            raise CudaError(
-                f"a tensor map of {self.sizes} elements, {self.steps} bytes apart, boxes {self.box}: {error.name}"
-            )
-        return TensorMap.from_buffer_copy(ctypes.string_at(int(encoded.getPtr()), ctypes.sizeof(TensorMap)))
+
+def encode(
+    address: int, dtype: torch.dtype, sizes: tuple[int, ...], steps: tuple[int, ...], box: tuple[int, ...]
+) -> TensorMap:
+    """The tensor map of a tensor that is moved in boxes, swizzled by 128 bytes; dimensions from the innermost on.
+
+    Args:
+        address: where it begins, on 16 bytes.
+        steps: bytes from one element to the next along every dimension but the first, multiples of 16.
+
+    Raises:
+        CudaError: what the driver says.
+
+    Source: CUDA Driver API, ``cuTensorMapEncodeTiled``. It is called by its address, since what ``cuda-bindings`` wraps lies
+    on 16 bytes in some versions where the driver's compiler assumed 64 (NVIDIA/cuda-python, pull request 1692).
+    """
+    kind = _bindings()[0]
+    room = (ctypes.c_ubyte * 256)()  # a structure that lies on 128 bytes has to be looked for
+    made = TensorMap.from_buffer(room, -ctypes.addressof(room) % 128)
+    rank, many, number = len(sizes), ctypes.c_uint64, ctypes.c_uint32
+    status = _encode_tiled()(
+        ctypes.addressof(made),
+        int(getattr(kind.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{NAMES[dtype]}")),
+        rank,
+        address,
+        (many * rank)(*sizes),
+        (many * (rank - 1))(*steps),
+        (number * rank)(*box),
+        (number * rank)(*[1] * rank),
+        int(kind.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE),
+        int(kind.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B),
+        int(kind.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B),
+        int(kind.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
+    )
+    if status:
+        shape = " × ".join(map(str, reversed(sizes)))
+        raise CudaError(f"cuTensorMapEncodeTiled of a {shape} matrix: {kind.CUresult(status).name}")
+    return made
+
+
+@functools.cache
+def _encode_tiled() -> Callable[..., int]:
+    driver = _bindings()[0]
+    status, address, _ = driver.cuGetProcAddress(b"cuTensorMapEncodeTiled", 12000, 0)
+    if int(status) or not address:
+        raise CudaError(f"the driver has no cuTensorMapEncodeTiled: {status.name}")
+    number, pointer = ctypes.c_uint32, ctypes.c_void_p
+    prototype = ctypes.CFUNCTYPE(ctypes.c_int, pointer, number, number, *[pointer] * 5, *[number] * 4)
+    return prototype(int(address))
 
 
 def why_not(name: str, t: Tensor, size: int, across: bool) -> str:
