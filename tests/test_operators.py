@@ -351,7 +351,8 @@ def test_compiled_without_a_graph_break_equals_eager(op):
             eager = cases.results(op, op.public, direction, arguments)
             got = cases.results(op, compiled, direction, arguments)
             for a, b in zip(got, eager, strict=True):
-                torch.testing.assert_close(a, b, rtol=2e-3, atol=2e-3 * float(b.abs().max()))
+                scale = float(b.nan_to_num().abs().max())  # rows that see nothing are NaN in both
+                torch.testing.assert_close(a, b, rtol=2e-3, atol=2e-3 * scale, equal_nan=True)
 
 
 @pytest.mark.gpu

@@ -61,12 +61,14 @@ def unpacked(
     if FP8:
         if BF16:
             values = tl.fma(values, tl.full([ROWS, LENGTH], 2.0**120, HALF), tl.full([ROWS, LENGTH], 0.0, HALF))
-        return values.to(DTYPE)
-    if FP32:
-        return values - zero
-    up = tl.full([ROWS, LENGTH], 2.0**127 if BF16 else 2.0**15, HALF)
-    below = (zero * (-(2.0**-6) if BF16 else -(2.0**-9))).to(HALF)
-    return tl.fma(values, up, tl.broadcast_to(below, [ROWS, LENGTH]))
+        values = values.to(DTYPE)
+    elif FP32:
+        values -= zero
+    else:
+        up = tl.full([ROWS, LENGTH], 2.0**127 if BF16 else 2.0**15, HALF)
+        below = (zero * (-(2.0**-6) if BF16 else -(2.0**-9))).to(HALF)
+        values = tl.fma(values, up, tl.broadcast_to(below, [ROWS, LENGTH]))
+    return values
 
 
 @triton.jit
