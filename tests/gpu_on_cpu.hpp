@@ -55,8 +55,7 @@ struct Barrier { u32 arrivals = 0, pending = 0, phase = 0; i64 bytes = 0; };
 struct Meeting { u32 here = 0, generation = 0; };  // of threads that do something together: the last to come does it
 
 struct Block;
-struct Warpgroup {
-  Meeting meeting;
+struct Warp {  // its wgmma: PTX promises nothing about the other three quarters of a product
   std::vector<std::function<void()>> open;
   std::deque<std::vector<std::function<void()>>> committed;
 };
@@ -71,6 +70,8 @@ struct Thread {
   bool done = false;
   std::vector<std::function<void()>> open;
   std::deque<std::vector<std::function<void()>>> committed;  // copies; TMA's stores
+  std::vector<std::function<void()>> unfenced;               // stores that TMA does not see yet
+  u32 cluster_generation = 0;                                // that it has arrived at
   std::vector<Access> accesses;
   void *argument[4];
 };
@@ -82,7 +83,8 @@ struct Block {
   std::vector<unsigned char> shared;
   std::map<u32, Barrier> barriers;
   std::map<int, Meeting> meetings;  // 0: all; 1 …: named; 1000 + w: warp w
-  std::vector<Warpgroup> warpgroups;
+  std::vector<Warp> warps;
+  size_t alive = 0;  // threads that have not left
 };
 
 struct Machine {
@@ -308,6 +310,7 @@ inline void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 struct alignas(64) TensorMap { u64 words[16]; };  // here: address, columns, rows, bytes from row to row, columns and rows of a box
 
 inline Barrier &barrier_of(Block &block, u32 barrier) {
+  if (!block.alive) fail("the block has left");
   at(block, barrier, 8);
   if (barrier % 8 || !block.barriers.count(barrier)) fail("no barrier there");
   return block.barriers[barrier];
@@ -335,7 +338,6 @@ inline void barrier_expect(u32 barrier, u32 bytes) {
 }
 inline void barrier_arrive(u32 barrier) { arrive(*machine.now->block, barrier); }
 inline void barrier_arrive_at(u32 barrier, u32 rank) {
-  if (machine.blocks[rank]->threads.empty()) fail("the other block has gone");
   arrive(*machine.blocks[rank], barrier);
 }
 inline void barrier_wait(u32 barrier, u32 parity) {
@@ -405,64 +407,73 @@ inline void store_matrices(u32 row, u32 r0, u32 r1, u32 r2, u32 r3) {
 template <int REGISTERS> inline void more_registers() {}
 template <int REGISTERS> inline void fewer_registers() {}
 
-inline Warpgroup &warpgroup() { return machine.now->block->warpgroups[machine.now->index.x / 128]; }
+inline Warp &warp() { return machine.now->block->warps[machine.now->index.x / 32]; }
 inline void wgmma_begin() {}
 inline void wgmma_commit() {
-  Warpgroup &w = warpgroup();
-  meet(w.meeting, 128, [&w] {
-    w.committed.push_back(std::move(w.open));
-    w.open.clear();
+  warp_meets([] {
+    warp().committed.push_back(std::move(warp().open));
+    warp().open.clear();
   });
 }
-template <int PENDING> inline void wgmma_wait() {
-  Warpgroup &w = warpgroup();
-  meet(w.meeting, 128, [&w] {
-    while (w.committed.size() > PENDING) {
-      for (auto &act : w.committed.front()) act();
-      w.committed.pop_front();
+inline void wgmma_wait(size_t pending) {
+  warp_meets([pending] {
+    auto &committed = warp().committed;
+    while (committed.size() > pending) {
+      for (auto &act : committed.front()) act();
+      committed.pop_front();
     }
   });
 }
+template <int PENDING> inline void wgmma_wait() { wgmma_wait(PENDING); }
 
 // Element (along, k) of an operand: the canonical layouts with the 128-byte swizzle, ((8,n),2):((8,SBO),1) for K-major and
 // ((8,n),(8,k)):((1,LBO),(8,SBO)) for MN-major, in units of 16 bytes.
-inline float element(Block &block, u64 descriptor, bool k_major, int along, int k) {
+inline const unsigned char *element(Block &block, u64 descriptor, bool k_major, int along, int k, int size) {
   if (descriptor >> 62 != 1) fail("not the 128-byte swizzle");
+  if (!k_major && size != 2) fail("only 16-bit elements may lie with K apart");
   const u32 start = (descriptor & 0x3fff) << 4, leading = (descriptor >> 16 & 0x3fff) << 4, stride = (descriptor >> 32 & 0x3fff) << 4;
-  const u32 address = k_major ? start + along % 8 * 128 + along / 8 * stride + k * 2
+  const u32 address = k_major ? start + along % 8 * 128 + along / 8 * stride + k * size
                               : start + along % 64 * 2 + along / 64 * leading + k % 8 * 128 + k / 8 * stride;
-  unsigned short bits;
-  std::memcpy(&bits, at(block, swizzled(address), 2), 2);
-  return bf16_value(bits);
+  return at(block, swizzled(address), size);
 }
 
-template <int REGISTERS> inline void wgmma(float (&d)[REGISTERS], u64 a, u64 b, int add) {
-  machine.now->argument[0] = &d;
-  Warpgroup &w = warpgroup();
-  meet(w.meeting, 128, [&w, a, b, add] {
+// d[64, N] = a[64, 32 bytes] b[N, 32 bytes]ᵀ (+ d where `add`): the 16 rows of the warp that runs. Threads have left in argument[0]
+// where their part of d lies.
+template <typename Sum> inline void wgmma(Sum (*value)(const unsigned char *), int size, int N, u64 a, u64 b, bool a_k_major, bool b_k_major, bool add) {
+  const int K = 32 / size;
+  warp_meets([=] {
     Block *block = machine.now->block;
-    std::vector<float *> sums;
-    for (int t = 0; t < 128; t++) sums.push_back(static_cast<float *>(block->threads[machine.now->index.x / 128 * 128 + t]->argument[0]));
+    const int first = machine.now->index.x / 32 * 32;
+    std::vector<Sum *> sums;
+    for (int lane = 0; lane < 32; lane++) sums.push_back(static_cast<Sum *>(lane_of_warp(lane).argument[0]));
     const auto act = [=] {
-      constexpr int N = REGISTERS * 2;
-      static float left[64][16], right[16][N];
-      for (int k = 0; k < 16; k++) {
-        for (int m = 0; m < 64; m++) left[m][k] = element(*block, a, true, m, k);
-        for (int n = 0; n < N; n++) right[k][n] = element(*block, b, false, n, k);
+      static Sum right[32][256], product[16][256];
+      for (int n = 0; n < N; n++)
+        for (int k = 0; k < K; k++) right[k][n] = value(element(*block, b, b_k_major, n, k, size));
+      for (int m = 0; m < 16; m++) {
+        std::fill_n(product[m], N, Sum(0));
+        for (int k = 0; k < K; k++) {
+          const Sum left = value(element(*block, a, a_k_major, first % 128 / 2 + m, k, size));
+          for (int n = 0; n < N; n++) product[m][n] += left * right[k][n];
+        }
       }
-      for (int t = 0; t < 128; t++)
-        for (int i = 0; i < REGISTERS; i++) {
-          const int m = t / 32 * 16 + t % 32 / 4 + i / 2 % 2 * 8, n = i / 4 * 8 + t % 4 * 2 + i % 2;
-          float sum = add ? sums[t][i] : 0.f;
-          for (int k = 0; k < 16; k++) sum += left[m][k] * right[k][n];
-          sums[t][i] = sum;
+      for (int lane = 0; lane < 32; lane++)
+        for (int i = 0; i < N / 2; i++) {
+          const Sum more = product[lane / 4 + i / 2 % 2 * 8][i / 4 * 8 + lane % 4 * 2 + i % 2];
+          sums[lane][i] = add ? sums[lane][i] + more : more;
         }
     };
-    if (w.open.empty() && w.committed.empty() && chance(2))
+    if (warp().open.empty() && warp().committed.empty() && chance(2))
       act();  // in their order, or the sums would change
     else
-      w.open.push_back(act);
+      warp().open.push_back(act);
   });
+}
+
+inline float value_of_bf16(const unsigned char *p) { return bf16_value(p[0] | p[1] << 8); }
+template <int REGISTERS> inline void wgmma(float (&d)[REGISTERS], u64 a, u64 b, int add) {
+  machine.now->argument[0] = &d;
+  wgmma(value_of_bf16, 2, REGISTERS * 2, a, b, true, false, add);
 }
 
 // ---- a launch ---------------------------------------------------------------------------------------------------------------------
@@ -471,7 +482,7 @@ inline std::function<void()> kernel_body;
 inline void run_thread() {
   kernel_body();
   finish(*machine.now, 0);
-  machine.now->done = true, machine.progress++;
+  machine.now->done = true, machine.now->block->alive--, machine.progress++;
   yield();
 }
 
@@ -481,7 +492,7 @@ inline void launch(u32 grid, u32 block_threads, u32 cluster, u32 shared_bytes, c
     machine.blocks.clear(), machine.engine.clear(), machine.cluster = {};
     for (u32 rank = 0; rank < cluster; rank++) {
       auto block = std::make_unique<Block>();
-      block->index.x = first + rank, block->rank = rank, block->warpgroups.resize(block_threads / 128 + 1);
+      block->index.x = first + rank, block->rank = rank, block->warps.resize(block_threads / 32), block->alive = block_threads;
       block->shared.assign(FIRST + shared_bytes, 0xff);  // NaN
       for (u32 t = 0; t < block_threads; t++) {
         auto thread = std::make_unique<Thread>();
@@ -496,12 +507,18 @@ inline void launch(u32 grid, u32 block_threads, u32 cluster, u32 shared_bytes, c
       machine.blocks.push_back(std::move(block));
     }
     std::vector<Thread *> alive;
+    // What the scheduler passes over for a while, at most until nothing else can go on: a warp, or a block that begins late.
+    Block *asleep = chance(2) ? machine.blocks.back().get() : nullptr;
+    u32 asleep_warp = ~0u;
     for (auto &block : machine.blocks)
       for (auto &thread : block->threads) alive.push_back(thread.get());
     while (!alive.empty()) {
       const u64 before = machine.progress;
       std::shuffle(alive.begin(), alive.end(), machine.random);
-      for (Thread *thread : alive) resume(thread);
+      if (chance(16)) asleep = alive[0]->block, asleep_warp = alive[0]->index.x / 32;
+      if (chance(256)) asleep = nullptr;
+      for (Thread *thread : alive)
+        if (thread->block != asleep || (asleep_warp != ~0u && thread->index.x / 32 != asleep_warp)) resume(thread);
       machine.now = nullptr;
       alive.erase(std::remove_if(alive.begin(), alive.end(), [](Thread *t) { return t->done; }), alive.end());
       const bool idle = machine.progress == before;
@@ -515,7 +532,8 @@ inline void launch(u32 grid, u32 block_threads, u32 cluster, u32 shared_bytes, c
         } else {
           i++;
         }
-      if (machine.progress == before) fail("deadlock: every thread waits");
+      if (machine.progress == before && !asleep) fail("deadlock: every thread waits");
+      if (machine.progress == before) asleep = nullptr;
     }
     if (!machine.engine.empty()) fail("a load is under way that nobody waited for");
     if (machine.count_banks)

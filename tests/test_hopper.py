@@ -1,20 +1,29 @@
-"""The main loop of matrix products on Hopper, as far as it can be looked at without one: what it compiles to, its layouts."""
+"""The main loop of matrix products on Hopper without one: run on a CPU that plays its PTX (``ptx_on_cpu.hpp``), driven through
+the tensor maps that Python computes; what it compiles to; what it declines."""
 
+import ctypes
+import dataclasses
 import re
+import shutil
+import struct
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
+import cuda_as_cpp
 import pytest
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 pytest.importorskip("cuda.bindings")
 
+import torch.nn.functional as F  # noqa: E402
+
 from weft.definition import Declined  # noqa: E402
 from weft.operators.configs import bucket  # noqa: E402
-from weft.operators.cuda import compile_cubin  # noqa: E402
+from weft.operators.cuda import CudaError, compile_cubin  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.matmul import hopper  # noqa: E402
+from weft.operators.matmul import hopper, tensor_maps  # noqa: E402
 
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 
@@ -34,6 +43,275 @@ def assembly(expression: str, folder: Path) -> str:
     path = folder / "kernel.cubin"
     path.write_bytes(compile_cubin(hopper.SOURCE, expression, 90)[0])
     return subprocess.run([TOOLS / "nvdisasm", "-c", path], capture_output=True, text=True, check=True).stdout
+
+
+# ---- the kernel, run -------------------------------------------------------------------------------------------------------
+
+BF16, FP16, FP32, FP8, INT8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, torch.int8
+
+
+@dataclass(frozen=True)
+class Case:
+    """A product of random matrices: its kernel, its sizes, and how many clusters of blocks there are for all tiles."""
+
+    dtype: torch.dtype = BF16
+    out: torch.dtype = BF16
+    layout: str = "NT"
+    columns: int = 64
+    stages: int = 3
+    cluster: int = 1
+    m: int = 200
+    n: int = 136
+    k: int = 328
+    matrices: int = 0  # 0: two-dimensional operands
+    clusters: int = 2
+    scales: str = ""  # "", "tensor" or "rows"
+    biased: bool = False
+    activation: str = "NONE"
+    padded: bool = False  # whether rows lie further apart than they are long
+
+
+LAYOUTS = ("NN", "NT", "TN", "TT")
+CASES = {
+    **{f"bf16 {layout} 256 columns, cluster of 2": Case(layout=layout, columns=256, stages=4, cluster=2, m=392, n=520)
+       for layout in LAYOUTS},
+    **{f"fp16 {layout} 128 columns": Case(FP16, FP16, layout, 128, n=264) for layout in LAYOUTS},
+    **{f"bf16 {layout} 128 columns, cluster of 2": Case(layout=layout, columns=128, cluster=2, m=392, n=264, clusters=1)
+       for layout in LAYOUTS},
+    **{f"bf16 {layout} 64 columns, batched": Case(layout=layout, matrices=3, m=136, n=72, k=72) for layout in LAYOUTS},
+    "256 columns, no cluster": Case(columns=256, m=136, n=264, k=136),
+    "64 columns, cluster of 2, batched, padded": Case(cluster=2, matrices=2, padded=True),
+    "padded, K apart": Case(FP16, BF16, "TN", padded=True),
+    "two stages, one block": Case(stages=2, m=264, n=200, clusters=1),
+    "as many stages as fit": Case(stages=8, k=1032),
+    "one element": Case(m=1, n=8, k=8),
+    "no terms": Case(k=0, biased=True, activation="SILU"),
+    "no terms, cluster of 2": Case(k=0, cluster=2),
+    "fp32 out": Case(out=FP32, columns=128, n=132),
+    "fp32 out, 64 columns, batched": Case(FP16, FP32, "TN", m=136, n=72, k=72, matrices=2),
+    "tf32": Case(FP32, FP32, k=100),
+    "tf32, cluster of 2": Case(FP32, FP32, columns=256, cluster=2, m=264, n=260, k=68),
+    "fp8": Case(FP8, BF16, columns=128, k=400),
+    "fp8, a scale for each tensor": Case(FP8, BF16, cluster=2, k=400, scales="tensor"),
+    "fp8, scales of rows and columns": Case(FP8, FP32, columns=128, k=400, scales="rows", biased=True, activation="GELU"),
+    "int8, scales of rows and columns": Case(INT8, BF16, k=400, scales="rows"),
+    "int8, a scale for each tensor": Case(INT8, FP16, columns=256, cluster=2, n=264, k=400, scales="tensor", biased=True),
+    **{activation: Case(biased=activation != "RELU", activation=activation, k=72) for activation in hopper.ACTIVATIONS[1:]},
+}  # fmt: skip
+
+# Mistakes: a case, what stands in hopper.cu, what is written instead, … Each must be noticed with some seed.
+PLAIN, PAIRED = (
+    CASES["two stages, one block"],
+    dataclasses.replace(CASES["64 columns, cluster of 2, batched, padded"], k=456),
+)
+MISTAKES = {
+    "the first parity": (PLAIN, "u32 parity = 1;", "u32 parity = 0;"),
+    "a stage released while it is read": (PLAIN, "wgmma_wait<1>();", "wgmma_wait<2>();"),
+    "the last stage not released": (PLAIN, "if (depths) release(before);", ""),
+    "the last products not waited for": (PLAIN, "wgmma_wait<0>();", ""),
+    "a sum not begun anew": (PLAIN, "depth + s != 0", "1"),
+    "one warp releases for four": (
+        PLAIN, "CONSUMERS / 32 * CLUSTER", "2 * CLUSTER", "if (lane < CLUSTER)", "if (thread < CLUSTER)"),
+    "too few bytes expected": (PLAIN, "barrier_expect(&full[place], STAGE)", "barrier_expect(&full[place], A_BYTES)"),
+    "both consumers take the same rows": (PLAIN, "+ mine * ATOM, b_at", ", b_at"),
+    "C's rows not swizzled": (PLAIN, "((j ^ r % 8) * 16)", "j * 16"),
+    "C's stores not fenced": (PLAIN, 'asm volatile("fence.proxy.async.shared::cta;" ::: "memory");', ""),
+    "C's slab overwritten while TMA reads it": (
+        PLAIN, 'asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");  // what was put before has left its place', ""),
+    "tiles in groups of the wrong height": (PLAIN, "height = min(group, rows - first)", "height = group"),
+    "K apart: half a step of wgmma": (CASES["padded, K apart"], "(A_ACROSS ? 2 * 8 * LINE : 32)", "(A_ACROSS ? 8 * LINE : 32)"),
+    "K apart: 64 columns of B for all": (CASES["fp16 NN 128 columns"], "B_ACROSS ? ATOM : 0", "0"),
+    "the other block's release not counted": (PAIRED, "CONSUMERS / 32 * CLUSTER", "CONSUMERS / 32"),
+    "a part of B for one block only": (PAIRED, "fetch_for((1 << CLUSTER) - 1, b, b_map", "fetch_for(1 << rank, b, b_map"),
+    "blocks that leave early": (PAIRED, "CLUSTER > 1 && s < STAGES", "CLUSTER > 2 && s < STAGES"),
+    "no meeting before the first arrival": (PAIRED, "    cluster_arrive();\n    cluster_wait();\n", ""),
+    "one scale for all rows": (CASES["int8, scales of rows and columns"], "r < shape.m ? a_scale[r] : 0.f", "a_scale[row]"),
+}  # fmt: skip
+
+LAUNCH = """
+const Shape shape = {int(job.shape[0]), int(job.shape[1]), int(job.shape[2]), int(job.shape[3]), int(job.shape[4])};
+job.run([&] {
+  KERNEL(job.buffer(3), job.buffer(4), job.buffer(5), job.map<TensorMap>(0), job.map<TensorMap>(1), job.map<TensorMap>(2),
+         shape, int(job.scales[0]), int(job.scales[1]));
+});
+"""
+
+
+class Product:
+    """The operands of a case, and its plan, made on a machine with few multiprocessors."""
+
+    def __init__(self, case: Case, seed: int = 0):
+        self.case = case
+        random = torch.Generator().manual_seed(seed)
+        many = (case.matrices,) if case.matrices else ()
+
+        def matrix(rows: int, columns: int, letter: str) -> torch.Tensor:
+            shape = (*many, rows, columns) if letter == "N" else (*many, columns, rows)
+            room = (*shape[:-1], shape[-1] + 16 * case.padded)
+            if case.dtype is INT8:
+                made = torch.randint(-127, 128, room, dtype=INT8, generator=random)
+            else:
+                made = torch.randn(room, generator=random).to(case.dtype)
+            made = made[..., : shape[-1]]
+            return made if letter == "N" else made.mT
+
+        self.a, self.b = matrix(case.m, case.k, case.layout[0]), matrix(case.k, case.n, case.layout[1])
+        self.c = torch.full((*many, case.m, case.n), torch.nan, dtype=case.out)
+        counts = {"": (0, 0), "tensor": (1, 1), "rows": (case.m, case.n)}[case.scales]
+        self.a_scale, self.b_scale = ((torch.rand(count, generator=random) + 0.5) / 64 for count in counts)
+        self.bias = torch.randn(case.n if case.biased else 0, generator=random).to(case.out)
+        config = {"COLUMNS": case.columns, "STAGES": case.stages, "CLUSTER": case.cluster, "GROUP": 2}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(hopper.configuration, "trial", config)
+            patch.setattr(hopper, "multiprocessors", lambda device: case.clusters * case.cluster)
+            self.plan = hopper.HopperPlan(self.a, self.b, case.out, *counts, case.biased, case.activation)
+
+    def wanted(self) -> torch.Tensor:
+        a, b = self.a, self.b
+        if self.case.dtype is FP32:  # tf32
+            a, b = ((t.contiguous().view(torch.int32) & ~0x1FFF).view(FP32) for t in (a, b))
+        sums = a.double() @ b.double()
+        if self.case.scales:
+            sums = sums * self.a_scale.double().unsqueeze(-1) * self.b_scale.double()
+        if self.case.biased:
+            sums = sums + self.bias.double()
+        return {
+            "NONE": sums, "RELU": F.relu(sums), "SILU": F.silu(sums), "GELU": F.gelu(sums),
+            "GELU_TANH": F.gelu(sums, approximate="tanh"),
+        }[self.case.activation]  # fmt: skip
+
+    def job(self, kernel: int, seed: int) -> bytes:
+        """What ``Job`` of ptx_on_cpu.hpp reads; the addresses in tensor maps are counted from their storage's beginning."""
+        launch = self.plan.launch
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tensor_maps, "_encode_tiled", lambda: encode_tiled)
+            *maps, shape, a_scales, b_scales = self.plan.scalars(self.a, self.b, self.c)
+        tensors = (self.a, self.b, self.c, self.a_scale, self.b_scale, self.bias)
+        storages = [torch.empty(0, dtype=torch.uint8).set_(t.untyped_storage()) for t in tensors]
+        words = [kernel, launch.grid[0], launch.block, launch.cluster, launch.shared_bytes, seed, *map(len, storages)]
+        for i, made in enumerate(maps):
+            of = storages[2] if self.case.k == 0 else storages[i]
+            words += [made.opaque[0] - of.data_ptr(), *made.opaque[1:]]
+        words += [shape.m, shape.n, shape.k, shape.matrices, shape.group, a_scales.value, b_scales.value]
+        return struct.pack(f"<{len(words)}q", *words) + b"".join(s.numpy().tobytes() for s in storages)
+
+
+def encode_tiled(
+    made, kind, rank, address, sizes, steps, box, element_steps, interleave, swizzle, promotion, fill
+) -> int:
+    """What cuTensorMapEncodeTiled refuses after the CUDA Driver API; what ``Box`` of ptx_on_cpu.hpp needs of the rest."""
+    kinds = tensor_maps._bindings()[0].CUtensorMapDataType
+    size = {
+        kinds.CU_TENSOR_MAP_DATA_TYPE_UINT8: 1, kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16: 2,
+        kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16: 2, kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT32: 4,
+    }[kinds(kind)]  # fmt: skip
+    sound = (
+        made % 64 == 0 and address % 16 == 0 and rank == 3 and interleave == 0 and swizzle == 3 and fill == 0
+        and all(0 < s <= 2**32 for s in sizes)
+        and all(s % 16 == 0 and 0 < s < 2**40 for s in steps)
+        and all(0 < b <= 256 for b in box)
+        and list(element_steps) == [1, 1, 1]
+        and box[0] * size % 16 == 0 and box[0] * size <= 128
+    )  # fmt: skip
+    words = (ctypes.c_ulonglong * 16).from_address(made)
+    words[:10] = [address, size, *sizes, *steps, *box]
+    return 0 if sound else 1
+
+
+@pytest.fixture(scope="module")
+def play(tmp_path_factory):
+    """Runs a case, or one of ``MISTAKES``, and returns C, or in words what failed."""
+    if not shutil.which("g++"):
+        pytest.skip("no C++ compiler (g++) to run the kernel with")
+    folder = tmp_path_factory.mktemp("played")
+    right = hopper.SOURCE.read_text()
+
+    def text(name: str) -> str:
+        made = right
+        for good, bad in zip(MISTAKES[name][1::2], MISTAKES[name][2::2], strict=True) if name else ():
+            assert made.count(good) == 1, f"{name}: hopper.cu has no single '{good}'"
+            made = made.replace(good, bad)
+        return cuda_as_cpp.as_cpp(cuda_as_cpp.preprocessed(made))
+
+    kernels = list(dict.fromkeys(Product(case).plan.launch.expression for case in CASES.values()))
+    of = {name: Product(mistake[0]).plan.launch.expression for name, mistake in MISTAKES.items()}
+    whole = text("")
+    wrong = [(f"wrong{i}", (text(name), [LAUNCH.replace("KERNEL", of[name])])) for i, name in enumerate(MISTAKES)]
+    programs = [  # compiled side by side
+        dict(wrong[::2]),
+        dict(wrong[1::2]),
+        {"right": (whole, [LAUNCH.replace("KERNEL", k) for k in kernels])},
+    ]
+    started = [cuda_as_cpp.start_compiling(folder / f"program{i}", spaces) for i, spaces in enumerate(programs)]
+    for compiler in started:
+        errors = compiler.communicate()[1]
+        assert compiler.returncode == 0, errors
+
+    def run(product: Product, seed: int = 0, mistake: str = "") -> torch.Tensor | str:
+        if mistake:
+            number, program = divmod(list(MISTAKES).index(mistake), 2)
+        else:
+            number, program = kernels.index(product.plan.launch.expression), 2
+        done = subprocess.run(
+            [folder / f"program{program}"], input=product.job(number, seed), capture_output=True, timeout=60
+        )
+        if done.returncode:
+            assert done.stdout.startswith(b"failed: ") or done.returncode == -11, done
+            return done.stdout.decode() or "an access outside memory"
+        return torch.frombuffer(bytearray(done.stdout), dtype=product.c.dtype).view(product.c.shape)
+
+    return run
+
+
+def what_is_wrong(got: torch.Tensor | str, product: Product) -> str:
+    """An empty string, or where C is further off than one rounding and a sum in fp32 may be."""
+    if isinstance(got, str):
+        return got
+    want, rounding = product.wanted(), {BF16: 2.0**-8, FP16: 2.0**-11, FP32: 2.0**-24}[product.case.out]
+    allowed = 1.001 * rounding * want.abs() + 2e-6 * want.abs().max() + 2.0**-25
+    far = ~((got.double() - want).abs() <= allowed)
+    if not far.any():
+        return ""
+    at = tuple(far.nonzero()[0].tolist())
+    return f"C{list(at)} is {got[at].item()}, not {want[at].item()} ({int(far.sum())} of {far.numel()} are wrong)"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_right(play, name):
+    """A, B and C lie before pages that may not be touched; threads, copies and arrivals take turns at random."""
+    product = Product(CASES[name])
+    assert product.plan.launch.grid[0] <= CASES[name].clusters * CASES[name].cluster
+    assert not what_is_wrong(play(product), product)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_noticed(play, mistake):
+    product = Product(MISTAKES[mistake][0])
+    assert any(what_is_wrong(play(product, seed, mistake), product) for seed in range(8))
+
+
+@pytest.mark.parametrize(
+    "which, name, value",
+    [
+        (0, "box", (128, 64, 1)),
+        (0, "steps", (2 * 328, 16)),
+        (1, "box", (64, 64, 1)),
+        (1, "sizes", (320, 136, 2)),
+        (2, "box", (64, 128, 1)),
+    ],
+)
+def test_a_mistake_in_a_tensor_map_is_noticed(play, which, name, value):
+    product = Product(CASES["64 columns, cluster of 2, batched, padded"])
+    assert getattr(product.plan.maps[which], name) != value
+    setattr(product.plan.maps[which], name, value)
+    try:
+        got = play(product)
+    except CudaError as refused:
+        got = str(refused)
+    assert what_is_wrong(got, product)
+
+
+# ---- what it compiles to ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
@@ -74,7 +352,8 @@ def test_what_a_launch_asks_for_fits(m, n, k):
 @pytest.mark.parametrize(
     "a, b, words",
     [
-        (torch.empty(64, 60), torch.empty(60, 64), "dtype"),
+        (torch.empty(64, 60, dtype=torch.int64), torch.empty(60, 64, dtype=torch.int64), "dtypes"),
+        (torch.empty(64, 64), torch.empty(64, 64), "not the contiguous dimension"),
         (torch.empty(64, 60, dtype=torch.bfloat16), torch.empty(60, 64, dtype=torch.bfloat16), "begin on 16 bytes"),
         (torch.empty(64, 64, dtype=torch.bfloat16), torch.empty(64, 60, dtype=torch.bfloat16), "begin on 16 bytes"),
         (torch.empty(64, 128, dtype=torch.bfloat16)[:, ::2], torch.empty(64, 64, dtype=torch.bfloat16), "contiguous"),

@@ -16,7 +16,7 @@ struct alignas(64) TensorMap { u64 opaque[16]; };
 
 constexpr int ROWS = 128;      // of a tile: two consumer warpgroups of 64
 constexpr int LINE = 128;      // bytes of a row in a stage
-constexpr int THREADS = 384;
+constexpr int THREADS = 384, CONSUMERS = 256;
 constexpr int ATOM = 64 * LINE;  // bytes of a 64 x 64 block of 16-bit floats, and of what wgmma's 64 rows take of a stage
 
 // ---- barriers ------------------------------------------------------------------------------------------------------
@@ -213,9 +213,10 @@ __global__ void __launch_bounds__(THREADS, 1)
   constexpr int DEPTH = LINE / int(sizeof(T));  // elements of K in a stage
   constexpr int A_BYTES = ROWS * LINE, B_BYTES = COLUMNS * LINE, STAGE = A_BYTES + B_BYTES;
   constexpr int SLAB = LINE / int(sizeof(O)), SLABS = COLUMNS / SLAB, HELD = SLABS < 2 ? SLABS : 2;  // of C, in columns; at a time
-  __shared__ u64 full[STAGES], empty[STAGES];
-  extern __shared__ __align__(1024) unsigned char dynamic[];
-  unsigned char *ring = dynamic, *out = dynamic + STAGES * STAGE;  // the swizzle asks for 1024 bytes' alignment
+  static_assert(!B_ACROSS || COLUMNS / CLUSTER >= 64, "a box of B with K not contiguous has 64 columns");
+  extern __shared__ __align__(1024) unsigned char dynamic[];  // all there is: the swizzle asks for 1024 bytes' alignment
+  unsigned char *ring = dynamic, *out = ring + STAGES * STAGE;
+  u64 *full = reinterpret_cast<u64 *>(out + 2 * HELD * ATOM), *empty = full + STAGES;
 
   const int warpgroup = threadIdx.x / 128, rank = CLUSTER > 1 ? int(cluster_rank()) : 0;
   const Tiles tiles = {(shape.m + ROWS * CLUSTER - 1) / (ROWS * CLUSTER), (shape.n + COLUMNS - 1) / COLUMNS, shape.matrices, shape.group};
@@ -224,7 +225,7 @@ __global__ void __launch_bounds__(THREADS, 1)
   if (threadIdx.x == 0) {
     for (int s = 0; s < STAGES; s++) {
       barrier_init(&full[s], 1);
-      barrier_init(&empty[s], 2 * CLUSTER);  // both consumers of every block that reads what this one fetches
+      barrier_init(&empty[s], CONSUMERS / 32 * CLUSTER);  // the warps of every block that reads what this one fetches
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
@@ -271,6 +272,11 @@ __global__ void __launch_bounds__(THREADS, 1)
           if (++place == STAGES) place = 0, parity ^= 1;
         }
       }
+      // No block leaves while another may still write into it, or arrive at it: whoever does has read a stage, or lets it be read.
+      for (int s = 0; CLUSTER > 1 && s < STAGES; s++) {
+        barrier_wait(&empty[place], parity);
+        if (++place == STAGES) place = 0, parity ^= 1;
+      }
     }
   } else {
     // ---- the consumers: 64 rows each ----
@@ -279,12 +285,9 @@ __global__ void __launch_bounds__(THREADS, 1)
     unsigned char *staged = out + mine * HELD * ATOM;
     // Bytes from one step of wgmma's K to the next: within a swizzled line, or two groups of 8 rows further.
     constexpr u64 A_STEP = (A_ACROSS ? 2 * 8 * LINE : 32) >> 4, B_STEP = (B_ACROSS ? 2 * 8 * LINE : 32) >> 4;
+    // By every warp: waiting for a product says nothing about the rows of other warps.
     auto release = [&](int place) {
-      if constexpr (CLUSTER > 1) {
-        if (thread < CLUSTER) barrier_arrive(&empty[place], thread);
-      } else {
-        if (thread == 0) barrier_arrive(&empty[place], 0);
-      }
+      if (lane < CLUSTER) barrier_arrive(&empty[place], lane);
     };
     int place = 0, before = 0;
     u32 parity = 0;
@@ -375,9 +378,5 @@ __global__ void __launch_bounds__(THREADS, 1)
       }
     }
     if (thread == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
-  }
-  if constexpr (CLUSTER > 1) {  // no block leaves while another may still write into it, or arrive at it
-    cluster_arrive();
-    cluster_wait();
   }
 }

@@ -9,6 +9,7 @@ import ctypes
 import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,8 +23,11 @@ from weft.operators.matmul.tensor_maps import why_not as map_why_not
 
 SOURCE = Path(__file__).parent / "hopper.cu"
 ROWS, LINE, THREADS = 128, 128, 384  # of a tile, bytes of a stage's row, of a block: as in hopper.cu
-SHARED = 232448 - 2048  # bytes of a block's shared memory, less barriers and alignment
-DTYPES = (torch.bfloat16, torch.float16)
+SHARED = 232448  # bytes of a block's shared memory
+BARRIERS = 256  # bytes: two barriers for each of up to 16 stages
+SIXTEEN_BITS = (torch.bfloat16, torch.float16)
+TYPES = {**CTYPES, torch.float8_e4m3fn: "e4m3", torch.int8: "s8"}  # the names in hopper.cu; float is taken as tf32
+ACTIVATIONS = ("NONE", "RELU", "SILU", "GELU", "GELU_TANH")
 
 
 class Shape(ctypes.Structure):
@@ -33,9 +37,13 @@ class Shape(ctypes.Structure):
 
 
 def shared_bytes(config: Config, itemsize: int) -> int:
-    """The ring, and what is held of C at a time: two slabs of 64 rows of 128 bytes for each consumer."""
+    """The ring; what is held of C at a time, two slabs of 64 rows of 128 bytes for each consumer; the barriers.
+
+    Args:
+        itemsize: bytes of an element of C.
+    """
     slabs = min(2, config["COLUMNS"] * itemsize // LINE)
-    return config["STAGES"] * (ROWS + config["COLUMNS"]) * LINE + 2 * slabs * 64 * LINE
+    return config["STAGES"] * (ROWS + config["COLUMNS"]) * LINE + 2 * slabs * 64 * LINE + BARRIERS
 
 
 def heuristic(sm: int, dtype: torch.dtype, layout: str, m: int, n: int, k: int) -> Config:
@@ -50,7 +58,7 @@ def candidates(sm: int, dtype: torch.dtype, layout: str, m: int, n: int, k: int)
         used = shared_bytes(c, dtype.itemsize)
         if c["COLUMNS"] // c["CLUSTER"] < 64:
             continue  # a block of a cluster fetches whole boxes of 64 columns
-        if used <= SHARED and used + (ROWS + c["COLUMNS"]) * LINE > SHARED - 32 * 1024:
+        if used <= SHARED and used + (ROWS + c["COLUMNS"]) * LINE > SHARED - 34 * 1024:
             yield c
 
 
@@ -58,61 +66,104 @@ configuration = Configurations(__file__, "hopper", heuristic, candidates)
 
 
 def across(t: Tensor, k: int) -> bool:
-    """Whether dimension k of a matrix is not its contiguous one."""
-    return t.stride(k) != 1 and t.stride(1 - k) == 1
+    """Whether K, dimension k of a matrix (-1 or -2), is not its contiguous one."""
+    return t.stride(k) != 1 and t.stride(-3 - k) == 1
 
 
-def why_not(a: Tensor, b: Tensor) -> str:
-    """Why the kernel does not take a [M, K] and b [K, N] (an empty string when it does)."""
-    if a.dtype not in DTYPES:
-        return f"dtype {a.dtype}; it takes bfloat16 and float16"
-    if reason := map_why_not("a", a, a.element_size(), across(a, 1)):
-        return reason
-    if reason := map_why_not("b", b, b.element_size(), not across(b, 0)):
-        return reason
-    if b.shape[1] * b.element_size() % 16:
-        return f"rows of {b.shape[1]} elements in the result do not begin on 16 bytes, which TMA wants"
+def why_not(a: Tensor, b: Tensor, out_dtype: torch.dtype) -> str:
+    """Why the kernel does not take a [.., M, K] and b [.., K, N] (an empty string when it does)."""
+    if a.dtype not in TYPES or b.dtype != a.dtype:
+        return f"dtypes {a.dtype} and {b.dtype}; it takes two of {', '.join(str(t)[6:] for t in TYPES)}"
+    if a.dtype not in SIXTEEN_BITS and (across(a, -1) or across(b, -2)):
+        return (
+            f"{a.dtype} with K not the contiguous dimension of both operands, which wgmma takes of 16-bit floats only"
+        )
+    if a.shape[-1]:  # else neither is read
+        reason = map_why_not("a", a, a.element_size(), across(a, -1))
+        if reason := reason or map_why_not("b", b, b.element_size(), not across(b, -2)):
+            return reason
+    if b.shape[-1] * out_dtype.itemsize % 16:
+        return f"rows of {b.shape[-1]} elements in the result do not begin on 16 bytes, which TMA wants"
     return ""
 
 
 class HopperPlan:
-    """The launch of C = A·B into a new row-major C [M, N]; call with (a, b, c)."""
+    """The launch of C = act(scale · A·B + bias) into a new row-major C; call with (a, b, c, a_scale, b_scale, bias).
 
-    def __init__(self, a: Tensor, b: Tensor):
-        if reason := why_not(a, b):
+    Args:
+        a, b: [M, K] and [K, N], or [matrices, M, K] and [matrices, K, N]; fp32 is rounded towards zero to tf32.
+        out_dtype: of C; by default that of a.
+        a_scales, b_scales: how many fp32 scales there are: none, one, or as many as a has rows and b columns.
+        biased: whether there is a bias [N] of C's dtype.
+        activation: one of ``ACTIVATIONS``.
+
+    Raises:
+        Declined: when TMA or wgmma cannot take the operands.
+    """
+
+    def __init__(
+        self,
+        a: Tensor,
+        b: Tensor,
+        out_dtype: torch.dtype | None = None,
+        a_scales: int = 0,
+        b_scales: int = 0,
+        biased: bool = False,
+        activation: str = "NONE",
+    ):
+        out_dtype = out_dtype or a.dtype
+        if reason := why_not(a, b, out_dtype):
             raise Declined(reason)
-        (m, k), n = a.shape, b.shape[1]
-        a_across, b_across = across(a, 1), across(b, 0)
+        (m, k), n, matrices = a.shape[-2:], b.shape[-1], a.shape[0] if a.ndim == 3 else 1
+        a_across, b_across = across(a, -1), across(b, -2)
         layout = ("T" if a_across else "N") + ("N" if b_across else "T")
         c = configuration(a.device, a.dtype, layout, bucket(m), bucket(n), bucket(k))
         columns, cluster, depth = c["COLUMNS"], c["CLUSTER"], LINE // a.element_size()
-        out = torch.empty((m, n), dtype=a.dtype, device="meta")
+        out = torch.empty((matrices, m, n), dtype=out_dtype, device="meta")
         self.maps = (
             Maps(a, a_across, (64, depth) if a_across else (depth, ROWS)),
             Maps(b, not b_across, (64, depth) if b_across else (depth, columns // cluster)),
-            Maps(out, False, (LINE // out.element_size(), 64)),
+            Maps(out, False, (LINE // out_dtype.itemsize, 64)),
         )
-        flags = ", ".join(str(f).lower() for f in (a_across, b_across, False, False))
-        types = f"{CTYPES[a.dtype]}, {CTYPES[a.dtype]}"
-        kernel = f"matmul_hopper<{types}, {columns}, {c['STAGES']}, {cluster}, {flags}, NONE>"
-        tiles = -(-m // (ROWS * cluster)) * -(-n // columns)
+        flags = ", ".join(str(f).lower() for f in (a_across, b_across, a_scales > 0, biased))
+        types = f"{TYPES[a.dtype]}, {TYPES[out_dtype]}"
+        kernel = f"matmul_hopper<{types}, {columns}, {c['STAGES']}, {cluster}, {flags}, {activation}>"
+        tiles = -(-m // (ROWS * cluster)) * -(-n // columns) * matrices
         grid = min(tiles, multiprocessors(a.device) // cluster) * cluster
-        shared = shared_bytes(c, out.element_size())
-        scalars = (Shape(m, n, k, 1, c["GROUP"]), ctypes.c_int(1), ctypes.c_int(1))
+        shared = shared_bytes(c, out_dtype.itemsize)
+        scalars = (Shape(m, n, k, matrices, c["GROUP"]), ctypes.c_int(a_scales), ctypes.c_int(b_scales))
         self.launch = CudaPlan(SOURCE, kernel, (grid, 1), THREADS, scalars, cluster, shared)
+        self.terms = k
         self.known: dict[tuple[int, int, int], CudaPlan] = {}
 
-    def __call__(self, a: Tensor, b: Tensor, c: Tensor) -> None:
+    def __call__(
+        self,
+        a: Tensor,
+        b: Tensor,
+        c: Tensor,
+        a_scale: Tensor | None = None,
+        b_scale: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> None:
         launch = self.launch
-        if c.is_cuda:
+        if c.is_cuda and c.numel():
             key = (a.data_ptr(), b.data_ptr(), c.data_ptr())
             if (found := self.known.get(key)) is None:
                 if len(self.known) >= 256:
                     self.known.clear()
-                maps = tuple(of(t) for of, t in zip(self.maps, (a, b, c), strict=True))
-                found = self.known[key] = dataclasses.replace(launch, scalars=(*maps, *launch.scalars))
+                found = self.known[key] = dataclasses.replace(launch, scalars=self.scalars(a, b, c))
             launch = found
-        launch(c, c, c)  # in place of scales and bias, which this product has not
+        launch(
+            *(c if t is None else t for t in (a_scale, b_scale, bias))
+        )  # what the kernel was not made for it does not read
+
+    def scalars(self, a: Tensor, b: Tensor, c: Tensor) -> tuple[Any, ...]:
+        """What the kernel is given after its pointers: three tensor maps and numbers."""
+        of_a, of_b, of_c = self.maps
+        made = of_c(c)
+        if not self.terms:  # no map can be of an empty matrix, and none is read
+            return (made, made, made, *self.launch.scalars)
+        return (of_a(a), of_b(b), made, *self.launch.scalars)
 
 
 plans = Plans(HopperPlan)

@@ -1,0 +1,98 @@
+"""CUDA C++ with inline PTX as C++ for ``ptx_on_cpu.hpp``: every ``asm`` statement becomes a call that plays its text."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+from where import ROOT
+
+OPERATORS = ROOT / "src/weft/operators"
+COMPILE = ("g++", "-std=c++17", "-O1", "-w", "-Wno-psabi", f"-I{ROOT / 'tests'}")
+
+
+def preprocessed(text: str) -> str:
+    """The text with prelude.cuh in it and its own macros expanded."""
+    command = ["g++", "-E", "-P", "-w", "-std=c++17", f"-I{OPERATORS}", "-x", "c++", "-"]
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
+
+
+def _until(text: str, start: int, ends: str) -> int:
+    """Where, from ``start`` on, one of ``ends`` stands outside of strings, parentheses and braces."""
+    depth = 0
+    while True:
+        c = text[start]
+        if c == '"':
+            start = text.index('"', start + 1)  # the strings of PTX have no escaped quotes
+        elif depth == 0 and c in ends:
+            return start
+        elif c in "([{":
+            depth += 1
+        elif c in ")]}":
+            depth -= 1
+        start += 1
+
+
+def _split(text: str, separator: str) -> list[str]:
+    parts, start, text = [], 0, text + separator
+    while start < len(text):
+        end = _until(text, start, separator)
+        parts.append(text[start:end].strip())
+        start = end + 1
+    return [part for part in parts if part]
+
+
+def _sections(text: str) -> list[str]:
+    """The text of an asm statement, its outputs and its inputs."""
+    text, parts = text + ":", []
+    start = 0
+    while start < len(text):
+        end = _until(text, start, ":")
+        parts.append(text[start:end].strip())
+        start = end + 1
+    return [*parts, "", ""][:3]
+
+
+def as_cpp(text: str) -> str:
+    """A preprocessed kernel file without its ``asm``; ``extern __shared__`` memory is asked for."""
+    made, start = [], 0
+    for found in re.finditer(r"\basm\s*(?:volatile)?\s*\(", text):
+        made.append(text[start : found.start()])
+        start = _until(text, found.end(), ")") + 1
+        words, outputs, inputs = _sections(text[found.end() : start - 1])
+        if words == '""':
+            made.append("(void)0")  # it only holds the compiler back
+            continue
+        operands = [
+            f"ptx_{way}({operand.split('(', 1)[0].strip()}, ({operand.split('(', 1)[1]})"
+            for way, section in (("out", outputs), ("in", inputs))
+            for operand in _split(section, ",")
+        ]
+        made.append(f"[&] {{ static const Program program({words}); program.run({{{', '.join(operands)}}}); }}()")
+    text = "".join([*made, text[start:]])
+    text = re.sub(r"extern __shared__ __align__\(1024\) unsigned char (\w+)\[\];",
+                  r"unsigned char *const \1 = static_cast<unsigned char *>(dynamic_memory());", text)  # fmt: skip
+    assert "__shared__" not in text, "static shared memory would be one for all blocks"
+    return text
+
+
+def start_compiling(program: Path, spaces: dict[str, tuple[str, list[str]]]) -> subprocess.Popen[str]:
+    """Starts to compile a program that runs jobs.
+
+    Args:
+        spaces: of each namespace the text of a kernel file and bodies of functions that launch its kernels on ``Job &job``.
+    """
+    parts, numbers = (
+        ['#include "ptx_on_cpu.hpp"', '#pragma GCC optimize ("O0")'],
+        [],
+    )  # the kernels take longer to compile than to run
+    for name, (text, bodies) in spaces.items():
+        functions = [f"void run{i}(Job &job) {{\n{body}\n}}" for i, body in enumerate(bodies)]
+        parts += [f"namespace {name} {{", text, *functions, "}"]
+        numbers += [f"{name}::run{i}" for i in range(len(bodies))]
+    parts.append(f"void (*const RUNS[])(Job &) = {{{', '.join(numbers)}}};")
+    parts.append("int main() {\n  Job job;\n  job.read();\n  RUNS[job.kernel](job);\n}\n")
+    program.with_suffix(".cpp").write_text("\n".join(parts))
+    command = [*COMPILE, "-o", program, program.with_suffix(".cpp")]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)

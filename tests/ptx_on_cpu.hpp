@@ -1,0 +1,358 @@
+// Runs a kernel on a CPU with its inline PTX as it stands: every `asm` statement is read when it is first met, and its instructions
+// are played after the PTX ISA on the machine of gpu_on_cpu.hpp. So operands in a wrong order or a descriptor that means another
+// layout show as wrong results. Also delayed, within what is allowed: arrivals at other blocks, and ordinary stores to
+// shared memory until a fence shows them to TMA (stmatrix only; other stores are C++).
+#pragma once
+#include "gpu_on_cpu.hpp"
+
+struct float2 { float x, y; };
+inline float __expf(float x) { return std::exp(x); }
+
+inline u64 __cvta_generic_to_shared(const void *p) {
+  const auto offset = static_cast<const unsigned char *>(p) - machine.now->block->shared.data();
+  if (offset < FIRST || offset > FIRST + machine.shared_bytes) fail("not an address in shared memory");
+  return offset;
+}
+
+inline float __shfl_xor_sync(u32, float x, int step) {
+  machine.now->argument[0] = &x;
+  float other;
+  machine.now->argument[1] = &other;
+  warp_meets([step] {
+    for (int lane = 0; lane < 32; lane++)
+      *static_cast<float *>(lane_of_warp(lane).argument[1]) = *static_cast<float *>(lane_of_warp(lane ^ step).argument[0]);
+  });
+  return other;
+}
+
+// ---- 16- and 8-bit floats -----------------------------------------------------------------------------------------------------
+
+inline float fp16_value(u32 bits) {
+  const u32 exponent = bits >> 10 & 31, mantissa = bits & 1023;
+  const float size = exponent == 31 ? (mantissa ? NAN : INFINITY) : exponent ? std::ldexp(1024.f + mantissa, exponent - 25) : std::ldexp(float(mantissa), -24);
+  return bits >> 15 & 1 ? -size : size;
+}
+inline u32 fp16_bits(float f) {  // to the nearest, ties to even
+  const u32 sign = __float_as_uint(f) >> 16 & 0x8000, size = __float_as_uint(f) & 0x7fffffff;
+  if (std::isnan(f)) return 0x7fff;
+  if (std::fabs(f) >= 65520.f) return sign | 0x7c00;
+  if (std::fabs(f) < std::ldexp(1.f, -14)) return sign | u32(std::nearbyint(std::ldexp(std::fabs(f), 24)));
+  return sign | ((size + 0xfff + (size >> 13 & 1)) >> 13) - (112 << 10);
+}
+
+inline float wgmma_f16(const unsigned char *p) { return fp16_value(p[0] | p[1] << 8); }
+inline float wgmma_tf32(const unsigned char *p) { return __uint_as_float(pair_at(p) & 0xffffe000); }
+inline float wgmma_e4m3(const unsigned char *p) {
+  const int exponent = *p >> 3 & 15, mantissa = *p & 7;
+  const float size = (*p & 127) == 127 ? NAN : exponent ? std::ldexp(8.f + mantissa, exponent - 10) : std::ldexp(float(mantissa), -9);
+  return *p >> 7 ? -size : size;
+}
+inline int wgmma_s8(const unsigned char *p) { return static_cast<signed char>(*p); }
+
+// ---- an asm statement ---------------------------------------------------------------------------------------------------------
+
+struct Operand {
+  char kind;      // the constraint's letter
+  void *where;    // of an output
+  u64 value = 0;  // of an input
+};
+template <typename T> inline char checked(char kind) {
+  if (sizeof(T) != (kind == 'h' ? 2 : kind == 'l' ? 8 : 4) || std::is_same_v<T, float> != (kind == 'f')) fail("a constraint of another type");
+  return kind;
+}
+template <typename T> inline Operand ptx_out(const char *constraint, T &x) { return {checked<T>(constraint[1]), &x}; }
+template <typename T> inline Operand ptx_in(const char *constraint, T x) {
+  Operand made{checked<T>(*constraint), nullptr};
+  std::memcpy(&made.value, &x, sizeof x);
+  return made;
+}
+
+struct Call;
+using Play = std::function<void(Call &)>;
+
+struct Statement {
+  std::string label, guard;  // a line with a label has nothing else
+  Play play;
+  std::vector<std::string> words;
+};
+
+struct Call {
+  const Operand *operands;
+  std::map<std::string, u64> registers;
+  const Statement *now = nullptr;
+  std::string jump;
+
+  const std::string &word(int i) const { return now->words.at(i); }
+  const Operand &operand(int i) const {
+    if (word(i)[0] != '%') fail(("not an operand: " + word(i)).c_str());
+    return operands[std::atoi(word(i).c_str() + 1)];
+  }
+  u64 get(int i) const {
+    const std::string &w = word(i);
+    if (w[0] == '%') return operand(i).value;
+    if (w[0] == '-' || std::isdigit(w[0])) return std::atoi(w.c_str());
+    if (!registers.count(w)) fail(("no register " + w).c_str());
+    return registers.at(w);
+  }
+  template <typename T = int> T as(int i) const {
+    const u64 bits = get(i);
+    T value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+  }
+  template <typename T> void set(int i, T value) {
+    if (word(i)[0] == '%')
+      std::memcpy(operand(i).where, &value, sizeof value);
+    else
+      registers[word(i)] = value;
+  }
+};
+
+// ---- instructions -------------------------------------------------------------------------------------------------------------
+
+inline Block &own() { return *machine.now->block; }
+
+struct Box { u64 address, size, sizes[3], steps[2], box[3]; };  // what the test writes in place of cuTensorMapEncodeTiled
+
+inline void move(Block &block, u32 shared, const Box &map, int x, int y, int z, bool load) {
+  if (shared % 1024 || map.box[0] * map.size != 128) fail("a swizzled box begins on 1024 bytes and has rows of 128");
+  for (u32 row = 0; row < map.box[1]; row++)
+    for (u32 column = 0; column < map.box[0]; column++) {
+      unsigned char *here = at(block, swizzled(shared + row * 128 + column * map.size), map.size);
+      const i64 c = i64(x) + column, r = i64(y) + row;
+      const bool inside = c >= 0 && r >= 0 && z >= 0 && c < i64(map.sizes[0]) && r < i64(map.sizes[1]) && z < i64(map.sizes[2]);
+      auto *there = reinterpret_cast<unsigned char *>(map.address + c * map.size + r * map.steps[0] + z * map.steps[1]);
+      if (load)
+        inside ? std::memcpy(here, there, map.size) : std::memset(here, 0, map.size);
+      else if (inside)
+        std::memcpy(there, here, map.size);
+    }
+}
+
+inline void fetch_box(Call &c, u32 mask) {
+  const Box map = *reinterpret_cast<const Box *>(c.get(1));
+  const u32 to = c.get(0), barrier = c.get(5);
+  const int x = c.as(2), y = c.as(3), z = c.as(4);
+  if (mask >> machine.blocks.size()) fail("multicast to a block outside the cluster");
+  for (size_t rank = 0; rank < machine.blocks.size(); rank++)
+    if (mask >> rank & 1) {
+      Block *block = machine.blocks[rank].get();
+      machine.engine.push_back([=] {
+        if (!block->alive) fail("TMA writes to a block that has left");
+        move(*block, to, map, x, y, z, true);
+        Barrier &b = barrier_of(*block, barrier);
+        b.bytes -= map.box[0] * map.box[1] * map.box[2] * map.size;
+        settle(b);
+      });
+    }
+}
+
+inline void store_two_matrices(Call &c) {
+  u32 words[2] = {c.as<u32>(1), c.as<u32>(2)};
+  machine.now->argument[0] = words, machine.now->argument[1] = reinterpret_cast<void *>(c.get(0));
+  warp_meets([] {
+    for (int lane = 0; lane < 32; lane++)
+      for (int i = 0; i < 2; i++) {
+        const u32 row = reinterpret_cast<u64>(lane_of_warp(i * 8 + lane / 4).argument[1]);
+        if (row % 16) fail("a row of stmatrix begins on 16 bytes");
+        unsigned char *to = at(own(), row, 16) + lane % 4 * 4;
+        const u32 word = static_cast<u32 *>(lane_of_warp(lane).argument[0])[i];
+        const auto write = [=] { std::memcpy(to, &word, 4); };
+        if (chance(2))
+          write();
+        else
+          lane_of_warp(lane).unfenced.push_back(write);
+      }
+  });
+}
+
+template <typename Sum> inline Play product_of(int n, int size, Sum (*value)(const unsigned char *)) {
+  if (n != 64 && n != 128 && n != 256) fail("wgmma of another width");
+  return [=](Call &c) {
+    Sum *const d = static_cast<Sum *>(c.operand(0).where);
+    for (int i = 0; i < n / 2; i++)
+      if (c.operand(i).where != d + i) fail("registers of a sum in another order");
+    machine.now->argument[0] = d;
+    const u64 a = c.get(n / 2), b = c.get(n / 2 + 1), keep = c.get(n / 2 + 2);
+    const size_t flags = c.now->words.size() - (n / 2 + 3);  // signs of a and b; whether they lie with K apart
+    if (flags != (std::is_same_v<Sum, int> ? 0 : size == 2 ? 4 : 2)) fail("wgmma with other flags");
+    for (size_t i = 0; i < min(flags, size_t(2)); i++)
+      if (c.as(n / 2 + 3 + i) != 1) fail("a sign");
+    const bool a_apart = flags == 4 && c.get(n / 2 + 5), b_apart = flags == 4 && c.get(n / 2 + 6);
+    wgmma(value, size, n, a, b, !a_apart, !b_apart, keep);
+  };
+}
+
+inline Play play_of(const std::string &name) {
+  int n, k;
+  char types[32];
+  if (std::sscanf(name.c_str(), "wgmma.mma_async.sync.aligned.m64n%dk%d.%31s", &n, &k, types) == 3) {
+    const std::string is = types + std::string(" ") + std::to_string(k);
+    if (is == "f32.bf16.bf16 16") return product_of<float>(n, 2, value_of_bf16);
+    if (is == "f32.f16.f16 16") return product_of<float>(n, 2, wgmma_f16);
+    if (is == "f32.tf32.tf32 8") return product_of<float>(n, 4, wgmma_tf32);
+    if (is == "f32.e4m3.e4m3 32") return product_of<float>(n, 1, wgmma_e4m3);
+    if (is == "s32.s8.s8 32") return product_of<int>(n, 1, wgmma_s8);
+  }
+  static const std::map<std::string, Play> plays = {
+      {".reg", [](Call &) {}},
+      {"bra", [](Call &c) { c.jump = c.word(0); }},
+      {"setp.ne.b32", [](Call &c) { c.set(0, u64(c.as<u32>(1) != c.as<u32>(2))); }},
+      {"selp.u32", [](Call &c) { c.set(0, c.get(3) ? c.as<u32>(1) : c.as<u32>(2)); }},
+      {"mbarrier.init.shared.b64", [](Call &c) { barrier_init(u32(c.get(0)), u32(c.get(1))); }},
+      {"mbarrier.try_wait.parity.shared.b64",
+       [](Call &c) {
+         if (c.get(2) > 1) fail("a parity is 0 or 1");
+         const bool over = (barrier_of(own(), c.get(1)).phase & 1) != c.get(2);
+         if (!over) yield();
+         c.set(0, u64(over));
+       }},
+      {"mbarrier.arrive.expect_tx.shared.b64", [](Call &c) { barrier_expect(u32(c.get(1)), u32(c.get(2))); }},
+      {"mbarrier.arrive.shared::cluster.b64",
+       [](Call &c) {
+         Block *block = machine.blocks.at((c.get(1) >> 24) - 1).get();
+         const u32 barrier = c.get(1) & 0xffffff;
+         if (block == &own())
+           arrive(*block, barrier);
+         else
+           machine.engine.push_back([=] { arrive(*block, barrier); });
+       }},
+      {"mapa.shared::cluster.u32",
+       [](Call &c) {
+         if (c.get(2) >= machine.blocks.size()) fail("no such block in the cluster");
+         c.set(0, u32((c.get(2) + 1) << 24 | c.get(1)));
+       }},
+      {"mov.u32",
+       [](Call &c) {
+         if (c.word(1) != "%%cluster_ctaid.x") fail("mov of something else");
+         c.set(0, own().rank);
+       }},
+      {"barrier.cluster.arrive.relaxed.aligned",
+       [](Call &) {
+         machine.now->cluster_generation = machine.cluster.generation;
+         if (++machine.cluster.here == machine.block_threads * machine.blocks.size())
+           machine.cluster.here = 0, machine.cluster.generation++, machine.progress++;
+       }},
+      {"barrier.cluster.wait.acquire.aligned",
+       [](Call &) {
+         while (machine.cluster.generation == machine.now->cluster_generation) yield();
+       }},
+      {"bar.sync", [](Call &c) { meet(own().meetings[c.as(0)], c.get(1)); }},
+      {"fence.mbarrier_init.release.cluster", [](Call &) {}},
+      {"fence.proxy.async.shared::cta",
+       [](Call &) {
+         for (auto &write : machine.now->unfenced) write();
+         machine.now->unfenced.clear();
+       }},
+      {"cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes", [](Call &c) { fetch_box(c, 1 << own().rank); }},
+      {"cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster", [](Call &c) { fetch_box(c, c.get(6)); }},
+      {"cp.async.bulk.tensor.3d.global.shared::cta.bulk_group",
+       [](Call &c) {
+         const Box map = *reinterpret_cast<const Box *>(c.get(0));
+         Block *block = &own();
+         const u32 from = c.get(4);
+         const int x = c.as(1), y = c.as(2), z = c.as(3);
+         machine.now->open.push_back([=] { move(*block, from, map, x, y, z, false); });
+       }},
+      {"cp.async.bulk.commit_group",
+       [](Call &) {
+         Thread &t = *machine.now;
+         if (chance(2)) {
+           finish(t, 0);  // in the order of the groups, or two stores to one place would change places
+           for (auto &act : t.open) act();
+           t.open.clear();
+         }
+         commit(t);
+       }},
+      {"cp.async.bulk.wait_group.read", [](Call &c) { finish(*machine.now, c.get(0)); }},
+      {"cp.async.bulk.wait_group", [](Call &c) { finish(*machine.now, c.get(0)); }},
+      {"wgmma.fence.sync.aligned", [](Call &) { __syncwarp(); }},
+      {"wgmma.commit_group.sync.aligned", [](Call &) { wgmma_commit(); }},
+      {"wgmma.wait_group.sync.aligned", [](Call &c) { wgmma_wait(size_t(c.get(0))); }},
+      {"setmaxnreg.inc.sync.aligned.u32", [](Call &) { __syncwarp(); }},
+      {"setmaxnreg.dec.sync.aligned.u32", [](Call &) { __syncwarp(); }},
+      {"stmatrix.sync.aligned.m8n8.x2.shared.b16", store_two_matrices},
+      {"cvt.rn.bf16x2.f32", [](Call &c) { c.set(0, bf16_bits(c.as<float>(1)) << 16 | bf16_bits(c.as<float>(2))); }},
+      {"cvt.rn.f16x2.f32", [](Call &c) { c.set(0, fp16_bits(c.as<float>(1)) << 16 | fp16_bits(c.as<float>(2))); }},
+      {"cvt.f32.f16", [](Call &c) { c.set(0, fp16_value(c.get(1))); }},
+  };
+  if (!plays.count(name)) fail(("an instruction that is not played: " + name).c_str());
+  return plays.at(name);
+}
+
+// The statements of one asm; what is in brackets and braces is counted on in the instruction's order of operands.
+struct Program {
+  std::vector<Statement> statements;
+
+  explicit Program(const std::string &text) {
+    size_t i = 0;
+    const auto blank = [&] {
+      while (i < text.size() && (std::isspace(text[i]) || text[i] == '{' || text[i] == '}')) i++;
+    };
+    for (blank(); i < text.size(); blank()) {
+      Statement made;
+      size_t end = text.find_first_of(" \n\t;:", i);
+      if (text[end] == ':' && text[end + 1] == '\n') {
+        made.label = text.substr(i, end - i), i = end + 1;
+        statements.push_back(made);
+        continue;
+      }
+      if (text[i] == '@') {
+        made.guard = text.substr(i + 1, end - i - 1);
+        i = text.find_first_not_of(' ', end);
+      }
+      const size_t stop = text.find(';', i);
+      if (stop == std::string::npos) fail("a statement without its semicolon");
+      end = min(stop, text.find_first_of(" \n", i));
+      made.play = play_of(text.substr(i, end - i));
+      for (size_t at = end; (at = text.find_first_not_of(" ,[]{}\n\t", at)) < stop;) {
+        const size_t next = min(stop, text.find_first_of(" ,[]{}\n\t;", at));
+        made.words.push_back(text.substr(at, next - at)), at = next;
+      }
+      i = stop + 1;
+      statements.push_back(made);
+    }
+  }
+
+  void run(std::initializer_list<Operand> operands) const {
+    Call call{operands.begin()};
+    for (size_t i = 0; i < statements.size(); i++) {
+      const Statement &s = statements[i];
+      if (!s.play || (!s.guard.empty() && !call.registers.at(s.guard))) continue;
+      call.now = &s;
+      s.play(call);
+      if (call.jump.empty()) continue;
+      for (i = 0; statements.at(i).label != call.jump;) i++;
+      call.jump.clear();
+    }
+  }
+};
+
+// ---- a job: one launch, read from the standard input; C is written to the standard output ------------------------------------------
+
+struct Any {
+  void *p;
+  template <typename T> operator T *() const { return static_cast<T *>(p); }
+};
+
+struct Job {
+  i64 kernel, grid, threads, cluster, shared_bytes, seed, bytes[6], maps[3][16], shape[5], scales[2];
+  Any buffer(int i) const { return {buffers[i]}; }
+  void *buffers[6];  // A, B, C, scales of A and B, bias
+
+  template <typename Map> const Map &map(int i) const { return *reinterpret_cast<const Map *>(maps[i]); }
+
+  void read() {
+    const auto take = [](void *to, size_t bytes) {
+      if (std::fread(to, 1, bytes, stdin) != bytes) fail("the job ends too early");
+    };
+    take(this, reinterpret_cast<char *>(buffers) - reinterpret_cast<char *>(this));
+    for (int i = 0; i < 6; i++) take(buffers[i] = guarded((bytes[i] + 1) / 2), bytes[i]);
+    for (int i = 0; i < 3; i++) maps[i][0] += reinterpret_cast<i64>(buffers[i]);  // was counted from the buffer's beginning
+  }
+  void run(const std::function<void()> &body) {
+    machine.random.seed(seed);
+    launch(grid, threads, cluster, shared_bytes, body);
+    std::fwrite(buffers[2], 1, bytes[2], stdout);
+  }
+};
