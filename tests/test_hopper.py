@@ -65,7 +65,8 @@ class Case:
     k: int = 328
     matrices: int = 0  # 0: two-dimensional operands
     clusters: int = 2
-    scales: str = ""  # "", "tensor" or "rows"
+    scales: str = ""  # "", "tensor", "rows" or "blocks"
+    two_levels: bool = False
     biased: bool = False
     activation: str = "NONE"
     padded: bool = False  # whether rows lie further apart than they are long
@@ -96,6 +97,12 @@ CASES = {
     "fp8, scales of rows and columns": Case(FP8, FP32, columns=128, k=400, scales="rows", biased=True, activation="GELU"),
     "int8, scales of rows and columns": Case(INT8, BF16, k=400, scales="rows"),
     "int8, a scale for each tensor": Case(INT8, FP16, columns=256, cluster=2, n=264, k=400, scales="tensor", biased=True),
+    **{f"fp8 in two levels, {c} columns": Case(FP8, BF16, columns=c, m=264, n=392, k=400, scales="rows", two_levels=True)
+       for c in (64, 128, 256)},
+    **{f"{dtype} in blocks, {c} columns": Case(dtype, BF16, columns=c, cluster=c // 64 if c < 256 else 2, m=264, n=392, k=400,
+                                               scales="blocks", biased=c == 128)
+       for dtype, c in ((FP8, 64), (FP8, 128), (FP8, 256), (INT8, 128))},
+    "no terms, in blocks": Case(FP8, BF16, columns=128, k=0, scales="blocks"),
     **{activation: Case(biased=activation != "RELU", activation=activation, k=72) for activation in hopper.ACTIVATIONS[1:]},
 }  # fmt: skip
 
@@ -108,7 +115,14 @@ MISTAKES = {
     "the first parity": (PLAIN, "u32 parity = 1;", "u32 parity = 0;"),
     "a stage released while it is read": (PLAIN, "wgmma_wait<1>();", "wgmma_wait<2>();"),
     "the last stage not released": (PLAIN, "if (depths) release(before);", ""),
-    "the last products not waited for": (PLAIN, "wgmma_wait<0>();", ""),
+    "the last products not waited for": (PLAIN, "wgmma_wait<0>();\n        hold(sums);\n        if (depths)", "if (depths)"),
+    "a stage's products not waited for": (CASES["fp8 in two levels, 64 columns"], "wgmma_wait<0>();  // the other", "// the other"),
+    "the right half of 256 columns is the left": (
+        CASES["fp8 in two levels, 256 columns"], "p * (128 * LINE >> 4)", "0"),
+    "a block's scales a stage late": (
+        CASES["torch.float8_e4m3fn in blocks, 128 columns"], "a_by[h] = *++a_next[h]", "a_by[h] = *a_next[h]++"),
+    "a block's scale of the wrong column": (
+        CASES["torch.float8_e4m3fn in blocks, 256 columns"], "min(column / 128 + p,", "min(column / 128,"),
     "a sum not begun anew": (PLAIN, "depth + s != 0", "1"),
     "one warp releases for four": (
         PLAIN, "CONSUMERS / 32 * CLUSTER", "2 * CLUSTER", "if (lane < CLUSTER)", "if (thread < CLUSTER)"),
@@ -157,21 +171,37 @@ class Product:
 
         self.a, self.b = matrix(case.m, case.k, case.layout[0]), matrix(case.k, case.n, case.layout[1])
         self.c = torch.full((*many, case.m, case.n), torch.nan, dtype=case.out)
-        counts = {"": (0, 0), "tensor": (1, 1), "rows": (case.m, case.n)}[case.scales]
-        self.a_scale, self.b_scale = ((torch.rand(count, generator=random) + 0.5) / 64 for count in counts)
+        counts = {"tensor": (1, 1), "rows": (case.m, case.n)}.get(case.scales, (0, 0))
+        shapes = (
+            ((case.m, -(-case.k // 128)), (-(-case.n // 128), -(-case.k // 128))) if case.scales == "blocks" else counts
+        )
+        self.a_scale, self.b_scale = ((torch.rand(shape, generator=random) + 0.5) / 64 for shape in shapes)
         self.bias = torch.randn(case.n if case.biased else 0, generator=random).to(case.out)
         config = {"COLUMNS": case.columns, "STAGES": case.stages, "CLUSTER": case.cluster, "GROUP": 2}
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(hopper.configuration, "trial", config)
             patch.setattr(hopper, "multiprocessors", lambda device: case.clusters * case.cluster)
-            self.plan = hopper.HopperPlan(self.a, self.b, case.out, *counts, case.biased, case.activation)
+            self.plan = hopper.HopperPlan(
+                self.a,
+                self.b,
+                case.out,
+                *counts,
+                case.scales == "blocks",
+                case.two_levels,
+                case.biased,
+                case.activation,
+            )
 
     def wanted(self) -> torch.Tensor:
         a, b = self.a, self.b
         if self.case.dtype is FP32:  # tf32
             a, b = ((t.contiguous().view(torch.int32) & ~0x1FFF).view(FP32) for t in (a, b))
-        sums = a.double() @ b.double()
-        if self.case.scales:
+        a, b = a.double(), b.double()
+        if self.case.scales == "blocks":
+            a = a * self.a_scale.repeat_interleave(128, 1)[:, : self.case.k]
+            b = b * self.b_scale.repeat_interleave(128, 0)[: self.case.n].repeat_interleave(128, 1)[:, : self.case.k].T
+        sums = a @ b
+        if self.case.scales in ("tensor", "rows"):
             sums = sums * self.a_scale.double().unsqueeze(-1) * self.b_scale.double()
         if self.case.biased:
             sums = sums + self.bias.double()
@@ -328,15 +358,25 @@ def test_it_multiplies_by_wgmma_fed_by_tma_and_spills_nothing(layout, tmp_path):
      ("e4m3, bf16", "QGMMA.64x128x32.F32.E4M3"), ("s8, bf16", "IGMMA.64x128x32.S8")],
 )  # fmt: skip
 def test_every_type_takes_its_instruction(types, instruction, tmp_path):
-    text = assembly(f"matmul_hopper<{types}, 128, 6, 1, false, false, true, true, SILU>", tmp_path)
+    text = assembly(f"matmul_hopper<{types}, 128, 6, 1, false, false, SCALED, false, true, SILU>", tmp_path)
     assert instruction in text
+    assert not re.search(r"\b(STL|LDL)\b", text)
+
+
+@pytest.mark.parametrize("scales", ["SCALED", "SCALED_BY_BLOCK"])
+@pytest.mark.parametrize("columns, stages", [(256, 4), (128, 6)])
+def test_two_levels_of_sums_stay_in_registers(scales, columns, stages, tmp_path):
+    text = assembly(
+        f"matmul_hopper<e4m3, bf16, {columns}, {stages}, 2, false, false, {scales}, true, false, NONE>", tmp_path
+    )
+    assert "QGMMA.64x128x32.F32.E4M3" in text
     assert not re.search(r"\b(STL|LDL)\b", text)
 
 
 @pytest.mark.parametrize("m, n, k", [(1, 8, 8), (100, 24, 8), (130, 256, 72), (4096, 4096, 4096), (16384, 28672, 8192)])
 def test_what_a_launch_asks_for_fits(m, n, k):
     a, b = operands("NN", m, n, k)
-    for config in (*hopper.candidates(90, a.dtype, "NN", bucket(m), bucket(n), bucket(k)), None):
+    for config in (*hopper.candidates(90, "16-bit", "NN", False, 2, bucket(m), bucket(n), bucket(k)), None):
         hopper.configuration.trial = config
         try:
             made = plan(a, b)

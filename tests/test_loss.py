@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from weft import ops  # noqa: E402
+from weft.operators.embedding import kernels as gathering  # noqa: E402
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
@@ -141,3 +142,15 @@ def test_ids_out_of_range_are_named_or_give_nan_and_no_gradient():
     assert out[0, 1].isnan().all() and out[1, 0].isnan().all() and out[0, 0].equal(table[1])
     (gradient,) = torch.autograd.grad(out, table, torch.ones_like(out))
     assert gradient.sum(-1).tolist() == [0, 5, 0, 0, 0, 0, 5]
+
+
+@pytest.mark.parametrize(("rows", "columns", "ids"), [(7, 300, 40), (16, 64, 33), (5, 1000, 100)])
+def test_a_large_table_is_gathered_in_slices(rows, columns, ids, monkeypatch):
+    monkeypatch.setattr(gathering, "SLICE_BYTES", 2**10)
+    g = torch.Generator(DEVICE).manual_seed(4)
+    table = torch.randn(rows, columns, generator=g, device=DEVICE)
+    wanted = torch.randint(0, rows, (ids,), generator=g, device=DEVICE)
+    plan, out = gathering.forward_plan(wanted, table), torch.full((ids, columns), float("nan"), device=DEVICE)
+    assert plan.constants["SLICED"]
+    plan(wanted, table, out)
+    assert torch.equal(out, table[wanted])

@@ -18,17 +18,22 @@ from torch import Tensor
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.launch import Plan, Plans
 
+SLICE_BYTES = 2**24  # of the table that stay in an L2 of 40 MB and more while they are read again and again
 CHUNK = 64  # sorted ids that are summed beforehand where they are all the same
 
 
 @triton.jit
 def gather(
-    ids_ptr, table_ptr, out_ptr, N, V, D, ids_stride, table_row, table_col, ROWS: tl.constexpr, BLOCK: tl.constexpr
-):
-    """out[n, :] = table[ids[n], :]; NaN for an id out of range, which is never read."""
-    blocks = tl.cdiv(D, BLOCK)
-    n = (tl.program_id(0) // blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    col = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
+    ids_ptr, table_ptr, out_ptr, N, V, D, ids_stride, table_row, table_col,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, SLICED: tl.constexpr,
+):  # fmt: skip
+    """out[n, :] = table[ids[n], :]; NaN for an id out of range, which is never read. Programs side by side take whole rows,
+    or (SLICED) the same columns of many rows: then what is read at one time is a slice of the table."""
+    blocks, tiles = tl.cdiv(D, BLOCK), tl.cdiv(N, ROWS)
+    tile = tl.program_id(0) % tiles if SLICED else tl.program_id(0) // blocks
+    block = tl.program_id(0) // tiles if SLICED else tl.program_id(0) % blocks
+    n = tile.to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    col = block * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(ids_ptr + n * ids_stride, mask=n < N, other=0).to(tl.int64)
     known = (row >= 0) & (row < V)
     row = tl.where(known, row, 0)
@@ -140,9 +145,15 @@ def forward_plan(ids: Tensor, table: Tensor) -> Plan:
     """Of ``(ids, table, out)``: ids [N] of any stride, out [N, D] contiguous."""
     (n,), (v, d) = ids.shape, table.shape
     config = gather_configuration(table.device, table.dtype, bucket(d))
+    sliced = n >= 2 * v and v * d * table.element_size() > SLICE_BYTES
+    if sliced:
+        columns = max(SLICE_BYTES // (v * table.element_size()), 256 // table.element_size())
+        block = min(bucket(columns + 1) // 2, config["BLOCK"], bucket(d))  # a power of two, not above what fits
+        config = {"ROWS": max(1, 4096 // block), "BLOCK": block, "num_warps": 8}
     tile = _tile(config, d)
     grid = (triton.cdiv(n, tile["ROWS"]) * triton.cdiv(d, tile["BLOCK"]),)
-    return Plan(gather, grid, (n, v, d, ids.stride(0), *table.stride()), tile, config["num_warps"])
+    constants = {**tile, "SLICED": sliced}
+    return Plan(gather, grid, (n, v, d, ids.stride(0), *table.stride()), constants, config["num_warps"])
 
 
 class Backward:

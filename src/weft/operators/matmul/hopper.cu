@@ -199,12 +199,19 @@ template <typename O> __device__ __forceinline__ float2 two_of(const O *vector, 
 
 // ---- the kernel --------------------------------------------------------------------------------------------------------
 
-// What a launch is given besides its tensors. a_scale, b_scale: [M] and [N] or one each (SCALED); bias: [N].
+// What a launch is given besides its tensors. bias: [N].
 struct Shape { int m, n, k, matrices, group; };
 
+// Scales, a_scale and b_scale: none; [M] and [N], or one each; for every 128 of K (a stage of 8-bit operands) [M, K / 128] and
+// [N / 128, K / 128], where N / 128 is rounded up.
+enum Scales { UNSCALED, SCALED, SCALED_BY_BLOCK };
+
 // C[z] = act(scale A[z] B[z] + bias), A: [M, K], B: [K, N], C: [M, N]; maps with boxes of A: 64 rows (128 with A_ACROSS: 64 x 64),
-// B: COLUMNS / CLUSTER rows of its [N, K] view (64 x 64 with B_ACROSS), C: 64 rows of 128 bytes.
-template <typename T, typename O, int COLUMNS, int STAGES, int CLUSTER, bool A_ACROSS, bool B_ACROSS, bool SCALED, bool BIASED, int ACTIVATION>
+// B: COLUMNS / CLUSTER rows of its [N, K] view (64 x 64 with B_ACROSS), C: 64 rows of 128 bytes. The tensor cores add up fp8
+// products to about 14 bits; TWO_LEVELS has them add up a stage alone, half of 256 columns at a time since registers hold no more,
+// and adds the stages in fp32. Scales of blocks need that.
+template <typename T, typename O, int COLUMNS, int STAGES, int CLUSTER, bool A_ACROSS, bool B_ACROSS, int SCALES, bool TWO_LEVELS, bool BIASED,
+          int ACTIVATION>
 __global__ void __launch_bounds__(THREADS, 1)
     matmul_hopper(const float *a_scale, const float *b_scale, const O *bias, const __grid_constant__ TensorMap a_map,
                   const __grid_constant__ TensorMap b_map, const __grid_constant__ TensorMap c_map, Shape shape, int a_scales,
@@ -213,6 +220,9 @@ __global__ void __launch_bounds__(THREADS, 1)
   constexpr int DEPTH = LINE / int(sizeof(T));  // elements of K in a stage
   constexpr int A_BYTES = ROWS * LINE, B_BYTES = COLUMNS * LINE, STAGE = A_BYTES + B_BYTES;
   constexpr int SLAB = LINE / int(sizeof(O)), SLABS = COLUMNS / SLAB, HELD = SLABS < 2 ? SLABS : 2;  // of C, in columns; at a time
+  constexpr int PARTS = TWO_LEVELS && COLUMNS > 128 ? 2 : 1;
+  static_assert(SCALES != SCALED_BY_BLOCK || (TWO_LEVELS && sizeof(T) == 1), "a stage of 8-bit operands is a block of scales");
+  static_assert(!TWO_LEVELS || !(A_ACROSS || B_ACROSS), "only what lies along K");
   static_assert(!B_ACROSS || COLUMNS / CLUSTER >= 64, "a box of B with K not contiguous has 64 columns");
   extern __shared__ __align__(1024) unsigned char dynamic[];  // all there is: the swizzle asks for 1024 bytes' alignment
   unsigned char *ring = dynamic, *out = ring + STAGES * STAGE;
@@ -292,33 +302,75 @@ __global__ void __launch_bounds__(THREADS, 1)
     int place = 0, before = 0;
     u32 parity = 0;
     for (int i = first; i < tiles.count(); i += step) {
-      Sum sums[COLUMNS / 2];
+      int row, column, matrix;
+      tiles.at(i, row, column, matrix);
+      row = (row * CLUSTER + rank) * ROWS + mine * 64, column *= COLUMNS;
+      Sum sums[COLUMNS / PARTS / 2];
+      float totals[TWO_LEVELS ? COLUMNS / 2 : 1];
+      const float *a_next[2], *b_next[PARTS];  // the next stage's scales
+      float a_by[2], b_by[PARTS];
+      if constexpr (TWO_LEVELS) {
+#pragma unroll
+        for (int c = 0; c < COLUMNS / 2; c++) totals[c] = 0.f;
+      }
+      if (SCALES == SCALED_BY_BLOCK && depths) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) a_by[h] = *(a_next[h] = a_scale + i64(min(row + 16 * warp + lane / 4 + 8 * h, shape.m - 1)) * depths);
+#pragma unroll
+        for (int p = 0; p < PARTS; p++) b_by[p] = *(b_next[p] = b_scale + i64(min(column / 128 + p, (shape.n - 1) / 128)) * depths);
+      }
       for (int depth = 0; depth < depths; depth++) {
         barrier_wait(&full[place], parity);
         const u32 a_at = shared_address(ring + place * STAGE) + mine * ATOM, b_at = shared_address(ring + place * STAGE) + A_BYTES;
         const u64 a = descriptor(a_at, 0), b = descriptor(b_at, B_ACROSS ? ATOM : 0);
-        hold(sums);
-        wgmma_fence();
+        if constexpr (TWO_LEVELS) {
 #pragma unroll
-        for (int s = 0; s < 4; s++)
-          Unit<T>::template multiply<COLUMNS, A_ACROSS, B_ACROSS>(sums, a + s * A_STEP, b + s * B_STEP, depth + s != 0);
-        wgmma_commit();
-        wgmma_wait<1>();  // the products of the place before are done
-        hold(sums);
-        if (depth) release(before);
-        before = place;
+          for (int p = 0; p < PARTS; p++) {
+            hold(sums);
+            wgmma_fence();
+#pragma unroll
+            for (int s = 0; s < 4; s++)
+              Unit<T>::template multiply<COLUMNS / PARTS, false, false>(sums, a + s * A_STEP, b + p * (128 * LINE >> 4) + s * B_STEP, s != 0);
+            wgmma_commit();
+            wgmma_wait<0>();  // the other warpgroup's products go on
+            hold(sums);
+            if (p + 1 == PARTS) release(place);
+            const float by[2] = {SCALES == SCALED_BY_BLOCK ? a_by[0] * b_by[p] : 1.f, SCALES == SCALED_BY_BLOCK ? a_by[1] * b_by[p] : 1.f};
+#pragma unroll
+            for (int c = 0; c < COLUMNS / PARTS / 2; c++) {
+              float &total = totals[p * COLUMNS / PARTS / 2 + c];
+              total = SCALES == SCALED_BY_BLOCK ? float(sums[c]) * by[c % 4 / 2] + total : float(sums[c]) + total;
+            }
+          }
+          if (SCALES == SCALED_BY_BLOCK && depth + 1 < depths) {  // there before the next stage's sums are
+#pragma unroll
+            for (int h = 0; h < 2; h++) a_by[h] = *++a_next[h];
+#pragma unroll
+            for (int p = 0; p < PARTS; p++) b_by[p] = *++b_next[p];
+          }
+        } else {
+          hold(sums);
+          wgmma_fence();
+#pragma unroll
+          for (int s = 0; s < 4; s++)
+            Unit<T>::template multiply<COLUMNS, A_ACROSS, B_ACROSS>(sums, a + s * A_STEP, b + s * B_STEP, depth + s != 0);
+          wgmma_commit();
+          wgmma_wait<1>();  // the products of the place before are done
+          hold(sums);
+          if (depth) release(before);
+          before = place;
+        }
         if (++place == STAGES) place = 0, parity ^= 1;
       }
-      wgmma_wait<0>();
-      hold(sums);
-      if (depths) release(before);
+      if constexpr (!TWO_LEVELS) {
+        wgmma_wait<0>();
+        hold(sums);
+        if (depths) release(before);
+      }
 
       // ---- C: rows 16 warp + lane / 4 (+ 8), columns 8 j + 2 (lane % 4) (+ 1) are this thread's ----
-      int row, column, matrix;
-      tiles.at(i, row, column, matrix);
-      row = (row * CLUSTER + rank) * ROWS + mine * 64, column *= COLUMNS;
       float by_row[2] = {1.f, 1.f};
-      if constexpr (SCALED) {
+      if constexpr (SCALES == SCALED) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
           const int r = row + 16 * warp + lane / 4 + 8 * h;
@@ -337,8 +389,13 @@ __global__ void __launch_bounds__(THREADS, 1)
             const int of = (held + slab) * SLAB / 8 + j, c = column + 8 * of + 2 * (lane % 4);
             float v[4];
 #pragma unroll
-            for (int e = 0; e < 4; e++) v[e] = depths ? float(sums[4 * of + e]) : 0.f;
-            if constexpr (SCALED) {
+            for (int e = 0; e < 4; e++) {
+              if constexpr (TWO_LEVELS)
+                v[e] = totals[4 * of + e];
+              else
+                v[e] = depths ? float(sums[4 * of + e]) : 0.f;
+            }
+            if constexpr (SCALES == SCALED) {
               const float2 by = b_scales == 1 ? float2{b_scale[0], b_scale[0]} : two_of(b_scale, c, shape.n);
 #pragma unroll
               for (int e = 0; e < 4; e++) v[e] *= by_row[e / 2] * (e % 2 ? by.y : by.x);

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from weft.definition import Declined
-from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.configs import DTYPE_NAMES, Config, Configurations, bucket, grid_of
 from weft.operators.cuda import CTYPES, CudaPlan
 from weft.operators.launch import Plans, multiprocessors
 from weft.operators.matmul.tensor_maps import Maps
@@ -46,16 +46,19 @@ def shared_bytes(config: Config, itemsize: int) -> int:
     return config["STAGES"] * (ROWS + config["COLUMNS"]) * LINE + 2 * slabs * 64 * LINE + BARRIERS
 
 
-def heuristic(sm: int, dtype: torch.dtype, layout: str, m: int, n: int, k: int) -> Config:
+def heuristic(sm: int, dtype: str, layout: str, two_levels: bool, itemsize: int, m: int, n: int, k: int) -> Config:
     """The widest tile of which there are enough for all multiprocessors, and as many stages as fit."""
-    wide = -(-m // ROWS) * -(-n // 256) >= 128
-    return {"COLUMNS": 256 if wide else 128, "STAGES": 4 if wide else 6, "CLUSTER": 2 if m > ROWS else 1, "GROUP": 8}
+    tiles = -(-m // ROWS) * -(-n // 256)
+    columns, stages = (256, 4) if tiles >= 128 else (128, 6) if tiles > 16 else (64, 8)
+    return {"COLUMNS": columns, "STAGES": stages, "CLUSTER": 2 if m > ROWS and columns > 64 else 1, "GROUP": 8}
 
 
-def candidates(sm: int, dtype: torch.dtype, layout: str, m: int, n: int, k: int) -> Iterable[Config]:
-    sizes = {"COLUMNS": (64, 128, 256), "STAGES": (3, 4, 5, 6, 8), "CLUSTER": (1, 2), "GROUP": (4, 8, 16)}
+def candidates(
+    sm: int, dtype: str, layout: str, two_levels: bool, itemsize: int, m: int, n: int, k: int
+) -> Iterable[Config]:
+    sizes = {"COLUMNS": (64, 128, 256), "STAGES": (3, 4, 5, 6, 7, 8), "CLUSTER": (1, 2), "GROUP": (4, 8, 16)}
     for c in grid_of(sizes):
-        used = shared_bytes(c, dtype.itemsize)
+        used = shared_bytes(c, itemsize)
         if c["COLUMNS"] // c["CLUSTER"] < 64:
             continue  # a block of a cluster fetches whole boxes of 64 columns
         if used <= SHARED and used + (ROWS + c["COLUMNS"]) * LINE > SHARED - 34 * 1024:
@@ -94,6 +97,8 @@ class HopperPlan:
         a, b: [M, K] and [K, N], or [matrices, M, K] and [matrices, K, N]; fp32 is rounded towards zero to tf32.
         out_dtype: of C; by default that of a.
         a_scales, b_scales: how many fp32 scales there are: none, one, or as many as a has rows and b columns.
+        blocks: the scales are of blocks instead: [M, K / 128] and [N / 128, K / 128], contiguous; of 8-bit operands.
+        two_levels: stages of K are added up in fp32, not in the tensor cores' accumulator of about 14 bits; of 8-bit operands.
         biased: whether there is a bias [N] of C's dtype.
         activation: one of ``ACTIVATIONS``.
 
@@ -108,6 +113,8 @@ class HopperPlan:
         out_dtype: torch.dtype | None = None,
         a_scales: int = 0,
         b_scales: int = 0,
+        blocks: bool = False,
+        two_levels: bool = False,
         biased: bool = False,
         activation: str = "NONE",
     ):
@@ -117,7 +124,9 @@ class HopperPlan:
         (m, k), n, matrices = a.shape[-2:], b.shape[-1], a.shape[0] if a.ndim == 3 else 1
         a_across, b_across = across(a, -1), across(b, -2)
         layout = ("T" if a_across else "N") + ("N" if b_across else "T")
-        c = configuration(a.device, a.dtype, layout, bucket(m), bucket(n), bucket(k))
+        two_levels = two_levels or blocks
+        name = DTYPE_NAMES.get(a.dtype, TYPES[a.dtype])
+        c = configuration(a.device, name, layout, two_levels, out_dtype.itemsize, bucket(m), bucket(n), bucket(k))
         columns, cluster, depth = c["COLUMNS"], c["CLUSTER"], LINE // a.element_size()
         out = torch.empty((matrices, m, n), dtype=out_dtype, device="meta")
         self.maps = (
@@ -125,9 +134,11 @@ class HopperPlan:
             Maps(b, not b_across, (64, depth) if b_across else (depth, columns // cluster)),
             Maps(out, False, (LINE // out_dtype.itemsize, 64)),
         )
-        flags = ", ".join(str(f).lower() for f in (a_across, b_across, a_scales > 0, biased))
+        flags = ", ".join(str(f).lower() for f in (a_across, b_across))
+        scales = "SCALED_BY_BLOCK" if blocks else "SCALED" if a_scales else "UNSCALED"
+        end = f"{str(two_levels).lower()}, {str(biased).lower()}"
         types = f"{TYPES[a.dtype]}, {TYPES[out_dtype]}"
-        kernel = f"matmul_hopper<{types}, {columns}, {c['STAGES']}, {cluster}, {flags}, {activation}>"
+        kernel = f"matmul_hopper<{types}, {columns}, {c['STAGES']}, {cluster}, {flags}, {scales}, {end}, {activation}>"
         tiles = -(-m // (ROWS * cluster)) * -(-n // columns) * matrices
         grid = min(tiles, multiprocessors(a.device) // cluster) * cluster
         shared = shared_bytes(c, out_dtype.itemsize)
