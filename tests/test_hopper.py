@@ -116,7 +116,8 @@ MISTAKES = {
     "a stage released while it is read": (PLAIN, "wgmma_wait<1>();", "wgmma_wait<2>();"),
     "the last stage not released": (PLAIN, "if (depths) release(before);", ""),
     "the last products not waited for": (PLAIN, "wgmma_wait<0>();\n        hold(sums);\n        if (depths)", "if (depths)"),
-    "a stage's products not waited for": (CASES["fp8 in two levels, 64 columns"], "wgmma_wait<0>();  // the other", "// the other"),
+    "a stage's products not waited for": (
+        CASES["fp8 in two levels, 64 columns"], "wgmma_wait<0>();  // the other", "// the other"),
     "the right half of 256 columns is the left": (
         CASES["fp8 in two levels, 256 columns"], "p * (128 * LINE >> 4)", "0"),
     "a block's scales a stage late": (

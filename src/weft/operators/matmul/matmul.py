@@ -13,9 +13,9 @@ from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, check_same, check_tensor, eager, on_gpu
-from weft.operators.launch import Plans
-from weft.operators.matmul import ladder
+from weft.operators.call import Choice, check_same, check_tensor, eager, on_gpu, traced
+from weft.operators.launch import Plans, target_sm
+from weft.operators.matmul import hopper, ladder
 from weft.operators.matmul.kernels import PRECISIONS, plans
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 
@@ -46,6 +46,39 @@ def _backward(ctx: Any, dc: Tensor) -> tuple[Tensor | None, Tensor | None, None]
 
 matmul_op.register_autograd(_backward, setup_context=_save)
 
+
+@torch.library.custom_op("weft::matmul_hopper", mutates_args=())
+def hopper_op(a: Tensor, b: Tensor) -> Tensor:
+    return _on_hopper(a, b)
+
+
+@hopper_op.register_fake
+def _(a: Tensor, b: Tensor) -> Tensor:
+    return a.new_empty((a.shape[0], b.shape[1]))
+
+
+def _on_hopper(a: Tensor, b: Tensor) -> Tensor:
+    c = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device=a.device)
+    if c.numel():
+        hopper.plans.of((a, b))(a, b, c)
+    return c
+
+
+def _hopper_gradients(ctx: Any, dc: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """The same kernel where TMA takes the layout: a gradient of odd sizes, or an expanded one, goes to cuBLAS."""
+    a, b = ctx.saved_tensors
+
+    def product(left: Tensor, right: Tensor) -> Tensor:
+        return torch.mm(left, right) if hopper.why_not(left, right, left.dtype) else hopper_op(left, right)
+
+    return (
+        product(dc, b.t()) if ctx.needs_input_grad[0] else None,
+        product(a.t(), dc) if ctx.needs_input_grad[1] else None,
+    )
+
+
+hopper_op.register_autograd(_hopper_gradients, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
+
 # ---- implementations -------------------------------------------------------------------------------------------------
 
 
@@ -61,6 +94,12 @@ def matmul_triton(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
             plans.of((a, b), precision)(a, b, c)
         return c
     return torch.ops.weft.matmul(a, b, precision)
+
+
+def matmul_hopper(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
+    if reason := hopper.why_not(a, b, a.dtype):
+        raise Declined(reason)
+    return _on_hopper(a, b) if eager(a, b) else hopper_op(a, b)
 
 
 def default_precision() -> str:
@@ -162,6 +201,11 @@ def _gradients(dc: Tensor, a: Tensor, b: Tensor, precision: Any = None) -> tuple
     return torch.mm(dc, b.t()), torch.mm(a.t(), dc)
 
 
+# (N, K) of a layer's products: queries, keys and values; attention's output; gate and up; down. 8 B, then 70 B.
+LLAMA = (
+    *((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)),
+    *((10240, 8192), (8192, 8192), (57344, 8192), (8192, 28672)),
+)
 SQUARES = tuple(workload(dtype, M=n, N=n, K=n) for n in (4096, 8192) for dtype in ("bf16", "fp16"))
 
 matmul = Operator(
@@ -218,7 +262,8 @@ matmul = Operator(
             *(workload("fp32", M=4096, N=4096, K=4096, precision=p) for p in ("ieee", "tf32")),
         ],
         "model": [
-            workload("bf16", M=4096, N=n, K=k, layout="NT") for n, k in ((6144, 4096), (28672, 4096), (4096, 14336))
+            *(workload("bf16", M=n, N=n, K=n, layout="NT") for n in (2048, 4096, 8192, 16384)),
+            *(workload("bf16", M=m, N=n, K=k, layout="NT") for m in (512, 4096, 16384) for n, k in LLAMA),
         ],
     },
     mutants=[
@@ -234,6 +279,7 @@ matmul = Operator(
 )
 
 matmul.implementation("triton", arch=">=sm_80")(matmul_triton)
+matmul.implementation("cuda", arch="==sm_90", dtypes=("bf16", "fp16"), devices=("cuda",))(matmul_hopper)
 for _number, _rung in ladder.RUNGS.items():
     matmul.rung(
         _number,
@@ -280,12 +326,24 @@ def choose(a: Tensor, b: Tensor, precision: str | None = None) -> Choice:
         return Choice("torch", "empty: nothing to launch")
     if precision == "tf32x3" and a.dtype == torch.float32:
         return Choice("triton", "PyTorch has no 3×tf32 product", plans)
+    if a.dtype != torch.float32 and target_sm(a.device) == 90:
+        if traced(a, b):
+            return Choice("torch", "traced: PyTorch's own product, which a compiler sees")
+        if reason := hopper.why_not(a, b, a.dtype):
+            return Choice("torch", reason)
+        return Choice(
+            "cuda", "TMA, wgmma and warps that only fetch: ahead of cuBLAS (README of the operator)", hopper.plans
+        )
     return Choice("torch", "cuBLAS is the faster one at the shapes measured (README of the operator)")
 
 
 def _public_plan(a: Tensor, b: Tensor, precision: str | None) -> Any:
-    plans = choose(a, b, precision).plans
-    return None if plans is None else plans.of((a, b), precision)
+    choice = choose(a, b, precision)
+    return (
+        None
+        if choice.plans is None
+        else choice.plan_for(a, b, *([precision] if choice.implementation == "triton" else []))
+    )
 
 
 public_plans = Plans(_public_plan)
@@ -312,8 +370,11 @@ def matmul_function(a: Tensor, b: Tensor, precision: str | None = None) -> Tenso
         c = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device=a.device)
         plan(a, b, c)
         return c
-    if choose(a, b, precision).implementation == "torch":
+    chosen = choose(a, b, precision).implementation
+    if chosen == "torch":
         return cublas(a, b, precision) if a.is_cuda and precision != "tf32x3" else reference(a, b)
     if torch.is_autocast_enabled("cuda"):
         a, b = (t.to(torch.get_autocast_dtype("cuda")) for t in (a, b))
+    if chosen == "cuda":
+        return hopper_op(a, b)
     return torch.ops.weft.matmul(a, b, precision or default_precision())

@@ -14,6 +14,8 @@ from torch import Tensor, dtype  # a name alone, as the stubs want annotations
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, torch_dtype, workload
 from weft.operators import mutants, peers
 from weft.operators.call import FLOATS, Choice, check_device, check_tensor, on_gpu, traced
+from weft.operators.launch import target_sm
+from weft.operators.matmul import hopper
 from weft.operators.matmul.scaled_kernels import BLOCK, plans
 from weft.operators.quantization.formats import FORMATS
 from weft.operators.quantization.quantize import reference as quantized
@@ -85,6 +87,42 @@ def scaled_matmul_triton(
         call = (a.view(torch.uint8), b.view(torch.uint8), a_scale, b_scale, a_scale if bias is None else bias, out)
         blockwise = kind_of(a, b, a_scale, b_scale) == "block"
         plans.of(call, blockwise, bias is not None, (a.dtype, b.dtype), fast_accumulate)(*call)
+    return out
+
+
+def hopper_declines(
+    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, dtype: torch.dtype
+) -> str:
+    """Why Hopper's main loop does not take a call (an empty string when it does)."""
+    kind = kind_of(a, b, a_scale, b_scale)
+    if a.dtype == torch.float8_e5m2 or b.dtype != a.dtype:
+        return f"{a.dtype} times {b.dtype}; it takes two of float8_e4m3fn or two of int8"
+    if not (a_scale.is_contiguous() and (b_scale.t() if kind == "block" else b_scale).is_contiguous()):
+        return "scales that do not lie as quantize makes them"
+    if bias is not None and (bias.dtype != dtype or not bias.is_contiguous()):
+        return "a bias of another dtype than the result's, or with gaps"
+    return hopper.why_not(a, b, dtype)
+
+
+def scaled_matmul_hopper(
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    bias: Tensor | None = None,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    fast_accumulate: bool = False,
+) -> Tensor:
+    if reason := hopper_declines(a, b, a_scale, b_scale, bias, dtype):
+        raise Declined(reason)
+    out = torch.empty((a.shape[0], b.shape[1]), dtype=dtype, device=a.device)
+    if out.numel():
+        blocks = kind_of(a, b, a_scale, b_scale) == "block"
+        counts = (0, 0) if blocks else (a_scale.numel(), b_scale.numel())
+        two_levels = a.dtype != torch.int8 and not fast_accumulate
+        plan = hopper.plans.of((a, b), dtype, *counts, blocks, two_levels, bias is not None)
+        plan(a, b, out, a_scale, b_scale, bias)
     return out
 
 
@@ -200,6 +238,7 @@ scaled_matmul = Operator(
         "verify": [
             *(workload(M=m, N=n, K=k) for m, n, k in ((1, 1, 1), (33, 65, 17), (64, 48, 256))),
             *(workload(M=40, N=48, K=160, format=f, scales=s) for f in ("fp8_e4m3", "int8") for s in SCALES),
+            workload(M=40, N=48, K=160, fast=True),
             workload(M=33, N=140, K=300, scales="block", bias=True),
             workload(M=40, N=48, K=96, format="fp8_e5m2", b_format="fp8_e4m3", layout="NN", bias=True),
             *(workload(M=m, N=n, K=k) for m, n, k in ((0, 5, 3), (5, 0, 3), (5, 3, 0))),
@@ -226,6 +265,7 @@ scaled_matmul = Operator(
 )
 
 scaled_matmul.implementation("triton", arch=">=sm_80")(scaled_matmul_triton)
+scaled_matmul.implementation("cuda", arch="==sm_90", devices=("cuda",))(scaled_matmul_hopper)
 scaled_matmul.implementation("torch")(cublas)
 scaled_matmul.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
 
@@ -284,6 +324,8 @@ def choose(
         return Choice("torch", "traced: PyTorch's own product, which a compiler sees")
     if not a.shape[0] * b.shape[1]:
         return Choice("torch", "empty: nothing to launch")
+    if target_sm(a.device) == 90 and not hopper_declines(a, b, a_scale, b_scale, bias, dtype):
+        return Choice("cuda", "TMA, wgmma and warps that only fetch (README of the operator)")
     return Choice("triton", f"scales of a {kind_of(a, b, a_scale, b_scale)}: codes go to the tensor cores as they are")
 
 
@@ -322,6 +364,9 @@ def scaled_matmul_function(
     There is no gradient: quantised values have none.
     """
     named: dict[str, Any] = {"dtype": dtype, "fast_accumulate": fast_accumulate}
-    if choose(a, b, a_scale, b_scale, bias, **named).implementation == "torch":
+    chosen = choose(a, b, a_scale, b_scale, bias, **named).implementation
+    if chosen == "torch":
         return cublas(a, b, a_scale, b_scale, bias, **named)
+    if chosen == "cuda":
+        return scaled_matmul_hopper(a, b, a_scale, b_scale, bias, **named)
     return scaled_matmul_triton(a, b, a_scale, b_scale, bias, **named)
