@@ -82,6 +82,7 @@ struct Block {
   std::vector<std::unique_ptr<Thread>> threads;
   std::vector<unsigned char> shared;
   std::map<u32, Barrier> barriers;
+  std::map<u32, u32> elected;       // lane of each warp
   std::map<int, Meeting> meetings;  // 0: all; 1 …: named; 1000 + w: warp w
   std::vector<Warp> warps;
   size_t alive = 0;  // threads that have not left

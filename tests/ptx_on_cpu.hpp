@@ -14,15 +14,20 @@ inline u64 __cvta_generic_to_shared(const void *p) {
   return offset;
 }
 
-inline float __shfl_xor_sync(u32, float x, int step) {
-  machine.now->argument[0] = &x;
-  float other;
-  machine.now->argument[1] = &other;
-  warp_meets([step] {
+template <typename T> inline T shuffled(T x, const std::function<int(int)> &from) {
+  T other;
+  machine.now->argument[0] = &x, machine.now->argument[1] = &other;
+  warp_meets([&from] {
     for (int lane = 0; lane < 32; lane++)
-      *static_cast<float *>(lane_of_warp(lane).argument[1]) = *static_cast<float *>(lane_of_warp(lane ^ step).argument[0]);
+      *static_cast<T *>(lane_of_warp(lane).argument[1]) = *static_cast<T *>(lane_of_warp(from(lane)).argument[0]);
   });
   return other;
+}
+template <typename T> inline T __shfl_xor_sync(u32, T x, int step) {
+  return shuffled(x, [step](int lane) { return lane ^ step; });
+}
+template <typename T> inline T __shfl_sync(u32, T x, int from) {
+  return shuffled(x, [from](int) { return from; });
 }
 
 // ---- 16- and 8-bit floats -----------------------------------------------------------------------------------------------------
@@ -199,6 +204,13 @@ inline Play play_of(const std::string &name) {
       {"bra", [](Call &c) { c.jump = c.word(0); }},
       {"setp.ne.b32", [](Call &c) { c.set(0, u64(c.as<u32>(1) != c.as<u32>(2))); }},
       {"selp.u32", [](Call &c) { c.set(0, c.get(3) ? c.as<u32>(1) : c.as<u32>(2)); }},
+      {"elect.sync",  // one lane, whichever
+       [](Call &c) {
+         if (c.word(0) != "_|p") fail("elect.sync to another register than p");
+         u32 &lane = own().elected[machine.now->index.x / 32];
+         warp_meets([&lane] { lane = machine.random() % 32; });
+         c.registers["p"] = machine.now->index.x % 32 == lane;
+       }},
       {"mbarrier.init.shared.b64", [](Call &c) { barrier_init(u32(c.get(0)), u32(c.get(1))); }},
       {"mbarrier.try_wait.parity.shared.b64",
        [](Call &c) {

@@ -345,23 +345,48 @@ def test_a_mistake_in_a_tensor_map_is_noticed(play, which, name, value):
 # ---- what it compiles to ---------------------------------------------------------------------------------------------------
 
 
+def check_inner_loop(text: str, product: str, fetches: int) -> None:
+    """Products run in pairs of stages, not one after another; neither sums nor descriptors pass through other registers."""
+    assert not re.search(r"\b(STL|LDL)\b", text), "registers are spilled"
+    found = re.findall(r"\w*GMMA\S*|WARPGROUP\.DEPBAR.*?;", text)
+    products, waits = [f for f in found if "GMMA" in f], [f for f in found if "DEPBAR" in f]
+    assert products and set(products) == {product} and len(products) % 4 == 0
+    assert len(re.findall(r"GMMA.*gsb0", text)) == len(products) // 4, "ptxas makes products wait for each other"
+    assert sorted(set(waits)) == ["WARPGROUP.DEPBAR.LE gsb0, 0x0 ;", "WARPGROUP.DEPBAR.LE gsb0, 0x1 ;"]
+    assert waits.count("WARPGROUP.DEPBAR.LE gsb0, 0x0 ;") == 1 and len(waits) == len(products) // 4 + 1
+    inner = text[text.index(product) : text.rindex(product)]
+    assert "R2UR" not in inner, "descriptors are made in registers of threads"
+    assert len(re.findall(r"\bMOV|IMAD\.MOV", inner)) < 20, "sums are moved"
+    assert text.count("ELECT") == 1 and "BRA.U.ANY" not in text, "the producer's operands are sought lane by lane"
+    assert len(re.findall("UTMALDG", text)) % fetches == 0
+
+
 @pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
-def test_it_multiplies_by_wgmma_fed_by_tma_and_spills_nothing(layout, tmp_path):
-    text = assembly(plan(*operands(layout, 4096, 4096, 4096)).launch.expression, tmp_path)
-    assert "HGMMA.64x256x16.F32.BF16" in text
-    assert "UTMALDG" in text and "MULTICAST" in text and "UTMASTG" in text
-    assert not re.search(r"\b(STL|LDL)\b", text)
+def test_its_inner_loop_is_products_alone(layout, tmp_path):
+    made = plan(*operands(layout, 4096, 4096, 4096)).launch
+    text = assembly(made.expression, tmp_path)
+    assert made.expression.startswith("matmul_hopper<bf16, bf16, 256, 4, 2,")
+    check_inner_loop(text, "HGMMA.64x256x16.F32.BF16", (1 if layout[0] == "N" else 2) + (1 if layout[1] == "T" else 2))
+    assert "UTMALDG.3D.MULTICAST" in text and "UTMASTG.3D" in text
 
 
 @pytest.mark.parametrize(
     "types, instruction",
-    [("fp16, fp16", "HGMMA.64x128x16.F32"), ("float, float", "HGMMA.64x128x8.F32.TF32"),
-     ("e4m3, bf16", "QGMMA.64x128x32.F32.E4M3"), ("s8, bf16", "IGMMA.64x128x32.S8")],
+    [("fp16, fp16", "HGMMA.64x256x16.F32"), ("float, float", "HGMMA.64x256x8.F32.TF32"),
+     ("e4m3, bf16", "QGMMA.64x256x32.F32.E4M3.E4M3"), ("s8, bf16", "IGMMA.64x256x32.S8.S8")],
 )  # fmt: skip
 def test_every_type_takes_its_instruction(types, instruction, tmp_path):
-    text = assembly(f"matmul_hopper<{types}, 128, 6, 1, false, false, SCALED, false, true, SILU>", tmp_path)
-    assert instruction in text
-    assert not re.search(r"\b(STL|LDL)\b", text)
+    text = assembly(f"matmul_hopper<{types}, 256, 4, 2, false, false, SCALED, false, true, GELU>", tmp_path)
+    check_inner_loop(text, instruction, 2)
+
+
+def test_registers_of_all_warpgroups_fit(tmp_path):
+    """What the producer gives back is what the consumers take."""
+    text = hopper.SOURCE.read_text()
+    less, more = (int(re.search(rf"setmaxnreg\.{word}\.sync\.aligned\.u32 (\d+)", text)[1]) for word in ("dec", "inc"))
+    assert less % 8 == more % 8 == 0
+    at_first = 65536 // hopper.THREADS // 8 * 8
+    assert less + 2 * more <= 3 * at_first
 
 
 @pytest.mark.parametrize("scales", ["SCALED", "SCALED_BY_BLOCK"])

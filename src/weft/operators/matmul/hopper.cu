@@ -38,6 +38,13 @@ __device__ __forceinline__ void barrier_arrive(u64 *barrier, u32 rank) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote_address(barrier, rank)) : "memory");
 }
 
+// One thread of a whole warp; unlike a comparison it tells the compiler that there is but one.
+__device__ __forceinline__ bool elected() {
+  u32 is;
+  asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(is));
+  return is;
+}
+
 // Of one warpgroup: 128 threads.
 __device__ __forceinline__ void group_barrier(int id) { asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory"); }
 
@@ -228,7 +235,7 @@ __global__ void __launch_bounds__(THREADS, 1)
   unsigned char *ring = dynamic, *out = ring + STAGES * STAGE;
   u64 *full = reinterpret_cast<u64 *>(out + 2 * HELD * ATOM), *empty = full + STAGES;
 
-  const int warpgroup = threadIdx.x / 128, rank = CLUSTER > 1 ? int(cluster_rank()) : 0;
+  const int warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0), rank = CLUSTER > 1 ? int(cluster_rank()) : 0;
   const Tiles tiles = {(shape.m + ROWS * CLUSTER - 1) / (ROWS * CLUSTER), (shape.n + COLUMNS - 1) / COLUMNS, shape.matrices, shape.group};
   const int depths = (shape.k + DEPTH - 1) / DEPTH, first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER;
 
@@ -248,7 +255,7 @@ __global__ void __launch_bounds__(THREADS, 1)
   if (warpgroup == 0) {
     // ---- the producer: one thread ----
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (threadIdx.x == 0) {
+    if (__shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0) == 0 && elected()) {
       int place = 0;
       u32 parity = 1;  // a fresh place counts as emptied
       for (int i = first; i < tiles.count(); i += step) {
