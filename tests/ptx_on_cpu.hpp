@@ -30,6 +30,12 @@ template <typename T> inline T __shfl_sync(u32, T x, int from) {
   return shuffled(x, [from](int) { return from; });
 }
 
+inline u32 __reduce_max_sync(u32, u32 x) {
+  for (int step = 1; step < 32; step *= 2) x = max(x, __shfl_xor_sync(~0u, x, step));
+  return x;
+}
+inline void atomicMax(u32 *p, u32 x) { *p = max(*p, x); }
+
 // ---- 16- and 8-bit floats -----------------------------------------------------------------------------------------------------
 
 inline float fp16_value(u32 bits) {
@@ -340,7 +346,7 @@ struct Program {
   }
 };
 
-// ---- a job: one launch, read from the standard input; C is written to the standard output ------------------------------------------
+// ---- a job: one launch, read from the standard input; C and amax are written to the standard output ------------------------------------------
 
 struct Any {
   void *p;
@@ -348,9 +354,11 @@ struct Any {
 };
 
 struct Job {
-  i64 kernel, grid, threads, cluster, shared_bytes, seed, bytes[6], maps[3][16], shape[5], scales[2];
+  static constexpr int BUFFERS = 9, MAPS = 5;
+  i64 kernel, grid, threads, cluster, shared_bytes, seed, bytes[BUFFERS], maps[MAPS][17], shape[5], scales[2];
+  double factors[2];
+  void *buffers[BUFFERS];  // A, B, up, residual, C, as the maps; scales of A and B, bias, amax
   Any buffer(int i) const { return {buffers[i]}; }
-  void *buffers[6];  // A, B, C, scales of A and B, bias
 
   template <typename Map> const Map &map(int i) const { return *reinterpret_cast<const Map *>(maps[i]); }
 
@@ -359,12 +367,12 @@ struct Job {
       if (std::fread(to, 1, bytes, stdin) != bytes) fail("the job ends too early");
     };
     take(this, reinterpret_cast<char *>(buffers) - reinterpret_cast<char *>(this));
-    for (int i = 0; i < 6; i++) take(buffers[i] = guarded((bytes[i] + 1) / 2), bytes[i]);
-    for (int i = 0; i < 3; i++) maps[i][0] += reinterpret_cast<i64>(buffers[i]);  // was counted from the buffer's beginning
+    for (int i = 0; i < BUFFERS; i++) take(buffers[i] = guarded((bytes[i] + 1) / 2), bytes[i]);
+    for (auto &map : maps) map[0] += reinterpret_cast<i64>(buffers[map[16]]);  // was counted from the buffer's beginning
   }
   void run(const std::function<void()> &body) {
     machine.random.seed(seed);
     launch(grid, threads, cluster, shared_bytes, body);
-    std::fwrite(buffers[2], 1, bytes[2], stdout);
+    for (int i : {4, 8}) std::fwrite(buffers[i], 1, bytes[i], stdout);
   }
 };

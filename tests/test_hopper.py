@@ -70,6 +70,11 @@ class Case:
     biased: bool = False
     activation: str = "NONE"
     padded: bool = False  # whether rows lie further apart than they are long
+    residual: str = ""  # "", "apart" or "C": in C's place
+    gated: bool = False
+    amax: bool = False
+    alpha: float = 1.0
+    beta: float = 1.0
 
 
 LAYOUTS = ("NN", "NT", "TN", "TT")
@@ -103,6 +108,21 @@ CASES = {
                                                scales="blocks", biased=c == 128)
        for dtype, c in ((FP8, 64), (FP8, 128), (FP8, 256), (INT8, 128))},
     "no terms, in blocks": Case(FP8, BF16, columns=128, k=0, scales="blocks"),
+    "int32 out": Case(INT8, torch.int32, columns=128, n=132, k=400, matrices=2),
+    "int8, fp32 out": Case(INT8, FP32, k=400),
+    "a residual": Case(columns=256, cluster=2, m=392, n=520, k=72, residual="apart", biased=True, activation="SILU"),
+    "alpha and beta, in place": Case(FP16, FP32, "TN", 128, n=136, residual="C", alpha=0.75, beta=-1.5, matrices=2, k=72),
+    "alpha and beta, no terms": Case(k=0, residual="C", alpha=0.75, beta=-1.5),
+    "gated": Case(columns=256, cluster=2, n=264, gated=True, activation="SILU"),
+    "gated, K apart, no cluster": Case(FP16, FP16, "NN", 128, n=72, gated=True, biased=True, activation="GELU_TANH"),
+    "gated, K apart, cluster of 2": Case(layout="TN", columns=128, cluster=2, m=264, n=136, gated=True, k=72),
+    "gated, no cluster": Case(columns=128, n=136, gated=True, matrices=2, k=72, activation="RELU"),
+    "gated, everything": Case(
+        FP8, FP32, "NT", 128, n=140, k=400, cluster=2, gated=True, biased=True, activation="SILU", scales="rows",
+        residual="apart", beta=0.5, amax=True),
+    "gated, a scale for each tensor": Case(INT8, BF16, columns=128, k=400, gated=True, scales="tensor", activation="SILU"),
+    "largest of C": Case(n=72, amax=True, biased=True, activation="GELU", k=72),
+    "largest of few": Case(m=1, n=8, k=8, amax=True, biased=True, activation="GELU"),
     **{activation: Case(biased=activation != "RELU", activation=activation, k=72) for activation in hopper.ACTIVATIONS[1:]},
 }  # fmt: skip
 
@@ -137,17 +157,25 @@ MISTAKES = {
     "K apart: half a step of wgmma": (CASES["padded, K apart"], "(A_ACROSS ? 2 * 8 * LINE : 32)", "(A_ACROSS ? 8 * LINE : 32)"),
     "K apart: 64 columns of B for all": (CASES["fp16 NN 128 columns"], "B_ACROSS ? ATOM : 0", "0"),
     "the other block's release not counted": (PAIRED, "CONSUMERS / 32 * CLUSTER", "CONSUMERS / 32"),
-    "a part of B for one block only": (PAIRED, "fetch_for((1 << CLUSTER) - 1, b, b_map", "fetch_for(1 << rank, b, b_map"),
+    "a part of B for one block only": (PAIRED, "fetch_for((1 << CLUSTER) - 1, b + c", "fetch_for(1 << rank, b + c"),
     "blocks that leave early": (PAIRED, "CLUSTER > 1 && s < STAGES", "CLUSTER > 2 && s < STAGES"),
     "no meeting before the first arrival": (PAIRED, "    cluster_arrive();\n    cluster_wait();\n", ""),
+    "the residual fetched too early": (
+        CASES["a residual"],
+        'wait_group.read 0;" ::: "memory");\n      barrier', 'wait_group.read 9;" ::: "memory");\n      barrier'),
+    "the residual's parity kept": (CASES["alpha and beta, in place"], "residual_parity ^= 1;", ""),
+    "up taken from where gate is": (CASES["gated, no cluster"], "column + c % WIDTH", "column + c"),
+    "scales of gate for up": (CASES["gated, everything"], "half * (factors.b_scales == 1 ? 1 : shape.n)", "0"),
+    "rows that C does not have": (CASES["largest of few"], "+ e / 2 * 8 < shape.m &&", "< shape.m &&"),
     "one scale for all rows": (CASES["int8, scales of rows and columns"], "r < shape.m ? a_scale[r] : 0.f", "a_scale[row]"),
 }  # fmt: skip
 
 LAUNCH = """
 const Shape shape = {int(job.shape[0]), int(job.shape[1]), int(job.shape[2]), int(job.shape[3]), int(job.shape[4])};
+const Factors factors = {int(job.scales[0]), int(job.scales[1]), float(job.factors[0]), float(job.factors[1])};
 job.run([&] {
-  KERNEL(job.buffer(3), job.buffer(4), job.buffer(5), job.map<TensorMap>(0), job.map<TensorMap>(1), job.map<TensorMap>(2),
-         shape, int(job.scales[0]), int(job.scales[1]));
+  KERNEL(job.buffer(5), job.buffer(6), job.buffer(7), job.buffer(8), job.map<TensorMap>(0), job.map<TensorMap>(1),
+         job.map<TensorMap>(2), job.map<TensorMap>(3), job.map<TensorMap>(4), shape, factors);
 });
 """
 
@@ -171,60 +199,72 @@ class Product:
             return made if letter == "N" else made.mT
 
         self.a, self.b = matrix(case.m, case.k, case.layout[0]), matrix(case.k, case.n, case.layout[1])
-        self.c = torch.full((*many, case.m, case.n), torch.nan, dtype=case.out)
+        self.up = matrix(case.k, case.n, case.layout[1]) if case.gated else self.b
+        self.c = torch.full((*many, case.m, case.n), -(2**31) if case.out is torch.int32 else torch.nan, dtype=case.out)
+        self.residual = self.c
+        if case.residual:
+            room = torch.randn((*many, case.m, case.n + 16), generator=random).to(case.out)
+            self.residual = self.c.copy_(room[..., : case.n]) if case.residual == "C" else room[..., : case.n]
         counts = {"tensor": (1, 1), "rows": (case.m, case.n)}.get(case.scales, (0, 0))
-        shapes = (
-            ((case.m, -(-case.k // 128)), (-(-case.n // 128), -(-case.k // 128))) if case.scales == "blocks" else counts
-        )
+        halves, blocks = 2 if case.gated else 1, -(-case.k // 128)
+        shapes = ((counts[0],), (counts[1] * halves,))
+        if case.scales == "blocks":
+            shapes = ((case.m, blocks), (-(-case.n // 128), blocks))
         self.a_scale, self.b_scale = ((torch.rand(shape, generator=random) + 0.5) / 64 for shape in shapes)
-        self.bias = torch.randn(case.n if case.biased else 0, generator=random).to(case.out)
+        self.bias = torch.randn(case.n * halves if case.biased else 0, generator=random).to(case.out)
+        self.amax = torch.zeros(int(case.amax))
         config = {"COLUMNS": case.columns, "STAGES": case.stages, "CLUSTER": case.cluster, "GROUP": 2}
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(hopper.configuration, "trial", config)
             patch.setattr(hopper, "multiprocessors", lambda device: case.clusters * case.cluster)
             self.plan = hopper.HopperPlan(
-                self.a,
-                self.b,
-                case.out,
-                *counts,
-                case.scales == "blocks",
-                case.two_levels,
-                case.biased,
-                case.activation,
-            )
+                self.a, self.b, case.out, *counts, case.scales == "blocks", case.two_levels, case.biased,
+                case.activation, amax=case.amax, residual=self.residual if case.residual else None,
+                up=self.up if case.gated else None,
+            )  # fmt: skip
 
     def wanted(self) -> torch.Tensor:
-        a, b = self.a, self.b
-        if self.case.dtype is FP32:  # tf32
-            a, b = ((t.contiguous().view(torch.int32) & ~0x1FFF).view(FP32) for t in (a, b))
-        a, b = a.double(), b.double()
-        if self.case.scales == "blocks":
-            a = a * self.a_scale.repeat_interleave(128, 1)[:, : self.case.k]
-            b = b * self.b_scale.repeat_interleave(128, 0)[: self.case.n].repeat_interleave(128, 1)[:, : self.case.k].T
-        sums = a @ b
-        if self.case.scales in ("tensor", "rows"):
-            sums = sums * self.a_scale.double().unsqueeze(-1) * self.b_scale.double()
-        if self.case.biased:
-            sums = sums + self.bias.double()
-        return {
+        case = self.case
+
+        def linear(b: torch.Tensor, half: int) -> torch.Tensor:
+            a, columns = self.a, slice(half * case.n, (half + 1) * case.n)
+            if case.dtype is FP32:  # tf32
+                a, b = ((t.contiguous().view(torch.int32) & ~0x1FFF).view(FP32) for t in (a, b))
+            a, b = a.double(), b.double()
+            if case.scales == "blocks":
+                a = a * self.a_scale.repeat_interleave(128, 1)[:, : case.k]
+                b = b * self.b_scale.repeat_interleave(128, 0)[: case.n].repeat_interleave(128, 1)[:, : case.k].T
+            sums = a @ b
+            if case.scales in ("tensor", "rows"):
+                by = self.b_scale[columns] if case.scales == "rows" else self.b_scale[half]
+                sums = sums * self.a_scale.double().unsqueeze(-1) * by.double()
+            return sums * case.alpha + (self.bias[columns].double() if case.biased else 0)
+
+        sums = linear(self.b, 0)
+        made = {
             "NONE": sums, "RELU": F.relu(sums), "SILU": F.silu(sums), "GELU": F.gelu(sums),
             "GELU_TANH": F.gelu(sums, approximate="tanh"),
-        }[self.case.activation]  # fmt: skip
+        }[case.activation]  # fmt: skip
+        if case.gated:
+            made = made * linear(self.up, 1)
+        return made + case.beta * self.residual.double() if case.residual else made
 
     def job(self, kernel: int, seed: int) -> bytes:
         """What ``Job`` of ptx_on_cpu.hpp reads; the addresses in tensor maps are counted from their storage's beginning."""
-        launch = self.plan.launch
+        launch, case = self.plan.launch, self.case
+        mapped = (self.a, self.b, self.up, self.residual, self.c)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(tensor_maps, "_encode_tiled", lambda: encode_tiled)
-            *maps, shape, a_scales, b_scales = self.plan.scalars(self.a, self.b, self.c)
-        tensors = (self.a, self.b, self.c, self.a_scale, self.b_scale, self.bias)
+            *maps, shape, factors = self.plan.scalars(*mapped, case.alpha, case.beta)
+        tensors = (*mapped, self.a_scale, self.b_scale, self.bias, self.amax)
         storages = [torch.empty(0, dtype=torch.uint8).set_(t.untyped_storage()) for t in tensors]
         words = [kernel, launch.grid[0], launch.block, launch.cluster, launch.shared_bytes, seed, *map(len, storages)]
         for i, made in enumerate(maps):
-            of = storages[2] if self.case.k == 0 else storages[i]
-            words += [made.opaque[0] - of.data_ptr(), *made.opaque[1:]]
-        words += [shape.m, shape.n, shape.k, shape.matrices, shape.group, a_scales.value, b_scales.value]
-        return struct.pack(f"<{len(words)}q", *words) + b"".join(s.numpy().tobytes() for s in storages)
+            number = 4 if (case.k == 0 and i < 3) or mapped[i] is self.c else i
+            words += [made.opaque[0] - storages[number].data_ptr(), *made.opaque[1:], number]
+        words += [shape.m, shape.n, shape.k, shape.matrices, shape.group, factors.a_scales, factors.b_scales]
+        data = b"".join(s.numpy().tobytes() for s in storages)
+        return struct.pack(f"<{len(words)}q2d", *words, factors.alpha, factors.beta) + data
 
 
 def encode_tiled(
@@ -235,6 +275,7 @@ def encode_tiled(
     size = {
         kinds.CU_TENSOR_MAP_DATA_TYPE_UINT8: 1, kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16: 2,
         kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16: 2, kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT32: 4,
+        kinds.CU_TENSOR_MAP_DATA_TYPE_INT32: 4,
     }[kinds(kind)]  # fmt: skip
     sound = (
         made % 64 == 0 and address % 16 == 0 and rank == 3 and interleave == 0 and swizzle == 3 and fill == 0
@@ -289,7 +330,10 @@ def play(tmp_path_factory):
         if done.returncode:
             assert done.stdout.startswith(b"failed: ") or done.returncode == -11, done
             return done.stdout.decode() or "an access outside memory"
-        return torch.frombuffer(bytearray(done.stdout), dtype=product.c.dtype).view(product.c.shape)
+        if product.case.amax:
+            product.amax = torch.frombuffer(bytearray(done.stdout[-4:]), dtype=FP32)
+        whole = bytearray(done.stdout[: product.c.nbytes])
+        return torch.frombuffer(whole, dtype=product.c.dtype).view(product.c.shape)
 
     return run
 
@@ -298,7 +342,11 @@ def what_is_wrong(got: torch.Tensor | str, product: Product) -> str:
     """An empty string, or where C is further off than one rounding and a sum in fp32 may be."""
     if isinstance(got, str):
         return got
-    want, rounding = product.wanted(), {BF16: 2.0**-8, FP16: 2.0**-11, FP32: 2.0**-24}[product.case.out]
+    want, rounding = product.wanted(), {BF16: 2.0**-8, FP16: 2.0**-11}.get(product.case.out, 2.0**-24)
+    if product.case.out is torch.int32:
+        return "" if torch.equal(got.double(), want) else "another sum"
+    if product.case.amax and not torch.isclose(product.amax.double(), want.abs().max(), rtol=1e-5):
+        return f"the largest is {product.amax.item()}, not {want.abs().max().item()}"
     allowed = 1.001 * rounding * want.abs() + 2e-6 * want.abs().max() + 2.0**-25
     far = ~((got.double() - want).abs() <= allowed)
     if not far.any():
@@ -317,8 +365,8 @@ def test_it_is_right(play, name):
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_noticed(play, mistake):
-    product = Product(MISTAKES[mistake][0])
-    assert any(what_is_wrong(play(product, seed, mistake), product) for seed in range(8))
+    products = (Product(MISTAKES[mistake][0], seed) for seed in range(32))
+    assert any(what_is_wrong(play(product, seed, mistake), product) for seed, product in enumerate(products))
 
 
 @pytest.mark.parametrize(
@@ -328,7 +376,7 @@ def test_a_mistake_is_noticed(play, mistake):
         (0, "steps", (2 * 328, 16)),
         (1, "box", (64, 64, 1)),
         (1, "sizes", (320, 136, 2)),
-        (2, "box", (64, 128, 1)),
+        (4, "box", (64, 128, 1)),
     ],
 )
 def test_a_mistake_in_a_tensor_map_is_noticed(play, which, name, value):
@@ -357,8 +405,9 @@ def check_inner_loop(text: str, product: str, fetches: int) -> None:
     inner = text[text.index(product) : text.rindex(product)]
     assert "R2UR" not in inner, "descriptors are made in registers of threads"
     assert len(re.findall(r"\bMOV|IMAD\.MOV", inner)) < 20, "sums are moved"
-    assert text.count("ELECT") == 1 and "BRA.U.ANY" not in text, "the producer's operands are sought lane by lane"
-    assert len(re.findall("UTMALDG", text)) % fetches == 0
+    producer = text[text.rindex("ELECT") :]
+    assert "BRA.U.ANY" not in producer, "the producer's operands are sought lane by lane"
+    assert producer.count("UTMALDG") and producer.count("UTMALDG") % fetches == 0
 
 
 @pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
@@ -378,6 +427,12 @@ def test_its_inner_loop_is_products_alone(layout, tmp_path):
 def test_every_type_takes_its_instruction(types, instruction, tmp_path):
     text = assembly(f"matmul_hopper<{types}, 256, 4, 2, false, false, SCALED, false, true, GELU>", tmp_path)
     check_inner_loop(text, instruction, 2)
+
+
+@pytest.mark.parametrize("parts", ["true, false, false", "false, true, false", "true, true, true"])
+def test_no_part_of_the_way_out_disturbs_it(parts, tmp_path):
+    text = assembly(f"matmul_hopper<bf16, bf16, 256, 4, 2, false, false, SCALED, false, true, SILU, {parts}>", tmp_path)
+    check_inner_loop(text, "HGMMA.64x256x16.F32.BF16", 2)
 
 
 def test_registers_of_all_warpgroups_fit(tmp_path):
@@ -402,10 +457,12 @@ def test_two_levels_of_sums_stay_in_registers(scales, columns, stages, tmp_path)
 @pytest.mark.parametrize("m, n, k", [(1, 8, 8), (100, 24, 8), (130, 256, 72), (4096, 4096, 4096), (16384, 28672, 8192)])
 def test_what_a_launch_asks_for_fits(m, n, k):
     a, b = operands("NN", m, n, k)
-    for config in (*hopper.candidates(90, "16-bit", "NN", False, 2, bucket(m), bucket(n), bucket(k)), None):
+    keys = [(90, "16-bit", layout, False, 4, bucket(m), bucket(n), bucket(k)) for layout in ("NN", "NNG")]
+    for gated, config in [(g, c) for g in (False, True) for c in (*hopper.candidates(*keys[g]), None)]:
         hopper.configuration.trial = config
         try:
-            made = plan(a, b)
+            with compiling_for(90, lambda *kernel: None):
+                made = hopper.HopperPlan(a, b, torch.float32, up=b if gated else None)
         finally:
             hopper.configuration.trial = None
         assert made.launch.shared_bytes <= hopper.SHARED
@@ -413,6 +470,48 @@ def test_what_a_launch_asks_for_fits(m, n, k):
         for of in made.maps:
             assert max(of.box) <= 256 and of.box[0] * 2 <= hopper.LINE
             assert all(step > 0 and step % 16 == 0 for step in of.steps)
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says it is on a GPU."""
+
+    is_cuda = True
+
+
+def test_each_set_of_addresses_gets_maps_of_its_own(monkeypatch):
+    launched = []
+    monkeypatch.setattr(tensor_maps, "_encode_tiled", lambda: encode_tiled)
+    monkeypatch.setattr(hopper.CudaPlan, "__call__", lambda plan, *tensors: launched.append((plan, tensors)))
+    a, b, up, c, r = (torch.empty(64, 64, dtype=BF16).as_subclass(OnGpu) for _ in range(5))
+    bias, amax = torch.empty(128, dtype=BF16), torch.zeros(1)
+    made = hopper.HopperPlan(a, b, biased=True, activation="SILU", residual=r, up=up, amax=True)
+    assert made.launch.expression.endswith("false, true, SILU, true, true, true>")
+    for beta in (1.0, 2.0, 1.0):
+        made(a, b, c, bias=bias, residual=r, up=up, amax=amax, beta=beta)
+    plain = hopper.HopperPlan(a, b)
+    plain(a, b, c)
+    addresses = [[m.opaque[0] for m in plan.scalars[:5]] for plan, _ in launched]
+    assert addresses[0] == [t.data_ptr() for t in (a, b, up, r, c)]
+    assert addresses[3] == [t.data_ptr() for t in (a, b, b, c, c)]
+    assert launched[0][0] is launched[2][0] and launched[1][0].scalars[6].beta == 2.0
+    assert [t.data_ptr() for t in launched[0][1]] == [t.data_ptr() for t in (c, c, bias, amax)]
+    plain(a[:0], b, c[:0])  # nothing to map
+    assert launched[4][0] is plain.launch
+
+
+def test_what_does_not_go_with_a_product_is_declined_in_words():
+    a, b = operands("NT", 64, 64, 64)
+    for words, what in {
+        "unlike b": {"up": operands("NN", 64, 64, 64)[1]},
+        "a residual": {"residual": torch.empty(64, 72, dtype=BF16, device="meta")},
+        "'residual' has no contiguous": {"residual": torch.empty(64, 128, dtype=BF16, device="meta")[:, ::2]},
+        "int32 from int8": {"out_dtype": torch.int32},
+    }.items():
+        with pytest.raises(Declined, match=words):
+            hopper.HopperPlan(a, b, **what)
+    whole = torch.empty(64, 64, dtype=INT8, device="meta")
+    with pytest.raises(Declined, match="sums alone"):
+        hopper.HopperPlan(whole, whole.t(), torch.int32, biased=True)
 
 
 @pytest.mark.parametrize(

@@ -204,39 +204,52 @@ template <typename O> __device__ __forceinline__ float2 two_of(const O *vector, 
   return pair;
 }
 
+template <typename O> constexpr bool INTEGERS = false;
+template <> constexpr bool INTEGERS<int> = true;
+
 // ---- the kernel --------------------------------------------------------------------------------------------------------
 
-// What a launch is given besides its tensors. bias: [N].
-struct Shape { int m, n, k, matrices, group; };
+// What a launch is given besides its tensors.
+struct Shape { int m, n, k, matrices, group; };  // n: columns of C
+// How many scales there are: one, or as many as A has rows and B columns; what is multiplied before and with the residual.
+struct Factors { int a_scales, b_scales; float alpha, beta; };
 
 // Scales, a_scale and b_scale: none; [M] and [N], or one each; for every 128 of K (a stage of 8-bit operands) [M, K / 128] and
 // [N / 128, K / 128], where N / 128 is rounded up.
 enum Scales { UNSCALED, SCALED, SCALED_BY_BLOCK };
 
-// C[z] = act(scale A[z] B[z] + bias), A: [M, K], B: [K, N], C: [M, N]; maps with boxes of A: 64 rows (128 with A_ACROSS: 64 x 64),
-// B: COLUMNS / CLUSTER rows of its [N, K] view (64 x 64 with B_ACROSS), C: 64 rows of 128 bytes. The tensor cores add up fp8
-// products to about 14 bits; TWO_LEVELS has them add up a stage alone, half of 256 columns at a time since registers hold no more,
-// and adds the stages in fp32. Scales of blocks need that.
+// C[z] = act(alpha scale A[z] B[z] + bias) + beta R[z], A: [M, K], B: [K, N], R, C: [M, N]. GATED: act(gate) up + beta R with
+// gate = alpha scale A B + bias and up the same of the matrix of up_map; scales and bias of up follow those of B. AMAX: the largest
+// |c| before it is rounded goes to *amax (which must have been set to 0); NaN counts as largest.
+// The tensor cores add up fp8 products to about 14 bits; TWO_LEVELS has them add up a stage alone, half of 256 columns at a time
+// since registers hold no more, and adds the stages in fp32. Scales of blocks need that.
+//
+// Maps have boxes of A: 128 rows (64 x 64 with A_ACROSS); B, up: the rows of their [N, K] view that a block fetches at a time (64 x 64
+// with B_ACROSS); R, C: 64 rows of 128 bytes.
 template <typename T, typename O, int COLUMNS, int STAGES, int CLUSTER, bool A_ACROSS, bool B_ACROSS, int SCALES, bool TWO_LEVELS, bool BIASED,
-          int ACTIVATION>
+          int ACTIVATION, bool RESIDUAL = false, bool GATED = false, bool AMAX = false>
 __global__ void __launch_bounds__(THREADS, 1)
-    matmul_hopper(const float *a_scale, const float *b_scale, const O *bias, const __grid_constant__ TensorMap a_map,
-                  const __grid_constant__ TensorMap b_map, const __grid_constant__ TensorMap c_map, Shape shape, int a_scales,
-                  int b_scales) {
+    matmul_hopper(const float *a_scale, const float *b_scale, const O *bias, float *amax, const __grid_constant__ TensorMap a_map,
+                  const __grid_constant__ TensorMap b_map, const __grid_constant__ TensorMap up_map,
+                  const __grid_constant__ TensorMap r_map, const __grid_constant__ TensorMap c_map, Shape shape, Factors factors) {
   using Sum = typename Unit<T>::Sum;
   constexpr int DEPTH = LINE / int(sizeof(T));  // elements of K in a stage
   constexpr int A_BYTES = ROWS * LINE, B_BYTES = COLUMNS * LINE, STAGE = A_BYTES + B_BYTES;
-  constexpr int SLAB = LINE / int(sizeof(O)), SLABS = COLUMNS / SLAB, HELD = SLABS < 2 ? SLABS : 2;  // of C, in columns; at a time
+  constexpr int WIDTH = GATED ? COLUMNS / 2 : COLUMNS;  // of C in a tile; the other half of B's columns are those of up
+  constexpr int SLAB = LINE / int(sizeof(O)), SLABS = WIDTH / SLAB, HELD = SLABS < 2 ? SLABS : 2;  // of C, in columns; at a time
+  constexpr int PART = COLUMNS / CLUSTER, BOX = B_ACROSS ? 64 : PART < WIDTH ? PART : WIDTH;  // of B: what a block fetches; at a time
+  static_assert(!INTEGERS<O> || (INTEGERS<Sum> && !SCALES && !TWO_LEVELS && !BIASED && !ACTIVATION && !RESIDUAL && !GATED && !AMAX),
+                "sums in int32 leave as they are");
+  static_assert(PART % BOX == 0 && WIDTH % BOX == 0 && SLABS > 0, "the tile is too narrow");
   constexpr int PARTS = TWO_LEVELS && COLUMNS > 128 ? 2 : 1;
-  static_assert(SCALES != SCALED_BY_BLOCK || (TWO_LEVELS && sizeof(T) == 1), "a stage of 8-bit operands is a block of scales");
+  static_assert(SCALES != SCALED_BY_BLOCK || (TWO_LEVELS && sizeof(T) == 1 && !GATED), "a stage of 8-bit operands is a block of scales");
   static_assert(!TWO_LEVELS || !(A_ACROSS || B_ACROSS), "only what lies along K");
-  static_assert(!B_ACROSS || COLUMNS / CLUSTER >= 64, "a box of B with K not contiguous has 64 columns");
   extern __shared__ __align__(1024) unsigned char dynamic[];  // all there is: the swizzle asks for 1024 bytes' alignment
   unsigned char *ring = dynamic, *out = ring + STAGES * STAGE;
-  u64 *full = reinterpret_cast<u64 *>(out + 2 * HELD * ATOM), *empty = full + STAGES;
+  u64 *full = reinterpret_cast<u64 *>(out + 2 * HELD * ATOM), *empty = full + STAGES, *residual = empty + STAGES;
 
   const int warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0), rank = CLUSTER > 1 ? int(cluster_rank()) : 0;
-  const Tiles tiles = {(shape.m + ROWS * CLUSTER - 1) / (ROWS * CLUSTER), (shape.n + COLUMNS - 1) / COLUMNS, shape.matrices, shape.group};
+  const Tiles tiles = {(shape.m + ROWS * CLUSTER - 1) / (ROWS * CLUSTER), (shape.n + WIDTH - 1) / WIDTH, shape.matrices, shape.group};
   const int depths = (shape.k + DEPTH - 1) / DEPTH, first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER;
 
   if (threadIdx.x == 0) {
@@ -244,6 +257,7 @@ __global__ void __launch_bounds__(THREADS, 1)
       barrier_init(&full[s], 1);
       barrier_init(&empty[s], CONSUMERS / 32 * CLUSTER);  // the warps of every block that reads what this one fetches
     }
+    for (int c = 0; c < 2; c++) barrier_init(&residual[c], 1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
@@ -261,7 +275,7 @@ __global__ void __launch_bounds__(THREADS, 1)
       for (int i = first; i < tiles.count(); i += step) {
         int row, column, matrix;
         tiles.at(i, row, column, matrix);
-        row = (row * CLUSTER + rank) * ROWS, column *= COLUMNS;
+        row = (row * CLUSTER + rank) * ROWS, column *= WIDTH;
         for (int depth = 0; depth < shape.k; depth += DEPTH) {
           barrier_wait(&empty[place], parity);
           barrier_expect(&full[place], STAGE);
@@ -271,20 +285,14 @@ __global__ void __launch_bounds__(THREADS, 1)
           } else {
             fetch(a, a_map, depth, row, matrix, &full[place]);
           }
-          constexpr int PART = COLUMNS / CLUSTER;
-          b += rank * PART * LINE;
-          const int from = column + rank * PART;
-          if constexpr (B_ACROSS) {
-            for (int c = 0; c < PART; c += 64) {
-              if constexpr (CLUSTER > 1)
-                fetch_for((1 << CLUSTER) - 1, b + c * LINE, b_map, from + c, depth, matrix, &full[place]);
-              else
-                fetch(b + c * LINE, b_map, from + c, depth, matrix, &full[place]);
-            }
-          } else if constexpr (CLUSTER > 1) {
-            fetch_for((1 << CLUSTER) - 1, b, b_map, depth, from, matrix, &full[place]);
-          } else {
-            fetch(b, b_map, depth, from, matrix, &full[place]);
+#pragma unroll
+          for (int c = rank * PART; c < rank * PART + PART; c += BOX) {
+            const TensorMap &map = GATED && c >= WIDTH ? up_map : b_map;
+            const int from = column + c % WIDTH, x = B_ACROSS ? from : depth, y = B_ACROSS ? depth : from;
+            if constexpr (CLUSTER > 1)
+              fetch_for((1 << CLUSTER) - 1, b + c * LINE, map, x, y, matrix, &full[place]);
+            else
+              fetch(b + c * LINE, map, x, y, matrix, &full[place]);
           }
           if (++place == STAGES) place = 0, parity ^= 1;
         }
@@ -306,12 +314,19 @@ __global__ void __launch_bounds__(THREADS, 1)
     auto release = [&](int place) {
       if (lane < CLUSTER) barrier_arrive(&empty[place], lane);
     };
+    // The residual of the next slabs comes to where C is going to be staged, as soon as what was put before has left.
+    auto fetch_residual = [&](int row, int column, int matrix) {
+      asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+      barrier_expect(&residual[mine], HELD * ATOM);
+      for (int slab = 0; slab < HELD; slab++) fetch(staged + slab * ATOM, r_map, column + slab * SLAB, row, matrix, &residual[mine]);
+    };
     int place = 0, before = 0;
-    u32 parity = 0;
+    u32 parity = 0, residual_parity = 0, largest = 0;
     for (int i = first; i < tiles.count(); i += step) {
       int row, column, matrix;
       tiles.at(i, row, column, matrix);
-      row = (row * CLUSTER + rank) * ROWS + mine * 64, column *= COLUMNS;
+      row = (row * CLUSTER + rank) * ROWS + mine * 64, column *= WIDTH;
+      if (RESIDUAL && thread == 0) fetch_residual(row, column, matrix);
       Sum sums[COLUMNS / PARTS / 2];
       float totals[TWO_LEVELS ? COLUMNS / 2 : 1];
       const float *a_next[2], *b_next[PARTS];  // the next stage's scales
@@ -373,6 +388,10 @@ __global__ void __launch_bounds__(THREADS, 1)
         wgmma_wait<0>();
         hold(sums);
         if (depths) release(before);
+        if (!depths) {
+#pragma unroll
+          for (int e = 0; e < COLUMNS / 2; e++) sums[e] = 0;
+        }
       }
 
       // ---- C: rows 16 warp + lane / 4 (+ 8), columns 8 j + 2 (lane % 4) (+ 1) are this thread's ----
@@ -381,54 +400,89 @@ __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
           const int r = row + 16 * warp + lane / 4 + 8 * h;
-          by_row[h] = a_scales == 1 ? a_scale[0] : r < shape.m ? a_scale[r] : 0.f;
+          by_row[h] = factors.a_scales == 1 ? a_scale[0] : r < shape.m ? a_scale[r] : 0.f;
         }
       }
+      // Of the product with B (half 0) or up (half 1): two columns from c on, whose sums are the `of`th four.
+      auto scaled = [&](int half, int of, int c, float (&v)[4]) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+          const int i = 4 * (of + half * WIDTH / 8) + e;
+          if constexpr (TWO_LEVELS)
+            v[e] = totals[i];
+          else
+            v[e] = INTEGERS<O> ? __uint_as_float(u32(sums[i])) : float(sums[i]);
+        }
+        if constexpr (SCALES == SCALED) {
+          const float *scale = b_scale + half * (factors.b_scales == 1 ? 1 : shape.n);
+          const float2 by = factors.b_scales == 1 ? float2{scale[0], scale[0]} : two_of(scale, c, shape.n);
+#pragma unroll
+          for (int e = 0; e < 4; e++) v[e] *= by_row[e / 2] * (e % 2 ? by.y : by.x);
+        }
+#pragma unroll
+        for (int e = 0; RESIDUAL && e < 4; e++) v[e] *= factors.alpha;
+        if constexpr (BIASED) {
+          const float2 plus = two_of(bias + half * shape.n, c, shape.n);
+#pragma unroll
+          for (int e = 0; e < 4; e++) v[e] += e % 2 ? plus.y : plus.x;
+        }
+      };
 #pragma unroll
       for (int held = 0; held < SLABS; held += HELD) {
-        asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");  // what was put before has left its place
-        group_barrier(1 + mine);
+        if constexpr (RESIDUAL) {
+          barrier_wait(&residual[mine], residual_parity);
+          residual_parity ^= 1;
+        } else {
+          asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");  // what was put before has left its place
+          group_barrier(1 + mine);
+        }
 #pragma unroll
         for (int slab = 0; slab < HELD; slab++) {
           unsigned char *place_of_c = staged + slab * ATOM;
+          // The 16 bytes of a row change places with the row's number, as in TMA's swizzle.
+          auto mine_of_c = [&](int j, int h) {
+            const int r = 16 * warp + lane / 4 + 8 * h, sixteen = sizeof(O) == 2 ? j : 2 * j + lane % 4 / 2;
+            return place_of_c + r * LINE + ((sixteen ^ r % 8) * 16) + (sizeof(O) == 2 ? lane % 4 * 4 : lane % 2 * 8);
+          };
+          float values[SLAB / 8][4];
 #pragma unroll
-          for (int j = 0; j < SLAB / 8; j++) {
+          for (int j = 0; j < SLAB / 8; j++) {  // before the first store: no scale is waited for alone
             const int of = (held + slab) * SLAB / 8 + j, c = column + 8 * of + 2 * (lane % 4);
-            float v[4];
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-              if constexpr (TWO_LEVELS)
-                v[e] = totals[4 * of + e];
-              else
-                v[e] = depths ? float(sums[4 * of + e]) : 0.f;
-            }
-            if constexpr (SCALES == SCALED) {
-              const float2 by = b_scales == 1 ? float2{b_scale[0], b_scale[0]} : two_of(b_scale, c, shape.n);
-#pragma unroll
-              for (int e = 0; e < 4; e++) v[e] *= by_row[e / 2] * (e % 2 ? by.y : by.x);
-            }
-            if constexpr (BIASED) {
-              const float2 plus = two_of(bias, c, shape.n);
-#pragma unroll
-              for (int e = 0; e < 4; e++) v[e] += e % 2 ? plus.y : plus.x;
-            }
+            float(&v)[4] = values[j];
+            scaled(0, of, c, v);
 #pragma unroll
             for (int e = 0; e < 4; e++) v[e] = activated<ACTIVATION>(v[e]);
-            // 8 rows of 16 bytes a matrix; the 16 bytes of a row change places with the row's number, as in TMA's swizzle
-            const int line = 16 * warp;
-            if constexpr (sizeof(O) == 2) {
+            if constexpr (GATED) {
+              float up[4];
+              scaled(1, of, c, up);
+#pragma unroll
+              for (int e = 0; e < 4; e++) v[e] *= up[e];
+            }
+            if constexpr (RESIDUAL) {
+#pragma unroll
+              for (int h = 0; h < 2; h++) {
+                float r[2];
+                unpack(*reinterpret_cast<const Words<O, 2> *>(mine_of_c(j, h)), r);
+                v[2 * h] += factors.beta * r[0], v[2 * h + 1] += factors.beta * r[1];
+              }
+            }
+#pragma unroll
+            for (int e = 0; AMAX && e < 4; e++)
+              if (row + 16 * warp + lane / 4 + e / 2 * 8 < shape.m && c + e % 2 < shape.n) largest = max(largest, __float_as_uint(fabsf(v[e])));
+          }
+#pragma unroll
+          for (int j = 0; j < SLAB / 8; j++) {
+            const float(&v)[4] = values[j];
+            if constexpr (sizeof(O) == 2) {  // 8 rows of 16 bytes a matrix
               const u32 upper = pack_pair(O{}, v[0], v[1]), lower = pack_pair(O{}, v[2], v[3]);
-              const int r = line + lane % 16;
+              const int r = 16 * warp + lane % 16;
               asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(
                                shared_address(place_of_c + r * LINE + ((j ^ r % 8) * 16))),
                            "r"(upper), "r"(lower)
                            : "memory");
             } else {
 #pragma unroll
-              for (int h = 0; h < 2; h++) {
-                const int r = line + lane / 4 + 8 * h, sixteen = 2 * j + lane % 4 / 2;
-                *reinterpret_cast<float2 *>(place_of_c + r * LINE + ((sixteen ^ r % 8) * 16) + lane % 2 * 8) = {v[2 * h], v[2 * h + 1]};
-              }
+              for (int h = 0; h < 2; h++) *reinterpret_cast<float2 *>(mine_of_c(j, h)) = {v[2 * h], v[2 * h + 1]};
             }
           }
         }
@@ -438,8 +492,13 @@ __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
           for (int slab = 0; slab < HELD; slab++) put(c_map, staged + slab * ATOM, column + (held + slab) * SLAB, row, matrix);
           asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+          if (RESIDUAL && held + HELD < SLABS) fetch_residual(row, column + (held + HELD) * SLAB, matrix);
         }
       }
+    }
+    if constexpr (AMAX) {
+      largest = __reduce_max_sync(0xffffffffu, largest);  // as integers, floats that are not negative have the same order
+      if (lane == 0) atomicMax(reinterpret_cast<u32 *>(amax), largest);
     }
     if (thread == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
   }

@@ -26,7 +26,13 @@ ROWS, LINE, THREADS = 128, 128, 384  # of a tile, bytes of a stage's row, of a b
 SHARED = 232448  # bytes of a block's shared memory
 BARRIERS = 256  # bytes: two barriers for each of up to 16 stages
 SIXTEEN_BITS = (torch.bfloat16, torch.float16)
-TYPES = {**CTYPES, torch.float8_e4m3fn: "e4m3", torch.int8: "s8"}  # the names in hopper.cu; float is taken as tf32
+TYPES = {
+    **CTYPES,
+    torch.float8_e4m3fn: "e4m3",
+    torch.int8: "s8",
+    torch.int32: "int",
+}  # the names in hopper.cu; float is taken as tf32
+OPERANDS = (*CTYPES, torch.float8_e4m3fn, torch.int8)
 ACTIVATIONS = ("NONE", "RELU", "SILU", "GELU", "GELU_TANH")
 
 
@@ -36,13 +42,25 @@ class Shape(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_int) for name in ("m", "n", "k", "matrices", "group"))
 
 
-def shared_bytes(config: Config, itemsize: int) -> int:
+class Factors(ctypes.Structure):
+    """``Factors`` of hopper.cu."""
+
+    _fields_ = (
+        ("a_scales", ctypes.c_int),
+        ("b_scales", ctypes.c_int),
+        ("alpha", ctypes.c_float),
+        ("beta", ctypes.c_float),
+    )
+
+
+def shared_bytes(config: Config, itemsize: int, gated: bool = False) -> int:
     """The ring; what is held of C at a time, two slabs of 64 rows of 128 bytes for each consumer; the barriers.
 
     Args:
         itemsize: bytes of an element of C.
+        gated: whether two columns of products make one of C.
     """
-    slabs = min(2, config["COLUMNS"] * itemsize // LINE)
+    slabs = min(2, config["COLUMNS"] // (2 if gated else 1) * itemsize // LINE)
     return config["STAGES"] * (ROWS + config["COLUMNS"]) * LINE + 2 * slabs * 64 * LINE + BARRIERS
 
 
@@ -68,8 +86,8 @@ def candidates(
     sizes = {"COLUMNS": (64, 128, 256), "STAGES": (3, 4, 5, 6, 7, 8), "CLUSTER": (1, 2), "GROUP": (4, 8, 16)}
     for c in grid_of(sizes):
         used = shared_bytes(c, itemsize)
-        if c["COLUMNS"] // c["CLUSTER"] < 64:
-            continue  # a block of a cluster fetches whole boxes of 64 columns
+        if c["COLUMNS"] // max(c["CLUSTER"], 2 if layout.endswith("G") else 1) < 64:
+            continue  # boxes of B have 64 columns, and so have slabs of C
         if used <= SHARED and used + (ROWS + c["COLUMNS"]) * LINE > SHARED - 34 * 1024:
             yield c
 
@@ -84,8 +102,10 @@ def across(t: Tensor, k: int) -> bool:
 
 def why_not(a: Tensor, b: Tensor, out_dtype: torch.dtype) -> str:
     """Why the kernel does not take a [.., M, K] and b [.., K, N] (an empty string when it does)."""
-    if a.dtype not in TYPES or b.dtype != a.dtype:
-        return f"dtypes {a.dtype} and {b.dtype}; it takes two of {', '.join(str(t)[6:] for t in TYPES)}"
+    if a.dtype not in OPERANDS or b.dtype != a.dtype:
+        return f"dtypes {a.dtype} and {b.dtype}; it takes two of {', '.join(str(t)[6:] for t in OPERANDS)}"
+    if out_dtype not in CTYPES and (a.dtype, out_dtype) != (torch.int8, torch.int32):
+        return f"a result in {out_dtype} from {a.dtype}; it gives float32, float16, bfloat16, and int32 from int8"
     if a.dtype not in SIXTEEN_BITS and (across(a, -1) or across(b, -2)):
         return (
             f"{a.dtype} with K not the contiguous dimension of both operands, which wgmma takes of 16-bit floats only"
@@ -100,16 +120,21 @@ def why_not(a: Tensor, b: Tensor, out_dtype: torch.dtype) -> str:
 
 
 class HopperPlan:
-    """The launch of C = act(scale · A·B + bias) into a new row-major C; call with (a, b, c, a_scale, b_scale, bias).
+    """The launch of C = act(alpha · scale · A·B + bias) + beta · R into a row-major C, or, with a matrix ``up`` beside B, of
+    act(gate) · up + beta · R, where gate and up are products of A with B and with ``up``.
 
     Args:
         a, b: [M, K] and [K, N], or [matrices, M, K] and [matrices, K, N]; fp32 is rounded towards zero to tf32.
-        out_dtype: of C; by default that of a.
+        out_dtype: of C; by default that of a. int32 for int8 operands without any of what follows.
         a_scales, b_scales: how many fp32 scales there are: none, one, or as many as a has rows and b columns.
         blocks: the scales are of blocks instead: [M, K / 128] and [N / 128, K / 128], contiguous; of 8-bit operands.
         two_levels: stages of K are added up in fp32, not in the tensor cores' accumulator of about 14 bits; of 8-bit operands.
         biased: whether there is a bias [N] of C's dtype.
         activation: one of ``ACTIVATIONS``.
+        residual: a matrix of R's form, which is C's shape and dtype, with contiguous rows; it may be C itself.
+        up: a matrix like b (the other half of one weight [K, 2N], say). Scales of columns and the bias then have 2N elements,
+            those of up last; a single b_scale is two.
+        amax: whether the largest |c|, before it is rounded, is wanted.
 
     Raises:
         Declined: when TMA or wgmma cannot take the operands.
@@ -126,35 +151,61 @@ class HopperPlan:
         two_levels: bool = False,
         biased: bool = False,
         activation: str = "NONE",
+        *,
+        residual: Tensor | None = None,
+        up: Tensor | None = None,
+        amax: bool = False,
     ):
         out_dtype = out_dtype or a.dtype
         if reason := why_not(a, b, out_dtype):
             raise Declined(reason)
         (m, k), n, matrices = a.shape[-2:], b.shape[-1], a.shape[0] if a.ndim == 3 else 1
+        out = torch.empty((matrices, m, n), dtype=out_dtype, device="meta")
+        if up is not None and (up.shape, up.stride(), up.dtype) != (b.shape, b.stride(), b.dtype):
+            raise Declined(
+                f"'up' {list(up.shape)} with strides {up.stride()}, unlike b, {list(b.shape)} with {b.stride()}"
+            )
+        if residual is not None:
+            if (residual.numel(), *residual.shape[-2:], residual.dtype) != (out.numel(), m, n, out_dtype):
+                raise Declined(
+                    f"a residual {list(residual.shape)} of {residual.dtype} for {list(out.shape)} of {out_dtype}"
+                )
+            if reason := map_why_not("residual", residual, out_dtype.itemsize, False):
+                raise Declined(reason)
+        parts = (residual is not None, up is not None, amax)
+        if out_dtype == torch.int32 and (a_scales or b_scales or biased or activation != "NONE" or any(parts)):
+            raise Declined(
+                "a result in int32 with scales, a bias, an activation, a residual, a gate or amax; it is of sums alone"
+            )
         a_across, b_across = across(a, -1), across(b, -2)
-        layout = ("T" if a_across else "N") + ("N" if b_across else "T")
+        layout = ("T" if a_across else "N") + ("N" if b_across else "T") + ("" if up is None else "G")
         two_levels = two_levels or blocks
         name = DTYPE_NAMES.get(a.dtype, TYPES[a.dtype])
         c = configuration(a.device, name, layout, two_levels, out_dtype.itemsize, bucket(m), bucket(n), bucket(k))
         columns, cluster, depth = c["COLUMNS"], c["CLUSTER"], LINE // a.element_size()
-        out = torch.empty((matrices, m, n), dtype=out_dtype, device="meta")
+        width = columns if up is None else columns // 2
+        of_b = Maps(b, not b_across, (64, depth) if b_across else (depth, min(columns // cluster, width)))
+        of_c = Maps(out, False, (LINE // out_dtype.itemsize, 64))
         self.maps = (
             Maps(a, a_across, (64, depth) if a_across else (depth, ROWS)),
-            Maps(b, not b_across, (64, depth) if b_across else (depth, columns // cluster)),
-            Maps(out, False, (LINE // out_dtype.itemsize, 64)),
+            of_b,
+            of_b,
+            of_c if residual is None else Maps(residual, False, (LINE // out_dtype.itemsize, 64)),
+            of_c,
         )
         flags = ", ".join(str(f).lower() for f in (a_across, b_across))
         scales = "SCALED_BY_BLOCK" if blocks else "SCALED" if a_scales else "UNSCALED"
         end = f"{str(two_levels).lower()}, {str(biased).lower()}"
+        last = ", ".join(str(f).lower() for f in parts)
         types = f"{TYPES[a.dtype]}, {TYPES[out_dtype]}"
-        kernel = f"matmul_hopper<{types}, {columns}, {c['STAGES']}, {cluster}, {flags}, {scales}, {end}, {activation}>"
-        tiles = -(-m // (ROWS * cluster)) * -(-n // columns) * matrices
+        kernel = f"matmul_hopper<{types}, {columns}, {c['STAGES']}, {cluster}, {flags}, {scales}, {end}, {activation}, {last}>"
+        tiles = -(-m // (ROWS * cluster)) * -(-n // width) * matrices
         grid = min(tiles, multiprocessors(a.device) // cluster) * cluster
-        shared = shared_bytes(c, out_dtype.itemsize)
-        scalars = (Shape(m, n, k, matrices, c["GROUP"]), ctypes.c_int(a_scales), ctypes.c_int(b_scales))
-        self.launch = CudaPlan(SOURCE, kernel, (grid, 1), THREADS, scalars, cluster, shared)
-        self.terms = k
-        self.known: dict[tuple[int, int, int], CudaPlan] = {}
+        shared = shared_bytes(c, out_dtype.itemsize, up is not None)
+        self.launch = CudaPlan(SOURCE, kernel, (grid, 1), THREADS, (), cluster, shared)
+        self.shape = Shape(m, n, k, matrices, c["GROUP"])
+        self.scales = (a_scales, b_scales)
+        self.known: dict[tuple[Any, ...], CudaPlan] = {}
 
     def __call__(
         self,
@@ -164,26 +215,41 @@ class HopperPlan:
         a_scale: Tensor | None = None,
         b_scale: Tensor | None = None,
         bias: Tensor | None = None,
+        *,
+        residual: Tensor | None = None,
+        up: Tensor | None = None,
+        amax: Tensor | None = None,
+        alpha: float = 1.0,
+        beta: float = 1.0,
     ) -> None:
+        """Launches it on tensors of the forms that the plan was made for.
+
+        Args:
+            c: where the result goes.
+            amax: one fp32 value on the device that is 0, or the largest of earlier calls.
+            alpha, beta: with a residual only.
+        """
         launch = self.launch
         if c.is_cuda and c.numel():
-            key = (a.data_ptr(), b.data_ptr(), c.data_ptr())
+            residual, up = c if residual is None else residual, b if up is None else up
+            key = (a.data_ptr(), b.data_ptr(), up.data_ptr(), residual.data_ptr(), c.data_ptr(), alpha, beta)
             if (found := self.known.get(key)) is None:
                 if len(self.known) >= 256:
                     self.known.clear()
-                found = self.known[key] = dataclasses.replace(launch, scalars=self.scalars(a, b, c))
+                scalars = self.scalars(a, b, up, residual, c, alpha, beta)
+                found = self.known[key] = dataclasses.replace(launch, scalars=scalars)
             launch = found
-        launch(
-            *(c if t is None else t for t in (a_scale, b_scale, bias))
-        )  # what the kernel was not made for it does not read
+        launch(*(c if t is None else t for t in (a_scale, b_scale, bias, amax)))  # it reads only what it was made for
 
-    def scalars(self, a: Tensor, b: Tensor, c: Tensor) -> tuple[Any, ...]:
-        """What the kernel is given after its pointers: three tensor maps and numbers."""
-        of_a, of_b, of_c = self.maps
-        made = of_c(c)
-        if not self.terms:  # no map can be of an empty matrix, and none is read
-            return (made, made, made, *self.launch.scalars)
-        return (of_a(a), of_b(b), made, *self.launch.scalars)
+    def scalars(
+        self, a: Tensor, b: Tensor, up: Tensor, residual: Tensor, c: Tensor, alpha: float = 1.0, beta: float = 1.0
+    ) -> tuple[Any, ...]:
+        """What the kernel is given after its pointers: five tensor maps and numbers."""
+        of_c = self.maps[4](c)
+        numbers = (self.shape, Factors(*self.scales, alpha, beta))
+        read = self.shape.k > 0  # else no map can be made of a, b and up, and none is looked at
+        of_a, of_b, of_up = (of(t) if read else of_c for of, t in zip(self.maps, (a, b, up), strict=False))
+        return (of_a, of_b, of_up, self.maps[3](residual), of_c, *numbers)
 
 
 plans = Plans(HopperPlan)

@@ -19,6 +19,7 @@ NAMES = {
     torch.bfloat16: "BFLOAT16",
     torch.float8_e4m3fn: "UINT8",
     torch.int8: "UINT8",
+    torch.int32: "INT32",
 }
 
 
