@@ -405,6 +405,7 @@ def check_inner_loop(text: str, product: str, fetches: int) -> None:
     inner = text[text.index(product) : text.rindex(product)]
     assert "R2UR" not in inner, "descriptors are made in registers of threads"
     assert len(re.findall(r"\bMOV|IMAD\.MOV", inner)) < 20, "sums are moved"
+    assert "MEMBAR.ALL.GPU" not in text, "a stage is released behind all stores of the block"
     producer = text[text.rindex("ELECT") :]
     assert "BRA.U.ANY" not in producer, "the producer's operands are sought lane by lane"
     assert producer.count("UTMALDG") and producer.count("UTMALDG") % fetches == 0

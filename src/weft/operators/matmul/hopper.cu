@@ -33,7 +33,8 @@ __device__ __forceinline__ void barrier_wait(u64 *barrier, u32 parity) {
                : "memory");
 }
 
-// Arrives at the same barrier of block `rank` of the cluster.
+// Arrives at the same barrier of block `rank` of the cluster. Not releasing at the cluster's scope: that is MEMBAR.ALL.GPU, once a stage,
+// for ordinary stores that nobody waits for; what wgmma has read it has read when its wait is over.
 __device__ __forceinline__ void barrier_arrive(u64 *barrier, u32 rank) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote_address(barrier, rank)) : "memory");
 }
