@@ -7,7 +7,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
+import unittest.mock
 import warnings
 from typing import Any
 
@@ -39,6 +41,14 @@ class Recorder(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def as_if_traced(function: Any, tracing: bool) -> Any:
+    """Within it, what a function's module does only where a compiler looks on, it does with plain tensors."""
+    module = sys.modules.get(getattr(function, "__module__", ""))
+    if not tracing or not hasattr(module, "traced"):
+        return contextlib.nullcontext()
+    return unittest.mock.patch.object(module, "traced", lambda *tensors: True)
+
+
 def registered() -> set[str]:
     return {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("weft::")}
 
@@ -52,15 +62,17 @@ def samples(device: str) -> list[Sample]:
         for made in op.implementations.values():
             if not made.ours or made.rung is not None or made.absent(device):
                 continue
-            for w in op.cases("verify", ["fp32"]):
+            dtype = "fp32" if not made.dtypes or "fp32" in made.dtypes else made.dtypes[0]
+            for w in op.cases("verify", [dtype]):
                 g = torch.Generator(device).manual_seed(0)
                 drawn = op.inputs(w, g, device)
                 if not all(t.numel() for t in cases.tensors(drawn)) or w.option("values"):
                     continue
-                for recorder.direction in made.directions or op.directions:
-                    with recorder, contextlib.suppress(Declined):
+                directions = made.directions or op.directions
+                for recorder.direction, tracing in itertools.product(directions, (False, True)):
+                    with recorder, contextlib.suppress(Declined), as_if_traced(made.function, tracing):
                         cases.results(op, made.function, recorder.direction, cases.map_tensors(cases.clone, drawn))
-                        if recorder.direction == "forward" and "backward" in (made.directions or op.directions):
+                        if recorder.direction == "forward" and "backward" in directions:
                             cases.results(op, made.function, "backward", cases.map_tensors(cases.clone, drawn))
     return list(recorder.samples.values())
 

@@ -82,7 +82,7 @@ def linear_statistics(
         base = tl.where(higher == -float("inf"), 0.0, higher)  # a row that has seen only -inf
         total = total * exponential(top - base, ACCURATE) + tl.sum(exponential(z - base[:, None], ACCURATE), axis=1)
         top = higher
-    part = T.to(tl.int64) * splits  # elements of each of the four
+    part = (T + tl.full([], 0, tl.int64)) * splits  # elements of each of the four
     at = parts_ptr + split.to(tl.int64) * T + row
     tl.store(at, top, mask=row < T)
     tl.store(at + part, total, mask=row < T)
@@ -102,7 +102,7 @@ def combine_statistics(
         target_ptr, class_ptr, sums_ptr, row, T, V, target_stride, class_stride, ignore,
         HAS_WEIGHT, MEAN, HAS_WEIGHT and SMOOTH,
     )  # fmt: skip
-    part = T.to(tl.int64) * splits
+    part = (T + tl.full([], 0, tl.int64)) * splits
     best = tl.full([ROWS], -float("inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     weighted = tl.zeros([ROWS], tl.float32)

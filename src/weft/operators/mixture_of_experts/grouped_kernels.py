@@ -24,6 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.elementwise.curves import logistic
 from weft.operators.launch import INTERPRETING, Plan, Plans
 
 
@@ -112,7 +113,7 @@ def grouped_product(
         tl.store(pre, acc.to(pre_ptr.dtype.element_ty), mask=inside)
         tl.store(pre + N, acc_up.to(pre_ptr.dtype.element_ty), mask=inside)
     if GATED:
-        acc = acc / (1 + tl.exp(-acc)) * acc_up
+        acc = acc * logistic(acc, y_ptr.dtype.element_ty == tl.float32) * acc_up
     tl.store(y_ptr + at, acc.to(y_ptr.dtype.element_ty), mask=inside)
 
 
@@ -164,7 +165,7 @@ def gated_gradient(dy_ptr, pre_ptr, dpre_ptr, R, N, dy_row, dy_col, BLOCK: tl.co
     dy = tl.load(dy_ptr + r * dy_row + n.to(tl.int64) * dy_col, mask=n < N, other=0.0).to(tl.float32)
     gate = tl.load(pre_ptr + at, mask=n < N, other=0.0).to(tl.float32)
     up = tl.load(pre_ptr + at + N, mask=n < N, other=0.0).to(tl.float32)
-    s = 1 / (1 + tl.exp(-gate))
+    s = logistic(gate, dpre_ptr.dtype.element_ty == tl.float32)
     tl.store(dpre_ptr + at, (dy * up * s * (1 + gate * (1 - s))).to(dpre_ptr.dtype.element_ty), mask=n < N)
     tl.store(dpre_ptr + at + N, (dy * gate * s).to(dpre_ptr.dtype.element_ty), mask=n < N)
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.definition import BYTES, Cost, Mutant, Operator, Tolerance, Workload, workload
+from weft.definition import BYTES, Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants
 from weft.operators.call import Choice, check_same, check_tensor, on_gpu, traced
 from weft.operators.random_inputs import random_tensor
@@ -40,6 +40,8 @@ def torch_spmm(matrix: CSR, b: Tensor) -> Tensor:
     """cuSPARSE on a GPU, through a ``sparse_csr`` tensor of the same memory."""
     if not matrix.stored or not b.numel() or (not b.is_cuda and b.dtype != torch.float32):
         return reference(matrix, b)  # PyTorch's sparse product on a CPU has no 16-bit kernel
+    if b.is_cuda and matrix.stored > matrix.shape[0] * matrix.shape[1]:
+        raise Declined("cuSPARSE takes no more elements than the matrix has places")
     return torch.mm(spmv.sparse_tensor(matrix), b)
 
 
