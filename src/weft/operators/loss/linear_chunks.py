@@ -158,7 +158,7 @@ def loss_and_gradients(call: Call, wanted: tuple[bool, ...]) -> tuple[Tensor, Th
     loss = of_rows.losses
     if call.options.reduction != "none":
         loss = torch.empty((), device=call.x.device, dtype=call.loss_dtype)
-        total_plans.of((of_rows.losses,))(of_rows.losses, loss)
+        total_plans.of((of_rows.losses, loss))(of_rows.losses, loss)
     return loss.to(call.loss_dtype), (None, None, None) if gradients is None else gradients.done()
 
 
@@ -188,4 +188,4 @@ def _label_sums(target: Tensor, of_class: Tensor, v: int, options: Options, has_
 
 label_plans = Plans(_label_sums)
 rows_plans = Plans(_rows_plan)
-total_plans = Plans(lambda losses: Sum(losses.shape[0]))
+total_plans = Plans(lambda losses, loss: Sum(losses.shape[0]))

@@ -150,6 +150,10 @@ def cublas(
         return (product if bias is None else product + bias.float()).to(dtype)
     try:
         scales = (a_scale.reshape(()), b_scale.reshape(())) if kind == "tensor" else (a_scale, b_scale)
+        if kind == "block":  # cuBLAS wants a's scales column by column, and b's with rows of whole 16 bytes
+            if b_scale.shape[0] % 4:
+                raise Declined(f"{b_scale.shape[0]} blocks along K, no multiple of 4")
+            scales = (a_scale.t().contiguous().t(), b_scale)
         return torch._scaled_mm(a, b, *scales, bias=bias, out_dtype=dtype, use_fast_accum=fast_accumulate)
     except (RuntimeError, ValueError) as error:  # layouts, sizes and dtypes that cuBLASLt has no kernel for
         raise Declined(str(error).splitlines()[0]) from error
