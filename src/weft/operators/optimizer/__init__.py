@@ -1,0 +1,1 @@
+"""Optimizer steps: one launch for all parameters of all shapes and dtypes, through a table of pointers."""

@@ -1,0 +1,167 @@
+"""What the definitions of the optimizers share: sets of tensors, bytes, and ways to be wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.definition import Cost, Declined, Mutant, Workload, workload
+from weft.operators.random_inputs import random_tensor
+
+LANGUAGE_MODEL = (  # 16 layers of a language model of 1.24 G parameters, and its embedding
+    *(
+        (
+            (2048, 2048),
+            (512, 2048),
+            (512, 2048),
+            (2048, 2048),
+            (8192, 2048),
+            (8192, 2048),
+            (2048, 8192),
+            (2048,),
+            (2048,),
+        )
+        * 16
+    ),
+    (128256, 2048),
+)
+MEAN = round(sum(torch.Size(s).numel() for s in LANGUAGE_MODEL) / len(LANGUAGE_MODEL))
+
+AXES = {"T": "tensors", "P": "elements of each, in the mean"}
+OPTIONS = {
+    "shapes": ("equal", "uneven", "language_model"),
+    "layout": ("contiguous", "unaligned", "transposed"),
+    "values": ("normal", "nonfinite"),
+    "states": ("same", "fp32"),
+    "maximize": (True, False),
+}
+
+
+def shapes(w: Workload) -> list[tuple[int, ...]]:
+    """Of the tensors: all [P]; or from 0 elements to about twice P; or those of a language model."""
+    kind = w.option("shapes", "equal")
+    if kind == "language_model":
+        if (w["T"], w["P"]) != (len(LANGUAGE_MODEL), MEAN):
+            raise ValueError(
+                f"shapes=language_model is T={w['T']},P={w['P']}; expected T={len(LANGUAGE_MODEL)},P={MEAN}"
+            )
+        return list(LANGUAGE_MODEL)
+    if kind == "uneven":
+        return [(2 * w["P"] * i // max(w["T"] - 1, 1),) for i in range(w["T"])]
+    if w.option("layout") == "transposed":
+        return [(3, w["P"] // 3)] * w["T"]
+    return [(w["P"],)] * w["T"]
+
+
+def elements(w: Workload) -> int:
+    return sum(torch.Size(s).numel() for s in shapes(w))
+
+
+def lists(w: Workload, g: Any, device: str, states: dict[str, bool]) -> dict[str, list[Tensor]]:
+    """Weights, gradients and states (name → whether it is never negative); gradients may be non-finite."""
+    layout = w.option("layout", "contiguous")
+
+    def drawn(values: str = "normal", dtype: str = w.dtype) -> list[Tensor]:
+        return [random_tensor(g, s, dtype, device, layout=layout, values=values) for s in shapes(w)]
+
+    made = {"params": drawn(), "grads": drawn(w.option("values", "normal"))}
+    kept = "fp32" if w.option("states", "same") == "fp32" else w.dtype
+    for name, positive in states.items():
+        made[name] = [t.abs_() if positive else t for t in drawn(dtype=kept)]
+    return made
+
+
+def counts(w: Workload, device: str) -> list[Tensor]:
+    """Steps done, fp32: another number for each of neighbouring tensors."""
+    return [torch.tensor(float(i % 7 * 11), device=device) for i in range(w["T"])]
+
+
+def decline_mixed(params: Sequence[Tensor], states: Sequence[Tensor]) -> None:
+    """Raises Declined where states are kept in another dtype than weights: PyTorch's optimizers have one for both."""
+    if any(p.dtype != s.dtype for p, s in zip(params, states, strict=True)):
+        raise Declined("PyTorch keeps states in the weight's dtype")
+
+
+def cost(states: int, flops: int, special: int = 0) -> Callable[[Workload, str], Cost]:
+    """Weight, gradient and states are read, weight and states written."""
+
+    def of(w: Workload, direction: str) -> Cost:
+        n = elements(w)
+        size = w.bytes_per_element
+        kept = states * (4 if w.option("states", "same") == "fp32" else size)
+        return Cost((2 * size + kept) * n, (size + kept) * n, vector_flops=flops * n, special_ops=special * n)
+
+    return of
+
+
+WORKLOADS = {
+    "verify": [
+        workload(T=1, P=1),
+        workload(T=3, P=100),
+        workload(T=5, P=700, shapes="uneven"),
+        workload(T=2, P=4096),
+        workload(T=2, P=2049),
+        workload(T=3, P=2053, layout="unaligned"),
+        workload(T=2, P=300, layout="transposed"),
+        workload(T=3, P=500, maximize=True),
+        workload(T=2, P=1000, values="nonfinite"),
+        workload("fp16", T=2, P=2100, states="fp32"),
+        workload("bf16", T=2, P=2100, states="fp32"),
+    ],
+    "bench": [
+        workload("fp32", T=len(LANGUAGE_MODEL), P=MEAN, shapes="language_model"),
+        workload("bf16", T=len(LANGUAGE_MODEL), P=MEAN, shapes="language_model"),
+        workload("bf16", T=len(LANGUAGE_MODEL), P=MEAN, shapes="language_model", states="fp32"),
+        workload("fp32", T=1000, P=64),
+    ],
+    "quick": [workload(T=64, P=2**18)],
+    "host": [workload("fp32", T=1000, P=64)],
+    "compile": [workload(T=2, P=5000), workload("bf16", T=2, P=5000, states="fp32")],
+    "tune": [workload(d, T=16, P=2**23) for d in ("fp32", "bf16")],
+    "huge": [workload("bf16", T=1, P=2**31 + 17)],
+}
+
+
+def mutants(reference: Callable[..., None], *states: str) -> list[Mutant]:
+    """Ways to be wrong that every optimizer has, made from the right one (which works in place)."""
+
+    def with_changed(**changes: Callable[[Any], Any]) -> Callable[..., None]:
+        def wrong(**arguments: Any) -> None:
+            reference(**{**arguments, **{name: change(arguments[name]) for name, change in changes.items()}})
+
+        return wrong
+
+    def copies(tensors: list[Tensor]) -> list[Tensor]:
+        return [t.clone() for t in tensors]
+
+    def last_left_out(**arguments: Any) -> None:
+        reference(**{n: v[:-1] if isinstance(v, list) else v for n, v in arguments.items()})
+
+    def tail_skipped(params: list[Tensor], **arguments: Any) -> None:
+        """The last partial chunk is never written."""
+        before = [p.clone() for p in params]
+        reference(params=params, **arguments)
+        for p, b in zip(params, before, strict=True):
+            flat, old = p.view(-1) if p.is_contiguous() else p.t().reshape(-1), b.reshape(-1)
+            if p.is_contiguous():
+                flat[flat.numel() // 16 * 16 :] = old[flat.numel() // 16 * 16 :]
+
+    def spoils_gradients(**arguments: Any) -> None:
+        reference(**arguments)
+        for g in arguments["grads"]:
+            g.mul_(2)
+
+    return [
+        Mutant("weights not written", with_changed(params=copies)),
+        *(Mutant(f"{name} not written", with_changed(**{name: copies})) for name in states),
+        Mutant("last tensor left out", last_left_out),
+        Mutant("tail skipped", tail_skipped),
+        Mutant("gradients shifted by one", with_changed(grads=lambda gs: [g.roll(1) for g in gs])),
+        Mutant("gradient's sign turned", with_changed(maximize=lambda maximize: not maximize)),
+        Mutant("another learning rate", with_changed(lr=lambda lr: 1.01 * lr)),
+        Mutant("no decay", with_changed(weight_decay=lambda decay: 0.0)),
+        Mutant("gradients changed", spoils_gradients),
+    ]

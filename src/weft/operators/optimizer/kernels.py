@@ -1,0 +1,240 @@
+"""The engine's kernels: one launch updates every parameter, whatever its shape, dtype and group.
+
+A program takes one chunk of one tensor. The chunk map says which; the tensor's row of the table says where its weight and
+states lie, how long it is and of which kind it is; what changes every step (gradients' addresses, numbers such as betas)
+lies apart. The update itself is a rule (``rule.py``): a Triton function of registers, so engine and rule are apart.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from weft.operators.optimizer.storage import load, load_split, store, store_split, store_stochastic
+
+# A tensor's row in the table: 64-bit words, 128 bytes.
+ROW = tl.constexpr(16)
+PARAM = tl.constexpr(0)  # addresses: the weight,
+STATES = tl.constexpr(1)  # the rule's states and behind them the lower halves of a split weight (SLOTS words),
+STEP = tl.constexpr(6)  # the count of steps (fp32),
+RATE = tl.constexpr(7)  # the learning rate (fp32); 0: it is among the numbers
+SIZE = tl.constexpr(8)  # elements
+CHUNKS = tl.constexpr(9)
+KIND_OF = tl.constexpr(10)  # index into KINDS
+GROUP = tl.constexpr(11)  # row of the numbers
+SEED = tl.constexpr(12)  # of stochastic rounding
+SLOTS = 5
+
+# A kind of tensor, which code is compiled for: a number of hexadecimal digits. These are their places.
+PARAM_TYPE = tl.constexpr(16**0)
+GRAD_TYPE = tl.constexpr(16**1)
+KEPT = tl.constexpr(16**2)  # the rule's states, without the lower half of a split weight
+VARIANT = tl.constexpr(16**3)  # of the rule
+ROUNDING = tl.constexpr(16**4)
+COUNTED = tl.constexpr(16**5)  # whether the rule, or the rounding, wants the number of the step
+STATE_TYPES = tl.constexpr(16**6)  # one after the other
+NEAREST, STOCHASTIC, SPLIT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+
+# What all launches of an optimizer share, fp32.
+FACTOR = tl.constexpr(0)  # that gradients are multiplied by to clip them
+FOUND = tl.constexpr(1)  # 1 where a gradient is not finite
+NORM = tl.constexpr(2)  # of all gradients
+SKIPPED = tl.constexpr(3)  # steps
+CONTROLS = 4
+
+
+@triton.jit(do_not_specialize=["chunks", "numbers", "scale", "found"])
+def update(
+    grads, table, chunks, numbers, arrivals, control, scale, found,
+    RULE: tl.constexpr, KINDS: tl.constexpr, NUMBERS: tl.constexpr, BLOCK: tl.constexpr,
+    SCALED: tl.constexpr, CLIPPED: tl.constexpr, GUARDED: tl.constexpr, ZEROED: tl.constexpr,
+):  # fmt: skip
+    """One step of all parameters.
+
+    Args:
+        grads: addresses of the gradients, int64, one for each row of the table.
+        table: [rows, ROW] int64.
+        chunks: int64, one for each program: row | chunk of that row << 32.
+        numbers: [groups, NUMBERS] fp32: learning rate, sign (−1 maximises), then the rule's.
+        arrivals: int32, one for each row: programs that have read the count of steps; 0 between launches.
+        control: [CONTROLS] fp32.
+        scale: of the loss, one fp32; gradients are divided by it (SCALED).
+        found: one fp32; where it is not 0, nothing is updated and the step is counted as skipped (GUARDED).
+        RULE: a Triton function ``(p, g, states, step, lr, numbers, variant) -> p, states``.
+        KINDS: the kinds of tensor there are.
+        ZEROED: gradients are set to 0.
+    """
+    place = tl.load(chunks + tl.program_id(0))
+    row = place & 0xFFFFFFFF
+    words = table + row * ROW
+    start = (place >> 32) * BLOCK
+    gradient = tl.load(grads + row)
+    kind = tl.load(words + KIND_OF)
+    skip = False
+    if GUARDED:
+        skip = tl.load(found) != 0
+        if skip & (tl.program_id(0) == 0):
+            tl.store(control + SKIPPED, tl.load(control + SKIPPED) + 1)
+    factor = 1.0
+    if CLIPPED:
+        factor = tl.load(control + FACTOR)
+    if SCALED:
+        factor = tl.div_rn(factor, tl.load(scale).to(tl.float32))
+    for k in tl.static_range(len(KINDS)):
+        if kind == k:
+            if not skip:
+                chunk(
+                    words, gradient, start, row, numbers, arrivals, factor,
+                    RULE, KINDS[k], NUMBERS, BLOCK, ZEROED,
+                )  # fmt: skip
+            elif ZEROED:
+                clear(words, gradient, start, KINDS[k], BLOCK)
+
+
+@triton.jit
+def chunk(
+    words, gradient, start, row, numbers, arrivals, factor,
+    RULE: tl.constexpr, KIND: tl.constexpr, NUMBERS: tl.constexpr, BLOCK: tl.constexpr,
+    ZEROED: tl.constexpr,
+):  # fmt: skip
+    """A whole chunk whose addresses are multiples of 16 bytes goes in 16-byte accesses; any other element by element."""
+    addresses = gradient | tl.load(words + PARAM)
+    for s in tl.static_range(KIND // KEPT % 16 + (KIND // ROUNDING % 16 == SPLIT)):
+        addresses |= tl.load(words + STATES + s)
+    if (start + BLOCK <= tl.load(words + SIZE)) & ((addresses & 15) == 0):
+        advance(
+            words, gradient, start, row, numbers, arrivals, factor,
+            RULE, KIND, NUMBERS, BLOCK, ZEROED, True,
+        )  # fmt: skip
+    else:
+        advance(
+            words, gradient, start, row, numbers, arrivals, factor,
+            RULE, KIND, NUMBERS, BLOCK, ZEROED, False,
+        )  # fmt: skip
+
+
+@triton.jit
+def advance(
+    words, gradient, start, row, numbers, arrivals, factor,
+    RULE: tl.constexpr, KIND: tl.constexpr, NUMBERS: tl.constexpr, BLOCK: tl.constexpr,
+    ZEROED: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """Reads a chunk, applies the rule in fp32 registers, writes it back."""
+    STATE_COUNT: tl.constexpr = KIND // KEPT % 16
+    HOW: tl.constexpr = KIND // ROUNDING % 16
+    COUNT: tl.constexpr = KIND // COUNTED % 16
+    mask = tl.arange(0, BLOCK) < tl.minimum(tl.load(words + SIZE) - start, BLOCK).to(tl.int32)
+    weight = tl.load(words + PARAM)
+    lower = tl.load(words + STATES + STATE_COUNT)  # of a split weight; unused otherwise
+    if HOW == SPLIT:
+        p = load_split(weight, lower, start, mask, WHOLE)
+    else:
+        p = load(weight, start, mask, KIND // PARAM_TYPE % 16, WHOLE).to(tl.float32)
+    g = load(gradient, start, mask, KIND // GRAD_TYPE % 16, WHOLE).to(tl.float32)
+    states = ()
+    for s in tl.static_range(STATE_COUNT):
+        state = load(tl.load(words + STATES + s), start, mask, KIND // (STATE_TYPES * 16**s) % 16, WHOLE)
+        states = states + (state.to(tl.float32),)  # type: ignore[assignment] # noqa: RUF005
+
+    line = numbers + tl.load(words + GROUP) * NUMBERS
+    lr = tl.load(line)
+    rate = tl.load(words + RATE)
+    if rate != 0:
+        lr = tl.load(rate.to(tl.pointer_type(tl.float32)))
+    values = ()
+    for n in tl.static_range(2, NUMBERS):
+        values = values + (tl.load(line + n),)  # type: ignore[assignment] # noqa: RUF005
+    g *= factor * tl.load(line + 1)
+    count = 0.0
+    step_ptr = tl.load(words + STEP).to(tl.pointer_type(tl.float32))
+    if COUNT:
+        # An atomic is done by one thread, which tells the others: once it is back, no thread of this program reads the
+        # count again. A plain load would be done by every warp, and a late one could see what is written below.
+        count = tl.atomic_add(step_ptr, 0.0, sem="relaxed")
+    p, states = RULE(p, g, states, count + 1, lr, values, KIND // VARIANT % 16)
+
+    if HOW == SPLIT:
+        store_split(weight, lower, start, mask, p, WHOLE)
+    elif HOW == STOCHASTIC:
+        store_stochastic(weight, start, mask, p, tl.load(words + SEED), row, count, BLOCK, WHOLE)
+    else:
+        store(weight, start, mask, p, KIND // PARAM_TYPE % 16, WHOLE)
+    for s in tl.static_range(STATE_COUNT):
+        store(tl.load(words + STATES + s), start, mask, states[s], KIND // (STATE_TYPES * 16**s) % 16, WHOLE)
+    if ZEROED:
+        store(gradient, start, mask, tl.zeros_like(p), KIND // GRAD_TYPE % 16, WHOLE)
+    if COUNT:
+        chunks = tl.load(words + CHUNKS)
+        if chunks == 1:
+            tl.store(step_ptr, count + 1)
+        else:
+            # 1, but known only once the count is: so no program is counted as having read before it has
+            read = tl.where(count >= 0, 1, 0)
+            if tl.atomic_add(arrivals + row, read, sem="relaxed") == chunks - 1:
+                tl.store(step_ptr, count + 1)
+                tl.store(arrivals + row, 0)
+
+
+@triton.jit
+def clear(words, gradient, start, KIND: tl.constexpr, BLOCK: tl.constexpr):
+    """Sets a chunk of the gradient to 0, of a step that is skipped."""
+    mask = tl.arange(0, BLOCK) < tl.minimum(tl.load(words + SIZE) - start, BLOCK).to(tl.int32)
+    store(gradient, start, mask, tl.zeros([BLOCK], tl.float32), KIND // GRAD_TYPE % 16, False)
+
+
+@triton.jit(do_not_specialize=["chunks", "chunk_count", "scale", "found", "max_norm", "programs"])
+def gradient_norm(
+    grads, table, chunks, partial, arrivals, control, scale, found,
+    chunk_count: tl.int32, programs: tl.int32, max_norm: tl.float32,
+    KINDS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+    SCALED: tl.constexpr, GUARDED: tl.constexpr,
+):  # fmt: skip
+    """The 2-norm of all gradients together, the factor that clips it to ``max_norm``, and whether all are finite.
+
+    Every program adds up its chunks in their order and writes one partial sum; the last one to arrive adds those up, as a tree
+    over their places. Neither depends on which program is last, so the same gradients give the same bits.
+
+    Args:
+        partial: [2, PARTS] fp32: sums of squares; 1 where something is not finite.
+        arrivals: one int32, 0 between launches.
+        GUARDED: what ``found`` holds counts as not finite too.
+    """
+    pid = tl.program_id(0)
+    total = tl.zeros([BLOCK], tl.float32)
+    bad = tl.zeros([BLOCK], tl.int32)
+    for c in range(pid, chunk_count, programs):
+        place = tl.load(chunks + c)
+        row = place & 0xFFFFFFFF
+        words = table + row * ROW
+        start = (place >> 32) * BLOCK
+        gradient = tl.load(grads + row)
+        kind = tl.load(words + KIND_OF)
+        size = tl.load(words + SIZE)
+        whole = (start + BLOCK <= size) & ((gradient & 15) == 0)
+        mask = tl.arange(0, BLOCK) < tl.minimum(size - start, BLOCK).to(tl.int32)
+        g = tl.zeros([BLOCK], tl.float32)
+        for k in tl.static_range(len(KINDS)):
+            if kind == k:
+                if whole:
+                    g = load(gradient, start, mask, KINDS[k] // GRAD_TYPE % 16, True).to(tl.float32)
+                else:
+                    g = load(gradient, start, mask, KINDS[k] // GRAD_TYPE % 16, False).to(tl.float32)
+        total += g * g
+        bad |= (tl.abs(g) < float("inf")).to(tl.int32) ^ 1  # NaN compares as false
+    tl.store(partial + pid, tl.sum(total))
+    tl.store(partial + PARTS + pid, tl.max(bad).to(tl.float32))
+    if tl.atomic_add(arrivals, 1) == programs - 1:  # acquires what the others have released
+        places = tl.arange(0, PARTS)
+        squares = tl.load(partial + places, mask=places < programs, other=0.0, cache_modifier=".cg")
+        flags = tl.load(partial + PARTS + places, mask=places < programs, other=0.0, cache_modifier=".cg")
+        norm = tl.sqrt_rn(tl.sum(squares))
+        if SCALED:
+            norm = tl.div_rn(norm, tl.load(scale).to(tl.float32))
+        flag = tl.max(flags)
+        if GUARDED:
+            flag = tl.maximum(flag, (tl.load(found) != 0).to(tl.float32))
+        # as torch.nn.utils.clip_grad_norm_ has it; a norm that is NaN gives NaN
+        tl.store(control + FACTOR, tl.minimum(tl.div_rn(max_norm, norm + 1e-6), 1.0, tl.PropagateNan.ALL))
+        tl.store(control + FOUND, flag)
+        tl.store(control + NORM, norm)
+        tl.store(arrivals, 0)

@@ -1,0 +1,260 @@
+"""The table of pointers, the chunk map, and the launches that they are made for.
+
+What never changes from step to step (addresses of weights and states, sizes, kinds) is uploaded once. Gradients' addresses and
+the groups' numbers share one small buffer, which is uploaded when they differ from the last ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+from torch import Tensor
+
+from weft.operators.configs import Config, Configurations, grid_of
+from weft.operators.launch import Plan, compile_request, multiprocessors
+from weft.operators.numbered import NumberedPlan
+from weft.operators.optimizer import kernels
+from weft.operators.optimizer.rule import Rule
+
+TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int16: 3}  # by their number in the kernels
+ROUNDINGS = ("nearest", "stochastic", "split")  # by their number in the kernels
+ROW = kernels.ROW.value
+CAPTURES = 4  # graphs that can be captured between two eager steps
+
+
+def heuristic(sm: int, dtype: torch.dtype) -> Config:
+    """8 elements a thread: 16 or 32 bytes of each tensor, and 64 registers, so that four programs share a multiprocessor."""
+    return {"BLOCK": 2048, "num_warps": 8}
+
+
+def candidates(sm: int, dtype: torch.dtype) -> Any:
+    every = grid_of({"BLOCK": (1024, 2048, 4096, 8192), "num_warps": (4, 8, 16)})
+    return [c for c in every if 4 <= c["BLOCK"] // (32 * c["num_warps"]) <= 32]
+
+
+configurations = Configurations(__file__, "update", heuristic, candidates)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A parameter as the engine sees it.
+
+    Args:
+        param: float32, float16 or bfloat16, dense in memory.
+        states: the rule's, of the same strides; behind them the int16 lower half of a split weight.
+        step: one fp32, the number of steps done, where the rule or the rounding wants it.
+        options: of its group.
+        group: number of the group: its row of the numbers.
+        rounding: ``nearest``, ``stochastic`` or ``split``.
+        gradient: the gradient's dtype.
+    """
+
+    param: Tensor
+    states: tuple[Tensor, ...]
+    step: Tensor | None
+    options: dict[str, Any]
+    group: int = 0
+    rounding: str = "nearest"
+    gradient: torch.dtype = torch.float32
+    seed: int = 0
+
+
+class Table:
+    """Parameters of one device, and the launches that update them.
+
+    Args:
+        groups: how many groups there are; every row's number is below.
+    """
+
+    def __init__(self, rule: Rule, entries: Sequence[Entry], groups: int = 1):
+        self.rule, self.entries = rule, entries
+        self.device = entries[0].param.device
+        self.made = torch.device("cpu") if self.device.type == "meta" else self.device  # where the table itself lies
+        wide = max(e.param.element_size() for e in entries)
+        config = configurations(self.device, torch.float32 if wide == 4 else torch.bfloat16)
+        self.block, self.warps = config["BLOCK"], config["num_warps"]
+        self.values = 2 + len(rule.numbers(entries[0].options))
+        n = len(entries)
+        fresh = n + -(-groups * self.values // 2)
+        self.fresh = torch.zeros(fresh, dtype=torch.int64, device=self.made)
+        self.last = np.zeros(fresh, np.int64)  # what was uploaded
+        self.next = np.zeros(fresh, np.int64)
+        self.addresses = self.next[:n]
+        self.numbers = self.next[n:].view(np.float32)[: groups * self.values].reshape(groups, self.values)
+        self.rates: list[Any] = [None] * groups  # learning rates that are tensors on the device
+        self.kinds: dict[int, int] = {}
+        self.words = np.zeros((n, ROW), np.int64)
+        for row, entry in enumerate(entries):
+            self.words[row] = self._row(row, entry)
+        self.table = torch.from_numpy(self.words).to(self.made, copy=True)
+        self.arrivals = torch.zeros(n + 1, dtype=torch.int32, device=self.made)  # the last one is the norm's
+        self.control = torch.zeros(kernels.CONTROLS, dtype=torch.float32, device=self.made)
+        self.parts = min(8 * multiprocessors(self.device), 2048)
+        self.partial: Tensor | None = None
+        self.maps: dict[bytes, Tensor] = {}
+        self.plans: dict[Any, Any] = {}
+        self.pinned = [self._pin() for _ in range(CAPTURES)] if self.made.type == "cuda" else []
+        self.captured: list[Tensor] = []  # what captured graphs read from, as long as the table lives
+
+    def _row(self, row: int, e: Entry) -> list[int]:
+        states = tuple(TYPES[s.dtype] for s in e.states)
+        rule = self.rule
+        counted = rule.counted(e.options) or e.rounding == "stochastic"
+        if len(states) > kernels.SLOTS:
+            raise ValueError(f"a rule keeps {len(states)} states of a weight; expected at most {kernels.SLOTS}")
+        kept, variant = len(rule.states(e.options)), int(rule.variant(e.options))
+        types = TYPES[e.param.dtype], TYPES[e.gradient]
+        digits = (*types, kept, variant, ROUNDINGS.index(e.rounding), int(counted), *states)
+        kind = sum(digit << 4 * place for place, digit in enumerate(digits))
+        words = [0] * ROW
+        words[kernels.PARAM.value] = e.param.data_ptr()
+        for s, state in enumerate(e.states):
+            words[kernels.STATES.value + s] = state.data_ptr()
+        if e.step is not None:
+            words[kernels.STEP.value] = e.step.data_ptr()
+        words[kernels.SIZE.value] = e.param.numel()
+        words[kernels.CHUNKS.value] = self._chunks(e.param.numel())
+        words[kernels.KIND_OF.value] = self.kinds.setdefault(kind, len(self.kinds))
+        words[kernels.GROUP.value] = e.group
+        words[kernels.SEED.value] = e.seed
+        return words
+
+    def _chunks(self, size: int) -> int:
+        """Programs that a tensor takes: one of an empty tensor too, which counts its step."""
+        return max(-(-size // self.block), 1)
+
+    def set_group(self, group: int, options: dict[str, Any], sign: float) -> None:
+        """Writes a group's numbers, to be uploaded by the next launch if they differ from the last."""
+        lr = options["lr"]
+        tensor = isinstance(lr, Tensor) and lr.device == self.made and lr.dtype == torch.float32
+        self.numbers[group] = (0.0 if tensor else float(lr), sign, *self.rule.numbers(options))
+        self.set_rate(group, lr if tensor else None)
+
+    def set_rate(self, group: int, lr: Tensor | None) -> None:
+        """Where the group's learning rate is read from: a tensor of the caller's, or (None) the numbers."""
+        if self.rates[group] is lr:
+            return
+        rows = self.words[:, kernels.GROUP.value] == group
+        self.words[rows, kernels.RATE.value] = 0 if lr is None else lr.data_ptr()
+        self.table.copy_(torch.from_numpy(self.words))
+        self.rates[group] = lr
+
+    # ---- upload ------------------------------------------------------------------------------------------------------
+
+    def _pin(self) -> Tensor:
+        return torch.empty(len(self.next), dtype=torch.int64, pin_memory=True)
+
+    def _upload(self) -> Tensor:
+        """The buffer of gradients' addresses and numbers as the next launch is to see it."""
+        if self.made.type != "cuda":
+            if not np.array_equal(self.next, self.last):
+                self.fresh.copy_(torch.from_numpy(self.next))
+                self.last[:] = self.next
+            return self.fresh
+        if torch.cuda.is_current_stream_capturing():
+            return self._captured()
+        if not np.array_equal(self.next, self.last):
+            host = torch.empty(len(self.next), dtype=torch.int64, pin_memory=True)  # reused once its copy is done
+            host.numpy()[:] = self.next
+            self.fresh.copy_(host, non_blocking=True)
+            self.last[:] = self.next
+        return self.fresh
+
+    def _captured(self) -> Tensor:
+        """As :meth:`_upload`, into memory that is the graph's own: a replay uploads from a buffer that nobody writes again."""
+        if not self.pinned:
+            raise RuntimeError(
+                f"more than {CAPTURES} CUDA graphs captured without a step outside of one between them; expected at most "
+                f"{CAPTURES}: call step() once before the next capture"
+            )
+        host = self.pinned.pop()
+        host.numpy()[:] = self.next
+        fresh = torch.empty_like(self.fresh).copy_(host, non_blocking=True)
+        self.captured += [host, fresh]
+        return fresh
+
+    # ---- launch ------------------------------------------------------------------------------------------------------
+
+    def chunk_map(self, active: np.ndarray | None = None) -> Tensor:
+        """The chunks of the rows that have a gradient (of all rows when None), int64: row | chunk of that row << 32."""
+        key = b"" if active is None else active.tobytes()
+        if key not in self.maps:
+            chunks = self.words[:, kernels.CHUNKS.value]
+            rows = np.arange(len(chunks)) if active is None else np.flatnonzero(active)
+            count = chunks[rows]
+            first = np.cumsum(count) - count
+            within = np.arange(int(count.sum())) - np.repeat(first, count)
+            self.maps[key] = torch.from_numpy(np.repeat(rows, count) | within << 32).to(self.made)
+        return self.maps[key]
+
+    def launch(
+        self,
+        active: np.ndarray | None = None,
+        *,
+        scale: Tensor | None = None,
+        found: Tensor | None = None,
+        max_norm: float | None = None,
+        guarded: bool = False,
+        zeroed: bool = False,
+    ) -> None:
+        """One step, with ``addresses`` and ``numbers`` as they have been set: one launch, or two with a norm.
+
+        Args:
+            active: bool, one for each row: whether it has a gradient.
+            scale: of the loss, one fp32 on the device: gradients are divided by it.
+            found: one fp32 on the device: where it is not 0, the step is skipped and counted.
+            max_norm: gradients are scaled down to this 2-norm of all of them.
+            guarded: a step with a gradient that is not finite is skipped and counted.
+            zeroed: gradients are set to 0.
+        """
+        chunks = self.chunk_map(active)
+        if not len(chunks):
+            return
+        fresh = self._upload()
+        grads, numbers = fresh[: len(self.entries)], fresh[len(self.entries) :].view(torch.float32)
+        clipped, control = max_norm is not None, self.control
+        divisor = control if scale is None else scale
+        if clipped or guarded:
+            norm: Any = self._norm_plan(len(chunks), scale is not None, found is not None)
+            flag = control if found is None else found
+            tensors = grads, self.table, chunks, self.partial, self.arrivals[-1:], control, divisor, flag
+            norm(*tensors, len(chunks), norm.grid[0], torch.inf if max_norm is None else max_norm)
+            found = control[kernels.FOUND.value :]
+        plan = self._plan(len(chunks), scale is not None, clipped, guarded or found is not None, zeroed)
+        plan(grads, self.table, chunks, numbers, self.arrivals, control, divisor, control if found is None else found)
+
+    def _plan(self, chunks: int, scaled: bool, clipped: bool, guarded: bool, zeroed: bool) -> Plan:
+        key = (chunks, scaled, clipped, guarded, zeroed)
+        if key not in self.plans or compile_request() is not None:
+            constants = {
+                "RULE": self.rule.update,
+                "KINDS": tuple(self.kinds),
+                "NUMBERS": self.values,
+                "BLOCK": self.block,
+                "SCALED": scaled,
+                "CLIPPED": clipped,
+                "GUARDED": guarded,
+                "ZEROED": zeroed,
+            }
+            self.plans[key] = Plan(kernels.update, (chunks,), (), constants, self.warps)
+        return self.plans[key]
+
+    def _norm_plan(self, chunks: int, scaled: bool, guarded: bool) -> NumberedPlan:
+        key = ("norm", chunks, scaled, guarded)
+        if self.partial is None:
+            self.partial = torch.zeros(2 * triton.next_power_of_2(self.parts), dtype=torch.float32, device=self.made)
+        if key not in self.plans or compile_request() is not None:
+            constants = {
+                "KINDS": tuple(self.kinds),
+                "BLOCK": self.block,
+                "PARTS": triton.next_power_of_2(self.parts),
+                "SCALED": scaled,
+                "GUARDED": guarded,
+            }
+            self.plans[key] = NumberedPlan(kernels.gradient_norm, (min(chunks, self.parts),), (), constants, self.warps)
+        return self.plans[key]
