@@ -114,11 +114,7 @@ def lists(params: Tensors, grads: Tensors, m: Tensors, v: Tensors, largest: Tens
 
 def check(operator: str, tensors: call.Lists, steps: Tensors, numbers: dict[str, Any]) -> None:
     call.check_lists(operator, tensors, steps)
-    betas = numbers["betas"]
-    if not isinstance(betas, (tuple, list)) or len(betas) != 2:
-        raise ValueError(f"{operator}: argument 'betas' is {betas!r:.40}; expected two numbers")
-    call.check_number(operator, "betas[0]", betas[0], 1)
-    call.check_number(operator, "betas[1]", betas[1], 1)
+    call.check_betas(operator, numbers["betas"])
     for name in ("lr", "eps", "weight_decay"):
         call.check_number(operator, name, numbers[name])
 

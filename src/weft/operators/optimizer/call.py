@@ -64,6 +64,13 @@ def check_number(operator: str, name: str, value: Any, below: float = math.inf) 
         raise ValueError(f"{operator}: argument '{name}' is {value!r:.40}; expected a number of 0 or more{limit}")
 
 
+def check_betas(operator: str, betas: Any) -> None:
+    if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+        raise ValueError(f"{operator}: argument 'betas' is {betas!r:.40}; expected two numbers")
+    check_number(operator, "betas[0]", betas[0], 1)
+    check_number(operator, "betas[1]", betas[1], 1)
+
+
 def obstacle(lists: Lists) -> str:
     """Why the engine does not take these tensors (an empty string when it does)."""
     (_, params), *others = lists.items()

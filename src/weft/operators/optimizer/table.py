@@ -69,9 +69,10 @@ class Table:
 
     Args:
         groups: how many groups there are; every row's number is below.
+        control: what launches share (``kernels``), where another table has it already.
     """
 
-    def __init__(self, rule: Rule, entries: Sequence[Entry], groups: int = 1):
+    def __init__(self, rule: Rule, entries: Sequence[Entry], groups: int = 1, control: Tensor | None = None):
         self.rule, self.entries = rule, entries
         self.device = entries[0].param.device
         self.made = torch.device("cpu") if self.device.type == "meta" else self.device  # where the table itself lies
@@ -93,7 +94,8 @@ class Table:
             self.words[row] = self._row(row, entry)
         self.table = torch.from_numpy(self.words).to(self.made, copy=True)
         self.arrivals = torch.zeros(n + 1, dtype=torch.int32, device=self.made)  # the last one is the norm's
-        self.control = torch.zeros(kernels.CONTROLS, dtype=torch.float32, device=self.made)
+        self.control = torch.zeros(kernels.CONTROLS, device=self.made) if control is None else control
+        self.contiguous = all(e.param.is_contiguous() for e in entries)
         self.parts = min(8 * multiprocessors(self.device), 2048)
         self.partial: Tensor | None = None
         self.maps: dict[bytes, Tensor] = {}
@@ -200,6 +202,7 @@ class Table:
         found: Tensor | None = None,
         max_norm: float | None = None,
         guarded: bool = False,
+        measured: bool = False,
         zeroed: bool = False,
     ) -> None:
         """One step, with ``addresses`` and ``numbers`` as they have been set: one launch, or two with a norm.
@@ -210,6 +213,7 @@ class Table:
             found: one fp32 on the device: where it is not 0, the step is skipped and counted.
             max_norm: gradients are scaled down to this 2-norm of all of them.
             guarded: a step with a gradient that is not finite is skipped and counted.
+            measured: the factor that clips and ``found`` are there already: no norm is taken here.
             zeroed: gradients are set to 0.
         """
         chunks = self.chunk_map(active)
@@ -219,13 +223,13 @@ class Table:
         grads, numbers = fresh[: len(self.entries)], fresh[len(self.entries) :].view(torch.float32)
         clipped, control = max_norm is not None, self.control
         divisor = control if scale is None else scale
-        if clipped or guarded:
+        if (clipped or guarded) and not measured:
             norm: Any = self._norm_plan(len(chunks), scale is not None, found is not None)
             flag = control if found is None else found
             tensors = grads, self.table, chunks, self.partial, self.arrivals[-1:], control, divisor, flag
             norm(*tensors, len(chunks), norm.grid[0], torch.inf if max_norm is None else max_norm)
             found = control[kernels.FOUND.value :]
-        plan = self._plan(len(chunks), scale is not None, clipped, guarded or found is not None, zeroed)
+        plan = self._plan(len(chunks), scale is not None, clipped, found is not None, zeroed)
         plan(grads, self.table, chunks, numbers, self.arrivals, control, divisor, control if found is None else found)
 
     def _plan(self, chunks: int, scaled: bool, clipped: bool, guarded: bool, zeroed: bool) -> Plan:

@@ -1,0 +1,9 @@
+"""Optimizers over the one-launch engine of ``weft.operators.optimizer``, in place of those of ``torch.optim``."""
+
+from weft.operators.optimizer.rule import Rule
+from weft.optim.adam import Adam, AdamW
+from weft.optim.lion import Lion
+from weft.optim.optimizer import OneLaunch
+from weft.optim.sgd import SGD
+
+__all__ = ["SGD", "Adam", "AdamW", "Lion", "OneLaunch", "Rule"]

@@ -1,0 +1,130 @@
+"""``Adam`` and ``AdamW``, in place of ``torch.optim``'s."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import adam as functional
+
+from weft.operators.optimizer.adam_rule import ADAM
+from weft.operators.optimizer.rule import Options
+from weft.optim.optimizer import OneLaunch, check_range
+
+
+def plain(params: list[Tensor], grads: list[Tensor], states: list[dict[str, Tensor]], group: dict[str, Any]) -> None:
+    """By PyTorch's function, parameters that the engine does not take."""
+    functional.adam(
+        params,
+        grads,
+        [s["exp_avg"] for s in states],
+        [s["exp_avg_sq"] for s in states],
+        [s["max_exp_avg_sq"] for s in states] if group["amsgrad"] else [],
+        [s["step"] for s in states],
+        amsgrad=group["amsgrad"],
+        has_complex=any(map(torch.is_complex, params)),
+        beta1=group["betas"][0],
+        beta2=group["betas"][1],
+        lr=group["lr"],
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        maximize=group["maximize"],
+        foreach=group["foreach"],
+        capturable=group["capturable"],
+        differentiable=group["differentiable"],
+        fused=group["fused"],
+        decoupled_weight_decay=group["decoupled_weight_decay"],
+    )
+
+
+class Adam(OneLaunch):
+    """Adam (Kingma & Ba 2015), with the arguments, results and ``state_dict`` of ``torch.optim.Adam``.
+
+    Args:
+        params, max_norm, skip_nonfinite, zero_grads, and options of groups such as rounding: see :class:`OneLaunch`.
+        lr: learning rate; a float32 tensor on the device is read by the kernel, so a captured graph takes what it then holds.
+        betas: decay of the moments.
+        eps: added to the root of the second moment.
+        weight_decay: that times the weight is added to the gradient.
+        decoupled_weight_decay: lr times weight_decay is taken from the weight instead, as AdamW does.
+        amsgrad: divide by the largest second moment so far (Reddi, Kale & Kumar 2018).
+
+    Raises:
+        ValueError: options out of range.
+    """
+
+    rule = ADAM
+    plain = staticmethod(plain)
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        decoupled_weight_decay: bool = False,
+        rounding: str = "nearest",
+        state_dtype: torch.dtype | None = None,
+        seed: int = 0,
+        max_norm: float | None = None,
+        skip_nonfinite: bool = False,
+        zero_grads: bool = False,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "amsgrad": amsgrad,
+            "maximize": maximize,
+            "foreach": foreach,
+            "capturable": capturable,
+            "differentiable": differentiable,
+            "fused": fused,
+            "decoupled_weight_decay": decoupled_weight_decay,
+            "rounding": rounding,
+            "state_dtype": state_dtype,
+            "seed": seed,
+        }
+        super().__init__(params, defaults, max_norm=max_norm, skip_nonfinite=skip_nonfinite, zero_grads=zero_grads)
+
+    def check(self, options: Options) -> None:
+        super().check(options)
+        check_range("epsilon value", options["eps"])
+        for index, beta in enumerate(options["betas"]):
+            check_range(f"beta parameter at index {index}", beta, 1.0)
+
+
+class AdamW(Adam):
+    """AdamW (Loshchilov & Hutter 2019), with the arguments, results and ``state_dict`` of ``torch.optim.AdamW``.
+
+    Args:
+        weight_decay: lr times that is taken from the weight. All others: see :class:`Adam`.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        **options: Any,
+    ) -> None:
+        options["decoupled_weight_decay"] = True
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, **options)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:
+            group["decoupled_weight_decay"] = True  # whatever was loaded

@@ -1,0 +1,56 @@
+"""``Lion``, over the rule and the reference of the operator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from weft.operators.optimizer.lion import reference
+from weft.operators.optimizer.lion_rule import LION
+from weft.operators.optimizer.rule import Options
+from weft.optim.optimizer import OneLaunch, check_range
+
+
+def plain(params: list[Tensor], grads: list[Tensor], states: list[dict[str, Any]], group: dict[str, Any]) -> None:
+    """In PyTorch, parameters that the engine does not take."""
+    options = {name: group[name] for name in ("lr", "betas", "weight_decay", "maximize")}
+    reference(params, grads, [s["exp_avg"] for s in states], **options)
+
+
+class Lion(OneLaunch):
+    """Lion (Chen et al. 2023): every weight moves by the learning rate, along the sign of an averaged gradient.
+
+    Args:
+        params: tensors or groups, see :class:`OneLaunch`.
+        lr: learning rate, a third to a tenth of AdamW's; a float32 tensor on the device is read by the kernel.
+        betas: decay of the moment in the direction, and in what is kept.
+        weight_decay: lr times that is taken from the weight.
+        options: those of :class:`OneLaunch`.
+
+    Raises:
+        ValueError: options out of range.
+    """
+
+    rule = LION
+    plain = staticmethod(plain)
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0,
+        *,
+        max_norm: float | None = None,
+        skip_nonfinite: bool = False,
+        zero_grads: bool = False,
+        **options: Any,
+    ) -> None:
+        defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay, **options}
+        super().__init__(params, defaults, max_norm=max_norm, skip_nonfinite=skip_nonfinite, zero_grads=zero_grads)
+
+    def check(self, options: Options) -> None:
+        super().check(options)
+        for index, beta in enumerate(options["betas"]):
+            check_range(f"beta parameter at index {index}", beta, 1.0)

@@ -1,0 +1,304 @@
+"""The base of weft's optimizers: PyTorch's ``Optimizer`` over the one-launch engine of ``weft.operators.optimizer``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from operator import is_
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from weft.operators.optimizer import kernels
+from weft.operators.optimizer.rule import Options, Rule
+from weft.operators.optimizer.table import ROUNDINGS
+from weft.optim import clipping, saved
+from weft.optim.part import Part, local, takes
+from weft.optim.watched import Changes, watch
+
+EVERY: dict[str, Any] = {  # options of every optimizer and their defaults; those of PyTorch's first
+    "maximize": False,
+    "foreach": None,
+    "capturable": False,
+    "differentiable": False,
+    "fused": None,
+    "rounding": "nearest",
+    "state_dtype": None,
+    "seed": 0,
+}
+
+
+class OneLaunch(torch.optim.Optimizer):
+    """An optimizer that updates all parameters in one launch. A subclass brings a rule and, for parameters that the engine
+    does not take, the same in PyTorch; see ``operators/optimizer/README.md``.
+
+    Args:
+        params: as PyTorch's optimizers take them: tensors, named tensors, or groups with options of their own.
+        defaults: the optimizer's options; each may be given for a group too.
+        max_norm: before the step, gradients are scaled down to this 2-norm of all of them together (None: they are not).
+            Takes one more launch, which reads the gradients; ``grad_norm`` is the norm before.
+        skip_nonfinite: a step with a gradient that is not finite changes nothing but ``skipped_steps``; decided on the
+            device, in the same launch as the norm.
+        zero_grads: the step sets gradients to 0 as it reads them, in place of a ``zero_grad(set_to_none=False)`` after it.
+
+    Options of a group, besides the optimizer's own:
+        maximize, differentiable: as in PyTorch; differentiable steps are PyTorch's.
+        foreach, fused, capturable: taken for compatibility: there is one way here, which is fused and capturable always.
+            ``capturable`` and ``fused`` still decide, as in PyTorch, whether ``state_dict`` has steps on the device.
+        rounding: of bf16 weights: ``nearest``; ``stochastic`` (up or down at random so that the expectation is right, from
+            ``seed``); ``split`` (16 more bits of each weight are kept as the state ``lower_bits``: the two are an fp32 weight).
+        state_dtype: of states that have the weight's shape: None for the weight's own, as in PyTorch, or ``torch.float32``.
+
+    Raises:
+        ValueError: options out of range, a parameter that is there twice.
+    """
+
+    rule: ClassVar[Rule]
+    plain: ClassVar[Callable[..., None]]
+    _step_supports_amp_scaling = True  # torch.amp.GradScaler then leaves unscaling and skipping to the step
+
+    def __init__(
+        self,
+        params: Any,
+        defaults: dict[str, Any],
+        *,
+        max_norm: float | None = None,
+        skip_nonfinite: bool = False,
+        zero_grads: bool = False,
+    ) -> None:
+        if max_norm is not None and not max_norm > 0:
+            raise ValueError(f"Invalid max_norm: {max_norm}; expected a number above 0, or None")
+        self.max_norm, self.skip_nonfinite, self.zero_grads = max_norm, skip_nonfinite, zero_grads
+        self._reset()
+        super().__init__(params, {**EVERY, **defaults})
+
+    def _reset(self) -> None:
+        self._changes = Changes()
+        self._changes.seen = True
+        self._parts: list[Part] = []
+        self._plain: list[tuple[int, Tensor]] = []
+        self._order: list[Tensor] = []
+        self._rest: list[Tensor] = []  # parameters that have had no gradient yet
+        self._values: dict[int, list[Any]] = {}
+        self._forms: dict[int, Any] = {}
+        self._controls: dict[torch.device, Tensor] = {}
+
+    # ---- groups and options ------------------------------------------------------------------------------------------
+
+    def check(self, options: Options) -> None:
+        """Raises ValueError for a group's options that are out of range; subclasses add theirs."""
+        check_range("learning rate", options["lr"])
+        check_range("weight_decay value", options.get("weight_decay", 0.0))
+        if options["rounding"] not in ROUNDINGS:
+            raise ValueError(f"Invalid rounding: {options['rounding']!r}; expected {', '.join(ROUNDINGS)}")
+        if options["state_dtype"] not in (None, torch.float32):
+            raise ValueError(f"Invalid state_dtype: {options['state_dtype']}; expected None or torch.float32")
+        if options["fused"] and options["differentiable"]:
+            raise RuntimeError("`fused` does not support `differentiable`")
+        if options["fused"] and options["foreach"]:
+            raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        self.check({**self.defaults, **param_group})
+        params = param_group["params"]
+        if isinstance(params, Tensor):
+            params = [params]
+        if isinstance(params, Iterable) and not isinstance(params, set):  # of a set PyTorch says what is wrong
+            params = list(params)
+            tensors = [p[1] if isinstance(p, tuple) else p for p in params]
+            if len({id(p) for p in tensors}) < len(tensors):
+                raise ValueError("optimizer contains a parameter group with duplicate parameters; expected each once")
+            how = param_group.get("rounding", self.defaults["rounding"])
+            for p in tensors:
+                if how != "nearest" and isinstance(p, Tensor) and p.dtype != torch.bfloat16:
+                    raise ValueError(f"rounding='{how}' is for torch.bfloat16 weights; a parameter is {p.dtype}")
+            param_group = {**param_group, "params": params}
+        super().add_param_group(param_group)
+        self._changes.seen = True
+
+    # ---- step --------------------------------------------------------------------------------------------------------
+
+    @torch._disable_dynamo  # a compiled training step breaks its graph here: pointers are the host's business
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Performs one step.
+
+        Args:
+            closure: computes the loss again and returns it.
+
+        Raises:
+            RuntimeError: sparse gradients; a first step within a CUDA graph capture.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with torch.set_grad_enabled(self.defaults["differentiable"]):
+            self._advance([p for group in self.param_groups for p in group["params"]])
+        return loss
+
+    def _advance(self, params: list[Tensor]) -> None:
+        same = len(params) == len(self._order) and all(map(is_, params, self._order))
+        changed = [g for g in range(len(self.param_groups)) if self._options_changed(g)]
+        if self._changes.seen or not same or not self._still_right():
+            self._prepare(params)
+        active = [part.collect() for part in self._parts]
+        if any(part.outdated for part in self._parts):  # a gradient of another dtype
+            self._prepare(params)
+            active = [part.collect() for part in self._parts]
+        plain = [(g, p) for g, p in self._plain if p.grad is not None]
+        scale, found = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        alone = len(self._parts) == 1 and not plain
+        if (self.max_norm is not None or self.skip_nonfinite) and not alone:
+            found = clipping.measure(self, plain, scale, found)
+        for part, rows in zip(self._parts, active, strict=True):
+            for group in range(len(self.param_groups)) if part.new else changed:
+                options = self.param_groups[group]
+                part.table.set_group(group, options, -1.0 if options["maximize"] else 1.0)
+            part.new = False
+            part.table.launch(
+                rows,
+                scale=on(part.device, scale),
+                found=on(part.device, found),
+                max_norm=self.max_norm,
+                guarded=self.skip_nonfinite,
+                measured=not alone,
+                zeroed=self.zero_grads,
+            )
+            if self.zero_grads:
+                part.zero_copied()
+        if plain:
+            self._step_plain(plain, scale, found)
+
+    def _still_right(self) -> bool:
+        return all(part.valid() for part in self._parts) and all(p.grad is None for p in self._rest)
+
+    def _options_changed(self, index: int) -> bool:
+        """Whether a group's options differ from those of the last step (of tensors nobody knows without looking)."""
+        group = self.param_groups[index]
+        values = [v for name, v in group.items() if name != "params"]
+        known = self._values.get(index)
+        if known is not None and len(known) == len(values):
+            tensors = any(isinstance(v, Tensor) for v in (*known, *values))
+            if not tensors and known == values:
+                return False
+        self._values[index] = values
+        rule, options = self.rule, ("rounding", "state_dtype", "differentiable")
+        form = rule.variant(group), rule.states(group), rule.counted(group), *(group[o] for o in options)
+        if self._forms.get(index) != form:
+            self._forms[index] = form
+            self._changes.seen = True
+        return True
+
+    def _step_plain(self, plain: list[tuple[int, Tensor]], scale: Tensor | None, found: Tensor | None) -> None:
+        """Parameters on the CPU and those that the engine does not take, by PyTorch's own functions."""
+        if found is not None and float(found):
+            if not self._parts:
+                self._control(plain[0][1].device)[kernels.SKIPPED.value] += 1
+            return
+        factor = None if self.max_norm is None else self._control(plain[0][1].device)[kernels.FACTOR.value]
+        for index, group in enumerate(self.param_groups):
+            mine = [p for g, p in plain if g == index]
+            if mine:
+                grads = [clipping.ready(p, self, scale, factor) for p in mine]
+                type(self).plain(mine, grads, [self._state_of(p, group, engine=False) for p in mine], group)
+                if self.zero_grads:
+                    torch._foreach_zero_([p.grad for p in mine if p.grad is not None])
+
+    # ---- preparation -------------------------------------------------------------------------------------------------
+
+    def _prepare(self, params: list[Tensor]) -> None:
+        """Makes the tables of all that has been seen with a gradient, and the states that are not there yet."""
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                f"{type(self).__name__}.step() would make or move its state within a CUDA graph capture; call it once "
+                "before, with the same parameters and gradients, and leave them in place"
+            )
+        self._order = params
+        self._plain, self._rest = [], []
+        rows: dict[torch.device, list[tuple[int, Tensor]]] = {}
+        for index, group in enumerate(self.param_groups):
+            for p in group["params"]:
+                if not takes(p, group):
+                    self._plain.append((index, p))
+                elif p.grad is None and not self.state.get(p):
+                    self._rest.append(p)
+                else:
+                    self._state_of(p, group, engine=True)
+                    rows.setdefault(local(p).device, []).append((index, p))
+        self._parts = [Part(self.rule, r, self.param_groups, self.state, self._control(d)) for d, r in rows.items()]
+        self.state = watch(self.state, self._changes)
+
+    def _control(self, device: torch.device) -> Tensor:
+        if device not in self._controls:
+            self._controls[device] = torch.zeros(kernels.CONTROLS, dtype=torch.float32, device=device)
+        return self._controls[device]
+
+    def _state_of(self, p: Tensor, group: dict[str, Any], *, engine: bool) -> dict[str, Any]:
+        """A parameter's state, made where there is none and moved where a checkpoint has left it elsewhere."""
+        return saved.complete(self.state[p], p, group, self.rule, engine)
+
+    # ---- what users read ---------------------------------------------------------------------------------------------
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps that were skipped because a gradient was not finite (waits for the device)."""
+        return max((int(c[kernels.SKIPPED.value]) for c in self._controls.values()), default=0)
+
+    @property
+    def grad_norm(self) -> Tensor:
+        """The 2-norm of all gradients of the last step, unscaled and before clipping: one fp32 on the device.
+
+        Raises:
+            RuntimeError: it was not computed.
+        """
+        if (self.max_norm is None and not self.skip_nonfinite) or not self._controls:
+            raise RuntimeError("grad_norm is computed by a step with max_norm or skip_nonfinite; there was none")
+        return next(iter(self._controls.values()))[kernels.NORM.value].clone()
+
+    # ---- saving ------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """As PyTorch's: the state of ``torch.optim``'s optimizer of the same name, which can load it."""
+        return saved.export(super().state_dict(), self._parts)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads what :meth:`state_dict`, or that of ``torch.optim``'s optimizer of the same name, has returned.
+
+        Raises:
+            ValueError: other groups, or a state of another shape than its parameter.
+        """
+        order = [p for group in self.param_groups for p in group["params"]]
+        ids = [i for group in state_dict["param_groups"] for i in group["params"]]
+        pairs = [(state_dict["state"].get(i, {}), p) for i, p in zip(ids, order, strict=False)]
+        saved.check_shapes(pairs)
+        super().load_state_dict(state_dict)
+        saved.keep_dtypes(pairs, self.state, self.param_groups)
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = {name: getattr(self, name) for name in ("max_norm", "skip_nonfinite", "zero_grads")}
+        return {**super().__getstate__(), **own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "_changes" not in self.__dict__:
+            self._reset()
+        self._changes.seen = True
+        for group in self.param_groups:
+            for name, value in self.defaults.items():
+                group.setdefault(name, value)
+
+
+def check_range(name: str, value: Any, below: float = math.inf) -> None:
+    """Raises ValueError unless 0 ≤ value < below, NaN included. A tensor on a device is not looked at, beyond its size."""
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise ValueError(f"Tensor {name} must be 1-element")
+        if value.device.type != "cpu":
+            return
+    if not 0.0 <= value < below and not (value == below == math.inf):
+        raise ValueError(f"Invalid {name}: {value}")
+
+
+def on(device: torch.device, value: Tensor | None) -> Tensor | None:
+    return None if value is None else value.to(device)

@@ -1,0 +1,130 @@
+"""The parameters of one device that the engine takes, and what a step asks of each: its gradient's address."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from weft.operators.call import FLOATS, dense
+from weft.operators.launch import INTERPRETING
+from weft.operators.optimizer.call import same_order
+from weft.operators.optimizer.rule import Rule
+from weft.operators.optimizer.table import Entry, Table
+
+ADDRESS, CONTIGUOUS = Tensor.data_ptr, Tensor.is_contiguous
+
+
+def local(t: Tensor) -> Tensor:
+    """A DTensor's shard on this rank; any other tensor itself."""
+    return getattr(t, "_local_tensor", t)
+
+
+def takes(p: Tensor, group: dict[str, Any]) -> bool:
+    """Whether the engine updates this parameter."""
+    mine = local(p)
+    return (
+        (mine.is_cuda or INTERPRETING)
+        and mine.layout == torch.strided
+        and mine.dtype in FLOATS
+        and not group["differentiable"]
+        and dense(mine)
+    )
+
+
+def addresses(tensors: Sequence[Any]) -> np.ndarray:
+    return np.fromiter(map(ADDRESS, tensors), np.int64, len(tensors))
+
+
+class Part:
+    """The parameters of one device and their table.
+
+    Args:
+        rows: (group, parameter) of each.
+        states: of all parameters, complete.
+        control: what this device's launches share.
+    """
+
+    def __init__(
+        self, rule: Rule, rows: list[tuple[int, Tensor]], groups: list[dict[str, Any]], states: Any, control: Tensor
+    ):
+        self.params = [p for _, p in rows]
+        self.device = control.device
+        self.locals = [local(p) for p in self.params]
+        self.distributed = any(a is not b for a, b in zip(self.params, self.locals, strict=True))
+        self.outdated, self.new = False, True
+        self.copied: list[tuple[Tensor, Tensor]] = []  # gradients of another order than their weight, and in its order
+        self.counts = gather([states[p].get("step") for p in self.params], self.device)
+        entries = []
+        for row, (index, p) in enumerate(rows):
+            group, state = groups[index], states[p]
+            if "step" in state:
+                state["step"] = self.counts[row]
+            kept = [local(state[name]) for name in rule.states(group)]
+            if group["rounding"] == "split":
+                kept.append(local(state["lower_bits"]))
+            gradient = self.locals[row].dtype if p.grad is None else local(p.grad).dtype
+            step, how = state.get("step"), group["rounding"]
+            entries.append(Entry(self.locals[row], tuple(kept), step, group, index, how, gradient, group["seed"]))
+        self.table = Table(rule, entries, len(groups), control)
+        self.weights = addresses(self.locals)
+
+    def valid(self) -> bool:
+        """Whether all weights lie where they lay."""
+        mine = [local(p) for p in self.params] if self.distributed else self.params
+        return np.array_equal(addresses(mine), self.weights)
+
+    def collect(self) -> np.ndarray | None:
+        """Writes the gradients' addresses into the table. Returns which rows have one, or None when all have."""
+        self.copied = []
+        grads: list[Any] = [p.grad for p in self.params]
+        if not self.distributed:
+            try:
+                self.table.addresses[:] = addresses(grads)
+                if all(map(CONTIGUOUS, grads)) and self.table.contiguous:
+                    return None
+            except (TypeError, RuntimeError):  # one is None, or has no memory (sparse)
+                pass
+        return self._one_by_one(grads)
+
+    def _one_by_one(self, grads: Sequence[Tensor | None]) -> np.ndarray | None:
+        active = np.ones(len(grads), bool)
+        for row, (p, g) in enumerate(zip(self.params, grads, strict=True)):
+            if g is None:
+                active[row], self.table.addresses[row] = False, 0
+                continue
+            if g.layout != torch.strided:
+                raise RuntimeError(
+                    f"weft's optimizers do not support sparse gradients; parameter {row} has one of {g.layout}. "
+                    "torch.optim.SparseAdam and torch.optim.SGD take them"
+                )
+            if getattr(p, "placements", None) != getattr(g, "placements", None):
+                raise RuntimeError(
+                    f"parameter {row} is placed as {getattr(p, 'placements', None)} and its gradient as "
+                    f"{getattr(g, 'placements', None)}; expected the same"
+                )
+            mine, weight = local(g), self.locals[row]
+            if mine.dtype != self.table.entries[row].gradient:
+                self.outdated = True
+            elif not same_order(weight, mine):
+                self.copied.append((mine, torch.empty_like(weight, dtype=mine.dtype).copy_(mine)))
+                mine = self.copied[-1][1]
+            self.table.addresses[row] = mine.data_ptr()
+        if self.copied and self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            self.table.captured += [copy for _, copy in self.copied]
+        return None if active.all() else active
+
+    def zero_copied(self) -> None:
+        for gradient, _ in self.copied:
+            gradient.zero_()
+
+
+def gather(steps: Sequence[Any], device: torch.device) -> Tensor:
+    """Counts of steps, of which some may be on the CPU or missing, in one fp32 tensor."""
+    if all(not isinstance(s, Tensor) or s.device.type == "cpu" for s in steps):
+        return torch.tensor([float(s or 0) for s in steps], dtype=torch.float32).to(device)
+    zero = torch.zeros((), device=device)
+    return torch.stack([s.to(device, torch.float32).reshape(()) if isinstance(s, Tensor) else zero for s in steps])

@@ -1,0 +1,76 @@
+"""Optimizer state: making it, saving it as PyTorch has it, and loading it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.operators.optimizer.call import same_order
+from weft.operators.optimizer.rule import Rule
+from weft.optim.part import Part, local
+
+Pairs = list[tuple[dict[str, Any], Tensor]]
+
+
+def complete(state: dict[str, Any], p: Tensor, group: dict[str, Any], rule: Rule, engine: bool) -> dict[str, Any]:
+    """Adds what a state lacks. States of a device, dtype or order other than the engine can use are replaced."""
+    wanted = {name: group["state_dtype"] or p.dtype for name in rule.states(group)}
+    if group["rounding"] == "split":
+        wanted["lower_bits"] = torch.int16
+    if rule.counted(group) or group["rounding"] == "stochastic":
+        if "step" not in state:
+            seen = any(name in state for name in wanted)  # saved by an optimizer that does not count
+            on = local(p).device if engine or group["capturable"] or group["fused"] else "cpu"
+            state["step"] = 1.0 if engine and seen else 0.0 if engine else torch.tensor(float(seen), device=on)
+        elif not engine and not isinstance(state["step"], Tensor):
+            state["step"] = torch.tensor(float(state["step"]))
+    for name, dtype in wanted.items():
+        known = state.get(name)
+        if known is None:
+            state[name] = torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
+        elif engine and not (
+            known.dtype == dtype and local(known).device == local(p).device and same_order(local(p), local(known))
+        ):
+            state[name] = torch.empty_like(p, dtype=dtype, memory_format=torch.preserve_format).copy_(known)
+    return state
+
+
+def export(packed: dict[str, Any], parts: list[Part]) -> dict[str, Any]:
+    """Plain dictionaries; counts of steps on the CPU where PyTorch has them there, fetched together."""
+    on_host: dict[int, Tensor] = {}
+    for part in parts:
+        for step, mine in zip(part.counts.cpu().clone().unbind(), part.table.entries, strict=True):
+            if mine.step is not None:
+                on_host[id(mine.step)] = step
+    stay = {i for g in packed["param_groups"] if g.get("capturable") or g.get("fused") for i in g["params"]}
+    states = {}
+    for i, state in packed["state"].items():
+        states[i] = dict(state) if isinstance(state, dict) else state
+        if isinstance(state, dict) and isinstance(state.get("step"), Tensor):
+            step = state["step"]
+            states[i]["step"] = step.clone() if i in stay else on_host.get(id(step), step)
+    return {**packed, "state": states}
+
+
+def check_shapes(pairs: Pairs) -> None:
+    for i, (state, p) in enumerate(pairs):
+        for name, value in state.items():
+            if isinstance(value, Tensor) and name != "step" and value.shape != p.shape:
+                raise ValueError(
+                    f"loaded state dict has '{name}' of shape {tuple(value.shape)} for parameter {i}; expected "
+                    f"{tuple(p.shape)}, the parameter's"
+                )
+
+
+def keep_dtypes(pairs: Pairs, states: Any, groups: list[dict[str, Any]]) -> None:
+    """PyTorch casts what it loads to the weight's dtype; states that are kept in another are loaded again."""
+    options = {id(p): group for group in groups for p in group["params"]}
+    for saved, p in pairs:
+        for name, value in saved.items():
+            if not isinstance(value, Tensor) or name == "step":
+                continue
+            wanted = torch.int16 if name == "lower_bits" else options[id(p)]["state_dtype"] or p.dtype
+            if wanted != p.dtype:
+                states[p][name] = value.to(local(p).device, wanted, copy=True)

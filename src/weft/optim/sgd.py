@@ -1,0 +1,99 @@
+"""``SGD``, in place of ``torch.optim``'s."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import sgd as functional
+
+from weft.operators.optimizer.rule import Options
+from weft.operators.optimizer.sgd_rule import SGD as RULE
+from weft.optim.optimizer import OneLaunch, check_range
+
+
+def plain(params: list[Tensor], grads: list[Tensor], states: list[dict[str, Any]], group: dict[str, Any]) -> None:
+    """By PyTorch's function, parameters that the engine does not take."""
+    kept = bool(group["momentum"])
+    begun = [not s or float(s.get("step", 1)) > 0 for s in states]
+    buffers = [s["momentum_buffer"] if kept and seen else None for s, seen in zip(states, begun, strict=True)]
+    functional.sgd(
+        params,
+        grads,
+        buffers,
+        foreach=group["foreach"],
+        fused=group["fused"],
+        weight_decay=group["weight_decay"],
+        momentum=group["momentum"],
+        lr=group["lr"],
+        dampening=group["dampening"],
+        nesterov=group["nesterov"],
+        maximize=group["maximize"],
+    )
+    for state, buffer in zip(states, buffers, strict=True):
+        if kept:
+            state["momentum_buffer"] = buffer
+        if "step" in state:
+            state["step"] += 1
+
+
+class SGD(OneLaunch):
+    """SGD with momentum, with the arguments, results and ``state_dict`` of ``torch.optim.SGD``.
+
+    Args:
+        params, max_norm, skip_nonfinite, zero_grads, and options of groups such as rounding: see :class:`OneLaunch`.
+        lr: learning rate; a float32 tensor on the device is read by the kernel, so a captured graph takes what it then holds.
+        momentum: decay of the buffer; 0 keeps none.
+        dampening: the buffer takes 1 − that of the gradient, from the second step on. The state then has ``step`` too.
+        weight_decay: that times the weight is added to the gradient.
+        nesterov: go along the gradient and momentum times the new buffer.
+
+    Raises:
+        ValueError: options out of range.
+    """
+
+    rule = RULE
+    plain = staticmethod(plain)
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        rounding: str = "nearest",
+        state_dtype: torch.dtype | None = None,
+        seed: int = 0,
+        max_norm: float | None = None,
+        skip_nonfinite: bool = False,
+        zero_grads: bool = False,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "dampening": dampening,
+            "weight_decay": weight_decay,
+            "nesterov": nesterov,
+            "maximize": maximize,
+            "foreach": foreach,
+            "differentiable": differentiable,
+            "fused": fused,
+            "rounding": rounding,
+            "state_dtype": state_dtype,
+            "seed": seed,
+        }
+        super().__init__(params, defaults, max_norm=max_norm, skip_nonfinite=skip_nonfinite, zero_grads=zero_grads)
+
+    def check(self, options: Options) -> None:
+        super().check(options)
+        check_range("momentum value", options["momentum"])
+        if options["nesterov"] and (options["momentum"] <= 0 or options["dampening"] != 0):
+            raise ValueError("Nesterov momentum requires a momentum and zero dampening")
