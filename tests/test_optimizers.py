@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import io
 import math
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from where import DEVICE, python
+from where import DEVICE, ROOT, python
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -632,6 +633,73 @@ def test_nan_survives_every_rounding():
         assert bool(p.isnan().all())
 
 
+# ---- an optimizer of one's own ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_readmes_optimizer(tmp_path, dtype):
+    """The example as it is printed; float64 goes its PyTorch way."""
+    text = (ROOT / "src/weft/operators/optimizer/README.md").read_text()
+    code = text.partition("<!-- example: signum -->")[2].partition("<!-- end -->")[0].partition("```python")[2]
+    file = tmp_path / "signum.py"
+    file.write_text(code.partition("```")[0])
+    spec = importlib.util.spec_from_file_location("signum", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    mine, theirs = weights(dtype=dtype), weights(dtype=dtype)
+    a = module.Signum(mine, lr=1e-2, weight_decay=0.1, max_norm=100.0, maximize=True)
+    buffers = [torch.zeros_like(p) for p in theirs]
+    for step in range(4):
+        set_gradients(mine, theirs, seed=step)
+        norm = torch.nn.utils.clip_grad_norm_(theirs, 100.0)
+        a.step()
+        torch.testing.assert_close(float(a.grad_norm), float(norm), rtol=1e-6, atol=0)
+        with torch.no_grad():
+            for p, b in zip(theirs, buffers, strict=True):
+                b.mul_(0.9).sub_(p.grad, alpha=0.1)
+                p.mul_(1 - 1e-2 * 0.1).sub_(1e-2 * b.sign())
+    assert_close(mine, theirs, 4)
+    with pytest.raises(TypeError, match="unknown option 'nesterov'"):
+        module.Signum(mine, nesterov=True)
+
+
+# ---- steps in backward -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bucket_mib", [0.0, 2e-5, 100.0])
+def test_steps_in_backward_equal_steps_after_it(bucket_mib):
+    g = torch.Generator().manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3)).to(DEVICE)
+    twin = copy.deepcopy(model)
+    unused = weights(((5,),))
+    a = optim.AdamW([*model.parameters(), *unused], lr=1e-2)
+    b = torch.optim.AdamW([*twin.parameters()], lr=1e-2)
+    overlap = a.overlap_with_backward(bucket_mib)
+    for step in range(5):
+        if step == 4:
+            overlap.remove()
+        x = torch.randn(8, 4, generator=g).to(DEVICE)
+        for net in (model, twin):
+            net(x).square().mean().backward()
+        if step in (1, 2, 3) and bucket_mib == 0.0:
+            assert all(p.grad is None for p in model.parameters())
+        for optimizer in (a, b):
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_close(list(model.parameters()), list(twin.parameters()), 60)
+
+
+def test_steps_in_backward_refuse_what_needs_all_gradients():
+    with pytest.raises(ValueError, match="all gradients at once"):
+        optim.AdamW(weights(), max_norm=1.0).overlap_with_backward()
+    mine = weights()
+    a = optim.AdamW(mine)
+    a.overlap_with_backward()
+    a.grad_scale = torch.ones(1, device=DEVICE)
+    with pytest.raises(RuntimeError, match="all gradients at once"):
+        a.step()
+
+
 # ---- other paths -----------------------------------------------------------------------------------------------------
 
 ON_CPU = """
@@ -694,9 +762,51 @@ def test_shards_of_a_dtensor_are_stepped_where_they_lie(tmp_path):
             a.step()
             b.step()
         assert isinstance(a.state[p]["exp_avg"], DTensor)
+        with pytest.raises(RuntimeError, match="a parameter is sharded"):
+            clipped = optim.AdamW([p], max_norm=1.0)
+            clipped.step()
         assert_close([p.to_local()], [q], 3)
     finally:
         dist.destroy_process_group()
+
+
+COMPILED = """
+import torch
+from weft.bench.compile_check import resource_usage
+from weft.definition import SHARED_LIMIT
+from weft.operators.launch import compiling_for
+from weft.operators.optimizer.adam_rule import ADAM
+from weft.operators.optimizer.table import Entry, Table
+
+options = {"lr": 1e-3, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0, "amsgrad": False}
+def entry(dtype, kept, rounding, amsgrad=False):
+    one = lambda d: torch.empty(5000, dtype=d, device="meta")
+    states = [one(kept)] * (3 if amsgrad else 2) + [one(torch.int16)] * (rounding == "split")
+    return Entry(one(dtype), tuple(states), one(torch.float32), {**options, "amsgrad": amsgrad}, 0, rounding, dtype)
+
+fp32, fp16, bf16 = torch.float32, torch.float16, torch.bfloat16
+kinds = [
+    [entry(fp32, fp32, "nearest", True), entry(fp16, fp16, "nearest"), entry(bf16, bf16, "nearest")],
+    [entry(bf16, fp32, "split"), entry(bf16, bf16, "stochastic")],
+]
+flags = {"scale": torch.ones(1), "found": torch.ones(1), "max_norm": 1.0, "guarded": True, "zeroed": True}
+for sm in (80, 86, 89, 90, 100, 120):
+    for entries in kinds:
+        made = []
+        with compiling_for(sm, lambda *kernel: made.append(kernel)):
+            table = Table(ADAM, entries)
+            table.set_group(0, options, 1.0)
+            table.launch(**flags)
+        assert [name for name, *_ in made] == ["gradient_norm", "update"]
+        for name, cubin, shared, threads in made:
+            usage = resource_usage(cubin)
+            assert usage["STACK"] == 0 and usage["REG"] * threads <= 65536 and shared <= SHARED_LIMIT[sm], (sm, usage)
+"""
+
+
+def test_every_kind_compiles_for_every_architecture():
+    done = python("-c", COMPILED)
+    assert done.returncode == 0, done.stderr
 
 
 def test_more_states_than_a_row_holds_are_refused():

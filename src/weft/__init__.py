@@ -1,6 +1,7 @@
 """weft: a GPU performance workbench, from the warp to the fabric.
 
-Importing it imports neither PyTorch nor Triton. The public operators are in :mod:`weft.ops`.
+Importing it imports neither PyTorch nor Triton. The public operators are in :mod:`weft.ops`, the
+optimizers in :mod:`weft.optim`.
 """
 
 from typing import Any
@@ -9,8 +10,8 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    if name == "ops":
+    if name in ("ops", "optim"):
         import importlib
 
-        return importlib.import_module("weft.ops")
+        return importlib.import_module(f"weft.{name}")
     raise AttributeError(f"module 'weft' has no attribute {name!r}")

@@ -4,6 +4,7 @@ from weft.operators.optimizer.rule import Rule
 from weft.optim.adam import Adam, AdamW
 from weft.optim.lion import Lion
 from weft.optim.optimizer import OneLaunch
+from weft.optim.overlap import Overlap
 from weft.optim.sgd import SGD
 
-__all__ = ["SGD", "Adam", "AdamW", "Lion", "OneLaunch", "Rule"]
+__all__ = ["SGD", "Adam", "AdamW", "Lion", "OneLaunch", "Overlap", "Rule"]

@@ -42,7 +42,7 @@ class Adam(OneLaunch):
     """Adam (Kingma & Ba 2015), with the arguments, results and ``state_dict`` of ``torch.optim.Adam``.
 
     Args:
-        params, max_norm, skip_nonfinite, zero_grads, and options of groups such as rounding: see :class:`OneLaunch`.
+        params: tensors or groups, see :class:`OneLaunch`; so are the options.
         lr: learning rate; a float32 tensor on the device is read by the kernel, so a captured graph takes what it then holds.
         betas: decay of the moments.
         eps: added to the root of the second moment.
@@ -72,12 +72,7 @@ class Adam(OneLaunch):
         differentiable: bool = False,
         fused: bool | None = None,
         decoupled_weight_decay: bool = False,
-        rounding: str = "nearest",
-        state_dtype: torch.dtype | None = None,
-        seed: int = 0,
-        max_norm: float | None = None,
-        skip_nonfinite: bool = False,
-        zero_grads: bool = False,
+        **options: Any,
     ) -> None:
         defaults = {
             "lr": lr,
@@ -91,11 +86,8 @@ class Adam(OneLaunch):
             "differentiable": differentiable,
             "fused": fused,
             "decoupled_weight_decay": decoupled_weight_decay,
-            "rounding": rounding,
-            "state_dtype": state_dtype,
-            "seed": seed,
         }
-        super().__init__(params, defaults, max_norm=max_norm, skip_nonfinite=skip_nonfinite, zero_grads=zero_grads)
+        super().__init__(params, defaults, **options)
 
     def check(self, options: Options) -> None:
         super().check(options)

@@ -41,14 +41,9 @@ class Lion(OneLaunch):
         lr: float | Tensor = 1e-4,
         betas: tuple[float, float] = (0.9, 0.99),
         weight_decay: float = 0.0,
-        *,
-        max_norm: float | None = None,
-        skip_nonfinite: bool = False,
-        zero_grads: bool = False,
         **options: Any,
     ) -> None:
-        defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay, **options}
-        super().__init__(params, defaults, max_norm=max_norm, skip_nonfinite=skip_nonfinite, zero_grads=zero_grads)
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay}, **options)
 
     def check(self, options: Options) -> None:
         super().check(options)

@@ -14,6 +14,7 @@ from weft.operators.optimizer import kernels
 from weft.operators.optimizer.rule import Options, Rule
 from weft.operators.optimizer.table import ROUNDINGS
 from weft.optim import clipping, saved
+from weft.optim.overlap import Overlap
 from weft.optim.part import Part, local, takes
 from weft.optim.watched import Changes, watch
 
@@ -42,7 +43,7 @@ class OneLaunch(torch.optim.Optimizer):
             device, in the same launch as the norm.
         zero_grads: the step sets gradients to 0 as it reads them, in place of a ``zero_grad(set_to_none=False)`` after it.
 
-    Options of a group, besides the optimizer's own:
+    Options of a group, besides the optimizer's own (here their defaults, by keyword):
         maximize, differentiable: as in PyTorch; differentiable steps are PyTorch's.
         foreach, fused, capturable: taken for compatibility: there is one way here, which is fused and capturable always.
             ``capturable`` and ``fused`` still decide, as in PyTorch, whether ``state_dict`` has steps on the device.
@@ -66,12 +67,15 @@ class OneLaunch(torch.optim.Optimizer):
         max_norm: float | None = None,
         skip_nonfinite: bool = False,
         zero_grads: bool = False,
+        **options: Any,
     ) -> None:
+        if unknown := [name for name in options if name not in EVERY]:
+            raise TypeError(f"{type(self).__name__}: unknown option '{unknown[0]}' (there are: {', '.join(EVERY)})")
         if max_norm is not None and not max_norm > 0:
             raise ValueError(f"Invalid max_norm: {max_norm}; expected a number above 0, or None")
         self.max_norm, self.skip_nonfinite, self.zero_grads = max_norm, skip_nonfinite, zero_grads
         self._reset()
-        super().__init__(params, {**EVERY, **defaults})
+        super().__init__(params, {**EVERY, **defaults, **options})
 
     def _reset(self) -> None:
         self._changes = Changes()
@@ -148,14 +152,16 @@ class OneLaunch(torch.optim.Optimizer):
             active = [part.collect() for part in self._parts]
         plain = [(g, p) for g, p in self._plain if p.grad is not None]
         scale, found = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        if (self.max_norm is not None or self.skip_nonfinite) and any(part.sharded for part in self._parts):
+            raise RuntimeError(
+                "max_norm and skip_nonfinite look at this rank's gradients alone, and a parameter is sharded over several; "
+                "use torch.nn.utils.clip_grad_norm_, which knows DTensors"
+            )
         alone = len(self._parts) == 1 and not plain
         if (self.max_norm is not None or self.skip_nonfinite) and not alone:
             found = clipping.measure(self, plain, scale, found)
         for part, rows in zip(self._parts, active, strict=True):
-            for group in range(len(self.param_groups)) if part.new else changed:
-                options = self.param_groups[group]
-                part.table.set_group(group, options, -1.0 if options["maximize"] else 1.0)
-            part.new = False
+            self._set_numbers(part, changed)
             part.table.launch(
                 rows,
                 scale=on(part.device, scale),
@@ -169,6 +175,30 @@ class OneLaunch(torch.optim.Optimizer):
                 part.zero_copied()
         if plain:
             self._step_plain(plain, scale, found)
+
+    def overlap_with_backward(self, bucket_mib: float = 32.0) -> Overlap:
+        """From now on steps within backward; see :class:`weft.optim.overlap.Overlap`, which is returned."""
+        return Overlap(self, bucket_mib)
+
+    @torch.no_grad()
+    def step_some(self, params: list[Tensor]) -> None:
+        """Steps some parameters now and drops their gradients, if all is prepared; what is not is left to :meth:`step`."""
+        changed = [g for g in range(len(self.param_groups)) if self._options_changed(g)]
+        for part in self._parts if not self._changes.seen and self._still_right() else ():
+            rows = part.collect_some(params)
+            if part.outdated:
+                self._changes.seen = True
+                return
+            self._set_numbers(part, changed)
+            part.table.launch(rows, zeroed=False)
+            for row in rows.nonzero()[0]:
+                part.params[row].grad = None
+
+    def _set_numbers(self, part: Part, changed: list[int]) -> None:
+        for group in range(len(self.param_groups)) if part.new else changed:
+            options = self.param_groups[group]
+            part.table.set_group(group, options, -1.0 if options["maximize"] else 1.0)
+        part.new = False
 
     def _still_right(self) -> bool:
         return all(part.valid() for part in self._parts) and all(p.grad is None for p in self._rest)

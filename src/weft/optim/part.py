@@ -55,6 +55,7 @@ class Part:
         self.device = control.device
         self.locals = [local(p) for p in self.params]
         self.distributed = any(a is not b for a, b in zip(self.params, self.locals, strict=True))
+        self.sharded = any(not place.is_replicate() for p in self.params for place in getattr(p, "placements", ()))
         self.outdated, self.new = False, True
         self.copied: list[tuple[Tensor, Tensor]] = []  # gradients of another order than their weight, and in its order
         self.counts = gather([states[p].get("step") for p in self.params], self.device)
@@ -88,9 +89,16 @@ class Part:
                     return None
             except (TypeError, RuntimeError):  # one is None, or has no memory (sparse)
                 pass
-        return self._one_by_one(grads)
+        active = self._one_by_one(grads)
+        return None if active.all() else active
 
-    def _one_by_one(self, grads: Sequence[Tensor | None]) -> np.ndarray | None:
+    def collect_some(self, params: Sequence[Tensor]) -> np.ndarray:
+        """As :meth:`collect`, of some parameters; of the others none is active."""
+        wanted = {id(p) for p in params}
+        self.copied = []
+        return self._one_by_one([p.grad if id(p) in wanted else None for p in self.params])
+
+    def _one_by_one(self, grads: Sequence[Tensor | None]) -> np.ndarray:
         active = np.ones(len(grads), bool)
         for row, (p, g) in enumerate(zip(self.params, grads, strict=True)):
             if g is None:
@@ -115,7 +123,7 @@ class Part:
             self.table.addresses[row] = mine.data_ptr()
         if self.copied and self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             self.table.captured += [copy for _, copy in self.copied]
-        return None if active.all() else active
+        return active
 
     def zero_copied(self) -> None:
         for gradient, _ in self.copied:

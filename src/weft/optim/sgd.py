@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim import sgd as functional
 
@@ -42,7 +41,7 @@ class SGD(OneLaunch):
     """SGD with momentum, with the arguments, results and ``state_dict`` of ``torch.optim.SGD``.
 
     Args:
-        params, max_norm, skip_nonfinite, zero_grads, and options of groups such as rounding: see :class:`OneLaunch`.
+        params: tensors or groups, see :class:`OneLaunch`; so are the options.
         lr: learning rate; a float32 tensor on the device is read by the kernel, so a captured graph takes what it then holds.
         momentum: decay of the buffer; 0 keeps none.
         dampening: the buffer takes 1 − that of the gradient, from the second step on. The state then has ``step`` too.
@@ -69,12 +68,7 @@ class SGD(OneLaunch):
         foreach: bool | None = None,
         differentiable: bool = False,
         fused: bool | None = None,
-        rounding: str = "nearest",
-        state_dtype: torch.dtype | None = None,
-        seed: int = 0,
-        max_norm: float | None = None,
-        skip_nonfinite: bool = False,
-        zero_grads: bool = False,
+        **options: Any,
     ) -> None:
         defaults = {
             "lr": lr,
@@ -86,11 +80,8 @@ class SGD(OneLaunch):
             "foreach": foreach,
             "differentiable": differentiable,
             "fused": fused,
-            "rounding": rounding,
-            "state_dtype": state_dtype,
-            "seed": seed,
         }
-        super().__init__(params, defaults, max_norm=max_norm, skip_nonfinite=skip_nonfinite, zero_grads=zero_grads)
+        super().__init__(params, defaults, **options)
 
     def check(self, options: Options) -> None:
         super().check(options)
