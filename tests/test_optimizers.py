@@ -723,6 +723,12 @@ optim.Lion(mine).step()
 """
 
 
+def test_the_example_runs():
+    done = python("-W", "error", str(ROOT / "examples" / "optimizer_against_torch.py"))
+    assert done.returncode == 0, done.stderr
+    assert "after 10 steps the weights are" in done.stdout
+
+
 def test_parameters_on_the_cpu_are_stepped_by_pytorch():
     done = python("-W", "error", "-c", ON_CPU)
     assert done.returncode == 0, done.stderr

@@ -6,6 +6,7 @@ the groups' numbers share one small buffer, which is uploaded when they differ f
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -216,7 +217,25 @@ class Table:
             measured: the factor that clips and ``found`` are there already: no norm is taken here.
             zeroed: gradients are set to 0.
         """
-        chunks = self.chunk_map(active)
+        with self._device():
+            self._launch(self.chunk_map(active), scale, found, max_norm, guarded, measured, zeroed)
+
+    def _device(self) -> Any:
+        """Makes the table's device the current one, whose stream launches and uploads go to."""
+        if self.made.type != "cuda" or self.made.index == torch.cuda.current_device():
+            return contextlib.nullcontext()
+        return torch.cuda.device(self.made)
+
+    def _launch(
+        self,
+        chunks: Tensor,
+        scale: Tensor | None,
+        found: Tensor | None,
+        max_norm: float | None,
+        guarded: bool,
+        measured: bool,
+        zeroed: bool,
+    ) -> None:
         if not len(chunks):
             return
         fresh = self._upload()
