@@ -234,6 +234,8 @@ def test_states_that_are_replaced_are_found_again():
         for state in a.state.values():
             for name, value in state.items():
                 state[name] = value.clone()
+        if step == 1:
+            a.state = {p: dict(state) for p, state in a.state.items()}
         if step == 2:
             a.state[mine[4]] = {name: value.clone() for name, value in a.state[mine[4]].items()}
     assert_close(mine, theirs, 4)
@@ -558,6 +560,19 @@ def test_states_of_fp32_beside_weights_of_16_bits():
         assert a.state[p]["exp_avg"].dtype == torch.float32
         torch.testing.assert_close(a.state[p]["exp_avg_sq"], b.state[q]["exp_avg_sq"], rtol=1e-6, atol=0)
         torch.testing.assert_close(p.float(), q, rtol=2**-10, atol=1e-7)
+
+
+def test_gradients_of_another_dtype_than_the_weight():
+    """As PyTorch allows with ``grad_dtype``; from one step to the next it may change."""
+    p = weights(((2100,),), torch.float16)[0]
+    p.grad_dtype = None
+    want = p.detach().float()
+    a = optim.SGD([p], lr=2.0**-3)
+    for dtype in (torch.float32, torch.float16, torch.float32):
+        p.grad = torch.full_like(p, 0.5, dtype=dtype)
+        a.step()
+        want -= 2.0**-4
+    torch.testing.assert_close(p.detach().float(), want, rtol=2**-10, atol=2**-11)
 
 
 def masters(p, state):

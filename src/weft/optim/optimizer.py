@@ -83,6 +83,7 @@ class OneLaunch(torch.optim.Optimizer):
         self._parts: list[Part] = []
         self._plain: list[tuple[int, Tensor]] = []
         self._order: list[Tensor] = []
+        self._watched: Any = None
         self._rest: list[Tensor] = []  # parameters that have had no gradient yet
         self._values: dict[int, list[Any]] = {}
         self._forms: dict[int, Any] = {}
@@ -201,7 +202,8 @@ class OneLaunch(torch.optim.Optimizer):
         part.new = False
 
     def _still_right(self) -> bool:
-        return all(part.valid() for part in self._parts) and all(p.grad is None for p in self._rest)
+        mine = self.state is self._watched
+        return mine and all(part.valid() for part in self._parts) and all(p.grad is None for p in self._rest)
 
     def _options_changed(self, index: int) -> bool:
         """Whether a group's options differ from those of the last step (of tensors nobody knows without looking)."""
@@ -257,7 +259,7 @@ class OneLaunch(torch.optim.Optimizer):
                     self._state_of(p, group, engine=True)
                     rows.setdefault(local(p).device, []).append((index, p))
         self._parts = [Part(self.rule, r, self.param_groups, self.state, self._control(d)) for d, r in rows.items()]
-        self.state = watch(self.state, self._changes)
+        self.state = self._watched = watch(self.state, self._changes)
 
     def _control(self, device: torch.device) -> Tensor:
         if device not in self._controls:

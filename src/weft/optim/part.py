@@ -72,6 +72,9 @@ class Part:
             entries.append(Entry(self.locals[row], tuple(kept), step, group, index, how, gradient, group["seed"]))
         self.table = Table(rule, entries, len(groups), control)
         self.weights = addresses(self.locals)
+        loose = any(getattr(p, "grad_dtype", p.dtype) != p.dtype for p in self.params)
+        # whether a contiguous gradient with memory is all that has to be asked for
+        self.plain = self.table.contiguous and not self.distributed and not loose
 
     def valid(self) -> bool:
         """Whether all weights lie where they lay."""
@@ -82,10 +85,10 @@ class Part:
         """Writes the gradients' addresses into the table. Returns which rows have one, or None when all have."""
         self.copied = []
         grads: list[Any] = [p.grad for p in self.params]
-        if not self.distributed:
+        if self.plain:
             try:
                 self.table.addresses[:] = addresses(grads)
-                if all(map(CONTIGUOUS, grads)) and self.table.contiguous:
+                if all(map(CONTIGUOUS, grads)):
                     return None
             except (TypeError, RuntimeError):  # one is None, or has no memory (sparse)
                 pass
