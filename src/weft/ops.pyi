@@ -9,6 +9,7 @@ from torch import Tensor, dtype
 from weft.operators.call import Choice
 from weft.operators.matmul.quantized_weight import QuantizedWeight
 from weft.operators.mixture_of_experts.routes import Routing
+from weft.operators.orthogonalization.coefficients import Coefficients
 from weft.operators.sparse.bsr import BSR
 from weft.operators.sparse.csr import CSR
 from weft.operators.sparse.sell import SELL
@@ -154,6 +155,12 @@ def geglu(gate: Tensor, up: Tensor, approximate: str = "none") -> Tensor:
 def gelu(x: Tensor, approximate: str = "none", *, inplace: bool = False) -> Tensor:
     """Gaussian error linear unit, element by element."""
 
+def gram(x: Tensor) -> Tensor:
+    """The Gram matrix X·Xᵀ."""
+
+def gram_polynomial(a: Tensor, alpha: float, beta: float) -> Tensor:
+    """The polynomial alpha·A + beta·A·A of symmetric matrices, such as Gram matrices."""
+
 def group_norm(
     x: Tensor,
     num_groups: int,
@@ -265,6 +272,17 @@ def moe_feed_forward(
     bias: Tensor | None = None,
 ) -> Tensor:
     """A mixture-of-experts feed-forward layer: Σ over a token's k experts of weight · w_down[e] · (silu(gate) · up)."""
+
+def newton_schulz(
+    x: Tensor,
+    steps: int = 5,
+    coefficients: Coefficients = "classic",
+    *,
+    eps: float = 1e-07,
+    form: str = "auto",
+    dtype: dtype | None = None,
+) -> Tensor:
+    """Orthogonalises matrices: nearly U·Vᵀ for x = U·S·Vᵀ, by Newton–Schulz iterations."""
 
 def norm(x: Tensor, p: float = 2.0, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """Norm over one dimension, or over all: (Σ|x|^p)^(1/p)."""

@@ -1,0 +1,207 @@
+"""``gram(x)``: X·Xᵀ of one matrix or a batch, computing each of its distinct elements once.
+
+Symmetric, so M·(M + 1)·N operations where a product of two matrices has 2·M²·N (theory and measurements: README.md).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
+from weft.operators import mutants, peers
+from weft.operators.call import Choice, check_tensor, eager, on_gpu
+from weft.operators.orthogonalization.plans import launch_symmetric, matrices, symmetric_plans
+from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
+
+# ---- PyTorch operator ------------------------------------------------------------------------------------------------
+
+
+@torch.library.triton_op("weft::gram", mutates_args=())
+def gram_op(x: Tensor) -> Tensor:
+    return _launched(x) if on_gpu(x) else reference(x)
+
+
+def _launched(x: Tensor) -> Tensor:
+    wide = matrices(x)
+    if wide is None:
+        raise Declined(STRIDES)
+    c = torch.empty((*x.shape[:-1], x.shape[-2]), dtype=x.dtype, device=x.device)
+    launch_symmetric(wide, wide.mT, c, 1.0)
+    return c
+
+
+def _save(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: Any, dg: Tensor) -> Tensor:
+    (x,) = ctx.saved_tensors
+    return (dg + dg.mT) @ x
+
+
+gram_op.register_autograd(_backward, setup_context=_save)
+
+STRIDES = "the leading dimensions do not collapse into one stride, so a copy would be needed"
+
+# ---- implementations -------------------------------------------------------------------------------------------------
+
+
+def reference(x: Tensor) -> Tensor:
+    return x @ x.mT
+
+
+def gram_triton(x: Tensor) -> Tensor:
+    if eager(x):
+        return _launched(x)
+    if matrices(x) is None:
+        raise Declined(STRIDES)
+    out: Tensor = torch.ops.weft.gram(x)
+    return out
+
+
+def quack(x: Tensor) -> Tensor:
+    from quack.gemm_interface import gemm_symmetric
+
+    if x.ndim > 3:
+        raise Declined("QuACK's symmetric GEMM takes one batch dimension")
+    out: Tensor = gemm_symmetric(x, x.mT)
+    return out
+
+
+# ---- definition ------------------------------------------------------------------------------------------------------
+
+
+def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
+    """x [B, M, N], or [M, N] where B is 1."""
+    layout, values = w.option("layout", "contiguous"), w.option("values", "normal")
+    shape = (w["M"], w["N"]) if w["B"] == 1 else (w["B"], w["M"], w["N"])
+    return {"x": random_tensor(g, shape, w.dtype, device, layout=layout, values=values)}
+
+
+def cost(w: Workload, direction: str) -> Cost:
+    """Operations: a multiply and an add for each term of the M·(M + 1) / 2 distinct elements."""
+    b, m, n, size = w["B"], w["M"], w["N"], w.bytes_per_element
+    return Cost(b * m * n * size, b * m * m * size, {w.dtype: 1.0 * b * m * (m + 1) * n})
+
+
+def _mirror_not_written(x: Tensor) -> Tensor:
+    return reference(x).tril()
+
+
+def _a_tile_not_mirrored(x: Tensor) -> Tensor:
+    out = reference(x).clone()
+    half = out.shape[-1] // 2
+    out[..., :half, half:] = out[..., half:, :half].mT.flip(-1) if half * 2 == out.shape[-1] else 0.5
+    return out
+
+
+def _last_slice_left_out(x: Tensor) -> Tensor:
+    return reference(x[..., : max(x.shape[-1] - 1, 0) // 8 * 8])
+
+
+def _first_matrix_for_all(x: Tensor) -> Tensor:
+    return reference(x) if x.ndim == 2 else reference(x[:1]).expand(len(x), -1, -1).clone()
+
+
+def _of_columns(x: Tensor) -> Tensor:
+    return x.mT @ x if x.shape[-1] == x.shape[-2] else reference(x).flip(-1)
+
+
+SQUARES = tuple(workload("bf16", B=1, M=m, N=n) for m, n in ((2048, 2048), (2048, 8192), (4096, 4096), (8192, 8192)))
+BENCH = (*SQUARES, workload("bf16", B=16, M=2048, N=2048))
+
+gram = Operator(
+    name="gram",
+    axes={"B": "matrices", "M": "rows", "N": "columns"},
+    inputs=inputs,
+    reference=reference,
+    cost=cost,
+    options={"layout": LAYOUTS, "values": VALUES},
+    tolerance=Tolerance(scale="tensor", terms=lambda w: w["N"]),
+    workloads={
+        "verify": [
+            *(workload(B=1, M=m, N=n) for m, n in ((1, 1), (1, 40), (16, 16), (33, 65), (100, 17), (70, 130))),
+            *(workload(B=3, M=m, N=n) for m, n in ((5, 7), (40, 32))),
+            *(workload(B=b, M=m, N=n) for b, m, n in ((1, 0, 5), (1, 5, 0), (0, 3, 4))),
+            *(workload(B=1, M=40, N=32, layout=at) for at in LAYOUTS[1:]),
+            *(workload(B=2, M=33, N=16, layout=at) for at in ("sliced", "transposed", "expanded")),
+            workload(B=1, M=40, N=16, values="nonfinite"),
+        ],
+        "full": [workload(B=2, M=200, N=100), workload(B=1, M=256, N=256)],
+        "huge": [workload("bf16", B=1, M=2**16 + 8, N=64), workload("bf16", B=1, M=64, N=2**25 + 64)],
+        "bench": BENCH,
+        "quick": [workload("bf16", B=1, M=4096, N=4096)],
+        "host": [workload(B=1, M=64, N=64)],
+        "compile": [
+            workload("bf16", B=1, M=4096, N=4096),
+            workload("bf16", B=1, M=4096, N=1024, layout="transposed"),
+            workload("fp16", B=4, M=500, N=1000),
+            workload("fp32", B=1, M=2048, N=2048),
+        ],
+        "tune": BENCH,
+        "model": [workload("bf16", B=32, M=4096, N=n) for n in (4096, 14336)],
+    },
+    mutants=[
+        *mutants.usual(reference),
+        Mutant("mirror not written", _mirror_not_written),
+        Mutant("a tile not turned round", _a_tile_not_mirrored),
+        Mutant("last slice left out", _last_slice_left_out),
+        Mutant("the first matrix for all", _first_matrix_for_all),
+        Mutant("of columns instead of rows", _of_columns),
+    ],
+)
+
+gram.implementation("triton", arch=">=sm_80")(gram_triton)
+gram.implementation("torch")(reference)
+gram.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
+gram.implementation("quack", requires="quack-kernels", devices=("cuda",), dtypes=("bf16", "fp16"))(quack)
+
+# ---- what users call -------------------------------------------------------------------------------------------------
+
+
+def check(operator: str, name: str, x: Any) -> None:
+    check_tensor(operator, name, x)
+    if x.ndim < 2:
+        raise ValueError(
+            f"{operator}: argument '{name}' has shape {tuple(x.shape)}; expected [..., M, N], a matrix or a batch of them"
+        )
+
+
+@gram.choice
+def choose(x: Tensor) -> Choice:
+    check("gram", "x", x)
+    if not on_gpu(x):
+        return Choice("torch", "the tensors are on the CPU, where weft runs PyTorch's product")
+    if x.shape[:-1].numel() == 0:
+        return Choice("torch", "empty: nothing to launch")
+    if matrices(x) is None:
+        return Choice("torch", STRIDES)
+    return Choice("triton", "half of the tiles are computed, the others are their mirror images", symmetric_plans)
+
+
+@gram.function
+def gram_function(x: Tensor) -> Tensor:
+    """The Gram matrix X·Xᵀ.
+
+    Args:
+        x: [..., M, N]; float32, float16 or bfloat16, any strides. Fastest where rows or columns are contiguous.
+
+    Returns:
+        [..., M, M] of x's dtype, accumulated in fp32, symmetric to the bit (where leading dimensions have no common stride,
+        PyTorch's product is called, which need not be). fp32 products follow ``torch.get_float32_matmul_precision()``.
+        Under autocast x is cast as by ``torch.mm``.
+
+    Raises:
+        TypeError: not a tensor of those dtypes.
+        ValueError: not a matrix or a batch of them.
+
+    The gradient is (dG + dGᵀ)·X, by PyTorch's product.
+    """
+    if choose(x).implementation == "torch":
+        return reference(x)
+    if torch.is_autocast_enabled(x.device.type):
+        x = x.to(torch.get_autocast_dtype(x.device.type))
+    return gram_triton(x)

@@ -1,0 +1,123 @@
+"""Two Triton kernels for products with an epilogue, batched over matrices: C = beta·A·B + of_a·A + of_b·B.
+
+``symmetric_product`` is for results that are symmetric (A·Aᵀ, or A·B of symmetric matrices that commute, as polynomials of one
+matrix do): it computes the tiles on and below the diagonal, half of the operations, and writes each also where it is mirrored.
+``product`` computes all tiles. Both sum in fp32 and take any strides; which tile a program has is decided outside of the
+loop over K (``triangle.py``, ``grouped_tile``), so that another main loop can take its place under the same schedule.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from weft.operators.matmul.kernels import round_to_tf32
+from weft.operators.orthogonalization.triangle import lower_tile
+
+
+@triton.jit
+def tile_product(
+    a_ptr, b_ptr, m, n, K, a_row, a_col, b_row, b_col,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A[m, :] · B[:, n] in fp32 [BLOCK_M, BLOCK_N], for int64 rows m and columns n that are valid."""
+    k = tl.arange(0, BLOCK_K)
+    a = a_ptr + m[:, None] * a_row + k.to(tl.int64)[None, :] * a_col  # [BLOCK_M, BLOCK_K]
+    b = b_ptr + k.to(tl.int64)[:, None] * b_row + n[None, :] * b_col  # [BLOCK_K, BLOCK_N]
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in range(0, K, BLOCK_K):
+        if EVEN_K:
+            a_tile, b_tile = tl.load(a), tl.load(b)
+        else:
+            a_tile = tl.load(a, mask=k[None, :] < K - start, other=0.0)
+            b_tile = tl.load(b, mask=k[:, None] < K - start, other=0.0)
+        if PRECISION == "tf32" and a_ptr.dtype.element_ty == tl.float32:
+            a_tile, b_tile = round_to_tf32(a_tile), round_to_tf32(b_tile)
+        acc = tl.dot(a_tile, b_tile, acc, input_precision=PRECISION)
+        a += BLOCK_K * a_col
+        b += BLOCK_K * b_row
+    return acc
+
+
+@triton.jit
+def with_operands(
+    acc, a_ptr, b_ptr, m, n, a_row, a_col, b_row, b_col, beta, of_a, of_b, ADDS_A: tl.constexpr, ADDS_B: tl.constexpr
+):
+    """The epilogue, in fp32: beta · acc + of_a · A[m, n] + of_b · B[m, n]."""
+    acc *= beta
+    if ADDS_A:
+        acc += of_a * tl.load(a_ptr + m[:, None] * a_row + n[None, :] * a_col).to(tl.float32)
+    if ADDS_B:
+        acc += of_b * tl.load(b_ptr + m[:, None] * b_row + n[None, :] * b_col).to(tl.float32)
+    return acc
+
+
+@triton.jit
+def symmetric_product(
+    a_ptr, b_ptr, c_ptr, M, K, a_batch, a_row, a_col, b_batch, b_row, b_col, beta, of_a, of_b,
+    BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
+    ADDS_A: tl.constexpr, ADDS_B: tl.constexpr,
+):  # fmt: skip
+    """One program computes one BLOCK × BLOCK tile on or below the diagonal of one of the matrices C [M, M] (contiguous), and
+    writes it and its mirror image, both row by row: the tile is turned round in shared memory. C is symmetric to the bit, in
+    tiles on the diagonal too, whose upper half is taken from the lower."""
+    rows = tl.cdiv(M, BLOCK)
+    tiles = rows * (rows + 1) // 2
+    matrix = (tl.program_id(0) // tiles).to(tl.int64)
+    row, column = lower_tile(tl.program_id(0) % tiles, rows, GROUP)
+    a_ptr += matrix * a_batch
+    b_ptr += matrix * b_batch
+    c_ptr += matrix * M * M
+
+    m = row * BLOCK + tl.arange(0, BLOCK)
+    n = column * BLOCK + tl.arange(0, BLOCK)
+    # rows and columns past the edge wrap around to valid ones and are not stored
+    m_valid, n_valid = (m % M).to(tl.int64), (n % M).to(tl.int64)
+    acc = tile_product(
+        a_ptr, b_ptr, m_valid, n_valid, K, a_row, a_col, b_row, b_col, BLOCK, BLOCK, BLOCK_K, EVEN_K, PRECISION
+    )
+    acc = with_operands(
+        acc, a_ptr, b_ptr, m_valid, n_valid, a_row, a_col, b_row, b_col, beta, of_a, of_b, ADDS_A, ADDS_B
+    )
+    tile = acc.to(c_ptr.dtype.element_ty)
+    mirrored = tl.trans(tile)
+    if row == column:
+        tile = tl.where(m[:, None] >= n[None, :], tile, mirrored)
+    wide_m, wide_n = m.to(tl.int64), n.to(tl.int64)
+    tl.store(c_ptr + wide_m[:, None] * M + wide_n[None, :], tile, mask=(m[:, None] < M) & (n[None, :] < M))
+    if row != column:
+        tl.store(c_ptr + wide_n[:, None] * M + wide_m[None, :], mirrored, mask=(n[:, None] < M) & (m[None, :] < M))
+
+
+@triton.jit
+def grouped_tile(t, rows, columns, GROUP: tl.constexpr):
+    """The t-th of rows × columns tiles, in bands of GROUP tile rows, column by column: its (row, column)."""
+    first = t // (GROUP * columns) * GROUP
+    height = min(rows - first, GROUP)
+    t %= GROUP * columns
+    return first + t % height, t // height
+
+
+@triton.jit
+def product(
+    a_ptr, b_ptr, c_ptr, M, N, K, a_batch, a_row, a_col, b_batch, b_row, b_col, c_batch, c_row, c_col, beta, of_b,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, EVEN_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One program computes one BLOCK_M × BLOCK_N tile of one of the matrices C = beta·A·B + of_b·B, with A [M, M]."""
+    rows, columns = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    matrix = (tl.program_id(0) // (rows * columns)).to(tl.int64)
+    row, column = grouped_tile(tl.program_id(0) % (rows * columns), rows, columns, GROUP)
+    a_ptr += matrix * a_batch
+    b_ptr += matrix * b_batch
+    c_ptr += matrix * c_batch
+
+    m = row * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = column * BLOCK_N + tl.arange(0, BLOCK_N)
+    m_valid, n_valid = (m % M).to(tl.int64), (n % N).to(tl.int64)
+    acc = tile_product(
+        a_ptr, b_ptr, m_valid, n_valid, K, a_row, a_col, b_row, b_col, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, PRECISION
+    )
+    acc = with_operands(acc, a_ptr, b_ptr, m_valid, n_valid, a_row, a_col, b_row, b_col, beta, 0.0, of_b, False, True)
+    c = c_ptr + m.to(tl.int64)[:, None] * c_row + n.to(tl.int64)[None, :] * c_col
+    tl.store(c, acc.to(c_ptr.dtype.element_ty), mask=(m[:, None] < M) & (n[None, :] < N))

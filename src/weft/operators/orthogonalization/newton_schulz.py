@@ -1,0 +1,285 @@
+"""``newton_schulz(x)``: nearly the orthogonal polar factor U·Vᵀ of x = U·S·Vᵀ, by matrix products alone.
+
+A few quintic steps on X / ‖X‖, which is what the optimizer Muon does to a momentum. Right of every machine's ridge, so
+operations are the limit; README.md counts them for the three forms of the iteration.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, dtype  # a name alone, as the stubs want annotations
+
+from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
+from weft.operators import mutants, peers
+from weft.operators.call import FLOATS, Choice, eager, either, on_gpu
+from weft.operators.orthogonalization.coefficients import NAMES, Coefficients, Step, margin, schedule
+from weft.operators.orthogonalization.gram import check
+from weft.operators.orthogonalization.iteration import by_pytorch, flops, gradient, launched, normalised
+from weft.operators.orthogonalization.plans import symmetric_plans
+from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
+
+EPS = 1e-7
+
+# ---- PyTorch operator ------------------------------------------------------------------------------------------------
+
+
+@torch.library.triton_op("weft::newton_schulz", mutates_args=())
+def newton_schulz_op(
+    x: Tensor, coefficients: list[float], margin: float, eps: float, form: str, dtype: torch.dtype
+) -> Tensor:
+    steps = _triples(coefficients)
+    if not on_gpu(x):
+        return by_pytorch(x, steps, margin, eps, dtype)
+    return launched(x, steps, margin, eps, form, dtype, True)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, coefficients, ctx.margin, ctx.eps, _, ctx.dtype = inputs
+    ctx.steps = _triples(coefficients)
+    ctx.save_for_backward(x)
+
+
+def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+    (x,) = ctx.saved_tensors
+    return gradient(dy, x, ctx.steps, ctx.margin, ctx.eps, ctx.dtype), None, None, None, None, None
+
+
+newton_schulz_op.register_autograd(_backward, setup_context=_save)
+
+
+def _triples(flat: Sequence[float]) -> tuple[Step, ...]:
+    values = iter(flat)
+    return tuple(zip(values, values, values, strict=True))
+
+
+# ---- implementations -------------------------------------------------------------------------------------------------
+
+
+def reference(
+    x: Tensor,
+    steps: int = 5,
+    coefficients: Coefficients = "classic",
+    *,
+    eps: float = EPS,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    return by_pytorch(x, schedule(coefficients, steps), margin(coefficients), eps, dtype or x.dtype)
+
+
+def _of_form(form: str) -> Any:
+    def implementation(x: Tensor, steps: int = 5, coefficients: Coefficients = "classic", eps: float = EPS) -> Tensor:
+        return _run(x, steps, coefficients, eps, form, x.dtype)
+
+    return implementation
+
+
+def _run(x: Tensor, steps: int, coefficients: Coefficients, eps: float, form: str, dtype: torch.dtype) -> Tensor:
+    triples, enlarged = schedule(coefficients, steps), margin(coefficients)
+    if eager(x, autocast=True):
+        return launched(x, triples, enlarged, eps, form, dtype, False)
+    flat = [value for triple in triples for value in triple]
+    out: Tensor = torch.ops.weft.newton_schulz(x, flat, enlarged, eps, form, dtype)
+    return out
+
+
+def quack(x: Tensor, steps: int = 5, coefficients: Coefficients = "classic") -> Tensor:
+    from quack.gemm_interface import gemm_add, gemm_symmetric
+
+    if x.ndim > 3:
+        raise Declined("QuACK's GEMMs take one batch dimension")
+    y = normalised(x, margin(coefficients), EPS, x.dtype)
+    if tall := y.shape[-2] > y.shape[-1]:
+        y = y.mT
+    for a, b, c in schedule(coefficients, steps):
+        g = gemm_symmetric(y, y.mT)
+        y = gemm_add(gemm_symmetric(g, g, g, alpha=c, beta=b), y, y, beta=a, tuned=False)
+    return (y.mT if tall else y).contiguous()
+
+
+# ---- definition ------------------------------------------------------------------------------------------------------
+
+
+def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
+    """x [B, M, N], or [M, N] where B is 1."""
+    layout, values = w.option("layout", "contiguous"), w.option("values", "normal")
+    shape = (w["M"], w["N"]) if w["B"] == 1 else (w["B"], w["M"], w["N"])
+    return {
+        "x": random_tensor(g, shape, w.dtype, device, layout=layout, values=values),
+        "steps": w.option("steps", 5),
+        "coefficients": w.option("coefficients", "classic"),
+    }
+
+
+def cost(w: Workload, direction: str) -> Cost:
+    """Operations of the form that has the fewest for the shape: what can be left out is not compulsory."""
+    b, m, n, size = w["B"], w["M"], w["N"], w.bytes_per_element
+    fewest = min(flops(form, m, n, w.option("steps", 5)) for form in ("symmetric", "gram"))
+    return Cost(b * m * n * size, b * m * n * size, {w.dtype: 1.0 * b * fewest}, vector_flops=3.0 * b * m * n)
+
+
+def _with(**changed: Any) -> Any:
+    return lambda x, steps=5, coefficients="classic", **options: reference(
+        x, **{"steps": steps, "coefficients": coefficients, **options, **changed}
+    )
+
+
+def _one_step_less(x: Tensor, steps: int = 5, coefficients: Coefficients = "classic") -> Tensor:
+    return by_pytorch(x, schedule(coefficients, steps)[:-1], margin(coefficients), EPS, x.dtype)
+
+
+def _normalised_together(x: Tensor, steps: int = 5, coefficients: Coefficients = "classic") -> Tensor:
+    norm = torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32)).clamp_min(EPS) * 4
+    return by_pytorch((x / norm).to(x.dtype), schedule(coefficients, steps), 1.0, 1.0, x.dtype)
+
+
+def _sum_kept_in_bf16(x: Tensor, steps: int = 5, coefficients: Coefficients = "classic") -> Tensor:
+    return by_pytorch(x, schedule(coefficients, steps), margin(coefficients), EPS, torch.bfloat16).to(x.dtype)
+
+
+SHAPES = (*((1, m, n) for m, n in ((2048, 2048), (2048, 8192), (4096, 4096), (8192, 8192))), (16, 2048, 2048))
+BENCH = tuple(workload("bf16", B=b, M=m, N=n) for b, m, n in SHAPES)
+
+newton_schulz = Operator(
+    name="newton_schulz",
+    axes={"B": "matrices", "M": "rows", "N": "columns"},
+    inputs=inputs,
+    reference=reference,
+    cost=cost,
+    options={"layout": LAYOUTS, "values": VALUES, "steps": range(1, 100), "coefficients": NAMES},
+    # 5 steps round three results each, after the quotient
+    tolerance=Tolerance(scale="tensor", ulps=8.0, terms=lambda w: 5 * (2 * min(w["M"], w["N"]) + max(w["M"], w["N"]))),
+    workloads={
+        "verify": [
+            *(workload(B=1, M=m, N=n) for m, n in ((1, 1), (1, 40), (40, 1), (16, 16), (33, 65), (65, 33), (17, 100))),
+            *(workload(B=3, M=m, N=n) for m, n in ((5, 7), (20, 32))),
+            *(workload(B=b, M=m, N=n) for b, m, n in ((1, 0, 5), (1, 5, 0), (0, 3, 4))),
+            *(workload(B=1, M=40, N=64, coefficients="polar-express", steps=steps) for steps in (1, 5, 9)),
+            *(workload(B=1, M=20, N=32, layout=at) for at in LAYOUTS[1:-1]),
+            *(workload(B=2, M=33, N=16, layout=at) for at in ("transposed", "expanded")),
+            workload(B=1, M=24, N=40, values="nonfinite"),
+        ],
+        "full": [workload(B=2, M=100, N=200), workload(B=1, M=256, N=256)],
+        "bench": BENCH,
+        "quick": [workload("bf16", B=1, M=2048, N=2048)],
+        "host": [workload(B=1, M=64, N=64)],
+        "compile": [
+            workload("bf16", B=1, M=2048, N=8192),
+            workload("bf16", B=1, M=4096, N=1024),
+            workload("fp16", B=4, M=500, N=1000),
+            workload("fp32", B=1, M=2048, N=2048),
+        ],
+        "tune": BENCH,
+        "model": [workload("bf16", B=32, M=4096, N=n) for n in (4096, 14336)],
+    },
+    mutants=[
+        *mutants.usual(reference),
+        Mutant("one step less", _one_step_less),
+        Mutant("the other coefficients", _with(coefficients=(2.0, -1.5, 0.5))),
+        Mutant("batch normalised together", _normalised_together),
+        Mutant("computed in bf16", _sum_kept_in_bf16),
+    ],
+)
+
+newton_schulz.implementation("triton", arch=">=sm_80")(_of_form("symmetric"))
+newton_schulz.implementation("triton-gram", backend="triton", arch=">=sm_80", dtypes=("bf16",))(_of_form("gram"))
+newton_schulz.implementation("torch")(reference)
+newton_schulz.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
+newton_schulz.implementation("quack", requires="quack-kernels", devices=("cuda",), dtypes=("bf16", "fp16"))(quack)
+
+# ---- what users call -------------------------------------------------------------------------------------------------
+
+FORMS = ("auto", "symmetric", "gram")
+WORTH = 0.9  # of the symmetric form's operations, below which the gram form is taken: it has more and smaller launches
+
+
+def check_arguments(x: Any, steps: Any, coefficients: Any, eps: Any, form: Any, dtype: Any) -> None:
+    check("newton_schulz", "x", x)
+    schedule(coefficients, steps)
+    if not isinstance(eps, (int, float)) or isinstance(eps, bool) or not eps > 0 or math.isinf(eps):
+        raise ValueError(f"newton_schulz: argument 'eps' is {eps!r}; expected a number above 0")
+    if form not in FORMS:
+        raise ValueError(f"newton_schulz: argument 'form' is {form!r}; expected {', '.join(FORMS)}")
+    if dtype is not None and dtype not in FLOATS:
+        raise TypeError(
+            f"newton_schulz: argument 'dtype' is {dtype!r}; expected {either(FLOATS)}, or None for that of 'x'"
+        )
+
+
+@newton_schulz.choice
+def choose(
+    x: Tensor,
+    steps: int = 5,
+    coefficients: Coefficients = "classic",
+    *,
+    eps: float = EPS,
+    form: str = "auto",
+    dtype: torch.dtype | None = None,
+) -> Choice:
+    check_arguments(x, steps, coefficients, eps, form, dtype)
+    if not on_gpu(x):
+        return Choice("torch", "the tensors are on the CPU, where weft runs PyTorch's products")
+    if x.numel() == 0:
+        return Choice("torch", "empty: nothing to launch")
+    if form != "auto":
+        return Choice(
+            "triton" if form == "symmetric" else "triton-gram", "the form that was asked for", symmetric_plans
+        )
+    if (dtype or x.dtype) != torch.bfloat16 or not isinstance(coefficients, str):
+        return Choice(
+            "triton",
+            "the symmetric form: only of bf16 and named coefficients is the gram form as exact",
+            symmetric_plans,
+        )
+    share = flops("gram", x.shape[-2], x.shape[-1], steps) / flops("symmetric", x.shape[-2], x.shape[-1], steps)
+    if share < WORTH:
+        return Choice(
+            "triton-gram", f"the gram form has {share:.0%} of the symmetric form's operations", symmetric_plans
+        )
+    return Choice(
+        "triton", f"the gram form would have {share:.0%} of the operations, in more launches", symmetric_plans
+    )
+
+
+@newton_schulz.function
+def newton_schulz_function(
+    x: Tensor,
+    steps: int = 5,
+    coefficients: Coefficients = "classic",
+    *,
+    eps: float = EPS,
+    form: str = "auto",
+    dtype: dtype | None = None,
+) -> Tensor:
+    """Orthogonalises matrices: nearly U·Vᵀ for x = U·S·Vᵀ, by Newton–Schulz iterations.
+
+    The method is that of Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/; Bernstein and Newhouse 2024,
+    arXiv 2409.20325).
+
+    Args:
+        x: [..., M, N], matrices of their own; float32, float16 or bfloat16, any strides. The sum of a matrix's squares must be
+            within fp32's range.
+        steps: 1 … 99.
+        coefficients: ``classic``, ``polar-express``, three numbers (a, b, c) for all steps, or three for each step.
+        eps: the least norm that a matrix is divided by, so that zeros stay zeros.
+        form: ``symmetric``, ``gram`` (fewer operations on wide or tall matrices, in fp16 where dtype is bfloat16), or ``auto``
+            for gram where it has fewer than 90 % of the operations, dtype is bfloat16 and coefficients are named ones.
+        dtype: that the products are computed in and the result has; None for x's.
+
+    Returns:
+        [..., M, N], contiguous. The norm is taken and divided by in fp32, before any cast; products are accumulated in fp32.
+        Autocast changes nothing. A matrix with NaN or infinities becomes NaN.
+
+    Raises:
+        TypeError: not a tensor of those dtypes, another dtype.
+        ValueError: not a matrix or a batch of them; steps, coefficients, eps or form that are not as above.
+
+    The gradient is that of the iteration, by PyTorch's products; its steps are computed again.
+    """
+    chosen = choose(x, steps, coefficients, eps=eps, form=form, dtype=dtype).implementation
+    if chosen == "torch":
+        return reference(x, steps, coefficients, eps=eps, dtype=dtype)
+    return _run(x, steps, coefficients, eps, "gram" if chosen == "triton-gram" else "symmetric", dtype or x.dtype)

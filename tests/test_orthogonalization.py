@@ -1,0 +1,444 @@
+"""Symmetric products and Newton–Schulz iterations: symmetric to the bit, orthogonal as far as the polynomial goes, and no
+further off than PyTorch's iteration."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from where import DEVICE, DTYPES
+
+torch = pytest.importorskip("torch")
+triton = pytest.importorskip("triton")
+
+import triton.language as tl  # noqa: E402
+from torch.optim._muon import _zeropower_via_newtonschulz  # noqa: E402
+
+from weft import ops, registry  # noqa: E402
+from weft.definition import torch_dtype  # noqa: E402
+from weft.operators.orthogonalization import coefficients, iteration  # noqa: E402
+from weft.operators.orthogonalization.triangle import lower_tile, tiles  # noqa: E402
+
+pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+
+FORMS = ("symmetric", "gram")
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+def with_singular_values(values: torch.Tensor, columns: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """A float64 matrix [M, columns] that has them, and its orthogonal polar factor."""
+    g = torch.Generator().manual_seed(seed)
+    u = torch.linalg.qr(torch.randn(len(values), len(values), generator=g, dtype=torch.float64))[0]
+    v = torch.linalg.qr(torch.randn(columns, len(values), generator=g, dtype=torch.float64))[0].mT
+    return ((u * values) @ v).to(DEVICE), (u @ v).to(DEVICE)
+
+
+def spectra(m: int) -> dict[str, torch.Tensor]:
+    """Singular values as a random matrix has them, falling by powers of ten, of a low rank, and one far above the others."""
+    wide = torch.float64
+    return {
+        "random": torch.linalg.svdvals(torch.randn(m, m, generator=torch.Generator().manual_seed(1), dtype=wide)),
+        "1 … 1e-4": torch.logspace(0, -4, m, dtype=wide),
+        "1 … 1e-8": torch.logspace(0, -8, m, dtype=wide),
+        "a quarter": torch.linspace(1, 0.1, m, dtype=wide) * (torch.arange(m) < m // 4),
+        "one above": torch.tensor([1.0] + [1e-3] * (m - 1), dtype=wide),
+    }
+
+
+def apart(a: torch.Tensor, b: torch.Tensor) -> float:
+    """The distance of two matrices, as a share of the second's norm."""
+    a, b = a.detach().double(), b.detach().double()
+    return float((a - b).norm() / b.norm())
+
+
+# ---- the order of tiles ----------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def places(first, rows, out_ptr, GROUP: tl.constexpr):
+    row, column = lower_tile(first + tl.program_id(0), rows, GROUP)
+    tl.store(out_ptr + 2 * tl.program_id(0), row)
+    tl.store(out_ptr + 2 * tl.program_id(0) + 1, column)
+
+
+def placed(first: int, count: int, rows: int, group: int) -> list[tuple[int, int]]:
+    out = torch.empty(count, 2, dtype=torch.int32, device=DEVICE)
+    places[(count,)](first, rows, out, GROUP=group)
+    return [tuple(pair) for pair in out.tolist()]
+
+
+@pytest.mark.parametrize("group", [1, 4, 8])
+@pytest.mark.parametrize("rows", [1, 2, 5, 8, 13])
+def test_every_tile_of_the_lower_triangle_has_one_program(rows, group):
+    found = placed(0, tiles(rows), rows, group)
+    assert sorted(found) == [(r, c) for r in range(rows) for c in range(r + 1)]
+
+
+def test_tiles_that_run_together_are_in_one_band():
+    """GROUP tile rows at a time, and in them column by column: consecutive programs share columns."""
+    found = placed(0, tiles(12), 12, 4)
+    assert [r // 4 for r, _ in found] == sorted(r // 4 for r, _ in found)
+    rectangle = found[tiles(8) : tiles(8) + 8 * 4]
+    assert rectangle == [(8 + i % 4, i // 4) for i in range(32)]
+
+
+@pytest.mark.parametrize("rows", [4096, 20000])
+def test_tiles_of_large_matrices_are_found_exactly(rows):
+    """Where fp32 no longer holds the number of a tile: around the ends of rows."""
+    for r in (rows // 3, rows - 2, rows - 1):
+        found = placed(tiles(r) - 2, 4, rows, 1)
+        assert found == [(r - 1, r - 2), (r - 1, r - 1), (r, 0), (r, 1)]
+
+
+# ---- symmetric products ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 7), (33, 65), (70, 40), (2, 3, 45, 20)])
+def test_results_are_symmetric_to_the_bit(dtype, shape):
+    x = random(*shape, dtype=torch_dtype(dtype))
+    g = ops.gram(x)
+    p = ops.gram_polynomial(g / float(g.abs().max()), -4.775, 2.0315)
+    assert g.equal(g.mT) and p.equal(p.mT)
+    assert g.shape == p.shape == (*shape[:-1], shape[-2]) and g.is_contiguous()
+
+
+def test_a_batch_is_its_matrices():
+    x = random(3, 2, 40, 20)
+    g = ops.gram(x)
+    for i in range(3):
+        for j in range(2):
+            assert ops.gram(x[i, j]).equal(g[i, j])
+
+
+def test_views_are_read_as_they_lie():
+    x = random(4, 40, 3, 50)
+    for view in (
+        x[0, :, 1],
+        x[0, :, 1].mT,
+        x[0].transpose(0, 1),
+        x[:, ::2, 0, 5:],
+        x[:1].expand(3, -1, -1, -1)[:, :, 0],
+    ):
+        torch.testing.assert_close(ops.gram(view), view @ view.mT, rtol=1e-5, atol=1e-4)
+        a = view @ view.mT / 50
+        spaced = torch.stack([a, a], -1)[..., 0]
+        torch.testing.assert_close(ops.gram_polynomial(spaced, 1.5, 0.5), 1.5 * a + 0.5 * a @ a, rtol=1e-5, atol=1e-4)
+
+
+def test_leading_dimensions_without_a_common_stride_go_to_pytorch():
+    x = random(4, 3, 20, 10)[:, ::2]
+    assert "copy" in ops.explain("gram", x).reason and ops.explain("gram", x).implementation == "torch"
+    torch.testing.assert_close(ops.gram(x), x @ x.mT, rtol=1e-5, atol=1e-4)
+    with pytest.raises(NotImplementedError, match="copy"):
+        registry.get("gram").find("triton").function(x)
+
+
+def test_nan_stays_in_its_rows_and_columns():
+    x = random(40, 40)
+    x[35, 3] = torch.nan
+    bad = torch.arange(40, device=DEVICE) == 35
+    assert ops.gram(x).isnan().equal(bad[:, None] | bad)
+
+
+# ---- Newton–Schulz ---------------------------------------------------------------------------------------------------
+
+
+def exactly(x: torch.Tensor, steps: int = 5, name: str = "classic") -> torch.Tensor:
+    return iteration.by_pytorch(
+        x.double(), coefficients.schedule(name, steps), coefficients.margin(name), 1e-7, torch.float64
+    )
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(33, 65), (80, 40), (1, 50), (2, 3, 20, 48)])
+def test_both_forms_are_the_iteration(form, dtype, shape):
+    x = random(*shape, dtype=torch_dtype(dtype))
+    got = ops.newton_schulz(x, form=form)
+    assert got.shape == x.shape and got.dtype == x.dtype and got.is_contiguous()
+    assert apart(got, exactly(x)) < {"fp32": 1e-5, "fp16": 2e-2, "bf16": 5e-2}[dtype]
+
+
+@pytest.mark.parametrize("name", coefficients.NAMES)
+@pytest.mark.parametrize("steps", [1, 2, 3, 4, 6, 7])
+def test_the_gram_form_starts_anew_at_any_number_of_steps(steps, name):
+    x = random(24, 64)
+    assert apart(ops.newton_schulz(x, steps, name, form="gram"), exactly(x, steps, name)) < 1e-5
+
+
+@pytest.mark.parametrize("columns", [64, 160])
+@pytest.mark.parametrize("spectrum", spectra(64))
+@pytest.mark.parametrize("name", coefficients.NAMES)
+def test_orthogonality_is_no_worse_than_that_of_pytorchs_muon(name, spectrum, columns):
+    """Against the float64 polar factor; PyTorch's iteration is in bf16. The interpreter has no bf16: ours is in fp16 there."""
+    x, polar = with_singular_values(spectra(64)[spectrum], columns)
+    triples = coefficients.schedule(name, 5)
+    if name == "classic":
+        theirs = _zeropower_via_newtonschulz(x.float(), triples[0], 5, 1e-7)
+    else:
+        theirs = iteration.by_pytorch(x.float(), triples, coefficients.MARGIN, 1e-7, torch.bfloat16)
+    exact = exactly(x, 5, name)
+    dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float16
+    for form in FORMS:
+        ours = ops.newton_schulz(x.float(), 5, name, form=form, dtype=dtype)
+        assert ours.dtype == dtype
+        # rounding may carry a singular value towards 1 by chance, so also no worse than what the polynomial itself leaves;
+        # half a bf16 epsilon is the result's own rounding
+        assert apart(ours, polar) <= max(apart(theirs, polar), apart(exact, polar)) + 2**-9
+        assert apart(ours, exact) <= 1.1 * apart(theirs, exact)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_zeros_stay_zeros(form):
+    assert not ops.newton_schulz(torch.zeros(2, 20, 33, device=DEVICE), form=form).any()
+    assert not ops.newton_schulz(torch.full((20, 33), 1e-30, device=DEVICE), form=form).isnan().any()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_low_rank_stays_low(form):
+    """Directions that are not there get no more than rounding, which steps multiply by 485."""
+    x = random(40, 3) @ random(3, 60, seed=1)
+    values = torch.linalg.svdvals(ops.newton_schulz(x, form=form).double())
+    assert bool((values[:3] > 0.6).all()) and float(values[3:].max()) < 485 * 1e-6
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_nan_and_infinities_stay_in_their_matrix(form):
+    x = random(4, 20, 33)
+    x[1, 3, 4], x[2, 5, 6] = torch.nan, torch.inf
+    y = ops.newton_schulz(x, form=form)
+    assert bool(y[1].isnan().all()) and bool(y[2].isnan().all())
+    torch.testing.assert_close(y[[0, 3]], ops.newton_schulz(x[[0, 3]], form=form))
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1e12])
+def test_the_norm_is_divided_out_before_the_cast(scale):
+    """In fp16 such matrices would be zeros or infinite."""
+    x = random(20, 40)
+    options = {"dtype": torch.float16, "eps": 1e-30}
+    assert apart(ops.newton_schulz(x * scale, **options), ops.newton_schulz(x, **options)) < 1e-2
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_tall_matrix_is_a_wide_one_lying(form):
+    x = random(70, 33)
+    wide = ops.newton_schulz(x.mT.contiguous(), form=form)
+    for tall in (x, x.mT.contiguous().mT):
+        torch.testing.assert_close(ops.newton_schulz(tall, form=form), wide.mT, rtol=1e-5, atol=1e-6)
+    spaced = torch.stack([x, x], -1)[..., 1]
+    torch.testing.assert_close(ops.newton_schulz(spaced, form=form), wide.mT, rtol=1e-5, atol=1e-6)
+
+
+def test_coefficients_may_be_given():
+    x = random(20, 33)
+    classic = ops.newton_schulz(x)
+    assert ops.newton_schulz(x, coefficients=coefficients.CLASSIC).equal(classic)
+    assert ops.newton_schulz(x, coefficients=[list(coefficients.CLASSIC)] * 5).equal(classic)
+    cubic = ops.newton_schulz(x, 30, (1.5, -0.5, 0))  # Björck and Bowie's, which converges
+    torch.testing.assert_close(cubic @ cubic.mT, torch.eye(20, device=DEVICE), rtol=0, atol=1e-4)
+
+
+def test_gradients_are_those_of_the_formulas():
+    def formula(x, name, steps):
+        y = x / torch.linalg.matrix_norm(x, keepdim=True) / coefficients.margin(name)
+        for a, b, c in coefficients.schedule(name, steps):
+            g = y @ y.mT
+            y = a * y + (b * g + c * g @ g) @ y
+        return y
+
+    x, dy = random(2, 12, 20, seed=3), random(2, 12, 20, seed=4)
+    for tensor, weights in ((x, dy), (x.mT, dy.mT)):
+        for name in coefficients.NAMES:
+            leaf, wide = tensor.detach().requires_grad_(), tensor.double().detach().requires_grad_()
+            (got,) = torch.autograd.grad(ops.newton_schulz(leaf, 3, name), leaf, weights)
+            lying = wide.mT if wide.shape[1] > wide.shape[2] else wide
+            want = torch.autograd.grad((formula(lying, name, 3) * dy).sum(), wide)[0]
+            assert apart(got, want) < 1e-5
+    small = (x * 1e-12).requires_grad_()  # its norm is below eps, which then is a constant
+    (got,) = torch.autograd.grad(ops.newton_schulz(small, 1), small, dy)
+    assert apart(got, 3.4445 / 1e-7 * dy) < 1e-5
+    leaf = x.clone().requires_grad_()
+    weights = random(2, 12, 12, seed=5)
+    (got,) = torch.autograd.grad(ops.gram(leaf), leaf, weights)
+    assert apart(got, (weights + weights.mT) @ x) < 1e-6
+    a = (x @ x.mT).requires_grad_()
+    (got,) = torch.autograd.grad(ops.gram_polynomial(a, 1.5, 0.5), a, weights)
+    assert apart(got, 1.5 * weights + 0.5 * (weights @ a + a @ weights)) < 1e-6
+
+
+# ---- which form ------------------------------------------------------------------------------------------------------
+
+
+def test_operations_are_those_of_the_readme():
+    """In M³, of 5 steps at N = M, 2 M, 4 M and 16 M."""
+    m = 2**20  # so large that the diagonal does not count
+    for form, want in (("direct", (30, 50, 90, 330)), ("symmetric", (20, 35, 65, 245)), ("gram", (20, 26, 38, 110))):
+        counts = [iteration.flops(form, m, ratio * m, 5) / m**3 for ratio in (1, 2, 4, 16)]
+        assert counts == pytest.approx(want, rel=1e-4)
+        assert iteration.flops(form, 3 * m, m, 5) == iteration.flops(form, m, 3 * m, 5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "options", "want"),
+    [
+        ((64, 64), torch.bfloat16, {}, "triton"),
+        ((64, 96), torch.bfloat16, {}, "triton-gram"),
+        ((256, 64), torch.bfloat16, {}, "triton-gram"),
+        ((64, 256), torch.float32, {}, "triton"),
+        ((64, 256), torch.float32, {"dtype": torch.bfloat16}, "triton-gram"),
+        ((64, 256), torch.bfloat16, {"coefficients": (1.5, -0.5, 0.0)}, "triton"),
+        ((64, 256), torch.bfloat16, {"form": "symmetric"}, "triton"),
+        ((64, 64), torch.float32, {"form": "gram"}, "triton-gram"),
+        ((64, 0), torch.float32, {}, "torch"),
+    ],
+)
+def test_the_form_is_chosen_by_operations(shape, dtype, options, want):
+    assert (
+        ops.explain("newton_schulz", torch.zeros(shape, dtype=dtype, device=DEVICE), **options).implementation == want
+    )
+
+
+def rounded_iteration(x, steps, form: str, dtype: torch.dtype, run: int) -> torch.Tensor:
+    """The forms with fp32 sums and results rounded to ``dtype``, as tensor cores give them: for bf16, which the interpreter has
+    not. ``run``: steps of the gram form from one X."""
+    symmetric = lambda t: t.tril() + t.tril(-1).mT  # noqa: E731
+    x = x.to(dtype).float()
+    g, z, s = x, x, 1.0
+    for i, (a, b, c) in enumerate(steps):
+        if form == "direct" or i % run == 0:
+            x = (z @ x + s * x).to(dtype).float() if form == "gram" and i else x
+            g, z = (x @ x.mT).to(dtype).float(), torch.empty(0)
+        p = (b * g + c * g @ g).to(dtype).float()
+        if form == "direct":
+            x = (p @ x + a * x).to(dtype).float()
+            continue
+        s, z = (a * s, symmetric(p @ z + s * p + a * z).to(dtype).float()) if len(z) else (a, p)
+        h = symmetric(p @ g + a * g).to(dtype).float()
+        g = symmetric(p @ h + a * h).to(dtype).float()
+    return x if form == "direct" else (z @ x + s * x).to(dtype).float()
+
+
+@pytest.mark.parametrize("spectrum", spectra(128))
+@pytest.mark.parametrize("name", coefficients.NAMES)
+def test_why_the_gram_form_is_in_fp16_and_starts_anew(name, spectrum):
+    x, _ = with_singular_values(spectra(128)[spectrum], 256)
+    x = (x / x.norm() / coefficients.margin(name)).cpu()
+    steps = coefficients.schedule(name, 5)
+    error = {
+        key: apart(rounded_iteration(x, steps, *key), exactly(x, 5, name))
+        for key in (
+            ("direct", torch.bfloat16, 5),
+            ("gram", torch.bfloat16, 5),
+            ("gram", torch.float16, 5),
+            ("gram", torch.float16, iteration.RESTART),
+        )
+    }
+    direct, bf16, fp16, fp16_anew = error.values()
+    assert fp16_anew < 0.5 * direct
+    if spectrum != "random":
+        assert not bf16 < 0.5, "the gram form in bf16 has become usable: the README says otherwise"
+    assert not fp16 < fp16_anew
+
+
+# ---- coefficients ----------------------------------------------------------------------------------------------------
+
+
+def closest_quintic(low: float, high: float) -> tuple[float, float, float]:
+    """The odd quintic nearest to 1 on [low, high] in the maximum, by Remez' exchange: its error is the same at four points with
+    alternating signs, two of them the ends and two where the derivative is 0."""
+    inner = [low + (high - low) / 3, low + (high - low) * 2 / 3]
+    for _ in range(100):
+        points = torch.tensor([low, *inner, high], dtype=torch.float64)
+        signs = torch.tensor([1.0, -1.0, 1.0, -1.0], dtype=torch.float64)
+        a, b, c, _ = torch.linalg.solve(
+            torch.stack([points, points**3, points**5, signs], 1), torch.ones(4, dtype=torch.float64)
+        ).tolist()
+        root = math.sqrt(9 * b * b - 20 * a * c)
+        inner = [math.sqrt((-3 * b - root) / (10 * c)), math.sqrt((-3 * b + root) / (10 * c))]
+    return a, b, c
+
+
+def test_the_polar_express_table_is_what_the_papers_algorithm_gives():
+    """From [10⁻³, 1], each step the closest quintic on the interval that the last one leaves; where the interval's lower end is
+    below 0.02407 of its upper, that of the narrower interval, scaled to be centred on 1 over all of it (section 4.4)."""
+    low, high = 1e-3, 1.0
+    for want in coefficients.POLAR_EXPRESS[:6]:
+        a, b, c = closest_quintic(max(low, 0.02407327424182761 * high), high)
+        at_low, at_high = (a * t + b * t**3 + c * t**5 for t in (low, high))
+        scale = 2 / (at_low + at_high)
+        assert (a * scale, b * scale, c * scale) == pytest.approx(want, rel=1e-6)
+        low = at_low * scale
+        high = 2 - low
+
+
+def test_steps_of_a_schedule():
+    classic, express = (coefficients.schedule(name, 10) for name in coefficients.NAMES)
+    assert set(classic) == {(3.4445, -4.7750, 2.0315)} and len(classic) == len(express) == 10
+    assert express[7:] == (coefficients.POLAR_EXPRESS[-1],) * 3
+    for shrunk, (a, b, c) in zip(express[:7], coefficients.POLAR_EXPRESS, strict=False):
+        t = 0.3
+        assert shrunk[0] * t + shrunk[1] * t**3 + shrunk[2] * t**5 == pytest.approx(
+            a * (t / 1.01) + b * (t / 1.01) ** 3 + c * (t / 1.01) ** 5
+        )
+
+
+# ---- wrong arguments -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "match"),
+    [
+        (lambda x: ops.gram(x[0]), ValueError, r"'x' has shape \(6,\); expected \[..., M, N\]"),
+        (lambda x: ops.gram(x.double()), TypeError, "'x' has dtype float64"),
+        (lambda x: ops.gram([1.0]), TypeError, "'x' is a list"),
+        (lambda x: ops.gram_polynomial(x, 1, 2), ValueError, r"'a' has shape \(4, 6\); expected \[..., M, M\]"),
+        (lambda x: ops.gram_polynomial(x[:, :4], "1", 2), TypeError, "'alpha' is '1'; expected a number"),
+        (lambda x: ops.gram_polynomial(x[:, :4], 1, None), TypeError, "'beta' is None"),
+        (lambda x: ops.newton_schulz(x[0]), ValueError, r"'x' has shape \(6,\)"),
+        (lambda x: ops.newton_schulz(x, 0), ValueError, "'steps' is 0; expected a whole number, 1 … 99"),
+        (lambda x: ops.newton_schulz(x, 100), ValueError, "'steps' is 100"),
+        (lambda x: ops.newton_schulz(x, True), ValueError, "'steps' is True"),
+        (lambda x: ops.newton_schulz(x, coefficients="clasic"), ValueError, "did you mean 'classic'"),
+        (lambda x: ops.newton_schulz(x, coefficients=(1.0, 2.0)), ValueError, "a tuple of exactly 3 numbers"),
+        (lambda x: ops.newton_schulz(x, 2, [(1, 2, 3)] * 3), ValueError, "or 2 of them, one for each step"),
+        (lambda x: ops.newton_schulz(x, eps=0.0), ValueError, "'eps' is 0.0; expected a number above 0"),
+        (lambda x: ops.newton_schulz(x, eps=math.nan), ValueError, "'eps' is nan"),
+        (
+            lambda x: ops.newton_schulz(x, form="direct"),
+            ValueError,
+            "'form' is 'direct'; expected auto, symmetric, gram",
+        ),
+        (lambda x: ops.newton_schulz(x, dtype=torch.float64), TypeError, "'dtype' is torch.float64; expected float32"),
+    ],
+)
+def test_wrong_arguments_are_named(call, error, match):
+    with pytest.raises(error, match=match):
+        call(random(4, 6))
+
+
+# ---- what only a GPU shows -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(1000, 1000), (512, 2048), (2048, 512), (3, 300, 700)])
+def test_bf16_errs_no_more_than_pytorch(shape):
+    x = random(*shape, dtype=torch.bfloat16)
+    want = exactly(x)
+    usual = apart(iteration.by_pytorch(x, coefficients.schedule("classic", 5), 1.0, 1e-7, torch.bfloat16), want)
+    for form in FORMS:
+        got = ops.newton_schulz(x, form=form)
+        assert apart(got, want) <= 1.2 * usual
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(2048, 1024), (1000, 3000), (16, 640, 640)])
+def test_large_tiles_are_symmetric_to_the_bit(dtype, shape):
+    x = random(*shape, dtype=torch_dtype(dtype))
+    g = ops.gram(x)
+    p = ops.gram_polynomial(g / float(g.abs().max()), -4.775, 2.0315)
+    assert g.equal(g.mT) and p.equal(p.mT)
