@@ -68,6 +68,11 @@ def margin(coefficients: Coefficients) -> float:
     return MARGIN if coefficients == "polar-express" else 1.0
 
 
+def known(coefficients: Coefficients) -> bool:
+    """Whether they are one of the named sets, whose growth in 16 bits has been studied."""
+    return coefficients in NAMES or tuple(coefficients) == CLASSIC
+
+
 def _number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 

@@ -16,7 +16,7 @@ from torch import Tensor, dtype  # a name alone, as the stubs want annotations
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
 from weft.operators.call import FLOATS, Choice, eager, either, on_gpu
-from weft.operators.orthogonalization.coefficients import NAMES, Coefficients, Step, margin, schedule
+from weft.operators.orthogonalization.coefficients import NAMES, Coefficients, Step, known, margin, schedule
 from weft.operators.orthogonalization.gram import check
 from weft.operators.orthogonalization.iteration import by_pytorch, flops, gradient, launched, normalised
 from weft.operators.orthogonalization.plans import symmetric_plans
@@ -228,7 +228,7 @@ def choose(
         return Choice(
             "triton" if form == "symmetric" else "triton-gram", "the form that was asked for", symmetric_plans
         )
-    if (dtype or x.dtype) != torch.bfloat16 or not isinstance(coefficients, str):
+    if (dtype or x.dtype) != torch.bfloat16 or not known(coefficients):
         return Choice(
             "triton",
             "the symmetric form: only of bf16 and named coefficients is the gram form as exact",
