@@ -239,6 +239,8 @@ class Operator:
         mutants: implementations wrong on purpose, at least four.
         predicted: ``(workload, direction) -> share of the ceiling`` that a model of the machine predicts, where there is
             one; records keep it as the detail ``predicted_share``.
+        workspace: ``workload -> bytes`` of memory that a forward call may take beside its result, where the method needs
+            some; without it a call that takes more than its result has made a hidden copy.
         public: the function users call, set by :meth:`function`.
     """
 
@@ -256,6 +258,7 @@ class Operator:
     mutates: tuple[str, ...] = ()
     mutants: Sequence[Mutant] = ()
     predicted: Callable[[Workload, str], float] | None = None
+    workspace: Callable[[Workload], int] = lambda w: 0
     implementations: dict[str, Implementation] = field(default_factory=dict)
     public: Callable[..., Any] | None = None
     chooser: Callable[..., Any] | None = None

@@ -147,6 +147,11 @@ def _like(t: int, k: int, d: int, h: int, e: int = 64) -> Workload:
 
 
 # as Qwen3-30B-A3B, DeepSeek-V2-Lite, and wider ones; all with 64 experts
+def _workspace(w: Workload) -> int:
+    """Each token's rows in every expert that it goes to: hidden ones, results, and a few indices and weights."""
+    return w["T"] * w.option("k", 2) * ((w["D"] + w["H"]) * w.bytes_per_element + 64)
+
+
 TIMED = (_like(4096, 8, 2048, 768), _like(16384, 8, 2048, 768), _like(8192, 6, 2048, 1408), _like(16384, 2, 4096, 2816))
 
 moe_feed_forward = Operator(
@@ -159,6 +164,7 @@ moe_feed_forward = Operator(
     options={"k": range(1, 65), "scoring": routing.SCORINGS, "normalise": (False, True)},
     differentiable=("x", "router", "w_gate_up", "w_down"),
     tolerance=Tolerance(scale="tensor", ulps=4.0, terms=lambda w: max(w.axes.values())),
+    workspace=_workspace,
     workloads={
         "verify": [
             workload(T=1, E=1, D=1, H=1, k=1),

@@ -140,6 +140,12 @@ def _sum_kept_in_bf16(x: Tensor, steps: int = 5, coefficients: Coefficients = "c
     return by_pytorch(x, schedule(coefficients, steps), margin(coefficients), EPS, torch.bfloat16).to(x.dtype)
 
 
+def _workspace(w: Workload) -> int:
+    """A second X, and five matrices of the smaller side (two in the symmetric form)."""
+    small = min(w["M"], w["N"])
+    return w["B"] * (w["M"] * w["N"] + 5 * small * small) * w.bytes_per_element
+
+
 SHAPES = (*((1, m, n) for m, n in ((2048, 2048), (2048, 8192), (4096, 4096), (8192, 8192))), (16, 2048, 2048))
 BENCH = tuple(workload("bf16", B=b, M=m, N=n) for b, m, n in SHAPES)
 
@@ -152,6 +158,7 @@ newton_schulz = Operator(
     options={"layout": LAYOUTS, "values": VALUES, "steps": range(1, 100), "coefficients": NAMES},
     # 5 steps round three results each, after the quotient
     tolerance=Tolerance(scale="tensor", ulps=8.0, terms=lambda w: 5 * (2 * min(w["M"], w["N"]) + max(w["M"], w["N"]))),
+    workspace=_workspace,
     workloads={
         "verify": [
             *(workload(B=1, M=m, N=n) for m, n in ((1, 1), (1, 40), (40, 1), (16, 16), (33, 65), (65, 33), (17, 100))),
