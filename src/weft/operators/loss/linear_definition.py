@@ -15,6 +15,7 @@ from weft.operators.loss import definition as loss
 from weft.operators.loss.definition import IGNORED, REDUCTIONS
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 
+OF_THE_LOSS = ("ignore_index", "label_smoothing", "z_loss", "soft_cap", "reduction")  # options that cross entropy has too
 AT_ONCE = 2**28  # logits that the reference holds; more are made again for the gradient
 
 
@@ -98,6 +99,19 @@ def loss_and_gradients_of(
         out = function(leaves[0], leaves[1], target, bias=leaves[2] if bias is not None else None, **options)
         found = torch.autograd.grad(out, leaves, torch.ones_like(out) if dloss is None else dloss)
     return out.detach(), found
+
+
+def gradient_terms(arguments: dict[str, Any], gradients: list[Tensor]) -> list[Tensor]:
+    """How large the terms of dx, dweight and dbias are, as the root of their squares' sum: where all rows of x are one row, a
+    class's gradient may cancel altogether, and what rounds is its terms."""
+    x, weight, target, bias = (arguments[name] for name in ("x", "weight", "target", "bias"))
+    options = {name: value for name, value in arguments.items() if name in OF_THE_LOSS}
+    with torch.enable_grad():
+        logits = F.linear(x, weight, bias).detach().requires_grad_()
+        out = loss.reference(logits, target, weight=arguments["class_weight"], **options)
+        squares = torch.autograd.grad(out, logits, gradients[0])[0].square_()
+    found = [squares @ weight.square(), squares.t() @ x.square(), *([squares.sum(0)] if bias is not None else [])]
+    return [f.sqrt() for f in found]
 
 
 # ---- inputs ----------------------------------------------------------------------------------------------------------

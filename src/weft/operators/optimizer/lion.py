@@ -69,6 +69,8 @@ def with_foreach(
 
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     made: dict[str, Any] = definition.lists(w, g, device, {"exp_avgs": False})
+    for grad, moment in zip(made["grads"], made["exp_avgs"], strict=True):  # no sign that only rounding decides
+        grad += 0.25 * ((0.9 * moment.float() + 0.1 * grad.float()).abs() < 1e-3)
     numbers = {"lr": 1e-1, "betas": (0.9, 0.99), "weight_decay": 0.1, "maximize": w.option("maximize", False)}
     return {**made, **numbers}
 

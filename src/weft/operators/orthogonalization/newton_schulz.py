@@ -140,6 +140,10 @@ def _sum_kept_in_bf16(x: Tensor, steps: int = 5, coefficients: Coefficients = "c
     return by_pytorch(x, schedule(coefficients, steps), margin(coefficients), EPS, torch.bfloat16).to(x.dtype)
 
 
+def _terms(w: Workload) -> int:
+    return w.option("steps", 5) * (2 * min(w["M"], w["N"]) + max(w["M"], w["N"]))
+
+
 def _workspace(w: Workload) -> int:
     """A second X, and five matrices of the smaller side (two in the symmetric form)."""
     small = min(w["M"], w["N"])
@@ -156,8 +160,8 @@ newton_schulz = Operator(
     reference=reference,
     cost=cost,
     options={"layout": LAYOUTS, "values": VALUES, "steps": range(1, 100), "coefficients": NAMES},
-    # 5 steps round three results each, after the quotient
-    tolerance=Tolerance(scale="tensor", ulps=8.0, terms=lambda w: 5 * (2 * min(w["M"], w["N"]) + max(w["M"], w["N"]))),
+    # every step rounds three results, after the quotient
+    tolerance=Tolerance(scale="tensor", ulps=8.0, terms=_terms),
     workspace=_workspace,
     workloads={
         "verify": [
