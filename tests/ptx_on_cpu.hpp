@@ -178,7 +178,7 @@ inline void store_two_matrices(Call &c) {
 }
 
 template <typename Sum> inline Play product_of(int n, int size, Sum (*value)(const unsigned char *)) {
-  if (n != 64 && n != 128 && n != 256) fail("wgmma of another width");
+  if (n != 64 && n != 128 && n != 192 && n != 256) fail("wgmma of another width");
   return [=](Call &c) {
     Sum *const d = static_cast<Sum *>(c.operand(0).where);
     for (int i = 0; i < n / 2; i++)

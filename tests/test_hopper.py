@@ -20,7 +20,6 @@ pytest.importorskip("cuda.bindings")
 import torch.nn.functional as F  # noqa: E402
 
 from weft.definition import Declined  # noqa: E402
-from weft.operators.configs import bucket  # noqa: E402
 from weft.operators.cuda import CudaError, compile_cubin  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
 from weft.operators.matmul import hopper, tensor_maps  # noqa: E402
@@ -85,6 +84,11 @@ CASES = {
     **{f"bf16 {layout} 128 columns, cluster of 2": Case(layout=layout, columns=128, cluster=2, m=392, n=264, clusters=1)
        for layout in LAYOUTS},
     **{f"bf16 {layout} 64 columns, batched": Case(layout=layout, matrices=3, m=136, n=72, k=72) for layout in LAYOUTS},
+    **{f"bf16 {layout} 192 columns, cluster of 2": Case(layout=layout, columns=192, stages=5, cluster=2, m=392, n=456)
+       for layout in LAYOUTS},
+    **{f"fp16 {layout} 192 columns": Case(FP16, FP16, layout, 192, n=392, k=136, stages=4) for layout in ("NN", "NT")},
+    "192 columns, fp32 out, residual": Case(columns=192, stages=4, n=264, out=FP32, residual="apart", beta=0.5),
+    "192 columns, a residual in place": Case(columns=192, n=264, residual="C", alpha=0.75, biased=True, matrices=2, k=72),
     "256 columns, no cluster": Case(columns=256, m=136, n=264, k=136),
     "64 columns, cluster of 2, batched, padded": Case(cluster=2, matrices=2, padded=True),
     "padded, K apart": Case(FP16, BF16, "TN", padded=True),
@@ -103,10 +107,10 @@ CASES = {
     "int8, scales of rows and columns": Case(INT8, BF16, k=400, scales="rows"),
     "int8, a scale for each tensor": Case(INT8, FP16, columns=256, cluster=2, n=264, k=400, scales="tensor", biased=True),
     **{f"fp8 in two levels, {c} columns": Case(FP8, BF16, columns=c, m=264, n=392, k=400, scales="rows", two_levels=True)
-       for c in (64, 128, 256)},
-    **{f"{dtype} in blocks, {c} columns": Case(dtype, BF16, columns=c, cluster=c // 64 if c < 256 else 2, m=264, n=392, k=400,
+       for c in (64, 128, 192, 256)},
+    **{f"{dtype} in blocks, {c} columns": Case(dtype, BF16, columns=c, cluster=min(c // 64, 2), m=264, n=392, k=400,
                                                scales="blocks", biased=c == 128)
-       for dtype, c in ((FP8, 64), (FP8, 128), (FP8, 256), (INT8, 128))},
+       for dtype, c in ((FP8, 64), (FP8, 128), (FP8, 192), (FP8, 256), (INT8, 128))},
     "no terms, in blocks": Case(FP8, BF16, columns=128, k=0, scales="blocks"),
     "int32 out": Case(INT8, torch.int32, columns=128, n=132, k=400, matrices=2),
     "int8, fp32 out": Case(INT8, FP32, k=400),
@@ -139,11 +143,11 @@ MISTAKES = {
     "a stage's products not waited for": (
         CASES["fp8 in two levels, 64 columns"], "wgmma_wait<0>();  // the other", "// the other"),
     "the right half of 256 columns is the left": (
-        CASES["fp8 in two levels, 256 columns"], "p * (128 * LINE >> 4)", "0"),
+        CASES["fp8 in two levels, 256 columns"], "p * (COLUMNS / PARTS * LINE >> 4)", "0"),
     "a block's scales a stage late": (
         CASES["torch.float8_e4m3fn in blocks, 128 columns"], "a_by[h] = *++a_next[h]", "a_by[h] = *a_next[h]++"),
     "a block's scale of the wrong column": (
-        CASES["torch.float8_e4m3fn in blocks, 256 columns"], "min(column / 128 + p,", "min(column / 128,"),
+        CASES["torch.float8_e4m3fn in blocks, 256 columns"], "(column + p * (COLUMNS / PARTS)) / 128", "column / 128"),
     "a sum not begun anew": (PLAIN, "depth + s != 0", "1"),
     "one warp releases for four": (
         PLAIN, "CONSUMERS / 32 * CLUSTER", "2 * CLUSTER", "if (lane < CLUSTER)", "if (thread < CLUSTER)"),
@@ -156,8 +160,12 @@ MISTAKES = {
     "tiles in groups of the wrong height": (PLAIN, "height = min(group, rows - first)", "height = group"),
     "K apart: half a step of wgmma": (CASES["padded, K apart"], "(A_ACROSS ? 2 * 8 * LINE : 32)", "(A_ACROSS ? 8 * LINE : 32)"),
     "K apart: 64 columns of B for all": (CASES["fp16 NN 128 columns"], "B_ACROSS ? ATOM : 0", "0"),
+    "K apart: half of K's rows for both": (
+        CASES["bf16 NN 192 columns, cluster of 2"], "rank * (DEPTH / CLUSTER)", "0"),
+    "the third slab never put": (CASES["192 columns, a residual in place"],
+        "held < SLABS; held += HELD", "held + HELD < SLABS; held += HELD"),
     "the other block's release not counted": (PAIRED, "CONSUMERS / 32 * CLUSTER", "CONSUMERS / 32"),
-    "a part of B for one block only": (PAIRED, "fetch_for((1 << CLUSTER) - 1, b + c", "fetch_for(1 << rank, b + c"),
+    "a part of B for one block only": (PAIRED, "fetch_for((1 << CLUSTER) - 1, b + (c", "fetch_for(1 << rank, b + (c"),
     "blocks that leave early": (PAIRED, "CLUSTER > 1 && s < STAGES", "CLUSTER > 2 && s < STAGES"),
     "no meeting before the first arrival": (PAIRED, "    cluster_arrive();\n    cluster_wait();\n", ""),
     "the residual fetched too early": (
@@ -422,11 +430,15 @@ def test_its_inner_loop_is_products_alone(layout, tmp_path):
 
 @pytest.mark.parametrize(
     "types, instruction",
-    [("fp16, fp16", "HGMMA.64x256x16.F32"), ("float, float", "HGMMA.64x256x8.F32.TF32"),
+    [("fp16, fp16", "HGMMA.64x256x16.F32"), ("bf16, bf16", "HGMMA.64x192x16.F32.BF16"),
+     ("float, float", "HGMMA.64x256x8.F32.TF32"),
      ("e4m3, bf16", "QGMMA.64x256x32.F32.E4M3.E4M3"), ("s8, bf16", "IGMMA.64x256x32.S8.S8")],
 )  # fmt: skip
 def test_every_type_takes_its_instruction(types, instruction, tmp_path):
-    text = assembly(f"matmul_hopper<{types}, 256, 4, 2, false, false, SCALED, false, true, GELU>", tmp_path)
+    columns, stages = (192, 5) if "x192x" in instruction else (256, 4)
+    text = assembly(
+        f"matmul_hopper<{types}, {columns}, {stages}, 2, false, false, SCALED, false, true, GELU>", tmp_path
+    )
     check_inner_loop(text, instruction, 2)
 
 
@@ -446,19 +458,19 @@ def test_registers_of_all_warpgroups_fit(tmp_path):
 
 
 @pytest.mark.parametrize("scales", ["SCALED", "SCALED_BY_BLOCK"])
-@pytest.mark.parametrize("columns, stages", [(256, 4), (128, 6)])
+@pytest.mark.parametrize("columns, stages", [(256, 4), (192, 5), (128, 6)])
 def test_two_levels_of_sums_stay_in_registers(scales, columns, stages, tmp_path):
     text = assembly(
         f"matmul_hopper<e4m3, bf16, {columns}, {stages}, 2, false, false, {scales}, true, false, NONE>", tmp_path
     )
-    assert "QGMMA.64x128x32.F32.E4M3" in text
+    assert f"QGMMA.64x{64 if columns == 192 else 128}x32.F32.E4M3" in text
     assert not re.search(r"\b(STL|LDL)\b", text)
 
 
 @pytest.mark.parametrize("m, n, k", [(1, 8, 8), (100, 24, 8), (130, 256, 72), (4096, 4096, 4096), (16384, 28672, 8192)])
 def test_what_a_launch_asks_for_fits(m, n, k):
     a, b = operands("NN", m, n, k)
-    keys = [(90, "16-bit", layout, False, 4, bucket(m), bucket(n), bucket(k)) for layout in ("NN", "NNG")]
+    keys = [(90, "16-bit", layout, False, 4, m, n, k, 1) for layout in ("NN", "NNG")]
     for gated, config in [(g, c) for g in (False, True) for c in (*hopper.candidates(*keys[g]), None)]:
         hopper.configuration.trial = config
         try:

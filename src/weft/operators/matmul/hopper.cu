@@ -96,6 +96,10 @@ __device__ __forceinline__ u64 descriptor(u32 address, u32 leading) {
     asm volatile(OPEN("%130") "m64n256k" K TYPES " {" P32_0 "," P32_1 "," P32_2 "," P32_3 "}, %128, %129, p" TAIL ";\n}"     \
                  : D32(C, 0), D32(C, 32), D32(C, 64), D32(C, 96)                                                            \
                  : "l"(a), "l"(b), "r"(keep));                                                                              \
+  else if constexpr (N == 192)                                                                                              \
+    asm volatile(OPEN("%98") "m64n192k" K TYPES " {" P32_0 "," P32_1 "," P32_2 "}, %96, %97, p" TAIL ";\n}"                  \
+                 : D32(C, 0), D32(C, 32), D32(C, 64)                                                                        \
+                 : "l"(a), "l"(b), "r"(keep));                                                                              \
   else if constexpr (N == 128)                                                                                              \
     asm volatile(OPEN("%66") "m64n128k" K TYPES " {" P32_0 "," P32_1 "}, %64, %65, p" TAIL ";\n}"                            \
                  : D32(C, 0), D32(C, 32)                                                                                    \
@@ -222,11 +226,11 @@ enum Scales { UNSCALED, SCALED, SCALED_BY_BLOCK };
 // C[z] = act(alpha scale A[z] B[z] + bias) + beta R[z], A: [M, K], B: [K, N], R, C: [M, N]. GATED: act(gate) up + beta R with
 // gate = alpha scale A B + bias and up the same of the matrix of up_map; scales and bias of up follow those of B. AMAX: the largest
 // |c| before it is rounded goes to *amax (which must have been set to 0); NaN counts as largest.
-// The tensor cores add up fp8 products to about 14 bits; TWO_LEVELS has them add up a stage alone, half of 256 columns at a time
+// The tensor cores add up fp8 products to about 14 bits; TWO_LEVELS has them add up a stage alone, half of 256 columns (a third of 192) at a time
 // since registers hold no more, and adds the stages in fp32. Scales of blocks need that.
 //
-// Maps have boxes of A: 128 rows (64 x 64 with A_ACROSS); B, up: the rows of their [N, K] view that a block fetches at a time (64 x 64
-// with B_ACROSS); R, C: 64 rows of 128 bytes.
+// Maps have boxes of A: 128 rows (64 x 64 with A_ACROSS); B, up: the rows of their [N, K] view that a block fetches at a time (with
+// B_ACROSS 64 columns by 64 of K, or by 32 if two blocks share 192 columns); R, C: 64 rows of 128 bytes.
 template <typename T, typename O, int COLUMNS, int STAGES, int CLUSTER, bool A_ACROSS, bool B_ACROSS, int SCALES, bool TWO_LEVELS, bool BIASED,
           int ACTIVATION, bool RESIDUAL = false, bool GATED = false, bool AMAX = false>
 __global__ void __launch_bounds__(THREADS, 1)
@@ -237,12 +241,14 @@ __global__ void __launch_bounds__(THREADS, 1)
   constexpr int DEPTH = LINE / int(sizeof(T));  // elements of K in a stage
   constexpr int A_BYTES = ROWS * LINE, B_BYTES = COLUMNS * LINE, STAGE = A_BYTES + B_BYTES;
   constexpr int WIDTH = GATED ? COLUMNS / 2 : COLUMNS;  // of C in a tile; the other half of B's columns are those of up
-  constexpr int SLAB = LINE / int(sizeof(O)), SLABS = WIDTH / SLAB, HELD = SLABS < 2 ? SLABS : 2;  // of C, in columns; at a time
+  constexpr int SLAB = LINE / int(sizeof(O)), SLABS = WIDTH / SLAB, HELD = SLABS % 2 ? 1 : 2;  // of C, in columns; at a time
   constexpr int PART = COLUMNS / CLUSTER, BOX = B_ACROSS ? 64 : PART < WIDTH ? PART : WIDTH;  // of B: what a block fetches; at a time
   static_assert(!INTEGERS<O> || (INTEGERS<Sum> && !SCALES && !TWO_LEVELS && !BIASED && !ACTIVATION && !RESIDUAL && !GATED && !AMAX),
                 "sums in int32 leave as they are");
-  static_assert(PART % BOX == 0 && WIDTH % BOX == 0 && SLABS > 0, "the tile is too narrow");
-  constexpr int PARTS = TWO_LEVELS && COLUMNS > 128 ? 2 : 1;
+  // Boxes of 64 columns cannot be divided evenly if they are three: then a block fetches a part of each box's rows of K.
+  constexpr bool BY_DEPTH = B_ACROSS && PART % BOX != 0;
+  static_assert((PART % BOX == 0 || BY_DEPTH) && WIDTH % BOX == 0 && WIDTH % SLAB == 0, "the tile is too narrow");
+  constexpr int PARTS = TWO_LEVELS && COLUMNS > 128 ? COLUMNS == 192 ? 3 : 2 : 1;  // no part has two scales of blocks
   static_assert(SCALES != SCALED_BY_BLOCK || (TWO_LEVELS && sizeof(T) == 1 && !GATED), "a stage of 8-bit operands is a block of scales");
   static_assert(!TWO_LEVELS || !(A_ACROSS || B_ACROSS), "only what lies along K");
   extern __shared__ __align__(1024) unsigned char dynamic[];  // all there is: the swizzle asks for 1024 bytes' alignment
@@ -287,11 +293,12 @@ __global__ void __launch_bounds__(THREADS, 1)
             fetch(a, a_map, depth, row, matrix, &full[place]);
           }
 #pragma unroll
-          for (int c = rank * PART; c < rank * PART + PART; c += BOX) {
+          for (int i = 0; i < (BY_DEPTH ? COLUMNS : PART); i += BOX) {
+            const int c = BY_DEPTH ? i : rank * PART + i, deeper = BY_DEPTH ? rank * (DEPTH / CLUSTER) : 0;
             const TensorMap &map = GATED && c >= WIDTH ? up_map : b_map;
-            const int from = column + c % WIDTH, x = B_ACROSS ? from : depth, y = B_ACROSS ? depth : from;
+            const int from = column + c % WIDTH, x = B_ACROSS ? from : depth, y = B_ACROSS ? depth + deeper : from;
             if constexpr (CLUSTER > 1)
-              fetch_for((1 << CLUSTER) - 1, b + c * LINE, map, x, y, matrix, &full[place]);
+              fetch_for((1 << CLUSTER) - 1, b + (c + deeper) * LINE, map, x, y, matrix, &full[place]);
             else
               fetch(b + c * LINE, map, x, y, matrix, &full[place]);
           }
@@ -340,7 +347,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
         for (int h = 0; h < 2; h++) a_by[h] = *(a_next[h] = a_scale + i64(min(row + 16 * warp + lane / 4 + 8 * h, shape.m - 1)) * depths);
 #pragma unroll
-        for (int p = 0; p < PARTS; p++) b_by[p] = *(b_next[p] = b_scale + i64(min(column / 128 + p, (shape.n - 1) / 128)) * depths);
+        for (int p = 0; p < PARTS; p++) b_by[p] = *(b_next[p] = b_scale + i64(min((column + p * (COLUMNS / PARTS)) / 128, (shape.n - 1) / 128)) * depths);
       }
       for (int depth = 0; depth < depths; depth++) {
         barrier_wait(&full[place], parity);
@@ -353,7 +360,7 @@ __global__ void __launch_bounds__(THREADS, 1)
             wgmma_fence();
 #pragma unroll
             for (int s = 0; s < 4; s++)
-              Unit<T>::template multiply<COLUMNS / PARTS, false, false>(sums, a + s * A_STEP, b + p * (128 * LINE >> 4) + s * B_STEP, s != 0);
+              Unit<T>::template multiply<COLUMNS / PARTS, false, false>(sums, a + s * A_STEP, b + p * (COLUMNS / PARTS * LINE >> 4) + s * B_STEP, s != 0);
             wgmma_commit();
             wgmma_wait<0>();  // the other warpgroup's products go on
             hold(sums);

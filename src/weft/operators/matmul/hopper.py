@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from weft.definition import Declined
-from weft.operators.configs import DTYPE_NAMES, Config, Configurations, bucket, grid_of
+from weft.operators.configs import DTYPE_NAMES, Config, Configurations, grid_of
 from weft.operators.cuda import CTYPES, CudaPlan
 from weft.operators.launch import Plans, multiprocessors
 from weft.operators.matmul.tensor_maps import Maps
@@ -54,39 +54,55 @@ class Factors(ctypes.Structure):
 
 
 def shared_bytes(config: Config, itemsize: int, gated: bool = False) -> int:
-    """The ring; what is held of C at a time, two slabs of 64 rows of 128 bytes for each consumer; the barriers.
+    """The ring; what is held of C at a time, two slabs of 64 rows of 128 bytes for each consumer (one, where a tile has an odd
+    number of them); the barriers.
 
     Args:
         itemsize: bytes of an element of C.
         gated: whether two columns of products make one of C.
     """
-    slabs = min(2, config["COLUMNS"] // (2 if gated else 1) * itemsize // LINE)
+    slabs = 1 if config["COLUMNS"] // (2 if gated else 1) * itemsize // LINE % 2 else 2
     return config["STAGES"] * (ROWS + config["COLUMNS"]) * LINE + 2 * slabs * 64 * LINE + BARRIERS
 
 
 MULTIPROCESSORS = 132
-COLUMN_COST = {256: 1.0, 128: 1.03, 64: 1.2}  # a narrow tile fetches more for as many products
+COLUMN_COST = {256: 1.0, 192: 1.02, 128: 1.03, 64: 1.2}  # a narrow tile fetches more for as many products
+GROUPS = (4, 8, 16)
 
 
-def heuristic(sm: int, dtype: str, layout: str, two_levels: bool, itemsize: int, m: int, n: int, k: int) -> Config:
+def stages_that_fit(columns: int, itemsize: int, gated: bool) -> int:
+    rest = shared_bytes({"COLUMNS": columns, "STAGES": 0}, itemsize, gated)
+    return min(8, (SHARED - rest) // ((ROWS + columns) * LINE))
+
+
+def widths(layout: str) -> tuple[int, ...]:
+    """The columns of tiles; a gate's half of 192 columns would be one slab of C and a half."""
+    return tuple(c for c in COLUMN_COST if c != 192 or not layout.endswith("G"))
+
+
+def heuristic(
+    sm: int, dtype: str, layout: str, two_levels: bool, itemsize: int, m: int, n: int, k: int, matrices: int
+) -> Config:
     """The width at which the last tile ends first, each multiprocessor taking tile after tile; as many stages as fit."""
+    gated = layout.endswith("G")
 
     def ends(columns: int) -> float:
-        waves = -(-(-(-m // ROWS) * -(-n // columns)) // MULTIPROCESSORS)
-        return waves * columns * COLUMN_COST[columns]
+        tiles = -(-m // ROWS) * -(-n // (columns // 2 if gated else columns)) * matrices
+        return -(-tiles // MULTIPROCESSORS) * columns * COLUMN_COST[columns]
 
-    columns = min(COLUMN_COST, key=ends)
+    columns = min((c for c in widths(layout) if not gated or c > 64), key=ends)
     cluster = 2 if m > ROWS and columns > 64 else 1
-    return {"COLUMNS": columns, "STAGES": {256: 4, 128: 6, 64: 8}[columns], "CLUSTER": cluster, "GROUP": 16}
+    return {"COLUMNS": columns, "STAGES": stages_that_fit(columns, itemsize, gated), "CLUSTER": cluster, "GROUP": 16}
 
 
 def candidates(
-    sm: int, dtype: str, layout: str, two_levels: bool, itemsize: int, m: int, n: int, k: int
+    sm: int, dtype: str, layout: str, two_levels: bool, itemsize: int, m: int, n: int, k: int, matrices: int
 ) -> Iterable[Config]:
-    sizes = {"COLUMNS": (64, 128, 256), "STAGES": (3, 4, 5, 6, 7, 8), "CLUSTER": (1, 2), "GROUP": (4, 8, 16)}
+    sizes = {"COLUMNS": widths(layout), "STAGES": (3, 4, 5, 6, 7, 8), "CLUSTER": (1, 2), "GROUP": GROUPS}
+    gated = layout.endswith("G")
     for c in grid_of(sizes):
-        used = shared_bytes(c, itemsize)
-        if c["COLUMNS"] // max(c["CLUSTER"], 2 if layout.endswith("G") else 1) < 64:
+        used = shared_bytes(c, itemsize, gated)
+        if c["COLUMNS"] // max(c["CLUSTER"], 2 if gated else 1) < 64:
             continue  # boxes of B have 64 columns, and so have slabs of C
         if used <= SHARED and used + (ROWS + c["COLUMNS"]) * LINE > SHARED - 34 * 1024:
             yield c
@@ -181,10 +197,12 @@ class HopperPlan:
         layout = ("T" if a_across else "N") + ("N" if b_across else "T") + ("" if up is None else "G")
         two_levels = two_levels or blocks
         name = DTYPE_NAMES.get(a.dtype, TYPES[a.dtype])
-        c = configuration(a.device, name, layout, two_levels, out_dtype.itemsize, bucket(m), bucket(n), bucket(k))
+        c = configuration(a.device, name, layout, two_levels, out_dtype.itemsize, m, n, k, matrices)
         columns, cluster, depth = c["COLUMNS"], c["CLUSTER"], LINE // a.element_size()
         width = columns if up is None else columns // 2
-        of_b = Maps(b, not b_across, (64, depth) if b_across else (depth, min(columns // cluster, width)))
+        # two blocks cannot share three boxes of 64 columns: each fetches half of their rows of K
+        deep = depth // cluster if columns // cluster % 64 else depth
+        of_b = Maps(b, not b_across, (64, deep) if b_across else (depth, min(columns // cluster, width)))
         of_c = Maps(out, False, (LINE // out_dtype.itemsize, 64))
         self.maps = (
             Maps(a, a_across, (64, depth) if a_across else (depth, ROWS)),
