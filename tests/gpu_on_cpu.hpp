@@ -55,6 +55,10 @@ struct Barrier { u32 arrivals = 0, pending = 0, phase = 0; i64 bytes = 0; };
 struct Meeting { u32 here = 0, generation = 0; };  // of threads that do something together: the last to come does it
 
 struct Block;
+struct Cluster {
+  std::vector<Block *> blocks;
+  Meeting meeting;
+};
 struct Warp {  // its wgmma: PTX promises nothing about the other three quarters of a product
   std::vector<std::function<void()>> open;
   std::deque<std::vector<std::function<void()>>> committed;
@@ -71,6 +75,7 @@ struct Thread {
   std::vector<std::function<void()>> open;
   std::deque<std::vector<std::function<void()>>> committed;  // copies; TMA's stores
   std::vector<std::function<void()>> unfenced;               // stores that TMA does not see yet
+  std::vector<std::function<void()>> unreleased;             // stores to memory that other blocks do not see yet
   u32 cluster_generation = 0;                                // that it has arrived at
   std::vector<Access> accesses;
   void *argument[4];
@@ -79,19 +84,21 @@ struct Thread {
 struct Block {
   Index index{};
   u32 rank = 0;
+  Cluster *cluster = nullptr;
   std::vector<std::unique_ptr<Thread>> threads;
   std::vector<unsigned char> shared;
   std::map<u32, Barrier> barriers;
   std::map<u32, u32> elected;       // lane of each warp
   std::map<int, Meeting> meetings;  // 0: all; 1 …: named; 1000 + w: warp w
+  std::map<int, std::vector<std::function<void()>>> arriving, met;  // unreleased stores of threads that come to a meeting; that have met
   std::vector<Warp> warps;
   size_t alive = 0;  // threads that have not left
 };
 
 struct Machine {
-  std::vector<std::unique_ptr<Block>> blocks;  // of the cluster that runs
+  std::vector<std::unique_ptr<Block>> blocks;  // that run at the same time
+  std::deque<Cluster> clusters;
   std::vector<std::function<void()>> engine;   // TMA's loads under way
-  Meeting cluster;
   jmp_buf scheduler;
   Thread *now = nullptr;
   std::mt19937 random;
@@ -127,6 +134,7 @@ inline void meet(Meeting &meeting, u32 threads, const std::function<void()> &act
   }
 }
 
+inline Cluster &cluster() { return *machine.now->block->cluster; }
 inline Thread &lane_of_warp(int lane) {
   return *machine.now->block->threads[machine.now->index.x / 32 * 32 + lane];
 }
@@ -339,13 +347,13 @@ inline void barrier_expect(u32 barrier, u32 bytes) {
 }
 inline void barrier_arrive(u32 barrier) { arrive(*machine.now->block, barrier); }
 inline void barrier_arrive_at(u32 barrier, u32 rank) {
-  arrive(*machine.blocks[rank], barrier);
+  arrive(*cluster().blocks[rank], barrier);
 }
 inline void barrier_wait(u32 barrier, u32 parity) {
   if (parity > 1) fail("a parity is 0 or 1");
   while ((barrier_of(*machine.now->block, barrier).phase & 1) == parity) yield();
 }
-inline void cluster_sync() { meet(machine.cluster, machine.block_threads * machine.blocks.size()); }
+inline void cluster_sync() { meet(cluster().meeting, machine.block_threads * cluster().blocks.size()); }
 inline void warpgroup_sync(int warpgroup) { meet(machine.now->block->meetings[1 + warpgroup], 128); }
 
 inline u32 swizzled(u32 address) { return address ^ (address >> 7 & 7) << 4; }
@@ -368,9 +376,9 @@ inline void move_box(Block &block, u32 shared, const TensorMap &map, int x, int 
 }
 
 inline void tma_load_multicast(u32 shared, const TensorMap &map, int x, int y, u32 barrier, int blocks) {
-  for (size_t rank = 0; rank < machine.blocks.size(); rank++)
+  for (size_t rank = 0; rank < cluster().blocks.size(); rank++)
     if (blocks >> rank & 1) {
-      Block *block = machine.blocks[rank].get();
+      Block *block = cluster().blocks[rank];
       machine.engine.push_back([=, &map] {
         move_box(*block, shared, map, x, y, true);
         Barrier &b = barrier_of(*block, barrier);
@@ -487,13 +495,16 @@ inline void run_thread() {
   yield();
 }
 
-inline void launch(u32 grid, u32 block_threads, u32 cluster, u32 shared_bytes, const std::function<void()> &body) {
+// `at_once`: clusters that run at the same time.
+inline void launch(u32 grid, u32 block_threads, u32 cluster, u32 shared_bytes, const std::function<void()> &body, u32 at_once = 1) {
   kernel_body = body, machine.block_threads = block_threads, machine.shared_bytes = shared_bytes, gridDim.x = grid;
-  for (u32 first = 0; first < grid; first += cluster) {
-    machine.blocks.clear(), machine.engine.clear(), machine.cluster = {};
-    for (u32 rank = 0; rank < cluster; rank++) {
+  for (u32 first = 0; first < grid; first += cluster * at_once) {
+    machine.blocks.clear(), machine.engine.clear(), machine.clusters.clear();
+    for (u32 i = 0; i < min(cluster * at_once, grid - first); i++) {
       auto block = std::make_unique<Block>();
-      block->index.x = first + rank, block->rank = rank, block->warps.resize(block_threads / 32), block->alive = block_threads;
+      if (i % cluster == 0) machine.clusters.emplace_back();
+      block->cluster = &machine.clusters.back(), block->cluster->blocks.push_back(block.get());
+      block->index.x = first + i, block->rank = i % cluster, block->warps.resize(block_threads / 32), block->alive = block_threads;
       block->shared.assign(FIRST + shared_bytes, 0xff);  // NaN
       for (u32 t = 0; t < block_threads; t++) {
         auto thread = std::make_unique<Thread>();

@@ -1,11 +1,35 @@
 // Runs a kernel on a CPU with its inline PTX as it stands: every `asm` statement is read when it is first met, and its instructions
 // are played after the PTX ISA on the machine of gpu_on_cpu.hpp. So operands in a wrong order or a descriptor that means another
-// layout show as wrong results. Also delayed, within what is allowed: arrivals at other blocks, and ordinary stores to
-// shared memory until a fence shows them to TMA (stmatrix only; other stores are C++).
+// layout show as wrong results. Also delayed, within what is allowed: arrivals at other blocks, ordinary stores to
+// shared memory until a fence shows them to TMA (stmatrix only; other stores are C++), and stores of four numbers to memory until a release.
 #pragma once
 #include "gpu_on_cpu.hpp"
 
 struct float2 { float x, y; };
+
+// Four numbers stored at once go to memory that other blocks read: they see them when a thread that knows of them has released.
+using Stores = std::vector<std::function<void()>>;
+inline void append(Stores &to, Stores &from) {
+  to.insert(to.end(), from.begin(), from.end());
+  from.clear();
+}
+inline void show(Stores &stores) {
+  for (auto &store : stores) store();
+  stores.clear();
+}
+template <typename T> struct alignas(16) Four {
+  T x, y, z, w;
+  Four &operator=(const Four &other) {
+    const auto write = [this, x = other.x, y = other.y, z = other.z, w = other.w] { this->x = x, this->y = y, this->z = z, this->w = w; };
+    if (chance(2))
+      write();
+    else
+      machine.now->unreleased.push_back(write);
+    return *this;
+  }
+};
+using float4 = Four<float>;
+using int4 = Four<int>;
 inline float __expf(float x) { return std::exp(x); }
 
 inline u64 __cvta_generic_to_shared(const void *p) {
@@ -144,10 +168,10 @@ inline void fetch_box(Call &c, u32 mask) {
   const Box map = *reinterpret_cast<const Box *>(c.get(1));
   const u32 to = c.get(0), barrier = c.get(5);
   const int x = c.as(2), y = c.as(3), z = c.as(4);
-  if (mask >> machine.blocks.size()) fail("multicast to a block outside the cluster");
-  for (size_t rank = 0; rank < machine.blocks.size(); rank++)
+  if (mask >> cluster().blocks.size()) fail("multicast to a block outside the cluster");
+  for (size_t rank = 0; rank < cluster().blocks.size(); rank++)
     if (mask >> rank & 1) {
-      Block *block = machine.blocks[rank].get();
+      Block *block = cluster().blocks[rank];
       machine.engine.push_back([=] {
         if (!block->alive) fail("TMA writes to a block that has left");
         move(*block, to, map, x, y, z, true);
@@ -228,7 +252,7 @@ inline Play play_of(const std::string &name) {
       {"mbarrier.arrive.expect_tx.shared.b64", [](Call &c) { barrier_expect(u32(c.get(1)), u32(c.get(2))); }},
       {"mbarrier.arrive.shared::cluster.b64",
        [](Call &c) {
-         Block *block = machine.blocks.at((c.get(1) >> 24) - 1).get();
+         Block *block = cluster().blocks.at((c.get(1) >> 24) - 1);
          const u32 barrier = c.get(1) & 0xffffff;
          if (block == &own())
            arrive(*block, barrier);
@@ -237,7 +261,7 @@ inline Play play_of(const std::string &name) {
        }},
       {"mapa.shared::cluster.u32",
        [](Call &c) {
-         if (c.get(2) >= machine.blocks.size()) fail("no such block in the cluster");
+         if (c.get(2) >= cluster().blocks.size()) fail("no such block in the cluster");
          c.set(0, u32((c.get(2) + 1) << 24 | c.get(1)));
        }},
       {"mov.u32",
@@ -247,15 +271,34 @@ inline Play play_of(const std::string &name) {
        }},
       {"barrier.cluster.arrive.relaxed.aligned",
        [](Call &) {
-         machine.now->cluster_generation = machine.cluster.generation;
-         if (++machine.cluster.here == machine.block_threads * machine.blocks.size())
-           machine.cluster.here = 0, machine.cluster.generation++, machine.progress++;
+         Meeting &meeting = cluster().meeting;
+         machine.now->cluster_generation = meeting.generation;
+         if (++meeting.here == machine.block_threads * cluster().blocks.size()) meeting.here = 0, meeting.generation++, machine.progress++;
        }},
       {"barrier.cluster.wait.acquire.aligned",
        [](Call &) {
-         while (machine.cluster.generation == machine.now->cluster_generation) yield();
+         while (cluster().meeting.generation == machine.now->cluster_generation) yield();
        }},
-      {"bar.sync", [](Call &c) { meet(own().meetings[c.as(0)], c.get(1)); }},
+      {"bar.sync",
+       [](Call &c) {
+         const int id = c.as(0);
+         Block *block = &own();
+         append(block->arriving[id], machine.now->unreleased);
+         meet(block->meetings[id], c.get(1), [=] { append(block->met[id], block->arriving[id]); });
+       }},
+      {"st.release.gpu.global.u32",  // also of what other threads stored before they met this one
+       [](Call &c) {
+         show(machine.now->unreleased);
+         for (auto &meeting : own().met) show(meeting.second);
+         *reinterpret_cast<u32 *>(c.get(0)) = c.get(1), machine.progress++;
+       }},
+      {"st.relaxed.gpu.global.u32", [](Call &c) { *reinterpret_cast<u32 *>(c.get(0)) = c.get(1), machine.progress++; }},
+      {"ld.acquire.gpu.global.u32",
+       [](Call &c) {
+         const u32 is = *reinterpret_cast<u32 *>(c.get(1));
+         if (!is) yield();
+         c.set(0, is);
+       }},
       {"fence.mbarrier_init.release.cluster", [](Call &) {}},
       {"fence.proxy.async.shared::cta",
        [](Call &) {
@@ -346,7 +389,7 @@ struct Program {
   }
 };
 
-// ---- a job: one launch, read from the standard input; C and amax are written to the standard output ------------------------------------------
+// ---- a job: one launch, read from the standard input; C, amax and flags are written to the standard output ------------------------------------------
 
 struct Any {
   void *p;
@@ -354,10 +397,10 @@ struct Any {
 };
 
 struct Job {
-  static constexpr int BUFFERS = 9, MAPS = 5;
-  i64 kernel, grid, threads, cluster, shared_bytes, seed, bytes[BUFFERS], maps[MAPS][17], shape[5], scales[2];
+  static constexpr int BUFFERS = 11, MAPS = 5;
+  i64 kernel, grid, threads, cluster, shared_bytes, seed, bytes[BUFFERS], maps[MAPS][17], shape[8], scales[2];
   double factors[2];
-  void *buffers[BUFFERS];  // A, B, up, residual, C, as the maps; scales of A and B, bias, amax
+  void *buffers[BUFFERS];  // A, B, up, residual, C, as the maps; scales of A and B, bias, amax, workspace, flags
   Any buffer(int i) const { return {buffers[i]}; }
 
   template <typename Map> const Map &map(int i) const { return *reinterpret_cast<const Map *>(maps[i]); }
@@ -372,7 +415,7 @@ struct Job {
   }
   void run(const std::function<void()> &body) {
     machine.random.seed(seed);
-    launch(grid, threads, cluster, shared_bytes, body);
-    for (int i : {4, 8}) std::fwrite(buffers[i], 1, bytes[i], stdout);
+    launch(grid, threads, cluster, shared_bytes, body, bytes[10] ? grid / cluster : 1);  // who wait for each other run together
+    for (int i : {4, 8, 10}) std::fwrite(buffers[i], 1, bytes[i], stdout);
   }
 };

@@ -72,6 +72,7 @@ class Case:
     residual: str = ""  # "", "apart" or "C": in C's place
     gated: bool = False
     amax: bool = False
+    stream: bool = False
     alpha: float = 1.0
     beta: float = 1.0
 
@@ -130,6 +131,30 @@ CASES = {
     **{activation: Case(biased=activation != "RELU", activation=activation, k=72) for activation in hopper.ACTIVATIONS[1:]},
 }  # fmt: skip
 
+STREAMED = {
+    "streamed: a wave and a bit": Case(columns=128, n=264, k=328, clusters=5, stream=True),
+    "streamed: fewer tiles than blocks": Case(n=72, m=136, k=520, clusters=11, stream=True, out=FP32),
+    "streamed: two waves": Case(m=392, n=200, clusters=5, k=200, stream=True),
+    "streamed: one tile": Case(m=100, n=64, k=520, clusters=4, stream=True, out=FP32),
+    "streamed: cluster of 2": Case(columns=256, stages=4, cluster=2, m=264, n=264, k=264, clusters=3, stream=True),
+    "streamed: cluster of 2, K apart": Case(layout="TN", columns=192, cluster=2, m=264, n=392, k=264, clusters=4, stream=True),
+    "streamed: 192 columns": Case(columns=192, m=136, n=392, k=264, clusters=4, stream=True, biased=True),
+    "streamed: batched": Case(m=72, n=72, k=264, matrices=3, clusters=4, stream=True),
+    "streamed: a residual": Case(n=72, m=392, k=328, clusters=5, stream=True, residual="C", beta=0.5, biased=True, matrices=2),
+    "streamed: gated, cluster of 2": Case(
+        columns=128, cluster=2, m=264, n=136, k=264, clusters=4, stream=True, gated=True, activation="SILU", amax=True),
+    "streamed: everything": Case(
+        FP8, FP32, "NT", 128, n=140, k=656, clusters=4, gated=True, biased=True, activation="SILU", scales="rows",
+        residual="apart", beta=0.5, amax=True, stream=True),
+    "streamed: two levels": Case(
+        FP8, BF16, columns=256, m=264, n=392, k=528, scales="rows", two_levels=True, clusters=4, stream=True),
+    "streamed: in blocks": Case(FP8, BF16, columns=128, m=264, n=264, k=656, scales="blocks", clusters=4, stream=True),
+    "streamed: int8": Case(INT8, BF16, k=656, scales="rows", clusters=4, stream=True),
+    "streamed: int32 out": Case(INT8, torch.int32, columns=128, n=132, k=528, matrices=2, clusters=3, stream=True),
+    "streamed: tf32": Case(FP32, FP32, k=200, clusters=5, stream=True),
+}  # fmt: skip
+CASES.update(STREAMED)
+
 # Mistakes: a case, what stands in hopper.cu, what is written instead, … Each must be noticed with some seed.
 PLAIN, PAIRED = (
     CASES["two stages, one block"],
@@ -148,7 +173,7 @@ MISTAKES = {
         CASES["torch.float8_e4m3fn in blocks, 128 columns"], "a_by[h] = *++a_next[h]", "a_by[h] = *a_next[h]++"),
     "a block's scale of the wrong column": (
         CASES["torch.float8_e4m3fn in blocks, 256 columns"], "(column + p * (COLUMNS / PARTS)) / 128", "column / 128"),
-    "a sum not begun anew": (PLAIN, "depth + s != 0", "1"),
+    "a sum not begun anew": (PLAIN, "depth - walk.from + s != 0", "1"),
     "one warp releases for four": (
         PLAIN, "CONSUMERS / 32 * CLUSTER", "2 * CLUSTER", "if (lane < CLUSTER)", "if (thread < CLUSTER)"),
     "too few bytes expected": (PLAIN, "barrier_expect(&full[place], STAGE)", "barrier_expect(&full[place], A_BYTES)"),
@@ -175,15 +200,41 @@ MISTAKES = {
     "up taken from where gate is": (CASES["gated, no cluster"], "column + c % WIDTH", "column + c"),
     "scales of gate for up": (CASES["gated, everything"], "half * (factors.b_scales == 1 ? 1 : shape.n)", "0"),
     "rows that C does not have": (CASES["largest of few"], "+ e / 2 * 8 < shape.m &&", "< shape.m &&"),
+    "a part not waited for": (STREAMED["streamed: a wave and a bit"], "while (!is);", "while (false);"),
+    "a part released before all have stored it": (
+        STREAMED["streamed: a wave and a bit"],
+        "group_barrier(meeting);  // then thread 0's release", "// then thread 0's release"),
+    "a part read before its flag was": (
+        STREAMED["streamed: a wave and a bit"],
+        '"r"(0) : "memory");\n  }\n  group_barrier(meeting);', '"r"(0) : "memory");\n  }'),
+    "a flag left": (
+        STREAMED["streamed: a wave and a bit"],
+        'asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(flag), "r"(0) : "memory");', ""),
+    "a part added twice": (STREAMED["streamed: a wave and a bit"], "sums[i] += more.x", "sums[i] += 2 * more.x"),
+    "only one part added": (
+        STREAMED["streamed: one tile"], "share++) {", "share++) { if (share > walk.share + 1) continue;"),
+    "parts in another order": (
+        STREAMED["streamed: one tile"], "blockIdx.x - (share - walk.share) * CLUSTER",
+        "blockIdx.x - ([] { static const bool is = chance(2); return is; }() ? share - walk.share : step - share) * CLUSTER"),
+    "a part of another block": (
+        STREAMED["streamed: one tile"], "blockIdx.x - (share - walk.share) * CLUSTER", "0"),
+    "a part of the other consumer": (STREAMED["streamed: a wave and a bit"], "(2 * block + mine) * (64", "(2 * block) * (64"),
+    "the longer shares forgotten": (
+        STREAMED["streamed: one tile"], "i * shape.share + min(i, shape.longer)", "i * shape.share"),
+    "a residual for whoever computes": (STREAMED["streamed: a residual"], "thread == 0 && walk.from == 0", "thread == 0"),
+    "scales from the first stage on": (
+        STREAMED["streamed: in blocks"], "shape.m - 1)) * depths + walk.from", "shape.m - 1)) * depths"),
     "one scale for all rows": (CASES["int8, scales of rows and columns"], "r < shape.m ? a_scale[r] : 0.f", "a_scale[row]"),
 }  # fmt: skip
 
 LAUNCH = """
-const Shape shape = {int(job.shape[0]), int(job.shape[1]), int(job.shape[2]), int(job.shape[3]), int(job.shape[4])};
+const Shape shape = {int(job.shape[0]), int(job.shape[1]), int(job.shape[2]), int(job.shape[3]), int(job.shape[4]),
+                     int(job.shape[5]), int(job.shape[6]), int(job.shape[7])};
 const Factors factors = {int(job.scales[0]), int(job.scales[1]), float(job.factors[0]), float(job.factors[1])};
 job.run([&] {
-  KERNEL(job.buffer(5), job.buffer(6), job.buffer(7), job.buffer(8), job.map<TensorMap>(0), job.map<TensorMap>(1),
-         job.map<TensorMap>(2), job.map<TensorMap>(3), job.map<TensorMap>(4), shape, factors);
+  KERNEL(job.buffer(5), job.buffer(6), job.buffer(7), job.buffer(8), job.buffer(9), job.buffer(10),
+         job.map<TensorMap>(0), job.map<TensorMap>(1), job.map<TensorMap>(2),
+         job.map<TensorMap>(3), job.map<TensorMap>(4), shape, factors);
 });
 """
 
@@ -221,15 +272,21 @@ class Product:
         self.a_scale, self.b_scale = ((torch.rand(shape, generator=random) + 0.5) / 64 for shape in shapes)
         self.bias = torch.randn(case.n * halves if case.biased else 0, generator=random).to(case.out)
         self.amax = torch.zeros(int(case.amax))
-        config = {"COLUMNS": case.columns, "STAGES": case.stages, "CLUSTER": case.cluster, "GROUP": 2}
+        config = {"COLUMNS": case.columns, "STAGES": case.stages, "CLUSTER": case.cluster, "GROUP": 2,
+                  "STREAM": int(case.stream)}  # fmt: skip
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(hopper.configuration, "trial", config)
+            patch.setattr(hopper, "LEAST_SHARE", 1)
             patch.setattr(hopper, "multiprocessors", lambda device: case.clusters * case.cluster)
             self.plan = hopper.HopperPlan(
                 self.a, self.b, case.out, *counts, case.scales == "blocks", case.two_levels, case.biased,
                 case.activation, amax=case.amax, residual=self.residual if case.residual else None,
                 up=self.up if case.gated else None,
             )  # fmt: skip
+
+        assert bool(self.plan.parts) == case.stream
+        self.workspace = torch.full(self.plan.parts or (0,), torch.nan)
+        self.flags = torch.zeros(2 * self.plan.launch.grid[0] * case.stream, dtype=torch.int32)
 
     def wanted(self) -> torch.Tensor:
         case = self.case
@@ -264,13 +321,14 @@ class Product:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(tensor_maps, "_encode_tiled", lambda: encode_tiled)
             *maps, shape, factors = self.plan.scalars(*mapped, case.alpha, case.beta)
-        tensors = (*mapped, self.a_scale, self.b_scale, self.bias, self.amax)
+        tensors = (*mapped, self.a_scale, self.b_scale, self.bias, self.amax, self.workspace, self.flags)
         storages = [torch.empty(0, dtype=torch.uint8).set_(t.untyped_storage()) for t in tensors]
         words = [kernel, launch.grid[0], launch.block, launch.cluster, launch.shared_bytes, seed, *map(len, storages)]
         for i, made in enumerate(maps):
             number = 4 if (case.k == 0 and i < 3) or mapped[i] is self.c else i
             words += [made.opaque[0] - storages[number].data_ptr(), *made.opaque[1:], number]
-        words += [shape.m, shape.n, shape.k, shape.matrices, shape.group, factors.a_scales, factors.b_scales]
+        words += [shape.m, shape.n, shape.k, shape.matrices, shape.group, shape.streamed, shape.share, shape.longer]
+        words += [factors.a_scales, factors.b_scales]
         data = b"".join(s.numpy().tobytes() for s in storages)
         return struct.pack(f"<{len(words)}q2d", *words, factors.alpha, factors.beta) + data
 
@@ -339,7 +397,9 @@ def play(tmp_path_factory):
             assert done.stdout.startswith(b"failed: ") or done.returncode == -11, done
             return done.stdout.decode() or "an access outside memory"
         if product.case.amax:
-            product.amax = torch.frombuffer(bytearray(done.stdout[-4:]), dtype=FP32)
+            product.amax = torch.frombuffer(bytearray(done.stdout[product.c.nbytes :][:4]), dtype=FP32)
+        if any(done.stdout[len(done.stdout) - product.flags.nbytes :]):
+            return "flags are left for the next launch"
         whole = bytearray(done.stdout[: product.c.nbytes])
         return torch.frombuffer(whole, dtype=product.c.dtype).view(product.c.shape)
 
@@ -371,7 +431,30 @@ def test_it_is_right(play, name):
     assert not what_is_wrong(play(product), product)
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize("name", STREAMED)
+def test_it_is_right_whoever_is_first(play, name):
+    product = Product(CASES[name])
+    for seed in range(1, 5):
+        assert not what_is_wrong(play(product, seed), product)
+        product = Product(CASES[name])
+
+
+@pytest.mark.parametrize("name", ["streamed: one tile", "streamed: fewer tiles than blocks"])
+def test_parts_are_added_in_one_order(play, name):
+    product = Product(CASES[name])
+    assert product.plan.shape.share < -(-CASES[name].k // 64) / 2, "two parts can be added in one way only"
+    first, *others = (play(product, seed) for seed in range(6))
+    assert all(torch.equal(first, other) for other in others)
+
+
+def test_another_order_is_noticed(play):
+    product = Product(CASES["streamed: one tile"])
+    made = [play(product, seed, "parts in another order") for seed in range(8)]
+    assert all(isinstance(m, torch.Tensor) for m in made)
+    assert any(not torch.equal(made[0], m) for m in made)
+
+
+@pytest.mark.parametrize("mistake", [m for m in MISTAKES if m != "parts in another order"])
 def test_a_mistake_is_noticed(play, mistake):
     products = (Product(MISTAKES[mistake][0], seed) for seed in range(32))
     assert any(what_is_wrong(play(product, seed, mistake), product) for seed, product in enumerate(products))
@@ -401,7 +484,7 @@ def test_a_mistake_in_a_tensor_map_is_noticed(play, which, name, value):
 # ---- what it compiles to ---------------------------------------------------------------------------------------------------
 
 
-def check_inner_loop(text: str, product: str, fetches: int) -> None:
+def check_inner_loop(text: str, product: str, fetches: int, streamed: bool = False) -> None:
     """Products run in pairs of stages, not one after another; neither sums nor descriptors pass through other registers."""
     assert not re.search(r"\b(STL|LDL)\b", text), "registers are spilled"
     found = re.findall(r"\w*GMMA\S*|WARPGROUP\.DEPBAR.*?;", text)
@@ -413,7 +496,7 @@ def check_inner_loop(text: str, product: str, fetches: int) -> None:
     inner = text[text.index(product) : text.rindex(product)]
     assert "R2UR" not in inner, "descriptors are made in registers of threads"
     assert len(re.findall(r"\bMOV|IMAD\.MOV", inner)) < 20, "sums are moved"
-    assert "MEMBAR.ALL.GPU" not in text, "a stage is released behind all stores of the block"
+    assert text.count("MEMBAR.ALL.GPU") == streamed, "a stage is released behind all stores of the block"
     producer = text[text.rindex("ELECT") :]
     assert "BRA.U.ANY" not in producer, "the producer's operands are sought lane by lane"
     assert producer.count("UTMALDG") and producer.count("UTMALDG") % fetches == 0
@@ -440,6 +523,17 @@ def test_every_type_takes_its_instruction(types, instruction, tmp_path):
         f"matmul_hopper<{types}, {columns}, {stages}, 2, false, false, SCALED, false, true, GELU>", tmp_path
     )
     check_inner_loop(text, instruction, 2)
+
+
+@pytest.mark.parametrize("shape", ["256, 4, 2", "192, 5, 2", "128, 6, 2", "64, 8, 1"])
+@pytest.mark.parametrize("layout", ["false, false", "true, true"])
+def test_streaming_does_not_disturb_it(shape, layout, tmp_path):
+    text = assembly(
+        f"matmul_hopper<bf16, bf16, {shape}, {layout}, UNSCALED, false, false, NONE, false, false, false, true>",
+        tmp_path,
+    )
+    check_inner_loop(text, f"HGMMA.64x{shape.split(',')[0]}x16.F32.BF16", 1, streamed=True)
+    assert "LDG.E.STRONG.GPU" in text and text.count("STG.E.128") == int(shape.split(",")[0]) // 8
 
 
 @pytest.mark.parametrize("parts", ["true, false, false", "false, true, false", "true, true, true"])
@@ -498,7 +592,7 @@ def test_each_set_of_addresses_gets_maps_of_its_own(monkeypatch):
     a, b, up, c, r = (torch.empty(64, 64, dtype=BF16).as_subclass(OnGpu) for _ in range(5))
     bias, amax = torch.empty(128, dtype=BF16), torch.zeros(1)
     made = hopper.HopperPlan(a, b, biased=True, activation="SILU", residual=r, up=up, amax=True)
-    assert made.launch.expression.endswith("false, true, SILU, true, true, true>")
+    assert made.launch.expression.endswith("false, true, SILU, true, true, true, false>")
     for beta in (1.0, 2.0, 1.0):
         made(a, b, c, bias=bias, residual=r, up=up, amax=amax, beta=beta)
     plain = hopper.HopperPlan(a, b)
@@ -507,9 +601,38 @@ def test_each_set_of_addresses_gets_maps_of_its_own(monkeypatch):
     assert addresses[0] == [t.data_ptr() for t in (a, b, up, r, c)]
     assert addresses[3] == [t.data_ptr() for t in (a, b, b, c, c)]
     assert launched[0][0] is launched[2][0] and launched[1][0].scalars[6].beta == 2.0
-    assert [t.data_ptr() for t in launched[0][1]] == [t.data_ptr() for t in (c, c, bias, amax)]
+    assert [t.data_ptr() for t in launched[0][1]] == [t.data_ptr() for t in (c, c, bias, amax, c, c)]
     plain(a[:0], b, c[:0])  # nothing to map
     assert launched[4][0] is plain.launch
+
+
+def test_launches_share_flags_of_their_stream_alone(monkeypatch):
+    launched, state = [], {"stream": 1, "capturing": False}
+    monkeypatch.setattr(tensor_maps, "_encode_tiled", lambda: encode_tiled)
+    monkeypatch.setattr(hopper.CudaPlan, "__call__", lambda plan, *tensors: launched.append(tensors[4:]))
+    monkeypatch.setattr(hopper, "multiprocessors", lambda device: 3)
+    monkeypatch.setattr(hopper, "_flags", {})
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state["capturing"])
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: state["stream"], raising=False)
+    config = {"COLUMNS": 64, "STAGES": 8, "CLUSTER": 1, "GROUP": 4, "STREAM": 1}
+    monkeypatch.setattr(hopper.configuration, "trial", config)
+    a, b, c = (torch.empty(shape, dtype=BF16).as_subclass(OnGpu) for shape in ((128, 1024), (1024, 64), (128, 64)))
+    made = hopper.HopperPlan(a, b)
+    assert made.launch.grid[0] == 2 and made.launch.expression.endswith("true>"), "shares of 8 stages"
+    for stream, capturing in ((1, False), (1, False), (2, False), (2, True), (2, True)):
+        state.update(stream=stream, capturing=capturing)
+        made(a, b, c)
+    flags = [f.data_ptr() for _, f in launched]
+    assert flags[0] == flags[1] and len(set(flags)) == 4
+    assert all(w.numel() == 2 * 2 * 64 * 64 and f.numel() >= 4 and not f.any() for w, f in launched)
+
+
+@pytest.mark.parametrize(
+    "m, n, k, stream",
+    [(512, 10240, 8192, 1), (512, 6144, 4096, 0), (4096, 4096, 4096, 0), (8192, 8192, 8192, 0), (512, 256, 512, 0)],
+)
+def test_streaming_is_chosen_where_a_wave_is_left_over(m, n, k, stream):
+    assert hopper.heuristic(90, "16-bit", "NT", False, 2, m, n, k, 1)["STREAM"] == stream
 
 
 def test_what_does_not_go_with_a_product_is_declined_in_words():

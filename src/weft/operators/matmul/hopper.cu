@@ -162,6 +162,10 @@ template <int COUNT> __device__ __forceinline__ void hold(int (&d)[COUNT]) {
 
 // ---- which tile, when ------------------------------------------------------------------------------------------------
 
+// Sizes of a launch. n: columns of C; group: of tiles, below; streamed: tiles that are divided among clusters (`Walk`), in shares of
+// `share` stages of which the first `longer` have one more.
+struct Shape { int m, n, k, matrices, group, streamed, share, longer; };
+
 // Tiles in groups of GROUP rows of tiles: within a group columns of tiles follow one another, so that blocks which run at a
 // time share rows of A and columns of B in L2. `first` and `step` count clusters.
 struct Tiles {
@@ -176,6 +180,75 @@ struct Tiles {
     column = i / height;
   }
 };
+
+// What a cluster computes, one after another: stages [from, to) of a tile.
+//
+// STREAM: the `streamed` first tiles, all stages of one behind those of the other, are cut into as many equal shares as there
+// are clusters; the other tiles are whole waves. Whoever has the first stages of a tile owns it and waits for the sums of the others.
+// A share begins with what belongs to somebody else, and cluster i has the i-th share from the end: so what an owner waits for
+// waits for nobody, was begun by blocks launched before, and is there already if a share is longer than a tile.
+template <bool STREAM> struct Walk {
+  int tile, from, to;
+  int upcoming, step, count, depths;
+  int number, pieces, all, whole;  // pieces so far, of the share, with the tiles that follow; the first of those
+  int share, begin, end;           // its number; its stages, counted from those of the first tile that it touches
+  const Shape &shape;
+
+  __device__ __forceinline__ Walk(int first, int clusters, int tiles, int stages, const Shape &shape)
+      : upcoming(first), step(clusters), count(tiles), depths(stages), shape(shape) {
+    if constexpr (STREAM) {
+      number = 0, whole = shape.streamed + first, share = clusters - 1 - first, upcoming = begin_of(share) / depths;
+      begin = begin_of(share) - upcoming * depths, end = begin_of(share + 1) - upcoming * depths;
+      pieces = (end + depths - 1) / depths, all = pieces + (count - shape.streamed) / step;
+    }
+  }
+  __device__ __forceinline__ int begin_of(int i) const { return i * shape.share + min(i, shape.longer); }
+  // So written that the compiler sees a warp's threads agree on it, and keeps descriptors of stages in uniform registers.
+  __device__ __forceinline__ bool next() {
+    tile = upcoming, from = 0, to = depths;
+    if constexpr (STREAM) {
+      const int i = number++;
+      upcoming = i + 1 == pieces ? whole : upcoming + (i < pieces ? 1 : step);
+      from = i == 0 ? begin : 0;
+      to = i < pieces ? min(depths, end - i * depths) : depths;
+      return i < all;
+    }
+    upcoming += step;
+    return tile < count;
+  }
+};
+
+// ---- sums handed from block to block: 128 threads, all in the same layout ----------------------------------------------------
+
+__device__ __forceinline__ float4 four(const float *x) { return {x[0], x[1], x[2], x[3]}; }
+__device__ __forceinline__ int4 four(const int *x) { return {x[0], x[1], x[2], x[3]}; }
+// Where a thread's numbers i to i + 3 of a part lie.
+template <typename Sum> __device__ __forceinline__ auto &four_at(Sum *part, int i, int thread) {
+  return reinterpret_cast<decltype(four(part)) *>(part)[i / 4 * 128 + thread];
+}
+
+template <typename Sum, int COUNT> __device__ __forceinline__ void give(Sum *to, const Sum (&sums)[COUNT], u32 *flag, int thread, int meeting) {
+#pragma unroll
+  for (int i = 0; i < COUNT; i += 4) four_at(to, i, thread) = four(&sums[i]);
+  group_barrier(meeting);  // then thread 0's release is one for the stores of all
+  if (thread == 0) asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(flag), "r"(1) : "memory");
+}
+
+// Waits for the flag and takes it down, for the next launch.
+template <typename Sum, int COUNT> __device__ __forceinline__ void take(Sum (&sums)[COUNT], Sum *from, u32 *flag, int thread, int meeting) {
+  if (thread == 0) {
+    u32 is;
+    do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(is) : "l"(flag) : "memory");
+    while (!is);
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(flag), "r"(0) : "memory");
+  }
+  group_barrier(meeting);
+#pragma unroll
+  for (int i = 0; i < COUNT; i += 4) {
+    const auto more = four_at(from, i, thread);
+    sums[i] += more.x, sums[i + 1] += more.y, sums[i + 2] += more.z, sums[i + 3] += more.w;
+  }
+}
 
 // ---- what becomes of the sums ------------------------------------------------------------------------------------------
 
@@ -212,10 +285,16 @@ template <typename O> __device__ __forceinline__ float2 two_of(const O *vector, 
 template <typename O> constexpr bool INTEGERS = false;
 template <> constexpr bool INTEGERS<int> = true;
 
+template <bool FIRST, typename A, typename B> __device__ __forceinline__ auto &either(A &a, B &b) {
+  if constexpr (FIRST)
+    return a;
+  else
+    return b;
+}
+
 // ---- the kernel --------------------------------------------------------------------------------------------------------
 
 // What a launch is given besides its tensors.
-struct Shape { int m, n, k, matrices, group; };  // n: columns of C
 // How many scales there are: one, or as many as A has rows and B columns; what is multiplied before and with the residual.
 struct Factors { int a_scales, b_scales; float alpha, beta; };
 
@@ -229,13 +308,17 @@ enum Scales { UNSCALED, SCALED, SCALED_BY_BLOCK };
 // The tensor cores add up fp8 products to about 14 bits; TWO_LEVELS has them add up a stage alone, half of 256 columns (a third of 192) at a time
 // since registers hold no more, and adds the stages in fp32. Scales of blocks need that.
 //
+// STREAM: tiles that do not fill a wave are divided among all blocks by stages of K (`Walk`). A part of another block's tile goes to
+// `workspace`: COLUMNS x 64 sums for each warpgroup of each block; `flags`, one for each as well, say that it is there. They are 0
+// before a launch and after it. Parts are added in the order of K, so results do not depend on who was first.
+//
 // Maps have boxes of A: 128 rows (64 x 64 with A_ACROSS); B, up: the rows of their [N, K] view that a block fetches at a time (with
 // B_ACROSS 64 columns by 64 of K, or by 32 if two blocks share 192 columns); R, C: 64 rows of 128 bytes.
 template <typename T, typename O, int COLUMNS, int STAGES, int CLUSTER, bool A_ACROSS, bool B_ACROSS, int SCALES, bool TWO_LEVELS, bool BIASED,
-          int ACTIVATION, bool RESIDUAL = false, bool GATED = false, bool AMAX = false>
+          int ACTIVATION, bool RESIDUAL = false, bool GATED = false, bool AMAX = false, bool STREAM = false>
 __global__ void __launch_bounds__(THREADS, 1)
-    matmul_hopper(const float *a_scale, const float *b_scale, const O *bias, float *amax, const __grid_constant__ TensorMap a_map,
-                  const __grid_constant__ TensorMap b_map, const __grid_constant__ TensorMap up_map,
+    matmul_hopper(const float *a_scale, const float *b_scale, const O *bias, float *amax, float *workspace, u32 *flags,
+                  const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map, const __grid_constant__ TensorMap up_map,
                   const __grid_constant__ TensorMap r_map, const __grid_constant__ TensorMap c_map, Shape shape, Factors factors) {
   using Sum = typename Unit<T>::Sum;
   constexpr int DEPTH = LINE / int(sizeof(T));  // elements of K in a stage
@@ -258,6 +341,7 @@ __global__ void __launch_bounds__(THREADS, 1)
   const int warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0), rank = CLUSTER > 1 ? int(cluster_rank()) : 0;
   const Tiles tiles = {(shape.m + ROWS * CLUSTER - 1) / (ROWS * CLUSTER), (shape.n + WIDTH - 1) / WIDTH, shape.matrices, shape.group};
   const int depths = (shape.k + DEPTH - 1) / DEPTH, first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER;
+  Walk<STREAM> walk(first, step, tiles.count(), depths, shape);
 
   if (threadIdx.x == 0) {
     for (int s = 0; s < STAGES; s++) {
@@ -279,11 +363,11 @@ __global__ void __launch_bounds__(THREADS, 1)
     if (__shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0) == 0 && elected()) {
       int place = 0;
       u32 parity = 1;  // a fresh place counts as emptied
-      for (int i = first; i < tiles.count(); i += step) {
+      while (walk.next()) {
         int row, column, matrix;
-        tiles.at(i, row, column, matrix);
+        tiles.at(walk.tile, row, column, matrix);
         row = (row * CLUSTER + rank) * ROWS, column *= WIDTH;
-        for (int depth = 0; depth < shape.k; depth += DEPTH) {
+        for (int depth = walk.from * DEPTH; depth < walk.to * DEPTH; depth += DEPTH) {
           barrier_wait(&empty[place], parity);
           barrier_expect(&full[place], STAGE);
           unsigned char *a = ring + place * STAGE, *b = a + A_BYTES;
@@ -330,11 +414,11 @@ __global__ void __launch_bounds__(THREADS, 1)
     };
     int place = 0, before = 0;
     u32 parity = 0, residual_parity = 0, largest = 0;
-    for (int i = first; i < tiles.count(); i += step) {
+    while (walk.next()) {
       int row, column, matrix;
-      tiles.at(i, row, column, matrix);
+      tiles.at(walk.tile, row, column, matrix);
       row = (row * CLUSTER + rank) * ROWS + mine * 64, column *= WIDTH;
-      if (RESIDUAL && thread == 0) fetch_residual(row, column, matrix);
+      if (RESIDUAL && thread == 0 && walk.from == 0) fetch_residual(row, column, matrix);
       Sum sums[COLUMNS / PARTS / 2];
       float totals[TWO_LEVELS ? COLUMNS / 2 : 1];
       const float *a_next[2], *b_next[PARTS];  // the next stage's scales
@@ -345,11 +429,11 @@ __global__ void __launch_bounds__(THREADS, 1)
       }
       if (SCALES == SCALED_BY_BLOCK && depths) {
 #pragma unroll
-        for (int h = 0; h < 2; h++) a_by[h] = *(a_next[h] = a_scale + i64(min(row + 16 * warp + lane / 4 + 8 * h, shape.m - 1)) * depths);
+        for (int h = 0; h < 2; h++) a_by[h] = *(a_next[h] = a_scale + i64(min(row + 16 * warp + lane / 4 + 8 * h, shape.m - 1)) * depths + walk.from);
 #pragma unroll
-        for (int p = 0; p < PARTS; p++) b_by[p] = *(b_next[p] = b_scale + i64(min((column + p * (COLUMNS / PARTS)) / 128, (shape.n - 1) / 128)) * depths);
+        for (int p = 0; p < PARTS; p++) b_by[p] = *(b_next[p] = b_scale + i64(min((column + p * (COLUMNS / PARTS)) / 128, (shape.n - 1) / 128)) * depths + walk.from);
       }
-      for (int depth = 0; depth < depths; depth++) {
+      for (int depth = walk.from; depth < walk.to; depth++) {
         barrier_wait(&full[place], parity);
         const u32 a_at = shared_address(ring + place * STAGE) + mine * ATOM, b_at = shared_address(ring + place * STAGE) + A_BYTES;
         const u64 a = descriptor(a_at, 0), b = descriptor(b_at, B_ACROSS ? ATOM : 0);
@@ -372,7 +456,7 @@ __global__ void __launch_bounds__(THREADS, 1)
               total = SCALES == SCALED_BY_BLOCK ? float(sums[c]) * by[c % 4 / 2] + total : float(sums[c]) + total;
             }
           }
-          if (SCALES == SCALED_BY_BLOCK && depth + 1 < depths) {  // there before the next stage's sums are
+          if (SCALES == SCALED_BY_BLOCK && depth + 1 < walk.to) {  // there before the next stage's sums are
 #pragma unroll
             for (int h = 0; h < 2; h++) a_by[h] = *++a_next[h];
 #pragma unroll
@@ -383,11 +467,11 @@ __global__ void __launch_bounds__(THREADS, 1)
           wgmma_fence();
 #pragma unroll
           for (int s = 0; s < 4; s++)
-            Unit<T>::template multiply<COLUMNS, A_ACROSS, B_ACROSS>(sums, a + s * A_STEP, b + s * B_STEP, depth + s != 0);
+            Unit<T>::template multiply<COLUMNS, A_ACROSS, B_ACROSS>(sums, a + s * A_STEP, b + s * B_STEP, depth - walk.from + s != 0);
           wgmma_commit();
           wgmma_wait<1>();  // the products of the place before are done
           hold(sums);
-          if (depth) release(before);
+          if (depth != walk.from) release(before);
           before = place;
         }
         if (++place == STAGES) place = 0, parity ^= 1;
@@ -399,6 +483,20 @@ __global__ void __launch_bounds__(THREADS, 1)
         if (!depths) {
 #pragma unroll
           for (int e = 0; e < COLUMNS / 2; e++) sums[e] = 0;
+        }
+      }
+
+      if constexpr (STREAM) {
+        auto &part = either<TWO_LEVELS>(totals, sums);
+        auto *const parts = reinterpret_cast<decltype(&part[0])>(workspace);
+        const auto slot = [&](int block) { return parts + i64(2 * block + mine) * (64 * COLUMNS); };
+        if (walk.from) {
+          give(slot(blockIdx.x), part, flags + 2 * blockIdx.x + mine, thread, 1 + mine);
+          continue;
+        }
+        for (int share = walk.share + 1; walk.to < depths && walk.begin_of(share) < (walk.tile + 1) * depths; share++) {
+          const int block = blockIdx.x - (share - walk.share) * CLUSTER;
+          take(part, slot(block), flags + 2 * block + mine, thread, 1 + mine);
         }
       }
 

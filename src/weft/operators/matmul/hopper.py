@@ -39,7 +39,9 @@ ACTIVATIONS = ("NONE", "RELU", "SILU", "GELU", "GELU_TANH")
 class Shape(ctypes.Structure):
     """``Shape`` of hopper.cu."""
 
-    _fields_ = tuple((name, ctypes.c_int) for name in ("m", "n", "k", "matrices", "group"))
+    _fields_ = tuple(
+        (name, ctypes.c_int) for name in ("m", "n", "k", "matrices", "group", "streamed", "share", "longer")
+    )
 
 
 class Factors(ctypes.Structure):
@@ -68,6 +70,12 @@ def shared_bytes(config: Config, itemsize: int, gated: bool = False) -> int:
 MULTIPROCESSORS = 132
 COLUMN_COST = {256: 1.0, 192: 1.02, 128: 1.03, 64: 1.2}  # a narrow tile fetches more for as many products
 GROUPS = (4, 8, 16)
+LEAST_SHARE = 8  # stages of K: a cluster's share of streamed tiles is no shorter
+HANDED_OVER = (
+    32  # bytes a cycle that a block writes or reads of sums, assumed: half of the most that L2 gives a multiprocessor
+)
+MEETING = 3000  # cycles: of a flag through L2, and the latency of the first reads
+GAIN = 1.03  # what streaming must promise to be chosen
 
 
 def stages_that_fit(columns: int, itemsize: int, gated: bool) -> int:
@@ -80,30 +88,74 @@ def widths(layout: str) -> tuple[int, ...]:
     return tuple(c for c in COLUMN_COST if c != 192 or not layout.endswith("G"))
 
 
+def streamed(tiles: int, stages: int, clusters: int) -> int:
+    """How many tiles are divided among all clusters by stages of K: a wave and what is left over, or all if they are fewer.
+
+    Args:
+        tiles: of a cluster's rows.
+        stages: of K in each.
+
+    Returns:
+        0 where whole waves leave nothing over, or there is too little to divide.
+    """
+    count = tiles if tiles < clusters else tiles % clusters and clusters + tiles % clusters
+    shares = min(clusters, count * stages // LEAST_SHARE)
+    return count if min(tiles, clusters - 1) < shares and count * stages < 2**31 else 0
+
+
 def heuristic(
     sm: int, dtype: str, layout: str, two_levels: bool, itemsize: int, m: int, n: int, k: int, matrices: int
 ) -> Config:
-    """The width at which the last tile ends first, each multiprocessor taking tile after tile; as many stages as fit."""
-    gated = layout.endswith("G")
+    """What ends first by a small model, in cycles of the tensor cores; as many stages as fit.
 
-    def ends(columns: int) -> float:
-        tiles = -(-m // ROWS) * -(-n // (columns // 2 if gated else columns)) * matrices
-        return -(-tiles // MULTIPROCESSORS) * columns * COLUMN_COST[columns]
-
-    columns = min((c for c in widths(layout) if not gated or c > 64), key=ends)
+    A stage is 4 cycles a column, a tile's way out another. Each multiprocessor takes tile after tile, or tiles are streamed:
+    then all end together, but sums are handed over.
+    """
+    gated, stages = layout.endswith("G"), -(-k // (LINE // {"16-bit": 2, "fp32": 4}.get(dtype, 1)))
+    ends: dict[tuple[int, int], float] = {}
+    for columns in widths(layout):
+        if gated and columns == 64:
+            continue  # half of it would be no slab of C
+        stage = 4 * columns * COLUMN_COST[columns]
+        cluster = 2 if m > ROWS and columns > 64 else 1
+        tiles = -(-m // (ROWS * cluster)) * -(-n // (columns // 2 if gated else columns)) * matrices
+        clusters = MULTIPROCESSORS // cluster
+        ends[columns, 0] = -(-tiles // clusters) * (stages + 1) * stage
+        if s := streamed(tiles, stages, clusters):
+            clusters = min(clusters, s * stages // LEAST_SHARE)
+            parts = -(-clusters // s) - (1 if s < clusters and clusters % s == 0 else 0)
+            handed = (1 + parts) * (ROWS * columns * 4 / HANDED_OVER + MEETING)
+            ends[columns, 1] = GAIN * (tiles * (stages + 1) / clusters * stage + handed)
+    columns, stream = min(ends, key=ends.__getitem__)
     cluster = 2 if m > ROWS and columns > 64 else 1
-    return {"COLUMNS": columns, "STAGES": stages_that_fit(columns, itemsize, gated), "CLUSTER": cluster, "GROUP": 16}
+    return {
+        "COLUMNS": columns,
+        "STAGES": stages_that_fit(columns, itemsize, gated),
+        "CLUSTER": cluster,
+        "GROUP": 16,
+        "STREAM": stream,
+    }
 
 
 def candidates(
     sm: int, dtype: str, layout: str, two_levels: bool, itemsize: int, m: int, n: int, k: int, matrices: int
 ) -> Iterable[Config]:
-    sizes = {"COLUMNS": widths(layout), "STAGES": (3, 4, 5, 6, 7, 8), "CLUSTER": (1, 2), "GROUP": GROUPS}
+    sizes = {
+        "COLUMNS": widths(layout),
+        "STAGES": (3, 4, 5, 6, 7, 8),
+        "CLUSTER": (1, 2),
+        "GROUP": GROUPS,
+        "STREAM": (0, 1),
+    }
     gated = layout.endswith("G")
     for c in grid_of(sizes):
         used = shared_bytes(c, itemsize, gated)
         if c["COLUMNS"] // max(c["CLUSTER"], 2 if gated else 1) < 64:
             continue  # boxes of B have 64 columns, and so have slabs of C
+        tiles = -(-m // (ROWS * c["CLUSTER"])) * -(-n // (c["COLUMNS"] // 2 if gated else c["COLUMNS"])) * matrices
+        stages = -(-k // (LINE // {"16-bit": 2, "fp32": 4}.get(dtype, 1)))
+        if c["STREAM"] and not streamed(tiles, stages, MULTIPROCESSORS // c["CLUSTER"]):
+            continue
         if used <= SHARED and used + (ROWS + c["COLUMNS"]) * LINE > SHARED - 34 * 1024:
             yield c
 
@@ -133,6 +185,22 @@ def why_not(a: Tensor, b: Tensor, out_dtype: torch.dtype) -> str:
     if b.shape[-1] * out_dtype.itemsize % 16:
         return f"rows of {b.shape[-1]} elements in the result do not begin on 16 bytes, which TMA wants"
     return ""
+
+
+_flags: dict[tuple[int, int], Tensor] = {}
+
+
+def flags_of(device: torch.device, count: int) -> Tensor:
+    """Zeros for a launch on the current stream, which leaves them zero: launches on one stream share them.
+
+    A captured launch gets its own, since what is captured may be replayed beside others.
+    """
+    if torch.cuda.is_current_stream_capturing():
+        return torch.zeros(count, dtype=torch.int32, device=device)
+    key = (device.index or 0, torch._C._cuda_getCurrentRawStream(device.index or 0))
+    if (found := _flags.get(key)) is None:
+        found = _flags[key] = torch.zeros(2 * multiprocessors(device), dtype=torch.int32, device=device)
+    return found
 
 
 class HopperPlan:
@@ -214,14 +282,18 @@ class HopperPlan:
         flags = ", ".join(str(f).lower() for f in (a_across, b_across))
         scales = "SCALED_BY_BLOCK" if blocks else "SCALED" if a_scales else "UNSCALED"
         end = f"{str(two_levels).lower()}, {str(biased).lower()}"
-        last = ", ".join(str(f).lower() for f in parts)
+        tiles = -(-m // (ROWS * cluster)) * -(-n // width) * matrices
+        stages, clusters = -(-k // depth), multiprocessors(a.device) // cluster
+        count = streamed(tiles, stages, clusters) if c["STREAM"] else 0
+        clusters = min(clusters, count * stages // LEAST_SHARE if count else tiles)
+        grid = clusters * cluster
+        self.parts = (grid, 2, 64, columns) if count else ()  # sums that a block hands to another, of each consumer
+        last = ", ".join(str(f).lower() for f in (*parts, count > 0))
         types = f"{TYPES[a.dtype]}, {TYPES[out_dtype]}"
         kernel = f"matmul_hopper<{types}, {columns}, {c['STAGES']}, {cluster}, {flags}, {scales}, {end}, {activation}, {last}>"
-        tiles = -(-m // (ROWS * cluster)) * -(-n // width) * matrices
-        grid = min(tiles, multiprocessors(a.device) // cluster) * cluster
         shared = shared_bytes(c, out_dtype.itemsize, up is not None)
         self.launch = CudaPlan(SOURCE, kernel, (grid, 1), THREADS, (), cluster, shared)
-        self.shape = Shape(m, n, k, matrices, c["GROUP"])
+        self.shape = Shape(m, n, k, matrices, c["GROUP"], count, *divmod(count * stages, max(clusters, 1)))
         self.scales = (a_scales, b_scales)
         self.known: dict[tuple[Any, ...], CudaPlan] = {}
 
@@ -257,7 +329,12 @@ class HopperPlan:
                 scalars = self.scalars(a, b, up, residual, c, alpha, beta)
                 found = self.known[key] = dataclasses.replace(launch, scalars=scalars)
             launch = found
-        launch(*(c if t is None else t for t in (a_scale, b_scale, bias, amax)))  # it reads only what it was made for
+        workspace = flags = c
+        if self.parts and c.is_cuda:
+            workspace = torch.empty(self.parts, dtype=torch.float32, device=c.device)
+            flags = flags_of(c.device, 2 * self.parts[0])
+        pointers = (a_scale, b_scale, bias, amax, workspace, flags)
+        launch(*(c if t is None else t for t in pointers))  # it reads only what it was made for
 
     def scalars(
         self, a: Tensor, b: Tensor, up: Tensor, residual: Tensor, c: Tensor, alpha: float = 1.0, beta: float = 1.0
