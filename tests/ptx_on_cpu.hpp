@@ -58,6 +58,14 @@ inline u32 __reduce_max_sync(u32, u32 x) {
   for (int step = 1; step < 32; step *= 2) x = max(x, __shfl_xor_sync(~0u, x, step));
   return x;
 }
+template <typename T> inline T __shfl_sync(u32, T x, int from, int width) {
+  return shuffled(x, [from, width](int lane) { return lane / width * width + from % width; });
+}
+inline u32 __byte_perm(u32 x, u32 y, u32 selector) {
+  u32 r = 0;
+  for (int i = 0; i < 4; i++) r |= u32((u64(y) << 32 | x) >> (selector >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+  return r;
+}
 inline void atomicMax(u32 *p, u32 x) { *p = max(*p, x); }
 
 // ---- 16- and 8-bit floats -----------------------------------------------------------------------------------------------------
@@ -218,6 +226,79 @@ template <typename Sum> inline Play product_of(int n, int size, Sum (*value)(con
   };
 }
 
+inline void load_words(Call &c, const unsigned char *from) {
+  if (reinterpret_cast<u64>(from) % 16) fail("a misaligned access");
+  for (int i = 0; i < 4; i++) c.set(i, pair_at(from + 4 * i));
+}
+
+inline void three_way(Call &c) {
+  const u32 a = c.as<u32>(1), b = c.as<u32>(2), third = c.as<u32>(3), table = c.as<u32>(4);
+  u32 r = 0;
+  for (int bit = 0; bit < 32; bit++) r |= (table >> ((a >> bit & 1) * 4 + (b >> bit & 1) * 2 + (third >> bit & 1)) & 1) << bit;
+  c.set(0, r);
+}
+
+template <typename Value, typename Bits> inline void multiply_add(Call &c, Value value, Bits bits) {
+  u32 r = 0;
+  for (int h = 0; h < 32; h += 16) {
+    const auto of = [&](int i) { return double(value(c.as<u32>(i) >> h)); };
+    r |= u32(bits(float(of(1) * of(2) + of(3)))) << h;
+  }
+  c.set(0, r);
+}
+
+// d = a b + c of a warp, m16n8k16: operands are d, a (4 words), b (2), c.
+inline void product_of_a_warp(Call &c, float (*value)(const unsigned char *)) {
+  struct Part { u32 a[4], b[2]; float sums[4]; } mine;
+  for (int i = 0; i < 4; i++) mine.a[i] = c.as<u32>(4 + i), mine.sums[i] = c.as<float>(10 + i);
+  for (int i = 0; i < 2; i++) mine.b[i] = c.as<u32>(8 + i);
+  machine.now->argument[0] = &mine;
+  warp_meets([value] {
+    float left[16][16], right[16][8];
+    const auto half = [value](u32 word, int h) { return value(reinterpret_cast<const unsigned char *>(&word) + 2 * h); };
+    for (int lane = 0; lane < 32; lane++) {
+      const Part &part = *static_cast<Part *>(lane_of_warp(lane).argument[0]);
+      const int g = lane / 4, t = lane % 4 * 2;
+      for (int h = 0; h < 2; h++) {
+        for (int i = 0; i < 4; i++) left[g + i % 2 * 8][t + i / 2 * 8 + h] = half(part.a[i], h);
+        for (int i = 0; i < 2; i++) right[t + i * 8 + h][g] = half(part.b[i], h);
+      }
+    }
+    for (int lane = 0; lane < 32; lane++)
+      for (int i = 0; i < 4; i++) {
+        float &sum = static_cast<Part *>(lane_of_warp(lane).argument[0])->sums[i];
+        for (int k = 0; k < 16; k++) sum += left[lane / 4 + i / 2 * 8][k] * right[k][lane % 4 * 2 + i % 2];
+      }
+  });
+  for (int i = 0; i < 4; i++) c.set(i, mine.sums[i]);
+}
+
+inline void copy_sixteen(Call &c) {  // the fourth operand counts the bytes that are read; the others are zeros
+  unsigned char *const to = at(own(), c.get(0), 16);
+  const auto *from = reinterpret_cast<const unsigned char *>(c.get(1));
+  const u32 bytes = c.get(3);
+  if (c.get(2) != 16 || bytes > 16 || c.get(0) % 16 || c.get(1) % 16) fail("a copy of another size or misaligned");
+  const auto copy = [=] { std::memset(to, 0, 16), std::memcpy(to, from, bytes); };
+  if (chance(2))
+    copy();
+  else
+    machine.now->open.push_back(copy);
+}
+
+inline void store_pair_at(Call &c) {
+  Block *block = machine.blocks.at((c.get(0) >> 24) - 1).get();
+  const u32 to = c.get(0) & 0xffffff, barrier = c.get(3) & 0xffffff;
+  const float pair[2] = {c.as<float>(1), c.as<float>(2)};
+  if (c.get(0) >> 24 != c.get(3) >> 24) fail("a store and its barrier in two blocks");
+  machine.engine.push_back([=] {
+    if (!block->alive) fail("a store to a block that has left");
+    std::memcpy(at(*block, to, 8), pair, 8);
+    Barrier &b = barrier_of(*block, barrier);
+    b.bytes -= 8;
+    settle(b);
+  });
+}
+
 inline Play play_of(const std::string &name) {
   int n, k;
   char types[32];
@@ -336,6 +417,16 @@ inline Play play_of(const std::string &name) {
       {"cvt.rn.bf16x2.f32", [](Call &c) { c.set(0, bf16_bits(c.as<float>(1)) << 16 | bf16_bits(c.as<float>(2))); }},
       {"cvt.rn.f16x2.f32", [](Call &c) { c.set(0, fp16_bits(c.as<float>(1)) << 16 | fp16_bits(c.as<float>(2))); }},
       {"cvt.f32.f16", [](Call &c) { c.set(0, fp16_value(c.get(1))); }},
+      {"ld.global.v4.u32", [](Call &c) { load_words(c, reinterpret_cast<const unsigned char *>(c.get(4))); }},
+      {"ld.shared.v4.u32", [](Call &c) { load_words(c, at(own(), c.get(4), 16)); }},
+      {"lop3.b32", three_way},
+      {"fma.rn.bf16x2", [](Call &c) { multiply_add(c, [](u32 x) { return bf16_value(x); }, bf16_bits); }},
+      {"fma.rn.f16x2", [](Call &c) { multiply_add(c, [](u32 x) { return fp16_value(x & 0xffff); }, fp16_bits); }},
+      {"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", [](Call &c) { product_of_a_warp(c, value_of_bf16); }},
+      {"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", [](Call &c) { product_of_a_warp(c, wgmma_f16); }},
+      {"cp.async.cg.shared.global", copy_sixteen},
+      {"cp.async.wait_all", [](Call &) { commit(*machine.now), finish(*machine.now, 0); }},
+      {"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32", store_pair_at},
   };
   if (!plays.count(name)) fail(("an instruction that is not played: " + name).c_str());
   return plays.at(name);

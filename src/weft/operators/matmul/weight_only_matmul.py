@@ -12,10 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, torch_dtype, workload
+from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, torch_dtype, workload
 from weft.operators import mutants
 from weft.operators.call import Choice, check_device, check_same, check_tensor, eager, on_gpu
-from weft.operators.launch import Plans
+from weft.operators.launch import Plans, compile_request, target_sm
+from weft.operators.matmul import weight_only_cuda
 from weft.operators.matmul.quantized_weight import (
     BITS,
     GROUPS,
@@ -42,7 +43,7 @@ def weight_only_matmul_op(
     return _launched(x, weight, bias) if on_gpu(x) else reference(x, weight, bias)
 
 
-def _launched(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
+def _launched(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, plans: Plans = plans) -> Tensor:
     y = torch.empty((x.shape[0], weight.words.shape[0]), dtype=x.dtype, device=x.device)
     if y.numel():
         operands, options = _operands(x, weight, bias), _options(weight, bias)
@@ -73,7 +74,24 @@ def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     return dx, None, None, None, dy.sum(0) if ctx.needs_input_grad[4] else None, None, None
 
 
-weight_only_matmul_op.register_autograd(_backward, setup_context=_save)
+@torch.library.custom_op("weft::weight_only_matmul_cuda", mutates_args=())
+def cuda_op(
+    x: Tensor, words: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None, format: str, group: int
+) -> Tensor:
+    weight = QuantizedWeight(words, scale, zero, format, group, x.shape[1])
+    # the choice may have been made while tracing, when alignment was not known
+    return _launched(x, weight, bias, plans if weight_only_cuda.why_not(x, words) else weight_only_cuda.plans)
+
+
+@cuda_op.register_fake
+def _(
+    x: Tensor, words: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None, format: str, group: int
+) -> Tensor:
+    return x.new_empty((x.shape[0], words.shape[0]))
+
+
+for _op in (weight_only_matmul_op, cuda_op):
+    _op.register_autograd(_backward, setup_context=_save)
 
 # ---- implementations -------------------------------------------------------------------------------------------------
 
@@ -87,6 +105,16 @@ def weight_only_matmul_triton(x: Tensor, weight: QuantizedWeight, bias: Tensor |
         return _launched(x, weight, bias)
     words, scale, zero, format, group, _ = weight
     y: Tensor = torch.ops.weft.weight_only_matmul(x, words, scale, zero, bias, format, group)
+    return y
+
+
+def weight_only_matmul_cuda(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
+    if reason := weight_only_cuda.why_not(x, weight.words):
+        raise Declined(reason)
+    if eager(*_operands(x, weight, bias)) or compile_request():
+        return _launched(x, weight, bias, weight_only_cuda.plans)
+    words, scale, zero, format, group, _ = weight
+    y: Tensor = torch.ops.weft.weight_only_matmul_cuda(x, words, scale, zero, bias, format, group)
     return y
 
 
@@ -224,6 +252,9 @@ weight_only_matmul = Operator(
 )
 
 weight_only_matmul.implementation("triton", arch=">=sm_80")(weight_only_matmul_triton)
+weight_only_matmul.implementation("cuda", arch=">=sm_80", devices=("cuda",), dtypes=("fp16", "bf16"))(
+    weight_only_matmul_cuda
+)
 weight_only_matmul.implementation("torch")(reference)
 weight_only_matmul.implementation("dense", devices=("cuda",))(dense)
 weight_only_matmul.implementation("tinygemm", devices=("cuda",), dtypes=("bf16",))(tinygemm)
@@ -303,6 +334,13 @@ def choose(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Ch
         return Choice("torch", "empty: nothing to launch")
     if x.shape[0] > MOST_ROWS:
         return Choice("torch", f"over {MOST_ROWS} rows of x: the weight is dequantised and the product is cuBLAS's")
+    if x.is_cuda and target_sm(x.device) >= 80 and not weight_only_cuda.why_not(x, weight.words):
+        most = weight_only_cuda.MOST_TOKENS
+        return Choice(
+            "cuda",
+            f"up to {most} rows of x: codes go from memory into the registers that unpack them",
+            weight_only_cuda.plans,
+        )
     return Choice("triton", "few rows of x: codes are read once and unpacked in registers", plans)
 
 
@@ -343,11 +381,13 @@ def weight_only_matmul_function(x: Tensor, weight: QuantizedWeight, bias: Tensor
                 y = torch.empty((x.shape[0], weight.words.shape[0]), dtype=x.dtype, device=x.device)
                 ready(*operands, y)
                 return y
-    if choose(x, weight, bias).implementation == "torch":
+    chosen = choose(x, weight, bias).implementation
+    if chosen == "torch":
         return reference(x, weight, bias)
     if torch.is_autocast_enabled("cuda"):
         dtype = torch.get_autocast_dtype("cuda")
         x, bias = x.to(dtype), None if bias is None else bias.to(dtype)
     words, scale, zero, format, group, _ = weight
-    out: Tensor = torch.ops.weft.weight_only_matmul(x, words, scale, zero, bias, format, group)
+    launch = torch.ops.weft.weight_only_matmul_cuda if chosen == "cuda" else torch.ops.weft.weight_only_matmul
+    out: Tensor = launch(x, words, scale, zero, bias, format, group)
     return out
