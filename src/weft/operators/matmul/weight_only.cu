@@ -134,6 +134,7 @@ __global__ void __launch_bounds__(32 * DOWN * ALONG)
   constexpr int RUNS = LENGTH / 32;                                            // of 16 words: a chunk
   constexpr int GROUPS = SLICES * 4 / RUNS, QUADS = (GROUPS + 3) / 4;          // of a step; each of four lanes fetches its own
   constexpr bool AHEAD = RUNS < 4 || HAS_ZERO;  // scales are fetched a step before: else they are not wanted before its end
+  constexpr int SETS = GROUPED || TILES == 1 ? SLICES : 1;  // of sums
   constexpr int OWN = 16 * DOWN / BLOCKS;                                      // rows of a cluster that a block adds up
   static_assert(OWN * BLOCKS == 16 * DOWN && RUNS * 32 == LENGTH && RUNS <= 4, "whole rows and whole chunks");
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -189,7 +190,7 @@ __global__ void __launch_bounds__(32 * DOWN * ALONG)
   }
 
   // ---- products ----
-  float total[TILES][4] = {}, sums[SLICES][TILES][4] = {};
+  float total[TILES][4] = {}, sums[SETS][TILES][4] = {};
   const int pitch = shape.stage * COLUMNS + 32;  // of x in shared memory: eight lanes, of two tokens, meet all banks
   const T *at[TILES];  // tokens past the edge are the last, and not stored
 #pragma unroll
@@ -255,7 +256,7 @@ __global__ void __launch_bounds__(32 * DOWN * ALONG)
 #pragma unroll
             for (int tile = 0; tile < TILES; tile++)
               tokens[tile] = load_shared<T, 8>(at[tile] + (step - begin) * COLUMNS + (chunk * SLICES + i) * LENGTH + run * 32);
-            multiply<T, FORMAT, i, TILES>(sums[i], held[r][0], held[r][1], tokens, mask, minus[i][0], minus[i][1]);
+            multiply<T, FORMAT, i, TILES>(sums[i % SETS], held[r][0], held[r][1], tokens, mask, minus[i][0], minus[i][1]);
           }
         };
         slice(Number<0>{}), slice(Number<1>{}), slice(Number<2>{}), slice(Number<3>{});
@@ -285,7 +286,7 @@ __global__ void __launch_bounds__(32 * DOWN * ALONG)
   }
   if constexpr (!GROUPED) {
 #pragma unroll
-    for (int i = 0; i < SLICES; i++)
+    for (int i = 0; i < SETS; i++)
 #pragma unroll
       for (int tile = 0; tile < TILES; tile++)
 #pragma unroll
