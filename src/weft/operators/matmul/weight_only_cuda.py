@@ -110,9 +110,8 @@ def plan(
     if -(-n // rows) * blocks > BLOCK_X:
         raise Declined(f"{n} rows of the weight; a grid has {BLOCK_X} blocks of {rows}")
     parts = 16 + along * blocks * (rows // blocks) * tokens * 4  # bytes of sums, behind a barrier
-    room = (shared_limit(target_sm(x.device)) - parts) // max(m, 1) - 64
-    stage = min(max(-(-steps // blocks), 1), room // (2 * block(format)))  # steps
-    stage = max(stage // along, 1) * along if stage * blocks < steps else stage
+    room = (shared_limit(target_sm(x.device)) - parts) // max(m, 1) - 64  # bytes of a row of x
+    stage = _stage(-(-steps // blocks), along, room // (2 * block(format)))
     pitch = stage * block(format) + 32
     vectors = x.stride(1) == 1 and x.stride(0) % 8 == 0 and k % 8 == 0 and pointer_aligned(x)
     options = (bool(group), has_zero, has_bias, vectors)
@@ -137,6 +136,14 @@ def plan(
         blocks,
         parts + m * pitch * 2,
     )
+
+
+def _stage(steps: int, along: int, fit: int) -> int:
+    """Steps that x lies in shared memory for at a time: all if they fit, else equal shares in whole rounds of ``along``."""
+    if steps <= fit:
+        return max(steps, 1)
+    rounds, most = -(-steps // along), max(fit // along, 1)
+    return -(-rounds // -(-rounds // most)) * along
 
 
 def _strides(t: Tensor) -> tuple[int, int]:
