@@ -52,6 +52,7 @@ CASES = {
     "int4, fp16, all codes": Case("int4", 128, dtype=FP16, scale=FP16, k=512, m=8, codes="all"),
     "int4, all codes": Case("int4", 128, scale=BF16, k=512, m=8, codes="all"),
     "int4, 16 tokens, zero points, bias": Case("int4", 128, True, True, scale=BF16, m=16, k=1664, shape=(1, 2, 2)),
+    "int4, 16 tokens": Case("int4", 128, m=16, n=33, k=2176, scale=BF16),
     "int4, groups of 64": Case("int4", 64, True, m=9, k=1088, n=33, shape=(2, 2, 1), scale=FP16),
     "int4, groups of 32, fp16": Case("int4", 32, True, dtype=FP16, scale=FP16, m=13, k=1056, n=40, shape=(2, 1, 2)),
     "int4, a cluster of 8": Case("int4", 128, m=1, n=37, k=5 * 512 + 128, shape=(1, 1, 8), biased=True),
@@ -91,7 +92,7 @@ MISTAKES = {
         "int4, 16 tokens, zero points, bias", "u32(off[group / 4][h])", "u32(off[group / 4][0])"),
     "scales fetched a step late": (
         "int4, groups of 64", "more) fetch_groups(step + ALONG);", "more) fetch_groups(step);"),
-    "the first step's scales for all": ("int4", "if constexpr (!AHEAD) fetch_groups(step);", "fetch_groups(first);"),
+    "the first step's scales for all": ("int4, 16 tokens", "if constexpr (!AHEAD) fetch_groups(step);", "fetch_groups(first);"),
     "sums of a group not begun anew": ("int4", ", sums[i][tile][e] = 0.f;", ";"),
     "words not moved on": ("int8, x in two stages", "for (int h = 0; h < 2; h++) next[h] += ALONG * STEP * 2;", ";"),
     "copies not waited for": ("int8", "wait_copies();\n", "\n"),

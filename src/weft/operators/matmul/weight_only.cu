@@ -133,7 +133,8 @@ __global__ void __launch_bounds__(32 * DOWN * ALONG)
   constexpr int SLICES = FORMAT == INT4 ? 4 : 2, COLUMNS = SLICES * 2 * STEP;  // of a step
   constexpr int RUNS = LENGTH / 32;                                            // of 16 words: a chunk
   constexpr int GROUPS = SLICES * 4 / RUNS, QUADS = (GROUPS + 3) / 4;          // of a step; each of four lanes fetches its own
-  constexpr bool AHEAD = RUNS < 4 || HAS_ZERO;  // scales are fetched a step before: else they are not wanted before its end
+  // Scales are fetched a step before, unless registers are few and they are not wanted before the step's end.
+  constexpr bool AHEAD = RUNS < 4 || HAS_ZERO || TILES == 1;
   constexpr int SETS = GROUPED || TILES == 1 ? SLICES : 1;  // of sums
   constexpr int OWN = 16 * DOWN / BLOCKS;                                      // rows of a cluster that a block adds up
   static_assert(OWN * BLOCKS == 16 * DOWN && RUNS * 32 == LENGTH && RUNS <= 4, "whole rows and whole chunks");
