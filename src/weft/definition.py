@@ -132,6 +132,8 @@ class Tolerance:
             cancel), or a function ``(arguments, gradients) -> list of tensors``, one for each result, that says how large
             the terms are (for results that cancel altogether). It is given float64 values.
         exact: the result must be PyTorch's, bit for bit.
+        neighbours: of integers that stand for rounded numbers, the share of places (at least one) that may hold the neighbour
+            of PyTorch's integer: where a number lies between two.
     """
 
     multiple: float = 2.0
@@ -139,6 +141,7 @@ class Tolerance:
     terms: Callable[[Workload], int] | None = None
     scale: str | Callable[..., Any] = "row"
     exact: bool = False
+    neighbours: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,25 @@ def adamw(
 ) -> None:
     """One step of AdamW in place, one launch for all tensors; :class:`weft.optim.AdamW` is the optimizer."""
 
+def adamw_8bit(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    exp_avg_codes: Sequence[Tensor],
+    exp_avg_scales: Sequence[Tensor],
+    exp_avg_sq_codes: Sequence[Tensor],
+    exp_avg_sq_scales: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    lr: float | Tensor = 0.001,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-08,
+    weight_decay: float = 0.01,
+    maximize: bool = False,
+    block_size: int = 256,
+    state_format: str = "dynamic",
+    seed: int | None = None,
+) -> None:
+    """One step of AdamW in place, its moments in 8 bits, one launch for all tensors; :class:`weft.optim.AdamW8bit` is the"""
+
 def add(x: Tensor, y: Tensor) -> Tensor:
     """Sum of two tensors, with broadcasting."""
 

@@ -69,6 +69,10 @@ def _values(
         return Verdict(True, 0.0)
     if tolerance.exact or not got.is_floating_point():
         same = (got == baseline) | (got.isnan() & baseline.isnan())
+        if tolerance.neighbours and not got.is_floating_point() and got.dtype != torch.bool:
+            near = (got.long() - baseline.long()).abs() <= 1
+            if bool(near.all()) and int((~same).sum()) <= max(1, int(tolerance.neighbours * got.numel())):
+                return Verdict(True, 0.0)
         return (
             Verdict(True, 0.0)
             if bool(same.all())

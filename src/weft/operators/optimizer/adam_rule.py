@@ -78,5 +78,6 @@ ADAM = Rule(
     states=kept,
     numbers=lambda options: numbers(options, is_decoupled(options)),
     variant=lambda options: bool(options["amsgrad"]),
+    positive=lambda options: kept(options)[1:],
     counted=lambda options: True,
 )

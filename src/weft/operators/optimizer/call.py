@@ -13,7 +13,7 @@ from weft.definition import Declined
 from weft.operators.call import FLOATS, Choice, check_tensor, dense, on_gpu, traced
 from weft.operators.launch import Plans, compile_request
 from weft.operators.optimizer.rule import Rule
-from weft.operators.optimizer.table import Entry, Table
+from weft.operators.optimizer.table import Codes, Entry, Table
 
 Lists = dict[str, Sequence[Tensor]]  # name of an argument → its tensors
 
@@ -75,7 +75,7 @@ def obstacle(lists: Lists) -> str:
     """Why the engine does not take these tensors (an empty string when it does)."""
     (_, params), *others = lists.items()
     for i, p in enumerate(params):
-        if p.dtype not in FLOATS or any(tensors[i].dtype not in FLOATS for _, tensors in others):
+        if p.dtype not in FLOATS or any(tensors[i].dtype not in (*FLOATS, torch.uint8) for _, tensors in others):
             return "float64, which the engine's registers do not hold"
         if not dense(p) or not all(same_order(p, tensors[i]) for _, tensors in others):
             return "tensors with gaps, or a state or gradient whose strides are not the weight's"
@@ -95,14 +95,22 @@ def choose(lists: Lists) -> Choice:
     return Choice("triton", "dense tensors of one order: one launch for all of them", tables)
 
 
-def build(rule: Rule, lists: Lists, steps: Sequence[Tensor] | None, options: dict[str, Any]) -> Table:
+def build(
+    rule: Rule,
+    lists: Lists,
+    steps: Sequence[Tensor] | None,
+    options: dict[str, Any],
+    codes: Sequence[Codes] | None = None,
+) -> Table:
     if reason := obstacle(lists):
         raise Declined(reason)
     params, grads, *states = lists.values()
     counts: Sequence[Tensor | None] = steps if steps is not None else [None] * len(params)
+    coded: Sequence[Codes | None] = codes if codes is not None else [None] * len(params)
+    seed = options.get("seed") or 0
     entries = [
-        Entry(p, tuple(kept), count, options, gradient=g.dtype)
-        for p, g, count, *kept in zip(params, grads, counts, *states, strict=True)
+        Entry(p, tuple(kept), count, options, gradient=g.dtype, seed=seed, codes=code)
+        for p, g, count, code, *kept in zip(params, grads, counts, coded, *states, strict=True)
     ]
     return Table(rule, entries)
 
@@ -110,7 +118,14 @@ def build(rule: Rule, lists: Lists, steps: Sequence[Tensor] | None, options: dic
 tables = Plans(build)
 
 
-def launch(rule: Rule, lists: Lists, steps: Sequence[Tensor] | None, options: dict[str, Any], maximize: bool) -> None:
+def launch(
+    rule: Rule,
+    lists: Lists,
+    steps: Sequence[Tensor] | None,
+    options: dict[str, Any],
+    maximize: bool,
+    codes: Sequence[Codes] | None = None,
+) -> None:
     """One step in one launch; the table is kept for the next call with the same memory."""
     params, grads, *states = lists.values()
     if not params:
@@ -118,10 +133,11 @@ def launch(rule: Rule, lists: Lists, steps: Sequence[Tensor] | None, options: di
     counts = [] if steps is None else [steps]
     kept = [(t.data_ptr(), t.dtype, t.shape, t.stride()) for tensors in (params, *states, *counts) for t in tensors]
     given = [(g.dtype, g.stride()) for g in grads]
-    key = rule, rule.variant(options), params[0].device, tuple(kept), tuple(given)
+    scales = [(*(s.data_ptr() for s in c.scales), c.block, c.format, c.stochastic) for c in codes or ()]
+    key = rule, rule.variant(options), params[0].device, options.get("seed"), tuple(kept), tuple(given), tuple(scales)
     table = None if compile_request() is not None else tables.known.get(key)
     if table is None:
-        table = build(rule, lists, steps, options)
+        table = build(rule, lists, steps, options, codes)
         if len(tables.known) >= 64:
             tables.known.clear()
         tables.known[key] = table

@@ -10,6 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from weft.operators.optimizer.block_codes import SIGNED, code_noise, load_codes, store_codes
 from weft.operators.optimizer.storage import load, load_split, store, store_split, store_stochastic
 
 # A tensor's row in the table: 64-bit words, 128 bytes.
@@ -23,7 +24,9 @@ CHUNKS = tl.constexpr(9)
 KIND_OF = tl.constexpr(10)  # index into KINDS
 GROUP = tl.constexpr(11)  # row of the numbers
 SEED = tl.constexpr(12)  # of stochastic rounding
+SCALES = tl.constexpr(13)  # addresses: of the states' blocks, for states in 8 bits (SCALED_STATES words)
 SLOTS = 5
+SCALED_STATES = 3
 
 # A kind of tensor, which code is compiled for: a number of hexadecimal digits. These are their places.
 PARAM_TYPE = tl.constexpr(16**0)
@@ -32,7 +35,10 @@ KEPT = tl.constexpr(16**2)  # the rule's states, without the lower half of a spl
 VARIANT = tl.constexpr(16**3)  # of the rule
 ROUNDING = tl.constexpr(16**4)
 COUNTED = tl.constexpr(16**5)  # whether the rule, or the rounding, wants the number of the step
-STATE_TYPES = tl.constexpr(16**6)  # one after the other
+STATE_TYPES = tl.constexpr(16**6)  # one after the other, SLOTS digits
+CODES = tl.constexpr(
+    16**11
+)  # of states in 8 bits: log2 of the block / 128; 8 more where codes are rounded stochastically
 NEAREST, STOCHASTIC, SPLIT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 # What all launches of an optimizer share, fp32.
@@ -45,9 +51,9 @@ CONTROLS = 4
 
 @triton.jit(do_not_specialize=["chunks", "numbers", "scale", "found"])
 def update(
-    grads, table, chunks, numbers, arrivals, control, scale, found,
+    grads, table, chunks, numbers, arrivals, control, scale, found, codebook,
     RULE: tl.constexpr, KINDS: tl.constexpr, NUMBERS: tl.constexpr, BLOCK: tl.constexpr,
-    SCALED: tl.constexpr, CLIPPED: tl.constexpr, GUARDED: tl.constexpr, ZEROED: tl.constexpr,
+    SCALED: tl.constexpr, CLIPPED: tl.constexpr, GUARDED: tl.constexpr, ZEROED: tl.constexpr, HARDWARE: tl.constexpr,
 ):  # fmt: skip
     """One step of all parameters.
 
@@ -60,9 +66,11 @@ def update(
         control: [CONTROLS] fp32.
         scale: of the loss, one fp32; gradients are divided by it (SCALED).
         found: one fp32; where it is not 0, nothing is updated and the step is counted as skipped (GUARDED).
+        codebook: [512] fp32, what codes stand for (``dynamic_map``); not read where no state has any.
         RULE: a Triton function ``(p, g, states, step, lr, numbers, variant) -> p, states``.
         KINDS: the kinds of tensor there are.
         ZEROED: gradients are set to 0.
+        HARDWARE: the machine has instructions that round to e4m3.
     """
     place = tl.load(chunks + tl.program_id(0))
     row = place & 0xFFFFFFFF
@@ -84,8 +92,8 @@ def update(
         if kind == k:
             if not skip:
                 chunk(
-                    words, gradient, start, row, numbers, arrivals, factor,
-                    RULE, KINDS[k], NUMBERS, BLOCK, ZEROED,
+                    words, gradient, start, row, numbers, arrivals, factor, codebook,
+                    RULE, KINDS[k], NUMBERS, BLOCK, ZEROED, HARDWARE,
                 )  # fmt: skip
             elif ZEROED:
                 clear(words, gradient, start, KINDS[k], BLOCK)
@@ -93,9 +101,9 @@ def update(
 
 @triton.jit
 def chunk(
-    words, gradient, start, row, numbers, arrivals, factor,
+    words, gradient, start, row, numbers, arrivals, factor, codebook,
     RULE: tl.constexpr, KIND: tl.constexpr, NUMBERS: tl.constexpr, BLOCK: tl.constexpr,
-    ZEROED: tl.constexpr,
+    ZEROED: tl.constexpr, HARDWARE: tl.constexpr,
 ):  # fmt: skip
     """A whole chunk whose addresses are multiples of 16 bytes goes in 16-byte accesses; any other element by element."""
     addresses = gradient | tl.load(words + PARAM)
@@ -103,21 +111,21 @@ def chunk(
         addresses |= tl.load(words + STATES + s)
     if (start + BLOCK <= tl.load(words + SIZE)) & ((addresses & 15) == 0):
         advance(
-            words, gradient, start, row, numbers, arrivals, factor,
-            RULE, KIND, NUMBERS, BLOCK, ZEROED, True,
+            words, gradient, start, row, numbers, arrivals, factor, codebook,
+            RULE, KIND, NUMBERS, BLOCK, ZEROED, HARDWARE, True,
         )  # fmt: skip
     else:
         advance(
-            words, gradient, start, row, numbers, arrivals, factor,
-            RULE, KIND, NUMBERS, BLOCK, ZEROED, False,
+            words, gradient, start, row, numbers, arrivals, factor, codebook,
+            RULE, KIND, NUMBERS, BLOCK, ZEROED, HARDWARE, False,
         )  # fmt: skip
 
 
 @triton.jit
 def advance(
-    words, gradient, start, row, numbers, arrivals, factor,
+    words, gradient, start, row, numbers, arrivals, factor, codebook,
     RULE: tl.constexpr, KIND: tl.constexpr, NUMBERS: tl.constexpr, BLOCK: tl.constexpr,
-    ZEROED: tl.constexpr, WHOLE: tl.constexpr,
+    ZEROED: tl.constexpr, HARDWARE: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Reads a chunk, applies the rule in fp32 registers, writes it back."""
     STATE_COUNT: tl.constexpr = KIND // KEPT % 16
@@ -133,8 +141,8 @@ def advance(
     g = load(gradient, start, mask, KIND // GRAD_TYPE % 16, WHOLE).to(tl.float32)
     states = ()
     for s in tl.static_range(STATE_COUNT):
-        state = load(tl.load(words + STATES + s), start, mask, KIND // (STATE_TYPES * 16**s) % 16, WHOLE)
-        states = states + (state.to(tl.float32),)  # type: ignore[assignment] # noqa: RUF005
+        state = load_state(words, s, codebook, start, mask, KIND, WHOLE)
+        states = states + (state,)  # type: ignore[assignment] # noqa: RUF005
 
     line = numbers + tl.load(words + GROUP) * NUMBERS
     lr = tl.load(line)
@@ -160,7 +168,7 @@ def advance(
     else:
         store(weight, start, mask, p, KIND // PARAM_TYPE % 16, WHOLE)
     for s in tl.static_range(STATE_COUNT):
-        store(tl.load(words + STATES + s), start, mask, states[s], KIND // (STATE_TYPES * 16**s) % 16, WHOLE)
+        store_state(words, s, start, mask, states[s], row, count, KIND, HARDWARE, WHOLE)
     if ZEROED:
         store(gradient, start, mask, tl.zeros_like(p), KIND // GRAD_TYPE % 16, WHOLE)
     if COUNT:
@@ -173,6 +181,38 @@ def advance(
             if tl.atomic_add(arrivals + row, read, sem="relaxed") == chunks - 1:
                 tl.store(step_ptr, count + 1)
                 tl.store(arrivals + row, 0)
+
+
+@triton.jit
+def load_state(words, s: tl.constexpr, codebook, start, mask, KIND: tl.constexpr, WHOLE: tl.constexpr):
+    TYPE: tl.constexpr = KIND // (STATE_TYPES * 16**s) % 16
+    address = tl.load(words + STATES + s)
+    if TYPE >= SIGNED:
+        Q: tl.constexpr = 128 * 2 ** (KIND // CODES % 8)
+        scales, size = tl.load(words + SCALES + s), tl.load(words + SIZE)
+        x = load_codes(address, scales, codebook, start, mask, size, TYPE, Q, WHOLE)
+    else:
+        x = load(address, start, mask, TYPE, WHOLE).to(tl.float32)
+    return x
+
+
+@triton.jit
+def store_state(
+    words, s: tl.constexpr, start, mask, x, row, count,
+    KIND: tl.constexpr, HARDWARE: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    TYPE: tl.constexpr = KIND // (STATE_TYPES * 16**s) % 16
+    address = tl.load(words + STATES + s)
+    if TYPE >= SIGNED:
+        Q: tl.constexpr = 128 * 2 ** (KIND // CODES % 8)
+        STOCHASTIC_CODES: tl.constexpr = KIND // CODES % 16 >= 8
+        noise = tl.zeros([1], tl.uint32)
+        if STOCHASTIC_CODES:
+            noise = code_noise(tl.load(words + SEED), s, start, row, count, x.shape[0])
+        scales, size = tl.load(words + SCALES + s), tl.load(words + SIZE)
+        store_codes(address, scales, start, mask, size, x, noise, TYPE, Q, STOCHASTIC_CODES, HARDWARE, WHOLE)
+    else:
+        store(address, start, mask, x, TYPE, WHOLE)
 
 
 @triton.jit

@@ -20,6 +20,7 @@ class Rule:
         states: ``options -> names`` of the states, as they are called in ``state_dict``; each has the weight's shape.
         numbers: ``options -> numbers`` that the update gets, computed in float64 and rounded to fp32 once.
         variant: ``options -> constant`` that the update is compiled for.
+        positive: ``options -> names`` of the states that are never negative: squares, whose codes of 8 bits are other ones.
         counted: ``options -> bool``: whether the update wants the number of the step.
     """
 
@@ -27,4 +28,5 @@ class Rule:
     states: Callable[[Options], tuple[str, ...]]
     numbers: Callable[[Options], tuple[float, ...]]
     variant: Callable[[Options], Any] = lambda options: False
+    positive: Callable[[Options], tuple[str, ...]] = lambda options: ()
     counted: Callable[[Options], bool] = lambda options: False

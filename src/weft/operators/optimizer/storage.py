@@ -14,7 +14,9 @@ from weft.operators.dropout.philox import random_bits
 NAN = tl.constexpr(0x7FC00000)
 
 
-FP32, FP16, BF16, INT16 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)  # dtypes, by number
+# dtypes, by number
+FP32, FP16, BF16 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+INT16, BYTE = tl.constexpr(3), tl.constexpr(4)
 
 
 @triton.jit
@@ -25,6 +27,8 @@ def pointer(address, start, TYPE: tl.constexpr, WHOLE: tl.constexpr):
         ptr = address.to(tl.pointer_type(tl.float16))
     elif TYPE == BF16:
         ptr = address.to(tl.pointer_type(tl.bfloat16))
+    elif TYPE == BYTE:
+        ptr = address.to(tl.pointer_type(tl.uint8))
     else:
         ptr = address.to(tl.pointer_type(tl.int16))
     if WHOLE:

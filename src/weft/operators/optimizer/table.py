@@ -17,14 +17,20 @@ import triton
 from torch import Tensor
 
 from weft.operators.configs import Config, Configurations, grid_of
-from weft.operators.launch import Plan, compile_request, multiprocessors
+from weft.operators.launch import INTERPRETING, Plan, compile_request, multiprocessors, target_sm
 from weft.operators.numbered import NumberedPlan
-from weft.operators.optimizer import kernels
+from weft.operators.optimizer import block_codes, kernels
+from weft.operators.optimizer.dynamic_map import codebook
 from weft.operators.optimizer.rule import Rule
 
-TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int16: 3}  # by their number in the kernels
+# by their number in the kernels
+TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int16: 3, torch.uint8: 4}
 ROUNDINGS = ("nearest", "stochastic", "split")  # by their number in the kernels
 ROW = kernels.ROW.value
+FORMATS = {  # of states in 8 bits: the types of one with a sign and of one without, by their number in the kernels
+    "dynamic": (block_codes.SIGNED.value, block_codes.UNSIGNED.value),
+    "fp8": (block_codes.E4M3.value, block_codes.E4M3_ROOT.value),
+}
 CAPTURES = 4  # graphs that can be captured between two eager steps
 
 
@@ -38,7 +44,35 @@ def candidates(sm: int, dtype: torch.dtype) -> Any:
     return [c for c in every if 4 <= c["BLOCK"] // (32 * c["num_warps"]) <= 32]
 
 
+def coded_heuristic(sm: int, dtype: torch.dtype, codes: str) -> Config:
+    """16 elements a thread, in 128 registers: what a thread does once (barriers, addresses, powers of the betas) is a quarter of
+    the instructions with 8. Random numbers want more registers: 8."""
+    return {"BLOCK": 2048 if codes == "stochastic" else 4096, "num_warps": 8}
+
+
+def coded_candidates(sm: int, dtype: torch.dtype, codes: str) -> Any:
+    return candidates(sm, dtype)
+
+
 configurations = Configurations(__file__, "update", heuristic, candidates)
+coded_configurations = Configurations(__file__, "update_8bit", coded_heuristic, coded_candidates)
+
+
+@dataclass(frozen=True)
+class Codes:
+    """States in 8 bits.
+
+    Args:
+        scales: of each of the rule's states, fp32, the largest magnitude of each block of neighbours in memory.
+        block: elements of a block, 128 … 2048, a power of two.
+        format: ``dynamic`` or ``fp8``.
+        stochastic: codes are rounded up or down at random.
+    """
+
+    scales: tuple[Tensor, ...]
+    block: int = 256
+    format: str = "dynamic"
+    stochastic: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,12 +81,14 @@ class Entry:
 
     Args:
         param: float32, float16 or bfloat16, dense in memory.
-        states: the rule's, of the same strides; behind them the int16 lower half of a split weight.
+        states: the rule's, of the same strides (where ``codes`` says so, uint8); behind them the int16 lower half of a split
+            weight.
         step: one fp32, the number of steps done, where the rule or the rounding wants it.
         options: of its group.
         group: number of the group: its row of the numbers.
         rounding: ``nearest``, ``stochastic`` or ``split``.
         gradient: the gradient's dtype.
+        codes: how the rule's states are kept in 8 bits, or None.
     """
 
     param: Tensor
@@ -63,6 +99,7 @@ class Entry:
     rounding: str = "nearest"
     gradient: torch.dtype = torch.float32
     seed: int = 0
+    codes: Codes | None = None
 
 
 class Table:
@@ -78,8 +115,15 @@ class Table:
         self.device = entries[0].param.device
         self.made = torch.device("cpu") if self.device.type == "meta" else self.device  # where the table itself lies
         wide = max(e.param.element_size() for e in entries)
-        config = configurations(self.device, torch.float32 if wide == 4 else torch.bfloat16)
-        self.block, self.warps = config["BLOCK"], config["num_warps"]
+        key = torch.float32 if wide == 4 else torch.bfloat16
+        codes = [e.codes for e in entries if e.codes]
+        if codes:
+            random = any(c.stochastic for c in codes)
+            config = coded_configurations(self.device, key, "stochastic" if random else "interval")
+        else:
+            config = configurations(self.device, key)
+        self.warps = config["num_warps"]
+        self.block = max([config["BLOCK"], *(c.block for c in codes)])
         self.values = 2 + len(rule.numbers(entries[0].options))
         n = len(entries)
         fresh = n + -(-groups * self.values // 2)
@@ -96,6 +140,7 @@ class Table:
         self.table = torch.from_numpy(self.words).to(self.made, copy=True)
         self.arrivals = torch.zeros(n + 1, dtype=torch.int32, device=self.made)  # the last one is the norm's
         self.control = torch.zeros(kernels.CONTROLS, device=self.made) if control is None else control
+        self.codebook = codebook(self.made) if codes else self.control
         self.contiguous = all(e.param.is_contiguous() for e in entries)
         self.parts = min(8 * multiprocessors(self.device), 2048)
         self.partial: Tensor | None = None
@@ -105,19 +150,32 @@ class Table:
         self.captured: list[Tensor] = []  # what captured graphs read from, as long as the table lives
 
     def _row(self, row: int, e: Entry) -> list[int]:
-        states = tuple(TYPES[s.dtype] for s in e.states)
         rule = self.rule
-        counted = rule.counted(e.options) or e.rounding == "stochastic"
+        names = rule.states(e.options)
+        states = [TYPES[s.dtype] for s in e.states]
+        if e.codes is not None:
+            positive = rule.positive(e.options)
+            states[: len(names)] = [FORMATS[e.codes.format][name in positive] for name in names]
+            if len(names) > kernels.SCALED_STATES:
+                raise ValueError(
+                    f"a rule keeps {len(names)} states in 8 bits; expected at most {kernels.SCALED_STATES}"
+                )
+        stochastic = e.codes is not None and e.codes.stochastic
+        counted = rule.counted(e.options) or e.rounding == "stochastic" or stochastic
         if len(states) > kernels.SLOTS:
             raise ValueError(f"a rule keeps {len(states)} states of a weight; expected at most {kernels.SLOTS}")
-        kept, variant = len(rule.states(e.options)), int(rule.variant(e.options))
+        kept, variant = len(names), int(rule.variant(e.options))
         types = TYPES[e.param.dtype], TYPES[e.gradient]
         digits = (*types, kept, variant, ROUNDINGS.index(e.rounding), int(counted), *states)
         kind = sum(digit << 4 * place for place, digit in enumerate(digits))
+        if e.codes is not None:
+            kind += (e.codes.block.bit_length() - 8 + 8 * stochastic) * kernels.CODES.value
         words = [0] * ROW
         words[kernels.PARAM.value] = e.param.data_ptr()
         for s, state in enumerate(e.states):
             words[kernels.STATES.value + s] = state.data_ptr()
+        for s, scales in enumerate(e.codes.scales if e.codes else ()):
+            words[kernels.SCALES.value + s] = scales.data_ptr()
         if e.step is not None:
             words[kernels.STEP.value] = e.step.data_ptr()
         words[kernels.SIZE.value] = e.param.numel()
@@ -249,7 +307,8 @@ class Table:
             norm(*tensors, len(chunks), norm.grid[0], torch.inf if max_norm is None else max_norm)
             found = control[kernels.FOUND.value :]
         plan = self._plan(len(chunks), scale is not None, clipped, found is not None, zeroed)
-        plan(grads, self.table, chunks, numbers, self.arrivals, control, divisor, control if found is None else found)
+        flag = control if found is None else found
+        plan(grads, self.table, chunks, numbers, self.arrivals, control, divisor, flag, self.codebook)
 
     def _plan(self, chunks: int, scaled: bool, clipped: bool, guarded: bool, zeroed: bool) -> Plan:
         key = (chunks, scaled, clipped, guarded, zeroed)
@@ -263,6 +322,7 @@ class Table:
                 "CLIPPED": clipped,
                 "GUARDED": guarded,
                 "ZEROED": zeroed,
+                "HARDWARE": not INTERPRETING and target_sm(self.device) >= 89,
             }
             self.plans[key] = Plan(kernels.update, (chunks,), (), constants, self.warps)
         return self.plans[key]

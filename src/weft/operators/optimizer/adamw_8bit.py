@@ -1,0 +1,349 @@
+"""``adamw_8bit(params, grads, codes and scales of two moments, steps, …)``: one step of AdamW whose moments take 8 bits each.
+
+Reads weight, gradient and two codes, writes weight and codes: 10 bytes a parameter in 16 bits, and 16 for each block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
+from weft.operators.call import Choice, check_tensor
+from weft.operators.optimizer import adam_8bit_peers, adam_calls, call, definition
+from weft.operators.optimizer.adam_rule import ADAM
+from weft.operators.optimizer.blockwise import BLOCKS, STATE_FORMATS, blocks_of, dequantize, quantize, random_bits
+from weft.operators.optimizer.table import Codes
+
+Tensors = Sequence[Tensor]
+plain_adamw = adam_calls.reference(decoupled=True)
+
+
+@torch.no_grad()
+def reference(
+    params: Tensors,
+    grads: Tensors,
+    exp_avg_codes: Tensors,
+    exp_avg_scales: Tensors,
+    exp_avg_sq_codes: Tensors,
+    exp_avg_sq_scales: Tensors,
+    steps: Tensors,
+    lr: float | Tensor = 1e-3,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 1e-2,
+    maximize: bool = False,
+    block_size: int = 256,
+    state_format: str = "dynamic",
+    seed: int | None = None,
+) -> None:
+    """In fp32 at least; a weight is rounded once."""
+    numbers = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
+    kept = zip(exp_avg_codes, exp_avg_scales, exp_avg_sq_codes, exp_avg_sq_scales, strict=True)
+    for row, (p, g, step, (m, m_scales, v, v_scales)) in enumerate(zip(params, grads, steps, kept, strict=True)):
+        count = int(step) if seed is not None else 0
+        first = dequantize(m, m_scales, block_size, True, state_format)
+        second = dequantize(v, v_scales, block_size, False, state_format)
+        wide = p.to(first.dtype)
+        wide = wide.clone() if wide is p else wide
+        plain_adamw([wide], [g.to(first.dtype)], [first], [second], [step], **numbers)
+        p.copy_(wide)
+        for state, (x, codes, scales) in enumerate(((first, m, m_scales), (second, v, v_scales))):
+            bits = None if seed is None else random_bits(p.numel(), seed, state, row, count, p.device)
+            quantize(x, codes, scales, block_size, state == 0, state_format, bits)
+
+
+# ---- definition ------------------------------------------------------------------------------------------------------
+
+
+def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
+    """Options: see ``definition``; moments are drawn, then quantised."""
+    block, format = w.option("block", 256), w.option("format", "dynamic")
+    drawn = definition.lists(w, g, device, {"exp_avg": False, "exp_avg_sq": True})
+    made: dict[str, Any] = {"params": drawn["params"], "grads": drawn["grads"]}
+    for name in ("exp_avg", "exp_avg_sq"):
+        codes = [torch.empty_like(p, dtype=torch.uint8) for p in drawn["params"]]
+        scales = [p.new_empty(blocks_of(p.numel(), block), dtype=torch.float32) for p in drawn["params"]]
+        for x, code, scale in zip(drawn[name], codes, scales, strict=True):
+            if x.device.type != "meta":
+                quantize(x.float(), code, scale, block, name == "exp_avg", format)
+        made |= {f"{name}_codes": codes, f"{name}_scales": scales}
+    return {
+        **made,
+        "steps": definition.counts(w, device),
+        "lr": 1e-1,
+        "betas": (0.9, 0.99),
+        "eps": 1e-8,
+        "weight_decay": 0.1,
+        "maximize": w.option("maximize", False),
+        "block_size": block,
+        "state_format": format,
+        "seed": 5 if w.option("stochastic") else None,
+    }
+
+
+def cost(w: Workload, direction: str) -> Cost:
+    """Beside weight and gradient a code and a share of a scale for each moment; a square root and a division."""
+    n, size = definition.elements(w), w.bytes_per_element
+    kept = 2 * n + 8 * sum(blocks_of(torch.Size(s).numel(), w.option("block", 256)) for s in definition.shapes(w))
+    return Cost(2 * size * n + kept, size * n + kept, vector_flops=60 * n, special_ops=2 * n)
+
+
+def _changed(**changes: Callable[[Any], Any]) -> Callable[..., None]:
+    """The right one, of changed arguments, whose results are put where they belong."""
+
+    def wrong(**arguments: Any) -> None:
+        changed = {n: changes[n](v) if n in changes else v for n, v in arguments.items()}
+        reference(**changed)
+        for name in changes.keys() & set(MUTATES):
+            for mine, theirs in zip(arguments[name], changed[name], strict=True):
+                mine.copy_(theirs)
+
+    return wrong
+
+
+def _neighbours(codes: list[Tensor]) -> list[Tensor]:
+    return [c.clamp_max(254) + 1 for c in codes]
+
+
+def _codes_of_the_neighbour(**arguments: Any) -> None:
+    reference(**arguments)
+    for codes in arguments["exp_avg_codes"]:
+        codes.copy_(codes.roll(1))
+
+
+def _first_moment_by_the_unsigned_map(**arguments: Any) -> None:
+    first = [
+        dequantize(c, s, arguments["block_size"], True, arguments["state_format"])
+        for c, s in zip(arguments["exp_avg_codes"], arguments["exp_avg_scales"], strict=True)
+    ]
+    seen = [torch.empty_like(x) for x in first]
+    for x, kept, g in zip(first, seen, arguments["grads"], strict=True):
+        kept.copy_(x).lerp_((-g if arguments["maximize"] else g).to(x.dtype), 1 - arguments["betas"][0])
+    reference(**arguments)
+    for x, codes, scales in zip(seen, arguments["exp_avg_codes"], arguments["exp_avg_scales"], strict=True):
+        quantize(x.abs(), codes, scales, arguments["block_size"], False, arguments["state_format"])
+
+
+def _uncorrected(**arguments: Any) -> None:
+    counts = [s.clone() for s in arguments["steps"]]
+    for step in arguments["steps"]:
+        step.fill_(1e6)
+    reference(**{**arguments, "seed": None})
+    for step, count in zip(arguments["steps"], counts, strict=True):
+        step.copy_(count + 1)
+
+
+def _off_by_one_code(**arguments: Any) -> None:
+    reference(**arguments)
+    for codes in arguments["exp_avg_sq_codes"]:
+        codes.copy_(codes.clamp_max(254) + 1)
+
+
+MUTATES = ("params", "exp_avg_codes", "exp_avg_scales", "exp_avg_sq_codes", "exp_avg_sq_scales", "steps")
+
+adamw_8bit = Operator(
+    name="adamw_8bit",
+    axes=definition.AXES,
+    inputs=inputs,
+    reference=reference,
+    cost=cost,
+    options={
+        **{name: values for name, values in definition.OPTIONS.items() if name != "states"},
+        "block": BLOCKS,
+        "format": STATE_FORMATS,
+        "stochastic": (True, False),
+    },
+    mutates=MUTATES,
+    # 3 %: nearest codes, as peers take them, are other ones beside powers of ten (dynamic_map); ours differ hardly anywhere
+    tolerance=Tolerance(scale="tensor", ulps=4.0, neighbours=0.03),
+    workloads={
+        "verify": [
+            workload(T=1, P=1),
+            workload(T=3, P=100),
+            workload(T=5, P=700, shapes="uneven"),
+            workload(T=2, P=4096),
+            workload(T=2, P=4097, block=128),
+            workload(T=2, P=5003, block=2048),
+            workload(T=3, P=4099, layout="unaligned"),
+            workload(T=2, P=600, layout="transposed"),
+            workload(T=3, P=500, maximize=True),
+            workload(T=2, P=1000, values="nonfinite"),
+            workload(T=2, P=4500, stochastic=True),
+            workload(T=2, P=4500, format="fp8"),
+            workload(T=2, P=700, format="fp8", values="nonfinite"),
+            workload(T=2, P=700, format="fp8", stochastic=True),
+        ],
+        "bench": [
+            workload("bf16", T=len(definition.LANGUAGE_MODEL), P=definition.MEAN, shapes="language_model", **o)
+            for o in ({}, {"format": "fp8"}, {"stochastic": True}, {"block": 2048})
+        ]
+        + [workload("fp32", T=len(definition.LANGUAGE_MODEL), P=definition.MEAN, shapes="language_model")],
+        "quick": [workload(T=64, P=2**18)],
+        "host": [workload("fp32", T=1000, P=4096)],
+        "compile": [
+            workload(T=2, P=5000),
+            workload(T=2, P=5000, format="fp8"),
+            workload("bf16", T=2, P=5000, stochastic=True),
+            workload("bf16", T=2, P=5000, block=2048),
+        ],
+        "tune": [workload(d, T=16, P=2**23) for d in ("fp32", "bf16")],
+        "huge": [workload("bf16", T=1, P=2**31 + 17)],
+    },
+    mutants=[
+        *definition.mutants(reference, *MUTATES[1:5]),
+        Mutant("scale of the wrong block", _changed(exp_avg_scales=lambda ss: [s.flip(0) for s in ss])),
+        Mutant("codes of the neighbour", _codes_of_the_neighbour),
+        Mutant("codes read one off", _changed(exp_avg_codes=_neighbours)),
+        Mutant("codes written one off", _off_by_one_code),
+        Mutant("no bias correction", _uncorrected),
+        Mutant("first moment by the unsigned map", _first_moment_by_the_unsigned_map),
+        Mutant("betas swapped", _changed(betas=lambda betas: betas[::-1])),
+        Mutant("another random number", _changed(seed=lambda seed: None if seed is None else seed + 1)),
+        Mutant("always to the interval", _changed(seed=lambda seed: None)),
+    ],
+)
+
+
+def split(kept: Sequence[Tensors], block: int, format: str, seed: int | None) -> tuple[call.Lists, list[Codes]]:
+    """The lists of codes, and what belongs to each pair of them."""
+    first, first_scales, second, second_scales = kept
+    codes = [Codes(pair, block, format, seed is not None) for pair in zip(first_scales, second_scales, strict=True)]
+    return {"exp_avg_codes": first, "exp_avg_sq_codes": second}, codes
+
+
+def adamw_8bit_triton(
+    params: Tensors,
+    grads: Tensors,
+    exp_avg_codes: Tensors,
+    exp_avg_scales: Tensors,
+    exp_avg_sq_codes: Tensors,
+    exp_avg_sq_scales: Tensors,
+    steps: Tensors,
+    *,
+    maximize: bool = False,
+    block_size: int = 256,
+    state_format: str = "dynamic",
+    seed: int | None = None,
+    **numbers: Any,
+) -> None:
+    kept = exp_avg_codes, exp_avg_scales, exp_avg_sq_codes, exp_avg_sq_scales
+    lists, codes = split(kept, block_size, state_format, seed)
+    options = {**numbers, "amsgrad": False, "decoupled_weight_decay": True, "seed": seed}
+    call.launch(ADAM, {"params": params, "grads": grads, **lists}, steps, options, maximize, codes)
+
+
+adamw_8bit.implementation("triton", arch=">=sm_80")(adamw_8bit_triton)
+adamw_8bit.implementation("bitsandbytes", requires="bitsandbytes", devices=("cuda",))(adam_8bit_peers.with_bitsandbytes)
+adamw_8bit.implementation("torchao", requires="torchao", devices=("cuda",))(adam_8bit_peers.with_torchao)
+
+
+def check(params: Tensors, grads: Tensors, kept: Sequence[Tensors], steps: Tensors, options: dict[str, Any]) -> None:
+    call.check_lists("adamw_8bit", {"params": params, "grads": grads}, steps)
+    call.check_betas("adamw_8bit", options["betas"])
+    for name in ("lr", "eps", "weight_decay"):
+        call.check_number("adamw_8bit", name, options[name])
+    block, format = options["block_size"], options["state_format"]
+    if block not in BLOCKS:
+        raise ValueError(f"adamw_8bit: argument 'block_size' is {block!r}; expected {', '.join(map(str, BLOCKS))}")
+    if format not in STATE_FORMATS:
+        raise ValueError(f"adamw_8bit: argument 'state_format' is {format!r}; expected {' or '.join(STATE_FORMATS)}")
+    for name, tensors in zip(MUTATES[1:5], kept, strict=True):
+        coded = name.endswith("codes")
+        if len(tensors) != len(params):
+            raise ValueError(f"adamw_8bit: argument '{name}' has {len(tensors)} tensors; expected {len(params)}")
+        for i, (t, p) in enumerate(zip(tensors, params, strict=True)):
+            check_tensor("adamw_8bit", f"{name}[{i}]", t, (torch.uint8,) if coded else (torch.float32, torch.float64))
+            wanted = p.shape if coded else torch.Size((blocks_of(p.numel(), block),))
+            if t.shape != wanted:
+                raise ValueError(
+                    f"adamw_8bit: argument '{name}[{i}]' has shape {tuple(t.shape)}; expected {tuple(wanted)}"
+                )
+            if t.device != p.device or (not coded and not t.is_contiguous()):
+                raise ValueError(
+                    f"adamw_8bit: argument '{name}[{i}]' is on {t.device}, of strides {t.stride()}; "
+                    f"expected {p.device}, dense"
+                )
+
+
+@adamw_8bit.choice
+def choose(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    exp_avg_codes: Sequence[Tensor],
+    exp_avg_scales: Sequence[Tensor],
+    exp_avg_sq_codes: Sequence[Tensor],
+    exp_avg_sq_scales: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    lr: float | Tensor = 1e-3,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 1e-2,
+    maximize: bool = False,
+    block_size: int = 256,
+    state_format: str = "dynamic",
+    seed: int | None = None,
+) -> Choice:
+    kept = exp_avg_codes, exp_avg_scales, exp_avg_sq_codes, exp_avg_sq_scales
+    options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+    check(params, grads, kept, steps, {**options, "block_size": block_size, "state_format": state_format})
+    lists, _ = split(kept, block_size, state_format, seed)
+    return call.choose({"params": params, "grads": grads, **lists})
+
+
+@adamw_8bit.function
+def adamw_8bit_function(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    exp_avg_codes: Sequence[Tensor],
+    exp_avg_scales: Sequence[Tensor],
+    exp_avg_sq_codes: Sequence[Tensor],
+    exp_avg_sq_scales: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    lr: float | Tensor = 1e-3,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 1e-2,
+    maximize: bool = False,
+    block_size: int = 256,
+    state_format: str = "dynamic",
+    seed: int | None = None,
+) -> None:
+    """One step of AdamW in place, its moments in 8 bits, one launch for all tensors; :class:`weft.optim.AdamW8bit` is the
+    optimizer.
+
+    Args:
+        params: weights, of any shapes; float32, float16 or bfloat16, mixed as may be.
+        grads: their gradients.
+        exp_avg_codes: codes of the first moments, uint8, of the weights' shapes and strides: by the signed dynamic map, which
+            counts its values from -0.993 to 1, or bits of e4m3.
+        exp_avg_scales: [ceil(elements / block_size)] float32 each: the largest magnitude of each block of neighbours in memory.
+        exp_avg_sq_codes: of the second moments: by the unsigned dynamic map, or e4m3 of the root.
+        exp_avg_sq_scales: likewise.
+        steps: one float32 of one element for each weight, on the same device: steps done so far; counted up.
+        lr: learning rate; a float32 tensor on the device is read by the kernel.
+        betas: decay of the moments.
+        eps: added to the root of the second moment.
+        weight_decay: decoupled: the weight loses ``lr * weight_decay`` of itself.
+        maximize: go up the gradient.
+        block_size: 128, 256, 512, 1024 or 2048.
+        state_format: ``dynamic`` or ``fp8``.
+        seed: codes are rounded up or down at random, so that their expectation is right; None: to the interval.
+
+    Returns:
+        None: all lists but the gradients are changed in place. Arithmetic is fp32; what is kept is rounded once.
+
+    Raises:
+        TypeError: not lists of tensors of those dtypes.
+        ValueError: lists of other lengths, tensors of other shapes or devices, numbers out of range.
+
+    Source: Dettmers, Lewis, Shleifer & Zettlemoyer 2021, arXiv 2110.02861; Loshchilov & Hutter 2019.
+    """
+    kept = exp_avg_codes, exp_avg_scales, exp_avg_sq_codes, exp_avg_sq_scales
+    numbers: dict[str, Any] = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+    options = {**numbers, "maximize": maximize, "block_size": block_size, "state_format": state_format, "seed": seed}
+    chosen = choose(params, grads, *kept, steps, **options)
+    (reference if chosen.implementation == "torch" else adamw_8bit_triton)(params, grads, *kept, steps, **options)
