@@ -87,7 +87,11 @@ class Adam(OneLaunch):
             "fused": fused,
             "decoupled_weight_decay": decoupled_weight_decay,
         }
-        super().__init__(params, defaults, **options)
+        super().__init__(params, {**defaults, **self.own_defaults()}, **options)
+
+    def own_defaults(self) -> dict[str, Any]:
+        """Options of groups that a subclass adds."""
+        return {}
 
     def check(self, options: Options) -> None:
         super().check(options)

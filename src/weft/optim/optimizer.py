@@ -13,9 +13,10 @@ from torch import Tensor
 from weft.operators.optimizer import kernels
 from weft.operators.optimizer.rule import Options, Rule
 from weft.operators.optimizer.table import ROUNDINGS
-from weft.optim import clipping, saved
+from weft.optim import clipping, codes, saved
+from weft.optim.codes import local
 from weft.optim.overlap import Overlap
-from weft.optim.part import Part, local, takes
+from weft.optim.part import Part, takes
 from weft.optim.watched import Changes, watch
 
 EVERY: dict[str, Any] = {  # options of every optimizer and their defaults; those of PyTorch's first
@@ -217,6 +218,7 @@ class OneLaunch(torch.optim.Optimizer):
         self._values[index] = values
         rule, options = self.rule, ("rounding", "state_dtype", "differentiable")
         form = rule.variant(group), rule.states(group), rule.counted(group), *(group[o] for o in options)
+        form = *form, *(group.get(o) for o in codes.OPTIONS)
         if self._forms.get(index) != form:
             self._forms[index] = form
             self._changes.seen = True

@@ -14,13 +14,10 @@ from weft.operators.launch import INTERPRETING
 from weft.operators.optimizer.call import same_order
 from weft.operators.optimizer.rule import Rule
 from weft.operators.optimizer.table import Entry, Table
+from weft.optim import codes
+from weft.optim.codes import local
 
 ADDRESS, CONTIGUOUS = Tensor.data_ptr, Tensor.is_contiguous
-
-
-def local(t: Tensor) -> Tensor:
-    """A DTensor's shard on this rank; any other tensor itself."""
-    return getattr(t, "_local_tensor", t)
 
 
 def takes(p: Tensor, group: dict[str, Any]) -> bool:
@@ -64,12 +61,15 @@ class Part:
             group, state = groups[index], states[p]
             if "step" in state:
                 state["step"] = self.counts[row]
-            kept = [local(state[name]) for name in rule.states(group)]
+            coded = codes.entry(state, p, group, rule)
+            suffix = "" if coded is None else "_codes"
+            kept = [local(state[name + suffix]) for name in rule.states(group)]
             if group["rounding"] == "split":
                 kept.append(local(state["lower_bits"]))
             gradient = self.locals[row].dtype if p.grad is None else local(p.grad).dtype
             step, how = state.get("step"), group["rounding"]
-            entries.append(Entry(self.locals[row], tuple(kept), step, group, index, how, gradient, group["seed"]))
+            weight = self.locals[row]
+            entries.append(Entry(weight, tuple(kept), step, group, index, how, gradient, group["seed"], coded))
         self.table = Table(rule, entries, len(groups), control)
         self.weights = addresses(self.locals)
         loose = any(getattr(p, "grad_dtype", p.dtype) != p.dtype for p in self.params)

@@ -7,21 +7,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.operators.call import FLOATS
 from weft.operators.optimizer.call import same_order
 from weft.operators.optimizer.rule import Rule
-from weft.optim.part import Part, local
+from weft.optim import codes
+from weft.optim.codes import local
+from weft.optim.part import Part
 
 Pairs = list[tuple[dict[str, Any], Tensor]]
 
 
 def complete(state: dict[str, Any], p: Tensor, group: dict[str, Any], rule: Rule, engine: bool) -> dict[str, Any]:
     """Adds what a state lacks. States of a device, dtype or order other than the engine can use are replaced."""
-    wanted = {name: group["state_dtype"] or p.dtype for name in rule.states(group)}
+    seen = any(name in state for name in rule.states(group))  # saved by an optimizer that may not count
+    codes.convert(state, p, group, rule)
+    wanted = {} if codes.is_coded(p, group) else dict.fromkeys(rule.states(group), state_dtype(p, group))
     if group["rounding"] == "split":
         wanted["lower_bits"] = torch.int16
     if rule.counted(group) or group["rounding"] == "stochastic":
         if "step" not in state:
-            seen = any(name in state for name in wanted)  # saved by an optimizer that does not count
             on = local(p).device if engine or group["capturable"] or group["fused"] else "cpu"
             state["step"] = 1.0 if engine and seen else 0.0 if engine else torch.tensor(float(seen), device=on)
         elif not engine and not isinstance(state["step"], Tensor):
@@ -35,6 +39,12 @@ def complete(state: dict[str, Any], p: Tensor, group: dict[str, Any], rule: Rule
         ):
             state[name] = torch.empty_like(p, dtype=dtype, memory_format=torch.preserve_format).copy_(known)
     return state
+
+
+def state_dtype(p: Tensor, group: dict[str, Any]) -> torch.dtype:
+    """Of states of the weight's shape."""
+    asked: torch.dtype | None = group["state_dtype"] if p.dtype in FLOATS else None
+    return asked or p.dtype
 
 
 def export(packed: dict[str, Any], parts: list[Part]) -> dict[str, Any]:
@@ -57,11 +67,19 @@ def export(packed: dict[str, Any], parts: list[Part]) -> dict[str, Any]:
 def check_shapes(pairs: Pairs) -> None:
     for i, (state, p) in enumerate(pairs):
         for name, value in state.items():
-            if isinstance(value, Tensor) and name != "step" and value.shape != p.shape:
+            if isinstance(value, Tensor) and name != "step" and not name.endswith("_scales") and value.shape != p.shape:
                 raise ValueError(
                     f"loaded state dict has '{name}' of shape {tuple(value.shape)} for parameter {i}; expected "
                     f"{tuple(p.shape)}, the parameter's"
                 )
+
+
+def kept_dtype(name: str, p: Tensor, group: dict[str, Any]) -> torch.dtype:
+    if name == "lower_bits":
+        return torch.int16
+    if name.endswith("_codes"):
+        return torch.uint8
+    return torch.float32 if name.endswith("_scales") else state_dtype(p, group)
 
 
 def keep_dtypes(pairs: Pairs, states: Any, groups: list[dict[str, Any]]) -> None:
@@ -71,6 +89,6 @@ def keep_dtypes(pairs: Pairs, states: Any, groups: list[dict[str, Any]]) -> None
         for name, value in saved.items():
             if not isinstance(value, Tensor) or name == "step":
                 continue
-            wanted = torch.int16 if name == "lower_bits" else options[id(p)]["state_dtype"] or p.dtype
+            wanted = kept_dtype(name, p, options[id(p)])
             if wanted != p.dtype:
                 states[p][name] = value.to(local(p).device, wanted, copy=True)

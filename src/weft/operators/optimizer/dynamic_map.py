@@ -3,9 +3,9 @@
 Seven decades from 10⁻⁷ to 1; decade i = 0 … 6 is cut into 2ⁱ equal intervals (signed: the same with a minus sign) or 2ⁱ⁺¹
 (unsigned), whose middles are the values; 0 and 1 are values too. Codes count the values from the least to the greatest.
 
-Let x be a real number that counts intervals: interval n lies in [n, n + 1) and n + ½ is its middle. As a function of x the map is
-a straight line in each decade, from 2ⁱ to 2ⁱ⁺¹, and a number y lies in interval floor(x(y)). The lines of x(y) grow flatter from
-decade to decade, each by a factor of 5, so x(y) is the *least* of the seven: no decade has to be looked for.
+Let x be a real number that counts intervals: interval n lies in [n, n + 1) and n + ½ is its middle. As a function of x the
+map is a straight line in each decade, from 2ⁱ to 2ⁱ⁺¹, and a number y lies in interval floor(x(y)). The lines of x(y) grow
+flatter from decade to decade, each by a factor of 5, so x(y) is the *least* of the seven: no decade is looked for.
 
 Within its interval a number is at most half an interval from its code. Only beside a power of ten, in the lowest fifth of the
 first interval above, and in the upper half of the interval below 1, another code would be nearer.

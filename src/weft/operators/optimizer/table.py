@@ -45,8 +45,8 @@ def candidates(sm: int, dtype: torch.dtype) -> Any:
 
 
 def coded_heuristic(sm: int, dtype: torch.dtype, codes: str) -> Config:
-    """16 elements a thread, in 128 registers: what a thread does once (barriers, addresses, powers of the betas) is a quarter of
-    the instructions with 8. Random numbers want more registers: 8."""
+    """16 elements a thread, in 128 registers: what a thread does once (barriers, addresses, powers of the betas) is a quarter
+    of the instructions with 8. Random numbers want more registers: 8."""
     return {"BLOCK": 2048 if codes == "stochastic" else 4096, "num_warps": 8}
 
 
@@ -102,6 +102,23 @@ class Entry:
     codes: Codes | None = None
 
 
+def check_apart(params: Sequence[Tensor]) -> None:
+    """Raises ValueError where two dense tensors of one device share memory: programs would update it in any order."""
+    if params[0].device.type == "meta":
+        return
+    begin = np.array([p.data_ptr() for p in params])
+    size = np.array([p.numel() * p.element_size() for p in params])
+    order = np.argsort(begin, kind="stable")
+    order = order[size[order] > 0]
+    ends = np.maximum.accumulate((begin + size)[order])
+    for at in np.flatnonzero(begin[order][1:] < ends[:-1])[:1]:
+        a, b = sorted((int(order[at]), int(order[at + 1])))
+        raise ValueError(
+            f"parameters {a} and {b} of those on {params[0].device}, of shapes {tuple(params[a].shape)} and "
+            f"{tuple(params[b].shape)}, share memory; expected tensors that do not overlap (a tied weight is one parameter)"
+        )
+
+
 class Table:
     """Parameters of one device, and the launches that update them.
 
@@ -113,6 +130,7 @@ class Table:
     def __init__(self, rule: Rule, entries: Sequence[Entry], groups: int = 1, control: Tensor | None = None):
         self.rule, self.entries = rule, entries
         self.device = entries[0].param.device
+        check_apart([e.param for e in entries])
         self.made = torch.device("cpu") if self.device.type == "meta" else self.device  # where the table itself lies
         wide = max(e.param.element_size() for e in entries)
         key = torch.float32 if wide == 4 else torch.bfloat16

@@ -1,0 +1,420 @@
+"""Moments in 8 bits: the dynamic map, ``Adam8bit`` and ``AdamW8bit`` on the GPU where there is one, else interpreted."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+
+import pytest
+from where import DEVICE, ROOT, python
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from weft import ops, optim  # noqa: E402
+from weft.operators.optimizer import blockwise, dynamic_map  # noqa: E402
+from weft.operators.optimizer.adamw_8bit import reference  # noqa: E402
+
+pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+
+SHAPES = ((3, 5), (5000,), (70, 80), (0,))  # the second and the third are kept in 8 bits
+OPTIONS = [
+    {},
+    {"state_format": "fp8"},
+    {"code_rounding": "stochastic", "seed": 3},
+    {"amsgrad": True, "block_size": 128},
+    {"block_size": 2048, "maximize": True},
+]
+
+
+def weights(dtype=torch.float32, shapes=SHAPES):
+    g = torch.Generator().manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(s, generator=g).to(DEVICE, dtype)) for s in shapes]
+
+
+def set_gradients(*lists, seed=0):
+    g = torch.Generator().manual_seed(1000 + seed)
+    for same in zip(*lists, strict=True):
+        drawn = torch.randn(same[0].shape, generator=g)
+        for p in same:
+            p.grad = drawn.to(p.device, p.dtype, copy=True)
+
+
+# ---- the map ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_the_map_has_its_values(signed):
+    """As in the paper: the upper decade of the signed map has 64 steps of 0.9 / 64, and each one below half of them."""
+    values = dynamic_map.values(signed)
+    assert len(values) == 256 and values == sorted(set(values))
+    assert values[-1] == 1.0 and 0.0 in values
+    cells = 64 if signed else 128
+    top = [v for v in values if 0.1 <= v < 1]
+    assert len(top) == cells and math.isclose(top[1] - top[0], 0.9 / cells)
+    assert [sum(10.0**-k <= v < 10.0 ** (1 - k) for v in values) for k in (2, 3, 7)] == [
+        cells // 2,
+        cells // 4,
+        cells // 64,
+    ]
+    if signed:
+        assert values[126::-1] == [-v for v in values[128:255]]
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_codes_of_the_maps_values_are_their_numbers(signed):
+    table = torch.tensor(dynamic_map.values(signed), dtype=torch.float64)
+    everything = torch.arange(256, dtype=torch.uint8)
+    assert dynamic_map.encode(table, signed).equal(everything)
+    half = torch.full_like(table, 0.5)
+    assert dynamic_map.encode(table, signed, half).equal(everything)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_a_code_is_at_most_half_an_interval_away(signed):
+    table = torch.tensor(dynamic_map.values(signed), dtype=torch.float64)
+    y = 10 ** torch.linspace(-6.9, 0, 20001, dtype=torch.float64)
+    decade = torch.ceil(torch.log10(y)).clamp(-6, 0)
+    cells = 2.0 ** (6 + decade) * (1 if signed else 2)
+    for sign in (1, -1) if signed else (1,):
+        off = (table[dynamic_map.encode(sign * y, signed).long()] - sign * y).abs()
+        assert bool((off <= 0.5001 * 0.9 * 10**decade / cells).logical_or(decade == -6).all())
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_stochastic_codes_have_the_numbers_expectation(signed):
+    table = torch.tensor(dynamic_map.values(signed), dtype=torch.float64)
+    y = 10 ** torch.linspace(-6, 0, 61, dtype=torch.float64)
+    uniform = ((torch.arange(8192, dtype=torch.float64) + 0.5) / 8192).expand(61, -1)
+    codes = dynamic_map.encode(y[:, None].expand(-1, 8192), signed, uniform)
+    mean = table[codes.long()].mean(1)
+    torch.testing.assert_close(mean, y, rtol=1e-3, atol=1e-9)
+
+
+def test_a_second_moment_is_0_only_where_it_is_0():
+    y = torch.tensor([0.0, 1e-30, 1e-9, 1.0])
+    assert dynamic_map.encode(y, False).tolist() == [0, 1, 1, 255]
+    for format in blockwise.STATE_FORMATS:
+        codes, scales = torch.zeros(4, dtype=torch.uint8), torch.zeros(1)
+        blockwise.quantize(y, codes, scales, 256, False, format)
+        assert (blockwise.dequantize(codes, scales, 256, False, format) > 0).tolist() == [False, True, True, True]
+
+
+@pytest.mark.parametrize("format", blockwise.STATE_FORMATS)
+@pytest.mark.parametrize("signed", [True, False])
+def test_the_largest_of_a_block_is_kept_exactly_and_others_near(signed, format):
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(1000, generator=g) * 1e-3
+    x = x if signed else x.square()
+    codes, scales = torch.zeros(1000, dtype=torch.uint8), torch.zeros(4)
+    blockwise.quantize(x, codes, scales, 256, signed, format)
+    got = blockwise.dequantize(codes, scales, 256, signed, format)
+    for block, kept, scale in zip(x.split(256), got.split(256), scales, strict=True):
+        assert scale == block.abs().max()
+        largest = block.abs().argmax()
+        if format == "fp8" or block[largest] > 0:
+            torch.testing.assert_close(kept[largest], block[largest], rtol=1e-6, atol=0)
+        assert float((kept - block).abs().max() / scale) < (0.0075 if format == "dynamic" else 0.07)
+
+
+def test_a_block_with_a_nan_is_lost_and_its_neighbours_are_not():
+    x = torch.ones(600)
+    x[300] = math.nan
+    codes, scales = torch.zeros(600, dtype=torch.uint8), torch.zeros(3)
+    blockwise.quantize(x, codes, scales, 256, True, "dynamic")
+    got = blockwise.dequantize(codes, scales, 256, True, "dynamic")
+    assert got[:256].eq(1).all() and got[256:512].isnan().all() and got[512:].eq(1).all()
+
+
+# ---- optimizers ------------------------------------------------------------------------------------------------------
+
+
+def exact(kind, params, options):
+    """The operator's reference in a loop: what the optimizer has to do for tensors in 8 bits."""
+    block, format = options.get("block_size", 256), options.get("state_format", "dynamic")
+    n = [p.numel() for p in params]
+    code = [torch.zeros_like(p, dtype=torch.uint8) for p in params for _ in range(2)]
+    scale = [torch.zeros(blockwise.blocks_of(size, block), device=DEVICE) for size in n for _ in range(2)]
+    for signed in (0, 1):
+        for c, s in zip(code[signed::2], scale[signed::2], strict=True):
+            blockwise.quantize(torch.zeros_like(c, dtype=torch.float32), c, s, block, signed == 0, format)
+    steps = [torch.zeros((), device=DEVICE) for _ in params]
+    kept = code[::2], scale[::2], code[1::2], scale[1::2]
+
+    def step():
+        seed = options.get("seed") if options.get("code_rounding") == "stochastic" else None
+        grads = [p.grad for p in params]
+        numbers = {"lr": 1e-2, "maximize": options.get("maximize", False), "block_size": block}
+        reference([p.detach() for p in params], grads, *kept, steps, **numbers, state_format=format, seed=seed)
+
+    return step, kept
+
+
+@pytest.mark.parametrize("options", [o for o in OPTIONS if "amsgrad" not in o])
+def test_steps_are_the_references(options):
+    shapes = SHAPES[1:3]
+    mine, theirs = weights(shapes=shapes), weights(shapes=shapes)
+    a = optim.AdamW8bit(mine, lr=1e-2, **options)
+    step, kept = exact(a, theirs, options)
+    for seed in range(4):
+        set_gradients(mine, theirs, seed=seed)
+        a.step()
+        step()
+    for i, (p, q) in enumerate(zip(mine, theirs, strict=True)):
+        # a code that falls on the other side of a boundary moves its weight by a part of a step, elsewhere weights are equal
+        off = (p - q).detach().abs()
+        assert float((off > 1e-6).float().mean()) < 0.002 and float(off.max()) < 1e-2
+        differ = (a.state[p]["exp_avg_codes"].int() - kept[0][i].int()).abs()
+        assert float((differ > 0).float().mean()) < 0.003
+
+
+@pytest.mark.parametrize("kind", ["Adam", "AdamW"])
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_small_tensors_equal_pytorchs_and_large_ones_are_near(kind, options, dtype):
+    mine, theirs = weights(dtype), [torch.nn.Parameter(p.detach().float()) for p in weights(dtype)]
+    shared = {n: v for n, v in options.items() if n in ("amsgrad", "maximize")}
+    a = getattr(optim, f"{kind}8bit")(mine, lr=1e-2, **options)
+    b = getattr(torch.optim, kind)(theirs, lr=1e-2, **shared)
+    for seed in range(4):
+        set_gradients(mine, seed=seed)
+        for p, q in zip(mine, theirs, strict=True):
+            q.grad = p.grad.float()
+        a.step()
+        b.step()
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(mine[0].float(), theirs[0], rtol=4 * eps, atol=4 * eps)
+    for p, q in zip(mine[1:3], theirs[1:3], strict=True):
+        off = (p.float() - q).detach().abs()
+        assert float(off.mean()) < 4e-4 + eps and float(off.max()) < 1e-2
+
+
+def test_the_states_of_small_tensors_are_fp32():
+    mine = weights(torch.float16)
+    a = optim.AdamW8bit(mine)
+    set_gradients(mine)
+    a.step()
+    assert a.state[mine[0]]["exp_avg"].dtype == torch.float32
+    state = a.state[mine[1]]
+    assert "exp_avg" not in state and state["exp_avg_codes"].dtype == torch.uint8
+    assert state["exp_avg_scales"].shape == (20,)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_run_that_is_resumed_goes_on_bit_for_bit(options):
+    mine = weights(torch.float16)
+    a = optim.AdamW8bit(mine, **options)
+    for seed in range(2):
+        set_gradients(mine, seed=seed)
+        a.step()
+    file = io.BytesIO()
+    torch.save({"optimizer": a.state_dict(), "weights": [p.detach() for p in mine]}, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    resumed = [torch.nn.Parameter(p) for p in saved["weights"]]
+    b = optim.AdamW8bit(resumed)
+    b.load_state_dict(saved["optimizer"])
+    for seed in range(2, 4):
+        set_gradients(mine, resumed, seed=seed)
+        a.step()
+        b.step()
+    for p, q in zip(mine, resumed, strict=True):
+        assert p.equal(q)
+        assert all(torch.equal(value, b.state[q][name]) for name, value in a.state[p].items())
+
+
+def test_state_comes_from_pytorch_and_goes_back():
+    mine, theirs = weights(), weights()
+    a, b = optim.AdamW8bit(mine, lr=1e-2), torch.optim.AdamW(theirs, lr=1e-2)
+    set_gradients(mine, theirs)
+    b.step()
+    a.load_state_dict(b.state_dict())
+    for p, q in zip(mine, theirs, strict=True):
+        p.data.copy_(q)
+    set_gradients(mine, theirs, seed=1)
+    a.step()
+    b.step()
+    back = a.torch_state_dict()
+    for i, p in enumerate(theirs[:3]):
+        assert back["state"][i].keys() == b.state[p].keys()
+        for name in ("exp_avg", "exp_avg_sq"):
+            got, want = back["state"][i][name], b.state[p][name]
+            assert float((got - want).abs().max()) <= 0.02 * float(want.abs().max())
+    b.load_state_dict(back)
+    set_gradients(theirs, seed=2)
+    b.step()
+
+
+def test_a_limit_that_changes_moves_states_over():
+    mine = weights()
+    a = optim.AdamW8bit(mine)
+    for limit, coded in ((4096, True), (10**6, False), (0, True)):
+        a.param_groups[0]["min_8bit_size"] = limit
+        set_gradients(mine, seed=limit)
+        a.step()
+        assert ("exp_avg_codes" in a.state[mine[1]], "exp_avg" in a.state[mine[1]]) == (coded, not coded)
+    assert "exp_avg_codes" in a.state[mine[0]]
+
+
+def test_a_transposed_weight():
+    mine = [torch.nn.Parameter(torch.randn(70, 80, device=DEVICE).t())]
+    theirs = [torch.nn.Parameter(mine[0].detach().t().contiguous())]
+    a, b = optim.AdamW8bit(mine), optim.AdamW8bit(theirs)
+    for _ in range(2):
+        mine[0].grad = torch.randn(80, 70, device=DEVICE)
+        theirs[0].grad = mine[0].grad.t().contiguous()
+        a.step()
+        b.step()
+    assert mine[0].t().equal(theirs[0])
+
+
+def test_clipping_skipping_and_the_scaler():
+    mine, theirs = weights(), weights()
+    a, b = optim.AdamW8bit(mine, max_norm=1.0, skip_nonfinite=True), optim.AdamW8bit(theirs)
+    for seed in range(3):
+        set_gradients(mine, theirs, seed=seed)
+        a.grad_scale = torch.full((1,), 8.0, device=DEVICE)
+        for p in mine:
+            p.grad *= 8
+        if seed == 1:
+            mine[1].grad[7] = math.nan
+            before = copy.deepcopy(a.state_dict()["state"][1])
+        else:
+            torch.nn.utils.clip_grad_norm_(theirs, 1.0)
+            b.step()
+        a.step()
+        if seed == 1:
+            assert all(torch.equal(v, before[n]) for n, v in a.state_dict()["state"][1].items())
+    assert a.skipped_steps == 1
+    for p, q in zip(mine, theirs, strict=True):
+        assert float((p - q).detach().abs().gt(1e-5).float().mean() if p.numel() else 0) < 0.002
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"block_size": 100}, "Invalid block_size: 100; expected 128, 256"),
+        ({"block_size": 64}, "Invalid block_size: 64"),
+        ({"state_format": "int8"}, "expected dynamic, fp8"),
+        ({"code_rounding": "up"}, "expected nearest, stochastic"),
+        ({"min_8bit_size": -1}, "expected 0 or more"),
+        ({"differentiable": True}, "not differentiable"),
+    ],
+)
+def test_options_out_of_range_are_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        optim.AdamW8bit(weights(), **options)
+
+
+def test_another_block_size_than_the_states_is_refused():
+    mine = weights()
+    a = optim.AdamW8bit(mine)
+    set_gradients(mine)
+    a.step()
+    saved = a.state_dict()
+    saved["param_groups"][0]["block_size"] = 512
+    a.load_state_dict(saved)
+    with pytest.raises(ValueError, match="has 20 blocks for 5000 elements; expected 10"):
+        a.torch_state_dict()
+
+
+def test_the_operator_says_what_is_wrong():
+    p, g = torch.zeros(300, device=DEVICE), torch.zeros(300, device=DEVICE)
+    code, scale, step = p.to(torch.uint8), torch.zeros(2, device=DEVICE), torch.zeros((), device=DEVICE)
+    ops.adamw_8bit([p], [g], [code], [scale], [code.clone()], [scale.clone()], [step])
+    with pytest.raises(ValueError, match=r"'exp_avg_scales\[0\]' has shape \(2,\); expected \(3,\)"):
+        ops.adamw_8bit([p], [g], [code], [scale], [code], [scale], [step], block_size=128)
+    with pytest.raises(TypeError, match="exp_avg_codes"):
+        ops.adamw_8bit([p], [g], [p], [scale], [code], [scale], [step])
+    with pytest.raises(ValueError, match="expected dynamic or fp8"):
+        ops.adamw_8bit([p], [g], [code], [scale], [code], [scale], [step], state_format="int8")
+
+
+def test_parameters_that_share_memory_are_refused():
+    memory = torch.zeros(10, device=DEVICE)
+    apart = [torch.nn.Parameter(t) for t in (memory[:5], memory[5:5], memory[5:])]
+    over = [torch.nn.Parameter(t) for t in (memory[:5], memory[4:])]
+    set_gradients(apart)
+    set_gradients(over)
+    optim.AdamW(apart).step()
+    with pytest.raises(ValueError, match=r"parameters 0 and 1 .*share memory"):
+        optim.AdamW(over).step()
+
+
+# ---- other paths -----------------------------------------------------------------------------------------------------
+
+ON_CPU = """
+import torch
+from weft import optim
+for options in ({}, {"state_format": "fp8"}, {"code_rounding": "stochastic"}, {"amsgrad": True}):
+    for dtype in (torch.float32, torch.bfloat16):
+        mine, theirs = ([torch.nn.Parameter(torch.linspace(-1, 1, n).to(dtype)) for n in (50, 5000)] for _ in range(2))
+        a = optim.AdamW8bit(mine, lr=0.01, **options)
+        b = torch.optim.AdamW(theirs, lr=0.01, amsgrad=options.get("amsgrad", False))
+        for step in range(4):
+            for p, q in zip(mine, theirs):
+                p.grad = torch.cos(p.detach() * (step + 1)); q.grad = p.grad.clone()
+            a.step(); b.step()
+        for p, q in zip(mine, theirs):
+            assert (p - q).abs().max() < 0.02, (options, dtype)
+        b.load_state_dict(a.torch_state_dict())
+wide = [torch.nn.Parameter(torch.ones(5000, dtype=torch.float64))]
+wide[0].grad = torch.ones_like(wide[0])
+c = optim.AdamW8bit(wide); c.step()
+assert c.state[wide[0]]["exp_avg"].dtype == torch.float64
+"""
+
+
+def test_parameters_on_the_cpu_take_the_same_codes():
+    done = python("-W", "error", "-c", ON_CPU)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_example_keeps_32_bits_loss_within_a_percent():
+    done = python("-W", "error", str(ROOT / "examples" / "optimizer_in_8_bits.py"), "30")
+    assert done.returncode == 0, done.stderr
+    wide, narrow = (float(x) for x in done.stdout.splitlines()[-2].split()[1:])
+    assert wide < 4 and abs(narrow / wide - 1) < 0.01
+
+
+COMPILED = """
+import torch
+from weft.bench.compile_check import resource_usage
+from weft.definition import SHARED_LIMIT
+from weft.operators.launch import compiling_for
+from weft.operators.optimizer.adam_rule import ADAM
+from weft.operators.optimizer.table import Codes, Entry, Table
+
+options = {"lr": 1e-3, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0, "amsgrad": False}
+fp32, bf16, byte = torch.float32, torch.bfloat16, torch.uint8
+def one(dtype, n=5000):
+    return torch.empty(n, dtype=dtype, device="meta")
+def entry(dtype, codes, rounding="nearest", amsgrad=False):
+    count = 3 if amsgrad else 2
+    kept = [one(fp32 if codes is None else byte)] * count + [one(torch.int16)] * (rounding == "split")
+    made = None if codes is None else Codes((one(fp32, 20),) * count, *codes)
+    return Entry(one(dtype), tuple(kept), one(fp32), {**options, "amsgrad": amsgrad}, 0, rounding, dtype, codes=made)
+kinds = [
+    [entry(bf16, (256,)), entry(bf16, None), entry(fp32, (256,))],
+    [entry(bf16, (2048, "fp8")), entry(bf16, (128,), amsgrad=True), entry(bf16, (256,), "split")],
+    [entry(bf16, (256, "dynamic", True)), entry(bf16, (256, "fp8", True), "stochastic")],
+]
+flags = {"scale": torch.ones(1), "found": torch.ones(1), "max_norm": 1.0, "guarded": True, "zeroed": True}
+for sm in (80, 86, 89, 90, 100, 120):
+    for entries in kinds:
+        made = []
+        with compiling_for(sm, lambda *kernel: made.append(kernel)):
+            table = Table(ADAM, entries)
+            table.set_group(0, options, 1.0)
+            table.launch(**flags)
+        assert [name for name, *_ in made] == ["gradient_norm", "update"]
+        for name, cubin, shared, threads in made:
+            usage = resource_usage(cubin)
+            assert usage["STACK"] == 0 and usage["REG"] * threads <= 65536 and shared <= SHARED_LIMIT[sm], (sm, usage)
+"""
+
+
+def test_every_kind_compiles_for_every_architecture():
+    done = python("-c", COMPILED)
+    assert done.returncode == 0, done.stderr
