@@ -209,6 +209,41 @@ inline void store_two_matrices(Call &c) {
   });
 }
 
+// The same with rows and columns exchanged: element (i, j) of a matrix goes to row j.
+inline void store_two_turned(Call &c) {
+  u32 words[2] = {c.as<u32>(1), c.as<u32>(2)};
+  machine.now->argument[0] = words, machine.now->argument[1] = reinterpret_cast<void *>(c.get(0));
+  warp_meets([] {
+    for (int lane = 0; lane < 32; lane++)
+      for (int i = 0; i < 4; i++) {
+        const u32 row = reinterpret_cast<u64>(lane_of_warp(i / 2 * 8 + lane % 4 * 2 + i % 2).argument[1]);
+        if (row % 16) fail("a row of stmatrix begins on 16 bytes");
+        unsigned char *to = at(own(), row, 16) + lane / 4 * 2;
+        const unsigned short element = static_cast<u32 *>(lane_of_warp(lane).argument[0])[i / 2] >> i % 2 * 16;
+        const auto write = [=] { std::memcpy(to, &element, 2); };
+        if (chance(2))
+          write();
+        else
+          lane_of_warp(lane).unfenced.push_back(write);
+      }
+  });
+}
+
+inline void turn_matrix(Call &c) {
+  u32 own_word = c.as<u32>(1), made;
+  machine.now->argument[0] = &own_word, machine.now->argument[1] = &made;
+  warp_meets([] {
+    for (int lane = 0; lane < 32; lane++) {
+      const auto element = [](int row, int column) {
+        return static_cast<const u32 *>(lane_of_warp(row * 4 + column / 2).argument[0])[0] >> column % 2 * 16 & 0xffff;
+      };
+      *static_cast<u32 *>(lane_of_warp(lane).argument[1]) =
+          element(lane % 4 * 2, lane / 4) | element(lane % 4 * 2 + 1, lane / 4) << 16;
+    }
+  });
+  c.set(0, made);
+}
+
 template <typename Sum> inline Play product_of(int n, int size, Sum (*value)(const unsigned char *)) {
   if (n != 64 && n != 128 && n != 192 && n != 256) fail("wgmma of another width");
   return [=](Call &c) {
@@ -414,6 +449,8 @@ inline Play play_of(const std::string &name) {
       {"setmaxnreg.inc.sync.aligned.u32", [](Call &) { __syncwarp(); }},
       {"setmaxnreg.dec.sync.aligned.u32", [](Call &) { __syncwarp(); }},
       {"stmatrix.sync.aligned.m8n8.x2.shared.b16", store_two_matrices},
+      {"stmatrix.sync.aligned.m8n8.x2.trans.shared.b16", store_two_turned},
+      {"movmatrix.sync.aligned.m8n8.trans.b16", turn_matrix},
       {"cvt.rn.bf16x2.f32", [](Call &c) { c.set(0, bf16_bits(c.as<float>(1)) << 16 | bf16_bits(c.as<float>(2))); }},
       {"cvt.rn.f16x2.f32", [](Call &c) { c.set(0, fp16_bits(c.as<float>(1)) << 16 | fp16_bits(c.as<float>(2))); }},
       {"cvt.f32.f16", [](Call &c) { c.set(0, fp16_value(c.get(1))); }},
@@ -490,7 +527,7 @@ struct Any {
 struct Job {
   static constexpr int BUFFERS = 11, MAPS = 5;
   i64 kernel, grid, threads, cluster, shared_bytes, seed, bytes[BUFFERS], maps[MAPS][17], shape[8], scales[2];
-  double factors[2];
+  double factors[3];
   void *buffers[BUFFERS];  // A, B, up, residual, C, as the maps; scales of A and B, bias, amax, workspace, flags
   Any buffer(int i) const { return {buffers[i]}; }
 

@@ -75,6 +75,7 @@ class Case:
     stream: bool = False
     alpha: float = 1.0
     beta: float = 1.0
+    gamma: float = 1.0
 
 
 LAYOUTS = ("NN", "NT", "TN", "TT")
@@ -230,7 +231,8 @@ MISTAKES = {
 LAUNCH = """
 const Shape shape = {int(job.shape[0]), int(job.shape[1]), int(job.shape[2]), int(job.shape[3]), int(job.shape[4]),
                      int(job.shape[5]), int(job.shape[6]), int(job.shape[7])};
-const Factors factors = {int(job.scales[0]), int(job.scales[1]), float(job.factors[0]), float(job.factors[1])};
+const Factors factors = {int(job.scales[0]), int(job.scales[1]), float(job.factors[0]), float(job.factors[1]),
+                         float(job.factors[2])};
 job.run([&] {
   KERNEL(job.buffer(5), job.buffer(6), job.buffer(7), job.buffer(8), job.buffer(9), job.buffer(10),
          job.map<TensorMap>(0), job.map<TensorMap>(1), job.map<TensorMap>(2),
@@ -320,7 +322,7 @@ class Product:
         mapped = (self.a, self.b, self.up, self.residual, self.c)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(tensor_maps, "_encode_tiled", lambda: encode_tiled)
-            *maps, shape, factors = self.plan.scalars(*mapped, case.alpha, case.beta)
+            *maps, shape, factors = self.plan.scalars(*mapped, case.alpha, case.beta, case.gamma)
         tensors = (*mapped, self.a_scale, self.b_scale, self.bias, self.amax, self.workspace, self.flags)
         storages = [torch.empty(0, dtype=torch.uint8).set_(t.untyped_storage()) for t in tensors]
         words = [kernel, launch.grid[0], launch.block, launch.cluster, launch.shared_bytes, seed, *map(len, storages)]
@@ -330,7 +332,7 @@ class Product:
         words += [shape.m, shape.n, shape.k, shape.matrices, shape.group, shape.streamed, shape.share, shape.longer]
         words += [factors.a_scales, factors.b_scales]
         data = b"".join(s.numpy().tobytes() for s in storages)
-        return struct.pack(f"<{len(words)}q2d", *words, factors.alpha, factors.beta) + data
+        return struct.pack(f"<{len(words)}q3d", *words, factors.alpha, factors.beta, factors.gamma) + data
 
 
 def encode_tiled(
@@ -358,23 +360,26 @@ def encode_tiled(
 
 @pytest.fixture(scope="module")
 def play(tmp_path_factory):
-    """Runs a case, or one of ``MISTAKES``, and returns C, or in words what failed."""
+    return player(tmp_path_factory.mktemp("played"), CASES, MISTAKES, Product)
+
+
+def player(folder, cases, mistakes, Product):
+    """What runs a case, or one of the mistakes, and returns C, or in words what failed."""
     if not shutil.which("g++"):
         pytest.skip("no C++ compiler (g++) to run the kernel with")
-    folder = tmp_path_factory.mktemp("played")
     right = hopper.SOURCE.read_text()
 
     def text(name: str) -> str:
         made = right
-        for good, bad in zip(MISTAKES[name][1::2], MISTAKES[name][2::2], strict=True) if name else ():
+        for good, bad in zip(mistakes[name][1::2], mistakes[name][2::2], strict=True) if name else ():
             assert made.count(good) == 1, f"{name}: hopper.cu has no single '{good}'"
             made = made.replace(good, bad)
         return cuda_as_cpp.as_cpp(cuda_as_cpp.preprocessed(made))
 
-    kernels = list(dict.fromkeys(Product(case).plan.launch.expression for case in CASES.values()))
-    of = {name: Product(mistake[0]).plan.launch.expression for name, mistake in MISTAKES.items()}
+    kernels = list(dict.fromkeys(Product(case).plan.launch.expression for case in cases.values()))
+    of = {name: Product(mistake[0]).plan.launch.expression for name, mistake in mistakes.items()}
     whole = text("")
-    wrong = [(f"wrong{i}", (text(name), [LAUNCH.replace("KERNEL", of[name])])) for i, name in enumerate(MISTAKES)]
+    wrong = [(f"wrong{i}", (text(name), [LAUNCH.replace("KERNEL", of[name])])) for i, name in enumerate(mistakes)]
     programs = [  # compiled side by side
         dict(wrong[::2]),
         dict(wrong[1::2]),
@@ -387,7 +392,7 @@ def play(tmp_path_factory):
 
     def run(product: Product, seed: int = 0, mistake: str = "") -> torch.Tensor | str:
         if mistake:
-            number, program = divmod(list(MISTAKES).index(mistake), 2)
+            number, program = divmod(list(mistakes).index(mistake), 2)
         else:
             number, program = kernels.index(product.plan.launch.expression), 2
         done = subprocess.run(

@@ -250,6 +250,61 @@ template <typename Sum, int COUNT> __device__ __forceinline__ void take(Sum (&su
   }
 }
 
+__device__ constexpr int divisor(int a, int b) { return b ? divisor(b, a % b) : a; }
+
+// The tiles, HEIGHT x WIDTH each, that touch the lower triangle of a square matrix; fields are those of `Tiles`. A group of rows begins
+// with the columns that all its rows have, one after another, and ends with the rest row by row.
+template <int HEIGHT, int WIDTH> struct Triangle {
+  int rows, columns, matrices, group;
+  static constexpr int P = HEIGHT / divisor(HEIGHT, WIDTH), Q = WIDTH / divisor(HEIGHT, WIDTH);
+
+  // Tiles of the rows before the r-th: the i-th has i P / Q, rounded up (the last may be cut off by the matrix's end).
+  static __device__ __forceinline__ int before(int r) {
+    int added = 0;
+#pragma unroll
+    for (int i = 1; i < Q; i++) added += (r + Q - i) / Q * ((Q - i * P % Q) % Q);
+    return (P * (r * (r + 1) / 2) + added) / Q;
+  }
+  __device__ __forceinline__ int width(int r) const { return before(r + 1) - before(r); }
+  __device__ __forceinline__ int count() const { return (before(rows - 1) + columns) * matrices; }
+  __device__ __forceinline__ void at(int i, int &row, int &column, int &matrix) const {
+    const int all = before(rows - 1) + columns;
+    matrix = i / all;
+    i -= matrix * all;
+    int r = min(rows - 1, int(sqrtf(2.f * Q / P * i)) + 1);  // not too few: before(r) > r * r * P / Q / 2
+    while (before(r) > i) r--;
+    const int first = r / group * group, height = min(rows - first, group), shared = width(first);
+    i -= before(first);
+    if (i < height * shared) {
+      row = first + i % height, column = i / height;
+    } else {
+      i -= height * shared;
+      for (row = first + 1; i >= width(row) - shared; row++) i -= width(row) - shared;
+      column = shared + i;
+    }
+  }
+};
+
+template <bool SYMMETRIC, int HEIGHT, int WIDTH> struct Order : Tiles {};
+template <int HEIGHT, int WIDTH> struct Order<true, HEIGHT, WIDTH> : Triangle<HEIGHT, WIDTH> {};
+
+// ---- a tile and its mirror image -----------------------------------------------------------------------------------------
+
+// Two 8 x 8 matrices of 16-bit floats to shared memory, each with its columns as rows; lanes 0 to 15 say where these go.
+__device__ __forceinline__ void store_turned(void *row, u32 upper, u32 lower) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(shared_address(row)), "r"(upper), "r"(lower) : "memory");
+}
+
+// An 8 x 8 matrix, two columns of a row in each lane, with its lower triangle mirrored into the upper if it is `on_diagonal`. There is no
+// branch around this: with one, the compiler no longer sees that a warp's threads agree, and keeps descriptors in registers of threads.
+__device__ __forceinline__ u32 mirrored(u32 own, int lane, bool on_diagonal) {
+  u32 turned;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(own));
+  const int right = lane % 4 * 2 - lane / 4;  // of the diagonal
+  const u32 taken = !on_diagonal || right < 0 ? 0u : right == 0 ? 0xffff0000u : ~0u;
+  return (own & ~taken) | (turned & taken);
+}
+
 // ---- what becomes of the sums ------------------------------------------------------------------------------------------
 
 enum Activation { NONE, RELU, SILU, GELU, GELU_TANH };
@@ -296,7 +351,7 @@ template <bool FIRST, typename A, typename B> __device__ __forceinline__ auto &e
 
 // What a launch is given besides its tensors.
 // How many scales there are: one, or as many as A has rows and B columns; what is multiplied before and with the residual.
-struct Factors { int a_scales, b_scales; float alpha, beta; };
+struct Factors { int a_scales, b_scales; float alpha, beta, gamma; };
 
 // Scales, a_scale and b_scale: none; [M] and [N], or one each; for every 128 of K (a stage of 8-bit operands) [M, K / 128] and
 // [N / 128, K / 128], where N / 128 is rounded up.
@@ -312,10 +367,15 @@ enum Scales { UNSCALED, SCALED, SCALED_BY_BLOCK };
 // `workspace`: COLUMNS x 64 sums for each warpgroup of each block; `flags`, one for each as well, say that it is there. They are 0
 // before a launch and after it. Parts are added in the order of K, so results do not depend on who was first.
 //
+// SYMMETRIC: A B and R are symmetric (M = N), and so is C, to the bit: what is on and below the diagonal is computed and also stored where it
+// is mirrored, 64 x 64 at a time, of which a slab and its image are held. SECOND: gamma S is added as beta R is; up_map is that of S.
+// R and S have elements of type Added, as wide as those of C.
+//
 // Maps have boxes of A: 128 rows (64 x 64 with A_ACROSS); B, up: the rows of their [N, K] view that a block fetches at a time (with
 // B_ACROSS 64 columns by 64 of K, or by 32 if two blocks share 192 columns); R, C: 64 rows of 128 bytes.
 template <typename T, typename O, int COLUMNS, int STAGES, int CLUSTER, bool A_ACROSS, bool B_ACROSS, int SCALES, bool TWO_LEVELS, bool BIASED,
-          int ACTIVATION, bool RESIDUAL = false, bool GATED = false, bool AMAX = false, bool STREAM = false>
+          int ACTIVATION, bool RESIDUAL = false, bool GATED = false, bool AMAX = false, bool STREAM = false,
+          bool SYMMETRIC = false, bool SECOND = false, typename Added = O>
 __global__ void __launch_bounds__(THREADS, 1)
     matmul_hopper(const float *a_scale, const float *b_scale, const O *bias, float *amax, float *workspace, u32 *flags,
                   const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map, const __grid_constant__ TensorMap up_map,
@@ -324,10 +384,14 @@ __global__ void __launch_bounds__(THREADS, 1)
   constexpr int DEPTH = LINE / int(sizeof(T));  // elements of K in a stage
   constexpr int A_BYTES = ROWS * LINE, B_BYTES = COLUMNS * LINE, STAGE = A_BYTES + B_BYTES;
   constexpr int WIDTH = GATED ? COLUMNS / 2 : COLUMNS;  // of C in a tile; the other half of B's columns are those of up
-  constexpr int SLAB = LINE / int(sizeof(O)), SLABS = WIDTH / SLAB, HELD = SLABS % 2 ? 1 : 2;  // of C, in columns; at a time
+  constexpr int SLAB = LINE / int(sizeof(O)), SLABS = WIDTH / SLAB, HELD = SYMMETRIC || SLABS % 2 ? 1 : 2;  // of C, in columns; at a time
   constexpr int PART = COLUMNS / CLUSTER, BOX = B_ACROSS ? 64 : PART < WIDTH ? PART : WIDTH;  // of B: what a block fetches; at a time
   static_assert(!INTEGERS<O> || (INTEGERS<Sum> && !SCALES && !TWO_LEVELS && !BIASED && !ACTIVATION && !RESIDUAL && !GATED && !AMAX),
                 "sums in int32 leave as they are");
+  constexpr int STAGED = SYMMETRIC ? 2 : HELD, ADDED = SECOND ? 2 : HELD;  // places for C; what a residual fills of them
+  static_assert(!SYMMETRIC || (sizeof(O) == 2 && !SCALES && !TWO_LEVELS && !BIASED && !ACTIVATION && !GATED && !AMAX),
+                "the mirror image is of 16-bit floats, and of nothing that rows and columns do not share");
+  static_assert((!SECOND || (SYMMETRIC && RESIDUAL)) && sizeof(Added) == sizeof(O), "a second residual is of symmetric products");
   // Boxes of 64 columns cannot be divided evenly if they are three: then a block fetches a part of each box's rows of K.
   constexpr bool BY_DEPTH = B_ACROSS && PART % BOX != 0;
   static_assert((PART % BOX == 0 || BY_DEPTH) && WIDTH % BOX == 0 && WIDTH % SLAB == 0, "the tile is too narrow");
@@ -336,10 +400,10 @@ __global__ void __launch_bounds__(THREADS, 1)
   static_assert(!TWO_LEVELS || !(A_ACROSS || B_ACROSS), "only what lies along K");
   extern __shared__ __align__(1024) unsigned char dynamic[];  // all there is: the swizzle asks for 1024 bytes' alignment
   unsigned char *ring = dynamic, *out = ring + STAGES * STAGE;
-  u64 *full = reinterpret_cast<u64 *>(out + 2 * HELD * ATOM), *empty = full + STAGES, *residual = empty + STAGES;
+  u64 *full = reinterpret_cast<u64 *>(out + 2 * STAGED * ATOM), *empty = full + STAGES, *residual = empty + STAGES;
 
   const int warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0), rank = CLUSTER > 1 ? int(cluster_rank()) : 0;
-  const Tiles tiles = {(shape.m + ROWS * CLUSTER - 1) / (ROWS * CLUSTER), (shape.n + WIDTH - 1) / WIDTH, shape.matrices, shape.group};
+  const Order<SYMMETRIC, ROWS * CLUSTER, WIDTH> tiles = {(shape.m + ROWS * CLUSTER - 1) / (ROWS * CLUSTER), (shape.n + WIDTH - 1) / WIDTH, shape.matrices, shape.group};
   const int depths = (shape.k + DEPTH - 1) / DEPTH, first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER;
   Walk<STREAM> walk(first, step, tiles.count(), depths, shape);
 
@@ -399,7 +463,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     // ---- the consumers: 64 rows each ----
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     const int mine = warpgroup - 1, thread = threadIdx.x % 128, lane = thread % 32, warp = thread / 32;
-    unsigned char *staged = out + mine * HELD * ATOM;
+    unsigned char *staged = out + mine * STAGED * ATOM;
     // Bytes from one step of wgmma's K to the next: within a swizzled line, or two groups of 8 rows further.
     constexpr u64 A_STEP = (A_ACROSS ? 2 * 8 * LINE : 32) >> 4, B_STEP = (B_ACROSS ? 2 * 8 * LINE : 32) >> 4;
     // By every warp: waiting for a product says nothing about the rows of other warps.
@@ -408,9 +472,11 @@ __global__ void __launch_bounds__(THREADS, 1)
     };
     // The residual of the next slabs comes to where C is going to be staged, as soon as what was put before has left.
     auto fetch_residual = [&](int row, int column, int matrix) {
+      if (SYMMETRIC && column > row) return;  // nothing of it is stored
       asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-      barrier_expect(&residual[mine], HELD * ATOM);
+      barrier_expect(&residual[mine], ADDED * ATOM);
       for (int slab = 0; slab < HELD; slab++) fetch(staged + slab * ATOM, r_map, column + slab * SLAB, row, matrix, &residual[mine]);
+      if constexpr (SECOND) fetch(staged + ATOM, up_map, column, row, matrix, &residual[mine]);
     };
     int place = 0, before = 0;
     u32 parity = 0, residual_parity = 0, largest = 0;
@@ -535,6 +601,8 @@ __global__ void __launch_bounds__(THREADS, 1)
       };
 #pragma unroll
       for (int held = 0; held < SLABS; held += HELD) {
+        if (SYMMETRIC && column + held * SLAB > row) break;
+        const bool diagonal = SYMMETRIC && column + held * SLAB == row;
         if constexpr (RESIDUAL) {
           barrier_wait(&residual[mine], residual_parity);
           residual_parity ^= 1;
@@ -568,18 +636,37 @@ __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
               for (int h = 0; h < 2; h++) {
                 float r[2];
-                unpack(*reinterpret_cast<const Words<O, 2> *>(mine_of_c(j, h)), r);
+                unpack(*reinterpret_cast<const Words<Added, 2> *>(mine_of_c(j, h)), r);
                 v[2 * h] += factors.beta * r[0], v[2 * h + 1] += factors.beta * r[1];
+                if constexpr (SECOND) {
+                  unpack(*reinterpret_cast<const Words<Added, 2> *>(mine_of_c(j, h) + ATOM), r);
+                  v[2 * h] += factors.gamma * r[0], v[2 * h + 1] += factors.gamma * r[1];
+                }
               }
             }
 #pragma unroll
             for (int e = 0; AMAX && e < 4; e++)
               if (row + 16 * warp + lane / 4 + e / 2 * 8 < shape.m && c + e % 2 < shape.n) largest = max(largest, __float_as_uint(fabsf(v[e])));
           }
+          if constexpr (SECOND) group_barrier(1 + mine);  // other warps' images go to where S was; on the diagonal to an upper half of R, unused
 #pragma unroll
           for (int j = 0; j < SLAB / 8; j++) {
             const float(&v)[4] = values[j];
-            if constexpr (sizeof(O) == 2) {  // 8 rows of 16 bytes a matrix
+            if constexpr (SYMMETRIC) {
+              // On the diagonal the lower half and its image go to one place, the upper half and its own to another, which is not put.
+              unsigned char *const image = place_of_c + ATOM;
+              u32 upper = pack_pair(O{}, v[0], v[1]), lower = pack_pair(O{}, v[2], v[3]);
+              (j % 2 ? lower : upper) = mirrored(j % 2 ? lower : upper, lane, diagonal && j / 2 == warp);
+              const int eight = 2 * warp + lane / 8 % 2, r = lane % 8;  // of the slab's rows: which, and which of them
+              const auto to = [&](unsigned char *slab, int eight_rows, int sixteen) {
+                return slab + (8 * eight_rows + r) * LINE + (sixteen ^ r) * 16;
+              };
+              asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(
+                               shared_address(to(diagonal && j > eight ? image : place_of_c, eight, j))),
+                           "r"(upper), "r"(lower)
+                           : "memory");
+              store_turned(to(diagonal && j < eight ? place_of_c : image, j, eight), upper, lower);
+            } else if constexpr (sizeof(O) == 2) {  // 8 rows of 16 bytes a matrix
               const u32 upper = pack_pair(O{}, v[0], v[1]), lower = pack_pair(O{}, v[2], v[3]);
               const int r = 16 * warp + lane % 16;
               asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(
@@ -597,6 +684,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         if (thread == 0) {
 #pragma unroll
           for (int slab = 0; slab < HELD; slab++) put(c_map, staged + slab * ATOM, column + (held + slab) * SLAB, row, matrix);
+          if (SYMMETRIC && !diagonal) put(c_map, staged + ATOM, row, column + held * SLAB, matrix);
           asm volatile("cp.async.bulk.commit_group;" ::: "memory");
           if (RESIDUAL && held + HELD < SLABS) fetch_residual(row, column + (held + HELD) * SLAB, matrix);
         }

@@ -52,17 +52,21 @@ class Factors(ctypes.Structure):
         ("b_scales", ctypes.c_int),
         ("alpha", ctypes.c_float),
         ("beta", ctypes.c_float),
+        ("gamma", ctypes.c_float),
     )
 
 
-def shared_bytes(config: Config, itemsize: int, gated: bool = False) -> int:
+def shared_bytes(config: Config, itemsize: int, gated: bool = False, symmetric: bool = False) -> int:
     """The ring; what is held of C at a time, two slabs of 64 rows of 128 bytes for each consumer (one, where a tile has an odd
     number of them); the barriers.
 
     Args:
         itemsize: bytes of an element of C.
         gated: whether two columns of products make one of C.
+        symmetric: whether a slab is held with its mirror image.
     """
+    if symmetric:
+        return config["STAGES"] * (ROWS + config["COLUMNS"]) * LINE + 4 * 64 * LINE + BARRIERS
     slabs = 1 if config["COLUMNS"] // (2 if gated else 1) * itemsize // LINE % 2 else 2
     return config["STAGES"] * (ROWS + config["COLUMNS"]) * LINE + 2 * slabs * 64 * LINE + BARRIERS
 
@@ -203,6 +207,12 @@ def flags_of(device: torch.device, count: int) -> Tensor:
     return found
 
 
+def triangle(m: int, columns: int, cluster: int) -> int:
+    """Tiles that touch the lower triangle of an [m, m] matrix: as many as clusters compute."""
+    height, most = ROWS * cluster, -(-m // columns)
+    return sum(min(most, -(-(row + 1) * height // columns)) for row in range(-(-m // height)))
+
+
 class HopperPlan:
     """The launch of C = act(alpha · scale · A·B + bias) + beta · R into a row-major C, or, with a matrix ``up`` beside B, of
     act(gate) · up + beta · R, where gate and up are products of A with B and with ``up``.
@@ -215,10 +225,14 @@ class HopperPlan:
         two_levels: stages of K are added up in fp32, not in the tensor cores' accumulator of about 14 bits; of 8-bit operands.
         biased: whether there is a bias [N] of C's dtype.
         activation: one of ``ACTIVATIONS``.
-        residual: a matrix of R's form, which is C's shape and dtype, with contiguous rows; it may be C itself.
+        residual: a matrix of R's form, which is C's shape and dtype (or the other 16-bit float's), with contiguous rows; it may
+            be C.
         up: a matrix like b (the other half of one weight [K, 2N], say). Scales of columns and the bias then have 2N elements,
             those of up last; a single b_scale is two.
         amax: whether the largest |c|, before it is rounded, is wanted.
+        symmetric: the configuration of a launch that computes the lower triangle of C and mirrors it: C, square, of
+            16-bit floats, must be symmetric, and so must the residual be. Not with scales, a bias, an activation, up or amax.
+        second: another matrix of the residual's form, with a factor gamma.
 
     Raises:
         Declined: when TMA or wgmma cannot take the operands.
@@ -239,6 +253,8 @@ class HopperPlan:
         residual: Tensor | None = None,
         up: Tensor | None = None,
         amax: bool = False,
+        symmetric: Config | None = None,
+        second: Tensor | None = None,
     ):
         out_dtype = out_dtype or a.dtype
         if reason := why_not(a, b, out_dtype):
@@ -249,14 +265,24 @@ class HopperPlan:
             raise Declined(
                 f"'up' {list(up.shape)} with strides {up.stride()}, unlike b, {list(b.shape)} with {b.stride()}"
             )
-        if residual is not None:
-            if (residual.numel(), *residual.shape[-2:], residual.dtype) != (out.numel(), m, n, out_dtype):
-                raise Declined(
-                    f"a residual {list(residual.shape)} of {residual.dtype} for {list(out.shape)} of {out_dtype}"
-                )
-            if reason := map_why_not("residual", residual, out_dtype.itemsize, False):
+        added = out_dtype if residual is None else residual.dtype
+        for r in (residual, second):
+            if r is None:
+                continue
+            of_16_bits = r.dtype == added and {added, out_dtype} <= set(SIXTEEN_BITS)  # one may be bf16, the other fp16
+            if (r.numel(), *r.shape[-2:]) != (out.numel(), m, n) or not (r.dtype == out_dtype or of_16_bits):
+                raise Declined(f"a residual {list(r.shape)} of {r.dtype} for {list(out.shape)} of {out_dtype}")
+            if reason := map_why_not("residual", r, out_dtype.itemsize, False):
                 raise Declined(reason)
         parts = (residual is not None, up is not None, amax)
+        if symmetric is not None and (
+            m != n or a_scales or b_scales or biased or activation != "NONE" or any(parts[1:])
+        ):
+            raise Declined(f"a symmetric product of {m} × {n} with scales, a bias, an activation, a gate or amax")
+        if symmetric is not None and out_dtype not in SIXTEEN_BITS:
+            raise Declined(f"a symmetric product in {out_dtype}; the mirror image is of 16-bit floats")
+        if second is not None and (symmetric is None or residual is None):
+            raise Declined("a second residual, which goes with a first one of a symmetric product")
         if out_dtype == torch.int32 and (a_scales or b_scales or biased or activation != "NONE" or any(parts)):
             raise Declined(
                 "a result in int32 with scales, a bias, an activation, a residual, a gate or amax; it is of sums alone"
@@ -265,7 +291,7 @@ class HopperPlan:
         layout = ("T" if a_across else "N") + ("N" if b_across else "T") + ("" if up is None else "G")
         two_levels = two_levels or blocks
         name = DTYPE_NAMES.get(a.dtype, TYPES[a.dtype])
-        c = configuration(a.device, name, layout, two_levels, out_dtype.itemsize, m, n, k, matrices)
+        c = symmetric or configuration(a.device, name, layout, two_levels, out_dtype.itemsize, m, n, k, matrices)
         columns, cluster, depth = c["COLUMNS"], c["CLUSTER"], LINE // a.element_size()
         width = columns if up is None else columns // 2
         # two blocks cannot share three boxes of 64 columns: each fetches half of their rows of K
@@ -275,7 +301,7 @@ class HopperPlan:
         self.maps = (
             Maps(a, a_across, (64, depth) if a_across else (depth, ROWS)),
             of_b,
-            of_b,
+            of_b if second is None else Maps(second, False, (LINE // out_dtype.itemsize, 64)),
             of_c if residual is None else Maps(residual, False, (LINE // out_dtype.itemsize, 64)),
             of_c,
         )
@@ -283,15 +309,19 @@ class HopperPlan:
         scales = "SCALED_BY_BLOCK" if blocks else "SCALED" if a_scales else "UNSCALED"
         end = f"{str(two_levels).lower()}, {str(biased).lower()}"
         tiles = -(-m // (ROWS * cluster)) * -(-n // width) * matrices
+        if symmetric is not None:
+            tiles = triangle(m, columns, cluster) * matrices
         stages, clusters = -(-k // depth), multiprocessors(a.device) // cluster
         count = streamed(tiles, stages, clusters) if c["STREAM"] else 0
         clusters = min(clusters, count * stages // LEAST_SHARE if count else tiles)
         grid = clusters * cluster
         self.parts = (grid, 2, 64, columns) if count else ()  # sums that a block hands to another, of each consumer
         last = ", ".join(str(f).lower() for f in (*parts, count > 0))
+        if symmetric is not None or added != out_dtype:
+            last += f", {str(symmetric is not None).lower()}, {str(second is not None).lower()}, {TYPES[added]}"
         types = f"{TYPES[a.dtype]}, {TYPES[out_dtype]}"
         kernel = f"matmul_hopper<{types}, {columns}, {c['STAGES']}, {cluster}, {flags}, {scales}, {end}, {activation}, {last}>"
-        shared = shared_bytes(c, out_dtype.itemsize, up is not None)
+        shared = shared_bytes(c, out_dtype.itemsize, up is not None, symmetric is not None)
         self.launch = CudaPlan(SOURCE, kernel, (grid, 1), THREADS, (), cluster, shared)
         self.shape = Shape(m, n, k, matrices, c["GROUP"], count, *divmod(count * stages, max(clusters, 1)))
         self.scales = (a_scales, b_scales)
@@ -309,8 +339,10 @@ class HopperPlan:
         residual: Tensor | None = None,
         up: Tensor | None = None,
         amax: Tensor | None = None,
+        second: Tensor | None = None,
         alpha: float = 1.0,
         beta: float = 1.0,
+        gamma: float = 1.0,
     ) -> None:
         """Launches it on tensors of the forms that the plan was made for.
 
@@ -318,15 +350,17 @@ class HopperPlan:
             c: where the result goes.
             amax: one fp32 value on the device that is 0, or the largest of earlier calls.
             alpha, beta: with a residual only.
+            gamma: with a second one only.
         """
         launch = self.launch
         if c.is_cuda and c.numel():
             residual, up = c if residual is None else residual, b if up is None else up
-            key = (a.data_ptr(), b.data_ptr(), up.data_ptr(), residual.data_ptr(), c.data_ptr(), alpha, beta)
+            up = up if second is None else second
+            key = (a.data_ptr(), b.data_ptr(), up.data_ptr(), residual.data_ptr(), c.data_ptr(), alpha, beta, gamma)
             if (found := self.known.get(key)) is None:
                 if len(self.known) >= 256:
                     self.known.clear()
-                scalars = self.scalars(a, b, up, residual, c, alpha, beta)
+                scalars = self.scalars(a, b, up, residual, c, alpha, beta, gamma)
                 found = self.known[key] = dataclasses.replace(launch, scalars=scalars)
             launch = found
         workspace = flags = c
@@ -337,11 +371,19 @@ class HopperPlan:
         launch(*(c if t is None else t for t in pointers))  # it reads only what it was made for
 
     def scalars(
-        self, a: Tensor, b: Tensor, up: Tensor, residual: Tensor, c: Tensor, alpha: float = 1.0, beta: float = 1.0
+        self,
+        a: Tensor,
+        b: Tensor,
+        up: Tensor,
+        residual: Tensor,
+        c: Tensor,
+        alpha: float = 1.0,
+        beta: float = 1.0,
+        gamma: float = 1.0,
     ) -> tuple[Any, ...]:
-        """What the kernel is given after its pointers: five tensor maps and numbers."""
+        """What the kernel is given after its pointers: five tensor maps and numbers. ``up`` may be the second residual."""
         of_c = self.maps[4](c)
-        numbers = (self.shape, Factors(*self.scales, alpha, beta))
+        numbers = (self.shape, Factors(*self.scales, alpha, beta, gamma))
         read = self.shape.k > 0  # else no map can be made of a, b and up, and none is looked at
         of_a, of_b, of_up = (of(t) if read else of_c for of, t in zip(self.maps, (a, b, up), strict=False))
         return (of_a, of_b, of_up, self.maps[3](residual), of_c, *numbers)

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, check_tensor, eager, on_gpu
+from weft.operators.call import Choice, check_tensor, eager, on_gpu, traced
+from weft.operators.orthogonalization import hopper
 from weft.operators.orthogonalization.plans import launch_symmetric, matrices, symmetric_plans
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 
@@ -44,6 +45,30 @@ def _backward(ctx: Any, dg: Tensor) -> Tensor:
 
 gram_op.register_autograd(_backward, setup_context=_save)
 
+
+@torch.library.custom_op("weft::gram_hopper", mutates_args=())
+def hopper_op(x: Tensor) -> Tensor:
+    return _on_hopper(x)
+
+
+@hopper_op.register_fake
+def _(x: Tensor) -> Tensor:
+    return x.new_empty((*x.shape[:-1], x.shape[-2]))
+
+
+hopper_op.register_autograd(_backward, setup_context=_save)
+
+
+def _on_hopper(x: Tensor) -> Tensor:
+    wide = matrices(x)
+    if reason := STRIDES if wide is None else hopper.why_not_gram(wide):
+        raise Declined(reason)
+    assert wide is not None
+    c = torch.empty((*x.shape[:-1], x.shape[-2]), dtype=x.dtype, device=x.device)
+    hopper.launch_symmetric(wide, wide.mT, c, 1.0)
+    return c
+
+
 STRIDES = "the leading dimensions do not collapse into one stride, so a copy would be needed"
 
 # ---- implementations -------------------------------------------------------------------------------------------------
@@ -60,6 +85,10 @@ def gram_triton(x: Tensor) -> Tensor:
         raise Declined(STRIDES)
     out: Tensor = torch.ops.weft.gram(x)
     return out
+
+
+def gram_hopper(x: Tensor) -> Tensor:
+    return _on_hopper(x) if eager(x) else hopper_op(x)
 
 
 def quack(x: Tensor) -> Tensor:
@@ -155,6 +184,7 @@ gram = Operator(
 )
 
 gram.implementation("triton", arch=">=sm_80")(gram_triton)
+gram.implementation("cuda", arch="==sm_90", dtypes=("bf16", "fp16"), devices=("cuda",))(gram_hopper)
 gram.implementation("torch")(reference)
 gram.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
 gram.implementation("quack", requires="quack-kernels", devices=("cuda",), dtypes=("bf16", "fp16"))(quack)
@@ -177,8 +207,12 @@ def choose(x: Tensor) -> Choice:
         return Choice("torch", "the tensors are on the CPU, where weft runs PyTorch's product")
     if x.shape[:-1].numel() == 0:
         return Choice("torch", "empty: nothing to launch")
-    if matrices(x) is None:
+    wide = matrices(x)
+    if wide is None:
         return Choice("torch", STRIDES)
+    if hopper.available(x) and not traced(x) and not hopper.why_not_gram(wide):
+        reason = "Hopper's main loop on half of the tiles, the others are their mirror images"
+        return Choice("cuda", reason, hopper.symmetric_plans)
     return Choice("triton", "half of the tiles are computed, the others are their mirror images", symmetric_plans)
 
 
@@ -200,8 +234,9 @@ def gram_function(x: Tensor) -> Tensor:
 
     The gradient is (dG + dGᵀ)·X, by PyTorch's product.
     """
-    if choose(x).implementation == "torch":
+    chosen = choose(x).implementation
+    if chosen == "torch":
         return reference(x)
     if torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.get_autocast_dtype(x.device.type))
-    return gram_triton(x)
+    return (gram_hopper if chosen == "cuda" else gram_triton)(x)

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, check_tensor, eager, on_gpu
+from weft.operators.call import Choice, check_tensor, eager, on_gpu, traced
+from weft.operators.orthogonalization import hopper
 from weft.operators.orthogonalization.gram import STRIDES, check
 from weft.operators.orthogonalization.plans import launch_symmetric, matrices, symmetric_plans
 from weft.operators.random_inputs import random_tensor
@@ -46,6 +47,30 @@ def _backward(ctx: Any, dp: Tensor) -> tuple[Tensor, None, None]:
 
 gram_polynomial_op.register_autograd(_backward, setup_context=_save)
 
+
+@torch.library.custom_op("weft::gram_polynomial_hopper", mutates_args=())
+def hopper_op(a: Tensor, alpha: float, beta: float) -> Tensor:
+    return _on_hopper(a, alpha, beta)
+
+
+@hopper_op.register_fake
+def _(a: Tensor, alpha: float, beta: float) -> Tensor:
+    return a.new_empty(a.shape)
+
+
+hopper_op.register_autograd(_backward, setup_context=_save)
+
+
+def _on_hopper(a: Tensor, alpha: float, beta: float) -> Tensor:
+    wide = matrices(a)
+    if reason := STRIDES if wide is None else hopper.why_not_polynomial(wide, alpha):
+        raise Declined(reason)
+    assert wide is not None
+    c = torch.empty(a.shape, dtype=a.dtype, device=a.device)
+    hopper.launch_symmetric(wide, wide, c, float(beta), of_a=float(alpha))
+    return c
+
+
 # ---- implementations -------------------------------------------------------------------------------------------------
 
 
@@ -64,6 +89,10 @@ def gram_polynomial_triton(a: Tensor, alpha: float, beta: float) -> Tensor:
         raise Declined(STRIDES)
     out: Tensor = torch.ops.weft.gram_polynomial(a, float(alpha), float(beta))
     return out
+
+
+def gram_polynomial_hopper(a: Tensor, alpha: float, beta: float) -> Tensor:
+    return _on_hopper(a, alpha, beta) if eager(a) else hopper_op(a, float(alpha), float(beta))
 
 
 def quack(a: Tensor, alpha: float, beta: float) -> Tensor:
@@ -152,6 +181,9 @@ gram_polynomial = Operator(
 )
 
 gram_polynomial.implementation("triton", arch=">=sm_80")(gram_polynomial_triton)
+gram_polynomial.implementation("cuda", arch="==sm_90", dtypes=("bf16", "fp16"), devices=("cuda",))(
+    gram_polynomial_hopper
+)
 gram_polynomial.implementation("torch")(reference)
 gram_polynomial.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
 gram_polynomial.implementation("quack", requires="quack-kernels", devices=("cuda",), dtypes=("bf16", "fp16"))(quack)
@@ -178,8 +210,12 @@ def choose(a: Tensor, alpha: float, beta: float) -> Choice:
         return Choice("torch", "the tensors are on the CPU, where weft runs PyTorch's product")
     if a.numel() == 0:
         return Choice("torch", "empty: nothing to launch")
-    if matrices(a) is None:
+    wide = matrices(a)
+    if wide is None:
         return Choice("torch", STRIDES)
+    if hopper.available(a) and not traced(a) and not hopper.why_not_polynomial(wide, alpha):
+        reason = "Hopper's main loop on half of the tiles, the others are their mirror images"
+        return Choice("cuda", reason, hopper.symmetric_plans)
     return Choice("triton", "half of the tiles are computed, the others are their mirror images", symmetric_plans)
 
 
@@ -204,8 +240,9 @@ def gram_polynomial_function(a: Tensor, alpha: float, beta: float) -> Tensor:
 
     The gradient is that of alpha·A + beta·A·A, by PyTorch's products.
     """
-    if choose(a, alpha, beta).implementation == "torch":
+    chosen = choose(a, alpha, beta).implementation
+    if chosen == "torch":
         return reference(a, float(alpha), float(beta))
     if torch.is_autocast_enabled(a.device.type):
         a = a.to(torch.get_autocast_dtype(a.device.type))
-    return gram_polynomial_triton(a, alpha, beta)
+    return (gram_polynomial_hopper if chosen == "cuda" else gram_polynomial_triton)(a, alpha, beta)

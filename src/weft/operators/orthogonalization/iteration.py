@@ -16,11 +16,12 @@ start from X after every third step. README.md has the errors.
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import torch
 from torch import Tensor
 
 from weft.operators.orthogonalization.coefficients import Step
-from weft.operators.orthogonalization.plans import launch_product, launch_symmetric
 
 FORMS = ("direct", "symmetric", "gram")
 RESTART = 3  # steps of the gram form from one X
@@ -86,9 +87,20 @@ def gradient(dy: Tensor, x: Tensor, steps: tuple[Step, ...], margin: float, eps:
 
 
 def launched(
-    x: Tensor, steps: tuple[Step, ...], margin: float, eps: float, form: str, dtype: torch.dtype, traced: bool
+    x: Tensor,
+    steps: tuple[Step, ...],
+    margin: float,
+    eps: float,
+    form: str,
+    dtype: torch.dtype,
+    traced: bool,
+    products: ModuleType,
 ) -> Tensor:
-    """The symmetric or the gram form in launches of ours: x [..., M, N] of any strides → contiguous, of ``dtype``."""
+    """The symmetric or the gram form in launches of ours: x [..., M, N] of any strides → contiguous, of ``dtype``.
+
+    Args:
+        products: ``launch_symmetric`` and ``launch_product``: the module ``plans`` or ``hopper``.
+    """
     inside = torch.float16 if form == "gram" and dtype == torch.bfloat16 else dtype
     y = normalised(x, margin, eps, inside, traced)
     if not y.numel():
@@ -96,41 +108,43 @@ def launched(
     y = y.view(x.shape[:-2].numel(), *x.shape[-2:])
     if tall := y.shape[-2] > y.shape[-1]:
         y = y.mT  # a view: strides say it
-    y = (_symmetric if form == "symmetric" else _gram)(y, steps, dtype)
+    y = (_symmetric if form == "symmetric" else _gram)(y, steps, dtype, products)
     return (y.mT if tall else y).view(x.shape)
 
 
-def _symmetric(x: Tensor, steps: tuple[Step, ...], dtype: torch.dtype) -> Tensor:
+def _symmetric(x: Tensor, steps: tuple[Step, ...], dtype: torch.dtype, products: ModuleType) -> Tensor:
     """x [B, M, N] is overwritten."""
     g, p = (x.new_empty(len(x), x.shape[1], x.shape[1]) for _ in range(2))
     spare = torch.empty_like(x)
     for a, b, c in steps:
-        launch_symmetric(x, x.mT, g, 1.0)
-        launch_symmetric(g, g, p, c, of_a=b)
-        launch_product(p, x, spare, 1.0, of_b=a)
+        products.launch_symmetric(x, x.mT, g, 1.0)
+        products.launch_symmetric(g, g, p, c, of_a=b)
+        products.launch_product(p, x, spare, 1.0, of_b=a)
         x, spare = spare, x
     return x
 
 
-def _gram(x: Tensor, steps: tuple[Step, ...], dtype: torch.dtype) -> Tensor:
+def _gram(x: Tensor, steps: tuple[Step, ...], dtype: torch.dtype, products: ModuleType) -> Tensor:
     g, p, z, h, spare = (x.new_empty(len(x), x.shape[1], x.shape[1]) for _ in range(5))
     for first in range(0, len(steps), RESTART):
         run = steps[first : first + RESTART]
-        launch_symmetric(x, x.mT, g, 1.0)
+        products.launch_symmetric(x, x.mT, g, 1.0)
         s = 1.0
         for i, (a, b, c) in enumerate(run):
-            launch_symmetric(g, g, p, c, of_a=b)
+            products.launch_symmetric(g, g, p, c, of_a=b)
             if i == 0:
                 s, z, p = a, p, z  # Q = P
             else:
-                launch_symmetric(p, z, spare, 1.0, of_a=s, of_b=a)  # (a·I + P)·(s·I + Z) = a·s·I + (P·Z + s·P + a·Z)
+                products.launch_symmetric(
+                    p, z, spare, 1.0, of_a=s, of_b=a
+                )  # (a·I + P)·(s·I + Z) = a·s·I + (P·Z + s·P + a·Z)
                 s, z, spare = a * s, spare, z
             if i < len(run) - 1:
                 b_now = z if i == 0 else p
-                launch_symmetric(b_now, g, h, 1.0, of_b=a)
-                launch_symmetric(b_now, h, g, 1.0, of_b=a)
+                products.launch_symmetric(b_now, g, h, 1.0, of_b=a)
+                products.launch_symmetric(b_now, h, g, 1.0, of_b=a)
         last = first + len(run) == len(steps)
         y = torch.empty_like(x, dtype=dtype if last else x.dtype)
-        launch_product(z, x, y, 1.0, of_b=s)
+        products.launch_product(z, x, y, 1.0, of_b=s)
         x = y
     return x

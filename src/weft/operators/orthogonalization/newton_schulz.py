@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from torch import Tensor, dtype  # a name alone, as the stubs want annotations
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import FLOATS, Choice, eager, either, on_gpu
+from weft.operators.call import FLOATS, Choice, eager, either, on_gpu, traced
+from weft.operators.orthogonalization import hopper, plans
 from weft.operators.orthogonalization.coefficients import NAMES, Coefficients, Step, known, margin, schedule
 from weft.operators.orthogonalization.gram import check
 from weft.operators.orthogonalization.iteration import by_pytorch, flops, gradient, launched, normalised
@@ -34,7 +36,7 @@ def newton_schulz_op(
     steps = _triples(coefficients)
     if not on_gpu(x):
         return by_pytorch(x, steps, margin, eps, dtype)
-    return launched(x, steps, margin, eps, form, dtype, True)
+    return launched(x, steps, margin, eps, form, dtype, True, plans)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -49,6 +51,19 @@ def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None, None, Non
 
 
 newton_schulz_op.register_autograd(_backward, setup_context=_save)
+
+
+@torch.library.custom_op("weft::newton_schulz_hopper", mutates_args=())
+def hopper_op(x: Tensor, coefficients: list[float], margin: float, eps: float, form: str, dtype: torch.dtype) -> Tensor:
+    return launched(x, _triples(coefficients), margin, eps, form, dtype, False, hopper)
+
+
+@hopper_op.register_fake
+def _(x: Tensor, coefficients: list[float], margin: float, eps: float, form: str, dtype: torch.dtype) -> Tensor:
+    return torch.empty(x.shape, dtype=dtype, device=x.device)
+
+
+hopper_op.register_autograd(_backward, setup_context=_save)
 
 
 def _triples(flat: Sequence[float]) -> tuple[Step, ...]:
@@ -70,19 +85,30 @@ def reference(
     return by_pytorch(x, schedule(coefficients, steps), margin(coefficients), eps, dtype or x.dtype)
 
 
-def _of_form(form: str) -> Any:
+def _of_form(form: str, products: ModuleType) -> Any:
     def implementation(x: Tensor, steps: int = 5, coefficients: Coefficients = "classic", eps: float = EPS) -> Tensor:
-        return _run(x, steps, coefficients, eps, form, x.dtype)
+        if products is hopper and (reason := hopper.why_not_iteration(*x.shape[-2:])):
+            raise Declined(reason)
+        return _run(x, steps, coefficients, eps, form, x.dtype, products)
 
     return implementation
 
 
-def _run(x: Tensor, steps: int, coefficients: Coefficients, eps: float, form: str, dtype: torch.dtype) -> Tensor:
+def _run(
+    x: Tensor,
+    steps: int,
+    coefficients: Coefficients,
+    eps: float,
+    form: str,
+    dtype: torch.dtype,
+    products: ModuleType,
+) -> Tensor:
     triples, enlarged = schedule(coefficients, steps), margin(coefficients)
     if eager(x, autocast=True):
-        return launched(x, triples, enlarged, eps, form, dtype, False)
+        return launched(x, triples, enlarged, eps, form, dtype, False, products)
     flat = [value for triple in triples for value in triple]
-    out: Tensor = torch.ops.weft.newton_schulz(x, flat, enlarged, eps, form, dtype)
+    op = hopper_op if products is hopper else torch.ops.weft.newton_schulz
+    out: Tensor = op(x, flat, enlarged, eps, form, dtype)
     return out
 
 
@@ -195,8 +221,14 @@ newton_schulz = Operator(
     ],
 )
 
-newton_schulz.implementation("triton", arch=">=sm_80")(_of_form("symmetric"))
-newton_schulz.implementation("triton-gram", backend="triton", arch=">=sm_80", dtypes=("bf16",))(_of_form("gram"))
+newton_schulz.implementation("triton", arch=">=sm_80")(_of_form("symmetric", plans))
+newton_schulz.implementation("triton-gram", backend="triton", arch=">=sm_80", dtypes=("bf16",))(_of_form("gram", plans))
+newton_schulz.implementation("cuda", arch="==sm_90", dtypes=("bf16", "fp16"), devices=("cuda",))(
+    _of_form("symmetric", hopper)
+)
+newton_schulz.implementation("cuda-gram", backend="cuda", arch="==sm_90", dtypes=("bf16",), devices=("cuda",))(
+    _of_form("gram", hopper)
+)
 newton_schulz.implementation("torch")(reference)
 newton_schulz.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
 newton_schulz.implementation("quack", requires="quack-kernels", devices=("cuda",), dtypes=("bf16", "fp16"))(quack)
@@ -235,24 +267,19 @@ def choose(
         return Choice("torch", "the tensors are on the CPU, where weft runs PyTorch's products")
     if x.numel() == 0:
         return Choice("torch", "empty: nothing to launch")
+    inside, (m, n) = dtype or x.dtype, x.shape[-2:]
+    on_hopper = hopper.available(x, inside) and not traced(x) and not hopper.why_not_iteration(m, n)
+    backend, launches = ("cuda", hopper.symmetric_plans) if on_hopper else ("triton", symmetric_plans)
     if form != "auto":
+        return Choice(backend if form == "symmetric" else f"{backend}-gram", "the form that was asked for", launches)
+    if inside != torch.bfloat16 or not known(coefficients):
         return Choice(
-            "triton" if form == "symmetric" else "triton-gram", "the form that was asked for", symmetric_plans
+            backend, "the symmetric form: only of bf16 and named coefficients is the gram form as exact", launches
         )
-    if (dtype or x.dtype) != torch.bfloat16 or not known(coefficients):
-        return Choice(
-            "triton",
-            "the symmetric form: only of bf16 and named coefficients is the gram form as exact",
-            symmetric_plans,
-        )
-    share = flops("gram", x.shape[-2], x.shape[-1], steps) / flops("symmetric", x.shape[-2], x.shape[-1], steps)
+    share = flops("gram", m, n, steps) / flops("symmetric", m, n, steps)
     if share < WORTH:
-        return Choice(
-            "triton-gram", f"the gram form has {share:.0%} of the symmetric form's operations", symmetric_plans
-        )
-    return Choice(
-        "triton", f"the gram form would have {share:.0%} of the operations, in more launches", symmetric_plans
-    )
+        return Choice(f"{backend}-gram", f"the gram form has {share:.0%} of the symmetric form's operations", launches)
+    return Choice(backend, f"the gram form would have {share:.0%} of the operations, in more launches", launches)
 
 
 @newton_schulz.function
@@ -293,4 +320,7 @@ def newton_schulz_function(
     chosen = choose(x, steps, coefficients, eps=eps, form=form, dtype=dtype).implementation
     if chosen == "torch":
         return reference(x, steps, coefficients, eps=eps, dtype=dtype)
-    return _run(x, steps, coefficients, eps, "gram" if chosen == "triton-gram" else "symmetric", dtype or x.dtype)
+    products = hopper if chosen.startswith("cuda") else plans
+    return _run(
+        x, steps, coefficients, eps, "gram" if chosen.endswith("-gram") else "symmetric", dtype or x.dtype, products
+    )

@@ -1,0 +1,158 @@
+"""The family's products on Hopper's main loop without one: what is launched, with the launches played by PyTorch."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+pytest.importorskip("cuda.bindings")
+
+from weft import ops, registry  # noqa: E402
+from weft.definition import Declined  # noqa: E402
+from weft.operators.launch import compiling_for  # noqa: E402
+from weft.operators.matmul.hopper import SHARED, HopperPlan, shared_bytes  # noqa: E402
+from weft.operators.orthogonalization import coefficients, hopper, iteration  # noqa: E402
+
+BF16, FP16 = torch.bfloat16, torch.float16
+
+
+class Played(HopperPlan):
+    """A plan, made as for a GPU, whose launches are fp64 products rounded once; of symmetric ones the lower half says all."""
+
+    launches: list["Played"]
+
+    def __init__(self, a, b, out_dtype=None, **parts):
+        with compiling_for(90, lambda *kernel: None):
+            super().__init__(a, b, out_dtype, **parts)
+        self.symmetric = parts.get("symmetric") is not None
+        self.forms = [(t.shape, t.stride()) for t in (a, b)]
+        self.added = [(t.stride(), t.dtype) for t in (parts.get("residual"), parts.get("second")) if t is not None]
+
+    def __call__(self, a, b, c, *, residual=None, second=None, alpha=1.0, beta=1.0, gamma=1.0):
+        assert self.forms == [(t.shape, t.stride()) for t in (a, b)] and c.is_contiguous()
+        added = [t for t in (residual, second) if t is not None]
+        assert self.added == [(t.stride(), t.dtype) for t in added] and (added or alpha == 1.0)
+        assert not any(t.data_ptr() == c.data_ptr() for t in (a, b, *added)), "other tiles still read it"
+        made = alpha * (a.double() @ b.double())
+        for factor, t in zip((beta, gamma), added, strict=False):
+            made += factor * t.double()
+        if self.symmetric:
+            assert (made - made.mT).abs().max() < 0.02 * made.abs().max(), "the product is not symmetric"
+            made = made.tril() + made.tril(-1).mT
+        c.copy_(made)
+        Played.launches.append(self)
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    monkeypatch.setattr(hopper, "HopperPlan", Played)
+    monkeypatch.setattr(Played, "launches", [], raising=False)
+    return Played
+
+
+def random(*shape: int, dtype: torch.dtype = BF16, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def close(got: torch.Tensor, want: torch.Tensor, tolerance: float) -> bool:
+    return bool((got.double() - want.double()).norm() <= tolerance * want.double().norm())
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize("shape", [(40, 64), (3, 72, 24), (2, 2, 16, 136)])
+def test_gram_matrices_are_one_launch(launches, dtype, shape):
+    x = random(*shape, dtype=dtype)
+    wide = x.view(-1, *shape[-2:])
+    for view in (wide, wide.mT):
+        c = torch.empty(*view.shape[:-1], view.shape[-2], dtype=dtype)
+        hopper.launch_symmetric(view, view.mT, c, 1.0)
+        assert close(c, view.double() @ view.double().mT, 2**-8) and c.equal(c.mT)
+    assert len(launches.launches) == 2 and all(
+        made.launch.expression.endswith(f"true, false, {name}>")
+        for made, name in zip(launches.launches, ["bf16" if dtype is BF16 else "fp16"] * 2, strict=True)
+    )
+
+
+@pytest.mark.parametrize("factors", [(2.0, -1.5, 0.0), (0.5, 0.0, 3.0), (1.0, 0.75, -2.0), (2.0, 0.0, 0.0)])
+def test_factors_reach_their_operands(launches, factors):
+    beta, of_a, of_b = factors
+    x = random(2, 48, 48).double()
+    a = (x @ x.mT / 48).to(BF16)
+    b = (a.double() @ a.double() / 48).to(BF16)  # they commute, so far as bf16 lets them
+    a, b = (t.tril() + t.tril(-1).mT for t in (a, b))
+    c = torch.empty_like(a)
+    hopper.launch_symmetric(a, b, c, beta, of_a, of_b)
+    assert close(c, beta * a.double() @ b.double() + of_a * a.double() + of_b * b.double(), 2**-7)
+
+
+@pytest.mark.parametrize("form", ["symmetric", "gram"])
+@pytest.mark.parametrize("name", coefficients.NAMES)
+@pytest.mark.parametrize("shape", [(64, 160), (160, 64), (3, 48, 48), (2, 2, 96, 40)])
+def test_the_iteration_is_the_direct_one(launches, shape, name, form):
+    x, steps = random(*shape), coefficients.schedule(name, 5)
+    got = iteration.launched(x, steps, coefficients.margin(name), 1e-7, form, BF16, False, hopper)
+    want = iteration.by_pytorch(x.double(), steps, coefficients.margin(name), 1e-7, torch.float64)
+    assert got.dtype == BF16 and got.shape == x.shape and got.is_contiguous()
+    assert close(got, want, 0.03)
+    assert len(launches.launches) == (15 if form == "symmetric" else 18)
+    assert sum(made.symmetric for made in launches.launches) == (10 if form == "symmetric" else 16)
+    assert len({made.shape.matrices for made in launches.launches}) == 1  # a batch is one launch
+
+
+# ---- configurations --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("matrices, m", [(1, 8), (1, 264), (1, 2048), (1, 4096), (1, 8192), (16, 2048), (32, 4096)])
+def test_configurations_fit(matrices, m):
+    """And are kernels that compile: the plan's own checks."""
+    a = torch.empty(matrices, m, m, dtype=BF16, device="meta")
+    key = (90, BF16, "NT", matrices, m, m)
+    found = list(hopper.candidates(*key))
+    assert hopper.heuristic(*key) in [{**c, "GROUP": hopper.heuristic(*key)["GROUP"]} for c in found]
+    for config in (hopper.heuristic(*key), *found):
+        assert shared_bytes(config, 2, symmetric=True) <= SHARED and config["STAGES"] >= 4
+        with compiling_for(90, lambda *kernel: None):
+            made = HopperPlan(a, a.mT, symmetric=config).launch
+        assert made.grid[0] % config["CLUSTER"] == 0 and 0 < made.grid[0] <= 132
+
+
+def test_the_shape_of_tiles_is_the_one_that_ends_first():
+    """8192 rows are 8 whole waves of clusters that compute 256 x 256; 4096 are 2.06, for which nobody should wait."""
+    large, middle = (hopper.heuristic(90, BF16, "NT", 1, m, m) for m in (8192, 4096))
+    assert (large["COLUMNS"], large["CLUSTER"], large["STREAM"]) == (256, 2, 0)
+    assert middle["COLUMNS"] < 256 or middle["STREAM"]
+
+
+# ---- what is chosen --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape, dtype, want", [
+    ((256, 512), BF16, "cuda"), ((256, 512), FP16, "cuda"), ((2, 256, 512), BF16, "cuda"),
+    ((256, 512), torch.float32, "triton"),
+    ((100, 512), BF16, "triton"), ((256, 500), BF16, "triton"),
+])  # fmt: skip
+def test_hopper_takes_what_tma_takes(shape, dtype, want):
+    with compiling_for(90, lambda *kernel: None):
+        x = torch.empty(shape, dtype=dtype, device="meta")
+        assert ops.explain("gram", x).implementation == want
+        square = torch.empty(*shape[:-1], shape[-2], dtype=dtype, device="meta")
+        if shape[-1] % 8 == 0:
+            assert ops.explain("gram_polynomial", square, -4.775, 2.0).implementation == want
+            assert ops.explain("gram_polynomial", square, 0.0, 2.0).implementation == "triton"
+        form = "-gram" if dtype is BF16 else ""
+        assert ops.explain("newton_schulz", x).implementation == want + form
+        assert ops.explain("newton_schulz", x, form="symmetric").implementation == want
+    with compiling_for(100, lambda *kernel: None):
+        assert ops.explain("gram", x).implementation == "triton"
+
+
+def test_what_tma_cannot_take_is_declined_in_words():
+    with compiling_for(90, lambda *kernel: None):
+        for name, arguments, words in (
+            ("gram", (torch.empty(100, 64, dtype=BF16, device="meta"),), "begin on 16 bytes"),
+            ("gram", (torch.empty(64, 128, dtype=BF16, device="meta")[:, ::2],), "contiguous"),
+            ("gram_polynomial", (torch.empty(64, 64, dtype=BF16, device="meta"), 0.0, 1.0), "alpha is 0"),
+            ("gram_polynomial", (torch.empty(64, 64, dtype=BF16, device="meta").mT, 1.0, 1.0), "contiguous"),
+            ("newton_schulz", (torch.empty(64, 100, dtype=BF16, device="meta"),), "begin on 16 bytes"),
+        ):
+            with pytest.raises(Declined, match=words):
+                registry.get(name).find("cuda").function(*arguments)
