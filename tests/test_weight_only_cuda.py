@@ -78,7 +78,7 @@ CASES = {
 # Mistakes: a case, what stands in weight_only.cu, what is written instead. Each must be noticed with some seed.
 MISTAKES = {
     "x's columns in another order": ("int4", "+ quarter * 8;", "+ quarter * 4;"),
-    "a slice left out": ("int4", ", slice(Number<3>{});", ";"),
+    "a slice left out": ("int4", "slice<3, LENGTH, T, FORMAT>(sums, held[r][0], held[r][1], at, from, mask, minus);", ""),
     "the wrong bits of a word": ("int4", "fma_pair(bf16{}, (word >> 4 * SLICE", "fma_pair(bf16{}, (word >> 3 * SLICE"),
     "the upper rows' words for the lower": (
         "int4", "pair_of<FORMAT, SLICE>(T{}, lower.word", "pair_of<FORMAT, SLICE>(T{}, upper.word"),

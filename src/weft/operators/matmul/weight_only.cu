@@ -101,8 +101,6 @@ template <Format FORMAT, int SLICE> __device__ __forceinline__ u32 pair_of(fp16,
 __device__ __forceinline__ float fp8_unit(bf16) { return 1.f; }
 __device__ __forceinline__ float fp8_unit(fp16) { return 256.f; }
 
-template <int I> struct Number { static constexpr int value = I; };
-
 // ---- the kernel -----------------------------------------------------------------------------------------------------------
 
 // The products of one slice of 16 words of each row: 32 columns.
@@ -119,6 +117,19 @@ __device__ __forceinline__ void multiply(float (&sums)[TILES][4], const Words<T,
     }
 #pragma unroll
     for (int tile = 0; tile < TILES; tile++) mma(T{}, sums[tile], a, x[tile].word[half], x[tile].word[half + 1]);
+  }
+}
+
+// The same with x [token][column] from shared memory, from column `from` on; nothing for a slice that words of this format lack.
+// (A template, not a lambda that takes any type: NVRTC 13.0 does not compile those for a device.)
+template <int I, int LENGTH, typename T, Format FORMAT, int SLICES, int SETS, int TILES>
+__device__ __forceinline__ void slice(float (&sums)[SETS][TILES][4], const Words<T, 8> &upper, const Words<T, 8> &lower,
+                                      const T *(&x)[TILES], int from, u32 mask, const u32 (&minus)[SLICES][2]) {
+  if constexpr (I < SLICES) {
+    Words<T, 8> tokens[TILES];
+#pragma unroll
+    for (int tile = 0; tile < TILES; tile++) tokens[tile] = load_shared<T, 8>(x[tile] + from + I * LENGTH);
+    multiply<T, FORMAT, I, TILES>(sums[I % SETS], upper, lower, tokens, mask, minus[I][0], minus[I][1]);
   }
 }
 
@@ -250,17 +261,11 @@ __global__ void __launch_bounds__(32 * DOWN * ALONG)
               }
           }
         }
-        auto slice = [&](auto number) {
-          constexpr int i = decltype(number)::value;
-          if constexpr (i < SLICES) {
-            Words<T, 8> tokens[TILES];
-#pragma unroll
-            for (int tile = 0; tile < TILES; tile++)
-              tokens[tile] = load_shared<T, 8>(at[tile] + (step - begin) * COLUMNS + (chunk * SLICES + i) * LENGTH + run * 32);
-            multiply<T, FORMAT, i, TILES>(sums[i % SETS], held[r][0], held[r][1], tokens, mask, minus[i][0], minus[i][1]);
-          }
-        };
-        slice(Number<0>{}), slice(Number<1>{}), slice(Number<2>{}), slice(Number<3>{});
+        const int from = (step - begin) * COLUMNS + chunk * SLICES * LENGTH + run * 32;
+        slice<0, LENGTH, T, FORMAT>(sums, held[r][0], held[r][1], at, from, mask, minus);
+        slice<1, LENGTH, T, FORMAT>(sums, held[r][0], held[r][1], at, from, mask, minus);
+        slice<2, LENGTH, T, FORMAT>(sums, held[r][0], held[r][1], at, from, mask, minus);
+        slice<3, LENGTH, T, FORMAT>(sums, held[r][0], held[r][1], at, from, mask, minus);
         if (more) {
 #pragma unroll
           for (int h = 0; h < 2; h++) held[r][h] = load<T, 8>(next[h] + ALONG * STEP * 2 + r * 32);
