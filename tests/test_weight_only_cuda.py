@@ -170,13 +170,13 @@ class Product:
 
     def job(self, kernel: int, seed: int) -> bytes:
         """What ``Job`` of ptx_on_cpu.hpp reads."""
-        tensors = (*self.tensors, *[torch.empty(0)] * 3)
+        tensors = (*self.tensors, *[torch.empty(0)] * (11 - len(self.tensors)))
         storages = [torch.empty(0, dtype=torch.uint8).set_(t.untyped_storage()) for t in tensors]
         plan, (shape,) = self.plan, self.plan.scalars
         head = (kernel, plan.grid[0], plan.block, plan.cluster, plan.shared_bytes, seed, *(s.nbytes for s in storages))
         maps = bytes(8) + bytes(shape) + bytes((5 * 17 - 1) * 8 - ctypes.sizeof(shape))
         offset = self.x.data_ptr() - self.x.untyped_storage().data_ptr()
-        rest = struct.pack("<7q2d", offset, *[0] * 6, 0.0, 0.0)
+        rest = struct.pack("<10q3d", offset, *[0] * 9, *[0.0] * 3)
         return struct.pack(f"<{len(head)}q", *head) + maps + rest + b"".join(s.numpy().tobytes() for s in storages)
 
 
