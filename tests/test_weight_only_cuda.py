@@ -21,8 +21,13 @@ triton = pytest.importorskip("triton")
 from weft.definition import ARCHITECTURES, Declined  # noqa: E402
 from weft.operators.cuda import compile_cubin  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.matmul import weight_only_cuda  # noqa: E402
-from weft.operators.matmul.quantized_weight import dequantize_weight, prepare_weight, quantize_weight  # noqa: E402
+from weft.operators.matmul import skinny_cuda, weight_only_cuda  # noqa: E402
+from weft.operators.matmul.quantized_weight import (  # noqa: E402
+    QuantizedWeight,
+    dequantize_weight,
+    prepare_weight,
+    quantize_weight,
+)
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
@@ -72,6 +77,8 @@ CASES = {
     "one element": Case("int8", m=1, n=1, k=1),
     "no terms": Case("int8", m=2, n=5, k=0, biased=True, shape=(2, 2, 1)),
     "no terms, a cluster": Case("fp8", m=2, n=5, k=0, shape=(2, 2, 2)),
+    "16 bits": Case("wide", biased=True, m=5, n=37, k=640, shape=(1, 2, 2)),
+    "16 bits, fp16, 16 tokens": Case("wide", dtype=FP16, m=16, n=40, k=384, x="padded", shape=(2, 1, 1)),
     "fewer steps than warps": Case("int8", m=3, n=70, k=256, shape=(1, 4, 2)),
 }
 
@@ -132,7 +139,10 @@ class Product:
             "across": x[: m * k].view(k, m).t(),
             "strided": x[: 2 * m * k].view(m, 2 * k)[:, ::2],
         }[case.x]
-        if case.codes == "all":
+        if case.format == "wide":
+            made = torch.randn(n, k + 8, generator=random).to(case.dtype)[:, :k]
+            self.weight = QuantizedWeight(made, made, None, "wide", 0, k)
+        elif case.codes == "all":
             self.weight = self._every_code()
         else:
             w = torch.randn(n, k, generator=random) + (0.5 if case.zero else 0)
@@ -149,6 +159,9 @@ class Product:
             patch.setattr(weight_only_cuda.configuration, "trial", trial)
             if case.room:
                 patch.setattr(weight_only_cuda, "shared_limit", lambda sm: case.room)
+            if case.format == "wide":
+                self.plan = skinny_cuda.plan(self.x, words, self.bias if case.biased else None).plan
+                return
             self.plan = weight_only_cuda.plan(
                 self.x, words, scale, self.tensors[3], bias, case.zero, case.biased, case.format, case.group
             )
@@ -165,7 +178,8 @@ class Product:
 
     def wanted(self) -> torch.Tensor:
         weight = self.weight._replace(scale=self.weight.scale.double())
-        y = self.x.double() @ dequantize_weight(weight, torch.float64).t()
+        dense = weight.words if weight.format == "wide" else dequantize_weight(weight, torch.float64)
+        y = self.x.double() @ dense.double().t()
         return y + self.bias.double() if self.case.biased else y
 
     def job(self, kernel: int, seed: int) -> bytes:

@@ -12,10 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
+from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
 from weft.operators.call import Choice, check_same, check_tensor, eager, on_gpu
 from weft.operators.launch import Plans
+from weft.operators.matmul import skinny_cuda
 from weft.operators.matmul.skinny_kernels import plans
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 
@@ -29,7 +30,7 @@ def skinny_matmul_op(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     return _launched(x, w, bias) if on_gpu(x) else F.linear(x, w, bias)
 
 
-def _launched(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+def _launched(x: Tensor, w: Tensor, bias: Tensor | None, plans: Plans = plans) -> Tensor:
     y = torch.empty((x.shape[0], w.shape[0]), dtype=x.dtype, device=x.device)
     if y.numel():
         ready = plans.of((x, w), None) if bias is None else plans.of((x, w, bias))
@@ -61,6 +62,12 @@ def reference(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
 def skinny_matmul_triton(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     operands = (x, w) if bias is None else (x, w, bias)
     return _launched(x, w, bias) if eager(*operands) else torch.ops.weft.skinny_matmul(x, w, bias)
+
+
+def skinny_matmul_cuda(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    if reason := skinny_cuda.why_not(x, w):
+        raise Declined(reason)
+    return _launched(x, w, bias, skinny_cuda.plans)
 
 
 # ---- definition ------------------------------------------------------------------------------------------------------
@@ -169,6 +176,9 @@ skinny_matmul = Operator(
 )
 
 skinny_matmul.implementation("triton", arch=">=sm_80")(skinny_matmul_triton)
+skinny_matmul.implementation(
+    "cuda", arch=">=sm_80", devices=("cuda",), dtypes=("fp16", "bf16"), directions=("forward",)
+)(skinny_matmul_cuda)
 skinny_matmul.implementation("torch")(reference)
 skinny_matmul.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
 

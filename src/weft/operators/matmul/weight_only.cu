@@ -10,7 +10,7 @@
 #include "prelude.cuh"
 
 struct Shape {
-  i64 N, x_row, x_col, scale_row, scale_group, zero_row, zero_group, bias_col;
+  i64 N, x_row, x_col, word_row, scale_row, scale_group, zero_row, zero_group, bias_col;
   int M, K, steps, stage;  // steps of a row: 64 words; of those, what x lies in shared memory for at a time
 };
 
@@ -64,7 +64,7 @@ __device__ __forceinline__ float to_float(fp16 x) { return half_to_float(x.bits)
 
 // ---- codes to floats: the pair of slice i of a word ------------------------------------------------------------------------
 
-enum Format { INT4, INT8, FP8 };
+enum Format { INT4, INT8, FP8, WIDE };  // WIDE: a weight of x's dtype as it is, two columns a word
 
 // What is added to int4's codes under their magic number, 128 + code in bf16 and 1024 + code in fp16: the same of the zero point,
 // negative.
@@ -79,6 +79,7 @@ template <> constexpr u32 MASK<bf16, FP8> = 0x07f007f0;
 template <> constexpr u32 MASK<fp16, FP8> = 0x3f803f80;
 
 template <Format FORMAT, int SLICE> __device__ __forceinline__ u32 pair_of(bf16, u32 word, u32 mask, u32 minus) {
+  if constexpr (FORMAT == WIDE) return word;
   constexpr u32 ONE = 0x3f803f80, MAGIC = 0x43004300;
   if constexpr (FORMAT == INT4) return fma_pair(bf16{}, (word >> 4 * SLICE & mask) | MAGIC, ONE, minus);
   if constexpr (FORMAT == INT8) {  // seven bits fit beside the magic number; the eighth says whether 128 or 256 goes off again
@@ -90,6 +91,7 @@ template <Format FORMAT, int SLICE> __device__ __forceinline__ u32 pair_of(bf16,
 }
 
 template <Format FORMAT, int SLICE> __device__ __forceinline__ u32 pair_of(fp16, u32 word, u32 mask, u32 minus) {
+  if constexpr (FORMAT == WIDE) return word;
   constexpr u32 ONE = 0x3c003c00, MAGIC = 0x64006400;
   if constexpr (FORMAT == INT4) return fma_pair(fp16{}, (word >> 4 * SLICE & mask) | MAGIC, ONE, minus);
   if constexpr (FORMAT == INT8) return fma_pair(fp16{}, __byte_perm(word, 0x64646464, SLICE ? 0x4341 : 0x4240), ONE, 0xe480e480);
@@ -133,15 +135,15 @@ __device__ __forceinline__ void slice(float (&sums)[SETS][TILES][4], const Words
   }
 }
 
-// x: [M, K], M <= 8 * TILES; with VECTORS its rows begin on 16 bytes and K is a multiple of 8. words: [N, 64 * steps], 16-byte
-// aligned; scale: [N], or GROUPED [N, K / LENGTH]; zero likewise; y: [M, N], contiguous. A cluster of BLOCKS blocks takes 16 * DOWN
+// x: [M, K], M <= 8 * TILES; with VECTORS its rows begin on 16 bytes and K is a multiple of 8. words: [N, 64 * steps], rows on
+// 16 bytes; scale: [N], or GROUPED [N, K / LENGTH]; zero likewise; y: [M, N], contiguous. A cluster of BLOCKS blocks takes 16 * DOWN
 // rows of the weight, each block a part of K that it shares out to ALONG warps side by side.
 template <typename T, typename S, Format FORMAT, int LENGTH, bool GROUPED, bool HAS_ZERO, bool HAS_BIAS, bool VECTORS, int TILES,
           int DOWN, int ALONG, int BLOCKS>
 __global__ void __launch_bounds__(32 * DOWN * ALONG)
     weight_only(const T *x, const u32 *words, const S *scale, const unsigned char *zero, const T *bias, T *y, Shape shape) {
   constexpr int THREADS = 32 * DOWN * ALONG, TOKENS = 8 * TILES, PARTS = ALONG * BLOCKS;
-  constexpr int SLICES = FORMAT == INT4 ? 4 : 2, COLUMNS = SLICES * 2 * STEP;  // of a step
+  constexpr int SLICES = FORMAT == INT4 ? 4 : FORMAT == WIDE ? 1 : 2, COLUMNS = SLICES * 2 * STEP;  // of a step
   constexpr int RUNS = LENGTH / 32;                                            // of 16 words: a chunk
   constexpr int GROUPS = SLICES * 4 / RUNS, QUADS = (GROUPS + 3) / 4;          // of a step; each of four lanes fetches its own
   // Scales are fetched a step before, unless registers are few and they are not wanted before the step's end.
@@ -168,7 +170,7 @@ __global__ void __launch_bounds__(32 * DOWN * ALONG)
   const T *next[2];  // words, under the name that `load` wants
 #pragma unroll
   for (int h = 0; h < 2; h++)
-    next[h] = reinterpret_cast<const T *>(words + (i64(mine[h]) * shape.steps + first + along) * STEP + quarter * 4);
+    next[h] = reinterpret_cast<const T *>(words + mine[h] * shape.word_row + i64(first + along) * STEP + quarter * 4);
   Words<T, 8> held[4][2];
   S scales[QUADS][2];
   unsigned char zeros[QUADS][2];
@@ -323,7 +325,7 @@ __global__ void __launch_bounds__(32 * DOWN * ALONG)
     float sum = 0.f;
 #pragma unroll
     for (int part = 0; part < PARTS; part++) sum += parts[(part * OWN + local) * TOKENS + m];
-    if constexpr (!GROUPED) sum *= to_float(scale[column * shape.scale_row]);
+    if constexpr (!GROUPED && FORMAT != WIDE) sum *= to_float(scale[column * shape.scale_row]);
     if constexpr (FORMAT == FP8) sum *= fp8_unit(T{});
     if constexpr (HAS_BIAS) sum += to_float(bias[column * shape.bias_col]);
     y[m * shape.N + column].bits = (unsigned short)pack_pair(T{}, sum, 0.f);

@@ -35,8 +35,8 @@ class Shape(ctypes.Structure):
     """``Shape`` of weight_only.cu."""
 
     _fields_ = [
-        *((name, ctypes.c_longlong) for name in ("N", "x_row", "x_col", "scale_row", "scale_group")),
-        *((name, ctypes.c_longlong) for name in ("zero_row", "zero_group", "bias_col")),
+        *((name, ctypes.c_longlong) for name in ("N", "x_row", "x_col", "word_row", "scale_row")),
+        *((name, ctypes.c_longlong) for name in ("scale_group", "zero_row", "zero_group", "bias_col")),
         *((name, ctypes.c_int) for name in ("M", "K", "steps", "stage")),
     ]
 
@@ -60,10 +60,15 @@ def warps_of(m: int, group: int, has_zero: bool) -> int:
     return 8 if m > 8 and group and (group < SLICE or has_zero) else 16
 
 
+def columns_of(format: str) -> int:
+    """Of a step: 256 bytes of a row."""
+    return STEP_BYTES // 2 if format == "wide" else block(format)
+
+
 def heuristic(sm: int, dtype: torch.dtype, format: str, group: int, has_zero: bool, m: int, n: int, k: int) -> Config:
     """The fewest bytes for the multiprocessor that reads the most of them: of the weight, of x once for each block, and what it
     could have read while sums go through a cluster. n and k count thousands (1024)."""
-    steps, sms = k * 1024 // block(format), multiprocessors(torch.device("cuda"))
+    steps, sms = k * 1024 // columns_of(format), multiprocessors(torch.device("cuda"))
 
     def cost(c: Config) -> float:
         parts = c["ALONG"] * c["BLOCKS"]
@@ -77,7 +82,7 @@ def heuristic(sm: int, dtype: torch.dtype, format: str, group: int, has_zero: bo
 def candidates(
     sm: int, dtype: torch.dtype, format: str, group: int, has_zero: bool, m: int, n: int, k: int
 ) -> Iterator[Config]:
-    steps, x_bytes = k * 1024 // block(format), m * block(format) * 2
+    steps, x_bytes = k * 1024 // columns_of(format), m * columns_of(format) * 2
     for warps in (16, 8)[2 - warps_of(m, group, has_zero) // 8 :]:
         for c in grid_of(
             {"DOWN": (1, 2, 4, 8, 16), "ALONG": (1, 2, 4, 8, 16), "BLOCKS": (1, 2, 4, 8) if sm >= 90 else (1,)}
@@ -102,37 +107,51 @@ def plan(
     """
     if reason := why_not(x, words):
         raise Declined(reason)
-    (m, k), n = x.shape, words.shape[0]
-    tokens = 8 if m <= 8 else 16
-    config = configuration(x.device, x.dtype, format, group, has_zero, bucket(m), -(-n // 1024), -(-k // 1024))
+    n = words.shape[0]
+    strides = (
+        *x.stride(),
+        words.stride(0),
+        *_strides(scale),
+        *(_strides(zero) if has_zero else (0, 0)),
+        bias.stride(0),
+    )
+    options = (bool(group), has_zero, has_bias)
+    return launch(x, n, strides, words.shape[1] // 64, scale.dtype, format, group, options)
+
+
+def launch(
+    x: Tensor, n: int, strides: tuple[int, ...], steps: int, scale: torch.dtype, format: str, group: int,
+    options: tuple[bool, bool, bool],
+) -> CudaPlan:  # fmt: skip
+    """The kernel for ``n`` rows of ``steps`` steps of any format; ``strides`` are those of ``Shape``, ``options`` whether there
+    are groups, zero points and a bias."""
+    (m, k), tokens = x.shape, 8 if x.shape[0] <= 8 else 16
+    config = configuration(x.device, x.dtype, format, group, options[1], bucket(m), -(-n // 1024), -(-k // 1024))
     down, along, blocks = config["DOWN"], config["ALONG"], config["BLOCKS"]
-    rows, steps = ROWS * down, words.shape[1] // 64
+    rows = ROWS * down
     if -(-n // rows) * blocks > BLOCK_X:
         raise Declined(f"{n} rows of the weight; a grid has {BLOCK_X} blocks of {rows}")
     parts = 16 + along * blocks * (rows // blocks) * tokens * 4  # bytes of sums, behind a barrier
     room = (shared_limit(target_sm(x.device)) - parts) // max(m, 1) - 64  # bytes of a row of x
-    stage = _stage(-(-steps // blocks), along, room // (2 * block(format)))
-    pitch = stage * block(format) + 32
-    vectors = x.stride(1) == 1 and x.stride(0) % 8 == 0 and k % 8 == 0 and pointer_aligned(x)
-    options = (bool(group), has_zero, has_bias, vectors)
+    stage = _stage(-(-steps // blocks), along, room // (2 * columns_of(format)))
+    pitch = stage * columns_of(format) + 32
+    vectors = x.stride(1) == 1 and (m == 1 or x.stride(0) % 8 == 0) and k % 8 == 0 and pointer_aligned(x)
     kernel = ", ".join(
         [
             CTYPES[x.dtype],
-            CTYPES[scale.dtype],
+            CTYPES[scale],
             format.upper(),
             str(group or SLICE),
-            *(str(option).lower() for option in options),
+            *(str(option).lower() for option in (*options, vectors)),
             *map(str, (tokens // 8, down, along, blocks)),
         ]
     )
-    strides = (*x.stride(), *_strides(scale), *(_strides(zero) if has_zero else (0, 0)), bias.stride(0))
-    shape = Shape(n, *strides, m, k, steps, stage)
     return CudaPlan(
         SOURCE,
         f"weight_only<{kernel}>",
         (-(-n // rows) * blocks, 1),
         32 * down * along,
-        (shape,),
+        (Shape(n, *strides, m, k, steps, stage),),
         blocks,
         parts + m * pitch * 2,
     )
