@@ -1,7 +1,4 @@
-"""The plan of ``hopper.cu``: products on Hopper's tensor cores by wgmma, fed by TMA (sm_90 and no other).
-
-It is no implementation of ``matmul`` yet: it has been compiled for sm_90a, and has not run on a GPU.
-"""
+"""The plan of ``hopper.cu``: products on Hopper's tensor cores by wgmma, fed by TMA (sm_90 and no other)."""
 
 from __future__ import annotations
 
