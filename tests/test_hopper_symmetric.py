@@ -123,7 +123,7 @@ MISTAKES = {
         SMALL, "(j % 2 ? lower : upper) = mirrored(j % 2 ? lower : upper,", "upper = mirrored(upper,"),
     "all matrices mirrored": (SMALL, "lane, diagonal && j / 2 == warp)", "lane, diagonal)"),
     "the diagonal's own matrices of another lane": (SMALL, "lane % 4 * 2 - lane / 4;", "lane % 4 * 2 - lane / 4 - 1;"),
-    "slabs above the diagonal stored": (WIDE, "if (SYMMETRIC && column + held * SLAB > row) break;", ""),
+    "slabs above the diagonal stored": (WIDE, "if (SYMMETRIC && column + held * SLAB > row) continue;", ""),
     "tiles of another triangle": (WIDE, "(P * (r * (r + 1) / 2) + added) / Q", "P * (r * (r + 1) / 2) / Q"),
     "the rest of a group begun in its third row": (SMALL, "row = first + 1; i >=", "row = first + 2; i >="),
     "a row of tiles too far": (SMALL, "while (before(r) > i) r--;", ""),
@@ -217,17 +217,17 @@ def test_every_tile_that_touches_the_lower_triangle_is_one_clusters(order, colum
 
 @pytest.mark.parametrize("layout", ["false, false", "true, true"])
 @pytest.mark.parametrize("columns, stages, cluster", [(256, 4, 2), (192, 4, 2), (128, 6, 1), (64, 8, 1)])
-@pytest.mark.parametrize(
-    "added, types",
-    [("false, false, false, false, true", "bf16, bf16"), ("true, false, false, false, true, true", "fp16, fp16")],
-)
-def test_the_way_out_disturbs_no_product(added, types, columns, stages, cluster, layout, tmp_path):
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("residuals", [0, 1, 2])
+def test_the_way_out_disturbs_no_product(residuals, streamed, columns, stages, cluster, layout, tmp_path):
+    types = "bf16, bf16" if residuals < 2 else "fp16, fp16"
+    parts = ", ".join(str(p).lower() for p in (residuals > 0, False, False, streamed, True, residuals == 2))
     text = played.assembly(
-        f"matmul_hopper<{types}, {columns}, {stages}, {cluster}, {layout}, UNSCALED, false, false, NONE, {added}>",
+        f"matmul_hopper<{types}, {columns}, {stages}, {cluster}, {layout}, UNSCALED, false, false, NONE, {parts}>",
         tmp_path,
     )
     fetches = 2 if layout == "false, false" else 2 + (columns // cluster // 64 if columns != 192 else 3)
-    check_inner_loop(text, f"HGMMA.64x{columns}x16.F32" + (".BF16" if types[0] == "b" else ""), fetches)
+    check_inner_loop(text, f"HGMMA.64x{columns}x16.F32" + (".BF16" if types[0] == "b" else ""), fetches, streamed)
     assert "STSM.16.MT88.2" in text and "MOVM.16.MT88" in text
 
 

@@ -601,7 +601,7 @@ __global__ void __launch_bounds__(THREADS, 1)
       };
 #pragma unroll
       for (int held = 0; held < SLABS; held += HELD) {
-        if (SYMMETRIC && column + held * SLAB > row) break;
+        if (SYMMETRIC && column + held * SLAB > row) continue;  // above the diagonal; with `break` the compiler loses sight of uniform descriptors
         const bool diagonal = SYMMETRIC && column + held * SLAB == row;
         if constexpr (RESIDUAL) {
           barrier_wait(&residual[mine], residual_parity);
