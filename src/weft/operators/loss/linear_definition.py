@@ -15,7 +15,13 @@ from weft.operators.loss import definition as loss
 from weft.operators.loss.definition import IGNORED, REDUCTIONS
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 
-OF_THE_LOSS = ("ignore_index", "label_smoothing", "z_loss", "soft_cap", "reduction")  # options that cross entropy has too
+OF_THE_LOSS = (
+    "ignore_index",
+    "label_smoothing",
+    "z_loss",
+    "soft_cap",
+    "reduction",
+)  # options that cross entropy has too
 AT_ONCE = 2**28  # logits that the reference holds; more are made again for the gradient
 
 
