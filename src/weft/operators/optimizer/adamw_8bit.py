@@ -183,7 +183,7 @@ adamw_8bit = Operator(
         ]
         + [workload("fp32", T=len(definition.LANGUAGE_MODEL), P=definition.MEAN, shapes="language_model")],
         "quick": [workload(T=64, P=2**18)],
-        "host": [workload("fp32", T=1000, P=4096)],
+        "host": [workload("fp32", T=12, P=4096)],
         "compile": [
             workload(T=2, P=5000),
             workload(T=2, P=5000, format="fp8"),
