@@ -217,8 +217,8 @@ def test_every_operator_runs_on_cpu_tensors_and_passes_opcheck():
     """In a process of its own: here, without a GPU, CPU tensors are interpreted."""
     done = python("-W", "error", str(ROOT / "tests" / "opchecks.py"))
     assert done.returncode == 0, done.stderr
-    on_cuda_only = {"weft::softmax_cluster", "weft::softmax_cluster_backward", "weft::matmul_hopper"}
-    on_cuda_only |= {"weft::weight_only_matmul_cuda"}
+    in_cuda = ("softmax_cluster", "softmax_cluster_backward", "matmul_hopper", "gram_hopper", "gram_polynomial_hopper")
+    on_cuda_only = {f"weft::{name}" for name in (*in_cuda, "newton_schulz_hopper", "weight_only_matmul_cuda")}
     assert opchecks.registered() - on_cuda_only == set(done.stdout.split())
 
 
