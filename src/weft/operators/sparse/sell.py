@@ -18,6 +18,7 @@ from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.launch import Plan, Plans
 from weft.operators.sparse.csr import CSR
 from weft.operators.sparse.pattern import rows_of_elements
+from weft.operators.sparse.spmv_kernels import STEPS
 
 SLICE, WINDOW = 32, 1024  # C: a warp's lanes; σ: so many rows' results lie within 4 KB in fp32
 
@@ -115,15 +116,19 @@ def slices_times_vector(
     place = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     length = tl.load(lengths_ptr + place, mask=place < M, other=0)
     base = tl.load(starts_ptr + place // SLICE, mask=place < M, other=0).to(tl.int64) + place % SLICE
+    longest = tl.max(length, axis=0)
     total = tl.zeros([WIDTH, ROWS], tl.float32)
-    for start in range(0, tl.max(length, axis=0), WIDTH):
-        j = start + tl.arange(0, WIDTH)
-        there = j[:, None] < length[None, :]
-        at = base[None, :] + j.to(tl.int64)[:, None] * SLICE
-        column = tl.load(columns_ptr + at, mask=there, other=0, eviction_policy="evict_first").to(tl.int64)
-        value = tl.load(values_ptr + at, mask=there, other=0.0, eviction_policy="evict_first").to(tl.float32)
-        x = tl.load(x_ptr + column * x_stride, mask=there, other=0.0, eviction_policy="evict_last").to(tl.float32)
-        total += value * x
+    for first in range(0, longest, STEPS * WIDTH):
+        part = tl.zeros([WIDTH, ROWS], tl.float32)
+        for start in range(first, tl.minimum(first + STEPS * WIDTH, longest), WIDTH):
+            j = start + tl.arange(0, WIDTH)
+            there = j[:, None] < length[None, :]
+            at = base[None, :] + j.to(tl.int64)[:, None] * SLICE
+            column = tl.load(columns_ptr + at, mask=there, other=0, eviction_policy="evict_first").to(tl.int64)
+            value = tl.load(values_ptr + at, mask=there, other=0.0, eviction_policy="evict_first").to(tl.float32)
+            x = tl.load(x_ptr + column * x_stride, mask=there, other=0.0, eviction_policy="evict_last").to(tl.float32)
+            part += value * x
+        total += part
     row = tl.load(rows_ptr + place, mask=place < M, other=0)
     tl.store(y_ptr + row, tl.sum(total, axis=0).to(y_ptr.dtype.element_ty), mask=place < M)
 

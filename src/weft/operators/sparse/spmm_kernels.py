@@ -14,6 +14,7 @@ from torch import Tensor
 
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.launch import INTERPRETING, Plan, Plans
+from weft.operators.sparse.spmv_kernels import STEPS
 
 ITEMS = 64 if INTERPRETING else 512  # rows and elements of a merge part
 
@@ -28,15 +29,20 @@ def rows_times_dense(
     k = ((tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     begin = tl.load(offsets_ptr + m, mask=m < M, other=0)
     length = tl.load(offsets_ptr + m + 1, mask=m < M, other=0) - begin
+    longest = tl.max(length, axis=0)
     total = tl.zeros([ROWS, BLOCK], tl.float32)
-    for step in tl.range(0, tl.max(length, axis=0), loop_unroll_factor=4):  # several rows of B on their way
-        there = step < length
-        column = tl.load(columns_ptr + begin + step, mask=there, other=0).to(tl.int64)
-        value = tl.load(values_ptr + begin + step, mask=there, other=0.0).to(tl.float32)
-        at = b_ptr + column[:, None] * b_row + k[None, :] * b_col
-        inside = there[:, None] & (k[None, :] < K)
-        b = tl.load(at, mask=inside, other=0.0, eviction_policy="evict_last").to(tl.float32)
-        total += value[:, None] * b
+    for first in range(0, longest, STEPS):
+        part = tl.zeros([ROWS, BLOCK], tl.float32)
+        upto = tl.minimum(first + STEPS, longest)
+        for step in tl.range(first, upto, loop_unroll_factor=4):  # several rows of B on their way
+            there = step < length
+            column = tl.load(columns_ptr + begin + step, mask=there, other=0).to(tl.int64)
+            value = tl.load(values_ptr + begin + step, mask=there, other=0.0).to(tl.float32)
+            at = b_ptr + column[:, None] * b_row + k[None, :] * b_col
+            inside = there[:, None] & (k[None, :] < K)
+            b = tl.load(at, mask=inside, other=0.0, eviction_policy="evict_last").to(tl.float32)
+            part += value[:, None] * b
+        total += part
     at = y_ptr + m[:, None] * K + k[None, :]
     tl.store(at, total.to(y_ptr.dtype.element_ty), mask=(m[:, None] < M) & (k[None, :] < K))
 

@@ -19,6 +19,9 @@ from weft.operators.sparse.balance import WIDEST, row_width
 # Elements: a merge part's tile begins at a multiple, so that its loads are wide and its head bits whole words.
 ALIGNED = 32
 
+# Steps whose products are added up before they join the sum: thousands added one by one would err several times as much.
+STEPS = tl.constexpr(32)
+
 
 @triton.jit
 def row_split(offsets_ptr, columns_ptr, values_ptr, x_ptr, y_ptr, M, x_stride, ROWS: tl.constexpr, WIDTH: tl.constexpr):
@@ -26,15 +29,19 @@ def row_split(offsets_ptr, columns_ptr, values_ptr, x_ptr, y_ptr, M, x_stride, R
     m = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     begin = tl.load(offsets_ptr + m, mask=m < M, other=0)
     length = tl.load(offsets_ptr + m + 1, mask=m < M, other=0) - begin
+    longest = tl.max(length, axis=0)
     total = tl.zeros([ROWS, WIDTH], tl.float32)
-    for start in range(0, tl.max(length, axis=0), WIDTH):
-        k = start + tl.arange(0, WIDTH)
-        there = k[None, :] < length[:, None]
-        at = begin[:, None] + k[None, :]
-        column = tl.load(columns_ptr + at, mask=there, other=0, eviction_policy="evict_first").to(tl.int64)
-        value = tl.load(values_ptr + at, mask=there, other=0.0, eviction_policy="evict_first").to(tl.float32)
-        x = tl.load(x_ptr + column * x_stride, mask=there, other=0.0, eviction_policy="evict_last").to(tl.float32)
-        total += value * x
+    for first in range(0, longest, STEPS * WIDTH):
+        part = tl.zeros([ROWS, WIDTH], tl.float32)
+        for start in range(first, tl.minimum(first + STEPS * WIDTH, longest), WIDTH):
+            k = start + tl.arange(0, WIDTH)
+            there = k[None, :] < length[:, None]
+            at = begin[:, None] + k[None, :]
+            column = tl.load(columns_ptr + at, mask=there, other=0, eviction_policy="evict_first").to(tl.int64)
+            value = tl.load(values_ptr + at, mask=there, other=0.0, eviction_policy="evict_first").to(tl.float32)
+            x = tl.load(x_ptr + column * x_stride, mask=there, other=0.0, eviction_policy="evict_last").to(tl.float32)
+            part += value * x
+        total += part
     tl.store(y_ptr + m, tl.sum(total, axis=1).to(y_ptr.dtype.element_ty), mask=m < M)
 
 
