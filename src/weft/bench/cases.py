@@ -134,7 +134,7 @@ def results(
     arguments: dict[str, Any],
     gradients: list[Tensor] | None = None,
 ) -> Results:
-    """Runs once on a copy of the arguments and returns outputs and mutated arguments, or gradients."""
+    """Runs once and returns outputs and mutated arguments (the very ones: pass a copy to keep what was drawn), or gradients."""
     call, mutated = bind(operator, function, direction, arguments, gradients)
     return [*tensors(call()), *mutated]
 
