@@ -20,8 +20,6 @@ from weft.operators.launch import Plans, multiprocessors, target_sm
 from weft.operators.matmul.quantized_weight import SLICE, block
 from weft.operators.matmul.skinny_kernels import shared_limit
 
-PROVEN = False  # no GPU has run these kernels yet: public functions keep to Triton's until one has
-
 SOURCE = Path(__file__).parent / "weight_only.cu"
 MOST_TOKENS = 16
 ROWS = 16  # of the weight that a warp takes

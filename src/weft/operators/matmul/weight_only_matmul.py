@@ -334,12 +334,7 @@ def choose(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Ch
         return Choice("torch", "empty: nothing to launch")
     if x.shape[0] > MOST_ROWS:
         return Choice("torch", f"over {MOST_ROWS} rows of x: the weight is dequantised and the product is cuBLAS's")
-    if (
-        weight_only_cuda.PROVEN
-        and x.is_cuda
-        and target_sm(x.device) >= 80
-        and not weight_only_cuda.why_not(x, weight.words)
-    ):
+    if x.is_cuda and target_sm(x.device) >= 80 and not weight_only_cuda.why_not(x, weight.words):
         most = weight_only_cuda.MOST_TOKENS
         return Choice(
             "cuda",

@@ -210,7 +210,7 @@ def choose(x: Tensor) -> Choice:
     wide = matrices(x)
     if wide is None:
         return Choice("torch", STRIDES)
-    if hopper.PROVEN and hopper.available(x) and not traced(x) and not hopper.why_not_gram(wide):
+    if hopper.available(x) and not traced(x) and not hopper.why_not_gram(wide):
         reason = "Hopper's main loop on half of the tiles, the others are their mirror images"
         return Choice("cuda", reason, hopper.symmetric_plans)
     return Choice("triton", "half of the tiles are computed, the others are their mirror images", symmetric_plans)

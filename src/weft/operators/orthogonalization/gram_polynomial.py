@@ -213,7 +213,7 @@ def choose(a: Tensor, alpha: float, beta: float) -> Choice:
     wide = matrices(a)
     if wide is None:
         return Choice("torch", STRIDES)
-    if hopper.PROVEN and hopper.available(a) and not traced(a) and not hopper.why_not_polynomial(wide, alpha):
+    if hopper.available(a) and not traced(a) and not hopper.why_not_polynomial(wide, alpha):
         reason = "Hopper's main loop on half of the tiles, the others are their mirror images"
         return Choice("cuda", reason, hopper.symmetric_plans)
     return Choice("triton", "half of the tiles are computed, the others are their mirror images", symmetric_plans)

@@ -18,8 +18,6 @@ from weft.operators.launch import Plans, target_sm
 from weft.operators.matmul import hopper
 from weft.operators.matmul.hopper import COLUMN_COST, LINE, MULTIPROCESSORS, ROWS, SHARED, SIXTEEN_BITS, HopperPlan
 
-PROVEN = False  # no GPU has run these kernels yet: public functions keep to Triton's until one has
-
 # ---- configurations --------------------------------------------------------------------------------------------------
 
 FROM_L2 = 48  # bytes a cycle that a block is assumed to get before tensor cores wait, until `weft tune` has measured

@@ -268,7 +268,7 @@ def choose(
     if x.numel() == 0:
         return Choice("torch", "empty: nothing to launch")
     inside, (m, n) = dtype or x.dtype, x.shape[-2:]
-    on_hopper = hopper.PROVEN and hopper.available(x, inside) and not traced(x) and not hopper.why_not_iteration(m, n)
+    on_hopper = hopper.available(x, inside) and not traced(x) and not hopper.why_not_iteration(m, n)
     backend, launches = ("cuda", hopper.symmetric_plans) if on_hopper else ("triton", symmetric_plans)
     if form != "auto":
         return Choice(backend if form == "symmetric" else f"{backend}-gram", "the form that was asked for", launches)
