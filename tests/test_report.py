@@ -13,6 +13,7 @@ from report_samples import GPU, ceilings, cpu_contents, gpu_contents, measuremen
 from weft.records import Store
 from weft.report import Contents, render
 from weft.report.quantities import figures, si, workload_key
+from weft.report.summary import summary_table
 from weft.report.tables import STALE, markdown_table, refresh
 
 SOURCE = "feedc0ffee12"
@@ -264,6 +265,25 @@ def test_tables_of_ceilings_rungs_and_nothing(store, tmp_path):
     assert "| ladder-1-naive |" in rungs and "triton (µs)" not in rungs
     assert "*No measurements yet.*" in nothing
     assert "fp32" in narrow and "bf16" not in narrow
+
+
+def test_summary_takes_the_fastest_of_ours_and_says_where_it_is_least():
+    def of(n, name, time, **fields):
+        return measurement(name, time, 100.0, ("quack", 110.0), workload=f"M=8,N={n}", **fields)
+
+    records = [
+        of(256, "triton", 105.0), of(256, "torch", 50.0),
+        of(512, "triton", 200.0), of(512, "cuda", 125.0),
+        of(512, "cuda", 90.0, source="old"), of(512, "triton", 80.0, cache="warm"),
+        of(512, "ladder-1-naive", 70.0, ours=True), of(1024, "triton", 100.0),
+        of(2048, "triton", 60.0, details={"wrong": True}), of(256, "cuda", 105.0, direction="backward"),
+    ]  # fmt: skip
+    forward, backward = (line.split(" | ") for line in summary_table(records, lambda _: SOURCE).splitlines()[2:])
+    assert forward == [
+        "| softmax", "forward", "bf16", "3", "95.2\u202f%", "80.0\u202f% `M=8,N=512`", "1.05×", "0.88× quack `M=8,N=512` |",
+    ]  # fmt: skip
+    assert backward[:4] == ["| softmax", "backward", "bf16", "1"]
+    assert summary_table(records, lambda _: "today's") == "*No measurements yet.*"
 
 
 def test_table_of_host_times_marks_only_what_is_old(store, tmp_path):

@@ -9,6 +9,9 @@
     <!-- weft:host gpu=nvidia-h200 -->
     <!-- weft:end -->
 
+    <!-- weft:summary gpu=nvidia-h200 -->
+    <!-- weft:end -->
+
     <!-- weft:simulator cpu=amd-epyc-2-cores of=speed -->
     <!-- weft:end -->
 
@@ -40,12 +43,14 @@ from weft.report.quantities import (
     si,
     spread,
 )
+from weft.report.summary import summary_table
 
 STALE = "*stale: measured from an earlier source*"
 KEYS = {
     "table": {"operator", "direction", "gpu", "dtype", "cache", "device", "rungs"},
     "ceilings": {"gpu"},
     "host": {"gpu"},
+    "summary": {"gpu"},
     "simulator": {"cpu", "of"},
 }
 VALUES = {
@@ -129,6 +134,8 @@ def _table(line: str, store: Store, source_of: Callable[[str], str], where: str)
         return ceilings_table([m for m in store.read(words["gpu"]) if is_ceiling(m)])
     if kind == "host":
         return host_table([m for m in store.read(words["gpu"]) if m.metric == "host time"], source_of)
+    if kind == "summary":
+        return summary_table(store.read(words["gpu"]), source_of)
     if kind == "simulator":
         timed = simulator.read(store.lines(words["cpu"], simulator.FILE))
         return (simulator.speed_table if words["of"] == "speed" else simulator.growth_table)(timed)

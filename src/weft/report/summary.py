@@ -1,0 +1,55 @@
+"""All operators of a machine in one table: how near to the limit and the best peer each comes, and where least near."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable
+
+from weft.records import Measurement, latest
+from weft.report.markdown import grid
+from weft.report.quantities import NONE, dtype_key, is_rung, percent, ratio
+
+HEAD = ("operator", "direction", "dtype", "points")
+NUMBERS = ("share of ceiling, median", "least, at", "ratio to best peer, median", "least, at")
+
+
+def summary_table(measurements: Iterable[Measurement], source_of: Callable[[str], str] | None = None) -> str:
+    """A row for each operator, direction and dtype; of each point the fastest of our implementations counts.
+
+    Args:
+        measurements: of one machine; of points measured twice the newest counts. Teaching versions, results that were wrong and
+            warm caches are left out.
+        source_of: operator → hash of its source today; records of another source are left out. ``None``: all count.
+    """
+    fastest: dict[tuple[str, ...], Measurement] = {}
+    timed = (m for m in measurements if m.metric == "time" and m.cache == "cold" and m.device == "cuda" and m.ours)
+    for m in latest(m for m in timed if source_of is None or m.source == source_of(m.operator)):
+        if is_rung(m) or "wrong" in m.details:
+            continue
+        point = (m.operator, m.direction, m.dtype, m.workload)
+        if point not in fastest or m.time_us < fastest[point].time_us:
+            fastest[point] = m
+    rows: dict[tuple[str, str, str], list[Measurement]] = {}
+    for m in fastest.values():
+        rows.setdefault((m.operator, m.direction, m.dtype), []).append(m)
+    if not rows:
+        return "*No measurements yet.*"
+    order = sorted(rows, key=lambda row: (row[0], row[1] != "forward", dtype_key(row[2])))
+    body = [[*row, str(len(rows[row])), *_share(rows[row]), *_ratio(rows[row])] for row in order]
+    return grid([*HEAD, *NUMBERS], body, numbers_from=len(HEAD) - 1)
+
+
+def _share(points: list[Measurement]) -> tuple[str, str]:
+    found = [(m.share_of_ceiling, m.workload) for m in points if m.share_of_ceiling is not None]
+    if not found:
+        return NONE, NONE
+    least, where = min(found)
+    return percent(statistics.median(share for share, _ in found)), f"{percent(least)} `{where}`"
+
+
+def _ratio(points: list[Measurement]) -> tuple[str, str]:
+    found = [(m.ratio_to_best_peer, m.workload, m.best_peer) for m in points if m.ratio_to_best_peer is not None]
+    if not found:
+        return NONE, NONE
+    least, where, peer = min(found)
+    return ratio(statistics.median(value for value, _, _ in found)), f"{ratio(least)} {peer} `{where}`"
