@@ -11,8 +11,9 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 pytest.importorskip("cuda.bindings")
 
-import test_hopper as played  # noqa: E402
-from test_hopper import BF16, FP16, Case, check_inner_loop  # noqa: E402
+import hopper_on_cpu as played  # noqa: E402
+from hopper_assembly import assembly, check_inner_loop  # noqa: E402
+from hopper_on_cpu import BF16, FP16, Case  # noqa: E402
 
 from weft.definition import Declined  # noqa: E402
 from weft.operators.matmul import hopper  # noqa: E402
@@ -222,7 +223,7 @@ def test_every_tile_that_touches_the_lower_triangle_is_one_clusters(order, colum
 def test_the_way_out_disturbs_no_product(residuals, streamed, columns, stages, cluster, layout, tmp_path):
     types = "bf16, bf16" if residuals < 2 else "fp16, fp16"
     parts = ", ".join(str(p).lower() for p in (residuals > 0, False, False, streamed, True, residuals == 2))
-    text = played.assembly(
+    text = assembly(
         f"matmul_hopper<{types}, {columns}, {stages}, {cluster}, {layout}, UNSCALED, false, false, NONE, {parts}>",
         tmp_path,
     )

@@ -1,0 +1,258 @@
+"""What plays Hopper's main loop on a CPU, for the tests of it and of the kernels made of it: random products, the tensor maps
+that Python computes, and the kernel's PTX in ``ptx_on_cpu.hpp``."""
+
+import ctypes
+import shutil
+import struct
+import subprocess
+from dataclasses import dataclass
+
+import cuda_as_cpp
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+pytest.importorskip("cuda.bindings")
+
+import torch.nn.functional as F  # noqa: E402
+
+from weft.operators.launch import compiling_for  # noqa: E402
+from weft.operators.matmul import hopper, tensor_maps  # noqa: E402
+
+BF16, FP16, FP32, FP8, INT8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, torch.int8
+LAYOUTS = ("NN", "NT", "TN", "TT")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A product of random matrices: its kernel, its sizes, and how many clusters of blocks there are for all tiles."""
+
+    dtype: torch.dtype = BF16
+    out: torch.dtype = BF16
+    layout: str = "NT"
+    columns: int = 64
+    stages: int = 3
+    cluster: int = 1
+    m: int = 200
+    n: int = 136
+    k: int = 328
+    matrices: int = 0  # 0: two-dimensional operands
+    clusters: int = 2
+    scales: str = ""  # "", "tensor", "rows" or "blocks"
+    two_levels: bool = False
+    biased: bool = False
+    activation: str = "NONE"
+    padded: bool = False  # whether rows lie further apart than they are long
+    residual: str = ""  # "", "apart" or "C": in C's place
+    gated: bool = False
+    amax: bool = False
+    stream: bool = False
+    alpha: float = 1.0
+    beta: float = 1.0
+    gamma: float = 1.0
+
+
+def operands(layout: str, m: int, n: int, k: int, dtype=torch.bfloat16):
+    a = torch.empty((m, k) if layout[0] == "N" else (k, m), dtype=dtype, device="meta")
+    b = torch.empty((k, n) if layout[1] == "N" else (n, k), dtype=dtype, device="meta")
+    return a if layout[0] == "N" else a.t(), b if layout[1] == "N" else b.t()
+
+
+def plan(a, b) -> hopper.HopperPlan:
+    with compiling_for(90, lambda *kernel: None):
+        return hopper.HopperPlan(a, b)
+
+
+LAUNCH = """
+const Shape shape = {int(job.shape[0]), int(job.shape[1]), int(job.shape[2]), int(job.shape[3]), int(job.shape[4]),
+                     int(job.shape[5]), int(job.shape[6]), int(job.shape[7])};
+const Factors factors = {int(job.scales[0]), int(job.scales[1]), float(job.factors[0]), float(job.factors[1]),
+                         float(job.factors[2])};
+job.run([&] {
+  KERNEL(job.buffer(5), job.buffer(6), job.buffer(7), job.buffer(8), job.buffer(9), job.buffer(10),
+         job.map<TensorMap>(0), job.map<TensorMap>(1), job.map<TensorMap>(2),
+         job.map<TensorMap>(3), job.map<TensorMap>(4), shape, factors);
+});
+"""
+
+
+class Product:
+    """The operands of a case, and its plan, made on a machine with few multiprocessors."""
+
+    def __init__(self, case: Case, seed: int = 0):
+        self.case = case
+        random = torch.Generator().manual_seed(seed)
+        many = (case.matrices,) if case.matrices else ()
+
+        def matrix(rows: int, columns: int, letter: str) -> torch.Tensor:
+            shape = (*many, rows, columns) if letter == "N" else (*many, columns, rows)
+            room = (*shape[:-1], shape[-1] + 16 * case.padded)
+            if case.dtype is INT8:
+                made = torch.randint(-127, 128, room, dtype=INT8, generator=random)
+            else:
+                made = torch.randn(room, generator=random).to(case.dtype)
+            made = made[..., : shape[-1]]
+            return made if letter == "N" else made.mT
+
+        self.a, self.b = matrix(case.m, case.k, case.layout[0]), matrix(case.k, case.n, case.layout[1])
+        self.up = matrix(case.k, case.n, case.layout[1]) if case.gated else self.b
+        self.c = torch.full((*many, case.m, case.n), -(2**31) if case.out is torch.int32 else torch.nan, dtype=case.out)
+        self.residual = self.c
+        if case.residual:
+            room = torch.randn((*many, case.m, case.n + 16), generator=random).to(case.out)
+            self.residual = self.c.copy_(room[..., : case.n]) if case.residual == "C" else room[..., : case.n]
+        counts = {"tensor": (1, 1), "rows": (case.m, case.n)}.get(case.scales, (0, 0))
+        halves, blocks = 2 if case.gated else 1, -(-case.k // 128)
+        shapes = ((counts[0],), (counts[1] * halves,))
+        if case.scales == "blocks":
+            shapes = ((case.m, blocks), (-(-case.n // 128), blocks))
+        self.a_scale, self.b_scale = ((torch.rand(shape, generator=random) + 0.5) / 64 for shape in shapes)
+        self.bias = torch.randn(case.n * halves if case.biased else 0, generator=random).to(case.out)
+        self.amax = torch.zeros(int(case.amax))
+        config = {"COLUMNS": case.columns, "STAGES": case.stages, "CLUSTER": case.cluster, "GROUP": 2,
+                  "STREAM": int(case.stream)}  # fmt: skip
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(hopper.configuration, "trial", config)
+            patch.setattr(hopper, "LEAST_SHARE", 1)
+            patch.setattr(hopper, "multiprocessors", lambda device: case.clusters * case.cluster)
+            self.plan = hopper.HopperPlan(
+                self.a, self.b, case.out, *counts, case.scales == "blocks", case.two_levels, case.biased,
+                case.activation, amax=case.amax, residual=self.residual if case.residual else None,
+                up=self.up if case.gated else None,
+            )  # fmt: skip
+
+        assert bool(self.plan.parts) == case.stream
+        self.workspace = torch.full(self.plan.parts or (0,), torch.nan)
+        self.flags = torch.zeros(2 * self.plan.launch.grid[0] * case.stream, dtype=torch.int32)
+
+    def wanted(self) -> torch.Tensor:
+        case = self.case
+
+        def linear(b: torch.Tensor, half: int) -> torch.Tensor:
+            a, columns = self.a, slice(half * case.n, (half + 1) * case.n)
+            if case.dtype is FP32:  # tf32
+                a, b = ((t.contiguous().view(torch.int32) & ~0x1FFF).view(FP32) for t in (a, b))
+            a, b = a.double(), b.double()
+            if case.scales == "blocks":
+                a = a * self.a_scale.repeat_interleave(128, 1)[:, : case.k]
+                b = b * self.b_scale.repeat_interleave(128, 0)[: case.n].repeat_interleave(128, 1)[:, : case.k].T
+            sums = a @ b
+            if case.scales in ("tensor", "rows"):
+                by = self.b_scale[columns] if case.scales == "rows" else self.b_scale[half]
+                sums = sums * self.a_scale.double().unsqueeze(-1) * by.double()
+            return sums * case.alpha + (self.bias[columns].double() if case.biased else 0)
+
+        sums = linear(self.b, 0)
+        made = {
+            "NONE": sums, "RELU": F.relu(sums), "SILU": F.silu(sums), "GELU": F.gelu(sums),
+            "GELU_TANH": F.gelu(sums, approximate="tanh"),
+        }[case.activation]  # fmt: skip
+        if case.gated:
+            made = made * linear(self.up, 1)
+        return made + case.beta * self.residual.double() if case.residual else made
+
+    def job(self, kernel: int, seed: int) -> bytes:
+        """What ``Job`` of ptx_on_cpu.hpp reads; the addresses in tensor maps are counted from their storage's beginning."""
+        launch, case = self.plan.launch, self.case
+        mapped = (self.a, self.b, self.up, self.residual, self.c)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tensor_maps, "_encode_tiled", lambda: encode_tiled)
+            *maps, shape, factors = self.plan.scalars(*mapped, case.alpha, case.beta, case.gamma)
+        tensors = (*mapped, self.a_scale, self.b_scale, self.bias, self.amax, self.workspace, self.flags)
+        storages = [torch.empty(0, dtype=torch.uint8).set_(t.untyped_storage()) for t in tensors]
+        words = [kernel, launch.grid[0], launch.block, launch.cluster, launch.shared_bytes, seed, *map(len, storages)]
+        for i, made in enumerate(maps):
+            number = 4 if (case.k == 0 and i < 3) or mapped[i] is self.c else i
+            words += [made.opaque[0] - storages[number].data_ptr(), *made.opaque[1:], number]
+        words += [shape.m, shape.n, shape.k, shape.matrices, shape.group, shape.streamed, shape.share, shape.longer]
+        words += [factors.a_scales, factors.b_scales]
+        data = b"".join(s.numpy().tobytes() for s in storages)
+        return struct.pack(f"<{len(words)}q3d", *words, factors.alpha, factors.beta, factors.gamma) + data
+
+
+def encode_tiled(
+    made, kind, rank, address, sizes, steps, box, element_steps, interleave, swizzle, promotion, fill
+) -> int:
+    """What cuTensorMapEncodeTiled refuses after the CUDA Driver API; what ``Box`` of ptx_on_cpu.hpp needs of the rest."""
+    kinds = tensor_maps._bindings()[0].CUtensorMapDataType
+    size = {
+        kinds.CU_TENSOR_MAP_DATA_TYPE_UINT8: 1, kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16: 2,
+        kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16: 2, kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT32: 4,
+        kinds.CU_TENSOR_MAP_DATA_TYPE_INT32: 4,
+    }[kinds(kind)]  # fmt: skip
+    sound = (
+        made % 64 == 0 and address % 16 == 0 and rank == 3 and interleave == 0 and swizzle == 3 and fill == 0
+        and all(0 < s <= 2**32 for s in sizes)
+        and all(s % 16 == 0 and 0 < s < 2**40 for s in steps)
+        and all(0 < b <= 256 for b in box)
+        and list(element_steps) == [1, 1, 1]
+        and box[0] * size % 16 == 0 and box[0] * size <= 128
+    )  # fmt: skip
+    words = (ctypes.c_ulonglong * 16).from_address(made)
+    words[:10] = [address, size, *sizes, *steps, *box]
+    return 0 if sound else 1
+
+
+def player(folder, cases, mistakes, Product):
+    """What runs a case, or one of the mistakes, and returns C, or in words what failed."""
+    if not shutil.which("g++"):
+        pytest.skip("no C++ compiler (g++) to run the kernel with")
+    right = hopper.SOURCE.read_text()
+
+    def text(name: str) -> str:
+        made = right
+        for good, bad in zip(mistakes[name][1::2], mistakes[name][2::2], strict=True) if name else ():
+            assert made.count(good) == 1, f"{name}: hopper.cu has no single '{good}'"
+            made = made.replace(good, bad)
+        return cuda_as_cpp.as_cpp(cuda_as_cpp.preprocessed(made))
+
+    kernels = list(dict.fromkeys(Product(case).plan.launch.expression for case in cases.values()))
+    of = {name: Product(mistake[0]).plan.launch.expression for name, mistake in mistakes.items()}
+    whole = text("")
+    wrong = [(f"wrong{i}", (text(name), [LAUNCH.replace("KERNEL", of[name])])) for i, name in enumerate(mistakes)]
+    programs = [  # compiled side by side
+        dict(wrong[::2]),
+        dict(wrong[1::2]),
+        {"right": (whole, [LAUNCH.replace("KERNEL", k) for k in kernels])},
+    ]
+    started = [cuda_as_cpp.start_compiling(folder / f"program{i}", spaces) for i, spaces in enumerate(programs)]
+    for compiler in started:
+        errors = compiler.communicate()[1]
+        assert compiler.returncode == 0, errors
+
+    def run(product: Product, seed: int = 0, mistake: str = "") -> torch.Tensor | str:
+        if mistake:
+            number, program = divmod(list(mistakes).index(mistake), 2)
+        else:
+            number, program = kernels.index(product.plan.launch.expression), 2
+        done = subprocess.run(
+            [folder / f"program{program}"], input=product.job(number, seed), capture_output=True, timeout=60
+        )
+        if done.returncode:
+            assert done.stdout.startswith(b"failed: ") or done.returncode == -11, done
+            return done.stdout.decode() or "an access outside memory"
+        if product.case.amax:
+            product.amax = torch.frombuffer(bytearray(done.stdout[product.c.nbytes :][:4]), dtype=FP32)
+        if any(done.stdout[len(done.stdout) - product.flags.nbytes :]):
+            return "flags are left for the next launch"
+        whole = bytearray(done.stdout[: product.c.nbytes])
+        return torch.frombuffer(whole, dtype=product.c.dtype).view(product.c.shape)
+
+    return run
+
+
+def what_is_wrong(got: torch.Tensor | str, product: Product) -> str:
+    """An empty string, or where C is further off than one rounding and a sum in fp32 may be."""
+    if isinstance(got, str):
+        return got
+    want, rounding = product.wanted(), {BF16: 2.0**-8, FP16: 2.0**-11}.get(product.case.out, 2.0**-24)
+    if product.case.out is torch.int32:
+        return "" if torch.equal(got.double(), want) else "another sum"
+    if product.case.amax and not torch.isclose(product.amax.double(), want.abs().max(), rtol=1e-5):
+        return f"the largest is {product.amax.item()}, not {want.abs().max().item()}"
+    allowed = 1.001 * rounding * want.abs() + 2e-6 * want.abs().max() + 2.0**-25
+    far = ~((got.double() - want).abs() <= allowed)
+    if not far.any():
+        return ""
+    at = tuple(far.nonzero()[0].tolist())
+    return f"C{list(at)} is {got[at].item()}, not {want[at].item()} ({int(far.sum())} of {far.numel()} are wrong)"
