@@ -455,6 +455,13 @@ inline Play play_of(const std::string &name) {
       {"cvt.rn.f16x2.f32", [](Call &c) { c.set(0, fp16_bits(c.as<float>(1)) << 16 | fp16_bits(c.as<float>(2))); }},
       {"cvt.f32.f16", [](Call &c) { c.set(0, fp16_value(c.get(1))); }},
       {"ld.global.v4.u32", [](Call &c) { load_words(c, reinterpret_cast<const unsigned char *>(c.get(4))); }},
+      {"createpolicy.fractional.L2::evict_last.b64", [](Call &c) { c.set(0, u64(0)); }},
+      {"ld.global.L1::evict_last.L2::cache_hint.u32", [](Call &c) { c.set(0, pair_at(reinterpret_cast<const unsigned char *>(c.get(1)))); }},
+      {"st.global.v4.u32",
+       [](Call &c) {
+         if (c.get(0) % 16) fail("a misaligned access");
+         for (int i = 0; i < 4; i++) reinterpret_cast<u32 *>(c.get(0))[i] = c.as<u32>(1 + i);
+       }},
       {"ld.shared.v4.u32", [](Call &c) { load_words(c, at(own(), c.get(4), 16)); }},
       {"lop3.b32", three_way},
       {"fma.rn.bf16x2", [](Call &c) { multiply_add(c, [](u32 x) { return bf16_value(x); }, bf16_bits); }},

@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 
 from weft import ops  # noqa: E402
 from weft.bench.cases import PoisonedEmpty  # noqa: E402
-from weft.operators.transpose import kernels, vectors  # noqa: E402
+from weft.operators.transpose import kernels, vectors, windows  # noqa: E402
 from weft.operators.transpose.layout import matrices_of  # noqa: E402
 from weft.operators.transpose.transpose import transpose, transpose_triton  # noqa: E402
 
@@ -71,7 +71,8 @@ def test_tiles_are_fitted_to_thin_matrices():
 
 def test_candidates_fill_lines():
     for dtype in (torch.float32, torch.bfloat16):
-        keys = [(kernels.configuration, "vectors"), (kernels.configuration, "elements"), (vectors.configuration,)]
+        keys = [(kernels.configuration, "vectors"), (kernels.configuration, "elements")]
+        keys += [(vectors.configuration,), (windows.configuration,)]
         for configuration, *access in keys:
             heuristic = configuration.heuristic(90, dtype, 2**28, *access)
             found = list(configuration.candidates(90, dtype, 2**28, *access))

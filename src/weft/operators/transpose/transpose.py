@@ -16,10 +16,10 @@ from weft.operators import mutants, peers
 from weft.operators.call import Choice, check_dim, check_tensor, differentiable, eager, on_gpu, traced
 from weft.operators.launch import INTERPRETING, Plans
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
-from weft.operators.transpose import kernels, ladder, vectors
+from weft.operators.transpose import kernels, ladder, vectors, windows
 from weft.operators.transpose.layout import matrices_of, result_like
 
-VECTORS_FROM = 2**20  # elements from which the CUDA C++ kernel is chosen: below, launching is what counts
+VECTORS_FROM = 2**20  # elements from which the CUDA C++ kernels are chosen: below, launching is what counts
 
 # ---- implementations -------------------------------------------------------------------------------------------------
 
@@ -46,7 +46,7 @@ class Transpose(torch.autograd.Function):
         """dy comes with any strides out of autograd: where the forward's kernel does not take them, Triton's may."""
         if matrices_of(dy) is None:
             return reference(dy), None
-        plans = kernels.plans if ctx.plans is vectors.plans and vectors.why_not(dy) else ctx.plans
+        plans = kernels.plans if ctx.plans is windows.plans and windows.why_not(dy) else ctx.plans
         return differentiable(Transpose, dy, plans), None
 
 
@@ -56,9 +56,9 @@ def transpose_triton(x: Tensor, dim0: int = -2, dim1: int = -1) -> Tensor:
     return y
 
 
-def transpose_vectors(x: Tensor, dim0: int = -2, dim1: int = -1) -> Tensor:
+def transpose_cuda(x: Tensor, dim0: int = -2, dim1: int = -1) -> Tensor:
     check(x, dim0, dim1)
-    y: Tensor = differentiable(Transpose, x, vectors.plans)
+    y: Tensor = differentiable(Transpose, x, windows.plans)
     return y
 
 
@@ -178,7 +178,7 @@ transpose = Operator(
 )
 
 transpose.implementation("triton", arch=">=sm_80")(transpose_triton)
-transpose.implementation("cuda", arch=">=sm_80", devices=("cuda",))(transpose_vectors)
+transpose.implementation("cuda", arch=">=sm_80", devices=("cuda",))(transpose_cuda)
 for _number, (_name, _idea) in ladder.RUNGS.items():
     transpose.rung(
         _number, _name, idea=_idea, backend="cuda", arch=">=sm_80", devices=("cuda",), directions=("forward",)
@@ -218,8 +218,11 @@ def choose(x: Tensor, dim0: int = -2, dim1: int = -1) -> Choice:
         return Choice("torch", "elements that follow each other in y do so in x: a plain copy")
     line = 128 // x.element_size()
     large = min(m.M, m.N) >= line and m.elements >= VECTORS_FROM
-    if large and not INTERPRETING and not vectors.why_not(x):
-        return Choice("cuda", f"{m.M} x {m.N}: 16-byte accesses on both sides", vectors.plans)
+    if large and not INTERPRETING:
+        if not vectors.why_not(x):
+            return Choice("cuda", f"{m.M} x {m.N}: 16-byte accesses on both sides", windows.plans)
+        if windows.PROVEN and not windows.why_not(x):
+            return Choice("cuda", f"{m.M} x {m.N}: read by words of 4 bytes, written by whole sectors", windows.plans)
     return Choice("triton", f"{m.M} x {m.N}, rows of whatever alignment", kernels.plans)
 
 

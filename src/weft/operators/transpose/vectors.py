@@ -12,7 +12,6 @@ from torch import Tensor
 from weft.definition import Declined
 from weft.operators.configs import Config, Configurations, grid_of
 from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned
-from weft.operators.launch import Plans
 from weft.operators.transpose.layout import Matrices, matrices_of, one_grid, require, size_class
 
 SOURCE = Path(__file__).parent / "transpose.cu"
@@ -72,6 +71,3 @@ def scalars(m: Matrices, group: int, diagonal: int) -> tuple[Any, ...]:
     """What the kernels take after their pointers."""
     sizes = (m.M, m.N, m.B1, m.b0, m.b1, m.row)
     return (*(ctypes.c_longlong(v) for v in sizes), ctypes.c_int(group), ctypes.c_int(diagonal))
-
-
-plans = Plans(plan)

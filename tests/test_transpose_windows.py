@@ -1,0 +1,298 @@
+"""The CUDA C++ kernel of transposes whose rows begin anywhere, without a GPU: run on a CPU that plays its PTX
+(``ptx_on_cpu.hpp``) with the launch that Python computes; which banks its lanes meet; what it compiles to; what it declines."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import struct
+import subprocess
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import cuda_as_cpp
+import pytest
+
+torch = pytest.importorskip("torch")
+triton = pytest.importorskip("triton")
+
+from weft.definition import ARCHITECTURES, Declined  # noqa: E402
+from weft.operators.cuda import compile_cubin  # noqa: E402
+from weft.operators.launch import compiling_for  # noqa: E402
+from weft.operators.transpose import windows  # noqa: E402
+
+BF16, FP32 = torch.bfloat16, torch.float32
+TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
+BESIDE = 64  # bytes before and behind y that must stay as they were
+
+
+@dataclass(frozen=True)
+class Case:
+    """A matrix or a batch of them, and the tile that turns it."""
+
+    m: int
+    n: int
+    dtype: torch.dtype = BF16
+    layout: str = "contiguous"  # or "padded", "off by one", "expanded"
+    batch: int = 0
+    heads: int = 0
+    tile: tuple[int, int, int] = (64, 64, 64)  # R, C, THREADS
+    group: int = 2
+    y_at: int = 0  # bytes past a sector
+
+
+CASES = {
+    "both odd": Case(131, 199),
+    "one more, one less": Case(127, 129),
+    "three modulo four": Case(133, 193),
+    "even columns": Case(129, 198),
+    "even rows": Case(194, 131),
+    "multiples of four": Case(132, 196),
+    "multiples of tiles": Case(128, 192),
+    "a sector more": Case(144, 192),
+    "padded": Case(131, 130, layout="padded"),
+    "off by one": Case(131, 194, layout="off by one"),
+    "one row in memory": Case(145, 67, layout="expanded"),
+    "a batch": Case(65, 67, batch=3),
+    "a batch of batches": Case(33, 39, batch=2, heads=3),
+    "a batch, off by one": Case(35, 66, batch=3, layout="off by one"),
+    "one element": Case(1, 1),
+    "one row": Case(1, 150),
+    "one column": Case(150, 1),
+    "bands of one": Case(331, 67, group=1),
+    "bands that do not fill": Case(260, 67, group=4),  # five tile rows in two bands of three
+    "one band": Case(331, 67, group=64),
+    "as chosen": Case(259, 387, tile=(128, 128, 256)),
+    "more rows than threads": Case(300, 131, tile=(128, 64, 128)),
+    "fp16": Case(131, 199, torch.float16),
+    "y begins within a sector": Case(131, 199, y_at=18),
+    "fp32, both odd": Case(67, 99, FP32, tile=(32, 32, 64)),
+    "fp32, one modulo four": Case(65, 97, FP32, tile=(32, 32, 64)),
+    "fp32, even": Case(66, 98, FP32, tile=(32, 32, 64)),
+    "fp32, padded": Case(70, 65, FP32, "padded", tile=(32, 32, 64)),
+    "fp32, a batch": Case(35, 37, FP32, batch=3, tile=(32, 32, 64)),
+    "fp32, as chosen": Case(263, 133, FP32, tile=(128, 64, 256)),
+}
+
+# Mistakes: a case, what stands in windows.cu, what is written instead.
+MISTAKES = {
+    "windows begin with tiles": ("both odd", "const int before = int(u32(y_row) % 32);", "const int before = 0;"),
+    "the row above": ("both odd", "(SECTOR<T> - 1 + v * K<T>) * PITCH", "(SECTOR<T> - 2 + v * K<T>) * PITCH"),
+    "the last word left out": ("both odd", "= last[i];", "= 0;"),
+    "half words not guarded": ("both odd", "if (n >= 0 && n + PAIR <= N)", "if (true)"),
+    "the first half word left out": ("off by one", "else if (PAIR == 2 && n == -1)", "else if (false)"),
+    "the last half word left out": ("both odd", "else if (PAIR == 2 && n >= 0 && n < N)", "else if (false)"),
+    "rows beyond the matrix read": ("both odd", "if (m >= 0 && m < M) {", "{"),
+    "a column before the matrix": ("one row in memory", "n_all >= PAIR - 1", "n_all >= 0"),
+    "inside one row too many": ("both odd", "m_all + R <= M &&", "m_all <= M &&"),
+    "halves exchanged": ("both odd", "0x5410", "0x1054"),
+    "edges not written": ("both odd", "reinterpret_cast<Bits *>(to)[j] = column[j * PITCH];", ";"),
+    "edges not guarded": ("both odd", "if (m >= 0 && m + K<T> <= M) return", "if (m + K<T> <= M) return"),
+    "columns beyond the matrix": ("both odd", "if (n_all + c >= N) return;", ""),
+    "the barrier left out": ("both odd", "__syncthreads();", ""),
+    "the first matrix for all": ("a batch", "x_all += i64(b / u32(B1)) * x_b0 + i64(b % u32(B1)) * x_b1, ", ""),
+    "batch strides exchanged": ("a batch of batches", "u32(B1)) * x_b0 +", "u32(B1)) * x_b1 +"),
+    "pairs assumed on words": ("off by one", "const int odd = origin / SIZE % PAIR;", "const int odd = 0;"),
+}  # fmt: skip
+
+LAUNCH = """
+low = u64(job.buffers[0]) + job.scales[1], high = low + u64(job.factors[0]);
+const Any x{reinterpret_cast<void *>(low)}, y{static_cast<char *>(job.buffers[4]) + u64(job.factors[1])};
+const u32 bands = job.scales[0], tiles_n = job.shape[6], group = job.shape[7];
+const i64 *s = job.shape;
+job.run([&] { KERNEL(x, y, s[0], s[1], s[2], s[3], s[4], s[5], tiles_n, group, bands); });
+"""
+BOUNDS = """static u64 low, high;
+inline void read(u64 p, int bytes) {
+  if (p < low || p + bytes > high || p % bytes) fail("a read outside x, or misaligned");
+}
+"""
+
+
+class Turned:
+    """The tensors of a case, and its plan."""
+
+    def __init__(self, case: Case, seed: int = 0):
+        self.case = case
+        g = torch.Generator().manual_seed(seed)
+        m, n, b, h = case.m, case.n, case.batch or 1, case.heads or 1
+        bits = torch.int16 if case.dtype.itemsize == 2 else torch.int32
+        memory = torch.randint(-(2**14), 2**14, (b * h * m * (n + 3) + 1,), generator=g).to(bits)
+        self.bits = {
+            "contiguous": memory[: b * h * m * n].view(b, m, h, n).transpose(1, 2),
+            "padded": memory[: b * h * m * (n + 3)].view(b, m, h, n + 3).transpose(1, 2)[..., :n],
+            "off by one": memory[1 : 1 + b * h * m * n].view(b, m, h, n).transpose(1, 2),
+            "expanded": memory[1 : 1 + n].expand(b, h, m, n),
+        }[case.layout]
+        if not case.heads:
+            self.bits = self.bits.squeeze(1)
+        self.x = self.bits.view(case.dtype)
+        r, c, threads = case.tile
+        with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
+            trial = {"R": r, "C": c, "THREADS": threads, "GROUP": case.group}
+            patch.setattr(windows.configuration, "trial", trial)
+            self.plan = windows.plan(self.x)
+
+    def job(self, kernel: int, seed: int) -> bytes:
+        """What ``Job`` of ptx_on_cpu.hpp reads."""
+        size = self.case.dtype.itemsize
+        storage = torch.empty(0, dtype=torch.uint8).set_(self.x.untyped_storage())
+        begin = self.x.storage_offset() * size
+        span = (sum((n - 1) * s for n, s in zip(self.x.shape, self.x.stride(), strict=True)) + 1) * size
+        storage = storage[: begin + span]  # behind the last element lies a page that may not be touched
+        y = bytes([0xA5]) * (self.x.numel() * size + 2 * BESIDE + 32)
+        buffers = [storage.numpy().tobytes(), *[b""] * 3, y, *[b""] * 6]
+        plan = self.plan
+        head = (kernel, plan.grid[0], plan.block, 1, plan.shared_bytes, seed, *map(len, buffers))
+        *shape, bands = (s.value for s in plan.scalars)
+        rest = struct.pack("<10q3d", *shape, bands, begin, float(span), float(BESIDE + self.case.y_at), 0.0)
+        return struct.pack(f"<{len(head)}q", *head) + bytes(5 * 17 * 8) + rest + b"".join(buffers)
+
+    def what_is_wrong(self, found: bytes) -> str:
+        """An empty string, or which element differs."""
+        want = self.bits.transpose(-1, -2).contiguous()
+        begin, end = BESIDE + self.case.y_at, BESIDE + self.case.y_at + want.nbytes
+        if set(found[:begin] + found[end:]) != {0xA5}:
+            return "something beside y was written"
+        got = torch.frombuffer(bytearray(found[begin:end]), dtype=want.dtype).view(want.shape)
+        far = (got != want).nonzero()
+        return f"y{far[0].tolist()} and {len(far) - 1} others of {want.numel()} are wrong" if len(far) else ""
+
+
+@pytest.fixture(scope="module")
+def play(tmp_path_factory):
+    """Runs a case, or one of ``MISTAKES``, and returns what is wrong with its result."""
+    if not shutil.which("g++"):
+        pytest.skip("no C++ compiler (g++) to run the kernel with")
+    folder = tmp_path_factory.mktemp("played")
+    right = windows.SOURCE.read_text()
+
+    def text(good: str = "", bad: str = "") -> str:
+        assert not good or right.count(good) == 1, f"windows.cu has no single '{good}'"
+        made = right.replace(good, bad) if good else right
+        for access, checked in (
+            ("u32 word;\n  asm", "read(p, 4);\n  u32 word;\n  asm"),
+            ("{ return *", "{ read(p, 2); return *"),
+        ):
+            assert made.count(access) == 1
+            made = made.replace(access, checked)
+        return BOUNDS + cuda_as_cpp.as_cpp(cuda_as_cpp.preprocessed(made))
+
+    kernels = list(dict.fromkeys(Turned(case).plan.expression for case in CASES.values()))
+    wrong = {
+        f"wrong{i}": (text(good, bad), [LAUNCH.replace("KERNEL", Turned(CASES[of]).plan.expression)])
+        for i, (of, good, bad) in enumerate(MISTAKES.values())
+    }
+    programs = [wrong, {"right": (text(), [LAUNCH.replace("KERNEL", k) for k in kernels])}]
+    started = [cuda_as_cpp.start_compiling(folder / f"program{i}", spaces) for i, spaces in enumerate(programs)]
+    for compiler in started:
+        errors = compiler.communicate()[1]
+        assert compiler.returncode == 0, errors
+
+    def run(turned: Turned, seed: int = 0, mistake: str = "") -> str:
+        program, number = (0, list(MISTAKES).index(mistake)) if mistake else (1, kernels.index(turned.plan.expression))
+        done = subprocess.run(
+            [folder / f"program{program}"], input=turned.job(number, seed), capture_output=True, timeout=60
+        )
+        if done.returncode:
+            assert done.stdout.startswith(b"failed: ") or done.returncode == -11, done
+            return done.stdout.decode() or "an access outside memory"
+        return turned.what_is_wrong(done.stdout)
+
+    return run
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_right(play, name):
+    """No element outside of x is read, none outside of y written."""
+    turned = Turned(CASES[name])
+    assert not play(turned)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_noticed(play, mistake):
+    assert any(play(Turned(CASES[MISTAKES[mistake][0]], seed), seed, mistake) for seed in range(8))
+
+
+# ---- what it costs ---------------------------------------------------------------------------------------------------------
+
+
+def passes(words: list[int]) -> int:
+    """How often 32 banks of 4 bytes must be asked for these words."""
+    return max(Counter(word % 32 for word in set(words)).values())
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP32])
+@pytest.mark.parametrize("x_row", range(129, 137))
+@pytest.mark.parametrize("m", range(129, 137))
+def test_columns_of_a_tile_lie_in_different_banks(dtype, m, x_row):
+    """What a warp reads from shared memory at once: of each of 4 columns, a row of each of 8 vectors of y."""
+    size, c = dtype.itemsize, 256 // dtype.itemsize
+    k, sector = 16 // size, 32 // size
+    pitch, step = windows.pitch_and_step(dtype, c, m, x_row)
+    assert pitch >= c + 4 // size - 1 and (pitch - x_row) % (4 // size) == 0
+    best = 1 if (x_row if size == 2 else m + 1) % 2 else 2
+    for odd in range(4 // size):
+        for i in range(k):
+            lanes = [
+                ((sector - 1 - (j * step * m + 3) % sector + v * k + i) * pitch + odd + j * step) * size // 4
+                for v in range(8)
+                for j in range(4)
+            ]
+            assert passes(lanes) == best
+
+
+@pytest.mark.parametrize(("dtype", "loads", "most"), [(BF16, 36, 700), (FP32, 34, 620)])
+def test_a_block_inside_takes_few_instructions(tmp_path, dtype, loads, most):
+    """Of a warp on sm_90, where neither the matrix ends nor a batch goes on: what README.md counts. Nothing is spilled, and all
+    of its loads but one are two batches that nothing waits between."""
+    pytest.importorskip("cuda.bindings")
+    with compiling_for(90, lambda *kernel: None):
+        plan = windows.plan(torch.empty(16383, 16385, dtype=dtype, device="meta"))
+    path = tmp_path / "kernel.cubin"
+    path.write_bytes(compile_cubin(windows.SOURCE, plan.expression, 90)[0])
+    text = subprocess.run([TOOLS / "nvdisasm", "-c", path], capture_output=True, text=True, check=True).stdout
+    assert not re.search(r"\b(STL|LDL)\b", text), "registers are spilled"
+    names = r"/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P\d+ )?([A-Z0-9_]+)"
+    parts = [Counter(re.findall(names, part)) for part in re.split(r"^\.L_x_\d+:", text, flags=re.M)]
+    fetch = next(part for part in parts if part["LDG"] >= loads)
+    drain = next(part for part in parts if part["STG"] == 8)
+    start = sum(sum(part.values()) for part in parts[:2])
+    assert drain["LDS"] == 8 * 16 // dtype.itemsize and fetch["STS"] >= loads
+    assert sum(fetch.values()) + sum(drain.values()) + start <= most
+
+
+# ---- how it is launched ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sm", ARCHITECTURES)
+@pytest.mark.parametrize("dtype", [BF16, FP32])
+def test_every_candidate_compiles(sm, dtype):
+    pytest.importorskip("cuda.bindings")
+    found = list(windows.candidates(sm, dtype, 2**28))
+    assert windows.heuristic(sm, dtype, 2**28) in found and len(found) > 20
+    tiles = {(c["R"], c["C"], c["THREADS"]): c for c in found}
+    x = torch.empty(1001, 1003, dtype=dtype, device="meta")
+    for config in tiles.values() if sm == 90 else [windows.heuristic(sm, dtype, 2**28)]:
+        with pytest.MonkeyPatch.context() as patch, compiling_for(sm, lambda *kernel: None):
+            patch.setattr(windows.configuration, "trial", config)
+            plan = windows.plan(x)
+        assert plan.shared_bytes <= windows.SHARED_BYTES
+        assert compile_cubin(windows.SOURCE, plan.expression, sm)[0]
+
+
+def test_it_declines_what_it_leaves_out():
+    def why(x):
+        with pytest.raises(Declined) as declined:
+            windows.plan(x)
+        return str(declined.value)
+
+    assert "columns 2 elements apart" in why(torch.empty(8, 20)[:, ::2])
+    assert "collapse" in why(torch.empty(2, 2, 20, 2, 8).transpose(1, 3)[:, :, ::2])
+
+
+def test_rows_on_16_bytes_go_by_vectors():
+    with compiling_for(90, lambda *kernel: None):
+        assert windows.plans.build(torch.empty(16, 24)).source.name == "transpose.cu"
+        assert windows.plans.build(torch.empty(15, 24)).source.name == "windows.cu"
