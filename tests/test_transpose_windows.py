@@ -17,9 +17,11 @@ import pytest
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
+from weft import ops  # noqa: E402
 from weft.definition import ARCHITECTURES, Declined  # noqa: E402
 from weft.operators.cuda import compile_cubin  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
+from weft.operators.transpose import transpose as module  # noqa: E402
 from weft.operators.transpose import windows  # noqa: E402
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -296,3 +298,14 @@ def test_rows_on_16_bytes_go_by_vectors():
     with compiling_for(90, lambda *kernel: None):
         assert windows.plans.build(torch.empty(16, 24)).source.name == "transpose.cu"
         assert windows.plans.build(torch.empty(15, 24)).source.name == "windows.cu"
+
+
+def test_the_public_function_takes_it_where_it_is_proven(monkeypatch):
+    monkeypatch.setattr(module, "INTERPRETING", False)
+    x = torch.empty(1025, 1027, device="meta")
+    with compiling_for(90, lambda *kernel: None):
+        for proven, wanted in ((False, "triton"), (True, "cuda")):
+            monkeypatch.setattr(windows, "PROVEN", proven)
+            assert ops.explain("transpose", x).implementation == wanted
+            assert ops.explain("transpose", x[:, ::2]).implementation == "triton"
+            assert ops.explain("transpose", x[:1000, :1001]).implementation == "triton", "too few elements"
