@@ -221,7 +221,7 @@ def choose(x: Tensor, dim0: int = -2, dim1: int = -1) -> Choice:
     if large and not INTERPRETING:
         if not vectors.why_not(x):
             return Choice("cuda", f"{m.M} x {m.N}: 16-byte accesses on both sides", windows.plans)
-        if windows.PROVEN and not windows.why_not(x):
+        if not windows.why_not(x):
             return Choice("cuda", f"{m.M} x {m.N}: read by words of 4 bytes, written by whole sectors", windows.plans)
     return Choice("triton", f"{m.M} x {m.N}, rows of whatever alignment", kernels.plans)
 

@@ -16,8 +16,6 @@ from weft.operators.launch import Plans
 from weft.operators.transpose import vectors
 from weft.operators.transpose.layout import matrices_of, one_grid, require, size_class
 
-PROVEN = False  # no GPU has run this kernel yet: the public function keeps to Triton's until one has
-
 SOURCE = Path(__file__).parent / "windows.cu"
 SECTOR_BYTES = 32
 SHARED_BYTES = 48 * 1024  # of a tile at most, so that a multiprocessor holds several
