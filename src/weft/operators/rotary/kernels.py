@@ -10,33 +10,48 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.operators.configs import Config, Configurations, bucket, grid_of
-from weft.operators.launch import Plan, Plans
+from weft.operators.launch import INTERPRETING, Plan, Plans
 
 # B batch, S sequence, H heads of q, G heads of k, D head dim, R rotated columns; q [B, S, H, D], k [B, S, G, D]
 
 
 @triton.jit
-def heads_of(block, heads, HEADS: tl.constexpr, PASSES: tl.constexpr, ROWS: tl.constexpr):
-    """This program's HEADS heads, int64 [PASSES, ROWS, 1], and which of the places hold one."""
-    place = tl.arange(0, PASSES)[:, None, None] * ROWS + tl.arange(0, ROWS)[None, :, None]
-    head = block * HEADS + place
-    return head.to(tl.int64), (place < HEADS) & (head < heads)
+def places(PASSES: tl.constexpr, ROWS: tl.constexpr):
+    """The number of each row of a tile, [PASSES, ROWS, 1]: row p is head p // TOKENS of the program's, token p % TOKENS."""
+    return tl.arange(0, PASSES)[:, None, None] * ROWS + tl.arange(0, ROWS)[None, :, None]
 
 
 @triton.jit
-def read_heads(
-    ptr, head, there, head_stride, col_stride,
+def exists(place, block, heads, tokens, HEADS: tl.constexpr, TOKENS: tl.constexpr):
+    """Which places hold a head of the program's HEADS, and a token of the ``tokens`` that are left."""
+    there = (place < HEADS * TOKENS) & (block * HEADS + place // TOKENS < heads)
+    if TOKENS > 1:
+        there &= place % TOKENS < tokens
+    return there
+
+
+@triton.jit
+def offsets(place, block, head_stride, token_stride, HEADS: tl.constexpr, TOKENS: tl.constexpr):
+    """Where each place's columns begin, int64, from the program's first token."""
+    at = (block * HEADS + place // TOKENS).to(tl.int64) * head_stride
+    if TOKENS > 1:
+        at += (place % TOKENS).to(tl.int64) * token_stride
+    return at
+
+
+@triton.jit
+def read_rotated(
+    ptr, there, col_stride,
     HALF: tl.constexpr, COLS: tl.constexpr, PASSES: tl.constexpr, ROWS: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
     """The first and the second element of every pair, [PASSES, ROWS, COLS] each, as they lie in memory."""
     if INTERLEAVED:
         col = tl.arange(0, 2 * COLS)[None, None, :]
-        at = ptr + head * head_stride + col * col_stride
-        x = tl.load(at, mask=there & (col < 2 * HALF), eviction_policy="evict_last")
+        x = tl.load(ptr + col * col_stride, mask=there & (col < 2 * HALF), eviction_policy="evict_last")
         first, second = tl.split(tl.reshape(x, [PASSES, ROWS, COLS, 2]))
     else:
         col = tl.arange(0, COLS)[None, None, :]
-        at = ptr + head * head_stride + col * col_stride
+        at = ptr + col * col_stride
         first = tl.load(at, mask=there & (col < HALF), eviction_policy="evict_last")
         second = tl.load(at + HALF * col_stride, mask=there & (col < HALF), eviction_policy="evict_last")
     return first, second
@@ -44,7 +59,7 @@ def read_heads(
 
 @triton.jit
 def write_rotated(
-    ptr, head, there, head_stride, col_stride, first, second, cos, sin,
+    ptr, there, col_stride, first, second, cos, sin,
     HALF: tl.constexpr, COLS: tl.constexpr, PASSES: tl.constexpr, ROWS: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
     """(first cos - second sin, second cos + first sin), in fp32 and rounded once."""
@@ -54,12 +69,30 @@ def write_rotated(
     if INTERLEAVED:
         col = tl.arange(0, 2 * COLS)[None, None, :]
         y = tl.reshape(tl.join(one, other), [PASSES, ROWS, 2 * COLS])
-        tl.store(ptr + head * head_stride + col * col_stride, y, mask=there & (col < 2 * HALF))
+        tl.store(ptr + col * col_stride, y, mask=there & (col < 2 * HALF))
     else:
         col = tl.arange(0, COLS)[None, None, :]
-        at = ptr + head * head_stride + col * col_stride
+        at = ptr + col * col_stride
         tl.store(at, one, mask=there & (col < HALF))
         tl.store(at + HALF * col_stride, other, mask=there & (col < HALF))
+
+
+@triton.jit
+def part_of(program, S, blocks, TOKENS: tl.constexpr, CHUNK: tl.constexpr):
+    """The program's batch (int64), first token and block of heads. Of one token after the other, the next program takes other
+    heads; of several, it takes the tokens behind them, and other heads come after CHUNK times TOKENS tokens: programs that run
+    together then read stretches of memory, and find their cosines in L2."""
+    groups = tl.cdiv(S, TOKENS)
+    if TOKENS > 1:
+        b, place = program // (groups * blocks), program % (groups * blocks)
+        begin = place // (CHUNK * blocks) * CHUNK
+        place %= CHUNK * blocks
+        span = tl.minimum(groups - begin, CHUNK)  # the last chunk is shorter
+        group, block = begin + place % span, place // span
+    else:
+        token, block = program // blocks, program % blocks
+        b, group = token // S, token % S
+    return b.to(tl.int64), group * TOKENS, block
 
 
 @triton.jit
@@ -67,43 +100,64 @@ def rotate(
     q_ptr, k_ptr, cos_ptr, sin_ptr, q_out_ptr, k_out_ptr, S, H, G, blocks,
     q_b, q_s, q_h, q_d, k_b, k_s, k_h, k_d, cos_b, cos_s, cos_d, sin_b, sin_s, sin_d,
     qo_b, qo_s, qo_h, qo_d, ko_b, ko_s, ko_h, ko_d,
-    HALF: tl.constexpr, COLS: tl.constexpr, REST: tl.constexpr, REST_COLS: tl.constexpr, ROWS: tl.constexpr,
+    HALF: tl.constexpr, COLS: tl.constexpr, TOKENS: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr,
     Q_HEADS: tl.constexpr, Q_PASSES: tl.constexpr, K_HEADS: tl.constexpr, K_PASSES: tl.constexpr,
+    REST: tl.constexpr, REST_COLS: tl.constexpr, REST_ROWS: tl.constexpr,
+    Q_REST_PASSES: tl.constexpr, K_REST_PASSES: tl.constexpr,
     INTERLEAVED: tl.constexpr, CONJUGATE: tl.constexpr,
 ):  # fmt: skip
-    """A program rotates Q_HEADS heads of q and K_HEADS of k of one token.
+    """A program rotates Q_HEADS heads of q and K_HEADS of k of TOKENS tokens.
 
-    ROWS heads are what its threads take at once with 16 bytes each, so a thread has the same columns in every pass: it reads
-    its cosines and sines, [1, ROWS, COLS], once for all heads and passes them to nobody. HALF is R / 2 and COLS a power of two
-    of at least that; REST columns behind them are copied (0 in place). CONJUGATE turns by the negative angle: the gradient.
-    All loads come before the first store, which they could not pass.
+    ROWS heads are what its threads take at once with 16 bytes each, so a thread has the same columns and token in every pass:
+    it reads its cosines and sines, [1, ROWS, COLS], once for all heads and passes them to nobody. HALF is R / 2 and COLS a
+    power of two of at least that; REST columns behind them are copied (0 in place), REST_ROWS heads at once. CONJUGATE turns
+    by the negative angle: the gradient. All loads come before the first store, which they could not pass.
     """
-    token, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
-    b, s = (token // S).to(tl.int64), (token % S).to(tl.int64)
-    q_head, q_there = heads_of(block, H, Q_HEADS, Q_PASSES, ROWS)
-    k_head, k_there = heads_of(block, G, K_HEADS, K_PASSES, ROWS)
+    b, first, block = part_of(tl.program_id(0), S, blocks, TOKENS, CHUNK)
+    s, tokens = first.to(tl.int64), S - first
     q_ptr += b * q_b + s * q_s
     k_ptr += b * k_b + s * k_s
     q_out_ptr += b * qo_b + s * qo_s
     k_out_ptr += b * ko_b + s * ko_s
+    row = tl.arange(0, ROWS)[None, :, None]
     col = tl.arange(0, COLS)[None, None, :] + tl.zeros([1, ROWS, 1], tl.int32)
-    cos = tl.load(cos_ptr + b * cos_b + s * cos_s + col * cos_d, mask=col < HALF, eviction_policy="evict_last")
-    sin = tl.load(sin_ptr + b * sin_b + s * sin_s + col * sin_d, mask=col < HALF, eviction_policy="evict_last")
-    q1, q2 = read_heads(q_ptr, q_head, q_there, q_h, q_d, HALF, COLS, Q_PASSES, ROWS, INTERLEAVED)
-    k1, k2 = read_heads(k_ptr, k_head, k_there, k_h, k_d, HALF, COLS, K_PASSES, ROWS, INTERLEAVED)
+    known = col < HALF
+    cos_ptr += b * cos_b + s * cos_s
+    sin_ptr += b * sin_b + s * sin_s
+    if TOKENS > 1:
+        known &= row % TOKENS < tokens
+        cos_ptr += (row % TOKENS).to(tl.int64) * cos_s
+        sin_ptr += (row % TOKENS).to(tl.int64) * sin_s
+    cos = tl.load(cos_ptr + col * cos_d, mask=known, eviction_policy="evict_last")
+    sin = tl.load(sin_ptr + col * sin_d, mask=known, eviction_policy="evict_last")
+    q, k = places(Q_PASSES, ROWS), places(K_PASSES, ROWS)
+    q_there = exists(q, block, H, tokens, Q_HEADS, TOKENS)
+    k_there = exists(k, block, G, tokens, K_HEADS, TOKENS)
+    q_at = q_ptr + offsets(q, block, q_h, q_s, Q_HEADS, TOKENS)
+    k_at = k_ptr + offsets(k, block, k_h, k_s, K_HEADS, TOKENS)
+    q1, q2 = read_rotated(q_at, q_there, q_d, HALF, COLS, Q_PASSES, ROWS, INTERLEAVED)
+    k1, k2 = read_rotated(k_at, k_there, k_d, HALF, COLS, K_PASSES, ROWS, INTERLEAVED)
     if REST > 0:
         rest = tl.arange(0, REST_COLS)[None, None, :]
-        at = rest + 2 * HALF
-        q_rest = tl.load(q_ptr + q_head * q_h + at * q_d, mask=q_there & (rest < REST), eviction_policy="evict_last")
-        k_rest = tl.load(k_ptr + k_head * k_h + at * k_d, mask=k_there & (rest < REST), eviction_policy="evict_last")
+        q_place, k_place = places(Q_REST_PASSES, REST_ROWS), places(K_REST_PASSES, REST_ROWS)
+        q_kept = exists(q_place, block, H, tokens, Q_HEADS, TOKENS) & (rest < REST)
+        k_kept = exists(k_place, block, G, tokens, K_HEADS, TOKENS) & (rest < REST)
+        q_at = q_ptr + offsets(q_place, block, q_h, q_s, Q_HEADS, TOKENS) + (rest + 2 * HALF) * q_d
+        k_at = k_ptr + offsets(k_place, block, k_h, k_s, K_HEADS, TOKENS) + (rest + 2 * HALF) * k_d
+        q_rest = tl.load(q_at, mask=q_kept, eviction_policy="evict_last")
+        k_rest = tl.load(k_at, mask=k_kept, eviction_policy="evict_last")
     cos, sin = cos.to(tl.float32), sin.to(tl.float32)
     if CONJUGATE:
         sin = -sin
-    write_rotated(q_out_ptr, q_head, q_there, qo_h, qo_d, q1, q2, cos, sin, HALF, COLS, Q_PASSES, ROWS, INTERLEAVED)
-    write_rotated(k_out_ptr, k_head, k_there, ko_h, ko_d, k1, k2, cos, sin, HALF, COLS, K_PASSES, ROWS, INTERLEAVED)
+    q_at = q_out_ptr + offsets(q, block, qo_h, qo_s, Q_HEADS, TOKENS)
+    k_at = k_out_ptr + offsets(k, block, ko_h, ko_s, K_HEADS, TOKENS)
+    write_rotated(q_at, q_there, qo_d, q1, q2, cos, sin, HALF, COLS, Q_PASSES, ROWS, INTERLEAVED)
+    write_rotated(k_at, k_there, ko_d, k1, k2, cos, sin, HALF, COLS, K_PASSES, ROWS, INTERLEAVED)
     if REST > 0:
-        tl.store(q_out_ptr + q_head * qo_h + at * qo_d, q_rest, mask=q_there & (rest < REST))
-        tl.store(k_out_ptr + k_head * ko_h + at * ko_d, k_rest, mask=k_there & (rest < REST))
+        q_at = q_out_ptr + offsets(q_place, block, qo_h, qo_s, Q_HEADS, TOKENS) + (rest + 2 * HALF) * qo_d
+        k_at = k_out_ptr + offsets(k_place, block, ko_h, ko_s, K_HEADS, TOKENS) + (rest + 2 * HALF) * ko_d
+        tl.store(q_at, q_rest, mask=q_kept)
+        tl.store(k_at, k_rest, mask=k_kept)
 
 
 # ---- plans -----------------------------------------------------------------------------------------------------------
@@ -128,33 +182,58 @@ def table_strides(table: Tensor) -> tuple[int, int, int]:
     return (0, *table.stride()) if table.ndim == 2 else table.stride()  # type: ignore[return-value]
 
 
+# Where tokens lie closer than heads: bytes that a program takes of a head, and tokens of some heads that come before others
+RUN, CHUNK = 2048, 64 if INTERPRETING else 2048
+
+
+def tokens_nearer(q: Tensor) -> bool:
+    """Whether a head's tokens lie closer together than a token's heads: [B, H, S, D] in memory."""
+    return q.shape[2] > 1 and q.stride(1) < q.stride(2)
+
+
 def plan(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, conjugate: bool, inplace: bool) -> Plan:
     """Of ``(q, k, cos, sin, q result, k result)``, the results as ``torch.empty_like`` makes them, or q and k."""
     (b, s, h, d), g, half = q.shape, k.shape[2], cos.shape[-1]
     results = (q, k) if inplace else (torch.empty_like(t, device="meta") for t in (q, k))
     config = configurations(q.device, q.dtype, bucket(d), interleaved)
-    blocks = max(triton.cdiv(h, config["HEADS"]), triton.cdiv(g, config["HEADS"]))
-    rest = 0 if inplace else d - 2 * half
-    q_heads, k_heads = triton.cdiv(h, blocks), triton.cdiv(g, blocks)
     row = bucket(half) * (2 if interleaved else 1)  # elements of one load
-    rows = max(config["num_warps"] * 32 * (16 // q.element_size()) // row, 1)
+    warp = 32 * 16 // q.element_size()  # elements that a warp takes at once
+    num_warps, tokens = config["num_warps"], 1
+    if tokens_nearer(q):
+        num_warps = max(num_warps // 2, 1)  # fewer threads, each with more bytes under way
+        tokens = max(min(RUN // bucket(d * q.element_size()), bucket(s), num_warps * warp // row), 1)
+    heads = max(min(config["HEADS"], max(h, g)) // tokens, 1)
+    blocks = max(triton.cdiv(h, heads), triton.cdiv(g, heads))
+    q_heads, k_heads = triton.cdiv(h, blocks), triton.cdiv(g, blocks)
+    # no more threads than the rotated columns of q's heads keep busy: of 32 columns of 128 that is a quarter
+    while num_warps > 1 and num_warps * warp // row > bucket(q_heads * tokens):
+        num_warps //= 2
+    rows = max(num_warps * warp // row, 1)
+    rest = 0 if inplace else d - 2 * half
+    rest_rows = max(num_warps * warp // bucket(rest), 1)
     constants = {
         "HALF": half,
         "COLS": bucket(half),
-        "REST": rest,
-        "REST_COLS": bucket(rest),
+        "TOKENS": tokens,
+        "CHUNK": max(CHUNK // tokens, 1),
         "ROWS": rows,
         "Q_HEADS": q_heads,
-        "Q_PASSES": bucket(triton.cdiv(q_heads, rows)),
+        "Q_PASSES": bucket(triton.cdiv(q_heads * tokens, rows)),
         "K_HEADS": k_heads,
-        "K_PASSES": bucket(triton.cdiv(k_heads, rows)),
+        "K_PASSES": bucket(triton.cdiv(k_heads * tokens, rows)),
+        "REST": rest,
+        "REST_COLS": bucket(rest),
+        "REST_ROWS": rest_rows,
+        "Q_REST_PASSES": bucket(triton.cdiv(q_heads * tokens, rest_rows)),
+        "K_REST_PASSES": bucket(triton.cdiv(k_heads * tokens, rest_rows)),
         "INTERLEAVED": interleaved,
         "CONJUGATE": conjugate,
     }
     strides = [*q.stride(), *k.stride(), *table_strides(cos), *table_strides(sin)]
     for result in results:
         strides += result.stride()
-    return Plan(rotate, (b * s * blocks,), (s, h, g, blocks, *strides), constants, config["num_warps"])
+    grid = (b * triton.cdiv(s, tokens) * blocks,)
+    return Plan(rotate, grid, (s, h, g, blocks, *strides), constants, num_warps)
 
 
 plans = Plans(plan)

@@ -224,6 +224,16 @@ rotary_embedding = Operator(
             workload(B=1, S=3, H=12, D=80, kv_heads=12, rotary=20, interleaved=True),
             *(workload(**FEW, layout=layout) for layout in VIEWS[1:]),
             *(workload(**FEW, layout=layout, interleaved=True, rotary=8) for layout in VIEWS[1:4]),
+            # tokens nearer than heads: several to a program, the last of them short
+            *(
+                workload(B=2, S=s, H=4, D=16, kv_heads=g, layout="transposed", **other)
+                for s, g, other in (
+                    (19, 2, {}),
+                    (33, 3, {"rotary": 6}),
+                    (40, 9, {"interleaved": True, "rotary": 8, "batched": True}),
+                )
+            ),
+            workload(B=1, S=70, H=3, D=40, kv_heads=1, layout="transposed", rotary=20, table="fp32"),
             workload(B=0, S=3, H=4, D=16, kv_heads=2),
             workload(B=2, S=0, H=4, D=16, kv_heads=2),
             workload(B=2, S=3, H=4, D=16, kv_heads=0),
@@ -242,6 +252,8 @@ rotary_embedding = Operator(
             workload(B=1, S=64, H=32, D=128, kv_heads=8, table="fp32", interleaved=True),
             workload(B=1, S=64, H=12, D=80, kv_heads=12, rotary=32),
             workload(B=1, S=64, H=8, D=256, kv_heads=1, layout="packed"),
+            workload(B=1, S=64, H=32, D=128, kv_heads=8, layout="transposed"),
+            workload(B=1, S=64, H=32, D=128, kv_heads=8, layout="transposed", rotary=32),
         ],
         "tune": [
             workload(dtype, B=2**26 // (4096 * 40 * d), S=4096, H=32, D=d, kv_heads=8, interleaved=pairs)
