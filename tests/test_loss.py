@@ -11,8 +11,20 @@ pytest.importorskip("triton")
 
 from weft import ops  # noqa: E402
 from weft.operators.embedding import kernels as gathering  # noqa: E402
+from weft.operators.loss import cross_entropy as calls  # noqa: E402
+from weft.operators.loss import one_program  # noqa: E402
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+
+
+@pytest.fixture(params=["one program", "rows"])
+def either_kernel(request, monkeypatch):
+    """What few logits take, and what more take."""
+    calls.ready_calls.known.clear()
+    if request.param == "rows":
+        monkeypatch.setattr(one_program, "MOST", 0)
+    yield
+    calls.ready_calls.known.clear()
 
 
 def drawn(m=9, v=40, dtype=torch.float32):
@@ -27,6 +39,7 @@ def expected(logits, target, factor=1.0, **options):
     return torch.autograd.grad(loss * factor, leaf)[0]
 
 
+@pytest.mark.usefixtures("either_kernel")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("inplace", [False, True])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
@@ -41,6 +54,7 @@ def test_the_gradient_follows_what_the_loss_is_multiplied_by(dtype, inplace, red
     assert (got.data_ptr() == leaf.data_ptr()) is inplace
 
 
+@pytest.mark.usefixtures("either_kernel")
 def test_a_retained_graph_gives_its_gradient_again_though_the_first_was_changed():
     logits, target = drawn()
     leaf = logits.clone().requires_grad_()
@@ -52,6 +66,7 @@ def test_a_retained_graph_gives_its_gradient_again_though_the_first_was_changed(
     torch.testing.assert_close(second, 2 * kept)
 
 
+@pytest.mark.usefixtures("either_kernel")
 def test_an_in_place_gradient_is_given_once():
     logits, target = drawn()
     leaf = logits.clone().requires_grad_()
@@ -61,6 +76,7 @@ def test_an_in_place_gradient_is_given_once():
         torch.autograd.grad(loss, leaf)
 
 
+@pytest.mark.usefixtures("either_kernel")
 def test_who_saved_the_logits_hears_that_they_were_overwritten():
     x, target = drawn()
     x.requires_grad_()

@@ -117,12 +117,18 @@ class CrossEntropy(torch.autograd.Function):
         back_end: str,
         wanted: bool,
         inplace: bool,
+        ready: Any = None,
     ) -> Tensor:
+        """``ready``: the launches, where they are known (``forward_plans``)."""
         ctx.options, ctx.inplace = options, inplace
         ctx.gradient = None
         if wanted and options.reduction != "none" and logits.dtype != torch.float16:
             ctx.gradient = logits if inplace else torch.empty_like(logits)
-        loss, stats, sums = launch(logits, target, weight, ctx.gradient, options, back_end)
+        if ready is None:
+            loss, stats, sums = launch(logits, target, weight, ctx.gradient, options, back_end)
+        else:
+            dx = logits if ctx.gradient is None else ctx.gradient
+            loss, stats, sums = ready(logits, target, logits if weight is None else weight, dx)
         if inplace and wanted:
             ctx.logits = logits
             ctx.save_for_backward(target, weight, stats, sums)
@@ -135,7 +141,7 @@ class CrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
         target, weight, stats, sums, *kept = ctx.saved_tensors
-        rest = (None,) * 6
+        rest = (None,) * 7
         if kept and torch.is_grad_enabled():
             named = {"weight": weight, **keywords(ctx.options)}
 
@@ -160,5 +166,7 @@ class CrossEntropy(torch.autograd.Function):
         else:
             (logits,) = kept
             dx = torch.empty_like(logits)
+        if stats is None:  # the one program that made the first gradient kept nothing for a second
+            _, stats, sums = launch(logits, target, weight, None, ctx.options, "triton")
         again(dloss, logits, target, weight, stats, sums, dx, ctx.options)
         return (dx, *rest)

@@ -6,6 +6,7 @@ ten operations an element: memory bandwidth is the limit (formulas: kernels.py; 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,9 +14,9 @@ from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, differentiable, on_gpu, traced
-from weft.operators.launch import target_sm
-from weft.operators.loss import cluster
+from weft.operators.call import Choice, differentiable, eager, on_gpu, traced
+from weft.operators.launch import Plans, target_sm
+from weft.operators.loss import cluster, one_program
 from weft.operators.loss.arguments import check
 from weft.operators.loss.calls import CrossEntropy, launch
 from weft.operators.loss.definition import OPTIONS, WRONG, composed, gradient, inputs, reference, workloads
@@ -31,6 +32,17 @@ def cross_entropy_triton(logits: Tensor, target: Tensor, **options: Any) -> Tens
     weight, o = _options(**options)
     call = (weight, o.ignore_index, o.label_smoothing, o.z_loss, o.soft_cap, o.reduction)
     loss: Tensor = torch.ops.weft.cross_entropy(logits, target, *call)[0]
+    return loss
+
+
+def cross_entropy_one_program(logits: Tensor, target: Tensor, **options: Any) -> Tensor:
+    weight, asked = _options(**options)
+    if not logits.numel():
+        raise Declined("empty: nothing to launch")
+    wanted = torch.is_grad_enabled() and logits.requires_grad
+    if reason := one_program.why_not(logits, asked, wanted):
+        raise Declined(reason)
+    loss: Tensor = differentiable(CrossEntropy, logits, target, weight, asked, "one_program", wanted, False)
     return loss
 
 
@@ -112,6 +124,7 @@ cross_entropy = Operator(
 )
 
 cross_entropy.implementation("triton", arch=">=sm_80")(cross_entropy_triton)
+cross_entropy.implementation("one_program", backend="triton", arch=">=sm_80")(cross_entropy_one_program)
 cross_entropy.implementation("cuda", arch=">=sm_90", devices=("cuda",), directions=("forward",))(cross_entropy_cluster)
 cross_entropy.implementation("torch")(composed)
 cross_entropy.implementation("torch.compile", devices=("cuda",))(peers.Compiled(composed))
@@ -156,7 +169,46 @@ def choose(
         return Choice("torch", "empty: nothing to launch")
     if traced(logits, target):
         return Choice("triton", "traced: PyTorch operators that a compiler sees", forward_plans)
+    if not one_program.why_not(logits, asked, torch.is_grad_enabled() and logits.requires_grad):
+        return Choice("one_program", f"{len(logits)} rows of {logits.shape[1]}: few, in one launch", forward_plans)
     return back_end(logits, asked, weight is not None)
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A call in eager mode, decided; ``launches`` of ``(logits, target, weight, dx)``."""
+
+    options: Options
+    back_end: str
+    launches: Any
+
+
+def _ready(logits: Tensor, target: Tensor, *call: Any) -> Ready | None:
+    """Of a call's tensors and options; None where PyTorch is called."""
+    weight, rest = (call[0], call[1:]) if isinstance(call[0], Tensor) else (None, call)
+    *options, reduction, wanted, inplace = rest
+    ignore_index, label_smoothing, z_loss, soft_cap = options
+    named = {"label_smoothing": label_smoothing, "z_loss": z_loss, "soft_cap": soft_cap, "reduction": reduction}
+    chosen = choose(logits, target, weight=weight, ignore_index=ignore_index, **named).implementation
+    if chosen == "torch":
+        return None
+    if inplace and wanted:
+        _check_places(logits)
+    asked = Options(ignore_index, label_smoothing, z_loss, soft_cap or 0.0, reduction)
+    made = wanted and reduction != "none" and logits.dtype != torch.float16
+    w, dx = logits if weight is None else weight, torch.empty_like(logits) if made and not inplace else logits
+    return Ready(asked, chosen, forward_plans.of((logits, target, w, dx), asked, weight is not None, made, chosen))
+
+
+ready_calls = Plans(_ready)
+
+
+def _check_places(logits: Tensor) -> None:
+    if 0 in logits.stride():
+        raise ValueError(
+            f"cross_entropy: inplace_backward=True and 'logits' with strides {logits.stride()}; expected a "
+            "place in memory for each element"
+        )
 
 
 @cross_entropy.function
@@ -202,6 +254,16 @@ def cross_entropy_function(
     In eager mode the gradient of a mean or sum is made in the same pass as the loss, except for float16 (where it would
     underflow before the loss is scaled).
     """
+    tensors = (logits, target) if weight is None else (logits, target, weight)
+    if not check_labels and eager(*tensors, gradient=True) and (weight is None or not weight.requires_grad):
+        wanted = logits.requires_grad and torch.is_grad_enabled()
+        options = (ignore_index, label_smoothing, z_loss, soft_cap, reduction, wanted, bool(inplace_backward))
+        ready = ready_calls.of(tensors, *options)
+        if ready is not None:
+            if wanted:
+                how = (ready.options, ready.back_end, True, inplace_backward, ready.launches)
+                return CrossEntropy.apply(logits, target, weight, *how)
+            return ready.launches(logits, target, logits if weight is None else weight, logits)[0]
     named: dict[str, Any] = {
         "ignore_index": ignore_index,
         "label_smoothing": label_smoothing,
@@ -216,11 +278,8 @@ def cross_entropy_function(
     if traced(logits, target):
         return cross_entropy_triton(logits, target, weight=weight, soft_cap=soft_cap, **named)
     wanted = torch.is_grad_enabled() and logits.requires_grad
-    if inplace_backward and wanted and 0 in logits.stride():
-        raise ValueError(
-            f"cross_entropy: inplace_backward=True and 'logits' with strides {logits.stride()}; expected a "
-            "place in memory for each element"
-        )
+    if inplace_backward and wanted:
+        _check_places(logits)
     asked = Options(soft_cap=soft_cap or 0.0, **named)
     loss: Tensor = differentiable(CrossEntropy, logits, target, weight, asked, chosen, wanted, inplace_backward)
     return loss

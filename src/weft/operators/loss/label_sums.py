@@ -90,11 +90,12 @@ class LabelSums:
         self.rest = Sum(self.parts, 3)
 
     def __call__(self, target: Tensor, weight: Tensor) -> Tensor:
+        total = torch.empty(3, device=target.device, dtype=torch.float32)
+        if self.parts == 1:
+            self.first(target, weight, total)
+            return total
         sums = torch.empty((self.parts, 3), device=target.device, dtype=torch.float32)
         self.first(target, weight, sums)
-        if self.parts == 1:
-            return sums[0]
-        total = torch.empty(3, device=target.device, dtype=torch.float32)
         self.rest(sums, total)
         return total
 

@@ -11,6 +11,7 @@ from weft.operators.launch import Plans, multiprocessors
 from weft.operators.loss import cluster, kernels
 from weft.operators.loss.kernels import Options
 from weft.operators.loss.label_sums import LabelSums, Sum
+from weft.operators.loss.one_program import OneProgram
 
 SCALE_PROGRAMS = 4  # for each multiprocessor: few, since they mostly find that there is nothing to do
 
@@ -42,7 +43,7 @@ class Forward:
             total = torch.empty((), device=x.device, dtype=x.dtype)
             self.total(loss, total)
             loss = total
-        return loss.to(x.dtype), stats, sums
+        return loss if loss.dtype == x.dtype else loss.to(x.dtype), stats, sums
 
 
 class Backward:
@@ -59,6 +60,22 @@ class Backward:
         self.plan(x, target, weight, sums if sums.numel() else stats, stats, dloss, dx)
 
 
-forward_plans = Plans(Forward)
+def forward(
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor,
+    dx: Tensor,
+    options: Options,
+    has_weight: bool,
+    gradient: bool,
+    back_end: str,
+) -> Any:
+    """What calculates the loss: the launches of a back end."""
+    if back_end == "one_program":
+        return OneProgram(x, target, weight, dx, options, has_weight, gradient)
+    return Forward(x, target, weight, dx, options, has_weight, gradient, back_end)
+
+
+forward_plans = Plans(forward)
 backward_plans = Plans(Backward)
 scale_plans = Plans(lambda x: kernels.scale_plan(x, SCALE_PROGRAMS * multiprocessors(x.device)))
