@@ -95,9 +95,10 @@ def again(
     sums: Tensor,
     dx: Tensor,
     options: Options,
+    back_end: str = "triton",
 ) -> None:
     w = logits if weight is None else weight
-    plan = backward_plans.of((logits, target, w, dloss, dx), options, weight is not None)
+    plan = backward_plans.of((logits, target, w, dloss, dx), options, weight is not None, back_end)
     plan(logits, target, w, sums, stats, dloss, dx)
 
 
@@ -120,7 +121,7 @@ class CrossEntropy(torch.autograd.Function):
         ready: Any = None,
     ) -> Tensor:
         """``ready``: the launches, where they are known (``forward_plans``)."""
-        ctx.options, ctx.inplace = options, inplace
+        ctx.options, ctx.inplace, ctx.back_end = options, inplace, back_end
         ctx.gradient = None
         if wanted and options.reduction != "none" and logits.dtype != torch.float16:
             ctx.gradient = logits if inplace else torch.empty_like(logits)
@@ -168,5 +169,5 @@ class CrossEntropy(torch.autograd.Function):
             dx = torch.empty_like(logits)
         if stats is None:  # the one program that made the first gradient kept nothing for a second
             _, stats, sums = launch(logits, target, weight, None, ctx.options, "triton")
-        again(dloss, logits, target, weight, stats, sums, dx, ctx.options)
+        again(dloss, logits, target, weight, stats, sums, dx, ctx.options, ctx.back_end)
         return (dx, *rest)

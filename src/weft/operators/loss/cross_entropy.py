@@ -53,6 +53,15 @@ def cross_entropy_cluster(logits: Tensor, target: Tensor, **options: Any) -> Ten
     return launch(logits, target, weight, None, asked, "cuda")[0]
 
 
+def cross_entropy_alone(logits: Tensor, target: Tensor, **options: Any) -> Tensor:
+    """The loss without its gradient, which backward makes from each row's maximum and sum."""
+    weight, asked = _options(**options)
+    if not logits.numel():
+        raise Declined("empty: nothing to launch")
+    loss: Tensor = differentiable(CrossEntropy, logits, target, weight, asked, "cuda-alone", False, False)
+    return loss
+
+
 def liger(logits: Tensor, target: Tensor, **options: Any) -> Tensor:
     """It writes the gradient over the logits where one is wanted."""
     from liger_kernel.ops.cross_entropy import LigerCrossEntropyFunction
@@ -126,6 +135,7 @@ cross_entropy = Operator(
 cross_entropy.implementation("triton", arch=">=sm_80")(cross_entropy_triton)
 cross_entropy.implementation("one_program", backend="triton", arch=">=sm_80")(cross_entropy_one_program)
 cross_entropy.implementation("cuda", arch=">=sm_90", devices=("cuda",), directions=("forward",))(cross_entropy_cluster)
+cross_entropy.implementation("cuda-alone", backend="cuda", arch=">=sm_90", devices=("cuda",))(cross_entropy_alone)
 cross_entropy.implementation("torch")(composed)
 cross_entropy.implementation("torch.compile", devices=("cuda",))(peers.Compiled(composed))
 cross_entropy.implementation("liger", requires="liger-kernel", devices=("cuda",), directions=("forward",))(liger)

@@ -107,11 +107,12 @@ def coefficients(lse, weight, by_weight, by_number, all_weights, V, smoothing, z
 
 @triton.jit
 def gradient_of(
-    p, x, col, label, of_p, spread, at_label, weight_ptr, weight_stride, V, cap,
+    e, x, col, label, scale, spread, at_label, weight_ptr, weight_stride, V, cap,
     HAS_WEIGHT: tl.constexpr, SMOOTH: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
-    """Of columns ``col`` with their capped logits x; rows' values are broadcast by the caller."""
-    g = p * of_p
+    """Of columns ``col`` with their capped logits x and exponentials e, which A over the row's sum scales; rows' values are
+    broadcast by the caller."""
+    g = e * scale
     if SMOOTH:
         if HAS_WEIGHT:
             g -= spread * tl.load(weight_ptr + col * weight_stride, mask=col < V, other=0.0).to(tl.float32)
@@ -164,9 +165,9 @@ def cross_entropy_rows(
     tl.store(stats_ptr + M + row, total, mask=row < M)
     if GRADIENT:
         of_p, spread, at_label = coefficients(lse, weight, by_weight, by_number, all_weights, V, smoothing, z, SMOOTH)
-        p = e * tl.div_rn(1.0, total)[:, None]
+        scale = of_p * tl.div_rn(1.0, total)
         g = gradient_of(
-            p, x, col[None, :], label[:, None], of_p[:, None], spread[:, None], at_label[:, None], weight_ptr,
+            e, x, col[None, :], label[:, None], scale[:, None], spread[:, None], at_label[:, None], weight_ptr,
             weight_stride, V, cap, HAS_WEIGHT, SMOOTH, CAP,
         )  # fmt: skip
         g = tl.where(counts[:, None], g, 0.0)
@@ -221,14 +222,14 @@ def cross_entropy_long_rows(
     tl.store(stats_ptr + M + row, sum_e)
     if GRADIENT:
         of_p, spread, at_label = coefficients(lse, weight, by_weight, by_number, all_weights, V, smoothing, z, SMOOTH)
-        scale = tl.div_rn(1.0, sum_e)
+        scale = of_p * tl.div_rn(1.0, sum_e)
         for start in range(0, V, BLOCK):
             c = (start + col).to(tl.int64)
             x = tl.load(x_ptr + row * x_row + c * x_col, mask=(c < V) & counts, eviction_policy="evict_first")
             x = capped(x.to(tl.float32), cap, CAP, ACCURATE)
-            p = exponential(x - best, ACCURATE) * scale
+            e = exponential(x - best, ACCURATE)
             g = gradient_of(
-                p, x, c, label, of_p, spread, at_label, weight_ptr, weight_stride, V, cap, HAS_WEIGHT, SMOOTH, CAP
+                e, x, c, label, scale, spread, at_label, weight_ptr, weight_stride, V, cap, HAS_WEIGHT, SMOOTH, CAP
             )
             g = tl.where(counts, g, 0.0)
             tl.store(dx_ptr + row * dx_row + c * dx_col, g.to(dx_ptr.dtype.element_ty), mask=c < V)
@@ -243,7 +244,8 @@ def cross_entropy_gradient(
     """dx from the logits, each row's stats, and the gradient of each row's loss: element by element."""
     blocks = tl.cdiv(V, BLOCK)
     row = (tl.program_id(0) // blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    col = (tl.program_id(0) % blocks).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    first = (tl.program_id(0) % blocks).to(tl.int64) * BLOCK
+    col = first + tl.arange(0, BLOCK)
     label, counts, weight, by_weight, by_number, all_weights = labels_of(
         target_ptr, weight_ptr, sums_ptr, row, M, V, target_stride, weight_stride, ignore,
         HAS_WEIGHT, MEAN, HAS_WEIGHT and SMOOTH,
@@ -256,13 +258,16 @@ def cross_entropy_gradient(
     lse = top + tl.log(total)
     dloss = tl.load(dloss_ptr + row * dloss_stride, mask=counts, other=0.0).to(tl.float32)
     of_p, spread, at_label = coefficients(lse, weight, by_weight, by_number, all_weights, V, smoothing, z, SMOOTH)
+    # What a row needs is decided once for all of its elements: instructions an element are the limit of this kernel.
+    scale = tl.where(counts, of_p * dloss * tl.div_rn(1.0, total), 0.0)[:, None]
+    spread = tl.where(counts, spread * dloss, 0.0)[:, None]
+    at_label = tl.where(counts, at_label * dloss, 0.0)[:, None]
+    here = tl.maximum(tl.minimum(label - first, BLOCK), -1).to(tl.int32)[:, None]
     x = capped(x, cap, CAP, ACCURATE)
-    p = exponential(x - top[:, None], ACCURATE) * tl.div_rn(1.0, total)[:, None]
     g = gradient_of(
-        p, x, col[None, :], label[:, None], (of_p * dloss)[:, None], (spread * dloss)[:, None],
-        (at_label * dloss)[:, None], weight_ptr, weight_stride, V, cap, HAS_WEIGHT, SMOOTH, CAP,
+        exponential(x - top[:, None], ACCURATE), x, tl.arange(0, BLOCK)[None, :], here, scale, spread, at_label,
+        weight_ptr + first * weight_stride, weight_stride, V - first, cap, HAS_WEIGHT, SMOOTH, CAP,
     )  # fmt: skip
-    g = tl.where(counts[:, None], g, 0.0)
     at = dx_ptr + row[:, None] * dx_row + col[None, :] * dx_col
     tl.store(at, g.to(dx_ptr.dtype.element_ty), mask=(row[:, None] < M) & (col[None, :] < V))
 
