@@ -61,20 +61,37 @@ template <typename T> __device__ __forceinline__ void write_one(T *p, float valu
   else *reinterpret_cast<volatile unsigned short *>(p) = (unsigned short)pack_pair(T{}, value, 0.f);
 }
 
+// Copies 16 bytes into shared memory past the registers; marked as load_stream's.
+__device__ __forceinline__ void copy_stream(void *shared, const void *global) {
+  u64 policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(shared_address(shared)),
+               "l"(global), "r"(16), "l"(policy)
+               : "memory");
+}
+
+// Waits for what this thread has asked for with copy_stream.
+__device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 // x, dx: [M, V], rows 16-byte aligned, V a multiple of 16 bytes (dx may be x); target [M]; weight [V]; sums [3] (label_sums.py);
-// loss [M]; stats [2, M]: each row's maximum and sum of exponentials; grid M * blocks of a cluster.
-template <typename T, typename L, typename W, int THREADS, int EACH, bool WEIGHT, bool MEAN, bool SMOOTH, bool CAP, bool GRADIENT>
+// loss [M]; stats [2, M]: each row's maximum and sum of exponentials; grid M * blocks of a cluster. With SHARED half of a
+// slice is in (dynamic) shared memory, so that a multiprocessor holds twice as much of the rows; a thread reads there only
+// what it fetched itself, so no barrier is needed.
+template <typename T, typename L, typename W, int THREADS, int EACH, bool SHARED, bool WEIGHT, bool MEAN, bool SMOOTH, bool CAP,
+          bool GRADIENT>
 __global__ void __launch_bounds__(THREADS, BLOCKS<THREADS>)
     cross_entropy_cluster(const T *x, const L *target, const W *weight, const float *sums, float *loss, float *stats, T *dx,
                           i64 V, i64 x_row, i64 dx_row, i64 target_stride, i64 weight_stride, i64 ignore, float smoothing,
                           float z, float cap) {
   using Slice = RowSlice<T, Sums, THREADS, EACH>;
   constexpr bool ACCURATE = sizeof(T) == 4;
+  constexpr int COUNT = Slice::COUNT, VECTORS = Slice::VECTORS, HELD = SHARED ? VECTORS / 2 : VECTORS;
   const float INF = __int_as_float(0x7f800000), NOT_A_NUMBER = __int_as_float(0x7fc00000);
   __shared__ typename Slice::Shared shared;
+  extern __shared__ __align__(16) unsigned char dynamic[];
 
+  const i64 label = target[i64(blockIdx.x / cluster_blocks()) * target_stride];  // all waits for it: the first thing asked for
   Slice slice(V, shared);
-  const i64 label = target[slice.row * target_stride];
   const bool counts = label != ignore, known = label >= 0 && label < V;
   const float by_weight = MEAN ? 1.f / sums[0] : 1.f, by_number = MEAN ? 1.f / sums[1] : 1.f;
   dx += slice.row * dx_row + slice.first;
@@ -83,20 +100,37 @@ __global__ void __launch_bounds__(THREADS, BLOCKS<THREADS>)
     if (slice.blocks > 1) cluster_wait();
     if (slice.rank == 0 && threadIdx.x == 0) loss[slice.row] = 0.f * by_weight;  // NaN for the mean over no label
     if constexpr (GRADIENT) {
-      Words<T, Slice::COUNT> zeros = {};
+      Words<T, COUNT> zeros = {};
 #pragma unroll
-      for (int v = 0; v < Slice::VECTORS; v++)
-        if (slice.at(v) < slice.elements) store<T, Slice::COUNT>(dx + slice.at(v), zeros);
+      for (int v = 0; v < VECTORS; v++)
+        if (slice.at(v) < slice.elements) store<T, COUNT>(dx + slice.at(v), zeros);
     }
     return;
   }
 
-  Words<T, Slice::COUNT> w[Slice::VECTORS];
-  slice.load(x, x_row, w, minus_infinity_word(T{}));
+  // ---- all of the slice is asked for: what is not `there`, past the row's end, is -inf ----
+  T *const kept = reinterpret_cast<T *>(dynamic) + threadIdx.x * COUNT;  // a vector every THREADS * COUNT elements
+  const auto there = [&](int v) { return slice.at(v) < slice.elements; };
+  const T *const from = x + slice.row * x_row + slice.first;
+  Words<T, COUNT> w[HELD], nothing;
+#pragma unroll
+  for (int i = 0; i < 4; i++) nothing.word[i] = minus_infinity_word(T{});
+#pragma unroll
+  for (int v = HELD; v < VECTORS; v++) {
+    T *const to = kept + (v - HELD) * THREADS * COUNT;
+    if (there(v)) copy_stream(to, from + slice.at(v));
+    else *reinterpret_cast<uint4 *>(to) = {nothing.word[0], nothing.word[1], nothing.word[2], nothing.word[3]};
+  }
+#pragma unroll
+  for (int v = 0; v < HELD; v++) {
+    w[v] = nothing;
+    if (there(v)) w[v] = load_stream<T, COUNT>(from + slice.at(v));
+  }
+  const auto in_shared = [&](int v) { return load_shared<T, COUNT>(kept + (v - HELD) * THREADS * COUNT); };
 
   // ---- who answers for the label: the thread that holds its column; without one, the first ----
   const i64 local = label - slice.first;  // < 2**31 wherever it is used
-  const bool holds = known && local >= 0 && local < slice.elements && int(local) / Slice::COUNT % THREADS == threadIdx.x;
+  const bool holds = known && local >= 0 && local < slice.elements && int(local) / COUNT % THREADS == threadIdx.x;
   const bool answers = known ? holds : slice.rank == 0 && threadIdx.x == 0;
   float of_label = 0.f;  // its logit, read before anything is written over it
   if (holds) of_label = capped<CAP, ACCURATE>(read_one(x + slice.row * x_row + label), cap);
@@ -106,30 +140,37 @@ __global__ void __launch_bounds__(THREADS, BLOCKS<THREADS>)
 
   // ---- the warp's maximum, and its sums ----
   u32 word = w[0].word[0];
+  const auto look_at = [&](const Words<T, COUNT> &words) {
 #pragma unroll
-  for (int v = 0; v < Slice::VECTORS; v++)
+    for (int i = 0; i < 4; i++) word = word_max(T{}, word, words.word[i]);
+  };
 #pragma unroll
-    for (int i = 0; i < 4; i++) word = word_max(T{}, word, w[v].word[i]);
-  float ends[Slice::COUNT];
-  unpack(Words<T, Slice::COUNT>{word, word, word, word}, ends);
+  for (int v = 0; v < HELD; v++) look_at(w[v]);
+  if constexpr (SHARED) copies_wait();
+#pragma unroll 2
+  for (int v = HELD; v < VECTORS; v++) look_at(in_shared(v));
+  float ends[COUNT];
+  unpack(Words<T, COUNT>{word, word, word, word}, ends);
   float top = warp_max(fmaxf(ends[0], ends[1]));
-  if (CAP && slice.at(0) - int(threadIdx.x % 32) * Slice::COUNT < slice.elements)  // a warp past the row's end keeps -inf
+  if (CAP && slice.at(0) - int(threadIdx.x % 32) * COUNT < slice.elements)  // a warp past the row's end keeps -inf
     top = capped<CAP, ACCURATE>(top, cap);
   const float base = top == -INF ? 0.f : top;  // only -inf here: exponentials are 0, not NaN
   float sum = 0.f, values = 0.f;
+  const auto add_up = [&](const Words<T, COUNT> &words, int v) {
+    float f[COUNT];
+    unpack(words, f);
 #pragma unroll
-  for (int v = 0; v < Slice::VECTORS; v++) {
-    float f[Slice::COUNT];
-    unpack(w[v], f);
-    const bool there = slice.at(v) < slice.elements;
-#pragma unroll
-    for (int i = 0; i < Slice::COUNT; i++) {
+    for (int i = 0; i < COUNT; i++) {
       const float value = capped<CAP, ACCURATE>(f[i], cap);
       const float e = exponential<ACCURATE>(value - base);
-      sum += CAP && !there ? 0.f : e;
-      if constexpr (SMOOTH) values += there ? value : 0.f;
+      sum += CAP && !there(v) ? 0.f : e;
+      if constexpr (SMOOTH) values += there(v) ? value : 0.f;
     }
-  }
+  };
+#pragma unroll
+  for (int v = 0; v < HELD; v++) add_up(w[v], v);
+#pragma unroll 2
+  for (int v = HELD; v < VECTORS; v++) add_up(in_shared(v), v);
 
   // ---- the row's ----
   const Sums all = slice.exchange({top, warp_sum(sum), SMOOTH ? warp_sum(values) : 0.f, 0.f}, {-INF, 0.f, 0.f, 0.f},
@@ -147,25 +188,28 @@ __global__ void __launch_bounds__(THREADS, BLOCKS<THREADS>)
 
   if constexpr (CAP)  // so that the compiler takes tanh again instead of keeping all its results: they would spill
 #pragma unroll
-    for (int v = 0; v < Slice::VECTORS; v++)
+    for (int v = 0; v < HELD; v++)
 #pragma unroll
       for (int i = 0; i < 4; i++) asm volatile("" : "+r"(w[v].word[i]));
 
   // ---- the gradient. A row of only -inf is NaN, as in PyTorch: -inf - -inf ----
   if constexpr (GRADIENT) {
     const float scale = (at_label + spread * V + by_number * 2.f * z * row_lse) / all.y;
+    const auto write = [&](const Words<T, COUNT> &words, int v) {
+      float f[COUNT];
+      unpack(words, f);
 #pragma unroll
-    for (int v = 0; v < Slice::VECTORS; v++) {
-      float f[Slice::COUNT];
-      unpack(w[v], f);
-#pragma unroll
-      for (int i = 0; i < Slice::COUNT; i++) {
+      for (int i = 0; i < COUNT; i++) {
         const float value = capped<CAP, ACCURATE>(f[i], cap), slope = CAP ? value / cap : 0.f;
         f[i] = exponential<ACCURATE>(value - all.x) * scale - spread;
         if constexpr (CAP) f[i] *= 1.f - slope * slope;
       }
-      if (slice.at(v) < slice.elements) store<T, Slice::COUNT>(dx + slice.at(v), pack<T, Slice::COUNT>(f));
-    }
+      if (there(v)) store<T, COUNT>(dx + slice.at(v), pack<T, COUNT>(f));
+    };
+#pragma unroll
+    for (int v = 0; v < HELD; v++) write(w[v], v);
+#pragma unroll 2
+    for (int v = HELD; v < VECTORS; v++) write(in_shared(v), v);
     if (holds) {
       const float slope = CAP ? of_label / cap : 0.f;
       const float g = exponential<ACCURATE>(of_label - all.x) * scale - spread - at_label;

@@ -14,20 +14,38 @@ from torch import Tensor
 from weft.definition import Declined
 from weft.operators import row_cluster
 from weft.operators.call import rows_of
-from weft.operators.configs import Config, Configurations, bucket
+from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.cuda import CTYPES, CudaPlan
 from weft.operators.launch import multiprocessors
 from weft.operators.loss.kernels import Options
 from weft.operators.row_cluster import RowCluster, candidates, heuristic
 
-PROVEN = (
-    False  # no GPU has run the kernels of the loss alone and of the gradient alone: public functions keep to the others
-)
+# No GPU has run these yet; public functions keep to the others until one has:
+PROVEN = False  # the kernels of the loss alone and of the gradient alone
+SHARED_PROVEN = False  # half of a row in shared memory
 
 SOURCE = Path(__file__).parent / "cluster.cu"
 TARGETS = {torch.int64: "i64", torch.int32: "int"}
+FILLS = (
+    2**18
+)  # bytes of logits a multiprocessor from which shared memory holds some too: with less, all rows are there at once
 LEAST = 8192  # bytes of a row that a block should walk
 MOST_BLOCKS = 2**31 - 1  # of a grid
+
+
+def shared_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
+    """128 bytes of registers and as many of shared memory a thread; four blocks share a multiprocessor where a cluster of
+    such blocks holds a row."""
+    each = 256 // dtype.itemsize
+    threads = 128 if n <= 128 * each else 256 if n <= 256 * each * row_cluster.MAX_CLUSTER else 512
+    return {"THREADS": threads, "EACH": each}
+
+
+def shared_candidates(sm: int, dtype: torch.dtype, n: int) -> Iterator[Config]:
+    each = 256 // dtype.itemsize
+    for c in grid_of({"THREADS": (128, 256, 512), "EACH": (each // 2, each)}):
+        if n <= c["THREADS"] * c["EACH"] * row_cluster.MAX_CLUSTER and n * 2 > c["THREADS"] * c["EACH"]:
+            yield c
 
 
 def loss_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
@@ -50,6 +68,7 @@ def gradient_candidates(sm: int, dtype: torch.dtype, n: int) -> Iterator[Config]
 
 cluster_configuration = Configurations(__file__, "cluster", heuristic, candidates)
 with_gradient_configuration = Configurations(__file__, "cluster_with_gradient", heuristic, candidates)
+shared_configuration = Configurations(__file__, "cluster_shared", shared_heuristic, shared_candidates)
 loss_configuration = Configurations(__file__, "cuda_loss", loss_heuristic, loss_candidates)
 gradient_configuration = Configurations(__file__, "cuda_gradient", gradient_heuristic, gradient_candidates)
 
@@ -71,14 +90,31 @@ def plan(
     """
     if PROVEN and not gradient:
         return loss_plan(x, target, weight, dx, options, has_weight)
+    many = x.numel() * x.element_size() >= FILLS * multiprocessors(x.device)
+    return _rows_plan(x, target, weight, dx, options, has_weight, gradient, SHARED_PROVEN and gradient and many)
+
+
+def shared_plan(
+    x: Tensor, target: Tensor, weight: Tensor, dx: Tensor, options: Options, has_weight: bool, gradient: bool
+) -> CudaPlan:
+    """The same with half of each row in shared memory."""
+    return _rows_plan(x, target, weight, dx, options, has_weight, gradient, True)
+
+
+def _rows_plan(
+    x: Tensor, target: Tensor, weight: Tensor, dx: Tensor, options: Options, has_weight: bool, gradient: bool,
+    shared: bool,
+) -> CudaPlan:  # fmt: skip
     if reason := why_not(x, options, has_weight, dx):
         raise Declined(reason)
-    configuration = with_gradient_configuration if gradient else cluster_configuration
-    rows = RowCluster.of(x, configuration(x.device, x.dtype, bucket(x.shape[1])))
-    flags = (*_flags(options, has_weight), gradient)
+    in_registers = with_gradient_configuration if gradient else cluster_configuration
+    config = (shared_configuration if shared else in_registers)(x.device, x.dtype, bucket(x.shape[1]))
+    rows = RowCluster.of(x, config)
+    flags = (shared, *_flags(options, has_weight), gradient)
     kernel = f"cross_entropy_cluster<{_types(x, target, weight)}, {rows.template}, {_words(flags)}>"
     scalars = _scalars(x, dx, target, weight, options)
-    return CudaPlan(SOURCE, kernel, rows.grid, rows.threads, scalars, rows.cluster)
+    kept = rows.elements * x.element_size() // 2 if shared else 0
+    return CudaPlan(SOURCE, kernel, rows.grid, rows.threads, scalars, rows.cluster, kept)
 
 
 def loss_plan(

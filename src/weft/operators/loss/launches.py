@@ -31,7 +31,12 @@ class Forward:
             self.sums = LabelSums(target, weight, x.shape[1], options.ignore_index, has_weight, all_weights)
         if options.reduction != "none":
             self.total = Sum(x.shape[0])
-        plan = {"triton": kernels.rows_plan, "cuda": cluster.plan, "cuda-alone": cluster.loss_plan}[back_end]
+        plan = {
+            "triton": kernels.rows_plan,
+            "cuda": cluster.plan,
+            "cuda-shared": cluster.shared_plan,
+            "cuda-alone": cluster.loss_plan,
+        }[back_end]
         self.rows: Any = plan(x, target, weight, dx, options, has_weight, gradient)
 
     def __call__(self, x: Tensor, target: Tensor, weight: Tensor, dx: Tensor) -> tuple[Tensor, Tensor, Tensor]:
