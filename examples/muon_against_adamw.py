@@ -30,7 +30,6 @@ SEEDS = (0, 1, 2)
 class Run:
     rate: float
     losses: list[float]  # one every EVERY steps
-    ms_per_step: float  # the median; tests are not counted
 
     def steps_to(self, loss: float) -> float:
         return next((EVERY * (i + 1) for i, x in enumerate(self.losses) if x <= loss), math.inf)
@@ -64,21 +63,37 @@ def train(name: str, rate: float, seed: int, steps: int, text: Text) -> Run:
     model = LanguageModel()
     generator = torch.Generator().manual_seed(100 + seed)
     optimizer = MADE[name](model)
-    losses, times = [], []
+    losses = []
     for step in range(1, steps + 1):
-        batch = drawn(text.known, BATCH, generator)
-        start = time.perf_counter()
         for group in optimizer.param_groups:
             group["lr"] = rate * min(step / 50, 1.0)
-        optimizer.zero_grad()
-        model(batch).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        times.append(time.perf_counter() - start)
+        advance(model, optimizer, drawn(text.known, BATCH, generator))
         if step % EVERY == 0:
             with torch.no_grad():
                 losses.append(float(model(text.test)))
-    return Run(rate, losses, 1e3 * statistics.median(times))
+    return Run(rate, losses)
+
+
+def advance(model: LanguageModel, optimizer, batch: torch.Tensor) -> None:
+    optimizer.zero_grad()
+    model(batch).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+
+
+def ms_per_step(text: Text, repetitions: int = 100) -> dict[str, float]:
+    """Median wall milliseconds of a training step with each, in turn: what else the machine does meets both."""
+    models = {name: LanguageModel() for name in MADE}
+    optimizers = {name: make(models[name]) for name, make in MADE.items()}
+    times = {name: [] for name in MADE}
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(repetitions + 5):
+        batch = drawn(text.known, BATCH, generator)
+        for name in MADE:
+            start = time.perf_counter()
+            advance(models[name], optimizers[name], batch)
+            times[name].append(1e3 * (time.perf_counter() - start))
+    return {name: statistics.median(t[5:]) for name, t in times.items()}
 
 
 def sweep(name: str, steps: int, text: Text) -> list[Run]:
@@ -97,14 +112,13 @@ def main() -> None:
     torch.set_num_threads(1)  # matrices this small are not worth sharing, and times are steadier
     text = Text()
     best = {name: sweep(name, steps, text) for name in MADE}
+    ms = ms_per_step(text)
     print(f"\nseeds {SEEDS}, each optimizer's best rate: steps, and seconds of training, to a test loss")
     for name, runs in best.items():
-        ms = sum(run.ms_per_step for run in runs) / len(runs)
-        print(f"{name} at {runs[0].rate:g}, {ms:.1f} ms a step")
+        print(f"{name} at {runs[0].rate:g}, {ms[name]:.1f} ms a step")
         for target in TARGETS:
             taken = [run.steps_to(target) for run in runs]
-            seconds = [run.steps_to(target) * run.ms_per_step / 1e3 for run in runs]
-            print(f"  {target}: " + ", ".join(f"{n:.0f} ({s:.1f} s)" for n, s in zip(taken, seconds, strict=True)))
+            print(f"  {target}: " + ", ".join(f"{n:.0f} ({n * ms[name] / 1e3:.1f} s)" for n in taken))
         print("  at the end: " + ", ".join(f"{run.losses[-1]:.4f}" for run in runs))
     if len(sys.argv) > 2:
         at = range(EVERY, steps + 1, EVERY)

@@ -43,9 +43,7 @@ def main() -> None:
         print(f"{step:6} {a:9.4f} {b:9.4f}")
     print(f"8 bits end {100 * (narrow[-1] / wide[-1] - 1):+.2f} % from 32 bits")
     if len(sys.argv) > 2:
-        draw_losses(
-            sys.argv[2], [("AdamW, 32 bits", "ours", "-", at, wide), ("AdamW8bit", "second", "--", at, narrow)]
-        )
+        draw_losses(sys.argv[2], [("AdamW, 32 bits", "ours", "-", at, wide), ("AdamW8bit", "second", "--", at, narrow)])
 
 
 if __name__ == "__main__":

@@ -319,6 +319,54 @@ def test_nan_stays_in_its_parameter():
     )  # params[3] has its shape
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("where", [0, 5])  # a matrix, and what takes AdamW
+def test_a_step_with_a_gradient_that_is_not_finite_is_skipped_and_counted(value, where):
+    shapes = (*SHAPES, (24,), (0, 3))
+    ours, theirs = parameters(shapes), parameters(shapes)
+    a, b = MuonW(ours, 0.02, skip_nonfinite=True), MuonW(theirs, 0.02)
+    for step in range(4):
+        set_gradients(ours, step)
+        set_gradients(theirs, step)
+        if step in (0, 2):
+            ours[where].grad[-1] = value
+            a.step()
+            continue
+        a.step()
+        b.step()
+    assert same_bits(ours, theirs) and a.skipped_steps == 2 and b.skipped_steps == 0
+    assert all(state.get("step", 2) == 2 for state in a.state.values())
+    made = pickle.loads(pickle.dumps(a))
+    assert made.skip_nonfinite and made.skipped_steps == 2
+
+
+def test_large_gradients_are_not_taken_for_infinite_ones():
+    (p,) = parameters(((8, 12),))
+    p.grad = torch.full_like(p, 3e38)  # the sum of their squares is
+    optimizer = MuonW([p], skip_nonfinite=True)
+    optimizer.step()
+    assert optimizer.skipped_steps == 0 and bool(optimizer.state[p]["momentum_buffer"].all())
+
+
+@pytest.mark.gpu
+def test_parameters_of_several_devices():
+    """And AdamW's among them."""
+    on_cpu, mixed = parameters((*SHAPES, (24,))), parameters((*SHAPES, (24,)))
+    mixed = [torch.nn.Parameter(p.detach().to("cuda")) if i % 2 else p for i, p in enumerate(mixed)]
+    start = [p.detach().clone() for p in on_cpu]
+    a, b = MuonW(on_cpu, 0.02, skip_nonfinite=True), MuonW(mixed, 0.02, skip_nonfinite=True)
+    for step in range(3):
+        set_gradients(on_cpu, step)
+        for p, q in zip(mixed, on_cpu, strict=True):
+            p.grad = q.grad.to(p.device)
+        a.step()
+        b.step()
+    assert moved_apart([p.cpu() for p in mixed], on_cpu, start) < BF16
+    mixed[1].grad[0, 0] = torch.nan
+    b.step()
+    assert b.skipped_steps == 1
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_other_dtypes_and_a_tensor_learning_rate(dtype):
     ours, theirs, start = parameters(dtype=dtype), parameters(dtype=dtype), parameters(dtype=dtype)
@@ -338,11 +386,13 @@ def test_other_dtypes_and_a_tensor_learning_rate(dtype):
         ({"lr": torch.ones(2)}, "Tensor lr must be 1-element"),
         ({"momentum": -0.1}, "momentum should be >= 0 and <= 1 but is: -0.1"),
         ({"momentum": 1.5}, "but is: 1.5"),
+        ({"momentum": float("nan")}, "but is: nan"),
         ({"weight_decay": -1}, "weight decay should be >= 0 but is: -1"),
         ({"weight_decay": float("nan")}, "weight decay should be >= 0 but is: nan"),
         ({"adjust_lr_fn": "none"}, "Adjust learning rate function none is not supported; expected original"),
         ({"ns_steps": 100}, "'steps' is 100; expected a whole number, 1 … 99"),
         ({"ns_coefficients": (1.0, 2.0)}, "a tuple of exactly 3 numbers"),
+        ({"ns_coefficients": (1.0, float("nan"), 0.0)}, "ns_coefficients should be finite but are"),
         ({"ns_coefficients": "polar"}, "did you mean 'polar-express'"),
         ({"eps": 0.0}, "eps should be > 0 but is: 0.0"),
         ({"update_rms": 0.0}, "update_rms should be > 0 or None but is: 0.0"),
@@ -353,6 +403,7 @@ def test_other_dtypes_and_a_tensor_learning_rate(dtype):
         ({"split_rows": 5}, "split_rows is 5, which does not divide the 24 rows"),
         ({"split_rows": (8, 8)}, r"split_rows is \(8, 8\), 16 rows together; expected the 24 rows"),
         ({"betas": (1.0, 0.9)}, "Invalid beta parameter at index 0: 1.0"),
+        ({"betas": (0.9, float("nan"))}, "Invalid beta parameter at index 1: nan"),
         ({"adamw_eps": -1.0}, "Invalid epsilon value: -1.0"),
     ],
 )
@@ -395,6 +446,12 @@ def test_states_that_do_not_fit_are_refused_and_change_nothing():
     with pytest.raises(ValueError, match=r"of shape \(6, 4\) for parameter 1 of group 0, whose shape is \(6, 5\)"):
         optimizer.load_state_dict(saved.state_dict())
     assert optimizer.param_groups[0]["lr"] == 0.25 and not optimizer.state
+    optimizer.load_state_dict(MuonW(others, lr=0.25).state_dict())
+    train(optimizer, others, 1)
+    others[1].data = torch.ones(6, 1)  # whose momentum would be broadcast
+    others[1].grad = torch.ones(6, 1)
+    with pytest.raises(ValueError, match=r"momentum_buffer has the shape \(6, 5\), its gradient \(6, 1\)"):
+        optimizer.step()
     with pytest.raises(ValueError, match="different number of parameter groups"):
         MuonW([{"params": others[:1]}, {"params": others[1:]}]).load_state_dict(saved.state_dict())
     with pytest.raises(ValueError, match="MuonW does"):

@@ -19,14 +19,16 @@ CODE_ROUNDINGS = ("nearest", "stochastic")
 
 def plain(params: list[Tensor], grads: list[Tensor], states: list[dict[str, Tensor]], group: dict[str, Any]) -> None:
     """Parameters that the engine does not take: codes to moments, PyTorch's function in fp32, and back."""
-    wide = [p.float() if p.itemsize < 4 else p for p in params]
+    mine = [codes.local(p) for p in params]
+    wide = [p.float() if p.itemsize < 4 else p for p in mine]
     counts = [int(s["step"]) for s in states]
     moments = [
-        {n: codes.moment(s, n, group, ADAM) if f"{n}_codes" in s else s[n] for n in ADAM.states(group)} for s in states
+        {n: codes.moment(s, n, group, ADAM) if f"{n}_codes" in s else codes.local(s[n]) for n in ADAM.states(group)}
+        for s in states
     ]
     kept = [{**m, "step": s["step"]} for m, s in zip(moments, states, strict=True)]
-    adam.plain(wide, [g.to(p.dtype) for g, p in zip(grads, wide, strict=True)], kept, group)
-    for row, (p, w, m, state) in enumerate(zip(params, wide, moments, states, strict=True)):
+    adam.plain(wide, [codes.local(g).to(p.dtype) for g, p in zip(grads, wide, strict=True)], kept, group)
+    for row, (p, w, m, state) in enumerate(zip(mine, wide, moments, states, strict=True)):
         if w is not p:
             p.copy_(w)
         for number, (name, x) in enumerate(m.items()):
@@ -35,7 +37,7 @@ def plain(params: list[Tensor], grads: list[Tensor], states: list[dict[str, Tens
             bits = None
             if group["code_rounding"] == "stochastic":
                 bits = random_bits(p.numel(), group["seed"], number, row, counts[row], p.device)
-            code, scales = state[f"{name}_codes"], state[f"{name}_scales"]
+            code, scales = codes.local(state[f"{name}_codes"]), state[f"{name}_scales"]
             quantize(x, code, scales, group["block_size"], number == 0, group["state_format"], bits)
 
 

@@ -7,19 +7,17 @@ AdamW does: W ← W − lr · λ · W. Arguments and state are named as ``torch.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from weft import ops
-from weft.operators.orthogonalization.coefficients import CLASSIC, Coefficients, schedule
-from weft.optim.muon_matrices import HIGHER_DIMS, batched, cut, joined, rows_of_parts, scale_of, shared_out
-
-SCALES = (None, "original", "match_rms_adamw")
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+from weft.operators.orthogonalization.coefficients import CLASSIC, Coefficients
+from weft.optim.codes import local
+from weft.optim.muon_matrices import rows_of_parts
+from weft.optim.muon_options import check_options
+from weft.optim.muon_updates import factors_of, updates_of
 
 
 class MuonW(torch.optim.Optimizer):
@@ -48,13 +46,20 @@ class MuonW(torch.optim.Optimizer):
         betas, adamw_eps: AdamW's.
         process_group: processes that have the same parameters and gradients (DDP): each orthogonalises its share of the
             matrices, and the results are all-gathered. None: every process does all of it.
+        skip_nonfinite: a step with a gradient that is not finite changes nothing but ``skipped_steps``, on all processes of
+            the group or the meshes. Waits for the device.
+
+    DTensors (FSDP2, tensor parallelism) need no ``process_group``: along mesh dimensions that they are sharded on, each process
+    takes its share of the parameters whole, orthogonalises them and sends every process its shard of the update; replicas share
+    the matrices. All processes must have gradients for the same parameters.
 
     Raises:
-        ValueError: options out of their ranges; a parameter in two groups; parts that are not a parameter's rows.
-        RuntimeError: at a step, complex parameters or sparse gradients.
-        NotImplementedError: at a step, parameters that are DTensors.
+        ValueError: options out of their ranges; a parameter in two groups; parts that are not a parameter's rows; at a step, a
+            momentum of another shape than its gradient.
+        RuntimeError: at a step, complex parameters, sparse gradients, gradients placed otherwise than their parameter.
+        NotImplementedError: at a step, DTensors placed otherwise than as shards (of ``torch.chunk``) and replicas.
 
-    Momentum is kept in ``state[p]["momentum_buffer"]``, of the gradient's dtype.
+    Momentum is kept in ``state[p]["momentum_buffer"]``, of the gradient's dtype and placements.
     """
 
     def __init__(
@@ -77,6 +82,7 @@ class MuonW(torch.optim.Optimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         adamw_eps: float = 1e-8,
         process_group: Any = None,
+        skip_nonfinite: bool = False,
     ):
         defaults = {
             "lr": lr,
@@ -95,7 +101,7 @@ class MuonW(torch.optim.Optimizer):
             "betas": betas,
             "adamw_eps": adamw_eps,
         }
-        self.process_group = process_group
+        self.process_group, self.skip_nonfinite, self.skipped_steps = process_group, skip_nonfinite, 0
         self._adamw: torch.optim.Optimizer | None = None
         super().__init__(params, defaults)
 
@@ -149,6 +155,13 @@ class MuonW(torch.optim.Optimizer):
                             f"whose shape is {tuple(p.shape)}"
                         )
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            **super().__getstate__(),
+            "skip_nonfinite": self.skip_nonfinite,
+            "skipped_steps": self.skipped_steps,
+        }
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.process_group = getattr(self, "process_group", None)  # processes are not pickled
         self._adamw = None
@@ -164,55 +177,62 @@ class MuonW(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
+            for p in group["params"]:
+                if is_matrix(p, group):
+                    check_gradient(p)
+        if self.skip_nonfinite and not self._finite():
+            self.skipped_steps += 1
+            return loss
+        for group in self.param_groups:
             self._muon(group)
         self._others()
         return loss
+
+    def _finite(self) -> bool:
+        """Whether all gradients are, on all processes that step together."""
+        params = [p for group in self.param_groups for p in group["params"]]
+        grads = [local(p.grad) for p in params if p.grad is not None]
+        worst = [g.abs().max() for g in grads if g.numel()]  # NaN, where there is one
+        meshes = dict.fromkeys(p.device_mesh for p in params if hasattr(p, "device_mesh"))
+        together = [mesh.get_group(i) for mesh in meshes for i in range(mesh.ndim) if mesh.size(i) > 1]
+        if self.process_group is not None:
+            together.append(self.process_group)
+        device = local(params[0]).device
+        bad = torch.zeros((), device=device)
+        for w in worst:
+            bad += (~w.isfinite()).to(device)
+        for processes in together:
+            torch.distributed.all_reduce(bad, group=processes)
+        return not float(bad)
 
     def _muon(self, group: dict[str, Any]) -> None:
         params = [p for p in group["params"] if p.grad is not None and p.numel() and is_matrix(p, group)]
         if not params:
             return
-        updates = self._momenta(params, group)
-        cuts = [cut(u, group["higher_dims"], group["split_rows"]) for u in updates]
-        matrices = [m for parts in cuts for m in parts]
-        del updates
-
-        def orthogonalise(stack: Tensor) -> Tensor:
-            return orthogonal(stack, group)
-
-        if self.process_group is None:
-            results = batched(matrices, orthogonalise)
-        else:
-            dtype = group["ns_dtype"] if group["update_rms"] is None else torch.float32
-            results = shared_out(matrices, orthogonalise, self.process_group, dtype)
-        lr, decay = float(group["lr"]), group["weight_decay"]
-        if decay and all(p.is_cuda for p in params):
-            torch._foreach_mul_(params, 1 - lr * decay)
+        updates = updates_of(params, self._momenta(params, group), group, self.process_group)
+        lr, decay, weights = float(group["lr"]), group["weight_decay"], [local(p) for p in params]
+        if decay and all(w.is_cuda for w in weights):
+            torch._foreach_mul_(weights, 1 - lr * decay)
         elif decay:
-            for p in params:  # on a CPU the former would round the factor to bf16: 0.998 to 0.996
-                p.mul_(1 - lr * decay)
-        left = iter(results)
-        for p, parts in zip(params, cuts, strict=True):
-            apply(p, [next(left) for _ in parts], lr, group)
+            for w in weights:  # on a CPU the former would round the factor to bf16: 0.998 to 0.996
+                w.mul_(1 - lr * decay)
+        for p, w, update in zip(params, weights, updates, strict=True):
+            factors = set(factors_of(p.shape, group))
+            w.add_(update, alpha=-lr * (factors.pop() if len(factors) == 1 else 1.0))
 
     def _momenta(self, params: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
-        """Moves each parameter's momentum on and returns what is to be orthogonalised."""
+        """Moves each parameter's momentum on and returns what is to be orthogonalised, or this process's shard of it."""
         grads = [p.grad for p in params if p.grad is not None]
         for p, grad in zip(params, grads, strict=True):
-            if torch.is_complex(p):
-                raise RuntimeError("Muon does not support complex parameters")
-            if grad.is_sparse:
-                raise RuntimeError(
-                    "Muon does not support sparse gradients; expected a group with use_muon=False, or dense ones"
-                )
-            if hasattr(p, "device_mesh"):
-                raise NotImplementedError(
-                    "Muon does not take DTensors: a shard's polar factor is not a shard of the polar factor; expected whole "
-                    "parameters (DDP), with process_group= to share the work out"
-                )
             if "momentum_buffer" not in self.state[p]:
                 self.state[p]["momentum_buffer"] = torch.zeros_like(grad, memory_format=torch.preserve_format)
-        buffers = [self.state[p]["momentum_buffer"] for p in params]
+        buffers, grads = [local(self.state[p]["momentum_buffer"]) for p in params], [local(g) for g in grads]
+        for buffer, grad in zip(buffers, grads, strict=True):
+            if buffer.shape != grad.shape:  # which would be broadcast, where it can be
+                raise ValueError(
+                    f"a momentum_buffer has the shape {tuple(buffer.shape)}, its gradient {tuple(grad.shape)}; expected the "
+                    "same: state belongs to parameters shaped and sharded as they then were"
+                )
         torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
         return list(torch._foreach_lerp(grads, buffers, group["momentum"])) if group["nesterov"] else buffers
 
@@ -265,27 +285,20 @@ def is_matrix(p: Tensor, group: dict[str, Any]) -> bool:
     return p.ndim >= 2 and group["use_muon"] is not False
 
 
-def orthogonal(stack: Tensor, group: dict[str, Any]) -> Tensor:
-    """Nearly the polar factors of matrices [B, M, N], each scaled to the group's root mean square if it has one."""
-    wide = stack.float() if stack.dtype == torch.float64 else stack
-    options = {"eps": group["eps"], "dtype": group["ns_dtype"]}
-    out: Tensor = ops.newton_schulz(wide, group["ns_steps"], group["ns_coefficients"], **options)
-    if group["update_rms"] is None:
-        return out
-    norm = torch.linalg.vector_norm(out, dim=(-2, -1), keepdim=True, dtype=torch.float32)
-    rms = norm / math.sqrt(stack.shape[-2] * stack.shape[-1])
-    return out * (group["update_rms"] / rms.clamp_min(torch.finfo(torch.float32).tiny))
-
-
-def apply(p: Tensor, parts: list[Tensor], lr: float, group: dict[str, Any]) -> None:
-    """p ← p − lr · scale · update, for an update in parts."""
-    if group["update_rms"] is not None:
-        scales = [1.0]
-    else:
-        scales = [scale_of(group["adjust_lr_fn"], *part.shape) for part in parts]
-    if len(set(scales)) > 1:
-        parts, scales = [part.float() * s for part, s in zip(parts, scales, strict=True)], [1.0]
-    p.add_(joined(parts, p.shape), alpha=-lr * scales[0])
+def check_gradient(p: Tensor) -> None:
+    """Raises RuntimeError for a gradient that Muon does not take."""
+    grad = p.grad
+    if grad is None:
+        return
+    if torch.is_complex(p):
+        raise RuntimeError("Muon does not support complex parameters")
+    if grad.is_sparse:
+        raise RuntimeError(
+            "Muon does not support sparse gradients; expected a group with use_muon=False, or dense ones"
+        )
+    ours, theirs = (getattr(t, "placements", None) for t in (p, grad))
+    if ours != theirs:
+        raise RuntimeError(f"a parameter is placed as {ours} and its gradient as {theirs}; expected the same")
 
 
 def adamw() -> Any:
@@ -293,44 +306,3 @@ def adamw() -> Any:
     import weft.optim as optim  # late: it imports this module
 
     return getattr(optim, "AdamW", torch.optim.AdamW)
-
-
-def check_options(group: dict[str, Any]) -> None:
-    """Raises ValueError for options out of their ranges, in PyTorch's words where it has some."""
-    lr = group["lr"]
-    if isinstance(lr, Tensor) and lr.numel() != 1:
-        raise ValueError("Tensor lr must be 1-element")
-    if not (lr >= 0.0 and math.isfinite(lr)):
-        raise ValueError(f"Learning rate should be >= 0 but is: {lr}")
-    if not 0.0 <= group["momentum"] <= 1.0:
-        raise ValueError(f"momentum should be >= 0 and <= 1 but is: {group['momentum']}")
-    if not (group["weight_decay"] >= 0.0 and math.isfinite(group["weight_decay"])):
-        raise ValueError(f"weight decay should be >= 0 but is: {group['weight_decay']}")
-    if group["adjust_lr_fn"] not in SCALES:
-        raise ValueError(
-            f"Adjust learning rate function {group['adjust_lr_fn']} is not supported; expected original or match_rms_adamw"
-        )
-    if not (group["eps"] > 0 and math.isfinite(group["eps"])):
-        raise ValueError(f"eps should be > 0 but is: {group['eps']}")
-    schedule(group["ns_coefficients"], group["ns_steps"])
-    if group["update_rms"] is not None:
-        if not (group["update_rms"] > 0 and math.isfinite(group["update_rms"])):
-            raise ValueError(f"update_rms should be > 0 or None but is: {group['update_rms']}")
-        if group["adjust_lr_fn"] is not None:
-            raise ValueError(
-                f"update_rms is {group['update_rms']} and adjust_lr_fn {group['adjust_lr_fn']}: each sets the update's size; "
-                "expected one of them"
-            )
-    if group["ns_dtype"] not in DTYPES:
-        raise ValueError(f"ns_dtype should be one of {', '.join(map(str, DTYPES))} but is: {group['ns_dtype']}")
-    if group["higher_dims"] not in HIGHER_DIMS:
-        raise ValueError(f"higher_dims should be one of {', '.join(HIGHER_DIMS)} but is: {group['higher_dims']}")
-    parts = group["split_rows"]
-    sizes = [parts] if isinstance(parts, int) else parts or [1]
-    if not all(isinstance(size, int) and not isinstance(size, bool) and size >= 1 for size in sizes):
-        raise ValueError(f"split_rows should be a number of parts or their sizes, at least 1, but is: {parts}")
-    for i, beta in enumerate(group["betas"]):
-        if not 0.0 <= beta < 1.0:
-            raise ValueError(f"Invalid beta parameter at index {i}: {beta}")
-    if not group["adamw_eps"] >= 0.0:
-        raise ValueError(f"Invalid epsilon value: {group['adamw_eps']}")

@@ -2,7 +2,7 @@
 
 A parameter's update is cut into matrices (a fused projection by rows, a convolution flattened, stacked experts one by one).
 Matrices of one shape are stacked and orthogonalised in one batched call. With a process group each process takes its share of
-the matrices, and one all-gather a parameter group brings all results to all.
+the matrices, and one all-gather a parameter group brings all results to all. DTensors are brought together in ``muon_shards``.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ STACKED = 2**28  # elements of a batched call, at most: 1 GiB of fp32 beside the
 HIGHER_DIMS = ("flatten", "batch")
 
 Orthogonalise = Callable[[Tensor], Tensor]  # [B, M, N] → [B, M, N]
+Each = Callable[[Sequence[Tensor]], list[Tensor]]  # matrices of any shapes
 
 
 def cut(update: Tensor, higher_dims: str, split_rows: int | Sequence[int] | None) -> list[Tensor]:
@@ -37,6 +38,21 @@ def cut(update: Tensor, higher_dims: str, split_rows: int | Sequence[int] | None
     if split_rows is None:
         return matrices
     return [part for m in matrices for part in m.split(rows_of_parts(m.shape[0], split_rows))]
+
+
+def shapes_of(shape: Sequence[int], higher_dims: str, split_rows: int | Sequence[int] | None) -> list[tuple[int, int]]:
+    """Rows and columns of the matrices that :func:`cut` makes of a parameter of this shape."""
+    if len(shape) == 2 or higher_dims == "flatten":
+        count, rows, columns = 1, shape[0], math.prod(shape[1:])
+    else:
+        count, (rows, columns) = math.prod(shape[:-2]), shape[-2:]
+    parts = [rows] if split_rows is None else rows_of_parts(rows, split_rows)
+    return [(part, columns) for _ in range(count) for part in parts]
+
+
+def cost(rows: int, columns: int) -> float:
+    """Of orthogonalising a matrix: a step is about M² · N operations, M the smaller side."""
+    return float(min(rows, columns)) * rows * columns
 
 
 def rows_of_parts(rows: int, split_rows: int | Sequence[int]) -> list[int]:
@@ -96,25 +112,23 @@ def shares(costs: Sequence[float], processes: int) -> list[list[int]]:
     return taken
 
 
-def shared_out(
-    matrices: Sequence[Tensor], orthogonalise: Orthogonalise, group: Any, dtype: torch.dtype
-) -> list[Tensor]:
-    """As :func:`batched`, each process of the group orthogonalising its share, results of ``dtype``. All processes must come
+def shared_out(matrices: Sequence[Tensor], each: Each, group: Any, dtype: torch.dtype) -> list[Tensor]:
+    """What ``each`` makes of matrices, every process of the group of its share; results of ``dtype``. All processes must come
     with matrices of the same shapes in the same order and on devices that the group's back end takes."""
     if not matrices:
         return []
-    # a step is about M² · N operations, M the smaller side
-    taken = shares([float(min(m.shape)) * m.numel() for m in matrices], dist.get_world_size(group))
+    taken = shares([cost(*m.shape) for m in matrices], dist.get_world_size(group))
     mine = taken[dist.get_rank(group)]
     longest = max(sum(matrices[i].numel() for i in share) for share in taken)
     sent = torch.zeros(longest, dtype=dtype, device=matrices[0].device)
-    results = batched([matrices[i] for i in mine], orthogonalise)
+    results = each([matrices[i] for i in mine])
     if mine:
         flat = torch.cat([r.reshape(-1) for r in results])
         sent[: len(flat)] = flat
     came = torch.empty(len(taken) * longest, dtype=dtype, device=sent.device)
     # as bytes: not every back end knows bf16
-    dist.all_gather_into_tensor(came.view(torch.uint8), sent.view(torch.uint8), group=group)
+    all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # PyTorch 2.13's name
+    all_gather(came.view(torch.uint8), sent.view(torch.uint8), group=group)
     found: dict[int, Tensor] = {}
     for share, buffer in zip(taken, came.view(len(taken), longest), strict=True):
         start = 0

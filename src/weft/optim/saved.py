@@ -18,7 +18,16 @@ Pairs = list[tuple[dict[str, Any], Tensor]]
 
 
 def complete(state: dict[str, Any], p: Tensor, group: dict[str, Any], rule: Rule, engine: bool) -> dict[str, Any]:
-    """Adds what a state lacks. States of a device, dtype or order other than the engine can use are replaced."""
+    """Adds what a state lacks. States of a device, dtype or order other than the engine can use are replaced.
+
+    Raises:
+        ValueError: a state of another shape than the parameter now has.
+    """
+    for name, value in of_another_shape(state, p):
+        raise ValueError(
+            f"the state '{name}' has the shape {tuple(value.shape)}, and its parameter {tuple(p.shape)}; expected the same: "
+            "clear optimizer.state for parameters that were given another shape"
+        )
     seen = any(name in state for name in rule.states(group))  # saved by an optimizer that may not count
     codes.convert(state, p, group, rule)
     wanted = {} if codes.is_coded(p, group) else dict.fromkeys(rule.states(group), state_dtype(p, group))
@@ -64,14 +73,22 @@ def export(packed: dict[str, Any], parts: list[Part]) -> dict[str, Any]:
     return {**packed, "state": states}
 
 
+def of_another_shape(state: dict[str, Any], p: Tensor) -> list[tuple[str, Tensor]]:
+    """States that should have the parameter's shape and do not, with their names."""
+    return [
+        (name, value)
+        for name, value in state.items()
+        if isinstance(value, Tensor) and name != "step" and not name.endswith("_scales") and value.shape != p.shape
+    ]
+
+
 def check_shapes(pairs: Pairs) -> None:
     for i, (state, p) in enumerate(pairs):
-        for name, value in state.items():
-            if isinstance(value, Tensor) and name != "step" and not name.endswith("_scales") and value.shape != p.shape:
-                raise ValueError(
-                    f"loaded state dict has '{name}' of shape {tuple(value.shape)} for parameter {i}; expected "
-                    f"{tuple(p.shape)}, the parameter's"
-                )
+        for name, value in of_another_shape(state, p):
+            raise ValueError(
+                f"loaded state dict has '{name}' of shape {tuple(value.shape)} for parameter {i}; expected "
+                f"{tuple(p.shape)}, the parameter's"
+            )
 
 
 def kept_dtype(name: str, p: Tensor, group: dict[str, Any]) -> torch.dtype:

@@ -1,0 +1,54 @@
+"""Parameters, gradients and pairs of optimizers for the tests of ``weft.optim``."""
+
+from __future__ import annotations
+
+import torch
+from where import DEVICE
+
+from weft import optim
+
+SHAPES = ((3, 5), (1,), (), (0,), (2100,), (17, 9))
+PAIRS = {
+    "Adam": {"lr": 1e-2},
+    "AdamW": {"lr": 1e-2},
+    "SGD": {"lr": 1e-2, "momentum": 0.9},
+}
+MATRIX = [
+    ("Adam", {"amsgrad": True}),
+    ("Adam", {"maximize": True, "weight_decay": 0.1}),
+    ("Adam", {"betas": (0.0, 0.5), "eps": 1e-3}),
+    ("Adam", {"weight_decay": 0.1, "decoupled_weight_decay": True}),
+    ("AdamW", {"amsgrad": True, "maximize": True, "weight_decay": 0.3}),
+    ("AdamW", {"betas": (0.5, 0.0)}),
+    ("SGD", {"momentum": 0.0}),
+    ("SGD", {"momentum": 0.0, "weight_decay": 0.1, "maximize": True}),
+    ("SGD", {"dampening": 0.3}),
+    ("SGD", {"nesterov": True, "weight_decay": 0.1}),
+]
+
+
+def weights(shapes=SHAPES, dtype=torch.float32, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return [torch.nn.Parameter(torch.randn(s, generator=g).to(DEVICE, dtype)) for s in shapes]
+
+
+def set_gradients(*lists, seed=0, scale=1.0):
+    """The same random gradients for the parameters of each list."""
+    g = torch.Generator().manual_seed(1000 + seed)
+    for same in zip(*lists, strict=True):
+        drawn = torch.randn(same[0].shape, generator=g) * scale
+        for p in same:
+            p.grad = drawn.to(p.device, p.dtype, copy=True)
+
+
+def assert_close(ours, theirs, steps=1, dtype=torch.float32):
+    """To rounding: each step rounds a weight of a few units once, and its update, relatively, a few times."""
+    for a, b in zip(ours, theirs, strict=True):
+        bound = steps * torch.finfo(dtype).eps * max(float(b.detach().abs().max()) if b.numel() else 0.0, 1.0)
+        torch.testing.assert_close(a.detach(), b.detach(), rtol=0, atol=bound)
+
+
+def both(name, shapes=SHAPES, dtype=torch.float32, **options):
+    mine, theirs = weights(shapes, dtype), weights(shapes, dtype)
+    options = {**PAIRS[name], **options}
+    return mine, theirs, getattr(optim, name)(mine, **options), getattr(torch.optim, name)(theirs, **options)

@@ -1,0 +1,302 @@
+"""Optimizers on DTensors, on several processes of Gloo: what ``test_optimizers_sharded.py`` starts.
+
+    python sharded_optimizers.py CASE PROCESSES MEETING_PLACE
+
+Every process also steps whole copies of the same parameters alone, with which the shards are compared.
+"""
+
+import io
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+from weft import ops, optim
+from weft.optim import AdamW, AdamW8bit, MuonW
+
+SHAPES = (
+    (24, 40),
+    (41, 24),
+    (32, 32),
+    (24, 40),
+    (1, 20),
+    (24, 40),
+    (6,),
+)  # one has no row for the second of two processes
+
+
+def random(shape, seed):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def made(shapes, mesh=None, placements=()):
+    whole = [random(shape, i) for i, shape in enumerate(shapes)]
+    if mesh is None:
+        return [torch.nn.Parameter(w) for w in whole]
+    return [torch.nn.Parameter(distribute_tensor(w, mesh, placements)) for w in whole]
+
+
+def set_gradients(params, seed):
+    for i, p in enumerate(params):
+        g = random(p.shape, 1000 * (seed + 1) + i)
+        p.grad = distribute_tensor(g, p.device_mesh, p.placements) if hasattr(p, "device_mesh") else g
+
+
+def train(optimizer, params, steps, first=0):
+    for step in range(first, first + steps):
+        set_gradients(params, step)
+        optimizer.step()
+
+
+def whole(params):
+    return [p.detach().full_tensor() if hasattr(p, "device_mesh") else p.detach() for p in params]
+
+
+def assert_same_way(ours, theirs, start, share):
+    """As far apart, at most, as this share of the way that the others went."""
+    for i, (a, b, s) in enumerate(zip(whole(ours), whole(theirs), whole(start), strict=True)):
+        way = float((b - s).norm())
+        assert way > 0 and float((a - b).norm()) <= share * way, (i, tuple(a.shape), float((a - b).norm()) / way)
+
+
+def through_a_file(states):
+    file = io.BytesIO()
+    torch.save(states, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+class Counted:
+    """How many elements were orthogonalised here, and how many all-to-alls were called, while it is in use."""
+
+    def __enter__(self):
+        self.elements = self.exchanges = 0
+        self.real = ops.newton_schulz, dist.all_to_all_single
+
+        def orthogonalised(stack, *arguments, **options):
+            self.elements += stack.numel()
+            return self.real[0](stack, *arguments, **options)
+
+        def exchanged(*arguments, **options):
+            self.exchanges += 1
+            return self.real[1](*arguments, **options)
+
+        ops.newton_schulz, dist.all_to_all_single = orthogonalised, exchanged
+        return self
+
+    def __exit__(self, *_):
+        ops.newton_schulz, dist.all_to_all_single = self.real
+
+
+def compare_muon(shapes, mesh, placements, share_of_work, exchanges, **options):
+    alone, ours = made(shapes), made(shapes, mesh, placements)
+    train(MuonW(alone, 0.02, ns_dtype=torch.float32, **options), alone, 3)
+    with Counted() as counted:
+        train(MuonW(ours, 0.02, ns_dtype=torch.float32, **options), ours, 3)
+    # stacks of other sizes are multiplied in another order
+    assert_same_way(ours, alone, made(shapes), 1e-5)
+    total = 3 * sum(p.numel() for p in alone if p.ndim > 1)
+    low, high = share_of_work
+    assert low * total <= counted.elements <= high * total, (counted.elements, total)
+    assert counted.exchanges == exchanges, counted.exchanges
+
+
+# ---- two processes ---------------------------------------------------------------------------------------------------
+
+
+def muon(rank):
+    mesh = init_device_mesh("cpu", (2,))
+    half, twice_a_step = (0.3, 0.7), 6
+    compare_muon(SHAPES, mesh, [Shard(0)], half, twice_a_step)
+    compare_muon(SHAPES[:-1], mesh, [Shard(1)], half, twice_a_step, nesterov=False)
+    compare_muon(SHAPES, mesh, [Replicate()], half, 0)
+    for options in ({"update_rms": 0.2}, {"split_rows": 2}, {"split_rows": (8, 12, 4)}):
+        compare_muon([SHAPES[0]] * 4, mesh, [Shard(0)], half, twice_a_step, **options)
+    compare_muon([(8, 3, 2, 2), (9, 4, 3, 3)], mesh, [Shard(0)], (0.1, 0.9), twice_a_step)
+    experts = [(5, 8, 12), (4, 12, 8)]  # whole matrices lie on each process
+    compare_muon(experts, mesh, [Shard(0)], half, 0, higher_dims="batch")
+    compare_muon(experts, mesh, [Shard(1)], half, twice_a_step, higher_dims="batch")
+    compare_muon([(1, 8, 12)], mesh, [Shard(0)], (1.0 - rank, 1.0 - rank), 0, higher_dims="batch")
+
+
+def muon_in_bf16(rank):
+    """Results travel in the iteration's dtype, momenta in the gradients'."""
+    mesh = init_device_mesh("cpu", (2,))
+    alone, ours = made(SHAPES), made(SHAPES, mesh, [Shard(0)])
+    train(MuonW(alone, 0.02), alone, 3)
+    train(MuonW(ours, 0.02), ours, 3)
+    assert_same_way(ours, alone, made(SHAPES), 1e-2)
+
+    alone = [torch.nn.Parameter(p.detach().bfloat16()) for p in made(SHAPES[:4])]
+    ours = [torch.nn.Parameter(distribute_tensor(p.detach().clone(), mesh, [Shard(0)])) for p in alone]
+    for params in (alone, ours):
+        for p in params:
+            p.grad = torch.cos(3 * p.detach())
+        optimizer = MuonW(params, 0.02)
+        optimizer.step()
+        assert all(optimizer.state[p]["momentum_buffer"].dtype == torch.bfloat16 for p in params)
+    for a, b in zip(whole(ours), alone, strict=True):  # a step may round to the next number
+        torch.testing.assert_close(a, b.detach(), rtol=2**-7, atol=0.02 * 1e-2)
+
+
+def muon_under_fsdp(rank):
+    """Real gradients; saved halfway and resumed to the same bits; the gradient of one process not finite."""
+    mesh = init_device_mesh("cpu", (2,))
+
+    def model(sharded):
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(10, 33), torch.nn.Tanh(), torch.nn.Linear(33, 7))
+        for layer in net if sharded else ():
+            if any(True for _ in layer.parameters()):
+                fully_shard(layer, mesh=mesh)
+        return fully_shard(net, mesh=mesh) if sharded else net
+
+    def steps(net, optimizer, first, count):
+        for step in range(first, first + count):
+            optimizer.zero_grad()
+            x = random((16, 10), step)  # the same for all: the mean over processes is what one process computes
+            (net(x) - x[:, :7].sin()).square().mean().backward()
+            optimizer.step()
+
+    options = {"lr": 0.02, "ns_dtype": torch.float32, "skip_nonfinite": True}
+    alone, ours, again, start = model(False), model(True), model(True), model(False)
+    a, b = MuonW(alone.parameters(), **options), MuonW(ours.parameters(), **options)
+    steps(alone, a, 0, 6)
+    steps(ours, b, 0, 3)
+    weights, states = through_a_file((ours.state_dict(), b.state_dict()))
+    again.load_state_dict(weights)
+    c = MuonW(again.parameters(), lr=1.0, skip_nonfinite=True)
+    c.load_state_dict(states)
+    for net, optimizer in ((ours, b), (again, c)):
+        steps(net, optimizer, 3, 3)
+    assert_same_way(list(ours.parameters()), list(alone.parameters()), list(start.parameters()), 1e-4)
+    assert all(p.to_local().equal(q.to_local()) for p, q in zip(ours.parameters(), again.parameters(), strict=True))
+
+    before = [p.to_local().detach().clone() for p in ours.parameters()]
+    if rank == 1:
+        next(ours.parameters()).grad.to_local()[0, 0] = torch.nan
+    b.step()
+    assert b.skipped_steps == 1 and all(p.to_local().equal(x) for p, x in zip(ours.parameters(), before, strict=True))
+    steps(ours, b, 6, 1)
+    assert b.skipped_steps == 1 and not next(ours.parameters()).to_local().equal(before[0])
+
+
+def muon_refuses(rank):
+    mesh = init_device_mesh("cpu", (2,))
+    ours = made(SHAPES[:1], mesh, [Shard(0)])
+    optimizer = MuonW(ours)
+    ours[0].grad = distribute_tensor(random(SHAPES[0], 0), mesh, [Replicate()])
+    assert "placed as" in refusal(RuntimeError, optimizer.step)
+    train(optimizer, ours, 1)
+    optimizer.state[ours[0]]["momentum_buffer"] = torch.zeros(SHAPES[0])  # whole, as of a run without shards
+    assert "momentum_buffer has the shape (24, 40), its gradient (12, 40)" in refusal(ValueError, optimizer.step)
+
+
+def refusal(kind, call) -> str:
+    try:
+        call()
+    except kind as error:
+        return str(error)
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def element_wise(rank):
+    """Optimizers that need no neighbours step each shard where it lies, to the bits of whole parameters."""
+    mesh = init_device_mesh("cpu", (2,))
+    shapes = ((24, 40), (41, 24), (1, 20), (6,))
+    for name in ("Adam", "AdamW", "SGD", "Lion"):
+        extra = {"momentum": 0.9} if name == "SGD" else {}
+        alone, ours = made(shapes), made(shapes, mesh, [Shard(0)])
+        kind = getattr(optim, name)
+        train(kind(alone, lr=0.01, **extra), alone, 3)
+        train(kind(ours, lr=0.01, **extra), ours, 3)
+        assert all(a.equal(b) for a, b in zip(whole(ours), whole(alone), strict=True)), name
+
+
+def eight_bits(rank):
+    """Blocks of a shard that starts on a block's boundary are those of the whole parameter."""
+    mesh = init_device_mesh("cpu", (2,))
+    shapes = ((64, 64), (32, 256), (3, 5))
+    options = {"lr": 0.01, "min_8bit_size": 2048, "block_size": 128}
+    for kept in ({}, {"state_format": "fp8"}, {"amsgrad": True}):
+        alone, ours = made(shapes), made(shapes, mesh, [Shard(0)])
+        train(AdamW8bit(alone, **options, **kept), alone, 3)
+        b = AdamW8bit(ours, **options, **kept)
+        train(b, ours, 3)
+        assert all(x.equal(y) for x, y in zip(whole(ours), whole(alone), strict=True)), kept
+        state = b.state[ours[0]]
+        assert state["exp_avg_codes"].placements == (Shard(0),) and state["exp_avg_scales"].shape == (16,)
+
+        again = [torch.nn.Parameter(p.detach().clone()) for p in ours]
+        c = AdamW8bit(again)
+        c.load_state_dict(through_a_file(b.state_dict()))
+        for params, optimizer in ((ours, b), (again, c)):
+            train(optimizer, params, 2, first=3)
+        assert all(p.to_local().equal(q.to_local()) for p, q in zip(ours, again, strict=True))
+
+
+# ---- four processes --------------------------------------------------------------------------------------------------
+
+
+def muon_on_two_dimensions(rank):
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    matrices = [*SHAPES[:6], (24, 40), (24, 40)]
+    quarter = (0.1, 0.45)
+    compare_muon(SHAPES, mesh, [Replicate(), Shard(0)], quarter, 6)  # replicas of shards
+    compare_muon(SHAPES, mesh, [Replicate(), Replicate()], quarter, 0)
+    compare_muon(matrices, mesh, [Shard(0), Shard(1)], quarter, 12)
+    compare_muon(matrices, mesh, [Shard(0), Shard(0)], quarter, 12)
+    compare_muon([(8, 8, 12)] * 2, mesh, [Shard(0), Shard(1)], (0.25, 0.25), 6, higher_dims="batch")
+
+    # tensor parallelism first, then FSDP along the same rows
+    whole_weight = random((24, 10), 5)
+    layer = torch.nn.Linear(10, 24, bias=False)
+    layer.weight = torch.nn.Parameter(distribute_tensor(whole_weight.clone(), mesh["b"], [Shard(0)]))
+    fully_shard(layer, mesh=mesh["a"])
+    alone = [torch.nn.Parameter(whole_weight.clone())]
+    assert hasattr(layer.weight.placements[0], "split_factor")
+    optimizers = MuonW(alone, 0.02, ns_dtype=torch.float32), MuonW(layer.parameters(), 0.02, ns_dtype=torch.float32)
+    for step in range(3):
+        alone[0].grad = random((24, 10), 50 + step)
+        # what is added to the rows of each process, which lie where its weights do
+        rows = torch.cat([alone[0].grad.chunk(2)[mesh["b"].get_local_rank()].chunk(2)[mesh["a"].get_local_rank()]])
+        layer.weight.grad = torch.zeros_like(layer.weight)
+        layer.weight.grad.to_local().copy_(rows)
+        for optimizer in optimizers:
+            optimizer.step()
+    rows = alone[0].detach().chunk(2)[mesh["b"].get_local_rank()].chunk(2)[mesh["a"].get_local_rank()]
+    torch.testing.assert_close(layer.weight.to_local().detach(), rows, rtol=0, atol=1e-6)
+
+
+def adamw_on_two_dimensions(rank):
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    shapes = ((24, 40), (41, 24))
+    alone, ours = made(shapes), made(shapes, mesh, [Shard(0), Shard(1)])
+    train(AdamW(alone, lr=0.01), alone, 3)
+    train(AdamW(ours, lr=0.01), ours, 3)
+    assert all(a.equal(b) for a, b in zip(whole(ours), whole(alone), strict=True))
+
+
+CASES = {
+    "muon": (muon, muon_in_bf16, muon_refuses),
+    "fsdp": (muon_under_fsdp,),
+    "element_wise": (element_wise, eight_bits),
+    "two_dimensions": (muon_on_two_dimensions, adamw_on_two_dimensions),
+}
+
+
+def process(rank, case, processes, place):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method="file://" + place, rank=rank, world_size=processes)
+    for run in CASES[case]:
+        run(rank)
+    dist.barrier()  # a process that leaves while another still receives breaks its connection
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    case, processes, place = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    torch.multiprocessing.spawn(process, (case, processes, place), nprocs=processes)

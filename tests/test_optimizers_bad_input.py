@@ -1,0 +1,152 @@
+"""What the optimizers refuse, leave alone and skip."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+from where import DEVICE
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from optimizer_samples import assert_close, both, set_gradients, weights  # noqa: E402
+
+from weft import optim  # noqa: E402
+
+pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("AdamW", {"lr": -1.0}, "Invalid learning rate: -1.0"),
+        ("AdamW", {"lr": math.nan}, "Invalid learning rate: nan"),
+        ("AdamW", {"lr": torch.ones(2)}, "1-element"),
+        ("AdamW", {"eps": -1.0}, "Invalid epsilon value: -1.0"),
+        ("AdamW", {"betas": (1.0, 0.9)}, "Invalid beta parameter at index 0: 1.0"),
+        ("AdamW", {"betas": (0.9, math.nan)}, "Invalid beta parameter at index 1: nan"),
+        ("Adam", {"weight_decay": -0.1}, "Invalid weight_decay value: -0.1"),
+        ("SGD", {"momentum": -0.5}, "Invalid momentum value: -0.5"),
+        ("SGD", {"nesterov": True}, "Nesterov momentum requires a momentum and zero dampening"),
+        ("Lion", {"betas": (0.9, 2.0)}, "Invalid beta parameter at index 1: 2.0"),
+        ("AdamW", {"rounding": "up"}, "expected nearest, stochastic, split"),
+        ("AdamW", {"rounding": "split"}, r"for torch.bfloat16 weights; a parameter is torch.float32"),
+        ("AdamW", {"state_dtype": torch.float16}, "expected None or torch.float32"),
+        ("AdamW", {"max_norm": 0.0}, "Invalid max_norm: 0.0"),
+    ],
+)
+def test_options_out_of_range_are_refused(name, options, words):
+    with pytest.raises(ValueError, match=words):
+        getattr(optim, name)(weights(), **options)
+    own = {k: v for k, v in options.items() if k != "max_norm"}
+    if own:
+        with pytest.raises(ValueError, match=words):
+            getattr(optim, name)([{"params": weights(), **own}])
+
+
+def test_parameters_are_each_there_once():
+    p, q = weights(((3,), (4,)))
+    with pytest.raises(ValueError, match="duplicate parameters"):
+        optim.AdamW([p, q, p])
+    with pytest.raises(ValueError, match="more than one parameter group"):
+        optim.AdamW([{"params": [p]}, {"params": [q, p]}])
+    with pytest.raises(ValueError, match="empty parameter list"):
+        optim.AdamW([])
+    with pytest.raises(TypeError):
+        optim.AdamW(p)
+
+
+def test_sparse_gradients_are_refused():
+    (p,) = weights(((4, 3),))
+    a = optim.AdamW([p])
+    p.grad = torch.eye(4, 3, device=DEVICE).to_sparse()
+    with pytest.raises(RuntimeError, match="sparse gradients"):
+        a.step()
+
+
+def test_states_of_another_shape_are_refused():
+    mine, theirs, _, b = both("AdamW", ((3,), (4,)))
+    set_gradients(mine, theirs)
+    b.step()
+    saved = b.state_dict()
+    other = optim.AdamW(weights(((3,), (5,))))
+    with pytest.raises(ValueError, match=r"'exp_avg' of shape \(4,\) for parameter 1; expected \(5,\)"):
+        other.load_state_dict(saved)
+    with pytest.raises(ValueError, match="doesn't match the size"):
+        optim.AdamW(weights(((3,),))).load_state_dict(saved)
+
+
+@pytest.mark.parametrize("name", ["AdamW", "AdamW8bit", "SGD"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # the engine's, PyTorch's
+def test_a_parameter_that_is_given_another_shape_is_refused(name, dtype):
+    mine, theirs = weights(((90, 60), (4,)), dtype), weights(((90, 60), (4,)), dtype)
+    options = {"momentum": 0.9} if name == "SGD" else {}
+    a, b = getattr(optim, name)(mine, **options), getattr(optim, name)(theirs, **options)
+    set_gradients(mine)
+    b.step()  # without gradients
+    a.step()
+    b.load_state_dict(copy.deepcopy(a.state_dict()))
+    theirs[0].data = torch.zeros(1, 60, dtype=dtype, device=DEVICE)
+    set_gradients(theirs)
+    with pytest.raises(ValueError, match=r"has the shape \(90, 60\), and its parameter \(1, 60\)"):
+        b.step()
+    b.state.pop(theirs[0])
+    b.step()
+    assert bool(theirs[0].any())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD"])
+def test_parameters_of_several_devices(name):
+    mine, theirs, a, b = both(name)
+    for params in (mine, theirs):
+        params += [torch.nn.Parameter(p.detach().cpu() + 1) for p in params[:4]]
+    for optimizer, params in ((a, mine), (b, theirs)):
+        optimizer.add_param_group({"params": params[len(params) - 4 :]})
+    for step in range(3):
+        set_gradients(mine, theirs, seed=step)
+        a.step()
+        b.step()
+    assert_close(mine, theirs, 3)
+    clipped, expected = (getattr(optim, name)(p, lr=1e-2, **o) for p, o in ((mine, {"max_norm": 1.0}), (theirs, {})))
+    set_gradients(mine, theirs, seed=3)
+    norm = torch.nn.utils.clip_grad_norm_(theirs, 1.0)
+    clipped.step()
+    expected.step()
+    torch.testing.assert_close(float(clipped.grad_norm), float(norm), rtol=1e-6, atol=0)
+    assert_close(mine, theirs, 4)
+
+
+def test_a_parameter_without_a_gradient_is_left_alone():
+    mine, theirs, a, b = both("AdamW")
+    set_gradients(mine, theirs)
+    mine[4].grad = theirs[4].grad = None
+    before = mine[4].detach().clone()
+    a.step()
+    b.step()
+    assert mine[4].equal(before) and not a.state_dict()["state"].get(4)
+    a.zero_grad()
+    a.step()  # none at all
+    assert_close(mine, theirs, 1)
+
+
+def test_closures_and_hooks_are_called():
+    (p,) = weights(((3,),))
+    a = optim.SGD([p], lr=1e-1)
+    called = []
+    a.register_step_pre_hook(lambda *_: called.append("before"))
+    a.register_step_post_hook(lambda *_: called.append("after"))
+
+    def closure():
+        assert torch.is_grad_enabled()
+        a.zero_grad()
+        loss = (p**2).sum()
+        loss.backward()
+        called.append("closure")
+        return loss
+
+    first = a.step(closure)
+    assert a.step(closure).item() < first.item()
+    assert called == ["before", "closure", "after"] * 2

@@ -1,0 +1,68 @@
+"""Optimizers on DTensors: each shard where it lies, and Muon's matrices brought together; on several processes of Gloo."""
+
+from __future__ import annotations
+
+import pytest
+from where import DEVICE, ROOT, python
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from optimizer_samples import assert_close  # noqa: E402
+
+from weft import optim  # noqa: E402
+from weft.optim.muon_shards import rows_at  # noqa: E402
+
+
+def run(case, processes, place, **variables):
+    script = str(ROOT / "tests" / "sharded_optimizers.py")
+    done = python("-W", "error", script, case, str(processes), str(place / "meeting"), **variables)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("case", ["muon", "fsdp", "element_wise"])
+def test_two_processes_make_one_processs_steps(case, tmp_path):
+    run(case, 2, tmp_path)
+
+
+def test_kernels_of_ours_step_shards_of_two_processes(tmp_path):
+    run("element_wise", 2, tmp_path, TRITON_INTERPRET="1")
+
+
+def test_meshes_of_two_dimensions(tmp_path):
+    run("two_dimensions", 4, tmp_path)
+
+
+@pytest.mark.parametrize(("rows", "processes"), [(0, 2), (1, 2), (7, 3), (8, 4), (5, 4), (41, 8)])
+def test_rows_are_those_of_torch_chunk(rows, processes):
+    chunks = [len(c) for c in torch.arange(rows).chunk(processes)] if rows else []
+    assert rows_at(rows, processes) == chunks + [0] * (processes - len(chunks))
+
+
+@pytest.mark.device
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_shards_of_a_dtensor_are_stepped_where_they_lie(tmp_path):
+    dist = pytest.importorskip("torch.distributed")
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo" if DEVICE == "cpu" else "nccl", store=store, rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh(DEVICE, (1,))
+        whole = torch.randn(6, 4, device=DEVICE)
+        p = torch.nn.Parameter(distribute_tensor(whole.clone(), mesh, [Shard(0)]))
+        q = torch.nn.Parameter(whole.clone())
+        a, b = optim.AdamW([p], lr=1e-2), torch.optim.AdamW([q], lr=1e-2)
+        for step in range(3):
+            q.grad = torch.randn(6, 4, generator=torch.Generator().manual_seed(step)).to(DEVICE)
+            p.grad = distribute_tensor(q.grad.clone(), mesh, [Shard(0)])
+            a.step()
+            b.step()
+        assert isinstance(a.state[p]["exp_avg"], DTensor)
+        with pytest.raises(RuntimeError, match="a parameter is sharded"):
+            clipped = optim.AdamW([p], max_norm=1.0)
+            clipped.step()
+        assert_close([p.to_local()], [q], 3)
+    finally:
+        dist.destroy_process_group()
