@@ -81,7 +81,7 @@ def advance(model: LanguageModel, optimizer, batch: torch.Tensor) -> None:
     optimizer.step()
 
 
-def ms_per_step(text: Text, repetitions: int = 100) -> dict[str, float]:
+def ms_per_step(text: Text, repetitions: int) -> dict[str, float]:
     """Median wall milliseconds of a training step with each, in turn: what else the machine does meets both."""
     models = {name: LanguageModel() for name in MADE}
     optimizers = {name: make(models[name]) for name, make in MADE.items()}
@@ -109,10 +109,12 @@ def sweep(name: str, steps: int, text: Text) -> list[Run]:
 
 def main() -> None:
     steps = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
+    if steps < EVERY:
+        raise SystemExit(f"{steps} steps; expected at least {EVERY}, after which comes the first test")
     torch.set_num_threads(1)  # matrices this small are not worth sharing, and times are steadier
     text = Text()
     best = {name: sweep(name, steps, text) for name in MADE}
-    ms = ms_per_step(text)
+    ms = ms_per_step(text, min(steps, 100))
     print(f"\nseeds {SEEDS}, each optimizer's best rate: steps, and seconds of training, to a test loss")
     for name, runs in best.items():
         print(f"{name} at {runs[0].rate:g}, {ms[name]:.1f} ms a step")

@@ -1,6 +1,6 @@
 """Optimizers on DTensors, on several processes of Gloo: what ``test_optimizers_sharded.py`` starts.
 
-    python sharded_optimizers.py CASE PROCESSES MEETING_PLACE
+    python sharded_optimizers.py CASE PROCESSES MEETING_PLACE [cuda]
 
 Every process also steps whole copies of the same parameters alone, with which the shards are compared.
 """
@@ -17,6 +17,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from weft import ops, optim
 from weft.optim import AdamW, AdamW8bit, MuonW
 
+DEVICE = sys.argv[4] if len(sys.argv) > 4 else "cpu"  # cuda: NCCL, a GPU for each process
 SHAPES = (
     (24, 40),
     (41, 24),
@@ -29,7 +30,7 @@ SHAPES = (
 
 
 def random(shape, seed):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
 def made(shapes, mesh=None, placements=()):
@@ -108,7 +109,7 @@ def compare_muon(shapes, mesh, placements, share_of_work, exchanges, **options):
 
 
 def muon(rank):
-    mesh = init_device_mesh("cpu", (2,))
+    mesh = init_device_mesh(DEVICE, (2,))
     half, twice_a_step = (0.3, 0.7), 6
     compare_muon(SHAPES, mesh, [Shard(0)], half, twice_a_step)
     compare_muon(SHAPES[:-1], mesh, [Shard(1)], half, twice_a_step, nesterov=False)
@@ -124,7 +125,7 @@ def muon(rank):
 
 def muon_in_bf16(rank):
     """Results travel in the iteration's dtype, momenta in the gradients'."""
-    mesh = init_device_mesh("cpu", (2,))
+    mesh = init_device_mesh(DEVICE, (2,))
     alone, ours = made(SHAPES), made(SHAPES, mesh, [Shard(0)])
     train(MuonW(alone, 0.02), alone, 3)
     train(MuonW(ours, 0.02), ours, 3)
@@ -144,11 +145,11 @@ def muon_in_bf16(rank):
 
 def muon_under_fsdp(rank):
     """Real gradients; saved halfway and resumed to the same bits; the gradient of one process not finite."""
-    mesh = init_device_mesh("cpu", (2,))
+    mesh = init_device_mesh(DEVICE, (2,))
 
     def model(sharded):
         torch.manual_seed(0)
-        net = torch.nn.Sequential(torch.nn.Linear(10, 33), torch.nn.Tanh(), torch.nn.Linear(33, 7))
+        net = torch.nn.Sequential(torch.nn.Linear(10, 33), torch.nn.Tanh(), torch.nn.Linear(33, 7)).to(DEVICE)
         for layer in net if sharded else ():
             if any(True for _ in layer.parameters()):
                 fully_shard(layer, mesh=mesh)
@@ -185,13 +186,13 @@ def muon_under_fsdp(rank):
 
 
 def muon_refuses(rank):
-    mesh = init_device_mesh("cpu", (2,))
+    mesh = init_device_mesh(DEVICE, (2,))
     ours = made(SHAPES[:1], mesh, [Shard(0)])
     optimizer = MuonW(ours)
     ours[0].grad = distribute_tensor(random(SHAPES[0], 0), mesh, [Replicate()])
     assert "placed as" in refusal(RuntimeError, optimizer.step)
     train(optimizer, ours, 1)
-    optimizer.state[ours[0]]["momentum_buffer"] = torch.zeros(SHAPES[0])  # whole, as of a run without shards
+    optimizer.state[ours[0]]["momentum_buffer"] = random(SHAPES[0], 0)  # whole, as of a run without shards
     assert "momentum_buffer has the shape (24, 40), its gradient (12, 40)" in refusal(ValueError, optimizer.step)
 
 
@@ -205,7 +206,7 @@ def refusal(kind, call) -> str:
 
 def element_wise(rank):
     """Optimizers that need no neighbours step each shard where it lies, to the bits of whole parameters."""
-    mesh = init_device_mesh("cpu", (2,))
+    mesh = init_device_mesh(DEVICE, (2,))
     shapes = ((24, 40), (41, 24), (1, 20), (6,))
     for name in ("Adam", "AdamW", "SGD", "Lion"):
         extra = {"momentum": 0.9} if name == "SGD" else {}
@@ -218,7 +219,7 @@ def element_wise(rank):
 
 def eight_bits(rank):
     """Blocks of a shard that starts on a block's boundary are those of the whole parameter."""
-    mesh = init_device_mesh("cpu", (2,))
+    mesh = init_device_mesh(DEVICE, (2,))
     shapes = ((64, 64), (32, 256), (3, 5))
     options = {"lr": 0.01, "min_8bit_size": 2048, "block_size": 128}
     for kept in ({}, {"state_format": "fp8"}, {"amsgrad": True}):
@@ -242,7 +243,7 @@ def eight_bits(rank):
 
 
 def muon_on_two_dimensions(rank):
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    mesh = init_device_mesh(DEVICE, (2, 2), mesh_dim_names=("a", "b"))
     matrices = [*SHAPES[:6], (24, 40), (24, 40)]
     quarter = (0.1, 0.45)
     compare_muon(SHAPES, mesh, [Replicate(), Shard(0)], quarter, 6)  # replicas of shards
@@ -253,7 +254,7 @@ def muon_on_two_dimensions(rank):
 
     # tensor parallelism first, then FSDP along the same rows
     whole_weight = random((24, 10), 5)
-    layer = torch.nn.Linear(10, 24, bias=False)
+    layer = torch.nn.Linear(10, 24, bias=False, device=DEVICE)
     layer.weight = torch.nn.Parameter(distribute_tensor(whole_weight.clone(), mesh["b"], [Shard(0)]))
     fully_shard(layer, mesh=mesh["a"])
     alone = [torch.nn.Parameter(whole_weight.clone())]
@@ -272,7 +273,7 @@ def muon_on_two_dimensions(rank):
 
 
 def adamw_on_two_dimensions(rank):
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    mesh = init_device_mesh(DEVICE, (2, 2), mesh_dim_names=("a", "b"))
     shapes = ((24, 40), (41, 24))
     alone, ours = made(shapes), made(shapes, mesh, [Shard(0), Shard(1)])
     train(AdamW(alone, lr=0.01), alone, 3)
@@ -288,9 +289,15 @@ CASES = {
 }
 
 
-def process(rank, case, processes, place):
+def process(rank, device, case, processes, place):
+    global DEVICE
+    DEVICE = device  # not among a spawned process's arguments
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method="file://" + place, rank=rank, world_size=processes)
+    backend, options = "gloo", {}
+    if DEVICE == "cuda":
+        torch.cuda.set_device(rank)
+        backend, options = "nccl", {"device_id": torch.device("cuda", rank)}
+    dist.init_process_group(backend, init_method="file://" + place, rank=rank, world_size=processes, **options)
     for run in CASES[case]:
         run(rank)
     dist.barrier()  # a process that leaves while another still receives breaks its connection
@@ -299,4 +306,4 @@ def process(rank, case, processes, place):
 
 if __name__ == "__main__":
     case, processes, place = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-    torch.multiprocessing.spawn(process, (case, processes, place), nprocs=processes)
+    torch.multiprocessing.spawn(process, (DEVICE, case, processes, place), nprocs=processes)

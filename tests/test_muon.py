@@ -17,8 +17,9 @@ from torch.optim._muon import _zeropower_via_newtonschulz  # noqa: E402
 
 from weft import ops  # noqa: E402
 from weft.operators import call  # noqa: E402
-from weft.optim import muon_matrices  # noqa: E402
-from weft.optim.muon import Muon, MuonW, adamw  # noqa: E402
+from weft.optim import muon_matrices, part  # noqa: E402
+from weft.optim.adam import AdamW  # noqa: E402
+from weft.optim.muon import Muon, MuonW  # noqa: E402
 
 SHAPES = ((24, 40), (40, 24), (32, 32), (24, 40), (1, 20))
 
@@ -191,7 +192,7 @@ def test_what_is_no_matrix_takes_adamw():
     groups = [{"params": ours[:3]}, {"params": ours[3:], "use_muon": False, "lr": 0.003, "weight_decay": 0.2}]
     optimizer = MuonW(groups, 0.01, betas=(0.8, 0.95), adamw_eps=1e-6)
     kept = {"betas": (0.8, 0.95), "eps": 1e-6}
-    reference = adamw()(
+    reference = AdamW(
         [
             {"params": [theirs[0], theirs[2]], "lr": 0.01, "weight_decay": 0.1, **kept},
             {"params": [theirs[3]], "lr": 0.003, "weight_decay": 0.2, **kept},
@@ -206,6 +207,25 @@ def test_what_is_no_matrix_takes_adamw():
     assert same_bits([ours[0], ours[2], ours[3]], [theirs[0], theirs[2], theirs[3]])
     assert set(optimizer.state[ours[1]]) == {"momentum_buffer"}
     assert {"exp_avg", "exp_avg_sq", "step"} <= set(optimizer.state[ours[3]])
+
+
+@pytest.mark.device
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_adamws_table_is_made_once(monkeypatch):
+    real, made = part.Table, []
+    monkeypatch.setattr(part, "Table", lambda *arguments: made.append(1) or real(*arguments))
+    params = [torch.nn.Parameter(p.detach().to(DEVICE)) for p in parameters(((4, 6), (6,)))]
+    optimizer = MuonW(params)
+    for step in range(4):
+        for p in params:
+            p.grad = torch.full_like(p, step + 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        if step == 0:
+            made.clear()  # the first step makes momenta too, which it may be told of
+    assert len(made) <= 1
+    state = optimizer.state_dict()["state"][1]
+    assert state["step"].device.type == "cpu" and float(state["step"]) == 4
 
 
 def test_convolutions_are_flattened_and_experts_are_batches():
@@ -479,6 +499,12 @@ def test_kernels_of_ours_make_the_same_steps(nesterov, monkeypatch):
         optimizer.step()
         reference.step()
     assert moved_apart([p.cpu() for p in ours], theirs, start) < BF16
+
+
+def test_the_example_compares_both():
+    done = python("-W", "error", "examples/muon_against_adamw.py", "20")
+    assert done.returncode == 0, done.stderr
+    assert "AdamW at 0.0" in done.stdout and "MuonW at 0.0" in done.stdout
 
 
 # ---- several processes -----------------------------------------------------------------------------------------------

@@ -14,9 +14,9 @@ from weft import optim  # noqa: E402
 from weft.optim.muon_shards import rows_at  # noqa: E402
 
 
-def run(case, processes, place, **variables):
+def run(case, processes, place, device="cpu", **variables):
     script = str(ROOT / "tests" / "sharded_optimizers.py")
-    done = python("-W", "error", script, case, str(processes), str(place / "meeting"), **variables)
+    done = python("-W", "error", script, case, str(processes), str(place / "meeting"), device, **variables)
     assert done.returncode == 0, done.stderr
 
 
@@ -31,6 +31,14 @@ def test_kernels_of_ours_step_shards_of_two_processes(tmp_path):
 
 def test_meshes_of_two_dimensions(tmp_path):
     run("two_dimensions", 4, tmp_path)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", ["muon", "fsdp", "element_wise"])
+def test_two_gpus_make_ones_steps(case, tmp_path):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    run(case, 2, tmp_path, "cuda")
 
 
 @pytest.mark.parametrize(("rows", "processes"), [(0, 2), (1, 2), (7, 3), (8, 4), (5, 4), (41, 8)])

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from weft.operators.orthogonalization.coefficients import CLASSIC, Coefficients
+from weft.optim import saved
+from weft.optim.adam import AdamW
 from weft.optim.codes import local
 from weft.optim.muon_matrices import rows_of_parts
 from weft.optim.muon_options import check_options
@@ -102,7 +104,7 @@ class MuonW(torch.optim.Optimizer):
             "adamw_eps": adamw_eps,
         }
         self.process_group, self.skip_nonfinite, self.skipped_steps = process_group, skip_nonfinite, 0
-        self._adamw: torch.optim.Optimizer | None = None
+        self._adamw: AdamW | None = None
         super().__init__(params, defaults)
 
     # ---- groups and state --------------------------------------------------------------------------------------------
@@ -129,6 +131,10 @@ class MuonW(torch.optim.Optimizer):
             if is_matrix(p, group) and group["split_rows"] is not None:
                 batch = group["higher_dims"] == "batch"
                 rows_of_parts(p.shape[-2] if batch else p.shape[0], group["split_rows"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """As PyTorch's; of Muon's parameters that of ``torch.optim.Muon``, of the others that of ``torch.optim.AdamW``."""
+        return saved.export(super().state_dict(), [] if self._adamw is None else self._adamw._parts)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a state dict of this class or of ``torch.optim.Muon``; options that it does not know stay as they are.
@@ -242,7 +248,7 @@ class MuonW(torch.optim.Optimizer):
         if not any(others):
             return
         if self._adamw is None:
-            self._adamw = adamw()([{"params": params} for params in others if params])
+            self._adamw = AdamW([{"params": params} for params in others if params])
         self._adamw.state = self.state
         groups = [group for group, params in zip(self.param_groups, others, strict=True) if params]
         for theirs, group in zip(self._adamw.param_groups, groups, strict=True):
@@ -253,6 +259,7 @@ class MuonW(torch.optim.Optimizer):
                 weight_decay=group["weight_decay"],
             )
         self._adamw.step()
+        self.state = self._adamw.state  # which tells it of changes; with another one it would start over at every step
 
 
 class Muon(MuonW):
@@ -299,10 +306,3 @@ def check_gradient(p: Tensor) -> None:
     ours, theirs = (getattr(t, "placements", None) for t in (p, grad))
     if ours != theirs:
         raise RuntimeError(f"a parameter is placed as {ours} and its gradient as {theirs}; expected the same")
-
-
-def adamw() -> Any:
-    """weft's AdamW where there is one, else PyTorch's."""
-    import weft.optim as optim  # late: it imports this module
-
-    return getattr(optim, "AdamW", torch.optim.AdamW)
