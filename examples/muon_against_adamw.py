@@ -130,7 +130,7 @@ def main() -> None:
             for name, ink, style in drawing
             for i, run in enumerate(best[name])
         ]
-        draw_losses(sys.argv[2], lines)
+        draw_losses(sys.argv[2], lines, highest=2.7)
 
 
 if __name__ == "__main__":

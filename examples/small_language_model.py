@@ -62,8 +62,11 @@ def drawn(text: torch.Tensor, count: int, generator: torch.Generator) -> torch.T
     return text[starts[:, None] + torch.arange(CONTEXT + 1)]
 
 
-def draw_losses(path: str | Path, lines: Sequence[tuple[str, str, str, Sequence[int], Sequence[float]]]) -> None:
-    """A picture of test losses, ``.png`` or ``.svg``: of each line its label, colour (of weft's palette), style, steps, losses.
+Line = tuple[str, str, str, Sequence[int], Sequence[float]]  # label, colour of weft's palette, style, steps, losses
+
+
+def draw_losses(path: str | Path, lines: Sequence[Line], highest: float | None = None) -> None:
+    """A picture of test losses, ``.png`` or ``.svg``, up to ``highest``.
 
     Raises:
         ModuleNotFoundError: no matplotlib (pip install 'weft[pictures]').
@@ -80,6 +83,7 @@ def draw_losses(path: str | Path, lines: Sequence[tuple[str, str, str, Sequence[
     for label, ink, style, steps, losses in lines:
         axes.plot(steps, losses, style, color=INK[ink], label=label or None, linewidth=1.5)
     axes.set(xlabel="steps", ylabel="test loss, nats a byte", facecolor=INK["paper"])
+    axes.set_ylim(top=highest)
     axes.grid(color=INK["rule"], linewidth=0.8)
     axes.legend(fontsize=8, facecolor=INK["paper"])
     for side in axes.spines.values():
