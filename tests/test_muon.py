@@ -455,6 +455,8 @@ def test_gradients_that_cannot_be_taken_are_refused():
         Muon([p]).step()
     z = torch.nn.Parameter(torch.ones(4, 6, dtype=torch.complex64))
     z.grad = torch.ones_like(z)
+    with pytest.raises(RuntimeError, match="not support sparse gradients"):  # AdamW's words
+        MuonW([{"params": [p], "use_muon": False}], skip_nonfinite=True).step()
     with pytest.raises(RuntimeError, match="Muon does not support complex parameters"):
         Muon([z]).step()
 

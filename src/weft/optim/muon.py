@@ -197,16 +197,21 @@ class MuonW(torch.optim.Optimizer):
     def _finite(self) -> bool:
         """Whether all gradients are, on all processes that step together."""
         params = [p for group in self.param_groups for p in group["params"]]
-        grads = [local(p.grad) for p in params if p.grad is not None]
-        worst = [g.abs().max() for g in grads if g.numel()]  # NaN, where there is one
-        meshes = dict.fromkeys(p.device_mesh for p in params if hasattr(p, "device_mesh"))
+        sharded = [p for p in params if hasattr(p, "device_mesh")]
+        meshes = dict.fromkeys(p.device_mesh for p in sharded)
         together = [mesh.get_group(i) for mesh in meshes for i in range(mesh.ndim) if mesh.size(i) > 1]
         if self.process_group is not None:
             together.append(self.process_group)
-        device = local(params[0]).device
-        bad = torch.zeros((), device=device)
-        for w in worst:
-            bad += (~w.isfinite()).to(device)
+        bad = torch.zeros((), device=local((sharded or params)[0]).device)
+        grads: dict[torch.device, list[Tensor]] = {}
+        for g in (local(p.grad) for p in params if p.grad is not None):
+            if g.numel() and g.layout == torch.strided:  # what AdamW refuses is left to it
+                grads.setdefault(g.device, []).append(g)
+        for those in grads.values():
+            largest = torch.stack(
+                [x.double() for x in torch._foreach_norm(those, torch.inf)]
+            )  # NaN, where there is one
+            bad += (~largest.isfinite()).any().to(bad.device)
         for processes in together:
             torch.distributed.all_reduce(bad, group=processes)
         return not float(bad)
