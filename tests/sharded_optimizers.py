@@ -249,27 +249,30 @@ def muon_on_two_dimensions(rank):
     compare_muon(SHAPES, mesh, [Replicate(), Shard(0)], quarter, 6)  # replicas of shards
     compare_muon(SHAPES, mesh, [Replicate(), Replicate()], quarter, 0)
     compare_muon(matrices, mesh, [Shard(0), Shard(1)], quarter, 12)
-    compare_muon(matrices, mesh, [Shard(0), Shard(0)], quarter, 12)
+    compare_muon([(24, 40)] * 8, mesh, [Shard(0), Shard(0)], quarter, 12, split_rows=(16, 8))
     compare_muon([(8, 8, 12)] * 2, mesh, [Shard(0), Shard(1)], (0.25, 0.25), 6, higher_dims="batch")
 
-    # tensor parallelism first, then FSDP along the same rows
+    # Tensor parallelism first, then FSDP along the same rows. Rows that are joined in another order change nothing, as their
+    # polar factor is in that order too; unless parts are orthogonalised on their own.
     whole_weight = random((24, 10), 5)
     layer = torch.nn.Linear(10, 24, bias=False, device=DEVICE)
     layer.weight = torch.nn.Parameter(distribute_tensor(whole_weight.clone(), mesh["b"], [Shard(0)]))
     fully_shard(layer, mesh=mesh["a"])
     alone = [torch.nn.Parameter(whole_weight.clone())]
     assert hasattr(layer.weight.placements[0], "split_factor")
-    optimizers = MuonW(alone, 0.02, ns_dtype=torch.float32), MuonW(layer.parameters(), 0.02, ns_dtype=torch.float32)
+    options = {"lr": 0.02, "ns_dtype": torch.float32, "split_rows": 2}
+    optimizers = MuonW(alone, **options), MuonW(layer.parameters(), **options)
+
+    def rows_here(t):
+        return t.chunk(2)[mesh["b"].get_local_rank()].chunk(2)[mesh["a"].get_local_rank()]
+
     for step in range(3):
         alone[0].grad = random((24, 10), 50 + step)
-        # what is added to the rows of each process, which lie where its weights do
-        rows = torch.cat([alone[0].grad.chunk(2)[mesh["b"].get_local_rank()].chunk(2)[mesh["a"].get_local_rank()]])
         layer.weight.grad = torch.zeros_like(layer.weight)
-        layer.weight.grad.to_local().copy_(rows)
+        layer.weight.grad.to_local().copy_(rows_here(alone[0].grad))
         for optimizer in optimizers:
             optimizer.step()
-    rows = alone[0].detach().chunk(2)[mesh["b"].get_local_rank()].chunk(2)[mesh["a"].get_local_rank()]
-    torch.testing.assert_close(layer.weight.to_local().detach(), rows, rtol=0, atol=1e-6)
+    torch.testing.assert_close(layer.weight.to_local().detach(), rows_here(alone[0].detach()), rtol=0, atol=1e-6)
 
 
 def adamw_on_two_dimensions(rank):

@@ -187,8 +187,9 @@ def test_matrices_of_one_shape_are_one_call(monkeypatch):
     assert sorted(seen) == [(1, 8, 12), (1, 12, 8), (2, 8, 12)]
 
 
-def test_what_is_no_matrix_takes_adamw():
-    ours, theirs = parameters(((24,), (8, 12), (), (5, 6))), parameters(((24,), (8, 12), (), (5, 6)))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # the engine's, PyTorch's
+def test_what_is_no_matrix_takes_adamw(dtype):
+    ours, theirs = parameters(((24,), (8, 12), (), (5, 6)), dtype), parameters(((24,), (8, 12), (), (5, 6)), dtype)
     groups = [{"params": ours[:3]}, {"params": ours[3:], "use_muon": False, "lr": 0.003, "weight_decay": 0.2}]
     optimizer = MuonW(groups, 0.01, betas=(0.8, 0.95), adamw_eps=1e-6)
     kept = {"betas": (0.8, 0.95), "eps": 1e-6}
