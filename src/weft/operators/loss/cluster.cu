@@ -77,8 +77,7 @@ __device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_all;
 // loss [M]; stats [2, M]: each row's maximum and sum of exponentials; grid M * blocks of a cluster. With SHARED half of a
 // slice is in (dynamic) shared memory, so that a multiprocessor holds twice as much of the rows; a thread reads there only
 // what it fetched itself, so no barrier is needed.
-template <typename T, typename L, typename W, int THREADS, int EACH, bool SHARED, bool WEIGHT, bool MEAN, bool SMOOTH, bool CAP,
-          bool GRADIENT>
+template <typename T, typename L, typename W, int THREADS, int EACH, bool SHARED, bool WEIGHT, bool MEAN, bool SMOOTH, bool CAP>
 __global__ void __launch_bounds__(THREADS, BLOCKS<THREADS>)
     cross_entropy_cluster(const T *x, const L *target, const W *weight, const float *sums, float *loss, float *stats, T *dx,
                           i64 V, i64 x_row, i64 dx_row, i64 target_stride, i64 weight_stride, i64 ignore, float smoothing,
@@ -99,12 +98,10 @@ __global__ void __launch_bounds__(THREADS, BLOCKS<THREADS>)
   if (!counts) {  // nothing of the row is read, not even by the other blocks of its cluster
     if (slice.blocks > 1) cluster_wait();
     if (slice.rank == 0 && threadIdx.x == 0) loss[slice.row] = 0.f * by_weight;  // NaN for the mean over no label
-    if constexpr (GRADIENT) {
-      Words<T, COUNT> zeros = {};
+    Words<T, COUNT> zeros = {};
 #pragma unroll
-      for (int v = 0; v < VECTORS; v++)
-        if (slice.at(v) < slice.elements) store<T, COUNT>(dx + slice.at(v), zeros);
-    }
+    for (int v = 0; v < VECTORS; v++)
+      if (slice.at(v) < slice.elements) store<T, COUNT>(dx + slice.at(v), zeros);
     return;
   }
 
@@ -193,28 +190,26 @@ __global__ void __launch_bounds__(THREADS, BLOCKS<THREADS>)
       for (int i = 0; i < 4; i++) asm volatile("" : "+r"(w[v].word[i]));
 
   // ---- the gradient. A row of only -inf is NaN, as in PyTorch: -inf - -inf ----
-  if constexpr (GRADIENT) {
-    const float scale = (at_label + spread * V + by_number * 2.f * z * row_lse) / all.y;
-    const auto write = [&](const Words<T, COUNT> &words, int v) {
-      float f[COUNT];
-      unpack(words, f);
+  const float scale = (at_label + spread * V + by_number * 2.f * z * row_lse) / all.y;
+  const auto write = [&](const Words<T, COUNT> &words, int v) {
+    float f[COUNT];
+    unpack(words, f);
 #pragma unroll
-      for (int i = 0; i < COUNT; i++) {
-        const float value = capped<CAP, ACCURATE>(f[i], cap), slope = CAP ? value / cap : 0.f;
-        f[i] = exponential<ACCURATE>(value - all.x) * scale - spread;
-        if constexpr (CAP) f[i] *= 1.f - slope * slope;
-      }
-      if (there(v)) store<T, COUNT>(dx + slice.at(v), pack<T, COUNT>(f));
-    };
-#pragma unroll
-    for (int v = 0; v < HELD; v++) write(w[v], v);
-#pragma unroll 2
-    for (int v = HELD; v < VECTORS; v++) write(in_shared(v), v);
-    if (holds) {
-      const float slope = CAP ? of_label / cap : 0.f;
-      const float g = exponential<ACCURATE>(of_label - all.x) * scale - spread - at_label;
-      write_one(dx + local, g * (1.f - slope * slope));
+    for (int i = 0; i < COUNT; i++) {
+      const float value = capped<CAP, ACCURATE>(f[i], cap), slope = CAP ? value / cap : 0.f;
+      f[i] = exponential<ACCURATE>(value - all.x) * scale - spread;
+      if constexpr (CAP) f[i] *= 1.f - slope * slope;
     }
+    if (there(v)) store<T, COUNT>(dx + slice.at(v), pack<T, COUNT>(f));
+  };
+#pragma unroll
+  for (int v = 0; v < HELD; v++) write(w[v], v);
+#pragma unroll 2
+  for (int v = HELD; v < VECTORS; v++) write(in_shared(v), v);
+  if (holds) {
+    const float slope = CAP ? of_label / cap : 0.f;
+    const float g = exponential<ACCURATE>(of_label - all.x) * scale - spread - at_label;
+    write_one(dx + local, g * (1.f - slope * slope));
   }
 }
 

@@ -20,15 +20,10 @@ from weft.operators.launch import multiprocessors
 from weft.operators.loss.kernels import Options
 from weft.operators.row_cluster import RowCluster, candidates, heuristic
 
-# No GPU has run these yet; public functions keep to the others until one has:
-PROVEN = False  # the kernels of the loss alone and of the gradient alone
-SHARED_PROVEN = False  # half of a row in shared memory
-
 SOURCE = Path(__file__).parent / "cluster.cu"
 TARGETS = {torch.int64: "i64", torch.int32: "int"}
-FILLS = (
-    2**18
-)  # bytes of logits a multiprocessor from which shared memory holds some too: with less, all rows are there at once
+# bytes of logits a multiprocessor from which shared memory holds some too: with less, all rows are there at once
+FILLS = 2**18
 LEAST = 8192  # bytes of a row that a block should walk
 MOST_BLOCKS = 2**31 - 1  # of a grid
 
@@ -66,7 +61,6 @@ def gradient_candidates(sm: int, dtype: torch.dtype, n: int) -> Iterator[Config]
     return ({"THREADS": t, "EACH": e} for t in (64, 128, 256, 512) for e in (each // 4, each // 2, each))
 
 
-cluster_configuration = Configurations(__file__, "cluster", heuristic, candidates)
 with_gradient_configuration = Configurations(__file__, "cluster_with_gradient", heuristic, candidates)
 shared_configuration = Configurations(__file__, "cluster_shared", shared_heuristic, shared_candidates)
 loss_configuration = Configurations(__file__, "cuda_loss", loss_heuristic, loss_candidates)
@@ -88,45 +82,28 @@ def plan(
     Raises:
         Declined: as :func:`why_not` says.
     """
-    if PROVEN and not gradient:
+    if not gradient:
         return loss_plan(x, target, weight, dx, options, has_weight)
-    many = x.numel() * x.element_size() >= FILLS * multiprocessors(x.device)
-    return _rows_plan(x, target, weight, dx, options, has_weight, gradient, SHARED_PROVEN and gradient and many)
-
-
-def shared_plan(
-    x: Tensor, target: Tensor, weight: Tensor, dx: Tensor, options: Options, has_weight: bool, gradient: bool
-) -> CudaPlan:
-    """The same with half of each row in shared memory."""
-    return _rows_plan(x, target, weight, dx, options, has_weight, gradient, True)
-
-
-def _rows_plan(
-    x: Tensor, target: Tensor, weight: Tensor, dx: Tensor, options: Options, has_weight: bool, gradient: bool,
-    shared: bool,
-) -> CudaPlan:  # fmt: skip
     if reason := why_not(x, options, has_weight, dx):
         raise Declined(reason)
-    in_registers = with_gradient_configuration if gradient else cluster_configuration
-    config = (shared_configuration if shared else in_registers)(x.device, x.dtype, bucket(x.shape[1]))
+    shared = x.numel() * x.element_size() >= FILLS * multiprocessors(x.device)
+    config = (shared_configuration if shared else with_gradient_configuration)(x.device, x.dtype, bucket(x.shape[1]))
     rows = RowCluster.of(x, config)
-    flags = (shared, *_flags(options, has_weight), gradient)
+    flags = (shared, *_flags(options, has_weight))
     kernel = f"cross_entropy_cluster<{_types(x, target, weight)}, {rows.template}, {_words(flags)}>"
     scalars = _scalars(x, dx, target, weight, options)
     kept = rows.elements * x.element_size() // 2 if shared else 0
     return CudaPlan(SOURCE, kernel, rows.grid, rows.threads, scalars, rows.cluster, kept)
 
 
-def loss_plan(
-    x: Tensor, target: Tensor, weight: Tensor, dx: Tensor, options: Options, has_weight: bool, gradient: bool = False
-) -> CudaPlan:
+def loss_plan(x: Tensor, target: Tensor, weight: Tensor, dx: Tensor, options: Options, has_weight: bool) -> CudaPlan:
     """The same without a gradient: ``dx`` is not looked at. A block walks a row, or where there are too few rows to fill the
     machine a cluster of blocks does.
 
     Raises:
-        Declined: as :func:`why_not` says, or where a gradient is wanted.
+        Declined: as :func:`why_not` says.
     """
-    if reason := "a gradient; this is the loss alone" if gradient else why_not(x, options, has_weight, x):
+    if reason := why_not(x, options, has_weight, x):
         raise Declined(reason)
     (m, v), count = x.shape, 16 // x.element_size()
     threads = loss_configuration(x.device, x.dtype, bucket(v))["THREADS"]

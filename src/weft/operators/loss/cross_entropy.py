@@ -18,7 +18,7 @@ from weft.operators.call import Choice, differentiable, eager, on_gpu, traced
 from weft.operators.launch import Plans, target_sm
 from weft.operators.loss import cluster, one_program
 from weft.operators.loss.arguments import check
-from weft.operators.loss.calls import CrossEntropy, launch
+from weft.operators.loss.calls import CrossEntropy
 from weft.operators.loss.definition import OPTIONS, WRONG, composed, gradient, inputs, reference, workloads
 from weft.operators.loss.kernels import ONE_PASS, Options
 from weft.operators.loss.launches import forward_plans
@@ -46,19 +46,12 @@ def cross_entropy_one_program(logits: Tensor, target: Tensor, **options: Any) ->
     return loss
 
 
-def cross_entropy_cluster(logits: Tensor, target: Tensor, **options: Any) -> Tensor:
-    weight, asked = _options(**options)
-    if not logits.numel():
-        raise Declined("empty: nothing to launch")
-    return launch(logits, target, weight, None, asked, "cuda")[0]
-
-
-def cross_entropy_alone(logits: Tensor, target: Tensor, **options: Any) -> Tensor:
+def cross_entropy_cuda(logits: Tensor, target: Tensor, **options: Any) -> Tensor:
     """The loss without its gradient, which backward makes from each row's maximum and sum."""
     weight, asked = _options(**options)
     if not logits.numel():
         raise Declined("empty: nothing to launch")
-    loss: Tensor = differentiable(CrossEntropy, logits, target, weight, asked, "cuda-alone", False, False)
+    loss: Tensor = differentiable(CrossEntropy, logits, target, weight, asked, "cuda", False, False)
     return loss
 
 
@@ -134,8 +127,7 @@ cross_entropy = Operator(
 
 cross_entropy.implementation("triton", arch=">=sm_80")(cross_entropy_triton)
 cross_entropy.implementation("one_program", backend="triton", arch=">=sm_80")(cross_entropy_one_program)
-cross_entropy.implementation("cuda", arch=">=sm_90", devices=("cuda",), directions=("forward",))(cross_entropy_cluster)
-cross_entropy.implementation("cuda-alone", backend="cuda", arch=">=sm_90", devices=("cuda",))(cross_entropy_alone)
+cross_entropy.implementation("cuda", arch=">=sm_90", devices=("cuda",))(cross_entropy_cuda)
 cross_entropy.implementation("torch")(composed)
 cross_entropy.implementation("torch.compile", devices=("cuda",))(peers.Compiled(composed))
 cross_entropy.implementation("liger", requires="liger-kernel", devices=("cuda",), directions=("forward",))(liger)

@@ -103,9 +103,6 @@ cross_entropy_with_gradient = Operator(
 
 cross_entropy_with_gradient.implementation("triton", arch=">=sm_80")(_ours("triton"))
 cross_entropy_with_gradient.implementation("cuda", arch=">=sm_90", devices=("cuda",))(_ours("cuda"))
-cross_entropy_with_gradient.implementation("cuda-shared", backend="cuda", arch=">=sm_90", devices=("cuda",))(
-    _ours("cuda-shared")
-)
 cross_entropy_with_gradient.implementation("torch")(_peer(composed))
 cross_entropy_with_gradient.implementation("torch.compile", devices=("cuda",))(CompiledBoth(composed))
 cross_entropy_with_gradient.implementation("liger", requires="liger-kernel", devices=("cuda",))(_peer(loss.liger))

@@ -31,12 +31,7 @@ class Forward:
             self.sums = LabelSums(target, weight, x.shape[1], options.ignore_index, has_weight, all_weights)
         if options.reduction != "none":
             self.total = Sum(x.shape[0])
-        plan = {
-            "triton": kernels.rows_plan,
-            "cuda": cluster.plan,
-            "cuda-shared": cluster.shared_plan,
-            "cuda-alone": cluster.loss_plan,
-        }[back_end]
+        plan = {"triton": kernels.rows_plan, "cuda": cluster.plan}[back_end]
         self.rows: Any = plan(x, target, weight, dx, options, has_weight, gradient)
 
     def __call__(self, x: Tensor, target: Tensor, weight: Tensor, dx: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -58,8 +53,7 @@ class Backward:
         self, x: Tensor, target: Tensor, weight: Tensor, dloss: Tensor, dx: Tensor, options: Options, has_weight: bool,
         back_end: str = "triton",
     ):  # fmt: skip
-        alone = back_end == "cuda-alone" or (back_end == "cuda" and cluster.PROVEN)
-        plan: Any = cluster.gradient_plan if alone else kernels.gradient_plan
+        plan: Any = cluster.gradient_plan if back_end == "cuda" else kernels.gradient_plan
         self.plan = plan(x, target, weight, dloss, dx, options, has_weight)
 
     def __call__(
