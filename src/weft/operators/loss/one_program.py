@@ -33,14 +33,14 @@ def cross_entropy_one_program(
     by_weight = 1.0
     by_number = 1.0
     if MEAN:
-        label, counts, weight, _, _, _ = labels_of(
+        of_all = labels_of(
             target_ptr, weight_ptr, target_ptr, tl.arange(0, LABELS).to(tl.int64), M, V, target_stride, weight_stride,
             ignore, HAS_WEIGHT, False, False,
         )  # fmt: skip
-        by_number = tl.div_rn(1.0, tl.sum(tl.where(counts, 1.0, 0.0), axis=0))
+        by_number = tl.div_rn(1.0, tl.sum(tl.where(of_all[1], 1.0, 0.0), axis=0))
         by_weight = by_number
         if HAS_WEIGHT:
-            by_weight = tl.div_rn(1.0, tl.sum(tl.where(counts, weight, 0.0), axis=0))
+            by_weight = tl.div_rn(1.0, tl.sum(tl.where(of_all[1], of_all[2], 0.0), axis=0))
     all_weights = V * 1.0
     if HAS_WEIGHT and SMOOTH:
         w = tl.load(weight_ptr + col * weight_stride, mask=col < V, other=0.0).to(tl.float32)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.operators import cuda_context
 from weft.operators.cuda import CudaError, _bindings
 
 KEPT = 256  # addresses that a map is remembered for: allocators hand the same ones out again
@@ -83,7 +84,7 @@ def encode(
     room = (ctypes.c_ubyte * 256)()  # a structure that lies on 128 bytes has to be looked for
     made = TensorMap.from_buffer(room, -ctypes.addressof(room) % 128)
     rank, many, number = len(sizes), ctypes.c_uint64, ctypes.c_uint32
-    _make_context_current()
+    cuda_context.make_current()
     status = _encode_tiled()(
         ctypes.addressof(made),
         int(getattr(kind.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{NAMES[dtype]}")),
@@ -102,15 +103,6 @@ def encode(
         shape = " × ".join(map(str, reversed(sizes)))
         raise CudaError(f"cuTensorMapEncodeTiled of a {shape} matrix: {kind.CUresult(status).name}")
     return made
-
-
-def _make_context_current() -> None:
-    """The threads in which autograd runs have no context before their first call of CUDA's runtime, and a map wants one."""
-    driver = _bindings()[0]
-    if torch.cuda.is_available() and not int(driver.cuCtxGetCurrent()[1]):
-        status, context = driver.cuDevicePrimaryCtxRetain(torch.cuda.current_device())
-        if int(status) or int(driver.cuCtxSetCurrent(context)[0]):
-            raise CudaError(f"no CUDA context in this thread: {status.name}")
 
 
 @functools.cache

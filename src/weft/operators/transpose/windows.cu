@@ -11,8 +11,6 @@ template <typename T> constexpr int SECTOR = 32 / sizeof(T);  // elements of a s
 template <typename T> struct Element { typedef unsigned short Bits; };
 template <> struct Element<float> { typedef u32 Bits; };
 
-template <int COUNT> struct Count { static constexpr int N = COUNT; };
-
 // One word, kept like the vectors of prelude.cuh's load_stream.
 __device__ __forceinline__ u32 load_word(u64 p, u64 policy) {
   u32 word;
@@ -21,6 +19,38 @@ __device__ __forceinline__ u32 load_word(u64 p, u64 policy) {
 }
 
 __device__ __forceinline__ u32 load_half(u64 p) { return *reinterpret_cast<const unsigned short *>(p); }
+
+// COUNT of the rows that this warp fetches, from its `first` on, one every WARPS rows; all of them before any is stored. `row` is
+// the address of the next, and `to` its place in shared memory, of which words begin on 4 bytes.
+template <int COUNT, int WARPS, int ROWS, int EACH, typename Fetch>
+__device__ __forceinline__ void fetch_rows(int first, int warp, int lane, u64 &row, i64 row_step, unsigned char *memory, u32 &to,
+                                           u32 to_step, Fetch fetch) {
+  u32 held[COUNT][EACH];
+#pragma unroll
+  for (int i = 0; i < COUNT; i++, row += row_step) {
+    const int r = (first + i) * WARPS + warp;
+    if ((first + i + 1) * WARPS <= ROWS || r < ROWS)
+#pragma unroll
+      for (int e = 0; e < EACH; e++) held[i][e] = fetch((row & ~u64(3)) + lane * 4 + e * 128, r, e * 32 + lane);
+  }
+#pragma unroll
+  for (int i = 0; i < COUNT; i++, to += to_step)
+    if ((first + i + 1) * WARPS <= ROWS || (first + i) * WARPS + warp < ROWS)
+#pragma unroll
+      for (int e = 0; e < EACH; e++) *reinterpret_cast<u32 *>(memory + (to & ~3u) + lane * 4 + e * 128) = held[i][e];
+}
+
+// Puts 16 bytes of every COLUMNSth row of y, whose addresses are `step` apart, from columns of the tile: vector v of a window that
+// begins on a sector.
+template <typename T, int C, int COLUMNS, int PITCH, typename Put>
+__device__ __forceinline__ void put_columns(u64 y_row, i64 step, const unsigned char *from, int v, int c_first, Put put) {
+#pragma unroll
+  for (int c = 0; c < C; c += COLUMNS, y_row += step, from += COLUMNS * sizeof(T)) {
+    const int before = int(u32(y_row) % 32);  // bytes by which the window begins earlier
+    put((y_row - before) + v * 16, reinterpret_cast<const typename Element<T>::Bits *>(from - before * PITCH),
+        before / int(sizeof(T)), c_first + c);
+  }
+}
 
 // x: matrices whose columns are adjacent; y: contiguous. The tile lies in shared memory by rows of x, PITCH elements apart.
 //
@@ -85,27 +115,17 @@ __global__ void __launch_bounds__(THREADS, 1280 / THREADS)
 
   u64 row = origin + warp * x_row * SIZE;
   u32 to = u32(warp * PITCH + odd) * SIZE;
-  auto fill = [&](int first, auto count, auto fetch) {  // rows first, first + 1 … of those that this warp fetches
-    u32 held[count.N][EACH];
-#pragma unroll
-    for (int i = 0; i < count.N; i++, row += WARPS * x_row * SIZE) {
-      const int r = (first + i) * WARPS + warp;
-      if ((first + i + 1) * WARPS <= ROWS || r < ROWS)
-#pragma unroll
-        for (int e = 0; e < EACH; e++) held[i][e] = fetch((row & ~u64(3)) + lane * 4 + e * 128, r, e * 32 + lane);
-    }
-#pragma unroll
-    for (int i = 0; i < count.N; i++, to += WARPS * PITCH * SIZE)
-      if ((first + i + 1) * WARPS <= ROWS || (first + i) * WARPS + warp < ROWS)
-#pragma unroll
-        for (int e = 0; e < EACH; e++) *reinterpret_cast<u32 *>(memory + (to & ~3u) + lane * 4 + e * 128) = held[i][e];
-  };
+  const i64 row_step = WARPS * x_row * SIZE;
+  constexpr u32 TO_STEP = WARPS * PITCH * SIZE;
   if (inside) {
+    auto plain = [&](u64 p, int, int) { return load_word(p, policy); };
 #pragma unroll
-    for (int first = 0; first < TRIPS; first += BATCH) fill(first, Count<BATCH>{}, [&](u64 p, int, int) { return load_word(p, policy); });
+    for (int first = 0; first < TRIPS; first += BATCH)
+      fetch_rows<BATCH, WARPS, ROWS, EACH>(first, warp, lane, row, row_step, memory, to, TO_STEP, plain);
   } else {
 #pragma unroll 1
-    for (int first = 0; first < TRIPS; first += 4) fill(first, Count<4>{}, guarded);
+    for (int first = 0; first < TRIPS; first += 4)
+      fetch_rows<4, WARPS, ROWS, EACH>(first, warp, lane, row, row_step, memory, to, TO_STEP, guarded);
   }
 #pragma unroll
   for (int i = 0; i < LASTS; i++)
@@ -117,15 +137,9 @@ __global__ void __launch_bounds__(THREADS, 1280 / THREADS)
   typedef typename Element<T>::Bits Bits;
   const int v = warp % ACROSS * 8 + lane % 8, four = warp / ACROSS;
   const int c_first = four / STEP * (4 * STEP) + four % STEP + lane / 8 * STEP;
-  u64 y_row = u64(y_all) + ((n_all + c_first) * M + m_all) * SIZE;
-  const unsigned char *from = memory + ((SECTOR<T> - 1 + v * K<T>) * PITCH + odd + c_first) * SIZE;
-  auto drain = [&](auto put) {
-#pragma unroll
-    for (int c = 0; c < C; c += 4 * DOWN, y_row += 4 * DOWN * M * SIZE, from += 4 * DOWN * SIZE) {
-      const int before = int(u32(y_row) % 32);  // bytes by which the window begins earlier
-      put((y_row - before) + v * 16, reinterpret_cast<const Bits *>(from - before * PITCH), before / SIZE, c_first + c);
-    }
-  };
+  const u64 y_row = u64(y_all) + ((n_all + c_first) * M + m_all) * SIZE;
+  const i64 y_step = 4 * DOWN * M * SIZE;
+  const unsigned char *const from = memory + ((SECTOR<T> - 1 + v * K<T>) * PITCH + odd + c_first) * SIZE;
   auto whole = [&](u64 to, const Bits *column, int, int) {
     Words<T, K<T>> out;
 #pragma unroll
@@ -137,16 +151,16 @@ __global__ void __launch_bounds__(THREADS, 1280 / THREADS)
     }
     store<T, K<T>>(reinterpret_cast<T *>(to), out);
   };
-  if (inside) {
-    drain(whole);
-  } else {
-    drain([&](u64 to, const Bits *column, int before, int c) {
-      const i64 m = m_all - before + v * K<T>;
-      if (n_all + c >= N) return;
-      if (m >= 0 && m + K<T> <= M) return whole(to, column, before, c);
+  auto guarded_whole = [&](u64 to, const Bits *column, int before, int c) {
+    const i64 m = m_all - before + v * K<T>;
+    if (n_all + c >= N) return;
+    if (m >= 0 && m + K<T> <= M) return whole(to, column, before, c);
 #pragma unroll 1
-      for (int j = 0; j < K<T>; j++)  // the row's first or last sector, shared with the row before or behind it
-        if (m + j >= 0 && m + j < M) reinterpret_cast<Bits *>(to)[j] = column[j * PITCH];
-    });
-  }
+    for (int j = 0; j < K<T>; j++)  // the row's first or last sector, shared with the row before or behind it
+      if (m + j >= 0 && m + j < M) reinterpret_cast<Bits *>(to)[j] = column[j * PITCH];
+  };
+  if (inside)
+    put_columns<T, C, 4 * DOWN, PITCH>(y_row, y_step, from, v, c_first, whole);
+  else
+    put_columns<T, C, 4 * DOWN, PITCH>(y_row, y_step, from, v, c_first, guarded_whole);
 }
