@@ -4,9 +4,10 @@ that does not interpret may compile."""
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
-from where import python
+from where import ROOT, python
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -111,6 +112,21 @@ def test_every_implementation_of_ours_is_compiled_in_every_dtype():
             assert {sm for sm, _, _ in mine} == set(made.architectures)
             assert {d for _, _, d in mine} == set(directions)
             assert {dtype for _, dtype, _ in mine} == set(made.dtypes or op.dtypes)
+
+
+GENERIC_LAMBDA = re.compile(r"\[[^\[\]\n]*\]\s*\([^()\n]*\bauto\b")
+CUDA_SOURCES = [p for p in (ROOT / "src/weft/operators").rglob("*.cu*") if p.suffix in (".cu", ".cuh")]
+
+
+@pytest.mark.parametrize("path", CUDA_SOURCES, ids=lambda path: path.name)
+def test_cuda_sources_have_no_generic_lambdas(path):
+    """NVRTC 13.0, of the CUDA that PyTorch 2.11 brings, takes their bodies for host functions; later ones do not mind."""
+    assert not GENERIC_LAMBDA.findall(path.read_text())
+
+
+def test_a_generic_lambda_is_noticed():
+    assert GENERIC_LAMBDA.search("auto drain = [&](auto put) {") and GENERIC_LAMBDA.search("f([](int a, auto b) { })")
+    assert not GENERIC_LAMBDA.search("auto drain = [&](int put) {")
 
 
 def test_an_unknown_architecture_is_named_with_the_nearest():

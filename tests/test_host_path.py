@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import where  # isort: skip  (decides the device, and sets the interpreter before kernels are imported)
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -136,3 +137,23 @@ def test_it_computes_what_is_asked(as_on_a_gpu, name, gradient):
         leaf = next(t for t in cases.tensors(arguments) if t.requires_grad)
         dy = torch.randn_like(want)
         torch.testing.assert_close(*(torch.autograd.grad(y, leaf, dy)[0] for y in (got[1], want)))
+
+
+def test_host_times_are_taken_in_turn_and_compared_within_a_round(monkeypatch):
+    order, slower = [], iter([1.0] * 5 + [3.0] * 100)
+
+    def timed(call, calls):
+        order.append(call)
+        if len(order) % len(names) == 1:
+            timed.factor = next(slower)  # a machine that is slower from the sixth round on
+        return timed.factor * (1 + (len(order) - 1) % len(names))
+
+    names = ["weft.ops", "torch", host.BARE]
+    monkeypatch.setattr(host, "_calls", lambda op, arguments: {name: name for name in names})
+    monkeypatch.setattr(host, "host_time_us", timed)
+    context = {"gpu": "G", "device": "cpu", "machine": {}, "versions": {}, "commit": "", "run": "", "time": ""}
+    bench = SimpleNamespace(device="cpu", context=lambda op: context)
+    found = host.measure(bench, [registry.get("relu")])
+    assert order == names * host.ROUNDS
+    assert [m.time_us for m in found] == [1, 2, 3]
+    assert [m.details["ratio_to_bare_launch"] for m in found] == [0.333, 0.667, 1]

@@ -1,12 +1,14 @@
 """``weft bench --host``: what a call costs on the host, on inputs so small that this is all it costs.
 
 Timed for the public function and for PyTorch, each without and with a gradient wanted, and for the bare launch of the same
-kernel through Triton (``kernel[grid](…)``, output already allocated), which is the yardstick.
+kernel through Triton (``kernel[grid](…)``, output already allocated), which is the yardstick. They are timed in turn, so that
+what slows the host for a while slows all of them; times and ratios are medians over the rounds.
 """
 
 from __future__ import annotations
 
 import contextlib
+import statistics
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -27,8 +29,12 @@ def measure(bench: Any, operators: Iterable[Operator]) -> list[Measurement]:
     for op in operators:
         w = small(op)
         arguments = op.inputs(w, torch.Generator(bench.device).manual_seed(4), bench.device)
-        for name, call in _calls(op, arguments).items():
-            us = host_time_us(call)
+        calls = _calls(op, arguments)
+        rounds = [{name: host_time_us(call, 60) for name, call in calls.items()} for _ in range(ROUNDS)]
+        for name in calls:
+            us = statistics.median(times[name] for times in rounds)
+            ratios = [times[name] / times[BARE] for times in rounds if BARE in times]
+            details = {"ratio_to_bare_launch": round(statistics.median(ratios), 3)} if ratios else {}
             found.append(
                 Measurement(
                     operator=op.name,
@@ -41,17 +47,15 @@ def measure(bench: Any, operators: Iterable[Operator]) -> list[Measurement]:
                     metric="host time",
                     cache="warm",
                     host_us=float(f"{us:.4g}"),
+                    details=details,
                     **{**bench.context(op), "source": source_hash(op.module)},
                 )
             )
-        bare = next((m.time_us for m in found if m.operator == op.name and m.implementation == BARE), None)
-        for m in found:
-            if bare and m.operator == op.name:
-                m.details["ratio_to_bare_launch"] = round(m.time_us / bare, 3)
     return found
 
 
 BARE = "bare Triton launch"
+ROUNDS = 9
 
 
 def small(op: Operator) -> Workload:
