@@ -1,4 +1,4 @@
-"""Steps of AdamW as a training loop sees them: wall time of whole calls, weft beside PyTorch's ``fused=True``, in turn.
+"""Steps of AdamW and Muon as a training loop sees them: wall time of whole calls, weft beside PyTorch, in turn.
 
     python examples/optimizer_against_torch.py
 
@@ -13,10 +13,11 @@ import torch
 
 from weft.hardware.query import has_gpu
 from weft.operators.optimizer.definition import LANGUAGE_MODEL
-from weft.optim import AdamW
+from weft.optim import AdamW, Muon
 
 DEVICE = "cuda" if has_gpu() else "cpu"
 SMALL = [(64,)] * 1000
+MATRICES = [shape for shape in LANGUAGE_MODEL[:-1] if len(shape) == 2]
 
 
 def made(shapes, dtype, kind, **options):
@@ -68,9 +69,10 @@ def median_us(calls: dict, repetitions: int) -> dict[str, float]:
     return {name: statistics.median(t[2:]) for name, t in times.items()}
 
 
-def compare(title: str, ours, theirs, repetitions: int = 50) -> None:
-    us = median_us({"weft": ours, "torch": theirs}, repetitions)
-    print(f"{title:52} weft {us['weft']:10.1f} us, torch {us['torch']:10.1f} us: {us['torch'] / us['weft']:.2f} times")
+def compare(title: str, ours, theirs, repetitions: int = 50, names=("weft", "torch")) -> None:
+    us = median_us(dict(zip(names, (ours, theirs), strict=True)), repetitions)
+    first, second = (f"{name} {us[name]:10.1f} us" for name in names)
+    print(f"{title:52} {first}, {second}: {us[names[1]] / us[names[0]]:.2f} times", flush=True)
 
 
 def agree() -> None:
@@ -103,6 +105,11 @@ def main() -> None:
         )
         clipping = eager(*made(LANGUAGE_MODEL, dtype, AdamW, max_norm=1.0))
         compare(f"{len(LANGUAGE_MODEL)} tensors, {name}, clipped", clipping, eager(*theirs, clip=1.0), 10)
+    muon = made(MATRICES, torch.bfloat16, Muon)
+    theirs = made(MATRICES, torch.bfloat16, torch.optim.Muon, weight_decay=0.0)
+    compare(f"Muon, {len(MATRICES)} matrices, bfloat16", eager(*muon), eager(*theirs), 5)
+    adamw = made(MATRICES, torch.bfloat16, AdamW)
+    compare("the same, of weft's own", eager(*muon), eager(*adamw), 10, ("Muon", "AdamW"))
 
 
 if __name__ == "__main__":

@@ -64,7 +64,14 @@ def test_every_workload_is_right(checks):
     results = [verify.run(check, DEVICE) for check in checks]
     failed = [f"{r.workload}: {r.reason}\n    {r.reproduce}" for r in results if r.status == "fail"]
     assert not failed, "\n".join(failed)
-    assert any(r.status == "pass" for r in results), "it declined every workload"
+    passed = any(r.status == "pass" for r in results)
+    if (
+        not passed and checks[0].direction == "backward"
+    ):  # some leave float16 gradients to others: they wait for the loss's
+        of = checks[0]
+        forward = CHECKS.get((of.operator.name, of.implementation, "forward", of.workload.dtype), [])
+        passed = of.workload.dtype == "fp16" and any(verify.run(check, DEVICE).status == "pass" for check in forward)
+    assert passed, "it declined every workload"
 
 
 @by_name(OPERATORS)
@@ -273,6 +280,9 @@ def test_second_gradients_are_right_or_refused(op):
     for made in (op.public, *(i.function for i in ours)):
         try:
             got = second(made, arguments)
+        except Declined:
+            assert made is not op.public
+            continue
         except RuntimeError as error:
             assert re.search(r"no autograd formula|does not require grad|not implemented", str(error)), error
             continue
