@@ -457,6 +457,18 @@ inline Play play_of(const std::string &name) {
       {"ld.global.v4.u32", [](Call &c) { load_words(c, reinterpret_cast<const unsigned char *>(c.get(4))); }},
       {"createpolicy.fractional.L2::evict_last.b64", [](Call &c) { c.set(0, u64(0)); }},
       {"ld.global.L1::evict_last.L2::cache_hint.u32", [](Call &c) { c.set(0, pair_at(reinterpret_cast<const unsigned char *>(c.get(1)))); }},
+      {"st.shared.v4.u32",
+       [](Call &c) {
+         if (c.get(0) % 16) fail("a misaligned access");
+         for (int i = 0; i < 4; i++) reinterpret_cast<u32 *>(at(own(), c.get(0), 16))[i] = c.as<u32>(1 + i);
+       }},
+      {"max.NaN.f32",
+       [](Call &c) {
+         const float a = c.as<float>(1), b = c.as<float>(2);
+         c.set(0, std::isnan(a) || std::isnan(b) ? NAN : std::fmax(a, b));
+       }},
+      {"div.rn.f32", [](Call &c) { c.set(0, c.as<float>(1) / c.as<float>(2)); }},
+      {"sqrt.rn.f32", [](Call &c) { c.set(0, std::sqrt(c.as<float>(1))); }},
       {"st.global.v4.u32",
        [](Call &c) {
          if (c.get(0) % 16) fail("a misaligned access");

@@ -15,16 +15,19 @@ from weft import registry
 from weft.bench import cases, host
 from weft.operators import call, launch
 from weft.operators.loss import one_program
+from weft.operators.scan import plans as scan_plans
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # NumPy's, from the interpreter: -inf - -inf in padding
     pytest.mark.skipif(where.DEVICE == "cuda", reason="on a GPU `weft bench --host` takes this path"),
 ]
-NAMES = ("cross_entropy",)
+NAMES = ("cross_entropy", "cumsum")
 # what a kernel takes at most, which is less in the interpreter
 ON_A_GPU = (
     (one_program, "TILE", 8192),
     (one_program, "MOST", 32768),
+    (scan_plans, "ONE_TILE", 16384),
+    (scan_plans, "WALKED", 32768),
 )
 
 
@@ -95,12 +98,12 @@ each_case = pytest.mark.parametrize("ready", CASES, ids=[f"{n}{'-gradient' * g}"
 
 @each_case
 def test_it_launches_once_and_allocates_what_it_returns(ready, request):
-    _, gradient = request.node.callspec.params["ready"]
+    name, gradient = request.node.callspec.params["ready"]
     with host._recording() as launches, Operations() as operations:
         ready()
     allocated = [n for n in operations.names if n.startswith(("empty", "new_empty"))]
     assert len(launches) == 1
-    assert len(allocated) == (2 if gradient else 1)  # the loss, and the gradient with it
+    assert len(allocated) == (2 if name == "cross_entropy" and gradient else 1)  # the loss, and the gradient with it
     assert set(operations.names) - set(allocated) <= {"detach", "alias", "view"}  # autograd's, for what it saves
 
 
@@ -126,8 +129,11 @@ def test_it_makes_few_calls_in_python(ready, request):
 @pytest.mark.parametrize("name", NAMES)
 def test_it_computes_what_is_asked(as_on_a_gpu, name, gradient):
     op, arguments = drawn(name, gradient=gradient)
-    arguments["logits"] = arguments["logits"].detach()[:9, :40].clone().requires_grad_(gradient)
-    arguments["target"] = arguments["target"][:9] % 40
+    if name == "cumsum":
+        arguments["x"] = arguments["x"].detach()[:, :600].clone().requires_grad_(gradient)
+    else:
+        arguments["logits"] = arguments["logits"].detach()[:9, :40].clone().requires_grad_(gradient)
+        arguments["target"] = arguments["target"][:9] % 40
     got = [op.public(**arguments) for _ in range(2)]  # the second time from what the first remembered
     want = op.reference(**arguments)
     for y in got:

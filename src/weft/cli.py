@@ -245,6 +245,9 @@ def bench(
     ] = 0.5,
     save: Annotated[bool, typer.Option("--save", help="append to results/<gpu>/ (or WEFT_RESULTS)")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="leave out what results/ holds for this source")] = False,
+    jobs: Annotated[
+        int, typer.Option("--jobs", min=1, help="processes that compile and check; one at a time measures, alone")
+    ] = 1,
     as_json: Json = False,
 ) -> None:
     """Measure ceilings, then time every implementation side by side against them."""
@@ -275,6 +278,7 @@ def bench(
         budget_s=budget,
         saver=saver,
         resume=resume,
+        jobs=jobs,
     )
     if as_json:
         _print_json({"records": [json.loads(m.to_json()) for m in measured]})

@@ -16,6 +16,7 @@ import torch
 
 from weft import records
 from weft.bench import cases
+from weft.bench.turns import Alone, Turns
 from weft.definition import Declined, Implementation, Operator, UnknownName, Workload
 from weft.hardware import query
 from weft.hardware.ceilings import Ceilings
@@ -39,6 +40,7 @@ class Bench:
         budget_s: time for the repetitions of one comparison.
         quick: ``torch.compile`` in its default mode only; autotuning takes most of a minute for a matrix product.
         say: told of what is left out, and why.
+        turns: where other processes measure on the same device, when this one may time.
     """
 
     device: str
@@ -49,6 +51,7 @@ class Bench:
     say: Callable[[str], None] = lambda text: None
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     sets: int = 2
+    turns: Turns | Alone = field(default_factory=Alone)
 
     def __post_init__(self) -> None:
         self.timer = Timer(self.device, cold=self.cold, budget_s=self.budget_s)
@@ -98,14 +101,16 @@ class Bench:
         timings: dict[str, Timing] = {}
         while calls and not timings:
             try:
-                timings = self.timer.measure(calls, least_us=least_us)
+                with self.turns.timing():
+                    timings = self.timer.measure(calls, least_us=least_us)
             except ImpossibleTime as impossible:  # it begins with the name
                 self.say(f"left out of {op.name} {direction} at {w} {w.dtype}: {impossible}")
                 del calls[str(impossible).partition(":")[0]]
         if not calls:
             return []
         ran = [i for i in present if i.name in calls]
-        errors, wrong = self._check(op, w, direction, fresh, gradients[0], ran)
+        with self.turns.memory(lambda: self._can_check(fresh)):
+            errors, wrong = self._check(op, w, direction, fresh, gradients[0], ran)
         for name in wrong:
             self.say(f"{op.name}/{name} at {w} {w.dtype} {direction} is wrong: {wrong[name]}")
         memory = {name: self._peak_mib(sets[0]) for name, sets in calls.items()}
@@ -133,8 +138,7 @@ class Bench:
         self, op: Operator, w: Workload, direction: str, arguments: Any, gradients: Any, bound: list[Implementation]
     ) -> tuple[dict[str, float | None], dict[str, str]]:
         """Errors after timing, as shares of what is allowed, and what is wrong with those that exceed it."""
-        elements = max((t.numel() for t in cases.tensors(arguments)), default=0)
-        if self.device == "cuda" and elements * CHECK_BYTES_PER_ELEMENT > torch.cuda.mem_get_info()[0]:
+        if not self._can_check(arguments):
             self.say(f"{op.name} at {w} {w.dtype}: too little memory for a float64 check; times are unchecked")
             return {made.name: None for made in bound}, {}
         yardstick = cases.Yardstick.of(op, w, direction, arguments, gradients)
@@ -147,6 +151,10 @@ class Bench:
             if not verdict.ok:
                 wrong[made.name] = verdict.reason
         return errors, wrong
+
+    def _can_check(self, arguments: Any) -> bool:
+        elements = max((t.numel() for t in cases.tensors(arguments)), default=0)
+        return self.device != "cuda" or elements * CHECK_BYTES_PER_ELEMENT <= torch.cuda.mem_get_info()[0]
 
     def _peak_mib(self, call: Callable[[], Any]) -> float | None:
         """Memory that one call takes above what lay there before, its result included."""

@@ -82,12 +82,14 @@ def run_bench(
     saver: Saver | None = None,
     resume: bool = False,
     quick: bool = False,
+    jobs: int = 1,
 ) -> list[Measurement]:
     """Measures ceilings, then every point. Records are saved as they come; Ctrl-C keeps what was measured.
 
     ``quick``: fewer repetitions, one mode of ``torch.compile``, operators in turn until QUICK_S seconds are over.
+    ``jobs``: processes that compile and check, of which one at a time measures.
     """
-    from weft.bench import compare, transfers
+    from weft.bench import compare, parallel, transfers
 
     operators = registry.select(names)
     dtypes, directions = tuple(dict.fromkeys(dtypes)), tuple(dict.fromkeys(directions))
@@ -125,9 +127,18 @@ def run_bench(
 
     keep(bench.ceiling_records())
     start_s = time.perf_counter()
-    done = _known(Store(), bench) if resume else set()
+    if resume:
+        done = _known(Store(), bench)
+        points = [
+            (op, w, d) for op, w, d in points if (op.name, str(w), w.dtype, d, source_hash(op.module)) not in done
+        ]
     with progress(note, "bench", len(points)) as step:
         try:
+            if jobs > 1 and len(points) > 1:
+                for (op, w, direction), rows in parallel.compare(bench, points, chosen, jobs):
+                    step(f"{op.name} {direction} {w} {w.dtype}")
+                    keep(rows)
+                points = []
             for index, (op, w, direction) in enumerate(points):
                 if quick and time.perf_counter() - start_s > QUICK_S:
                     note.print(
@@ -135,8 +146,6 @@ def run_bench(
                     )
                     break
                 step(f"{op.name} {direction} {w} {w.dtype}")
-                if (op.name, str(w), w.dtype, direction, source_hash(op.module)) in done:
-                    continue
                 keep(bench.compare(op, w, direction, chosen[op.name]))
                 bench.free()
             if not workload and any(op.name == "matmul" for op in operators) and not directions and not implementations:

@@ -47,10 +47,27 @@ class Compiled:
         functorch.donated_buffer = False  # the timer calls one graph's backward many times
         for mode in modes:
             candidate = torch.compile(self.function, dynamic=False, mode=mode)
-            with _autotuner_silent():
-                seconds = _seconds(candidate, args) if len(modes) > 1 else 0.0
+            seconds = 0.0
+            if len(modes) > 1:
+                with _autotuner_silent():
+                    for _ in range(3):
+                        _once(candidate, args)
+                    seconds = self.seconds(candidate, args)
             timed.append((seconds, mode, candidate))
         _, self.mode, self.chosen = min(timed, key=lambda t: t[0])
+
+    @staticmethod
+    def seconds(function: Callable[..., Any], args: dict[str, Any]) -> float:
+        """That five calls take, at best."""
+        best = float("inf")
+        for _ in range(3):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(5):
+                _once(function, args)
+            torch.cuda.synchronize()
+            best = min(best, time.perf_counter() - start)
+        return best
 
 
 @contextlib.contextmanager
@@ -66,23 +83,9 @@ def _autotuner_silent() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _seconds(function: Callable[..., Any], args: dict[str, Any]) -> float:
+def _once(function: Callable[..., Any], args: dict[str, Any]) -> None:
+    out = function(**args)
     wanted = [a for a in args.values() if isinstance(a, torch.Tensor) and a.requires_grad]
-
-    def once() -> None:
-        out = function(**args)
-        if wanted:
-            outputs = (out,) if isinstance(out, torch.Tensor) else out
-            torch.autograd.grad(outputs, wanted, [torch.ones_like(o) for o in outputs])
-
-    for _ in range(3):
-        once()
-    best = float("inf")
-    for _ in range(3):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(5):
-            once()
-        torch.cuda.synchronize()
-        best = min(best, time.perf_counter() - start)
-    return best
+    if wanted:
+        outputs = (out,) if isinstance(out, torch.Tensor) else out
+        torch.autograd.grad(outputs, wanted, [torch.ones_like(o) for o in outputs])

@@ -20,7 +20,8 @@ from weft.operators.call import (
     reference_gradients,
     traced,
 )
-from weft.operators.launch import Plans
+from weft.operators.launch import INTERPRETING, Plans
+from weft.operators.reduction import tiny
 from weft.operators.reduction.plans import (
     ArgmaxPlan,
     Formula,
@@ -60,6 +61,7 @@ class Reduction:
         self.name, self.reference, self.formula, self.spread = name, reference, formula, spread
         self.mean, self.empty, self.wide_in_autocast = mean, empty, wide_in_autocast
         self.forward_plans = Plans(self._forward_plan)
+        self.tiny_plans = Plans(self._tiny_plan)
         self.backward_plans = Plans(self._backward_plan)
         self.public_plans = Plans(lambda x, *how: self.choose(x, *how).plan_for(x, *how, self.dtype(x)))
         self.function = _autograd(self)
@@ -78,9 +80,20 @@ class Reduction:
         formula = self.formula(order)
         if formula is None:
             raise Declined(f"order {order}: the kernels take 1, 2 and inf")
-        n = x.numel() if dim is None else x.shape[dim]
-        divisor = float(n) if self.mean else 1.0
-        return Ready(ReducePlan(view, x.device, x.dtype, formula, divisor, total=total), x, dim, keepdim)
+        return Ready(ReducePlan(view, x.device, x.dtype, formula, self._divisor(x, dim), total=total), x, dim, keepdim)
+
+    def _tiny_plan(self, x: Tensor, dim: int | None, keepdim: bool, order: float, dtype: torch.dtype) -> Ready:
+        dim = None if dim is None else dim % x.ndim
+        view = view_of(x, dim)
+        if view is None:
+            raise Declined(COPY)
+        if dim is None and view.M > 1:
+            raise Declined("a reduction over everything; the kernel takes rows")
+        formula = self.formula(order) if self.formula is not None else None
+        return Ready(tiny.plan(x, view, dtype, formula, self._divisor(x, dim)), x, dim, keepdim)
+
+    def _divisor(self, x: Tensor, dim: int | None) -> float:
+        return float(x.numel() if dim is None else x.shape[dim]) if self.mean else 1.0
 
     def _backward_plan(self, x: Tensor, dy: Tensor, dim: int | None, keepdim: bool, order: float) -> SpreadPlan:
         assert self.spread is not None  # only then does a gradient need x
@@ -118,22 +131,34 @@ class Reduction:
             return Choice("torch", "empty or a scalar: nothing to launch")
         if self.formula is not None and self.formula(order) is None:
             return Choice("torch", f"a norm of order {order}: the kernels take 1, 2 and inf")
-        if view_of(x, front, in_order=self.formula is None) is None:
+        view = view_of(x, front, in_order=self.formula is None)
+        if view is None:
             return Choice("torch", COPY)
+        large = front is not None and x.numel() >= tiny.FROM and not INTERPRETING
+        formula = self.formula(order) if self.formula is not None else None
+        if large and not tiny.why_not(x, view, self.dtype(x), formula):
+            return Choice("cuda", f"dense rows of {view.N} elements of 16 bits", self.tiny_plans)
         return Choice("triton", "one stride before, along and after the reduced axis", self.forward_plans)
 
     def triton(self, x: Tensor, dim: int | None, keepdim: bool, order: float = 2.0) -> Tensor:
-        """Our kernel, whatever :meth:`choose` says."""
+        """Triton's kernel, whatever :meth:`choose` says."""
+        return self._by(self.forward_plans, x, dim, keepdim, order)
+
+    def cuda(self, x: Tensor, dim: int | None, keepdim: bool, order: float = 2.0) -> Tensor:
+        """CUDA C++'s, whatever :meth:`choose` says."""
+        return self._by(self.tiny_plans, x, dim, keepdim, order)
+
+    def _by(self, plans: Plans, x: Tensor, dim: int | None, keepdim: bool, order: float) -> Tensor:
         if x.ndim == 0 or not x.numel():
             return self.reference(x, dim, keepdim, order)
         if self.formula is None:
-            return self.run(x, dim, keepdim, order, torch.int64)
-        out: Tensor = differentiable(self.function, x, dim, keepdim, order, self.dtype(x))
+            return self.run(plans, x, dim, keepdim, order, torch.int64)
+        out: Tensor = differentiable(self.function, x, dim, keepdim, order, self.dtype(x), plans)
         return out
 
-    def run(self, x: Tensor, dim: int | None, keepdim: bool, order: float, dtype: torch.dtype) -> Tensor:
+    def run(self, plans: Plans, x: Tensor, dim: int | None, keepdim: bool, order: float, dtype: torch.dtype) -> Tensor:
         """The launches alone."""
-        ready = self.forward_plans.of((x,), dim, keepdim, order, dtype)
+        ready = plans.of((x,), dim, keepdim, order, dtype)
         out = torch.empty(ready.shape, dtype=dtype, device=x.device)
         ready(x, out)
         return out
@@ -144,13 +169,15 @@ class Reduction:
             ready = self.public_plans.of((x,), dim, keepdim, order)
             if ready is not None:
                 if self.formula is not None and torch.is_grad_enabled() and x.requires_grad:
-                    return self.function.apply(x, dim, keepdim, order, self.dtype(x))
+                    plans = self.choose(x, dim, keepdim, order).plans
+                    return self.function.apply(x, dim, keepdim, order, self.dtype(x), plans)
                 out = torch.empty(ready.shape, dtype=self.dtype(x), device=x.device)
                 ready(x, out)
                 return out
-        if self.choose(x, dim, keepdim, order).implementation == "torch":
+        choice = self.choose(x, dim, keepdim, order)
+        if choice.implementation == "torch":
             return self.reference(x, dim, keepdim, order)
-        return self.triton(x, dim, keepdim, order)
+        return self._by(choice.plans, x, dim, keepdim, order)
 
     def dtype(self, x: Tensor) -> torch.dtype:
         if self.formula is None:
@@ -174,6 +201,8 @@ class Reduction:
         """
         operator.choice(call(self.choose))
         operator.implementation("triton", arch=">=sm_80")(call(self.triton))
+        if self.formula is not None:
+            operator.implementation("cuda", arch=">=sm_80", devices=("cuda",))(call(self.cuda))
         operator.implementation("torch")(call(self.reference))
         operator.implementation("torch.compile", devices=("cuda",))(peers.Compiled(call(self.reference)))
 
@@ -195,8 +224,10 @@ class Ready:
 def _autograd(op: Reduction) -> type[torch.autograd.Function]:
     class Function(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, x: Tensor, dim: int | None, keepdim: bool, order: float, dtype: torch.dtype) -> Tensor:
-            out = op.run(x, dim, keepdim, order, dtype)
+        def forward(
+            ctx: Any, x: Tensor, dim: int | None, keepdim: bool, order: float, dtype: torch.dtype, plans: Plans
+        ) -> Tensor:
+            out = op.run(plans, x, dim, keepdim, order, dtype)
             ctx.how = (dim, keepdim, order)
             if op.spread is None:
                 ctx.shape, ctx.dtype = x.shape, x.dtype
@@ -208,13 +239,13 @@ def _autograd(op: Reduction) -> type[torch.autograd.Function]:
         def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
             dim, keepdim, order = ctx.how
             if op.spread is None:
-                return (_broadcast(dy, ctx.shape, ctx.dtype, dim, keepdim, op.mean), None, None, None, None)
+                return (_broadcast(dy, ctx.shape, ctx.dtype, dim, keepdim, op.mean), None, None, None, None, None)
             x, y = ctx.saved_tensors
             if torch.is_grad_enabled():
                 dx = reference_gradients(lambda x: op.reference(x, dim, keepdim, order), (x,), (True,), (dy,))[0]
             else:
                 dx = op.gradient(x, y, dy, dim, keepdim, order)
-            return dx, None, None, None, None
+            return dx, None, None, None, None, None
 
     return Function
 

@@ -90,6 +90,9 @@ def define(
                 *(workload(M=3, N=n, reverse=True) for n in (33, 300)),
                 *(workload(M=2, N=n, exclusive=True, reverse=True) for n in (33, 600)),
                 workload(M=2, N=600, exclusive=True),
+                workload(M=2, N=700, exclusive=True),
+                workload(M=2, N=700, reverse=True),
+                workload(M=2, N=700, exclusive=True, reverse=True),
                 *(workload(M=100, N=3, dim=0, exclusive=e, reverse=True) for e in (True, False)),
                 workload(M=100, N=3, dim=0, exclusive=True),
                 workload(M=0, N=7),
@@ -101,6 +104,7 @@ def define(
             "full": [
                 workload(M=2, N=40000),
                 workload(M=3, N=5000),
+                *(workload(M=2, N=n, exclusive=e, reverse=e) for n in (2**15, 2**15 - 7) for e in (True, False)),
                 workload(M=3000, N=40, dim=0),
                 *(workload(M=3, N=n, exclusive=e, reverse=True) for n in (8, 520, 40008) for e in (True, False)),
             ],
@@ -117,6 +121,7 @@ def define(
                 workload(M=2**9, N=1000, exclusive=True),
                 workload(M=2**11, N=2**11, dim=0),
                 workload(M=2**12, N=8, dim=0),
+                workload(M=1, N=2**15),
             ],
             "tune": [
                 *(workload(d, M=LARGEST // n, N=n) for d in each for n in (64, 256, 1024, 4096, 16384, 65536)),

@@ -15,6 +15,7 @@ from weft.operators.reduction.views import View
 from weft.operators.scan import kernels, vectors
 
 ONE_TILE = 512 if INTERPRETING else 16384  # longer rows look back, or are walked
+WALKED, FEW = 640 if INTERPRETING else 2 * ONE_TILE, 2**16  # so long rows of tensors of so few elements are walked
 MOST_PARTS = 1024
 INF = float("inf")
 
@@ -223,12 +224,14 @@ class LongRowsPlan:
 def scan_plan(
     v: View, y: View, x: Tensor, formula: Formula, configured: Kernels, shift: int, reverse: bool
 ) -> TilesPlan | LongRowsPlan:
-    """Of the scan of a view into another."""
-    if v.K == 1 and v.N > ONE_TILE:
+    """Of the scan of a view into another. A long row looks back, for which words have to be cleared first: one launch more,
+    which is what counts where there is little to scan."""
+    walked = v.K == 1 and ONE_TILE < v.N <= WALKED and x.numel() <= FEW
+    if v.K == 1 and v.N > ONE_TILE and not walked:
         return LongRowsPlan(v, y, configured.long(x.device, x.dtype), x, formula, shift, reverse)
     kind = configured.rows if v.K == 1 else configured.columns
-    config = kind(x.device, x.dtype, min(bucket(v.N), LONGEST))
-    return TilesPlan(v, y, config, x, formula, shift, reverse)
+    config = kind(x.device, x.dtype, ONE_TILE // 2 if walked else min(bucket(v.N), LONGEST))
+    return TilesPlan(v, y, config, x, formula, shift, reverse, cut=not walked)
 
 
 class GradientPlan:

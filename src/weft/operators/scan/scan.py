@@ -139,10 +139,12 @@ class Scan:
         out: Tensor = differentiable(self.function, x, dim, exclusive, reverse, self.dtype(x), plans)
         return out
 
-    def run(self, x: Tensor, dim: int, exclusive: bool, reverse: bool, dtype: torch.dtype, plans: Plans) -> Tensor:
-        """The launches alone."""
+    def run(
+        self, x: Tensor, dim: int, exclusive: bool, reverse: bool, dtype: torch.dtype, plans: Plans, plan: Any = None
+    ) -> Tensor:
+        """The launches alone; ``plan``: where it is known."""
         y = torch.empty_like(x, dtype=dtype)
-        plans.of((x,), dim, exclusive, reverse, dtype)(x, y)
+        (plan or plans.of((x,), dim, exclusive, reverse, dtype))(x, y)
         return y
 
     def __call__(self, x: Tensor, dim: int, exclusive: bool, reverse: bool) -> Tensor:
@@ -152,7 +154,7 @@ class Scan:
             if ready is not None:
                 plans, plan = ready
                 if torch.is_grad_enabled() and x.requires_grad:
-                    return self.function.apply(x, dim, exclusive, reverse, x.dtype, plans)
+                    return self.function.apply(x, dim, exclusive, reverse, x.dtype, plans, plan)
                 y = torch.empty_like(x)
                 plan(x, y)
                 return y
@@ -196,9 +198,10 @@ def _autograd(op: Scan) -> type[torch.autograd.Function]:
     class Function(torch.autograd.Function):
         @staticmethod
         def forward(
-            ctx: Any, x: Tensor, dim: int, exclusive: bool, reverse: bool, dtype: torch.dtype, plans: Plans
-        ) -> Tensor:
-            y = op.run(x, dim, exclusive, reverse, dtype, plans)
+            ctx: Any, x: Tensor, dim: int, exclusive: bool, reverse: bool, dtype: torch.dtype, plans: Plans,
+            plan: Any = None,
+        ) -> Tensor:  # fmt: skip
+            y = op.run(x, dim, exclusive, reverse, dtype, plans, plan)
             ctx.how, ctx.dtype, ctx.plans = (dim, exclusive, reverse), x.dtype, plans
             if op.log is not None:
                 ctx.save_for_backward(x, y)
@@ -216,11 +219,11 @@ def _autograd(op: Scan) -> type[torch.autograd.Function]:
                 if plans is op.vector_plans and vectors.why_not(*_views(dy, dim), dy, ctx.dtype, op.formula.cuda):
                     plans = op.triton_plans
                 dx = differentiable(op.function, dy, dim, exclusive, not reverse, ctx.dtype, plans)
-                return dx, None, None, None, None, None
+                return dx, *(None,) * 6
             x, y = ctx.saved_tensors
             if torch.is_grad_enabled():
                 whole = reference_gradients(lambda x: op.reference(x, dim, exclusive, reverse), (x,), (True,), (dy,))
-                return whole[0], None, None, None, None, None
-            return op.gradient(x, y, dy, dim, exclusive, reverse), None, None, None, None, None
+                return whole[0], *(None,) * 6
+            return op.gradient(x, y, dy, dim, exclusive, reverse), *(None,) * 6
 
     return Function

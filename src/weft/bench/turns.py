@@ -1,0 +1,145 @@
+"""Processes that share one device and take turns to time: while one measures, the others are stopped.
+
+Whoever has the turn stops the others' processes (SIGSTOP), waits until the device has finished what they had queued, and lets
+them go on afterwards. What libraries time for themselves, to choose among their kernels, takes its turn too: a peer that chose
+badly because of its neighbours would be a weak peer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import itertools
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+# whoever chooses a kernel by timing candidates: module, class, method
+AUTOTUNERS = (
+    ("weft.operators.peers", "Compiled", "seconds"),
+    ("torch._inductor.runtime.triton_heuristics", "CachingAutotuner", "benchmark_all_configs"),
+    ("torch._inductor.select_algorithm", "AlgorithmSelectorCache", "benchmark_choices"),
+    ("quack.autotuner", "Autotuner", "_bench"),
+)
+LONGEST_S = 60.0  # of a turn: a stopped process may hold a lock that this one waits for
+MEMORY_WAIT_S = 60.0
+PROBES, PROBE_BYTES, UNEVEN = 400, 2**26, 1.5
+
+
+class TurnTooLong(RuntimeError):
+    """A measurement during which the other processes had to be let go."""
+
+
+class Turns:
+    """One process's share in the turns of several.
+
+    Args:
+        lock: who holds it has the turn; shared by all.
+        checking: who holds it may use memory for a check; shared by all.
+        pids: of all processes that take turns, 0 where one has not started; shared by all.
+        quiet: waits until the device has nothing to do but this process's work.
+    """
+
+    def __init__(self, lock: Any, checking: Any, pids: Any, quiet: Callable[[], None] = lambda: None):
+        self.lock, self.checking, self.pids, self.quiet = lock, checking, pids, quiet
+        self.depth = 0
+
+    @contextlib.contextmanager
+    def timing(self, *, strict: bool = True) -> Iterator[None]:
+        """The turn, for as long as the body lasts. A turn within a turn is the same one.
+
+        Raises:
+            TurnTooLong: at the end, if ``strict`` and the others had to be let go after LONGEST_S.
+        """
+        if self.depth:
+            yield
+            return
+        with self.lock:
+            self.depth = 1
+            late = threading.Timer(LONGEST_S, self._signal, (signal.SIGCONT,))
+            late.start()
+            try:
+                self._signal(signal.SIGSTOP)
+                self.quiet()
+                start = time.monotonic()
+                yield
+                if strict and time.monotonic() - start > LONGEST_S:
+                    raise TurnTooLong(
+                        f"measuring took more than the {LONGEST_S:.0f} s that other processes are stopped"
+                    )
+            finally:
+                late.cancel()
+                self._signal(signal.SIGCONT)
+                self.depth = 0
+
+    @contextlib.contextmanager
+    def memory(self, needed: Callable[[], bool]) -> Iterator[None]:
+        """The right to use much memory, once ``needed()`` says that there is enough of it, or after MEMORY_WAIT_S."""
+        with self.checking:
+            end = time.monotonic() + MEMORY_WAIT_S
+            while not needed() and time.monotonic() < end:
+                time.sleep(0.2)
+            yield
+
+    def _signal(self, number: int) -> None:
+        for pid in self.pids:
+            if pid and pid != os.getpid():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+
+    def for_autotuners(self) -> None:
+        """Lets what the libraries of AUTOTUNERS time take its turn."""
+        for module, owner, method in AUTOTUNERS:
+            with contextlib.suppress(ImportError):
+                found = getattr(importlib.import_module(module), owner)
+                setattr(found, method, self._in_turn(found.__dict__[method]))
+
+    def _in_turn(self, method: Any) -> Any:
+        inner = method.__func__ if isinstance(method, (classmethod, staticmethod)) else method
+
+        @functools.wraps(inner)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            with self.timing(strict=False):
+                return inner(*args, **kwargs)
+
+        return type(method)(timed) if isinstance(method, (classmethod, staticmethod)) else timed
+
+
+class Alone:
+    """The turns of a process that is alone on its device."""
+
+    @contextlib.contextmanager
+    def timing(self, *, strict: bool = True) -> Iterator[None]:
+        yield
+
+    @contextlib.contextmanager
+    def memory(self, needed: Callable[[], bool]) -> Iterator[None]:
+        yield
+
+
+def device_is_quiet(longest_s: float = 20.0) -> None:
+    """Returns once copies on the GPU follow each other evenly: other processes' work would be done between them.
+
+    Raises:
+        TurnTooLong: they do not within ``longest_s``.
+    """
+    import torch
+
+    source = torch.empty(PROBE_BYTES // 4, dtype=torch.float32, device="cuda")
+    target = torch.empty_like(source)
+    end = time.monotonic() + longest_s
+    while True:
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(PROBES)]
+        for event in events:
+            event.record()
+            target.copy_(source)
+        torch.cuda.synchronize()
+        gaps = sorted(a.elapsed_time(b) for a, b in itertools.pairwise(events[8:]))
+        if gaps[-1] < UNEVEN * gaps[len(gaps) // 2]:
+            return
+        if time.monotonic() > end:
+            raise TurnTooLong(f"the GPU works for others: copies took {gaps[0]:.3f} to {gaps[-1]:.3f} ms")

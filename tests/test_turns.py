@@ -1,0 +1,178 @@
+"""Processes that share a device: while one has its turn the others stand still, and nobody waits for the dead."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from weft.bench import compare, parallel, turns  # noqa: E402
+from weft.hardware.ceilings import Ceilings  # noqa: E402
+from weft.operators import peers  # noqa: E402
+
+CONTEXT = multiprocessing.get_context("spawn")
+
+
+def count(counter, pids, index):
+    pids[index] = os.getpid()
+    while True:
+        counter.value += 1
+
+
+def state(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+
+
+@pytest.fixture
+def beside():
+    """(turns of this process, a counter that another one increases without end, its process)"""
+    counter, pids = CONTEXT.Value("q", 0, lock=False), CONTEXT.Array("q", 2, lock=False)
+    process = CONTEXT.Process(target=count, args=(counter, pids, 1), daemon=True)
+    process.start()
+    while not counter.value:
+        time.sleep(0.01)
+    pids[0] = os.getpid()
+    yield turns.Turns(CONTEXT.Lock(), CONTEXT.Lock(), pids), counter, process
+    process.kill()
+    process.join()
+
+
+def test_the_others_stand_still_during_a_turn_and_go_on_after_it(beside):
+    turn, counter, process = beside
+    with turn.timing():
+        while state(process.pid) != "T":
+            time.sleep(0.001)
+        before = counter.value
+        with turn.timing():  # the same turn: its end is not the end of this one
+            pass
+        time.sleep(0.1)
+        assert counter.value == before
+    time.sleep(0.1)
+    assert counter.value > before
+
+
+def test_an_error_during_a_turn_ends_it(beside):
+    turn, counter, _ = beside
+    with pytest.raises(ValueError, match="mine"), turn.timing():
+        raise ValueError("mine")
+    before = counter.value
+    time.sleep(0.1)
+    assert counter.value > before
+    with turn.timing():
+        pass
+
+
+def test_a_turn_that_lasts_lets_the_others_go_and_says_so(beside, monkeypatch):
+    turn, counter, _ = beside
+    monkeypatch.setattr(turns, "LONGEST_S", 0.1)
+    with pytest.raises(turns.TurnTooLong, match="measuring took more"), turn.timing():
+        before = counter.value
+        time.sleep(0.5)
+        assert counter.value > before
+    with turn.timing(strict=False):
+        time.sleep(0.2)
+
+
+def test_the_device_is_waited_for_once_the_others_are_stopped(beside):
+    turn, _, process = beside
+    seen = []
+
+    def quiet():
+        while state(process.pid) != "T":
+            time.sleep(0.001)
+        seen.append(True)
+
+    turn.quiet = quiet
+    with turn.timing(), turn.timing():
+        assert seen == [True]
+
+
+def test_memory_is_waited_for(beside, monkeypatch):
+    turn, *_ = beside
+    answers = itertools.chain([False, False], itertools.repeat(True))
+    start = time.monotonic()
+    with turn.memory(lambda: next(answers)):
+        assert time.monotonic() - start >= 0.4
+    monkeypatch.setattr(turns, "MEMORY_WAIT_S", 0.0)
+    with turn.memory(lambda: False):
+        pass
+
+
+def test_what_libraries_time_to_choose_takes_its_turn(beside, monkeypatch):
+    turn, _, process = beside
+    monkeypatch.setattr(turns, "AUTOTUNERS", (("weft.operators.peers", "Compiled", "seconds"), ("no.such", "A", "b")))
+    states = []
+    monkeypatch.setattr(
+        peers.Compiled, "seconds", staticmethod(lambda f, args: states.append(state(process.pid)) or 1.0)
+    )
+    turn.quiet = lambda: time.sleep(0.05)
+    turn.for_autotuners()
+    assert peers.Compiled(None).seconds(None, {}) == 1.0
+    assert states == ["T"]
+
+
+def test_every_autotuner_that_is_here_is_found():
+    for module, owner, method in turns.AUTOTUNERS:
+        if module.partition(".")[0] != "quack":
+            assert method in getattr(importlib.import_module(module), owner).__dict__
+
+
+def points_of(name, dtypes):
+    from weft import registry
+
+    op = registry.get(name)
+    return list(compare.points([op], "bench", dtypes=dtypes, workload="M=40,N=24")), {name: [op.find("torch")]}
+
+
+def test_several_processes_measure_what_one_does():
+    said = []
+    bench = compare.Bench("cpu", Ceilings("cpu"), budget_s=0.01, say=said.append)
+    points, implementations = points_of("softmax", ("fp32", "fp16", "bf16"))
+    implementations["softmax"].append(points[0][0].find("torch.compile"))  # left out, and said to be
+    found = list(parallel.compare(bench, points, implementations, 2))
+    assert sorted((str(w), w.dtype, d) for (_, w, d), _ in found) == sorted((str(w), w.dtype, d) for _, w, d in points)
+    for (op, w, direction), (row,) in found:
+        assert (row.operator, row.workload, row.dtype, row.direction) == (op.name, str(w), w.dtype, direction)
+        assert (row.run, row.implementation) == (bench.run_id, "torch") and row.time_us > 0 and row.error is not None
+    assert said == ["softmax/torch.compile: runs on cuda only"] * len(points)
+
+
+def test_a_process_that_dies_ends_the_measurement_and_leaves_none_behind():
+    points, implementations = points_of("softmax", ("fp32",))
+    bench = compare.Bench("cpu", Ceilings("cpu"), budget_s=1000.0)
+    bench.timer.most = 10**9
+    children = []
+
+    def kill_one():
+        while len(children) < 2:
+            children[:] = [p.pid for p in multiprocessing.active_children()]
+            time.sleep(0.05)
+        time.sleep(0.5)
+        os.kill(children[0], signal.SIGKILL)
+
+    threading.Thread(target=kill_one).start()
+    with pytest.raises(parallel.ProcessDied, match="status -9"):
+        list(parallel.compare(bench, points, implementations, 2))
+    assert not multiprocessing.active_children()
+
+
+def test_the_command_line_takes_jobs(tmp_path):
+    command = [sys.executable, "-m", "weft", "bench", "softmax", "--workload", "M=40,N=24", "--jobs", "2", "--json"]
+    command += ["--direction", "forward", "--dtype", "fp32", "--dtype", "fp16", "--budget", "0.01", "--implementation"]
+    env = {**os.environ, "WEFT_RESULTS": str(tmp_path)}
+    done = subprocess.run([*command, "torch"], capture_output=True, text=True, env=env, timeout=300)
+    assert done.returncode == 0, done.stderr
+    rows = [r for r in json.loads(done.stdout)["records"] if r["operator"] == "softmax"]
+    assert sorted(r["dtype"] for r in rows) == ["fp16", "fp32"]
