@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+import torch._inductor.config as inductor
+
 from weft import registry
 from weft.bench import turns
 from weft.definition import Operator, Workload
@@ -92,7 +94,7 @@ def _work(
 ) -> None:
     """Takes point after point until none is left."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends the others
-    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # compile here: helpers of its own would not be stopped
+    inductor.compile_threads = 1  # compile here: helpers of its own would not be stopped
     bench.say = sender.send
     if bench.device == "cuda":
         turn = turns.Turns(lock, checking, pids, turns.device_is_quiet)
