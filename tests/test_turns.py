@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import itertools
 import json
 import multiprocessing
 import os
@@ -38,13 +37,12 @@ def state(pid):
 @pytest.fixture
 def beside():
     """(turns of this process, a counter that another one increases without end, its process)"""
-    counter, pids = CONTEXT.Value("q", 0, lock=False), CONTEXT.Array("q", 2, lock=False)
-    process = CONTEXT.Process(target=count, args=(counter, pids, 1), daemon=True)
+    counter, shared = CONTEXT.Value("q", 0, lock=False), turns.Shared(CONTEXT, 2, 100.0)
+    process = CONTEXT.Process(target=count, args=(counter, shared.pids, 1), daemon=True)
     process.start()
     while not counter.value:
         time.sleep(0.01)
-    pids[0] = os.getpid()
-    yield turns.Turns(CONTEXT.Lock(), CONTEXT.Lock(), pids), counter, process
+    yield turns.Turns(shared, 0), counter, process
     process.kill()
     process.join()
 
@@ -99,15 +97,36 @@ def test_the_device_is_waited_for_once_the_others_are_stopped(beside):
         assert seen == [True]
 
 
-def test_memory_is_waited_for(beside, monkeypatch):
+def test_a_point_begins_when_the_others_leave_it_memory(beside):
     turn, *_ = beside
-    answers = itertools.chain([False, False], itertools.repeat(True))
+    reserved = turn.shared.reserved
+    with turn.memory(1000.0, 0.0):  # more than there is, and nobody else who uses any
+        assert reserved[0] == 1000.0
+    reserved[1] = 50.0
+    with turn.memory(30.0, 20.0):
+        assert list(reserved) == [30.0, 50.0]
+    threading.Timer(0.3, reserved.__setitem__, (1, 40.0)).start()
     start = time.monotonic()
-    with turn.memory(lambda: next(answers)):
-        assert time.monotonic() - start >= 0.4
-    monkeypatch.setattr(turns, "MEMORY_WAIT_S", 0.0)
-    with turn.memory(lambda: False):
-        pass
+    with turn.memory(30.0, 30.0):
+        assert time.monotonic() - start >= 0.25
+    assert list(reserved) == [0.0, 40.0]
+
+
+def test_what_a_process_has_cached_is_given_back_before_it_waits(beside):
+    turn, *_ = beside
+    given = []
+    turn.release = lambda: given.append(turn.shared.turn.acquire(block=False) and turn.shared.turn.release() is None)
+    with turn.timing():
+        assert given == [True]  # before it had the turn
+    with turn.checking():
+        assert given == [True, True]
+
+
+def test_a_process_that_leaves_is_stopped_no_more(beside):
+    turn, *_ = beside
+    assert turn.shared.pids[0] == os.getpid()
+    turn.leave()
+    assert turn.shared.pids[0] == 0
 
 
 def test_what_libraries_time_to_choose_takes_its_turn(beside, monkeypatch):

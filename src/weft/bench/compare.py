@@ -109,7 +109,7 @@ class Bench:
         if not calls:
             return []
         ran = [i for i in present if i.name in calls]
-        with self.turns.memory(lambda: self._can_check(fresh)):
+        with self.turns.checking():
             errors, wrong = self._check(op, w, direction, fresh, gradients[0], ran)
         for name in wrong:
             self.say(f"{op.name}/{name} at {w} {w.dtype} {direction} is wrong: {wrong[name]}")
@@ -138,7 +138,8 @@ class Bench:
         self, op: Operator, w: Workload, direction: str, arguments: Any, gradients: Any, bound: list[Implementation]
     ) -> tuple[dict[str, float | None], dict[str, str]]:
         """Errors after timing, as shares of what is allowed, and what is wrong with those that exceed it."""
-        if not self._can_check(arguments):
+        elements = max((t.numel() for t in cases.tensors(arguments)), default=0)
+        if self.device == "cuda" and elements * CHECK_BYTES_PER_ELEMENT > torch.cuda.mem_get_info()[0]:
             self.say(f"{op.name} at {w} {w.dtype}: too little memory for a float64 check; times are unchecked")
             return {made.name: None for made in bound}, {}
         yardstick = cases.Yardstick.of(op, w, direction, arguments, gradients)
@@ -151,10 +152,6 @@ class Bench:
             if not verdict.ok:
                 wrong[made.name] = verdict.reason
         return errors, wrong
-
-    def _can_check(self, arguments: Any) -> bool:
-        elements = max((t.numel() for t in cases.tensors(arguments)), default=0)
-        return self.device != "cuda" or elements * CHECK_BYTES_PER_ELEMENT <= torch.cuda.mem_get_info()[0]
 
     def _peak_mib(self, call: Callable[[], Any]) -> float | None:
         """Memory that one call takes above what lay there before, its result included."""

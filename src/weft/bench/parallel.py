@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing
-import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+import torch
 import torch._inductor.config as inductor
 
 from weft import registry
 from weft.bench import turns
+from weft.bench.compare import CHECK_BYTES_PER_ELEMENT
 from weft.definition import Operator, Workload
 from weft.records import Measurement
+
+COPIES = (
+    8  # of its compulsory bytes, that a point takes: two sets of inputs, results, what implementations keep or need
+)
+OVERHEAD_BYTES = 2**30  # of a process: its context, its code, the buffer that flushes the cache
 
 Point = tuple[Operator, Workload, str]
 Job = tuple[str, Workload, str, tuple[str, ...]]  # operator, workload, direction, implementations
@@ -44,9 +50,9 @@ def compare(
         ProcessDied: one was killed or crashed; the others are ended.
     """
     context = multiprocessing.get_context("spawn")
-    lock, checking = context.Lock(), context.Lock()
     processes = min(processes, len(points))
-    pids = context.Array("q", processes, lock=False)
+    memory = torch.cuda.mem_get_info()[0] if bench.device == "cuda" else float("inf")
+    shared = turns.Shared(context, processes, memory - processes * OVERHEAD_BYTES)
     following = context.Value("q", 0)
     jobs: list[Job] = [(op.name, w, d, tuple(i.name for i in implementations[op.name])) for op, w, d in points]
     plain = dataclasses.replace(bench, say=_silent)
@@ -54,7 +60,7 @@ def compare(
     pipes: list[Connection] = []
     for index in range(processes):
         receiver, sender = context.Pipe(duplex=False)
-        arguments = (index, plain, jobs, following, lock, checking, pids, sender)
+        arguments = (index, plain, jobs, following, shared, sender)
         workers.append(context.Process(target=_work, args=arguments, daemon=True))
         workers[-1].start()
         sender.close()
@@ -89,21 +95,17 @@ def _silent(text: str) -> None:
     pass
 
 
-def _work(
-    index: int, bench: Any, jobs: list[Job], following: Any, lock: Any, checking: Any, pids: Any, sender: Any
-) -> None:
+def _work(index: int, bench: Any, jobs: list[Job], following: Any, shared: turns.Shared, sender: Any) -> None:
     """Takes point after point until none is left."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends the others
     inductor.compile_threads = 1  # compile here: helpers of its own would not be stopped
     bench.say = sender.send
     if bench.device == "cuda":
-        turn = turns.Turns(lock, checking, pids, turns.device_is_quiet)
+        turn = turns.Turns(shared, index, turns.device_is_quiet, torch.cuda.empty_cache)
     else:
-        turn = turns.Turns(lock, checking, pids)
+        turn = turns.Turns(shared, index)
     turn.for_autotuners()
     bench.turns = turn
-    with lock:  # nobody measures meanwhile, so nobody's turn misses this process
-        pids[index] = os.getpid()
     while True:
         with following.get_lock():
             at = following.value
@@ -112,11 +114,13 @@ def _work(
             break
         name, w, direction, implementations = jobs[at]
         op = registry.get(name)
+        moved = op.cost(w, direction).bytes_moved
         try:
-            rows = bench.compare(op, w, direction, [op.find(i) for i in implementations])
-        except turns.TurnTooLong as error:
+            with turn.memory(COPIES * moved, CHECK_BYTES_PER_ELEMENT * moved / w.bytes_per_element / 2):
+                rows = bench.compare(op, w, direction, [op.find(i) for i in implementations])
+                bench.free()
+        except (turns.TurnTooLong, torch.cuda.OutOfMemoryError) as error:
             sender.send(f"{name} {direction} at {w} {w.dtype} is left out: {error}")
             rows = []
-        bench.free()
         sender.send((at, rows))
-    pids[index] = 0
+    turn.leave()

@@ -26,7 +26,6 @@ AUTOTUNERS = (
     ("quack.autotuner", "Autotuner", "_bench"),
 )
 LONGEST_S = 60.0  # of a turn: a stopped process may hold a lock that this one waits for
-MEMORY_WAIT_S = 60.0
 PROBES, PROBE_BYTES, UNEVEN = 400, 2**26, 1.5
 
 
@@ -34,19 +33,72 @@ class TurnTooLong(RuntimeError):
     """A measurement during which the other processes had to be let go."""
 
 
+class Shared:
+    """What processes that take turns share; made by the one that starts them.
+
+    Args:
+        context: of :mod:`multiprocessing`.
+        processes: how many.
+        memory: bytes that they may use together.
+    """
+
+    def __init__(self, context: Any, processes: int, memory: float = float("inf")):
+        self.turn, self.check, self.beginning = context.Lock(), context.Lock(), context.Lock()
+        self.pids = context.Array("q", processes, lock=False)  # 0: not started, or done
+        self.reserved = context.Array("d", processes, lock=False)  # bytes that each may come to use
+        self.memory = memory
+
+
 class Turns:
     """One process's share in the turns of several.
 
     Args:
-        lock: who holds it has the turn; shared by all.
-        checking: who holds it may use memory for a check; shared by all.
-        pids: of all processes that take turns, 0 where one has not started; shared by all.
+        shared: with the others.
+        index: of this process.
         quiet: waits until the device has nothing to do but this process's work.
+        release: gives memory back that this process has cached.
     """
 
-    def __init__(self, lock: Any, checking: Any, pids: Any, quiet: Callable[[], None] = lambda: None):
-        self.lock, self.checking, self.pids, self.quiet = lock, checking, pids, quiet
+    def __init__(
+        self,
+        shared: Shared,
+        index: int,
+        quiet: Callable[[], None] = lambda: None,
+        release: Callable[[], None] = lambda: None,
+    ):
+        self.shared, self.index, self.quiet, self.release = shared, index, quiet, release
         self.depth = 0
+        with shared.turn:  # nobody measures meanwhile, so nobody's turn misses this process
+            shared.pids[index] = os.getpid()
+
+    def leave(self) -> None:
+        """Takes no more turns."""
+        self.shared.pids[self.index] = 0
+
+    @contextlib.contextmanager
+    def memory(self, needed: float, for_check: float) -> Iterator[None]:
+        """Begins the body once the memory that it may come to use is left by the others, or there are no others.
+
+        Args:
+            needed: bytes that it may use.
+            for_check: bytes more, within :meth:`checking`.
+        """
+        with self.shared.beginning:
+            while 0 < sum(self.shared.reserved) > self.shared.memory - needed - for_check:
+                time.sleep(0.05)
+            self.shared.reserved[self.index] = max(needed, 1.0)
+        try:
+            yield
+        finally:
+            self.shared.reserved[self.index] = 0.0
+
+    @contextlib.contextmanager
+    def checking(self) -> Iterator[None]:
+        """One process at a time checks, which takes more memory than anything else."""
+        self.release()
+        with self.shared.check:
+            yield
+            self.release()
 
     @contextlib.contextmanager
     def timing(self, *, strict: bool = True) -> Iterator[None]:
@@ -58,7 +110,8 @@ class Turns:
         if self.depth:
             yield
             return
-        with self.lock:
+        self.release()
+        with self.shared.turn:
             self.depth = 1
             late = threading.Timer(LONGEST_S, self._signal, (signal.SIGCONT,))
             late.start()
@@ -76,17 +129,8 @@ class Turns:
                 self._signal(signal.SIGCONT)
                 self.depth = 0
 
-    @contextlib.contextmanager
-    def memory(self, needed: Callable[[], bool]) -> Iterator[None]:
-        """The right to use much memory, once ``needed()`` says that there is enough of it, or after MEMORY_WAIT_S."""
-        with self.checking:
-            end = time.monotonic() + MEMORY_WAIT_S
-            while not needed() and time.monotonic() < end:
-                time.sleep(0.2)
-            yield
-
     def _signal(self, number: int) -> None:
-        for pid in self.pids:
+        for pid in self.shared.pids:
             if pid and pid != os.getpid():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
@@ -112,13 +156,14 @@ class Turns:
 class Alone:
     """The turns of a process that is alone on its device."""
 
-    @contextlib.contextmanager
-    def timing(self, *, strict: bool = True) -> Iterator[None]:
-        yield
+    def memory(self, needed: float, for_check: float) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
-    @contextlib.contextmanager
-    def memory(self, needed: Callable[[], bool]) -> Iterator[None]:
-        yield
+    def checking(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def timing(self, *, strict: bool = True) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
 
 def device_is_quiet(longest_s: float = 20.0) -> None:
