@@ -12,6 +12,21 @@ OPERATORS = ROOT / "src/weft/operators"
 COMPILE = ("g++", "-std=c++17", "-O1", "-w", "-Wno-psabi", f"-I{ROOT / 'tests'}")
 
 
+def whole(source: Path) -> str:
+    """The text of a kernel file with the headers that lie beside it in it, each where it is first included."""
+    seen: set[str] = set()
+
+    def of(path: Path) -> str:
+        def included(found: re.Match[str]) -> str:
+            beside, new = path.with_name(found[1]), found[1] not in seen
+            seen.add(found[1])
+            return found[0] if not beside.is_file() else of(beside) if new else ""
+
+        return re.sub(r'^#include "(\w+\.cuh)"$', included, path.read_text().replace("#pragma once\n", ""), flags=re.M)
+
+    return of(source)
+
+
 def preprocessed(text: str) -> str:
     """The text with prelude.cuh in it and its own macros expanded."""
     command = ["g++", "-E", "-P", "-w", "-std=c++17", f"-I{OPERATORS}", "-x", "c++", "-"]

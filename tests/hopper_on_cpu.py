@@ -197,12 +197,12 @@ def player(folder, cases, mistakes, Product):
     """What runs a case, or one of the mistakes, and returns C, or in words what failed."""
     if not shutil.which("g++"):
         pytest.skip("no C++ compiler (g++) to run the kernel with")
-    right = hopper.SOURCE.read_text()
+    right = cuda_as_cpp.whole(hopper.SOURCE)
 
     def text(name: str) -> str:
         made = right
         for good, bad in zip(mistakes[name][1::2], mistakes[name][2::2], strict=True) if name else ():
-            assert made.count(good) == 1, f"{name}: hopper.cu has no single '{good}'"
+            assert made.count(good) == 1, f"{name}: hopper.cu and its headers have no single '{good}'"
             made = made.replace(good, bad)
         return cuda_as_cpp.as_cpp(cuda_as_cpp.preprocessed(made))
 

@@ -392,7 +392,10 @@ def test_source_hash_follows_what_a_measurement_depends_on(tmp_path):
             "'", '"'
         ),
         toys / "cluster.py": 'SOURCE = "cluster.cu"\n',
-        toys / "cluster.cu": '#include "rows.cuh"\n',
+        toys / "cluster.cu": '#include "rows.cuh"\n#include "stages.cuh"\n',
+        toys / "stages.cuh": '#include "beside.cuh"\n',
+        toys / "beside.cuh": "a",
+        tmp_path / "operators" / "beside.cuh": "a",
         toys
         / "toy.py": "from weft.operators.toys import cluster\nfrom weft.operators.toys.kernels import (\n    plans,\n)\n",
         toys / "configs" / "sm_90.json": '{"x,1": {"BLOCK": 1}, "y,1": {"BLOCK": 1}}',
@@ -413,8 +416,10 @@ def test_source_hash_follows_what_a_measurement_depends_on(tmp_path):
     follows = [p for p in text if hash_with(p, text[p] + " ") != before]
     configs = toys / "configs" / "sm_90.json"
     assert {p.name for p in follows} == {
-        "timing.py", "launch.py", "rows.cuh", "kernels.py", "cluster.py", "cluster.cu", "toy.py"
+        "timing.py", "launch.py", "rows.cuh", "kernels.py", "cluster.py", "cluster.cu", "toy.py",
+        "stages.cuh", "beside.cuh",
     }  # fmt: skip
+    assert tmp_path / "operators" / "beside.cuh" not in follows, "the header beside the file that includes it is meant"
     assert hash_with(configs, text[configs].replace('"y,1": {"BLOCK": 1}', '"y,1": {"BLOCK": 2}')) == before
     assert hash_with(configs, text[configs].replace('"x,1": {"BLOCK": 1}', '"x,1": {"BLOCK": 2}')) != before
 

@@ -91,7 +91,7 @@ STREAMED = {
 }  # fmt: skip
 CASES.update(STREAMED)
 
-# Mistakes: a case, what stands in hopper.cu, what is written instead, … Each must be noticed with some seed.
+# Mistakes: a case, what stands in hopper.cu or its headers, what is written instead, … Each must be noticed with some seed.
 PLAIN, PAIRED = (
     CASES["two stages, one block"],
     dataclasses.replace(CASES["64 columns, cluster of 2, batched, padded"], k=456),

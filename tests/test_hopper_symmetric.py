@@ -175,7 +175,7 @@ def order(tmp_path_factory):
         for height in (128, 256)
     )
     text = f"""#include "ptx_on_cpu.hpp"
-    namespace kernels {{ {cuda_as_cpp.as_cpp(cuda_as_cpp.preprocessed(hopper.SOURCE.read_text()))} }}
+    namespace kernels {{ {cuda_as_cpp.as_cpp(cuda_as_cpp.preprocessed(cuda_as_cpp.whole(hopper.SOURCE)))} }}
     template <typename T> void list(const T &tiles) {{
       for (int i = 0, row, column, matrix; i < tiles.count(); i++)
         tiles.at(i, row, column, matrix), std::printf("%d %d %d\\n", row, column, matrix);

@@ -29,7 +29,7 @@ def source_hash(module: str | os.PathLike[str], root: Path = HERE) -> str:
         root: the package's folder.
     """
     digest = hashlib.sha256()
-    files = sorted(_files(Path(module).resolve(), root), key=lambda p: (p.name, str(p)))
+    files = sorted(code_of(Path(module).resolve(), root), key=lambda p: (p.name, str(p)))
     for path in [*files, root / "timing.py"]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     for path in files:
@@ -39,7 +39,9 @@ def source_hash(module: str | os.PathLike[str], root: Path = HERE) -> str:
     return digest.hexdigest()[:12]
 
 
-def _files(start: Path, root: Path) -> set[Path]:
+def code_of(start: Path, root: Path = HERE) -> set[Path]:
+    """A file and what it is made of: modules of ``operators/`` that are imported, and CUDA C++ files that are named or
+    included, which lie beside the file that names them or in ``operators/``."""
     found: set[Path] = set()
     waiting = [start]
     while waiting:
@@ -48,7 +50,8 @@ def _files(start: Path, root: Path) -> set[Path]:
             continue
         found.add(path)
         text = path.read_text(encoding="utf-8")
-        waiting += [p for name in CUDA_FILE.findall(text) for p in (path.parent / name, root / "operators" / name)]
+        for name in CUDA_FILE.findall(text):
+            waiting += [p for p in (path.parent / name, root / "operators" / name) if p.is_file()][:1]
         if path.suffix == ".py":
             waiting += _imported(text, root)
     return found

@@ -1,8 +1,8 @@
 """The one door from weft to CUDA C++: a source file compiled through NVRTC, launched through the driver.
 
-Neither needs a toolkit: NVRTC comes with PyTorch's CUDA builds (or the wheel ``nvidia-cuda-nvrtc``). Sources include
-``prelude.cuh`` and ``rows.cuh`` and nothing else, so no CUDA headers are needed. As for Triton, the same plan launches, or
-compiles only.
+Neither needs a toolkit: NVRTC comes with PyTorch's CUDA builds (or the wheel ``nvidia-cuda-nvrtc``). Sources include headers
+that lie beside them or beside this file and nothing else, so no CUDA headers are needed. As for Triton, the same plan launches,
+or compiles only.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from weft.operators.launch import PLAIN, compile_request, target_sm
+from weft.source import code_of
 
-HEADERS = (Path(__file__).parent / "prelude.cuh", Path(__file__).parent / "rows.cuh")
 CTYPES = {torch.float32: "float", torch.float16: "fp16", torch.bfloat16: "bf16"}  # the names in prelude.cuh
 
 
@@ -49,7 +49,7 @@ def compile_cubin(source: Path, expression: str, sm: int) -> tuple[bytes, str]:
     """Compiles one kernel of a file for an architecture; no GPU is needed.
 
     Args:
-        source: a ``.cu`` file.
+        source: a ``.cu`` file; a header that it includes, ``#include "rows.cuh"``, lies beside it or beside this module.
         expression: the kernel's C++ name with template arguments, ``softmax_cluster<bf16, 512, 32, true>``.
         sm: architecture, such as 90.
 
@@ -60,16 +60,10 @@ def compile_cubin(source: Path, expression: str, sm: int) -> tuple[bytes, str]:
         CudaError: with NVRTC's log.
     """
     _, nvrtc = _bindings()
-    text = source.read_text().encode()
+    headers = sorted(code_of(source) - {source})
+    texts, names = [h.read_bytes() for h in headers], [h.name.encode() for h in headers]
     program = _ok(
-        nvrtc.nvrtcCreateProgram(
-            text,
-            source.name.encode(),
-            len(HEADERS),
-            [h.read_bytes() for h in HEADERS],
-            [h.name.encode() for h in HEADERS],
-        ),
-        "NVRTC",
+        nvrtc.nvrtcCreateProgram(source.read_bytes(), source.name.encode(), len(headers), texts, names), "NVRTC"
     )
     try:
         _ok(nvrtc.nvrtcAddNameExpression(program, expression.encode()), "NVRTC")
