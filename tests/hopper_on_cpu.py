@@ -174,7 +174,7 @@ def encode_tiled(
     made, kind, rank, address, sizes, steps, box, element_steps, interleave, swizzle, promotion, fill
 ) -> int:
     """What cuTensorMapEncodeTiled refuses after the CUDA Driver API; what ``Box`` of ptx_on_cpu.hpp needs of the rest."""
-    kinds = tensor_maps._bindings()[0].CUtensorMapDataType
+    kinds = tensor_maps.driver().CUtensorMapDataType
     size = {
         kinds.CU_TENSOR_MAP_DATA_TYPE_UINT8: 1, kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16: 2,
         kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16: 2, kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT32: 4,

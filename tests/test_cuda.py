@@ -1,12 +1,21 @@
-"""The door to CUDA C++: which headers a source finds."""
+"""The door to CUDA C++: which headers a source finds, and that no thread calls the driver without a CUDA context."""
+
+import enum
+import re
+import threading
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from where import ROOT
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 pytest.importorskip("cuda.bindings")
 
-from weft.operators import cuda
+from weft.operators import cuda  # noqa: E402
+from weft.operators.matmul import tensor_maps  # noqa: E402
+from weft.operators.transpose import vectors  # noqa: E402
 
 KERNEL = '#include "rows.cuh"\n#include "stages.cuh"\n__global__ void kernel(u32 *x) { x[0] = STAGES + PLACES; }\n'
 
@@ -34,3 +43,116 @@ def test_the_same_source_beside_another_header_is_another_kernel(tmp_path):
         (folder / "rows.cuh").write_text(f'#include "prelude.cuh"\nconstexpr int PLACES = {places};\n')
     four, five = (cuda.compile_cubin(tmp_path / p / "kernel.cu", "kernel", 90)[0] for p in "45")
     assert four != five
+
+
+class Result(enum.IntEnum):
+    CUDA_SUCCESS = 0
+    CUDA_ERROR_OUT_OF_MEMORY = 2
+
+
+class Driver:
+    """A driver that knows each thread's context, and fails what needs one where there is none."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.current = threading.local()
+        self.fails = ""
+
+    def _done(self, name: str, *values: object) -> tuple:
+        self.calls.append(name)
+        return (Result.CUDA_ERROR_OUT_OF_MEMORY if name == self.fails else Result.CUDA_SUCCESS, *values)
+
+    def cuCtxGetCurrent(self) -> tuple:
+        return self._done("get", getattr(self.current, "context", 0))
+
+    def cuDevicePrimaryCtxRetain(self, device: int) -> tuple:
+        return self._done("retain", 100 + device)
+
+    def cuCtxSetCurrent(self, context: int) -> tuple:
+        self.current.context = context
+        return self._done("set")
+
+    def cuLaunchKernelEx(self, config, kernel, pointers, extra) -> tuple:
+        return self._done(f"launch in {getattr(self.current, 'context', 0)}")
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    made = Driver()
+    monkeypatch.setattr(cuda, "_bindings", lambda: (made, None))
+    monkeypatch.setattr(cuda, "_of_thread", threading.local())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
+    return made
+
+
+def in_a_thread(work) -> list:
+    """What a new thread's work returned, or raised."""
+    found: list = []
+
+    def caught() -> None:
+        try:
+            found.append(work())
+        except Exception as error:
+            found.append(error)
+
+    thread = threading.Thread(target=caught)
+    thread.start()
+    thread.join()
+    return found
+
+
+def launch(times: int = 1) -> None:
+    plan = cuda.CudaPlan(Path("kernel.cu"), "kernel", (1, 1), 32, _ready=(SimpleNamespace(), None))
+    for _ in range(times):
+        plan(torch.zeros(1))
+
+
+def test_a_thread_without_a_context_gets_the_devices_before_its_first_launch(driver):
+    assert in_a_thread(lambda: launch(3)) == [None]
+    assert driver.calls == ["get", "retain", "set", *["launch in 103"] * 3]
+    driver.calls.clear()
+    assert in_a_thread(launch) == [None]
+    assert driver.calls == ["get", "retain", "set", "launch in 103"], "another thread has none either"
+
+
+def test_a_thread_keeps_the_context_that_it_has(driver):
+    def work() -> None:
+        driver.current.context = 7
+        launch(2)
+
+    assert in_a_thread(work) == [None]
+    assert driver.calls == ["get", "launch in 7", "launch in 7"]
+
+
+@pytest.mark.parametrize("fails", ["get", "retain", "set"])
+def test_a_thread_that_gets_no_context_says_so_and_asks_again(driver, fails):
+    def work() -> str:
+        driver.fails = fails
+        with pytest.raises(cuda.CudaError, match="CUDA context: CUDA_ERROR_OUT_OF_MEMORY"):
+            launch()
+        driver.fails, driver.current.context = "", 0
+        launch()
+        return driver.calls[-1]
+
+    assert in_a_thread(work) == ["launch in 103"]
+
+
+def test_all_calls_of_the_driver_pass_the_door():
+    folder = ROOT / "src/weft/operators"
+    found = [p for p in folder.rglob("*.py") if re.search(r"\b_bindings|cuda\.bindings", p.read_text(encoding="utf-8"))]
+    assert found == [folder / "cuda.py"]
+
+
+@pytest.mark.gpu
+def test_a_thread_may_do_nothing_else_with_cuda():
+    x = torch.randn(256, 512, device="cuda")
+    y = torch.empty(512, 256, device="cuda")
+    torch.cuda.synchronize()
+    plan = vectors.plan(x)
+    assert in_a_thread(lambda: plan(x, y)) == [None]
+    assert torch.equal(y, x.t())
+    maps = tensor_maps.Maps(x, False, (32, 64))
+    (made,) = in_a_thread(lambda: maps(x))
+    assert isinstance(made, tensor_maps.TensorMap)

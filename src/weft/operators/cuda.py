@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +43,30 @@ def _ok(result: tuple[Any, ...], what: str) -> Any:
     if int(code):
         raise CudaError(f"{what}: {code.name}")
     return values[0] if len(values) == 1 else values
+
+
+_of_thread = threading.local()
+
+
+def driver() -> Any:
+    """The driver's functions, for a thread that has a CUDA context from here on: autograd's threads begin without one, and
+    a call of the driver may be all that they ever do. A thread's first call makes the device's primary context current where
+    there is none.
+
+    Raises:
+        CudaError: what the driver says.
+    """
+    try:
+        return _of_thread.driver
+    except AttributeError:
+        found = _bindings()[0]
+    if torch.cuda.is_available():
+        device = torch.cuda.current_device()  # begins CUDA where nothing has
+        if not int(_ok(found.cuCtxGetCurrent(), "the thread's CUDA context")):
+            context = _ok(found.cuDevicePrimaryCtxRetain(device), "the device's CUDA context")
+            _ok(found.cuCtxSetCurrent(context), "giving a thread its CUDA context")
+    _of_thread.driver = found
+    return found
 
 
 @functools.cache
@@ -84,18 +109,18 @@ def compile_cubin(source: Path, expression: str, sm: int) -> tuple[bytes, str]:
 @functools.cache
 def _load(source: Path, expression: str, sm: int, shared_bytes: int, cluster: int, device: int) -> Any:
     """The kernel's handle, with its limits raised for much shared memory or a cluster over 8."""
-    driver, _ = _bindings()
+    cuda = driver()
     cubin, name = compile_cubin(source, expression, sm)
-    library = _ok(driver.cuLibraryLoadData(cubin, [], [], 0, [], [], 0), f"loading {source.name}")
-    kernel = _ok(driver.cuLibraryGetKernel(library, name.encode()), f"finding {expression}")
-    attributes = driver.CUfunction_attribute
+    library = _ok(cuda.cuLibraryLoadData(cubin, [], [], 0, [], [], 0), f"loading {source.name}")
+    kernel = _ok(cuda.cuLibraryGetKernel(library, name.encode()), f"finding {expression}")
+    attributes = cuda.CUfunction_attribute
     if shared_bytes > 32 * 1024:  # the default limit is 48 KiB with what the kernel declares itself
         wanted = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        _ok(driver.cuKernelSetAttribute(wanted, shared_bytes, kernel, device), "raising the shared-memory limit")
+        _ok(cuda.cuKernelSetAttribute(wanted, shared_bytes, kernel, device), "raising the shared-memory limit")
     if cluster > 8:
         wanted = attributes.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
-        _ok(driver.cuKernelSetAttribute(wanted, 1, kernel, device), "allowing a cluster over 8 blocks")
-    return driver.CUfunction(int(kernel))
+        _ok(cuda.cuKernelSetAttribute(wanted, 1, kernel, device), "allowing a cluster over 8 blocks")
+    return cuda.CUfunction(int(kernel))
 
 
 @dataclass
@@ -127,26 +152,26 @@ class CudaPlan:
             return
         if tensors[0].is_meta or 0 in self.grid:
             return
-        driver, _ = _bindings()
+        cuda = driver()
         if self._ready is None:
             self._ready = self._prepare(tensors[0].device)
         config, kernel = self._ready
         config.hStream = torch._C._cuda_getCurrentRawStream(tensors[0].get_device())
         values = [*(ctypes.c_void_p(t.data_ptr()) for t in tensors), *self.scalars]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
-        _ok(driver.cuLaunchKernelEx(config, kernel, ctypes.addressof(pointers), 0), f"launching {self.expression}")
+        _ok(cuda.cuLaunchKernelEx(config, kernel, ctypes.addressof(pointers), 0), f"launching {self.expression}")
 
     def _prepare(self, device: torch.device) -> tuple[Any, Any]:
-        driver, _ = _bindings()
+        cuda = driver()
         index = device.index or 0
         kernel = _load(self.source, self.expression, target_sm(device), self.shared_bytes, self.cluster, index)
-        config = driver.CUlaunchConfig()
+        config = cuda.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = *self.grid, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = self.block, 1, 1
         config.sharedMemBytes = self.shared_bytes
         if self.cluster > 1:
-            attribute = driver.CUlaunchAttribute()
-            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            attribute = cuda.CUlaunchAttribute()
+            attribute.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
             attribute.value.clusterDim.x = self.cluster
             attribute.value.clusterDim.y = attribute.value.clusterDim.z = 1
             config.attrs, config.numAttrs = [attribute], 1

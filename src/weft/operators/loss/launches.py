@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.operators import cuda_context
 from weft.operators.launch import Plans, multiprocessors
 from weft.operators.loss import cluster, kernels
 from weft.operators.loss.kernels import Options
@@ -54,15 +53,12 @@ class Backward:
         self, x: Tensor, target: Tensor, weight: Tensor, dloss: Tensor, dx: Tensor, options: Options, has_weight: bool,
         back_end: str = "triton",
     ):  # fmt: skip
-        self.by_driver = back_end == "cuda"
-        plan: Any = cluster.gradient_plan if self.by_driver else kernels.gradient_plan
+        plan: Any = cluster.gradient_plan if back_end == "cuda" else kernels.gradient_plan
         self.plan = plan(x, target, weight, dloss, dx, options, has_weight)
 
     def __call__(
         self, x: Tensor, target: Tensor, weight: Tensor, sums: Tensor, stats: Tensor, dloss: Tensor, dx: Tensor
     ) -> None:
-        if self.by_driver and x.is_cuda:
-            cuda_context.make_current()  # this may be all that autograd's thread ever does
         self.plan(x, target, weight, sums if sums.numel() else stats, stats, dloss, dx)
 
 

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.operators import cuda_context
-from weft.operators.cuda import CudaError, _bindings
+from weft.operators.cuda import CudaError, driver
 
 KEPT = 256  # addresses that a map is remembered for: allocators hand the same ones out again
 NAMES = {
@@ -80,11 +79,10 @@ def encode(
     Source: CUDA Driver API, ``cuTensorMapEncodeTiled``. It is called by its address, since what ``cuda-bindings`` wraps lies
     on 16 bytes in some versions where the driver's compiler assumed 64 (NVIDIA/cuda-python, pull request 1692).
     """
-    kind = _bindings()[0]
+    kind = driver()
     room = (ctypes.c_ubyte * 256)()  # a structure that lies on 128 bytes has to be looked for
     made = TensorMap.from_buffer(room, -ctypes.addressof(room) % 128)
     rank, many, number = len(sizes), ctypes.c_uint64, ctypes.c_uint32
-    cuda_context.make_current()
     status = _encode_tiled()(
         ctypes.addressof(made),
         int(getattr(kind.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{NAMES[dtype]}")),
@@ -107,8 +105,7 @@ def encode(
 
 @functools.cache
 def _encode_tiled() -> Callable[..., int]:
-    driver = _bindings()[0]
-    status, address, _ = driver.cuGetProcAddress(b"cuTensorMapEncodeTiled", 12000, 0)
+    status, address, _ = driver().cuGetProcAddress(b"cuTensorMapEncodeTiled", 12000, 0)
     if int(status) or not address:
         raise CudaError(f"the driver has no cuTensorMapEncodeTiled: {status.name}")
     number, pointer = ctypes.c_uint32, ctypes.c_void_p

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from weft.definition import SHARED_LIMIT, Declined
-from weft.operators.cuda import CudaError, CudaPlan
+from weft.operators.cuda import CudaError, CudaPlan, driver
 from weft.operators.launch import compile_request, multiprocessors
 
 
@@ -18,13 +18,11 @@ def resident(plan: CudaPlan, device: torch.device) -> int:
     """Clusters (blocks, for a plan without clusters) that run side by side; estimated where there is no device to ask."""
     if compile_request() or device.type != "cuda" or not torch.cuda.is_available():
         return max(1, multiprocessors(device) // plan.cluster)
-    from cuda.bindings import driver
-
     config, kernel = plan._prepare(device)
     if plan.cluster > 1:
-        code, count = driver.cuOccupancyMaxActiveClusters(kernel, config)
+        code, count = driver().cuOccupancyMaxActiveClusters(kernel, config)
     else:
-        code, count = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(kernel, plan.block, plan.shared_bytes)
+        code, count = driver().cuOccupancyMaxActiveBlocksPerMultiprocessor(kernel, plan.block, plan.shared_bytes)
         count *= multiprocessors(device)
     if int(code):
         raise CudaError(f"counting clusters of {plan.expression}: {code.name}")
