@@ -142,6 +142,27 @@ def test_what_libraries_time_to_choose_takes_its_turn(beside, monkeypatch):
     assert states == ["T"]
 
 
+def test_a_turn_within_compiled_code_is_not_traced(beside, monkeypatch):
+    turn, *_ = beside
+    traced = []
+
+    class Autotuner:
+        def run(self):
+            traced.append(torch.compiler.is_compiling())
+
+    turn.quiet = lambda: traced.append(torch.compiler.is_compiling())
+    monkeypatch.setattr(Autotuner, "run", turn._in_turn(Autotuner.run))
+    one = Autotuner()
+
+    @torch.compile(backend="eager")
+    def compiled(x):
+        one.run()
+        return x + 1
+
+    assert compiled(torch.ones(2)).tolist() == [2, 2]
+    assert traced == [False, False]
+
+
 def test_every_autotuner_that_is_here_is_found():
     for module, owner, method in turns.AUTOTUNERS:
         if module.partition(".")[0] != "quack":

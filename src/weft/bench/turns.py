@@ -18,6 +18,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 # whoever chooses a kernel by timing candidates: module, class, method
 AUTOTUNERS = (
     ("weft.operators.peers", "Compiled", "seconds"),
@@ -145,6 +147,7 @@ class Turns:
     def _in_turn(self, method: Any) -> Any:
         inner = method.__func__ if isinstance(method, (classmethod, staticmethod)) else method
 
+        @torch.compiler.disable  # called from compiled code, it would be traced, the wait for a quiet device unrolled
         @functools.wraps(inner)
         def timed(*args: Any, **kwargs: Any) -> Any:
             with self.timing(strict=False):
@@ -172,8 +175,6 @@ def device_is_quiet(longest_s: float = 20.0) -> None:
     Raises:
         TurnTooLong: they do not within ``longest_s``.
     """
-    import torch
-
     source = torch.empty(PROBE_BYTES // 4, dtype=torch.float32, device="cuda")
     target = torch.empty_like(source)
     end = time.monotonic() + longest_s
