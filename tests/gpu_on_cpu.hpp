@@ -222,6 +222,7 @@ inline u32 bf16_bits(float f) {
   return std::isnan(f) ? 0x7fff : (x + 0x7fff + (x >> 16 & 1)) >> 16;
 }
 inline float bf16_value(unsigned short bits) { return __uint_as_float(u32(bits) << 16); }
+inline float to_float(bf16 x) { return bf16_value(x.bits); }
 inline u32 pack_pair(bf16, float low, float high) { return bf16_bits(low) | bf16_bits(high) << 16; }
 
 template <typename T, int COUNT> struct Words { u32 word[COUNT / 2]; };

@@ -161,17 +161,17 @@ inline void barrier_expect(u64 *, u32 bytes) { block->bytes += bytes; }
 inline void barrier_wait(u64 *) {
   while (block->bytes > 0) std::this_thread::yield();
 }
-template <typename V> inline void store_in_block(V *own, u32 rank, V value) {
+template <typename V> inline void store_remote(V *own, u32 rank, V value, u64 *) {
   Block &other = *block->cluster->blocks[rank];
   if (!other.ready) std::abort();  // its barrier is not there yet
   std::memcpy(other.shared + (reinterpret_cast<unsigned char *>(own) - block->shared), &value, sizeof value);
   other.bytes -= sizeof value;
 }
-inline void copy_later(void *to, const void *from) {
+inline void copy_stream(void *to, const void *from) {
   aligned(to), aligned(from);
   copies.push_back([=] { std::memcpy(to, from, 16); });
 }
-inline void copies_arrive() {
+inline void copies_wait() {
   for (auto &copy : copies) copy();
   copies.clear();
 }

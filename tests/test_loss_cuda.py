@@ -68,9 +68,6 @@ def as_cpp() -> str:
     rows = (OPERATORS / "rows.cuh").read_text().replace("#pragma once", "")
     text = text.replace('#include "rows.cuh"', rows.replace('#include "prelude.cuh"', '#include "rows_on_cpu.hpp"'))
     for pattern, made in (
-        (r'asm volatile\("st\.async.*?: "memory"\);', "store_in_block(own, rank, value);"),
-        (r'u64 policy;\s*asm\("createpolicy.*?: "memory"\);', "copy_later(shared, global);"),
-        (r'asm volatile\("cp\.async\.wait_all;".*?;', "copies_arrive();"),
         (r'asm\("ex2\.approx\.ftz\.f32 %0, %1;".*?;', "e = exp2f(x);"),
         (r'asm volatile\("" .*?;', ";"),  # it only holds the compiler back
         (r"extern __shared__ __align__\(16\) unsigned char dynamic\[\];", "unsigned char *dynamic = block->dynamic;"),

@@ -102,7 +102,7 @@ MISTAKES = {
     "the first step's scales for all": ("int4, 16 tokens", "if constexpr (!AHEAD) fetch_groups(step);", "fetch_groups(first);"),
     "sums of a group not begun anew": ("int4", ", sums[i][tile][e] = 0.f;", ";"),
     "words not moved on": ("int8, x in two stages", "for (int h = 0; h < 2; h++) next[h] += ALONG * STEP * 2;", ";"),
-    "copies not waited for": ("int8", "wait_copies();\n", "\n"),
+    "copies not waited for": ("int8", "copies_wait();\n", "\n"),
     "x overwritten while it is read": ("int8, x in two stages", "if (begin > first) __syncthreads();", ""),
     "x past K not cleared": ("int8, a cluster of 4", "unsigned short bits = 0;", "unsigned short bits = 0x3f80;"),
     "rows past N stored": ("int4", "if (column >= shape.N) continue;", ""),

@@ -24,6 +24,10 @@ __device__ __forceinline__ float half_to_float(unsigned short h) {
   return f;
 }
 
+__device__ __forceinline__ float to_float(float x) { return x; }
+__device__ __forceinline__ float to_float(bf16 x) { return __uint_as_float(u32(x.bits) << 16); }
+__device__ __forceinline__ float to_float(fp16 x) { return half_to_float(x.bits); }
+
 template <int COUNT> __device__ __forceinline__ void unpack(const Words<float, COUNT> &w, float (&f)[COUNT]) {
 #pragma unroll
   for (int i = 0; i < COUNT; i++) f[i] = __uint_as_float(w.word[i]);
@@ -87,6 +91,18 @@ template <typename T, int COUNT> __device__ __forceinline__ Words<T, COUNT> load
                  : "l"(reinterpret_cast<const u32 *>(p) + i), "l"(policy));
   return w;
 }
+
+// Copies 16 bytes into shared memory past the registers, or zeros where there is nothing `there`; marked as load_stream's.
+__device__ __forceinline__ void copy_stream(void *shared, const void *global, bool there = true) {
+  u64 policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(shared_address(shared)),
+               "l"(global), "r"(there ? 16 : 0), "l"(policy)
+               : "memory");
+}
+
+// Waits for all that this thread copies past the registers.
+__device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 template <typename T, int COUNT> __device__ __forceinline__ Words<T, COUNT> load_shared(const T *p) {
   Words<T, COUNT> w;
@@ -183,6 +199,17 @@ __device__ __forceinline__ void barrier_wait(u64 *barrier) {
   } while (!done);
 }
 
+// Waits until a barrier's phase is over: its first, third … with parity 0, its second, fourth … with parity 1.
+__device__ __forceinline__ void phase_wait(u64 *barrier, u32 parity) {
+  u32 done;
+  do {
+    asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(done)
+                 : "r"(shared_address(barrier)), "r"(parity)
+                 : "memory");
+  } while (!done);
+}
+
 // One thread copies `bytes` (a multiple of 16; both ends on 16 bytes) into shared memory, past the registers, and tells the
 // barrier when they are there. The barrier was initialised by the same thread.
 __device__ __forceinline__ void copy_bulk(void *shared, const void *global, u32 bytes, u64 *barrier) {
@@ -210,5 +237,12 @@ __device__ __forceinline__ void store_remote(float2 *own, u32 rank, float2 value
   asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(
                    remote_address(own, rank)),
                "f"(value.x), "f"(value.y), "r"(remote_address(barrier, rank))
+               : "memory");
+}
+
+__device__ __forceinline__ void store_remote(float4 *own, u32 rank, float4 value, u64 *barrier) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+                   remote_address(own, rank)),
+               "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(remote_address(barrier, rank))
                : "memory");
 }

@@ -10,13 +10,6 @@
 
 typedef float4 Sums;  // x: maximum; y: sum of exp(value - maximum); z: sum of values (label smoothing); w: nothing
 
-__device__ __forceinline__ void store_remote(Sums *own, u32 rank, Sums value, u64 *barrier) {
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
-                   remote_address(own, rank)),
-               "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(remote_address(barrier, rank))
-               : "memory");
-}
-
 __device__ __forceinline__ float base_two(float x) {
   float e;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x));
@@ -60,18 +53,6 @@ template <typename T> __device__ __forceinline__ void write_one(T *p, float valu
   if constexpr (sizeof(T) == 4) *reinterpret_cast<volatile float *>(p) = value;
   else *reinterpret_cast<volatile unsigned short *>(p) = (unsigned short)pack_pair(T{}, value, 0.f);
 }
-
-// Copies 16 bytes into shared memory past the registers; marked as load_stream's.
-__device__ __forceinline__ void copy_stream(void *shared, const void *global) {
-  u64 policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(shared_address(shared)),
-               "l"(global), "r"(16), "l"(policy)
-               : "memory");
-}
-
-// Waits for what this thread has asked for with copy_stream.
-__device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // x, dx: [M, V], rows 16-byte aligned, V a multiple of 16 bytes (dx may be x); target [M]; weight [V]; sums [3] (label_sums.py);
 // loss [M]; stats [2, M]: each row's maximum and sum of exponentials; grid M * blocks of a cluster. With SHARED half of a

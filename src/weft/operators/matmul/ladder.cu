@@ -5,7 +5,6 @@
 // numbered along rows of tiles of C.
 #include "prelude.cuh"
 
-__device__ __forceinline__ float to_float(bf16 x) { return __uint_as_float(u32(x.bits) << 16); }
 __device__ __forceinline__ bf16 to_bf16(float f) { return bf16{(unsigned short)pack_pair(bf16{}, f, 0.f)}; }
 
 struct Tile {

@@ -56,12 +56,6 @@ __device__ __forceinline__ void copy_async(void *shared, const void *global, boo
                : "memory");
 }
 
-__device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-
-__device__ __forceinline__ float to_float(float x) { return x; }
-__device__ __forceinline__ float to_float(bf16 x) { return __uint_as_float(u32(x.bits) << 16); }
-__device__ __forceinline__ float to_float(fp16 x) { return half_to_float(x.bits); }
-
 // ---- codes to floats: the pair of slice i of a word ------------------------------------------------------------------------
 
 enum Format { INT4, INT8, FP8, WIDE };  // WIDE: a weight of x's dtype as it is, two columns a word
@@ -220,7 +214,7 @@ __global__ void __launch_bounds__(32 * DOWN * ALONG)
         const bool there = k < shape.K;
         copy_async(x_shared + m * pitch + column, there ? x + m * shape.x_row + k : x, there);
       }
-      wait_copies();
+      copies_wait();
     } else {
       for (u32 i = threadIdx.x; i < u32(shape.M) * columns; i += THREADS) {
         const u32 m = i / columns, column = i % columns;

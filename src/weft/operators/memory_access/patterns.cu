@@ -28,10 +28,6 @@ template <typename T, int WIDTH, int EACH> __global__ void __launch_bounds__(THR
 
 // ---- shared memory -----------------------------------------------------------------------------------------------------
 
-__device__ __forceinline__ float value(float x) { return x; }
-__device__ __forceinline__ float value(bf16 x) { return __uint_as_float(u32(x.bits) << 16); }
-__device__ __forceinline__ float value(fp16 x) { return half_to_float(x.bits); }
-
 template <typename T> __device__ __forceinline__ T narrow(float f) {  // f is one of T's values
   const u32 word = sizeof(T) == 4 ? __float_as_uint(f) : pack_pair(bf16{}, f, 0.f);
   return *reinterpret_cast<const T *>(&word);
@@ -61,9 +57,9 @@ __global__ void __launch_bounds__(THREADS) shared_strided(const T *x, T *y, i64 
   for (int i = 0; i < EACH; i++) {
     const int t = i * THREADS + threadIdx.x;
     const T *from = tile + (u32(t) * u32(stride)) % TILE;
-    float best = value(from[0]);
+    float best = to_float(from[0]);
 #pragma unroll
-    for (int r = 1; r < READS; r++) best = fmaxf(best, value(from[r]));
+    for (int r = 1; r < READS; r++) best = fmaxf(best, to_float(from[r]));
     if (first + t < N) y[first + t] = narrow<T>(best);
   }
 }

@@ -37,17 +37,6 @@ template <bool LONG> __device__ __forceinline__ void add(float &sum, float &lost
   }
 }
 
-// Waits until a barrier's phase is over: its first, third … with parity 0, its second, fourth … with parity 1.
-__device__ __forceinline__ void barrier_wait(u64 *barrier, u32 parity) {
-  u32 done;
-  do {
-    asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
-                 : "=r"(done)
-                 : "r"(shared_address(barrier)), "r"(parity)
-                 : "memory");
-  } while (!done);
-}
-
 // x, dy, more: [M, N], rows 16-byte aligned, N a multiple of 16 bytes; w: [N]; mean, rstd: [M] (CENTERED: LayerNorm; else
 // rstd is computed here from eps); more: added to dx (the gradient that reaches x past the norm, with MORE); dx: [M, N];
 // dw, db: [clusters, N] partial sums. Grid: clusters * blocks of a cluster. Dynamic shared memory: the ring, then w.
@@ -130,7 +119,7 @@ __global__ void __launch_bounds__(THREADS, PER_SM)
 #pragma unroll
     for (int r = 0; r < ROWS; r++) sums[r] = {0.f, 0.f};
     if (g.index < groups) {
-      barrier_wait(&full[g.place], g.parity);
+      phase_wait(&full[g.place], g.parity);
       const T *here = ring + g.place * PLACE;
 #pragma unroll
       for (int v = 0; v < VECTORS; v++) {
@@ -192,7 +181,7 @@ __global__ void __launch_bounds__(THREADS, PER_SM)
     send(ahead, of_next);
     if (blocks > 1) {
       const int box = group.turn % AHEAD;
-      barrier_wait(&told[box], group.turn / AHEAD & 1);
+      phase_wait(&told[box], group.turn / AHEAD & 1);
 #pragma unroll
       for (int r = 0; r < ROWS; r++) sums[r] = total(per_block[box][r][lane % blocks], blocks);
     }

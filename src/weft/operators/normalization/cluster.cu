@@ -30,17 +30,7 @@ __device__ __forceinline__ float2 of_row(float4 sums, int row) {
   return row == 0 ? float2{sums.x, sums.y} : float2{sums.z, sums.w};
 }
 
-__device__ __forceinline__ void store_remote(float4 *own, u32 rank, float4 value, u64 *barrier) {
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
-                   remote_address(own, rank)),
-               "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(remote_address(barrier, rank))
-               : "memory");
-}
-
 // The first element of x, or of x + r, rounded as it is stored.
-__device__ __forceinline__ float to_float(float x) { return x; }
-__device__ __forceinline__ float to_float(bf16 x) { return __uint_as_float(u32(x.bits) << 16); }
-__device__ __forceinline__ float to_float(fp16 x) { return half_to_float(x.bits); }
 template <typename T> __device__ __forceinline__ float first_element(const T *x, const T *r) {
   return to_float(*x) + (r ? to_float(*r) : 0.f);
 }

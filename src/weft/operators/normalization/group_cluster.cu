@@ -12,10 +12,6 @@ __device__ __forceinline__ Pair warp_joined(Pair p, float count) {
   return {mean, warp_sum(p.y + count * off * off)};
 }
 
-__device__ __forceinline__ float to_float(float x) { return x; }
-__device__ __forceinline__ float to_float(bf16 x) { return __uint_as_float(u32(x.bits) << 16); }
-__device__ __forceinline__ float to_float(fp16 x) { return half_to_float(x.bits); }
-
 // x, y: [M, N] groups, 16-byte aligned, N = CG * S, S a multiple of 16 bytes, so that a vector lies in one channel; group m is
 // group m % G of its batch entry; w, b: [G * CG]; mean, rstd: fp32 [M], written if KEPT. Grid: M * blocks of a cluster. Dynamic
 // shared memory: two floats for each channel that THREADS * EACH elements may touch.

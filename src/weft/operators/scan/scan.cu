@@ -95,17 +95,6 @@ template <typename T, typename Op, int LANES, int VECTORS> struct Strip {
 
 // ---- barriers ----------------------------------------------------------------------------------------------------------
 
-// Waits until a barrier's phase is over: its first, third … with parity 0, its second, fourth … with parity 1.
-__device__ __forceinline__ void barrier_wait(u64 *barrier, u32 parity) {
-  u32 done;
-  do {
-    asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
-                 : "=r"(done)
-                 : "r"(shared_address(barrier)), "r"(parity)
-                 : "memory");
-  } while (!done);
-}
-
 __device__ __forceinline__ void barrier_init(u64 *barrier, u32 arrivals) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -168,7 +157,7 @@ __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     const float total = WARPS > 1 ? join_lanes<Op>(lane < WARPS ? of_warps[0][0][lane] : Op::NEUTRAL) : held[0].total;
     cluster_wait();  // all blocks' barriers are there
     if (threadIdx.x > rank && threadIdx.x < BLOCKS) store_remote(&of_blocks[rank], threadIdx.x, total, &told);
-    barrier_wait(&told, 0);
+    phase_wait(&told, 0);
     carry[0] = Op::join(join_lanes<Op>(lane < rank ? of_blocks[lane] : Op::NEUTRAL), carry[0]);
   }
 #pragma unroll
@@ -329,8 +318,8 @@ __global__ void __launch_bounds__((2 + ADDERS + TEAMS * WARPS) * 32, PER_SM)
     if (lane) return;
     for (u32 k = 0, ends = 0; ends < TEAMS; k++) {
       const u32 slot = k % SLOTS, entry = k % ENTRIES;
-      if (k >= SLOTS) barrier_wait(&empty[slot], (k / SLOTS - 1) & 1);
-      if (k >= LOADS) barrier_wait(&full[(k - LOADS) % SLOTS], (k - LOADS) / SLOTS & 1);
+      if (k >= SLOTS) phase_wait(&empty[slot], (k / SLOTS - 1) & 1);
+      if (k >= LOADS) phase_wait(&full[(k - LOADS) % SLOTS], (k - LOADS) / SLOTS & 1);
       // Not earlier: all later tiles, of whatever block, wait for one that was taken and is not yet copied.
       const u32 number = ends ? all_tiles : atomicAdd(reinterpret_cast<u32 *>(state), 1u);
       if (number >= all_tiles) {
@@ -354,7 +343,7 @@ __global__ void __launch_bounds__((2 + ADDERS + TEAMS * WARPS) * 32, PER_SM)
     Before<Op> before;
     for (u32 k = 0;; k++) {
       const u32 entry = k % ENTRIES;
-      barrier_wait(&added[entry], k / ENTRIES & 1);
+      phase_wait(&added[entry], k / ENTRIES & 1);
       const u32 number = taken[entry];
       if (number >= all_tiles) return;
       const Tile tile(number, N, tiles);
@@ -374,7 +363,7 @@ __global__ void __launch_bounds__((2 + ADDERS + TEAMS * WARPS) * 32, PER_SM)
     const u32 adder = warp - 2;
     for (u32 k = 0;; k++) {
       const u32 slot = k % SLOTS, entry = k % ENTRIES;
-      barrier_wait(&full[slot], k / SLOTS & 1);
+      phase_wait(&full[slot], k / SLOTS & 1);
       const u32 number = taken[entry];
       if (number >= all_tiles) {
         if (adder == 0 && lane == 0) barrier_arrive(&added[entry]);
@@ -422,7 +411,7 @@ __global__ void __launch_bounds__((2 + ADDERS + TEAMS * WARPS) * 32, PER_SM)
   const u32 member = warp - 2 - ADDERS, strip = member % WARPS;
   for (u32 k = member / WARPS;; k += TEAMS) {
     const u32 slot = k % SLOTS, entry = k % ENTRIES;
-    barrier_wait(&full[slot], k / SLOTS & 1);
+    phase_wait(&full[slot], k / SLOTS & 1);
     const u32 number = taken[entry];
     if (number >= all_tiles) return;
     const Tile tile(number, N, tiles);
@@ -432,7 +421,7 @@ __global__ void __launch_bounds__((2 + ADDERS + TEAMS * WARPS) * 32, PER_SM)
     __syncwarp();
     if (lane == 0) barrier_arrive(&empty[slot]);
     held.scan(lane, u32(N >> 63));
-    barrier_wait(&known[entry], k / ENTRIES & 1);
+    phase_wait(&known[entry], k / ENTRIES & 1);
     const float before = Op::join(carry[entry], of_strip[entry][strip]);
     T *const to = y + tile.row * y_row + tile.first * COUNT;
 #pragma unroll

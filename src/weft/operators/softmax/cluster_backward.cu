@@ -6,18 +6,6 @@
 // barrier is needed.
 #include "rows.cuh"
 
-// Copies 16 bytes into shared memory past the registers, or zeros where there is nothing `there`; marked as load_stream's.
-__device__ __forceinline__ void copy_stream(void *shared, const void *global, bool there) {
-  u64 policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(shared_address(shared)),
-               "l"(global), "r"(there ? 16 : 0), "l"(policy)
-               : "memory");
-}
-
-// Waits for what this thread has asked for with copy_stream.
-__device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-
 // y, dy, dx: [M, N], rows 16-byte aligned, N a multiple of 16 bytes; grid M * blocks of a cluster. Dynamic shared memory:
 // THREADS * EACH elements with SHARED. dx = y (dy - sum(y dy)), or with LOGS dy - exp(y) sum(dy).
 template <typename T, int THREADS, int EACH, bool SHARED, bool LOGS>

@@ -6,10 +6,6 @@
 constexpr int THREADS = 256;  // of a block, in every rung
 #define MINUS_INFINITY __int_as_float(0xff800000)
 
-__device__ __forceinline__ float to_float(float x) { return x; }
-__device__ __forceinline__ float to_float(bf16 x) { return __uint_as_float(u32(x.bits) << 16); }
-__device__ __forceinline__ float to_float(fp16 x) { return half_to_float(x.bits); }
-
 template <typename T> __device__ __forceinline__ void set(T *p, float f) {
   if constexpr (sizeof(T) == 4)
     *p = f;
