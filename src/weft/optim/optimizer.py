@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from operator import is_
+from itertools import chain
+from operator import is_, itemgetter
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.optim import optimizer as pytorch
 
 from weft.operators.optimizer import kernels
 from weft.operators.optimizer.rule import Options, Rule
@@ -29,6 +31,9 @@ EVERY: dict[str, Any] = {  # options of every optimizer and their defaults; thos
     "state_dtype": None,
     "seed": 0,
 }
+
+
+PARAMS = itemgetter("params")
 
 
 class OneLaunch(torch.optim.Optimizer):
@@ -86,7 +91,7 @@ class OneLaunch(torch.optim.Optimizer):
         self._order: list[Tensor] = []
         self._watched: Any = None
         self._rest: list[Tensor] = []  # parameters that have had no gradient yet
-        self._values: dict[int, list[Any]] = {}
+        self._values: dict[int, tuple[list[type], list[Any]]] = {}  # of options without tensors
         self._forms: dict[int, Any] = {}
         self._controls: dict[torch.device, Tensor] = {}
 
@@ -125,7 +130,6 @@ class OneLaunch(torch.optim.Optimizer):
 
     # ---- step --------------------------------------------------------------------------------------------------------
 
-    @torch._disable_dynamo  # a compiled training step breaks its graph here: pointers are the host's business
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Performs one step.
 
@@ -135,15 +139,30 @@ class OneLaunch(torch.optim.Optimizer):
         Raises:
             RuntimeError: sparse gradients; a first step within a CUDA graph capture.
         """
+        if torch.compiler.is_dynamo_compiling():
+            return _untraced_step(self, closure)
+        if type(self).step is OneLaunch.step and observed(self):  # a subclass's own is wrapped by PyTorch
+            return _observed_step(self) if closure is None else _observed_step(self, closure)
+        return self._step(closure)
+
+    step.hooked = True  # type: ignore[attr-defined]  # else PyTorch wraps it at the first instance: see observed()
+
+    def _step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        with torch.set_grad_enabled(self.defaults["differentiable"]):
-            self._advance([p for group in self.param_groups for p in group["params"]])
+        before = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(self.defaults["differentiable"])  # without a context manager's microseconds
+        try:
+            self._advance()
+        finally:
+            torch._C._set_grad_enabled(before)
         return loss
 
-    def _advance(self, params: list[Tensor]) -> None:
+    def _advance(self) -> None:
+        # in one go, without Python between: every parameter is a cache miss here, and so they are fetched side by side
+        params = list(chain.from_iterable(map(PARAMS, self.param_groups)))
         same = len(params) == len(self._order) and all(map(is_, params, self._order))
         changed = [g for g in range(len(self.param_groups)) if self._options_changed(g)]
         if self._changes.seen or not same or not self._still_right():
@@ -204,18 +223,19 @@ class OneLaunch(torch.optim.Optimizer):
 
     def _still_right(self) -> bool:
         mine = self.state is self._watched
-        return mine and all(part.valid() for part in self._parts) and all(p.grad is None for p in self._rest)
+        return mine and all([p.grad is None for p in self._rest]) and all([part.valid() for part in self._parts])
 
     def _options_changed(self, index: int) -> bool:
         """Whether a group's options differ from those of the last step (of tensors nobody knows without looking)."""
         group = self.param_groups[index]
         values = [v for name, v in group.items() if name != "params"]
-        known = self._values.get(index)
-        if known is not None and len(known) == len(values):
-            tensors = any(isinstance(v, Tensor) for v in (*known, *values))
-            if not tensors and known == values:
-                return False
-        self._values[index] = values
+        kinds = list(map(type, values))  # also so that no number is compared with a tensor, which would wait for it
+        if self._values.get(index) == (kinds, values):
+            return False
+        if any(isinstance(v, Tensor) for v in values):
+            self._values.pop(index, None)
+        else:
+            self._values[index] = kinds, values
         rule, options = self.rule, ("rounding", "state_dtype", "differentiable")
         form = rule.variant(group), rule.states(group), rule.counted(group), *(group[o] for o in options)
         form = *form, *(group.get(o) for o in codes.OPTIONS)
@@ -321,6 +341,23 @@ class OneLaunch(torch.optim.Optimizer):
         for group in self.param_groups:
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
+
+
+def observed(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step has hooks, or is to be seen in a profile."""
+    return bool(
+        optimizer._optimizer_step_pre_hooks
+        or optimizer._optimizer_step_post_hooks
+        or pytorch._global_optimizer_pre_hooks
+        or pytorch._global_optimizer_post_hooks
+        or torch.autograd._profiler_enabled()
+    )
+
+
+# What would cost a tenth of a step of many small tensors, so it is done where it is asked for: hooks and a name in profiles;
+# and a break of the graph in a compiled training step, since pointers are the host's business.
+_observed_step = torch.optim.Optimizer.profile_hook_step(OneLaunch._step)
+_untraced_step = torch._disable_dynamo(OneLaunch.step)
 
 
 def check_range(name: str, value: Any, below: float = math.inf) -> None:

@@ -71,7 +71,7 @@ class Part:
             weight = self.locals[row]
             entries.append(Entry(weight, tuple(kept), step, group, index, how, gradient, group["seed"], coded))
         self.table = Table(rule, entries, len(groups), control)
-        self.weights = addresses(self.locals)
+        self.weights = addresses(self.locals).tobytes()
         loose = any(getattr(p, "grad_dtype", p.dtype) != p.dtype for p in self.params)
         # whether a contiguous gradient with memory is all that has to be asked for
         self.plain = self.table.contiguous and not self.distributed and not loose
@@ -79,7 +79,7 @@ class Part:
     def valid(self) -> bool:
         """Whether all weights lie where they lay."""
         mine = [local(p) for p in self.params] if self.distributed else self.params
-        return np.array_equal(addresses(mine), self.weights)
+        return addresses(mine).tobytes() == self.weights
 
     def collect(self) -> np.ndarray | None:
         """Writes the gradients' addresses into the table. Returns which rows have one, or None when all have."""

@@ -146,8 +146,10 @@ class Table:
         n = len(entries)
         fresh = n + -(-groups * self.values // 2)
         self.fresh = torch.zeros(fresh, dtype=torch.int64, device=self.made)
-        self.last = np.zeros(fresh, np.int64)  # what was uploaded
+        self.views = self._views(self.fresh)
         self.next = np.zeros(fresh, np.int64)
+        self.last = self.next.tobytes()  # what was uploaded
+        self.frozen = False  # whether a graph reads it from ``fresh``, which must then stay as it is
         self.addresses = self.next[:n]
         self.numbers = self.next[n:].view(np.float32)[: groups * self.values].reshape(groups, self.values)
         self.rates: list[Any] = [None] * groups  # learning rates that are tensors on the device
@@ -228,24 +230,36 @@ class Table:
     def _pin(self) -> Tensor:
         return torch.empty(len(self.next), dtype=torch.int64, pin_memory=True)
 
-    def _upload(self) -> Tensor:
-        """The buffer of gradients' addresses and numbers as the next launch is to see it."""
-        if self.made.type != "cuda":
-            if not np.array_equal(self.next, self.last):
-                self.fresh.copy_(torch.from_numpy(self.next))
-                self.last[:] = self.next
-            return self.fresh
-        if torch.cuda.is_current_stream_capturing():
-            return self._captured()
-        if not np.array_equal(self.next, self.last):
-            host = torch.empty(len(self.next), dtype=torch.int64, pin_memory=True)  # reused once its copy is done
+    def _views(self, fresh: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients' addresses and the groups' numbers, in the buffer that has both."""
+        n = len(self.entries)
+        return fresh[:n], fresh[n:].view(torch.float32)
+
+    def _upload(self) -> tuple[Tensor, Tensor]:
+        """Gradients' addresses and numbers on the device, as the next launch is to see them."""
+        on_gpu, upcoming = self.made.type == "cuda", self.next.tobytes()
+        if on_gpu and torch.cuda.is_current_stream_capturing():
+            return self._captured(upcoming)
+        if upcoming != self.last:
+            if self.frozen:
+                self.fresh, self.frozen = torch.empty_like(self.fresh), False
+                self.views = self._views(self.fresh)
+            host = torch.empty(len(self.next), dtype=torch.int64, pin_memory=on_gpu)  # reused once its copy is done
             host.numpy()[:] = self.next
             self.fresh.copy_(host, non_blocking=True)
-            self.last[:] = self.next
-        return self.fresh
+            self.last = upcoming
+        while on_gpu and len(self.pinned) < CAPTURES:
+            self.pinned.append(self._pin())
+        return self.views
 
-    def _captured(self) -> Tensor:
-        """As :meth:`_upload`, into memory that is the graph's own: a replay uploads from a buffer that nobody writes again."""
+    def _captured(self, upcoming: bytes) -> tuple[Tensor, Tensor]:
+        """As :meth:`_upload`, in memory that nobody writes again: what is on the device already (gradients in place since the
+        step before), so that a replay copies nothing; or a buffer of the graph's own, which it uploads at every replay."""
+        if upcoming == self.last:
+            if not self.frozen:
+                self.captured.append(self.fresh)
+            self.frozen = True
+            return self.views
         if not self.pinned:
             raise RuntimeError(
                 f"more than {CAPTURES} CUDA graphs captured without a step outside of one between them; expected at most "
@@ -255,7 +269,7 @@ class Table:
         host.numpy()[:] = self.next
         fresh = torch.empty_like(self.fresh).copy_(host, non_blocking=True)
         self.captured += [host, fresh]
-        return fresh
+        return self._views(fresh)
 
     # ---- launch ------------------------------------------------------------------------------------------------------
 
@@ -314,8 +328,7 @@ class Table:
     ) -> None:
         if not len(chunks):
             return
-        fresh = self._upload()
-        grads, numbers = fresh[: len(self.entries)], fresh[len(self.entries) :].view(torch.float32)
+        grads, numbers = self._upload()
         clipped, control = max_norm is not None, self.control
         divisor = control if scale is None else scale
         if (clipped or guarded) and not measured:
