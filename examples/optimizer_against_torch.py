@@ -1,11 +1,14 @@
 """Steps of AdamW and Muon as a training loop sees them: wall time of whole calls, weft beside PyTorch, in turn.
 
-    python examples/optimizer_against_torch.py
+    python examples/optimizer_against_torch.py [--only fresh graph ...] [--seconds 4]
 
 `weft bench adamw` times the kernel; here Python counts too. Fresh gradients are new tensors at every step, as after
-``zero_grad()``. Takes 60 GiB of device memory. Without a GPU only the agreement of both is shown.
+``zero_grad()``. All of it takes 60 GiB of device memory. Without a GPU only the agreement of both is shown.
 """
 
+import argparse
+import faulthandler
+import gc
 import statistics
 import time
 
@@ -46,19 +49,26 @@ def eager(params, optimizer, clip=None):
 
 
 def captured(params, optimizer):
-    fresh_gradients(params)
-    optimizer.step()
-    torch.cuda.synchronize()
+    """Replays of one step, of gradients that stay in place."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        fresh_gradients(params)
+        optimizer.step()  # makes the state
+    torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         optimizer.step()
     return (lambda: None), graph.replay
 
 
-def median_us(calls: dict, repetitions: int) -> dict[str, float]:
-    """Median wall microseconds of each, from the call until the device is done; each in turn."""
+def median_us(calls: dict, seconds: float, repetitions: int = 50) -> dict[str, float]:
+    """Median wall microseconds of each, from the call until the device is done; each in turn, for so long at most."""
     times = {name: [] for name in calls}
-    for _ in range(repetitions + 2):
+    first = time.perf_counter()
+    for done in range(repetitions + 2):
+        if done >= 5 and time.perf_counter() - first > seconds:
+            break
         for name, (prepare, step) in calls.items():
             prepare()
             torch.cuda.synchronize()
@@ -69,10 +79,16 @@ def median_us(calls: dict, repetitions: int) -> dict[str, float]:
     return {name: statistics.median(t[2:]) for name, t in times.items()}
 
 
-def compare(title: str, ours, theirs, repetitions: int = 50, names=("weft", "torch")) -> None:
-    us = median_us(dict(zip(names, (ours, theirs), strict=True)), repetitions)
+def compare(title: str, ours, theirs, seconds: float, names=("weft", "torch")) -> None:
+    """Prints a line. ``ours`` and ``theirs`` make what is measured, so that what they take is freed after the line."""
+    start = time.perf_counter()
+    calls = dict(zip(names, (ours(), theirs()), strict=True))
+    torch.cuda.synchronize()
+    ready = time.perf_counter() - start
+    us = median_us(calls, seconds)
     first, second = (f"{name} {us[name]:10.1f} us" for name in names)
-    print(f"{title:52} {first}, {second}: {us[names[1]] / us[names[0]]:.2f} times", flush=True)
+    ratio = f"{us[names[1]] / us[names[0]]:.2f} times"
+    print(f"{title:52} {first}, {second}: {ratio} (set up in {ready:.1f} s)", flush=True)
 
 
 def agree() -> None:
@@ -84,32 +100,72 @@ def agree() -> None:
         a.step()
         b.step()
     apart = max(float((mine - theirs).detach().abs().max()) for mine, theirs in zip(p, q, strict=True))
-    print(f"after 10 steps the weights are {apart:.1e} apart")
+    print(f"after 10 steps the weights are {apart:.1e} apart", flush=True)
+
+
+def small(seconds: float, prepare, **options) -> None:
+    theirs = {"fused": True, **options}
+    compare(
+        f"{len(SMALL)} tensors of 64, {TITLES[prepare]}",
+        lambda: prepare(*made(SMALL, torch.float32, AdamW)),
+        lambda: prepare(*made(SMALL, torch.float32, torch.optim.AdamW, **theirs)),
+        seconds,
+    )
+
+
+def large(seconds: float, clip: float | None = None) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        name = str(dtype).removeprefix("torch.") + (", clipped" if clip else "")
+        compare(
+            f"{len(LANGUAGE_MODEL)} tensors, {name}",
+            lambda dtype=dtype: eager(*made(LANGUAGE_MODEL, dtype, AdamW, max_norm=clip)),
+            lambda dtype=dtype: eager(*made(LANGUAGE_MODEL, dtype, torch.optim.AdamW, fused=True), clip=clip),
+            seconds,
+        )
+
+
+def muon(seconds: float) -> None:
+    def ours():
+        return eager(*made(MATRICES, torch.bfloat16, Muon))
+
+    compare(
+        f"Muon, {len(MATRICES)} matrices, bfloat16",
+        ours,
+        lambda: eager(*made(MATRICES, torch.bfloat16, torch.optim.Muon, weight_decay=0.0)),
+        seconds,
+    )
+    adamw = ("Muon", "AdamW")
+    compare("the same, of weft's own", ours, lambda: eager(*made(MATRICES, torch.bfloat16, AdamW)), seconds, adamw)
+
+
+TITLES = {eager: "fresh gradients", captured: "in a CUDA graph"}
+MEASUREMENTS = {
+    "fresh": lambda seconds: small(seconds, eager),
+    "graph": lambda seconds: small(seconds, captured, capturable=True),
+    "large": large,
+    "clipped": lambda seconds: large(seconds, clip=1.0),
+    "muon": muon,
+}
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=MEASUREMENTS, default=list(MEASUREMENTS), help="what to measure")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of repetitions for each line")
+    parser.add_argument(
+        "--patience", type=float, default=60.0, help="seconds until a line that is late says where it is"
+    )
+    asked = parser.parse_args()
     agree()
     if not has_gpu():
         print("no GPU is seen here: there is nothing to time")
         return
-    fused = {"fused": True}
-    small = made(SMALL, torch.float32, AdamW), made(SMALL, torch.float32, torch.optim.AdamW, **fused)
-    compare("1000 tensors of 64, fresh gradients", eager(*small[0]), eager(*small[1]))
-    theirs = made(SMALL, torch.float32, torch.optim.AdamW, capturable=True, **fused)
-    compare("1000 tensors of 64, in a CUDA graph", captured(*made(SMALL, torch.float32, AdamW)), captured(*theirs))
-    for dtype in (torch.float32, torch.bfloat16):
-        name = str(dtype).removeprefix("torch.")
-        theirs = made(LANGUAGE_MODEL, dtype, torch.optim.AdamW, **fused)
-        compare(
-            f"{len(LANGUAGE_MODEL)} tensors, {name}", eager(*made(LANGUAGE_MODEL, dtype, AdamW)), eager(*theirs), 10
-        )
-        clipping = eager(*made(LANGUAGE_MODEL, dtype, AdamW, max_norm=1.0))
-        compare(f"{len(LANGUAGE_MODEL)} tensors, {name}, clipped", clipping, eager(*theirs, clip=1.0), 10)
-    muon = made(MATRICES, torch.bfloat16, Muon)
-    theirs = made(MATRICES, torch.bfloat16, torch.optim.Muon, weight_decay=0.0)
-    compare(f"Muon, {len(MATRICES)} matrices, bfloat16", eager(*muon), eager(*theirs), 5)
-    adamw = made(MATRICES, torch.bfloat16, AdamW)
-    compare("the same, of weft's own", eager(*muon), eager(*adamw), 10, ("Muon", "AdamW"))
+    for name in asked.only:
+        faulthandler.dump_traceback_later(asked.patience, repeat=True)
+        MEASUREMENTS[name](asked.seconds)
+        faulthandler.cancel_dump_traceback_later()
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":
