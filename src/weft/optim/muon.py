@@ -19,7 +19,7 @@ from weft.optim.adam import AdamW
 from weft.optim.codes import local
 from weft.optim.muon_matrices import rows_of_parts
 from weft.optim.muon_options import check_options
-from weft.optim.muon_updates import factors_of, updates_of
+from weft.optim.muon_updates import factors_by_shape, updates_of
 
 
 class MuonW(torch.optim.Optimizer):
@@ -227,9 +227,15 @@ class MuonW(torch.optim.Optimizer):
         elif decay:
             for w in weights:  # on a CPU the former would round the factor to bf16: 0.998 to 0.996
                 w.mul_(1 - lr * decay)
+        factors = factors_by_shape(params, group)
+        alike: dict[float, tuple[list[Tensor], list[Tensor]]] = {}
         for p, w, update in zip(params, weights, updates, strict=True):
-            factors = set(factors_of(p.shape, group))
-            w.add_(update, alpha=-lr * (factors.pop() if len(factors) == 1 else 1.0))
+            mine = set(factors[p.shape])
+            those, theirs = alike.setdefault(mine.pop() if len(mine) == 1 else 1.0, ([], []))
+            those.append(w)
+            theirs.append(update)
+        for factor, (those, theirs) in alike.items():
+            torch._foreach_add_(those, theirs, alpha=-lr * factor)
 
     def _momenta(self, params: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
         """Moves each parameter's momentum on and returns what is to be orthogonalised, or this process's shard of it."""

@@ -71,10 +71,11 @@ def orthogonalised(updates: Sequence[Tensor], group: dict[str, Any], replicas: S
     for processes in replicas:
         each = partial(shared_out, each=each, group=processes, dtype=result_dtype(group))
     left = iter(each([m for parts in cuts for m in parts]))
+    known = factors_by_shape(updates, group)
     results = []
     for u, matrices in zip(updates, cuts, strict=True):
         parts = [next(left) for _ in matrices]
-        factors = factors_of(u.shape, group)
+        factors = known[u.shape]
         if len(set(factors)) > 1:
             parts = [part.float() * factor for part, factor in zip(parts, factors, strict=True)]
         results.append(joined(parts, u.shape) if parts else u)
@@ -90,6 +91,11 @@ def factors_of(shape: Sequence[int], group: dict[str, Any]) -> list[float]:
     """What each matrix of a parameter's update is multiplied with."""
     matrices = shapes_of(shape, group["higher_dims"], group["split_rows"])
     return [1.0 if group["update_rms"] is not None else scale_of(group["adjust_lr_fn"], *m) for m in matrices]
+
+
+def factors_by_shape(tensors: Sequence[Tensor], group: dict[str, Any]) -> dict[torch.Size, list[float]]:
+    """:func:`factors_of` every shape that there is: a model has many matrices and few shapes."""
+    return {shape: factors_of(shape, group) for shape in dict.fromkeys(t.shape for t in tensors)}
 
 
 def cost_of(shape: Sequence[int], group: dict[str, Any]) -> float:
