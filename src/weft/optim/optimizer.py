@@ -161,15 +161,14 @@ class OneLaunch(torch.optim.Optimizer):
         return loss
 
     def _advance(self) -> None:
-        # in one go, without Python between: every parameter is a cache miss here, and so they are fetched side by side
-        params = list(chain.from_iterable(map(PARAMS, self.param_groups)))
-        same = len(params) == len(self._order) and all(map(is_, params, self._order))
+        lists = list(map(PARAMS, self.param_groups))
+        same = sum(map(len, lists)) == len(self._order) and all(map(is_, chain.from_iterable(lists), self._order))
         changed = [g for g in range(len(self.param_groups)) if self._options_changed(g)]
         if self._changes.seen or not same or not self._still_right():
-            self._prepare(params)
+            self._prepare(list(chain.from_iterable(lists)))
         active = [part.collect() for part in self._parts]
         if any(part.outdated for part in self._parts):  # a gradient of another dtype
-            self._prepare(params)
+            self._prepare(list(chain.from_iterable(lists)))
             active = [part.collect() for part in self._parts]
         plain = [(g, p) for g, p in self._plain if p.grad is not None]
         scale, found = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)

@@ -148,7 +148,8 @@ class Table:
         self.fresh = torch.zeros(fresh, dtype=torch.int64, device=self.made)
         self.views = self._views(self.fresh)
         self.next = np.zeros(fresh, np.int64)
-        self.last = self.next.tobytes()  # what was uploaded
+        self.last = self.next.copy()  # what was uploaded
+        self.equal = np.zeros(fresh, bool)  # of them both, in place of a new array at every step
         self.frozen = False  # whether a graph reads it from ``fresh``, which must then stay as it is
         self.addresses = self.next[:n]
         self.numbers = self.next[n:].view(np.float32)[: groups * self.values].reshape(groups, self.values)
@@ -237,25 +238,25 @@ class Table:
 
     def _upload(self) -> tuple[Tensor, Tensor]:
         """Gradients' addresses and numbers on the device, as the next launch is to see them."""
-        on_gpu, upcoming = self.made.type == "cuda", self.next.tobytes()
+        on_gpu, uploaded = self.made.type == "cuda", bool(np.equal(self.next, self.last, out=self.equal).all())
         if on_gpu and torch.cuda.is_current_stream_capturing():
-            return self._captured(upcoming)
-        if upcoming != self.last:
+            return self._captured(uploaded)
+        if not uploaded:
             if self.frozen:
                 self.fresh, self.frozen = torch.empty_like(self.fresh), False
                 self.views = self._views(self.fresh)
             host = torch.empty(len(self.next), dtype=torch.int64, pin_memory=on_gpu)  # reused once its copy is done
             host.numpy()[:] = self.next
             self.fresh.copy_(host, non_blocking=True)
-            self.last = upcoming
+            self.last[:] = self.next
         while on_gpu and len(self.pinned) < CAPTURES:
             self.pinned.append(self._pin())
         return self.views
 
-    def _captured(self, upcoming: bytes) -> tuple[Tensor, Tensor]:
+    def _captured(self, uploaded: bool) -> tuple[Tensor, Tensor]:
         """As :meth:`_upload`, in memory that nobody writes again: what is on the device already (gradients in place since the
         step before), so that a replay copies nothing; or a buffer of the graph's own, which it uploads at every replay."""
-        if upcoming == self.last:
+        if uploaded:
             if not self.frozen:
                 self.captured.append(self.fresh)
             self.frozen = True
