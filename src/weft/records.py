@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA = 1
+SAME_CODE = "same_code"  # the file of sources that compile to the same machine code: see bench/machine_code.py
 
 
 @dataclass
@@ -150,13 +151,29 @@ class Store:
                 f"records cannot be saved in {folder} (WEFT_RESULTS names another place): {error.strerror}"
             ) from None
 
-    def read(self, gpu: str | None = None, name: str | None = None) -> list[Measurement]:
-        """All measurements, oldest first; of one machine or one operator when named. Lines that are none are passed over."""
-        found = []
+    def read(self, gpu: str | None = None, name: str | None = None, *, as_measured: bool = False) -> list[Measurement]:
+        """All measurements, oldest first; of one machine or one operator when named. Lines that are none are passed over.
+
+        A record's ``source`` is the latest that is known to compile to the same machine code, unless ``as_measured``.
+        """
+        found, same = [], {} if as_measured else self._same_code(gpu)
         for line in self.lines(gpu, name):
             with contextlib.suppress(ValueError):
-                found.append(Measurement.from_dict(line))
+                found.append(m := Measurement.from_dict(line))
+                while later := same.get((slug(m.gpu), m.operator, m.source)):  # a source may have changed several times
+                    m.source = later
         return found
+
+    def _same_code(self, gpu: str | None) -> dict[tuple[str, str, str], str]:
+        """(machine, operator, source) → a later source of the same machine code. What was said last holds, and a source that
+        came back (an undone change) has none."""
+        same: dict[tuple[str, str, str], str] = {}
+        for path in self.root.glob(f"{slug(gpu) if gpu else '*'}/{SAME_CODE}.jsonl"):
+            for line in read_lines(path):
+                operator, source, later = (str(line.get(key, "")) for key in ("operator", "source", "same_as"))
+                same.pop((path.parent.name, operator, later), None)
+                same[path.parent.name, operator, source] = later
+        return {key: later for key, later in same.items() if later not in ("", key[2])}
 
     def lines(self, gpu: str | None = None, name: str | None = None) -> Iterator[dict[str, Any]]:
         for path in sorted(self.root.glob(f"{slug(gpu) if gpu else '*'}/{name or '*'}.jsonl")):

@@ -1,0 +1,124 @@
+"""Records of an earlier source count for today's where both compile to the same machine code, and only there."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from weft import registry
+from weft.bench import machine_code
+from weft.records import Measurement, Store
+from weft.source import source_hash
+
+SOURCES = Path(machine_code.__file__).parents[2]
+GPU = "Some GPU"
+POINTS = [("N=1000", "fp32", "forward", "triton"), ("N=1000", "fp16", "backward", "triton")]
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    """A function that commits the sources after a change of relu's, and says the commit."""
+    folder = tmp_path / "repository"
+    shutil.copytree(SOURCES, folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("WEFT_RESULTS", str(tmp_path / "results"))
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # what is compiled is compiled in other processes
+
+    def git(*command):
+        options = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        return subprocess.run(["git", *options, *command], check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init", "-q")
+
+    def commit(file, old, new):
+        path = folder / "src" / "weft" / file
+        text = path.read_text()
+        assert text.count(old) == 1
+        path.write_text(text.replace(old, new))
+        git("add", "src")
+        git("commit", "-qm", "another source")
+        return git("rev-parse", "HEAD"), source_hash(module(folder / "src" / "weft"), folder / "src" / "weft")
+
+    return commit
+
+
+def module(root=SOURCES / "weft"):
+    return root / Path(registry.get("relu").module).relative_to(SOURCES / "weft")
+
+
+def recorded(commit, source):
+    store = Store()
+    for workload, dtype, direction, implementation in POINTS:
+        line = Measurement("relu", implementation, direction, workload, dtype, 1.0, ours=True)
+        line.gpu, line.commit, line.source = GPU, commit, source
+        store.append(GPU, "relu", line)
+    return store
+
+
+def carried():
+    said = []
+    return machine_code.carry(["relu"], GPU, 90, said.append), said
+
+
+def test_other_text_of_the_same_code_is_carried(repository):
+    commit, source = repository("operators/elementwise/relu.py", '"""``relu', '"""Of ``relu')
+    today = source_hash(module())
+    store = recorded(commit, source)
+    assert source != today and {m.source for m in store.read()} == {source}
+    assert carried() == (1, [f"relu at {commit}: the same code at 2 points"])
+    assert {m.source for m in store.read()} == {today} and {m.source for m in store.read(as_measured=True)} == {source}
+    assert carried() == (0, [])  # there is nothing left to compare
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "outcome"),
+    [
+        (
+            "operators/elementwise/relu.py",
+            "passes != 0, dy, 0.0",
+            "passes != 0, dy, 1.0",
+            "other code at 1 of 2 points",
+        ),
+        ("operators/elementwise/relu.py", "grid = (self.rows", "grid = (2 * self.rows", "other code at 1 of 2 points"),
+        ("operators/elementwise/relu.py", "if dx.numel():", "if dx.zero_().numel():", "other code at 1 of 2 points"),
+        ("timing.py", '"""One timer', '"""Another timer', "cannot be compared: timing.py has changed since"),
+    ],
+    ids=["kernel", "grid", "operator", "timing"],
+)
+def test_other_code_and_other_timing_are_not(repository, file, old, new, outcome):
+    commit, source = repository(file, old, new)
+    store = recorded(commit, source)
+    found, (line,) = carried()
+    assert found == 0 and line.startswith(f"relu at {commit}: {outcome}")
+    if "points" in outcome:
+        assert line.endswith("first " + ", ".join(POINTS[1]))
+    assert {m.source for m in store.read()} == {source}
+
+
+def test_a_source_that_is_not_the_commits_is_not(repository):
+    commit, _ = repository("operators/elementwise/relu.py", '"""``relu', '"""Of ``relu')
+    recorded(commit, "0123456789ab")
+    assert "is not that commit's" in carried()[1][0]
+    recorded("0" * 40, "0123456789ab")
+    assert "cannot be compared: Command" in carried()[1][0]
+
+
+def test_sources_are_followed_to_the_last(tmp_path):
+    store = Store(tmp_path)
+    for source in "abc":
+        store.append(GPU, "relu", Measurement("relu", "triton", "forward", "N=1", "fp32", 1.0, gpu=GPU, source=source))
+    for source, later in ("ab", "bc"):
+        store.append(GPU, "same_code", {"operator": "relu", "source": source, "same_as": later})
+    assert [m.source for m in store.read()] == ["c", "c", "c"]
+    store.append(GPU, "same_code", {"operator": "relu", "source": "c", "same_as": "a"})  # a change undone
+    assert [m.source for m in store.read()] == ["a", "a", "a"]
+    store.append(GPU, "same_code", {"operator": "add", "source": "a", "same_as": "d"})
+    store.append("Another GPU", "same_code", {"operator": "relu", "source": "a", "same_as": "e"})
+    store.append(GPU, "same_code", {"operator": "relu"})
+    assert [m.source for m in store.read()] == ["a", "a", "a"]
