@@ -70,6 +70,7 @@ const Factors factors = {int(job.scales[0]), int(job.scales[1]), float(job.facto
                          float(job.factors[2])};
 job.run([&] {
   KERNEL(job.buffer(5), job.buffer(6), job.buffer(7), job.buffer(8), job.buffer(9), job.buffer(10),
+         job.buffer(11), job.buffer(12),
          job.map<TensorMap>(0), job.map<TensorMap>(1), job.map<TensorMap>(2),
          job.map<TensorMap>(3), job.map<TensorMap>(4), shape, factors);
 });
@@ -78,6 +79,8 @@ job.run([&] {
 
 class Product:
     """The operands of a case, and its plan, made on a machine with few multiprocessors."""
+
+    offsets, order = torch.zeros(0, dtype=torch.int32), torch.zeros(0, dtype=torch.int64)  # of groups
 
     def __init__(self, case: Case, seed: int = 0):
         self.case = case
@@ -151,14 +154,19 @@ class Product:
             made = made * linear(self.up, 1)
         return made + case.beta * self.residual.double() if case.residual else made
 
+    def scalars(self) -> tuple:
+        case = self.case
+        return self.plan.scalars(self.a, self.b, self.up, self.residual, self.c, case.alpha, case.beta, case.gamma)
+
     def job(self, kernel: int, seed: int) -> bytes:
         """What ``Job`` of ptx_on_cpu.hpp reads; the addresses in tensor maps are counted from their storage's beginning."""
         launch, case = self.plan.launch, self.case
         mapped = (self.a, self.b, self.up, self.residual, self.c)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(tensor_maps, "_encode_tiled", lambda: encode_tiled)
-            *maps, shape, factors = self.plan.scalars(*mapped, case.alpha, case.beta, case.gamma)
+            *maps, shape, factors = self.scalars()
         tensors = (*mapped, self.a_scale, self.b_scale, self.bias, self.amax, self.workspace, self.flags)
+        tensors = (*tensors, self.offsets, self.order)
         storages = [torch.empty(0, dtype=torch.uint8).set_(t.untyped_storage()) for t in tensors]
         words = [kernel, launch.grid[0], launch.block, launch.cluster, launch.shared_bytes, seed, *map(len, storages)]
         for i, made in enumerate(maps):

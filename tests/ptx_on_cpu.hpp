@@ -58,6 +58,10 @@ inline u32 __reduce_max_sync(u32, u32 x) {
   for (int step = 1; step < 32; step *= 2) x = max(x, __shfl_xor_sync(~0u, x, step));
   return x;
 }
+inline u32 __reduce_add_sync(u32, u32 x) {
+  for (int step = 1; step < 32; step *= 2) x += __shfl_xor_sync(~0u, x, step);
+  return x;
+}
 template <typename T> inline T __shfl_sync(u32, T x, int from, int width) {
   return shuffled(x, [from, width](int lane) { return lane / width * width + from % width; });
 }
@@ -544,10 +548,10 @@ struct Any {
 };
 
 struct Job {
-  static constexpr int BUFFERS = 11, MAPS = 5;
+  static constexpr int BUFFERS = 13, MAPS = 5;
   i64 kernel, grid, threads, cluster, shared_bytes, seed, bytes[BUFFERS], maps[MAPS][17], shape[8], scales[2];
   double factors[3];
-  void *buffers[BUFFERS];  // A, B, up, residual, C, as the maps; scales of A and B, bias, amax, workspace, flags
+  void *buffers[BUFFERS];  // A, B, up, residual, C, as the maps; scales of A and B, bias, amax, workspace, flags; offsets and order of groups
   Any buffer(int i) const { return {buffers[i]}; }
 
   template <typename Map> const Map &map(int i) const { return *reinterpret_cast<const Map *>(maps[i]); }

@@ -99,8 +99,8 @@ PLAIN, PAIRED = (
 MISTAKES = {
     "the first parity": (PLAIN, "u32 parity = 1;", "u32 parity = 0;"),
     "a stage released while it is read": (PLAIN, "wgmma_wait<1>();", "wgmma_wait<2>();"),
-    "the last stage not released": (PLAIN, "if (depths) release(before);", ""),
-    "the last products not waited for": (PLAIN, "wgmma_wait<0>();\n        hold(sums);\n        if (depths)", "if (depths)"),
+    "the last stage not released": (PLAIN, "if (walk.to) release(before);", ""),
+    "the last products not waited for": (PLAIN, "wgmma_wait<0>();\n        hold(sums);\n        if (walk.to)", "if (walk.to)"),
     "a stage's products not waited for": (
         CASES["fp8 in two levels, 64 columns"], "wgmma_wait<0>();  // the other", "// the other"),
     "the right half of 256 columns is the left": (
@@ -122,7 +122,7 @@ MISTAKES = {
     "K apart: half a step of wgmma": (CASES["padded, K apart"], "(A_ACROSS ? 2 * 8 * LINE : 32)", "(A_ACROSS ? 8 * LINE : 32)"),
     "K apart: 64 columns of B for all": (CASES["fp16 NN 128 columns"], "B_ACROSS ? ATOM : 0", "0"),
     "K apart: half of K's rows for both": (
-        CASES["bf16 NN 192 columns, cluster of 2"], "rank * (DEPTH / CLUSTER)", "0"),
+        CASES["bf16 NN 192 columns, cluster of 2"], "rank_down * (DEPTH / CLUSTER)", "0"),
     "the third slab never put": (CASES["192 columns, a residual in place"],
         "held < SLABS; held += HELD", "held + HELD < SLABS; held += HELD"),
     "the other block's release not counted": (PAIRED, "CONSUMERS / 32 * CLUSTER", "CONSUMERS / 32"),

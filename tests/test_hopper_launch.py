@@ -54,7 +54,7 @@ def test_each_set_of_addresses_gets_maps_of_its_own(monkeypatch):
     assert addresses[0] == [t.data_ptr() for t in (a, b, up, r, c)]
     assert addresses[3] == [t.data_ptr() for t in (a, b, b, c, c)]
     assert launched[0][0] is launched[2][0] and launched[1][0].scalars[6].beta == 2.0
-    assert [t.data_ptr() for t in launched[0][1]] == [t.data_ptr() for t in (c, c, bias, amax, c, c)]
+    assert [t.data_ptr() for t in launched[0][1]] == [t.data_ptr() for t in (c, c, bias, amax, c, c, c, c)]
     plain(a[:0], b, c[:0])  # nothing to map
     assert launched[4][0] is plain.launch
 
@@ -62,7 +62,7 @@ def test_each_set_of_addresses_gets_maps_of_its_own(monkeypatch):
 def test_launches_share_flags_of_their_stream_alone(monkeypatch):
     launched, state = [], {"stream": 1, "capturing": False}
     monkeypatch.setattr(tensor_maps, "_encode_tiled", lambda: encode_tiled)
-    monkeypatch.setattr(hopper.CudaPlan, "__call__", lambda plan, *tensors: launched.append(tensors[4:]))
+    monkeypatch.setattr(hopper.CudaPlan, "__call__", lambda plan, *tensors: launched.append(tensors[4:6]))
     monkeypatch.setattr(hopper, "multiprocessors", lambda device: 3)
     monkeypatch.setattr(hopper, "_flags", {})
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state["capturing"])

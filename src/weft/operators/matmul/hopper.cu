@@ -4,11 +4,13 @@
 // memory, well ahead; the other two multiply, 64 rows of the tile each, and keep their sums in registers. Full and empty
 // places are told by mbarriers, so nobody meets at a block-wide barrier. Blocks stay and take tile after tile; while one
 // tile is stored (through shared memory, by TMA), the next one's places are being filled. CLUSTER blocks that lie on one
-// another in C take the same columns of B: each fetches a part and sends it to all.
+// another in C take the same columns of B, or with ABREAST, beside one another, the same rows of A: each fetches a part and
+// sends it to all.
 //
 // A stage holds 128 bytes along K: rows of 128 bytes in the 128-byte swizzle that TMA writes and wgmma reads. An operand
 // whose K is not the contiguous axis (16-bit floats only) lies as blocks of 64 rows of K by 64 elements.
 #include "hopper_epilogue.cuh"
+#include "hopper_groups.cuh"
 #include "hopper_pipeline.cuh"
 #include "hopper_producer.cuh"
 #include "hopper_tiles.cuh"
@@ -28,13 +30,17 @@
 // is mirrored, 64 x 64 at a time, of which a slab and its image are held. SECOND: gamma S is added as beta R is; up_map is that of S.
 // R and S have elements of type Added, as wide as those of C.
 //
-// Maps have boxes of A: 128 rows (64 x 64 with A_ACROSS); B, up: the rows of their [N, K] view that a block fetches at a time (with
+// GROUPED: a product for each of shape.matrices groups of rows or of terms, whose ends are read from `offsets`; groups of terms run in the
+// given `order` (hopper_groups.cuh). BIASED: a bias for each group.
+//
+// Maps have boxes of A: 128 rows (64 x 64 with A_ACROSS, 64 rows with ABREAST); B, up: the rows of their [N, K] view that a block fetches at a time (with
 // B_ACROSS 64 columns by 64 of K, or by 32 if two blocks share 192 columns); R, C: 64 rows of 128 bytes.
 template <typename T, typename O, int COLUMNS, int STAGES, int CLUSTER, bool A_ACROSS, bool B_ACROSS, int SCALES, bool TWO_LEVELS, bool BIASED,
           int ACTIVATION, bool RESIDUAL = false, bool GATED = false, bool AMAX = false, bool STREAM = false,
-          bool SYMMETRIC = false, bool SECOND = false, typename Added = O>
+          bool SYMMETRIC = false, bool SECOND = false, typename Added = O, int GROUPED = WHOLE, bool ABREAST = false>
 __global__ void __launch_bounds__(THREADS, 1)
     matmul_hopper(const float *a_scale, const float *b_scale, const O *bias, float *amax, float *workspace, u32 *flags,
+                  const int *offsets, const i64 *order,
                   const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map, const __grid_constant__ TensorMap up_map,
                   const __grid_constant__ TensorMap r_map, const __grid_constant__ TensorMap c_map, Shape shape, Factors factors) {
   using Sum = typename Unit<T>::Sum;
@@ -52,12 +58,17 @@ __global__ void __launch_bounds__(THREADS, 1)
   static_assert(SCALES != SCALED_BY_BLOCK || (TWO_LEVELS && sizeof(T) == 1 && !GATED), "a stage of 8-bit operands is a block of scales");
   static_assert(WIDTH % SLAB == 0, "the tile is too narrow");
   static_assert(!TWO_LEVELS || !(A_ACROSS || B_ACROSS), "only what lies along K");
+  constexpr int STACKED = ABREAST ? 1 : CLUSTER, BESIDE = ABREAST ? CLUSTER : 1;  // blocks on one another, beside one another
+  static_assert(GROUPED == WHOLE || (sizeof(T) == 2 && sizeof(O) == 2 && !SCALES && !RESIDUAL && !AMAX && !STREAM && !SYMMETRIC),
+                "groups are of 16-bit floats, and of whole tiles");
+  static_assert(GROUPED != TERMS_IN_GROUPS || (A_ACROSS && B_ACROSS && !BIASED && !GATED), "terms are rows of A and B");
   extern __shared__ __align__(1024) unsigned char dynamic[];  // all there is: the swizzle asks for 1024 bytes' alignment
   unsigned char *ring = dynamic, *out = ring + STAGES * STAGE;
   u64 *full = reinterpret_cast<u64 *>(out + 2 * STAGED * ATOM), *empty = full + STAGES, *residual = empty + STAGES;
 
   const int warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0), rank = CLUSTER > 1 ? int(cluster_rank()) : 0;
-  const Order<SYMMETRIC, ROWS * CLUSTER, WIDTH> tiles = {(shape.m + ROWS * CLUSTER - 1) / (ROWS * CLUSTER), (shape.n + WIDTH - 1) / WIDTH, shape.matrices, shape.group};
+  const int rank_down = ABREAST ? 0 : rank, rank_beside = ABREAST ? rank : 0;
+  Schedule<GROUPED, SYMMETRIC, ROWS * STACKED, WIDTH * BESIDE> tiles(shape, offsets, order, gridDim.x / CLUSTER);
   const int depths = (shape.k + DEPTH - 1) / DEPTH, first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER;
   Walk<STREAM> walk(first, step, tiles.count(), depths, shape);
 
@@ -79,7 +90,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     // ---- the producer: one thread ----
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (__shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0) == 0 && elected()) {
-      produce<COLUMNS, WIDTH, DEPTH, STAGES, CLUSTER, A_ACROSS, B_ACROSS, GATED>(walk, tiles, rank, ring, full, empty, a_map, b_map, up_map);
+      produce<COLUMNS, WIDTH, DEPTH, STAGES, CLUSTER, A_ACROSS, B_ACROSS, GATED, GROUPED, ABREAST>(walk, tiles, shape, rank, ring, full, empty,
+                                                                                                            a_map, b_map, up_map);
     }
   } else {
     // ---- the consumers: 64 rows each ----
@@ -105,7 +117,20 @@ __global__ void __launch_bounds__(THREADS, 1)
     while (walk.next()) {
       int row, column, matrix;
       tiles.at(walk.tile, row, column, matrix);
-      row = (row * CLUSTER + rank) * ROWS + mine * 64, column *= WIDTH;
+      if constexpr (GROUPED != WHOLE) row = agreed(row), column = agreed(column), matrix = agreed(matrix), tiles.agree();
+      row = (row * STACKED + rank_down) * ROWS + mine * 64, column = (column * BESIDE + rank_beside) * WIDTH;
+      if constexpr (GROUPED == ROWS_IN_GROUPS) {
+        row += tiles.begin;
+        if (row >= tiles.end) {  // the group has ended before: nothing to multiply, and all to be let go
+          for (int depth = walk.from; depth < walk.to; depth++) {
+            barrier_wait(&full[place], parity);
+            release(place);
+            if (++place == STAGES) place = 0, parity ^= 1;
+          }
+          continue;
+        }
+      }
+      if constexpr (GROUPED == TERMS_IN_GROUPS) walk.to = (tiles.end - tiles.begin + DEPTH - 1) / DEPTH;
       if (RESIDUAL && thread == 0 && walk.from == 0) fetch_residual(row, column, matrix);
       Sum sums[COLUMNS / PARTS / 2];
       float totals[TWO_LEVELS ? COLUMNS / 2 : 1];
@@ -167,8 +192,8 @@ __global__ void __launch_bounds__(THREADS, 1)
       if constexpr (!TWO_LEVELS) {
         wgmma_wait<0>();
         hold(sums);
-        if (depths) release(before);
-        if (!depths) {
+        if (walk.to) release(before);
+        if (!walk.to) {
 #pragma unroll
           for (int e = 0; e < COLUMNS / 2; e++) sums[e] = 0;
         }
@@ -216,7 +241,9 @@ __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
         for (int e = 0; RESIDUAL && e < 4; e++) v[e] *= factors.alpha;
         if constexpr (BIASED) {
-          const float2 plus = two_of(bias + half * shape.n, c, shape.n);
+          const bool past = GROUPED != WHOLE && matrix == shape.matrices;  // of all groups: rows without a bias
+          const O *const biases = GROUPED == WHOLE ? bias : bias + i64(matrix) * ((GATED ? 2 : 1) * shape.n);
+          const float2 plus = two_of(biases + half * shape.n, c, past ? 0 : shape.n);
 #pragma unroll
           for (int e = 0; e < 4; e++) v[e] += e % 2 ? plus.y : plus.x;
         }
@@ -289,7 +316,13 @@ __global__ void __launch_bounds__(THREADS, 1)
         group_barrier(1 + mine);
         if (thread == 0) {
 #pragma unroll
-          for (int slab = 0; slab < HELD; slab++) put(c_map, staged + slab * ATOM, column + (held + slab) * SLAB, row, matrix);
+          for (int slab = 0; slab < HELD; slab++) {
+            const int x = column + (held + slab) * SLAB, rows = GROUPED == ROWS_IN_GROUPS ? min(64, tiles.end - row) : 0;
+            if constexpr (GROUPED == ROWS_IN_GROUPS)
+              put(c_map, staged + slab * ATOM, x, 64 - rows, row + rows);
+            else
+              put(c_map, staged + slab * ATOM, x, row, matrix);
+          }
           if (SYMMETRIC && !diagonal) put(c_map, staged + ATOM, row, column + held * SLAB, matrix);
           asm volatile("cp.async.bulk.commit_group;" ::: "memory");
           if (RESIDUAL && held + HELD < SLABS) fetch_residual(row, column + (held + HELD) * SLAB, matrix);

@@ -364,7 +364,7 @@ class HopperPlan:
         if self.parts and c.is_cuda:
             workspace = torch.empty(self.parts, dtype=torch.float32, device=c.device)
             flags = flags_of(c.device, 2 * self.parts[0])
-        pointers = (a_scale, b_scale, bias, amax, workspace, flags)
+        pointers = (a_scale, b_scale, bias, amax, workspace, flags, None, None)
         launch(*(c if t is None else t for t in pointers))  # it reads only what it was made for
 
     def scalars(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.operators.cuda import CudaError, driver
+from weft.operators.cuda import CudaError, driver, pointer_aligned
 
 KEPT = 256  # addresses that a map is remembered for: allocators hand the same ones out again
 NAMES = {
@@ -62,6 +62,23 @@ class Maps:
 
     def _encoded(self, address: int) -> TensorMap:
         return encode(address, self.dtype, self.sizes, self.steps, self.box)
+
+
+class Rows(Maps):
+    """The map of a row-major matrix of which boxes of up to 64 rows are moved that end early: the box at (x, 64 - count,
+    row + count) is ``count`` rows from ``row`` on; what would follow lies outside of the second dimension, and is not
+    written, or comes as zeros. Both last dimensions step from row to row, and begin 64 rows before the matrix.
+    """
+
+    def __init__(self, like: Tensor, box: tuple[int, int]):
+        rows, columns = like.shape
+        step = like.stride(0) if rows > 1 else -(-columns * like.element_size() // 16) * 16 // like.element_size()
+        self.before = 64 * step * like.element_size()
+        form = torch.empty_strided((rows + 1, 64, columns), (step, step, 1), dtype=like.dtype, device="meta")
+        super().__init__(form, False, box)
+
+    def _encoded(self, address: int) -> TensorMap:
+        return super()._encoded(address - self.before)
 
 
 def encode(
@@ -119,7 +136,7 @@ def why_not(name: str, t: Tensor, size: int, across: bool) -> str:
     if t.stride(inner) != 1 and t.shape[inner] > 1:
         return f"'{name}' has no contiguous dimension"
     steps: list[Any] = [t.stride(d) for d in range(t.ndim) if d % t.ndim != inner % t.ndim and t.shape[d] > 1]
-    if any(s * size % 16 for s in steps) or (not t.is_meta and t.data_ptr() % 16):
+    if any(s * size % 16 for s in steps) or not pointer_aligned(t):
         return f"'{name}' has rows that do not begin on 16 bytes, which TMA wants"
     if any(s <= 0 for s in steps) or max(t.shape) > 2**31 - 2**10:
         return f"'{name}' has strides or sizes that TMA cannot take"

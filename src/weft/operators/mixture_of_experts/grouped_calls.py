@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -138,19 +139,26 @@ def _gated_gradient(dy: Tensor, pre: Tensor) -> Tensor:
 # ---- gradients -------------------------------------------------------------------------------------------------------
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     x, w, offsets, source, position, bias, ctx.gate, keep = inputs
     ctx.save_for_backward(x, w, offsets, source, position, bias, output[1] if keep else None)
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx: Any, dy: Tensor | None, dkept: Tensor | None) -> tuple[Tensor | None, ...]:
+    return gradients(ctx, dy, dkept, torch.ops.weft.grouped_matmul, torch.ops.weft.grouped_outer)
+
+
+def gradients(
+    ctx: Any, dy: Tensor | None, dkept: Tensor | None, product: Callable[..., Any], outer: Callable[..., Any]
+) -> tuple[Tensor | None, ...]:
+    """Those of y and of what was kept, by operators that take what those above take."""
     x, w, offsets, source, position, bias, pre = ctx.saved_tensors
     if dy is not None and ctx.gate:
         gradient = _gated_gradient if torch.is_grad_enabled() else torch.ops.weft.grouped_swiglu_backward
         gate_up = pre
         if pre is None:
-            gate_up = torch.ops.weft.grouped_matmul(x, w, offsets, source, position, bias, False, False)[0]
+            gate_up = product(x, w, offsets, source, position, bias, False, False)[0]
         dy = gradient(dy, gate_up)
     if dkept is not None and pre is not None:
         dy = dkept if dy is None else dy + dkept
@@ -158,17 +166,17 @@ def _backward(ctx: Any, dy: Tensor | None, dkept: Tensor | None) -> tuple[Tensor
         return (None,) * 8
     dx = dw = dbias = None
     if ctx.needs_input_grad[0]:
-        dx = torch.ops.weft.grouped_matmul(dy, w.transpose(1, 2), offsets, None, None, None, False, False)[0]
+        dx = product(dy, w.transpose(1, 2), offsets, None, None, None, False, False)[0]
         if source is not None:
             dx = _of_tokens(dx, source, position, x.shape[0])
     if ctx.needs_input_grad[1]:
         if w.stride(1) == 1 and w.stride(2) != 1:  # stored [E, K, N]: so is its gradient
-            dw = torch.ops.weft.grouped_outer(x, dy, offsets, source, None).transpose(1, 2)
+            dw = outer(x, dy, offsets, source, None).transpose(1, 2)
         else:
-            dw = torch.ops.weft.grouped_outer(dy, x, offsets, None, source)
+            dw = outer(dy, x, offsets, None, source)
     if bias is not None and ctx.needs_input_grad[5]:
         one = torch.ones((), dtype=dy.dtype, device=dy.device).expand(dy.shape[0], 1)
-        dbias = torch.ops.weft.grouped_outer(dy, one, offsets, None, None)[..., 0]
+        dbias = outer(dy, one, offsets, None, None)[..., 0]
     return dx, dw, None, None, None, dbias, None, None
 
 
@@ -181,14 +189,14 @@ def _of_tokens(rows: Tensor, source: Tensor, position: Tensor | None, t: int) ->
     return token_sums(rows, source, position, t)
 
 
-grouped_matmul_op.register_autograd(_backward, setup_context=_save)
+grouped_matmul_op.register_autograd(_backward, setup_context=save)
 
 
-def _save_outer(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def save_outer(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
-def _outer_backward(ctx: Any, dc: Tensor) -> tuple[Tensor | None, ...]:
+def outer_gradients(ctx: Any, dc: Tensor) -> tuple[Tensor | None, ...]:
     a, b, offsets, a_source, b_source = ctx.saved_tensors
     da = db = None
     if ctx.needs_input_grad[0]:
@@ -200,7 +208,7 @@ def _outer_backward(ctx: Any, dc: Tensor) -> tuple[Tensor | None, ...]:
     return da, db, None, None, None
 
 
-grouped_outer_op.register_autograd(_outer_backward, setup_context=_save_outer)
+grouped_outer_op.register_autograd(outer_gradients, setup_context=save_outer)
 
 
 def grouped_matmul_triton(

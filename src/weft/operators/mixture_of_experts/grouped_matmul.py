@@ -13,9 +13,12 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, on_gpu
+from weft.operators.call import Choice, on_gpu, traced
+from weft.operators.launch import target_sm
+from weft.operators.mixture_of_experts import grouped_hopper
 from weft.operators.mixture_of_experts.arguments import LOADS, random_offsets, random_places
 from weft.operators.mixture_of_experts.grouped_calls import check, grouped_matmul_triton, reference
+from weft.operators.mixture_of_experts.grouped_hopper_calls import declined, grouped_matmul_hopper
 from weft.operators.mixture_of_experts.grouped_kernels import plans
 from weft.operators.mixture_of_experts.grouped_peers import cublas_loop, torch_grouped_mm
 from weft.operators.random_inputs import LAYOUTS, random_tensor
@@ -190,6 +193,7 @@ grouped_matmul = Operator(
 )  # fmt: skip
 
 grouped_matmul.implementation("triton", arch=">=sm_80")(grouped_matmul_triton)
+grouped_matmul.implementation("cuda", arch="==sm_90", dtypes=("bf16", "fp16"), devices=("cuda",))(grouped_matmul_hopper)
 grouped_matmul.implementation("torch")(cublas_loop)
 grouped_matmul.implementation("grouped_mm", devices=("cuda",), dtypes=("bf16",))(torch_grouped_mm)
 grouped_matmul.implementation("torch.compile", devices=("cuda",), dtypes=("bf16",))(peers.Compiled(torch_grouped_mm))
@@ -212,7 +216,16 @@ def choose(
     check(x, w, offsets, source, position, bias, activation, check_offsets)
     if not on_gpu(x):
         return Choice("torch", "the tensors are on the CPU, where weft runs a product for each group")
-    return Choice("triton", "one launch over all groups, whose sizes stay on the device", plans)
+    reason = "one launch over all groups, whose sizes stay on the device"
+    if _on_hopper(x, w, source, bias, activation):
+        return Choice("cuda", f"{reason}, by TMA and wgmma")
+    return Choice("triton", reason, plans)
+
+
+def _on_hopper(x: Tensor, w: Tensor, source: Tensor | None, bias: Tensor | None, activation: str | None) -> bool:
+    if not grouped_hopper.PROVEN or not on_gpu(x) or target_sm(x.device) != 90:
+        return False
+    return not traced(x, w) and not declined(x, w, source, bias, activation is not None)
 
 
 @grouped_matmul.function
@@ -259,4 +272,5 @@ def grouped_matmul_function(
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         x, w, bias = x.to(dtype), w.to(dtype), None if bias is None else bias.to(dtype)
-    return grouped_matmul_triton(x, w, offsets, source, position, bias, activation)
+    function = grouped_matmul_hopper if _on_hopper(x, w, source, bias, activation) else grouped_matmul_triton
+    return function(x, w, offsets, source, position, bias, activation)

@@ -33,6 +33,14 @@ def torch_permute(x: Tensor, source: Tensor, position: Tensor | None = None) -> 
 # ---- launches --------------------------------------------------------------------------------------------------------
 
 
+def gathered(x: Tensor, source: Tensor) -> Tensor:
+    """[R, D], contiguous: rows of x; NaN for a source out of range."""
+    out = x.new_empty((source.shape[0], x.shape[1]))
+    if out.numel():
+        forward_plans.of((source, x))(source, x, out)
+    return out
+
+
 def token_sums(dy: Tensor, source: Tensor, position: Tensor | None, t: int) -> Tensor:
     """[T, D]: the sum of each token's rows of dy, in fp32 and in a fixed order. By position in one launch; without it the
     places are sorted by their token first."""
@@ -49,11 +57,8 @@ def token_sums(dy: Tensor, source: Tensor, position: Tensor | None, t: int) -> T
 class Permute(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, source: Tensor, position: Tensor | None) -> Tensor:
-        out = x.new_empty((source.shape[0], x.shape[1]))
-        if out.numel():
-            forward_plans.of((source, x))(source, x, out)
         ctx.save_for_backward(x, source, position)
-        return out
+        return gathered(x, source)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:

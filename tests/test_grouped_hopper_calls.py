@@ -1,0 +1,166 @@
+"""A grouped product on Hopper's main loop as PyTorch operators: what is launched with what, gradients, what goes to Triton
+instead. The launches themselves are played by PyTorch here; test_hopper_grouped.py plays the kernel."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+pytest.importorskip("cuda.bindings")
+
+from weft.definition import Declined  # noqa: E402
+from weft.operators.launch import compiling_for  # noqa: E402
+from weft.operators.mixture_of_experts import grouped_hopper, grouped_hopper_calls, grouped_matmul  # noqa: E402
+from weft.operators.mixture_of_experts.arguments import random_places  # noqa: E402
+from weft.operators.mixture_of_experts.grouped_calls import reference  # noqa: E402
+
+OFFSETS = torch.tensor([0, 4, 4, 18], dtype=torch.int32)
+FP16 = torch.float16
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(FP16)
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """The names of products that were launched on Hopper's loop, in their order; a wrong order of groups shows as zeros."""
+    names = []
+
+    class Rows:
+        @staticmethod
+        def of(operands, biased, gated):
+            grouped_hopper._rows_plan(*operands, biased, gated)
+
+            def plan(x, gate, up, y, offsets, bias=None):
+                names.append("gated rows" if gated else "rows")
+                assert y.is_contiguous() and (bias is not None) == biased
+                w = torch.cat([gate, up], 1) if gated else gate
+                y.copy_(reference(x, w, offsets, bias=bias, activation="swiglu" if gated else None))
+
+            return plan
+
+    class Terms:
+        @staticmethod
+        def of(operands, e):
+            grouped_hopper._terms_plan(*operands, e)
+
+            def plan(a, b, up, c, offsets, order):
+                names.append("terms")
+                sizes = offsets.diff()[order].tolist()
+                assert sizes == sorted(sizes, reverse=True)
+                for i in order.tolist():
+                    c[i] = a[offsets[i] : offsets[i + 1]].t() @ b[offsets[i] : offsets[i + 1]]
+
+            return plan
+
+    monkeypatch.setattr(grouped_hopper_calls, "plans", Rows)
+    monkeypatch.setattr(grouped_hopper_calls, "terms_plans", Terms)
+    return names
+
+
+def gradients(function, x, w, weigh=True, **named):
+    leaves = [t.detach().clone(memory_format=torch.preserve_format).requires_grad_() for t in (x, w)]
+    if "bias" in named:
+        leaves.append(named["bias"].detach().clone().requires_grad_())
+        named["bias"] = leaves[2]
+    y = function(leaves[0], leaves[1], OFFSETS, **named)
+    dy = random(*y.shape, seed=9) / 8 if weigh else torch.ones((), dtype=FP16).expand(y.shape)
+    return y, *torch.autograd.grad(y, leaves, dy)
+
+
+def compare(found, wanted):
+    for got, want in zip(found, wanted, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-2, atol=2e-2)
+
+
+@pytest.mark.device
+def test_it_has_the_gradients_of_the_reference_all_by_its_own_loop(launched):
+    x, w = random(20, 16), random(3, 24, 16, seed=1)
+    compare(gradients(grouped_hopper_calls.grouped_matmul_hopper, x, w), gradients(reference, x, w))
+    assert launched == ["rows", "rows", "terms"]
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("position", [True, False])
+def test_a_gate_is_kept_for_its_gradient(launched, position):
+    source, places = random_places(torch.Generator().manual_seed(1), 9, 2, "cpu")
+    x, w, bias = random(9, 16), random(3, 32, 16, seed=1), random(3, 32, seed=2)
+    named = {"source": source, "position": places if position else None, "bias": bias, "activation": "swiglu"}
+    compare(gradients(grouped_hopper_calls.grouped_matmul_hopper, x, w, **named), gradients(reference, x, w, **named))
+    assert launched == ["rows", "rows", "terms"], (
+        "both halves, the tokens' gradient, the weights'; the bias's is Triton's"
+    )
+    with torch.no_grad():
+        grouped_hopper_calls.grouped_matmul_hopper(x, w, OFFSETS, **named)
+    assert launched[3:] == ["gated rows"], "where no gradient is wanted gate and up are not written"
+
+
+@pytest.mark.device
+def test_a_weight_stored_transposed_gets_a_gradient_stored_so(launched):
+    x, w = random(20, 16), random(3, 16, 24, seed=1).transpose(1, 2)
+    found = gradients(grouped_hopper_calls.grouped_matmul_hopper, x, w)
+    compare(found, gradients(reference, x, w))
+    assert found[2].stride() == w.stride() and launched == ["rows", "rows", "terms"]
+
+
+@pytest.mark.device
+def test_gradients_that_tma_cannot_take_are_tritons(launched):
+    x, w = random(20, 16), random(3, 24, 16, seed=1)
+    found = gradients(grouped_hopper_calls.grouped_matmul_hopper, x, w, weigh=False)
+    compare(found, gradients(reference, x, w, weigh=False))
+    assert launched == ["rows"], "of a sum dy is one number, expanded"
+
+
+@pytest.mark.device
+def test_operators_have_fakes_of_the_same_form(launched):
+    source, places = random_places(torch.Generator().manual_seed(1), 9, 2, "cpu")
+    x, w, rows = random(9, 16), random(3, 32, 16, seed=1), random(18, 24)
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    for keep in (False, True):
+        call = (x, w, OFFSETS, source, places, None, True, keep)
+        torch.library.opcheck(torch.ops.weft.grouped_matmul_hopper.default, call, test_utils=tests)
+    call = (rows, x, OFFSETS, None, source)
+    torch.library.opcheck(torch.ops.weft.grouped_outer_hopper.default, call, test_utils=tests)
+
+
+@pytest.mark.parametrize("x, w, words", [((20, 12), (3, 24, 12), "16 bytes"), ((20, 16), (3, 20, 16), "16 bytes")])
+def test_what_it_does_not_take_is_declined_in_words(x, w, words):
+    with pytest.raises(Declined, match=words):
+        grouped_hopper_calls.grouped_matmul_hopper(random(*x), random(*w), OFFSETS)
+
+
+def test_the_public_function_takes_it_once_a_gpu_has_run_it(monkeypatch):
+    x, w, offsets = (
+        torch.empty(t.shape, dtype=t.dtype, device="meta") for t in (random(20, 16), random(3, 24, 16), OFFSETS)
+    )
+    for proven, sm, taken in ((False, 90, "triton"), (True, 90, "cuda"), (True, 80, "triton")):
+        monkeypatch.setattr(grouped_hopper, "PROVEN", proven)
+        with compiling_for(sm, lambda *kernel: None):
+            assert grouped_matmul.choose(x, w, offsets).implementation == taken
+            assert grouped_matmul.choose(x, w[:, :20], offsets).implementation == "triton"
+
+
+@pytest.mark.gpu
+def test_a_replayed_launch_follows_the_offsets():
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs Hopper")
+    x, w = (t.cuda() for t in (random(700, 256), random(5, 192, 256, seed=1) / 16))
+    offsets = torch.tensor([0, 100, 100, 356, 420, 700], dtype=torch.int32, device="cuda")
+    dy = random(700, 192, seed=2).cuda()
+    run = grouped_hopper_calls.grouped_matmul_hopper
+    outer = torch.ops.weft.grouped_outer_hopper
+    run(x, w, offsets), outer(dy, x, offsets, None, None)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y, dw = run(x, w, offsets), outer(dy, x, offsets, None, None)
+    for bounds in ((0, 100, 100, 356, 420, 700), (0, 0, 1, 2, 700, 700), (0, 640, 641, 660, 660, 660)):
+        offsets.copy_(torch.tensor(bounds, dtype=torch.int32))
+        y.fill_(torch.nan), dw.fill_(torch.nan)
+        graph.replay()
+        torch.testing.assert_close(y, reference(x, w, offsets), rtol=1e-2, atol=2e-2)
+        want = torch.stack([dy[a:b].t().float() @ x[a:b].float() for a, b in itertools.pairwise(bounds)])
+        torch.testing.assert_close(dw.float(), want, rtol=1e-2, atol=1e-1)
