@@ -317,7 +317,15 @@ inline void copy_sixteen(Call &c) {  // the fourth operand counts the bytes that
   const auto *from = reinterpret_cast<const unsigned char *>(c.get(1));
   const u32 bytes = c.get(3);
   if (c.get(2) != 16 || bytes > 16 || c.get(0) % 16 || c.get(1) % 16) fail("a copy of another size or misaligned");
-  const auto copy = [=] { std::memset(to, 0, 16), std::memcpy(to, from, bytes); };
+  Thread *thread = machine.now;
+  const bool at_once = chance(2);  // or wgmma sees it behind a fence
+  const auto copy = [=] {
+    const auto write = [=] { std::memset(to, 0, 16), std::memcpy(to, from, bytes); };
+    if (at_once)
+      write();
+    else
+      thread->unfenced.push_back(write);
+  };
   if (chance(2))
     copy();
   else
@@ -485,7 +493,10 @@ inline Play play_of(const std::string &name) {
       {"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", [](Call &c) { product_of_a_warp(c, value_of_bf16); }},
       {"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", [](Call &c) { product_of_a_warp(c, wgmma_f16); }},
       {"cp.async.cg.shared.global", copy_sixteen},
-      {"cp.async.wait_all", [](Call &) { commit(*machine.now), finish(*machine.now, 0); }},
+      {"cp.async.wait_all",  // by those who read what was copied as they read everything
+       [](Call &) { commit(*machine.now), finish(*machine.now, 0), show(machine.now->unfenced); }},
+      {"cp.async.commit_group", [](Call &) { commit(*machine.now); }},
+      {"cp.async.wait_group", [](Call &c) { finish(*machine.now, c.get(0)); }},
       {"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32", store_pair_at},
   };
   if (!plays.count(name)) fail(("an instruction that is not played: " + name).c_str());
@@ -548,10 +559,10 @@ struct Any {
 };
 
 struct Job {
-  static constexpr int BUFFERS = 13, MAPS = 5;
-  i64 kernel, grid, threads, cluster, shared_bytes, seed, bytes[BUFFERS], maps[MAPS][17], shape[8], scales[2];
+  static constexpr int BUFFERS = 15, MAPS = 5;
+  i64 kernel, grid, threads, cluster, shared_bytes, seed, bytes[BUFFERS], maps[MAPS][17], shape[10], scales[2];
   double factors[3];
-  void *buffers[BUFFERS];  // A, B, up, residual, C, as the maps; scales of A and B, bias, amax, workspace, flags; offsets and order of groups
+  void *buffers[BUFFERS];  // A, B, up, residual, C, as the maps; scales of A and B, bias, amax, workspace, flags; offsets and order of groups; x and source
   Any buffer(int i) const { return {buffers[i]}; }
 
   template <typename Map> const Map &map(int i) const { return *reinterpret_cast<const Map *>(maps[i]); }

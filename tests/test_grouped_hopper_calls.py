@@ -32,14 +32,15 @@ def launched(monkeypatch):
 
     class Rows:
         @staticmethod
-        def of(operands, biased, gated):
-            grouped_hopper._rows_plan(*operands, biased, gated)
+        def of(operands, biased, gated, gathered):
+            grouped_hopper._rows_plan(*operands, biased, gated, gathered)
 
-            def plan(x, gate, up, y, offsets, bias=None):
+            def plan(x, gate, up, y, offsets, bias=None, source=None):
                 names.append("gated rows" if gated else "rows")
                 assert y.is_contiguous() and (bias is not None) == biased
                 w = torch.cat([gate, up], 1) if gated else gate
-                y.copy_(reference(x, w, offsets, bias=bias, activation="swiglu" if gated else None))
+                assert gathered is None if source is None else len(source) == gathered
+                y.copy_(reference(x, w, offsets, source, bias=bias, activation="swiglu" if gated else None))
 
             return plan
 

@@ -17,12 +17,7 @@ from weft.operators.mixture_of_experts.permute_tokens import gathered
 
 def declined(x: Tensor, w: Tensor, source: Tensor | None, bias: Tensor | None, gate: bool) -> str:
     """Why Hopper's main loop does not take a product (an empty string when it does)."""
-    return why_not(_as_read(x, source), w, gate, bias)
-
-
-def _as_read(x: Tensor, source: Tensor | None) -> Tensor:
-    """Of the form that x has for the kernel: what is gathered is written out first, contiguous."""
-    return x if source is None else torch.empty((source.shape[0], x.shape[1]), dtype=x.dtype, device="meta")
+    return why_not(x, w, gate, bias, None if source is None else source.shape[0])
 
 
 # ---- PyTorch operators -----------------------------------------------------------------------------------------------
@@ -61,24 +56,26 @@ def _(
 def _launched(
     x: Tensor, w: Tensor, offsets: Tensor, source: Tensor | None, bias: Tensor | None, gate: bool, keep: bool
 ) -> tuple[Tensor, Tensor]:
-    rows = x if source is None else gathered(x, source)
-    r, n = rows.shape[0], w.shape[1]
+    r, n = (x if source is None else source).shape[0], w.shape[1]
     y = torch.empty((r, n // 2 if gate else n), dtype=x.dtype, device=x.device)
     pre = torch.empty((r, n) if keep else (0,), dtype=x.dtype, device=x.device)
     if not y.numel():
         return y, pre
     if keep:
-        _product(rows, w, offsets, bias, False, pre)
+        _product(x, w, offsets, source, bias, False, pre)
         halves = pre.chunk(2, -1)
         swiglu.pointwise.forward_plans.of(halves)(*halves, y)
     else:
-        _product(rows, w, offsets, bias, gate, y)
+        _product(x, w, offsets, source, bias, gate, y)
     return y, pre
 
 
-def _product(x: Tensor, w: Tensor, offsets: Tensor, bias: Tensor | None, gate: bool, out: Tensor) -> None:
+def _product(
+    x: Tensor, w: Tensor, offsets: Tensor, source: Tensor | None, bias: Tensor | None, gate: bool, out: Tensor
+) -> None:
     halves = w.chunk(2, 1) if gate else (w, w)
-    plans.of((x, w), bias is not None, gate)(x, *halves, out, offsets, bias=bias)
+    plan = plans.of((x, w), bias is not None, gate, None if source is None else source.shape[0])
+    plan(x, *halves, out, offsets, bias=bias, source=source)
 
 
 @torch.library.custom_op("weft::grouped_outer_hopper", mutates_args=())
@@ -116,6 +113,11 @@ def _any_product(
     op = torch.ops.weft.grouped_matmul if declined(x, w, source, bias, gate) else grouped_matmul_hopper_op
     made: tuple[Tensor, Tensor] = op(x, w, offsets, source, position, bias, gate, keep)
     return made
+
+
+def _as_read(x: Tensor, source: Tensor | None) -> Tensor:
+    """Of the form that a gradient's operand has for the kernel: what is gathered is written out first, contiguous."""
+    return x if source is None else torch.empty((source.shape[0], x.shape[1]), dtype=x.dtype, device="meta")
 
 
 def _any_outer(a: Tensor, b: Tensor, offsets: Tensor, a_source: Tensor | None, b_source: Tensor | None) -> Tensor:
