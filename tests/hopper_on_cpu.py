@@ -65,7 +65,7 @@ def plan(a, b) -> hopper.HopperPlan:
 
 LAUNCH = """
 const Shape shape = {int(job.shape[0]), int(job.shape[1]), int(job.shape[2]), int(job.shape[3]), int(job.shape[4]),
-                     int(job.shape[5]), int(job.shape[6]), int(job.shape[7]), int(job.shape[8]), int(job.shape[9])};
+                     int(job.shape[5]), int(job.shape[6]), int(job.shape[7]), int(job.more[4]), int(job.more[5])};
 const Factors factors = {int(job.scales[0]), int(job.scales[1]), float(job.factors[0]), float(job.factors[1]),
                          float(job.factors[2])};
 job.run([&] {
@@ -75,6 +75,11 @@ job.run([&] {
          job.map<TensorMap>(3), job.map<TensorMap>(4), shape, factors);
 });
 """
+
+
+def bytes_of(t: torch.Tensor) -> torch.Tensor:
+    """All that its storage holds."""
+    return torch.empty(0, dtype=torch.uint8).set_(t.untyped_storage())
 
 
 class Product:
@@ -167,17 +172,17 @@ class Product:
             patch.setattr(tensor_maps, "_encode_tiled", lambda: encode_tiled)
             *maps, shape, factors = self.scalars()
         tensors = (*mapped, self.a_scale, self.b_scale, self.bias, self.amax, self.workspace, self.flags)
-        tensors = (*tensors, self.offsets, self.order, self.x, self.source)
-        storages = [torch.empty(0, dtype=torch.uint8).set_(t.untyped_storage()) for t in tensors]
+        storages = [bytes_of(t) for t in tensors]
+        others = [bytes_of(t).numpy().tobytes() for t in (self.offsets, self.order, self.x, self.source)]
+        more = struct.pack("<6q", *map(len, others), shape.tokens, shape.step) + b"".join(others)
         words = [kernel, launch.grid[0], launch.block, launch.cluster, launch.shared_bytes, seed, *map(len, storages)]
         for i, made in enumerate(maps):
             number = 4 if (case.k == 0 and i < 3) or mapped[i] is self.c else i
             words += [made.opaque[0] - storages[number].data_ptr(), *made.opaque[1:], number]
         words += [shape.m, shape.n, shape.k, shape.matrices, shape.group, shape.streamed, shape.share, shape.longer]
-        words += [shape.tokens, shape.step]
         words += [factors.a_scales, factors.b_scales]
         data = b"".join(s.numpy().tobytes() for s in storages)
-        return struct.pack(f"<{len(words)}q3d", *words, factors.alpha, factors.beta, factors.gamma) + data
+        return struct.pack(f"<{len(words)}q3d", *words, factors.alpha, factors.beta, factors.gamma) + data + more
 
 
 def encode_tiled(

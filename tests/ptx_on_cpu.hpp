@@ -559,10 +559,11 @@ struct Any {
 };
 
 struct Job {
-  static constexpr int BUFFERS = 15, MAPS = 5;
-  i64 kernel, grid, threads, cluster, shared_bytes, seed, bytes[BUFFERS], maps[MAPS][17], shape[10], scales[2];
+  static constexpr int BUFFERS = 11, MORE = 4, MAPS = 5;
+  i64 kernel, grid, threads, cluster, shared_bytes, seed, bytes[BUFFERS], maps[MAPS][17], shape[8], scales[2];
   double factors[3];
-  void *buffers[BUFFERS];  // A, B, up, residual, C, as the maps; scales of A and B, bias, amax, workspace, flags; offsets and order of groups; x and source
+  void *buffers[BUFFERS + MORE] = {};  // A, B, up, residual, C, as the maps; scales of A and B, bias, amax, workspace, flags; and if there is more: offsets and order of groups, x and source
+  i64 more[MORE + 2] = {};  // bytes of those; tokens, and from one to the next
   Any buffer(int i) const { return {buffers[i]}; }
 
   template <typename Map> const Map &map(int i) const { return *reinterpret_cast<const Map *>(maps[i]); }
@@ -573,6 +574,8 @@ struct Job {
     };
     take(this, reinterpret_cast<char *>(buffers) - reinterpret_cast<char *>(this));
     for (int i = 0; i < BUFFERS; i++) take(buffers[i] = guarded((bytes[i] + 1) / 2), bytes[i]);
+    if (std::fread(more, 1, sizeof more, stdin) == sizeof more)
+      for (int i = 0; i < MORE; i++) take(buffers[BUFFERS + i] = guarded((more[i] + 1) / 2), more[i]);
     for (auto &map : maps) map[0] += reinterpret_cast<i64>(buffers[map[16]]);  // was counted from the buffer's beginning
   }
   void run(const std::function<void()> &body) {

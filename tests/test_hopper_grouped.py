@@ -189,7 +189,7 @@ MISTAKES = {
     "a place told full too late": (CASES["gathered NT, a block alone, 3 stages"], "STAGES > 3 ? 2 : 1;", "2;"),
     "last places not told full": (GATHERED, "for (; oldest != place;", "for (; false;"),
     "a place overwritten while it is read": (
-        GATHERED, "barrier_wait(&empty[place], parity);\n      const int k", "const int k"),
+        GATHERED, "barrier_wait(&empty[place], phase);\n      const int k", "const int k"),
     "gathered rows not swizzled": (GATHERED, "(sixteen ^ first % 8) * 16,", "sixteen * 16,"),
     "another group's sources": (GATHERED, "row = tiles.begin + (row * CLUSTER + rank) * ROWS;", "row = row * ROWS;"),
     "zeros for tokens there are none of": (GATHERED, "if (from[i] == UNKNOWN)", "if (false)"),

@@ -33,7 +33,7 @@ __device__ __forceinline__ void gather(Pace &walk, Order &tiles, const Shape &sh
   const int first = 4 * warp + lane / 8, second = first + 4 * GATHERERS;
   const int to_first = first * LINE + (sixteen ^ first % 8) * 16, to_second = second * LINE + (sixteen ^ second % 8) * 16;
   int place = 0, oldest = 0, begun = 0;
-  u32 parity = 1;
+  u32 phase = 1;  // as of the one that fetches
   while (walk.next()) {
     int row, column, matrix, from[EACH];
     tiles.at(walk.tile, row, column, matrix);
@@ -46,7 +46,7 @@ __device__ __forceinline__ void gather(Pace &walk, Order &tiles, const Shape &sh
       if (r < end && u32(from[i]) >= u32(shape.tokens)) from[i] = UNKNOWN;
     }
     for (int depth = walk.from * DEPTH; depth < walk.to * DEPTH; depth += DEPTH) {
-      barrier_wait(&empty[place], parity);
+      barrier_wait(&empty[place], phase);
       const int k = depth + SIXTEEN * sixteen, there = max(0, min(16, (shape.k - k) * int(sizeof(T))));
 #pragma unroll
       for (int i = 0; i < EACH; i++) {
@@ -66,7 +66,7 @@ __device__ __forceinline__ void gather(Pace &walk, Order &tiles, const Shape &sh
         gathered<PENDING>(&full[oldest], rank, lane);
         if (++oldest == STAGES) oldest = 0;
       }
-      if (++place == STAGES) place = 0, parity ^= 1;
+      if (++place == STAGES) place = 0, phase ^= 1;
     }
   }
   for (; oldest != place; oldest = oldest + 1 == STAGES ? 0 : oldest + 1) gathered<0>(&full[oldest], rank, lane);

@@ -161,10 +161,15 @@ grouped_matmul = Operator(
             workload(R=20, N=34, K=16, E=2, gated=True, layout="KN", bias=False),
             workload(R=20, N=12, K=10, E=2, bias=False, loads="even"),
             *(workload(R=12, N=12, K=16, E=2, memory=at) for at in ("strided", "transposed")),
+            # rows on 16 bytes: for Hopper's main loop too
+            workload(R=140, N=72, K=72, E=5, gather=2, gated=True, past=9),
+            workload(R=150, N=64, K=72, E=4, layout="KN", loads="empty"),
         ],
         "full": [
             *(workload(R=600, N=128, K=192, E=7, gated=gated, gather=2) for gated in (False, True)),
             workload(R=2000, N=256, K=130, E=40),
+            *(workload(R=3000, N=520, K=264, E=9, loads=loads, past=70) for loads in ("zipf", "one", "empty", "even")),
+            workload(R=3000, N=136, K=328, E=70, gather=3, gated=True, layout="KN"),
         ],
         "huge": [workload("bf16", R=2**17, N=2**14 + 128, K=64, E=8, bias=False), workload("bf16", R=2**10, N=2**13,
         K=2**13, E=40)], "bench": SIZES,
