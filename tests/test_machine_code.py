@@ -87,9 +87,10 @@ def test_other_text_of_the_same_code_is_carried(repository):
         ),
         ("operators/elementwise/relu.py", "grid = (self.rows", "grid = (2 * self.rows", "other code at 1 of 2 points"),
         ("operators/elementwise/relu.py", "if dx.numel():", "if dx.zero_().numel():", "other code at 1 of 2 points"),
+        ("operators/elementwise/relu.py", "backward_bits=1", "backward_bits=0", "other code at 1 of 2 points"),
         ("timing.py", '"""One timer', '"""Another timer', "cannot be compared: timing.py has changed since"),
     ],
-    ids=["kernel", "grid", "operator", "timing"],
+    ids=["kernel", "grid", "operator", "cost", "timing"],
 )
 def test_other_code_and_other_timing_are_not(repository, file, old, new, outcome):
     commit, source = repository(file, old, new)

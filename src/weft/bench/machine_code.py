@@ -1,9 +1,10 @@
 """``weft carry``: records of an earlier source count for today's, where both compile to the same machine code.
 
 A table made from records of other code is marked stale, and code is text: a function that moves makes records stale. This
-compiles the measured points from the sources that the records name and from today's, and compares what would be launched:
-kernels as machine code, grids, arguments, shared memory, and the PyTorch operators between them. Where all of it is equal at
-every measured point of an operator, ``results/<gpu>/same_code.jsonl`` gets a line, and the records keep their commit.
+compiles the measured points from the sources that the records name and from today's, and compares what would be launched
+(kernels as machine code, grids, arguments, shared memory, the PyTorch operators between them) and the bytes and FLOPs that it
+is held against. Where all of it is equal at every measured point of an operator, ``results/<gpu>/same_code.jsonl`` gets a line,
+and the records keep their commit.
 
 It is run by file as well, by the interpreter of an earlier tree, so it keeps to what has long been there.
 """
@@ -61,11 +62,12 @@ def _digest(op: Any, workload: str, dtype: str, direction: str, implementation: 
 
     seen: list[Any] = []
     try:
-        made = op.find(implementation)
+        made, w = op.find(implementation), op.parse(workload, dtype)
+        seen.append((op.cost(w, direction),))  # what the times were held against
         with compiling_for(sm, lambda *kernel: seen.append(kernel)), _launches(seen), _operators(seen):
-            call, _ = cases.bind(op, made.function, direction, op.inputs(op.parse(workload, dtype), None, "meta"))
+            call, _ = cases.bind(op, made.function, direction, op.inputs(w, None, "meta"))
             if direction == "backward":
-                seen.clear()
+                del seen[1:]  # the forward's
             call()
     except Exception as error:  # a name that was not there yet, a point that was declined: no code to be the same
         return f"{type(error).__name__}: {error}"
