@@ -303,7 +303,7 @@ def test_a_share_of_the_ceiling_is_the_time_that_the_work_takes_there(weft, no_c
     assert code == 0 and {"torch"} <= {m["implementation"] for m in timed}
     for m in timed:
         assert m["limit_name"] == "fp32 matrix" and m["limit_us"] == pytest.approx(2 * 64**3 / 1e11 * 1e6, rel=1e-4)
-        assert m["share_of_ceiling"] == pytest.approx(m["limit_us"] / m["time_us"], rel=1e-2)
+        assert m["share_of_ceiling"] == pytest.approx(m["limit_us"] / m["time_us"], rel=1e-2, abs=5.1e-5)  # 4 decimals
 
 
 def test_resume_leaves_out_what_is_there(weft, no_ceilings):

@@ -18,6 +18,7 @@ from weft.source import source_hash
 
 SOURCES = Path(machine_code.__file__).parents[2]
 GPU = "Some GPU"
+OTHER = "the same code at 1 of 2 points; other code first at N=1000, fp16, backward"
 POINTS = [("N=1000", "fp32", "forward", "triton"), ("N=1000", "fp16", "backward", "triton")]
 
 
@@ -61,9 +62,9 @@ def recorded(commit, source):
     return store
 
 
-def carried():
+def carried(others=()):
     said = []
-    return machine_code.carry(["relu"], GPU, 90, said.append), said
+    return machine_code.carry(["relu"], GPU, 90, said.append, others), said
 
 
 def test_other_text_of_the_same_code_is_carried(repository):
@@ -71,7 +72,7 @@ def test_other_text_of_the_same_code_is_carried(repository):
     today = source_hash(module())
     store = recorded(commit, source)
     assert source != today and {m.source for m in store.read()} == {source}
-    assert carried() == (1, [f"relu at {commit}: the same code at 2 points"])
+    assert carried() == (2, [f"relu at {commit}: the same code at 2 of 2 points"])
     assert {m.source for m in store.read()} == {today} and {m.source for m in store.read(as_measured=True)} == {source}
     assert carried() == (0, [])  # there is nothing left to compare
 
@@ -83,43 +84,62 @@ def test_other_text_of_the_same_code_is_carried(repository):
             "operators/elementwise/relu.py",
             "passes != 0, dy, 0.0",
             "passes != 0, dy, 1.0",
-            "other code at 1 of 2 points",
+            OTHER,
         ),
-        ("operators/elementwise/relu.py", "grid = (self.rows", "grid = (2 * self.rows", "other code at 1 of 2 points"),
-        ("operators/elementwise/relu.py", "if dx.numel():", "if dx.zero_().numel():", "other code at 1 of 2 points"),
-        ("operators/elementwise/relu.py", "backward_bits=1", "backward_bits=0", "other code at 1 of 2 points"),
-        ("timing.py", '"""One timer', '"""Another timer', "cannot be compared: timing.py has changed since"),
+        ("operators/elementwise/relu.py", "grid = (self.rows", "grid = (2 * self.rows", OTHER),
+        ("operators/elementwise/relu.py", "if dx.numel():", "if dx.zero_().numel():", OTHER),
+        ("operators/elementwise/relu.py", "backward_bits=1", "backward_bits=0", OTHER),
+        ("timing.py", '"""One timer', '"""Another timer', "timing"),
     ],
     ids=["kernel", "grid", "operator", "cost", "timing"],
 )
 def test_other_code_and_other_timing_are_not(repository, file, old, new, outcome):
     commit, source = repository(file, old, new)
     store = recorded(commit, source)
-    found, (line,) = carried()
-    assert found == 0 and line.startswith(f"relu at {commit}: {outcome}")
-    if "points" in outcome:
-        assert line.endswith("first " + ", ".join(POINTS[1]))
-    assert {m.source for m in store.read()} == {source}
+    found, said = carried()
+    if outcome == OTHER:
+        assert (found, said) == (1, [f"relu at {commit}: {OTHER}"])
+        assert [m.source for m in store.read()] == [source_hash(module()), source]
+    else:
+        assert (found, said) == (
+            0,
+            [f"relu, source {source}: cannot be compared: timing.py has changed since {commit}"],
+        )
+        assert [m.source for m in store.read()] == [source, source]
 
 
-def test_a_source_that_is_not_the_commits_is_not(repository):
-    commit, _ = repository("operators/elementwise/relu.py", '"""``relu', '"""Of ``relu')
-    recorded(commit, "0123456789ab")
-    assert "is not that commit's" in carried()[1][0]
+def test_a_source_is_compared_at_a_commit_that_has_it(repository):
+    commit, source = repository("operators/elementwise/relu.py", '"""``relu', '"""Of ``relu')
+    other, _ = repository("operators/elementwise/relu.py", '"""Of ``relu', '"""About ``relu')
+    recorded(other, "0123456789ab")
+    assert carried() == (0, [f"relu, source 0123456789ab: cannot be compared: it is not that of {other}"])
+    store = recorded(other, source)  # measured in a tree with changes
+    line = Measurement(
+        "relu", "triton", "forward", *POINTS[0][:2], 1.0, ours=True, gpu=GPU, commit=commit, source=source
+    )
+    store.append(GPU, "relu", line)
+    assert carried() == (2, [f"relu at {commit}: the same code at 2 of 2 points"])
+
+
+def test_a_commit_that_git_does_not_know(repository):
+    repository("operators/elementwise/relu.py", '"""``relu', '"""Of ``relu')
     recorded("0" * 40, "0123456789ab")
     assert "cannot be compared: Command" in carried()[1][0]
 
 
 def test_sources_are_followed_to_the_last(tmp_path):
-    store = Store(tmp_path)
+    store, point = Store(tmp_path), ("N=1", "fp32", "forward")
     for source in "abc":
         store.append(GPU, "relu", Measurement("relu", "triton", "forward", "N=1", "fp32", 1.0, gpu=GPU, source=source))
     for source, later in ("ab", "bc"):
-        store.append(GPU, "same_code", {"operator": "relu", "source": source, "same_as": later})
+        store.append(GPU, "same_code", {"operator": "relu", "source": source, "same_as": later, "points": [point]})
     assert [m.source for m in store.read()] == ["c", "c", "c"]
-    store.append(GPU, "same_code", {"operator": "relu", "source": "c", "same_as": "a"})  # a change undone
+    store.append(
+        GPU, "same_code", {"operator": "relu", "source": "c", "same_as": "a", "points": [point]}
+    )  # a change undone
     assert [m.source for m in store.read()] == ["a", "a", "a"]
-    store.append(GPU, "same_code", {"operator": "add", "source": "a", "same_as": "d"})
-    store.append("Another GPU", "same_code", {"operator": "relu", "source": "a", "same_as": "e"})
+    store.append(GPU, "same_code", {"operator": "add", "source": "a", "same_as": "d", "points": [point]})
+    store.append("Another GPU", "same_code", {"operator": "relu", "source": "a", "same_as": "e", "points": [point]})
+    store.append(GPU, "same_code", {"operator": "relu", "source": "a", "same_as": "f", "points": [("N=2", *point[1:])]})
     store.append(GPU, "same_code", {"operator": "relu"})
     assert [m.source for m in store.read()] == ["a", "a", "a"]

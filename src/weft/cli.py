@@ -306,15 +306,17 @@ def carry(
     names: Names = None,
     gpu: Annotated[str, typer.Option(help="the machine's name in the records")] = "NVIDIA H200",
     arch: Annotated[str, typer.Option(help="its architecture")] = "sm_90",
+    commit: Annotated[
+        list[str] | None, typer.Option(help="also look for the source here (of records from changed files)")
+    ] = None,
 ) -> None:
     """Let records of an earlier source count where it compiles to the same machine code."""
     from weft.bench import machine_code
 
     if not arch.removeprefix("sm_").isdigit():
         raise typer.BadParameter(f"--arch is '{arch}'; expected one such as sm_90")
-    machine_code.carry(
-        names or [], gpu, int(arch.removeprefix("sm_")), lambda t: out.print(t, markup=False, soft_wrap=True)
-    )
+    sm = int(arch.removeprefix("sm_"))
+    machine_code.carry(names or [], gpu, sm, lambda t: out.print(t, markup=False, soft_wrap=True), commit or [])
 
 
 # ---- cluster ---------------------------------------------------------------------------------------------------------

@@ -160,20 +160,26 @@ class Store:
         for line in self.lines(gpu, name):
             with contextlib.suppress(ValueError):
                 found.append(m := Measurement.from_dict(line))
-                while later := same.get((slug(m.gpu), m.operator, m.source)):  # a source may have changed several times
+                point = (slug(m.gpu), m.operator, m.workload, m.dtype, m.direction)
+                while m.metric == "time" and (
+                    later := same.get((*point, m.source))
+                ):  # a source may have changed several times
                     m.source = later
         return found
 
-    def _same_code(self, gpu: str | None) -> dict[tuple[str, str, str], str]:
-        """(machine, operator, source) → a later source of the same machine code. What was said last holds, and a source that
-        came back (an undone change) has none."""
-        same: dict[tuple[str, str, str], str] = {}
+    def _same_code(self, gpu: str | None) -> dict[tuple[str, ...], str]:
+        """(machine, operator, workload, dtype, direction, source) → a later source of the same machine code there. What was
+        said last holds, and a source that came back (a change undone) has none."""
+        same: dict[tuple[str, ...], str] = {}
         for path in self.root.glob(f"{slug(gpu) if gpu else '*'}/{SAME_CODE}.jsonl"):
             for line in read_lines(path):
-                operator, source, later = (str(line.get(key, "")) for key in ("operator", "source", "same_as"))
-                same.pop((path.parent.name, operator, later), None)
-                same[path.parent.name, operator, source] = later
-        return {key: later for key, later in same.items() if later not in ("", key[2])}
+                source, later = str(line.get("source", "")), str(line.get("same_as", ""))
+                for point in line.get("points", ()):
+                    key = (path.parent.name, str(line.get("operator", "")), *map(str, point))
+                    same.pop((*key, later), None)
+                    if later not in ("", source):
+                        same[(*key, source)] = later
+        return same
 
     def lines(self, gpu: str | None = None, name: str | None = None) -> Iterator[dict[str, Any]]:
         for path in sorted(self.root.glob(f"{slug(gpu) if gpu else '*'}/{name or '*'}.jsonl")):

@@ -3,8 +3,8 @@
 A table made from records of other code is marked stale, and code is text: a function that moves makes records stale. This
 compiles the measured points from the sources that the records name and from today's, and compares what would be launched
 (kernels as machine code, grids, arguments, shared memory, the PyTorch operators between them) and the bytes and FLOPs that it
-is held against. Where all of it is equal at every measured point of an operator, ``results/<gpu>/same_code.jsonl`` gets a line,
-and the records keep their commit.
+is held against. The points where all of it is equal become a line of ``results/<gpu>/same_code.jsonl``, and the records keep
+their commit.
 
 It is run by file as well, by the interpreter of an earlier tree, so it keeps to what has long been there.
 """
@@ -27,6 +27,10 @@ Point = tuple[str, str, str, str]  # workload, dtype, direction, implementation
 
 class NotSameMethod(ValueError):
     """Records that were timed in another way than today's."""
+
+
+class DoesNotRun(RuntimeError):
+    """Sources that cannot say what they compile to."""
 
 
 # ---- in either tree --------------------------------------------------------------------------------------------------
@@ -118,7 +122,7 @@ def _operators(seen: list[Any]) -> Any:
 # ---- in today's ------------------------------------------------------------------------------------------------------
 
 
-def carry(names: Sequence[str], gpu: str, sm: int, say: Callable[[str], None]) -> int:
+def carry(names: Sequence[str], gpu: str, sm: int, say: Callable[[str], None], others: Sequence[str] = ()) -> int:
     """Compares every operator whose records of a machine are of an earlier source, and notes where nothing has changed.
 
     Args:
@@ -126,9 +130,10 @@ def carry(names: Sequence[str], gpu: str, sm: int, say: Callable[[str], None]) -
         gpu: the machine's name in the records.
         sm: its architecture.
         say: told the outcome for each operator and source.
+        others: commits to look for a source in where the records' own have another: they were measured in changed files.
 
     Returns:
-        How many sources are the same as today's.
+        At how many points (workload, dtype, direction) nothing has changed.
     """
     from weft import registry
     from weft.records import SAME_CODE, Store, latest
@@ -137,50 +142,64 @@ def carry(names: Sequence[str], gpu: str, sm: int, say: Callable[[str], None]) -
     store, found = Store(), 0
     for op in registry.select(names):
         today = source_hash(op.module)
-        stale: dict[tuple[str, str], list[Point]] = {}
+        stale: dict[str, dict[Point, str]] = {}
         measured, counted = latest(store.read(gpu, op.name, as_measured=True)), latest(store.read(gpu, op.name))
         for m, now in zip(measured, counted, strict=True):
             if m.ours and m.metric == "time" and now.source != today:
-                stale.setdefault((m.commit, m.source), []).append((m.workload, m.dtype, m.direction, m.implementation))
-        for (commit, source), points in stale.items():
+                stale.setdefault(m.source, {})[m.workload, m.dtype, m.direction, m.implementation] = m.commit
+        for source, commits in stale.items():
             try:
-                differing = _compare(op.name, commit, source, points, sm)
-            except (NotSameMethod, subprocess.CalledProcessError, OSError) as error:
-                say(f"{op.name} at {commit}: cannot be compared: {error}")
+                commit, same, differing = _compared(op.name, source, commits, sm, others)
+            except (NotSameMethod, DoesNotRun, subprocess.CalledProcessError) as error:
+                say(f"{op.name}, source {source}: cannot be compared: {error}")
                 continue
-            if differing:
-                first = ", ".join(differing[0][:4])
-                say(f"{op.name} at {commit}: other code at {len(differing)} of {len(points)} points, first {first}")
-                continue
-            line = {"operator": op.name, "source": source, "same_as": today, "commit": commit, "arch": f"sm_{sm}"}
-            store.append(gpu, SAME_CODE, {**line, "points": len(points)})
-            say(f"{op.name} at {commit}: the same code at {len(points)} points")
-            found += 1
+            text = f"{op.name} at {commit}: the same code at {len(same)} of {len(same) + len(differing)} points"
+            say(text + (f"; other code first at {', '.join(differing[0])}" if differing else ""))
+            if same:
+                line = {"operator": op.name, "source": source, "same_as": today, "commit": commit, "arch": f"sm_{sm}"}
+                store.append(gpu, SAME_CODE, {**line, "points": same})
+                found += len(same)
     return found
 
 
-def _compare(operator: str, commit: str, source: str, points: list[Point], sm: int) -> list[Point]:
-    """The points that differ.
+def _compared(
+    operator: str, source: str, commits: dict[Point, str], sm: int, others: Sequence[str]
+) -> tuple[str, list[tuple[str, ...]], list[tuple[str, ...]]]:
+    """A commit of that source, and the points (workload, dtype, direction) where all of ours is the same, and where it is not.
+
+    Args:
+        commits: what was measured, and the commit that its record names: that of changed files has another source.
 
     Raises:
-        NotSameMethod: the commit's source is not what the records say, or it times in another way.
-        CalledProcessError: git does not know the commit, or the sources of it do not run.
+        NotSameMethod: no commit is of that source, or it times in another way.
+        DoesNotRun: the sources of a commit.
+        CalledProcessError: git does not know a commit.
     """
+    points = list(commits)
     now = _described(Path(__file__).parents[2], operator, points, sm)
-    with _tree(commit) as folder:
-        then = _described(folder / "src", operator, points, sm)
-    if then["source"] != source:
-        raise NotSameMethod(f"the records' source {source} is not that commit's, {then['source']}")
+    named = list(dict.fromkeys((*commits.values(), *others)))
+    for commit in named:
+        with _tree(commit) as folder:
+            then = _described(folder / "src", operator, points, sm)
+        if then["source"] == source:
+            break
+    else:
+        raise NotSameMethod(f"it is not that of {', '.join(named)}")
     if then["timing"] != now["timing"]:
-        raise NotSameMethod("timing.py has changed since")
-    return [p for p, a, b in zip(points, then["code"], now["code"], strict=True) if a != b or ":" in a]
+        raise NotSameMethod(f"timing.py has changed since {commit}")
+    pairs = zip(points, then["code"], now["code"], strict=True)
+    other = {point[:3] for point, a, b in pairs if a != b or ":" in a}
+    every = dict.fromkeys(point[:3] for point in points)
+    return commit, [p for p in every if p not in other], [p for p in every if p in other]
 
 
 def _described(sources: Path, operator: str, points: list[Point], sm: int) -> Any:
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     env |= {"PYTHONPATH": str(sources), "TRITON_DISABLE_LINE_INFO": "1"}
     job = json.dumps([operator, points, sm])
-    done = subprocess.run([sys.executable, __file__], input=job, env=env, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run([sys.executable, __file__], input=job, env=env, capture_output=True, text=True)
+    if done.returncode:
+        raise DoesNotRun((done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1])
     return json.loads(done.stdout.splitlines()[-1])
 
 
