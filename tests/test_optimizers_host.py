@@ -58,7 +58,9 @@ def test_a_step_has_its_name_in_a_profile():
     mine = weights(((3,),))
     a = optim.AdamW(mine)
     set_gradients(mine)
-    with torch.profiler.profile() as profile:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU]
+    ) as profile:  # a GPU's track has it again
         a.step()
     assert [e.count for e in profile.key_averages() if e.key == "Optimizer.step#AdamW.step"] == [1]
 
@@ -205,9 +207,10 @@ def test_more_graphs_than_are_provided_for_after_a_step_between():
     a = optim.SGD(mine, lr=0.5)
     set_gradients(mine)
     a.step()
-    graphs = []
+    graphs, gradients = [], []  # a graph keeps no gradient alive
     for seed in range(6):
         mine[0].grad = torch.full_like(mine[0], float(seed))
+        gradients.append(mine[0].grad)
         graphs.append(torch.cuda.CUDAGraph())
         with torch.cuda.graph(graphs[-1]):
             a.step()

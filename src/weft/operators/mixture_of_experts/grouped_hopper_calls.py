@@ -10,7 +10,7 @@ from torch import Tensor
 from weft.definition import Declined
 from weft.operators.call import eager
 from weft.operators.elementwise import swiglu
-from weft.operators.mixture_of_experts import grouped_calls
+from weft.operators.mixture_of_experts import grouped_calls, grouped_hopper
 from weft.operators.mixture_of_experts.grouped_hopper import plans, terms_plans, why_not, why_not_terms
 from weft.operators.mixture_of_experts.permute_tokens import gathered
 
@@ -148,6 +148,10 @@ def grouped_matmul_hopper(
     activation: str | None = None,
 ) -> Tensor:
     gate = activation is not None
+    if x.is_cuda and not grouped_hopper.PROVEN:
+        raise Declined(
+            "verification on an H200 met an illegal access; the mixture of experts' README says what is known"
+        )
     if reason := declined(x, w, source, bias, gate):
         raise Declined(reason)
     operands = (x, w) if bias is None else (x, w, bias)
