@@ -65,12 +65,12 @@ def plan(a, b) -> hopper.HopperPlan:
 
 LAUNCH = """
 const Shape shape = {int(job.shape[0]), int(job.shape[1]), int(job.shape[2]), int(job.shape[3]), int(job.shape[4]),
-                     int(job.shape[5]), int(job.shape[6]), int(job.shape[7]), int(job.more[4]), int(job.more[5])};
+                     int(job.shape[5]), int(job.shape[6]), int(job.shape[7])};
 const Factors factors = {int(job.scales[0]), int(job.scales[1]), float(job.factors[0]), float(job.factors[1]),
                          float(job.factors[2])};
 job.run([&] {
   KERNEL(job.buffer(5), job.buffer(6), job.buffer(7), job.buffer(8), job.buffer(9), job.buffer(10),
-         job.buffer(11), job.buffer(12), job.buffer(13), job.buffer(14),
+         job.buffer(11), job.buffer(12),
          job.map<TensorMap>(0), job.map<TensorMap>(1), job.map<TensorMap>(2),
          job.map<TensorMap>(3), job.map<TensorMap>(4), shape, factors);
 });
@@ -86,7 +86,6 @@ class Product:
     """The operands of a case, and its plan, made on a machine with few multiprocessors."""
 
     offsets, order = torch.zeros(0, dtype=torch.int32), torch.zeros(0, dtype=torch.int64)  # of groups
-    x, source = torch.zeros(0), torch.zeros(0, dtype=torch.int32)  # of gathered rows
 
     def __init__(self, case: Case, seed: int = 0):
         self.case = case
@@ -172,17 +171,16 @@ class Product:
             patch.setattr(tensor_maps, "_encode_tiled", lambda: encode_tiled)
             *maps, shape, factors = self.scalars()
         tensors = (*mapped, self.a_scale, self.b_scale, self.bias, self.amax, self.workspace, self.flags)
-        storages = [bytes_of(t) for t in tensors]
-        others = [bytes_of(t).numpy().tobytes() for t in (self.offsets, self.order, self.x, self.source)]
-        more = struct.pack("<6q", *map(len, others), shape.tokens, shape.step) + b"".join(others)
+        storages, others = ([bytes_of(t) for t in some] for some in (tensors, (self.offsets, self.order)))
         words = [kernel, launch.grid[0], launch.block, launch.cluster, launch.shared_bytes, seed, *map(len, storages)]
         for i, made in enumerate(maps):
             number = 4 if (case.k == 0 and i < 3) or mapped[i] is self.c else i
             words += [made.opaque[0] - storages[number].data_ptr(), *made.opaque[1:], number]
         words += [shape.m, shape.n, shape.k, shape.matrices, shape.group, shape.streamed, shape.share, shape.longer]
         words += [factors.a_scales, factors.b_scales]
-        data = b"".join(s.numpy().tobytes() for s in storages)
-        return struct.pack(f"<{len(words)}q3d", *words, factors.alpha, factors.beta, factors.gamma) + data + more
+        data, more = (b"".join(s.numpy().tobytes() for s in some) for some in (storages, others))
+        numbers = struct.pack(f"<{len(words)}q3d", *words, factors.alpha, factors.beta, factors.gamma)
+        return numbers + data + struct.pack("<2q", *map(len, others)) + more
 
 
 def encode_tiled(

@@ -159,7 +159,11 @@ struct Call {
 
 inline Block &own() { return *machine.now->block; }
 
-struct Box { u64 address, size, sizes[3], steps[2], box[3]; };  // what the test writes in place of cuTensorMapEncodeTiled
+struct Box { u64 address, size, sizes[3], steps[2], box[3], unused[4], first, end; };  // what the test writes in place of cuTensorMapEncodeTiled; its tensor's memory
+
+inline void check_inside(const Box &map, u64 address, u64 bytes, const char *what) {
+  if (address < map.first || address + bytes > map.end) fail(what);
+}
 
 inline void move(Block &block, u32 shared, const Box &map, int x, int y, int z, bool load) {
   if (shared % 1024 || map.box[0] * map.size != 128) fail("a swizzled box begins on 1024 bytes and has rows of 128");
@@ -169,6 +173,7 @@ inline void move(Block &block, u32 shared, const Box &map, int x, int y, int z, 
       const i64 c = i64(x) + column, r = i64(y) + row;
       const bool inside = c >= 0 && r >= 0 && z >= 0 && c < i64(map.sizes[0]) && r < i64(map.sizes[1]) && z < i64(map.sizes[2]);
       auto *there = reinterpret_cast<unsigned char *>(map.address + c * map.size + r * map.steps[0] + z * map.steps[1]);
+      if (inside) check_inside(map, reinterpret_cast<u64>(there), map.size, "TMA reaches outside of the tensor");
       if (load)
         inside ? std::memcpy(here, there, map.size) : std::memset(here, 0, map.size);
       else if (inside)
@@ -180,6 +185,7 @@ inline void fetch_box(Call &c, u32 mask) {
   const Box map = *reinterpret_cast<const Box *>(c.get(1));
   const u32 to = c.get(0), barrier = c.get(5);
   const int x = c.as(2), y = c.as(3), z = c.as(4);
+  check_inside(map, map.address, 1, "TMA loads by a map that begins outside of its tensor");  // a fault, whatever the box is
   if (mask >> cluster().blocks.size()) fail("multicast to a block outside the cluster");
   for (size_t rank = 0; rank < cluster().blocks.size(); rank++)
     if (mask >> rank & 1) {
@@ -317,15 +323,7 @@ inline void copy_sixteen(Call &c) {  // the fourth operand counts the bytes that
   const auto *from = reinterpret_cast<const unsigned char *>(c.get(1));
   const u32 bytes = c.get(3);
   if (c.get(2) != 16 || bytes > 16 || c.get(0) % 16 || c.get(1) % 16) fail("a copy of another size or misaligned");
-  Thread *thread = machine.now;
-  const bool at_once = chance(2);  // or wgmma sees it behind a fence
-  const auto copy = [=] {
-    const auto write = [=] { std::memset(to, 0, 16), std::memcpy(to, from, bytes); };
-    if (at_once)
-      write();
-    else
-      thread->unfenced.push_back(write);
-  };
+  const auto copy = [=] { std::memset(to, 0, 16), std::memcpy(to, from, bytes); };
   if (chance(2))
     copy();
   else
@@ -493,10 +491,7 @@ inline Play play_of(const std::string &name) {
       {"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", [](Call &c) { product_of_a_warp(c, value_of_bf16); }},
       {"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", [](Call &c) { product_of_a_warp(c, wgmma_f16); }},
       {"cp.async.cg.shared.global", copy_sixteen},
-      {"cp.async.wait_all",  // by those who read what was copied as they read everything
-       [](Call &) { commit(*machine.now), finish(*machine.now, 0), show(machine.now->unfenced); }},
-      {"cp.async.commit_group", [](Call &) { commit(*machine.now); }},
-      {"cp.async.wait_group", [](Call &c) { finish(*machine.now, c.get(0)); }},
+      {"cp.async.wait_all", [](Call &) { commit(*machine.now), finish(*machine.now, 0); }},
       {"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32", store_pair_at},
   };
   if (!plays.count(name)) fail(("an instruction that is not played: " + name).c_str());
@@ -559,11 +554,11 @@ struct Any {
 };
 
 struct Job {
-  static constexpr int BUFFERS = 11, MORE = 4, MAPS = 5;
+  static constexpr int BUFFERS = 11, MORE = 2, MAPS = 5;
   i64 kernel, grid, threads, cluster, shared_bytes, seed, bytes[BUFFERS], maps[MAPS][17], shape[8], scales[2];
   double factors[3];
-  void *buffers[BUFFERS + MORE] = {};  // A, B, up, residual, C, as the maps; scales of A and B, bias, amax, workspace, flags; and if there is more: offsets and order of groups, x and source
-  i64 more[MORE + 2] = {};  // bytes of those; tokens, and from one to the next
+  void *buffers[BUFFERS + MORE] = {};  // A, B, up, residual, C, as the maps; scales of A and B, bias, amax, workspace, flags; and if there is more: offsets and order of groups
+  i64 more[MORE] = {};                 // bytes of those
   Any buffer(int i) const { return {buffers[i]}; }
 
   template <typename Map> const Map &map(int i) const { return *reinterpret_cast<const Map *>(maps[i]); }
@@ -576,7 +571,10 @@ struct Job {
     for (int i = 0; i < BUFFERS; i++) take(buffers[i] = guarded((bytes[i] + 1) / 2), bytes[i]);
     if (std::fread(more, 1, sizeof more, stdin) == sizeof more)
       for (int i = 0; i < MORE; i++) take(buffers[BUFFERS + i] = guarded((more[i] + 1) / 2), more[i]);
-    for (auto &map : maps) map[0] += reinterpret_cast<i64>(buffers[map[16]]);  // was counted from the buffer's beginning
+    for (auto &map : maps) {
+      map[14] = reinterpret_cast<i64>(buffers[map[16]]), map[15] = map[14] + bytes[map[16]];
+      map[0] += map[14];  // was counted from the buffer's beginning
+    }
   }
   void run(const std::function<void()> &body) {
     machine.random.seed(seed);

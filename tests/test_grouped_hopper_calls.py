@@ -1,5 +1,6 @@
 """A grouped product on Hopper's main loop as PyTorch operators: what is launched with what, gradients, what goes to Triton
-instead. The launches themselves are played by PyTorch here; test_hopper_grouped.py plays the kernel."""
+instead. The loop's launches are played by PyTorch here, the Triton kernels around them run; test_hopper_grouped.py plays the
+kernel."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 pytest.importorskip("cuda.bindings")
 
-import where  # noqa: E402
+from where import DEVICE  # noqa: E402
 
 from weft.definition import Declined  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
@@ -19,32 +20,29 @@ from weft.operators.mixture_of_experts import grouped_hopper, grouped_hopper_cal
 from weft.operators.mixture_of_experts.arguments import random_places  # noqa: E402
 from weft.operators.mixture_of_experts.grouped_calls import reference  # noqa: E402
 
-OFFSETS = torch.tensor([0, 4, 4, 18], dtype=torch.int32)
+OFFSETS = torch.tensor([0, 4, 4, 18], dtype=torch.int32, device=DEVICE)
 FP16 = torch.float16
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(FP16)
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, FP16)
 
 
 @pytest.fixture
 def launched(monkeypatch):
     """The names of products that were launched on Hopper's loop, in their order; a wrong order of groups shows as zeros."""
-    if where.DEVICE == "cuda":
-        pytest.skip("plays launches on a CPU, Triton's in the interpreter; test_operators.py runs them on a GPU")
     names = []
 
     class Rows:
         @staticmethod
-        def of(operands, biased, gated, gathered):
-            grouped_hopper._rows_plan(*operands, biased, gated, gathered)
+        def of(operands, biased, gated):
+            grouped_hopper._rows_plan(*operands, biased, gated)
 
-            def plan(x, gate, up, y, offsets, bias=None, source=None):
+            def plan(x, gate, up, y, offsets, bias=None):
                 names.append("gated rows" if gated else "rows")
                 assert y.is_contiguous() and (bias is not None) == biased
                 w = torch.cat([gate, up], 1) if gated else gate
-                assert gathered is None if source is None else len(source) == gathered
-                y.copy_(reference(x, w, offsets, source, bias=bias, activation="swiglu" if gated else None))
+                y.copy_(reference(x, w, offsets, bias=bias, activation="swiglu" if gated else None))
 
             return plan
 
@@ -62,6 +60,7 @@ def launched(monkeypatch):
 
             return plan
 
+    monkeypatch.setattr(grouped_hopper, "PROVEN", True)
     monkeypatch.setattr(grouped_hopper_calls, "plans", Rows)
     monkeypatch.setattr(grouped_hopper_calls, "terms_plans", Terms)
     return names
@@ -73,7 +72,7 @@ def gradients(function, x, w, weigh=True, **named):
         leaves.append(named["bias"].detach().clone().requires_grad_())
         named["bias"] = leaves[2]
     y = function(leaves[0], leaves[1], OFFSETS, **named)
-    dy = random(*y.shape, seed=9) / 8 if weigh else torch.ones((), dtype=FP16).expand(y.shape)
+    dy = random(*y.shape, seed=9) / 8 if weigh else torch.ones((), dtype=FP16, device=DEVICE).expand(y.shape)
     return y, *torch.autograd.grad(y, leaves, dy)
 
 
@@ -82,17 +81,17 @@ def compare(found, wanted):
         torch.testing.assert_close(got, want, rtol=1e-2, atol=2e-2)
 
 
+@pytest.mark.device
 def test_it_has_the_gradients_of_the_reference_all_by_its_own_loop(launched):
     x, w = random(20, 16), random(3, 24, 16, seed=1)
     compare(gradients(grouped_hopper_calls.grouped_matmul_hopper, x, w), gradients(reference, x, w))
     assert launched == ["rows", "rows", "terms"]
 
 
-@pytest.mark.parametrize("position", [True, False])
-def test_a_gate_is_kept_for_its_gradient(launched, position):
-    source, places = random_places(torch.Generator().manual_seed(1), 9, 2, "cpu")
-    x, w, bias = random(9, 16), random(3, 32, 16, seed=1), random(3, 32, seed=2)
-    named = {"source": source, "position": places if position else None, "bias": bias, "activation": "swiglu"}
+@pytest.mark.device
+def test_a_gate_is_kept_for_its_gradient(launched):
+    x, w, bias = random(20, 16), random(3, 32, 16, seed=1), random(3, 32, seed=2)
+    named = {"bias": bias, "activation": "swiglu"}
     compare(gradients(grouped_hopper_calls.grouped_matmul_hopper, x, w, **named), gradients(reference, x, w, **named))
     assert launched == ["rows", "rows", "terms"], (
         "both halves, the tokens' gradient, the weights'; the bias's is Triton's"
@@ -102,6 +101,20 @@ def test_a_gate_is_kept_for_its_gradient(launched, position):
     assert launched[3:] == ["gated rows"], "where no gradient is wanted gate and up are not written"
 
 
+@pytest.mark.device
+@pytest.mark.parametrize("position", [True, False])
+@pytest.mark.parametrize("activation", ["swiglu", None])
+def test_rows_to_gather_are_tritons_but_their_gradients_are_not(launched, position, activation):
+    source, places = random_places(torch.Generator().manual_seed(1), 9, 2, DEVICE)
+    x, w, bias = random(9, 16), random(3, 32, 16, seed=1), random(3, 32, seed=2)
+    named = {"source": source, "position": places if position else None, "bias": bias, "activation": activation}
+    compare(gradients(grouped_hopper_calls.grouped_matmul_hopper, x, w, **named), gradients(reference, x, w, **named))
+    assert launched == ["rows", "terms"], "the tokens' gradient and the weights'"
+    with pytest.raises(Declined, match="gather"):
+        grouped_hopper_calls.grouped_matmul_hopper(x, w, OFFSETS, **named)
+
+
+@pytest.mark.device
 def test_a_weight_stored_transposed_gets_a_gradient_stored_so(launched):
     x, w = random(20, 16), random(3, 16, 24, seed=1).transpose(1, 2)
     found = gradients(grouped_hopper_calls.grouped_matmul_hopper, x, w)
@@ -109,6 +122,7 @@ def test_a_weight_stored_transposed_gets_a_gradient_stored_so(launched):
     assert found[2].stride() == w.stride() and launched == ["rows", "rows", "terms"]
 
 
+@pytest.mark.device
 def test_gradients_that_tma_cannot_take_are_tritons(launched):
     x, w = random(20, 16), random(3, 24, 16, seed=1)
     found = gradients(grouped_hopper_calls.grouped_matmul_hopper, x, w, weigh=False)
@@ -116,12 +130,15 @@ def test_gradients_that_tma_cannot_take_are_tritons(launched):
     assert launched == ["rows"], "of a sum dy is one number, expanded"
 
 
+@pytest.mark.device
 def test_operators_have_fakes_of_the_same_form(launched):
-    source, places = random_places(torch.Generator().manual_seed(1), 9, 2, "cpu")
+    source, places = random_places(torch.Generator().manual_seed(1), 9, 2, DEVICE)
     x, w, rows = random(9, 16), random(3, 32, 16, seed=1), random(18, 24)
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
-    for keep in (False, True):
+    for keep, gather in itertools.product((False, True), repeat=2):
         call = (x, w, OFFSETS, source, places, None, True, keep)
+        if not gather:
+            call = (random(18, 16), w, OFFSETS, None, None, None, True, keep)
         torch.library.opcheck(torch.ops.weft.grouped_matmul_hopper.default, call, test_utils=tests)
     call = (rows, x, OFFSETS, None, source)
     torch.library.opcheck(torch.ops.weft.grouped_outer_hopper.default, call, test_utils=tests)

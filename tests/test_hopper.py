@@ -112,11 +112,10 @@ MISTAKES = {
     "a sum not begun anew": (PLAIN, "depth - walk.from + s != 0", "1"),
     "one warp releases for four": (
         PLAIN, "CONSUMERS / 32 * CLUSTER", "2 * CLUSTER", "if (lane < CLUSTER)", "if (thread < CLUSTER)"),
-    "too few bytes expected": (PLAIN, "GATHERED ? STAGE - A_BYTES : STAGE", "A_BYTES"),
+    "too few bytes expected": (PLAIN, "barrier_expect(&full[place], STAGE)", "barrier_expect(&full[place], A_BYTES)"),
     "both consumers take the same rows": (PLAIN, "+ mine * ATOM, b_at", ", b_at"),
     "C's rows not swizzled": (PLAIN, "((j ^ r % 8) * 16)", "j * 16"),
-    "C's stores not fenced": (
-        PLAIN, 'asm volatile("fence.proxy.async.shared::cta;" ::: "memory");\n        group', "group"),
+    "C's stores not fenced": (PLAIN, 'asm volatile("fence.proxy.async.shared::cta;" ::: "memory");', ""),
     "C's slab overwritten while TMA reads it": (
         PLAIN, 'asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");  // what was put before has left its place', ""),
     "tiles in groups of the wrong height": (PLAIN, "height = min(group, rows - first)", "height = group"),

@@ -13,10 +13,11 @@ pytest.importorskip("cuda.bindings")
 import hopper_on_cpu as played  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from hopper_assembly import assembly, check_inner_loop  # noqa: E402
-from hopper_on_cpu import BF16, FP16, FP32  # noqa: E402
+from hopper_on_cpu import BF16, FP16, FP32, what_is_wrong  # noqa: E402
 
 from weft.definition import Declined  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
+from weft.operators.matmul.tensor_maps import Rows  # noqa: E402
 from weft.operators.mixture_of_experts import grouped_hopper  # noqa: E402
 
 UNEVEN = (70, 0, 1, 200, 64, 0, 129)  # under 64 rows, over 128, as many as a consumer has, none
@@ -43,7 +44,6 @@ class Groups:
     gated: bool = False
     biased: bool = False
     padded: bool = False
-    gather: int = 0  # tokens that rows are taken from, some of which are none of x's
     offsets: tuple[int, ...] = ()  # those given, where they are not the sizes' own
     amax: bool = False
 
@@ -59,9 +59,7 @@ class GroupedProduct(played.Product):
 
         def matrix(*shape: int, across: bool = False) -> torch.Tensor:
             shape = (*shape[:-2], shape[-1], shape[-2]) if across else shape
-            room = -(-shape[-1] // 8) * 8 + 16 if case.padded else shape[-1]
-            made = torch.randn((*shape[:-1], room), generator=random).to(case.dtype)
-            made[..., shape[-1] :] = torch.nan
+            made = torch.randn((*shape[:-1], shape[-1] + 16 * case.padded), generator=random).to(case.dtype)
             made = made[..., : shape[-1]]
             return made.mT if across else made
 
@@ -89,11 +87,7 @@ class GroupedProduct(played.Product):
             self.c = torch.full((r, case.n), torch.nan, dtype=case.dtype)
             if case.biased:
                 self.bias = torch.randn((e, self.w.shape[1]), generator=random).to(case.dtype)
-            if case.gather:
-                self.x = self.a = matrix(case.gather, case.k)
-                self.source = torch.randint(-1, case.gather + 1, (r,), dtype=torch.int32, generator=random)
-            rows = r if case.gather else None
-            make = lambda: grouped_hopper._rows_plan(self.a, self.w, case.biased, case.gated, rows)  # noqa: E731
+            make = lambda: grouped_hopper._rows_plan(self.a, self.w, case.biased, case.gated)  # noqa: E731
         self.residual = self.c
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(grouped_hopper.configuration, "trial", config)
@@ -104,20 +98,12 @@ class GroupedProduct(played.Product):
         return self.plan.scalars(self.a, self.b, self.up, self.c)
 
     def wanted(self) -> torch.Tensor:
-        """But for rows that are ``unknown``, all of which must be NaN."""
         case, wanted = self.case, torch.zeros(self.c.shape, dtype=torch.double)
-        self.unknown = torch.zeros(len(wanted), dtype=torch.bool)
         for e, (first, end) in enumerate(zip(self.bounds, self.bounds[1:], strict=False)):
             if case.terms:
                 wanted[e] = self.a[first:end].double().mT @ self.b[first:end].double()
                 continue
-            rows = self.a[first:end]
-            if case.gather:
-                source = self.source[first:end].long()
-                unknown = (source < 0) | (source >= case.gather)
-                self.unknown[first:end] = unknown
-                rows = self.a[source.masked_fill(unknown, 0)]
-            sums = rows.double() @ self.w[e].double().mT
+            sums = self.a[first:end].double() @ self.w[e].double().mT
             sums += self.bias[e].double() if case.biased else 0
             if case.gated:
                 gate, up = sums.chunk(2, -1)
@@ -135,12 +121,6 @@ CASES = {
        for layout in ("NT", "NN", "TN") for form in FORMS},
     **{f"rows, a gate, {form}": Groups(n=72, gated=True, biased=True, past=3, **{**FORMS[form], "columns": 128})
        for form in FORMS},
-    **{f"gathered {layout}, {form}, {stages} stages": Groups(
-        layout=layout, past=9, gather=37, stages=stages, **FORMS[form])
-       for layout, form, stages in (("NT", "a block alone", 3), ("NT", "one on another", 4), ("NN", "a block alone", 4))},
-    "gathered, a gate, padded": Groups(gather=300, gated=True, biased=True, columns=128, cluster=2, n=72, padded=True),
-    "gathered, terms that end within 16 bytes": Groups(gather=20, layout="NN", k=75, padded=True),
-    "gathered from one row": Groups((5, 0, 9), gather=1, dtype=FP16, n=8, k=8, stages=4),
     "rows, a bias": Groups(dtype=FP16, biased=True, past=130),
     "rows, wide": Groups(columns=256, n=520, k=72),
     "rows, wide, K apart, abreast": Groups(columns=256, n=520, k=72, layout="NN", cluster=2, abreast=True, gated=False),
@@ -160,7 +140,6 @@ CASES = {
 
 ROWS, TERMS = CASES["rows NT, a block alone"], CASES["terms, a block alone"]
 WAITS, LETS_GO = "            barrier_wait(&full[place], parity);\n", "            release(place);\n"
-GATHERED = CASES["gathered NN, a block alone, 4 stages"]
 BESIDE, BIAS = CASES["rows NT, abreast"], CASES["rows, a bias"]
 MISTAKES = {
     "rows of the next group overwritten": (ROWS, "min(64, tiles.end - row) : 0;", "64 : 0;"),
@@ -182,22 +161,11 @@ MISTAKES = {
     "the same half of A from both": (BESIDE, "const int r = rank * 64;", "const int r = 0;"),
     "both blocks in one column": (
         BESIDE, "rank_beside = ABREAST ? rank : 0;\n  Schedule", "rank_beside = 0;\n  Schedule"),
-    "copies that wgmma does not see": (
-        GATHERED, 'asm volatile("fence.proxy.async.shared::cta;" ::: "memory");\n  __syncwarp();', "__syncwarp();"),
-    "a place told full by its first lane": (GATHERED, '::: "memory");\n  __syncwarp();', '::: "memory");'),
-    "a place told full too early": (GATHERED, "if (++begun > PENDING) {", "if (++begun > PENDING - 1) {"),
-    "a place told full too late": (CASES["gathered NT, a block alone, 3 stages"], "STAGES > 3 ? 2 : 1;", "2;"),
-    "last places not told full": (GATHERED, "for (; oldest != place;", "for (; false;"),
-    "a place overwritten while it is read": (
-        GATHERED, "barrier_wait(&empty[place], phase);\n      const int k", "const int k"),
-    "gathered rows not swizzled": (GATHERED, "(sixteen ^ first % 8) * 16,", "sixteen * 16,"),
-    "another group's sources": (GATHERED, "row = tiles.begin + (row * CLUSTER + rank) * ROWS;", "row = row * ROWS;"),
-    "zeros for tokens there are none of": (GATHERED, "if (from[i] == UNKNOWN)", "if (false)"),
-    "tokens outside of x": (GATHERED, ">= u32(shape.tokens)) from[i]", "> u32(shape.tokens)) from[i]"),
-    "as many terms as fill 16 bytes": (
-        CASES["gathered, terms that end within 16 bytes"], "(shape.k - k) * int(sizeof(T))", "(shape.k - k) * 16"),
     "terms of the next group added": (
         TERMS, "min(DEPTH, tiles.end - tiles.begin - depth), down", "DEPTH, down"),
+    "terms fetched as rows are stored": (
+        TERMS, "? left - DEPTH : depth", "? DEPTH - left : depth", "? tiles.begin + depth : matrix,",
+        "? tiles.begin + depth + left : matrix,"),
     "a term of each stage left out": (
         TERMS, "min(DEPTH, tiles.end - tiles.begin - depth), down", "min(DEPTH - 1, tiles.end - tiles.begin - depth), down"),
     "one group for all": (TERMS, "matrix = int(order[matrix]);", "matrix = int(order[0]);"),
@@ -205,15 +173,6 @@ MISTAKES = {
         CASES["terms, fp16, padded"], "if (turn % 2 && first + clusters <= this->count())", "if (turn % 2)"),
     "terms of empty groups": (TERMS, "if (!walk.to) {", "if (!depths) {"),
 }  # fmt: skip
-
-
-def what_is_wrong(got: torch.Tensor | str, product: GroupedProduct) -> str:
-    product.wanted()
-    if isinstance(got, torch.Tensor) and product.unknown.any():
-        if not got[product.unknown].isnan().all():
-            return "numbers for rows that x does not have"
-        got[product.unknown] = product.wanted()[product.unknown].to(got.dtype)
-    return played.what_is_wrong(got, product)
 
 
 @pytest.fixture(scope="module")
@@ -244,6 +203,14 @@ def test_offsets_that_do_not_fit_reach_nothing_outside(play, bad, terms):
     assert isinstance(play(product), torch.Tensor)
 
 
+def test_no_load_is_by_a_map_that_begins_before_its_tensor(play):
+    """On an H200 that is an illegal memory access where nothing lies there, though every box lies in the tensor."""
+    product = GroupedProduct(TERMS)
+    _, of_b, of_up, of_c = product.plan.maps
+    product.plan.maps = (Rows(product.a, (64, 64), stored=True), of_b, of_up, of_c)
+    assert "begins outside of its tensor" in play(product)
+
+
 # ---- plans ---------------------------------------------------------------------------------------------------------------
 
 
@@ -253,14 +220,11 @@ def test_tiles_fit_shared_memory_and_the_kernel(rows, n, k, gated):
     x = torch.empty(64 * rows, k, dtype=BF16, device="meta")
     w = torch.empty(64, 2 * n if gated else n, k, dtype=BF16, device="meta")
     layout = "NTG" if gated else "NT"
-    keys = [(90, "16-bit", layout, gather, 64, rows, n, k) for gather in (False, True)]
-    for gather, config in [(g, c) for g in (False, True) for c in (None, *grouped_hopper.candidates(*keys[g]))]:
+    key = (90, "16-bit", layout, 64, rows, n, k)
+    for config in (None, *grouped_hopper.candidates(*key)):
         with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
             patch.setattr(grouped_hopper.configuration, "trial", config)
-            plans = [
-                grouped_hopper._rows_plan(x, w, False, gated, 64 * rows if gather else None),
-                grouped_hopper._terms_plan(x, x, 64),
-            ]
+            plans = [grouped_hopper._rows_plan(x, w, False, gated), grouped_hopper._terms_plan(x, x, 64)]
         for plan in plans[: 1 if gated else 2]:
             assert plan.launch.shared_bytes <= 232448 and plan.launch.grid[0] <= 132
             assert plan.launch.grid[0] % plan.launch.cluster == 0
@@ -308,17 +272,3 @@ def test_its_inner_loop_is_products_alone(columns, stages, cluster, abreast, gro
             tmp_path,
         )
         check_inner_loop(text, f"HGMMA.64x{columns}x16.F32.BF16", 1)
-
-
-@pytest.mark.parametrize(
-    "columns, stages, cluster, gated", [(256, 4, 1, 1), (256, 4, 2, 0), (192, 5, 2, 0), (128, 6, 1, 0)]
-)
-def test_warps_that_gather_have_registers_enough(columns, stages, cluster, gated, tmp_path):
-    gate = "SILU, false, true" if gated else "NONE, false, false"
-    text = assembly(
-        f"matmul_hopper<bf16, bf16, {columns}, {stages}, {cluster}, false, false, UNSCALED, false, false, {gate}, false, "
-        "false, false, false, bf16, ROWS_IN_GROUPS, false, true>",
-        tmp_path,
-    )
-    check_inner_loop(text, f"HGMMA.64x{columns}x16.F32.BF16", 1)
-    assert text.count("LDGSTS.E.BYPASS.128") == 11, "every third of 32 turns on 4 rows"

@@ -54,7 +54,7 @@ def test_each_set_of_addresses_gets_maps_of_its_own(monkeypatch):
     assert addresses[0] == [t.data_ptr() for t in (a, b, up, r, c)]
     assert addresses[3] == [t.data_ptr() for t in (a, b, b, c, c)]
     assert launched[0][0] is launched[2][0] and launched[1][0].scalars[6].beta == 2.0
-    assert [t.data_ptr() for t in launched[0][1]] == [t.data_ptr() for t in (c, c, bias, amax, *[c] * 6)]
+    assert [t.data_ptr() for t in launched[0][1]] == [t.data_ptr() for t in (c, c, bias, amax, c, c, c, c)]
     plain(a[:0], b, c[:0])  # nothing to map
     assert launched[4][0] is plain.launch
 

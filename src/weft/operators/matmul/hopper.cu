@@ -10,7 +10,6 @@
 // A stage holds 128 bytes along K: rows of 128 bytes in the 128-byte swizzle that TMA writes and wgmma reads. An operand
 // whose K is not the contiguous axis (16-bit floats only) lies as blocks of 64 rows of K by 64 elements.
 #include "hopper_epilogue.cuh"
-#include "hopper_gather.cuh"
 #include "hopper_groups.cuh"
 #include "hopper_pipeline.cuh"
 #include "hopper_producer.cuh"
@@ -32,17 +31,16 @@
 // R and S have elements of type Added, as wide as those of C.
 //
 // GROUPED: a product for each of shape.matrices groups of rows or of terms, whose ends are read from `offsets`; groups of terms run in the
-// given `order` (hopper_groups.cuh). BIASED: a bias for each group. GATHERED: rows of A are rows source[r] of x, and a_map is not looked at.
+// given `order` (hopper_groups.cuh). BIASED: a bias for each group.
 //
 // Maps have boxes of A: 128 rows (64 x 64 with A_ACROSS, 64 rows with ABREAST); B, up: the rows of their [N, K] view that a block fetches at a time (with
 // B_ACROSS 64 columns by 64 of K, or by 32 if two blocks share 192 columns); R, C: 64 rows of 128 bytes.
 template <typename T, typename O, int COLUMNS, int STAGES, int CLUSTER, bool A_ACROSS, bool B_ACROSS, int SCALES, bool TWO_LEVELS, bool BIASED,
           int ACTIVATION, bool RESIDUAL = false, bool GATED = false, bool AMAX = false, bool STREAM = false,
-          bool SYMMETRIC = false, bool SECOND = false, typename Added = O, int GROUPED = WHOLE, bool ABREAST = false,
-          bool GATHERED = false>
+          bool SYMMETRIC = false, bool SECOND = false, typename Added = O, int GROUPED = WHOLE, bool ABREAST = false>
 __global__ void __launch_bounds__(THREADS, 1)
     matmul_hopper(const float *a_scale, const float *b_scale, const O *bias, float *amax, float *workspace, u32 *flags,
-                  const int *offsets, const i64 *order, const T *x, const int *source,
+                  const int *offsets, const i64 *order,
                   const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map, const __grid_constant__ TensorMap up_map,
                   const __grid_constant__ TensorMap r_map, const __grid_constant__ TensorMap c_map, Shape shape, Factors factors) {
   using Sum = typename Unit<T>::Sum;
@@ -63,7 +61,6 @@ __global__ void __launch_bounds__(THREADS, 1)
   constexpr int STACKED = ABREAST ? 1 : CLUSTER, BESIDE = ABREAST ? CLUSTER : 1;  // blocks on one another, beside one another
   static_assert(GROUPED == WHOLE || (sizeof(T) == 2 && sizeof(O) == 2 && !SCALES && !RESIDUAL && !AMAX && !STREAM && !SYMMETRIC),
                 "groups are of 16-bit floats, and of whole tiles");
-  static_assert(!GATHERED || (GROUPED == ROWS_IN_GROUPS && !A_ACROSS && !ABREAST), "rows are gathered whole, each block its own");
   static_assert(GROUPED != TERMS_IN_GROUPS || (A_ACROSS && B_ACROSS && !BIASED && !GATED), "terms are rows of A and B");
   extern __shared__ __align__(1024) unsigned char dynamic[];  // all there is: the swizzle asks for 1024 bytes' alignment
   unsigned char *ring = dynamic, *out = ring + STAGES * STAGE;
@@ -77,7 +74,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 
   if (threadIdx.x == 0) {
     for (int s = 0; s < STAGES; s++) {
-      barrier_init(&full[s], GATHERED ? 1 + GATHERERS : 1);
+      barrier_init(&full[s], 1);
       barrier_init(&empty[s], CONSUMERS / 32 * CLUSTER);  // the warps of every block that reads what this one fetches
     }
     for (int c = 0; c < 2; c++) barrier_init(&residual[c], 1);
@@ -90,14 +87,11 @@ __global__ void __launch_bounds__(THREADS, 1)
   }
 
   if (warpgroup == 0) {
-    // ---- the producer: one thread, and the warps that gather ----
+    // ---- the producer: one thread ----
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (__shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0) == 0) {
-      if (elected())
-        produce<COLUMNS, WIDTH, DEPTH, STAGES, CLUSTER, A_ACROSS, B_ACROSS, GATED, GROUPED, ABREAST, GATHERED>(walk, tiles, shape, rank, ring, full,
-                                                                                                               empty, a_map, b_map, up_map);
-    } else if constexpr (GATHERED) {
-      gather<T, STAGE, STAGES, CLUSTER>(walk, tiles, shape, rank, ring, full, empty, x, source);
+    if (__shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0) == 0 && elected()) {
+      produce<COLUMNS, WIDTH, DEPTH, STAGES, CLUSTER, A_ACROSS, B_ACROSS, GATED, GROUPED, ABREAST>(walk, tiles, shape, rank, ring, full, empty,
+                                                                                                            a_map, b_map, up_map);
     }
   } else {
     // ---- the consumers: 64 rows each ----

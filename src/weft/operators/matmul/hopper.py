@@ -37,8 +37,7 @@ class Shape(ctypes.Structure):
     """``Shape`` of hopper.cu."""
 
     _fields_ = tuple(
-        (name, ctypes.c_int)
-        for name in ("m", "n", "k", "matrices", "group", "streamed", "share", "longer", "tokens", "step")
+        (name, ctypes.c_int) for name in ("m", "n", "k", "matrices", "group", "streamed", "share", "longer")
     )
 
 
@@ -365,7 +364,7 @@ class HopperPlan:
         if self.parts and c.is_cuda:
             workspace = torch.empty(self.parts, dtype=torch.float32, device=c.device)
             flags = flags_of(c.device, 2 * self.parts[0])
-        pointers = (a_scale, b_scale, bias, amax, workspace, flags, *[None] * 4)
+        pointers = (a_scale, b_scale, bias, amax, workspace, flags, None, None)
         launch(*(c if t is None else t for t in pointers))  # it reads only what it was made for
 
     def scalars(

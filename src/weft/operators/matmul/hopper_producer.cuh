@@ -6,9 +6,9 @@
 
 // Fetches A and B of every tile of `walk` into the ring, as soon as a place is empty. DEPTH: elements of K in a stage. A tile takes
 // COLUMNS of B, WIDTH of C; with GATED those past WIDTH are of up_map. Of a cluster each block, by its `rank`, fetches a part of B for all,
-// or with ABREAST of A. GATHERED: A is others' business (hopper_gather.cuh).
+// or with ABREAST of A.
 template <int COLUMNS, int WIDTH, int DEPTH, int STAGES, int CLUSTER, bool A_ACROSS, bool B_ACROSS, bool GATED, int GROUPED, bool ABREAST,
-          bool GATHERED, bool STREAM, typename Order>
+          bool STREAM, typename Order>
 __device__ __forceinline__ void produce(Walk<STREAM> &walk, Order &tiles, const Shape &shape, int rank, unsigned char *ring, u64 *full,
                                         u64 *empty, const TensorMap &a_map, const TensorMap &b_map, const TensorMap &up_map) {
   constexpr int A_BYTES = ROWS * LINE, STAGE = A_BYTES + COLUMNS * LINE;
@@ -28,14 +28,13 @@ __device__ __forceinline__ void produce(Walk<STREAM> &walk, Order &tiles, const 
     if constexpr (GROUPED == ROWS_IN_GROUPS) row = matrix < shape.matrices ? tiles.begin + row : shape.m;  // zeros for rows past all groups
     if constexpr (GROUPED == TERMS_IN_GROUPS) walk.to = (tiles.end - tiles.begin + DEPTH - 1) / DEPTH;
     for (int depth = walk.from * DEPTH; depth < walk.to * DEPTH; depth += DEPTH) {
-      // Where terms begin, and in which matrix of A and of B; of a group of terms as many as are left (hopper_groups.cuh).
-      const int left = min(DEPTH, tiles.end - tiles.begin - depth), down = GROUPED == TERMS_IN_GROUPS ? DEPTH - left : depth;
-      const int of_b = GROUPED == TERMS_IN_GROUPS ? tiles.begin + depth + left : matrix, of_a = GROUPED == ROWS_IN_GROUPS ? 0 : of_b;
+      // Where terms begin, and in which matrix of A and of B; of a group of terms no more than are left (hopper_groups.cuh).
+      const int left = min(DEPTH, tiles.end - tiles.begin - depth), down = GROUPED == TERMS_IN_GROUPS ? left - DEPTH : depth;
+      const int of_b = GROUPED == TERMS_IN_GROUPS ? tiles.begin + depth : matrix, of_a = GROUPED == ROWS_IN_GROUPS ? 0 : of_b;
       barrier_wait(&empty[place], parity);
-      barrier_expect(&full[place], GATHERED ? STAGE - A_BYTES : STAGE);
+      barrier_expect(&full[place], STAGE);
       unsigned char *a = ring + place * STAGE, *b = a + A_BYTES;
-      if constexpr (GATHERED) {
-      } else if constexpr (ABREAST) {
+      if constexpr (ABREAST) {
         const int r = rank * 64;
         fetch_for((1 << CLUSTER) - 1, a + r * LINE, a_map, A_ACROSS ? row + r : depth, A_ACROSS ? down : row + r, of_a, &full[place]);
       } else if constexpr (A_ACROSS) {

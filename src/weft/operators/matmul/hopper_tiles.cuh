@@ -3,8 +3,8 @@
 #include "prelude.cuh"
 
 // Sizes of a launch. n: columns of C; group: of tiles, below; streamed: tiles that are divided among clusters (`Walk`), in shares of
-// `share` stages of which the first `longer` have one more; tokens, step: rows that A is gathered from, and from one to the next.
-struct Shape { int m, n, k, matrices, group, streamed, share, longer, tokens, step; };
+// `share` stages of which the first `longer` have one more.
+struct Shape { int m, n, k, matrices, group, streamed, share, longer; };
 
 // Tiles in groups of GROUP rows of tiles: within a group columns of tiles follow one another, so that blocks which run at a
 // time share rows of A and columns of B in L2. `first` and `step` count clusters.

@@ -1,4 +1,7 @@
-"""A grouped product on Hopper's main loop as PyTorch operators with their gradients; what it declines goes to Triton's."""
+"""A grouped product on Hopper's main loop as PyTorch operators with their gradients; what it declines goes to Triton's.
+
+So does a product of rows that are to be gathered, whose gradients are the main loop's all the same (README.md counts why).
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,16 @@ from weft.operators.mixture_of_experts.permute_tokens import gathered
 
 
 def declined(x: Tensor, w: Tensor, source: Tensor | None, bias: Tensor | None, gate: bool) -> str:
-    """Why Hopper's main loop does not take a product (an empty string when it does)."""
-    return why_not(x, w, gate, bias, None if source is None else source.shape[0])
+    """Why Hopper's main loop does not take a product (an empty string when it does, or takes its gradients)."""
+    wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, w, bias))
+    if source is not None and not wanted:
+        return "rows to gather, which TMA on Hopper cannot: Triton's kernel reads them where they lie"
+    return why_not(_as_read(x, source), w, gate, bias)
+
+
+def _as_read(x: Tensor, source: Tensor | None) -> Tensor:
+    """Of the form of a gradient's operand: what is gathered is written out first, contiguous."""
+    return x if source is None else torch.empty((source.shape[0], x.shape[1]), dtype=x.dtype, device="meta")
 
 
 # ---- PyTorch operators -----------------------------------------------------------------------------------------------
@@ -35,7 +46,10 @@ def grouped_matmul_hopper_op(
     keep: bool,
 ) -> tuple[Tensor, Tensor]:
     """y, and gate and up [R, 2N] where they are to be kept (else an empty tensor)."""
-    return _launched(x, w, offsets, source, bias, gate, keep)
+    if source is not None:
+        made: tuple[Tensor, Tensor] = torch.ops.weft.grouped_matmul(x, w, offsets, source, position, bias, gate, keep)
+        return made
+    return _launched(x, w, offsets, bias, gate, keep)
 
 
 @grouped_matmul_hopper_op.register_fake
@@ -54,28 +68,25 @@ def _(
 
 
 def _launched(
-    x: Tensor, w: Tensor, offsets: Tensor, source: Tensor | None, bias: Tensor | None, gate: bool, keep: bool
+    x: Tensor, w: Tensor, offsets: Tensor, bias: Tensor | None, gate: bool, keep: bool
 ) -> tuple[Tensor, Tensor]:
-    r, n = (x if source is None else source).shape[0], w.shape[1]
+    r, n = x.shape[0], w.shape[1]
     y = torch.empty((r, n // 2 if gate else n), dtype=x.dtype, device=x.device)
     pre = torch.empty((r, n) if keep else (0,), dtype=x.dtype, device=x.device)
     if not y.numel():
         return y, pre
     if keep:
-        _product(x, w, offsets, source, bias, False, pre)
+        _product(x, w, offsets, bias, False, pre)
         halves = pre.chunk(2, -1)
         swiglu.pointwise.forward_plans.of(halves)(*halves, y)
     else:
-        _product(x, w, offsets, source, bias, gate, y)
+        _product(x, w, offsets, bias, gate, y)
     return y, pre
 
 
-def _product(
-    x: Tensor, w: Tensor, offsets: Tensor, source: Tensor | None, bias: Tensor | None, gate: bool, out: Tensor
-) -> None:
+def _product(x: Tensor, w: Tensor, offsets: Tensor, bias: Tensor | None, gate: bool, out: Tensor) -> None:
     halves = w.chunk(2, 1) if gate else (w, w)
-    plan = plans.of((x, w), bias is not None, gate, None if source is None else source.shape[0])
-    plan(x, *halves, out, offsets, bias=bias, source=source)
+    plans.of((x, w), bias is not None, gate)(x, *halves, out, offsets, bias=bias)
 
 
 @torch.library.custom_op("weft::grouped_outer_hopper", mutates_args=())
@@ -115,11 +126,6 @@ def _any_product(
     return made
 
 
-def _as_read(x: Tensor, source: Tensor | None) -> Tensor:
-    """Of the form that a gradient's operand has for the kernel: what is gathered is written out first, contiguous."""
-    return x if source is None else torch.empty((source.shape[0], x.shape[1]), dtype=x.dtype, device="meta")
-
-
 def _any_outer(a: Tensor, b: Tensor, offsets: Tensor, a_source: Tensor | None, b_source: Tensor | None) -> Tensor:
     reason = why_not_terms(_as_read(a, a_source), _as_read(b, b_source), offsets.shape[0] - 1)
     made: Tensor = (torch.ops.weft.grouped_outer if reason else grouped_outer_hopper_op)(
@@ -150,13 +156,13 @@ def grouped_matmul_hopper(
     gate = activation is not None
     if x.is_cuda and not grouped_hopper.PROVEN:
         raise Declined(
-            "verification on an H200 met an illegal access; the mixture of experts' README says what is known"
+            "an H200 met an illegal access before the last change, and none has verified it since: see the README"
         )
     if reason := declined(x, w, source, bias, gate):
         raise Declined(reason)
     operands = (x, w) if bias is None else (x, w, bias)
     if eager(*operands):
-        return _launched(x, w, offsets, source, bias, gate, False)[0]
+        return _launched(x, w, offsets, bias, gate, False)[0]
     keep = gate and torch.is_grad_enabled() and any(t.requires_grad for t in operands)
     y: Tensor = grouped_matmul_hopper_op(x, w, offsets, source, position, bias, gate, keep)[0]
     return y
