@@ -87,6 +87,7 @@ class OneLaunch(torch.optim.Optimizer):
         self._changes = Changes()
         self._changes.seen = True
         self._parts: list[Part] = []
+        self._replayed: list[Part] = []  # of before, which captured graphs read
         self._plain: list[tuple[int, Tensor]] = []
         self._order: list[Tensor] = []
         self._watched: Any = None
@@ -267,6 +268,7 @@ class OneLaunch(torch.optim.Optimizer):
                 f"{type(self).__name__}.step() would make or move its state within a CUDA graph capture; call it once "
                 "before, with the same parameters and gradients, and leave them in place"
             )
+        self._replayed += [part for part in self._parts if part.table.captured]
         self._order = params
         self._plain, self._rest = [], []
         rows: dict[torch.device, list[tuple[int, Tensor]]] = {}

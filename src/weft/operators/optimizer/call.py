@@ -139,7 +139,7 @@ def launch(
     if table is None:
         table = build(rule, lists, steps, options, codes)
         if len(tables.known) >= 64:
-            tables.known.clear()
+            tables.known = {k: t for k, t in tables.known.items() if t.captured}  # which graphs read
         tables.known[key] = table
     table.addresses[:] = [g.data_ptr() for g in grads]
     table.set_group(0, options, -1.0 if maximize else 1.0)

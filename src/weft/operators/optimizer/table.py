@@ -167,7 +167,7 @@ class Table:
         self.partial: Tensor | None = None
         self.maps: dict[bytes, Tensor] = {}
         self.plans: dict[Any, Any] = {}
-        self.pinned = [self._pin() for _ in range(CAPTURES)] if self.made.type == "cuda" else []
+        self.pinned = [self._pin() for _ in range(CAPTURES)]
         self.captured: list[Tensor] = []  # what captured graphs read from, as long as the table lives
 
     def _row(self, row: int, e: Entry) -> list[int]:
@@ -223,13 +223,18 @@ class Table:
             return
         rows = self.words[:, kernels.GROUP.value] == group
         self.words[rows, kernels.RATE.value] = 0 if lr is None else lr.data_ptr()
-        self.table.copy_(torch.from_numpy(self.words))
+        if self.captured:  # graphs read this table and the rate that it points to, and are to go on doing so
+            self.captured += [t for t in (self.table, self.rates[group]) if t is not None]
+        self.table = torch.from_numpy(self.words).to(self.made, copy=True)
         self.rates[group] = lr
 
     # ---- upload ------------------------------------------------------------------------------------------------------
 
     def _pin(self) -> Tensor:
-        return torch.empty(len(self.next), dtype=torch.int64, pin_memory=True)
+        return torch.empty(len(self.next), dtype=torch.int64, pin_memory=self.made.type == "cuda")
+
+    def _capturing(self) -> bool:
+        return self.made.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
     def _views(self, fresh: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients' addresses and the groups' numbers, in the buffer that has both."""
@@ -238,18 +243,18 @@ class Table:
 
     def _upload(self) -> tuple[Tensor, Tensor]:
         """Gradients' addresses and numbers on the device, as the next launch is to see them."""
-        on_gpu, uploaded = self.made.type == "cuda", bool(np.equal(self.next, self.last, out=self.equal).all())
-        if on_gpu and torch.cuda.is_current_stream_capturing():
+        uploaded = bool(np.equal(self.next, self.last, out=self.equal).all())
+        if self._capturing():
             return self._captured(uploaded)
         if not uploaded:
             if self.frozen:
                 self.fresh, self.frozen = torch.empty_like(self.fresh), False
                 self.views = self._views(self.fresh)
-            host = torch.empty(len(self.next), dtype=torch.int64, pin_memory=on_gpu)  # reused once its copy is done
+            host = self._pin()  # its memory is given out again once the copy is done
             host.numpy()[:] = self.next
             self.fresh.copy_(host, non_blocking=True)
             self.last[:] = self.next
-        while on_gpu and len(self.pinned) < CAPTURES:
+        while len(self.pinned) < CAPTURES:
             self.pinned.append(self._pin())
         return self.views
 
