@@ -110,7 +110,7 @@ def test_a_captured_step_is_replayed(options):
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # it is: the step is refused before anything is launched
 def test_a_first_step_cannot_be_captured():
     mine = weights()
     set_gradients(mine)
@@ -120,6 +120,7 @@ def test_a_first_step_cannot_be_captured():
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
 def test_a_compiled_training_step():
     model = torch.nn.Linear(8, 8, device="cuda")
     twin = copy.deepcopy(model)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
+from functools import partial
 
 import pytest
 from where import DEVICE
@@ -14,7 +17,10 @@ from optimizer_samples import assert_close, both, set_gradients, weights  # noqa
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook  # noqa: E402
 
 from weft import optim  # noqa: E402
+from weft.operators.launch import Plan  # noqa: E402
+from weft.operators.optimizer import adam_calls  # noqa: E402
 from weft.operators.optimizer.adam_rule import ADAM  # noqa: E402
+from weft.operators.optimizer.call import tables  # noqa: E402
 from weft.operators.optimizer.table import Entry, Table  # noqa: E402
 from weft.optim.part import BATCH  # noqa: E402
 
@@ -58,11 +64,11 @@ def test_a_step_has_its_name_in_a_profile():
     mine = weights(((3,),))
     a = optim.AdamW(mine)
     set_gradients(mine)
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU]
-    ) as profile:  # a GPU's track has it again
+    with torch.profiler.profile() as profile:
         a.step()
-    assert [e.count for e in profile.key_averages() if e.key == "Optimizer.step#AdamW.step"] == [1]
+    named = [e for e in profile.key_averages() if e.key == "Optimizer.step#AdamW.step"]
+    # a GPU's row has the same name beside the host's: from the first to the last kernel within
+    assert [e.count for e in named if e.device_type == torch.autograd.DeviceType.CPU] == [1]
 
 
 @pytest.mark.parametrize("enabled", [True, False])
@@ -201,22 +207,101 @@ def test_a_graph_of_gradients_in_place_is_one_launch():
     assert len(on_device) == 1 and "update" in on_device[0]
 
 
-@pytest.mark.gpu
-def test_more_graphs_than_are_provided_for_after_a_step_between():
+def captured(step, monkeypatch):
+    """Replays a CUDA graph of the step; without a GPU, the copies and launches that it would have, which are then left out."""
+    if DEVICE == "cuda":
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        return graph.replay
+    work, copy_, launch = [], torch.Tensor.copy_, Plan.__call__
+    with monkeypatch.context() as patch:
+        patch.setattr(Table, "_capturing", lambda table: True)
+        patch.setattr(
+            torch.Tensor, "copy_", lambda to, *how, **keys: work.append(partial(copy_, to, *how, **keys)) or to
+        )
+        patch.setattr(Plan, "__call__", lambda plan, *tensors: work.append(partial(launch, plan, *tensors)))
+        step()
+    return lambda: [again() for again in work]
+
+
+def test_more_graphs_than_are_provided_for_after_a_step_between(monkeypatch):
+    """Each has gradients of its own, which are kept: a graph keeps none, and memory of one that is gone is given out again."""
     mine = weights(((5,),))
     a = optim.SGD(mine, lr=0.5)
-    set_gradients(mine)
+    grads = [torch.full_like(mine[0], 10.0**seed) for seed in range(6)]
+    mine[0].grad = grads[0]  # in place for the first graph, which reads what this step uploads; the others upload
     a.step()
-    graphs, gradients = [], []  # a graph keeps no gradient alive
-    for seed in range(6):
-        mine[0].grad = torch.full_like(mine[0], float(seed))
-        gradients.append(mine[0].grad)
-        graphs.append(torch.cuda.CUDAGraph())
-        with torch.cuda.graph(graphs[-1]):
-            a.step()
+    before = mine[0].detach().clone()
+    replays = []
+    for seed, grad in enumerate(grads):
+        mine[0].grad = grad
+        replays.append(captured(a.step, monkeypatch))
         if seed == 3:
             a.step()
+    torch.testing.assert_close(mine[0].detach(), before - 0.5 * 1e3)
+    for seed in (2, 0, 5, 3, 1, 4, 2):
+        with torch.no_grad():
+            mine[0].copy_(before)
+        replays[seed]()
+        torch.testing.assert_close(mine[0].detach(), before - 0.5 * 10.0**seed)
+
+
+@pytest.mark.parametrize("later", [0.5, "another tensor"])
+def test_a_graph_reads_its_own_learning_rate_after_a_step_with_another(monkeypatch, later):
+    mine = weights(((5,),))
+    rate = torch.tensor(2.0, device=DEVICE)
+    a = optim.SGD(mine, lr=rate)
+    mine[0].grad = torch.ones_like(mine[0])
+    a.step()
+    replay = captured(a.step, monkeypatch)
+    a.param_groups[0]["lr"] = later if isinstance(later, float) else torch.tensor(0.5, device=DEVICE)
+    a.step()
     before = mine[0].detach().clone()
-    for graph in graphs:
-        graph.replay()
-    torch.testing.assert_close(mine[0].detach(), before - 0.5 * sum(range(6)))
+    replay()
+    torch.testing.assert_close(mine[0].detach(), before - 2.0)
+    rate.fill_(3.0)
+    replay()
+    torch.testing.assert_close(mine[0].detach(), before - 5.0)
+    a.step()
+    torch.testing.assert_close(mine[0].detach(), before - 5.5)
+
+
+@pytest.mark.parametrize("graphs", [0, 1])
+def test_a_table_that_is_replaced_is_kept_for_graphs_alone(monkeypatch, graphs):
+    first, second = weights(((5,), (3,)))
+    a = optim.SGD([first, second], lr=0.5)
+    first.grad = torch.ones_like(first)
+    a.step()
+    replays = [captured(a.step, monkeypatch) for _ in range(graphs)]
+    table = weakref.ref(a._parts[0].table)
+    second.grad = torch.ones_like(second)  # its first: another table
+    a.step()
+    gc.collect()
+    assert a._parts[0].table is not table()
+    assert (table() is not None) == bool(graphs)
+    before = first.detach().clone()
+    for replay in replays:
+        replay()
+    torch.testing.assert_close(first.detach(), before - 0.5 * graphs)
+
+
+def test_tables_of_graphs_outlast_those_of_other_calls(monkeypatch):
+    """A call on lists keeps its table for the next one, and only so many of them."""
+    sets = torch.zeros(70, 4, 1, 5, device=DEVICE)
+
+    def step(row):
+        lists = dict(zip(("params", "grads", "exp_avgs", "exp_avg_sqs"), map(list, sets[row]), strict=True))
+        adam_calls.launch(lists, steps[row], False, False, lr=0.5, betas=(0.0, 0.0), eps=0.0, weight_decay=0.0)
+
+    monkeypatch.setattr(tables, "known", {})
+    steps = [[torch.zeros((), device=DEVICE)] for _ in sets]
+    sets[:, 1] = 1.0
+    step(0)
+    replay = captured(lambda: step(0), monkeypatch)
+    (table,) = tables.known.values()
+    for row in range(1, len(sets)):
+        step(row)
+    assert table in tables.known.values() and len(tables.known) < 64
+    replay()
+    torch.testing.assert_close(sets[:2, 0, 0, 0], sets.new_tensor([-1.0, -0.5]))
