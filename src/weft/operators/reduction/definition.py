@@ -51,6 +51,7 @@ def define(
     *,
     flops: int = 1,
     backward: bool = False,
+    backward_bits: bool = False,
     tolerance: Any,
     result_bytes: int = 0,
     empty: bool = False,
@@ -69,6 +70,8 @@ def define(
         reference: with the operator's arguments.
         flops: of an element.
         backward: whether the gradient takes a kernel (that of a sum is a view of the result's).
+        backward_bits: whether all that a gradient needs of x is which elements equal the result, so that forward may keep
+            a bit of each. Of a row that is longer than a place (32 bits) that may be kept instead: mostly one equals.
         result_bytes: of one result where it is not of x's dtype.
         empty: whether a result of no elements exists.
         ties: also on data with few distinct values.
@@ -80,7 +83,9 @@ def define(
         size, result = n * w.bytes_per_element, results_of(w) * (result_bytes or w.bytes_per_element)
         if direction == "forward":
             return Cost(reads=size, writes=result, vector_flops=flops * n)
-        return Cost(reads=size + 2 * result, writes=size, vector_flops=(flops + 1) * n)
+        kept = (min(n, 32 * results_of(w)) + 7) // 8
+        reads = kept + result if backward_bits else size + 2 * result
+        return Cost(reads=reads, writes=size, vector_flops=(flops + 1) * n)
 
     def gradient(dy: Tensor, x: Tensor, **how: Any) -> tuple[Tensor, ...]:
         leaf = x.detach().requires_grad_()

@@ -23,7 +23,7 @@ reduction = Reduction(
     "max",
     reference,
     lambda order: Formula(kernels.itself, LARGEST, neutral=-INF, other=-INF),
-    lambda order: Spread(kernels.share_of_maximum, kernels.equal, unseen=-INF),
+    lambda order: Spread(kernels.share_of_maximum, kernels.equal, unseen=-INF, bits=True),
 )
 
 
@@ -36,6 +36,7 @@ max = Operator(
         "max",
         reference,
         backward=True,
+        backward_bits=True,
         tolerance={"forward": Tolerance(exact=True), "backward": Tolerance(scale="element")},
         ties=True,
         tuned=True,

@@ -24,7 +24,7 @@ reduction = Reduction(
     "min",
     reference,
     lambda order: Formula(kernels.negative, LARGEST, kernels.negated, neutral=-INF, other=INF),
-    lambda order: Spread(kernels.share_of_maximum, kernels.equal, unseen=INF),
+    lambda order: Spread(kernels.share_of_maximum, kernels.equal, unseen=INF, bits=True),
 )
 
 
@@ -37,6 +37,7 @@ min = Operator(
         "min",
         reference,
         backward=True,
+        backward_bits=True,
         tolerance={"forward": Tolerance(exact=True), "backward": Tolerance(scale="element")},
         ties=True,
         wrong=[

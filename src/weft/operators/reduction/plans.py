@@ -280,12 +280,14 @@ class Spread:
         gradient: ``(x, y, dy, ties) -> dx``.
         tie: ``(x, y) -> 1`` for the elements that share a gradient; None where each has its own.
         other, unseen: values of x that are no tie: outside of the tensor, and where there is none (``spread_tiles``).
+        bits: whether all it needs of x is which elements equal y, so that forward may keep a bit of each (``kept.py``).
     """
 
     gradient: Any
     tie: Any = None
     other: float = 0.0
     unseen: float = 0.0
+    bits: bool = False
 
 
 def spread_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:

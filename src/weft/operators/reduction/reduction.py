@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,7 @@ from weft.operators.call import (
     traced,
 )
 from weft.operators.launch import INTERPRETING, Plans
-from weft.operators.reduction import tiny
+from weft.operators.reduction import kept, kept_tiny, tiny
 from weft.operators.reduction.plans import (
     ArgmaxPlan,
     Formula,
@@ -31,6 +32,9 @@ from weft.operators.reduction.plans import (
 )
 from weft.operators.reduction.views import strides_of_result, view_of, views_of
 
+# Whether public functions keep bits for a gradient, as the implementations triton-bits and cuda-bits do. Not yet: no GPU
+# has run those kernels.
+KEEP_BITS = False
 COPY = "the dimensions beside 'dim' do not collapse into one stride each, so a copy would be needed"
 
 
@@ -65,6 +69,9 @@ class Reduction:
         self.backward_plans = Plans(self._backward_plan)
         self.public_plans = Plans(lambda x, *how: self.choose(x, *how).plan_for(x, *how, self.dtype(x)))
         self.function = _autograd(self)
+        self.kept_plans = Plans(self._kept_plan)
+        self.kept_tiny_plans = Plans(self._kept_tiny_plan)
+        self.public_kept_plans = Plans(self._public_kept_plan)
 
     # ---- plans -------------------------------------------------------------------------------------------------------
 
@@ -91,6 +98,33 @@ class Reduction:
             raise Declined("a reduction over everything; the kernel takes rows")
         formula = self.formula(order) if self.formula is not None else None
         return Ready(tiny.plan(x, view, dtype, formula, self._divisor(x, dim)), x, dim, keepdim)
+
+    def _kept_plan(self, x: Tensor, dim: int | None, keepdim: bool, order: float) -> kept.KeptReady:
+        formula = self._formula_with_bits(order)
+        return self._kept_by(x, dim, keepdim, lambda v, dx: kept.KeptTiles(v, dx, x.device, x.dtype, formula))
+
+    def _kept_tiny_plan(self, x: Tensor, dim: int | None, keepdim: bool, order: float) -> kept.KeptReady:
+        formula = self._formula_with_bits(order)
+        return self._kept_by(x, dim, keepdim, lambda v, dx: kept_tiny.KeptRows(x, v, dx, formula))
+
+    def _public_kept_plan(self, x: Tensor, dim: int | None, keepdim: bool, order: float) -> kept.KeptReady | None:
+        """The better of both, None where neither takes x."""
+        large = x.numel() >= tiny.FROM and not INTERPRETING
+        for plan in (self._kept_tiny_plan, self._kept_plan) if large else (self._kept_plan,):
+            with contextlib.suppress(Declined):
+                return plan(x, dim, keepdim, order)
+        return None
+
+    def _kept_by(self, x: Tensor, dim: int | None, keepdim: bool, made: Any) -> kept.KeptReady:
+        dim = None if dim is None else dim % x.ndim
+        return kept.KeptReady(x, dim, keepdim, shape_of_result(x, dim, keepdim), made)
+
+    def _formula_with_bits(self, order: float) -> Formula:
+        if self.formula is None or self.spread is None or not self.spread(order).bits:
+            raise Declined("the gradient takes more than which elements equal the result")
+        formula = self.formula(order)
+        assert formula is not None  # every extremum has one
+        return formula
 
     def _divisor(self, x: Tensor, dim: int | None) -> float:
         return float(x.numel() if dim is None else x.shape[dim]) if self.mean else 1.0
@@ -148,6 +182,20 @@ class Reduction:
         """CUDA C++'s, whatever :meth:`choose` says."""
         return self._by(self.tiny_plans, x, dim, keepdim, order)
 
+    def triton_bits(self, x: Tensor, dim: int | None, keepdim: bool, order: float = 2.0) -> Tensor:
+        """Triton's kernels that keep bits for the gradient, whether or not one is wanted."""
+        return self._keeping(self.kept_plans, x, dim, keepdim, order)
+
+    def cuda_bits(self, x: Tensor, dim: int | None, keepdim: bool, order: float = 2.0) -> Tensor:
+        """CUDA C++'s."""
+        return self._keeping(self.kept_tiny_plans, x, dim, keepdim, order)
+
+    def _keeping(self, plans: Plans, x: Tensor, dim: int | None, keepdim: bool, order: float) -> Tensor:
+        if x.ndim == 0 or not x.numel():
+            return self.reference(x, dim, keepdim, order)
+        out: Tensor = differentiable(kept.Function, x, plans, dim, keepdim, order)
+        return out
+
     def _by(self, plans: Plans, x: Tensor, dim: int | None, keepdim: bool, order: float) -> Tensor:
         if x.ndim == 0 or not x.numel():
             return self.reference(x, dim, keepdim, order)
@@ -155,6 +203,11 @@ class Reduction:
             return self.run(plans, x, dim, keepdim, order, torch.int64)
         out: Tensor = differentiable(self.function, x, dim, keepdim, order, self.dtype(x), plans)
         return out
+
+    def keeps(self, x: Tensor, dim: int | None, keepdim: bool, order: float) -> bool:
+        """Whether the public function makes the gradient of x of bits."""
+        may = KEEP_BITS and self.spread is not None and self.spread(order).bits
+        return may and self.public_kept_plans.of((x,), dim, keepdim, order) is not None
 
     def run(self, plans: Plans, x: Tensor, dim: int | None, keepdim: bool, order: float, dtype: torch.dtype) -> Tensor:
         """The launches alone."""
@@ -169,6 +222,8 @@ class Reduction:
             ready = self.public_plans.of((x,), dim, keepdim, order)
             if ready is not None:
                 if self.formula is not None and torch.is_grad_enabled() and x.requires_grad:
+                    if self.keeps(x, dim, keepdim, order):
+                        return kept.Function.apply(x, self.public_kept_plans, dim, keepdim, order)
                     plans = self.choose(x, dim, keepdim, order).plans
                     return self.function.apply(x, dim, keepdim, order, self.dtype(x), plans)
                 out = torch.empty(ready.shape, dtype=self.dtype(x), device=x.device)
@@ -177,6 +232,8 @@ class Reduction:
         choice = self.choose(x, dim, keepdim, order)
         if choice.implementation == "torch":
             return self.reference(x, dim, keepdim, order)
+        if torch.is_grad_enabled() and x.requires_grad and self.keeps(x, dim, keepdim, order):
+            return self._keeping(self.public_kept_plans, x, dim, keepdim, order)
         return self._by(choice.plans, x, dim, keepdim, order)
 
     def dtype(self, x: Tensor) -> torch.dtype:
@@ -203,6 +260,11 @@ class Reduction:
         operator.implementation("triton", arch=">=sm_80")(call(self.triton))
         if self.formula is not None:
             operator.implementation("cuda", arch=">=sm_80", devices=("cuda",))(call(self.cuda))
+        if self.spread is not None and self.spread(2.0).bits:
+            operator.implementation("triton-bits", backend="triton", arch=">=sm_80")(call(self.triton_bits))
+            operator.implementation("cuda-bits", backend="cuda", arch=">=sm_80", devices=("cuda",))(
+                call(self.cuda_bits)
+            )
         operator.implementation("torch")(call(self.reference))
         operator.implementation("torch.compile", devices=("cuda",))(peers.Compiled(call(self.reference)))
 
@@ -211,14 +273,17 @@ class Ready:
     """A plan with the shape of its result."""
 
     def __init__(self, plan: Callable[[Tensor, Tensor], None], x: Tensor, dim: int | None, keepdim: bool):
-        self.plan = plan
-        if dim is None:
-            self.shape: tuple[int, ...] = (1,) * x.ndim if keepdim else ()
-        else:
-            self.shape = (*x.shape[:dim], *((1,) if keepdim else ()), *x.shape[dim + 1 :])
+        self.plan, self.shape = plan, shape_of_result(x, dim, keepdim)
 
     def __call__(self, x: Tensor, out: Tensor) -> None:
         self.plan(x, out)
+
+
+def shape_of_result(x: Tensor, dim: int | None, keepdim: bool) -> tuple[int, ...]:
+    """``dim`` counts from the front."""
+    if dim is None:
+        return (1,) * x.ndim if keepdim else ()
+    return (*x.shape[:dim], *((1,) if keepdim else ()), *x.shape[dim + 1 :])
 
 
 def _autograd(op: Reduction) -> type[torch.autograd.Function]:

@@ -1,0 +1,176 @@
+"""Triton kernels of an extremum that keeps, for its gradient, one bit of each element: whether it equals the result.
+
+bits [M, ceil(N / 8), K] uint8, dense: bit i of byte j belongs to element 8 j + i along N. Where the result is NaN no
+element equals it, and all bits are 0.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from weft.operators.reduction.kernels import known_strides, larger, largest, place
+
+
+@triton.jit
+def ones(bits):
+    """How many bits of an int32 are set. Written so that LLVM makes one instruction of it."""
+    bits = bits.to(tl.uint32)
+    bits -= (bits >> 1) & 0x55555555
+    bits = (bits & 0x33333333) + ((bits >> 2) & 0x33333333)
+    return ((((bits + (bits >> 4)) & 0x0F0F0F0F) * 0x01010101) >> 24).to(tl.int32)
+
+
+@triton.jit
+def shares(dy, ties, MOST: tl.constexpr):
+    """What an element gets that equals the result, and what any other: the bits of PyTorch's ``dy * (x == y) / ties``,
+    where 0 of an infinite dy, or of no ties, is NaN.
+
+    By up to MOST = 8 ties a quotient of 16-bit floats lies 2**-15 of itself or more from where its rounding changes, so
+    2 units of fp32's last place, which cost a third of the instructions, make no other bit.
+    """
+    NARROW: tl.constexpr = dy.dtype.primitive_bitwidth == 16
+    dy = dy.to(tl.float32)
+    if MOST == 2:
+        share = dy * tl.where(ties == 2, 0.5, 1.0)
+    elif NARROW and MOST <= 8:
+        share = dy / ties.to(tl.float32)
+    else:
+        share = tl.div_rn(dy, ties.to(tl.float32))
+    return share, tl.where(ties == 0, float("nan"), dy * 0.0)
+
+
+# ---- a tile holds all of N -------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def keep_tiles(
+    x_ptr, out_ptr, bits_ptr, M, N, K, x_m, x_n, x_k, divisor,
+    MAP: tl.constexpr, FINISH: tl.constexpr, OTHER: tl.constexpr,
+    ROWS: tl.constexpr, REACH: tl.constexpr, COLS: tl.constexpr, FLAT: tl.constexpr, UNIT: tl.constexpr,
+    DENSE: tl.constexpr,
+):  # fmt: skip
+    """out[m, k] = FINISH(the largest of MAP(x[m, :, k])), and its bits. FLAT: rows are dense powers of two, so a tile is one
+    stretch of memory."""
+    N, K, x_m, x_n, x_k = known_strides(N, K, x_m, x_n, x_k, UNIT, DENSE)
+    row, _, col = place(K, 1, ROWS, COLS)
+    m = tl.arange(0, ROWS)[:, None, None]
+    n = tl.arange(0, REACH)[None, :, None]
+    k = tl.arange(0, COLS)[None, None, :]
+    x_ptr += row * x_m + col * x_k
+    if FLAT:
+        i = tl.arange(0, ROWS * REACH)
+        stretch = tl.load(x_ptr + i, mask=i < (M - row) * REACH, other=OTHER).to(tl.float32)
+        x = MAP(tl.reshape(stretch, [ROWS, REACH, COLS]), 0.0)
+    else:
+        there = (m < M - row) & (n < N) & (k < K - col)
+        lane = m.to(tl.int64) * x_m + n.to(tl.int64) * x_n + k.to(tl.int64) * x_k
+        x = MAP(tl.load(x_ptr + lane, mask=there, other=OTHER).to(tl.float32), 0.0)
+    best = largest(x)  # [ROWS, COLS]
+    equal = ((x == best[:, None, :]) & (n < N)).to(tl.int32)
+    EACH: tl.constexpr = 8 if REACH > 8 else REACH
+    BYTES: tl.constexpr = REACH // EACH
+    place_of_bit = tl.arange(0, EACH)[None, None, :, None]
+    packed = tl.sum(tl.reshape(equal, [ROWS, BYTES, EACH, COLS]) << place_of_bit, axis=2)
+    width = 1 if BYTES == 1 else tl.cdiv(N, 8)
+    j = tl.arange(0, BYTES)[None, :, None]
+    at = ((row + m) * width + j) * K + col + k
+    tl.store(bits_ptr + at, packed.to(tl.uint8), mask=(m < M - row) & (j < width) & (k < K - col))
+    m = tl.arange(0, ROWS)[:, None]
+    k = tl.arange(0, COLS)[None, :]
+    result = FINISH(best, divisor).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + (row + m) * K + col + k, result, mask=(m < M - row) & (k < K - col))
+
+
+@triton.jit
+def share_tiles(
+    dy_ptr, bits_ptr, dx_ptr, M, N, K, dy_m, dy_k, dx_m, dx_n, dx_k,
+    ROWS: tl.constexpr, REACH: tl.constexpr, COLS: tl.constexpr, FLAT: tl.constexpr, UNIT: tl.constexpr,
+    DENSE: tl.constexpr,
+):  # fmt: skip
+    """dx[m, n, k] = dy[m, k] over the number of its ties where the element's bit is set, 0 elsewhere."""
+    N, K, dx_m, dx_n, dx_k = known_strides(N, K, dx_m, dx_n, dx_k, UNIT, DENSE)
+    row, _, col = place(K, 1, ROWS, COLS)
+    m = tl.arange(0, ROWS)[:, None, None]
+    k = tl.arange(0, COLS)[None, None, :]
+    EACH: tl.constexpr = 8 if REACH > 8 else REACH
+    BYTES: tl.constexpr = REACH // EACH
+    width = 1 if BYTES == 1 else tl.cdiv(N, 8)
+    j = tl.arange(0, BYTES)[None, :, None]
+    there = (m < M - row) & (k < K - col)
+    at = ((row + m) * width + j) * K + col + k
+    packed = tl.load(bits_ptr + at, mask=there & (j < width), other=0).to(tl.int32)
+    dy = tl.load(dy_ptr + (row + m) * dy_m + (col + k) * dy_k, mask=there, other=0.0)
+    share, nothing = shares(dy, tl.sum(ones(packed), axis=1)[:, None, :], REACH)
+    share = share.to(dx_ptr.dtype.element_ty)[:, :, None, :]  # rounded once a result, not once an element
+    nothing = nothing.to(dx_ptr.dtype.element_ty)[:, :, None, :]
+    equals = (packed[:, :, None, :] >> tl.arange(0, EACH)[None, None, :, None]) & 1
+    dx = tl.where(equals != 0, share, nothing)
+    dx_ptr += row * dx_m + col * dx_k
+    if FLAT:
+        i = tl.arange(0, ROWS * REACH)
+        tl.store(dx_ptr + i, tl.reshape(dx, [ROWS * REACH]), mask=i < (M - row) * REACH)
+    else:
+        n = tl.arange(0, REACH)[None, :, None]
+        lane = m.to(tl.int64) * dx_m + n.to(tl.int64) * dx_n + k.to(tl.int64) * dx_k
+        tl.store(dx_ptr + lane, tl.reshape(dx, [ROWS, REACH, COLS]), mask=there & (n < N))
+
+
+# ---- a thread walks along N, which is at most 32 ---------------------------------------------------------------------
+
+
+@triton.jit
+def keep_columns(
+    x_ptr, out_ptr, bits_ptr, M, K, x_m, x_n, x_k, divisor,
+    MAP: tl.constexpr, FINISH: tl.constexpr, OTHER: tl.constexpr,
+    N: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, UNIT: tl.constexpr, DENSE: tl.constexpr,
+):  # fmt: skip
+    """As ``keep_tiles``. The bits so far are begun anew with each element that is larger, so none has to be kept itself."""
+    _, K, x_m, x_n, x_k = known_strides(N, K, x_m, x_n, x_k, UNIT, DENSE)
+    row, _, col = place(K, 1, ROWS, COLS)
+    m = tl.arange(0, ROWS)[:, None]
+    k = tl.arange(0, COLS)[None, :]
+    there = (m < M - row) & (k < K - col)
+    x_ptr += row * x_m + col * x_k
+    lane = m.to(tl.int64) * x_m + k.to(tl.int64) * x_k
+    best = tl.full([ROWS, COLS], -float("inf"), tl.float32)
+    bits = tl.full([ROWS, COLS], 0, tl.int32)
+    for n in tl.static_range(N):
+        x = MAP(tl.load(x_ptr + tl.full((), n, tl.int64) * x_n + lane, mask=there, other=OTHER).to(tl.float32), 0.0)
+        mine = tl.full((), 1, tl.int32) << n
+        bits = tl.where(x > best, mine, tl.where(x == best, bits | mine, bits))
+        best = larger(best, x)
+    bits = tl.where(best == best, bits, 0)
+    WIDTH: tl.constexpr = (N + 7) // 8
+    for j in tl.static_range(WIDTH):
+        at = ((row + m) * WIDTH + j) * K + col + k
+        tl.store(bits_ptr + at, ((bits >> (8 * j)) & 255).to(tl.uint8), mask=there)
+    result = FINISH(best, divisor).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + (row + m) * K + col + k, result, mask=there)
+
+
+@triton.jit
+def share_columns(
+    dy_ptr, bits_ptr, dx_ptr, M, K, dy_m, dy_k, dx_m, dx_n, dx_k,
+    N: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, UNIT: tl.constexpr, DENSE: tl.constexpr,
+):  # fmt: skip
+    """As ``share_tiles``."""
+    _, K, dx_m, dx_n, dx_k = known_strides(N, K, dx_m, dx_n, dx_k, UNIT, DENSE)
+    row, _, col = place(K, 1, ROWS, COLS)
+    m = tl.arange(0, ROWS)[:, None]
+    k = tl.arange(0, COLS)[None, :]
+    there = (m < M - row) & (k < K - col)
+    WIDTH: tl.constexpr = (N + 7) // 8
+    bits = tl.full([ROWS, COLS], 0, tl.int32)
+    for j in tl.static_range(WIDTH):
+        at = ((row + m) * WIDTH + j) * K + col + k
+        bits |= tl.load(bits_ptr + at, mask=there, other=0).to(tl.int32) << (8 * j)
+    dy = tl.load(dy_ptr + (row + m) * dy_m + (col + k) * dy_k, mask=there, other=0.0)
+    share, nothing = shares(dy, ones(bits), N)
+    share = share.to(dx_ptr.dtype.element_ty)
+    nothing = nothing.to(dx_ptr.dtype.element_ty)
+    dx_ptr += row * dx_m + col * dx_k
+    lane = m.to(tl.int64) * dx_m + k.to(tl.int64) * dx_k
+    for n in tl.static_range(N):
+        dx = tl.where(((bits >> n) & 1) != 0, share, nothing)
+        tl.store(dx_ptr + tl.full((), n, tl.int64) * dx_n + lane, dx, mask=there)
