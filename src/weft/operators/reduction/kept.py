@@ -29,8 +29,10 @@ NARROW = 64  # columns that a tile has at least where the tensor has as many: 12
 
 
 def rows_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
-    """Rows of n elements, a power of two."""
-    return {"TILE": 4096 if n <= TINY else max(2048, n), "num_warps": 4 if n <= 4096 else 8}
+    """Rows of n elements (a power of two; up to TINY the extent itself)."""
+    if n <= TINY:
+        return {"TILE": 4096 if bucket(n) == n else 1024, "num_warps": 4}
+    return {"TILE": max(2048, n), "num_warps": 4 if n <= 4096 else 8}
 
 
 def rows_candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
@@ -102,7 +104,7 @@ class KeptTiles:
     def _plan(self, way: str, kernel: Any, at: View, scalars: tuple[Any, ...], formulas: dict[str, Any]) -> Plan:
         """``at`` is the tensor of x's size that is read or written."""
         v = self.v
-        key = v.N if v.K > 1 and v.N <= TINY else bucket(v.N)
+        key = v.N if v.N <= TINY else bucket(v.N)
         config = CONFIGURATIONS[way, v.K > 1](self.device, self.dtype, key)
         tile, warps = min(config["TILE"], MOST), config["num_warps"]
         constants: dict[str, Any] = dict(formulas)
