@@ -100,7 +100,7 @@ class Case:
         self.bits = (self.equal.long() << torch.arange(n)).sum(1).to(torch.uint8)
         with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
             patch.setattr(kept_tiny, "THREADS", 64)
-            kept = MODULES[name].reduction._kept_tiny_plan(self.x, 1, False, 2.0).kept
+            kept = MODULES[name].reduction._kept_tiny_plan(self.x, 1, False, 2.0).launches
         self.plan = kept.keep if way == "keep" else kept.shared
 
     def job(self, kernel: int) -> bytes:
@@ -204,7 +204,7 @@ def test_a_warps_rows_take_few_instructions(tmp_path, dtype, n, most, way):
     pytest.importorskip("cuda.bindings")
     x = torch.empty(2**20, n, dtype=dtype, device="meta")
     with compiling_for(90, lambda *kernel: None):
-        kept = of_max.reduction._kept_tiny_plan(x, 1, False, 2.0).kept
+        kept = of_max.reduction._kept_tiny_plan(x, 1, False, 2.0).launches
     path = tmp_path / "kernel.cubin"
     path.write_bytes(compile_cubin(kept_tiny.SOURCE, (kept.keep, kept.shared)[way].expression, 90)[0])
     text = subprocess.run([TOOLS / "nvdisasm", "-c", path], capture_output=True, text=True, check=True).stdout
@@ -239,7 +239,6 @@ def test_they_decline_what_they_leave_out():
     assert "dense rows" in why(torch.ones(64, 14)[:, :7])
     assert "16 bytes" in why(torch.ones(64 * 7 + 1)[1:].view(64, 7))
     assert "not dense" in why(torch.ones(64, 14)[:, :7], dim=None)
-    assert "too late" in why(torch.ones(3, 2**14), plan="_kept_plan")
     assert "more than which" in why(rows, reduction=of_norm.reduction, plan="_kept_plan")
     assert "more than which" in why(rows, reduction=of_sum.reduction, plan="_kept_plan")
 
@@ -253,7 +252,7 @@ KEPT = ((37, 5), 1), ((9, 3, 20), 1), ((40, 21), 0), ((4, 100), -1), ((7, 6), No
 def keeping(monkeypatch):
     if not INTERPRETING and not torch.cuda.is_available():
         pytest.skip("needs Triton's interpreter or a GPU")
-    monkeypatch.setattr(module, "KEEP_BITS", True)
+    monkeypatch.setattr(module, "KEEP", True)
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -327,6 +326,37 @@ def test_bits_are_kept_for_a_gradient_alone(keeping, monkeypatch):
             OPERATORS["max"].public(x, 1)
         OPERATORS["max"].public(x.detach(), 1)
     long = torch.ones(2, 2**14, device=keeping).requires_grad_()
-    assert len(OPERATORS["max"].public(long, 1).grad_fn.saved_tensors) == 2, "x and the result"
-    monkeypatch.setattr(module, "KEEP_BITS", False)
+    assert len(OPERATORS["max"].public(long, 1).grad_fn.saved_tensors) == 3, "x, the result and the extrema of spans"
+    monkeypatch.setattr(module, "KEEP", False)
     assert len(OPERATORS["max"].public(x, 1).grad_fn.saved_tensors) == 2
+
+
+@pytest.mark.device
+@pytest.mark.parametrize(("shape", "dim"), [((2, 20000), 1), ((20000, 3), 0), ((1, 40000), None), ((3, 9000, 2), 1)])
+@pytest.mark.parametrize("name", OPERATORS)
+def test_of_long_extents_x_is_read_where_the_extremum_is(keeping, name, shape, dim):
+    op = OPERATORS[name]
+    x = torch.rand(shape, generator=torch.Generator().manual_seed(2)).to(keeping)
+    along = x.movedim(dim, 0) if dim is not None else x.view(-1)
+    along[:3] = 5 if name == "max" else -5  # three ties, all in the first span
+    x.requires_grad_()
+    want = op.reference(x, dim)
+    dy = torch.randn_like(want)
+    (dx,) = torch.autograd.grad(want, x, dy)
+    got = op.public(x, dim)
+    assert torch.equal(got, want)
+    late = x.detach().movedim(dim, 0) if dim is not None else x.detach().view(-1)
+    late.data[along.shape[0] // 2 :] = torch.nan  # unseen by autograd, and by the gradient
+    x_as_saved = got.grad_fn.saved_tensors[0]
+    assert x_as_saved.isnan().any()
+    assert torch.equal(torch.autograd.grad(got, x, dy)[0], dx)
+
+
+@pytest.mark.device
+def test_of_long_extents_an_overwritten_x_is_noticed(keeping):
+    x = torch.rand(2, 20000, device=keeping).requires_grad_()
+    inner = x * 1
+    y = OPERATORS["max"].public(inner, 1)
+    inner.detach().zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(y.sum(), x)

@@ -132,13 +132,15 @@ share_plans = Plans(lambda dy, bits, dx, kept, strides: kept.share_plan(strides)
 
 
 class KeptReady:
-    """What keeps bits of tensors like x, with how their result and dx lie.
+    """What keeps bits of tensors like x, with how their result and dx lie. ``kept`` is the shape of the bits.
 
     Args:
         shape: of the result.
         swapped: of the view, whether rows of x became its columns (``views_of``).
         made: ``(view of x, view of dx) -> Kept``; raises Declined.
     """
+
+    dtype = torch.uint8
 
     def __init__(self, x: Tensor, dim: int | None, keepdim: bool, shape: tuple[int, ...], made: Any):
         like = torch.empty_like(x, device="meta")
@@ -153,11 +155,15 @@ class KeptReady:
         self.dim, self.keepdim, self.shape = dim, keepdim, shape
         self.size, self.stride = like.size(), like.stride()
         self.swapped = dim is not None and self.view.M == 1 and x.shape[:dim].numel() > 1
-        self.bits = (self.view.M, triton.cdiv(self.view.N, 8), self.view.K)
-        self.kept: Kept = made(*found)
+        self.kept = (self.view.M, triton.cdiv(self.view.N, 8), self.view.K)
+        self.launches: Kept = made(*found)
 
     def __call__(self, x: Tensor, out: Tensor, bits: Tensor) -> None:
-        self.kept.keep(x, out, bits)
+        self.launches.keep(x, out, bits)
+
+    def saved(self, x: Tensor, out: Tensor, bits: Tensor) -> tuple[Tensor, ...]:
+        """What of a call backward takes."""
+        return (bits,)
 
     def gradient(self, dy: Tensor, bits: Tensor) -> Tensor:
         dx = torch.empty_strided(self.size, self.stride, dtype=dy.dtype, device=dy.device)
@@ -165,8 +171,16 @@ class KeptReady:
         if strides is None:
             dy = dy.contiguous()  # one element a result; gradients of any strides may come from autograd
             strides = strides_of_result(dy, self.dim or 0, self.keepdim) or (0, 0)
-        self.kept.share(dy, bits, dx, strides[::-1] if self.swapped else strides)
+        self.launches.share(dy, bits, dx, strides[::-1] if self.swapped else strides)
         return dx
+
+    def differentiable(self, dy: Tensor, bits: Tensor) -> Tensor:
+        """The gradient where one of it is wanted: PyTorch's formula, linear in dy."""
+        equals = self.equals(bits)
+        over = tuple(range(equals.ndim)) if self.dim is None else (self.dim,)
+        if not self.keepdim:
+            dy = dy.view((1,) * equals.ndim) if self.dim is None else dy.unsqueeze(self.dim)
+        return dy * equals / equals.sum(over, keepdim=True)
 
     def equals(self, bits: Tensor) -> Tensor:
         """The bits as a tensor of truth values of x's shape."""
@@ -178,28 +192,19 @@ class KeptReady:
 
 
 class Function(torch.autograd.Function):
-    """The extremum by plans of :class:`KeptReady`. x is not saved: it may be overwritten."""
+    """An extremum by plans of :class:`KeptReady`, which do not save x (it may be overwritten), or of ``SpansReady``."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, plans: Plans, *how: Any) -> Tensor:
         ready = plans.of((x,), *how)
         out = torch.empty(ready.shape, dtype=x.dtype, device=x.device)
-        bits = torch.empty(ready.bits, dtype=torch.uint8, device=x.device)
-        ready(x, out, bits)
+        kept = torch.empty(ready.kept, dtype=ready.dtype, device=x.device)
+        ready(x, out, kept)
         ctx.ready, ctx.options = ready, len(how)
-        ctx.save_for_backward(bits)
+        ctx.save_for_backward(*ready.saved(x, out, kept))
         return out
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        (bits,) = ctx.saved_tensors
-        ready = ctx.ready
-        if torch.is_grad_enabled():  # a gradient of the gradient is wanted: PyTorch's formula, linear in dy
-            equals = ready.equals(bits)
-            over = tuple(range(equals.ndim)) if ready.dim is None else (ready.dim,)
-            if not ready.keepdim:
-                dy = dy.unsqueeze(ready.dim) if ready.dim is not None else dy.view((1,) * equals.ndim)
-            dx = dy * equals / equals.sum(over, keepdim=True)
-        else:
-            dx = ready.gradient(dy, bits)
-        return (dx, None, *(None,) * ctx.options)
+        make = ctx.ready.differentiable if torch.is_grad_enabled() else ctx.ready.gradient
+        return (make(dy, *ctx.saved_tensors), None, *(None,) * ctx.options)

@@ -174,3 +174,35 @@ def share_columns(
     for n in tl.static_range(N):
         dx = tl.where(((bits >> n) & 1) != 0, share, nothing)
         tl.store(dx_ptr + tl.full((), n, tl.int64) * dx_n + lane, dx, mask=there)
+
+
+# ---- an extent is longer than a tile: forward kept the extremum of each span of it ----------------------------------
+
+
+@triton.jit
+def count_in_spans(
+    x_ptr, y_ptr, best_ptr, hits_ptr, M, N, K, PARTS, x_m, x_n, x_k, y_m, y_k,
+    FINISH: tl.constexpr, REACH: tl.constexpr, COLS: tl.constexpr, SPAN: tl.constexpr, UNIT: tl.constexpr,
+    DENSE: tl.constexpr,
+):  # fmt: skip
+    """hits[m, part, k] = how many of the SPAN elements of a part equal y[m, k]. x is read only where the part's extremum,
+    FINISH(best[m, part, k]), is y."""
+    N, K, x_m, x_n, x_k = known_strides(N, K, x_m, x_n, x_k, UNIT, DENSE)
+    row, part, col = place(K, PARTS, 1, COLS)
+    n = tl.arange(0, REACH)[:, None]
+    k = tl.arange(0, COLS)[None, :]
+    there = k < K - col
+    at = part * SPAN
+    mine = (row * PARTS + part) * K + col + k
+    y = tl.load(y_ptr + row * y_m + (col + k) * y_k, mask=there, other=0.0).to(tl.float32)
+    wanted = there & (FINISH(tl.load(best_ptr + mine, mask=there, other=0.0), 1.0) == y)
+    hits = tl.full([REACH, COLS], 0.0, tl.float32)
+    if tl.max(wanted.to(tl.int32)) > 0:
+        x_ptr += row * x_m + at * x_n + col * x_k
+        lane = n.to(tl.int64) * x_n + k.to(tl.int64) * x_k
+        for step in range(0, SPAN, REACH):
+            inside = wanted & (n < SPAN - step) & (n < N - at - step)
+            x = tl.load(x_ptr + lane, mask=inside, other=float("nan")).to(tl.float32)
+            hits += (x == y).to(tl.float32)
+            x_ptr += tl.full((), REACH, tl.int64) * x_n
+    tl.store(hits_ptr + mine, tl.sum(hits, axis=0)[None, :], mask=there)

@@ -165,7 +165,7 @@ class Formula:
         return Formula(kernels.itself, self.join, self.finish, self.neutral, self.neutral)
 
 
-def _launch(
+def reduce_launch(
     v: View, t: Tiling, formula: Formula, finish: Any, divisor: float = 1.0, y: tuple[int, int] = (0, 0)
 ) -> Plan:
     scalars = (v.M, v.N, v.K, t.parts(v), v.m, v.n, v.k, *y, divisor)
@@ -189,7 +189,7 @@ def _launch(
     return Plan(kernels.reduce_tiles, (t.blocks(v) * t.parts(v),), scalars, constants, t.num_warps)
 
 
-def _partial(shape: tuple[int, int, int]) -> View:
+def partial_view(shape: tuple[int, int, int]) -> View:
     m, s, k = shape
     return View(m, s, k, s * k, k, 1) if k > 1 else View(m, s, 1, s, 1, 0)
 
@@ -213,9 +213,9 @@ class ReducePlan:
         while True:
             t = tiling(v, device, dtype, PARTIALS if self.launches else kinds)
             parts = t.parts(v)
-            rest = _partial((1, v.M * parts * v.K, 1) if total else (v.M, parts, v.K))
+            rest = partial_view((1, v.M * parts * v.K, 1) if total else (v.M, parts, v.K))
             last = rest.N == 1
-            self.launches.append(_launch(v, t, formula, formula.finish if last else kernels.keep, divisor))
+            self.launches.append(reduce_launch(v, t, formula, formula.finish if last else kernels.keep, divisor))
             if last:
                 return
             self.partials.append(rest.elements)
@@ -241,7 +241,7 @@ class ArgmaxPlan:
             t = tiling(v, device, dtype, PARTIALS if gather else (ARGMAX_ROWS, ARGMAX_COLUMNS))
             t = replace(t, flat=False)
             parts = t.parts(v)
-            rest = _partial((1, v.M * parts * v.K, 1) if total else (v.M, parts, v.K))
+            rest = partial_view((1, v.M * parts * v.K, 1) if total else (v.M, parts, v.K))
             last = rest.N == 1
             scalars = (v.M, v.N, v.K, parts, v.m, v.n, v.k, v.N if total else 0)
             constants = {
@@ -330,9 +330,10 @@ class SpreadPlan:
             step = math.lcm(whole.reach * whole.unroll, reach)
             span = triton.cdiv(max(SPAN // cols, step), step) * step
             self.spans = triton.cdiv(v.N, span)
-            self.hits = _launch(v, replace(whole, chunk=span, rows=1, flat=False), ties, kernels.keep, y=y)
-            every = _partial((1, v.M * self.spans * v.K, 1) if total else (v.M, self.spans, v.K))
+            self.hits = reduce_launch(v, replace(whole, chunk=span, rows=1, flat=False), ties, kernels.keep, y=y)
+            every = partial_view((1, v.M * self.spans * v.K, 1) if total else (v.M, self.spans, v.K))
             self.ties = ReducePlan(every, device, torch.float32, ties.again, kinds=PARTIALS)
+        self.span = span
         scalars = (v.M, v.N, v.K, t.parts(v), self.spans, v.m, v.n, v.k, *y, *dy, dx.m, dx.n, dx.k)
         constants = {
             "F": spread.gradient,

@@ -23,6 +23,7 @@ from weft.operators.call import (
 )
 from weft.operators.launch import INTERPRETING, Plans
 from weft.operators.reduction import kept, kept_tiny, tiny
+from weft.operators.reduction.kept_spans import SpansReady
 from weft.operators.reduction.plans import (
     ArgmaxPlan,
     Formula,
@@ -30,11 +31,11 @@ from weft.operators.reduction.plans import (
     Spread,
     SpreadPlan,
 )
-from weft.operators.reduction.views import strides_of_result, view_of, views_of
+from weft.operators.reduction.views import View, strides_of_result, view_of, views_of
 
-# Whether public functions keep bits for a gradient, as the implementations triton-bits and cuda-bits do. Not yet: no GPU
+# Whether public functions keep bits for a gradient, as the implementations triton-kept and cuda-kept do. Not yet: no GPU
 # has run those kernels.
-KEEP_BITS = False
+KEEP = False
 COPY = "the dimensions beside 'dim' do not collapse into one stride each, so a copy would be needed"
 
 
@@ -99,15 +100,33 @@ class Reduction:
         formula = self.formula(order) if self.formula is not None else None
         return Ready(tiny.plan(x, view, dtype, formula, self._divisor(x, dim)), x, dim, keepdim)
 
-    def _kept_plan(self, x: Tensor, dim: int | None, keepdim: bool, order: float) -> kept.KeptReady:
+    def _kept_plan(self, x: Tensor, dim: int | None, keepdim: bool, order: float) -> kept.KeptReady | SpansReady:
         formula = self._formula_with_bits(order)
+        at = None if dim is None else dim % x.ndim
+        found = views_of(x, at, torch.empty_like(x, device="meta"))
+        if found is not None and ((at is None and found[0].M * found[0].K > 1) or kept.why_not(found[0])):
+            return self._spans_plan(x, at, keepdim, order, (found[0], found[1]), formula)
         return self._kept_by(x, dim, keepdim, lambda v, dx: kept.KeptTiles(v, dx, x.device, x.dtype, formula))
+
+    def _spans_plan(
+        self, x: Tensor, dim: int | None, keepdim: bool, order: float, found: tuple[View, View], formula: Formula
+    ) -> SpansReady:
+        assert self.spread is not None  # its bits could be kept
+        shape = shape_of_result(x, dim, keepdim)
+
+        def backward(x: Tensor, dy: Tensor) -> tuple[Tensor, SpreadPlan]:
+            return self._spread_plan(x, dy, dim, keepdim, order)
+
+        def reference(x: Tensor) -> Tensor:
+            return self.reference(x, dim, keepdim, order)
+
+        return SpansReady(x, dim, shape, found, formula, self.spread(order), backward, reference)
 
     def _kept_tiny_plan(self, x: Tensor, dim: int | None, keepdim: bool, order: float) -> kept.KeptReady:
         formula = self._formula_with_bits(order)
         return self._kept_by(x, dim, keepdim, lambda v, dx: kept_tiny.KeptRows(x, v, dx, formula))
 
-    def _public_kept_plan(self, x: Tensor, dim: int | None, keepdim: bool, order: float) -> kept.KeptReady | None:
+    def _public_kept_plan(self, x: Tensor, dim: int | None, keepdim: bool, order: float) -> Any:
         """The better of both, None where neither takes x."""
         large = x.numel() >= tiny.FROM and not INTERPRETING
         for plan in (self._kept_tiny_plan, self._kept_plan) if large else (self._kept_plan,):
@@ -182,11 +201,11 @@ class Reduction:
         """CUDA C++'s, whatever :meth:`choose` says."""
         return self._by(self.tiny_plans, x, dim, keepdim, order)
 
-    def triton_bits(self, x: Tensor, dim: int | None, keepdim: bool, order: float = 2.0) -> Tensor:
+    def triton_kept(self, x: Tensor, dim: int | None, keepdim: bool, order: float = 2.0) -> Tensor:
         """Triton's kernels that keep bits for the gradient, whether or not one is wanted."""
         return self._keeping(self.kept_plans, x, dim, keepdim, order)
 
-    def cuda_bits(self, x: Tensor, dim: int | None, keepdim: bool, order: float = 2.0) -> Tensor:
+    def cuda_kept(self, x: Tensor, dim: int | None, keepdim: bool, order: float = 2.0) -> Tensor:
         """CUDA C++'s."""
         return self._keeping(self.kept_tiny_plans, x, dim, keepdim, order)
 
@@ -206,7 +225,7 @@ class Reduction:
 
     def keeps(self, x: Tensor, dim: int | None, keepdim: bool, order: float) -> bool:
         """Whether the public function makes the gradient of x of bits."""
-        may = KEEP_BITS and self.spread is not None and self.spread(order).bits
+        may = KEEP and self.spread is not None and self.spread(order).bits
         return may and self.public_kept_plans.of((x,), dim, keepdim, order) is not None
 
     def run(self, plans: Plans, x: Tensor, dim: int | None, keepdim: bool, order: float, dtype: torch.dtype) -> Tensor:
@@ -245,10 +264,16 @@ class Reduction:
     def gradient(self, x: Tensor, y: Tensor, dy: Tensor, dim: int | None, keepdim: bool, order: float) -> Tensor:
         """dx, where it needs x."""
         dx = torch.empty_like(x)
+        dy, plan = self._spread_plan(x, dy, dim, keepdim, order)
+        plan(x, y, dy, dx)
+        return dx
+
+    def _spread_plan(
+        self, x: Tensor, dy: Tensor, dim: int | None, keepdim: bool, order: float
+    ) -> tuple[Tensor, SpreadPlan]:
         if dim is not None and strides_of_result(dy, dim % x.ndim, keepdim) is None:
             dy = dy.contiguous()  # one element a result; gradients of any strides may come from autograd
-        self.backward_plans.of((x, dy), dim, keepdim, order)(x, y, dy, dx)
-        return dx
+        return dy, self.backward_plans.of((x, dy), dim, keepdim, order)
 
     def implement(self, operator: Operator, call: Callable[..., Any]) -> None:
         """Registers kernel, reference and ``torch.compile`` as the operator's implementations, and how it chooses.
@@ -261,9 +286,9 @@ class Reduction:
         if self.formula is not None:
             operator.implementation("cuda", arch=">=sm_80", devices=("cuda",))(call(self.cuda))
         if self.spread is not None and self.spread(2.0).bits:
-            operator.implementation("triton-bits", backend="triton", arch=">=sm_80")(call(self.triton_bits))
-            operator.implementation("cuda-bits", backend="cuda", arch=">=sm_80", devices=("cuda",))(
-                call(self.cuda_bits)
+            operator.implementation("triton-kept", backend="triton", arch=">=sm_80")(call(self.triton_kept))
+            operator.implementation("cuda-kept", backend="cuda", arch=">=sm_80", devices=("cuda",))(
+                call(self.cuda_kept)
             )
         operator.implementation("torch")(call(self.reference))
         operator.implementation("torch.compile", devices=("cuda",))(peers.Compiled(call(self.reference)))
