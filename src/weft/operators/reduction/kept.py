@@ -131,12 +131,27 @@ share_plans = Plans(lambda dy, bits, dx, kept, strides: kept.share_plan(strides)
 # ---- calls -----------------------------------------------------------------------------------------------------------
 
 
+def rows_became_columns(x: Tensor, dim: int | None, v: View) -> bool:
+    return dim is not None and v.M == 1 and x.shape[:dim].numel() > 1
+
+
+def with_strides(dy: Tensor, dim: int | None, keepdim: bool, swapped: bool) -> tuple[Tensor, tuple[int, int]]:
+    """dy with its strides before and after the reduced axis, as the view has them; where there are none, of a copy: autograd
+    may bring one of any strides, and it has one element a result."""
+    if dim is None:
+        return dy, (0, 0)
+    strides = strides_of_result(dy, dim, keepdim)
+    if strides is None:
+        dy = dy.contiguous()
+        strides = strides_of_result(dy, dim, keepdim) or (0, 0)
+    return dy, strides[::-1] if swapped else strides
+
+
 class KeptReady:
     """What keeps bits of tensors like x, with how their result and dx lie. ``kept`` is the shape of the bits.
 
     Args:
         shape: of the result.
-        swapped: of the view, whether rows of x became its columns (``views_of``).
         made: ``(view of x, view of dx) -> Kept``; raises Declined.
     """
 
@@ -154,7 +169,7 @@ class KeptReady:
             raise Declined("everything of a tensor that is not dense")
         self.dim, self.keepdim, self.shape = dim, keepdim, shape
         self.size, self.stride = like.size(), like.stride()
-        self.swapped = dim is not None and self.view.M == 1 and x.shape[:dim].numel() > 1
+        self.swapped = rows_became_columns(x, dim, self.view)
         self.kept = (self.view.M, triton.cdiv(self.view.N, 8), self.view.K)
         self.launches: Kept = made(*found)
 
@@ -167,11 +182,8 @@ class KeptReady:
 
     def gradient(self, dy: Tensor, bits: Tensor) -> Tensor:
         dx = torch.empty_strided(self.size, self.stride, dtype=dy.dtype, device=dy.device)
-        strides = (0, 0) if self.dim is None else strides_of_result(dy, self.dim, self.keepdim)
-        if strides is None:
-            dy = dy.contiguous()  # one element a result; gradients of any strides may come from autograd
-            strides = strides_of_result(dy, self.dim or 0, self.keepdim) or (0, 0)
-        self.launches.share(dy, bits, dx, strides[::-1] if self.swapped else strides)
+        dy, strides = with_strides(dy, self.dim, self.keepdim, self.swapped)
+        self.launches.share(dy, bits, dx, strides)
         return dx
 
     def differentiable(self, dy: Tensor, bits: Tensor) -> Tensor:

@@ -206,3 +206,45 @@ def count_in_spans(
             hits += (x == y).to(tl.float32)
             x_ptr += tl.full((), REACH, tl.int64) * x_n
     tl.store(hits_ptr + mine, tl.sum(hits, axis=0)[None, :], mask=there)
+
+
+@triton.jit
+def share_in_spans(
+    x_ptr, y_ptr, dy_ptr, ties_ptr, hits_ptr, dx_ptr, M, N, K, PARTS, x_m, x_n, x_k, y_m, y_k, dy_m, dy_k,
+    dx_m, dx_n, dx_k,
+    REACH: tl.constexpr, COLS: tl.constexpr, SPAN: tl.constexpr, UNIT: tl.constexpr, DENSE: tl.constexpr,
+):  # fmt: skip
+    """dx[m, n, k] = dy[m, k] / ties[m, k] where x equals y, 0 elsewhere, of the SPAN elements of a part; x is read only where
+    hits says that some of them equal. ties have the strides of y."""
+    N, K, x_m, x_n, x_k = known_strides(N, K, x_m, x_n, x_k, UNIT, DENSE)
+    _, _, dx_m, dx_n, dx_k = known_strides(N, K, dx_m, dx_n, dx_k, UNIT, DENSE)
+    row, part, col = place(K, PARTS, 1, COLS)
+    n = tl.arange(0, REACH)[:, None]
+    k = tl.arange(0, COLS)[None, :]
+    there = k < K - col
+    at = part * SPAN
+    result = row * y_m + (col + k) * y_k
+    y = tl.load(y_ptr + result, mask=there, other=0.0).to(tl.float32)
+    ties = tl.load(ties_ptr + result, mask=there, other=1.0)
+    dy = tl.load(dy_ptr + row * dy_m + (col + k) * dy_k, mask=there, other=0.0)
+    wanted = tl.load(hits_ptr + (row * PARTS + part) * K + col + k, mask=there, other=0.0) > 0
+    share, nothing = shares(dy, ties, 2**24)  # of the whole extent, not of a span
+    share = share.to(dx_ptr.dtype.element_ty)
+    nothing = nothing.to(dx_ptr.dtype.element_ty)
+    dx_ptr += row * dx_m + at * dx_n + col * dx_k
+    to = n.to(tl.int64) * dx_n + k.to(tl.int64) * dx_k
+    dx_step = tl.full((), REACH, tl.int64) * dx_n
+    if tl.max(wanted.to(tl.int32)) > 0:
+        x_ptr += row * x_m + at * x_n + col * x_k
+        lane = n.to(tl.int64) * x_n + k.to(tl.int64) * x_k
+        for step in range(0, SPAN, REACH):
+            inside = there & (n < SPAN - step) & (n < N - at - step)
+            x = tl.load(x_ptr + lane, mask=inside & wanted, other=float("nan")).to(tl.float32)
+            tl.store(dx_ptr + to, tl.where(x == y, share, nothing), mask=inside)
+            x_ptr += tl.full((), REACH, tl.int64) * x_n
+            dx_ptr += dx_step
+    else:
+        for step in range(0, SPAN, REACH):
+            inside = there & (n < SPAN - step) & (n < N - at - step)
+            tl.store(dx_ptr + to, tl.broadcast_to(nothing, [REACH, COLS]), mask=inside)
+            dx_ptr += dx_step

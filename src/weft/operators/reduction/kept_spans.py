@@ -17,8 +17,9 @@ from torch import Tensor
 from weft.definition import Declined
 from weft.operators.call import reference_gradients
 from weft.operators.configs import bucket
-from weft.operators.launch import Plan
+from weft.operators.launch import Plan, Plans
 from weft.operators.reduction import kept_kernels, kernels
+from weft.operators.reduction.kept import rows_became_columns, with_strides
 from weft.operators.reduction.plans import (
     COLUMNS,
     PARTIALS,
@@ -41,22 +42,22 @@ class SpansReady:
 
     Args:
         found: views of x and of dx.
-        backward: what makes the :class:`SpreadPlan` of x and dy.
         reference: the reduction of x in PyTorch, for a gradient of the gradient.
     """
 
     dtype = torch.float32
 
     def __init__(
-        self, x: Tensor, dim: int | None, shape: tuple[int, ...], found: tuple[View, View], formula: Formula,
-        spread: Spread, backward: Any, reference: Any,
+        self, x: Tensor, dim: int | None, keepdim: bool, shape: tuple[int, ...], found: tuple[View, View],
+        formula: Formula, spread: Spread, reference: Any,
     ):  # fmt: skip
         v, total = found[0], dim is None
         later = SpreadPlan(*found, (0, 0), x, spread, total=total)
         if later.count != 2:
             raise Declined("a tile holds all that shares a result: its bits may be kept")
-        self.shape, self.backward, self.reference = shape, backward, reference
-        self.spans = later.spans
+        self.shape, self.reference = shape, reference
+        self.dy = (dim, keepdim, rows_became_columns(x, dim, v))
+        self.views, self.ties = found, later.ties
         self.kept = (v.M, later.spans, v.K)
         tiles = replace(tiling(v, x.device, x.dtype, (ROWS, COLUMNS)), chunk=later.span, rows=1, flat=False)
         self.first = reduce_launch(v, tiles, formula, kernels.keep)
@@ -64,18 +65,17 @@ class SpansReady:
         self.rest = ReducePlan(every, x.device, torch.float32, formula.again, kinds=PARTIALS)
         cols = min(bucket(v.K), 256)
         reach = min(bucket(later.span), TILE // cols)
-        constants = {
-            "FINISH": formula.finish,
-            "REACH": reach,
-            "COLS": cols,
-            "SPAN": later.span,
-            "UNIT": v.unit(),
-            "DENSE": v.dense_axis,
-        }
-        y = (0, 0) if total else (v.K, 1)
-        scalars = (v.M, v.N, v.K, later.spans, v.m, v.n, v.k, *y)
-        grid = (v.M * later.spans * triton.cdiv(v.K, cols),)
-        self.count = Plan(kept_kernels.count_in_spans, grid, scalars, constants, 4)
+        self.tile = {"REACH": reach, "COLS": cols, "SPAN": later.span}
+        self.grid = (v.M * later.spans * triton.cdiv(v.K, cols),)
+        self.scalars = (v.M, v.N, v.K, later.spans, v.m, v.n, v.k, *((0, 0) if total else (v.K, 1)))
+        how = {"FINISH": formula.finish, **self.tile, "UNIT": v.unit(), "DENSE": v.dense_axis}
+        self.count = Plan(kept_kernels.count_in_spans, self.grid, self.scalars, how)
+
+    def share_plan(self, strides: tuple[int, int]) -> Plan:
+        v, dx = self.views
+        how = {**self.tile, "UNIT": v.unit(dx), "DENSE": v.dense_axis}
+        scalars = (*self.scalars, *strides, dx.m, dx.n, dx.k)
+        return Plan(kept_kernels.share_in_spans, self.grid, scalars, how)
 
     def __call__(self, x: Tensor, out: Tensor, best: Tensor) -> None:
         self.first(x, x, best)  # in the place of y, which the formula compares with nothing
@@ -86,13 +86,16 @@ class SpansReady:
 
     def gradient(self, dy: Tensor, x: Tensor, y: Tensor, best: Tensor) -> Tensor:
         dx = torch.empty_like(x)
-        dy, plan = self.backward(x, dy)
+        dy, strides = with_strides(dy, *self.dy)
         hits = torch.empty_like(best)
         ties = torch.empty(self.kept[0] * self.kept[2], dtype=torch.float32, device=x.device)
         self.count(x, y, best, hits)
-        plan.ties(hits, ties)
-        plan.spread(x, y, dy, ties, hits, dx)
+        self.ties(hits, ties)
+        share_plans.of((dy, dx), self, strides)(x, y, dy, ties, hits, dx)
         return dx
 
     def differentiable(self, dy: Tensor, x: Tensor, y: Tensor, best: Tensor) -> Tensor | None:
         return reference_gradients(self.reference, (x,), (True,), (dy,))[0]
+
+
+share_plans = Plans(lambda dy, dx, ready, strides: ready.share_plan(strides))

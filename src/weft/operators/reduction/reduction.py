@@ -33,7 +33,7 @@ from weft.operators.reduction.plans import (
 )
 from weft.operators.reduction.views import View, strides_of_result, view_of, views_of
 
-# Whether public functions keep bits for a gradient, as the implementations triton-kept and cuda-kept do. Not yet: no GPU
+# Whether public functions keep something for a gradient, as the implementations triton-kept and cuda-kept do. Not yet: no GPU
 # has run those kernels.
 KEEP = False
 COPY = "the dimensions beside 'dim' do not collapse into one stride each, so a copy would be needed"
@@ -114,13 +114,10 @@ class Reduction:
         assert self.spread is not None  # its bits could be kept
         shape = shape_of_result(x, dim, keepdim)
 
-        def backward(x: Tensor, dy: Tensor) -> tuple[Tensor, SpreadPlan]:
-            return self._spread_plan(x, dy, dim, keepdim, order)
-
         def reference(x: Tensor) -> Tensor:
             return self.reference(x, dim, keepdim, order)
 
-        return SpansReady(x, dim, shape, found, formula, self.spread(order), backward, reference)
+        return SpansReady(x, dim, keepdim, shape, found, formula, self.spread(order), reference)
 
     def _kept_tiny_plan(self, x: Tensor, dim: int | None, keepdim: bool, order: float) -> kept.KeptReady:
         formula = self._formula_with_bits(order)
@@ -264,16 +261,10 @@ class Reduction:
     def gradient(self, x: Tensor, y: Tensor, dy: Tensor, dim: int | None, keepdim: bool, order: float) -> Tensor:
         """dx, where it needs x."""
         dx = torch.empty_like(x)
-        dy, plan = self._spread_plan(x, dy, dim, keepdim, order)
-        plan(x, y, dy, dx)
-        return dx
-
-    def _spread_plan(
-        self, x: Tensor, dy: Tensor, dim: int | None, keepdim: bool, order: float
-    ) -> tuple[Tensor, SpreadPlan]:
         if dim is not None and strides_of_result(dy, dim % x.ndim, keepdim) is None:
             dy = dy.contiguous()  # one element a result; gradients of any strides may come from autograd
-        return dy, self.backward_plans.of((x, dy), dim, keepdim, order)
+        self.backward_plans.of((x, dy), dim, keepdim, order)(x, y, dy, dx)
+        return dx
 
     def implement(self, operator: Operator, call: Callable[..., Any]) -> None:
         """Registers kernel, reference and ``torch.compile`` as the operator's implementations, and how it chooses.
