@@ -33,9 +33,6 @@ from weft.operators.reduction.plans import (
 )
 from weft.operators.reduction.views import View, strides_of_result, view_of, views_of
 
-# Whether public functions keep something for a gradient, as the implementations triton-kept and cuda-kept do. Not yet: no GPU
-# has run those kernels.
-KEEP = False
 COPY = "the dimensions beside 'dim' do not collapse into one stride each, so a copy would be needed"
 
 
@@ -222,7 +219,7 @@ class Reduction:
 
     def keeps(self, x: Tensor, dim: int | None, keepdim: bool, order: float) -> bool:
         """Whether the public function makes the gradient of x of bits."""
-        may = KEEP and self.spread is not None and self.spread(order).bits
+        may = self.spread is not None and self.spread(order).bits
         return may and self.public_kept_plans.of((x,), dim, keepdim, order) is not None
 
     def run(self, plans: Plans, x: Tensor, dim: int | None, keepdim: bool, order: float, dtype: torch.dtype) -> Tensor:
