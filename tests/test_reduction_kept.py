@@ -24,7 +24,6 @@ from weft.operators.reduction import kept_tiny  # noqa: E402
 from weft.operators.reduction import max as of_max  # noqa: E402
 from weft.operators.reduction import min as of_min  # noqa: E402
 from weft.operators.reduction import norm as of_norm  # noqa: E402
-from weft.operators.reduction import reduction as module  # noqa: E402
 from weft.operators.reduction import sum as of_sum  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's of 0 / 0, which is NaN as it should be
