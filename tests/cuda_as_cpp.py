@@ -9,7 +9,6 @@ from pathlib import Path
 from where import ROOT
 
 OPERATORS = ROOT / "src/weft/operators"
-COMPILE = ("g++", "-std=c++17", "-O1", "-w", "-Wno-psabi", f"-I{ROOT / 'tests'}")
 
 
 def whole(source: Path) -> str:
@@ -90,24 +89,3 @@ def as_cpp(text: str) -> str:
                   r"unsigned char *const \1 = static_cast<unsigned char *>(dynamic_memory());", text)  # fmt: skip
     assert "__shared__" not in text, "static shared memory would be one for all blocks"
     return text
-
-
-def start_compiling(program: Path, spaces: dict[str, tuple[str, list[str]]]) -> subprocess.Popen[str]:
-    """Starts to compile a program that runs jobs.
-
-    Args:
-        spaces: of each namespace the text of a kernel file and bodies of functions that launch its kernels on ``Job &job``.
-    """
-    parts, numbers = (
-        ['#include "ptx_on_cpu.hpp"', '#pragma GCC optimize ("O0")'],
-        [],
-    )  # the kernels take longer to compile than to run
-    for name, (text, bodies) in spaces.items():
-        functions = [f"void run{i}(Job &job) {{\n{body}\n}}" for i, body in enumerate(bodies)]
-        parts += [f"namespace {name} {{", text, *functions, "}"]
-        numbers += [f"{name}::run{i}" for i in range(len(bodies))]
-    parts.append(f"void (*const RUNS[])(Job &) = {{{', '.join(numbers)}}};")
-    parts.append("int main() {\n  Job job;\n  job.read();\n  RUNS[job.kernel](job);\n}\n")
-    program.with_suffix(".cpp").write_text("\n".join(parts))
-    command = [*COMPILE, "-o", program, program.with_suffix(".cpp")]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)

@@ -2,13 +2,12 @@
 that Python computes, and the kernel's PTX in ``ptx_on_cpu.hpp``."""
 
 import ctypes
-import shutil
 import struct
-import subprocess
 from dataclasses import dataclass
 
 import cuda_as_cpp
 import pytest
+from cuda_on_cpu import bytes_of, further_off_than_rounding, job, player, tensor_of
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -75,11 +74,6 @@ job.run([&] {
          job.map<TensorMap>(3), job.map<TensorMap>(4), shape, factors);
 });
 """
-
-
-def bytes_of(t: torch.Tensor) -> torch.Tensor:
-    """All that its storage holds."""
-    return torch.empty(0, dtype=torch.uint8).set_(t.untyped_storage())
 
 
 class Product:
@@ -163,24 +157,29 @@ class Product:
         case = self.case
         return self.plan.scalars(self.a, self.b, self.up, self.residual, self.c, case.alpha, case.beta, case.gamma)
 
-    def job(self, kernel: int, seed: int) -> bytes:
-        """What ``Job`` of ptx_on_cpu.hpp reads; the addresses in tensor maps are counted from their storage's beginning."""
-        launch, case = self.plan.launch, self.case
+    @property
+    def launch(self) -> str:
+        return LAUNCH.replace("KERNEL", self.plan.launch.expression)
+
+    def job(self, seed: int) -> bytes:
+        """Addresses in tensor maps are counted from their storage's beginning."""
         mapped = (self.a, self.b, self.up, self.residual, self.c)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(tensor_maps, "_encode_tiled", lambda: encode_tiled)
             *maps, shape, factors = self.scalars()
         tensors = (*mapped, self.a_scale, self.b_scale, self.bias, self.amax, self.workspace, self.flags)
-        storages, others = ([bytes_of(t) for t in some] for some in (tensors, (self.offsets, self.order)))
-        words = [kernel, launch.grid[0], launch.block, launch.cluster, launch.shared_bytes, seed, *map(len, storages)]
+        words = []
         for i, made in enumerate(maps):
-            number = 4 if (case.k == 0 and i < 3) or mapped[i] is self.c else i
-            words += [made.opaque[0] - storages[number].data_ptr(), *made.opaque[1:], number]
-        words += [shape.m, shape.n, shape.k, shape.matrices, shape.group, shape.streamed, shape.share, shape.longer]
-        words += [factors.a_scales, factors.b_scales]
-        data, more = (b"".join(s.numpy().tobytes() for s in some) for some in (storages, others))
-        numbers = struct.pack(f"<{len(words)}q3d", *words, factors.alpha, factors.beta, factors.gamma)
-        return numbers + data + struct.pack("<2q", *map(len, others)) + more
+            number = 4 if (self.case.k == 0 and i < 3) or mapped[i] is self.c else i
+            words += [made.opaque[0] - tensors[number].untyped_storage().data_ptr(), *made.opaque[1:], number]
+        groups = [bytes_of(t) for t in (self.offsets, self.order)]
+        made = job(
+            self.plan.launch, seed, {i: bytes_of(t) for i, t in enumerate(tensors)},
+            maps=struct.pack(f"<{len(words)}q", *words),
+            shape=(shape.m, shape.n, shape.k, shape.matrices, shape.group, shape.streamed, shape.share, shape.longer),
+            scales=(factors.a_scales, factors.b_scales), factors=(factors.alpha, factors.beta, factors.gamma),
+        )  # fmt: skip
+        return made + struct.pack("<2q", *map(len, groups)) + b"".join(groups)
 
 
 def encode_tiled(
@@ -206,50 +205,21 @@ def encode_tiled(
     return 0 if sound else 1
 
 
-def player(folder, cases, mistakes, Product):
+def hopper_player(folder, cases, mistakes, Product):
     """What runs a case, or one of the mistakes, and returns C, or in words what failed."""
-    if not shutil.which("g++"):
-        pytest.skip("no C++ compiler (g++) to run the kernel with")
-    right = cuda_as_cpp.whole(hopper.SOURCE)
-
-    def text(name: str) -> str:
-        made = right
-        for good, bad in zip(mistakes[name][1::2], mistakes[name][2::2], strict=True) if name else ():
-            assert made.count(good) == 1, f"{name}: hopper.cu and its headers have no single '{good}'"
-            made = made.replace(good, bad)
-        return cuda_as_cpp.as_cpp(cuda_as_cpp.preprocessed(made))
-
-    kernels = list(dict.fromkeys(Product(case).plan.launch.expression for case in cases.values()))
-    of = {name: Product(mistake[0]).plan.launch.expression for name, mistake in mistakes.items()}
-    whole = text("")
-    wrong = [(f"wrong{i}", (text(name), [LAUNCH.replace("KERNEL", of[name])])) for i, name in enumerate(mistakes)]
-    programs = [  # compiled side by side
-        dict(wrong[::2]),
-        dict(wrong[1::2]),
-        {"right": (whole, [LAUNCH.replace("KERNEL", k) for k in kernels])},
-    ]
-    started = [cuda_as_cpp.start_compiling(folder / f"program{i}", spaces) for i, spaces in enumerate(programs)]
-    for compiler in started:
-        errors = compiler.communicate()[1]
-        assert compiler.returncode == 0, errors
+    text = cuda_as_cpp.whole(hopper.SOURCE)
+    played = player(folder, text, lambda case: Product(case).launch, cases.values(), mistakes)
 
     def run(product: Product, seed: int = 0, mistake: str = "") -> torch.Tensor | str:
-        if mistake:
-            number, program = divmod(list(mistakes).index(mistake), 2)
-        else:
-            number, program = kernels.index(product.plan.launch.expression), 2
-        done = subprocess.run(
-            [folder / f"program{program}"], input=product.job(number, seed), capture_output=True, timeout=60
-        )
-        if done.returncode:
-            assert done.stdout.startswith(b"failed: ") or done.returncode == -11, done
-            return done.stdout.decode() or "an access outside memory"
+        found = played(product.launch, product.job(seed), mistake)
+        if isinstance(found, str):
+            return found
+        end = product.c.nbytes
         if product.case.amax:
-            product.amax = torch.frombuffer(bytearray(done.stdout[product.c.nbytes :][:4]), dtype=FP32)
-        if any(done.stdout[len(done.stdout) - product.flags.nbytes :]):
+            product.amax = tensor_of(found[end : end + 4], FP32)
+        if any(found[len(found) - product.flags.nbytes :]):
             return "flags are left for the next launch"
-        whole = bytearray(done.stdout[: product.c.nbytes])
-        return torch.frombuffer(whole, dtype=product.c.dtype).view(product.c.shape)
+        return tensor_of(found[:end], product.c.dtype).view(product.c.shape)
 
     return run
 
@@ -258,14 +228,9 @@ def what_is_wrong(got: torch.Tensor | str, product: Product) -> str:
     """An empty string, or where C is further off than one rounding and a sum in fp32 may be."""
     if isinstance(got, str):
         return got
-    want, rounding = product.wanted(), {BF16: 2.0**-8, FP16: 2.0**-11}.get(product.case.out, 2.0**-24)
+    want = product.wanted()
     if product.case.out is torch.int32:
         return "" if torch.equal(got.double(), want) else "another sum"
     if product.case.amax and not torch.isclose(product.amax.double(), want.abs().max(), rtol=1e-5):
         return f"the largest is {product.amax.item()}, not {want.abs().max().item()}"
-    allowed = 1.001 * rounding * want.abs() + 2e-6 * want.abs().max() + 2.0**-25
-    far = ~((got.double() - want).abs() <= allowed)
-    if not far.any():
-        return ""
-    at = tuple(far.nonzero()[0].tolist())
-    return f"C{list(at)} is {got[at].item()}, not {want[at].item()} ({int(far.sum())} of {far.numel()} are wrong)"
+    return further_off_than_rounding("C", got, want)

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 pytest.importorskip("cuda.bindings")
 
-from hopper_on_cpu import BF16, FP8, FP16, FP32, INT8, LAYOUTS, Case, Product, player, what_is_wrong  # noqa: E402
+from hopper_on_cpu import BF16, FP8, FP16, FP32, INT8, LAYOUTS, Case, Product, hopper_player, what_is_wrong  # noqa: E402
 
 from weft.operators.cuda import CudaError  # noqa: E402
 from weft.operators.matmul import hopper  # noqa: E402
@@ -166,7 +166,7 @@ MISTAKES = {
 
 @pytest.fixture(scope="module")
 def play(tmp_path_factory):
-    return player(tmp_path_factory.mktemp("played"), CASES, MISTAKES, Product)
+    return hopper_player(tmp_path_factory.mktemp("played"), CASES, MISTAKES, Product)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -177,7 +177,7 @@ MISTAKES = {
 
 @pytest.fixture(scope="module")
 def play(tmp_path_factory):
-    return played.player(tmp_path_factory.mktemp("grouped"), CASES, MISTAKES, GroupedProduct)
+    return played.hopper_player(tmp_path_factory.mktemp("grouped"), CASES, MISTAKES, GroupedProduct)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -262,13 +262,12 @@ def test_gradients_of_weights_that_it_does_not_take_are_declined_in_words(case, 
 )
 @pytest.mark.parametrize("grouped, across", [("ROWS_IN_GROUPS", "false, false"), ("ROWS_IN_GROUPS", "false, true"),
                                              ("TERMS_IN_GROUPS", "true, true")])  # fmt: skip
-def test_its_inner_loop_is_products_alone(columns, stages, cluster, abreast, grouped, across, tmp_path):
+def test_its_inner_loop_is_products_alone(columns, stages, cluster, abreast, grouped, across):
     gates = ("false", "true") if grouped == "ROWS_IN_GROUPS" and across == "false, false" else ("false",)
     for gated in gates:
         text = assembly(
             f"matmul_hopper<bf16, bf16, {columns}, {stages}, {cluster}, {across}, UNSCALED, false, false, "
             f"{'SILU' if gated == 'true' else 'NONE'}, false, {gated}, false, false, false, false, bf16, {grouped}, "
-            f"{'true' if abreast else 'false'}>",
-            tmp_path,
+            f"{'true' if abreast else 'false'}>"
         )
         check_inner_loop(text, f"HGMMA.64x{columns}x16.F32.BF16", 1)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import cuda_as_cpp
 import pytest
+from cuda_on_cpu import compiled
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -140,7 +141,7 @@ MISTAKES = {
 
 @pytest.fixture(scope="module")
 def play(tmp_path_factory):
-    return played.player(tmp_path_factory.mktemp("symmetric"), CASES, MISTAKES, SymmetricProduct)
+    return played.hopper_player(tmp_path_factory.mktemp("symmetric"), CASES, MISTAKES, SymmetricProduct)
 
 
 def what_is_wrong(got, product: SymmetricProduct) -> str:
@@ -185,9 +186,7 @@ def order(tmp_path_factory):
       for (int i = 0; i < 5; i++) x[i] = std::atoi(words[1 + i]);
       {cases}
     }}"""
-    program = tmp_path_factory.mktemp("order") / "order"
-    program.with_suffix(".cpp").write_text(text)
-    subprocess.run([*cuda_as_cpp.COMPILE, "-o", program, program.with_suffix(".cpp")], check=True, timeout=300)
+    program = compiled(tmp_path_factory.mktemp("order"), {"order": text})["order"]
 
     def run(*numbers: int) -> list[tuple[int, ...]]:
         done = subprocess.run([program, *map(str, numbers)], capture_output=True, text=True, check=True, timeout=60)
@@ -220,12 +219,11 @@ def test_every_tile_that_touches_the_lower_triangle_is_one_clusters(order, colum
 @pytest.mark.parametrize("columns, stages, cluster", [(256, 4, 2), (192, 4, 2), (128, 6, 1), (64, 8, 1)])
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("residuals", [0, 1, 2])
-def test_the_way_out_disturbs_no_product(residuals, streamed, columns, stages, cluster, layout, tmp_path):
+def test_the_way_out_disturbs_no_product(residuals, streamed, columns, stages, cluster, layout):
     types = "bf16, bf16" if residuals < 2 else "fp16, fp16"
     parts = ", ".join(str(p).lower() for p in (residuals > 0, False, False, streamed, True, residuals == 2))
     text = assembly(
-        f"matmul_hopper<{types}, {columns}, {stages}, {cluster}, {layout}, UNSCALED, false, false, NONE, {parts}>",
-        tmp_path,
+        f"matmul_hopper<{types}, {columns}, {stages}, {cluster}, {layout}, UNSCALED, false, false, NONE, {parts}>"
     )
     fetches = 2 if layout == "false, false" else 2 + (columns // cluster // 64 if columns != 192 else 3)
     check_inner_loop(text, f"HGMMA.64x{columns}x16.F32" + (".BF16" if types[0] == "b" else ""), fetches, streamed)

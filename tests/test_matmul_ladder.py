@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import ctypes
 import re
-import shutil
 import subprocess
 from collections import Counter
 from types import SimpleNamespace
 
 import pytest
-from where import DEVICE, ROOT, python
+from cuda_on_cpu import compiled
+from where import DEVICE, python
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -68,17 +68,11 @@ MISTAKES = {
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory):
     """Runs ``kernel M N K grid threads cluster shared_bytes seed banks`` and returns what is printed."""
-    if not shutil.which("g++"):
-        pytest.skip("no C++ compiler (g++) to run the kernels with")
-    folder = tmp_path_factory.mktemp("machine")
-    texts = {numbers[0]: file.read_text() for numbers, file in ((LOW, ladder.SOURCE), (HIGH, ladder.HOPPER))}
-    started = {}
-    for numbers in (LOW, HIGH):
-        right = texts[numbers[0]]
-        spaces, calls = (
-            [f"namespace right {{\n{source(right)}}}"],
-            {f"rung {n}": f"right::{ladder.RUNGS[n].kernel}" for n in numbers},
-        )
+    texts, programs = {}, {}
+    for program, numbers, file in (("low", LOW, ladder.SOURCE), ("high", HIGH, ladder.HOPPER)):
+        right = file.read_text()
+        spaces = [f"namespace right {{\n{source(right)}}}"]
+        calls = {f"rung {n}": f"right::{ladder.RUNGS[n].kernel}" for n in numbers}
         for i, (name, (number, good, bad)) in enumerate(MISTAKES.items()):
             if number in numbers:
                 assert right.count(good) == 1, f"{name}: the ladder has no single '{good}'"
@@ -88,26 +82,10 @@ def machine(tmp_path_factory):
             f'if (!std::strcmp(words[1], "{name}")) return check({kernel}, words + 2);'
             for name, kernel in calls.items()
         ]
-        main = "\n".join(["int main(int, char **words) {", *lines, "return 2;", "}"])
-        program = folder / f"rungs{numbers[0]}"
-        program.with_suffix(".cpp").write_text("\n".join(['#include "gpu_on_cpu.hpp"', *spaces, main]))
-        command = [
-            "g++",
-            "-std=c++17",
-            "-O1",
-            "-w",
-            "-Wno-psabi",
-            f"-I{ROOT / 'tests'}",
-            "-o",
-            program,
-            program.with_suffix(".cpp"),
-        ]
-        started[program] = (numbers, subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
-    programs = {}
-    for program, (numbers, compiler) in started.items():
-        errors = compiler.communicate()[1]
-        assert compiler.returncode == 0, errors
+        main = ["int main(int, char **words) {", *lines, "return 2;", "}"]
+        texts[program] = "\n".join(['#include "gpu_on_cpu.hpp"', *spaces, *main])
         programs |= dict.fromkeys(numbers, program)
+    made = compiled(tmp_path_factory.mktemp("machine"), texts)
 
     def run(
         number: int, sizes: tuple[int, int, int], seed: int = 0, *, kernel: str = "", grid: int = 0, banks: bool = False
@@ -115,7 +93,10 @@ def machine(tmp_path_factory):
         plan = plan_of(number, *sizes)
         words = (*sizes, grid or plan.grid[0], plan.block, plan.cluster, plan.shared_bytes, seed, int(banks))
         done = subprocess.run(
-            [programs[number], kernel or f"rung {number}", *map(str, words)], capture_output=True, text=True, timeout=60
+            [made[programs[number]], kernel or f"rung {number}", *map(str, words)],
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
         assert done.returncode in (0, 1, -11), done
         return done.stdout or "an access outside memory"

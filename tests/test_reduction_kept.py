@@ -5,17 +5,15 @@ gradient of twice; what the public functions do."""
 from __future__ import annotations
 
 import re
-import shutil
-import struct
-import subprocess
 from collections import Counter
-from pathlib import Path
 
-import cuda_as_cpp
 import pytest
+from cuda_as_cpp import whole
+from cuda_on_cpu import FRAME, bytes_of, frame_is_whole, framed, job, player, tensor_of
+from sass import names, parts, sass
 
 torch = pytest.importorskip("torch")
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
 
 from weft.definition import ARCHITECTURES, Declined  # noqa: E402
 from weft.operators.cuda import compile_cubin  # noqa: E402
@@ -29,8 +27,6 @@ from weft.operators.reduction import sum as of_sum  # noqa: E402
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's of 0 / 0, which is NaN as it should be
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
-BESIDE = 64  # bytes before and behind a result that must stay as they were
 OPERATORS = {"max": of_max.max, "min": of_min.min}
 MODULES = {"max": of_max, "min": of_min}
 
@@ -83,7 +79,7 @@ class Case:
     """The tensors of a case, and its plan."""
 
     def __init__(self, way: str, name: str, dtype: torch.dtype, n: int, rows: int, seed: int = 0):
-        self.way, self.name, self.seed = way, name, seed
+        self.way, self.n, self.seed = way, n, seed
         g = torch.Generator().manual_seed(seed)
         x = torch.randn(rows, n, generator=g)
         x[rows // 2 :] = x[rows // 2 :].mul(2).round()  # ties
@@ -101,34 +97,26 @@ class Case:
             patch.setattr(kept_tiny, "THREADS", 64)
             kept = MODULES[name].reduction._kept_tiny_plan(self.x, 1, False, 2.0).launches
         self.plan = kept.keep if way == "keep" else kept.shared
+        arguments = "first, out, bits" if way == "keep" else "first, second, out"
+        self.launch = LAUNCH.replace("KERNEL", self.plan.expression).replace("ARGUMENTS", arguments)
 
-    def job(self, kernel: int) -> bytes:
-        """What ``Job`` of ptx_on_cpu.hpp reads."""
-        rows, size = len(self.x), self.x.element_size()
+    def job(self) -> bytes:
+        rows, size = len(self.x), self.x.nbytes
         if self.way == "keep":
-            given, sizes = (self.x,), (rows * size, rows)
+            buffers = {0: bytes_of(self.x), 4: framed(size // self.n), 8: framed(rows)}
         else:
-            given, sizes = (self.dy, self.bits), (self.x.numel() * size, 0)
-        first, second = [*(t.view(torch.uint8).numpy().tobytes() for t in given), b""][:2]
-        out, bits = (bytes([0xA5]) * (n + 2 * BESIDE) for n in sizes)
-        buffers = [first, second, b"", b"", out, *[b""] * 3, bits, b"", b""]
-        plan = self.plan
-        (m,) = (s.value for s in plan.scalars)
-        head = (kernel, plan.grid[0], plan.block, 1, plan.shared_bytes, self.seed, *map(len, buffers))
-        rest = struct.pack("<10q3d", m, *[0] * 7, BESIDE, 0, 0.0, 0.0, 0.0)
-        return struct.pack(f"<{len(head)}q", *head) + bytes(5 * 17 * 8) + rest + b"".join(buffers)
+            buffers = {0: bytes_of(self.dy), 1: bytes_of(self.bits), 4: framed(size), 8: framed(0)}
+        return job(self.plan, self.seed, buffers, shape=[s.value for s in self.plan.scalars], scales=(FRAME,))
 
     def what_is_wrong(self, found: bytes) -> str:
         """An empty string, or which result is not PyTorch's bits."""
-        rows, size = len(self.x), self.x.element_size()
-        long = rows * size if self.way == "keep" else self.x.numel() * size
-        out, bits = found[: long + 2 * BESIDE], found[long + 2 * BESIDE :]
-        if set(out[:BESIDE] + out[-BESIDE:] + bits[:BESIDE] + bits[-BESIDE:]) != {0xA5}:
+        long = self.x.nbytes // (self.n if self.way == "keep" else 1) + 2 * FRAME
+        out, bits = found[:long], found[long:]
+        if not (frame_is_whole(out) and frame_is_whole(bits)):
             return "something beside a result was written"
-        got = torch.frombuffer(bytearray(out[BESIDE:-BESIDE]), dtype=self.x.dtype)
+        got = tensor_of(out[FRAME:-FRAME], self.x.dtype)
         if self.way == "keep":
-            mine = torch.frombuffer(bytearray(bits[BESIDE:-BESIDE]), dtype=torch.uint8)
-            return differs(got, self.best) or differs(mine, self.bits)
+            return differs(got, self.best) or differs(tensor_of(bits[FRAME:-FRAME], torch.uint8), self.bits)
         ties = self.equal.sum(1, keepdim=True)
         want = (self.dy[:, None].float() * self.equal / ties).to(self.x.dtype)
         return differs(got.view(want.shape), want)
@@ -142,37 +130,13 @@ def differs(got: torch.Tensor, want: torch.Tensor) -> str:
 @pytest.fixture(scope="module")
 def play(tmp_path_factory):
     """Runs a case, or one of ``MISTAKES``, and returns what is wrong with its result."""
-    if not shutil.which("g++"):
-        pytest.skip("no C++ compiler (g++) to run the kernel with")
-    folder = tmp_path_factory.mktemp("played")
-    right = kept_tiny.SOURCE.read_text()
-
-    def text(good: str = "", bad: str = "") -> str:
-        assert not good or right.count(good) == 1, f"kept_tiny.cu has no single '{good}'"
-        made = right.replace(good, bad) if good else right
-        return BEGIN + cuda_as_cpp.as_cpp(cuda_as_cpp.preprocessed(made))
-
-    def launch(kernel: tuple) -> str:
-        arguments = "first, out, bits" if kernel[0] == "keep" else "first, second, out"
-        return LAUNCH.replace("KERNEL", Case(*kernel, 1).plan.expression).replace("ARGUMENTS", arguments)
-
-    wrong = {
-        f"wrong{i}": (text(good, bad), [launch(KERNELS[of])]) for i, (of, good, bad) in enumerate(MISTAKES.values())
-    }
-    programs = [wrong, {"right": (text(), [launch(kernel) for kernel in KERNELS])}]
-    started = [cuda_as_cpp.start_compiling(folder / f"program{i}", spaces) for i, spaces in enumerate(programs)]
-    for compiler in started:
-        errors = compiler.communicate()[1]
-        assert compiler.returncode == 0, errors
+    folder, text = tmp_path_factory.mktemp("played"), BEGIN + whole(kept_tiny.SOURCE)
+    played = player(folder, text, lambda i: Case(*KERNELS[i], 1).launch, range(len(KERNELS)), MISTAKES)
 
     def run(kernel: int, rows: int, mistake: str = "", seed: int = 0) -> str:
         case = Case(*KERNELS[kernel], rows, seed)
-        program, number = (0, list(MISTAKES).index(mistake)) if mistake else (1, kernel)
-        done = subprocess.run([folder / f"program{program}"], input=case.job(number), capture_output=True, timeout=60)
-        if done.returncode:
-            assert done.stdout.startswith(b"failed: ") or done.returncode == -11, done
-            return done.stdout.decode() or "an access outside memory"
-        return case.what_is_wrong(done.stdout)
+        found = played(case.launch, case.job(), mistake)
+        return found if isinstance(found, str) else case.what_is_wrong(found)
 
     return run
 
@@ -198,26 +162,19 @@ def test_a_mistake_is_noticed(play, mistake):
      (FP32, 3, (170, 280)), (FP32, 5, (220, 300)), (FP32, 6, (230, 310)), (FP32, 7, (260, 320))],
 )  # fmt: skip
 @pytest.mark.parametrize("way", [0, 1], ids=["keep", "share"])
-def test_a_warps_rows_take_few_instructions(tmp_path, dtype, n, most, way):
+def test_a_warps_rows_take_few_instructions(dtype, n, most, way):
     """On sm_90, of the 32 rows that 16 bytes hold elements; nothing is spilled, elements are moved 16 bytes at a time."""
-    pytest.importorskip("cuda.bindings")
     x = torch.empty(2**20, n, dtype=dtype, device="meta")
     with compiling_for(90, lambda *kernel: None):
         kept = of_max.reduction._kept_tiny_plan(x, 1, False, 2.0).launches
-    path = tmp_path / "kernel.cubin"
-    path.write_bytes(compile_cubin(kept_tiny.SOURCE, (kept.keep, kept.shared)[way].expression, 90)[0])
-    text = subprocess.run([TOOLS / "nvdisasm", "-c", path], capture_output=True, text=True, check=True).stdout
-    assert not re.search(r"\b(STL|LDL)\b", text), "registers are spilled"
+    text = sass(kept_tiny.SOURCE, (kept.keep, kept.shared)[way].expression)
     counts = Counter(re.findall(r"\b(LDG\.E\.128|STS\.128|LDS\.128|STG\.E\.128)\b", text))
     assert counts["STS.128"] == counts["LDS.128"] == n
     assert (counts["LDG.E.128"], counts["STG.E.128"]) == ((n, 1), (1, n))[way]
-    parts = re.split(r"^\.L_x_\d+:", text, flags=re.M)
-    moves_or_divides = re.compile(
-        r"\.128\b|MUFU\.RCP"
-    )  # but for the function that divides what is out of range: FFMA.RZ is its own
-    path_taken = [parts[0], *(p for p in parts[1:] if moves_or_divides.search(p) and "FFMA.RZ" not in p)]
-    taken = sum(len(re.findall(r"/\*[0-9a-f]{4,5}\*/", p)) for p in path_taken)
-    assert taken <= most[way]
+    first, *others = parts(text)
+    # but for the function that divides what is out of range: FFMA.RZ is its own
+    path_taken = [first, *(p for p in others if re.search(r"\.128\b|MUFU\.RCP", p) and "FFMA.RZ" not in p)]
+    assert sum(len(names(p)) for p in path_taken) <= most[way]
 
 
 @pytest.mark.parametrize("sm", ARCHITECTURES)

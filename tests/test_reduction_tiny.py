@@ -4,17 +4,15 @@ launch that Python computes; which banks its lanes meet; what it compiles to; wh
 from __future__ import annotations
 
 import re
-import shutil
-import struct
-import subprocess
 from collections import Counter
-from pathlib import Path
 
-import cuda_as_cpp
 import pytest
+from cuda_as_cpp import whole
+from cuda_on_cpu import FRAME, bytes_of, frame_is_whole, framed, job, player, tensor_of
+from sass import names, parts, sass
 
 torch = pytest.importorskip("torch")
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
 
 from weft import ops  # noqa: E402
 from weft.definition import ARCHITECTURES, Declined  # noqa: E402
@@ -29,8 +27,6 @@ from weft.operators.reduction import sum as of_sum  # noqa: E402
 from weft.operators.reduction import tiny  # noqa: E402
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
-BESIDE = 64  # bytes before and behind the result that must stay as they were
 MODULES = {"sum": of_sum, "mean": of_mean, "max": of_max, "min": of_min, "norm": of_norm}
 
 # (operator, order, dtype, extent); each with several numbers of rows
@@ -79,22 +75,18 @@ class Reduced:
         with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
             patch.setattr(tiny, "THREADS", 64)
             self.plan = self.operator._tiny_plan(self.x, 1, False, order, dtype).plan
+        self.launch = LAUNCH.replace("KERNEL", self.plan.expression)
 
-    def job(self, kernel: int) -> bytes:
-        """What ``Job`` of ptx_on_cpu.hpp reads."""
-        x = self.x.view(torch.uint8).numpy().tobytes()
-        out = bytes([0xA5]) * (len(self.x) * 2 + 2 * BESIDE)
-        buffers = [x, *[b""] * 3, out, *[b""] * 6]
-        plan, (m, divisor) = self.plan, (s.value for s in self.plan.scalars)
-        head = (kernel, plan.grid[0], plan.block, 1, plan.shared_bytes, self.seed, *map(len, buffers))
-        rest = struct.pack("<10q3d", m, *[0] * 7, len(x), BESIDE, divisor, 0.0, 0.0)
-        return struct.pack(f"<{len(head)}q", *head) + bytes(5 * 17 * 8) + rest + b"".join(buffers)
+    def job(self) -> bytes:
+        x, out = bytes_of(self.x), framed(len(self.x) * 2)
+        m, divisor = (s.value for s in self.plan.scalars)
+        return job(self.plan, self.seed, {0: x, 4: out}, shape=(m,), scales=(len(x), FRAME), factors=(divisor,))
 
     def what_is_wrong(self, found: bytes) -> str:
         """An empty string, or which result is further off than one rounding and fp32 sums may be."""
-        if set(found[:BESIDE] + found[-BESIDE:]) != {0xA5}:
+        if not frame_is_whole(found):
             return "something beside the result was written"
-        got = torch.frombuffer(bytearray(found[BESIDE:-BESIDE]), dtype=self.x.dtype).double()
+        got = tensor_of(found[FRAME:-FRAME], self.x.dtype).double()
         want = self.operator.reference(self.x.double(), 1, False, self.order)
         size = self.x.double().abs().nan_to_num(0, 0, 0).sum(1)
         allowed = {BF16: 2.0**-8, FP16: 2.0**-11}[self.x.dtype] * want.abs() + 2.0**-20 * size
@@ -106,36 +98,14 @@ class Reduced:
 @pytest.fixture(scope="module")
 def play(tmp_path_factory):
     """Runs a case, or one of ``MISTAKES``, and returns what is wrong with its result."""
-    if not shutil.which("g++"):
-        pytest.skip("no C++ compiler (g++) to run the kernel with")
+    text = "static u64 low, high;\n" + whole(tiny.SOURCE)
     folder = tmp_path_factory.mktemp("played")
-    right = tiny.SOURCE.read_text()
-
-    def text(good: str = "", bad: str = "") -> str:
-        assert not good or right.count(good) == 1, f"tiny.cu has no single '{good}'"
-        made = right.replace(good, bad) if good else right
-        return "static u64 low, high;\n" + cuda_as_cpp.as_cpp(cuda_as_cpp.preprocessed(made))
-
-    def launch(kernel: tuple) -> str:
-        return LAUNCH.replace("KERNEL", Reduced(*kernel, 1).plan.expression)
-
-    wrong = {
-        f"wrong{i}": (text(good, bad), [launch(KERNELS[of])]) for i, (of, good, bad) in enumerate(MISTAKES.values())
-    }
-    programs = [wrong, {"right": (text(), [launch(kernel) for kernel in KERNELS])}]
-    started = [cuda_as_cpp.start_compiling(folder / f"program{i}", spaces) for i, spaces in enumerate(programs)]
-    for compiler in started:
-        errors = compiler.communicate()[1]
-        assert compiler.returncode == 0, errors
+    played = player(folder, text, lambda i: Reduced(*KERNELS[i], 1).launch, range(len(KERNELS)), MISTAKES)
 
     def run(kernel: int, rows: int, mistake: str = "", seed: int = 0) -> str:
         case = Reduced(*KERNELS[kernel], rows, seed)
-        program, number = (0, list(MISTAKES).index(mistake)) if mistake else (1, kernel)
-        done = subprocess.run([folder / f"program{program}"], input=case.job(number), capture_output=True, timeout=60)
-        if done.returncode:
-            assert done.stdout.startswith(b"failed: ") or done.returncode == -11, done
-            return done.stdout.decode() or "an access outside memory"
-        return case.what_is_wrong(done.stdout)
+        found = played(case.launch, case.job(), mistake)
+        return found if isinstance(found, str) else case.what_is_wrong(found)
 
     return run
 
@@ -165,21 +135,17 @@ def test_vectors_of_neighbouring_threads_lie_in_different_banks(n):
 
 @pytest.mark.parametrize(("n", "most"), [(3, 230), (5, 280), (6, 300), (7, 325)])
 @pytest.mark.parametrize("name", ["sum", "max"])
-def test_256_rows_take_few_instructions(tmp_path, name, n, most):
+def test_256_rows_take_few_instructions(name, n, most):
     """Of a warp on sm_90; nothing is spilled, every access is of 16 bytes."""
-    pytest.importorskip("cuda.bindings")
     x = torch.empty(2**20, n, dtype=BF16, device="meta")
     with compiling_for(90, lambda *kernel: None):
         plan = MODULES[name].reduction._tiny_plan(x, 1, False, 2.0, BF16).plan
-    path = tmp_path / "kernel.cubin"
-    path.write_bytes(compile_cubin(tiny.SOURCE, plan.expression, 90)[0])
-    text = subprocess.run([TOOLS / "nvdisasm", "-c", path], capture_output=True, text=True, check=True).stdout
-    assert not re.search(r"\b(STL|LDL)\b", text), "registers are spilled"
+    text = sass(tiny.SOURCE, plan.expression)
     counts = Counter(re.findall(r"\b(LDG\.E\.128|STS\.128|LDS\.128|STG\.E\.128)\b", text))
     assert counts == {"LDG.E.128": n, "STS.128": n, "LDS.128": n, "STG.E.128": 1}
-    parts = re.split(r"^\.L_x_\d+:", text, flags=re.M)
-    path_taken = [parts[0], *(p for p in parts[1:] if re.search(r"\.128\b", p))]
-    assert sum(len(re.findall(r"/\*[0-9a-f]{4,5}\*/", p)) for p in path_taken) <= most
+    first, *others = parts(text)
+    path_taken = [first, *(p for p in others if re.search(r"\.128\b", p))]
+    assert sum(len(names(p)) for p in path_taken) <= most
 
 
 @pytest.mark.parametrize("sm", ARCHITECTURES)

@@ -3,19 +3,16 @@
 
 from __future__ import annotations
 
-import re
-import shutil
-import struct
-import subprocess
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 
-import cuda_as_cpp
 import pytest
+from cuda_as_cpp import whole
+from cuda_on_cpu import FRAME, bytes_of, frame_is_whole, framed, job, player, tensor_of
+from sass import names, parts, sass
 
 torch = pytest.importorskip("torch")
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
 
 from weft import ops  # noqa: E402
 from weft.definition import ARCHITECTURES, Declined  # noqa: E402
@@ -25,8 +22,6 @@ from weft.operators.transpose import transpose as module  # noqa: E402
 from weft.operators.transpose import windows  # noqa: E402
 
 BF16, FP32 = torch.bfloat16, torch.float32
-TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
-BESIDE = 64  # bytes before and behind y that must stay as they were
 
 
 @dataclass(frozen=True)
@@ -135,29 +130,25 @@ class Turned:
             trial = {"R": r, "C": c, "THREADS": threads, "GROUP": case.group}
             patch.setattr(windows.configuration, "trial", trial)
             self.plan = windows.plan(self.x)
+        self.launch = LAUNCH.replace("KERNEL", self.plan.expression)
 
-    def job(self, kernel: int, seed: int) -> bytes:
-        """What ``Job`` of ptx_on_cpu.hpp reads."""
+    def job(self, seed: int) -> bytes:
         size = self.case.dtype.itemsize
-        storage = torch.empty(0, dtype=torch.uint8).set_(self.x.untyped_storage())
         begin = self.x.storage_offset() * size
         span = (sum((n - 1) * s for n, s in zip(self.x.shape, self.x.stride(), strict=True)) + 1) * size
-        storage = storage[: begin + span]  # behind the last element lies a page that may not be touched
-        y = bytes([0xA5]) * (self.x.numel() * size + 2 * BESIDE + 32)
-        buffers = [storage.numpy().tobytes(), *[b""] * 3, y, *[b""] * 6]
-        plan = self.plan
-        head = (kernel, plan.grid[0], plan.block, 1, plan.shared_bytes, seed, *map(len, buffers))
-        *shape, bands = (s.value for s in plan.scalars)
-        rest = struct.pack("<10q3d", *shape, bands, begin, float(span), float(BESIDE + self.case.y_at), 0.0)
-        return struct.pack(f"<{len(head)}q", *head) + bytes(5 * 17 * 8) + rest + b"".join(buffers)
+        memory = bytes_of(self.x)[: begin + span]  # behind the last element lies a page that may not be touched
+        buffers = {0: memory, 4: framed(self.x.numel() * size + 32)}
+        *shape, bands = (s.value for s in self.plan.scalars)
+        more = {"scales": (bands, begin), "factors": (span, FRAME + self.case.y_at)}
+        return job(self.plan, seed, buffers, shape=shape, **more)
 
     def what_is_wrong(self, found: bytes) -> str:
         """An empty string, or which element differs."""
         want = self.bits.transpose(-1, -2).contiguous()
-        begin, end = BESIDE + self.case.y_at, BESIDE + self.case.y_at + want.nbytes
-        if set(found[:begin] + found[end:]) != {0xA5}:
+        begin, end = FRAME + self.case.y_at, FRAME + self.case.y_at + want.nbytes
+        if not frame_is_whole(found, begin, end):
             return "something beside y was written"
-        got = torch.frombuffer(bytearray(found[begin:end]), dtype=want.dtype).view(want.shape)
+        got = tensor_of(found[begin:end], want.dtype).view(want.shape)
         far = (got != want).nonzero()
         return f"y{far[0].tolist()} and {len(far) - 1} others of {want.numel()} are wrong" if len(far) else ""
 
@@ -165,42 +156,19 @@ class Turned:
 @pytest.fixture(scope="module")
 def play(tmp_path_factory):
     """Runs a case, or one of ``MISTAKES``, and returns what is wrong with its result."""
-    if not shutil.which("g++"):
-        pytest.skip("no C++ compiler (g++) to run the kernel with")
+    text = BOUNDS + whole(windows.SOURCE)
+    for access, checked in (
+        ("u32 word;\n  asm", "read(p, 4);\n  u32 word;\n  asm"),
+        ("{ return *", "{ read(p, 2); return *"),
+    ):
+        assert text.count(access) == 1
+        text = text.replace(access, checked)
     folder = tmp_path_factory.mktemp("played")
-    right = windows.SOURCE.read_text()
-
-    def text(good: str = "", bad: str = "") -> str:
-        assert not good or right.count(good) == 1, f"windows.cu has no single '{good}'"
-        made = right.replace(good, bad) if good else right
-        for access, checked in (
-            ("u32 word;\n  asm", "read(p, 4);\n  u32 word;\n  asm"),
-            ("{ return *", "{ read(p, 2); return *"),
-        ):
-            assert made.count(access) == 1
-            made = made.replace(access, checked)
-        return BOUNDS + cuda_as_cpp.as_cpp(cuda_as_cpp.preprocessed(made))
-
-    kernels = list(dict.fromkeys(Turned(case).plan.expression for case in CASES.values()))
-    wrong = {
-        f"wrong{i}": (text(good, bad), [LAUNCH.replace("KERNEL", Turned(CASES[of]).plan.expression)])
-        for i, (of, good, bad) in enumerate(MISTAKES.values())
-    }
-    programs = [wrong, {"right": (text(), [LAUNCH.replace("KERNEL", k) for k in kernels])}]
-    started = [cuda_as_cpp.start_compiling(folder / f"program{i}", spaces) for i, spaces in enumerate(programs)]
-    for compiler in started:
-        errors = compiler.communicate()[1]
-        assert compiler.returncode == 0, errors
+    played = player(folder, text, lambda name: Turned(CASES[name]).launch, CASES, MISTAKES)
 
     def run(turned: Turned, seed: int = 0, mistake: str = "") -> str:
-        program, number = (0, list(MISTAKES).index(mistake)) if mistake else (1, kernels.index(turned.plan.expression))
-        done = subprocess.run(
-            [folder / f"program{program}"], input=turned.job(number, seed), capture_output=True, timeout=60
-        )
-        if done.returncode:
-            assert done.stdout.startswith(b"failed: ") or done.returncode == -11, done
-            return done.stdout.decode() or "an access outside memory"
-        return turned.what_is_wrong(done.stdout)
+        found = played(turned.launch, turned.job(seed), mistake)
+        return found if isinstance(found, str) else turned.what_is_wrong(found)
 
     return run
 
@@ -246,21 +214,16 @@ def test_columns_of_a_tile_lie_in_different_banks(dtype, m, x_row):
 
 
 @pytest.mark.parametrize(("dtype", "loads", "most"), [(BF16, 36, 700), (FP32, 34, 620)])
-def test_a_block_inside_takes_few_instructions(tmp_path, dtype, loads, most):
+def test_a_block_inside_takes_few_instructions(dtype, loads, most):
     """Of a warp on sm_90, where neither the matrix ends nor a batch goes on: what README.md counts. Nothing is spilled, and all
     of its loads but one are two batches that nothing waits between."""
-    pytest.importorskip("cuda.bindings")
     with compiling_for(90, lambda *kernel: None):
         plan = windows.plan(torch.empty(16383, 16385, dtype=dtype, device="meta"))
-    path = tmp_path / "kernel.cubin"
-    path.write_bytes(compile_cubin(windows.SOURCE, plan.expression, 90)[0])
-    text = subprocess.run([TOOLS / "nvdisasm", "-c", path], capture_output=True, text=True, check=True).stdout
-    assert not re.search(r"\b(STL|LDL)\b", text), "registers are spilled"
-    names = r"/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P\d+ )?([A-Z0-9_]+)"
-    parts = [Counter(re.findall(names, part)) for part in re.split(r"^\.L_x_\d+:", text, flags=re.M)]
-    fetch = next(part for part in parts if part["LDG"] >= loads)
-    drain = next(part for part in parts if part["STG"] == 8)
-    start = sum(sum(part.values()) for part in parts[:2])
+    text = sass(windows.SOURCE, plan.expression)
+    counts = [Counter(name.partition(".")[0] for name in names(part)) for part in parts(text)]
+    fetch = next(part for part in counts if part["LDG"] >= loads)
+    drain = next(part for part in counts if part["STG"] == 8)
+    start = sum(sum(part.values()) for part in counts[:2])
     assert drain["LDS"] == 8 * 16 // dtype.itemsize and fetch["STS"] >= loads
     assert sum(fetch.values()) + sum(drain.values()) + start <= most
 

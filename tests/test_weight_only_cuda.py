@@ -3,23 +3,18 @@ with the launch that Python computes; what it compiles to; what it declines."""
 
 from __future__ import annotations
 
-import ctypes
-import re
-import shutil
-import struct
-import subprocess
 from collections import Counter
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-import cuda_as_cpp
 import pytest
+from cuda_as_cpp import whole
+from cuda_on_cpu import bytes_of, further_off_than_rounding, job, player, tensor_of
+from sass import names, parts, sass
 
 torch = pytest.importorskip("torch")
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
 
 from weft.definition import ARCHITECTURES, Declined  # noqa: E402
-from weft.operators.cuda import compile_cubin  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
 from weft.operators.matmul import skinny_cuda, weight_only_cuda  # noqa: E402
 from weft.operators.matmul.quantized_weight import (  # noqa: E402
@@ -30,7 +25,6 @@ from weft.operators.matmul.quantized_weight import (  # noqa: E402
 )
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 
 
 @dataclass(frozen=True)
@@ -182,66 +176,31 @@ class Product:
         y = self.x.double() @ dense.double().t()
         return y + self.bias.double() if self.case.biased else y
 
-    def job(self, kernel: int, seed: int) -> bytes:
-        """What ``Job`` of ptx_on_cpu.hpp reads."""
-        tensors = (*self.tensors, *[torch.empty(0)] * (11 - len(self.tensors)))
-        storages = [torch.empty(0, dtype=torch.uint8).set_(t.untyped_storage()) for t in tensors]
-        plan, (shape,) = self.plan, self.plan.scalars
-        head = (kernel, plan.grid[0], plan.block, plan.cluster, plan.shared_bytes, seed, *(s.nbytes for s in storages))
-        maps = bytes(8) + bytes(shape) + bytes((5 * 17 - 1) * 8 - ctypes.sizeof(shape))
+    @property
+    def launch(self) -> str:
+        return LAUNCH.replace("KERNEL", self.plan.expression)
+
+    def job(self, seed: int) -> bytes:
+        (shape,) = self.plan.scalars
+        buffers = {i: bytes_of(t) for i, t in enumerate(self.tensors)}
         offset = self.x.data_ptr() - self.x.untyped_storage().data_ptr()
-        rest = struct.pack("<10q3d", offset, *[0] * 9, *[0.0] * 3)
-        return struct.pack(f"<{len(head)}q", *head) + maps + rest + b"".join(s.numpy().tobytes() for s in storages)
+        return job(self.plan, seed, buffers, maps=bytes(8) + bytes(shape), shape=(offset,))
 
 
 @pytest.fixture(scope="module")
 def play(tmp_path_factory):
-    """Runs a case, or one of ``MISTAKES``, and returns y, or in words what failed."""
-    if not shutil.which("g++"):
-        pytest.skip("no C++ compiler (g++) to run the kernel with")
-    folder = tmp_path_factory.mktemp("played")
-    right = weight_only_cuda.SOURCE.read_text()
+    """Runs a case, or one of ``MISTAKES``, and returns what is wrong with y."""
+    folder, text = tmp_path_factory.mktemp("played"), whole(weight_only_cuda.SOURCE)
+    played = player(folder, text, lambda name: Product(CASES[name]).launch, CASES, MISTAKES)
 
-    def text(good: str = "", bad: str = "") -> str:
-        assert not good or right.count(good) == 1, f"weight_only.cu has no single '{good}'"
-        return cuda_as_cpp.as_cpp(cuda_as_cpp.preprocessed(right.replace(good, bad) if good else right))
-
-    kernels = list(dict.fromkeys(Product(case).plan.expression for case in CASES.values()))
-    wrong = {
-        f"wrong{i}": (text(good, bad), [LAUNCH.replace("KERNEL", Product(CASES[of]).plan.expression)])
-        for i, (of, good, bad) in enumerate(MISTAKES.values())
-    }
-    programs = [wrong, {"right": (text(), [LAUNCH.replace("KERNEL", k) for k in kernels])}]
-    started = [cuda_as_cpp.start_compiling(folder / f"program{i}", spaces) for i, spaces in enumerate(programs)]
-    for compiler in started:
-        errors = compiler.communicate()[1]
-        assert compiler.returncode == 0, errors
-
-    def run(product: Product, seed: int = 0, mistake: str = "") -> torch.Tensor | str:
-        program, number = (0, list(MISTAKES).index(mistake)) if mistake else (1, kernels.index(product.plan.expression))
-        done = subprocess.run(
-            [folder / f"program{program}"], input=product.job(number, seed), capture_output=True, timeout=60
-        )
-        if done.returncode:
-            assert done.stdout.startswith(b"failed: ") or done.returncode == -11, done
-            return done.stdout.decode() or "an access outside memory"
-        return torch.frombuffer(bytearray(done.stdout[: product.y.nbytes]), dtype=product.y.dtype).view(product.y.shape)
+    def run(product: Product, seed: int = 0, mistake: str = "") -> str:
+        found = played(product.launch, product.job(seed), mistake)
+        if isinstance(found, str):
+            return found
+        y = tensor_of(found[: product.y.nbytes], product.y.dtype).view(product.y.shape)
+        return further_off_than_rounding("y", y, product.wanted())
 
     return run
-
-
-def what_is_wrong(got: torch.Tensor | str, product: Product) -> str:
-    """An empty string, or where y is further off than one rounding and a sum in fp32 may be."""
-    if isinstance(got, str):
-        return got
-    want = product.wanted()
-    rounding = {BF16: 2.0**-8, FP16: 2.0**-11}[product.case.dtype]
-    allowed = 1.001 * rounding * want.abs() + 2e-6 * want.abs().max() + 2.0**-25
-    far = ~((got.double() - want).abs() <= allowed)
-    if not far.any():
-        return ""
-    at = tuple(far.nonzero()[0].tolist())
-    return f"y{list(at)} is {got[at].item()}, not {want[at].item()} ({int(far.sum())} of {far.numel()} are wrong)"
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -249,48 +208,43 @@ def test_it_is_right(play, name):
     """Operands end before pages that may not be touched; threads, copies and sums take turns at random."""
     for seed in range(2):
         product = Product(CASES[name], seed)
-        assert not what_is_wrong(play(product, seed), product)
+        assert not play(product, seed)
 
 
 @pytest.mark.parametrize("m", range(1, 17))
 def test_any_number_of_tokens(play, m):
     of = CASES["int4, groups of 64"] if m > 8 else CASES["int4"]
     product = Product(replace(of, m=m))
-    assert not what_is_wrong(play(product), product)
+    assert not play(product)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_noticed(play, mistake):
     products = (Product(CASES[MISTAKES[mistake][0]], seed) for seed in range(16))
-    assert any(what_is_wrong(play(product, seed, mistake), product) for seed, product in enumerate(products))
+    assert any(play(product, seed, mistake) for seed, product in enumerate(products))
 
 
 # ---- what it compiles to ---------------------------------------------------------------------------------------------------
 
 
-def inner_loop(expression: str, folder: Path) -> Counter[str]:
+def inner_loop(expression: str) -> Counter[str]:
     """Instructions of the loop over steps on sm_90: those between two labels around the matrix instructions."""
-    pytest.importorskip("cuda.bindings")
-    path = folder / "kernel.cubin"
-    path.write_bytes(compile_cubin(weight_only_cuda.SOURCE, expression, 90)[0])
-    text = subprocess.run([TOOLS / "nvdisasm", "-c", path], capture_output=True, text=True, check=True).stdout
-    assert not re.search(r"\b(STL|LDL)\b", text), "registers are spilled"
-    (loop,) = (part for part in re.split(r"^\.L_x_\d+:", text, flags=re.M) if "HMMA" in part)
-    return Counter(re.findall(r"/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P\d+ )?([A-Z0-9_]+)", loop))
+    (loop,) = (part for part in parts(sass(weight_only_cuda.SOURCE, expression)) if "HMMA" in part)
+    return Counter(name.partition(".")[0] for name in names(loop))
 
 
 @pytest.mark.parametrize(
     ("format", "group", "m", "most"),
     [("int4", 128, 1, 1.9), ("int4", 128, 16, 2.2), ("int8", 0, 1, 2.2), ("fp8", 0, 1, 2.7), ("fp8", 0, 16, 2.9)],
 )
-def test_instructions_a_weight_are_those_that_the_readme_counts(format, group, m, most, tmp_path):
+def test_instructions_a_weight_are_those_that_the_readme_counts(format, group, m, most):
     """A step is 16 rows of 64 words for a warp: 256 weights a lane in 4 bits, 128 in 8."""
     x = torch.empty(m, 8192, dtype=BF16, device="meta")
     words = torch.empty(8192, 1024 if format == "int4" else 2048, dtype=torch.int32, device="meta")
     scale = torch.empty(8192, 64, dtype=BF16, device="meta") if group else torch.empty(8192, device="meta")
     with compiling_for(90, lambda *kernel: None):
         made = weight_only_cuda.plan(x, words, scale, words, words, False, False, format, group)
-    counts = inner_loop(made.expression, tmp_path)
+    counts = inner_loop(made.expression)
     weights = 256 if format == "int4" else 128
     assert counts["HMMA"] == weights // 8 * (1 if m <= 8 else 2) and counts["LDG"] - 2 * bool(group) <= 8
     assert sum(counts.values()) / weights <= most
