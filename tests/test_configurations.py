@@ -1,0 +1,65 @@
+"""Configurations of kernels: measured ones, the heuristic, trials, and those in the repository."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from where import ROOT
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from weft import registry  # noqa: E402
+from weft.operators import configs  # noqa: E402
+from weft.operators.configs import Configurations, bucket, grid_of  # noqa: E402
+
+
+@pytest.fixture
+def configuration(tmp_path, monkeypatch):
+    monkeypatch.setattr(Configurations, "all", [])
+    monkeypatch.setattr(configs, "target_sm", lambda device: 90)
+    return Configurations(str(tmp_path / "kernels.py"), "forward", lambda sm, dtype, n: {"BLOCK": sm * n})
+
+
+def test_measured_configurations_come_before_the_heuristic(configuration, tmp_path):
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "sm_90.json").write_text('{"forward,16-bit,64": {"BLOCK": 7}}')
+    assert configuration(torch.device("cpu"), torch.bfloat16, 64) == {"BLOCK": 7}
+    assert configuration(torch.device("cpu"), torch.float16, 64) == {"BLOCK": 7}  # the same bytes
+    assert configuration(torch.device("cpu"), torch.float32, 64) == {"BLOCK": 90 * 64}
+    assert configuration(torch.device("cpu"), torch.bfloat16, 65) == {"BLOCK": 90 * 65}
+
+
+def test_a_trial_comes_before_everything_and_keys_are_noted(configuration):
+    configuration.asked = []
+    configuration.trial = {"BLOCK": 1}
+    assert configuration(torch.device("cpu"), torch.float32, 64) == {"BLOCK": 1}
+    assert configuration.asked == [(90, torch.float32, 64)]
+
+
+def test_written_configurations_are_read_and_earlier_ones_stay(configuration, tmp_path):
+    at = torch.device("cpu")
+    assert configuration(at, torch.float32, 64) == {"BLOCK": 90 * 64}
+    configuration.write(90, {"forward,fp32,64": {"BLOCK": 3}, "forward,fp32,1024": {"BLOCK": 4}})
+    path = configuration.write(90, {"forward,fp32,128": {"BLOCK": 5}})
+    assert [configuration(at, torch.float32, n)["BLOCK"] for n in (64, 128, 1024)] == [3, 5, 4]
+    assert list(json.loads(path.read_text())) == ["forward,fp32,64", "forward,fp32,128", "forward,fp32,1024"]
+    assert path == tmp_path / "configs" / "sm_90.json"
+
+
+def test_buckets_are_powers_of_two_and_grids_are_complete():
+    assert [bucket(n) for n in (0, 1, 2, 3, 1024, 1025)] == [1, 1, 2, 4, 1024, 2048]
+    assert bucket(3, 16) == 16
+    assert list(grid_of({"A": (1, 2), "B": (3,)})) == [{"A": 1, "B": 3}, {"A": 2, "B": 3}]
+
+
+def test_committed_configurations_name_kernels_that_exist():
+    registry.select()
+    known = {(c.folder, c.name) for c in Configurations.all}
+    switches = {"DIAGONAL", "SHARED", "WALK"}  # off is 0; all others are sizes
+    for path in (ROOT / "src" / "weft" / "operators").rglob("configs/sm_*.json"):
+        for key, config in json.loads(path.read_text()).items():
+            assert (path.parent, key.split(",")[0]) in known, f"{path}: {key}"
+            assert config and all(type(v) is int for v in config.values()), f"{path}: {key}"
+            assert all(v > 0 or (v == 0 and k in switches) for k, v in config.items()), f"{path}: {key}"
