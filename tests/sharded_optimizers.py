@@ -5,11 +5,11 @@
 Every process also steps whole copies of the same parameters alone, with which the shards are compared.
 """
 
-import io
 import sys
 
 import torch
 import torch.distributed as dist
+from saved_states import through_a_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -61,13 +61,6 @@ def assert_same_way(ours, theirs, start, share):
     for i, (a, b, s) in enumerate(zip(whole(ours), whole(theirs), whole(start), strict=True)):
         way = float((b - s).norm())
         assert way > 0 and float((a - b).norm()) <= share * way, (i, tuple(a.shape), float((a - b).norm()) / way)
-
-
-def through_a_file(states):
-    file = io.BytesIO()
-    torch.save(states, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
 
 
 class Counted:
@@ -167,7 +160,7 @@ def muon_under_fsdp(rank):
     a, b = MuonW(alone.parameters(), **options), MuonW(ours.parameters(), **options)
     steps(alone, a, 0, 6)
     steps(ours, b, 0, 3)
-    weights, states = through_a_file((ours.state_dict(), b.state_dict()))
+    weights, states = through_a_file((ours.state_dict(), b.state_dict()), weights_only=False)
     again.load_state_dict(weights)
     c = MuonW(again.parameters(), lr=1.0, skip_nonfinite=True)
     c.load_state_dict(states)
@@ -233,7 +226,7 @@ def eight_bits(rank):
 
         again = [torch.nn.Parameter(p.detach().clone()) for p in ours]
         c = AdamW8bit(again)
-        c.load_state_dict(through_a_file(b.state_dict()))
+        c.load_state_dict(through_a_file(b.state_dict(), weights_only=False))
         for params, optimizer in ((ours, b), (again, c)):
             train(optimizer, params, 2, first=3)
         assert all(p.to_local().equal(q.to_local()) for p, q in zip(ours, again, strict=True))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import itertools
 import pickle
 
@@ -23,6 +22,7 @@ from muon_samples import (  # noqa: E402
     set_gradients,
     train,
 )
+from saved_states import resumed  # noqa: E402
 from torch.optim._muon import _zeropower_via_newtonschulz  # noqa: E402
 
 from weft import ops  # noqa: E402
@@ -91,12 +91,12 @@ def test_state_dicts_go_both_ways():
     back = parameters()
     for p, q in zip(back, ours, strict=True):
         p.data.copy_(q.data)
-    resumed = torch.optim.Muon(back, lr=1.0)
-    resumed.load_state_dict(copy.deepcopy(mine.state_dict()))
-    assert {k: resumed.param_groups[0][k] for k in options} == options
+    again = torch.optim.Muon(back, lr=1.0)
+    again.load_state_dict(copy.deepcopy(mine.state_dict()))
+    assert {k: again.param_groups[0][k] for k in options} == options
     start = [p.detach().clone() for p in ours]
     train(mine, ours, 2, first=5)
-    train(resumed, back, 2, first=5)
+    train(again, back, 2, first=5)
     assert moved_apart(ours, back, start) < BF16
 
 
@@ -108,14 +108,8 @@ def test_training_is_resumed_bit_for_bit(name):
     train(MuonW(straight, **options), straight, 6)
     optimizer = MuonW(first, **options)
     train(optimizer, first, 3)
-    file = io.BytesIO()
-    torch.save({"optimizer": optimizer.state_dict(), "params": [p.data for p in first]}, file)
-    file.seek(0)
-    saved = torch.load(file, weights_only=True)
-    second = [torch.nn.Parameter(t) for t in saved["params"]]
-    resumed = MuonW(second, lr=7.0)
-    resumed.load_state_dict(saved["optimizer"])
-    train(resumed, second, 3, first=3)
+    second, other = resumed(first, optimizer, lambda params: MuonW(params, lr=7.0))
+    train(other, second, 3, first=3)
     assert same_bits(second, straight)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import math
 
 import pytest
@@ -11,6 +10,10 @@ from where import DEVICE, ROOT, python
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
+
+import optimizer_samples  # noqa: E402
+from optimizer_samples import set_gradients  # noqa: E402
+from saved_states import resumed  # noqa: E402
 
 from weft import ops, optim  # noqa: E402
 from weft.operators.optimizer import blockwise, dynamic_map  # noqa: E402
@@ -29,16 +32,7 @@ OPTIONS = [
 
 
 def weights(dtype=torch.float32, shapes=SHAPES):
-    g = torch.Generator().manual_seed(0)
-    return [torch.nn.Parameter(torch.randn(s, generator=g).to(DEVICE, dtype)) for s in shapes]
-
-
-def set_gradients(*lists, seed=0):
-    g = torch.Generator().manual_seed(1000 + seed)
-    for same in zip(*lists, strict=True):
-        drawn = torch.randn(same[0].shape, generator=g)
-        for p in same:
-            p.grad = drawn.to(p.device, p.dtype, copy=True)
+    return optimizer_samples.weights(shapes, dtype)
 
 
 # ---- the map ---------------------------------------------------------------------------------------------------------
@@ -208,18 +202,12 @@ def test_a_run_that_is_resumed_goes_on_bit_for_bit(options):
     for seed in range(2):
         set_gradients(mine, seed=seed)
         a.step()
-    file = io.BytesIO()
-    torch.save({"optimizer": a.state_dict(), "weights": [p.detach() for p in mine]}, file)
-    file.seek(0)
-    saved = torch.load(file, weights_only=True)
-    resumed = [torch.nn.Parameter(p) for p in saved["weights"]]
-    b = optim.AdamW8bit(resumed)
-    b.load_state_dict(saved["optimizer"])
+    again, b = resumed(mine, a, optim.AdamW8bit)
     for seed in range(2, 4):
-        set_gradients(mine, resumed, seed=seed)
+        set_gradients(mine, again, seed=seed)
         a.step()
         b.step()
-    for p, q in zip(mine, resumed, strict=True):
+    for p, q in zip(mine, again, strict=True):
         assert p.equal(q)
         assert all(torch.equal(value, b.state[q][name]) for name, value in a.state[p].items())
 
@@ -378,39 +366,6 @@ def test_the_example_keeps_32_bits_loss_within_a_percent():
     assert wide < 4 and abs(narrow / wide - 1) < 0.01
 
 
-COMPILED = """
-import torch
-from weft.bench.compile_check import resource_usage
-from weft.definition import SHARED_LIMIT
-from weft.operators.launch import compiling_for
-from weft.operators.optimizer.adam_rule import ADAM
-from weft.operators.optimizer.table import Codes, Entry, Table
-
-options = {"lr": 1e-3, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0, "amsgrad": False}
-fp32, bf16, byte = torch.float32, torch.bfloat16, torch.uint8
-def one(dtype, n=5000):
-    return torch.empty(n, dtype=dtype, device="meta")
-def entry(dtype, codes, rounding="nearest", amsgrad=False):
-    count = 3 if amsgrad else 2
-    kept = [one(fp32 if codes is None else byte)] * count + [one(torch.int16)] * (rounding == "split")
-    made = None if codes is None else Codes((one(fp32, 20),) * count, *codes)
-    return Entry(one(dtype), tuple(kept), one(fp32), {**options, "amsgrad": amsgrad}, 0, rounding, dtype, codes=made)
-kinds = [[entry(bf16, (256,)), entry(bf16, None)]]
-flags = {"scale": torch.ones(1), "found": torch.ones(1), "max_norm": 1.0, "guarded": True, "zeroed": True}
-for sm in (80, 90):
-    for entries in kinds:
-        made = []
-        with compiling_for(sm, lambda *kernel: made.append(kernel)):
-            table = Table(ADAM, entries)
-            table.set_group(0, options, 1.0)
-            table.launch(**flags)
-        assert [name for name, *_ in made] == ["gradient_norm", "update"]
-        for name, cubin, shared, threads in made:
-            usage = resource_usage(cubin)
-            assert usage["STACK"] == 0 and usage["REG"] * threads <= 65536 and shared <= SHARED_LIMIT[sm], (sm, usage)
-"""
-
-
 def test_codes_and_moments_compile_together_without_spills():
-    done = python("-c", COMPILED)
+    done = python(str(ROOT / "tests" / "compiled_optimizers.py"), "codes")
     assert done.returncode == 0, done.stderr

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 import pytest
-from where import DEVICE, python
+from where import DEVICE, ROOT, python
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -17,42 +17,9 @@ from weft.operators.optimizer.table import Entry, Table  # noqa: E402
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
-COMPILED = """
-import torch
-from weft.bench.compile_check import resource_usage
-from weft.definition import SHARED_LIMIT
-from weft.operators.launch import compiling_for
-from weft.operators.optimizer.adam_rule import ADAM
-from weft.operators.optimizer.table import Entry, Table
-
-options = {"lr": 1e-3, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0, "amsgrad": False}
-def entry(dtype, kept, rounding, amsgrad=False):
-    one = lambda d: torch.empty(5000, dtype=d, device="meta")
-    states = [one(kept)] * (3 if amsgrad else 2) + [one(torch.int16)] * (rounding == "split")
-    return Entry(one(dtype), tuple(states), one(torch.float32), {**options, "amsgrad": amsgrad}, 0, rounding, dtype)
-
-fp32, fp16, bf16 = torch.float32, torch.float16, torch.bfloat16
-kinds = [
-    [entry(fp32, fp32, "nearest", True), entry(fp16, fp16, "nearest"), entry(bf16, bf16, "nearest")],
-    [entry(bf16, fp32, "split"), entry(bf16, bf16, "stochastic")],
-]
-flags = {"scale": torch.ones(1), "found": torch.ones(1), "max_norm": 1.0, "guarded": True, "zeroed": True}
-for sm in (80, 86, 89, 90, 100, 120):
-    for entries in kinds:
-        made = []
-        with compiling_for(sm, lambda *kernel: made.append(kernel)):
-            table = Table(ADAM, entries)
-            table.set_group(0, options, 1.0)
-            table.launch(**flags)
-        assert [name for name, *_ in made] == ["gradient_norm", "update"]
-        for name, cubin, shared, threads in made:
-            usage = resource_usage(cubin)
-            assert usage["STACK"] == 0 and usage["REG"] * threads <= 65536 and shared <= SHARED_LIMIT[sm], (sm, usage)
-"""
-
 
 def test_every_kind_compiles_for_every_architecture():
-    done = python("-c", COMPILED)
+    done = python(str(ROOT / "tests" / "compiled_optimizers.py"), "states")
     assert done.returncode == 0, done.stderr
 
 

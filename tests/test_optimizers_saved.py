@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 
 import pytest
 from where import DEVICE
@@ -12,6 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from optimizer_samples import MATRIX, PAIRS, assert_close, both, set_gradients, weights  # noqa: E402
+from saved_states import resumed  # noqa: E402
 
 from weft import optim  # noqa: E402
 
@@ -65,26 +65,18 @@ def test_a_state_dict_looks_as_pytorchs(name, capturable):
     ],
 )
 def test_a_run_that_is_resumed_goes_on_bit_for_bit(name, options, dtype):
-    def made():
-        mine = weights(dtype=dtype)
-        return mine, getattr(optim, name)(mine, **{**PAIRS.get(name, {}), **options})
-
-    (mine, a), (resumed, _) = made(), made()
+    options = {**PAIRS.get(name, {}), **options}
+    mine = weights(dtype=dtype)
+    a = getattr(optim, name)(mine, **options)
     for step in range(3):
         set_gradients(mine, seed=step)
         a.step()
-    file = io.BytesIO()
-    torch.save({"optimizer": a.state_dict(), "weights": [p.detach() for p in mine]}, file)
-    file.seek(0)
-    saved = torch.load(file, weights_only=True)
-    resumed = [torch.nn.Parameter(p) for p in saved["weights"]]
-    b = getattr(optim, name)(resumed, **{**PAIRS.get(name, {}), **options})
-    b.load_state_dict(saved["optimizer"])
+    again, b = resumed(mine, a, lambda params: getattr(optim, name)(params, **options))
     for step in range(3, 6):
-        set_gradients(mine, resumed, seed=step)
+        set_gradients(mine, again, seed=step)
         a.step()
         b.step()
-    for p, q in zip(mine, resumed, strict=True):
+    for p, q in zip(mine, again, strict=True):
         assert p.equal(q)
 
 
