@@ -10,6 +10,7 @@ from itertools import product
 import numpy as np
 import test_cluster
 import test_topology
+from schedules import check_equal
 
 from weft.cluster import Cluster, Jobs, reference, simulate
 from weft.cluster.engine import allocate, backfill, conservative, preempt, promise, rack_promise, run, tenants
@@ -78,7 +79,7 @@ def check() -> None:
     for name, count in product(test_cluster.NAMES, range(4)):
         jobs = Jobs(submit=np.arange(count), duration=np.full(count, 2), gpus=np.full(count, 3))
         fast, plain = (engine(jobs, Cluster.parse("1x4"), name, "best") for engine in (simulate, reference.simulate))
-        test_cluster.check_equal(fast, plain)
+        check_equal(fast, plain)
     for module in (test_cluster, test_topology):
         module.test_both_engines_give_the_same_schedule()
 

@@ -32,26 +32,59 @@ def device() -> str:
     return DEVICE
 
 
-# ---- the simulator's commands, and files -----------------------------------------------------------------------------
+# ---- commands, and files ---------------------------------------------------------------------------------------------
 
 ROWS = "submit,duration,gpus,tenant\n0,10,4,a\n1,20,8,a\n1,5,2,b\n2,5,99,b\n"
 
 
 @pytest.fixture
-def weft(monkeypatch, capsys):
-    """Runs ``weft simulate …``: exit status, standard output, standard error on one line."""
+def command(monkeypatch, capsys, tmp_path):
+    """Runs ``weft …`` in this process (PyTorch is imported once): exit status, standard output, standard error."""
+    pytest.importorskip("typer")
     from weft import cli
 
+    monkeypatch.setenv("WEFT_RESULTS", str(tmp_path / "results"))
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["weft", *map(str, words)])
+        capsys.readouterr()
+        try:
+            code = cli.main()
+        except SystemExit as exit:
+            code = exit.code
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+@pytest.fixture
+def weft(command, monkeypatch):
+    """Runs ``weft simulate …``: exit status, standard output, standard error on one line."""
     monkeypatch.setenv("COLUMNS", "80")
 
     def run(*words):
-        monkeypatch.setattr(sys, "argv", ["weft", "simulate", *map(str, words)])
-        capsys.readouterr()
-        code = cli.main()
-        said = capsys.readouterr()
-        return code, said.out, " ".join(said.err.split())
+        code, out, err = command("simulate", *words)
+        return code, out, " ".join(err.split())
 
     return run
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    """vector_add with an implementation that leaves out the last element."""
+    from weft import registry
+    from weft.definition import Implementation
+
+    def wrong(x, y):
+        out = x + y
+        out[..., -1:] = 0
+        return out
+
+    op = registry.get("vector_add")
+    made = Implementation("vector_add", "broken", wrong, "triton")
+    monkeypatch.setitem(op.implementations, "broken", made)
+    return op
 
 
 @pytest.fixture

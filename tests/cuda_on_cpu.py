@@ -3,7 +3,6 @@ given jobs, launches that Python computes with the bytes that they find in memor
 
 from __future__ import annotations
 
-import shutil
 import struct
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
@@ -16,7 +15,7 @@ from where import ROOT
 
 torch = pytest.importorskip("torch")
 
-COMPILE = ("g++", "-std=c++17", "-O1", "-w", "-Wno-psabi", f"-I{ROOT / 'tests'}")
+FLAGS = ("-std=c++17", "-O1", "-w", "-Wno-psabi", f"-I{ROOT / 'tests'}")
 BUFFERS, MAPS_BYTES = 11, 5 * 17 * 8  # of ``Job`` in ptx_on_cpu.hpp
 FRAME = 64  # bytes before and behind a result that must stay as they were
 Case = TypeVar("Case")
@@ -28,12 +27,10 @@ Run = Callable[[str, bytes, str], "bytes | str"]
 
 def compiled(folder: Path, texts: Mapping[str, str]) -> dict[str, Path]:
     """Programs by name, compiled side by side from C++."""
-    if not shutil.which("g++"):
-        pytest.skip("no C++ compiler (g++) to run the kernels with")
     started = {}
     for name, text in texts.items():
         (folder / f"{name}.cpp").write_text(text)
-        command = [*COMPILE, "-o", folder / name, folder / f"{name}.cpp"]
+        command = [cuda_as_cpp.compiler(), *FLAGS, "-o", folder / name, folder / f"{name}.cpp"]
         started[name] = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     for compiler in started.values():
         errors = compiler.communicate()[1]
@@ -43,11 +40,8 @@ def compiled(folder: Path, texts: Mapping[str, str]) -> dict[str, Path]:
 
 def _program(spaces: Mapping[str, tuple[str, Iterable[str]]]) -> str:
     """A program that runs jobs: of each namespace the kernels and bodies of functions that launch them on ``Job &job``."""
-    parts = [
-        '#include "ptx_on_cpu.hpp"',
-        '#pragma GCC optimize ("O0")',
-    ]  # the kernels take longer to compile than to run
-    runs = []
+    # the kernels take longer to compile than to run
+    parts, runs = ['#include "ptx_on_cpu.hpp"', '#pragma GCC optimize ("O0")'], []
     for name, (text, bodies) in spaces.items():
         functions = [f"void run{i}(Job &job) {{\n{body}\n}}" for i, body in enumerate(bodies)]
         parts += [f"namespace {name} {{", text, *functions, "}"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import sys
 
 import pytest
 
@@ -14,7 +13,6 @@ pytest.importorskip("hypothesis")
 
 from where import python  # noqa: E402
 
-from weft import cli  # noqa: E402
 from weft.cluster import Cluster, Jobs, NodeGroup, simulate, trace  # noqa: E402
 
 # ---- bad input -------------------------------------------------------------------------------------------------------
@@ -110,26 +108,14 @@ def test_of_nodes_that_lack_as_much_one_of_the_right_type_is_nearer():
 
 
 @pytest.fixture
-def weft(monkeypatch, capsys):
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["weft", *map(str, words)])
-        capsys.readouterr()
-        code = cli.main()
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return run
-
-
-@pytest.fixture
 def file(tmp_path):
     path = tmp_path / "trace.csv"
     path.write_text("submit,duration,gpus,tenant\n0,10,4,a\n1,20,8,a\n2,5,99,b\n")
     return path
 
 
-def test_simulate_prints_one_object(weft, file):
-    code, out, _ = weft("simulate", file, "--format", "csv", "--nodes", "1x8", "--json")
+def test_simulate_prints_one_object(command, file):
+    code, out, _ = command("simulate", file, "--format", "csv", "--nodes", "1x8", "--json")
     found = json.loads(out)
     assert code == 0 and found["jobs"] == 3 and found["completed"] == 2
     assert found["jct"]["mean"] == (10 + 29) / 2 and found["queueing"]["mean"] == 4.5 and found["makespan"] == 30
@@ -138,8 +124,8 @@ def test_simulate_prints_one_object(weft, file):
     assert set(found) >= {"slowdown", "preemptions", "cpu_s", "peak_memory_mib"}
 
 
-def test_simulate_prints_a_table(weft, file):
-    code, out, _ = weft("simulate", file, "--format", "csv", "--nodes", "1x8", "--where", "tenant=a", "--limit", "1")
+def test_simulate_prints_a_table(command, file):
+    code, out, _ = command("simulate", file, "--format", "csv", "--nodes", "1x8", "--where", "tenant=a", "--limit", "1")
     assert code == 0 and "job completion time" in out and "1 of 1 job ran on 1 node, 8 GPUs;" in out
 
 
@@ -154,8 +140,8 @@ def test_simulate_prints_a_table(weft, file):
         (("--nodes", "1x8", "--where", "tenant"), "expected COLUMN=VALUE"),
     ],
 )
-def test_mistakes_are_one_line(weft, file, words, told):
-    code, out, err = weft("simulate", file, "--format", "csv", *words)
+def test_mistakes_are_one_line(command, file, words, told):
+    code, out, err = command("simulate", file, "--format", "csv", *words)
     assert code == 2 and out == "" and told in " ".join(err.replace("│", " ").split())
 
 

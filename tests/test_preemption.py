@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ import pytest
 np = pytest.importorskip("numpy")
 pytest.importorskip("numba")
 
-from weft import cli  # noqa: E402
 from weft.cluster import Cluster, Jobs, Simulator, generate, reference, simulate, trace  # noqa: E402
 from weft.cluster.engine import preempt, preemptive  # noqa: E402
 from weft.cluster.metrics import summary  # noqa: E402
@@ -190,15 +188,14 @@ def test_events_play_back_without_taking_more_than_there_is():
     assert not running and (free == 8).all() and events["what"].to_pylist().count("stop") == result.stops.sum() > 20
 
 
-def test_a_saved_run_has_its_stretches(tmp_path, capsys, monkeypatch):
+def test_a_saved_run_has_its_stretches(weft, tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     rows = "id,submit,duration,gpus\na,0,20,8\nb,5,5,4\n"
     (tmp_path / "t.csv").write_text(rows)
     words = "--format csv --nodes 1x8 --order srtf --restart-cost 2 --json --save"
-    words = ["weft", "simulate", str(tmp_path / "t.csv"), *words.split(), str(tmp_path / "run")]
-    monkeypatch.setattr(sys, "argv", words)
-    assert cli.main() == 0
-    found = json.loads(capsys.readouterr().out)
+    code, out, _ = weft(tmp_path / "t.csv", *words.split(), tmp_path / "run")
+    assert code == 0
+    found = json.loads(out)
     assert (found["preemptions"], found["lost_gpu_s"], found["restart_s"]) == (1, 16, 2)
     stretches = parquet.read_table(tmp_path / "run" / "stretches.parquet").to_pylist()
     assert [(s["job"], s["begin"], s["end"], s["stopped"]) for s in stretches] == [

@@ -11,7 +11,6 @@ import pytest
 np = pytest.importorskip("numpy")
 pytest.importorskip("numba")
 
-from weft import cli  # noqa: E402
 from weft.cluster import Cluster, Jobs, Simulator, reference, simulate  # noqa: E402
 from weft.cluster.order import Order, Rounds  # noqa: E402
 from weft.cluster.orders import ORDERS  # noqa: E402
@@ -241,13 +240,12 @@ def test_a_quota_is_refused():
         simulate(jobs, Cluster.parse("1x1"), "time-slices", quotas={"a": Quota(1)})
 
 
-def test_from_the_command_line(tmp_path, capsys, monkeypatch):
+def test_from_the_command_line(weft, tmp_path):
     path = tmp_path / "jobs.csv"
     path.write_text("id,submit,duration,gpus\na,0,900,1\nb,0,900,1\nc,5,10,4\n")
-    order = ["--nodes", "1x1", "--order", "time-slices", "--json"]
-    monkeypatch.setattr(sys, "argv", ["weft", "simulate", str(path), "--format", "csv", *order])
-    assert cli.main() == 0
-    found = json.loads(capsys.readouterr().out)
+    code, out, _ = weft(path, "--format", "csv", "--nodes", "1x1", "--order", "time-slices", "--json")
+    assert code == 0
+    found = json.loads(out)
     assert found["preemptions"] == 4 and len(found["unschedulable"]) == 1
 
 

@@ -8,7 +8,7 @@ np = pytest.importorskip("numpy")
 pytest.importorskip("numba")
 pytest.importorskip("hypothesis")
 
-from test_cluster import check_equal, check_schedule  # noqa: E402
+from schedules import check_equal, check_schedule  # noqa: E402
 
 from weft.cluster import Cluster, Jobs, NodeGroup, reference, simulate  # noqa: E402
 from weft.cluster.fragmentation import free_at  # noqa: E402

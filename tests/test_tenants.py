@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,13 +11,12 @@ import pytest
 np = pytest.importorskip("numpy")
 pytest.importorskip("numba")
 
-from weft import cli  # noqa: E402
-from weft.cluster import Cluster, Jobs, NodeGroup, Simulator, compare, pictures, reference, simulate, trace  # noqa: E402
-from weft.cluster import quota as quotas_of  # noqa: E402
+from schedules import check_equal  # noqa: E402
+
+from weft.cluster import Cluster, Jobs, NodeGroup, Simulator, reference, simulate, trace  # noqa: E402
 from weft.cluster.orders import ORDERS  # noqa: E402
 from weft.cluster.quota import Quota  # noqa: E402
 from weft.cluster.result import REASONS  # noqa: E402
-from weft.definition import UnknownName  # noqa: E402
 
 TRACES = Path(os.environ.get("WEFT_TRACES") or "/nonexistent")
 with_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="WEFT_TRACES names no folder of traces")
@@ -37,18 +34,7 @@ def jobs_of(*rows, **more) -> Jobs:
 def both(jobs: Jobs, cluster: Cluster, order: str, placement: str = "best", ties: str = "", seed: int = 0, **more):
     """The compiled engine's result, once the plain engine has been seen to give the same."""
     fast = simulate(jobs, cluster, order, placement, ties=ties, seed=seed, **more)
-    plain = reference.simulate(jobs, cluster, order, placement, ties, seed, **more)
-    held = fast.stretches
-    for j in range(len(jobs)):
-        job = plain.jobs.get(jobs.id[j])
-        if job is None:
-            assert j in fast.unschedulable and np.isnan(fast.start[j])
-            continue
-        assert (fast.start[j], fast.end[j]) == (job.start, job.end) and j not in fast.unschedulable
-        nodes = [fast.cluster.names[n] for n in held.where[held.slot[j] : held.slot[j + 1]]]
-        assert nodes == [node.id for node, _, _ in job.placed]
-        assert fast.waited[j] == pytest.approx([job.waited.get(reason, 0.0) for reason in REASONS], abs=1e-9)
-        assert fast.waited[j].sum() == pytest.approx(fast.queueing[j], abs=1e-9)
+    check_equal(fast, reference.simulate(jobs, cluster, order, placement, ties, seed, **more))
     return fast
 
 
@@ -321,165 +307,3 @@ def test_quotas_without_borrowing_are_virtual_clusters():
     assert round(result.queueing[own].mean(), 4) == 13_891.1205
     alone = simulate(jobs.take(own), Cluster.parse("20x8"), "fifo", "consolidate")
     assert result.start[own].tolist() == alone.start.tolist()
-
-
-# ---- bad input -------------------------------------------------------------------------------------------------------
-
-TWO = jobs_of(("a", 0, 1, 1), ("b", 0, 1, 1))
-
-
-@pytest.mark.parametrize(
-    ("order", "more", "words"),
-    [
-        ("fair-share", {"weights": {"c": 1.0}}, "unknown tenant 'c' (there are: a, b)"),
-        ("fair-share", {"weights": {"a": -1.0}}, "the weight of tenant 'a' is -1.0; expected a number above 0"),
-        ("drf", {"weights": {"a": float("nan")}}, "the weight of tenant 'a' is nan"),
-        ("fifo", {"weights": {"a": 1.0}}, "order 'fifo' looks at none; expected one of drf, fair-share"),
-        ("fifo", {"quotas": {"c": Quota(1)}}, "unknown tenant 'c'"),
-        ("fifo-easy", {"quotas": {"a": Quota(1)}}, "order 'fifo-easy' promises places by estimates"),
-        ("srtf", {"quotas": {"a": Quota(1)}}, "order 'srtf' stops jobs"),
-        ("fair-share-easy", {}, "nobody can be promised a place; expected 'fair-share' or 'fair-share-skip'"),
-        ("drf-conservative", {}, "expected 'drf' or 'drf-skip'"),
-        ("fair-shar", {}, "did you mean 'fair-share'?"),
-    ],
-)
-def test_what_cannot_be_is_refused(order, more, words):
-    with pytest.raises(ValueError) as caught:
-        simulate(TWO, Cluster.parse("1x2"), order, **more)
-    assert words in str(caught.value)
-    if "unknown tenant" not in words:  # the stepping engine meets its tenants later
-        with pytest.raises(ValueError) as caught:
-            Simulator(order, **more)
-        assert words in str(caught.value)
-    with pytest.raises(ValueError) as caught:
-        compare(TWO, Cluster.parse("1x2"), [f"{order}:best"], processes=1, **more)
-    assert words in str(caught.value)
-
-
-def test_quota_texts():
-    assert quotas_of.parse("team-a=32, team-b=16:8,*=0.5:0") == {
-        "team-a": Quota(32), "team-b": Quota(16, 8), "*": Quota(0.5, 0),
-    }  # fmt: skip
-    assert quotas_of.parse_weights("a=2,b=x=0.5") == {"a": 2, "b=x": 0.5}
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("a=x", "the quota of tenant 'a' is 'x'; expected GPUs, or GPUs:BORROWED"),
-        ("a=1:2:3", "the quota of tenant 'a' is '2:3'"),
-        ("a=-1", "tenant 'a': the nominal quota is -1.0; expected GPUs, 0 or more"),
-        ("a=nan", "tenant 'a': the nominal quota is nan"),
-        ("a=4:-1", "tenant 'a': the borrowing limit is -1.0"),
-        ("a=4:nan", "tenant 'a': the borrowing limit is nan"),
-        ("a=4,a=5", "names tenant 'a' twice"),
-        ("a=4,", "expected TENANT=…"),
-        ("=4", "expected TENANT=…"),
-        ("no-file.yaml", "quota 'no-file.yaml' is no file"),
-    ],
-)
-def test_a_malformed_quota_is_refused(text, words):
-    with pytest.raises(ValueError) as caught:
-        quotas_of.given(text)
-    assert words in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "line", "words"),
-    [
-        ("", "", "it is empty"),
-        ("quotas:\n- tenant: a\n  nominal: [\n", ":4", "no YAML"),
-        ("quota:\n- tenant: a\n", ":1", "unknown key 'quota'; did you mean 'quotas'?"),
-        ("{}", ":1", "'quotas' is missing"),
-        ("quotas: 5", ":1", "quotas is no list"),
-        ("quotas:\n- a\n", ":2", "a quota is a scalar; expected 'key: value' of tenant, nominal"),
-        ("quotas:\n- tenant: a\n  nominal: 3\n- tenant: b\n", ":4", "nominal is missing"),
-        ("quotas:\n- nominal: 3\n", ":2", "tenant is missing"),
-        ("quotas:\n- tenant: a\n  nominal: -3\n", ":3", "nominal is '-3'; expected GPUs, 0 or more"),
-        ("quotas:\n- tenant: a\n  nominal: 3\n  borrowing_limit: many\n", ":4", "borrowing_limit is 'many'"),
-        ("quotas:\n- tenant: a\n  nominal: 3\n  borowing_limit: 3\n", ":4", "did you mean 'borrowing_limit'?"),
-        ("quotas:\n- tenant: a\n  nominal: 3\n- tenant: a\n  nominal: 4\n", ":4", "tenant 'a' is there already"),
-        ("quotas:\n- tenant: [a]\n  nominal: 3\n", ":2", "tenant is no name"),
-    ],
-)
-def test_a_malformed_quota_file_is_refused_with_its_line(tmp_path, text, line, words):
-    pytest.importorskip("yaml")
-    path = tmp_path / "quota.yaml"
-    path.write_text(text)
-    with pytest.raises(ValueError) as caught:
-        quotas_of.given(str(path))
-    assert f"quota.yaml{line}: " in str(caught.value) and words in str(caught.value)
-
-
-def test_an_unknown_tenant_is_a_name_error_of_weft():
-    with pytest.raises(UnknownName):
-        simulate(TWO, Cluster.parse("1x2"), "drf", weights={"c": 2.0})
-
-
-# ---- the command line, comparisons, pictures -------------------------------------------------------------------------
-
-
-ROWS = "submit,duration,gpus,tenant\n0,10,4,a\n0,10,4,a\n0,10,4,b\n0,10,4,b\n"
-
-
-@pytest.fixture
-def weft(monkeypatch, capsys, tmp_path):
-    """Runs ``weft simulate … trace.csv …``: exit status, standard output, standard error on one line."""
-    pytest.importorskip("typer")
-    monkeypatch.setenv("COLUMNS", "200")
-    (tmp_path / "trace.csv").write_text(ROWS)
-
-    def run(*words):
-        told = [tmp_path / "trace.csv" if word == "TRACE" else word for word in words]
-        monkeypatch.setattr(sys, "argv", ["weft", "simulate", *map(str, told), "--format", "csv", "--nodes", "1x8"])
-        capsys.readouterr()
-        code = cli.main()
-        said = capsys.readouterr()
-        return code, said.out, " ".join(said.err.split())
-
-    return run
-
-
-def test_weights_and_quotas_on_the_command_line(weft, tmp_path):
-    code, out, _ = weft("TRACE", "--order", "fair-share-skip", "--weights", "a=4,b=1", "--quota", "a=4:0,*=4", "--json")
-    found = json.loads(out)
-    assert code == 0 and found["weights"] == {"a": 4, "b": 1}
-    assert found["quotas"] == {"a": {"nominal": 4, "borrowing_limit": 0}, "*": {"nominal": 4, "borrowing_limit": None}}
-    assert found["wait_reasons"]["quota"] == 20 == sum(found["wait_reasons"].values())
-    assert found["by_tenant"]["a"]["queueing"]["mean"] == 5 and not found["validated"]["order"]
-    code, out, _ = weft("TRACE", "--order", "fifo", "--quota", "a=8,b=0")
-    assert code == 0 and "waited for: quota 100.0%" in out
-    code, _, err = weft("TRACE", "--order", "fifo", "--quota", "c=8")
-    assert code and "unknown tenant 'c'" in err
-    code, _, err = weft("TRACE", "--order", "drf", "--weights", "a")
-    assert code and "weights 'a'; expected TENANT=…, such as team-a=2,team-b=1" in err
-    code, _, err = weft("TRACE", "--order", "drf", "--weights", "a=0")
-    assert code and "the weight of tenant 'a' is 0; expected a number above 0" in err
-
-
-def test_a_quota_file_on_the_command_line(weft, tmp_path):
-    pytest.importorskip("yaml")
-    (tmp_path / "q.yaml").write_text(
-        "quotas:\n- {tenant: a, nominal: 4, borrowing_limit: 0}\n- {tenant: '*', nominal: 4}\n"
-    )
-    words = ("compare", "TRACE", "--policy", "fifo-skip:best", "--policy", "fair-share-skip:best", "--weights", "b=9")
-    code, out, _ = weft(*words, "--quota", tmp_path / "q.yaml", "--processes", 1, "--json")
-    every = [each["summary"] for each in json.loads(out)["policies"]]
-    assert code == 0 and {each["order"] for each in every} == {"fifo-skip", "fair-share-skip"}
-    assert all(each["quotas"]["a"] == {"nominal": 4, "borrowing_limit": 0} for each in every)
-    assert [each["weights"] for each in every if each["order"] == "fair-share-skip"] == [{"b": 9}]
-
-
-def test_policies_of_a_comparison_have_their_tenants_quotas_in_other_processes_too():
-    jobs = jobs_of(*[("a", 0, 10, 4)] * 4, ("b", 0, 10, 4))
-    more = {"quotas": {"a": Quota(4, 0), "b": Quota(4)}, "weights": {"a": 2.0}}
-    found = compare(jobs, Cluster.parse("1x8"), ["fifo-skip:best", "fair-share:best"], processes=2, keep=True, **more)
-    assert [each.value("queueing.mean") for each in found] == [12, 12] and not any(each.failed for each in found)
-    assert all(each.runs[0].result.quotas == more["quotas"] for each in found)
-
-
-def test_the_page_has_a_colour_for_what_a_quota_holds():
-    pytest.importorskip("bokeh")
-    jobs = jobs_of(*[("a", 0, 10, 4)] * 4)
-    page = pictures.page([simulate(jobs, Cluster.parse("2x8"), quotas={"a": Quota(4)})])
-    assert REASONS["quota"] in page and "◘" in page

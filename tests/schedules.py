@@ -1,0 +1,114 @@
+"""When the schedules of both engines are one, and what holds of any schedule."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from weft.cluster import Cluster, Jobs
+from weft.cluster.locality import locality
+from weft.cluster.result import REASONS
+
+
+def check_equal(fast, plain) -> None:
+    """Both engines have the same starts, ends, nodes, GPUs, stops, losses and reasons."""
+    held, jobs, stops = fast.stretches, fast.jobs, plain.order.stops_jobs
+    for j in range(len(jobs)):
+        job = plain.jobs.get(jobs.id[j])
+        mine = [k for k in np.flatnonzero(held.job == j) if not np.isnan(held.begin[k])]
+        if job is None:
+            assert j in fast.unschedulable and not mine and np.isnan(fast.start[j])
+        else:
+            assert j not in fast.unschedulable
+            assert (fast.start[j], fast.end[j], fast.stops[j], fast.lost[j]) == (
+                job.start,
+                job.end,
+                job.stops,
+                job.lost,
+            )
+            on = [sum(1 << g for g in gpus) for _, _, gpus in job.placed]
+            last = (job.begins if stops else job.start, job.end, [node.id for node, _, _ in job.placed], on)
+            assert [(held.begin[k], held.end[k], names_of(fast, k)) for k in mine] == [
+                each[:3] for each in (*job.stretches, last)
+            ]
+            if len(held.on):
+                found = [held.on[held.slot[k] : held.slot[k + 1]].tolist() for k in mine]
+                assert found == [each[3] for each in (*job.stretches, last)]
+            waited = [job.waited.get(reason, 0.0) for reason in REASONS]
+            assert fast.waited[j] == pytest.approx(waited, abs=1e-9)
+            assert fast.waited[j].sum() == pytest.approx(fast.queueing[j], abs=1e-9)
+
+
+def names_of(result, stretch: int) -> list[str]:
+    held = result.stretches
+    return [result.cluster.names[n] for n in held.where[held.slot[stretch] : held.slot[stretch + 1]]]
+
+
+def check_schedule(result) -> None:
+    """Nothing is over-committed at any moment, gangs are whole, nothing is lost, jobs do their work."""
+    jobs, cluster, held = result.jobs, result.cluster, result.stretches
+    ran = np.flatnonzero(~np.isnan(result.start))
+    assert len(ran) + len(result.unschedulable) == len(jobs)
+    assert (result.start[ran] >= jobs.submit[ran]).all()
+    length = np.bincount(held.job, np.nan_to_num(held.end - held.begin), minlength=len(jobs))
+    assert length[ran] == pytest.approx((jobs.duration + result.lost)[ran], abs=1e-9)
+    for now in np.unique(held.begin[~np.isnan(held.begin)]):
+        free, milli = cluster.gpus * 1000, np.full((len(cluster), 16), 1000)
+        for s in np.flatnonzero((held.begin <= now) & (held.end > now)):
+            j, where = held.job[s], held.where[held.slot[s] : held.slot[s + 1]]
+            assert len(where) == max(jobs.pods[j], 1) or not jobs.pods[j]
+            sizes = np.full(len(where), jobs.gpus[j] // len(where))
+            if not jobs.pods[j] and len(where) > 1:
+                largest = largest_accepted(jobs, j, cluster)
+                sizes = np.array([min(largest, jobs.gpus[j] - k * largest) for k in range(len(where))])
+                assert len(set(where.tolist())) == len(where)
+            assert sizes.sum() == jobs.gpus[j]
+            np.subtract.at(free, where, sizes * jobs.milli[j])
+            for k, n in enumerate(where if len(held.on) else ()):
+                on = held.on[held.slot[s] + k]
+                assert on < 1 << cluster.gpus[n] and bin(on).count("1") == sizes[k]
+                milli[n] -= jobs.milli[j] * (on >> np.arange(16) & 1)
+            for n in where:
+                assert not (0 <= cluster.gpu_memory[n] < jobs.gpu_memory[j])
+                assert jobs.types[j] == 0 or cluster.types[cluster.gpu_type[n]] == "B"
+        assert (free >= 0).all() and (milli >= 0).all()
+
+
+def largest_accepted(jobs: Jobs, j: int, cluster: Cluster) -> int:
+    """The GPUs of the largest node that, empty, takes as many of a job's GPUs as it has, with their cores and memory."""
+    wanted, largest = jobs.type_sets[jobs.types[j]], 0
+    for n in range(len(cluster)):
+        part = Fraction(int(min(cluster.gpus[n], jobs.gpus[j])), int(jobs.gpus[j]))
+        fits = not wanted or cluster.types[cluster.gpu_type[n]] in wanted
+        for has, asked in (
+            (cluster.gpu_memory[n], jobs.gpu_memory[j]),
+            (cluster.cpu[n], math.ceil(int(jobs.cpu[j]) * part)),
+            (cluster.memory[n], math.ceil(int(jobs.memory[j]) * part)),
+        ):
+            fits = fits and (has < 0 or has >= asked)
+        largest = max(largest, int(cluster.gpus[n]) if fits else 0)
+    return largest
+
+
+def check_locality(result) -> None:
+    """The slow count of what ``locality`` says."""
+    held, cluster, count, gpu_s, racks = result.stretches, result.cluster, [0, 0, 0], [0.0, 0.0, 0.0], 0
+    for s in range(len(held)):
+        where = {int(n) for n in held.where[held.slot[s] : held.slot[s + 1]]}
+        if np.isnan(held.begin[s]) or len(where) < 2:
+            continue
+        in_racks, domains = {int(cluster.rack[n]) for n in where}, {int(cluster.domain[n]) for n in where}
+        level = 0 if len(domains) == 1 else 1 if len(in_racks) == 1 else 2
+        count[level] += 1
+        gpu_s[level] += float((held.end[s] - held.begin[s]) * result.gpus[held.job[s]])
+        racks += len(in_racks)
+    found = locality(result)
+    assert found["gangs"] == sum(count)
+    names = ("one_domain", "one_rack", "several_racks")
+    assert [found[n] for n in names] == pytest.approx([c / sum(count) for c in count] if sum(count) else [None] * 3)
+    shares = [part / sum(gpu_s) for part in gpu_s] if sum(gpu_s) else [None] * 3
+    assert [found[f"gpu_s_{n}"] for n in names] == pytest.approx(shares)
+    assert found["racks_mean"] == pytest.approx(racks / sum(count) if sum(count) else None)

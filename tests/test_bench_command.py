@@ -1,0 +1,223 @@
+"""``weft bench`` and quick runs: what is printed, saved, resumed and left out, and what an interruption costs."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from where import DEVICE, plain_environment, python
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+pytest.importorskip("typer")
+
+from rich.console import Console  # noqa: E402
+
+from weft import registry  # noqa: E402
+from weft.definition import Implementation  # noqa: E402
+from weft.records import Store, read_lines  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, in Triton's interpreter
+
+KEYS = {
+    *("operator", "implementation", "direction", "workload", "dtype", "cache", "time_us", "host_us"),
+    *("share_of_ceiling", "ratio_to_best_peer", "gpu", "versions", "commit"),
+}
+
+
+@pytest.fixture(scope="module")
+def benched(tmp_path_factory):
+    results = tmp_path_factory.mktemp("results")
+    words = "bench vector_add --json --save --workload N=1000 --dtype fp32 --budget 0.02"
+    done = python("-m", "weft", *words.split(), WEFT_RESULTS=str(results), WEFT_COMMIT="abc123")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["records"], results
+
+
+def test_bench_prints_records_with_every_key(benched):
+    measured, _ = benched
+    assert all(set(m) >= KEYS for m in measured)
+    timed = [m for m in measured if m["operator"] == "vector_add"]
+    assert {"torch"} <= {m["implementation"] for m in timed}
+    for m in timed:
+        assert (m["workload"], m["dtype"], m["direction"], m["commit"]) == ("N=1000", "fp32", "forward", "abc123")
+        assert m["time_us"] > 0 and m["host_us"] > 0 and m["gpu"] and m["source"]
+        assert m["time_p20_us"] <= m["time_us"] <= m["time_p80_us"] and m["repetitions"] >= 5
+        assert m["bytes_moved"] == 12000 and m["error"] <= 1 and m["versions"]["torch"] == torch.__version__
+        assert m["cache"] == ("cold" if DEVICE == "cuda" else "warm")
+        # warm, 12 kB lie in a cache: memory is no limit
+        assert m["limit_name"] == ("memory 2:1" if DEVICE == "cuda" else None)
+        assert (m["share_of_ceiling"] is None) == (DEVICE == "cpu")
+        assert (m["ratio_to_best_peer"] is not None) == m["ours"]
+    ceilings = {m["implementation"]: m["details"]["value"] for m in measured if m["operator"] == "ceiling"}
+    assert {"memory 1:1", "memory 2:1", "fp32 matrix"} <= set(ceilings) and min(ceilings.values()) > 1e8
+    assert len({m["run"] for m in measured}) == 1
+
+
+def test_what_was_benched_is_saved(benched):
+    measured, results = benched
+    saved = Store(results).read()
+    assert sorted(m.operator + m.implementation for m in saved) == sorted(
+        m["operator"] + m["implementation"] for m in measured
+    )
+    (machine,) = Store(results).machines()
+    assert {p.name for p in (results / machine).iterdir()} == {"ceiling.jsonl", "vector_add.jsonl"}
+
+
+def test_a_line_of_records_is_an_object(benched):
+    _, results = benched
+    assert all(line["schema"] == 1 for path in results.glob("*/*.jsonl") for line in read_lines(path))
+
+
+@pytest.fixture
+def no_ceilings(monkeypatch):
+    from weft.hardware import ceilings
+
+    known = ceilings.Ceilings(DEVICE, {(1, 1): 1e10, (2, 1): 1e10}, {"fp32": 1e11})
+    monkeypatch.setattr(ceilings, "measure", lambda *a, **k: known)
+
+
+BENCH = ("bench", "vector_add", "--workload", "N=1000", "--dtype", "fp32", "--budget", "0.001")
+
+
+def test_bench_prints_a_table_and_saves_nothing_unasked(command, no_ceilings, tmp_path):
+    code, out, _ = command(*BENCH)
+    assert code == 0 and "vector_add forward" in out and "torch" in out and "N=1000" in out
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_share_of_the_ceiling_is_the_time_that_the_work_takes_there(command, no_ceilings):
+    code, out, _ = command(
+        "bench", "matmul", "--workload", "M=64,N=64,K=64", "--dtype", "fp32", "--json", "--budget", "0.01"
+    )
+    timed = [m for m in json.loads(out)["records"] if m["operator"] == "matmul" and m["direction"] == "forward"]
+    assert code == 0 and {"torch"} <= {m["implementation"] for m in timed}
+    for m in timed:
+        assert m["limit_name"] == "fp32 matrix" and m["limit_us"] == pytest.approx(2 * 64**3 / 1e11 * 1e6, rel=1e-4)
+        assert m["share_of_ceiling"] == pytest.approx(m["limit_us"] / m["time_us"], rel=1e-2, abs=5.1e-5)  # 4 decimals
+
+
+def test_resume_leaves_out_what_is_there(command, no_ceilings):
+    assert len(json.loads(command(*BENCH, "--save", "--json")[1])["records"]) > 3  # three ceilings and more
+    again = json.loads(command(*BENCH, "--save", "--resume", "--json")[1])["records"]
+    assert {m["operator"] for m in again} == {"ceiling"}
+    other = json.loads(command(*BENCH[:3], "N=1001", *BENCH[4:], "--save", "--resume", "--json")[1])["records"]
+    assert {m["workload"] for m in other if m["operator"] == "vector_add"} == {"N=1001"}
+
+
+def test_a_wrong_result_in_a_bench_is_said(command, no_ceilings, broken, monkeypatch):
+    made = Implementation("vector_add", "peer", broken.implementations["broken"].function, "peer")
+    monkeypatch.setitem(broken.implementations, "broken", made)
+    code, out, err = command(*BENCH, "--json")
+    wrong = [m for m in json.loads(out)["records"] if m["implementation"] == "peer"]
+    assert code == 0 and "peer at N=1000 fp32 forward is wrong" in re.sub(r"\s+", " ", err)
+    assert [m["details"]["wrong"][:4] for m in wrong] == ["1 of"]  # and recorded
+
+
+INTERRUPTED = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a terminal, whatever started the tests
+from weft.__main__ import main
+sys.exit(main())
+"""
+
+
+def test_an_interrupted_bench_leaves_valid_records(tmp_path):
+    what = ["softmax", "rms_norm", "vector_add", "--implementation", "torch", "--dtype", "fp32", "--budget", "1000"]
+    words = ["bench", *what, "--json", "--save"]
+    environment = plain_environment(WEFT_RESULTS=str(tmp_path))
+    with subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as process:
+        deadline = time.monotonic() + 120
+        while not list(tmp_path.glob("*/softmax.jsonl")) and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert "Traceback" not in err and process.returncode in (0, 130), err
+    assert "interrupted" in err
+    lines = [line for path in tmp_path.glob("*/*.jsonl") for line in path.read_text().splitlines()]
+    assert lines and all(json.loads(line)["implementation"] for line in lines)
+    printed = json.loads(out)["records"]  # what was measured is printed too
+    assert len(printed) == len(lines) and {m["operator"] for m in printed} >= {"ceiling", "softmax"}
+
+
+def test_an_interruption_before_anything_was_measured_is_no_traceback(command, monkeypatch):
+    def interrupted(*a, **k):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("weft.hardware.ceilings.measure", interrupted)
+    code, out, err = command(*BENCH, "--json")
+    assert code == 130 and "interrupted" in err and out == ""
+
+
+# ---- quick runs ------------------------------------------------------------------------------------------------------
+
+
+def test_a_quick_run_takes_operators_in_turn_until_its_time_is_up(monkeypatch):
+    from weft.bench import run
+    from weft.hardware.ceilings import Ceilings
+
+    monkeypatch.setattr(run, "QUICK_S", 0)
+    monkeypatch.setattr("weft.hardware.ceilings.measure", lambda device, **options: Ceilings(device))
+    note = Console(record=True, width=200, file=io.StringIO())
+    run.run_bench(["vector_add", "matmul"], "cpu", note, which="quick", quick=True)
+    assert re.search(r"0 s are over: (\d+) of \1 points left out", note.export_text())
+    points = [(operator, size, "forward") for operator in registry.select(["vector_add", "matmul"]) for size in (1, 2)]
+    assert [(op.name, size) for op, size, _ in run._in_turn(points)] == [
+        (op.name, size) for size in (1, 2) for op in registry.select(["vector_add", "matmul"])
+    ]
+
+
+def test_a_report_says_what_it_lacks_before_it_measures(monkeypatch, tmp_path):
+    import importlib.util
+
+    from weft.bench import run
+
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "sklearn" else found(name, *a))
+    note = Console(record=True, file=io.StringIO())
+    with pytest.raises(ModuleNotFoundError, match=r"needs sklearn: pip install 'weft\[gpu,train\]'"):
+        run.run_report("cpu", note, tmp_path)
+    assert note.export_text() == ""
+
+
+def test_an_operator_without_sizes_for_a_cpu_is_no_mistake(monkeypatch):
+    """The set ``cpu`` is optional, and no user types it."""
+    from weft.bench import run
+
+    relu, other = (dataclasses.replace(registry.get("vector_add"), workloads=w) for w in ({"bench": []}, {"cpu": []}))
+    assert list(run._cpu_points([relu, other], "bench", [], [])) == []
+    with pytest.raises(ValueError, match="nothing to measure"):
+        monkeypatch.setattr(run.registry, "select", lambda names: [relu])
+        run.run_bench(["vector_add"], "cpu", Console(file=io.StringIO()))
+
+
+def test_what_cannot_be_saved_is_said_before_it_is_measured(command, monkeypatch, tmp_path):
+    (tmp_path / "results").write_text("a file")
+    monkeypatch.setattr("weft.hardware.ceilings.measure", lambda *a, **k: pytest.fail("it measured first"))
+    code, _, err = command("bench", "vector_add", "--save")
+    assert code == 1 and "records cannot be saved in" in err and "Traceback" not in err
+
+
+def test_a_disk_that_fills_up_costs_no_measurement(command, monkeypatch, tmp_path):
+    from weft.hardware.ceilings import Ceilings
+
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("weft.hardware.ceilings.measure", lambda device, **options: Ceilings(device))
+    monkeypatch.setattr(Store, "append", full)
+    code, out, err = command("bench", "vector_add", "--workload", "N=1000", "--dtype", "fp32", "--save")
+    assert code == 1 and "No space left" in err and "N=1000" in out

@@ -1,0 +1,131 @@
+"""Racks where orders stop jobs: which are stopped for a gang, and where it goes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+np = pytest.importorskip("numpy")
+pytest.importorskip("numba")
+
+from schedules import check_equal, check_locality, check_schedule  # noqa: E402
+
+from weft.cluster import Cluster, Jobs, NodeGroup, reference, simulate  # noqa: E402
+from weft.cluster.orders import ORDERS  # noqa: E402
+
+PLACEMENTS = ("topology", "topology-required")
+STOPPING = [name for name, order in ORDERS.items() if order.stops_jobs and not (order.rounds and order.rounds.quotas)]
+
+
+def stopped_for(gang: int, durations, cluster: Cluster, placement: str) -> tuple[list[int], list[int]]:
+    """Whole nodes run jobs of these durations (0: none), the k-th on node k; at 1 s a gang of so many GPUs comes
+    that all of them may be stopped for. Where the jobs were that are, and the gang's nodes."""
+    held = [n for n, seconds in enumerate(durations) if seconds]
+    kinds = tuple(f"k{n}" for n in range(len(durations)))
+    cluster = dataclasses.replace(cluster, gpu_type=np.arange(len(kinds)), types=kinds)
+    jobs = Jobs(
+        [0.0] * len(held) + [1.0], [durations[n] for n in held] + [2.0], [8] * len(held) + [gang],
+        types=[n + 1 for n in held] + [0], type_sets=((), *((kind,) for kind in kinds)),
+    )  # fmt: skip
+    fast, plain = simulate(jobs, cluster, "srtf", placement), reference.simulate(jobs, cluster, "srtf", placement)
+    check_equal(fast, plain)
+    assert fast.start[-1] == 1
+    where = fast.stretches.where[fast.stretches.slot[-2] : fast.stretches.slot[-1]]
+    return [held[j] for j in np.flatnonzero(fast.stops)], sorted(where.tolist())
+
+
+def test_a_gang_stops_jobs_of_the_rack_where_it_does_the_least_harm():
+    """Racks of two nodes. The two longest jobs, on nodes 1 and 2, lie in different racks: `topology` stops them, since a rack
+    would cost a more important one; in a required rack the shortest of those that go is the longest in rack 0."""
+    cluster = Cluster.of([NodeGroup(6, rack_nodes=2)])
+    durations = [50, 90, 80, 40, 30, 60]
+    assert stopped_for(16, durations, cluster, "best") == ([1, 2], [1, 2])
+    assert stopped_for(16, durations, cluster, "topology") == ([1, 2], [1, 2])
+    assert stopped_for(16, durations, cluster, "topology-required") == ([0, 1], [0, 1])
+
+
+def test_a_rack_that_costs_no_more_important_job_is_taken():
+    """The longest job and one of 80 s, in two racks, would do: so does a rack with two of 80 s, and the one with both."""
+    cluster = Cluster.of([NodeGroup(6, rack_nodes=2)])
+    for durations, nodes in (([40, 30, 80, 80, 90, 20], [2, 3]), ([40, 30, 80, 60, 90, 80], [4, 5])):
+        assert stopped_for(16, durations, cluster, "topology") == (nodes, nodes)
+    domains = Cluster.of([NodeGroup(6, rack_nodes=6, nvlink_domain_nodes=2)])
+    assert stopped_for(16, [80, 30, 80, 80, 90, 20], domains, "topology") == ([2, 3], [2, 3])
+
+
+def test_free_room_comes_before_a_rack():
+    """One node is free in each rack: the preference stops nobody; what is required does."""
+    cluster = Cluster.of([NodeGroup(4, rack_nodes=2)])
+    assert stopped_for(16, [0, 70, 60, 0], cluster, "topology") == ([], [0, 3])
+    assert stopped_for(16, [0, 70, 60, 0], cluster, "topology-required") == ([1], [0, 1])
+
+
+def test_a_gang_is_stopped_whole_and_comes_back_to_a_rack():
+    """The gang in rack 0 makes way for a shorter job on one of its nodes, and goes on when a whole rack is free again."""
+    cluster = Cluster.of([NodeGroup(4, rack_nodes=2)])
+    jobs = Jobs([0.0, 0.0, 0.0, 5.0], [100.0, 40.0, 20.0, 10.0], [16, 8, 8, 8])
+    result = simulate(jobs, cluster, "srtf", "topology-required", restart_s=3)
+    check_equal(result, reference.simulate(jobs, cluster, "srtf", "topology-required", restart_s=3))
+    held = result.stretches
+    of_gang = [(held.begin[k], held.end[k], sorted(held.where[held.slot[k] : held.slot[k + 1]].tolist()))
+               for k in np.flatnonzero(held.job == 0)]  # fmt: skip
+    assert of_gang == [(0, 5, [2, 3]), (15, 113, [2, 3])]
+
+
+def random_case(seed: int) -> tuple:
+    g = np.random.default_rng(seed)
+    count = int(g.integers(5, 40))
+    cuts = ({}, {"rack": "x"}, {"rack_nodes": 1}, {"rack_nodes": 2}, {"rack": "x", "nvlink_domain": "x1"},
+            {"rack": "y", "nvlink_domain": "y1"}, {"nvlink_domain_nodes": 2}, {"rack": "z"})  # fmt: skip
+    groups = [
+        NodeGroup(
+            int(g.integers(1, 4)), int(g.choice([2, 4, 8])), str(g.choice(["A", "A", "B"])), cpu=float(g.choice([0, 0, 8])),
+            **cuts[g.integers(len(cuts))],
+        )
+        for _ in range(int(g.integers(1, 5)))
+    ]  # fmt: skip
+    pods, gpus = g.choice([0, 0, 0, 1, 2, 3], count), g.choice([0, 1, 1, 2, 4, 8, 8, 12, 16, 16], count)
+    slow = float(g.choice([1, 1, 400]))  # so long that levels of service are passed
+    jobs = Jobs(
+        submit=np.sort(g.integers(0, 40, count)) * slow,
+        duration=g.choice([0, 1, 2, 3.5, 10, 20, 30], count) * slow,
+        gpus=np.where(pods > 1, np.minimum(gpus, 4) * pods, gpus),
+        pods=pods,
+        milli=g.choice([1000, 1000, 700, 500, 250], count) if g.random() < 0.4 else None,
+        estimate=g.choice([1, 2, 10, 30], count) * slow,
+        cpu=g.choice([0, 0, 1000, 4000], count),
+        types=g.choice([0, 0, 0, 1], count),
+        type_sets=((), ("B",)),
+        priority=g.integers(0, 4, count),
+    )
+    ties = str(g.choice(["lowest", "highest", "random"]))
+    policy = (str(g.choice(STOPPING)), PLACEMENTS[seed % 2], ties, seed % 5)
+    return jobs, Cluster.of(groups), policy, {"restart_s": g.choice([0, 0, 1.5]), "checkpoint_s": g.choice([0, 0, 2.0])}
+
+
+def test_both_engines_stop_the_same_jobs():
+    stops = 0
+    for seed in range(150):
+        jobs, cluster, (order, placement, ties, start), costs = random_case(seed)
+        fast = simulate(jobs, cluster, order, placement, ties=ties, seed=start, **costs)
+        check_equal(fast, reference.simulate(jobs, cluster, order, placement, ties, start, **costs))
+        check_schedule(fast)
+        check_locality(fast)
+        held = fast.stretches
+        racks = [set(cluster.rack[held.where[held.slot[k] : held.slot[k + 1]]].tolist()) for k in range(len(held))]
+        assert placement == "topology" or max(len(each) for each in racks) <= 1
+        stops += fast.stops.sum()
+    assert stops > 300
+
+
+def test_without_racks_stopping_is_best_fits():
+    """One rack, and each node a domain: the same jobs are stopped, on the same nodes."""
+    g = np.random.default_rng(0)
+    jobs = Jobs(np.cumsum(g.exponential(1, 400)), g.exponential(80, 400), g.choice([1, 2, 4, 8, 12, 24], 400))
+    for order in ("srtf", "las"):
+        best, *others = (simulate(jobs, Cluster.parse("12x8"), order, each) for each in ("best", *PLACEMENTS))
+        for found in others:
+            assert found.stops.tolist() == best.stops.tolist() and found.end.tolist() == best.end.tolist()
+            assert found.stretches.where.tolist() == best.stretches.where.tolist()
+        assert best.stops.sum() > 0 or order == "las"
