@@ -167,6 +167,7 @@ inline void check_inside(const Box &map, u64 address, u64 bytes, const char *wha
 
 inline void move(Block &block, u32 shared, const Box &map, int x, int y, int z, bool load) {
   if (shared % 1024 || map.box[0] * map.size != 128) fail("a swizzled box begins on 1024 bytes and has rows of 128");
+  check_inside(map, map.address, 1, "a tensor map begins outside of its tensor");  // may be a fault, whatever the box is
   for (u32 row = 0; row < map.box[1]; row++)
     for (u32 column = 0; column < map.box[0]; column++) {
       unsigned char *here = at(block, swizzled(shared + row * 128 + column * map.size), map.size);
@@ -185,7 +186,6 @@ inline void fetch_box(Call &c, u32 mask) {
   const Box map = *reinterpret_cast<const Box *>(c.get(1));
   const u32 to = c.get(0), barrier = c.get(5);
   const int x = c.as(2), y = c.as(3), z = c.as(4);
-  check_inside(map, map.address, 1, "TMA loads by a map that begins outside of its tensor");  // a fault, whatever the box is
   if (mask >> cluster().blocks.size()) fail("multicast to a block outside the cluster");
   for (size_t rank = 0; rank < cluster().blocks.size(); rank++)
     if (mask >> rank & 1) {

@@ -17,7 +17,7 @@ from hopper_on_cpu import BF16, FP16, FP32, what_is_wrong  # noqa: E402
 
 from weft.definition import Declined  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.matmul.tensor_maps import Rows  # noqa: E402
+from weft.operators.matmul.tensor_maps import encode  # noqa: E402
 from weft.operators.mixture_of_experts import grouped_hopper  # noqa: E402
 
 UNEVEN = (70, 0, 1, 200, 64, 0, 129)  # under 64 rows, over 128, as many as a consumer has, none
@@ -143,6 +143,8 @@ WAITS, LETS_GO = "            barrier_wait(&full[place], parity);\n", "         
 BESIDE, BIAS = CASES["rows NT, abreast"], CASES["rows, a bias"]
 MISTAKES = {
     "rows of the next group overwritten": (ROWS, "min(64, tiles.end - row) : 0;", "64 : 0;"),
+    "a group's last rows not put lower": (ROWS, "(own + lower) % 64", "own"),
+    "a group's last rows put lower where they are taken": (ROWS, "x, -lower, row", "x, 0, row"),
     "a row of the group left out": (ROWS, "min(64, tiles.end - row) : 0;", "min(64, tiles.end - row - 1) : 0;"),
     "groups begin where tiles do": (ROWS, "row += tiles.begin;", "row += tiles.begin / 64 * 64;"),
     "another group's rows fetched": (ROWS, "? tiles.begin + row : shape.m;", "? row : shape.m;"),
@@ -163,7 +165,7 @@ MISTAKES = {
         BESIDE, "rank_beside = ABREAST ? rank : 0;\n  Schedule", "rank_beside = 0;\n  Schedule"),
     "terms of the next group added": (
         TERMS, "min(DEPTH, tiles.end - tiles.begin - depth), down", "DEPTH, down"),
-    "terms fetched as rows are stored": (
+    "terms at the beginning of a stage": (
         TERMS, "? left - DEPTH : depth", "? DEPTH - left : depth", "? tiles.begin + depth : matrix,",
         "? tiles.begin + depth + left : matrix,"),
     "a term of each stage left out": (
@@ -203,11 +205,13 @@ def test_offsets_that_do_not_fit_reach_nothing_outside(play, bad, terms):
     assert isinstance(play(product), torch.Tensor)
 
 
-def test_no_load_is_by_a_map_that_begins_before_its_tensor(play):
-    """On an H200 that is an illegal memory access where nothing lies there, though every box lies in the tensor."""
-    product = GroupedProduct(TERMS)
-    _, of_b, of_up, of_c = product.plan.maps
-    product.plan.maps = (Rows(product.a, (64, 64), stored=True), of_b, of_up, of_c)
+@pytest.mark.parametrize(("case", "place"), [(TERMS, 0), (ROWS, 3)], ids=["load", "store"])
+def test_no_map_begins_before_its_tensor(play, case, place):
+    """On an H200 that may be an illegal memory access, though every box lies in the tensor."""
+    product = GroupedProduct(case)
+    of = product.plan.maps[place]
+    early = lambda t: encode(t.data_ptr() - of.steps[0], of.dtype, of.sizes, of.steps, of.box)  # noqa: E731
+    product.plan.maps = tuple(early if i == place else m for i, m in enumerate(product.plan.maps))
     assert "begins outside of its tensor" in play(product)
 
 

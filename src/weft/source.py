@@ -15,7 +15,7 @@ NOT_TIMED = frozenset({"call.py", "configs.py", "mutants.py", "peers.py", "rando
 
 IMPORT = re.compile(r"^from (weft\.operators[\w.]*) import (?:\(([^)]*)\)|(.*))$", re.MULTILINE)
 CUDA_FILE = re.compile(r'"(\w+\.cuh?)"')
-CONFIGURATIONS = re.compile(r'Configurations\(\s*__file__,\s*"(\w+)"')
+CONFIGURATIONS = re.compile(r'Configurations\(\s*__file__,\s*f?"([\w{}]+)"')  # "rows", or f"{name}_rows" for any name
 
 
 def source_hash(module: str | os.PathLike[str], root: Path = HERE) -> str:
@@ -68,7 +68,8 @@ def _imported(text: str, root: Path) -> Iterator[Path]:
 
 
 def _configurations(folder: Path, name: str) -> Iterator[str]:
+    named = re.compile(re.sub(r"{\w+}", r"\\w+", name))
     for path in sorted(folder.glob("*.json")):
         for key, config in sorted(json.loads(path.read_text(encoding="utf-8")).items()):
-            if key.split(",")[0] == name:
+            if named.fullmatch(key.split(",")[0]):
                 yield f"{path.name} {key} {json.dumps(config, sort_keys=True)}\n"

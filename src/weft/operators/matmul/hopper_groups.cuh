@@ -6,10 +6,9 @@
 // TERMS_IN_GROUPS: the e-th matrix of C is the sum over terms begin to end - 1, which are rows of A and of B.
 //
 // A tile of rows may end in the next group, and so may a stage of terms. What must not be stored, or must be read as zeros, lies outside of the
-// map: those of C [rows] and of A and B [terms] have dimensions (columns, 64, rows), the last two with the same step. Those of A and B begin
-// where the matrix does: the box at (x, count - 64, row) ends with `count` rows from `row` on, after nothing but zeros, and so the order of terms
-// in a stage is kept. That of C begins 64 rows before it: the box at (x, 64 - count, row + count) begins with those rows, and has nothing
-// after them. TMA stores by such a map; a load by a map whose first address is not mapped is an illegal access, wherever the box lies.
+// map: those of C [rows] and of A and B [terms] have dimensions (columns, 64, rows), the last two with the same step. The box at
+// (x, count - 64, row) ends with `count` rows from `row` on, after what lies before the second dimension: zeros where it is loaded, so the order
+// of terms in a stage is kept; nothing where it is stored, so the rows of C are put at the end of their slab.
 enum Grouped { WHOLE, ROWS_IN_GROUPS, TERMS_IN_GROUPS };
 
 // Group e has rows offsets[e] to offsets[e + 1] - 1 (offsets[0] counts as 0), number `groups` those past all others. Offsets are

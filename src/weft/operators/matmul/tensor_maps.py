@@ -57,31 +57,23 @@ class Maps:
         if found is None:
             if len(self.known) >= KEPT:
                 self.known.clear()
-            found = self.known[address] = self._encoded(address)
+            found = self.known[address] = encode(address, self.dtype, self.sizes, self.steps, self.box)
         return found
-
-    def _encoded(self, address: int) -> TensorMap:
-        return encode(address, self.dtype, self.sizes, self.steps, self.box)
 
 
 class Rows(Maps):
     """The map of a row-major matrix of which boxes of 64 rows are moved that have fewer: both last dimensions step from row
     to row, and what is too much lies outside of the second one, which has 64.
 
-    To load ``count`` rows from ``row`` on: the box at (x, count - 64, row); zeros come before them. To store them: the box at
-    (x, 64 - count, row + count) of a map that begins 64 rows before the matrix; what follows them is not written. TMA does
-    not load by such a map where the memory before the matrix is not mapped, though no box reaches it.
+    ``count`` rows from ``row`` on are the last of the box at (x, count - 64, row): what comes before them is outside, zeros
+    where it is loaded, and not written where it is stored.
     """
 
-    def __init__(self, like: Tensor, box: tuple[int, int], stored: bool = False):
+    def __init__(self, like: Tensor, box: tuple[int, int]):
         rows, columns = like.shape
         step = like.stride(0) if rows > 1 else -(-columns * like.element_size() // 16) * 16 // like.element_size()
-        self.before = 64 * step * like.element_size() if stored else 0
-        form = torch.empty_strided((rows + stored, 64, columns), (step, step, 1), dtype=like.dtype, device="meta")
+        form = torch.empty_strided((rows, 64, columns), (step, step, 1), dtype=like.dtype, device="meta")
         super().__init__(form, False, box)
-
-    def _encoded(self, address: int) -> TensorMap:
-        return super()._encoded(address - self.before)
 
 
 def encode(

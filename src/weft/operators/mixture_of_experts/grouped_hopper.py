@@ -206,7 +206,7 @@ def _rows_plan(x: Tensor, w: Tensor, biased: bool, gated: bool) -> GroupedPlan:
     box_of_a = (64, DEPTH) if across[0] else (DEPTH, 64 if c["ABREAST"] else ROWS)
     tiles = (r // height + e + 1) * -(-n // width)
     launch = _launch(x.device, x.dtype, c, across, biased, gated, "ROWS_IN_GROUPS", tiles)
-    maps = (Maps(x, across[0], box_of_a), of_b, of_b, Rows(y, (64, 64), stored=True))
+    maps = (Maps(x, across[0], box_of_a), of_b, of_b, Rows(y, (64, 64)))
     return GroupedPlan(maps, Shape(r, n, k, e, c["GROUP"], 0, 0, 0), launch)
 
 
