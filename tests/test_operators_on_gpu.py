@@ -23,7 +23,7 @@ def gpu_points(op: Operator):
     """A few ordinary points, one of them wide enough for the widest kernels."""
     points = small(op) or small(op, options=True)
     wide = [w for w in points if max(w.axes.values()) > 20000]
-    return [*points[2:4], *wide[:1]]
+    return [*(points[2:4] or points), *wide[:1]]
 
 
 def same_bits(a, b) -> bool:
@@ -65,6 +65,7 @@ def test_a_captured_graph_replays_what_eager_computes(op, dtype):
     for w in gpu_points(op):
         arguments = drawn(op, w.at(dtype))
         stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())  # the arguments are being drawn there
         with torch.no_grad(), torch.cuda.stream(stream):
             op.public(**arguments)  # warm up outside of the capture
         torch.cuda.synchronize()
@@ -149,8 +150,10 @@ def test_the_same_bits_every_time(op, dtype):
                 assert all(same_bits(a, b) for a, b in zip(first, second, strict=True)), f"{made} {direction} {w}"
 
 
-@by_name(OPERATORS)
-@pytest.mark.parametrize("dtype", DTYPES)
+QUICK = [(op, dtype) for op in OPERATORS for dtype in DTYPES if any(op.cases("quick", [dtype]))]
+
+
+@pytest.mark.parametrize(("op", "dtype"), QUICK, ids=[f"{dtype}-{op.name}" for op, dtype in QUICK])
 def test_a_contiguous_forward_takes_the_memory_of_its_result(op, dtype):
     """No hidden copy."""
     for w in op.cases("quick", [dtype]):

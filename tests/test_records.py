@@ -161,7 +161,8 @@ def test_source_hash_follows_what_a_measurement_depends_on(tmp_path, write):
         tmp_path / "timing.py": "a",
         tmp_path / "operators" / "launch.py": "a",
         tmp_path / "operators" / "rows.cuh": "a",
-        toys / "kernels.py": "from weft.operators.launch import Plan\nc = Configurations(__file__, 'x')\n".replace(
+        toys
+        / "kernels.py": "from weft.operators.launch import Plan\nc = Configurations(__file__, 'x')\nd = Configurations(__file__, f'{n}_z')\n".replace(
             "'", '"'
         ),
         toys / "cluster.py": 'SOURCE = "cluster.cu"\n',
@@ -171,7 +172,7 @@ def test_source_hash_follows_what_a_measurement_depends_on(tmp_path, write):
         tmp_path / "operators" / "beside.cuh": "a",
         toys
         / "toy.py": "from weft.operators.toys import cluster\nfrom weft.operators.toys.kernels import (\n    plans,\n)\n",
-        toys / "configs" / "sm_90.json": '{"x,1": {"BLOCK": 1}, "y,1": {"BLOCK": 1}}',
+        toys / "configs" / "sm_90.json": '{"x,1": {"BLOCK": 1}, "y,1": {"BLOCK": 1}, "of_z,1": {"BLOCK": 1}}',
         toys / "README.md": "a",
         toys / "other.py": "a",
         tmp_path / "operators" / "call.py": "a",
@@ -194,7 +195,10 @@ def test_source_hash_follows_what_a_measurement_depends_on(tmp_path, write):
     }  # fmt: skip
     assert tmp_path / "operators" / "beside.cuh" not in follows, "the header beside the file that includes it is meant"
     assert hash_with(configs, text[configs].replace('"y,1": {"BLOCK": 1}', '"y,1": {"BLOCK": 2}')) == before
-    assert hash_with(configs, text[configs].replace('"x,1": {"BLOCK": 1}', '"x,1": {"BLOCK": 2}')) != before
+    for key in ("x,1", "of_z,1"):
+        assert (
+            hash_with(configs, text[configs].replace(f'"{key}": {{"BLOCK": 1}}', f'"{key}": {{"BLOCK": 2}}')) != before
+        )
 
 
 def test_the_commit_is_what_the_variable_says(monkeypatch):
