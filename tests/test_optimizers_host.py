@@ -143,6 +143,20 @@ def test_more_gradients_than_are_held_at_once():
     assert_close(mine, theirs, 3)
 
 
+def test_a_weight_of_the_last_batch_that_is_moved():
+    """Its old memory is left as it was."""
+    mine, theirs, a, b = both("AdamW", ((2, 3),) * (BATCH + 5))
+    for step in range(3):
+        set_gradients(mine, theirs, seed=step)
+        if step == 1:
+            left = mine[-2].data
+            mine[-2].data, before = left.clone(), left.clone()
+        a.step()
+        b.step()
+    assert left.equal(before)
+    assert_close(mine, theirs, 3)
+
+
 def test_a_gradient_that_becomes_sparse_is_refused_and_nothing_is_stepped():
     mine = weights(((5,), (4, 3), (7,)))
     a = optim.AdamW(mine)

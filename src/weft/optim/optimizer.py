@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from itertools import chain
-from operator import is_, itemgetter
+from operator import itemgetter
 from typing import Any, ClassVar
 
 import torch
@@ -19,7 +18,7 @@ from weft.optim import clipping, codes, saved
 from weft.optim.codes import local
 from weft.optim.overlap import Overlap
 from weft.optim.part import Part, takes
-from weft.optim.watched import Changes, watch
+from weft.optim.watched import Changes, Parameters, Seen, watch
 
 EVERY: dict[str, Any] = {  # options of every optimizer and their defaults; those of PyTorch's first
     "maximize": False,
@@ -89,7 +88,7 @@ class OneLaunch(torch.optim.Optimizer):
         self._parts: list[Part] = []
         self._replayed: list[Part] = []  # of before, which captured graphs read
         self._plain: list[tuple[int, Tensor]] = []
-        self._order: list[Tensor] = []
+        self._lists: list[Seen] = []  # of the groups' parameters
         self._watched: Any = None
         self._rest: list[Tensor] = []  # parameters that have had no gradient yet
         self._values: dict[int, tuple[list[type], list[Any]]] = {}  # of options without tensors
@@ -127,6 +126,7 @@ class OneLaunch(torch.optim.Optimizer):
                     raise ValueError(f"rounding='{how}' is for torch.bfloat16 weights; a parameter is {p.dtype}")
             param_group = {**param_group, "params": params}
         super().add_param_group(param_group)
+        self.param_groups[-1]["params"] = Parameters(self.param_groups[-1]["params"])
         self._changes.seen = True
 
     # ---- step --------------------------------------------------------------------------------------------------------
@@ -162,14 +162,12 @@ class OneLaunch(torch.optim.Optimizer):
         return loss
 
     def _advance(self) -> None:
-        lists = list(map(PARAMS, self.param_groups))
-        same = sum(map(len, lists)) == len(self._order) and all(map(is_, chain.from_iterable(lists), self._order))
         changed = [g for g in range(len(self.param_groups)) if self._options_changed(g)]
-        if self._changes.seen or not same or not self._still_right():
-            self._prepare(list(chain.from_iterable(lists)))
+        if self._changes.seen or not self._still_right():
+            self._prepare()
         active = [part.collect() for part in self._parts]
-        if any(part.outdated for part in self._parts):  # a gradient of another dtype
-            self._prepare(list(chain.from_iterable(lists)))
+        if any(part.outdated for part in self._parts):
+            self._prepare()
             active = [part.collect() for part in self._parts]
         plain = [(g, p) for g, p in self._plain if p.grad is not None]
         scale, found = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
@@ -205,7 +203,8 @@ class OneLaunch(torch.optim.Optimizer):
     def step_some(self, params: list[Tensor]) -> None:
         """Steps some parameters now and drops their gradients, if all is prepared; what is not is left to :meth:`step`."""
         changed = [g for g in range(len(self.param_groups)) if self._options_changed(g)]
-        for part in self._parts if not self._changes.seen and self._still_right() else ():
+        right = not self._changes.seen and self._still_right() and all([part.valid() for part in self._parts])
+        for part in self._parts if right else ():
             rows = part.collect_some(params)
             if part.outdated:
                 self._changes.seen = True
@@ -222,8 +221,13 @@ class OneLaunch(torch.optim.Optimizer):
         part.new = False
 
     def _still_right(self) -> bool:
-        mine = self.state is self._watched
-        return mine and all([p.grad is None for p in self._rest]) and all([part.valid() for part in self._parts])
+        """Whether the groups' parameters and the states are those that the tables were made of (where weights lie is found
+        out with their gradients)."""
+        lists = list(map(PARAMS, self.param_groups))
+        same = len(lists) == len(self._lists) and all(
+            [seen.still(x) for seen, x in zip(self._lists, lists, strict=True)]
+        )
+        return same and self.state is self._watched and all([p.grad is None for p in self._rest])
 
     def _options_changed(self, index: int) -> bool:
         """Whether a group's options differ from those of the last step (of tensors nobody knows without looking)."""
@@ -261,7 +265,7 @@ class OneLaunch(torch.optim.Optimizer):
 
     # ---- preparation -------------------------------------------------------------------------------------------------
 
-    def _prepare(self, params: list[Tensor]) -> None:
+    def _prepare(self) -> None:
         """Makes the tables of all that has been seen with a gradient, and the states that are not there yet."""
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
@@ -269,7 +273,7 @@ class OneLaunch(torch.optim.Optimizer):
                 "before, with the same parameters and gradients, and leave them in place"
             )
         self._replayed += [part for part in self._parts if part.table.captured]
-        self._order = params
+        self._lists = [Seen(group["params"]) for group in self.param_groups]
         self._plain, self._rest = [], []
         rows: dict[torch.device, list[tuple[int, Tensor]]] = {}
         for index, group in enumerate(self.param_groups):
@@ -340,6 +344,7 @@ class OneLaunch(torch.optim.Optimizer):
             self._reset()
         self._changes.seen = True
         for group in self.param_groups:
+            group["params"] = Parameters(group["params"])
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
 
