@@ -3,20 +3,24 @@
     python examples/optimizer_against_torch.py [--only fresh graph ...] [--seconds 4]
 
 `weft bench adamw` times the kernel; here Python counts too. Fresh gradients are new tensors at every step, as after
-``zero_grad()``. All of it takes 60 GiB of device memory. Without a GPU only the agreement of both is shown.
+``zero_grad()``. Steps are timed in turn, so all of a line's contenders are in device memory at once: 40 GiB for 1.24 G
+parameters in fp32. One that does not fit, or is not installed, is said and left out. bitsandbytes and torchao are timed
+where they are installed (torchao compiles for each shape first). Without a GPU only the agreement of both is shown.
 """
 
 import argparse
 import faulthandler
 import gc
+import importlib
 import statistics
 import time
+import traceback
 
 import torch
 
 from weft.hardware.query import has_gpu
 from weft.operators.optimizer.definition import LANGUAGE_MODEL
-from weft.optim import AdamW, Muon
+from weft.optim import AdamW, AdamW8bit, Muon
 
 DEVICE = "cuda" if has_gpu() else "cpu"
 SMALL = [(64,)] * 1000
@@ -62,11 +66,14 @@ def captured(params, optimizer):
     return (lambda kept=(params, optimizer): None), graph.replay  # a graph keeps no tensor alive
 
 
+WARM = 2  # calls that compile, make states and fill the allocator's cache
+
+
 def median_us(calls: dict, seconds: float, repetitions: int = 50) -> dict[str, float]:
     """Median wall microseconds of each, from the call until the device is done; each in turn, for so long at most."""
     times = {name: [] for name in calls}
     first = time.perf_counter()
-    for done in range(repetitions + 2):
+    for done in range(repetitions):
         if done >= 5 and time.perf_counter() - first > seconds:
             break
         for name, (prepare, step) in calls.items():
@@ -76,19 +83,53 @@ def median_us(calls: dict, seconds: float, repetitions: int = 50) -> dict[str, f
             step()
             torch.cuda.synchronize()
             times[name].append((time.perf_counter() - start) * 1e6)
-    return {name: statistics.median(t[2:]) for name, t in times.items()}
+    return {name: statistics.median(t) for name, t in times.items()}
 
 
-def compare(title: str, ours, theirs, seconds: float, names=("weft", "torch")) -> None:
-    """Prints a line. ``ours`` and ``theirs`` make what is measured, so that what they take is freed after the line."""
-    start = time.perf_counter()
-    calls = dict(zip(names, (ours(), theirs()), strict=True))
+def warmed(make):
+    """A contender, made and called a few times."""
+    prepare, step = make()
+    for _ in range(WARM):
+        prepare()
+        step()
     torch.cuda.synchronize()
-    ready = time.perf_counter() - start
+    return prepare, step
+
+
+def free() -> None:
+    """What nobody holds any more goes back to the device: optimizers and their closures are cycles."""
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def compare(title: str, contenders: dict, seconds: float) -> None:
+    """Prints each contender's time as soon as it is known, beside the first one's.
+
+    Args:
+        contenders: name → makes what is timed. One that fails is said, and the others go on without it.
+    """
+    print(title, flush=True)
+    calls = {}
+    for name, make in contenders.items():
+        start = time.perf_counter()
+        try:
+            calls[name] = warmed(make)
+        except torch.OutOfMemoryError:
+            print(f"    {name:24} left out: out of memory beside {', '.join(calls) or 'nothing'}", flush=True)
+        except ModuleNotFoundError as missing:
+            print(f"    {name:24} left out: {missing}", flush=True)
+        except Exception:  # a contender's failure is its own
+            print(f"    {name:24} left out: it failed\n{traceback.format_exc()}", flush=True)
+        else:
+            print(f"    {name:24} ready after {time.perf_counter() - start:.1f} s", flush=True)
+        free()
     us = median_us(calls, seconds)
-    first, second = (f"{name} {us[name]:10.1f} us" for name in names)
-    ratio = f"{us[names[1]] / us[names[0]]:.2f} times"
-    print(f"{title:52} {first}, {second}: {ratio} (set up in {ready:.1f} s)", flush=True)
+    base = next(iter(contenders))
+    for name, t in us.items():
+        ratio = f"{t / us[base]:6.2f} times {base}'s" if base in us and name != base else ""
+        print(f"    {name:24} {t:10.1f} us {ratio}", flush=True)
+    calls.clear()
+    free()
 
 
 def agree() -> None:
@@ -105,37 +146,46 @@ def agree() -> None:
 
 def small(seconds: float, prepare, **options) -> None:
     theirs = {"fused": True, **options}
-    compare(
-        f"{len(SMALL)} tensors of 64, {TITLES[prepare]}",
-        lambda: prepare(*made(SMALL, torch.float32, AdamW)),
-        lambda: prepare(*made(SMALL, torch.float32, torch.optim.AdamW, **theirs)),
-        seconds,
-    )
+    contenders = {
+        "weft": lambda: prepare(*made(SMALL, torch.float32, AdamW)),
+        "torch": lambda: prepare(*made(SMALL, torch.float32, torch.optim.AdamW, **theirs)),
+    }
+    compare(f"{len(SMALL)} tensors of 64, {TITLES[prepare]}", contenders, seconds)
 
 
 def large(seconds: float, clip: float | None = None) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         name = str(dtype).removeprefix("torch.") + (", clipped" if clip else "")
-        compare(
-            f"{len(LANGUAGE_MODEL)} tensors, {name}",
-            lambda dtype=dtype: eager(*made(LANGUAGE_MODEL, dtype, AdamW, max_norm=clip)),
-            lambda dtype=dtype: eager(*made(LANGUAGE_MODEL, dtype, torch.optim.AdamW, fused=True), clip=clip),
-            seconds,
-        )
+        contenders = {
+            "weft": lambda dtype=dtype: eager(*made(LANGUAGE_MODEL, dtype, AdamW, max_norm=clip)),
+            "torch": lambda dtype=dtype: eager(*made(LANGUAGE_MODEL, dtype, torch.optim.AdamW, fused=True), clip=clip),
+        }
+        compare(f"{len(LANGUAGE_MODEL)} tensors, {name}", contenders, seconds)
+
+
+def eight_bits(seconds: float) -> None:
+    def of(kind, **options):
+        return eager(*made(LANGUAGE_MODEL, torch.bfloat16, kind, **options))
+
+    contenders = {
+        "weft": lambda: of(AdamW8bit),
+        "bitsandbytes": lambda: of(importlib.import_module("bitsandbytes.optim").AdamW8bit),
+        "torchao": lambda: of(importlib.import_module("torchao.optim").AdamW8bit),
+        "torch, moments of 16 bits": lambda: of(torch.optim.AdamW, fused=True),
+    }
+    compare(f"{len(LANGUAGE_MODEL)} tensors, bfloat16, moments of 8 bits", contenders, seconds)
 
 
 def muon(seconds: float) -> None:
-    def ours():
-        return eager(*made(MATRICES, torch.bfloat16, Muon))
+    def of(kind, **options):
+        return eager(*made(MATRICES, torch.bfloat16, kind, **options))
 
-    compare(
-        f"Muon, {len(MATRICES)} matrices, bfloat16",
-        ours,
-        lambda: eager(*made(MATRICES, torch.bfloat16, torch.optim.Muon, weight_decay=0.0)),
-        seconds,
-    )
-    adamw = ("Muon", "AdamW")
-    compare("the same, of weft's own", ours, lambda: eager(*made(MATRICES, torch.bfloat16, AdamW)), seconds, adamw)
+    contenders = {
+        "weft": lambda: of(Muon),
+        "torch": lambda: of(torch.optim.Muon, weight_decay=0.0),
+        "weft's AdamW": lambda: of(AdamW),
+    }
+    compare(f"Muon, {len(MATRICES)} matrices, bfloat16", contenders, seconds)
 
 
 TITLES = {eager: "fresh gradients", captured: "in a CUDA graph"}
@@ -144,6 +194,7 @@ MEASUREMENTS = {
     "graph": lambda seconds: small(seconds, captured, capturable=True),
     "large": large,
     "clipped": lambda seconds: large(seconds, clip=1.0),
+    "8bit": eight_bits,
     "muon": muon,
 }
 
@@ -151,9 +202,9 @@ MEASUREMENTS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=MEASUREMENTS, default=list(MEASUREMENTS), help="what to measure")
-    parser.add_argument("--seconds", type=float, default=4.0, help="of repetitions for each line")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of repetitions for each comparison")
     parser.add_argument(
-        "--patience", type=float, default=60.0, help="seconds until a line that is late says where it is"
+        "--patience", type=float, default=60.0, help="seconds until a measurement that is late says where it is"
     )
     asked = parser.parse_args()
     agree()
@@ -164,8 +215,6 @@ def main() -> None:
         faulthandler.dump_traceback_later(asked.patience, repeat=True)
         MEASUREMENTS[name](asked.seconds)
         faulthandler.cancel_dump_traceback_later()
-        gc.collect()
-        torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import runpy
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -229,6 +232,34 @@ def test_the_example_runs():
     done = python("-W", "error", str(ROOT / "examples" / "optimizer_against_torch.py"))
     assert done.returncode == 0, done.stderr
     assert "after 10 steps the weights are" in done.stdout
+
+
+def test_a_contender_that_fails_leaves_the_examples_others(capsys, monkeypatch):
+    compare = runpy.run_path(str(ROOT / "examples" / "optimizer_against_torch.py"))["compare"]
+    if DEVICE != "cuda":
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    steps = []
+
+    def out_of_memory():
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def broken():
+        raise ValueError("another version")
+
+    contenders = {
+        "weft": lambda: (lambda: None, lambda: steps.append("weft")),
+        "large": lambda: (lambda: None, out_of_memory),
+        "absent": lambda: importlib.import_module("a_peer_that_nobody_has"),
+        "broken": broken,
+        "torch": lambda: (lambda: None, lambda: steps.append("torch")),
+    }
+    compare("a title", contenders, 0.0)
+    printed = capsys.readouterr().out
+    assert steps.count("weft") == steps.count("torch") > 2
+    assert "out of memory beside weft" in printed and "No module named 'a_peer_that_nobody_has'" in printed
+    assert "ValueError: another version" in printed
+    assert [line.split()[0] for line in printed.splitlines() if " us" in line] == ["weft", "torch"]
 
 
 def test_parameters_on_the_cpu_are_stepped_by_pytorch():
