@@ -21,6 +21,7 @@ pytest.importorskip("typer")
 from rich.console import Console  # noqa: E402
 
 from weft import registry  # noqa: E402
+from weft.bench import cases  # noqa: E402
 from weft.definition import Implementation  # noqa: E402
 from weft.records import Store, read_lines  # noqa: E402
 
@@ -119,6 +120,17 @@ def test_a_wrong_result_in_a_bench_is_said(command, no_ceilings, broken, monkeyp
     wrong = [m for m in json.loads(out)["records"] if m["implementation"] == "peer"]
     assert code == 0 and "peer at N=1000 fp32 forward is wrong" in re.sub(r"\s+", " ", err)
     assert [m["details"]["wrong"][:4] for m in wrong] == ["1 of"]  # and recorded
+
+
+def test_where_a_check_runs_out_of_memory_times_are_kept_unchecked(command, no_ceilings, monkeypatch):
+    def too_much(*of):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(cases.Yardstick, "of", too_much)
+    code, out, err = command(*BENCH, "--json")
+    timed = [m for m in json.loads(out)["records"] if m["operator"] == "vector_add"]
+    assert code == 0 and "too little memory for a float64 check" in re.sub(r"\s+", " ", err)
+    assert timed and all(m["time_us"] > 0 and m["error"] is None for m in timed)
 
 
 INTERRUPTED = """

@@ -154,6 +154,12 @@ def test_slug_is_one_safe_folder_name(text, folder):
     assert records.slug(text) == folder and "/" not in records.slug(text)
 
 
+KERNELS = """from weft.operators.launch import Plan
+c = Configurations(__file__, "x")
+d = Configurations(__file__, f"{name}_z")
+"""
+
+
 def test_source_hash_follows_what_a_measurement_depends_on(tmp_path, write):
     """The operator's module, what it imports, the CUDA it names, its configurations and the timer; nothing else."""
     toys = tmp_path / "operators" / "toys"
@@ -161,10 +167,7 @@ def test_source_hash_follows_what_a_measurement_depends_on(tmp_path, write):
         tmp_path / "timing.py": "a",
         tmp_path / "operators" / "launch.py": "a",
         tmp_path / "operators" / "rows.cuh": "a",
-        toys
-        / "kernels.py": "from weft.operators.launch import Plan\nc = Configurations(__file__, 'x')\nd = Configurations(__file__, f'{n}_z')\n".replace(
-            "'", '"'
-        ),
+        toys / "kernels.py": KERNELS,
         toys / "cluster.py": 'SOURCE = "cluster.cu"\n',
         toys / "cluster.cu": '#include "rows.cuh"\n#include "stages.cuh"\n',
         toys / "stages.cuh": '#include "beside.cuh"\n',

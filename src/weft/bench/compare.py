@@ -109,11 +109,13 @@ class Bench:
         if not calls:
             return []
         ran = [i for i in present if i.name in calls]
+        memory = {name: self._peak_mib(sets[0]) for name, sets in calls.items()}
+        calls.clear()
+        del drawn, ready  # a float64 check takes several times the memory of what was timed
         with self.turns.checking():
             errors, wrong = self._check(op, w, direction, fresh, gradients[0], ran)
         for name in wrong:
             self.say(f"{op.name}/{name} at {w} {w.dtype} {direction} is wrong: {wrong[name]}")
-        memory = {name: self._peak_mib(sets[0]) for name, sets in calls.items()}
         return list(self._measurements(op, w, direction, ran, timings, errors, wrong, memory))
 
     def _present(self, op: Operator, made: Implementation, w: Workload, direction: str) -> bool:
@@ -139,15 +141,24 @@ class Bench:
     ) -> tuple[dict[str, float | None], dict[str, str]]:
         """Errors after timing, as shares of what is allowed, and what is wrong with those that exceed it."""
         elements = max((t.numel() for t in cases.tensors(arguments)), default=0)
-        if self.device == "cuda" and elements * CHECK_BYTES_PER_ELEMENT > torch.cuda.mem_get_info()[0]:
+        try:
+            if self.device == "cuda" and elements * CHECK_BYTES_PER_ELEMENT > torch.cuda.mem_get_info()[0]:
+                raise torch.cuda.OutOfMemoryError
+            return self._judged(op, w, direction, arguments, gradients, bound)
+        except torch.cuda.OutOfMemoryError:
             self.say(f"{op.name} at {w} {w.dtype}: too little memory for a float64 check; times are unchecked")
             return {made.name: None for made in bound}, {}
+
+    def _judged(
+        self, op: Operator, w: Workload, direction: str, arguments: Any, gradients: Any, bound: list[Implementation]
+    ) -> tuple[dict[str, float | None], dict[str, str]]:
         yardstick = cases.Yardstick.of(op, w, direction, arguments, gradients)
         errors: dict[str, float | None] = {}
         wrong: dict[str, str] = {}
         for made in bound:
             mine = cases.map_tensors(cases.clone, arguments)
             verdict = yardstick.judge(cases.results(op, made.function, direction, mine, gradients))
+            del mine
             errors[made.name] = verdict.share
             if not verdict.ok:
                 wrong[made.name] = verdict.reason
