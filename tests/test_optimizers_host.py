@@ -64,7 +64,7 @@ def test_a_step_has_its_name_in_a_profile():
     mine = weights(((3,),))
     a = optim.AdamW(mine)
     set_gradients(mine)
-    with torch.profiler.profile() as profile:
+    with torch.profiler.profile(acc_events=True) as profile:  # without, it warns
         a.step()
     named = [e for e in profile.key_averages() if e.key == "Optimizer.step#AdamW.step"]
     # a GPU's row has the same name beside the host's: from the first to the last kernel within
@@ -214,7 +214,7 @@ def test_a_graph_of_gradients_in_place_is_one_launch():
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         a.step()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
         graph.replay()
         torch.cuda.synchronize()
     on_device = [e.name for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
