@@ -70,6 +70,7 @@ inline u32 __byte_perm(u32 x, u32 y, u32 selector) {
   for (int i = 0; i < 4; i++) r |= u32((u64(y) << 32 | x) >> (selector >> 4 * i & 7) * 8 & 0xff) << 8 * i;
   return r;
 }
+inline void __trap() { fail("a trap"); }
 inline void atomicMax(u32 *p, u32 x) { *p = max(*p, x); }
 
 // ---- 16- and 8-bit floats -----------------------------------------------------------------------------------------------------
@@ -330,6 +331,24 @@ inline void copy_sixteen(Call &c) {  // the fourth operand counts the bytes that
     machine.now->open.push_back(copy);
 }
 
+inline void copy_many(Call &c) {  // in two halves, in any order
+  Block *block = &own();
+  const u32 to = c.get(0), bytes = c.get(2), barrier = c.get(3);
+  const auto *from = reinterpret_cast<const unsigned char *>(c.get(1));
+  if (!bytes || bytes % 16 || to % 16 || c.get(1) % 16) fail("a bulk copy of another size or misaligned");
+  for (u32 part : {0u, 1u}) {
+    const u32 first = part ? bytes / 32 * 16 : 0, count = part ? bytes - first : bytes / 32 * 16;
+    if (count)
+      machine.engine.push_back([=] {
+        if (!block->alive) fail("a copy to a block that has left");
+        std::memcpy(at(*block, to + first, count), from + first, count);
+        Barrier &b = barrier_of(*block, barrier);
+        b.bytes -= count;
+        settle(b);
+      });
+  }
+}
+
 inline void store_pair_at(Call &c) {
   Block *block = machine.blocks.at((c.get(0) >> 24) - 1).get();
   const u32 to = c.get(0) & 0xffffff, barrier = c.get(3) & 0xffffff;
@@ -376,6 +395,7 @@ inline Play play_of(const std::string &name) {
          c.set(0, u64(over));
        }},
       {"mbarrier.arrive.expect_tx.shared.b64", [](Call &c) { barrier_expect(u32(c.get(1)), u32(c.get(2))); }},
+      {"mbarrier.arrive.shared.b64", [](Call &c) { arrive(own(), c.get(1)); }},
       {"mbarrier.arrive.shared::cluster.b64",
        [](Call &c) {
          Block *block = cluster().blocks.at((c.get(1) >> 24) - 1);
@@ -425,12 +445,24 @@ inline Play play_of(const std::string &name) {
          if (!is) yield();
          c.set(0, is);
        }},
+      {"st.relaxed.gpu.global.u64",  // others see it sooner or later
+       [](Call &c) {
+         const u64 to = c.get(0), value = c.get(1);
+         machine.engine.push_back([=] { *reinterpret_cast<u64 *>(to) = value, machine.progress++; });
+       }},
+      {"ld.relaxed.gpu.global.u64",
+       [](Call &c) {
+         const u64 is = *reinterpret_cast<u64 *>(c.get(1));
+         if (!is) yield();
+         c.set(0, is);
+       }},
       {"fence.mbarrier_init.release.cluster", [](Call &) {}},
       {"fence.proxy.async.shared::cta",
        [](Call &) {
          for (auto &write : machine.now->unfenced) write();
          machine.now->unfenced.clear();
        }},
+      {"cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint", copy_many},
       {"cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes", [](Call &c) { fetch_box(c, 1 << own().rank); }},
       {"cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster", [](Call &c) { fetch_box(c, c.get(6)); }},
       {"cp.async.bulk.tensor.3d.global.shared::cta.bulk_group",

@@ -57,10 +57,20 @@ def by_cuda(
     return out
 
 
+def by_cuda_stream(
+    x: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS
+) -> tuple[Tensor, Tensor]:
+    out: Pair = norm.run("cuda-stream", x, residual, weight, bias, eps)
+    return out
+
+
 add_layer_norm = Operator(**define("add_layer_norm", reference, EPS, centered=True, added=True))
 
 add_layer_norm.implementation("triton", arch=">=sm_80")(by_triton)
 add_layer_norm.implementation("cuda", arch=">=sm_90", devices=("cuda",))(by_cuda)
+add_layer_norm.implementation(
+    "cuda-stream", backend="cuda", arch=">=sm_90", devices=("cuda",), directions=("backward",)
+)(by_cuda_stream)
 add_layer_norm.implementation("torch")(in_torch)
 add_layer_norm.implementation("torch.compile", devices=("cuda",))(peers.Compiled(in_torch))
 

@@ -48,6 +48,13 @@ def by_cuda(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: floa
     return out
 
 
+def by_cuda_stream(
+    x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = EPS
+) -> tuple[Tensor, Tensor]:
+    out: Pair = norm.run("cuda-stream", x, residual, weight, None, eps)
+    return out
+
+
 def liger(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = EPS) -> tuple[Tensor, Tensor]:
     from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction
 
@@ -70,6 +77,9 @@ add_rms_norm = Operator(**define("add_rms_norm", reference, EPS, centered=False,
 
 add_rms_norm.implementation("triton", arch=">=sm_80")(by_triton)
 add_rms_norm.implementation("cuda", arch=">=sm_90", devices=("cuda",))(by_cuda)
+add_rms_norm.implementation("cuda-stream", backend="cuda", arch=">=sm_90", devices=("cuda",), directions=("backward",))(
+    by_cuda_stream
+)
 add_rms_norm.implementation("torch")(in_torch)
 add_rms_norm.implementation("torch.compile", devices=("cuda",))(peers.Compiled(in_torch))
 add_rms_norm.implementation("liger", requires="liger-kernel", devices=("cuda",))(liger)

@@ -44,6 +44,13 @@ def layer_norm_cuda(x: Tensor, weight: Tensor | None = None, bias: Tensor | None
     return y
 
 
+def layer_norm_cuda_stream(
+    x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS
+) -> Tensor:
+    y: Tensor = norm.run("cuda-stream", x, None, weight, bias, eps)
+    return y
+
+
 def liger(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS) -> Tensor:
     from liger_kernel.ops.layer_norm import LigerLayerNormFunction
 
@@ -55,6 +62,9 @@ layer_norm = Operator(**define("layer_norm", reference, EPS, centered=True, adde
 
 layer_norm.implementation("triton", arch=">=sm_80")(layer_norm_triton)
 layer_norm.implementation("cuda", arch=">=sm_90", devices=("cuda",))(layer_norm_cuda)
+layer_norm.implementation("cuda-stream", backend="cuda", arch=">=sm_90", devices=("cuda",), directions=("backward",))(
+    layer_norm_cuda_stream
+)
 layer_norm.implementation("torch")(torch_layer_norm)
 layer_norm.implementation("torch.compile", devices=("cuda",))(peers.Compiled(torch_layer_norm))
 layer_norm.implementation("liger", requires="liger-kernel", devices=("cuda",))(liger)

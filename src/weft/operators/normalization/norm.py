@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -24,12 +25,13 @@ from weft.operators.call import (
     traced,
 )
 from weft.operators.launch import Plans, target_sm
-from weft.operators.normalization import backward, cluster
+from weft.operators.normalization import backward, cluster, stream
 from weft.operators.normalization.kind import Given, Kind
 from weft.operators.normalization.plans import backward_plans, forward_plans
 
 CLUSTER_FROM = 16384  # columns from which the cluster kernel is the faster one on sm_90 (README.md)
 GRADIENT_CLUSTER_FROM = 512  # the same for gradients
+GRADIENT_STREAM_FROM = math.inf  # columns from which gradients are made by groups of blocks instead (stream.py)
 Statistics = tuple[Tensor, Tensor]  # mean and 1 / deviation of each row, fp32 [M]
 
 
@@ -78,11 +80,12 @@ def gradients(
 
 
 def fastest_gradient(*call: Any) -> Any:
-    """One pass by clusters where the card and the rows allow it, else the Triton kernels."""
+    """One pass by groups of blocks or by clusters where the card and the rows allow it, else the Triton kernels."""
     x = call[0]
-    if target_sm(x.device) >= 90 and x.is_cuda and x.shape[-1] >= GRADIENT_CLUSTER_FROM:
-        with contextlib.suppress(Declined):
-            return backward.BackwardPlan(*call)
+    for least, plan in ((GRADIENT_STREAM_FROM, stream.StreamPlan), (GRADIENT_CLUSTER_FROM, backward.BackwardPlan)):
+        if target_sm(x.device) >= 90 and x.is_cuda and x.shape[-1] >= least:
+            with contextlib.suppress(Declined):
+                return plan(*call)
     return backward_plans.of(call[:4], *call[4:])
 
 
@@ -114,6 +117,7 @@ class Norm:
         self.functions = {
             "triton": _autograd(self, forward_plans, backward_plans),
             "cuda": _autograd(self, Plans(self._cluster_or_triton), backward.plans),
+            "cuda-stream": _autograd(self, Plans(self._cluster_or_triton), stream.plans),
             "fastest": _autograd(self, Plans(self._fastest_forward), any_gradient),
         }
 

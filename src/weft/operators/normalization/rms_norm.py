@@ -102,6 +102,11 @@ def rms_norm_cuda(x: Tensor, weight: Tensor | None = None, eps: float = EPS) -> 
     return y
 
 
+def rms_norm_cuda_stream(x: Tensor, weight: Tensor | None = None, eps: float = EPS) -> Tensor:
+    y: Tensor = norm.run("cuda-stream", x, None, weight, None, eps)
+    return y
+
+
 def torch_rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = EPS) -> Tensor:
     return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
@@ -245,6 +250,9 @@ rms_norm = Operator(
 
 rms_norm.implementation("triton", arch=">=sm_80")(rms_norm_triton)
 rms_norm.implementation("cuda", arch=">=sm_90", devices=("cuda",))(rms_norm_cuda)
+rms_norm.implementation("cuda-stream", backend="cuda", arch=">=sm_90", devices=("cuda",), directions=("backward",))(
+    rms_norm_cuda_stream
+)
 rms_norm.implementation("torch")(torch_rms_norm)
 rms_norm.implementation("torch.compile", devices=("cuda",))(peers.Compiled(torch_rms_norm))
 rms_norm.implementation("liger", requires="liger-kernel", devices=("cuda",))(liger)
