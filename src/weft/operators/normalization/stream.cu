@@ -19,7 +19,7 @@ typedef float2 Pair;
 
 constexpr u32 ALL = 0xffffffffu;
 constexpr int GATHERERS = 4, FIRST_ADDER = 2 + GATHERERS;
-constexpr u32 PATIENCE = 1u << 26;  // questions; half a minute and more
+constexpr u32 PATIENCE = 1u << 26;  // questions, tens of seconds
 
 // What the writers must know of a row: dx = scale w dy + level + along xhat, xhat = scale x + shift (of fp32: scale (x - shift)).
 struct alignas(16) Factors { float scale, shift, level, along; };

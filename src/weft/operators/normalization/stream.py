@@ -100,11 +100,12 @@ def geometry(
     sm: int, sms: int, c: Config, m: int, n: int, dtype: torch.dtype, centered: bool, added: bool
 ) -> Geometry | None:
     """Groups that leave the fewest multiprocessors without work, of slices near SLICE vectors: a slice of half or twice that
-    counts as much as 2 % of the multiprocessors. None where no slice fits."""
+    counts as much as 2 % of the multiprocessors. Slices are multiples of GRAIN vectors: with 8 no line of 128 bytes is written
+    by two blocks, with fewer work is spread more evenly. None where no slice fits."""
     vectors = n * dtype.itemsize // 16
     best, least = None, math.inf
     for groups in range(1, min(sms, m) + 1):
-        slice_ = -(-vectors // (sms // groups))
+        slice_ = -(-vectors // (sms // groups * c["GRAIN"])) * c["GRAIN"]
         made = block(sm, c, slice_, dtype, centered, added)
         if made is None:
             continue
@@ -119,14 +120,15 @@ def geometry(
 
 
 def candidates(sm: int, dtype: torch.dtype, n: int, centered: bool) -> Iterable[Config]:
-    """Slices, rows of a step, warps, bytes under way; and sums joined by one block of a group instead of by all."""
+    """Slices, rows of a step, warps; each also with more bytes under way, with slices that lines are shared by, and with sums
+    joined by one block of a group instead of by all."""
     known = set()
-    for relayed, kib in ((0, 64), (0, 128), (1, 64)):
-        for c in grid_of({"SLICE": (256, 512), "ROWS": (1, 2, 4), "ADDERS": (4, 8), "WRITERS": (8, 16)}):
-            c = {**c, "KIB": kib, "RELAYED": relayed}
+    for change in ({}, {"KIB": 128}, {"GRAIN": 2}, {"RELAYED": 1}):
+        for c in grid_of({"SLICE": (128, 256, 512), "ROWS": (1, 2, 4), "WRITERS": (16, 8)}):
+            c = {**c, "ADDERS": c["WRITERS"] // 2, "KIB": 64, "GRAIN": 8, "RELAYED": 0, **change}
             made = geometry(sm, 132, c, 2**28 // n, n, dtype, centered, False)
-            if made and made.rows == c["ROWS"] and (made, relayed) not in known:
-                known.add((made, relayed))
+            if made and made.rows == c["ROWS"] and (made, c["RELAYED"]) not in known:
+                known.add((made, c["RELAYED"]))
                 yield c
 
 
@@ -134,7 +136,7 @@ def heuristic(sm: int, dtype: torch.dtype, n: int, centered: bool) -> Config:
     """8 KiB of a tensor in a step: of 16-bit floats, where instructions are short, two rows share what a step takes."""
     narrow = dtype.itemsize == 2
     shape = {"SLICE": 256 if narrow else 512, "ROWS": 2 if narrow else 1}
-    return {**shape, "ADDERS": 8, "WRITERS": 16, "KIB": 64, "RELAYED": 0}
+    return {**shape, "ADDERS": 8, "WRITERS": 16, "KIB": 64, "GRAIN": 8, "RELAYED": 0}
 
 
 configuration = Configurations(__file__, "backward_stream", heuristic, candidates)
