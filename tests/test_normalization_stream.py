@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 import struct
@@ -16,10 +17,13 @@ import pytest
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+
 from weft.definition import SHARED_LIMIT, Declined  # noqa: E402
 from weft.operators.cuda import compile_cubin  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
 from weft.operators.normalization import norm, resident, stream  # noqa: E402
+from weft.operators.normalization.backward import BackwardPlan  # noqa: E402
 from weft.operators.normalization.kind import Kind  # noqa: E402
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -339,5 +343,14 @@ def test_it_declines_what_it_cannot_take(monkeypatch):
     assert "wait for each other" in why(torch.ones(2, 4096))
 
 
-def test_public_functions_do_not_take_it_yet():
-    assert min(norm.GRADIENT_STREAM_FROM, 2**62) == 2**62
+@pytest.mark.parametrize(
+    ("least", "plan"), [(65536, stream.StreamPlan), (65537, BackwardPlan), (math.inf, BackwardPlan)]
+)
+def test_public_functions_take_it_from_so_many_columns(monkeypatch, least, plan):
+    monkeypatch.setattr(norm, "GRADIENT_STREAM_FROM", least)
+    for module in (stream, resident):
+        monkeypatch.setattr(module, "multiprocessors", lambda device: 132)
+    with FakeTensorMode(), compiling_for(90, lambda *kernel: None):
+        x, weight = (torch.empty(*shape, dtype=BF16, device="cuda") for shape in ((64, 65536), (65536,)))
+        made = norm.fastest_gradient(x, x, x, weight, EPS, Kind(True, True, True, False), False)
+    assert type(made) is plan
