@@ -23,6 +23,7 @@ from weft.operators.normalization.resident import resident, shared_limit
 
 SOURCE = Path(__file__).parent / "stream.cu"
 SHORTEST = 1024  # columns
+WORTH_TUNING = 16384  # columns; shorter rows are verified, and left to clusters
 REGISTERS = 65536  # of a multiprocessor
 GATHERERS = 4  # warps, as in stream.cu; beside them one fetches and one publishes
 MOST_PLACES = 32  # of a ring; more rows than any exchange takes
@@ -120,13 +121,13 @@ def geometry(
 
 
 def candidates(sm: int, dtype: torch.dtype, n: int, centered: bool) -> Iterable[Config]:
-    """Slices, rows of a step, warps; each also with more bytes under way, with slices that lines are shared by, and with sums
-    joined by one block of a group instead of by all."""
+    """Slices, rows of a step, warps; with 16 writers also more bytes under way, slices that share lines, and sums joined by one
+    block of a group instead of by all. None for rows that clusters hold as well."""
     known = set()
-    for change in ({}, {"KIB": 128}, {"GRAIN": 2}, {"RELAYED": 1}):
-        for c in grid_of({"SLICE": (128, 256, 512), "ROWS": (1, 2, 4), "WRITERS": (16, 8)}):
-            c = {**c, "ADDERS": c["WRITERS"] // 2, "KIB": 64, "GRAIN": 8, "RELAYED": 0, **change}
-            made = geometry(sm, 132, c, 2**28 // n, n, dtype, centered, False)
+    for change in ({}, {"WRITERS": 8, "ADDERS": 4}, {"KIB": 128}, {"GRAIN": 2}, {"RELAYED": 1}):
+        for c in grid_of({"SLICE": (128, 256, 512), "ROWS": (1, 2, 4)}):
+            c = {**c, "ADDERS": 8, "WRITERS": 16, "KIB": 64, "GRAIN": 8, "RELAYED": 0, **change}
+            made = geometry(sm, 132, c, 2**28 // n, n, dtype, centered, False) if n >= WORTH_TUNING else None
             if made and made.rows == c["ROWS"] and (made, c["RELAYED"]) not in known:
                 known.add((made, c["RELAYED"]))
                 yield c
