@@ -4,30 +4,25 @@
 from __future__ import annotations
 
 import math
-import re
-import shutil
-import struct
-import subprocess
 from dataclasses import dataclass
-from pathlib import Path
 
 import cuda_as_cpp
 import pytest
+from cuda_on_cpu import bytes_of, job, player
+from sass import names, parts, sass
 
 torch = pytest.importorskip("torch")
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
 
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 from weft.definition import SHARED_LIMIT, Declined  # noqa: E402
-from weft.operators.cuda import compile_cubin  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
 from weft.operators.normalization import norm, resident, stream  # noqa: E402
 from weft.operators.normalization.backward import BackwardPlan  # noqa: E402
 from weft.operators.normalization.kind import Kind  # noqa: E402
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 EPS = 1e-5
 CONFIG = {"SLICE": 64, "ROWS": 2, "ADDERS": 8, "WRITERS": 16, "KIB": 1, "GRAIN": 1, "RELAYED": 0}
 
@@ -100,10 +95,6 @@ job.run([&] {
 """
 
 
-def raw(t: torch.Tensor) -> bytes:
-    return t.contiguous().view(torch.uint8).numpy().tobytes()
-
-
 class Gradients:
     """The tensors of a case, and its plan."""
 
@@ -135,21 +126,13 @@ class Gradients:
         direct = self.plan.groups == 1 and self.weight is not None
         self.written = self.weight.dtype if direct else FP32
 
-    def job(self, kernel: int) -> bytes:
-        """What ``Job`` of ptx_on_cpu.hpp reads."""
-        plan, x = self.plan.rows, self.x
+    def job(self) -> bytes:
         sums = bytes([0xA5]) * (2 * self.plan.groups * self.case.n * self.written.itemsize)
-        spans = [
-            raw(torch.as_strided(t, (t.untyped_storage().nbytes() // t.itemsize,), (1,)))
-            for t in (x, self.dy, self.more)
-        ]
-        weight = b"" if self.weight is None else raw(self.weight)
-        dx = bytes([0xA5]) * (x.numel() * x.itemsize)
-        buffers = [*spans, weight, dx, raw(self.mean), raw(self.rstd), b"", sums, b"", bytes(8 * self.plan.words)]
-        *longs, eps = (s.value for s in plan.scalars)
-        head = (kernel, plan.grid[0], plan.block, 1, plan.shared_bytes, self.seed, *map(len, buffers))
-        rest = struct.pack("<10q3d", *longs, len(sums) // 2, 0, eps, 0.0, 0.0)
-        return struct.pack(f"<{len(head)}q", *head) + bytes(5 * 17 * 8) + rest + b"".join(buffers)
+        read = {0: self.x, 1: self.dy, 2: self.more, 3: self.weight, 5: self.mean, 6: self.rstd}
+        buffers = {i: bytes_of(t) for i, t in read.items() if t is not None}
+        buffers |= {4: bytes([0xA5]) * (self.x.numel() * self.x.itemsize), 8: sums, 10: bytes(8 * self.plan.words)}
+        *longs, eps = (s.value for s in self.plan.rows.scalars)
+        return job(self.plan.rows, self.seed, buffers, shape=longs, scales=(len(sums) // 2,), factors=(eps,))
 
     def what_is_wrong(self, found: bytes) -> str:
         """An empty string, or what is further off than rounding allows."""
@@ -180,36 +163,18 @@ class Gradients:
 @pytest.fixture(scope="module")
 def play(tmp_path_factory):
     """Runs a case, or one of ``MISTAKES``, and returns what is wrong with its result."""
-    if not shutil.which("g++"):
-        pytest.skip("no C++ compiler (g++) to run the kernel with")
-    folder = tmp_path_factory.mktemp("played")
-    right = stream.SOURCE.read_text()
-
-    def text(good: str = "", bad: str = "") -> str:
-        assert not good or right.count(good) == 1, f"stream.cu has no single '{good}'"
-        return cuda_as_cpp.as_cpp(cuda_as_cpp.preprocessed(right.replace(good, bad) if good else right))
 
     def launch(case: Case) -> str:
         return LAUNCH.replace("KERNEL", Gradients(case).plan.rows.expression)
 
-    wrong = {
-        f"wrong{i}": (text(good, bad), [launch(CASES[OF_MISTAKE[of]])])
-        for i, (of, good, bad) in enumerate(MISTAKES.values())
-    }
-    programs = [wrong, {"right": (text(), [launch(case) for case in CASES.values()])}]
-    started = [cuda_as_cpp.start_compiling(folder / f"program{i}", spaces) for i, spaces in enumerate(programs)]
-    for compiler in started:
-        errors = compiler.communicate()[1]
-        assert compiler.returncode == 0, errors
+    text = cuda_as_cpp.whole(stream.SOURCE)
+    mistakes = {name: (CASES[OF_MISTAKE[of]], *change) for name, (of, *change) in MISTAKES.items()}
+    played = player(tmp_path_factory.mktemp("played"), text, launch, CASES.values(), mistakes)
 
     def run(name: str, mistake: str = "", seed: int = 0) -> str:
         made = Gradients(CASES[name], seed)
-        program, number = (0, list(MISTAKES).index(mistake)) if mistake else (1, list(CASES).index(name))
-        done = subprocess.run([folder / f"program{program}"], input=made.job(number), capture_output=True, timeout=120)
-        if done.returncode:
-            assert done.stdout.startswith(b"failed: ") or done.returncode == -11, done
-            return done.stdout.decode() or "an access outside memory"
-        return made.what_is_wrong(done.stdout)
+        found = played(launch(CASES[name]), made.job(), mistake)
+        return found if isinstance(found, str) else made.what_is_wrong(found)
 
     return run
 
@@ -292,21 +257,14 @@ def plan_of(n: int, dtype: torch.dtype, centered: bool, m: int = 1024, **changes
 @pytest.mark.parametrize("centered", [True, False])
 @pytest.mark.parametrize(("dtype", "most"), [(BF16, 23), (FP32, 28)])
 @pytest.mark.parametrize("n", WIDTHS)
-def test_nothing_is_spilled_and_an_element_takes_few_instructions(tmp_path, n, dtype, most, centered):
+def test_nothing_is_spilled_and_an_element_takes_few_instructions(n, dtype, most, centered):
     """Of a thread on sm_90, for sums and dx together; there is time for 40 of 16-bit floats and 80 of 32-bit ones."""
-    pytest.importorskip("cuda.bindings")
     plan, g = plan_of(n, dtype, centered).rows, geometry(n, dtype, centered, m=1024)
-    path = tmp_path / "kernel.cubin"
-    path.write_bytes(compile_cubin(stream.SOURCE, plan.expression, 90)[0])
-    text = subprocess.run([TOOLS / "nvdisasm", "-c", path], capture_output=True, text=True, check=True).stdout
-    assert not re.search(r"\b(STL|LDL)\b", text), "registers are spilled"
-    parts = re.split(r"^\.L_x_\d+:", text, flags=re.M)
+    found = parts(sass(stream.SOURCE, plan.expression))
     count = 16 // dtype.itemsize
-    adder = max(
-        len(re.findall(r"/\*[0-9a-f]{4,5}\*/", p)) for p in parts if "FSEL" in p and "SHFL" in p and "LDS.128" in p
-    )
-    first = next(i for i, p in enumerate(parts) if "STG.E.128" in p)
-    writer = sum(len(re.findall(r"/\*[0-9a-f]{4,5}\*/", p)) for p in parts[first - 2 : first + 2 * g.rows])
+    adder = max(len(names(p)) for p in found if "FSEL" in p and "SHFL" in p and "LDS.128" in p)
+    first = next(i for i, p in enumerate(found) if "STG.E.128" in p)
+    writer = sum(len(names(p)) for p in found[first - 2 : first + 2 * g.rows])
     assert adder / (g.added * count * g.rows) + writer / (g.each * count * g.rows) <= most
 
 
