@@ -5,6 +5,8 @@
 #pragma once
 #include "gpu_on_cpu.hpp"
 
+#include <array>
+
 struct float2 { float x, y; };
 
 // Four numbers stored at once go to memory that other blocks read: they see them when a thread that knows of them has released.
@@ -255,13 +257,62 @@ inline void turn_matrix(Call &c) {
   c.set(0, made);
 }
 
+// d[64, N] = a[64, 16] b[N, 16]ᵀ (+ d where `add`) with a in registers, as mma.m16n8k16 has it; argument[0] as for wgmma.
+inline void wgmma_of_registers(float (*value)(const unsigned char *), int n, u32 (&mine)[4], u64 b, bool add) {
+  machine.now->argument[1] = mine;
+  warp_meets([=] {
+    Block *block = &own();
+    std::vector<float *> sums;
+    std::vector<std::array<float, 16>> left(16);
+    for (int lane = 0; lane < 32; lane++) {
+      sums.push_back(static_cast<float *>(lane_of_warp(lane).argument[0]));
+      const auto *words = static_cast<const unsigned char *>(lane_of_warp(lane).argument[1]);
+      for (int i = 0; i < 8; i++) left[lane / 4 + i / 2 % 2 * 8][lane % 4 * 2 + i / 4 * 8 + i % 2] = value(words + 2 * i);
+    }
+    const auto act = [=] {
+      for (int lane = 0; lane < 32; lane++)
+        for (int i = 0; i < n / 2; i++) {
+          const int column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+          float sum = 0;
+          for (int k = 0; k < 16; k++) sum += left[lane / 4 + i / 2 % 2 * 8][k] * value(element(*block, b, true, column, k, 2));
+          sums[lane][i] = add ? sums[lane][i] + sum : sum;
+        }
+    };
+    if (warp().open.empty() && warp().committed.empty() && chance(2))
+      act();
+    else
+      warp().open.push_back(act);
+  });
+}
+
+inline void load_four_matrices(Call &c) {
+  u32 words[4];
+  machine.now->argument[0] = words, machine.now->argument[1] = reinterpret_cast<void *>(c.get(4));
+  warp_meets([] {
+    for (int lane = 0; lane < 32; lane++)
+      for (int i = 0; i < 4; i++) {
+        const u32 row = reinterpret_cast<u64>(lane_of_warp(i * 8 + lane / 4).argument[1]);
+        if (row % 16) fail("a row of ldmatrix begins on 16 bytes");
+        static_cast<u32 *>(lane_of_warp(lane).argument[0])[i] = pair_at(at(own(), row, 16) + lane % 4 * 4);
+      }
+  });
+  for (int i = 0; i < 4; i++) c.set(i, words[i]);
+}
+
 template <typename Sum> inline Play product_of(int n, int size, Sum (*value)(const unsigned char *)) {
-  if (n != 64 && n != 128 && n != 192 && n != 256) fail("wgmma of another width");
+  if (n != 8 && n != 16 && n != 32 && n != 64 && n != 128 && n != 192 && n != 256) fail("wgmma of another width");
   return [=](Call &c) {
     Sum *const d = static_cast<Sum *>(c.operand(0).where);
     for (int i = 0; i < n / 2; i++)
       if (c.operand(i).where != d + i) fail("registers of a sum in another order");
     machine.now->argument[0] = d;
+    if (c.now->words.size() == size_t(n / 2 + 9)) {  // a in registers; signs of a and b; whether b lies with K apart
+      if (size != 2 || c.as(n / 2 + 6) != 1 || c.as(n / 2 + 7) != 1 || c.get(n / 2 + 8)) fail("wgmma of registers with other flags");
+      u32 mine[4];
+      for (int i = 0; i < 4; i++) mine[i] = c.as<u32>(n / 2 + i);
+      if constexpr (std::is_same_v<Sum, float>) wgmma_of_registers(value, n, mine, c.get(n / 2 + 4), c.get(n / 2 + 5));
+      return;
+    }
     const u64 a = c.get(n / 2), b = c.get(n / 2 + 1), keep = c.get(n / 2 + 2);
     const size_t flags = c.now->words.size() - (n / 2 + 3);  // signs of a and b; whether they lie with K apart
     if (flags != (std::is_same_v<Sum, int> ? 0 : size == 2 ? 4 : 2)) fail("wgmma with other flags");
@@ -492,6 +543,7 @@ inline Play play_of(const std::string &name) {
       {"setmaxnreg.dec.sync.aligned.u32", [](Call &) { __syncwarp(); }},
       {"stmatrix.sync.aligned.m8n8.x2.shared.b16", store_two_matrices},
       {"stmatrix.sync.aligned.m8n8.x2.trans.shared.b16", store_two_turned},
+      {"ldmatrix.sync.aligned.m8n8.x4.shared.b16", load_four_matrices},
       {"movmatrix.sync.aligned.m8n8.trans.b16", turn_matrix},
       {"cvt.rn.bf16x2.f32", [](Call &c) { c.set(0, bf16_bits(c.as<float>(1)) << 16 | bf16_bits(c.as<float>(2))); }},
       {"cvt.rn.f16x2.f32", [](Call &c) { c.set(0, fp16_bits(c.as<float>(1)) << 16 | fp16_bits(c.as<float>(2))); }},

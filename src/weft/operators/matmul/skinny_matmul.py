@@ -16,7 +16,7 @@ from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workloa
 from weft.operators import mutants, peers
 from weft.operators.call import Choice, check_same, check_tensor, eager, on_gpu
 from weft.operators.launch import Plans
-from weft.operators.matmul import skinny_cuda
+from weft.operators.matmul import skinny_cuda, skinny_hopper
 from weft.operators.matmul.skinny_kernels import plans
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 
@@ -68,6 +68,12 @@ def skinny_matmul_cuda(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tens
     if reason := skinny_cuda.why_not(x, w):
         raise Declined(reason)
     return _launched(x, w, bias, skinny_cuda.plans)
+
+
+def skinny_matmul_hopper(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    if reason := skinny_hopper.why_not(x, w):
+        raise Declined(reason)
+    return _launched(x, w, bias, skinny_hopper.wide_plans)
 
 
 # ---- definition ------------------------------------------------------------------------------------------------------
@@ -179,6 +185,9 @@ skinny_matmul.implementation("triton", arch=">=sm_80")(skinny_matmul_triton)
 skinny_matmul.implementation(
     "cuda", arch=">=sm_80", devices=("cuda",), dtypes=("fp16", "bf16"), directions=("forward",)
 )(skinny_matmul_cuda)
+skinny_matmul.implementation(
+    "hopper", arch="==sm_90", devices=("cuda",), dtypes=("fp16", "bf16"), directions=("forward",)
+)(skinny_matmul_hopper)
 skinny_matmul.implementation("torch")(reference)
 skinny_matmul.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
 

@@ -16,7 +16,7 @@ from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workloa
 from weft.operators import mutants
 from weft.operators.call import Choice, check_device, check_same, check_tensor, eager, on_gpu
 from weft.operators.launch import Plans, compile_request, target_sm
-from weft.operators.matmul import weight_only_cuda
+from weft.operators.matmul import skinny_hopper, weight_only_cuda
 from weft.operators.matmul.quantized_weight import (
     BITS,
     GROUPS,
@@ -116,6 +116,12 @@ def weight_only_matmul_cuda(x: Tensor, weight: QuantizedWeight, bias: Tensor | N
     words, scale, zero, format, group, _ = weight
     y: Tensor = torch.ops.weft.weight_only_matmul_cuda(x, words, scale, zero, bias, format, group)
     return y
+
+
+def weight_only_matmul_hopper(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
+    if reason := skinny_hopper.why_not(x, weight.words):
+        raise Declined(reason)
+    return _launched(x, weight, bias, skinny_hopper.plans)
 
 
 # ---- definition ------------------------------------------------------------------------------------------------------
@@ -255,6 +261,9 @@ weight_only_matmul.implementation("triton", arch=">=sm_80")(weight_only_matmul_t
 weight_only_matmul.implementation("cuda", arch=">=sm_80", devices=("cuda",), dtypes=("fp16", "bf16"))(
     weight_only_matmul_cuda
 )
+weight_only_matmul.implementation(
+    "hopper", arch="==sm_90", devices=("cuda",), dtypes=("fp16", "bf16"), directions=("forward",)
+)(weight_only_matmul_hopper)
 weight_only_matmul.implementation("torch")(reference)
 weight_only_matmul.implementation("dense", devices=("cuda",))(dense)
 weight_only_matmul.implementation("tinygemm", devices=("cuda",), dtypes=("bf16",))(tinygemm)

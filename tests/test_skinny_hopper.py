@@ -1,0 +1,253 @@
+"""Products of few rows on Hopper without a GPU: the kernel run on a CPU that plays its PTX (``ptx_on_cpu.hpp``) with the launch
+and the tensor maps that Python computes; what it compiles to; what it declines."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import struct
+import subprocess
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import cuda_as_cpp
+import pytest
+
+torch = pytest.importorskip("torch")
+triton = pytest.importorskip("triton")
+pytest.importorskip("cuda.bindings")
+
+from hopper_on_cpu import bytes_of, encode_tiled  # noqa: E402
+from test_weight_only_cuda import what_is_wrong  # noqa: E402
+
+from weft.definition import Declined  # noqa: E402
+from weft.operators.launch import compiling_for  # noqa: E402
+from weft.operators.matmul import skinny_hopper, tensor_maps  # noqa: E402
+from weft.operators.matmul.quantized_weight import (  # noqa: E402
+    QuantizedWeight,
+    dequantize_weight,
+    prepare_weight,
+    quantize_weight,
+)
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+
+
+@dataclass(frozen=True)
+class Case:
+    """A product, and the block that computes it: ``shape`` is warpgroups down, warpgroups along K, blocks of a cluster, lines of
+    a unit, stages of the ring."""
+
+    format: str = "wide"
+    group: int = 0
+    zero: bool = False
+    biased: bool = False
+    dtype: torch.dtype = BF16
+    scale: torch.dtype = FP32
+    m: int = 3
+    n: int = 70
+    k: int = 328
+    padded: bool = False  # rows of x, and of a wide weight, with something between them
+    shape: tuple[int, int, int, int, int] = (1, 1, 1, 2, 2)
+    codes: str = "random"  # or "all"
+
+
+CASES = {
+    "16 bits": Case(biased=True),
+    "16 bits, 64 tokens": Case(m=64, n=64, k=256, shape=(1, 1, 1, 1, 3)),
+    "16 bits, fp16, 33 tokens, a cluster": Case(dtype=FP16, m=33, n=130, k=648, padded=True, shape=(2, 1, 2, 1, 2)),
+    "16 bits, 20 tokens, along": Case(m=20, n=24, k=904, biased=True, shape=(1, 2, 1, 1, 3)),
+    "16 bits, a cluster of 4": Case(m=16, n=260, k=1000, shape=(4, 1, 4, 2, 2)),
+    "16 bits, long lines": Case(m=5, n=65, k=520, padded=True, shape=(1, 1, 2, 4, 2)),
+    "one row, one stage of three parts": Case(m=1, n=3, k=8, shape=(1, 2, 2, 1, 2)),
+    "int8": Case("int8", m=1, n=64, k=256, codes="all"),
+    "int8, fp16": Case("int8", dtype=FP16, m=8, n=64, k=256, codes="all", biased=True),
+    "int8, a cluster, along": Case("int8", m=16, n=72, k=1496, shape=(2, 2, 2, 2, 3)),
+    "int8, groups of 32": Case("int8", 32, m=5, n=17, k=1120, shape=(1, 2, 1, 2, 2), scale=BF16),
+    "int8, 40 tokens": Case("int8", m=40, n=66, k=648, padded=True),
+    "int8, groups of 128, 40 tokens": Case("int8", 128, m=40, n=66, k=640, scale=FP16),
+    "fp8": Case("fp8", m=8, n=64, k=256, codes="all"),
+    "fp8, fp16": Case("fp8", dtype=FP16, m=8, n=64, k=256, codes="all"),
+    "fp8, 16 tokens": Case("fp8", m=13, n=9, k=776, biased=True, shape=(1, 2, 2, 2, 2)),
+    "fp8, groups of 64, fp16": Case("fp8", 64, dtype=FP16, scale=FP16, m=2, k=320),
+    "int4": Case("int4", 128, k=1152),
+    "int4, all codes": Case("int4", 128, scale=BF16, k=512, m=8, n=64, codes="all"),
+    "int4, fp16, all codes": Case("int4", 128, dtype=FP16, scale=FP16, k=512, m=8, n=64, codes="all"),
+    "int4, 16 tokens, zero points, bias": Case(
+        "int4", 128, True, True, scale=BF16, m=16, n=140, k=2176, shape=(2, 1, 2, 2, 2)),
+    "int4, groups of 64": Case("int4", 64, True, m=9, k=1088, n=33, shape=(1, 2, 1, 2, 2), scale=FP16),
+    "int4, groups of 32, fp16": Case("int4", 32, True, dtype=FP16, scale=FP16, m=13, k=1056, n=40),
+    "int4, 32 tokens": Case("int4", 128, True, m=31, k=1152, n=70, scale=BF16, shape=(1, 2, 1, 2, 2)),
+    "int4, 64 tokens, groups of 32": Case("int4", 32, m=64, k=1088, n=30, scale=BF16),
+    "int4, a cluster of 4": Case("int4", 128, m=1, n=37, k=2 * 512 + 128, shape=(1, 2, 4, 2, 2), biased=True),
+}  # fmt: skip
+
+# Mistakes: a case, what stands in the kernel's files, what is written instead. Each must be noticed with some seed.
+MISTAKES = {
+    "the upper rows' words for the lower": ("int4", "(lane / 16 ^ lane % 8)", "(lane / 16 ^ lane % 4)"),
+    "rows of another warp": ("int4", "(down * 64 + warp % 4 * 16 + row) * LINE", "(down * 64 + row) * LINE"),
+    "x of another slice": ("int4", "(chunk * SLICES + slice) * LENGTH + t * 16", "(chunk * SLICES) * LENGTH + t * 16"),
+    "x's boxes on one another": ("16 bits", "column / 64 * TOKENS * LINE", "column / 64 * LINE"),
+    "the line of the next rows": ("16 bits", "s / 4 * W_BOX + s % 4 * 32 >> 4", "s % 4 * 32 >> 4"),
+    "sums of a group not begun anew": ("int4", "!GROUPED || t)", "1)"),
+    "the next group's scale": ("int4", "to_float(by[g / 4][h]), g % 4", "to_float(by[g / 4][h]), (g + 1) % 4"),
+    "the upper row's zero point": ("int4, groups of 64", "u32(off[g / 4][h])", "u32(off[g / 4][0])"),
+    "scales fetched a unit late": ("int4, groups of 64", "last) fetch_groups(unit + ALONG);", "last) fetch_groups(unit);"),
+    "sums of a group not waited for": ("int4", "            wgmma_wait<0>();\n#pragma unroll", "#pragma unroll"),
+    "sums not waited for": ("16 bits", "    wgmma_wait<0>();\n    hold(total);", "    hold(total);"),
+    "a place let go while it is read": ("16 bits, 64 tokens", "wgmma_wait<1>();\n      if (before", "if (before"),
+    "a unit's place let go too early": (
+        "int8, 40 tokens", "      if constexpr (!GROUPED) wgmma_wait<0>();\n", ""),
+    "the other parity": ("16 bits, 20 tokens, along", "place -= STAGES, parity ^= 1;\n    }\n    wgmma_wait<0>", 
+                         "place -= STAGES;\n    }\n    wgmma_wait<0>"),
+    "fetched before the place is empty": ("16 bits, 64 tokens", "barrier_wait(&empty[place], parity);", ";"),
+    "read before it has come": (
+        "16 bits", "barrier_wait(&full[place], parity);\n      const u32 stage = shared_address(ring + place * STAGE);\n      const u64 a",
+        "const u32 stage = shared_address(ring + place * STAGE);\n      const u64 a"),
+    "a box of x left out": ("int4", "box < BOXES", "box < BOXES - 1"),
+    "a part left out": ("int4, groups of 64", "part < PARTS", "part < PARTS - 1"),
+    "other blocks' sums not waited for": (
+        "int8, a cluster, along", "if constexpr (BLOCKS > 1) barrier_wait(told);", ""),
+    "too few sums expected": ("int8, a cluster, along", "(PARTS - ALONG) * OWN", "(PARTS - 2 * ALONG) * OWN"),
+    "own sums not met": (
+        "int4, groups of 64", "  __syncthreads();\n  if constexpr (BLOCKS > 1) barrier_wait",
+        "  if constexpr (BLOCKS > 1) barrier_wait"),
+    "rows past N stored": ("16 bits", "if (column >= shape.N) continue;", ""),
+    "the bias of another column": ("16 bits, 20 tokens, along", "bias[column *", "bias[m *"),
+}  # fmt: skip
+
+LAUNCH = """
+const Shape shape = *reinterpret_cast<const Shape *>(job.maps[2] + 1);
+job.run([&] {
+  KERNEL(job.buffer(2), job.buffer(3), job.buffer(5), job.buffer(4), job.map<TensorMap>(0), job.map<TensorMap>(1), shape);
+});
+"""
+
+
+class Product:
+    """The operands of a case, and its plan."""
+
+    def __init__(self, case: Case, seed: int = 0):
+        self.case = case
+        random = torch.Generator().manual_seed(seed)
+        m, n, k = case.m, case.n, case.k
+        self.x = torch.randn(m, k + 8 * case.padded, generator=random).to(case.dtype)[:, :k]
+        if case.format == "wide":
+            made = torch.randn(n, k + 8 * case.padded, generator=random).to(case.dtype)[:, :k]
+            self.weight = QuantizedWeight(made, made, None, "wide", 0, k)
+        elif case.codes == "all":
+            self.weight = self._every_code()
+        else:
+            w = torch.randn(n, k, generator=random) + (0.5 if case.zero else 0)
+            made = quantize_weight(w, case.format, case.group, zero_points=case.zero)
+            self.weight = made._replace(scale=made.scale.to(case.scale))
+        self.bias = torch.randn(n if case.biased else 0, generator=random).to(case.dtype)
+        self.y = torch.full((m, n), torch.nan, dtype=case.dtype)
+        words, scale, zero, *_ = self.weight
+        self.tensors = (self.x, words, scale, words if zero is None else zero, self.y, self.bias)
+        with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
+            trial = dict(zip(("DOWN", "ALONG", "BLOCKS", "LINES", "STAGES"), case.shape, strict=True))
+            patch.setattr(skinny_hopper.configuration, "trial", trial)
+            if case.format == "wide":
+                self.plan = skinny_hopper.WidePlan(self.x, words, self.bias if case.biased else None).plan
+            else:
+                self.plan = skinny_hopper.plan(
+                    self.x, words, scale, self.tensors[3], self.bias, case.zero, case.biased, case.format, case.group
+                )
+
+    def _every_code(self):
+        codes = (torch.arange(self.case.n * self.case.k) * 7 % 256).to(torch.uint8).view(self.case.n, -1)
+        scale = (torch.arange(self.case.n) % 5 + 1).to(self.case.scale) / 4
+        if self.case.format == "int4":
+            packed = codes[:, : self.case.k // 2].contiguous()
+            return prepare_weight(packed, scale[:, None].expand(-1, self.case.k // self.case.group).contiguous())
+        if self.case.format == "fp8":
+            return prepare_weight(codes.where(codes & 127 != 127, codes - 1).view(torch.float8_e4m3fn), scale)
+        return prepare_weight(codes.view(torch.int8), scale)
+
+    def wanted(self) -> torch.Tensor:
+        weight = self.weight._replace(scale=self.weight.scale.double())
+        dense = weight.words if weight.format == "wide" else dequantize_weight(weight, torch.float64)
+        y = self.x.double() @ dense.double().t()
+        return y + self.bias.double() if self.case.biased else y
+
+    def job(self, kernel: int, seed: int) -> bytes:
+        """What ``Job`` of ptx_on_cpu.hpp reads; the addresses in tensor maps are counted from their storage's beginning."""
+        launch = self.plan.launch
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tensor_maps, "_encode_tiled", lambda: encode_tiled)
+            *maps, shape = self.plan.scalars(self.x, self.weight.words)
+        storages = [bytes_of(t) for t in (*self.tensors, *[torch.empty(0)] * (11 - len(self.tensors)))]
+        head = [kernel, launch.grid[0], launch.block, launch.cluster, launch.shared_bytes, seed, *map(len, storages)]
+        for i, made in enumerate(maps):
+            head += [made.opaque[0] - storages[i].data_ptr(), *made.opaque[1:], i]
+        numbers = struct.pack(f"<{len(head)}q", *head) + bytes(8) + bytes(shape)
+        numbers += bytes(3 * 17 * 8 - 8 - ctypes.sizeof(shape)) + struct.pack("<10q3d", *[0] * 10, *[0.0] * 3)
+        return numbers + b"".join(s.numpy().tobytes() for s in storages)
+
+
+@pytest.fixture(scope="module")
+def play(tmp_path_factory):
+    """Runs a case, or one of ``MISTAKES``, and returns y, or in words what failed."""
+    if not shutil.which("g++"):
+        pytest.skip("no C++ compiler (g++) to run the kernel with")
+    folder = tmp_path_factory.mktemp("played")
+    right = cuda_as_cpp.whole(skinny_hopper.SOURCE)
+
+    def text(good: str = "", bad: str = "") -> str:
+        assert not good or right.count(good) == 1, f"the kernel has no single '{good}'"
+        return cuda_as_cpp.as_cpp(cuda_as_cpp.preprocessed(right.replace(good, bad) if good else right))
+
+    kernels = list(dict.fromkeys(Product(case).plan.launch.expression for case in CASES.values()))
+    wrong = {
+        f"wrong{i}": (text(good, bad), [LAUNCH.replace("KERNEL", Product(CASES[of]).plan.launch.expression)])
+        for i, (of, good, bad) in enumerate(MISTAKES.values())
+    }
+    programs = [wrong, {"right": (text(), [LAUNCH.replace("KERNEL", k) for k in kernels])}]
+    started = [cuda_as_cpp.start_compiling(folder / f"program{i}", spaces) for i, spaces in enumerate(programs)]
+    for compiler in started:
+        errors = compiler.communicate()[1]
+        assert compiler.returncode == 0, errors
+
+    def run(product: Product, seed: int = 0, mistake: str = "") -> torch.Tensor | str:
+        expression = product.plan.launch.expression
+        program, number = (0, list(MISTAKES).index(mistake)) if mistake else (1, kernels.index(expression))
+        done = subprocess.run(
+            [folder / f"program{program}"], input=product.job(number, seed), capture_output=True, timeout=120
+        )
+        if done.returncode:
+            assert done.stdout.startswith(b"failed: ") or done.returncode == -11, done
+            return done.stdout.decode() or "an access outside memory"
+        return torch.frombuffer(bytearray(done.stdout[: product.y.nbytes]), dtype=product.y.dtype).view(product.y.shape)
+
+    return run
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_right(play, name):
+    """Operands end before pages that may not be touched; threads, copies and sums take turns at random."""
+    for seed in range(2):
+        product = Product(CASES[name], seed)
+        assert not what_is_wrong(play(product, seed), product)
+
+
+@pytest.mark.parametrize("m", [2, 4, 7, 9, 17, 24, 32, 48, 63])
+def test_any_number_of_tokens(play, m):
+    by_tokens = {8: "16 bits", 16: "16 bits, a cluster of 4", 32: "16 bits, 20 tokens, along", 64: "16 bits, 64 tokens"}
+    product = Product(replace(CASES[by_tokens[skinny_hopper.tokens_of(m)]], m=m))
+    assert not what_is_wrong(play(product), product)
+
+
+@pytest.mark.parametrize("name", ["16 bits", "int4"])
+def test_a_row_that_is_not_finite_stays_alone(play, name):
+    product = Product(replace(CASES[name], m=3))
+    product.x[1, 5] = torch.inf
+    got = play(product)
+    assert not got[1].isfinite().any() and got[[0, 2]].isfinite().all()
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_noticed(play, mistake):
+    products = (Product(CASES[MISTAKES[mistake][0]], seed) for seed in range(16))
+    assert any(what_is_wrong(play(product, seed, mistake), product) for seed, product in enumerate(products))
