@@ -8,6 +8,7 @@ import re
 import shutil
 import struct
 import subprocess
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,9 +20,10 @@ triton = pytest.importorskip("triton")
 pytest.importorskip("cuda.bindings")
 
 from hopper_on_cpu import bytes_of, encode_tiled  # noqa: E402
-from test_weight_only_cuda import what_is_wrong  # noqa: E402
+from test_weight_only_cuda import TOOLS, what_is_wrong  # noqa: E402
 
 from weft.definition import Declined  # noqa: E402
+from weft.operators.cuda import compile_cubin  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
 from weft.operators.matmul import skinny_hopper, tensor_maps  # noqa: E402
 from weft.operators.matmul.quantized_weight import (  # noqa: E402
@@ -36,8 +38,8 @@ BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
 @dataclass(frozen=True)
 class Case:
-    """A product, and the block that computes it: ``shape`` is warpgroups down, warpgroups along K, blocks of a cluster, lines of
-    a unit, stages of the ring."""
+    """A product, and the block that computes it: ``shape`` is warpgroups down, warpgroups along K, blocks of a cluster, lines
+    of a unit, stages of the ring."""
 
     format: str = "wide"
     group: int = 0
@@ -103,8 +105,8 @@ MISTAKES = {
                          "place -= STAGES;\n    }\n    wgmma_wait<0>"),
     "fetched before the place is empty": ("16 bits, 64 tokens", "barrier_wait(&empty[place], parity);", ";"),
     "read before it has come": (
-        "16 bits", "barrier_wait(&full[place], parity);\n      const u32 stage = shared_address(ring + place * STAGE);\n      const u64 a",
-        "const u32 stage = shared_address(ring + place * STAGE);\n      const u64 a"),
+        "16 bits", "barrier_wait(&full[place], parity);\n      const u32 stage = shared_address(ring + place * STAGE);\n      "
+        "const u64 a", "const u32 stage = shared_address(ring + place * STAGE);\n      const u64 a"),
     "a box of x left out": ("int4", "box < BOXES", "box < BOXES - 1"),
     "a part left out": ("int4, groups of 64", "part < PARTS", "part < PARTS - 1"),
     "other blocks' sums not waited for": (
@@ -251,3 +253,129 @@ def test_a_row_that_is_not_finite_stays_alone(play, name):
 def test_a_mistake_is_noticed(play, mistake):
     products = (Product(CASES[MISTAKES[mistake][0]], seed) for seed in range(16))
     assert any(what_is_wrong(play(product, seed, mistake), product) for seed, product in enumerate(products))
+
+
+# ---- what it compiles to ---------------------------------------------------------------------------------------------------
+
+
+def forms(format: str, m: int, group: int = 0, n: int = 8192, k: int = 8192) -> tuple[torch.Tensor, ...]:
+    """x, the weight's matrix, scales and zero points without memory."""
+    x = torch.empty(m, k, dtype=BF16, device="meta")
+    if format == "wide":
+        w = torch.empty(n, k, dtype=BF16, device="meta")
+        return x, w, w, w
+    words = torch.empty(n, k // (8 if format == "int4" else 4), dtype=torch.int32, device="meta")
+    shape = (n, k // group) if group else (n,)
+    return x, words, torch.empty(shape, device="meta"), torch.empty(shape, dtype=torch.uint8, device="meta")
+
+
+def expression(format: str, m: int, group: int = 0, zero: bool = False, config: dict[str, int] | None = None) -> str:
+    x, words, scale, zeros = forms(format, m, group)
+    with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
+        patch.setattr(skinny_hopper.configuration, "trial", config)
+        if format == "wide":
+            return skinny_hopper.WidePlan(x, words, None).plan.launch.expression
+        return skinny_hopper.plan(x, words, scale, zeros, words, zero, False, format, group).launch.expression
+
+
+def assembly(of: str, folder: Path) -> str:
+    path = folder / "kernel.cubin"
+    path.write_bytes(compile_cubin(skinny_hopper.SOURCE, of, 90)[0])
+    return subprocess.run([TOOLS / "nvdisasm", "-c", path], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize(
+    ("format", "group", "m", "most"),
+    [
+        *(("wide", 0, m, 1.1) for m in (1, 64)),
+        *(("int4", 128, m, most) for m, most in ((1, 2.1), (16, 2.2), (64, 2.8))),
+        *(("int8", 0, m, 2.7) for m in (1, 64)),
+        *(("fp8", 0, m, 3.2) for m in (1, 64)),
+    ],
+)
+def test_instructions_a_weight_are_those_that_the_readme_counts(format, group, m, most, tmp_path):
+    """A warpgroup's unit is 64 rows of 256 bytes: 64, 128 or 256 weights a lane."""
+    config = {"DOWN": 2, "ALONG": 1, "BLOCKS": 2, "LINES": 2, "STAGES": 2}
+    text = assembly(expression(format, m, group, config=config), tmp_path)
+    loop = "".join(part for part in re.split(r"^\.L_x_\d+:", text, flags=re.M) if "HGMMA" in part)
+    counts = Counter(re.findall(r"/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P\d+ )?([A-Z0-9_]+)", loop))
+    weights = {"wide": 64, "int4": 256}.get(format, 128)
+    assert counts["HGMMA"] == weights // 8 and sum(counts.values()) / weights <= most
+    # the tensor cores work while codes are unpacked: waits are one a step, or none
+    assert counts["WARPGROUP"] <= 2.2 * counts["HGMMA"]
+
+
+@pytest.mark.parametrize("m", [8, 16, 32, 64])
+@pytest.mark.parametrize(
+    ("format", "group", "zero"),
+    [
+        ("wide", 0, False),
+        ("int8", 0, False),
+        ("fp8", 32, False),
+        ("int4", 128, True),
+        ("int4", 64, True),
+        ("int4", 32, True),
+    ],
+)
+def test_as_many_warpgroups_as_it_allows_spill_nothing(format, group, zero, m, tmp_path):
+    along = skinny_hopper.warpgroups_of(m, group, zero)
+    config = {"DOWN": 1, "ALONG": along, "BLOCKS": 2, "LINES": 2, "STAGES": 4}
+    assert not re.search(r"\b(STL|LDL)\b", assembly(expression(format, m, group, zero, config), tmp_path))
+
+
+# ---- how it is launched ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("format", "group", "zero"), [("wide", 0, False), ("int4", 128, False), ("int4", 32, True), ("int8", 0, False)]
+)
+@pytest.mark.parametrize("tokens", [8, 16, 32, 64])
+def test_rings_fit_and_are_not_short(format, group, zero, tokens):
+    for n, k in ((1, 1), (1, 64), (4, 4), (8, 8), (56, 8), (8, 28)):
+        key = (90, BF16, format, group, zero, tokens, n, k)
+        found = list(skinny_hopper.candidates(*key))
+        assert skinny_hopper.heuristic(*key) in found
+        for c in found:
+            assert (
+                skinny_hopper.shared_bytes(c, format, tokens)
+                <= skinny_hopper.SHARED
+                < skinny_hopper.shared_bytes(c, format, tokens, c["STAGES"] + 1)
+                or c["STAGES"] == 16
+            )
+            assert c["STAGES"] >= 2 and c["DOWN"] * c["ALONG"] <= skinny_hopper.warpgroups_of(tokens, group, zero)
+
+
+def test_every_multiprocessor_has_enough_bytes_on_their_way(monkeypatch):
+    """Latency times bandwidth is some 33 KB for each of 132."""
+    monkeypatch.setattr(skinny_hopper, "multiprocessors", lambda device: 132)
+    for format, group in (("wide", 0), ("int8", 0), ("int4", 128)):
+        for tokens in (8, 16, 32, 64):
+            c = skinny_hopper.heuristic(90, BF16, format, group, False, tokens, 8, 8)
+            assert (c["STAGES"] - 1) * c["LINES"] * c["DOWN"] * 64 * 128 >= 32 * 1024
+            assert 8192 // (64 * c["DOWN"]) * c["BLOCKS"] in range(120, 133)
+
+
+def test_each_pair_of_addresses_gets_maps_of_its_own(monkeypatch):
+    launched = []
+    monkeypatch.setattr(tensor_maps, "_encode_tiled", lambda: encode_tiled)
+    product = Product(CASES["int4"])
+    made = [product.plan.scalars(x, product.weight.words)[0].opaque[0] for x in (product.x, product.x.clone())]
+    assert made[0] == product.x.data_ptr() != made[1]
+    monkeypatch.setattr(skinny_hopper.CudaPlan, "__call__", lambda plan, *tensors: launched.append((plan, tensors)))
+    x, words, scale, zero, y, bias = product.tensors
+    product.plan(x, words, scale, zero, bias, y)
+    ((_, tensors),) = launched
+    assert [t is u for t, u in zip(tensors, (scale, zero, bias, y), strict=True)] == [True] * 4
+
+
+def test_it_declines_what_it_leaves_out():
+    def why(m=1, k=256, n=8, dtype=BF16, sm=90, offset=0, step=0):
+        x = torch.empty(m * (k + step) + offset, dtype=dtype)[offset:].view(m, k + step)[:, :k]
+        w = torch.empty(n, k, dtype=dtype)
+        with compiling_for(sm, lambda *kernel: None), pytest.raises(Declined) as declined:
+            skinny_hopper.WidePlan(x, w, None)
+        return str(declined.value)
+
+    assert "65 rows of x" in why(m=65) and "float32" in why(dtype=FP32) and "sm_80" in why(sm=80)
+    assert "'x' has rows" in why(offset=1) and "'x' has rows" in why(m=2, step=1) and "0 columns" in why(k=0)
+    assert "'weight' has rows" in why(k=12)

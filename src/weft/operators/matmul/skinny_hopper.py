@@ -31,9 +31,8 @@ SHARED = 232448  # bytes of a block's shared memory
 EXCHANGE = (
     24 * 1024
 )  # bytes that a multiprocessor reads while a cluster's blocks tell each other their sums, about 0.7 us
-FLYING = (
-    96 * 1024
-)  # bytes of the weight that a multiprocessor wants on their way: latency times its share of the bandwidth, thrice
+# Bytes of the weight behind the unit that is read: latency (about 1 us) times a multiprocessor's share of the bandwidth, thrice.
+FLYING = 96 * 1024
 X_COST = 0.5  # of a byte of x, which L2 has, against one of the weight
 BLOCK_X = 2**31 - 1  # blocks of a grid
 

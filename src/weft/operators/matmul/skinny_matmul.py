@@ -148,13 +148,14 @@ skinny_matmul = Operator(
         "verify": [
             *(workload(M=m, N=n, K=k) for m, n, k in ((1, 1, 1), (1, 40, 256), (3, 33, 17), (4, 5, 500), (2, 7, 130))),
             *(workload(M=m, N=n, K=k) for m, n, k in ((8, 64, 128), (17, 33, 70), (64, 20, 136), (70, 9, 33))),
+            workload(M=33, N=130, K=200),
             *(workload(M=m, N=n, K=k) for m, n, k in ((0, 5, 3), (5, 0, 3), (5, 3, 0))),
             *(workload(M=m, N=20, K=k, bias=False) for m, k in ((1, 136), (5, 300), (9, 64), (3, 0))),
             *(workload(M=3, N=20, K=72, layout=at) for at in LAYOUTS[1:]),
             *(workload(M=20, N=20, K=72, layout=at) for at in ("sliced", "strided")),
             *(workload(M=m, N=20, K=64, values="nonfinite") for m in (4, 16)),
         ],
-        "full": [workload(M=m, N=1000, K=4100) for m in (1, 7, 16, 33, 64)],
+        "full": [workload(M=m, N=1000, K=k) for k in (4100, 4104) for m in (1, 7, 16, 33, 64)],
         "huge": [
             *(plain("bf16", m, 2**17 + 8, 2**14 + 8) for m in (1, 16)),
             *(plain("bf16", m, 40, 2**26 + 64) for m in (1, 16)),

@@ -225,6 +225,8 @@ weight_only_matmul = Operator(
             ),
             *(workload(M=4, N=7, K=256, format="int4", group=g, zero=True) for g in GROUPS),
             workload(M=17, N=20, K=1152, format="int4", group=128, zero=True, bias=False),
+            workload(M=64, N=66, K=256, format="int4", group=32, zero=True),
+            *(workload(M=40, N=70, K=200, format=f) for f in ("int8", "fp8")),
             *(workload(M=3, N=20, K=72, layout=at) for at in LAYOUTS[1:]),
             *(workload(M=4, N=20, K=128, format=f, values="nonfinite") for f in BITS),
         ],
