@@ -28,10 +28,9 @@ SOURCE = Path(__file__).parent / "skinny_hopper.cu"
 MOST_TOKENS = 64
 ROWS, LINE = 64, 128  # of the weight that a warpgroup takes; bytes of a box's row
 SHARED = 232448  # bytes of a block's shared memory
-EXCHANGE = (
-    24 * 1024
-)  # bytes that a multiprocessor reads while a cluster's blocks tell each other their sums, about 0.7 us
-# Bytes of the weight behind the unit that is read: latency (about 1 us) times a multiprocessor's share of the bandwidth, thrice.
+# Bytes that a multiprocessor reads while a cluster's blocks tell each other their sums, about 0.7 us.
+EXCHANGE = 24 * 1024
+# Bytes of the weight behind the unit that is read: latency (about 1 us) times a multiprocessor's share of bandwidth, thrice.
 FLYING = 96 * 1024
 X_COST = 0.5  # of a byte of x, which L2 has, against one of the weight
 BLOCK_X = 2**31 - 1  # blocks of a grid
@@ -100,11 +99,12 @@ def heuristic(
 
     def cost(c: Config) -> tuple[float, int, int]:
         rows, blocks = ROWS * c["DOWN"], c["BLOCKS"]
-        rounds = -(-(-(-n * 1024 // rows) * blocks) // sms)
+        # a cluster lies in one group of multiprocessors; those groups are not multiples of four (assumed: a tenth is left over)
+        rounds = -(-(-(-n * 1024 // rows) * blocks) // (sms if blocks < 4 else sms * 9 // 10))
         weight, x = rows * k * 128 * bits / blocks, X_COST * tokens * k * 2048 / blocks
         late = max(1.0, FLYING / ((c["STAGES"] - 1) * rows * c["LINES"] * LINE))
         groups = c["DOWN"] * c["ALONG"] if format != "wide" else -c["ALONG"]
-        return rounds * (late * weight + x + EXCHANGE * (2 - 2 / blocks)), -groups, -c["LINES"]
+        return rounds * (late * weight + x + EXCHANGE * (2 - 2 / blocks)), -groups, abs(c["LINES"] - 2)
 
     return min(candidates(sm, dtype, format, group, has_zero, tokens, n, k), key=cost)
 
