@@ -65,15 +65,16 @@ def skinny_matmul_triton(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Te
 
 
 def skinny_matmul_cuda(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    return _launched(x, w, bias, _cuda_plans(x, w))
+
+
+def _cuda_plans(x: Tensor, w: Tensor) -> Plans:
+    """Of the kernel in CUDA C++ for these tensors: Hopper's own where it takes them."""
+    if not skinny_hopper.why_not(x, w):
+        return skinny_hopper.wide_plans
     if reason := skinny_cuda.why_not(x, w):
         raise Declined(reason)
-    return _launched(x, w, bias, skinny_cuda.plans)
-
-
-def skinny_matmul_hopper(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    if reason := skinny_hopper.why_not(x, w):
-        raise Declined(reason)
-    return _launched(x, w, bias, skinny_hopper.wide_plans)
+    return skinny_cuda.plans
 
 
 # ---- definition ------------------------------------------------------------------------------------------------------
@@ -186,9 +187,6 @@ skinny_matmul.implementation("triton", arch=">=sm_80")(skinny_matmul_triton)
 skinny_matmul.implementation(
     "cuda", arch=">=sm_80", devices=("cuda",), dtypes=("fp16", "bf16"), directions=("forward",)
 )(skinny_matmul_cuda)
-skinny_matmul.implementation(
-    "hopper", arch="==sm_90", devices=("cuda",), dtypes=("fp16", "bf16"), directions=("forward",)
-)(skinny_matmul_hopper)
 skinny_matmul.implementation("torch")(reference)
 skinny_matmul.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
 

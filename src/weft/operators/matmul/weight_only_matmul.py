@@ -109,19 +109,21 @@ def weight_only_matmul_triton(x: Tensor, weight: QuantizedWeight, bias: Tensor |
 
 
 def weight_only_matmul_cuda(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
-    if reason := weight_only_cuda.why_not(x, weight.words):
-        raise Declined(reason)
+    of_cuda = _cuda_plans(x, weight.words)
     if eager(*_operands(x, weight, bias)) or compile_request():
-        return _launched(x, weight, bias, weight_only_cuda.plans)
+        return _launched(x, weight, bias, of_cuda)
     words, scale, zero, format, group, _ = weight
     y: Tensor = torch.ops.weft.weight_only_matmul_cuda(x, words, scale, zero, bias, format, group)
     return y
 
 
-def weight_only_matmul_hopper(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
-    if reason := skinny_hopper.why_not(x, weight.words):
+def _cuda_plans(x: Tensor, words: Tensor) -> Plans:
+    """Of the kernel in CUDA C++ for these tensors: Hopper's own where it takes them."""
+    if not skinny_hopper.why_not(x, words):
+        return skinny_hopper.plans
+    if reason := weight_only_cuda.why_not(x, words):
         raise Declined(reason)
-    return _launched(x, weight, bias, skinny_hopper.plans)
+    return weight_only_cuda.plans
 
 
 # ---- definition ------------------------------------------------------------------------------------------------------
@@ -263,9 +265,6 @@ weight_only_matmul.implementation("triton", arch=">=sm_80")(weight_only_matmul_t
 weight_only_matmul.implementation("cuda", arch=">=sm_80", devices=("cuda",), dtypes=("fp16", "bf16"))(
     weight_only_matmul_cuda
 )
-weight_only_matmul.implementation(
-    "hopper", arch="==sm_90", devices=("cuda",), dtypes=("fp16", "bf16"), directions=("forward",)
-)(weight_only_matmul_hopper)
 weight_only_matmul.implementation("torch")(reference)
 weight_only_matmul.implementation("dense", devices=("cuda",))(dense)
 weight_only_matmul.implementation("tinygemm", devices=("cuda",), dtypes=("bf16",))(tinygemm)
