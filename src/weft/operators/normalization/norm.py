@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -31,7 +30,7 @@ from weft.operators.normalization.plans import backward_plans, forward_plans
 
 CLUSTER_FROM = 16384  # columns from which the cluster kernel is the faster one on sm_90 (README.md)
 GRADIENT_CLUSTER_FROM = 512  # the same for gradients
-GRADIENT_STREAM_FROM = math.inf  # columns from which gradients are made by groups of blocks instead (stream.py)
+GRADIENT_STREAM_FROM = 2**17 + 1  # columns from which gradients are made by groups of blocks instead (stream.py)
 Statistics = tuple[Tensor, Tensor]  # mean and 1 / deviation of each row, fp32 [M]
 
 
