@@ -3,27 +3,22 @@ and the tensor maps that Python computes; what it compiles to; what it declines.
 
 from __future__ import annotations
 
-import ctypes
-import re
-import shutil
 import struct
-import subprocess
 from collections import Counter
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-import cuda_as_cpp
 import pytest
+from cuda_as_cpp import whole
+from cuda_on_cpu import bytes_of, further_off_than_rounding, job, player, tensor_of
+from sass import names, parts, sass
 
 torch = pytest.importorskip("torch")
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
 pytest.importorskip("cuda.bindings")
 
-from hopper_on_cpu import bytes_of, encode_tiled  # noqa: E402
-from test_weight_only_cuda import TOOLS, what_is_wrong  # noqa: E402
+from hopper_on_cpu import encode_tiled  # noqa: E402
 
 from weft.definition import Declined  # noqa: E402
-from weft.operators.cuda import compile_cubin  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
 from weft.operators.matmul import skinny_hopper, tensor_maps  # noqa: E402
 from weft.operators.matmul.quantized_weight import (  # noqa: E402
@@ -174,54 +169,38 @@ class Product:
         y = self.x.double() @ dense.double().t()
         return y + self.bias.double() if self.case.biased else y
 
-    def job(self, kernel: int, seed: int) -> bytes:
-        """What ``Job`` of ptx_on_cpu.hpp reads; the addresses in tensor maps are counted from their storage's beginning."""
-        launch = self.plan.launch
+    @property
+    def launch(self) -> str:
+        return LAUNCH.replace("KERNEL", self.plan.launch.expression)
+
+    def job(self, seed: int) -> bytes:
+        """Addresses in tensor maps are counted from their storage's beginning."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(tensor_maps, "_encode_tiled", lambda: encode_tiled)
             *maps, shape = self.plan.scalars(self.x, self.weight.words)
-        storages = [bytes_of(t) for t in (*self.tensors, *[torch.empty(0)] * (11 - len(self.tensors)))]
-        head = [kernel, launch.grid[0], launch.block, launch.cluster, launch.shared_bytes, seed, *map(len, storages)]
+        words = []
         for i, made in enumerate(maps):
-            head += [made.opaque[0] - storages[i].data_ptr(), *made.opaque[1:], i]
-        numbers = struct.pack(f"<{len(head)}q", *head) + bytes(8) + bytes(shape)
-        numbers += bytes(3 * 17 * 8 - 8 - ctypes.sizeof(shape)) + struct.pack("<10q3d", *[0] * 10, *[0.0] * 3)
-        return numbers + b"".join(s.numpy().tobytes() for s in storages)
+            words += [made.opaque[0] - self.tensors[i].untyped_storage().data_ptr(), *made.opaque[1:], i]
+        maps_and_shape = struct.pack(f"<{len(words)}q", *words) + bytes(8) + bytes(shape)
+        buffers = {i: bytes_of(t) for i, t in enumerate(self.tensors)}
+        return job(self.plan.launch, seed, buffers, maps=maps_and_shape)
+
+
+def what_is_wrong(got: torch.Tensor | str, product: Product) -> str:
+    return got if isinstance(got, str) else further_off_than_rounding("y", got, product.wanted())
 
 
 @pytest.fixture(scope="module")
 def play(tmp_path_factory):
     """Runs a case, or one of ``MISTAKES``, and returns y, or in words what failed."""
-    if not shutil.which("g++"):
-        pytest.skip("no C++ compiler (g++) to run the kernel with")
-    folder = tmp_path_factory.mktemp("played")
-    right = cuda_as_cpp.whole(skinny_hopper.SOURCE)
-
-    def text(good: str = "", bad: str = "") -> str:
-        assert not good or right.count(good) == 1, f"the kernel has no single '{good}'"
-        return cuda_as_cpp.as_cpp(cuda_as_cpp.preprocessed(right.replace(good, bad) if good else right))
-
-    kernels = list(dict.fromkeys(Product(case).plan.launch.expression for case in CASES.values()))
-    wrong = {
-        f"wrong{i}": (text(good, bad), [LAUNCH.replace("KERNEL", Product(CASES[of]).plan.launch.expression)])
-        for i, (of, good, bad) in enumerate(MISTAKES.values())
-    }
-    programs = [wrong, {"right": (text(), [LAUNCH.replace("KERNEL", k) for k in kernels])}]
-    started = [cuda_as_cpp.start_compiling(folder / f"program{i}", spaces) for i, spaces in enumerate(programs)]
-    for compiler in started:
-        errors = compiler.communicate()[1]
-        assert compiler.returncode == 0, errors
+    folder, text = tmp_path_factory.mktemp("played"), whole(skinny_hopper.SOURCE)
+    played = player(folder, text, lambda name: Product(CASES[name]).launch, CASES, MISTAKES)
 
     def run(product: Product, seed: int = 0, mistake: str = "") -> torch.Tensor | str:
-        expression = product.plan.launch.expression
-        program, number = (0, list(MISTAKES).index(mistake)) if mistake else (1, kernels.index(expression))
-        done = subprocess.run(
-            [folder / f"program{program}"], input=product.job(number, seed), capture_output=True, timeout=120
-        )
-        if done.returncode:
-            assert done.stdout.startswith(b"failed: ") or done.returncode == -11, done
-            return done.stdout.decode() or "an access outside memory"
-        return torch.frombuffer(bytearray(done.stdout[: product.y.nbytes]), dtype=product.y.dtype).view(product.y.shape)
+        found = played(product.launch, product.job(seed), mistake)
+        if isinstance(found, str):
+            return found
+        return tensor_of(found[: product.y.nbytes], product.y.dtype).view(product.y.shape)
 
     return run
 
@@ -278,12 +257,6 @@ def expression(format: str, m: int, group: int = 0, zero: bool = False, config: 
         return skinny_hopper.plan(x, words, scale, zeros, words, zero, False, format, group).launch.expression
 
 
-def assembly(of: str, folder: Path) -> str:
-    path = folder / "kernel.cubin"
-    path.write_bytes(compile_cubin(skinny_hopper.SOURCE, of, 90)[0])
-    return subprocess.run([TOOLS / "nvdisasm", "-c", path], capture_output=True, text=True, check=True).stdout
-
-
 @pytest.mark.parametrize(
     ("format", "group", "m", "most"),
     [
@@ -293,12 +266,12 @@ def assembly(of: str, folder: Path) -> str:
         *(("fp8", 0, m, 3.2) for m in (1, 64)),
     ],
 )
-def test_instructions_a_weight_are_those_that_the_readme_counts(format, group, m, most, tmp_path):
+def test_instructions_a_weight_are_those_that_the_readme_counts(format, group, m, most):
     """A warpgroup's unit is 64 rows of 256 bytes: 64, 128 or 256 weights a lane."""
     config = {"DOWN": 2, "ALONG": 1, "BLOCKS": 2, "LINES": 2, "STAGES": 2}
-    text = assembly(expression(format, m, group, config=config), tmp_path)
-    loop = "".join(part for part in re.split(r"^\.L_x_\d+:", text, flags=re.M) if "HGMMA" in part)
-    counts = Counter(re.findall(r"/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P\d+ )?([A-Z0-9_]+)", loop))
+    found = parts(sass(skinny_hopper.SOURCE, expression(format, m, group, config=config)))
+    loop = "".join(part for part in found if "HGMMA" in part)
+    counts = Counter(name.partition(".")[0] for name in names(loop))
     weights = {"wide": 64, "int4": 256}.get(format, 128)
     assert counts["HGMMA"] == weights // 8 and sum(counts.values()) / weights <= most
     # the tensor cores work while codes are unpacked: waits are one a step, or none
@@ -317,10 +290,10 @@ def test_instructions_a_weight_are_those_that_the_readme_counts(format, group, m
         ("int4", 32, True),
     ],
 )
-def test_as_many_warpgroups_as_it_allows_spill_nothing(format, group, zero, m, tmp_path):
+def test_as_many_warpgroups_as_it_allows_spill_nothing(format, group, zero, m):
     along = skinny_hopper.warpgroups_of(m, group, zero)
     config = {"DOWN": 1, "ALONG": along, "BLOCKS": 2, "LINES": 2, "STAGES": 4}
-    assert not re.search(r"\b(STL|LDL)\b", assembly(expression(format, m, group, zero, config), tmp_path))
+    assert "HGMMA" in sass(skinny_hopper.SOURCE, expression(format, m, group, zero, config))
 
 
 # ---- how it is launched ------------------------------------------------------------------------------------------------------
