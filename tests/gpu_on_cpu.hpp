@@ -105,6 +105,7 @@ struct Machine {
   u32 block_threads = 0, shared_bytes = 0;  // of a launch
   u64 progress = 0;
   bool count_banks = false;
+  bool stays = false;  // whether a block must not leave before what it sends has come
   std::map<std::string, std::pair<u64, u64>> banks;  // kind of access: passes taken, fewest possible
 } machine;
 

@@ -1,6 +1,6 @@
 // Runs a kernel on a CPU with its inline PTX as it stands: every `asm` statement is read when it is first met, and its instructions
 // are played after the PTX ISA on the machine of gpu_on_cpu.hpp. So operands in a wrong order or a descriptor that means another
-// layout show as wrong results. Also delayed, within what is allowed: arrivals at other blocks, ordinary stores to
+// layout show as wrong results. Also delayed, within what is allowed: arrivals through a cluster, ordinary stores to
 // shared memory until a fence shows them to TMA (stmatrix only; other stores are C++), and stores of four numbers to memory until a release.
 #pragma once
 #include "gpu_on_cpu.hpp"
@@ -400,13 +400,21 @@ inline void copy_many(Call &c) {  // in two halves, in any order
   }
 }
 
+// An access through the cluster's window wants all of its blocks to be there.
+inline void reach_cluster() {
+  if (cluster().blocks.size() > 1 && !cluster().meeting.generation) fail("an access to a cluster whose blocks may not have begun");
+}
+
 inline void store_pair_at(Call &c) {
+  reach_cluster();
+  Block *const from = &own();
   Block *block = machine.blocks.at((c.get(0) >> 24) - 1).get();
   const u32 to = c.get(0) & 0xffffff, barrier = c.get(3) & 0xffffff;
   const float pair[2] = {c.as<float>(1), c.as<float>(2)};
   if (c.get(0) >> 24 != c.get(3) >> 24) fail("a store and its barrier in two blocks");
   machine.engine.push_back([=] {
     if (!block->alive) fail("a store to a block that has left");
+    if (machine.stays && !from->alive) fail("a store from a block that has left");
     std::memcpy(at(*block, to, 8), pair, 8);
     Barrier &b = barrier_of(*block, barrier);
     b.bytes -= 8;
@@ -451,7 +459,8 @@ inline Play play_of(const std::string &name) {
        [](Call &c) {
          Block *block = cluster().blocks.at((c.get(1) >> 24) - 1);
          const u32 barrier = c.get(1) & 0xffffff;
-         if (block == &own())
+         reach_cluster();
+         if (cluster().blocks.size() == 1)
            arrive(*block, barrier);
          else
            machine.engine.push_back([=] { arrive(*block, barrier); });

@@ -57,10 +57,13 @@ CASES = {
     "16 bits, 20 tokens, along": Case(m=20, n=24, k=904, biased=True, shape=(1, 2, 1, 1, 3)),
     "16 bits, a cluster of 4": Case(m=16, n=260, k=1000, shape=(4, 1, 4, 2, 2)),
     "16 bits, long lines": Case(m=5, n=65, k=520, padded=True, shape=(1, 1, 2, 4, 2)),
-    "one row, one stage of three parts": Case(m=1, n=3, k=8, shape=(1, 2, 2, 1, 2)),
+    "one row, one stage of three parts": Case(m=1, n=3, k=8, shape=(1, 2, 2, 1, 3)),
+    "16 bits, as few stages as may be": Case(m=30, n=64, k=1480, shape=(1, 2, 2, 1, 3)),
     "int8": Case("int8", m=1, n=64, k=256, codes="all"),
     "int8, fp16": Case("int8", dtype=FP16, m=8, n=64, k=256, codes="all", biased=True),
     "int8, a cluster, along": Case("int8", m=16, n=72, k=1496, shape=(2, 2, 2, 2, 3)),
+    "int8, 32 tokens, a cluster of 4": Case("int8", m=32, n=256, k=2048, shape=(4, 1, 4, 2, 2)),
+    "int8, 32 tokens, along": Case("int8", m=32, n=65, k=2184, shape=(1, 4, 1, 2, 5)),
     "int8, groups of 32": Case("int8", 32, m=5, n=17, k=1120, shape=(1, 2, 1, 2, 2), scale=BF16),
     "int8, 40 tokens": Case("int8", m=40, n=66, k=648, padded=True),
     "int8, groups of 128, 40 tokens": Case("int8", 128, m=40, n=66, k=640, scale=FP16),
@@ -68,6 +71,7 @@ CASES = {
     "fp8, fp16": Case("fp8", dtype=FP16, m=8, n=64, k=256, codes="all"),
     "fp8, 16 tokens": Case("fp8", m=13, n=9, k=776, biased=True, shape=(1, 2, 2, 2, 2)),
     "fp8, groups of 64, fp16": Case("fp8", 64, dtype=FP16, scale=FP16, m=2, k=320),
+    "fp8, 32 tokens, two stages": Case("fp8", m=32, n=70, k=2048, shape=(1, 2, 2, 2, 2)),
     "int4": Case("int4", 128, k=1152),
     "int4, all codes": Case("int4", 128, scale=BF16, k=512, m=8, n=64, codes="all"),
     "int4, fp16, all codes": Case("int4", 128, dtype=FP16, scale=FP16, k=512, m=8, n=64, codes="all"),
@@ -76,6 +80,7 @@ CASES = {
     "int4, groups of 64": Case("int4", 64, True, m=9, k=1088, n=33, shape=(1, 2, 1, 2, 2), scale=FP16),
     "int4, groups of 32, fp16": Case("int4", 32, True, dtype=FP16, scale=FP16, m=13, k=1056, n=40),
     "int4, 32 tokens": Case("int4", 128, True, m=31, k=1152, n=70, scale=BF16, shape=(1, 2, 1, 2, 2)),
+    "int4, 32 tokens, a cluster of 4": Case("int4", 128, m=32, k=2048, n=130, scale=BF16, shape=(2, 1, 4, 2, 2)),
     "int4, 64 tokens, groups of 32": Case("int4", 32, m=64, k=1088, n=30, scale=BF16),
     "int4, a cluster of 4": Case("int4", 128, m=1, n=37, k=2 * 512 + 128, shape=(1, 2, 4, 2, 2), biased=True),
 }  # fmt: skip
@@ -105,17 +110,30 @@ MISTAKES = {
     "a box of x left out": ("int4", "box < BOXES", "box < BOXES - 1"),
     "a part left out": ("int4, groups of 64", "part < PARTS", "part < PARTS - 1"),
     "other blocks' sums not waited for": (
-        "int8, a cluster, along", "if constexpr (BLOCKS > 1) barrier_wait(told);", ""),
+        "int8, a cluster, along", "    barrier_wait(told);\n    __syncwarp();", "    __syncwarp();"),
     "too few sums expected": ("int8, a cluster, along", "(PARTS - ALONG) * OWN", "(PARTS - 2 * ALONG) * OWN"),
     "own sums not met": (
-        "int4, groups of 64", "  __syncthreads();\n  if constexpr (BLOCKS > 1) barrier_wait",
-        "  if constexpr (BLOCKS > 1) barrier_wait"),
+        "int4, groups of 64", "  __syncthreads();\n  if constexpr (BLOCKS > 1) {\n    barrier_wait",
+        "  if constexpr (BLOCKS > 1) {\n    barrier_wait"),
+    "a ring without room for the next unit": (
+        "16 bits, as few stages as may be", "int STAGES>", "int FIT>",
+        "constexpr int WORKERS =", "constexpr int STAGES = 2, WORKERS =",
+        "STAGES >= ALONG + (FORMAT == WIDE)", "STAGES >= ALONG"),
+    "arrivals through a cluster that may not have begun": (
+        "int8, a cluster, along", "mbarrier.arrive.shared.b64 _, [%0];\" ::\"r\"(shared_address(barrier))",
+        "mbarrier.arrive.shared::cluster.b64 _, [%0];\" ::\"r\"(remote_address(barrier, cluster_rank()))"),
+    "a block leaves before what it sent has come": (
+        "int8, 32 tokens, a cluster of 4", "    cluster_wait();  // and what was sent", "    // and what was sent"),
+    "a block tells too early that sums have come": (
+        "int8, 32 tokens, a cluster of 4", "    barrier_wait(told);\n    __syncwarp();\n    cluster_arrive();  // what",
+        "    cluster_arrive();\n    barrier_wait(told);\n    __syncwarp();  // what"),
     "rows past N stored": ("16 bits", "if (column >= shape.N) continue;", ""),
     "the bias of another column": ("16 bits, 20 tokens, along", "bias[column *", "bias[m *"),
 }  # fmt: skip
 
 LAUNCH = """
 const Shape shape = *reinterpret_cast<const Shape *>(job.maps[2] + 1);
+machine.stays = true;
 job.run([&] {
   KERNEL(job.buffer(2), job.buffer(3), job.buffer(5), job.buffer(4), job.map<TensorMap>(0), job.map<TensorMap>(1), shape);
 });
@@ -292,7 +310,7 @@ def test_instructions_a_weight_are_those_that_the_readme_counts(format, group, m
 )
 def test_as_many_warpgroups_as_it_allows_spill_nothing(format, group, zero, m):
     along = skinny_hopper.warpgroups_of(m, group, zero)
-    config = {"DOWN": 1, "ALONG": along, "BLOCKS": 2, "LINES": 2, "STAGES": 4}
+    config = {"DOWN": 1, "ALONG": along, "BLOCKS": 2, "LINES": 2, "STAGES": 5}
     assert "HGMMA" in sass(skinny_hopper.SOURCE, expression(format, m, group, zero, config))
 
 
@@ -315,7 +333,8 @@ def test_rings_fit_and_are_not_short(format, group, zero, tokens):
                 < skinny_hopper.shared_bytes(c, format, tokens, c["STAGES"] + 1)
                 or c["STAGES"] == 16
             )
-            assert c["STAGES"] >= 2 and c["DOWN"] * c["ALONG"] <= skinny_hopper.warpgroups_of(tokens, group, zero)
+            assert c["STAGES"] >= max(2, c["ALONG"] + (format == "wide"))
+            assert c["DOWN"] * c["ALONG"] <= skinny_hopper.warpgroups_of(tokens, group, zero)
 
 
 def test_every_multiprocessor_has_enough_bytes_on_their_way(monkeypatch):

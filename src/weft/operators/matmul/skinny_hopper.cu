@@ -28,6 +28,12 @@ __device__ __forceinline__ void floats_of(u32 (&a)[HELD][4], const u32 (&words)[
   }
 }
 
+// Of the own block, and not through the cluster's window as hopper_pipeline.cuh's: that is a message, which may be under way before the
+// other blocks have begun and after this one has left.
+__device__ __forceinline__ void barrier_arrive(u64 *barrier) {
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
 // How far, in a descriptor's units, a column of a unit lies behind the first: boxes of 64 columns of TOKENS rows follow one another.
 template <int TOKENS> __device__ constexpr int column_at(int column) { return (column / 64 * TOKENS * LINE + column % 64 * 2) >> 4; }
 
@@ -43,6 +49,7 @@ __global__ void __launch_bounds__(128 * DOWN * ALONG + 32, 1)
   constexpr int X_BOX = TOKENS * LINE, W_BOX = HEIGHT * LINE, STAGE = LINES * W_BOX + BOXES * X_BOX;
   constexpr int PITCH = TOKENS + 2;  // of sums in shared memory: pairs of tokens of a row, and rows two banks apart
   static_assert(OWN * BLOCKS == HEIGHT && (FORMAT == WIDE || LINES == 2), "whole rows and whole chunks");
+  static_assert(STAGES >= ALONG + (FORMAT == WIDE), "of 16 bits a warpgroup keeps a unit until its next has come");
   extern __shared__ __align__(1024) unsigned char dynamic[];
   unsigned char *const ring = dynamic;
   float *const parts = reinterpret_cast<float *>(ring + STAGES * STAGE);
@@ -106,7 +113,7 @@ __global__ void __launch_bounds__(128 * DOWN * ALONG + 32, 1)
         Narrow<T, TOKENS>::multiply(total, a + (s / 4 * W_BOX + s % 4 * 32 >> 4), b + column_at<TOKENS>(s * 16));
       wgmma_commit();
       wgmma_wait<1>();
-      if (before >= 0 && lane == 0) barrier_arrive(&empty[before], rank);
+      if (before >= 0 && lane == 0) barrier_arrive(&empty[before]);
       before = place;
       place += ALONG;
       while (place >= STAGES) place -= STAGES, parity ^= 1;
@@ -235,7 +242,7 @@ __global__ void __launch_bounds__(128 * DOWN * ALONG + 32, 1)
         }
       }
       if constexpr (!GROUPED) wgmma_wait<0>();
-      if (lane == 0) barrier_arrive(&empty[place], rank);
+      if (lane == 0) barrier_arrive(&empty[place]);
       place += ALONG;
       while (place >= STAGES) place -= STAGES, parity ^= 1;
     }
@@ -264,7 +271,11 @@ __global__ void __launch_bounds__(128 * DOWN * ALONG + 32, 1)
     }
   }
   __syncthreads();
-  if constexpr (BLOCKS > 1) barrier_wait(told);
+  if constexpr (BLOCKS > 1) {
+    barrier_wait(told);
+    __syncwarp();
+    cluster_arrive();  // what was sent here has come
+  }
   for (int i = threadIdx.x; i < OWN * shape.M; i += WORKERS + 32) {
     const int m = i / OWN, local = i % OWN;
     const i64 column = n + rank * OWN + local;
@@ -276,5 +287,9 @@ __global__ void __launch_bounds__(128 * DOWN * ALONG + 32, 1)
     if constexpr (FORMAT == FP8) sum *= fp8_unit(T{});
     if constexpr (HAS_BIAS) sum += to_float(bias[column * shape.bias_col]);
     y[m * shape.N + column].bits = (unsigned short)pack_pair(T{}, sum, 0.f);
+  }
+  if constexpr (BLOCKS > 1) {
+    __syncwarp();
+    cluster_wait();  // and what was sent from here: no block leaves while a message to or from it is under way
   }
 }

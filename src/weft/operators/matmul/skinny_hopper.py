@@ -90,6 +90,11 @@ def stages_that_fit(config: Config, format: str, tokens: int) -> int:
     return min(16, (SHARED - rest) // (shared_bytes(config, format, tokens, 1) - rest))
 
 
+def fewest_stages(format: str, along: int) -> int:
+    """With fewer all would wait: of 16 bits a warpgroup keeps a unit until its next, ALONG further, has come."""
+    return max(2, along + (format == "wide"))
+
+
 def heuristic(
     sm: int, dtype: torch.dtype, format: str, group: int, has_zero: bool, tokens: int, n: int, k: int
 ) -> Config:
@@ -121,7 +126,9 @@ def candidates(
     for c in grid_of(sizes):
         stages = stages_that_fit(c, format, tokens)
         parts = c["ALONG"] * c["BLOCKS"]
-        if c["DOWN"] * c["ALONG"] > warpgroups_of(tokens, group, has_zero) or stages < max(2, c["ALONG"]):
+        if c["DOWN"] * c["ALONG"] > warpgroups_of(tokens, group, has_zero) or stages < fewest_stages(
+            format, c["ALONG"]
+        ):
             continue
         if parts == 1 or parts * columns_of(format, c["LINES"]) <= k * 1024:
             yield {**c, "STAGES": stages}
