@@ -7,6 +7,7 @@
 // dx, both times out of shared memory; the sums of the next group are taken and sent before dx of this one, so that nobody
 // waits for an exchange. What is done once a group (waiting, fetching, exchanging, unpacking the weight) is a third to a
 // half of all instructions with one row of 16-bit floats in a group, and instructions are the limit there (README.md).
+#include "long_sum.cuh"
 #include "rows.cuh"
 
 typedef float2 Pair;
@@ -22,19 +23,6 @@ __device__ __forceinline__ Pair total(Pair p, u32 width) {
     p.y += __shfl_xor_sync(0xffffffffu, p.y, step);
   }
   return p;
-}
-
-// Adds a term to a long sum; with LONG what rounding loses is kept and added with the next term (Kahan 1965); an infinite
-// sum stays one.
-template <bool LONG> __device__ __forceinline__ void add(float &sum, float &lost, float term) {
-  if constexpr (LONG) {
-    const float mended = term - lost, next = sum + mended;
-    lost = (next - sum) - mended;
-    lost = lost == lost ? lost : 0.f;
-    sum = next;
-  } else {
-    sum += term;
-  }
 }
 
 // x, dy, more: [M, N], rows 16-byte aligned, N a multiple of 16 bytes; w: [N]; mean, rstd: [M] (CENTERED: LayerNorm; else

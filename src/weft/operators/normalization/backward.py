@@ -93,7 +93,7 @@ def longest(sm: int, dtype: torch.dtype, centered: bool) -> int:
 configuration = Configurations(__file__, "backward_cluster", heuristic, candidates)
 
 
-def why_not(x: Tensor, dy: Tensor, weight: Tensor | None, centered: bool) -> str:
+def unaligned(x: Tensor, dy: Tensor, weight: Tensor | None) -> str:
     """Why these cannot be read 16 bytes at a time (an empty string when they can)."""
     count = 16 // x.element_size()
     for t in (x, dy):
@@ -106,12 +106,13 @@ def why_not(x: Tensor, dy: Tensor, weight: Tensor | None, centered: bool) -> str
             or not pointer_aligned(t)
         ):
             return "rows that do not begin and end on 16 bytes"
+    return "" if weight is None or pointer_aligned(weight) else "a weight that does not begin on 16 bytes"
+
+
+def why_not(x: Tensor, dy: Tensor, weight: Tensor | None, centered: bool) -> str:
+    """Why the kernel does not take these (an empty string when it does)."""
     n, most = x.shape[-1], longest(target_sm(x.device), x.dtype, centered)
-    if not SHORTEST <= n <= most:
-        return f"{n} columns; it takes {SHORTEST} … {most}"
-    if weight is not None and not pointer_aligned(weight):
-        return "a weight that does not begin on 16 bytes"
-    return ""
+    return unaligned(x, dy, weight) or ("" if SHORTEST <= n <= most else f"{n} columns; it takes {SHORTEST} … {most}")
 
 
 class BackwardPlan:

@@ -13,6 +13,7 @@
 //
 // Between teller and writers lies a trip through L2. Nobody stands still meanwhile: steps that came later are added up and told,
 // and steps that came earlier are written. Everything is joined in one order, so the same bits come out every time.
+#include "long_sum.cuh"
 #include "prelude.cuh"
 
 typedef float2 Pair;
@@ -97,19 +98,6 @@ template <int COUNT, int STEP = 16> __device__ __forceinline__ float totals(cons
       half[i] = (upper ? high : low) + __shfl_xor_sync(ALL, upper ? low : high, STEP);
     }
     return totals<COUNT / 2, STEP / 2>(half, lane);
-  }
-}
-
-// Adds a term to a long sum; with LONG what rounding loses is kept and added with the next term (Kahan 1965); an infinite
-// sum stays one.
-template <bool LONG> __device__ __forceinline__ void add(float &sum, float &lost, float term) {
-  if constexpr (LONG) {
-    const float mended = term - lost, next = sum + mended;
-    lost = (next - sum) - mended;
-    lost = lost == lost ? lost : 0.f;
-    sum = next;
-  } else {
-    sum += term;
   }
 }
 

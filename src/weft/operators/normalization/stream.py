@@ -16,8 +16,9 @@ from weft.definition import Declined
 from weft.operators import partial_sums
 from weft.operators.call import rows_of
 from weft.operators.configs import Config, Configurations, bucket, grid_of
-from weft.operators.cuda import CTYPES, CudaPlan, driver, pointer_aligned
+from weft.operators.cuda import CTYPES, CudaPlan, driver
 from weft.operators.launch import Plans, multiprocessors, target_sm
+from weft.operators.normalization.backward import unaligned
 from weft.operators.normalization.kind import Kind
 from weft.operators.normalization.resident import resident, shared_limit
 
@@ -144,23 +145,9 @@ configuration = Configurations(__file__, "backward_stream", heuristic, candidate
 
 
 def why_not(x: Tensor, dy: Tensor, weight: Tensor | None) -> str:
-    """Why these cannot be read 16 bytes at a time (an empty string when they can)."""
-    count = 16 // x.element_size()
-    for t in (x, dy):
-        rows = rows_of(t)
-        if (
-            rows is None
-            or (rows[3] != 1 and rows[1] > 1)
-            or rows[1] % count
-            or rows[2] % count
-            or not pointer_aligned(t)
-        ):
-            return "rows that do not begin and end on 16 bytes"
-    if x.shape[-1] < SHORTEST:
-        return f"{x.shape[-1]} columns; it takes {SHORTEST} and more"
-    if weight is not None and not pointer_aligned(weight):
-        return "a weight that does not begin on 16 bytes"
-    return ""
+    """Why the kernel does not take these (an empty string when it does)."""
+    few = f"{x.shape[-1]} columns; it takes {SHORTEST} and more" if x.shape[-1] < SHORTEST else ""
+    return unaligned(x, dy, weight) or few
 
 
 class StreamPlan:
