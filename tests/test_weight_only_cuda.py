@@ -14,13 +14,13 @@ from sass import names, parts, sass
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from few_row_products import FewRows  # noqa: E402
+
 from weft.definition import ARCHITECTURES, Declined  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
 from weft.operators.matmul import skinny_cuda, weight_only_cuda  # noqa: E402
 from weft.operators.matmul.quantized_weight import (  # noqa: E402
     QuantizedWeight,
-    dequantize_weight,
-    prepare_weight,
     quantize_weight,
 )
 
@@ -118,7 +118,7 @@ job.run([&] { KERNEL(x, job.buffer(1), job.buffer(2), job.buffer(3), job.buffer(
 """
 
 
-class Product:
+class Product(FewRows):
     """The operands of a case, and its plan."""
 
     def __init__(self, case: Case, seed: int = 0):
@@ -159,22 +159,6 @@ class Product:
             self.plan = weight_only_cuda.plan(
                 self.x, words, scale, self.tensors[3], bias, case.zero, case.biased, case.format, case.group
             )
-
-    def _every_code(self):
-        codes = (torch.arange(self.case.n * self.case.k) * 7 % 256).to(torch.uint8).view(self.case.n, -1)
-        scale = (torch.arange(self.case.n) % 5 + 1).to(self.case.scale) / 4
-        if self.case.format == "int4":
-            packed = codes[:, : self.case.k // 2].contiguous()
-            return prepare_weight(packed, scale[:, None].expand(-1, self.case.k // self.case.group).contiguous())
-        if self.case.format == "fp8":
-            return prepare_weight(codes.where(codes & 127 != 127, codes - 1).view(torch.float8_e4m3fn), scale)
-        return prepare_weight(codes.view(torch.int8), scale)
-
-    def wanted(self) -> torch.Tensor:
-        weight = self.weight._replace(scale=self.weight.scale.double())
-        dense = weight.words if weight.format == "wide" else dequantize_weight(weight, torch.float64)
-        y = self.x.double() @ dense.double().t()
-        return y + self.bias.double() if self.case.biased else y
 
     @property
     def launch(self) -> str:
