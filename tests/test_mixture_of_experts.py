@@ -272,6 +272,7 @@ def test_a_compiler_sees_the_layer_without_a_graph_break():
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_a_layer_waits_for_nothing():
     x, router = random(64, 128).bfloat16(), random(8, 128).bfloat16()
     up, down = random(8, 64, 128).bfloat16(), random(8, 128, 32).bfloat16()

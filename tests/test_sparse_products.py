@@ -174,6 +174,7 @@ def test_a_compiler_traces_it_without_a_break(name):
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_the_public_product_waits_for_nothing_once_a_matrix_is_known():
     matrix, x = drawn(3000, 3000, 16, rows="skewed"), vector(3000)
     ops.spmv(matrix, x)

@@ -50,6 +50,8 @@ __global__ void __launch_bounds__(128 * DOWN * ALONG + 32, 1)
   constexpr int PITCH = TOKENS + 2;  // of sums in shared memory: pairs of tokens of a row, and rows two banks apart
   static_assert(OWN * BLOCKS == HEIGHT && (FORMAT == WIDE || LINES == 2), "whole rows and whole chunks");
   static_assert(STAGES >= ALONG + (FORMAT == WIDE), "of 16 bits a warpgroup keeps a unit until its next has come");
+  // With another's units between its own, a warpgroup could take the phase before that for its unit's: they have the same parity.
+  static_assert(STAGES % ALONG == 0, "a place is always the same warpgroup's");
   extern __shared__ __align__(1024) unsigned char dynamic[];
   unsigned char *const ring = dynamic;
   float *const parts = reinterpret_cast<float *>(ring + STAGES * STAGE);
@@ -100,8 +102,9 @@ __global__ void __launch_bounds__(128 * DOWN * ALONG + 32, 1)
     __syncwarp();
   } else if constexpr (FORMAT == WIDE) {
     // ---- the others multiply: 16 bits, as they are ----
-    int place = along % STAGES, before = -1;
-    u32 parity = along / STAGES % 2;
+    int place = along, before = -1;
+    u32 parity = 0;
+#pragma unroll 1
     for (int unit = first + along; unit < last; unit += ALONG) {
       barrier_wait(&full[place], parity);
       const u32 stage = shared_address(ring + place * STAGE);
@@ -116,7 +119,7 @@ __global__ void __launch_bounds__(128 * DOWN * ALONG + 32, 1)
       if (before >= 0 && lane == 0) barrier_arrive(&empty[before]);
       before = place;
       place += ALONG;
-      while (place >= STAGES) place -= STAGES, parity ^= 1;
+      if (place >= STAGES) place -= STAGES, parity ^= 1;
     }
     wgmma_wait<0>();
     hold(total);
@@ -151,8 +154,9 @@ __global__ void __launch_bounds__(128 * DOWN * ALONG + 32, 1)
     const u32 rows_at = u32((down * 64 + warp % 4 * 16 + row) * LINE);
     float sums[SETS][SUMS] = {};
     u32 a[2][HELD][4] = {};
-    int place = along % STAGES;
-    u32 parity = along / STAGES % 2;
+    int place = along;
+    u32 parity = 0;
+#pragma unroll 1
     for (int unit = first + along; unit < last; unit += ALONG) {
       S by[QUADS][2];
       unsigned char off[QUADS][2];
@@ -244,7 +248,7 @@ __global__ void __launch_bounds__(128 * DOWN * ALONG + 32, 1)
       if constexpr (!GROUPED) wgmma_wait<0>();
       if (lane == 0) barrier_arrive(&empty[place]);
       place += ALONG;
-      while (place >= STAGES) place -= STAGES, parity ^= 1;
+      if (place >= STAGES) place -= STAGES, parity ^= 1;
     }
     if constexpr (!GROUPED) {
       hold(sums[0]);

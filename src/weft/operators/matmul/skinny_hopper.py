@@ -86,8 +86,10 @@ def shared_bytes(config: Config, format: str, tokens: int, stages: int | None = 
 
 
 def stages_that_fit(config: Config, format: str, tokens: int) -> int:
+    """As many for each warpgroup along K: it waits for every phase of its places, or parities would deceive it."""
     rest = shared_bytes(config, format, tokens, 0)
-    return min(16, (SHARED - rest) // (shared_bytes(config, format, tokens, 1) - rest))
+    fit = min(16, (SHARED - rest) // (shared_bytes(config, format, tokens, 1) - rest))
+    return fit // config["ALONG"] * config["ALONG"]
 
 
 def fewest_stages(format: str, along: int) -> int:
