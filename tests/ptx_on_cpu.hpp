@@ -162,21 +162,22 @@ struct Call {
 
 inline Block &own() { return *machine.now->block; }
 
-struct Box { u64 address, size, sizes[3], steps[2], box[3], unused[4], first, end; };  // what the test writes in place of cuTensorMapEncodeTiled; its tensor's memory
+struct Box { u64 address, size, sizes[4], steps[3], box[4], unused, first, end; };  // what the test writes in place of cuTensorMapEncodeTiled; its tensor's memory
 
 inline void check_inside(const Box &map, u64 address, u64 bytes, const char *what) {
   if (address < map.first || address + bytes > map.end) fail(what);
 }
 
-inline void move(Block &block, u32 shared, const Box &map, int x, int y, int z, bool load) {
+inline void move(Block &block, u32 shared, const Box &map, int x, int y, int z, int w, bool load) {
+  if (!load && (x < 0 || y < 0 || z < 0 || w < 0)) fail("a store at negative coordinates: an illegal instruction on an H200");
   if (shared % 1024 || map.box[0] * map.size != 128) fail("a swizzled box begins on 1024 bytes and has rows of 128");
   check_inside(map, map.address, 1, "a tensor map begins outside of its tensor");  // may be a fault, whatever the box is
   for (u32 row = 0; row < map.box[1]; row++)
     for (u32 column = 0; column < map.box[0]; column++) {
       unsigned char *here = at(block, swizzled(shared + row * 128 + column * map.size), map.size);
       const i64 c = i64(x) + column, r = i64(y) + row;
-      const bool inside = c >= 0 && r >= 0 && z >= 0 && c < i64(map.sizes[0]) && r < i64(map.sizes[1]) && z < i64(map.sizes[2]);
-      auto *there = reinterpret_cast<unsigned char *>(map.address + c * map.size + r * map.steps[0] + z * map.steps[1]);
+      const bool inside = c >= 0 && r >= 0 && z >= 0 && w >= 0 && c < i64(map.sizes[0]) && r < i64(map.sizes[1]) && z < i64(map.sizes[2]) && w < i64(map.sizes[3]);
+      auto *there = reinterpret_cast<unsigned char *>(map.address + c * map.size + r * map.steps[0] + z * map.steps[1] + w * map.steps[2]);
       if (inside) check_inside(map, reinterpret_cast<u64>(there), map.size, "TMA reaches outside of the tensor");
       if (load)
         inside ? std::memcpy(here, there, map.size) : std::memset(here, 0, map.size);
@@ -195,7 +196,7 @@ inline void fetch_box(Call &c, u32 mask) {
       Block *block = cluster().blocks[rank];
       machine.engine.push_back([=] {
         if (!block->alive) fail("TMA writes to a block that has left");
-        move(*block, to, map, x, y, z, true);
+        move(*block, to, map, x, y, z, 0, true);
         Barrier &b = barrier_of(*block, barrier);
         b.bytes -= map.box[0] * map.box[1] * map.box[2] * map.size;
         settle(b);
@@ -400,6 +401,13 @@ inline void copy_many(Call &c) {  // in two halves, in any order
   }
 }
 
+inline void put_box(Call &c, u32 from, int w) {
+  const Box map = *reinterpret_cast<const Box *>(c.get(0));
+  Block *block = &own();
+  const int x = c.as(1), y = c.as(2), z = c.as(3);
+  machine.now->open.push_back([=] { move(*block, from, map, x, y, z, w, false); });
+}
+
 // An access through the cluster's window wants all of its blocks to be there.
 inline void reach_cluster() {
   if (cluster().blocks.size() > 1 && !cluster().meeting.generation) fail("an access to a cluster whose blocks may not have begun");
@@ -525,14 +533,8 @@ inline Play play_of(const std::string &name) {
       {"cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint", copy_many},
       {"cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes", [](Call &c) { fetch_box(c, 1 << own().rank); }},
       {"cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster", [](Call &c) { fetch_box(c, c.get(6)); }},
-      {"cp.async.bulk.tensor.3d.global.shared::cta.bulk_group",
-       [](Call &c) {
-         const Box map = *reinterpret_cast<const Box *>(c.get(0));
-         Block *block = &own();
-         const u32 from = c.get(4);
-         const int x = c.as(1), y = c.as(2), z = c.as(3);
-         machine.now->open.push_back([=] { move(*block, from, map, x, y, z, false); });
-       }},
+      {"cp.async.bulk.tensor.3d.global.shared::cta.bulk_group", [](Call &c) { put_box(c, c.get(4), 0); }},
+      {"cp.async.bulk.tensor.4d.global.shared::cta.bulk_group", [](Call &c) { put_box(c, c.get(5), c.as(4)); }},
       {"cp.async.bulk.commit_group",
        [](Call &) {
          Thread &t = *machine.now;

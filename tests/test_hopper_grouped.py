@@ -142,10 +142,10 @@ ROWS, TERMS = CASES["rows NT, a block alone"], CASES["terms, a block alone"]
 WAITS, LETS_GO = "            barrier_wait(&full[place], parity);\n", "            release(place);\n"
 BESIDE, BIAS = CASES["rows NT, abreast"], CASES["rows, a bias"]
 MISTAKES = {
-    "rows of the next group overwritten": (ROWS, "min(64, tiles.end - row) : 0;", "64 : 0;"),
-    "a group's last rows not put lower": (ROWS, "(own + lower) % 64", "own"),
-    "a group's last rows put lower where they are taken": (ROWS, "x, -lower, row", "x, 0, row"),
-    "a row of the group left out": (ROWS, "min(64, tiles.end - row) : 0;", "min(64, tiles.end - row - 1) : 0;"),
+    "rows of the next group overwritten": (ROWS, "row, min(64, tiles.end - row));", "row, 64);"),
+    "a store at negative coordinates": (ROWS, '"r"(row + count), "r"(PAST)', '"r"(row + count - PAST), "r"(0)'),
+    "a group's last rows put too low": (ROWS, '"r"(row + count)', '"r"(row + count + 1)'),
+    "a row of the group left out": (ROWS, "row, min(64, tiles.end - row));", "row, min(64, tiles.end - row - 1));"),
     "groups begin where tiles do": (ROWS, "row += tiles.begin;", "row += tiles.begin / 64 * 64;"),
     "another group's rows fetched": (ROWS, "? tiles.begin + row : shape.m;", "? row : shape.m;"),
     "rows past all groups multiplied": (

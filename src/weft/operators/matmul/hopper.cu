@@ -214,8 +214,6 @@ __global__ void __launch_bounds__(THREADS, 1)
       }
 
       // ---- C: rows 16 warp + lane / 4 (+ 8), columns 8 j + 2 (lane % 4) (+ 1) are this thread's ----
-      // A group's last rows lie so much lower in their slab, and end where it ends.
-      const int lower = GROUPED == ROWS_IN_GROUPS ? 64 - min(64, tiles.end - row) : 0;
       float by_row[2] = {1.f, 1.f};
       if constexpr (SCALES == SCALED) {
 #pragma unroll
@@ -306,7 +304,7 @@ __global__ void __launch_bounds__(THREADS, 1)
             if constexpr (SYMMETRIC) {
               store_with_image(place_of_c, pack_pair(O{}, v[0], v[1]), pack_pair(O{}, v[2], v[3]), j, warp, lane, diagonal);
             } else if constexpr (sizeof(O) == 2) {  // 8 rows of 16 bytes a matrix
-              const int own = 16 * warp + lane % 16, r = GROUPED == ROWS_IN_GROUPS ? (own + lower) % 64 : own;
+              const int r = 16 * warp + lane % 16;
               store_matrices(place_of_c + r * LINE + ((j ^ r % 8) * 16), pack_pair(O{}, v[0], v[1]), pack_pair(O{}, v[2], v[3]));
             } else {
 #pragma unroll
@@ -321,7 +319,7 @@ __global__ void __launch_bounds__(THREADS, 1)
           for (int slab = 0; slab < HELD; slab++) {
             const int x = column + (held + slab) * SLAB;
             if constexpr (GROUPED == ROWS_IN_GROUPS)
-              put(c_map, staged + slab * ATOM, x, -lower, row);
+              put_rows(c_map, staged + slab * ATOM, x, row, min(64, tiles.end - row));
             else
               put(c_map, staged + slab * ATOM, x, row, matrix);
           }

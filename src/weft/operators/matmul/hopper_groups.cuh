@@ -1,14 +1,15 @@
 // Products of groups whose sizes are known to the device alone: rows of A with a matrix of B for each group, or groups of terms.
 #pragma once
+#include "hopper_pipeline.cuh"
 #include "hopper_tiles.cuh"
 
 // WHOLE: no groups. ROWS_IN_GROUPS: rows begin to end - 1 of A and C have the e-th matrix of B; rows past all groups become zeros.
 // TERMS_IN_GROUPS: the e-th matrix of C is the sum over terms begin to end - 1, which are rows of A and of B.
 //
 // A tile of rows may end in the next group, and so may a stage of terms. What must not be stored, or must be read as zeros, lies outside of the
-// map: those of C [rows] and of A and B [terms] have dimensions (columns, 64, rows), the last two with the same step. The box at
-// (x, count - 64, row) ends with `count` rows from `row` on, after what lies before the second dimension: zeros where it is loaded, so the order
-// of terms in a stage is kept; nothing where it is stored, so the rows of C are put at the end of their slab.
+// map. Those of A and B [terms] have dimensions (columns, 64, rows), the last two with the same step: the box at (x, count - 64, row) ends with
+// `count` rows from `row` on, after zeros, and the order of terms in a stage is kept. A store at negative coordinates is an illegal instruction (on
+// an H200), so that of C [rows] ends instead: `put_rows`.
 enum Grouped { WHOLE, ROWS_IN_GROUPS, TERMS_IN_GROUPS };
 
 // Group e has rows offsets[e] to offsets[e + 1] - 1 (offsets[0] counts as 0), number `groups` those past all others. Offsets are
@@ -19,6 +20,16 @@ struct Offsets {
   __device__ __forceinline__ int begin(int e) const { return e == 0 ? 0 : min(max(offsets[e], 0), rows); }
   __device__ __forceinline__ int end(int e) const { return e < groups ? begin(e + 1) : rows; }
 };
+
+// Stores the first `count` rows of a slab of 64, to row `row` and those that follow. The map's dimensions are (columns, PAST, rows + 1, PAST + 1): of the
+// second only `count` are left from PAST - count on, the third takes what that lacks to row, less PAST rows, and the last brings them back: its
+// step is 2^34 bytes less a row, and PAST times 2^34 is 2^64.
+constexpr int PAST = 1 << 30;
+__device__ __forceinline__ void put_rows(const TensorMap &map, const void *from, int x, int row, int count) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map), "r"(shared_address(from)), "r"(x),
+               "r"(PAST - count), "r"(row + count), "r"(PAST)
+               : "memory");
+}
 
 // What all lanes of a warp agree on, so that the compiler sees it: what is loaded may differ, for all it knows.
 __device__ __forceinline__ int agreed(int x) { return __shfl_sync(0xffffffffu, x, 0); }

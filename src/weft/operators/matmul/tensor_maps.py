@@ -12,6 +12,7 @@ from torch import Tensor
 
 from weft.operators.cuda import CudaError, driver, pointer_aligned
 
+PAST = 2**30  # the same in hopper_groups.cuh
 KEPT = 256  # addresses that a map is remembered for: allocators hand the same ones out again
 NAMES = {
     torch.float32: "FLOAT32",
@@ -43,12 +44,12 @@ class Maps:
             like = like.unsqueeze(0)
         outer, inner = (2, 1) if across else (1, 2)
         size = like.element_size()
-        self.dtype, self.box = like.dtype, (*box, 1)
-        self.sizes = (like.shape[inner], like.shape[outer], like.shape[0])
+        self.dtype, self.box = like.dtype, tuple[int, ...]((*box, 1))
+        self.sizes: tuple[int, ...] = (like.shape[inner], like.shape[outer], like.shape[0])
         # of a dimension of one element the stride is never used, but must be one that TMA could take
         least = -(-like.shape[inner] * size // 16) * 16
         steps = (like.stride(outer) * size, like.stride(0) * size)
-        self.steps = tuple(s if n > 1 else least for s, n in zip(steps, self.sizes[1:], strict=True))
+        self.steps: tuple[int, ...] = tuple(s if n > 1 else least for s, n in zip(steps, self.sizes[1:], strict=True))
         self.known: dict[int, TensorMap] = {}
 
     def __call__(self, t: Tensor) -> TensorMap:
@@ -61,19 +62,37 @@ class Maps:
         return found
 
 
-class Rows(Maps):
-    """The map of a row-major matrix of which boxes of 64 rows are moved that have fewer: both last dimensions step from row
+class LastRows(Maps):
+    """The map of a row-major matrix of which boxes of 64 rows are loaded that have fewer: both last dimensions step from row
     to row, and what is too much lies outside of the second one, which has 64.
 
-    ``count`` rows from ``row`` on are the last of the box at (x, count - 64, row): what comes before them is outside, zeros
-    where it is loaded, and not written where it is stored.
+    ``count`` rows from ``row`` on are the last of the box at (x, count - 64, row); zeros come before them.
     """
 
     def __init__(self, like: Tensor, box: tuple[int, int]):
-        rows, columns = like.shape
-        step = like.stride(0) if rows > 1 else -(-columns * like.element_size() // 16) * 16 // like.element_size()
+        (rows, columns), step = like.shape, _step(like)
         form = torch.empty_strided((rows, 64, columns), (step, step, 1), dtype=like.dtype, device="meta")
         super().__init__(form, False, box)
+
+
+class FirstRows(Maps):
+    """The map of a row-major matrix to which the first rows of boxes are stored: of a store no coordinate may be negative.
+
+    ``count`` rows from ``row`` on are the first of the box at (x, PAST - count, row + count, PAST): the second dimension ends
+    after them, and addresses are counted modulo 2⁶⁴.
+    """
+
+    def __init__(self, like: Tensor, box: tuple[int, int]):
+        (rows, columns), step = like.shape, _step(like) * like.element_size()
+        self.dtype, self.box = like.dtype, (*box, 1, 1)
+        self.sizes, self.steps = (columns, PAST, rows + 1, PAST + 1), (step, step, 2**64 // PAST - step)
+        self.known = {}
+
+
+def _step(like: Tensor) -> int:
+    """Elements from row to row; of a single row, as many as TMA could take."""
+    rows, columns = like.shape
+    return like.stride(0) if rows > 1 else -(-columns * like.element_size() // 16) * 16 // like.element_size()
 
 
 def encode(

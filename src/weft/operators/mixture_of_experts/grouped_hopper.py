@@ -20,7 +20,7 @@ from weft.operators.cuda import CudaPlan
 from weft.operators.launch import Plans, multiprocessors
 from weft.operators.matmul import hopper
 from weft.operators.matmul.hopper import LINE, ROWS, SIXTEEN_BITS, TYPES, Factors, Shape
-from weft.operators.matmul.tensor_maps import Maps, Rows
+from weft.operators.matmul.tensor_maps import FirstRows, LastRows, Maps
 from weft.operators.matmul.tensor_maps import why_not as map_why_not
 
 # Whether a GPU has verified these kernels: until one has they are declined on a GPU. An H200 met an illegal access, probably of
@@ -206,7 +206,7 @@ def _rows_plan(x: Tensor, w: Tensor, biased: bool, gated: bool) -> GroupedPlan:
     box_of_a = (64, DEPTH) if across[0] else (DEPTH, 64 if c["ABREAST"] else ROWS)
     tiles = (r // height + e + 1) * -(-n // width)
     launch = _launch(x.device, x.dtype, c, across, biased, gated, "ROWS_IN_GROUPS", tiles)
-    maps = (Maps(x, across[0], box_of_a), of_b, of_b, Rows(y, (64, 64)))
+    maps = (Maps(x, across[0], box_of_a), of_b, of_b, FirstRows(y, (64, 64)))
     return GroupedPlan(maps, Shape(r, n, k, e, c["GROUP"], 0, 0, 0), launch)
 
 
@@ -217,12 +217,14 @@ def _terms_plan(a: Tensor, b: Tensor, e: int) -> GroupedPlan:
     (r, p), q = a.shape, b.shape[1]
     c = configuration(a.device, a.dtype, "TN", 0, e * p, q, bucket(max(r // e, 1), 16))
     height, width = size(c["COLUMNS"], c["CLUSTER"], c["ABREAST"], False)
-    of_b = Rows(b, _box_of_b(c, True, False))
+    of_b = LastRows(b, _box_of_b(c, True, False))
     out = torch.empty((e, p, q), dtype=a.dtype, device="meta")
     tiles = e * -(-p // height) * -(-q // width)
     launch = _launch(a.device, a.dtype, c, (True, True), False, False, "TERMS_IN_GROUPS", tiles)
     return GroupedPlan(
-        (Rows(a, (64, DEPTH)), of_b, of_b, Maps(out, False, (64, 64))), Shape(p, q, r, e, c["GROUP"], 0, 0, 0), launch
+        (LastRows(a, (64, DEPTH)), of_b, of_b, Maps(out, False, (64, 64))),
+        Shape(p, q, r, e, c["GROUP"], 0, 0, 0),
+        launch,
     )
 
 
