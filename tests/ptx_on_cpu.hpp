@@ -524,6 +524,7 @@ inline Play play_of(const std::string &name) {
          if (!is) yield();
          c.set(0, is);
        }},
+      {"prefetch.tensormap", [](Call &) {}},
       {"fence.mbarrier_init.release.cluster", [](Call &) {}},
       {"fence.proxy.async.shared::cta",
        [](Call &) {

@@ -60,7 +60,6 @@ def launched(monkeypatch):
 
             return plan
 
-    monkeypatch.setattr(grouped_hopper, "PROVEN", True)
     monkeypatch.setattr(grouped_hopper_calls, "plans", Rows)
     monkeypatch.setattr(grouped_hopper_calls, "terms_plans", Terms)
     return names
@@ -150,20 +149,18 @@ def test_what_it_does_not_take_is_declined_in_words(x, w, words):
         grouped_hopper_calls.grouped_matmul_hopper(random(*x), random(*w), OFFSETS)
 
 
-def test_the_public_function_takes_it_once_a_gpu_has_run_it(monkeypatch):
+def test_the_public_function_takes_it_on_hopper():
     x, w, offsets = (
         torch.empty(t.shape, dtype=t.dtype, device="meta") for t in (random(20, 16), random(3, 24, 16), OFFSETS)
     )
-    for proven, sm, taken in ((False, 90, "triton"), (True, 90, "cuda"), (True, 80, "triton")):
-        monkeypatch.setattr(grouped_hopper, "PROVEN", proven)
+    for sm, taken in ((90, "cuda"), (80, "triton")):
         with compiling_for(sm, lambda *kernel: None):
             assert grouped_matmul.choose(x, w, offsets).implementation == taken
             assert grouped_matmul.choose(x, w[:, :20], offsets).implementation == "triton"
 
 
 @pytest.mark.gpu
-def test_a_replayed_launch_follows_the_offsets(monkeypatch):
-    monkeypatch.setattr(grouped_hopper, "PROVEN", True)
+def test_a_replayed_launch_follows_the_offsets():
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs Hopper")
     x, w = (t.cuda() for t in (random(700, 256), random(5, 192, 256, seed=1) / 16))

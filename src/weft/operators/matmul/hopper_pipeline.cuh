@@ -41,6 +41,9 @@ __device__ __forceinline__ void group_barrier(int id) { asm volatile("bar.sync %
 
 // ---- TMA -----------------------------------------------------------------------------------------------------------
 
+// Has the map itself fetched, before the first box is asked for.
+__device__ __forceinline__ void prefetch(const TensorMap &map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
+
 // Fetches a box at (x, y) of matrix z; what lies outside of the tensor comes as zeros, and counts as bytes.
 __device__ __forceinline__ void fetch(void *to, const TensorMap &map, int x, int y, int z, u64 *barrier) {
   asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(

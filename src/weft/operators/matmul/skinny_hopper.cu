@@ -63,6 +63,8 @@ __global__ void __launch_bounds__(128 * DOWN * ALONG + 32, 1)
   const int each = (shape.units + BLOCKS - 1) / BLOCKS, first = min(rank * each, shape.units), last = min(first + each, shape.units);
 
   if (threadIdx.x == WORKERS) {
+    prefetch(weight_map);
+    prefetch(x_map);
     for (int s = 0; s < STAGES; s++) {
       barrier_init(&full[s], 1);
       barrier_init(&empty[s], 4 * DOWN);  // the warps that read a unit

@@ -23,9 +23,6 @@ from weft.operators.matmul.hopper import LINE, ROWS, SIXTEEN_BITS, TYPES, Factor
 from weft.operators.matmul.tensor_maps import FirstRows, LastRows, Maps
 from weft.operators.matmul.tensor_maps import why_not as map_why_not
 
-# Whether a GPU has verified these kernels: until one has they are declined on a GPU. An H200 met an illegal access, probably of
-# maps that began before their tensor, by which terms are no longer loaded (the README says more).
-PROVEN = False
 DEPTH = LINE // 2  # terms of a stage, of 16-bit floats
 
 # ---- tiles -----------------------------------------------------------------------------------------------------------

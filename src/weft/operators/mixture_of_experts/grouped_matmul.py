@@ -15,7 +15,6 @@ from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workloa
 from weft.operators import mutants, peers
 from weft.operators.call import Choice, on_gpu, traced
 from weft.operators.launch import target_sm
-from weft.operators.mixture_of_experts import grouped_hopper
 from weft.operators.mixture_of_experts.arguments import LOADS, random_offsets, random_places
 from weft.operators.mixture_of_experts.grouped_calls import check, grouped_matmul_triton, reference
 from weft.operators.mixture_of_experts.grouped_hopper_calls import declined, grouped_matmul_hopper
@@ -228,7 +227,7 @@ def choose(
 
 
 def _on_hopper(x: Tensor, w: Tensor, source: Tensor | None, bias: Tensor | None, activation: str | None) -> bool:
-    if not grouped_hopper.PROVEN or not on_gpu(x) or target_sm(x.device) != 90:
+    if not on_gpu(x) or target_sm(x.device) != 90:
         return False
     return not traced(x, w) and not declined(x, w, source, bias, activation is not None)
 
