@@ -122,6 +122,19 @@ def test_what_a_process_has_cached_is_given_back_before_it_waits(beside):
         assert given == [True, True]
 
 
+def test_nobody_measures_while_one_checks_and_nobody_stands_still(beside):
+    turn, counter, process = beside
+    with turn.checking():
+        assert not turn.shared.turn.acquire(block=False)
+        with turn.timing():  # what a check times anew
+            before = counter.value
+            time.sleep(0.1)
+            assert counter.value > before
+    assert turn.shared.turn.acquire(block=False)
+    turn.shared.turn.release()
+    assert state(process.pid) != "T"
+
+
 def test_a_process_that_leaves_is_stopped_no_more(beside):
     turn, *_ = beside
     assert turn.shared.pids[0] == os.getpid()

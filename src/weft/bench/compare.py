@@ -85,6 +85,7 @@ class Bench:
                     for d, grads in zip(drawn, gradients, strict=True)
                 ]
                 ready[0][0]()
+                self._finish()  # others who take a turn stand still until the device is done with what is queued
             except Declined as declined:
                 self.say(f"{op.name}/{made.name} declines {w}: {declined}")
                 continue
@@ -262,6 +263,10 @@ class Bench:
             )
             for name, metric, value, unit in self.ceilings.rows()
         ]
+
+    def _finish(self) -> None:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
 
     def free(self) -> None:
         """Gives cached device memory back between workloads."""

@@ -91,6 +91,11 @@ def compare(
             worker.join()
 
 
+def _release() -> None:
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+
+
 def _silent(text: str) -> None:
     pass
 
@@ -101,7 +106,7 @@ def _work(index: int, bench: Any, jobs: list[Job], following: Any, shared: turns
     inductor.compile_threads = 1  # compile here: helpers of its own would not be stopped
     bench.say = sender.send
     if bench.device == "cuda":
-        turn = turns.Turns(shared, index, turns.device_is_quiet, torch.cuda.empty_cache)
+        turn = turns.Turns(shared, index, turns.device_is_quiet, _release)
     else:
         turn = turns.Turns(shared, index)
     turn.for_autotuners()

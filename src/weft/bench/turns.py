@@ -45,7 +45,7 @@ class Shared:
     """
 
     def __init__(self, context: Any, processes: int, memory: float = float("inf")):
-        self.turn, self.check, self.beginning = context.Lock(), context.Lock(), context.Lock()
+        self.turn, self.beginning = context.Lock(), context.Lock()
         self.pids = context.Array("q", processes, lock=False)  # 0: not started, or done
         self.reserved = context.Array("d", processes, lock=False)  # bytes that each may come to use
         self.memory = memory
@@ -58,7 +58,7 @@ class Turns:
         shared: with the others.
         index: of this process.
         quiet: waits until the device has nothing to do but this process's work.
-        release: gives memory back that this process has cached.
+        release: waits until the device has done this process's work, and gives memory back that it has cached.
     """
 
     def __init__(
@@ -96,11 +96,16 @@ class Turns:
 
     @contextlib.contextmanager
     def checking(self) -> Iterator[None]:
-        """One process at a time checks, which takes more memory than anything else."""
+        """The turn of one that checks, which takes more memory than anything else and long on the device: while it lasts nobody
+        measures, or the others would stand still until the device is done with it. It stops nobody."""
         self.release()
-        with self.shared.check:
-            yield
-            self.release()
+        with self.shared.turn:
+            self.depth = 1
+            try:
+                yield
+                self.release()
+            finally:
+                self.depth = 0
 
     @contextlib.contextmanager
     def timing(self, *, strict: bool = True) -> Iterator[None]:
