@@ -24,8 +24,8 @@ struct Offsets {
 // Stores the first `count` rows of a slab of 64, to row `row` and those that follow. The map's dimensions are (columns, PAST, rows + 1, PAST + 1): of the
 // second only `count` are left from PAST - count on, the third takes what that lacks to row, less PAST rows, and the last brings them back: its
 // step is 2^34 bytes less a row, and PAST times 2^34 is 2^64.
-constexpr int PAST = 1 << 30;
 __device__ __forceinline__ void put_rows(const TensorMap &map, const void *from, int x, int row, int count) {
+  constexpr int PAST = 1 << 30;
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map), "r"(shared_address(from)), "r"(x),
                "r"(PAST - count), "r"(row + count), "r"(PAST)
                : "memory");
