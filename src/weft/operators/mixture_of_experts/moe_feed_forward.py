@@ -18,7 +18,7 @@ from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workloa
 from weft.operators import mutants, peers
 from weft.operators.call import Choice, check_same, check_tensor, on_gpu
 from weft.operators.mixture_of_experts import combine_tokens as combining
-from weft.operators.mixture_of_experts import grouped_calls, grouped_peers
+from weft.operators.mixture_of_experts import grouped_calls, grouped_hopper_calls, grouped_peers
 from weft.operators.mixture_of_experts import grouped_matmul as grouping
 from weft.operators.mixture_of_experts import route_top_k as routing
 from weft.operators.mixture_of_experts.arguments import check_matrix
@@ -58,6 +58,14 @@ grouped_mm_layer = layer(routing.reference, grouped_peers.torch_grouped_mm, comb
 through_public_functions = layer(
     routing.route_top_k_function, grouping.grouped_matmul_function, combining.combine_tokens_function
 )
+
+
+def _on_hopper(x: Tensor, w: Tensor, offsets: Tensor, **rest: Any) -> Tensor:
+    """On its main loop where that takes a product."""
+    gate = rest.get("activation") is not None
+    declines = grouped_hopper_calls.declined(x, w, rest.get("source"), None, gate)
+    made = grouped_calls.grouped_matmul_triton if declines else grouped_hopper_calls.grouped_matmul_hopper
+    return made(x, w, offsets, **rest)
 
 
 # ---- definition ------------------------------------------------------------------------------------------------------
@@ -190,6 +198,9 @@ moe_feed_forward = Operator(
 )
 
 moe_feed_forward.implementation("triton", arch=">=sm_80")(moe_feed_forward_triton)
+moe_feed_forward.implementation("cuda", arch="==sm_90", dtypes=("bf16", "fp16"), devices=("cuda",))(
+    layer(routing.route_top_k_triton, _on_hopper, combining.combine_tokens_triton)
+)
 moe_feed_forward.implementation("torch")(torch_layer)
 moe_feed_forward.implementation("grouped_mm", devices=("cuda",), dtypes=("bf16",))(grouped_mm_layer)
 moe_feed_forward.implementation("torch.compile", devices=("cuda",), dtypes=("bf16",))(peers.Compiled(grouped_mm_layer))
