@@ -11,6 +11,7 @@ import pytest
 from where import ROOT
 
 OPERATORS = ROOT / "src/weft/operators"
+STATIC = 8192  # bytes, of gpu_on_cpu.hpp
 
 
 def whole(source: Path) -> str:
@@ -75,8 +76,24 @@ def _sections(text: str) -> list[str]:
     return [*parts, "", ""][:3]
 
 
+def _static_behind_dynamic(text: str) -> str:
+    """Arrays ``__shared__ T a[2], b[3];`` of one kernel become references into the end of the shared memory of a launch, which
+    has to be larger by ``STATIC`` bytes."""
+    taken = "0"
+
+    def behind(found: re.Match[str]) -> str:
+        nonlocal taken
+        made = []
+        for name, extents in re.findall(r"(\w+)((?:\[[^\]]*\])+)", found[2]):
+            made.append(f"auto &{name} = static_memory<{found[1]}{extents}>({taken});")
+            taken += f" + static_bytes<{found[1]}{extents}>"
+        return " ".join(made)
+
+    return re.sub(r"(?<!extern )__shared__ (?:alignas\(16\) )?(\w+) ((?:\w+(?:\[[^\]]*\])+(?:, )?)+);", behind, text)
+
+
 def as_cpp(text: str) -> str:
-    """A preprocessed kernel file without its ``asm``; ``extern __shared__`` memory is asked for."""
+    """A preprocessed kernel file without its ``asm``; ``extern __shared__`` memory is asked for, and so is static one."""
     made, start = [], 0
     for found in re.finditer(r"\basm\s*(?:volatile)?\s*\(", text):
         made.append(text[start : found.start()])
@@ -92,7 +109,8 @@ def as_cpp(text: str) -> str:
         ]
         made.append(f"[&] {{ static const Program program({words}); program.run({{{', '.join(operands)}}}); }}()")
     text = "".join([*made, text[start:]])
-    text = re.sub(r"extern __shared__ __align__\(1024\) unsigned char (\w+)\[\];",
+    text = re.sub(r"extern __shared__ __align__\(\d+\) unsigned char (\w+)\[\];",
                   r"unsigned char *const \1 = static_cast<unsigned char *>(dynamic_memory());", text)  # fmt: skip
+    text = _static_behind_dynamic(text)
     assert "__shared__" not in text, "static shared memory would be one for all blocks"
     return text

@@ -256,6 +256,14 @@ template <typename T, int COUNT> inline void store(T *p, const Words<T, COUNT> &
 inline u32 cluster_rank() { return machine.now->block->rank; }
 inline void *dynamic_memory() { return machine.now->block->shared.data() + FIRST; }
 
+// Static shared memory lies at the end, of launches that are given STATIC bytes more.
+constexpr u32 STATIC = 8192;
+template <typename A> constexpr u32 static_bytes = (sizeof(A) + 15) / 16 * 16;
+template <typename A> inline A &static_memory(u32 taken) {
+  if (taken + sizeof(A) > STATIC || STATIC > machine.shared_bytes) fail("more static shared memory than is played");
+  return *reinterpret_cast<A *>(machine.now->block->shared.data() + FIRST + (machine.shared_bytes - STATIC) / 16 * 16 + taken);
+}
+
 // ---- cp.async, ldmatrix, mma.sync -----------------------------------------------------------------------------------------------
 
 inline void commit(Thread &t) {

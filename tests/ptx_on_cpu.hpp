@@ -480,8 +480,8 @@ inline Play play_of(const std::string &name) {
        }},
       {"mov.u32",
        [](Call &c) {
-         if (c.word(1) != "%%cluster_ctaid.x") fail("mov of something else");
-         c.set(0, own().rank);
+         if (c.word(1) != "%%cluster_ctaid.x" && c.word(1) != "%%cluster_nctaid.x") fail("mov of something else");
+         c.set(0, c.word(1) == "%%cluster_ctaid.x" ? own().rank : u32(cluster().blocks.size()));
        }},
       {"barrier.cluster.arrive.relaxed.aligned",
        [](Call &) {
@@ -531,6 +531,7 @@ inline Play play_of(const std::string &name) {
          for (auto &write : machine.now->unfenced) write();
          machine.now->unfenced.clear();
        }},
+      {"cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes", copy_many},
       {"cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint", copy_many},
       {"cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes", [](Call &c) { fetch_box(c, 1 << own().rank); }},
       {"cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster", [](Call &c) { fetch_box(c, c.get(6)); }},

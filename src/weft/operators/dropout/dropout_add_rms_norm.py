@@ -6,6 +6,7 @@ would move 7. Backward reads h, dy and dh and writes 2. The mask is made again f
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -29,6 +30,8 @@ from weft.operators.dropout import dropout
 from weft.operators.dropout.norm_kernels import backward_plans, forward_plans
 from weft.operators.dropout.philox import GROUP
 from weft.operators.dropout.seeds import OFFSETS, check_probability, check_seed, draw, scale_of, threshold_of
+from weft.operators.launch import Plans
+from weft.operators.normalization import dropped_backward
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 from weft.operators.row_programs import ONE_PASS
 
@@ -78,38 +81,46 @@ def _mask(x: Tensor, seed: int | Tensor, offset: int, threshold: int) -> tuple[A
     return seed if held else x, 0 if held else seed % 2**64, offset, threshold * 2**16 - 1, scale_of(threshold)
 
 
-class Fused(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, residual: Tensor, weight: Tensor, p: float, seed: int | Tensor, offset: int, eps: float
-    ) -> Pair:
-        y, h = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
-        if h.numel():
-            plan = forward_plans.of((x, residual, weight), eps, isinstance(seed, Tensor))
-            plan(x, residual, weight, y, h, *_mask(x, seed, offset, threshold_of(p)))
-        ctx.call = p, None if isinstance(seed, Tensor) else seed, offset, eps
-        ctx.save_for_backward(h, weight, *((seed,) if isinstance(seed, Tensor) else ()))
-        return y, h
+def _autograd(backwards: Plans) -> type[torch.autograd.Function]:
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(
+            ctx: Any, x: Tensor, residual: Tensor, weight: Tensor, p: float, seed: int | Tensor, offset: int, eps: float
+        ) -> Pair:
+            y, h = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
+            if h.numel():
+                plan = forward_plans.of((x, residual, weight), eps, isinstance(seed, Tensor))
+                plan(x, residual, weight, y, h, *_mask(x, seed, offset, threshold_of(p)))
+            ctx.call = p, None if isinstance(seed, Tensor) else seed, offset, eps
+            ctx.save_for_backward(h, weight, *((seed,) if isinstance(seed, Tensor) else ()))
+            return y, h
 
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor, dh: Tensor) -> tuple[Tensor | None, ...]:
-        h, weight, *held = ctx.saved_tensors
-        p, seed, offset, eps = ctx.call
-        seed = held[0] if held else seed
-        if (
-            torch.is_grad_enabled()
-        ):  # a gradient of the gradient is wanted; h, our own result, leads on to the arguments
-            # Of views, since the weight itself is reached through h as well, by this very function: without end.
-            inner = h.view_as(h), weight.view_as(weight)
-            through, dw = torch.autograd.grad(normalised(*inner, eps), inner, dy, create_graph=True)
-            return dropout.reference(dh + through, p, seed, offset), dh + through, dw, *(None,) * 4
-        dr, dx, dw = torch.empty_like(h), torch.empty_like(h), torch.empty_like(weight)
-        if not h.numel():
-            return dx, dr, dw.zero_(), *(None,) * 4
-        dy, dh = (g if rows_of(g) is not None else g.contiguous() for g in (dy, dh))  # expanded, say, out of autograd
-        plan = backward_plans.of((h, dy, dh, weight), eps, bool(held))
-        plan(h, dy, dh, weight, dr, dx, dw, *_mask(h, seed, offset, threshold_of(p)))
-        return (dx, dr, dw, *(None,) * 4)
+        @staticmethod
+        def backward(ctx: Any, dy: Tensor, dh: Tensor) -> tuple[Tensor | None, ...]:
+            h, weight, *held = ctx.saved_tensors
+            p, seed, offset, eps = ctx.call
+            seed = held[0] if held else seed
+            if (
+                torch.is_grad_enabled()
+            ):  # a gradient of the gradient is wanted; h, our own result, leads on to the arguments
+                # Of views, since the weight itself is reached through h as well, by this very function: without end.
+                inner = h.view_as(h), weight.view_as(weight)
+                through, dw = torch.autograd.grad(normalised(*inner, eps), inner, dy, create_graph=True)
+                return dropout.reference(dh + through, p, seed, offset), dh + through, dw, *(None,) * 4
+            dr, dx, dw = torch.empty_like(h), torch.empty_like(h), torch.empty_like(weight)
+            if not h.numel():
+                return dx, dr, dw.zero_(), *(None,) * 4
+            dy, dh = (
+                g if rows_of(g) is not None else g.contiguous() for g in (dy, dh)
+            )  # expanded, say, out of autograd
+            plan = backwards.of((h, dy, dh, weight), eps, bool(held))
+            plan(h, dy, dh, weight, dr, dx, dw, *_mask(h, seed, offset, threshold_of(p)))
+            return (dx, dr, dw, *(None,) * 4)
+
+    return Function
+
+
+FUNCTIONS = {"triton": _autograd(backward_plans), "cuda": _autograd(dropped_backward.plans)}
 
 
 def why_not(x: Tensor, residual: Tensor, p: float) -> str:
@@ -124,7 +135,8 @@ def why_not(x: Tensor, residual: Tensor, p: float) -> str:
     return ""
 
 
-def by_triton(
+def run(
+    which: str,
     x: Tensor,
     residual: Tensor,
     weight: Tensor,
@@ -133,12 +145,16 @@ def by_triton(
     offset: int = 0,
     eps: float = EPS,
 ) -> Pair:
+    """Forward in Triton, backward by the kernel that ``which`` names."""
     if reason := why_not(x, residual, p):
         raise Declined(reason)
     if seed is None:
         seed, offset = draw(x.device)
-    pair: Pair = differentiable(Fused, x, residual, weight.contiguous(), p, seed, offset, eps)
+    pair: Pair = differentiable(FUNCTIONS[which], x, residual, weight.contiguous(), p, seed, offset, eps)
     return pair
+
+
+by_triton, by_cuda = functools.partial(run, "triton"), functools.partial(run, "cuda")
 
 
 # ---- definition ------------------------------------------------------------------------------------------------------
@@ -249,6 +265,7 @@ dropout_add_rms_norm = Operator(
 )
 
 dropout_add_rms_norm.implementation("triton", arch=">=sm_80")(by_triton)
+dropout_add_rms_norm.implementation("cuda", arch=">=sm_90", devices=("cuda",), directions=("backward",))(by_cuda)
 dropout_add_rms_norm.implementation("torch")(in_torch)
 dropout_add_rms_norm.implementation("torch.compile", devices=("cuda",))(peers.Compiled(in_torch))
 

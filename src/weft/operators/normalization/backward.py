@@ -1,4 +1,5 @@
-"""The plan of ``backward.cu``: the gradients of RMSNorm and LayerNorm in one pass over memory (sm_90 and later)."""
+"""The plan of ``backward.cu``: the gradients of RMSNorm and LayerNorm in one pass over memory (sm_90 and later); and what
+plans of other kernels on ``backward.cuh`` share with it."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import ctypes
 import functools
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,15 +38,15 @@ def registers(each: int, rows: int, dtype: torch.dtype, centered: bool) -> int:
     return each * (2 if centered else 1) * (2 if dtype == torch.float32 else 1) + 34 + 10 * rows
 
 
-def fits(sm: int, c: Config, dtype: torch.dtype, n: int, centered: bool) -> bool:
-    """Whether registers and shared memory hold PER_SM such blocks, and 16 blocks such a row."""
+def fits(sm: int, c: Config, dtype: torch.dtype, n: int, centered: bool, tensors: int = 2) -> bool:
+    """Whether registers and shared memory hold PER_SM such blocks, and 16 blocks a row of so many tensors that are read."""
     held, item = c["THREADS"] * c["EACH"], dtype.itemsize
-    shared = (c["STAGES"] * c["ROWS"] * 2 + 1) * held * item + own(c["ROWS"], c["THREADS"])
+    shared = (c["STAGES"] * c["ROWS"] * tensors + 1) * held * item + own(c["ROWS"], c["THREADS"])
     enough = c["THREADS"] * registers(c["EACH"], c["ROWS"], dtype, centered) * c["PER_SM"] <= REGISTERS
     return enough and shared * c["PER_SM"] <= shared_limit(sm) + SYSTEM and n <= held * MAX_CLUSTER
 
 
-def candidates(sm: int, dtype: torch.dtype, n: int, centered: bool) -> Iterable[Config]:
+def candidates(sm: int, dtype: torch.dtype, n: int, centered: bool, tensors: int = 2) -> Iterable[Config]:
     """Slices of a row by blocks, rows of a group, stages of the ring, and as many blocks a multiprocessor as fit, or half."""
     vector = 16 // dtype.itemsize
     choices = {
@@ -60,11 +62,15 @@ def candidates(sm: int, dtype: torch.dtype, n: int, centered: bool) -> Iterable[
         if c["ROWS"] * held * dtype.itemsize > 32 * 1024 or (c["ROWS"] > 1 and c["STAGES"] > 4):
             continue  # enough is under way
         most = max(
-            (p for p in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32) if fits(sm, {**c, "PER_SM": p}, dtype, n, centered)),
+            (
+                p
+                for p in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+                if fits(sm, {**c, "PER_SM": p}, dtype, n, centered, tensors)
+            ),
             default=0,
         )
         for per_sm in dict.fromkeys((most, (most + 1) // 2)):
-            under_way = (c["STAGES"] - 1) * c["ROWS"] * 2 * held * dtype.itemsize * per_sm
+            under_way = (c["STAGES"] - 1) * c["ROWS"] * tensors * held * dtype.itemsize * per_sm
             if per_sm and 256 <= c["THREADS"] * per_sm <= 2048 and under_way >= 32 * 1024:
                 yield {**c, "PER_SM": per_sm}
 
@@ -115,6 +121,32 @@ def why_not(x: Tensor, dy: Tensor, weight: Tensor | None, centered: bool) -> str
     return unaligned(x, dy, weight) or ("" if SHORTEST <= n <= most else f"{n} columns; it takes {SHORTEST} … {most}")
 
 
+class Layout(NamedTuple):
+    """How a row lies over blocks, and what of their shared memory the ring takes."""
+
+    cluster: int  # blocks that share a row
+    rows: int  # of a group
+    stages: int
+    shared: int  # bytes
+
+
+def layout(sm: int, config: Config, dtype: torch.dtype, n: int, tensors: int, gain_bytes: int) -> Layout:
+    """Of a configuration and so many tensors that are read, with ``gain_bytes`` for an element of the weight (0: none).
+
+    Raises:
+        Declined: not even one row a group fits.
+    """
+    held = config["THREADS"] * config["EACH"]
+    row = held * tensors * dtype.itemsize
+    # with a third tensor, or a float32 weight, what was chosen for two may not fit
+    for rows in (r for r in (4, 2, 1) if r <= config["ROWS"]):
+        room = shared_limit(sm) + SYSTEM - own(rows, config["THREADS"]) - held * gain_bytes
+        stages = min(config["STAGES"], room // (rows * row))
+        if stages >= 3:
+            return Layout(bucket(-(-n // held)), rows, stages, stages * rows * row + held * gain_bytes)
+    raise Declined(f"{n} columns with a third tensor or a float32 weight; shared memory holds fewer")
+
+
 class BackwardPlan:
     """The launches of the gradients of ``norm(x) * weight + bias``.
 
@@ -141,19 +173,9 @@ class BackwardPlan:
         m, n, x_row, _ = rows_of(x) or (0, 0, 0, 0)
         strides = (x_row, *((rows_of(t) or (0, 0, 0, 0))[2] for t in (dy, more, torch.empty_like(x, device="meta"))))
         config = configuration(x.device, x.dtype, bucket(n), centered)
-        held = config["THREADS"] * config["EACH"]
-        cluster = bucket(-(-n // held))
         flags = ", ".join(str(f).lower() for f in (centered, weighted, added))
-        gain, row = held * weighted * weight.element_size(), held * (2 + added) * x.element_size()
-        # with a third tensor, or a float32 weight, what was chosen for two may not fit
-        for group in (r for r in (4, 2, 1) if r <= config["ROWS"]):
-            room = shared_limit(target_sm(x.device)) + SYSTEM - own(group, config["THREADS"]) - gain
-            stages = min(config["STAGES"], room // (group * row))
-            if stages >= 3:
-                break
-        else:
-            raise Declined(f"{n} columns with a third tensor or a float32 weight; shared memory holds fewer")
-        shared = stages * group * row + gain
+        gain = weighted * weight.element_size()
+        cluster, group, stages, shared = layout(target_sm(x.device), config, x.dtype, n, 2 + added, gain)
         sizes = f"{config['THREADS']}, {config['EACH']}, {group}, {stages}, {config['PER_SM']}"
         kernel = f"norm_backward<{CTYPES[x.dtype]}, {CTYPES[weight.dtype]}, {sizes}, {flags}>"
         scalars = (*(ctypes.c_longlong(v) for v in (m, n, *strides)), ctypes.c_float(eps))
