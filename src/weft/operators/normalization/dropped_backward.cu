@@ -7,7 +7,8 @@
 // first) of word place % 8 / 2 of group place / 8; it is dropped where they are below a threshold of 1 ... 65536.
 template <typename T> struct Dropped {
   T *dx;
-  u64 seed, offset;
+  Keys keys;
+  u64 offset;
   u32 last;  // (threshold << 16) - 1: bits are compared in the upper half of a word, whatever is in the lower one
   float scale;
 
@@ -15,7 +16,7 @@ template <typename T> struct Dropped {
   template <int COUNT> __device__ __forceinline__ void write(const float (&gradient)[COUNT], i64 place) const {
     static_assert(COUNT == 8 || COUNT == 4, "");
     u32 word[4];
-    philox(u64(place) / 8, seed, offset, word);
+    philox(u64(place) / 8, keys, offset, word);
     if (COUNT == 4 && place % 8) word[0] = word[2], word[1] = word[3];
     float kept[COUNT];
 #pragma unroll
@@ -33,7 +34,7 @@ template <typename T, typename W, int THREADS, int EACH, int ROWS, int STAGES, i
 __global__ void __launch_bounds__(THREADS, PER_SM)
     dropped_norm_backward(const T *h, const T *dy, const T *dh, const W *w, T *dr, float *dw, T *dx, const u64 *seed_at, i64 M, i64 N,
                           i64 dy_row, i64 dh_row, float eps, u64 seed, u64 offset, u32 last, float scale) {
-  Dropped<T> dropped = {dx, SEED_IN_MEMORY ? *seed_at : seed, offset, last, scale};
+  Dropped<T> dropped = {dx, keys_of(SEED_IN_MEMORY ? *seed_at : seed), offset, last, scale};
   gradient_of_rows<T, W, THREADS, EACH, ROWS, STAGES, false, true, true>(h, dy, dh, w, nullptr, nullptr, dr, dw, nullptr, M, N, N, dy_row,
                                                                          dh_row, N, eps, dropped);
 }

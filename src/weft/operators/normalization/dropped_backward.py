@@ -22,6 +22,7 @@ from weft.operators.normalization.resident import resident
 SOURCE = Path(__file__).parent / "dropped_backward.cu"
 TENSORS = 3  # h, dy and dh are read
 GROUP = 8  # elements with one random number
+LONGEST = 32768  # columns that forward takes; a third tensor of 131072 would not fit
 RANDOM_REGISTERS = 24  # of a thread, about, for random numbers and a second result
 
 
@@ -32,26 +33,32 @@ def fits(sm: int, c: Config, dtype: torch.dtype) -> bool:
 
 
 def candidates(sm: int, dtype: torch.dtype, n: int) -> Iterable[Config]:
-    """Those of RMSNorm's gradient that hold a third tensor."""
-    return (c for c in backward.candidates(sm, dtype, n, False, TENSORS) if fits(sm, c, dtype))
+    """Those of RMSNorm's gradient that hold a third tensor: at least 8 warps a multiprocessor, at most twice the fewest
+    blocks a row, and 2 to 4 vectors of a thread in a group, which share what is done once a group."""
+    vector = 16 // dtype.itemsize
+    found = [c for c in backward.candidates(sm, dtype, n, False, TENSORS) if fits(sm, c, dtype)]
+    fewest = min(blocks(c, n) for c in found)
+    for c in found:
+        shared = 2 * vector <= c["EACH"] * c["ROWS"] <= 4 * vector and blocks(c, n) <= 2 * fewest
+        if c["THREADS"] * c["PER_SM"] >= 256 and shared:
+            yield c
+
+
+def blocks(c: Config, n: int) -> int:
+    """That share a row."""
+    return bucket(-(-n // (c["THREADS"] * c["EACH"])))
 
 
 def heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
-    """The fewest blocks a row, 16 elements a thread, 16 warps a multiprocessor, 96 KiB under way there; then blocks of 256
-    threads, several of which wait apart."""
+    """The fewest blocks a row, at most two vectors of it a thread, and of 16-bit floats four of a group, since instructions
+    are many there: what the gradients of both norms were measured to want."""
+    vector = 16 // dtype.itemsize
+    group = 4 * vector if dtype.itemsize == 2 else 2 * vector
 
     def rank(c: Config) -> tuple[int, ...]:
-        held = c["THREADS"] * c["EACH"]
-        few = c["THREADS"] * c["PER_SM"] < 512
-        under_way = (c["STAGES"] - 1) * c["ROWS"] * TENSORS * held * dtype.itemsize * c["PER_SM"]
-        group = c["EACH"] * c["ROWS"]
-        return (
-            few + (under_way < 96 * 1024),
-            bucket(-(-n // held)),
-            abs(group - 16),
-            abs(c["THREADS"] - 256),
-            -under_way,
-        )
+        wide = max(c["EACH"] - 2 * vector, 0)
+        shape = abs(c["EACH"] * c["ROWS"] - group), abs(c["THREADS"] - 256)
+        return (blocks(c, n), wide, *shape, -c["STAGES"], -c["PER_SM"])
 
     return min(candidates(sm, dtype, n), key=rank)
 
@@ -62,8 +69,10 @@ configuration = Configurations(__file__, "dropped_backward", heuristic, candidat
 def why_not(h: Tensor, dy: Tensor, dh: Tensor, weight: Tensor) -> str:
     """Why the kernel does not take these (an empty string when it does)."""
     n = h.shape[-1]
-    if n % GROUP or not h.is_contiguous():
-        return f"h of {n} columns, strides {h.stride()}; the kernel takes contiguous rows of multiples of {GROUP}"
+    if n % GROUP or n > LONGEST or not h.is_contiguous():
+        return (
+            f"h of {n} columns, strides {h.stride()}; it takes contiguous rows of multiples of {GROUP} up to {LONGEST}"
+        )
     return backward.why_not(h, dy, weight, False) or backward.unaligned(dh, dh, None)
 
 
