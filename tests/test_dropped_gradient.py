@@ -231,7 +231,7 @@ def plan_of(n: int, dtype: torch.dtype, m: int = 1024, seed_in_memory: bool = Fa
 @pytest.mark.parametrize(("dtype", "most"), [(BF16, 27), (FP32, 37)])
 @pytest.mark.parametrize("n", WIDTHS[1:])
 def test_nothing_is_spilled_and_an_element_takes_few_instructions(n, dtype, most, seed_in_memory):
-    """Of a thread on sm_90, from shared memory to both gradients; at the ceiling there is time for about 60 of 16-bit floats in
+    """Of a thread on sm_90, from shared memory to both gradients; at the ceiling there is time for about 70 of 16-bit floats in
     all, and for twice as many of 32-bit ones."""
     plan = plan_of(n, dtype, seed_in_memory=seed_in_memory).rows
     writers = [
