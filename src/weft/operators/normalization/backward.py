@@ -7,7 +7,7 @@ import ctypes
 import functools
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -99,6 +99,15 @@ def longest(sm: int, dtype: torch.dtype, centered: bool) -> int:
 configuration = Configurations(__file__, "backward_cluster", heuristic, candidates)
 
 
+def of_two(sm: int, *key: Any) -> Config:
+    """What was chosen for two tensors, where nothing is known of three."""
+    return configuration.table(sm).get(configuration.key(*key)) or heuristic(sm, *key)
+
+
+# With a third tensor fewer blocks fit on a multiprocessor, and a choice that has few warps is left with too few.
+added_configuration = Configurations(__file__, "backward_cluster_added", of_two)
+
+
 def unaligned(x: Tensor, dy: Tensor, weight: Tensor | None) -> str:
     """Why these cannot be read 16 bytes at a time (an empty string when they can)."""
     count = 16 // x.element_size()
@@ -172,7 +181,7 @@ class BackwardPlan:
             raise Declined(reason)
         m, n, x_row, _ = rows_of(x) or (0, 0, 0, 0)
         strides = (x_row, *((rows_of(t) or (0, 0, 0, 0))[2] for t in (dy, more, torch.empty_like(x, device="meta"))))
-        config = configuration(x.device, x.dtype, bucket(n), centered)
+        config = (added_configuration if added else configuration)(x.device, x.dtype, bucket(n), centered)
         flags = ", ".join(str(f).lower() for f in (centered, weighted, added))
         gain = weighted * weight.element_size()
         cluster, group, stages, shared = layout(target_sm(x.device), config, x.dtype, n, 2 + added, gain)
