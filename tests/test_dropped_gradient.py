@@ -14,8 +14,11 @@ from sass import names, parts, sass
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+
 from weft.definition import SHARED_LIMIT, Declined  # noqa: E402
 from weft.operators.cuda import CudaPlan, compile_cubin  # noqa: E402
+from weft.operators.dropout import dropout_add_rms_norm, norm_kernels  # noqa: E402
 from weft.operators.dropout.philox import WORD, at_least, words  # noqa: E402
 from weft.operators.dropout.seeds import scale_of  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
@@ -263,3 +266,12 @@ def test_it_declines_what_it_cannot_take():
     assert "16 bytes" in why(h, dy=torch.ones(2 * 512 + 1, dtype=BF16)[1:].view(2, 512))
     assert "16 bytes" in why(h, dh=torch.ones(512, 2, dtype=BF16).T)
     assert "weight" in why(h, weight=torch.ones(513, dtype=BF16)[1:])
+
+
+@pytest.mark.parametrize(("sm", "n", "kernel"), [(90, 4096, "cuda"), (80, 4096, "triton"), (90, 104, "triton")])
+def test_the_public_function_takes_it_where_it_can(monkeypatch, sm, n, kernel):
+    monkeypatch.setattr(resident, "multiprocessors", lambda device: 132)
+    with FakeTensorMode(), compiling_for(sm, lambda *kernel: None):
+        h, weight = (torch.empty(*shape, dtype=BF16, device="cuda") for shape in ((64, n), (n,)))
+        made = dropout_add_rms_norm.fastest_gradient(h, h, h, weight, EPS, False)
+    assert isinstance(made, {"cuda": dropped_backward.DroppedPlan, "triton": norm_kernels.BackwardPlan}[kernel])

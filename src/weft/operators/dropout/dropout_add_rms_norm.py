@@ -6,6 +6,7 @@ would move 7. Backward reads h, dy and dh and writes 2. The mask is made again f
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import Any
 
@@ -30,7 +31,7 @@ from weft.operators.dropout import dropout
 from weft.operators.dropout.norm_kernels import backward_plans, forward_plans
 from weft.operators.dropout.philox import GROUP
 from weft.operators.dropout.seeds import OFFSETS, check_probability, check_seed, draw, scale_of, threshold_of
-from weft.operators.launch import Plans
+from weft.operators.launch import Plans, target_sm
 from weft.operators.normalization import dropped_backward
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 from weft.operators.row_programs import ONE_PASS
@@ -120,7 +121,19 @@ def _autograd(backwards: Plans) -> type[torch.autograd.Function]:
     return Function
 
 
-FUNCTIONS = {"triton": _autograd(backward_plans), "cuda": _autograd(dropped_backward.plans)}
+def fastest_gradient(h: Tensor, dy: Tensor, dh: Tensor, weight: Tensor, eps: float, seed_in_memory: bool) -> Any:
+    """The CUDA kernel where the card and the rows allow it, else Triton's."""
+    if h.is_cuda and target_sm(h.device) >= 90:
+        with contextlib.suppress(Declined):
+            return dropped_backward.DroppedPlan(h, dy, dh, weight, eps, seed_in_memory)
+    return backward_plans.of((h, dy, dh, weight), eps, seed_in_memory)
+
+
+FUNCTIONS = {
+    "triton": _autograd(backward_plans),
+    "cuda": _autograd(dropped_backward.plans),
+    "fastest": _autograd(Plans(fastest_gradient)),
+}
 
 
 def why_not(x: Tensor, residual: Tensor, p: float) -> str:
@@ -336,5 +349,6 @@ def dropout_add_rms_norm_function(
 
     Backward saves h, the weight and the seed; the weight's gradient is summed in fp32 in a fixed order.
     """
-    chosen = choose(x, residual, weight, p, seed, offset, eps).implementation
-    return (reference if chosen == "torch" else by_triton)(x, residual, weight, p, seed, offset, eps)
+    if choose(x, residual, weight, p, seed, offset, eps).implementation == "torch":
+        return reference(x, residual, weight, p, seed, offset, eps)
+    return run("fastest", x, residual, weight, p, seed, offset, eps)
