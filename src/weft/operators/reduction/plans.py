@@ -67,8 +67,7 @@ def columns_candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
     return [c for c in every if 16 <= c["TILE"] * c["UNROLL"] // (32 * c["num_warps"]) <= 64]
 
 
-def argmax_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
-    """A place beside each value takes twice the registers: half the elements a thread."""
+def partials_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
     if n <= TINY:
         return rows_heuristic(sm, dtype, n)
     return {"TILE": 4096 if n > 2048 else 2048, "CHUNK": 2**16, "num_warps": 8 if n > 2048 else 4}
@@ -76,11 +75,9 @@ def argmax_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
 
 ROWS = Configurations(__file__, "rows", rows_heuristic, rows_candidates)
 COLUMNS = Configurations(__file__, "columns", columns_heuristic, columns_candidates)
-ARGMAX_ROWS = Configurations(__file__, "argmax_rows", argmax_heuristic, rows_candidates)
-ARGMAX_COLUMNS = Configurations(__file__, "argmax_columns", columns_heuristic, columns_candidates)
 # Partial results are few: nothing to measure, and what is measured for a first launch is not theirs.
 PARTIALS = (
-    Configurations(__file__, "partial_rows", argmax_heuristic),
+    Configurations(__file__, "partial_rows", partials_heuristic),
     Configurations(__file__, "partial_columns", columns_heuristic),
 )
 
@@ -228,48 +225,6 @@ class ReducePlan:
             launch(source, source, partial)  # in the place of y, which the formula compares with nothing
             source = partial
         self.launches[-1](source, source, out)
-
-
-class ArgmaxPlan:
-    """The launches of argmax: call with ``(x, out)``, out int64."""
-
-    def __init__(self, v: View, device: torch.device, dtype: torch.dtype, *, total: bool = False):
-        self.launches: list[Plan] = []
-        self.partials: list[int] = []
-        gather = False
-        while True:
-            t = tiling(v, device, dtype, PARTIALS if gather else (ARGMAX_ROWS, ARGMAX_COLUMNS))
-            t = replace(t, flat=False)
-            parts = t.parts(v)
-            rest = partial_view((1, v.M * parts * v.K, 1) if total else (v.M, parts, v.K))
-            last = rest.N == 1
-            scalars = (v.M, v.N, v.K, parts, v.m, v.n, v.k, v.N if total else 0)
-            constants = {
-                "LAST": last,
-                "GATHER": gather,
-                "ROWS": t.rows,
-                "REACH": t.reach,
-                "COLS": t.cols,
-                "UNROLL": t.unroll,
-                "CHUNK": t.chunk,
-                "ONCE": t.reach * t.unroll >= v.N,
-                **t.constants(v),
-            }
-            grid = (t.blocks(v) * parts,)
-            self.launches.append(Plan(kernels.argmax_tiles, grid, scalars, constants, t.num_warps))
-            if last:
-                return
-            self.partials.append(rest.elements)
-            v, dtype, gather, total = rest, torch.float32, True, False
-
-    def __call__(self, x: Tensor, out: Tensor) -> None:
-        source, places = x, out
-        for size, launch in zip(self.partials, self.launches, strict=False):
-            value = torch.empty(size, dtype=torch.float32, device=x.device)
-            found = torch.empty(size, dtype=torch.int64, device=x.device)
-            launch(source, places, value, found)
-            source, places = value, found
-        self.launches[-1](source, places, source, out)
 
 
 @dataclass(frozen=True)

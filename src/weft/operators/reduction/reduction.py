@@ -23,9 +23,9 @@ from weft.operators.call import (
 )
 from weft.operators.launch import INTERPRETING, Plans
 from weft.operators.reduction import kept, kept_tiny, tiny
+from weft.operators.reduction.argmax_plans import ArgmaxPlan
 from weft.operators.reduction.kept_spans import SpansReady
 from weft.operators.reduction.plans import (
-    ArgmaxPlan,
     Formula,
     ReducePlan,
     Spread,
