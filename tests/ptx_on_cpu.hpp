@@ -575,6 +575,7 @@ inline Play play_of(const std::string &name) {
          c.set(0, std::isnan(a) || std::isnan(b) ? NAN : std::fmax(a, b));
        }},
       {"div.rn.f32", [](Call &c) { c.set(0, c.as<float>(1) / c.as<float>(2)); }},
+      {"rcp.approx.f32", [](Call &c) { c.set(0, 1.f / c.as<float>(1)); }},
       {"sqrt.rn.f32", [](Call &c) { c.set(0, std::sqrt(c.as<float>(1))); }},
       {"st.global.v4.u32",
        [](Call &c) {

@@ -22,7 +22,7 @@ from weft.operators.call import (
     traced,
 )
 from weft.operators.launch import INTERPRETING, Plans
-from weft.operators.reduction import kept, kept_tiny, tiny
+from weft.operators.reduction import kept, kept_tiny, spread_tiny, tiny
 from weft.operators.reduction.argmax_plans import ArgmaxPlan
 from weft.operators.reduction.kept_spans import SpansReady
 from weft.operators.reduction.plans import (
@@ -65,6 +65,7 @@ class Reduction:
         self.forward_plans = Plans(self._forward_plan)
         self.tiny_plans = Plans(self._tiny_plan)
         self.backward_plans = Plans(self._backward_plan)
+        self.tiny_backward_plans = Plans(self._tiny_backward_plan)
         self.public_plans = Plans(lambda x, *how: self.choose(x, *how).plan_for(x, *how, self.dtype(x)))
         self.function = _autograd(self)
         self.kept_plans = Plans(self._kept_plan)
@@ -144,6 +145,21 @@ class Reduction:
 
     def _backward_plan(self, x: Tensor, dy: Tensor, dim: int | None, keepdim: bool, order: float) -> SpreadPlan:
         assert self.spread is not None  # only then does a gradient need x
+        found, strides = self._backward_views(x, dy, dim, keepdim)
+        return SpreadPlan(found[0], found[1], strides, x, self.spread(order), total=dim is None)
+
+    def _tiny_backward_plan(self, x: Tensor, dy: Tensor, dim: int | None, keepdim: bool, order: float) -> Any:
+        """CUDA C++'s where it takes them, else Triton's."""
+        if self.spread is not None and dim is not None:
+            found, strides = self._backward_views(x, dy, dim, keepdim)
+            with contextlib.suppress(Declined):
+                return spread_tiny.plan(x, dy, found[0], found[1], strides, self.spread(order))
+        return self._backward_plan(x, dy, dim, keepdim, order)
+
+    def _backward_views(
+        self, x: Tensor, dy: Tensor, dim: int | None, keepdim: bool
+    ) -> tuple[list[View], tuple[int, int]]:
+        """Of x and of its gradient, and the strides of dy beside ``dim``."""
         dim = None if dim is None else dim % x.ndim
         found = views_of(x, dim, torch.empty_like(x, device="meta"))
         strides = (0, 0) if dim is None else strides_of_result(dy, dim, keepdim)
@@ -151,7 +167,7 @@ class Reduction:
             raise Declined(COPY)
         if dim is not None and found[0].M == 1 and x.shape[:dim].numel() > 1:
             strides = strides[::-1]  # the rows became columns
-        return SpreadPlan(found[0], found[1], strides, x, self.spread(order), total=dim is None)
+        return found, strides
 
     # ---- calls -------------------------------------------------------------------------------------------------------
 
@@ -193,7 +209,7 @@ class Reduction:
 
     def cuda(self, x: Tensor, dim: int | None, keepdim: bool, order: float = 2.0) -> Tensor:
         """CUDA C++'s, whatever :meth:`choose` says."""
-        return self._by(self.tiny_plans, x, dim, keepdim, order)
+        return self._by(self.tiny_plans, x, dim, keepdim, order, self.tiny_backward_plans)
 
     def triton_kept(self, x: Tensor, dim: int | None, keepdim: bool, order: float = 2.0) -> Tensor:
         """Triton's kernels that keep bits for the gradient, whether or not one is wanted."""
@@ -209,12 +225,15 @@ class Reduction:
         out: Tensor = differentiable(kept.Function, x, plans, dim, keepdim, order)
         return out
 
-    def _by(self, plans: Plans, x: Tensor, dim: int | None, keepdim: bool, order: float) -> Tensor:
+    def _by(
+        self, plans: Plans, x: Tensor, dim: int | None, keepdim: bool, order: float, gradients: Plans | None = None
+    ) -> Tensor:
         if x.ndim == 0 or not x.numel():
             return self.reference(x, dim, keepdim, order)
         if self.formula is None:
             return self.run(plans, x, dim, keepdim, order, torch.int64)
-        out: Tensor = differentiable(self.function, x, dim, keepdim, order, self.dtype(x), plans)
+        gradients = gradients or self.backward_plans
+        out: Tensor = differentiable(self.function, x, dim, keepdim, order, self.dtype(x), plans, gradients)
         return out
 
     def keeps(self, x: Tensor, dim: int | None, keepdim: bool, order: float) -> bool:
@@ -238,7 +257,7 @@ class Reduction:
                     if self.keeps(x, dim, keepdim, order):
                         return kept.Function.apply(x, self.public_kept_plans, dim, keepdim, order)
                     plans = self.choose(x, dim, keepdim, order).plans
-                    return self.function.apply(x, dim, keepdim, order, self.dtype(x), plans)
+                    return self.function.apply(x, dim, keepdim, order, self.dtype(x), plans, self.backward_plans)
                 out = torch.empty(ready.shape, dtype=self.dtype(x), device=x.device)
                 ready(x, out)
                 return out
@@ -255,12 +274,14 @@ class Reduction:
         wide = self.wide_in_autocast and x.is_cuda and torch.is_autocast_enabled("cuda")
         return torch.float32 if wide else x.dtype
 
-    def gradient(self, x: Tensor, y: Tensor, dy: Tensor, dim: int | None, keepdim: bool, order: float) -> Tensor:
+    def gradient(
+        self, x: Tensor, y: Tensor, dy: Tensor, dim: int | None, keepdim: bool, order: float, plans: Plans
+    ) -> Tensor:
         """dx, where it needs x."""
         dx = torch.empty_like(x)
         if dim is not None and strides_of_result(dy, dim % x.ndim, keepdim) is None:
             dy = dy.contiguous()  # one element a result; gradients of any strides may come from autograd
-        self.backward_plans.of((x, dy), dim, keepdim, order)(x, y, dy, dx)
+        plans.of((x, dy), dim, keepdim, order)(x, y, dy, dx)
         return dx
 
     def implement(self, operator: Operator, call: Callable[..., Any]) -> None:
@@ -303,10 +324,11 @@ def _autograd(op: Reduction) -> type[torch.autograd.Function]:
     class Function(torch.autograd.Function):
         @staticmethod
         def forward(
-            ctx: Any, x: Tensor, dim: int | None, keepdim: bool, order: float, dtype: torch.dtype, plans: Plans
-        ) -> Tensor:
+            ctx: Any, x: Tensor, dim: int | None, keepdim: bool, order: float, dtype: torch.dtype, plans: Plans,
+            gradients: Plans,
+        ) -> Tensor:  # fmt: skip
             out = op.run(plans, x, dim, keepdim, order, dtype)
-            ctx.how = (dim, keepdim, order)
+            ctx.how, ctx.gradients = (dim, keepdim, order), gradients
             if op.spread is None:
                 ctx.shape, ctx.dtype = x.shape, x.dtype
             else:
@@ -317,13 +339,13 @@ def _autograd(op: Reduction) -> type[torch.autograd.Function]:
         def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
             dim, keepdim, order = ctx.how
             if op.spread is None:
-                return (_broadcast(dy, ctx.shape, ctx.dtype, dim, keepdim, op.mean), None, None, None, None, None)
+                return (_broadcast(dy, ctx.shape, ctx.dtype, dim, keepdim, op.mean), *[None] * 6)
             x, y = ctx.saved_tensors
             if torch.is_grad_enabled():
                 dx = reference_gradients(lambda x: op.reference(x, dim, keepdim, order), (x,), (True,), (dy,))[0]
             else:
-                dx = op.gradient(x, y, dy, dim, keepdim, order)
-            return dx, None, None, None, None, None
+                dx = op.gradient(x, y, dy, dim, keepdim, order, ctx.gradients)
+            return dx, *[None] * 6
 
     return Function
 
