@@ -18,7 +18,9 @@ from weft.definition import ARCHITECTURES  # noqa: E402
 from weft.operators.cuda import CudaPlan, compile_cubin  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
 from weft.operators.reduction import kept_tiny, spread_tiny  # noqa: E402
+from weft.operators.reduction import reduction as module  # noqa: E402
 from weft.operators.reduction.norm import reduction  # noqa: E402
+from weft.operators.reduction.plans import SpreadPlan  # noqa: E402
 from weft.operators.reduction.tiny import EXTENTS  # noqa: E402
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -153,3 +155,12 @@ def test_what_it_leaves_out_is_triton_s():
     assert not takes(torch.ones(64 * 7 + 1, dtype=BF16)[1:].view(64, 7))
     assert not takes(rows, torch.ones(1, dtype=BF16).expand(64)) and not takes(rows, torch.ones(64))
     assert not takes(rows, torch.ones(65, dtype=BF16)[1:])
+
+
+def test_public_functions_take_it_for_large_tensors(monkeypatch):
+    monkeypatch.setattr(module, "INTERPRETING", False)
+    x = torch.empty(2**18, 7, dtype=BF16, device="meta")
+    with compiling_for(90, lambda *kernel: None):
+        for rows, kind in ((x, CudaPlan), (x[:1000], SpreadPlan)):
+            dy = torch.empty(len(rows), dtype=BF16, device="meta")
+            assert isinstance(reduction.public_backward_plans.of((rows, dy), 1, False, 2.0), kind)

@@ -66,6 +66,7 @@ class Reduction:
         self.tiny_plans = Plans(self._tiny_plan)
         self.backward_plans = Plans(self._backward_plan)
         self.tiny_backward_plans = Plans(self._tiny_backward_plan)
+        self.public_backward_plans = Plans(self._public_backward_plan)
         self.public_plans = Plans(lambda x, *how: self.choose(x, *how).plan_for(x, *how, self.dtype(x)))
         self.function = _autograd(self)
         self.kept_plans = Plans(self._kept_plan)
@@ -155,6 +156,10 @@ class Reduction:
             with contextlib.suppress(Declined):
                 return spread_tiny.plan(x, dy, found[0], found[1], strides, self.spread(order))
         return self._backward_plan(x, dy, dim, keepdim, order)
+
+    def _public_backward_plan(self, x: Tensor, dy: Tensor, dim: int | None, keepdim: bool, order: float) -> Any:
+        large = x.numel() >= tiny.FROM and not INTERPRETING
+        return (self._tiny_backward_plan if large else self._backward_plan)(x, dy, dim, keepdim, order)
 
     def _backward_views(
         self, x: Tensor, dy: Tensor, dim: int | None, keepdim: bool
@@ -257,7 +262,8 @@ class Reduction:
                     if self.keeps(x, dim, keepdim, order):
                         return kept.Function.apply(x, self.public_kept_plans, dim, keepdim, order)
                     plans = self.choose(x, dim, keepdim, order).plans
-                    return self.function.apply(x, dim, keepdim, order, self.dtype(x), plans, self.backward_plans)
+                    how = (dim, keepdim, order, self.dtype(x))
+                    return self.function.apply(x, *how, plans, self.public_backward_plans)
                 out = torch.empty(ready.shape, dtype=self.dtype(x), device=x.device)
                 ready(x, out)
                 return out
@@ -266,7 +272,7 @@ class Reduction:
             return self.reference(x, dim, keepdim, order)
         if torch.is_grad_enabled() and x.requires_grad and self.keeps(x, dim, keepdim, order):
             return self._keeping(self.public_kept_plans, x, dim, keepdim, order)
-        return self._by(choice.plans, x, dim, keepdim, order)
+        return self._by(choice.plans, x, dim, keepdim, order, self.public_backward_plans)
 
     def dtype(self, x: Tensor) -> torch.dtype:
         if self.formula is None:
