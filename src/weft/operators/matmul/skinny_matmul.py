@@ -15,15 +15,14 @@ from torch import Tensor
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
 from weft.operators.call import Choice, check_same, check_tensor, eager, on_gpu
-from weft.operators.launch import Plans
-from weft.operators.matmul import skinny_cuda, skinny_hopper
+from weft.operators.launch import Plans, compile_request
+from weft.operators.matmul import skinny_hopper
 from weft.operators.matmul.skinny_kernels import plans
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 
 MOST_ROWS = 64  # of x, up to which the rate of the memory is the limit
-MOST_HALVES = (
-    16  # of x in 16 bits, up to which our kernel is the faster: an H200 took 36 µs for 32 of cuBLAS, 60 of ours
-)
+# Of x in 16 bits, up to which Triton's kernel is the faster: for 32 an H200 took 36 µs with cuBLAS, 60 with ours.
+MOST_HALVES = 16
 
 # ---- PyTorch operators -----------------------------------------------------------------------------------------------
 
@@ -53,7 +52,19 @@ def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, Tenso
     return dx, dw, dy.sum(0) if ctx.needs_input_grad[2] else None
 
 
-skinny_matmul_op.register_autograd(_backward, setup_context=_save)
+@torch.library.custom_op("weft::skinny_matmul_cuda", mutates_args=())
+def cuda_op(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+    # the choice may have been made while tracing, when alignment was not known
+    return _launched(x, w, bias, plans if skinny_hopper.why_not(x, w) else skinny_hopper.wide_plans)
+
+
+@cuda_op.register_fake
+def _(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty((x.shape[0], w.shape[0]))
+
+
+for _op in (skinny_matmul_op, cuda_op):
+    _op.register_autograd(_backward, setup_context=_save)
 
 # ---- implementations -------------------------------------------------------------------------------------------------
 
@@ -68,16 +79,13 @@ def skinny_matmul_triton(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Te
 
 
 def skinny_matmul_cuda(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    return _launched(x, w, bias, _cuda_plans(x, w))
-
-
-def _cuda_plans(x: Tensor, w: Tensor) -> Plans:
-    """Of the kernel in CUDA C++ for these tensors: Hopper's own where it takes them."""
-    if not skinny_hopper.why_not(x, w):
-        return skinny_hopper.wide_plans
-    if reason := skinny_cuda.why_not(x, w):
+    if reason := skinny_hopper.why_not(x, w):
         raise Declined(reason)
-    return skinny_cuda.plans
+    operands = (x, w) if bias is None else (x, w, bias)
+    if eager(*operands) or compile_request():
+        return _launched(x, w, bias, skinny_hopper.wide_plans)
+    y: Tensor = torch.ops.weft.skinny_matmul_cuda(x, w, bias)
+    return y
 
 
 # ---- definition ------------------------------------------------------------------------------------------------------
@@ -188,7 +196,7 @@ skinny_matmul = Operator(
 
 skinny_matmul.implementation("triton", arch=">=sm_80")(skinny_matmul_triton)
 skinny_matmul.implementation(
-    "cuda", arch=">=sm_80", devices=("cuda",), dtypes=("fp16", "bf16"), directions=("forward",)
+    "cuda", arch="==sm_90", devices=("cuda",), dtypes=("fp16", "bf16"), directions=("forward",)
 )(skinny_matmul_cuda)
 skinny_matmul.implementation("torch")(reference)
 skinny_matmul.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
@@ -233,6 +241,9 @@ def choose(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Choice:
         return Choice("torch", f"over {MOST_HALVES} rows of 16-bit floats, of which cuBLAS was measured to be faster")
     if w.stride(1) != 1 and w.shape[1] > 1:
         return Choice("torch", "rows of w are not contiguous along K, so they cannot be read 16 bytes at a time")
+    if x.shape[0] == 1 and x.is_cuda and not skinny_hopper.why_not(x, w):
+        reason = "one row of x in 16 bits: w comes by TMA; an H200 took 36 µs at 8192 x 8192, 41 with Triton's kernel"
+        return Choice("cuda", reason, skinny_hopper.wide_plans)
     return Choice("triton", "few rows of x: every row of w is read once, at the rate of the memory", plans)
 
 
@@ -267,10 +278,12 @@ def skinny_matmul_function(x: Tensor, w: Tensor, bias: Tensor | None = None) -> 
         y = torch.empty((x.shape[0], w.shape[0]), dtype=x.dtype, device=x.device)
         plan(x, w, w if bias is None else bias, y)
         return y
-    if choose(x, w, bias).implementation == "torch":
+    chosen = choose(x, w, bias).implementation
+    if chosen == "torch":
         return F.linear(x, w, bias)
     if torch.is_autocast_enabled("cuda"):
         dtype = torch.get_autocast_dtype("cuda")
         x, w, bias = x.to(dtype), w.to(dtype), None if bias is None else bias.to(dtype)
-    out: Tensor = torch.ops.weft.skinny_matmul(x, w, bias)
+    launch = torch.ops.weft.skinny_matmul_cuda if chosen == "cuda" else torch.ops.weft.skinny_matmul
+    out: Tensor = launch(x, w, bias)
     return out

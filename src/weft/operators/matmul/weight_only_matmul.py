@@ -9,14 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, torch_dtype, workload
-from weft.operators import mutants
+from weft.definition import Declined, Operator, Tolerance
 from weft.operators.call import Choice, check_device, check_same, check_tensor, eager, on_gpu
-from weft.operators.launch import Plans, compile_request, target_sm
-from weft.operators.matmul import skinny_hopper, weight_only_cuda
+from weft.operators.launch import Plans, compile_request
+from weft.operators.matmul import skinny_hopper
 from weft.operators.matmul.quantized_weight import (
     BITS,
     GROUPS,
@@ -24,13 +22,16 @@ from weft.operators.matmul.quantized_weight import (
     QuantizedWeight,
     block,
     dequantize_weight,
-    quantize_weight,
 )
+from weft.operators.matmul.weight_only_definition import MUTANTS, OPTIONS, WORKLOADS, cost, inputs, reference
 from weft.operators.matmul.weight_only_kernels import plans
 from weft.operators.matmul.weight_only_peers import dense, int8pack, tinygemm
-from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 
 MOST_ROWS = 64  # of x, up to which the rate of the memory is the limit
+MEASURED = (
+    "few rows of x: codes come by TMA and become floats on their way to wgmma; for 1 to 64 rows at 8192 x 8192 an H200 took "
+    "15 to 26 µs of int4 in groups of 128 (Triton's kernel 22 to 85), 22 to 26 of int8 and fp8 (Triton's 25 to 84)"
+)
 
 # ---- PyTorch operators -----------------------------------------------------------------------------------------------
 
@@ -80,7 +81,7 @@ def cuda_op(
 ) -> Tensor:
     weight = QuantizedWeight(words, scale, zero, format, group, x.shape[1])
     # the choice may have been made while tracing, when alignment was not known
-    return _launched(x, weight, bias, plans if weight_only_cuda.why_not(x, words) else weight_only_cuda.plans)
+    return _launched(x, weight, bias, plans if skinny_hopper.why_not(x, words) else skinny_hopper.plans)
 
 
 @cuda_op.register_fake
@@ -96,10 +97,6 @@ for _op in (weight_only_matmul_op, cuda_op):
 # ---- implementations -------------------------------------------------------------------------------------------------
 
 
-def reference(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
-    return F.linear(x, dequantize_weight(weight, x.dtype), bias)
-
-
 def weight_only_matmul_triton(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
     if eager(*_operands(x, weight, bias)):
         return _launched(x, weight, bias)
@@ -109,95 +106,16 @@ def weight_only_matmul_triton(x: Tensor, weight: QuantizedWeight, bias: Tensor |
 
 
 def weight_only_matmul_cuda(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
-    of_cuda = _cuda_plans(x, weight.words)
+    if reason := skinny_hopper.why_not(x, weight.words):
+        raise Declined(reason)
     if eager(*_operands(x, weight, bias)) or compile_request():
-        return _launched(x, weight, bias, of_cuda)
+        return _launched(x, weight, bias, skinny_hopper.plans)
     words, scale, zero, format, group, _ = weight
     y: Tensor = torch.ops.weft.weight_only_matmul_cuda(x, words, scale, zero, bias, format, group)
     return y
 
 
-def _cuda_plans(x: Tensor, words: Tensor) -> Plans:
-    """Of the kernel in CUDA C++ for these tensors: Hopper's own where it takes them."""
-    if not skinny_hopper.why_not(x, words):
-        return skinny_hopper.plans
-    if reason := weight_only_cuda.why_not(x, words):
-        raise Declined(reason)
-    return weight_only_cuda.plans
-
-
 # ---- definition ------------------------------------------------------------------------------------------------------
-
-
-def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
-    """x [M, K] and a weight [N, K] of normal random numbers, quantised. Options: ``format``, ``group`` (of int4 128, else whole
-    rows), ``zero`` (int4 with zero points), ``bias``, ``layout`` (of x and the bias) and ``values`` (of x)."""
-    m, n, k = (w[a] for a in "MNK")
-    layout = w.option("layout", "contiguous")
-    x = random_tensor(g, (m, k), w.dtype, device, layout=layout, values=w.option("values", "normal"))
-    bias = None
-    if w.option("bias", True):
-        of_vectors = layout if layout in ("unaligned", "strided") else "contiguous"
-        bias = random_tensor(g, (n,), w.dtype, device, layout=of_vectors)
-    return {"x": x, "weight": _weight(w, g, device, n, k), "bias": bias}
-
-
-def _form(w: Workload) -> tuple[str, int]:
-    format = w.option("format", "int8")
-    return format, w.option("group", 128 if format == "int4" else 0)
-
-
-def _weight(w: Workload, g: Any, device: str, n: int, k: int) -> QuantizedWeight:
-    (format, group), zero_points = _form(w), w.option("zero", False)
-    if device != "meta":
-        return quantize_weight(random_tensor(g, (n, k), w.dtype, device), format, group, zero_points=zero_points)
-    words = torch.empty((n, -(-k // block(format)) * 64), dtype=torch.int32, device=device)
-    if not group:
-        return QuantizedWeight(words, torch.empty(n, device=device), None, format, 0, k)
-    scale = torch.empty((k // group, n), dtype=torch_dtype(w.dtype), device=device).t()
-    zero = torch.empty((k // group, n), dtype=torch.uint8, device=device).t() if zero_points else None
-    return QuantizedWeight(words, scale, zero, format, group, k)
-
-
-def cost(w: Workload, direction: str) -> Cost:
-    (m, n, k), size, (format, group) = (w[a] for a in "MNK"), w.bytes_per_element, _form(w)
-    bias = n if w.option("bias", True) else 0
-    scales = n * (k // group) * (size + w.option("zero", False)) if group else n * 4
-    reads = n * k * BITS[format] // 8 + scales + (m * k + bias) * size
-    return Cost(reads, m * n * size, {w.dtype: 2.0 * m * n * k + m * bias})
-
-
-def _with(weight: QuantizedWeight, **changed: Any) -> QuantizedWeight:
-    return weight._replace(**changed)
-
-
-def _last_block_left_out(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
-    k = max(x.shape[1] - 1, 0) // block(weight.format) * block(weight.format)
-    return F.linear(x[:, :k], dequantize_weight(weight, x.dtype)[:, :k], bias)
-
-
-def _halves_swapped(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
-    words = weight.words << 16 | weight.words >> 16 & 0xFFFF
-    return reference(x, _with(weight, words=words), bias)
-
-
-def _next_groups_scale(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
-    return reference(x, _with(weight, scale=weight.scale.roll(1, -1)), bias)
-
-
-def _zero_points_left_out(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
-    return reference(x, _with(weight, zero=None), bias)
-
-
-def quantised(dtype: str, m: int, n: int, k: int, format: str, group: int = 0, **options: Any) -> Workload:
-    """As decoder layers are: without a bias."""
-    return workload(dtype, M=m, N=n, K=k, format=format, group=group, bias=False, **options)
-
-
-FORMS = (("int8", 0), ("fp8", 0), ("int4", 128))
-DECODE = (1, 4, 8, 16, 32, 64)  # sequences that decode at once
-# Llama 3 8B and 70B: queries, keys and values; output; gate and up; down
-LAYERS = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (10240, 8192), (57344, 8192), (8192, 28672))
 
 weight_only_matmul = Operator(
     name="weight_only_matmul",
@@ -205,64 +123,14 @@ weight_only_matmul = Operator(
     inputs=inputs,
     reference=reference,
     cost=cost,
-    options={
-        "format": tuple(BITS),
-        "group": (0, *GROUPS),
-        "zero": (False, True),
-        "bias": (False, True),
-        "layout": LAYOUTS,
-        "values": VALUES,
-    },
+    options=OPTIONS,
     tolerance=Tolerance(scale="tensor", terms=lambda w: max(w.axes.values())),
-    workloads={
-        "verify": [
-            *(workload(M=m, N=n, K=k) for m, n, k in ((1, 1, 1), (1, 40, 256), (3, 33, 17), (9, 16, 300), (33, 5, 70))),
-            *(workload(M=m, N=n, K=k) for m, n, k in ((0, 5, 3), (5, 0, 3), (5, 3, 0), (70, 9, 33))),
-            *(workload(M=2, N=20, K=k, format="fp8") for k in (33, 256)),
-            *(workload(M=3, N=20, K=384, format="int8", group=g) for g in GROUPS),
-            workload(M=3, N=20, K=128, format="fp8", group=64),
-            *(
-                workload(M=2, N=20, K=k, format="int4", group=g)
-                for k, g in ((512, 128), (640, 128), (192, 64), (96, 32))
-            ),
-            *(workload(M=4, N=7, K=256, format="int4", group=g, zero=True) for g in GROUPS),
-            workload(M=17, N=20, K=1152, format="int4", group=128, zero=True, bias=False),
-            workload(M=64, N=66, K=256, format="int4", group=32, zero=True),
-            *(workload(M=40, N=70, K=200, format=f) for f in ("int8", "fp8")),
-            *(workload(M=3, N=20, K=72, layout=at) for at in LAYOUTS[1:]),
-            *(workload(M=4, N=20, K=128, format=f, values="nonfinite") for f in BITS),
-        ],
-        "full": [workload(M=m, N=300, K=1280, format=f, group=g) for m in (1, 7, 64) for f, g in FORMS],
-        "huge": [quantised("bf16", m, 2**17 + 8, 2**14 + 128, f, g) for m in (1, 16) for f, g in FORMS],
-        "bench": [quantised("bf16", m, 8192, 8192, f, g) for f, g in FORMS for m in DECODE],
-        "quick": [quantised("bf16", 1, 8192, 8192, f, g) for f, g in FORMS],
-        "compile": [
-            *(quantised("bf16", m, 8192, 8192, f, g) for f, g in FORMS for m in (1, 16)),
-            *(quantised("bf16", 64, 8192, 8192, f, g) for f, g in FORMS[1:]),
-            *(quantised("fp16", 16, 8192, 8192, f, g) for f, g in FORMS[1:]),
-            *(quantised("bf16", 16, 4096, 4096, "int4", g, zero=True) for g in GROUPS),
-            quantised("bf16", 5, 4096, 4096, "int8", 64),
-            quantised("fp32", 16, 8192, 8192, "int4", 128),
-            workload("bf16", M=3, N=500, K=1000, format="fp8"),
-        ],
-        "tune": [
-            *(quantised("bf16", m, n, n, f, g) for f, g in FORMS for m in (1, 8, 16, 64) for n in (4096, 8192)),
-            *(quantised("bf16", 1, n, k, f, g) for f, g in FORMS for n, k in LAYERS),
-            *(quantised("bf16", m, 8192, 8192, "int4", g) for m in (1, 16) for g in (32, 64)),
-        ],
-        "model": [quantised("bf16", m, n, k, f, g) for f, g in FORMS for m in (1, 16) for n, k in LAYERS],
-    },
-    mutants=[
-        *mutants.usual(reference),
-        Mutant("last block left out", _last_block_left_out),
-        Mutant("halves of a word swapped", _halves_swapped),
-        Mutant("the next group's scale", _next_groups_scale),
-        Mutant("zero points left out", _zero_points_left_out),
-    ],
+    workloads=WORKLOADS,
+    mutants=MUTANTS,
 )
 
 weight_only_matmul.implementation("triton", arch=">=sm_80")(weight_only_matmul_triton)
-weight_only_matmul.implementation("cuda", arch=">=sm_80", devices=("cuda",), dtypes=("fp16", "bf16"))(
+weight_only_matmul.implementation("cuda", arch="==sm_90", devices=("cuda",), dtypes=("fp16", "bf16"))(
     weight_only_matmul_cuda
 )
 weight_only_matmul.implementation("torch")(reference)
@@ -344,11 +212,8 @@ def choose(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Ch
         return Choice("torch", "empty: nothing to launch")
     if x.shape[0] > MOST_ROWS:
         return Choice("torch", f"over {MOST_ROWS} rows of x: the weight is dequantised and the product is cuBLAS's")
-    one = x.shape[0] == 1 and weight.format == "int4"  # where an H200 found it faster: 17.7 us for 21.2 at 8192 x 8192
-    if one and x.is_cuda and target_sm(x.device) >= 80 and not weight_only_cuda.why_not(x, weight.words):
-        return Choice(
-            "cuda", "one row of x: codes go from memory into the registers that unpack them", weight_only_cuda.plans
-        )
+    if x.is_cuda and not skinny_hopper.why_not(x, weight.words):
+        return Choice("cuda", MEASURED, skinny_hopper.plans)
     return Choice("triton", "few rows of x: codes are read once and unpacked in registers", plans)
 
 
