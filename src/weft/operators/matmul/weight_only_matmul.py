@@ -212,7 +212,7 @@ def choose(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Ch
         return Choice("torch", "empty: nothing to launch")
     if x.shape[0] > MOST_ROWS:
         return Choice("torch", f"over {MOST_ROWS} rows of x: the weight is dequantised and the product is cuBLAS's")
-    if x.is_cuda and not skinny_hopper.why_not(x, weight.words):
+    if not skinny_hopper.why_not(x, weight.words):
         return Choice("cuda", MEASURED, skinny_hopper.plans)
     return Choice("triton", "few rows of x: codes are read once and unpacked in registers", plans)
 
