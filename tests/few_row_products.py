@@ -1,12 +1,24 @@
-"""Products of few rows with a weight of 16 bits or of codes, played on a CPU: what their tests have in common."""
+"""Products of few rows with a weight of 16 bits or of codes: what their tests have in common."""
 
 from __future__ import annotations
 
 import pytest
+from where import DEVICE
 
 torch = pytest.importorskip("torch")
 
-from weft.operators.matmul.quantized_weight import dequantize_weight, prepare_weight  # noqa: E402
+from weft.operators.matmul.quantized_weight import (  # noqa: E402
+    FORMATS,
+    GROUPS,
+    dequantize_weight,
+    prepare_weight,
+)
+
+FORMS = [(f, g) for f in FORMATS for g in ((0, *GROUPS) if f != "int4" else GROUPS)]
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(DEVICE)
 
 
 class FewRows:
