@@ -221,6 +221,25 @@ def test_a_process_that_dies_ends_the_measurement_and_leaves_none_behind():
     assert not multiprocessing.active_children()
 
 
+class Faulty(compare.Bench):
+    """One kernel ends in a fault of the device."""
+
+    def compare(self, op, w, direction, implementations):
+        if w.dtype == "fp16":
+            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nand more")
+        return super().compare(op, w, direction, implementations)
+
+
+def test_a_process_whose_device_is_lost_is_replaced():
+    said = []
+    bench = Faulty("cpu", Ceilings("cpu"), budget_s=0.01, say=said.append)
+    points, implementations = points_of("softmax", ("fp32", "fp16", "bf16"))
+    found = {(w.dtype, d): rows for (_, w, d), rows in parallel.compare(bench, points, implementations, 1)}
+    assert {dtype for (dtype, _), rows in found.items() if rows} == {"fp32", "bf16"} and len(found) == len(points)
+    text = "softmax {} at M=40,N=24 fp16 is left out: CUDA error: an illegal memory access was encountered"
+    assert said == [text.format(d) for d in ("forward", "backward")]
+
+
 def test_the_command_line_takes_jobs(tmp_path):
     command = [sys.executable, "-m", "weft", "bench", "softmax", "--workload", "M=40,N=24", "--jobs", "2", "--json"]
     command += ["--direction", "forward", "--dtype", "fp32", "--dtype", "fp16", "--budget", "0.01", "--implementation"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing
+import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
@@ -25,6 +26,7 @@ from weft.records import Measurement
 COPIES = (
     8  # of its compulsory bytes, that a point takes: two sets of inputs, results, what implementations keep or need
 )
+LOST_DEVICE = 75  # status of a process that another is to take the place of
 OVERHEAD_BYTES = 2**30  # of a process: its context, its code, the buffer that flushes the cache
 
 Point = tuple[Operator, Workload, str]
@@ -56,34 +58,40 @@ def compare(
     following = context.Value("q", 0)
     jobs: list[Job] = [(op.name, w, d, tuple(i.name for i in implementations[op.name])) for op, w, d in points]
     plain = dataclasses.replace(bench, say=_silent)
-    workers: list[Any] = []
-    pipes: list[Connection] = []
-    for index in range(processes):
+    workers: list[Any] = [None] * processes
+    pipes: dict[Connection, int] = {}
+
+    def start(index: int) -> None:
         receiver, sender = context.Pipe(duplex=False)
         arguments = (index, plain, jobs, following, shared, sender)
-        workers.append(context.Process(target=_work, args=arguments, daemon=True))
-        workers[-1].start()
+        workers[index] = context.Process(target=_work, args=arguments, daemon=True)
+        workers[index].start()
         sender.close()
-        pipes.append(receiver)
+        pipes[receiver] = index
+
+    for index in range(processes):
+        start(index)
     try:
         while pipes:
-            waiting = wait(pipes)
-            for pipe in [pipe for pipe in pipes if pipe in waiting]:
+            for pipe in wait(pipes):
+                assert isinstance(pipe, Connection)
                 try:
                     message = pipe.recv()
                 except EOFError:
-                    pipes.remove(pipe)
+                    index = pipes.pop(pipe)
+                    workers[index].join()
+                    if workers[index].exitcode == LOST_DEVICE:
+                        start(index)
+                    elif workers[index].exitcode:
+                        raise ProcessDied(
+                            f"a process of --jobs ended with status {workers[index].exitcode}; fewer may fit in memory"
+                        ) from None
                     continue
                 if isinstance(message, str):
                     bench.say(message)
                 else:
                     at, rows = message
                     yield points[at], rows
-            for worker in workers:
-                if worker.exitcode:
-                    raise ProcessDied(
-                        f"a process of --jobs ended with status {worker.exitcode}; fewer may fit in memory"
-                    )
     finally:
         for worker in workers:
             if worker.is_alive():
@@ -127,5 +135,10 @@ def _work(index: int, bench: Any, jobs: list[Job], following: Any, shared: turns
         except (turns.TurnTooLong, torch.cuda.OutOfMemoryError) as error:
             sender.send(f"{name} {direction} at {w} {w.dtype} is left out: {error}")
             rows = []
+        except torch.AcceleratorError as error:  # a kernel's fault ends all that its process does on the device
+            sender.send(f"{name} {direction} at {w} {w.dtype} is left out: {str(error).splitlines()[0]}")
+            sender.send((at, []))
+            turn.leave()
+            os._exit(LOST_DEVICE)
         sender.send((at, rows))
     turn.leave()
