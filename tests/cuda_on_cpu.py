@@ -3,6 +3,10 @@ given jobs, launches that Python computes with the bytes that they find in memor
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import hashlib
+import os
 import struct
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
@@ -26,16 +30,32 @@ Run = Callable[[str, bytes, str], "bytes | str"]
 
 
 def compiled(folder: Path, texts: Mapping[str, str]) -> dict[str, Path]:
-    """Programs by name, compiled side by side from C++."""
-    started = {}
-    for name, text in texts.items():
-        (folder / f"{name}.cpp").write_text(text)
-        command = [cuda_as_cpp.compiler(), *FLAGS, "-o", folder / name, folder / f"{name}.cpp"]
-        started[name] = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    for compiler in started.values():
-        errors = compiler.communicate()[1]
-        assert compiler.returncode == 0, errors
-    return {name: folder / name for name in texts}
+    """Programs by name, compiled side by side from C++: each once, also where processes of pytest-xdist ask for the same.
+
+    Args:
+        folder: of this process alone; theirs lie beside it.
+    """
+    beside = folder.parent.parent if "PYTEST_XDIST_WORKER" in os.environ else folder.parent
+    programs = {name: beside / hashlib.sha256(text.encode()).hexdigest()[:16] for name, text in texts.items()}
+    started = []
+    with contextlib.ExitStack() as until_compiled:
+        for name, program in programs.items():
+            lock = until_compiled.enter_context(open(f"{program}.lock", "w"))
+            with contextlib.suppress(BlockingIOError):  # whoever has it compiles the program
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not program.exists():
+                    (folder / f"{name}.cpp").write_text(texts[name])
+                    command = [cuda_as_cpp.compiler(), *FLAGS, "-o", folder / name, folder / f"{name}.cpp"]
+                    started.append((name, subprocess.Popen(command, stderr=subprocess.PIPE, text=True)))
+        for name, compiler in started:
+            errors = compiler.communicate()[1]
+            assert compiler.returncode == 0, errors
+            (folder / name).rename(programs[name])
+    for program in programs.values():
+        with open(f"{program}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        assert program.exists(), "it did not compile in another process, which says why"
+    return programs
 
 
 def _program(spaces: Mapping[str, tuple[str, Iterable[str]]]) -> str:
