@@ -144,22 +144,23 @@ class Reduction:
     def _divisor(self, x: Tensor, dim: int | None) -> float:
         return float(x.numel() if dim is None else x.shape[dim]) if self.mean else 1.0
 
-    def _backward_plan(self, x: Tensor, dy: Tensor, dim: int | None, keepdim: bool, order: float) -> SpreadPlan:
+    def _backward_plan(
+        self, x: Tensor, dy: Tensor, dim: int | None, keepdim: bool, order: float, tiny: bool = False
+    ) -> Any:
+        """Triton's, or of ``tiny`` rows CUDA C++'s where it takes them."""
         assert self.spread is not None  # only then does a gradient need x
         found, strides = self._backward_views(x, dy, dim, keepdim)
+        if tiny and dim is not None:
+            with contextlib.suppress(Declined):
+                return spread_tiny.plan(x, dy, found[0], found[1], strides, self.spread(order))
         return SpreadPlan(found[0], found[1], strides, x, self.spread(order), total=dim is None)
 
     def _tiny_backward_plan(self, x: Tensor, dy: Tensor, dim: int | None, keepdim: bool, order: float) -> Any:
-        """CUDA C++'s where it takes them, else Triton's."""
-        if self.spread is not None and dim is not None:
-            found, strides = self._backward_views(x, dy, dim, keepdim)
-            with contextlib.suppress(Declined):
-                return spread_tiny.plan(x, dy, found[0], found[1], strides, self.spread(order))
-        return self._backward_plan(x, dy, dim, keepdim, order)
+        return self._backward_plan(x, dy, dim, keepdim, order, tiny=True)
 
     def _public_backward_plan(self, x: Tensor, dy: Tensor, dim: int | None, keepdim: bool, order: float) -> Any:
         large = x.numel() >= tiny.FROM and not INTERPRETING
-        return (self._tiny_backward_plan if large else self._backward_plan)(x, dy, dim, keepdim, order)
+        return self._backward_plan(x, dy, dim, keepdim, order, tiny=large)
 
     def _backward_views(
         self, x: Tensor, dy: Tensor, dim: int | None, keepdim: bool
