@@ -9,9 +9,9 @@ import hashlib
 import os
 import struct
 import subprocess
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import cuda_as_cpp
 import pytest
@@ -113,6 +113,24 @@ def player(
             assert done.stdout.startswith(b"failed: ") or done.returncode == -11, done
             return done.stdout.decode() or "an access outside memory"
         return done.stdout
+
+    return run
+
+
+def player_of_rows(
+    folder: Path, text: str, made: Callable[..., Any], kernels: Sequence[tuple], mistakes: Mapping[str, tuple]
+) -> Callable[..., str]:
+    """What runs a kernel of ``kernels``, or one of the mistakes, on some rows, and returns what is wrong with its result.
+
+    Args:
+        made: ``made(*kernel, rows, seed)`` has a launch, a job, and says what is wrong with what the job leaves.
+    """
+    played = player(folder, text, lambda i: made(*kernels[i], 1).launch, range(len(kernels)), mistakes)
+
+    def run(kernel: int, rows: int, mistake: str = "", seed: int = 0) -> str:
+        case = made(*kernels[kernel], rows, seed)
+        found = played(case.launch, case.job(), mistake)
+        return found if isinstance(found, str) else case.what_is_wrong(found)
 
     return run
 

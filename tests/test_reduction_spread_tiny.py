@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 from cuda_as_cpp import whole
-from cuda_on_cpu import FRAME, bytes_of, frame_is_whole, framed, job, player, tensor_of
+from cuda_on_cpu import FRAME, bytes_of, frame_is_whole, framed, job, player_of_rows, tensor_of
 from sass import names, parts, sass
 
 torch = pytest.importorskip("torch")
@@ -96,14 +96,7 @@ class Case:
 def play(tmp_path_factory):
     """Runs a case, or one of ``MISTAKES``, and returns what is wrong with its result."""
     folder, text = tmp_path_factory.mktemp("played"), whole(spread_tiny.SOURCE)
-    played = player(folder, text, lambda i: Case(*KERNELS[i], 1).launch, range(len(KERNELS)), MISTAKES)
-
-    def run(kernel: int, rows: int, mistake: str = "", seed: int = 0) -> str:
-        case = Case(*KERNELS[kernel], rows, seed)
-        found = played(case.launch, case.job(), mistake)
-        return found if isinstance(found, str) else case.what_is_wrong(found)
-
-    return run
+    return player_of_rows(folder, text, Case, KERNELS, MISTAKES)
 
 
 @pytest.mark.parametrize("rows", ROWS)

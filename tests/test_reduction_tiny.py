@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 from cuda_as_cpp import whole
-from cuda_on_cpu import FRAME, bytes_of, frame_is_whole, framed, job, player, tensor_of
+from cuda_on_cpu import FRAME, bytes_of, frame_is_whole, framed, job, player_of_rows, tensor_of
 from sass import names, parts, sass
 
 torch = pytest.importorskip("torch")
@@ -100,14 +100,7 @@ def play(tmp_path_factory):
     """Runs a case, or one of ``MISTAKES``, and returns what is wrong with its result."""
     text = "static u64 low, high;\n" + whole(tiny.SOURCE)
     folder = tmp_path_factory.mktemp("played")
-    played = player(folder, text, lambda i: Reduced(*KERNELS[i], 1).launch, range(len(KERNELS)), MISTAKES)
-
-    def run(kernel: int, rows: int, mistake: str = "", seed: int = 0) -> str:
-        case = Reduced(*KERNELS[kernel], rows, seed)
-        found = played(case.launch, case.job(), mistake)
-        return found if isinstance(found, str) else case.what_is_wrong(found)
-
-    return run
+    return player_of_rows(folder, text, Reduced, KERNELS, MISTAKES)
 
 
 @pytest.mark.parametrize("rows", ROWS)
