@@ -77,7 +77,7 @@ def _sections(text: str) -> list[str]:
 
 
 def _static_behind_dynamic(text: str) -> str:
-    """Arrays ``__shared__ T a[2], b[3];`` of one kernel become references into the end of the shared memory of a launch, which
+    """Arrays ``__shared__ T a[2], b[3];`` of a kernel become references into the end of the shared memory of a launch, which
     has to be larger by ``STATIC`` bytes."""
     taken = "0"
 
@@ -89,7 +89,11 @@ def _static_behind_dynamic(text: str) -> str:
             taken += f" + static_bytes<{found[1]}{extents}>"
         return " ".join(made)
 
-    return re.sub(r"(?<!extern )__shared__ (?:alignas\(16\) )?(\w+) ((?:\w+(?:\[[^\]]*\])+(?:, )?)+);", behind, text)
+    made, array = [], re.compile(r"(?<!extern )__shared__ (?:alignas\(16\) )?(\w+) ((?:\w+(?:\[[^\]]*\])+(?:, )?)+);")
+    for kernel in re.split(r"(?=\b__global__\b)", text):
+        taken = "0"
+        made.append(array.sub(behind, kernel))
+    return "".join(made)
 
 
 def as_cpp(text: str) -> str:

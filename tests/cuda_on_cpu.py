@@ -135,6 +135,26 @@ def player_of_rows(
     return run
 
 
+def player_of_cases(
+    folder: Path, text: str, made: Callable[..., Any], cases: Mapping[str, Any], mistakes: Mapping[str, tuple]
+) -> Callable[..., str]:
+    """What runs a case, or one of the mistakes, and returns what is wrong with its result.
+
+    Args:
+        made: ``made(case, seed)`` has a launch, a job, and says what is wrong with what the job leaves.
+        mistakes: of each name the name of a case, then as for :func:`player`.
+    """
+    wrong = {name: (cases[of], *change) for name, (of, *change) in mistakes.items()}
+    played = player(folder, text, lambda case: made(case).launch, cases.values(), wrong)
+
+    def run(name: str, mistake: str = "", seed: int = 0) -> str:
+        case = made(cases[name], seed)
+        found = played(case.launch, case.job(), mistake)
+        return found if isinstance(found, str) else case.what_is_wrong(found)
+
+    return run
+
+
 # ---- jobs ------------------------------------------------------------------------------------------------------------
 
 

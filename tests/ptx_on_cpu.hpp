@@ -7,6 +7,7 @@
 
 #include <array>
 
+#define __noinline__
 struct float2 { float x, y; };
 
 // Four numbers stored at once go to memory that other blocks read: they see them when a thread that knows of them has released.
@@ -67,12 +68,27 @@ inline u32 __reduce_add_sync(u32, u32 x) {
 template <typename T> inline T __shfl_sync(u32, T x, int from, int width) {
   return shuffled(x, [from, width](int lane) { return lane / width * width + from % width; });
 }
+template <typename T> inline T __shfl_up_sync(u32, T x, int step, int width = 32) {
+  return shuffled(x, [step, width](int lane) { return lane % width >= step ? lane - step : lane; });
+}
+template <typename T> inline T __shfl_down_sync(u32, T x, int step, int width = 32) {
+  return shuffled(x, [step, width](int lane) { return lane % width + step < width ? lane + step : lane; });
+}
 inline u32 __byte_perm(u32 x, u32 y, u32 selector) {
   u32 r = 0;
   for (int i = 0; i < 4; i++) r |= u32((u64(y) << 32 | x) >> (selector >> 4 * i & 7) * 8 & 0xff) << 8 * i;
   return r;
 }
+inline int __any_sync(u32, int x) {
+  for (int step = 1; step < 32; step *= 2) x |= __shfl_xor_sync(~0u, x, step);
+  return x;
+}
 inline void __trap() { fail("a trap"); }
+inline u32 atomicAdd(u32 *p, u32 x) {
+  const u32 was = *p;
+  *p += x;
+  return was;
+}
 inline void atomicMax(u32 *p, u32 x) { *p = max(*p, x); }
 
 // ---- 16- and 8-bit floats -----------------------------------------------------------------------------------------------------
@@ -324,6 +340,60 @@ template <typename Sum> inline Play product_of(int n, int size, Sum (*value)(con
   };
 }
 
+// d[64, N] = a[64, 32] b[N, 32]ᵀ (+ d where `add`), of a two elements of every four in memory: lanes 2 selector and 2 selector + 1 of every
+// four say where those of 16 columns each lie, of row lane / 4 in the lower and lane / 4 + 8 in the upper half of their word.
+inline void sparse_wgmma(float (*value)(const unsigned char *), int n, u64 a, u64 b, u32 places, int selector, bool b_k_major, bool add) {
+  machine.now->argument[1] = &places;
+  warp_meets([=] {
+    Block *block = &own();
+    const int first = machine.now->index.x / 32 * 32 % 128 / 2;
+    std::vector<float *> sums;
+    std::vector<u32> words;
+    for (int lane = 0; lane < 32; lane++) {
+      sums.push_back(static_cast<float *>(lane_of_warp(lane).argument[0]));
+      words.push_back(*static_cast<u32 *>(lane_of_warp(lane).argument[1]));
+    }
+    const auto act = [=] {
+      static float left[16][32], right[32][256], product[16][256];
+      for (int c = 0; c < n; c++)
+        for (int k = 0; k < 32; k++) right[k][c] = value(element(*block, b, b_k_major, c, k, 2));
+      for (int m = 0; m < 16; m++) {
+        std::fill_n(left[m], 32, 0.f), std::fill_n(product[m], n, 0.f);
+        for (int group = 0; group < 8; group++) {
+          const u32 code = words[m % 8 * 4 + 2 * selector + group / 4] >> (m / 8 * 16 + group % 4 * 4) & 15;
+          if ((code & 3) >= code >> 2) fail("places of a group that do not rise");
+          for (int i = 0; i < 2; i++) left[m][4 * group + (code >> 2 * i & 3)] = value(element(*block, a, true, first + m, 2 * group + i, 2));
+        }
+        for (int k = 0; k < 32; k++)
+          for (int c = 0; c < n; c++) product[m][c] += left[m][k] * right[k][c];
+      }
+      for (int lane = 0; lane < 32; lane++)
+        for (int i = 0; i < n / 2; i++) {
+          const float more = product[lane / 4 + i / 2 % 2 * 8][i / 4 * 8 + lane % 4 * 2 + i % 2];
+          sums[lane][i] = add ? sums[lane][i] + more : more;
+        }
+    };
+    if (warp().open.empty() && warp().committed.empty() && chance(2))
+      act();
+    else
+      warp().open.push_back(act);
+  });
+}
+
+inline Play sparse_product_of(int n, float (*value)(const unsigned char *)) {
+  if (n != 64 && n != 128 && n != 192 && n != 256) fail("wgmma of another width");
+  return [=](Call &c) {
+    float *const d = static_cast<float *>(c.operand(0).where);
+    for (int i = 0; i < n / 2; i++)
+      if (c.operand(i).where != d + i) fail("registers of a sum in another order");
+    const int selector = c.as(n / 2 + 3);
+    if (c.now->words.size() != size_t(n / 2 + 9) || selector < 0 || selector > 1) fail("a sparse wgmma with other operands");
+    if (c.as(n / 2 + 5) != 1 || c.as(n / 2 + 6) != 1 || c.get(n / 2 + 7)) fail("a sparse wgmma with other flags");
+    machine.now->argument[0] = d;
+    sparse_wgmma(value, n, c.get(n / 2), c.get(n / 2 + 1), c.as<u32>(n / 2 + 2), selector, !c.get(n / 2 + 8), c.get(n / 2 + 4));
+  };
+}
+
 inline void load_words(Call &c, const unsigned char *from) {
   if (reinterpret_cast<u64>(from) % 16) fail("a misaligned access");
   for (int i = 0; i < 4; i++) c.set(i, pair_at(from + 4 * i));
@@ -413,19 +483,26 @@ inline void reach_cluster() {
   if (cluster().blocks.size() > 1 && !cluster().meeting.generation) fail("an access to a cluster whose blocks may not have begun");
 }
 
-inline void store_pair_at(Call &c) {
+// NaN counts for nothing.
+template <typename Value, typename Bits> inline void largest_of_pairs(Call &c, Value value, Bits bits) {
+  const u32 a = c.as<u32>(1), b = c.as<u32>(2);
+  c.set(0, bits(std::fmax(value(a >> 16), value(b >> 16))) << 16 | bits(std::fmax(value(a), value(b))));
+}
+
+template <int COUNT> inline void store_floats_at(Call &c) {
   reach_cluster();
   Block *const from = &own();
   Block *block = machine.blocks.at((c.get(0) >> 24) - 1).get();
-  const u32 to = c.get(0) & 0xffffff, barrier = c.get(3) & 0xffffff;
-  const float pair[2] = {c.as<float>(1), c.as<float>(2)};
-  if (c.get(0) >> 24 != c.get(3) >> 24) fail("a store and its barrier in two blocks");
+  const u32 to = c.get(0) & 0xffffff, barrier = c.get(1 + COUNT) & 0xffffff;
+  std::array<float, COUNT> sent;
+  for (int i = 0; i < COUNT; i++) sent[i] = c.as<float>(1 + i);
+  if (c.get(0) >> 24 != c.get(1 + COUNT) >> 24) fail("a store and its barrier in two blocks");
   machine.engine.push_back([=] {
     if (!block->alive) fail("a store to a block that has left");
     if (machine.stays && !from->alive) fail("a store from a block that has left");
-    std::memcpy(at(*block, to, 8), pair, 8);
+    std::memcpy(at(*block, to, 4 * COUNT), sent.data(), 4 * COUNT);
     Barrier &b = barrier_of(*block, barrier);
-    b.bytes -= 8;
+    b.bytes -= 4 * COUNT;
     settle(b);
   });
 }
@@ -440,6 +517,10 @@ inline Play play_of(const std::string &name) {
     if (is == "f32.tf32.tf32 8") return product_of<float>(n, 4, wgmma_tf32);
     if (is == "f32.e4m3.e4m3 32") return product_of<float>(n, 1, wgmma_e4m3);
     if (is == "s32.s8.s8 32") return product_of<int>(n, 1, wgmma_s8);
+  }
+  if (std::sscanf(name.c_str(), "wgmma.mma_async.sp.sync.aligned.m64n%dk32.%31s", &n, types) == 2) {
+    if (types == std::string("f32.bf16.bf16")) return sparse_product_of(n, value_of_bf16);
+    if (types == std::string("f32.f16.f16")) return sparse_product_of(n, wgmma_f16);
   }
   static const std::map<std::string, Play> plays = {
       {".reg", [](Call &) {}},
@@ -562,6 +643,7 @@ inline Play play_of(const std::string &name) {
       {"cvt.rn.f16x2.f32", [](Call &c) { c.set(0, fp16_bits(c.as<float>(1)) << 16 | fp16_bits(c.as<float>(2))); }},
       {"cvt.f32.f16", [](Call &c) { c.set(0, fp16_value(c.get(1))); }},
       {"ld.global.v4.u32", [](Call &c) { load_words(c, reinterpret_cast<const unsigned char *>(c.get(4))); }},
+      {"ld.global.L1::evict_last.L2::cache_hint.v4.u32", [](Call &c) { load_words(c, reinterpret_cast<const unsigned char *>(c.get(4))); }},
       {"createpolicy.fractional.L2::evict_last.b64", [](Call &c) { c.set(0, u64(0)); }},
       {"ld.global.L1::evict_last.L2::cache_hint.u32", [](Call &c) { c.set(0, pair_at(reinterpret_cast<const unsigned char *>(c.get(1)))); }},
       {"st.shared.v4.u32",
@@ -575,6 +657,7 @@ inline Play play_of(const std::string &name) {
          c.set(0, std::isnan(a) || std::isnan(b) ? NAN : std::fmax(a, b));
        }},
       {"div.rn.f32", [](Call &c) { c.set(0, c.as<float>(1) / c.as<float>(2)); }},
+      {"ex2.approx.ftz.f32", [](Call &c) { c.set(0, std::exp2(c.as<float>(1))); }},
       {"rcp.approx.f32", [](Call &c) { c.set(0, 1.f / c.as<float>(1)); }},
       {"sqrt.rn.f32", [](Call &c) { c.set(0, std::sqrt(c.as<float>(1))); }},
       {"st.global.v4.u32",
@@ -590,7 +673,11 @@ inline Play play_of(const std::string &name) {
       {"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", [](Call &c) { product_of_a_warp(c, wgmma_f16); }},
       {"cp.async.cg.shared.global", copy_sixteen},
       {"cp.async.wait_all", [](Call &) { commit(*machine.now), finish(*machine.now, 0); }},
-      {"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32", store_pair_at},
+      {"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32", store_floats_at<2>},
+      {"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32", store_floats_at<1>},
+      {"lg2.approx.ftz.f32", [](Call &c) { c.set(0, std::log2(c.as<float>(1))); }},
+      {"max.bf16x2", [](Call &c) { largest_of_pairs(c, [](u32 x) { return bf16_value(x); }, bf16_bits); }},
+      {"max.f16x2", [](Call &c) { largest_of_pairs(c, [](u32 x) { return fp16_value(x & 0xffff); }, fp16_bits); }},
   };
   if (!plays.count(name)) fail(("an instruction that is not played: " + name).c_str());
   return plays.at(name);

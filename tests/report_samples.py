@@ -219,6 +219,7 @@ def verification(gpu: bool = True, failures: bool = True) -> dict[str, Any]:
         "failed": statuses.count("fail"),
         "unverifiable": statuses.count("unverifiable"),
         "mutants": 24,
+        "mutants_not_reached": 7,
         "mutants_survived": 0,
         "results": results,
     }

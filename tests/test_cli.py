@@ -99,6 +99,8 @@ MISTAKES = [
     ("compile-check vector_add --arch sm_91", "did you mean 'sm_90'"),
     ("compile-check vector_add --arch hopper", "expected sm_80"),
     ("compile-check vector_add --implementation tritn", "did you mean 'triton'"),
+    ("compile-check vector_add --processes 0", "--processes"),
+    ("tune vector_add --processes -3", "--processes"),
     ("frobnicate", "No such command 'frobnicate'"),
     ("verify --sed 3", "--seed"),
 ]
@@ -113,6 +115,24 @@ def test_a_mistake_is_told_in_a_line_without_a_traceback(command, monkeypatch, l
     assert words in re.sub(r"\s+", " ", err) and "Traceback" not in err and out == ""
     if not err.startswith("Usage"):  # the command line's own errors come with a usage line
         assert len(err.splitlines()) == 1, err
+
+
+@pytest.mark.parametrize("verb", ["bench", "verify"])
+def test_what_no_memory_holds_is_told_in_a_line(command, monkeypatch, verb):
+    from weft.hardware.ceilings import Ceilings
+
+    monkeypatch.setattr("weft.hardware.ceilings.measure", lambda device, **options: Ceilings(device))
+    code, out, err = command(verb, "softmax", "--workload", "M=99999999,N=99999999", "--dtype", "fp32")
+    assert code == 1 and out == "" and "Traceback" not in err
+    assert re.search(r"weft: not enough memory: \S+ \w+ asked for at once$", err.strip())
+
+
+def test_a_page_that_cannot_be_written_is_told_before_anything_is_done(command, monkeypatch, tmp_path):
+    monkeypatch.setattr("weft.hardware.doctor.examine", lambda *a: pytest.fail("it began"))
+    (tmp_path / "file").write_text("in the way")
+    code, out, err = command("report", "--output", tmp_path / "file" / "page")
+    assert code == 1 and out == "" and "Traceback" not in err
+    assert "the page cannot be written in" in err and "--output" in err
 
 
 def test_a_verification_of_nothing_is_no_success(command):
@@ -181,6 +201,8 @@ def test_what_a_budget_leaves_out_is_not_passed(command):
     found = json.loads(out)
     assert found["not_reached"] > 20 and found["checked"] == 0
     assert all(r["status"] == "unverifiable" for r in found["results"])
+    _, out, _ = command("verify", "softmax", "vector_add", "--budget", "0.000001", "--json")
+    assert json.loads(out)["mutants"] == 0 and json.loads(out)["mutants_not_reached"] > 4
 
 
 def test_one_workload_in_one_dtype(command):

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from weft import ops  # noqa: E402
+from weft.operators.dropout import dropout as dropout_module  # noqa: E402
 from weft.operators.dropout.philox import at_least, words  # noqa: E402
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
@@ -61,6 +62,29 @@ def test_the_mask_is_one_for_every_dtype_and_layout():
             assert kept(x, p=0.25, seed=7, offset=3).flatten().equal(want.flatten())
 
 
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+@pytest.mark.parametrize("p", [0.5, 1.0])
+@pytest.mark.parametrize("seed", [None, 3])
+@pytest.mark.parametrize("function", [ops.dropout, dropout_module.reference])
+def test_what_is_dropped_is_zero_whatever_it_was(function, value, p, seed):
+    torch.manual_seed(0)
+    x = torch.full((64,), value, device=DEVICE, requires_grad=True)
+    y = function(x, p, seed)
+    zeros = int((y == 0).sum())
+    assert zeros == 64 if p == 1 else 0 < zeros < 64
+    assert int((~y.isfinite()).sum()) == 64 - zeros
+    (dx,) = torch.autograd.grad(y, x, torch.ones_like(x))
+    assert dx.equal(torch.where(y.detach() == 0, 0.0, 2.0))
+
+
+def test_of_what_is_finite_a_formula_without_a_seed_makes_pytorchs_result():
+    x = torch.randn(1000, device=DEVICE)
+    torch.manual_seed(5)
+    want = torch.nn.functional.dropout(x, 0.25)
+    torch.manual_seed(5)
+    assert dropout_module.reference(x, 0.25).equal(want)
+
+
 def test_a_longer_tensor_begins_with_the_same_mask():
     assert kept(shape=(5000,))[:1001].equal(kept(shape=(1001,)))
 
@@ -109,15 +133,6 @@ def test_drawn_masks_differ_and_follow_manual_seed():
     first, second = draws(), draws()
     assert all(a.equal(b) for a, b in zip(first, second, strict=True))
     assert not first[0].equal(first[1]) and not first[1].equal(first[2])
-
-
-def test_what_is_dropped_is_zero_whatever_it_was():
-    x = torch.full((1000,), torch.inf, device=DEVICE)
-    x[::2] = torch.nan
-    y = ops.dropout(x, 0.5, seed=1)
-    keep = at_least((1000,), 1, 0, 2**15, x.device)
-    assert bool((y[~keep] == 0).all()) and not bool(y[keep].isfinite().any())
-    assert bool((ops.dropout(x, 1.0, seed=1) == 0).all())
 
 
 @pytest.mark.parametrize(

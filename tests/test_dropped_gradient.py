@@ -8,7 +8,7 @@ import re
 
 import cuda_as_cpp
 import pytest
-from cuda_on_cpu import bytes_of, job, player, tensor_of
+from cuda_on_cpu import bytes_of, job, player_of_cases, tensor_of
 from sass import names, parts, sass
 
 torch = pytest.importorskip("torch")
@@ -137,6 +137,10 @@ class Gradients:
         assert len(tensors) == 8 and all(a is b for a, b in zip(tensors, given, strict=True))
         self.sums = tensors[5]
 
+    @property
+    def launch(self) -> str:
+        return LAUNCH.replace("KERNEL", self.plan.expression)
+
     def job(self) -> bytes:
         read = {0: self.h, 1: self.dy, 2: self.dh, 3: self.weight, 5: self.held}
         buffers = {i: bytes_of(t) for i, t in read.items()}
@@ -176,22 +180,11 @@ class Gradients:
 @pytest.fixture(scope="module")
 def play(tmp_path_factory):
     """Runs a case, or one of ``MISTAKES``, and returns what is wrong with its result."""
-
-    def launch(case: Case) -> str:
-        return LAUNCH.replace("KERNEL", Gradients(case).plan.expression)
-
     text = cuda_as_cpp.whole(dropped_backward.SOURCE)
     header = (dropped_backward.SOURCE.parents[1] / "philox.cuh").read_text()
     text = text.replace('#include "philox.cuh"', header.replace("#pragma once", ""))
-    mistakes = {name: (CASES[OF_MISTAKE.get(of, of)], *change) for name, (of, *change) in MISTAKES.items()}
-    played = player(tmp_path_factory.mktemp("played"), text, launch, CASES.values(), mistakes)
-
-    def run(name: str, mistake: str = "", seed: int = 0) -> str:
-        made = Gradients(CASES[name], seed)
-        found = played(launch(CASES[name]), made.job(), mistake)
-        return found if isinstance(found, str) else made.what_is_wrong(found)
-
-    return run
+    mistakes = {name: (OF_MISTAKE.get(of, of), *change) for name, (of, *change) in MISTAKES.items()}
+    return player_of_cases(tmp_path_factory.mktemp("played"), text, Gradients, CASES, mistakes)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -13,7 +13,7 @@ import torch.nn.functional as F  # noqa: E402
 
 from weft import ops  # noqa: E402
 from weft.definition import torch_dtype  # noqa: E402
-from weft.operators.loss import linear_calls, linear_chunks  # noqa: E402
+from weft.operators.loss import linear_calls, linear_chunks, linear_definition  # noqa: E402
 from weft.operators.loss.linear_definition import _by_parts, reference  # noqa: E402
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
@@ -117,6 +117,18 @@ def test_a_label_out_of_range_is_named_or_makes_its_row_nan(label):
     assert ops.linear_cross_entropy(x, weight, target).isnan()
 
 
+@pytest.mark.parametrize("rows", [8, 100])
+def test_the_formula_makes_the_row_of_such_a_label_nan_too(monkeypatch, rows):
+    """At once and by parts."""
+    monkeypatch.setattr(linear_definition, "AT_ONCE", 40 * rows)
+    x, weight, target, _ = drawn()
+    target[5] = 40
+    for of_class in (None, torch.rand(40, device=DEVICE)):
+        losses = linear_definition.reference(x, weight, target, class_weight=of_class, reduction="none")
+        assert losses[5].isnan() and losses[torch.arange(20, device=DEVICE) != 5].isfinite().all()
+        assert linear_definition.reference(x, weight, target, class_weight=of_class).isnan()
+
+
 def test_the_mean_over_no_label_is_nan_and_its_gradients_zero():
     x, weight, target, _ = drawn()
     loss, dx, dweight, _ = ops.linear_cross_entropy_with_gradient(x, weight, target.fill_(-100), chunk_rows=8)
@@ -181,7 +193,7 @@ def test_it_says_how_it_makes_the_gradients():
         ({"bias": torch.ones(3)}, "'bias' has shape .* one for each class"),
         ({"class_weight": torch.ones(3)}, "'class_weight' has shape .* one for each class"),
         ({"chunk_rows": 0}, "'chunk_rows' is 0; expected a number of tokens"),
-        ({"accumulate": torch.float16}, "'accumulate' is torch.float16; expected torch.float32"),
+        ({"accumulate": torch.float16}, "'accumulate' is torch.float16; expected torch.float32 or None"),
         ({"label_smoothing": 1.5}, "expected 0 … 1"),
     ],
 )

@@ -10,9 +10,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from weft import ops  # noqa: E402
+from weft.operators.embedding import embedding  # noqa: E402
 from weft.operators.embedding import kernels as gathering  # noqa: E402
 from weft.operators.loss import cross_entropy as calls  # noqa: E402
-from weft.operators.loss import one_program  # noqa: E402
+from weft.operators.loss import definition, one_program  # noqa: E402
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
@@ -110,6 +111,51 @@ def test_a_label_out_of_range_is_named_or_makes_its_row_nan(label):
     assert ops.cross_entropy(logits, target).isnan()
 
 
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1, "z_loss": 0.1, "soft_cap": 5.0}, {"weight": 40}])
+@pytest.mark.parametrize("label", [40, -1, 2**40])
+def test_a_formula_makes_the_row_of_such_a_label_nan_too(label, options):
+    """Both of them: the one that autograd differentiates, and the gradient's own."""
+    logits, target = drawn()
+    target[5], target[2] = label, -100
+    if "weight" in options:
+        options = {"weight": torch.rand(options["weight"], device=DEVICE)}
+    leaf = logits.clone().requires_grad_()
+    losses = definition.reference(leaf, target, reduction="none", **options)
+    (by_autograd,) = torch.autograd.grad(losses.sum(), leaf)
+    (by_formula,) = definition.gradient(torch.ones_like(losses), logits, target, reduction="none", **options)
+    others = torch.arange(9, device=DEVICE) != 5
+    assert losses[5].isnan() and losses[others].isfinite().all()
+    for dx in (by_autograd, by_formula):
+        assert dx[5].isnan().all() and dx[others].isfinite().all()
+    assert definition.reference(logits, target, **options).isnan()
+
+
+def test_of_no_classes_every_label_is_out_of_range():
+    logits, target = torch.zeros(2, 0, device=DEVICE), torch.tensor([-100, 0], device=DEVICE)
+    losses = ops.cross_entropy(logits, target, reduction="none")
+    assert losses[0] == 0 and losses[1].isnan() and ops.cross_entropy(logits, target, reduction="sum").isnan()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"inplace_backward": "x"}, TypeError, "'inplace_backward' is 'x'; expected True or False"),
+        ({"check_labels": 2}, TypeError, "'check_labels' is 2; expected True or False"),
+        ({"ignore_index": 2**70}, ValueError, "'ignore_index' is 1180591620717411303424; expected an int of 64 bits"),
+        ({"ignore_index": 0.5}, TypeError, "'ignore_index' is 0.5; expected an int"),
+    ],
+)
+def test_flags_and_the_ignored_label_are_looked_at(options, error, message):
+    with pytest.raises(error, match=f"cross_entropy: argument {message}"):
+        ops.cross_entropy(*drawn(), **options)
+
+
+def test_a_label_beyond_its_dtype_may_be_the_ignored_one():
+    logits, target = drawn()
+    assert ops.cross_entropy(logits, target.int(), ignore_index=2**40).equal(ops.cross_entropy(logits, target))
+    definition.reference(logits, target.int(), ignore_index=2**40)
+
+
 def test_the_logits_of_an_ignored_row_are_not_looked_at():
     logits, target = drawn()
     target[4] = -100
@@ -149,15 +195,17 @@ def test_wrong_options_are_named(options, message):
         ops.cross_entropy(logits, target, **options)
 
 
-def test_ids_out_of_range_are_named_or_give_nan_and_no_gradient():
+@pytest.mark.parametrize("function", [ops.embedding, embedding.looked_up, embedding.reference])
+def test_ids_out_of_range_are_named_or_give_nan_and_no_gradient(function):
     table = torch.randn(7, 5, device=DEVICE, requires_grad=True)
     ids = torch.tensor([[1, 9], [-1, 6]], device=DEVICE)
     with pytest.raises(ValueError, match=r"has 9 at \(0, 1\) \(2 such in all\); expected 0 … 6"):
         ops.embedding(ids, table, check_ids=True)
-    out = ops.embedding(ids, table)
+    out = function(ids, table)
     assert out[0, 1].isnan().all() and out[1, 0].isnan().all() and out[0, 0].equal(table[1])
     (gradient,) = torch.autograd.grad(out, table, torch.ones_like(out))
     assert gradient.sum(-1).tolist() == [0, 5, 0, 0, 0, 0, 5]
+    assert function(ids, torch.zeros(0, 3, device=DEVICE)).isnan().all()  # a table of no rows
 
 
 @pytest.mark.parametrize(("rows", "columns", "ids"), [(7, 300, 40), (16, 64, 33), (5, 1000, 100)])

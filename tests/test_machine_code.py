@@ -122,9 +122,10 @@ def test_a_source_is_compared_at_a_commit_that_has_it(repository):
 
 
 def test_a_commit_that_git_does_not_know(repository):
-    repository("operators/elementwise/relu.py", '"""``relu', '"""Of ``relu')
-    recorded("0" * 40, "0123456789ab")
-    assert "cannot be compared: Command" in carried()[1][0]
+    commit, source = repository("operators/elementwise/relu.py", '"""``relu', '"""Of ``relu')
+    recorded("0" * 40, source)
+    assert f"it is not that of {'0' * 40} (Command" in carried()[1][0]
+    assert carried([commit]) == (2, [f"relu at {commit}: the same code at 2 of 2 points"])
 
 
 def test_sources_are_followed_to_the_last(tmp_path):

@@ -296,3 +296,22 @@ def test_gathered_rows_are_never_written():
     before = torch.cuda.memory_allocated()
     y = ops.grouped_matmul(x, w, offsets, source=source, position=position, activation="swiglu")
     assert torch.cuda.max_memory_allocated() - before < y.nbytes + math.prod((tokens, d))
+
+
+# ---- autocast --------------------------------------------------------------------------------------------------------
+
+
+def test_the_layer_runs_under_autocast_with_its_gradients():
+    """What lies between its products is narrow where its matrices are not."""
+    x, router, up, down = (random(*s, seed=i) for i, s in enumerate(((6, 5), (4, 5), (4, 6, 5), (4, 5, 3))))
+    leaves = [t.requires_grad_() for t in (x, router, up, down)]
+    with torch.autocast(DEVICE, torch.float16):
+        y = ops.moe_feed_forward(x, router, up, down, 2)
+    assert y.dtype == torch.float16 and y.shape == (6, 5)
+    found = torch.autograd.grad(y.float().square().sum(), leaves)
+    narrow = [t.detach().half().requires_grad_() for t in leaves]
+    want = ops.moe_feed_forward(*narrow, 2)
+    assert y.equal(want)
+    for got, expected in zip(found, torch.autograd.grad(want.float().square().sum(), narrow), strict=True):
+        assert got.dtype == torch.float32
+        torch.testing.assert_close(got, expected.float(), rtol=1e-2, atol=1e-2)

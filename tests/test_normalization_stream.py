@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import cuda_as_cpp
 import pytest
-from cuda_on_cpu import bytes_of, job, player
+from cuda_on_cpu import bytes_of, job, player_of_cases
 from sass import names, parts, sass
 
 torch = pytest.importorskip("torch")
@@ -126,6 +126,10 @@ class Gradients:
         direct = self.plan.groups == 1 and self.weight is not None
         self.written = self.weight.dtype if direct else FP32
 
+    @property
+    def launch(self) -> str:
+        return LAUNCH.replace("KERNEL", self.plan.rows.expression)
+
     def job(self) -> bytes:
         sums = bytes([0xA5]) * (2 * self.plan.groups * self.case.n * self.written.itemsize)
         read = {0: self.x, 1: self.dy, 2: self.more, 3: self.weight, 5: self.mean, 6: self.rstd}
@@ -163,20 +167,9 @@ class Gradients:
 @pytest.fixture(scope="module")
 def play(tmp_path_factory):
     """Runs a case, or one of ``MISTAKES``, and returns what is wrong with its result."""
-
-    def launch(case: Case) -> str:
-        return LAUNCH.replace("KERNEL", Gradients(case).plan.rows.expression)
-
     text = cuda_as_cpp.whole(stream.SOURCE)
-    mistakes = {name: (CASES[OF_MISTAKE[of]], *change) for name, (of, *change) in MISTAKES.items()}
-    played = player(tmp_path_factory.mktemp("played"), text, launch, CASES.values(), mistakes)
-
-    def run(name: str, mistake: str = "", seed: int = 0) -> str:
-        made = Gradients(CASES[name], seed)
-        found = played(launch(CASES[name]), made.job(), mistake)
-        return found if isinstance(found, str) else made.what_is_wrong(found)
-
-    return run
+    mistakes = {name: (OF_MISTAKE[of], *change) for name, (of, *change) in MISTAKES.items()}
+    return player_of_cases(tmp_path_factory.mktemp("played"), text, Gradients, CASES, mistakes)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -307,6 +307,83 @@ def test_another_block_size_than_the_states_is_refused():
         a.torch_state_dict()
 
 
+def stepped(shape=(64, 80), dtype=torch.float32):
+    """An optimizer after one step, of a parameter in 8 bits whose gradient is there."""
+    (p,) = mine = [torch.nn.Parameter(torch.ones(shape, dtype=dtype, device=DEVICE))]
+    set_gradients(mine)
+    a = optim.AdamW8bit(mine)
+    a.step()
+    return p, a
+
+
+def refuses_to_step(p, a, words):
+    """At every step, and no weight is changed."""
+    before = p.detach().clone()
+    for _ in range(2):
+        with pytest.raises(ValueError, match=words):
+            a.step()
+    assert p.equal(before)
+
+
+@pytest.mark.parametrize("limit", [4096, 10**6])
+def test_another_block_size_is_not_stepped_with(limit):
+    """128 has twice the scales that there are."""
+    p, a = stepped()
+    a.param_groups[0].update(block_size=128, min_8bit_size=limit)
+    refuses_to_step(p, a, "'exp_avg_scales' has 20 blocks for 5120 elements; expected 40, of 128 elements each")
+    a.param_groups[0].update(block_size=256, min_8bit_size=4096)
+    a.step()
+    assert a.state[p]["step"] == 2
+
+
+@pytest.mark.parametrize("scales", [(3,), (), (20, 1)])
+def test_loaded_scales_that_are_not_the_blocks_are_not_stepped_with(scales):
+    p, a = stepped()
+    saved = a.state_dict()
+    saved["state"][0]["exp_avg_sq_scales"] = torch.ones(scales)
+    a.load_state_dict(saved)
+    refuses_to_step(p, a, "'exp_avg_sq_scales' has .* for 5120 elements; expected 20, of 256")
+
+
+def test_scales_that_were_left_on_another_device_or_in_another_dtype_are_brought_over():
+    p, a = stepped()
+    q, b = stepped()
+    state = a.state[p]
+    state["exp_avg_scales"] = state["exp_avg_scales"].double().cpu()
+    state["exp_avg_sq_scales"] = torch.stack([state["exp_avg_sq_scales"]] * 2, 1)[:, 0]
+    a.step()
+    b.step()
+    assert p.equal(q)
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_another_format_than_the_states_is_refused(loaded):
+    p, a = stepped()
+    if loaded:
+        a.load_state_dict(copy.deepcopy(a.state_dict()))
+    a.param_groups[0]["state_format"] = "fp8"
+    words = "state_format is 'fp8', and the state .* has codes of 'dynamic'; expected 'dynamic'"
+    refuses_to_step(p, a, words)
+    with pytest.raises(ValueError, match=words):
+        a.torch_state_dict()
+    a.param_groups[0]["min_8bit_size"] = 10**6  # to moments, by the wrong map
+    refuses_to_step(p, a, words)
+    a.state.clear()
+    a.step()
+    assert bool(p.isfinite().all())
+
+
+def test_the_format_of_what_is_loaded_is_its_own():
+    p, a = stepped()
+    _, b = stepped()
+    b.state.clear()
+    b.param_groups[0]["state_format"] = "fp8"
+    b.step()
+    a.load_state_dict(b.state_dict())
+    a.step()
+    assert a.param_groups[0]["state_format"] == "fp8" and bool(p.isfinite().all())
+
+
 def test_the_operator_says_what_is_wrong():
     p, g = torch.zeros(300, device=DEVICE), torch.zeros(300, device=DEVICE)
     code, scale, step = p.to(torch.uint8), torch.zeros(2, device=DEVICE), torch.zeros((), device=DEVICE)

@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 from optimizer_samples import assert_close, both, set_gradients, weights  # noqa: E402
 
-from weft import optim  # noqa: E402
+from weft import ops, optim  # noqa: E402
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
@@ -31,6 +31,25 @@ pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWar
         ("SGD", {"momentum": -0.5}, "Invalid momentum value: -0.5"),
         ("SGD", {"nesterov": True}, "Nesterov momentum requires a momentum and zero dampening"),
         ("Lion", {"betas": (0.9, 2.0)}, "Invalid beta parameter at index 1: 2.0"),
+        *(
+            (name, {"betas": betas}, words)
+            for name in ("AdamW", "Lion", "AdamW8bit", "MuonW")
+            for betas, words in (
+                ((0.9, 0.99, 0.999), "Invalid betas: .0.9, 0.99, 0.999.; expected two numbers"),
+                (0.9, "Invalid betas: 0.9; expected two numbers"),
+                ((0.9,), "Invalid betas: .*expected two numbers"),
+                ((0.9, "a"), "Invalid beta parameter at index 1: 'a'; expected a number"),
+            )
+        ),
+        *(
+            (name, {"seed": seed}, "Invalid seed: .*; expected an int of 64 bits")
+            for name in ("AdamW", "SGD", "Lion", "AdamW8bit")
+            for seed in ("a", 1.5, 2**70, None)
+        ),
+        ("SGD", {"momentum": 0.9, "dampening": math.nan}, "Invalid dampening value: nan; expected a finite number"),
+        ("SGD", {"dampening": "a"}, "Invalid dampening value: 'a'"),
+        ("SGD", {"momentum": "a"}, "Invalid momentum value: 'a'; expected a number"),
+        ("AdamW", {"lr": "a"}, "Invalid learning rate: 'a'; expected a number"),
         ("AdamW", {"rounding": "up"}, "expected nearest, stochastic, split"),
         ("AdamW", {"rounding": "split"}, r"for torch.bfloat16 weights; a parameter is torch.float32"),
         ("AdamW", {"state_dtype": torch.float16}, "expected None or torch.float32"),
@@ -150,3 +169,21 @@ def test_closures_and_hooks_are_called():
     first = a.step(closure)
     assert a.step(closure).item() < first.item()
     assert called == ["before", "closure", "after"] * 2
+
+
+@pytest.mark.parametrize("seed", ["a", 1.5, 2**70, True])
+def test_a_seed_of_the_operator_that_is_no_integer_of_64_bits_is_refused(seed):
+    p, step = torch.zeros(300, device=DEVICE), torch.zeros((), device=DEVICE)
+    code, scale = p.to(torch.uint8), torch.zeros(2, device=DEVICE)
+    given = [p], [p], [code], [scale], [code], [scale], [step]
+    with pytest.raises(ValueError, match=r"adamw_8bit: argument 'seed' is .*; expected an int of 64 bits or None"):
+        ops.adamw_8bit(*given, seed=seed)
+    ops.adamw_8bit([p], [p.clone()], [code], [scale], [code.clone()], [scale.clone()], [step], seed=-(2**63))
+
+
+@pytest.mark.parametrize("dampening", [math.nan, math.inf, "a", None])
+def test_dampening_of_the_operator_that_is_no_number_is_refused(dampening):
+    p, g, b = torch.zeros(3, 5, device=DEVICE)
+    with pytest.raises(ValueError, match=r"sgd: argument 'dampening' is .*; expected a finite number"):
+        ops.sgd([p], [g], [b], momentum=0.9, dampening=dampening)
+    ops.sgd([p], [g], [b], momentum=0.9, dampening=-0.5)

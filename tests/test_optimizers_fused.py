@@ -77,6 +77,23 @@ def test_a_step_with_a_gradient_that_is_not_finite_is_skipped_and_counted(value,
     assert float(a.state[mine[0]]["step"]) == 3
 
 
+@pytest.mark.parametrize("name", ["AdamW", "SGD", "Lion", "AdamW8bit"])
+@pytest.mark.parametrize("kind", ["engine", "float64", "strided"])
+def test_a_step_that_is_skipped_sets_gradients_to_0_all_the_same(name, kind):
+    """Else what is not finite stays where gradients are added to it, and no step is ever done again."""
+    p = torch.nn.Parameter(torch.ones(6, dtype=torch.float64 if kind == "float64" else torch.float32, device=DEVICE))
+    if kind == "strided":
+        p = torch.nn.Parameter(torch.ones(6, 2, device=DEVICE)[:, 0])
+    a = getattr(optim, name)([p], lr=0.5, skip_nonfinite=True, zero_grads=True)
+    for scale in (math.nan, 1.0):
+        before = p.detach().clone()
+        (p * scale).sum().backward()
+        a.step()
+        assert p.equal(before) == math.isnan(scale)
+        assert not p.grad.any()
+    assert a.skipped_steps == 1
+
+
 def test_without_the_option_what_is_not_finite_goes_where_pytorchs_goes():
     mine, theirs, a, b = both("AdamW")
     set_gradients(mine, theirs)

@@ -1,4 +1,4 @@
-"""What a step does on the host besides its launch: hooks, profiles, compiled training steps, and uploads of addresses."""
+"""What a step does on the host besides its launch: hooks, profiles, compiled training steps, and what it uploads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from weft.operators.optimizer import adam_calls  # noqa: E402
 from weft.operators.optimizer.adam_rule import ADAM  # noqa: E402
 from weft.operators.optimizer.call import tables  # noqa: E402
 from weft.operators.optimizer.table import Entry, Table  # noqa: E402
-from weft.optim.part import BATCH  # noqa: E402
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
@@ -105,68 +104,7 @@ def test_a_compiled_training_step_breaks_its_graph_at_the_step_alone():
     assert_close(list(model.parameters()), list(twin.parameters()), 3)
 
 
-# ---- gradients that change -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("change", ["transposed", "strided", "offset", "missing"])
-def test_one_gradient_in_the_middle_changes_at_the_second_step(change):
-    shapes = ((5,), (4, 6), (7,))
-    mine, theirs, a, b = both("AdamW", shapes)
-    for step in range(4):
-        set_gradients(mine, theirs, seed=step)
-        if step in (1, 2):
-            p, g = mine[1], mine[1].grad
-            if change == "transposed":
-                p.grad = g.t().contiguous().t()
-            elif change == "strided":
-                p.grad = torch.stack([g, -g], -1)[..., 0]
-            elif change == "offset":
-                p.grad = torch.cat([g.new_full((1,), 9.0), g.flatten()])[1:].view_as(g)
-            else:
-                p.grad = theirs[1].grad = None
-        a.step()
-        b.step()
-    assert_close(mine, theirs, 4)
-
-
-def test_more_gradients_than_are_held_at_once():
-    """Fresh ones at every step; one in the last batch changes its layout, then is missing."""
-    mine, theirs, a, b = both("AdamW", ((2, 3),) * (2 * BATCH + 5))
-    for step in range(3):
-        set_gradients(mine, theirs, seed=step)
-        if step == 1:
-            mine[-2].grad = mine[-2].grad.t().contiguous().t()
-        if step == 2:
-            mine[-2].grad = theirs[-2].grad = None
-        a.step()
-        b.step()
-    assert_close(mine, theirs, 3)
-
-
-def test_a_weight_of_the_last_batch_that_is_moved():
-    """Its old memory is left as it was."""
-    mine, theirs, a, b = both("AdamW", ((2, 3),) * (BATCH + 5))
-    for step in range(3):
-        set_gradients(mine, theirs, seed=step)
-        if step == 1:
-            left = mine[-2].data
-            mine[-2].data, before = left.clone(), left.clone()
-        a.step()
-        b.step()
-    assert left.equal(before)
-    assert_close(mine, theirs, 3)
-
-
-def test_a_gradient_that_becomes_sparse_is_refused_and_nothing_is_stepped():
-    mine = weights(((5,), (4, 3), (7,)))
-    a = optim.AdamW(mine)
-    set_gradients(mine)
-    a.step()
-    before = [p.detach().clone() for p in mine]
-    mine[1].grad = torch.eye(4, 3, device=DEVICE).to_sparse()
-    with pytest.raises(RuntimeError, match=r"parameter 1 has one of torch\.sparse_coo"):
-        a.step()
-    assert all(p.equal(q) for p, q in zip(mine, before, strict=True))
+# ---- what is uploaded ------------------------------------------------------------------------------------------------
 
 
 def test_a_learning_rate_that_becomes_a_tensor_and_a_number_again():

@@ -93,3 +93,90 @@ def test_a_copied_optimizer_goes_its_own_way():
     b.step()
     assert_close(mine, theirs, 2)
     assert_close(copies, theirs, 2)
+
+
+# ---- what is not whole -----------------------------------------------------------------------------------------------
+
+FLOATS = "expected a tensor of floating-point numbers"
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "words"),
+    [
+        ("AdamW", "step", None, "'step' is missing; there are 'exp_avg', 'exp_avg_sq'"),
+        ("AdamW", "exp_avg", None, "'exp_avg' is missing"),
+        ("Adam", "exp_avg_sq", None, "'exp_avg_sq' is missing"),
+        ("AdamW", "exp_avg", torch.ones(5000, dtype=torch.int64), rf"'exp_avg' is a tensor of torch.int64.*; {FLOATS}"),
+        ("AdamW", "exp_avg_sq", [1.0], rf"'exp_avg_sq' is \[1.0\]; {FLOATS}"),
+        ("AdamW", "step", "three", "'step' is 'three'; expected a number, or a tensor of one"),
+        ("AdamW", "step", torch.ones(2), "'step' is a tensor of torch.float32, shape .2,.; expected a number"),
+        ("Lion", "exp_avg", torch.ones(5000, dtype=torch.bool), FLOATS),
+        ("SGD", "momentum_buffer", torch.ones(5000, dtype=torch.int32), FLOATS),
+        ("AdamW8bit", "exp_avg_codes", None, "'exp_avg_codes' is missing"),
+        ("AdamW8bit", "exp_avg_scales", None, "'exp_avg_scales' is missing"),
+        ("AdamW8bit", "exp_avg_sq_codes", torch.ones(5000), "'exp_avg_sq_codes' .* expected a tensor of torch.uint8"),
+        ("AdamW8bit", "exp_avg_sq_scales", torch.ones(20, dtype=torch.int32), FLOATS),
+    ],
+)
+def test_a_state_dict_that_is_not_whole_is_refused_and_nothing_is_loaded(name, key, value, words):
+    mine = weights(((3,), (5000,)))
+    a = getattr(optim, name)(mine, **PAIRS.get(name, {}))
+    set_gradients(mine)
+    a.step()
+    broken, before = copy.deepcopy(a.state_dict()), copy.deepcopy(a.state_dict())
+    broken["param_groups"][0]["lr"] = 7.0
+    broken["state"][1][key] = value
+    if value is None:
+        del broken["state"][1][key]
+    with pytest.raises(ValueError, match=f"parameter 1: {words}" if words != FLOATS else f"parameter 1: .*{words}"):
+        a.load_state_dict(broken)
+    assert a.param_groups[0]["lr"] == before["param_groups"][0]["lr"]
+    for state, kept in zip(a.state_dict()["state"].values(), before["state"].values(), strict=True):
+        assert state.keys() == kept.keys() and all(state[k].equal(kept[k]) for k in kept)
+    a.load_state_dict(before)
+    a.step()
+
+
+@pytest.mark.parametrize("name", [*PAIRS, "Lion", "AdamW8bit"])
+def test_states_of_parameters_that_have_had_no_gradient_are_loaded(name):
+    mine, again = weights(((3,), (5000,))), weights(((3,), (5000,)))
+    a, b = (getattr(optim, name)(params, **PAIRS.get(name, {})) for params in (mine, again))
+    b.load_state_dict(a.state_dict())  # of none
+    set_gradients(mine)
+    mine[1].grad = None
+    a.step()
+    b.load_state_dict(copy.deepcopy(a.state_dict()))
+    assert not b.state.get(again[1])
+    for p, q in zip(mine, again, strict=True):
+        q.data.copy_(p)
+    set_gradients(mine, again, seed=1)
+    a.step()
+    b.step()
+    assert all(p.equal(q) for p, q in zip(mine, again, strict=True))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_what_torch_has_saved_of_sgd_without_a_buffer_is_loaded(momentum):
+    mine = weights(((3,),))
+    a = optim.SGD(mine, momentum=momentum)
+    saved = torch.optim.SGD(weights(((3,),)), momentum=momentum).state_dict()
+    saved["state"][0] = {"momentum_buffer": None}
+    a.load_state_dict(saved)
+    set_gradients(mine)
+    a.step()
+
+
+def test_a_hook_may_rename_what_is_loaded():
+    mine = weights(((3,),))
+    a = optim.AdamW(mine)
+    set_gradients(mine)
+    a.step()
+    old = copy.deepcopy(a.state_dict())
+    old["state"][0]["m"] = old["state"][0].pop("exp_avg") + 1
+
+    def renamed(optimizer, given):
+        return {**given, "state": {0: {**given["state"][0], "exp_avg": given["state"][0]["m"]}}}
+
+    a.register_load_state_dict_pre_hook(renamed)
+    a.load_state_dict(old)
+    assert a.state[mine[0]]["exp_avg"].equal(old["state"][0]["m"].to(DEVICE))

@@ -51,6 +51,16 @@ def test_permuted_tensors_are_reduced_in_their_own_order(name, layout):
         torch.testing.assert_close(getattr(ops, name)(x, dim), want)
 
 
+@pytest.mark.parametrize("p", [0.5, 1, 2, 3, math.inf])
+def test_the_norm_of_nothing_is_zero(p):
+    for shape, dim in (((0,), None), ((3, 0), 1), ((0, 4), 0), ((0, 4), None)):
+        x = torch.zeros(shape, device=DEVICE, requires_grad=True)
+        y = ops.norm(x, p, dim)
+        assert y.equal(torch.zeros_like(torch.sum(x, dim) if dim is not None else torch.sum(x)))
+        assert torch.autograd.grad(y.sum(), x)[0].shape == shape
+    assert ops.norm(torch.zeros(0, 4, device=DEVICE), p, 1).shape == (0,)
+
+
 @pytest.mark.parametrize("p", [0.5, 0, 3, -math.inf])
 def test_other_norms_are_handed_over(p):
     x = drawn(3, 9)
@@ -68,6 +78,7 @@ def test_bad_arguments_are_named():
         (lambda: ops.max(x[:0], 0), ValueError, "no elements along dim=0"),
         (lambda: ops.argmax(x[:0]), ValueError, "no elements"),
         (lambda: ops.norm(x, "two"), TypeError, "'p' is 'two'"),
+        (lambda: ops.norm(x[:0], -1.0), ValueError, r"'p' is -1.0 .* \(0, 4\), no elements along dim=None"),
         (lambda: ops.mean(x.int()), TypeError, "dtype int32"),
     ):
         with pytest.raises(error, match=words):

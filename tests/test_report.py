@@ -15,6 +15,7 @@ from weft.report import Contents, render
 from weft.report.quantities import figures, si, workload_key
 from weft.report.summary import summary_table
 from weft.report.tables import STALE, markdown_table, refresh
+from weft.report.verdict import tiles
 
 SOURCE = "feedc0ffee12"
 
@@ -69,6 +70,7 @@ def test_page_says_what_the_records_say(gpu_page):
     assert "3 of 4" in prose and "rms_norm is not: 1 check failed" in prose
     assert "weft verify rms_norm --workload M=8,N=682 --dtype bf16" in prose
     assert "Of 24 kernels made wrong on purpose (mutants), 24 were rejected" in prose
+    assert "24 were rejected, 7 not tried in that time." in prose
     assert "move the caches" in prose and "580.65.06" in prose and "NVIDIA driver" not in prose
     assert "128\u202fKiB of shared memory, 99\u202fKiB allowed" in prose
     assert "99.4\u202f%" in prose
@@ -326,3 +328,17 @@ def test_cells_cannot_break_the_table():
     odd = measurement("a|b", 10.0, 5.0, versions={"x": "<b>"})
     table = markdown_table([odd])
     assert "a\\|b (µs)" in table and "&lt;b>" in table and STALE not in table
+
+
+def test_what_was_not_reached_is_not_said_in_green():
+    nothing = verification(failures=False)
+    for r in nothing["results"]:
+        r["status"] = "unverifiable"
+    tones = [tiles([], found, [])[1].tone for found in (verification(failures=False), nothing, verification())]
+    assert tones == ["good", "plain", "bad"]
+
+
+def test_more_than_the_limit_is_no_success():
+    shares = [measurement("triton", 100.0, limit) for limit in (90.0, 160.0)]
+    assert "measure again" not in tiles([], {}, shares[:1])[2].text
+    assert tiles([], {}, shares)[2].tone == "bad" and "measure again" in tiles([], {}, shares)[2].text

@@ -49,6 +49,22 @@ def test_in_place_has_a_gradient():
         assert a.equal(b)
 
 
+@pytest.mark.parametrize("of_q", [False, True])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_in_place_tables_have_gradients_too(interleaved, of_q):
+    """They are sums of what q and k were."""
+    q, k, cos, sin = drawn()
+    leaves = [cos.requires_grad_(), sin.requires_grad_(), *((q.requires_grad_(), k.requires_grad_()) if of_q else ())]
+    weights = [torch.randn_like(q), torch.randn_like(k)]
+
+    def gradients(inplace):
+        pair = ops.rotary_embedding(q.clone(), k.clone(), cos, sin, interleaved, inplace=inplace)
+        return torch.autograd.grad(sum((y * w).sum() for y, w in zip(pair, weights, strict=True)), leaves)
+
+    for a, b in zip(gradients(True), gradients(False), strict=True):
+        assert a.equal(b)
+
+
 def test_lengths_of_pairs_stay_and_the_negative_angle_turns_back():
     q, k, cos, sin = drawn()
     a, b = ops.rotary_embedding(q, k, cos, sin)

@@ -71,6 +71,40 @@ def test_a_bias_is_added_once():
     assert torch.equal(kernel(a, b, ONE, ONE, bias, dtype=torch.float32), 300 + bias.expand(5, 7))
 
 
+@pytest.mark.parametrize("function", [ops.scaled_matmul, registry.get("scaled_matmul").reference])
+def test_a_bias_has_a_gradient(function):
+    """The sum of the result's rows; its gradient in turn is that of a sum."""
+    a, b = (torch.ones(s, device=DEVICE).to(torch.int8) for s in ((5, 30), (30, 7)))
+    bias, dy = random(7).requires_grad_(), random(5, 7, seed=1).requires_grad_()
+    y = function(a, b, ONE, ONE, bias, dtype=torch.float32)
+    (dbias,) = torch.autograd.grad(y, bias, dy, create_graph=True)
+    torch.testing.assert_close(dbias, dy.sum(0))
+    assert torch.equal(torch.autograd.grad(dbias[2], dy)[0][:, 2], torch.ones(5, device=DEVICE))
+
+
+def test_of_a_bias_in_half_precision_the_gradient_is_summed_in_single():
+    a, b = (torch.zeros(s, device=DEVICE).to(torch.float8_e4m3fn) for s in ((4096, 32), (32, 16)))
+    bias = torch.zeros(16, device=DEVICE, dtype=torch.float16, requires_grad=True)
+    ops.scaled_matmul(a, b, ONE, ONE, bias, dtype=torch.float16).sum().backward()
+    assert bias.grad.dtype == torch.float16 and bool((bias.grad == 4096).all())
+
+
+def test_the_formula_adds_integers_exactly():
+    """Each sum here is beyond fp32's 2²⁴ whole numbers in a row."""
+    a, b = (torch.full(shape, 127, dtype=torch.int8) for shape in ((1, 2000), (2000, 1)))
+    b[0] = 1
+    want = torch.tensor(127 * (1 + 127 * 1999), dtype=torch.float32)
+    one = torch.ones(())
+    assert registry.get("scaled_matmul").reference(a, b, one, one, dtype=torch.float32).item() == want.item()
+
+
+@pytest.mark.parametrize(("of_a", "of_b"), [((1,), (1,)), ((1,), ()), ((1, 1), (1,)), ((1, 1), (1, 1))])
+def test_a_single_scale_may_have_any_shape(of_a, of_b):
+    a, b = (torch.ones(s, device=DEVICE).to(torch.int8) for s in ((5, 300), (300, 7)))
+    got = ops.scaled_matmul(a, b, 2 * ONE.reshape(of_a), 3 * ONE.reshape(of_b), dtype=torch.float32)
+    assert bool((got == 1800).all())
+
+
 def operands(m=64, n=128, k=256, dtype=torch.float8_e4m3fn):
     return torch.zeros(m, k, device=DEVICE).to(dtype), torch.zeros(k, n, device=DEVICE).to(dtype)
 

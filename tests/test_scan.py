@@ -101,6 +101,20 @@ def test_whole_numbers_add_up_exactly_in_rows_clusters_and_rings(n, exclusive, r
     assert cumsum.scan.cuda(x, -1, exclusive, reverse).equal(want)
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("name", ["cumsum", "cumprod", "logcumsumexp"])
+def test_the_place_that_is_left_out_has_derivatives_of_zero(name, reverse):
+    scan = getattr(ops, name)
+    x, dy = (torch.randn(2, 4, device=DEVICE, requires_grad=True) for _ in range(2))
+    (dx,) = torch.autograd.grad(scan(x, exclusive=True, reverse=reverse), x, dy, create_graph=True)
+    (again,) = torch.autograd.grad(dx.sum(), dy)
+    assert again.isfinite().all() and not again[:, -1 if reverse else 0].any()
+    for shape in ((3, 0), ()):
+        nothing = torch.zeros(shape, device=DEVICE, requires_grad=True)
+        scan(nothing, exclusive=True, reverse=reverse).sum().backward()
+        assert nothing.grad.equal(torch.zeros(shape, device=DEVICE))
+
+
 def test_bad_arguments_are_named():
     x = drawn(3, 4)
     for call, error, words in (

@@ -182,6 +182,30 @@ def test_a_split_sum_adds_the_bias_once(m, parts, monkeypatch):
         torch.testing.assert_close(got.double(), right, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize("m", [1, 2])
+@pytest.mark.parametrize(("rows", "at_once", "parts"), [(1, 4, 1), (2, 2, 1), (4, 2, 2), (1, 8, 3)])
+def test_threads_ask_for_several_vectors_at_once(m, rows, at_once, parts, monkeypatch):
+    """Rows that end within a step, within a vector, and with one; rows of w that the last program has too few of."""
+    config = {"ROWS": rows, "SPLIT": parts, "AT_ONCE": at_once, "num_warps": 1, "num_stages": 1}
+    for k in (512, 1700, 1027, 3):
+        forget_plans()
+        monkeypatch.setattr(skinny_kernels.configuration, "trial", config)
+        x, w, bias = random(m, k), random(7, k, seed=1), random(7, seed=2)
+        got = registry.get("skinny_matmul").find("triton").function(x, w, bias)
+        want = torch.nn.functional.linear(x.double(), w.double(), bias.double())
+        torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-4)
+
+
+def test_one_row_is_shared_out_over_many_programs():
+    for dtype in (torch.bfloat16, torch.float32):
+        found = list(skinny_kernels.candidates(90, dtype, 1, 8192, 8192))
+        chosen = skinny_kernels._vector(1, 1, 8, 1, 4)
+        assert chosen in found and sum(c.get("AT_ONCE", 1) > 1 for c in found) >= 10
+        assert all((c["ROWS"] + 1) * c["AT_ONCE"] <= 16 for c in found if c.get("AT_ONCE", 1) > 1)
+        if DEVICE == "cuda":  # the interpreter has a choice of its own
+            assert skinny_kernels.heuristic(90, dtype, 1, 8192, 8192) == chosen
+
+
 # ---- hand-overs ------------------------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 from sparse_samples import drawn, floats, ints, vector  # noqa: E402
 
 from weft import ops  # noqa: E402
-from weft.operators.sparse import BSR, CSR, balance, spmm, spmv  # noqa: E402
+from weft.operators.sparse import BSR, CSR, Sparse24, balance, prune_2_4, spmm, spmv  # noqa: E402
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
@@ -114,6 +114,36 @@ def test_gradients_of_values_and_of_what_they_are_multiplied_by(kernel, columns)
     want = torch.autograd.grad(module.reference(matrix.with_values(leaves[0]), leaves[1]), leaves, dy)
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("changed", ["row_offsets", "columns"])
+@pytest.mark.parametrize("name", ["spmv", "spmm"])
+def test_a_pattern_that_changes_before_the_gradient_is_refused(name, changed):
+    """As a value of a dense matrix would be: the gradient of the new pattern is not this product's."""
+    matrix = CSR(ints(0, 1, 2), ints(0, 1), floats(1, 2), (2, 3))
+    b = vector(3) if name == "spmv" else vector(6).view(3, 2)
+    y = getattr(ops, name)(matrix, b.requires_grad_())
+    getattr(matrix, changed)[1] += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_autocast_casts_as_it_casts_a_dense_product():
+    """On a CPU as on a GPU."""
+    dense = prune_2_4.reference(vector(32 * 32).view(32, 32))
+    b = vector(32 * 4).view(32, 4)
+    made = {
+        "spmv": (CSR.from_torch(dense), b[:, 0]),
+        "spmm": (CSR.from_torch(dense), b),
+        "bsr_matmul": (BSR.from_torch(dense, 16), b),
+        "sparse_2_4_matmul": (Sparse24.from_dense(dense), b),
+    }
+    for name, (matrix, right) in made.items():
+        with torch.autocast(DEVICE, torch.float16):
+            got = getattr(ops, name)(matrix, right)
+        assert got.dtype == torch.float16, name
+        want = dense.half().float() @ right.half().float()
+        torch.testing.assert_close(got.float(), want, rtol=2e-3, atol=2e-3, msg=name)
 
 
 def test_the_gradient_uses_the_values_as_they_are_now():

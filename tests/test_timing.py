@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import signal
 import time
 
 import pytest
@@ -94,6 +95,30 @@ def test_a_comparison_leaves_out_what_cannot_have_moved_its_bytes(monkeypatch):
     assert len(said) == 1 and said[0].startswith(
         "left out of vector_add forward at N=1 fp32: numpy: 1.90 us, under the 2.00 us"
     )
+
+
+def test_a_peer_that_is_never_ready_costs_a_comparison_only_its_limit(monkeypatch):
+    from weft.bench import compare
+
+    def never(x, y):
+        while True:
+            try:
+                time.sleep(60)
+            except Exception:  # as autotuners do
+                swallowed.append(time.monotonic())
+                if len(swallowed) == 2:
+                    raise
+
+    swallowed, said = [], []
+    monkeypatch.setattr(compare, "PREPARE_S", 0.2)
+    op = registry.get("vector_add")
+    peers = [dataclasses.replace(op.find("torch"), name="endless", function=never), op.find("torch")]
+    bench = compare.Bench("cpu", Ceilings("cpu"), budget_s=0.0, say=said.append)
+    before = signal.getsignal(signal.SIGALRM)
+    measured = bench.compare(op, workload("fp32", N=8), "forward", peers)
+    assert [m.implementation for m in measured] == ["torch"] and len(swallowed) == 2
+    assert said == ["vector_add/endless at N=8 fp32 failed: TookTooLong: not ready within 0.2 s"]
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0 and signal.getsignal(signal.SIGALRM) is before
 
 
 def test_a_timer_on_the_cpu_says_warm():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -66,13 +67,7 @@ def main() -> int:
         note.print(f"weft: {error}", style="bold red", markup=False, soft_wrap=True)
         return 1
     except MemoryError as error:
-        note.print(
-            f"weft: not enough memory{f': {error}' if str(error) else ''}",
-            style="bold red",
-            markup=False,
-            soft_wrap=True,
-        )
-        return 1
+        return _no_memory(str(error))
     except (KeyboardInterrupt, typer.Abort):
         note.print(INTERRUPTED, markup=False)
         return 130
@@ -80,8 +75,16 @@ def main() -> int:
         if hasattr(error, "show") and hasattr(error, "exit_code"):  # the command line's own usage errors
             error.show()
             return int(error.exit_code)
+        # PyTorch has no class of its own for this on a CPU
+        if isinstance(error, RuntimeError) and (asked := re.search(r"[Tt]ried to allocate ([\d.]+ \w+)", str(error))):
+            return _no_memory(f"{asked[1]} asked for at once")
         raise
     return 0
+
+
+def _no_memory(why: str) -> int:
+    note.print(f"weft: not enough memory{why and f': {why}'}", style="bold red", markup=False, soft_wrap=True)
+    return 1
 
 
 def _device() -> str:
@@ -197,7 +200,7 @@ def compile_check(
     arch: Annotated[list[str] | None, typer.Option(help="sm_80, 86, 89, 90, 100 or 120; may be repeated")] = None,
     implementation: Annotated[str, typer.Option(help="one implementation, by name")] = "",
     dtype: Dtypes = None,
-    processes: Annotated[int, typer.Option(help="that compile side by side")] = 2,
+    processes: Annotated[int, typer.Option(min=1, help="that compile side by side")] = 2,
     as_json: Json = False,
 ) -> None:
     """Compile every kernel for each architecture it declares, without a GPU. Exit status 1 when one does not fit."""
@@ -293,7 +296,7 @@ def tune(
     names: Names = None,
     dtype: Dtypes = None,
     implementation: Annotated[str, typer.Option(help="one implementation, by name")] = "",
-    processes: Annotated[int, typer.Option(help="that compile ahead")] = max(1, (os.cpu_count() or 2) - 2),
+    processes: Annotated[int, typer.Option(min=1, help="that compile ahead")] = max(1, (os.cpu_count() or 2) - 2),
 ) -> None:
     """Measure kernel configurations on this card and write configs/sm_XX.json."""
     from weft.bench import run

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import importlib.metadata
 import math
 import sys
@@ -300,9 +301,23 @@ class Operator:
         return function
 
     def choice(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Marks the function that says which implementation the public function uses for some arguments, and why."""
-        self.chooser = function
-        return function
+        """Marks the function that says which implementation the public function uses for some arguments, and why.
+
+        Where ``torch.func`` or forward-mode differentiation looks on, the answer becomes PyTorch, which has rules for them.
+        """
+
+        @functools.wraps(function)
+        def chooser(*args: Any, **named: Any) -> Any:
+            from weft.operators.call import transformed
+
+            choice = function(*args, **named)
+            if choice.implementation == "torch" or not transformed():
+                return choice
+            why = "within torch.func or forward-mode differentiation, for which PyTorch's own operators have rules"
+            return dataclasses.replace(choice, implementation="torch", reason=why, plans=None)
+
+        self.chooser = chooser
+        return chooser
 
     @property
     def folder(self) -> Path:

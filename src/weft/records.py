@@ -110,6 +110,16 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
+def check_writable(folder: Path, told: str) -> None:
+    """Raises OSError, in words that begin with ``told``, where 4 KiB cannot be written in a folder, which is made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b" " * 4096)
+    except OSError as error:
+        raise OSError(f"{told}: {error.strerror}") from None
+
+
 class Store:
     """An append-only folder of JSON lines.
 
@@ -142,14 +152,7 @@ class Store:
     def probe(self, gpu: str) -> None:
         """Raises OSError where records of this machine could not be written, before anything is measured."""
         folder = self.path(gpu, "x").parent
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder) as file:
-                file.write(b" " * 4096)
-        except OSError as error:
-            raise OSError(
-                f"records cannot be saved in {folder} (WEFT_RESULTS names another place): {error.strerror}"
-            ) from None
+        check_writable(folder, f"records cannot be saved in {folder} (WEFT_RESULTS names another place)")
 
     def read(self, gpu: str | None = None, name: str | None = None, *, as_measured: bool = False) -> list[Measurement]:
         """All measurements, oldest first; of one machine or one operator when named. Lines that are none are passed over.

@@ -16,6 +16,7 @@ import torch
 
 from weft import records
 from weft.bench import cases
+from weft.bench.time_limit import no_longer_than
 from weft.bench.turns import Alone, Turns
 from weft.definition import Declined, Implementation, Operator, UnknownName, Workload
 from weft.hardware import query
@@ -26,7 +27,8 @@ from weft.source import source_hash
 from weft.timing import ImpossibleTime, Timer, Timing, paired_ratio
 
 IN_CACHE_BYTES = 2**28  # warm working sets below this may lie in a CPU's or GPU's last-level cache
-CHECK_BYTES_PER_ELEMENT = 96  # memory that a float64 check takes at its peak, for each element of the largest result
+PREPARE_S = 180.0  # that a peer may compile, tune itself and run once, also while other processes are at work
+CHECK_BYTES_PER_ELEMENT = 96  # of the largest argument
 
 
 @dataclass
@@ -80,12 +82,13 @@ class Bench:
             if isinstance(made.function, Compiled):
                 made.function.reset(MODES[:1] if self.quick else MODES)
             try:
-                ready = [
-                    cases.bind(op, made.function, direction, d, grads)
-                    for d, grads in zip(drawn, gradients, strict=True)
-                ]
-                ready[0][0]()
-                self._finish()  # others who take a turn stand still until the device is done with what is queued
+                with no_longer_than(PREPARE_S if not made.ours else 0.0):
+                    ready = [
+                        cases.bind(op, made.function, direction, d, grads)
+                        for d, grads in zip(drawn, gradients, strict=True)
+                    ]
+                    ready[0][0]()
+                    self._finish()  # others who take a turn stand still until the device is done with what is queued
             except Declined as declined:
                 self.say(f"{op.name}/{made.name} declines {w}: {declined}")
                 continue
@@ -141,9 +144,8 @@ class Bench:
         self, op: Operator, w: Workload, direction: str, arguments: Any, gradients: Any, bound: list[Implementation]
     ) -> tuple[dict[str, float | None], dict[str, str]]:
         """Errors after timing, as shares of what is allowed, and what is wrong with those that exceed it."""
-        elements = max((t.numel() for t in cases.tensors(arguments)), default=0)
         try:
-            if self.device == "cuda" and elements * CHECK_BYTES_PER_ELEMENT > torch.cuda.mem_get_info()[0]:
+            if self.device == "cuda" and bytes_of_check(arguments) > torch.cuda.mem_get_info()[0]:
                 raise torch.cuda.OutOfMemoryError
             return self._judged(op, w, direction, arguments, gradients, bound)
         except torch.cuda.OutOfMemoryError:
@@ -273,6 +275,11 @@ class Bench:
         gc.collect()
         if self.device == "cuda":
             torch.cuda.empty_cache()
+
+
+def bytes_of_check(arguments: Any) -> float:
+    """Memory that a float64 check takes at its peak."""
+    return CHECK_BYTES_PER_ELEMENT * max((t.numel() for t in cases.tensors(arguments)), default=0)
 
 
 def _short(value: float | None) -> float | None:

@@ -61,9 +61,12 @@ def describe(operator: str, points: Iterable[Point], sm: int) -> dict[str, Any]:
 
 
 def _digest(op: Any, workload: str, dtype: str, direction: str, implementation: str, sm: int) -> str:
+    import torch
+
     from weft.bench import cases
     from weft.operators.launch import compiling_for
 
+    torch.manual_seed(0)  # a seed that the call draws is an argument of its kernel
     seen: list[Any] = []
     try:
         made, w = op.find(implementation), op.parse(workload, dtype)
@@ -150,7 +153,7 @@ def carry(names: Sequence[str], gpu: str, sm: int, say: Callable[[str], None], o
         for source, commits in stale.items():
             try:
                 commit, same, differing = _compared(op.name, source, commits, sm, others)
-            except (NotSameMethod, DoesNotRun, subprocess.CalledProcessError) as error:
+            except (NotSameMethod, DoesNotRun) as error:
                 say(f"{op.name}, source {source}: cannot be compared: {error}")
                 continue
             text = f"{op.name} at {commit}: the same code at {len(same)} of {len(same) + len(differing)} points"
@@ -171,20 +174,24 @@ def _compared(
         commits: what was measured, and the commit that its record names: that of changed files has another source.
 
     Raises:
-        NotSameMethod: no commit is of that source, or it times in another way.
-        DoesNotRun: the sources of a commit.
-        CalledProcessError: git does not know a commit.
+        NotSameMethod: no commit that can be asked is of that source, or it times in another way.
+        DoesNotRun: today's sources.
     """
     points = list(commits)
     now = _described(Path(__file__).parents[2], operator, points, sm)
-    named = list(dict.fromkeys((*commits.values(), *others)))
-    for commit in named:
-        with _tree(commit) as folder:
-            then = _described(folder / "src", operator, points, sm)
+    asked: list[str] = []
+    for commit in dict.fromkeys((*others, *commits.values())):
+        try:
+            with _tree(commit) as folder:
+                then = _described(folder / "src", operator, points, sm)
+        except (DoesNotRun, subprocess.CalledProcessError) as error:  # too old, or of another repository: ask the next
+            asked.append(f"{commit} ({error})")
+            continue
         if then["source"] == source:
             break
+        asked.append(commit)
     else:
-        raise NotSameMethod(f"it is not that of {', '.join(named)}")
+        raise NotSameMethod(f"it is not that of {', '.join(asked)}")
     if then["timing"] != now["timing"]:
         raise NotSameMethod(f"timing.py has changed since {commit}")
     pairs = zip(points, then["code"], now["code"], strict=True)

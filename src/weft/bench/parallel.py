@@ -19,7 +19,7 @@ import torch._inductor.config as inductor
 
 from weft import registry
 from weft.bench import turns
-from weft.bench.compare import CHECK_BYTES_PER_ELEMENT
+from weft.bench.compare import bytes_of_check
 from weft.definition import Operator, Workload
 from weft.records import Measurement
 
@@ -129,7 +129,7 @@ def _work(index: int, bench: Any, jobs: list[Job], following: Any, shared: turns
         op = registry.get(name)
         moved = op.cost(w, direction).bytes_moved
         try:
-            with turn.memory(COPIES * moved, CHECK_BYTES_PER_ELEMENT * moved / w.bytes_per_element / 2):
+            with turn.memory(COPIES * moved, bytes_of_check(op.inputs(w, None, "meta"))):
                 rows = bench.compare(op, w, direction, [op.find(i) for i in implementations])
                 bench.free()
         except (turns.TurnTooLong, torch.cuda.OutOfMemoryError) as error:

@@ -19,7 +19,7 @@ from weft import registry
 from weft.bench.terminal import progress
 from weft.definition import UnknownName
 from weft.hardware import query
-from weft.records import Measurement, Saver, Store
+from weft.records import Measurement, Saver, Store, check_writable
 from weft.source import source_hash
 
 
@@ -257,6 +257,7 @@ def run_report(device: str, note: Console, folder: Path) -> Path:
     for module, needed in (("bokeh", "pip install weft"), ("sklearn", digits.INSTALL)):
         if importlib.util.find_spec(module) is None:  # said before minutes of measuring, not after
             raise ModuleNotFoundError(f"weft report needs {module}: {needed}", name=module)
+    check_writable(folder, f"the page cannot be written in {folder} (--output names another place)")
 
     def stage(text: str) -> None:
         note.print(f"[{time.perf_counter() - begin:6.1f} s] {text}", markup=False)

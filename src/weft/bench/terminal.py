@@ -63,9 +63,10 @@ def print_verification(out: Console, found: dict[str, Any]) -> None:
                 out.print(f"     {r['reproduce']}", markup=False, soft_wrap=True)
     rejected = found["mutants"] - found["mutants_survived"]
     left = f", {found['not_reached']} not reached in the time budget (--full runs them)" if found["not_reached"] else ""
+    untried = f", {found['mutants_not_reached']} not tried" if found["mutants_not_reached"] else ""
     out.print(
         f"{found['checked']} checked, {found['failed']} failed, {found['declined']} declined, "
-        f"{found['unverifiable']} not verifiable here{left}; {rejected} of {found['mutants']} mutants rejected",
+        f"{found['unverifiable']} not verifiable here{left}; {rejected} of {found['mutants']} mutants rejected{untried}",
         markup=False,
     )
 

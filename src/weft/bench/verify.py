@@ -6,6 +6,7 @@ is reported as *unverifiable*, never as passed.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import time
@@ -16,11 +17,11 @@ from typing import Any
 
 import torch
 
-from weft import registry
 from weft.bench import cases
 from weft.bench.errors import Verdict
-from weft.definition import Declined, Implementation, Operator, UnknownName, Workload
+from weft.definition import Declined, Implementation, Mutant, Operator, UnknownName, Workload
 
+MUTANTS_SHARE = 1 / 3  # of a budget, after which no further operator's mutants are tried
 PUBLIC = "weft.ops"  # the public function, verified like an implementation: it covers the hand-over and the CPU path
 
 
@@ -132,22 +133,61 @@ def _of(
                 yield Check(op, PUBLIC, d, w, op.public)
 
 
-def run(check: Check, device: str, seed: int = 0, draws: int = 2) -> Result:
-    """Runs one check on fresh random inputs, ``draws`` times with different ones (so that stale output shows).
+class Draw:
+    """A workload's inputs, drawn once, and what judges every result on them.
 
     Raises:
         ValueError: the workload itself is wrong (an unknown layout, say): the operator cannot draw inputs for it.
     """
+
+    def __init__(self, op: Operator, workload: Workload, direction: str, device: str, seed: int):
+        self.operator, self.workload, self.direction = op, workload, direction
+        self.generator = torch.Generator(device).manual_seed(seed)
+        self.arguments = op.inputs(workload, self.generator, device)
+
+    @functools.cached_property
+    def gradients(self) -> list[torch.Tensor] | None:
+        if self.direction == "forward":
+            return None
+        with torch.no_grad():
+            out = self.operator.reference(**cases.map_tensors(cases.clone, self.arguments))
+        return cases.output_gradients(self.operator, self.workload, out, self.generator)
+
+    @functools.cached_property
+    def yardstick(self) -> cases.Yardstick:
+        with (
+            cases.PoisonedEmpty()
+        ):  # as for what it judges: PyTorch rounds some gradients otherwise where a mode looks on
+            return cases.Yardstick.of(self.operator, self.workload, self.direction, self.arguments, self.gradients)
+
+    def judge(self, function: Callable[..., Any]) -> Verdict:
+        mine, yardstick = cases.map_tensors(cases.clone, self.arguments), self.yardstick
+        with cases.PoisonedEmpty():
+            got = cases.results(self.operator, function, self.direction, mine, self.gradients)
+        for name, drawn in self.arguments.items():
+            if name not in self.operator.mutates and not _unchanged(drawn, mine[name]):
+                return Verdict(False, None, f"argument '{name}' was changed")
+        return yardstick.judge(got)
+
+
+def run(check: Check, device: str, seed: int = 0, draws: int = 2, drawn: Callable[[int], Draw] | None = None) -> Result:
+    """Runs one check on fresh random inputs, ``draws`` times with different ones (so that stale output shows).
+
+    Args:
+        drawn: gives the draw of a seed, where several checks share them.
+
+    Raises:
+        ValueError: as :class:`Draw` does.
+    """
     start = time.perf_counter()
     worst: Verdict | None = None
-    for draw in range(draws):
-        g = torch.Generator(device).manual_seed(seed + draw)
+    for each in range(seed, seed + draws):
         try:
-            arguments = check.operator.inputs(check.workload, g, device)
+            draw = drawn(each) if drawn else Draw(check.operator, check.workload, check.direction, device, each)
         except torch.cuda.OutOfMemoryError as error:
             return check.result("unverifiable", reason=_memory(error))
         try:
-            verdict = _judge(check, arguments, g)
+            verdict = draw.judge(check.run)
         except Declined as declined:
             return check.result("declined", reason=str(declined), seconds=time.perf_counter() - start)
         except torch.cuda.OutOfMemoryError as error:
@@ -165,26 +205,6 @@ def _memory(error: Exception) -> str:
     return f"needs more memory than is free: {str(error).splitlines()[0][:120]}"
 
 
-def _judge(check: Check, arguments: dict[str, Any], g: torch.Generator) -> Verdict:
-    op, direction = check.operator, check.direction
-    gradients = None
-    if direction == "backward":
-        gradients = cases.output_gradients(op, check.workload, _baseline_output(op, arguments), g)
-    mine = cases.map_tensors(cases.clone, arguments)
-    with cases.PoisonedEmpty():  # the yardstick too: PyTorch rounds some gradients otherwise where a mode looks on
-        yardstick = cases.Yardstick.of(op, check.workload, direction, arguments, gradients)
-        got = cases.results(op, check.run, direction, mine, gradients)
-    for name in arguments:
-        if name not in op.mutates and not _unchanged(arguments[name], mine[name]):
-            return Verdict(False, None, f"argument '{name}' was changed")
-    return yardstick.judge(got)
-
-
-def _baseline_output(op: Operator, arguments: dict[str, Any]) -> Any:
-    with torch.no_grad():
-        return op.reference(**cases.map_tensors(cases.clone, arguments))
-
-
 def _unchanged(before: Any, after: Any) -> bool:
     return all(
         bool(((b == a) | ((b != b) & (a != a))).all())
@@ -192,16 +212,18 @@ def _unchanged(before: Any, after: Any) -> bool:
     )
 
 
-def mutant_survives(op: Operator, mutant: Any, device: str, dtypes: Iterable[str] = ()) -> bool:
-    """Whether a mutant passes every ``verify`` workload: then the verifier, or the workloads, are too weak."""
-    wanted = tuple(dtypes) or (("fp32", "fp16") if device == "cpu" else ())
-    for w in op.cases("verify", wanted):
-        function = mutant.function
-        if mutant.direction == "backward":
-            function = _differentiable(op, mutant.function)
-        if run(Check(op, f"mutant: {mutant.name}", mutant.direction, w, function), device).status == "fail":
-            return False
-    return True
+def surviving_mutants(op: Operator, mutants: Iterable[Mutant], device: str) -> list[Mutant]:
+    """Those of an operator's mutants that pass every ``verify`` workload: then the verifier, or the workloads, are too weak."""
+    alive = list(mutants)
+    for w in op.cases("verify", ("fp32", "fp16") if device == "cpu" else ()):
+        for direction in dict.fromkeys(m.direction for m in alive):
+            drawn = functools.cache(functools.partial(Draw, op, w, direction, device))
+            for mutant in [m for m in alive if m.direction == direction]:
+                function = _differentiable(op, mutant.function) if direction == "backward" else mutant.function
+                check = Check(op, f"mutant: {mutant.name}", direction, w, function)
+                if run(check, device, drawn=drawn).status == "fail":
+                    alive.remove(mutant)
+    return alive
 
 
 def _differentiable(op: Operator, gradient: Callable[..., Any]) -> Callable[..., Any]:
@@ -237,30 +259,29 @@ def verify(
     """Runs all checks and mutants and returns what ``weft verify --json`` prints.
 
     Args:
-        budget_s: stop starting checks after this long; those left are counted under ``not_reached`` (never as passed).
-            Breadth-first order makes sure that every operator is reached.
+        budget_s: start nothing more after this long, and no operator's mutants after a third of it; what is left is counted
+            under ``not_reached`` (never as passed) and ``mutants_not_reached``. Breadth-first order reaches every operator.
         selection: passed on to :func:`checks`.
     """
-    deadline = time.perf_counter() + (budget_s or math.inf)
+    begin, budget = time.perf_counter(), budget_s or math.inf
     found: list[Result] = []
-    not_reached = survived = tried = 0
+    not_reached = tried = survived = 0
+    wrong = [(op, op.mutants) for op in operators if mutants]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's, from the interpreter's arithmetic on NaN and inf
-        if mutants:
-            for op in operators:
-                for mutant in op.mutants:
-                    tried += 1
-                    if mutant_survives(op, mutant, device):
-                        survived += 1
-                        why = "a mutant passed every verify workload"
-                        found.append(
-                            Result(op.name, f"mutant: {mutant.name}", mutant.direction, "*", "*", "fail", None, why)
-                        )
-                        if on_result:
-                            on_result(found[-1])
+        for op, made in wrong:
+            if time.perf_counter() - begin > budget * MUTANTS_SHARE:
+                break
+            tried += len(made)
+            for mutant in surviving_mutants(op, made, device):
+                survived += 1
+                why = "a mutant passed every verify workload"
+                found.append(Result(op.name, f"mutant: {mutant.name}", mutant.direction, "*", "*", "fail", None, why))
+                if on_result:
+                    on_result(found[-1])
         for check in checks(operators, device, **selection):
             if isinstance(check, Check):
-                if time.perf_counter() > deadline:
+                if time.perf_counter() - begin > budget:
                     not_reached += 1
                     continue
                 check = run(check, device, seed)
@@ -276,11 +297,8 @@ def verify(
         "declined": count["declined"],
         "not_reached": not_reached,
         "mutants": tried,
+        "mutants_not_reached": sum(len(made) for _, made in wrong) - tried,
         "mutants_survived": survived,
         "device": device if device == "cuda" else "cpu, Triton's interpreter",
         "results": [asdict(r) for r in found],
     }
-
-
-def select(names: Iterable[str]) -> list[Operator]:
-    return registry.select(names)

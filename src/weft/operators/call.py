@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from weft.definition import Declined
@@ -43,7 +44,7 @@ def eager(*tensors: torch.Tensor, gradient: bool = False, autocast: bool = False
     grad = torch.is_grad_enabled() and not gradient
     if compile_request() is not None:  # tensors are on `meta`; a plan compiles instead of launching
         return not (grad and any(t.requires_grad for t in tensors)) and not gradient
-    if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
+    if torch._C._len_torch_dispatch_stack() or transformed():
         return False
     if not autocast and torch.is_autocast_enabled("cuda"):
         return False
@@ -61,13 +62,33 @@ def widened(*tensors: Any) -> tuple[Any, ...]:
     return tuple(t.float() if isinstance(t, torch.Tensor) and t.is_cuda and t.dtype in half else t for t in tensors)
 
 
+def transformed() -> bool:
+    """Whether derivatives or batches are taken of the call by ``torch.func`` (grad, jvp, vmap …) or by forward-mode automatic
+    differentiation, for which our kernels have no rules."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+
+
+def cast_for_products(*tensors: Any) -> tuple[Any, ...]:
+    """Floats as autocast casts them for ``torch.mm`` on their device; the rest as it is."""
+
+    def cast(t: Any) -> Any:
+        if not isinstance(t, torch.Tensor) or t.dtype not in FLOATS or t.device.type not in ("cpu", "cuda"):
+            return t
+        kind = t.device.type
+        return t.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else t
+
+    return tuple(cast(t) for t in tensors)
+
+
 def traced(*tensors: torch.Tensor) -> bool:
     """Whether the call is looked at rather than run: by ``torch.compile``, ``export``, ``vmap``, ``make_fx``, or with fake
     or wrapped tensors. There PyTorch's own operators serve best: they have rules for all of these, and a compiler fuses
     them with their neighbours."""
     if compile_request() is not None:
         return False
-    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+    if torch.compiler.is_compiling() or transformed():
         return True
     return any(t.__class__ not in PLAIN for t in tensors) or get_proxy_mode() is not None
 
@@ -81,7 +102,7 @@ class _Untracked:
         pass
 
     def mark_dirty(self, *tensors: torch.Tensor) -> None:
-        pass
+        torch.autograd.graph.increment_version(tensors)  # whoever saved them for a gradient is told
 
 
 def differentiable(function: type[torch.autograd.Function], *args: Any) -> Any:
@@ -184,6 +205,11 @@ def dense(x: torch.Tensor) -> bool:
             return False
         expected *= size
     return True
+
+
+def overlapping(x: torch.Tensor) -> bool:
+    """Whether places of x share memory, as those of an expanded tensor do."""
+    return any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape, strict=True))
 
 
 def readable(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

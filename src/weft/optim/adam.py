@@ -10,7 +10,7 @@ from torch.optim import adam as functional
 
 from weft.operators.optimizer.adam_rule import ADAM
 from weft.operators.optimizer.rule import Options
-from weft.optim.optimizer import OneLaunch, check_range
+from weft.optim.optimizer import OneLaunch, check_betas, check_range
 
 
 def plain(params: list[Tensor], grads: list[Tensor], states: list[dict[str, Tensor]], group: dict[str, Any]) -> None:
@@ -96,8 +96,7 @@ class Adam(OneLaunch):
     def check(self, options: Options) -> None:
         super().check(options)
         check_range("epsilon value", options["eps"])
-        for index, beta in enumerate(options["betas"]):
-            check_range(f"beta parameter at index {index}", beta, 1.0)
+        check_betas(options["betas"])
 
 
 class AdamW(Adam):

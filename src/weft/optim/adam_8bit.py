@@ -31,6 +31,8 @@ def plain(params: list[Tensor], grads: list[Tensor], states: list[dict[str, Tens
     for row, (p, w, m, state) in enumerate(zip(mine, wide, moments, states, strict=True)):
         if w is not p:
             p.copy_(w)
+        if p is not params[row]:
+            torch.autograd.graph.increment_version(params[row])  # its shard was written, of which it does not know
         for number, (name, x) in enumerate(m.items()):
             if f"{name}_codes" not in state:
                 continue
@@ -101,7 +103,14 @@ class Adam8bit(Adam):
             raise ValueError("codes of 8 bits are not differentiable; expected differentiable=False")
 
     def torch_state_dict(self) -> dict[str, Any]:
-        """:meth:`state_dict` as ``torch.optim``'s optimizer has it: moments of 32 bits in place of codes and scales."""
+        """:meth:`state_dict` as ``torch.optim``'s optimizer has it: moments of 32 bits in place of codes and scales.
+
+        Raises:
+            ValueError: ``block_size`` or ``state_format`` of a group is no longer that of its states.
+        """
+        for group in self.param_groups:
+            for p in group["params"]:
+                self._formats.check(p, self.state.get(p, {}), group)
         packed = self.state_dict()
         for group in packed["param_groups"]:
             for i in group["params"]:

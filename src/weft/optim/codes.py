@@ -33,15 +33,21 @@ def is_coded(p: Tensor, group: dict[str, Any]) -> bool:
 def moment(state: dict[str, Any], name: str, group: dict[str, Any], rule: Rule) -> Tensor:
     """What codes stand for, fp32."""
     codes, scales = local(state[f"{name}_codes"]), state[f"{name}_scales"]
-    if len(scales) != blocks_of(codes.numel(), group["block_size"]):
-        raise ValueError(
-            f"'{name}_scales' has {len(scales)} blocks for {codes.numel()} elements; expected "
-            f"{blocks_of(codes.numel(), group['block_size'])}, of {group['block_size']} elements each: block_size is that of "
-            "the state, from the first step on"
-        )
+    check_scales(name, codes, scales, group)
     return dequantize(
         codes, scales.to(codes.device), group["block_size"], _signed(name, group, rule), group["state_format"]
     )
+
+
+def check_scales(name: str, codes: Tensor, scales: Tensor, group: dict[str, Any]) -> None:
+    """Raises ValueError unless there is one scale for each block: the kernel would read and write past the last one."""
+    wanted = blocks_of(codes.numel(), group["block_size"])
+    if scales.shape != (wanted,):
+        blocks = f"{len(scales)} blocks" if scales.ndim == 1 else f"the shape {tuple(scales.shape)}"
+        raise ValueError(
+            f"'{name}_scales' has {blocks} for {codes.numel()} elements; expected {wanted}, of {group['block_size']} elements "
+            "each: block_size is that of the state, from the first step on"
+        )
 
 
 def keep(state: dict[str, Any], name: str, x: Tensor | None, p: Tensor, group: dict[str, Any], rule: Rule) -> None:
@@ -59,8 +65,12 @@ def convert(state: dict[str, Any], p: Tensor, group: dict[str, Any], rule: Rule)
     for name in rule.states(group):
         codes = state.get(f"{name}_codes")
         if codes is not None:
-            mine = local(codes)
+            mine, scales = local(codes), state[f"{name}_scales"]
+            check_scales(name, mine, scales, group)
             if coded and same_order(local(p), mine) and mine.device == local(p).device and dense(mine):
+                usable = scales.to(mine.device, torch.float32).contiguous()
+                if usable is not scales:
+                    state[f"{name}_scales"] = usable
                 continue
             state[name] = moment(state, name, group, rule)
             del state[f"{name}_codes"], state[f"{name}_scales"]
@@ -75,6 +85,28 @@ def entry(state: dict[str, Any], p: Tensor, group: dict[str, Any], rule: Rule) -
         return None
     scales = tuple(state[f"{name}_scales"] for name in rule.states(group))
     return Codes(scales, group["block_size"], group["state_format"], group["code_rounding"] == "stochastic")
+
+
+class Formats:
+    """In which format each parameter's codes were written: bytes of the one say nothing in the other, and look the same."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, str] = {}  # by the parameter's id
+
+    def note(self, p: Tensor, group: dict[str, Any]) -> None:
+        """From now on the parameter's codes are of the group's format."""
+        if "state_format" in group:
+            self.known[id(p)] = group["state_format"]
+
+    def check(self, p: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        """Raises ValueError where a state has codes of another format than the group's."""
+        written = self.known.get(id(p))
+        if written in (None, group.get("state_format")) or not any(name.endswith("_codes") for name in state):
+            return
+        raise ValueError(
+            f"state_format is {group['state_format']!r}, and the state of a parameter of shape {tuple(p.shape)} has codes of "
+            f"{written!r}; expected {written!r}: state_format is that of the state, from the first step on"
+        )
 
 
 def _signed(name: str, group: dict[str, Any], rule: Rule) -> bool:

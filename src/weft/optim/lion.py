@@ -9,7 +9,7 @@ from torch import Tensor
 from weft.operators.optimizer.lion import reference
 from weft.operators.optimizer.lion_rule import LION
 from weft.operators.optimizer.rule import Options
-from weft.optim.optimizer import OneLaunch, check_range
+from weft.optim.optimizer import OneLaunch, check_betas
 
 
 def plain(params: list[Tensor], grads: list[Tensor], states: list[dict[str, Any]], group: dict[str, Any]) -> None:
@@ -47,5 +47,4 @@ class Lion(OneLaunch):
 
     def check(self, options: Options) -> None:
         super().check(options)
-        for index, beta in enumerate(options["betas"]):
-            check_range(f"beta parameter at index {index}", beta, 1.0)
+        check_betas(options["betas"])

@@ -236,6 +236,8 @@ class MuonW(torch.optim.Optimizer):
             theirs.append(update)
         for factor, (those, theirs) in alike.items():
             torch._foreach_add_(those, theirs, alpha=-lr * factor)
+        # DTensors do not know that their shards were written; whoever saved them for a gradient must hear of it
+        torch.autograd.graph.increment_version([p for p, w in zip(params, weights, strict=True) if p is not w])
 
     def _momenta(self, params: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
         """Moves each parameter's momentum on and returns what is to be orthogonalised, or this process's shard of it."""

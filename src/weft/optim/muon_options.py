@@ -10,6 +10,7 @@ from torch import Tensor
 
 from weft.operators.orthogonalization.coefficients import schedule
 from weft.optim.muon_matrices import HIGHER_DIMS
+from weft.optim.optimizer import check_betas
 
 SCALES = (None, "original", "match_rms_adamw")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -51,8 +52,6 @@ def check_options(group: dict[str, Any]) -> None:
     sizes = [parts] if isinstance(parts, int) else parts or [1]
     if not all(isinstance(size, int) and not isinstance(size, bool) and size >= 1 for size in sizes):
         raise ValueError(f"split_rows should be a number of parts or their sizes, at least 1, but is: {parts}")
-    for i, beta in enumerate(group["betas"]):
-        if not 0.0 <= beta < 1.0:
-            raise ValueError(f"Invalid beta parameter at index {i}: {beta}")
+    check_betas(group["betas"])
     if not group["adamw_eps"] >= 0.0:
         raise ValueError(f"Invalid epsilon value: {group['adamw_eps']}")

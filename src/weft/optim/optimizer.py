@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from numbers import Integral, Real
 from operator import itemgetter
 from typing import Any, ClassVar
 
@@ -62,6 +63,7 @@ class OneLaunch(torch.optim.Optimizer):
 
     rule: ClassVar[Rule]
     plain: ClassVar[Callable[..., None]]
+    may_lack: ClassVar[tuple[str, ...]] = ()  # what a state may be loaded without
     _step_supports_amp_scaling = True  # torch.amp.GradScaler then leaves unscaling and skipping to the step
 
     def __init__(
@@ -93,6 +95,7 @@ class OneLaunch(torch.optim.Optimizer):
         self._rest: list[Tensor] = []  # parameters that have had no gradient yet
         self._values: dict[int, tuple[list[type], list[Any]]] = {}  # of options without tensors
         self._forms: dict[int, Any] = {}
+        self._formats = codes.Formats()
         self._controls: dict[torch.device, Tensor] = {}
 
     # ---- groups and options ------------------------------------------------------------------------------------------
@@ -101,6 +104,9 @@ class OneLaunch(torch.optim.Optimizer):
         """Raises ValueError for a group's options that are out of range; subclasses add theirs."""
         check_range("learning rate", options["lr"])
         check_range("weight_decay value", options.get("weight_decay", 0.0))
+        seed = options["seed"]
+        if isinstance(seed, bool) or not isinstance(seed, Integral) or not -(2**63) <= int(seed) < 2**63:
+            raise ValueError(f"Invalid seed: {seed!r:.40}; expected an int of 64 bits")
         if options["rounding"] not in ROUNDINGS:
             raise ValueError(f"Invalid rounding: {options['rounding']!r}; expected {', '.join(ROUNDINGS)}")
         if options["state_dtype"] not in (None, torch.float32):
@@ -181,6 +187,7 @@ class OneLaunch(torch.optim.Optimizer):
             found = clipping.measure(self, plain, scale, found)
         for part, rows in zip(self._parts, active, strict=True):
             self._set_numbers(part, changed)
+            part.announce(rows, self.zero_grads)
             part.table.launch(
                 rows,
                 scale=on(part.device, scale),
@@ -203,15 +210,16 @@ class OneLaunch(torch.optim.Optimizer):
     def step_some(self, params: list[Tensor]) -> None:
         """Steps some parameters now and drops their gradients, if all is prepared; what is not is left to :meth:`step`."""
         changed = [g for g in range(len(self.param_groups)) if self._options_changed(g)]
-        right = not self._changes.seen and self._still_right() and all([part.valid() for part in self._parts])
+        right = not self._changes.seen and self._still_right()
         for part in self._parts if right else ():
-            rows = part.collect_some(params)
+            rows = part.collect(params)
             if part.outdated:
                 self._changes.seen = True
                 return
             self._set_numbers(part, changed)
+            part.announce(rows, zeroed=False)
             part.table.launch(rows, zeroed=False)
-            for row in rows.nonzero()[0]:
+            for row in range(len(part.params)) if rows is None else rows.nonzero()[0]:
                 part.params[row].grad = None
 
     def _set_numbers(self, part: Part, changed: list[int]) -> None:
@@ -253,6 +261,8 @@ class OneLaunch(torch.optim.Optimizer):
         if found is not None and float(found):
             if not self._parts:
                 self._control(plain[0][1].device)[kernels.SKIPPED.value] += 1
+            if self.zero_grads:  # else what is not finite stays, and every later step is skipped for it
+                zero([p for _, p in plain])
             return
         factor = None if self.max_norm is None else self._control(plain[0][1].device)[kernels.FACTOR.value]
         for index, group in enumerate(self.param_groups):
@@ -261,7 +271,7 @@ class OneLaunch(torch.optim.Optimizer):
                 grads = [clipping.ready(p, self, scale, factor) for p in mine]
                 type(self).plain(mine, grads, [self._state_of(p, group, engine=False) for p in mine], group)
                 if self.zero_grads:
-                    torch._foreach_zero_([p.grad for p in mine if p.grad is not None])
+                    zero(mine)
 
     # ---- preparation -------------------------------------------------------------------------------------------------
 
@@ -295,6 +305,8 @@ class OneLaunch(torch.optim.Optimizer):
 
     def _state_of(self, p: Tensor, group: dict[str, Any], *, engine: bool) -> dict[str, Any]:
         """A parameter's state, made where there is none and moved where a checkpoint has left it elsewhere."""
+        self._formats.check(p, self.state[p], group)
+        self._formats.note(p, group)
         return saved.complete(self.state[p], p, group, self.rule, engine)
 
     # ---- what users read ---------------------------------------------------------------------------------------------
@@ -325,13 +337,24 @@ class OneLaunch(torch.optim.Optimizer):
         """Loads what :meth:`state_dict`, or that of ``torch.optim``'s optimizer of the same name, has returned.
 
         Raises:
-            ValueError: other groups, or a state of another shape than its parameter.
+            ValueError: other groups, a state that lacks something (other than all), or one of another shape or dtype than it
+                should be.
         """
-        order = [p for group in self.param_groups for p in group["params"]]
-        ids = [i for group in state_dict["param_groups"] for i in group["params"]]
-        pairs = [(state_dict["state"].get(i, {}), p) for i, p in zip(ids, order, strict=False)]
-        saved.check_shapes(pairs)
-        super().load_state_dict(state_dict)
+        pairs: saved.Pairs = []
+
+        def check(optimizer: torch.optim.Optimizer, given: dict[str, Any]) -> None:
+            order = [p for group in self.param_groups for p in group["params"]]
+            ids = [i for group in given["param_groups"] for i in group["params"]]
+            pairs.extend((given["state"].get(i, {}), p) for i, p in zip(ids, order, strict=False))
+            saved.check_shapes(pairs)
+            groups = [{**self.defaults, **group} for group in given["param_groups"]]
+            saved.check_complete(pairs, groups, self.rule, self.may_lack)
+
+        last = self.register_load_state_dict_pre_hook(check)  # a user's own may have renamed what it loads
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            last.remove()
         saved.keep_dtypes(pairs, self.state, self.param_groups)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -347,6 +370,8 @@ class OneLaunch(torch.optim.Optimizer):
             group["params"] = Parameters(group["params"])
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
+            for p in group["params"]:
+                self._formats.note(p, group)  # what was loaded with the state
 
 
 def observed(optimizer: torch.optim.Optimizer) -> bool:
@@ -373,8 +398,25 @@ def check_range(name: str, value: Any, below: float = math.inf) -> None:
             raise ValueError(f"Tensor {name} must be 1-element")
         if value.device.type != "cpu":
             return
+    elif isinstance(value, bool) or not isinstance(value, Real):
+        raise ValueError(f"Invalid {name}: {value!r:.40}; expected a number")
     if not 0.0 <= value < below and not (value == below == math.inf):
         raise ValueError(f"Invalid {name}: {value}")
+
+
+def check_betas(betas: Any) -> None:
+    """Raises ValueError unless betas are two numbers of 0 or more and below 1."""
+    try:
+        first, second = betas
+    except (TypeError, ValueError):
+        raise ValueError(f"Invalid betas: {betas!r:.40}; expected two numbers") from None
+    check_range("beta parameter at index 0", first, 1.0)
+    check_range("beta parameter at index 1", second, 1.0)
+
+
+def zero(params: list[Tensor]) -> None:
+    """Sets gradients to 0."""
+    torch._foreach_zero_([p.grad for p in params if p.grad is not None])
 
 
 def on(device: torch.device, value: Tensor | None) -> Tensor | None:

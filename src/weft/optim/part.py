@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import eq
 from typing import Any
 
 import numpy as np
@@ -15,13 +14,10 @@ from weft.operators.launch import INTERPRETING
 from weft.operators.optimizer.call import same_order
 from weft.operators.optimizer.rule import Rule
 from weft.operators.optimizer.table import Entry, Table
-from weft.optim import codes
+from weft.optim import addresses, codes
+from weft.optim.addresses import MISSING, ODD, Addresses
+from weft.optim.batches import ADDRESS, Batches
 from weft.optim.codes import local
-
-ADDRESS, CONTIGUOUS = Tensor.data_ptr, Tensor.is_contiguous
-# Parameters that are asked at once: they and their gradients stay in the cache, no garbage collection starts, and no list takes
-# more than 512 bytes, which Python has at hand. Beyond 1 KiB malloc first tidies up what the last gradients have left (0.1 ms).
-BATCH = 64
 
 
 def takes(p: Tensor, group: dict[str, Any]) -> bool:
@@ -53,6 +49,8 @@ class Part:
         self.locals = [local(p) for p in self.params]
         self.distributed = any(a is not b for a, b in zip(self.params, self.locals, strict=True))
         self.sharded = any(not place.is_replicate() for p in self.params for place in getattr(p, "placements", ()))
+        # of autograd's counters, a DTensor and its shard have one each
+        self.written = self.params + self.locals if self.distributed else self.params
         self.outdated, self.new = False, True
         self.copied: list[tuple[Tensor, Tensor]] = []  # gradients of another order than their weight, and in its order
         self.counts = gather([states[p].get("step") for p in self.params], self.device)
@@ -72,57 +70,39 @@ class Part:
             entries.append(Entry(weight, tuple(kept), step, group, index, how, gradient, group["seed"], coded))
         self.table = Table(rule, entries, len(groups), control)
         self.weights = list(map(ADDRESS, self.locals))
-        self.batches = [
-            (start, self.params[start:end], self.weights[start:end], self.table.addresses[start:end])
-            for start, end in ((start, start + BATCH) for start in range(0, len(self.params), BATCH))
-        ]
-        loose = any(getattr(p, "grad_dtype", p.dtype) != p.dtype for p in self.params)
-        # whether a contiguous gradient with memory is all that has to be asked for
-        self.plain = self.table.contiguous and not self.distributed and not loose
+        # else a gradient may have another dtype than its weight, or lie in a tensor within the one that Python has
+        plain = not self.distributed and all(getattr(p, "grad_dtype", p.dtype) == p.dtype for p in self.params)
+        self.asked: Addresses | Batches
+        if plain and addresses.takes(self.params):
+            self.asked = Addresses(self.params, self.weights, self.table.addresses)
+        else:
+            self.asked = Batches(self.params, self.weights, self.table.addresses, plain and self.table.contiguous)
 
-    def valid(self) -> bool:
-        """Whether all weights lie where they lay."""
-        mine = map(local, self.params) if self.distributed else self.params
-        return all(map(eq, map(ADDRESS, mine), self.weights))
-
-    def collect(self) -> np.ndarray | None:
+    def collect(self, some: Sequence[Tensor] | None = None) -> np.ndarray | None:
         """Writes the gradients' addresses into the table. Returns which rows have one, or None when all have. Sets
         ``outdated`` where a weight lies elsewhere now or a gradient has another dtype.
 
-        One pass: a pass for each question takes every parameter into the cache anew."""
+        Args:
+            some: parameters, of this part or not; rows of others are returned as if they had no gradient.
+        """
         self.copied = []
-        active = None
-        for start, params, weights, found in self.batches:
-            mine = map(local, params) if self.distributed else params
-            if list(map(ADDRESS, mine)) != weights:
-                self.outdated = True
-                return None
-            grads: list[Any] = [p.grad for p in params]
-            if self.plain:
-                try:
-                    found[:] = list(map(ADDRESS, grads))
-                    if all(map(CONTIGUOUS, grads)):
-                        continue
-                except (TypeError, RuntimeError):  # one is None, or has no memory (sparse)
-                    pass
-            if active is None:
-                active = np.ones(len(self.params), bool)
-            self._one_by_one(start, grads, active)
+        if self.asked.read() and some is None:
+            return None
+        active: np.ndarray = self.asked.kinds != MISSING
+        if some is not None:
+            wanted = {id(p) for p in some}
+            active &= [id(p) in wanted for p in self.params]
+        odd = np.flatnonzero(active & (self.asked.kinds == ODD)).tolist()
+        if any(ADDRESS(local(self.params[row])) != self.weights[row] for row in odd):
+            self.outdated = True
+            return None
+        self._one_by_one(odd, [self.params[row].grad for row in odd], active)
         self._keep_for_graph()
-        return None if active is None or active.all() else active
+        return None if active.all() else active
 
-    def collect_some(self, params: Sequence[Tensor]) -> np.ndarray:
-        """As :meth:`collect`, of some parameters; of the others none is active."""
-        wanted = {id(p) for p in params}
-        self.copied = []
-        active = np.ones(len(self.params), bool)
-        self._one_by_one(0, [p.grad if id(p) in wanted else None for p in self.params], active)
-        self._keep_for_graph()
-        return active
-
-    def _one_by_one(self, start: int, grads: Sequence[Tensor | None], active: np.ndarray) -> None:
-        """Writes the addresses of the gradients from a row on, of whatever kind they are, and which rows have none."""
-        for row, g in enumerate(grads, start):
+    def _one_by_one(self, rows: Sequence[int], grads: Sequence[Tensor | None], active: np.ndarray) -> None:
+        """Writes the addresses of these rows' gradients, of whatever kind they are, and which of them have none."""
+        for row, g in zip(rows, grads, strict=True):
             p = self.params[row]
             if g is None:
                 active[row], self.table.addresses[row] = False, 0
@@ -138,6 +118,10 @@ class Part:
                     f"{getattr(g, 'placements', None)}; expected the same"
                 )
             mine, weight = local(g), self.locals[row]
+            if mine.numel() and not mine.data_ptr():
+                raise RuntimeError(
+                    f"the gradient of parameter {row} is a {type(g).__name__} without memory of its own; expected a tensor"
+                )
             if mine.dtype != self.table.entries[row].gradient:
                 self.outdated = True
             elif not same_order(weight, mine):
@@ -148,6 +132,16 @@ class Part:
     def _keep_for_graph(self) -> None:
         if self.copied and self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             self.table.captured += [copy for _, copy in self.copied]
+
+    def announce(self, active: np.ndarray | None, zeroed: bool) -> None:
+        """Tells autograd what the launch writes of its own accord: whoever saved it for a gradient must hear of it."""
+        written = self.written
+        if active is not None:
+            rows = np.flatnonzero(active).tolist()
+            written = [each[row] for each in (self.params, self.locals)[: 1 + self.distributed] for row in rows]
+        if zeroed:
+            written = written + [p.grad for p in self.params if p.grad is not None]
+        torch.autograd.graph.increment_version(written)
 
     def zero_copied(self) -> None:
         for gradient, _ in self.copied:

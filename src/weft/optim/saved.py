@@ -82,6 +82,54 @@ def of_another_shape(state: dict[str, Any], p: Tensor) -> list[tuple[str, Tensor
     ]
 
 
+def check_complete(pairs: Pairs, groups: list[dict[str, Any]], rule: Rule, lacking: tuple[str, ...]) -> None:
+    """Raises ValueError for a state that is there in part, or of which something is not what it is called.
+
+    Args:
+        groups: of the state dict, with all options.
+        lacking: what may be missing.
+    """
+    options = [group for group in groups for _ in group["params"]]
+    for i, ((state, _), group) in enumerate(zip(pairs, options, strict=False)):  # other numbers PyTorch refuses
+        if not state:
+            continue  # of a parameter that has had no gradient
+        told = f"loaded state dict, parameter {i}:"
+        names = [name for name in rule.states(group) if name not in lacking]
+        wanted = []
+        for name in names:
+            coded = f"{name}_codes" in state or f"{name}_scales" in state
+            wanted += [f"{name}_codes", f"{name}_scales"] if coded and name not in state else [name]
+        if rule.counted(group) and "step" not in lacking:
+            wanted.append("step")
+        for name in wanted:
+            if name not in state:
+                raise ValueError(f"{told} '{name}' is missing; there are {', '.join(map(repr, state))}")
+        for name in (*rule.states(group), *wanted, "step", "lower_bits"):
+            value = state.get(name)
+            if name not in state or (value is None and name in lacking):
+                continue
+            if expected := unlike(name, value):
+                came = (
+                    f"a tensor of {value.dtype}, shape {tuple(value.shape)}"
+                    if isinstance(value, Tensor)
+                    else repr(value)
+                )
+                raise ValueError(f"{told} '{name}' is {came:.80}; expected {expected}")
+
+
+def unlike(name: str, value: Any) -> str:
+    """What a state of this name should be (an empty string where it is)."""
+    if name == "step":
+        number = not isinstance(value, bool) and isinstance(value, (int, float))
+        one = isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex() and value.dtype != torch.bool
+        return "" if number or one else "a number, or a tensor of one"
+    exact = {"lower_bits": torch.int16}.get(name, torch.uint8 if name.endswith("_codes") else None)
+    if exact is not None:
+        return "" if isinstance(value, Tensor) and value.dtype == exact else f"a tensor of {exact}"
+    floats = isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+    return "" if floats else "a tensor of floating-point numbers"
+
+
 def check_shapes(pairs: Pairs) -> None:
     for i, (state, p) in enumerate(pairs):
         for name, value in of_another_shape(state, p):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from numbers import Real
 from typing import Any
 
 from torch import Tensor
@@ -54,6 +56,7 @@ class SGD(OneLaunch):
 
     rule = RULE
     plain = staticmethod(plain)
+    may_lack = ("momentum_buffer", "step")  # torch.optim's has no steps, and no buffer before a momentum
 
     def __init__(
         self,
@@ -86,5 +89,8 @@ class SGD(OneLaunch):
     def check(self, options: Options) -> None:
         super().check(options)
         check_range("momentum value", options["momentum"])
+        dampening = options["dampening"]
+        if isinstance(dampening, bool) or not isinstance(dampening, Real) or not math.isfinite(dampening):
+            raise ValueError(f"Invalid dampening value: {dampening!r:.40}; expected a finite number")
         if options["nesterov"] and (options["momentum"] <= 0 or options["dampening"] != 0):
             raise ValueError("Nesterov momentum requires a momentum and zero dampening")

@@ -157,6 +157,7 @@ def _verification(verification: dict[str, Any]) -> dict[str, Any]:
         "not_reached": verification.get("not_reached") or 0,
         "totals": Counter(r.get("status") for r in results),
         "mutants": mutants,
+        "untried": verification.get("mutants_not_reached") or 0,
         "survived": survived,
     }
 

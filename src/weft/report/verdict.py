@@ -11,6 +11,7 @@ from weft.records import Measurement
 from weft.report.quantities import distinct, is_rung, known, listing, percent, ratio, si
 from weft.words import count
 
+DOUBTFUL = 1.1  # from this share of a ceiling on, the ceiling was none
 LEVEL = 0.99  # from this ratio on, a kernel counts as level with the best peer
 
 
@@ -72,7 +73,8 @@ def _right(verification: dict[str, Any]) -> Tile:
         text += f" {count(not_reached, 'check')} not reached in the time given."
     if survived:
         text += f" {count(survived, 'wrong-on-purpose kernel')} got through the verifier."
-    return Tile("Right", f"{len(right)} of {len(operators)}", text, "bad" if wrong or survived else "good")
+    tone = "bad" if wrong or survived else "good" if len(right) == len(operators) else "plain"
+    return Tile("Right", f"{len(right)} of {len(operators)}", text, tone)
 
 
 def _limit(measured: Sequence[Measurement]) -> Tile:
@@ -83,6 +85,9 @@ def _limit(measured: Sequence[Measurement]) -> Tile:
     text = f"of what the machine allows: {_named(near)}."
     if far is not near:
         text += f" Farthest: {_named(far)} at {percent(far.share_of_ceiling)}."
+    if (near.share_of_ceiling or 0) > DOUBTFUL:
+        text += " More than the limit: other work slowed the machine while its ceiling was measured, so measure again."
+        return Tile("Nearest to the limit", percent(near.share_of_ceiling), text, "bad")
     return Tile("Nearest to the limit", percent(near.share_of_ceiling), text)
 
 

@@ -16,7 +16,7 @@ from weft.operators import mutants, peers
 from weft.operators.call import Choice, check_tensor, differentiable, eager, on_gpu, traced
 from weft.operators.dropout.kernels import launchable, plans
 from weft.operators.dropout.philox import at_least
-from weft.operators.dropout.seeds import OFFSETS, check_probability, check_seed, draw, scale_of, threshold_of
+from weft.operators.dropout.seeds import OFFSETS, STEPS, check_probability, check_seed, draw, scale_of, threshold_of
 from weft.operators.elementwise.definition import LARGEST, shape
 from weft.operators.launch import Plans
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
@@ -25,14 +25,22 @@ from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 def reference(
     x: Tensor, p: float = 0.5, seed: int | Tensor | None = None, offset: int = 0, training: bool = True
 ) -> Tensor:
-    if seed is None:
-        return F.dropout(x, p, training)
     threshold = threshold_of(p)
     if not training or not threshold:
         return x
+    if seed is None:  # PyTorch's random numbers; its own product would leave NaN where it drops what is not finite
+        factor = F.dropout(torch.ones_like(x), threshold / STEPS)
+        return torch.where(factor != 0, x * factor, 0.0)
     keep = at_least(x.shape, seed, offset, threshold, x.device)
     wide = x if x.dtype == torch.float64 else x.float()
     return torch.where(keep, wide * scale_of(threshold), 0.0).to(x.dtype)
+
+
+def in_torch(
+    x: Tensor, p: float = 0.5, seed: int | Tensor | None = None, offset: int = 0, training: bool = True
+) -> Tensor:
+    """PyTorch's own; with a seed, which it does not take, the same mask as ours."""
+    return F.dropout(x, p, training) if seed is None else reference(x, p, seed, offset, training)
 
 
 # ---- call ------------------------------------------------------------------------------------------------------------
@@ -206,8 +214,8 @@ dropout = Operator(
 )
 
 dropout.implementation("triton", arch=">=sm_80")(dropout_triton)
-dropout.implementation("torch")(reference)  # without a seed: PyTorch's own
-dropout.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
+dropout.implementation("torch")(in_torch)
+dropout.implementation("torch.compile", devices=("cuda",))(peers.Compiled(in_torch))
 
 # ---- what users call -------------------------------------------------------------------------------------------------
 
@@ -251,7 +259,7 @@ def dropout_function(
         seed: an int of 64 bits; or an int64 tensor of one element on x's device, read when the kernel runs (a captured graph
             takes what it then holds); or None: drawn from PyTorch's default generator of the device, as its own dropout
             does (``torch.manual_seed`` and activation checkpointing work, the device is not waited for, a captured graph
-            draws anew at each replay; while a compiler traces, PyTorch's dropout stands in).
+            draws anew at each replay; on a CPU, and while a compiler traces, the mask is PyTorch's).
         offset: 0 … 2**62 − 1: another one with the same seed is an independent mask (a layer's number, a step's); only with
             a seed.
         training: False returns x.

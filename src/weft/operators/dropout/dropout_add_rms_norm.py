@@ -70,7 +70,7 @@ def in_torch(
     eps: float = EPS,
 ) -> Pair:
     """As model code has it; with a seed, the same mask."""
-    h = residual + dropout.reference(x, p, seed, offset)
+    h = residual + dropout.in_torch(x, p, seed, offset)
     return F.rms_norm(h, (h.shape[-1],), weight.to(h.dtype), eps), h
 
 

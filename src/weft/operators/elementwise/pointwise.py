@@ -26,7 +26,7 @@ from weft.operators.call import (
     differentiable,
     eager,
     on_gpu,
-    readable,
+    overlapping,
     reference_gradients,
     rows_of,
     traced,
@@ -191,6 +191,7 @@ class Pointwise:
         self.name, self.arguments, self.reference = name, arguments, reference
         self.forward, self.backward = forward, backward
         self.forward_plans = Plans(lambda *x: plan(self.forward, x, (like(x[0]),), heavy))
+        self.inplace_plans = Plans(lambda *x: plan(self.forward, x, (x[0],), heavy))
         self.backward_plans = Plans(lambda *x: plan(self.backward, x, tuple(like(x[0]) for _ in arguments), heavy))
         self.public_plans = Plans(lambda *x: self.choose(*x).plan_for(*x))
         self.saves_inputs = function is None
@@ -215,7 +216,9 @@ class Pointwise:
             return Choice("torch", "traced: PyTorch's own operators, which a compiler fuses with their neighbours")
         if not x[0].numel():
             return Choice("torch", "empty tensors: nothing to launch")
-        every = (*x, like(x[0]))
+        if inplace and overlapping(x[0]):
+            return Choice("torch", "places that share memory, over which PyTorch writes nothing and says so")
+        every = x if inplace else (*x, like(x[0]))
         if not (dense(x[0]) and all(t.stride() == x[0].stride() for t in every)) and None in map(rows_of, every):
             return Choice("torch", "strides that do not collapse into rows, for which a copy would be needed")
         return Choice("triton", "dense or row-strided tensors", self.forward_plans)
@@ -234,12 +237,21 @@ class Pointwise:
             out = torch.empty_like(x[0])
             ready(*x, out)
             return out
-        chosen = self.choose(*x)
-        if inplace and self.saves_inputs and torch.is_grad_enabled() and x[0].requires_grad:
-            raise ValueError(
-                f"{self.name}: inplace=True overwrites '{self.arguments[0]}', which the gradient needs; expected "
-                "inplace=False, or a tensor that wants no gradient"
-            )
+        if not isinstance(inplace, bool):
+            raise TypeError(f"{self.name}: argument 'inplace' is {inplace!r:.40}; expected True or False")
+        chosen = self.choose(*x, inplace=inplace)
+        if inplace and torch.is_grad_enabled() and x[0].requires_grad:
+            leaf = any(t is not None and t.requires_grad and t.is_leaf for t in (x[0], x[0]._base))
+            if self.saves_inputs or leaf:
+                why = (
+                    "which the gradient needs"
+                    if self.saves_inputs
+                    else "a leaf (or a view of one) that wants a gradient"
+                )
+                raise ValueError(
+                    f"{self.name}: inplace=True overwrites '{self.arguments[0]}', {why}; expected inplace=False, or a "
+                    "tensor that wants no gradient"
+                )
         if chosen.implementation == "torch":
             return x[0].copy_(self.reference(*x)) if inplace else self.reference(*x)
         result: Tensor = differentiable(self.function, *x, inplace)
@@ -301,7 +313,7 @@ class Variants:
 
     def choose(self, *call: Any, inplace: bool = False) -> Choice:
         *x, value = call if isinstance(call[-1], str) else (*call, self.default)
-        return self.of(value).choose(*x)
+        return self.of(value).choose(*x, inplace=inplace)
 
     def implement(self, operator: Operator, torch_function: Callable[..., Tensor] | None = None) -> None:
         implement(operator, self, torch_function or self.reference)
@@ -316,7 +328,7 @@ def _autograd(op: Pointwise) -> type[torch.autograd.Function]:
             x, inplace = call[:inputs], call[inputs]
             out: Tensor = x[0] if inplace else torch.empty_like(x[0])
             if out.numel():
-                op.forward_plans.of(x)(*x, out)
+                (op.inplace_plans if inplace else op.forward_plans).of(x)(*x, out)
             if inplace:
                 ctx.mark_dirty(out)
             if op.backward is not None:
@@ -332,7 +344,10 @@ def _autograd(op: Pointwise) -> type[torch.autograd.Function]:
                 return (*reference_gradients(op.reference, saved, ctx.needs_input_grad[:inputs], (dy,)), None)
             gradients = tuple(torch.empty_like(saved[0]) for _ in saved)
             if dy.numel():
-                dy = dy if dense(dy) else readable(dy, saved[0])
+                if dy.stride() != saved[0].stride() and None in (rows_of(dy), rows_of(saved[0])):
+                    dy = torch.empty_like(saved[0]).copy_(
+                        dy
+                    )  # autograd may bring one of any strides (expanded, permuted)
                 op.backward_plans.of((*saved, dy))(*saved, dy, *gradients)
             return (*gradients, None)
 

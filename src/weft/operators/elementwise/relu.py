@@ -60,11 +60,12 @@ def backward(dy_ptr, bits_ptr, dx_ptr, N, dy_row, dy_col, dx_row, dx_col, BLOCK:
 
 
 class Layout:
-    """Of x: how its rows lie, so that the bits of a place are found again; and the launches over them."""
+    """Of x and its result (x itself, in place): how their rows lie, so that the bits of a place are found again; and the
+    launches over them."""
 
-    def __init__(self, x: Tensor):
-        result = like(x)
-        self.size, self.stride = x.size(), result.stride()
+    def __init__(self, x: Tensor, inplace: bool):
+        result = x if inplace else like(x)
+        self.size, self.stride = x.size(), like(x).stride()
         self.flat = dense(x)  # then bits lie in the order of x's memory, and dy is read in that order
         self.rows, self.columns, strides = laid_out(x, result)
         self.bits = (self.rows, triton.cdiv(self.columns, 8))
@@ -98,13 +99,13 @@ class Relu(torch.autograd.Function):
         if inplace:
             ctx.mark_dirty(y)
         if any(ctx.needs_input_grad):
-            ctx.layout = layouts.of((x,))
+            ctx.layout = layouts.of((x,), inplace)
             bits = torch.empty(ctx.layout.bits, dtype=torch.uint8, device=x.device)
             ctx.save_for_backward(bits)
             if y.numel():
                 ctx.layout.forward(x, y, bits)
         elif y.numel():
-            pointwise.forward_plans.of((x,))(x, y)
+            (pointwise.inplace_plans if inplace else pointwise.forward_plans).of((x,))(x, y)
         return y
 
     @staticmethod

@@ -32,16 +32,21 @@ from weft.operators.random_inputs import LAYOUTS, random_tensor
 
 
 def torch_embedding(ids: Tensor, table: Tensor, padding_idx: int | None = None) -> Tensor:
-    if not table.shape[1]:
-        return reference(ids, table, padding_idx)  # which says why
-    return F.embedding(ids, table, padding_idx)
+    return F.embedding(ids, table, padding_idx) if table.numel() else looked_up(ids, table, padding_idx)
+
+
+def looked_up(ids: Tensor, table: Tensor, padding_idx: int | None = None) -> Tensor:
+    """PyTorch's, with NaN and no gradient for an id out of range: its own raises on a CPU, and on a GPU stops the device."""
+    if not table.numel():  # PyTorch's gradient of no columns on CUDA: an illegal access (2.11)
+        return table.sum() * table.new_full((*ids.shape, table.shape[1]), torch.nan)
+    outside = (ids < 0) | (ids >= table.shape[0])
+    return F.embedding(ids.masked_fill(outside, 0), table, padding_idx).masked_fill(outside[..., None], torch.nan)
 
 
 def reference(ids: Tensor, table: Tensor, padding_idx: int | None = None) -> Tensor:
     """Its gradient is summed in fp32 or wider (PyTorch's own on a CPU is rounded after every addition)."""
-    if not table.shape[1]:
-        return table.sum() * table.new_zeros((*ids.shape, 0))  # PyTorch's gradient on CUDA: an illegal access (2.11)
-    return F.embedding(ids, table if table.dtype == torch.float64 else table.float(), padding_idx).to(table.dtype)
+    wide = table if table.dtype == torch.float64 else table.float()
+    return looked_up(ids, wide, padding_idx).to(table.dtype)
 
 
 # ---- launches --------------------------------------------------------------------------------------------------------
@@ -329,5 +334,5 @@ def embedding_function(
         ready(ids, table, out)
         return out
     if choose(ids, table, padding_idx, check_ids=check_ids).implementation == "torch":
-        return torch_embedding(ids, table, padding_idx)
+        return looked_up(ids, table, padding_idx)
     return embedding_triton(ids, table, padding_idx)

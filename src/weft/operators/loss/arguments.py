@@ -38,8 +38,11 @@ def check(
                 f"{name}: argument 'weight' has shape {tuple(weight.shape)}; expected {tuple(logits.shape[1:])}, one for "
                 f"each class of 'logits' {tuple(logits.shape)}"
             )
-    if not isinstance(asked.ignore_index, int):
-        raise TypeError(f"{name}: argument 'ignore_index' is {asked.ignore_index!r}; expected an int")
+    if not isinstance(asked.ignore_index, int) or isinstance(asked.ignore_index, bool):
+        raise TypeError(f"{name}: argument 'ignore_index' is {asked.ignore_index!r:.40}; expected an int")
+    if not -(2**63) <= asked.ignore_index < 2**63:
+        raise ValueError(f"{name}: argument 'ignore_index' is {asked.ignore_index!r:.40}; expected an int of 64 bits")
+    check_flag(name, "check_labels", check_labels)
     if not _number(asked.label_smoothing) or not 0 <= asked.label_smoothing <= 1:
         raise ValueError(f"{name}: argument 'label_smoothing' is {asked.label_smoothing!r}; expected 0 … 1")
     if not _number(asked.z_loss) or not 0 <= asked.z_loss < math.inf:
@@ -50,6 +53,11 @@ def check(
         raise ValueError(f"{name}: argument 'reduction' is {asked.reduction!r}; expected {', '.join(REDUCTIONS)}")
     if check_labels:
         _check_labels(name, target, logits.shape[1], asked.ignore_index)
+
+
+def check_flag(name: str, argument: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}: argument '{argument}' is {value!r:.40}; expected True or False")
 
 
 def _number(value: Any) -> bool:

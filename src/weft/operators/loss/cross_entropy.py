@@ -17,7 +17,7 @@ from weft.operators import mutants, peers
 from weft.operators.call import Choice, differentiable, eager, on_gpu, traced
 from weft.operators.launch import Plans, target_sm
 from weft.operators.loss import cluster, one_program
-from weft.operators.loss.arguments import check
+from weft.operators.loss.arguments import check, check_flag
 from weft.operators.loss.calls import CrossEntropy
 from weft.operators.loss.definition import OPTIONS, WRONG, composed, gradient, inputs, reference, workloads
 from weft.operators.loss.kernels import ONE_PASS, Options
@@ -161,6 +161,7 @@ def choose(
 ) -> Choice:
     asked = Options(ignore_index, label_smoothing, z_loss, soft_cap or 0.0, reduction)
     check("cross_entropy", logits, target, weight, soft_cap, asked, check_labels)
+    check_flag("cross_entropy", "inplace_backward", inplace_backward)
     if weight is not None and weight.requires_grad:
         raise ValueError(
             "cross_entropy: argument 'weight' wants a gradient, which there is none of; expected a constant"
@@ -250,16 +251,17 @@ def cross_entropy_function(
         NaN. Under autocast the logits are cast to float32, as PyTorch does.
 
     Raises:
-        TypeError: tensors of other dtypes.
+        TypeError: tensors of other dtypes, an ``ignore_index`` that is no int, flags that are no bool.
         ValueError: shapes, devices or options that do not fit; with ``check_labels``, a label out of range.
 
     In eager mode the gradient of a mean or sum is made in the same pass as the loss, except for float16 (where it would
     underflow before the loss is scaled).
     """
     tensors = (logits, target) if weight is None else (logits, target, weight)
-    if not check_labels and eager(*tensors, gradient=True) and (weight is None or not weight.requires_grad):
+    plain = check_labels is False and type(inplace_backward) is bool and (weight is None or not weight.requires_grad)
+    if plain and eager(*tensors, gradient=True):
         wanted = logits.requires_grad and torch.is_grad_enabled()
-        options = (ignore_index, label_smoothing, z_loss, soft_cap, reduction, wanted, bool(inplace_backward))
+        options = (ignore_index, label_smoothing, z_loss, soft_cap, reduction, wanted, inplace_backward)
         ready = ready_calls.of(tensors, *options)
         if ready is not None:
             if wanted:
@@ -272,7 +274,8 @@ def cross_entropy_function(
         "z_loss": z_loss,
         "reduction": reduction,
     }
-    chosen = choose(logits, target, weight=weight, soft_cap=soft_cap, check_labels=check_labels, **named).implementation
+    flags = {"check_labels": check_labels, "inplace_backward": inplace_backward}
+    chosen = choose(logits, target, weight=weight, soft_cap=soft_cap, **flags, **named).implementation
     if chosen == "torch":
         return reference(logits, target, weight=weight, soft_cap=soft_cap, **named)
     if torch.is_autocast_enabled("cuda"):

@@ -48,7 +48,25 @@ def reference(logits: Tensor, target: Tensor, *, ignore_index: int = -100, **opt
     """In fp32 or wider, rounded once; the logits of ignored rows count for nothing, whatever they are."""
     x = logits if logits.dtype == torch.float64 else logits.float()
     x = x.masked_fill((target == ignore_index)[:, None], 0)
-    return composed(x, target, ignore_index=ignore_index, **options).to(logits.dtype)
+    label, outside = in_range(target, x.shape[1], ignore_index)
+    stray = nan_where(outside, x)
+    loss = composed(x + stray[:, None], label, ignore_index=ignore_index, **options)
+    if not x.shape[1]:  # no logit that could carry the NaN
+        loss = loss + (stray if loss.ndim else stray.sum())
+    return loss.to(logits.dtype)
+
+
+def in_range(target: Tensor, classes: int, ignore_index: int) -> tuple[Tensor, Tensor]:
+    """Labels that PyTorch takes, int64, and which were out of range: for those it raises on a CPU, and on a GPU stops the
+    device."""
+    label = target.long()
+    outside = (label != ignore_index) & ((label < 0) | (label >= classes))
+    return label.masked_fill(outside, 0 if classes else ignore_index), outside
+
+
+def nan_where(outside: Tensor, x: Tensor) -> Tensor:
+    """What makes the loss and the gradient of such rows NaN when it is added to their logits."""
+    return torch.where(outside, torch.nan, 0.0).to(x.dtype)
 
 
 def with_gradient(function: Callable[..., Tensor], logits: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
@@ -75,11 +93,12 @@ def gradient(
     """The gradient by its formula, where autograd cannot be asked (inside a PyTorch operator)."""
     x = logits if logits.dtype == torch.float64 else logits.float()
     counts = target != ignore_index
-    x = x.masked_fill(~counts[:, None], 0)
+    label, outside = in_range(target, x.shape[1], ignore_index)
+    x = x.masked_fill(~counts[:, None], 0) + nan_where(outside, x)[:, None]
     x = soft_cap * torch.tanh(x / soft_cap) if soft_cap else x
     v = x.shape[1]
     w = x.new_ones(v) if weight is None else weight.to(x.dtype)
-    label = target.long().masked_fill(~counts, 0)
+    label = label.masked_fill(~counts, 0)
     of_label = w[label] * counts if v else counts.to(x.dtype)
     by_weight = 1 / of_label.sum() if reduction == "mean" else 1.0
     by_number = 1 / counts.sum() if reduction == "mean" else 1.0

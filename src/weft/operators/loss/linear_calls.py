@@ -58,7 +58,8 @@ def check(
             f"{name}: argument 'chunk_rows' is {chunk!r}; expected a number of tokens, at least 1, or None"
         )
     if accumulate not in (None, x.dtype, torch.float32):
-        raise ValueError(f"{name}: argument 'accumulate' is {accumulate}; expected {x.dtype}, torch.float32 or None")
+        allowed = ", ".join(map(str, dict.fromkeys((x.dtype, torch.float32))))
+        raise ValueError(f"{name}: argument 'accumulate' is {accumulate!r:.40}; expected {allowed} or None")
     logits = x.detach().new_empty(()).expand(x.shape[0], weight.shape[0])  # for its shape
     check_options(name, logits, target, None, soft_cap, asked, check_labels)
 

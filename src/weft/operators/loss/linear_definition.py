@@ -77,7 +77,8 @@ def _by_parts(
         found = losses(z_loss)
         return found if reduction == "none" else found.sum()
     counts = target != ignore_index
-    weights = counts.to(x.dtype) if of_class is None else of_class.to(x.dtype)[target.masked_fill(~counts, 0)] * counts
+    label, _ = loss.in_range(target, weight.shape[0], ignore_index)
+    weights = counts.to(x.dtype) if of_class is None else of_class.to(x.dtype)[label.masked_fill(~counts, 0)] * counts
     plain = losses(0.0)
     mean = plain.sum() / weights.sum()
     return mean + (losses(z_loss) - plain).sum() / counts.sum() if z_loss else mean

@@ -136,7 +136,7 @@ configuration = Configurations(__file__, "scaled_matmul", heuristic, candidates)
 
 def steps_of(scale: Tensor) -> tuple[int, int]:
     """Strides of a scale [rows, columns] (or of a single number), 0 along dimensions of one element."""
-    if scale.ndim == 0:
+    if scale.numel() == 1:  # of any shape: [], [1] or [1, 1]
         return 0, 0
     row, column = (s if n > 1 else 0 for s, n in zip(scale.stride(), scale.shape, strict=True))
     return row, column

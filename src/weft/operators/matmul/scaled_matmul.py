@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -52,7 +53,24 @@ def reference(
     dtype: torch.dtype = torch.bfloat16,
     fast_accumulate: bool = False,
 ) -> Tensor:
-    """Dequantised operands multiplied in fp32 (in float64 if the scales are) and rounded once."""
+    """Dequantised operands multiplied in fp32 (in float64 if the scales are, or for int8: its sums are exact) and rounded
+    once."""
+    wide = torch.float64 if a.dtype == torch.int8 else a_scale.dtype
+    out = dequantised(a, b, a_scale.to(wide), b_scale.to(wide), bias, dtype=dtype)
+    return out if a_scale.dtype == torch.float64 else out.to(dtype)
+
+
+def dequantised(
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    bias: Tensor | None = None,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    fast_accumulate: bool = False,
+) -> Tensor:
+    """What a user of PyTorch writes: all in the scales' dtype."""
     wide = a_scale.dtype
     by_a, by_b = a_scale, b_scale
     if a_scale.ndim == 2 and a_scale.shape[1] > 1:
@@ -142,7 +160,7 @@ def cublas(
         return reference(a, b, a_scale, b_scale, bias, dtype=dtype)
     if a.dtype == torch.int8:
         if kind == "block":
-            return reference(a, b, a_scale, b_scale, bias, dtype=dtype)
+            return dequantised(a, b, a_scale, b_scale, bias, dtype=dtype)
         try:
             product = torch._int_mm(a, b).float() * (a_scale * b_scale)
         except RuntimeError as error:  # sizes that are no multiple of 8, or fewer than 17 rows
@@ -157,6 +175,25 @@ def cublas(
         return torch._scaled_mm(a, b, *scales, bias=bias, out_dtype=dtype, use_fast_accum=fast_accumulate)
     except (RuntimeError, ValueError) as error:  # layouts, sizes and dtypes that cuBLASLt has no kernel for
         raise Declined(str(error).splitlines()[0]) from error
+
+
+PRODUCTS = {"torch": cublas, "cuda": scaled_matmul_hopper, "triton": scaled_matmul_triton}
+
+
+class BiasGradient(torch.autograd.Function):
+    """The one gradient there is: the bias's, the sum of the result's rows. Kernels and cuBLAS's product know of none."""
+
+    @staticmethod
+    def forward(bias: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:
+        return product(bias)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.dtype = inputs[0].dtype
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+        return dy.sum(0, dtype=torch.float32).to(ctx.dtype), None
 
 
 # ---- definition ------------------------------------------------------------------------------------------------------
@@ -276,7 +313,7 @@ scaled_matmul = Operator(
 scaled_matmul.implementation("triton", arch=">=sm_80")(scaled_matmul_triton)
 scaled_matmul.implementation("cuda", arch="==sm_90", devices=("cuda",))(scaled_matmul_hopper)
 scaled_matmul.implementation("torch")(cublas)
-scaled_matmul.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
+scaled_matmul.implementation("torch.compile", devices=("cuda",))(peers.Compiled(dequantised))
 
 # ---- what users call -------------------------------------------------------------------------------------------------
 
@@ -354,9 +391,9 @@ def scaled_matmul_function(
     Args:
         a: [M, K]; float8_e4m3fn, float8_e5m2 or int8, as ``weft.ops.quantize`` makes them.
         b: [K, N]; an fp8 if a is one, else int8. A linear layer's weight [N, K] is passed as ``weight.t()``.
-        a_scale, b_scale: float32 factors (``quantize``'s scales): single numbers; or [M, 1] and [1, N], of rows and columns; or
-            [M, ceil(K / 128)] and [ceil(K / 128), ceil(N / 128)], of blocks.
-        bias: [N], or None.
+        a_scale, b_scale: float32 factors (``quantize``'s scales): single numbers ([], [1] or [1, 1]); or [M, 1] and [1, N],
+            of rows and columns; or [M, ceil(K / 128)] and [ceil(K / 128), ceil(N / 128)], of blocks.
+        bias: [N], float32, float16 or bfloat16, or None.
         dtype: of the result: float32, float16 or bfloat16.
         fast_accumulate: fp8 products are added up in the tensor core's accumulator of about 14 bits throughout (as
             ``torch._scaled_mm(use_fast_accum=True)``); without it, in fp32 after every slice of K. Without meaning for int8 and
@@ -370,12 +407,15 @@ def scaled_matmul_function(
         TypeError: other dtypes.
         ValueError: not matrices; sizes, devices or shapes of scales that do not fit; a scale that wants a gradient.
 
-    There is no gradient: quantised values have none.
+    The bias has a gradient, summed in fp32. There is no other: quantised values have none.
     """
     named: dict[str, Any] = {"dtype": dtype, "fast_accumulate": fast_accumulate}
-    chosen = choose(a, b, a_scale, b_scale, bias, **named).implementation
-    if chosen == "torch":
-        return cublas(a, b, a_scale, b_scale, bias, **named)
-    if chosen == "cuda":
-        return scaled_matmul_hopper(a, b, a_scale, b_scale, bias, **named)
-    return scaled_matmul_triton(a, b, a_scale, b_scale, bias, **named)
+    chosen = PRODUCTS[choose(a, b, a_scale, b_scale, bias, **named).implementation]
+
+    def product(bias: Tensor | None) -> Tensor:
+        return chosen(a, b, a_scale, b_scale, bias, **named)
+
+    if bias is not None and bias.requires_grad and torch.is_grad_enabled() and on_gpu(a):
+        out: Tensor = BiasGradient.apply(bias, product)
+        return out
+    return product(bias)

@@ -54,7 +54,7 @@ def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, Tenso
 
 @torch.library.custom_op("weft::skinny_matmul_cuda", mutates_args=())
 def cuda_op(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-    # the choice may have been made while tracing, when alignment was not known
+    # whether the kernel takes them may have been asked while tracing, when alignment was not known
     return _launched(x, w, bias, plans if skinny_hopper.why_not(x, w) else skinny_hopper.wide_plans)
 
 
@@ -241,9 +241,6 @@ def choose(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Choice:
         return Choice("torch", f"over {MOST_HALVES} rows of 16-bit floats, of which cuBLAS was measured to be faster")
     if w.stride(1) != 1 and w.shape[1] > 1:
         return Choice("torch", "rows of w are not contiguous along K, so they cannot be read 16 bytes at a time")
-    if x.shape[0] == 1 and not skinny_hopper.why_not(x, w):
-        reason = "one row of x in 16 bits: w comes by TMA; an H200 took 36 µs at 8192 x 8192, 41 with Triton's kernel"
-        return Choice("cuda", reason, skinny_hopper.wide_plans)
     return Choice("triton", "few rows of x: every row of w is read once, at the rate of the memory", plans)
 
 
@@ -278,12 +275,10 @@ def skinny_matmul_function(x: Tensor, w: Tensor, bias: Tensor | None = None) -> 
         y = torch.empty((x.shape[0], w.shape[0]), dtype=x.dtype, device=x.device)
         plan(x, w, w if bias is None else bias, y)
         return y
-    chosen = choose(x, w, bias).implementation
-    if chosen == "torch":
+    if choose(x, w, bias).implementation == "torch":
         return F.linear(x, w, bias)
     if torch.is_autocast_enabled("cuda"):
         dtype = torch.get_autocast_dtype("cuda")
         x, w, bias = x.to(dtype), w.to(dtype), None if bias is None else bias.to(dtype)
-    launch = torch.ops.weft.skinny_matmul_cuda if chosen == "cuda" else torch.ops.weft.skinny_matmul
-    out: Tensor = launch(x, w, bias)
+    out: Tensor = torch.ops.weft.skinny_matmul(x, w, bias)
     return out

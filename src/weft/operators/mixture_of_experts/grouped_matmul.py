@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, on_gpu, traced
+from weft.operators.call import Choice, cast_for_products, on_gpu, traced, transformed
 from weft.operators.launch import target_sm
 from weft.operators.mixture_of_experts.arguments import LOADS, random_offsets, random_places
 from weft.operators.mixture_of_experts.grouped_calls import check, grouped_matmul_triton, reference
@@ -217,6 +217,7 @@ def choose(
     activation: str | None = None,
     check_offsets: bool = False,
 ) -> Choice:
+    x, w, bias = cast_for_products(x, w, bias)
     check(x, w, offsets, source, position, bias, activation, check_offsets)
     if not on_gpu(x):
         return Choice("torch", "the tensors are on the CPU, where weft runs a product for each group")
@@ -272,9 +273,9 @@ def grouped_matmul_function(
     Gradients are the same bits every time: dx by the same kernel with w transposed; dw[e] = dy_eᵀ · x_e, zeros for an
     empty group. A gated product that wants a gradient writes gate and up, [R, 2N], too.
     """
+    x, w, bias = cast_for_products(x, w, bias)  # first: under autocast their dtypes may differ, as torch.mm's may
     check(x, w, offsets, source, position, bias, activation, check_offsets)
-    if torch.is_autocast_enabled(x.device.type):
-        dtype = torch.get_autocast_dtype(x.device.type)
-        x, w, bias = x.to(dtype), w.to(dtype), None if bias is None else bias.to(dtype)
+    if transformed():
+        return reference(x, w, offsets, source, position, bias, activation)
     function = grouped_matmul_hopper if _on_hopper(x, w, source, bias, activation) else grouped_matmul_triton
     return function(x, w, offsets, source, position, bias, activation)

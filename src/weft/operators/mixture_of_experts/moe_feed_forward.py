@@ -273,7 +273,8 @@ def moe_feed_forward_function(
         normalise, scoring, bias: as of ``route_top_k``; bias [E] has a part in choosing alone.
 
     Returns:
-        [T, D] of x's dtype. No token is dropped, whatever the loads; nothing waits for the device.
+        [T, D] of x's dtype, under autocast of the dtype that ``torch.mm`` then gives. No token is dropped, whatever the
+        loads; nothing waits for the device.
 
     Raises:
         TypeError: tensors of other dtypes, or dtypes that differ.

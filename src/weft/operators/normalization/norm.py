@@ -22,6 +22,7 @@ from weft.operators.call import (
     reference_gradients,
     rows_of,
     traced,
+    transformed,
 )
 from weft.operators.launch import Plans, target_sm
 from weft.operators.normalization import backward, cluster, stream
@@ -144,7 +145,7 @@ class Norm:
         given, kind = Given.of(x, residual, weight, bias), self.kind(weight, bias)
         if not on_gpu(x):
             return Choice("torch", "the tensors are on the CPU, where weft runs the reference")
-        if traced(*given.key(kind)) and not self.registered:
+        if transformed() or (traced(*given.key(kind)) and not self.registered):
             return Choice("torch", "traced: PyTorch's own operators, which a compiler fuses with their neighbours")
         if x.numel() == 0:
             return Choice("torch", "an empty tensor: nothing to launch")

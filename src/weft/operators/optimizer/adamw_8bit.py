@@ -251,6 +251,10 @@ def check(params: Tensors, grads: Tensors, kept: Sequence[Tensors], steps: Tenso
         raise ValueError(f"adamw_8bit: argument 'block_size' is {block!r}; expected {', '.join(map(str, BLOCKS))}")
     if format not in STATE_FORMATS:
         raise ValueError(f"adamw_8bit: argument 'state_format' is {format!r}; expected {' or '.join(STATE_FORMATS)}")
+    seed = options["seed"]
+    whole = isinstance(seed, int) and not isinstance(seed, bool) and -(2**63) <= seed < 2**63
+    if seed is not None and not whole:
+        raise ValueError(f"adamw_8bit: argument 'seed' is {seed!r:.40}; expected an int of 64 bits or None")
     for name, tensors in zip(MUTATES[1:5], kept, strict=True):
         coded = name.endswith("codes")
         if len(tensors) != len(params):
@@ -288,7 +292,7 @@ def choose(
     seed: int | None = None,
 ) -> Choice:
     kept = exp_avg_codes, exp_avg_scales, exp_avg_sq_codes, exp_avg_sq_scales
-    options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+    options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "seed": seed}
     check(params, grads, kept, steps, {**options, "block_size": block_size, "state_format": state_format})
     lists, _ = split(kept, block_size, state_format, seed)
     return call.choose({"params": params, "grads": grads, **lists})

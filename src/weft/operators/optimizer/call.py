@@ -143,4 +143,7 @@ def launch(
         tables.known[key] = table
     table.addresses[:] = [g.data_ptr() for g in grads]
     table.set_group(0, options, -1.0 if maximize else 1.0)
+    scaled = [s for c in codes or () for s in c.scales]
+    # whoever saved them for a gradient must hear of it
+    torch.autograd.graph.increment_version([*params, *(t for those in (*states, *counts) for t in those), *scaled])
     table.launch()

@@ -5,6 +5,7 @@ Reads weight and gradient, writes the weight: 12 bytes a parameter in fp32, 6 in
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -141,6 +142,8 @@ def choose(
     call.check_lists("sgd", tensors)
     for name, value in (("lr", lr), ("momentum", momentum), ("weight_decay", weight_decay)):
         call.check_number("sgd", name, value)
+    if isinstance(dampening, bool) or not isinstance(dampening, (int, float)) or not math.isfinite(dampening):
+        raise ValueError(f"sgd: argument 'dampening' is {dampening!r:.40}; expected a finite number")
     if momentum and momentum_buffers is None:
         raise ValueError("sgd: argument 'momentum_buffers' is None; expected a list of tensors beside a momentum")
     if nesterov and (momentum <= 0 or dampening != 0):

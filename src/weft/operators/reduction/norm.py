@@ -27,6 +27,8 @@ SPREADS = {
 
 
 def in_order(x: Tensor, dim: int | None = None, keepdim: bool = False, order: float = 2.0) -> Tensor:
+    if order == math.inf and not x.numel():
+        order = 1.0  # PyTorch has no largest of nothing; of magnitudes it is 0, as their sum
     return torch.linalg.vector_norm(x, order, dim, keepdim)
 
 
@@ -108,14 +110,21 @@ def norm_function(x: Tensor, p: float = 2.0, dim: int | None = None, keepdim: bo
 
     Returns:
         A tensor of x's dtype (float32 under autocast, as PyTorch), added in fp32 and rounded once. Squares are not scaled:
-        they overflow where PyTorch's do. The norm of nothing is 0.
+        they overflow where PyTorch's do. The norm of nothing is 0 (not of a negative order, which has none).
 
     Raises:
         TypeError: x is not a tensor of those dtypes, p not a number, dim not an int, or keepdim not a bool.
-        ValueError: dim is out of range.
+        ValueError: dim is out of range, or a negative order of no elements.
 
     Gradients: 0 where the norm is 0; of order infinity shared evenly by all elements of the largest magnitude.
     """
     if not isinstance(p, (int, float)) or isinstance(p, bool):
         raise TypeError(f"norm: argument 'p' is {p!r}; expected a number")
+    if p < 0:
+        front = reduction.check(x, dim, keepdim)
+        if 0 in (x.shape if front is None else (x.shape[front],) if x.ndim else ()):
+            raise ValueError(
+                f"norm: argument 'p' is {p} and 'x' has shape {tuple(x.shape)}, no elements along dim={dim}; expected an order "
+                "of at least 0, or elements"
+            )
     return reduction(x, dim, keepdim, float(p))

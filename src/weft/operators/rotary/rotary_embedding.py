@@ -363,7 +363,8 @@ def rotary_embedding_function(
         cos, sin: [S, R/2] or [B, S, R/2], of q's dtype or float32, R <= D. Of tables that repeat their columns (Hugging
             Face's [B, S, R]) pass the first half: ``cos[..., :R // 2]``, which is a view.
         interleaved: pairs are neighbours (GPT-J) instead of halves (GPT-NeoX, Llama).
-        inplace: write the results over q and k. With a gradient, PyTorch takes it for tensors that are no views or leaves.
+        inplace: write the results over q and k. With a gradient, PyTorch takes it for tensors that are no views or leaves;
+            where the tables want one, q and k are copied first.
 
     Returns:
         The rotated q and k, of their shapes and dtype, computed in fp32 and rounded once; with ``inplace``, q and k.
@@ -383,5 +384,8 @@ def rotary_embedding_function(
     if choose(q, k, cos, sin, interleaved, inplace).implementation == "triton":
         pair = differentiable(Rotation, q, k, cos, sin, interleaved, False, inplace)
         return pair
-    pair = reference(q, k, cos, sin, interleaved)
+    if inplace and torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad):
+        pair = reference(q.clone(), k.clone(), cos, sin, interleaved)  # the tables' gradient needs them as they were
+    else:
+        pair = reference(q, k, cos, sin, interleaved)
     return (q.copy_(pair[0]), k.copy_(pair[1])) if inplace else pair

@@ -12,7 +12,7 @@ from torch import Tensor
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.launch import INTERPRETING, Plan, multiprocessors
 from weft.operators.reduction.views import View
-from weft.operators.scan import kernels, vectors
+from weft.operators.scan import gradient_vectors, kernels, logarithm_columns, logarithm_vectors, vectors
 
 ONE_TILE = 512 if INTERPRETING else 16384  # longer rows look back, or are walked
 WALKED, FEW = 640 if INTERPRETING else 2 * ONE_TILE, 2**16  # so long rows of tensors of so few elements are walked
@@ -27,14 +27,22 @@ class Formula:
     Args:
         scan, total, join: of a tile along its axis 1: all results, the last one; of two results.
         neutral: what joins without effect.
-        cuda: the struct of ``scan.cu`` that computes it; empty where there is none.
+        cuda: the type of ``scan.cu`` that computes it, ``{}`` for an element's.
+        bytes_held: of a row, that a thread of ``scan.cu`` can hold.
+        vectors: heuristic and candidates of its configurations.
+        columns: whether ``logarithm_columns.cu`` computes it.
+        chosen: whether the public function takes ``cuda``'s kernels.
     """
 
     scan: Any
     total: Any
     join: Any
     neutral: float
-    cuda: str = ""
+    cuda: str
+    bytes_held: int = 128
+    vectors: tuple[Any, Any] = (vectors.heuristic, vectors.candidates)
+    columns: bool = False
+    chosen: bool = True
 
     @property
     def constants(self) -> dict[str, Any]:
@@ -43,7 +51,17 @@ class Formula:
 
 SUM = Formula(kernels.running_sum, kernels.total_sum, kernels.plus, 0.0, "Sum")
 PRODUCT = Formula(kernels.running_product, kernels.total_product, kernels.times, 1.0, "Product")
-LOGSUMEXP = Formula(kernels.running_logsumexp, kernels.total_logsumexp, kernels.log_plus, -INF)
+LOGSUMEXP = Formula(
+    kernels.running_logsumexp,
+    kernels.total_logsumexp,
+    kernels.log_plus,
+    -INF,
+    "Logarithm<{}>",
+    bytes_held=logarithm_vectors.BYTES,
+    vectors=(logarithm_vectors.heuristic, logarithm_vectors.candidates),
+    columns=True,
+    chosen=False,  # no GPU has run them yet
+)
 
 # ---- configurations --------------------------------------------------------------------------------------------------
 
@@ -99,15 +117,23 @@ class Kernels:
     long: Configurations
     gradient: Configurations
     vectors: Configurations
+    gradient_vectors: Configurations
+    columns_vectors: Configurations
 
     @classmethod
-    def of(cls, name: str) -> Kernels:
+    def of(cls, name: str, formula: Formula) -> Kernels:
         return cls(
             Configurations(__file__, f"{name}_rows", rows_heuristic, rows_candidates),
             Configurations(__file__, f"{name}_columns", columns_heuristic, columns_candidates),
             Configurations(__file__, f"{name}_long_rows", long_heuristic, long_candidates),
             Configurations(__file__, f"{name}_gradient", gradient_heuristic, gradient_candidates),
-            Configurations(__file__, f"{name}_vectors", vectors.heuristic, vectors.candidates),
+            Configurations(__file__, f"{name}_vectors", *formula.vectors),
+            Configurations(
+                __file__, f"{name}_gradient_vectors", gradient_vectors.heuristic, gradient_vectors.candidates
+            ),
+            Configurations(
+                __file__, f"{name}_columns_vectors", logarithm_columns.heuristic, logarithm_columns.candidates
+            ),
         )
 
 

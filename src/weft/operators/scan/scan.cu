@@ -3,95 +3,7 @@
 // A warp holds VECTORS runs of 16 bytes a lane, side by side as they lie in memory, so nothing is exchanged through shared
 // memory: a lane adds up its vector, lanes scan these sums by shuffles, and each lane goes through its vector again.
 // Everything is joined in one order, so the same bits come out every time.
-#include "prelude.cuh"
-
-constexpr u32 ALL = 0xffffffffu;
-
-struct Sum {
-  static constexpr float NEUTRAL = 0.f;
-  static __device__ __forceinline__ float join(float a, float b) { return a + b; }
-};
-
-struct Product {
-  static constexpr float NEUTRAL = 1.f;
-  static __device__ __forceinline__ float join(float a, float b) { return a * b; }
-};
-
-// All 32 lanes' values together, for every lane.
-template <typename Op> __device__ __forceinline__ float join_lanes(float value) {
-#pragma unroll
-  for (int step = 16; step; step /= 2) value = Op::join(value, __shfl_xor_sync(ALL, value, step));
-  return value;
-}
-
-// ---- what a warp holds of a row ----------------------------------------------------------------------------------------
-
-template <typename T, typename Op, int COUNT> __device__ __forceinline__ Words<T, COUNT> neutral_vector() {
-  float f[COUNT];
-#pragma unroll
-  for (int i = 0; i < COUNT; i++) f[i] = Op::NEUTRAL;
-  return pack<T, COUNT>(f);
-}
-
-template <typename T, typename Op, int COUNT> __device__ __forceinline__ float vector_total(const Words<T, COUNT> &w) {
-  float f[COUNT];
-  unpack(w, f);
-#pragma unroll
-  for (int step = 1; step < COUNT; step *= 2)
-#pragma unroll
-    for (int i = 0; i < COUNT; i += 2 * step) f[i] = Op::join(f[i], f[i + step]);
-  return f[0];
-}
-
-// VECTORS times LANES vectors in the order of the scan; with LANES < 32 a warp holds 32 / LANES such strips side by side.
-template <typename T, typename Op, int LANES, int VECTORS> struct Strip {
-  static constexpr int COUNT = 16 / sizeof(T);
-  Words<T, COUNT> w[VECTORS];
-  float before[VECTORS];  // what comes before this lane's vector in the strip
-  float total;            // of the strip
-
-  // zero: a 0 that the compiler cannot know to be one. It would keep all elements as floats for `result`, more than there are
-  // registers; so it has to unpack them anew.
-  __device__ __forceinline__ void scan(u32 lane, u32 zero) {
-    float sum[VECTORS];
-#pragma unroll
-    for (int v = 0; v < VECTORS; v++) {
-      sum[v] = vector_total<T, Op, COUNT>(w[v]);
-      if constexpr (sizeof(T) == 2) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) w[v].word[i] ^= zero;
-      }
-    }
-#pragma unroll
-    for (int step = 1; step < LANES; step *= 2)
-#pragma unroll
-      for (int v = 0; v < VECTORS; v++) {
-        const float other = __shfl_up_sync(ALL, sum[v], step, LANES);
-        if (lane % LANES >= step) sum[v] = Op::join(other, sum[v]);
-      }
-    total = Op::NEUTRAL;
-#pragma unroll
-    for (int v = 0; v < VECTORS; v++) {
-      const float other = __shfl_up_sync(ALL, sum[v], 1, LANES);
-      before[v] = lane % LANES ? Op::join(total, other) : total;
-      total = Op::join(total, __shfl_sync(ALL, sum[v], LANES - 1, LANES));
-    }
-  }
-
-  // The results of this lane's vector v. Backwards, elements are taken from the last: other names, no instruction.
-  template <bool REVERSE, bool EXCLUSIVE> __device__ __forceinline__ Words<T, COUNT> result(int v, float carry) const {
-    float f[COUNT], y[COUNT], run = Op::join(carry, before[v]);
-    unpack(w[v], f);
-#pragma unroll
-    for (int i = 0; i < COUNT; i++) {
-      const int at = REVERSE ? COUNT - 1 - i : i;
-      if (EXCLUSIVE) y[at] = run;
-      run = Op::join(run, f[at]);
-      if (!EXCLUSIVE) y[at] = run;
-    }
-    return pack<T, COUNT>(y);
-  }
-};
+#include "logarithm.cuh"
 
 // ---- barriers ----------------------------------------------------------------------------------------------------------
 
@@ -115,7 +27,7 @@ __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
   using Held = Strip<T, Op, LANES, VECTORS>;
   constexpr int COUNT = Held::COUNT, TEAMS = THREADS / (32 * WARPS), SIDE = 32 / LANES;
   static_assert(BLOCKS == 1 || (TEAMS == 1 && ROWS == 1 && SIDE == 1), "a cluster has one row");
-  __shared__ u64 told;  // the totals of the blocks before this one have come
+  __shared__ u64 told[1];  // the totals of the blocks before this one have come
   __shared__ alignas(16) float of_blocks[16];
   __shared__ float of_warps[TEAMS][ROWS][WARPS];
   const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32 % WARPS, team = threadIdx.x / (32 * WARPS);
@@ -127,8 +39,8 @@ __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
 
   if constexpr (BLOCKS > 1) {
     if (threadIdx.x == 0) {
-      barrier_init(&told, 1);
-      barrier_expect(&told, rank * sizeof(float));
+      barrier_init(told, 1);
+      barrier_expect(told, rank * sizeof(float));
     }
     cluster_arrive();  // its other half stands before the totals are told: the loads go on between them
   }
@@ -156,18 +68,27 @@ __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
   if constexpr (BLOCKS > 1) {
     const float total = WARPS > 1 ? join_lanes<Op>(lane < WARPS ? of_warps[0][0][lane] : Op::NEUTRAL) : held[0].total;
     cluster_wait();  // all blocks' barriers are there
-    if (threadIdx.x > rank && threadIdx.x < BLOCKS) store_remote(&of_blocks[rank], threadIdx.x, total, &told);
-    phase_wait(&told, 0);
+    if (threadIdx.x > rank && threadIdx.x < BLOCKS) store_remote(&of_blocks[rank], threadIdx.x, total, told);
+    phase_wait(told, 0);
     carry[0] = Op::join(join_lanes<Op>(lane < rank ? of_blocks[lane] : Op::NEUTRAL), carry[0]);
   }
 #pragma unroll
-  for (int r = 0; r < ROWS; r++)
+  for (int r = 0; r < ROWS; r++) {
+    if constexpr (Op::OF_SUMS) {
+      if (held[r].template begins_low<REVERSE>(lane)) {
+        const i64 row = first + r * SIDE;
+        scan_apart<T, REVERSE, EXCLUSIVE, LANES, VECTORS>(x + row * x_row + place(0), y + row * y_row + place(0),
+                                                          row < M ? vectors - at(0) : 0, lane, carry[r]);
+        continue;
+      }
+    }
 #pragma unroll
     for (int v = 0; v < VECTORS; v++) {
       const i64 row = first + r * SIDE;
       if (row < M && at(v) < vectors)
         store<T, COUNT>(y + row * y_row + place(v), held[r].template result<REVERSE, EXCLUSIVE>(v, carry[r]));
     }
+  }
 }
 
 // ---- looking back ------------------------------------------------------------------------------------------------------
@@ -216,10 +137,15 @@ template <typename Op> struct Before {
       float joined[WIDE];
 #pragma unroll
       for (int i = 0; i < WIDE; i++) joined[i] = __uint_as_float(u32(found[i]));
+      if constexpr (Op::OF_SUMS) {
 #pragma unroll
-      for (int step = 16; step; step /= 2)
+        for (int i = 0; i < WIDE; i++) joined[i] = Op::of_lanes(joined[i]);
+      } else {
 #pragma unroll
-        for (int i = 0; i < WIDE; i++) joined[i] = Op::join(joined[i], __shfl_xor_sync(ALL, joined[i], step));
+        for (int step = 16; step; step /= 2)
+#pragma unroll
+          for (int i = 0; i < WIDE; i++) joined[i] = Op::join(joined[i], __shfl_xor_sync(ALL, joined[i], step));
+      }
       float of_part = Op::NEUTRAL;
 #pragma unroll
       for (int i = 0; i < WIDE; i++) {
@@ -297,7 +223,7 @@ __global__ void __launch_bounds__((2 + ADDERS + TEAMS * WARPS) * 32, PER_SM)
     }
   };
   // What a row's last tile lacks lies behind it in the order of the scan, so it may be anything: nothing that is written, and no
-  // total that is published, takes part in it.
+  // total that is published, takes part in it. (Where it is the largest of a strip of exponentials, the strip is joined apart.)
   auto place = [](int at) { return (REVERSE ? TILE - 1 - at : at) * COUNT; };
   auto slot_vector = [&](u32 slot, int at) { return slots + slot * SKIP + place(at); };
   auto tile_totals = [&](const Tile &tile) { return state + HEAD + tile.row * tiles; };
@@ -374,6 +300,13 @@ __global__ void __launch_bounds__((2 + ADDERS + TEAMS * WARPS) * 32, PER_SM)
       float sum[WARPS / ADDERS];
 #pragma unroll
       for (int s = 0; s < WARPS / ADDERS; s++) {
+        if constexpr (Op::OF_SUMS) {
+          Words<T, COUNT> w[VECTORS];
+#pragma unroll
+          for (int v = 0; v < VECTORS; v++) w[v] = load_shared<T, COUNT>(slot_vector(slot, ((s * ADDERS + adder) * VECTORS + v) * 32 + lane));
+          sum[s] = strip_total<T, COUNT, VECTORS>(w);
+          continue;
+        }
         float of_vector[VECTORS];
 #pragma unroll
         for (int v = 0; v < VECTORS; v++)
@@ -384,6 +317,7 @@ __global__ void __launch_bounds__((2 + ADDERS + TEAMS * WARPS) * 32, PER_SM)
       }
       __syncwarp();
       if (lane == 0) barrier_arrive(&empty[slot]);
+      if constexpr (!Op::OF_SUMS)
 #pragma unroll
       for (int step = 16; step; step /= 2)
 #pragma unroll
@@ -415,19 +349,26 @@ __global__ void __launch_bounds__((2 + ADDERS + TEAMS * WARPS) * 32, PER_SM)
     const u32 number = taken[entry];
     if (number >= all_tiles) return;
     const Tile tile(number, N, tiles);
+    auto at = [&](int v) { return int((strip * VECTORS + v) * 32 + lane); };
     Held held;
 #pragma unroll
-    for (int v = 0; v < VECTORS; v++) held.w[v] = load_shared<T, COUNT>(slot_vector(slot, (strip * VECTORS + v) * 32 + lane));
+    for (int v = 0; v < VECTORS; v++) held.w[v] = load_shared<T, COUNT>(slot_vector(slot, at(v)));
     __syncwarp();
     if (lane == 0) barrier_arrive(&empty[slot]);
     held.scan(lane, u32(N >> 63));
     phase_wait(&known[entry], k / ENTRIES & 1);
     const float before = Op::join(carry[entry], of_strip[entry][strip]);
     T *const to = y + tile.row * y_row + tile.first * COUNT;
+    if constexpr (Op::OF_SUMS) {
+      if (held.template begins_low<REVERSE>(lane)) {
+        const T *const from = x + tile.row * x_row + tile.first * COUNT;
+        scan_apart<T, REVERSE, EXCLUSIVE, 32, VECTORS>(from + place(at(0)), to + place(at(0)), tile.vectors - at(0), lane, before);
+        continue;
+      }
+    }
 #pragma unroll
     for (int v = 0; v < VECTORS; v++) {
-      const int at = (strip * VECTORS + v) * 32 + lane;
-      if (at < tile.vectors) store<T, COUNT>(to + place(at), held.template result<REVERSE, EXCLUSIVE>(v, before));
+      if (at(v) < tile.vectors) store<T, COUNT>(to + place(at(v)), held.template result<REVERSE, EXCLUSIVE>(v, before));
     }
   }
 }

@@ -22,7 +22,9 @@ from weft.operators.call import (
 )
 from weft.operators.launch import INTERPRETING, Plans
 from weft.operators.reduction.views import View, views_of
-from weft.operators.scan import vectors
+from weft.operators.scan import logarithm_columns, vectors
+from weft.operators.scan.gradient_vectors import VectorsGradientPlan
+from weft.operators.scan.logarithm_columns import ColumnsPlan
 from weft.operators.scan.plans import Formula, GradientPlan, Kernels, LongRowsPlan, TilesPlan, scan_plan
 
 VECTORS_FROM = 2**20  # elements from which the CUDA C++ kernels are chosen: below, launching is what counts
@@ -51,10 +53,11 @@ class Scan:
     ):
         self.name, self.scan, self.formula, self.log = name, scan, formula, log
         self.wide_in_autocast = wide_in_autocast
-        self.configured = Kernels.of(name)
+        self.configured = Kernels.of(name, formula)
         self.triton_plans = Plans(self._triton_plan)
         self.vector_plans = Plans(self._vector_plan)
         self.backward_plans = Plans(self._backward_plan)
+        self.vector_backward_plans = Plans(self._vector_backward_plan)
         self.public_plans = Plans(self._public_plan)
         self.function = _autograd(self)
 
@@ -62,12 +65,13 @@ class Scan:
         """In PyTorch, which has neither option: by shifting and turning the input."""
         if reverse:
             x = x.flip(dim)
-        if exclusive and x.ndim and x.shape[dim]:
+        if exclusive and x.ndim and x.shape[dim]:  # what comes first is no result of theirs: its derivatives are 0
             none = torch.full_like(x.narrow(dim, 0, 1), self.formula.neutral)
-            x = torch.cat([none, x.narrow(dim, 0, x.shape[dim] - 1)], dim)
+            y = torch.cat([none, self.scan(x.narrow(dim, 0, x.shape[dim] - 1), dim)], dim)
         elif exclusive:
-            x = torch.full_like(x, self.formula.neutral)
-        y = self.scan(x, dim)
+            y = x.masked_fill(torch.ones_like(x, dtype=torch.bool), self.formula.neutral)
+        else:
+            y = self.scan(x, dim)
         return y.flip(dim) if reverse else y
 
     # ---- plans -------------------------------------------------------------------------------------------------------
@@ -80,10 +84,13 @@ class Scan:
 
     def _vector_plan(
         self, x: Tensor, dim: int, exclusive: bool, reverse: bool, dtype: torch.dtype
-    ) -> vectors.VectorsPlan:
+    ) -> vectors.VectorsPlan | ColumnsPlan:
         v, y = _views(x, dim)
+        if v.K > 1 and self.formula.columns:
+            columns = self.configured.columns_vectors
+            return ColumnsPlan(v, y, x, dtype, columns, exclusive=exclusive, reverse=reverse)
         configured = self.configured.vectors
-        return vectors.VectorsPlan(v, y, x, dtype, self.formula.cuda, configured, exclusive=exclusive, reverse=reverse)
+        return vectors.VectorsPlan(v, y, x, dtype, self.formula, configured, exclusive=exclusive, reverse=reverse)
 
     def _public_plan(self, x: Tensor, *how: Any) -> tuple[Plans, Any] | None:
         """The plans that are chosen and the one of this call; None where PyTorch is called."""
@@ -97,6 +104,16 @@ class Scan:
         if found is None:
             raise Declined(COPY)
         return GradientPlan(found, x, self.configured, log=bool(self.log), shift=int(exclusive), reverse=reverse)
+
+    def _vector_backward_plan(
+        self, x: Tensor, y: Tensor, dy: Tensor, dim: int, exclusive: bool, reverse: bool
+    ) -> VectorsGradientPlan:
+        tensors = x, y, dy, torch.empty_like(x)
+        found = views_of(x, dim % x.ndim, *tensors[1:])
+        if found is None:
+            raise Declined(COPY)
+        how = {"log": bool(self.log), "exclusive": exclusive, "reverse": reverse}
+        return VectorsGradientPlan(found, tensors, self.configured.gradient_vectors, **how)
 
     # ---- calls -------------------------------------------------------------------------------------------------------
 
@@ -121,8 +138,11 @@ class Scan:
         except Declined as declined:
             return Choice("torch", str(declined))
         large = x.numel() >= VECTORS_FROM and not INTERPRETING
-        if large and not vectors.why_not(v, y, x, self.dtype(x), self.formula.cuda):
-            return Choice("cuda", "rows of adjacent elements: 16 bytes an access", self.vector_plans)
+        if large and self.formula.chosen:
+            if v.K > 1 and self.formula.columns and not logarithm_columns.why_not(v, y, x, self.dtype(x)):
+                return Choice("cuda", "columns side by side: 16 bytes an access", self.vector_plans)
+            if not vectors.why_not(v, y, x, self.dtype(x), self.formula):
+                return Choice("cuda", "rows of adjacent elements: 16 bytes an access", self.vector_plans)
         return Choice("triton", "one stride before, along and after the scanned axis", self.triton_plans)
 
     def triton(self, x: Tensor, dim: int = -1, exclusive: bool = False, reverse: bool = False) -> Tensor:
@@ -130,13 +150,19 @@ class Scan:
         return self.by(self.triton_plans, x, dim, exclusive, reverse)
 
     def cuda(self, x: Tensor, dim: int = -1, exclusive: bool = False, reverse: bool = False) -> Tensor:
-        """Our CUDA C++ kernels; raises Declined as ``vectors.why_not`` says."""
-        return self.by(self.vector_plans, x, dim, exclusive, reverse)
+        """Our CUDA C++ kernels; raises Declined as ``why_not`` of ``vectors``, of ``logarithm_columns`` and of
+        ``gradient_vectors`` say."""
+        return self.by(self.vector_plans, x, dim, exclusive, reverse, self.vector_backward_plans)
 
-    def by(self, plans: Plans, x: Tensor, dim: int, exclusive: bool, reverse: bool) -> Tensor:
+    def by(
+        self, plans: Plans, x: Tensor, dim: int, exclusive: bool, reverse: bool, backward: Plans | None = None
+    ) -> Tensor:
+        """Args: plans, backward: of the launches; of the gradient Triton's where None is given."""
         if x.ndim == 0 or not x.numel():
             return self.reference(x, dim, exclusive, reverse)
-        out: Tensor = differentiable(self.function, x, dim, exclusive, reverse, self.dtype(x), plans)
+        out: Tensor = differentiable(
+            self.function, x, dim, exclusive, reverse, self.dtype(x), plans, None, backward or self.backward_plans
+        )
         return out
 
     def run(
@@ -154,7 +180,7 @@ class Scan:
             if ready is not None:
                 plans, plan = ready
                 if torch.is_grad_enabled() and x.requires_grad:
-                    return self.function.apply(x, dim, exclusive, reverse, x.dtype, plans, plan)
+                    return self.function.apply(x, dim, exclusive, reverse, x.dtype, plans, plan, self.backward_plans)
                 y = torch.empty_like(x)
                 plan(x, y)
                 return y
@@ -167,23 +193,28 @@ class Scan:
         wide = self.wide_in_autocast and x.is_cuda and torch.is_autocast_enabled("cuda")
         return torch.float32 if wide else x.dtype
 
-    def gradient(self, x: Tensor, y: Tensor, dy: Tensor, dim: int, exclusive: bool, reverse: bool) -> Tensor:
+    def gradient(
+        self, x: Tensor, y: Tensor, dy: Tensor, dim: int, exclusive: bool, reverse: bool, plans: Plans
+    ) -> Tensor:
         """dx of a product or a logarithm of sums."""
         dx = torch.empty_like(x)
         if views_of(x, dim % x.ndim, dy) is None:
             dy = torch.empty_like(x, dtype=dy.dtype).copy_(dy)  # of any strides (expanded, say) out of autograd
-        self.backward_plans.of((x, y, dy), dim, exclusive, reverse)(x, y, dy, dx)
+        plans.of((x, y, dy), dim, exclusive, reverse)(x, y, dy, dx)
         return dx
 
-    def implement(self, operator: Operator) -> None:
-        """Registers kernel, reference and ``torch.compile`` as the operator's implementations, and how it chooses."""
+    def implement(self, operator: Operator, compiled: tuple[str, ...] = ()) -> None:
+        """Registers kernel, reference and ``torch.compile`` as the operator's implementations, and how it chooses.
+
+        Args:
+            compiled: the directions that ``torch.compile`` has; all when empty.
+        """
         operator.choice(self.choose)
         operator.implementation("triton", arch=">=sm_80")(self.triton)
-        if self.formula.cuda:
-            directions = ("forward", "backward") if self.log is None else ("forward",)
-            operator.implementation("cuda", arch=">=sm_80", devices=("cuda",), directions=directions)(self.cuda)
+        operator.implementation("cuda", arch=">=sm_80", devices=("cuda",))(self.cuda)
         operator.implementation("torch")(self.reference)
-        operator.implementation("torch.compile", devices=("cuda",))(peers.Compiled(self.reference))
+        peer = operator.implementation("torch.compile", devices=("cuda",), directions=compiled)
+        peer(peers.Compiled(self.reference))
 
 
 def _views(x: Tensor, dim: int) -> tuple[View, View]:
@@ -199,10 +230,10 @@ def _autograd(op: Scan) -> type[torch.autograd.Function]:
         @staticmethod
         def forward(
             ctx: Any, x: Tensor, dim: int, exclusive: bool, reverse: bool, dtype: torch.dtype, plans: Plans,
-            plan: Any = None,
+            plan: Any, backward: Plans,
         ) -> Tensor:  # fmt: skip
             y = op.run(x, dim, exclusive, reverse, dtype, plans, plan)
-            ctx.how, ctx.dtype, ctx.plans = (dim, exclusive, reverse), x.dtype, plans
+            ctx.how, ctx.dtype, ctx.plans, ctx.backward = (dim, exclusive, reverse), x.dtype, plans, backward
             if op.log is not None:
                 ctx.save_for_backward(x, y)
             return y
@@ -216,14 +247,14 @@ def _autograd(op: Scan) -> type[torch.autograd.Function]:
                 plans = (
                     ctx.plans
                 )  # dy comes with any strides: where the forward's kernel does not take them, Triton's does
-                if plans is op.vector_plans and vectors.why_not(*_views(dy, dim), dy, ctx.dtype, op.formula.cuda):
+                if plans is op.vector_plans and vectors.why_not(*_views(dy, dim), dy, ctx.dtype, op.formula):
                     plans = op.triton_plans
-                dx = differentiable(op.function, dy, dim, exclusive, not reverse, ctx.dtype, plans)
-                return dx, *(None,) * 6
+                dx = differentiable(op.function, dy, dim, exclusive, not reverse, ctx.dtype, plans, None, ctx.backward)
+                return dx, *(None,) * 7
             x, y = ctx.saved_tensors
             if torch.is_grad_enabled():
                 whole = reference_gradients(lambda x: op.reference(x, dim, exclusive, reverse), (x,), (True,), (dy,))
-                return whole[0], *(None,) * 6
-            return op.gradient(x, y, dy, dim, exclusive, reverse), *(None,) * 6
+                return whole[0], *(None,) * 7
+            return op.gradient(x, y, dy, dim, exclusive, reverse, ctx.backward), *(None,) * 7
 
     return Function

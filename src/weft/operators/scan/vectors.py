@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,6 +15,9 @@ from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned
 from weft.operators.launch import multiprocessors, target_sm
 from weft.operators.reduction.views import View
+
+if TYPE_CHECKING:
+    from weft.operators.scan.plans import Formula
 
 SOURCE = Path(__file__).parent / "scan.cu"
 MAX_CLUSTER = 16  # blocks
@@ -46,10 +50,11 @@ def shared_bytes(c: Config) -> int:
     return c["SLOTS"] * c["WARPS"] * c["VECTORS"] * 512 + -(-own // 128) * 128 + SYSTEM
 
 
-def rings(sm: int, loads: int) -> Iterable[Config]:
-    """:data:`RINGS` with as many slots as fit, and copies of so many bytes under way on a multiprocessor (0: all slots')."""
+def rings(sm: int, loads: int, shapes: Sequence[tuple[int, ...]] = RINGS) -> Iterable[Config]:
+    """Rings of some shapes with as many slots as fit, and copies of so many bytes under way on a multiprocessor (0: of all
+    slots)."""
     room = SHARED_LIMIT[max(a for a in SHARED_LIMIT if a <= sm)] + SYSTEM
-    for teams, warps, vectors, adders, per_sm in RINGS:
+    for teams, warps, vectors, adders, per_sm in shapes:
         c = {
             "TEAMS": teams,
             "WARPS": warps,
@@ -93,24 +98,21 @@ def candidates(sm: int, dtype: torch.dtype, n: int) -> Iterable[Config]:
 # ---- plans -----------------------------------------------------------------------------------------------------------
 
 
-def why_not(v: View, y: View, x: Tensor, dtype: torch.dtype, formula: str) -> str:
+def why_not(v: View, y: View, x: Tensor, dtype: torch.dtype, formula: Formula) -> str:
     """Why x cannot be scanned 16 bytes at a time (an empty string when it can).
 
     Args:
         v, y: x and the result as [M, N, K].
         dtype: of the result.
-        formula: a struct of ``scan.cu``, or empty.
     """
     count = 16 // x.element_size()
-    if not formula:
-        return "a join that takes exponentials: arithmetic is the limit, and Triton's kernel does as well"
     if dtype != x.dtype:
         return "a result of another dtype than x"
     if v.K != 1 or v.n != 1 or y.n != 1:
         return "elements along 'dim' that do not lie side by side"
     if v.N % count or (v.M > 1 and (v.m % count or y.m % count)) or not pointer_aligned(x):
         return "rows that do not begin and end on 16 bytes"
-    if target_sm(x.device) < 90 and v.N * x.element_size() > 1024 * 128:
+    if target_sm(x.device) < 90 and v.N * x.element_size() > 1024 * formula.bytes_held:
         return "rows longer than a block's registers hold; tiles need copies that come with sm_90"
     return ""
 
@@ -119,14 +121,15 @@ class VectorsPlan:
     """A scan of rows: call with ``(x, y)``."""
 
     def __init__(
-        self, v: View, y: View, x: Tensor, dtype: torch.dtype, formula: str, configured: Configurations, *,
+        self, v: View, y: View, x: Tensor, dtype: torch.dtype, formula: Formula, configured: Configurations, *,
         exclusive: bool, reverse: bool,
     ):  # fmt: skip
         """Raises Declined as :func:`why_not` says."""
         if reason := why_not(v, y, x, dtype, formula):
             raise Declined(reason)
         config = configured(x.device, x.dtype, min(bucket(v.N), LONGEST))
-        kind = f"{CTYPES[x.dtype]}, {formula}, {str(reverse).lower()}, {str(exclusive).lower()}"
+        element = CTYPES[x.dtype]
+        kind = f"{element}, {formula.cuda.format(element)}, {str(reverse).lower()}, {str(exclusive).lower()}"
         self.words = 0
         if "BYTES" in config:
             self.launch = _rows(v, y, x, config, kind)
@@ -152,7 +155,7 @@ def _rows(v: View, y: View, x: Tensor, config: Config, kind: str) -> CudaPlan:
     rows = max(each // held, 1) if cluster == 1 else 1
     blocks = cluster * -(-v.M // (threads // (32 * warps) * rows * (32 // lanes)))
     kernel = f"scan_rows<{kind}, {lanes}, {held}, {rows}, {warps}, {threads}, {cluster}>"
-    return CudaPlan(SOURCE, kernel, (_one_grid(blocks), 1), threads, _longs(v.M, v.N, v.m, y.m), cluster)
+    return CudaPlan(SOURCE, kernel, (one_grid(blocks), 1), threads, longs(v.M, v.N, v.m, y.m), cluster)
 
 
 def _tiles(v: View, y: View, x: Tensor, config: Config, kind: str) -> tuple[CudaPlan, int]:
@@ -160,19 +163,19 @@ def _tiles(v: View, y: View, x: Tensor, config: Config, kind: str) -> tuple[Cuda
     tile = config["WARPS"] * config["VECTORS"] * 512  # bytes
     tiles = -(-v.N * x.element_size() // tile)
     words = HEAD + v.M * tiles
-    blocks = min(multiprocessors(x.device) * config["PER_SM"], _one_grid(v.M * tiles))
+    blocks = min(multiprocessors(x.device) * config["PER_SM"], one_grid(v.M * tiles))
     keys = ("TEAMS", "WARPS", "VECTORS", "SLOTS", "LOADS", "ADDERS", "PER_SM")
     kernel = f"scan_ring<{kind}, {', '.join(str(config[k]) for k in keys)}>"
-    scalars = (*_longs(v.N), ctypes.c_uint(tiles), ctypes.c_uint(v.M * tiles), *_longs(v.m, y.m))
+    scalars = (*longs(v.N), ctypes.c_uint(tiles), ctypes.c_uint(v.M * tiles), *longs(v.m, y.m))
     slots = config["SLOTS"] * tile
     return CudaPlan(SOURCE, kernel, (blocks, 1), warps_of_ring(config) * 32, scalars, shared_bytes=slots), words
 
 
-def _longs(*values: int) -> tuple[ctypes.c_longlong, ...]:
+def longs(*values: int) -> tuple[ctypes.c_longlong, ...]:
     return tuple(ctypes.c_longlong(value) for value in values)
 
 
-def _one_grid(blocks: int) -> int:
+def one_grid(blocks: int) -> int:
     if blocks >= 2**31:
         raise Declined(f"{blocks} blocks; a grid has 2**31 - 1")
     return blocks

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from weft.definition import BYTES, Cost, Mutant, Operator, Tolerance, Workload, torch_dtype, workload
 from weft.operators import mutants
-from weft.operators.call import Choice, check_same, check_tensor, on_gpu, traced
+from weft.operators.call import Choice, cast_for_products, check_same, check_tensor, on_gpu, traced
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.launch import Plan, Plans
 from weft.operators.random_inputs import random_tensor
@@ -273,8 +273,7 @@ def bsr_matmul_function(matrix: BSR, b: Tensor) -> Tensor:
         NotImplementedError: a gradient is wanted.
     """
     choice = choose(matrix, b)
-    if b.is_cuda and torch.is_autocast_enabled("cuda"):
-        dtype = torch.get_autocast_dtype("cuda")
-        matrix = BSR(matrix.row_offsets, matrix.columns, matrix.values.to(dtype), matrix.shape, check=False)
-        b = b.to(dtype)
+    values, b = cast_for_products(matrix.values, b)
+    if values is not matrix.values:
+        matrix = BSR(matrix.row_offsets, matrix.columns, values, matrix.shape, check=False)
     return reference(matrix, b) if choice.implementation == "torch" else bsr_triton(matrix, b)

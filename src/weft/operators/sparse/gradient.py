@@ -73,13 +73,14 @@ class Product:
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, b: Tensor, matrix: CSR, how: Product, kernel: str) -> Tensor:
-        ctx.save_for_backward(values, b)
+        # the pattern only so that autograd sees it changed in place before backward
+        ctx.save_for_backward(values, b, matrix.row_offsets, matrix.columns)
         ctx.matrix, ctx.how, ctx.kernel = matrix, how, kernel
         return how.launch(matrix, b, kernel)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        values, b = ctx.saved_tensors
+        values, b, *_ = ctx.saved_tensors
         matrix = ctx.matrix.with_values(values)
         if torch.is_grad_enabled():
 

@@ -1,7 +1,8 @@
 """``sparse_2_4_matmul(a, b)``: a 2:4 semi-structured matrix times a dense one.
 
-Half of a dense product's operations; half of A's bytes, and 2 more for each 16 columns. This kernel unpacks A in registers and
-multiplies densely: it saves A's bytes, not operations, and runs anywhere. Sparse tensor cores (``mma.sp``) would save both.
+Half of a dense product's operations; half of A's bytes, and 2 more for each 16 columns. The Triton kernel unpacks A in
+registers and multiplies densely: it saves A's bytes, not operations, and runs anywhere. On Hopper ``matmul/sparse_hopper.cu``
+saves both.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants
-from weft.operators.call import Choice, check_same, check_tensor, on_gpu, traced
+from weft.operators.call import Choice, cast_for_products, check_same, check_tensor, on_gpu, traced
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.launch import INTERPRETING, Plan, Plans
+from weft.operators.matmul import sparse_hopper
 from weft.operators.random_inputs import random_tensor
 from weft.operators.sparse.semi_structured import CODES, Sparse24
 
@@ -124,6 +126,14 @@ def unpacking(a: Sparse24, b: Tensor) -> Tensor:
     return c
 
 
+def sparse_tensor_cores(a: Sparse24, b: Tensor) -> Tensor:
+    """On Hopper's sparse tensor cores; it says in words what it does not take."""
+    plan = sparse_hopper.plans.of((a.values, a.metadata, b))
+    c = b.new_empty((a.shape[0], b.shape[1]))
+    plan(a.values, a.metadata, b, c)
+    return c
+
+
 _theirs: weakref.WeakKeyDictionary[Sparse24, Any] = weakref.WeakKeyDictionary()
 
 
@@ -204,6 +214,8 @@ sparse_2_4_matmul = Operator(
             ),
             *(workload(M=m, N=n, K=k) for m, n, k in ((0, 4, 16), (4, 0, 16), (5, 4, 0))),
             *(workload(M=20, N=24, K=48, layout=at) for at in ("unaligned", "sliced", "strided", "transposed")),
+            *(workload(M=m, N=n, K=k) for m, n, k in ((150, 72, 256), (1, 8, 128))),
+            *(workload(M=70, N=40, K=128, layout=at) for at in ("sliced", "transposed")),
         ],
         "full": [workload(M=256, N=256, K=512)],
         "bench": TIMED,
@@ -212,6 +224,7 @@ sparse_2_4_matmul = Operator(
         "compile": [
             workload(M=1024, N=1024, K=1024),
             workload(M=64, N=64, K=1040, layout="transposed"),
+            workload("bf16", M=4096, N=4096, K=4096, layout="transposed"),
         ],
         "tune": TIMED,
     },
@@ -227,6 +240,9 @@ sparse_2_4_matmul = Operator(
 )
 
 sparse_2_4_matmul.implementation("triton", arch=">=sm_80")(unpacking)
+sparse_2_4_matmul.implementation("cuda", arch="==sm_90", dtypes=("bf16", "fp16"), devices=("cuda",))(
+    sparse_tensor_cores
+)
 sparse_2_4_matmul.implementation("torch")(torch_semi_structured)
 sparse_2_4_matmul.implementation("torch dense")(dense)
 
@@ -279,7 +295,7 @@ def sparse_2_4_matmul_function(a: Sparse24, b: Tensor) -> Tensor:
         NotImplementedError: a gradient is wanted.
     """
     choice = choose(a, b)
-    if b.is_cuda and torch.is_autocast_enabled("cuda"):
-        dtype = torch.get_autocast_dtype("cuda")
-        a, b = Sparse24(a.values.to(dtype), a.metadata, a.shape, check=False), b.to(dtype)
+    values, b = cast_for_products(a.values, b)
+    if values is not a.values:
+        a = Sparse24(values, a.metadata, a.shape, check=False)
     return reference(a, b) if choice.implementation == "torch" else unpacking(a, b)

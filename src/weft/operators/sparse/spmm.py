@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weft.definition import BYTES, Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants
-from weft.operators.call import Choice, check_same, check_tensor, on_gpu, traced
+from weft.operators.call import Choice, cast_for_products, check_same, check_tensor, on_gpu, traced
 from weft.operators.random_inputs import random_tensor
 from weft.operators.sparse import spmm_kernels, spmv
 from weft.operators.sparse.balance import partition
@@ -252,9 +252,9 @@ def spmm_function(matrix: CSR, b: Tensor) -> Tensor:
     Merge-based parts: Yang, Buluç & Owens, "Design principles for sparse matrix multiplication on the GPU", Euro-Par 2018.
     """
     choice = choose(matrix, b)
-    if b.is_cuda and torch.is_autocast_enabled("cuda"):
-        dtype = torch.get_autocast_dtype("cuda")
-        matrix, b = matrix.with_values(matrix.values.to(dtype)), b.to(dtype)
+    values, b = cast_for_products(matrix.values, b)
+    if values is not matrix.values:
+        matrix = matrix.with_values(values)
     if choice.implementation == "torch":
         return reference(matrix, b)
     return product(matrix, b, choice.implementation)

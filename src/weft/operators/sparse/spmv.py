@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weft.definition import BYTES, Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants
-from weft.operators.call import Choice, check_same, check_tensor, on_gpu, traced
+from weft.operators.call import Choice, cast_for_products, check_same, check_tensor, on_gpu, traced
 from weft.operators.random_inputs import random_tensor
 from weft.operators.sparse import sell
 from weft.operators.sparse.balance import partition, statistics
@@ -305,9 +305,9 @@ def spmv_function(matrix: CSR | SELL, x: Tensor) -> Tensor:
     choice = choose(matrix, x)
     if isinstance(matrix, SELL):
         return _sell_product(matrix, x, choice.implementation)
-    if x.is_cuda and torch.is_autocast_enabled("cuda"):
-        dtype = torch.get_autocast_dtype("cuda")
-        matrix, x = matrix.with_values(matrix.values.to(dtype)), x.to(dtype)
+    values, x = cast_for_products(matrix.values, x)
+    if values is not matrix.values:
+        matrix = matrix.with_values(values)
     if choice.implementation == "torch":
         return reference(matrix, x)
     return product(matrix, x, choice.implementation)

@@ -1,0 +1,57 @@
+"""For tests of logarithms of running sums whose kernels are played on a CPU: numbers, and how far off a result may be."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+INF, NAN = float("inf"), float("nan")
+
+
+def far_apart(x: torch.Tensor) -> None:
+    """Numbers whose exponentials no float holds beside each other, low ones first and later ones low."""
+    x.mul_(150).add_(torch.arange(x.shape[1]).div(x.shape[1] / 500).sub(700))
+    x[:, x.shape[1] // 2 :].sub_(900)
+
+
+def low_ends(x: torch.Tensor) -> None:
+    """Of every other row, an element alone far below all others at either end."""
+    x[1::2, [0, -1]] = -200
+
+
+def a_step(x: torch.Tensor) -> None:
+    """A half far below the other."""
+    x[:, x.shape[1] // 2 :].add_(300)
+
+
+def not_finite(x: torch.Tensor) -> None:
+    """A row of nothing, one that begins so, infinities and a NaN."""
+    x[0] = -INF
+    x[1, :45] = -INF
+    x[2, 30], x[2, 90], x[2, 200] = INF, INF, -INF
+    x[3, 100] = NAN
+    x[4, 150], x[4, 180] = INF, NAN
+
+
+def huge(x: torch.Tensor) -> None:
+    """As far from 0 as 32 bits, or those of a bfloat16, go."""
+    x.sign_().mul_(3e38)
+    x[0] = 3e38
+    x[1] = -3e38
+
+
+VALUES = {"normal": lambda x: x.mul_(3),
+          "far apart": far_apart, "low ends": low_ends, "a step": a_step, "not finite": not_finite, "huge": huge}  # fmt: skip
+
+
+def further_off_than_a_logarithm(got: torch.Tensor, want: torch.Tensor) -> str:
+    """An empty string, or where a result is further off than the operator allows of its least."""
+    ulp, rounded = torch.finfo(got.dtype).eps, want.to(got.dtype)
+    limit = (ulp / 2 if ulp > 1e-6 else 8 * ulp) * want.abs().clamp(min=1) + 2e-6
+    same = (got == rounded) | (got.isnan() & rounded.isnan())
+    far = ~(same | (want.isfinite() & ((got.double() - want).abs() <= limit)))
+    if not far.any():
+        return ""
+    at = tuple(far.nonzero()[0].tolist())
+    return f"y{list(at)} is {got[at].item()}, not {want[at].item()} ({int(far.sum())} of {far.numel()})"

@@ -1,0 +1,97 @@
+"""What is written over a tensor goes where the tensor lies, whatever its strides, and autograd is told."""
+
+from __future__ import annotations
+
+import pytest
+from where import DEVICE
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+import torch.nn.functional as F  # noqa: E402
+
+from weft import ops  # noqa: E402
+
+pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+
+PAIRS = {"relu": (ops.relu, torch.relu), "silu": (ops.silu, F.silu), "gelu": (ops.gelu, F.gelu)}
+VIEWS = {
+    "columns": lambda b: b[:, :3],
+    "every other column": lambda b: b[:, ::2],
+    "every other row": lambda b: b[::2],
+    "transposed": lambda b: b.t(),
+    "one column": lambda b: b[:, 3],
+    "three dimensions": lambda b: b.view(2, 2, 8)[:, :, 1:5],
+    "no rows of one stride": lambda b: b.view(2, 2, 8).permute(1, 2, 0)[:, ::3],
+    "all": lambda b: b,
+}
+
+
+def numbers():
+    return torch.arange(-16.0, 16.0, device=DEVICE).view(4, 8)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_view_alone_changes(name, view):
+    ours, theirs = PAIRS[name]
+    got, want = numbers(), numbers()
+    out = ours(VIEWS[view](got), inplace=True)
+    place = VIEWS[view](want)
+    place.copy_(theirs(place))
+    torch.testing.assert_close(got, want)
+    assert out.untyped_storage().data_ptr() == got.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_gradients_through_a_view(view):
+    dy = torch.randn(4, 8, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    found = []
+    for relu in (lambda x: ops.relu(x, inplace=True), torch.relu_):
+        x = numbers().requires_grad_()
+        y = x * 1
+        relu(VIEWS[view](y))
+        y.backward(dy)
+        found.append((y.detach(), x.grad))
+    for got, want in zip(*found, strict=True):
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_what_must_not_be_written_is_not(name):
+    ours, _ = PAIRS[name]
+    with pytest.raises(RuntimeError, match="single memory location"):
+        ours(torch.randn(3, 1, device=DEVICE).expand(3, 4), inplace=True)
+    leaf = numbers().clone().requires_grad_()
+    for x in (leaf, leaf[1:]):
+        with pytest.raises(ValueError, match=r"inplace=True overwrites 'x', .*; expected inplace=False"):
+            ours(x, inplace=True)
+    with pytest.raises(TypeError, match="'inplace' is 'yes'; expected True or False"):
+        ours(leaf, inplace="yes")
+    assert torch.equal(leaf, numbers())
+    with torch.no_grad():
+        assert ours(leaf, inplace=True).min() > -1
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_gradient_that_needs_what_was_overwritten_says_so(name):
+    a, w = torch.ones(3, device=DEVICE, requires_grad=True), torch.ones(3, device=DEVICE)
+    y = a * w
+    PAIRS[name][0](w, inplace=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+@pytest.mark.parametrize("name", ["silu", "gelu", "swiglu"])
+def test_gradients_of_any_strides_come_back(name):
+    """Of a transposed result, and of channels last."""
+    x, other = (torch.randn(2, 5, 8, 3, device=DEVICE, requires_grad=True) for _ in range(2))
+    more = (other,) if name == "swiglu" else ()
+    formula = {"silu": F.silu, "gelu": F.gelu, "swiglu": lambda a, b: F.silu(a) * b}[name]
+    for order in ((0, 2, 1, 3), (0, 2, 3, 1), (3, 2, 1, 0)):
+        found = []
+        for function in (getattr(ops, name), formula):
+            y = function(x, *more).permute(order).contiguous().square().sum()
+            found.append(torch.autograd.grad(y, (x, *more)))
+        for got, want in zip(*found, strict=True):
+            torch.testing.assert_close(got, want)

@@ -1,0 +1,372 @@
+"""Gradients and weights that change between steps, asked for in C and in Python."""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from where import DEVICE, python
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from optimizer_samples import assert_close, both, set_gradients, weights  # noqa: E402
+
+from weft import ops, optim  # noqa: E402
+from weft.operators.launch import Plan  # noqa: E402
+from weft.optim import addresses  # noqa: E402
+from weft.optim.addresses import MISSING, ODD, THERE, Addresses, Unavailable  # noqa: E402
+from weft.optim.batches import BATCH, Batches  # noqa: E402
+
+pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+ASKED = {"Python": Batches} if addresses.obstacle() else {"C": Addresses, "Python": Batches}
+
+
+@pytest.fixture(params=ASKED, autouse=True)
+def asked(request, monkeypatch):
+    """Who asks, of plain parameters."""
+    if request.param == "Python":
+        monkeypatch.setattr(addresses, "obstacle", lambda: "a test wants Python")
+    return ASKED[request.param]
+
+
+def asking(optimizer):
+    (part,) = optimizer._parts
+    return part.asked
+
+
+@pytest.mark.parametrize("change", ["transposed", "strided", "offset", "missing"])
+def test_one_gradient_in_the_middle_changes_at_the_second_step(change, asked):
+    shapes = ((5,), (4, 6), (7,))
+    mine, theirs, a, b = both("AdamW", shapes)
+    for step in range(4):
+        set_gradients(mine, theirs, seed=step)
+        if step in (1, 2):
+            p, g = mine[1], mine[1].grad
+            if change == "transposed":
+                p.grad = g.t().contiguous().t()
+            elif change == "strided":
+                p.grad = torch.stack([g, -g], -1)[..., 0]
+            elif change == "offset":
+                p.grad = torch.cat([g.new_full((1,), 9.0), g.flatten()])[1:].view_as(g)
+            else:
+                p.grad = theirs[1].grad = None
+        a.step()
+        b.step()
+    assert_close(mine, theirs, 4)
+    assert type(asking(a)) is asked
+
+
+def test_more_gradients_than_are_held_at_once():
+    """Fresh ones at every step; one in the last batch changes its layout, then is missing."""
+    mine, theirs, a, b = both("AdamW", ((2, 3),) * (2 * BATCH + 5))
+    for step in range(3):
+        set_gradients(mine, theirs, seed=step)
+        if step == 1:
+            mine[-2].grad = mine[-2].grad.t().contiguous().t()
+        if step == 2:
+            mine[-2].grad = theirs[-2].grad = None
+        a.step()
+        b.step()
+    assert_close(mine, theirs, 3)
+
+
+@pytest.mark.parametrize("how", ["data", "swapped"])
+def test_a_weight_of_the_last_batch_that_is_moved(how):
+    """Its old memory is left as it was. A swap gives the same Python object another tensor."""
+    mine, theirs, a, b = both("AdamW", ((2, 3),) * (BATCH + 5))
+    for step in range(3):
+        set_gradients(mine, theirs, seed=step)
+        if step == 1:
+            p, before = mine[-2], mine[-2].detach().clone()
+            left = p.data
+            if how == "data":
+                p.data = left.clone()
+            else:
+                other = torch.nn.Parameter(left.clone())
+                other.grad = p.grad
+                del left  # of which a swap wants no other view
+                torch.utils.swap_tensors(p, other)
+                left = other.data
+        a.step()
+        b.step()
+    assert left.equal(before)
+    assert_close(mine, theirs, 3)
+
+
+def test_a_gradient_that_becomes_sparse_is_refused_and_nothing_is_stepped():
+    mine = weights(((5,), (4, 3), (7,)))
+    a = optim.AdamW(mine)
+    set_gradients(mine)
+    a.step()
+    before = [p.detach().clone() for p in mine]
+    mine[1].grad = torch.eye(4, 3, device=DEVICE).to_sparse()
+    with pytest.raises(RuntimeError, match=r"parameter 1 has one of torch\.sparse_coo"):
+        a.step()
+    assert all(p.equal(q) for p, q in zip(mine, before, strict=True))
+
+
+@pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format])
+def test_gradients_of_a_weight_whose_channels_are_last(memory_format, asked):
+    """Of the weight's own order they are used where they lie."""
+    mine, theirs, a, b = both("AdamW", ((5,), (4, 3, 2, 2)))
+    mine[1].data = mine[1].data.to(memory_format=torch.channels_last)
+    for step in range(3):
+        set_gradients(mine, theirs, seed=step)
+        mine[1].grad = mine[1].grad.to(memory_format=memory_format)
+        a.step()
+        b.step()
+    assert_close(mine, theirs, 3)
+    (part,) = a._parts
+    assert len(part.copied) == (memory_format == torch.contiguous_format)
+    if asked is Addresses:
+        assert asking(a).kinds.tolist() == [THERE, ODD if part.copied else THERE]
+
+
+def test_a_gradient_whose_dtype_is_another_from_the_second_step_on():
+    """As numbers of 16 bits its first half would be read."""
+    mine, theirs, a, b = both("SGD", ((5,), (7,)), dtype=torch.float16)
+    for step in range(3):
+        set_gradients(mine[:1], theirs[:1], seed=step)
+        set_gradients(theirs[1:], seed=step)
+        mine[1].grad = None
+        mine[1].grad_dtype = torch.float32 if step else torch.float16
+        mine[1].grad = theirs[1].grad.to(mine[1].grad_dtype)
+        a.step()
+        b.step()
+    assert_close(mine, theirs, 3, torch.float16)
+
+
+def test_a_gradient_without_memory_is_refused():
+    class Wrapper(torch.Tensor):
+        @staticmethod
+        def __new__(cls, x):
+            return torch.Tensor._make_wrapper_subclass(cls, x.shape, dtype=x.dtype, device=x.device)
+
+        @classmethod
+        def __torch_dispatch__(cls, function, *_):
+            raise NotImplementedError(function)
+
+    mine = weights(((5,), (7,)))
+    a = optim.AdamW(mine)
+    set_gradients(mine)
+    a.step()
+    mine[1].grad = Wrapper(mine[1].grad)
+    with pytest.raises(RuntimeError, match="the gradient of parameter 1 is a Wrapper without memory"):
+        a.step()
+
+
+def test_a_class_of_parameters_with_gradients_of_its_own_is_asked_in_python():
+    class Scaled(torch.nn.Parameter):
+        @property
+        def grad(self):
+            return self.scaled
+
+    p = Scaled(torch.zeros(5, device=DEVICE))
+    a = optim.SGD([p], lr=1.0)
+    for scale in (0.5, 0.25):
+        p.scaled = torch.full((5,), scale, device=DEVICE)
+        a.step()
+    assert type(asking(a)) is Batches
+    assert p.detach().eq(-0.75).all()
+
+
+def test_a_weight_that_is_moved_between_steps_in_backward():
+    """Its bucket is left to the step, which looks at all anew."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 3)).to(DEVICE)
+    twin = copy.deepcopy(model)
+    a, b = optim.AdamW(model.parameters(), lr=1e-2), torch.optim.AdamW(twin.parameters(), lr=1e-2)
+    a.overlap_with_backward(0.0)  # a bucket for each
+    left = []
+    for step in range(4):
+        if step == 2:
+            left = [model[0].weight.data, model[0].weight.detach().clone()]
+            model[0].weight.data = left[0].clone()
+        for net in (model, twin):
+            net.zero_grad()
+            net(torch.ones(2, 4, device=DEVICE)).square().mean().backward()
+        a.step()
+        b.step()
+    assert left[0].equal(left[1])
+    assert_close(list(model.parameters()), list(twin.parameters()), 40)
+
+
+def test_rows_are_told_apart(asked):
+    params = [torch.nn.Parameter(torch.zeros(s)) for s in ((4, 4), (4, 4), (4, 4), (4, 4), (0,))]
+    set_gradients([p for p in params if p.numel()])
+    params[1].grad = None
+    params[2].grad = params[2].grad.t()
+    params[4].grad = torch.zeros(0)
+    lie = [p.data_ptr() for p in params]
+    lie[3] += 4
+    found = torch.full((5,), 7).numpy()
+    if asked is Addresses:
+        asks = Addresses(params, lie, found)
+        assert not asks.read()
+        assert asks.kinds.tolist() == [THERE, MISSING, ODD, ODD, ODD]
+        assert found.tolist() == [params[0].grad.data_ptr(), 0, 0, 0, 0]
+    else:
+        asks = Batches(params, lie, found, plain=True)
+        assert not asks.read()
+        assert asks.kinds.tolist() == [ODD] * 5  # a batch is looked at as a whole
+    few = type(asks)(params[:1], lie[:1], found[:1], **({} if asked is Addresses else {"plain": True}))
+    assert few.read() and few.kinds.tolist() == [THERE] and found[0] == params[0].grad.data_ptr()
+
+
+# ---- autograd's versions ---------------------------------------------------------------------------------------------
+
+NAMES = ["Adam", "AdamW", "SGD", "Lion", "Adam8bit", "AdamW8bit", "Muon", "MuonW"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("shape", [(6, 4), (5000,)])
+def test_a_weight_that_was_saved_for_a_gradient_is_known_to_have_changed(name, shape):
+    """Else the gradient is computed with the new weight, and wrong."""
+    mine = weights((shape, (3,)))
+    p, q = mine
+    x = torch.ones(shape, device=DEVICE, requires_grad=True)
+    a = getattr(optim, name)(mine, lr=1.0)
+    for first in (True, False):  # some have a gradient, all have one
+        set_gradients(mine)
+        if first:
+            q.grad = None
+        loss, other = (p * x).sum(), (q * x.flatten()[:3]).sum()
+        a.step()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+        if first:
+            other.backward()
+            continue
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            other.backward()
+
+
+def test_gradients_that_are_set_to_0_are_known_to_have_changed():
+    mine = weights(((5,), (7,)))
+    set_gradients(mine)
+    x = torch.ones(5, device=DEVICE, requires_grad=True)
+    loss = (mine[0].grad * x).sum()
+    optim.AdamW(mine, zero_grads=True).step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_steps_in_backward_are_known_to_have_changed_weights():
+    mine = weights(((5,),))
+    a = optim.SGD(mine, lr=1.0)
+    set_gradients(mine)
+    a.step()
+    a.overlap_with_backward()
+    x = torch.ones(5, device=DEVICE, requires_grad=True)
+    later = (mine[0] * x).sum()
+    mine[0].grad = None
+    mine[0].square().sum().backward()
+    assert mine[0].grad is None
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        later.backward()
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "lion", "adamw_8bit"])
+def test_the_operators_tell_autograd_what_they_write(name):
+    def drawn(dtype=torch.float32, shape=(300,)):
+        return torch.ones(shape, device=DEVICE).to(dtype)
+
+    p, g, step = drawn(), drawn(), drawn(shape=())
+    kept = {
+        "adam": lambda: [drawn(), drawn(), step],
+        "adamw": lambda: [drawn(), drawn(), step, drawn()],
+        "sgd": lambda: [drawn()],
+        "lion": lambda: [drawn()],
+        "adamw_8bit": lambda: [drawn(torch.uint8), drawn(shape=(2,)), drawn(torch.uint8), drawn(shape=(2,)), step],
+    }[name]()
+    before = [t._version for t in (p, *kept)]
+    getattr(ops, name)([p], [g], *([t] for t in kept), **({"momentum": 0.9} if name == "sgd" else {}))
+    assert all(t._version > version for t, version in zip((p, *kept), before, strict=True))
+    assert g._version == 0
+
+
+# ---- C ---------------------------------------------------------------------------------------------------------------
+
+
+def calls(count, monkeypatch):
+    """Calls of Python and C functions that a step of so many small tensors makes besides its launch."""
+    monkeypatch.setattr(Plan, "__call__", lambda plan, *tensors: None)
+    mine = weights(((3,),) * count)
+    a = optim.AdamW(mine)
+    for _ in range(2):
+        set_gradients(mine)
+        a.step()
+    set_gradients(mine)
+    seen = 0
+
+    def counting(frame, event, argument):
+        nonlocal seen
+        seen += event in ("call", "c_call")
+
+    sys.setprofile(counting)
+    try:
+        a.step()
+    finally:
+        sys.setprofile(None)
+    return seen
+
+
+def test_python_makes_as_many_calls_for_many_tensors_as_for_a_few(asked, monkeypatch):
+    few, many = calls(2, monkeypatch), calls(500, monkeypatch)
+    assert few <= 100
+    assert many == few if asked is Addresses else many > few
+
+
+def test_c_asks_wherever_c_is_compiled():
+    found = any(map(shutil.which, (os.environ.get("CC", "gcc"), "clang")))
+    headers = Path(sysconfig.get_config_var("INCLUDEPY"), "Python.h")
+    assert ("C" in ASKED) == (found and headers.exists() and os.environ.get("WEFT_HOST") != "python")
+
+
+def test_python_asks_when_it_is_told_to_and_says_so():
+    asked = python("-c", "from weft.optim import addresses; print(addresses.obstacle())", WEFT_HOST="python")
+    assert asked.stdout.strip() == "WEFT_HOST=python is set", asked.stderr
+
+
+def fails(*_):
+    raise RuntimeError("Failed to find C compiler")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("compile_module_from_src", fails, "was not compiled: Failed to find C compiler"),
+        ("FUNCTIONS", ("aoti_torch_of_another_year",), "lacks what is asked of it: .*aoti_torch_of_another_year"),
+        ("Tensor", SimpleNamespace(__basicsize__=16), "in a way that is not known"),  # nothing behind the object's head
+    ],
+)
+def test_what_is_missing_is_said(monkeypatch, name, value, words):
+    monkeypatch.delenv("WEFT_HOST", raising=False)
+    monkeypatch.setattr(addresses, name, value)
+    with pytest.raises(Unavailable, match=words):
+        addresses._library.__wrapped__()
+
+
+@pytest.mark.parametrize("wrong", ["all there", "found elsewhere"])
+def test_answers_that_are_wrong_are_not_relied_on(wrong):
+    if addresses._library.cache_info().currsize == 0:
+        with pytest.raises(Unavailable):
+            addresses._library()
+        return
+    module, offset = addresses._library()
+
+    def ask(rows, handles, lie, found, kinds):
+        seen = module.ask(rows, handles, lie, found, kinds)
+        if wrong == "all there":
+            return 1 << THERE
+        addresses.ctypes.c_int64.from_address(found).value += 8
+        return seen
+
+    with pytest.raises(Unavailable, match="answers"):
+        addresses._try_out(SimpleNamespace(ask=ask), offset)

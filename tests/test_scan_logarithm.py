@@ -1,0 +1,220 @@
+"""Logarithms of running sums of exponentials without a GPU: ``scan.cu`` run on a CPU that plays its PTX (``ptx_on_cpu.hpp``)
+with the launches that Python computes; what it compiles to and declines."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import cuda_as_cpp
+import pytest
+from cuda_on_cpu import FRAME, bytes_of, frame_is_whole, framed, job, player_of_cases, tensor_of
+from sass import names, sass
+from scan_on_cpu import VALUES, further_off_than_a_logarithm
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from weft import registry  # noqa: E402
+from weft.bench.compile_check import resource_usage  # noqa: E402
+from weft.definition import ARCHITECTURES, SHARED_LIMIT, Declined  # noqa: E402
+from weft.operators.configs import Config  # noqa: E402
+from weft.operators.cuda import compile_cubin  # noqa: E402
+from weft.operators.launch import compiling_for  # noqa: E402
+from weft.operators.scan import logarithm_vectors, vectors  # noqa: E402
+from weft.operators.scan.logcumsumexp import scan  # noqa: E402
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+
+
+def rows_of(bytes_each: int, threads: int) -> Config:
+    return {"BYTES": bytes_each, "THREADS": threads}
+
+
+def ring_of(teams: int, warps: int, held: int, slots: int, adders: int) -> Config:
+    return dict(zip(("TEAMS", "WARPS", "VECTORS", "SLOTS", "LOADS", "ADDERS", "PER_SM"),
+                    (teams, warps, held, slots, slots, adders, 1), strict=True))  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Rows [m, n], ``apart`` elements between two."""
+
+    config: Config
+    dtype: torch.dtype = BF16
+    m: int = 3
+    n: int = 1000
+    reverse: bool = False
+    exclusive: bool = False
+    values: str = "normal"
+    apart: int = 0
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
+
+TWO_WARPS, BLOCKS = rows_of(32, 64), rows_of(16, 64)
+RING, NARROW = ring_of(2, 2, 1, 3, 2), ring_of(1, 2, 2, 2, 1)
+
+CASES = {
+    "two warps": Case(TWO_WARPS),
+    "a warp": Case(rows_of(64, 64), m=5),
+    "exclusive": Case(TWO_WARPS, dtype=FP16, exclusive=True, apart=8),
+    "reversed": Case(TWO_WARPS, dtype=FP16, reverse=True, apart=16),
+    "both": Case(TWO_WARPS, dtype=FP32, n=400, reverse=True, exclusive=True),
+    "rows side by side": Case(TWO_WARPS, m=13, n=24),
+    "several rows of a warp": Case(rows_of(64, 64), m=11, n=248, reverse=True),
+    "blocks": Case(BLOCKS, n=2000),
+    "exclusive blocks": Case(BLOCKS, dtype=FP32, n=900, exclusive=True),
+    "far apart": Case(TWO_WARPS, values="far apart"),
+    "far apart, reversed": Case(rows_of(32, 32), dtype=FP32, n=500, values="far apart", reverse=True),
+    "far apart, exclusive": Case(TWO_WARPS, dtype=FP32, n=500, values="far apart", exclusive=True),
+    "low ends": Case(TWO_WARPS, m=13, n=32, values="low ends", reverse=True),
+    "a step, exclusive": Case(TWO_WARPS, dtype=FP32, n=512, values="a step", exclusive=True),
+    "not finite": Case(TWO_WARPS, m=5, n=1000, values="not finite"),
+    "not finite, both": Case(BLOCKS, dtype=FP32, m=5, n=900, values="not finite", reverse=True, exclusive=True),
+    "huge": Case(TWO_WARPS, m=4, values="huge"),
+    "huge, exclusive": Case(TWO_WARPS, dtype=FP32, m=4, n=500, values="huge", exclusive=True),
+    "a ring": Case(RING, m=2, n=512 * 35 + 40),
+    "a reversed ring": Case(NARROW, dtype=FP32, n=256 * 3 + 12, reverse=True, m=4),
+    "a ring, far apart": Case(RING, n=512 * 5 + 40, values="far apart", exclusive=True),
+    "a ring, not finite": Case(NARROW, dtype=FP16, m=5, n=1024 * 2 + 8, values="not finite", reverse=True),
+}  # fmt: skip
+
+# Mistakes: a case that shows them, what stands in the kernel, what is written instead.
+MISTAKES = {
+    "strips are never apart": ("far apart", "&& first < Op::LEAST &&", "&& false &&"),
+    "the other end of a vector": ("low ends", "e[0][REVERSE ? COUNT - 1 : 0]", "e[0][0]"),
+    "of the first row only": ("low ends", "lane % LANES == 0 && first", "lane == 0 && first"),
+    "nothing before a strip apart": ("far apart", "carry = Op::join(carry, strip.total);", ";"),
+    "vectors apart in another place": ("far apart, reversed", "(REVERSE ? -LANES : LANES) * COUNT", "LANES * COUNT"),
+    "a strip apart has no end": ("far apart", "const bool there = v * LANES < left;", "const bool there = true;"),
+    "alone a carry is lost": ("a step, exclusive", "i == 0 && before[v] == 0.f ? carry :", ""),
+    "infinite tops": ("not finite", "return fminf(fmaxf(x, -LARGEST), LARGEST);", "return x;"),
+    "infinities apart": ("not finite", "a == b ? 0.f : fabsf(a - b)", "fabsf(a - b)"),
+    "the smaller is the top": ("blocks", "fmaxf(a, b), 1.f +", "fminf(a, b), 1.f +"),
+    "a share of all": ("two warps", "share = exponential(top - base)", "share = 1.f"),
+    "a carry of all": ("two warps", "run = exponential(carry - base) +", "run = 1.f +"),
+    "tops of lanes": ("two warps", "top = fmaxf(top, __shfl_xor_sync(ALL, top, step));", "top = top;"),
+    "nothing has a logarithm": ("not finite, both", "bits - 0x00800000u < 0x7f000000u ? beyond : 0u", "beyond"),
+    "an adder of other strips": ("a ring", "((s * ADDERS + adder) * VECTORS + v) * 32 + lane));\n          sum",
+                                 "(s * ADDERS * VECTORS + v) * 32 + lane));\n          sum"),
+    "groups of sums": ("a ring", "joined[i] = Op::of_lanes(joined[i]);", ";"),
+    "told too early": ("blocks", "phase_wait(told, 0);", ""),
+    "a strip apart from its tile": ("a ring, far apart", "- at(0), lane, before);", "- at(0), lane, carry[entry]);"),
+}  # fmt: skip
+
+LAUNCH = """
+const Any x{job.buffers[0]}, y{static_cast<char *>(job.buffers[4]) + FRAME}, state{job.buffers[10]};
+const i64 *s = job.shape;
+job.run([&] { KERNEL; });
+"""
+
+
+class Rows:
+    """The tensors of a case, what is right, and the launch that a call computes."""
+
+    def __init__(self, case: Case, seed: int = 0):
+        self.case, self.seed = case, seed
+        x = torch.randn(case.m, case.n, generator=torch.Generator().manual_seed(seed))
+        VALUES[case.values](x)
+        self.x = torch.full((case.m, case.n + case.apart), 7.0, dtype=case.dtype)[:, : case.n]
+        self.x.copy_(x)
+        self.want = scan.reference(self.x.double(), -1, exclusive=case.exclusive, reverse=case.reverse)
+        with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
+            patch.setattr(scan.configured.vectors, "trial", case.config)
+            patch.setattr(vectors, "multiprocessors", lambda device: 3)
+            made = scan._vector_plan(self.x, -1, case.exclusive, case.reverse, case.dtype)
+        assert bool(made.words) == ("TEAMS" in case.config)
+        self.plan, self.words = made.launch, made.words
+
+    @property
+    def launch(self) -> str:
+        given = "x, state, y, s[0], s[1], s[2], s[3], s[4]" if self.words else "x, y, s[0], s[1], s[2], s[3]"
+        return LAUNCH.replace("KERNEL", f"{self.plan.expression}({given})").replace("FRAME", str(FRAME))
+
+    def job(self) -> bytes:
+        buffers = {0: bytes_of(self.x), 4: framed(self.want.numel() * self.x.itemsize), 10: bytes(8 * self.words)}
+        plan = dataclasses.replace(self.plan, shared_bytes=self.plan.shared_bytes + cuda_as_cpp.STATIC)
+        return job(plan, self.seed, buffers, shape=[s.value for s in self.plan.scalars])
+
+    def what_is_wrong(self, found: bytes) -> str:
+        """An empty string, or what is further off than the operator allows of its least."""
+        found = found[: len(found) - 8 * self.words]
+        if not frame_is_whole(found):
+            return "written outside of y"
+        got = tensor_of(found[FRAME:-FRAME], self.case.dtype).view_as(self.want)
+        return further_off_than_a_logarithm(got, self.want)
+
+
+@pytest.fixture(scope="module")
+def play(tmp_path_factory):
+    """Runs a case, or one of ``MISTAKES``, and returns what is wrong with its result."""
+    text = cuda_as_cpp.whole(vectors.SOURCE)
+    return player_of_cases(tmp_path_factory.mktemp("played"), text, Rows, CASES, MISTAKES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_right(play, name):
+    assert [play(name, seed=seed) for seed in range(3)] == [""] * 3
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_noticed(play, mistake):
+    assert any(play(MISTAKES[mistake][0], mistake, seed) for seed in range(8))
+
+
+# ---- what it holds, costs and declines -----------------------------------------------------------------------------------
+
+
+def plan_of(m: int, n: int, dtype: torch.dtype, sm: int = 90, **how: bool) -> vectors.VectorsPlan:
+    x = torch.empty(m, n, dtype=dtype, device="meta")
+    with compiling_for(sm, lambda *kernel: None):
+        return scan._vector_plan(x, -1, how.get("exclusive", False), how.get("reverse", False), dtype)
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(BF16, (25, 2.6)), (FP32, (45, 3.0))], ids=["bf16", "fp32"])
+@pytest.mark.parametrize("n", [256, 4096, 65536])
+def test_an_element_takes_few_instructions(n, dtype, most):
+    """Of a row in registers, from memory to memory, exchange included. At the ceiling there is time for 28 of a 16-bit element,
+    3.5 of them exponentials and logarithms, and for twice as many of a 32-bit one. Strips apart have a function of their own.
+    """
+    plan = plan_of(2**28 // n, n, dtype).launch
+    text = re.split(r"^\$\S+:", sass(plan.source, plan.expression), flags=re.M)[0]
+    numbers = [int(number) for number in re.findall(r", (\d+)", plan.expression)]  # lanes, vectors, rows
+    held, found = numbers[1] * numbers[2] * 16 // dtype.itemsize, names(text)
+    assert len(found) / held <= most[0] and sum(name.startswith("MUFU") for name in found) / held <= most[1]
+
+
+@pytest.mark.parametrize("sm", ARCHITECTURES)
+@pytest.mark.parametrize("dtype", [BF16, FP32])
+def test_every_configuration_fits_and_spills_nothing(sm, dtype):
+    for e in range(3, 21):
+        for c in logarithm_vectors.candidates(sm, dtype, 2**e):
+            if "TEAMS" in c:
+                assert vectors.warps_of_ring(c) * c["PER_SM"] <= 32 and c["LOADS"] <= c["SLOTS"] >= c["TEAMS"]
+                assert vectors.shared_bytes(c) * c["PER_SM"] <= SHARED_LIMIT[sm] + vectors.SYSTEM
+    with pytest.MonkeyPatch.context() as patch:
+        for n in (2**14, 2**20)[: 1 + (sm >= 90)]:
+            patch.setattr(scan.configured.vectors, "trial", logarithm_vectors.heuristic(sm, dtype, n))
+            plan = plan_of(2**22 // n, n, dtype, sm, exclusive=True).launch
+            assert resource_usage(compile_cubin(plan.source, plan.expression, sm)[0])["STACK"] == 0
+
+
+def test_it_declines_what_it_cannot_take():
+    def why(x: torch.Tensor, sm: int = 90) -> str:
+        with pytest.raises(Declined) as declined, compiling_for(sm, lambda *kernel: None):
+            scan._vector_plan(x, -1, False, False, x.dtype)
+        return str(declined.value)
+
+    assert "16 bytes" in why(torch.empty(4, 1001, device="meta")) and "sm_90" in why(torch.empty(1, 2**15), 80)
+
+
+def test_the_public_function_takes_triton_until_a_gpu_has_run_it(monkeypatch):
+    x = torch.empty(2**6, 2**14, device="meta")
+    monkeypatch.setattr("weft.operators.scan.scan.on_gpu", lambda x: True)
+    monkeypatch.setattr("weft.operators.scan.scan.INTERPRETING", False)
+    assert "cuda" in registry.get("logcumsumexp").implementations
+    assert scan.choose(x).implementation == scan.choose(x, 0).implementation == "triton"
+    monkeypatch.setattr(scan, "formula", dataclasses.replace(scan.formula, chosen=True))
+    assert scan.choose(x).implementation == scan.choose(x, 0).implementation == "cuda"

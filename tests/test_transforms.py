@@ -1,0 +1,79 @@
+"""Every differentiable operator under ``torch.func`` and forward-mode differentiation: PyTorch's rules hold, or it says that
+there are none; never a tangent that is silently zero."""
+
+from __future__ import annotations
+
+import pytest
+from where import DEVICE
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from torch.autograd import forward_ad  # noqa: E402
+
+from weft import ops, registry  # noqa: E402
+from weft.bench import cases  # noqa: E402
+
+pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore")]
+
+OPERATORS = [op for op in registry.select() if op.public and "backward" in op.directions]
+
+
+def jvp(function, points, tangents):
+    return torch.func.jvp(function, points, tangents)[1]
+
+
+def duals(function, points, tangents):
+    with forward_ad.dual_level():
+        outputs = function(*map(forward_ad.make_dual, points, tangents))
+        return [forward_ad.unpack_dual(out).tangent for out in outputs]
+
+
+def grad(function, points, tangents):
+    def total(*points):
+        return sum(out.float().sum() for out in function(*points))
+
+    return torch.func.grad(total, argnums=tuple(range(len(points))))(*points)
+
+
+def ordinary(op):
+    """A small point of random numbers."""
+    points = [w for w in op.cases("verify", ("fp32",)) if min(w.axes.values()) > 1 and max(w.axes.values()) <= 300]
+    plain = [w for w in points if not w.option("layout", "") and not w.option("values", "")]
+    return (plain or points)[0]
+
+
+@pytest.mark.parametrize("way", [jvp, duals, grad])
+@pytest.mark.parametrize("op", OPERATORS, ids=lambda op: op.name)
+def test_derivatives_are_those_of_the_reference(op, way):
+    g = torch.Generator(DEVICE).manual_seed(0)
+    arguments = op.inputs(ordinary(op), g, DEVICE)
+    names = [name for name in op.differentiable if isinstance(arguments[name], torch.Tensor)]
+    points = tuple(arguments.pop(name) for name in names)
+    tangents = tuple(torch.randn(p.shape, generator=g, device=DEVICE, dtype=p.dtype) for p in points)
+
+    def of(function):
+        def floats(*points):
+            out = function(**dict(zip(names, points, strict=True)), **arguments)
+            return [t for t in cases.tensors(out) if t.is_floating_point()]
+
+        return floats
+
+    try:
+        want = way(of(op.reference), points, tangents)
+    except RuntimeError as error:  # PyTorch has no rule: neither have we, and say so
+        with pytest.raises(RuntimeError, match=str(error)[:20]):
+            way(of(op.public), points, tangents)
+        return
+    for got, right in zip(way(of(op.public), points, tangents), want, strict=True):
+        torch.testing.assert_close(got, right, rtol=1e-3, atol=1e-4)
+
+
+def test_explain_says_why_it_is_pytorch():
+    def reason(x):
+        reasons.append(ops.explain("softmax", x).reason)
+        return x
+
+    reasons = []
+    torch.func.vmap(reason)(torch.randn(2, 3, 4, device=DEVICE))
+    assert "torch.func" in reasons[0] or "CPU" in reasons[0]
