@@ -116,9 +116,12 @@ def scatter(
 @triton.jit
 def top_k_gradient(
     logits_ptr, experts_ptr, dweights_ptr, dlogits_ptr, T, E, K, row, col, dweights_row, dweights_col,
-    TOKENS: tl.constexpr, LANES: tl.constexpr, SIGMOID: tl.constexpr, NORMALISE: tl.constexpr,
+    TOKENS: tl.constexpr, LANES: tl.constexpr, UNROLLED: tl.constexpr, SIGMOID: tl.constexpr, NORMALISE: tl.constexpr,
 ):  # fmt: skip
-    """dlogits [T, E] of dweights [T, K]; scores are computed again."""
+    """dlogits [T, E] of dweights [T, K]; scores are computed again.
+
+    UNROLLED: K, where it is small: then all slots are on their way at once; else 0.
+    """
     t = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
     e = tl.arange(0, LANES)
     inside = (t[:, None] < T) & (e[None, :] < E)
@@ -126,12 +129,20 @@ def top_k_gradient(
     x = tl.load(at, mask=inside, other=-float("inf")).to(tl.float32)
     named = tl.zeros([TOKENS, LANES], tl.int32) != 0
     dw = tl.zeros([TOKENS, LANES], tl.float32)  # of the expert that a slot names
-    for j in range(0, K):
-        expert = tl.load(experts_ptr + t * K + j, mask=t < T, other=-1)
-        d = tl.load(dweights_ptr + t * dweights_row + j * dweights_col, mask=t < T, other=0.0).to(tl.float32)
-        here = e[None, :] == expert[:, None]
-        named = named | here
-        dw = tl.where(here, d[:, None], dw)
+    if UNROLLED:
+        for j in tl.static_range(UNROLLED):
+            expert = tl.load(experts_ptr + t * UNROLLED + j, mask=t < T, other=-1)
+            d = tl.load(dweights_ptr + t * dweights_row + j * dweights_col, mask=t < T, other=0.0).to(tl.float32)
+            here = e[None, :] == expert[:, None]
+            named = named | here
+            dw = tl.where(here, d[:, None], dw)
+    else:
+        for j in range(0, K):
+            expert = tl.load(experts_ptr + t * K + j, mask=t < T, other=-1)
+            d = tl.load(dweights_ptr + t * dweights_row + j * dweights_col, mask=t < T, other=0.0).to(tl.float32)
+            here = e[None, :] == expert[:, None]
+            named = named | here
+            dw = tl.where(here, d[:, None], dw)
     if SIGMOID:
         score = scores_of(x, True)
         dscore = dw
@@ -194,7 +205,7 @@ def _gradient(logits: Tensor, dweights: Tensor, normalise: bool, sigmoid: bool) 
     (t, e), k = logits.shape, dweights.shape[1]
     tile = _tile(t, e, GRADIENT_TILE)
     scalars = (t, e, k, *logits.stride(), *dweights.stride())
-    constants = {**tile, "SIGMOID": sigmoid, "NORMALISE": normalise}
+    constants = {**tile, "UNROLLED": k if k <= 16 else 0, "SIGMOID": sigmoid, "NORMALISE": normalise}
     warps = 4 if tile["LANES"] <= GRADIENT_TILE else 8
     return Plan(top_k_gradient, (triton.cdiv(t, tile["TOKENS"]),), scalars, constants, warps)
 
