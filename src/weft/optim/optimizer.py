@@ -15,7 +15,7 @@ from torch.optim import optimizer as pytorch
 from weft.operators.optimizer import kernels
 from weft.operators.optimizer.rule import Options, Rule
 from weft.operators.optimizer.table import ROUNDINGS
-from weft.optim import clipping, codes, saved
+from weft.optim import clipping, codes, saved, wide
 from weft.optim.codes import local
 from weft.optim.overlap import Overlap
 from weft.optim.part import Part, takes
@@ -77,9 +77,10 @@ class OneLaunch(torch.optim.Optimizer):
         **options: Any,
     ) -> None:
         if unknown := [name for name in options if name not in EVERY]:
-            raise TypeError(f"{type(self).__name__}: unknown option '{unknown[0]}' (there are: {', '.join(EVERY)})")
-        if max_norm is not None and not max_norm > 0:
-            raise ValueError(f"Invalid max_norm: {max_norm}; expected a number above 0, or None")
+            known = ", ".join(("max_norm", "skip_nonfinite", "zero_grads", *{**EVERY, **defaults}))
+            raise TypeError(f"{type(self).__name__}: unknown option '{unknown[0]}' (there are: {known})")
+        if max_norm is not None and (isinstance(max_norm, bool) or not isinstance(max_norm, Real) or not max_norm > 0):
+            raise ValueError(f"Invalid max_norm: {max_norm!r:.40}; expected a number above 0, or None")
         self.max_norm, self.skip_nonfinite, self.zero_grads = max_norm, skip_nonfinite, zero_grads
         self._reset()
         super().__init__(params, {**EVERY, **defaults, **options})
@@ -269,7 +270,8 @@ class OneLaunch(torch.optim.Optimizer):
             mine = [p for g, p in plain if g == index]
             if mine:
                 grads = [clipping.ready(p, self, scale, factor) for p in mine]
-                type(self).plain(mine, grads, [self._state_of(p, group, engine=False) for p in mine], group)
+                states = [self._state_of(p, group, engine=False) for p in mine]
+                wide.step(type(self).plain, mine, grads, states, group)
                 if self.zero_grads:
                     zero(mine)
 
@@ -338,17 +340,20 @@ class OneLaunch(torch.optim.Optimizer):
 
         Raises:
             ValueError: other groups, a state that lacks something (other than all), or one of another shape or dtype than it
-                should be.
+                should be; moments in 8 bits, which ``torch_state_dict()`` of their optimizer gives in 32.
         """
         pairs: saved.Pairs = []
 
-        def check(optimizer: torch.optim.Optimizer, given: dict[str, Any]) -> None:
+        def check(optimizer: torch.optim.Optimizer, given: dict[str, Any]) -> dict[str, Any]:
             order = [p for group in self.param_groups for p in group["params"]]
             ids = [i for group in given["param_groups"] for i in group["params"]]
             pairs.extend((given["state"].get(i, {}), p) for i, p in zip(ids, order, strict=False))
             saved.check_shapes(pairs)
+            if "state_format" not in self.defaults:
+                given = saved.without_codes(given)
             groups = [{**self.defaults, **group} for group in given["param_groups"]]
             saved.check_complete(pairs, groups, self.rule, self.may_lack)
+            return given
 
         last = self.register_load_state_dict_pre_hook(check)  # a user's own may have renamed what it loads
         try:
