@@ -286,6 +286,12 @@ def test_summary_takes_the_fastest_of_ours_and_says_where_it_is_least():
     ]  # fmt: skip
     assert backward[:4] == ["| softmax", "backward", "bf16", "1"]
     assert summary_table(records, lambda _: "today's") == "*No measurements yet.*"
+    records += [of(512, "triton", 9.0, dtype="fp16", source="old"), of(8, "torch", 9.0, operator="relu")]
+    records += [of(512, "triton", 9.0, operator="gone")]
+    table, earlier, never = summary_table(records, lambda _: SOURCE, ["softmax", "relu"]).split("\n\n")
+    assert "gone" not in table and "fp16" not in table
+    assert earlier == "Timed from an earlier source only: `softmax forward fp16`."
+    assert never == "Not timed beside peers yet: `relu`."
 
 
 def test_table_of_host_times_marks_only_what_is_old(store, tmp_path):

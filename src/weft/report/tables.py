@@ -26,6 +26,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from weft import registry
 from weft.definition import BYTES, UnknownName
 from weft.records import Measurement, Store, latest
 from weft.report import simulator
@@ -135,7 +136,7 @@ def _table(line: str, store: Store, source_of: Callable[[str], str], where: str)
     if kind == "host":
         return host_table([m for m in store.read(words["gpu"]) if m.metric == "host time"], source_of)
     if kind == "summary":
-        return summary_table(store.read(words["gpu"]), source_of)
+        return summary_table(store.read(words["gpu"]), source_of, registry.names())
     if kind == "simulator":
         timed = simulator.read(store.lines(words["cpu"], simulator.FILE))
         return (simulator.speed_table if words["of"] == "speed" else simulator.growth_table)(timed)
@@ -198,11 +199,9 @@ def markdown_table(measurements: Iterable[Measurement], source: str | None = Non
         body.append(row)
     lines = [grid(head, body, numbers_from=len(head) - len(columns) - 2 * len(ours)), "", provenance(newest)]
     if wrong := [m for m in newest if _wrong(m)]:
-        worst = max(wrong, key=lambda m: m.error or 0)
-        lines += [
-            "",
-            f"† errs by more than is allowed on this data, up to {worst.error or 0:.2f} times (`weft verify` judges ours)",
-        ]
+        worst = max(m.error or 0.0 for m in wrong)  # of what must be exact there is no such number
+        times = f", up to {worst:.2f} times" if worst else ""
+        lines += ["", f"† errs by more than is allowed on this data{times} (`weft verify` judges ours)"]
     return "\n".join([*lines, *_staleness(newest, source)])
 
 
