@@ -155,7 +155,8 @@ def _table(line: str, store: Store, source_of: Callable[[str], str], where: str)
 
 def markdown_table(measurements: Iterable[Measurement], source: str | None = None) -> str:
     """A row for each point (workload, dtype), a column for each implementation's median time in µs, for each of ours
-    its share of the measured ceiling and its ratio to the best peer with p20–p80; then where the numbers come from.
+    its share of the measured ceiling and its ratio to the best peer with p20–p80; then where the numbers come from. Marked are
+    results that were wrong, and times of another run than the newest of ours: ratios are within a run.
 
     Args:
         measurements: of one operator, direction and machine; of points measured twice the newest counts.
@@ -186,14 +187,19 @@ def markdown_table(measurements: Iterable[Measurement], source: str | None = Non
     ]
     for name in ours:
         head += [f"{name}: share of ceiling", f"{name}: ratio to best peer (p20–p80)"]
-    body = []
+    body, alone = [], False
     for (workload, dtype, device), cells in rows.items():
+        run = max((m for m in cells.values() if m.ours), key=lambda m: m.time, default=next(iter(cells.values()))).run
         fastest = min((m.time_us for m in cells.values() if not _wrong(m)), default=None)
         row = [f"`{workload}`", dtype, *([device] if len(devices) > 1 else [])]
         for column in columns:
             taken = cells[column.implementation].time_us if column.implementation in cells else None
             text = f"**{figures(taken)}**" if taken == fastest and len(cells) > 1 else figures(taken)
-            row.append(text + ("†" if column.implementation in cells and _wrong(cells[column.implementation]) else ""))
+            if column.implementation in cells:
+                text += "†" if _wrong(cells[column.implementation]) else ""
+                if cells[column.implementation].run != run:
+                    text, alone = text + "‡", True
+            row.append(text)
         for name in ours:
             row += [percent(cells[name].share_of_ceiling), _ratio(cells[name])] if name in cells else [NONE, NONE]
         body.append(row)
@@ -202,6 +208,8 @@ def markdown_table(measurements: Iterable[Measurement], source: str | None = Non
         worst = max(m.error or 0.0 for m in wrong)  # of what must be exact there is no such number
         times = f", up to {worst:.2f} times" if worst else ""
         lines += ["", f"† errs by more than is allowed on this data{times} (`weft verify` judges ours)"]
+    if alone:
+        lines += ["", "‡ timed in an earlier run than the others of its row: no ratio of theirs is to it"]
     return "\n".join([*lines, *_staleness(newest, source)])
 
 
