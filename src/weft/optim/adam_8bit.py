@@ -58,6 +58,8 @@ class Adam8bit(Adam):
 
     Raises:
         ValueError: options out of range.
+
+    Source: Dettmers, Lewis, Shleifer & Zettlemoyer 2021, arXiv 2110.02861.
     """
 
     plain = staticmethod(plain)
