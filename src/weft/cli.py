@@ -327,11 +327,22 @@ def carry(
 ) -> None:
     """Let records of an earlier source count where it compiles to the same machine code."""
     from weft.bench import machine_code
+    from weft.definition import UnknownName
+    from weft.records import Store, slug
 
     if not arch.removeprefix("sm_").isdigit():
         raise typer.BadParameter(f"--arch is '{arch}'; expected one such as sm_90")
-    sm = int(arch.removeprefix("sm_"))
-    machine_code.carry(names or [], gpu, sm, lambda t: out.print(t, markup=False, soft_wrap=True), commit or [])
+    if slug(gpu) not in (known := Store().machines()):
+        raise UnknownName("machine of the records", gpu, known)
+    said: list[str] = []
+
+    def say(text: str) -> None:
+        said.append(text)
+        _print_line(text)
+
+    machine_code.carry(names or [], gpu, int(arch.removeprefix("sm_")), say, commit or [])
+    if not said:
+        _print_line("nothing to carry: no record is of an earlier source")
 
 
 # ---- cluster ---------------------------------------------------------------------------------------------------------
