@@ -44,7 +44,8 @@ def complete(state: dict[str, Any], p: Tensor, group: dict[str, Any], rule: Rule
         if known is None:
             state[name] = torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
         elif not engine:
-            state[name] = known.to(dtype)
+            if known.dtype != dtype:  # a state that is set anew makes all tables anew
+                state[name] = known.to(dtype)
         elif not (
             known.dtype == dtype and local(known).device == local(p).device and same_order(local(p), local(known))
         ):

@@ -34,11 +34,11 @@ def step(
         for name, x in kept[row].items():
             if name in state and isinstance(state[name], Tensor) and state[name].dtype in NARROW:
                 state[name].copy_(x)
-            else:
+            elif state.get(name) is not x:
                 state[name] = x
         close(p, stepped, state, group, row, counts[row])
         if "step" in state and int(state["step"]) == counts[row]:  # of a rule that does not count
-            state["step"] += 1
+            state["step"].add_(1)  # in place: an item that is set makes the tables anew
 
 
 def _float(x: Any) -> Any:
