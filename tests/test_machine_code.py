@@ -128,6 +128,15 @@ def test_a_commit_that_git_does_not_know(repository):
     assert carried([commit]) == (2, [f"relu at {commit}: the same code at 2 of 2 points"])
 
 
+def test_records_that_were_carried_are_compared_at_a_commit_that_they_were_carried_to(repository):
+    commit, source = repository("operators/elementwise/relu.py", '"""``relu', '"""Of ``relu')
+    store, points = recorded("0" * 40, "0123456789ab"), [point[:3] for point in POINTS]
+    line = {"operator": "relu", "source": "0123456789ab", "same_as": source, "points": points}
+    store.append(GPU, "same_code", line)
+    assert carried(["HEAD"]) == (2, [f"relu at {commit}: the same code at 2 of 2 points"])
+    assert {m.source for m in store.read()} == {source_hash(module())}
+
+
 def test_sources_are_followed_to_the_last(tmp_path):
     store, point = Store(tmp_path), ("N=1", "fp32", "forward")
     for source in "abc":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 
 import pytest
@@ -182,7 +183,7 @@ def test_states_that_do_not_fit_are_refused_and_change_nothing():
     params, others = parameters(((4, 6), (6, 4))), parameters(((4, 6), (6, 5)))
     saved, optimizer = MuonW(params, lr=0.5), MuonW(others, lr=0.25)
     train(saved, params, 1)
-    with pytest.raises(ValueError, match=r"of shape \(6, 4\) for parameter 1 of group 0, whose shape is \(6, 5\)"):
+    with pytest.raises(ValueError, match=r"parameter 1: 'momentum_buffer' has the shape \(6, 4\); expected \(6, 5\)"):
         optimizer.load_state_dict(saved.state_dict())
     assert optimizer.param_groups[0]["lr"] == 0.25 and not optimizer.state
     optimizer.load_state_dict(MuonW(others, lr=0.25).state_dict())
@@ -195,3 +196,28 @@ def test_states_that_do_not_fit_are_refused_and_change_nothing():
         MuonW([{"params": others[:1]}, {"params": others[1:]}]).load_state_dict(saved.state_dict())
     with pytest.raises(ValueError, match="MuonW does"):
         Muon(parameters(((4, 6), (6, 4)))).load_state_dict(saved.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("index", "key", "value", "words"),
+    [
+        (0, "momentum_buffer", None, "'momentum_buffer' is missing; there are 'other'"),
+        (0, "momentum_buffer", torch.ones(4, 6, dtype=torch.int32), "'momentum_buffer' is a tensor of torch.int32"),
+        (1, "step", None, "'step' is missing; there are 'exp_avg', 'exp_avg_sq', 'other'"),
+        (1, "exp_avg_sq", [1.0], r"'exp_avg_sq' is \[1.0\]; expected a tensor of floating-point numbers"),
+    ],
+)
+def test_a_state_dict_that_is_not_whole_is_refused_and_nothing_is_loaded(index, key, value, words):
+    params = parameters(((4, 6), (6,)))
+    optimizer = MuonW(params, lr=0.5)
+    train(optimizer, params, 1)
+    broken, before = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(optimizer.state_dict())
+    broken["param_groups"][0]["lr"] = 7.0
+    broken["state"][index] |= {key: value, "other": 1}
+    if value is None:
+        del broken["state"][index][key]
+    with pytest.raises(ValueError, match=f"loaded state dict, parameter {index}: {words}"):
+        optimizer.load_state_dict(broken)
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    for state, kept in zip(optimizer.state_dict()["state"].values(), before["state"].values(), strict=True):
+        assert state.keys() == kept.keys() and all(state[k].equal(kept[k]) for k in kept)

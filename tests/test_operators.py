@@ -43,15 +43,31 @@ LEFT_TO_OTHERS = {
 }
 
 
+def is_the_public_functions(check):
+    """Whether the public function takes this very implementation at this point, and so its own check runs it: interpreted, and
+    in the dtype that it is checked in, once is enough here, too."""
+    op, w = check.operator, check.workload
+    if DEVICE != "cpu" or w.dtype != "fp32" or check.implementation == verify.PUBLIC or op.chooser is None:
+        return False
+    arguments = drawn(op, w)
+    if check.direction == "backward":
+        for tensor in cases.tensors([arguments[name] for name in op.differentiable]):
+            tensor.requires_grad_()
+    return ops.explain(op.name, **arguments).implementation == check.implementation
+
+
 @pytest.mark.parametrize("checks", CHECKS.values(), ids=["-".join(key) for key in CHECKS])
 def test_every_workload_is_right(checks):
-    results = [verify.run(check, DEVICE) for check in checks]
+    left = [check for check in checks if not is_the_public_functions(check)]
+    if not left:
+        return
+    results = [verify.run(check, DEVICE) for check in left]
     failed = [f"{r.workload}: {r.reason}\n    {r.reproduce}" for r in results if r.status == "fail"]
     assert not failed, "\n".join(failed)
     of = checks[0]
     reason = LEFT_TO_OTHERS.get((of.operator.name, of.implementation, of.direction, of.workload.dtype))
     if reason is None:
-        assert any(r.status == "pass" for r in results), "it declined every workload"
+        assert len(left) < len(checks) or any(r.status == "pass" for r in results), "it declined every workload"
     else:
         assert all(r.status == "declined" for r in results), "it takes some; LEFT_TO_OTHERS says that it takes none"
         assert any(reason in r.reason for r in results)

@@ -97,7 +97,7 @@ def test_states_of_another_shape_are_refused():
     b.step()
     saved = b.state_dict()
     other = optim.AdamW(weights(((3,), (5,))))
-    with pytest.raises(ValueError, match=r"'exp_avg' of shape \(4,\) for parameter 1; expected \(5,\)"):
+    with pytest.raises(ValueError, match=r"parameter 1: 'exp_avg' has the shape \(4,\); expected \(5,\)"):
         other.load_state_dict(saved)
     with pytest.raises(ValueError, match="doesn't match the size"):
         optim.AdamW(weights(((3,),))).load_state_dict(saved)

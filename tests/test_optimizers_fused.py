@@ -51,6 +51,25 @@ def test_the_norm_is_the_same_bits_every_time():
     assert a.grad_norm.equal(b.grad_norm)
 
 
+def test_programs_that_take_several_chunks_measure_all_of_them():
+    shapes = [(5,), (3 * 8192 + 7,), (0,), (8192,), (1,)] * 9
+    mine = weights(shapes)
+    for p in mine[3:30]:
+        p.data = p.data.bfloat16()
+    a = optim.SGD(mine, max_norm=1.0, skip_nonfinite=True)
+    set_gradients(mine)
+    a.step()
+    (part,) = a._parts
+    assert DEVICE != "cpu" or 3 * part.table.parts < 8 * 9, "no program takes a third chunk"
+    squares = sum(p.grad.double().square().sum() for p in mine)
+    torch.testing.assert_close(float(a.grad_norm), float(squares.sqrt()), rtol=1e-6, atol=0)
+    for at in (0, -1):
+        set_gradients(mine, seed=at)
+        mine[at].grad[-1] = math.nan
+        a.step()
+    assert a.skipped_steps == 2
+
+
 def test_there_is_no_norm_unless_asked_for():
     with pytest.raises(RuntimeError, match="max_norm or skip_nonfinite"):
         _ = optim.AdamW(weights()).grad_norm

@@ -159,6 +159,15 @@ c = Configurations(__file__, "x")
 d = Configurations(__file__, f"{name}_z")
 """
 
+TOY = """
+from weft.operators.call import Choice
+from weft.operators.toys import cluster
+from weft.operators.toys.call import run
+from weft.operators.toys.kernels import (
+    plans,
+)
+"""
+
 
 def test_source_hash_follows_what_a_measurement_depends_on(tmp_path, write):
     """The operator's module, what it imports, the CUDA it names, its configurations and the timer; nothing else."""
@@ -173,11 +182,11 @@ def test_source_hash_follows_what_a_measurement_depends_on(tmp_path, write):
         toys / "stages.cuh": '#include "beside.cuh"\n',
         toys / "beside.cuh": "a",
         tmp_path / "operators" / "beside.cuh": "a",
-        toys
-        / "toy.py": "from weft.operators.toys import cluster\nfrom weft.operators.toys.kernels import (\n    plans,\n)\n",
+        toys / "toy.py": TOY,
         toys / "configs" / "sm_90.json": '{"x,1": {"BLOCK": 1}, "y,1": {"BLOCK": 1}, "of_z,1": {"BLOCK": 1}}',
         toys / "README.md": "a",
         toys / "other.py": "a",
+        toys / "call.py": "a",
         tmp_path / "operators" / "call.py": "a",
     }
     for path, content in text.items():
@@ -194,8 +203,11 @@ def test_source_hash_follows_what_a_measurement_depends_on(tmp_path, write):
     configs = toys / "configs" / "sm_90.json"
     assert {p.name for p in follows} == {
         "timing.py", "launch.py", "rows.cuh", "kernels.py", "cluster.py", "cluster.cu", "toy.py",
-        "stages.cuh", "beside.cuh",
+        "stages.cuh", "beside.cuh", "call.py",
     }  # fmt: skip
+    assert tmp_path / "operators" / "call.py" not in follows, (
+        "the family's own is meant, not the checks of all operators"
+    )
     assert tmp_path / "operators" / "beside.cuh" not in follows, "the header beside the file that includes it is meant"
     assert hash_with(configs, text[configs].replace('"y,1": {"BLOCK": 1}', '"y,1": {"BLOCK": 2}')) == before
     for key in ("x,1", "of_z,1"):

@@ -199,7 +199,7 @@ def store(tmp_path):
         made.append(GPU, "softmax", m)
     made.append(GPU, "softmax", measurement("ladder-1-naive", 900.0, 250.0, ours=True))
     for m in ceilings():
-        made.append(GPU, "ceilings", m)
+        made.append(GPU, m.operator, m)
     return made
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 HERE = Path(__file__).parent
-# Modules of operators/ that are no part of a launch: checks, inputs, mutants, peers, the look-up of configurations.
+# Modules of operators/ itself that are no part of a launch: checks, inputs, mutants, peers, the look-up of configurations.
 NOT_TIMED = frozenset({"call.py", "configs.py", "mutants.py", "peers.py", "random_inputs.py"})
 
 IMPORT = re.compile(r"^from (weft\.operators[\w.]*) import (?:\(([^)]*)\)|(.*))$", re.MULTILINE)
@@ -46,7 +46,8 @@ def code_of(start: Path, root: Path = HERE) -> set[Path]:
     waiting = [start]
     while waiting:
         path = waiting.pop()
-        if path in found or path.name in NOT_TIMED or not path.is_file():
+        untimed = path.name in NOT_TIMED and path.parent == root / "operators"
+        if path in found or untimed or not path.is_file():
             continue
         found.add(path)
         text = path.read_text(encoding="utf-8")

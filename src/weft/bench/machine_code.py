@@ -145,14 +145,15 @@ def carry(names: Sequence[str], gpu: str, sm: int, say: Callable[[str], None], o
     store, found = Store(), 0
     for op in registry.select(names):
         today = source_hash(op.module)
-        stale: dict[str, dict[Point, str]] = {}
+        stale: dict[tuple[str, str], dict[Point, str]] = {}
         measured, counted = latest(store.read(gpu, op.name, as_measured=True)), latest(store.read(gpu, op.name))
         for m, now in zip(measured, counted, strict=True):
             if m.ours and m.metric == "time" and now.source != today:
-                stale.setdefault(m.source, {})[m.workload, m.dtype, m.direction, m.implementation] = m.commit
-        for source, commits in stale.items():
+                point = m.workload, m.dtype, m.direction, m.implementation
+                stale.setdefault((m.source, now.source), {})[point] = m.commit
+        for (source, carried), commits in stale.items():
             try:
-                commit, same, differing = _compared(op.name, source, commits, sm, others)
+                commit, same, differing = _compared(op.name, (source, carried), commits, sm, others)
             except (NotSameMethod, DoesNotRun) as error:
                 say(f"{op.name}, source {source}: cannot be compared: {error}")
                 continue
@@ -166,28 +167,29 @@ def carry(names: Sequence[str], gpu: str, sm: int, say: Callable[[str], None], o
 
 
 def _compared(
-    operator: str, source: str, commits: dict[Point, str], sm: int, others: Sequence[str]
+    operator: str, sources: tuple[str, str], commits: dict[Point, str], sm: int, others: Sequence[str]
 ) -> tuple[str, list[tuple[str, ...]], list[tuple[str, ...]]]:
     """A commit of that source, and the points (workload, dtype, direction) where all of ours is the same, and where it is not.
 
     Args:
+        sources: that of the records, and the latest that they have been carried to: either will do.
         commits: what was measured, and the commit that its record names: that of changed files has another source.
 
     Raises:
-        NotSameMethod: no commit that can be asked is of that source, or it times in another way.
+        NotSameMethod: no commit that can be asked is of such a source, or it times in another way.
         DoesNotRun: today's sources.
     """
     points = list(commits)
     now = _described(Path(__file__).parents[2], operator, points, sm)
     asked: list[str] = []
-    for commit in dict.fromkeys((*others, *commits.values())):
+    for commit in dict.fromkeys((*map(_resolved, others), *commits.values())):
         try:
             with _tree(commit) as folder:
                 then = _described(folder / "src", operator, points, sm)
         except (DoesNotRun, subprocess.CalledProcessError) as error:  # too old, or of another repository: ask the next
             asked.append(f"{commit} ({error})")
             continue
-        if then["source"] == source:
+        if then["source"] in sources:
             break
         asked.append(commit)
     else:
@@ -198,6 +200,12 @@ def _compared(
     other = {point[:3] for point, a, b in pairs if a != b or ":" in a}
     every = dict.fromkeys(point[:3] for point in points)
     return commit, [p for p in every if p not in other], [p for p in every if p in other]
+
+
+def _resolved(name: str) -> str:
+    """A commit's hash where git knows it: what is noted of it is to hold when a branch has gone on."""
+    done = subprocess.run(["git", "rev-parse", "--verify", "-q", f"{name}^{{commit}}"], capture_output=True, text=True)
+    return done.stdout.strip() or name
 
 
 def _described(sources: Path, operator: str, points: list[Point], sm: int) -> Any:

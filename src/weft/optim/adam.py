@@ -10,7 +10,8 @@ from torch.optim import adam as functional
 
 from weft.operators.optimizer.adam_rule import ADAM
 from weft.operators.optimizer.rule import Options
-from weft.optim.optimizer import OneLaunch, check_betas, check_range
+from weft.optim.optimizer import OneLaunch
+from weft.optim.options import check_betas, check_range
 
 
 def plain(params: list[Tensor], grads: list[Tensor], states: list[dict[str, Tensor]], group: dict[str, Any]) -> None:

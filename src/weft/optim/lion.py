@@ -9,7 +9,8 @@ from torch import Tensor
 from weft.operators.optimizer.lion import reference
 from weft.operators.optimizer.lion_rule import LION
 from weft.operators.optimizer.rule import Options
-from weft.optim.optimizer import OneLaunch, check_betas
+from weft.optim.optimizer import OneLaunch
+from weft.optim.options import check_betas
 
 
 def plain(params: list[Tensor], grads: list[Tensor], states: list[dict[str, Any]], group: dict[str, Any]) -> None:

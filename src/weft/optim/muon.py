@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.operators.optimizer.adam_rule import ADAM
 from weft.operators.orthogonalization.coefficients import CLASSIC, Coefficients
 from weft.optim import saved
 from weft.optim.adam import AdamW
@@ -141,26 +142,22 @@ class MuonW(torch.optim.Optimizer):
         """Loads a state dict of this class or of ``torch.optim.Muon``; options that it does not know stay as they are.
 
         Raises:
-            ValueError: other numbers of parameters; options out of their ranges; a state of another shape than its parameter.
+            ValueError: other numbers of parameters; options out of their ranges; a state that lacks something (other than all),
+                or one of another shape or dtype than it should be. Nothing is loaded then.
         """
-        if len(state_dict["param_groups"]) == len(self.param_groups):
-            merged = [
-                {**mine, **theirs} for mine, theirs in zip(self.param_groups, state_dict["param_groups"], strict=True)
-            ]
-            for group in merged:
+
+        def prepare(given: dict[str, Any]) -> dict[str, Any]:
+            if len(given["param_groups"]) != len(self.param_groups):
+                return given  # which PyTorch refuses
+            groups = [{**mine, **theirs} for mine, theirs in zip(self.param_groups, given["param_groups"], strict=True)]
+            for group in groups:
                 self._check({**group, "params": []})
-            state_dict = {**state_dict, "param_groups": merged}
-        before = self.__getstate__()
-        super().load_state_dict(state_dict)
-        for g, group in enumerate(self.param_groups):
-            for i, p in enumerate(group["params"]):
-                for name, value in self.state.get(p, {}).items():
-                    if isinstance(value, Tensor) and name != "step" and value.shape != p.shape:
-                        self.__setstate__(before)
-                        raise ValueError(
-                            f"loaded state dict has a {name} of shape {tuple(value.shape)} for parameter {i} of group {g}, "
-                            f"whose shape is {tuple(p.shape)}"
-                        )
+            options = [group for group in groups for _ in group["params"]]
+            pairs = saved.pairs_of(self, given)
+            saved.check(pairs, [kept(p, group) for (_, p), group in zip(pairs, options, strict=False)])
+            return {**given, "param_groups": groups}
+
+        saved.load(self, state_dict, prepare)
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -304,6 +301,11 @@ class Muon(MuonW):
 def is_matrix(p: Tensor, group: dict[str, Any]) -> bool:
     """Whether Muon's step is for this parameter."""
     return p.ndim >= 2 and group["use_muon"] is not False
+
+
+def kept(p: Tensor, group: dict[str, Any]) -> tuple[str, ...]:
+    """Names of what belongs to a parameter's state."""
+    return ("momentum_buffer",) if is_matrix(p, group) else saved.names_of(ADAM, {"amsgrad": False})
 
 
 def check_gradient(p: Tensor) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from weft.operators.orthogonalization.coefficients import schedule
 from weft.optim.muon_matrices import HIGHER_DIMS
-from weft.optim.optimizer import check_betas
+from weft.optim.options import check_betas
 
 SCALES = (None, "original", "match_rms_adamw")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)

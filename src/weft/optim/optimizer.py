@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
-from numbers import Integral, Real
+from numbers import Real
 from operator import itemgetter
 from typing import Any, ClassVar
 
@@ -14,24 +13,12 @@ from torch.optim import optimizer as pytorch
 
 from weft.operators.optimizer import kernels
 from weft.operators.optimizer.rule import Options, Rule
-from weft.operators.optimizer.table import ROUNDINGS
 from weft.optim import clipping, codes, saved, wide
 from weft.optim.codes import local
+from weft.optim.options import EVERY, check_options
 from weft.optim.overlap import Overlap
 from weft.optim.part import Part, takes
 from weft.optim.watched import Changes, Parameters, Seen, watch
-
-EVERY: dict[str, Any] = {  # options of every optimizer and their defaults; those of PyTorch's first
-    "maximize": False,
-    "foreach": None,
-    "capturable": False,
-    "differentiable": False,
-    "fused": None,
-    "rounding": "nearest",
-    "state_dtype": None,
-    "seed": 0,
-}
-
 
 PARAMS = itemgetter("params")
 
@@ -103,19 +90,7 @@ class OneLaunch(torch.optim.Optimizer):
 
     def check(self, options: Options) -> None:
         """Raises ValueError for a group's options that are out of range; subclasses add theirs."""
-        check_range("learning rate", options["lr"])
-        check_range("weight_decay value", options.get("weight_decay", 0.0))
-        seed = options["seed"]
-        if isinstance(seed, bool) or not isinstance(seed, Integral) or not -(2**63) <= int(seed) < 2**63:
-            raise ValueError(f"Invalid seed: {seed!r:.40}; expected an int of 64 bits")
-        if options["rounding"] not in ROUNDINGS:
-            raise ValueError(f"Invalid rounding: {options['rounding']!r}; expected {', '.join(ROUNDINGS)}")
-        if options["state_dtype"] not in (None, torch.float32):
-            raise ValueError(f"Invalid state_dtype: {options['state_dtype']}; expected None or torch.float32")
-        if options["fused"] and options["differentiable"]:
-            raise RuntimeError("`fused` does not support `differentiable`")
-        if options["fused"] and options["foreach"]:
-            raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
+        check_options(options)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         self.check({**self.defaults, **param_group})
@@ -344,22 +319,16 @@ class OneLaunch(torch.optim.Optimizer):
         """
         pairs: saved.Pairs = []
 
-        def check(optimizer: torch.optim.Optimizer, given: dict[str, Any]) -> dict[str, Any]:
-            order = [p for group in self.param_groups for p in group["params"]]
-            ids = [i for group in given["param_groups"] for i in group["params"]]
-            pairs.extend((given["state"].get(i, {}), p) for i, p in zip(ids, order, strict=False))
-            saved.check_shapes(pairs)
+        def prepare(given: dict[str, Any]) -> dict[str, Any]:
+            pairs.extend(saved.pairs_of(self, given))
             if "state_format" not in self.defaults:
                 given = saved.without_codes(given)
             groups = [{**self.defaults, **group} for group in given["param_groups"]]
-            saved.check_complete(pairs, groups, self.rule, self.may_lack)
+            kept = [saved.names_of(self.rule, group) for group in groups for _ in group["params"]]
+            saved.check(pairs, kept, self.may_lack)
             return given
 
-        last = self.register_load_state_dict_pre_hook(check)  # a user's own may have renamed what it loads
-        try:
-            super().load_state_dict(state_dict)
-        finally:
-            last.remove()
+        saved.load(self, state_dict, prepare)
         saved.keep_dtypes(pairs, self.state, self.param_groups)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -394,29 +363,6 @@ def observed(optimizer: torch.optim.Optimizer) -> bool:
 # and a break of the graph in a compiled training step, since pointers are the host's business.
 _observed_step = torch.optim.Optimizer.profile_hook_step(OneLaunch._step)
 _untraced_step = torch._disable_dynamo(OneLaunch.step)
-
-
-def check_range(name: str, value: Any, below: float = math.inf) -> None:
-    """Raises ValueError unless 0 ≤ value < below, NaN included. A tensor on a device is not looked at, beyond its size."""
-    if isinstance(value, Tensor):
-        if value.numel() != 1:
-            raise ValueError(f"Tensor {name} must be 1-element")
-        if value.device.type != "cpu":
-            return
-    elif isinstance(value, bool) or not isinstance(value, Real):
-        raise ValueError(f"Invalid {name}: {value!r:.40}; expected a number")
-    if not 0.0 <= value < below and not (value == below == math.inf):
-        raise ValueError(f"Invalid {name}: {value}")
-
-
-def check_betas(betas: Any) -> None:
-    """Raises ValueError unless betas are two numbers of 0 or more and below 1."""
-    try:
-        first, second = betas
-    except (TypeError, ValueError):
-        raise ValueError(f"Invalid betas: {betas!r:.40}; expected two numbers") from None
-    check_range("beta parameter at index 0", first, 1.0)
-    check_range("beta parameter at index 1", second, 1.0)
 
 
 def zero(params: list[Tensor]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -85,31 +86,59 @@ def of_another_shape(state: dict[str, Any], p: Tensor) -> list[tuple[str, Tensor
     ]
 
 
-def check_complete(pairs: Pairs, groups: list[dict[str, Any]], rule: Rule, lacking: tuple[str, ...]) -> None:
-    """Raises ValueError for a state that is there in part, or of which something is not what it is called.
+def load(
+    optimizer: torch.optim.Optimizer, state_dict: dict[str, Any], prepare: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:
+    """``Optimizer.load_state_dict`` of what ``prepare`` makes of the state dict or refuses, before anything is loaded."""
+
+    def hook(_: torch.optim.Optimizer, given: dict[str, Any]) -> dict[str, Any]:
+        return prepare(given)
+
+    last = optimizer.register_load_state_dict_pre_hook(hook)  # a user's own may have renamed what it loads
+    try:
+        torch.optim.Optimizer.load_state_dict(optimizer, state_dict)
+    finally:
+        last.remove()
+
+
+def pairs_of(optimizer: torch.optim.Optimizer, given: dict[str, Any]) -> Pairs:
+    """The states of a state dict, each with the parameter that it is for; other numbers of parameters PyTorch refuses."""
+    order = [p for group in optimizer.param_groups for p in group["params"]]
+    ids = [i for group in given["param_groups"] for i in group["params"]]
+    return [(given["state"].get(i, {}), p) for i, p in zip(ids, order, strict=False)]
+
+
+def names_of(rule: Rule, group: dict[str, Any]) -> tuple[str, ...]:
+    """Of what a rule keeps, the number of steps included."""
+    return (*rule.states(group), *(("step",) if rule.counted(group) else ()))
+
+
+def check(pairs: Pairs, kept: Iterable[tuple[str, ...]], may_lack: tuple[str, ...] = ()) -> None:
+    """Raises ValueError for a state of another shape than its parameter, that is there in part, or of which something is not
+    what it is called.
 
     Args:
-        groups: of the state dict, with all options.
-        lacking: what may be missing.
+        kept: names of what belongs to each parameter's state (as codes and scales they may be there, too).
+        may_lack: what may be missing.
     """
-    options = [group for group in groups for _ in group["params"]]
-    for i, ((state, _), group) in enumerate(zip(pairs, options, strict=False)):  # other numbers PyTorch refuses
+    for i, ((state, p), names) in enumerate(zip(pairs, kept, strict=False)):
+        told = f"loaded state dict, parameter {i}:"
+        for name, unlike_its in of_another_shape(state, p):
+            raise ValueError(
+                f"{told} '{name}' has the shape {tuple(unlike_its.shape)}; expected {tuple(p.shape)}, the parameter's"
+            )
         if not state:
             continue  # of a parameter that has had no gradient
-        told = f"loaded state dict, parameter {i}:"
-        names = [name for name in rule.states(group) if name not in lacking]
         wanted = []
         for name in names:
             coded = f"{name}_codes" in state or f"{name}_scales" in state
             wanted += [f"{name}_codes", f"{name}_scales"] if coded and name not in state else [name]
-        if rule.counted(group) and "step" not in lacking:
-            wanted.append("step")
         for name in wanted:
-            if name not in state:
+            if name not in state and name not in may_lack:
                 raise ValueError(f"{told} '{name}' is missing; there are {', '.join(map(repr, state))}")
-        for name in (*rule.states(group), *wanted, "step", "lower_bits"):
+        for name in (*names, *wanted, "step", "lower_bits"):
             value = state.get(name)
-            if name not in state or (value is None and name in lacking):
+            if name not in state or (value is None and name in may_lack):
                 continue
             if expected := unlike(name, value):
                 came = (
@@ -146,15 +175,6 @@ def unlike(name: str, value: Any) -> str:
         return "" if isinstance(value, Tensor) and value.dtype == exact else f"a tensor of {exact}"
     floats = isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
     return "" if floats else "a tensor of floating-point numbers"
-
-
-def check_shapes(pairs: Pairs) -> None:
-    for i, (state, p) in enumerate(pairs):
-        for name, value in of_another_shape(state, p):
-            raise ValueError(
-                f"loaded state dict has '{name}' of shape {tuple(value.shape)} for parameter {i}; expected "
-                f"{tuple(p.shape)}, the parameter's"
-            )
 
 
 def kept_dtype(name: str, p: Tensor, group: dict[str, Any]) -> torch.dtype:

@@ -11,7 +11,8 @@ from torch.optim import sgd as functional
 
 from weft.operators.optimizer.rule import Options
 from weft.operators.optimizer.sgd_rule import SGD as RULE
-from weft.optim.optimizer import OneLaunch, check_range
+from weft.optim.optimizer import OneLaunch
+from weft.optim.options import check_range
 
 
 def plain(params: list[Tensor], grads: list[Tensor], states: list[dict[str, Any]], group: dict[str, Any]) -> None:

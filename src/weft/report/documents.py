@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -48,11 +49,11 @@ def refresh_all(root: Path, check: bool, say: Say) -> int:
     files = markdown_files(root)
     if not files:
         raise FileNotFoundError(f"no Markdown file in {root}: run `weft tables` in the project's folder")
-    store = Store(root / "results")
+    store, source = Store(root / "results"), functools.cache(source_of)
     changed = 0
     for path in files:
         try:
-            text = tables.refresh(path, store, source_of)
+            text = tables.refresh(path, store, source)
             before = path.read_text(encoding="utf-8")
         except (UnknownName, UnicodeDecodeError) as error:
             raise ValueError(f"{path}: {error}") from None

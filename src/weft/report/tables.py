@@ -132,7 +132,7 @@ def _table(line: str, store: Store, source_of: Callable[[str], str], where: str)
         raise ValueError(f"{where}: {error}") from None
 
     if kind == "ceilings":
-        return ceilings_table([m for m in store.read(words["gpu"]) if is_ceiling(m)])
+        return ceilings_table([m for m in store.read(words["gpu"], "ceiling") if is_ceiling(m)])
     if kind == "host":
         return host_table([m for m in store.read(words["gpu"]) if m.metric == "host time"], source_of)
     if kind == "summary":
@@ -146,8 +146,8 @@ def _table(line: str, store: Store, source_of: Callable[[str], str], where: str)
     rungs = words.get("rungs") == "only"
     chosen = [
         m
-        for m in store.read(words["gpu"])
-        if m.operator == words["operator"] and m.metric == "time" and is_rung(m) == rungs
+        for m in store.read(words["gpu"], words["operator"])
+        if m.metric == "time" and is_rung(m) == rungs
         if all(getattr(m, key) == value for key, value in wanted.items())
     ]
     return (rungs_table if rungs else markdown_table)(chosen, source=source_of(words["operator"]))

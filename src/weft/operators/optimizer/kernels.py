@@ -226,7 +226,7 @@ def clear(words, gradient, start, KIND: tl.constexpr, BLOCK: tl.constexpr):
 def gradient_norm(
     grads, table, chunks, partial, arrivals, control, scale, found,
     chunk_count: tl.int32, programs: tl.int32, max_norm: tl.float32,
-    KINDS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+    KINDS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, PARTS: tl.constexpr,
     SCALED: tl.constexpr, GUARDED: tl.constexpr,
 ):  # fmt: skip
     """The 2-norm of all gradients together, the factor that clips it to ``max_norm``, and whether all are finite.
@@ -235,6 +235,7 @@ def gradient_norm(
     over their places. Neither depends on which program is last, so the same gradients give the same bits.
 
     Args:
+        chunks: as in ``update``, of BLOCKS · BLOCK elements each.
         partial: [2, PARTS] fp32: sums of squares; 1 where something is not finite.
         arrivals: one int32, 0 between launches.
         GUARDED: what ``found`` holds counts as not finite too.
@@ -242,25 +243,28 @@ def gradient_norm(
     pid = tl.program_id(0)
     total = tl.zeros([BLOCK], tl.float32)
     bad = tl.zeros([BLOCK], tl.int32)
+    # A chunk's place is read two rounds before its gradient, its row of the table one before: else each round would wait for
+    # memory three times, one after another.
+    place = tl.load(chunks + pid)
+    gradient, kind, size = described(place, grads, table)
+    next_place = tl.load(chunks + tl.minimum(pid + programs, chunk_count - 1))
     for c in range(pid, chunk_count, programs):
-        place = tl.load(chunks + c)
-        row = place & 0xFFFFFFFF
-        words = table + row * ROW
-        start = (place >> 32) * BLOCK
-        gradient = tl.load(grads + row)
-        kind = tl.load(words + KIND_OF)
-        size = tl.load(words + SIZE)
-        whole = (start + BLOCK <= size) & ((gradient & 15) == 0)
-        mask = tl.arange(0, BLOCK) < tl.minimum(size - start, BLOCK).to(tl.int32)
-        g = tl.zeros([BLOCK], tl.float32)
+        next_gradient, next_kind, next_size = described(next_place, grads, table)
+        after = tl.load(chunks + tl.minimum(c + 2 * programs, chunk_count - 1))
+        start = (place >> 32) * (BLOCKS * BLOCK)
+        whole = (start + BLOCKS * BLOCK <= size) & ((gradient & 15) == 0)
         for k in tl.static_range(len(KINDS)):
             if kind == k:
                 if whole:
-                    g = load(gradient, start, mask, KINDS[k] // GRAD_TYPE % 16, True).to(tl.float32)
+                    total, bad = add_squares(
+                        total, bad, gradient, start, size, KINDS[k] // GRAD_TYPE % 16, BLOCKS, True
+                    )
                 else:
-                    g = load(gradient, start, mask, KINDS[k] // GRAD_TYPE % 16, False).to(tl.float32)
-        total += g * g
-        bad |= (tl.abs(g) < float("inf")).to(tl.int32) ^ 1  # NaN compares as false
+                    total, bad = add_squares(
+                        total, bad, gradient, start, size, KINDS[k] // GRAD_TYPE % 16, BLOCKS, False
+                    )
+        place, next_place = next_place, after
+        gradient, kind, size = next_gradient, next_kind, next_size
     tl.store(partial + pid, tl.sum(total))
     tl.store(partial + PARTS + pid, tl.max(bad).to(tl.float32))
     if tl.atomic_add(arrivals, 1) == programs - 1:  # acquires what the others have released
@@ -278,3 +282,29 @@ def gradient_norm(
         tl.store(control + FOUND, flag)
         tl.store(control + NORM, norm)
         tl.store(arrivals, 0)
+
+
+@triton.jit
+def described(place, grads, table):
+    """Of the tensor that a chunk is of: its gradient's address, its kind, its size."""
+    row = place & 0xFFFFFFFF
+    words = table + row * ROW
+    return tl.load(grads + row), tl.load(words + KIND_OF), tl.load(words + SIZE)
+
+
+@triton.jit
+def add_squares(
+    total, bad, gradient, start, size, TYPE: tl.constexpr, BLOCKS: tl.constexpr, WHOLE: tl.constexpr
+):  # fmt: skip
+    """Adds a chunk of some blocks to the sums of squares and the marks of what is not finite; reads all of it first."""
+    BLOCK: tl.constexpr = total.shape[0]
+    read = ()
+    for b in tl.static_range(BLOCKS):
+        here = start + b * BLOCK
+        mask = tl.arange(0, BLOCK) < tl.minimum(size - here, BLOCK).to(tl.int32)
+        read = read + (load(gradient, here, mask, TYPE, WHOLE),)  # type: ignore[assignment] # noqa: RUF005
+    for b in tl.static_range(BLOCKS):
+        g = read[b].to(tl.float32)  # type: ignore[var-annotated]
+        total += g * g
+        bad |= (tl.abs(g) < float("inf")).to(tl.int32) ^ 1  # NaN compares as false
+    return total, bad

@@ -31,6 +31,9 @@ FORMATS = {  # of states in 8 bits: the types of one with a sign and of one with
     "dynamic": (block_codes.SIGNED.value, block_codes.UNSIGNED.value),
     "fp8": (block_codes.E4M3.value, block_codes.E4M3_ROOT.value),
 }
+# Of the gradients' norm: 64 or 128 bytes of a gradient a thread, and at most 64 registers, so that 4 programs share a
+# multiprocessor; more than are there at once would be a second wave, which takes nearly as long as the first.
+NORM_BLOCK, NORM_BLOCKS, NORM_WARPS, NORM_PROGRAMS = 2048, 4, 8, 4
 CAPTURES = 4  # graphs that can be captured between two eager steps
 
 
@@ -119,6 +122,11 @@ def check_apart(params: Sequence[Tensor]) -> None:
         )
 
 
+def chunks_of(size: Any, block: int) -> Any:
+    """Programs that tensors of these sizes take: one of an empty tensor too, which counts its step."""
+    return np.maximum(-(-size // block), 1)
+
+
 class Table:
     """Parameters of one device, and the launches that update them.
 
@@ -163,9 +171,9 @@ class Table:
         self.control = torch.zeros(kernels.CONTROLS, device=self.made) if control is None else control
         self.codebook = codebook(self.made) if codes else self.control
         self.contiguous = all(e.param.is_contiguous() for e in entries)
-        self.parts = min(8 * multiprocessors(self.device), 2048)
+        self.parts = NORM_PROGRAMS * multiprocessors(self.device)
         self.partial: Tensor | None = None
-        self.maps: dict[bytes, Tensor] = {}
+        self.maps: dict[tuple[int, bytes], Tensor] = {}
         self.plans: dict[Any, Any] = {}
         self.pinned = [self._pin() for _ in range(CAPTURES)]
         self.captured: list[Tensor] = []  # what captured graphs read from, as long as the table lives
@@ -200,15 +208,11 @@ class Table:
         if e.step is not None:
             words[kernels.STEP.value] = e.step.data_ptr()
         words[kernels.SIZE.value] = e.param.numel()
-        words[kernels.CHUNKS.value] = self._chunks(e.param.numel())
+        words[kernels.CHUNKS.value] = chunks_of(e.param.numel(), self.block)
         words[kernels.KIND_OF.value] = self.kinds.setdefault(kind, len(self.kinds))
         words[kernels.GROUP.value] = e.group
         words[kernels.SEED.value] = e.seed
         return words
-
-    def _chunks(self, size: int) -> int:
-        """Programs that a tensor takes: one of an empty tensor too, which counts its step."""
-        return max(-(-size // self.block), 1)
 
     def set_group(self, group: int, options: dict[str, Any], sign: float) -> None:
         """Writes a group's numbers, to be uploaded by the next launch if they differ from the last."""
@@ -279,11 +283,12 @@ class Table:
 
     # ---- launch ------------------------------------------------------------------------------------------------------
 
-    def chunk_map(self, active: np.ndarray | None = None) -> Tensor:
-        """The chunks of the rows that have a gradient (of all rows when None), int64: row | chunk of that row << 32."""
-        key = b"" if active is None else active.tobytes()
+    def chunk_map(self, active: np.ndarray | None, block: int) -> Tensor:
+        """The chunks of ``block`` elements of the rows that have a gradient (of all rows when None), int64: row | chunk of
+        that row << 32."""
+        key = block, b"" if active is None else active.tobytes()
         if key not in self.maps:
-            chunks = self.words[:, kernels.CHUNKS.value]
+            chunks = chunks_of(self.words[:, kernels.SIZE.value], block)
             rows = np.arange(len(chunks)) if active is None else np.flatnonzero(active)
             count = chunks[rows]
             first = np.cumsum(count) - count
@@ -314,7 +319,7 @@ class Table:
             zeroed: gradients are set to 0.
         """
         with self._device():
-            self._launch(self.chunk_map(active), scale, found, max_norm, guarded, measured, zeroed)
+            self._launch(active, scale, found, max_norm, guarded, measured, zeroed)
 
     def _device(self) -> Any:
         """Makes the table's device the current one, whose stream launches and uploads go to."""
@@ -324,7 +329,7 @@ class Table:
 
     def _launch(
         self,
-        chunks: Tensor,
+        active: np.ndarray | None,
         scale: Tensor | None,
         found: Tensor | None,
         max_norm: float | None,
@@ -332,16 +337,18 @@ class Table:
         measured: bool,
         zeroed: bool,
     ) -> None:
+        chunks = self.chunk_map(active, self.block)
         if not len(chunks):
             return
         grads, numbers = self._upload()
         clipped, control = max_norm is not None, self.control
         divisor = control if scale is None else scale
         if (clipped or guarded) and not measured:
-            norm: Any = self._norm_plan(len(chunks), scale is not None, found is not None)
+            places = self.chunk_map(active, NORM_BLOCKS * NORM_BLOCK)
+            norm: Any = self._norm_plan(len(places), scale is not None, found is not None)
             flag = control if found is None else found
-            tensors = grads, self.table, chunks, self.partial, self.arrivals[-1:], control, divisor, flag
-            norm(*tensors, len(chunks), norm.grid[0], torch.inf if max_norm is None else max_norm)
+            tensors = grads, self.table, places, self.partial, self.arrivals[-1:], control, divisor, flag
+            norm(*tensors, len(places), norm.grid[0], torch.inf if max_norm is None else max_norm)
             found = control[kernels.FOUND.value :]
         plan = self._plan(len(chunks), scale is not None, clipped, found is not None, zeroed)
         flag = control if found is None else found
@@ -371,10 +378,11 @@ class Table:
         if key not in self.plans or compile_request() is not None:
             constants = {
                 "KINDS": tuple(self.kinds),
-                "BLOCK": self.block,
+                "BLOCK": NORM_BLOCK,
+                "BLOCKS": NORM_BLOCKS,
                 "PARTS": triton.next_power_of_2(self.parts),
                 "SCALED": scaled,
                 "GUARDED": guarded,
             }
-            self.plans[key] = NumberedPlan(kernels.gradient_norm, (min(chunks, self.parts),), (), constants, self.warps)
+            self.plans[key] = NumberedPlan(kernels.gradient_norm, (min(chunks, self.parts),), (), constants, NORM_WARPS)
         return self.plans[key]

@@ -1,0 +1,65 @@
+"""Options that every optimizer has, and the checks of their ranges."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.operators.optimizer.rule import Options
+from weft.operators.optimizer.table import ROUNDINGS
+
+EVERY: dict[str, Any] = {  # options of every optimizer and their defaults; those of PyTorch's first
+    "maximize": False,
+    "foreach": None,
+    "capturable": False,
+    "differentiable": False,
+    "fused": None,
+    "rounding": "nearest",
+    "state_dtype": None,
+    "seed": 0,
+}
+
+
+def check_options(options: Options) -> None:
+    """Raises ValueError for one of those options, a learning rate or a weight decay that is out of range; RuntimeError, as
+    PyTorch does, for options that exclude each other."""
+    check_range("learning rate", options["lr"])
+    check_range("weight_decay value", options.get("weight_decay", 0.0))
+    seed = options["seed"]
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or not -(2**63) <= int(seed) < 2**63:
+        raise ValueError(f"Invalid seed: {seed!r:.40}; expected an int of 64 bits")
+    if options["rounding"] not in ROUNDINGS:
+        raise ValueError(f"Invalid rounding: {options['rounding']!r}; expected {', '.join(ROUNDINGS)}")
+    if options["state_dtype"] not in (None, torch.float32):
+        raise ValueError(f"Invalid state_dtype: {options['state_dtype']}; expected None or torch.float32")
+    if options["fused"] and options["differentiable"]:
+        raise RuntimeError("`fused` does not support `differentiable`")
+    if options["fused"] and options["foreach"]:
+        raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
+
+
+def check_range(name: str, value: Any, below: float = math.inf) -> None:
+    """Raises ValueError unless 0 ≤ value < below, NaN included. A tensor on a device is not looked at, beyond its size."""
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise ValueError(f"Tensor {name} must be 1-element")
+        if value.device.type != "cpu":
+            return
+    elif isinstance(value, bool) or not isinstance(value, Real):
+        raise ValueError(f"Invalid {name}: {value!r:.40}; expected a number")
+    if not 0.0 <= value < below and not (value == below == math.inf):
+        raise ValueError(f"Invalid {name}: {value}")
+
+
+def check_betas(betas: Any) -> None:
+    """Raises ValueError unless betas are two numbers of 0 or more and below 1."""
+    try:
+        first, second = betas
+    except (TypeError, ValueError):
+        raise ValueError(f"Invalid betas: {betas!r:.40}; expected two numbers") from None
+    check_range("beta parameter at index 0", first, 1.0)
+    check_range("beta parameter at index 1", second, 1.0)
