@@ -18,6 +18,7 @@ from weft.operators.configs import bucket
 from weft.operators.launch import Plan, Plans
 
 TILE = 4096  # elements of a tile [tokens, experts]: 16 a thread, five such tiles in registers
+GRADIENT_TILE = 1024  # 8 a thread: with 16 (and 154 registers) one program was on a multiprocessor, waiting for memory
 MOST_EXPERTS = TILE
 
 
@@ -151,9 +152,9 @@ def top_k_gradient(
 # ---- plans -----------------------------------------------------------------------------------------------------------
 
 
-def _tile(t: int, e: int) -> dict[str, int]:
+def _tile(t: int, e: int, elements: int = TILE) -> dict[str, int]:
     lanes = bucket(e, 16)
-    return {"TOKENS": min(bucket(t), max(1, TILE // lanes), 128), "LANES": lanes}
+    return {"TOKENS": min(bucket(t), max(1, elements // lanes), 128), "LANES": lanes}
 
 
 class Route:
@@ -191,10 +192,11 @@ def _route(logits: Tensor, *rest: object) -> Route:
 def _gradient(logits: Tensor, dweights: Tensor, normalise: bool, sigmoid: bool) -> Plan:
     """Of ``(logits, experts, dweights, dlogits)``, dlogits contiguous."""
     (t, e), k = logits.shape, dweights.shape[1]
-    tile = _tile(t, e)
+    tile = _tile(t, e, GRADIENT_TILE)
     scalars = (t, e, k, *logits.stride(), *dweights.stride())
     constants = {**tile, "SIGMOID": sigmoid, "NORMALISE": normalise}
-    return Plan(top_k_gradient, (triton.cdiv(t, tile["TOKENS"]),), scalars, constants, 8)
+    warps = 4 if tile["LANES"] <= GRADIENT_TILE else 8
+    return Plan(top_k_gradient, (triton.cdiv(t, tile["TOKENS"]),), scalars, constants, warps)
 
 
 plans = Plans(_route)
