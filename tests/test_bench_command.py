@@ -211,9 +211,13 @@ def test_an_operator_without_sizes_for_a_cpu_is_no_mistake(monkeypatch):
 
     relu, other = (dataclasses.replace(registry.get("vector_add"), workloads=w) for w in ({"bench": []}, {"cpu": []}))
     assert list(run._cpu_points([relu, other], "bench", [], [])) == []
-    with pytest.raises(ValueError, match="nothing to measure"):
-        monkeypatch.setattr(run.registry, "select", lambda names: [relu])
+    monkeypatch.setattr(run.registry, "select", lambda names: [relu])
+    with pytest.raises(
+        ValueError, match=r"on a CPU: vector_add has no sizes for one; give a point, as --workload N=1024"
+    ):
         run.run_bench(["vector_add"], "cpu", Console(file=io.StringIO()))
+    with pytest.raises(ValueError, match="vector_add has the direction forward only"):
+        run.run_bench(["vector_add"], "cpu", Console(file=io.StringIO()), directions=["backward"])
 
 
 def test_what_cannot_be_saved_is_said_before_it_is_measured(command, monkeypatch, tmp_path):

@@ -101,6 +101,7 @@ MISTAKES = [
     ("compile-check vector_add --implementation tritn", "did you mean 'triton'"),
     ("compile-check vector_add --processes 0", "--processes"),
     ("tune vector_add --processes -3", "--processes"),
+    ("carry vector_add --gpu h2000", "unknown machine of the records 'h2000'"),
     ("frobnicate", "No such command 'frobnicate'"),
     ("verify --sed 3", "--seed"),
 ]
@@ -155,6 +156,9 @@ def test_list_names_operators_implementations_directions_and_workloads(command, 
     monkeypatch.setattr(cli, "out", Console(width=300, highlight=False))  # so that no cell is folded
     code, out, _ = command("list", "softmax")
     assert code == 0 and "M rows, N columns" in out and "a ladder of 8" in out and "matmul" not in out
+    monkeypatch.setattr(cli, "out", Console(width=80, highlight=False))
+    _, out, _ = command("list", "linear_cross_entropy", "linear_cross_entropy_with_gradient")
+    assert {"linear_cross_entropy", "linear_cross_entropy_with_gradient"} <= set(out.split()), "names are typed again"
 
 
 def test_verify_prints_one_object_alone_and_exits_zero():

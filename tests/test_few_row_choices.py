@@ -39,6 +39,14 @@ def test_the_public_functions_take_hoppers_kernel_where_it_was_faster(sm, taken)
         assert chosen("skinny_matmul", meta(1, 516)[:, :513], meta(24, 513)) == "triton"
 
 
+@pytest.mark.parametrize(("format", "group"), FORMS)
+def test_a_layers_parameter_becomes_a_constant(format, group):
+    """As the README has it: ``quantize_weight(linear.weight, …)``."""
+    linear, x = torch.nn.Linear(512, 24), torch.randn(3, 512, requires_grad=True)
+    ops.weight_only_matmul(x, qw.quantize_weight(linear.weight, format, group), linear.bias).sum().backward()
+    assert linear.weight.grad is None and x.grad is not None and linear.bias.grad is not None
+
+
 @pytest.mark.parametrize("name", ["skinny_matmul", "weight_only_matmul"])
 def test_elsewhere_hoppers_kernel_declines_in_words(name):
     x, w = random(3, 128, dtype=torch.float16), random(8, 128, dtype=torch.float16)

@@ -118,6 +118,8 @@ def test_other_dtypes_and_a_tensor_learning_rate(dtype):
     ("options", "match"),
     [
         ({"lr": -1.0}, "Learning rate should be >= 0 but is: -1.0"),
+        ({"lr": "1e-3"}, "lr should be a number but is: '1e-3'"),
+        ({"momentum": None}, "momentum should be a number but is: None"),
         ({"lr": float("nan")}, "Learning rate should be >= 0 but is: nan"),
         ({"lr": torch.ones(2)}, "Tensor lr must be 1-element"),
         ({"momentum": -0.1}, "momentum should be >= 0 and <= 1 but is: -0.1"),

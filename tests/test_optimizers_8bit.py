@@ -234,6 +234,21 @@ def test_state_comes_from_pytorch_and_goes_back():
     b.step()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # the engine's way, PyTorch's
+def test_an_optimizer_of_32_bits_takes_moments_and_no_codes(dtype):
+    mine, theirs = weights(dtype=dtype), weights(dtype=dtype)
+    a, b = optim.AdamW8bit(mine), optim.AdamW(theirs)
+    set_gradients(mine, theirs)
+    a.step()
+    if dtype == torch.float32:  # which is kept in 8 bits
+        with pytest.raises(ValueError, match=r"'exp_avg_codes' is a moment in 8 bits; expected .*torch_state_dict"):
+            b.load_state_dict(a.state_dict())
+    b.load_state_dict(a.torch_state_dict())
+    set_gradients(mine, theirs, seed=1)
+    b.step()
+    assert "state_format" not in b.param_groups[0] and all("exp_avg" in b.state[p] for p in theirs)
+
+
 def test_a_limit_that_changes_moves_states_over():
     mine = weights()
     a = optim.AdamW8bit(mine)

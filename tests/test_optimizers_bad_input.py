@@ -54,6 +54,7 @@ pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWar
         ("AdamW", {"rounding": "split"}, r"for torch.bfloat16 weights; a parameter is torch.float32"),
         ("AdamW", {"state_dtype": torch.float16}, "expected None or torch.float32"),
         ("AdamW", {"max_norm": 0.0}, "Invalid max_norm: 0.0"),
+        ("AdamW", {"max_norm": "1"}, "Invalid max_norm: '1'; expected a number above 0"),
     ],
 )
 def test_options_out_of_range_are_refused(name, options, words):
@@ -75,6 +76,11 @@ def test_parameters_are_each_there_once():
         optim.AdamW([])
     with pytest.raises(TypeError):
         optim.AdamW(p)
+
+
+def test_an_unknown_option_is_told_all_that_there_are():
+    with pytest.raises(TypeError, match=r"AdamW: unknown option 'max_nrom' \(there are: max_norm, .*rounding.*betas"):
+        optim.AdamW(weights(((3,),)), max_nrom=1.0)
 
 
 def test_sparse_gradients_are_refused():

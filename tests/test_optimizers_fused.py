@@ -195,7 +195,15 @@ def masters(p, state):
     return bits.view(torch.float32)
 
 
-def test_split_weights_are_fp32_weights():
+@pytest.fixture(params=["engine", "pytorch"])
+def way(request, monkeypatch):
+    """Parameters that the engine does not take, those on a CPU say, go by PyTorch's functions on fp32 copies."""
+    if request.param == "pytorch":
+        monkeypatch.setattr("weft.optim.optimizer.takes", lambda p, group: False)
+    return request.param
+
+
+def test_split_weights_are_fp32_weights(way):
     """16 bits beside each bf16 weight make a run equal to one in fp32; the weight is the master, rounded."""
     mine, exact = weights(dtype=torch.bfloat16), weights()
     for p, q in zip(mine, exact, strict=True):
@@ -214,7 +222,7 @@ def test_split_weights_are_fp32_weights():
         assert p.equal(master.bfloat16())
 
 
-def test_stochastic_rounding_keeps_the_expectation():
+def test_stochastic_rounding_keeps_the_expectation(way):
     """Steps of a twentieth of the distance between neighbours: to nearest they are all lost."""
     n, steps = 4096, 10
     p = torch.nn.Parameter(torch.ones(n, dtype=torch.bfloat16, device=DEVICE))
@@ -234,7 +242,7 @@ def test_stochastic_rounding_keeps_the_expectation():
     assert len(p.unique()) >= 2
 
 
-def test_stochastic_rounding_differs_between_steps_tensors_and_seeds():
+def test_stochastic_rounding_differs_between_steps_tensors_and_seeds(way):
     def run(seed, steps=1):
         ps = weights(((64,), (64,)), torch.bfloat16)
         for p in ps:
@@ -254,13 +262,37 @@ def test_stochastic_rounding_differs_between_steps_tensors_and_seeds():
     assert not first[0].equal(run(1, 2)[0])
 
 
-def test_nan_survives_every_rounding():
+def test_nan_survives_every_rounding(way):
     for rounding in ("stochastic", "split"):
         p = torch.nn.Parameter(torch.ones(16, dtype=torch.bfloat16, device=DEVICE))
         a = optim.SGD([p], rounding=rounding)
         p.grad = torch.full_like(p, math.nan)
         a.step()
         assert bool(p.isnan().all())
+
+
+@pytest.mark.parametrize("name", ["AdamW", "SGD", "Lion", "AdamW8bit"])
+@pytest.mark.parametrize("options", [{"rounding": "split"}, {"state_dtype": torch.float32}], ids=str)
+def test_pytorchs_way_keeps_the_engines_states(monkeypatch, name, options):
+    """16-bit weights on a CPU: what a checkpoint has does not depend on who made the step."""
+    extra = {"momentum": 0.9} if name == "SGD" else {"min_8bit_size": 0} if name == "AdamW8bit" else {}
+    states = []
+    for taken in (None, lambda p, group: False):
+        if taken:
+            monkeypatch.setattr("weft.optim.optimizer.takes", taken)
+        mine = weights(((90, 3), (5,)), torch.bfloat16)
+        a = getattr(optim, name)(mine, lr=1e-2, **extra, **options)
+        made, prepare = [], a._prepare
+        monkeypatch.setattr(a, "_prepare", lambda made=made, prepare=prepare: (made.append(1), prepare()))
+        for step in range(4):
+            set_gradients(mine, seed=step)
+            a.step()
+        assert len(made) <= 2, "tables are not made anew at each step"
+        states.append((mine, [a.state[p] for p in mine]))
+    for p, q, s, t in zip(states[0][0], states[1][0], states[0][1], states[1][1], strict=True):
+        allowed = 2**-7 if "rounding" in options else 4 * 2**-7  # the interpreter's conversion truncates, at each step
+        assert float((p.detach().float() - q.detach().float()).abs().max()) <= allowed * float(p.detach().abs().max())
+        assert {n: x.dtype for n, x in s.items()} == {n: x.dtype for n, x in t.items()}
 
 
 # ---- an optimizer of one's own ---------------------------------------------------------------------------------------
@@ -322,6 +354,8 @@ def test_steps_in_backward_equal_steps_after_it(bucket_mib):
 def test_steps_in_backward_refuse_what_needs_all_gradients():
     with pytest.raises(ValueError, match="all gradients at once"):
         optim.AdamW(weights(), max_norm=1.0).overlap_with_backward()
+    with pytest.raises(ValueError, match="'bucket_mib' is -1; expected MiB, 0 or more"):
+        optim.AdamW(weights()).overlap_with_backward(-1)
     mine = weights()
     a = optim.AdamW(mine)
     a.overlap_with_backward()

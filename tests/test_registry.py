@@ -43,7 +43,9 @@ def test_a_name_unlike_any_other_gets_no_hint():
 def test_ops_says_what_operators_there_are():
     from weft import ops
 
-    with pytest.raises(AttributeError, match=r"no operator 'softmx' \(there are: .*softmax"):
+    with pytest.raises(
+        AttributeError, match=r"unknown operator 'softmx'; did you mean 'softmax'\? \(there are: .*softmax"
+    ):
         _ = ops.softmx
     with pytest.raises(UnknownName, match="did you mean 'softmax'"):
         ops.explain("softmx")

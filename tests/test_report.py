@@ -199,7 +199,7 @@ def store(tmp_path):
         made.append(GPU, "softmax", m)
     made.append(GPU, "softmax", measurement("ladder-1-naive", 900.0, 250.0, ours=True))
     for m in ceilings():
-        made.append(GPU, "ceilings", m)
+        made.append(GPU, m.operator, m)
     return made
 
 
@@ -269,6 +269,18 @@ def test_tables_of_ceilings_rungs_and_nothing(store, tmp_path):
     assert "fp32" in narrow and "bf16" not in narrow
 
 
+def test_a_time_of_an_earlier_run_is_marked():
+    """A ratio is within a run: a peer that looks faster beside it may have been timed on another day."""
+    rows = [
+        measurement("triton", 100.0, 90.0, ("torch", 102.0), run="b", time="2026-11-23T10:00:00Z"),
+        measurement("torch", 102.0, 90.0, run="b", time="2026-11-23T10:00:00Z"),
+        measurement("liger", 98.0, 90.0, run="a", time="2026-11-22T10:00:00Z"),
+    ]
+    table = markdown_table(rows)
+    assert "| 100 | 102 | **98.0**‡ |" in table and "‡ timed in an earlier run" in table
+    assert "‡" not in markdown_table(rows[:2])
+
+
 def test_summary_takes_the_fastest_of_ours_and_says_where_it_is_least():
     def of(n, name, time, **fields):
         return measurement(name, time, 100.0, ("quack", 110.0), workload=f"M=8,N={n}", **fields)
@@ -286,6 +298,12 @@ def test_summary_takes_the_fastest_of_ours_and_says_where_it_is_least():
     ]  # fmt: skip
     assert backward[:4] == ["| softmax", "backward", "bf16", "1"]
     assert summary_table(records, lambda _: "today's") == "*No measurements yet.*"
+    records += [of(512, "triton", 9.0, dtype="fp16", source="old"), of(8, "torch", 9.0, operator="relu")]
+    records += [of(512, "triton", 9.0, operator="gone")]
+    table, earlier, never = summary_table(records, lambda _: SOURCE, ["softmax", "relu"]).split("\n\n")
+    assert "gone" not in table and "fp16" not in table
+    assert earlier == "Timed from an earlier source only: `softmax forward fp16`."
+    assert never == "Not timed beside peers yet: `relu`."
 
 
 def test_table_of_host_times_marks_only_what_is_old(store, tmp_path):

@@ -44,7 +44,14 @@ Names = Annotated[list[str] | None, typer.Argument(metavar="[OPERATOR]...", help
 Dtypes = Annotated[list[str] | None, typer.Option("--dtype", help="fp32, fp16 or bf16; may be repeated")]
 Implementations = Annotated[list[str] | None, typer.Option("--implementation", help="by name; may be repeated")]
 Directions = Annotated[list[str] | None, typer.Option("--direction", help="forward or backward; may be repeated")]
-WorkloadText = Annotated[str, typer.Option("--workload", help="a point of the axes: M=4096,N=5000,layout=sliced")]
+WorkloadText = Annotated[str, typer.Option("--workload", help="a point of the axes: M=64,N=500,dim=0")]
+
+
+def _seed(value: int) -> int:
+    """The range is not declared: in the help it would take half of a terminal's width."""
+    if not 0 <= value <= 2**62:
+        raise typer.BadParameter(f"{value} is not in the range 0 … 2**62")
+    return value
 
 
 def main() -> int:
@@ -114,7 +121,12 @@ def doctor(
 
 
 @app.command(rich_help_panel=HARDWARE)
-def ceilings(as_json: Json = False, quick: bool = False) -> None:
+def ceilings(
+    as_json: Json = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="smaller arrays, fewer configurations, as the report does")
+    ] = False,
+) -> None:
     """Measure what this machine gives: bandwidth by mix of reads and writes, matrix rate by dtype."""
     from weft.bench import run, terminal
 
@@ -149,7 +161,7 @@ def verify(
     direction: Annotated[str, typer.Option(help="forward or backward")] = "",
     dtype: Dtypes = None,
     workload: WorkloadText = "",
-    seed: Annotated[int, typer.Option(min=0, max=2**62, help="of the random inputs")] = 0,
+    seed: Annotated[int, typer.Option(callback=_seed, help="of the random inputs")] = 0,
     full: Annotated[
         bool, typer.Option("--full", help="also the larger workloads (and the huge ones on a GPU)")
     ] = False,
@@ -315,11 +327,22 @@ def carry(
 ) -> None:
     """Let records of an earlier source count where it compiles to the same machine code."""
     from weft.bench import machine_code
+    from weft.definition import UnknownName
+    from weft.records import Store, slug
 
     if not arch.removeprefix("sm_").isdigit():
         raise typer.BadParameter(f"--arch is '{arch}'; expected one such as sm_90")
-    sm = int(arch.removeprefix("sm_"))
-    machine_code.carry(names or [], gpu, sm, lambda t: out.print(t, markup=False, soft_wrap=True), commit or [])
+    if slug(gpu) not in (known := Store().machines()):
+        raise UnknownName("machine of the records", gpu, known)
+    said: list[str] = []
+
+    def say(text: str) -> None:
+        said.append(text)
+        _print_line(text)
+
+    machine_code.carry(names or [], gpu, int(arch.removeprefix("sm_")), say, commit or [])
+    if not said:
+        _print_line("nothing to carry: no record is of an earlier source")
 
 
 # ---- cluster ---------------------------------------------------------------------------------------------------------

@@ -9,11 +9,12 @@ import inspect
 from typing import Any
 
 from weft import registry
+from weft.definition import UnknownName
 
 
 def __getattr__(name: str) -> Any:
     if name.startswith("_") or name not in registry.modules():
-        raise AttributeError(f"weft.ops has no operator '{name}' (there are: {', '.join(registry.names())})")
+        raise AttributeError(f"weft.ops: {UnknownName('operator', name, registry.names())}")
     function = registry.get(name).public
     globals()[name] = function  # the next look-up does not come here
     return function
@@ -27,7 +28,8 @@ def explain(operator: str, /, *args: Any, **kwargs: Any) -> Any:
     """Which implementation ``weft.ops.<operator>`` takes for these arguments, and why.
 
     Returns:
-        A :class:`weft.operators.call.Choice` with ``implementation``, ``reason`` and, for our kernels, the ``plan``.
+        A :class:`weft.operators.call.Choice` with ``implementation``, ``reason`` and, where a launch of ours is all
+        of the call, ``plans``, which make it.
 
     Raises:
         UnknownName: no such operator.

@@ -62,7 +62,9 @@ def adamw_8bit(
     state_format: str = "dynamic",
     seed: int | None = None,
 ) -> None:
-    """One step of AdamW in place, its moments in 8 bits, one launch for all tensors; :class:`weft.optim.AdamW8bit` is the"""
+    """One step of AdamW in place, its moments in 8 bits, one launch for all tensors; :class:`weft.optim.AdamW8bit` is the
+    optimizer.
+    """
 
 def add(x: Tensor, y: Tensor) -> Tensor:
     """Sum of two tensors, with broadcasting."""

@@ -111,9 +111,7 @@ def run_bench(
             note.print(text, style="dim", markup=False, soft_wrap=True)
 
     if not points:
-        raise ValueError(
-            f"nothing to measure: {', '.join(chosen)} {'has' if len(chosen) == 1 else 'have'} no such direction or set"
-        )
+        raise ValueError(_nothing(operators, device, which, directions, workload))
     if saver:
         saver.store.probe(query.name(device))
     bench = start(device, quick=quick, cold=cold, budget_s=budget_s, say=say if not quick else lambda text: None)
@@ -185,6 +183,21 @@ def _cpu_points(operators: list[Any], which: str, dtypes: Sequence[str], directi
     ):
         if which != "quick" or op.cost(w, direction).flops <= QUICK_CPU_FLOPS:
             yield op, w, direction
+
+
+def _nothing(operators: list[Any], device: str, which: str, directions: Sequence[str], workload: str) -> str:
+    """Why there is no point to measure, and what would be one."""
+    names = ", ".join(op.name for op in operators)
+    if directions and not any(d in op.directions for op in operators for d in directions):
+        there = dict.fromkeys(d for op in operators for d in op.directions)
+        return f"nothing to measure: {names} {'has' if len(operators) == 1 else 'have'} the direction {', '.join(there)} only"
+    if device == "cpu" and which in ("bench", "quick") and not workload:
+        point = ",".join(f"{axis}=1024" for axis in operators[0].axes)
+        return (
+            f"nothing to measure on a CPU: {names} {'has' if len(operators) == 1 else 'have'} no sizes for one; "
+            f"give a point, as --workload {point}, or run it where a GPU is"
+        )
+    return f"nothing to measure: {names} {'has' if len(operators) == 1 else 'have'} no such set or dtype"
 
 
 def _known(store: Store, bench: Any) -> set[tuple[str, ...]]:

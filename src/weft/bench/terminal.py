@@ -74,7 +74,7 @@ def print_verification(out: Console, found: dict[str, Any]) -> None:
 def print_compiled(out: Console, found: dict[str, Any]) -> None:
     table = _table("Compiled without a GPU")
     for column in ("operator", "implementation", "arch"):
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     for column in ("kernels", "regs", "shared KiB", "of", "spills", "failed"):
         table.add_column(column, justify="right")
     groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
@@ -150,8 +150,10 @@ def ceilings_table(measured: Iterable[Measurement]) -> Table:
 
 def operators_table(described: Iterable[dict[str, Any]]) -> Table:
     table = _table("")
-    for column in ("operator", "axes", "directions", "implementations"):
-        table.add_column(column)
+    table.add_column("operator", no_wrap=True)  # what the other verbs are given: whole, however narrow the terminal
+    table.add_column("axes")
+    table.add_column("directions", width=10)
+    table.add_column("implementations", min_width=15)
     for op in described:
         usable = ", ".join(i["name"] for i in op["implementations"] if i["ladder"] is None)
         rungs = sum(i["ladder"] is not None for i in op["implementations"])

@@ -58,6 +58,8 @@ class Adam8bit(Adam):
 
     Raises:
         ValueError: options out of range.
+
+    Source: Dettmers, Lewis, Shleifer & Zettlemoyer 2021, arXiv 2110.02861.
     """
 
     plain = staticmethod(plain)
@@ -103,7 +105,8 @@ class Adam8bit(Adam):
             raise ValueError("codes of 8 bits are not differentiable; expected differentiable=False")
 
     def torch_state_dict(self) -> dict[str, Any]:
-        """:meth:`state_dict` as ``torch.optim``'s optimizer has it: moments of 32 bits in place of codes and scales.
+        """:meth:`state_dict` as ``torch.optim``'s optimizer has it: moments of 32 bits in place of codes and scales, and
+        groups without the options of codes.
 
         Raises:
             ValueError: ``block_size`` or ``state_format`` of a group is no longer that of its states.
@@ -119,6 +122,7 @@ class Adam8bit(Adam):
                     if f"{name}_codes" in state:
                         state[name] = codes.moment(state, name, group, ADAM)
                         del state[f"{name}_codes"], state[f"{name}_scales"]
+        packed["param_groups"] = [codes.without_options(group) for group in packed["param_groups"]]
         return packed
 
 

@@ -20,6 +20,10 @@ from weft.operators.optimizer.table import Codes
 OPTIONS = ("state_format", "block_size", "min_8bit_size", "code_rounding")  # of groups, of optimizers that have codes
 
 
+def without_options(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name not in OPTIONS}
+
+
 def local(t: Tensor) -> Tensor:
     """A DTensor's shard on this rank; any other tensor itself."""
     return getattr(t, "_local_tensor", t)

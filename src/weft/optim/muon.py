@@ -63,6 +63,7 @@ class MuonW(torch.optim.Optimizer):
         NotImplementedError: at a step, DTensors placed otherwise than as shards (of ``torch.chunk``) and replicas.
 
     Momentum is kept in ``state[p]["momentum_buffer"]``, of the gradient's dtype and placements.
+    Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/; the iteration is ``weft.ops.newton_schulz``.
     """
 
     def __init__(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
 from typing import Any
 
 import torch
@@ -21,6 +22,10 @@ def check_options(group: dict[str, Any]) -> None:
     lr = group["lr"]
     if isinstance(lr, Tensor) and lr.numel() != 1:
         raise ValueError("Tensor lr must be 1-element")
+    kinds: dict[str, Any] = {"lr": (Real, Tensor), "update_rms": (Real, type(None))}
+    for name in ("lr", "momentum", "weight_decay", "eps", "adamw_eps", "update_rms"):
+        if isinstance(group[name], bool) or not isinstance(group[name], kinds.get(name, Real)):
+            raise ValueError(f"{name} should be a number but is: {group[name]!r:.40}")
     if not (lr >= 0.0 and math.isfinite(lr)):
         raise ValueError(f"Learning rate should be >= 0 but is: {lr}")
     if not 0.0 <= group["momentum"] <= 1.0:

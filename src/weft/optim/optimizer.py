@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from numbers import Real
 from operator import itemgetter
 from typing import Any, ClassVar
 
@@ -12,7 +13,7 @@ from torch.optim import optimizer as pytorch
 
 from weft.operators.optimizer import kernels
 from weft.operators.optimizer.rule import Options, Rule
-from weft.optim import clipping, codes, saved
+from weft.optim import clipping, codes, saved, wide
 from weft.optim.codes import local
 from weft.optim.options import EVERY, check_options
 from weft.optim.overlap import Overlap
@@ -63,9 +64,10 @@ class OneLaunch(torch.optim.Optimizer):
         **options: Any,
     ) -> None:
         if unknown := [name for name in options if name not in EVERY]:
-            raise TypeError(f"{type(self).__name__}: unknown option '{unknown[0]}' (there are: {', '.join(EVERY)})")
-        if max_norm is not None and not max_norm > 0:
-            raise ValueError(f"Invalid max_norm: {max_norm}; expected a number above 0, or None")
+            known = ", ".join(("max_norm", "skip_nonfinite", "zero_grads", *{**EVERY, **defaults}))
+            raise TypeError(f"{type(self).__name__}: unknown option '{unknown[0]}' (there are: {known})")
+        if max_norm is not None and (isinstance(max_norm, bool) or not isinstance(max_norm, Real) or not max_norm > 0):
+            raise ValueError(f"Invalid max_norm: {max_norm!r:.40}; expected a number above 0, or None")
         self.max_norm, self.skip_nonfinite, self.zero_grads = max_norm, skip_nonfinite, zero_grads
         self._reset()
         super().__init__(params, {**EVERY, **defaults, **options})
@@ -243,7 +245,8 @@ class OneLaunch(torch.optim.Optimizer):
             mine = [p for g, p in plain if g == index]
             if mine:
                 grads = [clipping.ready(p, self, scale, factor) for p in mine]
-                type(self).plain(mine, grads, [self._state_of(p, group, engine=False) for p in mine], group)
+                states = [self._state_of(p, group, engine=False) for p in mine]
+                wide.step(type(self).plain, mine, grads, states, group)
                 if self.zero_grads:
                     zero(mine)
 
@@ -312,12 +315,14 @@ class OneLaunch(torch.optim.Optimizer):
 
         Raises:
             ValueError: other groups, a state that lacks something (other than all), or one of another shape or dtype than it
-                should be.
+                should be; moments in 8 bits, which ``torch_state_dict()`` of their optimizer gives in 32.
         """
         pairs: saved.Pairs = []
 
         def prepare(given: dict[str, Any]) -> dict[str, Any]:
             pairs.extend(saved.pairs_of(self, given))
+            if "state_format" not in self.defaults:
+                given = saved.without_codes(given)
             groups = [{**self.defaults, **group} for group in given["param_groups"]]
             kept = [saved.names_of(self.rule, group) for group in groups for _ in group["params"]]
             saved.check(pairs, kept, self.may_lack)

@@ -14,15 +14,16 @@ class Overlap:
     """Hooks that step an optimizer during backward, until :meth:`remove`.
 
     Every backward is then a step: no gradients are accumulated over several. ``step()`` is still to be called after each; it
-    updates what is left (all parameters at the first time, and those whose bucket was not complete). Learning rates are
-    those at the time of backward.
+    updates what is left: all parameters at the first time, those whose bucket was not complete, and those that PyTorch steps
+    (on a CPU all). ``zero_grad()`` is too: only gradients that were stepped in backward are freed. Learning rates are those at
+    the time of backward.
 
     Args:
         optimizer: of ours, without ``max_norm`` and ``skip_nonfinite``, which need all gradients.
         bucket_mib: gradients that are waited for, MiB; each bucket is one launch.
 
     Raises:
-        ValueError: an optimizer that needs all gradients at once.
+        ValueError: an optimizer that needs all gradients at once, a bucket of less than nothing.
     """
 
     def __init__(self, optimizer: OneLaunch, bucket_mib: float = 32.0):
@@ -30,6 +31,8 @@ class Overlap:
             raise ValueError(
                 "max_norm and skip_nonfinite need all gradients at once: they do not go with steps in backward"
             )
+        if not bucket_mib >= 0:
+            raise ValueError(f"overlap_with_backward: argument 'bucket_mib' is {bucket_mib}; expected MiB, 0 or more")
         self.optimizer = optimizer
         self.bucket_of: dict[int, list[Tensor]] = {}
         self.waiting: dict[int, int] = {}  # bucket → gradients that are not there yet

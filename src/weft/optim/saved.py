@@ -44,7 +44,10 @@ def complete(state: dict[str, Any], p: Tensor, group: dict[str, Any], rule: Rule
         known = state.get(name)
         if known is None:
             state[name] = torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
-        elif engine and not (
+        elif not engine:
+            if known.dtype != dtype:  # a state that is set anew makes all tables anew
+                state[name] = known.to(dtype)
+        elif not (
             known.dtype == dtype and local(known).device == local(p).device and same_order(local(p), local(known))
         ):
             state[name] = torch.empty_like(p, dtype=dtype, memory_format=torch.preserve_format).copy_(known)
@@ -144,6 +147,21 @@ def check(pairs: Pairs, kept: Iterable[tuple[str, ...]], may_lack: tuple[str, ..
                     else repr(value)
                 )
                 raise ValueError(f"{told} '{name}' is {came:.80}; expected {expected}")
+
+
+def without_codes(given: dict[str, Any]) -> dict[str, Any]:
+    """A state dict for an optimizer that keeps no moments in 8 bits: its groups without the options of those that do.
+
+    Raises:
+        ValueError: a state that has codes.
+    """
+    for i, state in given["state"].items():
+        if coded := [name for name in state if str(name).endswith("_codes")]:
+            raise ValueError(
+                f"loaded state dict, parameter {i}: '{coded[0]}' is a moment in 8 bits; expected moments of 32 bits, which "
+                "torch_state_dict() of the optimizer that saved it gives"
+            )
+    return {**given, "param_groups": [codes.without_options(group) for group in given["param_groups"]]}
 
 
 def unlike(name: str, value: Any) -> str:

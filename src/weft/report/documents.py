@@ -150,7 +150,7 @@ def _public(operator: str, module: ast.Module) -> ast.FunctionDef:
 
 
 def _declaration(name: str, function: ast.FunctionDef, module: ast.Module, imports: dict[str, set[str]]) -> str:
-    """``def name(…) -> …:`` with the first line of the docstring; notes in ``imports`` what its annotations need."""
+    """``def name(…) -> …:`` with the first paragraph of the docstring; notes in ``imports`` what its annotations need."""
     known = _imported(module)
     constants = _constants(module)
     every = function.args
@@ -168,7 +168,8 @@ def _declaration(name: str, function: ast.FunctionDef, module: ast.Module, impor
     line = f"def {name}({', '.join(parts)}){returns}:"
     if len(line) > WIDTH:
         line = "\n".join([f"def {name}(", *(f"    {part}," for part in parts), f"){returns}:"])
-    summary = (ast.get_docstring(function) or "").partition("\n")[0].replace("\\", "\\\\")
+    summary = (ast.get_docstring(function) or "").partition("\n\n")[0].replace("\\", "\\\\")
+    summary = summary.replace("\n", "\n    ") + ("\n    " if "\n" in summary else "")
     return f'{line}\n    """{summary}"""\n' if summary else f"{line} ...\n"
 
 

@@ -13,18 +13,28 @@ HEAD = ("operator", "direction", "dtype", "points")
 NUMBERS = ("share of ceiling, median", "least, at", "ratio to best peer, median", "least, at")
 
 
-def summary_table(measurements: Iterable[Measurement], source_of: Callable[[str], str] | None = None) -> str:
-    """A row for each operator, direction and dtype; of each point the fastest of our implementations counts.
+def summary_table(
+    measurements: Iterable[Measurement], source_of: Callable[[str], str] | None = None, operators: Iterable[str] = ()
+) -> str:
+    """A row for each operator, direction and dtype; of each point the fastest of our implementations counts. Behind it, what
+    is not in it: operators that were never timed, and what was timed from another source only.
 
     Args:
         measurements: of one machine; of points measured twice the newest counts. Teaching versions, results that were wrong and
             warm caches are left out.
         source_of: operator → hash of its source today; records of another source are left out. ``None``: all count.
+        operators: names of all that there are; records of others are left out (none: those of the records).
     """
     fastest: dict[tuple[str, ...], Measurement] = {}
-    timed = (m for m in measurements if m.metric == "time" and m.cache == "cold" and m.device == "cuda" and m.ours)
+    known = set(operators)
+    timed = [
+        m
+        for m in measurements
+        if m.metric == "time" and m.cache == "cold" and m.device == "cuda" and m.ours
+        if not is_rung(m) and (not known or m.operator in known)
+    ]
     for m in latest(m for m in timed if source_of is None or m.source == source_of(m.operator)):
-        if is_rung(m) or "wrong" in m.details:
+        if "wrong" in m.details:
             continue
         point = (m.operator, m.direction, m.dtype, m.workload)
         if point not in fastest or m.time_us < fastest[point].time_us:
@@ -36,7 +46,15 @@ def summary_table(measurements: Iterable[Measurement], source_of: Callable[[str]
         return "*No measurements yet.*"
     order = sorted(rows, key=lambda row: (row[0], row[1] != "forward", dtype_key(row[2])))
     body = [[*row, str(len(rows[row])), *_share(rows[row]), *_ratio(rows[row])] for row in order]
-    return grid([*HEAD, *NUMBERS], body, numbers_from=len(HEAD) - 1)
+    lines = [grid([*HEAD, *NUMBERS], body, numbers_from=len(HEAD) - 1)]
+    earlier = {(m.operator, m.direction, m.dtype) for m in timed} - set(rows)
+    if earlier:
+        lines.append(
+            "Timed from an earlier source only: " + ", ".join(f"`{' '.join(row)}`" for row in sorted(earlier)) + "."
+        )
+    if never := sorted(known - {m.operator for m in timed}):
+        lines.append("Not timed beside peers yet: " + ", ".join(f"`{name}`" for name in never) + ".")
+    return "\n\n".join(lines)
 
 
 def _share(points: list[Measurement]) -> tuple[str, str]:

@@ -26,6 +26,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from weft import registry
 from weft.definition import BYTES, UnknownName
 from weft.records import Measurement, Store, latest
 from weft.report import simulator
@@ -135,7 +136,7 @@ def _table(line: str, store: Store, source_of: Callable[[str], str], where: str)
     if kind == "host":
         return host_table([m for m in store.read(words["gpu"]) if m.metric == "host time"], source_of)
     if kind == "summary":
-        return summary_table(store.read(words["gpu"]), source_of)
+        return summary_table(store.read(words["gpu"]), source_of, registry.names())
     if kind == "simulator":
         timed = simulator.read(store.lines(words["cpu"], simulator.FILE))
         return (simulator.speed_table if words["of"] == "speed" else simulator.growth_table)(timed)
@@ -154,7 +155,8 @@ def _table(line: str, store: Store, source_of: Callable[[str], str], where: str)
 
 def markdown_table(measurements: Iterable[Measurement], source: str | None = None) -> str:
     """A row for each point (workload, dtype), a column for each implementation's median time in µs, for each of ours
-    its share of the measured ceiling and its ratio to the best peer with p20–p80; then where the numbers come from.
+    its share of the measured ceiling and its ratio to the best peer with p20–p80; then where the numbers come from. Marked are
+    results that were wrong, and times of another run than the newest of ours: ratios are within a run.
 
     Args:
         measurements: of one operator, direction and machine; of points measured twice the newest counts.
@@ -185,24 +187,29 @@ def markdown_table(measurements: Iterable[Measurement], source: str | None = Non
     ]
     for name in ours:
         head += [f"{name}: share of ceiling", f"{name}: ratio to best peer (p20–p80)"]
-    body = []
+    body, alone = [], False
     for (workload, dtype, device), cells in rows.items():
+        run = max((m for m in cells.values() if m.ours), key=lambda m: m.time, default=next(iter(cells.values()))).run
         fastest = min((m.time_us for m in cells.values() if not _wrong(m)), default=None)
         row = [f"`{workload}`", dtype, *([device] if len(devices) > 1 else [])]
         for column in columns:
             taken = cells[column.implementation].time_us if column.implementation in cells else None
             text = f"**{figures(taken)}**" if taken == fastest and len(cells) > 1 else figures(taken)
-            row.append(text + ("†" if column.implementation in cells and _wrong(cells[column.implementation]) else ""))
+            if column.implementation in cells:
+                text += "†" if _wrong(cells[column.implementation]) else ""
+                if cells[column.implementation].run != run:
+                    text, alone = text + "‡", True
+            row.append(text)
         for name in ours:
             row += [percent(cells[name].share_of_ceiling), _ratio(cells[name])] if name in cells else [NONE, NONE]
         body.append(row)
     lines = [grid(head, body, numbers_from=len(head) - len(columns) - 2 * len(ours)), "", provenance(newest)]
     if wrong := [m for m in newest if _wrong(m)]:
-        worst = max(wrong, key=lambda m: m.error or 0)
-        lines += [
-            "",
-            f"† errs by more than is allowed on this data, up to {worst.error or 0:.2f} times (`weft verify` judges ours)",
-        ]
+        worst = max(m.error or 0.0 for m in wrong)  # of what must be exact there is no such number
+        times = f", up to {worst:.2f} times" if worst else ""
+        lines += ["", f"† errs by more than is allowed on this data{times} (`weft verify` judges ours)"]
+    if alone:
+        lines += ["", "‡ timed in an earlier run than the others of its row: no ratio of theirs is to it"]
     return "\n".join([*lines, *_staleness(newest, source)])
 
 

@@ -107,6 +107,7 @@ def quantize_weight(w: Tensor, format: str, group: int | None = None, *, zero_po
     if not bool(w.isfinite().all()):
         raise ValueError("quantize_weight: argument 'w' has NaN or infinities; expected finite weights")
     n, k = w.shape
+    w = w.detach()  # a layer's parameter: codes are constants
     parts = w.float().view(n, 1, k) if group == 0 else w.float().reshape(n, k // group, group)
     scale_dtype = torch.float32 if group == 0 else w.dtype
     zero = None
