@@ -113,6 +113,17 @@ inline float wgmma_e4m3(const unsigned char *p) {
   const float size = (*p & 127) == 127 ? NAN : exponent ? std::ldexp(8.f + mantissa, exponent - 10) : std::ldexp(float(mantissa), -9);
   return *p >> 7 ? -size : size;
 }
+inline u32 e4m3_bits(float f) {  // to the nearest, ties to even, within the largest
+  const float size = std::fmin(std::fabs(f), 448.f);
+  const u32 sign = __float_as_uint(f) >> 24 & 128, bits = __float_as_uint(size);
+  if (std::isnan(f)) return 0x7f;
+  if (size < std::ldexp(1.f, -6)) return sign | u32(std::nearbyint(std::ldexp(size, 9)));
+  return sign | (((bits + 0x7ffff + (bits >> 20 & 1)) >> 20) - (120 << 3));
+}
+inline float sum_rounded_up(float a, float b) {
+  const float sum = float(double(a) + b);
+  return a > double(sum) - b ? std::nextafter(sum, INFINITY) : sum;
+}
 inline int wgmma_s8(const unsigned char *p) { return static_cast<signed char>(*p); }
 
 // ---- an asm statement ---------------------------------------------------------------------------------------------------------
@@ -399,6 +410,16 @@ inline void load_words(Call &c, const unsigned char *from) {
   for (int i = 0; i < 4; i++) c.set(i, pair_at(from + 4 * i));
 }
 
+// `count` words between registers and memory, counted from the operand that is the first of them.
+inline void load_aligned(Call &c, int count, const unsigned char *from) {
+  if (reinterpret_cast<u64>(from) % (4 * count)) fail("a misaligned access");
+  for (int i = 0; i < count; i++) c.set(i, pair_at(from + 4 * i));
+}
+inline void store_aligned(Call &c, int count) {
+  if (c.get(0) % (4 * count)) fail("a misaligned access");
+  for (int i = 0; i < count; i++) reinterpret_cast<u32 *>(c.get(0))[i] = c.as<u32>(1 + i);
+}
+
 inline void three_way(Call &c) {
   const u32 a = c.as<u32>(1), b = c.as<u32>(2), third = c.as<u32>(3), table = c.as<u32>(4);
   u32 r = 0;
@@ -660,6 +681,23 @@ inline Play play_of(const std::string &name) {
       {"ex2.approx.ftz.f32", [](Call &c) { c.set(0, std::exp2(c.as<float>(1))); }},
       {"rcp.approx.f32", [](Call &c) { c.set(0, 1.f / c.as<float>(1)); }},
       {"sqrt.rn.f32", [](Call &c) { c.set(0, std::sqrt(c.as<float>(1))); }},
+      {"rcp.approx.ftz.f32", [](Call &c) { c.set(0, 1.f / c.as<float>(1)); }},
+      {"sqrt.approx.ftz.f32", [](Call &c) { c.set(0, std::sqrt(c.as<float>(1))); }},
+      {"rsqrt.approx.ftz.f32", [](Call &c) { c.set(0, 1.f / std::sqrt(c.as<float>(1))); }},
+      {"add.rp.f32", [](Call &c) { c.set(0, sum_rounded_up(c.as<float>(1), c.as<float>(2))); }},
+      {"cvt.rn.satfinite.e4m3x2.f32",
+       [](Call &c) { c.set(0, static_cast<unsigned short>(e4m3_bits(c.as<float>(1)) << 8 | e4m3_bits(c.as<float>(2)))); }},
+      {"cvt.rn.f16x2.e4m3x2",
+       [](Call &c) {
+         const unsigned char bytes[] = {static_cast<unsigned char>(c.get(1)), static_cast<unsigned char>(c.get(1) >> 8)};
+         c.set(0, fp16_bits(wgmma_e4m3(bytes + 1)) << 16 | fp16_bits(wgmma_e4m3(bytes)));
+       }},
+      {"ld.shared.f32", [](Call &c) { load_aligned(c, 1, at(own(), c.get(1), 4)); }},
+      {"ld.shared.v2.f32", [](Call &c) { load_aligned(c, 2, at(own(), c.get(2), 8)); }},
+      {"ld.global.u32", [](Call &c) { load_aligned(c, 1, reinterpret_cast<const unsigned char *>(c.get(1))); }},
+      {"ld.global.v2.u32", [](Call &c) { load_aligned(c, 2, reinterpret_cast<const unsigned char *>(c.get(2))); }},
+      {"st.global.u32", [](Call &c) { store_aligned(c, 1); }},
+      {"st.global.v2.u32", [](Call &c) { store_aligned(c, 2); }},
       {"st.global.v4.u32",
        [](Call &c) {
          if (c.get(0) % 16) fail("a misaligned access");

@@ -15,8 +15,9 @@ from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workloa
 from weft.operators.call import Choice, check_tensor
 from weft.operators.optimizer import adam_8bit_peers, adam_calls, call, definition
 from weft.operators.optimizer.adam_rule import ADAM
+from weft.operators.optimizer.adamw_8bit_cuda import CudaTable
 from weft.operators.optimizer.blockwise import BLOCKS, STATE_FORMATS, blocks_of, dequantize, quantize, random_bits
-from weft.operators.optimizer.table import Codes
+from weft.operators.optimizer.table import Codes, Table
 
 Tensors = Sequence[Tensor]
 plain_adamw = adam_calls.reference(decoupled=True)
@@ -215,28 +216,36 @@ def split(kept: Sequence[Tensors], block: int, format: str, seed: int | None) ->
     return {"exp_avg_codes": first, "exp_avg_sq_codes": second}, codes
 
 
-def adamw_8bit_triton(
-    params: Tensors,
-    grads: Tensors,
-    exp_avg_codes: Tensors,
-    exp_avg_scales: Tensors,
-    exp_avg_sq_codes: Tensors,
-    exp_avg_sq_scales: Tensors,
-    steps: Tensors,
-    *,
-    maximize: bool = False,
-    block_size: int = 256,
-    state_format: str = "dynamic",
-    seed: int | None = None,
-    **numbers: Any,
-) -> None:
-    kept = exp_avg_codes, exp_avg_scales, exp_avg_sq_codes, exp_avg_sq_scales
-    lists, codes = split(kept, block_size, state_format, seed)
-    options = {**numbers, "amsgrad": False, "decoupled_weight_decay": True, "seed": seed}
-    call.launch(ADAM, {"params": params, "grads": grads, **lists}, steps, options, maximize, codes)
+def engine(kind: Callable[..., Table]) -> Callable[..., None]:
+    """A step in one launch of a table of this kind."""
+
+    def step(
+        params: Tensors,
+        grads: Tensors,
+        exp_avg_codes: Tensors,
+        exp_avg_scales: Tensors,
+        exp_avg_sq_codes: Tensors,
+        exp_avg_sq_scales: Tensors,
+        steps: Tensors,
+        *,
+        maximize: bool = False,
+        block_size: int = 256,
+        state_format: str = "dynamic",
+        seed: int | None = None,
+        **numbers: Any,
+    ) -> None:
+        kept = exp_avg_codes, exp_avg_scales, exp_avg_sq_codes, exp_avg_sq_scales
+        lists, codes = split(kept, block_size, state_format, seed)
+        options = {**numbers, "amsgrad": False, "decoupled_weight_decay": True, "seed": seed}
+        call.launch(ADAM, {"params": params, "grads": grads, **lists}, steps, options, maximize, codes, kind)
+
+    return step
 
 
+adamw_8bit_triton = engine(Table)
 adamw_8bit.implementation("triton", arch=">=sm_80")(adamw_8bit_triton)
+# not chosen by the public function before a GPU has run it
+adamw_8bit.implementation("cuda", arch="==sm_90", devices=("cuda",))(engine(CudaTable))
 adamw_8bit.implementation("bitsandbytes", requires="bitsandbytes", devices=("cuda",))(adam_8bit_peers.with_bitsandbytes)
 adamw_8bit.implementation("torchao", requires="torchao", devices=("cuda",))(adam_8bit_peers.with_torchao)
 

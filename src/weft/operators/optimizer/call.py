@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -101,6 +101,7 @@ def build(
     steps: Sequence[Tensor] | None,
     options: dict[str, Any],
     codes: Sequence[Codes] | None = None,
+    kind: Callable[[Rule, list[Entry]], Table] = Table,
 ) -> Table:
     if reason := obstacle(lists):
         raise Declined(reason)
@@ -112,7 +113,7 @@ def build(
         Entry(p, tuple(kept), count, options, gradient=g.dtype, seed=seed, codes=code)
         for p, g, count, code, *kept in zip(params, grads, counts, coded, *states, strict=True)
     ]
-    return Table(rule, entries)
+    return kind(rule, entries)
 
 
 tables = Plans(build)
@@ -125,8 +126,9 @@ def launch(
     options: dict[str, Any],
     maximize: bool,
     codes: Sequence[Codes] | None = None,
+    kind: Callable[[Rule, list[Entry]], Table] = Table,
 ) -> None:
-    """One step in one launch; the table is kept for the next call with the same memory."""
+    """One step in one launch; the table, made by ``kind``, is kept for the next call with the same memory."""
     params, grads, *states = lists.values()
     if not params:
         return
@@ -134,10 +136,19 @@ def launch(
     kept = [(t.data_ptr(), t.dtype, t.shape, t.stride()) for tensors in (params, *states, *counts) for t in tensors]
     given = [(g.dtype, g.stride()) for g in grads]
     scales = [(*(s.data_ptr() for s in c.scales), c.block, c.format, c.stochastic) for c in codes or ()]
-    key = rule, rule.variant(options), params[0].device, options.get("seed"), tuple(kept), tuple(given), tuple(scales)
+    key = (
+        kind,
+        rule,
+        rule.variant(options),
+        params[0].device,
+        options.get("seed"),
+        tuple(kept),
+        tuple(given),
+        tuple(scales),
+    )
     table = None if compile_request() is not None else tables.known.get(key)
     if table is None:
-        table = build(rule, lists, steps, options, codes)
+        table = build(rule, lists, steps, options, codes, kind)
         if len(tables.known) >= 64:
             tables.known = {k: t for k, t in tables.known.items() if t.captured}  # which graphs read
         tables.known[key] = table

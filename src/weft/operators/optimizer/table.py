@@ -7,7 +7,7 @@ the groups' numbers share one small buffer, which is uploaded when they differ f
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -354,7 +354,7 @@ class Table:
         flag = control if found is None else found
         plan(grads, self.table, chunks, numbers, self.arrivals, control, divisor, flag, self.codebook)
 
-    def _plan(self, chunks: int, scaled: bool, clipped: bool, guarded: bool, zeroed: bool) -> Plan:
+    def _plan(self, chunks: int, scaled: bool, clipped: bool, guarded: bool, zeroed: bool) -> Callable[..., None]:
         key = (chunks, scaled, clipped, guarded, zeroed)
         if key not in self.plans or compile_request() is not None:
             constants = {

@@ -1,0 +1,225 @@
+// One step of AdamW for a list of tensors whose moments are codes of 8 bits, in one launch of a block a multiprocessor.
+//
+// A thread takes 8 elements at a time, a warp 256. What an instruction costs on all elements has been saved where it could be:
+// - A code becomes a number by one look-up, and a number a code by one: of the line that counts the map's intervals around it
+//   (map_cells.py). Either table has a column for each lane, so no two lanes want the same bank, and an index is the second byte
+//   of its address, put there by one byte permutation.
+// - The first moment is counted in a unit in which it takes up the gradient as the second one's root does (struct Step).
+// - The learning rate is divided out of the denominator, once a tensor.
+#include "block_codes.cuh"
+
+// A tensor's row of the table, and of the numbers of its group: kernels.py and adam_rule.py.
+constexpr int ROW = 16, PARAM = 0, CODES = 1, STEP = 6, RATE = 7, SIZE = 8, CHUNKS = 9, GROUP = 11, SCALES = 13, NUMBERS = 12;
+enum { LR, SIGN, FRESH1, BETA2, FRESH2, EPS, L2, DECAY, HIGH1, LOW1, HIGH2, LOW2 };
+
+constexpr int TILE = 256;  // elements of a warp
+
+// ---- a tensor --------------------------------------------------------------------------------------------------------
+
+// What a tensor's elements share; each number is rounded once, since its error is that of all elements.
+struct Step {
+  float root;          // of 1 - beta2, with the gradient's sign: h = root g
+  float unit;          // m = unit u
+  float keep1;         // u = keep1 m + h
+  float keep2;         // v = keep2 v + h h
+  float slope, least;  // u / (slope sqrt(v) + least) is subtracted from the weight
+  float decay;         // and decay times itself
+
+  // The compiler is to round them here, not in the loop over elements.
+  __device__ __forceinline__ void opaque() {
+    asm volatile("" : "+f"(root), "+f"(unit), "+f"(keep1), "+f"(keep2), "+f"(slope), "+f"(least), "+f"(decay));
+  }
+};
+
+__device__ __forceinline__ double one_minus_power(double step, float log_high, float log_low) {
+  return -expm1(step * (double(log_high) + log_low));
+}
+
+__device__ __forceinline__ Step step_of(const float *n, float lr, double step) {
+  const float root = sqrtf(n[FRESH2]);
+  const double unit = double(n[FRESH1]) / root, size = lr / one_minus_power(step, n[HIGH1], n[LOW1]) * unit;
+  const double slope = 1 / (size * sqrt(one_minus_power(step, n[HIGH2], n[LOW2])));
+  const bool moves = size > 0x1p-100;  // else the denominator is infinite
+  Step s;
+  s.root = n[SIGN] * root;
+  s.unit = float(unit);
+  s.keep1 = float((1 - double(n[FRESH1])) / unit);
+  s.keep2 = n[BETA2];
+  s.slope = moves ? float(slope) : 1.f;
+  s.least = moves ? float(n[EPS] / size) : __uint_as_float(INFINITE);
+  s.decay = float(double(lr) * n[DECAY]);
+  return s;
+}
+
+template <typename T> struct Tensors {  // from a thread's first element, a warp's first block on
+  T *param;
+  const T *gradient;
+  unsigned char *codes1, *codes2;
+  float *scales1, *scales2;
+
+  // The compiler is to add an offset to them, not to what they have been made of.
+  __device__ __forceinline__ void opaque() {
+    asm volatile("" : "+l"(param), "+l"(gradient), "+l"(codes1), "+l"(codes2), "+l"(scales1), "+l"(scales2));
+  }
+};
+
+// The largest of a block's magnitudes, as an integer, of which NaN is the largest. Where several warps have a block, they tell each other.
+template <int WARPS> __device__ __forceinline__ void of_block(u32 &a, u32 &b, u32 (*told)[2]) {
+  a = __reduce_max_sync(~0u, a), b = __reduce_max_sync(~0u, b);
+  if constexpr (WARPS > 1) {
+    const u32 warp = threadIdx.x / 32, team = warp / WARPS, lane = threadIdx.x % 32;
+    if (lane == 0) told[warp][0] = a, told[warp][1] = b;
+    asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "r"(WARPS * 32) : "memory");
+    a = __reduce_max_sync(~0u, told[team * WARPS + lane % WARPS][0]);
+    b = __reduce_max_sync(~0u, told[team * WARPS + lane % WARPS][1]);
+  }
+}
+
+// A warp's 256 elements, of which `left` are there from the thread's first one on. Q elements share a scale: the warp has two blocks
+// of 128, or a part of one of more than 256.
+template <typename T, Format FORMAT, int Q, bool WHOLE>
+__device__ __forceinline__ void update(const Tensors<T> &at, u32 offset, i64 left, const Step &s, u32 (*told)[2]) {
+  constexpr int VEC = Q < TILE ? 4 : 16 / sizeof(T), PARTS = 8 / VEC, BESIDE = 32 * VEC, WARPS = Q < TILE ? 1 : Q / TILE;
+  constexpr int BLOCKS = Q < TILE ? 2 : 1, EACH = 8 / BLOCKS;  // of a thread; elements in each
+  constexpr bool FINE = sizeof(T) == 4;                        // the weight's rounding hides no other
+  constexpr float INVERSE = FORMAT == E4M3 ? 1.f / LARGEST_E4M3 : 1.f;
+  const u32 lane = threadIdx.x % 32;
+  const i64 warp_left = left + lane * VEC;
+  T *const param = at.param + offset;
+  unsigned char *const codes1 = at.codes1 + offset, *const codes2 = at.codes2 + offset;
+  float *const scales1 = at.scales1 + offset / Q, *const scales2 = at.scales2 + offset / Q;
+
+  Raw<VEC> first[PARTS], second[PARTS];
+  Raw<VEC * sizeof(T)> weight[PARTS], gradient[PARTS];
+  float scale1[BLOCKS], scale2[BLOCKS];
+#pragma unroll
+  for (int i = 0; i < PARTS; i++) {
+    const int o = i * BESIDE;
+    first[i] = read_codes<VEC, WHOLE>(codes1 + o, left - o, FORMAT == DYNAMIC ? 127 : 0);
+    second[i] = read_codes<VEC, WHOLE>(codes2 + o, left - o, 0);
+    gradient[i] = read<T, VEC, WHOLE>(at.gradient + offset + o, left - o);
+    weight[i] = read<T, VEC, WHOLE>(param + o, left - o);
+  }
+#pragma unroll
+  for (int b = 0; b < BLOCKS; b++) {
+    scale1[b] = WHOLE || warp_left > b * Q ? __uint_as_float(read_raw<4>(scales1 + b).word[0]) : 0.f;
+    scale2[b] = WHOLE || warp_left > b * Q ? __uint_as_float(read_raw<4>(scales2 + b).word[0]) : 0.f;
+  }
+
+  float p[8], g[8], u[8], v[8], root[8];
+#pragma unroll
+  for (int i = 0; i < PARTS; i++) floats_of<T, VEC>(gradient[i], g + i * VEC), floats_of<T, VEC>(weight[i], p + i * VEC);
+#pragma unroll
+  for (int b = 0; b < BLOCKS; b++) scale1[b] *= s.keep1 * INVERSE, scale2[b] *= s.keep2 * INVERSE * INVERSE;
+#pragma unroll
+  for (int i = 0; i < 8; i += 4) {
+    decode<FORMAT, true>(lane, first[i / VEC].word[i % VEC / 4], u + i);
+    decode<FORMAT, false>(lane, second[i / VEC].word[i % VEC / 4], v + i);
+  }
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    const float h = s.root * g[i];
+    if (FORMAT == E4M3) v[i] *= v[i];
+    u[i] = fmaf(u[i], scale1[i / EACH], h);
+    v[i] = fmaf(v[i], scale2[i / EACH], h * h);
+    root[i] = FINE ? fine_root(v[i]) : fast_root(v[i]);
+    const float size = fmaf(root[i], s.slope, s.least);
+    p[i] = fmaf(-u[i], FINE ? fine_inverse(size) : fast_inverse(size), fmaf(-s.decay, p[i], p[i]));
+  }
+#pragma unroll
+  for (int i = 0; i < PARTS; i++) write<T, VEC, WHOLE>(param + i * BESIDE, left - i * BESIDE, p + i * VEC);
+
+#pragma unroll
+  for (int b = 0; b < BLOCKS; b++) {
+    float *const x = u + b * EACH, *const y = v + b * EACH, *const y_root = root + b * EACH;
+    float top1 = larger(x[0], x[1]), top2 = larger(y[0], y[1]);
+#pragma unroll
+    for (int i = 2; i < EACH; i++) top1 = larger(top1, x[i]), top2 = larger(top2, y[i]);
+    u32 bits1 = __float_as_uint(top1), bits2 = __float_as_uint(top2);
+    of_block<WARPS>(bits1, bits2, told);
+    top1 = __uint_as_float(bits1), top2 = __uint_as_float(bits2);
+    const float largest1 = top1 * s.unit;
+    if (lane == 0 && threadIdx.x / 32 % WARPS == 0 && (WHOLE || warp_left > b * Q))
+      write_raw(scales1 + b, Raw<4>{__float_as_uint(largest1)}), write_raw(scales2 + b, Raw<4>{bits2});
+    Raw<EACH> made1, made2;
+    if (bits1 - LOW < HIGH - LOW && bits2 - LOW < HIGH - LOW) {
+      made1 = codes_of<FORMAT, true, EACH>(lane, x, y_root, factor_of<FORMAT, true>(top1));
+      made2 = codes_of<FORMAT, false, EACH>(lane, y, y_root, factor_of<FORMAT, false>(top2));
+    } else {
+      made1 = rare_codes_of<FORMAT, true, EACH>(lane, x, y_root, top1, largest1);
+      made2 = rare_codes_of<FORMAT, false, EACH>(lane, y, y_root, top2, top2);
+    }
+#pragma unroll
+    for (int i = 0; i < EACH; i += VEC) {
+      const int o = (b * EACH + i) / VEC * BESIDE;
+      write_codes<VEC, WHOLE>(codes1 + o, left - o, *reinterpret_cast<Raw<VEC> *>(&made1.word[i / 4]));
+      write_codes<VEC, WHOLE>(codes2 + o, left - o, *reinterpret_cast<Raw<VEC> *>(&made2.word[i / 4]));
+    }
+  }
+}
+
+// Arguments: as those of kernels.update, and
+//   tables: 512 floats that codes stand for, of the signed map, then of the other; and the lines of 256 cells (map_cells.tables).
+//   count: chunks in all, of `elements` each, a multiple of Q and of 256. A block takes as many as any other, side by side.
+template <typename T, Format FORMAT, int Q, int THREADS>
+__global__ __launch_bounds__(THREADS, 1) void adamw_8bit(const i64 *gradients, const i64 *table, const i64 *chunks,
+                                                              const float *numbers, u32 *arrivals, const float *tables,
+                                                              i64 count, i64 elements) {
+  constexpr int VEC = Q < TILE ? 4 : 16 / sizeof(T), WARPS = Q < TILE ? 1 : Q / TILE, PASS = THREADS * 8;
+  extern __shared__ __align__(1024) unsigned char memory[];
+  u32(*const told)[2] = reinterpret_cast<u32(*)[2]>(memory + (FORMAT == DYNAMIC ? 2 * TABLE : 0));  // of two turns
+  float *const done = reinterpret_cast<float *>(told + 2 * THREADS / 32);
+  if constexpr (FORMAT == DYNAMIC) {
+    if (shared_address(memory) != DECODER) __trap();
+    for (u32 i = threadIdx.x; i < TABLE / 4; i += THREADS) {
+      const u32 index = i / 64, map = i / 32 % 2;
+      reinterpret_cast<float *>(memory)[i] = tables[map * 256 + index];
+      reinterpret_cast<float *>(memory + TABLE)[i] = tables[512 + index * 4 + map * 2 + i % 2];
+    }
+  }
+
+  const u32 warp = threadIdx.x / 32;
+  const i64 end = count * (blockIdx.x + 1) / gridDim.x, longest = (1ll << 30) / elements;
+  for (i64 c = count * blockIdx.x / gridDim.x; c < end;) {
+    const i64 place = chunks[c], row = place & 0xffffffff, chunk = place >> 32;
+    const i64 *const words = table + row * ROW;
+    const i64 run = min(min(end - c, words[CHUNKS] - chunk), longest);  // chunks of this tensor
+    c += run;
+    if (threadIdx.x == 0) {
+      float *const step = reinterpret_cast<float *>(words[STEP]);
+      const float before = *const_cast<volatile float *>(step);
+      *done = before;
+      // run, but known only once the count is: so no block is counted as having read before it has
+      if (run == words[CHUNKS] || atomicAdd(arrivals + row, before >= 0.f ? u32(run) : 0) == u32(words[CHUNKS] - run))
+        *step = before + 1, arrivals[row] = 0;
+    }
+    __syncthreads();
+    const float *const n = numbers + words[GROUP] * NUMBERS;
+    Step s = step_of(n, words[RATE] ? *reinterpret_cast<const float *>(words[RATE]) : n[LR], *done + 1);
+    s.opaque();
+    __syncthreads();  // the next tensor's count may come
+
+    const i64 gradient = gradients[row], first = chunk * elements + warp * TILE, at = first + threadIdx.x % 32 * VEC;
+    Tensors<T> here = {reinterpret_cast<T *>(words[PARAM]) + at,
+                             reinterpret_cast<const T *>(gradient) + at,
+                             reinterpret_cast<unsigned char *>(words[CODES]) + at,
+                             reinterpret_cast<unsigned char *>(words[CODES + 1]) + at,
+                             reinterpret_cast<float *>(words[SCALES]) + first / Q,
+                             reinterpret_cast<float *>(words[SCALES + 1]) + first / Q};
+    here.opaque();
+    // elements that are left from the first block of this warp on
+    const i64 left = min(words[SIZE], (chunk + run) * elements) - first + warp % WARPS * TILE;
+    const bool aligned = ((words[PARAM] | gradient | words[CODES] | words[CODES + 1]) & 15) == 0;
+    const u32 whole = left < WARPS * TILE || !aligned ? 0 : u32((left - WARPS * TILE) / PASS + 1) * PASS;
+    u32 offset = 0;
+    u32(*turn)[2] = told;
+    for (; offset != whole; offset += PASS) {
+      update<T, FORMAT, Q, true>(here, offset, 0, s, turn);
+      if (WARPS > 1) turn = turn == told ? told + THREADS / 32 : told;
+    }
+    for (; i64(offset) < left; offset += PASS) {
+      update<T, FORMAT, Q, false>(here, offset, left - offset - warp % WARPS * TILE - threadIdx.x % 32 * VEC, s, turn);
+      if (WARPS > 1) turn = turn == told ? told + THREADS / 32 : told;
+    }
+  }
+}

@@ -1,0 +1,244 @@
+"""AdamW in 8 bits without a GPU: ``adamw_8bit.cu`` run on a CPU that plays its PTX (``ptx_on_cpu.hpp``) with the launches that
+Python computes; what it compiles to and declines."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import cuda_as_cpp
+import pytest
+from cuda_on_cpu import bytes_of, job, player_of_cases
+from sass import rounds, sass
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from weft import ops  # noqa: E402
+from weft.bench import cases, verify  # noqa: E402
+from weft.definition import Declined  # noqa: E402
+from weft.operators.cuda import CudaPlan  # noqa: E402
+from weft.operators.launch import compiling_for  # noqa: E402
+from weft.operators.optimizer import adamw_8bit_cuda, dynamic_map, map_cells, table  # noqa: E402
+from weft.operators.optimizer.adamw_8bit import adamw_8bit  # noqa: E402
+
+ZERO_CODE = dynamic_map.ZERO
+BESIDE = 0xA5  # what lies between tensors
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A workload in a dtype, on so many multiprocessors, in blocks of so many threads."""
+
+    workload: str
+    dtype: str = "bf16"
+    sms: int = 3
+    threads: int = 64
+    gradient: float | None = None  # of the first tensor's first 40 elements, whose moments are 0
+    changed: tuple[tuple[str, float], ...] = ()  # arguments
+
+
+CASES = {
+    "several spans": Case("T=2,P=5003"),
+    "uneven ends": Case("T=5,P=700,shapes=uneven", "fp32"),
+    "short tensors": Case("T=8,P=300", "fp32", 1),
+    "element by element": Case("T=2,P=1100,layout=unaligned", "fp16", 2),
+    "blocks of 128": Case("T=2,P=1353,block=128"),
+    "blocks of two warps": Case("T=2,P=1700,block=512", sms=2, threads=128),
+    "blocks of eight warps": Case("T=1,P=5003,block=2048", "fp32", threads=256),
+    "e4m3": Case("T=2,P=1353,format=fp8"),
+    "not finite": Case("T=2,P=1000,values=nonfinite,maximize=True", "fp32"),
+    "e4m3, not finite": Case("T=2,P=700,format=fp8,values=nonfinite", "fp32"),
+    "no step": Case("T=1,P=300", sms=1, gradient=0.0, changed=(("lr", 0.0),)),
+    "hardly a gradient": Case("T=2,P=300", "fp32", gradient=1e-6, changed=(("lr", torch.tensor(0.1)),)),
+    "e4m3, hardly a gradient": Case("T=2,P=300,format=fp8", "fp32", gradient=1e-6),
+    "upwards": Case("T=2,P=300,maximize=True", "fp32", changed=(("weight_decay", 0.0), ("betas", (0.0, 0.5)))),
+}  # fmt: skip
+
+# Mistakes: a case that shows them, what stands in the kernel or its header, what is written instead.
+MISTAKES = {
+    "the other map's numbers": ("several spans", "+ DECODER + (SIGNED ? 0 : 128)", "+ DECODER"),
+    "the other map's lines": ("several spans", "+ ENCODER + (SIGNED ? 0 : 128)", "+ ENCODER"),
+    "a pair exchanged": ("several spans", "j ? 0x5534 : 0x5514", "j ? 0x5514 : 0x5534"),
+    "a line of another cell": ("several spans", "tables[512 + index * 4 + ", "tables[512 + (index ^ 1) * 4 + "),
+    "another tensor's scales": ("several spans", "at.scales1 + offset / Q", "at.scales1"),
+    "a lost block is not seen": ("not finite", "if (!(largest >= SMALLEST && largest < __uint", "if (!(true || __uint"),
+    "0 is divided by": ("no step", "const bool moves = size > 0x1p-100;", "const bool moves = true;"),
+    "a second moment becomes 0": ("e4m3, hardly a gradient", "if (!SIGNED && above[i] > 0.f)", "if (false)"),
+    "no decay": ("uneven ends", "fmaf(-s.decay, p[i], p[i])", "p[i]"),
+    "down the gradient": ("upwards", "s.root = n[SIGN] * root;", "s.root = root;"),
+    "codes past the end are read": ("uneven ends", "(i < left ? p[i] : zero)", "p[i]"),
+    "codes past the end are written": ("uneven ends", "if (i < left) p[i] = (unsigned char)", "p[i] = (unsigned char)"),
+    "all is aligned": ("element by element", "const bool aligned = (", "const bool aligned = true || ("),
+    "the step is not counted": ("several spans", "*step = before + 1,", "*step = before,"),
+    "arrivals are left": ("several spans", "before + 1, arrivals[row] = 0;", "before + 1;"),
+    "each block counts": ("several spans", "== u32(words[CHUNKS] - run))", ">= 0)"),
+    "a count of the tensor before": ("short tensors", "__syncthreads();  // the next tensor's count may come", ";"),
+    "warps do not meet": ("blocks of two warps", '"bar.sync %0, %1;"', '""'),
+    "a warp's own part": ("blocks of eight warps", "told[team * WARPS + lane % WARPS][0]", "told[warp][0]"),
+    "the second block's scale": ("blocks of 128", "write_raw(scales2 + b,", "write_raw(scales2,"),
+}  # fmt: skip
+
+LAUNCH = """
+i64 *const table = job.buffer(1), *const gradients = job.buffer(0);
+const i64 *s = job.shape, shift = reinterpret_cast<i64>(job.buffers[4]) - s[0];
+for (i64 row = 0; row < s[1]; row++) {
+  if (gradients[row]) gradients[row] += shift;
+  for (int word : {0, 1, 2, 6, 7, 13, 14})
+    if (table[row * 16 + word]) table[row * 16 + word] += shift;
+}
+job.run([&] { KERNEL(gradients, table, job.buffer(2), job.buffer(3), job.buffer(8), job.buffer(5), s[2], s[3]); });
+"""
+
+
+class Step:
+    """A case's tensors, side by side in one stretch of memory, and the launch that a call computes."""
+
+    def __init__(self, case: Case, seed: int = 0):
+        self.case, self.seed = case, seed
+        workload = adamw_8bit.parse(case.workload, case.dtype)
+        self.draw = verify.Draw(adamw_8bit, workload, "forward", "cpu", seed)
+        self.draw.arguments |= dict(case.changed)
+        if case.gradient is not None:
+            for name, value in (
+                ("grads", case.gradient),
+                ("exp_avg_codes", ZERO_CODE * ("fp8" not in case.workload)),
+                ("exp_avg_sq_codes", 0),
+            ):
+                self.draw.arguments[name][0][:40] = value
+        self.places: list[tuple[int, int]] = []
+        sizes = [t.nbytes for t in cases.tensors(self.draw.arguments)]
+        self.memory = torch.full((sum(n + 128 for n in sizes) + 64,), BESIDE, dtype=torch.uint8)
+        self.memory = self.memory[-self.memory.data_ptr() % 64 :]
+        self.memory = self.memory[: len(self.memory) // 16 * 16]
+        self.end = 0
+        placed = cases.map_tensors(self.place, self.draw.arguments)
+        launches = []
+        with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
+            patch.setattr(adamw_8bit_cuda, "THREADS", case.threads)
+            patch.setattr(adamw_8bit_cuda, "multiprocessors", lambda device: case.sms)
+            patch.setattr(table.coded_configurations, "trial", {"BLOCK": 256, "num_warps": 8})
+            patch.setattr(CudaPlan, "__call__", lambda plan, *tensors: launches.append((plan, tensors)))
+            adamw_8bit.find("cuda").function(**placed)
+        ((self.plan, self.tensors),) = launches
+
+    def place(self, t: torch.Tensor) -> torch.Tensor:
+        """A copy in ``memory`` that is as far from a multiple of 16 bytes as the tensor is."""
+        begin = -(-self.end // 16) * 16 + 32 + t.data_ptr() % 16
+        self.end = begin + t.nbytes
+        self.places.append((begin, self.end))
+        there = self.memory[begin : self.end].view(t.dtype) if t.numel() else t.clone()
+        return there.as_strided(t.shape, t.stride()).copy_(t) if t.numel() else there
+
+    @property
+    def launch(self) -> str:
+        return LAUNCH.replace("KERNEL", self.plan.expression)
+
+    def job(self) -> bytes:
+        addresses, rows, chunks, numbers, arrivals, tables = self.tensors
+        buffers = dict(
+            zip(
+                (0, 1, 2, 3, 8, 5),
+                map(bytes_of, (addresses.clone(), rows, chunks, numbers.clone(), arrivals, tables)),
+                strict=True,
+            )
+        )
+        buffers |= {4: self.memory.numpy().tobytes(), 10: bytes(8)}  # so that all blocks run together
+        shape = (self.memory.data_ptr(), len(rows), *(s.value for s in self.plan.scalars))
+        return job(self.plan, self.seed, buffers, shape=shape)
+
+    def what_is_wrong(self, found: bytes) -> str:
+        """An empty string, or what the operator does not allow."""
+        memory = torch.frombuffer(bytearray(found[: len(self.memory)]), dtype=torch.uint8)
+        if any(found[len(self.memory) : -8]):
+            return "arrivals are counted on"
+        beside = torch.ones(len(memory), dtype=torch.bool)
+        for begin, end in self.places:
+            beside[begin:end] = False
+        if bool((memory[beside] != BESIDE).any()):
+            return "written beside a tensor"
+
+        def step(**arguments) -> None:
+            for t, (begin, end) in zip(cases.tensors(arguments), self.places, strict=True):
+                if t.numel():
+                    t.copy_(memory[begin:end].clone().view(t.dtype).as_strided(t.shape, t.stride()))
+
+        self.verdict = self.draw.judge(step)
+        return self.verdict.reason
+
+
+@pytest.fixture(scope="module")
+def play(tmp_path_factory):
+    """Runs a case, or one of ``MISTAKES``, and returns what is wrong with its result."""
+    text = cuda_as_cpp.whole(adamw_8bit_cuda.SOURCE)
+    return player_of_cases(tmp_path_factory.mktemp("played"), text, Step, CASES, MISTAKES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_right(play, name):
+    assert [play(name, seed=seed) for seed in range(2)] == [""] * 2
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_noticed(play, mistake):
+    assert any(play(MISTAKES[mistake][0], mistake, seed) for seed in range(4))
+
+
+# ---- the look-ups ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_a_cells_line_counts_as_the_dynamic_map_does(signed):
+    """Everywhere, and close to the ends of cells and to powers of ten; at the end of an interval rounding decides."""
+    g = torch.Generator().manual_seed(0)
+    ends = torch.tensor([map_cells.ends(cell) for cell in range(1, 128)], dtype=torch.float64).flatten()
+    special = torch.cat([ends, 10.0 ** -torch.arange(8.0, dtype=torch.float64)])
+    near = special[:, None] * (1 + 2e-3 * (torch.rand(special.numel(), 100, generator=g) - 0.5))
+    spread = 10 ** (-torch.rand(200000, generator=g) * 9)
+    y = torch.cat([near.flatten(), spread, torch.tensor([0.0, 1.0, 1e-44])]).float()
+    y = y[y <= 1].unique()
+    y = torch.cat([y, -y]) if signed else y
+    x = (y * (1 + 2.0**-20)).mul(map_cells.SCALE)
+    cells = x.half().view(torch.int16).int().bitwise_and(0xFFFF) >> 8
+    slope, at_0 = (
+        map_cells.tables(torch.device("cpu"))[512:].view(256, 2, 2)[cells, 0 if signed else 1].double().unbind(1)
+    )
+    off = torch.addcmul(at_0, slope, x.double()).ceil().int() - dynamic_map.encode(y.double(), signed).int()
+    assert int(off.abs().max()) <= 1 and float(off.ne(0).float().mean()) < 2e-4
+    assert bool((off[(y == 0) | (y == 1) | (y == -1)] == 0).all())
+
+
+# ---- what it costs, and declines ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "most"),
+    [("bf16, DYNAMIC, 256", 36), ("bf16, E4M3, 256", 30), ("fp16, DYNAMIC, 128", 40), ("float, DYNAMIC, 256", 43)],
+)
+def test_an_element_takes_few_instructions(kind, most):
+    """From memory to memory, of whole blocks. At 80 % of the ceiling there is time for 83 of a bf16 element."""
+    text = sass(adamw_8bit_cuda.SOURCE, f"adamw_8bit<{kind}, {adamw_8bit_cuda.THREADS}>")
+    wide = "LDG.E.64" if "128" in kind else "LDG.E.128"
+    ways = [way for way in rounds(text) if any(wide in name for name in way)]
+    assert min(map(len, ways)) / 8 <= most
+
+
+def arguments(**changed):
+    drawn = adamw_8bit.inputs(adamw_8bit.parse("T=2,P=600", "fp32"), torch.Generator().manual_seed(0), "cpu")
+    return {**drawn, **changed}
+
+
+def test_it_declines_what_it_cannot_take():
+    def why(**changed) -> str:
+        with pytest.raises(Declined) as declined, compiling_for(90, lambda *kernel: None):
+            adamw_8bit.find("cuda").function(**arguments(**changed))
+        return str(declined.value)
+
+    grads = arguments()["grads"]
+    assert "stochastically" in why(seed=3)
+    assert "several dtypes" in why(grads=[grads[0], grads[1].half()])
+    assert "gaps" in why(params=[torch.ones(1200)[::2], torch.ones(600)])
+
+
+def test_the_public_function_takes_triton_until_a_gpu_has_run_it():
+    with compiling_for(90, lambda *kernel: None):
+        assert ops.explain("adamw_8bit", **arguments()).implementation == "triton"
