@@ -1,11 +1,12 @@
 // One step of AdamW for a list of tensors whose moments are codes of 8 bits, in one launch of a block a multiprocessor.
 //
-// A thread takes 8 elements at a time, a warp 256. What an instruction costs on all elements has been saved where it could be:
+// A thread takes 8 elements at a time, a warp 256. Instructions are what bounds such a step, so what can be is saved:
 // - A code becomes a number by one look-up, and a number a code by one: of the line that counts the map's intervals around it
-//   (map_cells.py). Either table has a column for each lane, so no two lanes want the same bank, and an index is the second byte
-//   of its address, put there by one byte permutation.
+//   (map_cells.py). Either table has a column for each lane, so no two lanes want the same bank, and an index is the second
+//   byte of its address, put there by one byte permutation.
 // - The first moment is counted in a unit in which it takes up the gradient as the second one's root does (struct Step).
-// - The learning rate is divided out of the denominator, once a tensor.
+// - The learning rate is divided into the denominator, once a tensor.
+// - A block of threads takes chunks side by side, so what a tensor's elements share is computed for thousands of them.
 #include "block_codes.cuh"
 
 // A tensor's row of the table, and of the numbers of its group: kernels.py and adam_rule.py.
@@ -63,7 +64,8 @@ template <typename T> struct Tensors {  // from a thread's first element, a warp
   }
 };
 
-// The largest of a block's magnitudes, as an integer, of which NaN is the largest. Where several warps have a block, they tell each other.
+// The largest of a block's magnitudes, as an integer, of which NaN is the largest. Where several warps have a block, they tell
+// each other.
 template <int WARPS> __device__ __forceinline__ void of_block(u32 &a, u32 &b, u32 (*told)[2]) {
   a = __reduce_max_sync(~0u, a), b = __reduce_max_sync(~0u, b);
   if constexpr (WARPS > 1) {
@@ -75,59 +77,78 @@ template <int WARPS> __device__ __forceinline__ void of_block(u32 &a, u32 &b, u3
   }
 }
 
-// A warp's 256 elements, of which `left` are there from the thread's first one on. Q elements share a scale: the warp has two blocks
-// of 128, or a part of one of more than 256.
+// Q elements share a scale: a warp, which takes 256, has two blocks of 128, or a part of one of more than 256.
+template <typename T, int Q> struct Shape {
+  static constexpr int VEC = Q < TILE ? 4 : 16 / sizeof(T), PARTS = 8 / VEC, BESIDE = 32 * VEC;  // elements from part to part
+  static constexpr int BLOCKS = Q < TILE ? 2 : 1, EACH = 8 / BLOCKS;  // of a thread; elements in each
+  static constexpr int WARPS = Q < TILE ? 1 : Q / TILE;               // that have a block
+};
+
+template <typename T, int Q> struct Loaded {  // what a thread reads for 8 elements
+  using S = Shape<T, Q>;
+  Raw<S::VEC> first[S::PARTS], second[S::PARTS];
+  Raw<S::VEC * sizeof(T)> weight[S::PARTS], gradient[S::PARTS];
+  float scale1[S::BLOCKS], scale2[S::BLOCKS];
+};
+
+// `left`: elements that are there from the thread's first one on.
 template <typename T, Format FORMAT, int Q, bool WHOLE>
-__device__ __forceinline__ void update(const Tensors<T> &at, u32 offset, i64 left, const Step &s, u32 (*told)[2]) {
-  constexpr int VEC = Q < TILE ? 4 : 16 / sizeof(T), PARTS = 8 / VEC, BESIDE = 32 * VEC, WARPS = Q < TILE ? 1 : Q / TILE;
-  constexpr int BLOCKS = Q < TILE ? 2 : 1, EACH = 8 / BLOCKS;  // of a thread; elements in each
-  constexpr bool FINE = sizeof(T) == 4;                        // the weight's rounding hides no other
+__device__ __forceinline__ void load_all(Loaded<T, Q> &to, const Tensors<T> &at, u32 offset, int left) {
+  using S = Shape<T, Q>;
+  const int warp_left = left + int(threadIdx.x % 32) * S::VEC;
+#pragma unroll
+  for (int i = 0; i < S::PARTS; i++) {
+    const int o = i * S::BESIDE;
+    to.first[i] = read_codes<S::VEC, WHOLE>(at.codes1 + offset + o, left - o, FORMAT == DYNAMIC ? 127 : 0);
+    to.second[i] = read_codes<S::VEC, WHOLE>(at.codes2 + offset + o, left - o, 0);
+    to.gradient[i] = read<T, S::VEC, WHOLE>(at.gradient + offset + o, left - o);
+    to.weight[i] = read<T, S::VEC, WHOLE>(at.param + offset + o, left - o);
+  }
+#pragma unroll
+  for (int b = 0; b < S::BLOCKS; b++) {
+    const bool there = WHOLE || warp_left > b * Q;
+    to.scale1[b] = there ? __uint_as_float(read_raw<4>(at.scales1 + offset / Q + b).word[0]) : 0.f;
+    to.scale2[b] = there ? __uint_as_float(read_raw<4>(at.scales2 + offset / Q + b).word[0]) : 0.f;
+  }
+}
+
+// A step of a warp's 256 elements. Of whole ones, those at `next` are read in the meantime, into the same registers.
+template <typename T, Format FORMAT, int Q, bool WHOLE>
+__device__ __forceinline__ void update(Loaded<T, Q> &in, const Tensors<T> &at, u32 offset, u32 next, int left, const Step &s,
+                                       u32 (*told)[2]) {
+  using S = Shape<T, Q>;
+  constexpr int VEC = S::VEC, PARTS = S::PARTS, BESIDE = S::BESIDE, WARPS = S::WARPS, BLOCKS = S::BLOCKS, EACH = S::EACH;
+  constexpr bool FINE = sizeof(T) == 4;  // a weight of 16 bits hides what is off
   constexpr float INVERSE = FORMAT == E4M3 ? 1.f / LARGEST_E4M3 : 1.f;
   const u32 lane = threadIdx.x % 32;
-  const i64 warp_left = left + lane * VEC;
+  const int warp_left = left + int(lane) * VEC;
   T *const param = at.param + offset;
   unsigned char *const codes1 = at.codes1 + offset, *const codes2 = at.codes2 + offset;
   float *const scales1 = at.scales1 + offset / Q, *const scales2 = at.scales2 + offset / Q;
 
-  Raw<VEC> first[PARTS], second[PARTS];
-  Raw<VEC * sizeof(T)> weight[PARTS], gradient[PARTS];
-  float scale1[BLOCKS], scale2[BLOCKS];
-#pragma unroll
-  for (int i = 0; i < PARTS; i++) {
-    const int o = i * BESIDE;
-    first[i] = read_codes<VEC, WHOLE>(codes1 + o, left - o, FORMAT == DYNAMIC ? 127 : 0);
-    second[i] = read_codes<VEC, WHOLE>(codes2 + o, left - o, 0);
-    gradient[i] = read<T, VEC, WHOLE>(at.gradient + offset + o, left - o);
-    weight[i] = read<T, VEC, WHOLE>(param + o, left - o);
-  }
-#pragma unroll
-  for (int b = 0; b < BLOCKS; b++) {
-    scale1[b] = WHOLE || warp_left > b * Q ? __uint_as_float(read_raw<4>(scales1 + b).word[0]) : 0.f;
-    scale2[b] = WHOLE || warp_left > b * Q ? __uint_as_float(read_raw<4>(scales2 + b).word[0]) : 0.f;
-  }
-
   float p[8], g[8], u[8], v[8], root[8];
 #pragma unroll
-  for (int i = 0; i < PARTS; i++) floats_of<T, VEC>(gradient[i], g + i * VEC), floats_of<T, VEC>(weight[i], p + i * VEC);
+  for (int i = 0; i < PARTS; i++) floats_of<T, VEC>(in.gradient[i], g + i * VEC), floats_of<T, VEC>(in.weight[i], p + i * VEC);
 #pragma unroll
-  for (int b = 0; b < BLOCKS; b++) scale1[b] *= s.keep1 * INVERSE, scale2[b] *= s.keep2 * INVERSE * INVERSE;
+  for (int b = 0; b < BLOCKS; b++) in.scale1[b] *= s.keep1 * INVERSE, in.scale2[b] *= s.keep2 * INVERSE * INVERSE;
 #pragma unroll
   for (int i = 0; i < 8; i += 4) {
-    decode<FORMAT, true>(lane, first[i / VEC].word[i % VEC / 4], u + i);
-    decode<FORMAT, false>(lane, second[i / VEC].word[i % VEC / 4], v + i);
+    decode<FORMAT, true>(lane, in.first[i / VEC].word[i % VEC / 4], u + i);
+    decode<FORMAT, false>(lane, in.second[i / VEC].word[i % VEC / 4], v + i);
   }
 #pragma unroll
   for (int i = 0; i < 8; i++) {
     const float h = s.root * g[i];
     if (FORMAT == E4M3) v[i] *= v[i];
-    u[i] = fmaf(u[i], scale1[i / EACH], h);
-    v[i] = fmaf(v[i], scale2[i / EACH], h * h);
+    u[i] = fmaf(u[i], in.scale1[i / EACH], h);
+    v[i] = fmaf(v[i], in.scale2[i / EACH], h * h);
     root[i] = FINE ? fine_root(v[i]) : fast_root(v[i]);
     const float size = fmaf(root[i], s.slope, s.least);
     p[i] = fmaf(-u[i], FINE ? fine_inverse(size) : fast_inverse(size), fmaf(-s.decay, p[i], p[i]));
   }
 #pragma unroll
   for (int i = 0; i < PARTS; i++) write<T, VEC, WHOLE>(param + i * BESIDE, left - i * BESIDE, p + i * VEC);
+  if (WHOLE) load_all<T, FORMAT, Q, true>(in, at, next, 0);
 
 #pragma unroll
   for (int b = 0; b < BLOCKS; b++) {
@@ -159,16 +180,17 @@ __device__ __forceinline__ void update(const Tensors<T> &at, u32 offset, i64 lef
 }
 
 // Arguments: as those of kernels.update, and
-//   tables: 512 floats that codes stand for, of the signed map, then of the other; and the lines of 256 cells (map_cells.tables).
+//   tables: 512 floats that codes stand for, of the signed map, then of the other; and lines of 256 cells (map_cells.tables).
 //   count: chunks in all, of `elements` each, a multiple of Q and of 256. A block takes as many as any other, side by side.
 template <typename T, Format FORMAT, int Q, int THREADS>
 __global__ __launch_bounds__(THREADS, 1) void adamw_8bit(const i64 *gradients, const i64 *table, const i64 *chunks,
-                                                              const float *numbers, u32 *arrivals, const float *tables,
-                                                              i64 count, i64 elements) {
-  constexpr int VEC = Q < TILE ? 4 : 16 / sizeof(T), WARPS = Q < TILE ? 1 : Q / TILE, PASS = THREADS * 8;
+                                                         const float *numbers, u32 *arrivals, const float *tables, i64 count,
+                                                         i64 elements) {
+  constexpr int VEC = Shape<T, Q>::VEC, WARPS = Shape<T, Q>::WARPS, PASS = THREADS * 8;
   extern __shared__ __align__(1024) unsigned char memory[];
   u32(*const told)[2] = reinterpret_cast<u32(*)[2]>(memory + (FORMAT == DYNAMIC ? 2 * TABLE : 0));  // of two turns
   float *const done = reinterpret_cast<float *>(told + 2 * THREADS / 32);
+  u32 *const end = reinterpret_cast<u32 *>(done + 1);  // a register of each thread would be one too many
   if constexpr (FORMAT == DYNAMIC) {
     if (shared_address(memory) != DECODER) __trap();
     for (u32 i = threadIdx.x; i < TABLE / 4; i += THREADS) {
@@ -178,13 +200,14 @@ __global__ __launch_bounds__(THREADS, 1) void adamw_8bit(const i64 *gradients, c
     }
   }
 
-  const u32 warp = threadIdx.x / 32;
-  const i64 end = count * (blockIdx.x + 1) / gridDim.x, longest = (1ll << 30) / elements;
-  for (i64 c = count * blockIdx.x / gridDim.x; c < end;) {
+  const int warp = threadIdx.x / 32;
+  if (threadIdx.x == 0) *end = u32(count * (blockIdx.x + 1) / gridDim.x);
+  __syncthreads();
+  for (u32 c = u32(count * blockIdx.x / gridDim.x); c < *end;) {
     const i64 place = chunks[c], row = place & 0xffffffff, chunk = place >> 32;
     const i64 *const words = table + row * ROW;
-    const i64 run = min(min(end - c, words[CHUNKS] - chunk), longest);  // chunks of this tensor
-    c += run;
+    const i64 run = min(min(i64(*end - c), words[CHUNKS] - chunk), (1ll << 30) / elements);  // chunks of this tensor
+    c += u32(run);
     if (threadIdx.x == 0) {
       float *const step = reinterpret_cast<float *>(words[STEP]);
       const float before = *const_cast<volatile float *>(step);
@@ -201,24 +224,29 @@ __global__ __launch_bounds__(THREADS, 1) void adamw_8bit(const i64 *gradients, c
 
     const i64 gradient = gradients[row], first = chunk * elements + warp * TILE, at = first + threadIdx.x % 32 * VEC;
     Tensors<T> here = {reinterpret_cast<T *>(words[PARAM]) + at,
-                             reinterpret_cast<const T *>(gradient) + at,
-                             reinterpret_cast<unsigned char *>(words[CODES]) + at,
-                             reinterpret_cast<unsigned char *>(words[CODES + 1]) + at,
-                             reinterpret_cast<float *>(words[SCALES]) + first / Q,
-                             reinterpret_cast<float *>(words[SCALES + 1]) + first / Q};
+                       reinterpret_cast<const T *>(gradient) + at,
+                       reinterpret_cast<unsigned char *>(words[CODES]) + at,
+                       reinterpret_cast<unsigned char *>(words[CODES + 1]) + at,
+                       reinterpret_cast<float *>(words[SCALES]) + first / Q,
+                       reinterpret_cast<float *>(words[SCALES + 1]) + first / Q};
     here.opaque();
     // elements that are left from the first block of this warp on
-    const i64 left = min(words[SIZE], (chunk + run) * elements) - first + warp % WARPS * TILE;
+    const int left = int(min(words[SIZE], (chunk + run) * elements) - first) + warp % WARPS * TILE;
     const bool aligned = ((words[PARAM] | gradient | words[CODES] | words[CODES + 1]) & 15) == 0;
-    const u32 whole = left < WARPS * TILE || !aligned ? 0 : u32((left - WARPS * TILE) / PASS + 1) * PASS;
+    const u32 whole = left < WARPS * TILE || !aligned ? 0 : ((left - WARPS * TILE) / PASS + 1) * PASS;
     u32 offset = 0;
     u32(*turn)[2] = told;
+    Loaded<T, Q> in;
+    if (whole) load_all<T, FORMAT, Q, true>(in, here, 0, 0);
     for (; offset != whole; offset += PASS) {
-      update<T, FORMAT, Q, true>(here, offset, 0, s, turn);
+      // of the last pass this one's again: nothing is made of them, and a branch costs more
+      update<T, FORMAT, Q, true>(in, here, offset, offset + PASS == whole ? offset : offset + PASS, 0, s, turn);
       if (WARPS > 1) turn = turn == told ? told + THREADS / 32 : told;
     }
-    for (; i64(offset) < left; offset += PASS) {
-      update<T, FORMAT, Q, false>(here, offset, left - offset - warp % WARPS * TILE - threadIdx.x % 32 * VEC, s, turn);
+    for (; int(offset) < left; offset += PASS) {
+      const int mine = left - int(offset) - warp % WARPS * TILE - int(threadIdx.x % 32) * VEC;
+      load_all<T, FORMAT, Q, false>(in, here, offset, mine);
+      update<T, FORMAT, Q, false>(in, here, offset, 0, mine, s, turn);
       if (WARPS > 1) turn = turn == told ? told + THREADS / 32 : told;
     }
   }

@@ -14,8 +14,13 @@ from weft.operators.optimizer.rule import Rule
 from weft.operators.optimizer.table import Entry, Table
 
 SOURCE = Path(__file__).with_name("adamw_8bit.cu")
-THREADS = 768  # with 80 registers; 1024 with 64 would spill
 TABLES = 2 * 2**16  # bytes that look-ups of the dynamic map take, a block of threads
+
+
+def threads(block: int) -> int:
+    """Of a block of the grid: 640 have 96 registers, which hold what the next pass wants too. Where several warps share a block
+    of codes it takes a few more, and warps are to be a multiple of 8."""
+    return 640 if block <= 256 else 512
 
 
 def why_not(entries: Sequence[Entry]) -> str:
@@ -56,12 +61,13 @@ class CudaTable(Table):
         (entry, *_), codes = self.entries, self.entries[0].codes
         assert codes is not None  # whoever makes this table gives them
         dynamic = codes.format == "dynamic"
-        kind = CTYPES[entry.param.dtype], "DYNAMIC" if dynamic else "E4M3", codes.block, THREADS
+        count = threads(codes.block)
+        kind = CTYPES[entry.param.dtype], "DYNAMIC" if dynamic else "E4M3", codes.block, count
         return CudaPlan(
             SOURCE,
             f"adamw_8bit<{', '.join(map(str, kind))}>",
             (min(multiprocessors(self.device), chunks), 1),
-            THREADS,
+            count,
             (ctypes.c_int64(chunks), ctypes.c_int64(self.block)),
-            shared_bytes=dynamic * TABLES + THREADS // 32 * 16 + 16,
+            shared_bytes=dynamic * TABLES + count // 32 * 16 + 16,
         )

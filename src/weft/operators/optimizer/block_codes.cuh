@@ -3,13 +3,13 @@
 #include "prelude.cuh"
 
 enum Format { DYNAMIC, E4M3 };
-constexpr int TABLE = 65536;                  // bytes of either one: 256 indices of 256 bytes
+constexpr int TABLE = 65536;  // bytes of either one: 256 indices, each with 128 bytes for the signed map and 128 for the other
 constexpr u32 DECODER = 1024, ENCODER = DECODER + TABLE;  // addresses: shared memory begins behind a KiB of the system's
-constexpr float CELL_SCALE = 1.54297f * 32768;  // map_cells.SCALE
+constexpr float CELL_SCALE = 1.54297f * 32768;            // map_cells.SCALE
 constexpr float LARGEST_E4M3 = 448;
-constexpr float ABOVE = 1 + 0x1p-20f;         // so that the largest magnitude, times its rounded inverse, is not below 1
-constexpr float SMALLEST = 0x1p-126f;         // a block whose largest magnitude is below counts as 0
-constexpr float MAGIC = 0x1.8p23f;            // its last place is 1
+constexpr float ABOVE = 1 + 0x1p-20f;  // so that the largest magnitude, times its rounded inverse, is not below 1
+constexpr float SMALLEST = 0x1p-126f;  // a block whose largest magnitude is below counts as 0
+constexpr float MAGIC = 0x1.8p23f;     // its last place is 1
 constexpr u32 INFINITE = 0x7f800000u;
 
 // ---- instructions ----------------------------------------------------------------------------------------------------
@@ -32,8 +32,8 @@ __device__ __forceinline__ float fast_inverse_root(float x) {
   return r;
 }
 
-// The same rounded once, but for a step of Newton's. Where its correction is NaN (of 0 and of infinity) a bound of it takes its place, which
-// changes neither.
+// The same to half a unit of last place, by a step of Newton's. Where its correction is NaN (of 0 and of infinity), a bound of
+// it takes its place, which changes neither.
 __device__ __forceinline__ float fine_root(float x) {
   const float r = fast_root(x);
   return fmaf(fminf(fmaf(-r, r, x) * fast_inverse_root(x), r * 0x1p-20f), 0.5f, r);
@@ -102,7 +102,8 @@ template <int BYTES> __device__ __forceinline__ Raw<BYTES> read_raw(const void *
 
 template <int BYTES> __device__ __forceinline__ void write_raw(void *p, const Raw<BYTES> &r) {
   if constexpr (BYTES == 16)
-    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(r.word[0]), "r"(r.word[1]), "r"(r.word[2]), "r"(r.word[3])
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(r.word[0]), "r"(r.word[1]), "r"(r.word[2]),
+                 "r"(r.word[3])
                  : "memory");
   else if constexpr (BYTES == 8)
     asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(r.word[0]), "r"(r.word[1]) : "memory");
@@ -111,7 +112,7 @@ template <int BYTES> __device__ __forceinline__ void write_raw(void *p, const Ra
 }
 
 // Numbers as they lie in memory; what is past the end is 0.
-template <typename T, int VEC, bool WHOLE> __device__ __forceinline__ Raw<VEC * sizeof(T)> read(const T *p, i64 left) {
+template <typename T, int VEC, bool WHOLE> __device__ __forceinline__ Raw<VEC * sizeof(T)> read(const T *p, int left) {
   if constexpr (WHOLE) return read_raw<VEC * sizeof(T)>(p);
   Raw<VEC * sizeof(T)> raw;
 #pragma unroll
@@ -131,7 +132,7 @@ template <typename T, int VEC> __device__ __forceinline__ void floats_of(const R
   unpack(w, *reinterpret_cast<float(*)[VEC]>(x));
 }
 
-template <typename T, int VEC, bool WHOLE> __device__ __forceinline__ void write(T *p, i64 left, const float *x) {
+template <typename T, int VEC, bool WHOLE> __device__ __forceinline__ void write(T *p, int left, const float *x) {
   const Words<T, VEC> w = pack<T>(*reinterpret_cast<const float(*)[VEC]>(x));
   Raw<VEC * sizeof(T)> raw;
 #pragma unroll
@@ -151,7 +152,7 @@ template <typename T, int VEC, bool WHOLE> __device__ __forceinline__ void write
 }
 
 // Codes; what is past the end is 0 (of the signed map 127).
-template <int VEC, bool WHOLE> __device__ __forceinline__ Raw<VEC> read_codes(const unsigned char *p, i64 left, u32 zero) {
+template <int VEC, bool WHOLE> __device__ __forceinline__ Raw<VEC> read_codes(const unsigned char *p, int left, u32 zero) {
   if constexpr (WHOLE) return read_raw<VEC>(p);
   Raw<VEC> raw;
 #pragma unroll
@@ -161,7 +162,7 @@ template <int VEC, bool WHOLE> __device__ __forceinline__ Raw<VEC> read_codes(co
   return raw;
 }
 
-template <int VEC, bool WHOLE> __device__ __forceinline__ void write_codes(unsigned char *p, i64 left, const Raw<VEC> &raw) {
+template <int VEC, bool WHOLE> __device__ __forceinline__ void write_codes(unsigned char *p, int left, const Raw<VEC> &raw) {
   if constexpr (WHOLE) {
     write_raw(p, raw);
   } else {
@@ -195,8 +196,8 @@ __device__ __forceinline__ void decode(u32 lane, u32 word, float *x) {
   }
 }
 
-// Codes of four numbers of a block, y = x * factor, none of them NaN; of a second moment in e4m3, x is its root and `above` tells whether
-// it is more than 0.
+// Codes of four numbers of a block, y = x * factor. Of a second moment in e4m3, x is its root, and `above` tells whether it is
+// more than 0.
 template <Format FORMAT, bool SIGNED>
 __device__ __forceinline__ u32 encode(u32 lane, const float *x, const float *above, float factor) {
   if constexpr (FORMAT == DYNAMIC) {
@@ -207,7 +208,8 @@ __device__ __forceinline__ u32 encode(u32 lane, const float *x, const float *abo
       const u32 cells = pack_pair(fp16{}, y[0], y[1]);
 #pragma unroll
       for (int j = 0; j < 2; j++) {
-        const float2 line = pair_at_shared(__byte_perm(cells, lane % 16 * 8, j ? 0x5534 : 0x5514) + ENCODER + (SIGNED ? 0 : 128));
+        const u32 at = __byte_perm(cells, lane % 16 * 8, j ? 0x5534 : 0x5514);
+        const float2 line = pair_at_shared(at + ENCODER + (SIGNED ? 0 : 128));
         code[i + j] = ceiling(fmaf(y[j], line.x, line.y));
       }
     }
@@ -231,8 +233,8 @@ template <Format FORMAT, bool SIGNED> __device__ __forceinline__ float factor_of
   return fast_inverse(SIGNED ? top : fast_root(top)) * LARGEST_E4M3;
 }
 
-// The same where `top` is any number. Numbers are changed so that encode() finds the codes of 0 and of what is not finite in a block
-// that counts as 0 or is lost.
+// The same where `top` is any number. In a block that counts as 0 or is lost, numbers are changed so that encode() finds the
+// codes of 0 and of what is not finite.
 template <Format FORMAT, bool SIGNED, int COUNT>
 __device__ __forceinline__ float rare_factor(float *x, float *root, float top, float largest) {
   if (!(largest >= SMALLEST && largest < __uint_as_float(INFINITE))) {
