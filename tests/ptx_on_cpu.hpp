@@ -120,6 +120,7 @@ inline u32 e4m3_bits(float f) {  // to the nearest, ties to even, within the lar
   if (size < std::ldexp(1.f, -6)) return sign | u32(std::nearbyint(std::ldexp(size, 9)));
   return sign | (((bits + 0x7ffff + (bits >> 20 & 1)) >> 20) - (120 << 3));
 }
+inline float flushed(float x) { return std::fabs(x) < std::ldexp(1.f, -126) ? std::copysign(0.f, x) : x; }
 inline float sum_rounded_up(float a, float b) {
   const float sum = float(double(a) + b);
   return a > double(sum) - b ? std::nextafter(sum, INFINITY) : sum;
@@ -681,9 +682,9 @@ inline Play play_of(const std::string &name) {
       {"ex2.approx.ftz.f32", [](Call &c) { c.set(0, std::exp2(c.as<float>(1))); }},
       {"rcp.approx.f32", [](Call &c) { c.set(0, 1.f / c.as<float>(1)); }},
       {"sqrt.rn.f32", [](Call &c) { c.set(0, std::sqrt(c.as<float>(1))); }},
-      {"rcp.approx.ftz.f32", [](Call &c) { c.set(0, 1.f / c.as<float>(1)); }},
-      {"sqrt.approx.ftz.f32", [](Call &c) { c.set(0, std::sqrt(c.as<float>(1))); }},
-      {"rsqrt.approx.ftz.f32", [](Call &c) { c.set(0, 1.f / std::sqrt(c.as<float>(1))); }},
+      {"rcp.approx.ftz.f32", [](Call &c) { c.set(0, flushed(1.f / flushed(c.as<float>(1)))); }},
+      {"sqrt.approx.ftz.f32", [](Call &c) { c.set(0, std::sqrt(flushed(c.as<float>(1)))); }},
+      {"rsqrt.approx.ftz.f32", [](Call &c) { c.set(0, 1.f / std::sqrt(flushed(c.as<float>(1)))); }},
       {"add.rp.f32", [](Call &c) { c.set(0, sum_rounded_up(c.as<float>(1), c.as<float>(2))); }},
       {"cvt.rn.satfinite.e4m3x2.f32",
        [](Call &c) { c.set(0, static_cast<unsigned short>(e4m3_bits(c.as<float>(1)) << 8 | e4m3_bits(c.as<float>(2)))); }},

@@ -130,7 +130,7 @@ __device__ __forceinline__ void update(Loaded<T, Q> &in, const Tensors<T> &at, u
 #pragma unroll
   for (int i = 0; i < PARTS; i++) floats_of<T, VEC>(in.gradient[i], g + i * VEC), floats_of<T, VEC>(in.weight[i], p + i * VEC);
 #pragma unroll
-  for (int b = 0; b < BLOCKS; b++) in.scale1[b] *= s.keep1 * INVERSE, in.scale2[b] *= s.keep2 * INVERSE * INVERSE;
+  for (int b = 0; b < BLOCKS; b++) in.scale1[b] *= s.keep1 * INVERSE, in.scale2[b] *= s.keep2;
 #pragma unroll
   for (int i = 0; i < 8; i += 4) {
     decode<FORMAT, true>(lane, in.first[i / VEC].word[i % VEC / 4], u + i);
@@ -139,7 +139,7 @@ __device__ __forceinline__ void update(Loaded<T, Q> &in, const Tensors<T> &at, u
 #pragma unroll
   for (int i = 0; i < 8; i++) {
     const float h = s.root * g[i];
-    if (FORMAT == E4M3) v[i] *= v[i];
+    if (FORMAT == E4M3) v[i] *= INVERSE, v[i] *= v[i];  // INVERSE ** 2 times a small scale would be subnormal
     u[i] = fmaf(u[i], in.scale1[i / EACH], h);
     v[i] = fmaf(v[i], in.scale2[i / EACH], h * h);
     root[i] = FINE ? fine_root(v[i]) : fast_root(v[i]);
