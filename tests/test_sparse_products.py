@@ -72,6 +72,15 @@ def test_parts_of_the_merge_path_are_equal_and_cover_everything(rows, m, r):
     assert bits == [int(z in begins) for z in range(z)]
 
 
+@pytest.mark.parametrize(("columns", "implementation"), [(128, "triton"), (129, "torch dense")])
+def test_a_2_4_product_of_many_columns_is_a_librarys(columns, implementation):
+    a = Sparse24.from_dense(prune_2_4.reference(vector(32 * 32).view(32, 32)))
+    b = vector(32 * columns).view(32, columns)
+    if DEVICE == "cuda" or spmv.on_gpu(b):
+        assert ops.explain("sparse_2_4_matmul", a, b).implementation == implementation
+    torch.testing.assert_close(ops.sparse_2_4_matmul(a, b), a.to_dense() @ b, rtol=1e-5, atol=1e-5)
+
+
 def test_even_rows_are_split_by_rows_and_uneven_ones_by_work():
     x = vector(30)
     even = ops.explain("spmv", drawn(64, 30, 16, rows="even"), x)

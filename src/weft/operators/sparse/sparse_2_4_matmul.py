@@ -248,6 +248,9 @@ sparse_2_4_matmul.implementation("torch dense")(dense)
 
 # ---- what users call -------------------------------------------------------------------------------------------------
 
+PRODUCTS = {"torch": reference, "torch dense": dense, "triton": unpacking}
+UNPACKED_IN_REGISTERS = 128  # columns of b; 64 take 0.4 times what the dense matrix does, 4096 3.6 times (README)
+
 
 def check(a: Sparse24, b: Tensor) -> None:
     if not isinstance(a, Sparse24):
@@ -274,6 +277,10 @@ def choose(a: Sparse24, b: Tensor) -> Choice:
         return Choice("torch", "the tensors are on the CPU, where weft runs the reference")
     if traced(a.values, b):
         return Choice("torch", "traced: PyTorch's own operators, of a dense matrix")
+    if b.shape[1] > UNPACKED_IN_REGISTERS:
+        return Choice(
+            "torch dense", "unpacked to a dense matrix for a library's product, which is faster for many columns"
+        )
     return Choice("triton", "unpacked in registers, on any matrix units", plans)
 
 
@@ -286,7 +293,8 @@ def sparse_2_4_matmul_function(a: Sparse24, b: Tensor) -> Tensor:
         b: [K, N], of the values' dtype and device, any strides.
 
     Returns:
-        [M, N] of b's dtype, contiguous, summed in fp32: the same bits every time. float32 is multiplied as
+        [M, N] of b's dtype, contiguous, summed in fp32: the same bits every time. Of more than 128 columns it is a dense
+        product, of a matrix [M, K] that is made at every call. float32 is multiplied as
         ``torch.get_float32_matmul_precision()`` says. Under autocast, values and b are cast as ``torch.mm`` casts them.
 
     Raises:
@@ -298,4 +306,4 @@ def sparse_2_4_matmul_function(a: Sparse24, b: Tensor) -> Tensor:
     values, b = cast_for_products(a.values, b)
     if values is not a.values:
         a = Sparse24(values, a.metadata, a.shape, check=False)
-    return reference(a, b) if choice.implementation == "torch" else unpacking(a, b)
+    return PRODUCTS[choice.implementation](a, b)
