@@ -276,4 +276,4 @@ def test_it_is_not_chosen_before_a_gpu_has_run_it(monkeypatch):
     monkeypatch.setattr(sparse_2_4_matmul, "on_gpu", lambda t: True)
     monkeypatch.setattr(sparse_hopper, "target_sm", lambda device: 90)
     assert not sparse_hopper.why_not(product.values, product.metadata, product.b)
-    assert sparse_2_4_matmul.choose(product.a, product.b).implementation == "triton"
+    assert sparse_2_4_matmul.choose(product.a, product.b).implementation != "cuda"
