@@ -104,8 +104,12 @@ def of_two(sm: int, *key: Any) -> Config:
     return configuration.table(sm).get(configuration.key(*key)) or heuristic(sm, *key)
 
 
+def candidates_of_three(sm: int, dtype: torch.dtype, n: int, centered: bool) -> Iterable[Config]:
+    return candidates(sm, dtype, n, centered, tensors=3)
+
+
 # With a third tensor fewer blocks fit on a multiprocessor, and a choice that has few warps is left with too few.
-added_configuration = Configurations(__file__, "backward_cluster_added", of_two)
+added_configuration = Configurations(__file__, "backward_cluster_added", of_two, candidates_of_three)
 
 
 def unaligned(x: Tensor, dy: Tensor, weight: Tensor | None) -> str:
