@@ -7,22 +7,21 @@ import dataclasses
 
 import cuda_as_cpp
 import pytest
-from cuda_on_cpu import bytes_of, job, player_of_cases
+from cuda_on_cpu import player_of_cases
 from sass import rounds, sass
+from table_on_cpu import TableStep
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from weft import ops  # noqa: E402
-from weft.bench import cases, verify  # noqa: E402
+from weft.bench import verify  # noqa: E402
 from weft.definition import Declined  # noqa: E402
-from weft.operators.cuda import CudaPlan  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
 from weft.operators.optimizer import adamw_8bit_cuda, dynamic_map, map_cells, table  # noqa: E402
 from weft.operators.optimizer.adamw_8bit import adamw_8bit  # noqa: E402
 
 ZERO_CODE = dynamic_map.ZERO
-BESIDE = 0xA5  # what lies between tensors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,28 +78,15 @@ MISTAKES = {
     "a warp's own part": ("blocks of eight warps", "told[team * WARPS + lane % WARPS][0]", "told[warp][0]"),
 }  # fmt: skip
 
-LAUNCH = """
-i64 *const table = job.buffer(1), *const gradients = job.buffer(0);
-const i64 *s = job.shape, shift = reinterpret_cast<i64>(job.buffers[4]) - s[0];
-for (i64 row = 0; row < s[1]; row++) {
-  if (gradients[row]) gradients[row] += shift;
-  for (int word : {0, 1, 2, 6, 7, 13, 14})
-    if (table[row * 16 + word]) table[row * 16 + word] += shift;
-}
-job.run([&] { KERNEL(gradients, table, job.buffer(2), job.buffer(3), job.buffer(8), job.buffer(5), s[2], s[3]); });
-"""
 
-
-class Step:
-    """A case's tensors, side by side in one stretch of memory, and the launch that a call computes."""
+class Step(TableStep):
+    """A case's tensors and the launch that a call computes."""
 
     def __init__(self, case: Case, seed: int = 0):
-        self.case, self.seed = case, seed
-        workload = adamw_8bit.parse(case.workload, case.dtype)
-        self.draw = verify.Draw(adamw_8bit, workload, "forward", "cpu", seed)
-        self.draw.arguments |= dict(case.changed)
+        draw = verify.Draw(adamw_8bit, adamw_8bit.parse(case.workload, case.dtype), "forward", "cpu", seed)
+        draw.arguments |= dict(case.changed)
         for name, scale in (("grads", 1), ("exp_avg_scales", 1), ("exp_avg_sq_scales", 2)):
-            for t in self.draw.arguments[name]:
+            for t in draw.arguments[name]:
                 t.mul_(case.scale**scale)
         if case.gradient is not None:
             for name, value in (
@@ -108,66 +94,13 @@ class Step:
                 ("exp_avg_codes", ZERO_CODE * ("fp8" not in case.workload)),
                 ("exp_avg_sq_codes", 0),
             ):
-                self.draw.arguments[name][0][:40] = value
-        self.places: list[tuple[int, int]] = []
-        sizes = [t.nbytes for t in cases.tensors(self.draw.arguments)]
-        self.memory = torch.full((sum(n + 128 for n in sizes) + 64,), BESIDE, dtype=torch.uint8)
-        self.memory = self.memory[-self.memory.data_ptr() % 64 :]
-        self.memory = self.memory[: len(self.memory) // 16 * 16]
-        self.end = 0
-        placed = cases.map_tensors(self.place, self.draw.arguments)
-        launches = []
-        with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
-            patch.setattr(adamw_8bit_cuda, "threads", lambda block: case.threads)
-            patch.setattr(adamw_8bit_cuda, "multiprocessors", lambda device: case.sms)
-            patch.setattr(table.coded_configurations, "trial", {"BLOCK": 256, "num_warps": 8})
-            patch.setattr(CudaPlan, "__call__", lambda plan, *tensors: launches.append((plan, tensors)))
-            adamw_8bit.find("cuda").function(**placed)
-        ((self.plan, self.tensors),) = launches
-
-    def place(self, t: torch.Tensor) -> torch.Tensor:
-        """A copy in ``memory`` that is as far from a multiple of 16 bytes as the tensor is."""
-        begin = -(-self.end // 16) * 16 + 32 + t.data_ptr() % 16
-        self.end = begin + t.nbytes
-        self.places.append((begin, self.end))
-        there = self.memory[begin : self.end].view(t.dtype) if t.numel() else t.clone()
-        return there.as_strided(t.shape, t.stride()).copy_(t) if t.numel() else there
-
-    @property
-    def launch(self) -> str:
-        return LAUNCH.replace("KERNEL", self.plan.expression)
-
-    def job(self) -> bytes:
-        addresses, rows, chunks, numbers, arrivals, tables = self.tensors
-        buffers = dict(
-            zip(
-                (0, 1, 2, 3, 8, 5),
-                map(bytes_of, (addresses.clone(), rows, chunks, numbers.clone(), arrivals, tables)),
-                strict=True,
-            )
-        )
-        buffers |= {4: self.memory.numpy().tobytes(), 10: bytes(8)}  # so that all blocks run together
-        shape = (self.memory.data_ptr(), len(rows), *(s.value for s in self.plan.scalars))
-        return job(self.plan, self.seed, buffers, shape=shape)
-
-    def what_is_wrong(self, found: bytes) -> str:
-        """An empty string, or what the operator does not allow."""
-        memory = torch.frombuffer(bytearray(found[: len(self.memory)]), dtype=torch.uint8)
-        if any(found[len(self.memory) : -8]):
-            return "arrivals are counted on"
-        beside = torch.ones(len(memory), dtype=torch.bool)
-        for begin, end in self.places:
-            beside[begin:end] = False
-        if bool((memory[beside] != BESIDE).any()):
-            return "written beside a tensor"
-
-        def step(**arguments) -> None:
-            for t, (begin, end) in zip(cases.tensors(arguments), self.places, strict=True):
-                if t.numel():
-                    t.copy_(memory[begin:end].clone().view(t.dtype).as_strided(t.shape, t.stride()))
-
-        self.verdict = self.draw.judge(step)
-        return self.verdict.reason
+                draw.arguments[name][0][:40] = value
+        changed = [
+            (adamw_8bit_cuda, "threads", lambda block: case.threads),
+            (adamw_8bit_cuda, "multiprocessors", lambda device: case.sms),
+            (table.coded_configurations, "trial", {"BLOCK": 256, "num_warps": 8}),
+        ]
+        super().__init__(adamw_8bit, draw, changed, seed)
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,7 @@
 // - The learning rate is divided into the denominator, once a tensor.
 // - A block of threads takes chunks side by side, so what a tensor's elements share is computed for thousands of them.
 #include "block_codes.cuh"
-
-// A tensor's row of the table, and of the numbers of its group: kernels.py and adam_rule.py.
-constexpr int ROW = 16, PARAM = 0, CODES = 1, STEP = 6, RATE = 7, SIZE = 8, CHUNKS = 9, GROUP = 11, SCALES = 13, NUMBERS = 12;
-enum { LR, SIGN, FRESH1, BETA2, FRESH2, EPS, L2, DECAY, HIGH1, LOW1, HIGH2, LOW2 };
+#include "table.cuh"
 
 constexpr int TILE = 256;  // elements of a warp
 
@@ -32,23 +29,18 @@ struct Step {
   }
 };
 
-__device__ __forceinline__ double one_minus_power(double step, float log_high, float log_low) {
-  return -expm1(step * (double(log_high) + log_low));
-}
-
 __device__ __forceinline__ Step step_of(const float *n, float lr, double step) {
   const float root = sqrtf(n[FRESH2]);
-  const double unit = double(n[FRESH1]) / root, size = lr / one_minus_power(step, n[HIGH1], n[LOW1]) * unit;
-  const double slope = 1 / (size * sqrt(one_minus_power(step, n[HIGH2], n[LOW2])));
-  const bool moves = size > 0x1p-100;  // else the denominator is infinite
+  const double unit = double(n[FRESH1]) / root;
+  const Descent d = descent_of(n, lr, step, unit);
   Step s;
   s.root = n[SIGN] * root;
   s.unit = float(unit);
   s.keep1 = float((1 - double(n[FRESH1])) / unit);
   s.keep2 = n[BETA2];
-  s.slope = moves ? float(slope) : 1.f;
-  s.least = moves ? float(n[EPS] / size) : __uint_as_float(INFINITE);
-  s.decay = float(double(lr) * n[DECAY]);
+  s.slope = d.slope;
+  s.least = d.least;
+  s.decay = d.decay;
   return s;
 }
 
@@ -208,31 +200,24 @@ __global__ __launch_bounds__(THREADS, 1) void adamw_8bit(const i64 *gradients, c
     const i64 *const words = table + row * ROW;
     const i64 run = min(min(i64(*end - c), words[CHUNKS] - chunk), (1ll << 30) / elements);  // chunks of this tensor
     c += u32(run);
-    if (threadIdx.x == 0) {
-      float *const step = reinterpret_cast<float *>(words[STEP]);
-      const float before = *const_cast<volatile float *>(step);
-      *done = before;
-      // run, but known only once the count is: so no block is counted as having read before it has
-      if (run == words[CHUNKS] || atomicAdd(arrivals + row, before >= 0.f ? u32(run) : 0) == u32(words[CHUNKS] - run))
-        *step = before + 1, arrivals[row] = 0;
-    }
+    if (threadIdx.x == 0) tell_steps(done, words, arrivals, row, run);
     __syncthreads();
     const float *const n = numbers + words[GROUP] * NUMBERS;
-    Step s = step_of(n, words[RATE] ? *reinterpret_cast<const float *>(words[RATE]) : n[LR], *done + 1);
+    Step s = step_of(n, rate_of(words, n), *done + 1);
     s.opaque();
     __syncthreads();  // the next tensor's count may come
 
     const i64 gradient = gradients[row], first = chunk * elements + warp * TILE, at = first + threadIdx.x % 32 * VEC;
     Tensors<T> here = {reinterpret_cast<T *>(words[PARAM]) + at,
                        reinterpret_cast<const T *>(gradient) + at,
-                       reinterpret_cast<unsigned char *>(words[CODES]) + at,
-                       reinterpret_cast<unsigned char *>(words[CODES + 1]) + at,
+                       reinterpret_cast<unsigned char *>(words[FIRST]) + at,
+                       reinterpret_cast<unsigned char *>(words[SECOND]) + at,
                        reinterpret_cast<float *>(words[SCALES]) + first / Q,
                        reinterpret_cast<float *>(words[SCALES + 1]) + first / Q};
     here.opaque();
     // elements that are left from the first block of this warp on
     const int left = int(min(words[SIZE], (chunk + run) * elements) - first) + warp % WARPS * TILE;
-    const bool aligned = ((words[PARAM] | gradient | words[CODES] | words[CODES + 1]) & 15) == 0;
+    const bool aligned = ((words[PARAM] | gradient | words[FIRST] | words[SECOND]) & 15) == 0;
     const u32 whole = left < WARPS * TILE || !aligned ? 0 : ((left - WARPS * TILE) / PASS + 1) * PASS;
     u32 offset = 0;
     u32(*turn)[2] = told;

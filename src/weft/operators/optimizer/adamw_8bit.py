@@ -15,7 +15,7 @@ from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workloa
 from weft.operators.call import Choice, check_tensor
 from weft.operators.optimizer import adam_8bit_peers, adam_calls, call, definition
 from weft.operators.optimizer.adam_rule import ADAM
-from weft.operators.optimizer.adamw_8bit_cuda import CudaTable
+from weft.operators.optimizer.adamw_8bit_cuda import CodedTable
 from weft.operators.optimizer.blockwise import BLOCKS, STATE_FORMATS, blocks_of, dequantize, quantize, random_bits
 from weft.operators.optimizer.table import Codes, Table
 
@@ -245,7 +245,7 @@ def engine(kind: Callable[..., Table]) -> Callable[..., None]:
 adamw_8bit_triton = engine(Table)
 adamw_8bit.implementation("triton", arch=">=sm_80")(adamw_8bit_triton)
 # not chosen by the public function before a GPU has run it
-adamw_8bit.implementation("cuda", arch="==sm_90", devices=("cuda",))(engine(CudaTable))
+adamw_8bit.implementation("cuda", arch="==sm_90", devices=("cuda",))(engine(CodedTable))
 adamw_8bit.implementation("bitsandbytes", requires="bitsandbytes", devices=("cuda",))(adam_8bit_peers.with_bitsandbytes)
 adamw_8bit.implementation("torchao", requires="torchao", devices=("cuda",))(adam_8bit_peers.with_torchao)
 
