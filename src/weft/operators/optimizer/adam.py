@@ -14,6 +14,8 @@ from weft.definition import Cost, Operator, Tolerance, Workload, workload
 from weft.operators import peers
 from weft.operators.call import Choice
 from weft.operators.optimizer import adam_calls, definition
+from weft.operators.optimizer.adam_cuda import AdamTable
+from weft.operators.optimizer.table import Table
 
 reference = adam_calls.reference(decoupled=False)
 
@@ -39,8 +41,10 @@ adam = Operator(
     mutants=adam_calls.mutants(decoupled=False),
 )
 
-adam_triton = adam_calls.triton(decoupled=False)
+adam_triton = adam_calls.engine(False, Table)
 adam.implementation("triton", arch=">=sm_80")(adam_triton)
+# not chosen by the public function before a GPU has run it
+adam.implementation("cuda", arch="==sm_90", devices=("cuda",))(adam_calls.engine(False, AdamTable))
 adam.implementation("torch")(adam_calls.peer(False, fused=True))
 adam.implementation("torch-foreach")(adam_calls.peer(False, foreach=True))
 adam.implementation("torch.compile", devices=("cuda",))(peers.Compiled(adam_calls.peer(False, foreach=True)))

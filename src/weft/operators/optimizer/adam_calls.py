@@ -13,6 +13,7 @@ from weft.definition import Mutant, Workload
 from weft.operators.call import Choice
 from weft.operators.optimizer import call, definition
 from weft.operators.optimizer.adam_rule import ADAM
+from weft.operators.optimizer.table import Table
 
 Tensors = Sequence[Tensor]
 OPTIONS = {**definition.OPTIONS, "amsgrad": (True, False)}
@@ -119,13 +120,22 @@ def check(operator: str, tensors: call.Lists, steps: Tensors, numbers: dict[str,
         call.check_number(operator, name, numbers[name])
 
 
-def launch(tensors: call.Lists, steps: Tensors, decoupled: bool, maximize: bool, **numbers: Any) -> None:
+def launch(
+    tensors: call.Lists,
+    steps: Tensors,
+    decoupled: bool,
+    maximize: bool,
+    kind: Callable[..., Table] = Table,
+    **numbers: Any,
+) -> None:
     options = {**numbers, "amsgrad": "max_exp_avg_sqs" in tensors, "decoupled_weight_decay": decoupled}
-    call.launch(ADAM, tensors, steps, options, maximize)
+    call.launch(ADAM, tensors, steps, options, maximize, kind=kind)
 
 
-def triton(decoupled: bool) -> Callable[..., None]:
-    def adam_triton(
+def engine(decoupled: bool, kind: Callable[..., Table]) -> Callable[..., None]:
+    """A step in one launch of a table of this kind."""
+
+    def step(
         params: Tensors,
         grads: Tensors,
         exp_avgs: Tensors,
@@ -136,9 +146,10 @@ def triton(decoupled: bool) -> Callable[..., None]:
         maximize: bool = False,
         **numbers: Any,
     ) -> None:
-        launch(lists(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs), steps, decoupled, maximize, **numbers)
+        tensors = lists(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs)
+        launch(tensors, steps, decoupled, maximize, kind, **numbers)
 
-    return adam_triton
+    return step
 
 
 def mutants(decoupled: bool) -> list[Mutant]:

@@ -14,6 +14,8 @@ from weft.definition import Cost, Operator, Tolerance, Workload, workload
 from weft.operators import peers
 from weft.operators.call import Choice
 from weft.operators.optimizer import adam_calls, definition
+from weft.operators.optimizer.adam_cuda import AdamTable
+from weft.operators.optimizer.table import Table
 
 reference = adam_calls.reference(decoupled=True)
 
@@ -39,8 +41,10 @@ adamw = Operator(
     mutants=adam_calls.mutants(decoupled=True),
 )
 
-adamw_triton = adam_calls.triton(decoupled=True)
+adamw_triton = adam_calls.engine(True, Table)
 adamw.implementation("triton", arch=">=sm_80")(adamw_triton)
+# not chosen by the public function before a GPU has run it
+adamw.implementation("cuda", arch="==sm_90", devices=("cuda",))(adam_calls.engine(True, AdamTable))
 adamw.implementation("torch")(adam_calls.peer(True, fused=True))
 adamw.implementation("torch-foreach")(adam_calls.peer(True, foreach=True))
 adamw.implementation("torch.compile", devices=("cuda",))(peers.Compiled(adam_calls.peer(True, foreach=True)))

@@ -1,0 +1,119 @@
+"""Adam and AdamW without a GPU: ``adam.cu`` run on a CPU that plays its PTX (``ptx_on_cpu.hpp``) with the launches that Python
+computes; what it compiles to and declines."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import cuda_as_cpp
+import pytest
+from cuda_on_cpu import player_of_cases
+from sass import rounds, sass
+from table_on_cpu import TableStep
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from weft import ops  # noqa: E402
+from weft.bench import verify  # noqa: E402
+from weft.definition import Declined  # noqa: E402
+from weft.operators.launch import compiling_for  # noqa: E402
+from weft.operators.optimizer import adam_cuda, table  # noqa: E402
+from weft.operators.optimizer.adam import adam  # noqa: E402
+from weft.operators.optimizer.adamw import adamw  # noqa: E402
+
+OPERATORS = {"adam": adam, "adamw": adamw}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A workload in a dtype, on so many multiprocessors of two blocks of 64 threads, which take chunks of 256 elements."""
+
+    workload: str
+    dtype: str = "bf16"
+    sms: int = 1
+    operator: str = "adamw"
+    changed: tuple[tuple[str, object], ...] = ()  # arguments
+
+
+CASES = {
+    "many passes": Case("T=2,P=5003"),
+    "several blocks a tensor": Case("T=3,P=1353", "fp32", 3),
+    "uneven ends": Case("T=5,P=700,shapes=uneven", "fp16"),
+    "short tensors": Case("T=9,P=300", "fp32"),
+    "element by element": Case("T=2,P=1100,layout=unaligned"),
+    "not finite": Case("T=2,P=1000,values=nonfinite", "fp32"),
+    "added decay": Case("T=2,P=1353,maximize=True", "fp32", operator="adam"),
+    "upwards": Case("T=2,P=700,maximize=True", "fp16", changed=(("betas", (0.0, 0.5)), ("lr", torch.tensor(0.1)))),
+    "no step": Case("T=1,P=300", changed=(("lr", 0.0),)),
+}  # fmt: skip
+
+# Mistakes: a case that shows them, what stands in the kernel or its headers, what is written instead.
+MISTAKES = {
+    "no wait for the last copy": ("many passes", '::"n"(STAGES - 1) : "memory"', '::"n"(STAGES) : "memory"'),
+    "a stage too far": ("many passes", "from == last ? mine", "from + STAGE == last ? mine"),
+    "all is aligned": ("element by element", "const bool aligned = (", "const bool aligned = true || ("),
+    "arrivals are left": ("several blocks a tensor", "before + 1, arrivals[row] = 0;", "before + 1;"),
+    "one count for two tensors": ("short tensors", "turn ^= 1", "turn ^= 0"),
+    "decay of the other sign": ("added decay", "s.l2 = n[SIGN] * n[L2];", "s.l2 = n[L2];"),
+}  # fmt: skip
+
+
+class Step(TableStep):
+    """A case's tensors and the launch that a call computes."""
+
+    def __init__(self, case: Case, seed: int = 0):
+        operator = OPERATORS[case.operator]
+        draw = verify.Draw(operator, operator.parse(case.workload, case.dtype), "forward", "cpu", seed)
+        draw.arguments |= dict(case.changed)
+        changed = [
+            (adam_cuda, "THREADS", 64),
+            (adam_cuda, "multiprocessors", lambda device: case.sms),
+            (table.configurations, "trial", {"BLOCK": 256, "num_warps": 8}),
+        ]
+        super().__init__(operator, draw, changed, seed)
+
+
+@pytest.fixture(scope="module")
+def play(tmp_path_factory):
+    """Runs a case, or one of ``MISTAKES``, and returns what is wrong with its result."""
+    text = cuda_as_cpp.whole(adam_cuda.SOURCE)
+    return player_of_cases(tmp_path_factory.mktemp("played"), text, Step, CASES, MISTAKES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_right(play, name):
+    assert [play(name, seed=seed) for seed in range(2)] == [""] * 2
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_noticed(play, mistake):
+    assert any(play(MISTAKES[mistake][0], mistake, seed) for seed in range(4))
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("bf16", 21), ("fp16", 21), ("float", 29)])
+def test_an_element_takes_few_instructions(dtype, most):
+    """From memory to memory, of whole chunks, spilling nothing; copies are begun before those of a pass before are awaited."""
+    found = rounds(sass(adam_cuda.SOURCE, f"adam<{dtype}, {adam_cuda.THREADS}, {adam_cuda.STAGES}>"))
+    way = min((way for way in found if "DEPBAR.LE" in way), key=len)
+    begun, awaited = max(i for i, n in enumerate(way) if "LDGSTS" in n), way.index("DEPBAR.LE")
+    assert len(way) / (4 if dtype == "float" else 8) <= most and begun < awaited
+
+
+def test_it_declines_what_it_cannot_take():
+    def why(text: str, dtype: str = "bf16", **changed) -> str:
+        drawn = adamw.inputs(adamw.parse(text, dtype), torch.Generator().manual_seed(0), "cpu")
+        with pytest.raises(Declined) as declined, compiling_for(90, lambda *kernel: None):
+            adamw.find("cuda").function(**{**drawn, **changed})
+        return str(declined.value)
+
+    assert "several dtypes" in why("T=2,P=600,states=fp32")
+    assert "several dtypes" in why("T=2,P=600", grads=[torch.ones(600), torch.ones(600)])
+    assert why("T=2,P=600,amsgrad=True") == "AMSGrad"
+
+
+@pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPERATORS)
+def test_the_public_function_takes_triton_until_a_gpu_has_run_it(operator):
+    drawn = operator.inputs(operator.parse("T=2,P=600", "bf16"), torch.Generator().manual_seed(0), "cpu")
+    with compiling_for(90, lambda *kernel: None):
+        assert ops.explain(operator.name, **drawn).implementation == "triton"
