@@ -176,7 +176,7 @@ route_top_k = Operator(
     tolerance={"forward": Tolerance(ulps=4.0), "backward": Tolerance(scale=_terms, ulps=4.0)},
     workloads={
         "verify": [
-            *(workload(T=t, E=e, K=k) for t, e, k in ((1, 1, 1), (7, 5, 2), (64, 5, 5), (150, 20, 3))),
+            *(workload(T=t, E=e, K=k) for t, e, k in ((1, 1, 1), (7, 5, 2), (64, 5, 5), (150, 20, 3), (9, 24, 17))),
             workload(T=40, E=8, K=3, scoring="softmax", normalise=False),
             workload(T=40, E=8, K=3, scoring="softmax", bias=True),
             workload(T=40, E=8, K=3, scoring="sigmoid", normalise=False, bias=True),
@@ -191,8 +191,10 @@ route_top_k = Operator(
         "bench": SIZES,
         "quick": [workload(T=4096, E=64, K=8)],
         "host": [workload(T=64, E=64, K=8)],
-        "compile": [workload(T=4096, E=e, K=8, scoring=s, bias=s == "sigmoid") for e, s in ((64, "softmax"), (256,
-        "sigmoid"))],
+        "compile": [
+            *(workload(T=4096, E=e, K=8, scoring=s, bias=s == "sigmoid") for e, s in ((64, "softmax"), (256, "sigmoid"))),
+            workload(T=4096, E=64, K=17),
+        ],
     },
     mutants=[
         *mutants.usual(reference),

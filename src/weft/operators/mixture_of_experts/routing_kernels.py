@@ -114,6 +114,15 @@ def scatter(
 
 
 @triton.jit
+def with_slot(named, dw, expert_ptr, dweight_ptr, there, e):
+    """Marks the expert that a slot of each token names, and takes the gradient of its weight there."""
+    expert = tl.load(expert_ptr, mask=there, other=-1)
+    d = tl.load(dweight_ptr, mask=there, other=0.0).to(tl.float32)
+    here = e[None, :] == expert[:, None]
+    return named | here, tl.where(here, d[:, None], dw)
+
+
+@triton.jit
 def top_k_gradient(
     logits_ptr, experts_ptr, dweights_ptr, dlogits_ptr, T, E, K, row, col, dweights_row, dweights_col,
     TOKENS: tl.constexpr, LANES: tl.constexpr, UNROLLED: tl.constexpr, SIGMOID: tl.constexpr, NORMALISE: tl.constexpr,
@@ -129,20 +138,13 @@ def top_k_gradient(
     x = tl.load(at, mask=inside, other=-float("inf")).to(tl.float32)
     named = tl.zeros([TOKENS, LANES], tl.int32) != 0
     dw = tl.zeros([TOKENS, LANES], tl.float32)  # of the expert that a slot names
+    slots, gradients = experts_ptr + t * K, dweights_ptr + t * dweights_row
     if UNROLLED:
         for j in tl.static_range(UNROLLED):
-            expert = tl.load(experts_ptr + t * UNROLLED + j, mask=t < T, other=-1)
-            d = tl.load(dweights_ptr + t * dweights_row + j * dweights_col, mask=t < T, other=0.0).to(tl.float32)
-            here = e[None, :] == expert[:, None]
-            named = named | here
-            dw = tl.where(here, d[:, None], dw)
+            named, dw = with_slot(named, dw, slots + j, gradients + j * dweights_col, t < T, e)
     else:
         for j in range(0, K):
-            expert = tl.load(experts_ptr + t * K + j, mask=t < T, other=-1)
-            d = tl.load(dweights_ptr + t * dweights_row + j * dweights_col, mask=t < T, other=0.0).to(tl.float32)
-            here = e[None, :] == expert[:, None]
-            named = named | here
-            dw = tl.where(here, d[:, None], dw)
+            named, dw = with_slot(named, dw, slots + j, gradients + j * dweights_col, t < T, e)
     if SIGMOID:
         score = scores_of(x, True)
         dscore = dw
