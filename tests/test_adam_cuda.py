@@ -113,7 +113,12 @@ def test_it_declines_what_it_cannot_take():
 
 
 @pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPERATORS)
-def test_the_public_function_takes_triton_until_a_gpu_has_run_it(operator):
-    drawn = operator.inputs(operator.parse("T=2,P=600", "bf16"), torch.Generator().manual_seed(0), "cpu")
-    with compiling_for(90, lambda *kernel: None):
-        assert ops.explain(operator.name, **drawn).implementation == "triton"
+def test_the_public_function_takes_it_for_many_elements_of_16_bits(operator):
+    def chosen(text: str, dtype: str) -> str:
+        drawn = operator.inputs(operator.parse(text, dtype), None, "meta")
+        with compiling_for(90, lambda *kernel: None):
+            return str(ops.explain(operator.name, **drawn).implementation)
+
+    assert chosen("T=2,P=2097152", "bf16") == chosen("T=64,P=65536", "fp16") == "cuda"
+    assert chosen("T=2,P=2097151", "bf16") == chosen("T=2,P=2097152", "fp32") == "triton"
+    assert chosen("T=2,P=2097152,states=fp32", "bf16") == chosen("T=2,P=2097152,amsgrad=True", "bf16") == "triton"

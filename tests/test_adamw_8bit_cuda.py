@@ -180,6 +180,11 @@ def test_it_declines_what_it_cannot_take():
     assert "gaps" in why(params=[torch.ones(1200)[::2], torch.ones(600)])
 
 
-def test_the_public_function_takes_triton_until_a_gpu_has_run_it():
-    with compiling_for(90, lambda *kernel: None):
-        assert ops.explain("adamw_8bit", **arguments()).implementation == "triton"
+def test_the_public_function_takes_it_for_many_elements():
+    def chosen(text: str, dtype: str) -> str:
+        drawn = adamw_8bit.inputs(adamw_8bit.parse(text, dtype), torch.Generator().manual_seed(0), "cpu")
+        with compiling_for(90, lambda *kernel: None):
+            return str(ops.explain("adamw_8bit", **drawn).implementation)
+
+    assert chosen("T=2,P=2097152", "bf16") == "cuda"
+    assert chosen("T=2,P=2000", "bf16") == chosen("T=2,P=2097152,stochastic=True", "bf16") == "triton"

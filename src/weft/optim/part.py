@@ -11,9 +11,10 @@ from torch import Tensor
 
 from weft.operators.call import FLOATS, dense
 from weft.operators.launch import INTERPRETING
+from weft.operators.optimizer import fastest
 from weft.operators.optimizer.call import same_order
 from weft.operators.optimizer.rule import Rule
-from weft.operators.optimizer.table import Entry, Table
+from weft.operators.optimizer.table import Entry
 from weft.optim import addresses, codes
 from weft.optim.addresses import MISSING, ODD, Addresses
 from weft.optim.batches import ADDRESS, Batches
@@ -68,7 +69,7 @@ class Part:
             step, how = state.get("step"), group["rounding"]
             weight = self.locals[row]
             entries.append(Entry(weight, tuple(kept), step, group, index, how, gradient, group["seed"], coded))
-        self.table = Table(rule, entries, len(groups), control)
+        self.table = fastest.table(rule, entries, len(groups), control)
         self.weights = list(map(ADDRESS, self.locals))
         # else a gradient may have another dtype than its weight, or lie in a tensor within the one that Python has
         plain = not self.distributed and all(getattr(p, "grad_dtype", p.dtype) == p.dtype for p in self.params)

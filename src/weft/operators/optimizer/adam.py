@@ -41,10 +41,8 @@ adam = Operator(
     mutants=adam_calls.mutants(decoupled=False),
 )
 
-adam_triton = adam_calls.engine(False, Table)
-adam.implementation("triton", arch=">=sm_80")(adam_triton)
-# not chosen by the public function before a GPU has run it
-adam.implementation("cuda", arch="==sm_90", devices=("cuda",))(adam_calls.engine(False, AdamTable))
+adam.implementation("triton", arch=">=sm_80")(adam_calls.engine(False, Table))
+adam.implementation("cuda", arch="==sm_90", devices=("cuda",))(adam_calls.engine(False, AdamTable.of_all))
 adam.implementation("torch")(adam_calls.peer(False, fused=True))
 adam.implementation("torch-foreach")(adam_calls.peer(False, foreach=True))
 adam.implementation("torch.compile", devices=("cuda",))(peers.Compiled(adam_calls.peer(False, foreach=True)))
@@ -66,7 +64,7 @@ def choose(
 ) -> Choice:
     numbers: dict[str, Any] = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
     tensors = adam_calls.lists(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs)
-    return adam_calls.choose("adam", tensors, steps, numbers)
+    return adam_calls.choose("adam", tensors, steps, False, numbers)
 
 
 @adam.function
@@ -109,7 +107,7 @@ def adam_function(
     """
     numbers: dict[str, Any] = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
     tensors = adam_calls.lists(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs)
-    if adam_calls.choose("adam", tensors, steps, numbers).implementation == "torch":
+    if adam_calls.choose("adam", tensors, steps, False, numbers).implementation == "torch":
         reference(params, grads, exp_avgs, exp_avg_sqs, steps, max_exp_avg_sqs, maximize=maximize, **numbers)
     else:
         adam_calls.launch(tensors, steps, False, maximize, **numbers)

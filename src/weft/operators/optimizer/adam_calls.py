@@ -11,7 +11,7 @@ from torch.optim import adam as functional
 
 from weft.definition import Mutant, Workload
 from weft.operators.call import Choice
-from weft.operators.optimizer import call, definition
+from weft.operators.optimizer import call, definition, fastest
 from weft.operators.optimizer.adam_rule import ADAM
 from weft.operators.optimizer.table import Table
 
@@ -120,15 +120,19 @@ def check(operator: str, tensors: call.Lists, steps: Tensors, numbers: dict[str,
         call.check_number(operator, name, numbers[name])
 
 
+def options_of(tensors: call.Lists, decoupled: bool, numbers: dict[str, Any]) -> dict[str, Any]:
+    return {**numbers, "amsgrad": "max_exp_avg_sqs" in tensors, "decoupled_weight_decay": decoupled}
+
+
 def launch(
     tensors: call.Lists,
     steps: Tensors,
     decoupled: bool,
     maximize: bool,
-    kind: Callable[..., Table] = Table,
+    kind: Callable[..., Table] = fastest.table,
     **numbers: Any,
 ) -> None:
-    options = {**numbers, "amsgrad": "max_exp_avg_sqs" in tensors, "decoupled_weight_decay": decoupled}
+    options = options_of(tensors, decoupled, numbers)
     call.launch(ADAM, tensors, steps, options, maximize, kind=kind)
 
 
@@ -184,6 +188,6 @@ def mutants(decoupled: bool) -> list[Mutant]:
 MUTATES = ("params", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs", "steps")
 
 
-def choose(operator: str, tensors: call.Lists, steps: Tensors, numbers: dict[str, Any]) -> Choice:
+def choose(operator: str, tensors: call.Lists, steps: Tensors, decoupled: bool, numbers: dict[str, Any]) -> Choice:
     check(operator, tensors, steps, numbers)
-    return call.choose(tensors)
+    return call.choose(tensors, ADAM, steps, options_of(tensors, decoupled, numbers))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Hashable
 from pathlib import Path
 
 from weft.operators.cuda import CTYPES, CudaPlan
@@ -17,19 +17,24 @@ STAGES, TOLD = 3, 64  # passes that a thread has room for; bytes of what a block
 
 
 class AdamTable(CudaTable):
-    """Of Adam and AdamW, weights, gradients and moments all of one dtype."""
+    """Of Adam and AdamW; weight, gradient and moments of one dtype."""
 
     @staticmethod
-    def why_not(entries: Sequence[Entry]) -> str:
-        dtype = entries[0].param.dtype
-        if any({e.param.dtype, e.gradient, *(s.dtype for s in e.states)} != {dtype} for e in entries):
+    def why_not(entry: Entry) -> str:
+        if {entry.gradient, *(s.dtype for s in entry.states)} != {entry.param.dtype}:
             return "weights, gradients and moments of several dtypes; the kernel is compiled for one"
-        return "AMSGrad" if any(e.options["amsgrad"] for e in entries) else ""
+        if entry.rounding != "nearest":
+            return f"weights rounded by '{entry.rounding}'"
+        return "AMSGrad" if entry.options["amsgrad"] else ""
+
+    @staticmethod
+    def form(entry: Entry) -> Hashable:
+        return entry.param.dtype
 
     def kernel(self, chunks: int) -> CudaPlan:
         return CudaPlan(
             SOURCE,
-            f"adam<{CTYPES[self.entries[0].param.dtype]}, {THREADS}, {STAGES}>",
+            f"adam<{CTYPES[self.like.param.dtype]}, {THREADS}, {STAGES}>",
             (min(BLOCKS * multiprocessors(self.device), chunks), 1),
             THREADS,
             (ctypes.c_int64(chunks), ctypes.c_int64(self.block)),

@@ -41,10 +41,8 @@ adamw = Operator(
     mutants=adam_calls.mutants(decoupled=True),
 )
 
-adamw_triton = adam_calls.engine(True, Table)
-adamw.implementation("triton", arch=">=sm_80")(adamw_triton)
-# not chosen by the public function before a GPU has run it
-adamw.implementation("cuda", arch="==sm_90", devices=("cuda",))(adam_calls.engine(True, AdamTable))
+adamw.implementation("triton", arch=">=sm_80")(adam_calls.engine(True, Table))
+adamw.implementation("cuda", arch="==sm_90", devices=("cuda",))(adam_calls.engine(True, AdamTable.of_all))
 adamw.implementation("torch")(adam_calls.peer(True, fused=True))
 adamw.implementation("torch-foreach")(adam_calls.peer(True, foreach=True))
 adamw.implementation("torch.compile", devices=("cuda",))(peers.Compiled(adam_calls.peer(True, foreach=True)))
@@ -66,7 +64,7 @@ def choose(
 ) -> Choice:
     numbers: dict[str, Any] = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
     tensors = adam_calls.lists(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs)
-    return adam_calls.choose("adamw", tensors, steps, numbers)
+    return adam_calls.choose("adamw", tensors, steps, True, numbers)
 
 
 @adamw.function
@@ -109,7 +107,7 @@ def adamw_function(
     """
     numbers: dict[str, Any] = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
     tensors = adam_calls.lists(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs)
-    if adam_calls.choose("adamw", tensors, steps, numbers).implementation == "torch":
+    if adam_calls.choose("adamw", tensors, steps, True, numbers).implementation == "torch":
         reference(params, grads, exp_avgs, exp_avg_sqs, steps, max_exp_avg_sqs, maximize=maximize, **numbers)
     else:
         adam_calls.launch(tensors, steps, True, maximize, **numbers)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators.call import Choice, check_tensor
-from weft.operators.optimizer import adam_8bit_peers, adam_calls, call, definition
+from weft.operators.optimizer import adam_8bit_peers, adam_calls, call, definition, fastest
 from weft.operators.optimizer.adam_rule import ADAM
 from weft.operators.optimizer.adamw_8bit_cuda import CodedTable
 from weft.operators.optimizer.blockwise import BLOCKS, STATE_FORMATS, blocks_of, dequantize, quantize, random_bits
@@ -242,10 +242,9 @@ def engine(kind: Callable[..., Table]) -> Callable[..., None]:
     return step
 
 
-adamw_8bit_triton = engine(Table)
-adamw_8bit.implementation("triton", arch=">=sm_80")(adamw_8bit_triton)
-# not chosen by the public function before a GPU has run it
-adamw_8bit.implementation("cuda", arch="==sm_90", devices=("cuda",))(engine(CodedTable))
+step = engine(fastest.table)
+adamw_8bit.implementation("triton", arch=">=sm_80")(engine(Table))
+adamw_8bit.implementation("cuda", arch="==sm_90", devices=("cuda",))(engine(CodedTable.of_all))
 adamw_8bit.implementation("bitsandbytes", requires="bitsandbytes", devices=("cuda",))(adam_8bit_peers.with_bitsandbytes)
 adamw_8bit.implementation("torchao", requires="torchao", devices=("cuda",))(adam_8bit_peers.with_torchao)
 
@@ -303,8 +302,9 @@ def choose(
     kept = exp_avg_codes, exp_avg_scales, exp_avg_sq_codes, exp_avg_sq_scales
     options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "seed": seed}
     check(params, grads, kept, steps, {**options, "block_size": block_size, "state_format": state_format})
-    lists, _ = split(kept, block_size, state_format, seed)
-    return call.choose({"params": params, "grads": grads, **lists})
+    lists, codes = split(kept, block_size, state_format, seed)
+    options |= {"amsgrad": False, "decoupled_weight_decay": True}
+    return call.choose({"params": params, "grads": grads, **lists}, ADAM, steps, options, codes)
 
 
 @adamw_8bit.function
@@ -359,4 +359,4 @@ def adamw_8bit_function(
     numbers: dict[str, Any] = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
     options = {**numbers, "maximize": maximize, "block_size": block_size, "state_format": state_format, "seed": seed}
     chosen = choose(params, grads, *kept, steps, **options)
-    (reference if chosen.implementation == "torch" else adamw_8bit_triton)(params, grads, *kept, steps, **options)
+    (reference if chosen.implementation == "torch" else step)(params, grads, *kept, steps, **options)

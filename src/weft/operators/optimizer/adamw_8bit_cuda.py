@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
+
+from torch import Tensor
 
 from weft.operators.cuda import CTYPES, CudaPlan
 from weft.operators.launch import multiprocessors
 from weft.operators.optimizer import map_cells
+from weft.operators.optimizer.adam_rule import is_decoupled
 from weft.operators.optimizer.cuda_table import CudaTable
 from weft.operators.optimizer.rule import Rule
 from weft.operators.optimizer.table import Entry
@@ -24,25 +27,34 @@ def threads(block: int) -> int:
 
 
 class CodedTable(CudaTable):
-    """Of AdamW alone, its moments all in 8 bits, blocks of one size and format."""
+    """Of AdamW whose moments are both in 8 bits; blocks of one size and format."""
 
-    def __init__(self, rule: Rule, entries: Sequence[Entry]):
-        super().__init__(rule, entries)
+    def __init__(self, rule: Rule, entries: Sequence[Entry], groups: int = 1, control: Tensor | None = None):
+        super().__init__(rule, entries, groups, control)
         self.constants = (map_cells.tables(self.made),)
 
     @staticmethod
-    def why_not(entries: Sequence[Entry]) -> str:
-        first = entries[0]
-        for e in entries:
-            if e.gradient != e.param.dtype or e.param.dtype != first.param.dtype:
-                return "weights and gradients of several dtypes; the kernel is compiled for one"
-            if e.codes is not None and e.codes.stochastic:
-                return "codes that are rounded stochastically"
-        return ""
+    def why_not(entry: Entry) -> str:
+        if entry.codes is None:
+            return "moments that are not in 8 bits"
+        if not is_decoupled(entry.options):
+            return "Adam's weight decay, which is added to the gradient"
+        if entry.gradient != entry.param.dtype:
+            return "weights and gradients of several dtypes; the kernel is compiled for one"
+        if entry.rounding != "nearest":
+            return f"weights rounded by '{entry.rounding}'"
+        if entry.options["amsgrad"]:
+            return "AMSGrad"
+        return "codes that are rounded stochastically" if entry.codes.stochastic else ""
+
+    @staticmethod
+    def form(entry: Entry) -> Hashable:
+        assert entry.codes is not None  # of a weight that is taken
+        return entry.param.dtype, entry.codes.block, entry.codes.format
 
     def kernel(self, chunks: int) -> CudaPlan:
-        (entry, *_), codes = self.entries, self.entries[0].codes
-        assert codes is not None  # whoever makes this table gives them
+        entry, codes = self.like, self.like.codes
+        assert codes is not None  # of a weight that is taken
         dynamic = codes.format == "dynamic"
         count = threads(codes.block)
         kind = CTYPES[entry.param.dtype], "DYNAMIC" if dynamic else "E4M3", codes.block, count

@@ -12,6 +12,7 @@ from torch import Tensor
 from weft.definition import Declined
 from weft.operators.call import FLOATS, Choice, check_tensor, dense, on_gpu, traced
 from weft.operators.launch import Plans, compile_request
+from weft.operators.optimizer import fastest
 from weft.operators.optimizer.rule import Rule
 from weft.operators.optimizer.table import Codes, Entry, Table
 
@@ -82,7 +83,14 @@ def obstacle(lists: Lists) -> str:
     return ""
 
 
-def choose(lists: Lists) -> Choice:
+def choose(
+    lists: Lists,
+    rule: Rule | None = None,
+    steps: Sequence[Tensor] | None = None,
+    options: dict[str, Any] | None = None,
+    codes: Sequence[Codes] | None = None,
+) -> Choice:
+    """The choice; ``rule`` and what follows where there may be kernels in CUDA C++."""
     params = next(iter(lists.values()))
     if not params:
         return Choice("torch", "an empty list: nothing to launch")
@@ -92,7 +100,23 @@ def choose(lists: Lists) -> Choice:
         return Choice("torch", "traced: PyTorch's own operators, which a compiler fuses with their neighbours")
     if reason := obstacle(lists):
         return Choice("torch", reason)
+    many = sum(p.numel() for p in params) >= fastest.FROM  # entries of few would cost as much as their step
+    if rule and many and fastest.kind_of(rule, entries_of(lists, steps, options or {}, codes)) is not Table:
+        return Choice("cuda", "many dense tensors of one order, on Hopper: fewer instructions an element", tables)
     return Choice("triton", "dense tensors of one order: one launch for all of them", tables)
+
+
+def entries_of(
+    lists: Lists, steps: Sequence[Tensor] | None, options: dict[str, Any], codes: Sequence[Codes] | None
+) -> list[Entry]:
+    params, grads, *states = lists.values()
+    counts: Sequence[Tensor | None] = steps if steps is not None else [None] * len(params)
+    coded: Sequence[Codes | None] = codes if codes is not None else [None] * len(params)
+    seed = options.get("seed") or 0
+    return [
+        Entry(p, tuple(kept), count, options, gradient=g.dtype, seed=seed, codes=code)
+        for p, g, count, code, *kept in zip(params, grads, counts, coded, *states, strict=True)
+    ]
 
 
 def build(
@@ -101,19 +125,11 @@ def build(
     steps: Sequence[Tensor] | None,
     options: dict[str, Any],
     codes: Sequence[Codes] | None = None,
-    kind: Callable[[Rule, list[Entry]], Table] = Table,
+    kind: Callable[[Rule, list[Entry]], Table] = fastest.table,
 ) -> Table:
     if reason := obstacle(lists):
         raise Declined(reason)
-    params, grads, *states = lists.values()
-    counts: Sequence[Tensor | None] = steps if steps is not None else [None] * len(params)
-    coded: Sequence[Codes | None] = codes if codes is not None else [None] * len(params)
-    seed = options.get("seed") or 0
-    entries = [
-        Entry(p, tuple(kept), count, options, gradient=g.dtype, seed=seed, codes=code)
-        for p, g, count, code, *kept in zip(params, grads, counts, coded, *states, strict=True)
-    ]
-    return kind(rule, entries)
+    return kind(rule, entries_of(lists, steps, options, codes))
 
 
 tables = Plans(build)
@@ -126,7 +142,7 @@ def launch(
     options: dict[str, Any],
     maximize: bool,
     codes: Sequence[Codes] | None = None,
-    kind: Callable[[Rule, list[Entry]], Table] = Table,
+    kind: Callable[[Rule, list[Entry]], Table] = fastest.table,
 ) -> None:
     """One step in one launch; the table, made by ``kind``, is kept for the next call with the same memory."""
     params, grads, *states = lists.values()
