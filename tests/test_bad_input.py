@@ -88,7 +88,34 @@ REFUSED = [
     ("rms_norm", lambda: ((x(2, 3), x()), {}), ValueError, ["'weight'", "()", "(3,)"]),
     ("matmul", lambda: ((x(3), x(3, 4)), {}), ValueError, ["'a'", "(3,)", "matrix"]),
     ("matmul", lambda: ((x(3, 4), x(4)), {}), ValueError, ["'b'", "(4,)", "matrix"]),
-    ("matmul", lambda: ((x(1, 3, 4), x(4, 5)), {}), ValueError, ["'a'", "(1, 3, 4)", "matrix"]),
+    ("matmul", lambda: ((x(1, 3, 4), x(5, 4)), {}), ValueError, ["'a'", "'b'", "(1, 3, 4)", "(5, 4)", "4 rows"]),
+    *(
+        (name, lambda a=a, b=b: ((x(*a), x(*b)), {}), ValueError, words)
+        for name in ("matmul", "batched_matmul")
+        for a, b, words in (
+            ((2, 3, 4), (4,), ["'b'", "(4,)", "two dimensions or more"]),
+            ((2, 3, 4), (3, 4, 5), ["(2, 3, 4)", "(3, 4, 5)", "batch dimensions", "not 2 and 3"]),
+            ((2, 3, 4), (2, 3, 5), ["(2, 3, 4)", "(2, 3, 5)", "4 rows"]),
+        )
+    ),
+    (
+        "batched_matmul",
+        lambda: ((x(2, 3, 4), x(4, 5, dtype=torch.float16)), {}),
+        TypeError,
+        ["'b'", "float16", "same dtype"],
+    ),
+    (
+        "batched_matmul",
+        lambda: ((x(2, 3, 3), x(3, 3)), {"precision": "fp8"}),
+        ValueError,
+        ["'precision'", "'fp8'", "tf32x3"],
+    ),
+    (
+        "batched_matmul",
+        lambda: ((x(2, 2, 3), x(3, 4, device="meta")), {}),
+        ValueError,
+        ["'b'", "meta", DEVICE, "one device"],
+    ),
     ("matmul", lambda: ((x(3, 4), x(5, 6)), {}), ValueError, ["'a'", "'b'", "(3, 4)", "(5, 6)", "4 rows"]),
     # options
     *(

@@ -227,7 +227,15 @@ def test_every_operator_runs_on_cpu_tensors_and_passes_opcheck():
     """In a process of its own: here, without a GPU, CPU tensors are interpreted."""
     done = python("-W", "error", str(ROOT / "tests" / "opchecks.py"))
     assert done.returncode == 0, done.stderr
-    on_hopper = ("matmul", "grouped_matmul", "grouped_outer", "gram", "gram_polynomial", "newton_schulz")
+    on_hopper = (
+        "matmul",
+        "batched_matmul",
+        "grouped_matmul",
+        "grouped_outer",
+        "gram",
+        "gram_polynomial",
+        "newton_schulz",
+    )
     in_cuda = ("softmax_cluster", "softmax_cluster_backward", "skinny_matmul_cuda", "weight_only_matmul_cuda")
     on_cuda_only = {f"weft::{name}" for name in (*in_cuda, *(f"{name}_hopper" for name in on_hopper))}
     assert opchecks.registered() - on_cuda_only == set(done.stdout.split())

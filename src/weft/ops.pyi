@@ -89,6 +89,9 @@ def add_rms_norm(
 def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """The place of the largest value along one dimension, or in all of x (counted in the order of its elements)."""
 
+def batched_matmul(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
+    """Products of the matrices in the last two dimensions; the dimensions before them broadcast, as ``torch.matmul``'s do."""
+
 def bsr_matmul(matrix: BSR, b: Tensor) -> Tensor:
     """A matrix of dense blocks times a dense one."""
 
@@ -267,7 +270,7 @@ def masked_softmax(x: Tensor, mask: Tensor | None = None, scale: float = 1.0) ->
     """Softmax of ``scale * x + mask`` over the last dimension."""
 
 def matmul(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
-    """Product of two matrices."""
+    """Product of two matrices, or of batches of them as ``batched_matmul``."""
 
 def max(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """Largest value over one dimension, or over all; ``weft.ops.argmax`` gives the place of a maximum."""

@@ -112,11 +112,11 @@ def cublas(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
         return torch.mm(a, b)
     if precision == "tf32x3":
         raise Declined("PyTorch has no 3×tf32 product")
-    return _AtPrecision.apply(a, b, precision)
+    return AtPrecision.apply(a, b, precision)
 
 
-class _AtPrecision(torch.autograd.Function):
-    """``torch.mm`` with PyTorch's precision switch set for this product and those of its gradient."""
+class AtPrecision(torch.autograd.Function):
+    """``torch.matmul`` of matrices or batches, with PyTorch's precision switch set for it and the products of its gradient."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, precision: str) -> Tensor:
@@ -127,7 +127,8 @@ class _AtPrecision(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dc: Tensor) -> tuple[Tensor, Tensor, None]:
         a, b = ctx.saved_tensors
-        return _mm(dc, b.t(), ctx.precision), _mm(a.t(), dc, ctx.precision), None
+        da, db = _mm(dc, b.mT, ctx.precision), _mm(a.mT, dc, ctx.precision)
+        return da.sum_to_size(a.shape), db.sum_to_size(b.shape), None
 
 
 def _mm(a: Tensor, b: Tensor, precision: str) -> Tensor:
@@ -138,7 +139,7 @@ def _mm(a: Tensor, b: Tensor, precision: str) -> Tensor:
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest" if precision == "ieee" else "high")
     try:
-        return torch.mm(a, b)
+        return torch.matmul(a, b)
     finally:
         torch.set_float32_matmul_precision(before)
 
@@ -306,7 +307,8 @@ def check(a: Tensor, b: Tensor, precision: str | None) -> None:
     for name, t in (("a", a), ("b", b)):
         if t.ndim != 2:
             raise ValueError(
-                f"matmul: argument '{name}' has shape {tuple(t.shape)}; expected a matrix (two dimensions)"
+                f"matmul: argument '{name}' has shape {tuple(t.shape)}; expected a matrix (two dimensions) or, as "
+                "batched_matmul takes them, a batch of matrices"
             )
     if a.shape[1] != b.shape[0]:
         raise ValueError(
@@ -317,8 +319,21 @@ def check(a: Tensor, b: Tensor, precision: str | None) -> None:
         raise ValueError(f"matmul: argument 'precision' is {precision!r}; expected {', '.join(PRECISIONS)} or None")
 
 
+def of_batches(a: Any, b: Any) -> Any:
+    """The module that takes more than two dimensions, where a or b has them. It is imported late: it needs this one."""
+    if getattr(a, "ndim", 0) <= 2 and getattr(b, "ndim", 0) <= 2:
+        return None
+    from weft.operators.matmul import batched_matmul
+
+    return batched_matmul
+
+
 @matmul.choice
 def choose(a: Tensor, b: Tensor, precision: str | None = None) -> Choice:
+    if batched := of_batches(a, b):
+        batched.check(a, b, precision, "matmul")
+        choice: Choice = batched.chosen(a, b, precision)
+        return choice
     check(a, b, precision)
     if not on_gpu(a):
         return Choice("torch", "the tensors are on the CPU, where weft runs PyTorch's product in full precision")
@@ -351,21 +366,24 @@ public_plans = Plans(_public_plan)
 
 @matmul.function
 def matmul_function(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
-    """Product of two matrices.
+    """Product of two matrices, or of batches of them as ``batched_matmul``.
 
     Args:
-        a: [M, K]; float32, float16 or bfloat16, any strides.
-        b: [K, N], of a's dtype and device.
+        a: [M, K], or [..., M, K]; float32, float16 or bfloat16, any strides.
+        b: [K, N], or [..., K, N], of a's dtype and device.
         precision: of fp32 products: ``ieee``, ``tf32`` or ``tf32x3``; None follows
             ``torch.get_float32_matmul_precision()``. Without meaning for 16-bit inputs.
 
     Returns:
-        [M, N] of a's dtype, accumulated in fp32. Under autocast both inputs are cast as ``torch.mm`` does.
+        [M, N], or [..., M, N], of a's dtype, accumulated in fp32. Under autocast both inputs are cast as ``torch.mm`` does.
 
     Raises:
         TypeError: not tensors of those dtypes, or dtypes that differ.
-        ValueError: not matrices, inner dimensions or devices that differ, an unknown precision.
+        ValueError: fewer than two dimensions, inner dimensions or devices that differ, an unknown precision.
     """
+    if batched := of_batches(a, b):
+        out: Tensor = batched.product(a, b, precision, "matmul")
+        return out
     if eager(a, b) and (plan := public_plans.of((a, b), precision)) is not None:
         c = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device=a.device)
         plan(a, b, c)

@@ -1,0 +1,57 @@
+"""Batched products on Hopper's main loop (``hopper.cu``) in bf16 and fp16: all matrices in one launch."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from weft.definition import Declined
+from weft.operators.launch import Plans
+from weft.operators.matmul import hopper
+from weft.operators.matmul.batched_views import forms
+from weft.operators.matmul.hopper import LINE, ROWS, HopperPlan
+
+LEAST_COLUMNS = 64  # of a tile
+USEFUL = (
+    2 / 3
+)  # of what tiles multiply: where less is, the public function leaves a batch to cuBLAS until both are measured
+
+
+def why_not(a: Tensor, b: Tensor) -> str:
+    """Why the kernel does not take a [..., M, K] and b [..., K, N] (an empty string when it does)."""
+    a, b = forms(a, b)
+    if a.ndim > 3:
+        return "batch dimensions that do not merge into one stride, which a tensor map of matrices has"
+    for name, t in (("a", a), ("b", b)):
+        if t.ndim == 3 and t.stride(0) == 0:
+            return f"one matrix '{name}' for all, which a tensor map has no step for"
+    matrices = a.shape[0] if a.ndim == 3 else 1
+    if -(-a.shape[-2] // ROWS) * -(-b.shape[-1] // LEAST_COLUMNS) * matrices >= 2**31:
+        return f"{matrices} matrices of more tiles than are counted"
+    return hopper.why_not(a, b, a.dtype)
+
+
+def wasteful(a: Tensor, b: Tensor) -> str:
+    """Why matrices that the kernel takes are too small for its tiles (an empty string when they are not)."""
+    a, b = forms(a, b)
+    if a.ndim == 2:
+        return ""  # one product: as ``matmul``
+    useful, of = 1.0, (ROWS, LEAST_COLUMNS, LINE // a.element_size())
+    for size, tile in zip((*a.shape[-2:], b.shape[-1]), (of[0], of[2], of[1]), strict=True):
+        useful *= size / (-(-size // tile) * tile)
+    if useful >= USEFUL:
+        return ""
+    return f"{useful:.0%} of the smallest tiles ({of[0]} × {of[1]}, {of[2]} terms deep) would be of use: left to cuBLAS"
+
+
+def plan(a: Tensor, b: Tensor) -> HopperPlan:
+    """The launch of C = A·B into a new contiguous C. Call it with (a, b, c).
+
+    Raises:
+        Declined: what :func:`why_not` says.
+    """
+    if reason := why_not(a, b):
+        raise Declined(reason)
+    return HopperPlan(*forms(a, b))
+
+
+plans = Plans(plan)
