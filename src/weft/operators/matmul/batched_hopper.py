@@ -35,12 +35,15 @@ def wasteful(a: Tensor, b: Tensor) -> str:
     a, b = forms(a, b)
     if a.ndim == 2:
         return ""  # one product: as ``matmul``
-    useful, of = 1.0, (ROWS, LEAST_COLUMNS, LINE // a.element_size())
-    for size, tile in zip((*a.shape[-2:], b.shape[-1]), (of[0], of[2], of[1]), strict=True):
-        useful *= size / (-(-size // tile) * tile)
+    useful, smallest = 1.0, (ROWS, LEAST_COLUMNS, LINE // a.element_size())
+    for size, tile in zip((a.shape[-2], b.shape[-1], a.shape[-1]), smallest, strict=True):
+        useful *= size / (-(-size // tile) * tile) if size else 0.0
     if useful >= USEFUL:
         return ""
-    return f"{useful:.0%} of the smallest tiles ({of[0]} × {of[1]}, {of[2]} terms deep) would be of use: left to cuBLAS"
+    rows, columns, depth = smallest
+    return (
+        f"{useful:.0%} of the smallest tiles ({rows} × {columns}, {depth} terms deep) would be of use: left to cuBLAS"
+    )
 
 
 def plan(a: Tensor, b: Tensor) -> HopperPlan:

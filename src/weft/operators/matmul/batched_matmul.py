@@ -17,7 +17,7 @@ from weft.operators.call import Choice, check_same, check_tensor, eager, on_gpu,
 from weft.operators.launch import Plans, target_sm
 from weft.operators.matmul import batched_hopper, batched_kernels
 from weft.operators.matmul.batched_definition import MUTANTS, OPTIONS, WORKLOADS, cost, inputs, reference, terms
-from weft.operators.matmul.batched_views import differentiably, expanded, result_shape
+from weft.operators.matmul.batched_views import differentiably, forms, result_shape
 from weft.operators.matmul.kernels import PRECISIONS
 from weft.operators.matmul.matmul import AtPrecision, default_precision, hopper_op, matmul_op
 
@@ -110,10 +110,10 @@ def quack(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
 
     if a.dtype == torch.float32:
         raise Declined("QuACK's GEMM takes 16-bit operands")
-    a, b = expanded(a, b)
-    if a.ndim != 3 or not (a.stride(0) and b.stride(0)):
+    shape, (a, b) = result_shape(a, b), forms(a, b)
+    if a.ndim > 3 or (a.ndim == 3 and not (a.stride(0) and b.stride(0))):
         raise Declined("QuACK's GEMM takes [B, M, K] and [B, K, N], with a matrix of each for every product")
-    return gemm(a, b, tuned=False)
+    return gemm(a, b, tuned=False).view(shape)
 
 
 batched_matmul = Operator(

@@ -1,0 +1,252 @@
+"""Batched products where what is asked of every operator does not reach: which matrices become rows, what is broadcast and
+what its gradient costs, batches beyond a grid's second dimension, which kernel a call takes."""
+
+from __future__ import annotations
+
+import pytest
+from where import DEVICE
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+from weft import ops, registry  # noqa: E402
+from weft.definition import Declined  # noqa: E402
+from weft.operators.launch import compiling_for  # noqa: E402
+from weft.operators.matmul import batched_hopper, batched_kernels  # noqa: E402
+from weft.operators.matmul.batched_views import forms  # noqa: E402
+from weft.operators.matmul.kernels import SplitPlan  # noqa: E402
+
+pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+def kernel(a, b, precision="ieee"):
+    return registry.get("batched_matmul").find("triton").function(a, b, precision)
+
+
+def meta(*shape: int, dtype=torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+# ---- views -----------------------------------------------------------------------------------------------------------
+
+FORMS = {
+    "a batch": (meta(6, 4, 8), meta(6, 8, 5), (6, 4, 8), (6, 8, 5)),
+    "two batch dimensions": (meta(2, 3, 4, 8), meta(2, 3, 8, 5), (6, 4, 8), (6, 8, 5)),
+    "dimensions of one": (meta(1, 6, 1, 4, 8), meta(6, 1, 8, 5), (6, 4, 8), (6, 8, 5)),
+    "one b for all": (meta(2, 3, 4, 8), meta(8, 5), (24, 8), (8, 5)),
+    "one b, expanded": (meta(6, 4, 8), meta(8, 5).expand(6, 8, 5), (24, 8), (8, 5)),
+    "one b for inner ones": (meta(2, 3, 4, 8), meta(2, 1, 8, 5), (2, 12, 8), (2, 8, 5)),
+    "one b, rows that do not follow": (meta(6, 5, 8)[:, :4], meta(8, 5), (6, 4, 8), (6, 8, 5)),
+    "one b, a transposed": (meta(6, 8, 4).mT, meta(8, 5), (6, 4, 8), (6, 8, 5)),
+    "one b, matrices of one row far apart": (meta(6, 3, 8)[:, :1], meta(8, 5), (6, 8), (8, 5)),
+    "one a for all": (meta(4, 8), meta(6, 8, 5), (6, 4, 8), (6, 8, 5)),
+    "each of both": (meta(2, 1, 4, 8), meta(3, 8, 5), (2, 3, 4, 8), (2, 3, 8, 5)),
+    "heads": (meta(2, 4, 3, 8).transpose(1, 2), meta(2, 3, 8, 5), (2, 3, 4, 8), (2, 3, 8, 5)),
+    "matrices": (meta(4, 8), meta(8, 5), (4, 8), (8, 5)),
+}
+
+
+@pytest.mark.parametrize("a, b, of_a, of_b", FORMS.values(), ids=FORMS)
+def test_batch_dimensions_are_as_few_as_strides_allow(a, b, of_a, of_b):
+    found = forms(a, b)
+    assert (found[0].shape, found[1].shape) == (of_a, of_b)
+
+
+@pytest.mark.parametrize("a, b, of_a, of_b", FORMS.values(), ids=FORMS)
+def test_forms_are_the_same_elements_in_the_same_order(a, b, of_a, of_b):
+    a, b = (
+        torch.as_strided(
+            random(1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))), t.shape, t.stride()
+        )
+        for t in (a, b)
+    )
+    want = torch.matmul(a, b)
+    torch.testing.assert_close(torch.matmul(*forms(a, b)).reshape(want.shape), want)
+    torch.testing.assert_close(kernel(a, b), want)
+
+
+# ---- gradients -------------------------------------------------------------------------------------------------------
+
+
+class Calls(TorchDispatchMode):
+    """The operators of weft, and sums, that are called."""
+
+    def __init__(self):
+        super().__init__()
+        self.names, self.options = [], []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "weft" or func._schema.name == "aten::sum":
+            self.names.append(func._schema.name)
+            self.options += args[2:] if func.namespace == "weft" else ()
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "of_a, of_b, forward, backward",
+    [
+        ((3, 4, 8), (8, 5), ["weft::matmul"], ["weft::matmul"] * 2),
+        ((2, 3, 4, 8), (2, 1, 8, 5), ["weft::batched_matmul"], ["weft::batched_matmul"] * 2),
+        ((3, 4, 8), (3, 8, 5), ["weft::batched_matmul"], ["weft::batched_matmul"] * 2),
+        ((4, 8), (3, 8, 5), ["weft::batched_matmul"], ["weft::batched_matmul"] * 2 + ["aten::sum"]),
+    ],
+)
+def test_a_sum_over_rows_of_a_batch_is_part_of_the_gradients_product(of_a, of_b, forward, backward):
+    a, b = random(*of_a).requires_grad_(), random(*of_b, seed=1).requires_grad_()
+    with Calls() as calls:
+        c = kernel(a, b, "tf32x3")
+    assert calls.names == forward
+    dc = random(*c.shape, seed=2)
+    with Calls() as calls:
+        got = torch.autograd.grad(c, (a, b), dc)
+    assert sorted(calls.names) == sorted(backward) and set(calls.options) == {"tf32x3"}
+    torch.testing.assert_close(got, torch.autograd.grad(torch.matmul(a, b), (a, b), dc))
+
+
+@pytest.mark.parametrize("of_a, of_b", [((2, 1, 3, 8), (4, 8, 5)), ((2, 3, 8), (8, 5)), ((3, 8), (2, 8, 5))])
+@pytest.mark.parametrize("function", [kernel, ops.batched_matmul, ops.matmul])
+def test_a_gradient_has_a_gradient(function, of_a, of_b):
+    a, b = random(*of_a).requires_grad_(), random(*of_b, seed=1).requires_grad_()
+    seconds = []
+    for each in (function, torch.matmul):
+        first = torch.autograd.grad(each(a, b).square().sum(), (a, b), create_graph=True)
+        seconds.append(torch.autograd.grad(sum(f.square().sum() for f in first), (a, b)))
+    torch.testing.assert_close(*seconds, rtol=1e-4, atol=1e-1)
+
+
+def test_an_expanded_operand_has_a_gradient_for_each_of_its_places():
+    """What a caller expanded is not one matrix to autograd, whatever a launch makes of it."""
+    a, b = random(3, 4, 8), random(8, 5, seed=1).expand(3, 8, 5).requires_grad_()
+    c = kernel(a, b)
+    dc = random(3, 4, 5, seed=2)
+    (got,) = torch.autograd.grad(c, b, dc)
+    torch.testing.assert_close(got, a.mT @ dc)
+
+
+# ---- launches --------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_is_part_of_a_grids_first_dimension():
+    """Which has 2³¹ - 1 programs; the others have 65,535."""
+    with compiling_for(90, lambda *compiled: None):
+        made = batched_kernels.plan(meta(70000, 100, 16), meta(70000, 16, 16), "ieee")
+        assert made.grid[0] == 70000 * -(-100 // made.constants["BLOCK_M"]) and made.grid[1] == 1
+        with pytest.raises(Declined, match="more than a grid"):
+            batched_kernels.plan(meta(2**31, 1, 1).expand(-1, -1, 8), meta(2**31, 8, 1), "ieee")
+
+
+def test_offsets_of_far_matrices_are_of_64_bits():
+    """Three matrices 2³⁰ elements apart: the last lies past 2³¹ of an operand."""
+    if DEVICE == "cpu":
+        pytest.skip("4 GiB, and the interpreter computes offsets in NumPy")
+    a = torch.zeros(2 * 2**30 + 64, dtype=torch.bfloat16, device=DEVICE).as_strided((3, 8, 8), (2**30, 8, 1))
+    a.normal_()
+    b = torch.eye(8, dtype=torch.bfloat16, device=DEVICE)
+    assert kernel(a, b).equal(a)
+
+
+def test_few_matrices_of_long_sums_are_split():
+    a, b = random(3, 5, 1000), random(3, 1000, 6, seed=1)
+    if DEVICE == "cpu":
+        assert isinstance(batched_kernels.plan(a[:1].expand(2, -1, -1), b[:2], "ieee"), SplitPlan)
+    torch.testing.assert_close(kernel(a, b), a @ b, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(kernel(a[:2], b[:2]), a[:2] @ b[:2], rtol=1e-4, atol=1e-3)
+
+
+def test_more_batch_dimensions_than_levels_are_declined_by_the_kernel_and_taken_by_the_function():
+    a, b = random(2, 1, 2, 1, 3, 8), random(1, 2, 1, 2, 8, 5, seed=1)
+    with pytest.raises(Declined, match="4 batch dimensions"):
+        kernel(a, b)
+    torch.testing.assert_close(ops.batched_matmul(a, b), a @ b)
+
+
+# ---- choice ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "a, b, implementation, words",
+    [
+        (meta(32, 1024, 128), meta(32, 1024, 128).mT, "cuda", "one launch"),
+        (meta(32, 2048, 2048), meta(32, 2048, 128), "cuda", "one launch"),
+        (meta(4, 8, 1024, 128), meta(4, 8, 128, 64), "cuda", "one launch"),
+        (meta(16, 512, 4096), meta(4096, 4096), "cuda", "one launch"),
+        (meta(16, 8, 4096), meta(4096, 64), "cuda", "one launch"),  # 128 rows of one product
+        (meta(4, 8, 32, 128), meta(4, 1, 128, 512), "cuda", "one launch"),  # 256 rows of four
+        (meta(512, 4096), meta(16, 4096, 4096), "torch", "one matrix 'a' for all"),
+        (meta(16, 640, 64)[:, :512], meta(64, 64), "torch", "one matrix 'b' for all"),
+        (meta(4096, 64, 64), meta(4096, 64, 64), "torch", "50% of the smallest tiles"),
+        (meta(64, 129, 64), meta(64, 64, 64), "torch", "50% of the smallest tiles"),
+        (meta(8, 256, 20), meta(8, 20, 256), "torch", "16 bytes"),
+        (meta(4, 2048, 8, 128).transpose(1, 2), meta(4, 8, 128, 2048), "torch", "do not merge"),
+        (meta(8, 256, 256, dtype=torch.float32), meta(8, 256, 256, dtype=torch.float32), "torch", "cuBLAS"),
+        (meta(0, 256, 256), meta(0, 256, 256), "torch", "empty"),
+    ],
+)
+def test_a_call_takes_the_kernel_that_is_for_it(a, b, implementation, words):
+    with compiling_for(90, lambda *compiled: None):
+        for name in ("batched_matmul", "matmul"):
+            choice = ops.explain(name, a, b)
+            assert (choice.implementation, words in choice.reason) == (implementation, True), choice
+        if implementation == "cuda":
+            assert isinstance(choice.plan_for(a, b), batched_hopper.HopperPlan)
+        elif "tiles" not in words and "cuBLAS" not in words and "empty" not in words:
+            with pytest.raises(Declined, match=words):
+                batched_hopper.plan(a, b)
+    with compiling_for(80, lambda *compiled: None):
+        assert ops.explain("batched_matmul", a, b).implementation == "torch"
+
+
+def test_three_tf32_products_are_tritons():
+    a = meta(2, 1, 64, 64, dtype=torch.float32)
+    with compiling_for(90, lambda *compiled: None):
+        choice = ops.explain("batched_matmul", a, a, precision="tf32x3")
+        assert choice.implementation == "triton" and choice.plan_for(a, a, "tf32x3").constants["PRECISION"] == "tf32x3"
+
+
+def test_hoppers_launch_is_of_all_matrices():
+    a, b = meta(2, 3, 136, 72), meta(2, 3, 264, 72).mT
+    with compiling_for(90, lambda *compiled: None):
+        made = batched_hopper.plan(a, b)
+    assert (made.shape.m, made.shape.n, made.shape.k, made.shape.matrices) == (136, 264, 72, 6)
+    assert [of.sizes for of in made.maps[:2]] == [(72, 136, 6), (72, 264, 6)]
+    assert [of.steps for of in made.maps[:2]] == [(144, 144 * 136), (144, 144 * 264)]
+
+
+# ---- other calls -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("precision", ["ieee", "tf32"])
+def test_cublas_at_a_precision_sums_the_gradient_of_what_is_broadcast(precision):
+    """Where PyTorch's own switch says otherwise, it is set for the product and those of its gradient."""
+    cublas = registry.get("batched_matmul").find("torch").function
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if precision == "ieee" else "highest")
+    try:
+        for of_a, of_b in (((2, 1, 3, 8), (4, 8, 5)), ((3, 8), (8, 5))):
+            a, b = random(*of_a).requires_grad_(), random(*of_b, seed=1).requires_grad_()
+            c = cublas(a, b, precision)
+            dc = random(*c.shape, seed=2)
+            got = torch.autograd.grad(c, (a, b), dc)
+            want = torch.autograd.grad(torch.matmul(a.double(), b.double()), (a, b), dc.double())
+            torch.testing.assert_close(got, want, rtol=1e-2, atol=1e-2)
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="autocast of a CPU")
+def test_autocast_casts_as_pytorch_does():
+    a, b = random(2, 3, 8), random(2, 8, 5, seed=1)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert ops.batched_matmul(a, b).dtype == torch.matmul(a, b).dtype
+
+
+def test_a_compiler_sees_pytorchs_product():
+    a, b = random(2, 3, 8), random(8, 5, seed=1)
+    compiled = torch.compile(lambda a, b: ops.matmul(a, b), backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(a, b), a @ b)
