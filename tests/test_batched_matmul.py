@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from weft import ops, registry  # noqa: E402
 from weft.definition import Declined  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.matmul import batched_hopper, batched_kernels  # noqa: E402
+from weft.operators.matmul import batched_hopper, batched_kernels, batched_matmul  # noqa: E402
 from weft.operators.matmul.batched_views import forms  # noqa: E402
 from weft.operators.matmul.kernels import SplitPlan  # noqa: E402
 
@@ -207,6 +207,18 @@ def test_three_tf32_products_are_tritons():
     with compiling_for(90, lambda *compiled: None):
         choice = ops.explain("batched_matmul", a, a, precision="tf32x3")
         assert choice.implementation == "triton" and choice.plan_for(a, a, "tf32x3").constants["PRECISION"] == "tf32x3"
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="there every call without a gradient is eager")
+@pytest.mark.parametrize("of_a, of_b", [((2, 3, 4, 8), (8, 5)), ((2, 1, 4, 8), (3, 8, 5)), ((4, 8), (2, 8, 5))])
+def test_an_eager_call_launches_the_plan_on_the_tensors_as_they_came(monkeypatch, of_a, of_b):
+    monkeypatch.setattr(batched_matmul, "eager", lambda *tensors: True)
+    a, b = random(*of_a), random(*of_b, seed=1)
+    for function in (ops.batched_matmul, ops.matmul):
+        with Calls() as calls:
+            got = function(a, b, "tf32x3")
+        assert calls.names == []
+        torch.testing.assert_close(got, a @ b, rtol=1e-4, atol=1e-4)
 
 
 def test_hoppers_launch_is_of_all_matrices():

@@ -163,7 +163,7 @@ WORKLOADS = {
         workload(B=4, M=20, N=12, K=40, broadcast="both", layout="TT", memory="sliced"),
         workload(B=3, M=20, N=12, K=16, broadcast="b", memory="sliced"),
         *(workload(B=2, M=20, N=24, K=16, memory=memory) for memory in ("unaligned", "strided", "expanded")),
-        workload(B=32, M=9, N=5, K=8, memory="heads"),
+        workload(B=6, M=9, N=5, K=8, memory="heads"),
         workload(B=2, M=33, N=24, K=16, values="nonfinite"),
         workload(B=2, M=16, N=16, K=520),
         *(workload("fp32", B=2, M=16, N=24, K=40, precision=p) for p in PRECISIONS),
@@ -171,12 +171,12 @@ WORKLOADS = {
     "full": [
         workload(B=5, M=129, N=255, K=257),
         workload(B=3, M=256, N=192, K=128),
-        workload(B=70000, M=3, N=5, K=4),
         workload(B=48, M=136, N=72, K=200, memory="heads", layout="NT"),
         *(workload(B=6, M=264, N=136, K=72, broadcast=which) for which in ("a", "b", "both")),
     ],
     "huge": [
         workload("bf16", B=2**18 + 8, M=64, N=264, K=64),
+        workload("fp16", B=70000, M=3, N=5, K=4, broadcast="both"),
         workload("bf16", B=2, M=2**16 + 8, N=2**15 + 8, K=64),
         workload("bf16", B=2, M=64, N=64, K=2**24 + 64),
     ],

@@ -79,9 +79,10 @@ def batched_tiled(
 
 
 def heuristic(
-    sm: int, dtype: torch.dtype, layout: str, precision: str, matrices: int, m: int, n: int, k: int
+    sm: int, dtype: torch.dtype, layout: str, precision: str, even: bool, matrices: int, m: int, n: int, k: int
 ) -> Config:
-    """Large tiles where all matrices together fill the machine with them, and none larger than a matrix."""
+    """Large tiles where all matrices together fill the machine with them, and none larger than a matrix. Rows that are not
+    ``even`` are loaded through registers, of which 128 × 256 tiles have none left."""
     if INTERPRETING:
         return _config(32, 64, 32, 4, 2)
     if dtype == torch.float32:
@@ -89,7 +90,7 @@ def heuristic(
         rows, stages = columns, 3
     elif min(m, n) <= 64 or m * n * matrices <= 1024 * 1024:
         rows, columns, deep, stages = 64, 128, 64, 3
-    elif sm in (90, 100):
+    elif sm in (90, 100) and even:
         rows, columns, deep, stages = 128, 256, 64, 3
     else:
         rows, columns, deep, stages = 128, 128, 32 if sm in (86, 89, 120) else 64, 3
@@ -103,7 +104,7 @@ def _config(m: int, n: int, k: int, warps: int, stages: int) -> Config:
 
 
 def candidates(
-    sm: int, dtype: torch.dtype, layout: str, precision: str, matrices: int, m: int, n: int, k: int
+    sm: int, dtype: torch.dtype, layout: str, precision: str, even: bool, matrices: int, m: int, n: int, k: int
 ) -> Iterable[Config]:
     yield from kernels.candidates(sm, dtype, layout, precision, m, n, k)
     small = {"BLOCK_M": (16, 32, 64, 128), "BLOCK_N": (16, 32, 64, 128), "BLOCK_K": (32, 64), "num_warps": (1, 2, 4)}
@@ -145,7 +146,8 @@ def plan(a: Tensor, b: Tensor, precision: str) -> Plan | SplitPlan:
         return kernels.plan(a, b, precision)
     steps = [(*(0,) * missing, *t.stride()[:-2]) for t in (a, b)]
     sizes_key = (bucket(matrices), bucket(m), bucket(n), bucket(k))
-    config = configuration(a.device, a.dtype, layout_of(a, b), precision, *sizes_key)
+    even = all(step == 1 or step % 16 == 0 for t in (a, b) for step in t.stride())  # what Triton looks at
+    config = configuration(a.device, a.dtype, layout_of(a, b), precision, even, *sizes_key)
     tile = {name: config[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP")}
     tiles = triton.cdiv(m, tile["BLOCK_M"]) * triton.cdiv(n, tile["BLOCK_N"]) * matrices
     if tiles >= 2**31:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weft.definition import Declined, Operator, Tolerance
 from weft.operators import peers
-from weft.operators.call import Choice, check_same, check_tensor, eager, on_gpu, traced
+from weft.operators.call import Choice, cast_for_products, check_same, check_tensor, eager, on_gpu, traced
 from weft.operators.launch import Plans, target_sm
 from weft.operators.matmul import batched_hopper, batched_kernels
 from weft.operators.matmul.batched_definition import MUTANTS, OPTIONS, WORKLOADS, cost, inputs, reference, terms
@@ -211,11 +211,10 @@ def product(a: Tensor, b: Tensor, precision: str | None, name: str) -> Tensor:
         plan(a, b, c)
         return c
     check(a, b, precision, name)
+    a, b = cast_for_products(a, b)
     implementation = choose(a, b, precision).implementation
     if implementation == "torch":
         return cublas(a, b, precision) if a.is_cuda and precision != "tf32x3" else reference(a, b)
-    if torch.is_autocast_enabled("cuda"):
-        a, b = (t.to(torch.get_autocast_dtype("cuda")) for t in (a, b))
     return (batched_matmul_hopper if implementation == "cuda" else batched_matmul_triton)(a, b, precision)
 
 
