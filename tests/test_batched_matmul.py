@@ -178,8 +178,8 @@ def test_more_batch_dimensions_than_levels_are_declined_by_the_kernel_and_taken_
         (meta(16, 512, 4096), meta(4096, 4096), "cuda", "one launch"),
         (meta(16, 8, 4096), meta(4096, 64), "cuda", "one launch"),  # 128 rows of one product
         (meta(4, 8, 32, 128), meta(4, 1, 128, 512), "cuda", "one launch"),  # 256 rows of four
-        (meta(512, 4096), meta(16, 4096, 4096), "torch", "one matrix 'a' for all"),
-        (meta(16, 640, 64)[:, :512], meta(64, 64), "torch", "one matrix 'b' for all"),
+        (meta(512, 4096), meta(16, 4096, 4096), "cuda", "one launch"),
+        (meta(16, 640, 64)[:, :512], meta(64, 64), "cuda", "one launch"),
         (meta(4096, 64, 64), meta(4096, 64, 64), "torch", "50% of the smallest tiles"),
         (meta(64, 129, 64), meta(64, 64, 64), "torch", "50% of the smallest tiles"),
         (meta(8, 256, 20), meta(8, 20, 256), "torch", "16 bytes"),

@@ -21,9 +21,6 @@ def why_not(a: Tensor, b: Tensor) -> str:
     a, b = forms(a, b)
     if a.ndim > 3:
         return "batch dimensions that do not merge into one stride, which a tensor map of matrices has"
-    for name, t in (("a", a), ("b", b)):
-        if t.ndim == 3 and t.stride(0) == 0:
-            return f"one matrix '{name}' for all, which a tensor map has no step for"
     matrices = a.shape[0] if a.ndim == 3 else 1
     if -(-a.shape[-2] // ROWS) * -(-b.shape[-1] // LEAST_COLUMNS) * matrices >= 2**31:
         return f"{matrices} matrices of more tiles than are counted"

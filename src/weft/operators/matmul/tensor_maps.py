@@ -145,13 +145,15 @@ def _encode_tiled() -> Callable[..., int]:
 
 
 def why_not(name: str, t: Tensor, size: int, across: bool) -> str:
-    """Why TMA cannot take a matrix [rows, columns], or [matrices, rows, columns] (an empty string when it can)."""
+    """Why TMA cannot take a matrix [rows, columns], or [matrices, rows, columns] (an empty string when it can). Matrices may
+    be one and the same, 0 bytes apart."""
     inner = -2 if across else -1
     if t.stride(inner) != 1 and t.shape[inner] > 1:
         return f"'{name}' has no contiguous dimension"
     steps: list[Any] = [t.stride(d) for d in range(t.ndim) if d % t.ndim != inner % t.ndim and t.shape[d] > 1]
     if any(s * size % 16 for s in steps) or not pointer_aligned(t):
         return f"'{name}' has rows that do not begin on 16 bytes, which TMA wants"
-    if any(s <= 0 for s in steps) or max(t.shape) > 2**31 - 2**10:
+    rows = -3 - inner
+    if min(steps, default=0) < 0 or (t.stride(rows) == 0 and t.shape[rows] > 1) or max(t.shape) > 2**31 - 2**10:
         return f"'{name}' has strides or sizes that TMA cannot take"
     return ""
