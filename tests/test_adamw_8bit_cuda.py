@@ -42,6 +42,7 @@ CASES = {
     "uneven ends": Case("T=5,P=700,shapes=uneven", "fp32"),
     "short tensors": Case("T=8,P=300", "fp32", 1),
     "element by element": Case("T=2,P=1100,layout=unaligned", "fp16", 2),
+    "two teams": Case("T=1,P=9003", threads=512),
     "blocks of 128": Case("T=2,P=1353,block=128"),
     "blocks of two warps": Case("T=2,P=1700,block=512", sms=2, threads=128),
     "blocks of eight warps": Case("T=1,P=5003,block=2048", "fp32", threads=256),
@@ -74,7 +75,8 @@ MISTAKES = {
     "the step is not counted": ("several spans", "*step = before + 1,", "*step = before,"),
     "arrivals are left": ("several spans", "before + 1, arrivals[row] = 0;", "before + 1;"),
     "a count of the tensor before": ("short tensors", "__syncthreads();  // the next tensor's count may come", ";"),
-    "warps do not meet": ("blocks of two warps", '"bar.sync %0, %1;"', '""'),
+    "warps do not meet": ("blocks of two warps", '"bar.sync %0, %1;" ::"r"(team + 1)', '"" ::"r"(team + 1)'),
+    "warps wait for those that are done": ("several spans", "offset < of_all", "true"),
     "a warp's own part": ("blocks of eight warps", "told[team * WARPS + lane % WARPS][0]", "told[warp][0]"),
 }  # fmt: skip
 
@@ -96,7 +98,7 @@ class Step(TableStep):
             ):
                 draw.arguments[name][0][:40] = value
         changed = [
-            (adamw_8bit_cuda, "threads", lambda block: case.threads),
+            (adamw_8bit_cuda, "THREADS", case.threads),
             (adamw_8bit_cuda, "multiprocessors", lambda device: case.sms),
             (table.coded_configurations, "trial", {"BLOCK": 256, "num_warps": 8}),
         ]
@@ -154,7 +156,7 @@ def test_a_cells_line_counts_as_the_dynamic_map_does(signed):
 def test_an_element_takes_few_instructions(dtype, format, block, most):
     """From memory to memory, of whole blocks, spilling nothing. At 80 % of the ceiling there is time for 83 of a bf16 element
     and for 133 of an fp32 one."""
-    kernel = f"adamw_8bit<{dtype}, {format}, {block}, {adamw_8bit_cuda.threads(block)}>"
+    kernel = f"adamw_8bit<{dtype}, {format}, {block}, {adamw_8bit_cuda.THREADS}>"
     ways = [
         way
         for way in rounds(sass(adamw_8bit_cuda.SOURCE, kernel))

@@ -104,10 +104,11 @@ __device__ __forceinline__ void load_all(Loaded<T, Q> &to, const Tensors<T> &at,
   }
 }
 
-// A step of a warp's 256 elements. Of whole ones, those at `next` are read in the meantime, into the same registers.
-template <typename T, Format FORMAT, int Q, bool WHOLE>
-__device__ __forceinline__ void update(Loaded<T, Q> &in, const Tensors<T> &at, u32 offset, u32 next, int left, const Step &s,
-                                       u32 (*told)[2]) {
+// A step of a warp's 256 elements. Of whole ones, those at `next` are read in the meantime, into the same registers; then, if
+// all of a team `meet`, they wait for each other: warps that drift apart read and write all over a tensor, and memory is slow.
+template <typename T, Format FORMAT, int Q, bool WHOLE, int TEAM>
+__device__ __forceinline__ void update(Loaded<T, Q> &in, const Tensors<T> &at, u32 offset, u32 next, int left, bool meet,
+                                       const Step &s, u32 (*told)[2]) {
   using S = Shape<T, Q>;
   constexpr int VEC = S::VEC, PARTS = S::PARTS, BESIDE = S::BESIDE, WARPS = S::WARPS, BLOCKS = S::BLOCKS, EACH = S::EACH;
   constexpr bool FINE = sizeof(T) == 4;  // a weight of 16 bits hides what is off
@@ -141,6 +142,8 @@ __device__ __forceinline__ void update(Loaded<T, Q> &in, const Tensors<T> &at, u
 #pragma unroll
   for (int i = 0; i < PARTS; i++) write<T, VEC, WHOLE>(param + i * BESIDE, left - i * BESIDE, p + i * VEC);
   if (WHOLE) load_all<T, FORMAT, Q, true>(in, at, next, 0);
+  if (WHOLE && WARPS == 1 && meet)  // those of a larger block do so below
+    asm volatile("bar.sync %0, %1;" ::"r"(threadIdx.x / TEAM + 1), "r"(TEAM) : "memory");
 
 #pragma unroll
   for (int b = 0; b < BLOCKS; b++) {
@@ -178,7 +181,7 @@ template <typename T, Format FORMAT, int Q, int THREADS>
 __global__ __launch_bounds__(THREADS, 1) void adamw_8bit(const i64 *gradients, const i64 *table, const i64 *chunks,
                                                          const float *numbers, u32 *arrivals, const float *tables, i64 count,
                                                          i64 elements) {
-  constexpr int VEC = Shape<T, Q>::VEC, WARPS = Shape<T, Q>::WARPS, PASS = THREADS * 8;
+  constexpr int VEC = Shape<T, Q>::VEC, WARPS = Shape<T, Q>::WARPS, PASS = THREADS * 8, TEAM = THREADS < 256 ? THREADS : 256;
   extern __shared__ __align__(1024) unsigned char memory[];
   u32(*const told)[2] = reinterpret_cast<u32(*)[2]>(memory + (FORMAT == DYNAMIC ? 2 * TABLE : 0));  // of two turns
   float *const done = reinterpret_cast<float *>(told + 2 * THREADS / 32);
@@ -215,23 +218,24 @@ __global__ __launch_bounds__(THREADS, 1) void adamw_8bit(const i64 *gradients, c
                        reinterpret_cast<float *>(words[SCALES]) + first / Q,
                        reinterpret_cast<float *>(words[SCALES + 1]) + first / Q};
     here.opaque();
-    // elements that are left from the first block of this warp on
-    const int left = int(min(words[SIZE], (chunk + run) * elements) - first) + warp % WARPS * TILE;
+    const i64 end_of_run = min(words[SIZE], (chunk + run) * elements);
+    const int left = int(end_of_run - first) + warp % WARPS * TILE;  // elements from the first block of this warp on
     const bool aligned = ((words[PARAM] | gradient | words[FIRST] | words[SECOND]) & 15) == 0;
     const u32 whole = left < WARPS * TILE || !aligned ? 0 : ((left - WARPS * TILE) / PASS + 1) * PASS;
+    const u32 of_all = aligned ? u32(end_of_run - chunk * elements) / PASS * PASS : 0;  // passes that every warp has
     u32 offset = 0;
     u32(*turn)[2] = told;
     Loaded<T, Q> in;
     if (whole) load_all<T, FORMAT, Q, true>(in, here, 0, 0);
     for (; offset != whole; offset += PASS) {
       // of the last pass this one's again: nothing is made of them, and a branch costs more
-      update<T, FORMAT, Q, true>(in, here, offset, offset + PASS == whole ? offset : offset + PASS, 0, s, turn);
+      update<T, FORMAT, Q, true, TEAM>(in, here, offset, offset + PASS == whole ? offset : offset + PASS, 0, offset < of_all, s, turn);
       if (WARPS > 1) turn = turn == told ? told + THREADS / 32 : told;
     }
     for (; int(offset) < left; offset += PASS) {
       const int mine = left - int(offset) - warp % WARPS * TILE - int(threadIdx.x % 32) * VEC;
       load_all<T, FORMAT, Q, false>(in, here, offset, mine);
-      update<T, FORMAT, Q, false>(in, here, offset, 0, mine, s, turn);
+      update<T, FORMAT, Q, false, TEAM>(in, here, offset, 0, mine, false, s, turn);
       if (WARPS > 1) turn = turn == told ? told + THREADS / 32 : told;
     }
   }

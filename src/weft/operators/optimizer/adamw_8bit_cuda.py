@@ -18,12 +18,7 @@ from weft.operators.optimizer.table import Entry
 
 SOURCE = Path(__file__).with_name("adamw_8bit.cu")
 TABLES = 2 * 2**16  # bytes that look-ups of the dynamic map take, a block of threads
-
-
-def threads(block: int) -> int:
-    """Of a block of the grid: 640 have 96 registers, which hold what the next pass wants too. Where several warps share a block
-    of codes it takes a few more, and warps are to be a multiple of 8."""
-    return 640 if block <= 256 else 512
+THREADS = 512  # two teams of warps that keep together; 128 registers hold what the next pass wants too
 
 
 class CodedTable(CudaTable):
@@ -56,13 +51,12 @@ class CodedTable(CudaTable):
         entry, codes = self.like, self.like.codes
         assert codes is not None  # of a weight that is taken
         dynamic = codes.format == "dynamic"
-        count = threads(codes.block)
-        kind = CTYPES[entry.param.dtype], "DYNAMIC" if dynamic else "E4M3", codes.block, count
+        kind = CTYPES[entry.param.dtype], "DYNAMIC" if dynamic else "E4M3", codes.block, THREADS
         return CudaPlan(
             SOURCE,
             f"adamw_8bit<{', '.join(map(str, kind))}>",
             (min(multiprocessors(self.device), chunks), 1),
-            count,
+            THREADS,
             (ctypes.c_int64(chunks), ctypes.c_int64(self.block)),
-            shared_bytes=dynamic * TABLES + count // 32 * 16 + 16,
+            shared_bytes=dynamic * TABLES + THREADS // 32 * 16 + 16,
         )
