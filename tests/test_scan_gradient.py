@@ -14,16 +14,18 @@ from sass import names, sass
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from weft import registry  # noqa: E402
 from weft.bench.compile_check import resource_usage  # noqa: E402
 from weft.definition import Declined  # noqa: E402
+from weft.operators.call import Choice  # noqa: E402
 from weft.operators.configs import Configurations  # noqa: E402
 from weft.operators.cuda import compile_cubin  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
 from weft.operators.reduction.views import views_of  # noqa: E402
 from weft.operators.scan import gradient_vectors  # noqa: E402
 from weft.operators.scan.cumprod import scan as product  # noqa: E402
+from weft.operators.scan.gradient_vectors import VectorsGradientPlan  # noqa: E402
 from weft.operators.scan.logcumsumexp import scan as logarithm  # noqa: E402
+from weft.operators.scan.plans import GradientPlan  # noqa: E402
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -259,13 +261,22 @@ def test_it_declines_what_it_cannot_take():
     )
 
 
-def test_the_public_functions_take_triton_until_a_gpu_has_run_it(monkeypatch):
+def test_the_public_functions_take_it_for_many_elements(monkeypatch):
     taken = []
     for scan in (product, logarithm):
         monkeypatch.setattr(scan, "gradient", lambda *of: taken.append(of[-1]) or of[2])
-        for function in (scan.triton, scan.cuda):
+        for function in (scan.triton, scan.cuda, lambda x, dim, scan=scan: scan(x, dim, False, False)):
             x = torch.ones(4, 64, requires_grad=True)
             monkeypatch.setattr(scan, "run", lambda x, *of: x * 1)
+            monkeypatch.setattr(scan, "choose", lambda *of, scan=scan: Choice("triton", "", scan.triton_plans))
             function(x, -1).sum().backward()
-        assert taken[-2:] == [scan.backward_plans, scan.vector_backward_plans]
-    assert {"cuda"} <= set(registry.get("logcumsumexp").implementations)
+        assert taken[-3:] == [scan.backward_plans, scan.vector_backward_plans, scan.public_backward_plans]
+    monkeypatch.setattr("weft.operators.scan.scan.INTERPRETING", False)
+    for shape, kind in (
+        ((64, 2**14), VectorsGradientPlan),
+        ((64, 2**13), GradientPlan),
+        ((2**7, 2**13 + 1), GradientPlan),
+    ):
+        x = torch.empty(*shape, dtype=BF16, device="meta")
+        with compiling_for(90, lambda *kernel: None):
+            assert type(product._public_backward_plan(x, x, x, -1, False, False)) is kind

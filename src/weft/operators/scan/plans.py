@@ -31,7 +31,6 @@ class Formula:
         bytes_held: of a row, that a thread of ``scan.cu`` can hold.
         vectors: heuristic and candidates of its configurations.
         columns: whether ``logarithm_columns.cu`` computes it.
-        chosen: whether the public function takes ``cuda``'s kernels.
     """
 
     scan: Any
@@ -42,7 +41,6 @@ class Formula:
     bytes_held: int = 128
     vectors: tuple[Any, Any] = (vectors.heuristic, vectors.candidates)
     columns: bool = False
-    chosen: bool = True
 
     @property
     def constants(self) -> dict[str, Any]:
@@ -60,7 +58,6 @@ LOGSUMEXP = Formula(
     bytes_held=logarithm_vectors.BYTES,
     vectors=(logarithm_vectors.heuristic, logarithm_vectors.candidates),
     columns=True,
-    chosen=False,  # no GPU has run them yet
 )
 
 # ---- configurations --------------------------------------------------------------------------------------------------

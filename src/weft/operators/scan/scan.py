@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -59,6 +60,7 @@ class Scan:
         self.backward_plans = Plans(self._backward_plan)
         self.vector_backward_plans = Plans(self._vector_backward_plan)
         self.public_plans = Plans(self._public_plan)
+        self.public_backward_plans = Plans(self._public_backward_plan)
         self.function = _autograd(self)
 
     def reference(self, x: Tensor, dim: int = -1, exclusive: bool = False, reverse: bool = False) -> Tensor:
@@ -115,6 +117,12 @@ class Scan:
         how = {"log": bool(self.log), "exclusive": exclusive, "reverse": reverse}
         return VectorsGradientPlan(found, tensors, self.configured.gradient_vectors, **how)
 
+    def _public_backward_plan(self, x: Tensor, y: Tensor, dy: Tensor, *how: Any) -> GradientPlan | VectorsGradientPlan:
+        if x.numel() >= VECTORS_FROM and not INTERPRETING:
+            with contextlib.suppress(Declined):
+                return self._vector_backward_plan(x, y, dy, *how)
+        return self._backward_plan(x, y, dy, *how)
+
     # ---- calls -------------------------------------------------------------------------------------------------------
 
     def check(self, x: Tensor, dim: int, exclusive: bool, reverse: bool) -> int:
@@ -138,7 +146,7 @@ class Scan:
         except Declined as declined:
             return Choice("torch", str(declined))
         large = x.numel() >= VECTORS_FROM and not INTERPRETING
-        if large and self.formula.chosen:
+        if large:
             if v.K > 1 and self.formula.columns and not logarithm_columns.why_not(v, y, x, self.dtype(x)):
                 return Choice("cuda", "columns side by side: 16 bytes an access", self.vector_plans)
             if not vectors.why_not(v, y, x, self.dtype(x), self.formula):
@@ -180,14 +188,16 @@ class Scan:
             if ready is not None:
                 plans, plan = ready
                 if torch.is_grad_enabled() and x.requires_grad:
-                    return self.function.apply(x, dim, exclusive, reverse, x.dtype, plans, plan, self.backward_plans)
+                    return self.function.apply(
+                        x, dim, exclusive, reverse, x.dtype, plans, plan, self.public_backward_plans
+                    )
                 y = torch.empty_like(x)
                 plan(x, y)
                 return y
         plans = self.choose(x, dim, exclusive, reverse).plans
         if plans is None:
             return self.reference(x, dim, exclusive, reverse)
-        return self.by(plans, x, dim, exclusive, reverse)
+        return self.by(plans, x, dim, exclusive, reverse, self.public_backward_plans)
 
     def dtype(self, x: Tensor) -> torch.dtype:
         wide = self.wide_in_autocast and x.is_cuda and torch.is_autocast_enabled("cuda")
