@@ -82,12 +82,14 @@ class CudaTable(Table):
         if not (scale is None and found is None and max_norm is None) or guarded or zeroed:
             super()._launch(active, scale, found, max_norm, guarded, measured, zeroed)
             return
-        grads, numbers = self._upload()
+        launches = []
         for mine, plan_of in ((self.taken, self._kernel), (~self.taken, self._plain)):
-            rows = None if active is None and mine.all() else mine if active is None else mine & active
-            chunks = self.chunk_map(rows, self.block)
-            if len(chunks):
-                plan_of(len(chunks))(grads, self.table, chunks, numbers, self.arrivals)
+            rows = mine if active is None else mine & active
+            if rows.any():
+                launches.append((plan_of, self.chunk_map(None if rows.all() else rows, self.block)))
+        grads, numbers = self._upload()
+        for plan_of, chunks in launches:
+            plan_of(len(chunks))(grads, self.table, chunks, numbers, self.arrivals)
 
     def _kernel(self, chunks: int) -> Callable[..., None]:
         if chunks not in self.plans:
