@@ -31,6 +31,7 @@ from weft.operators.matmul.linear_activations import ACTIVATIONS
 from weft.operators.matmul.linear_calls import HOPPER, TRITON, HopperLaunch, Linear, Way, hopper_declines
 from weft.operators.matmul.linear_definition import MUTANTS, OPTIONS, WORKLOADS, composed, cost, inputs, reference
 from weft.operators.matmul.linear_kernels import plan as triton_plan
+from weft.operators.matmul.linear_peers import cublaslt, quack
 from weft.operators.matmul.matmul import default_precision
 
 LONGEST_K = (
@@ -90,21 +91,6 @@ def linear_hopper(
     return run(HOPPER, x, weight, bias, residual, activation)
 
 
-def cublaslt(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    *,
-    activation: str | None = None,
-) -> Tensor:
-    """cuBLASLt's own epilogues, bias with relu or the tanh form of gelu, through the one function of PyTorch that has them."""
-    if bias is None or residual is not None or activation not in ("relu", "gelu_tanh") or x.ndim != 2:
-        raise Declined("PyTorch gives a matrix a bias with relu or the tanh form of gelu, no more")
-    y: Tensor = torch._addmm_activation(bias, x, weight.t(), use_gelu=activation == "gelu_tanh")
-    return y
-
-
 linear = Operator(
     name="linear",
     axes={"M": "rows of x", "N": "columns of y", "K": "columns of x and of weight"},
@@ -124,6 +110,9 @@ linear.implementation("cuda", arch="==sm_90", dtypes=("bf16", "fp16"), devices=(
 linear.implementation("torch")(composed)
 linear.implementation("torch.compile", devices=("cuda",))(peers.Compiled(composed))
 linear.implementation("cublaslt", devices=("cuda",), directions=("forward",))(cublaslt)
+linear.implementation(
+    "quack", requires="quack-kernels", devices=("cuda",), dtypes=("bf16", "fp16"), directions=("forward",)
+)(quack)
 
 # ---- what users call -------------------------------------------------------------------------------------------------
 

@@ -17,8 +17,7 @@ from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 
 OPTIONS = {
     "activation": ("none", *ACTIVATIONS),
-    "bias": (False, True),
-    "residual": (False, True),
+    "plus": ("bias+residual", "bias", "residual", "none"),
     "layout": ("NT", "NN", "TN", "TT"),
     "memory": LAYOUTS,
     "values": VALUES,
@@ -52,13 +51,23 @@ def reference(
     return y if residual is None else y + residual
 
 
+def activation_of(w: Workload) -> str | None:
+    name: str = w.option("activation", "silu")
+    return None if name == "none" else name
+
+
 def gated(w: Workload) -> bool:
-    return w.option("activation", "none") in ACTIVATIONS and ACTIVATIONS[w.option("activation")].gated
+    return linear_activations.of(activation_of(w)).gated
+
+
+def has(w: Workload, what: str) -> bool:
+    return what in w.option("plus", "bias+residual")
 
 
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     """x [M, K], weight [N, K] ([2N, K] of a gated activation) with a variance of 1 / K, so that activations see numbers of the
-    size that they bend. The option layout says which of the two is stored with K not contiguous: NT is a linear layer's."""
+    size that they bend. Options: activation (silu); plus, what there is besides (bias+residual); layout, which of the two is
+    stored with K not contiguous: NT is a linear layer's."""
     layout, memory, values = w.option("layout", "NT"), w.option("memory", "contiguous"), w.option("values", "normal")
     m, k, rows = w["M"], w["K"], w["N"] * (2 if gated(w) else 1)
 
@@ -71,15 +80,14 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     once = weight[tuple(slice(1) if step == 0 else slice(None) for step in weight.stride())]  # an expanded one shares
     once.mul_(max(k, 1) ** -0.5)
     of_vectors = memory if memory in ("unaligned", "strided") else "contiguous"
-    name = w.option("activation", "none")
+    bias = random_tensor(g, (rows,), w.dtype, device, layout=of_vectors) if has(w, "bias") else None
+    residual = random_tensor(g, (m, w["N"]), w.dtype, device, layout=memory) if has(w, "residual") else None
     return {
         "x": operand((m, k), layout[0] == "T", values),
         "weight": weight,
-        "bias": random_tensor(g, (rows,), w.dtype, device, layout=of_vectors) if w.option("bias", False) else None,
-        "residual": random_tensor(g, (m, w["N"]), w.dtype, device, layout=memory)
-        if w.option("residual", False)
-        else None,
-        "activation": None if name == "none" else name,
+        "bias": bias,
+        "residual": residual,
+        "activation": activation_of(w),
     }
 
 
@@ -87,12 +95,12 @@ def cost(w: Workload, direction: str) -> Cost:
     """Backward reads what forward kept of an activation, [M, N] or [M, 2N]; the residual's gradient is that of y itself."""
     m, n, k, size = w["M"], w["N"], w["K"], w.bytes_per_element
     rows = n * (2 if gated(w) else 1)
-    bias = rows if w.option("bias", False) else 0
+    bias = rows if has(w, "bias") else 0
     flops = 2.0 * m * rows * k
     if direction == "forward":
-        residual = m * n if w.option("residual", False) else 0
+        residual = m * n if has(w, "residual") else 0
         return Cost((m * k + rows * k + bias + residual) * size, m * n * size, {w.dtype: flops})
-    kept = m * rows if w.option("activation", "none") != "none" else 0
+    kept = m * rows if activation_of(w) else 0
     return Cost((m * k + rows * k + m * n + kept) * size, (m * k + rows * k + bias) * size, {w.dtype: 2 * flops})
 
 
@@ -157,13 +165,15 @@ def _slope_left_out(dy: Tensor, activation: str | None = None, **named: Any) -> 
     return gradients(dy, activation=None if not chosen.gated else activation, **named)
 
 
-def _one_row_of_the_bias(dy: Tensor, bias: Tensor | None = None, **named: Any) -> tuple[Tensor, ...]:
-    """Its gradient without the first row's share."""
-    found = gradients(dy, bias=bias, **named)
-    if bias is None or not dy.numel():
+def _first_row_left_out(
+    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str | None
+) -> tuple[Tensor, ...]:
+    """Of the bias's gradient."""
+    found = gradients(dy, x=x, weight=weight, bias=bias, residual=residual, activation=activation)
+    if bias is None:
         return found
-    rest = {name: t if name != "x" and name != "residual" else t[1:] for name, t in named.items() if torch.is_tensor(t)}
-    short = gradients(dy[1:], bias=bias, activation=named["activation"], **rest)
+    rest = None if residual is None else residual[1:]
+    short = gradients(dy[1:], x=x[1:], weight=weight, bias=bias, residual=rest, activation=activation)
     return (*found[:2], short[2], *found[3:])
 
 
@@ -180,7 +190,7 @@ MUTANTS = [
     Mutant("last slice of K left out", _with(_last_slice_left_out)),
     *mutants.usual(gradients, "backward"),
     Mutant("slope of the activation left out", _slope_left_out, "backward"),
-    Mutant("bias gradient of too few rows", _one_row_of_the_bias, "backward"),
+    Mutant("bias gradient without the first row", _first_row_left_out, "backward"),
 ]
 
 
@@ -194,49 +204,54 @@ UP = ((14336, 4096), (28672, 8192))  # (N, K) of Llama 8B's and 70B's way up in 
 SMALL: dict[str, Any] = {"M": 40, "N": 48, "K": 72}
 
 
-def up(m: int, n: int, k: int, activation: str, bias: bool = True, dtype: str = "bf16") -> Workload:
-    return workload(dtype, M=m, N=n, K=k, activation=activation, bias=bias)
+def up(m: int, n: int, k: int, activation: str, plus: str = "bias", dtype: str = "bf16") -> Workload:
+    return workload(dtype, M=m, N=n, K=k, activation=activation, plus=plus)
 
+
+DOWN = workload("bf16", M=4096, N=4096, K=14336, activation="none")
 
 WORKLOADS = {
     "verify": [
         *(workload(M=m, N=n, K=k) for m, n, k in ((1, 1, 1), (33, 65, 17), (64, 72, 64), (7, 1, 130))),
-        *(workload(M=m, N=n, K=k, activation="gelu", bias=True) for m, n, k in ((0, 5, 3), (5, 0, 3), (5, 3, 0))),
-        *(workload(**SMALL, activation=name, bias=True) for name in ACTIVATIONS),
-        *(workload(M=33, N=41, K=50, activation=name, bias=True, residual=True) for name in ("relu", "gelu", "swiglu")),
-        workload(**SMALL, bias=True, residual=True),
-        workload(**SMALL, activation="swiglu"),
-        *(workload(**SMALL, activation="silu", bias=True, layout=layout) for layout in ("NN", "TN", "TT")),
+        *(workload(M=m, N=n, K=k, activation="gelu") for m, n, k in ((0, 5, 3), (5, 0, 3), (5, 3, 0))),
+        *(workload(**SMALL, activation=name, plus="bias") for name in ACTIVATIONS),
+        *(workload(M=33, N=41, K=50, activation=name) for name in ("none", "relu", "gelu", "swiglu")),
+        *(workload(**SMALL, activation=name, plus="none") for name in ("none", "swiglu")),
+        workload(**SMALL, activation="none", plus="bias"),
+        *(workload(**SMALL, layout=layout) for layout in ("NN", "TN", "TT")),
         workload(**SMALL, activation="swiglu", layout="NN"),
         *(
-            workload(M=40, N=48, K=32, memory=memory, activation="silu", bias=True, residual=True)
+            workload(M=40, N=48, K=32, memory=memory)
             for memory in ("unaligned", "sliced", "strided", "transposed", "expanded")
         ),
-        workload(M=32, N=48, K=16, values="nonfinite", bias=True),
-        *(workload(M=32, N=48, K=16, values="nonfinite", activation=name) for name in ("relu", "gelu_tanh", "swiglu")),
+        workload(M=32, N=48, K=16, values="nonfinite", activation="none"),
+        *(
+            workload(M=32, N=48, K=16, values="nonfinite", activation=name, plus="none")
+            for name in ("relu", "gelu_tanh", "swiglu")
+        ),
     ],
     "full": [
-        workload(M=257, N=264, K=520, activation=name, bias=bias, residual=residual)
+        workload(M=257, N=264, K=520, activation=name, plus=plus)
         for name in ("none", *ACTIVATIONS)
-        for bias, residual in ((False, False), (True, True))
+        for plus in ("none", "bias+residual")
     ],
-    "huge": [workload("bf16", M=2**16 + 8, N=2**15 + 8, K=64, activation="gelu_tanh", bias=True)],
+    "huge": [workload("bf16", M=2**16 + 8, N=2**15 + 8, K=64, activation="gelu_tanh", plus="bias")],
     "bench": [
         *(up(m, n, k, "gelu_tanh") for m in (4096, 16384) for n, k in UP),
         up(4096, *UP[0], "gelu"),
-        *(up(m, n, k, "swiglu", bias=False) for m in (512, 4096, 16384) for n, k in UP),
-        workload("bf16", M=4096, N=4096, K=14336, bias=True, residual=True),
+        *(up(m, n, k, "swiglu", "none") for m in (512, 4096, 16384) for n, k in UP),
+        DOWN,
         *(up(n, n, n, "gelu") for n in (4096, 8192)),
         up(4096, 4096, 4096, "gelu", dtype="fp16"),
     ],
     "quick": [up(4096, 4096, 4096, "gelu")],
     "compile": [
         up(4096, 4096, 4096, "gelu"),
-        up(4096, *UP[0], "swiglu", bias=False),
-        workload("bf16", M=4096, N=4096, K=4096, bias=True, residual=True),
-        workload("fp16", M=512, N=512, K=500, activation="silu", bias=True),
-        workload("fp32", M=512, N=512, K=512, activation="gelu", bias=True),
+        up(4096, *UP[0], "swiglu", "none"),
+        DOWN,
+        workload("fp16", M=512, N=512, K=500, activation="silu", plus="bias"),
+        workload("fp32", M=512, N=512, K=512, activation="gelu", plus="bias"),
     ],
     "tune": [up(4096, n, n, name) for n in (4096, 8192) for name in ("gelu", "swiglu")],
-    "model": [up(16384, *UP[0], "silu"), up(4096, *UP[0], "geglu_tanh", bias=False)],
+    "model": [up(16384, *UP[0], "silu"), up(4096, *UP[0], "geglu_tanh", "none")],
 }
