@@ -259,6 +259,17 @@ def linear_cross_entropy_with_gradient(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Cross entropy of a linear layer's logits and its gradients, from one call."""
 
+def linear_quantized(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    scale: Tensor,
+    dtype: dtype = ...,
+    activation: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """A linear layer's result as 8-bit codes of a given scale, and its largest value: delayed scaling."""
+
 def lion(
     params: Sequence[Tensor],
     grads: Sequence[Tensor],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -46,7 +48,7 @@ def quack(
         return added
     if residual is not None or activation not in (None, *QUACK):
         raise Declined("QuACK has no residual after an activation, and of gelu the tanh form")
-    how = {"bias": bias, "activation": None if activation is None else QUACK[activation]}
+    how: dict[str, Any] = {"bias": bias, "activation": None if activation is None else QUACK[activation]}
     if linear_activations.of(activation).gated:
         how["concat_layout"] = ("B",) if bias is None else ("B", "bias")
     y: Tensor = gemm_act(x, weight.t(), **how, store_preact=False, tuned=False)[1]
