@@ -146,7 +146,7 @@ class Product:
 
         sums = linear(self.b, 0)
         made = {
-            "NONE": sums, "RELU": F.relu(sums), "SILU": F.silu(sums), "GELU": F.gelu(sums),
+            "NONE": sums, "RELU": F.relu(sums), "SILU": F.silu(sums), "SILU_FAST": F.silu(sums), "GELU": F.gelu(sums),
             "GELU_TANH": F.gelu(sums, approximate="tanh"),
         }[case.activation]  # fmt: skip
         if case.gated:

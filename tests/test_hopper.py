@@ -177,6 +177,18 @@ def test_it_is_right(play, name):
     assert not what_is_wrong(play(product), product)
 
 
+@pytest.mark.parametrize("name", hopper.ACTIVATIONS[1:])
+def test_sums_without_end_are_activated_as_pytorch_does(play, name):
+    """Infinities of either sign in a row, and NaN in another."""
+    product = Product(CASES[name])
+    product.a[0, 0], product.a[1, 0] = torch.inf, torch.nan
+    got, want = play(product), product.wanted()
+    assert (
+        got[0].isposinf().equal(want[0].isposinf()) and got[0].isnan().equal(want[0].isnan()) and got[1].isnan().all()
+    )
+    assert not got[0].isneginf().any() and bool(got[0].isnan().any()) == (name != "RELU") and got[2:].isfinite().all()
+
+
 @pytest.mark.parametrize("name", STREAMED)
 def test_it_is_right_whoever_is_first(play, name):
     product = Product(CASES[name])

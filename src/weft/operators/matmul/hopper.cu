@@ -274,7 +274,7 @@ __global__ void __launch_bounds__(THREADS, 1)
             float(&v)[4] = values[j];
             scaled(0, of, c, v);
 #pragma unroll
-            for (int e = 0; e < 4; e++) v[e] = activated<ACTIVATION>(v[e]);
+            for (int e = 0; e < 4; e++) v[e] = activated<ACTIVATION, O>(v[e]);
             if constexpr (GATED) {
               float up[4];
               scaled(1, of, c, up);

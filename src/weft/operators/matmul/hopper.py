@@ -30,7 +30,7 @@ TYPES = {
     torch.int32: "int",
 }  # the names in hopper.cu; float is taken as tf32
 OPERANDS = (*CTYPES, torch.float8_e4m3fn, torch.int8)
-ACTIVATIONS = ("NONE", "RELU", "SILU", "GELU", "GELU_TANH")
+ACTIVATIONS = ("NONE", "RELU", "SILU", "GELU", "GELU_TANH", "SILU_FAST")
 
 
 class Shape(ctypes.Structure):

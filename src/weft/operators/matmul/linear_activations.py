@@ -70,11 +70,13 @@ def _itself(x: Tensor) -> Tensor:
 NONE = Activation(False, "NONE", itself, None, False, _itself, _itself)
 ACTIVATIONS = {
     "relu": Activation(False, "RELU", relu, relu_backward, False, torch.relu, torch.relu),
-    "silu": Activation(False, "SILU", silu.forward, silu.backward, False, F.silu, F.silu),
+    "silu": Activation(False, "SILU_FAST", silu.forward, silu.backward, False, F.silu, F.silu),
     "gelu": Activation(False, "GELU", gelu.forward, gelu.backward, True, gelu.reference, F.gelu),
     "gelu_tanh": Activation(False, "GELU_TANH", gelu.forward_tanh, gelu.backward_tanh, True, _gelu_tanh, _gelu_tanh),
     "reglu": Activation(True, "RELU", reglu.forward, reglu.backward, False, reglu.reference, reglu.reference),
-    "swiglu": Activation(True, "SILU", swiglu.forward, swiglu.backward, False, swiglu.reference, swiglu.torch_swiglu),
+    "swiglu": Activation(
+        True, "SILU_FAST", swiglu.forward, swiglu.backward, False, swiglu.reference, swiglu.torch_swiglu
+    ),
     "geglu": Activation(True, "GELU", geglu.forward, geglu.backward, True, geglu.reference, geglu.torch_geglu),
     "geglu_tanh": Activation(
         True, "GELU_TANH", geglu.forward_tanh, geglu.backward_tanh, True, _geglu_tanh, _usual_geglu_tanh
