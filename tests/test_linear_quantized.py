@@ -9,8 +9,13 @@ from where import DEVICE
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+pytest.importorskip("cuda.bindings")
+
+from hopper_on_cpu import encode_tiled  # noqa: E402
+
 from weft import ops, registry  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
+from weft.operators.matmul import hopper, tensor_maps  # noqa: E402
 from weft.operators.matmul import linear_quantized as module  # noqa: E402
 from weft.operators.matmul.linear_definition import reference  # noqa: E402
 from weft.operators.quantization.formats import format_of  # noqa: E402
@@ -72,7 +77,7 @@ def test_leading_dimensions_are_rows_and_nothing_wants_a_gradient():
 
 @pytest.mark.parametrize("activation", [None, "silu", "geglu"])
 def test_on_hopper_codes_are_made_of_the_main_loops_result(monkeypatch, activation):
-    def launch(self, x, weight, bias, y, amax):
+    def launch(self, x, weight, bias, scale, y, amax):
         y.copy_(reference(x, weight, bias, activation=activation))
         amax.copy_(y.abs().max())
 
@@ -87,7 +92,7 @@ def test_on_hopper_codes_are_made_of_the_main_loops_result(monkeypatch, activati
     )
     for dtype in DTYPES:
         call: dict = {"scale": scale, "dtype": dtype, "activation": activation}
-        got, want = module.linear_quantized_hopper(x, weight, bias, **call), module.usual(x, weight, bias, **call)
+        got, want = module.linear_quantized_apart(x, weight, bias, **call), module.usual(x, weight, bias, **call)
         assert (got[0].float() - want[0].float()).abs().max() <= 0.07 * want[0].float().abs().max()
         torch.testing.assert_close(got[1], want[1])
 
@@ -95,10 +100,40 @@ def test_on_hopper_codes_are_made_of_the_main_loops_result(monkeypatch, activati
 def test_a_launch_on_hopper_has_amax_and_both_halves():
     x, weight = (torch.empty(s, dtype=torch.bfloat16, device="meta") for s in ((8, 64), (128, 64)))
     with compiling_for(90, lambda *kernel: None):
-        assert "true, RELU, false, true, true" in module.HopperWithAmax(x, weight, "reglu", True).plan.launch.expression
-        assert "false, NONE, false, false, true" in module.HopperWithAmax(x, weight, None, False).plan.launch.expression
+        made = module.HopperWithAmax(x, weight, "reglu", True, False).plan.launch
+        assert "true, RELU, false, true, true" in made.expression
+        made = module.HopperWithAmax(x, weight, None, False, False).plan.launch
+        assert "false, NONE, false, false, true" in made.expression
         scale = torch.empty(1, device="meta")
-        assert ops.explain("linear_quantized", x, weight, scale=scale).implementation == "cuda"
+        assert ops.explain("linear_quantized", x, weight, scale=scale).implementation == "cuda-apart"
+
+
+def test_the_main_loop_leaves_codes_of_a_scale(monkeypatch):
+    """In one launch: the scale is its first pointer, the bias has x's dtype, and C is of bytes."""
+    launched = []
+    monkeypatch.setattr(tensor_maps, "_encode_tiled", lambda: encode_tiled)
+    monkeypatch.setattr(hopper.CudaPlan, "__call__", lambda plan, *tensors: launched.append((plan, tensors)))
+    x, weight, bias = (torch.empty(s, dtype=torch.float16).as_subclass(OnGpu) for s in ((8, 64), (256, 64), (256,)))
+    scale, amax, q = torch.ones(1), torch.zeros(1), torch.empty(8, 128, dtype=torch.float8_e4m3fn).as_subclass(OnGpu)
+    made = module.HopperWithAmax(x, weight, "swiglu", True, True)
+    assert made.plan.launch.expression.startswith("matmul_hopper<fp16, e4m3, 256, ")
+    assert made.plan.launch.expression.endswith("true, SILU_FAST, false, true, true, false, false, false, fp16>")
+    made(x, weight, bias, scale, q, amax)
+    plan, tensors = launched[0]
+    *_, of_c, shape, _ = plan.scalars
+    assert [t.data_ptr() for t in (tensors[0], tensors[2], tensors[3])] == [t.data_ptr() for t in (scale, bias, amax)]
+    assert of_c.opaque[0] == q.data_ptr() and shape.n == 128
+    monkeypatch.setattr(module, "rows_of", lambda x: ())
+    with pytest.raises(NotImplementedError, match="float8_e4m3fn"):
+        module.linear_quantized_hopper(x, weight, scale=scale, dtype=torch.int8)
+    with pytest.raises(NotImplementedError, match="72 elements"):
+        module.linear_quantized_hopper(x, weight[:72], scale=scale)
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says it is on a GPU."""
+
+    is_cuda = True
 
 
 GOOD = {"x": random(4, 8), "weight": random(16, 8), "scale": torch.ones(1, device=DEVICE)}

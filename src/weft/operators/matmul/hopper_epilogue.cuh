@@ -84,6 +84,16 @@ template <typename O> __device__ __forceinline__ float2 two_of(const O *vector, 
   return pair;
 }
 
+// Two numbers as fp8, the first in the lower byte: to the nearest, ties to even, within +-448; NaN stays.
+__device__ __forceinline__ unsigned short codes_of(float low, float high) {
+  unsigned short codes;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
+  return codes;
+}
+
+template <bool FIRST, typename A, typename B> struct Chosen { using Type = A; };
+template <typename A, typename B> struct Chosen<false, A, B> { using Type = B; };
+
 template <typename O> constexpr bool INTEGERS = false;
 template <> constexpr bool INTEGERS<int> = true;
 

@@ -55,13 +55,18 @@ def product_by_triton(a: Tensor, b: Tensor) -> Tensor:
 
 
 def hopper_declines(
-    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str | None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    activation: str | None,
+    out: torch.dtype | None = None,
 ) -> str:
-    """Why Hopper's main loop does not take a call (an empty string when it does)."""
+    """Why Hopper's main loop does not take a call (an empty string when it does); ``out`` is of y, x's when None."""
     if x.dtype not in SIXTEEN_BITS:
         return f"{x.dtype}: Hopper's main loop takes 16-bit floats here"
     for half in weight.chunk(2) if linear_activations.of(activation).gated else (weight,):
-        if reason := hopper.why_not(x, half.t(), x.dtype):
+        if reason := hopper.why_not(x, half.t(), out or x.dtype):
             return reason
     if bias is not None and not bias.is_contiguous():
         return "a bias with gaps"

@@ -72,22 +72,30 @@ def linear_quantized_triton(
 
 
 class HopperWithAmax:
-    """The main loop's launch, y in x's dtype, with the largest |y| before it is rounded."""
+    """The main loop's launch with the largest |y| before it is rounded; y in x's dtype, or codes in e4m3."""
 
-    def __init__(self, x: Tensor, weight: Tensor, activation: str | None, biased: bool):
+    def __init__(self, x: Tensor, weight: Tensor, activation: str | None, biased: bool, codes: bool):
         chosen = linear_activations.of(activation)
         self.n = weight.shape[0] // 2 if chosen.gated else 0
         gate, up = self.halves(weight)
         self.plan = HopperPlan(
-            x, gate.t(), biased=biased, activation=chosen.on_hopper, up=None if up is None else up.t(), amax=True
+            x,
+            gate.t(),
+            E4M3 if codes else None,
+            biased=biased,
+            activation=chosen.on_hopper,
+            up=None if up is None else up.t(),
+            amax=True,
         )
 
     def halves(self, weight: Tensor) -> tuple[Tensor, Tensor | None]:
         return (weight[: self.n], weight[self.n :]) if self.n else (weight, None)
 
-    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, amax: Tensor) -> None:
+    def __call__(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None, y: Tensor, amax: Tensor
+    ) -> None:
         gate, up = self.halves(weight)
-        self.plan(x, gate, y, bias=bias, up=up, amax=amax)
+        self.plan(x, gate, y, scale, bias=bias, up=up, amax=amax)
 
 
 hopper_plans = Plans(HopperWithAmax)
@@ -95,6 +103,32 @@ hopper_plans = Plans(HopperWithAmax)
 
 @torch.no_grad()
 def linear_quantized_hopper(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    scale: Tensor,
+    dtype: torch.dtype = E4M3,
+    activation: str | None = None,
+) -> Quantized:
+    """One launch, which leaves codes in e4m3."""
+    if dtype != E4M3:
+        raise Declined(f"codes in {dtype}; the main loop leaves float8_e4m3fn")
+    if rows_of(x) is None:
+        raise Declined(COPY)
+    matrix = flat(x)
+    if reason := hopper_declines(matrix, weight, bias, None, activation, E4M3):
+        raise Declined(reason)
+    q, amax = results(x, weight, activation)
+    q = q.view(E4M3)
+    if q.numel():
+        ready = hopper_plans.of((matrix, weight), activation, bias is not None, True)
+        ready(matrix, weight, bias, scale, q, amax)
+    return q, amax
+
+
+@torch.no_grad()
+def linear_quantized_apart(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -112,7 +146,7 @@ def linear_quantized_hopper(
     q, amax = results(x, weight, activation)
     if q.numel():
         y = torch.empty((matrix.shape[0], q.shape[-1]), dtype=x.dtype, device=x.device)
-        hopper_plans.of((matrix, weight), activation, bias is not None)(matrix, weight, bias, y, amax)
+        hopper_plans.of((matrix, weight), activation, bias is not None, False)(matrix, weight, bias, None, y, amax)
         scheme = Scheme(format_of(dtype), "tensor")
         scaled_plans.of((y, scale), scheme, "none")(y, q, scale, y, 0, 0)
     return q.view(dtype), amax
@@ -131,9 +165,10 @@ linear_quantized = Operator(
 )
 
 linear_quantized.implementation("triton", arch=">=sm_80")(linear_quantized_triton)
-linear_quantized.implementation("cuda", arch="==sm_90", dtypes=("bf16", "fp16"), devices=("cuda",))(
-    linear_quantized_hopper
-)
+for _name, _function in (("cuda", linear_quantized_hopper), ("cuda-apart", linear_quantized_apart)):
+    linear_quantized.implementation(_name, backend="cuda", arch="==sm_90", dtypes=("bf16", "fp16"), devices=("cuda",))(
+        _function
+    )
 linear_quantized.implementation("torch")(usual)
 linear_quantized.implementation("torch.compile", devices=("cuda",))(peers.Compiled(usual))
 
@@ -173,7 +208,7 @@ def choose(
         )
     reason = "an architecture that Hopper's main loop is not for"
     if target_sm(x.device) == 90 and not (reason := hopper_declines(flat(x), weight, bias, None, activation)):
-        return Choice("cuda", "Hopper's main loop, which finds the largest value, and codes in a second launch")
+        return Choice("cuda-apart", "Hopper's main loop, which finds the largest value, and codes in a second launch")
     if x.shape[-1] <= LONGEST_K:
         return Choice("triton", f"{reason}; up to {LONGEST_K} terms the epilogue saves more than the loop loses")
     return Choice(
@@ -181,7 +216,7 @@ def choose(
     )
 
 
-WAYS = {"triton": linear_quantized_triton, "cuda": linear_quantized_hopper}
+WAYS = {"triton": linear_quantized_triton, "cuda-apart": linear_quantized_apart}  # no GPU has run "cuda" yet
 
 
 @linear_quantized.function
