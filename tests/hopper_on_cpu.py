@@ -109,7 +109,6 @@ class Product:
         if case.scales == "blocks":
             shapes = ((case.m, blocks), (-(-case.n // 128), blocks))
         self.a_scale, self.b_scale = ((torch.rand(shape, generator=random) + 0.5) / 64 for shape in shapes)
-        self.codes = case.out is FP8
         if self.codes:
             self.a_scale = torch.full((1,), 0.13 if case.gated else 0.05)
         self.bias = torch.randn(case.n * halves if case.biased else 0, generator=random).to(
@@ -131,6 +130,11 @@ class Product:
         assert bool(self.plan.parts) == case.stream
         self.workspace = torch.full(self.plan.parts or (0,), torch.nan)
         self.flags = torch.zeros(2 * self.plan.launch.grid[0] * case.stream, dtype=torch.int32)
+
+    @property
+    def codes(self) -> bool:
+        """Whether C is of codes of a scale."""
+        return self.case.out is FP8
 
     def wanted(self) -> torch.Tensor:
         case = self.case
