@@ -109,7 +109,11 @@ class Product:
         if case.scales == "blocks":
             shapes = ((case.m, blocks), (-(-case.n // 128), blocks))
         self.a_scale, self.b_scale = ((torch.rand(shape, generator=random) + 0.5) / 64 for shape in shapes)
-        self.bias = torch.randn(case.n * halves if case.biased else 0, generator=random).to(case.out)
+        if self.codes:
+            self.a_scale = torch.full((1,), 0.13 if case.gated else 0.05)
+        self.bias = torch.randn(case.n * halves if case.biased else 0, generator=random).to(
+            case.dtype if self.codes else case.out
+        )
         self.amax = torch.zeros(int(case.amax))
         config = {"COLUMNS": case.columns, "STAGES": case.stages, "CLUSTER": case.cluster, "GROUP": 2,
                   "STREAM": int(case.stream)}  # fmt: skip
@@ -126,6 +130,11 @@ class Product:
         assert bool(self.plan.parts) == case.stream
         self.workspace = torch.full(self.plan.parts or (0,), torch.nan)
         self.flags = torch.zeros(2 * self.plan.launch.grid[0] * case.stream, dtype=torch.int32)
+
+    @property
+    def codes(self) -> bool:
+        """Whether C is of codes of a scale."""
+        return self.case.out is FP8
 
     def wanted(self) -> torch.Tensor:
         case = self.case
@@ -146,7 +155,7 @@ class Product:
 
         sums = linear(self.b, 0)
         made = {
-            "NONE": sums, "RELU": F.relu(sums), "SILU": F.silu(sums), "GELU": F.gelu(sums),
+            "NONE": sums, "RELU": F.relu(sums), "SILU": F.silu(sums), "SILU_FAST": F.silu(sums), "GELU": F.gelu(sums),
             "GELU_TANH": F.gelu(sums, approximate="tanh"),
         }[case.activation]  # fmt: skip
         if case.gated:
@@ -232,6 +241,12 @@ def what_is_wrong(got: torch.Tensor | str, product: Product) -> str:
     want = product.wanted()
     if product.case.out is torch.int32:
         return "" if torch.equal(got.double(), want) else "another sum"
+    if product.codes:
+        if not torch.isclose(product.amax.double(), want.abs().max(), rtol=1e-5):
+            return f"the largest is {product.amax.item()}, not {want.abs().max().item()}"
+        exact = (want / product.a_scale.double()).clamp(-448, 448)
+        off = (got.double() - exact).abs() <= 1.001 * torch.maximum(exact.abs() * 2.0**-4, torch.tensor(2.0**-10))
+        return "" if off.all() and bool((exact.abs() == 448).any()) else f"{int((~off).sum())} codes are wrong"
     if product.case.amax and not torch.isclose(product.amax.double(), want.abs().max(), rtol=1e-5):
         return f"the largest is {product.amax.item()}, not {want.abs().max().item()}"
     return further_off_than_rounding("C", got, want)

@@ -133,6 +133,17 @@ def test_the_wrong_one_of_several_results_is_named():
     assert not verdict.ok and verdict.reason.startswith("result 1: ")
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_floats_of_eight_bits_are_judged_by_their_own_epsilon(dtype):
+    want = torch.linspace(1, 2, 64, dtype=torch.float64)
+    right = want.to(dtype)
+    assert judge([right], [want], [right], Tolerance()).ok
+    step = torch.finfo(dtype).eps
+    assert judge([(right.double() + step).to(dtype)], [want], [right], Tolerance(multiple=3.0, ulps=4.0)).ok
+    assert not judge([(right.double() * (1 + 4 * step)).to(dtype)], [want], [right], Tolerance()).ok
+    assert not judge([torch.full((64,), torch.nan).to(dtype)], [want], [right], Tolerance()).ok
+
+
 def test_empty_results_pass_if_their_form_is_right():
     empty = torch.empty(0, 7)
     assert judge([empty.clone()], [empty.double()], [empty], Tolerance()).ok

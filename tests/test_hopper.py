@@ -91,6 +91,16 @@ STREAMED = {
 }  # fmt: skip
 CASES.update(STREAMED)
 
+CODES = {
+    "codes": Case(BF16, FP8, columns=128, n=208, amax=True),
+    "codes, 256 columns, cluster of 2": Case(
+        FP16, FP8, columns=256, stages=4, cluster=2, m=264, n=400, k=136, amax=True, biased=True, activation="GELU"),
+    "codes, gated, K apart": Case(
+        BF16, FP8, "NN", 256, stages=4, n=144, k=72, amax=True, biased=True, gated=True, activation="SILU_FAST"),
+    "codes, streamed": Case(BF16, FP8, columns=128, n=272, k=328, clusters=5, stream=True, amax=True, activation="RELU"),
+}  # fmt: skip
+CASES.update(CODES)
+
 # Mistakes: a case, what stands in hopper.cu or its headers, what is written instead, … Each must be noticed with some seed.
 PLAIN, PAIRED = (
     CASES["two stages, one block"],
@@ -160,6 +170,11 @@ MISTAKES = {
     "a residual for whoever computes": (STREAMED["streamed: a residual"], "thread == 0 && walk.from == 0", "thread == 0"),
     "scales from the first stage on": (
         STREAMED["streamed: in blocks"], "shape.m - 1)) * depths + walk.from", "shape.m - 1)) * depths"),
+    "codes' rows not swizzled": (CODES["codes"], "((j / 2 ^ r % 8) * 16)", "j / 2 * 16"),
+    "codes in the wrong half of 16 bytes": (CODES["codes"], "j % 2 * 8 + lane", "(1 - j % 2) * 8 + lane"),
+    "codes of a scale that is multiplied by": (CODES["codes"], "1.f / *a_scale", "*a_scale"),
+    "the largest value of codes": (
+        CODES["codes, gated, K apart"], "__float_as_uint(fabsf(v[e])));", "__float_as_uint(fabsf(v[e] * inverse)));"),
     "one scale for all rows": (CASES["int8, scales of rows and columns"], "r < shape.m ? a_scale[r] : 0.f", "a_scale[row]"),
 }  # fmt: skip
 
@@ -175,6 +190,18 @@ def test_it_is_right(play, name):
     product = Product(CASES[name])
     assert product.plan.launch.grid[0] <= CASES[name].clusters * CASES[name].cluster
     assert not what_is_wrong(play(product), product)
+
+
+@pytest.mark.parametrize("name", hopper.ACTIVATIONS[1:])
+def test_sums_without_end_are_activated_as_pytorch_does(play, name):
+    """Infinities of either sign in a row, and NaN in another."""
+    product = Product(CASES[name])
+    product.a[0, 0], product.a[1, 0] = torch.inf, torch.nan
+    got, want = play(product), product.wanted()
+    assert (
+        got[0].isposinf().equal(want[0].isposinf()) and got[0].isnan().equal(want[0].isnan()) and got[1].isnan().all()
+    )
+    assert not got[0].isneginf().any() and bool(got[0].isnan().any()) == (name != "RELU") and got[2:].isfinite().all()
 
 
 @pytest.mark.parametrize("name", STREAMED)

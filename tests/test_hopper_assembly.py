@@ -51,6 +51,26 @@ def test_no_part_of_the_way_out_disturbs_it(parts):
     check_inner_loop(text, "HGMMA.64x256x16.F32.BF16", 2)
 
 
+@pytest.mark.parametrize("shape, gate", [("256, 4, 2", False), ("256, 4, 2", True), ("128, 6, 2", False)])
+def test_codes_disturb_it_no_more(shape, gate):
+    text = assembly(
+        f"matmul_hopper<bf16, e4m3, {shape}, false, false, UNSCALED, false, true, GELU, false, {str(gate).lower()}, true, "
+        "false, false, false, bf16>"
+    )
+    check_inner_loop(text, f"HGMMA.64x{shape.split(',')[0]}x16.F32.BF16", 2)
+    assert "STL" not in text and text.count("STS.U16") == int(shape.split(",")[0]) // (8 if gate else 4)
+
+
+@pytest.mark.parametrize("activation, most", [("RELU", 3), ("SILU_FAST", 6), ("GELU_TANH", 8), ("GELU", 15)])
+def test_activations_take_few_instructions(activation, most):
+    """Of 16-bit results, beyond what storing takes; a thread has 128."""
+    lines = [
+        len(assembly(f"matmul_hopper<bf16, bf16, 256, 4, 2, false, false, UNSCALED, false, true, {act}>").split(";"))
+        for act in ("NONE", activation)
+    ]
+    assert lines[1] - lines[0] <= most * 128
+
+
 def test_registers_of_all_warpgroups_fit():
     """What the producer gives back is what the consumers take."""
     text = hopper.SOURCE.read_text()

@@ -157,7 +157,7 @@ MISTAKES = {
         CASES["rows, more groups than lanes of a warp"], "i <= of.groups; i += 32", "i < 32; i += 32"),
     "places of an idle consumer kept": (ROWS, f"{WAITS}{LETS_GO}", WAITS),
     "an idle consumer that waits for nothing": (ROWS, f"{WAITS}{LETS_GO}", LETS_GO),
-    "the first group's bias": (BIAS, "bias + i64(matrix) *", "bias + 0 *"),
+    "the first group's bias": (BIAS, "all + i64(matrix) *", "all + 0 *"),
     "a bias for rows past all groups": (BIAS, "GROUPED != WHOLE && matrix == shape.matrices;  //", "false;  //"),
     "half of A for one block only": (BESIDE, "fetch_for((1 << CLUSTER) - 1, a + r", "fetch_for(1 << rank, a + r"),
     "the same half of A from both": (BESIDE, "const int r = rank * 64;", "const int r = 0;"),

@@ -213,6 +213,16 @@ def l2_resident_access(x: Tensor, passes: int = 4) -> Tensor:
 def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-05) -> Tensor:
     """Layer normalisation over the last dimension: ``(x - mean) / sqrt(variance + eps) * weight + bias``."""
 
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    *,
+    activation: str | None = None,
+) -> Tensor:
+    """A linear layer with its activation and residual: act(x · weightᵀ + bias) + residual, or act(gate) · up + residual."""
+
 def linear_cross_entropy(
     x: Tensor,
     weight: Tensor,
@@ -248,6 +258,17 @@ def linear_cross_entropy_with_gradient(
     check_labels: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Cross entropy of a linear layer's logits and its gradients, from one call."""
+
+def linear_quantized(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    scale: Tensor,
+    dtype: dtype = ...,
+    activation: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """A linear layer's result as 8-bit codes of a given scale, and its largest value: delayed scaling."""
 
 def lion(
     params: Sequence[Tensor],

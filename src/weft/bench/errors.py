@@ -78,14 +78,17 @@ def _values(
             if bool(same.all())
             else Verdict(False, None, _first(got, baseline, ~same, "PyTorch has"))
         )
+    numbers = torch.finfo(got.dtype)
+    if got.dtype.itemsize == 1:  # PyTorch computes little with them
+        got, baseline, places = got.float(), baseline.float(), places.float()
     finite = places.isfinite()
     misplaced = ~((got == places) | (got.isnan() & places.isnan())) & ~finite | ~got.isfinite() & finite
     if bool(misplaced.any()):
         return Verdict(False, None, _first(got, places, misplaced, "PyTorch has"))
     finite &= want.isfinite()
-    scale = _scale(want, finite, tolerance, got.dtype, scale)
+    scale = _scale(want, finite, tolerance, numbers.tiny, scale)
     error, usual = _error(got, want, scale, finite), _error(baseline, want, scale, finite & baseline.isfinite())
-    floor = tolerance.ulps * torch.finfo(got.dtype).eps + 1.4 * terms**0.5 * torch.finfo(torch.float32).eps
+    floor = tolerance.ulps * numbers.eps + 1.4 * terms**0.5 * torch.finfo(torch.float32).eps
     spread = float(usual.square().mean().sqrt())
     largest, mean = float(error.max()), float(error.square().mean().sqrt())
     allowed = max(tolerance.multiple * max(float(usual.max()), 4 * spread), floor)
@@ -101,9 +104,9 @@ def _values(
     return Verdict(False, share, f"root mean square error {mean:.3g} over {allowed_mean:.3g} allowed")
 
 
-def _scale(want: Tensor, finite: Tensor, tolerance: Tolerance, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
+def _scale(want: Tensor, finite: Tensor, tolerance: Tolerance, tiny: float, scale: Tensor | None) -> Tensor:
     """What errors are relative to: the reference's magnitude, or what the tolerance says where that is larger. Never
-    less than the smallest normal number: below it a dtype has no relative precision to ask for."""
+    less than ``tiny``, the smallest normal number: below it a dtype has no relative precision to ask for."""
     clean = torch.where(finite, want, 0.0)
     magnitude = clean.abs()
     if scale is not None:
@@ -112,7 +115,7 @@ def _scale(want: Tensor, finite: Tensor, tolerance: Tolerance, dtype: torch.dtyp
         magnitude = torch.maximum(magnitude, clean.square().mean().sqrt())
     elif tolerance.scale == "row":
         magnitude = torch.maximum(magnitude, clean.square().mean(-1, keepdim=True).sqrt())
-    return magnitude.clamp_min(torch.finfo(dtype).tiny)
+    return magnitude.clamp_min(tiny)
 
 
 def _error(got: Tensor, want: Tensor, scale: Tensor, finite: Tensor) -> Tensor:

@@ -33,6 +33,9 @@
 // GROUPED: a product for each of shape.matrices groups of rows or of terms, whose ends are read from `offsets`; groups of terms run in the
 // given `order` (hopper_groups.cuh). BIASED: a bias for each group.
 //
+// CODES: elements of C are of 8 bits, of a scale, *a_scale: act(...) / scale, rounded and saturated. There is no R; the bias has elements of
+// type Added.
+//
 // Maps have boxes of A: 128 rows (64 x 64 with A_ACROSS, 64 rows with ABREAST); B, up: the rows of their [N, K] view that a block fetches at a time (with
 // B_ACROSS 64 columns by 64 of K, or by 32 if two blocks share 192 columns); R, C: 64 rows of 128 bytes.
 template <typename T, typename O, int COLUMNS, int STAGES, int CLUSTER, bool A_ACROSS, bool B_ACROSS, int SCALES, bool TWO_LEVELS, bool BIASED,
@@ -53,7 +56,9 @@ __global__ void __launch_bounds__(THREADS, 1)
   constexpr int STAGED = SYMMETRIC ? 2 : HELD, ADDED = SECOND ? 2 : HELD;  // places for C; what a residual fills of them
   static_assert(!SYMMETRIC || (sizeof(O) == 2 && !SCALES && !TWO_LEVELS && !BIASED && !ACTIVATION && !GATED && !AMAX),
                 "the mirror image is of 16-bit floats, and of nothing that rows and columns do not share");
-  static_assert((!SECOND || (SYMMETRIC && RESIDUAL)) && sizeof(Added) == sizeof(O), "a second residual is of symmetric products");
+  constexpr bool CODES = sizeof(O) == 1;
+  static_assert((!SECOND || (SYMMETRIC && RESIDUAL)) && (CODES || sizeof(Added) == sizeof(O)), "a second residual is of symmetric products");
+  static_assert(!CODES || (!SCALES && !RESIDUAL && !SYMMETRIC && GROUPED == WHOLE), "a scale that is given is all there is");
   constexpr int PARTS = TWO_LEVELS && COLUMNS > 128 ? COLUMNS == 192 ? 3 : 2 : 1;  // no part has two scales of blocks
   static_assert(SCALES != SCALED_BY_BLOCK || (TWO_LEVELS && sizeof(T) == 1 && !GATED), "a stage of 8-bit operands is a block of scales");
   static_assert(WIDTH % SLAB == 0, "the tile is too narrow");
@@ -214,6 +219,7 @@ __global__ void __launch_bounds__(THREADS, 1)
       }
 
       // ---- C: rows 16 warp + lane / 4 (+ 8), columns 8 j + 2 (lane % 4) (+ 1) are this thread's ----
+      const float inverse = CODES ? 1.f / *a_scale : 1.f;
       float by_row[2] = {1.f, 1.f};
       if constexpr (SCALES == SCALED) {
 #pragma unroll
@@ -242,7 +248,9 @@ __global__ void __launch_bounds__(THREADS, 1)
         for (int e = 0; RESIDUAL && e < 4; e++) v[e] *= factors.alpha;
         if constexpr (BIASED) {
           const bool past = GROUPED != WHOLE && matrix == shape.matrices;  // of all groups: rows without a bias
-          const O *const biases = GROUPED == WHOLE ? bias : bias + i64(matrix) * ((GATED ? 2 : 1) * shape.n);
+          using Bias = typename Chosen<CODES, Added, O>::Type;
+          const Bias *const all = reinterpret_cast<const Bias *>(bias);
+          const Bias *const biases = GROUPED == WHOLE ? all : all + i64(matrix) * ((GATED ? 2 : 1) * shape.n);
           const float2 plus = two_of(biases + half * shape.n, c, past ? 0 : shape.n);
 #pragma unroll
           for (int e = 0; e < 4; e++) v[e] += e % 2 ? plus.y : plus.x;
@@ -274,7 +282,7 @@ __global__ void __launch_bounds__(THREADS, 1)
             float(&v)[4] = values[j];
             scaled(0, of, c, v);
 #pragma unroll
-            for (int e = 0; e < 4; e++) v[e] = activated<ACTIVATION>(v[e]);
+            for (int e = 0; e < 4; e++) v[e] = activated<ACTIVATION, O>(v[e]);
             if constexpr (GATED) {
               float up[4];
               scaled(1, of, c, up);
@@ -303,6 +311,13 @@ __global__ void __launch_bounds__(THREADS, 1)
             const float(&v)[4] = values[j];
             if constexpr (SYMMETRIC) {
               store_with_image(place_of_c, pack_pair(O{}, v[0], v[1]), pack_pair(O{}, v[2], v[3]), j, warp, lane, diagonal);
+            } else if constexpr (CODES) {
+#pragma unroll
+              for (int h = 0; h < 2; h++) {
+                const int r = 16 * warp + lane / 4 + 8 * h;
+                unsigned char *const sixteen = place_of_c + r * LINE + ((j / 2 ^ r % 8) * 16);
+                *reinterpret_cast<unsigned short *>(sixteen + j % 2 * 8 + lane % 4 * 2) = codes_of(v[2 * h] * inverse, v[2 * h + 1] * inverse);
+              }
             } else if constexpr (sizeof(O) == 2) {  // 8 rows of 16 bytes a matrix
               const int r = 16 * warp + lane % 16;
               store_matrices(place_of_c + r * LINE + ((j ^ r % 8) * 16), pack_pair(O{}, v[0], v[1]), pack_pair(O{}, v[2], v[3]));

@@ -30,7 +30,7 @@ TYPES = {
     torch.int32: "int",
 }  # the names in hopper.cu; float is taken as tf32
 OPERANDS = (*CTYPES, torch.float8_e4m3fn, torch.int8)
-ACTIVATIONS = ("NONE", "RELU", "SILU", "GELU", "GELU_TANH")
+ACTIVATIONS = ("NONE", "RELU", "SILU", "GELU", "GELU_TANH", "SILU_FAST")
 
 
 class Shape(ctypes.Structure):
@@ -84,9 +84,12 @@ def stages_that_fit(columns: int, itemsize: int, gated: bool) -> int:
     return min(8, (SHARED - rest) // ((ROWS + columns) * LINE))
 
 
-def widths(layout: str) -> tuple[int, ...]:
-    """The columns of tiles; a gate's half of 192 columns would be one slab of C and a half."""
-    return tuple(c for c in COLUMN_COST if c != 192 or not layout.endswith("G"))
+def widths(layout: str, itemsize: int = 2) -> tuple[int, ...]:
+    """The columns of tiles; a gate's half of 192 columns would be one slab of C and a half. Slabs of 8 bits have 128."""
+    gated = layout.endswith("G")
+    return tuple(
+        c for c in COLUMN_COST if (c != 192 or not gated) and (itemsize > 1 or c // (2 if gated else 1) % LINE == 0)
+    )
 
 
 def streamed(tiles: int, stages: int, clusters: int) -> int:
@@ -114,7 +117,7 @@ def heuristic(
     """
     gated, stages = layout.endswith("G"), -(-k // (LINE // {"16-bit": 2, "fp32": 4}.get(dtype, 1)))
     ends: dict[tuple[int, int], float] = {}
-    for columns in widths(layout):
+    for columns in widths(layout, itemsize):
         if gated and columns == 64:
             continue  # half of it would be no slab of C
         stage = 4 * columns * COLUMN_COST[columns]
@@ -142,7 +145,7 @@ def candidates(
     sm: int, dtype: str, layout: str, two_levels: bool, itemsize: int, m: int, n: int, k: int, matrices: int
 ) -> Iterable[Config]:
     sizes = {
-        "COLUMNS": widths(layout),
+        "COLUMNS": widths(layout, itemsize),
         "STAGES": (3, 4, 5, 6, 7, 8),
         "CLUSTER": (1, 2),
         "GROUP": GROUPS,
@@ -173,8 +176,12 @@ def why_not(a: Tensor, b: Tensor, out_dtype: torch.dtype) -> str:
     """Why the kernel does not take a [.., M, K] and b [.., K, N] (an empty string when it does)."""
     if a.dtype not in OPERANDS or b.dtype != a.dtype:
         return f"dtypes {a.dtype} and {b.dtype}; it takes two of {', '.join(str(t)[6:] for t in OPERANDS)}"
-    if out_dtype not in CTYPES and (a.dtype, out_dtype) != (torch.int8, torch.int32):
-        return f"a result in {out_dtype} from {a.dtype}; it gives float32, float16, bfloat16, and int32 from int8"
+    codes = a.dtype in SIXTEEN_BITS and out_dtype == torch.float8_e4m3fn
+    if out_dtype not in CTYPES and not codes and (a.dtype, out_dtype) != (torch.int8, torch.int32):
+        return (
+            f"a result in {out_dtype} from {a.dtype}; it gives float32, float16, bfloat16, int32 from int8, and float8_e4m3fn "
+            "from 16-bit floats"
+        )
     if a.dtype not in SIXTEEN_BITS and (across(a, -1) or across(b, -2)):
         return (
             f"{a.dtype} with K not the contiguous dimension of both operands, which wgmma takes of 16-bit floats only"
@@ -216,11 +223,12 @@ class HopperPlan:
 
     Args:
         a, b: [M, K] and [K, N], or [matrices, M, K] and [matrices, K, N]; fp32 is rounded towards zero to tf32.
-        out_dtype: of C; by default that of a. int32 for int8 operands without any of what follows.
+        out_dtype: of C; by default that of a. int32 for int8 operands without any of what follows; float8_e4m3fn for
+            16-bit ones: codes of a scale, which is ``a_scale`` of a call (a_scales stays 0), without scales and a residual.
         a_scales, b_scales: how many fp32 scales there are: none, one, or as many as a has rows and b columns.
         blocks: the scales are of blocks instead: [M, K / 128] and [N / 128, K / 128], contiguous; of 8-bit operands.
         two_levels: stages of K are added up in fp32, not in the tensor cores' accumulator of about 14 bits; of 8-bit operands.
-        biased: whether there is a bias [N] of C's dtype.
+        biased: whether there is a bias [N] of C's dtype; with codes, of a's.
         activation: one of ``ACTIVATIONS``.
         residual: a matrix of R's form, which is C's shape and dtype (or the other 16-bit float's), with contiguous rows; it may
             be C.
@@ -284,6 +292,9 @@ class HopperPlan:
             raise Declined(
                 "a result in int32 with scales, a bias, an activation, a residual, a gate or amax; it is of sums alone"
             )
+        codes = out_dtype == torch.float8_e4m3fn
+        if codes and (a_scales or b_scales or residual is not None):
+            raise Declined("codes of 8 bits with scales of operands or a residual")
         a_across, b_across = across(a, -1), across(b, -2)
         layout = ("T" if a_across else "N") + ("N" if b_across else "T") + ("" if up is None else "G")
         two_levels = two_levels or blocks
@@ -314,7 +325,9 @@ class HopperPlan:
         grid = clusters * cluster
         self.parts = (grid, 2, 64, columns) if count else ()  # sums that a block hands to another, of each consumer
         last = ", ".join(str(f).lower() for f in (*parts, count > 0))
-        if symmetric is not None or added != out_dtype:
+        if codes:
+            last += f", false, false, {TYPES[a.dtype]}"
+        elif symmetric is not None or added != out_dtype:
             last += f", {str(symmetric is not None).lower()}, {str(second is not None).lower()}, {TYPES[added]}"
         types = f"{TYPES[a.dtype]}, {TYPES[out_dtype]}"
         kernel = f"matmul_hopper<{types}, {columns}, {c['STAGES']}, {cluster}, {flags}, {scales}, {end}, {activation}, {last}>"

@@ -1,0 +1,165 @@
+"""The Triton kernel of a linear layer with its epilogue, and its plan.
+
+y [M, N] = act(x [M, K] · wᵀ + bias) + residual, w [N, K]; of a gated activation w is [2N, K] and y = act(gate) · up + residual,
+gate and up being the products with its first and its last N rows. Both halves of a column meet in one program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from weft.operators.configs import Config, Configurations, bucket
+from weft.operators.launch import Plan, Plans
+from weft.operators.matmul import kernels, linear_activations
+from weft.operators.matmul.kernels import round_to_tf32
+
+
+@triton.jit
+def tile_of_program(M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr):
+    """This program's rows and columns: tiles run in groups of GROUP tile rows, which share slices of both operands in L2."""
+    tile = tl.program_id(0)
+    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    in_group = GROUP * tiles_n
+    first = tile // in_group * GROUP
+    height = min(tiles_m - first, GROUP)
+    m = (first + tile % in_group % height) * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = tile % in_group // height * BLOCK_N + tl.arange(0, BLOCK_N)
+    return m, n
+
+
+@triton.jit
+def read(at, left, EVEN_K: tl.constexpr):
+    if EVEN_K:
+        return tl.load(at)
+    else:
+        return tl.load(at, mask=left, other=0.0)
+
+
+@triton.jit
+def products(
+    x_ptr, w_ptr, bias_ptr, m, n, M, N, K, x_row, x_col, w_row, w_col, bias_step,
+    GATED: tl.constexpr, BIAS: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """x · wᵀ + bias of a tile in fp32, and of the other half of w's rows with GATED. Rows and columns past the edge wrap around
+    to valid ones."""
+    k = tl.arange(0, BLOCK_K)
+    row, column = (m % M).to(tl.int64), (n % N).to(tl.int64)
+    x = x_ptr + row[:, None] * x_row + k.to(tl.int64)[None, :] * x_col  # [BLOCK_M, BLOCK_K]
+    w = w_ptr + k.to(tl.int64)[:, None] * w_col + column[None, :] * w_row  # [BLOCK_K, BLOCK_N]
+    if GATED:
+        up = w_ptr + k.to(tl.int64)[:, None] * w_col + (column + N)[None, :] * w_row
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    acc_up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    ROUNDED: tl.constexpr = PRECISION == "tf32" and x_ptr.dtype.element_ty == tl.float32
+    for start in range(0, K, BLOCK_K):
+        left = k < K - start
+        x_tile, w_tile = read(x, left[None, :], EVEN_K), read(w, left[:, None], EVEN_K)
+        if ROUNDED:
+            x_tile, w_tile = round_to_tf32(x_tile), round_to_tf32(w_tile)
+        acc = tl.dot(x_tile, w_tile, acc, input_precision=PRECISION)
+        if GATED:
+            up_tile = read(up, left[:, None], EVEN_K)
+            if ROUNDED:
+                up_tile = round_to_tf32(up_tile)
+            acc_up = tl.dot(x_tile, up_tile, acc_up, input_precision=PRECISION)
+            up += BLOCK_K * w_col
+        x += BLOCK_K * x_col
+        w += BLOCK_K * w_col
+    if BIAS:
+        acc += tl.load(bias_ptr + column * bias_step).to(tl.float32)[None, :]
+        if GATED:
+            acc_up += tl.load(bias_ptr + (column + N) * bias_step).to(tl.float32)[None, :]
+    return acc, acc_up
+
+
+@triton.jit
+def linear_tiled(
+    x_ptr, w_ptr, bias_ptr, residual_ptr, y_ptr, pre_ptr, M, N, K, x_row, x_col, w_row, w_col, bias_step, r_row, r_col,
+    F: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, KEEP: tl.constexpr,
+    EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """One program computes BLOCK_M × BLOCK_N of y, rounded once. KEEP also writes what the activation F was given: pre [M, N],
+    or [M, 2N] with GATED."""
+    m, n = tile_of_program(M, N, BLOCK_M, BLOCK_N, GROUP)
+    acc, acc_up = products(
+        x_ptr, w_ptr, bias_ptr, m, n, M, N, K, x_row, x_col, w_row, w_col, bias_step,
+        GATED, BIAS, EVEN_K, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
+    )  # fmt: skip
+    inside = (m[:, None] < M) & (n[None, :] < N)
+    row, column = m.to(tl.int64)[:, None], n.to(tl.int64)[None, :]
+    if KEEP:
+        pre = pre_ptr + row * (2 * N if GATED else N) + column
+        tl.store(pre, acc.to(pre_ptr.dtype.element_ty), mask=inside)
+        if GATED:
+            tl.store(pre + N, acc_up.to(pre_ptr.dtype.element_ty), mask=inside)
+    PRECISE: tl.constexpr = y_ptr.dtype.element_ty == tl.float32
+    if GATED:
+        acc = F(acc, acc_up, PRECISE)
+    else:
+        acc = F(acc, PRECISE)
+    if RESIDUAL:
+        acc += tl.load(residual_ptr + row * r_row + column * r_col, mask=inside, other=0.0).to(tl.float32)
+    tl.store(y_ptr + row * N + column, acc.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+# ---- plan ------------------------------------------------------------------------------------------------------------
+
+
+def heuristic(sm: int, dtype: torch.dtype, layout: str, precision: str, gated: bool, m: int, n: int, k: int) -> Config:
+    """That of ``matmul``, measured where it was: the loop is the same. BLOCK_N and n count rows of w, of both halves."""
+    like = kernels.configuration
+    key = (dtype, layout, precision, m, n, k)
+    return like.table(sm).get(like.key(*key)) or kernels.heuristic(sm, *key)
+
+
+def candidates(
+    sm: int, dtype: torch.dtype, layout: str, precision: str, gated: bool, m: int, n: int, k: int
+) -> Iterable[Config]:
+    found: Iterable[Config] = kernels.candidates(sm, dtype, layout, precision, m, n, k)
+    return found
+
+
+configuration = Configurations(__file__, "linear", heuristic, candidates)
+
+
+def tiling(x: Tensor, weight: Tensor, gated: bool, precision: str) -> tuple[Config, dict[str, Any], int]:
+    """The configuration, the constants of ``products`` with GROUP, and the number of programs."""
+    (m, k), rows = x.shape, weight.shape[0]
+    layout = kernels.layout_of(x, weight.t())
+    config = configuration(x.device, x.dtype, layout, precision, gated, bucket(m), bucket(rows), bucket(k))
+    columns = config["BLOCK_N"] // (2 if gated else 1)
+    constants = {
+        "EVEN_K": k % config["BLOCK_K"] == 0,
+        "PRECISION": precision,
+        "BLOCK_M": config["BLOCK_M"],
+        "BLOCK_N": columns,
+        "BLOCK_K": config["BLOCK_K"],
+        "GROUP": config["GROUP"],
+    }
+    n = rows // (2 if gated else 1)
+    return config, constants, triton.cdiv(m, config["BLOCK_M"]) * triton.cdiv(n, columns)
+
+
+def plan(
+    x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor, activation: str | None, biased: bool, added: bool, keep: bool,
+    precision: str,
+) -> Plan:  # fmt: skip
+    """Of ``(x, weight, bias, residual, y, pre)``, y and pre contiguous; any tensor stands in for what there is not."""
+    chosen = linear_activations.of(activation)
+    config, tile, programs = tiling(x, weight, chosen.gated, precision)
+    steps = (*x.stride(), *weight.stride(), bias.stride(0) if biased else 0, *(residual.stride() if added else (0, 0)))
+    n = weight.shape[0] // (2 if chosen.gated else 1)
+    constants = {"F": chosen.forward, "GATED": chosen.gated, "BIAS": biased, "RESIDUAL": added, "KEEP": keep, **tile}
+    scalars = (x.shape[0], n, x.shape[1], *steps)
+    return Plan(linear_tiled, (programs,), scalars, constants, config["num_warps"], config["num_stages"])
+
+
+plans = Plans(plan)
