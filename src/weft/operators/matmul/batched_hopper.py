@@ -11,9 +11,8 @@ from weft.operators.matmul.batched_views import forms
 from weft.operators.matmul.hopper import LINE, ROWS, HopperPlan
 
 LEAST_COLUMNS = 64  # of a tile
-USEFUL = (
-    2 / 3
-)  # of what tiles multiply: where less is, the public function leaves a batch to cuBLAS until both are measured
+USEFUL = 2 / 3  # of what tiles multiply: where less is, a batch is left to cuBLAS
+LEAST_TERMS = 512  # of shorter sums, storing takes the time, which cuBLAS does faster (measured at 128)
 
 
 def why_not(a: Tensor, b: Tensor) -> str:
@@ -27,11 +26,13 @@ def why_not(a: Tensor, b: Tensor) -> str:
     return hopper.why_not(a, b, a.dtype)
 
 
-def wasteful(a: Tensor, b: Tensor) -> str:
-    """Why matrices that the kernel takes are too small for its tiles (an empty string when they are not)."""
+def slower(a: Tensor, b: Tensor) -> str:
+    """Why matrices that the kernel takes are left to cuBLAS (an empty string when they are not)."""
     a, b = forms(a, b)
     if a.ndim == 2:
         return ""  # one product: as ``matmul``
+    if a.shape[-1] < LEAST_TERMS:
+        return f"sums of {a.shape[-1]} terms: storing takes the time, which cuBLAS does faster"
     useful, smallest = 1.0, (ROWS, LEAST_COLUMNS, LINE // a.element_size())
     for size, tile in zip((a.shape[-2], b.shape[-1], a.shape[-1]), smallest, strict=True):
         useful *= size / (-(-size // tile) * tile) if size else 0.0

@@ -178,7 +178,9 @@ def chosen(a: Tensor, b: Tensor, precision: str | None) -> Choice:
     if a.dtype != torch.float32 and target_sm(a.device) == 90:
         if traced(a, b):
             return Choice("torch", "traced: PyTorch's own product, which a compiler sees")
-        if reason := batched_hopper.why_not(a, b) or batched_hopper.wasteful(a, b):
+        if batched_kernels.many_small(a, b):
+            return Choice("triton", "many small matrices: a program each", batched_kernels.plans)
+        if reason := batched_hopper.why_not(a, b) or batched_hopper.slower(a, b):
             return Choice("torch", reason)
         return Choice("cuda", "TMA, wgmma and warps that only fetch, all matrices in one launch", batched_hopper.plans)
     return Choice("torch", "cuBLAS: no kernel of ours has been measured to be faster here (README of the operator)")
@@ -196,7 +198,7 @@ def _public_plan(a: Tensor, b: Tensor, precision: str | None, name: str) -> Any:
     choice = chosen(a, b, precision)
     if choice.plans is None:
         return None
-    options = [precision] if choice.implementation == "triton" else []
+    options = [precision or default_precision()] if choice.implementation == "triton" else []
     return choice.plan_for(a, b, *options), result_shape(a, b)
 
 
