@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from where import DEVICE, plain_environment, python
@@ -21,9 +22,10 @@ pytest.importorskip("typer")
 from rich.console import Console  # noqa: E402
 
 from weft import registry  # noqa: E402
-from weft.bench import cases  # noqa: E402
+from weft.bench import cases, resume  # noqa: E402
 from weft.definition import Implementation  # noqa: E402
 from weft.records import Store, read_lines  # noqa: E402
+from weft.source import source_hash  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, in Triton's interpreter
 
@@ -111,6 +113,28 @@ def test_resume_leaves_out_what_is_there(command, no_ceilings):
     assert {m["operator"] for m in again} == {"ceiling"}
     other = json.loads(command(*BENCH[:3], "N=1001", *BENCH[4:], "--save", "--resume", "--json")[1])["records"]
     assert {m["workload"] for m in other if m["operator"] == "vector_add"} == {"N=1001"}
+
+
+def test_resume_measures_what_an_implementation_is_new_to():
+    """Points on record are left out, but for an implementation of ours without a record, unless it cannot run here."""
+    op = registry.get("vector_add")
+    w, other = (op.parse(text, "fp32") for text in ("N=1000", "N=1001"))
+    source = source_hash(op.module)
+    rows = [("N=1000", "triton", source), ("N=1000", "torch", source), ("N=1001", "triton", "earlier")]
+    common = {"operator": "vector_add", "direction": "forward", "dtype": "fp32", "cache": "cold"}
+    records = [SimpleNamespace(workload=w, implementation=i, source=s, **common) for w, i, s in rows]
+    bench = SimpleNamespace(context=lambda: {"gpu": "x"}, timer=SimpleNamespace(cache="cold"), present=lambda *of: here)
+    chosen = {"vector_add": [op.find("triton"), op.find("torch")]}
+
+    def left() -> list[str]:
+        return [str(w) for _, w, _ in resume.left([(op, w, "forward"), (op, other, "forward")], chosen, bench, store)]
+
+    store, here = SimpleNamespace(read=lambda gpu: records), True
+    assert left() == ["N=1001"]
+    chosen["vector_add"].append(Implementation("vector_add", "new", op.find("triton").function, "cuda", ">=sm_80"))
+    assert left() == ["N=1000", "N=1001"]
+    here = False
+    assert left() == ["N=1001"]
 
 
 def test_a_wrong_result_in_a_bench_is_said(command, no_ceilings, broken, monkeypatch):

@@ -67,7 +67,7 @@ class Bench:
         self, op: Operator, w: Workload, direction: str, implementations: Iterable[Implementation]
     ) -> list[Measurement]:
         """Measures one workload in one direction; implementations that cannot run are left out and said."""
-        present = [i for i in implementations if self._present(op, i, w, direction)]
+        present = [i for i in implementations if self.present(op, i, w, direction)]
         if not present:
             return []
         g = torch.Generator(self.device).manual_seed(1)
@@ -122,7 +122,8 @@ class Bench:
             self.say(f"{op.name}/{name} at {w} {w.dtype} {direction} is wrong: {wrong[name]}")
         return list(self._measurements(op, w, direction, ran, timings, errors, wrong, memory))
 
-    def _present(self, op: Operator, made: Implementation, w: Workload, direction: str) -> bool:
+    def present(self, op: Operator, made: Implementation, w: Workload, direction: str) -> bool:
+        """Whether an implementation is one for this point and this machine; why not is said."""
         if made.directions and direction not in made.directions:
             return False
         if made.dtypes and w.dtype not in made.dtypes:

@@ -16,11 +16,11 @@ from typing import Any
 from rich.console import Console
 
 from weft import registry
+from weft.bench.resume import left
 from weft.bench.terminal import progress
 from weft.definition import UnknownName
 from weft.hardware import query
 from weft.records import Measurement, Saver, Store, check_writable
-from weft.source import source_hash
 
 
 def describe(names: Iterable[str]) -> list[dict[str, Any]]:
@@ -126,10 +126,7 @@ def run_bench(
     keep(bench.ceiling_records())
     start_s = time.perf_counter()
     if resume:
-        done = _known(Store(), bench)
-        points = [
-            (op, w, d) for op, w, d in points if (op.name, str(w), w.dtype, d, source_hash(op.module)) not in done
-        ]
+        points = left(points, chosen, bench, Store())
     with progress(note, "bench", len(points)) as step:
         try:
             if jobs > 1 and len(points) > 1:
@@ -198,15 +195,6 @@ def _nothing(operators: list[Any], device: str, which: str, directions: Sequence
             f"give a point, as --workload {point}, or run it where a GPU is"
         )
     return f"nothing to measure: {names} {'has' if len(operators) == 1 else 'have'} no such set or dtype"
-
-
-def _known(store: Store, bench: Any) -> set[tuple[str, ...]]:
-    gpu = bench.context()["gpu"]
-    return {
-        (m.operator, m.workload, m.dtype, m.direction, m.source)
-        for m in store.read(gpu)
-        if m.cache == bench.timer.cache
-    }
 
 
 def run_host(names: Iterable[str], device: str, *, save: bool = False) -> list[Measurement]:
