@@ -216,7 +216,7 @@ def choose(
     )
 
 
-WAYS = {"triton": linear_quantized_triton, "cuda-apart": linear_quantized_apart}  # no GPU has run "cuda" yet
+WAYS = {"triton": linear_quantized_triton, "cuda-apart": linear_quantized_apart}  # "cuda" has not been timed yet
 
 
 @linear_quantized.function
