@@ -33,6 +33,7 @@ from weft.operators.matmul.linear_definition import MUTANTS, OPTIONS, WORKLOADS,
 from weft.operators.matmul.linear_kernels import plan as triton_plan
 from weft.operators.matmul.linear_peers import cublaslt, quack
 from weft.operators.matmul.matmul import default_precision
+from weft.operators.matmul.skinny_matmul import MOST_ROWS
 
 LONGEST_K = (
     1024  # terms up to which what an epilogue saves is more than Triton's loop loses to cuBLAS's, counted (README.md)
@@ -178,6 +179,9 @@ def choose(
         return Choice(
             "torch", "fp32: cuBLAS's product is faster by more than an epilogue saves (README of the operator)"
         )
+    if math.prod(x.shape[:-1]) <= MOST_ROWS:
+        few = f"up to {MOST_ROWS} rows the weight's bytes are the limit, and what follows is little: see skinny_matmul"
+        return Choice("torch", few)
     reason = "an architecture that Hopper's main loop is not for"
     if target_sm(x.device) == 90:
         matrix = None if residual is None else flat(residual)
