@@ -176,6 +176,7 @@ dequantize = Operator(
             workload(M=7, N=0),
             *(workload(M=5, N=n, format=f) for n in (33, 256) for f in FORMATS),
             *(workload(M=5, N=203, format=f, granularity=g) for f in ("int4", "fp8_e4m3") for g in GRANULARITIES),
+            *(workload(M=9, N=208, format="fp8_e4m3", granularity=g) for g in ("column", "block")),
             *(workload(M=9, N=40, layout=at) for at in ("unaligned", "sliced", "strided", "transposed", "expanded")),
             *(
                 workload(M=9, N=48, format="int4", granularity="group", group=6, layout=at)
