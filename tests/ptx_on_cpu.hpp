@@ -697,6 +697,7 @@ inline Play play_of(const std::string &name) {
       {"ld.shared.v2.f32", [](Call &c) { load_aligned(c, 2, at(own(), c.get(2), 8)); }},
       {"ld.global.u32", [](Call &c) { load_aligned(c, 1, reinterpret_cast<const unsigned char *>(c.get(1))); }},
       {"ld.global.v2.u32", [](Call &c) { load_aligned(c, 2, reinterpret_cast<const unsigned char *>(c.get(2))); }},
+      {"ld.global.L1::evict_last.L2::cache_hint.v2.u32", [](Call &c) { load_aligned(c, 2, reinterpret_cast<const unsigned char *>(c.get(2))); }},
       {"st.global.u32", [](Call &c) { store_aligned(c, 1); }},
       {"st.global.v2.u32", [](Call &c) { store_aligned(c, 2); }},
       {"st.global.v4.u32",

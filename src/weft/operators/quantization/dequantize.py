@@ -16,6 +16,7 @@ from weft.operators.call import FLOATS, Choice, check_tensor, eager, either, on_
 from weft.operators.launch import Plans
 from weft.operators.quantization.arguments import check_even, check_granularity, check_scale
 from weft.operators.quantization.calls import given
+from weft.operators.quantization.dequantize_vectors import vectors_plans
 from weft.operators.quantization.formats import (
     FORMATS,
     GRANULARITIES,
@@ -53,14 +54,20 @@ def columns_of(values: Tensor, columns: int | None) -> int:
 
 
 def launch(
-    values: Tensor, scale: Tensor, granularity: str, group_size: int, columns: int | None, dtype: torch.dtype
+    values: Tensor,
+    scale: Tensor,
+    granularity: str,
+    group_size: int,
+    columns: int | None,
+    dtype: torch.dtype,
+    plans: Plans = inverse_plans,
 ) -> Tensor:
     n = columns_of(values, columns)
     out = torch.empty((*values.shape[:-1], n), dtype=dtype, device=values.device)
     if out.numel():
         scheme = Scheme(format_of(values.dtype), granularity, group_size)
         call = values.detach().view(torch.uint8), scale
-        inverse_plans.of(call, scheme, n, dtype)(*call, out)
+        plans.of(call, scheme, n, dtype)(*call, out)
     return out
 
 
@@ -74,6 +81,19 @@ def dequantize_triton(
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     return launch(values, given(scale, values), granularity, group_size, columns, dtype)
+
+
+def dequantize_cuda(
+    values: Tensor,
+    scale: float | Tensor,
+    granularity: str = "row",
+    *,
+    group_size: int = 128,
+    columns: int | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Of rows and groups of whole 16-byte vectors of the result. Raises Declined for others."""
+    return launch(values, given(scale, values), granularity, group_size, columns, dtype, vectors_plans)
 
 
 # ---- definition ------------------------------------------------------------------------------------------------------
@@ -156,6 +176,7 @@ dequantize = Operator(
             workload(M=7, N=0),
             *(workload(M=5, N=n, format=f) for n in (33, 256) for f in FORMATS),
             *(workload(M=5, N=203, format=f, granularity=g) for f in ("int4", "fp8_e4m3") for g in GRANULARITIES),
+            *(workload(M=9, N=208, format="fp8_e4m3", granularity=g) for g in ("column", "block")),
             *(workload(M=9, N=40, layout=at) for at in ("unaligned", "sliced", "strided", "transposed", "expanded")),
             *(
                 workload(M=9, N=48, format="int4", granularity="group", group=6, layout=at)
@@ -201,6 +222,7 @@ dequantize = Operator(
 )
 
 dequantize.implementation("triton", arch=">=sm_80")(dequantize_triton)
+dequantize.implementation("cuda", arch=">=sm_90", devices=("cuda",))(dequantize_cuda)  # not chosen: not measured yet
 dequantize.implementation("torch")(reference)
 dequantize.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
 

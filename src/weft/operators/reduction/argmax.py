@@ -7,9 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.definition import Mutant, Operator, Tolerance
+from weft.definition import Declined, Mutant, Operator, Tolerance
+from weft.operators.launch import Plans
+from weft.operators.reduction import argmax_tiny
 from weft.operators.reduction.definition import define
-from weft.operators.reduction.reduction import Reduction
+from weft.operators.reduction.reduction import COPY, Ready, Reduction
+from weft.operators.reduction.views import view_of
 
 
 def reference(x: Tensor, dim: int | None = None, keepdim: bool = False, order: float = 0.0) -> Tensor:
@@ -52,6 +55,23 @@ def _call(function: Any) -> Any:
 
 
 reduction.implement(argmax, _call)
+
+
+def _tiny_plan(x: Tensor, dim: int | None, keepdim: bool, order: float, dtype: torch.dtype) -> Ready:
+    if dim is None:
+        raise Declined("a search in everything; the kernel takes rows")
+    view = view_of(x, dim % x.ndim, in_order=True)
+    if view is None:
+        raise Declined(COPY)
+    return Ready(argmax_tiny.plan(x, view), x, dim % x.ndim, keepdim)
+
+
+tiny_plans = Plans(_tiny_plan)
+
+
+@argmax.implementation("cuda", arch=">=sm_80", devices=("cuda",))  # not chosen: not measured yet
+def argmax_cuda(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    return reduction._by(tiny_plans, x, dim, keepdim, 0.0)
 
 
 @argmax.function

@@ -1,0 +1,187 @@
+"""Dequantisation in CUDA C++ without a GPU: ``dequantize_vectors.cu`` run on a CPU that plays its PTX (``ptx_on_cpu.hpp``) with
+the launches that Python computes; what it compiles to and declines."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+from cuda_as_cpp import whole
+from cuda_on_cpu import FRAME, bytes_of, frame_is_whole, framed, job, player_of_cases, tensor_of
+from sass import names, sass
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from weft.definition import Declined  # noqa: E402
+from weft.operators.launch import compiling_for  # noqa: E402
+from weft.operators.quantization import dequantize_vectors  # noqa: E402
+from weft.operators.quantization.dequantize import reference  # noqa: E402
+from weft.operators.quantization.formats import FORMATS, GRANULARITIES, Scheme, scale_shape  # noqa: E402
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Values of the elements [*shape], rows ``apart`` bytes further from each other than they are long."""
+
+    format: str
+    dtype: torch.dtype
+    granularity: str
+    shape: tuple[int, ...]
+    group: int = 128
+    apart: int = 0
+
+
+CASES = {
+    "one scale": Case("fp8_e4m3", BF16, "tensor", (5, 264)),
+    "one scale, rows apart": Case("int8", FP16, "tensor", (9, 40), apart=8),
+    "rows": Case("fp8_e5m2", FP16, "row", (13, 88)),
+    "rows apart, fp32": Case("fp8_e4m3", FP32, "row", (3, 5, 36), apart=4),
+    "groups, fp32": Case("int8", FP32, "group", (7, 96), 24),
+    "groups of int4": Case("int4", BF16, "group", (12, 96), 32),
+    "groups of int4, the last shorter": Case("int4", FP16, "group", (9, 104), 32),
+    "rows of int4, fp32": Case("int4", FP32, "row", (9, 52)),
+    "blocks of a batch": Case("fp8_e4m3", BF16, "block", (2, 130, 136)),
+    "columns, rows apart": Case("fp8_e4m3", BF16, "column", (11, 72), apart=16),
+    "columns of int4, fp32": Case("int4", FP32, "column", (9, 20)),
+    "columns of int8": Case("int8", BF16, "column", (4, 24)),
+}
+
+# Mistakes: a case that shows them, what stands in the kernel, what is written instead.
+MISTAKES = {
+    "halves of a pair exchanged": ("one scale", "codes[i / 2] >> i % 2 * 16", "codes[i / 2] >> (1 - i % 2) * 16"),
+    "e5m2's bytes": ("rows", "0x3424", "0x2434"),
+    "unsigned bytes": ("groups, fp32", "codes[i / 4] ^ 0x80808080u", "codes[i / 4]"),
+    "another byte": ("groups, fp32", "0x7440 | i % 4", "0x7440 | i % 2"),
+    "int4 off by one": ("groups of int4", "0xe408e408", "0xe407e407"),
+    "upper four bits unsigned": ("groups of int4", "0x64806480", "0x64006400"),
+    "int4's upper half twice": ("groups of int4", "float((unsigned short)two)", "float((unsigned short)(two >> 16))"),
+    "a short's second byte left out": ("rows of int4, fp32", "codes[0] | codes[0] << 8;", "codes[0];"),
+    "a scale of fewer bits": (
+        "rows",
+        "f[i] *= scale[SCALES == 1 ? 0 : i];",
+        "f[i] *= __uint_as_float(__float_as_uint(scale[SCALES == 1 ? 0 : i]) & 0xffff0000u);",
+    ),
+    "a column's scale for all": ("columns of int8", "scale[SCALES == 1 ? 0 : i]", "scale[0]"),
+    "the first line's scale": ("rows", "BY == LINES ? Quotient", "false ? Quotient"),
+    "the next vector's scale": ("groups, fp32", "Quotient(of_row).of(vector) : 0", "Quotient(of_row).of(vector + 1) : 0"),
+    "a quotient too large": ("groups, fp32", "u32(u64(2 * x) * factor", "u32(u64(2 * x + 2) * factor"),
+    "rows without gaps": ("rows apart, fp32", "row * v_row + i64(column) * BYTES, codes[e]", "i64(vector) * BYTES, codes[e]"),
+    "groups of the row before": ("groups of int4, the last shorter", "line * s_row + group", "group"),
+    "the first matrix's blocks": ("blocks of a batch", "m * (u32(matrix + 127) / 128) +", ""),
+    "the last vector for the one before": ("one scale", "u32(vectors) - 1, first", "u32(vectors) - 2, first"),
+    "past the last vector": ("one scale", "if (vector <= last) write", "write"),
+    "past the last row": ("columns of int4, fp32", "if (first + e < rows) write", "write"),
+    "a row left out": ("columns, rows apart", "i64(group) * EACH;", "i64(group) * (EACH + 1);"),
+    "the same row again": ("columns, rows apart", "min(first + e, rows - 1)", "min(first, rows - 1)"),
+}  # fmt: skip
+
+LAUNCH = """
+const Any v{job.buffers[0]}, s{job.buffers[1]}, out{static_cast<char *>(job.buffers[4]) + job.scales[0]};
+job.run([&] { KERNEL(v, s, out, NUMBERS); });
+"""
+
+
+class Tensors:
+    """A case's values, any codes of the format; its scales, and its plan for blocks of 64 threads."""
+
+    def __init__(self, case: Case, seed: int = 0):
+        self.case, self.seed = case, seed
+        g = torch.Generator().manual_seed(seed)
+        *rows, n = case.shape
+        stored = n // FORMATS[case.format].per_byte
+        codes = torch.randint(256, (*rows, stored + case.apart), generator=g, dtype=torch.uint8)
+        self.values = codes[..., :stored]
+        scale = torch.randn(scale_shape(case.shape, case.granularity, case.group), generator=g).abs() + 0.01
+        if scale.numel() > 3:
+            scale.view(-1)[1:4] = torch.tensor([2.0**-126, 3e38, 2.0**-20 / 3])  # results that are denormal or infinite
+        self.scale = scale
+        as_format = self.values.view(FORMATS[case.format].dtype)
+        self.want = reference(as_format, scale, case.granularity, group_size=case.group, columns=n, dtype=case.dtype)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(dequantize_vectors, "THREADS", 64)
+            scheme = Scheme(case.format, case.granularity, case.group)
+            self.plan = dequantize_vectors.vectors_plan(self.values, scale, scheme, n, case.dtype)
+        numbers = ", ".join(f"job.shape[{i}]" for i in range(len(self.plan.scalars)))
+        self.launch = LAUNCH.replace("KERNEL", self.plan.expression).replace("NUMBERS", numbers)
+
+    def job(self) -> bytes:
+        buffers = {0: bytes_of(self.values), 1: bytes_of(self.scale), 4: framed(self.want.nbytes)}
+        return job(self.plan, self.seed, buffers, shape=[s.value for s in self.plan.scalars], scales=(FRAME,))
+
+    def what_is_wrong(self, found: bytes) -> str:
+        """An empty string, or what differs in a bit (a NaN may be any NaN)."""
+        if not frame_is_whole(found):
+            return "something beside the result was written"
+        got = tensor_of(found[FRAME:-FRAME], self.case.dtype).view(self.want.shape)
+        bits = torch.int32 if self.case.dtype == FP32 else torch.int16
+        far = ((got.view(bits) != self.want.view(bits)) & ~(got.isnan() & self.want.isnan())).nonzero()
+        return f"{far[0].tolist()} is {got[tuple(far[0])]}, not {self.want[tuple(far[0])]}" if len(far) else ""
+
+
+@pytest.fixture(scope="module")
+def play(tmp_path_factory):
+    """Runs a case, or one of ``MISTAKES``, and returns what is wrong with its result."""
+    folder, text = tmp_path_factory.mktemp("played"), whole(dequantize_vectors.SOURCE)
+    return player_of_cases(folder, text, Tensors, CASES, MISTAKES)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_right_to_the_bit(play, case):
+    assert not play(case)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_noticed(play, mistake):
+    assert play(MISTAKES[mistake][0], mistake)
+
+
+@pytest.mark.parametrize("divisor", [1, 2, 3, 7, 2047, 2048, 2049, 715827883, 2**30 - 1, 2**30, 2**30 + 1, 2**31 - 1])
+def test_a_quotient_is_exact_to_the_last_number(divisor):
+    packed = dequantize_vectors.quotient(divisor)
+    factor, shift = packed & 0xFFFFFFFF, packed >> 32
+    multiples = [k * divisor for k in (1, 2, 3, (2**31 - 1) // divisor)]
+    for x in (0, 1, 2**31 - 1, *(m + d for m in multiples for d in (-1, 0))):
+        if x < 2**31:
+            assert (2 * x * factor >> 32) >> shift == x // divisor
+    assert factor < 2**32 and shift < 32
+
+
+def planned(format: str, dtype: torch.dtype, granularity: str, shape=(2**14, 2**14), group=128, at=slice(None)):
+    made = FORMATS[format]
+    values = torch.empty(*shape[:-1], -(-shape[-1] // made.per_byte), dtype=torch.uint8, device="meta")[at]
+    scale = torch.empty(scale_shape(shape, granularity, group), device="meta")
+    return dequantize_vectors.vectors_plan(values, scale, Scheme(format, granularity, group), shape[-1], dtype)
+
+
+@pytest.mark.parametrize(
+    ("format", "granularity", "most"),
+    [*(("fp8_e4m3", g, m) for g, m in zip(GRANULARITIES, (5.5, 6.0, 7.5, 6.0, 9.0), strict=True)),
+     ("fp8_e5m2", "group", 6.0), ("int8", "group", 7.0), ("int4", "group", 7.5)],
+)  # fmt: skip
+def test_an_element_takes_few_instructions(format, granularity, most):
+    """In bf16 on sm_90, those of a vector's scale and addresses included; every store is of 16 bytes."""
+    plan = planned(format, BF16, granularity)
+    text = sass(plan.source, plan.expression)
+    each = int(re.search(r"(\d+)>", plan.expression)[1])
+    found = [name for name in names(text) if name != "NOP"]
+    assert len(found) / (8 * each) <= most
+    assert [name for name in found if name.startswith("STG")] == ["STG.E.128"] * each
+
+
+@pytest.mark.parametrize(
+    ("reason", "call"),
+    [
+        ("rows of 20 elements", dict(format="int8", dtype=BF16, granularity="row", shape=(4, 20))),
+        ("rows of 33 elements", dict(format="int4", dtype=FP32, granularity="row", shape=(4, 33))),
+        ("groups of 6", dict(format="int4", dtype=FP32, granularity="group", shape=(4, 48), group=6)),
+        ("dense along rows", dict(format="int8", dtype=FP32, granularity="row", shape=(4, 16), at=(..., slice(0, 16, 2)))),
+        ("32 bits", dict(format="int8", dtype=FP32, granularity="row", shape=(2**20, 2**13))),
+    ],
+)  # fmt: skip
+def test_what_it_does_not_take_it_declines(reason, call):
+    with compiling_for(90, lambda *kernel: None), pytest.raises(Declined, match=reason):
+        planned(**call)
