@@ -233,3 +233,22 @@ def test_dampening_of_the_operator_that_is_no_number_is_refused(dampening):
     with pytest.raises(ValueError, match=r"sgd: argument 'dampening' is .*; expected a finite number"):
         ops.sgd([p], [g], [b], momentum=0.9, dampening=dampening)
     ops.sgd([p], [g], [b], momentum=0.9, dampening=-0.5)
+
+
+@pytest.mark.parametrize("value", ["no", 1, None])
+@pytest.mark.parametrize(
+    ("name", "lists", "switch"),
+    [
+        *((name, 5, "maximize") for name in ("adam", "adamw")),
+        ("lion", 3, "maximize"),
+        ("sgd", 3, "maximize"),
+        ("sgd", 3, "nesterov"),
+        ("adamw_8bit", 7, "maximize"),
+    ],
+)
+def test_switches_of_the_operators_are_bools(name, lists, switch, value):
+    given = [[torch.zeros((), device=DEVICE)] for _ in range(lists)]
+    with pytest.raises(TypeError, match=rf"{name}: argument '{switch}' is .*; expected True or False"):
+        getattr(ops, name)(*given, **{switch: value})
+    with pytest.raises(TypeError, match=rf"{name}: argument '{switch}' is .*; expected True or False"):
+        ops.explain(name, *given, **{switch: value})
