@@ -34,9 +34,7 @@ from weft.operators.matmul.linear_kernels import plan as triton_plan
 from weft.operators.matmul.linear_peers import cublaslt, quack
 from weft.operators.matmul.matmul import default_precision
 
-LONGEST_K = (
-    1024  # terms up to which what an epilogue saves is more than Triton's loop loses to cuBLAS's, counted (README.md)
-)
+LONGEST_K = 1024  # terms up to which an epilogue saves more than Triton's loop loses to cuBLAS's, counted (README.md)
 COPY = "leading dimensions that do not collapse into rows of one stride, for which a copy would be needed"
 
 # ---- implementations -------------------------------------------------------------------------------------------------
