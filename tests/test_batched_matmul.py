@@ -256,7 +256,17 @@ def test_cublas_at_a_precision_sums_the_gradient_of_what_is_broadcast(precision)
 def test_autocast_casts_as_pytorch_does():
     a, b = random(2, 3, 8), random(2, 8, 5, seed=1)
     with torch.autocast("cpu", torch.bfloat16):
-        assert ops.batched_matmul(a, b).dtype == torch.matmul(a, b).dtype
+        want = torch.matmul(a, b)
+        for function in (ops.batched_matmul, ops.matmul):
+            for of_a, of_b in ((a, b), (a.bfloat16(), b), (a, b.bfloat16())):
+                torch.testing.assert_close(function(of_a, of_b), want, rtol=0, atol=0)
+        torch.testing.assert_close(ops.matmul(a[0].bfloat16(), b[0]), torch.mm(a[0], b[0]), rtol=0, atol=0)
+        for name, of_a, of_b in (
+            ("batched_matmul", a.half(), b),
+            ("matmul", a.half(), b),
+            ("matmul", a[0], b[0].half()),
+        ):
+            assert ops.explain(name, of_a, of_b).implementation == "torch"
 
 
 def test_a_compiler_sees_pytorchs_product():

@@ -21,6 +21,7 @@ pytest.importorskip("typer")
 from rich.console import Console  # noqa: E402
 
 from weft import cli, registry  # noqa: E402
+from weft.bench import terminal  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, in Triton's interpreter
 
@@ -159,6 +160,37 @@ def test_list_names_operators_implementations_directions_and_workloads(command, 
     monkeypatch.setattr(cli, "out", Console(width=80, highlight=False))
     _, out, _ = command("list", "linear_cross_entropy", "linear_cross_entropy_with_gradient")
     assert {"linear_cross_entropy", "linear_cross_entropy_with_gradient"} <= set(out.split()), "names are typed again"
+
+
+def test_names_are_whole_in_80_columns():
+    names, implementation = ("linear_quantized", "linear_cross_entropy"), "cuda-apart"
+    with_names = [{"operator": name, "implementation": implementation, "direction": "backward"} for name in names]
+    verified = {"status": "unverifiable", "dtype": "bf16", "error": None}
+    compiled = {
+        "arch": "sm_100",
+        "registers": 255,
+        "shared_bytes": 232448,
+        "shared_limit": 232448,
+        "spills": 1352,
+        "ok": True,
+    }
+    console = Console(width=80, highlight=False)
+    for print_found, rest, counts in (
+        (
+            terminal.print_verification,
+            verified,
+            "checked failed declined unverifiable not_reached mutants mutants_survived",
+        ),
+        (terminal.print_compiled, compiled, "compiled failed seconds with_spills"),
+    ):
+        found = {"device": "cpu", "results": [{**row, **rest} for row in with_names], "mutants_not_reached": 0}
+        with console.capture() as printed:
+            print_found(console, {**found, **dict.fromkeys(counts.split(), 0)})
+        assert {
+            *names,
+            implementation,
+            "sm_100" if print_found is terminal.print_compiled else "implementation",
+        } <= set(printed.get().split()), printed.get()
 
 
 def test_verify_prints_one_object_alone_and_exits_zero():

@@ -95,15 +95,15 @@ def plain_launch(x, weight, bias, residual, activation, y):
 
 
 @pytest.mark.parametrize("activation", NAMES)
-@pytest.mark.parametrize("added", [False, True])
-def test_on_hopper_what_is_kept_is_a_product_of_its_own(monkeypatch, activation, added):
+@pytest.mark.parametrize(("m", "added"), [(6, False), (6, True), (0, False)])
+def test_on_hopper_what_is_kept_is_a_product_of_its_own(monkeypatch, activation, m, added):
     """Its launches are played by PyTorch; the element-wise kernels are their own."""
     monkeypatch.setattr(linear_calls, "launch_on_hopper", plain_launch)
     way = linear_calls.HOPPER._replace(product=torch.mm)
-    x, weight, bias = random(6, 8), random(rows(16, activation), 8, seed=1), random(rows(16, activation), seed=2)
-    leaves = [t.requires_grad_() for t in (x, weight, bias, *([random(6, 16, seed=3)] if added else []))]
+    x, weight, bias = random(m, 8), random(rows(16, activation), 8, seed=1), random(rows(16, activation), seed=2)
+    leaves = [t.requires_grad_() for t in (x, weight, bias, *([random(m, 16, seed=3)] if added else []))]
     call = (*leaves, *([] if added else [None]))
-    y, dy = linear_calls.Linear.apply(*call, activation, way), random(6, 16, seed=4)
+    y, dy = linear_calls.Linear.apply(*call, activation, way), random(m, 16, seed=4)
     want = reference(*call, activation=activation)
     torch.testing.assert_close(y, want)
     for got, expected in zip(torch.autograd.grad(y, leaves, dy), torch.autograd.grad(want, leaves, dy), strict=True):

@@ -27,7 +27,8 @@ from torch.optim._muon import _zeropower_via_newtonschulz  # noqa: E402
 
 from weft import ops  # noqa: E402
 from weft.operators import call  # noqa: E402
-from weft.optim import muon_matrices, part  # noqa: E402
+from weft.operators.optimizer import fastest  # noqa: E402
+from weft.optim import muon_matrices  # noqa: E402
 from weft.optim.adam import AdamW  # noqa: E402
 from weft.optim.muon import Muon, MuonW  # noqa: E402
 
@@ -177,8 +178,8 @@ def test_what_is_no_matrix_takes_adamw(dtype):
 @pytest.mark.device
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_adamws_table_is_made_once(monkeypatch):
-    real, made = part.Table, []
-    monkeypatch.setattr(part, "Table", lambda *arguments: made.append(1) or real(*arguments))
+    real, made = fastest.table, []
+    monkeypatch.setattr(fastest, "table", lambda *arguments: made.append(1) or real(*arguments))
     params = [torch.nn.Parameter(p.detach().to(DEVICE)) for p in parameters(((4, 6), (6,)))]
     optimizer = MuonW(params)
     for step in range(4):

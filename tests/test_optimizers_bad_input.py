@@ -39,6 +39,7 @@ pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWar
                 (0.9, "Invalid betas: 0.9; expected two numbers"),
                 ((0.9,), "Invalid betas: .*expected two numbers"),
                 ((0.9, "a"), "Invalid beta parameter at index 1: 'a'; expected a number"),
+                ({0.9, 0.99}, "Invalid betas: .*expected two numbers"),
             )
         ),
         *(
@@ -50,6 +51,13 @@ pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWar
         ("SGD", {"dampening": "a"}, "Invalid dampening value: 'a'"),
         ("SGD", {"momentum": "a"}, "Invalid momentum value: 'a'; expected a number"),
         ("AdamW", {"lr": "a"}, "Invalid learning rate: 'a'; expected a number"),
+        ("AdamW", {"lr": torch.tensor(True)}, "Invalid learning rate: a tensor of torch.bool; expected a number"),
+        ("AdamW", {"lr": torch.tensor(1j)}, "Invalid learning rate: a tensor of torch.complex64; expected a number"),
+        ("AdamW8bit", {"block_size": 256.0}, "Invalid block_size: 256.0; expected 128, 256"),
+        *(
+            ("AdamW8bit", {"min_8bit_size": size}, "Invalid min_8bit_size: .*; expected a number of 0 or more")
+            for size in ("a", None, True, -1, math.nan)
+        ),
         ("AdamW", {"rounding": "up"}, "expected nearest, stochastic, split"),
         ("AdamW", {"rounding": "split"}, r"for torch.bfloat16 weights; a parameter is torch.float32"),
         ("AdamW", {"state_dtype": torch.float16}, "expected None or torch.float32"),
@@ -64,6 +72,38 @@ def test_options_out_of_range_are_refused(name, options, words):
     if own:
         with pytest.raises(ValueError, match=words):
             getattr(optim, name)([{"params": weights(), **own}])
+
+
+@pytest.mark.parametrize(
+    ("name", "switches"),
+    [
+        ("AdamW", ("maximize", "amsgrad", "capturable", "differentiable", "foreach", "fused")),
+        ("AdamW8bit", ("maximize", "amsgrad")),
+        ("Adam", ("decoupled_weight_decay",)),
+        ("SGD", ("maximize", "nesterov")),
+        ("Lion", ("maximize",)),
+        ("Muon", ("nesterov", "use_muon")),
+        *((name, ("skip_nonfinite", "zero_grads")) for name in ("Adam", "AdamW", "AdamW8bit", "SGD", "Lion")),
+        *((name, ("skip_nonfinite",)) for name in ("Muon", "MuonW")),
+    ],
+)
+def test_switches_are_bools(name, switches):
+    for switch in switches:
+        words = f"Invalid {switch}: .*; expected True"
+        for value in ("no", 1, torch.tensor(True)):
+            with pytest.raises(TypeError, match=words):
+                getattr(optim, name)(weights(((3, 3),)), **{switch: value})
+            if switch not in ("skip_nonfinite", "zero_grads"):
+                with pytest.raises(TypeError, match=words):
+                    getattr(optim, name)([{"params": weights(((3, 3),)), switch: value}])
+        if switch in ("foreach", "fused", "use_muon"):
+            getattr(optim, name)(weights(((3, 3),)), **{switch: None})
+
+
+@pytest.mark.parametrize("option", [{"max_norm": 1.0}, {"skip_nonfinite": True}, {"zero_grads": True}])
+def test_options_of_whole_steps_are_not_taken_for_a_group(option):
+    with pytest.raises(ValueError, match=f"{next(iter(option))} is given for one group; expected it for the optimizer"):
+        optim.AdamW([{"params": weights(((3,),)), **option}])
 
 
 def test_parameters_are_each_there_once():
@@ -193,3 +233,22 @@ def test_dampening_of_the_operator_that_is_no_number_is_refused(dampening):
     with pytest.raises(ValueError, match=r"sgd: argument 'dampening' is .*; expected a finite number"):
         ops.sgd([p], [g], [b], momentum=0.9, dampening=dampening)
     ops.sgd([p], [g], [b], momentum=0.9, dampening=-0.5)
+
+
+@pytest.mark.parametrize("value", ["no", 1, None])
+@pytest.mark.parametrize(
+    ("name", "lists", "switch"),
+    [
+        *((name, 5, "maximize") for name in ("adam", "adamw")),
+        ("lion", 3, "maximize"),
+        ("sgd", 3, "maximize"),
+        ("sgd", 3, "nesterov"),
+        ("adamw_8bit", 7, "maximize"),
+    ],
+)
+def test_switches_of_the_operators_are_bools(name, lists, switch, value):
+    given = [[torch.zeros((), device=DEVICE)] for _ in range(lists)]
+    with pytest.raises(TypeError, match=rf"{name}: argument '{switch}' is .*; expected True or False"):
+        getattr(ops, name)(*given, **{switch: value})
+    with pytest.raises(TypeError, match=rf"{name}: argument '{switch}' is .*; expected True or False"):
+        ops.explain(name, *given, **{switch: value})

@@ -254,6 +254,16 @@ def test_gradients_of_x_and_bias_through_a_quantised_weight():
             torch.testing.assert_close(got.double(), right, rtol=1e-4, atol=1e-4 * float(right.detach().abs().max()))
 
 
+@pytest.mark.skipif(DEVICE == "cuda", reason="autocast of a CPU")
+def test_operands_are_cast_as_autocast_casts_those_of_a_linear_layer():
+    x, w, bias = random(3, 128), random(7, 128), random(7)
+    with torch.autocast("cpu", torch.bfloat16):
+        want = torch.nn.functional.linear(x.bfloat16(), w, bias)
+        got = ops.skinny_matmul(x.bfloat16(), w, bias)
+        ops.explain("skinny_matmul", x, w.bfloat16(), bias)
+    torch.testing.assert_close(got, want)
+
+
 # ---- wrong arguments -------------------------------------------------------------------------------------------------
 
 

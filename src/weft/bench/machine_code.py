@@ -223,9 +223,10 @@ def _tree(commit: str) -> Iterator[Path]:
     """The files of a commit, in a folder that is removed afterwards."""
     with tempfile.TemporaryDirectory() as folder:
         root = subprocess.run(["git", "rev-parse", "--show-toplevel"], stdout=subprocess.PIPE, text=True, check=True)
-        archive = subprocess.run(
-            ["git", "-C", root.stdout.strip(), "archive", commit, "src"], stdout=subprocess.PIPE, check=True
-        )
+        archive = subprocess.run(["git", "-C", root.stdout.strip(), "archive", commit, "src"], capture_output=True)
+        if archive.returncode:
+            said = archive.stderr.decode().strip().splitlines()
+            raise DoesNotRun(said[-1].removeprefix("fatal: ") if said else f"git archive: status {archive.returncode}")
         subprocess.run(["tar", "x", "-C", folder], input=archive.stdout, check=True)
         yield Path(folder)
 

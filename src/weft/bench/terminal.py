@@ -15,8 +15,8 @@ from weft.records import Measurement
 
 
 def _table(title: str) -> Table:
-    """Narrow enough for 80 columns: rules under the head alone, one space between columns."""
-    return Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    """Narrow enough for 80 columns: a rule under the head alone, one space (of the box) between columns."""
+    return Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
 
 
 @contextlib.contextmanager
@@ -36,7 +36,7 @@ def print_verification(out: Console, found: dict[str, Any]) -> None:
         table.add_column(column, overflow="fold")
     for column in ("pass", "fail", "worst"):
         table.add_column(column, justify="right")
-    table.add_column("unverifiable")
+    table.add_column("not\nverifiable")
     groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for r in found["results"]:
         groups.setdefault((r["operator"], r["implementation"], r["direction"]), []).append(r)
@@ -73,9 +73,9 @@ def print_verification(out: Console, found: dict[str, Any]) -> None:
 
 def print_compiled(out: Console, found: dict[str, Any]) -> None:
     table = _table("Compiled without a GPU")
-    for column in ("operator", "implementation", "arch"):
+    for column in ("operator", "imple-\nmentation", "arch"):
         table.add_column(column, overflow="fold")
-    for column in ("kernels", "regs", "shared KiB", "of", "spills", "failed"):
+    for column in ("kernels", "regs", "shared\nKiB", "of", "spills", "failed"):
         table.add_column(column, justify="right")
     groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for r in found["results"]:

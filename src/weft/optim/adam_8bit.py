@@ -97,10 +97,11 @@ class Adam8bit(Adam):
             ("state_format", STATE_FORMATS),
             ("code_rounding", CODE_ROUNDINGS),
         ):
-            if options[name] not in known:
+            if options[name] not in known or type(options[name]) is not type(known[0]):  # 256.0 is no size
                 raise ValueError(f"Invalid {name}: {options[name]!r}; expected {', '.join(map(str, known))}")
-        if not options["min_8bit_size"] >= 0:
-            raise ValueError(f"Invalid min_8bit_size: {options['min_8bit_size']}; expected 0 or more")
+        least = options["min_8bit_size"]
+        if isinstance(least, bool) or not isinstance(least, (int, float)) or not least >= 0:
+            raise ValueError(f"Invalid min_8bit_size: {least!r:.40}; expected a number of 0 or more")
         if options["differentiable"]:
             raise ValueError("codes of 8 bits are not differentiable; expected differentiable=False")
 

@@ -21,6 +21,7 @@ from weft.optim.codes import local
 from weft.optim.muon_matrices import rows_of_parts
 from weft.optim.muon_options import check_options
 from weft.optim.muon_updates import factors_by_shape, updates_of
+from weft.optim.options import check_flags
 
 
 class MuonW(torch.optim.Optimizer):
@@ -105,6 +106,7 @@ class MuonW(torch.optim.Optimizer):
             "betas": betas,
             "adamw_eps": adamw_eps,
         }
+        check_flags({"skip_nonfinite": skip_nonfinite})
         self.process_group, self.skip_nonfinite, self.skipped_steps = process_group, skip_nonfinite, 0
         self._adamw: AdamW | None = None
         super().__init__(params, defaults)

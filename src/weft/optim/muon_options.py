@@ -11,14 +11,16 @@ from torch import Tensor
 
 from weft.operators.orthogonalization.coefficients import schedule
 from weft.optim.muon_matrices import HIGHER_DIMS
-from weft.optim.options import check_betas
+from weft.optim.options import check_betas, check_flags
 
 SCALES = (None, "original", "match_rms_adamw")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def check_options(group: dict[str, Any]) -> None:
-    """Raises ValueError for options out of their ranges, in PyTorch's words where it has some."""
+    """Raises ValueError for options out of their ranges, in PyTorch's words where it has some; TypeError for switches that
+    are not bools."""
+    check_flags(group)
     lr = group["lr"]
     if isinstance(lr, Tensor) and lr.numel() != 1:
         raise ValueError("Tensor lr must be 1-element")

@@ -15,7 +15,7 @@ from weft.operators.optimizer import kernels
 from weft.operators.optimizer.rule import Options, Rule
 from weft.optim import clipping, codes, saved, wide
 from weft.optim.codes import local
-from weft.optim.options import EVERY, check_options
+from weft.optim.options import EVERY, OF_STEPS, check_flags, check_options
 from weft.optim.overlap import Overlap
 from weft.optim.part import Part, takes
 from weft.optim.watched import Changes, Parameters, Seen, watch
@@ -46,6 +46,7 @@ class OneLaunch(torch.optim.Optimizer):
 
     Raises:
         ValueError: options out of range, a parameter that is there twice.
+        TypeError: an unknown option, a switch that is neither True nor False.
     """
 
     rule: ClassVar[Rule]
@@ -64,10 +65,11 @@ class OneLaunch(torch.optim.Optimizer):
         **options: Any,
     ) -> None:
         if unknown := [name for name in options if name not in EVERY]:
-            known = ", ".join(("max_norm", "skip_nonfinite", "zero_grads", *{**EVERY, **defaults}))
+            known = ", ".join((*OF_STEPS, *{**EVERY, **defaults}))
             raise TypeError(f"{type(self).__name__}: unknown option '{unknown[0]}' (there are: {known})")
         if max_norm is not None and (isinstance(max_norm, bool) or not isinstance(max_norm, Real) or not max_norm > 0):
             raise ValueError(f"Invalid max_norm: {max_norm!r:.40}; expected a number above 0, or None")
+        check_flags({"skip_nonfinite": skip_nonfinite, "zero_grads": zero_grads})
         self.max_norm, self.skip_nonfinite, self.zero_grads = max_norm, skip_nonfinite, zero_grads
         self._reset()
         super().__init__(params, {**EVERY, **defaults, **options})
@@ -89,10 +91,15 @@ class OneLaunch(torch.optim.Optimizer):
     # ---- groups and options ------------------------------------------------------------------------------------------
 
     def check(self, options: Options) -> None:
-        """Raises ValueError for a group's options that are out of range; subclasses add theirs."""
+        """Raises ValueError for a group's options that are out of range, TypeError for switches that are not bools;
+        subclasses add theirs."""
         check_options(options)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if misplaced := [name for name in OF_STEPS if name in param_group]:
+            raise ValueError(
+                f"{misplaced[0]} is given for one group; expected it for the optimizer: a step has one for all"
+            )
         self.check({**self.defaults, **param_group})
         params = param_group["params"]
         if isinstance(params, Tensor):
@@ -332,7 +339,7 @@ class OneLaunch(torch.optim.Optimizer):
         saved.keep_dtypes(pairs, self.state, self.param_groups)
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in ("max_norm", "skip_nonfinite", "zero_grads")}
+        own = {name: getattr(self, name) for name in OF_STEPS}
         return {**super().__getstate__(), **own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

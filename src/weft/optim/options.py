@@ -22,11 +22,18 @@ EVERY: dict[str, Any] = {  # options of every optimizer and their defaults; thos
     "state_dtype": None,
     "seed": 0,
 }
+OF_STEPS = ("max_norm", "skip_nonfinite", "zero_grads")  # for all groups at once
+FLAGS = (
+    "maximize", "capturable", "differentiable", "amsgrad", "nesterov", "decoupled_weight_decay", "skip_nonfinite",
+    "zero_grads",
+)  # fmt: skip
+FLAGS_OR_NONE = ("foreach", "fused", "use_muon")
 
 
 def check_options(options: Options) -> None:
     """Raises ValueError for one of those options, a learning rate or a weight decay that is out of range; RuntimeError, as
-    PyTorch does, for options that exclude each other."""
+    PyTorch does, for options that exclude each other; TypeError as :func:`check_flags`."""
+    check_flags(options)
     check_range("learning rate", options["lr"])
     check_range("weight_decay value", options.get("weight_decay", 0.0))
     seed = options["seed"]
@@ -42,11 +49,24 @@ def check_options(options: Options) -> None:
         raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
 
 
+def check_flags(options: Options) -> None:
+    """Raises TypeError for a switch that is not a bool: a string like "no" would count as True."""
+    for name in (*FLAGS, *FLAGS_OR_NONE):
+        or_none = name in FLAGS_OR_NONE
+        value = options.get(name, False)
+        if not isinstance(value, bool) and not (or_none and value is None):
+            raise TypeError(
+                f"Invalid {name}: {value!r:.40}; expected True{', False or None' if or_none else ' or False'}"
+            )
+
+
 def check_range(name: str, value: Any, below: float = math.inf) -> None:
     """Raises ValueError unless 0 ≤ value < below, NaN included. A tensor on a device is not looked at, beyond its size."""
     if isinstance(value, Tensor):
         if value.numel() != 1:
             raise ValueError(f"Tensor {name} must be 1-element")
+        if value.is_complex() or value.dtype == torch.bool:
+            raise ValueError(f"Invalid {name}: a tensor of {value.dtype}; expected a number")
         if value.device.type != "cpu":
             return
     elif isinstance(value, bool) or not isinstance(value, Real):
@@ -58,8 +78,8 @@ def check_range(name: str, value: Any, below: float = math.inf) -> None:
 def check_betas(betas: Any) -> None:
     """Raises ValueError unless betas are two numbers of 0 or more and below 1."""
     try:
-        first, second = betas
-    except (TypeError, ValueError):
+        first, second = (betas[i] for i in range(len(betas)))  # by places, which a set has not
+    except (TypeError, ValueError, KeyError):
         raise ValueError(f"Invalid betas: {betas!r:.40}; expected two numbers") from None
     check_range("beta parameter at index 0", first, 1.0)
     check_range("beta parameter at index 1", second, 1.0)

@@ -188,8 +188,14 @@ def chosen(a: Tensor, b: Tensor, precision: str | None) -> Choice:
 
 @batched_matmul.choice
 def choose(a: Tensor, b: Tensor, precision: str | None = None) -> Choice:
-    check(a, b, precision)
-    return chosen(a, b, precision)
+    return checked(a, b, precision, "batched_matmul")[2]
+
+
+def checked(a: Tensor, b: Tensor, precision: str | None, name: str) -> tuple[Tensor, Tensor, Choice]:
+    """Both as autocast casts them, and what takes them."""
+    a, b = cast_for_products(a, b)
+    check(a, b, precision, name)
+    return a, b, chosen(a, b, precision)
 
 
 def _public_plan(a: Tensor, b: Tensor, precision: str | None, name: str) -> Any:
@@ -212,12 +218,10 @@ def product(a: Tensor, b: Tensor, precision: str | None, name: str) -> Tensor:
         c = torch.empty(shape, dtype=a.dtype, device=a.device)
         plan(a, b, c)
         return c
-    check(a, b, precision, name)
-    a, b = cast_for_products(a, b)
-    implementation = choose(a, b, precision).implementation
-    if implementation == "torch":
+    a, b, choice = checked(a, b, precision, name)
+    if choice.implementation == "torch":
         return cublas(a, b, precision) if a.is_cuda and precision != "tf32x3" else reference(a, b)
-    return (batched_matmul_hopper if implementation == "cuda" else batched_matmul_triton)(a, b, precision)
+    return (batched_matmul_hopper if choice.implementation == "cuda" else batched_matmul_triton)(a, b, precision)
 
 
 @batched_matmul.function

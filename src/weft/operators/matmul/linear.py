@@ -35,10 +35,9 @@ from weft.operators.matmul.linear_peers import cublaslt, quack
 from weft.operators.matmul.matmul import default_precision
 from weft.operators.matmul.skinny_matmul import MOST_ROWS
 
-LONGEST_K = (
-    1024  # terms up to which what an epilogue saves is more than Triton's loop loses to cuBLAS's, counted (README.md)
-)
+LONGEST_K = 1024  # terms up to which an epilogue saves more than Triton's loop loses to cuBLAS's, counted (README.md)
 COPY = "leading dimensions that do not collapse into rows of one stride, for which a copy would be needed"
+NOT_HOPPER = "an architecture that Hopper's main loop is not for"
 
 # ---- implementations -------------------------------------------------------------------------------------------------
 
@@ -155,6 +154,30 @@ def check(name: str, x: Any, weight: Any, bias: Any, residual: Any, activation: 
             )
 
 
+def handed_over(x: Tensor, weight: Tensor, residual: Tensor | None, *others: Tensor | None) -> str:
+    """Why PyTorch computes a call wherever it runs (an empty string where a kernel of ours may)."""
+    if not on_gpu(x):
+        return "the tensors are on the CPU, where weft runs PyTorch's product"
+    if traced(*(t for t in (x, weight, residual, *others) if t is not None)):
+        return "traced: PyTorch's own operators, which a compiler sees"
+    if math.prod(x.shape[:-1]) * weight.shape[0] == 0:
+        return "empty: nothing to launch"
+    if reason := declined(x, residual):
+        return reason
+    if x.dtype == torch.float32:
+        return "fp32: cuBLAS's product is faster by more than an epilogue saves (README of the operator)"
+    return ""
+
+
+def without_hopper(k: int, reason: str, plans: Any = None) -> Choice:
+    """The choice for sums of k terms that Hopper's main loop does not take, for this reason."""
+    if k <= LONGEST_K:
+        return Choice("triton", f"{reason}; up to {LONGEST_K} terms the epilogue saves more than the loop loses", plans)
+    return Choice(
+        "torch", f"{reason}; over {LONGEST_K} terms cuBLAS's product is faster by more than an epilogue saves"
+    )
+
+
 @linear.choice
 def choose(
     x: Tensor,
@@ -166,36 +189,19 @@ def choose(
 ) -> Choice:
     x, weight, bias, residual = cast_for_products(x, weight, bias, residual)
     check("linear", x, weight, bias, residual, activation)
-    tensors = [t for t in (x, weight, bias, residual) if t is not None]
-    if not on_gpu(x):
-        return Choice("torch", "the tensors are on the CPU, where weft runs PyTorch's product")
-    if traced(*tensors):
-        return Choice("torch", "traced: PyTorch's own operators, which a compiler sees")
-    if math.prod(x.shape[:-1]) * weight.shape[0] == 0:
-        return Choice("torch", "empty: nothing to launch")
-    if reason := declined(x, residual):
+    if reason := handed_over(x, weight, residual, bias):
         return Choice("torch", reason)
-    if x.dtype == torch.float32:
-        return Choice(
-            "torch", "fp32: cuBLAS's product is faster by more than an epilogue saves (README of the operator)"
-        )
     if math.prod(x.shape[:-1]) <= MOST_ROWS:
         few = f"up to {MOST_ROWS} rows the weight's bytes are the limit, and what follows is little: see skinny_matmul"
         return Choice("torch", few)
-    reason = "an architecture that Hopper's main loop is not for"
+    reason = NOT_HOPPER
     if target_sm(x.device) == 90:
         matrix = None if residual is None else flat(residual)
         if not (reason := hopper_declines(flat(x), weight, bias, matrix, activation)):
             return Choice(
                 "cuda", "TMA, wgmma and warps that only fetch, with the epilogue in registers", _hopper_launch
             )
-    if x.shape[-1] <= LONGEST_K:
-        return Choice(
-            "triton", f"{reason}; up to {LONGEST_K} terms the epilogue saves more than the loop loses", _triton
-        )
-    return Choice(
-        "torch", f"{reason}; over {LONGEST_K} terms cuBLAS's product is faster by more than an epilogue saves"
-    )
+    return without_hopper(x.shape[-1], reason, _triton)
 
 
 def _triton(

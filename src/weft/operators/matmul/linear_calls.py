@@ -123,12 +123,12 @@ def by_hopper(
 ) -> tuple[Tensor, Tensor]:
     """As :func:`by_triton`. What is to be kept is a product of its own, from which an element-wise kernel makes y."""
     y = empty_result(x, weight, activation)
+    pre = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device) if keep else y
     if not y.numel():
-        return y, y
+        return y, pre
     if not keep:
         launch_on_hopper(x, weight, bias, residual, activation, y)
         return y, y
-    pre = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
     launch_on_hopper(x, weight, bias, None, None, pre)
     chosen = linear_activations.of(activation)
     of = halves(pre, chosen)

@@ -6,7 +6,6 @@ result is quantised while it is in registers, and its own largest value comes ba
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -14,11 +13,11 @@ from torch import Tensor, dtype  # a name alone, as the stubs want annotations
 
 from weft.definition import Declined, Operator, Tolerance
 from weft.operators import peers
-from weft.operators.call import Choice, cast_for_products, check_device, check_tensor, on_gpu, rows_of, traced
+from weft.operators.call import Choice, cast_for_products, check_device, check_tensor, rows_of
 from weft.operators.launch import Plans, target_sm
 from weft.operators.matmul import linear_activations
 from weft.operators.matmul.hopper import HopperPlan
-from weft.operators.matmul.linear import COPY, LONGEST_K, check, flat
+from weft.operators.matmul.linear import COPY, NOT_HOPPER, check, flat, handed_over, without_hopper
 from weft.operators.matmul.linear_calls import hopper_declines
 from weft.operators.matmul.linear_quantized_definition import (
     E4M3,
@@ -194,26 +193,12 @@ def choose(
     check_device(name, "scale", scale, "x", x)
     if scale.numel() != 1 or scale.ndim > 1:
         raise ValueError(f"{name}: argument 'scale' has shape {tuple(scale.shape)}; expected (1,) or ()")
-    if not on_gpu(x):
-        return Choice("torch", "the tensors are on the CPU, where weft runs the formula")
-    if traced(x, weight, scale):
-        return Choice("torch", "traced: PyTorch's own operators, which a compiler sees")
-    if math.prod(x.shape[:-1]) * weight.shape[0] == 0:
-        return Choice("torch", "empty: nothing to launch")
-    if rows_of(x) is None:
-        return Choice("torch", COPY)
-    if x.dtype == torch.float32:
-        return Choice(
-            "torch", "fp32: cuBLAS's product is faster by more than an epilogue saves (README of the operator)"
-        )
-    reason = "an architecture that Hopper's main loop is not for"
+    if reason := handed_over(x, weight, None, bias, scale):
+        return Choice("torch", reason)
+    reason = NOT_HOPPER
     if target_sm(x.device) == 90 and not (reason := hopper_declines(flat(x), weight, bias, None, activation)):
         return Choice("cuda-apart", "Hopper's main loop, which finds the largest value, and codes in a second launch")
-    if x.shape[-1] <= LONGEST_K:
-        return Choice("triton", f"{reason}; up to {LONGEST_K} terms the epilogue saves more than the loop loses")
-    return Choice(
-        "torch", f"{reason}; over {LONGEST_K} terms cuBLAS's product is faster by more than an epilogue saves"
-    )
+    return without_hopper(x.shape[-1], reason)
 
 
 WAYS = {"triton": linear_quantized_triton, "cuda-apart": linear_quantized_apart}  # "cuda" has not been timed yet

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, check_same, check_tensor, eager, on_gpu, traced
+from weft.operators.call import Choice, cast_for_products, check_same, check_tensor, eager, on_gpu, traced
 from weft.operators.launch import Plans, target_sm
 from weft.operators.matmul import hopper, ladder
 from weft.operators.matmul.kernels import PRECISIONS, plans
@@ -331,9 +331,9 @@ def of_batches(a: Any, b: Any) -> Any:
 @matmul.choice
 def choose(a: Tensor, b: Tensor, precision: str | None = None) -> Choice:
     if batched := of_batches(a, b):
-        batched.check(a, b, precision, "matmul")
-        choice: Choice = batched.chosen(a, b, precision)
+        choice: Choice = batched.checked(a, b, precision, "matmul")[2]
         return choice
+    a, b = cast_for_products(a, b)
     check(a, b, precision)
     if not on_gpu(a):
         return Choice("torch", "the tensors are on the CPU, where weft runs PyTorch's product in full precision")
@@ -388,11 +388,10 @@ def matmul_function(a: Tensor, b: Tensor, precision: str | None = None) -> Tenso
         c = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device=a.device)
         plan(a, b, c)
         return c
+    a, b = cast_for_products(a, b)
     chosen = choose(a, b, precision).implementation
     if chosen == "torch":
         return cublas(a, b, precision) if a.is_cuda and precision != "tf32x3" else reference(a, b)
-    if torch.is_autocast_enabled("cuda"):
-        a, b = (t.to(torch.get_autocast_dtype("cuda")) for t in (a, b))
     if chosen == "cuda":
         return hopper_op(a, b)
     return torch.ops.weft.matmul(a, b, precision or default_precision())

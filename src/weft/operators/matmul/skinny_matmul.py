@@ -14,7 +14,7 @@ from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, check_same, check_tensor, eager, on_gpu
+from weft.operators.call import Choice, cast_for_products, check_same, check_tensor, eager, on_gpu
 from weft.operators.launch import Plans, compile_request
 from weft.operators.matmul import skinny_hopper
 from weft.operators.matmul.skinny_kernels import plans
@@ -230,6 +230,7 @@ def check(x: Tensor, w: Tensor, bias: Tensor | None) -> None:
 
 @skinny_matmul.choice
 def choose(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Choice:
+    x, w, bias = cast_for_products(x, w, bias)
     check(x, w, bias)
     if not on_gpu(x):
         return Choice("torch", "the tensors are on the CPU, where weft runs PyTorch's product")
@@ -275,10 +276,8 @@ def skinny_matmul_function(x: Tensor, w: Tensor, bias: Tensor | None = None) -> 
         y = torch.empty((x.shape[0], w.shape[0]), dtype=x.dtype, device=x.device)
         plan(x, w, w if bias is None else bias, y)
         return y
+    x, w, bias = cast_for_products(x, w, bias)
     if choose(x, w, bias).implementation == "torch":
         return F.linear(x, w, bias)
-    if torch.is_autocast_enabled("cuda"):
-        dtype = torch.get_autocast_dtype("cuda")
-        x, w, bias = x.to(dtype), w.to(dtype), None if bias is None else bias.to(dtype)
     out: Tensor = torch.ops.weft.skinny_matmul(x, w, bias)
     return out

@@ -64,7 +64,7 @@ def choose(
 ) -> Choice:
     numbers: dict[str, Any] = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
     tensors = adam_calls.lists(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs)
-    return adam_calls.choose("adam", tensors, steps, False, numbers)
+    return adam_calls.choose("adam", tensors, steps, False, maximize, numbers)
 
 
 @adam.function
@@ -100,14 +100,14 @@ def adam_function(
         None: weights, moments and steps are changed in place. Arithmetic is fp32; what is kept in 16 bits is rounded once.
 
     Raises:
-        TypeError: not lists of tensors of those dtypes.
+        TypeError: not lists of tensors of those dtypes, or ``maximize`` that is not a bool.
         ValueError: lists of other lengths, tensors of other shapes or devices, numbers out of range.
 
     Source: Kingma & Ba 2015.
     """
     numbers: dict[str, Any] = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
     tensors = adam_calls.lists(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs)
-    if adam_calls.choose("adam", tensors, steps, False, numbers).implementation == "torch":
+    if adam_calls.choose("adam", tensors, steps, False, maximize, numbers).implementation == "torch":
         reference(params, grads, exp_avgs, exp_avg_sqs, steps, max_exp_avg_sqs, maximize=maximize, **numbers)
     else:
         adam_calls.launch(tensors, steps, False, maximize, **numbers)

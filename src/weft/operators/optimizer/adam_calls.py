@@ -113,8 +113,9 @@ def lists(params: Tensors, grads: Tensors, m: Tensors, v: Tensors, largest: Tens
     return found if largest is None else {**found, "max_exp_avg_sqs": largest}
 
 
-def check(operator: str, tensors: call.Lists, steps: Tensors, numbers: dict[str, Any]) -> None:
+def check(operator: str, tensors: call.Lists, steps: Tensors, maximize: bool, numbers: dict[str, Any]) -> None:
     call.check_lists(operator, tensors, steps)
+    call.check_flags(operator, maximize=maximize)
     call.check_betas(operator, numbers["betas"])
     for name in ("lr", "eps", "weight_decay"):
         call.check_number(operator, name, numbers[name])
@@ -188,6 +189,8 @@ def mutants(decoupled: bool) -> list[Mutant]:
 MUTATES = ("params", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs", "steps")
 
 
-def choose(operator: str, tensors: call.Lists, steps: Tensors, decoupled: bool, numbers: dict[str, Any]) -> Choice:
-    check(operator, tensors, steps, numbers)
+def choose(
+    operator: str, tensors: call.Lists, steps: Tensors, decoupled: bool, maximize: bool, numbers: dict[str, Any]
+) -> Choice:
+    check(operator, tensors, steps, maximize, numbers)
     return call.choose(tensors, ADAM, steps, options_of(tensors, decoupled, numbers))

@@ -300,6 +300,7 @@ def choose(
     seed: int | None = None,
 ) -> Choice:
     kept = exp_avg_codes, exp_avg_scales, exp_avg_sq_codes, exp_avg_sq_scales
+    call.check_flags("adamw_8bit", maximize=maximize)
     options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "seed": seed}
     check(params, grads, kept, steps, {**options, "block_size": block_size, "state_format": state_format})
     lists, codes = split(kept, block_size, state_format, seed)
@@ -350,7 +351,7 @@ def adamw_8bit_function(
         None: all lists but the gradients are changed in place. Arithmetic is fp32; what is kept is rounded once.
 
     Raises:
-        TypeError: not lists of tensors of those dtypes.
+        TypeError: not lists of tensors of those dtypes, or ``maximize`` that is not a bool.
         ValueError: lists of other lengths, tensors of other shapes or devices, numbers out of range.
 
     Source: Dettmers, Lewis, Shleifer & Zettlemoyer 2021, arXiv 2110.02861; Loshchilov & Hutter 2019.

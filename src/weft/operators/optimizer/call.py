@@ -72,6 +72,13 @@ def check_betas(operator: str, betas: Any) -> None:
     check_number(operator, "betas[1]", betas[1], 1)
 
 
+def check_flags(operator: str, **flags: Any) -> None:
+    """Raises TypeError for a switch that is not a bool: a string like "no" would count as True."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{operator}: argument '{name}' is {value!r:.40}; expected True or False")
+
+
 def obstacle(lists: Lists) -> str:
     """Why the engine does not take these tensors (an empty string when it does)."""
     (_, params), *others = lists.items()

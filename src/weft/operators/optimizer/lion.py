@@ -130,6 +130,7 @@ def choose(
 ) -> Choice:
     tensors = lists(params, grads, exp_avgs)
     call.check_lists("lion", tensors)
+    call.check_flags("lion", maximize=maximize)
     call.check_betas("lion", betas)
     call.check_number("lion", "lr", lr)
     call.check_number("lion", "weight_decay", weight_decay)
@@ -161,7 +162,7 @@ def lion_function(
         None: weights and moments are changed in place. Arithmetic is fp32; what is kept in 16 bits is rounded once.
 
     Raises:
-        TypeError: not lists of tensors of those dtypes.
+        TypeError: not lists of tensors of those dtypes, or ``maximize`` that is not a bool.
         ValueError: lists of other lengths, tensors of other shapes or devices, numbers out of range.
 
     Source: Chen et al. 2023.

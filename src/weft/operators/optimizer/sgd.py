@@ -140,6 +140,7 @@ def choose(
 ) -> Choice:
     tensors = lists(params, grads, momentum_buffers)
     call.check_lists("sgd", tensors)
+    call.check_flags("sgd", nesterov=nesterov, maximize=maximize)
     for name, value in (("lr", lr), ("momentum", momentum), ("weight_decay", weight_decay)):
         call.check_number("sgd", name, value)
     if isinstance(dampening, bool) or not isinstance(dampening, (int, float)) or not math.isfinite(dampening):
@@ -181,7 +182,7 @@ def sgd_function(
         None: weights and buffers are changed in place. Arithmetic is fp32; what is kept in 16 bits is rounded once.
 
     Raises:
-        TypeError: not lists of tensors of those dtypes.
+        TypeError: not lists of tensors of those dtypes, or switches that are not bools.
         ValueError: lists of other lengths, tensors of other shapes or devices, numbers out of range.
 
     Source: Sutskever et al. 2013.
