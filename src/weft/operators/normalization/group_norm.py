@@ -24,7 +24,7 @@ from weft.operators.call import (
     traced,
 )
 from weft.operators.launch import Plans, target_sm
-from weft.operators.normalization import group_cluster
+from weft.operators.normalization import group_cluster, group_gradient
 from weft.operators.normalization.group_definition import EPS, FIELDS, NAME, reference
 from weft.operators.normalization.group_plans import backward_plans, forward_plans, taken_apart, view_of, why_not
 
@@ -179,6 +179,7 @@ def _plan(plans: Plans, *call: Any) -> Any:
 public_plans = Plans(_public_plan)
 fastest_function = _autograd(Plans(_fastest_plan), backward_plans)
 cuda_function = _autograd(group_cluster.plans, backward_plans)
+gradient_function = _autograd(forward_plans, group_gradient.plans)
 
 
 def group_norm_triton(
@@ -196,6 +197,15 @@ def group_norm_cuda(
     if not x.numel():
         raise Declined("an empty tensor")
     y: Tensor = differentiable(cuda_function, x, num_groups, weight, bias, eps)
+    return y
+
+
+def group_norm_cuda_gradient(
+    x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS
+) -> Tensor:
+    if not x.numel():
+        raise Declined("an empty tensor")
+    y: Tensor = differentiable(gradient_function, x, num_groups, weight, bias, eps)
     return y
 
 
@@ -226,6 +236,9 @@ group_norm = Operator(**FIELDS)
 group_norm.choice(choose)
 group_norm.implementation("triton", arch=">=sm_80")(group_norm_triton)
 group_norm.implementation("cuda", arch=">=sm_90", devices=("cuda",), directions=("forward",))(group_norm_cuda)
+group_norm.implementation("cuda-gradient", backend="cuda", arch=">=sm_90", devices=("cuda",), directions=("backward",))(
+    group_norm_cuda_gradient
+)
 group_norm.implementation("torch")(torch_group_norm)
 group_norm.implementation("torch.compile", devices=("cuda",))(peers.Compiled(torch_group_norm))
 group_norm.implementation("liger", requires="liger-kernel", devices=("cuda",))(liger)

@@ -1,0 +1,256 @@
+"""The gradient of GroupNorm by clusters without a GPU: ``group_gradient.cu`` run on a CPU that plays its PTX
+(``ptx_on_cpu.hpp``) with the launches that Python computes; what it compiles to, holds and declines."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import cuda_as_cpp
+import pytest
+from cuda_on_cpu import FRAME, bytes_of, frame_is_whole, framed, job, player_of_cases, tensor_of
+from sass import names, sass
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from weft import registry  # noqa: E402
+from weft.definition import SHARED_LIMIT, Declined  # noqa: E402
+from weft.operators.configs import bucket  # noqa: E402
+from weft.operators.cuda import CudaPlan  # noqa: E402
+from weft.operators.launch import compiling_for  # noqa: E402
+from weft.operators.normalization import group_gradient, group_norm, group_plans  # noqa: E402
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """x [b, c, space] in groups, on blocks of at most so many threads."""
+
+    dtype: torch.dtype = BF16
+    b: int = 2
+    c: int = 6
+    groups: int = 2
+    space: int = 1024
+    weight: torch.dtype | None = BF16
+    summed: bool = True
+    threads: int = 64
+    each: int = 32
+    offset: float = 0.0
+
+    @property
+    def n(self) -> int:
+        return self.c // self.groups * self.space
+
+
+CASES = {
+    "a block, pieces of several channels": Case(b=3, c=16, space=264, threads=128),
+    "a cluster of two, a channel in both": Case(),
+    "a cluster of four, one channel": Case(FP16, c=2, space=4096, weight=FP32, threads=32, offset=10),
+    "a cluster of two, ends within vectors of a warp": Case(c=2, b=3, space=3144),
+    "fp32, a cluster of four": Case(FP32, b=1, c=8, groups=1, space=260, weight=FP32, threads=64, each=12, offset=10),
+    "half as many elements a thread": Case(b=1, c=20, space=208, each=16, threads=96),
+    "no weight": Case(b=1, space=696, weight=None),
+    "no sums": Case(b=1, space=696, summed=False),
+}
+
+# Mistakes: a case that shows them, what stands in the kernel or its headers, what is written instead.
+SEVERAL, TWO, FOUR, ENDS, LONG = list(CASES)[:5]
+MISTAKES = {
+    "shares of full blocks": (
+        ENDS,
+        "u32 first = min(rank * share, length)",
+        "u32 first = min(rank * THREADS * EACH, length)",
+    ),
+    "a slice too long": (
+        TWO,
+        "u32 first = min(rank * share, length), end = min(first + share,",
+        "u32 first = min(rank * share, length), end = min(first + THREADS * EACH,",
+    ),
+    "elements past the end": (
+        ENDS,
+        "if (after(v) >= int(end - mine)) continue;  // the branch also keeps",
+        "// the branch also keeps",
+        "    if (after(v) >= int(end - mine)) continue;\n    of_x",
+        "    of_x",
+    ),
+    "a store past the end": (ENDS, "    store<T, COUNT>(dx +", "    store<T, COUNT>(dx + PIECE +"),
+    "one channel a piece": (SEVERAL, "start += S, c++", "start = to, c++"),
+    "a piece's first weight for all": (SEVERAL, "mine + after(v) >= edge;", "false;"),
+    "weights of the first group": (SEVERAL, "w[row % G * CG +", "w["),
+    "sums without weights": (SEVERAL, "of_warp.x += k * own.x", "of_warp.x += own.x"),
+    "two pieces' sums in one place": (SEVERAL, "of_channel[warp + c - channel]", "of_channel[c - channel]"),
+    "a channel's first piece only": (TWO, "piece <= (high - 1) / PIECE", "piece <= low / PIECE"),
+    "a block's sums over another's": (FOUR, "start < first ? rank - start / share : 0", "0"),
+    "slots left as they were": (TWO, "while (++before < SLOTS)", "while (false)"),
+    "a slot too many": (FOUR, "while (++before < SLOTS)", "while (++before <= SLOTS)"),
+    "zeros over the next block's sums": (FOUR, "if (start + S > end) continue;", ""),
+    "the next entry's sums": (SEVERAL, "i64(row) * CG +", "i64(row % G) * CG +"),
+    "mean left in": (FOUR, "((a[i] - middle) * scale)", "(a[i] * scale)"),
+    "mean left in dx": (FOUR, "a[i] * along + plus", "a[i] * along + level"),
+    "level left out, fp32": (LONG, "(a[i] - middle) * along + level", "(a[i] - middle) * along"),
+    "the other blocks are not waited for": (FOUR, "    barrier_wait(&shared.told);\n", ""),
+    "sums before the block has met": (SEVERAL, "= of_warp;\n    __syncthreads();", "= of_warp;"),
+    "weights before they are there": (SEVERAL, "+ i]);\n    __syncthreads();", "+ i]);"),
+}
+
+LAUNCH = """
+const Any x{job.buffers[0]}, dy{job.buffers[1]}, w{job.buffers[2]}, mean{job.buffers[3]}, rstd{job.buffers[5]},
+    dx{static_cast<char *>(job.buffers[4]) + 64}, dw{static_cast<char *>(job.buffers[8]) + 64},
+    db{static_cast<char *>(job.buffers[8]) + 64 + job.scales[0]};
+const i64 *s = job.shape;
+job.run([&] { KERNEL(x, dy, w, mean, rstd, dx, dw, db, s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7], job.factors[0]); });
+"""
+
+
+class Gradients:
+    """The tensors of a case, and the launch that a call computes."""
+
+    def __init__(self, case: Case, seed: int = 0):
+        self.case, self.seed = case, seed
+        g = torch.Generator().manual_seed(seed)
+        shape = case.b, case.c, case.space
+        self.x = (torch.randn(shape, generator=g) + case.offset).to(case.dtype)
+        self.dy = (torch.randn(shape, generator=g) + 0.5).to(case.dtype)
+        self.weight = None if case.weight is None else torch.randn(case.c, generator=g).to(case.weight)
+        like = self.x if self.weight is None else self.weight
+        rows = self.x.double().view(case.b * case.groups, -1)
+        self.mean = rows.mean(1).float()
+        self.rstd = (rows.var(1, correction=0) + 1e-5).rsqrt().float()
+        launches = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(group_gradient.configuration, "trial", {"THREADS": case.threads, "EACH": case.each})
+            patch.setattr(group_gradient.row_cluster, "SHORTEST", 1)
+            with compiling_for(90, lambda *kernel: None):
+                made = group_gradient.GradientPlan(
+                    self.x, self.dy, like, case.groups, self.weight is not None, case.summed
+                )
+            patch.setattr(CudaPlan, "__call__", lambda plan, *tensors: launches.append((plan, tensors)))
+            made.total = lambda partial, dweights: launches.append((partial, dweights))
+            dx, dweights = torch.empty_like(self.x), torch.empty(2, case.c)
+            made(self.x, self.dy, like, self.mean, self.rstd, dx, dweights)
+        (self.plan, tensors), *total = launches
+        given = (self.x, self.dy, like, self.mean, self.rstd, dx)
+        assert all(a is b for a, b in zip(tensors, given, strict=False))
+        assert len(total) == case.summed
+        self.partial = total[0][0] if total else torch.empty(2, 0)
+
+    @property
+    def launch(self) -> str:
+        return LAUNCH.replace("KERNEL", self.plan.expression)
+
+    def job(self) -> bytes:
+        read = {0: self.x, 1: self.dy, 2: self.x if self.weight is None else self.weight, 3: self.mean, 5: self.rstd}
+        buffers = {i: bytes_of(t) for i, t in read.items()}
+        frame = framed(0)[:FRAME]
+        not_numbers = bytes([0xFF]) * self.partial.nbytes
+        buffers |= {4: framed(self.x.nbytes), 8: frame + not_numbers + frame}
+        plan = dataclasses.replace(self.plan, shared_bytes=self.plan.shared_bytes + cuda_as_cpp.STATIC)
+        *shape, inverse = (s.value for s in self.plan.scalars)
+        scales = (self.partial.nbytes // 2,)
+        return job(plan, self.seed, buffers, shape=shape, scales=scales, factors=(inverse,))
+
+    def what_is_wrong(self, found: bytes) -> str:
+        """An empty string, or what is further off than rounding allows."""
+        case, size = self.case, self.x.nbytes + 2 * FRAME
+        if not (frame_is_whole(found[:size]) and frame_is_whole(found[size:])):
+            return "something is written beside the results"
+        dx = tensor_of(found[FRAME : size - FRAME], case.dtype).view(self.x.shape)
+        x, dy = self.x.double(), self.dy.double()
+        grouped = (case.b, case.groups, -1)
+        mean, rstd = (t.double().view(case.b, case.groups, 1) for t in (self.mean, self.rstd))
+        xhat = ((x.view(grouped) - mean) * rstd).view(x.shape)
+        g = dy if self.weight is None else dy * self.weight.double()[:, None]
+        level, along = (t.view(grouped).mean(2, keepdim=True) for t in (g, g * xhat))
+        want = (rstd * (g.view(grouped) - level - xhat.view(grouped) * along)).view(x.shape)
+        checked = [("dx", dx, want)]
+        if case.summed:
+            sums = tensor_of(found[size + FRAME : -FRAME], FP32).view(2, -1, case.c).double().sum(1)
+            checked += [("dw", sums[0], (dy * xhat).sum((0, 2))), ("db", sums[1], dy.sum((0, 2)))]
+        for name, got, right in checked:
+            rounding = {BF16: 2.0**-8, FP16: 2.0**-11, FP32: 2.0**-20}[case.dtype if name == "dx" else FP32]
+            far = ~((got.double() - right).abs() <= rounding * right.abs() + 2.0**-18 * (1 + right.abs().amax()))
+            if far.any():
+                at = tuple(far.nonzero()[0].tolist())
+                return f"{name}{list(at)} is {got[at].item()}, not {right[at].item()} ({int(far.sum())} are wrong)"
+        return ""
+
+
+@pytest.fixture(scope="module")
+def play(tmp_path_factory):
+    """Runs a case, or one of ``MISTAKES``, and returns what is wrong with its result."""
+    text = cuda_as_cpp.whole(group_gradient.SOURCE)
+    header = (group_gradient.SOURCE.parents[1] / "rows.cuh").read_text()
+    text = text.replace('#include "rows.cuh"', header.replace("#pragma once", ""))
+    return player_of_cases(tmp_path_factory.mktemp("played"), text, Gradients, CASES, MISTAKES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_right(play, name):
+    for seed in range(2):
+        assert play(name, seed=seed) == ""
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_noticed(play, mistake):
+    assert any(play(MISTAKES[mistake][0], mistake, seed) for seed in range(40))
+
+
+# ---- what it holds, costs, declines; who takes it --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP32])
+@pytest.mark.parametrize(("n", "space"), [(2048, 256), (20480, 1024), (25088, 3136), (65536, 65536), (122880, 4096)])
+def test_shares_cover_a_group_and_fit(n, space, dtype):
+    found = list(group_gradient.candidates(90, dtype, bucket(n)))
+    assert group_gradient.heuristic(90, dtype, n) in found
+    for c in found:
+        if n > group_gradient.MAX_CLUSTER * c["THREADS"] * c["EACH"]:
+            continue
+        s = group_gradient.spread(n, space, dtype, c)
+        assert (
+            s.blocks * s.share >= n
+            and s.share <= s.threads * c["EACH"]
+            and s.threads <= c["THREADS"]
+            and s.blocks <= 16
+        )
+        touched = [[at // s.share for at in (c * space, (c + 1) * space - 1)] for c in range(n // space)]
+        assert s.slots == max(last - first + 1 for first, last in touched)
+        assert s.shared <= SHARED_LIMIT[90] - cuda_as_cpp.STATIC
+
+
+@pytest.mark.parametrize(
+    ("e", "each", "most"), [("bf16, bf16, 512", 32, 37), ("fp16, float, 320", 32, 37), ("float, float, 480", 12, 70)]
+)
+def test_nothing_is_spilled_and_an_element_takes_few_instructions(e, each, most):
+    """Of a thread on sm_90 in all; of 16-bit floats there is time for about 40 at the ceiling, of 32-bit ones for 80."""
+    code = names(sass(group_gradient.SOURCE, f"group_norm_gradient<{e}, {each}, true, true>"))
+    assert len(code) / each <= most
+    vectors = each * (4 if "float, float" in e else 2) // 16
+    assert [sum(i.startswith(way) and "128" in i for i in code) for way in ("LDG", "STG")] == [2 * vectors, vectors]
+
+
+def test_it_declines_what_it_cannot_take():
+    def why(x, dy=None, groups=1, weight=None):
+        dy = x if dy is None else dy
+        with pytest.raises(Declined) as declined, compiling_for(90, lambda *kernel: None):
+            group_gradient.GradientPlan(x, dy, x if weight is None else weight, groups, weight is not None, True)
+        return str(declined.value)
+
+    x = torch.empty(2, 4, 1024, dtype=BF16, device="meta")
+    assert "contiguous tensors" in why(x, x.transpose(1, 2).contiguous().transpose(1, 2))
+    assert "below 2048" in why(x, groups=4) and "weight" in why(
+        x, weight=torch.empty(8, dtype=BF16, device="meta")[::2]
+    )
+    assert "channels of 64" in why(torch.empty(2, 64, 64, dtype=BF16, device="meta"))
+    assert "multiples of 16 bytes" in why(torch.empty(2, 8, 1001, dtype=BF16, device="meta"))
+    assert "196608" in why(torch.empty(1, 1, 2**18, device="meta"))
+
+
+def test_the_public_function_does_not_take_it_yet():
+    assert registry.get("group_norm").find("cuda-gradient").directions == ("backward",)
+    x = torch.empty(2, 320, 4096, dtype=BF16, device="meta")
+    with compiling_for(90, lambda *kernel: None):
+        assert isinstance(group_norm.backward_plans.of((x, x, x[0, :, 0]), 32, True, True), group_plans.BackwardPlan)
+    backwards = [c.cell_contents for c in group_norm.fastest_function.backward.__closure__]
+    assert group_norm.backward_plans in backwards and group_gradient.plans not in backwards
