@@ -87,7 +87,7 @@ MISTAKES = {
     "zeros over the next block's sums": (FOUR, "if (start + S > end) continue;", ""),
     "the next entry's sums": (SEVERAL, "i64(row) * CG +", "i64(row % G) * CG +"),
     "mean left in": (FOUR, "((a[i] - middle) * scale)", "(a[i] * scale)"),
-    "mean left in dx": (FOUR, "a[i] * along + plus", "a[i] * along + level"),
+    "mean left in dx": (FOUR, "((a[i] - middle) * along", "(a[i] * along"),
     "level left out, fp32": (LONG, "(a[i] - middle) * along + level", "(a[i] - middle) * along"),
     "the other blocks are not waited for": (FOUR, "    barrier_wait(&shared.told);\n", ""),
     "sums before the block has met": (SEVERAL, "= of_warp;\n    __syncthreads();", "= of_warp;"),

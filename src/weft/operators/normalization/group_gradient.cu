@@ -10,9 +10,9 @@ __device__ __forceinline__ Pair warp_total(Pair p) { return {warp_sum(p.x), warp
 
 // x, dy, dx: [M, N] groups, 16-byte aligned, N = CG * S, S a multiple of 16 bytes, so that a vector lies in one channel; group m is
 // group m % G of its batch entry; w: [G * CG]; mean, rstd: fp32 [M]; dw, db: fp32 [SLOTS, M, CG], with SUMMED: one slot for each
-// block that a channel may touch, in their order, zeros behind the last; a slot has `slot` elements. Grid: M * blocks of a cluster; block r has the
-// elements r * share ... of its group, at most THREADS * EACH, of at most MOST channels. inverse: 1 / N. Dynamic shared memory: a
-// pair for each warp, and a pair and a float for each of MOST channels.
+// block that a channel may touch, in their order, zeros behind the last; a slot has `slot` elements. Grid: M * blocks of a
+// cluster; block r has the elements r * share ... of its group, at most THREADS * EACH, of at most MOST channels. inverse: 1 / N.
+// Dynamic shared memory: a pair for each warp, and a pair and a float for each of MOST channels.
 template <typename T, typename W, int THREADS, int EACH, bool WEIGHTED, bool SUMMED>
 __global__ void __launch_bounds__(THREADS, BLOCKS<THREADS>)
     group_norm_gradient(const T *x, const T *dy, const W *w, const float *mean, const float *rstd, T *dx, float *dw, float *db, i64 N,
@@ -20,7 +20,6 @@ __global__ void __launch_bounds__(THREADS, BLOCKS<THREADS>)
   using Slice = RowSlice<T, Pair, THREADS, EACH>;
   using Shared = typename Slice::Shared;
   constexpr int COUNT = Slice::COUNT, VECTORS = Slice::VECTORS, WARPS = THREADS / 32, PIECE = 32 * EACH;
-  constexpr bool LONG = sizeof(T) == 4;
   __shared__ Shared shared[1];
   extern __shared__ __align__(16) unsigned char dynamic[];
 
@@ -94,7 +93,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS<THREADS>)
   // ---- dx ----
   c = nearest;
   u32 edge = (c + 1) * S;  // where channel c ends
-  const float level = -all.x * inverse * scale, along = -all.y * inverse * scale * scale, plus = level - middle * along;
+  const float level = -all.x * inverse * scale, along = -all.y * inverse * scale * scale;
 #pragma unroll
   for (int v = 0; v < VECTORS; v++) {
     if (after(v) >= int(end - mine)) continue;
@@ -106,9 +105,8 @@ __global__ void __launch_bounds__(THREADS, BLOCKS<THREADS>)
       for (; mine + after(v) >= edge; edge += S) c++;
       by *= gain[c - channel];
     }
-    // of 16-bit floats the rounding of mean * rstd is far below their own; one operation instead of two
 #pragma unroll
-    for (int i = 0; i < COUNT; i++) a[i] = d[i] * by + (LONG ? (a[i] - middle) * along + level : a[i] * along + plus);
+    for (int i = 0; i < COUNT; i++) a[i] = d[i] * by + ((a[i] - middle) * along + level);
     store<T, COUNT>(dx + (row * N + mine) + after(v), pack<T, COUNT>(a));
   }
 
