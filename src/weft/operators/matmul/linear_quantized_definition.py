@@ -128,6 +128,7 @@ WORKLOADS = {
     ],
     "quick": [up(4096, 4096, 4096, "gelu_tanh", "bias")],
     "compile": [
+        workload("fp32", M=512, N=512, K=500, activation="silu"),
         up(4096, *UP[0], "gelu_tanh", "bias"),
         up(4096, *UP[0], "swiglu", "none"),
         workload("fp16", M=512, N=512, K=500, format="int8"),
