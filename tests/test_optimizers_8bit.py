@@ -215,7 +215,7 @@ def test_clipping_skipping_and_the_scaler():
         ({"block_size": 64}, "Invalid block_size: 64"),
         ({"state_format": "int8"}, "expected dynamic, fp8"),
         ({"code_rounding": "up"}, "expected nearest, stochastic"),
-        ({"min_8bit_size": -1}, "expected 0 or more"),
+        ({"min_8bit_size": -1}, "expected a number of 0 or more"),
         ({"differentiable": True}, "not differentiable"),
     ],
 )
