@@ -184,8 +184,8 @@ def define(name: str, reference: Callable[..., Any], eps: float, *, centered: bo
             "tune": [
                 workload(d, M=2**28 // n, N=n)
                 for d in ("fp32", "bf16")
-                for n in (64, 128, 256, 512, 1024, 2048, *WIDTHS[2:])
-                if centered and not added  # with a residual the same configurations serve
+                for n in ((256, 512) if added else (64, 128, 256, 512)) + (1024, 2048, *WIDTHS[2:])
+                if centered or added  # RMSNorm's own are in rms_norm.py
             ],
             "model": [workload("bf16", M=8192, N=n) for n in (4096, 5120, 8192)],
         },
