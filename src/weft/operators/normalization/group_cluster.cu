@@ -35,7 +35,8 @@ __global__ void __launch_bounds__(THREADS, BLOCKS<THREADS>)
     if constexpr (BIASED) bias[i] = to_float(b[channel + i]);
   }
 
-  // A thread takes its sums about its own first element, so that little cancels and one pass is enough.
+  // A thread takes its squares about its own first element, so that little cancels and one pass is enough. Its mean is of the
+  // elements themselves: about an element far from the mean, all partial sums would be large, and err as much.
   Pair sums = {0.f, 0.f};
   float near = 0.f;
   int mine = 0;
@@ -49,13 +50,13 @@ __global__ void __launch_bounds__(THREADS, BLOCKS<THREADS>)
 #pragma unroll
     for (int i = 0; i < Slice::COUNT; i++) {
       const float d = there ? f[i] - near : 0.f;
-      sums.x += d;
+      sums.x += there ? f[i] : 0.f;
       sums.y += d * d;
     }
   }
-  const float off = sums.x / fmaxf(float(mine), 1.f);
+  const float count = fmaxf(float(mine), 1.f), of_mine = sums.x / count, off = of_mine - near;
   const bool finite = sums.y <= 3.4e38f;  // else it stays what it is
-  const Pair of_thread = {near + off, finite ? fmaxf(sums.y - sums.x * off, 0.f) : sums.y};
+  const Pair of_thread = {of_mine, finite ? fmaxf(sums.y - count * off * off, 0.f) : sums.y};
 
   // Elements that a warp has: 32 vectors of each whole round of the block, and some of the last round.
   auto of_warp = [&](int warp) {
