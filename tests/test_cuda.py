@@ -45,6 +45,46 @@ def test_the_same_source_beside_another_header_is_another_kernel(tmp_path):
     assert four != five
 
 
+@pytest.fixture
+def kernel(tmp_path, monkeypatch):
+    """A kernel's arguments for ``compile_cubin``, and a folder for what is kept; each call is as a new process makes it."""
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "kernel.cu").write_text('extern "C" __global__ void kernel(int *x) { x[0] = 1; }\n')
+
+    def compile_again():
+        cuda.compile_cubin.cache_clear()
+        return cuda.compile_cubin(tmp_path / "kernel.cu", "kernel", 90)
+
+    return compile_again
+
+
+def test_another_process_finds_what_was_compiled(kernel, monkeypatch):
+    first = kernel()
+    monkeypatch.setattr(cuda, "_compiled", lambda *_: pytest.fail("compiled again"))
+    assert kernel() == first
+
+
+def test_what_is_kept_is_of_one_source_and_architecture(kernel, tmp_path):
+    first, _ = kernel()
+    assert cuda.compile_cubin(tmp_path / "kernel.cu", "kernel", 80)[0] != first
+    (tmp_path / "kernel.cu").write_text('extern "C" __global__ void kernel(int *x) { x[0] = 2; }\n')
+    assert kernel()[0] != first
+
+
+@pytest.mark.parametrize("damage", [lambda b: b"", lambda b: b[:-9], lambda b: b[:-1] + bytes([b[-1] ^ 1])])
+def test_what_is_damaged_is_compiled_again(kernel, tmp_path, damage):
+    first = kernel()
+    (kept,) = (tmp_path / "cache" / "cubins").iterdir()
+    whole = kept.read_bytes()
+    kept.write_bytes(damage(whole))
+    assert kernel() == first and kept.read_bytes() == whole
+
+
+def test_where_nothing_can_be_kept_kernels_compile(kernel, tmp_path):
+    (tmp_path / "cache").write_text("a file")
+    assert kernel()[0][:4] == b"\x7fELF"
+
+
 class Result(enum.IntEnum):
     CUDA_SUCCESS = 0
     CUDA_ERROR_OUT_OF_MEMORY = 2

@@ -56,7 +56,7 @@ def _run_meta(op: Operator, made: Implementation, direction: str, w: Workload) -
 
 
 def compile_ahead(job: Job, index: int, config: Config, sm: int) -> None:
-    """Compiles one candidate into Triton's cache, in a process of its own: compiling is most of what tuning takes."""
+    """Compiles one candidate into the caches on disk, in a process of its own: compiling is most of what tuning takes."""
     op = registry.get(job[0])
     found = keys_of(job, "meta", sm)
     if index >= len(found):
@@ -99,12 +99,7 @@ def tune(
             rest = [x for x in c.candidates(*key) if x != heuristic]
             if rest:
                 plan.setdefault((str(c.folder) + c.name, key), (job, index, c, [heuristic, *rest]))
-    ahead = [
-        (job, index, config, sm)
-        for job, index, _, configs in plan.values()
-        if registry.get(job[0]).find(job[1]).backend == "triton"  # NVRTC keeps no cache on disk
-        for config in configs
-    ]
+    ahead = [(job, index, config, sm) for job, index, _, configs in plan.values() for config in configs]
     if processes > 1 and ahead:
         with multiprocessing.get_context("spawn").Pool(processes) as pool:
             pool.starmap(compile_ahead, ahead, chunksize=2)

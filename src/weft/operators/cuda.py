@@ -1,14 +1,15 @@
 """The one door from weft to CUDA C++: a source file compiled through NVRTC, launched through the driver.
 
 Neither needs a toolkit: NVRTC comes with PyTorch's CUDA builds (or the wheel ``nvidia-cuda-nvrtc``). Sources include headers
-that lie beside them or beside this file and nothing else, so no CUDA headers are needed. As for Triton, the same plan launches,
-or compiles only.
+that lie beside them or beside this file and nothing else, so no CUDA headers are needed. What was compiled is kept on disk for
+other processes (``weft.disk_cache``). As for Triton, the same plan launches, or compiles only.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 
+from weft import disk_cache
 from weft.operators.launch import PLAIN, compile_request, target_sm
 from weft.source import code_of
 
@@ -71,7 +73,7 @@ def driver() -> Any:
 
 @functools.cache
 def compile_cubin(source: Path, expression: str, sm: int) -> tuple[bytes, str]:
-    """Compiles one kernel of a file for an architecture; no GPU is needed.
+    """One kernel of a file, compiled for an architecture or found where it was kept; no GPU is needed.
 
     Args:
         source: a ``.cu`` file; a header that it includes, ``#include "rows.cuh"``, lies beside it or beside this module.
@@ -85,23 +87,38 @@ def compile_cubin(source: Path, expression: str, sm: int) -> tuple[bytes, str]:
         CudaError: with NVRTC's log.
     """
     _, nvrtc = _bindings()
-    headers = sorted(code_of(source) - {source})
-    texts, names = [h.read_bytes() for h in headers], [h.name.encode() for h in headers]
-    program = _ok(
-        nvrtc.nvrtcCreateProgram(source.read_bytes(), source.name.encode(), len(headers), texts, names), "NVRTC"
-    )
+    files = [source, *sorted(code_of(source) - {source})]
+    names, texts = [f.name.encode() for f in files], [f.read_bytes() for f in files]
+    target = f"sm_{sm}a" if sm in (90, 100, 120) else f"sm_{sm}"
+    options = [f"--gpu-architecture={target}".encode(), b"--std=c++17", b"--extra-device-vectorization"]
+    version = repr(_ok(nvrtc.nvrtcVersion(), "NVRTC")).encode()
+    digest = hashlib.sha256()
+    for part in (version, expression.encode(), *options, *names, *texts):
+        digest.update(len(part).to_bytes(8, "big") + part)
+    kept = disk_cache.folder("cubins") / f"{source.stem}-{digest.hexdigest()[:32]}"
+    if (found := disk_cache.read(kept)) is None:
+        found = b"\n".join(_compiled(source, names, texts, expression, target, options))
+        disk_cache.write(kept, found)
+    name, cubin = found.split(b"\n", 1)
+    return cubin, name.decode()
+
+
+def _compiled(
+    source: Path, names: list[bytes], texts: list[bytes], expression: str, target: str, options: list[bytes]
+) -> tuple[bytes, bytes]:
+    """The kernel's name and its cubin. ``names`` and ``texts`` are the source's, then its headers'."""
+    _, nvrtc = _bindings()
+    program = _ok(nvrtc.nvrtcCreateProgram(texts[0], names[0], len(names) - 1, texts[1:], names[1:]), "NVRTC")
     try:
         _ok(nvrtc.nvrtcAddNameExpression(program, expression.encode()), "NVRTC")
-        target = f"sm_{sm}a" if sm in (90, 100, 120) else f"sm_{sm}"
-        options = [f"--gpu-architecture={target}".encode(), b"--std=c++17", b"--extra-device-vectorization"]
         if int(nvrtc.nvrtcCompileProgram(program, len(options), options)[0]):
             log = b" " * _ok(nvrtc.nvrtcGetProgramLogSize(program), "NVRTC")
             nvrtc.nvrtcGetProgramLog(program, log)
             raise CudaError(f"{source.name} does not compile for {target}:\n{log.decode(errors='replace')}")
-        name = _ok(nvrtc.nvrtcGetLoweredName(program, expression.encode()), "NVRTC").decode()
+        name = _ok(nvrtc.nvrtcGetLoweredName(program, expression.encode()), "NVRTC")
         cubin = b" " * _ok(nvrtc.nvrtcGetCUBINSize(program), "NVRTC")
         _ok(nvrtc.nvrtcGetCUBIN(program, cubin), "NVRTC")
-        return cubin, name
+        return name, cubin
     finally:
         nvrtc.nvrtcDestroyProgram(program)
 

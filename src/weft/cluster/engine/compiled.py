@@ -16,6 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from weft import disk_cache
+
 if sys.platform == "win32":
     import msvcrt
 else:
@@ -36,10 +38,7 @@ def cache_folder() -> str:
     digest = hashlib.sha256()
     for source in sources:
         digest.update(source.read_bytes())
-    root = os.environ.get("WEFT_CACHE") or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "weft"
-    )
-    return os.path.join(root, "numba", digest.hexdigest()[:16])
+    return str(disk_cache.folder("numba") / digest.hexdigest()[:16])
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
