@@ -32,6 +32,16 @@ __device__ __forceinline__ void tell_steps(float *told, const i64 *words, u32 *a
     *step = before + 1, arrivals[row] = 0;
 }
 
+// What a step may be asked for besides: gradients are multiplied by clip / scale; where `found` is not 0, nothing is updated and
+// the step is counted as skipped.
+struct Asked { const float *clip, *scale, *found; float *skipped; };
+
+__device__ __forceinline__ bool is_skipped(const Asked &asked) {
+  const bool skip = *asked.found != 0.f;
+  if (skip && blockIdx.x == 0 && threadIdx.x == 0) *asked.skipped += 1.f;
+  return skip;
+}
+
 __device__ __forceinline__ float rate_of(const i64 *words, const float *n) {
   return words[RATE] ? *reinterpret_cast<const float *>(words[RATE]) : n[LR];
 }
