@@ -30,7 +30,7 @@ for (i64 row = 0; row < s[1]; row++) {
   for (int word : {0, 1, 2, 6, 7, 13, 14})
     if (table[row * 16 + word]) table[row * 16 + word] += shift;
 }
-const auto at = [&](int i) { return reinterpret_cast<float *>(s[i] + shift); };
+const auto at = [&](int i) { return reinterpret_cast<float *>(s[i] ? s[i] + shift : 0); };
 job.run([&] { KERNEL(gradients, table, POINTERS, s[2], s[3]); });
 """
 
@@ -94,7 +94,6 @@ class TableStep:
             if getattr(asked, name) is not None:
                 given[name] = self.place(torch.tensor([getattr(asked, name)]))
         self.control = table.control = self.place(torch.tensor([asked.clip or 7.0, 7.0, 7.0, 7.0]))
-        table.neutral = self.place(torch.cat(table.neutral)).split(1)
         table._launch(None, **{"scale": None, "found": None} | given, max_norm=asked.clip, guarded=False, measured=True,
                       zeroed=False)  # fmt: skip
 

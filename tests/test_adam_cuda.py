@@ -63,10 +63,10 @@ MISTAKES = {
     "one count for two tensors": ("short tensors", "turn ^= 1", "turn ^= 0"),
     "decay of the other sign": ("added decay", "s.l2 = n[SIGN] * n[L2];", "s.l2 = n[L2];"),
     "decay is scaled": ("clipped, unscaled, added decay", "float(root * n[L2])", "float(root * n[L2] * *asked.clip)"),
-    "multiplied by the scale": ("clipped, unscaled, added decay", "*asked.clip / *asked.scale", "*asked.clip * *asked.scale"),
-    "down a scaled gradient": ("clipped, unscaled, added decay", "root * n[SIGN] * (", "root * ("),
+    "multiplied by the scale": ("clipped, unscaled, added decay", "1.f) / (asked.scale", "1.f) * (asked.scale"),
+    "down a scaled gradient": ("clipped, unscaled, added decay", "root * n[SIGN] * factor_of", "root * factor_of"),
     "a skipped step is made": ("skipped", "  return skip;", "  return false;"),
-    "each block counts": ("skipped", "skip && blockIdx.x == 0 && ", "skip && "),
+    "each block counts": ("skipped", "asked.skipped && blockIdx.x == 0 && ", "asked.skipped && "),
 }  # fmt: skip
 
 

@@ -81,7 +81,7 @@ MISTAKES = {
     "a count of the tensor before": ("short tensors", "__syncthreads();  // the next tensor's count may come", ";"),
     "warps do not meet": ("blocks of two warps", '"bar.sync %0, %1;" ::"r"(team + 1)', '"" ::"r"(team + 1)'),
     "warps wait for those that are done": ("several spans", "offset < of_all", "true"),
-    "no factor": ("clipped, unscaled", "s.root *= *asked.clip / *asked.scale;", ";"),
+    "no factor": ("clipped, unscaled", "s.root *= factor_of(asked);", ";"),
     "a skipped step is made": ("skipped", "if (is_skipped(asked)) return;", "is_skipped(asked);"),
     "a warp's own part": ("blocks of eight warps", "told[team * WARPS + lane % WARPS][0]", "told[warp][0]"),
 }  # fmt: skip

@@ -32,7 +32,7 @@ template <bool SCALED> __device__ __forceinline__ Step step_of(const float *n, f
     const double root = sqrt(double(n[FRESH2]));
     s.l2 = float(root * n[L2]);
     s.fresh1 = float(n[FRESH1] / root);
-    s.fresh2 = float(root * n[SIGN] * (*asked.clip / *asked.scale));
+    s.fresh2 = float(root * n[SIGN] * factor_of(asked));
   }
   return s;
 }

@@ -35,7 +35,7 @@ template <bool SCALED> __device__ __forceinline__ Step step_of(const float *n, f
   const Descent d = descent_of(n, lr, step, unit);
   Step s;
   s.root = n[SIGN] * root;
-  if constexpr (SCALED) s.root *= *asked.clip / *asked.scale;
+  if constexpr (SCALED) s.root *= factor_of(asked);
   s.unit = float(unit);
   s.keep1 = float((1 - double(n[FRESH1])) / unit);
   s.keep2 = n[BETA2];

@@ -16,6 +16,8 @@ from weft.operators.optimizer import kernels
 from weft.operators.optimizer.rule import Rule
 from weft.operators.optimizer.table import Entry, Table
 
+NOT_ASKED = torch.empty(0, device="cpu")  # whose address is null
+
 
 class CudaTable(Table):
     """Of which the weights of one form, that of most elements, are updated by a kernel in CUDA C++.
@@ -33,8 +35,6 @@ class CudaTable(Table):
         self.like = next(
             e for e, mine in zip(entries, self.taken, strict=True) if mine
         )  # what the kernel is compiled for
-        # a factor of 1, a flag that never skips, a count that nobody reads
-        self.neutral = torch.tensor([1.0, 0.0, 0.0], device=self.made).split(1)
 
     @classmethod
     def of_all(cls, rule: Rule, entries: Sequence[Entry]) -> CudaTable:
@@ -111,12 +111,10 @@ class CudaTable(Table):
     def _asked(
         self, scale: Tensor | None, found: Tensor | None, clipped: bool, counting: bool
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """``struct Asked`` (table.cuh): what is not asked for changes nothing. A skipped step is counted by one launch alone:
-        Triton's, where there is one."""
-        one, never, nowhere = self.neutral
-        clip = self.control[kernels.FACTOR.value :] if clipped else one
-        skipped = self.control[kernels.SKIPPED.value :] if counting else nowhere
-        return clip, one if scale is None else scale, never if found is None else found, skipped
+        """``struct Asked`` of table.cuh. A skipped step is counted by one launch alone: Triton's, where there is one."""
+        clip = self.control[kernels.FACTOR.value :] if clipped else NOT_ASKED
+        skipped = self.control[kernels.SKIPPED.value :] if counting else NOT_ASKED
+        return clip, NOT_ASKED if scale is None else scale, NOT_ASKED if found is None else found, skipped
 
     def _kernel(self, chunks: int, asked: bool) -> CudaPlan:
         key = "cuda", chunks, asked
