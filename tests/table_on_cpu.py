@@ -4,6 +4,7 @@ pointers, with all tensors side by side in one stretch of memory."""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from weft.bench import cases, verify  # noqa: E402
 from weft.definition import Operator  # noqa: E402
 from weft.operators.cuda import CudaPlan  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
+from weft.operators.optimizer.cuda_table import CudaTable  # noqa: E402
 
 BESIDE = 0xA5  # what lies between tensors
 BUFFERS = (0, 1, 2, 3, 8, 5)  # of the kernel's pointers, one after the other
@@ -28,8 +30,23 @@ for (i64 row = 0; row < s[1]; row++) {
   for (int word : {0, 1, 2, 6, 7, 13, 14})
     if (table[row * 16 + word]) table[row * 16 + word] += shift;
 }
+const auto at = [&](int i) { return reinterpret_cast<float *>(s[i] ? s[i] + shift : 0); };
 job.run([&] { KERNEL(gradients, table, POINTERS, s[2], s[3]); });
 """
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a step is asked for besides (None: it is not). Powers of two, by which gradients are divided beforehand, so that the
+    result is the same."""
+
+    clip: float | None = None
+    scale: float | None = None
+    found: float | None = None
+
+    @property
+    def factor(self) -> float:
+        return (self.clip or 1.0) / (self.scale or 1.0)
 
 
 class TableStep:
@@ -38,17 +55,30 @@ class TableStep:
     Args:
         changed: what is another here than on a GPU: an object, a name in it, a value.
         seed: of the turns that threads take.
+        asked: of the step, or None.
     """
 
-    def __init__(self, operator: Operator, draw: verify.Draw, changed: Iterable[tuple[Any, str, Any]], seed: int):
-        self.draw, self.seed = draw, seed
+    def __init__(
+        self,
+        operator: Operator,
+        draw: verify.Draw,
+        changed: Iterable[tuple[Any, str, Any]],
+        seed: int,
+        asked: Asked | None = None,
+    ):
+        self.draw, self.seed, self.asked = draw, seed, asked
         self.places: list[tuple[int, int]] = []
         sizes = [t.nbytes for t in cases.tensors(draw.arguments)]
-        self.memory = torch.full((sum(n + 128 for n in sizes) + 64,), BESIDE, dtype=torch.uint8)
+        self.memory = torch.full((sum(n + 128 for n in sizes) + 576,), BESIDE, dtype=torch.uint8)
         self.memory = self.memory[-self.memory.data_ptr() % 64 :]
         self.memory = self.memory[: len(self.memory) // 16 * 16]
         self.end = 0
         placed = cases.map_tensors(self.place, draw.arguments)
+        self.drawn = len(self.places)
+        if asked:
+            changed = [*changed, (CudaTable, "asked", True), (CudaTable, "launch", lambda table: self.asking(table))]
+            for g in placed["grads"]:
+                g.div_(asked.factor)
         launches = []
         with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
             for change in changed:
@@ -56,6 +86,16 @@ class TableStep:
             patch.setattr(CudaPlan, "__call__", lambda plan, *tensors: launches.append((plan, tensors)))
             operator.find("cuda").function(**placed)
         ((self.plan, self.tensors),) = launches
+
+    def asking(self, table: CudaTable) -> None:
+        """``CudaTable.launch`` of a step that is asked for something, where the norm has been taken."""
+        asked, given = self.asked, {}
+        for name in ("scale", "found"):
+            if getattr(asked, name) is not None:
+                given[name] = self.place(torch.tensor([getattr(asked, name)]))
+        self.control = table.control = self.place(torch.tensor([asked.clip or 7.0, 7.0, 7.0, 7.0]))
+        table._launch(None, **{"scale": None, "found": None} | given, max_norm=asked.clip, guarded=False, measured=True,
+                      zeroed=False)  # fmt: skip
 
     def place(self, t: torch.Tensor) -> torch.Tensor:
         """A copy in ``memory`` that is as far from a multiple of 16 bytes as the tensor is."""
@@ -67,13 +107,16 @@ class TableStep:
 
     @property
     def launch(self) -> str:
-        pointers = ", ".join(f"job.buffer({i})" for i in BUFFERS[2 : len(self.tensors)])
+        buffers = BUFFERS[2 : len(self.tensors) - 4 * bool(self.asked)]
+        pointers = ", ".join([*(f"job.buffer({i})" for i in buffers), *(f"at({i})" for i in range(4, 8) if self.asked)])
         return LAUNCH.replace("KERNEL", self.plan.expression).replace("POINTERS", pointers)
 
     def job(self) -> bytes:
-        buffers = {i: bytes_of(t.clone()) for i, t in zip(BUFFERS, self.tensors, strict=False)}
+        own = self.tensors[:-4] if self.asked else self.tensors
+        besides = [t.data_ptr() for t in self.tensors[len(own) :]]
+        buffers = {i: bytes_of(t.clone()) for i, t in zip(BUFFERS, own, strict=False)}
         buffers |= {4: self.memory.numpy().tobytes(), 10: bytes(8)}  # so that all blocks run together
-        shape = (self.memory.data_ptr(), len(self.tensors[1]), *(s.value for s in self.plan.scalars))
+        shape = (self.memory.data_ptr(), len(self.tensors[1]), *(s.value for s in self.plan.scalars), *besides)
         return job(self.plan, self.seed, buffers, shape=shape)
 
     def what_is_wrong(self, found: bytes) -> str:
@@ -81,6 +124,9 @@ class TableStep:
         memory = torch.frombuffer(bytearray(found[: len(self.memory)]), dtype=torch.uint8)
         if any(found[len(self.memory) : -8]):
             return "arrivals are counted on"
+        if self.asked and self.asked.found:
+            self.control[3] += 1
+            return "" if memory.equal(self.memory) else "a step that is skipped is not counted alone"
         beside = torch.ones(len(memory), dtype=torch.bool)
         for begin, end in self.places:
             beside[begin:end] = False
@@ -88,8 +134,11 @@ class TableStep:
             return "written beside a tensor"
 
         def step(**arguments) -> None:
-            for t, (begin, end) in zip(cases.tensors(arguments), self.places, strict=True):
+            for t, (begin, end) in zip(cases.tensors(arguments), self.places[: self.drawn], strict=True):
                 if t.numel():
                     t.copy_(memory[begin:end].clone().view(t.dtype).as_strided(t.shape, t.stride()))
+            if self.asked:
+                for g in arguments["grads"]:
+                    g.mul_(self.asked.factor)
 
         return self.draw.judge(step).reason

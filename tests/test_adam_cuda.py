@@ -9,7 +9,7 @@ import cuda_as_cpp
 import pytest
 from cuda_on_cpu import player_of_cases
 from sass import rounds, sass
-from table_on_cpu import TableStep
+from table_on_cpu import Asked, TableStep
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -34,6 +34,7 @@ class Case:
     sms: int = 1
     operator: str = "adamw"
     changed: tuple[tuple[str, object], ...] = ()  # arguments
+    asked: Asked | None = None
 
 
 CASES = {
@@ -46,6 +47,11 @@ CASES = {
     "added decay": Case("T=2,P=1353,maximize=True", "fp32", operator="adam"),
     "upwards": Case("T=2,P=700,maximize=True", "fp16", changed=(("betas", (0.0, 0.5)), ("lr", torch.tensor(0.1)))),
     "no step": Case("T=1,P=300", changed=(("lr", 0.0),)),
+    "clipped": Case("T=2,P=1353", "bf16", 3, asked=Asked(clip=0.25)),
+    "clipped, unscaled, added decay": Case("T=2,P=700,maximize=True", "fp16", operator="adam", asked=Asked(0.5, 4.0, 0.0)),
+    "a huge factor": Case("T=2,P=300", "fp32", asked=Asked(scale=2.0**-100)),
+    "a tiny factor, not finite": Case("T=2,P=1000,values=nonfinite", "fp32", asked=Asked(0.5, 2.0**99)),
+    "skipped": Case("T=3,P=1353", "bf16", 3, asked=Asked(scale=4.0, found=float("nan"))),
 }  # fmt: skip
 
 # Mistakes: a case that shows them, what stands in the kernel or its headers, what is written instead.
@@ -56,6 +62,11 @@ MISTAKES = {
     "arrivals are left": ("several blocks a tensor", "before + 1, arrivals[row] = 0;", "before + 1;"),
     "one count for two tensors": ("short tensors", "turn ^= 1", "turn ^= 0"),
     "decay of the other sign": ("added decay", "s.l2 = n[SIGN] * n[L2];", "s.l2 = n[L2];"),
+    "decay is scaled": ("clipped, unscaled, added decay", "float(root * n[L2])", "float(root * n[L2] * *asked.clip)"),
+    "multiplied by the scale": ("clipped, unscaled, added decay", "1.f) / (asked.scale", "1.f) * (asked.scale"),
+    "down a scaled gradient": ("clipped, unscaled, added decay", "root * n[SIGN] * factor_of", "root * factor_of"),
+    "a skipped step is made": ("skipped", "  return skip;", "  return false;"),
+    "each block counts": ("skipped", "asked.skipped && blockIdx.x == 0 && ", "asked.skipped && "),
 }  # fmt: skip
 
 
@@ -71,7 +82,7 @@ class Step(TableStep):
             (adam_cuda, "multiprocessors", lambda device: case.sms),
             (table.configurations, "trial", {"BLOCK": 256, "num_warps": 8}),
         ]
-        super().__init__(operator, draw, changed, seed)
+        super().__init__(operator, draw, changed, seed, case.asked)
 
 
 @pytest.fixture(scope="module")
@@ -91,10 +102,13 @@ def test_a_mistake_is_noticed(play, mistake):
     assert any(play(MISTAKES[mistake][0], mistake, seed) for seed in range(4))
 
 
-@pytest.mark.parametrize(("dtype", "most"), [("bf16", 21), ("fp16", 21), ("float", 29)])
-def test_an_element_takes_few_instructions(dtype, most):
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "most"),
+    [("adam", "bf16", 21), ("adam", "fp16", 21), ("adam", "float", 29), ("adam_asked", "bf16", 21)],
+)
+def test_an_element_takes_few_instructions(kernel, dtype, most):
     """From memory to memory, of whole chunks, spilling nothing; copies are begun before those of a pass before are awaited."""
-    found = rounds(sass(adam_cuda.SOURCE, f"adam<{dtype}, {adam_cuda.THREADS}, {adam_cuda.STAGES}>"))
+    found = rounds(sass(adam_cuda.SOURCE, f"{kernel}<{dtype}, {adam_cuda.THREADS}, {adam_cuda.STAGES}>"))
     way = min((way for way in found if "DEPBAR.LE" in way), key=len)
     begun, awaited = max(i for i, n in enumerate(way) if "LDGSTS" in n), way.index("DEPBAR.LE")
     assert len(way) / (4 if dtype == "float" else 8) <= most and begun < awaited

@@ -9,7 +9,7 @@ import cuda_as_cpp
 import pytest
 from cuda_on_cpu import player_of_cases
 from sass import rounds, sass
-from table_on_cpu import TableStep
+from table_on_cpu import Asked, TableStep
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -35,6 +35,7 @@ class Case:
     gradient: float | None = None  # of the first tensor's first 40 elements, whose moments are 0
     scale: float = 1.0  # of gradients and first moments
     changed: tuple[tuple[str, float], ...] = ()  # arguments
+    asked: Asked | None = None
 
 
 CASES = {
@@ -55,6 +56,9 @@ CASES = {
     "huge": Case("T=2,P=300", "fp32", scale=6e18),
     "e4m3, tiny": Case("T=2,P=300,format=fp8", "fp32", scale=1e-17),
     "upwards": Case("T=2,P=300,maximize=True", "fp32", changed=(("weight_decay", 0.0), ("betas", (0.0, 0.5)))),
+    "clipped, unscaled": Case("T=2,P=1353,maximize=True", asked=Asked(0.5, 4.0)),
+    "e4m3, a huge factor": Case("T=2,P=700,format=fp8", "fp32", asked=Asked(scale=2.0**-100, found=0.0)),
+    "skipped": Case("T=3,P=1353", asked=Asked(clip=1.0, found=1.0)),
 }  # fmt: skip
 
 # Mistakes: a case that shows them, what stands in the kernel or its header, what is written instead.
@@ -77,6 +81,8 @@ MISTAKES = {
     "a count of the tensor before": ("short tensors", "__syncthreads();  // the next tensor's count may come", ";"),
     "warps do not meet": ("blocks of two warps", '"bar.sync %0, %1;" ::"r"(team + 1)', '"" ::"r"(team + 1)'),
     "warps wait for those that are done": ("several spans", "offset < of_all", "true"),
+    "no factor": ("clipped, unscaled", "s.root *= factor_of(asked);", ";"),
+    "a skipped step is made": ("skipped", "if (is_skipped(asked)) return;", "is_skipped(asked);"),
     "a warp's own part": ("blocks of eight warps", "told[team * WARPS + lane % WARPS][0]", "told[warp][0]"),
 }  # fmt: skip
 
@@ -102,7 +108,7 @@ class Step(TableStep):
             (adamw_8bit_cuda, "multiprocessors", lambda device: case.sms),
             (table.coded_configurations, "trial", {"BLOCK": 256, "num_warps": 8}),
         ]
-        super().__init__(adamw_8bit, draw, changed, seed)
+        super().__init__(adamw_8bit, draw, changed, seed, case.asked)
 
 
 @pytest.fixture(scope="module")
@@ -163,6 +169,17 @@ def test_an_element_takes_few_instructions(dtype, format, block, most):
         if any("LDG.E.64" in n or "LDG.E.128" in n for n in way)
     ]
     assert min(map(len, ways)) / 8 <= most
+
+
+@pytest.mark.parametrize("format", ["DYNAMIC", "E4M3"])
+def test_a_factor_costs_an_element_nothing(format):
+    """A pass of eight elements, of whole blocks, may have two instructions more."""
+
+    def length(kernel: str) -> int:
+        text = sass(adamw_8bit_cuda.SOURCE, f"{kernel}<bf16, {format}, 256, {adamw_8bit_cuda.THREADS}>")
+        return min(len(way) for way in rounds(text) if {"REDUX.MAX", "LDG.E.64", "STG.E.64"} <= {*way})
+
+    assert length("adamw_8bit_asked") <= length("adamw_8bit") + 2
 
 
 def arguments(**changed):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import math
 
 import pytest
 
@@ -22,27 +22,51 @@ pytestmark = [
 ]
 
 
-def weights() -> list[torch.Tensor]:
+def weights(kind: torch.dtype = torch.bfloat16) -> list[torch.Tensor]:
     """Large ones of 16 bits, one of them transposed; a few that other kernels take."""
     g = torch.Generator("cuda").manual_seed(0)
 
-    def drawn(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    def drawn(*shape: int, dtype: torch.dtype = kind) -> torch.Tensor:
         return torch.randn(*shape, generator=g, device="cuda").to(dtype)
 
     made = [drawn(2048, 1024), drawn(1000, 2049).t(), drawn(777, dtype=torch.float32), drawn(333), drawn(64, 64)]
     return [torch.nn.Parameter(t) for t in (*made, drawn(2048, 513))]
 
 
-def stepped(kind: type, steps: int, captured: bool = False, **options: object) -> tuple[object, list[torch.Tensor]]:
-    params = weights()
+def stepped(
+    kind: type,
+    steps: int,
+    captured: bool = False,
+    dtype: torch.dtype = torch.bfloat16,
+    large: bool = False,
+    scaled: bool = False,
+    bad: int | None = None,
+    **options: object,
+) -> tuple[object, list[torch.Tensor]]:
+    """Some steps.
+
+    Args:
+        captured: all but the first are replayed.
+        large: weights that the kernels in CUDA C++ take, and no other.
+        scaled: as a ``torch.amp.GradScaler`` calls them.
+        bad: a step with a gradient that is infinite.
+    """
+    params = weights(dtype)
+    params = params[:2] + params[5:] if large else params
     rate = torch.tensor(3e-2, device="cuda") if captured else 3e-2
     groups = [{"params": params[:2], "weight_decay": 0.1}, {"params": params[2:], "lr": 1e-2}]
     optimizer = kind(groups, lr=rate, **options)
     g = torch.Generator("cuda").manual_seed(1)
-    graph = None
+    graph, scale, found = None, torch.full((1,), 256.0, device="cuda"), torch.zeros(1, device="cuda")
+    if scaled:
+        optimizer.grad_scale, optimizer.found_inf = scale, found
     for step in range(steps):
+        found.fill_(float(step == bad))
         for i, p in enumerate(params):
             new = torch.randn(p.shape, generator=g, device="cuda").to(p.dtype)
+            new *= 256 if scaled else 1
+            if step == bad and i == 1:
+                new[-1, -1] = math.inf
             if step == 1 and i == 1 and not captured:
                 p.grad = None
             elif p.grad is None:
@@ -66,30 +90,123 @@ def same(ours: torch.Tensor, other: torch.Tensor) -> None:
     assert (ours - other).norm() <= 2.0**-8 * other.norm()
 
 
-@pytest.mark.parametrize(
-    "kind, options",
-    [(AdamW, {}), (Adam, {"weight_decay": 0.01}), (AdamW8bit, {}), (AdamW8bit, {"state_format": "fp8"})],
-)
-@pytest.mark.parametrize("captured", [False, True])
-def test_steps_are_those_of_the_portable_kernels(kind, options, captured, monkeypatch):
-    optimizer, params = stepped(kind, 5, captured, **options)
-    assert any(isinstance(part.table, CudaTable) for part in optimizer._parts)
-    state = copy.deepcopy(optimizer.state_dict()["state"])
-    monkeypatch.setattr(fastest, "kind_of", lambda rule, entries: Table)
-    other, others = stepped(kind, 5, captured, **options)
-    assert not any(isinstance(part.table, CudaTable) for part in other._parts)
+def same_steps(one: tuple, other: tuple) -> None:
+    (ours, params), (theirs, others) = one, other
     for a, b in zip(params, others, strict=True):
         same(a.detach(), b.detach())
-    for a, b in zip(state.values(), other.state_dict()["state"].values(), strict=True):
+    states = zip(ours.state_dict()["state"].values(), theirs.state_dict()["state"].values(), strict=True)
+    for a, b in states:
         assert float(a["step"]) == float(b["step"])
         for name in a:
             if a[name].is_floating_point():
                 same(a[name], b[name])
 
 
-def test_a_step_that_clips_is_triton_s(monkeypatch):
-    optimizer, params = stepped(AdamW, 3, max_norm=1.0)
+def kernels_of(optimizer: object) -> set[bool]:
+    """Of the kernels in CUDA C++ that were launched, whether they scale, clip and skip."""
+    return {key[2] for part in optimizer._parts for key in part.table.plans if key[0] == "cuda"}
+
+
+@pytest.mark.parametrize(
+    "kind, options",
+    [(AdamW, {}), (Adam, {"weight_decay": 0.01}), (AdamW8bit, {}), (AdamW8bit, {"state_format": "fp8"})],
+)
+@pytest.mark.parametrize("captured", [False, True])
+def test_steps_are_those_of_the_portable_kernels(kind, options, captured, monkeypatch):
+    ours = stepped(kind, 5, captured, **options)
+    assert kernels_of(ours[0]) == {False}
     monkeypatch.setattr(fastest, "kind_of", lambda rule, entries: Table)
-    _, others = stepped(AdamW, 3, max_norm=1.0)
+    same_steps(ours, stepped(kind, 5, captured, **options))
+
+
+@pytest.mark.parametrize(("asked", "zeroed"), [(False, False), (True, True)])
+def test_a_step_that_clips_is_triton_s(asked, zeroed, monkeypatch):
+    """Unless the kernel is to take it, which takes none that zeroes gradients."""
+    monkeypatch.setattr(CudaTable, "asked", asked)
+    optimizer, params = stepped(AdamW, 3, max_norm=1.0, zero_grads=zeroed)
+    monkeypatch.setattr(fastest, "kind_of", lambda rule, entries: Table)
+    _, others = stepped(AdamW, 3, max_norm=1.0, zero_grads=zeroed)
     assert all(torch.equal(a, b) for a, b in zip(params, others, strict=True))
-    assert isinstance(optimizer._parts[0].table, CudaTable)
+    assert isinstance(optimizer._parts[0].table, CudaTable) and not kernels_of(optimizer)
+
+
+# ---- steps that scale, clip or skip ------------------------------------------------------------------------------------
+
+# The norm of all gradients is about 2,500.
+ASKED = {
+    "clipped": {"max_norm": 700.0},
+    "not clipped": {"max_norm": 1e6},
+    "scaled": {"scaled": True, "bad": 2},
+    "not finite": {"skip_nonfinite": True, "bad": 2},
+    "all": {"max_norm": 700.0, "skip_nonfinite": True, "scaled": True, "bad": 3},
+    "all, of large ones": {"max_norm": 700.0, "skip_nonfinite": True, "scaled": True, "bad": 2, "large": True},
+}
+KINDS = {
+    "AdamW": (AdamW, {}),
+    "AdamW fp16": (AdamW, {"dtype": torch.float16, "betas": (0.9, 0.99)}),
+    "Adam": (Adam, {"weight_decay": 0.01, "maximize": True}),
+    "8 bits": (AdamW8bit, {}),
+    "8 bits fp16": (AdamW8bit, {"dtype": torch.float16, "block_size": 2048}),
+    "e4m3": (AdamW8bit, {"state_format": "fp8"}),
+}
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    monkeypatch.setattr(CudaTable, "asked", True)
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
+@pytest.mark.parametrize("options", ASKED.values(), ids=ASKED)
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_asked_steps_are_those_of_the_portable_kernels(kind, options, captured, asked, monkeypatch):
+    optimizer, more = kind
+    ours = stepped(optimizer, 5, captured, **more, **options)
+    assert kernels_of(ours[0]) == {True}
+    monkeypatch.setattr(fastest, "kind_of", lambda rule, entries: Table)
+    theirs = stepped(optimizer, 5, captured, **more, **options)
+    same_steps(ours, theirs)
+    assert ours[0].skipped_steps == theirs[0].skipped_steps == ("bad" in options)
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("kind", [AdamW, AdamW8bit])
+def test_a_skipped_step_changes_nothing(kind, large, asked):
+    def step(value: float) -> None:
+        for p in params:
+            p.grad = torch.full_like(p, 0.5)
+        params[0].grad[5, 5] = value
+        optimizer.step()
+
+    def found() -> list[torch.Tensor]:
+        kept = [t for p in params for t in optimizer.state[p].values() if isinstance(t, torch.Tensor)]
+        return [t.detach().clone() for t in (*params, *kept)]
+
+    optimizer, params = stepped(kind, 2, large=large, skip_nonfinite=True)
+    before = found()
+    for count, value in enumerate((math.inf, math.nan), 1):
+        step(value)
+        assert all(a.equal(b) for a, b in zip(found(), before, strict=True))
+        assert optimizer.skipped_steps == count
+    step(0.5)
+    assert not any(a.equal(b) for a, b in zip(found(), before, strict=True) if a.numel() > 1000)
+    assert optimizer.skipped_steps == 2 and float(optimizer.state[params[0]]["step"]) == 3
+
+
+def test_the_scaler_itself(asked, monkeypatch):
+    def trained() -> tuple[object, list[torch.Tensor]]:
+        params = weights(torch.float16)
+        optimizer, scaler = AdamW(params, lr=1e-2, betas=(0.9, 0.99)), torch.amp.GradScaler("cuda", init_scale=256.0)
+        for step in range(4):
+            optimizer.zero_grad()
+            loss = sum((p.float().square() * (math.inf if step == 2 else 0.5)).sum() for p in params)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        assert optimizer.skipped_steps == 1
+        return optimizer, params
+
+    ours = trained()
+    assert kernels_of(ours[0]) == {True}
+    monkeypatch.setattr(fastest, "kind_of", lambda rule, entries: Table)
+    same_steps(ours, trained())

@@ -7,16 +7,17 @@
 // and while its first copies are on their way.
 #include "table.cuh"
 
-// What a tensor's elements share.
+// What a tensor's elements share. Where gradients are scaled, the moments take up sqrt(1 - beta2) times the gradient, so that the
+// factor takes another's place and an element as many instructions.
 struct Step {
-  float l2;            // g + l2 p is the gradient
-  float keep1, fresh1; // m = keep1 m + fresh1 g, which has the gradient's sign
-  float keep2, fresh2; // v = keep2 v + fresh2 g g
+  float l2;            // d = g + l2 p is the gradient; scaled: d = fresh2 g + l2 p
+  float keep1, fresh1; // m = keep1 m + fresh1 d; the gradient's sign is in fresh1; scaled: in fresh2
+  float keep2, fresh2; // v = keep2 v + fresh2 d d; scaled: v = keep2 v + d d
   float slope, least;  // m / (slope sqrt(v) + least) is subtracted from the weight
   float decay;         // and decay times itself
 };
 
-__device__ __forceinline__ Step step_of(const float *n, float lr, double step) {
+template <bool SCALED> __device__ __forceinline__ Step step_of(const float *n, float lr, double step, const Asked &asked) {
   const Descent d = descent_of(n, lr, step, 1);
   Step s;
   s.l2 = n[SIGN] * n[L2];
@@ -27,6 +28,12 @@ __device__ __forceinline__ Step step_of(const float *n, float lr, double step) {
   s.slope = d.slope;
   s.least = d.least;
   s.decay = d.decay;
+  if constexpr (SCALED) {
+    const double root = sqrt(double(n[FRESH2]));
+    s.l2 = float(root * n[L2]);
+    s.fresh1 = float(n[FRESH1] / root);
+    s.fresh2 = float(root * n[SIGN] * factor_of(asked));
+  }
   return s;
 }
 
@@ -70,7 +77,7 @@ template <typename T> __device__ __forceinline__ Loaded read_all(const Tensors<T
           read<T, VEC, false>(at.first + offset, left), read<T, VEC, false>(at.second + offset, left)};
 }
 
-template <typename T, bool WHOLE>
+template <typename T, bool WHOLE, bool SCALED>
 __device__ __forceinline__ void update(const Loaded &in, const Tensors<T> &at, u32 offset, int left, const Step &s) {
   constexpr int VEC = 16 / sizeof(T);
   constexpr bool FINE = sizeof(T) == 4;  // a weight of 16 bits hides what is off
@@ -79,9 +86,9 @@ __device__ __forceinline__ void update(const Loaded &in, const Tensors<T> &at, u
   floats_of<T, VEC>(in.first, m), floats_of<T, VEC>(in.second, v);
 #pragma unroll
   for (int i = 0; i < VEC; i++) {
-    const float d = fmaf(s.l2, p[i], g[i]);
+    const float d = fmaf(s.l2, p[i], SCALED ? s.fresh2 * g[i] : g[i]);
     m[i] = fmaf(s.fresh1, d, s.keep1 * m[i]);
-    v[i] = fmaf(s.fresh2 * d, d, s.keep2 * v[i]);
+    v[i] = fmaf(SCALED ? d : s.fresh2 * d, d, s.keep2 * v[i]);
     const float size = fmaf(FINE ? fine_root(v[i]) : fast_root(v[i]), s.slope, s.least);
     p[i] = fmaf(-m[i], FINE ? fine_inverse(size) : fast_inverse(size), fmaf(-s.decay, p[i], p[i]));
   }
@@ -90,12 +97,9 @@ __device__ __forceinline__ void update(const Loaded &in, const Tensors<T> &at, u
   write<T, VEC, WHOLE>(at.param + offset, left, p);
 }
 
-// Arguments: as those of kernels.update, and
-//   STAGES: passes that a thread has room for: the one that it computes, and what is on its way.
-//   count: chunks in all, of `elements` each, a multiple of 16 bytes. A block takes as many as any other, side by side.
-template <typename T, int THREADS, int STAGES>
-__global__ __launch_bounds__(THREADS, 1024 / THREADS) void adam(const i64 *gradients, const i64 *table, const i64 *chunks,
-                                                                const float *numbers, u32 *arrivals, i64 count, i64 elements) {
+template <typename T, int THREADS, int STAGES, bool SCALED>
+__device__ __forceinline__ void update_all(const i64 *gradients, const i64 *table, const i64 *chunks, const float *numbers,
+                                           u32 *arrivals, i64 count, i64 elements, const Asked &asked) {
   constexpr int VEC = 16 / sizeof(T), PASS = THREADS * VEC, STAGE = 4 * THREADS;
   extern __shared__ __align__(16) unsigned char memory[];
   Raw<16> *const mine = reinterpret_cast<Raw<16> *>(memory) + threadIdx.x, *const last = mine + (STAGES - 1) * STAGE;
@@ -121,7 +125,7 @@ __global__ __launch_bounds__(THREADS, 1024 / THREADS) void adam(const i64 *gradi
       float before;
       tell_steps(&before, words, arrivals, row, run);
       const float *const n = numbers + words[GROUP] * NUMBERS;
-      told[turn] = step_of(n, rate_of(words, n), before + 1);
+      told[turn] = step_of<SCALED>(n, rate_of(words, n), before + 1, asked);
     }
     __syncthreads();
     const Step s = told[turn];
@@ -131,10 +135,30 @@ __global__ __launch_bounds__(THREADS, 1024 / THREADS) void adam(const i64 *gradi
     for (; offset != whole; offset += PASS) {
       const u32 ahead = offset + (STAGES - 1) * PASS;
       copy_all<THREADS>(to, here, ahead, ahead < whole);
-      update<T, true>(copied_all<THREADS, STAGES>(from), here, offset, 0, s);
+      update<T, true, SCALED>(copied_all<THREADS, STAGES>(from), here, offset, 0, s);
       to = from, from = from == last ? mine : from + STAGE;
     }
     for (; int(offset) < left; offset += PASS)
-      update<T, false>(read_all(here, offset, left - int(offset)), here, offset, left - int(offset), s);
+      update<T, false, SCALED>(read_all(here, offset, left - int(offset)), here, offset, left - int(offset), s);
   }
+}
+
+// Arguments: as those of kernels.update, and
+//   STAGES: passes that a thread has room for: the one that it computes, and what is on its way.
+//   count: chunks in all, of `elements` each, a multiple of 16 bytes. A block takes as many as any other, side by side.
+template <typename T, int THREADS, int STAGES>
+__global__ __launch_bounds__(THREADS, 1024 / THREADS) void adam(const i64 *gradients, const i64 *table, const i64 *chunks,
+                                                                const float *numbers, u32 *arrivals, i64 count, i64 elements) {
+  update_all<T, THREADS, STAGES, false>(gradients, table, chunks, numbers, arrivals, count, elements, {});
+}
+
+// A step that scales or clips gradients, or may be skipped (struct Asked).
+template <typename T, int THREADS, int STAGES>
+__global__ __launch_bounds__(THREADS, 1024 / THREADS) void adam_asked(const i64 *gradients, const i64 *table, const i64 *chunks,
+                                                                      const float *numbers, u32 *arrivals, const float *clip,
+                                                                      const float *scale, const float *found, float *skipped,
+                                                                      i64 count, i64 elements) {
+  const Asked asked = {clip, scale, found, skipped};
+  if (is_skipped(asked)) return;
+  update_all<T, THREADS, STAGES, true>(gradients, table, chunks, numbers, arrivals, count, elements, asked);
 }

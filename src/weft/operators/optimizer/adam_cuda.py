@@ -31,10 +31,10 @@ class AdamTable(CudaTable):
     def form(entry: Entry) -> Hashable:
         return entry.param.dtype
 
-    def kernel(self, chunks: int) -> CudaPlan:
+    def kernel(self, chunks: int, asked: bool = False) -> CudaPlan:
         return CudaPlan(
             SOURCE,
-            f"adam<{CTYPES[self.like.param.dtype]}, {THREADS}, {STAGES}>",
+            f"adam{'_asked' * asked}<{CTYPES[self.like.param.dtype]}, {THREADS}, {STAGES}>",
             (min(BLOCKS * multiprocessors(self.device), chunks), 1),
             THREADS,
             (ctypes.c_int64(chunks), ctypes.c_int64(self.block)),

@@ -29,12 +29,13 @@ struct Step {
   }
 };
 
-__device__ __forceinline__ Step step_of(const float *n, float lr, double step) {
+template <bool SCALED> __device__ __forceinline__ Step step_of(const float *n, float lr, double step, const Asked &asked) {
   const float root = sqrtf(n[FRESH2]);
   const double unit = double(n[FRESH1]) / root;
   const Descent d = descent_of(n, lr, step, unit);
   Step s;
   s.root = n[SIGN] * root;
+  if constexpr (SCALED) s.root *= factor_of(asked);
   s.unit = float(unit);
   s.keep1 = float((1 - double(n[FRESH1])) / unit);
   s.keep2 = n[BETA2];
@@ -174,13 +175,9 @@ __device__ __forceinline__ void update(Loaded<T, Q> &in, const Tensors<T> &at, u
   }
 }
 
-// Arguments: as those of kernels.update, and
-//   tables: 512 floats that codes stand for, of the signed map, then of the other; and lines of 256 cells (map_cells.tables).
-//   count: chunks in all, of `elements` each, a multiple of Q and of 256. A block takes as many as any other, side by side.
-template <typename T, Format FORMAT, int Q, int THREADS>
-__global__ __launch_bounds__(THREADS, 1) void adamw_8bit(const i64 *gradients, const i64 *table, const i64 *chunks,
-                                                         const float *numbers, u32 *arrivals, const float *tables, i64 count,
-                                                         i64 elements) {
+template <typename T, Format FORMAT, int Q, int THREADS, bool SCALED>
+__device__ __forceinline__ void update_all(const i64 *gradients, const i64 *table, const i64 *chunks, const float *numbers,
+                                           u32 *arrivals, const float *tables, i64 count, i64 elements, const Asked &asked) {
   constexpr int VEC = Shape<T, Q>::VEC, WARPS = Shape<T, Q>::WARPS, PASS = THREADS * 8, TEAM = THREADS < 256 ? THREADS : 256;
   extern __shared__ __align__(1024) unsigned char memory[];
   u32(*const told)[2] = reinterpret_cast<u32(*)[2]>(memory + (FORMAT == DYNAMIC ? 2 * TABLE : 0));  // of two turns
@@ -206,7 +203,7 @@ __global__ __launch_bounds__(THREADS, 1) void adamw_8bit(const i64 *gradients, c
     if (threadIdx.x == 0) tell_steps(done, words, arrivals, row, run);
     __syncthreads();
     const float *const n = numbers + words[GROUP] * NUMBERS;
-    Step s = step_of(n, rate_of(words, n), *done + 1);
+    Step s = step_of<SCALED>(n, rate_of(words, n), *done + 1, asked);
     s.opaque();
     __syncthreads();  // the next tensor's count may come
 
@@ -239,4 +236,25 @@ __global__ __launch_bounds__(THREADS, 1) void adamw_8bit(const i64 *gradients, c
       if (WARPS > 1) turn = turn == told ? told + THREADS / 32 : told;
     }
   }
+}
+
+// Arguments: as those of kernels.update, and
+//   tables: 512 floats that codes stand for, of the signed map, then of the other; and lines of 256 cells (map_cells.tables).
+//   count: chunks in all, of `elements` each, a multiple of Q and of 256. A block takes as many as any other, side by side.
+template <typename T, Format FORMAT, int Q, int THREADS>
+__global__ __launch_bounds__(THREADS, 1) void adamw_8bit(const i64 *gradients, const i64 *table, const i64 *chunks,
+                                                         const float *numbers, u32 *arrivals, const float *tables, i64 count,
+                                                         i64 elements) {
+  update_all<T, FORMAT, Q, THREADS, false>(gradients, table, chunks, numbers, arrivals, tables, count, elements, {});
+}
+
+// A step that scales or clips gradients, or may be skipped (struct Asked).
+template <typename T, Format FORMAT, int Q, int THREADS>
+__global__ __launch_bounds__(THREADS, 1) void adamw_8bit_asked(const i64 *gradients, const i64 *table, const i64 *chunks,
+                                                               const float *numbers, u32 *arrivals, const float *tables,
+                                                               const float *clip, const float *scale, const float *found,
+                                                               float *skipped, i64 count, i64 elements) {
+  const Asked asked = {clip, scale, found, skipped};
+  if (is_skipped(asked)) return;
+  update_all<T, FORMAT, Q, THREADS, true>(gradients, table, chunks, numbers, arrivals, tables, count, elements, asked);
 }

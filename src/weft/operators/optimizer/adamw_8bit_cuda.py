@@ -47,14 +47,14 @@ class CodedTable(CudaTable):
         assert entry.codes is not None  # of a weight that is taken
         return entry.param.dtype, entry.codes.block, entry.codes.format
 
-    def kernel(self, chunks: int) -> CudaPlan:
+    def kernel(self, chunks: int, asked: bool = False) -> CudaPlan:
         entry, codes = self.like, self.like.codes
         assert codes is not None  # of a weight that is taken
         dynamic = codes.format == "dynamic"
         kind = CTYPES[entry.param.dtype], "DYNAMIC" if dynamic else "E4M3", codes.block, THREADS
         return CudaPlan(
             SOURCE,
-            f"adamw_8bit<{', '.join(map(str, kind))}>",
+            f"adamw_8bit{'_asked' * asked}<{', '.join(map(str, kind))}>",
             (min(multiprocessors(self.device), chunks), 1),
             THREADS,
             (ctypes.c_int64(chunks), ctypes.c_int64(self.block)),

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from weft.definition import Declined
 from weft.operators.cuda import CudaPlan
+from weft.operators.optimizer import kernels
 from weft.operators.optimizer.rule import Rule
 from weft.operators.optimizer.table import Entry, Table
+
+NOT_ASKED = torch.empty(0, device="cpu")  # whose address is null
 
 
 class CudaTable(Table):
     """Of which the weights of one form, that of most elements, are updated by a kernel in CUDA C++.
 
-    Triton's kernel takes the others in a launch of its own, and all of them in a step that scales, clips, skips or zeroes.
+    Triton's kernel takes the others in a launch of its own, and all of them in a step that zeroes gradients.
     """
 
+    # Whether the kernel takes steps that scale, clip or skip. No GPU has run those, so they are Triton's.
+    asked = False
     constants: tuple[Tensor, ...] = ()  # what the kernel reads behind ``arrivals``
 
     def __init__(self, rule: Rule, entries: Sequence[Entry], groups: int = 1, control: Tensor | None = None):
@@ -66,8 +72,8 @@ class CudaTable(Table):
         """What the kernel is compiled for, of a weight that it takes."""
 
     @abstractmethod
-    def kernel(self, chunks: int) -> CudaPlan:
-        """The launch for so many chunks."""
+    def kernel(self, chunks: int, asked: bool = False) -> CudaPlan:
+        """The launch for so many chunks; ``asked``: of the kernel that scales, clips and skips."""
 
     def _launch(
         self,
@@ -79,24 +85,40 @@ class CudaTable(Table):
         measured: bool,
         zeroed: bool,
     ) -> None:
-        if not (scale is None and found is None and max_norm is None) or guarded or zeroed:
+        given = [t for t in (scale, found) if t is not None]
+        asked = bool(given) or max_norm is not None or guarded
+        if zeroed or (asked and not (self.asked and all(t.dtype == torch.float32 for t in given))):
             super()._launch(active, scale, found, max_norm, guarded, measured, zeroed)
             return
-        launches = []
-        for mine, plan_of in ((self.taken, self._kernel), (~self.taken, self._plain)):
+        maps = []
+        for mine in (self.taken, ~self.taken):
             rows = mine if active is None else mine & active
-            if rows.any():
-                launches.append((plan_of, self.chunk_map(None if rows.all() else rows, self.block)))
+            maps.append(self.chunk_map(None if rows.all() else rows, self.block) if rows.any() else None)
+        ours, others = maps
+        if ours is None and others is None:
+            return
         grads, numbers = self._upload()
-        for plan_of, chunks in launches:
-            plan_of(len(chunks))(grads, self.table, chunks, numbers, self.arrivals)
+        if (max_norm is not None or guarded) and not measured:
+            found = self._measure(grads, active, scale, found, max_norm)
+        clipped = max_norm is not None
+        if ours is not None:
+            factors = () if not asked else self._asked(scale, found, clipped, counting=others is None)
+            plan = self._kernel(len(ours), asked)
+            plan(grads, self.table, ours, numbers, self.arrivals, *self.constants, *factors)
+        if others is not None:
+            self._update(grads, numbers, others, scale, found, clipped)
 
-    def _kernel(self, chunks: int) -> Callable[..., None]:
-        if chunks not in self.plans:
-            self.plans[chunks] = self.kernel(chunks)
-        plan = self.plans[chunks]
-        return lambda *tensors: plan(*tensors, *self.constants)
+    def _asked(
+        self, scale: Tensor | None, found: Tensor | None, clipped: bool, counting: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """``struct Asked`` of table.cuh. A skipped step is counted by one launch alone: Triton's, where there is one."""
+        clip = self.control[kernels.FACTOR.value :] if clipped else NOT_ASKED
+        skipped = self.control[kernels.SKIPPED.value :] if counting else NOT_ASKED
+        return clip, NOT_ASKED if scale is None else scale, NOT_ASKED if found is None else found, skipped
 
-    def _plain(self, chunks: int) -> Callable[..., None]:
-        plan = self._plan(chunks, False, False, False, False)
-        return lambda *tensors: plan(*tensors, self.control, self.control, self.control, self.codebook)
+    def _kernel(self, chunks: int, asked: bool) -> CudaPlan:
+        key = "cuda", chunks, asked
+        if key not in self.plans:
+            self.plans[key] = self.kernel(chunks, asked)
+        plan: CudaPlan = self.plans[key]
+        return plan

@@ -32,6 +32,20 @@ __device__ __forceinline__ void tell_steps(float *told, const i64 *words, u32 *a
     *step = before + 1, arrivals[row] = 0;
 }
 
+// What a step is asked for besides, each null where it is not: gradients are multiplied by clip / scale; where `found` is not 0,
+// nothing is updated, and the step is counted as skipped.
+struct Asked { const float *clip, *scale, *found; float *skipped; };
+
+__device__ __forceinline__ float factor_of(const Asked &asked) {
+  return (asked.clip ? *asked.clip : 1.f) / (asked.scale ? *asked.scale : 1.f);
+}
+
+__device__ __forceinline__ bool is_skipped(const Asked &asked) {
+  const bool skip = asked.found && *asked.found != 0.f;
+  if (skip && asked.skipped && blockIdx.x == 0 && threadIdx.x == 0) *asked.skipped += 1.f;
+  return skip;
+}
+
 __device__ __forceinline__ float rate_of(const i64 *words, const float *n) {
   return words[RATE] ? *reinterpret_cast<const float *>(words[RATE]) : n[LR];
 }

@@ -341,18 +341,40 @@ class Table:
         if not len(chunks):
             return
         grads, numbers = self._upload()
-        clipped, control = max_norm is not None, self.control
-        divisor = control if scale is None else scale
-        if (clipped or guarded) and not measured:
-            places = self.chunk_map(active, NORM_BLOCKS * NORM_BLOCK)
-            norm: Any = self._norm_plan(len(places), scale is not None, found is not None)
-            flag = control if found is None else found
-            tensors = grads, self.table, places, self.partial, self.arrivals[-1:], control, divisor, flag
-            norm(*tensors, len(places), norm.grid[0], torch.inf if max_norm is None else max_norm)
-            found = control[kernels.FOUND.value :]
-        plan = self._plan(len(chunks), scale is not None, clipped, found is not None, zeroed)
-        flag = control if found is None else found
-        plan(grads, self.table, chunks, numbers, self.arrivals, control, divisor, flag, self.codebook)
+        if (max_norm is not None or guarded) and not measured:
+            found = self._measure(grads, active, scale, found, max_norm)
+        self._update(grads, numbers, chunks, scale, found, max_norm is not None, zeroed)
+
+    def _measure(
+        self,
+        grads: Tensor,
+        active: np.ndarray | None,
+        scale: Tensor | None,
+        found: Tensor | None,
+        max_norm: float | None,
+    ) -> Tensor:
+        """Launches the gradients' norm, which leaves the factor that clips. Returns the flag that skips the step."""
+        places, control = self.chunk_map(active, NORM_BLOCKS * NORM_BLOCK), self.control
+        norm: Any = self._norm_plan(len(places), scale is not None, found is not None)
+        given = control if scale is None else scale, control if found is None else found
+        tensors = grads, self.table, places, self.partial, self.arrivals[-1:], control, *given
+        norm(*tensors, len(places), norm.grid[0], torch.inf if max_norm is None else max_norm)
+        return control[kernels.FOUND.value :]
+
+    def _update(
+        self,
+        grads: Tensor,
+        numbers: Tensor,
+        chunks: Tensor,
+        scale: Tensor | None = None,
+        found: Tensor | None = None,
+        clipped: bool = False,
+        zeroed: bool = False,
+    ) -> None:
+        """Triton's launch for some chunks."""
+        plan, control = self._plan(len(chunks), scale is not None, clipped, found is not None, zeroed), self.control
+        given = control if scale is None else scale, control if found is None else found
+        plan(grads, self.table, chunks, numbers, self.arrivals, control, *given, self.codebook)
 
     def _plan(self, chunks: int, scaled: bool, clipped: bool, guarded: bool, zeroed: bool) -> Callable[..., None]:
         key = (chunks, scaled, clipped, guarded, zeroed)
