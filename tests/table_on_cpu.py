@@ -76,7 +76,7 @@ class TableStep:
         placed = cases.map_tensors(self.place, draw.arguments)
         self.drawn = len(self.places)
         if asked:
-            changed = [*changed, (CudaTable, "asked", True), (CudaTable, "launch", lambda table: self.asking(table))]
+            changed = [*changed, (CudaTable, "launch", lambda table: self.asking(table))]
             for g in placed["grads"]:
                 g.div_(asked.factor)
         launches = []

@@ -104,8 +104,13 @@ def test_a_launch_on_hopper_has_amax_and_both_halves():
         assert "true, RELU, false, true, true" in made.expression
         made = module.HopperWithAmax(x, weight, None, False, False).plan.launch
         assert "false, NONE, false, false, true" in made.expression
-        scale = torch.empty(1, device="meta")
-        assert ops.explain("linear_quantized", x, weight, scale=scale).implementation == "cuda-apart"
+        scale, narrow = torch.empty(1, device="meta"), weight[:72]
+        for w, dtype, taken in (
+            (weight, DTYPES[0], "cuda"),
+            (weight, torch.int8, "cuda-apart"),
+            (narrow, DTYPES[0], "cuda-apart"),
+        ):
+            assert ops.explain("linear_quantized", x, w, scale=scale, dtype=dtype).implementation == taken
 
 
 def test_the_main_loop_leaves_codes_of_a_scale(monkeypatch):

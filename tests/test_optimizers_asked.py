@@ -40,7 +40,6 @@ def launched(monkeypatch):
         return launch
 
     monkeypatch.setattr(AdamTable, "kernel", kernel)
-    monkeypatch.setattr(AdamTable, "asked", True)
     return asked_of
 
 

@@ -119,13 +119,11 @@ def test_steps_are_those_of_the_portable_kernels(kind, options, captured, monkey
     same_steps(ours, stepped(kind, 5, captured, **options))
 
 
-@pytest.mark.parametrize(("asked", "zeroed"), [(False, False), (True, True)])
-def test_a_step_that_clips_is_triton_s(asked, zeroed, monkeypatch):
-    """Unless the kernel is to take it, which takes none that zeroes gradients."""
-    monkeypatch.setattr(CudaTable, "asked", asked)
-    optimizer, params = stepped(AdamW, 3, max_norm=1.0, zero_grads=zeroed)
+def test_a_step_that_zeroes_gradients_is_triton_s(monkeypatch):
+    options = {"max_norm": 1.0, "zero_grads": True}
+    optimizer, params = stepped(AdamW, 3, **options)
     monkeypatch.setattr(fastest, "kind_of", lambda rule, entries: Table)
-    _, others = stepped(AdamW, 3, max_norm=1.0, zero_grads=zeroed)
+    _, others = stepped(AdamW, 3, **options)
     assert all(torch.equal(a, b) for a, b in zip(params, others, strict=True))
     assert isinstance(optimizer._parts[0].table, CudaTable) and not kernels_of(optimizer)
 
@@ -151,15 +149,10 @@ KINDS = {
 }
 
 
-@pytest.fixture
-def asked(monkeypatch):
-    monkeypatch.setattr(CudaTable, "asked", True)
-
-
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
 @pytest.mark.parametrize("options", ASKED.values(), ids=ASKED)
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_asked_steps_are_those_of_the_portable_kernels(kind, options, captured, asked, monkeypatch):
+def test_asked_steps_are_those_of_the_portable_kernels(kind, options, captured, monkeypatch):
     optimizer, more = kind
     ours = stepped(optimizer, 5, captured, **more, **options)
     assert kernels_of(ours[0]) == {True}
@@ -171,7 +164,7 @@ def test_asked_steps_are_those_of_the_portable_kernels(kind, options, captured, 
 
 @pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("kind", [AdamW, AdamW8bit])
-def test_a_skipped_step_changes_nothing(kind, large, asked):
+def test_a_skipped_step_changes_nothing(kind, large):
     def step(value: float) -> None:
         for p in params:
             p.grad = torch.full_like(p, 0.5)
@@ -193,7 +186,7 @@ def test_a_skipped_step_changes_nothing(kind, large, asked):
     assert optimizer.skipped_steps == 2 and float(optimizer.state[params[0]]["step"]) == 3
 
 
-def test_the_scaler_itself(asked, monkeypatch):
+def test_the_scaler_itself(monkeypatch):
     def trained() -> tuple[object, list[torch.Tensor]]:
         params = weights(torch.float16)
         optimizer, scaler = AdamW(params, lr=1e-2, betas=(0.9, 0.99)), torch.amp.GradScaler("cuda", init_scale=256.0)

@@ -51,7 +51,7 @@ job.run([&] { KERNEL(x, out, job.shape[0]); });
 
 def launched(x: torch.Tensor, dim: int | None = 1):
     with compiling_for(90, lambda *kernel: None):
-        return argmax._tiny_plan(x, dim, False, 0.0, torch.int64).plan
+        return argmax.reduction._tiny_plan(x, dim, False, 0.0, torch.int64).plan
 
 
 class Searched:

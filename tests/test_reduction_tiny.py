@@ -172,4 +172,6 @@ def test_public_functions_take_it_for_large_tensors(monkeypatch):
         assert ops.explain("sum", x, dim=0).implementation == "triton"
         assert ops.explain("sum", x.float(), dim=1).implementation == "triton"
         assert ops.explain("sum", x[:1000], dim=1).implementation == "triton", "too few elements"
-        assert ops.explain("argmax", x, dim=1).implementation == "triton"
+        assert ops.explain("argmax", x, dim=1).implementation == "cuda"
+        for slower in (x.float(), x.view(-1, 14)[:, :6].contiguous()):
+            assert ops.explain("argmax", slower.repeat(2, 1), dim=1).implementation == "triton"

@@ -196,12 +196,19 @@ def choose(
     if reason := handed_over(x, weight, None, bias, scale):
         return Choice("torch", reason)
     reason = NOT_HOPPER
-    if target_sm(x.device) == 90 and not (reason := hopper_declines(flat(x), weight, bias, None, activation)):
-        return Choice("cuda-apart", "Hopper's main loop, which finds the largest value, and codes in a second launch")
+    if target_sm(x.device) == 90:
+        if dtype == E4M3 and not hopper_declines(flat(x), weight, bias, None, activation, E4M3):
+            return Choice("cuda", "Hopper's main loop, which leaves codes and finds the largest value")
+        if not (reason := hopper_declines(flat(x), weight, bias, None, activation)):
+            return Choice("cuda-apart", "Hopper's main loop finds the largest value; codes in a second launch")
     return without_hopper(x.shape[-1], reason)
 
 
-WAYS = {"triton": linear_quantized_triton, "cuda-apart": linear_quantized_apart}  # "cuda" has not been timed yet
+WAYS = {
+    "triton": linear_quantized_triton,
+    "cuda": linear_quantized_hopper,
+    "cuda-apart": linear_quantized_apart,
+}
 
 
 @linear_quantized.function

@@ -25,8 +25,6 @@ class CudaTable(Table):
     Triton's kernel takes the others in a launch of its own, and all of them in a step that zeroes gradients.
     """
 
-    # Whether the kernel takes steps that scale, clip or skip. No GPU has run those, so they are Triton's.
-    asked = False
     constants: tuple[Tensor, ...] = ()  # what the kernel reads behind ``arrivals``
 
     def __init__(self, rule: Rule, entries: Sequence[Entry], groups: int = 1, control: Tensor | None = None):
@@ -87,7 +85,7 @@ class CudaTable(Table):
     ) -> None:
         given = [t for t in (scale, found) if t is not None]
         asked = bool(given) or max_norm is not None or guarded
-        if zeroed or (asked and not (self.asked and all(t.dtype == torch.float32 for t in given))):
+        if zeroed or any(t.dtype != torch.float32 for t in given):
             super()._launch(active, scale, found, max_norm, guarded, measured, zeroed)
             return
         maps = []

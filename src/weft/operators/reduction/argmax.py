@@ -8,18 +8,32 @@ import torch
 from torch import Tensor
 
 from weft.definition import Declined, Mutant, Operator, Tolerance
-from weft.operators.launch import Plans
 from weft.operators.reduction import argmax_tiny
 from weft.operators.reduction.definition import define
 from weft.operators.reduction.reduction import COPY, Ready, Reduction
-from weft.operators.reduction.views import view_of
+from weft.operators.reduction.views import View, view_of
 
 
 def reference(x: Tensor, dim: int | None = None, keepdim: bool = False, order: float = 0.0) -> Tensor:
     return torch.argmax(x, dim, keepdim)
 
 
-reduction = Reduction("argmax", reference, None)
+class Places(Reduction):
+    """Of which tiny rows have a kernel of their own."""
+
+    def _tiny_plan(self, x: Tensor, dim: int | None, keepdim: bool, order: float, dtype: torch.dtype) -> Ready:
+        if dim is None:
+            raise Declined("a search in everything; the kernel takes rows")
+        view = view_of(x, dim % x.ndim, in_order=True)
+        if view is None:
+            raise Declined(COPY)
+        return Ready(argmax_tiny.plan(x, view), x, dim % x.ndim, keepdim)
+
+    def why_not_tiny(self, x: Tensor, view: View, order: float) -> str:
+        return argmax_tiny.why_not(x, view) or argmax_tiny.slower(x, view)
+
+
+reduction = Places("argmax", reference, None)
 
 
 def _last(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
@@ -57,21 +71,7 @@ def _call(function: Any) -> Any:
 reduction.implement(argmax, _call)
 
 
-def _tiny_plan(x: Tensor, dim: int | None, keepdim: bool, order: float, dtype: torch.dtype) -> Ready:
-    if dim is None:
-        raise Declined("a search in everything; the kernel takes rows")
-    view = view_of(x, dim % x.ndim, in_order=True)
-    if view is None:
-        raise Declined(COPY)
-    return Ready(argmax_tiny.plan(x, view), x, dim % x.ndim, keepdim)
-
-
-tiny_plans = Plans(_tiny_plan)
-
-
-@argmax.implementation("cuda", arch=">=sm_80", devices=("cuda",))  # not chosen: not measured yet
-def argmax_cuda(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    return reduction._by(tiny_plans, x, dim, keepdim, 0.0)
+argmax.implementation("cuda", arch=">=sm_80", devices=("cuda",))(_call(reduction.cuda))
 
 
 @argmax.function

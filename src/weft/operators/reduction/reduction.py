@@ -204,10 +204,13 @@ class Reduction:
         if view is None:
             return Choice("torch", COPY)
         large = front is not None and x.numel() >= tiny.FROM and not INTERPRETING
-        formula = self.formula(order) if self.formula is not None else None
-        if large and not tiny.why_not(x, view, self.dtype(x), formula):
-            return Choice("cuda", f"dense rows of {view.N} elements of 16 bits", self.tiny_plans)
+        if large and not self.why_not_tiny(x, view, order):
+            return Choice("cuda", f"dense rows of {view.N} elements", self.tiny_plans)
         return Choice("triton", "one stride before, along and after the reduced axis", self.forward_plans)
+
+    def why_not_tiny(self, x: Tensor, view: View, order: float) -> str:
+        """Why :meth:`choose` leaves rows to Triton (an empty string where CUDA C++'s kernel of tiny rows takes them)."""
+        return tiny.why_not(x, view, self.dtype(x), self.formula(order) if self.formula is not None else None)
 
     def triton(self, x: Tensor, dim: int | None, keepdim: bool, order: float = 2.0) -> Tensor:
         """Triton's kernel, whatever :meth:`choose` says."""
