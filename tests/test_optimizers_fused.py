@@ -42,6 +42,24 @@ def test_clipping_equals_pytorchs_two_calls(scale, mixed):
     assert_close(mine, theirs, 3)
 
 
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_clipping_alone_skips_no_step(value, mixed):
+    """Of an infinite norm PyTorch's factor is 0, of one that is NaN it is NaN."""
+    mine, theirs = weights(), weights()
+    if mixed:
+        mine, theirs = [*mine, other_device()], [*theirs, other_device()]
+    a, b = optim.AdamW(mine, lr=1e-2, max_norm=1.0), torch.optim.AdamW(theirs, lr=1e-2)
+    set_gradients(mine, theirs)
+    mine[0].grad[1] = theirs[0].grad[1] = value
+    torch.nn.utils.clip_grad_norm_(theirs, 1.0)
+    a.step()
+    b.step()
+    assert a.skipped_steps == 0
+    for p, q in zip(mine, theirs, strict=True):
+        assert p.isnan().equal(q.isnan())
+
+
 def test_the_norm_is_the_same_bits_every_time():
     mine, twins = weights(), weights()
     a, b = optim.SGD(mine, max_norm=1.0), optim.SGD(twins, max_norm=1.0)

@@ -97,7 +97,7 @@ class CudaTable(Table):
             return
         grads, numbers = self._upload()
         if (max_norm is not None or guarded) and not measured:
-            found = self._measure(grads, active, scale, found, max_norm)
+            found = self._measure(grads, active, scale, found, max_norm, guarded)
         clipped = max_norm is not None
         if ours is not None:
             factors = () if not asked else self._asked(scale, found, clipped, counting=others is None)

@@ -342,7 +342,7 @@ class Table:
             return
         grads, numbers = self._upload()
         if (max_norm is not None or guarded) and not measured:
-            found = self._measure(grads, active, scale, found, max_norm)
+            found = self._measure(grads, active, scale, found, max_norm, guarded)
         self._update(grads, numbers, chunks, scale, found, max_norm is not None, zeroed)
 
     def _measure(
@@ -352,14 +352,15 @@ class Table:
         scale: Tensor | None,
         found: Tensor | None,
         max_norm: float | None,
-    ) -> Tensor:
+        guarded: bool,
+    ) -> Tensor | None:
         """Launches the gradients' norm, which leaves the factor that clips. Returns the flag that skips the step."""
         places, control = self.chunk_map(active, NORM_BLOCKS * NORM_BLOCK), self.control
         norm: Any = self._norm_plan(len(places), scale is not None, found is not None)
         given = control if scale is None else scale, control if found is None else found
         tensors = grads, self.table, places, self.partial, self.arrivals[-1:], control, *given
         norm(*tensors, len(places), norm.grid[0], torch.inf if max_norm is None else max_norm)
-        return control[kernels.FOUND.value :]
+        return control[kernels.FOUND.value :] if guarded else found
 
     def _update(
         self,
