@@ -37,6 +37,13 @@ for _check in verify.checks(OPERATORS, DEVICE, dtypes=DTYPES):
         CHECKS.setdefault(key, []).append(_check)
 
 
+def test_each_operator_is_checked_once_before_any_is_twice():
+    """Time may be over soon; what cannot be checked takes none, and no turn."""
+    names = [c.operator.name for c in verify.checks(OPERATORS, "cpu") if isinstance(c, verify.Check)]
+    once = list(dict.fromkeys(names))
+    assert names[: len(once)] == once and len(once) == len(OPERATORS)
+
+
 # What an implementation declines in one direction and dtype alone, which its registration cannot say, and in which words.
 LEFT_TO_OTHERS = {
     ("cross_entropy", "one_program", "backward", "fp16"): "a gradient in float16, which waits for the loss's"

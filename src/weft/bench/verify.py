@@ -87,10 +87,11 @@ def checks(
     workload: str = "",
     full: bool = False,
 ) -> Iterator[Check | Result]:
-    """All that is to be checked, breadth first (every operator's first workload before any second), and a result for
-    what cannot be checked here."""
+    """A result for what cannot be checked here, then all that is to be checked, breadth first (every operator's first workload
+    before any second)."""
     per_operator = [list(_of(op, device, implementation, direction, tuple(dtypes), workload, full)) for op in operators]
-    for row in itertools.zip_longest(*per_operator):
+    yield from (c for each in per_operator for c in each if isinstance(c, Result))
+    for row in itertools.zip_longest(*([c for c in each if isinstance(c, Check)] for each in per_operator)):
         yield from (c for c in row if c is not None)
 
 
