@@ -29,6 +29,7 @@ AUTOTUNERS = (
 )
 LONGEST_S = 60.0  # of a turn: a stopped process may hold a lock that this one waits for
 PROBES, PROBE_BYTES, UNEVEN = 400, 2**26, 1.5
+PAUSE_CYCLES = 20_000_000  # about 11 ms, in which 400 copies are queued
 
 
 class TurnTooLong(RuntimeError):
@@ -175,16 +176,20 @@ class Alone:
 
 
 def device_is_quiet(longest_s: float = 20.0) -> None:
-    """Returns once copies on the GPU follow each other evenly: other processes' work would be done between them.
+    """Returns once copies on the GPU follow each other evenly: other processes' work would be done between them. They are
+    queued behind a pause, so that a host which is held up for some milliseconds does not look like such work.
 
     Raises:
         TurnTooLong: they do not within ``longest_s``.
     """
     source = torch.empty(PROBE_BYTES // 4, dtype=torch.float32, device="cuda")
     target = torch.empty_like(source)
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(PROBES)]
+    for event in events:
+        event.record()  # the driver makes it now
     end = time.monotonic() + longest_s
     while True:
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(PROBES)]
+        torch.cuda._sleep(PAUSE_CYCLES)
         for event in events:
             event.record()
             target.copy_(source)
