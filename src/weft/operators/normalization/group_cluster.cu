@@ -25,10 +25,11 @@ __global__ void __launch_bounds__(THREADS, BLOCKS<THREADS>)
                        u32 CG, u32 S, float eps) {
   using Slice = RowSlice<T, Pair, THREADS, EACH>;
   constexpr bool TWICE = sizeof(T) == 4;
-  __shared__ typename Slice::Shared shared;
+  using Shared = typename Slice::Shared;
+  __shared__ Shared shared[1];
   extern __shared__ __align__(16) unsigned char dynamic[];
 
-  const Slice slice(N, shared);
+  const Slice slice(N, shared[0]);
   Words<T, Slice::COUNT> words[Slice::VECTORS];
   slice.load(x, x_row, words, 0);
 
@@ -76,7 +77,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS<THREADS>)
     warps = false;
     return warp_joined<TWICE>(p, count);
   };
-  const Pair all = slice.exchange(warp_joined<TWICE>(of_thread, float(mine)), Pair{0.f, 0.f}, join, shared);
+  const Pair all = slice.exchange(warp_joined<TWICE>(of_thread, float(mine)), Pair{0.f, 0.f}, join, shared[0]);
   const float middle = all.x, scale = 1.f / sqrtf(all.y / float(N) + eps);
   if (KEPT && slice.rank == 0 && threadIdx.x == 0) mean[slice.row] = middle, rstd[slice.row] = scale;
   y += slice.row * y_row + slice.first;
