@@ -247,10 +247,34 @@ def test_it_declines_what_it_cannot_take():
     assert "196608" in why(torch.empty(1, 1, 2**18, device="meta"))
 
 
-def test_the_public_function_does_not_take_it_yet():
+@pytest.mark.parametrize(
+    ("dtype", "sm", "channels", "taken"),
+    [
+        (BF16, 90, 2, True),
+        (FP16, 90, 30, True),
+        (BF16, 90, 64, False),  # 262144 elements a group: not measured
+        (BF16, 80, 10, False),
+        (FP32, 90, 10, True),
+        (FP32, 90, 16, False),  # 65536: slower than Triton
+    ],
+)
+def test_the_public_gradient_takes_it_where_it_was_faster(monkeypatch, dtype, sm, channels, taken):
+    launched = []
+    gradients = group_gradient.GradientPlan, group_plans.BackwardPlan
+    for kind in (*gradients, group_plans.ForwardPlan, CudaPlan):
+        monkeypatch.setattr(kind, "__call__", lambda plan, *tensors: launched.append(type(plan)))
+    with compiling_for(sm, lambda *kernel: None):
+        x = torch.empty(2, 4 * channels, 4096, dtype=dtype, device="meta", requires_grad=True)
+        weight = torch.empty(4 * channels, dtype=dtype, device="meta", requires_grad=True)
+        y = group_norm.group_norm_function(x, 4, weight)
+        torch.autograd.grad(y, (x, weight), torch.empty_like(y))
+    assert launched[1:] == [gradients[not taken]]
+
+
+def test_a_gradient_that_it_declines_is_tritons():
     assert registry.get("group_norm").find("cuda-gradient").directions == ("backward",)
     x = torch.empty(2, 320, 4096, dtype=BF16, device="meta")
     with compiling_for(90, lambda *kernel: None):
-        assert isinstance(group_norm.backward_plans.of((x, x, x[0, :, 0]), 32, True, True), group_plans.BackwardPlan)
-    backwards = [c.cell_contents for c in group_norm.fastest_function.backward.__closure__]
-    assert group_norm.backward_plans in backwards and group_gradient.plans not in backwards
+        for dy in (x.float(), x.transpose(1, 2).contiguous().transpose(1, 2)):
+            assert not group_norm.gradient_by_cluster(x, dy, None, 32)
+        assert group_norm.gradient_by_cluster(x, x, None, 32)
