@@ -6,6 +6,7 @@ import importlib
 import json
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -135,6 +136,22 @@ def test_nobody_measures_while_one_checks_and_nobody_stands_still(beside):
     assert state(process.pid) != "T"
 
 
+def test_where_the_time_went_is_told(beside):
+    turn, *_ = beside
+    turn.quiet = lambda: time.sleep(0.2)
+    start = time.monotonic()
+    with turn.timing():
+        time.sleep(0.3)
+    with turn.checking():
+        time.sleep(0.1)
+    seconds = time.monotonic() - start
+    shares = dict(zip(turns.KINDS, turn.shared.spent[: len(turns.KINDS)], strict=True))
+    for kind, least in (("waiting for a quiet device", 0.2), ("timing", 0.3), ("checking", 0.1)):
+        assert shares[kind] >= least
+    assert sum(shares.values()) <= seconds
+    assert f"{shares['timing'] / seconds / 2:.0%} timing" in turn.shared.summary(seconds)
+
+
 def test_a_process_that_leaves_is_stopped_no_more(beside):
     turn, *_ = beside
     assert turn.shared.pids[0] == os.getpid()
@@ -199,7 +216,9 @@ def test_several_processes_measure_what_one_does():
     for (op, w, direction), (row,) in found:
         assert (row.operator, row.workload, row.dtype, row.direction) == (op.name, str(w), w.dtype, direction)
         assert (row.run, row.implementation) == (bench.run_id, "torch") and row.time_us > 0 and row.error is not None
-    assert said == ["softmax/torch.compile: runs on cuda only"] * len(points)
+    *told, summary = said
+    assert told == ["softmax/torch.compile: runs on cuda only"] * len(points)
+    assert re.match(r"2 processes spent \d+ s: 0% waiting for memory, .* 0% waiting for a quiet device, ", summary)
 
 
 def test_a_process_that_dies_ends_the_measurement_and_leaves_none_behind():
@@ -237,7 +256,7 @@ def test_a_process_whose_device_is_lost_is_replaced():
     found = {(w.dtype, d): rows for (_, w, d), rows in parallel.compare(bench, points, implementations, 1)}
     assert {dtype for (dtype, _), rows in found.items() if rows} == {"fp32", "bf16"} and len(found) == len(points)
     text = "softmax {} at M=40,N=24 fp16 is left out: CUDA error: an illegal memory access was encountered"
-    assert said == [text.format(d) for d in ("forward", "backward")]
+    assert said[:-1] == [text.format(d) for d in ("forward", "backward")]
 
 
 def test_the_command_line_takes_jobs(tmp_path):

@@ -10,6 +10,7 @@ import dataclasses
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -71,6 +72,7 @@ def compare(
 
     for index in range(processes):
         start(index)
+    begin = time.monotonic()
     try:
         while pipes:
             for pipe in wait(pipes):
@@ -93,6 +95,7 @@ def compare(
                     at, rows = message
                     yield points[at], rows
     finally:
+        bench.say(shared.summary(time.monotonic() - begin))
         for worker in workers:
             if worker.is_alive():
                 worker.kill()  # also one that is stopped

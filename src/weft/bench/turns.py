@@ -36,6 +36,9 @@ class TurnTooLong(RuntimeError):
     """A measurement during which the other processes had to be let go."""
 
 
+KINDS = ("waiting for memory", "waiting for a turn", "waiting for a quiet device", "checking", "timing")
+
+
 class Shared:
     """What processes that take turns share; made by the one that starts them.
 
@@ -43,6 +46,9 @@ class Shared:
         context: of :mod:`multiprocessing`.
         processes: how many.
         memory: bytes that they may use together.
+
+    Attributes:
+        spent: seconds that each process spent in each of KINDS; what is left of its time it compiled, mostly.
     """
 
     def __init__(self, context: Any, processes: int, memory: float = float("inf")):
@@ -50,6 +56,17 @@ class Shared:
         self.pids = context.Array("q", processes, lock=False)  # 0: not started, or done
         self.reserved = context.Array("d", processes, lock=False)  # bytes that each may come to use
         self.memory = memory
+        self.spent = context.Array("d", processes * len(KINDS), lock=False)
+
+    def summary(self, seconds: float) -> str:
+        """Where the processes' time went, of a run that took so many seconds."""
+        all_of_them = max(seconds * len(self.pids), 1e-9)
+        shares = [sum(self.spent[kind :: len(KINDS)]) / all_of_them for kind in range(len(KINDS))]
+        parts = [f"{share:.0%} {kind}" for kind, share in zip(KINDS, shares, strict=True)]
+        rest = max(0.0, 1 - sum(shares))
+        return (
+            f"{len(self.pids)} processes spent {seconds:.0f} s: {', '.join(parts)}, {rest:.0%} compiling and the rest"
+        )
 
 
 class Turns:
@@ -79,6 +96,23 @@ class Turns:
         self.shared.pids[self.index] = 0
 
     @contextlib.contextmanager
+    def _spent(self, kind: str) -> Iterator[None]:
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.shared.spent[self.index * len(KINDS) + KINDS.index(kind)] += time.monotonic() - start
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        with self._spent("waiting for a turn"):
+            self.shared.turn.acquire()
+        try:
+            yield
+        finally:
+            self.shared.turn.release()
+
+    @contextlib.contextmanager
     def memory(self, needed: float, for_check: float) -> Iterator[None]:
         """Begins the body once the memory that it may come to use is left by the others, or there are no others.
 
@@ -86,7 +120,7 @@ class Turns:
             needed: bytes that it may use.
             for_check: bytes more, within :meth:`checking`.
         """
-        with self.shared.beginning:
+        with self._spent("waiting for memory"), self.shared.beginning:
             while 0 < sum(self.shared.reserved) > self.shared.memory - needed - for_check:
                 time.sleep(0.05)
             self.shared.reserved[self.index] = max(needed, 1.0)
@@ -100,7 +134,7 @@ class Turns:
         """The turn of one that checks, which takes more memory than anything else and long on the device: while it lasts nobody
         measures, or the others would stand still until the device is done with it. It stops nobody."""
         self.release()
-        with self.shared.turn:
+        with self._turn(), self._spent("checking"):
             self.depth = 1
             try:
                 yield
@@ -119,15 +153,17 @@ class Turns:
             yield
             return
         self.release()
-        with self.shared.turn:
+        with self._turn():
             self.depth = 1
             late = threading.Timer(LONGEST_S, self._signal, (signal.SIGCONT,))
             late.start()
             try:
                 self._signal(signal.SIGSTOP)
-                self.quiet()
+                with self._spent("waiting for a quiet device"):
+                    self.quiet()
                 start = time.monotonic()
-                yield
+                with self._spent("timing"):
+                    yield
                 if strict and time.monotonic() - start > LONGEST_S:
                     raise TurnTooLong(
                         f"measuring took more than the {LONGEST_S:.0f} s that other processes are stopped"
