@@ -84,7 +84,7 @@ class Calls(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.namespace == "weft" or func._schema.name == "aten::sum":
             self.names.append(func._schema.name)
-            self.options += args[2:] if func.namespace == "weft" else ()
+            self.options += args[2:3] if func.namespace == "weft" else ()
         return func(*args, **(kwargs or {}))
 
 
@@ -107,6 +107,18 @@ def test_a_sum_over_rows_of_a_batch_is_part_of_the_gradients_product(of_a, of_b,
         got = torch.autograd.grad(c, (a, b), dc)
     assert sorted(calls.names) == sorted(backward) and set(calls.options) == {"tf32x3"}
     torch.testing.assert_close(got, torch.autograd.grad(torch.matmul(a, b), (a, b), dc))
+
+
+@pytest.mark.parametrize("of_a, of_b", [((4, 8), (64, 8, 5)), ((8, 1, 4, 8), (1, 64, 8, 5))])
+def test_the_gradient_of_what_is_broadcast_is_rounded_once(of_a, of_b):
+    """A product for each matrix in 16 bits, then their sum, would round 65 times."""
+    a, b = (random(*of, seed=i).half().requires_grad_() for i, of in enumerate((of_a, of_b)))
+    c = kernel(a, b)
+    dc = random(*c.shape, seed=2).half()
+    got = torch.autograd.grad(c, (a, b), dc)
+    a, b = (t.detach().double().requires_grad_() for t in (a, b))
+    for ours, exact in zip(got, torch.autograd.grad(torch.matmul(a, b), (a, b), dc.double()), strict=True):
+        assert ((ours.double() - exact).abs() <= 2.0**-11 * exact.abs() + 1e-4).all()
 
 
 @pytest.mark.parametrize("of_a, of_b", [((2, 1, 3, 8), (4, 8, 5)), ((2, 3, 8), (8, 5)), ((3, 8), (2, 8, 5))])

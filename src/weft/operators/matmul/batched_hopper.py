@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from weft.definition import Declined
@@ -15,15 +16,16 @@ USEFUL = 2 / 3  # of what tiles multiply: where less is, a batch is left to cuBL
 LEAST_TERMS = 512  # of shorter sums, storing takes the time, which cuBLAS does faster (measured at 128)
 
 
-def why_not(a: Tensor, b: Tensor) -> str:
-    """Why the kernel does not take a [..., M, K] and b [..., K, N] (an empty string when it does)."""
+def why_not(a: Tensor, b: Tensor, dtype: torch.dtype | None = None) -> str:
+    """Why the kernel does not take a [..., M, K] and b [..., K, N] for a result of their dtype or another (an empty string
+    when it does)."""
     a, b = forms(a, b)
     if a.ndim > 3:
         return "batch dimensions that do not merge into one stride, which a tensor map of matrices has"
     matrices = a.shape[0] if a.ndim == 3 else 1
     if -(-a.shape[-2] // ROWS) * -(-b.shape[-1] // LEAST_COLUMNS) * matrices >= 2**31:
         return f"{matrices} matrices of more tiles than are counted"
-    return hopper.why_not(a, b, a.dtype)
+    return hopper.why_not(a, b, dtype or a.dtype)
 
 
 def slower(a: Tensor, b: Tensor) -> str:
@@ -44,15 +46,15 @@ def slower(a: Tensor, b: Tensor) -> str:
     )
 
 
-def plan(a: Tensor, b: Tensor) -> HopperPlan:
-    """The launch of C = A·B into a new contiguous C. Call it with (a, b, c).
+def plan(a: Tensor, b: Tensor, dtype: torch.dtype | None = None) -> HopperPlan:
+    """The launch of C = A·B into a new contiguous C of their dtype or another. Call it with (a, b, c).
 
     Raises:
         Declined: what :func:`why_not` says.
     """
-    if reason := why_not(a, b):
+    if reason := why_not(a, b, dtype):
         raise Declined(reason)
-    return HopperPlan(*forms(a, b))
+    return HopperPlan(*forms(a, b), dtype)
 
 
 plans = Plans(plan)

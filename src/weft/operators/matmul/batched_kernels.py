@@ -140,8 +140,9 @@ def many_small(a: Tensor, b: Tensor) -> bool:
     return a.ndim > 2 and math.prod(a.shape[:-2]) >= 1024 and max(*a.shape[-2:], b.shape[-1]) <= 64
 
 
-def plan(a: Tensor, b: Tensor, precision: str) -> Plan | SplitPlan:
-    """The launch of C = A·B for a [..., M, K] and b [..., K, N] into a new contiguous C of a's dtype. Call it with (a, b, c).
+def plan(a: Tensor, b: Tensor, precision: str, dtype: torch.dtype | None = None) -> Plan | SplitPlan:
+    """The launch of C = A·B for a [..., M, K] and b [..., K, N] into a new contiguous C of a's dtype, or of
+    ``dtype``, which goes with the tensor. Call it with (a, b, c).
 
     Raises:
         Declined: batch dimensions that do not merge into three, or more tiles than a grid has programs.

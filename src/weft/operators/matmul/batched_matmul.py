@@ -6,6 +6,7 @@ all, is one product of two matrices (theory, folding: README.md).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,60 +18,76 @@ from weft.operators.call import Choice, cast_for_products, check_same, check_ten
 from weft.operators.launch import Plans, target_sm
 from weft.operators.matmul import batched_hopper, batched_kernels
 from weft.operators.matmul.batched_definition import MUTANTS, OPTIONS, WORKLOADS, cost, inputs, reference, terms
-from weft.operators.matmul.batched_views import differentiably, forms, result_shape
+from weft.operators.matmul.batched_views import batch_of, differentiably, forms, result_shape
 from weft.operators.matmul.kernels import PRECISIONS
 from weft.operators.matmul.matmul import AtPrecision, default_precision, hopper_op, matmul_op
 
-# ---- PyTorch operators: of operands with the same batch dimensions ---------------------------------------------------
+# ---- PyTorch operators: of as many batch dimensions each, which broadcast -------------------------------------------
 
 
 @torch.library.triton_op("weft::batched_matmul", mutates_args=())
-def batched_op(a: Tensor, b: Tensor, precision: str) -> Tensor:
+def batched_op(a: Tensor, b: Tensor, precision: str, wide: bool = False) -> Tensor:
+    """With ``wide``, in fp32."""
     if not on_gpu(a):
-        return torch.matmul(a, b)
-    return _launched(batched_kernels.plans, a, b, precision)
+        return torch.matmul(a, b).to(_dtype(a, wide))
+    return _launched(batched_kernels.plans, a, b, precision, wide=wide)
 
 
 @torch.library.custom_op("weft::batched_matmul_hopper", mutates_args=())
-def batched_hopper_op(a: Tensor, b: Tensor) -> Tensor:
-    return _launched(batched_hopper.plans, a, b)
+def batched_hopper_op(a: Tensor, b: Tensor, wide: bool = False) -> Tensor:
+    return _launched(batched_hopper.plans, a, b, wide=wide)
 
 
 @batched_hopper_op.register_fake
-def _(a: Tensor, b: Tensor) -> Tensor:
-    return a.new_empty((*a.shape[:-1], b.shape[-1]))
+def _(a: Tensor, b: Tensor, wide: bool = False) -> Tensor:
+    return a.new_empty(result_shape(a, b), dtype=_dtype(a, wide))
 
 
-def _launched(plans: Plans, a: Tensor, b: Tensor, *options: str) -> Tensor:
-    c = torch.empty(result_shape(a, b), dtype=a.dtype, device=a.device)
+def _dtype(a: Tensor, wide: bool) -> torch.dtype:
+    return torch.float32 if wide else a.dtype
+
+
+def _launched(plans: Plans, a: Tensor, b: Tensor, *options: str, wide: bool = False) -> Tensor:
+    c = torch.empty(result_shape(a, b), dtype=_dtype(a, wide), device=a.device)
     if c.numel():
-        plans.of((a, b), *options)(a, b, c)
+        plans.of((a, b), *options, *([c.dtype] if wide else []))(a, b, c)
     return c
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    a, b, *ctx.options = inputs
+    a, b, *ctx.options, ctx.wide = inputs
     ctx.save_for_backward(a, b)
 
 
+def _gradients(ctx: Any, dc: Tensor, multiply: Callable[[Tensor, Tensor, bool], Tensor]) -> tuple[Any, ...]:
+    a, b = ctx.saved_tensors
+    dc = dc.to(a.dtype)
+    da = _summed(multiply, dc, b.mT, a) if ctx.needs_input_grad[0] else None
+    db = _summed(multiply, a.mT, dc, b) if ctx.needs_input_grad[1] else None
+    return da, db, *(None for _ in ctx.options), None
+
+
+def _summed(multiply: Callable[[Tensor, Tensor, bool], Tensor], a: Tensor, b: Tensor, of: Tensor) -> Tensor:
+    """The gradient of an operand: a·b, over the batch dimensions that this operand has broadcast added up in fp32, so that it
+    is rounded once."""
+    batch = batch_of(a, b)
+    shared = [i for i, (ours, all) in enumerate(zip(of.shape[:-2], batch, strict=True)) if ours != all]
+    return multiply(a, b, True).sum(shared, keepdim=True).to(of.dtype) if shared else multiply(a, b, False)
+
+
 def _backward(ctx: Any, dc: Tensor) -> tuple[Any, ...]:
-    a, b = ctx.saved_tensors
-    da = torch.ops.weft.batched_matmul(dc, b.mT, *ctx.options) if ctx.needs_input_grad[0] else None
-    db = torch.ops.weft.batched_matmul(a.mT, dc, *ctx.options) if ctx.needs_input_grad[1] else None
-    return da, db, *(None for _ in ctx.options)
+    return _gradients(ctx, dc, lambda a, b, wide: torch.ops.weft.batched_matmul(a, b, *ctx.options, wide))
 
 
-def _hopper_backward(ctx: Any, dc: Tensor) -> tuple[Tensor | None, Tensor | None]:
+def _hopper_backward(ctx: Any, dc: Tensor) -> tuple[Any, ...]:
+    return _gradients(ctx, dc, _hopper_or_cublas)
+
+
+def _hopper_or_cublas(a: Tensor, b: Tensor, wide: bool) -> Tensor:
     """The same kernel where TMA takes the layout: a gradient of odd sizes, or an expanded one, goes to cuBLAS."""
-    a, b = ctx.saved_tensors
-    return (
-        _hopper_or_cublas(dc, b.mT) if ctx.needs_input_grad[0] else None,
-        _hopper_or_cublas(a.mT, dc) if ctx.needs_input_grad[1] else None,
-    )
-
-
-def _hopper_or_cublas(a: Tensor, b: Tensor) -> Tensor:
-    return torch.matmul(a, b) if batched_hopper.why_not(a, b) else batched_hopper_op(a, b)
+    if batched_hopper.why_not(a, b, _dtype(a, wide)):
+        return torch.matmul(a, b).to(_dtype(a, wide))
+    return batched_hopper_op(a, b, wide)
 
 
 batched_op.register_autograd(_backward, setup_context=_save)

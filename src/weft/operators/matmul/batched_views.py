@@ -73,18 +73,18 @@ def differentiably(
     """The product by views that autograd follows: by ``plain`` of two matrices, or by ``batched`` of equal batch dimensions.
 
     Inner batch dimensions of which b has but one matrix become rows of a, where strides allow it: then the gradient of b, a sum
-    over them, is part of its product. An operand that is broadcast otherwise is expanded, and autograd sums its gradient.
+    over them, is part of its product. An operand that is broadcast otherwise keeps its one matrix, in as many dimensions.
     """
     batch, (m, k), n = batch_of(a, b), a.shape[-2:], b.shape[-1]
-    a, b = a.expand(*batch, m, k), b[(None,) * (len(batch) + 2 - b.ndim)]
-    outer = len(batch)
-    while outer and b.shape[outer - 1] == 1 and rows_follow(a, len(batch) - outer + 1):
+    a, b = (t[(None,) * (len(batch) + 2 - t.ndim)] for t in (a, b))
+    outer, rows = len(batch), a.expand(*batch, m, k)
+    while outer and b.shape[outer - 1] == 1 and rows_follow(rows, len(batch) - outer + 1):
         outer -= 1
-    lead, rows = batch[:outer], m
+    count = m
     for size in batch[outer:]:
-        rows *= size
-    if all(size == 1 for size in lead):
-        lead = ()
+        count *= size
+    alone = all(size == 1 for size in batch[:outer])
+    lead_a, lead_b = ((), ()) if alone else (tuple(a.shape[:outer]), tuple(b.shape[:outer]))
     shape = (*batch, m, n)
-    a, b = a.view(*lead, rows, k), b.expand(*batch[:outer], *b.shape[outer:]).view(*lead, k, n)
-    return (batched(a, b) if lead else plain(a, b)).view(shape)
+    a, b = a.expand(*a.shape[:outer], *batch[outer:], m, k).view(*lead_a, count, k), b.view(*lead_b, k, n)
+    return (plain(a, b) if alone else batched(a, b)).view(shape)

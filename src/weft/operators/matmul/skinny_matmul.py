@@ -48,7 +48,8 @@ def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor
 def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     x, w = ctx.saved_tensors
     dx = torch.mm(dy, w) if ctx.needs_input_grad[0] else None
-    dw = torch.mm(dy.t(), x) if ctx.needs_input_grad[1] else None
+    of_one = len(x) == 1  # an outer product is no sum: cuBLAS took 108 µs of 8192² where writing takes 32
+    dw = (dy.t() * x if of_one else torch.mm(dy.t(), x)) if ctx.needs_input_grad[1] else None
     return dx, dw, dy.sum(0) if ctx.needs_input_grad[2] else None
 
 

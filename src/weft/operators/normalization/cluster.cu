@@ -4,8 +4,8 @@
 // many with a bias, and that is more than L2 gives unless two rows share them.
 #include "rows.cuh"
 
-// What blocks exchange of each row: LayerNorm the sums of x and of (x - around)², with the row's first element for `around`,
-// so that little cancels; RMSNorm the sum of x², alone since every shuffle delays the row.
+// What blocks exchange of each row: LayerNorm the sums of x and of (x - around)², so that little cancels; RMSNorm the sum of x²,
+// alone since every shuffle delays the row.
 template <bool CENTERED, int ROWS> struct Sums;
 template <> struct Sums<false, 1> { typedef float Type; };
 template <> struct Sums<true, 1> { typedef float2 Type; };
@@ -30,9 +30,12 @@ __device__ __forceinline__ float2 of_row(float4 sums, int row) {
   return row == 0 ? float2{sums.x, sums.y} : float2{sums.z, sums.w};
 }
 
-// The first element of x, or of x + r, rounded as it is stored.
-template <typename T> __device__ __forceinline__ float first_element(const T *x, const T *r) {
-  return to_float(*x) + (r ? to_float(*r) : 0.f);
+// What squares of a row of x, or of x + r, are taken around: its first element; of fp32, where an element four deviations from
+// the mean would cost the variance four bits of 24, the mean of the first 32, in every warp.
+template <typename T> __device__ __forceinline__ float near_mean(const T *x, const T *r) {
+  const u32 at = sizeof(T) == 4 ? threadIdx.x % 32 : 0;
+  const float one = to_float(x[at]) + (r ? to_float(r[at]) : 0.f);
+  return sizeof(T) == 4 ? warp_sum(one) / 32 : one;
 }
 
 // Blocks on a multiprocessor: half as many where a thread holds more than 128 bytes.
@@ -48,19 +51,20 @@ __global__ void __launch_bounds__(THREADS, PER_SM<T, THREADS, EACH, ROWS, ADDED>
                  i64 r_row, i64 y_row, i64 h_row, float eps) {
   using All = typename Sums<CENTERED, ROWS>::Type;
   using Slice = RowSlice<T, All, THREADS, EACH>;
-  __shared__ typename Slice::Shared shared;
-  __shared__ u64 gain_there;
+  using Shared = typename Slice::Shared;
+  __shared__ Shared shared[1];
+  __shared__ u64 gain_there[1];
   extern __shared__ __align__(16) unsigned char dynamic[];
   W *gain = reinterpret_cast<W *>(dynamic), *bias = gain + THREADS * EACH;
 
-  const Slice slice(N, shared);
+  const Slice slice(N, shared[0]);
   if (WEIGHTED && threadIdx.x == 0) {
     const u32 bytes = slice.elements * sizeof(W);
-    barrier_init(&gain_there);
-    barrier_expect(&gain_there, bytes * (1 + BIASED));
+    barrier_init(gain_there);
+    barrier_expect(gain_there, bytes * (1 + BIASED));
     if (bytes) {
-      copy_bulk(gain, w + slice.first, bytes, &gain_there);
-      if (BIASED) copy_bulk(bias, b + slice.first, bytes, &gain_there);
+      copy_bulk(gain, w + slice.first, bytes, gain_there);
+      if (BIASED) copy_bulk(bias, b + slice.first, bytes, gain_there);
     }
   }
   i64 row[ROWS];
@@ -71,7 +75,7 @@ __global__ void __launch_bounds__(THREADS, PER_SM<T, THREADS, EACH, ROWS, ADDED>
     row[k] = min(slice.row * ROWS + k, M - 1);
     slice.load(x + (row[k] - slice.row) * x_row, x_row, words[k], 0);
     if constexpr (ADDED) slice.load(r + (row[k] - slice.row) * r_row, r_row, more[k], 0);
-    if constexpr (CENTERED) around[k] = first_element(x + row[k] * x_row, ADDED ? r + row[k] * r_row : nullptr);
+    if constexpr (CENTERED) around[k] = near_mean(x + row[k] * x_row, ADDED ? r + row[k] * r_row : nullptr);
   }
 
   All sums = {};
@@ -97,7 +101,7 @@ __global__ void __launch_bounds__(THREADS, PER_SM<T, THREADS, EACH, ROWS, ADDED>
       }
     }
 
-  const All all = slice.exchange(warp_total(sums), All{}, [](All a) { return warp_total(a); }, shared);
+  const All all = slice.exchange(warp_total(sums), All{}, [](All a) { return warp_total(a); }, shared[0]);
   float scale[ROWS], shift[ROWS];
 #pragma unroll
   for (int k = 0; k < ROWS; k++) {
@@ -108,7 +112,7 @@ __global__ void __launch_bounds__(THREADS, PER_SM<T, THREADS, EACH, ROWS, ADDED>
     shift[k] = -middle * scale[k];
     if (KEPT && slice.rank == 0 && threadIdx.x == 0) mean[row[k]] = middle, rstd[row[k]] = scale[k];
   }
-  if (WEIGHTED) barrier_wait(&gain_there);
+  if (WEIGHTED) barrier_wait(gain_there);
 #pragma unroll
   for (int v = 0; v < Slice::VECTORS; v++) {
     if (slice.at(v) >= slice.elements) continue;

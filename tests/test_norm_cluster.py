@@ -1,0 +1,109 @@
+"""Norms by clusters without a GPU: ``cluster.cu`` run on a CPU that plays its PTX (``ptx_on_cpu.hpp``) with the launches that
+Python computes; how far LayerNorm's deviations err in rows that begin with a wild element."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import cuda_as_cpp
+import pytest
+from cuda_on_cpu import FRAME, bytes_of, frame_is_whole, framed, job, player_of_cases, tensor_of
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from weft.operators.launch import compiling_for  # noqa: E402
+from weft.operators.normalization import cluster  # noqa: E402
+from weft.operators.normalization.kind import Kind  # noqa: E402
+
+FP16, FP32 = torch.float16, torch.float32
+ROWS, COLUMNS = 13, 4096
+WILD = 6.0  # deviations from the mean, of each row's first element
+
+CASES = {
+    "fp32": (FP32, Kind(True, True, True, False)),
+    "fp32 added": (FP32, Kind(True, True, True, True)),
+    "fp16": (FP16, Kind(True, True, True, False)),
+    "fp32 rms": (FP32, Kind(False, True, False, False)),
+}
+MISTAKES = {
+    "around the first element": ("fp32", "const u32 at = sizeof(T) == 4 ? threadIdx.x % 32 : 0;", "const u32 at = 0;"),
+    "of the residual nothing": ("fp32 added", "(r ? to_float(r[at]) : 0.f)", "0.f"),
+}
+TYPICAL = 6e-8  # of a row's deviation, that fp32 errs by: the root of the squares' mean over rows
+
+LAUNCH = """
+char *const kept = static_cast<char *>(job.buffers[8]) + 64;
+const Any x{job.buffers[0]}, r{job.buffers[1]}, w{job.buffers[2]}, b{job.buffers[3]}, h{job.buffers[5]},
+    y{static_cast<char *>(job.buffers[4]) + 64}, mean{kept}, rstd{kept + job.scales[0]};
+const i64 *s = job.shape;
+job.run([&] { KERNEL(x, r, w, b, y, h, mean, rstd, s[0], s[1], s[2], s[3], s[4], s[5], job.factors[0]); });
+"""
+
+
+class Norms:
+    """Rows of normally distributed numbers on clusters of blocks, and the launch that a call computes."""
+
+    def __init__(self, case: tuple[torch.dtype, Kind], seed: int = 0):
+        self.seed, (dtype, self.kind) = seed, case
+        g = torch.Generator().manual_seed(seed)
+        self.x, self.residual = (torch.randn((ROWS, COLUMNS), generator=g).to(dtype) for _ in range(2))
+        if not self.kind.added:
+            self.residual = torch.zeros_like(self.x)
+        self.x[:, 0] = WILD
+        if self.kind.added:
+            self.residual[:, 0] = 100 * WILD
+            self.x[:, 0] -= 100 * WILD
+        self.weight, self.bias = (torch.randn(COLUMNS, generator=g).to(dtype) for _ in range(2))
+        given = [self.x, *[self.residual] * self.kind.added, self.weight, *[self.bias] * self.kind.biased]
+        with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
+            patch.setattr(cluster, "SHORTEST", 1024)
+            patch.setattr(cluster.configuration, "trial", {"THREADS": 128, "EACH": 16, "ROWS": 1})
+            self.plan = cluster.plan(*given, 1e-5, self.kind, True)
+
+    @property
+    def launch(self) -> str:
+        return LAUNCH.replace("KERNEL", self.plan.expression)
+
+    def job(self) -> bytes:
+        read = {0: self.x, 1: self.residual, 2: self.weight, 3: self.bias, 5: torch.empty_like(self.x)}
+        buffers = {i: bytes_of(t) for i, t in read.items()} | {4: framed(self.x.nbytes), 8: framed(8 * ROWS)}
+        plan = dataclasses.replace(self.plan, shared_bytes=self.plan.shared_bytes + cuda_as_cpp.STATIC)
+        *shape, eps = (s.value for s in self.plan.scalars)
+        return job(plan, self.seed, buffers, shape=shape, scales=(4 * ROWS,), factors=(eps,))
+
+    def what_is_wrong(self, found: bytes) -> str:
+        """An empty string, or what is further off than rounding allows."""
+        size = self.x.nbytes + 2 * FRAME
+        if not (frame_is_whole(found[:size]) and frame_is_whole(found[size:])):
+            return "something is written beside the results"
+        x = (self.x + self.residual).double()
+        mean = x.mean(1, keepdim=True) if self.kind.centered else 0.0
+        rstd = ((x - mean).square().mean(1, keepdim=True) + 1e-5).rsqrt()
+        want = (x - mean) * rstd * self.weight.double() + (self.bias.double() if self.kind.biased else 0.0)
+        y = tensor_of(found[FRAME : size - FRAME], self.x.dtype).view(self.x.shape).double()
+        rounding, near_zero = (2.0**-11, 1e-5) if self.x.dtype == FP16 else (2e-6, 2e-6)
+        if not torch.allclose(y, want, rtol=rounding, atol=near_zero):
+            return f"y errs by {(y - want).abs().max():.2g}"
+        kept = tensor_of(found[size + FRAME : -FRAME], FP32).view(2, ROWS, 1).double()
+        typical = (kept[1] / rstd - 1).square().mean().sqrt().item()
+        return f"deviations err by {typical:.2g}" if self.x.dtype == FP32 and typical > TYPICAL else ""
+
+
+@pytest.fixture(scope="module")
+def play(tmp_path_factory):
+    """Runs a case, or one of ``MISTAKES``, and returns what is wrong with its result."""
+    text = cuda_as_cpp.whole(cluster.SOURCE)
+    header = (cluster.SOURCE.parents[1] / "rows.cuh").read_text()
+    text = text.replace('#include "rows.cuh"', header.replace("#pragma once", ""))
+    return player_of_cases(tmp_path_factory.mktemp("played"), text, Norms, CASES, MISTAKES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_right(play, name):
+    assert play(name) == ""
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_noticed(play, mistake):
+    assert play(MISTAKES[mistake][0], mistake)
