@@ -141,6 +141,11 @@ def _of_columns(x: Tensor) -> Tensor:
 
 SQUARES = tuple(workload("bf16", B=1, M=m, N=n) for m, n in ((2048, 2048), (2048, 8192), (4096, 4096), (8192, 8192)))
 BENCH = (*SQUARES, workload("bf16", B=16, M=2048, N=2048))
+# what Muon stacks of a language model of 1.24 G parameters, and its products of the smaller side
+STACKS = tuple(
+    workload("bf16", B=b, M=m, N=n) for b, m, n in ((32, 512, 512), (32, 512, 2048), (32, 2048, 2048), (16, 2048, 8192))
+)
+TALL = workload("bf16", B=32, M=2048, N=8192, layout="transposed")
 
 gram = Operator(
     name="gram",
@@ -170,7 +175,7 @@ gram = Operator(
             workload("fp16", B=4, M=500, N=1000),
             workload("fp32", B=1, M=2048, N=2048),
         ],
-        "tune": BENCH,
+        "tune": [*BENCH, *STACKS, TALL],
         "model": [workload("bf16", B=32, M=4096, N=n) for n in (4096, 14336)],
     },
     mutants=[
