@@ -38,6 +38,11 @@ def test_a_trial_comes_before_everything_and_keys_are_noted(configuration):
     assert configuration.asked == [(90, torch.float32, 64)]
 
 
+def test_a_trial_may_be_for_one_key_alone(configuration):
+    configuration.trial, configuration.trial_key = {"BLOCK": 1}, (90, torch.float32, 64)
+    assert [configuration(torch.device("cpu"), torch.float32, n)["BLOCK"] for n in (64, 65)] == [1, 90 * 65]
+
+
 def test_written_configurations_are_read_and_earlier_ones_stay(configuration, tmp_path):
     at = torch.device("cpu")
     assert configuration(at, torch.float32, 64) == {"BLOCK": 90 * 64}

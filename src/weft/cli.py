@@ -308,12 +308,16 @@ def tune(
     names: Names = None,
     dtype: Dtypes = None,
     implementation: Annotated[str, typer.Option(help="one implementation, by name")] = "",
+    direction: Directions = None,
+    kernel: Annotated[
+        list[str] | None, typer.Option(help="the first word of keys, hopper say; may be repeated")
+    ] = None,
     processes: Annotated[int, typer.Option(min=1, help="that compile ahead")] = max(1, (os.cpu_count() or 2) - 2),
 ) -> None:
     """Measure kernel configurations on this card and write configs/sm_XX.json."""
     from weft.bench import run
 
-    run.run_tune(names or [], _device(), out, dtype or [], implementation, processes)
+    run.run_tune(names or [], _device(), out, dtype or [], implementation, direction or [], kernel or [], processes)
 
 
 @app.command(rich_help_panel=OPERATORS)

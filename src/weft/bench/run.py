@@ -223,6 +223,8 @@ def run_tune(
     out: Console,
     dtypes: Sequence[str],
     implementation: str,
+    directions: Sequence[str],
+    kernels: Sequence[str],
     processes: int,
 ) -> None:
     """Tunes the named operators on this card.
@@ -244,8 +246,8 @@ def run_tune(
             f"{key}: {json.dumps(config)} {best:.1f} us, heuristic {heuristic:.1f} us", markup=False, soft_wrap=True
         )
 
-    jobs = list(tune.jobs(operators, dtypes, implementation))
-    tune.tune(jobs, major * 10 + minor, processes=processes, on_result=said)
+    jobs = list(tune.jobs(operators, dtypes, implementation, directions))
+    tune.tune(jobs, major * 10 + minor, kernels=kernels, processes=processes, on_result=said)
 
 
 def run_report(device: str, note: Console, folder: Path) -> Path:

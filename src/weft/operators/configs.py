@@ -44,6 +44,7 @@ class Configurations:
         self.heuristic, self.candidates = heuristic, candidates
         self.tables: dict[int, dict[str, Config]] = {}
         self.trial: Config | None = None  # set by `weft tune` while it measures one
+        self.trial_key: tuple[Any, ...] | None = None  # the only key that it is for
         self.asked: list[tuple[Any, ...]] | None = None  # set by `weft tune` to learn the keys of a workload
         Configurations.all.append(self)
 
@@ -51,7 +52,7 @@ class Configurations:
         sm = target_sm(device)
         if self.asked is not None:
             self.asked.append((sm, *key))
-        if self.trial is not None:
+        if self.trial is not None and self.trial_key in (None, (sm, *key)):
             return self.trial
         return self.table(sm).get(self.key(*key)) or self.heuristic(sm, *key)
 

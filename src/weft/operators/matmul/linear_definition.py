@@ -210,6 +210,13 @@ def up(m: int, n: int, k: int, activation: str, plus: str = "bias", dtype: str =
 
 DOWN = workload("bf16", M=4096, N=4096, K=14336, activation="none")
 
+BENCH = (
+    *(up(m, n, k, "gelu_tanh") for m in (4096, 16384) for n, k in UP),
+    up(4096, *UP[0], "gelu"),
+    *(up(m, n, k, "swiglu", "none") for m in (512, 4096, 16384) for n, k in UP),
+    DOWN,
+    *(up(n, n, n, "gelu") for n in (4096, 8192)),
+)
 WORKLOADS = {
     "verify": [
         *(workload(M=m, N=n, K=k) for m, n, k in ((1, 1, 1), (33, 65, 17), (64, 72, 64), (7, 1, 130))),
@@ -236,14 +243,7 @@ WORKLOADS = {
         for plus in ("none", "bias+residual")
     ],
     "huge": [workload("bf16", M=2**16 + 8, N=2**15 + 8, K=64, activation="gelu_tanh", plus="bias")],
-    "bench": [
-        *(up(m, n, k, "gelu_tanh") for m in (4096, 16384) for n, k in UP),
-        up(4096, *UP[0], "gelu"),
-        *(up(m, n, k, "swiglu", "none") for m in (512, 4096, 16384) for n, k in UP),
-        DOWN,
-        *(up(n, n, n, "gelu") for n in (4096, 8192)),
-        up(4096, 4096, 4096, "gelu", dtype="fp16"),
-    ],
+    "bench": [*BENCH, up(4096, 4096, 4096, "gelu", dtype="fp16")],
     "quick": [up(4096, 4096, 4096, "gelu")],
     "compile": [
         up(4096, 4096, 4096, "gelu"),
@@ -252,6 +252,6 @@ WORKLOADS = {
         workload("fp16", M=512, N=512, K=500, activation="silu", plus="bias"),
         workload("fp32", M=512, N=512, K=512, activation="gelu", plus="bias"),
     ],
-    "tune": [up(4096, n, n, name) for n in (4096, 8192) for name in ("gelu", "swiglu")],
+    "tune": BENCH,
     "model": [up(16384, *UP[0], "silu"), up(4096, *UP[0], "geglu_tanh", "none")],
 }

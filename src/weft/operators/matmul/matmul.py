@@ -208,6 +208,17 @@ LLAMA = (
     *((10240, 8192), (8192, 8192), (57344, 8192), (8192, 28672)),
 )
 SQUARES = tuple(workload(dtype, M=n, N=n, K=n) for n in (4096, 8192) for dtype in ("bf16", "fp16"))
+LAYERS = (
+    *(workload("bf16", M=n, N=n, K=n, layout="NT") for n in (2048, 4096, 8192, 16384)),
+    *(workload("bf16", M=m, N=n, K=k, layout="NT") for m in (512, 4096, 16384) for n, k in LLAMA),
+)
+# of the widest layers of each, and of half of them: a gate alone
+GRADIENTS = tuple(
+    product
+    for m in (4096, 16384)
+    for n, k in ((14336, 4096), (28672, 4096), (28672, 8192), (57344, 8192))
+    for product in (workload("bf16", M=m, N=k, K=n), workload("bf16", M=n, N=k, K=m, layout="TN"))
+)
 
 matmul = Operator(
     name="matmul",
@@ -254,18 +265,12 @@ matmul = Operator(
         ],
         "cpu": [workload("fp32", M=n, N=n, K=n) for n in (256, 512, 1024, 2048, 4096)],
         "tune": [
-            *(
-                workload(d, M=n, N=n, K=n, layout=at)
-                for n in (4096, 8192)
-                for at in ("NN", "NT", "TN")
-                for d in ("bf16",)
-            ),
+            *(workload("bf16", M=n, N=n, K=n, layout=at) for n in (4096, 8192) for at in ("NN", "TN")),
+            *LAYERS,
+            *GRADIENTS,
             *(workload("fp32", M=4096, N=4096, K=4096, precision=p) for p in ("ieee", "tf32")),
         ],
-        "model": [
-            *(workload("bf16", M=n, N=n, K=n, layout="NT") for n in (2048, 4096, 8192, 16384)),
-            *(workload("bf16", M=m, N=n, K=k, layout="NT") for m in (512, 4096, 16384) for n, k in LLAMA),
-        ],
+        "model": LAYERS,
     },
     mutants=[
         *mutants.usual(reference),
