@@ -158,6 +158,8 @@ def test_groups_that_do_not_fit_are_refused():
     (p, q) = parameters(((4, 6), (4,)))
     with pytest.raises(ValueError, match="more than one parameter group"):
         MuonW([{"params": [p]}, {"params": [p]}])
+    with pytest.raises(ValueError, match="duplicate parameters; expected each once"):
+        MuonW([p, q, p])
     with pytest.raises(ValueError, match=r"use_muon is True for a parameter of shape \(4,\)"):
         MuonW([{"params": [p, q], "use_muon": True}])
     with pytest.raises(TypeError, match="MuonW does"):
