@@ -168,6 +168,12 @@ def test_groups_that_do_not_fit_are_refused():
         Muon([{"params": [p], "weight_decay": 0.1}])
 
 
+def test_a_group_may_be_empty():
+    a = MuonW([{"params": []}], skip_nonfinite=True)
+    a.step()
+    assert a.skipped_steps == 0
+
+
 def test_gradients_that_cannot_be_taken_are_refused():
     (p,) = parameters(((4, 6),))
     p.grad = torch.ones(4, 6).to_sparse()

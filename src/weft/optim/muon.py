@@ -198,6 +198,8 @@ class MuonW(torch.optim.Optimizer):
     def _finite(self) -> bool:
         """Whether all gradients are, on all processes that step together."""
         params = [p for group in self.param_groups for p in group["params"]]
+        if not params:
+            return True
         sharded = [p for p in params if hasattr(p, "device_mesh")]
         meshes = dict.fromkeys(p.device_mesh for p in sharded)
         together = [mesh.get_group(i) for mesh in meshes for i in range(mesh.ndim) if mesh.size(i) > 1]
