@@ -158,12 +158,20 @@ def test_groups_that_do_not_fit_are_refused():
     (p, q) = parameters(((4, 6), (4,)))
     with pytest.raises(ValueError, match="more than one parameter group"):
         MuonW([{"params": [p]}, {"params": [p]}])
+    with pytest.raises(ValueError, match="duplicate parameters; expected each once"):
+        MuonW([p, q, p])
     with pytest.raises(ValueError, match=r"use_muon is True for a parameter of shape \(4,\)"):
         MuonW([{"params": [p, q], "use_muon": True}])
     with pytest.raises(TypeError, match="MuonW does"):
         Muon([p], weight_decay=0.1)
     with pytest.raises(ValueError, match=r"weight_decay is 0.1, and Muon decays no weights: MuonW does"):
         Muon([{"params": [p], "weight_decay": 0.1}])
+
+
+def test_a_group_may_be_empty():
+    a = MuonW([{"params": []}], skip_nonfinite=True)
+    a.step()
+    assert a.skipped_steps == 0
 
 
 def test_gradients_that_cannot_be_taken_are_refused():

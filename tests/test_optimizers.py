@@ -228,6 +228,12 @@ optim.Lion(mine).step()
 """
 
 
+def test_what_pytorchs_own_list_has_them_take_and_refuse():
+    interpreting = {"TRITON_INTERPRET": "1"} if DEVICE == "cpu" else {}
+    done = python(str(ROOT / "tests" / "pytorchs_optimizer_checks.py"), **interpreting)
+    assert done.returncode == 0 and done.stdout.split()[1:] == ["cases"], done.stdout + done.stderr
+
+
 def test_the_example_runs():
     done = python("-W", "error", str(ROOT / "examples" / "optimizer_against_torch.py"))
     assert done.returncode == 0, done.stderr

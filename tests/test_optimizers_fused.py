@@ -372,8 +372,9 @@ def test_steps_in_backward_equal_steps_after_it(bucket_mib):
 def test_steps_in_backward_refuse_what_needs_all_gradients():
     with pytest.raises(ValueError, match="all gradients at once"):
         optim.AdamW(weights(), max_norm=1.0).overlap_with_backward()
-    with pytest.raises(ValueError, match="'bucket_mib' is -1; expected MiB, 0 or more"):
-        optim.AdamW(weights()).overlap_with_backward(-1)
+    for mib in (-1, math.nan, "a", None):
+        with pytest.raises(ValueError, match=f"'bucket_mib' is {mib!r}; expected MiB, 0 or more"):
+            optim.AdamW(weights()).overlap_with_backward(mib)
     mine = weights()
     a = optim.AdamW(mine)
     a.overlap_with_backward()

@@ -281,6 +281,17 @@ def test_a_time_of_an_earlier_run_is_marked():
     assert "‡" not in markdown_table(rows[:2])
 
 
+def test_where_all_are_wrong_nothing_is_the_fastest():
+    wrong = {"workload": "M=8,N=8", "details": {"wrong": "zeros"}}
+    rows = [
+        measurement("triton", 9.0, 8.0, **wrong),
+        measurement("cuda", 7.0, 8.0, **wrong),
+        measurement("torch", 8.0, 8.0),
+    ]
+    (row,) = (line for line in markdown_table(rows).splitlines() if "N=8`" in line)
+    assert "9.00† | " in row and "| – |" in row and "**" not in row
+
+
 def test_summary_takes_the_fastest_of_ours_and_says_where_it_is_least():
     def of(n, name, time, **fields):
         return measurement(name, time, 100.0, ("quack", 110.0), workload=f"M=8,N={n}", **fields)

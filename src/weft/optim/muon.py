@@ -21,7 +21,7 @@ from weft.optim.codes import local
 from weft.optim.muon_matrices import rows_of_parts
 from weft.optim.muon_options import check_options
 from weft.optim.muon_updates import factors_by_shape, updates_of
-from weft.optim.options import check_flags
+from weft.optim.options import check_flags, each_once
 
 
 class MuonW(torch.optim.Optimizer):
@@ -58,8 +58,8 @@ class MuonW(torch.optim.Optimizer):
     the matrices. All processes must have gradients for the same parameters.
 
     Raises:
-        ValueError: options out of their ranges; a parameter in two groups; parts that are not a parameter's rows; at a step, a
-            momentum of another shape than its gradient.
+        ValueError: options out of their ranges; a parameter that is there twice; parts that are not a parameter's rows; at a
+            step, a momentum of another shape than its gradient.
         RuntimeError: at a step, complex parameters, sparse gradients, gradients placed otherwise than their parameter.
         NotImplementedError: at a step, DTensors placed otherwise than as shards (of ``torch.chunk``) and replicas.
 
@@ -115,6 +115,7 @@ class MuonW(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group; options that it does not say are the optimizer's."""
+        param_group = each_once(param_group)
         super().add_param_group(param_group)
         try:
             self._check(self.param_groups[-1])
@@ -197,6 +198,8 @@ class MuonW(torch.optim.Optimizer):
     def _finite(self) -> bool:
         """Whether all gradients are, on all processes that step together."""
         params = [p for group in self.param_groups for p in group["params"]]
+        if not params:
+            return True
         sharded = [p for p in params if hasattr(p, "device_mesh")]
         meshes = dict.fromkeys(p.device_mesh for p in sharded)
         together = [mesh.get_group(i) for mesh in meshes for i in range(mesh.ndim) if mesh.size(i) > 1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from numbers import Real
 from operator import itemgetter
 from typing import Any, ClassVar
@@ -15,7 +15,7 @@ from weft.operators.optimizer import kernels
 from weft.operators.optimizer.rule import Options, Rule
 from weft.optim import clipping, codes, saved, wide
 from weft.optim.codes import local
-from weft.optim.options import EVERY, OF_STEPS, check_flags, check_options
+from weft.optim.options import EVERY, OF_STEPS, check_flags, check_options, each_once, tensor_of
 from weft.optim.overlap import Overlap
 from weft.optim.part import Part, takes
 from weft.optim.watched import Changes, Parameters, Seen, watch
@@ -101,19 +101,12 @@ class OneLaunch(torch.optim.Optimizer):
                 f"{misplaced[0]} is given for one group; expected it for the optimizer: a step has one for all"
             )
         self.check({**self.defaults, **param_group})
-        params = param_group["params"]
-        if isinstance(params, Tensor):
-            params = [params]
-        if isinstance(params, Iterable) and not isinstance(params, set):  # of a set PyTorch says what is wrong
-            params = list(params)
-            tensors = [p[1] if isinstance(p, tuple) else p for p in params]
-            if len({id(p) for p in tensors}) < len(tensors):
-                raise ValueError("optimizer contains a parameter group with duplicate parameters; expected each once")
-            how = param_group.get("rounding", self.defaults["rounding"])
-            for p in tensors:
-                if how != "nearest" and isinstance(p, Tensor) and p.dtype != torch.bfloat16:
+        param_group = each_once(param_group)
+        how = param_group.get("rounding", self.defaults["rounding"])
+        if how != "nearest" and isinstance(param_group["params"], list):
+            for p in map(tensor_of, param_group["params"]):
+                if isinstance(p, Tensor) and p.dtype != torch.bfloat16:
                     raise ValueError(f"rounding='{how}' is for torch.bfloat16 weights; a parameter is {p.dtype}")
-            param_group = {**param_group, "params": params}
         super().add_param_group(param_group)
         self.param_groups[-1]["params"] = Parameters(self.param_groups[-1]["params"])
         self._changes.seen = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import Any
 
@@ -60,11 +61,34 @@ def check_flags(options: Options) -> None:
             )
 
 
+def each_once(param_group: dict[str, Any]) -> dict[str, Any]:
+    """A group with its parameters in a list, in place of one tensor or an iterator. Sets, and what is no group, are left as
+    they are: PyTorch refuses them.
+
+    Raises:
+        ValueError: a parameter that is there twice.
+    """
+    params = param_group.get("params") if isinstance(param_group, dict) else None
+    if isinstance(params, Tensor):
+        params = [params]
+    if not isinstance(params, Iterable) or isinstance(params, set):
+        return param_group
+    params = list(params)
+    if len({id(p) for p in map(tensor_of, params)}) < len(params):
+        raise ValueError("optimizer contains a parameter group with duplicate parameters; expected each once")
+    return {**param_group, "params": params}
+
+
+def tensor_of(param: Any) -> Any:
+    """Of a parameter that comes with its name, or without."""
+    return param[1] if isinstance(param, tuple) else param
+
+
 def check_range(name: str, value: Any, below: float = math.inf) -> None:
     """Raises ValueError unless 0 ≤ value < below, NaN included. A tensor on a device is not looked at, beyond its size."""
     if isinstance(value, Tensor):
         if value.numel() != 1:
-            raise ValueError(f"Tensor {name} must be 1-element")
+            raise ValueError(f"Tensor {'lr' if name == 'learning rate' else name} must be 1-element")
         if value.is_complex() or value.dtype == torch.bool:
             raise ValueError(f"Invalid {name}: a tensor of {value.dtype}; expected a number")
         if value.device.type != "cpu":

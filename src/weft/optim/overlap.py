@@ -31,8 +31,10 @@ class Overlap:
             raise ValueError(
                 "max_norm and skip_nonfinite need all gradients at once: they do not go with steps in backward"
             )
-        if not bucket_mib >= 0:
-            raise ValueError(f"overlap_with_backward: argument 'bucket_mib' is {bucket_mib}; expected MiB, 0 or more")
+        if isinstance(bucket_mib, bool) or not isinstance(bucket_mib, (int, float)) or not bucket_mib >= 0:
+            raise ValueError(
+                f"overlap_with_backward: argument 'bucket_mib' is {bucket_mib!r:.40}; expected MiB, 0 or more"
+            )
         self.optimizer = optimizer
         self.bucket_of: dict[int, list[Tensor]] = {}
         self.waiting: dict[int, int] = {}  # bucket → gradients that are not there yet

@@ -194,7 +194,8 @@ def markdown_table(measurements: Iterable[Measurement], source: str | None = Non
         row = [f"`{workload}`", dtype, *([device] if len(devices) > 1 else [])]
         for column in columns:
             taken = cells[column.implementation].time_us if column.implementation in cells else None
-            text = f"**{figures(taken)}**" if taken == fastest and len(cells) > 1 else figures(taken)
+            best = taken is not None and taken == fastest and len(cells) > 1
+            text = f"**{figures(taken)}**" if best else figures(taken)
             if column.implementation in cells:
                 text += "†" if _wrong(cells[column.implementation]) else ""
                 if cells[column.implementation].run != run:
