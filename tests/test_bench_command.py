@@ -23,7 +23,7 @@ from rich.console import Console  # noqa: E402
 
 from weft import registry  # noqa: E402
 from weft.bench import cases, resume  # noqa: E402
-from weft.definition import Implementation  # noqa: E402
+from weft.definition import Implementation, workload  # noqa: E402
 from weft.records import Store, read_lines  # noqa: E402
 from weft.source import source_hash  # noqa: E402
 
@@ -240,6 +240,15 @@ def test_an_operator_without_sizes_for_a_cpu_is_no_mistake(monkeypatch):
         ValueError, match=r"on a CPU: vector_add has no sizes for one; give a point, as --workload N=1024"
     ):
         run.run_bench(["vector_add"], "cpu", Console(file=io.StringIO()))
+    sixteen = dataclasses.replace(registry.get("vector_add"), workloads={"model": [workload("bf16", N=8)]})
+    monkeypatch.setattr(run.registry, "select", lambda names: [sixteen])
+    with pytest.raises(ValueError, match=r"the set 'model' of vector_add is in bf16, not in fp32, which a CPU"):
+        run.run_bench(["vector_add"], "cpu", Console(file=io.StringIO()), which="model")
+    single = dataclasses.replace(sixteen, workloads={"cpu": [workload("fp32", N=8)]})
+    monkeypatch.setattr(run.registry, "select", lambda names: [single])
+    with pytest.raises(ValueError, match=r"the set 'cpu' of vector_add is in fp32, not in bf16"):
+        run.run_bench(["vector_add"], "cpu", Console(file=io.StringIO()), dtypes=["bf16"])
+    monkeypatch.setattr(run.registry, "select", lambda names: [relu])
     with pytest.raises(ValueError, match="vector_add has the direction forward only"):
         run.run_bench(["vector_add"], "cpu", Console(file=io.StringIO()), directions=["backward"])
 

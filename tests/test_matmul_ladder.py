@@ -217,6 +217,17 @@ def test_the_tables_are_printed(monkeypatch, capsys):
     assert "| vector_add 90 | 2 × `HMMA.1688.F32` |" in lines
     with pytest.raises(UnknownName, match="did you mean 'sm_90'"):
         instructions.main(["sm_91"])
+    with pytest.raises(ValueError, match="2 operators, matmul, linear; expected one at a time"):
+        instructions.main(["matmul", "linear"])
+
+
+def test_a_workload_is_one_that_the_implementation_takes():
+    """Hopper's loop declines rows to gather, of which the first workload of grouped_matmul is."""
+    pytest.importorskip("cuda.bindings")
+    op = registry.get("grouped_matmul")
+    only = SimpleNamespace(cases=op.cases, inputs=op.inputs, implementations={"cuda": op.find("cuda")})
+    ((name, counts),) = instructions.kernels(only, 90)
+    assert name == "cuda" and any(sass.startswith("HGMMA.64x256x16") for sass in counts)
 
 
 # ---- how they are launched ---------------------------------------------------------------------------------------------------

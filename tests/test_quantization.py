@@ -323,6 +323,11 @@ def test_what_rounding_does_not_bring_back_is_saturated(format, inside, beyond):
     assert round_trip_error(x([inside, beyond, -beyond, 1.0]), format, "tensor", scale=1.0).saturated == 0.5
 
 
+def test_a_models_weight_is_reported_on_without_a_warning():
+    weight = torch.nn.Linear(64, 8, device=DEVICE).weight
+    assert round_trip_error(weight, "int4", "group", group_size=32).bits == 5
+
+
 def test_noise_is_what_theory_says():
     """Uniform numbers have an error of step / sqrt(12)."""
     a = torch.linspace(-1, 1, 4001, device=DEVICE)[None]

@@ -118,19 +118,20 @@ def becomes(instruction: MatrixInstruction, shape: str, sm: int) -> str:
 
 
 def kernels(op: Operator, sm: int) -> Iterator[tuple[str, Counter[str]]]:
-    """An operator's implementations that are ours and its ladder, compiled for the first workload ``quick``: the name of each
-    and what :func:`used` finds."""
-    w = next(iter(op.cases("quick")))
+    """An operator's implementations that are ours and its ladder, each compiled for the first workload ``quick`` that it takes:
+    its name and what :func:`used` finds."""
     for made in op.implementations.values():
-        if sm not in made.architectures or (made.dtypes and w.dtype not in made.dtypes):
-            continue
-        cubins: list[bytes] = []
-        try:
-            with compiling_for(sm, lambda name, cubin, *_, into=cubins: into.append(cubin)):
-                made.function(**op.inputs(w, None, "meta"))
-        except Declined:
-            continue
-        yield made.name, sum((used(cubin) for cubin in cubins), Counter())
+        for w in op.cases("quick"):
+            if sm not in made.architectures or (made.dtypes and w.dtype not in made.dtypes):
+                continue
+            cubins: list[bytes] = []
+            try:
+                with compiling_for(sm, lambda name, cubin, *_, into=cubins: into.append(cubin)):
+                    made.function(**op.inputs(w, None, "meta"))
+            except Declined:
+                continue
+            yield made.name, sum((used(cubin) for cubin in cubins), Counter())
+            break
 
 
 def _disassemble(cubin: bytes) -> str:
@@ -199,7 +200,7 @@ def main(words: list[str]) -> None:
 
     Raises:
         UnknownName: no such operator or architecture.
-        ValueError: Triton is to interpret in this process, so it cannot compile.
+        ValueError: more than one operator, or Triton is to interpret in this process, so it cannot compile.
     """
     if INTERPRETING:
         raise ValueError("TRITON_INTERPRET is set, and a process that interprets kernels cannot compile them: unset it")
@@ -207,7 +208,10 @@ def main(words: list[str]) -> None:
     for sm in archs:
         if sm not in ARCHITECTURES:
             raise UnknownName("architecture", f"sm_{sm}", [f"sm_{a}" for a in ARCHITECTURES])
-    (op,) = registry.select([word for word in words if not re.fullmatch(r"sm_\d+", word)][:1] or ["matmul"])
+    named = [word for word in words if not re.fullmatch(r"sm_\d+", word)] or ["matmul"]
+    if len(named) > 1:
+        raise ValueError(f"{len(named)} operators, {', '.join(named)}; expected one at a time")
+    (op,) = registry.select(named)
     out = [f"| PTX | operands | sums | shape | {' | '.join(f'sm_{sm}' for sm in archs)} |"]
     out.append("| --- " * (4 + len(archs)) + "|")
     for made in INSTRUCTIONS:
@@ -223,4 +227,8 @@ def main(words: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except ValueError as error:
+        sys.stderr.write(f"weft.bench.instructions: {error}\n")
+        sys.exit(2)

@@ -111,7 +111,7 @@ def run_bench(
             note.print(text, style="dim", markup=False, soft_wrap=True)
 
     if not points:
-        raise ValueError(_nothing(operators, device, which, directions, workload))
+        raise ValueError(_nothing(operators, device, which, dtypes, directions, workload))
     if saver:
         saver.store.probe(query.name(device))
     bench = start(device, quick=quick, cold=cold, budget_s=budget_s, say=say if not quick else lambda text: None)
@@ -182,18 +182,24 @@ def _cpu_points(operators: list[Any], which: str, dtypes: Sequence[str], directi
             yield op, w, direction
 
 
-def _nothing(operators: list[Any], device: str, which: str, directions: Sequence[str], workload: str) -> str:
+def _nothing(
+    operators: list[Any], device: str, which: str, dtypes: Sequence[str], directions: Sequence[str], workload: str
+) -> str:
     """Why there is no point to measure, and what would be one."""
     names = ", ".join(op.name for op in operators)
     if directions and not any(d in op.directions for op in operators for d in directions):
         there = dict.fromkeys(d for op in operators for d in op.directions)
         return f"nothing to measure: {names} {'has' if len(operators) == 1 else 'have'} the direction {', '.join(there)} only"
-    if device == "cpu" and which in ("bench", "quick") and not workload:
+    which = "cpu" if device == "cpu" and which in ("bench", "quick") else which
+    if which == "cpu" and not workload and not any(op.workloads.get(which) for op in operators):
         point = ",".join(f"{axis}=1024" for axis in operators[0].axes)
         return (
             f"nothing to measure on a CPU: {names} {'has' if len(operators) == 1 else 'have'} no sizes for one; "
             f"give a point, as --workload {point}, or run it where a GPU is"
         )
+    if there := dict.fromkeys(w.dtype for op in operators for w in op.workloads.get(which, ()) if w.dtype):
+        asked = ", ".join(dtypes) or "fp32, which a CPU is asked for unless --dtype says otherwise"
+        return f"nothing to measure: the set '{which}' of {names} is in {', '.join(there)}, not in {asked}"
     return f"nothing to measure: {names} {'has' if len(operators) == 1 else 'have'} no such set or dtype"
 
 

@@ -59,6 +59,7 @@ def round_trip_error(x: Tensor, format: str, granularity: str = "row", **options
         TypeError, ValueError: as ``quantize``.
     """
     values, scale = quantize.public(x, format, granularity, **options)  # type: ignore[misc]
+    x = x.detach()  # a model's weight wants a gradient, and what is read from it here is numbers
     group_size = options.get("group_size", 128)
     back = dequantize.public(values, scale, granularity, group_size=group_size, columns=x.shape[-1])  # type: ignore[misc]
     known = x.isfinite() & back.isfinite()
