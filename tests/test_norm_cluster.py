@@ -22,12 +22,18 @@ WILD = 6.0  # deviations from the mean, of each row's first element
 
 CASES = {
     "fp32": (FP32, Kind(True, True, True, False)),
+    "fp32 far": (FP32, Kind(True, True, True, False), 100.0),
     "fp32 added": (FP32, Kind(True, True, True, True)),
     "fp16": (FP16, Kind(True, True, True, False)),
     "fp32 rms": (FP32, Kind(False, True, False, False)),
 }
 MISTAKES = {
     "around the first element": ("fp32", "const u32 at = sizeof(T) == 4 ? threadIdx.x % 32 : 0;", "const u32 at = 0;"),
+    "off a rounded mean": (
+        "fp32 far",
+        "const float off = APART ? of.x / float(N) : middle - around[k];",
+        "const float off = middle - around[k];",
+    ),
     "of the residual nothing": ("fp32 added", "(r ? to_float(r[at]) : 0.f)", "0.f"),
 }
 TYPICAL = 6e-8  # of a row's deviation, that fp32 errs by: the root of the squares' mean over rows
@@ -44,13 +50,14 @@ job.run([&] { KERNEL(x, r, w, b, y, h, mean, rstd, s[0], s[1], s[2], s[3], s[4],
 class Norms:
     """Rows of normally distributed numbers on clusters of blocks, and the launch that a call computes."""
 
-    def __init__(self, case: tuple[torch.dtype, Kind], seed: int = 0):
-        self.seed, (dtype, self.kind) = seed, case
+    def __init__(self, case: tuple, seed: int = 0):
+        self.seed, (dtype, self.kind, *offset) = seed, case
         g = torch.Generator().manual_seed(seed)
         self.x, self.residual = (torch.randn((ROWS, COLUMNS), generator=g).to(dtype) for _ in range(2))
         if not self.kind.added:
             self.residual = torch.zeros_like(self.x)
-        self.x[:, 0] = WILD
+        self.x += sum(offset)  # of rows far from 0
+        self.x[:, 0] = WILD + sum(offset)
         if self.kind.added:
             self.residual[:, 0] = 100 * WILD
             self.x[:, 0] -= 100 * WILD
@@ -82,7 +89,8 @@ class Norms:
         rstd = ((x - mean).square().mean(1, keepdim=True) + 1e-5).rsqrt()
         want = (x - mean) * rstd * self.weight.double() + (self.bias.double() if self.kind.biased else 0.0)
         y = tensor_of(found[FRAME : size - FRAME], self.x.dtype).view(self.x.shape).double()
-        rounding, near_zero = (2.0**-11, 1e-5) if self.x.dtype == FP16 else (2e-6, 2e-6)
+        far = float(self.x.abs().median()) * 2.0**-23  # by which the mean may be rounded, and its product
+        rounding, near_zero = (2.0**-11, 1e-5) if self.x.dtype == FP16 else (2e-6, 2e-6 + 4 * far)
         if not torch.allclose(y, want, rtol=rounding, atol=near_zero):
             return f"y errs by {(y - want).abs().max():.2g}"
         kept = tensor_of(found[size + FRAME : -FRAME], FP32).view(2, ROWS, 1).double()

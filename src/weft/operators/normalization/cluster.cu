@@ -4,8 +4,8 @@
 // many with a bias, and that is more than L2 gives unless two rows share them.
 #include "rows.cuh"
 
-// What blocks exchange of each row: LayerNorm the sums of x and of (x - around)², so that little cancels; RMSNorm the sum of x²,
-// alone since every shuffle delays the row.
+// What blocks exchange of each row: LayerNorm the sums of x (of fp32 x - around) and of (x - around)², so that little cancels;
+// RMSNorm the sum of x², alone since every shuffle delays the row.
 template <bool CENTERED, int ROWS> struct Sums;
 template <> struct Sums<false, 1> { typedef float Type; };
 template <> struct Sums<true, 1> { typedef float2 Type; };
@@ -50,6 +50,7 @@ __global__ void __launch_bounds__(THREADS, PER_SM<T, THREADS, EACH, ROWS, ADDED>
     norm_cluster(const T *x, const T *r, const W *w, const W *b, T *y, T *h, float *mean, float *rstd, i64 M, i64 N, i64 x_row,
                  i64 r_row, i64 y_row, i64 h_row, float eps) {
   using All = typename Sums<CENTERED, ROWS>::Type;
+  constexpr bool APART = CENTERED && sizeof(T) == 4;  // sums of x - around: of rows far from 0 their mean is rounded less
   using Slice = RowSlice<T, All, THREADS, EACH>;
   using Shared = typename Slice::Shared;
   __shared__ Shared shared[1];
@@ -97,7 +98,7 @@ __global__ void __launch_bounds__(THREADS, PER_SM<T, THREADS, EACH, ROWS, ADDED>
 #pragma unroll
       for (int i = 0; i < Slice::COUNT; i++) {
         const float d = CENTERED ? f[i] - around[k] : f[i];
-        add(sums, k, f[i], d * d);
+        add(sums, k, APART ? d : f[i], d * d);
       }
     }
 
@@ -106,8 +107,9 @@ __global__ void __launch_bounds__(THREADS, PER_SM<T, THREADS, EACH, ROWS, ADDED>
 #pragma unroll
   for (int k = 0; k < ROWS; k++) {
     const float2 of = of_row(all, k);
-    const float middle = of.x / float(N);
-    const float variance = CENTERED ? of.y / float(N) - (middle - around[k]) * (middle - around[k]) : of.y / float(N);
+    const float middle = APART ? around[k] + of.x / float(N) : of.x / float(N);
+    const float off = APART ? of.x / float(N) : middle - around[k];
+    const float variance = CENTERED ? of.y / float(N) - off * off : of.y / float(N);
     scale[k] = 1.f / sqrtf((variance < 0.f ? 0.f : variance) + eps);  // a NaN stays one
     shift[k] = -middle * scale[k];
     if (KEPT && slice.rank == 0 && threadIdx.x == 0) mean[row[k]] = middle, rstd[row[k]] = scale[k];

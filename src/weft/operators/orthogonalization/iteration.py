@@ -21,6 +21,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from weft.operators.orthogonalization import normalise
 from weft.operators.orthogonalization.coefficients import Step
 
 FORMS = ("direct", "symmetric", "gram")
@@ -42,6 +43,8 @@ def flops(form: str, rows: int, columns: int, steps: int) -> int:
 def normalised(x: Tensor, margin: float, eps: float, dtype: torch.dtype, traced: bool = True) -> Tensor:
     """x over ``margin`` times its Frobenius norm, which bounds its singular values by 1; taken in fp32 (fp64 for fp64) and cast
     last. A new contiguous tensor [..., M, N]."""
+    if not traced and normalise.takes(x):
+        return normalise.normalised(x, margin, eps, dtype)
     wide = torch.promote_types(x.dtype, torch.float32)
     norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True, dtype=wide).mul(margin).clamp_min(eps)
     if traced:  # a compiler makes one pass of it
