@@ -321,6 +321,8 @@ def test_the_operator_says_what_is_wrong():
         ops.adamw_8bit([p], [g], [code], [scale], [code], [scale], [step], block_size=128)
     with pytest.raises(TypeError, match="exp_avg_codes"):
         ops.adamw_8bit([p], [g], [p], [scale], [code], [scale], [step])
+    with pytest.raises(TypeError, match=r"'exp_avg_scales\[0\]' has dtype float64; expected float32"):
+        ops.adamw_8bit([p], [g], [code], [scale.double()], [code], [scale], [step])
     with pytest.raises(ValueError, match="expected dynamic or fp8"):
         ops.adamw_8bit([p], [g], [code], [scale], [code], [scale], [step], state_format="int8")
 

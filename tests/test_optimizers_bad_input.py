@@ -227,6 +227,18 @@ def test_a_seed_of_the_operator_that_is_no_integer_of_64_bits_is_refused(seed):
     ops.adamw_8bit([p], [p.clone()], [code], [scale], [code.clone()], [scale.clone()], [step], seed=-(2**63))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_steps_that_the_kernels_would_read_as_fp32_are_refused(name, dtype):
+    p, g, m, v = (torch.zeros(3, 5, device=DEVICE) for _ in range(4))
+    step = torch.zeros((), device=DEVICE)
+    with pytest.raises(TypeError, match=rf"{name}: argument 'steps\[0\]' has dtype {str(dtype)[6:]}; expected float32"):
+        getattr(ops, name)([p], [g], [m], [v], [step.to(dtype)])
+    getattr(ops, name)([p], [g], [m], [v], [step])
+    wide = [[t.double()] for t in (p, g, m, v)]
+    getattr(ops, name)(*wide, [step.double()])
+
+
 @pytest.mark.parametrize("dampening", [math.nan, math.inf, "a", None])
 def test_dampening_of_the_operator_that_is_no_number_is_refused(dampening):
     p, g, b = torch.zeros(3, 5, device=DEVICE)

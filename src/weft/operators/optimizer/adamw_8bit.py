@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
-from weft.operators.call import Choice, check_tensor
+from weft.operators.call import FLOATS, Choice, check_tensor
 from weft.operators.optimizer import adam_8bit_peers, adam_calls, call, definition, fastest
 from weft.operators.optimizer.adam_rule import ADAM
 from weft.operators.optimizer.adamw_8bit_cuda import CodedTable
@@ -268,7 +268,8 @@ def check(params: Tensors, grads: Tensors, kept: Sequence[Tensors], steps: Tenso
         if len(tensors) != len(params):
             raise ValueError(f"adamw_8bit: argument '{name}' has {len(tensors)} tensors; expected {len(params)}")
         for i, (t, p) in enumerate(zip(tensors, params, strict=True)):
-            check_tensor("adamw_8bit", f"{name}[{i}]", t, (torch.uint8,) if coded else (torch.float32, torch.float64))
+            scales = (torch.float32,) if p.dtype in FLOATS else (torch.float32, torch.float64)
+            check_tensor("adamw_8bit", f"{name}[{i}]", t, (torch.uint8,) if coded else scales)
             wanted = p.shape if coded else torch.Size((blocks_of(p.numel(), block),))
             if t.shape != wanted:
                 raise ValueError(
