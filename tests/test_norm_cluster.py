@@ -31,8 +31,8 @@ MISTAKES = {
     "around the first element": ("fp32", "const u32 at = sizeof(T) == 4 ? threadIdx.x % 32 : 0;", "const u32 at = 0;"),
     "off a rounded mean": (
         "fp32 far",
-        "const float off = APART ? of.x / float(N) : middle - around[k];",
-        "const float off = middle - around[k];",
+        "variance = of.y / float(N) - middle * middle;\n      middle += around[k];",
+        "middle += around[k];\n      variance = of.y / float(N) - (middle - around[k]) * (middle - around[k]);",
     ),
     "of the residual nothing": ("fp32 added", "(r ? to_float(r[at]) : 0.f)", "0.f"),
 }

@@ -98,7 +98,10 @@ __global__ void __launch_bounds__(THREADS, PER_SM<T, THREADS, EACH, ROWS, ADDED>
 #pragma unroll
       for (int i = 0; i < Slice::COUNT; i++) {
         const float d = CENTERED ? f[i] - around[k] : f[i];
-        add(sums, k, APART ? d : f[i], d * d);
+        if constexpr (APART)
+          add(sums, k, d, d * d);
+        else
+          add(sums, k, f[i], d * d);
       }
     }
 
@@ -107,9 +110,13 @@ __global__ void __launch_bounds__(THREADS, PER_SM<T, THREADS, EACH, ROWS, ADDED>
 #pragma unroll
   for (int k = 0; k < ROWS; k++) {
     const float2 of = of_row(all, k);
-    const float middle = APART ? around[k] + of.x / float(N) : of.x / float(N);
-    const float off = APART ? of.x / float(N) : middle - around[k];
-    const float variance = CENTERED ? of.y / float(N) - off * off : of.y / float(N);
+    float middle = of.x / float(N), variance;
+    if constexpr (APART) {
+      variance = of.y / float(N) - middle * middle;
+      middle += around[k];
+    } else {
+      variance = CENTERED ? of.y / float(N) - (middle - around[k]) * (middle - around[k]) : of.y / float(N);
+    }
     scale[k] = 1.f / sqrtf((variance < 0.f ? 0.f : variance) + eps);  // a NaN stays one
     shift[k] = -middle * scale[k];
     if (KEPT && slice.rank == 0 && threadIdx.x == 0) mean[row[k]] = middle, rstd[row[k]] = scale[k];
