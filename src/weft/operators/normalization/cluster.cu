@@ -4,8 +4,8 @@
 // many with a bias, and that is more than L2 gives unless two rows share them.
 #include "rows.cuh"
 
-// What blocks exchange of each row: LayerNorm the sums of x (of fp32 x - around) and of (x - around)², so that little cancels;
-// RMSNorm the sum of x², alone since every shuffle delays the row.
+// What blocks exchange of each row: LayerNorm the sums of x and of (x - around)², with the row's first element for `around`,
+// so that little cancels; RMSNorm the sum of x², alone since every shuffle delays the row.
 template <bool CENTERED, int ROWS> struct Sums;
 template <> struct Sums<false, 1> { typedef float Type; };
 template <> struct Sums<true, 1> { typedef float2 Type; };
@@ -30,12 +30,9 @@ __device__ __forceinline__ float2 of_row(float4 sums, int row) {
   return row == 0 ? float2{sums.x, sums.y} : float2{sums.z, sums.w};
 }
 
-// What squares of a row of x, or of x + r, are taken around: its first element; of fp32, where an element four deviations from
-// the mean would cost the variance four bits of 24, the mean of the first 32, in every warp.
-template <typename T> __device__ __forceinline__ float near_mean(const T *x, const T *r) {
-  const u32 at = sizeof(T) == 4 ? threadIdx.x % 32 : 0;
-  const float one = to_float(x[at]) + (r ? to_float(r[at]) : 0.f);
-  return sizeof(T) == 4 ? warp_sum(one) / 32 : one;
+// The first element of x, or of x + r, rounded as it is stored.
+template <typename T> __device__ __forceinline__ float first_element(const T *x, const T *r) {
+  return to_float(*x) + (r ? to_float(*r) : 0.f);
 }
 
 // Blocks on a multiprocessor: half as many where a thread holds more than 128 bytes.
@@ -50,7 +47,6 @@ __global__ void __launch_bounds__(THREADS, PER_SM<T, THREADS, EACH, ROWS, ADDED>
     norm_cluster(const T *x, const T *r, const W *w, const W *b, T *y, T *h, float *mean, float *rstd, i64 M, i64 N, i64 x_row,
                  i64 r_row, i64 y_row, i64 h_row, float eps) {
   using All = typename Sums<CENTERED, ROWS>::Type;
-  constexpr bool APART = CENTERED && sizeof(T) == 4;  // sums of x - around: of rows far from 0 their mean is rounded less
   using Slice = RowSlice<T, All, THREADS, EACH>;
   using Shared = typename Slice::Shared;
   __shared__ Shared shared[1];
@@ -76,7 +72,7 @@ __global__ void __launch_bounds__(THREADS, PER_SM<T, THREADS, EACH, ROWS, ADDED>
     row[k] = min(slice.row * ROWS + k, M - 1);
     slice.load(x + (row[k] - slice.row) * x_row, x_row, words[k], 0);
     if constexpr (ADDED) slice.load(r + (row[k] - slice.row) * r_row, r_row, more[k], 0);
-    if constexpr (CENTERED) around[k] = near_mean(x + row[k] * x_row, ADDED ? r + row[k] * r_row : nullptr);
+    if constexpr (CENTERED) around[k] = first_element(x + row[k] * x_row, ADDED ? r + row[k] * r_row : nullptr);
   }
 
   All sums = {};
@@ -98,10 +94,7 @@ __global__ void __launch_bounds__(THREADS, PER_SM<T, THREADS, EACH, ROWS, ADDED>
 #pragma unroll
       for (int i = 0; i < Slice::COUNT; i++) {
         const float d = CENTERED ? f[i] - around[k] : f[i];
-        if constexpr (APART)
-          add(sums, k, d, d * d);
-        else
-          add(sums, k, f[i], d * d);
+        add(sums, k, f[i], d * d);
       }
     }
 
@@ -110,13 +103,8 @@ __global__ void __launch_bounds__(THREADS, PER_SM<T, THREADS, EACH, ROWS, ADDED>
 #pragma unroll
   for (int k = 0; k < ROWS; k++) {
     const float2 of = of_row(all, k);
-    float middle = of.x / float(N), variance;
-    if constexpr (APART) {
-      variance = of.y / float(N) - middle * middle;
-      middle += around[k];
-    } else {
-      variance = CENTERED ? of.y / float(N) - (middle - around[k]) * (middle - around[k]) : of.y / float(N);
-    }
+    const float middle = of.x / float(N);
+    const float variance = CENTERED ? of.y / float(N) - (middle - around[k]) * (middle - around[k]) : of.y / float(N);
     scale[k] = 1.f / sqrtf((variance < 0.f ? 0.f : variance) + eps);  // a NaN stays one
     shift[k] = -middle * scale[k];
     if (KEPT && slice.rank == 0 && threadIdx.x == 0) mean[row[k]] = middle, rstd[row[k]] = scale[k];
