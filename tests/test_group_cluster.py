@@ -94,9 +94,12 @@ def test_a_mistake_is_noticed(play, mistake):
     assert play(MISTAKES[mistake][0], mistake)
 
 
-@pytest.mark.parametrize(("dtype", "chosen"), [(FP16, "cuda"), (FP32, "triton")])
-def test_the_public_function_takes_it_of_16_bit_floats(dtype, chosen):
-    x = torch.empty(2, 320, 4096, dtype=dtype, device="meta")
-    with compiling_for(90, lambda *kernel: None):
-        choice = group_norm.choose(x, 32)
-    assert choice.implementation == chosen and ("not measured yet" in choice.reason) == (dtype == FP32)
+@pytest.mark.parametrize(
+    ("elements", "in_16_bits", "in_fp32"),
+    [(2048, "triton", "triton"), (10240, "cuda", "cuda"), (40960, "cuda", "triton"), (65536, "cuda", "cuda")],
+)
+def test_the_public_function_takes_it_where_it_was_measured_to_be_faster(elements, in_16_bits, in_fp32):
+    for dtype, chosen in ((FP16, in_16_bits), (torch.bfloat16, in_16_bits), (FP32, in_fp32)):
+        x = torch.empty(2, 32, elements, dtype=dtype, device="meta")
+        with compiling_for(90, lambda *kernel: None):
+            assert group_norm.choose(x, 32).implementation == chosen

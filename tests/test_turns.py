@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import multiprocessing
@@ -257,6 +258,38 @@ def test_a_process_whose_device_is_lost_is_replaced():
     assert {dtype for (dtype, _), rows in found.items() if rows} == {"fp32", "bf16"} and len(found) == len(points)
     text = "softmax {} at M=40,N=24 fp16 is left out: CUDA error: an illegal memory access was encountered"
     assert said[:-1] == [text.format(d) for d in ("forward", "backward")]
+
+
+def lose_the_device(*arguments, **named):
+    raise RuntimeError("a kernel of a peer")
+
+
+class Lost(compare.Bench):
+    """A peer fails, and the device with it."""
+
+    def compare(self, op, w, direction, implementations):
+        self.lost = any(made.name == "numpy" for made in implementations)
+        given = [dataclasses.replace(i, function=lose_the_device) if i.name == "numpy" else i for i in implementations]
+        return super().compare(op, w, direction, given)
+
+    def _finish(self):
+        if self.lost:
+            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nand more")
+
+
+def test_a_point_is_measured_without_the_peer_that_lost_the_device():
+    said = []
+    bench = Lost("cpu", Ceilings("cpu"), budget_s=0.01, say=said.append)
+    points, implementations = points_of("softmax", ("fp32",))
+    points = [p for p in points if p[2] == "forward"]
+    implementations["softmax"].insert(0, points[0][0].find("numpy"))
+    ((_, rows),) = parallel.compare(bench, points, implementations, 1)
+    assert [row.implementation for row in rows] == ["torch"]
+    failed, anew, _ = said
+    assert failed == "softmax/numpy at M=40,N=24 fp32 failed: RuntimeError: a kernel of a peer"
+    assert anew == (
+        "softmax forward at M=40,N=24 fp32 begins anew without numpy: CUDA error: an illegal memory access was encountered"
+    )
 
 
 def test_the_command_line_takes_jobs(tmp_path):

@@ -31,6 +31,14 @@ PREPARE_S = 180.0  # that a peer may compile, tune itself and run once, also whi
 CHECK_BYTES_PER_ELEMENT = 96  # of the largest argument
 
 
+class LostDevice(RuntimeError):
+    """A kernel's fault, after which a process can do nothing on the device; ``implementation`` made it."""
+
+    def __init__(self, message: str, implementation: str):
+        super().__init__(message)
+        self.implementation = implementation
+
+
 @dataclass
 class Bench:
     """One run on one machine: what is measured in it is comparable.
@@ -97,6 +105,7 @@ class Bench:
                 continue
             except Exception as error:  # a peer's failure is its own; ours fails in verify
                 self.say(f"{op.name}/{made.name} at {w} {w.dtype} failed: {type(error).__name__}: {str(error)[:200]}")
+                self._still_there(made.name)
                 continue
             calls[made.name] = [call for call, _ in ready]
         if not calls:
@@ -266,6 +275,13 @@ class Bench:
             )
             for name, metric, value, unit in self.ceilings.rows()
         ]
+
+    def _still_there(self, after: str) -> None:
+        """Raises LostDevice if an implementation's failure has ended all that this process does on the device."""
+        try:
+            self._finish()
+        except torch.AcceleratorError as error:
+            raise LostDevice(str(error).splitlines()[0], after) from error
 
     def _finish(self) -> None:
         if self.device == "cuda":

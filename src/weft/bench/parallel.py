@@ -20,7 +20,7 @@ import torch._inductor.config as inductor
 
 from weft import registry
 from weft.bench import turns
-from weft.bench.compare import bytes_of_check
+from weft.bench.compare import LostDevice, bytes_of_check
 from weft.definition import Operator, Workload
 from weft.records import Measurement
 
@@ -32,6 +32,14 @@ OVERHEAD_BYTES = 2**30  # of a process: its context, its code, the buffer that f
 
 Point = tuple[Operator, Workload, str]
 Job = tuple[str, Workload, str, tuple[str, ...]]  # operator, workload, direction, implementations
+
+
+@dataclasses.dataclass
+class Without:
+    """What a process says of a point before it ends: to be measured anew without the implementation that lost the device."""
+
+    at: int
+    implementation: str
 
 
 class ProcessDied(RuntimeError):
@@ -60,11 +68,13 @@ def compare(
     jobs: list[Job] = [(op.name, w, d, tuple(i.name for i in implementations[op.name])) for op, w, d in points]
     plain = dataclasses.replace(bench, say=_silent)
     workers: list[Any] = [None] * processes
+    again: list[int | None] = [None] * processes  # the point that its successor begins with
     pipes: dict[Connection, int] = {}
 
     def start(index: int) -> None:
         receiver, sender = context.Pipe(duplex=False)
-        arguments = (index, plain, jobs, following, shared, sender)
+        arguments = (index, plain, jobs, following, again[index], shared, sender)
+        again[index] = None
         workers[index] = context.Process(target=_work, args=arguments, daemon=True)
         workers[index].start()
         sender.close()
@@ -91,6 +101,10 @@ def compare(
                     continue
                 if isinstance(message, str):
                     bench.say(message)
+                elif isinstance(message, Without):
+                    name, w, d, names = jobs[message.at]
+                    jobs[message.at] = name, w, d, tuple(n for n in names if n != message.implementation)
+                    again[pipes[pipe]] = message.at
                 else:
                     at, rows = message
                     yield points[at], rows
@@ -111,8 +125,10 @@ def _silent(text: str) -> None:
     pass
 
 
-def _work(index: int, bench: Any, jobs: list[Job], following: Any, shared: turns.Shared, sender: Any) -> None:
-    """Takes point after point until none is left."""
+def _work(
+    index: int, bench: Any, jobs: list[Job], following: Any, first: int | None, shared: turns.Shared, sender: Any
+) -> None:
+    """Takes point after point until none is left, beginning with ``first`` if there is one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends the others
     inductor.compile_threads = 1  # compile here: helpers of its own would not be stopped
     bench.say = sender.send
@@ -123,9 +139,12 @@ def _work(index: int, bench: Any, jobs: list[Job], following: Any, shared: turns
     turn.for_autotuners()
     bench.turns = turn
     while True:
-        with following.get_lock():
-            at = following.value
-            following.value += 1
+        if first is not None:
+            at, first = first, None
+        else:
+            with following.get_lock():
+                at = following.value
+                following.value += 1
         if at >= len(jobs):
             break
         name, w, direction, implementations = jobs[at]
@@ -138,6 +157,11 @@ def _work(index: int, bench: Any, jobs: list[Job], following: Any, shared: turns
         except (turns.TurnTooLong, torch.cuda.OutOfMemoryError) as error:
             sender.send(f"{name} {direction} at {w} {w.dtype} is left out: {error}")
             rows = []
+        except LostDevice as lost:
+            sender.send(f"{name} {direction} at {w} {w.dtype} begins anew without {lost.implementation}: {lost}")
+            sender.send(Without(at, lost.implementation))
+            turn.leave()
+            os._exit(LOST_DEVICE)
         except torch.AcceleratorError as error:  # a kernel's fault ends all that its process does on the device
             sender.send(f"{name} {direction} at {w} {w.dtype} is left out: {str(error).splitlines()[0]}")
             sender.send((at, []))

@@ -29,8 +29,10 @@ from weft.operators.normalization.group_definition import EPS, FIELDS, NAME, ref
 from weft.operators.normalization.group_plans import backward_plans, forward_plans, taken_apart, view_of, why_not
 from weft.operators.row_cluster import SHORTEST
 
-# Elements of a group, 16-bit floats, that a cluster takes on sm_90 and later: 10240 were measured to be faster, 2048 slower.
-BY_CLUSTER = range(10240, 2**18 + 1)
+# Elements of a group that a cluster takes on sm_90 and later, by itemsize: from 10240 it was measured to be faster (of fp32 up
+# to 25088, and from 65536), at 2048 slower, of fp32 at 40960 too.
+LONG = range(10240, 2**18 + 1)
+BY_CLUSTER = {2: (LONG,), 4: (range(LONG.start, 2**15), range(2**16, LONG.stop))}
 # The same of the gradient: what was measured; 16-bit floats at 262144 were not, fp32 is slower from 65536.
 GRADIENT_BY_CLUSTER = {2: range(SHORTEST, 2**17 + 1), 4: range(SHORTEST, 2**16)}  # of an itemsize
 
@@ -149,16 +151,14 @@ def choose(
         return Choice(
             "cuda", f"{n} elements a group: a cluster of blocks holds them, which are read once", group_cluster.plans
         )
-    reason = f"{n} elements a group, one stride each for batch, channels and space"
-    if x.dtype == torch.float32 and n in BY_CLUSTER:
-        reason += "; clusters are chosen for 16-bit floats only: their fp32 kernel is not measured yet"
-    return Choice("triton", reason, forward_plans)
+    return Choice("triton", f"{n} elements a group, one stride each for batch, channels and space", forward_plans)
 
 
 def by_cluster(x: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None) -> bool:
     """Whether the cluster kernel was measured to be the faster one, and takes these."""
-    long = x[0].numel() // num_groups in BY_CLUSTER and target_sm(x.device) >= 90
-    return long and x.itemsize == 2 and not group_cluster.why_not(x, weight, bias, num_groups, dtype_of(x))
+    n = x[0].numel() // num_groups
+    measured = target_sm(x.device) >= 90 and any(n in lengths for lengths in BY_CLUSTER[x.itemsize])
+    return measured and not group_cluster.why_not(x, weight, bias, num_groups, dtype_of(x))
 
 
 def gradient_by_cluster(x: Tensor, dy: Tensor, weight: Tensor | None, num_groups: int) -> bool:
