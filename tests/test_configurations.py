@@ -62,7 +62,7 @@ def test_buckets_are_powers_of_two_and_grids_are_complete():
 def test_committed_configurations_name_kernels_that_exist():
     registry.select()
     known = {(c.folder, c.name) for c in Configurations.all}
-    switches = {"DIAGONAL", "RELAYED", "SHARED", "WALK"}  # off is 0; all others are sizes
+    switches = {"ABREAST", "DIAGONAL", "RELAYED", "SHARED", "STREAM", "WALK"}  # off is 0; all others are sizes
     for path in (ROOT / "src" / "weft" / "operators").rglob("configs/sm_*.json"):
         for key, config in json.loads(path.read_text()).items():
             assert (path.parent, key.split(",")[0]) in known, f"{path}: {key}"
