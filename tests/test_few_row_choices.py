@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
+from where import DEVICE
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -11,6 +14,7 @@ from few_row_products import FORMS, random  # noqa: E402
 
 from weft import ops, registry  # noqa: E402
 from weft.definition import Declined  # noqa: E402
+from weft.operators.call import Choice  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
 from weft.operators.matmul import quantized_weight as qw  # noqa: E402
 from weft.operators.matmul import skinny_hopper  # noqa: E402
@@ -109,3 +113,14 @@ def test_a_layer_is_compiled_with_its_gradients(m, off):
         torch.testing.assert_close(y.double(), want, rtol=2.0**-8, atol=1e-4 * float(want.abs().max()))
         for got, exact in zip(torch.autograd.grad(y, (x, w, bias), dy), right, strict=True):
             torch.testing.assert_close(got, exact, rtol=2.0**-7, atol=2e-2 * float(exact.abs().max()))
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="autocast of a CPU")
+def test_a_quantised_weights_kernel_is_chosen_for_what_autocast_makes_of_x(monkeypatch):
+    module = importlib.import_module("weft.operators.matmul.weight_only_matmul")
+    seen = []
+    monkeypatch.setattr(module, "choose", lambda x, *rest: seen.append(x.dtype) or Choice("torch", ""))
+    weight = qw.quantize_weight(random(8, 64), "int8")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert ops.weight_only_matmul(random(3, 64).requires_grad_(), weight, random(8)).dtype == torch.bfloat16
+    assert seen == [torch.bfloat16]

@@ -15,7 +15,8 @@ import optimizer_samples  # noqa: E402
 from optimizer_samples import set_gradients  # noqa: E402
 from saved_states import resumed  # noqa: E402
 
-from weft import ops, optim  # noqa: E402
+from weft import ops, optim, registry  # noqa: E402
+from weft.definition import workload  # noqa: E402
 from weft.operators.optimizer import blockwise  # noqa: E402
 from weft.operators.optimizer.adamw_8bit import reference  # noqa: E402
 
@@ -311,6 +312,17 @@ def test_the_format_of_what_is_loaded_is_its_own():
     a.load_state_dict(b.state_dict())
     a.step()
     assert a.param_groups[0]["state_format"] == "fp8" and bool(p.isfinite().all())
+
+
+def test_codes_of_fp8_are_judged_by_what_they_stand_for():
+    """Both zeros are one, and neighbours of codes are neighbours of numbers."""
+    ranks = registry.get("adamw_8bit").tolerance_of("forward").ranks
+    codes = torch.arange(256, dtype=torch.uint8)
+    finite = codes[(codes & 127) < 127]
+    values, places = finite.view(torch.float8_e4m3fn).float(), ranks(workload(T=1, P=1, format="fp8"), finite)
+    assert places[finite == 0] == places[finite == 128] == 0
+    assert values[places.argsort()].diff().ge(0).all() and places.unique().diff().eq(1).all()
+    assert torch.equal(ranks(workload(T=1, P=1), codes), codes)
 
 
 def test_the_operator_says_what_is_wrong():

@@ -102,6 +102,21 @@ def test_scipy_and_back():
     assert torch.allclose(torch.from_numpy(theirs @ x.cpu().numpy()).to(DEVICE), ops.spmv(matrix, x), atol=1e-5)
     for form in (theirs, sparse.coo_matrix(theirs), sparse.csc_array(theirs)):
         assert torch.allclose(CSR.from_scipy(form, DEVICE).to_dense(), matrix.to_dense())
+    with pytest.raises(TypeError, match=r"CSR.from_scipy: argument 'a' is a int; expected a sparse matrix of SciPy"):
+        CSR.from_scipy(3)
+
+
+def test_scipy_in_blocks():
+    sparse = pytest.importorskip("scipy.sparse")
+    dense = torch.zeros(48, 32)
+    dense[17, 3], dense[40, 30] = 2.0, 3.0
+    found = BSR.from_scipy(sparse.csr_array(dense.numpy()), 16, DEVICE)
+    assert found.block == 16 and len(found.columns) == 2 and torch.equal(found.to_dense().cpu(), dense)
+    with pytest.raises(TypeError, match=r"BSR.from_scipy: argument 'a' is a int"):
+        BSR.from_scipy(3, 16)
+    for block in (5, 32):
+        with pytest.raises(ValueError, match=rf"argument 'block' is {block} for a matrix \(48, 32\); expected one of"):
+            BSR.from_scipy(sparse.csr_array(dense.numpy()), block)
 
 
 # ---- slices ----------------------------------------------------------------------------------------------------------

@@ -135,6 +135,8 @@ class Tolerance:
         exact: the result must be PyTorch's, bit for bit.
         neighbours: of integers that stand for rounded numbers, the share of places (at least one) that may hold the neighbour
             of PyTorch's integer: where a number lies between two.
+        ranks: of a workload and a result, what is compared in the place of integers that are not in the order of the numbers
+            that they stand for (bits of fp8, say, of which two are zeros).
     """
 
     multiple: float = 2.0
@@ -143,6 +145,7 @@ class Tolerance:
     scale: str | Callable[..., Any] = "row"
     exact: bool = False
     neighbours: float = 0.0
+    ranks: Callable[[Workload, Any], Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -181,4 +181,7 @@ class Yardstick:
     def judge(self, got: Results) -> Verdict:
         tolerance = self.operator.tolerance_of(self.direction)
         terms = tolerance.terms(self.workload) if tolerance.terms else 0
-        return judge(got, self.want, self.baseline, tolerance, self.scales, self.nonfinite, terms)
+        baseline = self.baseline
+        if tolerance.ranks:
+            got, baseline = ([tolerance.ranks(self.workload, t) for t in of] for of in (got, baseline))
+        return judge(got, self.want, baseline, tolerance, self.scales, self.nonfinite, terms)

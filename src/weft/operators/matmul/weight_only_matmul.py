@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from weft.definition import Declined, Operator, Tolerance
-from weft.operators.call import Choice, check_device, check_same, check_tensor, eager, on_gpu
+from weft.operators.call import Choice, cast_for_products, check_device, check_same, check_tensor, eager, on_gpu
 from weft.operators.launch import Plans, compile_request
 from weft.operators.matmul import skinny_hopper
 from weft.operators.matmul.quantized_weight import (
@@ -254,12 +254,10 @@ def weight_only_matmul_function(x: Tensor, weight: QuantizedWeight, bias: Tensor
                 y = torch.empty((x.shape[0], weight.words.shape[0]), dtype=x.dtype, device=x.device)
                 ready(*operands, y)
                 return y
+    x, bias = cast_for_products(x, bias)
     chosen = choose(x, weight, bias).implementation
     if chosen == "torch":
         return reference(x, weight, bias)
-    if torch.is_autocast_enabled("cuda"):
-        dtype = torch.get_autocast_dtype("cuda")
-        x, bias = x.to(dtype), None if bias is None else bias.to(dtype)
     words, scale, zero, format, group, _ = weight
     launch = torch.ops.weft.weight_only_matmul_cuda if chosen == "cuda" else torch.ops.weft.weight_only_matmul
     out: Tensor = launch(x, words, scale, zero, bias, format, group)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import InitVar, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from weft.operators.sparse.pattern import INDICES, VALUES, check_array, check_pattern, check_shape, rows_of_elements
+
+if TYPE_CHECKING:
+    import scipy.sparse
 
 BLOCKS = (16, 32, 64, 128)
 
@@ -93,6 +96,26 @@ class BSR:
         values = a.values().contiguous()
         values = values if values.requires_grad else values.detach()  # as CSR.from_torch does
         return cls(a.crow_indices(), a.col_indices(), values, (a.shape[0], a.shape[1]))
+
+    @classmethod
+    def from_scipy(cls, a: scipy.sparse.spmatrix | scipy.sparse.sparray, block: int, device: Any = "cpu") -> BSR:
+        """From any of SciPy's sparse matrices or arrays, in blocks of ``block`` rows and columns.
+
+        Raises:
+            TypeError: anything else.
+            ValueError: another block size than there is, or that does not divide the matrix.
+        """
+        if not hasattr(a, "tobsr"):
+            raise TypeError(f"BSR.from_scipy: argument 'a' is a {type(a).__name__}; expected a sparse matrix of SciPy")
+        shape = int(a.shape[0]), int(a.shape[1])
+        if block not in BLOCKS or shape[0] % block or shape[1] % block:
+            raise ValueError(
+                f"BSR.from_scipy: argument 'block' is {block!r} for a matrix {shape}; expected one of {BLOCKS} that divides "
+                "both"
+            )
+        a = a.tobsr((block, block))
+        offsets, columns, values = (torch.from_numpy(t).to(device) for t in (a.indptr, a.indices, a.data))
+        return cls(offsets, columns, values, shape)
 
     def to_torch(self) -> Tensor:
         """A tensor of layout ``sparse_bsr`` that shares this matrix's memory (index dtypes that differ become int64)."""

@@ -151,7 +151,13 @@ class CSR:
 
     @classmethod
     def from_scipy(cls, a: scipy.sparse.spmatrix | scipy.sparse.sparray, device: Any = "cpu") -> CSR:
-        """From any of SciPy's sparse matrices or arrays."""
+        """From any of SciPy's sparse matrices or arrays.
+
+        Raises:
+            TypeError: anything else.
+        """
+        if not hasattr(a, "tocsr"):
+            raise TypeError(f"CSR.from_scipy: argument 'a' is a {type(a).__name__}; expected a sparse matrix of SciPy")
         a = a.tocsr()
         offsets, columns, values = (torch.from_numpy(t).to(device) for t in (a.indptr, a.indices, a.data))
         return cls(offsets, columns, values, (int(a.shape[0]), int(a.shape[1])))
