@@ -164,6 +164,8 @@ def test_groups_that_do_not_fit_are_refused():
         MuonW([{"params": [p, q], "use_muon": True}])
     with pytest.raises(TypeError, match="MuonW does"):
         Muon([p], weight_decay=0.1)
+    with pytest.raises(TypeError, match=r"Muon: unknown option 'max_norm' \(there are: update_rms, .*skip_nonfinite\)"):
+        Muon([torch.nn.Parameter(torch.ones(3, 3))], max_norm=1.0)
     with pytest.raises(ValueError, match=r"weight_decay is 0.1, and Muon decays no weights: MuonW does"):
         Muon([{"params": [p], "weight_decay": 0.1}])
 

@@ -295,6 +295,9 @@ class Muon(MuonW):
     ):
         if "weight_decay" in options:
             raise TypeError("Muon takes no weight_decay: MuonW does")
+        known = MuonW.__init__.__kwdefaults__ or {}
+        if unknown := options.keys() - known:
+            raise TypeError(f"Muon: unknown option {min(unknown)!r} (there are: {', '.join(known)})")
         super().__init__(params, lr, 0.0, momentum, nesterov, ns_coefficients, eps, ns_steps, adjust_lr_fn, **options)
 
     def _check(self, group: dict[str, Any]) -> None:
