@@ -265,7 +265,8 @@ def skinny_matmul_function(x: Tensor, w: Tensor, bias: Tensor | None = None) -> 
 
     Returns:
         [M, N] of x's dtype, accumulated in fp32; fp32 products of up to 64 rows are IEEE, whatever PyTorch's switch for tf32
-        says (more rows are PyTorch's product, which follows it). Under autocast the tensors are cast as ``torch.nn.functional.linear`` does.
+        says (more rows are PyTorch's product, which follows it). Under autocast the tensors are cast as
+        ``torch.nn.functional.linear`` does.
 
     Raises:
         TypeError: not tensors of those dtypes, or dtypes that differ.
