@@ -16,7 +16,7 @@ from weft.definition import Declined  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
 from weft.operators.matmul import batched_hopper, batched_kernels, batched_matmul  # noqa: E402
 from weft.operators.matmul.batched_views import forms  # noqa: E402
-from weft.operators.matmul.kernels import SplitPlan  # noqa: E402
+from weft.operators.matmul.split_sums import SplitPlan  # noqa: E402
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 

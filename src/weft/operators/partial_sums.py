@@ -8,6 +8,8 @@ import triton.language as tl
 from weft.operators.configs import bucket
 from weft.operators.launch import Plan
 
+WIDE = 2**18  # columns above which there are programs enough, whatever their tile
+
 
 @triton.jit
 def sum_partials(partial_ptr, out_ptr, P, N, ROWS: tl.constexpr, BLOCK: tl.constexpr):
@@ -25,7 +27,7 @@ def sum_partials(partial_ptr, out_ptr, P, N, ROWS: tl.constexpr, BLOCK: tl.const
 
 def plan(parts: int, n: int, sets: int = 1) -> Plan:
     """Of ``(partial, out)``: fp32 [sets, parts, n] → [sets, n], both contiguous. Narrow tiles where there are few columns:
-    the parts are then read by more programs, each many rows at a time."""
-    block = 64 if n >= 16384 else 32 if n >= 4096 else 16
-    rows = min(max(bucket(parts), 16), 8192 // block)
+    the parts are then read by more programs, each many rows at a time. Wide ones where the columns are a matrix's elements."""
+    block = 1024 if n > WIDE else 64 if n >= 16384 else 32 if n >= 4096 else 16
+    rows = min(max(bucket(parts), 1 if n > WIDE else 16), 8192 // block)
     return Plan(sum_partials, (triton.cdiv(n, block), sets), (parts, n), {"ROWS": rows, "BLOCK": block}, 8)

@@ -16,10 +16,11 @@ from torch import Tensor
 
 from weft.definition import Declined
 from weft.operators.configs import Config, Configurations, bucket, grid_of
-from weft.operators.launch import INTERPRETING, Plan, Plans, multiprocessors
+from weft.operators.launch import INTERPRETING, Plan, Plans
 from weft.operators.matmul import kernels
 from weft.operators.matmul.batched_views import forms
-from weft.operators.matmul.kernels import LEAST_STEPS, SplitPlan, round_to_tf32
+from weft.operators.matmul.kernels import round_to_tf32
+from weft.operators.matmul.split_sums import SplitPlan, in_parts
 
 LEVELS = 3  # batch dimensions that the kernel steps through
 
@@ -29,7 +30,7 @@ def batched_tiled(
     a_ptr, b_ptr, c_ptr, M, N, K, middle, inner, a_outer, a_middle, a_inner, b_outer, b_middle, b_inner,
     a_row, a_col, b_row, b_col,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
-    EVEN_K: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr,
+    EVEN_K: tl.constexpr, FILLED: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     """One program computes one BLOCK_M × BLOCK_N tile of C[z] = A[z]·B[z], z = (outer · middle + i) · inner + j, accumulated in
     fp32, into a contiguous C [matrices, M, N]. Rows and columns past the edge wrap around and are not stored. With a SPLIT,
@@ -64,6 +65,8 @@ def batched_tiled(
         a += part * length * a_col
         b += part * length * b_row
         c += part * (tl.num_programs(0) // (tiles_m * tiles_n)) * M * N
+    if FILLED:  # as in matmul_tiled
+        tl.assume(first < last)
     for start in range(first, last, BLOCK_K):
         if EVEN_K:
             a_tile, b_tile = tl.load(a), tl.load(b)
@@ -163,16 +166,16 @@ def plan(a: Tensor, b: Tensor, precision: str, dtype: torch.dtype | None = None)
     tiles = triton.cdiv(m, tile["BLOCK_M"]) * triton.cdiv(n, tile["BLOCK_N"]) * matrices
     if tiles >= 2**31:
         raise Declined(f"{tiles} tiles, more than a grid has programs")
-    split = max(1, min(multiprocessors(a.device) // max(tiles, 1), triton.cdiv(k, tile["BLOCK_K"]) // LEAST_STEPS))
+    split = kernels.split_of(tiles, triton.cdiv(k, tile["BLOCK_K"]), a.device)
     products = Plan(
         batched_tiled,
         (tiles, split),
         (m, n, k, *sizes[1:], *steps[0], *steps[1], *a.stride()[-2:], *b.stride()[-2:]),
-        {**tile, "EVEN_K": k % tile["BLOCK_K"] == 0, "PRECISION": precision, "SPLIT": split},
+        {**tile, "EVEN_K": k % tile["BLOCK_K"] == 0, "FILLED": k > 0, "PRECISION": precision, "SPLIT": split},
         config["num_warps"],
         config["num_stages"],
     )
-    return products if split == 1 else SplitPlan(products, split, matrices * m * n)
+    return in_parts(products, split, matrices * m * n)
 
 
 plans = Plans(plan)

@@ -15,9 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.operators import partial_sums
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.launch import INTERPRETING, Plan, Plans, multiprocessors
+from weft.operators.matmul.split_sums import SplitPlan, in_parts, parts_of
 
 PRECISIONS = ("ieee", "tf32", "tf32x3")
 
@@ -34,11 +34,12 @@ def round_to_tf32(x):
 def matmul_tiled(
     a_ptr, b_ptr, c_ptr, M, N, K, a_row, a_col, b_row, b_col, c_row, c_col,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
-    EVEN_K: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr,
+    EVEN_K: tl.constexpr, FILLED: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     """One program computes one BLOCK_M × BLOCK_N tile of C, accumulated in fp32. Any strides: the layout (NN, NT, TN, TT)
-    is in them. EVEN_K: K is a multiple of BLOCK_K, so loads need no mask. Rows and columns past the edge wrap around to
-    valid ones and are not stored. With a SPLIT, program (tile, p) sums the p-th part of K, and C is [SPLIT, M, N]."""
+    is in them. EVEN_K: K is a multiple of BLOCK_K, so loads need no mask. FILLED: every program has terms to add. Rows and
+    columns past the edge wrap around to valid ones and are not stored. With a SPLIT, program (tile, p) sums the p-th part of
+    K, and C is [SPLIT, M, N]."""
     tile = tl.program_id(0)
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     in_group = GROUP * tiles_n
@@ -62,6 +63,8 @@ def matmul_tiled(
         a += part * length * a_col
         b += part * length * b_row
         c_ptr += part * M * N
+    if FILLED:  # no path leads around the loop: with one, ptxas may let no wgmma run beside another (its remark C7515)
+        tl.assume(first < last)
     for start in range(first, last, BLOCK_K):
         if EVEN_K:
             a_tile, b_tile = tl.load(a), tl.load(b)
@@ -122,20 +125,12 @@ def layout_of(a: Tensor, b: Tensor) -> str:
     return "".join("N" if t.stride(1) == 1 or t.stride(0) > t.stride(1) else "T" for t in (a, b))
 
 
-class SplitPlan:
-    """C = A·B with the sum over K in parts: ``products`` into fp32 [split, M, N], then ``total``. Call with (a, b, c)."""
-
-    def __init__(self, products: Plan, split: int, elements: int):
-        self.products, self.shape = products, (split, elements)
-        self.total = partial_sums.plan(split, elements)
-
-    def __call__(self, a: Tensor, b: Tensor, c: Tensor) -> None:
-        parts = torch.empty(self.shape, dtype=torch.float32, device=a.device)
-        self.products(a, b, parts)
-        self.total(parts, c)
-
-
 LEAST_STEPS = 8  # of BLOCK_K terms that a part of a split sum has
+
+
+def split_of(tiles: int, steps: int, device: torch.device) -> int:
+    """Into how many parts the sums of ``tiles`` tiles, of ``steps`` slices of K each, are split: as fill the machine."""
+    return parts_of(min(multiprocessors(device) // max(tiles, 1), steps // LEAST_STEPS), steps)
 
 
 def plan(a: Tensor, b: Tensor, precision: str) -> Plan | SplitPlan:
@@ -148,16 +143,16 @@ def plan(a: Tensor, b: Tensor, precision: str) -> Plan | SplitPlan:
     config = configuration(a.device, a.dtype, layout_of(a, b), precision, bucket(m), bucket(n), bucket(k))
     tile = {name: config[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP")}
     tiles = triton.cdiv(m, tile["BLOCK_M"]) * triton.cdiv(n, tile["BLOCK_N"])
-    split = max(1, min(multiprocessors(a.device) // max(tiles, 1), triton.cdiv(k, tile["BLOCK_K"]) // LEAST_STEPS))
+    split = split_of(tiles, triton.cdiv(k, tile["BLOCK_K"]), a.device)
     products = Plan(
         matmul_tiled,
         (tiles, split),
         (m, n, k, *a.stride(), *b.stride(), n, 1),
-        {**tile, "EVEN_K": k % tile["BLOCK_K"] == 0, "PRECISION": precision, "SPLIT": split},
+        {**tile, "EVEN_K": k % tile["BLOCK_K"] == 0, "FILLED": k > 0, "PRECISION": precision, "SPLIT": split},
         config["num_warps"],
         config["num_stages"],
     )
-    return products if split == 1 else SplitPlan(products, split, m * n)
+    return in_parts(products, split, m * n)
 
 
 plans = Plans(plan)

@@ -44,7 +44,7 @@ def read(at, left, EVEN_K: tl.constexpr):
 @triton.jit
 def products(
     x_ptr, w_ptr, bias_ptr, m, n, M, N, K, x_row, x_col, w_row, w_col, bias_step,
-    GATED: tl.constexpr, BIAS: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
+    GATED: tl.constexpr, BIAS: tl.constexpr, EVEN_K: tl.constexpr, FILLED: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """x · wᵀ + bias of a tile in fp32, and of the other half of w's rows with GATED. Rows and columns past the edge wrap around
@@ -58,6 +58,8 @@ def products(
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     acc_up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     ROUNDED: tl.constexpr = PRECISION == "tf32" and x_ptr.dtype.element_ty == tl.float32
+    if FILLED:  # as in matmul_tiled
+        tl.assume(K > 0)
     for start in range(0, K, BLOCK_K):
         left = k < K - start
         x_tile, w_tile = read(x, left[None, :], EVEN_K), read(w, left[:, None], EVEN_K)
@@ -83,7 +85,7 @@ def products(
 def linear_tiled(
     x_ptr, w_ptr, bias_ptr, residual_ptr, y_ptr, pre_ptr, M, N, K, x_row, x_col, w_row, w_col, bias_step, r_row, r_col,
     F: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, KEEP: tl.constexpr,
-    EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
+    EVEN_K: tl.constexpr, FILLED: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """One program computes BLOCK_M × BLOCK_N of y, rounded once. KEEP also writes what the activation F was given: pre [M, N],
@@ -91,7 +93,7 @@ def linear_tiled(
     m, n = tile_of_program(M, N, BLOCK_M, BLOCK_N, GROUP)
     acc, acc_up = products(
         x_ptr, w_ptr, bias_ptr, m, n, M, N, K, x_row, x_col, w_row, w_col, bias_step,
-        GATED, BIAS, EVEN_K, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
+        GATED, BIAS, EVEN_K, FILLED, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
     )  # fmt: skip
     inside = (m[:, None] < M) & (n[None, :] < N)
     row, column = m.to(tl.int64)[:, None], n.to(tl.int64)[None, :]
@@ -138,6 +140,7 @@ def tiling(x: Tensor, weight: Tensor, gated: bool, precision: str) -> tuple[Conf
     columns = config["BLOCK_N"] // (2 if gated else 1)
     constants = {
         "EVEN_K": k % config["BLOCK_K"] == 0,
+        "FILLED": k > 0,
         "PRECISION": precision,
         "BLOCK_M": config["BLOCK_M"],
         "BLOCK_N": columns,

@@ -17,7 +17,7 @@ from weft.operators.quantization.rounding import encode
 def linear_quantized_tiled(
     x_ptr, w_ptr, bias_ptr, scale_ptr, q_ptr, amax_ptr, M, N, K, x_row, x_col, w_row, w_col, bias_step,
     F: tl.constexpr, FORMAT: tl.constexpr, HARDWARE: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr,
-    EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
+    EVEN_K: tl.constexpr, FILLED: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """q [M, N]: codes (as bytes) of y / scale. amax, int32 and 0 before: the bits of the largest |y|; of floats that are not
@@ -25,7 +25,7 @@ def linear_quantized_tiled(
     m, n = tile_of_program(M, N, BLOCK_M, BLOCK_N, GROUP)
     acc, acc_up = products(
         x_ptr, w_ptr, bias_ptr, m, n, M, N, K, x_row, x_col, w_row, w_col, bias_step,
-        GATED, BIAS, EVEN_K, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
+        GATED, BIAS, EVEN_K, FILLED, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
     )  # fmt: skip
     PRECISE: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
     if GATED:
