@@ -17,6 +17,7 @@ from torch import Tensor
 
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.launch import INTERPRETING, Plan, Plans, multiprocessors
+from weft.operators.matmul import descriptor_kernels
 from weft.operators.matmul.split_sums import SplitPlan, in_parts, parts_of
 
 PRECISIONS = ("ieee", "tf32", "tf32x3")
@@ -137,13 +138,16 @@ def plan(a: Tensor, b: Tensor, precision: str) -> Plan | SplitPlan:
     """The launch of C = A·B into a new row-major C [M, N] of a's dtype.
 
     Tiles that do not fill the machine split their sums. A sum of very many terms becomes more exact too: tensor cores cut
-    off what does not fit into the accumulator, an error that grows with the number of steps.
+    off what does not fit into the accumulator, an error that grows with the number of steps. Where nothing is split and TMA
+    takes the operands, it fetches them.
     """
     (m, k), n = a.shape, b.shape[1]
     config = configuration(a.device, a.dtype, layout_of(a, b), precision, bucket(m), bucket(n), bucket(k))
     tile = {name: config[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP")}
     tiles = triton.cdiv(m, tile["BLOCK_M"]) * triton.cdiv(n, tile["BLOCK_N"])
     split = split_of(tiles, triton.cdiv(k, tile["BLOCK_K"]), a.device)
+    if split == 1 and descriptor_kernels.fits(a, b):
+        return descriptor_kernels.plan(a, b)
     products = Plan(
         matmul_tiled,
         (tiles, split),

@@ -37,7 +37,7 @@ __device__ __forceinline__ void barrier_arrive(u32 barrier) {
 // Arrives at the barrier in the same place of block `rank` of the cluster.
 __device__ __forceinline__ void barrier_arrive_at(u32 barrier, u32 rank) {
   asm volatile("{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
-               "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier),
+               "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier),
                "r"(rank)
                : "memory");
 }

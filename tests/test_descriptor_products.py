@@ -1,0 +1,72 @@
+"""Products in Triton by descriptors: every layout and ragged edges, and which products go that way."""
+
+from __future__ import annotations
+
+import pytest
+from where import DEVICE
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from weft.operators.launch import Plan, compiling_for  # noqa: E402
+from weft.operators.matmul import descriptor_kernels, kernels  # noqa: E402
+from weft.operators.matmul.split_sums import SplitPlan  # noqa: E402
+
+pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+
+
+def stored(rows: int, columns: int, across: bool, seed: int = 0, pad: int = 0) -> torch.Tensor:
+    """A matrix [rows, columns] whose rows run along its columns, or, ``across``, whose columns run along its rows; ``pad``
+    elements lie between one and the next."""
+    shape = (columns, rows + pad) if across else (rows, columns + pad)
+    t = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).half().to(DEVICE)
+    return t[:, :rows].t() if across else t[:, :columns]
+
+
+@pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
+@pytest.mark.parametrize("m, n, k, pad", [(32, 64, 32, 0), (40, 72, 88, 0), (104, 200, 40, 8), (8, 8, 136, 24)])
+def test_every_layout_is_multiplied_to_its_edges(layout, m, n, k, pad):
+    a = stored(m, k, layout[0] == "T", pad=pad)
+    b = stored(k, n, layout[1] == "T", seed=1, pad=pad)
+    c = torch.full((m, n), torch.nan, dtype=a.dtype, device=DEVICE)
+    if DEVICE != "cpu" and not descriptor_kernels.fits(a, b):
+        pytest.skip("another kernel's GPU")
+    descriptor_kernels.plan(a, b)(a, b, c)
+    torch.testing.assert_close(c.float(), a.float() @ b.float(), rtol=2e-3, atol=2e-2)
+
+
+def meta(rows: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(rows, columns, dtype=dtype, device="meta")
+
+
+def planned(a: torch.Tensor, b: torch.Tensor, sm: int = 90) -> Plan | SplitPlan:
+    with compiling_for(sm, lambda *compiled: None):
+        return kernels.plan(a, b, "ieee")
+
+
+def test_who_goes_by_descriptors():
+    a, b = meta(4096, 4096), meta(4096, 4096)
+    assert planned(a, b).kernel is descriptor_kernels.matmul_descriptors
+    assert planned(a, b.t()).constants["B_ACROSS"] is False
+    for sm in (80, 89, 120):
+        assert planned(a, b, sm).kernel is kernels.matmul_tiled
+    single = [t.float() for t in (a, b)]
+    rows_on_eight_bytes = meta(4096, 4100)[:, :4096], b
+    odd_result = a, meta(4096, 4097)[:, :4095]
+    for others in (
+        single,
+        rows_on_eight_bytes,
+        odd_result,
+        (meta(4096, 0), meta(0, 4096)),
+        (a, b[:, :1].expand(-1, 4096)),
+    ):
+        assert planned(*others).kernel is kernels.matmul_tiled
+    assert isinstance(planned(meta(64, 2**14), meta(2**14, 64)), SplitPlan)
+
+
+def test_no_part_of_a_split_sum_is_empty():
+    """What programs assume."""
+    for steps in (1, 8, 65, 1057, 4000):
+        for tiles in (1, 2, 5, 40):
+            parts = kernels.split_of(tiles, steps, torch.device("cpu"))
+            assert (parts - 1) * -(-steps // parts) < steps
