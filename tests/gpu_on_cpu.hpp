@@ -147,7 +147,10 @@ inline void __syncwarp() { warp_meets([] {}); }
 
 // ---- memory and its banks ---------------------------------------------------------------------------------------------------
 
+constexpr u32 OFFSET = 0xffffff;  // of an address in shared memory; above it stands the block's rank in its cluster
+
 inline unsigned char *at(Block &block, u32 address, u32 bytes) {
+  address &= OFFSET;
   if (address < FIRST || address + bytes > FIRST + machine.shared_bytes) fail("an access outside shared memory");
   return block.shared.data() + address;
 }
@@ -331,6 +334,7 @@ struct alignas(64) TensorMap { u64 words[16]; };  // here: address, columns, row
 inline Barrier &barrier_of(Block &block, u32 barrier) {
   if (!block.alive) fail("the block has left");
   at(block, barrier, 8);
+  barrier &= OFFSET;
   if (barrier % 8 || !block.barriers.count(barrier)) fail("no barrier there");
   return block.barriers[barrier];
 }
@@ -345,9 +349,9 @@ inline void arrive(Block &block, u32 barrier) {
   settle(b);
 }
 
-inline u32 dynamic_shared() { return (FIRST + 1023) / 1024 * 1024; }
+inline u32 dynamic_shared() { return machine.now->block->rank << 24 | (FIRST + 1023) / 1024 * 1024; }
 inline void barrier_init(u32 barrier, u32 arrivals) {
-  machine.now->block->barriers[barrier] = {arrivals, arrivals, 0, 0};
+  machine.now->block->barriers[barrier & OFFSET] = {arrivals, arrivals, 0, 0};
   barrier_of(*machine.now->block, barrier);
 }
 inline void fence_barrier_init() {}

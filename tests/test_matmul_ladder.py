@@ -61,6 +61,7 @@ MISTAKES = {
     "a buffer written while TMA reads it": (11, "if (threadIdx.x % 128 == 0) wait_stores<1>();", ""),
     "tiles in groups of the wrong height": (11, "height = min(GROUP, down - first)", "height = GROUP"),
     "the other block's release not counted": (12, "BLOCKS * CONSUMERS * 4", "CONSUMERS * 4"),
+    "a block's rank in its descriptors": (12, "(address & 0x3ffff) >> 4", "address >> 4"),
     "the other block left out": (12, "k * BK, barrier, 3);", "k * BK, barrier, 1 << rank);"),
 }  # fmt: skip
 

@@ -97,10 +97,8 @@ def _values(
     if share <= 1:
         return Verdict(True, share)
     if largest > allowed:
-        at = error == error.max()
-        return Verdict(
-            False, share, _first(got, want, at, f"error {largest:.3g} over {allowed:.3g} allowed; float64 has")
-        )
+        words = f"the largest error is {largest:.3g}, allowed {allowed:.3g}; float64 has"
+        return Verdict(False, share, _first(got, want, error > allowed, words))
     return Verdict(False, share, f"root mean square error {mean:.3g} over {allowed_mean:.3g} allowed")
 
 

@@ -152,9 +152,10 @@ __device__ __forceinline__ void wgmma(float (&d)[128], u64 a, u64 b, int add) {
 
 // A matrix in shared memory with the 128-byte swizzle, as wgmma finds it. Eight rows of 128 bytes are one swizzle atom.
 // `stride`: bytes from eight rows to the next eight; `leading`: bytes from 64 columns to the next 64 where the rows run along
-// K (N-major), without meaning where they run along M (K-major). Source: PTX ISA, "Matrix Descriptor Format" of wgmma.
+// K (N-major), without meaning where they run along M (K-major). In a cluster an address has the block's rank above its 18 bits, which
+// must not reach `leading`. Source: PTX ISA, "Matrix Descriptor Format" of wgmma.
 __device__ __forceinline__ u64 descriptor(u32 address, u32 leading, u32 stride) {
-  return u64(address >> 4) | u64(leading >> 4) << 16 | u64(stride >> 4) << 32 | 1ull << 62;
+  return u64((address & 0x3ffff) >> 4) | u64(leading >> 4) << 16 | u64(stride >> 4) << 32 | 1ull << 62;
 }
 
 // d += a[64, 64] · b[64, N]. Sixteen terms further on, a lies 32 bytes along its rows, b 16 rows down.
