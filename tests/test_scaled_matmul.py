@@ -121,9 +121,25 @@ def operands(m=64, n=128, k=256, dtype=torch.float8_e4m3fn):
         ({"b_scale": torch.ones((), device=DEVICE).requires_grad_()}, ValueError, "b_scale"),
         ({"bias": torch.ones(64, device=DEVICE)}, ValueError, r"\(128,\)"),
         ({"dtype": torch.int8}, TypeError, "dtype"),
+        ({"check_scales": 1}, TypeError, "check_scales"),
+        ({"a_scale": ONE * torch.inf, "check_scales": True}, ValueError, r"'a_scale' has inf at \(\) \(1 such"),
+        ({"a_scale": torch.ones(64, 1, device=DEVICE), "b_scale": torch.ones(1, 128, device=DEVICE).index_fill_(
+            1, torch.tensor([5, 9], device=DEVICE), torch.nan), "check_scales": True}, ValueError,
+         r"'b_scale' has nan at \(0, 5\) \(2 such"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused_by_name(changed, error, words):
     a, b = operands()
     with pytest.raises(error, match=words):
         ops.scaled_matmul(**{"a": a, "b": b, "a_scale": ONE, "b_scale": ONE, **changed})
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter says that infinity times zero is NaN
+def test_a_scale_that_is_not_finite_spoils_its_row_alone():
+    a, b = operands()
+    rows = torch.ones(64, 1, device=DEVICE)
+    rows[3], rows[7] = torch.nan, torch.inf
+    c = ops.scaled_matmul(a, b, rows, torch.ones(1, 128, device=DEVICE))
+    spoilt = [row for row in range(64) if not bool(c[row].isfinite().all())]
+    assert spoilt == [3, 7]
+    ops.scaled_matmul(a, b, ONE, ONE, check_scales=True)

@@ -394,6 +394,7 @@ def scaled_matmul(
     *,
     dtype: dtype = ...,
     fast_accumulate: bool = False,
+    check_scales: bool = False,
 ) -> Tensor:
     """Product of two quantised matrices: (a · a_scale) @ (b · b_scale) + bias."""
 

@@ -195,6 +195,20 @@ def check(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor |
         check_device("scaled_matmul", name, t, "a", a)
 
 
+def check_finite(name: str, scale: Tensor) -> None:
+    if traced(scale):
+        raise ValueError(
+            f"scaled_matmul: check_scales=True needs the values of '{name}', which tracing does not know; expected False there"
+        )
+    wrong = ~scale.isfinite()
+    if bool(wrong.any()):
+        at = tuple(int(i) for i in wrong.nonzero()[0])
+        raise ValueError(
+            f"scaled_matmul: argument '{name}' has {float(scale[at])} at {at} ({int(wrong.sum())} such in all); expected finite "
+            "fp32 numbers"
+        )
+
+
 @scaled_matmul.choice
 def choose(
     a: Tensor,
@@ -228,6 +242,7 @@ def scaled_matmul_function(
     *,
     dtype: dtype = torch.bfloat16,
     fast_accumulate: bool = False,
+    check_scales: bool = False,
 ) -> Tensor:
     """Product of two quantised matrices: (a · a_scale) @ (b · b_scale) + bias.
 
@@ -241,19 +256,28 @@ def scaled_matmul_function(
         fast_accumulate: fp8 products are added up in the tensor core's accumulator of about 14 bits throughout (as
             ``torch._scaled_mm(use_fast_accum=True)``); without it, in fp32 after every slice of K. Without meaning for int8 and
             for blocks.
+        check_scales: raise ValueError for a scale that is not finite: waits for the device. Without it such a scale makes what
+            it multiplies NaN or infinite.
 
     Returns:
         [M, N]. fp8 is added up in fp32; int8 in int32, which K beyond 133,000 may overflow. NaN and infinities are what the
-        products make of them; scales are not looked at.
+        products make of them.
 
     Raises:
         TypeError: other dtypes.
-        ValueError: not matrices; sizes, devices or shapes of scales that do not fit; a scale that wants a gradient.
+        ValueError: not matrices; sizes, devices or shapes of scales that do not fit; a scale that wants a gradient; with
+            ``check_scales``, one that is not finite.
 
     The bias has a gradient, summed in fp32. There is no other: quantised values have none.
     """
+    if not isinstance(check_scales, bool):
+        raise TypeError(f"scaled_matmul: argument 'check_scales' is {check_scales!r:.40}; expected True or False")
     named: dict[str, Any] = {"dtype": dtype, "fast_accumulate": fast_accumulate}
     chosen = PRODUCTS[choose(a, b, a_scale, b_scale, bias, **named).implementation]
+
+    if check_scales:
+        check_finite("a_scale", a_scale)
+        check_finite("b_scale", b_scale)
 
     def product(bias: Tensor | None) -> Tensor:
         return chosen(a, b, a_scale, b_scale, bias, **named)
