@@ -271,9 +271,12 @@ def test_it_is_of_one_architecture():
 # ---- the choice ------------------------------------------------------------------------------------------------------
 
 
-def test_it_is_not_chosen_before_a_gpu_has_run_it(monkeypatch):
+def test_it_is_chosen_where_it_takes_the_operands(monkeypatch):
     product = Product(Case(k=256))
     monkeypatch.setattr(sparse_2_4_matmul, "on_gpu", lambda t: True)
     monkeypatch.setattr(sparse_hopper, "target_sm", lambda device: 90)
     assert not sparse_hopper.why_not(product.values, product.metadata, product.b)
-    assert sparse_2_4_matmul.choose(product.a, product.b).implementation != "cuda"
+    assert sparse_2_4_matmul.choose(product.a, product.b).implementation == "cuda"
+    assert sparse_2_4_matmul.choose(product.a, product.b[:, :0]).implementation != "cuda"
+    odd = product.b[:, :12]
+    assert sparse_2_4_matmul.choose(product.a, odd).implementation == "triton"

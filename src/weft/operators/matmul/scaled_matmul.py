@@ -204,8 +204,8 @@ def check_finite(name: str, scale: Tensor) -> None:
     if bool(wrong.any()):
         at = tuple(int(i) for i in wrong.nonzero()[0])
         raise ValueError(
-            f"scaled_matmul: argument '{name}' has {float(scale[at])} at {at} ({int(wrong.sum())} such in all); expected finite "
-            "fp32 numbers"
+            f"scaled_matmul: argument '{name}' has {float(scale[at])} at {at} ({int(wrong.sum())} such in all); "
+            "expected finite fp32 numbers"
         )
 
 

@@ -5,15 +5,16 @@ Compulsorily values and scales are read and the result is written once; one mult
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
 from torch import Tensor, dtype  # a name alone, as the stubs want annotations
 
-from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, torch_dtype, workload
+from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, torch_dtype, workload
 from weft.operators import mutants, peers
 from weft.operators.call import FLOATS, Choice, check_tensor, eager, either, on_gpu, rows_of, traced
-from weft.operators.launch import Plans
+from weft.operators.launch import Plans, target_sm
 from weft.operators.quantization.arguments import check_even, check_granularity, check_scale
 from weft.operators.quantization.calls import given
 from weft.operators.quantization.dequantize_vectors import vectors_plans
@@ -222,11 +223,15 @@ dequantize = Operator(
 )
 
 dequantize.implementation("triton", arch=">=sm_80")(dequantize_triton)
-dequantize.implementation("cuda", arch=">=sm_90", devices=("cuda",))(dequantize_cuda)  # not chosen: not measured yet
+dequantize.implementation("cuda", arch=">=sm_90", devices=("cuda",))(dequantize_cuda)
 dequantize.implementation("torch")(reference)
 dequantize.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
 
 # ---- what users call -------------------------------------------------------------------------------------------------
+
+
+IMPLEMENTATIONS = {"torch": reference, "triton": dequantize_triton, "cuda": dequantize_cuda}
+PACKED = ("fp8_e4m3", "int4")  # formats for which packed conversions are the faster ones (README)
 
 
 @dequantize.choice
@@ -248,6 +253,13 @@ def choose(
         return Choice("torch", "an empty tensor: nothing to launch")
     if rows_of(values) is None:
         return Choice("torch", "strides that do not collapse into rows, for which a copy would be needed")
+    format = format_of(values.dtype)
+    if target_sm(values.device) == 90 and dtype != torch.float32 and format in PACKED and isinstance(scale, Tensor):
+        scheme = Scheme(format, granularity, group_size)
+        call = values.detach().view(torch.uint8), scale.detach(), scheme, columns_of(values, columns), dtype
+        with contextlib.suppress(Declined):
+            vectors_plans.of(call[:2], *call[2:])
+            return Choice("cuda", f"{format} in packed conversions: one pass over memory", vectors_plans)
     return Choice("triton", f"scales by {granularity}: one pass over memory", inverse_plans)
 
 
@@ -325,4 +337,4 @@ def dequantize_function(
             return out
     options: dict[str, Any] = {"group_size": group_size, "columns": columns, "dtype": dtype}
     chosen = choose(values, scale, granularity, **options).implementation
-    return (reference if chosen == "torch" else dequantize_triton)(values, scale, granularity, **options)
+    return IMPLEMENTATIONS[chosen](values, scale, granularity, **options)

@@ -248,7 +248,7 @@ sparse_2_4_matmul.implementation("torch dense")(dense)
 
 # ---- what users call -------------------------------------------------------------------------------------------------
 
-PRODUCTS = {"torch": reference, "torch dense": dense, "triton": unpacking}
+PRODUCTS = {"torch": reference, "torch dense": dense, "triton": unpacking, "cuda": sparse_tensor_cores}
 UNPACKED_IN_REGISTERS = 128  # columns of b; 64 take 0.4 times what the dense matrix does, 4096 3.6 times (README)
 
 
@@ -277,6 +277,8 @@ def choose(a: Sparse24, b: Tensor) -> Choice:
         return Choice("torch", "the tensors are on the CPU, where weft runs the reference")
     if traced(a.values, b):
         return Choice("torch", "traced: PyTorch's own operators, of a dense matrix")
+    if a.shape[0] and b.shape[1] and not sparse_hopper.why_not(a.values, a.metadata, b):
+        return Choice("cuda", "on Hopper's sparse tensor cores", sparse_hopper.plans)
     if b.shape[1] > UNPACKED_IN_REGISTERS:
         return Choice(
             "torch dense", "unpacked to a dense matrix for a library's product, which is faster for many columns"
@@ -293,17 +295,18 @@ def sparse_2_4_matmul_function(a: Sparse24, b: Tensor) -> Tensor:
         b: [K, N], of the values' dtype and device, any strides.
 
     Returns:
-        [M, N] of b's dtype, contiguous, summed in fp32: the same bits every time. Of more than 128 columns it is a dense
-        product, of a matrix [M, K] that is made at every call. float32 is multiplied as
-        ``torch.get_float32_matmul_precision()`` says. Under autocast, values and b are cast as ``torch.mm`` casts them.
+        [M, N] of b's dtype, contiguous, summed in fp32: the same bits every time. Where sparse tensor cores do not take it
+        (they do 16-bit floats on sm_90, K a multiple of 128 and N of 8), of more than 128 columns it is a dense product, of a
+        matrix [M, K] that is made at every call. float32 is multiplied as ``torch.get_float32_matmul_precision()`` says. Under
+        autocast, values and b are cast as ``torch.mm`` casts them.
 
     Raises:
         TypeError: not a :class:`Sparse24`, dtypes that differ or are not these.
         ValueError: a b that is no matrix of K rows, or on another device.
         NotImplementedError: a gradient is wanted.
     """
-    choice = choose(a, b)
+    check(a, b)
     values, b = cast_for_products(a.values, b)
     if values is not a.values:
         a = Sparse24(values, a.metadata, a.shape, check=False)
-    return PRODUCTS[choice.implementation](a, b)
+    return PRODUCTS[choose(a, b).implementation](a, b)
