@@ -16,7 +16,7 @@ pytest.importorskip("cuda.bindings")
 import torch.nn.functional as F  # noqa: E402
 
 from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.matmul import hopper, tensor_maps  # noqa: E402
+from weft.operators.matmul import hopper, hopper_sizes, tensor_maps  # noqa: E402
 
 BF16, FP16, FP32, FP8, INT8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, torch.int8
 LAYOUTS = ("NN", "NT", "TN", "TT")
@@ -118,8 +118,8 @@ class Product:
         config = {"COLUMNS": case.columns, "STAGES": case.stages, "CLUSTER": case.cluster, "GROUP": 2,
                   "STREAM": int(case.stream)}  # fmt: skip
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(hopper.configuration, "trial", config)
-            patch.setattr(hopper, "LEAST_SHARE", 1)
+            patch.setattr(hopper_sizes.configuration, "trial", config)
+            patch.setattr(hopper_sizes, "LEAST_SHARE", 1)
             patch.setattr(hopper, "multiprocessors", lambda device: case.clusters * case.cluster)
             self.plan = hopper.HopperPlan(
                 self.a, self.b, case.out, *counts, case.scales == "blocks", case.two_levels, case.biased,

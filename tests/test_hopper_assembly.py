@@ -11,7 +11,7 @@ pytest.importorskip("cuda.bindings")
 from hopper_assembly import assembly, check_inner_loop  # noqa: E402
 from hopper_on_cpu import operands, plan  # noqa: E402
 
-from weft.operators.matmul import hopper  # noqa: E402
+from weft.operators.matmul import hopper, hopper_sizes  # noqa: E402
 
 
 @pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
@@ -76,7 +76,7 @@ def test_registers_of_all_warpgroups_fit():
     text = hopper.SOURCE.read_text()
     less, more = (int(re.search(rf"setmaxnreg\.{word}\.sync\.aligned\.u32 (\d+)", text)[1]) for word in ("dec", "inc"))
     assert less % 8 == more % 8 == 0
-    at_first = 65536 // hopper.THREADS // 8 * 8
+    at_first = 65536 // hopper_sizes.THREADS // 8 * 8
     assert less + 2 * more <= 3 * at_first
 
 

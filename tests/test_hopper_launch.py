@@ -11,24 +11,24 @@ from hopper_on_cpu import BF16, INT8, encode_tiled, operands, plan  # noqa: E402
 
 from weft.definition import Declined  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.matmul import hopper, tensor_maps  # noqa: E402
+from weft.operators.matmul import hopper, hopper_sizes, tensor_maps  # noqa: E402
 
 
 @pytest.mark.parametrize("m, n, k", [(1, 8, 8), (100, 24, 8), (130, 256, 72), (4096, 4096, 4096), (16384, 28672, 8192)])
 def test_what_a_launch_asks_for_fits(m, n, k):
     a, b = operands("NN", m, n, k)
     keys = [(90, "16-bit", layout, False, 4, m, n, k, 1) for layout in ("NN", "NNG")]
-    for gated, config in [(g, c) for g in (False, True) for c in (*hopper.candidates(*keys[g]), None)]:
-        hopper.configuration.trial = config
+    for gated, config in [(g, c) for g in (False, True) for c in (*hopper_sizes.candidates(*keys[g]), None)]:
+        hopper_sizes.configuration.trial = config
         try:
             with compiling_for(90, lambda *kernel: None):
                 made = hopper.HopperPlan(a, b, torch.float32, up=b if gated else None)
         finally:
-            hopper.configuration.trial = None
-        assert made.launch.shared_bytes <= hopper.SHARED
+            hopper_sizes.configuration.trial = None
+        assert made.launch.shared_bytes <= hopper_sizes.SHARED
         assert made.launch.grid[0] % made.launch.cluster == 0 and made.launch.grid[0] >= made.launch.cluster
         for of in made.maps:
-            assert max(of.box) <= 256 and of.box[0] * 2 <= hopper.LINE
+            assert max(of.box) <= 256 and of.box[0] * 2 <= hopper_sizes.LINE
             assert all(step > 0 and step % 16 == 0 for step in of.steps)
 
 
@@ -68,7 +68,7 @@ def test_launches_share_flags_of_their_stream_alone(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state["capturing"])
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: state["stream"], raising=False)
     config = {"COLUMNS": 64, "STAGES": 8, "CLUSTER": 1, "GROUP": 4, "STREAM": 1}
-    monkeypatch.setattr(hopper.configuration, "trial", config)
+    monkeypatch.setattr(hopper_sizes.configuration, "trial", config)
     a, b, c = (torch.empty(shape, dtype=BF16).as_subclass(OnGpu) for shape in ((128, 1024), (1024, 64), (128, 64)))
     made = hopper.HopperPlan(a, b)
     assert made.launch.grid[0] == 2 and made.launch.expression.endswith("true>"), "shares of 8 stages"
@@ -85,7 +85,7 @@ def test_launches_share_flags_of_their_stream_alone(monkeypatch):
     [(512, 10240, 8192, 1), (512, 6144, 4096, 0), (4096, 4096, 4096, 0), (8192, 8192, 8192, 0), (512, 256, 512, 0)],
 )
 def test_streaming_is_chosen_where_a_wave_is_left_over(m, n, k, stream):
-    assert hopper.heuristic(90, "16-bit", "NT", False, 2, m, n, k, 1)["STREAM"] == stream
+    assert hopper_sizes.heuristic(90, "16-bit", "NT", False, 2, m, n, k, 1)["STREAM"] == stream
 
 
 def test_what_does_not_go_with_a_product_is_declined_in_words():

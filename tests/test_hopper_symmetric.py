@@ -17,7 +17,7 @@ from hopper_assembly import assembly, check_inner_loop  # noqa: E402
 from hopper_on_cpu import BF16, FP16, Case  # noqa: E402
 
 from weft.definition import Declined  # noqa: E402
-from weft.operators.matmul import hopper  # noqa: E402
+from weft.operators.matmul import hopper, hopper_sizes  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class SymmetricProduct(played.Product):
         config = {"COLUMNS": case.columns, "STAGES": case.stages, "CLUSTER": case.cluster, "GROUP": 2,
                   "STREAM": int(case.stream)}  # fmt: skip
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(hopper, "LEAST_SHARE", 1)
+            patch.setattr(hopper_sizes, "LEAST_SHARE", 1)
             patch.setattr(hopper, "multiprocessors", lambda device: case.clusters * case.cluster)
             self.plan = hopper.HopperPlan(
                 self.a, self.b, case.out, symmetric=config, residual=self.residual if case.residual else None,
@@ -206,7 +206,7 @@ def test_every_tile_that_touches_the_lower_triangle_is_one_clusters(order, colum
         for group in (1, 3, 8):
             for matrices in (1, 2):
                 found = order(columns, cluster, m, matrices, group)
-                assert len(found) == len(set(found)) == hopper.triangle(m, columns, cluster) * matrices
+                assert len(found) == len(set(found)) == hopper_sizes.triangle(m, columns, cluster) * matrices
                 assert set(found) == {(*tile, z) for tile in wanted for z in range(matrices)}
                 assert [z for *_, z in found] == sorted(z for *_, z in found)
                 assert [r // group for r, _, z in found if not z] == sorted(r // group for r, _, z in found if not z)
@@ -236,8 +236,11 @@ def test_shared_memory_holds_a_slab_and_its_image(m, cluster):
     made = hopper.HopperPlan(
         a, a.mT, symmetric={"COLUMNS": 256, "STAGES": 4, "CLUSTER": cluster, "GROUP": 8, "STREAM": 0}
     ).launch
-    assert made.shared_bytes == 4 * (128 + 256) * 128 + 2 * 2 * 64 * 128 + hopper.BARRIERS <= hopper.SHARED
-    assert made.grid[0] == min(hopper.triangle(m, 256, cluster), hopper.multiprocessors(a.device) // cluster) * cluster
+    assert made.shared_bytes == 4 * (128 + 256) * 128 + 2 * 2 * 64 * 128 + hopper_sizes.BARRIERS <= hopper_sizes.SHARED
+    assert (
+        made.grid[0]
+        == min(hopper_sizes.triangle(m, 256, cluster), hopper.multiprocessors(a.device) // cluster) * cluster
+    )
 
 
 def test_what_does_not_go_with_a_mirror_image_is_declined_in_words():

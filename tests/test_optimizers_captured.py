@@ -13,7 +13,8 @@ pytest.importorskip("triton")
 from optimizer_samples import assert_close, set_gradients, weights  # noqa: E402
 
 from weft import optim  # noqa: E402
-from weft.operators.optimizer.table import Entry, Table  # noqa: E402
+from weft.operators.optimizer.entry import Entry  # noqa: E402
+from weft.operators.optimizer.table import Table  # noqa: E402
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 

@@ -21,7 +21,8 @@ from weft.operators.launch import Plan  # noqa: E402
 from weft.operators.optimizer import adam_calls  # noqa: E402
 from weft.operators.optimizer.adam_rule import ADAM  # noqa: E402
 from weft.operators.optimizer.call import tables  # noqa: E402
-from weft.operators.optimizer.table import Entry, Table  # noqa: E402
+from weft.operators.optimizer.entry import Entry  # noqa: E402
+from weft.operators.optimizer.table import Table  # noqa: E402
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from weft.operators.call import FLOATS, dense
 from weft.operators.optimizer.blockwise import blocks_of, dequantize, quantize
 from weft.operators.optimizer.call import same_order
+from weft.operators.optimizer.entry import Codes
 from weft.operators.optimizer.rule import Rule
-from weft.operators.optimizer.table import Codes
 
 OPTIONS = ("state_format", "block_size", "min_8bit_size", "code_rounding")  # of groups, of optimizers that have codes
 

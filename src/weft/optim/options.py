@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.operators.optimizer.entry import ROUNDINGS
 from weft.operators.optimizer.rule import Options
-from weft.operators.optimizer.table import ROUNDINGS
 
 EVERY: dict[str, Any] = {  # options of every optimizer and their defaults; those of PyTorch's first
     "maximize": False,

@@ -13,8 +13,8 @@ from weft.operators.call import FLOATS, dense
 from weft.operators.launch import INTERPRETING
 from weft.operators.optimizer import fastest
 from weft.operators.optimizer.call import same_order
+from weft.operators.optimizer.entry import Entry
 from weft.operators.optimizer.rule import Rule
-from weft.operators.optimizer.table import Entry
 from weft.optim import addresses, codes
 from weft.optim.addresses import MISSING, ODD, Addresses
 from weft.optim.batches import ADDRESS, Batches

@@ -9,7 +9,8 @@ from weft.definition import Declined
 from weft.operators.launch import Plans
 from weft.operators.matmul import hopper
 from weft.operators.matmul.batched_views import forms
-from weft.operators.matmul.hopper import LINE, ROWS, HopperPlan
+from weft.operators.matmul.hopper import HopperPlan
+from weft.operators.matmul.hopper_sizes import LINE, ROWS
 
 LEAST_COLUMNS = 64  # of a tile
 USEFUL = 2 / 3  # of what tiles multiply: where less is, a batch is left to cuBLAS

@@ -17,7 +17,8 @@ from weft.definition import Declined
 from weft.operators.configs import DTYPE_NAMES, Config, Configurations, grid_of
 from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned
 from weft.operators.launch import Plans, multiprocessors, target_sm
-from weft.operators.matmul.hopper import BARRIERS, GROUPS, LINE, MULTIPROCESSORS, SHARED, SIXTEEN_BITS, Shape, across
+from weft.operators.matmul.hopper import SIXTEEN_BITS, Shape, across
+from weft.operators.matmul.hopper_sizes import BARRIERS, GROUPS, LINE, MULTIPROCESSORS, SHARED
 from weft.operators.matmul.tensor_maps import Maps
 from weft.operators.matmul.tensor_maps import why_not as map_why_not
 

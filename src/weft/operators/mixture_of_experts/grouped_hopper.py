@@ -18,8 +18,9 @@ from weft.definition import Declined
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.cuda import CudaPlan
 from weft.operators.launch import Plans, multiprocessors
-from weft.operators.matmul import hopper
-from weft.operators.matmul.hopper import LINE, ROWS, SIXTEEN_BITS, TYPES, Factors, Shape
+from weft.operators.matmul import hopper, hopper_sizes
+from weft.operators.matmul.hopper import SIXTEEN_BITS, TYPES, Factors, Shape
+from weft.operators.matmul.hopper_sizes import LINE, ROWS
 from weft.operators.matmul.tensor_maps import FirstRows, LastRows, Maps
 from weft.operators.matmul.tensor_maps import why_not as map_why_not
 
@@ -45,7 +46,7 @@ def wide_enough(columns: int, cluster: int, abreast: int, gated: bool) -> bool:
 def stage_cycles(columns: int, cluster: int, abreast: int) -> float:
     """Of the tensor cores, or of L2 where its bytes take longer."""
     fetched = (ROWS // cluster + columns if abreast else ROWS + columns // cluster) * LINE
-    return max(4 * columns * hopper.COLUMN_COST[columns], fetched / FROM_L2)
+    return max(4 * columns * hopper_sizes.COLUMN_COST[columns], fetched / FROM_L2)
 
 
 def heuristic(sm: int, dtype: str, layout: str, groups: int, rows: int, n: int, k: int) -> Config:
@@ -53,26 +54,26 @@ def heuristic(sm: int, dtype: str, layout: str, groups: int, rows: int, n: int, 
     G for a gate; ``groups`` 0 stands for groups of terms, of which ``k`` are then in each."""
     gated = layout.endswith("G")
     ends: dict[tuple[int, int, int], float] = {}
-    for columns in hopper.widths(layout):
+    for columns in hopper_sizes.widths(layout):
         for cluster, abreast in FORMS:
             if not wide_enough(columns, cluster, abreast, gated):
                 continue
             height, width = size(columns, cluster, abreast, gated)
             tiles = groups * (rows / height + 0.5) if groups else -(-rows // height)
-            waves = max(tiles * -(-n // width) / (hopper.MULTIPROCESSORS // cluster), 1)
+            waves = max(tiles * -(-n // width) / (hopper_sizes.MULTIPROCESSORS // cluster), 1)
             cycles = (-(-k // DEPTH) + 1) * stage_cycles(columns, cluster, abreast)
             ends[columns, cluster, abreast] = waves * cycles
     columns, cluster, abreast = min(ends, key=ends.__getitem__)
-    stages = hopper.stages_that_fit(columns, 2, gated)
+    stages = hopper_sizes.stages_that_fit(columns, 2, gated)
     return {"COLUMNS": columns, "STAGES": stages, "CLUSTER": cluster, "ABREAST": abreast, "GROUP": 16}
 
 
 def candidates(sm: int, dtype: str, layout: str, groups: int, rows: int, n: int, k: int) -> Iterable[Config]:
     gated = layout.endswith("G")
-    for c in grid_of({"COLUMNS": hopper.widths(layout), "FORM": (0, 1, 2), "GROUP": hopper.GROUPS}):
+    for c in grid_of({"COLUMNS": hopper_sizes.widths(layout), "FORM": (0, 1, 2), "GROUP": hopper_sizes.GROUPS}):
         cluster, abreast = FORMS[c.pop("FORM")]
         if wide_enough(c["COLUMNS"], cluster, abreast, gated):
-            stages = hopper.stages_that_fit(c["COLUMNS"], 2, gated)
+            stages = hopper_sizes.stages_that_fit(c["COLUMNS"], 2, gated)
             yield {**c, "STAGES": stages, "CLUSTER": cluster, "ABREAST": abreast}
 
 
@@ -174,8 +175,8 @@ def _launch(
         f"{'SILU' if gated else 'NONE'}, false, {gate}, false, false, false, false, {of}, {grouped}, {abreast}>"
     )
     grid = min(tiles, multiprocessors(device) // cluster) * cluster
-    shared = hopper.shared_bytes(c, 2, gated)
-    return CudaPlan(hopper.SOURCE, kernel, (grid, 1), hopper.THREADS, (), cluster, shared)
+    shared = hopper_sizes.shared_bytes(c, 2, gated)
+    return CudaPlan(hopper.SOURCE, kernel, (grid, 1), hopper_sizes.THREADS, (), cluster, shared)
 
 
 def _box_of_b(c: Config, across: bool, gated: bool) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from weft.operators.cuda import CTYPES, CudaPlan
 from weft.operators.launch import multiprocessors
 from weft.operators.optimizer.cuda_table import CudaTable
-from weft.operators.optimizer.table import Entry
+from weft.operators.optimizer.entry import Entry
 
 SOURCE = Path(__file__).with_name("adam.cu")
 THREADS, BLOCKS = 512, 2  # of a block; blocks of a multiprocessor, of which one reads while the other begins a tensor

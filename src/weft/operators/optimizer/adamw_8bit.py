@@ -17,7 +17,8 @@ from weft.operators.optimizer import adam_8bit_peers, adam_calls, call, definiti
 from weft.operators.optimizer.adam_rule import ADAM
 from weft.operators.optimizer.adamw_8bit_cuda import CodedTable
 from weft.operators.optimizer.blockwise import BLOCKS, STATE_FORMATS, blocks_of, dequantize, quantize, random_bits
-from weft.operators.optimizer.table import Codes, Table
+from weft.operators.optimizer.entry import Codes
+from weft.operators.optimizer.table import Table
 
 Tensors = Sequence[Tensor]
 plain_adamw = adam_calls.reference(decoupled=True)

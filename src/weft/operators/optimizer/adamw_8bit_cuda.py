@@ -13,8 +13,8 @@ from weft.operators.launch import multiprocessors
 from weft.operators.optimizer import map_cells
 from weft.operators.optimizer.adam_rule import is_decoupled
 from weft.operators.optimizer.cuda_table import CudaTable
+from weft.operators.optimizer.entry import Entry
 from weft.operators.optimizer.rule import Rule
-from weft.operators.optimizer.table import Entry
 
 SOURCE = Path(__file__).with_name("adamw_8bit.cu")
 TABLES = 2 * 2**16  # bytes that look-ups of the dynamic map take, a block of threads

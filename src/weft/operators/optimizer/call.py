@@ -13,8 +13,9 @@ from weft.definition import Declined
 from weft.operators.call import FLOATS, Choice, check_tensor, dense, on_gpu, traced
 from weft.operators.launch import Plans, compile_request
 from weft.operators.optimizer import fastest
+from weft.operators.optimizer.entry import Codes, Entry
 from weft.operators.optimizer.rule import Rule
-from weft.operators.optimizer.table import Codes, Entry, Table
+from weft.operators.optimizer.table import Table
 
 Lists = dict[str, Sequence[Tensor]]  # name of an argument → its tensors
 

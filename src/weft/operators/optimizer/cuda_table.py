@@ -13,8 +13,9 @@ from torch import Tensor
 from weft.definition import Declined
 from weft.operators.cuda import CudaPlan
 from weft.operators.optimizer import kernels
+from weft.operators.optimizer.entry import Entry
 from weft.operators.optimizer.rule import Rule
-from weft.operators.optimizer.table import Entry, Table
+from weft.operators.optimizer.table import Table
 
 NOT_ASKED = torch.empty(0, device="cpu")  # whose address is null
 

@@ -11,8 +11,9 @@ from weft.operators.optimizer.adam_cuda import AdamTable
 from weft.operators.optimizer.adam_rule import ADAM
 from weft.operators.optimizer.adamw_8bit_cuda import CodedTable
 from weft.operators.optimizer.cuda_table import CudaTable
+from weft.operators.optimizer.entry import Entry
 from weft.operators.optimizer.rule import Rule
-from weft.operators.optimizer.table import Entry, Table
+from weft.operators.optimizer.table import Table
 
 FROM = 2**22  # elements in all; below, launching is what counts
 

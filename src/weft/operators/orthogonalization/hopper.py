@@ -15,8 +15,9 @@ from torch import Tensor
 from weft.definition import Declined
 from weft.operators.configs import Config, Configurations, grid_of
 from weft.operators.launch import Plans, target_sm
-from weft.operators.matmul import hopper
-from weft.operators.matmul.hopper import COLUMN_COST, LINE, MULTIPROCESSORS, ROWS, SHARED, SIXTEEN_BITS, HopperPlan
+from weft.operators.matmul import hopper, hopper_sizes
+from weft.operators.matmul.hopper import SIXTEEN_BITS, HopperPlan
+from weft.operators.matmul.hopper_sizes import COLUMN_COST, LINE, MULTIPROCESSORS, ROWS, SHARED
 
 # ---- configurations --------------------------------------------------------------------------------------------------
 
@@ -25,7 +26,7 @@ FROM_L2 = 48  # bytes a cycle that a block is assumed to get before tensor cores
 
 def _stages(columns: int) -> int:
     """As many as fit."""
-    rest = hopper.shared_bytes({"COLUMNS": columns, "STAGES": 0}, 2, symmetric=True)
+    rest = hopper_sizes.shared_bytes({"COLUMNS": columns, "STAGES": 0}, 2, symmetric=True)
     return min(8, (SHARED - rest) // ((ROWS + columns) * LINE))
 
 
@@ -34,14 +35,14 @@ def ends(columns: int, cluster: int, stream: int, m: int, k: int, matrices: int)
     two stages. Tiles are taken one after another, or streamed: then all end together, but sums are handed over."""
     fetched = (ROWS + columns / cluster) * LINE / FROM_L2
     stage, stages = max(4 * columns * COLUMN_COST[columns], fetched), -(-k * 2 // LINE)
-    tiles, clusters = hopper.triangle(m, columns, cluster) * matrices, MULTIPROCESSORS // cluster
+    tiles, clusters = hopper_sizes.triangle(m, columns, cluster) * matrices, MULTIPROCESSORS // cluster
     if not stream:
         return -(-tiles // clusters) * (stages + 2) * stage
-    if not (count := hopper.streamed(tiles, stages, clusters)):
+    if not (count := hopper_sizes.streamed(tiles, stages, clusters)):
         return math.inf
-    clusters = min(clusters, count * stages // hopper.LEAST_SHARE)
-    handed = (1 + -(-clusters // count)) * (ROWS * columns * 4 / hopper.HANDED_OVER + hopper.MEETING)
-    return hopper.GAIN * (tiles * (stages + 2) / clusters * stage + handed)
+    clusters = min(clusters, count * stages // hopper_sizes.LEAST_SHARE)
+    handed = (1 + -(-clusters // count)) * (ROWS * columns * 4 / hopper_sizes.HANDED_OVER + hopper_sizes.MEETING)
+    return hopper_sizes.GAIN * (tiles * (stages + 2) / clusters * stage + handed)
 
 
 def shapes() -> Iterable[tuple[int, int]]:
@@ -62,7 +63,7 @@ def heuristic(sm: int, dtype: str, layout: str, matrices: int, m: int, k: int) -
 
 def candidates(sm: int, dtype: str, layout: str, matrices: int, m: int, k: int) -> Iterable[Config]:
     for columns, cluster in shapes():
-        for c in grid_of({"GROUP": hopper.GROUPS, "STREAM": (0, 1)}):
+        for c in grid_of({"GROUP": hopper_sizes.GROUPS, "STREAM": (0, 1)}):
             if ends(columns, cluster, c["STREAM"], m, k, matrices) < math.inf:
                 yield {"COLUMNS": columns, "STAGES": _stages(columns), "CLUSTER": cluster, **c}
 
