@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from weft.operators.launch import Plan, compiling_for  # noqa: E402
-from weft.operators.matmul import descriptor_kernels, kernels  # noqa: E402
+from weft.operators.matmul import batched_kernels, descriptor_kernels, kernels  # noqa: E402
 from weft.operators.matmul.split_sums import SplitPlan  # noqa: E402
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
@@ -61,6 +61,10 @@ def test_who_goes_by_descriptors():
         (a, b[:, :1].expand(-1, 4096)),
     ):
         assert planned(*others).kernel is kernels.matmul_tiled
+    many = torch.empty(4, 4096, 4096, dtype=a.dtype, device="meta")
+    with compiling_for(90, lambda *compiled: None):  # batches whose rows follow one another are one matrix
+        assert batched_kernels.plan(many, b, "ieee").kernel is descriptor_kernels.matmul_descriptors
+        assert batched_kernels.plan(many, b, "ieee", torch.float32).kernel is kernels.matmul_tiled
     assert isinstance(planned(meta(64, 2**14), meta(2**14, 64)), SplitPlan)
 
 

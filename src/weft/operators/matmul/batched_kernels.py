@@ -157,7 +157,7 @@ def plan(a: Tensor, b: Tensor, precision: str, dtype: torch.dtype | None = None)
     sizes = (*(1,) * missing, *a.shape[:-2])
     matrices = sizes[0] * sizes[1] * sizes[2]
     if missing == LEVELS:
-        return kernels.plan(a, b, precision)
+        return kernels.plan(a, b, precision, dtype)
     steps = [(*(0,) * missing, *t.stride()[:-2]) for t in (a, b)]
     sizes_key = (bucket(matrices), bucket(m), bucket(n), bucket(k))
     even = all(step == 1 or step % 16 == 0 for t in (a, b) for step in t.stride())  # what Triton looks at

@@ -134,19 +134,19 @@ def split_of(tiles: int, steps: int, device: torch.device) -> int:
     return parts_of(min(multiprocessors(device) // max(tiles, 1), steps // LEAST_STEPS), steps)
 
 
-def plan(a: Tensor, b: Tensor, precision: str) -> Plan | SplitPlan:
-    """The launch of C = A·B into a new row-major C [M, N] of a's dtype.
+def plan(a: Tensor, b: Tensor, precision: str, dtype: torch.dtype | None = None) -> Plan | SplitPlan:
+    """The launch of C = A·B into a new row-major C [M, N] of a's dtype, or of ``dtype``.
 
     Tiles that do not fill the machine split their sums. A sum of very many terms becomes more exact too: tensor cores cut
     off what does not fit into the accumulator, an error that grows with the number of steps. Where nothing is split and TMA
-    takes the operands, it fetches them.
+    takes the operands (and a tile of C has room beside them: not in fp32), it fetches them.
     """
     (m, k), n = a.shape, b.shape[1]
     config = configuration(a.device, a.dtype, layout_of(a, b), precision, bucket(m), bucket(n), bucket(k))
     tile = {name: config[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP")}
     tiles = triton.cdiv(m, tile["BLOCK_M"]) * triton.cdiv(n, tile["BLOCK_N"])
     split = split_of(tiles, triton.cdiv(k, tile["BLOCK_K"]), a.device)
-    if split == 1 and descriptor_kernels.fits(a, b):
+    if split == 1 and dtype in (None, a.dtype) and descriptor_kernels.fits(a, b):
         return descriptor_kernels.plan(a, b)
     products = Plan(
         matmul_tiled,
