@@ -9,7 +9,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from weft.operators.launch import Plan, compiling_for  # noqa: E402
-from weft.operators.matmul import batched_kernels, descriptor_kernels, kernels  # noqa: E402
+from weft.operators.matmul import batched_kernels, descriptor_kernels, kernels, linear_activations, linear_kernels  # noqa: E402
+from weft.operators.matmul.linear_definition import reference  # noqa: E402
 from weft.operators.matmul.split_sums import SplitPlan  # noqa: E402
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
@@ -74,3 +75,41 @@ def test_no_part_of_a_split_sum_is_empty():
         for tiles in (1, 2, 5, 40):
             parts = kernels.split_of(tiles, steps, torch.device("cpu"))
             assert (parts - 1) * -(-steps // parts) < steps
+
+
+@pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
+@pytest.mark.parametrize("m, n, k", [(32, 64, 32), (40, 72, 88), (136, 40, 104)])
+@pytest.mark.parametrize("activation", [None, "gelu", "swiglu"])
+def test_a_linear_layer_by_descriptors_is_the_reference(layout, m, n, k, activation):
+    chosen = linear_activations.of(activation)
+    rows = 2 * n if chosen.gated else n
+    x, weight = stored(m, k, layout[0] == "T"), stored(rows, k, layout[1] == "N", seed=1)
+    bias, residual = (stored(1, rows, False, seed=2)[0] for _ in range(2))
+    residual = residual[:n].expand(m, n)  # any strides
+    if DEVICE != "cpu" and not descriptor_kernels.fits(x, weight.t()):
+        pytest.skip("another kernel's GPU")
+    for added, keep in ((True, True), (False, False)):
+        y = torch.full((m, n), torch.nan, dtype=x.dtype, device=DEVICE)
+        pre = torch.full((m, rows), torch.nan, dtype=x.dtype, device=DEVICE)
+        others = (bias.stride(0), *(residual.stride() if added else (0, 0)))
+        constants = {"F": chosen.forward, "GATED": chosen.gated, "BIAS": True, "RESIDUAL": added, "KEEP": keep}
+        linear_kernels.by_descriptors(x, weight, n, others, constants)(x, weight, bias, residual, y, pre)
+        expected = reference(
+            *(t.float() for t in (x, weight, bias)), residual.float() if added else None, activation=activation
+        )
+        torch.testing.assert_close(y.float(), expected, rtol=4e-3, atol=2e-2)
+        if keep:
+            torch.testing.assert_close(pre.float(), x.float() @ weight.float().t() + bias.float(), rtol=2e-3, atol=2e-2)
+        else:
+            assert pre.isnan().all()
+
+
+def test_which_linear_layers_go_by_descriptors():
+    def kernel(x: torch.Tensor, weight: torch.Tensor, sm: int = 90) -> object:
+        with compiling_for(sm, lambda *compiled: None):
+            return linear_kernels.plan(x, weight, x, x, "gelu", False, False, False, "ieee").kernel
+
+    x, weight = meta(4096, 4096), meta(8192, 4096)
+    assert kernel(x, weight) is linear_kernels.linear_descriptors
+    for others in ((x, weight, 89), (x.float(), weight.float()), (meta(8, 0), meta(8, 0)), (meta(64, 4100)[:, :4096], weight)):
+        assert kernel(*others) is linear_kernels.linear_tiled

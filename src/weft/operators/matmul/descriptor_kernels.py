@@ -20,35 +20,60 @@ from weft.operators.matmul import tensor_maps
 
 
 @triton.jit
+def place_of(tile, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr):
+    """The first row and column of a tile: they run in groups of GROUP tile rows, which share slices of both operands in L2."""
+    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    in_group = GROUP * tiles_n
+    first = tile // in_group * GROUP
+    height = min(tiles_m - first, GROUP)
+    return (first + tile % in_group % height) * BLOCK_M, tile % in_group // height * BLOCK_N
+
+
+@triton.jit
+def blocks_of(ptr, rows, K, step, ACROSS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr):
+    """The descriptor of an operand with ``rows`` rows of K terms. ACROSS: in memory they run along ``rows`` instead of K;
+    ``step``: elements from one line to the next."""
+    if ACROSS:
+        return tl.make_tensor_descriptor(ptr, [K, rows], [step, 1], [BLOCK_K, BLOCK])
+    else:
+        return tl.make_tensor_descriptor(ptr, [rows, K], [step, 1], [BLOCK, BLOCK_K])
+
+
+@triton.jit
+def left(blocks, m, k, ACROSS: tl.constexpr):
+    """[BLOCK_M, BLOCK_K] of a left operand."""
+    if ACROSS:
+        return blocks.load([k, m]).T
+    else:
+        return blocks.load([m, k])
+
+
+@triton.jit
+def right(blocks, n, k, ACROSS: tl.constexpr):
+    """[BLOCK_K, BLOCK_N] of a right operand."""
+    if ACROSS:
+        return blocks.load([k, n])
+    else:
+        return blocks.load([n, k]).T
+
+
+@triton.jit
 def matmul_descriptors(
     a_ptr, b_ptr, c_ptr, M, N, K, a_step, b_step, A_ACROSS: tl.constexpr, B_ACROSS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """C [M, N] = A·B, row-major, accumulated in fp32. Each program computes every ``num_programs``-th tile, in groups of GROUP
-    tile rows. ACROSS: the operand's rows run along M or N instead of K; ``step``: elements from one to the next. K is not 0.
-    What lies outside a matrix comes as zeros and is not stored."""
+    """C [M, N] = A·B, row-major, accumulated in fp32. Each program computes every ``num_programs``-th tile. ACROSS: the
+    operand's rows run along M or N instead of K; ``step``: elements from one to the next. K is not 0. What lies outside a
+    matrix comes as zeros and is not stored."""
     tl.assume(K > 0)  # as in matmul_tiled
-    if A_ACROSS:
-        a_blocks = tl.make_tensor_descriptor(a_ptr, [K, M], [a_step, 1], [BLOCK_K, BLOCK_M])
-    else:
-        a_blocks = tl.make_tensor_descriptor(a_ptr, [M, K], [a_step, 1], [BLOCK_M, BLOCK_K])
-    if B_ACROSS:
-        b_blocks = tl.make_tensor_descriptor(b_ptr, [K, N], [b_step, 1], [BLOCK_K, BLOCK_N])
-    else:
-        b_blocks = tl.make_tensor_descriptor(b_ptr, [N, K], [b_step, 1], [BLOCK_N, BLOCK_K])
+    a_blocks = blocks_of(a_ptr, M, K, a_step, A_ACROSS, BLOCK_M, BLOCK_K)
+    b_blocks = blocks_of(b_ptr, N, K, b_step, B_ACROSS, BLOCK_N, BLOCK_K)
     c_blocks = tl.make_tensor_descriptor(c_ptr, [M, N], [N, 1], [BLOCK_M, BLOCK_N])
-    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
-    in_group = GROUP * tiles_n
-    for tile in range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0)):
-        first = tile // in_group * GROUP
-        height = min(tiles_m - first, GROUP)
-        m = (first + tile % in_group % height) * BLOCK_M
-        n = tile % in_group // height * BLOCK_N
+    for tile in range(tl.program_id(0), tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N), tl.num_programs(0)):
+        m, n = place_of(tile, M, N, BLOCK_M, BLOCK_N, GROUP)
         acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for k in range(0, K, BLOCK_K):
-            a = a_blocks.load([k, m]).T if A_ACROSS else a_blocks.load([m, k])
-            b = b_blocks.load([k, n]) if B_ACROSS else b_blocks.load([n, k]).T
-            acc = tl.dot(a, b, acc)
+            acc = tl.dot(left(a_blocks, m, k, A_ACROSS), right(b_blocks, n, k, B_ACROSS), acc)
         c_blocks.store([m, n], acc.to(c_ptr.dtype.element_ty))
 
 
@@ -101,15 +126,28 @@ def fits(a: Tensor, b: Tensor) -> bool:
 def plan(a: Tensor, b: Tensor) -> Plan:
     """The launch of C = A·B for operands that :func:`fits`. Call it with (a, b, c)."""
     (m, k), n = a.shape, b.shape[1]
-    across, wide = a.stride(1) != 1, b.stride(1) == 1
-    layout = ("T" if across else "N") + ("N" if wide else "T")
+    layout = layout_of(a, b)
     config = configuration(a.device, layout, bucket(m), bucket(n), bucket(k))
     tiles = triton.cdiv(m, config["BLOCK_M"]) * triton.cdiv(n, config["BLOCK_N"])
     return DescriptorPlan(
         matmul_descriptors,
         (min(tiles, multiprocessors(a.device)),),
-        (m, n, k, a.stride(1 if across else 0), b.stride(0 if wide else 1)),
-        {"A_ACROSS": across, "B_ACROSS": wide, **{name: config[name] for name in config if name.isupper()}},
+        (m, n, k, *steps(a, b, layout)),
+        {
+            "A_ACROSS": layout[0] == "T",
+            "B_ACROSS": layout[1] == "N",
+            **{name: config[name] for name in config if name.isupper()},
+        },
         config["num_warps"],
         config["num_stages"],
     )
+
+
+def layout_of(a: Tensor, b: Tensor) -> str:
+    """NN, NT, TN or TT, of operands that :func:`fits`."""
+    return ("T" if a.stride(1) != 1 else "N") + ("N" if b.stride(1) == 1 else "T")
+
+
+def steps(a: Tensor, b: Tensor, layout: str) -> tuple[int, int]:
+    """Elements from one line of each operand in memory to the next."""
+    return a.stride(1 if layout[0] == "T" else 0), b.stride(0 if layout[1] == "N" else 1)

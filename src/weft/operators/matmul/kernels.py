@@ -18,6 +18,7 @@ from torch import Tensor
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.launch import INTERPRETING, Plan, Plans, multiprocessors
 from weft.operators.matmul import descriptor_kernels
+from weft.operators.matmul.descriptor_kernels import place_of
 from weft.operators.matmul.split_sums import SplitPlan, in_parts, parts_of
 
 PRECISIONS = ("ieee", "tf32", "tf32x3")
@@ -41,16 +42,9 @@ def matmul_tiled(
     is in them. EVEN_K: K is a multiple of BLOCK_K, so loads need no mask. FILLED: every program has terms to add. Rows and
     columns past the edge wrap around to valid ones and are not stored. With a SPLIT, program (tile, p) sums the p-th part of
     K, and C is [SPLIT, M, N]."""
-    tile = tl.program_id(0)
-    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
-    in_group = GROUP * tiles_n
-    first = tile // in_group * GROUP
-    height = min(tiles_m - first, GROUP)
-    tile_m = first + tile % in_group % height
-    tile_n = tile % in_group // height
-
-    m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
-    n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    m, n = place_of(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, GROUP)
+    m += tl.arange(0, BLOCK_M)
+    n += tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     a = a_ptr + (m % M).to(tl.int64)[:, None] * a_row + k.to(tl.int64)[None, :] * a_col  # [BLOCK_M, BLOCK_K]
     b = b_ptr + k.to(tl.int64)[:, None] * b_row + (n % N).to(tl.int64)[None, :] * b_col  # [BLOCK_K, BLOCK_N]

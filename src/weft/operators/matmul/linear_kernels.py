@@ -15,22 +15,17 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.operators.configs import Config, Configurations, bucket
-from weft.operators.launch import Plan, Plans
-from weft.operators.matmul import kernels, linear_activations
+from weft.operators.launch import Plan, Plans, multiprocessors
+from weft.operators.matmul import descriptor_kernels, kernels, linear_activations
+from weft.operators.matmul.descriptor_kernels import DescriptorPlan, blocks_of, left, place_of, right
 from weft.operators.matmul.kernels import round_to_tf32
 
 
 @triton.jit
 def tile_of_program(M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr):
-    """This program's rows and columns: tiles run in groups of GROUP tile rows, which share slices of both operands in L2."""
-    tile = tl.program_id(0)
-    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
-    in_group = GROUP * tiles_n
-    first = tile // in_group * GROUP
-    height = min(tiles_m - first, GROUP)
-    m = (first + tile % in_group % height) * BLOCK_M + tl.arange(0, BLOCK_M)
-    n = tile % in_group // height * BLOCK_N + tl.arange(0, BLOCK_N)
-    return m, n
+    """This program's rows and columns."""
+    m, n = place_of(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, GROUP)
+    return m + tl.arange(0, BLOCK_M), n + tl.arange(0, BLOCK_N)
 
 
 @triton.jit
@@ -39,6 +34,14 @@ def read(at, left, EVEN_K: tl.constexpr):
         return tl.load(at)
     else:
         return tl.load(at, mask=left, other=0.0)
+
+
+@triton.jit
+def with_bias(acc, acc_up, bias_ptr, column, N, bias_step, GATED: tl.constexpr):
+    acc += tl.load(bias_ptr + column * bias_step).to(tl.float32)[None, :]
+    if GATED:
+        acc_up += tl.load(bias_ptr + (column + N) * bias_step).to(tl.float32)[None, :]
+    return acc, acc_up
 
 
 @triton.jit
@@ -75,26 +78,17 @@ def products(
         x += BLOCK_K * x_col
         w += BLOCK_K * w_col
     if BIAS:
-        acc += tl.load(bias_ptr + column * bias_step).to(tl.float32)[None, :]
-        if GATED:
-            acc_up += tl.load(bias_ptr + (column + N) * bias_step).to(tl.float32)[None, :]
+        acc, acc_up = with_bias(acc, acc_up, bias_ptr, column, N, bias_step, GATED)
     return acc, acc_up
 
 
 @triton.jit
-def linear_tiled(
-    x_ptr, w_ptr, bias_ptr, residual_ptr, y_ptr, pre_ptr, M, N, K, x_row, x_col, w_row, w_col, bias_step, r_row, r_col,
-    F: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, KEEP: tl.constexpr,
-    EVEN_K: tl.constexpr, FILLED: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+def finish(
+    acc, acc_up, residual_ptr, y_ptr, pre_ptr, m, n, M, N, r_row, r_col,
+    F: tl.constexpr, GATED: tl.constexpr, RESIDUAL: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
-    """One program computes BLOCK_M × BLOCK_N of y, rounded once. KEEP also writes what the activation F was given: pre [M, N],
-    or [M, 2N] with GATED."""
-    m, n = tile_of_program(M, N, BLOCK_M, BLOCK_N, GROUP)
-    acc, acc_up = products(
-        x_ptr, w_ptr, bias_ptr, m, n, M, N, K, x_row, x_col, w_row, w_col, bias_step,
-        GATED, BIAS, EVEN_K, FILLED, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
-    )  # fmt: skip
+    """What follows the products of a tile: y, rounded once. KEEP also writes what the activation F was given: pre [M, N], or
+    [M, 2N] with GATED."""
     inside = (m[:, None] < M) & (n[None, :] < N)
     row, column = m.to(tl.int64)[:, None], n.to(tl.int64)[None, :]
     if KEEP:
@@ -110,6 +104,49 @@ def linear_tiled(
     if RESIDUAL:
         acc += tl.load(residual_ptr + row * r_row + column * r_col, mask=inside, other=0.0).to(tl.float32)
     tl.store(y_ptr + row * N + column, acc.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def linear_tiled(
+    x_ptr, w_ptr, bias_ptr, residual_ptr, y_ptr, pre_ptr, M, N, K, x_row, x_col, w_row, w_col, bias_step, r_row, r_col,
+    F: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, KEEP: tl.constexpr,
+    EVEN_K: tl.constexpr, FILLED: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """One program computes BLOCK_M × BLOCK_N of y."""
+    m, n = tile_of_program(M, N, BLOCK_M, BLOCK_N, GROUP)
+    acc, acc_up = products(
+        x_ptr, w_ptr, bias_ptr, m, n, M, N, K, x_row, x_col, w_row, w_col, bias_step,
+        GATED, BIAS, EVEN_K, FILLED, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
+    )  # fmt: skip
+    finish(acc, acc_up, residual_ptr, y_ptr, pre_ptr, m, n, M, N, r_row, r_col, F, GATED, RESIDUAL, KEEP)
+
+
+@triton.jit
+def linear_descriptors(
+    x_ptr, w_ptr, bias_ptr, residual_ptr, y_ptr, pre_ptr, M, N, K, x_step, w_step, bias_step, r_row, r_col,
+    F: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, KEEP: tl.constexpr,
+    X_ACROSS: tl.constexpr, W_ACROSS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """As linear_tiled, the operands fetched as matmul_descriptors does; each program computes every ``num_programs``-th
+    tile."""
+    tl.assume(K > 0)
+    x_blocks = blocks_of(x_ptr, M, K, x_step, X_ACROSS, BLOCK_M, BLOCK_K)
+    w_blocks = blocks_of(w_ptr, 2 * N if GATED else N, K, w_step, W_ACROSS, BLOCK_N, BLOCK_K)
+    for tile in range(tl.program_id(0), tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N), tl.num_programs(0)):
+        m, n = place_of(tile, M, N, BLOCK_M, BLOCK_N, GROUP)
+        acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        acc_up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        for k in range(0, K, BLOCK_K):
+            x = left(x_blocks, m, k, X_ACROSS)
+            acc = tl.dot(x, right(w_blocks, n, k, W_ACROSS), acc)
+            if GATED:
+                acc_up = tl.dot(x, right(w_blocks, n + N, k, W_ACROSS), acc_up)
+        rows, columns = m + tl.arange(0, BLOCK_M), n + tl.arange(0, BLOCK_N)
+        if BIAS:
+            acc, acc_up = with_bias(acc, acc_up, bias_ptr, (columns % N).to(tl.int64), N, bias_step, GATED)
+        finish(acc, acc_up, residual_ptr, y_ptr, pre_ptr, rows, columns, M, N, r_row, r_col, F, GATED, RESIDUAL, KEEP)
 
 
 # ---- plan ------------------------------------------------------------------------------------------------------------
@@ -130,6 +167,20 @@ def candidates(
 
 
 configuration = Configurations(__file__, "linear", heuristic, candidates)
+
+
+def heuristic_of_descriptors(sm: int, layout: str, gated: bool, m: int, n: int, k: int) -> Config:
+    """That of ``matmul``'s descriptors, measured where it was."""
+    like = descriptor_kernels.configuration
+    key = (layout, m, n, k)
+    return like.table(sm).get(like.key(*key)) or descriptor_kernels.heuristic(sm, *key)
+
+
+def candidates_of_descriptors(sm: int, layout: str, gated: bool, m: int, n: int, k: int) -> Iterable[Config]:
+    return descriptor_kernels.candidates(sm, layout, m, n, k)
+
+
+with_descriptors = Configurations(__file__, "linear_descriptors", heuristic_of_descriptors, candidates_of_descriptors)
 
 
 def tiling(x: Tensor, weight: Tensor, gated: bool, precision: str) -> tuple[Config, dict[str, Any], int]:
@@ -157,12 +208,38 @@ def plan(
 ) -> Plan:  # fmt: skip
     """Of ``(x, weight, bias, residual, y, pre)``, y and pre contiguous; any tensor stands in for what there is not."""
     chosen = linear_activations.of(activation)
-    config, tile, programs = tiling(x, weight, chosen.gated, precision)
-    steps = (*x.stride(), *weight.stride(), bias.stride(0) if biased else 0, *(residual.stride() if added else (0, 0)))
+    m, k = x.shape
     n = weight.shape[0] // (2 if chosen.gated else 1)
-    constants = {"F": chosen.forward, "GATED": chosen.gated, "BIAS": biased, "RESIDUAL": added, "KEEP": keep, **tile}
-    scalars = (x.shape[0], n, x.shape[1], *steps)
-    return Plan(linear_tiled, (programs,), scalars, constants, config["num_warps"], config["num_stages"])
+    others = (bias.stride(0) if biased else 0, *(residual.stride() if added else (0, 0)))
+    constants = {"F": chosen.forward, "GATED": chosen.gated, "BIAS": biased, "RESIDUAL": added, "KEEP": keep}
+    if descriptor_kernels.fits(x, weight.t()):
+        return by_descriptors(x, weight, n, others, constants)
+    config, tile, programs = tiling(x, weight, chosen.gated, precision)
+    scalars = (m, n, k, *x.stride(), *weight.stride(), *others)
+    return Plan(linear_tiled, (programs,), scalars, {**constants, **tile}, config["num_warps"], config["num_stages"])
+
+
+def by_descriptors(
+    x: Tensor, weight: Tensor, n: int, others: tuple[int, ...], constants: dict[str, Any]
+) -> DescriptorPlan:
+    (m, k), gated = x.shape, constants["GATED"]
+    layout = descriptor_kernels.layout_of(x, weight.t())
+    config = with_descriptors(x.device, layout, gated, bucket(m), bucket(weight.shape[0]), bucket(k))
+    columns = config["BLOCK_N"] // (2 if gated else 1)
+    return DescriptorPlan(
+        linear_descriptors,
+        (min(triton.cdiv(m, config["BLOCK_M"]) * triton.cdiv(n, columns), multiprocessors(x.device)),),
+        (m, n, k, *descriptor_kernels.steps(x, weight.t(), layout), *others),
+        {
+            **constants,
+            "X_ACROSS": layout[0] == "T",
+            "W_ACROSS": layout[1] == "N",
+            **{name: config[name] for name in config if name.isupper()},
+            "BLOCK_N": columns,
+        },
+        config["num_warps"],
+        config["num_stages"],
+    )
 
 
 plans = Plans(plan)
