@@ -9,7 +9,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from weft.operators.launch import Plan, compiling_for  # noqa: E402
-from weft.operators.matmul import batched_kernels, descriptor_kernels, kernels, linear_activations, linear_kernels  # noqa: E402
+from weft.operators.matmul import batched_kernels, descriptor_kernels, kernels, linear_activations  # noqa: E402
+from weft.operators.matmul import linear_kernels, linear_quantized_kernels  # noqa: E402
 from weft.operators.matmul.linear_definition import reference  # noqa: E402
 from weft.operators.matmul.split_sums import SplitPlan  # noqa: E402
 
@@ -93,7 +94,8 @@ def test_a_linear_layer_by_descriptors_is_the_reference(layout, m, n, k, activat
         pre = torch.full((m, rows), torch.nan, dtype=x.dtype, device=DEVICE)
         others = (bias.stride(0), *(residual.stride() if added else (0, 0)))
         constants = {"F": chosen.forward, "GATED": chosen.gated, "BIAS": True, "RESIDUAL": added, "KEEP": keep}
-        linear_kernels.by_descriptors(x, weight, n, others, constants)(x, weight, bias, residual, y, pre)
+        plan = linear_kernels.by_descriptors(linear_kernels.linear_descriptors, x, weight, n, others, constants)
+        plan(x, weight, bias, residual, y, pre)
         expected = reference(
             *(t.float() for t in (x, weight, bias)), residual.float() if added else None, activation=activation
         )
@@ -104,6 +106,28 @@ def test_a_linear_layer_by_descriptors_is_the_reference(layout, m, n, k, activat
             assert pre.isnan().all()
 
 
+@pytest.mark.parametrize("activation", [None, "swiglu"])
+def test_codes_of_a_linear_layer_by_descriptors(activation):
+    """Ragged tiles with a bias: what stands past the edge is no value, and the largest one is of those within it."""
+    m, n, k = 40, 72, 88
+    chosen = linear_activations.of(activation)
+    rows = 2 * n if chosen.gated else n
+    x, weight = stored(m, k, False) / 64, stored(rows, k, False, seed=1) / 64
+    bias = stored(1, rows, False, seed=2)[0]
+    if DEVICE != "cpu" and not descriptor_kernels.fits(x, weight.t()):
+        pytest.skip("another kernel's GPU")
+    scale = torch.full((), 0.05, device=DEVICE)
+    q = torch.zeros(m, n, dtype=torch.uint8, device=DEVICE)
+    amax = torch.zeros((), dtype=torch.int32, device=DEVICE)
+    constants = {"F": chosen.forward, "GATED": chosen.gated, "BIAS": True, "FORMAT": "int8", "HARDWARE": False}
+    kernel = linear_quantized_kernels.linear_quantized_descriptors
+    linear_kernels.by_descriptors(kernel, x, weight, n, (1,), constants)(x, weight, bias, scale, q, amax)
+    y = reference(x.float(), weight.float(), bias.float(), None, activation=activation)
+    torch.testing.assert_close(amax.view(torch.float32), y.abs().max(), rtol=2e-3, atol=2e-3)
+    expected = (y / 0.05).round().clamp(-127, 127)
+    assert (q.view(torch.int8).float() - expected).abs().max() <= 1
+
+
 def test_which_linear_layers_go_by_descriptors():
     def kernel(x: torch.Tensor, weight: torch.Tensor, sm: int = 90) -> object:
         with compiling_for(sm, lambda *compiled: None):
@@ -111,5 +135,10 @@ def test_which_linear_layers_go_by_descriptors():
 
     x, weight = meta(4096, 4096), meta(8192, 4096)
     assert kernel(x, weight) is linear_kernels.linear_descriptors
-    for others in ((x, weight, 89), (x.float(), weight.float()), (meta(8, 0), meta(8, 0)), (meta(64, 4100)[:, :4096], weight)):
+    for others in (
+        (x, weight, 89),
+        (x.float(), weight.float()),
+        (meta(8, 0), meta(8, 0)),
+        (meta(64, 4100)[:, :4096], weight),
+    ):
         assert kernel(*others) is linear_kernels.linear_tiled

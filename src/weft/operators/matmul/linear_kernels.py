@@ -123,6 +123,26 @@ def linear_tiled(
 
 
 @triton.jit
+def products_of_blocks(
+    x_blocks, w_blocks, bias_ptr, m, n, N, K, bias_step,
+    GATED: tl.constexpr, BIAS: tl.constexpr, X_ACROSS: tl.constexpr, W_ACROSS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """As products, of the tile that begins at m and n, its operands fetched by descriptors."""
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    acc_up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for k in range(0, K, BLOCK_K):
+        x = left(x_blocks, m, k, X_ACROSS)
+        acc = tl.dot(x, right(w_blocks, n, k, W_ACROSS), acc)
+        if GATED:
+            acc_up = tl.dot(x, right(w_blocks, n + N, k, W_ACROSS), acc_up)
+    if BIAS:
+        column = ((n + tl.arange(0, BLOCK_N)) % N).to(tl.int64)
+        acc, acc_up = with_bias(acc, acc_up, bias_ptr, column, N, bias_step, GATED)
+    return acc, acc_up
+
+
+@triton.jit
 def linear_descriptors(
     x_ptr, w_ptr, bias_ptr, residual_ptr, y_ptr, pre_ptr, M, N, K, x_step, w_step, bias_step, r_row, r_col,
     F: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, KEEP: tl.constexpr,
@@ -136,16 +156,24 @@ def linear_descriptors(
     w_blocks = blocks_of(w_ptr, 2 * N if GATED else N, K, w_step, W_ACROSS, BLOCK_N, BLOCK_K)
     for tile in range(tl.program_id(0), tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N), tl.num_programs(0)):
         m, n = place_of(tile, M, N, BLOCK_M, BLOCK_N, GROUP)
-        acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        acc_up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        for k in range(0, K, BLOCK_K):
-            x = left(x_blocks, m, k, X_ACROSS)
-            acc = tl.dot(x, right(w_blocks, n, k, W_ACROSS), acc)
-            if GATED:
-                acc_up = tl.dot(x, right(w_blocks, n + N, k, W_ACROSS), acc_up)
+        acc, acc_up = products_of_blocks(
+            x_blocks,
+            w_blocks,
+            bias_ptr,
+            m,
+            n,
+            N,
+            K,
+            bias_step,
+            GATED,
+            BIAS,
+            X_ACROSS,
+            W_ACROSS,
+            BLOCK_M,
+            BLOCK_N,
+            BLOCK_K,
+        )
         rows, columns = m + tl.arange(0, BLOCK_M), n + tl.arange(0, BLOCK_N)
-        if BIAS:
-            acc, acc_up = with_bias(acc, acc_up, bias_ptr, (columns % N).to(tl.int64), N, bias_step, GATED)
         finish(acc, acc_up, residual_ptr, y_ptr, pre_ptr, rows, columns, M, N, r_row, r_col, F, GATED, RESIDUAL, KEEP)
 
 
@@ -213,21 +241,22 @@ def plan(
     others = (bias.stride(0) if biased else 0, *(residual.stride() if added else (0, 0)))
     constants = {"F": chosen.forward, "GATED": chosen.gated, "BIAS": biased, "RESIDUAL": added, "KEEP": keep}
     if descriptor_kernels.fits(x, weight.t()):
-        return by_descriptors(x, weight, n, others, constants)
+        return by_descriptors(linear_descriptors, x, weight, n, others, constants)
     config, tile, programs = tiling(x, weight, chosen.gated, precision)
     scalars = (m, n, k, *x.stride(), *weight.stride(), *others)
     return Plan(linear_tiled, (programs,), scalars, {**constants, **tile}, config["num_warps"], config["num_stages"])
 
 
 def by_descriptors(
-    x: Tensor, weight: Tensor, n: int, others: tuple[int, ...], constants: dict[str, Any]
+    kernel: Any, x: Tensor, weight: Tensor, n: int, others: tuple[int, ...], constants: dict[str, Any]
 ) -> DescriptorPlan:
+    """The launch of a kernel that takes what linear_descriptors does: ``others`` follow the operands' steps."""
     (m, k), gated = x.shape, constants["GATED"]
     layout = descriptor_kernels.layout_of(x, weight.t())
     config = with_descriptors(x.device, layout, gated, bucket(m), bucket(weight.shape[0]), bucket(k))
     columns = config["BLOCK_N"] // (2 if gated else 1)
     return DescriptorPlan(
-        linear_descriptors,
+        kernel,
         (min(triton.cdiv(m, config["BLOCK_M"]) * triton.cdiv(n, columns), multiprocessors(x.device)),),
         (m, n, k, *descriptor_kernels.steps(x, weight.t(), layout), *others),
         {

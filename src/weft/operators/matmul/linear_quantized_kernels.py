@@ -7,10 +7,28 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.operators.launch import INTERPRETING, Plan, Plans, target_sm
-from weft.operators.matmul import linear_activations
-from weft.operators.matmul.linear_kernels import products, tile_of_program, tiling
+from weft.operators.matmul import descriptor_kernels, linear_activations
+from weft.operators.matmul.descriptor_kernels import blocks_of, place_of
+from weft.operators.matmul.linear_kernels import by_descriptors, products, products_of_blocks, tile_of_program, tiling
 from weft.operators.quantization.formats import FORMATS
 from weft.operators.quantization.rounding import encode
+
+
+@triton.jit
+def quantize(
+    acc, acc_up, scale_ptr, q_ptr, amax_ptr, m, n, M, N,
+    F: tl.constexpr, FORMAT: tl.constexpr, HARDWARE: tl.constexpr, GATED: tl.constexpr, PRECISE: tl.constexpr,
+):  # fmt: skip
+    """What follows the products of a tile: codes of y / scale, and the largest |y|."""
+    if GATED:
+        y = F(acc, acc_up, PRECISE)
+    else:
+        y = F(acc, PRECISE)
+    inside = (m[:, None] < M) & (n[None, :] < N)
+    magnitude = y.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    tl.atomic_max(amax_ptr, tl.max(tl.where(inside, magnitude, 0)), sem="relaxed")
+    code = encode(y * tl.div_rn(1.0, tl.load(scale_ptr)), 0, FORMAT, False, HARDWARE)
+    tl.store(q_ptr + m.to(tl.int64)[:, None] * N + n[None, :], code, mask=inside)
 
 
 @triton.jit
@@ -27,16 +45,56 @@ def linear_quantized_tiled(
         x_ptr, w_ptr, bias_ptr, m, n, M, N, K, x_row, x_col, w_row, w_col, bias_step,
         GATED, BIAS, EVEN_K, FILLED, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
     )  # fmt: skip
-    PRECISE: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
-    if GATED:
-        y = F(acc, acc_up, PRECISE)
-    else:
-        y = F(acc, PRECISE)
-    inside = (m[:, None] < M) & (n[None, :] < N)
-    magnitude = y.to(tl.int32, bitcast=True) & 0x7FFFFFFF  # past the edge stand values from within it
-    tl.atomic_max(amax_ptr, tl.max(magnitude), sem="relaxed")
-    code = encode(y * tl.div_rn(1.0, tl.load(scale_ptr)), 0, FORMAT, False, HARDWARE)
-    tl.store(q_ptr + m.to(tl.int64)[:, None] * N + n[None, :], code, mask=inside)
+    quantize(
+        acc,
+        acc_up,
+        scale_ptr,
+        q_ptr,
+        amax_ptr,
+        m,
+        n,
+        M,
+        N,
+        F,
+        FORMAT,
+        HARDWARE,
+        GATED,
+        x_ptr.dtype.element_ty == tl.float32,
+    )
+
+
+@triton.jit
+def linear_quantized_descriptors(
+    x_ptr, w_ptr, bias_ptr, scale_ptr, q_ptr, amax_ptr, M, N, K, x_step, w_step, bias_step,
+    F: tl.constexpr, FORMAT: tl.constexpr, HARDWARE: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr,
+    X_ACROSS: tl.constexpr, W_ACROSS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """As linear_quantized_tiled, the operands fetched as linear_descriptors does."""
+    tl.assume(K > 0)
+    x_blocks = blocks_of(x_ptr, M, K, x_step, X_ACROSS, BLOCK_M, BLOCK_K)
+    w_blocks = blocks_of(w_ptr, 2 * N if GATED else N, K, w_step, W_ACROSS, BLOCK_N, BLOCK_K)
+    for tile in range(tl.program_id(0), tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N), tl.num_programs(0)):
+        m, n = place_of(tile, M, N, BLOCK_M, BLOCK_N, GROUP)
+        acc, acc_up = products_of_blocks(
+            x_blocks,
+            w_blocks,
+            bias_ptr,
+            m,
+            n,
+            N,
+            K,
+            bias_step,
+            GATED,
+            BIAS,
+            X_ACROSS,
+            W_ACROSS,
+            BLOCK_M,
+            BLOCK_N,
+            BLOCK_K,
+        )
+        rows, columns = m + tl.arange(0, BLOCK_M), n + tl.arange(0, BLOCK_N)
+        quantize(acc, acc_up, scale_ptr, q_ptr, amax_ptr, rows, columns, M, N, F, FORMAT, HARDWARE, GATED, False)
 
 
 def plan(
@@ -44,17 +102,20 @@ def plan(
 ) -> Plan:
     """Of ``(x, weight, bias, scale, q as bytes, amax as int32)``; without a bias any tensor stands in for it."""
     chosen = linear_activations.of(activation)
-    config, tile, programs = tiling(x, weight, chosen.gated, precision)
     n = weight.shape[0] // (2 if chosen.gated else 1)
+    step = bias.stride(0) if biased else 0
     constants = {
         "F": chosen.forward,
         "FORMAT": format,
         "HARDWARE": FORMATS[format].mantissa > 0 and target_sm(x.device) >= 89 and not INTERPRETING,
         "GATED": chosen.gated,
         "BIAS": biased,
-        **tile,
     }
-    scalars = (x.shape[0], n, x.shape[1], *x.stride(), *weight.stride(), bias.stride(0) if biased else 0)
+    if descriptor_kernels.fits(x, weight.t()):
+        return by_descriptors(linear_quantized_descriptors, x, weight, n, (step,), constants)
+    config, tile, programs = tiling(x, weight, chosen.gated, precision)
+    constants |= tile
+    scalars = (x.shape[0], n, x.shape[1], *x.stride(), *weight.stride(), step)
     return Plan(linear_quantized_tiled, (programs,), scalars, constants, config["num_warps"], config["num_stages"])
 
 
