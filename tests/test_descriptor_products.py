@@ -9,8 +9,14 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from weft.operators.launch import Plan, compiling_for  # noqa: E402
-from weft.operators.matmul import batched_kernels, descriptor_kernels, kernels, linear_activations  # noqa: E402
-from weft.operators.matmul import linear_kernels, linear_quantized_kernels  # noqa: E402
+from weft.operators.matmul import (  # noqa: E402
+    batched_kernels,
+    descriptor_kernels,
+    kernels,
+    linear_activations,
+    linear_kernels,
+    linear_quantized_kernels,
+)
 from weft.operators.matmul.linear_definition import reference  # noqa: E402
 from weft.operators.matmul.split_sums import SplitPlan  # noqa: E402
 
