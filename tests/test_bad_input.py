@@ -154,6 +154,14 @@ REFUSED = [
         )
         for p in ("fp8", "IEEE", 3, ["ieee"])
     ),
+    *(
+        (name, call, ValueError, words)
+        for name, call, words in (
+            ("norm", lambda: ((x(3),), {"p": 10**400}), ["'p'", "is 1000", "fits a float"]),
+            ("causal_softmax", lambda: ((x(3, 3), 10**400), {}), ["'scale'", "is 1000", "fp32 can hold"]),
+            ("masked_softmax", lambda: ((x(3, 3), None, math.inf), {}), ["'scale'", "is inf", "fp32 can hold"]),
+        )
+    ),
     # devices
     ("vector_add", lambda: ((x(3), x(3, device="meta")), {}), ValueError, ["'y'", "meta", "'x'", DEVICE, "one device"]),
     ("vector_add", lambda: ((x(3, device="meta"), x(3)), {}), ValueError, ["'y'", "meta", "'x'", DEVICE, "one device"]),

@@ -4,7 +4,7 @@ labels out of range, in-place gradients."""
 from __future__ import annotations
 
 import pytest
-from where import DEVICE
+from where import DEVICE, python
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -90,7 +90,9 @@ def test_who_saved_the_logits_hears_that_they_were_overwritten():
 def test_an_in_place_gradient_needs_a_place_for_each_element():
     logits, target = drawn()
     wide = logits[:1].expand(9, 40).requires_grad_()
-    with pytest.raises(ValueError, match="inplace_backward=True and 'logits' with strides"):
+    with pytest.raises(
+        ValueError, match=r"inplace_backward=True and argument 'logits' of shape \(9, 40\) with strides"
+    ):
         ops.cross_entropy(wide, target, inplace_backward=True)
 
 
@@ -152,8 +154,14 @@ def test_flags_and_the_ignored_label_are_looked_at(options, error, message):
 
 def test_a_label_beyond_its_dtype_may_be_the_ignored_one():
     logits, target = drawn()
-    assert ops.cross_entropy(logits, target.int(), ignore_index=2**40).equal(ops.cross_entropy(logits, target))
-    definition.reference(logits, target.int(), ignore_index=2**40)
+    for ignored in (2**40, 2**32):  # which int32 would take for 0
+        wanted = ops.cross_entropy(logits, target)
+        assert ops.cross_entropy(logits, target.int(), ignore_index=ignored).equal(wanted)
+        for t in (target, target.int()):
+            torch.testing.assert_close(definition.reference(logits, t, ignore_index=ignored), wanted)
+    target[5] = 49
+    with pytest.raises(ValueError, match="label 49 in row 5"):
+        ops.cross_entropy(logits, target.int(), ignore_index=2**32 + 49, check_labels=True)
 
 
 def test_the_logits_of_an_ignored_row_are_not_looked_at():
@@ -184,7 +192,9 @@ def test_many_rows_are_summed_in_several_parts():
         ({"reduction": "average"}, "expected mean, sum, none"),
         ({"label_smoothing": 1.5}, "expected 0 … 1"),
         ({"soft_cap": 0.0}, "expected a positive number"),
+        *(({"soft_cap": cap}, "a positive number that fp32 can hold") for cap in (1e300, 1e-46, 10**400)),
         ({"z_loss": -1.0}, "expected a number of at least 0"),
+        ({"z_loss": 10**400}, "a number of at least 0 that fp32 can hold"),
         ({"weight": torch.ones(3)}, "one for each class"),
     ],
 )
@@ -193,6 +203,34 @@ def test_wrong_options_are_named(options, message):
     options = {k: v.to(DEVICE) if isinstance(v, torch.Tensor) else v for k, v in options.items()}
     with pytest.raises(ValueError, match=message):
         ops.cross_entropy(logits, target, **options)
+
+
+@pytest.mark.parametrize("function", [ops.cross_entropy, ops.cross_entropy_with_gradient])
+def test_a_weight_that_is_no_constant_tensor_is_named(function):
+    logits, target = drawn()
+    with pytest.raises(TypeError, match="argument 'weight'"):
+        function(logits, target, weight=[1.0] * 40)
+    with pytest.raises(ValueError, match="argument 'weight' wants a gradient"):
+        function(logits, target, weight=torch.ones(40, device=DEVICE, requires_grad=True))
+
+
+def test_a_gradient_on_a_cpu_is_summed_in_fp32_too():
+    """In a process of its own: this one interprets."""
+    program = """
+import torch, weft
+for dtype in (torch.bfloat16, torch.float16):
+    table = torch.zeros(2, 1, dtype=dtype, requires_grad=True)
+    weft.ops.embedding(torch.zeros(4000, dtype=torch.long), table).sum().backward()
+    assert table.grad[0].item() == torch.tensor(4000.0).to(dtype).item(), table.grad
+"""
+    done = python("-c", program)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("flag", [None, 0, 1, "no"])
+def test_a_flag_of_embedding_is_a_bool(flag):
+    with pytest.raises(TypeError, match=r"argument 'check_ids' is .*; expected True or False"):
+        ops.embedding(torch.zeros(3, dtype=torch.long, device=DEVICE), torch.ones(2, 2, device=DEVICE), check_ids=flag)
 
 
 @pytest.mark.parametrize("function", [ops.embedding, embedding.looked_up, embedding.reference])

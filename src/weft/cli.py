@@ -44,7 +44,19 @@ Names = Annotated[list[str] | None, typer.Argument(metavar="[OPERATOR]...", help
 Dtypes = Annotated[list[str] | None, typer.Option("--dtype", help="fp32, fp16 or bf16; may be repeated")]
 Implementations = Annotated[list[str] | None, typer.Option("--implementation", help="by name; may be repeated")]
 Directions = Annotated[list[str] | None, typer.Option("--direction", help="forward or backward; may be repeated")]
-WorkloadText = Annotated[str, typer.Option("--workload", help="a point of the axes: M=64,N=500,dim=0")]
+
+
+def _not_empty(context: typer.Context, parameter: typer.CallbackParam, value: str) -> str:
+    """An empty variable of a shell is no wish for every workload."""
+    said = context.get_parameter_source(parameter.name or "")
+    if said is not None and said.name == "COMMANDLINE" and not value.strip():
+        raise typer.BadParameter("is empty; expected a point of the axes, such as M=64,N=500")
+    return value
+
+
+WorkloadText = Annotated[
+    str, typer.Option("--workload", callback=_not_empty, help="a point of the axes: M=64,N=500,dim=0")
+]
 
 
 def _seed(value: int) -> int:

@@ -359,7 +359,7 @@ class Operator:
             raise UnknownName(f"dtype of '{self.name}'", dtype, self.dtypes)
         axes: dict[str, int] = {}
         options: dict[str, Any] = {}
-        for part in filter(None, (p.strip() for p in text.split(","))):
+        for part in (p.strip() for p in text.split(",")) if text.strip() else ():
             name, equals, value = part.partition("=")
             if not equals:
                 raise ValueError(

@@ -315,7 +315,7 @@ def points(
     """(operator, workload, direction) of a set, or of one workload that the user names."""
     dtypes, directions, operators = tuple(dtypes), tuple(directions), list(operators)
     known = {name for op in operators for name in op.workloads}
-    if not workload and which not in known:
+    if which not in known:
         raise UnknownName("workload set", which, known)
     for op in operators:
         if workload:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
@@ -207,9 +208,50 @@ def dense(x: torch.Tensor) -> bool:
     return True
 
 
+def check_flag(operator: str, argument: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{operator}: argument '{argument}' is {value!r:.40}; expected True or False")
+
+
 def overlapping(x: torch.Tensor) -> bool:
-    """Whether places of x share memory, as those of an expanded tensor do."""
-    return any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape, strict=True))
+    """Whether places of x may share memory, as those of an expanded tensor do: where a dimension's step is shorter than what
+    the dimensions of shorter steps span."""
+    span = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(x.stride(), x.shape, strict=True) if size > 1):
+        if stride < span:
+            return x.numel() > 0
+        span += stride * (size - 1)
+    return False
+
+
+def check_places(operator: str, argument: str, x: torch.Tensor, why: str) -> None:
+    """Raises ValueError where x is to be written over and its elements may share memory."""
+    if overlapping(x):
+        raise ValueError(
+            f"{operator}: {why} and argument '{argument}' of shape {tuple(x.shape)} with strides {x.stride()}; expected a "
+            "place in memory for each element"
+        )
+
+
+def sharing(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether a place of a is one of b's too; interleaved views of one tensor need not share any."""
+    if a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
+        return False
+    return np.shares_memory(np.asarray(_Places(a)), np.asarray(_Places(b)))
+
+
+class _Places:
+    """Where a tensor's elements lie, told to NumPy; nothing is read."""
+
+    def __init__(self, t: torch.Tensor):
+        size = t.element_size()
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": f"|V{size}",
+            "data": (t.data_ptr(), False),
+            "shape": tuple(t.shape),
+            "strides": tuple(stride * size for stride in t.stride()),
+        }
 
 
 def readable(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

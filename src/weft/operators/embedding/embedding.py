@@ -17,6 +17,7 @@ from weft.operators import mutants, peers
 from weft.operators.call import (
     Choice,
     check_device,
+    check_flag,
     check_tensor,
     differentiable,
     eager,
@@ -273,6 +274,7 @@ def check(ids: Tensor, table: Tensor, padding_idx: int | None, check_ids: bool) 
         raise TypeError(f"embedding: argument 'padding_idx' is {padding_idx!r}; expected an int or None")
     if padding_idx is not None and not -v <= padding_idx < v:
         raise ValueError(f"embedding: argument 'padding_idx' is {padding_idx}; expected {-v} … {v - 1}")
+    check_flag("embedding", "check_ids", check_ids)
     if check_ids:
         _check_ids(ids, v)
 
@@ -320,13 +322,13 @@ def embedding_function(
         [..., D], in the table's dtype.
 
     Raises:
-        TypeError: tensors of other dtypes.
+        TypeError: tensors of other dtypes, a ``padding_idx`` that is no int, a ``check_ids`` that is no bool.
         ValueError: a table that is no matrix, devices that differ, a padding_idx or (with ``check_ids``) an id out of range.
 
     The gradient is sorted and summed in fp32 in a fixed order: the same bits every time. It is dense.
     """
     if (
-        not check_ids
+        check_ids is False
         and eager(ids, table, autocast=True)
         and (ready := public_plans.of((ids, table), padding_idx)) is not None
     ):
@@ -334,5 +336,8 @@ def embedding_function(
         ready(ids, table, out)
         return out
     if choose(ids, table, padding_idx, check_ids=check_ids).implementation == "torch":
-        return looked_up(ids, table, padding_idx)
+        summed = not table.is_cuda and table.requires_grad and torch.is_grad_enabled()
+        return (reference if summed else looked_up)(
+            ids, table, padding_idx
+        )  # a table on a CPU is widened for its gradient
     return embedding_triton(ids, table, padding_idx)

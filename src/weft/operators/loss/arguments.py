@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from weft.operators.call import FLOATS, check_device, check_tensor, traced
+from weft.operators.call import FLOATS, check_device, check_flag, check_tensor, traced
 from weft.operators.loss.definition import REDUCTIONS
 from weft.operators.loss.kernels import Options
+
+FP32 = torch.finfo(torch.float32)
 
 
 def check(
@@ -38,6 +39,8 @@ def check(
                 f"{name}: argument 'weight' has shape {tuple(weight.shape)}; expected {tuple(logits.shape[1:])}, one for "
                 f"each class of 'logits' {tuple(logits.shape)}"
             )
+        if weight.requires_grad:
+            raise ValueError(f"{name}: argument 'weight' wants a gradient, which there is none of; expected a constant")
     if not isinstance(asked.ignore_index, int) or isinstance(asked.ignore_index, bool):
         raise TypeError(f"{name}: argument 'ignore_index' is {asked.ignore_index!r:.40}; expected an int")
     if not -(2**63) <= asked.ignore_index < 2**63:
@@ -45,19 +48,18 @@ def check(
     check_flag(name, "check_labels", check_labels)
     if not _number(asked.label_smoothing) or not 0 <= asked.label_smoothing <= 1:
         raise ValueError(f"{name}: argument 'label_smoothing' is {asked.label_smoothing!r}; expected 0 … 1")
-    if not _number(asked.z_loss) or not 0 <= asked.z_loss < math.inf:
-        raise ValueError(f"{name}: argument 'z_loss' is {asked.z_loss!r}; expected a number of at least 0")
-    if soft_cap is not None and (not _number(soft_cap) or not 0 < soft_cap < math.inf):
-        raise ValueError(f"{name}: argument 'soft_cap' is {soft_cap!r}; expected a positive number, or None for none")
+    if not _number(asked.z_loss) or not 0 <= asked.z_loss <= FP32.max:
+        raise ValueError(
+            f"{name}: argument 'z_loss' is {asked.z_loss!r:.40}; expected a number of at least 0 that fp32 can hold"
+        )
+    if soft_cap is not None and (not _number(soft_cap) or not FP32.tiny <= soft_cap <= FP32.max):
+        raise ValueError(
+            f"{name}: argument 'soft_cap' is {soft_cap!r:.40}; expected a positive number that fp32 can hold, or None for none"
+        )
     if asked.reduction not in REDUCTIONS:
         raise ValueError(f"{name}: argument 'reduction' is {asked.reduction!r}; expected {', '.join(REDUCTIONS)}")
     if check_labels:
         _check_labels(name, target, logits.shape[1], asked.ignore_index)
-
-
-def check_flag(name: str, argument: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise TypeError(f"{name}: argument '{argument}' is {value!r:.40}; expected True or False")
 
 
 def _number(value: Any) -> bool:
@@ -69,6 +71,7 @@ def _check_labels(name: str, target: Tensor, classes: int, ignore_index: int) ->
         raise ValueError(
             f"{name}: check_labels=True needs the values of 'target', which tracing does not know; expected False there"
         )
+    target = target.long()  # an ignore_index need not fit int32
     wrong = (target != ignore_index) & ((target < 0) | (target >= classes))
     if bool(wrong.any()):
         row = int(wrong.nonzero()[0])

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, differentiable, eager, on_gpu, traced
+from weft.operators.call import Choice, check_flag, check_places, differentiable, eager, on_gpu, traced
 from weft.operators.launch import Plans, target_sm
 from weft.operators.loss import cluster, one_program
-from weft.operators.loss.arguments import check, check_flag
+from weft.operators.loss.arguments import check
 from weft.operators.loss.calls import CrossEntropy
 from weft.operators.loss.definition import OPTIONS, WRONG, composed, gradient, inputs, reference, workloads
 from weft.operators.loss.kernels import ONE_PASS, Options
@@ -162,10 +162,8 @@ def choose(
     asked = Options(ignore_index, label_smoothing, z_loss, soft_cap or 0.0, reduction)
     check("cross_entropy", logits, target, weight, soft_cap, asked, check_labels)
     check_flag("cross_entropy", "inplace_backward", inplace_backward)
-    if weight is not None and weight.requires_grad:
-        raise ValueError(
-            "cross_entropy: argument 'weight' wants a gradient, which there is none of; expected a constant"
-        )
+    if inplace_backward and torch.is_grad_enabled() and logits.requires_grad:
+        check_places("cross_entropy", "logits", logits, "inplace_backward=True")
     if not on_gpu(logits):
         return Choice("torch", "the tensors are on the CPU, where weft runs the reference")
     if not logits.numel():
@@ -191,12 +189,16 @@ def _ready(logits: Tensor, target: Tensor, *call: Any) -> Ready | None:
     weight, rest = (call[0], call[1:]) if isinstance(call[0], Tensor) else (None, call)
     *options, reduction, wanted, inplace = rest
     ignore_index, label_smoothing, z_loss, soft_cap = options
-    named = {"label_smoothing": label_smoothing, "z_loss": z_loss, "soft_cap": soft_cap, "reduction": reduction}
-    chosen = choose(logits, target, weight=weight, ignore_index=ignore_index, **named).implementation
+    named: dict[str, Any] = {
+        "label_smoothing": label_smoothing,
+        "z_loss": z_loss,
+        "soft_cap": soft_cap,
+        "reduction": reduction,
+    }
+    named |= {"weight": weight, "ignore_index": ignore_index, "inplace_backward": inplace}
+    chosen = choose(logits, target, **named).implementation
     if chosen == "torch":
         return None
-    if inplace and wanted:
-        _check_places(logits)
     asked = Options(ignore_index, label_smoothing, z_loss, soft_cap or 0.0, reduction)
     made = wanted and reduction != "none" and logits.dtype != torch.float16
     w, dx = logits if weight is None else weight, torch.empty_like(logits) if made and not inplace else logits
@@ -204,14 +206,6 @@ def _ready(logits: Tensor, target: Tensor, *call: Any) -> Ready | None:
 
 
 ready_calls = Plans(_ready)
-
-
-def _check_places(logits: Tensor) -> None:
-    if 0 in logits.stride():
-        raise ValueError(
-            f"cross_entropy: inplace_backward=True and 'logits' with strides {logits.stride()}; expected a "
-            "place in memory for each element"
-        )
 
 
 @cross_entropy.function
@@ -258,7 +252,8 @@ def cross_entropy_function(
     underflow before the loss is scaled).
     """
     tensors = (logits, target) if weight is None else (logits, target, weight)
-    plain = check_labels is False and type(inplace_backward) is bool and (weight is None or not weight.requires_grad)
+    constant = weight is None or (isinstance(weight, Tensor) and not weight.requires_grad)
+    plain = check_labels is False and type(inplace_backward) is bool and constant
     if plain and eager(*tensors, gradient=True):
         wanted = logits.requires_grad and torch.is_grad_enabled()
         options = (ignore_index, label_smoothing, z_loss, soft_cap, reduction, wanted, inplace_backward)
@@ -283,8 +278,6 @@ def cross_entropy_function(
     if traced(logits, target):
         return cross_entropy_triton(logits, target, weight=weight, soft_cap=soft_cap, **named)
     wanted = torch.is_grad_enabled() and logits.requires_grad
-    if inplace_backward and wanted:
-        _check_places(logits)
     asked = Options(soft_cap=soft_cap or 0.0, **named)
     loss: Tensor = differentiable(CrossEntropy, logits, target, weight, asked, chosen, wanted, inplace_backward)
     return loss

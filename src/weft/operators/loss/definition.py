@@ -47,6 +47,7 @@ def composed(
 def reference(logits: Tensor, target: Tensor, *, ignore_index: int = -100, **options: Any) -> Tensor:
     """In fp32 or wider, rounded once; the logits of ignored rows count for nothing, whatever they are."""
     x = logits if logits.dtype == torch.float64 else logits.float()
+    target = target.long()  # an ignore_index need not fit int32
     x = x.masked_fill((target == ignore_index)[:, None], 0)
     label, outside = in_range(target, x.shape[1], ignore_index)
     stray = nan_where(outside, x)
@@ -92,6 +93,7 @@ def gradient(
 ) -> tuple[Tensor]:
     """The gradient by its formula, where autograd cannot be asked (inside a PyTorch operator)."""
     x = logits if logits.dtype == torch.float64 else logits.float()
+    target = target.long()
     counts = target != ignore_index
     label, outside = in_range(target, x.shape[1], ignore_index)
     x = x.masked_fill(~counts[:, None], 0) + nan_where(outside, x)[:, None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import torch
@@ -35,8 +36,16 @@ def in_order(x: Tensor, dim: int | None = None, keepdim: bool = False, order: fl
 reduction = Reduction("norm", in_order, FORMULAS.get, SPREADS.__getitem__, empty=True, wide_in_autocast=True)
 
 
+def order_of(p: float) -> float:
+    if not isinstance(p, (int, float)) or isinstance(p, bool):
+        raise TypeError(f"norm: argument 'p' is {p!r:.40}; expected a number")
+    if p != p or sys.float_info.max < abs(p) < math.inf:
+        raise ValueError(f"norm: argument 'p' is {p!r:.40}; expected an order that is a number and fits a float")
+    return float(p)
+
+
 def _call(function: Any) -> Any:
-    return lambda x, p=2.0, dim=None, keepdim=False: function(x, dim, keepdim, float(p))
+    return lambda x, p=2.0, dim=None, keepdim=False: function(x, dim, keepdim, order_of(p))
 
 
 reference = _call(in_order)
@@ -118,13 +127,12 @@ def norm_function(x: Tensor, p: float = 2.0, dim: int | None = None, keepdim: bo
 
     Gradients: 0 where the norm is 0; of order infinity shared evenly by all elements of the largest magnitude.
     """
-    if not isinstance(p, (int, float)) or isinstance(p, bool):
-        raise TypeError(f"norm: argument 'p' is {p!r}; expected a number")
-    if p < 0:
+    order = order_of(p)
+    if order < 0:
         front = reduction.check(x, dim, keepdim)
         if 0 in (x.shape if front is None else (x.shape[front],) if x.ndim else ()):
             raise ValueError(
                 f"norm: argument 'p' is {p} and 'x' has shape {tuple(x.shape)}, no elements along dim={dim}; expected an order "
                 "of at least 0, or elements"
             )
-    return reduction(x, dim, keepdim, float(p))
+    return reduction(x, dim, keepdim, order)

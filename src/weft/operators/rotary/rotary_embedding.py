@@ -16,11 +16,14 @@ from weft.operators import mutants, peers
 from weft.operators.call import (
     Choice,
     check_device,
+    check_flag,
+    check_places,
     check_same,
     check_tensor,
     differentiable,
     eager,
     on_gpu,
+    sharing,
     traced,
 )
 from weft.operators.launch import Plans
@@ -321,12 +324,19 @@ def check(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inp
     if sin.shape != cos.shape:
         raise ValueError(f"{name}: argument 'sin' has shape {tuple(sin.shape)} and 'cos' has {tuple(cos.shape)}")
     for argument, flag in (("interleaved", interleaved), ("inplace", inplace)):
-        if not isinstance(flag, bool):
-            raise TypeError(f"{name}: argument '{argument}' is {flag!r:.40}; expected True or False")
-    if inplace and any(
-        stride == 0 and size > 1 for x in (q, k) for stride, size in zip(x.stride(), x.shape, strict=True)
-    ):
-        raise ValueError(f"{name}: inplace=True and an expanded tensor; expected a place in memory for each element")
+        check_flag(name, argument, flag)
+    if inplace:
+        check_places(name, "q", q, "inplace=True")
+        check_places(name, "k", k, "inplace=True")
+
+
+def check_apart(q: Tensor, k: Tensor) -> None:
+    """What a plan does not know: whether q and k, both to be written over, lie apart."""
+    if sharing(q, k):
+        raise ValueError(
+            "rotary_embedding: inplace=True and arguments 'q' and 'k' that share memory; expected places of their own (as "
+            "disjoint views of one packed tensor have)"
+        )
 
 
 @rotary_embedding.choice
@@ -371,11 +381,13 @@ def rotary_embedding_function(
 
     Raises:
         TypeError: tensors of other dtypes, or options that are no bool.
-        ValueError: shapes or devices that do not fit, or ``inplace`` on an expanded tensor.
+        ValueError: shapes or devices that do not fit, or ``inplace`` on tensors whose elements share memory.
 
     The gradient is the rotation by the negative angles; cos and sin get one only through PyTorch's operators.
     Source: Su et al. 2021 (arXiv 2104.09864).
     """
+    if inplace is True and isinstance(q, Tensor) and isinstance(k, Tensor) and not traced(q, k):
+        check_apart(q, k)
     if eager(q, k, cos, sin, gradient=True, autocast=True):
         tables_fixed = not (cos.requires_grad or sin.requires_grad)
         if tables_fixed and takes.of((q, k, cos, sin), interleaved, inplace):

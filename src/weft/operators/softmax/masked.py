@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -55,14 +54,17 @@ def tolerance(reference: Callable[..., Tensor]) -> dict[str, Tolerance]:
     return {"forward": Tolerance(scale="element", ulps=2.0), "backward": Tolerance(scale=terms, terms=lambda w: 32)}
 
 
+LARGEST = torch.finfo(torch.float32).max
+
+
 def check(operator: str, x: Tensor, scale: float, least: int) -> None:
     """Raises TypeError or ValueError unless x is a floating tensor of ``least`` dimensions and scale a number."""
     check_tensor(operator, "x", x)
     if x.ndim < least:
         shape = "[..., S, T]" if least == 2 else "[..., N]"
         raise ValueError(f"{operator}: argument 'x' has shape {tuple(x.shape)}; expected {shape}")
-    if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not math.isfinite(scale):
-        raise ValueError(f"{operator}: argument 'scale' is {scale!r}; expected a finite number")
+    if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not -LARGEST <= scale <= LARGEST:
+        raise ValueError(f"{operator}: argument 'scale' is {scale!r:.40}; expected a number that fp32 can hold")
 
 
 def choose(*tensors: Tensor) -> Choice:
