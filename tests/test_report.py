@@ -317,6 +317,22 @@ def test_summary_takes_the_fastest_of_ours_and_says_where_it_is_least():
     assert never == "Not timed beside peers yet: `relu`."
 
 
+def test_a_peer_that_was_faster_in_an_earlier_run_is_no_win_in_the_summary():
+    ours = [
+        measurement("triton", 100.0, 90.0, ("torch", 150.0), run="b", workload="M=8,N=8"),
+        measurement("torch", 150.0, 90.0, run="b", workload="M=8,N=8"),
+    ]
+    alone = summary_table(ours, lambda _: SOURCE)
+    assert "1.50× | 1.50× torch `M=8,N=8`" in alone and "‡" not in alone
+    slower = measurement("liger", 160.0, 90.0, run="a", workload="M=8,N=8")
+    assert summary_table([*ours, slower], lambda _: SOURCE) == alone
+    wrong = measurement("liger", 90.0, 90.0, run="a", workload="M=8,N=8", details={"wrong": True})
+    assert summary_table([*ours, wrong], lambda _: SOURCE) == alone
+    faster = measurement("liger", 96.0, 90.0, run="a", workload="M=8,N=8")
+    table, note = summary_table([*ours, faster], lambda _: SOURCE).split("\n\n")
+    assert "0.96× | 0.96× liger‡ `M=8,N=8`" in table and note.startswith("‡ timed in an earlier run")
+
+
 def test_table_of_host_times_marks_only_what_is_old(store, tmp_path):
     for operator, source, us in (("add", "today", 13.0), ("mul", "before", 12.0)):
         for way, ratio in (("bare Triton launch", 1.0), ("weft.ops", us / 10)):

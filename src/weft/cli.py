@@ -40,7 +40,9 @@ HARDWARE, OPERATORS, CLUSTER, DOCUMENTS = "Hardware", "Operators", "Cluster", "D
 
 INTERRUPTED = "weft: interrupted; what was saved stays"
 
-Names = Annotated[list[str] | None, typer.Argument(metavar="[OPERATOR]...", help="operators; all when none is named")]
+Names = Annotated[
+    list[str] | None, typer.Argument(metavar="[OPERATOR]...", help="operators or families; all when none is named")
+]
 Dtypes = Annotated[list[str] | None, typer.Option("--dtype", help="fp32, fp16 or bf16; may be repeated")]
 Implementations = Annotated[list[str] | None, typer.Option("--implementation", help="by name; may be repeated")]
 Directions = Annotated[list[str] | None, typer.Option("--direction", help="forward or backward; may be repeated")]

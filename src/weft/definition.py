@@ -20,7 +20,7 @@ from typing import Any
 BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1, "int32": 4, "int64": 8}
 OURS = ("triton", "gluon", "cuda")  # back ends of weft's own implementations; all others are peers
 
-NAMES_TOLD = 100  # of those that there are, to whom names one that there is not
+NAMES_TOLD = 24  # up to so many, whoever names one that there is not is told all; of more the nearest, if any is near
 
 
 class UnknownName(ValueError):
@@ -30,8 +30,12 @@ class UnknownName(ValueError):
         known = sorted(known)
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
         hint = f"; did you mean '{near[0]}'?" if near else ""
-        more = f" … and {len(known) - NAMES_TOLD:,} more" if len(known) > NAMES_TOLD else ""
-        super().__init__(f"unknown {kind} '{name}'{hint} (there are: {', '.join(known[:NAMES_TOLD]) or 'none'}{more})")
+        told = ", ".join(known) or "none"
+        if near and len(known) > NAMES_TOLD:
+            told = (
+                ", ".join(sorted(difflib.get_close_matches(name, known, n=6, cutoff=0.0))) + f" … {len(known):,} in all"
+            )
+        super().__init__(f"unknown {kind} '{name}'{hint} (there are: {told})")
 
 
 class Declined(NotImplementedError):

@@ -63,12 +63,17 @@ def get(name: str) -> Operator:
 
 
 def select(wanted: Iterable[str] = ()) -> list[Operator]:
-    """The named operators, or all of them. Unknown names raise before anything is imported."""
-    wanted = list(dict.fromkeys(wanted))
+    """The named operators, those of a named family (its folder) that is no operator too, or all of them. Unknown names raise
+    before anything is imported."""
+    families: dict[str, list[str]] = {}
+    for name in names():
+        families.setdefault(family(name), []).append(name)
+    chosen: list[str] = []
     for name in wanted:
-        if name not in modules():
-            raise UnknownName("operator", name, names())
-    return [get(name) for name in wanted or names()]
+        if name not in modules() and name not in families:
+            raise UnknownName("operator", name, sorted({*names(), *families}))
+        chosen += [name] if name in modules() else families[name]
+    return [get(name) for name in dict.fromkeys(chosen) or names()]
 
 
 def implementations(operator: Operator, wanted: Iterable[str] = (), *, ladder: bool = False) -> list[Implementation]:

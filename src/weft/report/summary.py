@@ -10,6 +10,7 @@ from weft.report.markdown import grid
 from weft.report.quantities import NONE, dtype_key, is_rung, percent, ratio
 
 HEAD = ("operator", "direction", "dtype", "points")
+EARLIER = "‡"
 NUMBERS = ("share of ceiling, median", "least, at", "ratio to best peer, median", "least, at")
 
 
@@ -27,6 +28,7 @@ def summary_table(
     """
     fastest: dict[tuple[str, ...], Measurement] = {}
     known = set(operators)
+    measurements = list(measurements)
     timed = [
         m
         for m in measurements
@@ -39,14 +41,21 @@ def summary_table(
         point = (m.operator, m.direction, m.dtype, m.workload)
         if point not in fastest or m.time_us < fastest[point].time_us:
             fastest[point] = m
+    others: dict[tuple[str, ...], list[Measurement]] = {}
+    for m in latest(m for m in measurements if m.metric == "time" and m.cache == "cold" and m.device == "cuda"):
+        if not m.ours and "wrong" not in m.details:
+            others.setdefault((m.operator, m.direction, m.dtype, m.workload), []).append(m)
     rows: dict[tuple[str, str, str], list[Measurement]] = {}
     for m in fastest.values():
         rows.setdefault((m.operator, m.direction, m.dtype), []).append(m)
     if not rows:
         return "*No measurements yet.*"
     order = sorted(rows, key=lambda row: (row[0], row[1] != "forward", dtype_key(row[2])))
-    body = [[*row, str(len(rows[row])), *_share(rows[row]), *_ratio(rows[row])] for row in order]
+    body = [[*row, str(len(rows[row])), *_share(rows[row]), *_ratio(rows[row], others)] for row in order]
     lines = [grid([*HEAD, *NUMBERS], body, numbers_from=len(HEAD) - 1)]
+    if any(EARLIER in cell for row in body for cell in row):
+        faster = "timed in an earlier run, and faster there than each peer beside which ours was timed"
+        lines.append(f"{EARLIER} {faster}: a quotient of medians")
     earlier = {(m.operator, m.direction, m.dtype) for m in timed} - set(rows)
     if earlier:
         lines.append(
@@ -65,8 +74,14 @@ def _share(points: list[Measurement]) -> tuple[str, str]:
     return percent(statistics.median(share for share, _ in found)), f"{percent(least)} `{where}`"
 
 
-def _ratio(points: list[Measurement]) -> tuple[str, str]:
-    found = [(m.ratio_to_best_peer, m.workload, m.best_peer) for m in points if m.ratio_to_best_peer is not None]
+def _ratio(points: list[Measurement], others: dict[tuple[str, ...], list[Measurement]]) -> tuple[str, str]:
+    """Of pairs within a run; where a peer was faster in an earlier one than all of that run, the lesser of both counts."""
+    found = []
+    for m in points:
+        if m.ratio_to_best_peer is not None:
+            apart = [p for p in others.get((m.operator, m.direction, m.dtype, m.workload), ()) if p.run != m.run]
+            quotients = [(p.time_us / m.time_us, m.workload, p.implementation + EARLIER) for p in apart if p.time_us]
+            found.append(min([(m.ratio_to_best_peer, m.workload, m.best_peer), *quotients]))
     if not found:
         return NONE, NONE
     least, where, peer = min(found)
