@@ -123,12 +123,23 @@ def linear_tiled(
 
 
 @triton.jit
-def products_of_blocks(
-    x_blocks, w_blocks, bias_ptr, m, n, N, K, bias_step,
-    GATED: tl.constexpr, BIAS: tl.constexpr, X_ACROSS: tl.constexpr, W_ACROSS: tl.constexpr,
+def operands(
+    x_ptr, w_ptr, M, N, K, x_step, w_step, GATED: tl.constexpr, X_ACROSS: tl.constexpr, W_ACROSS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """As products, of the tile that begins at m and n, its operands fetched by descriptors."""
+    """The descriptors of x and w, as matmul_descriptors has them."""
+    x_blocks = blocks_of(x_ptr, M, K, x_step, X_ACROSS, BLOCK_M, BLOCK_K)
+    return x_blocks, blocks_of(w_ptr, 2 * N if GATED else N, K, w_step, W_ACROSS, BLOCK_N, BLOCK_K)
+
+
+@triton.jit
+def products_of_blocks(
+    x_blocks, w_blocks, bias_ptr, tile, M, N, K, bias_step,
+    GATED: tl.constexpr, BIAS: tl.constexpr, X_ACROSS: tl.constexpr, W_ACROSS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """A tile's rows, its columns, and as of ``products`` its products, the operands fetched by descriptors."""
+    m, n = place_of(tile, M, N, BLOCK_M, BLOCK_N, GROUP)
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     acc_up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for k in range(0, K, BLOCK_K):
@@ -139,7 +150,7 @@ def products_of_blocks(
     if BIAS:
         column = ((n + tl.arange(0, BLOCK_N)) % N).to(tl.int64)
         acc, acc_up = with_bias(acc, acc_up, bias_ptr, column, N, bias_step, GATED)
-    return acc, acc_up
+    return m + tl.arange(0, BLOCK_M), n + tl.arange(0, BLOCK_N), acc, acc_up
 
 
 @triton.jit
@@ -152,29 +163,12 @@ def linear_descriptors(
     """As linear_tiled, the operands fetched as matmul_descriptors does; each program computes every ``num_programs``-th
     tile."""
     tl.assume(K > 0)
-    x_blocks = blocks_of(x_ptr, M, K, x_step, X_ACROSS, BLOCK_M, BLOCK_K)
-    w_blocks = blocks_of(w_ptr, 2 * N if GATED else N, K, w_step, W_ACROSS, BLOCK_N, BLOCK_K)
+    x, w = operands(x_ptr, w_ptr, M, N, K, x_step, w_step, GATED, X_ACROSS, W_ACROSS, BLOCK_M, BLOCK_N, BLOCK_K)
     for tile in range(tl.program_id(0), tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N), tl.num_programs(0)):
-        m, n = place_of(tile, M, N, BLOCK_M, BLOCK_N, GROUP)
-        acc, acc_up = products_of_blocks(
-            x_blocks,
-            w_blocks,
-            bias_ptr,
-            m,
-            n,
-            N,
-            K,
-            bias_step,
-            GATED,
-            BIAS,
-            X_ACROSS,
-            W_ACROSS,
-            BLOCK_M,
-            BLOCK_N,
-            BLOCK_K,
+        m, n, acc, acc_up = products_of_blocks(
+            x, w, bias_ptr, tile, M, N, K, bias_step, GATED, BIAS, X_ACROSS, W_ACROSS, BLOCK_M, BLOCK_N, BLOCK_K, GROUP
         )
-        rows, columns = m + tl.arange(0, BLOCK_M), n + tl.arange(0, BLOCK_N)
-        finish(acc, acc_up, residual_ptr, y_ptr, pre_ptr, rows, columns, M, N, r_row, r_col, F, GATED, RESIDUAL, KEEP)
+        finish(acc, acc_up, residual_ptr, y_ptr, pre_ptr, m, n, M, N, r_row, r_col, F, GATED, RESIDUAL, KEEP)
 
 
 # ---- plan ------------------------------------------------------------------------------------------------------------

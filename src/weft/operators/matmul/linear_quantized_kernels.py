@@ -8,8 +8,14 @@ from torch import Tensor
 
 from weft.operators.launch import INTERPRETING, Plan, Plans, target_sm
 from weft.operators.matmul import descriptor_kernels, linear_activations
-from weft.operators.matmul.descriptor_kernels import blocks_of, place_of
-from weft.operators.matmul.linear_kernels import by_descriptors, products, products_of_blocks, tile_of_program, tiling
+from weft.operators.matmul.linear_kernels import (
+    by_descriptors,
+    operands,
+    products,
+    products_of_blocks,
+    tile_of_program,
+    tiling,
+)
 from weft.operators.quantization.formats import FORMATS
 from weft.operators.quantization.rounding import encode
 
@@ -45,22 +51,8 @@ def linear_quantized_tiled(
         x_ptr, w_ptr, bias_ptr, m, n, M, N, K, x_row, x_col, w_row, w_col, bias_step,
         GATED, BIAS, EVEN_K, FILLED, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
     )  # fmt: skip
-    quantize(
-        acc,
-        acc_up,
-        scale_ptr,
-        q_ptr,
-        amax_ptr,
-        m,
-        n,
-        M,
-        N,
-        F,
-        FORMAT,
-        HARDWARE,
-        GATED,
-        x_ptr.dtype.element_ty == tl.float32,
-    )
+    PRECISE: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
+    quantize(acc, acc_up, scale_ptr, q_ptr, amax_ptr, m, n, M, N, F, FORMAT, HARDWARE, GATED, PRECISE)
 
 
 @triton.jit
@@ -72,29 +64,12 @@ def linear_quantized_descriptors(
 ):  # fmt: skip
     """As linear_quantized_tiled, the operands fetched as linear_descriptors does."""
     tl.assume(K > 0)
-    x_blocks = blocks_of(x_ptr, M, K, x_step, X_ACROSS, BLOCK_M, BLOCK_K)
-    w_blocks = blocks_of(w_ptr, 2 * N if GATED else N, K, w_step, W_ACROSS, BLOCK_N, BLOCK_K)
+    x, w = operands(x_ptr, w_ptr, M, N, K, x_step, w_step, GATED, X_ACROSS, W_ACROSS, BLOCK_M, BLOCK_N, BLOCK_K)
     for tile in range(tl.program_id(0), tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N), tl.num_programs(0)):
-        m, n = place_of(tile, M, N, BLOCK_M, BLOCK_N, GROUP)
-        acc, acc_up = products_of_blocks(
-            x_blocks,
-            w_blocks,
-            bias_ptr,
-            m,
-            n,
-            N,
-            K,
-            bias_step,
-            GATED,
-            BIAS,
-            X_ACROSS,
-            W_ACROSS,
-            BLOCK_M,
-            BLOCK_N,
-            BLOCK_K,
+        m, n, acc, acc_up = products_of_blocks(
+            x, w, bias_ptr, tile, M, N, K, bias_step, GATED, BIAS, X_ACROSS, W_ACROSS, BLOCK_M, BLOCK_N, BLOCK_K, GROUP
         )
-        rows, columns = m + tl.arange(0, BLOCK_M), n + tl.arange(0, BLOCK_N)
-        quantize(acc, acc_up, scale_ptr, q_ptr, amax_ptr, rows, columns, M, N, F, FORMAT, HARDWARE, GATED, False)
+        quantize(acc, acc_up, scale_ptr, q_ptr, amax_ptr, m, n, M, N, F, FORMAT, HARDWARE, GATED, False)
 
 
 def plan(
