@@ -159,7 +159,14 @@ def test_host_times_are_taken_in_turn_and_compared_within_a_round(monkeypatch):
     monkeypatch.setattr(host, "host_time_us", timed)
     context = {"gpu": "G", "device": "cpu", "machine": {}, "versions": {}, "commit": "", "run": "", "time": ""}
     bench = SimpleNamespace(device="cpu", context=lambda op: context)
-    found = host.measure(bench, [registry.get("relu")])
+    found = list(host.measure(bench, [registry.get("relu")]))
     assert order == names * host.ROUNDS
     assert [m.time_us for m in found] == [1, 2, 3]
     assert [m.details["ratio_to_bare_launch"] for m in found] == [0.333, 0.667, 1]
+
+
+def test_what_pytorch_cannot_do_is_timed_without_it():
+    op = registry.get("adamw_8bit")
+    calls = host._calls(op, op.inputs(host.small(op), torch.Generator().manual_seed(0), "cpu"))
+    assert not any(name.startswith("torch") for name in calls)
+    calls["weft.ops"]()

@@ -285,32 +285,30 @@ def bench(
 
     if cache not in ("cold", "warm"):
         raise typer.BadParameter(f"--cache is '{cache}'; expected cold or warm")
-    if host:
-        measured = run.run_host(names or [], _device(), save=save)
-        if as_json:
-            _print_json({"records": [json.loads(m.to_json()) for m in measured]})
-        else:
-            out.print(terminal.host_table(measured))
-        return
     saver = Saver() if save else None
-    measured = run.run_bench(
-        names or [],
-        _device(),
-        note,
-        which=which,
-        workload=workload,
-        dtypes=dtype or [],
-        directions=direction or [],
-        implementations=implementation or [],
-        ladder=ladder,
-        cold=cache == "cold",
-        budget_s=budget,
-        saver=saver,
-        resume=resume,
-        jobs=jobs,
-    )
+    if host:
+        measured = run.run_host(names or [], _device(), saver=saver)
+    else:
+        measured = run.run_bench(
+            names or [],
+            _device(),
+            note,
+            which=which,
+            workload=workload,
+            dtypes=dtype or [],
+            directions=direction or [],
+            implementations=implementation or [],
+            ladder=ladder,
+            cold=cache == "cold",
+            budget_s=budget,
+            saver=saver,
+            resume=resume,
+            jobs=jobs,
+        )
     if as_json:
         _print_json({"records": [json.loads(m.to_json()) for m in measured]})
+    elif host:
+        out.print(terminal.host_table(measured))
     else:
         terminal.print_measurements(out, measured)
     if saver and saver.failure:

@@ -8,6 +8,7 @@ what slows the host for a while slows all of them; times and ratios are medians 
 from __future__ import annotations
 
 import contextlib
+import functools
 import statistics
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -22,10 +23,9 @@ from weft.source import source_hash
 from weft.timing import host_time_us
 
 
-def measure(bench: Any, operators: Iterable[Operator]) -> list[Measurement]:
-    """Host time of each operator in fp32: on its first ``host`` workload, or without one on its first ``quick`` one shrunk to
-    at most 32 Ki elements."""
-    found: list[Measurement] = []
+def measure(bench: Any, operators: Iterable[Operator]) -> Iterator[Measurement]:
+    """Host time of each operator in fp32, as it is measured: on its first ``host`` workload, or without one on its first
+    ``quick`` one shrunk to at most 32 Ki elements."""
     for op in operators:
         w = small(op)
         arguments = op.inputs(w, torch.Generator(bench.device).manual_seed(4), bench.device)
@@ -35,23 +35,20 @@ def measure(bench: Any, operators: Iterable[Operator]) -> list[Measurement]:
             us = statistics.median(times[name] for times in rounds)
             ratios = [times[name] / times[BARE] for times in rounds if BARE in times]
             details = {"ratio_to_bare_launch": round(statistics.median(ratios), 3)} if ratios else {}
-            found.append(
-                Measurement(
-                    operator=op.name,
-                    implementation=name,
-                    direction="forward",
-                    workload=str(w),
-                    dtype=w.dtype,
-                    time_us=float(f"{us:.4g}"),
-                    ours=name.startswith("weft"),
-                    metric="host time",
-                    cache="warm",
-                    host_us=float(f"{us:.4g}"),
-                    details=details,
-                    **{**bench.context(op), "source": source_hash(op.module)},
-                )
+            yield Measurement(
+                operator=op.name,
+                implementation=name,
+                direction="forward",
+                workload=str(w),
+                dtype=w.dtype,
+                time_us=float(f"{us:.4g}"),
+                ours=name.startswith("weft"),
+                metric="host time",
+                cache="warm",
+                host_us=float(f"{us:.4g}"),
+                details=details,
+                **{**bench.context(op), "source": source_hash(op.module)},
             )
-    return found
 
 
 BARE = "bare Triton launch"
@@ -78,18 +75,19 @@ def _product(axes: dict[str, int]) -> int:
 
 def _calls(op: Operator, arguments: dict[str, Any]) -> dict[str, Callable[[], Any]]:
     assert op.public is not None  # every operator has one
-    public, torch_function = op.public, op.implementations["torch"].function
+    functions = {"weft.ops": op.public}
+    if "torch" in op.implementations:
+        functions["torch"] = op.implementations["torch"].function
     wanted = {n: cases.map_tensors(cases.leaf, a) if n in op.differentiable else a for n, a in arguments.items()}
     calls: dict[str, Callable[[], Any]] = {
-        "weft.ops": lambda: public(**arguments),
-        "torch": lambda: torch_function(**arguments),
+        name: functools.partial(function, **arguments) for name, function in functions.items()
     }
     if op.differentiable:
-        calls["weft.ops, gradient wanted"] = lambda: public(**wanted)
-        calls["torch, gradient wanted"] = lambda: torch_function(**wanted)
-    public(**arguments)
+        for name, function in functions.items():
+            calls[f"{name}, gradient wanted"] = functools.partial(function, **wanted)
+    calls["weft.ops"]()
     with _recording() as launches:
-        public(**arguments)
+        calls["weft.ops"]()
     if launches:
         plan, tensors = launches[-1]
         kernel, options = plan.kernel, {"num_warps": plan.num_warps, "num_stages": plan.num_stages}

@@ -203,7 +203,7 @@ def _nothing(
     return f"nothing to measure: {names} {'has' if len(operators) == 1 else 'have'} no such set or dtype"
 
 
-def run_host(names: Iterable[str], device: str, *, save: bool = False) -> list[Measurement]:
+def run_host(names: Iterable[str], device: str, *, saver: Saver | None = None) -> list[Measurement]:
     """Measures what a call costs on the host.
 
     Raises:
@@ -216,10 +216,11 @@ def run_host(names: Iterable[str], device: str, *, save: bool = False) -> list[M
     from weft.bench.compare import Bench
     from weft.hardware.ceilings import Ceilings
 
-    measured = host.measure(Bench(device, Ceilings(device)), operators)
-    if save:
-        for m in measured:
-            Store().append(m.gpu, m.operator, m)
+    measured = []
+    for m in host.measure(Bench(device, Ceilings(device)), operators):
+        measured.append(m)
+        if saver:
+            saver(m)
     return measured
 
 
