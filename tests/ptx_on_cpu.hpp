@@ -681,6 +681,7 @@ inline Play play_of(const std::string &name) {
       {"div.rn.f32", [](Call &c) { c.set(0, c.as<float>(1) / c.as<float>(2)); }},
       {"ex2.approx.ftz.f32", [](Call &c) { c.set(0, std::exp2(c.as<float>(1))); }},
       {"rcp.approx.f32", [](Call &c) { c.set(0, 1.f / c.as<float>(1)); }},
+      {"rcp.rn.f32", [](Call &c) { c.set(0, 1.f / c.as<float>(1)); }},
       {"sqrt.rn.f32", [](Call &c) { c.set(0, std::sqrt(c.as<float>(1))); }},
       {"rcp.approx.ftz.f32", [](Call &c) { c.set(0, flushed(1.f / flushed(c.as<float>(1)))); }},
       {"sqrt.approx.ftz.f32", [](Call &c) { c.set(0, std::sqrt(flushed(c.as<float>(1)))); }},

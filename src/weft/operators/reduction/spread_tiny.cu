@@ -1,11 +1,11 @@
-// The gradient of norms of dense rows of 3, 5, 6 or 7 elements of 16 bits: x is read and dx written 16 bytes at a time.
+// The gradient of norms of dense rows of 3, 5, 6 or 7 elements: x is read and dx written 16 bytes at a time.
 //
 // A row is no power of two of bytes, so neighbouring threads' elements never lie side by side in memory. As in tiny.cu, a warp
-// moves its rows 16 bytes a lane between memory and shared memory of its own, and there a thread has 8 rows: N vectors, which it
-// replaces by their gradient. No thread waits for another warp.
+// moves its rows 16 bytes a lane between memory and shared memory of its own, and there a thread has as many rows as 16 bytes
+// hold elements: N vectors, which it replaces by their gradient. No thread waits for another warp.
 #include "prelude.cuh"
 
-constexpr int EACH = 8, ROWS = 32 * EACH;  // rows of a thread, of a warp
+template <typename T> constexpr int EACH = 16 / sizeof(T);  // rows of a thread
 
 template <typename T, int COUNT> __device__ __forceinline__ void store_shared(T *p, const Words<T, COUNT> &w) {
 #pragma unroll
@@ -18,15 +18,18 @@ template <typename T, int COUNT> __device__ __forceinline__ void store_shared(T 
 // ---- formulas, named and meant as in kernels.py: what depends on a row alone, and an element's gradient from it ---------
 
 struct direction {
-  static __device__ __forceinline__ float of_row(float y) {
+  template <typename T> static __device__ __forceinline__ float of_row(float y) {
     float r;
-    asm("rcp.approx.f32 %0, %1;" : "=f"(r) : "f"(y));  // off by one unit of fp32 at most, and no branch
+    if constexpr (sizeof(T) == 4)
+      asm("rcp.rn.f32 %0, %1;" : "=f"(r) : "f"(y));
+    else
+      asm("rcp.approx.f32 %0, %1;" : "=f"(r) : "f"(y));  // off by one unit of fp32 at most, and no branch
     return y == 0.f ? 0.f : r;
   }
   static __device__ __forceinline__ float of(float x, float row, float dy) { return x * row * dy; }
 };
 struct signed_by {
-  static __device__ __forceinline__ float of_row(float) { return 0.f; }
+  template <typename> static __device__ __forceinline__ float of_row(float) { return 0.f; }
   static __device__ __forceinline__ float of(float x, float, float dy) {
     return ((x > 0.f ? 1.f : 0.f) - (x < 0.f ? 1.f : 0.f)) * dy;
   }
@@ -36,7 +39,7 @@ struct signed_by {
 template <typename T, int N, typename F, int THREADS>
 __global__ void __launch_bounds__(THREADS) spread_tiny(const T *x, const T *y, const T *dy, T *dx, i64 M) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  constexpr int E = EACH;
+  constexpr int E = EACH<T>, ROWS = 32 * E;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const i64 first = (i64(blockIdx.x) * (THREADS / 32) + warp) * ROWS, left = M - first;
   if (left <= 0) return;
@@ -67,7 +70,7 @@ __global__ void __launch_bounds__(THREADS) spread_tiny(const T *x, const T *y, c
   unpack(load_shared<T, E * N>(mine), f);  // 8 lanes N vectors apart: 8 groups of 4 banks, 4 where N is 6
 #pragma unroll
   for (int r = 0; r < E; r++) {
-    const float one = F::of_row(row[r]);
+    const float one = F::template of_row<T>(row[r]);
 #pragma unroll
     for (int n = 0; n < N; n++) f[r * N + n] = F::of(f[r * N + n], one, g[r]);
   }

@@ -1,12 +1,10 @@
-"""The launch of ``spread_tiny.cu``: the gradient of norms of order 1 and 2 of dense rows of 3, 5, 6 or
-7 elements of 16 bits."""
+"""The launch of ``spread_tiny.cu``: the gradient of norms of order 1 and 2 of dense rows of 3, 5, 6 or 7 elements."""
 
 from __future__ import annotations
 
 import ctypes
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from weft.definition import Declined
@@ -30,8 +28,8 @@ def plan(x: Tensor, dy: Tensor, v: View, dx: View, strides: tuple[int, int], spr
         raise Declined("the kernel takes gradients of norms of order 1 and 2")
     if reason := kept_tiny.why_not(x, v, dx):
         raise Declined(reason)
-    if x.dtype not in (torch.float16, torch.bfloat16) or dy.dtype != x.dtype:
-        raise Declined(f"a gradient of {dy.dtype} for {x.dtype}; the kernel takes one 16-bit float for both")
+    if dy.dtype != x.dtype:
+        raise Declined(f"a gradient of {dy.dtype} for {x.dtype}; the kernel takes one dtype for both")
     if (v.M > 1 and strides[0] != 1) or not pointer_aligned(dy):
         raise Declined("a gradient that is not dense, or does not begin on 16 bytes")
     rows = kept_tiny.rows_of_block(x.dtype)
