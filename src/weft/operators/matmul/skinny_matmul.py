@@ -14,9 +14,9 @@ from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, cast_for_products, check_same, check_tensor, eager, on_gpu
+from weft.operators.call import Choice, cast_for_products, check_same, check_tensor, eager, on_gpu, traced
 from weft.operators.launch import Plans, compile_request
-from weft.operators.matmul import skinny_hopper
+from weft.operators.matmul import skinny_gradient, skinny_hopper
 from weft.operators.matmul.skinny_kernels import plans
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 
@@ -48,9 +48,15 @@ def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor
 def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     x, w = ctx.saved_tensors
     dx = torch.mm(dy, w) if ctx.needs_input_grad[0] else None
-    of_one = len(x) == 1  # an outer product is no sum: cuBLAS took 108 µs of 8192² where writing takes 32
-    dw = (dy.t() * x if of_one else torch.mm(dy.t(), x)) if ctx.needs_input_grad[1] else None
+    dw = _of_weight(dy, x) if ctx.needs_input_grad[1] else None
     return dx, dw, dy.sum(0) if ctx.needs_input_grad[2] else None
+
+
+def _of_weight(dy: Tensor, x: Tensor) -> Tensor:
+    few = 0 < len(x) <= skinny_gradient.MOST_ROWS and on_gpu(x)
+    if few and not torch.is_grad_enabled() and not traced(dy, x):
+        return skinny_gradient.of_weight(dy, x)
+    return torch.mm(dy.t(), x)
 
 
 @torch.library.custom_op("weft::skinny_matmul_cuda", mutates_args=())
