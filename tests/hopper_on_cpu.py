@@ -202,12 +202,12 @@ def encode_tiled(
         kinds.CU_TENSOR_MAP_DATA_TYPE_INT32: 4,
     }[kinds(kind)]  # fmt: skip
     sound = (
-        made % 64 == 0 and address % 16 == 0 and rank in (3, 4) and interleave == 0 and swizzle == 3 and fill == 0
+        made % 64 == 0 and address % 16 == 0 and rank in (3, 4) and interleave == 0 and fill == 0
+        and swizzle == {64: 2, 128: 3}.get(box[0] * size)
         and all(0 < s <= 2**32 for s in sizes)
         and all(s % 16 == 0 and 0 < s < 2**40 for s in steps)
         and all(0 < b <= 256 for b in box)
         and list(element_steps) == [1] * rank
-        and box[0] * size % 16 == 0 and box[0] * size <= 128
     )  # fmt: skip
     words = (ctypes.c_ulonglong * 16).from_address(made)
     fourth = [] if rank == 4 else [1]

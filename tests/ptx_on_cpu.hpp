@@ -198,11 +198,13 @@ inline void check_inside(const Box &map, u64 address, u64 bytes, const char *wha
 
 inline void move(Block &block, u32 shared, const Box &map, int x, int y, int z, int w, bool load) {
   if (!load && (x < 0 || y < 0 || z < 0 || w < 0)) fail("a store at negative coordinates: an illegal instruction on an H200");
-  if (shared % 1024 || map.box[0] * map.size != 128) fail("a swizzled box begins on 1024 bytes and has rows of 128");
+  const u32 pitch = map.box[0] * map.size, lines = pitch / 16 - 1;  // a row's 16 bytes change places with the number of its line, modulo so many and one
+  if (shared % 1024 || (pitch != 128 && pitch != 64)) fail("a swizzled box begins on 1024 bytes and has rows of 128, or of 64");
   check_inside(map, map.address, 1, "a tensor map begins outside of its tensor");  // may be a fault, whatever the box is
   for (u32 row = 0; row < map.box[1]; row++)
     for (u32 column = 0; column < map.box[0]; column++) {
-      unsigned char *here = at(block, swizzled(shared + row * 128 + column * map.size), map.size);
+      const u32 plain = shared + row * pitch + column * map.size;
+      unsigned char *here = at(block, plain ^ (plain >> 7 & lines) << 4, map.size);
       const i64 c = i64(x) + column, r = i64(y) + row;
       const bool inside = c >= 0 && r >= 0 && z >= 0 && w >= 0 && c < i64(map.sizes[0]) && r < i64(map.sizes[1]) && z < i64(map.sizes[2]) && w < i64(map.sizes[3]);
       auto *there = reinterpret_cast<unsigned char *>(map.address + c * map.size + r * map.steps[0] + z * map.steps[1] + w * map.steps[2]);
@@ -329,7 +331,7 @@ inline void load_four_matrices(Call &c) {
 }
 
 template <typename Sum> inline Play product_of(int n, int size, Sum (*value)(const unsigned char *)) {
-  if (n != 8 && n != 16 && n != 32 && n != 64 && n != 128 && n != 192 && n != 256) fail("wgmma of another width");
+  if (n != 8 && n != 16 && n != 32 && n != 64 && n != 128 && n != 160 && n != 192 && n != 256) fail("wgmma of another width");
   return [=](Call &c) {
     Sum *const d = static_cast<Sum *>(c.operand(0).where);
     for (int i = 0; i < n / 2; i++)

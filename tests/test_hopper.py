@@ -26,6 +26,11 @@ CASES = {
     **{f"fp16 {layout} 192 columns": Case(FP16, FP16, layout, 192, n=392, k=136, stages=4) for layout in ("NN", "NT")},
     "192 columns, fp32 out, residual": Case(columns=192, stages=4, n=264, out=FP32, residual="apart", beta=0.5),
     "192 columns, a residual in place": Case(columns=192, n=264, residual="C", alpha=0.75, biased=True, matrices=2, k=72),
+    **{f"bf16 {layout} 160 columns, cluster of 2": Case(layout=layout, columns=160, stages=5, cluster=2, m=392, n=456)
+       for layout in ("NT", "TT")},
+    "160 columns, a residual in place": Case(FP16, FP16, columns=160, n=264, residual="C", alpha=0.75, biased=True, k=72),
+    "160 columns, fp32 out, residual": Case(columns=160, stages=4, n=264, out=FP32, residual="apart", beta=0.5),
+    "fp8, 160 columns, scales of rows and columns": Case(FP8, BF16, columns=160, n=328, k=400, scales="rows", amax=True),
     "256 columns, no cluster": Case(columns=256, m=136, n=264, k=136),
     "64 columns, cluster of 2, batched, padded": Case(cluster=2, matrices=2, padded=True),
     "padded, K apart": Case(FP16, BF16, "TN", padded=True),
@@ -75,6 +80,7 @@ STREAMED = {
     "streamed: cluster of 2": Case(columns=256, stages=4, cluster=2, m=264, n=264, k=264, clusters=3, stream=True),
     "streamed: cluster of 2, K apart": Case(layout="TN", columns=192, cluster=2, m=264, n=392, k=264, clusters=4, stream=True),
     "streamed: 192 columns": Case(columns=192, m=136, n=392, k=264, clusters=4, stream=True, biased=True),
+    "streamed: 160 columns": Case(columns=160, m=136, n=392, k=264, clusters=4, stream=True, activation="GELU"),
     "streamed: batched": Case(m=72, n=72, k=264, matrices=3, clusters=4, stream=True),
     "streamed: a residual": Case(n=72, m=392, k=328, clusters=5, stream=True, residual="C", beta=0.5, biased=True, matrices=2),
     "streamed: gated, cluster of 2": Case(
@@ -124,7 +130,11 @@ MISTAKES = {
         PLAIN, "CONSUMERS / 32 * CLUSTER", "2 * CLUSTER", "if (lane < CLUSTER)", "if (thread < CLUSTER)"),
     "too few bytes expected": (PLAIN, "barrier_expect(&full[place], STAGE)", "barrier_expect(&full[place], A_BYTES)"),
     "both consumers take the same rows": (PLAIN, "+ mine * ATOM, b_at", ", b_at"),
-    "C's rows not swizzled": (PLAIN, "((j ^ r % 8) * 16)", "j * 16"),
+    "C's rows not swizzled": (PLAIN, "vector_of_c(r, j), pack", "place_of_c + r * PITCH + j * 16, pack"),
+    "half a slab's rows swizzled as a whole one's": (
+        CASES["bf16 NT 160 columns, cluster of 2"], "% (PITCH / 16)", "% 8"),
+    "half a slab's bytes expected as a whole one's": (
+        CASES["160 columns, a residual in place"], "ADDED * 64 * PITCH", "ADDED * ATOM"),
     "C's stores not fenced": (PLAIN, 'asm volatile("fence.proxy.async.shared::cta;" ::: "memory");', ""),
     "C's slab overwritten while TMA reads it": (
         PLAIN, 'asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");  // what was put before has left its place', ""),
@@ -170,7 +180,7 @@ MISTAKES = {
     "a residual for whoever computes": (STREAMED["streamed: a residual"], "thread == 0 && walk.from == 0", "thread == 0"),
     "scales from the first stage on": (
         STREAMED["streamed: in blocks"], "shape.m - 1)) * depths + walk.from", "shape.m - 1)) * depths"),
-    "codes' rows not swizzled": (CODES["codes"], "((j / 2 ^ r % 8) * 16)", "j / 2 * 16"),
+    "codes' rows not swizzled": (CODES["codes"], "vector_of_c(r, j / 2) +", "place_of_c + r * PITCH + j / 2 * 16 +"),
     "codes in the wrong half of 16 bytes": (CODES["codes"], "j % 2 * 8 + lane", "(1 - j % 2) * 8 + lane"),
     "codes of a scale that is multiplied by": (CODES["codes"], "1.f / *a_scale", "*a_scale"),
     "the largest value of codes": (

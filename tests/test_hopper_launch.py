@@ -82,10 +82,17 @@ def test_launches_share_flags_of_their_stream_alone(monkeypatch):
 
 @pytest.mark.parametrize(
     "m, n, k, stream",
-    [(512, 10240, 8192, 1), (512, 6144, 4096, 0), (4096, 4096, 4096, 0), (8192, 8192, 8192, 0), (512, 256, 512, 0)],
+    [(512, 11264, 8192, 1), (512, 6144, 4096, 0), (4096, 4096, 4096, 0), (8192, 8192, 8192, 0), (512, 256, 512, 0)],
 )
 def test_streaming_is_chosen_where_a_wave_is_left_over(m, n, k, stream):
     assert hopper_sizes.heuristic(90, "16-bit", "NT", False, 2, m, n, k, 1)["STREAM"] == stream
+
+
+def test_160_columns_are_chosen_where_they_fill_two_waves_and_can_be():
+    at = (False, 2, 512, 10240, 8192, 1)
+    assert hopper_sizes.heuristic(90, "16-bit", "NT", *at)["COLUMNS"] == 160
+    assert all(hopper_sizes.heuristic(90, "16-bit", layout, *at)["COLUMNS"] != 160 for layout in ("NN", "NTG"))
+    assert not {160, 192} & set(hopper_sizes.widths("NT", 1, True)), "slabs of codes have 128"
 
 
 def test_what_does_not_go_with_a_product_is_declined_in_words():

@@ -37,7 +37,8 @@
 // type Added.
 //
 // Maps have boxes of A: 128 rows (64 x 64 with A_ACROSS, 64 rows with ABREAST); B, up: the rows of their [N, K] view that a block fetches at a time (with
-// B_ACROSS 64 columns by 64 of K, or by 32 if two blocks share 192 columns); R, C: 64 rows of 128 bytes.
+// B_ACROSS 64 columns by 64 of K, or by 32 if two blocks share 192 columns); R, C: 64 rows of 128 bytes, or
+// of 64 where a tile's row is no whole number of these (160 columns of 16 bits).
 template <typename T, typename O, int COLUMNS, int STAGES, int CLUSTER, bool A_ACROSS, bool B_ACROSS, int SCALES, bool TWO_LEVELS, bool BIASED,
           int ACTIVATION, bool RESIDUAL = false, bool GATED = false, bool AMAX = false, bool STREAM = false,
           bool SYMMETRIC = false, bool SECOND = false, typename Added = O, int GROUPED = WHOLE, bool ABREAST = false>
@@ -50,12 +51,14 @@ __global__ void __launch_bounds__(THREADS, 1)
   constexpr int DEPTH = LINE / int(sizeof(T));  // elements of K in a stage
   constexpr int A_BYTES = ROWS * LINE, STAGE = A_BYTES + COLUMNS * LINE;
   constexpr int WIDTH = GATED ? COLUMNS / 2 : COLUMNS;  // of C in a tile; the other half of B's columns are those of up
-  constexpr int SLAB = LINE / int(sizeof(O)), SLABS = WIDTH / SLAB, HELD = SYMMETRIC || SLABS % 2 ? 1 : 2;  // of C, in columns; at a time
+  constexpr int PITCH = WIDTH * int(sizeof(O)) % LINE ? LINE / 2 : LINE;  // bytes of a slab's row
+  constexpr int SLAB = PITCH / int(sizeof(O)), SLABS = WIDTH / SLAB, HELD = SYMMETRIC || SLABS % 2 ? 1 : 2;  // of C, in columns; at a time
   static_assert(!INTEGERS<O> || (INTEGERS<Sum> && !SCALES && !TWO_LEVELS && !BIASED && !ACTIVATION && !RESIDUAL && !GATED && !AMAX),
                 "sums in int32 leave as they are");
   constexpr int STAGED = SYMMETRIC ? 2 : HELD, ADDED = SECOND ? 2 : HELD;  // places for C; what a residual fills of them
   static_assert(!SYMMETRIC || (sizeof(O) == 2 && !SCALES && !TWO_LEVELS && !BIASED && !ACTIVATION && !GATED && !AMAX),
                 "the mirror image is of 16-bit floats, and of nothing that rows and columns do not share");
+  static_assert(PITCH == LINE || (!SYMMETRIC && GROUPED == WHOLE), "a mirrored or cut slab has rows of 128 bytes");
   constexpr bool CODES = sizeof(O) == 1;
   static_assert((!SECOND || (SYMMETRIC && RESIDUAL)) && (CODES || sizeof(Added) == sizeof(O)), "a second residual is of symmetric products");
   static_assert(!CODES || (!SCALES && !RESIDUAL && !SYMMETRIC && GROUPED == WHOLE), "a scale that is given is all there is");
@@ -113,7 +116,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     auto fetch_residual = [&](int row, int column, int matrix) {
       if (SYMMETRIC && column > row) return;  // nothing of it is stored
       asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-      barrier_expect(&residual[mine], ADDED * ATOM);
+      barrier_expect(&residual[mine], ADDED * 64 * PITCH);
       for (int slab = 0; slab < HELD; slab++) fetch(staged + slab * ATOM, r_map, column + slab * SLAB, row, matrix, &residual[mine]);
       if constexpr (SECOND) fetch(staged + ATOM, up_map, column, row, matrix, &residual[mine]);
     };
@@ -270,10 +273,11 @@ __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
         for (int slab = 0; slab < HELD; slab++) {
           unsigned char *place_of_c = staged + slab * ATOM;
-          // The 16 bytes of a row change places with the row's number, as in TMA's swizzle.
+          // The 16 bytes of a row change places with the number of the line that the row is in, as in TMA's swizzle.
+          auto vector_of_c = [&](int r, int sixteen) { return place_of_c + r * PITCH + ((sixteen ^ r * PITCH / LINE % (PITCH / 16)) * 16); };
           auto mine_of_c = [&](int j, int h) {
             const int r = 16 * warp + lane / 4 + 8 * h, sixteen = sizeof(O) == 2 ? j : 2 * j + lane % 4 / 2;
-            return place_of_c + r * LINE + ((sixteen ^ r % 8) * 16) + (sizeof(O) == 2 ? lane % 4 * 4 : lane % 2 * 8);
+            return vector_of_c(r, sixteen) + (sizeof(O) == 2 ? lane % 4 * 4 : lane % 2 * 8);
           };
           float values[SLAB / 8][4];
 #pragma unroll
@@ -315,12 +319,11 @@ __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
               for (int h = 0; h < 2; h++) {
                 const int r = 16 * warp + lane / 4 + 8 * h;
-                unsigned char *const sixteen = place_of_c + r * LINE + ((j / 2 ^ r % 8) * 16);
-                *reinterpret_cast<unsigned short *>(sixteen + j % 2 * 8 + lane % 4 * 2) = codes_of(v[2 * h] * inverse, v[2 * h + 1] * inverse);
+                *reinterpret_cast<unsigned short *>(vector_of_c(r, j / 2) + j % 2 * 8 + lane % 4 * 2) = codes_of(v[2 * h] * inverse, v[2 * h + 1] * inverse);
               }
             } else if constexpr (sizeof(O) == 2) {  // 8 rows of 16 bytes a matrix
               const int r = 16 * warp + lane % 16;
-              store_matrices(place_of_c + r * LINE + ((j ^ r % 8) * 16), pack_pair(O{}, v[0], v[1]), pack_pair(O{}, v[2], v[3]));
+              store_matrices(vector_of_c(r, j), pack_pair(O{}, v[0], v[1]), pack_pair(O{}, v[2], v[3]));
             } else {
 #pragma unroll
               for (int h = 0; h < 2; h++) *reinterpret_cast<float2 *>(mine_of_c(j, h)) = {v[2 * h], v[2 * h + 1]};

@@ -191,12 +191,13 @@ class HopperPlan:
         # two blocks cannot share three boxes of 64 columns: each fetches half of their rows of K
         deep = depth // cluster if columns // cluster % 64 else depth
         of_b = Maps(b, not b_across, (64, deep) if b_across else (depth, min(columns // cluster, width)))
-        of_c = Maps(out, False, (LINE // out_dtype.itemsize, 64))
+        slab = (hopper_sizes.pitch(width * out_dtype.itemsize) // out_dtype.itemsize, 64)
+        of_c = Maps(out, False, slab)
         self.maps = (
             Maps(a, a_across, (64, depth) if a_across else (depth, ROWS)),
             of_b,
-            of_b if second is None else Maps(second, False, (LINE // out_dtype.itemsize, 64)),
-            of_c if residual is None else Maps(residual, False, (LINE // out_dtype.itemsize, 64)),
+            of_b if second is None else Maps(second, False, slab),
+            of_c if residual is None else Maps(residual, False, slab),
             of_c,
         )
         flags = ", ".join(str(f).lower() for f in (a_across, b_across))

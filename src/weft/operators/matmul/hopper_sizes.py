@@ -11,6 +11,11 @@ SHARED = 232448  # bytes of a block's shared memory
 BARRIERS = 256  # bytes: two barriers for each of up to 16 stages
 
 
+def pitch(width: int) -> int:
+    """Bytes of a row of C's slabs in a tile whose row has ``width`` bytes."""
+    return LINE // 2 if width % LINE else LINE
+
+
 def shared_bytes(config: Config, itemsize: int, gated: bool = False, symmetric: bool = False) -> int:
     """The ring; what is held of C at a time, two slabs of 64 rows of 128 bytes for each consumer (one, where a tile has an odd
     number of them); the barriers.
@@ -22,12 +27,13 @@ def shared_bytes(config: Config, itemsize: int, gated: bool = False, symmetric: 
     """
     if symmetric:
         return config["STAGES"] * (ROWS + config["COLUMNS"]) * LINE + 4 * 64 * LINE + BARRIERS
-    slabs = 1 if config["COLUMNS"] // (2 if gated else 1) * itemsize // LINE % 2 else 2
+    width = config["COLUMNS"] // (2 if gated else 1) * itemsize
+    slabs = 1 if width // pitch(width) % 2 else 2
     return config["STAGES"] * (ROWS + config["COLUMNS"]) * LINE + 2 * slabs * 64 * LINE + BARRIERS
 
 
 MULTIPROCESSORS = 132
-COLUMN_COST = {256: 1.0, 192: 1.02, 128: 1.03, 64: 1.2}  # a narrow tile fetches more for as many products
+COLUMN_COST = {256: 1.0, 192: 1.02, 160: 1.03, 128: 1.03, 64: 1.2}  # a narrow tile fetches more for as many products
 GROUPS = (4, 8, 16)
 LEAST_SHARE = 8  # stages of K: a cluster's share of streamed tiles is no shorter
 HANDED_OVER = (
@@ -42,11 +48,18 @@ def stages_that_fit(columns: int, itemsize: int, gated: bool) -> int:
     return min(8, (SHARED - rest) // ((ROWS + columns) * LINE))
 
 
-def widths(layout: str, itemsize: int = 2) -> tuple[int, ...]:
-    """The columns of tiles; a gate's half of 192 columns would be one slab of C and a half. Slabs of 8 bits have 128."""
+def widths(layout: str, itemsize: int = 2, halves: bool = False) -> tuple[int, ...]:
+    """The columns of tiles; a gate's half of 192 columns would be one slab of C and a half. Slabs of 8 bits have 128.
+
+    Args:
+        halves: whether a tile's row may be a whole number of half slabs only, or B's columns of half boxes: 160.
+    """
     gated = layout.endswith("G")
+    halves = halves and not gated and itemsize > 1 and layout[1] == "T"
     return tuple(
-        c for c in COLUMN_COST if (c != 192 or not gated) and (itemsize > 1 or c // (2 if gated else 1) % LINE == 0)
+        c
+        for c in COLUMN_COST
+        if (c != 192 or not gated) and (c != 160 or halves) and (itemsize > 1 or c // (2 if gated else 1) % LINE == 0)
     )
 
 
@@ -75,7 +88,7 @@ def heuristic(
     """
     gated, stages = layout.endswith("G"), -(-k // (LINE // {"16-bit": 2, "fp32": 4}.get(dtype, 1)))
     ends: dict[tuple[int, int], float] = {}
-    for columns in widths(layout, itemsize):
+    for columns in widths(layout, itemsize, not two_levels):
         if gated and columns == 64:
             continue  # half of it would be no slab of C
         stage = 4 * columns * COLUMN_COST[columns]
@@ -103,7 +116,7 @@ def candidates(
     sm: int, dtype: str, layout: str, two_levels: bool, itemsize: int, m: int, n: int, k: int, matrices: int
 ) -> Iterable[Config]:
     sizes = {
-        "COLUMNS": widths(layout, itemsize),
+        "COLUMNS": widths(layout, itemsize, not two_levels),
         "STAGES": (3, 4, 5, 6, 7, 8),
         "CLUSTER": (1, 2),
         "GROUP": GROUPS,
@@ -113,7 +126,7 @@ def candidates(
     for c in grid_of(sizes):
         used = shared_bytes(c, itemsize, gated)
         if c["COLUMNS"] // max(c["CLUSTER"], 2 if gated else 1) < 64:
-            continue  # boxes of B have 64 columns, and so have slabs of C
+            continue  # boxes of B have at least 64 columns, and so have slabs of C
         tiles = -(-m // (ROWS * c["CLUSTER"])) * -(-n // (c["COLUMNS"] // 2 if gated else c["COLUMNS"])) * matrices
         stages = -(-k // (LINE // {"16-bit": 2, "fp32": 4}.get(dtype, 1)))
         if c["STREAM"] and not streamed(tiles, stages, MULTIPROCESSORS // c["CLUSTER"]):

@@ -98,7 +98,8 @@ def _step(like: Tensor) -> int:
 def encode(
     address: int, dtype: torch.dtype, sizes: tuple[int, ...], steps: tuple[int, ...], box: tuple[int, ...]
 ) -> TensorMap:
-    """The tensor map of a tensor that is moved in boxes, swizzled by 128 bytes; dimensions from the innermost on.
+    """The tensor map of a tensor that is moved in boxes, swizzled by 128 bytes (by 64, if rows of a box have that many);
+    dimensions from the innermost on.
 
     Args:
         address: where it begins, on 16 bytes.
@@ -124,7 +125,7 @@ def encode(
         (number * rank)(*box),
         (number * rank)(*[1] * rank),
         int(kind.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE),
-        int(kind.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B),
+        int(getattr(kind.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{64 if box[0] * dtype.itemsize == 64 else 128}B")),
         int(kind.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B),
         int(kind.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
     )
