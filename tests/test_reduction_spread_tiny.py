@@ -158,3 +158,13 @@ def test_public_functions_take_it_for_large_tensors(monkeypatch):
         for rows, kind in ((x, CudaPlan), (x[:1000], SpreadPlan)):
             dy = torch.empty(len(rows), dtype=BF16, device="meta")
             assert isinstance(reduction.public_backward_plans.of((rows, dy), 1, False, 2.0), kind)
+
+
+def test_of_fp32_the_gradient_alone_is_in_cuda():
+    """Forward is Triton's then, where it reaches the rate of the memory."""
+    x = torch.ones(64, 7, requires_grad=True)
+    with compiling_for(90, lambda *kernel: None):
+        assert reduction._gradient_alone(x, 1, 2.0) and not reduction._gradient_alone(x, 0, 2.0)
+        assert not reduction._gradient_alone(x, 1, float("inf")) and not reduction._gradient_alone(x, None, 2.0)
+        assert not reduction._gradient_alone(x.detach(), 1, 2.0)
+        assert not reduction._gradient_alone(x.detach().bfloat16().requires_grad_(), 1, 2.0), "forward is in CUDA too"

@@ -240,8 +240,20 @@ def choose(
     return Choice("triton", "a dense or row-strided tensor; the mask is made from the seed, not stored", plans)
 
 
-# the threshold, where our kernel is what `choose` takes of a given x and p
-thresholds = Plans(lambda x, p: threshold_of(p) if choose(x, p).implementation == "triton" else None)
+class Ready:
+    """The launch for tensors like x and this p, where our kernel is what :func:`choose` takes."""
+
+    def __init__(self, x: Tensor, p: float):
+        self.threshold, self.plan = threshold_of(p), plans.of((x,), False)
+        self.numbers = (self.threshold * 2**16 - 1, scale_of(self.threshold))
+
+    def __call__(self, x: Tensor, seed: int, offset: int) -> Tensor:
+        out = torch.empty_like(x)
+        self.plan(x, out, x, seed % 2**64, offset, *self.numbers)
+        return out
+
+
+known = Plans(lambda x, p: Ready(x, p) if choose(x, p).implementation == "triton" else None)
 
 
 @dropout.function
@@ -274,12 +286,15 @@ def dropout_function(
 
     Source: Srivastava et al. 2014; Salmon et al. 2011 for the random numbers.
     """
-    if training is True and eager(x, gradient=True, autocast=True) and not isinstance(seed, Tensor):
-        threshold = thresholds.of((x,), p)
-        if threshold is not None:
-            check_seed("dropout", x, seed, offset)
+    if training is True and not isinstance(seed, Tensor) and eager(x, gradient=True, autocast=True):
+        ready = known.of((x,), p)
+        if ready is not None:
+            if seed is not None or offset != 0:
+                check_seed("dropout", x, seed, offset)
             if seed is None:
                 seed, offset = draw(x.device)
-            return differentiable(Dropout, x, seed, offset, threshold)
+            if isinstance(seed, Tensor) or (torch.is_grad_enabled() and x.requires_grad):
+                return differentiable(Dropout, x, seed, offset, ready.threshold)
+            return ready(x, seed, offset)
     chosen = choose(x, p, seed, offset, training).implementation
     return (reference if chosen == "torch" else dropout_triton)(x, p, seed, offset, training)

@@ -217,8 +217,17 @@ class Reduction:
         return self._by(self.forward_plans, x, dim, keepdim, order)
 
     def cuda(self, x: Tensor, dim: int | None, keepdim: bool, order: float = 2.0) -> Tensor:
-        """CUDA C++'s, whatever :meth:`choose` says."""
-        return self._by(self.tiny_plans, x, dim, keepdim, order, self.tiny_backward_plans)
+        """CUDA C++'s, whatever :meth:`choose` says. Where it has the gradient alone, and one is wanted, forward is Triton's."""
+        plans = self.forward_plans if self._gradient_alone(x, dim, order) else self.tiny_plans
+        return self._by(plans, x, dim, keepdim, order, self.tiny_backward_plans)
+
+    def _gradient_alone(self, x: Tensor, dim: int | None, order: float) -> bool:
+        if dim is None or self.spread is None or not (torch.is_grad_enabled() and x.requires_grad and x.numel()):
+            return False
+        found = views_of(x, dim % x.ndim, torch.empty_like(x, device="meta"))
+        if found is None or not self.why_not_tiny(x, found[0], order):
+            return False
+        return not spread_tiny.why_not(x, found[0], found[1], self.spread(order))
 
     def triton_kept(self, x: Tensor, dim: int | None, keepdim: bool, order: float = 2.0) -> Tensor:
         """Triton's kernels that keep bits for the gradient, whether or not one is wanted."""

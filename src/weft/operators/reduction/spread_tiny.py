@@ -18,15 +18,20 @@ THREADS = kept_tiny.THREADS
 NAMES = {kernels.direction: "direction", kernels.signed: "signed_by"}  # "signed" is C++'s
 
 
+def why_not(x: Tensor, v: View, dx: View, spread: Spread) -> str:
+    """Why the kernel does not take this view of x (an empty string when it does)."""
+    if spread.gradient not in NAMES:
+        return "the kernel takes gradients of norms of order 1 and 2"
+    return kept_tiny.why_not(x, v, dx)
+
+
 def plan(x: Tensor, dy: Tensor, v: View, dx: View, strides: tuple[int, int], spread: Spread) -> CudaPlan:
     """The launch, to be called with ``(x, y, dy, dx)``, y dense and of x's dtype.
 
     Raises:
         Declined: the gradient is not that of a norm of order 1 or 2 of dense rows of such extents on 16 bytes.
     """
-    if spread.gradient not in NAMES:
-        raise Declined("the kernel takes gradients of norms of order 1 and 2")
-    if reason := kept_tiny.why_not(x, v, dx):
+    if reason := why_not(x, v, dx, spread):
         raise Declined(reason)
     if dy.dtype != x.dtype:
         raise Declined(f"a gradient of {dy.dtype} for {x.dtype}; the kernel takes one dtype for both")
