@@ -18,7 +18,8 @@ from torch import Tensor
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.launch import Plan, Plans
 
-SLICE_BYTES = 2**24  # of the table that stay in an L2 of 40 MB and more while they are read again and again
+SLICE_BYTES = 2**23  # of the table that stay in an L2 of 40 MB and more while they are read again and again
+SECTORS = 256  # bytes of a row that a slice has at least: half as many took 1.25 times as long
 CHUNK = 64  # sorted ids that are summed beforehand where they are all the same
 
 
@@ -28,7 +29,8 @@ def gather(
     ROWS: tl.constexpr, BLOCK: tl.constexpr, SLICED: tl.constexpr,
 ):  # fmt: skip
     """out[n, :] = table[ids[n], :]; NaN for an id out of range, which is never read. Programs side by side take whole rows,
-    or (SLICED) the same columns of many rows: then what is read at one time is a slice of the table."""
+    or (SLICED) the same columns of many rows: then what is read at one time is a slice of the table, and what is written
+    makes room for it first."""
     blocks, tiles = tl.cdiv(D, BLOCK), tl.cdiv(N, ROWS)
     tile = tl.program_id(0) % tiles if SLICED else tl.program_id(0) // blocks
     block = tl.program_id(0) // tiles if SLICED else tl.program_id(0) % blocks
@@ -41,7 +43,10 @@ def gather(
     at = table_ptr + row[:, None] * table_row + col[None, :] * table_col
     x = tl.load(at, mask=inside, eviction_policy="evict_last")
     x = tl.where(known[:, None], x, float("nan"))
-    tl.store(out_ptr + n[:, None] * D + col[None, :], x.to(out_ptr.dtype.element_ty), mask=inside)
+    LEAVES: tl.constexpr = "evict_first" if SLICED else ""
+    tl.store(
+        out_ptr + n[:, None] * D + col[None, :], x.to(out_ptr.dtype.element_ty), mask=inside, eviction_policy=LEAVES
+    )
 
 
 @triton.jit
@@ -147,9 +152,9 @@ def forward_plan(ids: Tensor, table: Tensor) -> Plan:
     config = gather_configuration(table.device, table.dtype, bucket(d))
     sliced = n >= 2 * v and v * d * table.element_size() > SLICE_BYTES
     if sliced:
-        columns = max(SLICE_BYTES // (v * table.element_size()), 256 // table.element_size())
+        columns = max(SLICE_BYTES // v, SECTORS) // table.element_size()
         block = min(bucket(columns + 1) // 2, config["BLOCK"], bucket(d))  # a power of two, not above what fits
-        config = {"ROWS": max(1, 4096 // block), "BLOCK": block, "num_warps": 8}
+        config = {"ROWS": max(1, 8192 // block), "BLOCK": block, "num_warps": 8}
     tile = _tile(config, d)
     grid = (triton.cdiv(n, tile["ROWS"]) * triton.cdiv(d, tile["BLOCK"]),)
     constants = {**tile, "SLICED": sliced}
