@@ -134,7 +134,7 @@ MISTAKES = {
     "the next residual fetched above the diagonal": (ADDED, "column + (held + HELD) * SLAB, matrix);", "column, matrix);"),
     "the second overwritten by another warp": (TWICE, "if constexpr (SECOND) group_barrier(1 + mine);", ""),
     "the second taken from the first": (TWICE, "fetch(staged + ATOM, up_map, column", "fetch(staged + ATOM, r_map, column"),
-    "one residual's bytes for two": (TWICE, "ADDED * ATOM", "HELD * ATOM"),
+    "one residual's bytes for two": (TWICE, "ADDED * 64 * PITCH", "HELD * 64 * PITCH"),
     "the second with the first's factor": (TWICE, "factors.gamma * r[0]", "factors.beta * r[0]"),
 }  # fmt: skip
 
