@@ -178,7 +178,7 @@ def job(
     head = (plan.grid[0], plan.block, plan.cluster, plan.shared_bytes, seed, *map(len, held))
     numbers = [
         struct.pack(f"<{count}{kind}", *given, *[0] * (count - len(given)))
-        for count, kind, given in ((8, "q", [*shape]), (2, "q", [*scales]), (3, "d", [*factors]))
+        for count, kind, given in ((12, "q", [*shape]), (2, "q", [*scales]), (3, "d", [*factors]))
     ]
     return b"".join([struct.pack(f"<{len(head)}q", *head), maps.ljust(MAPS_BYTES, b"\0"), *numbers, *held])
 

@@ -41,7 +41,7 @@ def huge(x: torch.Tensor) -> None:
     x[1] = -3e38
 
 
-VALUES = {"normal": lambda x: x.mul_(3),
+VALUES = {"normal": lambda x: x.mul_(3), "near one": lambda x: x.div_(64).add_(1),
           "far apart": far_apart, "low ends": low_ends, "a step": a_step, "not finite": not_finite, "huge": huge}  # fmt: skip
 
 
@@ -55,3 +55,48 @@ def further_off_than_a_logarithm(got: torch.Tensor, want: torch.Tensor) -> str:
         return ""
     at = tuple(far.nonzero()[0].tolist())
     return f"y{list(at)} is {got[at].item()}, not {want[at].item()} ({int(far.sum())} of {far.numel()})"
+
+
+def recurrence(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    dy: torch.Tensor,
+    spans: list[tuple[int, int]],
+    *,
+    log: bool,
+    exclusive: bool,
+    reverse: bool,
+) -> tuple[torch.Tensor, ...]:
+    """The gradient of a product or of a logarithm of sums of rows, in float64, one element after the other.
+
+    Args:
+        spans: of parts, counted in the order of the recurrence.
+
+    Returns:
+        dx; and of each part the r before it, its scale and total: r -> scale * r + total.
+    """
+    rows, n = x.shape
+    x, y, dy = (t.double() if reverse else t.double().flip(1) for t in (x, y, dy))
+
+    def look(t: torch.Tensor, by: int, other: float) -> torch.Tensor:
+        """Of each element the one that lies ``by`` before it in the order of the recurrence."""
+        if by < 0:
+            return torch.cat([t[:, -by:], torch.full((rows, -by), other, dtype=t.dtype)], 1)
+        return torch.cat([torch.full((rows, by), other, dtype=t.dtype), t[:, : n - by]], 1)
+
+    b = look(dy, int(exclusive), 0.0)
+    if log:
+        near, far = look(y, int(exclusive), INF), look(y, exclusive + 1, INF)
+        a, factor = torch.where(near == far, 1.0, (near - far).exp()), (x - near).exp()
+    else:
+        a, factor = look(x, 1, 1.0), look(y, exclusive - 1, 1.0)
+    r, before = torch.zeros(rows, dtype=torch.float64), []
+    for at in range(n):
+        before.append(r)
+        r = a[:, at] * r + b[:, at]
+    all_before = torch.stack([*before, r], 1)
+    dx = factor * all_before[:, 1:]
+    carry = torch.stack([all_before[:, first] for first, _ in spans], 1)
+    scales = torch.stack([a[:, first:last].prod(1) for first, last in spans], 1)
+    totals = torch.stack([all_before[:, last] for _, last in spans], 1) - scales * carry
+    return dx if reverse else dx.flip(1), carry, scales, totals

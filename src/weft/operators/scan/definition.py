@@ -86,6 +86,7 @@ def define(
                 *(workload(M=m, N=n) for m, n in ((1, 1), (3, 5), (7, 2), (5, 64), (9, 100), (2, 700))),
                 *(workload(M=m, N=n, dim=0) for m, n in ((5, 3), (70, 5), (150, 2))),
                 *(workload(M=2, N=n, inner=k, dim=1) for n, k in ((3, 9), (20, 5))),
+                *(workload(M=2, N=70, inner=24, dim=1, exclusive=e, reverse=not e) for e in (True, False)),
                 *(workload(M=3, N=n, exclusive=True) for n in (1, 33)),
                 *(workload(M=3, N=n, reverse=True) for n in (33, 300)),
                 *(workload(M=2, N=n, exclusive=True, reverse=True) for n in (33, 600)),
@@ -106,6 +107,11 @@ def define(
                 workload(M=3, N=5000),
                 *(workload(M=2, N=n, exclusive=e, reverse=e) for n in (2**15, 2**15 - 7) for e in (True, False)),
                 workload(M=3000, N=40, dim=0),
+                *(
+                    workload(M=2**13, N=136, dim=0, exclusive=e, reverse=r)
+                    for e in (True, False)
+                    for r in (True, False)
+                ),
                 *(workload(M=3, N=n, exclusive=e, reverse=True) for n in (8, 520, 40008) for e in (True, False)),
             ],
             "bench": [

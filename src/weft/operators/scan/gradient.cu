@@ -1,32 +1,9 @@
 // Gradients of running products, and of logarithms of running sums of exponentials, along rows of adjacent elements.
 //
-// Both are a factor times a linear recurrence that starts where the scan ends (kernels.py: gradient_tiles):
-//
-//   product      dx[j] = y[j - 1] * r[j]             r[j] = dy[j] + x[j + 1] * r[j + 1]
-//   logarithm    dx[j] = exp(x[j] - y[j]) * r[j]     r[j] = dy[j] + exp(y[j] - y[j + 1]) * r[j + 1]
-//
-// A step is a pair (a, b), r -> a * r + b, and so are any number of them together. A lane holds VECTORS runs of 16 bytes of x, y and
-// dy as they lie in memory. It goes through them to put its steps together, lanes, warps and blocks scan these pairs, and it goes
-// through them again with the r that comes before. An element beside a lane's run comes from its neighbour, or from memory. Pairs
-// are put together in one order, so the same bits come out every time.
-#include "prelude.cuh"
-
-constexpr u32 ALL = 0xffffffffu;
-constexpr int WHOLE = 0, TOTALS = 1, CARRIED = 2;  // a row at once; of each of its parts the pair; a part from the r before it
-
-struct Step { float a, b; };
-
-__device__ __forceinline__ Step then(Step first, Step second) {
-  return {first.a * second.a, second.a * first.b + second.b};
-}
-
-__device__ __forceinline__ Step shuffled_up(Step s, int by, int width) {
-  return {__shfl_up_sync(ALL, s.a, by, width), __shfl_up_sync(ALL, s.b, by, width)};
-}
-
-__device__ __forceinline__ Step shuffled(Step s, int from, int width) {
-  return {__shfl_sync(ALL, s.a, from, width), __shfl_sync(ALL, s.b, from, width)};
-}
+// A lane holds VECTORS runs of 16 bytes of x, y and dy as they lie in memory. It goes through them to put its steps together
+// (recurrence.cuh), lanes, warps and blocks scan these pairs, and it goes through them again with the r that comes before. An element
+// beside a lane's run comes from its neighbour, or from memory. Pairs are put together in one order, so the same bits come out every time.
+#include "recurrence.cuh"
 
 // All lanes' steps up to each of them.
 template <int LANES> __device__ __forceinline__ Step scanned(Step s, u32 lane) {
@@ -121,12 +98,6 @@ __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
   }
   if constexpr (LATE) from_before(dy_words, 0, dy, 0.f, dy_before);
 
-  auto power = [](float t) {
-    if constexpr (sizeof(T) == 4) return expf(t);
-    float e;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(t * 1.4426950408889634f));
-    return e;
-  };
   // The steps of vector v in their order and, LOG, the y that each element's exponential is taken against.
   auto steps = [&](int v, float (&a)[COUNT], float (&b)[COUNT], float (&near)[COUNT]) {
     float f[COUNT];
@@ -139,7 +110,7 @@ __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
       for (int i = 0; i < COUNT; i++) {
         near[i] = !LATE ? f[turned(i)] : i ? f[turned(i - 1)] : y_beside[v];
         const float far = !LATE ? (i ? f[turned(i - 1)] : y_beside[v]) : i > 1 ? f[turned(i - 2)] : i ? y_beside[v] : y_second[v];
-        a[i] = near[i] == far ? 1.f : power(near[i] - far);  // both may be infinite
+        a[i] = passed<T>(near[i], far);
       }
     } else {
       unpack(x_words[v], f);
@@ -201,11 +172,11 @@ __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     float a[COUNT], b[COUNT], near[COUNT], f[COUNT], result[COUNT];
     steps(v, a, b, near);
     unpack(LOG ? x_words[v] : y_words[v], f);
-    float run = r == 0.f ? upto[v].b : upto[v].a * r + upto[v].b;  // at a row's beginning a product that overflows has no part in it
+    float run = after(r, upto[v]);
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
       run = a[i] * run + b[i];
-      const float factor = LOG ? power(f[turned(i)] - near[i]) : LATE ? f[turned(i)] : i + 1 < COUNT ? f[turned(i + 1)] : y_beside[v];
+      const float factor = LOG ? power<T>(f[turned(i)] - near[i]) : LATE ? f[turned(i)] : i + 1 < COUNT ? f[turned(i + 1)] : y_beside[v];
       result[turned(i)] = factor * run;
     }
     if (there(v)) store<T, COUNT>(dx + place(v), pack<T, COUNT>(result));

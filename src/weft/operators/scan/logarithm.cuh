@@ -145,7 +145,7 @@ __device__ __noinline__ void scan_apart(const T *x, T *y, int left, u32 lane, fl
   for (int v = 0; v < VECTORS; v++) {
     const bool there = v * LANES < left;
     Strip<T, Op, LANES, 1> strip;
-    strip.w[0] = neutral_vector<T, Op, COUNT>();
+    strip.w[0] = vector_of<T, COUNT>(Op::NEUTRAL);
     if (there) strip.w[0] = load<T, COUNT>(x + v * APART);
     strip.scan(lane, 0);
     if (there) store<T, COUNT>(y + v * APART, strip.template result<REVERSE, EXCLUSIVE>(0, carry));

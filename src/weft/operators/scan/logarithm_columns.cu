@@ -1,14 +1,13 @@
 // Logarithms of running sums of exponentials down columns: along an axis beside which others lie side by side in memory.
 //
-// A block walks down ACROSS vectors of 16 bytes, all its threads together: group g of ACROSS threads has rows g * ROWS … of a step, and
-// asks for its next ones before it works on these. Exponentials are taken against a number that is known before a step begins, `base`,
+// As columns.cu adds and multiplies. Exponentials are taken against a number that is known before a step begins, `base`,
 // and so they are added like anything else: down a thread's rows, groups of a warp by shuffles, warps through shared memory.
 // Since base + log(run) is what all rows before come to and run is 1 or more, nothing small is lost. Only an element
 // far above all before it is too much; then the block walks down that step one element after the other (`walk`), and goes on from there.
 // Everything is added in one order, so the same bits come out every time.
+#include "columns.cuh"
 #include "logarithm.cuh"
 
-constexpr int WHOLE = 0, TOTALS = 1, CARRIED = 2;  // a column at once; what each of its parts comes to; a part from what comes before it
 constexpr float RENEWED = 0x1p20f;  // a run above is moved into its base
 
 __device__ __forceinline__ void put(float *y, float value) { *y = value; }
@@ -33,26 +32,22 @@ __device__ __noinline__ void walk(const T *x, T *y, i64 x_n, i64 y_n, int rows, 
   }
 }
 
-// x, y: [M, N, K], rows of K elements side by side, all of which begin on 16 bytes. A column has `parts` parts of `each` rows in the
-// order of the scan; carry, totals: [M, parts, K], of the parts.
+// x, y: [M, N, K], rows of K elements side by side, all of which begin on 16 bytes; carry, totals: [M, parts, K], of the parts.
 template <typename T, bool REVERSE, bool EXCLUSIVE, int MODE, int ACROSS, int ROWS, int THREADS>
 __global__ void __launch_bounds__(THREADS, 512 / THREADS)
     log_columns(const T *x, const float *carry, T *y, float *totals, int N, i64 K, int each, int parts, i64 x_m, i64 x_n, i64 y_m, i64 y_n) {
   using Op = Logarithm<T>;
-  constexpr int COUNT = 16 / sizeof(T), WIDTH = ACROSS * COUNT, WARPS = THREADS / 32, STEP = THREADS / ACROSS * ROWS;
+  using Own = Columns<T, REVERSE, ACROSS>;
+  constexpr int COUNT = Own::COUNT, WIDTH = Own::WIDTH, WARPS = THREADS / 32, STEP = THREADS / ACROSS * ROWS;
   // Of a thread's rows. 16 bits: all together stay far below 2^127. 32 bits: what rounding takes from an exponent of 20 is 2^-19 of an
   // exponential.
   constexpr float MUCH = sizeof(T) == 4 ? 0x1p20f : 0x1p60f;
   __shared__ alignas(16) float of_warps[2][WARPS][WIDTH];
   __shared__ float walked[2][WIDTH];  // base and run
   __shared__ u32 much[3];             // of this step, the next, and the one after
-  const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, own = lane % ACROSS * COUNT;
-  const i64 blocks = (K + WIDTH - 1) / WIDTH, unit = blockIdx.x / blocks, m = unit / parts;
-  const i64 first_column = blockIdx.x % blocks * WIDTH, column = first_column + own;
-  const int begin = int(unit % parts) * each, end = min(begin + each, N);
-  const bool inside = column < K;
-  x += m * x_m + i64(REVERSE ? N - 1 - begin : begin) * x_n + column;
-  y += m * y_m + i64(REVERSE ? N - 1 - begin : begin) * y_n + column;
+  const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const Own c(N, K, each, parts);
+  x += c.place(N, x_m, x_n), y += c.place(N, y_m, y_n);
   if (REVERSE) x_n = -x_n, y_n = -y_n;
 
   if (threadIdx.x < 3) much[threadIdx.x] = 0;
@@ -60,13 +55,13 @@ __global__ void __launch_bounds__(THREADS, 512 / THREADS)
   float base[COUNT], run[COUNT];
   {
     float first[COUNT];
-    Words<T, COUNT> w = neutral_vector<T, Op, COUNT>();
-    if (inside) w = load<T, COUNT>(x);
+    Words<T, COUNT> w = vector_of<T, COUNT>(Op::NEUTRAL);
+    if (c.inside) w = load<T, COUNT>(x);
     unpack(w, first);
 #pragma unroll
     for (int j = 0; j < COUNT; j++) {
       float before = Op::NEUTRAL;
-      if (MODE == CARRIED && inside) before = carry[unit * K + column + j];
+      if (MODE == CARRIED && c.inside) before = carry[c.unit * K + c.column + j];
       base[j] = Op::finite(before == Op::NEUTRAL ? first[j] : before);
       run[j] = exponential(before - base[j]);
     }
@@ -74,18 +69,18 @@ __global__ void __launch_bounds__(THREADS, 512 / THREADS)
   const int mine = threadIdx.x / ACROSS * ROWS;  // the first of this thread's rows in a step
   const T *from = x + mine * x_n;
   T *to = y + mine * y_n;
-  int left = inside ? end - begin - mine : 0;  // from there on
+  int left = c.inside ? c.end - c.begin - mine : 0;  // from there on
   Words<T, COUNT> words[ROWS];
   auto ask = [&] {
 #pragma unroll
     for (int u = 0; u < ROWS; u++) {
-      words[u] = neutral_vector<T, Op, COUNT>();
+      words[u] = vector_of<T, COUNT>(Op::NEUTRAL);
       if (u < left) words[u] = load_stream<T, COUNT>(from + u * x_n);
     }
   };
   ask();
   int step = 0;
-  for (int rows = end - begin; rows > 0; rows -= STEP, step++, to += STEP * y_n) {
+  for (int rows = c.end - c.begin; rows > 0; rows -= STEP, step++, to += STEP * y_n) {
     float e[ROWS][COUNT], upto[COUNT], before[COUNT];  // e: down to each row, of this thread's
     bool too_much = false;
 #pragma unroll
@@ -118,21 +113,21 @@ __global__ void __launch_bounds__(THREADS, 512 / THREADS)
     }
     if (lane >= 32 - ACROSS)
 #pragma unroll
-      for (int j = 0; j < COUNT; j++) of_warps[step % 2][warp][own + j] = upto[j];
+      for (int j = 0; j < COUNT; j++) of_warps[step % 2][warp][c.own + j] = upto[j];
     if (too_much) much[step % 3] = 1;
     __syncthreads();
     if (threadIdx.x == 0) much[(step + 2) % 3] = 0;  // nobody looks at it any more, and nobody writes before the next barrier
     if (much[step % 3]) {
       if (threadIdx.x < ACROSS)
 #pragma unroll
-        for (int j = 0; j < COUNT; j++) walked[0][own + j] = base[j], walked[1][own + j] = run[j];
+        for (int j = 0; j < COUNT; j++) walked[0][c.own + j] = base[j], walked[1][c.own + j] = run[j];
       __syncthreads();
       const i64 skipped = i64(step) * STEP;
-      walk<T, EXCLUSIVE, MODE != TOTALS, THREADS>(x + skipped * x_n - own, y + skipped * y_n - own, x_n, y_n, min(rows, STEP),
-                                                  int(min(K - first_column, i64(WIDTH))), walked[0], walked[1]);
+      walk<T, EXCLUSIVE, MODE != TOTALS, THREADS>(x + skipped * x_n - c.own, y + skipped * y_n - c.own, x_n, y_n, min(rows, STEP),
+                                                  int(min(K - c.first, i64(WIDTH))), walked[0], walked[1]);
       __syncthreads();
 #pragma unroll
-      for (int j = 0; j < COUNT; j++) base[j] = walked[0][own + j], run[j] = walked[1][own + j];
+      for (int j = 0; j < COUNT; j++) base[j] = walked[0][c.own + j], run[j] = walked[1][c.own + j];
       continue;
     }
 #pragma unroll
@@ -140,7 +135,7 @@ __global__ void __launch_bounds__(THREADS, 512 / THREADS)
 #pragma unroll
       for (int j = 0; j < COUNT; j++) {
         if (w == warp) before[j] += run[j];
-        run[j] += of_warps[step % 2][w][own + j];
+        run[j] += of_warps[step % 2][w][c.own + j];
       }
     if constexpr (MODE != TOTALS) {
 #pragma unroll
@@ -165,7 +160,7 @@ __global__ void __launch_bounds__(THREADS, 512 / THREADS)
         if (run[j] > RENEWED && run[j] <= Op::LARGEST) base[j] = logarithm<T>(base[j], run[j]), run[j] = 1.f;
   }
   if constexpr (MODE == TOTALS)
-    if (inside && threadIdx.x < ACROSS)
+    if (c.inside && threadIdx.x < ACROSS)
 #pragma unroll
-      for (int j = 0; j < COUNT; j++) totals[unit * K + column + j] = logarithm<T>(base[j], run[j]);
+      for (int j = 0; j < COUNT; j++) totals[c.unit * K + c.column + j] = logarithm<T>(base[j], run[j]);
 }

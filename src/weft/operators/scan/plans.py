@@ -12,7 +12,7 @@ from torch import Tensor
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.launch import INTERPRETING, Plan, multiprocessors
 from weft.operators.reduction.views import View
-from weft.operators.scan import gradient_vectors, kernels, logarithm_columns, logarithm_vectors, vectors
+from weft.operators.scan import columns, gradient_columns, gradient_vectors, kernels, logarithm_vectors, vectors
 
 ONE_TILE = 512 if INTERPRETING else 16384  # longer rows look back, or are walked
 WALKED, FEW = 640 if INTERPRETING else 2 * ONE_TILE, 2**16  # so long rows of tensors of so few elements are walked
@@ -28,9 +28,9 @@ class Formula:
         scan, total, join: of a tile along its axis 1: all results, the last one; of two results.
         neutral: what joins without effect.
         cuda: the type of ``scan.cu`` that computes it, ``{}`` for an element's.
+        columns: the kernel of columns in CUDA C++.
         bytes_held: of a row, that a thread of ``scan.cu`` can hold.
         vectors: heuristic and candidates of its configurations.
-        columns: whether ``logarithm_columns.cu`` computes it.
     """
 
     scan: Any
@@ -38,26 +38,40 @@ class Formula:
     join: Any
     neutral: float
     cuda: str
+    columns: columns.Kernel
     bytes_held: int = 128
     vectors: tuple[Any, Any] = (vectors.heuristic, vectors.candidates)
-    columns: bool = False
 
     @property
     def constants(self) -> dict[str, Any]:
         return {"SCAN": self.scan, "TOTAL": self.total, "JOIN": self.join, "NEUTRAL": self.neutral}
 
 
-SUM = Formula(kernels.running_sum, kernels.total_sum, kernels.plus, 0.0, "Sum")
-PRODUCT = Formula(kernels.running_product, kernels.total_product, kernels.times, 1.0, "Product")
+SUM = Formula(
+    kernels.running_sum,
+    kernels.total_sum,
+    kernels.plus,
+    0.0,
+    "Sum",
+    columns.Kernel("columns.cu", "scan_columns<{}, Sum", held=(128, 128)),
+)
+PRODUCT = Formula(
+    kernels.running_product,
+    kernels.total_product,
+    kernels.times,
+    1.0,
+    "Product",
+    columns.Kernel("columns.cu", "scan_columns<{}, Product", held=(128, 128)),
+)
 LOGSUMEXP = Formula(
     kernels.running_logsumexp,
     kernels.total_logsumexp,
     kernels.log_plus,
     -INF,
     "Logarithm<{}>",
+    columns.Kernel("logarithm_columns.cu", "log_columns<{}", held=(128, 64)),
     bytes_held=logarithm_vectors.BYTES,
     vectors=(logarithm_vectors.heuristic, logarithm_vectors.candidates),
-    columns=True,
 )
 
 # ---- configurations --------------------------------------------------------------------------------------------------
@@ -115,6 +129,7 @@ class Kernels:
     gradient: Configurations
     vectors: Configurations
     gradient_vectors: Configurations
+    gradient_columns: Configurations
     columns_vectors: Configurations
 
     @classmethod
@@ -129,8 +144,9 @@ class Kernels:
                 __file__, f"{name}_gradient_vectors", gradient_vectors.heuristic, gradient_vectors.candidates
             ),
             Configurations(
-                __file__, f"{name}_columns_vectors", logarithm_columns.heuristic, logarithm_columns.candidates
+                __file__, f"{name}_gradient_columns", gradient_columns.heuristic, gradient_columns.candidates
             ),
+            Configurations(__file__, f"{name}_columns_vectors", formula.columns.heuristic, formula.columns.candidates),
         )
 
 

@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
 #pragma unroll
     for (int v = 0; v < VECTORS; v++) {  // all loads before any use
       const i64 row = first + r * SIDE;
-      held[r].w[v] = neutral_vector<T, Op, COUNT>();
+      held[r].w[v] = vector_of<T, COUNT>(Op::NEUTRAL);
       if (row < M && at(v) < vectors) held[r].w[v] = load_stream<T, COUNT>(x + row * x_row + place(v));
     }
   float carry[ROWS];

@@ -23,9 +23,10 @@ from weft.operators.call import (
 )
 from weft.operators.launch import INTERPRETING, Plans
 from weft.operators.reduction.views import View, views_of
-from weft.operators.scan import logarithm_columns, vectors
+from weft.operators.scan import columns, vectors
+from weft.operators.scan.columns import ColumnsPlan
+from weft.operators.scan.gradient_columns import ColumnsGradientPlan
 from weft.operators.scan.gradient_vectors import VectorsGradientPlan
-from weft.operators.scan.logarithm_columns import ColumnsPlan
 from weft.operators.scan.plans import Formula, GradientPlan, Kernels, LongRowsPlan, TilesPlan, scan_plan
 
 VECTORS_FROM = 2**20  # elements from which the CUDA C++ kernels are chosen: below, launching is what counts
@@ -88,11 +89,14 @@ class Scan:
         self, x: Tensor, dim: int, exclusive: bool, reverse: bool, dtype: torch.dtype
     ) -> vectors.VectorsPlan | ColumnsPlan:
         v, y = _views(x, dim)
-        if v.K > 1 and self.formula.columns:
-            columns = self.configured.columns_vectors
-            return ColumnsPlan(v, y, x, dtype, columns, exclusive=exclusive, reverse=reverse)
-        configured = self.configured.vectors
-        return vectors.VectorsPlan(v, y, x, dtype, self.formula, configured, exclusive=exclusive, reverse=reverse)
+        how = {"exclusive": exclusive, "reverse": reverse}
+        if v.K > 1:
+            return ColumnsPlan(v, y, x, dtype, self.formula.columns, self.configured.columns_vectors, **how)
+        return vectors.VectorsPlan(v, y, x, dtype, self.formula, self.configured.vectors, **how)
+
+    def why_not(self, v: View, y: View, x: Tensor, dtype: torch.dtype) -> str:
+        """Why our CUDA C++ kernels cannot take x (an empty string when they can)."""
+        return columns.why_not((v, y), dtype, x) if v.K > 1 else vectors.why_not(v, y, x, dtype, self.formula)
 
     def _public_plan(self, x: Tensor, *how: Any) -> tuple[Plans, Any] | None:
         """The plans that are chosen and the one of this call; None where PyTorch is called."""
@@ -109,16 +113,20 @@ class Scan:
 
     def _vector_backward_plan(
         self, x: Tensor, y: Tensor, dy: Tensor, dim: int, exclusive: bool, reverse: bool
-    ) -> VectorsGradientPlan:
+    ) -> VectorsGradientPlan | ColumnsGradientPlan:
         tensors = x, y, dy, torch.empty_like(x)
         found = views_of(x, dim % x.ndim, *tensors[1:])
         if found is None:
             raise Declined(COPY)
         how = {"log": bool(self.log), "exclusive": exclusive, "reverse": reverse}
+        if found[0].K > 1:
+            return ColumnsGradientPlan(found, tensors, self.configured.gradient_columns, **how)
         return VectorsGradientPlan(found, tensors, self.configured.gradient_vectors, **how)
 
-    def _public_backward_plan(self, x: Tensor, y: Tensor, dy: Tensor, *how: Any) -> GradientPlan | VectorsGradientPlan:
-        if x.numel() >= VECTORS_FROM and not INTERPRETING:
+    def _public_backward_plan(
+        self, x: Tensor, y: Tensor, dy: Tensor, *how: Any
+    ) -> GradientPlan | VectorsGradientPlan | ColumnsGradientPlan:
+        if x.numel() >= VECTORS_FROM and not INTERPRETING and not columns.too_few(_views(x, how[0])[0], x):
             with contextlib.suppress(Declined):
                 return self._vector_backward_plan(x, y, dy, *how)
         return self._backward_plan(x, y, dy, *how)
@@ -146,11 +154,9 @@ class Scan:
         except Declined as declined:
             return Choice("torch", str(declined))
         large = x.numel() >= VECTORS_FROM and not INTERPRETING
-        if large:
-            if v.K > 1 and self.formula.columns and not logarithm_columns.why_not(v, y, x, self.dtype(x)):
-                return Choice("cuda", "columns side by side: 16 bytes an access", self.vector_plans)
-            if not vectors.why_not(v, y, x, self.dtype(x), self.formula):
-                return Choice("cuda", "rows of adjacent elements: 16 bytes an access", self.vector_plans)
+        if large and not columns.too_few(v, x) and not self.why_not(v, y, x, self.dtype(x)):
+            what = "columns side by side" if v.K > 1 else "rows of adjacent elements"
+            return Choice("cuda", f"{what}: 16 bytes an access", self.vector_plans)
         return Choice("triton", "one stride before, along and after the scanned axis", self.triton_plans)
 
     def triton(self, x: Tensor, dim: int = -1, exclusive: bool = False, reverse: bool = False) -> Tensor:
@@ -158,7 +164,7 @@ class Scan:
         return self.by(self.triton_plans, x, dim, exclusive, reverse)
 
     def cuda(self, x: Tensor, dim: int = -1, exclusive: bool = False, reverse: bool = False) -> Tensor:
-        """Our CUDA C++ kernels; raises Declined as ``why_not`` of ``vectors``, of ``logarithm_columns`` and of
+        """Our CUDA C++ kernels; raises Declined as ``why_not`` of ``vectors``, of ``columns`` and of
         ``gradient_vectors`` say."""
         return self.by(self.vector_plans, x, dim, exclusive, reverse, self.vector_backward_plans)
 
@@ -254,10 +260,8 @@ def _autograd(op: Scan) -> type[torch.autograd.Function]:
             if op.log is None:  # what an element adds to is all that comes after it
                 if views_of(dy, dim % dy.ndim, torch.empty_like(dy, device="meta")) is None:
                     dy = dy.contiguous()
-                plans = (
-                    ctx.plans
-                )  # dy comes with any strides: where the forward's kernel does not take them, Triton's does
-                if plans is op.vector_plans and vectors.why_not(*_views(dy, dim), dy, ctx.dtype, op.formula):
+                plans = ctx.plans  # dy comes with any strides: where forward's kernel does not take them, Triton's does
+                if plans is op.vector_plans and op.why_not(*_views(dy, dim), dy, ctx.dtype):
                     plans = op.triton_plans
                 dx = differentiable(op.function, dy, dim, exclusive, not reverse, ctx.dtype, plans, None, ctx.backward)
                 return dx, *(None,) * 7

@@ -3,9 +3,7 @@
 // A lane has vectors as they lie in memory: it adds up each, lanes scan these sums by shuffles, and each lane goes through its
 // vectors again. What is added is a type with a NEUTRAL and a `join`.
 #pragma once
-#include "prelude.cuh"
-
-constexpr u32 ALL = 0xffffffffu;
+#include "parts.cuh"
 
 struct Sum {
   enum { OF_SUMS = false };  // a float is what it stands for, not the logarithm of a sum (logarithm.cuh)
@@ -28,13 +26,6 @@ template <typename Op> __device__ __forceinline__ float join_lanes(float value) 
 }
 
 // ---- what a warp holds of a row ----------------------------------------------------------------------------------------
-
-template <typename T, typename Op, int COUNT> __device__ __forceinline__ Words<T, COUNT> neutral_vector() {
-  float f[COUNT];
-#pragma unroll
-  for (int i = 0; i < COUNT; i++) f[i] = Op::NEUTRAL;
-  return pack<T, COUNT>(f);
-}
 
 // As a tree.
 template <typename Op, int COUNT> __device__ __forceinline__ float joined(float (&f)[COUNT]) {

@@ -1,0 +1,156 @@
+"""The plans of ``columns.cu`` and ``logarithm_columns.cu``: scans along an axis beside which elements lie side by side."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.definition import Declined
+from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned
+from weft.operators.launch import multiprocessors
+from weft.operators.reduction.views import View
+from weft.operators.scan.vectors import LONGEST, longs, one_grid
+
+STEPS = 4  # of a part of N, at least
+RESIDENT = 512  # threads at a time on a multiprocessor, which the kernels of scans say
+LIMIT = 2**30  # elements of a column, which a kernel counts in 32 bits
+SIDE = 8  # vectors of 16 bytes that lie side by side in a block
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What scans columns of one formula.
+
+    Args:
+        source: the name of its file.
+        name: with its first template arguments, ``{}`` for an element.
+        held: bytes of x that a thread has in a step, of 32 and of 16 bits an element.
+    """
+
+    source: str
+    name: str
+    held: tuple[int, int]
+
+    # ACROSS vectors of 16 bytes side by side, at most; ROWS of a thread in a step; THREADS of a block.
+
+    def heuristic(self, sm: int, dtype: torch.dtype, n: int) -> Config:
+        """128 bytes side by side; at 512 threads 32 or 64 KiB on their way to a multiprocessor."""
+        return {"ACROSS": SIDE, "ROWS": self.held[dtype.itemsize == 2] // 16, "THREADS": 256}
+
+    def candidates(self, sm: int, dtype: torch.dtype, n: int) -> Iterable[Config]:
+        most = self.held[dtype.itemsize == 2] // 16
+        yield from grid_of({"ACROSS": (4, 8, 16, 32), "ROWS": (most // 2, most), "THREADS": (128, 256)})
+
+
+# ---- plans -----------------------------------------------------------------------------------------------------------
+
+
+def why_not(views: Sequence[View], dtype: torch.dtype, *tensors: Tensor) -> str:
+    """Why tensors cannot be taken 16 bytes of columns at a time (an empty string when they can).
+
+    Args:
+        views: of the tensors, and of results like them, as [M, N, K].
+        dtype: of all results.
+    """
+    v, count = views[0], 16 // tensors[0].element_size()
+    if any(t.dtype != dtype for t in tensors):
+        return "a result of another dtype than x"
+    if any(view.k != 1 for view in views):
+        return "neither elements along 'dim' nor those beside them lie side by side"
+    apart = [stride for view in views for extent, stride in ((v.M, view.m), (v.N, view.n)) if extent > 1]
+    if v.K % count or any(stride % count for stride in apart) or not all(map(pointer_aligned, tensors)):
+        return "columns that do not begin and end on 16 bytes"
+    if v.N > LIMIT:
+        return f"{v.N} elements along 'dim'; columns are counted up to {LIMIT}"
+    return ""
+
+
+def too_few(v: View, x: Tensor) -> bool:
+    """Whether there are columns, and so few rows that most threads of a warp would find none."""
+    return v.K > 1 and 8 * 32 // min(SIDE, bucket(v.K * x.element_size() // 16)) > 2 * v.N
+
+
+@dataclass(frozen=True)
+class Walk:
+    """How blocks walk down the columns of [M, N, K].
+
+    Args:
+        across: vectors of 16 bytes side by side in a block.
+        rows: of a thread in a step.
+        threads: of a block.
+        blocks: in all.
+        each: rows of a part of N.
+        parts: of N.
+    """
+
+    across: int
+    rows: int
+    threads: int
+    blocks: int
+    each: int
+    parts: int
+
+    @classmethod
+    def of(cls, v: View, x: Tensor, config: Config, resident: int, *, cut: bool = True) -> Walk:
+        """Args: resident: threads at a time on a multiprocessor; cut: N may be cut into parts, for more blocks."""
+        vectors = v.K * x.element_size() // 16
+        across, rows, threads = min(config["ACROSS"], bucket(vectors)), config["ROWS"], config["THREADS"]
+        while threads > 32 and threads // across * rows >= 2 * v.N:
+            threads = max(threads // 64, 1) * 32
+        step = threads // across * rows
+        blocks = v.M * -(-vectors // across)
+        most = resident // threads * multiprocessors(x.device)  # blocks that run at a time
+        parts = max(min(most // blocks, v.N // (STEPS * step)), 1) if cut and 3 * blocks <= most else 1
+        each = -(-v.N // (parts * step)) * step
+        parts = -(-v.N // each)
+        return cls(across, rows, threads, one_grid(blocks * parts), each, parts)
+
+    def launch(self, source: str, kind: str, scalars: tuple[Any, ...], *more: int) -> CudaPlan:
+        """Args: kind: the kernel with its template arguments up to those of the walk; more: those behind them."""
+        numbers = ", ".join(map(str, (self.across, self.rows, self.threads, *more)))
+        return CudaPlan(Path(__file__).parent / source, f"{kind}, {numbers}>", (self.blocks, 1), self.threads, scalars)
+
+    def scalars(self, v: View, *views: View) -> tuple[Any, ...]:
+        """N, K, each, parts, and the strides of each view along M and N."""
+        strides = longs(*(stride for view in views for stride in (view.m, view.n)))
+        return (ctypes.c_int(v.N), *longs(v.K), ctypes.c_int(self.each), ctypes.c_int(self.parts), *strides)
+
+
+class ColumnsPlan:
+    """A scan of columns: call with ``(x, y)``. One launch, or three where M and K alone give too few blocks: what each part of
+    N comes to, what comes before each, and the parts, which read x a second time."""
+
+    def __init__(
+        self, v: View, y: View, x: Tensor, dtype: torch.dtype, kernel: Kernel, configured: Configurations, *,
+        exclusive: bool, reverse: bool, cut: bool = True,
+    ):  # fmt: skip
+        """Args: cut: N may be cut into parts. Raises Declined as :func:`why_not` says."""
+        if reason := why_not((v, y), dtype, x):
+            raise Declined(reason)
+        walk = Walk.of(v, x, configured(x.device, x.dtype, min(bucket(v.N), LONGEST)), RESIDENT, cut=cut)
+        self.shape = (v.M, walk.parts, v.K)
+        kind = f"{kernel.name.format(CTYPES[x.dtype])}, {str(reverse).lower()}, {str(exclusive).lower()}"
+        scalars = walk.scalars(v, v, y)
+        self.scan = walk.launch(kernel.source, f"{kind}, {'WHOLE' if walk.parts == 1 else 'CARRIED'}", scalars)
+        self.totals = walk.launch(kernel.source, f"{kind}, TOTALS", scalars)
+        self.carries: ColumnsPlan | None = None
+        if walk.parts > 1:
+            between = View(*self.shape, walk.parts * v.K, v.K, 1)
+            memory = torch.empty(0, dtype=torch.float32, device=x.device)
+            how = {"exclusive": True, "reverse": False, "cut": False}
+            self.carries = ColumnsPlan(between, between, memory, torch.float32, kernel, configured, **how)
+
+    def __call__(self, x: Tensor, y: Tensor) -> None:
+        carry = totals = x
+        if self.carries is not None:
+            totals, carry = torch.empty((2, *self.shape), dtype=torch.float32, device=x.device).unbind(0)
+            self.totals(x, carry, y, totals)
+            self.carries(totals, carry)
+        self.scan(x, carry, y, totals)

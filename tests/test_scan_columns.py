@@ -1,0 +1,132 @@
+"""Running sums and products down columns without a GPU: ``columns.cu`` run on a CPU that plays its PTX
+(``ptx_on_cpu.hpp``) with the launches that Python computes; what it compiles to, declines, and is chosen for."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+import scan_columns_on_cpu  # noqa: E402
+from scan_columns_on_cpu import BF16, FP16, FP32  # noqa: E402
+
+from weft.definition import ARCHITECTURES, Declined  # noqa: E402
+from weft.operators.launch import compiling_for  # noqa: E402
+from weft.operators.scan.cumprod import scan as product  # noqa: E402
+from weft.operators.scan.cumsum import scan as running_sum  # noqa: E402
+
+
+def further_off(got: torch.Tensor, want: torch.Tensor, sums: float = 2**-20) -> str:
+    """An empty string, or where a result is further off than rounding it and its parts, ``sums`` of the largest."""
+    limit = torch.finfo(got.dtype).eps * want.abs() + sums * want.abs().amax()
+    far = ~((got.double() - want).abs() <= limit)
+    if not far.any():
+        return ""
+    at = tuple(far.nonzero()[0].tolist())
+    return f"y{list(at)} is {got[at].item()}, not {want[at].item()} ({int(far.sum())} of {far.numel()})"
+
+
+Sums = functools.partial(scan_columns_on_cpu.Case, running_sum, torch.sum, further_off)
+rounded_often = functools.partial(further_off, sums=2**-17)  # each of a thousand factors rounds
+Products = functools.partial(scan_columns_on_cpu.Case, product, torch.prod, rounded_often, values="near one")
+
+CASES = {
+    "two warps": Sums(),
+    "a product": Products(dtype=FP16, k=40),
+    "exclusive": Sums(dtype=FP16, exclusive=True, rows=3, apart=8),
+    "reversed": Products(dtype=FP32, reverse=True, threads=96, apart=4),
+    "both": Sums(reverse=True, exclusive=True, k=8),
+    "both, a product": Products(dtype=FP32, reverse=True, exclusive=True, k=12),
+    "a warp across": Sums(dtype=FP32, k=132, across=32, m=1),
+    "one vector": Sums(dtype=FP32, k=4, n=700, m=1),
+    "few rows": Products(m=5, n=3),
+    "totals": Sums(n=1100, k=24, m=1, step="TOTALS", reverse=True),
+    "totals of products": Products(dtype=FP32, n=1000, k=8, m=1, step="TOTALS"),
+    "carried": Sums(n=1100, k=24, m=1, step="CARRIED", reverse=True, apart=8),
+    "carried, exclusive": Products(dtype=FP32, n=1000, k=12, m=1, step="CARRIED", exclusive=True),
+}  # fmt: skip
+
+# Mistakes: a case that shows them, what stands in the kernel, what is written instead.
+MISTAKES = {
+    "groups of a warp": ("two warps", "if (lane >= by) upto[j] = Op::join(other, upto[j]);", ";"),
+    "a warp's first group": ("two warps", "lane < ACROSS ? Op::NEUTRAL : other", "other"),
+    "warps in no order": ("two warps", "if (w == warp) before[j]", "if (w == 0) before[j]"),
+    "steps forgotten": ("two warps", "run[j] = Op::join(run[j], of_warps", "run[j] = Op::join(Op::NEUTRAL, of_warps"),
+    "one buffer": ("reversed", "rows -= STEP, step ^= 1,", "rows -= STEP,"),
+    "rows of another thread": ("exclusive", "threadIdx.x / ACROSS * ROWS;", "threadIdx.x / ACROSS * 2;"),
+    "rows behind the end": ("few rows", "if (u < here) store", "store"),
+    "rows that are not there": ("carried", "int left = c.inside ? c.end - c.begin - mine : 0;", "int left = 1 << 30;"),
+    "the last row again": ("a product", "upto[j] = u ? Op::join(upto[j], f[j]) : f[j];", "upto[j] = f[j];"),
+    "inclusive": ("both", "if (EXCLUSIVE) result[j] = before[j];", ""),
+    "columns that are not there": ("two warps", "inside = column < K;", "inside = true;"),
+    "another matrix": ("two warps", "m * of_m +", ""),
+    "downwards": ("reversed", "x_n = -x_n, y_n = -y_n;", ";"),
+    "nothing carried": ("carried", "run[j] = carry[c.unit * K + c.column + j];", ";"),
+    "a part too long": ("totals", "end = min(begin + each, N);", "end = N;"),
+    "a part for another": ("totals of products", "totals[c.unit * K", "totals[c.m * K"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def play(tmp_path_factory):
+    """Runs a case, or one of ``MISTAKES``, and returns what is wrong with its result."""
+    return scan_columns_on_cpu.player(tmp_path_factory.mktemp("played"), CASES, MISTAKES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_right(play, name):
+    assert [play(name, seed=seed) for seed in range(3)] == [""] * 3
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_noticed(play, mistake):
+    assert any(play(MISTAKES[mistake][0], mistake, seed) for seed in range(8))
+
+
+# ---- what it costs, declines and is chosen for -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(BF16, 12), (FP32, 12)], ids=["bf16", "fp32"])
+@pytest.mark.parametrize("scan", [running_sum, product], ids=["sum", "product"])
+def test_an_element_takes_few_instructions(scan, dtype, most):
+    """Of the loop over steps; at the ceiling there is time for 28 of a 16-bit element and for 56 of a 32-bit one."""
+    assert len(scan_columns_on_cpu.loop_of(scan, dtype)) / (8 * 16 // dtype.itemsize) <= most
+
+
+@pytest.mark.parametrize("sm", ARCHITECTURES)
+@pytest.mark.parametrize("dtype", [BF16, FP32])
+def test_every_kernel_compiles_and_spills_nothing(sm, dtype):
+    scan_columns_on_cpu.check_every_kernel(running_sum, dtype, sm)
+    scan_columns_on_cpu.check_every_kernel(product, dtype, sm)
+
+
+def test_it_declines_what_it_cannot_take():
+    def why(x: torch.Tensor, dim: int = 0) -> str:
+        with pytest.raises(Declined) as declined:
+            scan_columns_on_cpu.plan_of(running_sum, x, dim)
+        return str(declined.value)
+
+    assert "16 bytes" in why(torch.empty(8, 9, device="meta"))
+    assert "16 bytes" in why(torch.empty(8, 9, 10, device="meta")[..., :8], 1)
+    assert "side by side" in why(torch.empty(8, 4, 9, 2, device="meta")[..., 0], 1)
+
+
+def test_a_step_is_no_longer_than_its_rows():
+    """Threads that would find no row are left out, down to a warp."""
+    for n, threads in ((2**14, 256), (40, 64), (3, 32)):
+        x = torch.empty(64, n, 64, dtype=BF16, device="meta")
+        assert scan_columns_on_cpu.plan_of(running_sum, x, 1).scan.block == threads
+
+
+@pytest.mark.parametrize(
+    ("shape", "chosen"), [((64, 2**9, 64), "cuda"), ((2**12, 8, 64), "triton"), ((2**12, 64, 8), "triton")]
+)
+def test_few_rows_are_triton_s(monkeypatch, shape, chosen):
+    monkeypatch.setattr("weft.operators.scan.scan.INTERPRETING", False)
+    monkeypatch.setattr("weft.operators.scan.scan.on_gpu", lambda x: True)
+    with compiling_for(90, lambda *kernel: None):
+        x = torch.empty(shape, dtype=BF16, device="meta")
+        assert running_sum.choose(x, 1).implementation == chosen
