@@ -3,11 +3,12 @@
 // A block walks down ACROSS vectors of 16 bytes, all its threads together, a step of rows at a time: each thread has a few rows of one
 // vector, one below the other, and threads ACROSS apart have those below.
 #pragma once
+#include "lanes.cuh"
 #include "parts.cuh"
 
 // A column has `parts` parts of `each` rows in the order of the scan, of which a block has one; REVERSE: that order runs from the end.
 template <typename T, bool REVERSE, int ACROSS> struct Columns {
-  static constexpr int COUNT = 16 / sizeof(T), WIDTH = ACROSS * COUNT;
+  enum { COUNT = int(16 / sizeof(T)), WIDTH = ACROSS * COUNT };
   i64 unit, m, first, column;  // the part, of all columns' parts; the matrix; the block's first column, and this thread's
   int begin, end;              // rows of the part
   u32 own;                     // this thread's first column, of the block's

@@ -6,6 +6,7 @@
 //
 // A step is a pair (a, b), r -> a * r + b, and so are any number of them together.
 #pragma once
+#include "lanes.cuh"
 #include "parts.cuh"
 
 struct Step { float a, b; };

@@ -3,7 +3,7 @@
 // A lane has vectors as they lie in memory: it adds up each, lanes scan these sums by shuffles, and each lane goes through its
 // vectors again. What is added is a type with a NEUTRAL and a `join`.
 #pragma once
-#include "parts.cuh"
+#include "lanes.cuh"
 
 struct Sum {
   enum { OF_SUMS = false };  // a float is what it stands for, not the logarithm of a sum (logarithm.cuh)
