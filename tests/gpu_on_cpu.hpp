@@ -64,6 +64,8 @@ struct Warp {  // its wgmma: PTX promises nothing about the other three quarters
   std::deque<std::vector<std::function<void()>>> committed;
 };
 
+constexpr int STACK = 1 << 16;  // bytes
+
 struct Thread {
   ucontext_t context;  // to begin with; then `jump`, since changing contexts costs two system calls
   jmp_buf jump;
@@ -522,10 +524,10 @@ inline void launch(u32 grid, u32 block_threads, u32 cluster, u32 shared_bytes, c
       block->shared.assign(FIRST + shared_bytes, 0xff);  // NaN
       for (u32 t = 0; t < block_threads; t++) {
         auto thread = std::make_unique<Thread>();
-        thread->stack.reset(new char[1 << 16]);
+        thread->stack.reset(new char[STACK]);
         thread->block = block.get(), thread->index.x = t;
         getcontext(&thread->context);
-        thread->context.uc_stack.ss_sp = thread->stack.get(), thread->context.uc_stack.ss_size = 1 << 16;
+        thread->context.uc_stack.ss_sp = thread->stack.get(), thread->context.uc_stack.ss_size = STACK;
         thread->context.uc_link = nullptr;
         makecontext(&thread->context, run_thread, 0);
         block->threads.push_back(std::move(thread));

@@ -24,8 +24,12 @@ template <typename T> struct alignas(16) Four {
   T x, y, z, w;
   Four &operator=(const Four &other) {
     const auto write = [this, x = other.x, y = other.y, z = other.z, w = other.w] { this->x = x, this->y = y, this->z = z, this->w = w; };
-    if (chance(2))
-      write();
+    const auto within = [this](const auto *memory, i64 bytes) {
+      return u64(reinterpret_cast<const char *>(this) - reinterpret_cast<const char *>(memory)) < u64(bytes);
+    };
+    const auto &shared = machine.now->block->shared;
+    if (within(machine.now->stack.get(), STACK) || within(shared.data(), shared.size()) || chance(2))
+      write();  // what is a thread's or a block's own is there at once
     else
       machine.now->unreleased.push_back(write);
     return *this;
@@ -719,6 +723,7 @@ inline Play play_of(const std::string &name) {
       {"cp.async.wait_all", [](Call &) { commit(*machine.now), finish(*machine.now, 0); }},
       {"cp.async.commit_group", [](Call &) { commit(*machine.now); }},
       {"cp.async.wait_group", [](Call &c) { finish(*machine.now, c.get(0)); }},
+      {"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32", store_floats_at<4>},
       {"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32", store_floats_at<2>},
       {"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32", store_floats_at<1>},
       {"lg2.approx.ftz.f32", [](Call &c) { c.set(0, std::log2(c.as<float>(1))); }},

@@ -2,10 +2,11 @@
 // ROWS of them (rows.cuh), which are read once and written once. Blocks exchange one pair of sums a row. Each block's part of
 // weight and bias comes out of L2 into shared memory meanwhile: of 16-bit floats as many bytes as x with a weight, twice as
 // many with a bias, and that is more than L2 gives unless two rows share them.
-#include "rows.cuh"
+#include "moments.cuh"
 
-// What blocks exchange of each row: LayerNorm the sums of x and of (x - around)², with the row's first element for `around`,
-// so that little cancels; RMSNorm the sum of x², alone since every shuffle delays the row.
+// What blocks exchange of each row: RMSNorm the sum of x², alone since every shuffle delays the row. LayerNorm of 16 bits the sums of
+// x and of (x - around)², with the row's first element for `around`, so that little cancels. Of 32 bits that is not little enough where
+// that element lies four deviations from the mean: there squares are about each thread's own mean, and joined (moments.cuh).
 template <bool CENTERED, int ROWS> struct Sums;
 template <> struct Sums<false, 1> { typedef float Type; };
 template <> struct Sums<true, 1> { typedef float2 Type; };
@@ -49,6 +50,7 @@ __global__ void __launch_bounds__(THREADS, PER_SM<T, THREADS, EACH, ROWS, ADDED>
   using All = typename Sums<CENTERED, ROWS>::Type;
   using Slice = RowSlice<T, All, THREADS, EACH>;
   using Shared = typename Slice::Shared;
+  constexpr bool MOMENTS = CENTERED && sizeof(T) == 4;
   __shared__ Shared shared[1];
   __shared__ u64 gain_there[1];
   extern __shared__ __align__(16) unsigned char dynamic[];
@@ -72,7 +74,7 @@ __global__ void __launch_bounds__(THREADS, PER_SM<T, THREADS, EACH, ROWS, ADDED>
     row[k] = min(slice.row * ROWS + k, M - 1);
     slice.load(x + (row[k] - slice.row) * x_row, x_row, words[k], 0);
     if constexpr (ADDED) slice.load(r + (row[k] - slice.row) * r_row, r_row, more[k], 0);
-    if constexpr (CENTERED) around[k] = first_element(x + row[k] * x_row, ADDED ? r + row[k] * r_row : nullptr);
+    if constexpr (CENTERED && !MOMENTS) around[k] = first_element(x + row[k] * x_row, ADDED ? r + row[k] * r_row : nullptr);
   }
 
   All sums = {};
@@ -94,17 +96,48 @@ __global__ void __launch_bounds__(THREADS, PER_SM<T, THREADS, EACH, ROWS, ADDED>
 #pragma unroll
       for (int i = 0; i < Slice::COUNT; i++) {
         const float d = CENTERED ? f[i] - around[k] : f[i];
-        add(sums, k, f[i], d * d);
+        add(sums, k, f[i], MOMENTS ? 0.f : d * d);
       }
     }
 
-  const All all = slice.exchange(warp_total(sums), All{}, [](All a) { return warp_total(a); }, shared[0]);
+  All all;
+  if constexpr (MOMENTS) {
+    int mine = 0;
+#pragma unroll
+    for (int v = 0; v < Slice::VECTORS; v++) mine += slice.at(v) < slice.elements ? Slice::COUNT : 0;
+#pragma unroll
+    for (int k = 0; k < ROWS; k++) {
+      const float own = of_row(sums, k).x / fmaxf(float(mine), 1.f);
+#pragma unroll
+      for (int v = 0; v < Slice::VECTORS; v++) {
+        if (slice.at(v) >= slice.elements) continue;
+        float f[Slice::COUNT];
+        unpack(words[k][v], f);
+#pragma unroll
+        for (int i = 0; i < Slice::COUNT; i++) add(sums, k, 0.f, (f[i] - own) * (f[i] - own));
+      }
+    }
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    bool warps = true;  // first the block's warps are joined, then the blocks
+    auto join = [&](All of_lane) {
+      const float of_block = elements_of_block<THREADS * EACH>(N, lane);
+      const float count = warps ? (lane < THREADS / 32 ? elements_of_warp<THREADS, Slice::COUNT>(slice.elements, lane) : 0.f)
+                                : (lane < slice.blocks ? of_block : 0.f);
+      const float total = warps ? float(slice.elements) : float(N);
+      warps = false;
+      return warp_moments(of_lane, count, total);
+    };
+    const float of_warp = elements_of_warp<THREADS, Slice::COUNT>(slice.elements, warp);
+    all = slice.exchange(warp_moments(sums, float(mine), of_warp), All{}, join, shared[0]);
+  } else {
+    all = slice.exchange(warp_total(sums), All{}, [](All a) { return warp_total(a); }, shared[0]);
+  }
   float scale[ROWS], shift[ROWS];
 #pragma unroll
   for (int k = 0; k < ROWS; k++) {
     const float2 of = of_row(all, k);
     const float middle = of.x / float(N);
-    const float variance = CENTERED ? of.y / float(N) - (middle - around[k]) * (middle - around[k]) : of.y / float(N);
+    const float variance = CENTERED && !MOMENTS ? of.y / float(N) - (middle - around[k]) * (middle - around[k]) : of.y / float(N);
     scale[k] = 1.f / sqrtf((variance < 0.f ? 0.f : variance) + eps);  // a NaN stays one
     shift[k] = -middle * scale[k];
     if (KEPT && slice.rank == 0 && threadIdx.x == 0) mean[row[k]] = middle, rstd[row[k]] = scale[k];

@@ -1,6 +1,6 @@
 // GroupNorm of long groups (sm_90 and later): a cluster of blocks shares a group (rows.cuh), which is read once and written
 // once. Each block has the weights and biases of its few channels in shared memory.
-#include "rows.cuh"
+#include "moments.cuh"
 
 // Of some elements x: their mean, and y: the sum of squares about it. Warps, then blocks tell each other theirs.
 typedef float2 Pair;
@@ -64,16 +64,12 @@ __global__ void __launch_bounds__(THREADS, BLOCKS<THREADS>)
   const bool finite = sums.y <= 3.4e38f;  // else it stays what it is
   const Pair of_thread = {of_mine, finite ? fmaxf(sums.y - count * off * off, 0.f) : sums.y};
 
-  // Elements that a warp has: 32 vectors of each whole round of the block, and some of the last round.
-  auto of_warp = [&](int warp) {
-    constexpr int ROUND = THREADS * Slice::COUNT, MINE = 32 * Slice::COUNT;
-    return float(slice.elements / ROUND * MINE + max(0, min(slice.elements % ROUND - warp * MINE, MINE)));
-  };
   const int lane = threadIdx.x % 32;
   bool warps = true;  // first the block's warps are joined, then the blocks
   auto join = [&](Pair p) {
-    const float of_block = max(i64(0), min(N - i64(lane) * THREADS * EACH, i64(THREADS * EACH)));
-    const float count = warps ? (lane < THREADS / 32 ? of_warp(lane) : 0.f) : (lane < slice.blocks ? of_block : 0.f);
+    const float of_block = elements_of_block<THREADS * EACH>(N, lane);
+    const float count = warps ? (lane < THREADS / 32 ? elements_of_warp<THREADS, Slice::COUNT>(slice.elements, lane) : 0.f)
+                              : (lane < slice.blocks ? of_block : 0.f);
     warps = false;
     return warp_joined<TWICE>(p, count);
   };
