@@ -21,7 +21,7 @@ from weft.operators.scan.vectors import LONGEST, longs, one_grid
 STEPS = 4  # of a part of N, at least
 RESIDENT = 512  # threads at a time on a multiprocessor, which the kernels of scans say
 LIMIT = 2**30  # elements of a column, which a kernel counts in 32 bits
-SIDE = 8  # vectors of 16 bytes that lie side by side in a block
+SIDE = 8  # vectors of 16 bytes side by side, in a block that is no larger than a warp
 
 
 @dataclass(frozen=True)
@@ -31,18 +31,21 @@ class Kernel:
     Args:
         source: the name of its file.
         name: with its first template arguments, ``{}`` for an element.
-        held: bytes of x that a thread has in a step, of 32 and of 16 bits an element.
+        across: vectors of 16 bytes side by side in a block, of 32 and of 16 bits an element.
+        held: bytes of x that a thread has in a step, likewise.
     """
 
     source: str
     name: str
+    across: tuple[int, int]
     held: tuple[int, int]
 
     # ACROSS vectors of 16 bytes side by side, at most; ROWS of a thread in a step; THREADS of a block.
 
     def heuristic(self, sm: int, dtype: torch.dtype, n: int) -> Config:
-        """128 bytes side by side; at 512 threads 32 or 64 KiB on their way to a multiprocessor."""
-        return {"ACROSS": SIDE, "ROWS": self.held[dtype.itemsize == 2] // 16, "THREADS": 256}
+        """At 512 threads 32 or 64 KiB on their way to a multiprocessor."""
+        of = dtype.itemsize == 2
+        return {"ACROSS": self.across[of], "ROWS": self.held[of] // 16, "THREADS": 256}
 
     def candidates(self, sm: int, dtype: torch.dtype, n: int) -> Iterable[Config]:
         most = self.held[dtype.itemsize == 2] // 16

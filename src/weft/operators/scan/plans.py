@@ -53,7 +53,7 @@ SUM = Formula(
     kernels.plus,
     0.0,
     "Sum",
-    columns.Kernel("columns.cu", "scan_columns<{}, Sum", held=(128, 128)),
+    columns.Kernel("columns.cu", "scan_columns<{}, Sum", across=(16, 16), held=(128, 128)),
 )
 PRODUCT = Formula(
     kernels.running_product,
@@ -61,7 +61,7 @@ PRODUCT = Formula(
     kernels.times,
     1.0,
     "Product",
-    columns.Kernel("columns.cu", "scan_columns<{}, Product", held=(128, 128)),
+    columns.Kernel("columns.cu", "scan_columns<{}, Product", across=(16, 16), held=(128, 128)),
 )
 LOGSUMEXP = Formula(
     kernels.running_logsumexp,
@@ -69,7 +69,7 @@ LOGSUMEXP = Formula(
     kernels.log_plus,
     -INF,
     "Logarithm<{}>",
-    columns.Kernel("logarithm_columns.cu", "log_columns<{}", held=(128, 64)),
+    columns.Kernel("logarithm_columns.cu", "log_columns<{}", across=(16, 8), held=(128, 64)),
     bytes_held=logarithm_vectors.BYTES,
     vectors=(logarithm_vectors.heuristic, logarithm_vectors.candidates),
 )
