@@ -113,13 +113,15 @@ def print_measurements(out: Console, measured: Sequence[Measurement]) -> None:
         table = _table(f"{operator} {direction}, {rows[0].cache} cache")
         for column in ("workload", "dtype", "implementation"):
             table.add_column(column, overflow="fold")
-        for column in ("µs", "of ceiling", "to best peer"):
+        for column in ("µs", "of ceiling", "to best peer (p20–p80)"):
             table.add_column(column, justify="right")
         previous = None
         for m in rows:
             point = (m.workload, m.dtype)
             share = "–" if m.share_of_ceiling is None else f"{m.share_of_ceiling:.1%}"
             ratio = "–" if m.ratio_to_best_peer is None else f"{m.ratio_to_best_peer:.3f}×"
+            if m.ratio_p20 is not None and m.ratio_p80 is not None:
+                ratio += f" ({m.ratio_p20:.2f}–{m.ratio_p80:.2f})"
             first = point if point != previous else ("", "")
             table.add_row(*first, m.implementation, _us(m.time_us), share, ratio, style="bold" if m.ours else None)
             previous = point

@@ -213,6 +213,35 @@ def check_flag(operator: str, argument: str, value: Any) -> None:
         raise TypeError(f"{operator}: argument '{argument}' is {value!r:.40}; expected True or False")
 
 
+def check_values(
+    operator: str,
+    argument: str,
+    value: torch.Tensor,
+    wrong: Callable[[torch.Tensor], torch.Tensor],
+    *,
+    flag: str,
+    expected: str,
+) -> None:
+    """Looks at what a tensor holds, which waits for the device.
+
+    Args:
+        wrong: of the tensor, where it is.
+        flag: the argument that asks for this look.
+        expected: what the elements would be, to be said in the error, a ValueError.
+    """
+    if traced(value):
+        raise ValueError(
+            f"{operator}: {flag}=True needs the values of '{argument}', which tracing does not know; expected False there"
+        )
+    found = wrong(value)
+    if bool(found.any()):
+        at = tuple(found.nonzero()[0].tolist())
+        raise ValueError(
+            f"{operator}: argument '{argument}' has {value[at].item()} at {at} ({int(found.sum())} such in all); "
+            f"expected {expected}"
+        )
+
+
 def overlapping(x: torch.Tensor) -> bool:
     """Whether places of x may share memory, as those of an expanded tensor do: where a dimension's step is shorter than what
     the dimensions of shorter steps span."""

@@ -19,6 +19,7 @@ from weft.operators.call import (
     check_device,
     check_flag,
     check_tensor,
+    check_values,
     differentiable,
     eager,
     on_gpu,
@@ -276,19 +277,13 @@ def check(ids: Tensor, table: Tensor, padding_idx: int | None, check_ids: bool) 
         raise ValueError(f"embedding: argument 'padding_idx' is {padding_idx}; expected {-v} … {v - 1}")
     check_flag("embedding", "check_ids", check_ids)
     if check_ids:
-        _check_ids(ids, v)
-
-
-def _check_ids(ids: Tensor, v: int) -> None:
-    if traced(ids):
-        raise ValueError(
-            "embedding: check_ids=True needs the values of 'ids', which tracing does not know; expected False there"
-        )
-    wrong = (ids < 0) | (ids >= v)
-    if bool(wrong.any()):
-        at = tuple(int(i) for i in wrong.nonzero()[0])
-        raise ValueError(
-            f"embedding: argument 'ids' has {int(ids[at])} at {at} ({int(wrong.sum())} such in all); expected 0 … {v - 1}"
+        check_values(
+            "embedding",
+            "ids",
+            ids,
+            lambda t: (t < 0) | (t >= v),
+            flag="check_ids",
+            expected=f"0 … {v - 1}",
         )
 
 

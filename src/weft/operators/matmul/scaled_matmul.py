@@ -14,7 +14,7 @@ from torch import Tensor, dtype  # a name alone, as the stubs want annotations
 
 from weft.definition import Declined, Operator, Tolerance
 from weft.operators import peers
-from weft.operators.call import FLOATS, Choice, check_device, check_tensor, on_gpu, traced
+from weft.operators.call import FLOATS, Choice, check_device, check_flag, check_tensor, check_values, on_gpu, traced
 from weft.operators.launch import target_sm
 from weft.operators.matmul import hopper
 from weft.operators.matmul.scaled_definition import (
@@ -195,20 +195,6 @@ def check(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor |
         check_device("scaled_matmul", name, t, "a", a)
 
 
-def check_finite(name: str, scale: Tensor) -> None:
-    if traced(scale):
-        raise ValueError(
-            f"scaled_matmul: check_scales=True needs the values of '{name}', which tracing does not know; expected False there"
-        )
-    wrong = ~scale.isfinite()
-    if bool(wrong.any()):
-        at = tuple(int(i) for i in wrong.nonzero()[0])
-        raise ValueError(
-            f"scaled_matmul: argument '{name}' has {float(scale[at])} at {at} ({int(wrong.sum())} such in all); "
-            "expected finite fp32 numbers"
-        )
-
-
 @scaled_matmul.choice
 def choose(
     a: Tensor,
@@ -270,14 +256,20 @@ def scaled_matmul_function(
 
     The bias has a gradient, summed in fp32. There is no other: quantised values have none.
     """
-    if not isinstance(check_scales, bool):
-        raise TypeError(f"scaled_matmul: argument 'check_scales' is {check_scales!r:.40}; expected True or False")
+    check_flag("scaled_matmul", "check_scales", check_scales)
     named: dict[str, Any] = {"dtype": dtype, "fast_accumulate": fast_accumulate}
     chosen = PRODUCTS[choose(a, b, a_scale, b_scale, bias, **named).implementation]
 
     if check_scales:
-        check_finite("a_scale", a_scale)
-        check_finite("b_scale", b_scale)
+        for name, scale in (("a_scale", a_scale), ("b_scale", b_scale)):
+            check_values(
+                "scaled_matmul",
+                name,
+                scale,
+                lambda t: ~t.isfinite(),
+                flag="check_scales",
+                expected="finite fp32 numbers",
+            )
 
     def product(bias: Tensor | None) -> Tensor:
         return chosen(a, b, a_scale, b_scale, bias, **named)

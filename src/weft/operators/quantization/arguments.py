@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.operators.call import FLOATS, check_device, check_tensor, traced
+from weft.operators.call import FLOATS, check_device, check_tensor, check_values
 from weft.operators.quantization.formats import FORMATS, GRANULARITIES, scale_shape
+
+POSITIVE = "a positive, finite fp32 number of at least 2**-126"
 
 
 def check_granularity(operator: str, granularity: Any, group_size: Any, x: Tensor, name: str) -> None:
@@ -38,11 +40,6 @@ def check_format(operator: str, format: Any) -> None:
         raise ValueError(f"{operator}: argument 'format' is {format!r:.40}; expected {_either(FORMATS)}")
 
 
-def check_flag(operator: str, name: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise TypeError(f"{operator}: argument '{name}' is {value!r:.40}; expected True or False")
-
-
 def check_scale(
     operator: str,
     scale: Any,
@@ -61,7 +58,7 @@ def check_scale(
                 f"{scale_shape(shape, granularity, group_size)} for granularity '{granularity}'"
             )
         if not (math.isfinite(scale) and 2.0**-126 <= scale <= torch.finfo(torch.float32).max):
-            raise ValueError(f"{operator}: argument 'scale' is {scale}; {EXPECTED}")
+            raise ValueError(f"{operator}: argument 'scale' is {scale}; expected {POSITIVE}")
         return
     check_tensor(operator, "scale", scale, (torch.float32,))
     check_device(operator, "scale", scale, name, x)
@@ -76,22 +73,13 @@ def check_scale(
             f"{operator}: argument 'scale' wants a gradient, which there is none of; expected scale.detach()"
         )
     if values:
-        _check_values(operator, scale)
-
-
-EXPECTED = "expected a positive, finite fp32 number of at least 2**-126"
-
-
-def _check_values(operator: str, scale: Tensor) -> None:
-    if traced(scale):
-        raise ValueError(
-            f"{operator}: check_scale=True needs the values of 'scale', which tracing does not know; expected False there"
-        )
-    wrong = ~(scale.isfinite() & (scale >= 2.0**-126))
-    if bool(wrong.any()):
-        at = tuple(int(i) for i in wrong.nonzero()[0])
-        raise ValueError(
-            f"{operator}: argument 'scale' has {float(scale[at])} at {at} ({int(wrong.sum())} such in all); {EXPECTED}"
+        check_values(
+            operator,
+            "scale",
+            scale,
+            lambda t: ~(t.isfinite() & (t >= 2.0**-126)),
+            flag="check_scale",
+            expected=POSITIVE,
         )
 
 

@@ -13,13 +13,12 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, eager, on_gpu, rows_of, traced
+from weft.operators.call import Choice, check_flag, eager, on_gpu, rows_of, traced
 from weft.operators.dropout.philox import GROUP
 from weft.operators.dropout.seeds import check_seed
 from weft.operators.launch import Plans
 from weft.operators.quantization.arguments import (
     check_even,
-    check_flag,
     check_format,
     check_granularity,
     check_scale,
