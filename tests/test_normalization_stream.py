@@ -305,3 +305,29 @@ def test_public_functions_take_it_from_so_many_columns(monkeypatch, least, plan)
         x, weight = (torch.empty(*shape, dtype=BF16, device="cuda") for shape in ((64, 65536), (65536,)))
         made = norm.fastest_gradient(x, x, x, weight, EPS, Kind(True, True, True, False), False)
     assert type(made) is plan
+
+
+LAYER, RMS, ADDED = Kind(True, True, True, False), Kind(False, True, False, False), Kind(False, True, False, True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "n", "dtype", "plan"),
+    [
+        (RMS, 256, BF16, None),
+        (RMS, 512, BF16, BackwardPlan),
+        (LAYER, 256, BF16, BackwardPlan),
+        (LAYER, 256, FP32, None),
+        (ADDED, 256, FP32, BackwardPlan),
+        (ADDED, 2**16, FP32, BackwardPlan),
+        (ADDED, 2**17, FP32, stream.StreamPlan),  # of three tensors no cluster holds a row
+        (ADDED, 2**18, BF16, stream.StreamPlan),
+    ],
+)
+def test_what_public_functions_take_is_what_was_fastest(monkeypatch, kind, n, dtype, plan):
+    for module in (stream, resident):
+        monkeypatch.setattr(module, "multiprocessors", lambda device: 132)
+    with FakeTensorMode(), compiling_for(90, lambda *kernel: None):
+        x, weight = (torch.empty(*shape, dtype=dtype, device="cuda") for shape in ((2**24 // n, n), (n,)))
+        made = norm.fastest_gradient(x, x, x, weight, EPS, kind, kind.added)
+    ours = (BackwardPlan, stream.StreamPlan)
+    assert isinstance(made, plan) if plan else not isinstance(made, ours), "None: Triton's"

@@ -283,7 +283,7 @@ def check(ids: Tensor, table: Tensor, padding_idx: int | None, check_ids: bool) 
             ids,
             lambda t: (t < 0) | (t >= v),
             flag="check_ids",
-            expected=f"0 … {v - 1}",
+            expected=f"0 … {v - 1}" if v else "none: 'table' has no rows",
         )
 
 

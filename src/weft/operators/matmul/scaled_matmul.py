@@ -176,7 +176,7 @@ def check(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor |
             "as many as 'a' has columns"
         )
     if dtype not in FLOATS:
-        raise TypeError(f"scaled_matmul: argument 'dtype' is {dtype}; expected {', '.join(map(str, FLOATS))}")
+        raise TypeError(f"scaled_matmul: argument 'dtype' is {dtype!r:.40}; expected {', '.join(map(str, FLOATS))}")
     for name, scale in (("a_scale", a_scale), ("b_scale", b_scale)):
         check_tensor("scaled_matmul", name, scale, (torch.float32,))
         if scale.requires_grad:
@@ -257,6 +257,7 @@ def scaled_matmul_function(
     The bias has a gradient, summed in fp32. There is no other: quantised values have none.
     """
     check_flag("scaled_matmul", "check_scales", check_scales)
+    check_flag("scaled_matmul", "fast_accumulate", fast_accumulate)
     named: dict[str, Any] = {"dtype": dtype, "fast_accumulate": fast_accumulate}
     chosen = PRODUCTS[choose(a, b, a_scale, b_scale, bias, **named).implementation]
 

@@ -30,8 +30,12 @@ from weft.operators.normalization.kind import Given, Kind
 from weft.operators.normalization.plans import backward_plans, forward_plans
 
 CLUSTER_FROM = 16384  # columns from which the cluster kernel is the faster one on sm_90 (README.md)
-GRADIENT_CLUSTER_FROM = 512  # the same for gradients
+CLUSTER_TO = 2**17  # of LayerNorm with a residual in fp32, to which it is
+GRADIENT_CLUSTER_FROM = (
+    512  # the same for gradients, but for those that are faster by clusters from their shortest rows on
+)
 GRADIENT_STREAM_FROM = 2**17 + 1  # columns from which gradients are made by groups of blocks instead (stream.py)
+STREAM_BEFORE_TRITON = 2**14  # columns from which groups of blocks are faster than Triton, where clusters hold no row
 Statistics = tuple[Tensor, Tensor]  # mean and 1 / deviation of each row, fp32 [M]
 
 
@@ -80,9 +84,15 @@ def gradients(
 
 
 def fastest_gradient(*call: Any) -> Any:
-    """One pass by groups of blocks or by clusters where the card and the rows allow it, else the Triton kernels."""
-    x = call[0]
-    for least, plan in ((GRADIENT_STREAM_FROM, stream.StreamPlan), (GRADIENT_CLUSTER_FROM, backward.BackwardPlan)):
+    """One pass by clusters or by groups of blocks where the card and the rows allow it, else the Triton kernels."""
+    x, *_, kind, added = call
+    always = added or (kind.centered and x.dtype != torch.float32)
+    in_order: list[tuple[int, Callable[..., Any]]] = [
+        (GRADIENT_STREAM_FROM, stream.StreamPlan),
+        (backward.SHORTEST if always else GRADIENT_CLUSTER_FROM, backward.BackwardPlan),
+        (STREAM_BEFORE_TRITON, stream.StreamPlan),
+    ]
+    for least, plan in in_order:
         if target_sm(x.device) >= 90 and x.is_cuda and x.shape[-1] >= least:
             with contextlib.suppress(Declined):
                 return plan(*call)
@@ -135,8 +145,9 @@ class Norm:
         return forward_plans.of(call[:-3], *call[-3:]) if cluster.why_not(given, kind) else cluster.plan(*call)
 
     def _by_cluster(self, given: Given, kind: Kind) -> bool:
-        enough = given.x.shape[-1] >= CLUSTER_FROM and target_sm(given.x.device) >= 90
-        return enough and not cluster.why_not(given, kind)
+        n, most_bytes = given.x.shape[-1], kind.centered and kind.added and given.x.dtype == torch.float32
+        faster = n >= CLUSTER_FROM and not (most_bytes and n > CLUSTER_TO)
+        return faster and target_sm(given.x.device) >= 90 and not cluster.why_not(given, kind)
 
     def choose(
         self, x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float
