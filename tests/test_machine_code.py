@@ -129,6 +129,17 @@ def test_a_commit_that_git_does_not_know(repository, capfd):
     assert carried([commit]) == (2, [f"relu at {commit}: the same code at 2 of 2 points"])
 
 
+def test_where_records_were_carried_to_is_asked_next_time(repository):
+    """Commits of measured trees are gone once branches are; that at which a line of ``same_code`` was written is asked too."""
+    commit, source = repository("operators/elementwise/relu.py", '"""``relu', '"""Of ``relu')
+    store = recorded("0" * 40, "0123456789ab")
+    points = [list(point[:3]) for point in POINTS]
+    line = {"operator": "relu", "source": "0123456789ab", "same_as": source, "at": commit, "points": points}
+    store.append(GPU, "same_code", line)
+    assert {m.source for m in store.read()} == {source}
+    assert carried() == (2, [f"relu at {commit}: the same code at 2 of 2 points"])
+
+
 def test_records_that_were_carried_are_compared_at_a_commit_that_they_were_carried_to(repository):
     commit, source = repository("operators/elementwise/relu.py", '"""``relu', '"""Of ``relu')
     store, points = recorded("0" * 40, "0123456789ab"), [point[:3] for point in POINTS]

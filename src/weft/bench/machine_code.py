@@ -143,6 +143,12 @@ def carry(names: Sequence[str], gpu: str, sm: int, say: Callable[[str], None], o
     from weft.source import source_hash
 
     store, found = Store(), 0
+    carried_at = {  # where records have been carried to: the commit of their own source may be gone by then
+        (line.get("operator"), line.get("same_as")): str(line["at"])
+        for line in store.lines(gpu, SAME_CODE)
+        if line.get("at")
+    }
+    head = _resolved("HEAD")
     for op in registry.select(names):
         today = source_hash(op.module)
         stale: dict[tuple[str, str], dict[Point, str]] = {}
@@ -153,15 +159,16 @@ def carry(names: Sequence[str], gpu: str, sm: int, say: Callable[[str], None], o
                 stale.setdefault((m.source, now.source), {})[point] = m.commit
         for (source, carried), commits in stale.items():
             try:
-                commit, same, differing = _compared(op.name, (source, carried), commits, sm, others)
+                asked = [*others, *filter(None, [carried_at.get((op.name, carried))])]
+                commit, same, differing = _compared(op.name, (source, carried), commits, sm, asked)
             except (NotSameMethod, DoesNotRun) as error:
                 say(f"{op.name}, source {source}: cannot be compared: {error}")
                 continue
             text = f"{op.name} at {commit}: the same code at {len(same)} of {len(same) + len(differing)} points"
             say(text + (f"; other code first at {', '.join(differing[0])}" if differing else ""))
             if same:
-                line = {"operator": op.name, "source": source, "same_as": today, "commit": commit, "arch": f"sm_{sm}"}
-                store.append(gpu, SAME_CODE, {**line, "points": same})
+                line = {"operator": op.name, "source": source, "same_as": today, "commit": commit, "at": head}
+                store.append(gpu, SAME_CODE, {**line, "arch": f"sm_{sm}", "points": same})
                 found += len(same)
     return found
 
