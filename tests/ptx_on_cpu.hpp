@@ -685,6 +685,10 @@ inline Play play_of(const std::string &name) {
          c.set(0, std::isnan(a) || std::isnan(b) ? NAN : std::fmax(a, b));
        }},
       {"div.rn.f32", [](Call &c) { c.set(0, c.as<float>(1) / c.as<float>(2)); }},
+      {"min.NaN.xorsign.abs.f32", [](Call &c) {
+         const float x = c.as<float>(1), y = c.as<float>(2), least = std::fmin(std::fabs(x), std::fabs(y));
+         c.set(0, std::isnan(x) || std::isnan(y) ? NAN : std::signbit(x) != std::signbit(y) ? -least : least);
+       }},
       {"ex2.approx.ftz.f32", [](Call &c) { c.set(0, std::exp2(c.as<float>(1))); }},
       {"rcp.approx.f32", [](Call &c) { c.set(0, 1.f / c.as<float>(1)); }},
       {"rcp.rn.f32", [](Call &c) { c.set(0, 1.f / c.as<float>(1)); }},

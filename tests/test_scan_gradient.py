@@ -20,15 +20,16 @@ from weft.definition import Declined  # noqa: E402
 from weft.operators.call import Choice  # noqa: E402
 from weft.operators.configs import Configurations  # noqa: E402
 from weft.operators.cuda import compile_cubin  # noqa: E402
-from weft.operators.launch import compiling_for  # noqa: E402
+from weft.operators.launch import INTERPRETING, Plan, compiling_for  # noqa: E402
 from weft.operators.reduction.views import views_of  # noqa: E402
-from weft.operators.scan import gradient_vectors  # noqa: E402
+from weft.operators.scan import gradient_vectors, kernels  # noqa: E402
 from weft.operators.scan.cumprod import scan as product  # noqa: E402
 from weft.operators.scan.gradient_vectors import VectorsGradientPlan  # noqa: E402
 from weft.operators.scan.logcumsumexp import scan as logarithm  # noqa: E402
 from weft.operators.scan.plans import GradientPlan  # noqa: E402
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+INF = float("inf")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,9 +82,9 @@ MISTAKES = {
     "the next lane is there": ("a product", "const bool last = first(v) + COUNT >= length;", "const bool last = false;"),
     "what is missing counts": ("totals of parts, a product", "there(v) ? s : Step{1.f, 0.f}", "s"),
     "warps forgotten": ("two warps", "if (warp) carried = earlier;", ";"),
-    "blocks forgotten": ("four blocks", "carried = then(earlier, carried);", ";"),
+    "blocks forgotten": ("four blocks", "carried = then<LOG>(earlier, carried);", ";"),
     "blocks too early": ("four blocks", "barrier_wait(told);", ""),
-    "strips forgotten": ("two warps", "begins ? total : then(total, other)", "begins ? Step{1.f, 0.f} : other"),
+    "strips forgotten": ("two warps", "begins ? total : then<LOG>(total, other)", "begins ? Step{1.f, 0.f} : other"),
     "parts begin at the row": ("carried", "begin = parts > 1 ? unit % parts * each : 0", "begin = 0"),
     "a part's end is the row's": ("carried", "at < N ? to_float(memory", "at < begin + each ? to_float(memory"),
     "nothing carried": ("carried", "if (unit < units) r = carried.a * carry[unit] + carried.b;", ";"),
@@ -200,7 +201,7 @@ def plan_of(scan, m: int, n: int, dtype: torch.dtype, sm: int = 90):
         return scan._vector_backward_plan(x, x, x, -1, False, False)
 
 
-@pytest.mark.parametrize(("dtype", "most"), [(BF16, (54, 62)), (FP32, (88, 122))])
+@pytest.mark.parametrize(("dtype", "most"), [(BF16, (55, 62)), (FP32, (90, 122))])
 @pytest.mark.parametrize("scan", [logarithm, product], ids=["logarithm", "product"])
 @pytest.mark.parametrize("n", [256, 4096, 65536, 2**28])
 def test_nothing_is_spilled_and_an_element_takes_few_instructions(scan, n, dtype, most):
@@ -236,6 +237,15 @@ def test_it_declines_what_it_cannot_take():
     assert "16 bytes" in why(torch.ones(2 * 64 + 1, dtype=BF16)[1:].view(2, 64)) and "sm_90" in why(
         torch.ones(2, 8), 80
     )
+
+
+@pytest.mark.skipif(not INTERPRETING, reason="on a GPU `weft verify` runs it")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of the overflow, from the interpreter
+def test_what_parts_carry_is_finite_where_factors_overflow():
+    totals, scales = torch.tensor([0.0, 0.0, 5.0, 7.0]), torch.tensor([3.4e38, -3.4e38, 2.0, 1.0])
+    carry = torch.empty(4)
+    Plan(kernels.carry_parts, (1,), (1, 4), {"REVERSE": False, "BLOCK": 4}, 4)(totals, scales, carry)
+    assert carry.tolist() == [0.0, 0.0, 0.0, 5.0]
 
 
 def test_the_public_functions_take_it_for_many_elements(monkeypatch):

@@ -32,7 +32,8 @@ BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """[m, n, k] along n; ``step``: "TOTALS" or "CARRIED" of parts of n; ``apart``: elements between two rows of y and dy."""
+    """[m, n, k] along n; ``step``: "TOTALS" or "CARRIED" of parts of n; ``apart``: elements between two rows of y and dy;
+    ``overflows``: factors that overflow together where r is 0, though y is finite; ``last``: y's last row."""
 
     log: bool = True
     dtype: torch.dtype = BF16
@@ -43,6 +44,8 @@ class Case:
     exclusive: bool = False
     step: str = ""
     apart: int = 0
+    overflows: bool = False
+    last: float = 0.0
     across: int = 4
     rows: int = 2
     threads: int = 64
@@ -60,6 +63,9 @@ CASES = {
     "a warp across": Case(dtype=FP32, k=132, across=32, m=1),
     "one vector": Case(log=False, dtype=FP32, k=4, n=700, m=1),
     "few rows": Case(log=False, m=5, n=3),
+    "overflows": Case(log=False, dtype=FP32, k=8, overflows=True),
+    "overflows, many rows a thread": Case(log=False, dtype=FP32, k=8, overflows=True, rows=4),
+    "an infinity that is in no result": Case(log=False, dtype=FP32, k=8, exclusive=True, last=float("inf")),
     "totals": Case(n=1101, k=24, m=1, step="TOTALS"),
     "totals of products": Case(log=False, dtype=FP32, n=1000, k=8, m=1, step="TOTALS", reverse=True),
     "carried": Case(dtype=FP16, n=1100, k=24, m=1, step="CARRIED", reverse=True),
@@ -69,10 +75,10 @@ CASES = {
 # Mistakes: a case that shows them, what stands in the kernel, what is written instead.
 MISTAKES = {
     "steps in the other order": ("two warps", "second.a * first.b + second.b", "first.a * second.b + first.b"),
-    "groups of a warp": ("two warps", "if (lane >= by) upto[j] = then(other, upto[j]);", ";"),
+    "groups of a warp": ("two warps", "if (lane >= by) upto[j] = then<LOG>(other, upto[j]);", ";"),
     "a warp's first group": ("two warps", "lane < ACROSS ? Step{1.f, 0.f} : other", "other"),
     "warps in no order": ("two warps", "if (w == warp) r[j]", "if (w == 0) r[j]"),
-    "steps forgotten": ("two warps", "run[j] = after(run[j], Step{told.x, told.y});", "run[j] = told.y;"),
+    "steps forgotten": ("two warps", "run[j] = after<LOG>(run[j], Step{told.x, told.y});", "run[j] = told.y;"),
     "one buffer": ("a product", "done += STEP, step ^= 1)", "done += STEP)"),
     "the row itself": ("a product", "row_of(x, x_n, at + u - 1, c", "row_of(x, x_n, at + u, c"),
     "the factor of the row itself": ("a product", "at + u + !LATE, wanted", "at + u, wanted"),
@@ -82,6 +88,8 @@ MISTAKES = {
     "rows of no column": ("a product", "c.begin + row < N", "true"),
     "infinity less infinity": ("exclusive", "near == far ? 1.f : power", "power"),
     "a part's first row has none before it": ("carried", "c.begin + row >= 0", "row >= 0"),
+    "an overflow for nothing": ("overflows", "LOG ? a : finite(a)", "a"),
+    "what is in no result": ("an infinity that is in no result", "if (LATE && c.begin + from + u == 0) result[j] = 0.f;", ""),
     "rows behind the end": ("few rows", "if (u < here) store", "store"),
     "rows that are not there": ("totals", "if (MODE == TOTALS && at + u >= rows) s = Step{1.f, 0.f};", ""),
     "columns that are not there": ("two warps", "inside = column < K;", "inside = true;"),
@@ -111,10 +119,15 @@ class Gradients:
         how = {"exclusive": case.exclusive, "reverse": case.reverse}
         x = torch.randn(case.m, case.n, case.k, generator=g)
         self.x = (x * 2 if case.log else 1 + x / 16).to(case.dtype)
+        if case.overflows:
+            self.x.fill_(1.0)[:, :2] = torch.tensor([[1e-30], [1e-8]])
+            self.x[:, 100:110] = 1e4
         shape = case.m, case.n, case.k + case.apart
         self.y, self.dy = (torch.empty(shape, dtype=case.dtype)[:, :, : case.k] for _ in range(2))
         self.y.copy_(self.scan.reference(self.x.double(), 1, **how))
         self.dy.copy_(torch.randn(case.m, case.n, case.k, generator=g))
+        if case.overflows:
+            self.dy[:, 50:] = 0
         config = {"ACROSS": case.across, "ROWS": case.rows, "THREADS": case.threads}
         with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
             patch.setattr(self.scan.configured.gradient_columns, "trial", config)
@@ -130,6 +143,8 @@ class Gradients:
         self.dx, self.carry, self.scales, self.totals = (
             t.view(case.m, case.k, -1).transpose(1, 2).contiguous() for t in found
         )
+        if case.last:  # after what is right was computed: its row has no part in it
+            self.y[:, -1] = case.last
 
     @property
     def launch(self) -> str:

@@ -6,11 +6,11 @@
 #include "recurrence.cuh"
 
 // All lanes' steps up to each of them.
-template <int LANES> __device__ __forceinline__ Step scanned(Step s, u32 lane) {
+template <bool LOG, int LANES> __device__ __forceinline__ Step scanned(Step s, u32 lane) {
 #pragma unroll
   for (int by = 1; by < LANES; by *= 2) {
     const Step before = shuffled_up(s, by, LANES);
-    if (lane % LANES >= by) s = then(before, s);
+    if (lane % LANES >= by) s = then<LOG>(before, s);
   }
   return s;
 }
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     steps(v, a, b, near);
     Step s{a[0], b[0]};
 #pragma unroll
-    for (int i = 1; i < COUNT; i++) s = then(s, Step{a[i], b[i]});
+    for (int i = 1; i < COUNT; i++) s = then<LOG>(s, Step{a[i], b[i]});
     upto[v] = there(v) ? s : Step{1.f, 0.f};
     if constexpr (sizeof(T) == 2 && MODE != TOTALS) {  // unpacked anew below: as floats there are more than registers
       const u32 zero = u32(N >> 63);                    // which the compiler cannot know to be one
@@ -137,16 +137,16 @@ __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
   Step total{1.f, 0.f};
 #pragma unroll
   for (int v = 0; v < VECTORS; v++) {
-    const Step own = scanned<LANES>(upto[v], lane), other = shuffled_up(own, 1, LANES);
-    upto[v] = begins ? total : then(total, other);
-    total = then(total, shuffled(own, LANES - 1, LANES));
+    const Step own = scanned<LOG, LANES>(upto[v], lane), other = shuffled_up(own, 1, LANES);
+    upto[v] = begins ? total : then<LOG>(total, other);
+    total = then<LOG>(total, shuffled(own, LANES - 1, LANES));
   }
   Step carried{1.f, 0.f};  // before this warp
   if constexpr (WARPS > 1) {
     if (lane == 0) of_warps[team][warp] = float2{total.a, total.b};
     __syncthreads();
     const float2 told_by = lane < WARPS ? of_warps[team][lane] : float2{1.f, 0.f};
-    const Step all = scanned<32>(Step{told_by.x, told_by.y}, lane);
+    const Step all = scanned<LOG, 32>(Step{told_by.x, told_by.y}, lane);
     const Step earlier = shuffled(all, warp ? warp - 1 : 0, 32);
     if (warp) carried = earlier;
     total = shuffled(all, WARPS - 1, 32);
@@ -156,9 +156,9 @@ __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     if (threadIdx.x > rank && threadIdx.x < BLOCKS) store_remote(&of_blocks[rank], threadIdx.x, float2{total.a, total.b}, told);
     barrier_wait(told);
     const float2 told_by = lane < rank ? of_blocks[lane] : float2{1.f, 0.f};
-    const Step earlier = shuffled(scanned<32>(Step{told_by.x, told_by.y}, lane), 31, 32);
-    carried = then(earlier, carried);
-    total = then(earlier, total);
+    const Step earlier = shuffled(scanned<LOG, 32>(Step{told_by.x, told_by.y}, lane), 31, 32);
+    carried = then<LOG>(earlier, carried);
+    total = then<LOG>(earlier, total);
   }
   if constexpr (MODE == TOTALS) {
     if (unit < units && rank == BLOCKS - 1 && warp == 0 && lane % LANES == 0) totals[unit] = total.b, scales[unit] = total.a;
@@ -172,12 +172,13 @@ __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     float a[COUNT], b[COUNT], near[COUNT], f[COUNT], result[COUNT];
     steps(v, a, b, near);
     unpack(LOG ? x_words[v] : y_words[v], f);
-    float run = after(r, upto[v]);
+    float run = after<LOG>(r, upto[v]);
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
       run = a[i] * run + b[i];
       const float factor = LOG ? power<T>(f[turned(i)] - near[i]) : LATE ? f[turned(i)] : i + 1 < COUNT ? f[turned(i + 1)] : y_beside[v];
       result[turned(i)] = factor * run;
+      if (LATE && place(v) + turned(i) == (DOWN ? N - 1 : 0)) result[turned(i)] = 0.f;  // it is in no result
     }
     if (there(v)) store<T, COUNT>(dx + place(v), pack<T, COUNT>(result));
   }

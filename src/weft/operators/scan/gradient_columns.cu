@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(THREADS, PER_SM)
       for (int j = 0; j < COUNT; j++) {
         Step s{a[j], b[j]};
         if (MODE == TOTALS && at + u >= rows) s = Step{1.f, 0.f};
-        upto[j] = u ? then(upto[j], s) : s;
+        upto[j] = u ? then<LOG>(upto[j], s) : s;
       }
     }
     if constexpr (sizeof(T) == 2 && MODE != TOTALS) {  // unpacked anew below: as floats there are more than registers
@@ -92,6 +92,7 @@ __global__ void __launch_bounds__(THREADS, PER_SM)
       }
     }
     const int here = c.inside ? rows - at : 0;
+    const int from = at;
     T *const to = dx + at * dx_n;
     at += STEP;
     ask();
@@ -100,7 +101,7 @@ __global__ void __launch_bounds__(THREADS, PER_SM)
 #pragma unroll
       for (int j = 0; j < COUNT; j++) {
         const Step other = shuffled_up(upto[j], by);
-        if (lane >= by) upto[j] = then(other, upto[j]);
+        if (lane >= by) upto[j] = then<LOG>(other, upto[j]);
       }
 #pragma unroll
     for (int j = 0; j < COUNT; j++) {
@@ -118,11 +119,11 @@ __global__ void __launch_bounds__(THREADS, PER_SM)
       for (int j = 0; j < COUNT; j++) {
         const float2 told = of_warps[step][w][c.own + j];
         if constexpr (MODE == TOTALS) {
-          const Step all = then(Step{scale[j], run[j]}, Step{told.x, told.y});
+          const Step all = then<LOG>(Step{scale[j], run[j]}, Step{told.x, told.y});
           scale[j] = all.a, run[j] = all.b;
         } else {
-          if (w == warp) r[j] = after(run[j], before[j]);
-          run[j] = after(run[j], Step{told.x, told.y});
+          if (w == warp) r[j] = after<LOG>(run[j], before[j]);
+          run[j] = after<LOG>(run[j], Step{told.x, told.y});
         }
       }
     if constexpr (MODE != TOTALS)
@@ -136,6 +137,7 @@ __global__ void __launch_bounds__(THREADS, PER_SM)
         for (int j = 0; j < COUNT; j++) {
           r[j] = a[j] * r[j] + b[j];
           result[j] = (LOG ? power<T>(factor[j] - against[j]) : factor[j]) * r[j];
+          if (LATE && c.begin + from + u == 0) result[j] = 0.f;  // it is in no result
         }
         if (u < here) store<T, COUNT>(to + u * dx_n, pack<T, COUNT>(result));
       }

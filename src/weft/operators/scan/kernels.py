@@ -280,6 +280,13 @@ def then(a, b, c, d):
 
 
 @triton.jit
+def then_finite(a, b, c, d):
+    """The same where factors may overflow together: their product stays finite."""
+    LARGEST: tl.constexpr = 3.402823466e38
+    return tl.clamp(a * c, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL), b * c + d
+
+
+@triton.jit
 def look(ptr, lane, stride, at, n, N, there, OTHER: tl.constexpr):
     """Element at + n, OTHER where there is none."""
     inside = there & (at + n >= 0) & (n < N - at)
@@ -372,6 +379,6 @@ def carry_parts(total_ptr, scale_ptr, carry_ptr, K, PARTS, REVERSE: tl.constexpr
     inside = (before >= 0) & (before < PARTS) & (p < PARTS)
     at = (lane // K * PARTS + before) * K + lane % K
     b = tl.load(total_ptr + at, mask=inside, other=0.0)
-    a = tl.load(scale_ptr + at, mask=inside, other=1.0)
-    a, b = tl.associative_scan((a, b), 0, then, reverse=REVERSE)
+    a = tl.load(scale_ptr + at, mask=inside, other=1.0)  # finite
+    a, b = tl.associative_scan((a, b), 0, then_finite, reverse=REVERSE)
     tl.store(carry_ptr + (lane // K * PARTS + p) * K + lane % K, b, mask=p < PARTS)

@@ -4,19 +4,30 @@
 //   product      dx[j] = y[j - 1] * r[j]             r[j] = dy[j] + x[j + 1] * r[j + 1]
 //   logarithm    dx[j] = exp(x[j] - y[j]) * r[j]     r[j] = dy[j] + exp(y[j] - y[j + 1]) * r[j + 1]
 //
-// A step is a pair (a, b), r -> a * r + b, and so are any number of them together.
+// A step is a pair (a, b), r -> a * r + b, and so are any number of them together. Finite factors of a product may overflow together
+// where r is 0 before them, or one of them is 0, and then count for nothing: so products of factors stay finite (NaN stays NaN).
 #pragma once
 #include "lanes.cuh"
 #include "parts.cuh"
 
 struct Step { float a, b; };
 
-__device__ __forceinline__ Step then(Step first, Step second) {
-  return {first.a * second.a, second.a * first.b + second.b};
+__device__ __forceinline__ float finite(float x) {  // the largest float for an infinity, of its sign
+  constexpr float LARGEST = 3.402823466e38f;
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 860
+  asm("min.NaN.xorsign.abs.f32 %0, %1, %2;" : "=f"(x) : "f"(x), "f"(LARGEST));
+#else
+  if (fabsf(x) > LARGEST) x = copysignf(LARGEST, x);
+#endif
+  return x;
 }
 
-// From 0 a product that overflows has no part in it: so it is where the recurrence begins.
-__device__ __forceinline__ float after(float r, Step s) { return r == 0.f ? s.b : s.a * r + s.b; }
+template <bool LOG> __device__ __forceinline__ Step then(Step first, Step second) {
+  const float a = first.a * second.a;  // of logarithms 1 at most
+  return {LOG ? a : finite(a), second.a * first.b + second.b};
+}
+
+template <bool LOG> __device__ __forceinline__ float after(float r, Step s) { return LOG && r == 0.f ? s.b : s.a * r + s.b; }
 
 __device__ __forceinline__ Step shuffled_up(Step s, int by, int width = 32) {
   return {__shfl_up_sync(ALL, s.a, by, width), __shfl_up_sync(ALL, s.b, by, width)};

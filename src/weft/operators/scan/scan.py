@@ -114,7 +114,7 @@ class Scan:
     def _vector_backward_plan(
         self, x: Tensor, y: Tensor, dy: Tensor, dim: int, exclusive: bool, reverse: bool
     ) -> VectorsGradientPlan | ColumnsGradientPlan:
-        tensors = x, y, dy, torch.empty_like(x)
+        tensors = x, y, dy, torch.empty_like(x, device="meta")
         found = views_of(x, dim % x.ndim, *tensors[1:])
         if found is None:
             raise Declined(COPY)
