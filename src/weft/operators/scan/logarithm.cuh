@@ -5,7 +5,8 @@
 // an element. That errs only where a strip begins so far below its largest element that an exponential underflows while nothing
 // larger came before it in the strip. Sums grow, so the first one tells; such strips are joined one by one (`scan_apart`).
 //
-// What a strip comes to is one float, top + log(sum), and so is all that warps, blocks and tiles tell each other.
+// What a strip comes to is (top, sum), and so is what the warps and blocks that share a row tell each other: one float, top +
+// log(sum), is rounded as a result is, and everything that comes after would share that error. Tiles of a ring tell each other the float.
 #pragma once
 #include "strip.cuh"
 
@@ -33,6 +34,7 @@ template <typename T> __device__ __forceinline__ float logarithm(float top, floa
 
 // Logarithms joined one by one.
 template <typename T> struct Logarithms {
+  typedef float Total;
   enum { OF_SUMS = false };
   static constexpr float NEUTRAL = __builtin_bit_cast(float, 0xff800000u);  // -inf
   static __device__ __forceinline__ float join(float a, float b) {
@@ -42,6 +44,7 @@ template <typename T> struct Logarithms {
 };
 
 template <typename T> struct Logarithm : Logarithms<T> {
+  typedef float2 Total;  // x: top, finite; y: the sum of exponentials against it
   enum { OF_SUMS = true };
   static constexpr float LARGEST = 3.402823466e38f;
   // A strip's first sum is to be. 16 bits: 2^12 exponentials below 2^-126, lost, are below 2^-24 of it. 32 bits: what rounding takes
@@ -51,10 +54,24 @@ template <typename T> struct Logarithm : Logarithms<T> {
   // What exponentials are taken against: finite, so that an infinite element is e^inf or e^-inf. NaN counts for nothing.
   static __device__ __forceinline__ float finite(float x) { return fminf(fmaxf(x, -LARGEST), LARGEST); }
 
+  static __device__ __forceinline__ float2 none() { return {-LARGEST, 0.f}; }
+  static __device__ __forceinline__ float2 total(float value) { return {finite(value), exponential(value - finite(value))}; }
+  static __device__ __forceinline__ float value(float2 total) { return logarithm<T>(total.x, total.y); }
+
+  using Logarithms<T>::join;
+  static __device__ __forceinline__ float2 join(float2 a, float2 b) {
+    const float top = fmaxf(a.x, b.x);
+    return {top, a.y * exponential(a.x - top) + b.y * exponential(b.x - top)};
+  }
+
   // All 32 lanes' values together, for every lane.
   static __device__ __forceinline__ float of_lanes(float value) {
     const float top = finite(warp_max(value));
     return logarithm<T>(top, warp_sum(exponential(value - top)));
+  }
+  static __device__ __forceinline__ float2 of_lanes(float2 total) {
+    const float top = warp_max(total.x);
+    return {top, warp_sum(total.y * exponential(total.x - top))};
   }
 };
 
@@ -96,7 +113,7 @@ template <typename T, int LANES, int VECTORS> struct Strip<T, Logarithm<T>, LANE
   float e[VECTORS][COUNT];  // each element's exponential, against `top`, as they lie in memory
   float before[VECTORS];    // the sum of those before this lane's vector in the strip
   float top;
-  float total;  // of the strip, a logarithm
+  float2 total;  // of the strip
 
   __device__ __forceinline__ void scan(u32 lane, u32) {
     top = largest<T, COUNT, VECTORS>(w);
@@ -112,7 +129,7 @@ template <typename T, int LANES, int VECTORS> struct Strip<T, Logarithm<T>, LANE
       for (int i = 0; i < COUNT; i++) f[i] = e[v][i] = exponential(f[i] - top);
       sum[v] = joined<Sum, COUNT>(f);
     }
-    total = logarithm<T>(top, scan_lanes<Sum, LANES, VECTORS>(sum, before, lane));
+    total = {top, scan_lanes<Sum, LANES, VECTORS>(sum, before, lane)};
   }
 
   // Whether the warp has a strip whose first sum is too small to carry the next ones.
@@ -121,13 +138,13 @@ template <typename T, int LANES, int VECTORS> struct Strip<T, Logarithm<T>, LANE
     return __any_sync(ALL, lane % LANES == 0 && first < Op::LEAST && top > -Op::LARGEST);  // nothing but -inf is in order
   }
 
-  template <bool REVERSE, bool EXCLUSIVE> __device__ __forceinline__ Words<T, COUNT> result(int v, float carry) const {
-    const float base = Op::finite(fmaxf(carry, top)), share = exponential(top - base);
-    float y[COUNT], run = exponential(carry - base) + share * before[v];
+  template <bool REVERSE, bool EXCLUSIVE> __device__ __forceinline__ Words<T, COUNT> result(int v, float2 carry) const {
+    const float base = fmaxf(carry.x, top), share = exponential(top - base);
+    float y[COUNT], run = carry.y * exponential(carry.x - base) + share * before[v];
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
       const int at = REVERSE ? COUNT - 1 - i : i;
-      if (EXCLUSIVE) y[at] = i == 0 && before[v] == 0.f ? carry : logarithm<T>(base, run);  // alone it may be far below the strip
+      if (EXCLUSIVE) y[at] = i == 0 && before[v] == 0.f ? Op::value(carry) : logarithm<T>(base, run);  // alone it may be far below the strip
       run += share * e[v][at];
       if (!EXCLUSIVE) y[at] = logarithm<T>(base, run);
     }

@@ -25,11 +25,12 @@ template <typename T, typename Op, bool REVERSE, bool EXCLUSIVE, int LANES, int 
 __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     scan_rows(const T *x, T *y, i64 M, i64 N, i64 x_row, i64 y_row) {
   using Held = Strip<T, Op, LANES, VECTORS>;
+  using Total = typename Op::Total;
   constexpr int COUNT = Held::COUNT, TEAMS = THREADS / (32 * WARPS), SIDE = 32 / LANES;
   static_assert(BLOCKS == 1 || (TEAMS == 1 && ROWS == 1 && SIDE == 1), "a cluster has one row");
   __shared__ u64 told[1];  // the totals of the blocks before this one have come
-  __shared__ alignas(16) float of_blocks[16];
-  __shared__ float of_warps[TEAMS][ROWS][WARPS];
+  __shared__ alignas(16) Total of_blocks[16];
+  __shared__ Total of_warps[TEAMS][ROWS][WARPS];
   const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32 % WARPS, team = threadIdx.x / (32 * WARPS);
   const u32 rank = BLOCKS > 1 ? cluster_rank() : 0;
   const i64 first = (i64(blockIdx.x / BLOCKS) * TEAMS + team) * (ROWS * SIDE) + lane / LANES;
@@ -40,7 +41,7 @@ __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
   if constexpr (BLOCKS > 1) {
     if (threadIdx.x == 0) {
       barrier_init(told, 1);
-      barrier_expect(told, rank * sizeof(float));
+      barrier_expect(told, rank * sizeof(Total));
     }
     cluster_arrive();  // its other half stands before the totals are told: the loads go on between them
   }
@@ -53,24 +54,24 @@ __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
       held[r].w[v] = vector_of<T, COUNT>(Op::NEUTRAL);
       if (row < M && at(v) < vectors) held[r].w[v] = load_stream<T, COUNT>(x + row * x_row + place(v));
     }
-  float carry[ROWS];
+  Total carry[ROWS];
 #pragma unroll
   for (int r = 0; r < ROWS; r++) {
     held[r].scan(lane, u32(N >> 63));
-    carry[r] = Op::NEUTRAL;
+    carry[r] = Op::none();
     if (WARPS > 1 && lane == 0) of_warps[team][r][warp] = held[r].total;
   }
   if constexpr (WARPS > 1) {
     __syncthreads();
 #pragma unroll
-    for (int r = 0; r < ROWS; r++) carry[r] = join_lanes<Op>(lane < warp ? of_warps[team][r][lane] : Op::NEUTRAL);
+    for (int r = 0; r < ROWS; r++) carry[r] = join_lanes<Op>(lane < warp ? of_warps[team][r][lane] : Op::none());
   }
   if constexpr (BLOCKS > 1) {
-    const float total = WARPS > 1 ? join_lanes<Op>(lane < WARPS ? of_warps[0][0][lane] : Op::NEUTRAL) : held[0].total;
+    const Total total = WARPS > 1 ? join_lanes<Op>(lane < WARPS ? of_warps[0][0][lane] : Op::none()) : held[0].total;
     cluster_wait();  // all blocks' barriers are there
     if (threadIdx.x > rank && threadIdx.x < BLOCKS) store_remote(&of_blocks[rank], threadIdx.x, total, told);
     phase_wait(told, 0);
-    carry[0] = Op::join(join_lanes<Op>(lane < rank ? of_blocks[lane] : Op::NEUTRAL), carry[0]);
+    carry[0] = Op::join(join_lanes<Op>(lane < rank ? of_blocks[lane] : Op::none()), carry[0]);
   }
 #pragma unroll
   for (int r = 0; r < ROWS; r++) {
@@ -78,7 +79,7 @@ __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
       if (held[r].template begins_low<REVERSE>(lane)) {
         const i64 row = first + r * SIDE;
         scan_apart<T, REVERSE, EXCLUSIVE, LANES, VECTORS>(x + row * x_row + place(0), y + row * y_row + place(0),
-                                                          row < M ? vectors - at(0) : 0, lane, carry[r]);
+                                                          row < M ? vectors - at(0) : 0, lane, Op::value(carry[r]));
         continue;
       }
     }
@@ -368,7 +369,7 @@ __global__ void __launch_bounds__((2 + ADDERS + TEAMS * WARPS) * 32, PER_SM)
     }
 #pragma unroll
     for (int v = 0; v < VECTORS; v++) {
-      if (at(v) < tile.vectors) store<T, COUNT>(to + place(at(v)), held.template result<REVERSE, EXCLUSIVE>(v, before));
+      if (at(v) < tile.vectors) store<T, COUNT>(to + place(at(v)), held.template result<REVERSE, EXCLUSIVE>(v, Op::total(before)));
     }
   }
 }

@@ -5,24 +5,34 @@
 #pragma once
 #include "lanes.cuh"
 
+// What some elements come to is an Op::Total, `none()` of no elements; `total(f)` is one of a float.
 struct Sum {
+  typedef float Total;
   enum { OF_SUMS = false };  // a float is what it stands for, not the logarithm of a sum (logarithm.cuh)
   static constexpr float NEUTRAL = 0.f;
+  static __device__ __forceinline__ float none() { return NEUTRAL; }
+  static __device__ __forceinline__ float total(float f) { return f; }
   static __device__ __forceinline__ float join(float a, float b) { return a + b; }
 };
 
 struct Product {
+  typedef float Total;
   enum { OF_SUMS = false };
   static constexpr float NEUTRAL = 1.f;
+  static __device__ __forceinline__ float none() { return NEUTRAL; }
+  static __device__ __forceinline__ float total(float f) { return f; }
   static __device__ __forceinline__ float join(float a, float b) { return a * b; }
 };
 
 // All 32 lanes' values together, for every lane.
-template <typename Op> __device__ __forceinline__ float join_lanes(float value) {
-  if constexpr (Op::OF_SUMS) return Op::of_lanes(value);
+template <typename Op> __device__ __forceinline__ typename Op::Total join_lanes(typename Op::Total value) {
+  if constexpr (Op::OF_SUMS) {
+    return Op::of_lanes(value);
+  } else {
 #pragma unroll
-  for (int step = 16; step; step /= 2) value = Op::join(value, __shfl_xor_sync(ALL, value, step));
-  return value;
+    for (int step = 16; step; step /= 2) value = Op::join(value, __shfl_xor_sync(ALL, value, step));
+    return value;
+  }
 }
 
 // ---- what a warp holds of a row ----------------------------------------------------------------------------------------
