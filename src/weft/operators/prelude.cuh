@@ -219,6 +219,16 @@ __device__ __forceinline__ void copy_bulk(void *shared, const void *global, u32 
                : "memory");
 }
 
+// copy_bulk with the hint of load_stream.
+__device__ __forceinline__ void copy_bulk_stream(void *shared, const void *global, u32 bytes, u64 *barrier) {
+  u64 policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+                   shared_address(shared)),
+               "l"(global), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
+               : "memory");
+}
+
 __device__ __forceinline__ u32 remote_address(const void *own, u32 rank) {
   u32 remote;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address(own)), "r"(rank));

@@ -1,7 +1,8 @@
-"""The plan of ``cluster.cu``: a norm with a row spread over a cluster of blocks (sm_90 and later)."""
+"""A norm with a row spread over a cluster of blocks (sm_90 and later): the plan of ``cluster.cu``, or of ``staying.cu``."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,6 +15,7 @@ from weft.operators.call import rows_of
 from weft.operators.configs import Config, Configurations, bucket
 from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned
 from weft.operators.launch import Plans, target_sm
+from weft.operators.normalization import staying
 from weft.operators.normalization.kind import Given, Kind
 from weft.operators.normalization.resident import shared_limit
 from weft.operators.row_cluster import RowCluster
@@ -57,6 +59,9 @@ def plan(*call: object) -> CudaPlan:
     given, eps, kind, kept = Given.of_call(call)
     if reason := why_not(given, kind):
         raise Declined(reason)
+    with contextlib.suppress(Declined):
+        if (stays := staying.plan(given, eps, kind, kept)) is not None:
+            return stays
     x = given.x
     config = configuration(x.device, x.dtype, bucket(x.shape[-1]), kind.centered)
     rows = RowCluster.of(x, config)

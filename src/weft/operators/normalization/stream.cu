@@ -34,16 +34,6 @@ __device__ __forceinline__ void barrier_arrive(u64 *barrier) {
   asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
-// copy_bulk with the hint of load_stream.
-__device__ __forceinline__ void copy_bulk_stream(void *shared, const void *global, u32 bytes, u64 *barrier) {
-  u64 policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
-                   shared_address(shared)),
-               "l"(global), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
-               : "memory");
-}
-
 // ---- words: two sums, and that they are there, in 64 bits that are never 0, so one access brings all and nothing is fenced ----
 
 __device__ __forceinline__ u64 word_of(Pair p) {

@@ -167,16 +167,6 @@ template <typename Op> struct Before {
 
 // ---- rows in tiles -----------------------------------------------------------------------------------------------------
 
-// copy_bulk with the hint of load_stream.
-__device__ __forceinline__ void copy_bulk_stream(void *shared, const void *global, u32 bytes, u64 *barrier) {
-  u64 policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
-                   shared_address(shared)),
-               "l"(global), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
-               : "memory");
-}
-
 // Waits until so many threads of a block have come here.
 template <int THREADS> __device__ __forceinline__ void meet() {
   asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory");

@@ -1,0 +1,154 @@
+// RMSNorm and LayerNorm (CENTERED) of the longest rows, with or without a residual ADDED first, by clusters of blocks that stay and
+// take row after row: each block keeps its slice's weight and bias in registers for good. cluster.cu fetches them for every row, and
+// of the longest rows that is more bytes through L2 than x, and shared memory for one block a multiprocessor.
+//
+// Rows come through a ring of PLACES in shared memory, filled by bulk copies. A row is gone through twice, out of shared memory: for
+// its sums, and for y. The sums of the next row are taken and sent before y of this one is written, so that nobody waits for an
+// exchange. (backward.cuh does the same with the gradients.)
+#include "moments.cuh"
+
+// Rows that may be under way between two blocks of a cluster: a block sends row k + 1 before it waits for row k, so a fast one can
+// have sent row k + 2 to one that has not yet read row k - 1.
+constexpr int AHEAD = 4;
+
+// x, r, y, h: [M, N], rows 16-byte aligned, N a multiple of 16 bytes; w, b: [N]; mean, rstd: fp32 [M], written if KEPT; grid
+// clusters * blocks of a cluster, at least two; dynamic shared memory: the ring. h = x + r is normalised.
+template <typename T, typename W, int THREADS, int EACH, int PLACES, int PER_SM, bool CENTERED, bool WEIGHTED, bool BIASED, bool ADDED,
+          bool KEPT>
+__global__ void __launch_bounds__(THREADS, PER_SM)
+    norm_staying(const T *x, const T *r, const W *w, const W *b, T *y, T *h, float *mean, float *rstd, i64 M, i64 N, i64 x_row,
+                 i64 r_row, i64 y_row, i64 h_row, float eps) {
+  constexpr int COUNT = 16 / sizeof(T), VECTORS = EACH / COUNT, SLICE = THREADS * EACH, WARPS = THREADS / 32, TENSORS = 1 + ADDED;
+  constexpr bool EXACT = sizeof(T) == 4;  // the rounding of mean * scale counts
+  __shared__ u64 full[PLACES], told[AHEAD];
+  __shared__ alignas(16) float2 per_block[AHEAD][MAX_CLUSTER], per_warp[2][WARPS];
+  extern __shared__ __align__(128) unsigned char dynamic[];
+  T *const ring = reinterpret_cast<T *>(dynamic);  // [PLACES, TENSORS, SLICE]
+
+  const u32 rank = cluster_rank(), blocks = cluster_blocks(), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const i64 first = i64(rank) * SLICE, step = gridDim.x / blocks, start = blockIdx.x / blocks;
+  const int elements = int(max(i64(0), min(N - first, i64(SLICE))));
+  auto at = [&](int v) { return (v * THREADS + int(threadIdx.x)) * COUNT; };
+
+  auto fetch = [&](i64 row, int place) {
+    if (row >= M) return;
+    const u32 bytes = elements * sizeof(T);
+    barrier_expect(&full[place], TENSORS * bytes);
+    if (!bytes) return;
+    T *const to = ring + place * TENSORS * SLICE;
+    copy_bulk_stream(to, x + row * x_row + first, bytes, &full[place]);
+    if (ADDED) copy_bulk_stream(to + SLICE, r + row * r_row + first, bytes, &full[place]);
+  };
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < PLACES; s++) barrier_init(&full[s]);
+    for (int s = 0; s < AHEAD; s++) barrier_init(&told[s]);
+    for (int s = 0; s < PLACES - 1; s++) fetch(start + s * step, s);
+  }
+  Words<W, COUNT> gain[WEIGHTED ? VECTORS : 1], bias[BIASED ? VECTORS : 1];
+#pragma unroll
+  for (int v = 0; v < VECTORS; v++) {
+    if (at(v) >= elements) continue;
+    if constexpr (WEIGHTED) gain[v] = load<W, COUNT>(w + first + at(v));
+    if constexpr (BIASED) bias[v] = load<W, COUNT>(b + first + at(v));
+  }
+  __syncthreads();
+  cluster_arrive();
+  cluster_wait();  // all blocks' barriers are there
+
+  // What is normalised, out of a place: x, or x + r rounded as it is stored.
+  auto take = [&](const T *place, int v, float (&f)[COUNT]) {
+    Words<T, COUNT> words = load_shared<T, COUNT>(place + at(v));
+    unpack(words, f);
+    if constexpr (ADDED) {
+      float g[COUNT];
+      unpack(load_shared<T, COUNT>(place + SLICE + at(v)), g);
+#pragma unroll
+      for (int i = 0; i < COUNT; i++) f[i] += g[i];
+      words = pack<T, COUNT>(f);
+      unpack(words, f);
+    }
+    return words;
+  };
+  auto joined = [&](float2 sums, float count, float total) {
+    if constexpr (CENTERED) return warp_moments(sums, count, total);
+    return float2{0.f, warp_sum(sums.y)};
+  };
+  const float of_warp = elements_of_warp<THREADS, COUNT>(elements, warp), of_block = elements_of_block<SLICE>(N, lane);
+  const float of_lanes_warp = lane < WARPS ? elements_of_warp<THREADS, COUNT>(elements, lane) : 0.f;
+
+  // The block's sums of a row: of what is normalised, and of its squares, of LayerNorm about the mean. A thread takes them about the
+  // mean of its first vector. Every thread comes by, and whatever place was worked on before is free afterwards.
+  auto block_sums = [&](i64 row, u32 turn) {
+    float2 sums = {0.f, 0.f};
+    if (row < M) {
+      const int place = turn % PLACES;
+      phase_wait(&full[place], turn / PLACES & 1);
+      const T *const here = ring + place * TENSORS * SLICE;
+      float around = 0.f, off = 0.f, squares = 0.f;
+      int mine = 0;
+#pragma unroll
+      for (int v = 0; v < VECTORS; v++) {
+        if (at(v) >= elements) continue;
+        float f[COUNT];
+        take(here, v, f);
+        if (CENTERED && v == 0) {
+#pragma unroll
+          for (int i = 0; i < COUNT; i++) around += f[i];
+          around *= 1.f / COUNT;
+        }
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+          const float d = CENTERED ? f[i] - around : f[i];
+          off += d;
+          squares += d * d;
+        }
+        mine += COUNT;
+      }
+      const float count = fmaxf(float(mine), 1.f);
+      sums = CENTERED ? float2{off + float(mine) * around, squares - off * off / count} : float2{0.f, squares};
+      sums = joined(sums, float(mine), of_warp);
+    }
+    if (lane == 0) per_warp[turn & 1][warp] = sums;
+    __syncthreads();
+    return joined(lane < WARPS ? per_warp[turn & 1][lane] : float2{0.f, 0.f}, of_lanes_warp, float(elements));
+  };
+  auto send = [&](i64 row, u32 turn, float2 sums) {
+    if (row >= M) return;
+    const int box = turn % AHEAD;
+    if (threadIdx.x == 0) barrier_expect(&told[box], blocks * sizeof(float2));
+    if (threadIdx.x < blocks) store_remote(&per_block[box][rank], threadIdx.x, sums, &told[box]);
+  };
+
+  send(start, 0, block_sums(start, 0));
+  u32 turn = 0;
+  for (i64 row = start; row < M; row += step, turn++) {
+    const float2 next = block_sums(row + step, turn + 1);
+    if (threadIdx.x == 0) fetch(row + (PLACES - 1) * step, (turn + PLACES - 1) % PLACES);
+    send(row + step, turn + 1, next);
+    phase_wait(&told[turn % AHEAD], turn / AHEAD & 1);
+    const float2 all = joined(lane < blocks ? per_block[turn % AHEAD][lane] : float2{0.f, 0.f}, lane < blocks ? of_block : 0.f, float(N));
+
+    const float middle = all.x / float(N), variance = all.y / float(N);
+    const float scale = 1.f / sqrtf((variance < 0.f ? 0.f : variance) + eps);  // a NaN stays one
+    const float shift = -middle * scale;
+    if (KEPT && rank == 0 && threadIdx.x == 0) mean[row] = middle, rstd[row] = scale;
+    const T *const here = ring + turn % PLACES * TENSORS * SLICE;
+#pragma unroll
+    for (int v = 0; v < VECTORS; v++) {
+      if (at(v) >= elements) continue;
+      float f[COUNT], g[COUNT], c[COUNT];
+      const Words<T, COUNT> words = take(here, v, f);
+      if constexpr (ADDED) store<T, COUNT>(h + row * h_row + first + at(v), words);
+      if constexpr (WEIGHTED) unpack(gain[v], g);
+      if constexpr (BIASED) unpack(bias[v], c);
+#pragma unroll
+      for (int i = 0; i < COUNT; i++) {
+        const float xhat = !CENTERED ? f[i] * scale : EXACT ? (f[i] - middle) * scale : f[i] * scale + shift;
+        f[i] = WEIGHTED ? (BIASED ? xhat * g[i] + c[i] : xhat * g[i]) : xhat;
+      }
+      store<T, COUNT>(y + row * y_row + first + at(v), pack<T, COUNT>(f));
+    }
+  }
+  cluster_arrive();
+  cluster_wait();  // no block leaves while another may still write to it
+}

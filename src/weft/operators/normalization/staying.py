@@ -1,0 +1,75 @@
+"""The plan of ``staying.cu``: a norm of the longest rows by clusters of blocks that take row after row (sm_90 and later)."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+
+from weft.definition import Declined
+from weft.operators.call import rows_of
+from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.cuda import CTYPES, CudaPlan
+from weft.operators.launch import target_sm
+from weft.operators.normalization.backward import REGISTERS, SYSTEM
+from weft.operators.normalization.kind import Given, Kind
+from weft.operators.normalization.resident import resident, shared_limit
+from weft.operators.row_cluster import MAX_CLUSTER
+
+SOURCE = Path(__file__).parent / "staying.cu"
+OWN = 2048  # bytes of a block's shared memory, at most, beside the ring: the system's, barriers, sums
+
+
+def places(sm: int, c: Config, item: int, added: bool) -> int:
+    """Rows that a block's share of shared memory holds a slice of."""
+    room = (shared_limit(sm) + SYSTEM) // c["PER_SM"] - OWN
+    return min(room // (c["THREADS"] * c["EACH"] * item * (1 + added)), 8)
+
+
+def registers(c: Config, item: int, vectors: int) -> int:
+    """About what a thread needs: weight and bias as they lie in memory, and the rest, more of it where elements are unpacked."""
+    return c["EACH"] * item * vectors // 4 + (32 if item == 4 else 48)
+
+
+def candidates(sm: int, dtype: torch.dtype, n: int, centered: bool, added: bool) -> Iterable[Config]:
+    """Nothing (``cluster.cu``), or slices of 8 to 32 elements a thread and as many blocks a multiprocessor as fit, or half."""
+    yield {}
+    item = dtype.itemsize
+    choices = {"THREADS": (256, 512, 1024), "EACH": (8, 16, 32), "PER_SM": (1, 2, 4)}
+    for c in grid_of(choices):
+        held = c["THREADS"] * c["EACH"]
+        shape = 2 <= bucket(-(-n // held)) <= MAX_CLUSTER and 256 < c["THREADS"] * c["PER_SM"] <= 1024
+        lean = registers(c, item, 1 + centered) * c["THREADS"] * c["PER_SM"] <= REGISTERS
+        if shape and lean and places(sm, c, item, added) >= 3:
+            yield c
+
+
+configuration = Configurations(__file__, "staying", lambda sm, *key: {}, candidates)
+
+
+def plan(given: Given, eps: float, kind: Kind, kept: bool) -> CudaPlan | None:
+    """The launch, or None where ``cluster.cu`` is configured; what that takes is taken.
+
+    Raises:
+        Declined: shared memory does not hold three rows' slices, or fewer than two blocks a row.
+    """
+    x, weight = given.x, given.weight
+    m, n, x_row, _ = rows_of(x) or (0, 0, 0, 0)
+    config = configuration(x.device, x.dtype, bucket(n), kind.centered, kind.added)
+    if not config:
+        return None
+    threads, each, per_sm = config["THREADS"], config["EACH"], config["PER_SM"]
+    ring = places(target_sm(x.device), config, x.element_size(), kind.added)
+    cluster = bucket(-(-n // (threads * each)))
+    if ring < 3 or not 2 <= cluster <= MAX_CLUSTER:
+        raise Declined(f"{n} columns: {ring} slices in shared memory and {cluster} blocks a row")
+    flags = ", ".join(str(f).lower() for f in (kind.centered, kind.weighted, kind.biased, kind.added, kept))
+    kernel = f"norm_staying<{CTYPES[x.dtype]}, {CTYPES[weight.dtype]}, {threads}, {each}, {ring}, {per_sm}, {flags}>"
+    r_row, y_row = (rows_of(t)[2] for t in (given.residual, torch.empty_like(x, device="meta")))
+    scalars = (*(ctypes.c_longlong(v) for v in (m, n, x_row, r_row, y_row, y_row)), ctypes.c_float(eps))
+    shared = ring * (1 + kind.added) * threads * each * x.element_size()
+    one = CudaPlan(SOURCE, kernel, (cluster, 1), threads, scalars, cluster, shared)
+    clusters = min(m, resident(one, x.device))
+    return CudaPlan(SOURCE, kernel, (clusters * cluster, 1), threads, scalars, cluster, shared)

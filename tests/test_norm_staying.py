@@ -1,0 +1,67 @@
+"""Norms by clusters that stay without a GPU: ``staying.cu`` run on a CPU that plays its PTX (``ptx_on_cpu.hpp``) with the
+launches that Python computes; which configurations there are, and that none spills."""
+
+from __future__ import annotations
+
+import pytest
+from cuda_on_cpu import player_of_cases
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from norms_on_cpu import ADDED, FAR, FP16, FP32, LAYER, RMS, Case, Norms, with_headers  # noqa: E402
+
+from weft.bench.compile_check import resource_usage  # noqa: E402
+from weft.definition import Declined  # noqa: E402
+from weft.operators.cuda import compile_cubin  # noqa: E402
+from weft.operators.launch import compiling_for  # noqa: E402
+from weft.operators.normalization import staying  # noqa: E402
+from weft.operators.normalization.kind import Given, Kind  # noqa: E402
+
+ADDED_RMS = Kind(False, True, False, True)
+CASES = {
+    "fp32": Case(FP32, LAYER, stays=2),
+    "fp32 far": Case(FP32, LAYER, FAR, stays=2),
+    "fp32 wild": Case(FP32, LAYER, wild=5.0, stays=3),
+    "fp32 added": Case(FP32, ADDED, FAR, stays=2),
+    "odd": Case(FP32, LAYER, columns=7004, stays=2),
+    "a block without columns": Case(FP32, LAYER, columns=6144, stays=2),
+    "one row": Case(FP32, LAYER, stays=4, rows=1),
+    "two rows of one cluster": Case(FP16, LAYER, stays=1, rows=2),
+    "fp16": Case(FP16, LAYER, stays=2),
+    "fp16 far": Case(FP16, LAYER, FAR, stays=2),
+    "fp16 added": Case(FP16, ADDED, FAR, stays=2, columns=4104),
+    "rms": Case(FP32, RMS, stays=2),
+    "rms added": Case(FP16, ADDED_RMS, stays=2),
+}
+MISTAKES = {
+    "squares about 0": ("fp32 far", "const float d = CENTERED ? f[i] - around : f[i];", "const float d = f[i];"),
+    "squares about the first vector's mean": ("fp32", "squares - off * off / count", "squares"),
+    "a thread's sum about that mean": ("fp32 far", "off + float(mine) * around", "off"),
+    "means that are not joined": ("fp32", "warp_sum(sums.y + count * off * off)", "warp_sum(sums.y)"),
+    "a block's end counted as a whole slice": ("odd", "elements % ROUND - warp * MINE, MINE", "ROUND - warp * MINE, MINE"),
+    "the first row's place for all": ("fp32", "ring + turn % PLACES * TENSORS * SLICE", "ring"),
+    "a place is not waited for": ("fp32", "phase_wait(&full[place], turn / PLACES & 1);", ""),
+    "the parity of the first round": ("fp32", "turn / PLACES & 1", "0"),
+    "an exchange is not waited for": ("fp32", "phase_wait(&told[turn % AHEAD], turn / AHEAD & 1);", ""),
+    "the exchange's first parity": ("fp32", "turn / AHEAD & 1", "0"),
+    "a residual of another row": ("fp16 added", "r + row * r_row + first", "r + first"),
+    "the residual is not rounded": ("fp16 added", "unpack(words, f);\n    }\n    return", "}\n    return"),
+    "the next row's statistics": ("fp32", "turn % AHEAD][lane]", "(turn + 1) % AHEAD][lane]"),
+}
+
+
+@pytest.fixture(scope="module")
+def play(tmp_path_factory):
+    """Runs a case, or one of ``MISTAKES``, and returns what is wrong with its result."""
+    return player_of_cases(tmp_path_factory.mktemp("played"), with_headers(staying.SOURCE), Norms, CASES, MISTAKES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_right(play, name):
+    assert play(name) == ""
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_noticed(play, mistake):
+    assert any(play(MISTAKES[mistake][0], mistake, seed) for seed in range(4))
