@@ -30,10 +30,10 @@ MISTAKES = {
     "around x without the residual": ("fp16 added", "(r ? to_float(*r) : 0.f)", "0.f"),
     "squares about 0": (
         "fp32 far",
-        "const float own = of_row(sums, k).x / fmaxf(float(mine), 1.f);",
+        "const float own = of_row(sums, k).x * of_mine;",
         "const float own = 0.f;",
     ),
-    "means that are not joined": ("fp32", "warp_sum(sums.y + count * off * off)", "warp_sum(sums.y)"),
+    "means that are not joined": ("fp32", "warp_sum(of.y + count * off * off)", "warp_sum(of.y)"),
     "a warp's share for a block's": ("fp32", "warps = false;", ""),
     "a row's end counted as a whole slice": (
         "fp32 odd",

@@ -12,10 +12,10 @@ pytest.importorskip("triton")
 from norms_on_cpu import ADDED, FAR, FP16, FP32, LAYER, RMS, Case, Norms, with_headers  # noqa: E402
 
 from weft.bench.compile_check import resource_usage  # noqa: E402
-from weft.definition import Declined  # noqa: E402
+from weft.definition import SHARED_LIMIT, Declined  # noqa: E402
 from weft.operators.cuda import compile_cubin  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.normalization import staying  # noqa: E402
+from weft.operators.normalization import cluster, staying  # noqa: E402
 from weft.operators.normalization.kind import Given, Kind  # noqa: E402
 
 ADDED_RMS = Kind(False, True, False, True)
@@ -36,9 +36,10 @@ CASES = {
 }
 MISTAKES = {
     "squares about 0": ("fp32 far", "const float d = CENTERED ? f[i] - around : f[i];", "const float d = f[i];"),
-    "squares about the first vector's mean": ("fp32", "squares - off * off / count", "squares"),
-    "a thread's sum about that mean": ("fp32 far", "off + float(mine) * around", "off"),
-    "means that are not joined": ("fp32", "warp_sum(sums.y + count * off * off)", "warp_sum(sums.y)"),
+    "squares about the first vector's mean": ("fp32", "squares - off * off * in_mine", "squares"),
+    "a thread's mean is its first vector's": ("fp32", "around + off * in_mine", "around"),
+    "means that are not joined": ("fp32", "warp_sum(of.y + count * off * off)", "warp_sum(of.y)"),
+    "squares of lanes about lane 0's mean": ("fp32", "squares - sum * sum * inverse", "squares"),
     "a block's end counted as a whole slice": ("odd", "elements % ROUND - warp * MINE, MINE", "ROUND - warp * MINE, MINE"),
     "the first row's place for all": ("fp32", "ring + turn % PLACES * TENSORS * SLICE", "ring"),
     "a place is not waited for": ("fp32", "phase_wait(&full[place], turn / PLACES & 1);", ""),
@@ -65,3 +66,44 @@ def test_it_is_right(play, name):
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_noticed(play, mistake):
     assert any(play(MISTAKES[mistake][0], mistake, seed) for seed in range(4))
+
+
+# ---- what it holds and declines -------------------------------------------------------------------------------------------
+
+
+def given_of(n: int, dtype: torch.dtype, kind: Kind) -> Given:
+    x, weight = torch.empty(64, n, dtype=dtype, device="meta"), torch.empty(n, dtype=dtype, device="meta")
+    return Given.of(x, x if kind.added else None, weight, weight if kind.biased else None)
+
+
+def plan_of(n: int, dtype: torch.dtype, kind: Kind, config: dict[str, int]):
+    with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
+        patch.setattr(staying.configuration, "trial", config)
+        return staying.plan(given_of(n, dtype, kind), 1e-5, kind, False)
+
+
+@pytest.mark.parametrize("kind", [LAYER, RMS, ADDED], ids=["layer norm", "rms norm", "with a residual"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, FP32], ids=["bf16", "fp32"])
+def test_every_configuration_fits_and_spills_nothing(dtype, kind):
+    for n in (2**16, 2**18):
+        for c in staying.candidates(90, dtype, n, kind.centered, kind.added):
+            plan = plan_of(n, dtype, kind, c)
+            if not c:
+                assert plan is None
+                continue
+            used = resource_usage(compile_cubin(plan.source, plan.expression, 90)[0])
+            assert used["STACK"] == 0 and used["SHARED"] <= staying.OWN
+            assert (used["SHARED"] + plan.shared_bytes) * c["PER_SM"] <= SHARED_LIMIT[90] + staying.SYSTEM
+            assert used["REG"] * plan.block * c["PER_SM"] <= staying.REGISTERS
+
+
+def test_what_no_ring_holds_is_declined_and_taken_by_a_cluster_a_row():
+    config = {"THREADS": 512, "EACH": 32, "PER_SM": 1}
+    with pytest.raises(Declined, match="1 slices in shared memory and 16 blocks a row"):
+        plan_of(2**18, FP32, ADDED, config)
+    with pytest.raises(Declined, match="1 blocks a row"):
+        plan_of(2**14, FP32, LAYER, config)
+    with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
+        patch.setattr(staying.configuration, "trial", config)
+        given = given_of(2**18, FP32, ADDED)
+        assert cluster.plan(*given.key(ADDED), 1e-5, ADDED, False).expression.startswith("norm_cluster<")

@@ -13,13 +13,15 @@ template <int SLICE> __device__ __forceinline__ float elements_of_block(i64 N, i
   return max(i64(0), min(N - i64(rank) * SLICE, i64(SLICE)));
 }
 
-// Of 32 lanes' sums of `count` elements, and of their squares about each lane's own mean: those of all, `total` elements.
-__device__ __forceinline__ float2 warp_moments(float2 sums, float count, float total) {
-  const float plain = warp_sum(sums.x), off = sums.x / fmaxf(count, 1.f) - plain / fmaxf(total, 1.f);
-  return {plain, warp_sum(sums.y + count * off * off)};
+// x: a mean; y: the sum of squares about it. Of 32 lanes' `count` elements each: those of all, `1 / inverse` elements. Both sums are
+// about lane 0's mean, so that neither waits for the other.
+__device__ __forceinline__ float2 warp_moments(float2 of, float count, float inverse) {
+  const float around = __shfl_sync(0xffffffffu, of.x, 0), off = of.x - around;
+  const float sum = warp_sum(count * off), squares = warp_sum(of.y + count * off * off);
+  return {around + sum * inverse, squares - sum * sum * inverse};
 }
 
-__device__ __forceinline__ float4 warp_moments(float4 sums, float count, float total) {  // of two rows
-  const float2 a = warp_moments(float2{sums.x, sums.y}, count, total), b = warp_moments(float2{sums.z, sums.w}, count, total);
+__device__ __forceinline__ float4 warp_moments(float4 of, float count, float inverse) {  // of two rows
+  const float2 a = warp_moments(float2{of.x, of.y}, count, inverse), b = warp_moments(float2{of.z, of.w}, count, inverse);
   return {a.x, a.y, b.x, b.y};
 }

@@ -12,9 +12,10 @@
 constexpr int AHEAD = 4;
 
 // x, r, y, h: [M, N], rows 16-byte aligned, N a multiple of 16 bytes; w, b: [N]; mean, rstd: fp32 [M], written if KEPT; grid
-// clusters * blocks of a cluster, at least two; dynamic shared memory: the ring. h = x + r is normalised.
-template <typename T, typename W, int THREADS, int EACH, int PLACES, int PER_SM, bool CENTERED, bool WEIGHTED, bool BIASED, bool ADDED,
-          bool KEPT>
+// clusters * blocks of a cluster, at least two; dynamic shared memory: the ring. h = x + r is normalised. FULL: each block has a whole
+// slice, so that no thread has to ask.
+template <typename T, typename W, int THREADS, int EACH, int PLACES, int PER_SM, bool FULL, bool CENTERED, bool WEIGHTED, bool BIASED,
+          bool ADDED, bool KEPT>
 __global__ void __launch_bounds__(THREADS, PER_SM)
     norm_staying(const T *x, const T *r, const W *w, const W *b, T *y, T *h, float *mean, float *rstd, i64 M, i64 N, i64 x_row,
                  i64 r_row, i64 y_row, i64 h_row, float eps) {
@@ -27,7 +28,7 @@ __global__ void __launch_bounds__(THREADS, PER_SM)
 
   const u32 rank = cluster_rank(), blocks = cluster_blocks(), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const i64 first = i64(rank) * SLICE, step = gridDim.x / blocks, start = blockIdx.x / blocks;
-  const int elements = int(max(i64(0), min(N - first, i64(SLICE))));
+  const int elements = FULL ? SLICE : int(max(i64(0), min(N - first, i64(SLICE))));
   auto at = [&](int v) { return (v * THREADS + int(threadIdx.x)) * COUNT; };
 
   auto fetch = [&](i64 row, int place) {
@@ -47,7 +48,7 @@ __global__ void __launch_bounds__(THREADS, PER_SM)
   Words<W, COUNT> gain[WEIGHTED ? VECTORS : 1], bias[BIASED ? VECTORS : 1];
 #pragma unroll
   for (int v = 0; v < VECTORS; v++) {
-    if (at(v) >= elements) continue;
+    if (!FULL && at(v) >= elements) continue;
     if constexpr (WEIGHTED) gain[v] = load<W, COUNT>(w + first + at(v));
     if constexpr (BIASED) bias[v] = load<W, COUNT>(b + first + at(v));
   }
@@ -69,26 +70,32 @@ __global__ void __launch_bounds__(THREADS, PER_SM)
     }
     return words;
   };
-  auto joined = [&](float2 sums, float count, float total) {
-    if constexpr (CENTERED) return warp_moments(sums, count, total);
-    return float2{0.f, warp_sum(sums.y)};
+  // What 32 lanes have of a row: (mean, squares about it) of `count` elements each; RMSNorm (0, squares).
+  auto joined = [&](float2 of, float count, float inverse) {
+    if constexpr (CENTERED) return warp_moments(of, count, inverse);
+    return float2{0.f, warp_sum(of.y)};
   };
-  const float of_warp = elements_of_warp<THREADS, COUNT>(elements, warp), of_block = elements_of_block<SLICE>(N, lane);
-  const float of_lanes_warp = lane < WARPS ? elements_of_warp<THREADS, COUNT>(elements, lane) : 0.f;
+  auto elements_of = [&](int warp) { return FULL ? float(32 * EACH) : elements_of_warp<THREADS, COUNT>(elements, warp); };
+  const float of_warps = lane < WARPS ? elements_of(lane) : 0.f;
+  const float of_blocks = lane < blocks ? (FULL ? float(SLICE) : elements_of_block<SLICE>(N, lane)) : 0.f;
+  const float in_warp = 1.f / fmaxf(elements_of(warp), 1.f), in_block = 1.f / fmaxf(float(elements), 1.f), in_row = 1.f / float(N);
+  int mine = 0;
+#pragma unroll
+  for (int v = 0; v < VECTORS; v++) mine += FULL || at(v) < elements ? COUNT : 0;
+  const float of_mine = float(mine), in_mine = 1.f / fmaxf(of_mine, 1.f);
 
-  // The block's sums of a row: of what is normalised, and of its squares, of LayerNorm about the mean. A thread takes them about the
-  // mean of its first vector. Every thread comes by, and whatever place was worked on before is free afterwards.
+  // What the block has of a row. A thread takes its sums about the mean of its first vector. Every thread comes by, and whatever
+  // place was worked on before is free afterwards.
   auto block_sums = [&](i64 row, u32 turn) {
-    float2 sums = {0.f, 0.f};
+    float2 of = {0.f, 0.f};
     if (row < M) {
       const int place = turn % PLACES;
       phase_wait(&full[place], turn / PLACES & 1);
       const T *const here = ring + place * TENSORS * SLICE;
       float around = 0.f, off = 0.f, squares = 0.f;
-      int mine = 0;
 #pragma unroll
       for (int v = 0; v < VECTORS; v++) {
-        if (at(v) >= elements) continue;
+        if (!FULL && at(v) >= elements) continue;
         float f[COUNT];
         take(here, v, f);
         if (CENTERED && v == 0) {
@@ -102,21 +109,18 @@ __global__ void __launch_bounds__(THREADS, PER_SM)
           off += d;
           squares += d * d;
         }
-        mine += COUNT;
       }
-      const float count = fmaxf(float(mine), 1.f);
-      sums = CENTERED ? float2{off + float(mine) * around, squares - off * off / count} : float2{0.f, squares};
-      sums = joined(sums, float(mine), of_warp);
+      of = joined({around + off * in_mine, CENTERED ? squares - off * off * in_mine : squares}, of_mine, in_warp);
     }
-    if (lane == 0) per_warp[turn & 1][warp] = sums;
+    if (lane == 0) per_warp[turn & 1][warp] = of;
     __syncthreads();
-    return joined(lane < WARPS ? per_warp[turn & 1][lane] : float2{0.f, 0.f}, of_lanes_warp, float(elements));
+    return joined(lane < WARPS ? per_warp[turn & 1][lane] : float2{0.f, 0.f}, of_warps, in_block);
   };
-  auto send = [&](i64 row, u32 turn, float2 sums) {
+  auto send = [&](i64 row, u32 turn, float2 of) {
     if (row >= M) return;
     const int box = turn % AHEAD;
     if (threadIdx.x == 0) barrier_expect(&told[box], blocks * sizeof(float2));
-    if (threadIdx.x < blocks) store_remote(&per_block[box][rank], threadIdx.x, sums, &told[box]);
+    if (threadIdx.x < blocks) store_remote(&per_block[box][rank], threadIdx.x, of, &told[box]);
   };
 
   send(start, 0, block_sums(start, 0));
@@ -126,16 +130,16 @@ __global__ void __launch_bounds__(THREADS, PER_SM)
     if (threadIdx.x == 0) fetch(row + (PLACES - 1) * step, (turn + PLACES - 1) % PLACES);
     send(row + step, turn + 1, next);
     phase_wait(&told[turn % AHEAD], turn / AHEAD & 1);
-    const float2 all = joined(lane < blocks ? per_block[turn % AHEAD][lane] : float2{0.f, 0.f}, lane < blocks ? of_block : 0.f, float(N));
+    const float2 all = joined(lane < blocks ? per_block[turn % AHEAD][lane] : float2{0.f, 0.f}, of_blocks, in_row);
 
-    const float middle = all.x / float(N), variance = all.y / float(N);
+    const float middle = all.x, variance = all.y * in_row;
     const float scale = 1.f / sqrtf((variance < 0.f ? 0.f : variance) + eps);  // a NaN stays one
     const float shift = -middle * scale;
     if (KEPT && rank == 0 && threadIdx.x == 0) mean[row] = middle, rstd[row] = scale;
     const T *const here = ring + turn % PLACES * TENSORS * SLICE;
 #pragma unroll
     for (int v = 0; v < VECTORS; v++) {
-      if (at(v) >= elements) continue;
+      if (!FULL && at(v) >= elements) continue;
       float f[COUNT], g[COUNT], c[COUNT];
       const Words<T, COUNT> words = take(here, v, f);
       if constexpr (ADDED) store<T, COUNT>(h + row * h_row + first + at(v), words);

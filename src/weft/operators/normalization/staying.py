@@ -19,7 +19,8 @@ from weft.operators.normalization.resident import resident, shared_limit
 from weft.operators.row_cluster import MAX_CLUSTER
 
 SOURCE = Path(__file__).parent / "staying.cu"
-OWN = 2048  # bytes of a block's shared memory, at most, beside the ring: the system's, barriers, sums
+FEWEST = 3  # places of a ring: a row is written, the next one is summed, a third one comes
+OWN = 2304  # bytes of a block's shared memory, at most, beside the ring: the system's, barriers, sums
 
 
 def places(sm: int, c: Config, item: int, added: bool) -> int:
@@ -34,15 +35,15 @@ def registers(c: Config, item: int, vectors: int) -> int:
 
 
 def candidates(sm: int, dtype: torch.dtype, n: int, centered: bool, added: bool) -> Iterable[Config]:
-    """Nothing (``cluster.cu``), or slices of 8 to 32 elements a thread and as many blocks a multiprocessor as fit, or half."""
+    """Nothing (``cluster.cu``), or slices of 8 to 64 elements a thread by 1, 2 or 4 blocks a multiprocessor."""
     yield {}
     item = dtype.itemsize
-    choices = {"THREADS": (256, 512, 1024), "EACH": (8, 16, 32), "PER_SM": (1, 2, 4)}
+    choices = {"THREADS": (256, 512, 1024), "EACH": (8, 16, 32, 64), "PER_SM": (1, 2, 4)}
     for c in grid_of(choices):
-        held = c["THREADS"] * c["EACH"]
-        shape = 2 <= bucket(-(-n // held)) <= MAX_CLUSTER and 256 < c["THREADS"] * c["PER_SM"] <= 1024
-        lean = registers(c, item, 1 + centered) * c["THREADS"] * c["PER_SM"] <= REGISTERS
-        if shape and lean and places(sm, c, item, added) >= 3:
+        threads, blocks = c["THREADS"] * c["PER_SM"], bucket(-(-n // (c["THREADS"] * c["EACH"])))
+        lean = registers(c, item, 1 + centered) * threads <= REGISTERS
+        enough = threads == 256 if c["EACH"] == 64 else 512 <= threads <= 1024
+        if lean and enough and 2 <= blocks <= MAX_CLUSTER and places(sm, c, item, added) >= FEWEST:
             yield c
 
 
@@ -63,9 +64,10 @@ def plan(given: Given, eps: float, kind: Kind, kept: bool) -> CudaPlan | None:
     threads, each, per_sm = config["THREADS"], config["EACH"], config["PER_SM"]
     ring = places(target_sm(x.device), config, x.element_size(), kind.added)
     cluster = bucket(-(-n // (threads * each)))
-    if ring < 3 or not 2 <= cluster <= MAX_CLUSTER:
+    if ring < FEWEST or not 2 <= cluster <= MAX_CLUSTER:
         raise Declined(f"{n} columns: {ring} slices in shared memory and {cluster} blocks a row")
-    flags = ", ".join(str(f).lower() for f in (kind.centered, kind.weighted, kind.biased, kind.added, kept))
+    full = n == cluster * threads * each
+    flags = ", ".join(str(f).lower() for f in (full, kind.centered, kind.weighted, kind.biased, kind.added, kept))
     kernel = f"norm_staying<{CTYPES[x.dtype]}, {CTYPES[weight.dtype]}, {threads}, {each}, {ring}, {per_sm}, {flags}>"
     r_row, y_row = (rows_of(t)[2] for t in (given.residual, torch.empty_like(x, device="meta")))
     scalars = (*(ctypes.c_longlong(v) for v in (m, n, x_row, r_row, y_row, y_row)), ctypes.c_float(eps))
