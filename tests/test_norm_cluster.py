@@ -9,9 +9,9 @@ from cuda_on_cpu import player_of_cases
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from norms_on_cpu import ADDED, FAR, FP16, FP32, LAYER, RMS, Case, Norms, with_headers  # noqa: E402
+from norms_on_cpu import ADDED, FAR, FP16, FP32, LAYER, RMS, Case, Norms, with_headers
 
-from weft.operators.normalization import cluster  # noqa: E402
+from weft.operators.normalization import cluster
 
 CASES = {
     "fp32": Case(FP32, LAYER),
@@ -30,7 +30,7 @@ MISTAKES = {
     "around x without the residual": ("fp16 added", "(r ? to_float(*r) : 0.f)", "0.f"),
     "squares about 0": (
         "fp32 far",
-        "const float own = of_row(sums, k).x * of_mine;",
+        "const float own = of_row(sums, k).x * in_mine;",
         "const float own = 0.f;",
     ),
     "means that are not joined": ("fp32", "warp_sum(of.y + count * off * off)", "warp_sum(of.y)"),

@@ -156,10 +156,8 @@ class Draw:
 
     @functools.cached_property
     def yardstick(self) -> cases.Yardstick:
-        with (
-            cases.PoisonedEmpty()
-        ):  # as for what it judges: PyTorch rounds some gradients otherwise where a mode looks on
-            return cases.Yardstick.of(self.operator, self.workload, self.direction, self.arguments, self.gradients)
+        # not in poisoned memory: where a mode looks on, PyTorch's gradient of cumprod takes a step for each element of a row
+        return cases.Yardstick.of(self.operator, self.workload, self.direction, self.arguments, self.gradients)
 
     def judge(self, function: Callable[..., Any]) -> Verdict:
         mine, yardstick = cases.map_tensors(cases.clone, self.arguments), self.yardstick

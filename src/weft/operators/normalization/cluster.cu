@@ -6,7 +6,7 @@
 
 // What blocks exchange of each row: RMSNorm the sum of x², alone since every shuffle delays the row. LayerNorm of 16 bits the sums of
 // x and of (x - around)², with the row's first element for `around`, so that little cancels. Of 32 bits that is not little enough where
-// that element lies four deviations from the mean: there it is each thread's mean and its squares about it, joined (moments.cuh).
+// that element lies four deviations from the mean: there squares are about each thread's own mean, and joined (moments.cuh).
 template <bool CENTERED, int ROWS> struct Sums;
 template <> struct Sums<false, 1> { typedef float Type; };
 template <> struct Sums<true, 1> { typedef float2 Type; };
@@ -19,15 +19,6 @@ __device__ __forceinline__ void add(float4 &sums, int row, float plain, float sq
     sums.x += plain, sums.y += squares;
   else
     sums.z += plain, sums.w += squares;
-}
-// A row's mean and squares about it, which take the place of its sums.
-__device__ __forceinline__ void set(float &, int, float, float) {}
-__device__ __forceinline__ void set(float2 &sums, int, float mean, float squares) { sums = {mean, squares}; }
-__device__ __forceinline__ void set(float4 &sums, int row, float mean, float squares) {
-  if (row == 0)
-    sums.x = mean, sums.y = squares;
-  else
-    sums.z = mean, sums.w = squares;
 }
 __device__ __forceinline__ float warp_total(float sums) { return warp_sum(sums); }
 __device__ __forceinline__ float2 warp_total(float2 sums) { return {warp_sum(sums.x), warp_sum(sums.y)}; }
@@ -114,33 +105,31 @@ __global__ void __launch_bounds__(THREADS, PER_SM<T, THREADS, EACH, ROWS, ADDED>
     int mine = 0;
 #pragma unroll
     for (int v = 0; v < Slice::VECTORS; v++) mine += slice.at(v) < slice.elements ? Slice::COUNT : 0;
-    const float of_mine = 1.f / fmaxf(float(mine), 1.f);
+    const float in_mine = inverse_of(float(mine));
 #pragma unroll
     for (int k = 0; k < ROWS; k++) {
-      const float own = of_row(sums, k).x * of_mine;
-      float squares = 0.f;
+      const float own = of_row(sums, k).x * in_mine;
 #pragma unroll
       for (int v = 0; v < Slice::VECTORS; v++) {
         if (slice.at(v) >= slice.elements) continue;
         float f[Slice::COUNT];
         unpack(words[k][v], f);
 #pragma unroll
-        for (int i = 0; i < Slice::COUNT; i++) squares += (f[i] - own) * (f[i] - own);
+        for (int i = 0; i < Slice::COUNT; i++) add(sums, k, 0.f, (f[i] - own) * (f[i] - own));
       }
-      set(sums, k, own, squares);
     }
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const float of_warps = lane < THREADS / 32 ? elements_of_warp<THREADS, Slice::COUNT>(slice.elements, lane) : 0.f;
     const float of_blocks = lane < slice.blocks ? elements_of_block<THREADS * EACH>(N, lane) : 0.f;
-    const float of_block = 1.f / fmaxf(float(slice.elements), 1.f), of_row = 1.f / float(N);
+    const float in_warp = inverse_of(elements_of_warp<THREADS, Slice::COUNT>(slice.elements, warp));
+    const float in_warps = inverse_of(of_warps), in_blocks = inverse_of(of_blocks), in_block = inverse_of(float(slice.elements));
     bool warps = true;  // first the block's warps are joined, then the blocks
     auto join = [&](All of_lane) {
-      const All joined = warp_moments(of_lane, warps ? of_warps : of_blocks, warps ? of_block : of_row);
+      const All joined = warps ? warp_moments(of_lane, of_warps, in_warps, in_block) : warp_moments(of_lane, of_blocks, in_blocks, 1.f / float(N));
       warps = false;
       return joined;
     };
-    const float of_warp = 1.f / fmaxf(elements_of_warp<THREADS, Slice::COUNT>(slice.elements, warp), 1.f);
-    all = slice.exchange(warp_moments(sums, float(mine), of_warp), All{}, join, shared[0]);
+    all = slice.exchange(warp_moments(sums, float(mine), in_mine, in_warp), All{}, join, shared[0]);
   } else {
     all = slice.exchange(warp_total(sums), All{}, [](All a) { return warp_total(a); }, shared[0]);
   }
@@ -148,7 +137,7 @@ __global__ void __launch_bounds__(THREADS, PER_SM<T, THREADS, EACH, ROWS, ADDED>
 #pragma unroll
   for (int k = 0; k < ROWS; k++) {
     const float2 of = of_row(all, k);
-    const float middle = MOMENTS ? of.x : of.x / float(N);
+    const float middle = of.x / float(N);
     const float variance = CENTERED && !MOMENTS ? of.y / float(N) - (middle - around[k]) * (middle - around[k]) : of.y / float(N);
     scale[k] = 1.f / sqrtf((variance < 0.f ? 0.f : variance) + eps);  // a NaN stays one
     shift[k] = -middle * scale[k];

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 from collections.abc import Iterable
 from pathlib import Path
@@ -59,9 +58,8 @@ def plan(*call: object) -> CudaPlan:
     given, eps, kind, kept = Given.of_call(call)
     if reason := why_not(given, kind):
         raise Declined(reason)
-    with contextlib.suppress(Declined):
-        if (stays := staying.plan(given, eps, kind, kept)) is not None:
-            return stays
+    if (stays := staying.plan(given, eps, kind, kept)) is not None:
+        return stays
     x = given.x
     config = configuration(x.device, x.dtype, bucket(x.shape[-1]), kind.centered)
     rows = RowCluster.of(x, config)

@@ -11,11 +11,11 @@
 // have sent row k + 2 to one that has not yet read row k - 1.
 constexpr int AHEAD = 4;
 
-// x, r, y, h: [M, N], rows 16-byte aligned, N a multiple of 16 bytes; w, b: [N]; mean, rstd: fp32 [M], written if KEPT; grid
-// clusters * blocks of a cluster, at least two; dynamic shared memory: the ring. h = x + r is normalised. FULL: each block has a whole
-// slice, so that no thread has to ask.
-template <typename T, typename W, int THREADS, int EACH, int PLACES, int PER_SM, bool FULL, bool CENTERED, bool WEIGHTED, bool BIASED,
-          bool ADDED, bool KEPT>
+// x, r, y, h: [M, N], rows 16-byte aligned, N a whole slice of THREADS * EACH elements for each block of a cluster; w, b: [N];
+// mean, rstd: fp32 [M], written if KEPT; grid clusters * blocks of a cluster, at least two; dynamic shared memory: the ring.
+// h = x + r is normalised.
+template <typename T, typename W, int THREADS, int EACH, int PLACES, int PER_SM, bool CENTERED, bool WEIGHTED, bool BIASED, bool ADDED,
+          bool KEPT>
 __global__ void __launch_bounds__(THREADS, PER_SM)
     norm_staying(const T *x, const T *r, const W *w, const W *b, T *y, T *h, float *mean, float *rstd, i64 M, i64 N, i64 x_row,
                  i64 r_row, i64 y_row, i64 h_row, float eps) {
@@ -28,17 +28,15 @@ __global__ void __launch_bounds__(THREADS, PER_SM)
 
   const u32 rank = cluster_rank(), blocks = cluster_blocks(), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const i64 first = i64(rank) * SLICE, step = gridDim.x / blocks, start = blockIdx.x / blocks;
-  const int elements = FULL ? SLICE : int(max(i64(0), min(N - first, i64(SLICE))));
   auto at = [&](int v) { return (v * THREADS + int(threadIdx.x)) * COUNT; };
 
   auto fetch = [&](i64 row, int place) {
     if (row >= M) return;
-    const u32 bytes = elements * sizeof(T);
-    barrier_expect(&full[place], TENSORS * bytes);
-    if (!bytes) return;
+    constexpr u32 BYTES = SLICE * sizeof(T);
+    barrier_expect(&full[place], TENSORS * BYTES);
     T *const to = ring + place * TENSORS * SLICE;
-    copy_bulk_stream(to, x + row * x_row + first, bytes, &full[place]);
-    if (ADDED) copy_bulk_stream(to + SLICE, r + row * r_row + first, bytes, &full[place]);
+    copy_bulk_stream(to, x + row * x_row + first, BYTES, &full[place]);
+    if (ADDED) copy_bulk_stream(to + SLICE, r + row * r_row + first, BYTES, &full[place]);
   };
   if (threadIdx.x == 0) {
     for (int s = 0; s < PLACES; s++) barrier_init(&full[s]);
@@ -48,7 +46,6 @@ __global__ void __launch_bounds__(THREADS, PER_SM)
   Words<W, COUNT> gain[WEIGHTED ? VECTORS : 1], bias[BIASED ? VECTORS : 1];
 #pragma unroll
   for (int v = 0; v < VECTORS; v++) {
-    if (!FULL && at(v) >= elements) continue;
     if constexpr (WEIGHTED) gain[v] = load<W, COUNT>(w + first + at(v));
     if constexpr (BIASED) bias[v] = load<W, COUNT>(b + first + at(v));
   }
@@ -70,19 +67,15 @@ __global__ void __launch_bounds__(THREADS, PER_SM)
     }
     return words;
   };
-  // What 32 lanes have of a row: (mean, squares about it) of `count` elements each; RMSNorm (0, squares).
-  auto joined = [&](float2 of, float count, float inverse) {
-    if constexpr (CENTERED) return warp_moments(of, count, inverse);
+  // What `lanes` lanes have of a row together, `count` elements each, 1 / `total` in all: of LayerNorm as in moments.cuh, of RMSNorm
+  // the squares.
+  auto joined = [&](float2 of, u32 lanes, float count, float total) {
+    const bool there = lane < lanes;
+    if (!there) of = {0.f, 0.f};
+    if constexpr (CENTERED) return warp_moments(of, there ? count : 0.f, 1.f / count, total);
     return float2{0.f, warp_sum(of.y)};
   };
-  auto elements_of = [&](int warp) { return FULL ? float(32 * EACH) : elements_of_warp<THREADS, COUNT>(elements, warp); };
-  const float of_warps = lane < WARPS ? elements_of(lane) : 0.f;
-  const float of_blocks = lane < blocks ? (FULL ? float(SLICE) : elements_of_block<SLICE>(N, lane)) : 0.f;
-  const float in_warp = 1.f / fmaxf(elements_of(warp), 1.f), in_block = 1.f / fmaxf(float(elements), 1.f), in_row = 1.f / float(N);
-  int mine = 0;
-#pragma unroll
-  for (int v = 0; v < VECTORS; v++) mine += FULL || at(v) < elements ? COUNT : 0;
-  const float of_mine = float(mine), in_mine = 1.f / fmaxf(of_mine, 1.f);
+  const float in_row = 1.f / float(N);
 
   // What the block has of a row. A thread takes its sums about the mean of its first vector. Every thread comes by, and whatever
   // place was worked on before is free afterwards.
@@ -95,7 +88,6 @@ __global__ void __launch_bounds__(THREADS, PER_SM)
       float around = 0.f, off = 0.f, squares = 0.f;
 #pragma unroll
       for (int v = 0; v < VECTORS; v++) {
-        if (!FULL && at(v) >= elements) continue;
         float f[COUNT];
         take(here, v, f);
         if (CENTERED && v == 0) {
@@ -110,11 +102,11 @@ __global__ void __launch_bounds__(THREADS, PER_SM)
           squares += d * d;
         }
       }
-      of = joined({around + off * in_mine, CENTERED ? squares - off * off * in_mine : squares}, of_mine, in_warp);
+      of = joined({off + EACH * around, CENTERED ? squares - off * off / EACH : squares}, 32, EACH, 1.f / (32 * EACH));
     }
     if (lane == 0) per_warp[turn & 1][warp] = of;
     __syncthreads();
-    return joined(lane < WARPS ? per_warp[turn & 1][lane] : float2{0.f, 0.f}, of_warps, in_block);
+    return joined(per_warp[turn & 1][lane % WARPS], WARPS, 32 * EACH, 1.f / SLICE);
   };
   auto send = [&](i64 row, u32 turn, float2 of) {
     if (row >= M) return;
@@ -130,16 +122,15 @@ __global__ void __launch_bounds__(THREADS, PER_SM)
     if (threadIdx.x == 0) fetch(row + (PLACES - 1) * step, (turn + PLACES - 1) % PLACES);
     send(row + step, turn + 1, next);
     phase_wait(&told[turn % AHEAD], turn / AHEAD & 1);
-    const float2 all = joined(lane < blocks ? per_block[turn % AHEAD][lane] : float2{0.f, 0.f}, of_blocks, in_row);
+    const float2 all = joined(per_block[turn % AHEAD][lane % MAX_CLUSTER], blocks, SLICE, in_row);
 
-    const float middle = all.x, variance = all.y * in_row;
+    const float middle = all.x * in_row, variance = all.y * in_row;
     const float scale = 1.f / sqrtf((variance < 0.f ? 0.f : variance) + eps);  // a NaN stays one
     const float shift = -middle * scale;
     if (KEPT && rank == 0 && threadIdx.x == 0) mean[row] = middle, rstd[row] = scale;
     const T *const here = ring + turn % PLACES * TENSORS * SLICE;
 #pragma unroll
     for (int v = 0; v < VECTORS; v++) {
-      if (!FULL && at(v) >= elements) continue;
       float f[COUNT], g[COUNT], c[COUNT];
       const Words<T, COUNT> words = take(here, v, f);
       if constexpr (ADDED) store<T, COUNT>(h + row * h_row + first + at(v), words);

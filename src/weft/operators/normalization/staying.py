@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 
-from weft.definition import Declined
 from weft.operators.call import rows_of
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.cuda import CTYPES, CudaPlan
@@ -30,7 +30,7 @@ def places(sm: int, c: Config, item: int, added: bool) -> int:
 
 
 def registers(c: Config, item: int, vectors: int) -> int:
-    """About what a thread needs: weight and bias as they lie in memory, and the rest, more of it where elements are unpacked."""
+    """About what a thread needs: weight and bias as they lie in memory, and the rest; more where elements are unpacked."""
     return c["EACH"] * item * vectors // 4 + (32 if item == 4 else 48)
 
 
@@ -51,11 +51,7 @@ configuration = Configurations(__file__, "staying", lambda sm, *key: {}, candida
 
 
 def plan(given: Given, eps: float, kind: Kind, kept: bool) -> CudaPlan | None:
-    """The launch, or None where ``cluster.cu`` is configured; what that takes is taken.
-
-    Raises:
-        Declined: shared memory does not hold three rows' slices, or fewer than two blocks a row.
-    """
+    """The launch, or None where ``cluster.cu`` is configured or rows are not whole slices; what that takes is taken."""
     x, weight = given.x, given.weight
     m, n, x_row, _ = rows_of(x) or (0, 0, 0, 0)
     config = configuration(x.device, x.dtype, bucket(n), kind.centered, kind.added)
@@ -63,15 +59,13 @@ def plan(given: Given, eps: float, kind: Kind, kept: bool) -> CudaPlan | None:
         return None
     threads, each, per_sm = config["THREADS"], config["EACH"], config["PER_SM"]
     ring = places(target_sm(x.device), config, x.element_size(), kind.added)
-    cluster = bucket(-(-n // (threads * each)))
-    if ring < FEWEST or not 2 <= cluster <= MAX_CLUSTER:
-        raise Declined(f"{n} columns: {ring} slices in shared memory and {cluster} blocks a row")
-    full = n == cluster * threads * each
-    flags = ", ".join(str(f).lower() for f in (full, kind.centered, kind.weighted, kind.biased, kind.added, kept))
+    cluster, rest = divmod(n, threads * each)
+    if ring < FEWEST or rest or not 2 <= cluster <= MAX_CLUSTER:
+        return None
+    flags = ", ".join(str(f).lower() for f in (kind.centered, kind.weighted, kind.biased, kind.added, kept))
     kernel = f"norm_staying<{CTYPES[x.dtype]}, {CTYPES[weight.dtype]}, {threads}, {each}, {ring}, {per_sm}, {flags}>"
-    r_row, y_row = (rows_of(t)[2] for t in (given.residual, torch.empty_like(x, device="meta")))
+    r_row, y_row = ((rows_of(t) or (0, 0, 0))[2] for t in (given.residual, torch.empty_like(x, device="meta")))
     scalars = (*(ctypes.c_longlong(v) for v in (m, n, x_row, r_row, y_row, y_row)), ctypes.c_float(eps))
     shared = ring * (1 + kind.added) * threads * each * x.element_size()
     one = CudaPlan(SOURCE, kernel, (cluster, 1), threads, scalars, cluster, shared)
-    clusters = min(m, resident(one, x.device))
-    return CudaPlan(SOURCE, kernel, (clusters * cluster, 1), threads, scalars, cluster, shared)
+    return dataclasses.replace(one, grid=(min(m, resident(one, x.device)) * cluster, 1))
