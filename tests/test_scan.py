@@ -58,6 +58,17 @@ def test_few_long_columns_and_rows_are_cut_into_parts(name):
         torch.testing.assert_close(*(torch.autograd.grad(y, x, dy)[0] for y in (got, want)), rtol=2e-3, atol=2e-3)
 
 
+@pytest.mark.filterwarnings("ignore:overflow")
+@pytest.mark.parametrize("reverse", [False, True])
+def test_products_of_columns_in_parts_are_right_where_a_part_is_more_than_a_float_holds(reverse):
+    x = torch.full((900, 4), 1.6)
+    x[0, 0], x[1, 1], x[:450, 2], x[2, 3] = 0.0, 1e-38, 0.5, float("inf")
+    if reverse:
+        x = x.flip(0)
+    got, want = ops.cumprod(x, 0, reverse=reverse), torch.cumprod(x.flip(0) if reverse else x, 0)
+    torch.testing.assert_close(got.flip(0) if reverse else got, want, rtol=1e-4, atol=1e-37)
+
+
 # ---- CUDA C++ --------------------------------------------------------------------------------------------------------
 
 

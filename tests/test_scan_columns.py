@@ -15,6 +15,8 @@ from scan_columns_on_cpu import BF16, FP16, FP32  # noqa: E402
 
 from weft.definition import ARCHITECTURES, Declined  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
+from weft.operators.reduction.views import View  # noqa: E402
+from weft.operators.scan import columns  # noqa: E402
 from weft.operators.scan.cumprod import scan as product  # noqa: E402
 from weft.operators.scan.cumsum import scan as running_sum  # noqa: E402
 
@@ -45,6 +47,7 @@ CASES = {
     "few rows": Products(m=5, n=3),
     "totals": Sums(n=1100, k=24, m=1, step="TOTALS", reverse=True),
     "totals of products": Products(dtype=FP32, n=1000, k=8, m=1, step="TOTALS"),
+    "totals that no float holds": Products(dtype=FP32, n=1000, k=8, m=1, step="TOTALS", values="grows"),
     "carried": Sums(n=1100, k=24, m=1, step="CARRIED", reverse=True, apart=8),
     "carried, exclusive": Products(dtype=FP32, n=1000, k=12, m=1, step="CARRIED", exclusive=True),
 }  # fmt: skip
@@ -66,6 +69,8 @@ MISTAKES = {
     "downwards": ("reversed", "x_n = -x_n, y_n = -y_n;", ";"),
     "nothing carried": ("carried", "run[j] = carry[c.unit * K + c.column + j];", ";"),
     "a part too long": ("totals", "end = min(begin + each, N);", "end = N;"),
+    "powers of two forgotten": ("totals that no float holds", "power[j] += scaled(run[j]);", "scaled(run[j]);"),
+    "never scaled": ("totals that no float holds", "power[j] += scaled(run[j]);", ";"),
     "a part for another": ("totals of products", "totals[c.unit * K", "totals[c.m * K"),
 }  # fmt: skip
 
@@ -84,6 +89,23 @@ def test_it_is_right(play, name):
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_noticed(play, mistake):
     assert any(play(MISTAKES[mistake][0], mistake, seed) for seed in range(8))
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(("m", "k"), [(1, 1), (3, 5)])
+def test_what_parts_come_to_is_carried_on(reverse, m, k):
+    """Products that no float holds, beside a 0, behind a tiny one, and such that shrink again."""
+    parts = 9
+    power = torch.randint(-200, 200, (m, parts, k), generator=torch.Generator().manual_seed(m)).float()
+    total = 1 + torch.rand(m, parts, k, generator=torch.Generator().manual_seed(k))
+    total[0, 1, 0], total[-1, 4, -1], power[-1, 4, -1] = 0.0, 1e-40, 0.0
+    carry = torch.full((m, parts, k), 7.0)
+    columns.carry_products(View(m, 1, k, k, k, 1), parts, reverse)(torch.stack([total, power]), carry)
+    whole = total.double() * 2.0 ** power.double()
+    whole = whole.flip(1) if reverse else whole
+    want = torch.cat([torch.ones(m, 1, k, dtype=torch.float64), whole.cumprod(1)[:, :-1]], 1)
+    torch.testing.assert_close(carry, (want.flip(1) if reverse else want).float(), rtol=3e-6, atol=1e-44)
 
 
 # ---- what it costs, declines and is chosen for -------------------------------------------------------------------------

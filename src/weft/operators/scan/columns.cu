@@ -6,7 +6,16 @@
 #include "columns.cuh"
 #include "strip.cuh"
 
-// x, y: [M, N, K], rows of K elements side by side, all of which begin on 16 bytes; carry, totals: [M, parts, K], of the parts.
+// Takes the powers of two out of a product, which is between 1 and 2 then, unless it is 0, less than 2^-126, infinite or NaN.
+__device__ __forceinline__ int scaled(float &product) {
+  const u32 bits = __float_as_uint(product), field = bits >> 23 & 0xffu;
+  if (field - 1 >= 254) return 0;
+  product = __uint_as_float((bits & 0x807fffffu) | 0x3f800000u);
+  return int(field) - 127;
+}
+
+// x, y: [M, N, K], rows of K elements side by side, all of which begin on 16 bytes; carry, totals: [M, parts, K], of the parts; of
+// what is SCALED, totals are [2, M, parts, K], their powers of two behind them.
 template <typename T, typename Op, bool REVERSE, bool EXCLUSIVE, int MODE, int ACROSS, int ROWS, int THREADS>
 __global__ void __launch_bounds__(THREADS, 512 / THREADS)
     scan_columns(const T *x, const float *carry, T *y, float *totals, int N, i64 K, int each, int parts, i64 x_m, i64 x_n, i64 y_m, i64 y_n) {
@@ -27,6 +36,8 @@ __global__ void __launch_bounds__(THREADS, 512 / THREADS)
     run[j] = Op::NEUTRAL;
     if (MODE == CARRIED && c.inside) run[j] = carry[c.unit * K + c.column + j];
   }
+  constexpr bool SCALED = MODE == TOTALS && Op::SCALED;
+  int power[SCALED ? COUNT : 1] = {};
   Words<T, COUNT> next[ROWS];
   auto ask = [&] {
 #pragma unroll
@@ -78,6 +89,9 @@ __global__ void __launch_bounds__(THREADS, 512 / THREADS)
         if (w == warp) before[j] = Op::join(run[j], before[j]);
         run[j] = Op::join(run[j], of_warps[step][w][c.own + j]);
       }
+    if constexpr (SCALED)
+#pragma unroll
+      for (int j = 0; j < COUNT; j++) power[j] += scaled(run[j]);
     if constexpr (MODE != TOTALS)
 #pragma unroll
       for (int u = 0; u < ROWS; u++) {
@@ -95,5 +109,8 @@ __global__ void __launch_bounds__(THREADS, 512 / THREADS)
   if constexpr (MODE == TOTALS)
     if (c.inside && threadIdx.x < ACROSS)
 #pragma unroll
-      for (int j = 0; j < COUNT; j++) totals[c.unit * K + c.column + j] = run[j];
+      for (int j = 0; j < COUNT; j++) {
+        totals[c.unit * K + c.column + j] = run[j];
+        if constexpr (SCALED) totals[(c.units + c.unit) * K + c.column + j] = float(power[j]);
+      }
 }

@@ -9,14 +9,14 @@
 // A column has `parts` parts of `each` rows in the order of the scan, of which a block has one; REVERSE: that order runs from the end.
 template <typename T, bool REVERSE, int ACROSS> struct Columns {
   enum { COUNT = int(16 / sizeof(T)), WIDTH = ACROSS * COUNT };
-  i64 unit, m, first, column;  // the part, of all columns' parts; the matrix; the block's first column, and this thread's
+  i64 unit, units, m, first, column;  // the part, of all columns' parts; the matrix; the block's first column, and this thread's
   int begin, end;              // rows of the part
   u32 own;                     // this thread's first column, of the block's
   bool inside;                 // whether that column is there
 
   __device__ __forceinline__ Columns(int N, i64 K, int each, int parts) {
     const i64 blocks = (K + WIDTH - 1) / WIDTH;
-    unit = blockIdx.x / blocks, m = unit / parts;
+    unit = blockIdx.x / blocks, units = gridDim.x / blocks, m = unit / parts;
     own = threadIdx.x % ACROSS * COUNT, first = blockIdx.x % blocks * WIDTH, column = first + own;
     begin = int(unit % parts) * each, end = min(begin + each, N);
     inside = column < K;

@@ -14,8 +14,9 @@ from torch import Tensor
 from weft.definition import Declined
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned
-from weft.operators.launch import multiprocessors
+from weft.operators.launch import Plan, multiprocessors
 from weft.operators.reduction.views import View
+from weft.operators.scan import kernels
 from weft.operators.scan.vectors import LONGEST, longs, one_grid
 
 STEPS = 4  # of a part of N, at least
@@ -33,12 +34,14 @@ class Kernel:
         name: with its first template arguments, ``{}`` for an element.
         across: vectors of 16 bytes side by side in a block, of 32 and of 16 bits an element.
         held: bytes of x that a thread has in a step, likewise.
+        scaled: totals of parts are products beside powers of two.
     """
 
     source: str
     name: str
     across: tuple[int, int]
     held: tuple[int, int]
+    scaled: bool = False
 
     # ACROSS vectors of 16 bytes side by side, at most; ROWS of a thread in a step; THREADS of a block.
 
@@ -126,6 +129,13 @@ class Walk:
         return (ctypes.c_int(v.N), *longs(v.K), ctypes.c_int(self.each), ctypes.c_int(self.parts), *strides)
 
 
+def carry_products(v: View, parts: int, reverse: bool = False) -> Plan:
+    """From the totals of so many parts of each column of [M, N, K], beside powers of two, to the products before them.
+    Args: reverse: parts count from the other end of N than the scan."""
+    tile = {"REVERSE": reverse, "BLOCK": bucket(parts)}
+    return Plan(kernels.carry_products, (v.M * v.K,), (v.K, parts, v.M * v.K), tile, 4)
+
+
 class ColumnsPlan:
     """A scan of columns: call with ``(x, y)``. One launch, or three where M and K alone give too few blocks: what each part of
     N comes to, what comes before each, and the parts, which read x a second time."""
@@ -138,13 +148,15 @@ class ColumnsPlan:
         if reason := why_not((v, y), dtype, x):
             raise Declined(reason)
         walk = Walk.of(v, x, configured(x.device, x.dtype, min(bucket(v.N), LONGEST)), RESIDENT, cut=cut)
-        self.shape = (v.M, walk.parts, v.K)
+        self.shape, self.scaled = (v.M, walk.parts, v.K), kernel.scaled
         kind = f"{kernel.name.format(CTYPES[x.dtype])}, {str(reverse).lower()}, {str(exclusive).lower()}"
         scalars = walk.scalars(v, v, y)
         self.scan = walk.launch(kernel.source, f"{kind}, {'WHOLE' if walk.parts == 1 else 'CARRIED'}", scalars)
         self.totals = walk.launch(kernel.source, f"{kind}, TOTALS", scalars)
-        self.carries: ColumnsPlan | None = None
-        if walk.parts > 1:
+        self.carries: ColumnsPlan | Plan | None = None
+        if walk.parts > 1 and kernel.scaled:
+            self.carries = carry_products(v, walk.parts)
+        elif walk.parts > 1:
             between = View(*self.shape, walk.parts * v.K, v.K, 1)
             memory = torch.empty(0, dtype=torch.float32, device=x.device)
             how = {"exclusive": True, "reverse": False, "cut": False}
@@ -153,7 +165,8 @@ class ColumnsPlan:
     def __call__(self, x: Tensor, y: Tensor) -> None:
         carry = totals = x
         if self.carries is not None:
-            totals, carry = torch.empty((2, *self.shape), dtype=torch.float32, device=x.device).unbind(0)
+            carry, *_ = between = torch.empty((2 + self.scaled, *self.shape), dtype=torch.float32, device=x.device)
+            totals = between[1:]
             self.totals(x, carry, y, totals)
             self.carries(totals, carry)
         self.scan(x, carry, y, totals)

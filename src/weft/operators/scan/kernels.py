@@ -74,6 +74,27 @@ def log_plus(a, b):
     return top + tl.log(total)
 
 
+@triton.jit
+def scaled(product, power):
+    """``product * 2**power`` with a product between 1 and 2, or what has no such: 0, less than 2**-126, infinity, NaN."""
+    bits = product.to(tl.int32, bitcast=True)
+    field = (bits >> 23) & 0xFF
+    normal = (field > 0) & (field < 0xFF)
+    mantissa = ((bits & ~0x7F800000) | 0x3F800000).to(tl.float32, bitcast=True)
+    return tl.where(normal, mantissa, product), power + tl.where(normal, field - 127, 0).to(tl.float32)
+
+
+@triton.jit
+def times_scaled(a, power_a, b, power_b):
+    return scaled(a * b, power_a + power_b)
+
+
+@triton.jit
+def power_of_two(exponent):
+    """From 2**-126 to 2**127."""
+    return ((exponent.to(tl.int32) + 127) << 23).to(tl.float32, bitcast=True)
+
+
 # ---- the order of a tile ---------------------------------------------------------------------------------------------
 
 
@@ -118,7 +139,7 @@ def in_memory(tile, ROWS: tl.constexpr, REACH: tl.constexpr, VECTOR: tl.constexp
 @triton.jit
 def scan_tiles(
     x_ptr, carry_ptr, y_ptr, M, N, K, PARTS, x_m, x_n, x_k, y_m, y_n, y_k,
-    SCAN: tl.constexpr, TOTAL: tl.constexpr, JOIN: tl.constexpr, NEUTRAL: tl.constexpr,
+    SCAN: tl.constexpr, TOTAL: tl.constexpr, JOIN: tl.constexpr, NEUTRAL: tl.constexpr, SCALED: tl.constexpr,
     REVERSE: tl.constexpr, SHIFT: tl.constexpr, TOTALS: tl.constexpr, CARRIED: tl.constexpr,
     ROWS: tl.constexpr, REACH: tl.constexpr, COLS: tl.constexpr, CHUNK: tl.constexpr, ONCE: tl.constexpr,
     VECTOR: tl.constexpr, UNIT: tl.constexpr, DENSE: tl.constexpr,
@@ -126,8 +147,8 @@ def scan_tiles(
     """y[m, n, k] = x[m, 0, k] + … + x[m, n - SHIFT, k], with the formula's operation for +.
 
     One program walks a tile [ROWS, REACH, COLS] along the CHUNK of its part, and asks for the next tile before it works on
-    this one. Where N is cut into several parts, a first launch writes only the TOTALS of each, y [M, PARTS, K], and
-    the last one starts from what comes before its part: carry [M, PARTS, K].
+    this one. Where N is cut into several parts, a first launch writes only the TOTALS of each, carry [M, PARTS, K] (SCALED:
+    and behind them their powers of two), and the last one starts from what comes before its part: carry [M, PARTS, K].
     """
     N, K, x_m, x_n, x_k = known_strides(N, K, x_m, x_n, x_k, UNIT, DENSE)
     _, _, y_m, y_n, y_k = known_strides(N, K, y_m, y_n, y_k, UNIT, DENSE)
@@ -152,10 +173,13 @@ def scan_tiles(
     in_beside = (m2 < M - row) & (k2 < K - col)
     if CARRIED:
         carry = tl.load(carry_ptr + beside, mask=in_beside, other=NEUTRAL)
+    power = tl.zeros([ROWS, COLS], tl.float32)
     x = in_order(shifted_load(x_ptr, from_lane, at, n, x_n, N, there, NEUTRAL, SHIFT), ROWS, REACH, VECTOR)
     if ONCE:
         if TOTALS:
             carry = TOTAL(x)
+            if SCALED:
+                carry, power = scaled(carry, power)
         else:
             y = SCAN(x)
             if CARRIED:
@@ -171,10 +195,14 @@ def scan_tiles(
                 y = in_memory(JOIN(carry[:, None, :], SCAN(x)), ROWS, REACH, VECTOR)
                 tl.store(y_ptr + at * y_n + to_lane, y.to(y_ptr.dtype.element_ty), mask=there & (n < N - at))
             carry = JOIN(carry, TOTAL(x))
+            if SCALED and TOTALS:
+                carry, power = scaled(carry, power)
             x = in_order(ahead, ROWS, REACH, VECTOR)
             at = following
     if TOTALS:
         tl.store(carry_ptr + beside, carry, mask=in_beside)
+        if SCALED:
+            tl.store(carry_ptr + tl.cast(M, tl.int64) * PARTS * K + beside, power, mask=in_beside)
 
 
 @triton.jit
@@ -366,6 +394,24 @@ def gradient_tiles(
     if TOTALS:
         tl.store(carry_ptr + beside, carry, mask=in_beside)
         tl.store(scale_ptr + beside, scale, mask=in_beside)
+
+
+@triton.jit
+def carry_products(total_ptr, carry_ptr, K, PARTS, LANES, REVERSE: tl.constexpr, BLOCK: tl.constexpr):
+    """carry[m, part, k] = the product of all before that part, from the [2, M, PARTS, K] totals of the parts and their powers
+    of two, with which no product of finite factors overflows beside a 0. One program takes one of the LANES (m, k)."""
+    lane = tl.program_id(0).to(tl.int64)
+    p = tl.arange(0, BLOCK)
+    before = p + (1 if REVERSE else -1)
+    inside = (before >= 0) & (before < PARTS) & (p < PARTS)
+    at = (lane // K * PARTS + before) * K + lane % K
+    total = tl.load(total_ptr + at, mask=inside, other=1.0)
+    power = tl.load(total_ptr + tl.cast(LANES, tl.int64) * PARTS + at, mask=inside, other=0.0)
+    total, power = tl.associative_scan((total, power), 0, times_scaled, reverse=REVERSE)
+    power = tl.minimum(tl.maximum(power, -300.0), 300.0)  # from there on nothing is left, or all is infinite
+    third = tl.floor(power / 3)
+    carry = total * power_of_two(third) * power_of_two(third) * power_of_two(power - 2 * third)
+    tl.store(carry_ptr + (lane // K * PARTS + p) * K + lane % K, carry, mask=p < PARTS)
 
 
 @triton.jit

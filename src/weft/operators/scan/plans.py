@@ -46,6 +46,10 @@ class Formula:
     def constants(self) -> dict[str, Any]:
         return {"SCAN": self.scan, "TOTAL": self.total, "JOIN": self.join, "NEUTRAL": self.neutral}
 
+    @property
+    def scaled(self) -> bool:
+        return self.columns.scaled
+
 
 SUM = Formula(
     kernels.running_sum,
@@ -61,7 +65,7 @@ PRODUCT = Formula(
     kernels.times,
     1.0,
     "Product",
-    columns.Kernel("columns.cu", "scan_columns<{}, Product", across=(16, 16), held=(128, 128)),
+    columns.Kernel("columns.cu", "scan_columns<{}, Product", across=(16, 16), held=(128, 128), scaled=True),
 )
 LOGSUMEXP = Formula(
     kernels.running_logsumexp,
@@ -209,6 +213,7 @@ class TilesPlan:
         def launch(*, totals: bool = False, carried: bool = False) -> Plan:
             constants = {
                 **formula.constants,
+                "SCALED": formula.scaled,
                 "REVERSE": reverse,
                 "SHIFT": -shift if reverse else shift,
                 "TOTALS": totals,
@@ -221,20 +226,24 @@ class TilesPlan:
             }
             return Plan(kernels.scan_tiles, t.grid(v), scalars, constants, t.num_warps)
 
-        self.size = v.M * parts * v.K
+        self.size, self.scaled = v.M * parts * v.K, formula.scaled
         self.scan = launch(carried=parts > 1)
-        self.totals = self.carries = None
+        self.totals: Plan | None = None
+        self.carries: TilesPlan | Plan | None = None
         if parts > 1:
             self.totals = launch(totals=True)
-            between = View(v.M, parts, v.K, parts * v.K, v.K, 1)
-            self.carries = TilesPlan(between, between, config, x, formula, 1, reverse, cut=False)
+            if self.scaled:
+                self.carries = columns.carry_products(v, parts, reverse)
+            else:
+                between = View(v.M, parts, v.K, parts * v.K, v.K, 1)
+                self.carries = TilesPlan(between, between, config, x, formula, 1, reverse, cut=False)
 
     def __call__(self, x: Tensor, y: Tensor) -> None:
         carry = x
         if self.totals is not None and self.carries is not None:
-            totals, carry = torch.empty((2, self.size), dtype=torch.float32, device=x.device).unbind(0)
-            self.totals(x, totals, y)
-            self.carries(totals, carry)
+            carry, *_ = between = torch.empty((2 + self.scaled, self.size), dtype=torch.float32, device=x.device)
+            self.totals(x, between[1:], y)
+            self.carries(between[1:], carry)
         self.scan(x, carry, y)
 
 

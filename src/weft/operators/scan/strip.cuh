@@ -8,7 +8,9 @@
 // What some elements come to is an Op::Total, `none()` of no elements; `total(f)` is one of a float.
 struct Sum {
   typedef float Total;
-  enum { OF_SUMS = false };  // a float is what it stands for, not the logarithm of a sum (logarithm.cuh)
+  // OF_SUMS: a float is what it stands for, not the logarithm of a sum (logarithm.cuh). SCALED: what many elements come to may be
+  // more or less than a float holds.
+  enum { OF_SUMS = false, SCALED = false };
   static constexpr float NEUTRAL = 0.f;
   static __device__ __forceinline__ float none() { return NEUTRAL; }
   static __device__ __forceinline__ float total(float f) { return f; }
@@ -17,7 +19,7 @@ struct Sum {
 
 struct Product {
   typedef float Total;
-  enum { OF_SUMS = false };
+  enum { OF_SUMS = false, SCALED = true };
   static constexpr float NEUTRAL = 1.f;
   static __device__ __forceinline__ float none() { return NEUTRAL; }
   static __device__ __forceinline__ float total(float f) { return f; }
