@@ -74,11 +74,17 @@ def norm_long_rows(
     KEPT: tl.constexpr,
 ):  # fmt: skip
     """The same for a row that does not fit: one program walks it twice, the second time from L2 where it fits. The variance is
-    taken around the row's first element, which is near enough to the mean that nothing cancels."""
+    taken around the row's first element, which is near enough to the mean that nothing cancels of 16-bit floats; of 32 bits
+    around the mean of the first BLOCK."""
     row = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK)
     around = 0.0
-    if CENTERED:
+    if CENTERED and x_ptr.dtype.element_ty == tl.float32:
+        first = read(x_ptr + row * x_row + col.to(tl.int64) * x_col, col < N)
+        if ADDED:
+            first += read(r_ptr + row * r_row + col.to(tl.int64) * r_col, col < N)
+        around = tl.sum(first, axis=0) / tl.minimum(N, BLOCK)
+    elif CENTERED:
         around = tl.load(x_ptr + row * x_row).to(tl.float32)
         if ADDED:
             around += tl.load(r_ptr + row * r_row).to(tl.float32)
