@@ -88,10 +88,8 @@ __global__ void __launch_bounds__(THREADS, 512 / THREADS)
       for (int j = 0; j < COUNT; j++) {
         if (w == warp) before[j] = Op::join(run[j], before[j]);
         run[j] = Op::join(run[j], of_warps[step][w][c.own + j]);
+        if constexpr (SCALED) power[j] += scaled(run[j]);
       }
-    if constexpr (SCALED)
-#pragma unroll
-      for (int j = 0; j < COUNT; j++) power[j] += scaled(run[j]);
     if constexpr (MODE != TOTALS)
 #pragma unroll
       for (int u = 0; u < ROWS; u++) {
