@@ -139,10 +139,10 @@ def in_memory(tile, ROWS: tl.constexpr, REACH: tl.constexpr, VECTOR: tl.constexp
 @triton.jit
 def scan_tiles(
     x_ptr, carry_ptr, y_ptr, M, N, K, PARTS, x_m, x_n, x_k, y_m, y_n, y_k,
-    SCAN: tl.constexpr, TOTAL: tl.constexpr, JOIN: tl.constexpr, NEUTRAL: tl.constexpr, SCALED: tl.constexpr,
+    SCAN: tl.constexpr, TOTAL: tl.constexpr, JOIN: tl.constexpr, NEUTRAL: tl.constexpr,
     REVERSE: tl.constexpr, SHIFT: tl.constexpr, TOTALS: tl.constexpr, CARRIED: tl.constexpr,
     ROWS: tl.constexpr, REACH: tl.constexpr, COLS: tl.constexpr, CHUNK: tl.constexpr, ONCE: tl.constexpr,
-    VECTOR: tl.constexpr, UNIT: tl.constexpr, DENSE: tl.constexpr,
+    VECTOR: tl.constexpr, UNIT: tl.constexpr, DENSE: tl.constexpr, SCALED: tl.constexpr = False,
 ):  # fmt: skip
     """y[m, n, k] = x[m, 0, k] + … + x[m, n - SHIFT, k], with the formula's operation for +.
 
@@ -195,7 +195,7 @@ def scan_tiles(
                 y = in_memory(JOIN(carry[:, None, :], SCAN(x)), ROWS, REACH, VECTOR)
                 tl.store(y_ptr + at * y_n + to_lane, y.to(y_ptr.dtype.element_ty), mask=there & (n < N - at))
             carry = JOIN(carry, TOTAL(x))
-            if SCALED and TOTALS:
+            if SCALED:
                 carry, power = scaled(carry, power)
             x = in_order(ahead, ROWS, REACH, VECTOR)
             at = following

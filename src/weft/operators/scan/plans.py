@@ -213,7 +213,6 @@ class TilesPlan:
         def launch(*, totals: bool = False, carried: bool = False) -> Plan:
             constants = {
                 **formula.constants,
-                "SCALED": formula.scaled,
                 "REVERSE": reverse,
                 "SHIFT": -shift if reverse else shift,
                 "TOTALS": totals,
@@ -223,6 +222,7 @@ class TilesPlan:
                 "VECTOR": vector(v, x, t.reach, reverse),
                 "UNIT": v.unit(y),
                 "DENSE": v.dense_axis,
+                **({"SCALED": True} if totals and formula.scaled else {}),
             }
             return Plan(kernels.scan_tiles, t.grid(v), scalars, constants, t.num_warps)
 
