@@ -84,12 +84,12 @@ def _digest(op: Any, workload: str, dtype: str, direction: str, implementation: 
 
 @contextlib.contextmanager
 def _launches(seen: list[Any]) -> Iterator[None]:
-    """Notes what every plan would launch with, besides its kernel."""
+    """Notes what every plan would launch with, besides its kernel, which compile-time constants are part of."""
     from weft.operators import cuda, launch
 
     def noting(inner: Callable[..., None]) -> Callable[..., None]:
         def call(plan: Any, *tensors: Any) -> None:
-            names = ("grid", "block", "scalars", "constants", "num_warps", "num_stages", "cluster", "shared_bytes")
+            names = ("grid", "block", "scalars", "num_warps", "num_stages", "cluster", "shared_bytes")
             fields = [(name, getattr(plan, name)) for name in names if hasattr(plan, name)]
             seen.append((fields, [(t.shape, t.stride(), t.dtype) for t in tensors if hasattr(t, "stride")]))
             inner(plan, *tensors)
