@@ -30,7 +30,6 @@ from weft.operators.normalization.kind import Given, Kind
 from weft.operators.normalization.plans import backward_plans, forward_plans
 
 CLUSTER_FROM = 16384  # columns from which the cluster kernel is the faster one on sm_90 (README.md)
-CLUSTER_TO = 2**17  # of LayerNorm with a residual in fp32, to which it is
 GRADIENT_CLUSTER_FROM = (
     512  # the same for gradients, but for those that are faster by clusters from their shortest rows on
 )
@@ -145,9 +144,8 @@ class Norm:
         return forward_plans.of(call[:-3], *call[-3:]) if cluster.why_not(given, kind) else cluster.plan(*call)
 
     def _by_cluster(self, given: Given, kind: Kind) -> bool:
-        n, most_bytes = given.x.shape[-1], kind.centered and kind.added and given.x.dtype == torch.float32
-        faster = n >= CLUSTER_FROM and not (most_bytes and n > CLUSTER_TO)
-        return faster and target_sm(given.x.device) >= 90 and not cluster.why_not(given, kind)
+        long = given.x.shape[-1] >= CLUSTER_FROM
+        return long and target_sm(given.x.device) >= 90 and not cluster.why_not(given, kind)
 
     def choose(
         self, x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float
