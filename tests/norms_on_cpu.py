@@ -33,6 +33,7 @@ class Case:
     columns: int = 4096
     at_once: int = 1
     wild: float = 0.0
+    times: float = 1.0
     stays: int = 0
     rows: int = ROWS
 
@@ -61,6 +62,7 @@ class Norms:
         self.x, self.residual = (torch.randn((case.rows, case.columns), generator=g) for _ in range(2))
         if not self.kind.added:
             self.residual = torch.zeros_like(self.x)
+        self.x, self.residual = self.x * case.times, self.residual * case.times
         if case.wild:
             self.x[:, 0] = case.wild
         (self.residual if self.kind.added else self.x).add_(case.far)

@@ -3,6 +3,7 @@ that does not interpret may compile."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 
@@ -15,6 +16,7 @@ pytest.importorskip("triton")
 from weft import registry
 from weft.bench import compile_check
 from weft.definition import ARCHITECTURES, SHARED_LIMIT, Cost, Operator, UnknownName, workload
+from weft.operators import cuda, launch
 
 NAMED = ("softmax", "triton", "forward", "M=64,N=100", "fp32")
 
@@ -136,3 +138,19 @@ def test_an_unknown_architecture_is_named_with_the_nearest():
 
 def test_every_architecture_has_a_limit():
     assert set(SHARED_LIMIT) == set(ARCHITECTURES)
+
+
+def test_every_argument_of_a_triton_kernel_is_given_in_order(monkeypatch):
+    """After its first launch a plan passes constants by position too (Triton 3.6 counts them), so none may be left to a default."""
+    seen = set()
+
+    def compared(plan, tensors, options):
+        names = [*inspect.signature(plan.kernel.fn).parameters]
+        assert names[len(tensors) + len(plan.scalars) :] == [*plan.constants], (plan.kernel, names)
+        seen.add(names[0])
+
+    monkeypatch.setattr(launch.Plan, "_compile", compared)
+    monkeypatch.setattr(cuda.CudaPlan, "__call__", lambda plan, *tensors: None)
+    for job in compile_check.jobs(registry.select(()), archs=(90,)):
+        assert [result.reason for result in compile_check.check(*job) if result.reason] == []
+    assert len(seen) > 10

@@ -17,6 +17,7 @@ CASES = {
     "fp32": Case(FP32, LAYER),
     "fp32 far": Case(FP32, LAYER, FAR),
     "fp32 wild": Case(FP32, LAYER, wild=5.0),
+    "fp32 huge": Case(FP32, LAYER, times=1.5e17),
     "fp32 added": Case(FP32, ADDED, FAR),
     "fp32 odd": Case(FP32, LAYER, columns=4004),
     "fp32 two rows": Case(FP32, LAYER, FAR, columns=4004, at_once=2),

@@ -23,6 +23,7 @@ CASES = {
     "fp32": Case(FP32, LAYER, stays=2),
     "fp32 far": Case(FP32, LAYER, FAR, stays=2),
     "fp32 wild": Case(FP32, LAYER, wild=5.0, stays=3),
+    "fp32 huge": Case(FP32, LAYER, times=1.5e17, stays=2),
     "fp32 added": Case(FP32, ADDED, FAR, stays=2),
     "three blocks": Case(FP32, LAYER, columns=6144, stays=2),
     "one row": Case(FP32, LAYER, stays=4, rows=1),
@@ -35,10 +36,23 @@ CASES = {
 }
 MISTAKES = {
     "squares about 0": ("fp32 far", "const float d = CENTERED ? f[i] - around : f[i];", "const float d = f[i];"),
-    "squares about the first vector's mean": ("fp32", "squares - off * off / EACH", "squares"),
+    "squares about the first vector's mean": (
+        "fp32",
+        "squares - fminf(off * (off / EACH), 3.402823466e38f)",
+        "squares",
+    ),
     "a thread's sum about that mean": ("fp32 far", "off + EACH * around", "off"),
     "means that are not joined": ("fp32", "warp_sum(of.y + count * off * off)", "warp_sum(of.y)"),
-    "squares of lanes about lane 0's mean": ("fp32", "squares - sum * sum * total", "squares"),
+    "squares of lanes about lane 0's mean": (
+        "fp32",
+        "squares - fminf(sum * (sum * inverse_of_all), 3.402823466e38f)",
+        "squares",
+    ),
+    "a product that overflows": (
+        "fp32 huge",
+        "fminf(sum * (sum * inverse_of_all), 3.402823466e38f)",
+        "sum * sum * inverse_of_all",
+    ),
     "more blocks than there are": ("three blocks", "const bool there = lane < lanes;", "const bool there = lane < 16;"),
     "the first row's place for all": ("fp32", "ring + turn % PLACES * TENSORS * SLICE", "ring"),
     "a place is not waited for": ("fp32", "phase_wait(&full[place], turn / PLACES & 1);", ""),

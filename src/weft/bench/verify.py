@@ -156,7 +156,8 @@ class Draw:
 
     @functools.cached_property
     def yardstick(self) -> cases.Yardstick:
-        # not in poisoned memory: where a mode looks on, PyTorch's gradient of cumprod takes a step for each element of a row
+        # Not in poisoned memory: where a mode looks on, PyTorch's gradient of cumprod takes a step for each element of a row,
+        # and some gradients round otherwise, which matters where a public function hands over to PyTorch.
         return cases.Yardstick.of(self.operator, self.workload, self.direction, self.arguments, self.gradients)
 
     def judge(self, function: Callable[..., Any]) -> Verdict:

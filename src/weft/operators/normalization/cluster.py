@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from weft.definition import Declined
 from weft.operators import row_cluster
@@ -50,7 +51,20 @@ def why_not(given: Given, kind: Kind) -> str:
         return f"{given.x.shape[-1]} columns; below {SHORTEST} all blocks read the same few lines of the weight at once"
     if (kind.weighted and not pointer_aligned(given.weight)) or (kind.biased and not pointer_aligned(given.bias)):
         return "a weight or bias that does not begin on 16 bytes"
+    shared = _row_bytes(given, kind)
+    if shared > shared_limit(target_sm(given.x.device)):
+        return f"{given.x.shape[-1]} columns: their weight and bias take {shared} bytes of a block's shared memory"
     return ""
+
+
+def _config(x: Tensor, kind: Kind) -> Config:
+    return configuration(x.device, x.dtype, bucket(x.shape[-1]), kind.centered)
+
+
+def _row_bytes(given: Given, kind: Kind) -> int:
+    """Of a block's slice of weight and bias."""
+    c = _config(given.x, kind)
+    return c["THREADS"] * c["EACH"] * given.weight.element_size() * (kind.weighted + kind.biased)
 
 
 def plan(*call: object) -> CudaPlan:
@@ -61,7 +75,7 @@ def plan(*call: object) -> CudaPlan:
     if (stays := staying.plan(given, eps, kind, kept)) is not None:
         return stays
     x = given.x
-    config = configuration(x.device, x.dtype, bucket(x.shape[-1]), kind.centered)
+    config = _config(x, kind)
     rows = RowCluster.of(x, config)
     n, x_row, y_row = rows.scalars
     m = rows.grid[0] // rows.cluster
@@ -71,11 +85,8 @@ def plan(*call: object) -> CudaPlan:
     kernel = (
         f"norm_cluster<{CTYPES[x.dtype]}, {CTYPES[given.weight.dtype]}, {rows.template}, {config['ROWS']}, {flags}>"
     )
-    shared = rows.elements * given.weight.element_size() * (kind.weighted + kind.biased)
-    if shared > shared_limit(target_sm(x.device)):
-        raise Declined(f"{x.shape[-1]} columns: their weight and bias take {shared} bytes of a block's shared memory")
     scalars = (ctypes.c_longlong(m), n, x_row, r_row, y_row, y_row, ctypes.c_float(eps))
-    return CudaPlan(SOURCE, kernel, grid, rows.threads, scalars, rows.cluster, shared)
+    return CudaPlan(SOURCE, kernel, grid, rows.threads, scalars, rows.cluster, _row_bytes(given, kind))
 
 
 plans = Plans(plan)

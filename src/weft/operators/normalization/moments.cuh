@@ -13,17 +13,18 @@ template <int SLICE> __device__ __forceinline__ float elements_of_block(i64 N, i
   return max(i64(0), min(N - i64(rank) * SLICE, i64(SLICE)));
 }
 
-// x: a sum of `count` elements, 1 / `inverse`; y: that of their squares about their mean. Of 32 lanes' those of all, 1 / `total`
-// elements. The means' squares are about lane 0's, so that no sum waits for another; the sum itself is of what it is, since sums
+// x: a sum of `count` elements, 1 / `inverse`; y: that of their squares about their mean. Of 32 lanes' those of all. A product that
+// overflows where the squares do not would leave no variance at all. The means' squares are about lane 0's, so that no sum waits for another; the sum itself is of what it is, since sums
 // about a mean err by more than their own mean's rounding.
-__device__ __forceinline__ float2 warp_moments(float2 of, float count, float inverse, float total) {
+__device__ __forceinline__ float2 warp_moments(float2 of, float count, float inverse, float inverse_of_all) {
   const float mean = of.x * inverse, off = mean - __shfl_sync(0xffffffffu, mean, 0);
   const float plain = warp_sum(of.x), sum = warp_sum(count * off), squares = warp_sum(of.y + count * off * off);
-  return {plain, squares - sum * sum * total};
+  return {plain, squares - fminf(sum * (sum * inverse_of_all), 3.402823466e38f)};
 }
 
-__device__ __forceinline__ float4 warp_moments(float4 of, float count, float inverse, float total) {  // of two rows
-  const float2 a = warp_moments(float2{of.x, of.y}, count, inverse, total), b = warp_moments(float2{of.z, of.w}, count, inverse, total);
+__device__ __forceinline__ float4 warp_moments(float4 of, float count, float inverse, float inverse_of_all) {  // of two rows
+  const float2 a = warp_moments(float2{of.x, of.y}, count, inverse, inverse_of_all),
+               b = warp_moments(float2{of.z, of.w}, count, inverse, inverse_of_all);
   return {a.x, a.y, b.x, b.y};
 }
 

@@ -67,12 +67,12 @@ __global__ void __launch_bounds__(THREADS, PER_SM)
     }
     return words;
   };
-  // What `lanes` lanes have of a row together, `count` elements each, 1 / `total` in all: of LayerNorm as in moments.cuh, of RMSNorm
+  // What `lanes` lanes have of a row together, `count` elements each, 1 / `inverse_of_all` in all: of LayerNorm as in moments.cuh, of RMSNorm
   // the squares.
-  auto joined = [&](float2 of, u32 lanes, float count, float total) {
+  auto joined = [&](float2 of, u32 lanes, float count, float inverse_of_all) {
     const bool there = lane < lanes;
     if (!there) of = {0.f, 0.f};
-    if constexpr (CENTERED) return warp_moments(of, there ? count : 0.f, 1.f / count, total);
+    if constexpr (CENTERED) return warp_moments(of, there ? count : 0.f, 1.f / count, inverse_of_all);
     return float2{0.f, warp_sum(of.y)};
   };
   const float in_row = 1.f / float(N);
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(THREADS, PER_SM)
           squares += d * d;
         }
       }
-      of = joined({off + EACH * around, CENTERED ? squares - off * off / EACH : squares}, 32, EACH, 1.f / (32 * EACH));
+      of = joined({off + EACH * around, CENTERED ? squares - fminf(off * (off / EACH), 3.402823466e38f) : squares}, 32, EACH, 1.f / (32 * EACH));
     }
     if (lane == 0) per_warp[turn & 1][warp] = of;
     __syncthreads();
@@ -145,5 +145,5 @@ __global__ void __launch_bounds__(THREADS, PER_SM)
     }
   }
   cluster_arrive();
-  cluster_wait();  // no block leaves while another may still write to it
+  cluster_wait();
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 from collections.abc import Iterable
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from weft.definition import Declined
 from weft.operators.call import rows_of
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.cuda import CTYPES, CudaPlan
@@ -68,4 +70,6 @@ def plan(given: Given, eps: float, kind: Kind, kept: bool) -> CudaPlan | None:
     scalars = (*(ctypes.c_longlong(v) for v in (m, n, x_row, r_row, y_row, y_row)), ctypes.c_float(eps))
     shared = ring * (1 + kind.added) * threads * each * x.element_size()
     one = CudaPlan(SOURCE, kernel, (cluster, 1), threads, scalars, cluster, shared)
-    return dataclasses.replace(one, grid=(min(m, resident(one, x.device)) * cluster, 1))
+    with contextlib.suppress(Declined):  # no cluster of so many blocks fits on this device
+        return dataclasses.replace(one, grid=(min(m, resident(one, x.device)) * cluster, 1))
+    return None

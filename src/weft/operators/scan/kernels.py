@@ -142,7 +142,7 @@ def scan_tiles(
     SCAN: tl.constexpr, TOTAL: tl.constexpr, JOIN: tl.constexpr, NEUTRAL: tl.constexpr,
     REVERSE: tl.constexpr, SHIFT: tl.constexpr, TOTALS: tl.constexpr, CARRIED: tl.constexpr,
     ROWS: tl.constexpr, REACH: tl.constexpr, COLS: tl.constexpr, CHUNK: tl.constexpr, ONCE: tl.constexpr,
-    VECTOR: tl.constexpr, UNIT: tl.constexpr, DENSE: tl.constexpr, SCALED: tl.constexpr = False,
+    VECTOR: tl.constexpr, UNIT: tl.constexpr, DENSE: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     """y[m, n, k] = x[m, 0, k] + … + x[m, n - SHIFT, k], with the formula's operation for +.
 

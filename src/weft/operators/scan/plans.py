@@ -222,7 +222,7 @@ class TilesPlan:
                 "VECTOR": vector(v, x, t.reach, reverse),
                 "UNIT": v.unit(y),
                 "DENSE": v.dense_axis,
-                **({"SCALED": True} if totals and formula.scaled else {}),
+                "SCALED": totals and formula.scaled,
             }
             return Plan(kernels.scan_tiles, t.grid(v), scalars, constants, t.num_warps)
 
