@@ -141,7 +141,7 @@ def test_every_architecture_has_a_limit():
 
 
 def test_every_argument_of_a_triton_kernel_is_given_in_order(monkeypatch):
-    """After its first launch a plan passes constants by position too, which Triton 3.6 counts: none may be left to a default."""
+    """After its first launch a plan passes constants by position too (Triton 3.6 counts them): none may be left out."""
     seen = set()
 
     def compared(plan, tensors, options):
