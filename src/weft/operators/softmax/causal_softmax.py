@@ -14,8 +14,9 @@ from torch import Tensor
 from weft.definition import Cost, Mutant, Operator, Workload, workload
 from weft.operators import mutants, peers
 from weft.operators.call import Choice, differentiable
+from weft.operators.launch import Plans
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
-from weft.operators.softmax import masked
+from weft.operators.softmax import masked, masked_rows
 from weft.operators.softmax.masked_kernels import CAUSAL
 
 
@@ -33,9 +34,17 @@ def reference(x: Tensor, scale: float = 1.0) -> Tensor:
     return torch_causal_softmax(x if x.dtype == torch.float64 else x.float(), scale).to(x.dtype)
 
 
-def causal_softmax_triton(x: Tensor, scale: float = 1.0) -> Tensor:
-    y: Tensor = differentiable(masked.MaskedSoftmax, x, x, scale, CAUSAL, lambda x: reference(x, scale))
+def _by(plans: tuple[Plans, Plans], x: Tensor, scale: float) -> Tensor:
+    y: Tensor = differentiable(masked.MaskedSoftmax, x, x, scale, CAUSAL, plans, lambda x: reference(x, scale))
     return y
+
+
+def causal_softmax_triton(x: Tensor, scale: float = 1.0) -> Tensor:
+    return _by(masked_rows.TRITON, x, scale)
+
+
+def causal_softmax_cuda(x: Tensor, scale: float = 1.0) -> Tensor:
+    return _by(masked_rows.CUDA, x, scale)
 
 
 # ---- definition ------------------------------------------------------------------------------------------------------
@@ -105,10 +114,19 @@ causal_softmax = Operator(
             workload(B=3, S=20, T=20, values="nonfinite"),
             workload(B=2, S=20, T=20, values="minus_inf_rows"),
             workload(B=1, S=3, T=2048),
+            workload(B=1, S=9, T=264),
+            workload(B=2, S=7, T=520, values="nonfinite"),
+            workload(B=1, S=70, T=64, values="minus_inf_rows", scale=-100),
             workload(B=1, S=2, T=33000),
         ],
-        "full": [workload(B=2, S=1000, T=1000), workload(B=1, S=100, T=2**16 + 3)],
-        "huge": [workload("bf16", B=2**15 + 1, S=256, T=257)],
+        "full": [
+            workload(B=2, S=1000, T=1000),
+            workload(B=1, S=100, T=2**16 + 3),
+            workload(B=2, S=1030, T=1024, values="minus_inf_rows", scale=-100),
+            *(workload(B=1, S=n, T=n) for n in (256, 512, 2048, 4096, 8192, 16384)),
+            workload(B=1, S=100, T=32768),
+        ],
+        "huge": [workload("bf16", B=2**15 + 1, S=256, T=t) for t in (257, 264)],
         "bench": [workload(B=2**28 // n**2, S=n, T=n) for n in (512, 1024, 2048, 4096, 8192, 16384)],
         "quick": [workload(B=4, S=1024, T=1024)],
         "compile": [workload(B=2, S=64, T=n) for n in (100, 4096, 2**16)],
@@ -135,6 +153,7 @@ causal_softmax = Operator(
 )
 
 causal_softmax.implementation("triton", arch=">=sm_80")(causal_softmax_triton)
+causal_softmax.implementation("cuda", arch=">=sm_80", devices=("cuda",))(causal_softmax_cuda)
 causal_softmax.implementation("torch")(torch_causal_softmax)
 causal_softmax.implementation("torch.compile", devices=("cuda",))(peers.Compiled(torch_causal_softmax))
 
@@ -166,4 +185,4 @@ def causal_softmax_function(x: Tensor, scale: float = 1.0) -> Tensor:
     chosen = choose(x, scale).implementation
     if torch.is_autocast_enabled("cuda"):
         x = x.float()
-    return reference(x, scale) if chosen == "torch" else causal_softmax_triton(x, scale)
+    return reference(x, scale) if chosen == "torch" else _by(masked_rows.PUBLIC, x, scale)

@@ -4,17 +4,10 @@
 // A slice stays in registers in its own dtype, so 16-bit rows take half the registers; exponentials are taken twice, once
 // for the sum against each warp's maximum and once for the result against the row's. Blocks exchange one (maximum, sum)
 // pair (online softmax, Milakov & Gimelshein 2018).
+#include "exponential.cuh"
 #include "rows.cuh"
 
 typedef float2 Pair;  // x: maximum; y: sum of exp(value - maximum)
-
-// exp(x): as exact as PyTorch's for fp32; for 16-bit results one multiplication and the hardware's ex2.
-template <bool ACCURATE> __device__ __forceinline__ float exponential(float x) {
-  if constexpr (ACCURATE) return expf(x);
-  float e;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x * 1.4426950408889634f));
-  return e;
-}
 
 // The pair of all 32 lanes together; where all maxima are -inf, nothing is added.
 template <bool ACCURATE> __device__ __forceinline__ Pair warp_total(Pair p) {

@@ -10,20 +10,25 @@ from torch import Tensor
 
 from weft.definition import Tolerance
 from weft.operators.call import Choice, check_tensor, on_gpu, reference_gradients, rows_of, traced
+from weft.operators.launch import Plans
 from weft.operators.row_programs import ONE_PASS
-from weft.operators.softmax.masked_kernels import CAUSAL, backward_plans, forward_plans
+from weft.operators.softmax import masked_kernels, masked_rows
+from weft.operators.softmax.masked_kernels import CAUSAL
 
 
 class MaskedSoftmax(torch.autograd.Function):
-    """``reference(x)`` is the same in PyTorch; its autograd serves where a gradient of the gradient is wanted."""
+    """``plans`` make the launches, of forward and of backward. ``reference(x)`` is the same in PyTorch; its autograd serves
+    where a gradient of the gradient is wanted."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, mask: Tensor, scale: float, kind: str, reference: Callable[[Tensor], Tensor]
-    ) -> Tensor:
+        ctx: Any, x: Tensor, mask: Tensor, scale: float, kind: str, plans: tuple[Plans, Plans],
+        reference: Callable[[Tensor], Tensor],
+    ) -> Tensor:  # fmt: skip
         y = torch.empty_like(x)
+        forward, ctx.backward_plans = plans
         if y.numel():
-            forward_plans.of((x, mask), scale, kind)(x, mask, y)
+            forward.of((x, mask), scale, kind)(x, mask, y)
         ctx.save_for_backward(y, x)
         ctx.scale, ctx.causal, ctx.reference = scale, kind == CAUSAL, reference
         return y
@@ -31,25 +36,27 @@ class MaskedSoftmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         y, x = ctx.saved_tensors
-        rest = (None,) * 4
+        rest = (None,) * 5
         if torch.is_grad_enabled():
             return *reference_gradients(ctx.reference, (x,), (True,), (dy,)), *rest
         dx = torch.empty_like(y)
         if dx.numel():
             if rows_of(dy) is None:
                 dy = torch.empty_like(y).copy_(dy)  # of any strides (expanded, say) out of autograd
-            backward_plans.of((y, dy), ctx.scale, ctx.causal)(y, dy, dx)
+            ctx.backward_plans.of((y, dy), ctx.scale, ctx.causal)(y, dy, dx)
         return (dx, *rest)
 
 
 def tolerance(reference: Callable[..., Tensor]) -> dict[str, Tolerance]:
     """Forward: a score is rounded before its exponential is taken, which costs half an ulp for each unit of the score.
-    Backward: dx is a difference that vanishes where one column holds all the weight, so errors are relative to its terms."""
+    Backward: dx is a difference that vanishes where one column holds all the weight, so errors are relative to its terms: to
+    the root of their squares' mean over the columns that a row sees. Those it does not see have none."""
 
     def terms(arguments: dict[str, Any], gradients: list[Tensor]) -> list[Tensor]:
         (dy,), y = gradients, reference(**arguments)
         each = arguments["scale"] * y * (dy.abs() + (y * dy.abs()).sum(-1, keepdim=True))
-        return [each.square().mean(-1, keepdim=True).sqrt()]
+        seen = (each != 0).sum(-1, keepdim=True).clamp(min=1)
+        return [(each.square().sum(-1, keepdim=True) / seen).sqrt()]
 
     return {"forward": Tolerance(scale="element", ulps=2.0), "backward": Tolerance(scale=terms, terms=lambda w: 32)}
 
@@ -67,16 +74,23 @@ def check(operator: str, x: Tensor, scale: float, least: int) -> None:
         raise ValueError(f"{operator}: argument 'scale' is {scale!r:.40}; expected a number that fp32 can hold")
 
 
-def choose(*tensors: Tensor) -> Choice:
-    """For x (and a mask, if any), checked already."""
-    x = tensors[0]
+def choose(x: Tensor, mask: Tensor | None = None) -> Choice:
+    """For x, and for a mask of its shape (expanded) if there is one; checked already."""
     if not on_gpu(x):
         return Choice("torch", "the tensors are on the CPU, where weft runs the reference")
-    if traced(*tensors):
+    if traced(*(t for t in (x, mask) if t is not None)):
         return Choice("torch", "traced: PyTorch's own operators, which a compiler fuses with their neighbours")
     if not x.numel():
         return Choice("torch", "empty: nothing to launch")
-    if rows_of(x) is None or rows_of(torch.empty_like(x, device="meta")) is None:
+    like = torch.empty_like(x, device="meta")
+    if rows_of(x) is None or rows_of(like) is None:
         return Choice("torch", "the leading dimensions do not collapse into rows of one stride: a copy would be needed")
     n = x.shape[-1]
-    return Choice("triton", f"{n} columns: " + ("held in registers" if n <= ONE_PASS else "read twice"), forward_plans)
+    added = mask is not None and mask.dtype != torch.bool
+    reason = masked_rows.why_not(masked_rows.longest(x.dtype, added), x, like)
+    if mask is not None:
+        reason = reason or masked_rows.why_not_mask(mask, x)
+    if masked_rows.measured(x) and not reason:
+        return Choice("cuda", f"{n} columns: a block holds a row in registers", masked_rows.forward_plans)
+    held = "held in registers" if n <= ONE_PASS else "read twice"
+    return Choice("triton", f"{n} columns: {held}", masked_kernels.forward_plans)

@@ -14,8 +14,9 @@ from torch import Tensor
 from weft.definition import Cost, Mutant, Operator, Workload, workload
 from weft.operators import mutants, peers
 from weft.operators.call import FLOATS, Choice, check_device, check_tensor, differentiable
+from weft.operators.launch import Plans
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
-from weft.operators.softmax import masked
+from weft.operators.softmax import masked, masked_rows
 from weft.operators.softmax.masked_kernels import ADDITIVE, BOOLEAN, NONE, levels
 
 
@@ -36,13 +37,21 @@ def kind_of(mask: Tensor | None) -> str:
     return NONE if mask is None else BOOLEAN if mask.dtype == torch.bool else ADDITIVE
 
 
-def masked_softmax_triton(x: Tensor, mask: Tensor | None = None, scale: float = 1.0) -> Tensor:
+def _by(plans: tuple[Plans, Plans], x: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     wide = x if mask is None else mask.expand(x.shape)
     wide = wide.view(torch.uint8) if wide.dtype == torch.bool else wide  # a byte each: kernels know no pointers to bits
     y: Tensor = differentiable(
-        masked.MaskedSoftmax, x, wide.detach(), scale, kind_of(mask), lambda x: reference(x, mask, scale)
+        masked.MaskedSoftmax, x, wide.detach(), scale, kind_of(mask), plans, lambda x: reference(x, mask, scale)
     )
     return y
+
+
+def masked_softmax_triton(x: Tensor, mask: Tensor | None = None, scale: float = 1.0) -> Tensor:
+    return _by(masked_rows.TRITON, x, mask, scale)
+
+
+def masked_softmax_cuda(x: Tensor, mask: Tensor | None = None, scale: float = 1.0) -> Tensor:
+    return _by(masked_rows.CUDA, x, mask, scale)
 
 
 # ---- definition ------------------------------------------------------------------------------------------------------
@@ -128,10 +137,19 @@ masked_softmax = Operator(
             workload(B=2, H=2, S=5, T=20, values="nonfinite"),
             workload(B=2, H=20, S=2, T=3, empty=True),
             workload(B=1, H=1, S=3, T=2048, kind=ADDITIVE),
+            workload(B=2, H=4, S=3, T=264, values="minus_inf_rows"),
+            workload(B=2, H=4, S=3, T=264, kind=ADDITIVE, values="nonfinite", shape="keys"),
             workload(B=1, H=2, S=1, T=33000),
         ],
-        "full": [workload(B=2, H=3, S=7, T=n, kind=k) for n in (2**15, 2**16 + 3) for k in (BOOLEAN, ADDITIVE)],
-        "huge": [workload("bf16", B=2, H=2**14 + 1, S=256, T=257)],
+        "full": [
+            *(workload(B=2, H=3, S=7, T=n, kind=k) for n in (2**15, 2**16 + 3) for k in (BOOLEAN, ADDITIVE)),
+            *(
+                workload(B=2, H=8, S=6, T=n, kind=k, shape=shape)
+                for n in (264, 512, 1032, 2048, 4096, 8192, 16384)
+                for shape, k in (("full", BOOLEAN), ("heads", ADDITIVE), ("keys", ADDITIVE), ("square", BOOLEAN))
+            ),
+        ],
+        "huge": [workload("bf16", B=2, H=2**14 + 1, S=256, T=t) for t in (257, 264)],
         "bench": [
             *(workload(B=2**24 // n**2, H=16, S=n, T=n, kind=BOOLEAN) for n in (512, 1024, 2048, 4096)),
             workload(B=4, H=16, S=2048, T=2048, kind=ADDITIVE),
@@ -139,7 +157,12 @@ masked_softmax = Operator(
         ],
         "quick": [workload(B=1, H=4, S=1024, T=1024)],
         "compile": [workload(B=1, H=2, S=64, T=n, kind=k) for n in (100, 4096, 2**16) for k in (BOOLEAN, ADDITIVE)],
-        "tune": [],  # causal softmax's serve
+        "tune": [
+            workload(d, B=max(2**24 // n**2, 1), H=16, S=n, T=n, kind=k)
+            for d in ("fp32", "bf16")
+            for k in (NONE, BOOLEAN, ADDITIVE)
+            for n in (256, 512, 1024, 2048, 4096, 8192)
+        ],
         "model": [workload("bf16", B=4, H=32, S=2048, T=2048, shape="keys", scale=9)],
     },
     mutants=[
@@ -158,6 +181,7 @@ masked_softmax = Operator(
 )
 
 masked_softmax.implementation("triton", arch=">=sm_80")(masked_softmax_triton)
+masked_softmax.implementation("cuda", arch=">=sm_80", devices=("cuda",), directions=("forward",))(masked_softmax_cuda)
 masked_softmax.implementation("torch")(torch_masked_softmax)
 masked_softmax.implementation("torch.compile", devices=("cuda",))(peers.Compiled(torch_masked_softmax))
 
@@ -178,9 +202,9 @@ def choose(x: Tensor, mask: Tensor | None = None, scale: float = 1.0) -> Choice:
             f"masked_softmax: argument 'mask' has shape {tuple(mask.shape)}; expected one that broadcasts to "
             f"'x' {tuple(x.shape)}"
         ) from None
-    chosen = masked.choose(x, mask)
-    if chosen.implementation == "triton" and mask.requires_grad and torch.is_grad_enabled():
-        return Choice("torch", "the mask wants a gradient, which our kernel has none of")
+    chosen = masked.choose(x, wide)
+    if chosen.implementation != "torch" and mask.requires_grad and torch.is_grad_enabled():
+        return Choice("torch", "the mask wants a gradient, which our kernels have none of")
     if chosen.implementation == "triton" and levels(wide) is None:
         return Choice("torch", "the mask's leading dimensions do not merge into three, so a copy would be needed")
     return chosen
@@ -206,4 +230,4 @@ def masked_softmax_function(x: Tensor, mask: Tensor | None = None, scale: float 
     chosen = choose(x, mask, scale).implementation
     if torch.is_autocast_enabled("cuda"):
         x = x.float()
-    return reference(x, mask, scale) if chosen == "torch" else masked_softmax_triton(x, mask, scale)
+    return reference(x, mask, scale) if chosen == "torch" else _by(masked_rows.PUBLIC, x, mask, scale)

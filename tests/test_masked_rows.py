@@ -1,0 +1,245 @@
+"""Causal and masked softmax in CUDA C++ without a GPU: ``masked_rows.cu`` run on a CPU that plays its PTX (``ptx_on_cpu.hpp``)
+with the launches that Python computes, against float64; what it compiles to, chooses and declines."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import cuda_as_cpp
+import pytest
+from cuda_on_cpu import FRAME, bytes_of, frame_is_whole, framed, job, player_of_cases, tensor_of
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from weft.bench.compile_check import resource_usage  # noqa: E402
+from weft.definition import Declined  # noqa: E402
+from weft.operators.cuda import compile_cubin  # noqa: E402
+from weft.operators.launch import compiling_for  # noqa: E402
+from weft.operators.softmax import masked_rows  # noqa: E402
+from weft.operators.softmax.causal_softmax import hidden  # noqa: E402
+from weft.operators.softmax.masked_kernels import ADDITIVE, BOOLEAN, CAUSAL, NONE  # noqa: E402
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+INF = float("inf")
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """x [B, H, S, T] and a mask of a shape that broadcasts; ``backward`` of a causal mask."""
+
+    dtype: torch.dtype = BF16
+    shape: tuple[int, int, int, int] = (1, 1, 9, 264)
+    kind: str = CAUSAL
+    mask: tuple[int, ...] = ()
+    added: torch.dtype | None = None  # an additive mask's, where it is not x's
+    threads: int = 32
+    each: int = 16
+    share: int = 1
+    scale: float = 0.5
+    wild: bool = False  # rows with NaN and infinities
+    apart: int = 0  # elements between two rows
+    backward: bool = False
+
+
+HEADS, KEYS, FULL = (2, 1, 3, 520), (2, 1, 1, 520), (2, 4, 3, 520)
+CASES = {
+    "causal, a warp": Case(shape=(1, 1, 300, 264)),
+    "causal, two warps": Case(FP32, (2, 1, 37, 500), threads=64, each=8),
+    "causal, more rows than columns": Case(FP16, (1, 2, 31, 16), each=8, wild=True, apart=8),
+    "causal, wild": Case(FP32, (1, 1, 136, 136), threads=64, each=4, wild=True, scale=-0.5),
+    "boolean": Case(shape=FULL, kind=BOOLEAN, mask=FULL, threads=64, wild=True),
+    "boolean, heads": Case(shape=FULL, kind=BOOLEAN, mask=HEADS, threads=64, share=4),
+    "boolean, keys": Case(FP32, FULL, BOOLEAN, KEYS, threads=128, each=8, share=4),
+    "additive, heads": Case(shape=FULL, kind=ADDITIVE, mask=HEADS, threads=64, share=4, wild=True),
+    "additive, a warp": Case(FP32, (1, 6, 3, 120), ADDITIVE, (3, 120), each=8, share=2),
+    "additive, of another dtype": Case(FP16, (1, 6, 3, 264), ADDITIVE, (3, 264), FP32, each=16, share=2),
+    "no mask": Case(shape=(1, 1, 3, 264), kind=NONE, apart=16),
+    "backward, a warp": Case(shape=(1, 1, 300, 264), backward=True),
+    "backward, two warps": Case(FP32, (2, 1, 37, 500), threads=64, each=8, backward=True, apart=4),
+    "backward, wild": Case(FP16, (1, 2, 30, 16), each=8, wild=True, backward=True),
+}
+
+# Mistakes: a case that shows them, what stands in the kernel, what is written instead.
+MISTAKES = {
+    "sees one more": ("causal, a warp", "int(row % S) + 1 +", "int(row % S) + 2 +"),
+    "the row of all matrices": ("causal, two warps", "int(row % S)", "int(row)"),
+    "counted from the first row": ("causal, more rows than columns", "+ 1 + (N - int(S))", "+ 1"),
+    "the diagonal's access is whole": ("causal, a warp", "if (left >= COUNT) return;", "if (left > 0) return;"),
+    "hidden as zeros": ("causal, a warp", "r.cut(f[v], v, keeps, -infinity());", "r.cut(f[v], v, keeps, 0.f);"),
+    "zeros behind NaN": ("causal, wild", "none[i] = factor * 0.f;", "none[i] = 0.f;"),
+    "nothing behind the diagonal": (
+        "causal, a warp",
+        "store<T, COUNT>(out + r.at(v), pack<T, COUNT>(none));\n",
+        ";\n",
+    ),
+    "scale left out": ("causal, a warp", ": f[v][i] * scale;", ": f[v][i];"),
+    "kept exchanged": ("boolean, heads", "? 0.f : -infinity()", "? -infinity() : 0.f"),
+    "bytes exchanged": ("boolean, heads", "0xffu << i % 4 * 8", "0xffu << (3 - i % 4) * 8"),
+    "the mask of the next row": ("boolean, keys", "+ i1 * s1 + i2 * s2;", "+ i1 * s1 + i2 * s2 + COUNT;"),
+    "the next matrix's mask": ("additive, heads", "mask += i0 * s0", "mask += (1 - i0) * s0"),
+    "rows one behind the other": ("boolean, heads", "k++, row += m2)", "k++, row++)"),
+    "the same row again": ("additive, heads", "i64(row + m2) * x_row", "i64(row) * x_row"),
+    "columns past the row": ("additive, a warp", "if (r.at(v) >= N) continue;\n      if", "if"),
+    "one warp's maximum": ("causal, two warps", "return warp_max(shared.highest", "return x; return (shared.highest"),
+    "one warp's sum": ("causal, two warps", "return warp_sum(thread % 32 < THREADS / 32 ?", "return x; return (0 ?"),
+    "nobody waits": ("causal, two warps", "total[thread / 32] = x;\n    __syncthreads();", "total[thread / 32] = x;"),
+    "rows past the last": ("causal, more rows than columns", "if (GROUPS<THREADS> > 1 && r.unit >= rows / SHARE) return;", ""),
+    "hidden y counts": ("backward, wild", "f[i] *= g[i];\n    r.cut(f, v, keeps, 0.f);", "f[i] *= g[i];"),
+    "hidden dx": ("backward, a warp", "(g[i] - sum);\n      r.cut(f, v, keeps, 0.f);", "(g[i] - sum);"),
+    "the gradient's scale": ("backward, two warps", "f[i] = scale * f[i]", "f[i] = f[i]"),
+    "the sum left out": ("backward, two warps", "(g[i] - sum);", "g[i];"),
+}  # fmt: skip
+
+FORWARD = """
+char *const kept = static_cast<char *>(job.buffers[4]) + 64;
+const Any x{job.buffers[0]}, mask{job.buffers[1]}, y{kept};
+const i64 *s = job.shape;
+job.run([&] { KERNEL(x, mask, y, s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7], s[8], s[9], job.factors[0]); });
+"""
+BACKWARD = """
+char *const kept = static_cast<char *>(job.buffers[4]) + 64;
+const Any x{job.buffers[0]}, dy{job.buffers[1]}, dx{kept};
+const i64 *s = job.shape;
+job.run([&] { KERNEL(x, dy, dx, s[0], s[1], s[2], s[3], s[4], s[5], job.factors[0]); });
+"""
+
+
+class Rows:
+    """The tensors of a case, and the launch that a call computes."""
+
+    def __init__(self, case: Case, seed: int = 0):
+        self.case, self.seed = case, seed
+        g = torch.Generator().manual_seed(seed)
+        *front, s, t = case.shape
+
+        def rows(times: float = 1.0) -> torch.Tensor:
+            return (torch.randn(*front, s, t + case.apart, generator=g) * times).to(case.dtype)[..., :t]
+
+        self.x, self.mask = rows(3.0), None
+        if case.wild and not case.backward:
+            at = self.x.view(-1, t) if not case.apart else self.x.flatten(0, 2)
+            at[0, 0], at[-1, t // 2], at[1], at[-2, 1] = INF, torch.nan, -INF, -INF
+        if case.kind == BOOLEAN:
+            self.mask = torch.randn(case.mask, generator=g) > 0
+            self.mask[..., 0] = True
+            if case.wild:
+                self.mask[0, 0, 0] = False
+        elif case.kind == ADDITIVE:
+            self.mask = torch.randn(case.mask, generator=g).to(case.added or case.dtype)
+            if case.wild:
+                self.mask[0, 0, 0] = -INF
+        if case.backward:
+            self.dy, self.x = rows(), self.softmax(self.x).to(case.dtype)
+            if case.wild:
+                self.dy[..., -1, -1], self.dy[..., 2, 0] = torch.nan, INF
+        config = {"THREADS": case.threads, "EACH": case.each, "SHARE": case.share}
+        wide = self.x if self.mask is None else self.mask.expand(case.shape)
+        self.given = wide.view(torch.uint8) if case.kind == BOOLEAN else self.dy if case.backward else wide
+        with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
+            for configuration in (masked_rows.forward_configuration, masked_rows.backward_configuration):
+                patch.setattr(configuration, "trial", config)
+            if case.backward:
+                self.plan = masked_rows.backward_plan(self.x, self.dy, case.scale, True)
+            else:
+                self.plan = masked_rows.forward_plan(self.x, self.given, case.scale, case.kind)
+        result = torch.empty_like(self.x)
+        self.result = result.as_strided(result.shape, result.stride())
+
+    @property
+    def launch(self) -> str:
+        return (BACKWARD if self.case.backward else FORWARD).replace("KERNEL", self.plan.expression)
+
+    def job(self) -> bytes:
+        buffers = {0: bytes_of(self.x), 1: bytes_of(self.given), 4: framed(self.result.untyped_storage().nbytes())}
+        plan = dataclasses.replace(self.plan, shared_bytes=cuda_as_cpp.STATIC)
+        *shape, scale = (s.value for s in self.plan.scalars)
+        return job(plan, self.seed, buffers, shape=shape, factors=(scale,))
+
+    def softmax(self, x: torch.Tensor) -> torch.Tensor:
+        scores = x.double() * self.case.scale
+        if self.case.kind == CAUSAL:
+            scores = scores.masked_fill(hidden(x), -INF)
+        elif self.case.kind == BOOLEAN:
+            scores = scores + torch.zeros(self.mask.shape).double().masked_fill(~self.mask, -INF)
+        elif self.case.kind == ADDITIVE:
+            scores = scores + self.mask.double()
+        return torch.softmax(scores, -1)
+
+    def what_is_wrong(self, found: bytes) -> str:
+        """An empty string, or where the result is further off than rounding allows."""
+        if not frame_is_whole(found):
+            return "something is written beside the result"
+        stored = tensor_of(found[FRAME:-FRAME], self.x.dtype)
+        got = stored.as_strided(self.result.shape, self.result.stride()).double()
+        rounding = {BF16: 2.0**-8, FP16: 2.0**-10, FP32: 2e-6}[self.x.dtype]
+        if self.case.backward:
+            y = self.x.double().masked_fill(hidden(self.x), 0)
+            dy = self.dy.double().masked_fill(hidden(self.x), 0)
+            want = self.case.scale * y * (dy - (y * dy).sum(-1, keepdim=True))
+            want = want.masked_fill(hidden(self.x), 0)
+            near = rounding * torch.nan_to_num(want, 0, 0, 0).abs().amax(-1, keepdim=True)
+        else:
+            want, near = self.softmax(self.x), torch.tensor(1e-7 if self.x.dtype == FP16 else 1e-30)
+        same = (got == want) | (got.isnan() & want.isnan()) | ((got - want).abs() <= rounding * want.abs() + near)
+        return (
+            ""
+            if same.all()
+            else f"{int((~same).sum())} of {same.numel()} are wrong, first {same.logical_not().nonzero()[0].tolist()}"
+        )
+
+
+@pytest.fixture(scope="module")
+def play(tmp_path_factory):
+    return player_of_cases(
+        tmp_path_factory.mktemp("rows"), cuda_as_cpp.whole(masked_rows.SOURCE), Rows, CASES, MISTAKES
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rows_are_what_float64_says(play, name):
+    assert play(name) == ""
+    assert play(name, seed=1) == ""
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_shows(play, mistake):
+    assert any(play(MISTAKES[mistake][0], mistake, seed) for seed in range(3))
+
+
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+@pytest.mark.parametrize("backward", [False, True])
+def test_nothing_is_spilled(dtype, backward):
+    configuration = masked_rows.backward_configuration if backward else masked_rows.forward_configuration
+    with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
+        for kind, n in ((CAUSAL, 8192), (BOOLEAN, 1024), (ADDITIVE, 16384))[: 1 if backward else 3]:
+            x = torch.empty(16, 2, n, dtype=dtype, device="meta")
+            mask = torch.empty(2, n, dtype=torch.uint8 if kind == BOOLEAN else dtype, device="meta").expand(x.shape)
+            for c in configuration.candidates(90, dtype, n, kind):
+                if c["SHARE"] in (2, 4, 8):
+                    continue  # as sixteen
+                patch.setattr(configuration, "trial", c)
+                if backward:
+                    plan = masked_rows.backward_plan(x, x, 1.0, True)
+                else:
+                    plan = masked_rows.forward_plan(x, mask, 1.0, kind)
+                    assert plan.expression.endswith(f", {c['SHARE']}>")
+                assert resource_usage(compile_cubin(plan.source, plan.expression, 90)[0])["STACK"] == 0, c
+
+
+def test_what_is_declined():
+    with compiling_for(90, lambda *kernel: None):
+        for reason, x in (
+            ("16 bytes", torch.empty(2, 3, 20, dtype=BF16, device="meta")),
+            ("16 bytes", torch.empty(64, 64, dtype=BF16, device="meta").mT),
+            ("columns", torch.empty(2, 3, 2**15 + 8, dtype=BF16, device="meta")),
+            ("a copy", torch.empty(4, 6, 64, 8, device="meta").transpose(1, 2)[:, ::2]),
+        ):
+            with pytest.raises(Declined, match=reason):
+                masked_rows.forward_plan(x, x, 1.0, CAUSAL)
+        x = torch.empty(2, 2, 64, 64, device="meta")
+        for mask in (torch.empty(64, 1, device="meta"), torch.empty(64, 66, device="meta")[:, :64]):
+            with pytest.raises(Declined, match="a mask whose rows"):
+                masked_rows.forward_plan(x, mask.expand(x.shape), 1.0, ADDITIVE)
+        with pytest.raises(Declined, match="no causal mask"):
+            masked_rows.backward_plan(x, x, 1.0, False)
