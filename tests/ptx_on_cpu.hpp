@@ -38,6 +38,7 @@ template <typename T> struct alignas(16) Four {
 using float4 = Four<float>;
 using int4 = Four<int>;
 inline float __expf(float x) { return std::exp(x); }
+inline float __fmul_rn(float a, float b) { return a * b; }
 
 inline u64 __cvta_generic_to_shared(const void *p) {
   const auto offset = static_cast<const unsigned char *>(p) - machine.now->block->shared.data();

@@ -4,6 +4,7 @@ with the launches that Python computes, against float64; what it compiles to, ch
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import cuda_as_cpp
 import pytest
@@ -12,9 +13,10 @@ from cuda_on_cpu import FRAME, bytes_of, frame_is_whole, framed, job, player_of_
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from weft import ops  # noqa: E402
 from weft.bench.compile_check import resource_usage  # noqa: E402
 from weft.definition import Declined  # noqa: E402
-from weft.operators.cuda import compile_cubin  # noqa: E402
+from weft.operators.cuda import CudaPlan, compile_cubin  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
 from weft.operators.softmax import masked_rows  # noqa: E402
 from weft.operators.softmax.causal_softmax import hidden  # noqa: E402
@@ -50,9 +52,10 @@ CASES = {
     "causal, wild": Case(FP32, (1, 1, 136, 136), threads=64, each=4, wild=True, scale=-0.5),
     "boolean": Case(shape=FULL, kind=BOOLEAN, mask=FULL, threads=64, wild=True),
     "boolean, heads": Case(shape=FULL, kind=BOOLEAN, mask=HEADS, threads=64, share=4),
-    "boolean, keys": Case(FP32, FULL, BOOLEAN, KEYS, threads=128, each=8, share=4),
+    "boolean, keys": Case(FP32, FULL, BOOLEAN, KEYS, threads=128, each=8),
     "additive, heads": Case(shape=FULL, kind=ADDITIVE, mask=HEADS, threads=64, share=4, wild=True),
     "additive, a warp": Case(FP32, (1, 6, 3, 120), ADDITIVE, (3, 120), each=8, share=2),
+    "additive, five heads": Case(FP32, (1, 10, 2, 16), ADDITIVE, (2, 16), each=4, share=8),
     "additive, of another dtype": Case(FP16, (1, 6, 3, 264), ADDITIVE, (3, 264), FP32, each=16, share=2),
     "no mask": Case(shape=(1, 1, 3, 264), kind=NONE, apart=16),
     "backward, a warp": Case(shape=(1, 1, 300, 264), backward=True),
@@ -73,7 +76,7 @@ MISTAKES = {
         "store<T, COUNT>(out + r.at(v), pack<T, COUNT>(none));\n",
         ";\n",
     ),
-    "scale left out": ("causal, a warp", ": f[v][i] * scale;", ": f[v][i];"),
+    "scale left out": ("causal, a warp", "__fmul_rn(f[v][i], scale)", "f[v][i]"),
     "kept exchanged": ("boolean, heads", "? 0.f : -infinity()", "? -infinity() : 0.f"),
     "bytes exchanged": ("boolean, heads", "0xffu << i % 4 * 8", "0xffu << (3 - i % 4) * 8"),
     "the mask of the next row": ("boolean, keys", "+ i1 * s1 + i2 * s2;", "+ i1 * s1 + i2 * s2 + COUNT;"),
@@ -137,6 +140,8 @@ class Rows:
         wide = self.x if self.mask is None else self.mask.expand(case.shape)
         self.given = wide.view(torch.uint8) if case.kind == BOOLEAN else self.dy if case.backward else wide
         with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
+            patch.setattr(masked_rows, "BUSY", 1)
+            patch.setattr(masked_rows, "multiprocessors", lambda device: 1)
             for configuration in (masked_rows.forward_configuration, masked_rows.backward_configuration):
                 patch.setattr(configuration, "trial", config)
             if case.backward:
@@ -207,24 +212,80 @@ def test_a_mistake_shows(play, mistake):
     assert any(play(MISTAKES[mistake][0], mistake, seed) for seed in range(3))
 
 
+def meta(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def mask_of(x: torch.Tensor, kind: str, shape: tuple[int, ...]) -> torch.Tensor:
+    return meta(*shape, dtype=torch.uint8 if kind == BOOLEAN else x.dtype).expand(x.shape)
+
+
 @pytest.mark.parametrize("dtype", [FP32, BF16])
-@pytest.mark.parametrize("backward", [False, True])
-def test_nothing_is_spilled(dtype, backward):
-    configuration = masked_rows.backward_configuration if backward else masked_rows.forward_configuration
+def test_nothing_is_spilled(dtype):
     with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
-        for kind, n in ((CAUSAL, 8192), (BOOLEAN, 1024), (ADDITIVE, 16384))[: 1 if backward else 3]:
-            x = torch.empty(16, 2, n, dtype=dtype, device="meta")
-            mask = torch.empty(2, n, dtype=torch.uint8 if kind == BOOLEAN else dtype, device="meta").expand(x.shape)
-            for c in configuration.candidates(90, dtype, n, kind):
-                if c["SHARE"] in (2, 4, 8):
+        for kind, n in ((CAUSAL, 8192), (BOOLEAN, 1024), (ADDITIVE, 16384), ("backward", 8192)):
+            x = meta(1, 2**14, 2, n, dtype=dtype)
+            backward, masks = kind == "backward", kind in (BOOLEAN, ADDITIVE)
+            configuration = masked_rows.backward_configuration if backward else masked_rows.forward_configuration
+            for c in configuration.candidates(90, dtype, n, *(() if backward else (kind, masks))):
+                if c.get("SHARE") in (2, 4, 8):
                     continue  # as sixteen
                 patch.setattr(configuration, "trial", c)
                 if backward:
                     plan = masked_rows.backward_plan(x, x, 1.0, True)
                 else:
-                    plan = masked_rows.forward_plan(x, mask, 1.0, kind)
+                    plan = masked_rows.forward_plan(x, mask_of(x, kind, (2, n)), 1.0, kind)
                     assert plan.expression.endswith(f", {c['SHARE']}>")
                 assert resource_usage(compile_cubin(plan.source, plan.expression, 90)[0])["STACK"] == 0, c
+
+
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+@pytest.mark.parametrize("sm", [80, 90, 100])
+def test_every_row_fits_its_threads(dtype, sm):
+    with compiling_for(sm, lambda *kernel: None):
+        for kind, shape in (
+            *((kind, ()) for kind in (CAUSAL, NONE, "backward")),
+            *((kind, shape) for kind in (BOOLEAN, ADDITIVE) for shape in ((12, 1), (1, 12), (12, 12))),
+        ):
+            backward = kind == "backward"
+            for n in (8, 16, 120, 264, 1000, 4096, 8192, 16384, 32768):
+                if n > masked_rows.longest(dtype, backward or kind == ADDITIVE):
+                    continue
+                x = meta(12, 12, 16, n, dtype=dtype)
+                if backward:
+                    plan = masked_rows.backward_plan(x, x, 1.0, True)
+                    threads, each, share = *map(int, plan.expression[:-1].split(", ")[-2:]), 1
+                else:
+                    plan = masked_rows.forward_plan(x, mask_of(x, kind, (*shape, 16, n)) if shape else x, 1.0, kind)
+                    threads, each, share = map(int, plan.expression[:-1].split(", ")[-3:])
+                assert (
+                    threads * each >= n and 32 <= threads <= 1024 and plan.block == max(threads, 128 * (threads == 32))
+                )
+                assert plan.grid[0] * (plan.block // threads) * share >= 12 * 12 * 16
+                assert 12 % share == 0 and (share == 1 or shape in ((12, 1), (1, 12)))
+                assert share == 1 or plan.grid[0] >= masked_rows.BUSY * masked_rows.multiprocessors(x.device)
+
+
+def test_who_takes_a_call():
+    with compiling_for(90, lambda *kernel: None):
+        causal, masked = (functools.partial(ops.explain, name) for name in ("causal_softmax", "masked_softmax"))
+        assert causal(meta(4, 1024, 1024)).implementation == "cuda"
+        assert causal(meta(1, 512, 1024)).implementation == "triton"  # few elements
+        assert causal(meta(2**14, 64, 128)).implementation == "triton"  # short rows
+        assert causal(meta(64, 32, 40000)).implementation == "triton"
+        assert causal(meta(64, 40, 1000, dtype=FP32)).implementation == "cuda"
+        assert causal(meta(64, 40, 1002, dtype=FP32)).implementation == "triton"
+        x = meta(2, 16, 64, 1024)
+        assert masked(x).implementation == masked(x, meta(64, 1024, dtype=torch.bool)).implementation == "cuda"
+        assert masked(x, meta(64, 1028)[:, :1024]).implementation == "triton"
+        for kind, mask in ((BOOLEAN, meta(2, 1, 64, 1024, dtype=torch.bool)), (ADDITIVE, meta(64, 1028)[:, :1024])):
+            wide = mask.expand(x.shape)
+            plan = masked_rows.PUBLIC[0].of((x, wide), 1.0, kind)
+            assert isinstance(plan, CudaPlan) == (masked(x, mask).implementation == "cuda")
+        assert isinstance(masked_rows.PUBLIC[1].of((x, x), 1.0, True), CudaPlan)
+        assert not isinstance(masked_rows.PUBLIC[1].of((x, x), 1.0, False), CudaPlan)
+    with compiling_for(80, lambda *kernel: None):
+        assert causal(meta(4, 1024, 1024)).implementation == "triton"
 
 
 def test_what_is_declined():
@@ -239,7 +300,7 @@ def test_what_is_declined():
                 masked_rows.forward_plan(x, x, 1.0, CAUSAL)
         x = torch.empty(2, 2, 64, 64, device="meta")
         for mask in (torch.empty(64, 1, device="meta"), torch.empty(64, 66, device="meta")[:, :64]):
-            with pytest.raises(Declined, match="a mask whose rows"):
+            with pytest.raises(Declined, match="a mask that"):
                 masked_rows.forward_plan(x, mask.expand(x.shape), 1.0, ADDITIVE)
         with pytest.raises(Declined, match="no causal mask"):
             masked_rows.backward_plan(x, x, 1.0, False)

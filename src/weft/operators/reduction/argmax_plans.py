@@ -77,8 +77,9 @@ def argmax_columns_candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
     if n <= TINY:
         every = grid_of({"TILE": (512, 1024, 2048, 4096), "num_warps": (2, 4, 8)})
         return [{**c, "WIDTH": c["TILE"], "UNROLL": n, "CHUNK": n} for c in every]
-    choices = {"TILE": (512, 1024, 2048), "WIDTH": (128, 256, 512), "UNROLL": (4, 8, 16), "CHUNK": (1024, 2048, 4096)}
-    return [c for c in grid_of({**choices, "num_warps": (4, 8)}) if 4 <= c["TILE"] // (32 * c["num_warps"]) <= 16]
+    choices = {"TILE": (512, 1024, 2048, 4096), "WIDTH": (128, 256, 512), "UNROLL": (4, 8, 16)}
+    every = grid_of({**choices, "CHUNK": (1024, 2048, 4096, 8192), "num_warps": (4, 8)})
+    return [c for c in every if 4 <= c["TILE"] // (32 * c["num_warps"]) <= 16]
 
 
 ROWS = Configurations(__file__, "argmax_rows", argmax_rows_heuristic, argmax_rows_candidates)

@@ -231,7 +231,8 @@ def spread_tiles(
         hits = tl.load(hits_ptr + ((row + m) * HITS + at // SPAN) * K + col + k, mask=one, other=0.0)
         wanted = every & (hits > 0)
     x_ptr += row * x_m + at * x_n + col * x_k
-    x = tl.load(x_ptr + m.to(tl.int64) * x_m + n.to(tl.int64) * x_n + k.to(tl.int64) * x_k, mask=wanted, other=UNSEEN)
+    x_ptr += m.to(tl.int64) * x_m + n.to(tl.int64) * x_n + k.to(tl.int64) * x_k
+    x = tl.load(x_ptr, mask=wanted, other=UNSEEN, eviction_policy="evict_last")  # the hint: softmax/README.md
     y = tl.load(y_ptr + (row + m) * y_m + (col + k) * y_k, mask=one, other=0.0).to(tl.float32)
     dy = tl.load(dy_ptr + (row + m) * dy_m + (col + k) * dy_k, mask=one, other=0.0).to(tl.float32)
     x = x.to(tl.float32)

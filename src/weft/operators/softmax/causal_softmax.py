@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, differentiable
+from weft.operators.call import Choice, differentiable, widened
 from weft.operators.launch import Plans
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 from weft.operators.softmax import masked, masked_rows
@@ -163,6 +163,7 @@ causal_softmax.implementation("torch.compile", devices=("cuda",))(peers.Compiled
 @causal_softmax.choice
 def choose(x: Tensor, scale: float = 1.0) -> Choice:
     masked.check("causal_softmax", x, scale, 2)
+    (x,) = widened(x)
     return masked.choose(x)
 
 
@@ -183,6 +184,5 @@ def causal_softmax_function(x: Tensor, scale: float = 1.0) -> Tensor:
         ValueError: x has fewer than two dimensions, or scale is not finite.
     """
     chosen = choose(x, scale).implementation
-    if torch.is_autocast_enabled("cuda"):
-        x = x.float()
+    (x,) = widened(x)
     return reference(x, scale) if chosen == "torch" else _by(masked_rows.PUBLIC, x, scale)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from weft.definition import Tolerance
-from weft.operators.call import Choice, check_tensor, on_gpu, reference_gradients, rows_of, traced
+from weft.operators.call import Choice, check_tensor, on_gpu, readable, reference_gradients, rows_of, traced
 from weft.operators.launch import Plans
 from weft.operators.row_programs import ONE_PASS
-from weft.operators.softmax import masked_kernels, masked_rows
+from weft.operators.softmax import masked_rows
 from weft.operators.softmax.masked_kernels import CAUSAL
 
 
@@ -41,8 +41,7 @@ class MaskedSoftmax(torch.autograd.Function):
             return *reference_gradients(ctx.reference, (x,), (True,), (dy,)), *rest
         dx = torch.empty_like(y)
         if dx.numel():
-            if rows_of(dy) is None:
-                dy = torch.empty_like(y).copy_(dy)  # of any strides (expanded, say) out of autograd
+            dy = readable(dy, y)
             ctx.backward_plans.of((y, dy), ctx.scale, ctx.causal)(y, dy, dx)
         return (dx, *rest)
 
@@ -86,11 +85,9 @@ def choose(x: Tensor, mask: Tensor | None = None) -> Choice:
     if rows_of(x) is None or rows_of(like) is None:
         return Choice("torch", "the leading dimensions do not collapse into rows of one stride: a copy would be needed")
     n = x.shape[-1]
-    added = mask is not None and mask.dtype != torch.bool
-    reason = masked_rows.why_not(masked_rows.longest(x.dtype, added), x, like)
-    if mask is not None:
-        reason = reason or masked_rows.why_not_mask(mask, x)
-    if masked_rows.measured(x) and not reason:
-        return Choice("cuda", f"{n} columns: a block holds a row in registers", masked_rows.forward_plans)
-    held = "held in registers" if n <= ONE_PASS else "read twice"
-    return Choice("triton", f"{n} columns: {held}", masked_kernels.forward_plans)
+    if masked_rows.measured(x):
+        added = mask is not None and mask.dtype != torch.bool
+        reason = masked_rows.why_not(masked_rows.longest(x.dtype, added), x, like)
+        if not reason and (mask is None or not masked_rows.why_not_mask(mask, x)):
+            return Choice("cuda", f"{n} columns: a block holds a row in registers")
+    return Choice("triton", f"{n} columns: " + ("held in registers" if n <= ONE_PASS else "read twice"))

@@ -1,4 +1,4 @@
-// softmax(scale * x + mask) of rows of up to 32768 columns, with a causal, a boolean or an additive mask, and the causal one's
+// softmax(scale * x + mask) of rows that a block holds, with a causal, a boolean or an additive mask, and the causal one's
 // gradient: THREADS threads hold a row in registers, EACH elements a thread.
 //
 // Work follows what a row keeps: of a causal row a warp neither reads nor computes what lies behind the diagonal, it writes
@@ -131,7 +131,10 @@ __global__ void __launch_bounds__(BLOCK<THREADS>, BLOCKS<THREADS>)
       float more[COUNT];
       if constexpr (MASKED) unpack(adds[v], more);
 #pragma unroll
-      for (int i = 0; i < COUNT; i++) f[v][i] = MASKED ? fmaf(f[v][i], scale, more[i]) : f[v][i] * scale;
+      for (int i = 0; i < COUNT; i++) {
+        f[v][i] = __fmul_rn(f[v][i], scale);  // no fma: a score that overflows is infinite, as in PyTorch
+        if constexpr (MASKED) f[v][i] += more[i];
+      }
       r.cut(f[v], v, keeps, -infinity());
 #pragma unroll
       for (int i = 0; i < COUNT; i++) top = fmaxf(top, f[v][i]);  // NaN comes into the sum
@@ -145,7 +148,8 @@ __global__ void __launch_bounds__(BLOCK<THREADS>, BLOCKS<THREADS>)
 #pragma unroll
       for (int i = 0; i < COUNT; i++) sum += f[v][i] = exponential<ACCURATE>(f[v][i] - top);
     }
-    const float factor = 1.f / r.total(sum, shared[0]);  // of a row that keeps nothing NaN, as in PyTorch: -inf - -inf, or 0 / 0
+    // Of a row that keeps nothing NaN, as in PyTorch: -inf - -inf, or 0 / 0.
+    const float factor = 1.f / r.total(sum, shared[0]);
     float none[COUNT];
 #pragma unroll
     for (int i = 0; i < COUNT; i++) none[i] = factor * 0.f;
@@ -169,7 +173,8 @@ __global__ void __launch_bounds__(BLOCK<THREADS>, BLOCKS<THREADS>)
 // dx = scale * y * (dy - sum(y * dy)); what a row does not see is neither read nor given a gradient.
 template <typename T, int THREADS, int EACH>
 __global__ void __launch_bounds__(BLOCK<THREADS>, BLOCKS<THREADS>)
-    causal_softmax_backward(const T *y, const T *dy, T *dx, u32 rows, u32 N_, u32 S, i64 y_row, i64 dy_row, i64 dx_row, float scale) {
+    causal_softmax_backward(const T *y, const T *dy, T *dx, u32 rows, u32 N_, u32 S, i64 y_row, i64 dy_row, i64 dx_row,
+                            float scale) {
   using Row = RowOfThreads<T, THREADS, EACH>;
   using Shared = typename Row::Shared;
   constexpr int COUNT = Row::COUNT, VECTORS = Row::VECTORS;

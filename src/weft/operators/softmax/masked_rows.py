@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,25 +13,26 @@ from torch import Tensor
 
 from weft.definition import Declined
 from weft.operators.call import rows_of
-from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.configs import Config, Configurations, bucket
 from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned
-from weft.operators.launch import Plans, target_sm
+from weft.operators.launch import Plans, multiprocessors, target_sm
 from weft.operators.softmax import masked_kernels
 from weft.operators.softmax.masked_kernels import ADDITIVE, BOOLEAN, CAUSAL, levels
 
 SOURCE = Path(__file__).parent / "masked_rows.cu"
-FROM = 256  # columns from which public functions take it: a warp has an access of 16 bits a thread
+FROM = 256  # columns from which public functions take it: each thread of a warp has an access of 16 bytes
 MANY = 2**20  # elements from which they do: below, launching is what counts
 GROUPS = 4  # rows of one warp each that share a block
 MOST_ROWS = 2**31 - 1
 HELD = 32  # bytes of a row that a thread holds where it fetches the next one too
+BUSY = 4  # blocks a multiprocessor, at least, where rows share a mask
 
 
 # ---- what is taken ---------------------------------------------------------------------------------------------------
 
 
 def measured(x: Tensor) -> bool:
-    """Whether x's size and device are among those that the kernel was found faster for (README.md)."""
+    """Whether public functions take the kernel for a tensor of x's size on its device (README.md)."""
     return x.shape[-1] >= FROM and x.numel() >= MANY and target_sm(x.device) >= 90
 
 
@@ -60,7 +60,7 @@ def why_not_mask(mask: Tensor, x: Tensor) -> str:
         return "the mask's leading dimensions do not merge into three, so a copy would be needed"
     *strides, column = found[2:]
     if column != 1 or any(s % count for s in strides) or not pointer_aligned(mask):
-        return "a mask whose rows do not begin on 16 bytes, or whose columns are not adjacent"
+        return "a mask that does not begin on 16 bytes, rows of it that are no accesses apart, or columns not adjacent"
     return ""
 
 
@@ -77,42 +77,51 @@ def longest(dtype: torch.dtype, two: bool) -> int:
     return 1024 * most_each(dtype, 1 + two)
 
 
-def candidates(sm: int, dtype: torch.dtype, n: int, kind: str, *, backward: bool = False) -> Iterable[Config]:
-    """Rows by 32 to 1024 threads; those that share a mask up to 16 at a time, the next one under way."""
-    tensors = 2 if backward or kind == ADDITIVE else 1
-    shares = (1, 2, 4, 8, 16) if kind in (BOOLEAN, ADDITIVE) else (1,)
-    for c in grid_of({"EACH": (4, 8, 16, 32), "SHARE": shares}):
-        threads, held = n // c["EACH"], c["EACH"] * dtype.itemsize
-        fits = held >= 16 and c["EACH"] <= most_each(dtype, tensors) and (c["SHARE"] == 1 or held <= HELD)
-        if fits and 32 <= threads <= 1024:
-            yield {"THREADS": threads, **c}
+def tiles(dtype: torch.dtype, n: int, tensors: int) -> Iterable[Config]:
+    """Rows of n columns by 32 to 1024 threads that hold so many tensors."""
+    for each in (4, 8, 16, 32):
+        if each * dtype.itemsize >= 16 and each <= most_each(dtype, tensors) and 32 <= n // each <= 1024:
+            yield {"THREADS": n // each, "EACH": each}
 
 
-def heuristic(sm: int, dtype: torch.dtype, n: int, kind: str, *, backward: bool = False) -> Config:
-    """32 bytes a thread and one warp at least, at most 512 threads (1024 where rows share a mask) unless registers say no."""
-    masks = kind in (BOOLEAN, ADDITIVE)
-    held = max(HELD, n * dtype.itemsize // (1024 if masks else 512))
-    most = most_each(dtype, 2 if backward or kind == ADDITIVE else 1)
-    each = min(max(min(held, n * dtype.itemsize // 32), 16) // dtype.itemsize, most)
-    return {"THREADS": max(n // each, 32), "EACH": each, "SHARE": 8 if masks and held == HELD else 1}
+def usual(dtype: torch.dtype, n: int, tensors: int, most_threads: int = 512) -> Config:
+    """32 bytes a thread and a warp at least, and at most so many threads, unless there are no registers for that."""
+    held = HELD if n * dtype.itemsize <= HELD * most_threads else n * dtype.itemsize // 512
+    each = max(min(held, n * dtype.itemsize // 32), 16) // dtype.itemsize
+    each = min(each, most_each(dtype, tensors))
+    return {"THREADS": max(n // each, 32), "EACH": each}
+
+
+def candidates(sm: int, dtype: torch.dtype, n: int, kind: str, shares: bool) -> Iterable[Config]:
+    """Where rows share a mask, up to 16 of them one after another with the next one under way."""
+    for c in tiles(dtype, n, 1 + (kind == ADDITIVE)):
+        few = c["EACH"] * dtype.itemsize <= HELD
+        yield from ({**c, "SHARE": share} for share in ((1, 2, 4, 8, 16) if shares and few else (1,)))
+
+
+def heuristic(sm: int, dtype: torch.dtype, n: int, kind: str, shares: bool) -> Config:
+    c = usual(dtype, n, 1 + (kind == ADDITIVE), 1024 if shares else 512)
+    return {**c, "SHARE": 8 if shares and c["EACH"] * dtype.itemsize <= HELD else 1}
 
 
 forward_configuration = Configurations(__file__, "masked_rows", heuristic, candidates)
 backward_configuration = Configurations(
-    __file__,
-    "masked_rows_backward",
-    functools.partial(heuristic, backward=True),
-    functools.partial(candidates, backward=True),
+    __file__, "masked_rows_backward", lambda sm, dtype, n: usual(dtype, n, 2), lambda sm, dtype, n: tiles(dtype, n, 2)
 )
 
 
 # ---- plans -----------------------------------------------------------------------------------------------------------
 
 
-def launch(kernel: str, config: Config, share: int, m: int, scalars: Sequence[Any]) -> CudaPlan:
-    threads = config["THREADS"]
-    groups = GROUPS if threads == 32 else 1
-    return CudaPlan(SOURCE, kernel, (-(-m // (share * groups)), 1), threads * groups, scalars)
+def groups(config: Config) -> int:
+    """Rows that a block holds at a time."""
+    return GROUPS if config["THREADS"] == 32 else 1
+
+
+def launch(kernel: str, config: Config, units: int, scalars: Sequence[Any]) -> CudaPlan:
+    """Of ``units`` rows, or rows that share a mask."""
+    at_once = groups(config)
+    return CudaPlan(SOURCE, kernel, (-(-units // at_once), 1), config["THREADS"] * at_once, scalars)
 
 
 def forward_plan(x: Tensor, mask: Tensor, scale: float, kind: str) -> CudaPlan:
@@ -123,10 +132,10 @@ def forward_plan(x: Tensor, mask: Tensor, scale: float, kind: str) -> CudaPlan:
         raise Declined(reason)
     (m, n, x_row, _), (_, _, y_row, _) = rows_of(x) or (0,) * 4, rows_of(y) or (0,) * 4
     m1, m2, s0, s1, s2, _ = (levels(mask) if masks else None) or (1, 1, 0, 0, 0, 0)
-    config = forward_configuration(x.device, x.dtype, bucket(n), kind)
-    share = config["SHARE"] if s1 == 0 else 1
-    while m1 % share:
-        share //= 2
+    shares = masks and s1 == 0 and m1 > 1
+    config = forward_configuration(x.device, x.dtype, bucket(n), kind, shares)
+    most = min(config["SHARE"], m // (BUSY * multiprocessors(x.device) * groups(config)))
+    share = max((d for d in range(1, most + 1) if m1 % d == 0), default=1)
     of_mask = {BOOLEAN: "Kept", ADDITIVE: CTYPES.get(mask.dtype, "")}.get(kind, "None")
     flags = f"{str(kind == CAUSAL).lower()}, {config['THREADS']}, {config['EACH']}, {share}"
     s = x.shape[-2] if kind == CAUSAL else 1
@@ -135,7 +144,7 @@ def forward_plan(x: Tensor, mask: Tensor, scale: float, kind: str) -> CudaPlan:
         *(ctypes.c_longlong(v) for v in (x_row, y_row, s0, s1, s2)),
         ctypes.c_float(scale),
     )
-    return launch(f"masked_softmax<{CTYPES[x.dtype]}, {of_mask}, {flags}>", config, share, m, scalars)
+    return launch(f"masked_softmax<{CTYPES[x.dtype]}, {of_mask}, {flags}>", config, m // share, scalars)
 
 
 def backward_plan(y: Tensor, dy: Tensor, scale: float, causal: bool) -> CudaPlan:
@@ -144,11 +153,11 @@ def backward_plan(y: Tensor, dy: Tensor, scale: float, causal: bool) -> CudaPlan
     if reason := why_not(longest(y.dtype, True), y, dy, dx) if causal else "no causal mask":
         raise Declined(reason)
     m, n, _, _ = rows_of(y) or (0,) * 4
-    config = backward_configuration(y.device, y.dtype, bucket(n), CAUSAL)
+    config = backward_configuration(y.device, y.dtype, bucket(n))
     strides = (ctypes.c_longlong((rows_of(t) or (0,) * 4)[2]) for t in (y, dy, dx))
     scalars = (*(ctypes.c_uint(v) for v in (m, n, y.shape[-2])), *strides, ctypes.c_float(scale))
     kernel = f"causal_softmax_backward<{CTYPES[y.dtype]}, {config['THREADS']}, {config['EACH']}>"
-    return launch(kernel, config, 1, m, scalars)
+    return launch(kernel, config, m, scalars)
 
 
 forward_plans = Plans(forward_plan)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import FLOATS, Choice, check_device, check_tensor, differentiable
+from weft.operators.call import FLOATS, Choice, check_device, check_tensor, differentiable, widened
 from weft.operators.launch import Plans
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 from weft.operators.softmax import masked, masked_rows
@@ -191,6 +191,7 @@ masked_softmax.implementation("torch.compile", devices=("cuda",))(peers.Compiled
 @masked_softmax.choice
 def choose(x: Tensor, mask: Tensor | None = None, scale: float = 1.0) -> Choice:
     masked.check("masked_softmax", x, scale, 1)
+    (x,) = widened(x)
     if mask is None:
         return masked.choose(x)
     check_tensor("masked_softmax", "mask", mask, (torch.bool, *FLOATS))
@@ -228,6 +229,5 @@ def masked_softmax_function(x: Tensor, mask: Tensor | None = None, scale: float 
         ValueError: a mask that does not broadcast to x or lies elsewhere, or a scale that is not finite.
     """
     chosen = choose(x, mask, scale).implementation
-    if torch.is_autocast_enabled("cuda"):
-        x = x.float()
+    (x,) = widened(x)
     return reference(x, mask, scale) if chosen == "torch" else _by(masked_rows.PUBLIC, x, mask, scale)
