@@ -237,7 +237,7 @@ def test_an_operator_without_sizes_for_a_cpu_is_no_mistake(monkeypatch):
     assert list(run._cpu_points([relu, other], "bench", [], [])) == []
     monkeypatch.setattr(run.registry, "select", lambda names: [relu])
     with pytest.raises(
-        ValueError, match=r"on a CPU: vector_add has no sizes for one; give a point, as --workload N=1024"
+        ValueError, match=r"on a CPU: vector_add has no sizes for one; give a point, as --workload N=64"
     ):
         run.run_bench(["vector_add"], "cpu", Console(file=io.StringIO()))
     sixteen = dataclasses.replace(registry.get("vector_add"), workloads={"model": [workload("bf16", N=8)]})

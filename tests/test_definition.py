@@ -55,7 +55,7 @@ def test_parse_reads_what_is_written(text, axes, options):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("M=1", "lacks N: write M=4096,N=4096"),
+        ("M=1", "lacks N: write M=64,N=64"),
         ("", "lacks M, N"),
         ("M", "part 'M' of 'toy' should read NAME=VALUE"),
         ("M=x,N=1", "size of axis M is 'x'; expected a whole number"),

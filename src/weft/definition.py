@@ -310,17 +310,23 @@ class Operator:
     def choice(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Marks the function that says which implementation the public function uses for some arguments, and why.
 
-        Where ``torch.func`` or forward-mode differentiation looks on, the answer becomes PyTorch, which has rules for them.
+        Where ``torch.func`` or forward-mode differentiation looks on, the answer becomes PyTorch, which has rules for them;
+        and for a tensor that PyTorch negates when it reads it, which our kernels would not.
         """
 
         @functools.wraps(function)
         def chooser(*args: Any, **named: Any) -> Any:
-            from weft.operators.call import transformed
+            from weft.operators.call import negated_lazily, transformed
 
             choice = function(*args, **named)
-            if choice.implementation == "torch" or not transformed():
+            if choice.implementation == "torch":
                 return choice
-            why = "within torch.func or forward-mode differentiation, for which PyTorch's own operators have rules"
+            if transformed():
+                why = "within torch.func or forward-mode differentiation, for which PyTorch's own operators have rules"
+            elif negated_lazily(*args, *named.values()):
+                why = "a tensor that PyTorch negates when it is read (Tensor.is_neg), which its own operators do"
+            else:
+                return choice
             return dataclasses.replace(choice, implementation="torch", reason=why, plans=None)
 
         self.chooser = chooser
@@ -398,7 +404,9 @@ class Operator:
 
     @property
     def example(self) -> str:
-        return ",".join(f"{axis}=4096" for axis in self.axes)
+        """A point that any machine can take, as it is written."""
+        sizes = next((w.axes for w in self.workloads.get("quick", ())), dict.fromkeys(self.axes, 64))
+        return ",".join(f"{axis}={size}" for axis, size in sizes.items())
 
 
 def _size(name: str, value: str) -> int:

@@ -205,7 +205,9 @@ class Saver:
             try:
                 self.store.append(m.gpu, m.operator, m)
             except OSError as error:
-                self.failure = str(error)
+                self.failure = (
+                    f"{self.store.path(m.gpu, m.operator)}: {error.strerror} (WEFT_RESULTS names another place)"
+                )
 
 
 def read_lines(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
@@ -227,7 +229,10 @@ def write_whole(path: str | os.PathLike[str], text: str) -> None:
     """Replaces a file at once: a full disk or a crash leaves the old one as it was."""
     path = Path(path)
     data = text.encode("utf-8", errors="replace")
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error  # the file that is wanted, not a temporary one
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
@@ -235,8 +240,10 @@ def write_whole(path: str | os.PathLike[str], text: str) -> None:
             os.fsync(file.fileno())
         os.chmod(name, stat.S_IMODE(os.stat(path).st_mode) if path.exists() else 0o644)
         os.replace(name, path)
-    except BaseException:
+    except BaseException as error:
         os.unlink(name)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
 

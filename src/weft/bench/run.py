@@ -192,10 +192,9 @@ def _nothing(
         return f"nothing to measure: {names} {'has' if len(operators) == 1 else 'have'} the direction {', '.join(there)} only"
     which = "cpu" if device == "cpu" and which in ("bench", "quick") else which
     if which == "cpu" and not workload and not any(op.workloads.get(which) for op in operators):
-        point = ",".join(f"{axis}=1024" for axis in operators[0].axes)
         return (
             f"nothing to measure on a CPU: {names} {'has' if len(operators) == 1 else 'have'} no sizes for one; "
-            f"give a point, as --workload {point}, or run it where a GPU is"
+            f"give a point, as --workload {operators[0].example}, or run it where a GPU is"
         )
     if there := dict.fromkeys(w.dtype for op in operators for w in op.workloads.get(which, ()) if w.dtype):
         asked = ", ".join(dtypes) or "fp32, which a CPU is asked for unless --dtype says otherwise"

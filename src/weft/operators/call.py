@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -50,9 +51,25 @@ def eager(*tensors: torch.Tensor, gradient: bool = False, autocast: bool = False
     if not autocast and torch.is_autocast_enabled("cuda"):
         return False
     for t in tensors:
-        if t.__class__ not in PLAIN or not t.is_cuda or (grad and t.requires_grad):
+        if t.__class__ not in PLAIN or not t.is_cuda or (grad and t.requires_grad) or t.is_neg():
             return False
     return tensors[0].get_device() == torch._C._cuda_getDevice()
+
+
+def negated_lazily(*args: Any) -> bool:
+    """Whether there is a tensor of which memory holds the negative (``Tensor.is_neg``: the imaginary part of a conjugate)."""
+    if not torch.compiler.is_compiling():
+        for a in args:
+            if isinstance(a, torch.Tensor) and a.is_neg():
+                return True
+    return False
+
+
+def materialised(*args: Any) -> tuple[Any, ...]:
+    """What is negated lazily as memory that holds what it says; the rest as it is."""
+    if not negated_lazily(*args):
+        return args
+    return tuple(a.resolve_neg() if isinstance(a, torch.Tensor) else a for a in args)
 
 
 def widened(*tensors: Any) -> tuple[Any, ...]:
@@ -106,9 +123,25 @@ class _Untracked:
         torch.autograd.graph.increment_version(tensors)  # whoever saved them for a gradient is told
 
 
+class KernelFunction(torch.autograd.Function):
+    """An autograd function whose kernels read memory as it is: gradients come to ``backward`` materialised."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if (backward := cls.__dict__.get("backward")) is not None:
+            given = backward.__func__
+
+            @functools.wraps(given)
+            def of_memory(ctx: Any, *gradients: Any) -> Any:
+                return given(ctx, *materialised(*gradients))
+
+            cls.backward = staticmethod(of_memory)  # type: ignore[method-assign]
+
+
 def differentiable(function: type[torch.autograd.Function], *args: Any) -> Any:
     """Runs an autograd function: through autograd where a gradient is wanted, else its forward alone (a node that nobody
     asks for costs 5 us)."""
+    args = materialised(*args)
     if torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
         return function.apply(*args)
     return function.forward(_Untracked(), *args)

@@ -152,7 +152,8 @@ class Plans:
         """The plan for these tensors (or None where ``build`` said so); built when there is none, and built afresh while
         tracing (where shapes may be symbolic), interpreting or compiling."""
         for t in tensors:
-            if t.__class__ not in PLAIN or not t.is_cuda:
+            if t.__class__ not in PLAIN or not t.is_cuda or t.is_neg():
+                _check_signs(tensors)
                 return self.build(*tensors, *options)
         try:
             key = _key(tensors, options)
@@ -168,6 +169,15 @@ class Plans:
                 self.known.clear()
             self.known[key] = plan
         return plan
+
+
+def _check_signs(tensors: tuple[torch.Tensor, ...]) -> None:
+    for t in tensors:
+        if t.is_neg():
+            raise NotImplementedError(
+                f"a tensor of shape {tuple(t.shape)} is negated by PyTorch when it is read (Tensor.is_neg), and kernels read "
+                "memory as it is; give resolve_neg() of it"
+            )
 
 
 def _key(tensors: tuple[torch.Tensor, ...], options: tuple[Any, ...]) -> tuple[Any, ...]:

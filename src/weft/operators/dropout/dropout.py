@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, check_tensor, differentiable, eager, on_gpu, traced
+from weft.operators.call import Choice, KernelFunction, check_tensor, differentiable, eager, on_gpu, traced
 from weft.operators.dropout.kernels import launchable, plans
 from weft.operators.dropout.philox import at_least
 from weft.operators.dropout.seeds import OFFSETS, STEPS, check_probability, check_seed, draw, scale_of, threshold_of
@@ -59,7 +59,7 @@ def launch(x: Tensor, seed: int | Tensor, offset: int, threshold: int) -> Tensor
     return out
 
 
-class Dropout(torch.autograd.Function):
+class Dropout(KernelFunction):
     """Linear, with a mask that depends on neither values nor layout: its gradient is itself."""
 
     @staticmethod

@@ -19,6 +19,7 @@ from weft.operators import mutants, peers
 from weft.operators.call import (
     FLOATS,
     Choice,
+    KernelFunction,
     check_device,
     check_same,
     check_tensor,
@@ -83,7 +84,7 @@ def _mask(x: Tensor, seed: int | Tensor, offset: int, threshold: int) -> tuple[A
 
 
 def _autograd(backwards: Plans) -> type[torch.autograd.Function]:
-    class Function(torch.autograd.Function):
+    class Function(KernelFunction):
         @staticmethod
         def forward(
             ctx: Any, x: Tensor, residual: Tensor, weight: Tensor, p: float, seed: int | Tensor, offset: int, eps: float

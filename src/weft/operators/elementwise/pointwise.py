@@ -20,6 +20,7 @@ from weft.definition import Operator
 from weft.operators import peers
 from weft.operators.call import (
     Choice,
+    KernelFunction,
     check_same,
     check_tensor,
     dense,
@@ -322,7 +323,7 @@ class Variants:
 def _autograd(op: Pointwise) -> type[torch.autograd.Function]:
     inputs = len(op.arguments)
 
-    class Function(torch.autograd.Function):
+    class Function(KernelFunction):
         @staticmethod
         def forward(ctx: Any, *call: Any) -> Tensor:
             x, inplace = call[:inputs], call[inputs]

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.definition import Mutant, Operator
-from weft.operators.call import dense, rows_of, views
+from weft.operators.call import KernelFunction, dense, rows_of, views
 from weft.operators.elementwise.definition import define
 from weft.operators.elementwise.pointwise import Pointwise, configuration, laid_out, like, place, read, write
 from weft.operators.launch import Plan, Plans
@@ -92,7 +92,7 @@ layouts = Plans(Layout)
 backward_plans = Plans(lambda dy, bits, dx, layout: layout.plan(backward, dy, layout.strides(dy, dx)))
 
 
-class Relu(torch.autograd.Function):
+class Relu(KernelFunction):
     @staticmethod
     def forward(ctx: Any, x: Tensor, inplace: bool) -> Tensor:
         y = x if inplace else torch.empty_like(x)
@@ -113,7 +113,7 @@ class Relu(torch.autograd.Function):
         return Gradient.apply(dy, *ctx.saved_tensors, ctx.layout), None
 
 
-class Gradient(torch.autograd.Function):
+class Gradient(KernelFunction):
     """dx of dy: linear, so it is its own gradient."""
 
     @staticmethod

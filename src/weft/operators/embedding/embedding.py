@@ -16,6 +16,7 @@ from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workloa
 from weft.operators import mutants, peers
 from weft.operators.call import (
     Choice,
+    KernelFunction,
     check_device,
     check_flag,
     check_tensor,
@@ -81,7 +82,7 @@ def _public_plan(ids: Tensor, table: Tensor, padding_idx: int | None) -> Any:
 public_plans = Plans(_public_plan)
 
 
-class Embedding(torch.autograd.Function):
+class Embedding(KernelFunction):
     @staticmethod
     def forward(ctx: Any, ids: Tensor, table: Tensor, padding_idx: int | None) -> Tensor:
         out = table.new_empty((*ids.shape, table.shape[1]))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.operators.call import on_gpu, reference_gradients
+from weft.operators.call import KernelFunction, on_gpu, reference_gradients
 from weft.operators.loss.definition import gradient, reference
 from weft.operators.loss.kernels import Options
 from weft.operators.loss.launches import backward_plans, forward_plans, scale_plans
@@ -102,7 +102,7 @@ def again(
     plan(logits, target, w, sums, stats, dloss, dx)
 
 
-class CrossEntropy(torch.autograd.Function):
+class CrossEntropy(KernelFunction):
     """In eager mode. Where the gradient needs nothing that is known only later, it is made with the loss and kept; backward
     multiplies it by the loss's gradient on the device, unless that is 1. It is handed out once: whoever asks again (a retained
     graph) has it made again from the logits. What is known only later: each row's share (reduction "none"), and the loss

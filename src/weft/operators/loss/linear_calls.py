@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from weft.definition import Declined
-from weft.operators.call import FLOATS, check_device, check_same, check_tensor, reference_gradients
+from weft.operators.call import FLOATS, KernelFunction, check_device, check_same, check_tensor, reference_gradients
 from weft.operators.loss.arguments import check as check_options
 from weft.operators.loss.kernels import Options
 from weft.operators.loss.launches import scale_plans
@@ -103,7 +103,7 @@ def loss_alone(call: Call) -> Tensor:
     return loss
 
 
-class LinearCrossEntropy(torch.autograd.Function):
+class LinearCrossEntropy(KernelFunction):
     """In eager mode. With ``at_once`` the gradients are made with the loss and kept; backward multiplies them by the loss's
     gradient on the device, unless that is 1, and hands them out once: whoever asks again (a retained graph) has them made
     again. Else they are made in backward, from logits that are made again: one product more."""

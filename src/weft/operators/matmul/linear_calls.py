@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from weft.operators.call import reference_gradients
+from weft.operators.call import KernelFunction, reference_gradients
 from weft.operators.elementwise import pointwise
 from weft.operators.launch import Plan, Plans
 from weft.operators.matmul import hopper, kernels, linear_activations, linear_kernels
@@ -179,7 +179,7 @@ TRITON = Way(by_triton, product_by_triton)
 HOPPER = Way(by_hopper, product_by_hopper)
 
 
-class Linear(torch.autograd.Function):
+class Linear(KernelFunction):
     """In eager mode. Where a gradient is wanted, what the activation was given is kept; of relu without a residual the result
     says enough."""
 

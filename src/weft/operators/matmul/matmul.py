@@ -13,7 +13,16 @@ from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, cast_for_products, check_same, check_tensor, eager, on_gpu, traced
+from weft.operators.call import (
+    Choice,
+    KernelFunction,
+    cast_for_products,
+    check_same,
+    check_tensor,
+    eager,
+    on_gpu,
+    traced,
+)
 from weft.operators.launch import Plans, target_sm
 from weft.operators.matmul import hopper, ladder
 from weft.operators.matmul.kernels import PRECISIONS, plans
@@ -115,7 +124,7 @@ def cublas(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
     return AtPrecision.apply(a, b, precision)
 
 
-class AtPrecision(torch.autograd.Function):
+class AtPrecision(KernelFunction):
     """``torch.matmul`` of matrices or batches, with PyTorch's precision switch set for it and the products of its gradient."""
 
     @staticmethod

@@ -14,7 +14,17 @@ from torch import Tensor, dtype  # a name alone, as the stubs want annotations
 
 from weft.definition import Declined, Operator, Tolerance
 from weft.operators import peers
-from weft.operators.call import FLOATS, Choice, check_device, check_flag, check_tensor, check_values, on_gpu, traced
+from weft.operators.call import (
+    FLOATS,
+    Choice,
+    KernelFunction,
+    check_device,
+    check_flag,
+    check_tensor,
+    check_values,
+    on_gpu,
+    traced,
+)
 from weft.operators.launch import target_sm
 from weft.operators.matmul import hopper
 from weft.operators.matmul.scaled_definition import (
@@ -125,7 +135,7 @@ def cublas(
 PRODUCTS = {"torch": cublas, "cuda": scaled_matmul_hopper, "triton": scaled_matmul_triton}
 
 
-class BiasGradient(torch.autograd.Function):
+class BiasGradient(KernelFunction):
     """The one gradient there is: the bias's, the sum of the result's rows. Kernels and cuBLAS's product know of none."""
 
     @staticmethod

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from weft.definition import Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, check_tensor, eager, on_gpu, traced
+from weft.operators.call import Choice, check_tensor, eager, materialised, on_gpu, traced
 from weft.operators.launch import Plans
 from weft.operators.random_inputs import random_tensor
 
@@ -71,6 +71,7 @@ class Pattern:
     def run(self, plans: Plans, *args: Any, **named: Any) -> Tensor:
         """By these plans (on the CPU, by the reference); raises Declined where the tensors have a pattern of their own."""
         tensors, options = self.lower(*args, **named)
+        tensors = materialised(*tensors)
         if not on_gpu(tensors[0]):
             return self.reference(*args, **named)
         if reason := self.declines(*tensors):

@@ -14,6 +14,7 @@ from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workloa
 from weft.operators import mutants, peers
 from weft.operators.call import (
     Choice,
+    KernelFunction,
     check_device,
     check_tensor,
     differentiable,
@@ -44,7 +45,7 @@ def torch_combine(y: Tensor, position: Tensor, weights: Tensor) -> Tensor:
 # ---- launches --------------------------------------------------------------------------------------------------------
 
 
-class Combine(torch.autograd.Function):
+class Combine(KernelFunction):
     @staticmethod
     def forward(ctx: Any, y: Tensor, position: Tensor, weights: Tensor) -> Tensor:
         out = y.new_empty((position.shape[0], y.shape[1]))

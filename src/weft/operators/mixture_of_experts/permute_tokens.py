@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, differentiable, on_gpu, reference_gradients, traced
+from weft.operators.call import Choice, KernelFunction, differentiable, on_gpu, reference_gradients, traced
 from weft.operators.embedding.kernels import backward_plans, forward_plans
 from weft.operators.mixture_of_experts import token_kernels
 from weft.operators.mixture_of_experts.arguments import check_indices, check_matrix, check_range, random_places
@@ -54,7 +54,7 @@ def token_sums(dy: Tensor, source: Tensor, position: Tensor | None, t: int) -> T
     return out
 
 
-class Permute(torch.autograd.Function):
+class Permute(KernelFunction):
     @staticmethod
     def forward(ctx: Any, x: Tensor, source: Tensor, position: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, source, position)

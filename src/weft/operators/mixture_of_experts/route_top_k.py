@@ -17,6 +17,7 @@ from weft.operators import mutants, peers
 from weft.operators.call import (
     FLOATS,
     Choice,
+    KernelFunction,
     check_tensor,
     differentiable,
     on_gpu,
@@ -33,7 +34,7 @@ SCORINGS = ("softmax", "sigmoid")
 # ---- launches --------------------------------------------------------------------------------------------------------
 
 
-class Route(torch.autograd.Function):
+class Route(KernelFunction):
     @staticmethod
     def forward(
         ctx: Any, logits: Tensor, k: int, normalise: bool, sigmoid: bool, bias: Tensor | None

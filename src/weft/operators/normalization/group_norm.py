@@ -15,6 +15,7 @@ from weft.definition import Declined, Operator
 from weft.operators import peers
 from weft.operators.call import (
     Choice,
+    KernelFunction,
     check_device,
     check_tensor,
     differentiable,
@@ -98,7 +99,7 @@ def launch(
 
 
 def _autograd(forwards: Plans, backwards: Plans) -> type[torch.autograd.Function]:
-    class Function(torch.autograd.Function):
+    class Function(KernelFunction):
         @staticmethod
         def forward(
             ctx: Any, x: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float

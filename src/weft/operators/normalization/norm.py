@@ -12,6 +12,7 @@ from torch import Tensor
 from weft.definition import Declined
 from weft.operators.call import (
     Choice,
+    KernelFunction,
     check_device,
     check_same,
     check_tensor,
@@ -191,7 +192,10 @@ class Norm:
                     f"dimension of 'x' {tuple(x.shape)}"
                 )
         if bias is not None and (weight is None or bias.dtype != weight.dtype):
-            raise TypeError(f"{self.name}: argument 'bias' needs a 'weight' of its dtype")
+            found = "None" if weight is None else f"of dtype {weight.dtype}"
+            raise TypeError(
+                f"{self.name}: argument 'weight' is {found}; expected a weight of dtype {bias.dtype}, which 'bias' has"
+            )
         if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps <= 3e38:
             raise ValueError(
                 f"{self.name}: argument 'eps' is {eps!r}; expected a number of at least 0 that fp32 can hold"
@@ -223,6 +227,8 @@ class Norm:
 
     def __call__(self, x: Any, residual: Any, weight: Any, bias: Any, eps: Any) -> Any:
         """What the public function does."""
+        if eps.__class__ is int and abs(eps) <= 3e38:
+            eps = float(eps)  # of more bits than a kernel's scalar may have
         if isinstance(weight, Tensor) and (residual is not None) == self.added:
             given = Given.of(x, residual, weight, bias)
             kind = self.kind(weight, bias)
@@ -242,7 +248,7 @@ class Norm:
 
 
 def _autograd(norm: Norm, forwards: Plans, backwards: Plans) -> type[torch.autograd.Function]:
-    class Function(torch.autograd.Function):
+    class Function(KernelFunction):
         @staticmethod
         def forward(
             ctx: Any, x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float

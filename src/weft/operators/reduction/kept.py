@@ -15,6 +15,7 @@ import triton
 from torch import Tensor
 
 from weft.definition import Declined
+from weft.operators.call import KernelFunction
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.launch import INTERPRETING, Plan, Plans
 from weft.operators.reduction import kept_kernels
@@ -203,7 +204,7 @@ class KeptReady:
         return equals
 
 
-class Function(torch.autograd.Function):
+class Function(KernelFunction):
     """An extremum by plans of :class:`KeptReady`, which do not save x (it may be overwritten), or of ``SpansReady``."""
 
     @staticmethod

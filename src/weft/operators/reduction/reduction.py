@@ -13,10 +13,12 @@ from weft.definition import Declined, Operator
 from weft.operators import peers
 from weft.operators.call import (
     Choice,
+    KernelFunction,
     check_dim,
     check_tensor,
     differentiable,
     eager,
+    materialised,
     on_gpu,
     reference_gradients,
     traced,
@@ -280,6 +282,7 @@ class Reduction:
                 out = torch.empty(ready.shape, dtype=self.dtype(x), device=x.device)
                 ready(x, out)
                 return out
+        (x,) = materialised(x)
         choice = self.choose(x, dim, keepdim, order)
         if choice.implementation == "torch":
             return self.reference(x, dim, keepdim, order)
@@ -340,7 +343,7 @@ def shape_of_result(x: Tensor, dim: int | None, keepdim: bool) -> tuple[int, ...
 
 
 def _autograd(op: Reduction) -> type[torch.autograd.Function]:
-    class Function(torch.autograd.Function):
+    class Function(KernelFunction):
         @staticmethod
         def forward(
             ctx: Any, x: Tensor, dim: int | None, keepdim: bool, order: float, dtype: torch.dtype, plans: Plans,

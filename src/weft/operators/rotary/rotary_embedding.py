@@ -15,6 +15,7 @@ from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workloa
 from weft.operators import mutants, peers
 from weft.operators.call import (
     Choice,
+    KernelFunction,
     check_device,
     check_flag,
     check_places,
@@ -51,7 +52,7 @@ def reference(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool 
 # ---- call ------------------------------------------------------------------------------------------------------------
 
 
-class Rotation(torch.autograd.Function):
+class Rotation(KernelFunction):
     """Linear in q and k; its gradient is itself with the angles negated."""
 
     @staticmethod

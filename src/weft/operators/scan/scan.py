@@ -13,6 +13,7 @@ from weft.definition import Declined, Operator
 from weft.operators import peers
 from weft.operators.call import (
     Choice,
+    KernelFunction,
     check_dim,
     check_tensor,
     differentiable,
@@ -242,7 +243,7 @@ def _views(x: Tensor, dim: int) -> tuple[View, View]:
 
 
 def _autograd(op: Scan) -> type[torch.autograd.Function]:
-    class Function(torch.autograd.Function):
+    class Function(KernelFunction):
         @staticmethod
         def forward(
             ctx: Any, x: Tensor, dim: int, exclusive: bool, reverse: bool, dtype: torch.dtype, plans: Plans,

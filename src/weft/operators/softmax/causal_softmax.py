@@ -184,5 +184,5 @@ def causal_softmax_function(x: Tensor, scale: float = 1.0) -> Tensor:
         ValueError: x has fewer than two dimensions, or scale is not finite.
     """
     chosen = choose(x, scale).implementation
-    (x,) = widened(x)
+    (x,), scale = widened(x), float(scale)
     return reference(x, scale) if chosen == "torch" else _by(masked_rows.PUBLIC, x, scale)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.operators.call import rows_of, traced
+from weft.operators.call import KernelFunction, rows_of, traced
 from weft.operators.launch import Plans
 
 
@@ -32,7 +32,7 @@ def autograd_function(
         registered: the gradient as an operator of ``torch.library``, for what looks at the call or wants a second gradient.
     """
 
-    class Function(torch.autograd.Function):
+    class Function(KernelFunction):
         @staticmethod
         def forward(ctx: Any, x: Tensor, dim: int) -> Tensor:
             y = torch.empty_like(x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable
 from typing import Any
 
@@ -9,14 +10,23 @@ import torch
 from torch import Tensor
 
 from weft.definition import Tolerance
-from weft.operators.call import Choice, check_tensor, on_gpu, readable, reference_gradients, rows_of, traced
+from weft.operators.call import (
+    Choice,
+    KernelFunction,
+    check_tensor,
+    on_gpu,
+    readable,
+    reference_gradients,
+    rows_of,
+    traced,
+)
 from weft.operators.launch import Plans
 from weft.operators.row_programs import ONE_PASS
 from weft.operators.softmax import masked_rows
 from weft.operators.softmax.masked_kernels import CAUSAL
 
 
-class MaskedSoftmax(torch.autograd.Function):
+class MaskedSoftmax(KernelFunction):
     """``plans`` make the launches, of forward and of backward. ``reference(x)`` is the same in PyTorch; its autograd serves
     where a gradient of the gradient is wanted."""
 
@@ -69,7 +79,7 @@ def check(operator: str, x: Tensor, scale: float, least: int) -> None:
     if x.ndim < least:
         shape = "[..., S, T]" if least == 2 else "[..., N]"
         raise ValueError(f"{operator}: argument 'x' has shape {tuple(x.shape)}; expected {shape}")
-    if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not -LARGEST <= scale <= LARGEST:
+    if isinstance(scale, bool) or not isinstance(scale, numbers.Real) or not -LARGEST <= scale <= LARGEST:
         raise ValueError(f"{operator}: argument 'scale' is {scale!r:.40}; expected a number that fp32 can hold")
 
 

@@ -229,5 +229,5 @@ def masked_softmax_function(x: Tensor, mask: Tensor | None = None, scale: float 
         ValueError: a mask that does not broadcast to x or lies elsewhere, or a scale that is not finite.
     """
     chosen = choose(x, mask, scale).implementation
-    (x,) = widened(x)
+    (x,), scale = widened(x), float(scale)
     return reference(x, mask, scale) if chosen == "torch" else _by(masked_rows.PUBLIC, x, mask, scale)

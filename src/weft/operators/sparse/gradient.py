@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.operators.call import differentiable, reference_gradients
+from weft.operators.call import KernelFunction, differentiable, reference_gradients
 from weft.operators.configs import bucket
 from weft.operators.launch import Plan, Plans
 from weft.operators.sparse.csr import CSR
@@ -70,7 +70,7 @@ class Product:
         return out
 
 
-class _Product(torch.autograd.Function):
+class _Product(KernelFunction):
     @staticmethod
     def forward(ctx: Any, values: Tensor, b: Tensor, matrix: CSR, how: Product, kernel: str) -> Tensor:
         # the pattern only so that autograd sees it changed in place before backward

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, check_dim, check_tensor, differentiable, eager, on_gpu, traced
+from weft.operators.call import Choice, KernelFunction, check_dim, check_tensor, differentiable, eager, on_gpu, traced
 from weft.operators.launch import INTERPRETING, Plans
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 from weft.operators.transpose import kernels, ladder, vectors, windows
@@ -28,7 +28,7 @@ def reference(x: Tensor, dim0: int = -2, dim1: int = -1) -> Tensor:
     return x.transpose(dim0, dim1).clone(memory_format=torch.contiguous_format)
 
 
-class Transpose(torch.autograd.Function):
+class Transpose(KernelFunction):
     """y = x.mT by a kernel. The gradient is a transpose by the same kernel, itself differentiable."""
 
     @staticmethod
