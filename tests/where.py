@@ -26,12 +26,17 @@ DTYPES = ("fp32", "fp16", "bf16") if DEVICE == "cuda" else ("fp32", "fp16")  # t
 def plain_environment(**variables: str) -> dict[str, str]:
     """The environment of a user who has switched nothing on, with weft on the path."""
     kept = {k: v for k, v in os.environ.items() if k not in ("TRITON_INTERPRET", "WEFT_RESULTS", "WEFT_COMMIT")}
-    return {**kept, "PYTHONPATH": path_with(ROOT / "src"), "COLUMNS": "100", **variables}
+    return {
+        **kept,
+        "PYTHONPATH": path_with(ROOT / "src", ROOT / "tests", ROOT / "tests/emulator"),
+        "COLUMNS": "100",
+        **variables,
+    }
 
 
-def path_with(folder: Path) -> str:
-    """A PYTHONPATH with this folder first; packages may lie on it where nothing can be installed."""
-    return os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH", "")]))
+def path_with(*folders: Path) -> str:
+    """A PYTHONPATH with these folders first; packages may lie on it where nothing can be installed."""
+    return os.pathsep.join(filter(None, [*map(str, folders), os.environ.get("PYTHONPATH", "")]))
 
 
 def python(*arguments: str, timeout: float = 240, **variables: str) -> subprocess.CompletedProcess[str]:

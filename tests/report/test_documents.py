@@ -21,7 +21,7 @@ from weft.report import documents
 from weft.report.tables import STALE
 from weft.source import source_hash
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = documents.markdown_files(ROOT)
 TABLE = "# Title\n\n<!-- weft:table operator=softmax gpu=nvidia-h200 -->\n<!-- weft:end -->\n\nprose\n"
 

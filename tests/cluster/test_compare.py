@@ -188,7 +188,7 @@ def test_a_script_that_compares_needs_no_guard(tmp_path):
 def test_processes_end_when_their_parent_is_killed(tmp_path):
     """``kill -9`` of it, while they are at work."""
     text = (
-        f"import pathlib, sys; sys.path.insert(0, {str(ROOT / 'tests')!r})\n"
+        f"import pathlib, sys; sys.path.insert(0, {str(ROOT / 'tests/cluster')!r})\n"
         "import mortal; from weft.cluster import workers\n"
         f"list(workers.run(mortal.sleeps, pathlib.Path({str(tmp_path)!r}), [1, 2], 2))\n"
     )

@@ -19,7 +19,7 @@ from where import ROOT
 
 torch = pytest.importorskip("torch")
 
-FLAGS = ("-std=c++17", "-O1", "-w", "-Wno-psabi", f"-I{ROOT / 'tests'}")
+FLAGS = ("-std=c++17", "-O1", "-w", "-Wno-psabi", f"-I{ROOT / 'tests/emulator'}")
 BUFFERS, MAPS_BYTES = 11, 5 * 17 * 8  # of ``Job`` in ptx_on_cpu.hpp
 FRAME = 64  # bytes before and behind a result that must stay as they were
 Case = TypeVar("Case")

@@ -18,7 +18,7 @@ from weft.hardware.driver import Driver, Gpu
 from weft.hardware.findings import Finding, as_json, exit_code, guarded, render
 from weft.hardware.probe import Answer
 
-SRC = Path(__file__).resolve().parents[1] / "src"
+SRC = Path(__file__).resolve().parents[2] / "src"
 H200 = Gpu("NVIDIA H200", 143771, (9, 0))
 NAMES = {
     *("nvidia-driver", "gpus", "cuda-driver-api", "cuda-toolkit", "compute-sanitizer", "nsight-compute"),

@@ -23,7 +23,7 @@ from weft.operators.loss.kernels import Options  # noqa: E402
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 OPERATORS = ROOT / "src/weft/operators"
-COMPILE = ("g++", "-std=c++20", "-O1", "-w", "-mf16c", "-fPIC", "-shared", "-pthread", f"-I{ROOT / 'tests'}")
+COMPILE = ("g++", "-std=c++20", "-O1", "-w", "-mf16c", "-fPIC", "-shared", "-pthread", f"-I{ROOT / 'tests/emulator'}")
 CONFIGURATIONS = (
     cluster.with_gradient_configuration,
     cluster.shared_configuration,

@@ -387,5 +387,5 @@ def test_the_example_keeps_32_bits_loss_within_a_percent():
 
 
 def test_codes_and_moments_compile_together_without_spills():
-    done = python(str(ROOT / "tests" / "compiled_optimizers.py"), "codes")
+    done = python(str(ROOT / "tests/optim/compiled_optimizers.py"), "codes")
     assert done.returncode == 0, done.stderr

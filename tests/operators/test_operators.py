@@ -232,7 +232,7 @@ def test_the_choice_of_an_implementation_is_explained(op):
 )
 def test_every_operator_runs_on_cpu_tensors_and_passes_opcheck():
     """In a process of its own: here, without a GPU, CPU tensors are interpreted."""
-    done = python("-W", "error", str(ROOT / "tests" / "opchecks.py"))
+    done = python("-W", "error", str(ROOT / "tests/operators/opchecks.py"))
     assert done.returncode == 0, done.stderr
     on_hopper = (
         "matmul",

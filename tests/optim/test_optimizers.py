@@ -230,7 +230,7 @@ optim.Lion(mine).step()
 
 def test_what_pytorchs_own_list_has_them_take_and_refuse():
     interpreting = {"TRITON_INTERPRET": "1"} if DEVICE == "cpu" else {}
-    done = python(str(ROOT / "tests" / "pytorchs_optimizer_checks.py"), **interpreting)
+    done = python(str(ROOT / "tests/optim/pytorchs_optimizer_checks.py"), **interpreting)
     assert done.returncode == 0 and done.stdout.split()[1:] == ["cases"], done.stdout + done.stderr
 
 

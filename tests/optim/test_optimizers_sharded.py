@@ -15,7 +15,7 @@ from weft.optim.muon_shards import rows_at  # noqa: E402
 
 
 def run(case, processes, place, device="cpu", **variables):
-    script = str(ROOT / "tests" / "sharded_optimizers.py")
+    script = str(ROOT / "tests/optim/sharded_optimizers.py")
     done = python("-W", "error", script, case, str(processes), str(place / "meeting"), device, **variables)
     assert done.returncode == 0, done.stderr
 

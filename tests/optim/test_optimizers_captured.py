@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWar
 
 
 def test_every_kind_compiles_for_every_architecture():
-    done = python(str(ROOT / "tests" / "compiled_optimizers.py"), "states")
+    done = python(str(ROOT / "tests/optim/compiled_optimizers.py"), "states")
     assert done.returncode == 0, done.stderr
 
 

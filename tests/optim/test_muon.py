@@ -313,7 +313,7 @@ def test_work_is_shared_evenly():
 
 SHARED = """
 import sys, torch, torch.distributed as dist
-sys.path.insert(0, "tests")
+sys.path.insert(0, "tests/optim")
 from weft import ops
 from weft.optim.muon import MuonW
 from muon_samples import call, parameters, train

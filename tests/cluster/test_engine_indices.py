@@ -12,5 +12,5 @@ from where import ROOT, python
 
 
 def test_every_index_of_the_engine_lies_within_its_array():
-    done = python(str(ROOT / "tests/checked_engine.py"), NUMBA_DISABLE_JIT="1")
+    done = python(str(ROOT / "tests/cluster/checked_engine.py"), NUMBA_DISABLE_JIT="1")
     assert done.returncode == 0, done.stderr[-4000:]
