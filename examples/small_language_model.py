@@ -75,7 +75,7 @@ def draw_losses(path: str | Path, lines: Sequence[Line], highest: float | None =
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from weft.report.palette import LIGHT as INK
+    from weft.drawing.palette import LIGHT as INK
 
     figure = Figure(figsize=(6.4, 3.9), layout="constrained", facecolor=INK["paper"])
     FigureCanvasAgg(figure)

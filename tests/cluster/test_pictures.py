@@ -22,7 +22,7 @@ from weft.cluster import Cluster, Jobs, generate, pieces, simulate  # noqa: E402
 from weft.cluster.pictures import clock, compare, gantt, page, series, sizes, window, write  # noqa: E402
 from weft.cluster.pictures.heat import COLUMNS, heat  # noqa: E402
 from weft.cluster.pictures.lanes import lanes  # noqa: E402
-from weft.report import palette  # noqa: E402
+from weft.drawing import palette  # noqa: E402
 
 CHROMIUM = Path("/usr/bin/chromium")
 LONGEST = settings(max_examples=60, deadline=None)

@@ -10,9 +10,9 @@ from html.parser import HTMLParser
 import pytest
 from report_samples import GPU, ceilings, cpu_contents, gpu_contents, measurement, row_operator, verification
 
+from weft.drawing.quantities import figures, si, workload_key
 from weft.records import Store
 from weft.report import Contents, render
-from weft.report.quantities import figures, si, workload_key
 from weft.report.summary import summary_table
 from weft.report.tables import STALE, markdown_table, refresh
 from weft.report.verdict import tiles

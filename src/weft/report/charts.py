@@ -10,10 +10,9 @@ from typing import Any
 
 from bokeh.models import ColumnDataSource, FixedTicker
 
-from weft.records import Measurement
-from weft.report.drawing import Bar, Chart, bars, empty, hover, round_ticks, tip_of
-from weft.report.palette import LIGHT as INK
-from weft.report.quantities import (
+from weft.drawing.chart import Bar, Chart, bars, empty, hover, round_ticks, tip_of
+from weft.drawing.palette import LIGHT as INK
+from weft.drawing.quantities import (
     distinct,
     figures,
     implementation_key,
@@ -24,6 +23,7 @@ from weft.report.quantities import (
     ratio,
     si,
 )
+from weft.records import Measurement
 
 
 def ceiling_bars(ceilings: Sequence[Measurement], unit: str) -> Chart | None:

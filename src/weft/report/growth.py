@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from weft.report.palette import LIGHT as INK
-from weft.report.quantities import SPACE, distinct, figures
+from weft.drawing.palette import LIGHT as INK
+from weft.drawing.quantities import SPACE, distinct, figures
 from weft.report.simulator import Growth, Timed, growth, load_of
 
 ALONG = ("jobs", "nodes")
@@ -75,7 +75,7 @@ def decades(low: float, high: float, short: bool = False) -> dict[float, str]:
 def _chart(along: str, found: Sequence[tuple[Growth, int, int]]) -> Any:
     from bokeh.models import ColumnDataSource, FixedTicker
 
-    from weft.report.drawing import Chart, empty, hover
+    from weft.drawing.chart import Chart, empty, hover
 
     (left, right), (bottom, top) = ranges(found)
     plot = empty(

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from weft import records
+from weft.drawing import quantities
+from weft.drawing.embedding import embed, embed_all, template
+from weft.drawing.quantities import distinct, implementation_key, known, point_key
 from weft.records import Measurement
-from weft.report import quantities
-from weft.report.embedding import embed, embed_all, template
-from weft.report.quantities import distinct, implementation_key, known, point_key
 
 HERE = Path(__file__).parent
 OPEN_AT_MOST = 4  # so many operators are all unfolded when the page opens; of more the first alone, as an example

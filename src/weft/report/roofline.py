@@ -8,10 +8,10 @@ from typing import Any
 
 from bokeh.models import ColumnDataSource, FixedTicker
 
+from weft.drawing.chart import Chart, empty, hover, tip_of, write
+from weft.drawing.palette import LIGHT as INK
+from weft.drawing.quantities import SPACE, distinct, figures, listing, si
 from weft.records import Measurement
-from weft.report.drawing import Chart, empty, hover, tip_of, write
-from weft.report.palette import LIGHT as INK
-from weft.report.quantities import SPACE, distinct, figures, listing, si
 
 MARKERS = {
     "circle": "●",

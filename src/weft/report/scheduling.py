@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from weft.drawing.embedding import embed, embed_all
+from weft.drawing.palette import LIGHT as INK
+from weft.drawing.palette import WAITS
+from weft.drawing.quantities import figures
 from weft.report import growth, simulator
-from weft.report.embedding import embed, embed_all
-from weft.report.palette import LIGHT as INK
-from weft.report.palette import WAITS
-from weft.report.quantities import figures
 
 HOUR = 3600.0
 LEAST_SHARE = 0.005  # of a policy's wait that a reason is told from
@@ -64,7 +64,7 @@ def _jct(runs: Sequence[Mapping[str, Any]]) -> Any:
     """Mean and p99 of every policy's completion times."""
     from bokeh.models import ColumnDataSource, FixedTicker
 
-    from weft.report.drawing import Chart, hover, write
+    from weft.drawing.chart import Chart, hover, write
 
     if not runs:
         return None
@@ -103,7 +103,7 @@ def _waits(runs: Sequence[Mapping[str, Any]]) -> Any:
     """The mean wait of every policy, divided by what jobs waited for."""
     from bokeh.models import ColumnDataSource
 
-    from weft.report.drawing import Chart, hover, write
+    from weft.drawing.chart import Chart, hover, write
 
     means = [sum(run["wait_reasons"].values()) / run["jobs"] / HOUR for run in runs]
     if not any(means):
@@ -143,7 +143,7 @@ def _rows(runs: Sequence[Mapping[str, Any]], x: tuple[float, float], **options: 
     """A figure with a row for each policy."""
     from bokeh.models import FixedTicker
 
-    from weft.report.drawing import empty
+    from weft.drawing.chart import empty
 
     plot = empty(70 + 44 * len(runs), x, (len(runs) - 0.4, -0.7), **options)
     plot.yaxis.ticker = FixedTicker(ticks=list(range(len(runs))))

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from weft.drawing.quantities import NONE, SPACE, distinct, figures, known
 from weft.report.markdown import cell, grid
-from weft.report.quantities import NONE, SPACE, distinct, figures, known
 
 FILE = "simulate"  # of a machine's records
 PLAIN = "GPUs"  # what jobs ask where a record does not say otherwise

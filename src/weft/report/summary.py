@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable
 
+from weft.drawing.quantities import NONE, dtype_key, is_rung, percent, ratio
 from weft.records import Measurement, latest
 from weft.report.markdown import grid
-from weft.report.quantities import NONE, dtype_key, is_rung, percent, ratio
 
 HEAD = ("operator", "direction", "dtype", "points")
 EARLIER = "‡"

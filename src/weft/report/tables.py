@@ -28,10 +28,7 @@ from pathlib import Path
 
 from weft import registry
 from weft.definition import BYTES, UnknownName
-from weft.records import Measurement, Store, latest
-from weft.report import simulator
-from weft.report.markdown import cell, grid
-from weft.report.quantities import (
+from weft.drawing.quantities import (
     NONE,
     distinct,
     figures,
@@ -44,6 +41,9 @@ from weft.report.quantities import (
     si,
     spread,
 )
+from weft.records import Measurement, Store, latest
+from weft.report import simulator
+from weft.report.markdown import cell, grid
 from weft.report.summary import summary_table
 
 STALE = "*stale: measured from an earlier source*"

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from weft.drawing.quantities import distinct, is_rung, known, listing, percent, ratio, si
 from weft.records import Measurement
-from weft.report.quantities import distinct, is_rung, known, listing, percent, ratio, si
 from weft.words import count
 
 DOUBTFUL = 1.1  # from this share of a ceiling on, the ceiling was none

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from weft.report.quantities import NONE, SPACE, figures, known
+from weft.drawing.quantities import NONE, SPACE, figures, known
 
 UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 

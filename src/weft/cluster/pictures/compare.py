@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from weft.cluster.metrics import distribution
 from weft.cluster.pictures import clock, sizes, spread
 from weft.cluster.result import Result
-from weft.report.drawing import Chart, empty, hover, write
-from weft.report.palette import LIGHT as INK
+from weft.drawing.chart import Chart, empty, hover, write
+from weft.drawing.palette import LIGHT as INK
 from weft.words import count
 
 # What tells statistics apart: marker and its symbol in the legend. Every row has all four.

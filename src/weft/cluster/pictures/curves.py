@@ -12,9 +12,9 @@ from weft.cluster.pictures import clock
 from weft.cluster.pictures.series import OverTime, Series
 from weft.cluster.pieces import without_nodes
 from weft.cluster.result import Result
-from weft.report.drawing import Chart, empty
-from weft.report.palette import LIGHT as INK
-from weft.report.quantities import figures, percent
+from weft.drawing.chart import Chart, empty
+from weft.drawing.palette import LIGHT as INK
+from weft.drawing.quantities import figures, percent
 
 HEIGHT = 230
 AXIS = "time since the first job arrived"

@@ -33,9 +33,9 @@ from weft.cluster.pictures.sizes import CLASSES
 from weft.cluster.pictures.window import READABLE_BARS, READABLE_GPUS, blocks, bounded, first_window, told
 from weft.cluster.pieces import Pieces, span, without_nodes
 from weft.cluster.result import Result
-from weft.report import palette
-from weft.report.drawing import FONT, Chart, empty
-from weft.report.palette import LIGHT as INK
+from weft.drawing import palette
+from weft.drawing.chart import FONT, Chart, empty
+from weft.drawing.palette import LIGHT as INK
 from weft.words import count
 
 MOST_EMBEDDED = 160_000  # pieces of a page: about 3 MB

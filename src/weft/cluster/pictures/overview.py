@@ -12,7 +12,7 @@ from weft.cluster import pieces
 from weft.cluster.pictures import clock, compare, heat, series, sizes
 from weft.cluster.pictures.page import check
 from weft.cluster.result import Result
-from weft.report.palette import LIGHT as INK
+from weft.drawing.palette import LIGHT as INK
 
 MOST_COLUMNS = 4
 LINES = (("-", "ours"), ("--", "second"), (":", "muted"))

@@ -10,7 +10,7 @@ import numpy as np
 
 from weft.cluster.pictures import clock
 from weft.cluster.result import Result
-from weft.report.quantities import NONE, percent
+from weft.drawing.quantities import NONE, percent
 from weft.words import count
 
 HERE = Path(__file__).parent
@@ -30,8 +30,8 @@ def page(results: Sequence[Result], title: str = "") -> str:
         ValueError: no result.
     """
     from weft.cluster.pictures import compare, gantt
-    from weft.report import palette
-    from weft.report.embedding import embed_all, template
+    from weft.drawing import palette
+    from weft.drawing.embedding import embed_all, template
 
     check(results)
     policies = compare.policies(results)
@@ -59,7 +59,7 @@ def _section(name: str, runs: Sequence[Result], most: int) -> dict[str, Any]:
     """All charts of a policy's first run."""
     from weft.cluster import pieces
     from weft.cluster.pictures import curves, gantt, reasons, series, spread
-    from weft.report.embedding import embed, embed_all
+    from weft.drawing.embedding import embed, embed_all
 
     result = runs[0]
     held = pieces.of(result)

@@ -8,10 +8,10 @@ from bokeh.models import ColumnDataSource, FixedTicker, NumeralTickFormatter
 from weft.cluster.pictures import clock, sizes
 from weft.cluster.pieces import span
 from weft.cluster.result import REASONS, Result
-from weft.report.drawing import Chart, empty, hover, write
-from weft.report.palette import LIGHT as INK
-from weft.report.palette import WAITS as STYLES
-from weft.report.quantities import percent
+from weft.drawing.chart import Chart, empty, hover, write
+from weft.drawing.palette import LIGHT as INK
+from weft.drawing.palette import WAITS as STYLES
+from weft.drawing.quantities import percent
 
 # What tells reasons apart: colour, hatch, and its symbol in the legend.
 BINS = 60

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from weft.cluster.pictures import clock, sizes
 from weft.cluster.result import Result
-from weft.report.drawing import Chart, empty, hover
-from weft.report.palette import LIGHT as INK
-from weft.report.quantities import figures
+from weft.drawing.chart import Chart, empty, hover
+from weft.drawing.palette import LIGHT as INK
+from weft.drawing.quantities import figures
 
 # What tells lines apart: colour, dashes, marker and its symbol in the legend.
 STYLES = (

@@ -15,9 +15,9 @@ from bokeh.core.properties import value as literal
 from bokeh.models import ColumnDataSource, FixedTicker, HoverTool, Range1d
 from bokeh.plotting import figure
 
+from weft.drawing.palette import LIGHT as INK
+from weft.drawing.quantities import NONE, distinct, figures, known, percent, ratio, spread
 from weft.records import Measurement
-from weft.report.palette import LIGHT as INK
-from weft.report.quantities import NONE, distinct, figures, known, percent, ratio, spread
 
 ROW = 18  # height of a bar with its gap, in pixels
 WIDTH = 40  # characters of a heading that fit across a phone

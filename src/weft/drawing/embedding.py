@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from weft.report import palette, quantities
+from weft.drawing import palette, quantities
 from weft.words import count
 
 HERE = Path(__file__).parent
