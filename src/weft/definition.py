@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
 import importlib.metadata
 import math
 import sys
@@ -308,29 +307,10 @@ class Operator:
         return function
 
     def choice(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Marks the function that says which implementation the public function uses for some arguments, and why.
-
-        Where ``torch.func`` or forward-mode differentiation looks on, the answer becomes PyTorch, which has rules for them;
-        and for a tensor that PyTorch negates when it reads it, which our kernels would not.
-        """
-
-        @functools.wraps(function)
-        def chooser(*args: Any, **named: Any) -> Any:
-            from weft.operators.call import negated_lazily, transformed
-
-            choice = function(*args, **named)
-            if choice.implementation == "torch":
-                return choice
-            if transformed():
-                why = "within torch.func or forward-mode differentiation, for which PyTorch's own operators have rules"
-            elif negated_lazily(*args, *named.values()):
-                why = "a tensor that PyTorch negates when it is read (Tensor.is_neg), which its own operators do"
-            else:
-                return choice
-            return dataclasses.replace(choice, implementation="torch", reason=why, plans=None)
-
-        self.chooser = chooser
-        return chooser
+        """Marks the function that says which implementation the public function uses for some arguments, and why. An operator
+        with a gradient of its own takes ``direction="backward"`` too."""
+        self.chooser = function
+        return function
 
     @property
     def folder(self) -> Path:

@@ -24,15 +24,19 @@ def __dir__() -> list[str]:
     return [*registry.names(), "explain"]
 
 
-def explain(operator: str, /, *args: Any, **kwargs: Any) -> Any:
+def explain(operator: str, /, *args: Any, direction: str = "forward", **kwargs: Any) -> Any:
     """Which implementation ``weft.ops.<operator>`` takes for these arguments, and why.
 
+    Args:
+        operator: its name.
+        args, kwargs: the arguments of the call.
+        direction: ``forward`` or ``backward``, whose gradient is assumed to lie in memory as the result does.
+
     Returns:
-        A :class:`weft.operators.call.Choice` with ``implementation``, ``reason`` and, where a launch of ours is all
-        of the call, ``plans``, which make it.
+        A :class:`weft.operators.call.Choice` with ``implementation`` and ``reason``.
 
     Raises:
-        UnknownName: no such operator.
+        UnknownName: no such operator or direction.
         TypeError, ValueError: the arguments are wrong, as the operator itself would say.
     """
     if not isinstance(operator, str):
@@ -40,8 +44,12 @@ def explain(operator: str, /, *args: Any, **kwargs: Any) -> Any:
     found = registry.get(operator)
     if found.chooser is None:
         raise ValueError(f"operator '{operator}' has only one implementation")
+    directions = found.directions if "direction" in inspect.signature(found.chooser).parameters else ("forward",)
+    if direction not in directions:
+        raise UnknownName(f"direction of '{operator}'", direction, directions)
     try:
         given = inspect.signature(found.public).bind(*args, **kwargs)
     except TypeError as error:
         raise TypeError(f"explain: {operator}() {error}") from None
-    return found.chooser(*given.args, **given.kwargs)
+    asked = {} if direction == "forward" else {"direction": direction}
+    return found.chooser(*given.args, **given.kwargs, **asked)

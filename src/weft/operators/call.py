@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -63,6 +64,26 @@ def negated_lazily(*args: Any) -> bool:
             if isinstance(a, torch.Tensor) and a.is_neg():
                 return True
     return False
+
+
+def guarded(choose: Callable[..., Choice]) -> Callable[..., Choice]:
+    """A function that chooses, with what holds for every operator: PyTorch where ``torch.func`` or forward-mode differentiation
+    looks on, for which only PyTorch's operators have rules, and for tensors that PyTorch negates when it reads them."""
+
+    @functools.wraps(choose)
+    def chosen(*args: Any, **named: Any) -> Choice:
+        choice = choose(*args, **named)
+        if choice.implementation == "torch":
+            return choice
+        if transformed():
+            why = "within torch.func or forward-mode differentiation, for which PyTorch's own operators have rules"
+        elif negated_lazily(*args, *named.values()):
+            why = "a tensor that PyTorch negates when it is read (Tensor.is_neg), which its own operators do"
+        else:
+            return choice
+        return dataclasses.replace(choice, implementation="torch", reason=why, plans=None)
+
+    return chosen
 
 
 def materialised(*args: Any) -> tuple[Any, ...]:

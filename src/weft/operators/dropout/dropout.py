@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, KernelFunction, check_tensor, differentiable, eager, on_gpu, traced
+from weft.operators.call import Choice, KernelFunction, check_tensor, differentiable, eager, guarded, on_gpu, traced
 from weft.operators.dropout.kernels import launchable, plans
 from weft.operators.dropout.philox import at_least
 from weft.operators.dropout.seeds import OFFSETS, STEPS, check_probability, check_seed, draw, scale_of, threshold_of
@@ -221,6 +221,7 @@ dropout.implementation("torch.compile", devices=("cuda",))(peers.Compiled(in_tor
 
 
 @dropout.choice
+@guarded
 def choose(
     x: Tensor, p: float = 0.5, seed: int | Tensor | None = None, offset: int = 0, training: bool = True
 ) -> Choice:

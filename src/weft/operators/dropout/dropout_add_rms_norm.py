@@ -24,6 +24,7 @@ from weft.operators.call import (
     check_same,
     check_tensor,
     differentiable,
+    guarded,
     on_gpu,
     rows_of,
     traced,
@@ -287,6 +288,7 @@ dropout_add_rms_norm.implementation("torch.compile", devices=("cuda",))(peers.Co
 
 
 @dropout_add_rms_norm.choice
+@guarded
 def choose(
     x: Tensor,
     residual: Tensor,

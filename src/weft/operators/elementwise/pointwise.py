@@ -26,6 +26,7 @@ from weft.operators.call import (
     dense,
     differentiable,
     eager,
+    guarded,
     on_gpu,
     overlapping,
     reference_gradients,
@@ -265,7 +266,7 @@ class Pointwise:
 
 
 def implement(operator: Operator, ours: Pointwise | Variants, torch_function: Callable[..., Tensor]) -> None:
-    operator.choice(ours.choose)
+    operator.choice(guarded(ours.choose))
     operator.implementation("triton", arch=">=sm_80")(ours.triton)
     operator.implementation("torch")(torch_function)
     operator.implementation("torch.compile", devices=("cuda",))(peers.Compiled(torch_function))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, check_same, check_tensor, dense, eager, on_gpu, rows_of, views
+from weft.operators.call import Choice, check_same, check_tensor, dense, eager, guarded, on_gpu, rows_of, views
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.launch import Plan, Plans
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
@@ -189,6 +189,7 @@ vector_add.implementation("torch.compile", devices=("cuda",))(peers.Compiled(ref
 
 
 @vector_add.choice
+@guarded
 def choose(x: Tensor, y: Tensor) -> Choice:
     check(x, y)
     if not on_gpu(x):

@@ -23,6 +23,7 @@ from weft.operators.call import (
     check_values,
     differentiable,
     eager,
+    guarded,
     on_gpu,
     reference_gradients,
     rows_of,
@@ -289,6 +290,7 @@ def check(ids: Tensor, table: Tensor, padding_idx: int | None, check_ids: bool) 
 
 
 @embedding.choice
+@guarded
 def choose(ids: Tensor, table: Tensor, padding_idx: int | None = None, *, check_ids: bool = False) -> Choice:
     check(ids, table, padding_idx, check_ids)
     if not on_gpu(table):

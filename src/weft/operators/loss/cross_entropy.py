@@ -14,7 +14,7 @@ from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, check_flag, check_places, differentiable, eager, on_gpu, traced
+from weft.operators.call import Choice, check_flag, check_places, differentiable, eager, guarded, on_gpu, traced
 from weft.operators.launch import Plans, target_sm
 from weft.operators.loss import cluster, one_program
 from weft.operators.loss.arguments import check
@@ -146,6 +146,7 @@ def back_end(logits: Tensor, asked: Options, has_weight: bool) -> Choice:
 
 
 @cross_entropy.choice
+@guarded
 def choose(
     logits: Tensor,
     target: Tensor,

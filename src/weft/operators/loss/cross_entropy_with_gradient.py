@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, on_gpu, traced, widened
+from weft.operators.call import Choice, guarded, on_gpu, traced, widened
 from weft.operators.loss import cross_entropy as loss
 from weft.operators.loss.arguments import check
 from weft.operators.loss.calls import launch
@@ -112,6 +112,7 @@ cross_entropy_with_gradient.implementation("quack", requires="quack-kernels", de
 
 
 @cross_entropy_with_gradient.choice
+@guarded
 def choose(
     logits: Tensor,
     target: Tensor,

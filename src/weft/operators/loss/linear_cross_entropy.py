@@ -14,7 +14,7 @@ from torch import Tensor, dtype  # a name alone, as the stubs want annotations
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, differentiable, on_gpu, traced
+from weft.operators.call import Choice, differentiable, guarded, on_gpu, traced
 from weft.operators.loss import linear_definition as definition
 from weft.operators.loss.kernels import Options
 from weft.operators.loss.linear_calls import LinearCrossEntropy, as_autocast, call_of, check, under_autocast
@@ -126,6 +126,7 @@ linear_cross_entropy.implementation("quack", requires="quack-kernels", devices=(
 
 
 @linear_cross_entropy.choice
+@guarded
 def choose(
     x: Tensor,
     weight: Tensor,

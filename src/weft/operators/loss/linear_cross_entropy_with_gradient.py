@@ -13,7 +13,7 @@ from torch import Tensor, dtype  # a name alone, as the stubs want annotations
 
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload
 from weft.operators import mutants
-from weft.operators.call import Choice, on_gpu, traced
+from weft.operators.call import Choice, guarded, on_gpu, traced
 from weft.operators.loss import linear_cross_entropy as linear
 from weft.operators.loss import linear_definition as definition
 from weft.operators.loss.kernels import Options
@@ -123,6 +123,7 @@ linear_cross_entropy_with_gradient.implementation("quack", requires="quack-kerne
 
 
 @linear_cross_entropy_with_gradient.choice
+@guarded
 def choose(
     x: Tensor,
     weight: Tensor,

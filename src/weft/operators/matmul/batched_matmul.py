@@ -14,7 +14,7 @@ from torch import Tensor
 
 from weft.definition import Declined, Operator, Tolerance
 from weft.operators import peers
-from weft.operators.call import Choice, cast_for_products, check_same, check_tensor, eager, on_gpu, traced
+from weft.operators.call import Choice, cast_for_products, check_same, check_tensor, eager, guarded, on_gpu, traced
 from weft.operators.launch import Plans, target_sm
 from weft.operators.matmul import batched_hopper, batched_kernels
 from weft.operators.matmul.batched_definition import MUTANTS, OPTIONS, WORKLOADS, cost, inputs, reference, terms
@@ -204,6 +204,7 @@ def chosen(a: Tensor, b: Tensor, precision: str | None) -> Choice:
 
 
 @batched_matmul.choice
+@guarded
 def choose(a: Tensor, b: Tensor, precision: str | None = None) -> Choice:
     return checked(a, b, precision, "batched_matmul")[2]
 

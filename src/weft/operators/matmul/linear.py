@@ -21,6 +21,7 @@ from weft.operators.call import (
     check_tensor,
     differentiable,
     eager,
+    guarded,
     on_gpu,
     rows_of,
     traced,
@@ -179,6 +180,7 @@ def without_hopper(k: int, reason: str, plans: Any = None) -> Choice:
 
 
 @linear.choice
+@guarded
 def choose(
     x: Tensor,
     weight: Tensor,

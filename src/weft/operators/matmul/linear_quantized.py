@@ -13,7 +13,7 @@ from torch import Tensor, dtype  # a name alone, as the stubs want annotations
 
 from weft.definition import Declined, Operator, Tolerance
 from weft.operators import peers
-from weft.operators.call import Choice, cast_for_products, check_device, check_tensor, rows_of
+from weft.operators.call import Choice, cast_for_products, check_device, check_tensor, guarded, rows_of
 from weft.operators.launch import Plans, target_sm
 from weft.operators.matmul import linear_activations
 from weft.operators.matmul.hopper import HopperPlan
@@ -175,6 +175,7 @@ linear_quantized.implementation("torch.compile", devices=("cuda",))(peers.Compil
 
 
 @linear_quantized.choice
+@guarded
 def choose(
     x: Tensor,
     weight: Tensor,

@@ -20,6 +20,7 @@ from weft.operators.call import (
     check_same,
     check_tensor,
     eager,
+    guarded,
     on_gpu,
     traced,
 )
@@ -343,6 +344,7 @@ def of_batches(a: Any, b: Any) -> Any:
 
 
 @matmul.choice
+@guarded
 def choose(a: Tensor, b: Tensor, precision: str | None = None) -> Choice:
     if batched := of_batches(a, b):
         choice: Choice = batched.checked(a, b, precision, "matmul")[2]

@@ -22,6 +22,7 @@ from weft.operators.call import (
     check_flag,
     check_tensor,
     check_values,
+    guarded,
     on_gpu,
     traced,
 )
@@ -206,6 +207,7 @@ def check(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor |
 
 
 @scaled_matmul.choice
+@guarded
 def choose(
     a: Tensor,
     b: Tensor,

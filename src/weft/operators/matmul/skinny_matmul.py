@@ -14,7 +14,7 @@ from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, cast_for_products, check_same, check_tensor, eager, on_gpu, traced
+from weft.operators.call import Choice, cast_for_products, check_same, check_tensor, eager, guarded, on_gpu, traced
 from weft.operators.launch import Plans, compile_request
 from weft.operators.matmul import skinny_gradient, skinny_hopper
 from weft.operators.matmul.skinny_kernels import plans
@@ -236,6 +236,7 @@ def check(x: Tensor, w: Tensor, bias: Tensor | None) -> None:
 
 
 @skinny_matmul.choice
+@guarded
 def choose(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Choice:
     x, w, bias = cast_for_products(x, w, bias)
     check(x, w, bias)

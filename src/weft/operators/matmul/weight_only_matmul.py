@@ -12,7 +12,16 @@ import torch
 from torch import Tensor
 
 from weft.definition import Declined, Operator, Tolerance
-from weft.operators.call import Choice, cast_for_products, check_device, check_same, check_tensor, eager, on_gpu
+from weft.operators.call import (
+    Choice,
+    cast_for_products,
+    check_device,
+    check_same,
+    check_tensor,
+    eager,
+    guarded,
+    on_gpu,
+)
 from weft.operators.launch import Plans, compile_request
 from weft.operators.matmul import skinny_hopper
 from weft.operators.matmul.quantized_weight import (
@@ -202,6 +211,7 @@ def _check_weight(x: Tensor, weight: QuantizedWeight) -> None:
 
 
 @weight_only_matmul.choice
+@guarded
 def choose(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Choice:
     check(x, weight, bias)
     if not on_gpu(x):

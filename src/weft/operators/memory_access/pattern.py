@@ -10,7 +10,7 @@ from torch import Tensor
 
 from weft.definition import Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, check_tensor, eager, materialised, on_gpu, traced
+from weft.operators.call import Choice, check_tensor, eager, guarded, materialised, on_gpu, traced
 from weft.operators.launch import Plans
 from weft.operators.random_inputs import random_tensor
 
@@ -93,7 +93,7 @@ class Pattern:
         self, operator: Operator, torch_function: Callable[..., Tensor] | None = None, *, compiled: bool = True
     ) -> None:
         """Registers our kernels, PyTorch's way (the reference unless given) and, if ``compiled``, ``torch.compile`` of it."""
-        operator.choice(self.choose)
+        operator.choice(guarded(self.choose))
         found = torch_function or self.reference
         operator.implementation("triton", arch=">=sm_80")(lambda **args: self.run(self.triton_plans, **args))
         if self.cuda_plans is not None:

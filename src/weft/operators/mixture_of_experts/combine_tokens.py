@@ -18,6 +18,7 @@ from weft.operators.call import (
     check_device,
     check_tensor,
     differentiable,
+    guarded,
     on_gpu,
     reference_gradients,
     traced,
@@ -186,6 +187,7 @@ def check(y: Tensor, position: Tensor, weights: Tensor, check_values: bool) -> N
 
 
 @combine_tokens.choice
+@guarded
 def choose(y: Tensor, position: Tensor, weights: Tensor, *, check_positions: bool = False) -> Choice:
     check(y, position, weights, check_positions or position.device.type == "cpu")
     if not on_gpu(y):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, cast_for_products, on_gpu, traced, transformed
+from weft.operators.call import Choice, cast_for_products, guarded, on_gpu, traced, transformed
 from weft.operators.launch import target_sm
 from weft.operators.mixture_of_experts.arguments import LOADS, random_offsets, random_places
 from weft.operators.mixture_of_experts.grouped_calls import check, grouped_matmul_triton, reference
@@ -206,6 +206,7 @@ grouped_matmul.implementation("torch.compile", devices=("cuda",), dtypes=("bf16"
 
 
 @grouped_matmul.choice
+@guarded
 def choose(
     x: Tensor,
     w: Tensor,

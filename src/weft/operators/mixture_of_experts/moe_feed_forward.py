@@ -16,7 +16,7 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, check_same, check_tensor, on_gpu
+from weft.operators.call import Choice, check_same, check_tensor, guarded, on_gpu
 from weft.operators.mixture_of_experts import combine_tokens as combining
 from weft.operators.mixture_of_experts import grouped_calls, grouped_hopper_calls, grouped_peers
 from weft.operators.mixture_of_experts import grouped_matmul as grouping
@@ -233,6 +233,7 @@ def check(
 
 
 @moe_feed_forward.choice
+@guarded
 def choose(
     x: Tensor,
     router: Tensor,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, KernelFunction, differentiable, on_gpu, reference_gradients, traced
+from weft.operators.call import Choice, KernelFunction, differentiable, guarded, on_gpu, reference_gradients, traced
 from weft.operators.embedding.kernels import backward_plans, forward_plans
 from weft.operators.mixture_of_experts import token_kernels
 from weft.operators.mixture_of_experts.arguments import check_indices, check_matrix, check_range, random_places
@@ -163,6 +163,7 @@ def check(x: Tensor, source: Tensor, position: Tensor | None, check_values: bool
 
 
 @permute_tokens.choice
+@guarded
 def choose(x: Tensor, source: Tensor, position: Tensor | None = None, *, check_source: bool = False) -> Choice:
     check(x, source, position, check_source or source.device.type == "cpu")
     if not on_gpu(x):

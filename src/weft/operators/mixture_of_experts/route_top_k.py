@@ -20,6 +20,7 @@ from weft.operators.call import (
     KernelFunction,
     check_tensor,
     differentiable,
+    guarded,
     on_gpu,
     reference_gradients,
     traced,
@@ -248,6 +249,7 @@ def check_bias(name: str, bias: Tensor, other: Tensor, e: int) -> None:
 
 
 @route_top_k.choice
+@guarded
 def choose(
     logits: Tensor, k: int, *, normalise: bool = True, scoring: str = "softmax", bias: Tensor | None = None
 ) -> Choice:

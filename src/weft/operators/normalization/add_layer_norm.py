@@ -10,7 +10,7 @@ from torch import Tensor
 
 from weft.definition import Operator
 from weft.operators import peers
-from weft.operators.call import Choice, widened
+from weft.operators.call import Choice, guarded, widened
 from weft.operators.normalization.definition import define, normalised
 from weft.operators.normalization.layer_norm import layer_norm_function
 from weft.operators.normalization.norm import Norm
@@ -76,6 +76,7 @@ add_layer_norm.implementation("torch.compile", devices=("cuda",))(peers.Compiled
 
 
 @add_layer_norm.choice
+@guarded
 def choose(
     x: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS
 ) -> Choice:

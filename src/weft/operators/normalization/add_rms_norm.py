@@ -10,7 +10,7 @@ from torch import Tensor
 
 from weft.definition import Declined, Operator
 from weft.operators import peers
-from weft.operators.call import Choice
+from weft.operators.call import Choice, guarded
 from weft.operators.normalization.definition import define, normalised
 from weft.operators.normalization.norm import Norm
 
@@ -87,6 +87,7 @@ add_rms_norm.implementation("quack", requires="quack-kernels", devices=("cuda",)
 
 
 @add_rms_norm.choice
+@guarded
 def choose(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = EPS) -> Choice:
     return norm.choose(x, residual, weight, None, eps)
 

@@ -20,6 +20,7 @@ from weft.operators.call import (
     check_tensor,
     differentiable,
     eager,
+    guarded,
     on_gpu,
     reference_gradients,
     traced,
@@ -253,7 +254,7 @@ def liger(
 
 group_norm = Operator(**FIELDS)
 
-group_norm.choice(choose)
+group_norm.choice(guarded(choose))
 group_norm.implementation("triton", arch=">=sm_80")(group_norm_triton)
 group_norm.implementation("cuda", arch=">=sm_90", devices=("cuda",), directions=("forward",))(group_norm_cuda)
 group_norm.implementation("cuda-gradient", backend="cuda", arch=">=sm_90", devices=("cuda",), directions=("backward",))(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from weft.definition import Operator
 from weft.operators import peers
-from weft.operators.call import Choice, widened
+from weft.operators.call import Choice, guarded, widened
 from weft.operators.normalization.definition import define, normalised
 from weft.operators.normalization.norm import Norm
 
@@ -71,6 +71,7 @@ layer_norm.implementation("liger", requires="liger-kernel", devices=("cuda",))(l
 
 
 @layer_norm.choice
+@guarded
 def choose(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS) -> Choice:
     return norm.choose(x, None, weight, bias, eps)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, on_gpu, traced
+from weft.operators.call import Choice, guarded, on_gpu, traced
 from weft.operators.normalization.kind import Given, Kind
 from weft.operators.normalization.norm import Norm, contiguous, forward, gradients
 from weft.operators.normalization.plans import backward_plans, forward_plans
@@ -263,6 +263,7 @@ rms_norm.implementation("numpy", devices=("cpu",), directions=("forward",), dtyp
 
 
 @rms_norm.choice
+@guarded
 def choose(x: Tensor, weight: Tensor | None = None, eps: float = EPS) -> Choice:
     return norm.choose(x, None, weight, None, eps)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from weft.definition import Cost, Operator, Tolerance, Workload, workload
 from weft.operators import peers
-from weft.operators.call import Choice
+from weft.operators.call import Choice, guarded
 from weft.operators.optimizer import adam_calls, definition
 from weft.operators.optimizer.adam_cuda import AdamTable
 from weft.operators.optimizer.table import Table
@@ -49,6 +49,7 @@ adamw.implementation("torch.compile", devices=("cuda",))(peers.Compiled(adam_cal
 
 
 @adamw.choice
+@guarded
 def choose(
     params: Sequence[Tensor],
     grads: Sequence[Tensor],

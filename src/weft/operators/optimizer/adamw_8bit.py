@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
-from weft.operators.call import FLOATS, Choice, check_tensor
+from weft.operators.call import FLOATS, Choice, check_tensor, guarded
 from weft.operators.optimizer import adam_8bit_peers, adam_calls, call, definition, fastest
 from weft.operators.optimizer.adam_rule import ADAM
 from weft.operators.optimizer.adamw_8bit_cuda import CodedTable
@@ -293,6 +293,7 @@ def check(params: Tensors, grads: Tensors, kept: Sequence[Tensors], steps: Tenso
 
 
 @adamw_8bit.choice
+@guarded
 def choose(
     params: Sequence[Tensor],
     grads: Sequence[Tensor],

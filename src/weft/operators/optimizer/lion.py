@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weft.definition import Mutant, Operator, Tolerance, Workload
 from weft.operators import peers
-from weft.operators.call import Choice
+from weft.operators.call import Choice, guarded
 from weft.operators.optimizer import call, definition
 from weft.operators.optimizer.lion_rule import LION
 
@@ -119,6 +119,7 @@ lion.implementation("torch.compile", devices=("cuda",))(peers.Compiled(with_fore
 
 
 @lion.choice
+@guarded
 def choose(
     params: Sequence[Tensor],
     grads: Sequence[Tensor],

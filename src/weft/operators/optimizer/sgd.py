@@ -15,7 +15,7 @@ from torch.optim import sgd as functional
 
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import peers
-from weft.operators.call import Choice
+from weft.operators.call import Choice, guarded
 from weft.operators.optimizer import call, definition
 from weft.operators.optimizer.sgd_rule import SGD
 
@@ -127,6 +127,7 @@ sgd.implementation("torch.compile", devices=("cuda",))(peers.Compiled(with_torch
 
 
 @sgd.choice
+@guarded
 def choose(
     params: Sequence[Tensor],
     grads: Sequence[Tensor],

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, check_tensor, eager, on_gpu, traced
+from weft.operators.call import Choice, check_tensor, eager, guarded, on_gpu, traced
 from weft.operators.orthogonalization import hopper
 from weft.operators.orthogonalization.plans import launch_symmetric, matrices, symmetric_plans
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
@@ -206,6 +206,7 @@ def check(operator: str, name: str, x: Any) -> None:
 
 
 @gram.choice
+@guarded
 def choose(x: Tensor) -> Choice:
     check("gram", "x", x)
     if not on_gpu(x):

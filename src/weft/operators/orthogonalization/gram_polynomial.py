@@ -12,7 +12,7 @@ from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, check_tensor, eager, on_gpu, traced
+from weft.operators.call import Choice, check_tensor, eager, guarded, on_gpu, traced
 from weft.operators.orthogonalization import hopper
 from weft.operators.orthogonalization.gram import STRIDES, check
 from weft.operators.orthogonalization.plans import launch_symmetric, matrices, symmetric_plans
@@ -204,6 +204,7 @@ def check_polynomial(a: Any, alpha: Any, beta: Any) -> None:
 
 
 @gram_polynomial.choice
+@guarded
 def choose(a: Tensor, alpha: float, beta: float) -> Choice:
     check_polynomial(a, alpha, beta)
     if not on_gpu(a):

@@ -16,7 +16,7 @@ from torch import Tensor, dtype  # a name alone, as the stubs want annotations
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import FLOATS, Choice, eager, either, on_gpu, traced
+from weft.operators.call import FLOATS, Choice, eager, either, guarded, on_gpu, traced
 from weft.operators.orthogonalization import hopper, plans
 from weft.operators.orthogonalization.coefficients import NAMES, Coefficients, Step, known, margin, schedule
 from weft.operators.orthogonalization.gram import check
@@ -253,6 +253,7 @@ def check_arguments(x: Any, steps: Any, coefficients: Any, eps: Any, form: Any, 
 
 
 @newton_schulz.choice
+@guarded
 def choose(
     x: Tensor,
     steps: int = 5,

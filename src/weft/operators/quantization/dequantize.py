@@ -13,7 +13,7 @@ from torch import Tensor, dtype  # a name alone, as the stubs want annotations
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, torch_dtype, workload
 from weft.operators import mutants, peers
-from weft.operators.call import FLOATS, Choice, check_tensor, eager, either, on_gpu, rows_of, traced
+from weft.operators.call import FLOATS, Choice, check_tensor, eager, either, guarded, on_gpu, rows_of, traced
 from weft.operators.launch import Plans, target_sm
 from weft.operators.quantization.arguments import check_even, check_granularity, check_scale
 from weft.operators.quantization.calls import given
@@ -235,6 +235,7 @@ PACKED = ("fp8_e4m3", "int4")  # formats for which packed conversions are the fa
 
 
 @dequantize.choice
+@guarded
 def choose(
     values: Tensor,
     scale: float | Tensor,

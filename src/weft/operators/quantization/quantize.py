@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, check_flag, eager, on_gpu, rows_of, traced
+from weft.operators.call import Choice, check_flag, eager, guarded, on_gpu, rows_of, traced
 from weft.operators.dropout.philox import GROUP
 from weft.operators.dropout.seeds import check_seed
 from weft.operators.launch import Plans
@@ -270,6 +270,7 @@ quantize.implementation("torchao", requires="torchao", devices=("cuda",))(torcha
 
 
 @quantize.choice
+@guarded
 def choose(
     x: Tensor,
     format: str,

@@ -18,6 +18,7 @@ from weft.operators.call import (
     check_tensor,
     differentiable,
     eager,
+    guarded,
     materialised,
     on_gpu,
     reference_gradients,
@@ -312,7 +313,7 @@ class Reduction:
         Args:
             call: ``(function of (x, dim, keepdim, order)) -> function of the operator's arguments``.
         """
-        operator.choice(call(self.choose))
+        operator.choice(guarded(call(self.choose)))
         operator.implementation("triton", arch=">=sm_80")(call(self.triton))
         if self.formula is not None:
             operator.implementation("cuda", arch=">=sm_80", devices=("cuda",))(call(self.cuda))

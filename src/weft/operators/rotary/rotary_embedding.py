@@ -23,6 +23,7 @@ from weft.operators.call import (
     check_tensor,
     differentiable,
     eager,
+    guarded,
     on_gpu,
     sharing,
     traced,
@@ -341,6 +342,7 @@ def check_apart(q: Tensor, k: Tensor) -> None:
 
 
 @rotary_embedding.choice
+@guarded
 def choose(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, inplace: bool = False) -> Choice:
     check(q, k, cos, sin, interleaved, inplace)
     if not on_gpu(q):

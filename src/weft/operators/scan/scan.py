@@ -18,6 +18,7 @@ from weft.operators.call import (
     check_tensor,
     differentiable,
     eager,
+    guarded,
     on_gpu,
     reference_gradients,
     traced,
@@ -226,7 +227,7 @@ class Scan:
         Args:
             compiled: the directions that ``torch.compile`` has; all when empty.
         """
-        operator.choice(self.choose)
+        operator.choice(guarded(self.choose))
         operator.implementation("triton", arch=">=sm_80")(self.triton)
         operator.implementation("cuda", arch=">=sm_80", devices=("cuda",))(self.cuda)
         operator.implementation("torch")(self.reference)

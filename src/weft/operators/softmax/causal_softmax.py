@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, differentiable, widened
+from weft.operators.call import Choice, differentiable, guarded, widened
 from weft.operators.launch import Plans
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 from weft.operators.softmax import masked, masked_rows
@@ -161,6 +161,7 @@ causal_softmax.implementation("torch.compile", devices=("cuda",))(peers.Compiled
 
 
 @causal_softmax.choice
+@guarded
 def choose(x: Tensor, scale: float = 1.0) -> Choice:
     masked.check("causal_softmax", x, scale, 2)
     (x,) = widened(x)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers, row_cluster
-from weft.operators.call import Choice, check_dim, check_tensor, differentiable, eager, on_gpu, rows_of, traced
+from weft.operators.call import Choice, check_dim, check_tensor, differentiable, eager, guarded, on_gpu, rows_of, traced
 from weft.operators.launch import Plans, target_sm
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 from weft.operators.row_programs import ONE_PASS
@@ -213,6 +213,7 @@ log_softmax.implementation("torch.compile", devices=("cuda",))(peers.Compiled(re
 
 
 @log_softmax.choice
+@guarded
 def choose(x: Tensor, dim: int = -1) -> Choice:
     check_tensor("log_softmax", "x", x)
     front = check_dim("log_softmax", dim, x.ndim)

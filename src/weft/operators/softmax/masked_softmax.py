@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import FLOATS, Choice, check_device, check_tensor, differentiable, widened
+from weft.operators.call import FLOATS, Choice, check_device, check_tensor, differentiable, guarded, widened
 from weft.operators.launch import Plans
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 from weft.operators.softmax import masked, masked_rows
@@ -189,6 +189,7 @@ masked_softmax.implementation("torch.compile", devices=("cuda",))(peers.Compiled
 
 
 @masked_softmax.choice
+@guarded
 def choose(x: Tensor, mask: Tensor | None = None, scale: float = 1.0) -> Choice:
     masked.check("masked_softmax", x, scale, 1)
     (x,) = widened(x)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers, row_cluster
-from weft.operators.call import Choice, check_dim, check_tensor, differentiable, eager, on_gpu, rows_of
+from weft.operators.call import Choice, check_dim, check_tensor, differentiable, eager, guarded, on_gpu, rows_of
 from weft.operators.launch import Plans, compile_request, target_sm
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 from weft.operators.softmax import cluster, cluster_backward, ladder
@@ -268,6 +268,7 @@ softmax.implementation("numpy", devices=("cpu",), directions=("forward",), dtype
 
 
 @softmax.choice
+@guarded
 def choose(x: Tensor, dim: int = -1) -> Choice:
     check_tensor("softmax", "x", x)
     front = check_dim("softmax", dim, x.ndim)

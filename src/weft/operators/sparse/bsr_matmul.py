@@ -15,7 +15,7 @@ from torch import Tensor
 
 from weft.definition import BYTES, Cost, Mutant, Operator, Tolerance, Workload, torch_dtype, workload
 from weft.operators import mutants
-from weft.operators.call import Choice, cast_for_products, check_same, check_tensor, on_gpu, traced
+from weft.operators.call import Choice, cast_for_products, check_same, check_tensor, guarded, on_gpu, traced
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.launch import Plan, Plans
 from weft.operators.random_inputs import random_tensor
@@ -246,6 +246,7 @@ def check(matrix: BSR, b: Tensor) -> None:
 
 
 @bsr_matmul.choice
+@guarded
 def choose(matrix: BSR, b: Tensor) -> Choice:
     check(matrix, b)
     if not on_gpu(b):

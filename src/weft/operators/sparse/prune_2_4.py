@@ -14,7 +14,7 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants
-from weft.operators.call import Choice, check_tensor, on_gpu, traced
+from weft.operators.call import Choice, check_tensor, guarded, on_gpu, traced
 from weft.operators.configs import Config, Configurations, grid_of
 from weft.operators.launch import INTERPRETING, Plan, Plans
 from weft.operators.random_inputs import random_tensor
@@ -182,6 +182,7 @@ def check(x: Tensor) -> None:
 
 
 @prune_2_4.choice
+@guarded
 def choose(x: Tensor) -> Choice:
     check(x)
     if not on_gpu(x):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants
-from weft.operators.call import Choice, cast_for_products, check_same, check_tensor, on_gpu, traced
+from weft.operators.call import Choice, cast_for_products, check_same, check_tensor, guarded, on_gpu, traced
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.launch import INTERPRETING, Plan, Plans
 from weft.operators.matmul import sparse_hopper
@@ -271,6 +271,7 @@ def check(a: Sparse24, b: Tensor) -> None:
 
 
 @sparse_2_4_matmul.choice
+@guarded
 def choose(a: Sparse24, b: Tensor) -> Choice:
     check(a, b)
     if not on_gpu(b):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weft.definition import BYTES, Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants
-from weft.operators.call import Choice, cast_for_products, check_same, check_tensor, on_gpu, traced
+from weft.operators.call import Choice, cast_for_products, check_same, check_tensor, guarded, on_gpu, traced
 from weft.operators.random_inputs import random_tensor
 from weft.operators.sparse import spmm_kernels, spmv
 from weft.operators.sparse.balance import partition
@@ -219,6 +219,7 @@ def check(matrix: CSR, b: Tensor) -> None:
 
 
 @spmm.choice
+@guarded
 def choose(matrix: CSR, b: Tensor) -> Choice:
     check(matrix, b)
     if not on_gpu(b):

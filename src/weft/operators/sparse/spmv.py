@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weft.definition import BYTES, Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants
-from weft.operators.call import Choice, cast_for_products, check_same, check_tensor, on_gpu, traced
+from weft.operators.call import Choice, cast_for_products, check_same, check_tensor, guarded, on_gpu, traced
 from weft.operators.random_inputs import random_tensor
 from weft.operators.sparse import sell
 from weft.operators.sparse.balance import partition, statistics
@@ -267,6 +267,7 @@ def check(matrix: CSR | SELL, x: Tensor) -> None:
 
 
 @spmv.choice
+@guarded
 def choose(matrix: CSR | SELL, x: Tensor) -> Choice:
     check(matrix, x)
     if not on_gpu(x):

@@ -13,7 +13,17 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, KernelFunction, check_dim, check_tensor, differentiable, eager, on_gpu, traced
+from weft.operators.call import (
+    Choice,
+    KernelFunction,
+    check_dim,
+    check_tensor,
+    differentiable,
+    eager,
+    guarded,
+    on_gpu,
+    traced,
+)
 from weft.operators.launch import INTERPRETING, Plans
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 from weft.operators.transpose import kernels, ladder, vectors, windows
@@ -203,6 +213,7 @@ def check(x: Tensor, dim0: int, dim1: int) -> None:
 
 
 @transpose.choice
+@guarded
 def choose(x: Tensor, dim0: int = -2, dim1: int = -1) -> Choice:
     check(x, dim0, dim1)
     if not on_gpu(x):

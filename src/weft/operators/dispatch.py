@@ -1,0 +1,145 @@
+"""The one place where a kernel is chosen: an ordered table of routes for each direction of an operator.
+
+    FORWARD = Dispatch(
+        SoftmaxCall,  # (x, dim) -> what conditions and launches look at
+        ON_CPU,
+        EMPTY,
+        Route("torch", lambda c: c.rows is None, "the leading dimensions do not collapse into rows of one stride"),
+        Route("cuda", lambda c: c.n >= 16384, "a cluster of blocks holds a row: it is read once",
+              launch=cluster_launch, unsupported=cluster_unsupported, sm=90),
+        Route("triton", lambda c: True, "one program a row, or several rows", launch=row_launch),
+    )
+
+The public function takes the first route that applies, ``weft.ops.explain`` prints it, ``weft bench`` times every route by its
+name, and the family's README lists the table.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from weft.definition import Declined, UnknownName
+from weft.operators.call import Choice, on_gpu, traced
+from weft.operators.launch import Plans, target_sm
+
+
+def _supported(call: Any) -> str:
+    return ""
+
+
+@dataclass(frozen=True)
+class Route:
+    """One row of a table.
+
+    Args:
+        name: the implementation, as ``weft bench`` and records call it: ``cluster``, ``triton``, ``torch``. Rows that take
+            different calls may share a name.
+        when: whether this is the best kernel for a call that it supports.
+        reason: why, in one line.
+        launch: makes the plan of a call; None hands over to PyTorch.
+        unsupported: why the kernel cannot take a call ("" when it can). ``weft bench`` times every call that is supported,
+            whatever ``when`` says.
+        sm: the least architecture.
+    """
+
+    name: str
+    when: Callable[[Any], bool]
+    reason: str
+    launch: Callable[[Any], Any] | None = None
+    unsupported: Callable[[Any], str] = _supported
+    sm: int = 80
+
+    def why_not(self, call: Any) -> str:
+        """Why this route cannot take the call ("" when it can)."""
+        if self.launch is not None and call.sm < self.sm:
+            return f"needs sm_{self.sm}, this is sm_{call.sm}"
+        return self.unsupported(call)
+
+
+class Call:
+    """What all calls say of their first tensor, ``x``; a family's dataclass derives from it and adds its own."""
+
+    x: Tensor
+
+    @property
+    def sm(self) -> int:
+        """The architecture that the call runs on, such as 90."""
+        return target_sm(self.x.device)
+
+    @property
+    def on_gpu(self) -> bool:
+        return on_gpu(self.x)
+
+    @property
+    def empty(self) -> bool:
+        return self.x.numel() == 0
+
+    @property
+    def traced(self) -> bool:
+        return traced(self.x)
+
+
+ON_CPU = Route("torch", lambda c: not c.on_gpu, "the tensors are on the CPU, where weft runs the reference")
+EMPTY = Route("torch", lambda c: c.empty, "an empty tensor: nothing to launch")
+TRACED = Route("torch", lambda c: c.traced, "traced: a compiler fuses PyTorch's own operators with their neighbours")
+
+
+class Dispatch:
+    """The table of one direction of an operator: routes in the order in which they are tried.
+
+    Args:
+        call: makes what conditions and launches look at from the arguments of a call, tensors first. It checks them: it
+            raises TypeError or ValueError.
+        routes: the rows. A call that no row takes is declined.
+    """
+
+    def __init__(self, call: Callable[..., Any], *routes: Route):
+        self.call, self.routes = call, routes
+        self._plans = Plans(self._plan)
+        self._kernels = {r.name: Plans(functools.partial(self._named, r.name)) for r in routes if r.launch is not None}
+
+    def of(self, tensors: tuple[Tensor, ...], *options: Any) -> Any:
+        """The plan of the first route that takes the call, cached as :class:`Plans` says; None where that is PyTorch."""
+        return self._plans.of(tensors, *options)
+
+    def kernel(self, name: str) -> Plans:
+        """Plans of the routes of one name, for any call that they support.
+
+        Raises:
+            UnknownName: no route has that name. The plans raise Declined for a call that they do not support.
+        """
+        if name not in self._kernels:
+            raise UnknownName("kernel", name, self._kernels)
+        return self._kernels[name]
+
+    def choose(self, *arguments: Any) -> Choice:
+        """The name and the reason of the route that a call takes."""
+        route = self._route(self.call(*arguments))
+        return Choice(route.name, route.reason)
+
+    def _route(self, call: Any) -> Route:
+        for route in self.routes:
+            if not route.why_not(call) and route.when(call):
+                return route
+        raise Declined("no kernel takes this call")
+
+    def _plan(self, *arguments: Any) -> Any:
+        call = self.call(*arguments)
+        route = self._route(call)
+        return None if route.launch is None else route.launch(call)
+
+    def _named(self, name: str, *arguments: Any) -> Any:
+        """Of several routes of a name the first that is also the best one, else the first that supports the call."""
+        call = self.call(*arguments)
+        routes = [r for r in self.routes if r.name == name and r.launch is not None]
+        able = [r for r in routes if not r.why_not(call)]
+        if not able:
+            raise Declined(routes[0].why_not(call))
+        best = next((r for r in able if r.when(call)), able[0])
+        assert best.launch is not None  # routes of this name have one
+        return best.launch(call)
