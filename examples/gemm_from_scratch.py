@@ -11,8 +11,8 @@ import sys
 
 import numpy as np
 
+from weft.course.ladders.matmul import RUNGS, SOURCE
 from weft.operators.cuda import compile_cubin
-from weft.operators.matmul.ladder import RUNGS, SOURCE
 
 try:
     from cuda.bindings import driver

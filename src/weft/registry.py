@@ -16,6 +16,7 @@ from pathlib import Path
 from weft.definition import Implementation, Operator, UnknownName
 
 FOLDER = Path(__file__).parent / "operators"
+LADDERS = Path(__file__).parent / "course" / "ladders"
 
 
 @functools.cache
@@ -52,6 +53,8 @@ def get(name: str) -> Operator:
         raise UnknownName("operator", name, names())
     try:
         module = importlib.import_module(modules()[name])
+        if (LADDERS / f"{name}.py").is_file():  # registers the operator's teaching versions
+            importlib.import_module(f"weft.course.ladders.{name}")
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] in ("torch", "triton", "numpy"):
             raise ModuleNotFoundError(

@@ -25,7 +25,7 @@ from weft.operators.call import (
     traced,
 )
 from weft.operators.launch import Plans, target_sm
-from weft.operators.matmul import hopper, ladder
+from weft.operators.matmul import hopper
 from weft.operators.matmul.kernels import PRECISIONS, plans
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 
@@ -296,17 +296,6 @@ matmul = Operator(
 
 matmul.implementation("triton", arch=">=sm_80")(matmul_triton)
 matmul.implementation("cuda", arch="==sm_90", dtypes=("bf16", "fp16"), devices=("cuda",))(matmul_hopper)
-for _number, _rung in ladder.RUNGS.items():
-    matmul.rung(
-        _number,
-        _rung.name,
-        idea=_rung.idea,
-        backend=_rung.backend,
-        arch=_rung.arch,
-        devices=("cuda",) if _rung.backend == "cuda" else ("cuda", "cpu"),
-        dtypes=("bf16",) if _rung.backend == "cuda" else ("bf16", "fp16"),
-        directions=("forward",),
-    )(ladder.rung(_number))
 matmul.implementation("torch")(cublas)
 matmul.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
 matmul.implementation("quack", requires="quack-kernels", devices=("cuda",), dtypes=("bf16", "fp16"))(quack)

@@ -16,7 +16,7 @@ from weft.operators import mutants, peers, row_cluster
 from weft.operators.call import Choice, check_dim, check_tensor, differentiable, eager, guarded, on_gpu, rows_of
 from weft.operators.launch import Plans, compile_request, target_sm
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
-from weft.operators.softmax import cluster, cluster_backward, ladder
+from weft.operators.softmax import cluster, cluster_backward
 from weft.operators.softmax.gradient import autograd_function, gradient
 from weft.operators.softmax.kernels import backward_plans, forward_plans
 
@@ -254,10 +254,6 @@ softmax = Operator(
 
 softmax.implementation("triton", arch=">=sm_80")(softmax_triton)
 softmax.implementation("cuda", arch=">=sm_90", devices=("cuda",))(softmax_cluster)
-for _number, (_name, _idea) in ladder.RUNGS.items():
-    softmax.rung(
-        _number, _name, idea=_idea, backend="cuda", arch=">=sm_80", devices=("cuda",), directions=("forward",)
-    )(ladder.rung(_number))
 softmax.implementation("torch")(reference)
 softmax.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
 softmax.implementation("liger", requires="liger-kernel", devices=("cuda",))(liger)

@@ -26,7 +26,7 @@ from weft.operators.call import (
 )
 from weft.operators.launch import INTERPRETING, Plans
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
-from weft.operators.transpose import kernels, ladder, vectors, windows
+from weft.operators.transpose import kernels, vectors, windows
 from weft.operators.transpose.layout import matrices_of, result_like
 
 VECTORS_FROM = 2**20  # elements from which the CUDA C++ kernels are chosen: below, launching is what counts
@@ -189,10 +189,6 @@ transpose = Operator(
 
 transpose.implementation("triton", arch=">=sm_80")(transpose_triton)
 transpose.implementation("cuda", arch=">=sm_80", devices=("cuda",))(transpose_cuda)
-for _number, (_name, _idea) in ladder.RUNGS.items():
-    transpose.rung(
-        _number, _name, idea=_idea, backend="cuda", arch=">=sm_80", devices=("cuda",), directions=("forward",)
-    )(ladder.rung(_number))
 transpose.implementation("torch")(reference)
 transpose.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
 

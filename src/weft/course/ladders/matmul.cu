@@ -1,4 +1,4 @@
-// The ladder of the matrix product, rungs 1 to 8; rungs 9 to 12, which need Hopper, are in ladder_hopper.cu.
+// The ladder of the matrix product, rungs 1 to 8; rungs 9 to 12, which need Hopper, are in matmul_hopper.cu.
 // C[M, N] = A[M, K] · B[K, N], all row-major and contiguous, bf16, accumulated in fp32.
 //
 // What changes from rung to rung is how often an element is fetched, from where, and with how many instructions. Blocks are

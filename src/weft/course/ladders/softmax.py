@@ -1,4 +1,4 @@
-"""The ladder of softmax: what each rung of ``ladder.cu`` changes, and how it is launched.
+"""The ladder of softmax: what each rung of ``softmax.cu`` changes, and how it is launched.
 
 Times are in the operator's README, predicted from the bytes that each rung moves and measured.
 """
@@ -15,8 +15,9 @@ from torch import Tensor
 from weft.definition import Declined
 from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned
 from weft.operators.launch import Plans
+from weft.operators.softmax.softmax import softmax as operator
 
-SOURCE = Path(__file__).parent / "ladder.cu"
+SOURCE = Path(__file__).parent / "softmax.cu"
 THREADS = 256
 EACH = 16  # elements a thread holds in the last rungs: rows of up to 4096 columns
 
@@ -72,3 +73,9 @@ def _plan(number: int, x: Tensor, dim: int) -> CudaPlan:
     grid = -(-m // THREADS) if number == 1 else m
     scalars = (ctypes.c_longlong(m), ctypes.c_longlong(n))
     return CudaPlan(SOURCE, kernel.get(number, f"ladder_block<{dtype}, {number}>"), (grid, 1), THREADS, scalars)
+
+
+for _number, (_name, _idea) in RUNGS.items():
+    operator.rung(
+        _number, _name, idea=_idea, backend="cuda", arch=">=sm_80", devices=("cuda",), directions=("forward",)
+    )(rung(_number))

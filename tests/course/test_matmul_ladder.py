@@ -18,10 +18,10 @@ pytest.importorskip("triton")
 
 from weft import registry  # noqa: E402
 from weft.bench import instructions  # noqa: E402
+from weft.course.ladders import matmul as ladder  # noqa: E402
 from weft.definition import Declined, UnknownName  # noqa: E402
 from weft.operators import cuda  # noqa: E402
 from weft.operators.launch import compiling_for, multiprocessors  # noqa: E402
-from weft.operators.matmul import ladder  # noqa: E402
 
 CUDA_RUNGS = [number for number, made in ladder.RUNGS.items() if made.backend == "cuda"]
 LOW, HIGH = [n for n in CUDA_RUNGS if n <= 8], [n for n in CUDA_RUNGS if n > 8]

@@ -1,4 +1,4 @@
-"""The ladder of transpose: what each rung of ``ladder.cu`` changes, and how it is launched."""
+"""The ladder of transpose: what each rung of ``transpose.cu`` changes, and how it is launched."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from weft.operators.cuda import CTYPES, CudaPlan
 from weft.operators.launch import Plans
 from weft.operators.transpose import vectors
 from weft.operators.transpose.layout import one_grid, result_like
+from weft.operators.transpose.transpose import transpose as operator
 
-SOURCE = Path(__file__).parent / "ladder.cu"
+SOURCE = Path(__file__).parent / "transpose.cu"
 SIDE = 64  # of a tile in the upper rungs, elements
 
 RUNGS = {
@@ -61,3 +62,9 @@ def _plan(number: int, x: Tensor) -> CudaPlan:
     kernel = f"ladder_vectors<{dtype}, {SIDE}, {str(number >= 5).lower()}, {str(number >= 6).lower()}>"
     group = ctypes.c_int(64 // x.element_size() if number >= 7 else 1)
     return CudaPlan(SOURCE, kernel, (one_grid(tiles_m * tiles_n), 1), across * across, (*sizes, group))
+
+
+for _number, (_name, _idea) in RUNGS.items():
+    operator.rung(
+        _number, _name, idea=_idea, backend="cuda", arch=">=sm_80", devices=("cuda",), directions=("forward",)
+    )(rung(_number))

@@ -1,6 +1,6 @@
 """The ladder of the matrix product: what each rung changes, and how it is launched. C[M, N] = A[M, K] · B[K, N] in bf16.
 
-Rungs 1 to 8 are in ``ladder.cu``, 9 to 12 in ``ladder_hopper.cu``, 13 and 14 in ``ladder_triton.py``. All take both operands
+Rungs 1 to 8 are in ``matmul.cu``, 9 to 12 in ``matmul_hopper.cu``, 13 and 14 in ``matmul_triton.py``. All take both operands
 row-major (layout NN), so that their times compare. What each is predicted to gain, counted, is in the README.
 """
 
@@ -16,13 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.course.ladders import matmul_triton
 from weft.definition import Declined
 from weft.operators.cuda import CudaPlan, pointer_aligned
 from weft.operators.launch import Plans, compile_request, multiprocessors, target_sm
-from weft.operators.matmul import ladder_triton, tensor_maps
+from weft.operators.matmul import tensor_maps
+from weft.operators.matmul.matmul import matmul as operator
 
-SOURCE = Path(__file__).parent / "ladder.cu"
-HOPPER = Path(__file__).parent / "ladder_hopper.cu"
+SOURCE = Path(__file__).parent / "matmul.cu"
+HOPPER = Path(__file__).parent / "matmul_hopper.cu"
 
 
 @dataclass(frozen=True)
@@ -195,7 +197,7 @@ def _plan(number: int, a: Tensor, b: Tensor) -> Any:
     if number >= 6 and number != 13 and (k % 8 or n % 8 or not pointer_aligned(a, b)):
         raise Declined(f"16-byte accesses need rows that begin on 16 bytes; these have {k} and {n} elements")
     if made.backend == "triton":
-        return ladder_triton.plan(a, b, descriptors=number == 14)
+        return matmul_triton.plan(a, b, descriptors=number == 14)
     if made.arch == ">=sm_90" and target_sm(a.device) != 90:
         raise Declined(f"wgmma is Hopper's alone (sm_90a); this is sm_{target_sm(a.device)}")
     tiles = -(-m // (made.tile[0] * made.cluster)) * -(-n // made.tile[1])
@@ -216,7 +218,7 @@ def _plan(number: int, a: Tensor, b: Tensor) -> Any:
 
 
 class MappedPlan:
-    """A kernel of ``ladder_hopper.cu``. Call it with (a, b, c).
+    """A kernel of ``matmul_hopper.cu``. Call it with (a, b, c).
 
     A plan is cached by shapes, a tensor map holds an address, so each triple of addresses gets its own launch. PyTorch's
     allocator hands the same addresses out again and again; the least recently used of LIMIT is given up.
@@ -245,3 +247,16 @@ class MappedPlan:
 def encode(address: int, rows: int, columns: int, box_rows: int) -> tensor_maps.TensorMap:
     """The tensor map of a row-major bf16 matrix that is moved in boxes of ``box_rows`` × 64, swizzled by 128 bytes."""
     return tensor_maps.encode(address, torch.bfloat16, (columns, rows), (columns * 2,), (64, box_rows))
+
+
+for _number, _rung in RUNGS.items():
+    operator.rung(
+        _number,
+        _rung.name,
+        idea=_rung.idea,
+        backend=_rung.backend,
+        arch=_rung.arch,
+        devices=("cuda",) if _rung.backend == "cuda" else ("cuda", "cpu"),
+        dtypes=("bf16",) if _rung.backend == "cuda" else ("bf16", "fp16"),
+        directions=("forward",),
+    )(rung(_number))

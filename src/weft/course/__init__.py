@@ -1,0 +1,1 @@
+"""The seven-day course: its ladders of teaching versions."""
