@@ -17,12 +17,13 @@ pytest.importorskip("triton")
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 from weft.definition import SHARED_LIMIT, Declined  # noqa: E402
+from weft.operators import residency  # noqa: E402
 from weft.operators.cuda import CudaPlan, compile_cubin  # noqa: E402
 from weft.operators.dropout import dropout_add_rms_norm, norm_kernels  # noqa: E402
 from weft.operators.dropout.philox import WORD, at_least, words  # noqa: E402
 from weft.operators.dropout.seeds import scale_of  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.normalization import backward, dropped_backward, resident  # noqa: E402
+from weft.operators.normalization import backward, dropped_backward  # noqa: E402
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 EPS = 1e-6
@@ -123,7 +124,7 @@ class Gradients:
         self.threshold = case.threshold or int(first[0] & 0xFFFF) + 1
         launches = []
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(resident, "multiprocessors", lambda device: case.sms)
+            patch.setattr(residency, "multiprocessors", lambda device: case.sms)
             patch.setattr(dropped_backward.configuration, "trial", {**CONFIG, **dict(case.config)})
             with compiling_for(90, lambda *kernel: None):
                 made = dropped_backward.DroppedPlan(self.h, self.dy, self.dh, self.weight, EPS, case.in_memory)
@@ -219,7 +220,7 @@ def test_every_configuration_fits_with_its_third_tensor(n, dtype, sm):
 def plan_of(n: int, dtype: torch.dtype, m: int = 1024, seed_in_memory: bool = False):
     h = torch.empty(m, n, dtype=dtype, device="meta")
     with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
-        patch.setattr(resident, "multiprocessors", lambda device: 132)
+        patch.setattr(residency, "multiprocessors", lambda device: 132)
         return dropped_backward.DroppedPlan(h, h, h, h[0], EPS, seed_in_memory)
 
 
@@ -263,7 +264,7 @@ def test_it_declines_what_it_cannot_take():
 
 @pytest.mark.parametrize(("sm", "n", "kernel"), [(90, 4096, "cuda"), (80, 4096, "triton"), (90, 104, "triton")])
 def test_the_public_function_takes_it_where_it_can(monkeypatch, sm, n, kernel):
-    monkeypatch.setattr(resident, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(residency, "multiprocessors", lambda device: 132)
     with FakeTensorMode(), compiling_for(sm, lambda *kernel: None):
         h, weight = (torch.empty(*shape, dtype=BF16, device="cuda") for shape in ((64, n), (n,)))
         made = dropout_add_rms_norm.fastest_gradient(h, h, h, weight, EPS, False)

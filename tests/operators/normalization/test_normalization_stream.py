@@ -17,8 +17,9 @@ pytest.importorskip("triton")
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 from weft.definition import SHARED_LIMIT, Declined  # noqa: E402
+from weft.operators import residency  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.normalization import norm, resident, stream  # noqa: E402
+from weft.operators.normalization import norm, stream  # noqa: E402
 from weft.operators.normalization.backward import BackwardPlan  # noqa: E402
 from weft.operators.normalization.kind import Kind  # noqa: E402
 
@@ -116,7 +117,7 @@ class Gradients:
         self.rstd = ((wide - middle).square().mean(1) + EPS).rsqrt().float()
         kind = Kind(case.centered, self.weight is not None, False, False)
         with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
-            for module in (stream, resident):
+            for module in (stream, residency):
                 patch.setattr(module, "multiprocessors", lambda device: case.sms)
             patch.setattr(stream, "MOST_PLACES", case.places)
             patch.setattr(stream, "SHORTEST", 1)
@@ -242,7 +243,7 @@ def plan_of(n: int, dtype: torch.dtype, centered: bool, m: int = 1024, **changes
     for name, change in changes.items():
         x = getattr(x, name)(change)
     with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
-        for module in (stream, resident):
+        for module in (stream, residency):
             patch.setattr(module, "multiprocessors", lambda device: 132)
         return stream.StreamPlan(x, x, x, x[0], EPS, Kind(centered, True, False, False), False)
 
@@ -299,7 +300,7 @@ def test_it_declines_what_it_cannot_take(monkeypatch):
 )
 def test_public_functions_take_it_from_so_many_columns(monkeypatch, least, plan):
     monkeypatch.setattr(norm, "GRADIENT_STREAM_FROM", least)
-    for module in (stream, resident):
+    for module in (stream, residency):
         monkeypatch.setattr(module, "multiprocessors", lambda device: 132)
     with FakeTensorMode(), compiling_for(90, lambda *kernel: None):
         x, weight = (torch.empty(*shape, dtype=BF16, device="cuda") for shape in ((64, 65536), (65536,)))
@@ -324,7 +325,7 @@ LAYER, RMS, ADDED = Kind(True, True, True, False), Kind(False, True, False, Fals
     ],
 )
 def test_what_public_functions_take_is_what_was_fastest(monkeypatch, kind, n, dtype, plan):
-    for module in (stream, resident):
+    for module in (stream, residency):
         monkeypatch.setattr(module, "multiprocessors", lambda device: 132)
     with FakeTensorMode(), compiling_for(90, lambda *kernel: None):
         x, weight = (torch.empty(*shape, dtype=dtype, device="cuda") for shape in ((2**24 // n, n), (n,)))

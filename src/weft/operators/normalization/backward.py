@@ -19,7 +19,7 @@ from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned
 from weft.operators.launch import Plans, target_sm
 from weft.operators.normalization.kind import Kind
-from weft.operators.normalization.resident import resident, shared_limit
+from weft.operators.residency import resident, shared_limit
 from weft.operators.row_cluster import MAX_CLUSTER
 
 SOURCE = Path(__file__).parent / "backward.cu"

@@ -17,7 +17,7 @@ from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned
 from weft.operators.launch import Plans, target_sm
 from weft.operators.normalization import staying
 from weft.operators.normalization.kind import Given, Kind
-from weft.operators.normalization.resident import shared_limit
+from weft.operators.residency import shared_limit
 from weft.operators.row_cluster import RowCluster
 
 SOURCE = Path(__file__).parent / "cluster.cu"

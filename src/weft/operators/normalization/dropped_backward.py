@@ -17,7 +17,7 @@ from weft.operators.configs import Config, Configurations, bucket
 from weft.operators.cuda import CTYPES, CudaPlan
 from weft.operators.launch import Plans, target_sm
 from weft.operators.normalization import backward
-from weft.operators.normalization.resident import resident
+from weft.operators.residency import resident
 
 SOURCE = Path(__file__).parent / "dropped_backward.cu"
 TENSORS = 3  # h, dy and dh are read

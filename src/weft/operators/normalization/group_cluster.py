@@ -15,7 +15,7 @@ from weft.operators.configs import Configurations, bucket
 from weft.operators.cuda import CTYPES, CudaPlan
 from weft.operators.launch import Plans, target_sm
 from weft.operators.normalization.group_plans import taken_apart
-from weft.operators.normalization.resident import shared_limit
+from weft.operators.residency import shared_limit
 from weft.operators.row_cluster import RowCluster, candidates, heuristic
 
 SOURCE = Path(__file__).parent / "group_cluster.cu"

@@ -17,7 +17,7 @@ from weft.operators.cuda import CTYPES, CudaPlan
 from weft.operators.launch import target_sm
 from weft.operators.normalization.backward import REGISTERS, SYSTEM
 from weft.operators.normalization.kind import Given, Kind
-from weft.operators.normalization.resident import resident, shared_limit
+from weft.operators.residency import resident, shared_limit
 from weft.operators.row_cluster import MAX_CLUSTER
 
 SOURCE = Path(__file__).parent / "staying.cu"

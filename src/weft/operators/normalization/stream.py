@@ -20,7 +20,7 @@ from weft.operators.cuda import CTYPES, CudaPlan, driver
 from weft.operators.launch import Plans, multiprocessors, target_sm
 from weft.operators.normalization.backward import unaligned
 from weft.operators.normalization.kind import Kind
-from weft.operators.normalization.resident import resident, shared_limit
+from weft.operators.residency import resident, shared_limit
 
 SOURCE = Path(__file__).parent / "stream.cu"
 SHORTEST = 1024  # columns

@@ -18,7 +18,7 @@ from weft.operators.call import rows_of
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.cuda import CTYPES, CudaPlan
 from weft.operators.launch import Plans, target_sm
-from weft.operators.normalization.resident import shared_limit
+from weft.operators.residency import shared_limit
 from weft.operators.row_cluster import LONGEST, MAX_CLUSTER, RowCluster
 
 SOURCE = Path(__file__).parent / "cluster_backward.cu"

@@ -1,4 +1,4 @@
-"""What a device holds at a time: shared memory of a block, and clusters of a kernel (the grid of a persistent one)."""
+"""How many clusters or blocks of a CUDA kernel a device runs at once, and how much shared memory a block may have."""
 
 from __future__ import annotations
 
