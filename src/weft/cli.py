@@ -272,8 +272,8 @@ def bench(
     budget: Annotated[
         float, typer.Option(min=0.0, max=3600.0, help="seconds of repetitions for each comparison")
     ] = 0.5,
-    save: Annotated[bool, typer.Option("--save", help="append to results/<gpu>/ (or WEFT_RESULTS)")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="leave out what results/ holds for this source")] = False,
+    save: Annotated[bool, typer.Option("--save", help="to results/<gpu>/ (or WEFT_RESULTS)")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="leave out what results/ holds of this commit")] = False,
     jobs: Annotated[
         int, typer.Option("--jobs", min=1, help="processes that compile and check; one at a time measures, alone")
     ] = 1,
@@ -311,6 +311,8 @@ def bench(
         out.print(terminal.host_table(measured))
     else:
         terminal.print_measurements(out, measured)
+    if saver:
+        saver.finish()
     if saver and saver.failure:
         raise OSError(f"not everything was saved: {saver.failure}")
 
@@ -330,35 +332,6 @@ def tune(
     from weft.bench import run
 
     run.run_tune(names or [], _device(), out, dtype or [], implementation, direction or [], kernel or [], processes)
-
-
-@app.command(rich_help_panel=OPERATORS)
-def carry(
-    names: Names = None,
-    gpu: Annotated[str, typer.Option(help="the machine's name in the records")] = "NVIDIA H200",
-    arch: Annotated[str, typer.Option(help="its architecture")] = "sm_90",
-    commit: Annotated[
-        list[str] | None, typer.Option(help="also look for the source here (of records from changed files)")
-    ] = None,
-) -> None:
-    """Let records of an earlier source count where it compiles to the same machine code."""
-    from weft.bench import machine_code
-    from weft.definition import UnknownName
-    from weft.records import Store, slug
-
-    if not arch.removeprefix("sm_").isdigit():
-        raise typer.BadParameter(f"--arch is '{arch}'; expected one such as sm_90")
-    if slug(gpu) not in (known := Store().machines()):
-        raise UnknownName("machine of the records", gpu, known)
-    said: list[str] = []
-
-    def say(text: str) -> None:
-        said.append(text)
-        _print_line(text)
-
-    machine_code.carry(names or [], gpu, int(arch.removeprefix("sm_")), say, commit or [])
-    if not said:
-        _print_line("nothing to carry: no record is of an earlier source")
 
 
 # ---- cluster ---------------------------------------------------------------------------------------------------------

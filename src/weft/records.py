@@ -1,7 +1,8 @@
-"""Measurements and the append-only store that every room writes to and reads from.
+"""Measurements, and the store that packages which measure write to and others read from.
 
-One measurement is one JSON line in ``results/<gpu>/<file>.jsonl``. Lines are only ever appended, each
-with one write that is flushed to disk, so an interrupted run leaves valid records behind it.
+``results/<gpu>/<operator>.jsonl`` holds one measurement a line, ``results/<gpu>/runs.jsonl`` what the measurements of a
+run share: machine, versions, ceilings, commit, time. While a bench runs it appends complete lines, each flushed to disk,
+so an interrupted run leaves valid records; :meth:`Store.compact` then keeps the newest of each point in the short form.
 """
 
 from __future__ import annotations
@@ -14,22 +15,24 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 SCHEMA = 1
-SAME_CODE = "same_code"  # the file of sources that compile to the same machine code: see bench/machine_code.py
+RUNS = "runs"  # the file of runs
+CEILING = "ceiling"  # the operator of a ceiling's measurement
+SHARED = ("time", "commit", "gpu", "device", "machine", "versions")  # fields that the measurements of a run share
 
 
 @dataclass
 class Measurement:
     """One implementation of one operator, timed on one workload.
 
-    Times are microseconds. ``share_of_ceiling`` is the time that the compulsory work takes at this machine's
-    measured ceiling, divided by the median time. ``ratio_to_best_peer`` is the best peer's time divided by this
-    one's, paired within the run: above 1 is ahead; ``None`` where no peer ran or for a peer itself.
+    Times are in microseconds. ``share_of_ceiling`` is the time that the compulsory work takes at this machine's measured
+    ceiling, divided by the median time. ``ratio_to_best_peer`` is the best peer's time divided by this one's, paired
+    within the run: above 1 this one is faster. It is ``None`` for a peer, and where no peer ran.
     """
 
     operator: str
@@ -62,9 +65,8 @@ class Measurement:
     machine: dict[str, Any] = field(default_factory=dict)  # clocks, power, throttle reasons, driver
     versions: dict[str, str] = field(default_factory=dict)
     commit: str = ""
-    source: str = ""
     details: dict[str, Any] = field(default_factory=dict)
-    run: str = ""  # one id for all that was measured side by side
+    run: str = ""  # the id of all that was measured side by side
     time: str = ""
     schema: int = SCHEMA
 
@@ -76,7 +78,7 @@ class Measurement:
         """Reads a record of this or an earlier schema; unknown fields are dropped.
 
         Raises:
-            ValueError: it is not one: a field is missing or of another type, a time is not above 0, or a later weft wrote it.
+            ValueError: a field is missing or has another type, a time is not above 0, or a later weft wrote the record.
         """
         known = {f.name: f for f in fields(cls)}
         given = {key: value for key, value in data.items() if key in known}
@@ -91,9 +93,28 @@ class Measurement:
         made = cls(**given)
         if made.schema > SCHEMA:
             raise ValueError(f"its schema is {made.schema}; this weft reads up to {SCHEMA}")
-        if made.metric == "time" and made.operator != "ceiling" and not 0 < made.time_us < float("inf"):
+        if made.metric == "time" and made.operator != CEILING and not 0 < made.time_us < float("inf"):
             raise ValueError(f"time_us is {made.time_us}; expected microseconds above 0")
         return made
+
+
+def ceiling(name: str, metric: str, value: float, unit: str, **context: Any) -> Measurement:
+    """One of a machine's measured ceilings as a record: ``"memory 1:1", "bandwidth", 4.3e12, "B/s"``."""
+    return Measurement.from_dict(
+        {
+            **context,
+            "operator": CEILING,
+            "implementation": name,
+            "direction": "forward",
+            "workload": name,
+            "dtype": "",
+            "time_us": 0.0,
+            "metric": metric,
+            "unit": unit,
+            "cache": "cold" if context.get("device") == "cuda" else "warm",
+            "details": {"value": value, "unit": unit},
+        }
+    )
 
 
 _NUMBER: tuple[type, ...] = (int, float)
@@ -110,21 +131,21 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
-def check_writable(folder: Path, told: str) -> None:
-    """Raises OSError, in words that begin with ``told``, where 4 KiB cannot be written in a folder, which is made."""
+def check_writable(folder: Path, problem: str) -> None:
+    """Makes a folder and raises OSError, with a message that begins with ``problem``, where 4 KiB cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b" " * 4096)
     except OSError as error:
-        raise OSError(f"{told}: {error.strerror}") from None
+        raise OSError(f"{problem}: {error.strerror}") from None
 
 
 class Store:
-    """An append-only folder of JSON lines.
+    """A folder of records, one folder in it for each machine.
 
     Args:
-        root: the folder, ``results`` by default or what the variable ``WEFT_RESULTS`` says.
+        root: the folder; without it the environment variable ``WEFT_RESULTS``, else ``results``.
     """
 
     def __init__(self, root: str | os.PathLike[str] | None = None):
@@ -134,11 +155,11 @@ class Store:
         return self.root / slug(gpu) / f"{name}.jsonl"
 
     def append(self, gpu: str, name: str, line: Measurement | dict[str, Any]) -> Path:
-        """Appends one line and flushes it to disk. A line cut short by an earlier crash is closed first."""
+        """Appends one line and flushes it to disk. A line that a crash cut short is closed first."""
         path = self.path(gpu, name)
         path.parent.mkdir(parents=True, exist_ok=True)
         text = line.to_json() if isinstance(line, Measurement) else json.dumps(line, allow_nan=False)
-        with open(path, "a+b") as file:
+        with _locked(path.parent), open(path, "a+b") as file:
             size = file.seek(0, os.SEEK_END)
             if size:
                 file.seek(size - 1)
@@ -150,41 +171,54 @@ class Store:
         return path
 
     def probe(self, gpu: str) -> None:
-        """Raises OSError where records of this machine could not be written, before anything is measured."""
-        folder = self.path(gpu, "x").parent
-        check_writable(folder, f"records cannot be saved in {folder} (WEFT_RESULTS names another place)")
+        """Raises OSError, before anything is measured, where this machine's records cannot be written."""
+        folder = self.path(gpu, RUNS).parent
+        check_writable(folder, f"records cannot be saved in {folder} (set WEFT_RESULTS to another folder)")
 
-    def read(self, gpu: str | None = None, name: str | None = None, *, as_measured: bool = False) -> list[Measurement]:
-        """All measurements, oldest first; of one machine or one operator when named. Lines that are none are passed over.
-
-        A record's ``source`` is the latest that is known to compile to the same machine code, unless ``as_measured``.
-        """
-        found, same = [], {} if as_measured else self._same_code(gpu)
-        for line in self.lines(gpu, name):
-            with contextlib.suppress(ValueError):
-                found.append(m := Measurement.from_dict(line))
-                point = (slug(m.gpu), m.operator, m.workload, m.dtype, m.direction)
-                while m.metric == "time" and (
-                    later := same.get((*point, m.source))
-                ):  # a source may have changed several times
-                    m.source = later
+    def read(self, gpu: str | None = None, name: str | None = None) -> list[Measurement]:
+        """All measurements, oldest first; of one machine or one operator when given. Skips invalid lines."""
+        found: list[Measurement] = []
+        for folder in sorted(self.root.glob(slug(gpu) if gpu else "*")):
+            runs = _runs(folder)
+            if name in (None, CEILING):
+                found += (m for run in runs.values() for m in _ceilings(run))
+            for path in sorted(folder.glob(f"{name or '*'}.jsonl")):
+                found += filter(None, (_joined(path, line, runs) for line in read_lines(path)))
         return found
 
-    def _same_code(self, gpu: str | None) -> dict[tuple[str, ...], str]:
-        """(machine, operator, workload, dtype, direction, source) → a later source of the same machine code there. What was
-        said last holds, and a source that came back (a change undone) has none."""
-        same: dict[tuple[str, ...], str] = {}
-        for path in self.root.glob(f"{slug(gpu) if gpu else '*'}/{SAME_CODE}.jsonl"):
-            for line in read_lines(path):
-                source, later = str(line.get("source", "")), str(line.get("same_as", ""))
-                for point in line.get("points", ()):
-                    key = (path.parent.name, str(line.get("operator", "")), *map(str, point))
-                    same.pop((*key, later), None)
-                    if later not in ("", source):
-                        same[(*key, source)] = later
-        return same
+    def compact(self, gpu: str) -> None:
+        """Keeps the newest measurement of each point of a machine, and the ceilings of their runs."""
+        with _locked(self.path(gpu, RUNS).parent):
+            measured = self.read(gpu)
+            newest = latest(measured)
+            runs = {m.run for m in newest}
+            ceilings = [m for m in measured if m.operator == CEILING and m.run in runs]
+            self.write(gpu, [*ceilings, *(m for m in newest if m.operator != CEILING)])
+
+    def write(self, gpu: str, measurements: Iterable[Measurement]) -> None:
+        """Replaces a machine's measurements by these, in the short form. Lines of other kinds stay.
+
+        A line holds what is particular: fields that have their default or their run's value are left out, and floats have
+        five significant digits. Of ``machine`` and ``time`` the run has what its measurements share and the earliest.
+        """
+        folder = self.path(gpu, RUNS).parent
+        files: dict[str, list[Measurement]] = {}
+        by_run: dict[str, list[Measurement]] = {}
+        for m in measurements:
+            by_run.setdefault(m.run, []).append(m)
+            if m.operator != CEILING or not m.run:
+                files.setdefault(m.operator, []).append(m)
+        made = {run: _run(run, those) for run, those in by_run.items() if run}
+        before = _runs(folder)
+        _write_lines(folder / f"{RUNS}.jsonl", [*(before | made).values()])  # a crash from here on loses no run
+        for path in sorted({*folder.glob("*.jsonl"), *(folder / f"{name}.jsonl" for name in files)}):
+            if path.stem != RUNS:
+                others = [line for line in read_lines(path) if _joined(path, line, before) is None]
+                _write_lines(path, [*others, *(_short(m, made.get(m.run, {})) for m in files.get(path.stem, []))])
+        _write_lines(folder / f"{RUNS}.jsonl", sorted(made.values(), key=lambda run: str(run["time"])))
 
     def lines(self, gpu: str | None = None, name: str | None = None) -> Iterator[dict[str, Any]]:
+        """The JSON objects of one file, or of several, as they were written."""
         for path in sorted(self.root.glob(f"{slug(gpu) if gpu else '*'}/{name or '*'}.jsonl")):
             yield from read_lines(path)
 
@@ -192,26 +226,108 @@ class Store:
         return sorted(p.name for p in self.root.iterdir() if p.is_dir()) if self.root.is_dir() else []
 
 
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Holds a machine's folder, so that no process appends while another one compacts."""
+    try:
+        import fcntl
+    except ImportError:  # Windows, where nothing is measured
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a network file system that cannot lock a folder
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _runs(folder: Path) -> dict[str, dict[str, Any]]:
+    return {str(line["run"]): line for line in read_lines(folder / f"{RUNS}.jsonl") if line.get("run")}
+
+
+def _joined(path: Path, line: dict[str, Any], runs: dict[str, dict[str, Any]]) -> Measurement | None:
+    """The measurement that a line of a file holds, with what its run's line says; None where it holds none."""
+    try:
+        return Measurement.from_dict({"operator": path.stem, **runs.get(str(line.get("run")), {}), **line})
+    except ValueError:
+        return None
+
+
+def _ceilings(run: dict[str, Any]) -> Iterator[Measurement]:
+    context = {name: run[name] for name in ("run", *SHARED) if name in run}
+    for name, (metric, value, unit) in run.get("ceilings", {}).items():
+        yield ceiling(name, metric, value, unit, **context)
+
+
+def _run(run: str, those: list[Measurement]) -> dict[str, Any]:
+    """A run's line."""
+    first = min(those, key=lambda m: m.time)
+    line = {"run": run, **{name: getattr(first, name) for name in SHARED}}
+    line["machine"] = {k: v for k, v in first.machine.items() if all(m.machine.get(k) == v for m in those)}
+    if rates := {
+        m.implementation: [m.metric, _rounded(m.details["value"]), m.unit] for m in those if m.operator == CEILING
+    }:
+        line["ceilings"] = rates
+    return line
+
+
+def _short(m: Measurement, run: dict[str, Any]) -> dict[str, Any]:
+    """A measurement's line, without what its run's line or the file's name says."""
+    implied = {f.name: {} if f.default is MISSING else f.default for f in fields(m)}
+    implied |= {name: run[name] for name in SHARED if name in run}
+    line = {name: value for name, value in asdict(m).items() if value != implied[name]}
+    for name in ("operator", "machine", "time") if run else ("operator",):
+        line.pop(name, None)
+    return {name: _rounded(value) for name, value in line.items()}
+
+
+def _rounded(value: Any) -> Any:
+    """Five significant digits: what a measurement is worth."""
+    if isinstance(value, dict):
+        return {name: _rounded(item) for name, item in value.items()}
+    return float(f"{value:.5g}") if isinstance(value, float) else value
+
+
+def _write_lines(path: Path, lines: list[dict[str, Any]]) -> None:
+    text = "".join(json.dumps(line, allow_nan=False, separators=(",", ":")) + "\n" for line in lines)
+    if not lines:
+        path.unlink(missing_ok=True)
+    elif not path.is_file() or path.read_text(encoding="utf-8", errors="replace") != text:
+        write_whole(path, text)
+
+
 class Saver:
-    """Saves measurements as they come. What cannot be saved (a full disk) is kept in mind in ``failure``, and costs no
-    measurement."""
+    """Saves measurements as they come. The first error (a full disk, say) is stored in ``failure``; the bench continues."""
 
     def __init__(self, store: Store | None = None):
         self.store = store or Store()
         self.failure = ""
+        self._machines: set[str] = set()
 
     def __call__(self, m: Measurement) -> None:
         if not self.failure:
             try:
+                self._machines.add(m.gpu)
                 self.store.append(m.gpu, m.operator, m)
             except OSError as error:
-                self.failure = (
-                    f"{self.store.path(m.gpu, m.operator)}: {error.strerror} (WEFT_RESULTS names another place)"
-                )
+                self._failed(self.store.path(m.gpu, m.operator), error)
+
+    def finish(self) -> None:
+        """Compacts the records of each machine that was measured."""
+        for gpu in self._machines if not self.failure else ():
+            try:
+                self.store.compact(gpu)
+            except OSError as error:
+                self._failed(self.store.path(gpu, RUNS), error)
+
+    def _failed(self, path: Path, error: OSError) -> None:
+        self.failure = f"{path}: {error.strerror} (set WEFT_RESULTS to another folder)"
 
 
 def read_lines(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a file, one a line; what a crash cut short is passed over, and so is what is no file."""
+    """The JSON objects of a file, one a line. Skips invalid lines, and paths that are no regular file."""
     with contextlib.suppress(OSError):
         if not stat.S_ISREG(os.stat(path).st_mode):
             return
@@ -232,7 +348,7 @@ def write_whole(path: str | os.PathLike[str], text: str) -> None:
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error  # the file that is wanted, not a temporary one
+        raise OSError(error.errno, error.strerror, str(path)) from error  # name the file, not the temporary one
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
@@ -248,7 +364,7 @@ def write_whole(path: str | os.PathLike[str], text: str) -> None:
 
 
 def latest(measurements: Iterable[Measurement]) -> list[Measurement]:
-    """For each point measured (operator … cache, machine) the newest measurement, in order of first appearance."""
+    """The newest measurement of each point (operator … cache, machine), in order of first appearance."""
     newest: dict[tuple[str, ...], Measurement] = {}
     for m in measurements:
         key = (m.gpu, m.operator, m.implementation, m.direction, m.workload, m.dtype, m.cache, m.metric)

@@ -24,8 +24,7 @@ from rich.console import Console  # noqa: E402
 from weft import registry  # noqa: E402
 from weft.bench import cases, resume  # noqa: E402
 from weft.definition import Implementation, workload  # noqa: E402
-from weft.records import Store, read_lines  # noqa: E402
-from weft.source import source_hash  # noqa: E402
+from weft.records import Store  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, in Triton's interpreter
 
@@ -51,7 +50,7 @@ def test_bench_prints_records_with_every_key(benched):
     assert {"torch"} <= {m["implementation"] for m in timed}
     for m in timed:
         assert (m["workload"], m["dtype"], m["direction"], m["commit"]) == ("N=1000", "fp32", "forward", "abc123")
-        assert m["time_us"] > 0 and m["host_us"] > 0 and m["gpu"] and m["source"]
+        assert m["time_us"] > 0 and m["host_us"] > 0 and m["gpu"] and m["run"]
         assert m["time_p20_us"] <= m["time_us"] <= m["time_p80_us"] and m["repetitions"] >= 5
         assert m["bytes_moved"] == 12000 and m["error"] <= 1 and m["versions"]["torch"] == torch.__version__
         assert m["cache"] == ("cold" if DEVICE == "cuda" else "warm")
@@ -71,12 +70,8 @@ def test_what_was_benched_is_saved(benched):
         m["operator"] + m["implementation"] for m in measured
     )
     (machine,) = Store(results).machines()
-    assert {p.name for p in (results / machine).iterdir()} == {"ceiling.jsonl", "vector_add.jsonl"}
-
-
-def test_a_line_of_records_is_an_object(benched):
-    _, results = benched
-    assert all(line["schema"] == 1 for path in results.glob("*/*.jsonl") for line in read_lines(path))
+    assert {p.name for p in (results / machine).iterdir()} == {"runs.jsonl", "vector_add.jsonl"}
+    assert {m.commit for m in saved} == {"abc123"} and {m.run for m in saved} == {measured[0]["run"]}
 
 
 @pytest.fixture
@@ -115,14 +110,14 @@ def test_resume_leaves_out_what_is_there(command, no_ceilings):
     assert {m["workload"] for m in other if m["operator"] == "vector_add"} == {"N=1001"}
 
 
-def test_resume_measures_what_an_implementation_is_new_to():
+def test_resume_measures_what_an_implementation_is_new_to(monkeypatch):
     """Points on record are left out, but for an implementation of ours without a record, unless it cannot run here."""
     op = registry.get("vector_add")
     w, other = (op.parse(text, "fp32") for text in ("N=1000", "N=1001"))
-    source = source_hash(op.module)
-    rows = [("N=1000", "triton", source), ("N=1000", "torch", source), ("N=1001", "triton", "earlier")]
+    monkeypatch.setenv("WEFT_COMMIT", "today")
+    rows = [("N=1000", "triton", "today"), ("N=1000", "torch", "today"), ("N=1001", "triton", "earlier")]
     common = {"operator": "vector_add", "direction": "forward", "dtype": "fp32", "cache": "cold"}
-    records = [SimpleNamespace(workload=w, implementation=i, source=s, **common) for w, i, s in rows]
+    records = [SimpleNamespace(workload=w, implementation=i, commit=c, **common) for w, i, c in rows]
     bench = SimpleNamespace(context=lambda: {"gpu": "x"}, timer=SimpleNamespace(cache="cold"), present=lambda *of: here)
     chosen = {"vector_add": [op.find("triton"), op.find("torch")]}
 
@@ -184,9 +179,9 @@ def test_an_interrupted_bench_leaves_valid_records(tmp_path):
     assert "Traceback" not in err and process.returncode in (0, 130), err
     assert "interrupted" in err
     lines = [line for path in tmp_path.glob("*/*.jsonl") for line in path.read_text().splitlines()]
-    assert lines and all(json.loads(line)["implementation"] for line in lines)
+    assert lines and all(json.loads(line)["run"] for line in lines)
     printed = json.loads(out)["records"]  # what was measured is printed too
-    assert len(printed) == len(lines) and {m["operator"] for m in printed} >= {"ceiling", "softmax"}
+    assert len(printed) == len(Store(tmp_path).read()) and {m["operator"] for m in printed} >= {"ceiling", "softmax"}
 
 
 def test_an_interruption_before_anything_was_measured_is_no_traceback(command, monkeypatch):

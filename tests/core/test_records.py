@@ -1,4 +1,4 @@
-"""Records: appended and read whatever happens to the file, and the hash of the source that they were made from."""
+"""Records: appended and read whatever happens to the file, and compacted without losing a number."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from where import plain_environment
 
 from weft import records
 from weft.records import Measurement, Store
-from weft.source import source_hash
 
 
 def measurement(**changed) -> Measurement:
@@ -96,7 +95,7 @@ def test_what_is_no_file_or_no_record_stops_no_reader(tmp_path):
 
 def test_a_store_that_cannot_be_written_says_so_before_anything_is_measured(tmp_path):
     (tmp_path / "results").write_text("a file")
-    with pytest.raises(OSError, match=r"records cannot be saved in .*WEFT_RESULTS names another place"):
+    with pytest.raises(OSError, match=r"records cannot be saved in .*set WEFT_RESULTS to another folder"):
         Store(tmp_path / "results").probe("gpu")
 
 
@@ -141,6 +140,85 @@ def test_a_kill_in_the_middle_of_appending_leaves_valid_lines(tmp_path):
     assert not lost
 
 
+def benched(run="r1", gpu="NVIDIA H200", **changed):
+    """A measurement as a bench makes it; its clocks and time are of the moment."""
+    about = {"driver": "580", "power_w": f"{changed.get('time_us', 1.5)}"}
+    context = {"machine": about, "versions": {"torch": "2.13.0"}, "commit": run * 2, "time": f"2026-11-2{run[-1]}"}
+    return measurement(run=run, gpu=gpu, **{**context, **changed})
+
+
+def test_compact_keeps_the_newest_of_each_point_and_writes_what_a_run_shares_once(tmp_path):
+    store, gpu = Store(tmp_path), "NVIDIA H200"
+    rates = [records.ceiling("memory 1:1", "bandwidth", 4.0e12, "B/s", run=r, gpu=gpu, time=r) for r in ("r1", "r3")]
+    old, new = benched(time_us=1.0), benched("r2", time_us=2.0, ours=True, host_us=1.234567, details={"mode": "x"})
+    other = benched(workload="M=3,N=4", error=0.123456789, bytes_moved=1234567890123)
+    apart = benched("r2", workload="M=9,N=9", commit="another")
+    for m in (*rates, old, other, new, apart):
+        store.append(gpu, m.operator, m)
+    store.append(gpu, "softmax", {"note": "no measurement"})
+    store.compact(gpu)
+    path, runs = store.path(gpu, "softmax"), store.path(gpu, "runs")
+    assert sorted(p.name for p in path.parent.iterdir()) == ["runs.jsonl", "softmax.jsonl"]
+    assert [line.get("machine") for line in records.read_lines(path)] == [None] * 4
+    assert [(line["run"], line["machine"].get("driver")) for line in records.read_lines(runs)] == [
+        ("r1", None), ("r2", "580"), ("r3", None),
+    ]  # fmt: skip
+    found = store.read(gpu, "softmax")
+    assert [(m.workload, m.time_us, m.error, m.host_us) for m in found] == [
+        ("M=1,N=2", 2.0, None, 1.2346), ("M=3,N=4", 1.5, 0.12346, None), ("M=9,N=9", 1.5, None, None),
+    ]  # fmt: skip
+    assert found[0] == dataclasses.replace(new, machine={"driver": "580"}, host_us=1.2346)
+    assert [m.commit for m in found] == ["r2r2", "r1r1", "another"] and found[1].bytes_moved == 1234567890123
+    assert [(m.run, m.details["value"]) for m in store.read(gpu, "ceiling")] == [("r1", 4.0e12), ("r3", 4.0e12)]
+    assert {"note": "no measurement"} in store.lines(gpu, "softmax")
+    before = path.read_bytes() + runs.read_bytes()
+    store.compact(gpu)
+    assert path.read_bytes() + runs.read_bytes() == before
+
+
+def test_what_is_appended_after_compacting_is_newer(tmp_path):
+    store = Store(tmp_path)
+    for time_us in (1.0, 2.0):
+        store.append("gpu", "softmax", benched(gpu="gpu", time_us=time_us))
+        store.compact("gpu")
+    store.append("gpu", "softmax", benched("r2", gpu="gpu", time_us=3.0))
+    assert [m.time_us for m in records.latest(store.read())] == [3.0] and len(store.read()) == 2
+
+
+def test_records_are_renamed_and_dropped_by_writing_them_anew(tmp_path):
+    store, gpu = Store(tmp_path), "NVIDIA H200"
+    for m in (benched(), benched(implementation="cuda"), benched(operator="add")):
+        store.append(gpu, m.operator, m)
+    store.write(gpu, [dataclasses.replace(m, operator="linear") for m in store.read(gpu) if m.implementation != "cuda"])
+    assert [(m.operator, m.implementation) for m in store.read()] == [("linear", "triton")] * 2
+    assert sorted(p.name for p in (tmp_path / "nvidia-h200").iterdir()) == ["linear.jsonl", "runs.jsonl"]
+
+
+@pytest.mark.parametrize("failing", range(4))
+def test_a_disk_that_fails_while_compacting_loses_no_measurement(tmp_path, monkeypatch, failing):
+    store = Store(tmp_path)
+    for run in ("r1", "r2"):
+        for n in range(2):
+            m = benched(run, gpu="gpu", operator=f"op{n}", workload=f"N={run}")
+            store.append("gpu", m.operator, m)
+    calls, whole = iter(range(9)), records.write_whole
+
+    def failing_write(path, text):
+        if next(calls) == failing:
+            raise OSError(28, "No space left on device", str(path))
+        whole(path, text)
+
+    def points():
+        return sorted((m.operator, m.workload, m.commit, m.versions["torch"]) for m in store.read())
+
+    before = points()
+    monkeypatch.setattr(records, "write_whole", failing_write)
+    saver = records.Saver(store)
+    saver(benched("r2", gpu="gpu", operator="op0", workload="N=r2"))
+    saver.finish()
+    assert bool(saver.failure) == (failing < 3) and sorted(set(points())) == before
+
+
 def test_latest_keeps_the_newest_of_each_point():
     old, new, other = measurement(time_us=1.0), measurement(time_us=2.0), measurement(dtype="bf16")
     assert records.latest([old, other, new]) == [new, other]
@@ -152,68 +230,6 @@ def test_latest_keeps_the_newest_of_each_point():
 )
 def test_slug_is_one_safe_folder_name(text, folder):
     assert records.slug(text) == folder and "/" not in records.slug(text)
-
-
-KERNELS = """from weft.operators.launch import Plan
-c = Configurations(__file__, "x")
-d = Configurations(__file__, f"{name}_z")
-"""
-
-TOY = """
-from weft.operators.call import Choice
-from weft.operators.toys import cluster
-from weft.operators.toys.call import run
-from weft.operators.toys.kernels import (
-    plans,
-)
-"""
-
-
-def test_source_hash_follows_what_a_measurement_depends_on(tmp_path, write):
-    """The operator's module, what it imports, the CUDA it names, its configurations and the timer; nothing else."""
-    toys = tmp_path / "operators" / "toys"
-    text = {
-        tmp_path / "timing.py": "a",
-        tmp_path / "operators" / "launch.py": "a",
-        tmp_path / "operators" / "rows.cuh": "a",
-        toys / "kernels.py": KERNELS,
-        toys / "cluster.py": 'SOURCE = "cluster.cu"\n',
-        toys / "cluster.cu": '#include "rows.cuh"\n#include "stages.cuh"\n',
-        toys / "stages.cuh": '#include "beside.cuh"\n',
-        toys / "beside.cuh": "a",
-        tmp_path / "operators" / "beside.cuh": "a",
-        toys / "toy.py": TOY,
-        toys / "configs" / "sm_90.json": '{"x,1": {"BLOCK": 1}, "y,1": {"BLOCK": 1}, "of_z,1": {"BLOCK": 1}}',
-        toys / "README.md": "a",
-        toys / "other.py": "a",
-        toys / "call.py": "a",
-        tmp_path / "operators" / "call.py": "a",
-    }
-    for path, content in text.items():
-        write(path, content)
-
-    def hash_with(path, change):
-        path.write_text(change)
-        changed = source_hash(toys / "toy.py", tmp_path)
-        path.write_text(text[path])
-        return changed
-
-    before = source_hash(toys / "toy.py", tmp_path)
-    follows = [p for p in text if hash_with(p, text[p] + " ") != before]
-    configs = toys / "configs" / "sm_90.json"
-    assert {p.name for p in follows} == {
-        "timing.py", "launch.py", "rows.cuh", "kernels.py", "cluster.py", "cluster.cu", "toy.py",
-        "stages.cuh", "beside.cuh", "call.py",
-    }  # fmt: skip
-    assert tmp_path / "operators" / "call.py" not in follows, (
-        "the family's own is meant, not the checks of all operators"
-    )
-    assert tmp_path / "operators" / "beside.cuh" not in follows, "the header beside the file that includes it is meant"
-    assert hash_with(configs, text[configs].replace('"y,1": {"BLOCK": 1}', '"y,1": {"BLOCK": 2}')) == before
-    for key in ("x,1", "of_z,1"):
-        assert (
-            hash_with(configs, text[configs].replace(f'"{key}": {{"BLOCK": 1}}', f'"{key}": {{"BLOCK": 2}}')) != before
-        )
 
 
 def test_the_commit_is_what_the_variable_says(monkeypatch):

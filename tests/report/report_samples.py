@@ -69,7 +69,6 @@ def measurement(
         versions=VERSIONS,
         machine={"driver": "580.65.06"},
         commit="0123456789ab",
-        source="feedc0ffee12",
         run="r1",
         time="2026-11-20T10:05:00Z",
         best_peer=peer[0] if peer and ours else None,

@@ -18,8 +18,6 @@ from weft import registry
 from weft.cli import app
 from weft.records import Store
 from weft.report import documents
-from weft.report.tables import STALE
-from weft.source import source_hash
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = documents.markdown_files(ROOT)
@@ -43,13 +41,13 @@ def project(tmp_path):
     return tmp_path
 
 
-def add_record(project, source):
-    record = measurement("triton", 260.0, 250.0, gpu="NVIDIA H200", source=source)
+def add_record(project, time_us=260.0):
+    record = measurement("triton", time_us, 250.0, gpu="NVIDIA H200")
     Store(project / "results").append(record.gpu, "softmax", record)
 
 
 def test_tables_are_written_once_and_then_left_alone(project):
-    add_record(project, documents.source_of("softmax"))
+    add_record(project)
     said = []
     assert documents.refresh_all(project, check=False, say=said.append) == 0
     assert said == [
@@ -59,7 +57,7 @@ def test_tables_are_written_once_and_then_left_alone(project):
         "4 Markdown files, 3 changed",
     ]
     text = (project / "README.md").read_text(encoding="utf-8")
-    assert "| triton (µs) |" in text and STALE not in text
+    assert "| triton (µs) |" in text
     assert text.startswith("# Title\n") and text.endswith("\n\nprose\n")
     assert (project / "other" / "notes.md").read_text() == TABLE
 
@@ -70,20 +68,20 @@ def test_tables_are_written_once_and_then_left_alone(project):
 
 
 def test_check_names_the_file_and_the_fix_and_writes_nothing(project):
-    add_record(project, documents.source_of("softmax"))
+    add_record(project)
     documents.refresh_all(project, check=False, say=silent)
-    add_record(project, "0" * 12)
+    add_record(project, 300.0)
     before, said = (project / "README.md").read_text(encoding="utf-8"), []
     assert documents.refresh_all(project, check=True, say=said.append) == 1
     assert said[0] == "README.md: a table is not today's; fix: weft tables"
     assert (project / "README.md").read_text(encoding="utf-8") == before
     documents.refresh_all(project, check=False, say=silent)
-    assert STALE in (project / "README.md").read_text(encoding="utf-8")
+    assert "| 300 |" in (project / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("failing", ["fsync", "replace"])
 def test_a_disk_that_is_full_leaves_the_document_as_it_was(project, monkeypatch, failing):
-    add_record(project, documents.source_of("softmax"))
+    add_record(project)
 
     def full(*arguments):
         raise OSError(28, "No space left on device")
@@ -102,7 +100,7 @@ def test_without_records_no_table_is_blanked(project):
 
 
 def test_wrong_markers_name_the_file(project):
-    add_record(project, "0" * 12)
+    add_record(project, 300.0)
     for wrong, told in (
         (TABLE.replace("softmax", "sofmax"), "did you mean 'softmax'"),
         (TABLE.replace("gpu", "card"), "card"),
@@ -118,10 +116,9 @@ def test_a_folder_without_documents_is_a_mistake(tmp_path):
         documents.refresh_all(tmp_path, check=False, say=silent)
 
 
-def test_source_is_that_of_the_operators_module():
+def test_every_operators_module_is_found_without_importing_it():
     for name, module in registry.modules().items():
-        assert documents.module_file(module).is_file()
-        assert documents.source_of(name) == source_hash(registry.get(name).module)
+        assert documents.module_file(module) == registry.get(name).module
 
 
 # ---- ops.pyi
@@ -228,7 +225,7 @@ def started(tmp_path_factory):
     usage, operator = blocks("README.md", "python")
     (copy / "weft" / "operators" / "elementwise" / "squared_relu.py").write_text(operator, encoding="utf-8")
     without_torch = (
-        "import sys; from weft.report import documents as d; d.refresh_stub(True, print); d.source_of('softmax')\n"
+        "import sys; from weft.report import documents as d; d.refresh_stub(True, print)\n"
         "assert not {'torch', 'triton', 'numpy'} & set(sys.modules)"
     )
     (copy / "usage.py").write_text(usage, encoding="utf-8")
@@ -245,7 +242,7 @@ def started(tmp_path_factory):
         process.stdout.close()
 
 
-def test_stubs_and_sources_need_no_pytorch(started):
+def test_stubs_need_no_pytorch(started):
     assert "ops.pyi is not today's" in finish(started["without torch"])  # the copy has one operator more
 
 

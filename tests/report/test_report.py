@@ -14,10 +14,8 @@ from weft.drawing.quantities import figures, si, workload_key
 from weft.records import Store
 from weft.report import Contents, render
 from weft.report.summary import summary_table
-from weft.report.tables import STALE, markdown_table, refresh
+from weft.report.tables import markdown_table, refresh
 from weft.report.verdict import tiles
-
-SOURCE = "feedc0ffee12"
 
 
 class Outside(HTMLParser):
@@ -215,19 +213,19 @@ END = "<!-- weft:end -->"
 
 def test_table_is_made_between_its_markers_and_stays(store, tmp_path):
     path = document(tmp_path, MARKER, "OUTDATED", END)
-    text = refresh(path, store, lambda operator: SOURCE)
+    text = refresh(path, store)
     assert text.startswith(
         "# Softmax\n\n"
         + MARKER
         + "\n\n| workload | dtype | cuda (µs) | triton (µs) | torch (µs) | torch.compile (µs) |"
     )
-    assert text.endswith(END + "\n\nAfter.\n") and "OUTDATED" not in text and "ladder" not in text and STALE not in text
+    assert text.endswith(END + "\n\nAfter.\n") and "OUTDATED" not in text and "ladder" not in text
     path.write_text(text, encoding="utf-8")
-    assert refresh(path, store, lambda operator: SOURCE) == text
+    assert refresh(path, store) == text
 
 
 def test_table_rows_are_sorted_and_complete(store, tmp_path):
-    text = refresh(document(tmp_path, MARKER, END), store, lambda operator: SOURCE)
+    text = refresh(document(tmp_path, MARKER, END), store)
     rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in text.splitlines() if row.startswith("| `")]
     assert [row[1] for row in rows] == ["bf16"] * 6 + ["fp32"] * 6
     assert [row[0] for row in rows[:2]] == ["`M=2048,N=131072`", "`M=8192,N=32768`"]
@@ -245,12 +243,6 @@ def test_table_rows_are_sorted_and_complete(store, tmp_path):
     )
 
 
-def test_table_of_another_source_is_stale(store, tmp_path):
-    asked = []
-    text = refresh(document(tmp_path, MARKER, END), store, lambda operator: asked.append(operator) or "0000")
-    assert STALE in text and asked == ["softmax"]
-
-
 def test_tables_of_ceilings_rungs_and_nothing(store, tmp_path):
     path = document(
         tmp_path,
@@ -259,7 +251,7 @@ def test_tables_of_ceilings_rungs_and_nothing(store, tmp_path):
         "<!-- weft:table operator=softmax gpu=synthetic-gpu-9000 cache=warm -->", END,
         "<!-- weft:table operator=softmax gpu=synthetic-gpu-9000 dtype=fp32 -->", END,
     )  # fmt: skip
-    text = refresh(path, store, lambda operator: SOURCE)
+    text = refresh(path, store)
     ceiling, rungs, nothing, narrow = text.split(END)[:4]
     assert "| copy 1:1 | bandwidth | 4.26\u202fTB/s |" in ceiling and ceiling.index("4:3") < ceiling.index(
         "bf16 matrix"
@@ -299,21 +291,19 @@ def test_summary_takes_the_fastest_of_ours_and_says_where_it_is_least():
     records = [
         of(256, "triton", 105.0), of(256, "torch", 50.0),
         of(512, "triton", 200.0), of(512, "cuda", 125.0),
-        of(512, "cuda", 90.0, source="old"), of(512, "triton", 80.0, cache="warm"),
+        of(512, "triton", 80.0, cache="warm"),
         of(512, "ladder-1-naive", 70.0, ours=True), of(1024, "triton", 100.0),
         of(2048, "triton", 60.0, details={"wrong": True}), of(256, "cuda", 105.0, direction="backward"),
     ]  # fmt: skip
-    forward, backward = (line.split(" | ") for line in summary_table(records, lambda _: SOURCE).splitlines()[2:])
+    forward, backward = (line.split(" | ") for line in summary_table(records).splitlines()[2:])
     assert forward == [
         "| softmax", "forward", "bf16", "3", "95.2\u202f%", "80.0\u202f% `M=8,N=512`", "1.05×", "0.88× quack `M=8,N=512` |",
     ]  # fmt: skip
     assert backward[:4] == ["| softmax", "backward", "bf16", "1"]
-    assert summary_table(records, lambda _: "today's") == "*No measurements yet.*"
-    records += [of(512, "triton", 9.0, dtype="fp16", source="old"), of(8, "torch", 9.0, operator="relu")]
+    records += [of(8, "torch", 9.0, operator="relu")]
     records += [of(512, "triton", 9.0, operator="gone")]
-    table, earlier, never = summary_table(records, lambda _: SOURCE, ["softmax", "relu"]).split("\n\n")
-    assert "gone" not in table and "fp16" not in table
-    assert earlier == "Timed from an earlier source only: `softmax forward fp16`."
+    table, never = summary_table(records, ["softmax", "relu"]).split("\n\n")
+    assert "gone" not in table
     assert never == "Not timed beside peers yet: `relu`."
 
 
@@ -322,31 +312,34 @@ def test_a_peer_that_was_faster_in_an_earlier_run_is_no_win_in_the_summary():
         measurement("triton", 100.0, 90.0, ("torch", 150.0), run="b", workload="M=8,N=8"),
         measurement("torch", 150.0, 90.0, run="b", workload="M=8,N=8"),
     ]
-    alone = summary_table(ours, lambda _: SOURCE)
+    alone = summary_table(ours)
     assert "1.50× | 1.50× torch `M=8,N=8`" in alone and "‡" not in alone
     slower = measurement("liger", 160.0, 90.0, run="a", workload="M=8,N=8")
-    assert summary_table([*ours, slower], lambda _: SOURCE) == alone
+    assert summary_table([*ours, slower]) == alone
     wrong = measurement("liger", 90.0, 90.0, run="a", workload="M=8,N=8", details={"wrong": True})
-    assert summary_table([*ours, wrong], lambda _: SOURCE) == alone
+    assert summary_table([*ours, wrong]) == alone
     faster = measurement("liger", 96.0, 90.0, run="a", workload="M=8,N=8")
-    table, note = summary_table([*ours, faster], lambda _: SOURCE).split("\n\n")
+    table, note = summary_table([*ours, faster]).split("\n\n")
     assert "0.96× | 0.96× liger‡ `M=8,N=8`" in table and note.startswith("‡ timed in an earlier run")
 
 
-def test_table_of_host_times_marks_only_what_is_old(store, tmp_path):
-    for operator, source, us in (("add", "today", 13.0), ("mul", "before", 12.0)):
+def test_table_of_host_times(store, tmp_path):
+    for operator, us in (("add", 13.0), ("mul", 12.0)):
         for way, ratio in (("bare Triton launch", 1.0), ("weft.ops", us / 10)):
-            made = measurement(way, us, 5.0, operator=operator, metric="host time", source=source)
+            made = measurement(way, us, 5.0, operator=operator, metric="host time")
             made.details["ratio_to_bare_launch"] = ratio
             store.append("host-gpu", operator, made)
-    text = refresh(document(tmp_path, "<!-- weft:host gpu=host-gpu -->", END), store, lambda operator: "today")
+    text = refresh(
+        document(tmp_path, "<!-- weft:host gpu=host-gpu -->", END),
+        store,
+    )
     assert "| operator | weft.ops (µs) | bare Triton launch (µs) | weft.ops to the bare launch |" in text
-    assert "| add | 13.0 | 13.0 | 1.30× |" in text and "| mul (*stale*) |" in text
+    assert "| add | 13.0 | 13.0 | 1.30× |" in text and "| mul | 12.0 |" in text
 
 
 def test_markers_in_code_and_prose_are_left_alone(store, tmp_path):
     path = document(tmp_path, "```", MARKER, "shown", "```", "", f"Write `{MARKER}`.", "", END)
-    assert refresh(path, store, lambda operator: SOURCE) == path.read_text(encoding="utf-8")
+    assert refresh(path, store) == path.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -366,13 +359,13 @@ def test_markers_in_code_and_prose_are_left_alone(store, tmp_path):
 )
 def test_wrong_markers_are_refused_with_their_line(store, tmp_path, lines, message):
     with pytest.raises(ValueError, match=message):
-        refresh(document(tmp_path, *lines), store, lambda operator: SOURCE)
+        refresh(document(tmp_path, *lines), store)
 
 
 def test_cells_cannot_break_the_table():
     odd = measurement("a|b", 10.0, 5.0, versions={"x": "<b>"})
     table = markdown_table([odd])
-    assert "a\\|b (µs)" in table and "&lt;b>" in table and STALE not in table
+    assert "a\\|b (µs)" in table and "&lt;b>" in table
 
 
 def test_what_was_not_reached_is_not_said_in_green():

@@ -23,7 +23,6 @@ from weft.hardware import query
 from weft.hardware.ceilings import Ceilings
 from weft.operators.peers import MODES, Compiled
 from weft.records import Measurement
-from weft.source import source_hash
 from weft.timing import ImpossibleTime, Timer, Timing, paired_ratio
 
 IN_CACHE_BYTES = 2**28  # warm working sets below this may lie in a CPU's or GPU's last-level cache
@@ -240,41 +239,25 @@ class Bench:
                 flops=cost.flops,
                 peak_memory_mib=memory[made.name],
                 error=_short(errors[made.name]),
-                **self.context(op),
+                **self.context(),
                 details=details,
             )
 
-    def context(self, op: Operator | None = None) -> dict[str, Any]:
-        """What every record of this run says of machine, versions and code."""
+    def context(self) -> dict[str, Any]:
+        """The fields of a record that name machine, versions, commit, run and time."""
         return {
             "device": self.device,
             "gpu": query.name(self.device),
             "machine": query.state(self.device),
             "versions": query.versions(),
             "commit": records.commit(),
-            "source": source_hash(op.module) if op else "",
             "run": self.run_id,
             "time": records.now(),
         }
 
     def ceiling_records(self) -> list[Measurement]:
         """The ceilings as records, under the name ``ceiling``."""
-        return [
-            Measurement(
-                operator="ceiling",
-                implementation=name,
-                direction="forward",
-                workload=name,
-                dtype="",
-                time_us=0.0,
-                metric=metric,
-                unit=unit,
-                cache="cold" if self.device == "cuda" else "warm",
-                **self.context(),
-                details={"value": value, "unit": unit},
-            )
-            for name, metric, value, unit in self.ceilings.rows()
-        ]
+        return [records.ceiling(*row, **self.context()) for row in self.ceilings.rows()]
 
     def _still_there(self, after: str) -> None:
         """Raises LostDevice if an implementation's failure has ended all that this process does on the device."""

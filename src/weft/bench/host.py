@@ -19,7 +19,6 @@ from weft.bench import cases
 from weft.definition import Operator, Workload
 from weft.operators.launch import Plan
 from weft.records import Measurement
-from weft.source import source_hash
 from weft.timing import host_time_us
 
 
@@ -47,7 +46,7 @@ def measure(bench: Any, operators: Iterable[Operator]) -> Iterator[Measurement]:
                 cache="warm",
                 host_us=float(f"{us:.4g}"),
                 details=details,
-                **{**bench.context(op), "source": source_hash(op.module)},
+                **bench.context(),
             )
 
 

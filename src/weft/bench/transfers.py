@@ -49,7 +49,7 @@ def measure(bench: Any, *, quick: bool = False) -> list[Measurement]:
                     repetitions=len(times[name].times_us),
                     host_us=float(f"{times[name].host_us:.5g}"),
                     flops=op.cost(w, "forward").flops,
-                    **bench.context(op),
+                    **bench.context(),
                     details={"speedup_over_numpy": float(f"{numpy_us / us:.4g}"), "max_error": float(f"{error:.3g}")},
                 )
             )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,8 +21,8 @@ import torch
 
 from weft import disk_cache
 from weft.operators.launch import PLAIN, compile_request, target_sm
-from weft.source import code_of
 
+INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 CTYPES = {torch.float32: "float", torch.float16: "fp16", torch.bfloat16: "bf16"}  # the names in prelude.cuh
 
 
@@ -87,7 +88,7 @@ def compile_cubin(source: Path, expression: str, sm: int) -> tuple[bytes, str]:
         CudaError: with NVRTC's log.
     """
     _, nvrtc = _bindings()
-    files = [source, *sorted(code_of(source) - {source})]
+    files = [source, *sorted(_headers(source))]
     names, texts = [f.name.encode() for f in files], [f.read_bytes() for f in files]
     target = f"sm_{sm}a" if sm in (90, 100, 120) else f"sm_{sm}"
     options = [f"--gpu-architecture={target}".encode(), b"--std=c++17", b"--extra-device-vectorization"]
@@ -101,6 +102,20 @@ def compile_cubin(source: Path, expression: str, sm: int) -> tuple[bytes, str]:
         disk_cache.write(kept, found)
     name, cubin = found.split(b"\n", 1)
     return cubin, name.decode()
+
+
+def _headers(source: Path) -> set[Path]:
+    """The headers that a file includes, directly or not: beside the file that includes them, or beside this module."""
+    found: set[Path] = set()
+    unread = [source]
+    while unread:
+        path = unread.pop()
+        for name in INCLUDE.findall(path.read_text(encoding="utf-8")):
+            header = next((p for p in (path.parent / name, Path(__file__).parent / name) if p.is_file()), None)
+            if header is not None and header not in found:
+                found.add(header)
+                unread.append(header)
+    return found
 
 
 def _compiled(

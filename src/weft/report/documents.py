@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-import functools
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -17,7 +16,6 @@ from weft import records, registry
 from weft.definition import UnknownName
 from weft.records import Store
 from weft.report import tables
-from weft.source import source_hash
 
 WIDTH = 120  # of a line, as in pyproject.toml
 PLACES = ("*.md", "docs/**/*.md", "src/weft/operators/**/*.md")  # where a project keeps Markdown
@@ -49,11 +47,11 @@ def refresh_all(root: Path, check: bool, say: Say) -> int:
     files = markdown_files(root)
     if not files:
         raise FileNotFoundError(f"no Markdown file in {root}: run `weft tables` in the project's folder")
-    store, source = Store(root / "results"), functools.cache(source_of)
+    store = Store(root / "results")
     changed = 0
     for path in files:
         try:
-            text = tables.refresh(path, store, source)
+            text = tables.refresh(path, store)
             before = path.read_text(encoding="utf-8")
         except (UnknownName, UnicodeDecodeError) as error:
             raise ValueError(f"{path}: {error}") from None
@@ -72,17 +70,6 @@ def refresh_all(root: Path, check: bool, say: Say) -> int:
 def markdown_files(root: Path) -> list[Path]:
     """The Markdown files that may hold tables, sorted."""
     return sorted({path for place in PLACES for path in root.glob(place) if path.is_file()})
-
-
-def source_of(operator: str) -> str:
-    """The hash that a measurement of this operator would carry today.
-
-    Raises:
-        UnknownName: no such operator.
-    """
-    if operator not in registry.modules():
-        raise UnknownName("operator", operator, registry.names())
-    return source_hash(module_file(registry.modules()[operator]))
 
 
 def module_file(module: str) -> Path:

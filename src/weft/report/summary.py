@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from weft.drawing.quantities import NONE, dtype_key, is_rung, percent, ratio
 from weft.records import Measurement, latest
@@ -14,16 +14,13 @@ EARLIER = "‡"
 NUMBERS = ("share of ceiling, median", "least, at", "ratio to best peer, median", "least, at")
 
 
-def summary_table(
-    measurements: Iterable[Measurement], source_of: Callable[[str], str] | None = None, operators: Iterable[str] = ()
-) -> str:
-    """A row for each operator, direction and dtype; of each point the fastest of our implementations counts. Behind it, what
-    is not in it: operators that were never timed, and what was timed from another source only.
+def summary_table(measurements: Iterable[Measurement], operators: Iterable[str] = ()) -> str:
+    """A row for each operator, direction and dtype; of each point the fastest of our implementations counts. Behind it the
+    operators that were never timed.
 
     Args:
         measurements: of one machine; of points measured twice the newest counts. Teaching versions, results that were wrong and
             warm caches are left out.
-        source_of: operator → hash of its source today; records of another source are left out. ``None``: all count.
         operators: names of all that there are; records of others are left out (none: those of the records).
     """
     fastest: dict[tuple[str, ...], Measurement] = {}
@@ -35,7 +32,7 @@ def summary_table(
         if m.metric == "time" and m.cache == "cold" and m.device == "cuda" and m.ours
         if not is_rung(m) and (not known or m.operator in known)
     ]
-    for m in latest(m for m in timed if source_of is None or m.source == source_of(m.operator)):
+    for m in latest(timed):
         if "wrong" in m.details:
             continue
         point = (m.operator, m.direction, m.dtype, m.workload)
@@ -56,11 +53,6 @@ def summary_table(
     if any(EARLIER in cell for row in body for cell in row):
         faster = "timed in an earlier run, and faster there than each peer beside which ours was timed"
         lines.append(f"{EARLIER} {faster}: a quotient of medians")
-    earlier = {(m.operator, m.direction, m.dtype) for m in timed} - set(rows)
-    if earlier:
-        lines.append(
-            "Timed from an earlier source only: " + ", ".join(f"`{' '.join(row)}`" for row in sorted(earlier)) + "."
-        )
     if never := sorted(known - {m.operator for m in timed}):
         lines.append("Not timed beside peers yet: " + ", ".join(f"`{name}`" for name in never) + ".")
     return "\n\n".join(lines)

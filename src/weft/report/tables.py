@@ -23,7 +23,7 @@ versions, which a table otherwise leaves out; of the simulator there is ``of=spe
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from weft import registry
@@ -46,7 +46,6 @@ from weft.report import simulator
 from weft.report.markdown import cell, grid
 from weft.report.summary import summary_table
 
-STALE = "*stale: measured from an earlier source*"
 KEYS = {
     "table": {"operator", "direction", "gpu", "dtype", "cache", "device", "rungs"},
     "ceilings": {"gpu"},
@@ -66,13 +65,12 @@ _START = re.compile(r"\s*<!--\s*weft:(?P<kind>\w+)(?P<words>(\s+[\w-]+=[^\s>]+)*
 _END = "<!-- weft:end -->"
 
 
-def refresh(path: Path, store: Store, source_of: Callable[[str], str]) -> str:
+def refresh(path: Path, store: Store) -> str:
     """The file's text with every table between markers made anew from the store.
 
     Args:
         path: a Markdown file; it is read, not written.
         store: where the records are.
-        source_of: operator → hash of its source today; a table of records from another source is marked stale.
 
     Raises:
         ValueError: a marker that is unknown, lacks a word, asks for what there is not (a GPU without records, say) or is
@@ -99,7 +97,7 @@ def refresh(path: Path, store: Store, source_of: Callable[[str], str]) -> str:
                 at += 1
             if at == len(lines):
                 raise ValueError(f"{path}:{start}: table without an end; write {_END} after it")
-            table = _table(line, store, source_of, f"{path}:{start}")
+            table = _table(line, store, f"{path}:{start}")
             out.append(f"\n{table}\n\n")
     if fence:
         raise ValueError(f"{path}: a code fence ({fence}) is never closed, so no table after it would be made anew")
@@ -110,7 +108,7 @@ def _opens(line: str) -> bool:
     return bool(re.match(r"\s*<!--\s*weft:(?!end\b)", line))
 
 
-def _table(line: str, store: Store, source_of: Callable[[str], str], where: str) -> str:
+def _table(line: str, store: Store, where: str) -> str:
     """The table that a marker asks for."""
     found = _START.match(line)
     if not found:
@@ -125,7 +123,7 @@ def _table(line: str, store: Store, source_of: Callable[[str], str], where: str)
         if missing := [word for word in ("gpu", "operator", "cpu", "of") if word in KEYS[kind] and word not in words]:
             raise ValueError(f"'weft:{kind}' lacks {' and '.join(f'{word}=…' for word in missing)}")
         for word, value in words.items():
-            known = set(store.machines()) if word in ("gpu", "cpu") else VALUES.get(word)
+            known = {"gpu": store.machines(), "cpu": store.machines(), "operator": registry.names(), **VALUES}.get(word)
             if known is not None and value not in known:
                 raise UnknownName(f"{word} of 'weft:{kind}'", value, known)
     except ValueError as error:
@@ -134,9 +132,9 @@ def _table(line: str, store: Store, source_of: Callable[[str], str], where: str)
     if kind == "ceilings":
         return ceilings_table([m for m in store.read(words["gpu"], "ceiling") if is_ceiling(m)])
     if kind == "host":
-        return host_table([m for m in store.read(words["gpu"]) if m.metric == "host time"], source_of)
+        return host_table([m for m in store.read(words["gpu"]) if m.metric == "host time"])
     if kind == "summary":
-        return summary_table(store.read(words["gpu"]), source_of, registry.names())
+        return summary_table(store.read(words["gpu"]), registry.names())
     if kind == "simulator":
         timed = simulator.read(store.lines(words["cpu"], simulator.FILE))
         return (simulator.speed_table if words["of"] == "speed" else simulator.growth_table)(timed)
@@ -150,22 +148,18 @@ def _table(line: str, store: Store, source_of: Callable[[str], str], where: str)
         if m.metric == "time" and is_rung(m) == rungs
         if all(getattr(m, key) == value for key, value in wanted.items())
     ]
-    return (rungs_table if rungs else markdown_table)(chosen, source=source_of(words["operator"]))
+    return (rungs_table if rungs else markdown_table)(chosen)
 
 
-def markdown_table(measurements: Iterable[Measurement], source: str | None = None) -> str:
+def markdown_table(measurements: Iterable[Measurement]) -> str:
     """A row for each point (workload, dtype), a column for each implementation's median time in µs, for each of ours
     its share of the measured ceiling and its ratio to the best peer with p20–p80; then where the numbers come from. Marked are
     results that were wrong, and times of another run than the newest of ours: ratios are within a run.
 
     Args:
         measurements: of one operator, direction and machine; of points measured twice the newest counts.
-        source: hash of the operator's source today; ``None`` to make no statement about it.
     """
     newest = sorted(latest(measurements), key=point_key)
-    if source is not None:  # an implementation of ours that today's source no longer measures there is gone
-        today = {(m.workload, m.dtype, m.device) for m in newest if m.ours and m.source == source}
-        newest = [m for m in newest if not m.ours or m.source == source or (m.workload, m.dtype, m.device) not in today]
     if not newest:
         return "*No measurements yet.*"
     columns = sorted({m.implementation: m for m in newest}.values(), key=implementation_key)
@@ -211,16 +205,15 @@ def markdown_table(measurements: Iterable[Measurement], source: str | None = Non
         lines += ["", f"† errs by more than is allowed on this data{times} (`weft verify` judges ours)"]
     if alone:
         lines += ["", "‡ timed in an earlier run than the others of its row: no ratio of theirs is to it"]
-    return "\n".join([*lines, *_staleness(newest, source)])
+    return "\n".join(lines)
 
 
-def rungs_table(measurements: Iterable[Measurement], source: str | None = None) -> str:
+def rungs_table(measurements: Iterable[Measurement]) -> str:
     """A row for each point and rung of a ladder: median time, how much faster than the rung before, share of the ceiling
     and ratio to the best peer with p20–p80.
 
     Args:
         measurements: of one operator's teaching versions, one direction and machine; the newest of each counts.
-        source: hash of the operator's source today; ``None`` to make no statement about it.
     """
     newest = sorted(latest(measurements), key=lambda m: (point_key(m), implementation_key(m)))
     if not newest:
@@ -235,16 +228,7 @@ def rungs_table(measurements: Iterable[Measurement], source: str | None = None) 
         body.append([*point, m.implementation, time, gain, percent(m.share_of_ceiling), _ratio(m)])
         before = m
     head = ["workload", "dtype", "rung", "µs", "to the rung before", "share of ceiling", "ratio to best peer (p20–p80)"]
-    return "\n".join([grid(head, body, numbers_from=3), "", provenance(newest), *_staleness(newest, source)])
-
-
-def _staleness(newest: Sequence[Measurement], source: str | None) -> list[str]:
-    """The line under a table whose records are, all or some, of another source than today's."""
-    old = {(m.workload, m.dtype, m.device) for m in newest if source is not None and m.source != source}
-    if not old:
-        return []
-    points = {(m.workload, m.dtype, m.device) for m in newest}
-    return ["", STALE if len(old) == len(points) else f"{STALE[:-1]}, {len(old)} of {len(points)} rows*"]
+    return "\n".join([grid(head, body, numbers_from=3), "", provenance(newest)])
 
 
 def ceilings_table(measurements: Iterable[Measurement]) -> str:
@@ -257,12 +241,11 @@ def ceilings_table(measurements: Iterable[Measurement]) -> str:
     return "\n".join([grid(["ceiling", "of", "measured"], body, numbers_from=2), "", provenance(newest)])
 
 
-def host_table(measurements: Iterable[Measurement], source_of: Callable[[str], str] | None = None) -> str:
+def host_table(measurements: Iterable[Measurement]) -> str:
     """What a call on a small input costs on the host in µs: a row for each operator, a column for each way to call it.
 
     Args:
         measurements: of one machine, with the metric ``host time``.
-        source_of: operator → hash of its source today; ``None`` to make no statement about it.
     """
     newest = sorted(latest(measurements), key=lambda m: (m.operator, m.implementation))
     if not newest:
@@ -279,8 +262,7 @@ def host_table(measurements: Iterable[Measurement], source_of: Callable[[str], s
         bare = next(
             (m.details.get("ratio_to_bare_launch") for m in cells.values() if m.implementation == "weft.ops"), None
         )
-        old = source_of is not None and any(m.source != source_of(operator) for m in cells.values())
-        body.append([operator + (" (*stale*)" if old else ""), *times, ratio(bare) if bare else NONE])
+        body.append([operator, *times, ratio(bare) if bare else NONE])
     head = ["operator", *(f"{way} (µs)" for way in ways), "weft.ops to the bare launch"]
     return "\n".join([grid(head, body, numbers_from=1), "", provenance(newest)])
 

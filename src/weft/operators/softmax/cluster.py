@@ -17,7 +17,11 @@ configuration = Configurations(__file__, "cluster", heuristic, candidates)
 
 
 def plan(x: Tensor, dim: int, logs: bool = False) -> CudaPlan:
-    """Softmax of x over ``dim`` (log-softmax with ``logs``) into ``torch.empty_like(x)``; raises Declined as ``row_cluster.why_not`` says."""
+    """Softmax of x over ``dim`` (log-softmax with ``logs``) into ``torch.empty_like(x)``.
+
+    Raises:
+        Declined: what ``row_cluster.why_not`` says.
+    """
     along = x.movedim(dim, -1)
     rows = RowCluster.of(along, configuration(x.device, x.dtype, bucket(along.shape[-1])))
     kernel = f"softmax_cluster<{CTYPES[x.dtype]}, {rows.template}, {str(logs).lower()}>"
