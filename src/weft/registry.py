@@ -1,7 +1,7 @@
 """Finds operators by where they lie.
 
-A module below ``operators/<family>/`` that assigns ``X = Operator(`` in a file ``X.py`` or ``X/__init__.py`` is the
-operator X. Names are known without importing anything; an operator's module (and PyTorch with it) is imported when
+A module anywhere below ``operators/<family>/`` that assigns ``X = Operator(`` in a file ``X.py`` or ``X/__init__.py`` is
+the operator X. Names are known without importing anything; an operator's module (and PyTorch with it) is imported when
 it is first asked for.
 """
 
@@ -23,7 +23,7 @@ LADDERS = Path(__file__).parent / "course" / "ladders"
 def modules() -> dict[str, str]:
     """Operator name → module, by reading file names and the line that assigns the operator."""
     found: dict[str, str] = {}
-    for path in sorted([*FOLDER.glob("*/*.py"), *FOLDER.glob("*/*/__init__.py")]):
+    for path in sorted(FOLDER.glob("*/**/*.py")):
         name = path.parent.name if path.name == "__init__.py" else path.stem
         if re.search(rf"^{re.escape(name)}(: *Operator)? = Operator\(", path.read_text(encoding="utf-8"), re.MULTILINE):
             if name in found:

@@ -14,8 +14,9 @@ def shared_limit(sm: int) -> int:
     return SHARED_LIMIT[max(a for a in SHARED_LIMIT if a <= sm)]
 
 
-def resident(plan: CudaPlan, device: torch.device) -> int:
-    """Clusters (blocks, for a plan without clusters) that run side by side; estimated where there is no device to ask."""
+def active_clusters(plan: CudaPlan, device: torch.device) -> int:
+    """Clusters (blocks, for a plan without clusters) that run at the same time, 0 where not even one fits; estimated where there
+    is no device to ask."""
     if compile_request() or device.type != "cuda" or not torch.cuda.is_available():
         return max(1, multiprocessors(device) // plan.cluster)
     config, kernel = plan._prepare(device)
@@ -26,6 +27,12 @@ def resident(plan: CudaPlan, device: torch.device) -> int:
         count *= multiprocessors(device)
     if int(code):
         raise CudaError(f"counting clusters of {plan.expression}: {code.name}")
+    return int(count)
+
+
+def resident(plan: CudaPlan, device: torch.device) -> int:
+    """The same, for a plan that needs at least one; raises Declined where none fits."""
+    count = active_clusters(plan, device)
     if not count:
         raise Declined(f"no cluster of {plan.cluster} blocks fits on this device")
-    return int(count)
+    return count
