@@ -15,8 +15,8 @@ def shared_limit(sm: int) -> int:
 
 
 def active_clusters(plan: CudaPlan, device: torch.device) -> int:
-    """Clusters (blocks, for a plan without clusters) that run at the same time, 0 where not even one fits; estimated where there
-    is no device to ask."""
+    """Clusters (blocks, for a plan without clusters) that run at the same time, 0 where not even one fits; estimated where
+    there is no device to ask."""
     if compile_request() or device.type != "cuda" or not torch.cuda.is_available():
         return max(1, multiprocessors(device) // plan.cluster)
     config, kernel = plan._prepare(device)
