@@ -89,8 +89,9 @@ EMPTY = Route("torch", lambda c: c.empty, "an empty tensor: nothing to launch")
 TRACED = Route("torch", lambda c: c.traced, "traced: a compiler fuses PyTorch's own operators with their neighbours")
 
 
-class Dispatch:
-    """The table of one direction of an operator: routes in the order in which they are tried.
+class Dispatch(Plans):
+    """The table of one direction of an operator: routes in the order in which they are tried. ``of`` returns the plan of the
+    first route that takes the call, cached as :class:`Plans` says; None where that is PyTorch.
 
     Args:
         call: makes what conditions and launches look at from the arguments of a call, tensors first. It checks them: it
@@ -99,13 +100,9 @@ class Dispatch:
     """
 
     def __init__(self, call: Callable[..., Any], *routes: Route):
+        super().__init__(self._plan)
         self.call, self.routes = call, routes
-        self._plans = Plans(self._plan)
         self._kernels = {r.name: Plans(functools.partial(self._named, r.name)) for r in routes if r.launch is not None}
-
-    def of(self, tensors: tuple[Tensor, ...], *options: Any) -> Any:
-        """The plan of the first route that takes the call, cached as :class:`Plans` says; None where that is PyTorch."""
-        return self._plans.of(tensors, *options)
 
     def kernel(self, name: str) -> Plans:
         """Plans of the routes of one name, for any call that they support.
