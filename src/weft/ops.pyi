@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, dtype
 
 from weft.operators.call import Choice
-from weft.operators.matmul.quantized_weight import QuantizedWeight
+from weft.operators.low_precision.quantized_weight import QuantizedWeight
 from weft.operators.mixture_of_experts.routes import Routing
 from weft.operators.orthogonalization.coefficients import Coefficients
 from weft.operators.sparse.bsr import BSR

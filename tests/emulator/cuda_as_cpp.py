@@ -15,14 +15,17 @@ STATIC = 8192  # bytes, of gpu_on_cpu.hpp
 
 
 def whole(source: Path) -> str:
-    """The text of a kernel file with the headers that lie beside it in it, each where it is first included."""
+    """The text of a kernel file; headers beside it or in ``hopper/`` stand where they are first included."""
     seen: set[str] = set()
 
     def of(path: Path) -> str:
         def included(found: re.Match[str]) -> str:
-            beside, new = path.with_name(found[1]), found[1] not in seen
+            headers = [
+                folder / found[1] for folder in (path.parent, OPERATORS / "hopper") if (folder / found[1]).is_file()
+            ]
+            new = found[1] not in seen
             seen.add(found[1])
-            return found[0] if not beside.is_file() else of(beside) if new else ""
+            return found[0] if not headers else of(headers[0]) if new else ""
 
         return re.sub(r'^#include "(\w+\.cuh)"$', included, path.read_text().replace("#pragma once\n", ""), flags=re.M)
 

@@ -4,11 +4,11 @@ import re
 
 from sass import sass
 
-from weft.operators.matmul import hopper
+from weft.operators.hopper import gemm
 
 
 def assembly(expression: str) -> str:
-    return sass(hopper.SOURCE, expression)
+    return sass(gemm.SOURCE, expression)
 
 
 def check_inner_loop(text: str, product: str, fetches: int, streamed: bool = False) -> None:

@@ -15,8 +15,8 @@ pytest.importorskip("cuda.bindings")
 
 import torch.nn.functional as F  # noqa: E402
 
+from weft.operators.hopper import gemm, tensor_maps, tile_sizes  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.matmul import hopper, hopper_sizes, tensor_maps  # noqa: E402
 
 BF16, FP16, FP32, FP8, INT8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, torch.int8
 LAYOUTS = ("NN", "NT", "TN", "TT")
@@ -57,9 +57,9 @@ def operands(layout: str, m: int, n: int, k: int, dtype=torch.bfloat16):
     return a if layout[0] == "N" else a.t(), b if layout[1] == "N" else b.t()
 
 
-def plan(a, b) -> hopper.HopperPlan:
+def plan(a, b) -> gemm.HopperPlan:
     with compiling_for(90, lambda *kernel: None):
-        return hopper.HopperPlan(a, b)
+        return gemm.HopperPlan(a, b)
 
 
 LAUNCH = """
@@ -118,10 +118,10 @@ class Product:
         config = {"COLUMNS": case.columns, "STAGES": case.stages, "CLUSTER": case.cluster, "GROUP": 2,
                   "STREAM": int(case.stream)}  # fmt: skip
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(hopper_sizes.configuration, "trial", config)
-            patch.setattr(hopper_sizes, "LEAST_SHARE", 1)
-            patch.setattr(hopper, "multiprocessors", lambda device: case.clusters * case.cluster)
-            self.plan = hopper.HopperPlan(
+            patch.setattr(tile_sizes.configuration, "trial", config)
+            patch.setattr(tile_sizes, "LEAST_SHARE", 1)
+            patch.setattr(gemm, "multiprocessors", lambda device: case.clusters * case.cluster)
+            self.plan = gemm.HopperPlan(
                 self.a, self.b, case.out, *counts, case.scales == "blocks", case.two_levels, case.biased,
                 case.activation, amax=case.amax, residual=self.residual if case.residual else None,
                 up=self.up if case.gated else None,
@@ -217,7 +217,7 @@ def encode_tiled(
 
 def hopper_player(folder, cases, mistakes, Product):
     """What runs a case, or one of the mistakes, and returns C, or in words what failed."""
-    text = cuda_as_cpp.whole(hopper.SOURCE)
+    text = cuda_as_cpp.whole(gemm.SOURCE)
     played = player(folder, text, lambda case: Product(case).launch, cases.values(), mistakes)
 
     def run(product: Product, seed: int = 0, mistake: str = "") -> torch.Tensor | str:

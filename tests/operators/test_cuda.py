@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 pytest.importorskip("cuda.bindings")
 
 from weft.operators import cuda  # noqa: E402
-from weft.operators.matmul import tensor_maps  # noqa: E402
+from weft.operators.hopper import tensor_maps  # noqa: E402
 from weft.operators.transpose import vectors  # noqa: E402
 
 KERNEL = '#include "rows.cuh"\n#include "stages.cuh"\n__global__ void kernel(u32 *x) { x[0] = STAGES + PLACES; }\n'

@@ -1,8 +1,8 @@
 """The one door from weft to CUDA C++: a source file compiled through NVRTC, launched through the driver.
 
 Neither needs a toolkit: NVRTC comes with PyTorch's CUDA builds (or the wheel ``nvidia-cuda-nvrtc``). Sources include headers
-that lie beside them or beside this file and nothing else, so no CUDA headers are needed. What was compiled is kept on disk for
-other processes (``weft.disk_cache``). As for Triton, the same plan launches, or compiles only.
+that lie beside them, beside this file or in ``hopper/`` and nothing else, so no CUDA headers are needed. What was compiled is
+kept on disk for other processes (``weft.disk_cache``). As for Triton, the same plan launches, or compiles only.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ def compile_cubin(source: Path, expression: str, sm: int) -> tuple[bytes, str]:
     """One kernel of a file, compiled for an architecture or found where it was kept; no GPU is needed.
 
     Args:
-        source: a ``.cu`` file; a header that it includes, ``#include "rows.cuh"``, lies beside it or beside this module.
+        source: a ``.cu`` file; a header that it includes, ``#include "rows.cuh"``, lies beside it, beside this module or in
+            ``hopper/``.
         expression: the kernel's C++ name with template arguments, ``softmax_cluster<bf16, 512, 32, true>``.
         sm: architecture, such as 90.
 
@@ -105,13 +106,14 @@ def compile_cubin(source: Path, expression: str, sm: int) -> tuple[bytes, str]:
 
 
 def _headers(source: Path) -> set[Path]:
-    """The headers that a file includes, directly or not: beside the file that includes them, or beside this module."""
+    """The headers that a file includes, directly or not: beside it, beside this module or in ``hopper/``."""
     found: set[Path] = set()
     unread = [source]
     while unread:
         path = unread.pop()
         for name in INCLUDE.findall(path.read_text(encoding="utf-8")):
-            header = next((p for p in (path.parent / name, Path(__file__).parent / name) if p.is_file()), None)
+            folders = (path.parent, Path(__file__).parent, Path(__file__).parent / "hopper")
+            header = next((f / name for f in folders if (f / name).is_file()), None)
             if header is not None and header not in found:
                 found.add(header)
                 unread.append(header)

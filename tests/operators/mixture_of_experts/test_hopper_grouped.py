@@ -16,8 +16,8 @@ from hopper_assembly import assembly, check_inner_loop  # noqa: E402
 from hopper_on_cpu import BF16, FP16, FP32, what_is_wrong  # noqa: E402
 
 from weft.definition import Declined  # noqa: E402
+from weft.operators.hopper.tensor_maps import encode  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.matmul.tensor_maps import encode  # noqa: E402
 from weft.operators.mixture_of_experts import grouped_hopper  # noqa: E402
 
 UNEVEN = (70, 0, 1, 200, 64, 0, 129)  # under 64 rows, over 128, as many as a consumer has, none

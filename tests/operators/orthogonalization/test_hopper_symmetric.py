@@ -17,7 +17,7 @@ from hopper_assembly import assembly, check_inner_loop  # noqa: E402
 from hopper_on_cpu import BF16, FP16, Case  # noqa: E402
 
 from weft.definition import Declined  # noqa: E402
-from weft.operators.matmul import hopper, hopper_sizes  # noqa: E402
+from weft.operators.hopper import gemm, tile_sizes  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class SymmetricProduct(played.Product):
         config = {"COLUMNS": case.columns, "STAGES": case.stages, "CLUSTER": case.cluster, "GROUP": 2,
                   "STREAM": int(case.stream)}  # fmt: skip
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(hopper_sizes, "LEAST_SHARE", 1)
-            patch.setattr(hopper, "multiprocessors", lambda device: case.clusters * case.cluster)
-            self.plan = hopper.HopperPlan(
+            patch.setattr(tile_sizes, "LEAST_SHARE", 1)
+            patch.setattr(gemm, "multiprocessors", lambda device: case.clusters * case.cluster)
+            self.plan = gemm.HopperPlan(
                 self.a, self.b, case.out, symmetric=config, residual=self.residual if case.residual else None,
                 second=self.up if case.second else None,
             )  # fmt: skip
@@ -176,7 +176,7 @@ def order(tmp_path_factory):
         for height in (128, 256)
     )
     text = f"""#include "ptx_on_cpu.hpp"
-    namespace kernels {{ {cuda_as_cpp.as_cpp(cuda_as_cpp.preprocessed(cuda_as_cpp.whole(hopper.SOURCE)))} }}
+    namespace kernels {{ {cuda_as_cpp.as_cpp(cuda_as_cpp.preprocessed(cuda_as_cpp.whole(gemm.SOURCE)))} }}
     template <typename T> void list(const T &tiles) {{
       for (int i = 0, row, column, matrix; i < tiles.count(); i++)
         tiles.at(i, row, column, matrix), std::printf("%d %d %d\\n", row, column, matrix);
@@ -206,7 +206,7 @@ def test_every_tile_that_touches_the_lower_triangle_is_one_clusters(order, colum
         for group in (1, 3, 8):
             for matrices in (1, 2):
                 found = order(columns, cluster, m, matrices, group)
-                assert len(found) == len(set(found)) == hopper_sizes.triangle(m, columns, cluster) * matrices
+                assert len(found) == len(set(found)) == tile_sizes.triangle(m, columns, cluster) * matrices
                 assert set(found) == {(*tile, z) for tile in wanted for z in range(matrices)}
                 assert [z for *_, z in found] == sorted(z for *_, z in found)
                 assert [r // group for r, _, z in found if not z] == sorted(r // group for r, _, z in found if not z)
@@ -233,13 +233,12 @@ def test_the_way_out_disturbs_no_product(residuals, streamed, columns, stages, c
 @pytest.mark.parametrize("m, cluster", [(8, 1), (4096, 2)])
 def test_shared_memory_holds_a_slab_and_its_image(m, cluster):
     a = torch.empty(m, m, dtype=BF16, device="meta")
-    made = hopper.HopperPlan(
+    made = gemm.HopperPlan(
         a, a.mT, symmetric={"COLUMNS": 256, "STAGES": 4, "CLUSTER": cluster, "GROUP": 8, "STREAM": 0}
     ).launch
-    assert made.shared_bytes == 4 * (128 + 256) * 128 + 2 * 2 * 64 * 128 + hopper_sizes.BARRIERS <= hopper_sizes.SHARED
+    assert made.shared_bytes == 4 * (128 + 256) * 128 + 2 * 2 * 64 * 128 + tile_sizes.BARRIERS <= tile_sizes.SHARED
     assert (
-        made.grid[0]
-        == min(hopper_sizes.triangle(m, 256, cluster), hopper.multiprocessors(a.device) // cluster) * cluster
+        made.grid[0] == min(tile_sizes.triangle(m, 256, cluster), gemm.multiprocessors(a.device) // cluster) * cluster
     )
 
 
@@ -256,4 +255,4 @@ def test_what_does_not_go_with_a_mirror_image_is_declined_in_words():
         ("a residual", (a, a), {"residual": a, "second": a.half(), "symmetric": config}),
     ):
         with pytest.raises(Declined, match=words):
-            hopper.HopperPlan(*operands, **options)
+            gemm.HopperPlan(*operands, **options)

@@ -8,9 +8,9 @@ pytest.importorskip("cuda.bindings")
 
 from weft import ops, registry  # noqa: E402
 from weft.definition import Declined  # noqa: E402
+from weft.operators.hopper.gemm import HopperPlan  # noqa: E402
+from weft.operators.hopper.tile_sizes import SHARED, shared_bytes  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.matmul.hopper import HopperPlan  # noqa: E402
-from weft.operators.matmul.hopper_sizes import SHARED, shared_bytes  # noqa: E402
 from weft.operators.orthogonalization import coefficients, hopper, iteration  # noqa: E402
 
 BF16, FP16 = torch.bfloat16, torch.float16

@@ -19,9 +19,9 @@ pytest.importorskip("cuda.bindings")
 from hopper_on_cpu import encode_tiled  # noqa: E402
 
 from weft.definition import Declined  # noqa: E402
+from weft.operators.hopper import tensor_maps  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.matmul import sparse_hopper, tensor_maps  # noqa: E402
-from weft.operators.sparse import sparse_2_4_matmul  # noqa: E402
+from weft.operators.sparse import sparse_2_4_matmul, sparse_hopper  # noqa: E402
 
 BF16, FP16 = torch.bfloat16, torch.float16
 

@@ -19,8 +19,8 @@ from torch import Tensor
 from weft.course.ladders import matmul_triton
 from weft.definition import Declined
 from weft.operators.cuda import CudaPlan, pointer_aligned
+from weft.operators.hopper import tensor_maps
 from weft.operators.launch import Plans, compile_request, multiprocessors, target_sm
-from weft.operators.matmul import tensor_maps
 from weft.operators.matmul.matmul import matmul as operator
 
 SOURCE = Path(__file__).parent / "matmul.cu"

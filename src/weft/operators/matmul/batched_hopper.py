@@ -1,4 +1,4 @@
-"""Batched products on Hopper's main loop (``hopper.cu``) in bf16 and fp16: all matrices in one launch."""
+"""Batched products on Hopper's main loop (``gemm.cu``) in bf16 and fp16: all matrices in one launch."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from weft.definition import Declined
+from weft.operators.hopper import gemm
+from weft.operators.hopper.gemm import HopperPlan
+from weft.operators.hopper.tile_sizes import LINE, ROWS
 from weft.operators.launch import Plans
-from weft.operators.matmul import hopper
 from weft.operators.matmul.batched_views import forms
-from weft.operators.matmul.hopper import HopperPlan
-from weft.operators.matmul.hopper_sizes import LINE, ROWS
 
 LEAST_COLUMNS = 64  # of a tile
 USEFUL = 2 / 3  # of what tiles multiply: where less is, a batch is left to cuBLAS
@@ -26,7 +26,7 @@ def why_not(a: Tensor, b: Tensor, dtype: torch.dtype | None = None) -> str:
     matrices = a.shape[0] if a.ndim == 3 else 1
     if -(-a.shape[-2] // ROWS) * -(-b.shape[-1] // LEAST_COLUMNS) * matrices >= 2**31:
         return f"{matrices} matrices of more tiles than are counted"
-    return hopper.why_not(a, b, dtype or a.dtype)
+    return gemm.why_not(a, b, dtype or a.dtype)
 
 
 def slower(a: Tensor, b: Tensor) -> str:

@@ -15,8 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.operators.configs import Config, Configurations, bucket
+from weft.operators.hopper import tensor_maps
 from weft.operators.launch import INTERPRETING, PLAIN, Plan, compile_request, multiprocessors, target_sm
-from weft.operators.matmul import tensor_maps
 
 
 @triton.jit

@@ -24,8 +24,8 @@ from weft.operators.call import (
     on_gpu,
     traced,
 )
+from weft.operators.hopper import gemm
 from weft.operators.launch import Plans, target_sm
-from weft.operators.matmul import hopper
 from weft.operators.matmul.kernels import PRECISIONS, plans
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 
@@ -70,7 +70,7 @@ def _(a: Tensor, b: Tensor) -> Tensor:
 def _on_hopper(a: Tensor, b: Tensor) -> Tensor:
     c = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device=a.device)
     if c.numel():
-        hopper.plans.of((a, b))(a, b, c)
+        gemm.plans.of((a, b))(a, b, c)
     return c
 
 
@@ -79,7 +79,7 @@ def _hopper_gradients(ctx: Any, dc: Tensor) -> tuple[Tensor | None, Tensor | Non
     a, b = ctx.saved_tensors
 
     def product(left: Tensor, right: Tensor) -> Tensor:
-        return torch.mm(left, right) if hopper.why_not(left, right, left.dtype) else hopper_op(left, right)
+        return torch.mm(left, right) if gemm.why_not(left, right, left.dtype) else hopper_op(left, right)
 
     return (
         product(dc, b.t()) if ctx.needs_input_grad[0] else None,
@@ -107,7 +107,7 @@ def matmul_triton(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
 
 
 def matmul_hopper(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
-    if reason := hopper.why_not(a, b, a.dtype):
+    if reason := gemm.why_not(a, b, a.dtype):
         raise Declined(reason)
     return _on_hopper(a, b) if eager(a, b) else hopper_op(a, b)
 
@@ -349,10 +349,10 @@ def choose(a: Tensor, b: Tensor, precision: str | None = None) -> Choice:
     if a.dtype != torch.float32 and target_sm(a.device) == 90:
         if traced(a, b):
             return Choice("torch", "traced: PyTorch's own product, which a compiler sees")
-        if reason := hopper.why_not(a, b, a.dtype):
+        if reason := gemm.why_not(a, b, a.dtype):
             return Choice("torch", reason)
         return Choice(
-            "cuda", "TMA, wgmma and warps that only fetch: level with cuBLAS in the mean (README)", hopper.plans
+            "cuda", "TMA, wgmma and warps that only fetch: level with cuBLAS in the mean (README)", gemm.plans
         )
     return Choice("torch", "cuBLAS is the faster one at the shapes measured (README of the operator)")
 

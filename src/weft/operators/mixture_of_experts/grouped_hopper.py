@@ -1,4 +1,4 @@
-"""Grouped products on Hopper's main loop (``matmul/hopper.cu``): plans, and the choice of their tiles.
+"""Grouped products on Hopper's main loop (``hopper/gemm.cu``): plans, and the choice of their tiles.
 
 Shapes: R rows in E groups, N columns of y (2·N rows of each matrix where they are gate and up), K terms; of weights' gradients
 P by Q. Group sizes stay on the device, so a launch has a block for each multiprocessor and no more than the most tiles there
@@ -17,12 +17,12 @@ from torch import Tensor
 from weft.definition import Declined
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.cuda import CudaPlan
+from weft.operators.hopper import gemm, tile_sizes
+from weft.operators.hopper.gemm import SIXTEEN_BITS, TYPES, Factors, Shape
+from weft.operators.hopper.tensor_maps import FirstRows, LastRows, Maps
+from weft.operators.hopper.tensor_maps import why_not as map_why_not
+from weft.operators.hopper.tile_sizes import LINE, ROWS
 from weft.operators.launch import Plans, multiprocessors
-from weft.operators.matmul import hopper, hopper_sizes
-from weft.operators.matmul.hopper import SIXTEEN_BITS, TYPES, Factors, Shape
-from weft.operators.matmul.hopper_sizes import LINE, ROWS
-from weft.operators.matmul.tensor_maps import FirstRows, LastRows, Maps
-from weft.operators.matmul.tensor_maps import why_not as map_why_not
 
 DEPTH = LINE // 2  # terms of a stage, of 16-bit floats
 
@@ -46,7 +46,7 @@ def wide_enough(columns: int, cluster: int, abreast: int, gated: bool) -> bool:
 def stage_cycles(columns: int, cluster: int, abreast: int) -> float:
     """Of the tensor cores, or of L2 where its bytes take longer."""
     fetched = (ROWS // cluster + columns if abreast else ROWS + columns // cluster) * LINE
-    return max(4 * columns * hopper_sizes.COLUMN_COST[columns], fetched / FROM_L2)
+    return max(4 * columns * tile_sizes.COLUMN_COST[columns], fetched / FROM_L2)
 
 
 def heuristic(sm: int, dtype: str, layout: str, groups: int, rows: int, n: int, k: int) -> Config:
@@ -54,26 +54,26 @@ def heuristic(sm: int, dtype: str, layout: str, groups: int, rows: int, n: int, 
     G for a gate; ``groups`` 0 stands for groups of terms, of which ``k`` are then in each."""
     gated = layout.endswith("G")
     ends: dict[tuple[int, int, int], float] = {}
-    for columns in hopper_sizes.widths(layout):
+    for columns in tile_sizes.widths(layout):
         for cluster, abreast in FORMS:
             if not wide_enough(columns, cluster, abreast, gated):
                 continue
             height, width = size(columns, cluster, abreast, gated)
             tiles = groups * (rows / height + 0.5) if groups else -(-rows // height)
-            waves = max(tiles * -(-n // width) / (hopper_sizes.MULTIPROCESSORS // cluster), 1)
+            waves = max(tiles * -(-n // width) / (tile_sizes.MULTIPROCESSORS // cluster), 1)
             cycles = (-(-k // DEPTH) + 1) * stage_cycles(columns, cluster, abreast)
             ends[columns, cluster, abreast] = waves * cycles
     columns, cluster, abreast = min(ends, key=ends.__getitem__)
-    stages = hopper_sizes.stages_that_fit(columns, 2, gated)
+    stages = tile_sizes.stages_that_fit(columns, 2, gated)
     return {"COLUMNS": columns, "STAGES": stages, "CLUSTER": cluster, "ABREAST": abreast, "GROUP": 16}
 
 
 def candidates(sm: int, dtype: str, layout: str, groups: int, rows: int, n: int, k: int) -> Iterable[Config]:
     gated = layout.endswith("G")
-    for c in grid_of({"COLUMNS": hopper_sizes.widths(layout), "FORM": (0, 1, 2), "GROUP": hopper_sizes.GROUPS}):
+    for c in grid_of({"COLUMNS": tile_sizes.widths(layout), "FORM": (0, 1, 2), "GROUP": tile_sizes.GROUPS}):
         cluster, abreast = FORMS[c.pop("FORM")]
         if wide_enough(c["COLUMNS"], cluster, abreast, gated):
-            stages = hopper_sizes.stages_that_fit(c["COLUMNS"], 2, gated)
+            stages = tile_sizes.stages_that_fit(c["COLUMNS"], 2, gated)
             yield {**c, "STAGES": stages, "CLUSTER": cluster, "ABREAST": abreast}
 
 
@@ -90,7 +90,7 @@ def why_not(x: Tensor, w: Tensor, gated: bool, bias: Tensor | None = None) -> st
         return "no terms: nothing to multiply"
     halves = w.chunk(2, 1) if gated else (w,)
     for half in halves:
-        if reason := hopper.why_not(x, half.transpose(1, 2), x.dtype):
+        if reason := gemm.why_not(x, half.transpose(1, 2), x.dtype):
             return reason
     if bias is not None and not bias.is_contiguous():
         return "a bias that is not contiguous"
@@ -175,8 +175,8 @@ def _launch(
         f"{'SILU' if gated else 'NONE'}, false, {gate}, false, false, false, false, {of}, {grouped}, {abreast}>"
     )
     grid = min(tiles, multiprocessors(device) // cluster) * cluster
-    shared = hopper_sizes.shared_bytes(c, 2, gated)
-    return CudaPlan(hopper.SOURCE, kernel, (grid, 1), hopper_sizes.THREADS, (), cluster, shared)
+    shared = tile_sizes.shared_bytes(c, 2, gated)
+    return CudaPlan(gemm.SOURCE, kernel, (grid, 1), tile_sizes.THREADS, (), cluster, shared)
 
 
 def _box_of_b(c: Config, across: bool, gated: bool) -> tuple[int, int]:
@@ -194,7 +194,7 @@ def _rows_plan(x: Tensor, w: Tensor, biased: bool, gated: bool) -> GroupedPlan:
     (r, k), e = x.shape, w.shape[0]
     gate = w.chunk(2, 1)[0] if gated else w
     n, b = gate.shape[1], gate.transpose(1, 2)
-    across = hopper.across(x, -1), hopper.across(b, -2)
+    across = gemm.across(x, -1), gemm.across(b, -2)
     layout = ("T" if across[0] else "N") + ("N" if across[1] else "T") + ("G" if gated else "")
     rows = bucket(max(r // e, 1), 16)
     c = configuration(x.device, x.dtype, layout, e, rows, n, k)

@@ -1,4 +1,4 @@
-"""The products of the family on Hopper's main loop (``matmul/hopper.cu``), in bf16 and fp16: a batch is one launch.
+"""The products of the family on Hopper's main loop (``hopper/gemm.cu``), in bf16 and fp16: a batch is one launch.
 
 Symmetric ones compute the tiles that touch the lower triangle and store each slab with its mirror image. The second operand of
 a product of symmetric matrices is read transposed, which is the same matrix: then K is contiguous in both.
@@ -14,10 +14,10 @@ from torch import Tensor
 
 from weft.definition import Declined
 from weft.operators.configs import Config, Configurations, grid_of
+from weft.operators.hopper import gemm, tile_sizes
+from weft.operators.hopper.gemm import SIXTEEN_BITS, HopperPlan
+from weft.operators.hopper.tile_sizes import COLUMN_COST, LINE, MULTIPROCESSORS, ROWS, SHARED
 from weft.operators.launch import Plans, target_sm
-from weft.operators.matmul import hopper, hopper_sizes
-from weft.operators.matmul.hopper import SIXTEEN_BITS, HopperPlan
-from weft.operators.matmul.hopper_sizes import COLUMN_COST, LINE, MULTIPROCESSORS, ROWS, SHARED
 
 # ---- configurations --------------------------------------------------------------------------------------------------
 
@@ -26,7 +26,7 @@ FROM_L2 = 48  # bytes a cycle that a block is assumed to get before tensor cores
 
 def _stages(columns: int) -> int:
     """As many as fit."""
-    rest = hopper_sizes.shared_bytes({"COLUMNS": columns, "STAGES": 0}, 2, symmetric=True)
+    rest = tile_sizes.shared_bytes({"COLUMNS": columns, "STAGES": 0}, 2, symmetric=True)
     return min(8, (SHARED - rest) // ((ROWS + columns) * LINE))
 
 
@@ -35,14 +35,14 @@ def ends(columns: int, cluster: int, stream: int, m: int, k: int, matrices: int)
     two stages. Tiles are taken one after another, or streamed: then all end together, but sums are handed over."""
     fetched = (ROWS + columns / cluster) * LINE / FROM_L2
     stage, stages = max(4 * columns * COLUMN_COST[columns], fetched), -(-k * 2 // LINE)
-    tiles, clusters = hopper_sizes.triangle(m, columns, cluster) * matrices, MULTIPROCESSORS // cluster
+    tiles, clusters = tile_sizes.triangle(m, columns, cluster) * matrices, MULTIPROCESSORS // cluster
     if not stream:
         return -(-tiles // clusters) * (stages + 2) * stage
-    if not (count := hopper_sizes.streamed(tiles, stages, clusters)):
+    if not (count := tile_sizes.streamed(tiles, stages, clusters)):
         return math.inf
-    clusters = min(clusters, count * stages // hopper_sizes.LEAST_SHARE)
-    handed = (1 + -(-clusters // count)) * (ROWS * columns * 4 / hopper_sizes.HANDED_OVER + hopper_sizes.MEETING)
-    return hopper_sizes.GAIN * (tiles * (stages + 2) / clusters * stage + handed)
+    clusters = min(clusters, count * stages // tile_sizes.LEAST_SHARE)
+    handed = (1 + -(-clusters // count)) * (ROWS * columns * 4 / tile_sizes.HANDED_OVER + tile_sizes.MEETING)
+    return tile_sizes.GAIN * (tiles * (stages + 2) / clusters * stage + handed)
 
 
 def shapes() -> Iterable[tuple[int, int]]:
@@ -63,7 +63,7 @@ def heuristic(sm: int, dtype: str, layout: str, matrices: int, m: int, k: int) -
 
 def candidates(sm: int, dtype: str, layout: str, matrices: int, m: int, k: int) -> Iterable[Config]:
     for columns, cluster in shapes():
-        for c in grid_of({"GROUP": hopper_sizes.GROUPS, "STREAM": (0, 1)}):
+        for c in grid_of({"GROUP": tile_sizes.GROUPS, "STREAM": (0, 1)}):
             if ends(columns, cluster, c["STREAM"], m, k, matrices) < math.inf:
                 yield {"COLUMNS": columns, "STAGES": _stages(columns), "CLUSTER": cluster, **c}
 
@@ -74,7 +74,7 @@ configuration = Configurations(__file__, "hopper_symmetric", heuristic, candidat
 
 
 def _layout(a: Tensor, b: Tensor) -> str:
-    return ("T" if hopper.across(a, -1) else "N") + ("N" if hopper.across(b, -2) else "T")
+    return ("T" if gemm.across(a, -1) else "N") + ("N" if gemm.across(b, -2) else "T")
 
 
 def symmetric_plan(a: Tensor, b: Tensor, of_a: bool, of_b: bool) -> HopperPlan:
@@ -83,7 +83,7 @@ def symmetric_plan(a: Tensor, b: Tensor, of_a: bool, of_b: bool) -> HopperPlan:
     Raises:
         Declined: when TMA cannot take the operands.
     """
-    if reason := hopper.why_not(a, b, a.dtype):
+    if reason := gemm.why_not(a, b, a.dtype):
         raise Declined(reason)
     matrices, m, k = a.shape
     config = configuration(a.device, a.dtype, _layout(a, b), matrices, m, k)
@@ -142,14 +142,14 @@ def why_not_gram(x: Tensor) -> str:
     """Why X·Xᵀ of x [B, M, N] is not for the kernels (an empty string when it is)."""
     if x.shape[-2] % 8:
         return f"rows of {x.shape[-2]} elements in the result do not begin on 16 bytes, which TMA wants"
-    return hopper.why_not(x, x.mT, x.dtype)
+    return gemm.why_not(x, x.mT, x.dtype)
 
 
 def why_not_polynomial(a: Tensor, alpha: float) -> str:
     """Why alpha·A + beta·A·A of a [B, M, M] is not for the kernels (an empty string when it is)."""
     if not alpha:
         return "alpha is 0, but the kernel's factors come with a residual"
-    return hopper.why_not(a, a.mT, a.dtype) or hopper.map_why_not("a", a, a.element_size(), False)
+    return gemm.why_not(a, a.mT, a.dtype) or gemm.map_why_not("a", a, a.element_size(), False)
 
 
 def why_not_iteration(rows: int, columns: int) -> str:

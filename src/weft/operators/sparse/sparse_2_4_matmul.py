@@ -20,8 +20,8 @@ from weft.operators import mutants
 from weft.operators.call import Choice, cast_for_products, check_same, check_tensor, guarded, on_gpu, traced
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.launch import INTERPRETING, Plan, Plans
-from weft.operators.matmul import sparse_hopper
 from weft.operators.random_inputs import random_tensor
+from weft.operators.sparse import sparse_hopper
 from weft.operators.sparse.semi_structured import CODES, Sparse24
 
 

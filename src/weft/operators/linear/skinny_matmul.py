@@ -1,0 +1,293 @@
+"""``skinny_matmul(x, w, bias=None)``: a linear layer's product for up to 64 rows of x, as decoding has them.
+
+2·M·N·K operations on N·K + M·(K + N) elements: M operations a byte in 16 bits, so reading w is the limit (theory and
+measurements: README.md).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
+from weft.operators import mutants, peers
+from weft.operators.call import Choice, cast_for_products, check_same, check_tensor, eager, guarded, on_gpu, traced
+from weft.operators.launch import Plans, compile_request
+from weft.operators.linear import skinny_gradient
+from weft.operators.linear.skinny_kernels import plans
+from weft.operators.low_precision import skinny_hopper
+from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
+
+MOST_ROWS = 64  # of x, up to which the rate of the memory is the limit
+# Of x in 16 bits, up to which Triton's kernel is the faster: for 32 an H200 took 36 µs with cuBLAS, 60 with ours.
+MOST_HALVES = 16
+
+# ---- PyTorch operators -----------------------------------------------------------------------------------------------
+
+
+@torch.library.triton_op("weft::skinny_matmul", mutates_args=())
+def skinny_matmul_op(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+    return _launched(x, w, bias) if on_gpu(x) else F.linear(x, w, bias)
+
+
+def _launched(x: Tensor, w: Tensor, bias: Tensor | None, plans: Plans = plans) -> Tensor:
+    y = torch.empty((x.shape[0], w.shape[0]), dtype=x.dtype, device=x.device)
+    if y.numel():
+        ready = plans.of((x, w), None) if bias is None else plans.of((x, w, bias))
+        ready(x, w, w if bias is None else bias, y)
+    return y
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor) -> None:
+    x, w, _ = inputs
+    ctx.save_for_backward(x, w)
+
+
+def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    x, w = ctx.saved_tensors
+    dx = torch.mm(dy, w) if ctx.needs_input_grad[0] else None
+    dw = _of_weight(dy, x) if ctx.needs_input_grad[1] else None
+    return dx, dw, dy.sum(0) if ctx.needs_input_grad[2] else None
+
+
+def _of_weight(dy: Tensor, x: Tensor) -> Tensor:
+    few = 0 < len(x) <= skinny_gradient.MOST_ROWS and on_gpu(x)
+    if few and not torch.is_grad_enabled() and not traced(dy, x):
+        return skinny_gradient.of_weight(dy, x)
+    return torch.mm(dy.t(), x)
+
+
+@torch.library.custom_op("weft::skinny_matmul_cuda", mutates_args=())
+def cuda_op(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+    # whether the kernel takes them may have been asked while tracing, when alignment was not known
+    return _launched(x, w, bias, plans if skinny_hopper.why_not(x, w) else skinny_hopper.wide_plans)
+
+
+@cuda_op.register_fake
+def _(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty((x.shape[0], w.shape[0]))
+
+
+for _op in (skinny_matmul_op, cuda_op):
+    _op.register_autograd(_backward, setup_context=_save)
+
+# ---- implementations -------------------------------------------------------------------------------------------------
+
+
+def reference(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    return F.linear(x, w, bias)
+
+
+def skinny_matmul_triton(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    operands = (x, w) if bias is None else (x, w, bias)
+    return _launched(x, w, bias) if eager(*operands) else torch.ops.weft.skinny_matmul(x, w, bias)
+
+
+def skinny_matmul_cuda(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    if reason := skinny_hopper.why_not(x, w):
+        raise Declined(reason)
+    operands = (x, w) if bias is None else (x, w, bias)
+    if eager(*operands) or compile_request():
+        return _launched(x, w, bias, skinny_hopper.wide_plans)
+    y: Tensor = torch.ops.weft.skinny_matmul_cuda(x, w, bias)
+    return y
+
+
+# ---- definition ------------------------------------------------------------------------------------------------------
+
+
+def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
+    """x [M, K] and w [N, K]; the option ``bias`` says whether there is one (there is), ``layout`` is that of all."""
+    layout, values = w.option("layout", "contiguous"), w.option("values", "normal")
+    return {
+        "x": random_tensor(g, (w["M"], w["K"]), w.dtype, device, layout=layout, values=values),
+        "w": random_tensor(g, (w["N"], w["K"]), w.dtype, device, layout=layout),
+        "bias": random_tensor(g, (w["N"],), w.dtype, device, layout=_of_vectors(layout))
+        if w.option("bias", True)
+        else None,
+    }
+
+
+def _of_vectors(layout: str) -> str:
+    return layout if layout in ("unaligned", "strided") else "contiguous"
+
+
+def cost(w: Workload, direction: str) -> Cost:
+    m, n, k, size = w["M"], w["N"], w["K"], w.bytes_per_element
+    bias = n if w.option("bias", True) else 0
+    flops = 2.0 * m * n * k + m * bias
+    if direction == "forward":
+        return Cost((m * k + n * k + bias) * size, m * n * size, {w.dtype: flops})
+    return Cost((m * k + n * k + m * n) * size, (m * k + n * k + bias) * size, {w.dtype: 2 * flops})
+
+
+def _last_slice_left_out(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    k = max(x.shape[1] - 1, 0) // 8 * 8
+    return F.linear(x[:, :k], w[:, :k], bias)
+
+
+def _low_precision_sum(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    total = torch.zeros(x.shape[0], w.shape[0], dtype=torch.bfloat16, device=x.device)
+    for k in range(x.shape[1]):
+        total += (x[:, k, None].float() * w[None, :, k].float()).bfloat16()
+    return (total if bias is None else total + bias).to(x.dtype)
+
+
+def _every_part_adds_the_bias(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    return F.linear(x, w, bias) if bias is None else F.linear(x, w, bias) + bias
+
+
+def _gradients(dy: Tensor, x: Tensor, w: Tensor, bias: Tensor | None = None) -> tuple[Tensor, ...]:
+    return torch.mm(dy, w), torch.mm(dy.t(), x), *(() if bias is None else (dy.sum(0),))
+
+
+DECODE = (1, 4, 8, 16, 32, 64)  # sequences that decode at once
+# Llama 3 8B and 70B: queries, keys and values; output; gate and up; down
+LAYERS = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (10240, 8192), (57344, 8192), (8192, 28672))
+
+
+def plain(dtype: str, m: int, n: int, k: int) -> Workload:
+    """As decoder layers are: without a bias."""
+    return workload(dtype, M=m, N=n, K=k, bias=False)
+
+
+skinny_matmul = Operator(
+    name="skinny_matmul",
+    axes={"M": "rows of x", "N": "rows of w", "K": "columns of both"},
+    inputs=inputs,
+    reference=reference,
+    cost=cost,
+    directions=("forward", "backward"),
+    options={"bias": (False, True), "layout": LAYOUTS, "values": VALUES},
+    differentiable=("x", "w", "bias"),
+    tolerance=Tolerance(scale="tensor", terms=lambda w: max(w.axes.values())),
+    workloads={
+        "verify": [
+            *(workload(M=m, N=n, K=k) for m, n, k in ((1, 1, 1), (1, 40, 256), (3, 33, 17), (4, 5, 500), (2, 7, 130))),
+            *(workload(M=m, N=n, K=k) for m, n, k in ((8, 64, 128), (17, 33, 70), (64, 20, 136), (70, 9, 33))),
+            workload(M=33, N=130, K=200),
+            *(workload(M=m, N=n, K=k) for m, n, k in ((0, 5, 3), (5, 0, 3), (5, 3, 0))),
+            *(workload(M=m, N=20, K=k, bias=False) for m, k in ((1, 136), (5, 300), (9, 64), (3, 0))),
+            *(workload(M=3, N=20, K=72, layout=at) for at in LAYOUTS[1:]),
+            *(workload(M=20, N=20, K=72, layout=at) for at in ("sliced", "strided")),
+            *(workload(M=m, N=20, K=64, values="nonfinite") for m in (4, 16)),
+        ],
+        "full": [workload(M=m, N=1000, K=k) for k in (4100, 4104) for m in (1, 7, 16, 33, 64)],
+        "huge": [
+            *(plain("bf16", m, 2**17 + 8, 2**14 + 8) for m in (1, 16)),
+            *(plain("bf16", m, 40, 2**26 + 64) for m in (1, 16)),
+        ],
+        "bench": [plain("bf16", m, 8192, 8192) for m in DECODE],
+        "quick": [plain("bf16", 1, 8192, 8192)],
+        "compile": [
+            *(plain(d, m, 8192, 8192) for d in ("bf16", "fp32") for m in DECODE),
+            *(workload("fp16", M=m, N=500, K=1000) for m in (2, 20)),
+        ],
+        "tune": [
+            *(plain("bf16", m, n, n) for m in (1, 2, *DECODE[1:]) for n in (4096, 8192)),
+            *(plain("bf16", m, n, k) for m in (1, 16) for n, k in LAYERS),
+            *(plain("fp32", m, 8192, 8192) for m in (1, 16)),
+        ],
+        "model": [plain("bf16", m, n, k) for m in (1, 16, 64) for n, k in LAYERS],
+    },
+    mutants=[
+        *mutants.usual(reference),
+        Mutant("last slice of K left out", _last_slice_left_out),
+        Mutant("summed in bf16", _low_precision_sum),
+        Mutant("every part adds the bias", _every_part_adds_the_bias),
+        *mutants.usual(_gradients, "backward"),
+    ],
+)
+
+skinny_matmul.implementation("triton", arch=">=sm_80")(skinny_matmul_triton)
+skinny_matmul.implementation(
+    "cuda", arch="==sm_90", devices=("cuda",), dtypes=("fp16", "bf16"), directions=("forward",)
+)(skinny_matmul_cuda)
+skinny_matmul.implementation("torch")(reference)
+skinny_matmul.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
+
+# ---- what users call -------------------------------------------------------------------------------------------------
+
+
+def check(x: Tensor, w: Tensor, bias: Tensor | None) -> None:
+    check_tensor("skinny_matmul", "x", x)
+    check_tensor("skinny_matmul", "w", w)
+    check_same("skinny_matmul", "w", w, "x", x)
+    for name, t in (("x", x), ("w", w)):
+        if t.ndim != 2:
+            raise ValueError(
+                f"skinny_matmul: argument '{name}' has shape {tuple(t.shape)}; expected a matrix (two dimensions)"
+            )
+    if x.shape[1] != w.shape[1]:
+        raise ValueError(
+            f"skinny_matmul: 'x' has shape {tuple(x.shape)} and 'w' {tuple(w.shape)}; expected w with {x.shape[1]} columns, "
+            "as many as 'x' has"
+        )
+    if bias is not None:
+        check_tensor("skinny_matmul", "bias", bias)
+        check_same("skinny_matmul", "bias", bias, "x", x)
+        if tuple(bias.shape) != (w.shape[0],):
+            raise ValueError(
+                f"skinny_matmul: argument 'bias' has shape {tuple(bias.shape)}; expected ({w.shape[0]},), an element for "
+                "each row of 'w'"
+            )
+
+
+@skinny_matmul.choice
+@guarded
+def choose(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Choice:
+    x, w, bias = cast_for_products(x, w, bias)
+    check(x, w, bias)
+    if not on_gpu(x):
+        return Choice("torch", "the tensors are on the CPU, where weft runs PyTorch's product")
+    if x.shape[0] * w.shape[0] == 0:
+        return Choice("torch", "empty: nothing to launch")
+    if x.shape[0] > MOST_ROWS:
+        return Choice("torch", f"over {MOST_ROWS} rows of x, where tensor cores are the limit and cuBLAS serves better")
+    if x.shape[0] > MOST_HALVES and x.element_size() == 2:
+        return Choice("torch", f"over {MOST_HALVES} rows of 16-bit floats, of which cuBLAS was measured to be faster")
+    if w.stride(1) != 1 and w.shape[1] > 1:
+        return Choice("torch", "rows of w are not contiguous along K, so they cannot be read 16 bytes at a time")
+    return Choice("triton", "few rows of x: every row of w is read once, at the rate of the memory", plans)
+
+
+def _public_plan(x: Tensor, w: Tensor, bias: Tensor | None) -> Any:
+    plans = choose(x, w, bias).plans
+    return None if plans is None else plans.build(x, w, bias)
+
+
+public_plans = Plans(_public_plan)
+
+
+@skinny_matmul.function
+def skinny_matmul_function(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A linear layer's product for few rows: x · wᵀ + bias.
+
+    Args:
+        x: [M, K]; float32, float16 or bfloat16, any strides. Made for M up to 64; more go to PyTorch.
+        w: [N, K], of x's dtype and device, as ``torch.nn.Linear`` keeps its weight; rows that are contiguous along K.
+        bias: [N], of x's dtype and device, or None.
+
+    Returns:
+        [M, N] of x's dtype, accumulated in fp32; fp32 products of up to 64 rows are IEEE, whatever PyTorch's switch for tf32
+        says (more rows are PyTorch's product, which follows it). Under autocast the tensors are cast as
+        ``torch.nn.functional.linear`` does.
+
+    Raises:
+        TypeError: not tensors of those dtypes, or dtypes that differ.
+        ValueError: not matrices, numbers of columns or devices that differ, a bias of another length.
+    """
+    operands = (x, w) if bias is None else (x, w, bias)
+    options = (None,) if bias is None else ()
+    if eager(*operands) and (plan := public_plans.of(operands, *options)) is not None:
+        y = torch.empty((x.shape[0], w.shape[0]), dtype=x.dtype, device=x.device)
+        plan(x, w, w if bias is None else bias, y)
+        return y
+    x, w, bias = cast_for_products(x, w, bias)
+    if choose(x, w, bias).implementation == "torch":
+        return F.linear(x, w, bias)
+    out: Tensor = torch.ops.weft.skinny_matmul(x, w, bias)
+    return out

@@ -1,0 +1,1 @@
+"""Matrix products of operands with fewer than 16 bits."""

@@ -1,0 +1,127 @@
+"""What a launch of Hopper's main loop asks for: shared memory, tensor maps of its own addresses, flags of its stream; which
+products are streamed, and what is declined."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+pytest.importorskip("cuda.bindings")
+
+from hopper_on_cpu import BF16, INT8, encode_tiled, operands, plan  # noqa: E402
+
+from weft.definition import Declined  # noqa: E402
+from weft.operators.hopper import gemm, tensor_maps, tile_sizes  # noqa: E402
+from weft.operators.launch import compiling_for  # noqa: E402
+
+
+@pytest.mark.parametrize("m, n, k", [(1, 8, 8), (100, 24, 8), (130, 256, 72), (4096, 4096, 4096), (16384, 28672, 8192)])
+def test_what_a_launch_asks_for_fits(m, n, k):
+    a, b = operands("NN", m, n, k)
+    keys = [(90, "16-bit", layout, False, 4, m, n, k, 1) for layout in ("NN", "NNG")]
+    for gated, config in [(g, c) for g in (False, True) for c in (*tile_sizes.candidates(*keys[g]), None)]:
+        tile_sizes.configuration.trial = config
+        try:
+            with compiling_for(90, lambda *kernel: None):
+                made = gemm.HopperPlan(a, b, torch.float32, up=b if gated else None)
+        finally:
+            tile_sizes.configuration.trial = None
+        assert made.launch.shared_bytes <= tile_sizes.SHARED
+        assert made.launch.grid[0] % made.launch.cluster == 0 and made.launch.grid[0] >= made.launch.cluster
+        for of in made.maps:
+            assert max(of.box) <= 256 and of.box[0] * 2 <= tile_sizes.LINE
+            assert all(step > 0 and step % 16 == 0 for step in of.steps)
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says it is on a GPU."""
+
+    is_cuda = True
+
+
+def test_each_set_of_addresses_gets_maps_of_its_own(monkeypatch):
+    launched = []
+    monkeypatch.setattr(tensor_maps, "_encode_tiled", lambda: encode_tiled)
+    monkeypatch.setattr(gemm.CudaPlan, "__call__", lambda plan, *tensors: launched.append((plan, tensors)))
+    a, b, up, c, r = (torch.empty(64, 64, dtype=BF16).as_subclass(OnGpu) for _ in range(5))
+    bias, amax = torch.empty(128, dtype=BF16), torch.zeros(1)
+    made = gemm.HopperPlan(a, b, biased=True, activation="SILU", residual=r, up=up, amax=True)
+    assert made.launch.expression.endswith("false, true, SILU, true, true, true, false>")
+    for beta in (1.0, 2.0, 1.0):
+        made(a, b, c, bias=bias, residual=r, up=up, amax=amax, beta=beta)
+    plain = gemm.HopperPlan(a, b)
+    plain(a, b, c)
+    addresses = [[m.opaque[0] for m in plan.scalars[:5]] for plan, _ in launched]
+    assert addresses[0] == [t.data_ptr() for t in (a, b, up, r, c)]
+    assert addresses[3] == [t.data_ptr() for t in (a, b, b, c, c)]
+    assert launched[0][0] is launched[2][0] and launched[1][0].scalars[6].beta == 2.0
+    assert [t.data_ptr() for t in launched[0][1]] == [t.data_ptr() for t in (c, c, bias, amax, c, c, c, c)]
+    plain(a[:0], b, c[:0])  # nothing to map
+    assert launched[4][0] is plain.launch
+
+
+def test_launches_share_flags_of_their_stream_alone(monkeypatch):
+    launched, state = [], {"stream": 1, "capturing": False}
+    monkeypatch.setattr(tensor_maps, "_encode_tiled", lambda: encode_tiled)
+    monkeypatch.setattr(gemm.CudaPlan, "__call__", lambda plan, *tensors: launched.append(tensors[4:6]))
+    monkeypatch.setattr(gemm, "multiprocessors", lambda device: 3)
+    monkeypatch.setattr(gemm, "_flags", {})
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state["capturing"])
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: state["stream"], raising=False)
+    config = {"COLUMNS": 64, "STAGES": 8, "CLUSTER": 1, "GROUP": 4, "STREAM": 1}
+    monkeypatch.setattr(tile_sizes.configuration, "trial", config)
+    a, b, c = (torch.empty(shape, dtype=BF16).as_subclass(OnGpu) for shape in ((128, 1024), (1024, 64), (128, 64)))
+    made = gemm.HopperPlan(a, b)
+    assert made.launch.grid[0] == 2 and made.launch.expression.endswith("true>"), "shares of 8 stages"
+    for stream, capturing in ((1, False), (1, False), (2, False), (2, True), (2, True)):
+        state.update(stream=stream, capturing=capturing)
+        made(a, b, c)
+    flags = [f.data_ptr() for _, f in launched]
+    assert flags[0] == flags[1] and len(set(flags)) == 4
+    assert all(w.numel() == 2 * 2 * 64 * 64 and f.numel() >= 4 and not f.any() for w, f in launched)
+
+
+@pytest.mark.parametrize(
+    "m, n, k, stream",
+    [(512, 11264, 8192, 1), (512, 6144, 4096, 0), (4096, 4096, 4096, 0), (8192, 8192, 8192, 0), (512, 256, 512, 0)],
+)
+def test_streaming_is_chosen_where_a_wave_is_left_over(m, n, k, stream):
+    assert tile_sizes.heuristic(90, "16-bit", "NT", False, 2, m, n, k, 1)["STREAM"] == stream
+
+
+def test_160_columns_are_chosen_where_they_fill_two_waves_and_can_be():
+    at = (False, 2, 512, 10240, 8192, 1)
+    assert tile_sizes.heuristic(90, "16-bit", "NT", *at)["COLUMNS"] == 160
+    assert all(tile_sizes.heuristic(90, "16-bit", layout, *at)["COLUMNS"] != 160 for layout in ("NN", "NTG"))
+    assert not {160, 192} & set(tile_sizes.widths("NT", 1, True)), "slabs of codes have 128"
+
+
+def test_what_does_not_go_with_a_product_is_declined_in_words():
+    a, b = operands("NT", 64, 64, 64)
+    for words, what in {
+        "unlike b": {"up": operands("NN", 64, 64, 64)[1]},
+        "a residual": {"residual": torch.empty(64, 72, dtype=BF16, device="meta")},
+        "'residual' has no contiguous": {"residual": torch.empty(64, 128, dtype=BF16, device="meta")[:, ::2]},
+        "int32 from int8": {"out_dtype": torch.int32},
+    }.items():
+        with pytest.raises(Declined, match=words):
+            gemm.HopperPlan(a, b, **what)
+    whole = torch.empty(64, 64, dtype=INT8, device="meta")
+    with pytest.raises(Declined, match="sums alone"):
+        gemm.HopperPlan(whole, whole.t(), torch.int32, biased=True)
+
+
+@pytest.mark.parametrize(
+    "a, b, words",
+    [
+        (torch.empty(64, 60, dtype=torch.int64), torch.empty(60, 64, dtype=torch.int64), "dtypes"),
+        (torch.empty(64, 64), torch.empty(64, 64), "not the contiguous dimension"),
+        (torch.empty(64, 60, dtype=torch.bfloat16), torch.empty(60, 64, dtype=torch.bfloat16), "begin on 16 bytes"),
+        (torch.empty(64, 64, dtype=torch.bfloat16), torch.empty(64, 60, dtype=torch.bfloat16), "begin on 16 bytes"),
+        (torch.empty(64, 128, dtype=torch.bfloat16)[:, ::2], torch.empty(64, 64, dtype=torch.bfloat16), "contiguous"),
+        (torch.empty(1, 64, dtype=torch.bfloat16).expand(64, 64), torch.empty(64, 64, dtype=torch.bfloat16), "strides"),
+        (torch.empty(4097, dtype=torch.bfloat16)[1:].view(64, 64), torch.empty(64, 64, dtype=torch.bfloat16), "16 bytes"),
+    ],
+)  # fmt: skip
+def test_what_tma_cannot_take_is_declined_in_words(a, b, words):
+    with pytest.raises(Declined, match=words):
+        plan(a, b)

@@ -1,0 +1,194 @@
+"""A linear layer with its epilogue where what is asked of every operator does not reach: leading dimensions, what is kept for a
+gradient, which implementation is taken, launches on Hopper's main loop, wrong arguments."""
+
+from __future__ import annotations
+
+import pytest
+from where import DEVICE
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+pytest.importorskip("cuda.bindings")
+
+from hopper_on_cpu import encode_tiled  # noqa: E402
+
+from weft import ops, registry  # noqa: E402
+from weft.operators.hopper import gemm, tensor_maps  # noqa: E402
+from weft.operators.launch import compiling_for  # noqa: E402
+from weft.operators.linear import linear_calls  # noqa: E402
+from weft.operators.linear.linear_activations import ACTIVATIONS  # noqa: E402
+from weft.operators.linear.linear_definition import reference  # noqa: E402
+
+pytestmark = pytest.mark.device
+NAMES = (None, *ACTIVATIONS)
+BF16 = torch.bfloat16
+
+
+def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+def rows(n: int, activation: str | None) -> int:
+    return 2 * n if activation is not None and ACTIVATIONS[activation].gated else n
+
+
+def kernel(*arguments, **named):
+    return registry.get("linear").find("triton").function(*arguments, **named)
+
+
+@pytest.mark.parametrize("lead", [(), (2, 3), (5, 1), (0, 3)])
+@pytest.mark.parametrize("function", [kernel, ops.linear])
+def test_leading_dimensions_are_rows(function, lead):
+    x, weight, bias, residual = random(*lead, 24), random(16, 24, seed=1), random(16, seed=2), random(*lead, 16, seed=3)
+    got = function(x, weight, bias, residual, activation="silu")
+    assert got.shape == (*lead, 16)
+    torch.testing.assert_close(got, reference(x, weight, bias, residual, activation="silu"))
+
+
+def test_of_what_is_not_rows_nothing_is_copied():
+    x, weight = random(3, 5, 24).transpose(0, 1), random(16, 24, seed=1)
+    assert "copy" in ops.explain("linear", x, weight).reason or DEVICE == "cpu"
+    with pytest.raises(NotImplementedError, match="copy would be needed"):
+        kernel(x, weight)
+    torch.testing.assert_close(ops.linear(x, weight), torch.nn.functional.linear(x, weight))
+
+
+def test_the_gates_rows_come_first():
+    x, gate, up = torch.eye(4, device=DEVICE), random(8, 4), random(8, 4, seed=1)
+    got = kernel(x, torch.cat([gate, up]), activation="swiglu")
+    torch.testing.assert_close(got, (torch.nn.functional.silu(gate) * up).t())
+
+
+@pytest.mark.parametrize("activation", NAMES)
+def test_a_gradient_keeps_what_the_activation_was_given_and_no_more(activation):
+    """Of relu its result; of none nothing."""
+    x, weight = random(6, 8).requires_grad_(), random(rows(16, activation), 8, seed=1).requires_grad_()
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        y = kernel(x, weight, activation=activation)
+    more = [t.shape for t in kept if t.data_ptr() not in (x.data_ptr(), weight.data_ptr())]
+    assert more == ([] if activation is None else [(6, rows(16, activation))])
+    assert (activation == "relu") == any(t.data_ptr() == y.data_ptr() for t in kept)
+
+
+def test_a_residual_alone_wants_a_gradient():
+    x, weight, residual = random(6, 8), random(16, 8, seed=1), random(6, 16, seed=2).requires_grad_()
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        y = kernel(x, weight, None, residual, activation="gelu")
+    (found,) = torch.autograd.grad(y.sum(), residual)
+    assert not kept and bool((found == 1).all())
+
+
+def test_of_a_weight_stored_by_columns_so_is_the_gradient():
+    x, weight = random(6, 8).requires_grad_(), random(8, 16, seed=1).t().requires_grad_()
+    (found,) = torch.autograd.grad(kernel(x, weight, activation="silu").sum(), weight)
+    (want,) = torch.autograd.grad(reference(x, weight, activation="silu").sum(), weight)
+    assert found.stride() == weight.stride()
+    torch.testing.assert_close(found, want)
+
+
+# ---- Hopper's main loop ----------------------------------------------------------------------------------------------
+
+
+def plain_launch(x, weight, bias, residual, activation, y):
+    y.copy_(reference(x, weight, bias, residual, activation=activation))
+
+
+@pytest.mark.parametrize("activation", NAMES)
+@pytest.mark.parametrize(("m", "added"), [(6, False), (6, True), (0, False)])
+def test_on_hopper_what_is_kept_is_a_product_of_its_own(monkeypatch, activation, m, added):
+    """Its launches are played by PyTorch; the element-wise kernels are their own."""
+    monkeypatch.setattr(linear_calls, "launch_on_hopper", plain_launch)
+    way = linear_calls.HOPPER._replace(product=torch.mm)
+    x, weight, bias = random(m, 8), random(rows(16, activation), 8, seed=1), random(rows(16, activation), seed=2)
+    leaves = [t.requires_grad_() for t in (x, weight, bias, *([random(m, 16, seed=3)] if added else []))]
+    call = (*leaves, *([] if added else [None]))
+    y, dy = linear_calls.Linear.apply(*call, activation, way), random(m, 16, seed=4)
+    want = reference(*call, activation=activation)
+    torch.testing.assert_close(y, want)
+    for got, expected in zip(torch.autograd.grad(y, leaves, dy), torch.autograd.grad(want, leaves, dy), strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says it is on a GPU."""
+
+    is_cuda = True
+
+
+@pytest.mark.parametrize("stored", ["rows", "columns"])
+def test_a_launch_on_hopper_maps_both_halves_of_the_weight(monkeypatch, stored):
+    launched = []
+    monkeypatch.setattr(tensor_maps, "_encode_tiled", lambda: encode_tiled)
+    monkeypatch.setattr(gemm.CudaPlan, "__call__", lambda plan, *tensors: launched.append((plan, tensors)))
+    weight = torch.empty(128, 64, dtype=BF16) if stored == "rows" else torch.empty(64, 128, dtype=BF16).t()
+    x, residual, y, bias = (torch.empty(s, dtype=BF16) for s in ((8, 64), (8, 64), (8, 64), (128,)))
+    x, weight, residual, y, bias = (t.as_subclass(OnGpu) for t in (x, weight, residual, y, bias))
+    made = linear_calls.HopperLaunch(x, weight, residual, "geglu_tanh", True, True)
+    assert "true, GELU_TANH, true, true, false" in made.plan.launch.expression  # bias, residual, gate, no amax
+    made(x, weight, bias, residual, y)
+    plan, tensors = launched[0]
+    half = 64 * weight.stride(0) * 2
+    assert [m.opaque[0] for m in plan.scalars[:5]] == [
+        t.data_ptr() + more for t, more in ((x, 0), (weight, 0), (weight, half), (residual, 0), (y, 0))
+    ]
+    assert tensors[2].data_ptr() == bias.data_ptr()
+    plain = linear_calls.HopperLaunch(x, weight[:64], x, None, False, False)
+    assert "false, NONE, false, false, false" in plain.plan.launch.expression
+
+
+def meta(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+@pytest.mark.parametrize(
+    ("sm", "call", "named", "taken", "why"),
+    [
+        (90, (meta(8, 8, 4096), meta(128, 4096)), {}, "torch", "skinny_matmul"),
+        (90, (meta(96, 4096), meta(128, 4096)), {}, "cuda", "TMA"),
+        (90, (meta(8, 64, 4096), meta(128, 4096), meta(128)), {"activation": "swiglu"}, "cuda", "TMA"),
+        (90, (meta(96, 4096), meta(130, 4096)), {}, "torch", "16 bytes"),
+        (90, (meta(96, 1000), meta(130, 1000)), {}, "triton", "16 bytes"),
+        (90, (meta(96, 4096), meta(144, 4096)), {"activation": "reglu"}, "cuda", "TMA"),
+        (90, (meta(96, 4096), meta(136, 4096)), {"activation": "reglu"}, "torch", "68 elements"),
+        (90, (meta(96, 4096), meta(128, 4096), meta(256)[::2]), {}, "torch", "gaps"),
+        (90, (meta(96, 4096), meta(128, 4096), None, meta(96, 256)[:, ::2]), {}, "torch", "'residual'"),
+        (90, (meta(96, 64, dtype=torch.float32), meta(128, 64, dtype=torch.float32)), {}, "torch", "fp32"),
+        (80, (meta(96, 4096), meta(128, 4096)), {}, "torch", "architecture"),
+        (80, (meta(96, 512), meta(128, 512)), {}, "triton", "architecture"),
+        (90, (meta(0, 512), meta(128, 512)), {}, "torch", "empty"),
+    ],
+)
+def test_which_implementation_is_taken(sm, call, named, taken, why):
+    with compiling_for(sm, lambda *kernel: None):
+        found = ops.explain("linear", *call, **named)
+    assert found.implementation == taken and why in found.reason
+
+
+# ---- wrong arguments -------------------------------------------------------------------------------------------------
+
+GOOD = {"x": random(4, 8), "weight": random(16, 8), "bias": random(16), "residual": random(4, 16)}
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "words"),
+    [
+        ({"x": [1.0]}, TypeError, "'x' is a list"),
+        ({"x": random(4, 8).double()}, TypeError, "'x' has dtype float64"),
+        ({"x": torch.ones((), device=DEVICE)}, ValueError, "'x' is a scalar"),
+        ({"weight": random(16, 8).half()}, TypeError, "'weight' has dtype float16"),
+        ({"weight": random(16, 9)}, ValueError, r"'weight' has shape \(16, 9\).*\[N, 8\]"),
+        ({"weight": random(8)}, ValueError, r"\[N, 8\]"),
+        ({"weight": random(15, 8), "activation": "swiglu"}, ValueError, r"\[2N, 8\] \(gate, then up"),
+        ({"bias": random(15)}, ValueError, r"'bias' has shape \(15,\).*\(16,\)"),
+        ({"bias": random(16).half()}, TypeError, "'bias' has dtype float16"),
+        ({"activation": "swiglu"}, ValueError, r"'residual' has shape \(4, 16\).*\(4, 8\)"),
+        ({"residual": random(16)}, ValueError, "not broadcast"),
+        ({"activation": "swish"}, ValueError, "'activation' is 'swish'; expected 'relu', 'silu'"),
+        ({"activation": 3}, ValueError, "'activation' is 3"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(changed, error, words):
+    with pytest.raises(error, match=words):
+        ops.linear(**{**GOOD, **changed})

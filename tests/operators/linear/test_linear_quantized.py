@@ -1,0 +1,160 @@
+"""A linear layer that leaves 8-bit codes: the codes of ``quantize``, the largest value, two launches on Hopper, wrong
+arguments."""
+
+from __future__ import annotations
+
+import pytest
+from where import DEVICE
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+pytest.importorskip("cuda.bindings")
+
+from hopper_on_cpu import encode_tiled  # noqa: E402
+
+from weft import ops, registry  # noqa: E402
+from weft.operators.hopper import gemm, tensor_maps  # noqa: E402
+from weft.operators.launch import compiling_for  # noqa: E402
+from weft.operators.linear import linear_quantized as module  # noqa: E402
+from weft.operators.linear.linear_definition import reference  # noqa: E402
+from weft.operators.quantization.formats import format_of  # noqa: E402
+from weft.operators.quantization.quantize import reference as quantized  # noqa: E402
+
+pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+def kernel(*arguments, **named):
+    return registry.get("linear_quantized").find("triton").function(*arguments, **named)
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_codes_are_those_of_quantize(dtype):
+    """Of a product with the unit matrix, which is exact: ordinary numbers, ties, subnormal ones, what saturates, infinities."""
+    y = torch.cat([random(20, 16) * 4.0**k for k in range(-9, 5)])
+    y[0, :4] = torch.tensor([float("inf"), -float("inf"), 1.5, 2.5])
+    scale = torch.full((1,), 0.37, device=DEVICE)
+    clean = y.nan_to_num(posinf=3e38, neginf=-3e38)  # an infinity times the zeros of the unit matrix would be NaN
+    got, amax = kernel(clean, torch.eye(16, device=DEVICE), scale=scale, dtype=dtype)
+    want, _ = quantized(y, format_of(dtype), "tensor", scale=scale[0])
+    assert same(got, want) and float(amax) == float(clean.abs().max())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nan_reaches_its_place_and_the_largest_value(dtype):
+    bias = torch.tensor([1.0, float("nan"), -3.0], device=DEVICE)
+    x, weight, one = random(5, 8), torch.zeros(3, 8, device=DEVICE), torch.ones(1, device=DEVICE)
+    q, amax = kernel(x, weight, bias, scale=one, dtype=dtype)
+    assert q.float()[:, [0, 2]].tolist() == [[1.0, -3.0]] * 5 and bool(amax.isnan().all())
+    assert bool((q[:, 1] == 0).all()) if dtype == torch.int8 else bool(q[:, 1].isnan().all())
+
+
+def test_the_largest_value_is_of_this_call():
+    """Whatever stands past the edge of its last tiles, and however large the last call's was."""
+    x, weight, scale = random(33, 8), random(65, 8, seed=1), torch.ones((), device=DEVICE)
+    for factor in (1.0, 0.5):
+        amax = kernel(factor * x, weight, scale=scale, activation="relu")[1]
+        torch.testing.assert_close(amax[0], factor * reference(x, weight, activation="relu").max())
+    assert kernel(x[:0], weight, scale=scale)[1].tolist() == [0.0]
+
+
+def test_leading_dimensions_are_rows_and_nothing_wants_a_gradient():
+    x, weight, scale = random(2, 3, 8).requires_grad_(), random(32, 8, seed=1), torch.full((1,), 0.05, device=DEVICE)
+    for function in (kernel, ops.linear_quantized):
+        q, amax = function(x, weight, scale=scale, activation="swiglu")
+        assert q.shape == (2, 3, 16) and q.dtype == torch.float8_e4m3fn and amax.shape == (1,)
+        assert not amax.requires_grad
+
+
+@pytest.mark.parametrize("activation", [None, "silu", "geglu"])
+def test_on_hopper_codes_are_made_of_the_main_loops_result(monkeypatch, activation):
+    def launch(self, x, weight, bias, scale, y, amax):
+        y.copy_(reference(x, weight, bias, activation=activation))
+        amax.copy_(y.abs().max())
+
+    monkeypatch.setattr(module, "hopper_declines", lambda *call: "")
+    monkeypatch.setattr(module.HopperWithAmax, "__init__", lambda self, *call: None)
+    monkeypatch.setattr(module.HopperWithAmax, "__call__", launch)
+    x, weight, bias, scale = (
+        random(6, 8),
+        random(32, 8, seed=1),
+        random(32, seed=2),
+        torch.full((1,), 0.05, device=DEVICE),
+    )
+    for dtype in DTYPES:
+        call: dict = {"scale": scale, "dtype": dtype, "activation": activation}
+        got, want = module.linear_quantized_apart(x, weight, bias, **call), module.usual(x, weight, bias, **call)
+        assert (got[0].float() - want[0].float()).abs().max() <= 0.07 * want[0].float().abs().max()
+        torch.testing.assert_close(got[1], want[1])
+
+
+def test_a_launch_on_hopper_has_amax_and_both_halves():
+    x, weight = (torch.empty(s, dtype=torch.bfloat16, device="meta") for s in ((8, 64), (128, 64)))
+    with compiling_for(90, lambda *kernel: None):
+        made = module.HopperWithAmax(x, weight, "reglu", True, False).plan.launch
+        assert "true, RELU, false, true, true" in made.expression
+        made = module.HopperWithAmax(x, weight, None, False, False).plan.launch
+        assert "false, NONE, false, false, true" in made.expression
+        scale, narrow = torch.empty(1, device="meta"), weight[:72]
+        for w, dtype, taken in (
+            (weight, DTYPES[0], "cuda"),
+            (weight, torch.int8, "cuda-apart"),
+            (narrow, DTYPES[0], "cuda-apart"),
+        ):
+            assert ops.explain("linear_quantized", x, w, scale=scale, dtype=dtype).implementation == taken
+
+
+def test_the_main_loop_leaves_codes_of_a_scale(monkeypatch):
+    """In one launch: the scale is its first pointer, the bias has x's dtype, and C is of bytes."""
+    launched = []
+    monkeypatch.setattr(tensor_maps, "_encode_tiled", lambda: encode_tiled)
+    monkeypatch.setattr(gemm.CudaPlan, "__call__", lambda plan, *tensors: launched.append((plan, tensors)))
+    x, weight, bias = (torch.empty(s, dtype=torch.float16).as_subclass(OnGpu) for s in ((8, 64), (256, 64), (256,)))
+    scale, amax, q = torch.ones(1), torch.zeros(1), torch.empty(8, 128, dtype=torch.float8_e4m3fn).as_subclass(OnGpu)
+    made = module.HopperWithAmax(x, weight, "swiglu", True, True)
+    assert made.plan.launch.expression.startswith("matmul_hopper<fp16, e4m3, 256, ")
+    assert made.plan.launch.expression.endswith("true, SILU_FAST, false, true, true, false, false, false, fp16>")
+    made(x, weight, bias, scale, q, amax)
+    plan, tensors = launched[0]
+    *_, of_c, shape, _ = plan.scalars
+    assert [t.data_ptr() for t in (tensors[0], tensors[2], tensors[3])] == [t.data_ptr() for t in (scale, bias, amax)]
+    assert of_c.opaque[0] == q.data_ptr() and shape.n == 128
+    monkeypatch.setattr(module, "rows_of", lambda x: ())
+    with pytest.raises(NotImplementedError, match="float8_e4m3fn"):
+        module.linear_quantized_hopper(x, weight, scale=scale, dtype=torch.int8)
+    with pytest.raises(NotImplementedError, match="72 elements"):
+        module.linear_quantized_hopper(x, weight[:72], scale=scale)
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says it is on a GPU."""
+
+    is_cuda = True
+
+
+GOOD = {"x": random(4, 8), "weight": random(16, 8), "scale": torch.ones(1, device=DEVICE)}
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "words"),
+    [
+        ({"weight": random(16, 9)}, ValueError, r"linear_quantized: argument 'weight' has shape \(16, 9\)"),
+        ({"scale": 1.0}, TypeError, "'scale' is a float"),
+        ({"scale": torch.ones(1, device=DEVICE).half()}, TypeError, "'scale' has dtype float16"),
+        ({"scale": torch.ones(16, device=DEVICE)}, ValueError, r"'scale' has shape \(16,\); expected \(1,\) or \(\)"),
+        ({"dtype": torch.bfloat16}, TypeError, "'dtype' is torch.bfloat16; expected torch.float8_e4m3fn"),
+        ({"activation": "tanh"}, ValueError, "'activation' is 'tanh'"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(changed, error, words):
+    with pytest.raises(error, match=words):
+        ops.linear_quantized(**{**GOOD, **changed})

@@ -1,0 +1,360 @@
+"""Products of few rows on Hopper without a GPU: the kernel run on a CPU that plays its PTX (``ptx_on_cpu.hpp``) with the launch
+and the tensor maps that Python computes; what it compiles to; what it declines."""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import pytest
+from cuda_as_cpp import whole
+from cuda_on_cpu import bytes_of, further_off_than_rounding, job, player, tensor_of
+from sass import names, parts, sass
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+pytest.importorskip("cuda.bindings")
+
+from few_row_products import FewRows  # noqa: E402
+from hopper_on_cpu import encode_tiled  # noqa: E402
+
+from weft.definition import Declined  # noqa: E402
+from weft.operators.hopper import tensor_maps  # noqa: E402
+from weft.operators.launch import compiling_for  # noqa: E402
+from weft.operators.low_precision import skinny_hopper  # noqa: E402
+from weft.operators.low_precision.quantized_weight import (  # noqa: E402
+    QuantizedWeight,
+    quantize_weight,
+)
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+
+
+@dataclass(frozen=True)
+class Case:
+    """A product, and the block that computes it: ``shape`` is warpgroups down, warpgroups along K, blocks of a cluster, lines
+    of a unit, stages of the ring."""
+
+    format: str = "wide"
+    group: int = 0
+    zero: bool = False
+    biased: bool = False
+    dtype: torch.dtype = BF16
+    scale: torch.dtype = FP32
+    m: int = 3
+    n: int = 70
+    k: int = 328
+    padded: bool = False  # rows of x, and of a wide weight, with something between them
+    shape: tuple[int, int, int, int, int] = (1, 1, 1, 2, 2)
+    codes: str = "random"  # or "all"
+
+
+CASES = {
+    "16 bits": Case(biased=True),
+    "16 bits, 64 tokens": Case(m=64, n=64, k=256, shape=(1, 1, 1, 1, 3)),
+    "16 bits, fp16, 33 tokens, a cluster": Case(dtype=FP16, m=33, n=130, k=648, padded=True, shape=(2, 1, 2, 1, 2)),
+    "16 bits, 20 tokens, along": Case(m=20, n=24, k=904, biased=True, shape=(1, 2, 1, 1, 4)),
+    "16 bits, a cluster of 4": Case(m=16, n=260, k=1000, shape=(4, 1, 4, 2, 2)),
+    "16 bits, long lines": Case(m=5, n=65, k=520, padded=True, shape=(1, 1, 2, 4, 2)),
+    "one row, one stage of three parts": Case(m=1, n=3, k=8, shape=(1, 2, 2, 1, 4)),
+    "16 bits, as few stages as may be": Case(m=30, n=64, k=1480, shape=(1, 2, 2, 1, 4)),
+    "int8": Case("int8", m=1, n=64, k=256, codes="all"),
+    "int8, fp16": Case("int8", dtype=FP16, m=8, n=64, k=256, codes="all", biased=True),
+    "int8, a cluster, along": Case("int8", m=16, n=72, k=1496, shape=(2, 2, 2, 2, 4)),
+    "int8, 32 tokens, a cluster of 4": Case("int8", m=32, n=256, k=2048, shape=(4, 1, 4, 2, 2)),
+    "int8, 32 tokens, along": Case("int8", m=32, n=65, k=4232, shape=(1, 4, 1, 2, 4)),
+    "int8, groups of 32": Case("int8", 32, m=5, n=17, k=1120, shape=(1, 2, 1, 2, 2), scale=BF16),
+    "int8, 40 tokens": Case("int8", m=40, n=66, k=648, padded=True),
+    "int8, groups of 128, 40 tokens": Case("int8", 128, m=40, n=66, k=640, scale=FP16),
+    "fp8": Case("fp8", m=8, n=64, k=256, codes="all"),
+    "fp8, fp16": Case("fp8", dtype=FP16, m=8, n=64, k=256, codes="all"),
+    "fp8, 16 tokens": Case("fp8", m=13, n=9, k=776, biased=True, shape=(1, 2, 2, 2, 2)),
+    "fp8, groups of 64, fp16": Case("fp8", 64, dtype=FP16, scale=FP16, m=2, k=320),
+    "fp8, 32 tokens, two stages": Case("fp8", m=32, n=70, k=2048, shape=(1, 2, 2, 2, 2)),
+    "int4": Case("int4", 128, k=1152),
+    "int4, all codes": Case("int4", 128, scale=BF16, k=512, m=8, n=64, codes="all"),
+    "int4, fp16, all codes": Case("int4", 128, dtype=FP16, scale=FP16, k=512, m=8, n=64, codes="all"),
+    "int4, 16 tokens, zero points, bias": Case(
+        "int4", 128, True, True, scale=BF16, m=16, n=140, k=2176, shape=(2, 1, 2, 2, 2)),
+    "int4, groups of 64": Case("int4", 64, True, m=9, k=1088, n=33, shape=(1, 2, 1, 2, 2), scale=FP16),
+    "int4, groups of 32, fp16": Case("int4", 32, True, dtype=FP16, scale=FP16, m=13, k=1056, n=40),
+    "int4, 32 tokens": Case("int4", 128, True, m=31, k=1152, n=70, scale=BF16, shape=(1, 2, 1, 2, 2)),
+    "int4, 32 tokens, a cluster of 4": Case("int4", 128, m=32, k=2048, n=130, scale=BF16, shape=(2, 1, 4, 2, 2)),
+    "int4, 64 tokens, groups of 32": Case("int4", 32, m=64, k=1088, n=30, scale=BF16),
+    "int4, a cluster of 4": Case("int4", 128, m=1, n=37, k=2 * 512 + 128, shape=(1, 2, 4, 2, 2), biased=True),
+}  # fmt: skip
+
+# Mistakes: a case, what stands in the kernel's files, what is written instead. Each must be noticed with some seed.
+MISTAKES = {
+    "the upper rows' words for the lower": ("int4", "(lane / 16 ^ lane % 8)", "(lane / 16 ^ lane % 4)"),
+    "rows of another warp": ("int4", "(down * 64 + warp % 4 * 16 + row) * LINE", "(down * 64 + row) * LINE"),
+    "x of another slice": ("int4", "(chunk * SLICES + slice) * LENGTH + t * 16", "(chunk * SLICES) * LENGTH + t * 16"),
+    "x's boxes on one another": ("16 bits", "column / 64 * TOKENS * LINE", "column / 64 * LINE"),
+    "the line of the next rows": ("16 bits", "s / 4 * W_BOX + s % 4 * 32 >> 4", "s % 4 * 32 >> 4"),
+    "sums of a group not begun anew": ("int4", "!GROUPED || t)", "1)"),
+    "the next group's scale": ("int4", "to_float(by[g / 4][h]), g % 4", "to_float(by[g / 4][h]), (g + 1) % 4"),
+    "the upper row's zero point": ("int4, groups of 64", "u32(off[g / 4][h])", "u32(off[g / 4][0])"),
+    "scales fetched a unit late": ("int4, groups of 64", "last) fetch_groups(unit + ALONG);", "last) fetch_groups(unit);"),
+    "sums of a group not waited for": ("int4", "            wgmma_wait<0>();\n#pragma unroll", "#pragma unroll"),
+    "sums not waited for": ("16 bits", "    wgmma_wait<0>();\n    hold(total);", "    hold(total);"),
+    "a place let go while it is read": ("16 bits, 64 tokens", "wgmma_wait<1>();\n      if (before", "if (before"),
+    "a unit's place let go too early": (
+        "int8, 40 tokens", "      if constexpr (!GROUPED) wgmma_wait<0>();\n", ""),
+    "the other parity": ("16 bits, 20 tokens, along", "place -= STAGES, parity ^= 1;\n    }\n    wgmma_wait<0>", 
+                         "place -= STAGES;\n    }\n    wgmma_wait<0>"),
+    "fetched before the place is empty": ("16 bits, 64 tokens", "barrier_wait(&empty[place], parity);", ";"),
+    "read before it has come": (
+        "16 bits", "barrier_wait(&full[place], parity);\n      const u32 stage = shared_address(ring + place * STAGE);\n      "
+        "const u64 a", "const u32 stage = shared_address(ring + place * STAGE);\n      const u64 a"),
+    "a box of x left out": ("int4", "box < BOXES", "box < BOXES - 1"),
+    "a part left out": ("int4, groups of 64", "part < PARTS", "part < PARTS - 1"),
+    "other blocks' sums not waited for": (
+        "int8, a cluster, along", "    barrier_wait(told);\n    __syncwarp();", "    __syncwarp();"),
+    "too few sums expected": ("int8, a cluster, along", "(PARTS - ALONG) * OWN", "(PARTS - 2 * ALONG) * OWN"),
+    "own sums not met": (
+        "int4, groups of 64", "  __syncthreads();\n  if constexpr (BLOCKS > 1) {\n    barrier_wait",
+        "  if constexpr (BLOCKS > 1) {\n    barrier_wait"),
+    "a ring without room for the next unit": (
+        "16 bits, as few stages as may be", "int STAGES>", "int FIT>",
+        "constexpr int WORKERS =", "constexpr int STAGES = 2, WORKERS =",
+        "STAGES >= ALONG + (FORMAT == WIDE)", "STAGES >= ALONG"),
+    "a place that is another warpgroup's in the next round": (
+        "int8, 32 tokens, along", "int STAGES>", "int FIT>", "constexpr int WORKERS =", "constexpr int STAGES = 5, WORKERS =",
+        "STAGES % ALONG == 0", "true"),
+    "arrivals through a cluster that may not have begun": (
+        "int8, a cluster, along", "mbarrier.arrive.shared.b64 _, [%0];\" ::\"r\"(shared_address(barrier))",
+        "mbarrier.arrive.shared::cluster.b64 _, [%0];\" ::\"r\"(remote_address(barrier, cluster_rank()))"),
+    "a block leaves before what it sent has come": (
+        "int8, 32 tokens, a cluster of 4", "    cluster_wait();  // and what was sent", "    // and what was sent"),
+    "a block tells too early that sums have come": (
+        "int8, 32 tokens, a cluster of 4", "    barrier_wait(told);\n    __syncwarp();\n    cluster_arrive();  // what",
+        "    cluster_arrive();\n    barrier_wait(told);\n    __syncwarp();  // what"),
+    "rows past N stored": ("16 bits", "if (column >= shape.N) continue;", ""),
+    "the bias of another column": ("16 bits, 20 tokens, along", "bias[column *", "bias[m *"),
+}  # fmt: skip
+
+LAUNCH = """
+const Shape shape = *reinterpret_cast<const Shape *>(job.maps[2] + 1);
+machine.stays = true;
+job.run([&] {
+  KERNEL(job.buffer(2), job.buffer(3), job.buffer(5), job.buffer(4), job.map<TensorMap>(0), job.map<TensorMap>(1), shape);
+});
+"""
+
+
+class Product(FewRows):
+    """The operands of a case, and its plan."""
+
+    def __init__(self, case: Case, seed: int = 0):
+        self.case = case
+        random = torch.Generator().manual_seed(seed)
+        m, n, k = case.m, case.n, case.k
+        self.x = torch.randn(m, k + 8 * case.padded, generator=random).to(case.dtype)[:, :k]
+        if case.format == "wide":
+            made = torch.randn(n, k + 8 * case.padded, generator=random).to(case.dtype)[:, :k]
+            self.weight = QuantizedWeight(made, made, None, "wide", 0, k)
+        elif case.codes == "all":
+            self.weight = self._every_code()
+        else:
+            w = torch.randn(n, k, generator=random) + (0.5 if case.zero else 0)
+            made = quantize_weight(w, case.format, case.group, zero_points=case.zero)
+            self.weight = made._replace(scale=made.scale.to(case.scale))
+        self.bias = torch.randn(n if case.biased else 0, generator=random).to(case.dtype)
+        self.y = torch.full((m, n), torch.nan, dtype=case.dtype)
+        words, scale, zero, *_ = self.weight
+        self.tensors = (self.x, words, scale, words if zero is None else zero, self.y, self.bias)
+        with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
+            trial = dict(zip(("DOWN", "ALONG", "BLOCKS", "LINES", "STAGES"), case.shape, strict=True))
+            patch.setattr(skinny_hopper.configuration, "trial", trial)
+            if case.format == "wide":
+                self.plan = skinny_hopper.WidePlan(self.x, words, self.bias if case.biased else None).plan
+            else:
+                self.plan = skinny_hopper.plan(
+                    self.x, words, scale, self.tensors[3], self.bias, case.zero, case.biased, case.format, case.group
+                )
+
+    @property
+    def launch(self) -> str:
+        return LAUNCH.replace("KERNEL", self.plan.launch.expression)
+
+    def job(self, seed: int) -> bytes:
+        """Addresses in tensor maps are counted from their storage's beginning."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tensor_maps, "_encode_tiled", lambda: encode_tiled)
+            *maps, shape = self.plan.scalars(self.x, self.weight.words)
+        words = []
+        for i, made in enumerate(maps):
+            words += [made.opaque[0] - self.tensors[i].untyped_storage().data_ptr(), *made.opaque[1:], i]
+        maps_and_shape = struct.pack(f"<{len(words)}q", *words) + bytes(8) + bytes(shape)
+        buffers = {i: bytes_of(t) for i, t in enumerate(self.tensors)}
+        return job(self.plan.launch, seed, buffers, maps=maps_and_shape)
+
+
+def what_is_wrong(got: torch.Tensor | str, product: Product) -> str:
+    return got if isinstance(got, str) else further_off_than_rounding("y", got, product.wanted())
+
+
+@pytest.fixture(scope="module")
+def play(tmp_path_factory):
+    """Runs a case, or one of ``MISTAKES``, and returns y, or in words what failed."""
+    folder, text = tmp_path_factory.mktemp("played"), whole(skinny_hopper.SOURCE)
+    played = player(folder, text, lambda name: Product(CASES[name]).launch, CASES, MISTAKES)
+
+    def run(product: Product, seed: int = 0, mistake: str = "") -> torch.Tensor | str:
+        found = played(product.launch, product.job(seed), mistake)
+        if isinstance(found, str):
+            return found
+        return tensor_of(found[: product.y.nbytes], product.y.dtype).view(product.y.shape)
+
+    return run
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_right(play, name):
+    """Operands end before pages that may not be touched; threads, copies and sums take turns at random."""
+    for seed in range(2):
+        product = Product(CASES[name], seed)
+        assert not what_is_wrong(play(product, seed), product)
+
+
+@pytest.mark.parametrize("m", [2, 4, 7, 9, 17, 24, 32, 48, 63])
+def test_any_number_of_tokens(play, m):
+    by_tokens = {8: "16 bits", 16: "16 bits, a cluster of 4", 32: "16 bits, 20 tokens, along", 64: "16 bits, 64 tokens"}
+    product = Product(replace(CASES[by_tokens[skinny_hopper.tokens_of(m)]], m=m))
+    assert not what_is_wrong(play(product), product)
+
+
+@pytest.mark.parametrize("name", ["16 bits", "int4"])
+def test_a_row_that_is_not_finite_stays_alone(play, name):
+    product = Product(replace(CASES[name], m=3))
+    product.x[1, 5] = torch.inf
+    got = play(product)
+    assert not got[1].isfinite().any() and got[[0, 2]].isfinite().all()
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_noticed(play, mistake):
+    products = (Product(CASES[MISTAKES[mistake][0]], seed) for seed in range(16))
+    assert any(what_is_wrong(play(product, seed, mistake), product) for seed, product in enumerate(products))
+
+
+# ---- what it compiles to ---------------------------------------------------------------------------------------------------
+
+
+def forms(format: str, m: int, group: int = 0, n: int = 8192, k: int = 8192) -> tuple[torch.Tensor, ...]:
+    """x, the weight's matrix, scales and zero points without memory."""
+    x = torch.empty(m, k, dtype=BF16, device="meta")
+    if format == "wide":
+        w = torch.empty(n, k, dtype=BF16, device="meta")
+        return x, w, w, w
+    words = torch.empty(n, k // (8 if format == "int4" else 4), dtype=torch.int32, device="meta")
+    shape = (n, k // group) if group else (n,)
+    return x, words, torch.empty(shape, device="meta"), torch.empty(shape, dtype=torch.uint8, device="meta")
+
+
+def expression(format: str, m: int, group: int = 0, zero: bool = False, config: dict[str, int] | None = None) -> str:
+    x, words, scale, zeros = forms(format, m, group)
+    with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
+        patch.setattr(skinny_hopper.configuration, "trial", config)
+        if format == "wide":
+            return skinny_hopper.WidePlan(x, words, None).plan.launch.expression
+        return skinny_hopper.plan(x, words, scale, zeros, words, zero, False, format, group).launch.expression
+
+
+@pytest.mark.parametrize(
+    ("format", "group", "m", "most"),
+    [
+        *(("wide", 0, m, 1.1) for m in (1, 64)),
+        *(("int4", 128, m, most) for m, most in ((1, 2.1), (16, 2.2), (64, 2.8))),
+        *(("int8", 0, m, 2.7) for m in (1, 64)),
+        *(("fp8", 0, m, 3.2) for m in (1, 64)),
+    ],
+)
+def test_instructions_a_weight_are_those_that_the_readme_counts(format, group, m, most):
+    """A warpgroup's unit is 64 rows of 256 bytes: 64, 128 or 256 weights a lane."""
+    config = {"DOWN": 2, "ALONG": 1, "BLOCKS": 2, "LINES": 2, "STAGES": 2}
+    found = parts(sass(skinny_hopper.SOURCE, expression(format, m, group, config=config)))
+    loop = "".join(part for part in found if "HGMMA" in part)
+    counts = Counter(name.partition(".")[0] for name in names(loop))
+    weights = {"wide": 64, "int4": 256}.get(format, 128)
+    assert counts["HGMMA"] == weights // 8 and sum(counts.values()) / weights <= most
+    # the tensor cores work while codes are unpacked: waits are one a step, or none
+    assert counts["WARPGROUP"] <= 2.2 * counts["HGMMA"]
+
+
+@pytest.mark.parametrize("m", [8, 16, 32, 64])
+@pytest.mark.parametrize(
+    ("format", "group", "zero"),
+    [
+        ("wide", 0, False),
+        ("int8", 0, False),
+        ("fp8", 32, False),
+        ("int4", 128, True),
+        ("int4", 64, True),
+        ("int4", 32, True),
+    ],
+)
+def test_as_many_warpgroups_as_it_allows_spill_nothing(format, group, zero, m):
+    along = skinny_hopper.warpgroups_of(m, group, zero)
+    config = {"DOWN": 1, "ALONG": along, "BLOCKS": 2, "LINES": 2, "STAGES": 8}
+    assert "HGMMA" in sass(skinny_hopper.SOURCE, expression(format, m, group, zero, config))
+
+
+# ---- how it is launched ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("format", "group", "zero"), [("wide", 0, False), ("int4", 128, False), ("int4", 32, True), ("int8", 0, False)]
+)
+@pytest.mark.parametrize("tokens", [8, 16, 32, 64])
+def test_rings_fit_and_are_not_short(format, group, zero, tokens):
+    for n, k in ((1, 1), (1, 64), (4, 4), (8, 8), (56, 8), (8, 28)):
+        key = (90, BF16, format, group, zero, tokens, n, k)
+        found = list(skinny_hopper.candidates(*key))
+        assert skinny_hopper.heuristic(*key) in found
+        for c in found:
+            assert (
+                skinny_hopper.shared_bytes(c, format, tokens)
+                <= skinny_hopper.SHARED
+                < skinny_hopper.shared_bytes(c, format, tokens, c["STAGES"] + c["ALONG"])
+                or c["STAGES"] == 16
+            )
+            assert c["STAGES"] >= max(2, c["ALONG"] + (format == "wide")) and c["STAGES"] % c["ALONG"] == 0
+            assert c["DOWN"] * c["ALONG"] <= skinny_hopper.warpgroups_of(tokens, group, zero)
+
+
+def test_every_multiprocessor_has_enough_bytes_on_their_way(monkeypatch):
+    """Latency times bandwidth is some 33 KB for each of 132."""
+    monkeypatch.setattr(skinny_hopper, "multiprocessors", lambda device: 132)
+    for format, group in (("wide", 0), ("int8", 0), ("int4", 128)):
+        for tokens in (8, 16, 32, 64):
+            c = skinny_hopper.heuristic(90, BF16, format, group, False, tokens, 8, 8)
+            assert (c["STAGES"] - 1) * c["LINES"] * c["DOWN"] * 64 * 128 >= 32 * 1024
+            assert 8192 // (64 * c["DOWN"]) * c["BLOCKS"] in range(120, 133)
+
+
+def test_each_pair_of_addresses_gets_maps_of_its_own(monkeypatch):
+    launched = []
+    monkeypatch.setattr(tensor_maps, "_encode_tiled", lambda: encode_tiled)
+    product = Product(CASES["int4"])
+    made = [product.plan.scalars(x, product.weight.words)[0].opaque[0] for x in (product.x, product.x.clone())]
+    assert made[0] == product.x.data_ptr() != made[1]
+    monkeypatch.setattr(skinny_hopper.CudaPlan, "__call__", lambda plan, *tensors: launched.append((plan, tensors)))
+    x, words, scale, zero, y, bias = product.tensors
+    product.plan(x, words, scale, zero, bias, y)
+    ((_, tensors),) = launched
+    assert [t is u for t, u in zip(tensors, (scale, zero, bias, y), strict=True)] == [True] * 4
+
+
+def test_it_declines_what_it_leaves_out():
+    def why(m=1, k=256, n=8, dtype=BF16, sm=90, offset=0, step=0):
+        x = torch.empty(m * (k + step) + offset, dtype=dtype)[offset:].view(m, k + step)[:, :k]
+        w = torch.empty(n, k, dtype=dtype)
+        with compiling_for(sm, lambda *kernel: None), pytest.raises(Declined) as declined:
+            skinny_hopper.WidePlan(x, w, None)
+        return str(declined.value)
+
+    assert "65 rows of x" in why(m=65) and "float32" in why(dtype=FP32) and "sm_80" in why(sm=80)
+    assert "'x' has rows" in why(offset=1) and "'x' has rows" in why(m=2, step=1) and "0 columns" in why(k=0)
+    assert "'weight' has rows" in why(k=12)

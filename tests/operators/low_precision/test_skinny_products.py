@@ -1,0 +1,411 @@
+"""Products of few rows where what is asked of every operator does not reach: quantised weights and their layout, the
+arithmetic that unpacks them, splits, hand-overs, gradients, wrong arguments."""
+
+from __future__ import annotations
+
+import pytest
+from where import DEVICE, DTYPES
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from few_row_products import FORMS, random  # noqa: E402
+
+from weft import ops, registry  # noqa: E402
+from weft.bench.tune import forget_plans  # noqa: E402
+from weft.definition import SHARED_LIMIT, torch_dtype  # noqa: E402
+from weft.operators.linear import skinny_kernels  # noqa: E402
+from weft.operators.low_precision import quantized_weight as qw  # noqa: E402
+from weft.operators.low_precision import weight_only_kernels  # noqa: E402
+from weft.operators.matmul.split_sums import parts_of  # noqa: E402
+
+pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+
+
+def every_code(format: str, n: int, k: int) -> torch.Tensor:
+    """Codes as they are usually stored, all of a format's in turn; fp8's NaN left out."""
+    codes = (torch.arange(n * k) * 7 % 256).to(torch.uint8).view(n, k)
+    if format == "int4":
+        return qw.pack_int4(codes & 15)
+    if format == "fp8":
+        return codes.where(codes & 127 != 127, torch.tensor(1, dtype=torch.uint8)).view(torch.float8_e4m3fn)
+    return codes.view(torch.int8)
+
+
+# ---- formats ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("format", "group"), FORMS)
+def test_codes_come_out_of_the_prepared_layout_as_they_went_in(format, group):
+    n, k = 5, 640 if group else 333
+    codes = every_code(format, n, k)
+    scale = torch.rand((n, k // group) if group else (n,)) + 0.5
+    weight = qw.prepare_weight(codes, scale)
+    assert weight.words.dtype == torch.int32 and weight.words.is_contiguous()
+    assert (weight.format, weight.group, weight.columns) == (format, group, k)
+    assert weight.scale.equal(scale) and weight.words.nbytes == n * -(-k // qw.block(format)) * 256
+    got, want = qw.unpack_weight(weight), codes
+    if format == "int4":
+        want = torch.stack((codes & 15, codes >> 4), 2).view(n, k)  # the low nibble is the even column
+    assert got.dtype == want.dtype and got.view(torch.uint8).equal(want.view(torch.uint8))
+
+
+def test_words_of_the_prepared_layout_are_those_documented():
+    codes = torch.arange(512, dtype=torch.int64).view(1, 512) % 16
+    codes[0, [0, 1, 128, 129, 256, 257, 384, 385]] = torch.tensor([1, 2, 3, 4, 5, 6, 7, 8])
+    packed = qw.pack_int4(codes.to(torch.uint8))
+    assert packed[0, 0] == 0x21
+    words = qw.prepare_weight(packed, torch.ones(1, 4)).words
+    assert words.shape == (1, 64) and int(words[0, 0]) & 0xFFFFFFFF == 0x86427531
+    eight = torch.zeros(1, 256, dtype=torch.int8)
+    eight[0, [0, 1, 128, 129]] = torch.tensor([-128, 1, 127, -1], dtype=torch.int8)
+    assert int(qw.prepare_weight(eight, torch.ones(1)).words[0, 0]) & 0xFFFFFFFF == 0x7F81FF00
+
+
+@pytest.mark.parametrize(("format", "group"), FORMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rounding_is_to_the_nearest_code(format, group, dtype):
+    w = random(6, 256, dtype=dtype)
+    w[1] = 0
+    weight = qw.quantize_weight(w, format, group)
+    error = (qw.dequantize_weight(weight, torch.float32) - w.float()).abs()
+    scale = weight.scale.float().repeat_interleave(group, 1) if group else weight.scale[:, None]
+    half = scale / 2 if format != "fp8" else (w.float().abs() / 16).maximum(scale * 2**-10)  # 3 bits of mantissa
+    outermost = scale * 2**-8 * 127 if dtype == torch.bfloat16 and group else 0  # the scale's own rounding: 8 bits
+    assert bool((error <= half * 1.001 + outermost).all()) and not bool(error[1].any())
+
+
+@pytest.mark.parametrize("group", qw.GROUPS)
+def test_zero_points_halve_the_error_of_one_sided_weights(group):
+    w = random(8, 256).abs()
+    errors = [
+        (qw.dequantize_weight(qw.quantize_weight(w, "int4", group, zero_points=z), torch.float32) - w).norm()
+        for z in (False, True)
+    ]
+    assert errors[1] < 0.6 * errors[0]
+
+
+def test_a_weight_moves_between_devices():
+    weight = qw.quantize_weight(random(4, 128), "int4", zero_points=True)
+    moved = weight.to("meta")
+    assert all(t.is_meta for t in moved[:3]) and moved[3:] == weight[3:]
+
+
+# ---- the arithmetic that unpacks, also where the interpreter cannot show it ------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_codes_read_as_floats_are_multiples_of_the_smallest_subnormal(dtype):
+    smallest = {torch.bfloat16: 2.0**-133, torch.float16: 2.0**-24}[dtype]
+    up = {torch.bfloat16: 2.0**127, torch.float16: 2.0**15}[dtype]
+    codes = torch.arange(256, dtype=torch.int16)
+    values = codes.view(dtype).double()
+    assert values.equal(codes.double() * smallest)
+    for zero, highest in ((128, 256), *((z, 16) for z in range(16))):
+        steps = (codes[:highest].double() - zero) * weight_only_kernels.unit_of(dtype, "int4")
+        assert steps.equal(values[:highest] * up - zero * smallest * up)
+        assert steps.equal(steps.to(dtype).double())  # nothing is rounded
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_fp8_moved_to_16_bits_is_its_value_times_a_power_of_two(dtype):
+    codes = torch.arange(256, dtype=torch.int32)
+    codes = codes[codes & 127 != 127]
+    shift = 4 if dtype == torch.bfloat16 else 7
+    moved = ((codes & 128) << 8 | (codes & 127) << shift).to(torch.int16).view(dtype).double()
+    times = 2.0**120 if dtype == torch.bfloat16 else 2.0**8
+    assert (moved * times).equal(codes.to(torch.uint8).view(torch.float8_e4m3fn).double())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("format", qw.FORMATS)
+def test_every_code_is_multiplied_by_its_value(format, dtype):
+    """Products with unit vectors give single weights back, exactly."""
+    k = 256 if format != "int4" else 128
+    codes = every_code(format, 16, k).to(DEVICE)
+    weight = qw.prepare_weight(codes, torch.ones((16, 1) if format == "int4" else 16, device=DEVICE))
+    x = torch.eye(k, device=DEVICE, dtype=torch_dtype(dtype))[::9][:15]
+    got = registry.get("weight_only_matmul").find("triton").function(x, weight)
+    assert got.equal(qw.dequantize_weight(weight, x.dtype).t()[::9][:15])
+
+
+# ---- splits and configurations ---------------------------------------------------------------------------------------
+
+
+def test_parts_are_whole_and_none_is_empty():
+    for steps in range(40):
+        for wanted in range(1, 20):
+            parts = parts_of(wanted, steps)
+            each = -(-steps // parts)
+            assert 1 <= parts <= max(min(wanted, steps), 1) and each * (parts - 1) < max(steps, 1)
+
+
+@pytest.mark.parametrize("sm", SHARED_LIMIT)
+def test_configurations_fit_shared_memory(sm):
+    for m in (1, 2, 4, 8, 16, 32, 64):
+        for dtype in (torch.bfloat16, torch.float32):
+            found = list(skinny_kernels.candidates(sm, dtype, m, 8192, 8192))
+            assert 10 < len(found) < 200
+            for c in found:
+                rows, step = (
+                    (c["ROWS"], c["num_warps"] * 512) if "ROWS" in c else (c["BLOCK_N"], c["BLOCK_K"] * dtype.itemsize)
+                )
+                assert "ROWS" not in c or m <= 4
+                assert (rows + m) * step * c["num_stages"] <= SHARED_LIMIT[sm] or c["num_stages"] == 1
+        for format, group in FORMS:
+            found = list(weight_only_kernels.candidates(sm, torch.bfloat16, format, group, m, 8192, 8192))
+            assert 10 < len(found) < 100
+            assert all(c["TOKENS"] >= min(m, 32) and c["BLOCK_N"] >= 16 * c["num_warps"] for c in found)
+
+
+@pytest.mark.parametrize("m", [1, 9])
+@pytest.mark.parametrize("parts", [1, 3, 8])
+def test_a_split_sum_adds_the_bias_once(m, parts, monkeypatch):
+    x, w, bias = random(m, 700), random(9, 700, seed=1), random(9, seed=2)
+    want = torch.nn.functional.linear(x.double(), w.double(), bias.double())
+    weight = qw.quantize_weight(w, "int8")
+    cases = [
+        (skinny_kernels.configuration, "skinny_matmul", w, want),
+        (
+            weight_only_kernels.configuration,
+            "weight_only_matmul",
+            weight,
+            x.double() @ qw.dequantize_weight(weight, torch.float64).t() + bias,
+        ),
+    ]
+    for configuration, name, operand, right in cases:
+        key = (torch.float32, m if m == 1 else 16, 16, 1024)
+        if name == "weight_only_matmul":
+            key = (torch.float32, "int8", 0, *key[1:])
+        forget_plans()  # a GPU keeps those of the parts tried before
+        monkeypatch.setattr(configuration, "trial", {**configuration.heuristic(90, *key), "SPLIT": parts})
+        got = registry.get(name).find("triton").function(x, operand, bias)
+        torch.testing.assert_close(got.double(), right, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("m", [1, 2])
+@pytest.mark.parametrize(("rows", "at_once", "parts"), [(1, 4, 1), (2, 2, 1), (4, 2, 2), (1, 8, 3)])
+def test_threads_ask_for_several_vectors_at_once(m, rows, at_once, parts, monkeypatch):
+    """Rows that end within a step, within a vector, and with one; rows of w that the last program has too few of."""
+    config = {"ROWS": rows, "SPLIT": parts, "AT_ONCE": at_once, "num_warps": 1, "num_stages": 1}
+    for k in (512, 1700, 1027, 3):
+        forget_plans()
+        monkeypatch.setattr(skinny_kernels.configuration, "trial", config)
+        x, w, bias = random(m, k), random(7, k, seed=1), random(7, seed=2)
+        got = registry.get("skinny_matmul").find("triton").function(x, w, bias)
+        want = torch.nn.functional.linear(x.double(), w.double(), bias.double())
+        torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-4)
+
+
+def test_one_row_is_shared_out_over_many_programs():
+    for dtype in (torch.bfloat16, torch.float32):
+        found = list(skinny_kernels.candidates(90, dtype, 1, 8192, 8192))
+        chosen = skinny_kernels._vector(1, 1, 8, 1, 4)
+        assert chosen in found and sum(c.get("AT_ONCE", 1) > 1 for c in found) >= 10
+        assert all((c["ROWS"] + 1) * c["AT_ONCE"] <= 16 for c in found if c.get("AT_ONCE", 1) > 1)
+        if DEVICE == "cuda":  # the interpreter has a choice of its own
+            assert skinny_kernels.heuristic(90, dtype, 1, 8192, 8192) == chosen
+
+
+# ---- hand-overs ------------------------------------------------------------------------------------------------------
+
+
+def test_many_rows_and_columns_that_are_no_rows_go_to_pytorch():
+    x, w = random(65, 128), random(8, 128)
+    weight = qw.quantize_weight(w, "int4")
+    assert "over 64 rows" in ops.explain("skinny_matmul", x, w).reason
+    assert "over 64 rows" in ops.explain("weight_only_matmul", x, weight).reason
+    assert "not contiguous along K" in ops.explain("skinny_matmul", x[:4], random(128, 8).t()).reason
+    for rows in (x, x[:64]):
+        torch.testing.assert_close(ops.skinny_matmul(rows, w), rows @ w.t(), rtol=1e-4, atol=1e-4)
+        dense = qw.dequantize_weight(weight, x.dtype)
+        torch.testing.assert_close(ops.weight_only_matmul(rows, weight), rows @ dense.t(), rtol=1e-4, atol=1e-4)
+    assert ops.explain("skinny_matmul", x[:64], w).implementation == "triton"
+    assert ops.explain("weight_only_matmul", x[:64], weight).implementation == "triton"
+
+
+@pytest.mark.parametrize("name", ["skinny_matmul", "weight_only_matmul"])
+@pytest.mark.parametrize("k", [128, 136, 132, 131])
+def test_rows_of_any_length_and_alignment(name, k):
+    """Multiples of 16, 8 and 4 elements, and an odd number; x as a slice of wider rows, and one element off."""
+    wide, w = random(4 * (k + 8) + 1, dtype=torch.float16), random(9, k, dtype=torch.float16, seed=1)
+    operand = w if name == "skinny_matmul" else qw.quantize_weight(w, "int8")
+    dense = (w if name == "skinny_matmul" else qw.dequantize_weight(operand, torch.float64)).double()
+    for x in (wide[:-1].view(4, k + 8)[:, :k], wide[1:].view(4, k + 8)[:, 3 : 3 + k], wide[: 4 * k].view(k, 4).t()):
+        got = getattr(ops, name)(x, operand)
+        torch.testing.assert_close(got.double(), x.double() @ dense.t(), rtol=2e-3, atol=2e-2)
+
+
+# ---- gradients -------------------------------------------------------------------------------------------------------
+
+
+def test_gradients_of_x_and_bias_through_a_quantised_weight():
+    weight, bias = qw.quantize_weight(random(9, 128), "int4", zero_points=True), random(9).requires_grad_()
+    x = random(5, 128, seed=3).requires_grad_()
+    for function in (ops.weight_only_matmul, registry.get("weight_only_matmul").find("triton").function):
+        first = torch.autograd.grad((function(x, weight, bias) ** 2).sum(), (x, bias), create_graph=True)
+        second = torch.autograd.grad(first[0].square().sum(), x)
+        dense = qw.dequantize_weight(weight, torch.float64)
+        wide, wide_bias = x.detach().double().requires_grad_(), bias.detach().double().requires_grad_()
+        loss = ((wide @ dense.t() + wide_bias) ** 2).sum()
+        want = torch.autograd.grad(loss, (wide, wide_bias), create_graph=True)
+        for got, right in zip(
+            (*first, *second), (*want, *torch.autograd.grad(want[0].square().sum(), wide)), strict=True
+        ):
+            torch.testing.assert_close(got.double(), right, rtol=1e-4, atol=1e-4 * float(right.detach().abs().max()))
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="autocast of a CPU")
+def test_operands_are_cast_as_autocast_casts_those_of_a_linear_layer():
+    x, w, bias = random(3, 128), random(7, 128), random(7)
+    with torch.autocast("cpu", torch.bfloat16):
+        want = torch.nn.functional.linear(x.bfloat16(), w, bias)
+        got = ops.skinny_matmul(x.bfloat16(), w, bias)
+        ops.explain("skinny_matmul", x, w.bfloat16(), bias)
+    torch.testing.assert_close(got, want)
+
+
+# ---- wrong arguments -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "match"),
+    [
+        (lambda x, w: ops.skinny_matmul(x[0], w), ValueError, r"'x' has shape \(128,\); expected a matrix"),
+        (lambda x, w: ops.skinny_matmul(x, w[:, :5]), ValueError, "expected w with 128 columns"),
+        (lambda x, w: ops.skinny_matmul(x, w.half()), TypeError, "'w' has dtype float16"),
+        (lambda x, w: ops.skinny_matmul(x, w, w[0]), ValueError, r"'bias' has shape \(128,\); expected \(7,\)"),
+        (lambda x, w: ops.skinny_matmul(x, w, 1.0), TypeError, "'bias' is a float"),
+        (lambda x, w: ops.weight_only_matmul(x, w), TypeError, "'weight' is a Tensor; expected a QuantizedWeight"),
+    ],
+)
+def test_wrong_arguments_are_named(call, error, match):
+    with pytest.raises(error, match=match):
+        call(random(3, 128), random(7, 128))
+
+
+def changed(**parts):
+    return lambda weight: weight._replace(**{name: make(getattr(weight, name)) for name, make in parts.items()})
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "match"),
+    [
+        (changed(words=lambda t: t.float()), TypeError, "'weight.words' has dtype float32; expected int32"),
+        (changed(words=lambda t: t[:, :8]), ValueError, r"'weight.words' has shape \(7, 8\); expected \(7, 64\)"),
+        (changed(words=lambda t: t.t().contiguous().t()), ValueError, "'weight.words' has strides"),
+        (changed(scale=lambda t: t[:, :2]), ValueError, r"'weight.scale' has shape \(7, 2\); expected \(7, 4\)"),
+        (changed(scale=lambda t: t.double()), TypeError, "'weight.scale' has dtype float64"),
+        (changed(scale=lambda t: t.requires_grad_()), ValueError, "'weight.scale' requires a gradient"),
+        (changed(zero=lambda t: t[:5]), ValueError, r"'weight.zero' has shape \(5, 4\)"),
+        (changed(zero=lambda t: t.int()), TypeError, "'weight.zero' has dtype int32"),
+        (changed(group=lambda g: 48), ValueError, "group 48"),
+        (changed(format=lambda f: "int3"), ValueError, "'int3'"),
+        (changed(columns=lambda k: 256), ValueError, r"'weight.scale' has shape \(7, 4\); expected \(7, 2\)"),
+    ],
+)
+def test_parts_of_a_weight_that_do_not_fit_are_named(change, error, match):
+    weight = change(qw.quantize_weight(random(7, 512), "int4", zero_points=True))
+    with pytest.raises(error, match=match):
+        ops.weight_only_matmul(random(3, 512), weight)
+
+
+def test_columns_that_differ_are_named():
+    with pytest.raises(ValueError, match=r"'x' has shape \(3, 100\) and 'weight' 128 columns"):
+        ops.weight_only_matmul(random(3, 100), qw.quantize_weight(random(7, 128), "int4"))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "match"),
+    [
+        (lambda w: qw.quantize_weight(w.int(), "int8"), TypeError, "'w' is int32"),
+        (lambda w: qw.quantize_weight(w[0], "int8"), ValueError, r"'w' has shape \(96,\)"),
+        (lambda w: qw.quantize_weight(w, "int3"), ValueError, "'format' is 'int3'; expected int8, int4, fp8"),
+        (lambda w: qw.quantize_weight(w, "int4"), ValueError, "K is 96 and the group 128"),
+        (lambda w: qw.quantize_weight(w, "int4", 0), ValueError, "int4 with a group of 0; expected 32, 64, 128"),
+        (lambda w: qw.quantize_weight(w, "int8", 48), ValueError, "a group of 48"),
+        (lambda w: qw.quantize_weight(w, "int8", zero_points=True), ValueError, "only int4 has zero points"),
+        (lambda w: qw.quantize_weight(w / 0, "int8"), ValueError, "'w' has NaN or infinities"),
+        (lambda w: qw.prepare_weight(w, w[:, 0]), TypeError, "'codes' is float32"),
+        (lambda w: qw.prepare_weight(w[0].to(torch.int8), w[:, 0]), ValueError, r"'codes' has shape \(96,\)"),
+        (lambda w: qw.prepare_weight(w.to(torch.int8), w[:, 0].int()), TypeError, "'scale' is int32"),
+        (lambda w: qw.prepare_weight(w.to(torch.int8), w[:3, 0]), ValueError, r"'scale' has shape \(3,\) for int8"),
+        (lambda w: qw.prepare_weight(w.to(torch.uint8), w[:, 0]), ValueError, r"'scale' has shape \(7,\) for int4"),
+        (lambda w: qw.prepare_weight(w.to(torch.int8), w[:, 0] / 0), ValueError, "'scale' has 7 NaN or infinite"),
+        (lambda w: qw.prepare_weight(w.to(torch.int8), w[:, 0], w[:, 0]), ValueError, "only int4 has zero points"),
+        (
+            lambda w: qw.prepare_weight((w * torch.nan).to(torch.float8_e4m3fn), w[:, 0]),
+            ValueError,
+            "'codes' has NaN; expected finite",
+        ),
+        (
+            lambda w: qw.prepare_weight(w.to(torch.uint8), w[:, :6], w[:, :6].to(torch.uint8) + 16),
+            ValueError,
+            "'zero' has .*; expected 0 … 15",
+        ),
+        (lambda w: qw.prepare_weight(w.to(torch.uint8), w[:, :6], w[:, :6]), TypeError, "'zero' is float32"),
+        (
+            lambda w: qw.prepare_weight(w.to(torch.uint8), w[:, :6], w[:, :5].to(torch.uint8)),
+            ValueError,
+            r"'zero' has shape \(7, 5\); expected the scale's, \(7, 6\)",
+        ),
+    ],
+)
+def test_weights_that_cannot_be_prepared_are_refused(call, error, match):
+    with pytest.raises(error, match=match):
+        call(random(7, 96).abs())
+
+
+# ---- what only a GPU shows -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+@pytest.mark.parametrize("format", qw.FORMATS)
+def test_a_quantised_layer_is_compiled_and_captured(format):
+    x, weight = random(3, 512, dtype=torch.bfloat16), qw.quantize_weight(random(64, 512, dtype=torch.bfloat16), format)
+    want = ops.weight_only_matmul(x, weight)
+    torch._dynamo.reset()
+    compiled = torch.compile(ops.weight_only_matmul, fullgraph=True, dynamic=False)
+    assert compiled(x, weight).equal(want)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = ops.weight_only_matmul(x, weight)
+    captured.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert captured.equal(want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("format", "group"), FORMS)
+@pytest.mark.parametrize("m", [1, 16, 64])
+def test_peers_compute_the_same_product(format, group, m):
+    x, w = random(m, 1024, dtype=torch.bfloat16), random(512, 1024, dtype=torch.bfloat16)
+    weight, operator = qw.quantize_weight(w, format, group), registry.get("weight_only_matmul")
+    want = x.double() @ qw.dequantize_weight(weight, torch.float64).t()
+    for made in operator.implementations.values():
+        try:
+            got = made.function(x, weight)
+        except NotImplementedError:  # declined
+            continue
+        torch.testing.assert_close(got.double(), want, rtol=2e-2, atol=2e-2 * float(want.abs().max()))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("m", [1, 8, 16, 33, 64])
+@pytest.mark.parametrize(("format", "group"), [("wide", 0), *FORMS])
+def test_the_cuda_kernels_give_the_same_bits_every_time(format, group, m):
+    """N and K that no tile divides; ten launches beside one another, into memory that was NaN."""
+    x, w = random(m, 4224, dtype=torch.bfloat16), random(1160, 4224, dtype=torch.bfloat16)
+    weight = w if format == "wide" else qw.quantize_weight(w, format, group)
+    operator = registry.get("skinny_matmul" if format == "wide" else "weight_only_matmul")
+    try:
+        made = [operator.implementations["cuda"].function(x, weight) for _ in range(10)]
+    except NotImplementedError:
+        assert torch.cuda.get_device_capability() != (9, 0)
+        return
+    assert all(y.equal(made[0]) for y in made)
+    exact = w.double() if format == "wide" else qw.dequantize_weight(weight, torch.float64)
+    want = x.double() @ exact.t()
+    torch.testing.assert_close(made[0].double(), want, rtol=2.0**-8, atol=2e-6 * float(want.abs().max()))
