@@ -145,7 +145,7 @@ def test_where_a_check_runs_out_of_memory_times_are_kept_unchecked(command, no_c
     def too_much(*of):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(cases.Yardstick, "of", too_much)
+    monkeypatch.setattr(cases.Baseline, "of", too_much)
     code, out, err = command(*BENCH, "--json")
     timed = [m for m in json.loads(out)["records"] if m["operator"] == "vector_add"]
     assert code == 0 and "too little memory for a float64 check" in re.sub(r"\s+", " ", err)

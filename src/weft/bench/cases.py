@@ -55,7 +55,7 @@ def map_tensors(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
 
 
 def clone(t: Tensor) -> Tensor:
-    """A copy with the same strides, storage offset and gaps: implementations must meet the layout as it was drawn."""
+    """A copy with the same strides, storage offset and gaps."""
     if t.is_meta:
         return t
     storage = t.untyped_storage()
@@ -71,8 +71,8 @@ def to_float64(t: Tensor) -> Tensor:
 
 
 class PoisonedEmpty(TorchDispatchMode):
-    """Within it, new uninitialised memory holds NaN (integers: the largest; truth values: true), so what a kernel never wrote
-    shows."""
+    """Within it, uninitialised tensors hold NaN (integers the largest value, booleans true), so that elements that a kernel
+    never wrote show."""
 
     NAMES = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 
@@ -85,7 +85,7 @@ class PoisonedEmpty(TorchDispatchMode):
 
 
 def leaf(t: Tensor) -> Tensor:
-    """A leaf that wants a gradient; integers pass through."""
+    """A leaf that requires a gradient; integers pass through."""
     return t.detach().requires_grad_() if t.is_floating_point() else t
 
 
@@ -105,7 +105,7 @@ def bind(
     arguments: dict[str, Any],
     gradients: list[Tensor] | None = None,
 ) -> tuple[Callable[[], Any], list[Tensor]]:
-    """Prepares what is not timed and returns the call that is, with the tensors to be compared afterwards besides its result.
+    """Does what is not timed and returns the timed call, with the tensors to compare besides its result.
 
     Args:
         arguments: as drawn; of ``backward`` the differentiable ones are made leaves.
@@ -134,7 +134,7 @@ def results(
     arguments: dict[str, Any],
     gradients: list[Tensor] | None = None,
 ) -> Results:
-    """Runs once and returns outputs and mutated arguments (the very ones: pass a copy to keep what was drawn), or gradients."""
+    """Runs once and returns outputs and mutated arguments (not copies), or gradients."""
     call, mutated = bind(operator, function, direction, arguments, gradients)
     return [*tensors(call()), *mutated]
 
@@ -148,40 +148,38 @@ def expected(
 
 
 @dataclasses.dataclass(frozen=True)
-class Yardstick:
-    """All that results of one case are judged by: compute once, judge many implementations."""
+class Baseline:
+    """What the results of one case are compared with: computed once for many implementations."""
 
     operator: Operator
     workload: Workload
     direction: str
-    want: Results  # the float64 reference's
-    baseline: (
-        Results  # what PyTorch makes in this dtype: the implementation ``torch``, or the reference where that declines
-    )
-    nonfinite: Results  # the reference in this dtype: where NaN and infinities go
+    want: Results  # the float64 reference
+    torch: Results  # PyTorch in this dtype: the implementation ``torch``, or the reference where that declines
+    nonfinite: Results  # the reference in this dtype: where NaN and infinities belong
     scales: list[Tensor] | None
 
     @classmethod
     def of(
         cls, op: Operator, w: Workload, direction: str, arguments: dict[str, Any], gradients: list[Tensor] | None = None
-    ) -> Yardstick:
+    ) -> Baseline:
         def run(function: Callable[..., Any]) -> Results:
             return results(op, function, direction, map_tensors(clone, arguments), gradients)
 
-        nonfinite = baseline = run(op.reference)
+        nonfinite = in_torch = run(op.reference)
         if "torch" in op.implementations:
             with contextlib.suppress(Declined):
-                baseline = run(op.implementations["torch"].function)
+                in_torch = run(op.implementations["torch"].function)
         scale = op.tolerance_of(direction).scale
         scales = None
         if not isinstance(scale, str):
             scales = scale(map_tensors(to_float64, arguments), [g.double() for g in gradients or []])
-        return cls(op, w, direction, expected(op, direction, arguments, gradients), baseline, nonfinite, scales)
+        return cls(op, w, direction, expected(op, direction, arguments, gradients), in_torch, nonfinite, scales)
 
     def judge(self, got: Results) -> Verdict:
         tolerance = self.operator.tolerance_of(self.direction)
         terms = tolerance.terms(self.workload) if tolerance.terms else 0
-        baseline = self.baseline
+        in_torch = self.torch
         if tolerance.ranks:
-            got, baseline = ([tolerance.ranks(self.workload, t) for t in of] for of in (got, baseline))
-        return judge(got, self.want, baseline, tolerance, self.scales, self.nonfinite, terms)
+            got, in_torch = ([tolerance.ranks(self.workload, t) for t in of] for of in (got, in_torch))
+        return judge(got, self.want, in_torch, tolerance, self.scales, self.nonfinite, terms)

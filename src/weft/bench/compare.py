@@ -16,8 +16,8 @@ import torch
 
 from weft import records
 from weft.bench import cases
-from weft.bench.time_limit import no_longer_than
-from weft.bench.turns import Alone, Turns
+from weft.bench.gpu_lock import GpuLock, NoLock
+from weft.bench.time_limit import time_limit
 from weft.definition import Declined, Implementation, Operator, UnknownName, Workload
 from weft.hardware import query
 from weft.hardware.ceilings import Ceilings
@@ -49,7 +49,7 @@ class Bench:
         budget_s: time for the repetitions of one comparison.
         quick: ``torch.compile`` in its default mode only; autotuning takes most of a minute for a matrix product.
         say: told of what is left out, and why.
-        turns: where other processes measure on the same device, when this one may time.
+        lock: held while timing where other processes measure on the same device.
     """
 
     device: str
@@ -60,7 +60,7 @@ class Bench:
     say: Callable[[str], None] = lambda text: None
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     sets: int = 2
-    turns: Turns | Alone = field(default_factory=Alone)
+    lock: GpuLock | NoLock = field(default_factory=NoLock)
 
     def __post_init__(self) -> None:
         self.timer = Timer(self.device, cold=self.cold, budget_s=self.budget_s)
@@ -73,7 +73,7 @@ class Bench:
     def compare(
         self, op: Operator, w: Workload, direction: str, implementations: Iterable[Implementation]
     ) -> list[Measurement]:
-        """Measures one workload in one direction; implementations that cannot run are left out and said."""
+        """Measures one workload in one direction. Implementations that cannot run are left out, with a message."""
         present = [i for i in implementations if self.present(op, i, w, direction)]
         if not present:
             return []
@@ -89,20 +89,20 @@ class Bench:
             if isinstance(made.function, Compiled):
                 made.function.reset(MODES[:1] if self.quick else MODES)
             try:
-                with no_longer_than(PREPARE_S if not made.ours else 0.0):
+                with time_limit(PREPARE_S if not made.ours else 0.0):
                     ready = [
                         cases.bind(op, made.function, direction, d, grads)
                         for d, grads in zip(drawn, gradients, strict=True)
                     ]
                     ready[0][0]()
-                    self._finish()  # others who take a turn stand still until the device is done with what is queued
+                    self._finish()  # a lock holder waits, with all others stopped, for what is queued
             except Declined as declined:
                 self.say(f"{op.name}/{made.name} declines {w}: {declined}")
                 continue
             except torch.cuda.OutOfMemoryError:
                 self.say(f"{op.name}/{made.name} at {w} {w.dtype}: out of memory")
                 continue
-            except Exception as error:  # a peer's failure is its own; ours fails in verify
+            except Exception as error:  # a failing peer is left out; a failing kernel of ours fails in verify
                 self.say(f"{op.name}/{made.name} at {w} {w.dtype} failed: {type(error).__name__}: {str(error)[:200]}")
                 self._still_there(made.name)
                 continue
@@ -113,7 +113,7 @@ class Bench:
         timings: dict[str, Timing] = {}
         while calls and not timings:
             try:
-                with self.turns.timing():
+                with self.lock.timing():
                     timings = self.timer.measure(calls, least_us=least_us)
             except ImpossibleTime as impossible:  # it begins with the name
                 self.say(f"left out of {op.name} {direction} at {w} {w.dtype}: {impossible}")
@@ -124,14 +124,14 @@ class Bench:
         memory = {name: self._peak_mib(sets[0]) for name, sets in calls.items()}
         calls.clear()
         del drawn, ready  # a float64 check takes several times the memory of what was timed
-        with self.turns.checking():
+        with self.lock.checking():
             errors, wrong = self._check(op, w, direction, fresh, gradients[0], ran)
         for name in wrong:
             self.say(f"{op.name}/{name} at {w} {w.dtype} {direction} is wrong: {wrong[name]}")
         return list(self._measurements(op, w, direction, ran, timings, errors, wrong, memory))
 
     def present(self, op: Operator, made: Implementation, w: Workload, direction: str) -> bool:
-        """Whether an implementation is one for this point and this machine; why not is said."""
+        """Whether an implementation takes this point on this machine; if not, ``say`` gets the reason."""
         if made.directions and direction not in made.directions:
             return False
         if made.dtypes and w.dtype not in made.dtypes:
@@ -152,7 +152,7 @@ class Bench:
     def _check(
         self, op: Operator, w: Workload, direction: str, arguments: Any, gradients: Any, bound: list[Implementation]
     ) -> tuple[dict[str, float | None], dict[str, str]]:
-        """Errors after timing, as shares of what is allowed, and what is wrong with those that exceed it."""
+        """Errors as shares of the tolerance, and for each wrong result the reason."""
         try:
             if self.device == "cuda" and bytes_of_check(arguments) > torch.cuda.mem_get_info()[0]:
                 raise torch.cuda.OutOfMemoryError
@@ -164,12 +164,12 @@ class Bench:
     def _judged(
         self, op: Operator, w: Workload, direction: str, arguments: Any, gradients: Any, bound: list[Implementation]
     ) -> tuple[dict[str, float | None], dict[str, str]]:
-        yardstick = cases.Yardstick.of(op, w, direction, arguments, gradients)
+        baseline = cases.Baseline.of(op, w, direction, arguments, gradients)
         errors: dict[str, float | None] = {}
         wrong: dict[str, str] = {}
         for made in bound:
             mine = cases.map_tensors(cases.clone, arguments)
-            verdict = yardstick.judge(cases.results(op, made.function, direction, mine, gradients))
+            verdict = baseline.judge(cases.results(op, made.function, direction, mine, gradients))
             del mine
             errors[made.name] = verdict.share
             if not verdict.ok:
@@ -177,7 +177,7 @@ class Bench:
         return errors, wrong
 
     def _peak_mib(self, call: Callable[[], Any]) -> float | None:
-        """Memory that one call takes above what lay there before, its result included."""
+        """Peak memory of one call above what was allocated before, its result included."""
         if self.device != "cuda":
             return None
         torch.cuda.synchronize()
@@ -208,7 +208,7 @@ class Bench:
         best = min(peers, key=lambda name: timings[name].median_us, default=None)
         for made in present:
             t = timings[made.name]
-            right = made.name not in wrong  # a wrong result earns no share and no ratio, and is no peer to beat
+            right = made.name not in wrong  # a wrong result has no share and no ratio, and is no peer
             ratio = paired_ratio(timings[best], t) if made.ours and right and best else (None, None, None)
             details: dict[str, Any] = {"mode": made.function.mode} if isinstance(made.function, Compiled) else {}
             if op.predicted:
@@ -260,7 +260,7 @@ class Bench:
         return [records.ceiling(*row, **self.context()) for row in self.ceilings.rows()]
 
     def _still_there(self, after: str) -> None:
-        """Raises LostDevice if an implementation's failure has ended all that this process does on the device."""
+        """Raises LostDevice if this process cannot use the device any more after an implementation's failure."""
         try:
             self._finish()
         except torch.AcceleratorError as error:

@@ -23,7 +23,7 @@ class Verdict:
 def judge(
     got: Sequence[Tensor],
     want: Sequence[Tensor],
-    baseline: Sequence[Tensor],
+    in_torch: Sequence[Tensor],
     tolerance: Tolerance,
     scales: Sequence[Tensor] | None = None,
     nonfinite: Sequence[Tensor] | None = None,
@@ -33,61 +33,61 @@ def judge(
 
     Args:
         got: an implementation's results.
-        want: the float64 reference's.
-        baseline: PyTorch's in the implementation's dtype: it says how large an error is usual.
+        want: the float64 reference's results.
+        in_torch: PyTorch's in the implementation's dtype; its error sets the tolerance.
         nonfinite: the reference's in that dtype, which says where NaN and infinities go (PyTorch's fused kernels differ
-            from its formulas there, and between CPU and GPU); the baseline when None.
+            from its formulas there, and between CPU and GPU); ``in_torch`` when None.
         terms: how many terms were summed one after the other in fp32 (``Tolerance.terms``).
         scales: magnitudes that errors are relative to, for a tolerance that computes them from the arguments.
     """
-    if len(got) != len(baseline):
-        return Verdict(False, None, f"{len(got)} results; expected {len(baseline)}")
+    if len(got) != len(in_torch):
+        return Verdict(False, None, f"{len(got)} results; expected {len(in_torch)}")
     worst = 0.0
-    for index, (g, w, b) in enumerate(zip(got, want, baseline, strict=True)):
+    for index, (g, w, b) in enumerate(zip(got, want, in_torch, strict=True)):
         where = f"result {index}: " if len(got) > 1 else ""
         if reason := _form(g, b):
             return Verdict(False, None, where + reason)
-        places = b if nonfinite is None else nonfinite[index]
-        verdict = _values(g, w, b, places, tolerance, scales[index] if scales else None, terms)
+        special = b if nonfinite is None else nonfinite[index]
+        verdict = _values(g, w, b, special, tolerance, scales[index] if scales else None, terms)
         if not verdict.ok:
             return Verdict(False, verdict.share, where + verdict.reason)
         worst = max(worst, verdict.share or 0.0)
     return Verdict(True, worst)
 
 
-def _form(got: Tensor, baseline: Tensor) -> str:
+def _form(got: Tensor, in_torch: Tensor) -> str:
     for what in ("shape", "dtype", "device"):
-        if getattr(got, what) != getattr(baseline, what):
-            return f"{what} is {getattr(got, what)}; expected {getattr(baseline, what)}"
+        if getattr(got, what) != getattr(in_torch, what):
+            return f"{what} is {getattr(got, what)}; expected {getattr(in_torch, what)}"
     return ""
 
 
 def _values(
-    got: Tensor, want: Tensor, baseline: Tensor, places: Tensor, tolerance: Tolerance, scale: Tensor | None, terms: int
+    got: Tensor, want: Tensor, in_torch: Tensor, special: Tensor, tolerance: Tolerance, scale: Tensor | None, terms: int
 ) -> Verdict:
     if got.numel() == 0:
         return Verdict(True, 0.0)
     if tolerance.exact or not got.is_floating_point():
-        same = (got == baseline) | (got.isnan() & baseline.isnan())
+        same = (got == in_torch) | (got.isnan() & in_torch.isnan())
         if tolerance.neighbours and not got.is_floating_point() and got.dtype != torch.bool:
-            near = (got.long() - baseline.long()).abs() <= 1
+            near = (got.long() - in_torch.long()).abs() <= 1
             if bool(near.all()) and int((~same).sum()) <= max(1, int(tolerance.neighbours * got.numel())):
                 return Verdict(True, 0.0)
         return (
             Verdict(True, 0.0)
             if bool(same.all())
-            else Verdict(False, None, _first(got, baseline, ~same, "PyTorch has"))
+            else Verdict(False, None, _first(got, in_torch, ~same, "PyTorch has"))
         )
     numbers = torch.finfo(got.dtype)
     if got.dtype.itemsize == 1:  # PyTorch computes little with them
-        got, baseline, places = got.float(), baseline.float(), places.float()
-    finite = places.isfinite()
-    misplaced = ~((got == places) | (got.isnan() & places.isnan())) & ~finite | ~got.isfinite() & finite
+        got, in_torch, special = got.float(), in_torch.float(), special.float()
+    finite = special.isfinite()
+    misplaced = ~((got == special) | (got.isnan() & special.isnan())) & ~finite | ~got.isfinite() & finite
     if bool(misplaced.any()):
-        return Verdict(False, None, _first(got, places, misplaced, "PyTorch has"))
+        return Verdict(False, None, _first(got, special, misplaced, "PyTorch has"))
     finite &= want.isfinite()
     scale = _scale(want, finite, tolerance, numbers.tiny, scale)
-    error, usual = _error(got, want, scale, finite), _error(baseline, want, scale, finite & baseline.isfinite())
+    error, usual = _error(got, want, scale, finite), _error(in_torch, want, scale, finite & in_torch.isfinite())
     floor = tolerance.ulps * numbers.eps + 1.4 * terms**0.5 * torch.finfo(torch.float32).eps
     spread = float(usual.square().mean().sqrt())
     largest, mean = float(error.max()), float(error.square().mean().sqrt())
@@ -121,6 +121,6 @@ def _error(got: Tensor, want: Tensor, scale: Tensor, finite: Tensor) -> Tensor:
 
 
 def _first(got: Tensor, other: Tensor, at: Tensor, words: str) -> str:
-    place = tuple(int(i) for i in at.nonzero()[0])
-    values = f"{float(got[place]):.6g}, {words} {float(other[place]):.6g}"
-    return f"{int(at.sum())} of {got.numel()} elements, first at {place}: {values}"
+    index = tuple(int(i) for i in at.nonzero()[0])
+    values = f"{float(got[index]):.6g}, {words} {float(other[index]):.6g}"
+    return f"{int(at.sum())} of {got.numel()} elements, first at {index}: {values}"

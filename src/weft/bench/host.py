@@ -1,7 +1,7 @@
 """``weft bench --host``: what a call costs on the host, on inputs so small that this is all it costs.
 
 Timed for the public function and for PyTorch, each without and with a gradient wanted, and for the bare launch of the same
-kernel through Triton (``kernel[grid](…)``, output already allocated), which is the yardstick. They are timed in turn, so that
+kernel through Triton (``kernel[grid](…)``, output already allocated), the baseline. They are interleaved, so that
 what slows the host for a while slows all of them; times and ratios are medians over the rounds.
 """
 

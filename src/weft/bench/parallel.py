@@ -1,7 +1,7 @@
 """``weft bench --jobs N``: N processes compile and check comparisons at once, and time them one at a time.
 
 Compiling peers, tracing and checking against float64 take seconds of one core for each point, timing it less than one. Each
-process prepares points of its own; :mod:`weft.bench.turns` stops the others while one times.
+process prepares points of its own; :mod:`weft.bench.gpu_lock` stops the others while one times.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ import torch
 import torch._inductor.config as inductor
 
 from weft import registry
-from weft.bench import turns
+from weft.bench import gpu_lock
 from weft.bench.compare import LostDevice, bytes_of_check
 from weft.definition import Operator, Workload
 from weft.records import Measurement
 
-COPIES = (
-    8  # of its compulsory bytes, that a point takes: two sets of inputs, results, what implementations keep or need
-)
-LOST_DEVICE = 75  # status of a process that another is to take the place of
-OVERHEAD_BYTES = 2**30  # of a process: its context, its code, the buffer that flushes the cache
+# A point takes this many times its compulsory bytes: two sets of inputs, results, tensors saved for backward, workspace.
+COPIES = 8
+LOST_DEVICE = 75  # exit status of a process that must be replaced
+OVERHEAD_BYTES = 2**30  # each process's context, code, and the buffer that flushes the cache
 
 Point = tuple[Operator, Workload, str]
 Job = tuple[str, Workload, str, tuple[str, ...]]  # operator, workload, direction, implementations
@@ -36,14 +35,14 @@ Job = tuple[str, Workload, str, tuple[str, ...]]  # operator, workload, directio
 
 @dataclasses.dataclass
 class Without:
-    """What a process says of a point before it ends: to be measured anew without the implementation that lost the device."""
+    """A process's last message: measure this point again without the implementation that lost the device."""
 
     at: int
     implementation: str
 
 
 class ProcessDied(RuntimeError):
-    """A process that prepared and timed points ended before its work did."""
+    """A worker process ended before its work did."""
 
 
 def compare(
@@ -52,7 +51,7 @@ def compare(
     """Measures the points in several processes, and yields each with its records, as they come.
 
     Args:
-        bench: a :class:`weft.bench.compare.Bench` of this process; the others measure as it would.
+        bench: a :class:`weft.bench.compare.Bench`, which the workers copy.
         points: operator, workload and direction.
         implementations: of each operator, by name.
         processes: how many.
@@ -63,12 +62,12 @@ def compare(
     context = multiprocessing.get_context("spawn")
     processes = min(processes, len(points))
     memory = torch.cuda.mem_get_info()[0] if bench.device == "cuda" else float("inf")
-    shared = turns.Shared(context, processes, memory - processes * OVERHEAD_BYTES)
+    shared = gpu_lock.SharedState(context, processes, memory - processes * OVERHEAD_BYTES)
     following = context.Value("q", 0)
     jobs: list[Job] = [(op.name, w, d, tuple(i.name for i in implementations[op.name])) for op, w, d in points]
     plain = dataclasses.replace(bench, say=_silent)
     workers: list[Any] = [None] * processes
-    again: list[int | None] = [None] * processes  # the point that its successor begins with
+    again: list[int | None] = [None] * processes  # the point that a replacement process begins with
     pipes: dict[Connection, int] = {}
 
     def start(index: int) -> None:
@@ -112,7 +111,7 @@ def compare(
         bench.say(shared.summary(time.monotonic() - begin))
         for worker in workers:
             if worker.is_alive():
-                worker.kill()  # also one that is stopped
+                worker.kill()  # SIGKILL also ends a stopped process
             worker.join()
 
 
@@ -126,18 +125,24 @@ def _silent(text: str) -> None:
 
 
 def _work(
-    index: int, bench: Any, jobs: list[Job], following: Any, first: int | None, shared: turns.Shared, sender: Any
+    index: int,
+    bench: Any,
+    jobs: list[Job],
+    following: Any,
+    first: int | None,
+    shared: gpu_lock.SharedState,
+    sender: Any,
 ) -> None:
-    """Takes point after point until none is left, beginning with ``first`` if there is one."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends the others
-    inductor.compile_threads = 1  # compile here: helpers of its own would not be stopped
+    """Measures points until none is left, beginning with ``first`` if it is given."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent ends the workers
+    inductor.compile_threads = 1  # compile in this process: SIGSTOP would not reach a pool of compilers
     bench.say = sender.send
     if bench.device == "cuda":
-        turn = turns.Turns(shared, index, turns.device_is_quiet, _release)
+        lock = gpu_lock.GpuLock(shared, index, gpu_lock.wait_for_idle_gpu, _release)
     else:
-        turn = turns.Turns(shared, index)
-    turn.for_autotuners()
-    bench.turns = turn
+        lock = gpu_lock.GpuLock(shared, index)
+    lock.wrap_autotuners()
+    bench.lock = lock
     while True:
         if first is not None:
             at, first = first, None
@@ -151,21 +156,21 @@ def _work(
         op = registry.get(name)
         moved = op.cost(w, direction).bytes_moved
         try:
-            with turn.memory(COPIES * moved, bytes_of_check(op.inputs(w, None, "meta"))):
+            with lock.memory(COPIES * moved, bytes_of_check(op.inputs(w, None, "meta"))):
                 rows = bench.compare(op, w, direction, [op.find(i) for i in implementations])
                 bench.free()
-        except (turns.TurnTooLong, torch.cuda.OutOfMemoryError) as error:
+        except (gpu_lock.LockHeldTooLong, torch.cuda.OutOfMemoryError) as error:
             sender.send(f"{name} {direction} at {w} {w.dtype} is left out: {error}")
             rows = []
         except LostDevice as lost:
             sender.send(f"{name} {direction} at {w} {w.dtype} begins anew without {lost.implementation}: {lost}")
             sender.send(Without(at, lost.implementation))
-            turn.leave()
+            lock.leave()
             os._exit(LOST_DEVICE)
-        except torch.AcceleratorError as error:  # a kernel's fault ends all that its process does on the device
+        except torch.AcceleratorError as error:  # after a kernel's fault the process cannot use the device
             sender.send(f"{name} {direction} at {w} {w.dtype} is left out: {str(error).splitlines()[0]}")
             sender.send((at, []))
-            turn.leave()
+            lock.leave()
             os._exit(LOST_DEVICE)
         sender.send((at, rows))
-    turn.leave()
+    lock.leave()

@@ -1,4 +1,4 @@
-"""A limit on how long a peer may take to be ready: compilers and autotuners of others can take minutes, or not end."""
+"""A limit on how long a peer may take to be ready: compilers and autotuners can take minutes, or never end."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ from collections.abc import Iterator
 from typing import Any
 
 
-class TookTooLong(RuntimeError):
+class TimeLimitExceeded(RuntimeError):
     """A peer that was not ready in time."""
 
 
 @contextlib.contextmanager
-def no_longer_than(seconds: float) -> Iterator[None]:
-    """Raises TookTooLong in the body once the seconds are over, again each second should the body suppress it. 0, and outside
-    the main thread (which alone meets signals): no limit."""
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raises TimeLimitExceeded in the body after ``seconds``, and again each second if the body suppresses it.
+
+    No limit if ``seconds`` is 0, and outside the main thread, which alone receives signals.
+    """
     if not seconds or threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def stop(number: int, frame: Any) -> None:
-        raise TookTooLong(f"not ready within {seconds:g} s")
+        raise TimeLimitExceeded(f"not ready within {seconds:g} s")
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)

@@ -21,7 +21,7 @@ from weft.bench import cases
 from weft.bench.errors import Verdict
 from weft.definition import Declined, Implementation, Mutant, Operator, UnknownName, Workload
 
-MUTANTS_SHARE = 1 / 3  # of a budget, after which no further operator's mutants are tried
+MUTANTS_SHARE = 1 / 3  # of the budget, after which no more mutants are tried
 PUBLIC = "weft.ops"  # the public function, verified like an implementation: it covers the hand-over and the CPU path
 
 
@@ -135,7 +135,7 @@ def _of(
 
 
 class Draw:
-    """A workload's inputs, drawn once, and what judges every result on them.
+    """A workload's inputs, drawn once, and the baseline that results on them are compared with.
 
     Raises:
         ValueError: the workload itself is wrong (an unknown layout, say): the operator cannot draw inputs for it.
@@ -155,19 +155,19 @@ class Draw:
         return cases.output_gradients(self.operator, self.workload, out, self.generator)
 
     @functools.cached_property
-    def yardstick(self) -> cases.Yardstick:
-        # Not in poisoned memory: where a mode looks on, PyTorch's gradient of cumprod takes a step for each element of a row,
-        # and some gradients round otherwise, which matters where a public function hands over to PyTorch.
-        return cases.Yardstick.of(self.operator, self.workload, self.direction, self.arguments, self.gradients)
+    def baseline(self) -> cases.Baseline:
+        # Computed without PoisonedEmpty: under a dispatch mode PyTorch's gradient of cumprod takes one step an element, and
+        # some gradients round differently, which matters where a public function hands over to PyTorch.
+        return cases.Baseline.of(self.operator, self.workload, self.direction, self.arguments, self.gradients)
 
     def judge(self, function: Callable[..., Any]) -> Verdict:
-        mine, yardstick = cases.map_tensors(cases.clone, self.arguments), self.yardstick
+        mine, baseline = cases.map_tensors(cases.clone, self.arguments), self.baseline
         with cases.PoisonedEmpty():
             got = cases.results(self.operator, function, self.direction, mine, self.gradients)
         for name, drawn in self.arguments.items():
             if name not in self.operator.mutates and not _unchanged(drawn, mine[name]):
                 return Verdict(False, None, f"argument '{name}' was changed")
-        return yardstick.judge(got)
+        return baseline.judge(got)
 
 
 def run(check: Check, device: str, seed: int = 0, draws: int = 2, drawn: Callable[[int], Draw] | None = None) -> Result:
@@ -192,7 +192,7 @@ def run(check: Check, device: str, seed: int = 0, draws: int = 2, drawn: Callabl
             return check.result("declined", reason=str(declined), seconds=time.perf_counter() - start)
         except torch.cuda.OutOfMemoryError as error:
             return check.result("unverifiable", reason=_memory(error))
-        except Exception as error:  # an implementation may fail in any way: that is a result, not a crash
+        except Exception as error:  # any failure of an implementation is a result
             reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
             return check.result("fail", reason=reason, seconds=time.perf_counter() - start)
         if not verdict.ok:
@@ -213,7 +213,7 @@ def _unchanged(before: Any, after: Any) -> bool:
 
 
 def surviving_mutants(op: Operator, mutants: Iterable[Mutant], device: str) -> list[Mutant]:
-    """Those of an operator's mutants that pass every ``verify`` workload: then the verifier, or the workloads, are too weak."""
+    """The mutants that pass every ``verify`` workload: for them the verifier or the workloads are too weak."""
     alive = list(mutants)
     for w in op.cases("verify", ("fp32", "fp16") if device == "cpu" else ()):
         for direction in dict.fromkeys(m.direction for m in alive):
@@ -227,7 +227,7 @@ def surviving_mutants(op: Operator, mutants: Iterable[Mutant], device: str) -> l
 
 
 def _differentiable(op: Operator, gradient: Callable[..., Any]) -> Callable[..., Any]:
-    """A function whose forward is the reference and whose gradient is a mutant's."""
+    """A function with the reference's forward and a mutant's gradient."""
 
     def function(**arguments: Any) -> Any:
         leaves = [t for t in cases.tensors([arguments[n] for n in op.differentiable]) if t.is_floating_point()]

@@ -1,4 +1,4 @@
-"""Processes that share a device: while one has its turn the others stand still, and nobody waits for the dead."""
+"""Processes that share a device: while one holds the lock the others are stopped, and none waits for a dead one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from weft.bench import compare, parallel, turns  # noqa: E402
+from weft.bench import compare, gpu_lock, parallel  # noqa: E402
 from weft.hardware.ceilings import Ceilings  # noqa: E402
 from weft.operators import peers  # noqa: E402
 
@@ -38,24 +38,24 @@ def state(pid):
 
 @pytest.fixture
 def beside():
-    """(turns of this process, a counter that another one increases without end, its process)"""
-    counter, shared = CONTEXT.Value("q", 0, lock=False), turns.Shared(CONTEXT, 2, 100.0)
+    """(the lock of this process, a counter that another one increases without end, its process)"""
+    counter, shared = CONTEXT.Value("q", 0, lock=False), gpu_lock.SharedState(CONTEXT, 2, 100.0)
     process = CONTEXT.Process(target=count, args=(counter, shared.pids, 1), daemon=True)
     process.start()
     while not counter.value:
         time.sleep(0.01)
-    yield turns.Turns(shared, 0), counter, process
+    yield gpu_lock.GpuLock(shared, 0), counter, process
     process.kill()
     process.join()
 
 
-def test_the_others_stand_still_during_a_turn_and_go_on_after_it(beside):
-    turn, counter, process = beside
-    with turn.timing():
+def test_the_others_are_stopped_while_the_lock_is_held(beside):
+    lock, counter, process = beside
+    with lock.timing():
         while state(process.pid) != "T":
             time.sleep(0.001)
         before = counter.value
-        with turn.timing():  # the same turn: its end is not the end of this one
+        with lock.timing():  # reentrant
             pass
         time.sleep(0.1)
         assert counter.value == before
@@ -63,30 +63,30 @@ def test_the_others_stand_still_during_a_turn_and_go_on_after_it(beside):
     assert counter.value > before
 
 
-def test_an_error_during_a_turn_ends_it(beside):
-    turn, counter, _ = beside
-    with pytest.raises(ValueError, match="mine"), turn.timing():
+def test_an_error_releases_the_lock(beside):
+    lock, counter, _ = beside
+    with pytest.raises(ValueError, match="mine"), lock.timing():
         raise ValueError("mine")
     before = counter.value
     time.sleep(0.1)
     assert counter.value > before
-    with turn.timing():
+    with lock.timing():
         pass
 
 
-def test_a_turn_that_lasts_lets_the_others_go_and_says_so(beside, monkeypatch):
-    turn, counter, _ = beside
-    monkeypatch.setattr(turns, "LONGEST_S", 0.1)
-    with pytest.raises(turns.TurnTooLong, match="measuring took more"), turn.timing():
+def test_a_long_measurement_continues_the_others_and_raises(beside, monkeypatch):
+    lock, counter, _ = beside
+    monkeypatch.setattr(gpu_lock, "LONGEST_S", 0.1)
+    with pytest.raises(gpu_lock.LockHeldTooLong, match="measuring took more"), lock.timing():
         before = counter.value
         time.sleep(0.5)
         assert counter.value > before
-    with turn.timing(strict=False):
+    with lock.timing(strict=False):
         time.sleep(0.2)
 
 
-def test_the_device_is_waited_for_once_the_others_are_stopped(beside):
-    turn, _, process = beside
+def test_the_holder_waits_for_an_idle_gpu_once_the_others_are_stopped(beside):
+    lock, _, process = beside
     seen = []
 
     def quiet():
@@ -94,95 +94,97 @@ def test_the_device_is_waited_for_once_the_others_are_stopped(beside):
             time.sleep(0.001)
         seen.append(True)
 
-    turn.quiet = quiet
-    with turn.timing(), turn.timing():
+    lock.wait_for_idle = quiet
+    with lock.timing(), lock.timing():
         assert seen == [True]
 
 
-def test_a_point_begins_when_the_others_leave_it_memory(beside):
-    turn, *_ = beside
-    reserved = turn.shared.reserved
-    with turn.memory(1000.0, 0.0):  # more than there is, and nobody else who uses any
+def test_a_point_begins_when_there_is_memory(beside):
+    lock, *_ = beside
+    reserved = lock.shared.reserved
+    with lock.memory(1000.0, 0.0):  # more than there is, and nobody else who uses any
         assert reserved[0] == 1000.0
     reserved[1] = 50.0
-    with turn.memory(30.0, 20.0):
+    with lock.memory(30.0, 20.0):
         assert list(reserved) == [30.0, 50.0]
     threading.Timer(0.3, reserved.__setitem__, (1, 40.0)).start()
     start = time.monotonic()
-    with turn.memory(30.0, 30.0):
+    with lock.memory(30.0, 30.0):
         assert time.monotonic() - start >= 0.25
     assert list(reserved) == [0.0, 40.0]
 
 
-def test_what_a_process_has_cached_is_given_back_before_it_waits(beside):
-    turn, *_ = beside
+def test_cached_memory_is_released_before_waiting(beside):
+    lock, *_ = beside
     given = []
-    turn.release = lambda: given.append(turn.shared.turn.acquire(block=False) and turn.shared.turn.release() is None)
-    with turn.timing():
-        assert given == [True]  # before it had the turn
-    with turn.checking():
+    lock.release = lambda: given.append(lock.shared.lock.acquire(block=False) and lock.shared.lock.release() is None)
+    with lock.timing():
+        assert given == [True]  # before it had the lock
+    with lock.checking():
         assert given == [True, True]
 
 
-def test_nobody_measures_while_one_checks_and_nobody_stands_still(beside):
-    turn, counter, process = beside
-    with turn.checking():
-        assert not turn.shared.turn.acquire(block=False)
-        with turn.timing():  # what a check times anew
+def test_a_check_holds_the_lock_and_stops_no_process(beside):
+    lock, counter, process = beside
+    with lock.checking():
+        assert not lock.shared.lock.acquire(block=False)
+        with lock.timing():  # what a check times anew
             before = counter.value
             time.sleep(0.1)
             assert counter.value > before
-    assert turn.shared.turn.acquire(block=False)
-    turn.shared.turn.release()
+    assert lock.shared.lock.acquire(block=False)
+    lock.shared.lock.release()
     assert state(process.pid) != "T"
 
 
-def test_where_the_time_went_is_told(beside):
-    turn, *_ = beside
-    turn.quiet = lambda: time.sleep(0.2)
+def test_the_summary_says_where_time_went(beside):
+    lock, *_ = beside
+    lock.wait_for_idle = lambda: time.sleep(0.2)
     start = time.monotonic()
-    with turn.timing():
+    with lock.timing():
         time.sleep(0.3)
-    with turn.checking():
+    with lock.checking():
         time.sleep(0.1)
     seconds = time.monotonic() - start
-    shares = dict(zip(turns.KINDS, turn.shared.spent[: len(turns.KINDS)], strict=True))
-    for kind, least in (("waiting for a quiet device", 0.2), ("timing", 0.3), ("checking", 0.1)):
+    shares = dict(zip(gpu_lock.KINDS, lock.shared.spent[: len(gpu_lock.KINDS)], strict=True))
+    for kind, least in (("waiting for an idle GPU", 0.2), ("timing", 0.3), ("checking", 0.1)):
         assert shares[kind] >= least
     assert sum(shares.values()) <= seconds
-    assert f"{shares['timing'] / seconds / 2:.0%} timing" in turn.shared.summary(seconds)
+    assert f"{shares['timing'] / seconds / 2:.0%} timing" in lock.shared.summary(seconds)
 
 
-def test_a_process_that_leaves_is_stopped_no_more(beside):
-    turn, *_ = beside
-    assert turn.shared.pids[0] == os.getpid()
-    turn.leave()
-    assert turn.shared.pids[0] == 0
+def test_a_process_that_leaves_is_not_stopped(beside):
+    lock, *_ = beside
+    assert lock.shared.pids[0] == os.getpid()
+    lock.leave()
+    assert lock.shared.pids[0] == 0
 
 
-def test_what_libraries_time_to_choose_takes_its_turn(beside, monkeypatch):
-    turn, _, process = beside
-    monkeypatch.setattr(turns, "AUTOTUNERS", (("weft.operators.peers", "Compiled", "seconds"), ("no.such", "A", "b")))
+def test_autotuners_hold_the_lock(beside, monkeypatch):
+    lock, _, process = beside
+    monkeypatch.setattr(
+        gpu_lock, "AUTOTUNERS", (("weft.operators.peers", "Compiled", "seconds"), ("no.such", "A", "b"))
+    )
     states = []
     monkeypatch.setattr(
         peers.Compiled, "seconds", staticmethod(lambda f, args: states.append(state(process.pid)) or 1.0)
     )
-    turn.quiet = lambda: time.sleep(0.05)
-    turn.for_autotuners()
+    lock.wait_for_idle = lambda: time.sleep(0.05)
+    lock.wrap_autotuners()
     assert peers.Compiled(None).seconds(None, {}) == 1.0
     assert states == ["T"]
 
 
-def test_a_turn_within_compiled_code_is_not_traced(beside, monkeypatch):
-    turn, *_ = beside
+def test_the_lock_is_not_traced_in_compiled_code(beside, monkeypatch):
+    lock, *_ = beside
     traced = []
 
     class Autotuner:
         def run(self):
             traced.append(torch.compiler.is_compiling())
 
-    turn.quiet = lambda: traced.append(torch.compiler.is_compiling())
-    monkeypatch.setattr(Autotuner, "run", turn._in_turn(Autotuner.run))
+    lock.wait_for_idle = lambda: traced.append(torch.compiler.is_compiling())
+    monkeypatch.setattr(Autotuner, "run", lock._with_lock(Autotuner.run))
     one = Autotuner()
 
     @torch.compile(backend="eager")
@@ -194,8 +196,8 @@ def test_a_turn_within_compiled_code_is_not_traced(beside, monkeypatch):
     assert traced == [False, False]
 
 
-def test_every_autotuner_that_is_here_is_found():
-    for module, owner, method in turns.AUTOTUNERS:
+def test_every_installed_autotuner_is_found():
+    for module, owner, method in gpu_lock.AUTOTUNERS:
         if module.partition(".")[0] != "quack":
             assert method in getattr(importlib.import_module(module), owner).__dict__
 
@@ -219,7 +221,7 @@ def test_several_processes_measure_what_one_does():
         assert (row.run, row.implementation) == (bench.run_id, "torch") and row.time_us > 0 and row.error is not None
     *told, summary = said
     assert told == ["softmax/torch.compile: runs on cuda only"] * len(points)
-    assert re.match(r"2 processes spent \d+ s: 0% waiting for memory, .* 0% waiting for a quiet device, ", summary)
+    assert re.match(r"2 processes spent \d+ s: 0% waiting for memory, .* 0% waiting for an idle GPU, ", summary)
 
 
 def test_a_process_that_dies_ends_the_measurement_and_leaves_none_behind():

@@ -1,8 +1,7 @@
-"""Processes that share one device and take turns to time: while one measures, the others are stopped.
+"""A lock on the GPU for processes that measure on it: while one times, the others are stopped.
 
-Whoever has the turn stops the others' processes (SIGSTOP), waits until the device has finished what they had queued, and lets
-them go on afterwards. What libraries time for themselves, to choose among their kernels, takes its turn too: a peer that chose
-badly because of its neighbours would be a weak peer.
+The lock holder sends SIGSTOP to the other workers, waits for an idle GPU, measures, and then sends them SIGCONT. Autotuners of
+libraries take the lock as well: a peer that chose a slow kernel because of its neighbours would be a weak peer.
 """
 
 from __future__ import annotations
@@ -20,27 +19,27 @@ from typing import Any
 
 import torch
 
-# whoever chooses a kernel by timing candidates: module, class, method
+# methods that choose a kernel by timing candidates: module, class, method
 AUTOTUNERS = (
     ("weft.operators.peers", "Compiled", "seconds"),
     ("torch._inductor.runtime.triton_heuristics", "CachingAutotuner", "benchmark_all_configs"),
     ("torch._inductor.select_algorithm", "AlgorithmSelectorCache", "benchmark_choices"),
     ("quack.autotuner", "Autotuner", "_bench"),
 )
-LONGEST_S = 60.0  # of a turn: a stopped process may hold a lock that this one waits for
+LONGEST_S = 60.0  # the others are stopped at most this long: a stopped process may hold a lock that this one needs
 PROBES, PROBE_BYTES, UNEVEN = 400, 2**26, 1.5
 PAUSE_CYCLES = 20_000_000  # about 11 ms, in which 400 copies are queued
 
 
-class TurnTooLong(RuntimeError):
-    """A measurement during which the other processes had to be let go."""
+class LockHeldTooLong(RuntimeError):
+    """The other processes had to be continued before the measurement ended."""
 
 
-KINDS = ("waiting for memory", "waiting for a turn", "waiting for a quiet device", "checking", "timing")
+KINDS = ("waiting for memory", "waiting for the lock", "waiting for an idle GPU", "checking", "timing")
 
 
-class Shared:
-    """What processes that take turns share; made by the one that starts them.
+class SharedState:
+    """What the processes share; made by the one that starts them.
 
     Args:
         context: of :mod:`multiprocessing`.
@@ -48,11 +47,11 @@ class Shared:
         memory: bytes that they may use together.
 
     Attributes:
-        spent: seconds that each process spent in each of KINDS; what is left of its time it compiled, mostly.
+        spent: seconds that each process spent in each of KINDS; most of the rest is compilation.
     """
 
     def __init__(self, context: Any, processes: int, memory: float = float("inf")):
-        self.turn, self.beginning = context.Lock(), context.Lock()
+        self.lock, self.beginning = context.Lock(), context.Lock()
         self.pids = context.Array("q", processes, lock=False)  # 0: not started, or done
         self.reserved = context.Array("d", processes, lock=False)  # bytes that each may come to use
         self.memory = memory
@@ -69,30 +68,30 @@ class Shared:
         )
 
 
-class Turns:
-    """One process's share in the turns of several.
+class GpuLock:
+    """The lock as one process uses it.
 
     Args:
-        shared: with the others.
-        index: of this process.
-        quiet: waits until the device has nothing to do but this process's work.
-        release: waits until the device has done this process's work, and gives memory back that it has cached.
+        shared: the state shared by all processes.
+        index: this process.
+        wait_for_idle: returns once the GPU does no other process's work.
+        release: waits for this process's work on the GPU and frees the memory that it has cached.
     """
 
     def __init__(
         self,
-        shared: Shared,
+        shared: SharedState,
         index: int,
-        quiet: Callable[[], None] = lambda: None,
+        wait_for_idle: Callable[[], None] = lambda: None,
         release: Callable[[], None] = lambda: None,
     ):
-        self.shared, self.index, self.quiet, self.release = shared, index, quiet, release
+        self.shared, self.index, self.wait_for_idle, self.release = shared, index, wait_for_idle, release
         self.depth = 0
-        with shared.turn:  # nobody measures meanwhile, so nobody's turn misses this process
+        with shared.lock:  # no process measures now, so no lock holder misses this process
             shared.pids[index] = os.getpid()
 
     def leave(self) -> None:
-        """Takes no more turns."""
+        """This process is not stopped any more."""
         self.shared.pids[self.index] = 0
 
     @contextlib.contextmanager
@@ -104,21 +103,21 @@ class Turns:
             self.shared.spent[self.index * len(KINDS) + KINDS.index(kind)] += time.monotonic() - start
 
     @contextlib.contextmanager
-    def _turn(self) -> Iterator[None]:
-        with self._spent("waiting for a turn"):
-            self.shared.turn.acquire()
+    def _locked(self) -> Iterator[None]:
+        with self._spent("waiting for the lock"):
+            self.shared.lock.acquire()
         try:
             yield
         finally:
-            self.shared.turn.release()
+            self.shared.lock.release()
 
     @contextlib.contextmanager
     def memory(self, needed: float, for_check: float) -> Iterator[None]:
-        """Begins the body once the memory that it may come to use is left by the others, or there are no others.
+        """Runs the body once the other processes leave the memory that it needs, or there are none.
 
         Args:
-            needed: bytes that it may use.
-            for_check: bytes more, within :meth:`checking`.
+            needed: bytes that the body may use.
+            for_check: additional bytes within :meth:`checking`.
         """
         with self._spent("waiting for memory"), self.shared.beginning:
             while 0 < sum(self.shared.reserved) > self.shared.memory - needed - for_check:
@@ -131,10 +130,10 @@ class Turns:
 
     @contextlib.contextmanager
     def checking(self) -> Iterator[None]:
-        """The turn of one that checks, which takes more memory than anything else and long on the device: while it lasts nobody
-        measures, or the others would stand still until the device is done with it. It stops nobody."""
+        """Holds the lock for a check, which takes more memory and device time than anything else; the other processes go on
+        running. Without the lock a process that measures would wait for the check with all others stopped."""
         self.release()
-        with self._turn(), self._spent("checking"):
+        with self._locked(), self._spent("checking"):
             self.depth = 1
             try:
                 yield
@@ -144,29 +143,29 @@ class Turns:
 
     @contextlib.contextmanager
     def timing(self, *, strict: bool = True) -> Iterator[None]:
-        """The turn, for as long as the body lasts. A turn within a turn is the same one.
+        """Holds the lock with the other processes stopped. Reentrant.
 
         Raises:
-            TurnTooLong: at the end, if ``strict`` and the others had to be let go after LONGEST_S.
+            LockHeldTooLong: at the end, if ``strict`` and the others were continued after LONGEST_S.
         """
         if self.depth:
             yield
             return
         self.release()
-        with self._turn():
+        with self._locked():
             self.depth = 1
             late = threading.Timer(LONGEST_S, self._signal, (signal.SIGCONT,))
             late.start()
             try:
                 self._signal(signal.SIGSTOP)
-                with self._spent("waiting for a quiet device"):
-                    self.quiet()
+                with self._spent("waiting for an idle GPU"):
+                    self.wait_for_idle()
                 start = time.monotonic()
                 with self._spent("timing"):
                     yield
                 if strict and time.monotonic() - start > LONGEST_S:
-                    raise TurnTooLong(
-                        f"measuring took more than the {LONGEST_S:.0f} s that other processes are stopped"
+                    raise LockHeldTooLong(
+                        f"measuring took more than the {LONGEST_S:.0f} s for which other processes are stopped"
                     )
             finally:
                 late.cancel()
@@ -179,17 +178,17 @@ class Turns:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
 
-    def for_autotuners(self) -> None:
-        """Lets what the libraries of AUTOTUNERS time take its turn."""
+    def wrap_autotuners(self) -> None:
+        """Makes the methods of AUTOTUNERS hold the lock."""
         for module, owner, method in AUTOTUNERS:
             with contextlib.suppress(ImportError):
                 found = getattr(importlib.import_module(module), owner)
-                setattr(found, method, self._in_turn(found.__dict__[method]))
+                setattr(found, method, self._with_lock(found.__dict__[method]))
 
-    def _in_turn(self, method: Any) -> Any:
+    def _with_lock(self, method: Any) -> Any:
         inner = method.__func__ if isinstance(method, (classmethod, staticmethod)) else method
 
-        @torch.compiler.disable  # called from compiled code, it would be traced, the wait for a quiet device unrolled
+        @torch.compiler.disable  # called from compiled code it would be traced, and the wait for an idle GPU unrolled
         @functools.wraps(inner)
         def timed(*args: Any, **kwargs: Any) -> Any:
             with self.timing(strict=False):
@@ -198,8 +197,8 @@ class Turns:
         return type(method)(timed) if isinstance(method, (classmethod, staticmethod)) else timed
 
 
-class Alone:
-    """The turns of a process that is alone on its device."""
+class NoLock:
+    """The lock of a process that is alone on its device."""
 
     def memory(self, needed: float, for_check: float) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -211,12 +210,12 @@ class Alone:
         return contextlib.nullcontext()
 
 
-def device_is_quiet(longest_s: float = 20.0) -> None:
-    """Returns once copies on the GPU follow each other evenly: other processes' work would be done between them. They are
-    queued behind a pause, so that a host which is held up for some milliseconds does not look like such work.
+def wait_for_idle_gpu(longest_s: float = 20.0) -> None:
+    """Returns once copies on the GPU follow each other evenly: other processes' work would run between them. They are queued
+    behind a pause, so that a delay of some milliseconds on the host does not look like such work.
 
     Raises:
-        TurnTooLong: they do not within ``longest_s``.
+        LockHeldTooLong: they do not within ``longest_s``.
     """
     source = torch.empty(PROBE_BYTES // 4, dtype=torch.float32, device="cuda")
     target = torch.empty_like(source)
@@ -234,4 +233,4 @@ def device_is_quiet(longest_s: float = 20.0) -> None:
         if gaps[-1] < UNEVEN * gaps[len(gaps) // 2]:
             return
         if time.monotonic() > end:
-            raise TurnTooLong(f"the GPU works for others: copies took {gaps[0]:.3f} to {gaps[-1]:.3f} ms")
+            raise LockHeldTooLong(f"the GPU is busy with other work: copies took {gaps[0]:.3f} to {gaps[-1]:.3f} ms")
