@@ -25,7 +25,7 @@ BRING_UP += sanitizer
 SANITIZER := PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $(SANITIZE) --report-api-errors no --target-processes all --error-exitcode 1
 endif
 
-.PHONY: help setup sanitizer report test gpu-test lint clean
+.PHONY: help setup sanitizer report test test-all gpu-test lint clean
 .DEFAULT_GOAL := help
 
 help: ## these targets
@@ -37,8 +37,11 @@ setup: ## .venv with weft and the PyTorch that fits this machine
 report: $(BRING_UP) ## measure what this machine can, and render the report
 	$(RUN) -m weft report $(REPORT_ARGS)
 
-test: $(BRING_UP) ## all tests that this machine can run
+test: $(BRING_UP) ## the tests that this machine can run, without the long property runs
 	$(RUN) -m pytest -n 2 $(PYTEST_ARGS)
+
+test-all: export WEFT_LONG := all
+test-all: test ## those and the long property runs
 
 gpu-test: $(BRING_UP) ## the tests that need a GPU; SANITIZE=memcheck or racecheck runs them under compute-sanitizer
 	$(SANITIZER) $(RUN) -m pytest -m gpu $(PYTEST_ARGS)

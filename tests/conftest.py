@@ -1,15 +1,27 @@
-"""Marks: ``gpu`` needs a GPU, ``device`` runs on the GPU where there is one and interpreted elsewhere, ``slow`` is left out
-unless WEFT_SLOW is set. ``-m gpu`` on a GPU machine selects the first two."""
+"""Marks: ``gpu`` needs a GPU, ``device`` runs on the GPU where there is one and interpreted elsewhere, ``long`` is a long
+property run. ``-m gpu`` on a GPU machine selects the first two.
+
+WEFT_LONG selects the long runs: unset none, ``all``, or any other text (a commit) a share of them that differs from text to
+text, so that continuous integration runs all of them over a few commits."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
 from where import DEVICE  # before anything imports a kernel: without a GPU this switches Triton's interpreter on
+
+
+LONG_SHARES = 8  # a commit runs one in so many of the long tests
+
+
+def left_out(test: str, wanted: str) -> bool:
+    """Whether a long test is not run."""
+    return not wanted or (wanted != "all" and zlib.crc32(f"{wanted} {test}".encode()) % LONG_SHARES > 0)
 
 
 def pytest_configure(config):
@@ -23,8 +35,8 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.gpu)
         elif DEVICE != "cuda" and item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a GPU; PyTorch sees none here"))
-        if item.get_closest_marker("slow") and not os.environ.get("WEFT_SLOW"):
-            item.add_marker(pytest.mark.skip(reason="slow: set WEFT_SLOW=1 to run it"))
+        if item.get_closest_marker("long") and left_out(item.nodeid, os.environ.get("WEFT_LONG", "")):
+            item.add_marker(pytest.mark.skip(reason="a long run: make test-all has it"))
 
 
 @pytest.fixture
