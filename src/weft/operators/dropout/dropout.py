@@ -17,7 +17,7 @@ from weft.operators.call import Choice, KernelFunction, check_tensor, differenti
 from weft.operators.dropout.kernels import launchable, plans
 from weft.operators.dropout.philox import at_least
 from weft.operators.dropout.seeds import OFFSETS, STEPS, check_probability, check_seed, draw, scale_of, threshold_of
-from weft.operators.elementwise.definition import LARGEST, shape
+from weft.operators.elementwise.pointwise import LARGEST, shape
 from weft.operators.launch import Plans
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from weft.operators.call import rows_of, views
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.dropout.philox import GROUP, dropped
-from weft.operators.elementwise.pointwise import LARGE, SMALL, like, place, read, write
+from weft.operators.elementwise.dispatch import LARGE, SMALL, like
+from weft.operators.elementwise.kernels import place, read, write
 from weft.operators.launch import Plans
 from weft.operators.numbered import NumberedPlan
 

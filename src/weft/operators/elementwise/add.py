@@ -13,8 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.definition import Mutant, Operator
-from weft.operators.elementwise.definition import define
-from weft.operators.elementwise.pointwise import Pointwise
+from weft.operators.elementwise.pointwise import Pointwise, define
 
 
 @triton.jit
@@ -26,13 +25,11 @@ def reference(x: Tensor, y: Tensor) -> Tensor:
     return x + y
 
 
-pointwise = Pointwise("add", ("x", "y"), forward, None, reference)
+call = Pointwise("add", ("x", "y"), (forward, None), reference)
 
 add = Operator(
     **define(
-        "add",
-        ("x", "y"),
-        reference,
+        call,
         flops=1,
         special_ops=0,
         tuned=True,
@@ -41,7 +38,7 @@ add = Operator(
         wrong=[Mutant("x twice", lambda x, y: x + x), Mutant("y less a part in 500", lambda x, y: x + 0.998 * y)],
     )
 )
-pointwise.implement(add)
+call.implement(add)
 
 
 @add.function
@@ -59,7 +56,7 @@ def add_function(x: Tensor, y: Tensor) -> Tensor:
         TypeError: not tensors of those dtypes, or dtypes that differ.
         ValueError: shapes that do not broadcast, or devices that differ.
     """
-    return pointwise(*broadcast(x, y))
+    return call(*broadcast(x, y))
 
 
 def broadcast(x: Any, y: Any) -> tuple[Any, Any]:

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from weft.definition import Declined, Mutant, Operator
 from weft.operators.elementwise.curves import exp, gelu_slope, normal_cdf, tanh_argument, tanh_cdf, tanh_gelu_slope
-from weft.operators.elementwise.definition import define
 from weft.operators.elementwise.gelu import reference as gelu_reference
 from weft.operators.elementwise.gelu import terms
-from weft.operators.elementwise.pointwise import Variants
+from weft.operators.elementwise.pointwise import Pointwise, define
 
 
 @triton.jit
@@ -60,20 +59,18 @@ def liger(gate: Tensor, up: Tensor, approximate: str = "none") -> Tensor:
     return out
 
 
-variants = Variants(
+call = Pointwise(
     "geglu",
     ("gate", "up"),
-    "approximate",
     {"none": (forward, backward), "tanh": (forward_tanh, backward_tanh)},
     reference,
+    option="approximate",
     heavy=True,
 )
 
 geglu = Operator(
     **define(
-        "geglu",
-        ("gate", "up"),
-        reference,
+        call,
         flops=13,
         special_ops=2,
         backward_reads=3,
@@ -81,14 +78,13 @@ geglu = Operator(
         tuned=True,
         ulps=2.0,  # x, erf, two sums and a product: four roundings
         backward_scale=backward_scale,
-        choices={"approximate": ("none", "tanh")},
         wrong=[
             Mutant("gate and up exchanged", lambda gate, up, approximate="none": reference(up, gate, approximate)),
             Mutant("of the other form", lambda gate, up, approximate="none": reference(gate, up, "tanh")),
         ],
     )
 )
-variants.implement(geglu, torch_geglu)
+call.implement(geglu, torch_geglu)
 geglu.implementation("liger", requires="liger-kernel", devices=("cuda",))(liger)
 
 
@@ -108,4 +104,4 @@ def geglu_function(gate: Tensor, up: Tensor, approximate: str = "none") -> Tenso
         TypeError: not tensors of those dtypes, or dtypes that differ.
         ValueError: shapes or devices that differ, or another ``approximate``.
     """
-    return variants(gate, up, choice=approximate)
+    return call(gate, up, choice=approximate)

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from weft.definition import Mutant, Operator
 from weft.operators.elementwise.curves import exp, gelu_slope, normal_cdf, tanh_argument, tanh_cdf, tanh_gelu_slope
-from weft.operators.elementwise.definition import define
-from weft.operators.elementwise.pointwise import Variants
+from weft.operators.elementwise.pointwise import Pointwise, define
 
 
 @triton.jit
@@ -53,27 +52,24 @@ def torch_gelu(x: Tensor, approximate: str = "none") -> Tensor:
     return F.gelu(x, approximate=approximate)
 
 
-variants = Variants(
+call = Pointwise(
     "gelu",
     ("x",),
-    "approximate",
     {"none": (forward, backward), "tanh": (forward_tanh, backward_tanh)},
     reference,
+    option="approximate",
     heavy=True,
 )
 
 gelu = Operator(
     **define(
-        "gelu",
-        ("x",),
-        reference,
+        call,
         flops=12,
         special_ops=2,
         backward_reads=2,
         tuned=True,
         ulps=2.0,  # x, erf, two sums and a product: four roundings
         backward_scale=lambda arguments, gradients: [gradients[0].abs() * terms(arguments["x"])[1]],
-        choices={"approximate": ("none", "tanh")},
         wrong=[
             Mutant("of the other form", lambda x, approximate="none": F.gelu(x, approximate="tanh")),
             Mutant("by the sigmoid of 1.702 x", lambda x, approximate="none": x * (1.702 * x).sigmoid()),
@@ -85,7 +81,7 @@ gelu = Operator(
         ],
     )
 )
-variants.implement(gelu, torch_gelu)
+call.implement(gelu, torch_gelu)
 
 
 @gelu.function
@@ -104,4 +100,4 @@ def gelu_function(x: Tensor, approximate: str = "none", *, inplace: bool = False
         TypeError: not a tensor of those dtypes.
         ValueError: another ``approximate``; ``inplace`` where a gradient is wanted.
     """
-    return variants(x, choice=approximate, inplace=inplace)
+    return call(x, choice=approximate, inplace=inplace)

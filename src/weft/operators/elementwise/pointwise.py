@@ -1,356 +1,270 @@
-"""Operators whose results at one place depend on the inputs at that place alone: kernels, plans and the call, for all of them.
-
-Such an operator gives its *formula*, a Triton function of fp32 values, and one for its gradient; a kernel takes the
-formula as a compile-time constant. Everything is computed in fp32 and rounded once. While a compiler traces, PyTorch's own
-operators stand in, so that they are fused with their neighbours: an opaque kernel would cost a trip through memory there.
-"""
+"""An element-wise operator: its definition, its call and its gradient, all from one :class:`Formula` (or one for each value of
+an option)."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
-from weft.definition import Operator
-from weft.operators import peers
+from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
+from weft.operators import mutants, peers
 from weft.operators.call import (
     Choice,
     KernelFunction,
-    check_same,
-    check_tensor,
-    dense,
+    check_flag,
     differentiable,
     eager,
     guarded,
     on_gpu,
-    overlapping,
     reference_gradients,
     rows_of,
-    traced,
-    views,
 )
-from weft.operators.configs import Config, Configurations, bucket, grid_of
-from weft.operators.launch import Plan, Plans
+from weft.operators.elementwise.dispatch import BACKWARD, FORWARD, Formula, like
+from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 
-# ---- kernels: [M, N] views of any two strides; dense tensors are one row ---------------------------------------------
+LARGEST = 2**28  # elements in the benchmarks
+KERNEL, GRADIENT_KERNEL = FORWARD.kernel("triton"), BACKWARD.kernel("triton")
 
-
-@triton.jit
-def place(N, BLOCK: tl.constexpr):
-    """This program's row, and its BLOCK columns. In int64: tensors may hold more than 2**31 elements."""
-    blocks = tl.cdiv(N, BLOCK)
-    row = (tl.program_id(0) // blocks).to(tl.int64)
-    return row, (tl.program_id(0) % blocks).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+# ---- the call --------------------------------------------------------------------------------------------------------
 
 
-@triton.jit
-def read(ptr, row, col, row_stride, col_stride, N):
-    at = ptr + row * row_stride + col * col_stride
-    return tl.load(at, mask=col < N, eviction_policy="evict_last").to(tl.float32)  # the hint: softmax/README.md
+class Map(KernelFunction):
+    """``(formula, in_place, *inputs)``; the inputs are saved for backward."""
 
+    @staticmethod
+    def forward(ctx: Any, formula: Formula, in_place: bool, *x: Tensor) -> Tensor:
+        out = x[0] if in_place else torch.empty_like(x[0])
+        if out.numel():
+            KERNEL.of(x, formula, in_place)(*x, out)
+        if in_place:
+            ctx.mark_dirty(out)
+        ctx.formula = formula
+        if formula.backward is not None:
+            ctx.save_for_backward(*x)
+        return out
 
-@triton.jit
-def write(ptr, row, col, row_stride, col_stride, N, value):
-    tl.store(ptr + row * row_stride + col * col_stride, value.to(ptr.dtype.element_ty), mask=col < N)
-
-
-@triton.jit
-def map_one(a_ptr, out_ptr, N, a_row, a_col, out_row, out_col, F: tl.constexpr, BLOCK: tl.constexpr):
-    """out = F(a, PRECISE); PRECISE says that the result keeps all of fp32."""
-    row, col = place(N, BLOCK)
-    PRECISE: tl.constexpr = out_ptr.dtype.element_ty == tl.float32
-    a = read(a_ptr, row, col, a_row, a_col, N)
-    write(out_ptr, row, col, out_row, out_col, N, F(a, PRECISE))
-
-
-@triton.jit
-def map_two(
-    a_ptr, b_ptr, out_ptr, N, a_row, a_col, b_row, b_col, out_row, out_col, F: tl.constexpr, BLOCK: tl.constexpr
-):
-    """out = F(a, b, PRECISE)"""
-    row, col = place(N, BLOCK)
-    PRECISE: tl.constexpr = out_ptr.dtype.element_ty == tl.float32
-    a = read(a_ptr, row, col, a_row, a_col, N)
-    b = read(b_ptr, row, col, b_row, b_col, N)
-    write(out_ptr, row, col, out_row, out_col, N, F(a, b, PRECISE))
-
-
-@triton.jit
-def map_three(
-    a_ptr, b_ptr, c_ptr, out_ptr, other_ptr, N, a_row, a_col, b_row, b_col, c_row, c_col, out_row, out_col,
-    other_row, other_col, F: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """out, other = F(a, b, c, PRECISE)"""
-    row, col = place(N, BLOCK)
-    PRECISE: tl.constexpr = out_ptr.dtype.element_ty == tl.float32
-    a = read(a_ptr, row, col, a_row, a_col, N)
-    b = read(b_ptr, row, col, b_row, b_col, N)
-    c = read(c_ptr, row, col, c_row, c_col, N)
-    out, other = F(a, b, c, PRECISE)
-    write(out_ptr, row, col, out_row, out_col, N, out)
-    write(other_ptr, row, col, other_row, other_col, N, other)
-
-
-KERNELS = {1: map_one, 2: map_two, 3: map_three}  # by the number of inputs
-
-# ---- plans -----------------------------------------------------------------------------------------------------------
-
-
-def heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
-    return {"BLOCK": 1024, "num_warps": 4}
-
-
-def heavy_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
-    """More elements a thread: what a program does once is shared among them."""
-    return {"BLOCK": 2048, "num_warps": 4}
-
-
-def candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
-    every = grid_of({"BLOCK": (512, 1024, 2048, 4096, 8192), "num_warps": (2, 4, 8, 16)})
-    return [c for c in every if 4 <= c["BLOCK"] // (32 * c["num_warps"]) <= 64]
-
-
-SMALL, LARGE = 2**20, 2**26  # elements between which configurations depend on the size
-CONFIGURATIONS = {  # by the number of inputs, and whether arithmetic weighs as much as memory
-    (1, False): Configurations(__file__, "map_one", heuristic, candidates),
-    (2, False): Configurations(__file__, "map_two", heuristic, candidates),
-    (3, False): Configurations(__file__, "map_three", heuristic, candidates),
-    (1, True): Configurations(__file__, "heavy_one", heavy_heuristic, candidates),
-    (2, True): Configurations(__file__, "heavy_two", heavy_heuristic, candidates),
-    (3, True): Configurations(__file__, "heavy_three", heavy_heuristic, candidates),
-}
-
-
-def plan(formula: Any, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], heavy: bool = False) -> Plan:
-    """The launch of a formula over inputs and outputs of one shape.
-
-    Raises:
-        Declined: strides that do not collapse into rows, for which a copy would be needed.
-    """
-    rows, n, strides = laid_out(*inputs, *outputs)
-    config = configuration(len(inputs), inputs[0], n, heavy)
-    tile = {"F": formula, "BLOCK": config["BLOCK"]}
-    grid = (rows * triton.cdiv(n, config["BLOCK"]),)
-    return Plan(KERNELS[len(inputs)], grid, (n, *strides), tile, config["num_warps"])
-
-
-def laid_out(*tensors: Tensor) -> tuple[int, int, tuple[int, ...]]:
-    """Tensors of one shape as rows: ``(rows, columns, two strides of each)``; dense ones in one order are one row.
-
-    Raises:
-        Declined: strides that do not collapse into rows.
-    """
-    first = tensors[0]
-    if dense(first) and all(t.stride() == first.stride() for t in tensors):
-        return 1, first.numel(), (0, 1) * len(tensors)
-    found = views(*tensors)
-    return *found[0][:2], tuple(stride for view in found for stride in view[2:])
-
-
-def configuration(inputs: int, x: Tensor, columns: int, heavy: bool = False) -> Config:
-    """The measured one for so many inputs like x, with a BLOCK no longer than rows need."""
-    config = CONFIGURATIONS[inputs, heavy](x.device, x.dtype, min(max(bucket(x.numel()), SMALL), LARGE))
-    return {**config, "BLOCK": min(config["BLOCK"], bucket(columns, 128))}
-
-
-def like(x: Tensor) -> Tensor:
-    return torch.empty_like(x, device="meta")
-
-
-# ---- the operator ----------------------------------------------------------------------------------------------------
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        formula, saved = ctx.formula, ctx.saved_tensors
+        if formula.backward is None:
+            return (None, None, *(dy,) * len(formula.arguments))
+        if torch.is_grad_enabled():
+            return None, None, *reference_gradients(formula.reference, saved, ctx.needs_input_grad[2:], (dy,))
+        gradients = tuple(torch.empty_like(saved[0]) for _ in saved)
+        if dy.numel():
+            if dy.stride() != saved[0].stride() and None in (rows_of(dy), rows_of(saved[0])):
+                dy = torch.empty_like(saved[0]).copy_(dy)  # autograd may bring one of any strides (expanded, permuted)
+            GRADIENT_KERNEL.of((*saved, dy), formula, 0)(*saved, dy, *gradients)
+        return None, None, *gradients
 
 
 class Pointwise:
-    """One operator's kernels and call.
+    """The call of an element-wise operator.
 
     Args:
         name: the operator's.
         arguments: names of its tensors (one or two).
-        forward: Triton function ``(a, [b,] PRECISE) -> result``.
-        backward: Triton function ``(a, [b,] gradient, PRECISE) -> gradient of a, [of b]``; None where gradients are the
-            result's own (a sum).
-        reference: the same in PyTorch; its autograd serves where a gradient of the gradient is wanted.
-        heavy: whether its arithmetic takes about as long as its bytes.
-        function: an autograd function of ``(*tensors, inplace)`` that does something better than to save its inputs.
+        formulas: the forward and the backward formula, as of :class:`Formula`; or, of each value of ``option``, such a pair.
+        reference: the same in PyTorch.
+        option: an argument that picks the formula; its first value is the default.
+        heavy: whether the arithmetic takes about as long as the bytes.
+        function: an autograd function of ``(formula, in_place, *tensors)``; another than :class:`Map` does not save the inputs.
     """
 
     def __init__(
         self,
         name: str,
         arguments: tuple[str, ...],
-        forward: Any,
-        backward: Any,
+        formulas: tuple[Any, Any] | Mapping[str, tuple[Any, Any]],
         reference: Callable[..., Tensor],
         *,
+        option: str = "",
         heavy: bool = False,
-        function: type[torch.autograd.Function] | None = None,
+        function: type[torch.autograd.Function] = Map,
     ):
         self.name, self.arguments, self.reference = name, arguments, reference
-        self.forward, self.backward = forward, backward
-        self.forward_plans = Plans(lambda *x: plan(self.forward, x, (like(x[0]),), heavy))
-        self.inplace_plans = Plans(lambda *x: plan(self.forward, x, (x[0],), heavy))
-        self.backward_plans = Plans(lambda *x: plan(self.backward, x, tuple(like(x[0]) for _ in arguments), heavy))
-        self.public_plans = Plans(lambda *x: self.choose(*x).plan_for(*x))
-        self.saves_inputs = function is None
-        self.function = function or _autograd(self)
+        self.option, self.function = option, function
+        pairs = formulas if isinstance(formulas, Mapping) else {"": formulas}
+        self.formulas = {
+            value: Formula(
+                name, arguments, *pair, functools.partial(reference, **{option: value}) if option else reference, heavy
+            )
+            for value, pair in pairs.items()
+        }
+        self.formula = next(iter(self.formulas.values()))  # the default
 
-    def check(self, *x: Tensor) -> None:
-        """Raises TypeError or ValueError unless these are floating tensors of one shape, dtype and device."""
-        for name, value in zip(self.arguments, x, strict=True):
-            check_tensor(self.name, name, value)
-            check_same(self.name, name, value, self.arguments[0], x[0])
-            if value.shape != x[0].shape:
-                raise ValueError(
-                    f"{self.name}: argument '{name}' has shape {tuple(value.shape)} and '{self.arguments[0]}' has "
-                    f"{tuple(x[0].shape)}; expected the same shape"
-                )
+    def of(self, value: Any) -> Formula:
+        """The formula of a value of the option. Raises ValueError for one that the option does not have."""
+        found = self.formulas.get(value) if isinstance(value, str) else None
+        if found is None:
+            raise ValueError(
+                f"{self.name}: argument '{self.option}' is {value!r:.40}; expected {' or '.join(map(repr, self.formulas))}"
+            )
+        return found
 
-    def choose(self, *x: Tensor, inplace: bool = False) -> Choice:
-        self.check(*x)
-        if not on_gpu(x[0]):
-            return Choice("torch", "the tensors are on the CPU, where weft runs the reference")
-        if traced(*x):
-            return Choice("torch", "traced: PyTorch's own operators, which a compiler fuses with their neighbours")
-        if not x[0].numel():
-            return Choice("torch", "empty tensors: nothing to launch")
-        if inplace and overlapping(x[0]):
-            return Choice("torch", "places that share memory, over which PyTorch writes nothing and says so")
-        every = x if inplace else (*x, like(x[0]))
-        if not (dense(x[0]) and all(t.stride() == x[0].stride() for t in every)) and None in map(rows_of, every):
-            return Choice("torch", "strides that do not collapse into rows, for which a copy would be needed")
-        return Choice("triton", "dense or row-strided tensors", self.forward_plans)
+    def __call__(self, *x: Tensor, inplace: bool = False, choice: str | None = None) -> Tensor:
+        """What the public function does."""
+        formula = self.formula if choice is None and not self.option else self.of(choice)
+        if not inplace and eager(*x, gradient=True, autocast=True) and (plan := FORWARD.of(x, formula)) is not None:
+            if torch.is_grad_enabled() and any(t.requires_grad for t in x):
+                return self.function.apply(formula, False, *x)
+            out = torch.empty_like(x[0])
+            plan(*x, out)
+            return out
+        check_flag(self.name, "inplace", inplace)
+        chosen = FORWARD.choose(*x, formula, inplace)
+        if inplace:
+            self._check_gradient(x[0])
+        if chosen.implementation == "torch":
+            return x[0].copy_(formula.reference(*x)) if inplace else formula.reference(*x)
+        result: Tensor = differentiable(self.function, formula, inplace, *x)
+        return result
 
-    def triton(self, **named: Tensor) -> Tensor:
-        """Our kernel, whatever :meth:`choose` says (on CPU tensors the reference)."""
+    def _check_gradient(self, x: Tensor) -> None:
+        """Raises ValueError where a gradient is wanted that overwriting x makes impossible."""
+        if not (torch.is_grad_enabled() and x.requires_grad):
+            return
+        if self.function is Map:
+            why = "which the gradient needs"
+        elif any(t is not None and t.requires_grad and t.is_leaf for t in (x, x._base)):
+            why = "a leaf (or a view of one) that wants a gradient"
+        else:
+            return
+        raise ValueError(
+            f"{self.name}: inplace=True overwrites '{self.arguments[0]}', {why}; expected inplace=False, or a tensor that "
+            "wants no gradient"
+        )
+
+    def triton(self, **named: Any) -> Tensor:
+        """Our kernel, whatever the table says (on CPU tensors the reference)."""
+        formula = self.of(named[self.option]) if self.option in named else self.formula
         x = [named[a] for a in self.arguments]
-        out: Tensor = differentiable(self.function, *x, False) if on_gpu(x[0]) else self.reference(*x)
+        out: Tensor = differentiable(self.function, formula, False, *x) if on_gpu(x[0]) else formula.reference(*x)
         return out
 
-    def __call__(self, *x: Tensor, inplace: bool = False) -> Tensor:
-        """What the public function does."""
-        if not inplace and eager(*x, gradient=True, autocast=True) and (ready := self.public_plans.of(x)) is not None:
-            if torch.is_grad_enabled() and any(t.requires_grad for t in x):
-                return self.function.apply(*x, False)
-            out = torch.empty_like(x[0])
-            ready(*x, out)
-            return out
-        if not isinstance(inplace, bool):
-            raise TypeError(f"{self.name}: argument 'inplace' is {inplace!r:.40}; expected True or False")
-        chosen = self.choose(*x, inplace=inplace)
-        if inplace and torch.is_grad_enabled() and x[0].requires_grad:
-            leaf = any(t is not None and t.requires_grad and t.is_leaf for t in (x[0], x[0]._base))
-            if self.saves_inputs or leaf:
-                why = (
-                    "which the gradient needs"
-                    if self.saves_inputs
-                    else "a leaf (or a view of one) that wants a gradient"
-                )
-                raise ValueError(
-                    f"{self.name}: inplace=True overwrites '{self.arguments[0]}', {why}; expected inplace=False, or a "
-                    "tensor that wants no gradient"
-                )
-        if chosen.implementation == "torch":
-            return x[0].copy_(self.reference(*x)) if inplace else self.reference(*x)
-        result: Tensor = differentiable(self.function, *x, inplace)
-        return result
+    def choose(self, *call: Any, inplace: bool = False, direction: str = "forward") -> Choice:
+        """``call``: the tensors, then the option's value where there is one."""
+        x = call[: len(self.arguments)]
+        formula = self.of(call[-1]) if len(call) > len(x) else self.formula
+        forward = FORWARD.choose(*x, formula, inplace)
+        if direction == "forward" or forward.implementation == "torch":
+            return forward
+        return BACKWARD.choose(*x, like(x[0]), formula, int(self.function is not Map))
 
     def implement(self, operator: Operator, torch_function: Callable[..., Tensor] | None = None) -> None:
         """Registers the kernel, what a user writes in PyTorch (the reference, if not given) and ``torch.compile`` of it as
         the operator's implementations, and how it chooses."""
-        implement(operator, self, torch_function or self.reference)
+        found = torch_function or self.reference
+        operator.choice(guarded(self.choose))
+        operator.implementation("triton", arch=">=sm_80")(self.triton)
+        operator.implementation("torch")(found)
+        operator.implementation("torch.compile", devices=("cuda",))(peers.Compiled(found))
 
 
-def implement(operator: Operator, ours: Pointwise | Variants, torch_function: Callable[..., Tensor]) -> None:
-    operator.choice(guarded(ours.choose))
-    operator.implementation("triton", arch=">=sm_80")(ours.triton)
-    operator.implementation("torch")(torch_function)
-    operator.implementation("torch.compile", devices=("cuda",))(peers.Compiled(torch_function))
+# ---- the definition --------------------------------------------------------------------------------------------------
 
 
-class Variants:
-    """An operator of which one option picks the formula.
+def define(
+    call: Pointwise,
+    *,
+    flops: int,
+    special_ops: int,
+    backward_reads: int = 0,
+    backward_bits: int = 0,
+    wrong: Sequence[Mutant] = (),
+    directions: tuple[str, ...] = ("forward", "backward"),
+    tuned: bool = False,
+    exact: bool = False,
+    ulps: float = 1.0,
+    backward_scale: str | Callable[..., list[Tensor]] = "row",
+    extremes: tuple[str, ...] = ("nonfinite", "large", "tiny"),
+) -> dict[str, Any]:
+    """The fields of an ``Operator`` of N elements (``rows=R``: [R, N/R], for layouts of rows).
 
     Args:
-        name, arguments, reference, heavy: as :class:`Pointwise`; the reference takes the option too.
-        option: its name.
-        formulas: of each value of the option, the forward and the backward formula; the first value is the default.
+        flops, special_ops: of an element, forward (backward: about twice).
+        backward_reads, backward_bits: tensors that the gradient has to read, and bits of each element besides.
+        wrong: mutants of this operator's own.
+        tuned: whether ``weft tune`` measures this one for all that have as many inputs.
+        exact: whether results must be PyTorch's bits.
+        ulps: the floor of the tolerance, half the roundings that the formula takes.
+        backward_scale: what errors of the gradients are relative to, as for :class:`weft.definition.Tolerance`.
+        extremes: values that it is verified on besides ordinary ones.
     """
+    name, arguments, reference = call.name, call.arguments, call.reference
+    options = {call.option: tuple(call.formulas)} if call.option else {}
+    variants: list[dict[str, Any]] = [{}, *({call.option: value} for value in list(call.formulas)[1:])]
 
-    def __init__(
-        self,
-        name: str,
-        arguments: tuple[str, ...],
-        option: str,
-        formulas: dict[str, tuple[Any, Any]],
-        reference: Callable[..., Tensor],
-        *,
-        heavy: bool = False,
-    ):
-        self.name, self.option, self.reference = name, option, reference
-        self.known = {
-            value: Pointwise(name, arguments, *pair, functools.partial(reference, **{option: value}), heavy=heavy)
-            for value, pair in formulas.items()
+    def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
+        layouts = w.option("layout", "contiguous").split("+") * 2
+        values = w.option("values", "normal")
+        tensors = {
+            argument: random_tensor(g, shape(name, w), w.dtype, device, layout=layout, values=values)
+            for argument, layout in zip(arguments, layouts, strict=False)
         }
-        self.default = next(iter(formulas))
+        return {**tensors, **{word: w.option(word, words[0]) for word, words in options.items()}}
 
-    def of(self, value: Any) -> Pointwise:
-        """Raises ValueError for a value that the option does not have."""
-        found = self.known.get(value) if isinstance(value, str) else None
-        if found is None:
-            raise ValueError(
-                f"{self.name}: argument '{self.option}' is {value!r:.40}; expected {' or '.join(map(repr, self.known))}"
-            )
-        return found
+    def cost(w: Workload, direction: str) -> Cost:
+        n, size = w["N"], w["N"] * w.bytes_per_element
+        if direction == "forward":
+            return Cost(len(arguments) * size, size, vector_flops=flops * n, special_ops=special_ops * n)
+        writes = len(arguments) * size
+        reads = backward_reads * size + (n * backward_bits + 7) // 8
+        return Cost(reads, writes, vector_flops=2 * flops * n, special_ops=special_ops * n)
 
-    def __call__(self, *x: Tensor, choice: str, inplace: bool = False) -> Tensor:
-        return self.of(choice)(*x, inplace=inplace)
+    def gradient(dy: Tensor, **named: Any) -> tuple[Tensor, ...]:
+        leaves = {a: named[a].detach().requires_grad_() for a in arguments}
+        with torch.enable_grad():
+            return torch.autograd.grad(reference(**{**named, **leaves}), list(leaves.values()), dy)
 
-    def triton(self, **named: Any) -> Tensor:
-        return self.of(named.pop(self.option, self.default)).triton(**named)
+    pairs = LAYOUTS if len(arguments) == 1 else (*LAYOUTS, *(f"{x}+{y}" for x in LAYOUTS for y in LAYOUTS))
+    mixed = [] if len(arguments) == 1 else ["contiguous+unaligned", "sliced+transposed", "expanded+contiguous"]
+    row_layouts = ("sliced", "transposed", "strided", "expanded", *mixed)
+    return {
+        "name": name,
+        "axes": {"N": "elements"},
+        "inputs": inputs,
+        "reference": reference,
+        "cost": cost,
+        "directions": directions,
+        "differentiable": arguments,
+        "options": {"layout": pairs, "values": VALUES, "rows": range(1, 2**31), **options},
+        "tolerance": {
+            "forward": Tolerance(exact=exact, ulps=ulps),
+            "backward": Tolerance(exact=exact, ulps=ulps, scale=backward_scale),
+        },
+        "workloads": {
+            "verify": [
+                *(workload(N=n) for n in (1, 2, 1023, 1025, 4096, 0)),
+                *(workload(N=1002, layout=layout) for layout in ("unaligned", "strided")),
+                *(workload(N=21 * 50, rows=21, layout=layout) for layout in row_layouts),
+                *(workload(N=2000, values=v, **variant) for variant in variants for v in ("normal", *extremes)),
+            ],
+            "bench": [workload(N=LARGEST, **variant) for variant in variants],
+            "quick": [workload(N=2**22)],
+            "sizes": [workload(N=n) for n in (2**16, 2**20, 2**24)],
+            "compile": [
+                workload(N=2**20),
+                workload(N=42 * 50, rows=42, layout="sliced"),
+                *(workload(N=2**20, **variant) for variant in variants[1:]),
+            ],
+            "tune": [workload(d, N=n) for n in (2**20, 2**22, 2**24, 2**26) for d in ("fp32", "bf16")] if tuned else [],
+            "huge": [workload("bf16", N=2**31 + 17)],
+        },
+        "mutants": [
+            *mutants.usual(reference),
+            *wrong,
+            *(mutants.usual(gradient, "backward") if "backward" in directions else []),
+        ],
+    }
 
-    def choose(self, *call: Any, inplace: bool = False) -> Choice:
-        *x, value = call if isinstance(call[-1], str) else (*call, self.default)
-        return self.of(value).choose(*x, inplace=inplace)
 
-    def implement(self, operator: Operator, torch_function: Callable[..., Tensor] | None = None) -> None:
-        implement(operator, self, torch_function or self.reference)
-
-
-def _autograd(op: Pointwise) -> type[torch.autograd.Function]:
-    inputs = len(op.arguments)
-
-    class Function(KernelFunction):
-        @staticmethod
-        def forward(ctx: Any, *call: Any) -> Tensor:
-            x, inplace = call[:inputs], call[inputs]
-            out: Tensor = x[0] if inplace else torch.empty_like(x[0])
-            if out.numel():
-                (op.inplace_plans if inplace else op.forward_plans).of(x)(*x, out)
-            if inplace:
-                ctx.mark_dirty(out)
-            if op.backward is not None:
-                ctx.save_for_backward(*x)
-            return out
-
-        @staticmethod
-        def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-            if op.backward is None:
-                return (*(dy,) * inputs, None)
-            saved = ctx.saved_tensors
-            if torch.is_grad_enabled():
-                return (*reference_gradients(op.reference, saved, ctx.needs_input_grad[:inputs], (dy,)), None)
-            gradients = tuple(torch.empty_like(saved[0]) for _ in saved)
-            if dy.numel():
-                if dy.stride() != saved[0].stride() and None in (rows_of(dy), rows_of(saved[0])):
-                    dy = torch.empty_like(saved[0]).copy_(
-                        dy
-                    )  # autograd may bring one of any strides (expanded, permuted)
-                op.backward_plans.of((*saved, dy))(*saved, dy, *gradients)
-            return (*gradients, None)
-
-    return Function
+def shape(name: str, w: Workload) -> tuple[int, ...]:
+    rows = w.option("rows", 0)
+    if rows and w["N"] % rows:
+        raise ValueError(f"workload '{w}' of '{name}': rows is {rows}; expected a divisor of N")
+    return (rows, w["N"] // rows) if rows else (w["N"],)

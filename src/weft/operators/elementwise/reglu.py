@@ -8,8 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.definition import Mutant, Operator
-from weft.operators.elementwise.definition import define
-from weft.operators.elementwise.pointwise import Pointwise
+from weft.operators.elementwise.pointwise import Pointwise, define
 
 
 @triton.jit
@@ -26,13 +25,11 @@ def reference(gate: Tensor, up: Tensor) -> Tensor:
     return torch.relu(gate) * up
 
 
-pointwise = Pointwise("reglu", ("gate", "up"), forward, backward, reference)
+call = Pointwise("reglu", ("gate", "up"), (forward, backward), reference)
 
 reglu = Operator(
     **define(
-        "reglu",
-        ("gate", "up"),
-        reference,
+        call,
         flops=2,
         special_ops=0,
         backward_reads=3,
@@ -42,7 +39,7 @@ reglu = Operator(
         ],
     )
 )
-pointwise.implement(reglu)
+call.implement(reglu)
 
 
 @reglu.function
@@ -60,4 +57,4 @@ def reglu_function(gate: Tensor, up: Tensor) -> Tensor:
         TypeError: not tensors of those dtypes, or dtypes that differ.
         ValueError: shapes or devices that differ.
     """
-    return pointwise(gate, up)
+    return call(gate, up)

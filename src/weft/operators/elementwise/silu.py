@@ -9,8 +9,7 @@ from torch import Tensor
 
 from weft.definition import Mutant, Operator
 from weft.operators.elementwise.curves import exp, logistic
-from weft.operators.elementwise.definition import define
-from weft.operators.elementwise.pointwise import Pointwise
+from weft.operators.elementwise.pointwise import Pointwise, define
 
 
 @triton.jit
@@ -28,13 +27,11 @@ def reference(x: Tensor) -> Tensor:
     return F.silu(x)
 
 
-pointwise = Pointwise("silu", ("x",), forward, backward, reference)
+call = Pointwise("silu", ("x",), (forward, backward), reference)
 
 silu = Operator(
     **define(
-        "silu",
-        ("x",),
-        reference,
+        call,
         flops=3,
         special_ops=2,
         backward_reads=2,
@@ -44,7 +41,7 @@ silu = Operator(
         ],
     )
 )
-pointwise.implement(silu)
+call.implement(silu)
 
 
 @silu.function
@@ -62,4 +59,4 @@ def silu_function(x: Tensor, *, inplace: bool = False) -> Tensor:
         TypeError: not a tensor of those dtypes.
         ValueError: ``inplace`` where a gradient is wanted.
     """
-    return pointwise(x, inplace=inplace)
+    return call(x, inplace=inplace)

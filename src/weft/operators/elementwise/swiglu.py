@@ -9,8 +9,7 @@ from torch import Tensor
 
 from weft.definition import Mutant, Operator
 from weft.operators.elementwise.curves import exp, logistic
-from weft.operators.elementwise.definition import define
-from weft.operators.elementwise.pointwise import Pointwise
+from weft.operators.elementwise.pointwise import Pointwise, define
 
 
 @triton.jit
@@ -40,13 +39,11 @@ def liger(gate: Tensor, up: Tensor) -> Tensor:
     return out
 
 
-pointwise = Pointwise("swiglu", ("gate", "up"), forward, backward, reference)
+call = Pointwise("swiglu", ("gate", "up"), (forward, backward), reference)
 
 swiglu = Operator(
     **define(
-        "swiglu",
-        ("gate", "up"),
-        reference,
+        call,
         flops=4,
         special_ops=2,
         backward_reads=3,
@@ -57,7 +54,7 @@ swiglu = Operator(
         ],
     )
 )
-pointwise.implement(swiglu, torch_swiglu)
+call.implement(swiglu, torch_swiglu)
 swiglu.implementation("liger", requires="liger-kernel", devices=("cuda",))(liger)
 
 
@@ -76,4 +73,4 @@ def swiglu_function(gate: Tensor, up: Tensor) -> Tensor:
         TypeError: not tensors of those dtypes, or dtypes that differ.
         ValueError: shapes or devices that differ.
     """
-    return pointwise(gate, up)
+    return call(gate, up)

@@ -1,4 +1,4 @@
-"""``vector_add(x, y)``: the smallest operator, and the one that shows how all others are written.
+"""``vector_add(x, y)``: the smallest operator, complete in this file: read it first. All others have the same parts.
 
 It reads two tensors, writes one and does one addition an element: 1/12 FLOP per byte in fp32, so memory bandwidth is
 its only limit and the ceiling is the machine's streaming rate at two reads for one write.
@@ -6,6 +6,7 @@ its only limit and the ceiling is the machine's streaming rate at two reads for 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,9 +16,21 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, check_same, check_tensor, dense, eager, guarded, on_gpu, rows_of, views
+from weft.operators.call import (
+    Choice,
+    KernelFunction,
+    check_same,
+    check_tensor,
+    dense,
+    differentiable,
+    eager,
+    guarded,
+    on_gpu,
+    rows_of,
+)
 from weft.operators.configs import Config, Configurations, bucket, grid_of
-from weft.operators.launch import Plan, Plans
+from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
+from weft.operators.launch import Plan
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 
 # ---- kernels ---------------------------------------------------------------------------------------------------------
@@ -49,6 +62,41 @@ def add_rows(x_ptr, y_ptr, out_ptr, N, x_row, x_col, y_row, y_col, out_row, out_
     tl.store(out_ptr + row * out_row + col * out_col, (x + y).to(out_ptr.dtype.element_ty), mask=inside)
 
 
+# ---- launches --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Sum(Call):
+    """The arguments of a call, checked, and what the table's conditions and launches need to know of them."""
+
+    x: Tensor
+    y: Tensor
+
+    def __post_init__(self) -> None:
+        check_tensor("vector_add", "x", self.x)
+        check_tensor("vector_add", "y", self.y)
+        check_same("vector_add", "y", self.y, "x", self.x)
+        if self.x.shape != self.y.shape:
+            raise ValueError(
+                f"vector_add: argument 'y' has shape {tuple(self.y.shape)} and 'x' has {tuple(self.x.shape)}; expected the "
+                "same shape"
+            )
+
+    @property
+    def flat(self) -> bool:
+        """Whether x, y and the result are dense in the same order of dimensions."""
+        return self.x.stride() == self.y.stride() and dense(self.x)
+
+    @property
+    def rows(self) -> list[tuple[int, int, int, int] | None]:
+        """(M, N, row stride, column stride) of x, y and the result; None for one whose strides do not collapse into rows."""
+        return [rows_of(t) for t in (self.x, self.y, torch.empty_like(self.x, device="meta"))]
+
+
+def no_rows(c: Sum) -> str:
+    return "strides that do not collapse into rows, so a copy would be needed" if None in c.rows else ""
+
+
 def heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
     return {"BLOCK": 1024, "num_warps": 4}
 
@@ -62,87 +110,90 @@ SMALL, LARGE = 2**20, 2**26  # elements between which configurations depend on t
 configuration = Configurations(__file__, "vector_add", heuristic, candidates)
 
 
-def plan(x: Tensor, y: Tensor) -> Plan:
-    """The launch that adds x and y of one shape into ``torch.empty_like(x)``.
+def flat_plan(c: Sum) -> Plan:
+    n = c.x.numel()
+    config = configuration(c.x.device, c.x.dtype, min(max(bucket(n), SMALL), LARGE))
+    block = config["BLOCK"]
+    return Plan(add_flat, (triton.cdiv(n, block),), (n,), {"BLOCK": block}, config["num_warps"])
 
-    Raises:
-        Declined: strides that do not collapse into rows, for which a copy would be needed.
-    """
-    if flat(x, y):
-        config = configuration(x.device, x.dtype, min(max(bucket(x.numel()), SMALL), LARGE))
-        n, block = x.numel(), config["BLOCK"]
-        return Plan(add_flat, (triton.cdiv(n, block),), (n,), {"BLOCK": block}, config["num_warps"])
-    (m, n, *x_strides), (_, _, *y_strides), (_, _, *out_strides) = views(x, y, torch.empty_like(x, device="meta"))
+
+def rows_plan(c: Sum) -> Plan:
+    (m, n, *x_strides), (_, _, *y_strides), (_, _, *out_strides) = c.rows  # type: ignore[misc]
     block = min(1024, bucket(n, 16))
     grid = (m * triton.cdiv(n, block),)
     return Plan(add_rows, grid, (n, *x_strides, *y_strides, *out_strides), {"BLOCK": block})
 
 
-def flat(x: Tensor, y: Tensor) -> bool:
-    return x.stride() == y.stride() and dense(x)
+# ---- which kernel a call takes: the first row that applies -----------------------------------------------------------
 
+FORWARD = Dispatch(
+    Sum,
+    ON_CPU,
+    TRACED,
+    EMPTY,
+    Route("triton", lambda c: c.flat, "dense tensors in one order are one stretch of memory", flat_plan),
+    Route("triton", lambda c: True, "row-strided tensors", rows_plan, no_rows),
+    Route("torch", lambda c: True, "strides that do not collapse into rows, so a copy would be needed"),
+)
 
-def why_not(x: Tensor, y: Tensor) -> str:
-    """Why our kernel does not take these strides (an empty string when it does)."""
-    if flat(x, y) or x.numel() == 0:
-        return ""
-    views = [rows_of(t) for t in (x, y, torch.empty_like(x, device="meta"))]
-    if None in views:
-        return "the strides of 'x' or 'y' do not collapse into rows, so a copy would be needed"
-    return ""
-
-
-plans = Plans(plan)
-
-# ---- functions -------------------------------------------------------------------------------------------------------
-
-
-@torch.library.triton_op("weft::vector_add", mutates_args=())
-def add_op(x: Tensor, y: Tensor) -> Tensor:
-    if not on_gpu(x):
-        return x + y
-    out = torch.empty_like(x)
-    if out.numel():
-        plans.of((x, y))(x, y, out)
-    return out
-
-
-add_op.register_autograd(lambda ctx, grad: (grad, grad))
-
-
-def check(x: Tensor, y: Tensor) -> None:
-    check_tensor("vector_add", "x", x)
-    check_tensor("vector_add", "y", y)
-    check_same("vector_add", "y", y, "x", x)
-    if x.shape != y.shape:
-        raise ValueError(
-            f"vector_add: argument 'y' has shape {tuple(y.shape)} and 'x' has {tuple(x.shape)}; expected the same shape"
-        )
-
-
-def add_triton(x: Tensor, y: Tensor) -> Tensor:
-    if eager(x, y) and x.numel():
-        out = torch.empty_like(x)
-        plans.of((x, y))(x, y, out)
-        return out
-    return torch.ops.weft.vector_add(x, y)
+# ---- implementations -------------------------------------------------------------------------------------------------
 
 
 def reference(x: Tensor, y: Tensor) -> Tensor:
     return x + y
 
 
+class Add(KernelFunction):
+    """The kernel under autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        if out.numel():
+            FORWARD.kernel("triton").of((x, y))(x, y, out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, Tensor]:
+        return dout, dout
+
+
+def add_triton(x: Tensor, y: Tensor) -> Tensor:
+    """Our kernel, whatever the table says (on CPU tensors the reference)."""
+    sum: Tensor = differentiable(Add, x, y) if on_gpu(x) else reference(x, y)
+    return sum
+
+
+# ---- definition: what verifier, timer, roofline and docs need to know ------------------------------------------------
+
+
+def shape(w: Workload) -> tuple[int, ...]:
+    rows = w.option("rows", 0)
+    if rows and w["N"] % rows:
+        raise ValueError(f"workload '{w}' of 'vector_add': rows is {rows}; expected a divisor of N")
+    return (rows, w["N"] // rows) if rows else (w["N"],)
+
+
+def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
+    """x and y, both in the workload's layout; ``layout=sliced+transposed``: x in the first, y in the second."""
+    layouts = w.option("layout", "contiguous").split("+") * 2
+    return {
+        name: random_tensor(g, shape(w), w.dtype, device, layout=layout, values=w.option("values", "normal"))
+        for name, layout in zip(("x", "y"), layouts, strict=False)
+    }
+
+
+def cost(w: Workload, direction: str) -> Cost:
+    size = w["N"] * w.bytes_per_element
+    return Cost(reads=2 * size, writes=size, vector_flops=w["N"])
+
+
 vector_add = Operator(
     name="vector_add",
     axes={"N": "elements"},
-    inputs=lambda w, g, device: {
-        name: random_tensor(g, shape(w), w.dtype, device, layout=layout, values=w.option("values", "normal"))
-        for name, layout in zip(("x", "y"), w.option("layout", "contiguous").split("+") * 2, strict=False)
-    },
+    inputs=inputs,
     reference=reference,
-    cost=lambda w, direction: Cost(
-        reads=2 * w["N"] * w.bytes_per_element, writes=w["N"] * w.bytes_per_element, vector_flops=w["N"]
-    ),
+    cost=cost,
     options={
         "layout": (*LAYOUTS, *(f"{x}+{y}" for x in LAYOUTS for y in LAYOUTS)),  # of both, or of x and of y
         "values": VALUES,
@@ -175,33 +226,17 @@ vector_add = Operator(
     ],
 )
 
-
-def shape(w: Workload) -> tuple[int, ...]:
-    rows = w.option("rows", 0)
-    if rows and w["N"] % rows:
-        raise ValueError(f"workload '{w}' of 'vector_add': rows is {rows}; expected a divisor of N")
-    return (rows, w["N"] // rows) if rows else (w["N"],)
-
-
 vector_add.implementation("triton", arch=">=sm_80")(add_triton)
 vector_add.implementation("torch")(reference)
 vector_add.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
+
+# ---- what users call -------------------------------------------------------------------------------------------------
 
 
 @vector_add.choice
 @guarded
 def choose(x: Tensor, y: Tensor) -> Choice:
-    check(x, y)
-    if not on_gpu(x):
-        return Choice("torch", "the tensors are on the CPU, where weft runs the reference")
-    if not x.numel():
-        return Choice("torch", "empty tensors: nothing to launch")
-    if reason := why_not(x, y):
-        return Choice("torch", reason)
-    return Choice("triton", "dense or row-strided tensors", plans)
-
-
-public_plans = Plans(lambda x, y: choose(x, y).plan_for(x, y))
+    return FORWARD.choose(x, y)
 
 
 @vector_add.function
@@ -219,8 +254,8 @@ def vector_add_function(x: Tensor, y: Tensor) -> Tensor:
         TypeError: not tensors, or dtypes that differ or are not floating-point.
         ValueError: shapes or devices that differ.
     """
-    if eager(x, y) and (plan := public_plans.of((x, y))) is not None:
+    if eager(x, y) and (plan := FORWARD.of((x, y))) is not None:  # past PyTorch's dispatcher
         out = torch.empty_like(x)
         plan(x, y, out)
         return out
-    return reference(x, y) if choose(x, y).implementation == "torch" else torch.ops.weft.vector_add(x, y)
+    return reference(x, y) if choose(x, y).implementation == "torch" else add_triton(x, y)

@@ -36,7 +36,7 @@ class Activation(NamedTuple):
     Args:
         gated: whether it takes two halves, gate and up: act(gate) · up.
         on_hopper: what the main loop's epilogue calls it (of a gate, what is done to it).
-        forward, backward: Triton formulas, as of :class:`weft.operators.elementwise.pointwise.Pointwise`.
+        forward, backward: Triton formulas, as of :class:`weft.operators.elementwise.dispatch.Formula`.
         heavy: whether its arithmetic takes about as long as its bytes.
         reference: of one tensor, or of gate and up.
         usual: what a user writes in PyTorch, where that is something else.

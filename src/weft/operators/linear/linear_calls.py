@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from weft.operators.call import KernelFunction, reference_gradients
-from weft.operators.elementwise import pointwise
+from weft.operators.elementwise.dispatch import map_plan
 from weft.operators.hopper import gemm
 from weft.operators.hopper.gemm import SIXTEEN_BITS, HopperPlan
 from weft.operators.hopper.tensor_maps import why_not as map_why_not
@@ -153,7 +153,7 @@ def product_by_hopper(a: Tensor, b: Tensor) -> Tensor:
 
 def _map(*call: Any) -> Plan:
     *tensors, formula, inputs, heavy = call
-    return pointwise.plan(formula, tuple(tensors[:inputs]), tuple(tensors[inputs:]), heavy)
+    return map_plan(formula, tuple(tensors[:inputs]), tuple(tensors[inputs:]), heavy)
 
 
 maps = Plans(_map)

@@ -13,6 +13,7 @@ from torch import Tensor
 from weft.definition import Declined
 from weft.operators.call import eager
 from weft.operators.elementwise import swiglu
+from weft.operators.elementwise.pointwise import KERNEL
 from weft.operators.mixture_of_experts import grouped_calls
 from weft.operators.mixture_of_experts.grouped_hopper import plans, terms_plans, why_not, why_not_terms
 from weft.operators.mixture_of_experts.permute_tokens import gathered
@@ -78,7 +79,7 @@ def _launched(
     if keep:
         _product(x, w, offsets, bias, False, pre)
         halves = pre.chunk(2, -1)
-        swiglu.pointwise.forward_plans.of(halves)(*halves, y)
+        KERNEL.of(halves, swiglu.call.formula)(*halves, y)
     else:
         _product(x, w, offsets, bias, gate, y)
     return y, pre

@@ -1,0 +1,222 @@
+"""Which kernel an element-wise call takes, forward and backward, and how it is launched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from weft.definition import Declined
+from weft.operators.call import check_same, check_tensor, dense, overlapping, rows_of, traced
+from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
+from weft.operators.elementwise.kernels import map_one, map_three, map_two, relu_backward, relu_with_bits
+from weft.operators.launch import Plan
+
+KERNELS = {1: map_one, 2: map_two, 3: map_three}  # by the number of inputs
+SMALL, LARGE = 2**20, 2**26  # elements between which configurations depend on the size
+
+
+def heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
+    return {"BLOCK": 1024, "num_warps": 4}
+
+
+def heavy_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
+    """More elements a thread: what a program does once is shared among them."""
+    return {"BLOCK": 2048, "num_warps": 4}
+
+
+def candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
+    every = grid_of({"BLOCK": (512, 1024, 2048, 4096, 8192), "num_warps": (2, 4, 8, 16)})
+    return [c for c in every if 4 <= c["BLOCK"] // (32 * c["num_warps"]) <= 64]
+
+
+CONFIGURATIONS = {  # by the number of inputs, and whether the arithmetic takes about as long as the bytes
+    (inputs, heavy): Configurations(
+        __file__, f"{'heavy' if heavy else 'map'}_{word}", heavy_heuristic if heavy else heuristic, candidates
+    )
+    for heavy in (False, True)
+    for inputs, word in ((1, "one"), (2, "two"), (3, "three"))
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Formula:
+    """What an element-wise operator computes, the option of a call that says which one it is.
+
+    Args:
+        name: the operator's.
+        arguments: names of its tensors (one or two).
+        forward: Triton function ``(a, [b,] PRECISE) -> result``.
+        backward: Triton function ``(a, [b,] gradient, PRECISE) -> gradient of a, [of b]``; None where no gradient is computed
+            from the inputs: that of a sum is the result's own.
+        reference: the same in PyTorch; its autograd serves where a gradient of the gradient is wanted.
+        heavy: whether its arithmetic takes about as long as its bytes.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    forward: Any
+    backward: Any
+    reference: Callable[..., Tensor]
+    heavy: bool = False
+
+
+class Map(Call):
+    """``(*inputs, formula, in_place=False, bits=False)``: the result goes into a tensor like the first input, or over it;
+    ``bits`` asks for the sign bits that relu's gradient needs."""
+
+    def __init__(self, *arguments: Any):
+        at = next(i for i, a in enumerate(arguments) if isinstance(a, Formula))
+        self.inputs, self.formula = arguments[:at], arguments[at]
+        self.in_place, self.bits = (*arguments[at + 1 :], False, False)[:2]
+        self.check()
+        self.x = self.inputs[0]
+        self.outputs = (self.x if self.in_place else like(self.x),)
+
+    def check(self) -> None:
+        """Raises TypeError or ValueError unless the inputs are floating tensors of one shape, dtype and device."""
+        name, (first, *_), x = self.formula.name, self.formula.arguments, self.inputs[0]
+        for argument, value in zip(self.formula.arguments, self.inputs, strict=True):
+            check_tensor(name, argument, value)
+            check_same(name, argument, value, first, x)
+            if value.shape != x.shape:
+                raise ValueError(
+                    f"{name}: argument '{argument}' has shape {tuple(value.shape)} and '{first}' has {tuple(x.shape)}; "
+                    "expected the same shape"
+                )
+
+    @property
+    def traced(self) -> bool:
+        return traced(*self.inputs)
+
+
+class Gradient(Call):
+    """``(*saved inputs, dy, formula, 0)``; of relu ``(dx, dy, formula, rows of the saved bits)``."""
+
+    def __init__(self, *arguments: Any):
+        *tensors, self.formula, self.rows = arguments
+        self.inputs, self.x = tuple(tensors), tensors[0]
+        self.outputs = tuple(like(self.x) for _ in self.formula.arguments)
+
+
+def no_rows(c: Map | Gradient) -> str:
+    return NO_ROWS if laid_out(*c.inputs, *c.outputs) is None else ""
+
+
+NO_ROWS = "strides that do not collapse into rows, for which a copy would be needed"
+
+
+def like(x: Tensor) -> Tensor:
+    return torch.empty_like(x, device="meta")
+
+
+# ---- launches --------------------------------------------------------------------------------------------------------
+
+
+def laid_out(*tensors: Tensor) -> tuple[int, int, tuple[int, ...]] | None:
+    """Tensors of one shape as rows: ``(rows, columns, two strides of each)``; dense ones in one order are one row. None where
+    their strides do not collapse into rows."""
+    first = tensors[0]
+    if dense(first) and all(t.stride() == first.stride() for t in tensors):
+        return 1, first.numel(), (0, 1) * len(tensors)
+    found = [rows_of(t) for t in tensors]
+    if None in found:
+        return None
+    return *found[0][:2], tuple(stride for view in found for stride in view[2:])  # type: ignore[index]
+
+
+def configuration(inputs: int, x: Tensor, columns: int, heavy: bool = False) -> Config:
+    """The measured one for so many inputs like x, with a BLOCK no longer than rows need."""
+    config = CONFIGURATIONS[inputs, heavy](x.device, x.dtype, min(max(bucket(x.numel()), SMALL), LARGE))
+    return {**config, "BLOCK": min(config["BLOCK"], bucket(columns, 128))}
+
+
+def map_plan(formula: Any, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], heavy: bool = False) -> Plan:
+    """The launch of a Triton formula over inputs and outputs of one shape.
+
+    Raises:
+        Declined: strides that do not collapse into rows, for which a copy would be needed.
+    """
+    found = laid_out(*inputs, *outputs)
+    if found is None:
+        raise Declined(NO_ROWS)
+    rows, n, strides = found
+    config = configuration(len(inputs), inputs[0], n, heavy)
+    tile = {"F": formula, "BLOCK": config["BLOCK"]}
+    grid = (rows * triton.cdiv(n, config["BLOCK"]),)
+    return Plan(KERNELS[len(inputs)], grid, (n, *strides), tile, config["num_warps"])
+
+
+class BitsPlan(NamedTuple):
+    """The launch of ``(x, y, bits)``, the shape of the bits, and the strides of the gradient dx.
+
+    Bits of a dense x lie in the order of its memory, as one row; dy is then read in that order."""
+
+    launch: Plan
+    bits: tuple[int, int]
+    stride: tuple[int, ...]
+
+
+def bits_plan(c: Map) -> BitsPlan:
+    rows, columns, strides = laid_out(*c.inputs, *c.outputs) or (0, 0, ())
+    launch = _relu_plan(relu_with_bits, c.x, rows, columns, strides)
+    return BitsPlan(launch, (rows, triton.cdiv(columns, 8)), like(c.x).stride())
+
+
+def relu_backward_plan(c: Gradient) -> Plan:
+    """``(dy, bits, dx)``"""
+    dx, dy = c.inputs
+    if c.rows == 1 and dy.stride() == dx.stride():
+        return _relu_plan(relu_backward, dy, 1, dy.numel(), (0, 1) * 2)
+    (m, n, *dy_strides), (_, _, *dx_strides) = rows_of(dy) or (0, 0), rows_of(dx) or (0, 0)
+    return _relu_plan(relu_backward, dy, m, n, (*dy_strides, *dx_strides))
+
+
+def _relu_plan(kernel: Any, x: Tensor, rows: int, columns: int, strides: tuple[int, ...]) -> Plan:
+    config = configuration(1, x, columns)
+    grid = (rows * triton.cdiv(columns, config["BLOCK"]),)
+    return Plan(kernel, grid, (columns, *strides), {"BLOCK": config["BLOCK"]}, config["num_warps"])
+
+
+# ---- the tables ------------------------------------------------------------------------------------------------------
+
+FORWARD = Dispatch(
+    Map,
+    ON_CPU,
+    TRACED,
+    EMPTY,
+    Route(
+        "torch", lambda c: c.in_place and overlapping(c.x), "elements share memory: PyTorch refuses to write over them"
+    ),
+    Route("triton", lambda c: c.bits, "one bit an element is saved for backward", bits_plan, no_rows),
+    Route(
+        "triton",
+        lambda c: True,
+        "dense or row-strided tensors",
+        lambda c: map_plan(c.formula.forward, c.inputs, c.outputs, c.formula.heavy),
+        no_rows,
+    ),
+    Route("torch", lambda c: True, NO_ROWS),
+)
+
+BACKWARD = Dispatch(
+    Gradient,
+    ON_CPU,
+    TRACED,
+    EMPTY,
+    Route("triton", lambda c: c.rows > 0, "dy and one bit an element are read", relu_backward_plan),
+    Route("torch", lambda c: c.formula.backward is None, "the gradient is the result's own: nothing is computed"),
+    Route(
+        "triton",
+        lambda c: True,
+        "the inputs and dy are read",
+        lambda c: map_plan(c.formula.backward, c.inputs, c.outputs, c.formula.heavy),
+        no_rows,
+    ),
+    Route("torch", lambda c: True, NO_ROWS),
+)
