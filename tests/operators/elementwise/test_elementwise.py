@@ -1,0 +1,51 @@
+"""Which kernels element-wise calls take, and the gradient of relu from one bit an element."""
+
+from __future__ import annotations
+
+import pytest
+from where import DEVICE
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from weft import ops, registry  # noqa: E402
+
+pytestmark = pytest.mark.device
+NAMES = [name for name in registry.names() if registry.family(name) == "elementwise"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_explain_says_which_kernel_and_which_for_the_gradient(name):
+    op = registry.get(name)
+    x = torch.ones(4, 6, device=DEVICE)
+    more = (x,) if {"y", "up"} & set(op.inputs(op.parse("N=8", "fp32"), None, "meta")) else ()
+    for direction in op.directions:
+        assert ops.explain(name, x, *more, direction=direction).implementation == "triton"
+        scattered = torch.ones(4, 6, 5, 7, device=DEVICE)[::2, ::2, ::2].transpose(0, 1)
+        found = ops.explain(name, scattered, *(scattered,) * len(more), direction=direction)
+        assert found.implementation == "torch" and "collapse" in found.reason
+
+
+def test_relu_reads_one_bit_an_element_for_its_gradient():
+    assert "bit" in ops.explain("relu", torch.ones(3, device=DEVICE), direction="backward").reason
+
+
+@pytest.mark.parametrize("shape", [(40,), (5, 18)])
+@pytest.mark.parametrize("made", ["dense", "strided", "expanded", "transposed"])
+@pytest.mark.parametrize("strided", [False, True])
+def test_relu_finds_its_bits_whatever_the_strides_of_the_gradient(shape, made, strided):
+    g = torch.Generator(DEVICE).manual_seed(0)
+    x = (
+        torch.randn(*shape, 2, generator=g, device=DEVICE)[..., 0]
+        if strided
+        else torch.randn(*shape, generator=g, device=DEVICE)
+    )
+    dy = {
+        "dense": torch.randn(*shape, generator=g, device=DEVICE),
+        "strided": torch.randn(*shape, 3, generator=g, device=DEVICE)[..., 1],
+        "expanded": torch.randn((), generator=g, device=DEVICE).expand(shape),
+        "transposed": torch.randn(*shape[::-1], generator=g, device=DEVICE).permute(*range(len(shape))[::-1]),
+    }[made]
+    x.requires_grad_()
+    (dx,) = torch.autograd.grad(ops.relu(x), x, dy)
+    assert dx.equal(torch.where(x > 0, dy, 0.0))
