@@ -360,9 +360,9 @@ def report(
 
 @app.command(rich_help_panel=DOCUMENTS)
 def tables(
-    check: Annotated[bool, typer.Option("--check", help="change nothing; exit 1 when a table is not today's")] = False,
+    check: Annotated[bool, typer.Option("--check", help="change nothing; exit 1 when a table is out of date")] = False,
 ) -> None:
-    """Regenerate the measured tables in the Markdown files from the committed records."""
+    """Regenerate the measured tables (docs/measured and Markdown markers) from the committed records."""
     from weft.report import documents
 
     raise typer.Exit(documents.refresh_all(Path.cwd(), check, _print_line))
@@ -370,12 +370,12 @@ def tables(
 
 @app.command(rich_help_panel=DOCUMENTS)
 def stubs(
-    check: Annotated[bool, typer.Option("--check", help="change nothing; exit 1 when the stub is not today's")] = False,
+    check: Annotated[bool, typer.Option("--check", help="change nothing; exit 1 when the stub is out of date")] = False,
 ) -> None:
     """Regenerate ops.pyi, the types of the public functions."""
-    from weft.report import documents
+    from weft.report import stubs as room
 
-    raise typer.Exit(documents.refresh_stub(check, _print_line))
+    raise typer.Exit(room.refresh_stub(check, _print_line))
 
 
 @app.command(rich_help_panel=DOCUMENTS)

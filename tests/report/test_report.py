@@ -12,9 +12,10 @@ from report_samples import GPU, ceilings, cpu_contents, gpu_contents, measuremen
 
 from weft.drawing.quantities import figures, si, workload_key
 from weft.records import Store
-from weft.report import Contents, render
+from weft.report import Contents, kernels, render
+from weft.report.documents import refresh
 from weft.report.summary import summary_table
-from weft.report.tables import markdown_table, refresh
+from weft.report.tables import headlines_table, points_table
 from weft.report.verdict import tiles
 
 
@@ -248,7 +249,7 @@ def test_tables_of_ceilings_rungs_and_nothing(store, tmp_path):
         tmp_path,
         "<!-- weft:ceilings gpu=synthetic-gpu-9000 -->", END,
         "<!-- weft:table operator=softmax gpu=synthetic-gpu-9000 rungs=only -->", END,
-        "<!-- weft:table operator=softmax gpu=synthetic-gpu-9000 cache=warm -->", END,
+        "<!-- weft:table operator=softmax gpu=synthetic-gpu-9000 direction=backward -->", END,
         "<!-- weft:table operator=softmax gpu=synthetic-gpu-9000 dtype=fp32 -->", END,
     )  # fmt: skip
     text = refresh(path, store)
@@ -268,9 +269,60 @@ def test_a_time_of_an_earlier_run_is_marked():
         measurement("torch", 102.0, 90.0, run="b", time="2026-11-23T10:00:00Z"),
         measurement("liger", 98.0, 90.0, run="a", time="2026-11-22T10:00:00Z"),
     ]
-    table = markdown_table(rows)
+    table = points_table(rows)
     assert "| 100 | 102 | **98.0**‡ |" in table and "‡ timed in an earlier run" in table
-    assert "‡" not in markdown_table(rows[:2])
+    assert "‡" not in points_table(rows[:2])
+
+
+def test_headlines_show_the_chosen_points_beside_their_peers(store, tmp_path):
+    rows = [
+        measurement("triton", 100.0, 90.0, ("liger", 110.0), workload="M=8,N=8", run="b"),
+        measurement("cuda", 95.0, 90.0, ("liger", 110.0), workload="M=8,N=8", run="b"),
+        measurement("torch", 200.0, 90.0, workload="M=8,N=8", run="b"),
+        measurement("torch.compile", 120.0, 90.0, workload="M=8,N=8", run="a"),
+        measurement("triton", 50.0, 45.0, ("torch", 40.0), workload="M=8,N=8", direction="backward", run="b"),
+    ]
+    table = headlines_table(rows, ["softmax:bf16:M=8,N=8:backward", "softmax:bf16:M=8,N=8"])
+    assert "| softmax backward | `M=8,N=8` | bf16 | triton | 50.0 | 90.0\u202f% | – | – | 0.80× " in table
+    assert "| softmax | `M=8,N=8` | bf16 | cuda | 95.0 | 94.7\u202f% | 200 | – | 1.16× " in table
+    with pytest.raises(ValueError, match="did you mean 'softmax:bf16:M=8,N=8'"):
+        headlines_table(rows, ["softmax:bf16:M=8,N=9"])
+    marker = "<!-- weft:headlines gpu=synthetic-gpu-9000 points=softmax:bf16:M=65536,N=4096 -->"
+    assert "| softmax | `M=65536,N=4096` | bf16 |" in refresh(document(tmp_path, marker, END), store)
+
+
+DISPATCH = """
+from weft.operators.dispatch import EMPTY, Dispatch, Route
+
+LONG = 16384
+WHY = "read once"
+OTHERWISE = Route("torch", lambda c: True, "a copy would be needed")
+SHARED = (EMPTY, OTHERWISE)
+FORWARD = Dispatch(
+    Call, Route("cuda", lambda c: c.n >= LONG or c.a | c.b, WHY, launch, sm=90, unsupported=cluster_unsupported),
+    Route("triton", is_long, "rows"), *SHARED,
+)
+SMALL_BACKWARD = Dispatch(Call, EMPTY)
+"""
+
+
+def test_table_of_kernels_is_read_from_the_dispatch_tables(tmp_path, write):
+    write(tmp_path / "dispatch.py", DISPATCH)
+    write(tmp_path / "add.py", "TABLE = Dispatch(Call, EMPTY)\nEMPTY = Route('torch', lambda c: c.empty, 'nothing')")
+    rows = kernels.table(tmp_path).splitlines()
+    assert rows[0] == "| direction | kernel | when | why |" and rows[2:] == [
+        "| forward | cuda | sm_90 or newer, `c.n >= 16384 or c.a \\| c.b`, unless `cluster_unsupported` | read once |",
+        "|  | triton | `is_long` | rows |",
+        "|  | torch | `c.empty` | an empty tensor: nothing to launch |",
+        "|  | torch | otherwise | a copy would be needed |",
+        "| small backward | torch | `c.empty` | an empty tensor: nothing to launch |",
+        "| add: table | torch | `c.empty` | nothing |",
+    ]
+    write(tmp_path / "more.py", "FORWARD = Dispatch(Call, *routes(3))")
+    with pytest.raises(ValueError, match=r"more.py:1: .*routes\(3\).* should be written as Route"):
+        kernels.table(tmp_path)
+    with pytest.raises(ValueError, match="assigns a Dispatch"):
+        kernels.table(tmp_path / "none")
 
 
 def test_where_all_are_wrong_nothing_is_the_fastest():
@@ -280,7 +332,7 @@ def test_where_all_are_wrong_nothing_is_the_fastest():
         measurement("cuda", 7.0, 8.0, **wrong),
         measurement("torch", 8.0, 8.0),
     ]
-    (row,) = (line for line in markdown_table(rows).splitlines() if "N=8`" in line)
+    (row,) = (line for line in points_table(rows).splitlines() if "N=8`" in line)
     assert "9.00† | " in row and "| – |" in row and "**" not in row
 
 
@@ -295,16 +347,20 @@ def test_summary_takes_the_fastest_of_ours_and_says_where_it_is_least():
         of(512, "ladder-1-naive", 70.0, ours=True), of(1024, "triton", 100.0),
         of(2048, "triton", 60.0, details={"wrong": True}), of(256, "cuda", 105.0, direction="backward"),
     ]  # fmt: skip
-    forward, backward = (line.split(" | ") for line in summary_table(records).splitlines()[2:])
+    forward, backward = (line.split(" | ") for line in summary_table(records, {"softmax": "norm"}).splitlines()[2:])
     assert forward == [
-        "| softmax", "forward", "bf16", "3", "95.2\u202f%", "80.0\u202f% `M=8,N=512`", "1.05×", "0.88× quack `M=8,N=512` |",
+        "| [softmax](norm.md#softmax)", "forward", "bf16", "3", "95.2\u202f%", "80.0\u202f% `M=8,N=512`", "1.05×",
+        "0.88× quack `M=8,N=512` |",
     ]  # fmt: skip
-    assert backward[:4] == ["| softmax", "backward", "bf16", "1"]
+    assert backward[:4] == ["| [softmax](norm.md#softmax)", "backward", "bf16", "1"]
     records += [of(8, "torch", 9.0, operator="relu")]
     records += [of(512, "triton", 9.0, operator="gone")]
-    table, never = summary_table(records, ["softmax", "relu"]).split("\n\n")
+    table, never = summary_table(records, {"softmax": "norm", "relu": "elementwise"}).split("\n\n")
     assert "gone" not in table
     assert never == "Not timed beside peers yet: `relu`."
+
+
+OF = {"softmax": "softmax"}
 
 
 def test_a_peer_that_was_faster_in_an_earlier_run_is_no_win_in_the_summary():
@@ -312,14 +368,14 @@ def test_a_peer_that_was_faster_in_an_earlier_run_is_no_win_in_the_summary():
         measurement("triton", 100.0, 90.0, ("torch", 150.0), run="b", workload="M=8,N=8"),
         measurement("torch", 150.0, 90.0, run="b", workload="M=8,N=8"),
     ]
-    alone = summary_table(ours)
+    alone = summary_table(ours, OF)
     assert "1.50× | 1.50× torch `M=8,N=8`" in alone and "‡" not in alone
     slower = measurement("liger", 160.0, 90.0, run="a", workload="M=8,N=8")
-    assert summary_table([*ours, slower]) == alone
+    assert summary_table([*ours, slower], OF) == alone
     wrong = measurement("liger", 90.0, 90.0, run="a", workload="M=8,N=8", details={"wrong": True})
-    assert summary_table([*ours, wrong]) == alone
+    assert summary_table([*ours, wrong], OF) == alone
     faster = measurement("liger", 96.0, 90.0, run="a", workload="M=8,N=8")
-    table, note = summary_table([*ours, faster]).split("\n\n")
+    table, note = summary_table([*ours, faster], OF).split("\n\n")
     assert "0.96× | 0.96× liger‡ `M=8,N=8`" in table and note.startswith("‡ timed in an earlier run")
 
 
@@ -345,7 +401,7 @@ def test_markers_in_code_and_prose_are_left_alone(store, tmp_path):
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ([MARKER], r"README.md:3: table without an end"),
+        ([MARKER], r"README.md:3: this table has no end"),
         ([MARKER, MARKER, END], r"README.md:4: a table opens before"),
         (["<!-- weft:tabel operator=softmax gpu=x -->", END], "did you mean 'table'"),
         (["<!-- weft:table operator=softmax gpus=x -->", END], "did you mean 'gpu'"),
@@ -364,7 +420,7 @@ def test_wrong_markers_are_refused_with_their_line(store, tmp_path, lines, messa
 
 def test_cells_cannot_break_the_table():
     odd = measurement("a|b", 10.0, 5.0, versions={"x": "<b>"})
-    table = markdown_table([odd])
+    table = points_table([odd])
     assert "a\\|b (µs)" in table and "&lt;b>" in table
 
 

@@ -1,59 +1,58 @@
-"""All operators of a machine in one table: how near to the limit and the best peer each comes, and where least near."""
+"""All operators of a machine in one table: how close to the limit and to the best peer each comes, and where least close."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from weft.drawing.quantities import NONE, dtype_key, is_rung, percent, ratio
 from weft.records import Measurement, latest
 from weft.report.markdown import grid
 
-HEAD = ("operator", "direction", "dtype", "points")
 EARLIER = "‡"
-NUMBERS = ("share of ceiling, median", "least, at", "ratio to best peer, median", "least, at")
+HEAD = ("operator", "direction", "dtype", "points")
+NUMBERS = ("share of ceiling, median", "lowest, at", "ratio to best peer, median", "lowest, at")
 
 
-def summary_table(measurements: Iterable[Measurement], operators: Iterable[str] = ()) -> str:
-    """A row for each operator, direction and dtype; of each point the fastest of our implementations counts. Behind it the
+def summary_table(measurements: Iterable[Measurement], families: Mapping[str, str]) -> str:
+    """One row for each operator, direction and dtype; at each point our fastest implementation counts. Below it the
     operators that were never timed.
 
     Args:
-        measurements: of one machine; of points measured twice the newest counts. Teaching versions, results that were wrong and
-            warm caches are left out.
-        operators: names of all that there are; records of others are left out (none: those of the records).
+        measurements: of one machine; the newest of each point counts. Teaching versions, wrong results and warm caches are
+            left out.
+        families: family of each operator, whose page its row links to; records of other operators are left out.
     """
-    fastest: dict[tuple[str, ...], Measurement] = {}
-    known = set(operators)
-    measurements = list(measurements)
     timed = [
         m
-        for m in measurements
-        if m.metric == "time" and m.cache == "cold" and m.device == "cuda" and m.ours
-        if not is_rung(m) and (not known or m.operator in known)
+        for m in latest(measurements)
+        if m.metric == "time" and m.cache == "cold" and m.device == "cuda" and m.operator in families
+        if "wrong" not in m.details and not is_rung(m)
     ]
-    for m in latest(timed):
-        if "wrong" in m.details:
-            continue
+    fastest: dict[tuple[str, ...], Measurement] = {}
+    peers: dict[tuple[str, ...], list[Measurement]] = {}
+    for m in timed:
         point = (m.operator, m.direction, m.dtype, m.workload)
-        if point not in fastest or m.time_us < fastest[point].time_us:
+        if not m.ours:
+            peers.setdefault(point, []).append(m)
+        elif point not in fastest or m.time_us < fastest[point].time_us:
             fastest[point] = m
-    others: dict[tuple[str, ...], list[Measurement]] = {}
-    for m in latest(m for m in measurements if m.metric == "time" and m.cache == "cold" and m.device == "cuda"):
-        if not m.ours and "wrong" not in m.details:
-            others.setdefault((m.operator, m.direction, m.dtype, m.workload), []).append(m)
-    rows: dict[tuple[str, str, str], list[Measurement]] = {}
-    for m in fastest.values():
-        rows.setdefault((m.operator, m.direction, m.dtype), []).append(m)
+    rows: dict[tuple[str, str, str], list[tuple[Measurement, list[Measurement]]]] = {}
+    for point, m in fastest.items():
+        rows.setdefault((m.operator, m.direction, m.dtype), []).append((m, peers.get(point, [])))
     if not rows:
         return "*No measurements yet.*"
-    order = sorted(rows, key=lambda row: (row[0], row[1] != "forward", dtype_key(row[2])))
-    body = [[*row, str(len(rows[row])), *_share(rows[row]), *_ratio(rows[row], others)] for row in order]
+    body = []
+    for row in sorted(rows, key=lambda row: (row[0], row[1] != "forward", dtype_key(row[2]))):
+        link = f"[{row[0]}]({families[row[0]]}.md#{row[0]})"
+        body.append([link, *row[1:], str(len(rows[row])), *_share([m for m, _ in rows[row]]), *_ratio(rows[row])])
     lines = [grid([*HEAD, *NUMBERS], body, numbers_from=len(HEAD) - 1)]
     if any(EARLIER in cell for row in body for cell in row):
-        faster = "timed in an earlier run, and faster there than each peer beside which ours was timed"
-        lines.append(f"{EARLIER} {faster}: a quotient of medians")
-    if never := sorted(known - {m.operator for m in timed}):
+        lines.append(
+            f"{EARLIER} timed in an earlier run, and faster there than each peer that was timed beside ours: "
+            "a quotient of medians"
+        )
+    if never := sorted(set(families) - {m.operator for m in fastest.values()}):
         lines.append("Not timed beside peers yet: " + ", ".join(f"`{name}`" for name in never) + ".")
     return "\n\n".join(lines)
 
@@ -62,19 +61,20 @@ def _share(points: list[Measurement]) -> tuple[str, str]:
     found = [(m.share_of_ceiling, m.workload) for m in points if m.share_of_ceiling is not None]
     if not found:
         return NONE, NONE
-    least, where = min(found)
-    return percent(statistics.median(share for share, _ in found)), f"{percent(least)} `{where}`"
+    lowest, where = min(found)
+    return percent(statistics.median(share for share, _ in found)), f"{percent(lowest)} `{where}`"
 
 
-def _ratio(points: list[Measurement], others: dict[tuple[str, ...], list[Measurement]]) -> tuple[str, str]:
-    """Of pairs within a run; where a peer was faster in an earlier one than all of that run, the lesser of both counts."""
+def _ratio(points: list[tuple[Measurement, list[Measurement]]]) -> tuple[str, str]:
+    """Ratios of pairs within a run; where a peer was faster in an earlier run than all peers of that run, the lower counts."""
     found = []
-    for m in points:
+    for m, peers in points:
         if m.ratio_to_best_peer is not None:
-            apart = [p for p in others.get((m.operator, m.direction, m.dtype, m.workload), ()) if p.run != m.run]
-            quotients = [(p.time_us / m.time_us, m.workload, p.implementation + EARLIER) for p in apart if p.time_us]
-            found.append(min([(m.ratio_to_best_peer, m.workload, m.best_peer), *quotients]))
+            quotients = [
+                (p.time_us / m.time_us, m.workload, p.implementation + EARLIER) for p in peers if p.run != m.run
+            ]
+            found.append(min([(m.ratio_to_best_peer, m.workload, m.best_peer or ""), *quotients]))
     if not found:
         return NONE, NONE
-    least, where, peer = min(found)
-    return ratio(statistics.median(value for value, _, _ in found)), f"{ratio(least)} {peer} `{where}`"
+    lowest, where, peer = min(found)
+    return ratio(statistics.median(value for value, _, _ in found)), f"{ratio(lowest)} {peer} `{where}`"
