@@ -34,14 +34,13 @@ def _order(path: Path) -> tuple[bool, str]:
 
 def _rows(path: Path) -> Iterator[list[str]]:
     for node in _parsed(path).body:
-        value = getattr(node, "value", None)
-        if not isinstance(node, (ast.Assign, ast.AnnAssign)) or not _calls(value, "Dispatch"):
+        if not isinstance(node, (ast.Assign, ast.AnnAssign)) or (made := _call(node.value, "Dispatch")) is None:
             continue
         target = node.targets[0] if isinstance(node, ast.Assign) else node.target
         direction = ast.unparse(target).lower().replace("_", " ")
         if path.name != "dispatch.py":
             direction = f"{path.stem}: {direction}"
-        for at, route in enumerate(_routes(path, value.args[1:])):
+        for at, route in enumerate(_routes(path, made.args[1:])):
             yield [direction if at == 0 else "", *_cells(*route)]
 
 
@@ -51,8 +50,8 @@ def _routes(path: Path, written: list[ast.expr]) -> Iterator[tuple[Path, ast.Cal
         file, value = _resolved(path, item.value if isinstance(item, ast.Starred) else item)
         if isinstance(item, ast.Starred) and isinstance(value, (ast.Tuple, ast.List)):
             yield from _routes(file, value.elts)
-        elif _calls(value, "Route"):
-            yield file, value
+        elif route := _call(value, "Route"):
+            yield file, route
         else:
             raise ValueError(f"{path}:{item.lineno}: {ast.unparse(item)} should be written as Route(...), or name one")
 
@@ -84,8 +83,9 @@ class _Constants(ast.NodeTransformer):
         return value if isinstance(value, ast.Constant) else node
 
 
-def _calls(value: ast.expr | None, name: str) -> bool:
-    return isinstance(value, ast.Call) and ast.unparse(value.func).split(".")[-1] == name
+def _call(value: ast.expr | None, name: str) -> ast.Call | None:
+    """The expression where it calls that name."""
+    return value if isinstance(value, ast.Call) and ast.unparse(value.func).split(".")[-1] == name else None
 
 
 def _resolved(path: Path, value: ast.expr) -> tuple[Path, ast.expr]:

@@ -23,8 +23,9 @@ PAGE = """# Measured: {family}
 
 Median times in µs; share of the measured ceiling; ratio to the best peer of the same run, with p20–p80 (above 1 weft is
 faster). Random data, a cold cache unless a title says otherwise; [how weft measures](../measurement.md),
-[all families](README.md), [what the family does](../../src/weft/operators/{family}/README.md).
+[all families](README.md){readme}.
 """
+README = ", [what the family does](../../src/weft/operators/{}/README.md)"
 
 
 def pages(store: Store) -> dict[str, str]:
@@ -42,7 +43,8 @@ def pages(store: Store) -> dict[str, str]:
         names = sorted(name for name in families if families[name] == family)
         parts = [part for name in names for part in _operator(name, ordered)]
         if parts:
-            made[f"{family}.md"] = "\n".join([PAGE.format(family=family, generated=GENERATED), *parts])
+            readme = README.format(family) if (registry.FOLDER / family / "README.md").is_file() else ""
+            made[f"{family}.md"] = "\n".join([PAGE.format(family=family, generated=GENERATED, readme=readme), *parts])
     return made
 
 

@@ -38,8 +38,8 @@ def summary_table(measurements: Iterable[Measurement], families: Mapping[str, st
         elif point not in fastest or m.time_us < fastest[point].time_us:
             fastest[point] = m
     rows: dict[tuple[str, str, str], list[tuple[Measurement, list[Measurement]]]] = {}
-    for point, m in fastest.items():
-        rows.setdefault((m.operator, m.direction, m.dtype), []).append((m, peers.get(point, [])))
+    for at, m in fastest.items():
+        rows.setdefault((m.operator, m.direction, m.dtype), []).append((m, peers.get(at, [])))
     if not rows:
         return "*No measurements yet.*"
     body = []

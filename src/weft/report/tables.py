@@ -48,13 +48,16 @@ def points_table(measurements: Iterable[Measurement]) -> str:
         fastest = min((m.time_us for m in cells.values() if not _wrong(m)), default=None)
         row = [f"`{workload}`", dtype]
         for column in columns:
-            m = cells.get(column.implementation)
-            text = figures(m.time_us) if m else NONE
-            if m and m.time_us == fastest and len(cells) > 1:
+            timed = cells.get(column.implementation)
+            if timed is None:
+                row.append(NONE)
+                continue
+            text = figures(timed.time_us)
+            if timed.time_us == fastest and len(cells) > 1:
                 text = f"**{text}**"
-            if m and m.run != run:
+            if timed.run != run:
                 other_run = True
-            row.append(text + ("†" if m and _wrong(m) else "") + ("‡" if m and m.run != run else ""))
+            row.append(text + ("†" if _wrong(timed) else "") + ("‡" if timed.run != run else ""))
         for name in ours:
             row += [percent(cells[name].share_of_ceiling), _ratio(cells[name])] if name in cells else [NONE, NONE]
         body.append(row)
