@@ -15,7 +15,7 @@ pytest.importorskip("cuda.bindings")
 
 from weft.operators import cuda  # noqa: E402
 from weft.operators.hopper import tensor_maps  # noqa: E402
-from weft.operators.transpose import vectors  # noqa: E402
+from weft.operators.transpose.dispatch import FORWARD as TRANSPOSE  # noqa: E402
 
 KERNEL = '#include "rows.cuh"\n#include "stages.cuh"\n__global__ void kernel(u32 *x) { x[0] = STAGES + PLACES; }\n'
 
@@ -190,7 +190,7 @@ def test_a_thread_may_do_nothing_else_with_cuda():
     x = torch.randn(256, 512, device="cuda")
     y = torch.empty(512, 256, device="cuda")
     torch.cuda.synchronize()
-    plan = vectors.plan(x)
+    plan = TRANSPOSE.kernel("cuda").of((x,))
     assert in_a_thread(lambda: plan(x, y)) == [None]
     assert torch.equal(y, x.t())
     maps = tensor_maps.Maps(x, False, (32, 64))

@@ -10,11 +10,12 @@ pytest.importorskip("triton")
 
 from weft import ops  # noqa: E402
 from weft.bench.cases import PoisonedEmpty  # noqa: E402
-from weft.operators.transpose import kernels, vectors, windows  # noqa: E402
-from weft.operators.transpose.layout import matrices_of  # noqa: E402
-from weft.operators.transpose.transpose import transpose, transpose_triton  # noqa: E402
+from weft.operators.transpose import dispatch  # noqa: E402
+from weft.operators.transpose.dispatch import FORWARD, fitted, matrices_of  # noqa: E402
+from weft.operators.transpose.transpose import transpose  # noqa: E402
 
 pytestmark = pytest.mark.device
+by_triton = transpose.find("triton").function
 
 
 def drawn(*shape: int) -> torch.Tensor:
@@ -36,12 +37,12 @@ def test_twice_is_the_same_and_the_result_is_new_memory():
 @pytest.mark.parametrize(("r", "c"), [(16, 16), (32, 16), (16, 64)])
 def test_any_order_of_tiles_moves_each_once(monkeypatch, r, c, group, diagonal):
     config = {"R": r, "C": c, "num_warps": 4, "GROUP": group, "DIAGONAL": diagonal}
-    monkeypatch.setattr(kernels.configuration, "trial", config)
+    monkeypatch.setattr(dispatch.tiles_configuration, "trial", config)
     for shape in ((80, 97), (2, 33, 48), (16, 130)):
         x = drawn(*shape)
         with PoisonedEmpty():
-            assert kernels.plan(x).grid
-            assert transpose_triton(x).equal(x.mT)
+            assert FORWARD.kernel("triton").of((x,)).grid
+            assert by_triton(x).equal(x.mT)
 
 
 def test_the_keys_of_attention_are_read_in_place():
@@ -62,17 +63,17 @@ def test_more_batch_strides_than_two_are_handed_over():
 
 
 def test_tiles_are_fitted_to_thin_matrices():
-    assert kernels.fitted(64, 64, 1000, 1000) == (64, 64)
-    r, c = kernels.fitted(64, 64, 10**6, 3)
-    assert c == 4 and r * c == kernels.TILE
-    r, c = kernels.fitted(64, 64, 3, 10**6)
-    assert r == 4 and r * c == kernels.TILE
+    assert fitted(64, 64, 1000, 1000) == (64, 64)
+    r, c = fitted(64, 64, 10**6, 3)
+    assert c == 4 and r * c == dispatch.TILE
+    r, c = fitted(64, 64, 3, 10**6)
+    assert r == 4 and r * c == dispatch.TILE
 
 
 def test_candidates_fill_lines():
     for dtype in (torch.float32, torch.bfloat16):
-        keys = [(kernels.configuration, "vectors"), (kernels.configuration, "elements")]
-        keys += [(vectors.configuration,), (windows.configuration,)]
+        keys = [(dispatch.tiles_configuration, access) for access in ("vectors", "elements")]
+        keys += [(dispatch.vectors_configuration,), (dispatch.windows_configuration,)]
         for configuration, *access in keys:
             heuristic = configuration.heuristic(90, dtype, 2**28, *access)
             found = list(configuration.candidates(90, dtype, 2**28, *access))
@@ -83,7 +84,7 @@ def test_candidates_fill_lines():
 
 def test_gradients_of_expanded_and_of_strided_gradients():
     x = drawn(33, 40).requires_grad_()
-    for made in (ops.transpose, transpose_triton):
+    for made in (ops.transpose, by_triton):
         (dx,) = torch.autograd.grad(made(x).sum(), x)  # an expanded gradient
         assert dx.equal(torch.ones_like(x))
         (dx,) = torch.autograd.grad(made(x)[::2, ::3].sum(), x)
@@ -116,3 +117,10 @@ def test_either_order_of_the_last_two_axes():
     x = drawn(2, 5, 7)
     for dims in ((1, 2), (2, 1), (-1, -2), (-2, 2)):
         assert ops.transpose(x, *dims).equal(x.mT)
+
+
+def test_explain_says_which_kernel_and_which_for_the_gradient():
+    x = drawn(40, 50)
+    for direction in ("forward", "backward"):
+        assert ops.explain("transpose", x, direction=direction).implementation == "triton"
+    assert "plain copy" in ops.explain("transpose", x.mT, direction="forward").reason

@@ -1,5 +1,5 @@
-"""The CUDA C++ kernel of transposes whose rows begin anywhere, without a GPU: run on a CPU that plays its PTX
-(``ptx_on_cpu.hpp``) with the launch that Python computes; which banks its lanes meet; what it compiles to; what it declines."""
+"""The CUDA C++ kernel of transposes whose rows begin anywhere, without a GPU: emulated on the CPU
+(``ptx_on_cpu.hpp``) with the launch that Python computes; the banks that its lanes access; what it compiles to and declines."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from weft import ops  # noqa: E402
 from weft.definition import ARCHITECTURES, Declined  # noqa: E402
 from weft.operators.cuda import compile_cubin  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.transpose import transpose as module  # noqa: E402
-from weft.operators.transpose import windows  # noqa: E402
+from weft.operators.transpose import dispatch  # noqa: E402
+from weft.operators.transpose.dispatch import FORWARD, WINDOWS, TransposeCall, windows_plan  # noqa: E402
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
 
 @dataclass(frozen=True)
 class Case:
-    """A matrix or a batch of them, and the tile that turns it."""
+    """A matrix or a batch of them, and the tile that transposes it."""
 
     m: int
     n: int
@@ -107,7 +107,7 @@ inline void read(u64 p, int bytes) {
 """
 
 
-class Turned:
+class Tensors:
     """The tensors of a case, and its plan."""
 
     def __init__(self, case: Case, seed: int = 0):
@@ -128,8 +128,8 @@ class Turned:
         r, c, threads = case.tile
         with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
             trial = {"R": r, "C": c, "THREADS": threads, "GROUP": case.group}
-            patch.setattr(windows.configuration, "trial", trial)
-            self.plan = windows.plan(self.x)
+            patch.setattr(dispatch.windows_configuration, "trial", trial)
+            self.plan = windows_plan(TransposeCall(self.x))
         self.launch = LAUNCH.replace("KERNEL", self.plan.expression)
 
     def job(self, seed: int) -> bytes:
@@ -154,35 +154,35 @@ class Turned:
 
 
 @pytest.fixture(scope="module")
-def play(tmp_path_factory):
+def emulated(tmp_path_factory):
     """Runs a case, or one of ``MISTAKES``, and returns what is wrong with its result."""
-    text = BOUNDS + whole(windows.SOURCE)
+    text = BOUNDS + whole(WINDOWS)
     for access, checked in (
         ("u32 word;\n  asm", "read(p, 4);\n  u32 word;\n  asm"),
         ("{ return *", "{ read(p, 2); return *"),
     ):
         assert text.count(access) == 1
         text = text.replace(access, checked)
-    folder = tmp_path_factory.mktemp("played")
-    played = player(folder, text, lambda name: Turned(CASES[name]).launch, CASES, MISTAKES)
+    folder = tmp_path_factory.mktemp("emulated")
+    run_case = player(folder, text, lambda name: Tensors(CASES[name]).launch, CASES, MISTAKES)
 
-    def run(turned: Turned, seed: int = 0, mistake: str = "") -> str:
-        found = played(turned.launch, turned.job(seed), mistake)
-        return found if isinstance(found, str) else turned.what_is_wrong(found)
+    def run(tensors: Tensors, seed: int = 0, mistake: str = "") -> str:
+        found = run_case(tensors.launch, tensors.job(seed), mistake)
+        return found if isinstance(found, str) else tensors.what_is_wrong(found)
 
     return run
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_it_is_right(play, name):
+def test_it_is_right(emulated, name):
     """No element outside of x is read, none outside of y written."""
-    turned = Turned(CASES[name])
-    assert not play(turned)
+    tensors = Tensors(CASES[name])
+    assert not emulated(tensors)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_noticed(play, mistake):
-    assert any(play(Turned(CASES[MISTAKES[mistake][0]], seed), seed, mistake) for seed in range(8))
+def test_a_mistake_is_noticed(emulated, mistake):
+    assert any(emulated(Tensors(CASES[MISTAKES[mistake][0]], seed), seed, mistake) for seed in range(8))
 
 
 # ---- what it costs ---------------------------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def test_columns_of_a_tile_lie_in_different_banks(dtype, m, x_row):
     """What a warp reads from shared memory at once: of each of 4 columns, a row of each of 8 vectors of y."""
     size, c = dtype.itemsize, 256 // dtype.itemsize
     k, sector = 16 // size, 32 // size
-    pitch, step = windows.pitch_and_step(dtype, c, m, x_row)
+    pitch, step = dispatch.pitch_and_step(dtype, c, m, x_row)
     assert pitch >= c + 4 // size - 1 and (pitch - x_row) % (4 // size) == 0
     best = 1 if (x_row if size == 2 else m + 1) % 2 else 2
     for odd in range(4 // size):
@@ -218,8 +218,8 @@ def test_a_block_inside_takes_few_instructions(dtype, loads, most):
     """Of a warp on sm_90, where neither the matrix ends nor a batch goes on: what README.md counts. Nothing is spilled, and all
     of its loads but one are two batches that nothing waits between."""
     with compiling_for(90, lambda *kernel: None):
-        plan = windows.plan(torch.empty(16383, 16385, dtype=dtype, device="meta"))
-    text = sass(windows.SOURCE, plan.expression)
+        plan = windows_plan(TransposeCall(torch.empty(16383, 16385, dtype=dtype, device="meta")))
+    text = sass(WINDOWS, plan.expression)
     counts = [Counter(name.partition(".")[0] for name in names(part)) for part in parts(text)]
     fetch = next(part for part in counts if part["LDG"] >= loads)
     drain = next(part for part in counts if part["STG"] == 8)
@@ -235,22 +235,22 @@ def test_a_block_inside_takes_few_instructions(dtype, loads, most):
 @pytest.mark.parametrize("dtype", [BF16, FP32])
 def test_every_candidate_compiles(sm, dtype):
     pytest.importorskip("cuda.bindings")
-    found = list(windows.candidates(sm, dtype, 2**28))
-    assert windows.heuristic(sm, dtype, 2**28) in found and len(found) > 20
+    found = list(dispatch.windows_candidates(sm, dtype, 2**28))
+    assert dispatch.windows_heuristic(sm, dtype, 2**28) in found and len(found) > 20
     tiles = {(c["R"], c["C"], c["THREADS"]): c for c in found}
     x = torch.empty(1001, 1003, dtype=dtype, device="meta")
-    for config in tiles.values() if sm == 90 else [windows.heuristic(sm, dtype, 2**28)]:
+    for config in tiles.values() if sm == 90 else [dispatch.windows_heuristic(sm, dtype, 2**28)]:
         with pytest.MonkeyPatch.context() as patch, compiling_for(sm, lambda *kernel: None):
-            patch.setattr(windows.configuration, "trial", config)
-            plan = windows.plan(x)
-        assert plan.shared_bytes <= windows.SHARED_BYTES
-        assert compile_cubin(windows.SOURCE, plan.expression, sm)[0]
+            patch.setattr(dispatch.windows_configuration, "trial", config)
+            plan = windows_plan(TransposeCall(x))
+        assert plan.shared_bytes <= dispatch.SHARED_BYTES
+        assert compile_cubin(WINDOWS, plan.expression, sm)[0]
 
 
 def test_it_declines_what_it_leaves_out():
     def why(x):
         with pytest.raises(Declined) as declined:
-            windows.plan(x)
+            FORWARD.kernel("cuda").of((x,))
         return str(declined.value)
 
     assert "columns 2 elements apart" in why(torch.empty(8, 20)[:, ::2])
@@ -259,12 +259,12 @@ def test_it_declines_what_it_leaves_out():
 
 def test_rows_on_16_bytes_go_by_vectors():
     with compiling_for(90, lambda *kernel: None):
-        assert windows.plans.build(torch.empty(16, 24)).source.name == "transpose.cu"
-        assert windows.plans.build(torch.empty(15, 24)).source.name == "windows.cu"
+        assert FORWARD.kernel("cuda").of((torch.empty(16, 24),)).source.name == "vectors.cu"
+        assert FORWARD.kernel("cuda").of((torch.empty(15, 24),)).source.name == "windows.cu"
 
 
 def test_the_public_function_takes_it_for_large_matrices(monkeypatch):
-    monkeypatch.setattr(module, "INTERPRETING", False)
+    monkeypatch.setattr(dispatch, "INTERPRETING", False)
     x = torch.empty(1025, 1027, device="meta")
     with compiling_for(90, lambda *kernel: None):
         assert ops.explain("transpose", x).implementation == "cuda"

@@ -11,8 +11,8 @@ from torch import Tensor
 from weft.definition import Declined
 from weft.operators.cuda import CTYPES, CudaPlan
 from weft.operators.launch import Plans
-from weft.operators.transpose import vectors
-from weft.operators.transpose.layout import one_grid, result_like
+from weft.operators.transpose.dispatch import TransposeCall, no_vectors
+from weft.operators.transpose.transpose import result_like
 from weft.operators.transpose.transpose import transpose as operator
 
 SOURCE = Path(__file__).parent / "transpose.cu"
@@ -55,13 +55,13 @@ def _plan(number: int, x: Tensor) -> CudaPlan:
         padding = 4 // x.element_size() if number == 3 else 0
         kernel = f"ladder_naive<{dtype}>" if number == 1 else f"ladder_tile<{dtype}, {padding}>"
         return CudaPlan(SOURCE, kernel, (-(-n // 32), -(-m // rows)), 256, sizes)
-    if reason := vectors.why_not(x):
+    if reason := no_vectors(TransposeCall(x)):
         raise Declined(reason)
     tiles_m, tiles_n = -(-m // SIDE), -(-n // SIDE)
     across = SIDE * x.element_size() // 16
     kernel = f"ladder_vectors<{dtype}, {SIDE}, {str(number >= 5).lower()}, {str(number >= 6).lower()}>"
     group = ctypes.c_int(64 // x.element_size() if number >= 7 else 1)
-    return CudaPlan(SOURCE, kernel, (one_grid(tiles_m * tiles_n), 1), across * across, (*sizes, group))
+    return CudaPlan(SOURCE, kernel, (tiles_m * tiles_n, 1), across * across, (*sizes, group))
 
 
 for _number, (_name, _idea) in RUNGS.items():

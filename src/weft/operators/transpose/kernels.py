@@ -1,20 +1,9 @@
-"""Triton kernels that transpose, and how they are launched."""
+"""Triton kernels that transpose."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
-
-from weft.operators.configs import Config, Configurations, bucket, grid_of
-from weft.operators.launch import Plan, Plans
-from weft.operators.transpose import vectors
-from weft.operators.transpose.layout import one_grid, require, size_class
-
-# ---- kernels ---------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -53,7 +42,7 @@ def transpose_tiles(
     x_at = x_ptr + row[:, None] * x_row + col[None, :] * x_col
     y_at = y_ptr + col[:, None] * M + row[None, :]
     if EVEN:
-        x = tl.load(x_at, eviction_policy="evict_last")  # the hint: softmax/README.md
+        x = tl.load(x_at, eviction_policy="evict_last")  # the hint: docs/notes/softmax.md
         tl.store(y_at, tl.trans(x))
     else:
         x = tl.load(x_at, mask=(row < M)[:, None] & (col < N)[None, :], eviction_policy="evict_last")
@@ -72,70 +61,3 @@ def transpose_small(
     y_at = y_ptr + b * M * N + col[None, :, None] * M + row[None, None, :]
     inside = (b < B) & (col < N)[None, :, None] & (row < M)[None, None, :]
     tl.store(y_at, tl.permute(x, (0, 2, 1)), mask=inside)
-
-
-# ---- plans -----------------------------------------------------------------------------------------------------------
-
-SMALL_MATRIX = 1024  # elements up to which several matrices share a program
-TILE = 4096  # elements of a tile of several matrices, or of one that the matrix makes narrower than configured
-
-
-def heuristic(sm: int, dtype: torch.dtype, n: int, access: str) -> Config:
-    """Tiles whose rows are whole 128-byte lines on both sides; bands of 4 KiB of rows of y. Where accesses are single elements,
-    each has an address of its own in registers: 16 a thread (32 spill)."""
-    warps = 4 if access == "vectors" else 8
-    return {"R": 64, "C": 64, "num_warps": warps, "GROUP": 64 // dtype.itemsize, "DIAGONAL": 0}
-
-
-def candidates(sm: int, dtype: torch.dtype, n: int, access: str) -> Any:
-    sides = (32, 64, 128, 256)
-    orders = [(1, 0), (1, 1), (4, 0), (8, 0), (16, 0), (32, 0)]
-    for c in grid_of({"R": sides, "C": sides, "num_warps": (2, 4, 8, 16)}):
-        lines = min(c["R"], c["C"]) * dtype.itemsize >= 128
-        each = c["R"] * c["C"] // (c["num_warps"] * 32)  # elements a thread
-        fits = 16 <= each * dtype.itemsize // 4 <= 32 if access == "vectors" else 8 <= each <= 16
-        if lines and fits:
-            yield from ({**c, "GROUP": group, "DIAGONAL": diagonal} for group, diagonal in orders)
-
-
-configuration = Configurations(__file__, "transpose_tiles", heuristic, candidates)
-
-
-def plan(x: Tensor) -> Plan:
-    """The launch that writes x.mT, contiguous.
-
-    Raises:
-        Declined: leading dimensions that do not collapse; more tiles than a grid has.
-    """
-    m = require(x)
-    strides = (m.b0, m.b1, m.row, m.col)
-    if m.M * m.N <= SMALL_MATRIX and m.batch > 1:
-        r, c = bucket(m.M), bucket(m.N)
-        bb = min(bucket(m.batch), TILE // (r * c))
-        grid = one_grid(triton.cdiv(m.batch, bb))
-        return Plan(transpose_small, (grid,), (m.batch, m.M, m.N, m.B1, *strides), {"BB": bb, "R": r, "C": c}, 8)
-    config = configuration(x.device, x.dtype, size_class(x), "elements" if vectors.why_not(x) else "vectors")
-    r, c = fitted(config["R"], config["C"], m.M, m.N)
-    tile = {
-        "R": r,
-        "C": c,
-        "EVEN": m.M % r == 0 and m.N % c == 0,
-        "GROUP": config["GROUP"],
-        "DIAGONAL": config["DIAGONAL"],
-    }
-    grid = one_grid(m.batch * triton.cdiv(m.M, r) * triton.cdiv(m.N, c))
-    return Plan(transpose_tiles, (grid,), (m.M, m.N, m.B1, *strides), tile, config["num_warps"])
-
-
-def fitted(r: int, c: int, m: int, n: int) -> tuple[int, int]:
-    """Rows and columns of a tile in an m x n matrix: where one side is shorter than configured, the other is longer."""
-    if n < c:
-        c = bucket(n)
-        r = max(r, min(TILE // c, bucket(m)))
-    if m < r:
-        r = bucket(m)
-        c = max(c, min(TILE // r, bucket(n)))
-    return r, c
-
-
-plans = Plans(plan)

@@ -1,7 +1,7 @@
 """``transpose(x)``: the last two axes exchanged and the result laid out in memory, forward and backward.
 
 It reads x and writes y and computes nothing: bandwidth is the only limit. What is hard about it is that rows of y are
-columns of x (theory and measurements: README.md). The gradient is another transpose.
+columns of x (README.md). The gradient is another transpose.
 """
 
 from __future__ import annotations
@@ -13,23 +13,10 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import (
-    Choice,
-    KernelFunction,
-    check_dim,
-    check_tensor,
-    differentiable,
-    eager,
-    guarded,
-    on_gpu,
-    traced,
-)
-from weft.operators.launch import INTERPRETING, Plans
+from weft.operators.call import Choice, KernelFunction, differentiable, eager, guarded, on_gpu
+from weft.operators.launch import Plans
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
-from weft.operators.transpose import kernels, vectors, windows
-from weft.operators.transpose.layout import matrices_of, result_like
-
-VECTORS_FROM = 2**20  # elements from which the CUDA C++ kernels are chosen: below, launching is what counts
+from weft.operators.transpose.dispatch import BACKWARD, FORWARD, TransposeCall, matrices_of
 
 # ---- implementations -------------------------------------------------------------------------------------------------
 
@@ -38,38 +25,39 @@ def reference(x: Tensor, dim0: int = -2, dim1: int = -1) -> Tensor:
     return x.transpose(dim0, dim1).clone(memory_format=torch.contiguous_format)
 
 
+def result_like(x: Tensor) -> Tensor:
+    """The memory that x.mT is written to: contiguous."""
+    return torch.empty((*x.shape[:-2], x.shape[-1], x.shape[-2]), dtype=x.dtype, device=x.device)
+
+
 class Transpose(KernelFunction):
-    """y = x.mT by a kernel. The gradient is a transpose by the same kernel, itself differentiable."""
+    """y = x.mT by these plans. The gradient is a transpose by the same plans, itself differentiable."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, plans: Plans) -> Tensor:
         ctx.plans = plans
-        if not on_gpu(x):
+        if not on_gpu(x) or not x.numel() or (plan := plans.of((x,))) is None:
             return reference(x)
         y = result_like(x)
-        if y.numel():
-            plans.of((x,))(x, y)
+        plan(x, y)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
-        """dy comes with any strides out of autograd: where the forward's kernel does not take them, Triton's may."""
-        if matrices_of(dy) is None:
-            return reference(dy), None
-        plans = kernels.plans if ctx.plans is windows.plans and windows.why_not(dy) else ctx.plans
-        return differentiable(Transpose, dy, plans), None
+        """dy comes with any strides out of autograd; the table has a kernel for those that the forward's does not take."""
+        found = matrices_of(dy)
+        return differentiable(Transpose, dy, ctx.plans if found and found.col == 1 else BACKWARD), None
 
 
-def transpose_triton(x: Tensor, dim0: int = -2, dim1: int = -1) -> Tensor:
-    check(x, dim0, dim1)
-    y: Tensor = differentiable(Transpose, x, kernels.plans)
-    return y
+def _by_kernel(name: str) -> Any:
+    plans = FORWARD.kernel(name)
 
+    def implementation(x: Tensor, dim0: int = -2, dim1: int = -1) -> Tensor:
+        TransposeCall(x, dim0, dim1)  # checks
+        y: Tensor = differentiable(Transpose, x, plans)
+        return y
 
-def transpose_cuda(x: Tensor, dim0: int = -2, dim1: int = -1) -> Tensor:
-    check(x, dim0, dim1)
-    y: Tensor = differentiable(Transpose, x, windows.plans)
-    return y
+    return implementation
 
 
 # ---- definition ------------------------------------------------------------------------------------------------------
@@ -91,7 +79,7 @@ def cost(w: Workload, direction: str) -> Cost:
     return Cost(reads=size, writes=size)
 
 
-def _tiles_not_turned(x: Tensor, dim0: int = -2, dim1: int = -1) -> Tensor:
+def _tiles_left_as_they_are(x: Tensor, dim0: int = -2, dim1: int = -1) -> Tensor:
     """Tiles of 16 x 16 go to the right place, but lie there as they lay in x."""
     y = reference(x)
     m, n = x.shape[-2] // 16 * 16, x.shape[-1] // 16 * 16
@@ -179,7 +167,7 @@ transpose = Operator(
     mutants=[
         *mutants.usual(reference),
         Mutant("reshaped instead", _reshaped),
-        Mutant("tiles not turned", _tiles_not_turned),
+        Mutant("tiles not turned", _tiles_left_as_they_are),
         Mutant("halves swapped", _halves_swapped),
         Mutant("one matrix for all", _first_matrix),
         *mutants.usual(_gradient, "backward"),
@@ -187,53 +175,19 @@ transpose = Operator(
     ],
 )
 
-transpose.implementation("triton", arch=">=sm_80")(transpose_triton)
-transpose.implementation("cuda", arch=">=sm_80", devices=("cuda",))(transpose_cuda)
+transpose.implementation("triton", arch=">=sm_80")(_by_kernel("triton"))
+transpose.implementation("cuda", arch=">=sm_80", devices=("cuda",))(_by_kernel("cuda"))
 transpose.implementation("torch")(reference)
 transpose.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
 
 # ---- what users call -------------------------------------------------------------------------------------------------
 
 
-def check(x: Tensor, dim0: int, dim1: int) -> None:
-    """Raises TypeError or ValueError unless x has two axes and the two given are its last."""
-    check_tensor("transpose", "x", x)
-    if x.ndim < 2:
-        raise ValueError(f"transpose: argument 'x' has shape {tuple(x.shape)}; expected at least 2 dimensions")
-    found = check_dim("transpose", dim0, x.ndim), check_dim("transpose", dim1, x.ndim)
-    if sorted(found) != [x.ndim - 2, x.ndim - 1]:
-        raise ValueError(
-            f"transpose: arguments 'dim0' and 'dim1' are {dim0} and {dim1}; expected the last two axes, "
-            f"{x.ndim - 2} and {x.ndim - 1} (or -2 and -1); for others take x.transpose(dim0, dim1).contiguous()"
-        )
-
-
 @transpose.choice
 @guarded
-def choose(x: Tensor, dim0: int = -2, dim1: int = -1) -> Choice:
-    check(x, dim0, dim1)
-    if not on_gpu(x):
-        return Choice("torch", "the tensor is on the CPU, where weft runs the reference")
-    if traced(x):
-        return Choice("torch", "traced: PyTorch's own operator, which a compiler fuses with its neighbours")
-    if not x.numel():
-        return Choice("torch", "an empty tensor: nothing to launch")
-    m = matrices_of(x)
-    if m is None:
-        return Choice("torch", "the leading dimensions do not collapse into two of one stride each")
-    if 1 in (m.M, m.N) or m.row == 1:
-        return Choice("torch", "elements that follow each other in y do so in x: a plain copy")
-    line = 128 // x.element_size()
-    large = min(m.M, m.N) >= line and m.elements >= VECTORS_FROM
-    if large and not INTERPRETING:
-        if not vectors.why_not(x):
-            return Choice("cuda", f"{m.M} x {m.N}: 16-byte accesses on both sides", windows.plans)
-        if not windows.why_not(x):
-            return Choice("cuda", f"{m.M} x {m.N}: read by words of 4 bytes, written by whole sectors", windows.plans)
-    return Choice("triton", f"{m.M} x {m.N}, rows of whatever alignment", kernels.plans)
-
-
-public_plans = Plans(lambda x, dim0, dim1: choose(x, dim0, dim1).plan_for(x))
+def choose(x: Tensor, dim0: int = -2, dim1: int = -1, direction: str = "forward") -> Choice:
+    forward = FORWARD.choose(x, dim0, dim1)
+    return forward if direction == "forward" else BACKWARD.choose(result_like(x))
 
 
 @transpose.function
@@ -251,12 +205,12 @@ def transpose_function(x: Tensor, dim0: int = -2, dim1: int = -1) -> Tensor:
         TypeError: x is not a tensor of those dtypes, or an axis not an int.
         ValueError: x has fewer than two axes, or dim0 and dim1 are not the last two.
     """
-    if eager(x, gradient=True, autocast=True) and (ready := public_plans.of((x,), dim0, dim1)) is not None:
+    if eager(x, gradient=True, autocast=True) and (plan := FORWARD.of((x,), dim0, dim1)) is not None:
         if torch.is_grad_enabled() and x.requires_grad:
-            y: Tensor = Transpose.apply(x, choose(x, dim0, dim1).plans)
-            return y
+            return Transpose.apply(x, FORWARD)
         y = result_like(x)
-        ready(x, y)
+        plan(x, y)
         return y
-    plans = choose(x, dim0, dim1).plans
-    return reference(x, dim0, dim1) if plans is None else differentiable(Transpose, x, plans)
+    if choose(x, dim0, dim1).implementation == "torch":
+        return reference(x, dim0, dim1)
+    return differentiable(Transpose, x, FORWARD)

@@ -55,7 +55,7 @@ __device__ __forceinline__ void put_columns(u64 y_row, i64 step, const unsigned 
 // x: matrices whose columns are adjacent; y: contiguous. The tile lies in shared memory by rows of x, PITCH elements apart.
 //
 // 16 bits: PITCH is odd where x_row is, so an element is the lower half of a word in shared memory if it is in memory, and words
-// are moved as they are. Reading, 8 lanes stand 16 bytes of y apart, and 4 of them STEP columns: windows.py says how PITCH
+// are moved as they are. Reading, 8 lanes stand 16 bytes of y apart, and 4 of them STEP columns: dispatch.py says how PITCH
 // and STEP send the 32 to different banks.
 template <typename T, int R, int C, int PITCH, int STEP, int THREADS>
 __global__ void __launch_bounds__(THREADS, 1280 / THREADS)
