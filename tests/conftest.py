@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 from where import DEVICE  # before anything imports a kernel: without a GPU this switches Triton's interpreter on
 
-
 LONG_SHARES = 8  # a commit runs one in so many of the long tests
 
 

@@ -19,6 +19,11 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=1) + "\n")
 
 
+def print_line(text: str) -> None:
+    """A result, on standard output: whole, however narrow the terminal."""
+    out.print(text, markup=False, soft_wrap=True)
+
+
 def told(text: str) -> None:
     """Beside a result, on standard error."""
     note.print(text, style="dim", markup=False, soft_wrap=True)

@@ -10,10 +10,8 @@ import dataclasses
 import difflib
 import importlib.metadata
 import math
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1, "int32": 4, "int64": 8}
@@ -240,7 +238,7 @@ class Operator:
         cost: ``(workload, direction) -> Cost``.
         tolerance: for each direction, or one for all.
         workloads: ``verify`` (odd, tiny, strided, non-finite …), ``bench``, ``quick`` (a few points for the report),
-            ``tune``, ``model`` (shapes of real models).
+            ``tune``, ``model`` (shapes of real models), ``transfers`` (timed on CPU and GPU, with the copies between them).
         dtypes: those that workloads without a dtype are run in.
         directions: ``forward`` and, where it is differentiable, ``backward``.
         options: of workloads, and the values that each may have: ``{"layout": ("NN", "NT"), "rows": range(1, 1000)}``.
@@ -272,11 +270,8 @@ class Operator:
     implementations: dict[str, Implementation] = field(default_factory=dict)
     public: Callable[..., Any] | None = None
     chooser: Callable[..., Any] | None = None
-    module: Path = field(init=False)
 
     def __post_init__(self) -> None:
-        caller = sys._getframe(2)  # the module that writes `X = Operator(...)`
-        self.module = Path(caller.f_code.co_filename)
         for direction in self.directions:
             if direction not in ("forward", "backward"):
                 raise UnknownName("direction", direction, ("forward", "backward"))
@@ -311,11 +306,6 @@ class Operator:
         with a gradient of its own takes ``direction="backward"`` too."""
         self.chooser = function
         return function
-
-    @property
-    def folder(self) -> Path:
-        """The family's folder, with its kernels, configurations and README."""
-        return self.module.parent
 
     def tolerance_of(self, direction: str) -> Tolerance:
         return self.tolerance if isinstance(self.tolerance, Tolerance) else self.tolerance[direction]

@@ -214,13 +214,13 @@ def test_a_quick_run_takes_operators_in_turn_until_its_time_is_up(monkeypatch):
 def test_a_report_says_what_it_lacks_before_it_measures(monkeypatch, tmp_path):
     import importlib.util
 
-    from weft.bench import run
+    from weft.report import run
 
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "sklearn" else found(name, *a))
     note = Console(record=True, file=io.StringIO())
     with pytest.raises(ModuleNotFoundError, match=r"needs sklearn: pip install 'weft\[gpu,train\]'"):
-        run.run_report("cpu", note, tmp_path)
+        run.run("cpu", note, tmp_path)
     assert note.export_text() == ""
 
 

@@ -105,7 +105,6 @@ MISTAKES = [
     ("compile-check vector_add --implementation tritn", "did you mean 'triton'"),
     ("compile-check vector_add --processes 0", "--processes"),
     ("tune vector_add --processes -3", "--processes"),
-    ("carry vector_add --gpu h2000", "unknown machine of the records 'h2000'"),
     ("frobnicate", "No such command 'frobnicate'"),
     ("verify --sed 3", "--seed"),
 ]

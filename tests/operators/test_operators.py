@@ -214,7 +214,7 @@ def test_the_public_function_is_documented_and_found(op):
     assert getattr(ops, op.name) is op.public
     for heading in ("Args:", "Returns:", "Raises:"):
         assert heading in op.public.__doc__
-    assert (op.folder / "README.md").is_file() and ROOT in op.folder.parents
+    assert (registry.FOLDER / registry.family(op.name) / "README.md").is_file()
 
 
 @by_name(OPERATORS)

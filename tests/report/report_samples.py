@@ -4,7 +4,7 @@ import random
 from typing import Any
 
 from weft.records import Measurement
-from weft.report import Contents
+from weft.report.page import Contents
 
 GPU = "Synthetic GPU 9000"
 CPU = "Synthetic CPU, 2 cores"

@@ -12,8 +12,9 @@ from report_samples import GPU, ceilings, cpu_contents, gpu_contents, measuremen
 
 from weft.drawing.quantities import figures, si, workload_key
 from weft.records import Store
-from weft.report import Contents, kernels, render
+from weft.report import kernels
 from weft.report.documents import refresh
+from weft.report.page import Contents, render
 from weft.report.summary import summary_table
 from weft.report.tables import headlines_table, points_table
 from weft.report.verdict import tiles

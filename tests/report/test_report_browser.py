@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from report_samples import cpu_contents, gpu_contents
 
-from weft.report import Contents, render
+from weft.report.page import Contents, render
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 CHROMIUM = Path("/usr/bin/chromium")

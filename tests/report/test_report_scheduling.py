@@ -11,8 +11,9 @@ import pytest
 from report_samples import CPU, cpu_contents
 
 from weft.records import Store
-from weft.report import render, simulator
-from weft.report.tables import refresh
+from weft.report import comparison, simulator
+from weft.report.documents import refresh
+from weft.report.page import render
 
 END = "<!-- weft:end -->"
 
@@ -117,7 +118,7 @@ def store(tmp_path):
 def table(store, tmp_path, marker):
     path = tmp_path / "doc.md"
     path.write_text(f"{marker}\nOUTDATED\n{END}\n", encoding="utf-8")
-    return refresh(path, store, lambda operator: pytest.fail("no operator is asked for"))
+    return refresh(path, store)
 
 
 def test_speed_table_shows_the_largest_run_of_each_policy(store, tmp_path):
@@ -265,12 +266,10 @@ def test_what_comes_from_records_is_escaped(tmp_path):
 
 
 def test_the_comparison_runs_beside_and_gives_what_the_page_shows(tmp_path, monkeypatch, store):
-    from weft.bench import scheduling as beside
-
     answer = json.dumps(scheduling()["comparison"])
     (tmp_path / "answers.py").write_text(f"import time\ntime.sleep(0.5)\nprint({answer!r})\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with beside.beside(store, "answers") as found:
+    with comparison.beside(store, "answers") as found:
         begin = time.perf_counter()
         got = found()
     assert time.perf_counter() - begin > 0.1, "it was begun, and waited for"
@@ -286,33 +285,27 @@ def test_the_comparison_runs_beside_and_gives_what_the_page_shows(tmp_path, monk
     ],
 )
 def test_a_comparison_that_fails_costs_no_report(tmp_path, monkeypatch, store, code, why):
-    from weft.bench import scheduling as beside
-
     (tmp_path / "answers.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with beside.beside(store, "answers") as found:
+    with comparison.beside(store, "answers") as found:
         got = found()
     assert why in got["failed"] and got["records"] == lines() and "comparison" not in got
 
 
 def test_a_comparison_that_takes_too_long_is_ended(tmp_path, monkeypatch, store):
-    from weft.bench import scheduling as beside
-
     (tmp_path / "answers.py").write_text("import time\ntime.sleep(60)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     begin = time.perf_counter()
-    with beside.beside(store, "answers") as found:
-        assert "not done in the time" in found(0.2)["failed"]
+    with comparison.beside(store, "answers") as found:
+        assert "longer than a report waits" in found(0.2)["failed"]
     assert time.perf_counter() - begin < 10
 
 
 def test_without_numba_it_says_what_to_install(monkeypatch, store):
-    from weft.bench import scheduling as beside
-
-    known = beside.importlib.util.find_spec
-    monkeypatch.setattr(beside.importlib.util, "find_spec", lambda name: None if name == "numba" else known(name))
-    monkeypatch.setattr(beside.subprocess, "Popen", lambda *a, **k: pytest.fail("nothing can run"))
-    with beside.beside(store) as found:
+    known = comparison.importlib.util.find_spec
+    monkeypatch.setattr(comparison.importlib.util, "find_spec", lambda name: None if name == "numba" else known(name))
+    monkeypatch.setattr(comparison.subprocess, "Popen", lambda *a, **k: pytest.fail("nothing can run"))
+    with comparison.beside(store) as found:
         assert found() == {"records": lines(), "lacking": "numba: pip install 'weft[cluster]'"}
 
 

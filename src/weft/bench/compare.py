@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from weft import records
 from weft.bench import cases
 from weft.bench.gpu_lock import GpuLock, NoLock
 from weft.bench.time_limit import time_limit
@@ -245,19 +244,7 @@ class Bench:
 
     def context(self) -> dict[str, Any]:
         """The fields of a record that name machine, versions, commit, run and time."""
-        return {
-            "device": self.device,
-            "gpu": query.name(self.device),
-            "machine": query.state(self.device),
-            "versions": query.versions(),
-            "commit": records.commit(),
-            "run": self.run_id,
-            "time": records.now(),
-        }
-
-    def ceiling_records(self) -> list[Measurement]:
-        """The ceilings as records, under the name ``ceiling``."""
-        return [records.ceiling(*row, **self.context()) for row in self.ceilings.rows()]
+        return query.context(self.device, self.run_id)
 
     def _still_there(self, after: str) -> None:
         """Raises LostDevice if this process cannot use the device any more after an implementation's failure."""

@@ -1,16 +1,11 @@
-"""What the verbs of the command line do with the rooms: describe operators, run a whole bench, a tuning, a report."""
+"""What ``weft list``, ``bench`` and ``tune`` do: describe operators, run a whole bench or a tuning."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -20,7 +15,7 @@ from weft.bench.resume import left
 from weft.bench.terminal import progress
 from weft.definition import UnknownName
 from weft.hardware import query
-from weft.records import Measurement, Saver, Store, check_writable
+from weft.records import Measurement, Saver, Store
 
 
 def describe(names: Iterable[str]) -> list[dict[str, Any]]:
@@ -44,26 +39,6 @@ def describe(names: Iterable[str]) -> list[dict[str, Any]]:
 
 
 # ---- running ---------------------------------------------------------------------------------------------------------
-
-
-def start(
-    device: str,
-    *,
-    quick: bool = False,
-    cold: bool = True,
-    budget_s: float = 0.5,
-    say: Callable[[str], None] = lambda text: None,
-) -> Any:
-    """A bench on this machine, its ceilings measured."""
-    from weft.bench.compare import Bench
-    from weft.hardware import ceilings
-
-    if device == "cpu" and hasattr(os, "getloadavg") and os.getloadavg()[0] > (os.cpu_count() or 1):
-        say(
-            f"other programs run (load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores): rates are too low, times too long"
-        )
-    measured = ceilings.measure(device, quick=quick, on_step=lambda name: say(f"ceiling: {name}"))
-    return Bench(device, measured, cold=cold, budget_s=budget_s, quick=quick, say=say)
 
 
 def run_bench(
@@ -90,6 +65,7 @@ def run_bench(
     ``jobs``: processes that compile and check, of which one at a time measures.
     """
     from weft.bench import compare, parallel, transfers
+    from weft.hardware import ceilings
 
     operators = registry.select(names)
     dtypes, directions = tuple(dict.fromkeys(dtypes)), tuple(dict.fromkeys(directions))
@@ -114,7 +90,9 @@ def run_bench(
         raise ValueError(_nothing(operators, device, which, dtypes, directions, workload))
     if saver:
         saver.store.probe(query.name(device))
-    bench = start(device, quick=quick, cold=cold, budget_s=budget_s, say=say if not quick else lambda text: None)
+    say_unless_quick = say if not quick else lambda text: None
+    limits = ceilings.measure(device, quick=quick, say=say_unless_quick)
+    bench = compare.Bench(device, limits, cold=cold, budget_s=budget_s, quick=quick, say=say_unless_quick)
     measured: list[Measurement] = []
 
     def keep(rows: Iterable[Measurement]) -> None:
@@ -123,7 +101,7 @@ def run_bench(
             if saver:
                 saver(row)
 
-    keep(bench.ceiling_records())
+    keep(ceilings.as_records(limits, bench.context()))
     start_s = time.perf_counter()
     if resume:
         points = left(points, chosen, bench, Store())
@@ -143,9 +121,10 @@ def run_bench(
                 step(f"{op.name} {direction} {w} {w.dtype}")
                 keep(bench.compare(op, w, direction, chosen[op.name]))
                 bench.free()
-            if not workload and any(op.name == "matmul" for op in operators) and not directions and not implementations:
-                step("matmul: CPU and GPU")
-                keep(transfers.measure(bench, quick=quick))
+            for op in operators if not (workload or directions or implementations) else ():
+                if "transfers" in op.workloads:
+                    step(f"{op.name}: CPU and GPU")
+                    keep(transfers.measure(bench, op, quick=quick))
         except KeyboardInterrupt:
             note.print(f"interrupted: {len(measured)} measurements are kept", markup=False)
     return measured
@@ -254,73 +233,3 @@ def run_tune(
 
     jobs = list(tune.jobs(operators, dtypes, implementation, directions))
     tune.tune(jobs, major * 10 + minor, kernels=kernels, processes=processes, on_result=said)
-
-
-def run_report(device: str, note: Console, folder: Path) -> Path:
-    """Verifies, measures quickly, trains a first model and renders ``folder/index.html``."""
-    from weft.bench import scheduling, verify
-    from weft.hardware import doctor
-    from weft.report import page
-    from weft.train import digits
-
-    for module, needed in (("bokeh", "pip install weft"), ("sklearn", digits.INSTALL)):
-        if importlib.util.find_spec(module) is None:  # said before minutes of measuring, not after
-            raise ModuleNotFoundError(f"weft report needs {module}: {needed}", name=module)
-    check_writable(folder, f"the page cannot be written in {folder} (--output names another place)")
-
-    def stage(text: str) -> None:
-        note.print(f"[{time.perf_counter() - begin:6.1f} s] {text}", markup=False)
-
-    begin = time.perf_counter()
-    stage("doctor")
-    findings = [asdict(f) for f in doctor.examine("quick")]
-    stage("verify: every kernel of ours against float64" + ("" if device == "cuda" else ", in Triton's interpreter"))
-    with scheduling.beside() as simulated:
-        with progress(note, "verify") as step:
-            found = verify.verify(
-                registry.select(),
-                device,
-                budget_s=60 if device == "cuda" else 90,
-                on_result=lambda r: step(f"{r.operator} {r.workload}"),
-            )
-        stage("simulate: scheduling policies on a small cluster, begun beside the verification")
-        schedules = simulated()
-    compiled: list[dict[str, Any]] = []
-    if device == "cpu":
-        stage("compile: every kernel for real architectures, in fp32 and bf16")
-        compiled = _compile_elsewhere()
-    stage("measure: ceilings and a quick bench")
-    measured = run_bench([], device, note, which="quick", budget_s=0.2, quick=True)
-    stage("train: a small convolutional network on real digits")
-    trained = digits.train(device=device)
-    contents = page.Contents(
-        machine=query.machine(device),
-        ceilings=[m for m in measured if m.operator == "ceiling"],
-        verification=found,
-        measurements=[m for m in measured if m.operator != "ceiling"],
-        compiled=compiled,
-        training=asdict(trained),
-        findings=findings,
-        scheduling=schedules,
-    )
-    path = page.render(contents, folder / "index.html")
-    stage("rendered")
-    return path
-
-
-def _compile_elsewhere() -> list[dict[str, Any]]:
-    """Compiles in another process: one that interprets cannot. Only two architectures, and without fp16, which compiles as bf16
-    does; nothing where it takes more than four minutes."""
-    import subprocess
-    import sys
-
-    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    with tempfile.TemporaryFile("w+") as file:
-        command = [sys.executable, "-m", "weft", "compile-check", "--json", "--arch", "sm_80", "--arch", "sm_90"]
-        command += ["--dtype", "fp32", "--dtype", "bf16"]
-        try:
-            subprocess.run(command, stdout=file, stderr=subprocess.DEVNULL, env=env, timeout=240)
-            file.seek(0)
-            return json.load(file)["results"]
-        except (subprocess.TimeoutExpired, json.JSONDecodeError, KeyError):
-            return []

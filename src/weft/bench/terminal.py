@@ -140,16 +140,6 @@ def _us(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
-def ceilings_table(measured: Iterable[Measurement]) -> Table:
-    table = _table("Measured ceilings")
-    table.add_column("ceiling")
-    table.add_column("rate", justify="right")
-    for m in measured:
-        scale, unit = (1e12, "T" + m.unit) if m.details["value"] > 1e12 else (1e9, "G" + m.unit)
-        table.add_row(m.implementation, f"{m.details['value'] / scale:.2f} {unit}")
-    return table
-
-
 def operators_table(described: Iterable[dict[str, Any]]) -> Table:
     table = _table("")
     table.add_column("operator", no_wrap=True)  # what the other verbs are given: whole, however narrow the terminal

@@ -1,34 +1,36 @@
-"""CPU against GPU for the matrix product, with and without the transfers: time, speed-up, largest error."""
+"""CPU against GPU, with and without the transfers, of the operators that have a set of workloads ``transfers``."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from weft import registry
+from weft.bench import cases
+from weft.definition import Implementation, Operator, Workload
 from weft.records import Measurement
 from weft.timing import Timer
 
+Call = Callable[[], torch.Tensor]
 
-def measure(bench: Any, *, quick: bool = False) -> list[Measurement]:
-    """NumPy, PyTorch on the CPU and, with a GPU, PyTorch and our kernel on it, the last two also with the copies there and
-    back. ``details`` holds the speed-up over NumPy and the largest error relative to float64's root mean square.
 
-    Wall time on the host to a finished result, fp32 (IEEE) throughout, warm caches.
+def measure(bench: Any, op: Operator, *, quick: bool = False) -> list[Measurement]:
+    """The peers that run on a CPU (NumPy, PyTorch) and, with a GPU, PyTorch and our first kernel on it, these two also with
+    the copies to the GPU and back. ``details`` holds the speed-up over NumPy and the largest error, as a multiple of the
+    root mean square of the float64 result.
+
+    Wall time on the host until the result is there, fp32 throughout, warm caches. The operator returns one tensor.
     """
-    op = registry.get("matmul")
     found: list[Measurement] = []
     timer = Timer("cpu", budget_s=0.3, least=3, most=20)
-    for w in op.cases("cpu"):
-        if quick and w["M"] > 1024:
+    for w in op.cases("transfers"):
+        if quick and max(w.axes.values()) > 1024:
             continue
-        a, b = (
-            t for t in op.inputs(w, torch.Generator().manual_seed(3), "cpu").values() if isinstance(t, torch.Tensor)
-        )
-        want = a.double() @ b.double()
-        calls = _calls(a, b, bench.device)
+        arguments = op.inputs(w, torch.Generator().manual_seed(3), "cpu")
+        want = op.reference(**cases.map_tensors(torch.Tensor.double, arguments))
+        calls = _calls(bench, op, w, arguments)
         times = timer.measure({name: [call] for name, call in calls.items()})
         numpy_us = times["numpy"].median_us
         for name, call in calls.items():
@@ -36,7 +38,7 @@ def measure(bench: Any, *, quick: bool = False) -> list[Measurement]:
             error = float((call().cpu().double() - want).abs().max() / want.square().mean().sqrt())
             found.append(
                 Measurement(
-                    operator="matmul",
+                    operator=op.name,
                     implementation=name,
                     direction="forward",
                     workload=str(w),
@@ -56,28 +58,28 @@ def measure(bench: Any, *, quick: bool = False) -> list[Measurement]:
     return found
 
 
-def _calls(a: torch.Tensor, b: torch.Tensor, device: str) -> dict[str, Callable[[], torch.Tensor]]:
-    x, y = a.numpy(), b.numpy()
-    calls: dict[str, Callable[[], torch.Tensor]] = {
-        "numpy": lambda: torch.from_numpy(x @ y),
-        "torch, CPU": lambda: a @ b,
-    }
-    if device != "cuda":
+def _calls(bench: Any, op: Operator, w: Workload, arguments: dict[str, Any]) -> dict[str, Call]:
+    calls: dict[str, Call] = {}
+    for made in op.implementations.values():
+        if not made.ours and "cpu" in made.devices:
+            name = made.name if "cuda" not in made.devices else f"{made.name}, CPU"
+            calls[name] = functools.partial(made.function, **arguments)
+    if bench.device != "cuda":
         return calls
-    from weft.operators.matmul.matmul import matmul_triton
-
-    ga, gb = a.cuda(), b.cuda()
-
-    def finished(run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-        def call() -> torch.Tensor:
-            result = run()
-            torch.cuda.synchronize()
-            return result
-
-        return call
-
-    calls["torch, GPU"] = finished(lambda: ga @ gb)
-    calls["triton, GPU"] = finished(lambda: matmul_triton(ga, gb, "ieee"))
-    calls["torch, GPU with transfers"] = lambda: (a.cuda() @ b.cuda()).cpu()
-    calls["triton, GPU with transfers"] = lambda: matmul_triton(a.cuda(), b.cuda(), "ieee").cpu()
+    ours = (i for i in op.implementations.values() if i.ours and i.rung is None and bench.present(op, i, w, "forward"))
+    there = cases.map_tensors(torch.Tensor.cuda, arguments)
+    for made in (op.find("torch"), *list(ours)[:1]):
+        calls[f"{made.name}, GPU"] = functools.partial(_finished, made, there)
+        calls[f"{made.name}, GPU with transfers"] = functools.partial(_with_transfers, made, arguments)
     return calls
+
+
+def _finished(made: Implementation, arguments: dict[str, Any]) -> torch.Tensor:
+    result: torch.Tensor = made.function(**arguments)
+    torch.cuda.synchronize()
+    return result
+
+
+def _with_transfers(made: Implementation, arguments: dict[str, Any]) -> torch.Tensor:
+    result: torch.Tensor = made.function(**cases.map_tensors(torch.Tensor.cuda, arguments)).cpu()
+    return result

@@ -7,12 +7,15 @@ limit is the time that its compulsory work takes at these rates, with the mix ne
 from __future__ import annotations
 
 import functools
+import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from weft import records
 from weft.definition import Cost
+from weft.records import Measurement
 
 MIXES = ((1, 0), (0, 1), (1, 1), (2, 1), (3, 1), (4, 3))  # arrays read : arrays written
 MATRIX_SIZES = {"bf16": (4096, 8192), "fp16": (4096, 8192), "tf32": (4096, 8192), "fp32": (4096,)}
@@ -50,21 +53,29 @@ class Ceilings:
             yield f"{dtype} matrix", "matrix rate", value, "FLOP/s"
 
 
-def measure(device: str, *, quick: bool = False, on_step: Callable[[str], None] = lambda name: None) -> Ceilings:
+def measure(device: str, *, quick: bool = False, say: Callable[[str], None] = lambda text: None) -> Ceilings:
     """Measures all ceilings of this machine.
 
     Args:
         device: ``cuda`` or ``cpu``.
         quick: fewer configurations and repetitions (for the report).
-        on_step: told the name of what is measured next.
+        say: receives a line about what is measured next, and a warning where other programs slow a CPU.
     """
-    return _measure_cuda(quick, on_step) if device == "cuda" else _measure_cpu(quick, on_step)
+    if device == "cpu" and hasattr(os, "getloadavg") and os.getloadavg()[0] > (os.cpu_count() or 1):
+        load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+        say(f"other programs run ({load}): rates are too low, times too long")
+    return _measure_cuda(quick, say) if device == "cuda" else _measure_cpu(quick, say)
+
+
+def as_records(found: Ceilings, context: Mapping[str, Any]) -> list[Measurement]:
+    """The ceilings as records; ``context`` is that of ``query.context``."""
+    return [records.ceiling(*row, **context) for row in found.rows()]
 
 
 # ---- GPU -------------------------------------------------------------------------------------------------------------
 
 
-def _measure_cuda(quick: bool, on_step: Callable[[str], None]) -> Ceilings:
+def _measure_cuda(quick: bool, say: Callable[[str], None]) -> Ceilings:
     import torch
 
     from weft.hardware.streaming import stream_call
@@ -75,7 +86,7 @@ def _measure_cuda(quick: bool, on_step: Callable[[str], None]) -> Ceilings:
     free = torch.cuda.mem_get_info()[0]
     total = min(2 * 2**30 if quick else 4 * 2**30, free // 3)  # bytes moved by one call
     for reads, writes in MIXES:
-        on_step(f"memory {reads}:{writes}")
+        say(f"ceiling: memory {reads}:{writes}")
         calls = stream_call(reads, writes, total // (reads + writes), quick=quick)
         times = timer.measure({str(i): [call] for i, (call, _) in enumerate(calls)})
         moved = calls[0][1]
@@ -83,7 +94,7 @@ def _measure_cuda(quick: bool, on_step: Callable[[str], None]) -> Ceilings:
     before = torch.get_float32_matmul_precision()
     try:
         for dtype, sizes in MATRIX_SIZES.items():
-            on_step(f"{dtype} matrix")
+            say(f"ceiling: {dtype} matrix")
             torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
             kind = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(dtype, torch.float32)
             for n in sizes:
@@ -98,7 +109,7 @@ def _measure_cuda(quick: bool, on_step: Callable[[str], None]) -> Ceilings:
 # ---- CPU -------------------------------------------------------------------------------------------------------------
 
 
-def _measure_cpu(quick: bool, on_step: Callable[[str], None]) -> Ceilings:
+def _measure_cpu(quick: bool, say: Callable[[str], None]) -> Ceilings:
     """Streaming with PyTorch on all its threads, and the fp32 matrix rate of the better BLAS of PyTorch and NumPy."""
     import torch
 
@@ -112,10 +123,10 @@ def _measure_cpu(quick: bool, on_step: Callable[[str], None]) -> Ceilings:
         (2, 1): lambda: torch.add(a, b, out=c),
     }
     for mix, call in calls.items():
-        on_step(f"memory {mix[0]}:{mix[1]}")
+        say(f"ceiling: memory {mix[0]}:{mix[1]}")
         found.bandwidth[mix] = sum(mix) * n * 4 / _best_s(call)
     size = 1024 if quick else 2048
-    on_step("fp32 matrix")
+    say("ceiling: fp32 matrix")
     p, q = torch.randn(size, size), torch.randn(size, size)
     x, y = p.numpy(), q.numpy()  # the better of two BLAS libraries: they differ by a third and more
     found.matrix["fp32"] = 2.0 * size**3 / min(_best_s(lambda: torch.mm(p, q)), _best_s(lambda: x @ y))

@@ -9,6 +9,8 @@ import platform
 import subprocess
 from typing import Any
 
+from weft import records
+
 PACKAGES = ("torch", "triton", "numpy", "liger-kernel", "quack-kernels", "cuda-bindings")
 
 
@@ -38,6 +40,27 @@ def has_gpu() -> bool:
     except ImportError:
         return False
     return torch.cuda.is_available()
+
+
+def choose_device() -> str:
+    """``cuda`` when PyTorch sees a GPU; else ``cpu``, with Triton's interpreter switched on before kernels are imported."""
+    if has_gpu() and not os.environ.get("TRITON_INTERPRET"):
+        return "cuda"
+    os.environ["TRITON_INTERPRET"] = "1"
+    return "cpu"
+
+
+def context(device: str, run: str = "") -> dict[str, Any]:
+    """The fields of a record that name machine, versions, commit, run and time."""
+    return {
+        "device": device,
+        "gpu": name(device),
+        "machine": state(device),
+        "versions": versions(),
+        "commit": records.commit(),
+        "run": run,
+        "time": records.now(),
+    }
 
 
 @functools.cache

@@ -1,8 +1,2 @@
-"""Renders records, and measures nothing itself.
-
-``render`` writes one self-contained HTML page; :mod:`weft.report.tables` keeps the measured tables of the docs.
-"""
-
-from weft.report.page import Contents, render
-
-__all__ = ["Contents", "render"]
+"""Renders records: the page of ``weft report`` (:mod:`weft.report.page`) and the measured tables of the documents
+(:mod:`weft.report.documents`)."""

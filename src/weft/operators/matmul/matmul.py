@@ -218,6 +218,7 @@ LLAMA = (
     *((10240, 8192), (8192, 8192), (57344, 8192), (8192, 28672)),
 )
 SQUARES = tuple(workload(dtype, M=n, N=n, K=n) for n in (4096, 8192) for dtype in ("bf16", "fp16"))
+CPU_SQUARES = tuple(workload("fp32", M=n, N=n, K=n) for n in (256, 512, 1024, 2048, 4096))
 LAYERS = (
     *(workload("bf16", M=n, N=n, K=n, layout="NT") for n in (2048, 4096, 8192, 16384)),
     *(workload("bf16", M=m, N=n, K=k, layout="NT") for m in (512, 4096, 16384) for n, k in LLAMA),
@@ -273,7 +274,8 @@ matmul = Operator(
             workload("bf16", M=64, N=64, K=2**14),
             *(workload("fp32", M=4096, N=4096, K=4096, precision=p) for p in ("ieee", "tf32", "tf32x3")),
         ],
-        "cpu": [workload("fp32", M=n, N=n, K=n) for n in (256, 512, 1024, 2048, 4096)],
+        "cpu": CPU_SQUARES,
+        "transfers": CPU_SQUARES,
         "tune": [
             *(workload("bf16", M=n, N=n, K=n, layout=at) for n in (4096, 8192) for at in ("NN", "TN")),
             *LAYERS,

@@ -1,6 +1,7 @@
-"""The cluster simulator's part of a report: its records, and a small comparison that runs beside the verification.
+"""The cluster simulator's part of a report: its records, and a small comparison of policies.
 
-The comparison is another process: the first one ever compiles the engine for a minute, while nothing is being timed.
+The comparison runs in a process of its own beside the verification, while nothing is timed: the first one on a machine
+compiles the engine for a minute.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from weft.report import simulator
 
 NEEDED = ("numpy", "numba")
 INSTALL = "pip install 'weft[cluster]'"
-LONGEST_S = 90.0  # to wait for the comparison once the verification is over
+LONGEST_S = 90.0  # to wait for the comparison after the verification
 
 
 @contextlib.contextmanager
 def beside(store: Store | None = None, command: str = "weft.cluster.demonstration") -> Iterator[Callable[[], Any]]:
-    """Simulates while the body runs. Yields a function that waits for the end, and gives ``Contents.scheduling``: a
-    dictionary with ``records`` (lines of the store), ``comparison`` (of :func:`weft.cluster.demonstration.demonstrate`), or
-    instead of the latter ``lacking`` (what to install) or ``failed`` (why there is none).
+    """Simulates while the body runs. Yields a function that waits for the end and returns ``Contents.scheduling``: a
+    dictionary with ``records`` (lines of the store) and one of ``comparison`` (of
+    :func:`weft.cluster.demonstration.demonstrate`), ``lacking`` (what to install) or ``failed`` (why there is none).
 
     Args:
         store: of the records; ``results`` by default.
@@ -43,7 +44,7 @@ def beside(store: Store | None = None, command: str = "weft.cluster.demonstratio
             try:
                 status = process.wait(longest_s)
             except subprocess.TimeoutExpired:
-                return {"records": records, "failed": "it was not done in the time that a report gives"}
+                return {"records": records, "failed": "it took longer than a report waits"}
             out.seek(0)
             err.seek(0)
             with contextlib.suppress(ValueError):

@@ -1,0 +1,88 @@
+"""``weft report``: verifies, measures quickly, trains a first model, and renders all of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from weft import registry
+from weft.bench.terminal import progress
+from weft.hardware import doctor, query
+from weft.records import check_writable
+from weft.report import comparison, page
+from weft.train import digits
+
+
+def run(device: str, note: Console, folder: Path) -> Path:
+    """Verifies, measures quickly, trains a first model and renders ``folder/index.html``."""
+    from weft.bench import verify
+    from weft.bench.run import run_bench
+
+    for module, needed in (("bokeh", "pip install weft"), ("sklearn", digits.INSTALL)):
+        if importlib.util.find_spec(module) is None:  # before minutes of measuring, not after
+            raise ModuleNotFoundError(f"weft report needs {module}: {needed}", name=module)
+    check_writable(folder, f"the page cannot be written in {folder} (--output names another folder)")
+
+    def stage(text: str) -> None:
+        note.print(f"[{time.perf_counter() - begin:6.1f} s] {text}", markup=False)
+
+    begin = time.perf_counter()
+    stage("doctor")
+    findings = [asdict(f) for f in doctor.examine("quick")]
+    stage("verify: every kernel of ours against float64" + ("" if device == "cuda" else ", in Triton's interpreter"))
+    with comparison.beside() as simulated:
+        with progress(note, "verify") as step:
+            found = verify.verify(
+                registry.select(),
+                device,
+                budget_s=60 if device == "cuda" else 90,
+                on_result=lambda r: step(f"{r.operator} {r.workload}"),
+            )
+        stage("simulate: scheduling policies on a small cluster, begun beside the verification")
+        schedules = simulated()
+    compiled: list[dict[str, Any]] = []
+    if device == "cpu":
+        stage("compile: every kernel for real architectures, in fp32 and bf16")
+        compiled = _compile_elsewhere()
+    stage("measure: ceilings and a quick bench")
+    measured = run_bench([], device, note, which="quick", budget_s=0.2, quick=True)
+    stage("train: a small convolutional network on real digits")
+    trained = digits.train(device=device)
+    contents = page.Contents(
+        machine=query.machine(device),
+        ceilings=[m for m in measured if m.operator == "ceiling"],
+        verification=found,
+        measurements=[m for m in measured if m.operator != "ceiling"],
+        compiled=compiled,
+        training=asdict(trained),
+        findings=findings,
+        scheduling=schedules,
+    )
+    path = page.render(contents, folder / "index.html")
+    stage("rendered")
+    return path
+
+
+def _compile_elsewhere() -> list[dict[str, Any]]:
+    """Compiles in another process, since this one interprets. Only two architectures, and without fp16, which compiles as
+    bf16 does; nothing where it takes more than four minutes."""
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    with tempfile.TemporaryFile("w+") as file:
+        command = [sys.executable, "-m", "weft", "compile-check", "--json", "--arch", "sm_80", "--arch", "sm_90"]
+        command += ["--dtype", "fp32", "--dtype", "bf16"]
+        try:
+            subprocess.run(command, stdout=file, stderr=subprocess.DEVNULL, env=env, timeout=240)
+            file.seek(0)
+            return json.load(file)["results"]
+        except (subprocess.TimeoutExpired, json.JSONDecodeError, KeyError):
+            return []
