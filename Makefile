@@ -50,10 +50,11 @@ sanitizer:
 	@command -v compute-sanitizer > /dev/null || { echo 'compute-sanitizer is not on PATH:' \
 	'export PATH=/usr/local/cuda/bin:$$PATH, or sudo apt-get install cuda-sanitizer-13-0' >&2; exit 1; }
 
-lint: $(BRING_UP) ## style, types, shell scripts, generated files
+lint: $(BRING_UP) ## style, types, layers, shell scripts, generated files
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
+	$(RUN) -c 'from importlinter.cli import lint_imports_command as lint; lint()' --no-logo --no-cache
 	@if command -v shellcheck > /dev/null; then set -x; shellcheck scripts/*.sh .ci/run; \
 	else echo 'shellcheck is not installed, shell scripts not checked: sudo apt-get install shellcheck'; fi
 	$(RUN) -m weft tables --check
