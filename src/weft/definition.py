@@ -1,7 +1,7 @@
 """What an operator is: its axes, inputs, reference, cost, tolerance, workloads, implementations and mutants.
 
-Everything that concerns an operator is said once, here; verifier, timer, roofline, report and docs take it
-from there. ``docs/architecture.md`` shows the shape on four very different operators.
+Everything that concerns an operator is said once, in its definition; verifier, timer, roofline, report and docs take it from
+there (``docs/architecture.md``).
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from typing import Any
 BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1, "int32": 4, "int64": 8}
 OURS = ("triton", "gluon", "cuda")  # back ends of weft's own implementations; all others are peers
 
-NAMES_TOLD = 24  # up to so many, whoever names one that there is not is told all; of more the nearest, if any is near
+MOST_LISTED = 24  # known names that an error lists; of more, only the closest ones if any is close
 
 
 class UnknownName(ValueError):
-    """A name that nothing here bears; says what exists and the nearest spelling."""
+    """Unknown name; lists the valid names and the closest match."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]):
         known = sorted(known)
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        hint = f"; did you mean '{near[0]}'?" if near else ""
-        told = ", ".join(known) or "none"
-        if near and len(known) > NAMES_TOLD:
-            told = (
+        close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        hint = f"; did you mean '{close[0]}'?" if close else ""
+        listed = ", ".join(known) or "none"
+        if close and len(known) > MOST_LISTED:
+            listed = (
                 ", ".join(sorted(difflib.get_close_matches(name, known, n=6, cutoff=0.0))) + f" … {len(known):,} in all"
             )
-        super().__init__(f"unknown {kind} '{name}'{hint} (there are: {told})")
+        super().__init__(f"unknown {kind} '{name}'{hint} (there are: {listed})")
 
 
 class Declined(NotImplementedError):
-    """Raised by an implementation that does not take an input which others take; the message is the reason."""
+    """Raised by an implementation that does not support an input; the message is the reason."""
 
 
 def torch_dtype(name: str) -> Any:
@@ -126,18 +126,18 @@ class Tolerance:
         multiple: of the error that PyTorch itself makes.
         ulps: floor of the maximum, in units of last place (machine epsilon) of the output's dtype: half the number of
             roundings. The root mean square's floor is half of it.
-        terms: of a workload, how many terms are summed one after the other in fp32. Such a sum of n random terms errs by
+        terms: how many terms of a workload are summed one after the other in fp32. Such a sum of n random terms errs by
             0.2·√n ulp in the root mean square, so 1.4·√n fp32 epsilons (7 standard deviations: results may
             have 2²⁸ elements) are added to the floor.
         scale: ``"element"`` (purely relative; only for results without cancellation), ``"row"`` or ``"tensor"`` (not
             less than the reference's root mean square along its last dimension, or over all of it: for sums whose terms
-            cancel), or a function ``(arguments, gradients) -> list of tensors``, one for each result, that says how large
-            the terms are (for results that cancel altogether). It is given float64 values.
+            cancel), or a function ``(arguments, gradients) -> list of tensors``, one for each result, that gives the
+            magnitude of the terms (for results that cancel altogether). It gets float64 values.
         exact: the result must be PyTorch's, bit for bit.
-        neighbours: of integers that stand for rounded numbers, the share of places (at least one) that may hold the neighbour
-            of PyTorch's integer: where a number lies between two.
-        ranks: of a workload and a result, what is compared in the place of integers that are not in the order of the numbers
-            that they stand for (bits of fp8, say, of which two are zeros).
+        neighbours: for integers that encode rounded numbers, the share of elements (at least one) that may differ from
+            PyTorch's by 1: where a number lies between two codes.
+        ranks: ``(workload, result) -> integers`` that are compared instead of codes that are not in the order of the numbers
+            they encode (the bits of fp8, of which two are zeros).
     """
 
     multiple: float = 2.0
@@ -151,8 +151,8 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Mutant:
-    """An implementation wrong on purpose. ``function`` takes the operator's arguments (and for ``backward``,
-    first the tuple of output gradients) and returns what the right one would, wrongly."""
+    """An implementation wrong on purpose. ``function`` takes the operator's arguments (for ``backward`` the output gradients
+    first) and returns a wrong result of the right form."""
 
     name: str
     function: Callable[..., Any]
@@ -168,11 +168,11 @@ class Implementation:
         backend: ``triton``, ``gluon`` or ``cuda`` (ours); anything else is a peer.
         arch: for our kernels, the least architecture declared, ``">=sm_80"``, or the only one, ``"==sm_90"``.
         devices: where it runs: ``("cuda",)``, ``("cpu",)`` or both. Triton kernels also run on the CPU in the interpreter.
-        dtypes: those it takes; all of the operator's when empty.
-        directions: those it takes; all of the operator's when empty.
+        dtypes: supported ones; all of the operator's when empty.
+        directions: supported ones; all of the operator's when empty.
         requires: distribution that must be installed.
         rung: position in the ladder of teaching versions, or ``None`` for an implementation meant for use.
-        idea: what a rung changes, in a line.
+        idea: what this step of the ladder changes, in one line.
     """
 
     operator: str
@@ -193,7 +193,7 @@ class Implementation:
 
     @property
     def architectures(self) -> list[int]:
-        """Of the architectures that weft compiles for, those this implementation declares."""
+        """The architectures that weft compiles this implementation for."""
         if not self.ours:
             return []
         return [sm for sm in ARCHITECTURES if self.declares(sm)]
@@ -242,13 +242,13 @@ class Operator:
         dtypes: those that workloads without a dtype are run in.
         directions: ``forward`` and, where it is differentiable, ``backward``.
         options: of workloads, and the values that each may have: ``{"layout": ("NN", "NT"), "rows": range(1, 1000)}``.
-        differentiable: names of the arguments that gradients are taken for.
+        differentiable: names of the arguments that have gradients.
         mutates: names of the arguments that a call changes in place; they are compared like outputs.
         mutants: implementations wrong on purpose, at least four.
         predicted: ``(workload, direction) -> share of the ceiling`` that a model of the machine predicts, where there is
             one; records keep it as the detail ``predicted_share``.
-        workspace: ``workload -> bytes`` of memory that a forward call may take beside its result, where the method needs
-            some; without it a call that takes more than its result has made a hidden copy.
+        workspace: ``workload -> bytes`` that a forward call may allocate besides its result. Without it, a call that
+            allocates more than its result made a hidden copy.
         public: the function users call, set by :meth:`function`.
     """
 
@@ -332,8 +332,8 @@ class Operator:
         """``M=4096,N=5000,layout=sliced`` → a workload. Sizes may be written 4k or 2**20.
 
         Raises:
-            ValueError: an unknown axis, option or dtype, one that is missing or said twice, a size that is not a whole number,
-                a value that an option does not have.
+            ValueError: an unknown, missing or repeated axis, option or dtype, a size that is not a whole number, a value that
+                an option does not have.
         """
         if dtype is not None and dtype not in self.dtypes:
             raise UnknownName(f"dtype of '{self.name}'", dtype, self.dtypes)
@@ -346,7 +346,7 @@ class Operator:
                     f"workload part '{part}' of '{self.name}' should read NAME=VALUE, such as {self.example}"
                 )
             if name in axes or name in options:
-                raise ValueError(f"workload '{text}' of '{self.name}' says {name} twice")
+                raise ValueError(f"workload '{text}' of '{self.name}' names {name} twice")
             if name in self.axes:
                 axes[name] = _size(name, value)
             elif name.isupper():
@@ -374,7 +374,7 @@ class Operator:
 
     @property
     def example(self) -> str:
-        """A point that any machine can take, as it is written."""
+        """A small workload, as a user would write it."""
         sizes = next((w.axes for w in self.workloads.get("quick", ())), dict.fromkeys(self.axes, 64))
         return ",".join(f"{axis}={size}" for axis, size in sizes.items())
 

@@ -1,4 +1,4 @@
-"""What the public functions share: argument checks, the test for the eager fast path, and the choice they report."""
+"""What the public functions share: argument checks, the test for the eager fast path, and the choice that they report."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class Choice:
 
 
 def on_gpu(x: torch.Tensor) -> bool:
-    """Whether our kernels take this tensor: it is on a CUDA device, is interpreted, or is compiled for one."""
+    """Whether our kernels run on this tensor: on a CUDA device, in the interpreter, or while compiling for an architecture."""
     return x.is_cuda or INTERPRETING or compile_request() is not None
 
 
 def eager(*tensors: torch.Tensor, gradient: bool = False, autocast: bool = False) -> bool:
     """True in plain eager mode: real CUDA tensors of the current device, nothing tracing, no modes, no gradient wanted
-    unless ``gradient``, no autocast unless ``autocast`` (of operators that it leaves alone). Then a plan may be launched
-    past the dispatcher."""
+    unless ``gradient``, no autocast unless ``autocast`` (for operators that it does not cast). Then a plan may be launched
+    without the dispatcher."""
     if torch.compiler.is_compiling():
         return False
     grad = torch.is_grad_enabled() and not gradient
@@ -58,7 +58,7 @@ def eager(*tensors: torch.Tensor, gradient: bool = False, autocast: bool = False
 
 
 def negated_lazily(*args: Any) -> bool:
-    """Whether there is a tensor of which memory holds the negative (``Tensor.is_neg``: the imaginary part of a conjugate)."""
+    """Whether a tensor's memory holds its negative (``Tensor.is_neg``: the imaginary part of a conjugate)."""
     if not torch.compiler.is_compiling():
         for a in args:
             if isinstance(a, torch.Tensor) and a.is_neg():
@@ -87,14 +87,14 @@ def guarded(choose: Callable[..., Choice]) -> Callable[..., Choice]:
 
 
 def materialised(*args: Any) -> tuple[Any, ...]:
-    """What is negated lazily as memory that holds what it says; the rest as it is."""
+    """The arguments, with lazily negated tensors materialised."""
     if not negated_lazily(*args):
         return args
     return tuple(a.resolve_neg() if isinstance(a, torch.Tensor) else a for a in args)
 
 
 def widened(*tensors: Any) -> tuple[Any, ...]:
-    """16-bit floats on a GPU as float32, as autocast casts them for what it computes in float32; the rest as it is."""
+    """The arguments, with 16-bit floats on a GPU cast to float32 under autocast, as it does for operators in its fp32 list."""
     if not torch.is_autocast_enabled("cuda"):
         return tensors
     half = (torch.float16, torch.bfloat16)
@@ -102,15 +102,15 @@ def widened(*tensors: Any) -> tuple[Any, ...]:
 
 
 def transformed() -> bool:
-    """Whether derivatives or batches are taken of the call by ``torch.func`` (grad, jvp, vmap …) or by forward-mode automatic
-    differentiation, for which our kernels have no rules."""
+    """Whether the call is inside ``torch.func`` (grad, jvp, vmap …) or forward-mode differentiation, for which our kernels have
+    no rules."""
     if torch.compiler.is_compiling():
         return False
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
 def cast_for_products(*tensors: Any) -> tuple[Any, ...]:
-    """Floats as autocast casts them for ``torch.mm`` on their device; the rest as it is."""
+    """The arguments, with floats cast as autocast casts them for ``torch.mm`` on their device."""
 
     def cast(t: Any) -> Any:
         if not isinstance(t, torch.Tensor) or t.dtype not in FLOATS or t.device.type not in ("cpu", "cuda"):
@@ -122,9 +122,8 @@ def cast_for_products(*tensors: Any) -> tuple[Any, ...]:
 
 
 def traced(*tensors: torch.Tensor) -> bool:
-    """Whether the call is looked at rather than run: by ``torch.compile``, ``export``, ``vmap``, ``make_fx``, or with fake
-    or wrapped tensors. There PyTorch's own operators serve best: they have rules for all of these, and a compiler fuses
-    them with their neighbours."""
+    """Whether the call is traced rather than run: by ``torch.compile``, ``export``, ``vmap``, ``make_fx``, or with fake or
+    wrapped tensors. PyTorch's own operators have rules for all of these, and a compiler fuses them with their neighbours."""
     if compile_request() is not None:
         return False
     if torch.compiler.is_compiling() or transformed():
@@ -133,7 +132,7 @@ def traced(*tensors: torch.Tensor) -> bool:
 
 
 class _Untracked:
-    """Stands in for autograd's context where no gradient is wanted: keeps nothing."""
+    """Autograd's context for a call without gradients: saves nothing."""
 
     needs_input_grad: tuple[bool, ...] = ()
 
@@ -141,11 +140,11 @@ class _Untracked:
         pass
 
     def mark_dirty(self, *tensors: torch.Tensor) -> None:
-        torch.autograd.graph.increment_version(tensors)  # whoever saved them for a gradient is told
+        torch.autograd.graph.increment_version(tensors)  # backward of a graph that saved them raises
 
 
 class KernelFunction(torch.autograd.Function):
-    """An autograd function whose kernels read memory as it is: gradients come to ``backward`` materialised."""
+    """An autograd function whose kernels read raw memory: ``backward`` gets materialised gradients."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -160,8 +159,8 @@ class KernelFunction(torch.autograd.Function):
 
 
 def differentiable(function: type[torch.autograd.Function], *args: Any) -> Any:
-    """Runs an autograd function: through autograd where a gradient is wanted, else its forward alone (a node that nobody
-    asks for costs 5 us)."""
+    """Runs an autograd function: through autograd if a gradient is wanted, else its forward alone (an unused node costs
+    5 us)."""
     args = materialised(*args)
     if torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
         return function.apply(*args)
@@ -171,8 +170,8 @@ def differentiable(function: type[torch.autograd.Function], *args: Any) -> Any:
 def reference_gradients(
     reference: Callable[..., Any], inputs: Sequence[Any], wanted: Sequence[bool], gradients: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor | None, ...]:
-    """The gradients of ``inputs`` by autograd of the reference, themselves differentiable: what an autograd function's
-    backward returns when a gradient of the gradient is wanted (grad mode is on in it then)."""
+    """The gradients of ``inputs`` by autograd of the reference, themselves differentiable: what backward returns when a
+    gradient of the gradient is wanted (grad mode is on in backward then)."""
     # views, so that no input is reached through another one's history: a saved result has the call itself in its own
     views = [a.view_as(a) if w else a for a, w in zip(inputs, wanted, strict=True)]
     leaves = [a for a, w in zip(views, wanted, strict=True) if w]
@@ -234,8 +233,8 @@ def _short(dtype: torch.dtype) -> str:
 
 
 def rows_of(x: torch.Tensor) -> tuple[int, int, int, int] | None:
-    """A tensor as rows of its last dimension: ``(M, N, row_stride, column_stride)``, or None when the leading
-    dimensions do not collapse into one stride (then no single row stride exists and a copy would be needed)."""
+    """A tensor as rows of its last dimension: ``(M, N, row_stride, column_stride)``, or None if the leading dimensions do not
+    collapse into one stride."""
     *sizes, n = x.shape
     *strides, column_stride = x.stride()
     m, row_stride = 1, None
@@ -253,7 +252,7 @@ def rows_of(x: torch.Tensor) -> tuple[int, int, int, int] | None:
 
 
 def dense(x: torch.Tensor) -> bool:
-    """Whether x's elements fill one stretch of memory without gaps or overlaps (in any order of dimensions)."""
+    """Whether x's elements fill contiguous memory without gaps or overlaps, in any order of dimensions."""
     expected = 1
     for stride, size in sorted((st, si) for st, si in zip(x.stride(), x.shape, strict=True) if si != 1):
         if stride != expected:
@@ -276,12 +275,15 @@ def check_values(
     flag: str,
     expected: str,
 ) -> None:
-    """Looks at what a tensor holds, which waits for the device.
+    """Checks a tensor's values, which synchronises with the device.
 
     Args:
-        wrong: of the tensor, where it is.
-        flag: the argument that asks for this look.
-        expected: what the elements would be, to be said in the error, a ValueError.
+        wrong: ``tensor -> mask`` of the wrong elements.
+        flag: the argument that asks for this check.
+        expected: what the elements must be, for the error.
+
+    Raises:
+        ValueError: an element is wrong, or the call is traced.
     """
     if traced(value):
         raise ValueError(
@@ -297,8 +299,8 @@ def check_values(
 
 
 def overlapping(x: torch.Tensor) -> bool:
-    """Whether places of x may share memory, as those of an expanded tensor do: where a dimension's step is shorter than what
-    the dimensions of shorter steps span."""
+    """Whether elements of x may share memory, as those of an expanded tensor do: a dimension's stride is shorter than the span
+    of the dimensions with shorter strides."""
     span = 1
     for stride, size in sorted((stride, size) for stride, size in zip(x.stride(), x.shape, strict=True) if size > 1):
         if stride < span:
@@ -308,23 +310,23 @@ def overlapping(x: torch.Tensor) -> bool:
 
 
 def check_places(operator: str, argument: str, x: torch.Tensor, why: str) -> None:
-    """Raises ValueError where x is to be written over and its elements may share memory."""
+    """Raises ValueError if x is written in place and its elements may share memory."""
     if overlapping(x):
         raise ValueError(
-            f"{operator}: {why} and argument '{argument}' of shape {tuple(x.shape)} with strides {x.stride()}; expected a "
-            "place in memory for each element"
+            f"{operator}: {why} and argument '{argument}' of shape {tuple(x.shape)} with strides {x.stride()}; expected "
+            "separate memory for each element"
         )
 
 
 def sharing(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether a place of a is one of b's too; interleaved views of one tensor need not share any."""
+    """Whether an element of a shares memory with one of b; interleaved views of one tensor may share none."""
     if a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
         return False
-    return np.shares_memory(np.asarray(_Places(a)), np.asarray(_Places(b)))
+    return np.shares_memory(np.asarray(_Layout(a)), np.asarray(_Layout(b)))
 
 
-class _Places:
-    """Where a tensor's elements lie, told to NumPy; nothing is read."""
+class _Layout:
+    """A tensor's memory layout as a NumPy array; nothing is read."""
 
     def __init__(self, t: torch.Tensor):
         size = t.element_size()
@@ -338,7 +340,7 @@ class _Places:
 
 
 def readable(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """A gradient of x's shape as row kernels read it; autograd may bring one of any strides (expanded, say): it is copied."""
+    """A gradient of x's shape that row kernels can read: copied if its strides (expanded, say) do not collapse into rows."""
     return torch.empty_like(x).copy_(dy) if rows_of(dy) is None else dy
 
 

@@ -1,4 +1,4 @@
-"""The one door from weft to CUDA C++: a source file compiled through NVRTC, launched through the driver.
+"""How weft launches CUDA C++: a source file compiled through NVRTC, launched through the driver.
 
 Neither needs a toolkit: NVRTC comes with PyTorch's CUDA builds (or the wheel ``nvidia-cuda-nvrtc``). Sources include headers
 that lie beside them, beside this file or in ``hopper/`` and nothing else, so no CUDA headers are needed. What was compiled is

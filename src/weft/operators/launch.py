@@ -1,6 +1,6 @@
-"""The one door from weft to Triton: a plan is a kernel with everything but its tensors decided.
+"""How weft launches Triton kernels: a plan is a kernel with everything but its tensors decided.
 
-The same plan is *launched* (on a GPU, past Triton's argument binder after the first time), *interpreted* (on the CPU,
+The same plan is *launched* (on a GPU, without Triton's argument binder after the first time), *interpreted* (on the CPU,
 ``TRITON_INTERPRET=1``), *traced* (inside ``torch.compile`` and friends, through ``wrap_triton``), or *compiled only*
 (for an architecture that is not there: ``weft compile-check``).
 """
