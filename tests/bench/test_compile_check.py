@@ -154,3 +154,15 @@ def test_every_argument_of_a_triton_kernel_is_given_in_order(monkeypatch):
     for job in compile_check.jobs(registry.select(()), archs=(90,)):
         assert [result.reason for result in compile_check.check(*job) if result.reason] == []
     assert len(seen) > 10
+
+
+def test_shares_of_many_seeds_cover_every_point(monkeypatch):
+    softmax = registry.get("softmax")
+    whole = list(compile_check.jobs([softmax], [90], "", ["fp32"]))
+    seen: list[str] = []
+    monkeypatch.setattr(compile_check, "_check_job", lambda job: seen.append(str(job)) or [])
+    for seed in map(str, range(40)):
+        before = len(seen)
+        compile_check.compile_check([softmax], archs=[90], dtypes=["fp32"], share=4, seed=seed, processes=1)
+        assert len(seen) - before < len(whole)
+    assert len(set(seen)) == len(whole)

@@ -119,6 +119,8 @@ def compile_check(
     arch: Annotated[list[str] | None, typer.Option(help="sm_80, 86, 89, 90, 100 or 120; may be repeated")] = None,
     implementation: Annotated[str, typer.Option(help="one implementation, by name")] = "",
     dtype: Dtypes = None,
+    share: Annotated[int, typer.Option(min=1, help="compile one in so many points")] = 1,
+    seed: Annotated[str, typer.Option(help="which of them: any text, such as a commit")] = "",
     processes: Annotated[int, typer.Option(min=1, help="that compile side by side")] = 2,
     as_json: Json = False,
 ) -> None:
@@ -139,6 +141,8 @@ def compile_check(
             archs=wanted,
             implementation=implementation,
             dtypes=dtype or [],
+            share=share,
+            seed=seed,
             processes=processes,
             on_result=lambda compiled: step(compiled[-1].kernel[:40] if compiled else ""),
         )
