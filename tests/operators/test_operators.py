@@ -243,7 +243,8 @@ def test_every_operator_runs_on_cpu_tensors_and_passes_opcheck():
         "gram_polynomial",
         "newton_schulz",
     )
-    in_cuda = ("softmax_cluster", "softmax_cluster_backward", "skinny_matmul_cuda", "weight_only_matmul_cuda")
+    softmaxes = [f"{name}_cluster{of}" for name in ("softmax", "log_softmax") for of in ("", "_backward")]
+    in_cuda = (*softmaxes, "skinny_matmul_cuda", "weight_only_matmul_cuda")
     on_cuda_only = {f"weft::{name}" for name in (*in_cuda, *(f"{name}_hopper" for name in on_hopper))}
     assert opchecks.registered() - on_cuda_only == set(done.stdout.split())
 

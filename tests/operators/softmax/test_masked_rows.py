@@ -1,5 +1,5 @@
-"""Causal and masked softmax in CUDA C++ without a GPU: ``masked_rows.cu`` run on a CPU that plays its PTX (``ptx_on_cpu.hpp``)
-with the launches that Python computes, against float64; what it compiles to, chooses and declines."""
+"""``masked_rows.cu`` without a GPU: emulated on the CPU (``ptx_on_cpu.hpp``) with the launches that Python computes, against
+float64; what it compiles to, when it is chosen and what it declines."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ from weft.bench.compile_check import resource_usage  # noqa: E402
 from weft.definition import Declined  # noqa: E402
 from weft.operators.cuda import CudaPlan, compile_cubin  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.softmax import masked_rows  # noqa: E402
+from weft.operators.softmax import dispatch  # noqa: E402
 from weft.operators.softmax.causal_softmax import hidden  # noqa: E402
-from weft.operators.softmax.masked_kernels import ADDITIVE, BOOLEAN, CAUSAL, NONE  # noqa: E402
+from weft.operators.softmax.dispatch import ADDITIVE, BOOLEAN, CAUSAL, MASKED_BACKWARD, MASKED_FORWARD, NONE  # noqa: E402
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 INF = float("inf")
+FORWARD, BACKWARD = MASKED_FORWARD.kernel("cuda"), MASKED_BACKWARD.kernel("cuda")
+SOURCE = dispatch.FOLDER / "masked_rows.cu"
+CONFIGURATIONS = dispatch.masked_rows_configuration, dispatch.masked_rows_backward_configuration
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,46 +66,46 @@ CASES = {
     "backward, wild": Case(FP16, (1, 2, 30, 16), each=8, wild=True, backward=True),
 }
 
-# Mistakes: a case that shows them, what stands in the kernel, what is written instead.
+# Mistakes: a case that shows them, text of the kernel, and what replaces it.
 MISTAKES = {
     "sees one more": ("causal, a warp", "int(row % S) + 1 +", "int(row % S) + 2 +"),
     "the row of all matrices": ("causal, two warps", "int(row % S)", "int(row)"),
     "counted from the first row": ("causal, more rows than columns", "+ 1 + (N - int(S))", "+ 1"),
     "the diagonal's access is whole": ("causal, a warp", "if (left >= COUNT) return;", "if (left > 0) return;"),
-    "hidden as zeros": ("causal, a warp", "r.cut(f[v], v, keeps, -infinity());", "r.cut(f[v], v, keeps, 0.f);"),
-    "zeros behind NaN": ("causal, wild", "none[i] = factor * 0.f;", "none[i] = 0.f;"),
-    "nothing behind the diagonal": (
+    "hidden as zeros": ("causal, a warp", "r.cut(f[v], v, sees, -infinity());", "r.cut(f[v], v, sees, 0.f);"),
+    "zeros after NaN": ("causal, wild", "none[i] = factor * 0.f;", "none[i] = 0.f;"),
+    "nothing after the diagonal": (
         "causal, a warp",
         "store<T, COUNT>(out + r.at(v), pack<T, COUNT>(none));\n",
         ";\n",
     ),
     "scale left out": ("causal, a warp", "__fmul_rn(f[v][i], scale)", "f[v][i]"),
-    "kept exchanged": ("boolean, heads", "? 0.f : -infinity()", "? -infinity() : 0.f"),
+    "boolean mask inverted": ("boolean, heads", "? 0.f : -infinity()", "? -infinity() : 0.f"),
     "bytes exchanged": ("boolean, heads", "0xffu << i % 4 * 8", "0xffu << (3 - i % 4) * 8"),
     "the mask of the next row": ("boolean, keys", "+ i1 * s1 + i2 * s2;", "+ i1 * s1 + i2 * s2 + COUNT;"),
     "the next matrix's mask": ("additive, heads", "mask += i0 * s0", "mask += (1 - i0) * s0"),
-    "rows one behind the other": ("boolean, heads", "k++, row += m2)", "k++, row++)"),
+    "consecutive rows": ("boolean, heads", "k++, row += m2)", "k++, row++)"),
     "the same row again": ("additive, heads", "i64(row + m2) * x_row", "i64(row) * x_row"),
     "columns past the row": ("additive, a warp", "if (r.at(v) >= N) continue;\n      if", "if"),
     "one warp's maximum": ("causal, two warps", "return warp_max(shared.highest", "return x; return (shared.highest"),
     "one warp's sum": ("causal, two warps", "return warp_sum(thread % 32 < THREADS / 32 ?", "return x; return (0 ?"),
-    "nobody waits": ("causal, two warps", "total[thread / 32] = x;\n    __syncthreads();", "total[thread / 32] = x;"),
+    "no barrier": ("causal, two warps", "total[thread / 32] = x;\n    __syncthreads();", "total[thread / 32] = x;"),
     "rows past the last": ("causal, more rows than columns", "if (GROUPS<THREADS> > 1 && r.unit >= rows / SHARE) return;", ""),
-    "hidden y counts": ("backward, wild", "f[i] *= g[i];\n    r.cut(f, v, keeps, 0.f);", "f[i] *= g[i];"),
-    "hidden dx": ("backward, a warp", "(g[i] - sum);\n      r.cut(f, v, keeps, 0.f);", "(g[i] - sum);"),
+    "hidden y counts": ("backward, wild", "f[i] *= g[i];\n    r.cut(f, v, sees, 0.f);", "f[i] *= g[i];"),
+    "hidden dx": ("backward, a warp", "(g[i] - sum);\n      r.cut(f, v, sees, 0.f);", "(g[i] - sum);"),
     "the gradient's scale": ("backward, two warps", "f[i] = scale * f[i]", "f[i] = f[i]"),
     "the sum left out": ("backward, two warps", "(g[i] - sum);", "g[i];"),
 }  # fmt: skip
 
-FORWARD = """
-char *const kept = static_cast<char *>(job.buffers[4]) + 64;
-const Any x{job.buffers[0]}, mask{job.buffers[1]}, y{kept};
+FORWARD_CPP = """
+char *const out = static_cast<char *>(job.buffers[4]) + 64;
+const Any x{job.buffers[0]}, mask{job.buffers[1]}, y{out};
 const i64 *s = job.shape;
 job.run([&] { KERNEL(x, mask, y, s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7], s[8], s[9], job.factors[0]); });
 """
-BACKWARD = """
-char *const kept = static_cast<char *>(job.buffers[4]) + 64;
-const Any x{job.buffers[0]}, dy{job.buffers[1]}, dx{kept};
+BACKWARD_CPP = """
+char *const out = static_cast<char *>(job.buffers[4]) + 64;
+const Any x{job.buffers[0]}, dy{job.buffers[1]}, dx{out};
 const i64 *s = job.shape;
 job.run([&] { KERNEL(x, dy, dx, s[0], s[1], s[2], s[3], s[4], s[5], job.factors[0]); });
 """
@@ -137,26 +140,25 @@ class Rows:
             if case.wild:
                 self.dy[..., -1, -1], self.dy[..., 2, 0] = torch.nan, INF
         config = {"THREADS": case.threads, "EACH": case.each, "SHARE": case.share}
-        wide = self.x if self.mask is None else self.mask.expand(case.shape)
-        self.given = wide.view(torch.uint8) if case.kind == BOOLEAN else self.dy if case.backward else wide
+        self.second = self.dy if case.backward else self.x if self.mask is None else self.mask
         with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
-            patch.setattr(masked_rows, "BUSY", 1)
-            patch.setattr(masked_rows, "multiprocessors", lambda device: 1)
-            for configuration in (masked_rows.forward_configuration, masked_rows.backward_configuration):
+            patch.setattr(dispatch, "BLOCKS_PER_SM", 1)
+            patch.setattr(dispatch, "multiprocessors", lambda device: 1)
+            for configuration in CONFIGURATIONS:
                 patch.setattr(configuration, "trial", config)
             if case.backward:
-                self.plan = masked_rows.backward_plan(self.x, self.dy, case.scale, True)
+                self.plan = BACKWARD.of((self.x, self.dy), case.scale, True)
             else:
-                self.plan = masked_rows.forward_plan(self.x, self.given, case.scale, case.kind)
+                self.plan = FORWARD.of((self.x, self.second), case.scale, case.kind)
         result = torch.empty_like(self.x)
         self.result = result.as_strided(result.shape, result.stride())
 
     @property
     def launch(self) -> str:
-        return (BACKWARD if self.case.backward else FORWARD).replace("KERNEL", self.plan.expression)
+        return (BACKWARD_CPP if self.case.backward else FORWARD_CPP).replace("KERNEL", self.plan.expression)
 
     def job(self) -> bytes:
-        buffers = {0: bytes_of(self.x), 1: bytes_of(self.given), 4: framed(self.result.untyped_storage().nbytes())}
+        buffers = {0: bytes_of(self.x), 1: bytes_of(self.second), 4: framed(self.result.untyped_storage().nbytes())}
         plan = dataclasses.replace(self.plan, shared_bytes=cuda_as_cpp.STATIC)
         *shape, scale = (s.value for s in self.plan.scalars)
         return job(plan, self.seed, buffers, shape=shape, factors=(scale,))
@@ -195,47 +197,45 @@ class Rows:
 
 
 @pytest.fixture(scope="module")
-def play(tmp_path_factory):
-    return player_of_cases(
-        tmp_path_factory.mktemp("rows"), cuda_as_cpp.whole(masked_rows.SOURCE), Rows, CASES, MISTAKES
-    )
+def emulate(tmp_path_factory):
+    return player_of_cases(tmp_path_factory.mktemp("rows"), cuda_as_cpp.whole(SOURCE), Rows, CASES, MISTAKES)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_rows_are_what_float64_says(play, name):
-    assert play(name) == ""
-    assert play(name, seed=1) == ""
+def test_rows_are_what_float64_says(emulate, name):
+    assert emulate(name) == ""
+    assert emulate(name, seed=1) == ""
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_shows(play, mistake):
-    assert any(play(MISTAKES[mistake][0], mistake, seed) for seed in range(3))
+def test_a_mistake_shows(emulate, mistake):
+    assert any(emulate(MISTAKES[mistake][0], mistake, seed) for seed in range(3))
 
 
 def meta(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def mask_of(x: torch.Tensor, kind: str, shape: tuple[int, ...]) -> torch.Tensor:
-    return meta(*shape, dtype=torch.uint8 if kind == BOOLEAN else x.dtype).expand(x.shape)
+def plan_of(x: torch.Tensor, kind: str, mask: tuple[int, ...] = ()) -> CudaPlan:
+    """Of a forward with a mask of that shape, or ``backward``."""
+    if kind == "backward":
+        return BACKWARD.of((x, x), 1.0, True)
+    dtype = torch.bool if kind == BOOLEAN else x.dtype
+    return FORWARD.of((x, meta(*mask, dtype=dtype) if mask else x), 1.0, kind)
 
 
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 def test_nothing_is_spilled(dtype):
     with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
         for kind, n in ((CAUSAL, 8192), (BOOLEAN, 1024), (ADDITIVE, 16384), ("backward", 8192)):
-            x = meta(1, 2**14, 2, n, dtype=dtype)
-            backward, masks = kind == "backward", kind in (BOOLEAN, ADDITIVE)
-            configuration = masked_rows.backward_configuration if backward else masked_rows.forward_configuration
-            for c in configuration.candidates(90, dtype, n, *(() if backward else (kind, masks))):
+            backward, mask = kind == "backward", kind in (BOOLEAN, ADDITIVE)
+            configuration = CONFIGURATIONS[backward]
+            for c in configuration.candidates(90, dtype, n, *(() if backward else (kind, mask))):
                 if c.get("SHARE") in (2, 4, 8):
                     continue  # as sixteen
                 patch.setattr(configuration, "trial", c)
-                if backward:
-                    plan = masked_rows.backward_plan(x, x, 1.0, True)
-                else:
-                    plan = masked_rows.forward_plan(x, mask_of(x, kind, (2, n)), 1.0, kind)
-                    assert plan.expression.endswith(f", {c['SHARE']}>")
+                plan = plan_of(meta(1, 2**14, 2, n, dtype=dtype), kind, (2, n) if mask else ())
+                assert backward or plan.expression.endswith(f", {c['SHARE']}>")
                 assert resource_usage(compile_cubin(plan.source, plan.expression, 90)[0])["STACK"] == 0, c
 
 
@@ -249,41 +249,40 @@ def test_every_row_fits_its_threads(dtype, sm):
         ):
             backward = kind == "backward"
             for n in (8, 16, 120, 264, 1000, 4096, 8192, 16384, 32768):
-                if n > masked_rows.longest(dtype, backward or kind == ADDITIVE):
+                if n > dispatch.longest_row(dtype, 1 + (backward or kind == ADDITIVE)):
                     continue
                 x = meta(12, 12, 16, n, dtype=dtype)
-                if backward:
-                    plan = masked_rows.backward_plan(x, x, 1.0, True)
-                    threads, each, share = *map(int, plan.expression[:-1].split(", ")[-2:]), 1
-                else:
-                    plan = masked_rows.forward_plan(x, mask_of(x, kind, (*shape, 16, n)) if shape else x, 1.0, kind)
-                    threads, each, share = map(int, plan.expression[:-1].split(", ")[-3:])
-                assert (
-                    threads * each >= n and 32 <= threads <= 1024 and plan.block == max(threads, 128 * (threads == 32))
-                )
+                plan = plan_of(x, kind, (*shape, 16, n) if shape else ())
+                numbers = map(int, plan.expression[:-1].split(", ")[-2 if backward else -3 :])
+                threads, each, share = (*numbers, 1)[:3]
+                assert threads * each >= n and 32 <= threads <= 1024
+                assert plan.block == max(threads, 128 * (threads == 32))
                 assert plan.grid[0] * (plan.block // threads) * share >= 12 * 12 * 16
                 assert 12 % share == 0 and (share == 1 or shape in ((12, 1), (1, 12)))
-                assert share == 1 or plan.grid[0] >= masked_rows.BUSY * masked_rows.multiprocessors(x.device)
+                assert share == 1 or plan.grid[0] >= dispatch.BLOCKS_PER_SM * dispatch.multiprocessors(x.device)
 
 
-def test_who_takes_a_call():
+def test_when_it_is_chosen():
     with compiling_for(90, lambda *kernel: None):
         causal, masked = (functools.partial(ops.explain, name) for name in ("causal_softmax", "masked_softmax"))
-        assert causal(meta(4, 1024, 1024)).implementation == "cuda"
-        assert causal(meta(1, 512, 1024)).implementation == "triton"  # few elements
-        assert causal(meta(2**14, 64, 128)).implementation == "triton"  # short rows
-        assert causal(meta(64, 32, 40000)).implementation == "triton"
-        assert causal(meta(64, 40, 1000, dtype=FP32)).implementation == "cuda"
-        assert causal(meta(64, 40, 1002, dtype=FP32)).implementation == "triton"
+        for x, kernel in (
+            (meta(4, 1024, 1024), "cuda"),
+            (meta(1, 512, 1024), "triton"),  # few elements
+            (meta(2**14, 64, 128), "triton"),  # short rows
+            (meta(64, 32, 40000), "triton"),
+            (meta(64, 40, 1000, dtype=FP32), "cuda"),
+            (meta(64, 40, 1002, dtype=FP32), "triton"),
+        ):
+            assert causal(x).implementation == causal(x, direction="backward").implementation == kernel
         x = meta(2, 16, 64, 1024)
-        assert masked(x).implementation == masked(x, meta(64, 1024, dtype=torch.bool)).implementation == "cuda"
-        assert masked(x, meta(64, 1028)[:, :1024]).implementation == "triton"
-        for kind, mask in ((BOOLEAN, meta(2, 1, 64, 1024, dtype=torch.bool)), (ADDITIVE, meta(64, 1028)[:, :1024])):
-            wide = mask.expand(x.shape)
-            plan = masked_rows.PUBLIC[0].of((x, wide), 1.0, kind)
-            assert isinstance(plan, CudaPlan) == (masked(x, mask).implementation == "cuda")
-        assert isinstance(masked_rows.PUBLIC[1].of((x, x), 1.0, True), CudaPlan)
-        assert not isinstance(masked_rows.PUBLIC[1].of((x, x), 1.0, False), CudaPlan)
+        for mask, kernel in (
+            (None, "cuda"),
+            (meta(64, 1024, dtype=torch.bool), "cuda"),
+            (meta(2, 1, 64, 1024, dtype=torch.bool), "cuda"),
+            (meta(64, 1028)[:, :1024], "triton"),
+        ):
+            assert masked(x, mask).implementation == kernel
+            assert masked(x, mask, direction="backward").implementation == "triton"
     with compiling_for(80, lambda *kernel: None):
         assert causal(meta(4, 1024, 1024)).implementation == "triton"
 
@@ -291,16 +290,16 @@ def test_who_takes_a_call():
 def test_what_is_declined():
     with compiling_for(90, lambda *kernel: None):
         for reason, x in (
-            ("16 bytes", torch.empty(2, 3, 20, dtype=BF16, device="meta")),
-            ("16 bytes", torch.empty(64, 64, dtype=BF16, device="meta").mT),
-            ("columns", torch.empty(2, 3, 2**15 + 8, dtype=BF16, device="meta")),
-            ("a copy", torch.empty(4, 6, 64, 8, device="meta").transpose(1, 2)[:, ::2]),
+            ("16 bytes", meta(2, 3, 20)),
+            ("16 bytes", meta(64, 64).mT),
+            ("columns", meta(2, 3, 2**15 + 8)),
+            ("a copy", meta(4, 6, 64, 8).transpose(1, 2)[:, ::2]),
         ):
             with pytest.raises(Declined, match=reason):
-                masked_rows.forward_plan(x, x, 1.0, CAUSAL)
-        x = torch.empty(2, 2, 64, 64, device="meta")
-        for mask in (torch.empty(64, 1, device="meta"), torch.empty(64, 66, device="meta")[:, :64]):
+                plan_of(x, CAUSAL)
+        x = meta(2, 2, 64, 64, dtype=FP32)
+        for mask in (meta(64, 1, dtype=FP32), meta(64, 66, dtype=FP32)[:, :64]):
             with pytest.raises(Declined, match="a mask that"):
-                masked_rows.forward_plan(x, mask.expand(x.shape), 1.0, ADDITIVE)
+                FORWARD.of((x, mask), 1.0, ADDITIVE)
         with pytest.raises(Declined, match="no causal mask"):
-            masked_rows.backward_plan(x, x, 1.0, False)
+            BACKWARD.of((x, x), 1.0, False)

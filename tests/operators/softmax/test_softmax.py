@@ -1,5 +1,5 @@
-"""The gradients of softmax and log-softmax by clusters, where what is asked of every operator does not reach: each way to
-lay a row over blocks, and what happens to rows that clusters do not take."""
+"""The tables of softmax and log-softmax, and the gradient by clusters: each way to lay a row over blocks, and what happens to
+rows that clusters do not take."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from weft.definition import SHARED_LIMIT, Declined  # noqa: E402
 from weft.operators.cuda import CudaPlan  # noqa: E402
 from weft.operators.launch import Plan, compiling_for  # noqa: E402
 from weft.operators.row_cluster import LONGEST, MAX_CLUSTER, SHORTEST  # noqa: E402
-from weft.operators.softmax import cluster_backward, kernels  # noqa: E402
+from weft.operators.softmax import dispatch  # noqa: E402
+from weft.operators.softmax.dispatch import BACKWARD, LOG_BACKWARD  # noqa: E402
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 CLUSTER_ARCHITECTURES = [sm for sm in SHARED_LIMIT if sm >= 90]
+CLUSTER, LOG_CLUSTER = BACKWARD.kernel("cuda"), LOG_BACKWARD.kernel("cuda")
 
 
 def rows(n, dtype=torch.float32, m=3, device="meta"):
@@ -28,9 +30,9 @@ def rows(n, dtype=torch.float32, m=3, device="meta"):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_configuration_holds_the_row_and_fits(sm, dtype):
     n = SHORTEST
-    while n <= cluster_backward.longest(sm, dtype):
-        found = list(cluster_backward.candidates(sm, dtype, n))
-        assert cluster_backward.heuristic(sm, dtype, n) in found
+    while n <= dispatch.longest_backward(sm, dtype):
+        found = list(dispatch.backward_candidates(sm, dtype, n))
+        assert dispatch.backward_heuristic(sm, dtype, n) in found
         for c in found:
             held = c["THREADS"] * c["EACH"]
             assert held * MAX_CLUSTER >= n > held // 2 and c["EACH"] * dtype.itemsize % 16 == 0
@@ -43,13 +45,13 @@ def test_every_configuration_holds_the_row_and_fits(sm, dtype):
 def test_plans_take_what_clusters_hold(sm):
     with compiling_for(sm, lambda *kernel: None):
         for dtype in DTYPES:
-            for n in (SHORTEST, 4104, 33000, 2**17, cluster_backward.longest(sm, dtype)):
+            for n in (SHORTEST, 4104, 33000, 2**17, dispatch.longest_backward(sm, dtype)):
                 y = rows(n, dtype)
-                plan = cluster_backward.plan(y, y, -1, logs=False)
+                plan = CLUSTER.of((y, y), -1)
                 assert plan.grid == (3 * plan.cluster, 1) and plan.cluster <= MAX_CLUSTER
                 assert [s.value for s in plan.scalars] == [n, n, n, n]
                 sliced = rows(n + 8, dtype)[:, :n]
-                strides = [s.value for s in cluster_backward.plan(y, sliced, -1, logs=True).scalars]
+                strides = [s.value for s in LOG_CLUSTER.of((y, sliced), -1).scalars]
                 assert strides == [n, n, n + 8, n]
 
 
@@ -65,28 +67,35 @@ def test_plans_take_what_clusters_hold(sm):
     ],
 )
 def test_what_clusters_do_not_take_goes_to_triton(n, dtype, dy, reason):
-    plans = cluster_backward.plans_or(kernels.backward_plans, logs=False)
     with compiling_for(90, lambda *kernel: None):
         y = rows(n, dtype)
         dy = y if dy is None else dy()
         with pytest.raises(Declined, match=reason):
-            cluster_backward.plan(y, dy, -1, logs=False)
-        assert isinstance(plans.of((y, dy), -1), Plan)
+            CLUSTER.of((y, dy), -1)
+        assert isinstance(BACKWARD.of((y, dy), -1), Plan)
 
 
-def test_long_rows_are_for_clusters_where_there_are_any():
-    plans = cluster_backward.plans_or(kernels.backward_plans, logs=False, least=cluster_backward.FROM)
-    for sm, n, kind in (
-        (90, cluster_backward.FROM, CudaPlan),
-        (90, 8192, Plan),
-        (80, 2**17, Plan),
-        (120, 2**17, CudaPlan),
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_long_rows_are_for_clusters_where_there_are_any(name):
+    for sm, n, kernel in (
+        (90, 16384, "cuda"),
+        (90, 8192, "triton"),
+        (80, 2**17, "triton"),
+        (120, 2**17, "cuda"),
+        (120, LONGEST, "triton"),  # half the shared memory: the longest rows of all are read twice
     ):
         with compiling_for(sm, lambda *kernel: None):
-            assert isinstance(plans.of((rows(n), rows(n)), -1), kind), (sm, n)
-            assert ("backward" in cluster_backward.too(rows(n))) == (kind is CudaPlan)
-    with compiling_for(120, lambda *kernel: None):  # half the shared memory: the longest rows of all are walked twice
-        assert isinstance(plans.of((rows(LONGEST), rows(LONGEST)), -1), Plan)
+            assert ops.explain(name, rows(n), direction="backward").implementation == kernel, (sm, n)
+            assert isinstance(BACKWARD.of((rows(n), rows(n)), -1), CudaPlan if kernel == "cuda" else Plan)
+            forward = "cuda" if n == LONGEST else kernel
+            assert ops.explain(name, rows(n)).implementation == forward
+
+
+def test_the_gradient_is_pytorchs_where_the_result_is():
+    with compiling_for(90, lambda *kernel: None):
+        for x in (rows(4096).t(), rows(0)):
+            for direction in ("forward", "backward"):
+                assert ops.explain("softmax", x, direction=direction).implementation == "torch"
 
 
 @pytest.mark.gpu
@@ -102,17 +111,17 @@ def test_every_configuration_is_right(name, dtype, monkeypatch):
         p, d = y.double(), dy.double()
         want = d - p.exp() * d.sum(-1, keepdim=True) if logs else p * (d - (p * d).sum(-1, keepdim=True))
         allowed = numbers.eps * want.abs() + 4e-6 * want.abs().amax(-1, keepdim=True) + numbers.tiny * numbers.eps
-        for c in cluster_backward.candidates(90, dtype, 1 << (n - 1).bit_length()):
-            monkeypatch.setattr(cluster_backward.configuration, "trial", c)
+        for c in dispatch.backward_candidates(90, dtype, 1 << (n - 1).bit_length()):
+            monkeypatch.setattr(dispatch.cluster_backward_configuration, "trial", c)
             dx = torch.full_like(y, torch.nan)
-            cluster_backward.plan(y, dy, -1, logs)(y, dy, dx)
+            (LOG_CLUSTER if logs else CLUSTER).of((y, dy), -1)(y, dy, dx)
             assert bool(((dx.double() - want).abs() <= allowed).all()), (n, c)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])
 def test_gradients_of_any_strides_are_taken(name):
-    """From autograd a gradient comes expanded, transposed, sliced: no kernel may read it as something else."""
+    """Autograd passes expanded, transposed and sliced gradients; each kernel must read them by their strides."""
     for n in (20000, 2**16):
         x = torch.randn(6, n, device=DEVICE).requires_grad_()
         shapes = [

@@ -6,6 +6,7 @@ square) and writes all of y; backward reads what is kept of y and dy and writes 
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -13,11 +14,11 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, differentiable, guarded, widened
+from weft.operators.call import Choice, differentiable, eager, guarded, widened
 from weft.operators.launch import Plans
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
-from weft.operators.softmax import masked, masked_rows
-from weft.operators.softmax.masked_kernels import CAUSAL
+from weft.operators.softmax.autograd import BY_KERNEL, PUBLIC, MaskedSoftmax, choose_masked, masked_tolerance
+from weft.operators.softmax.dispatch import CAUSAL, MASKED_FORWARD
 
 
 def hidden(x: Tensor, shift: int = 0) -> Tensor:
@@ -34,17 +35,9 @@ def reference(x: Tensor, scale: float = 1.0) -> Tensor:
     return torch_causal_softmax(x if x.dtype == torch.float64 else x.float(), scale).to(x.dtype)
 
 
-def _by(plans: tuple[Plans, Plans], x: Tensor, scale: float) -> Tensor:
-    y: Tensor = differentiable(masked.MaskedSoftmax, x, x, scale, CAUSAL, plans, lambda x: reference(x, scale))
+def launched(x: Tensor, scale: float = 1.0, *, plans: tuple[Plans, Plans]) -> Tensor:
+    y: Tensor = differentiable(MaskedSoftmax, x, x.detach(), scale, CAUSAL, plans, lambda x: reference(x, scale))
     return y
-
-
-def causal_softmax_triton(x: Tensor, scale: float = 1.0) -> Tensor:
-    return _by(masked_rows.TRITON, x, scale)
-
-
-def causal_softmax_cuda(x: Tensor, scale: float = 1.0) -> Tensor:
-    return _by(masked_rows.CUDA, x, scale)
 
 
 # ---- definition ------------------------------------------------------------------------------------------------------
@@ -94,7 +87,7 @@ causal_softmax = Operator(
     directions=("forward", "backward"),
     options={"layout": LAYOUTS, "values": VALUES, "scale": range(-1000, 1001)},
     differentiable=("x",),
-    tolerance=masked.tolerance(reference),
+    tolerance=masked_tolerance(reference),
     workloads={
         "verify": [
             *(
@@ -152,8 +145,10 @@ causal_softmax = Operator(
     ],
 )
 
-causal_softmax.implementation("triton", arch=">=sm_80")(causal_softmax_triton)
-causal_softmax.implementation("cuda", arch=">=sm_80", devices=("cuda",))(causal_softmax_cuda)
+causal_softmax.implementation("triton", arch=">=sm_80")(functools.partial(launched, plans=BY_KERNEL["triton"]))
+causal_softmax.implementation("cuda", arch=">=sm_80", devices=("cuda",))(
+    functools.partial(launched, plans=BY_KERNEL["cuda"])
+)
 causal_softmax.implementation("torch")(torch_causal_softmax)
 causal_softmax.implementation("torch.compile", devices=("cuda",))(peers.Compiled(torch_causal_softmax))
 
@@ -162,10 +157,9 @@ causal_softmax.implementation("torch.compile", devices=("cuda",))(peers.Compiled
 
 @causal_softmax.choice
 @guarded
-def choose(x: Tensor, scale: float = 1.0) -> Choice:
-    masked.check("causal_softmax", x, scale, 2)
+def choose(x: Tensor, scale: float = 1.0, direction: str = "forward") -> Choice:
     (x,) = widened(x)
-    return masked.choose(x)
+    return choose_masked(x, x, scale, CAUSAL, direction)
 
 
 @causal_softmax.function
@@ -184,6 +178,10 @@ def causal_softmax_function(x: Tensor, scale: float = 1.0) -> Tensor:
         TypeError: x is not a tensor of those dtypes.
         ValueError: x has fewer than two dimensions, or scale is not finite.
     """
+    if eager(x) and (plan := MASKED_FORWARD.of((x, x), scale, CAUSAL)) is not None:
+        y = torch.empty_like(x)
+        plan(x, x, y)
+        return y
     chosen = choose(x, scale).implementation
     (x,), scale = widened(x), float(scale)
-    return reference(x, scale) if chosen == "torch" else _by(masked_rows.PUBLIC, x, scale)
+    return reference(x, scale) if chosen == "torch" else launched(x, scale, plans=PUBLIC)

@@ -1,7 +1,7 @@
 // Softmax and log-softmax (LOGS) of long rows: a cluster of blocks shares a row (rows.cuh), which is read once and written
 // once.
 //
-// A slice stays in registers in its own dtype, so 16-bit rows take half the registers; exponentials are taken twice, once
+// A slice is held in registers in its own dtype, so 16-bit rows take half the registers; exponentials are taken twice, once
 // for the sum against each warp's maximum and once for the result against the row's. Blocks exchange one (maximum, sum)
 // pair (online softmax, Milakov & Gimelshein 2018).
 #include "exponential.cuh"

@@ -1,7 +1,7 @@
 // The gradients of softmax and log-softmax of long rows: a cluster of blocks shares a row (rows.cuh). y and dy are read once
 // and dx is written once; the blocks exchange one sum.
 //
-// y stays in registers as it lies in memory. dy stays beside it, or (SHARED) in shared memory, which then holds as much of
+// y is held in registers as it lies in memory. dy is held in registers too, or (SHARED) in shared memory, which then holds as much of
 // the rows as the registers do: half as many blocks take a row. A thread reads there only what it fetched itself, so no
 // barrier is needed.
 #include "rows.cuh"
@@ -15,7 +15,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS<THREADS>)
   constexpr int COUNT = Slice::COUNT, VECTORS = Slice::VECTORS;
   __shared__ typename Slice::Shared shared;
   extern __shared__ __align__(16) unsigned char dynamic[];
-  T *kept = reinterpret_cast<T *>(dynamic);
+  T *shared_dy = reinterpret_cast<T *>(dynamic);
 
   const Slice slice(N, shared);
   Words<T, COUNT> results[VECTORS], gradients[SHARED ? 1 : VECTORS];
@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS<THREADS>)
     const T *from = dy + slice.row * dy_row + slice.first;
 #pragma unroll
     for (int v = 0; v < VECTORS; v++)
-      copy_stream(kept + slice.at(v), from + slice.at(v), slice.at(v) < slice.elements);
+      copy_stream(shared_dy + slice.at(v), from + slice.at(v), slice.at(v) < slice.elements);
   } else {
     slice.load(dy, dy_row, gradients, 0);
   }
@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS<THREADS>)
   auto take = [&](int v, float (&p)[COUNT], float (&g)[COUNT]) {
     unpack(results[v], p);
     if constexpr (SHARED)
-      unpack(load_shared<T, COUNT>(kept + slice.at(v)), g);
+      unpack(load_shared<T, COUNT>(shared_dy + slice.at(v)), g);
     else
       unpack(gradients[v], g);
   };

@@ -1,21 +1,21 @@
-"""Triton kernels for softmax over rows [M, N], and the plans that pick their tiles.
+"""Triton kernels over rows [M, N]: softmax, log-softmax, and softmax(scale * x + mask) with a causal, boolean or additive mask.
 
-Forward moves 2 tensors, backward 3 (y, dy, dx); a row is kept in registers, so each is read once up to ``ONE_PASS``
-columns. Longer rows are read twice by the portable kernel, the second time from L2 where they fit; ``cluster.cu`` keeps
-them on chip instead. Reads are marked ``evict_last``: README.md says what that brings.
+A row of up to ``ONE_PASS`` columns is held in registers, so each tensor is read once. A longer row is read twice, the second
+time from L2 where it fits; ``cluster.cu`` keeps such rows on chip. Reads are marked ``evict_last``: docs/notes/softmax.md says
+what that brings.
 """
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable
+from typing import Any
+
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from weft.operators.call import views
 from weft.operators.configs import Configurations, bucket
-from weft.operators.launch import Plan, Plans
-from weft.operators.row_programs import ONE_PASS, candidates, heuristic
+from weft.operators.launch import Plan
+from weft.operators.row_programs import candidates, heuristic
 
 
 @triton.jit
@@ -33,50 +33,73 @@ def exponential(t, ACCURATE: tl.constexpr):
 
 
 @triton.jit
+def online_step(x, maximum, total, ACCURATE: tl.constexpr):
+    """Adds x to each lane's running maximum and sum of exponentials (online softmax, Milakov & Gimelshein 2018)."""
+    higher = tl.maximum(maximum, x, propagate_nan=tl.PropagateNan.ALL)
+    base = tl.where(higher == -float("inf"), 0.0, higher)  # a lane that has seen only -inf
+    return higher, total * exponential(maximum - base, ACCURATE) + exponential(x - base, ACCURATE)
+
+
+# ---- softmax and log-softmax -------------------------------------------------------------------------------------------
+
+
+@triton.jit
 def softmax_rows(
-    x_ptr, y_ptr, M, N, x_row, x_col, y_row, y_col, ROWS: tl.constexpr, BLOCK: tl.constexpr, ACCURATE: tl.constexpr
-):
-    """y[m, :] = exp(x[m, :] - max) / sum. One program holds ROWS whole rows, [ROWS, BLOCK] with BLOCK >= N."""
+    x_ptr, y_ptr, M, N, x_row, x_col, y_row, y_col,
+    LOG: tl.constexpr, ACCURATE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """y[m, :] = exp(x[m, :] - max) / sum, or with LOG x[m, :] - max - log(sum). One program holds ROWS whole rows,
+    [ROWS, BLOCK] with BLOCK >= N."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)  # int64: row * stride may pass 2**31
     col = tl.arange(0, BLOCK)
     inside = (row[:, None] < M) & (col[None, :] < N)
     x_ptr += row[:, None] * x_row + col[None, :] * x_col
     x = tl.load(x_ptr, mask=inside, other=-float("inf"), eviction_policy="evict_last").to(tl.float32)
-    e = exponential(x - tl.max(x, axis=1)[:, None], ACCURATE)  # an all -inf row gives NaN, as in PyTorch
-    y = e * tl.div_rn(1.0, tl.sum(e, axis=1))[:, None]  # one exact division a row
+    x -= tl.max(x, axis=1)[:, None]  # a row of only -inf gives NaN, as in PyTorch
+    e = exponential(x, ACCURATE)
+    total = tl.sum(e, axis=1)
+    if LOG:
+        y = x - tl.log(total)[:, None]
+    else:
+        y = e * tl.div_rn(1.0, total)[:, None]  # one exact division a row
     tl.store(y_ptr + row[:, None] * y_row + col[None, :] * y_col, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def softmax_long_rows(x_ptr, y_ptr, N, x_row, x_col, y_row, y_col, BLOCK: tl.constexpr, ACCURATE: tl.constexpr):
-    """The same for a row that does not fit: one program walks it twice, first for a running maximum and sum in each
-    lane (online softmax, Milakov & Gimelshein 2018), then to write."""
+def softmax_long_rows(
+    x_ptr, y_ptr, N, x_row, x_col, y_row, y_col, LOG: tl.constexpr, ACCURATE: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The same for a row that does not fit: one program reads it once for its maximum and sum, and once to write."""
     row = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK)
-    top = tl.full([BLOCK], -float("inf"), tl.float32)
+    maximum = tl.full([BLOCK], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
     for start in range(0, N, BLOCK):
         c = (start + col).to(tl.int64)
         x = tl.load(x_ptr + row * x_row + c * x_col, mask=c < N, other=-float("inf"), eviction_policy="evict_last")
-        x = x.to(tl.float32)
-        higher = tl.maximum(top, x, propagate_nan=tl.PropagateNan.ALL)
-        base = tl.where(higher == -float("inf"), 0.0, higher)  # a lane that has seen only -inf
-        total = total * exponential(top - base, ACCURATE) + exponential(x - base, ACCURATE)
-        top = higher
-    best = tl.max(top, axis=0)
-    scale = tl.div_rn(1.0, tl.sum(total * exponential(top - best, ACCURATE), axis=0))  # NaN when all are -inf
+        maximum, total = online_step(x.to(tl.float32), maximum, total, ACCURATE)
+    row_maximum = tl.max(maximum, axis=0)
+    row_total = tl.sum(total * exponential(maximum - row_maximum, ACCURATE), axis=0)  # NaN when all are -inf
+    if LOG:
+        factor = tl.log(row_total)
+    else:
+        factor = tl.div_rn(1.0, row_total)
     for start in range(0, N, BLOCK):
         c = (start + col).to(tl.int64)
         x = tl.load(x_ptr + row * x_row + c * x_col, mask=c < N, eviction_policy="evict_first").to(tl.float32)
-        y = exponential(x - best, ACCURATE) * scale
+        if LOG:
+            y = (x - row_maximum) - factor
+        else:
+            y = exponential(x - row_maximum, ACCURATE) * factor
         tl.store(y_ptr + row * y_row + c * y_col, y.to(y_ptr.dtype.element_ty), mask=c < N)
 
 
 @triton.jit
 def softmax_backward_rows(
-    y_ptr, dy_ptr, dx_ptr, M, N, y_row, y_col, dy_row, dy_col, dx_row, dx_col, ROWS: tl.constexpr, BLOCK: tl.constexpr
-):
-    """dx = y * (dy - sum(y * dy)), whole rows in registers."""
+    y_ptr, dy_ptr, dx_ptr, M, N, y_row, y_col, dy_row, dy_col, dx_row, dx_col,
+    LOG: tl.constexpr, ACCURATE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """dx = y * (dy - sum(y * dy)), or with LOG dy - exp(y) * sum(dy); whole rows in registers."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     col = tl.arange(0, BLOCK)
     inside = (row[:, None] < M) & (col[None, :] < N)
@@ -84,70 +107,213 @@ def softmax_backward_rows(
     dy_ptr += row[:, None] * dy_row + col[None, :] * dy_col
     y = tl.load(y_ptr, mask=inside, other=0.0, eviction_policy="evict_last").to(tl.float32)
     dy = tl.load(dy_ptr, mask=inside, other=0.0, eviction_policy="evict_last").to(tl.float32)
-    dx = y * (dy - tl.sum(y * dy, axis=1)[:, None])
+    if LOG:
+        dx = dy - exponential(y, ACCURATE) * tl.sum(dy, axis=1)[:, None]
+    else:
+        dx = y * (dy - tl.sum(y * dy, axis=1)[:, None])
     tl.store(dx_ptr + row[:, None] * dx_row + col[None, :] * dx_col, dx.to(dx_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def softmax_backward_long_rows(
-    y_ptr, dy_ptr, dx_ptr, N, y_row, y_col, dy_row, dy_col, dx_row, dx_col, BLOCK: tl.constexpr
-):
-    """The same, walking the row twice."""
+    y_ptr, dy_ptr, dx_ptr, N, y_row, y_col, dy_row, dy_col, dx_row, dx_col,
+    LOG: tl.constexpr, ACCURATE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The same, reading dy twice, and y twice or (LOG) once."""
     row = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK)
-    dot = tl.zeros([BLOCK], tl.float32)
+    total = tl.zeros([BLOCK], tl.float32)
     for start in range(0, N, BLOCK):
         c = (start + col).to(tl.int64)
-        y = tl.load(y_ptr + row * y_row + c * y_col, mask=c < N, other=0.0, eviction_policy="evict_last")
-        dy = tl.load(dy_ptr + row * dy_row + c * dy_col, mask=c < N, other=0.0, eviction_policy="evict_last")
-        dot += y.to(tl.float32) * dy.to(tl.float32)
-    s = tl.sum(dot, axis=0)
+        if LOG:
+            dy = tl.load(dy_ptr + row * dy_row + c * dy_col, mask=c < N, other=0.0, eviction_policy="evict_last")
+            total += dy.to(tl.float32)
+        else:
+            y = tl.load(y_ptr + row * y_row + c * y_col, mask=c < N, other=0.0, eviction_policy="evict_last")
+            dy = tl.load(dy_ptr + row * dy_row + c * dy_col, mask=c < N, other=0.0, eviction_policy="evict_last")
+            total += y.to(tl.float32) * dy.to(tl.float32)
+    s = tl.sum(total, axis=0)
+    last: tl.constexpr = "evict_last" if LOG else "evict_first"  # of y, which LOG reads here for the first time
     for start in range(0, N, BLOCK):
         c = (start + col).to(tl.int64)
-        y = tl.load(y_ptr + row * y_row + c * y_col, mask=c < N, eviction_policy="evict_first").to(tl.float32)
+        y = tl.load(y_ptr + row * y_row + c * y_col, mask=c < N, eviction_policy=last).to(tl.float32)
         dy = tl.load(dy_ptr + row * dy_row + c * dy_col, mask=c < N, eviction_policy="evict_first").to(tl.float32)
-        tl.store(dx_ptr + row * dx_row + c * dx_col, (y * (dy - s)).to(dx_ptr.dtype.element_ty), mask=c < N)
+        if LOG:
+            dx = dy - exponential(y, ACCURATE) * s
+        else:
+            dx = y * (dy - s)
+        tl.store(dx_ptr + row * dx_row + c * dx_col, dx.to(dx_ptr.dtype.element_ty), mask=c < N)
 
 
-# ---- plans -----------------------------------------------------------------------------------------------------------
+# ---- softmax with a mask -----------------------------------------------------------------------------------------------
+#
+# Of a causal row only the columns that it sees are read (rounded up to 16, so that accesses stay 16 bytes wide); the zeros
+# after them are written. Masks are read in place, however they broadcast: the address of a row's mask comes from its index
+# and up to three strides.
 
 
-forward_configuration = Configurations(__file__, "forward", heuristic, candidates)
-backward_configuration = Configurations(__file__, "backward", heuristic, candidates)
+@triton.jit
+def visible(row, N, S, CAUSAL: tl.constexpr):
+    """How many columns a row sees: all, or those up to its own position, the last row's being the last column."""
+    if CAUSAL:
+        return tl.minimum(tl.maximum(row % S + 1 + N - S, 0), N)
+    else:
+        return tl.zeros_like(row) + N
 
 
-def forward_plan(x: Tensor, dim: int) -> Plan:
-    """Softmax of x over ``dim`` into ``torch.empty_like(x)``."""
-    (m, n, *x_strides), (_, _, *y_strides) = views(
-        x.movedim(dim, -1), torch.empty_like(x, device="meta").movedim(dim, -1)
-    )
-    accurate = {"ACCURATE": x.dtype == torch.float32}
-    config = forward_configuration(x.device, x.dtype, bucket(n))
-    if n > ONE_PASS:
-        return Plan(
-            softmax_long_rows,
-            (m,),
-            (n, *x_strides, *y_strides),
-            {"BLOCK": config["BLOCK"], **accurate},
-            config["num_warps"],
-        )
-    tile = {"ROWS": config["ROWS"], "BLOCK": bucket(n), **accurate}
-    grid = (triton.cdiv(m, config["ROWS"]),)
-    return Plan(softmax_rows, grid, (m, n, *x_strides, *y_strides), tile, config["num_warps"])
+@triton.jit
+def round_up_to_16(n):
+    return (n + 15) // 16 * 16
 
 
-def backward_plan(y: Tensor, dy: Tensor, dim: int) -> Plan:
-    """Gradient of softmax over ``dim``, into ``torch.empty_like(y)``."""
-    (m, n, *y_strides), (_, _, *dy_strides), (_, _, *dx_strides) = views(
-        *(t.movedim(dim, -1) for t in (y, dy, torch.empty_like(y, device="meta")))
-    )
-    scalars = (n, *y_strides, *dy_strides, *dx_strides)
-    config = backward_configuration(y.device, y.dtype, bucket(n))
-    if n > ONE_PASS:
-        return Plan(softmax_backward_long_rows, (m,), scalars, {"BLOCK": config["BLOCK"]}, config["num_warps"])
-    tile = {"ROWS": config["ROWS"], "BLOCK": bucket(n)}
-    return Plan(softmax_backward_rows, (triton.cdiv(m, config["ROWS"]),), (m, *scalars), tile, config["num_warps"])
+@triton.jit
+def mask_row(row, m1, m2, s0, s1, s2):
+    """Offset of a row's mask: the row's index in three digits, of bases m1 and m2, each times its stride."""
+    return row // (m1 * m2) * s0 + row // m2 % m1 * s1 + row % m2 * s2
 
 
-forward_plans = Plans(forward_plan)
-backward_plans = Plans(backward_plan)
+@triton.jit
+def scores(x, mask_ptr, col_stride, col, inside, sees, scale, MASK: tl.constexpr, CAUSAL: tl.constexpr):
+    """scale * x + mask; -inf where there is no column."""
+    x = x.to(tl.float32) * scale
+    if MASK == 1:  # boolean: false adds -inf
+        x += tl.where(tl.load(mask_ptr + col * col_stride, mask=inside, other=0) != 0, 0.0, -float("inf"))
+    if MASK == 2:
+        x += tl.load(mask_ptr + col * col_stride, mask=inside, other=0.0).to(tl.float32)
+    if CAUSAL:
+        inside = inside & (col < sees)
+    return tl.where(inside, x, -float("inf"))
+
+
+@triton.jit
+def masked_softmax_rows(
+    x_ptr, mask_ptr, y_ptr, M, N, S, x_row, x_col, y_row, y_col, m1, m2, s0, s1, s2, mask_col, scale,
+    MASK: tl.constexpr, CAUSAL: tl.constexpr, ACCURATE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program holds ROWS whole rows."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    col = tl.arange(0, BLOCK)
+    inside = (row[:, None] < M) & (col[None, :] < N)
+    sees = visible(row, N, S, CAUSAL)[:, None]
+    read = inside & (col[None, :] < round_up_to_16(sees)) if CAUSAL else inside
+    x_ptr += row[:, None] * x_row + col[None, :] * x_col
+    x = tl.load(x_ptr, mask=read, other=0.0, eviction_policy="evict_last")
+    if MASK:
+        mask_ptr += mask_row(row, m1, m2, s0, s1, s2)[:, None]
+    x = scores(x, mask_ptr, mask_col, col[None, :], read, sees, scale, MASK, CAUSAL)
+    e = exponential(x - tl.max(x, axis=1)[:, None], ACCURATE)  # a row without any column is NaN, as in PyTorch
+    y = e * tl.div_rn(1.0, tl.sum(e, axis=1))[:, None]
+    tl.store(y_ptr + row[:, None] * y_row + col[None, :] * y_col, y.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def masked_softmax_long_rows(
+    x_ptr, mask_ptr, y_ptr, N, S, x_row, x_col, y_row, y_col, m1, m2, s0, s1, s2, mask_col, scale,
+    MASK: tl.constexpr, CAUSAL: tl.constexpr, ACCURATE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The same for a row that does not fit: read once for its maximum and sum, and once to write."""
+    row = tl.program_id(0).to(tl.int64)
+    col = tl.arange(0, BLOCK)
+    sees = visible(row, N, S, CAUSAL)
+    read = tl.minimum(round_up_to_16(sees), N)
+    x_ptr += row * x_row
+    if MASK:
+        mask_ptr += mask_row(row, m1, m2, s0, s1, s2)
+    maximum = tl.full([BLOCK], -float("inf"), tl.float32)
+    total = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, read, BLOCK):
+        c = (start + col).to(tl.int64)
+        x = tl.load(x_ptr + c * x_col, mask=c < read, other=0.0, eviction_policy="evict_last")
+        x = scores(x, mask_ptr, mask_col, c, c < read, sees, scale, MASK, CAUSAL)
+        maximum, total = online_step(x, maximum, total, ACCURATE)
+    row_maximum = tl.max(maximum, axis=0)
+    # NaN when all are -inf
+    factor = tl.div_rn(1.0, tl.sum(total * exponential(maximum - row_maximum, ACCURATE), axis=0))
+    for start in range(0, N, BLOCK):
+        c = (start + col).to(tl.int64)
+        x = tl.load(x_ptr + c * x_col, mask=c < read, other=0.0, eviction_policy="evict_first")
+        x = scores(x, mask_ptr, mask_col, c, c < read, sees, scale, MASK, CAUSAL)
+        y = exponential(x - row_maximum, ACCURATE) * factor
+        tl.store(y_ptr + row * y_row + c * y_col, y.to(y_ptr.dtype.element_ty), mask=c < N)
+
+
+@triton.jit
+def masked_softmax_backward_rows(
+    y_ptr, dy_ptr, dx_ptr, M, N, S, y_row, y_col, dy_row, dy_col, dx_row, dx_col, scale,
+    CAUSAL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """dx = scale * y * (dy - sum(y * dy)); what a causal mask hides is neither read nor given a gradient."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    col = tl.arange(0, BLOCK)
+    inside = (row[:, None] < M) & (col[None, :] < N)
+    sees = visible(row, N, S, CAUSAL)[:, None]
+    read = inside & (col[None, :] < round_up_to_16(sees)) if CAUSAL else inside
+    y_ptr += row[:, None] * y_row + col[None, :] * y_col
+    dy_ptr += row[:, None] * dy_row + col[None, :] * dy_col
+    y = tl.load(y_ptr, mask=read, other=0.0, eviction_policy="evict_last").to(tl.float32)
+    dy = tl.load(dy_ptr, mask=read, other=0.0, eviction_policy="evict_last").to(tl.float32)
+    if CAUSAL:
+        y = tl.where(col[None, :] < sees, y, 0.0)
+        dy = tl.where(col[None, :] < sees, dy, 0.0)
+    dx = scale * y * (dy - tl.sum(y * dy, axis=1)[:, None])
+    if CAUSAL:
+        dx = tl.where(col[None, :] < sees, dx, 0.0)
+    tl.store(dx_ptr + row[:, None] * dx_row + col[None, :] * dx_col, dx.to(dx_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def masked_softmax_backward_long_rows(
+    y_ptr, dy_ptr, dx_ptr, N, S, y_row, y_col, dy_row, dy_col, dx_row, dx_col, scale,
+    CAUSAL: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The same, reading the row twice."""
+    row = tl.program_id(0).to(tl.int64)
+    col = tl.arange(0, BLOCK)
+    sees = visible(row, N, S, CAUSAL)
+    total = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, sees, BLOCK):
+        c = (start + col).to(tl.int64)
+        y = tl.load(y_ptr + row * y_row + c * y_col, mask=c < sees, other=0.0, eviction_policy="evict_last")
+        dy = tl.load(dy_ptr + row * dy_row + c * dy_col, mask=c < sees, other=0.0, eviction_policy="evict_last")
+        total += y.to(tl.float32) * dy.to(tl.float32)
+    s = tl.sum(total, axis=0)
+    for start in range(0, N, BLOCK):
+        c = (start + col).to(tl.int64)
+        y = tl.load(y_ptr + row * y_row + c * y_col, mask=c < sees, other=0.0, eviction_policy="evict_first")
+        dy = tl.load(dy_ptr + row * dy_row + c * dy_col, mask=c < sees, other=0.0, eviction_policy="evict_first")
+        dx = scale * y.to(tl.float32) * (dy.to(tl.float32) - s)
+        dx = tl.where(c < sees, dx, 0.0)
+        tl.store(dx_ptr + row * dx_row + c * dx_col, dx.to(dx_ptr.dtype.element_ty), mask=c < N)
+
+
+# ---- launches ----------------------------------------------------------------------------------------------------------
+#
+# A call (dispatch.py) has m rows of n columns of its tensor x, and says which scalars and flags its kernels take.
+
+
+def launch_rows(kernel: Any, configuration: Configurations) -> Callable[[Any], Plan]:
+    """The launch of a kernel whose programs hold whole rows."""
+
+    def launch(c: Any) -> Plan:
+        config = configuration(c.x.device, c.x.dtype, bucket(c.n))
+        tile = {"ROWS": config["ROWS"], "BLOCK": bucket(c.n)}
+        grid = (triton.cdiv(c.m, config["ROWS"]),)
+        return Plan(kernel, grid, (c.m, *c.scalars), {**c.flags, **tile}, config["num_warps"])
+
+    return launch
+
+
+def launch_long_rows(kernel: Any, configuration: Configurations) -> Callable[[Any], Plan]:
+    """The launch of a kernel whose programs read a row BLOCK columns at a time."""
+
+    def launch(c: Any) -> Plan:
+        config = configuration(c.x.device, c.x.dtype, bucket(c.n))
+        return Plan(kernel, (c.m,), c.scalars, {**c.flags, "BLOCK": config["BLOCK"]}, config["num_warps"])
+
+    return launch
+
+
+CONFIGURATIONS = {
+    name: Configurations(__file__, name, heuristic, candidates)
+    for name in ("forward", "backward", "log_softmax", "log_softmax_backward", "masked", "masked_backward")
+}

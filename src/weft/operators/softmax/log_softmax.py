@@ -1,7 +1,4 @@
-"""``log_softmax(x, dim=-1)``: x - logsumexp(x) along one dimension, forward and backward.
-
-Forward compulsorily reads x and writes y; backward reads y and dy and writes dx. Bandwidth is the limit (README.md).
-"""
+"""``log_softmax(x, dim=-1)``: x - logsumexp(x) along one dimension, forward and backward; memory bandwidth is the limit."""
 
 from __future__ import annotations
 
@@ -10,240 +7,70 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
-from weft.operators import mutants, peers, row_cluster
-from weft.operators.call import Choice, check_dim, check_tensor, differentiable, eager, guarded, on_gpu, rows_of, traced
-from weft.operators.launch import Plans, target_sm
-from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
-from weft.operators.row_programs import ONE_PASS
-from weft.operators.softmax import cluster, cluster_backward
-from weft.operators.softmax.gradient import autograd_function, gradient
-from weft.operators.softmax.log_softmax_kernels import backward_plans, forward_plans
-
-CLUSTER_FROM = (
-    16384  # columns from which the cluster kernel is the faster one on sm_90, while nothing traces (README.md)
-)
-
-# ---- PyTorch operators -----------------------------------------------------------------------------------------------
-
-
-@torch.library.triton_op("weft::log_softmax", mutates_args=())
-def log_softmax_op(x: Tensor, dim: int) -> Tensor:
-    if not on_gpu(x):
-        return torch.log_softmax(x, dim)
-    y = torch.empty_like(x)
-    if y.numel():
-        forward_plans.of((x,), dim)(x, y)
-    return y
-
-
-@torch.library.triton_op("weft::log_softmax_backward", mutates_args=())
-def backward_op(y: Tensor, dy: Tensor, dim: int) -> Tensor:
-    """dx from the forward's result and the gradient of it."""
-    if not on_gpu(y):
-        return torch.ops.aten._log_softmax_backward_data(dy, y, dim, y.dtype)
-    return gradient(backward_plans, y, dy, dim)
-
-
-def _save(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
-    ctx.save_for_backward(output)
-    ctx.dim = inputs[1]
-
-
-def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
-    (y,) = ctx.saved_tensors
-    return torch.ops.weft.log_softmax_backward(y, dy, ctx.dim), None
-
-
-def _save_backward(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
-    ctx.save_for_backward(inputs[0], inputs[1])
-    ctx.dim = inputs[2]
-
-
-def _twice_backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, None]:
-    """Of dx = dy - exp(y) * sum(dy): the gradients of y and dy, in PyTorch."""
-    y, dy = ctx.saved_tensors
-    p = y.exp()
-    return -g * p * dy.sum(ctx.dim, keepdim=True), g - (g * p).sum(ctx.dim, keepdim=True), None
-
-
-log_softmax_op.register_autograd(_backward, setup_context=_save)
-backward_op.register_autograd(_twice_backward, setup_context=_save_backward)
-
-# ---- implementations -------------------------------------------------------------------------------------------------
+from weft.definition import Mutant, Operator, Tolerance, workload
+from weft.operators import peers
+from weft.operators.call import Choice, eager, guarded
+from weft.operators.softmax import autograd
+from weft.operators.softmax.dispatch import LOG_BACKWARD, LOG_FORWARD
+from weft.operators.softmax.softmax import definition, row_sum
 
 
 def reference(x: Tensor, dim: int = -1) -> Tensor:
     return torch.log_softmax(x, dim)
 
 
-def log_softmax_triton(x: Tensor, dim: int = -1) -> Tensor:
-    if eager(x) and x.numel():
-        y = torch.empty_like(x)
-        forward_plans.of((x,), dim)(x, y)
-        return y
-    return torch.ops.weft.log_softmax(x, dim)
-
-
-_ByCluster = autograd_function(cluster.log_plans, cluster_backward.plans(logs=True), backward_op)
-
-
-def log_softmax_cluster(x: Tensor, dim: int = -1) -> Tensor:
-    if x.numel() and (reason := row_cluster.why_not(x.movedim(dim, -1))):
-        raise Declined(reason)
-    if traced(x):
-        return torch.ops.weft.log_softmax(x, dim)
-    y: Tensor = differentiable(_ByCluster, x, dim)
-    return y
-
-
-# ---- definition ------------------------------------------------------------------------------------------------------
-
-
-def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
-    """x is [M, N], or [M, N, K] with the option K and dim=1."""
-    shape = (w["M"], w["N"], w.option("inner")) if w.option("inner") else (w["M"], w["N"])
-    layout, values = w.option("layout", "contiguous"), w.option("values", "normal")
-    check_dim("log_softmax", w.option("dim", -1), len(shape))
-    return {"x": random_tensor(g, shape, w.dtype, device, layout=layout, values=values), "dim": w.option("dim", -1)}
-
-
-def cost(w: Workload, direction: str) -> Cost:
-    n = w["M"] * w["N"] * w.option("inner", 1)
-    size = n * w.bytes_per_element
-    if direction == "forward":
-        return Cost(reads=size, writes=size, vector_flops=4 * n, special_ops=n)
-    return Cost(reads=2 * size, writes=size, vector_flops=3 * n, special_ops=n)
-
-
-def _gradient_terms(arguments: dict[str, Any], gradients: list[Tensor]) -> list[Tensor]:
+def gradient_terms(arguments: dict[str, Any], gradients: list[Tensor]) -> list[Tensor]:
     """dx is a difference that vanishes at N = 1: how large its terms are."""
     (dy,), dim = gradients, arguments["dim"]
-    return [dy.abs() + torch.softmax(arguments["x"], dim) * dy.square().sum(dim, keepdim=True).sqrt()]
+    return [dy.abs() + torch.softmax(arguments["x"], dim) * row_sum(dy.square(), dim).sqrt()]
 
 
-def _wrong(change: Any) -> Any:
-    return lambda x, dim=-1: change(x.float(), dim).to(x.dtype)
+def softmax_gradient(dy: Tensor, x: Tensor, dim: int = -1) -> tuple[Tensor]:
+    return (torch.softmax(x, dim) * (dy - row_sum(dy, dim)),)
 
-
-def _unstable(x: Tensor, dim: int) -> Tensor:
-    return x - x.exp().sum(dim, keepdim=True).log()
-
-
-def _padded(x: Tensor, dim: int) -> Tensor:
-    top = x.amax(dim, keepdim=True)
-    return x - top - ((x - top).exp().sum(dim, keepdim=True) + 1e-3).log()
-
-
-def _gradient(dy: Tensor, x: Tensor, dim: int = -1) -> tuple[Tensor, ...]:
-    return (dy - torch.softmax(x, dim) * dy.sum(dim, keepdim=True),)
-
-
-def _half_summed(dy: Tensor, x: Tensor, dim: int = -1) -> tuple[Tensor, ...]:
-    """A block that hears nothing of the other."""
-    return (dy - torch.softmax(x, dim) * dy.chunk(2, dim)[0].sum(dim, keepdim=True),)
-
-
-WIDTHS = (256, 1024, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
 
 log_softmax = Operator(
-    name="log_softmax",
-    axes={"M": "rows", "N": "columns"},
-    inputs=inputs,
-    reference=reference,
-    cost=cost,
-    directions=("forward", "backward"),
-    options={"layout": LAYOUTS, "values": VALUES, "dim": range(-2, 3), "inner": range(1, 2**31)},
-    differentiable=("x",),
-    tolerance={
-        "forward": Tolerance(scale="row", ulps=2.0),
-        "backward": Tolerance(scale=_gradient_terms, terms=lambda w: 32),
-    },
-    workloads={
-        "verify": [
-            *(workload(M=m, N=n) for m, n in ((1, 1), (3, 5), (2, 256), (37, 100), (5, 1000), (1, 4097))),
-            workload(M=0, N=7),
-            workload(M=7, N=0),
-            *(workload(M=9, N=33, layout=at) for at in ("unaligned", "sliced", "strided", "transposed", "expanded")),
-            workload(M=6, N=64, values="large"),
-            workload(M=40, N=50, values="nonfinite"),
-            workload(M=3, N=2048),
-            workload(M=40, N=2056, values="nonfinite"),
-            workload(M=6, N=50, values="minus_inf_rows"),
-            workload(M=6, N=2048, values="minus_inf_rows"),
-            workload(M=6, N=2048, values="large"),
-            workload(M=4, N=33, inner=5, dim=1),
-            workload(M=4, N=33, dim=0),
-            workload(M=2, N=33000),
+    **definition(
+        "log_softmax",
+        reference,
+        {
+            "forward": Tolerance(scale="row", ulps=2.0),
+            "backward": Tolerance(scale=gradient_terms, terms=lambda w: 32),
+        },
+        [
+            Mutant("softmax", lambda x, dim=-1: torch.softmax(x, dim)),
+            Mutant("softmax's gradient", softmax_gradient, "backward"),
         ],
-        "full": [workload(M=2, N=n) for n in (2**15, 2**15 + 1, 2**16 + 8, 2**17, 2**18)],
-        "huge": [workload("bf16", M=2**14 + 1, N=2**17), workload("bf16", M=2**23 + 3, N=257)],
-        "bench": [workload(M=2**28 // n, N=n) for n in WIDTHS],
-        "quick": [workload(M=2**22 // n, N=n) for n in (1024, 4096)],
-        "compile": [workload(M=64, N=n) for n in (100, 4096, 2**16)],
-        "tune": [
-            workload(d, M=2**28 // n, N=n)
-            for d in ("fp32", "bf16")
-            for n in (64, 128, 256, 512, 1024, 2048, *WIDTHS[2:])
-        ],
-        "model": [workload("bf16", M=4096, N=128256)],
-    },
-    mutants=[
-        *mutants.usual(reference),
-        Mutant("no maximum subtracted", _wrong(_unstable)),
-        Mutant("padding counted", _wrong(_padded)),
-        Mutant("softmax", lambda x, dim=-1: torch.softmax(x, dim)),
-        *mutants.usual(_gradient, "backward"),
-        Mutant("sum left out", lambda dy, x, dim=-1: (dy.clone(),), "backward"),
-        Mutant("sum of half a row", _half_summed, "backward"),
-        Mutant(
-            "softmax's gradient",
-            lambda dy, x, dim=-1: (torch.softmax(x, dim) * (dy - dy.sum(dim, keepdim=True)),),
-            "backward",
-        ),
-    ],
+        {"model": [workload("bf16", M=4096, N=128256)]},
+        logs=True,
+    )
 )
 
-log_softmax.implementation("triton", arch=">=sm_80")(log_softmax_triton)
-log_softmax.implementation("cuda", arch=">=sm_90", devices=("cuda",))(log_softmax_cluster)
+
+def second(y: Tensor, dy: Tensor, g: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """Of dx = dy - exp(y) * sum(dy): the gradients of y and dy, in PyTorch."""
+    p = y.exp()
+    return -g * p * row_sum(dy, dim), g - row_sum(g * p, dim)
+
+
+calls = autograd.RowSoftmax(
+    "log_softmax",
+    (LOG_FORWARD, LOG_BACKWARD),
+    torch.log_softmax,
+    torch.ops.aten._log_softmax_backward_data,
+    second,
+)
+
+log_softmax.implementation("triton", arch=">=sm_80")(calls.implementation("triton"))
+log_softmax.implementation("cuda", arch=">=sm_90", devices=("cuda",))(calls.implementation("cuda"))
 log_softmax.implementation("torch")(reference)
 log_softmax.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
-
-# ---- what users call -------------------------------------------------------------------------------------------------
 
 
 @log_softmax.choice
 @guarded
-def choose(x: Tensor, dim: int = -1) -> Choice:
-    check_tensor("log_softmax", "x", x)
-    front = check_dim("log_softmax", dim, x.ndim)
-    along = x.movedim(front, -1) if x.ndim else x
-    if not on_gpu(x):
-        return Choice("torch", "the tensor is on the CPU, where weft runs the reference")
-    if x.ndim == 0 or x.numel() == 0:
-        return Choice("torch", "empty or a scalar: nothing to launch")
-    if rows_of(along) is None:
-        return Choice("torch", "the leading dimensions do not collapse into rows of one stride: a copy would be needed")
-    n = along.shape[-1]
-    if along.stride(-1) != 1 and n > 1:
-        return Choice(
-            "torch", f"stride {along.stride(-1)} along 'dim': PyTorch's kernel for inner dimensions is faster"
-        )
-    if n >= CLUSTER_FROM and target_sm(x.device) >= 90 and not traced(x) and not row_cluster.why_not(along):
-        reason = f"{n} columns: a cluster of blocks holds a row, which is read once"
-        return Choice("cuda", reason + cluster_backward.too(along), cluster.log_plans)
-    reason = f"{n} columns: " + ("held in registers" if n <= ONE_PASS else "read twice")
-    return Choice("triton", reason + cluster_backward.too(along), forward_plans)
-
-
-public_plans = Plans(lambda x, dim: choose(x, dim).plan_for(x, dim))
-
-
-_Eager = autograd_function(
-    public_plans,
-    cluster_backward.plans_or(backward_plans, logs=True, least=cluster_backward.FROM),
-    backward_op,
-)
+def choose(x: Tensor, dim: int = -1, direction: str = "forward") -> Choice:
+    return autograd.choose((LOG_FORWARD, LOG_BACKWARD), x, dim, direction)
 
 
 @log_softmax.function
@@ -264,14 +91,8 @@ def log_softmax_function(x: Tensor, dim: int = -1) -> Tensor:
 
     Backward saves the result only.
     """
-    if eager(x) and (plan := public_plans.of((x,), dim)) is not None:
+    if eager(x) and (plan := LOG_FORWARD.of((x,), dim)) is not None:
         y = torch.empty_like(x)
         plan(x, y)
         return y
-    if choose(x, dim).implementation == "torch":
-        return torch.log_softmax(x, dim)
-    if eager(x, gradient=True):
-        return _Eager.apply(x, dim)
-    if torch.is_autocast_enabled("cuda"):
-        x = x.float()
-    return torch.ops.weft.log_softmax(x, dim)
+    return calls(x, dim, choose)

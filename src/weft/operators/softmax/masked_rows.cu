@@ -1,14 +1,14 @@
 // softmax(scale * x + mask) of rows that a block holds, with a causal, a boolean or an additive mask, and the causal one's
 // gradient: THREADS threads hold a row in registers, EACH elements a thread.
 //
-// Work follows what a row keeps: of a causal row a warp neither reads nor computes what lies behind the diagonal, it writes
+// Work follows what a row sees: of a causal row a warp neither reads nor computes what lies after the diagonal, it writes
 // zeros there. Rows of the same mask row (the heads of a batch, say) are taken one after another, SHARE of them, with the mask
 // in registers: else it comes out of L2 for each, as many bytes as x where it is of x's dtype.
 #include "exponential.cuh"
 #include "prelude.cuh"
 
 struct None {};              // no mask, or a causal one
-struct Kept { char byte; };  // of a boolean mask
+struct Boolean { char byte; };  // an element of a boolean mask
 template <typename M> constexpr bool MASKS = true;
 template <> constexpr bool MASKS<None> = false;
 
@@ -35,7 +35,7 @@ template <typename M, int COUNT> __device__ __forceinline__ Words<M, COUNT> load
   return w;
 }
 
-template <int COUNT> __device__ __forceinline__ void unpack(const Words<Kept, COUNT> &w, float (&f)[COUNT]) {
+template <int COUNT> __device__ __forceinline__ void unpack(const Words<Boolean, COUNT> &w, float (&f)[COUNT]) {
 #pragma unroll
   for (int i = 0; i < COUNT; i++) f[i] = w.word[i / 4] & 0xffu << i % 4 * 8 ? 0.f : -infinity();
 }
@@ -47,7 +47,7 @@ template <typename T, int THREADS, int EACH> struct RowOfThreads {
   static constexpr int VECTORS = EACH / COUNT;  // accesses a thread
   struct Shared { float highest[THREADS / 32], total[THREADS / 32]; };
 
-  u32 unit;  // the how many-th row, or rows that share a mask, of the grid
+  u32 unit;  // index of the row, or of the group of rows that share a mask
   u32 thread = threadIdx.x % THREADS;
 
   __device__ __forceinline__ RowOfThreads() : unit(blockIdx.x * GROUPS<THREADS> + threadIdx.x / THREADS) {}
@@ -62,15 +62,15 @@ template <typename T, int THREADS, int EACH> struct RowOfThreads {
       if (at(v) < columns) w[v] = load_stream<T, COUNT>(row + at(v));
   }
 
-  // What lies behind the columns that the row keeps becomes `fill`.
-  __device__ __forceinline__ void cut(float (&f)[COUNT], int v, int keeps, float fill) const {
-    const int left = keeps - at(v);
+  // Columns that the row does not see become `fill`.
+  __device__ __forceinline__ void cut(float (&f)[COUNT], int v, int sees, float fill) const {
+    const int left = sees - at(v);
     if (left >= COUNT) return;
 #pragma unroll
     for (int i = 0; i < COUNT; i++) f[i] = i < left ? f[i] : fill;
   }
 
-  // Of the row. Before a place is written again every thread has come to the barrier of the other place.
+  // Maximum and sum of the row. Before one array is written again, every thread has passed the barrier of the other.
   __device__ __forceinline__ float highest(float x, Shared &shared) const {
     x = warp_max(x);
     if constexpr (THREADS == 32) return x;
@@ -88,8 +88,8 @@ template <typename T, int THREADS, int EACH> struct RowOfThreads {
   }
 };
 
-// How many columns a causal row keeps, if over 0: those up to its own position, the last row's being the last column.
-__device__ __forceinline__ int kept(u32 row, int N, u32 S) { return int(row % S) + 1 + (N - int(S)); }
+// How many columns a causal row sees, if over 0: those up to its own position, the last row's being the last column.
+__device__ __forceinline__ int visible(u32 row, int N, u32 S) { return int(row % S) + 1 + (N - int(S)); }
 
 // ---- softmax(scale * x + mask) ---------------------------------------------------------------------------------------------
 
@@ -110,9 +110,9 @@ __global__ void __launch_bounds__(BLOCK<THREADS>, BLOCKS<THREADS>)
 
   const u32 i2 = r.unit % m2, i1 = r.unit / m2 % (m1 / SHARE) * SHARE, i0 = r.unit / m2 / (m1 / SHARE);
   u32 row = (i0 * m1 + i1) * m2 + i2;
-  const int keeps = CAUSAL ? kept(row, N, S) : N;
+  const int sees = CAUSAL ? visible(row, N, S) : N;
   Words<T, COUNT> w[VECTORS];
-  r.load(x + i64(row) * x_row, keeps, w);
+  r.load(x + i64(row) * x_row, sees, w);
   Words<M, COUNT> adds[VECTORS];
   if constexpr (MASKED) {
     mask += i0 * s0 + i1 * s1 + i2 * s2;
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(BLOCK<THREADS>, BLOCKS<THREADS>)
     float f[VECTORS][COUNT], top = -infinity();
 #pragma unroll
     for (int v = 0; v < VECTORS; v++) {
-      if (r.warp_at(v) >= keeps) continue;
+      if (r.warp_at(v) >= sees) continue;
       unpack(w[v], f[v]);
       float more[COUNT];
       if constexpr (MASKED) unpack(adds[v], more);
@@ -135,20 +135,20 @@ __global__ void __launch_bounds__(BLOCK<THREADS>, BLOCKS<THREADS>)
         f[v][i] = __fmul_rn(f[v][i], scale);  // no fma: a score that overflows is infinite, as in PyTorch
         if constexpr (MASKED) f[v][i] += more[i];
       }
-      r.cut(f[v], v, keeps, -infinity());
+      r.cut(f[v], v, sees, -infinity());
 #pragma unroll
       for (int i = 0; i < COUNT; i++) top = fmaxf(top, f[v][i]);  // NaN comes into the sum
     }
-    if (k + 1 < SHARE) r.load(x + i64(row + m2) * x_row, keeps, w);
+    if (k + 1 < SHARE) r.load(x + i64(row + m2) * x_row, sees, w);
     top = r.highest(top, shared[0]);
     float sum = 0.f;
 #pragma unroll
     for (int v = 0; v < VECTORS; v++) {
-      if (r.warp_at(v) >= keeps) continue;
+      if (r.warp_at(v) >= sees) continue;
 #pragma unroll
       for (int i = 0; i < COUNT; i++) sum += f[v][i] = exponential<ACCURATE>(f[v][i] - top);
     }
-    // Of a row that keeps nothing NaN, as in PyTorch: -inf - -inf, or 0 / 0.
+    // A row that sees nothing is NaN, as in PyTorch: -inf - -inf, or 0 / 0.
     const float factor = 1.f / r.total(sum, shared[0]);
     float none[COUNT];
 #pragma unroll
@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(BLOCK<THREADS>, BLOCKS<THREADS>)
 #pragma unroll
     for (int v = 0; v < VECTORS; v++) {
       if (r.at(v) >= N) continue;
-      if (r.warp_at(v) >= keeps) {
+      if (r.warp_at(v) >= sees) {
         store<T, COUNT>(out + r.at(v), pack<T, COUNT>(none));
         continue;
       }
@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(BLOCK<THREADS>, BLOCKS<THREADS>)
   }
 }
 
-// ---- the gradient behind a causal mask -------------------------------------------------------------------------------------
+// ---- the gradient of a causal softmax -------------------------------------------------------------------------------------
 
 // dx = scale * y * (dy - sum(y * dy)); what a row does not see is neither read nor given a gradient.
 template <typename T, int THREADS, int EACH>
@@ -183,20 +183,20 @@ __global__ void __launch_bounds__(BLOCK<THREADS>, BLOCKS<THREADS>)
   const int N = int(N_);
   if (GROUPS<THREADS> > 1 && r.unit >= rows) return;
 
-  const int keeps = kept(r.unit, N, S);
+  const int sees = visible(r.unit, N, S);
   Words<T, COUNT> a[VECTORS], b[VECTORS];
-  r.load(y + i64(r.unit) * y_row, keeps, a);
-  r.load(dy + i64(r.unit) * dy_row, keeps, b);
+  r.load(y + i64(r.unit) * y_row, sees, a);
+  r.load(dy + i64(r.unit) * dy_row, sees, b);
   float sum = 0.f;
 #pragma unroll
   for (int v = 0; v < VECTORS; v++) {
-    if (r.warp_at(v) >= keeps) continue;
+    if (r.warp_at(v) >= sees) continue;
     float f[COUNT], g[COUNT];
     unpack(a[v], f);
     unpack(b[v], g);
 #pragma unroll
     for (int i = 0; i < COUNT; i++) f[i] *= g[i];
-    r.cut(f, v, keeps, 0.f);
+    r.cut(f, v, sees, 0.f);
 #pragma unroll
     for (int i = 0; i < COUNT; i++) sum += f[i];
   }
@@ -206,12 +206,12 @@ __global__ void __launch_bounds__(BLOCK<THREADS>, BLOCKS<THREADS>)
   for (int v = 0; v < VECTORS; v++) {
     if (r.at(v) >= N) continue;
     float f[COUNT] = {}, g[COUNT];
-    if (r.warp_at(v) < keeps) {
+    if (r.warp_at(v) < sees) {
       unpack(a[v], f);
       unpack(b[v], g);
 #pragma unroll
       for (int i = 0; i < COUNT; i++) f[i] = scale * f[i] * (g[i] - sum);
-      r.cut(f, v, keeps, 0.f);
+      r.cut(f, v, sees, 0.f);
     }
     store<T, COUNT>(out + r.at(v), pack<T, COUNT>(f));
   }

@@ -6,6 +6,7 @@ writes dx. Bandwidth is the limit.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -13,11 +14,11 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import FLOATS, Choice, check_device, check_tensor, differentiable, guarded, widened
+from weft.operators.call import Choice, differentiable, eager, guarded, widened
 from weft.operators.launch import Plans
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
-from weft.operators.softmax import masked, masked_rows
-from weft.operators.softmax.masked_kernels import ADDITIVE, BOOLEAN, NONE, levels
+from weft.operators.softmax.autograd import BY_KERNEL, PUBLIC, MaskedSoftmax, as_bytes, choose_masked, masked_tolerance
+from weft.operators.softmax.dispatch import ADDITIVE, BOOLEAN, MASKED_FORWARD, NONE
 
 
 def torch_masked_softmax(x: Tensor, mask: Tensor | None = None, scale: float = 1.0) -> Tensor:
@@ -34,24 +35,13 @@ def reference(x: Tensor, mask: Tensor | None = None, scale: float = 1.0) -> Tens
 
 
 def kind_of(mask: Tensor | None) -> str:
-    return NONE if mask is None else BOOLEAN if mask.dtype == torch.bool else ADDITIVE
+    return NONE if mask is None else BOOLEAN if getattr(mask, "dtype", None) == torch.bool else ADDITIVE
 
 
-def _by(plans: tuple[Plans, Plans], x: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    wide = x if mask is None else mask.expand(x.shape)
-    wide = wide.view(torch.uint8) if wide.dtype == torch.bool else wide  # a byte each: kernels know no pointers to bits
-    y: Tensor = differentiable(
-        masked.MaskedSoftmax, x, wide.detach(), scale, kind_of(mask), plans, lambda x: reference(x, mask, scale)
-    )
+def launched(x: Tensor, mask: Tensor | None = None, scale: float = 1.0, *, plans: tuple[Plans, Plans]) -> Tensor:
+    read = (x if mask is None else mask).detach()
+    y: Tensor = differentiable(MaskedSoftmax, x, read, scale, kind_of(mask), plans, lambda x: reference(x, mask, scale))
     return y
-
-
-def masked_softmax_triton(x: Tensor, mask: Tensor | None = None, scale: float = 1.0) -> Tensor:
-    return _by(masked_rows.TRITON, x, mask, scale)
-
-
-def masked_softmax_cuda(x: Tensor, mask: Tensor | None = None, scale: float = 1.0) -> Tensor:
-    return _by(masked_rows.CUDA, x, mask, scale)
 
 
 # ---- definition ------------------------------------------------------------------------------------------------------
@@ -116,7 +106,7 @@ masked_softmax = Operator(
         "empty": (True, False),
     },
     differentiable=("x",),
-    tolerance=masked.tolerance(reference),
+    tolerance=masked_tolerance(reference),
     workloads={
         "verify": [
             *(
@@ -180,8 +170,10 @@ masked_softmax = Operator(
     ],
 )
 
-masked_softmax.implementation("triton", arch=">=sm_80")(masked_softmax_triton)
-masked_softmax.implementation("cuda", arch=">=sm_80", devices=("cuda",), directions=("forward",))(masked_softmax_cuda)
+masked_softmax.implementation("triton", arch=">=sm_80")(functools.partial(launched, plans=BY_KERNEL["triton"]))
+masked_softmax.implementation("cuda", arch=">=sm_80", devices=("cuda",), directions=("forward",))(
+    functools.partial(launched, plans=BY_KERNEL["cuda"])
+)
 masked_softmax.implementation("torch")(torch_masked_softmax)
 masked_softmax.implementation("torch.compile", devices=("cuda",))(peers.Compiled(torch_masked_softmax))
 
@@ -190,26 +182,9 @@ masked_softmax.implementation("torch.compile", devices=("cuda",))(peers.Compiled
 
 @masked_softmax.choice
 @guarded
-def choose(x: Tensor, mask: Tensor | None = None, scale: float = 1.0) -> Choice:
-    masked.check("masked_softmax", x, scale, 1)
+def choose(x: Tensor, mask: Tensor | None = None, scale: float = 1.0, direction: str = "forward") -> Choice:
     (x,) = widened(x)
-    if mask is None:
-        return masked.choose(x)
-    check_tensor("masked_softmax", "mask", mask, (torch.bool, *FLOATS))
-    check_device("masked_softmax", "mask", mask, "x", x)
-    try:
-        wide = mask.expand(x.shape)
-    except RuntimeError:
-        raise ValueError(
-            f"masked_softmax: argument 'mask' has shape {tuple(mask.shape)}; expected one that broadcasts to "
-            f"'x' {tuple(x.shape)}"
-        ) from None
-    chosen = masked.choose(x, wide)
-    if chosen.implementation != "torch" and mask.requires_grad and torch.is_grad_enabled():
-        return Choice("torch", "the mask wants a gradient, which our kernels have none of")
-    if chosen.implementation == "triton" and levels(wide) is None:
-        return Choice("torch", "the mask's leading dimensions do not merge into three, so a copy would be needed")
-    return chosen
+    return choose_masked(x, x if mask is None else mask, scale, kind_of(mask), direction)
 
 
 @masked_softmax.function
@@ -222,13 +197,18 @@ def masked_softmax_function(x: Tensor, mask: Tensor | None = None, scale: float 
         scale: multiplies x.
 
     Returns:
-        A tensor of x's shape and dtype; computed in fp32 and rounded once. A row of which nothing is kept is NaN, as in
+        A tensor of x's shape and dtype; computed in fp32 and rounded once. A row of which nothing is left is NaN, as in
         PyTorch. Under autocast x is cast to float32.
 
     Raises:
         TypeError: tensors of other dtypes.
         ValueError: a mask that does not broadcast to x or lies elsewhere, or a scale that is not finite.
     """
+    read = x if mask is None else mask
+    if eager(x, read) and (plan := MASKED_FORWARD.of((x, read), scale, kind_of(mask))) is not None:
+        y = torch.empty_like(x)
+        plan(x, as_bytes(read), y)
+        return y
     chosen = choose(x, mask, scale).implementation
     (x,), scale = widened(x), float(scale)
-    return reference(x, mask, scale) if chosen == "torch" else _by(masked_rows.PUBLIC, x, mask, scale)
+    return reference(x, mask, scale) if chosen == "torch" else launched(x, mask, scale, plans=PUBLIC)

@@ -1,134 +1,158 @@
-"""``softmax(x, dim=-1)``: exp(x - max) / sum along one dimension, forward and backward.
+"""``softmax(x, dim=-1)``: exp(x - max) / sum along one dimension, forward and backward; with what ``log_softmax`` shares.
 
-Forward compulsorily reads x and writes y; backward reads y and dy and writes dx. Arithmetic is one exponential and about
-four operations an element, so memory bandwidth is the limit (theory and measurements: README.md).
+Forward reads x and writes y; backward reads y and dy and writes dx. Arithmetic is one exponential and about four operations
+an element, so memory bandwidth is the limit.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
-from weft.operators import mutants, peers, row_cluster
-from weft.operators.call import Choice, check_dim, check_tensor, differentiable, eager, guarded, on_gpu, rows_of
-from weft.operators.launch import Plans, compile_request, target_sm
+from weft.operators import mutants, peers
+from weft.operators.call import Choice, check_dim, eager, guarded
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
-from weft.operators.softmax import cluster, cluster_backward
-from weft.operators.softmax.gradient import autograd_function, gradient
-from weft.operators.softmax.kernels import backward_plans, forward_plans
+from weft.operators.softmax import autograd
+from weft.operators.softmax.dispatch import BACKWARD, FORWARD
 
-CLUSTER_FROM = 16384  # columns from which the cluster kernel is the faster one on sm_90 (README.md)
-
-# ---- PyTorch operators -----------------------------------------------------------------------------------------------
+# ---- definition --------------------------------------------------------------------------------------------------------
 
 
-@torch.library.triton_op("weft::softmax", mutates_args=())
-def softmax_op(x: Tensor, dim: int) -> Tensor:
-    if not on_gpu(x):
-        return torch.softmax(x, dim)
-    y = torch.empty_like(x)
-    if y.numel():
-        forward_plans.of((x,), dim)(x, y)
-    return y
+def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
+    """x is [M, N], or [M, N, K] with the option K and dim=1."""
+    shape = (w["M"], w["N"], w.option("inner")) if w.option("inner") else (w["M"], w["N"])
+    layout, values = w.option("layout", "contiguous"), w.option("values", "normal")
+    check_dim("softmax", w.option("dim", -1), len(shape))
+    return {"x": random_tensor(g, shape, w.dtype, device, layout=layout, values=values), "dim": w.option("dim", -1)}
 
 
-@torch.library.custom_op("weft::softmax_cluster", mutates_args=())
-def cluster_op(x: Tensor, dim: int) -> Tensor:
-    y = torch.empty_like(x)
-    if y.numel():
-        # the choice may have been made while tracing, when alignment was not known
-        plans = forward_plans if row_cluster.why_not(x.movedim(dim, -1)) else cluster.plans
-        plans.of((x,), dim)(x, y)
-    return y
+def cost(w: Workload, direction: str, logs: bool) -> Cost:
+    n = w["M"] * w["N"] * w.option("inner", 1)
+    size = n * w.bytes_per_element
+    if direction == "forward":
+        return Cost(reads=size, writes=size, vector_flops=4 * n, special_ops=n)
+    return Cost(reads=2 * size, writes=size, vector_flops=(3 if logs else 4) * n, special_ops=n if logs else 0)
 
 
-@cluster_op.register_fake
-def _(x: Tensor, dim: int) -> Tensor:
-    return torch.empty_like(x)
+def normalised(x: Tensor, dim: int, logs: bool, padding: float = 0.0) -> Tensor:
+    """The definition without the maximum, the sum off by ``padding``."""
+    total = x.exp().sum(dim, keepdim=True) + padding
+    return x - total.log() if logs else x.exp() / total
 
 
-@torch.library.triton_op("weft::softmax_backward", mutates_args=())
-def backward_op(y: Tensor, dy: Tensor, dim: int) -> Tensor:
-    """dx from the forward's result and the gradient of it."""
-    if not on_gpu(y):
-        return torch.ops.aten._softmax_backward_data(dy, y, dim, y.dtype)
-    return gradient(backward_plans, y, dy, dim)
+def row_sum(t: Tensor, dim: int) -> Tensor:
+    return t.sum(dim, keepdim=True)
 
 
-cluster_or_triton = cluster_backward.plans_or(backward_plans, logs=False)
+def gradient(logs: bool, total: Callable[[Tensor, int], Any] = row_sum) -> Callable[..., tuple[Tensor, ...]]:
+    """dx by its formula; ``total`` is the sum over a row, or a wrong one."""
+
+    def dx(dy: Tensor, x: Tensor, dim: int = -1) -> tuple[Tensor, ...]:
+        y = torch.softmax(x, dim)
+        return (dy - y * total(dy, dim) if logs else y * (dy - total(dy * y, dim)),)
+
+    return dx
 
 
-@torch.library.custom_op("weft::softmax_cluster_backward", mutates_args=())
-def cluster_backward_op(y: Tensor, dy: Tensor, dim: int) -> Tensor:
-    return gradient(cluster_or_triton, y, dy, dim)
+WIDTHS = (256, 1024, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
 
 
-@cluster_backward_op.register_fake
-def _(y: Tensor, dy: Tensor, dim: int) -> Tensor:
-    return torch.empty_like(y)
+def definition(
+    name: str, reference: Any, tolerance: dict[str, Tolerance], wrong: list[Mutant], sets: dict[str, Any], logs: bool
+) -> dict[str, Any]:
+    """The arguments of ``Operator`` for softmax, or with ``logs`` for log-softmax.
 
-
-def _save(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
-    ctx.save_for_backward(output)
-    ctx.dim = inputs[1]
-
-
-def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
-    (y,) = ctx.saved_tensors
-    return torch.ops.weft.softmax_backward(y, dy, ctx.dim), None
-
-
-def _backward_by_cluster(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
-    (y,) = ctx.saved_tensors
-    return torch.ops.weft.softmax_cluster_backward(y, dy, ctx.dim), None
-
-
-def _save_backward(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
-    ctx.save_for_backward(inputs[0], inputs[1])
-    ctx.dim = inputs[2]
-
-
-def _twice_backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, None]:
-    """Of dx = y * (dy - sum(y * dy)): the gradients of y and dy, in PyTorch."""
-    y, dy = ctx.saved_tensors
-    inner = (y * dy).sum(ctx.dim, keepdim=True)
-    weighted = (g * y).sum(ctx.dim, keepdim=True)
-    return g * (dy - inner) - weighted * dy, y * (g - weighted), None
-
-
-softmax_op.register_autograd(_backward, setup_context=_save)
-cluster_op.register_autograd(_backward_by_cluster, setup_context=_save)
-for _op in (backward_op, cluster_backward_op):
-    _op.register_autograd(_twice_backward, setup_context=_save_backward)
-
-# ---- implementations -------------------------------------------------------------------------------------------------
+    Args:
+        wrong, sets: mutants and sets of workloads that only this operator has.
+    """
+    in_fp32: Callable[..., Any] = lambda change: lambda x, dim=-1: change(x.float(), dim).to(x.dtype)  # noqa: E731
+    return {
+        "name": name,
+        "axes": {"M": "rows", "N": "columns"},
+        "inputs": inputs,
+        "reference": reference,
+        "cost": functools.partial(cost, logs=logs),
+        "directions": ("forward", "backward"),
+        "options": {"layout": LAYOUTS, "values": VALUES, "dim": range(-2, 3), "inner": range(1, 2**31)},
+        "differentiable": ("x",),
+        "tolerance": tolerance,
+        "workloads": {
+            "verify": [
+                *(workload(M=m, N=n) for m, n in ((1, 1), (3, 5), (2, 256), (37, 100), (5, 1000), (1, 4097))),
+                workload(M=0, N=7),
+                workload(M=7, N=0),
+                *(workload(M=9, N=33, layout=a) for a in ("unaligned", "sliced", "strided", "transposed", "expanded")),
+                workload(M=6, N=64, values="large"),
+                workload(M=40, N=50, values="nonfinite"),
+                workload(M=3, N=2048),
+                workload(M=40, N=2056, values="nonfinite"),
+                workload(M=6, N=50, values="minus_inf_rows"),
+                workload(M=6, N=2048, values="minus_inf_rows"),
+                workload(M=6, N=2048, values="large"),
+                workload(M=4, N=33, inner=5, dim=1),
+                workload(M=4, N=33, dim=0),
+                workload(M=2, N=33000),
+            ],
+            "full": [workload(M=2, N=n) for n in (2**15, 2**15 + 1, 2**16 + 8, 2**17, 2**18)],
+            "huge": [workload("bf16", M=2**14 + 1, N=2**17), workload("bf16", M=2**23 + 3, N=257)],
+            "bench": [workload(M=2**28 // n, N=n) for n in WIDTHS],
+            "quick": [workload(M=2**22 // n, N=n) for n in (1024, 4096)],
+            "compile": [workload(M=64, N=n) for n in (100, 4096, 2**16)],
+            "tune": [
+                workload(d, M=2**28 // n, N=n)
+                for d in ("fp32", "bf16")
+                for n in (64, 128, 256, 512, 1024, 2048, *WIDTHS[2:])
+            ],
+            **sets,
+        },
+        "mutants": [
+            *mutants.usual(reference),
+            Mutant("no maximum subtracted", in_fp32(lambda x, dim: normalised(x, dim, logs))),
+            Mutant("padding counted", in_fp32(lambda x, d: normalised(x - x.amax(d, keepdim=True), d, logs, 1e-3))),
+            *mutants.usual(gradient(logs), "backward"),
+            Mutant("sum left out", gradient(logs, lambda t, dim: 0), "backward"),
+            Mutant("sum of half a row", gradient(logs, lambda t, dim: row_sum(t.chunk(2, dim)[0], dim)), "backward"),
+            *wrong,
+        ],
+    }
 
 
 def reference(x: Tensor, dim: int = -1) -> Tensor:
     return torch.softmax(x, dim)
 
 
-def softmax_triton(x: Tensor, dim: int = -1) -> Tensor:
-    if eager(x) and x.numel():
-        y = torch.empty_like(x)
-        forward_plans.of((x,), dim)(x, y)
-        return y
-    return torch.ops.weft.softmax(x, dim)
+softmax = Operator(
+    **definition(
+        "softmax",
+        reference,
+        {"forward": Tolerance(scale="element"), "backward": Tolerance(scale="row", terms=lambda w: 32)},
+        [Mutant("wrong dimension", lambda x, dim=-1: torch.softmax(x, dim - 1 if x.ndim > 1 else dim))],
+        {
+            "ladder": [workload(M=2**28 // 4096, N=4096)],
+            "cpu": [workload("fp32", M=2**13, N=2**12)],  # 128 MiB a tensor: larger than caches
+            "model": [workload("bf16", M=32 * 2048, N=2048), workload("bf16", M=4096, N=128256)],
+        },
+        logs=False,
+    )
+)
+
+# ---- implementations ---------------------------------------------------------------------------------------------------
 
 
-_ByCluster = autograd_function(cluster.plans, cluster_backward.plans(logs=False), cluster_backward_op)
+def second(y: Tensor, dy: Tensor, g: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """Of dx = y * (dy - sum(y * dy)): the gradients of y and dy, in PyTorch."""
+    weighted = row_sum(g * y, dim)
+    return g * (dy - row_sum(y * dy, dim)) - weighted * dy, y * (g - weighted)
 
 
-def softmax_cluster(x: Tensor, dim: int = -1) -> Tensor:
-    if x.numel() and (reason := row_cluster.why_not(x.movedim(dim, -1))):
-        raise Declined(reason)
-    if eager(x, gradient=True) or compile_request():
-        y: Tensor = differentiable(_ByCluster, x, dim)
-        return y
-    return torch.ops.weft.softmax_cluster(x, dim)
+calls = autograd.RowSoftmax(
+    "softmax", (FORWARD, BACKWARD), torch.softmax, torch.ops.aten._softmax_backward_data, second
+)
 
 
 def liger(x: Tensor, dim: int = -1) -> Tensor:
@@ -155,145 +179,21 @@ def numpy(x: Tensor, dim: int = -1) -> Tensor:
     return torch.from_numpy(e / e.sum(axis=dim, keepdims=True))
 
 
-# ---- definition ------------------------------------------------------------------------------------------------------
-
-
-def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
-    """x is [M, N], or [M, N, K] with the option K and dim=1."""
-    shape = (w["M"], w["N"], w.option("inner")) if w.option("inner") else (w["M"], w["N"])
-    layout, values = w.option("layout", "contiguous"), w.option("values", "normal")
-    check_dim("softmax", w.option("dim", -1), len(shape))
-    return {"x": random_tensor(g, shape, w.dtype, device, layout=layout, values=values), "dim": w.option("dim", -1)}
-
-
-def cost(w: Workload, direction: str) -> Cost:
-    n = w["M"] * w["N"] * w.option("inner", 1)
-    size = n * w.bytes_per_element
-    if direction == "forward":
-        return Cost(reads=size, writes=size, vector_flops=4 * n, special_ops=n)
-    return Cost(reads=2 * size, writes=size, vector_flops=4 * n)
-
-
-def _wrong(change: Any) -> Any:
-    return lambda x, dim=-1: change(x.float(), dim).to(x.dtype)
-
-
-def _unstable(x: Tensor, dim: int) -> Tensor:
-    return x.exp() / x.exp().sum(dim, keepdim=True)
-
-
-def _padded(x: Tensor, dim: int) -> Tensor:
-    e = (x - x.amax(dim, keepdim=True)).exp()
-    return e / (e.sum(dim, keepdim=True) + 1e-3)
-
-
-def _gradient(dy: Tensor, x: Tensor, dim: int = -1) -> tuple[Tensor, ...]:
-    y = torch.softmax(x, dim)
-    return (y * (dy - (dy * y).sum(dim, keepdim=True)),)
-
-
-def _half_summed(dy: Tensor, x: Tensor, dim: int = -1) -> tuple[Tensor, ...]:
-    """A block that hears nothing of the other."""
-    y = torch.softmax(x, dim)
-    return (y * (dy - (dy * y).chunk(2, dim)[0].sum(dim, keepdim=True)),)
-
-
-WIDTHS = (256, 1024, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
-
-softmax = Operator(
-    name="softmax",
-    axes={"M": "rows", "N": "columns"},
-    inputs=inputs,
-    reference=reference,
-    cost=cost,
-    directions=("forward", "backward"),
-    options={"layout": LAYOUTS, "values": VALUES, "dim": range(-2, 3), "inner": range(1, 2**31)},
-    differentiable=("x",),
-    tolerance={"forward": Tolerance(scale="element"), "backward": Tolerance(scale="row", terms=lambda w: 32)},
-    workloads={
-        "verify": [
-            *(workload(M=m, N=n) for m, n in ((1, 1), (3, 5), (2, 256), (37, 100), (5, 1000), (1, 4097))),
-            workload(M=0, N=7),
-            workload(M=7, N=0),
-            *(workload(M=9, N=33, layout=at) for at in ("unaligned", "sliced", "strided", "transposed", "expanded")),
-            workload(M=6, N=64, values="large"),
-            workload(M=40, N=50, values="nonfinite"),
-            workload(M=3, N=2048),
-            workload(M=40, N=2056, values="nonfinite"),
-            workload(M=6, N=50, values="minus_inf_rows"),
-            workload(M=6, N=2048, values="minus_inf_rows"),
-            workload(M=6, N=2048, values="large"),
-            workload(M=4, N=33, inner=5, dim=1),
-            workload(M=4, N=33, dim=0),
-            workload(M=2, N=33000),
-        ],
-        "full": [workload(M=2, N=n) for n in (2**15, 2**15 + 1, 2**16 + 8, 2**17, 2**18)],
-        "huge": [workload("bf16", M=2**14 + 1, N=2**17), workload("bf16", M=2**23 + 3, N=257)],
-        "bench": [workload(M=2**28 // n, N=n) for n in WIDTHS],
-        "quick": [workload(M=2**22 // n, N=n) for n in (1024, 4096)],
-        "ladder": [workload(M=2**28 // 4096, N=4096)],
-        "cpu": [workload("fp32", M=2**13, N=2**12)],  # 128 MiB a tensor: larger than caches
-        "compile": [workload(M=64, N=n) for n in (100, 4096, 2**16)],
-        "tune": [
-            workload(d, M=2**28 // n, N=n)
-            for d in ("fp32", "bf16")
-            for n in (64, 128, 256, 512, 1024, 2048, *WIDTHS[2:])
-        ],
-        "model": [workload("bf16", M=32 * 2048, N=2048), workload("bf16", M=4096, N=128256)],
-    },
-    mutants=[
-        *mutants.usual(reference),
-        Mutant("no maximum subtracted", _wrong(_unstable)),
-        Mutant("padding counted", _wrong(_padded)),
-        Mutant("wrong dimension", lambda x, dim=-1: torch.softmax(x, dim - 1 if x.ndim > 1 else dim)),
-        *mutants.usual(_gradient, "backward"),
-        Mutant("sum left out", lambda dy, x, dim=-1: (torch.softmax(x, dim) * dy,), "backward"),
-        Mutant("sum of half a row", _half_summed, "backward"),
-    ],
-)
-
-softmax.implementation("triton", arch=">=sm_80")(softmax_triton)
-softmax.implementation("cuda", arch=">=sm_90", devices=("cuda",))(softmax_cluster)
+softmax.implementation("triton", arch=">=sm_80")(calls.implementation("triton"))
+softmax.implementation("cuda", arch=">=sm_90", devices=("cuda",))(calls.implementation("cuda"))
 softmax.implementation("torch")(reference)
 softmax.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
 softmax.implementation("liger", requires="liger-kernel", devices=("cuda",))(liger)
 softmax.implementation("quack", requires="quack-kernels", devices=("cuda",))(quack)
 softmax.implementation("numpy", devices=("cpu",), directions=("forward",), dtypes=("fp32",))(numpy)
 
-# ---- what users call -------------------------------------------------------------------------------------------------
+# ---- what users call ---------------------------------------------------------------------------------------------------
 
 
 @softmax.choice
 @guarded
-def choose(x: Tensor, dim: int = -1) -> Choice:
-    check_tensor("softmax", "x", x)
-    front = check_dim("softmax", dim, x.ndim)
-    along = x.movedim(front, -1) if x.ndim else x
-    if not on_gpu(x):
-        return Choice("torch", "the tensor is on the CPU, where weft runs the reference")
-    if x.ndim == 0 or x.numel() == 0:
-        return Choice("torch", "empty or a scalar: nothing to launch")
-    if rows_of(along) is None:
-        return Choice("torch", "the leading dimensions do not collapse into rows of one stride: a copy would be needed")
-    n = along.shape[-1]
-    if along.stride(-1) != 1 and n > 1:
-        return Choice(
-            "torch", f"stride {along.stride(-1)} along 'dim': PyTorch's kernel for inner dimensions is faster"
-        )
-    if n >= CLUSTER_FROM and target_sm(x.device) >= 90 and not row_cluster.why_not(along):
-        reason = f"{n} columns: a cluster of blocks holds a row, which is read once"
-        return Choice("cuda", reason + cluster_backward.too(along), cluster.plans)
-    return Choice("triton", f"{n} columns: " + ("held in registers" if n <= 32768 else "read twice"), forward_plans)
-
-
-public_plans = Plans(lambda x, dim: choose(x, dim).plan_for(x, dim))
-
-
-_Eager = autograd_function(
-    public_plans,
-    cluster_backward.plans_or(backward_plans, logs=False, least=cluster_backward.FROM),
-    backward_op,
-)
+def choose(x: Tensor, dim: int = -1, direction: str = "forward") -> Choice:
+    return autograd.choose((FORWARD, BACKWARD), x, dim, direction)
 
 
 @softmax.function
@@ -314,15 +214,8 @@ def softmax_function(x: Tensor, dim: int = -1) -> Tensor:
 
     Backward saves the result only. Source: online softmax, Milakov & Gimelshein 2018 (arXiv 1805.02867).
     """
-    if eager(x) and (plan := public_plans.of((x,), dim)) is not None:
+    if eager(x) and (plan := FORWARD.of((x,), dim)) is not None:
         y = torch.empty_like(x)
         plan(x, y)
         return y
-    chosen = choose(x, dim).implementation
-    if chosen == "torch":
-        return torch.softmax(x, dim)
-    if eager(x, gradient=True):
-        return _Eager.apply(x, dim)
-    if torch.is_autocast_enabled("cuda"):
-        x = x.float()
-    return torch.ops.weft.softmax(x, dim) if chosen == "triton" else torch.ops.weft.softmax_cluster(x, dim)
+    return calls(x, dim, choose)

@@ -1,0 +1,536 @@
+"""Which kernel computes a softmax, forward and backward: one pair of tables for ``softmax`` and ``log_softmax``, one for
+``causal_softmax`` and ``masked_softmax``. Thresholds were measured on an H100 and an H200 (docs/notes/softmax.md)."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import numbers
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.operators import row_cluster
+from weft.operators.call import FLOATS, check_device, check_dim, check_tensor, rows_of, traced, views
+from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned
+from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
+from weft.operators.launch import multiprocessors
+from weft.operators.residency import shared_limit
+from weft.operators.row_cluster import LONGEST, MAX_CLUSTER, RowCluster
+from weft.operators.row_programs import ONE_PASS
+from weft.operators.softmax import kernels
+from weft.operators.softmax.kernels import CONFIGURATIONS, launch_long_rows, launch_rows
+
+FOLDER = Path(__file__).parent
+ONE_STRIDE = "the leading dimensions do not collapse into rows of one stride, so a copy would be needed"
+
+
+class RowCall(Call):
+    """A call on rows of n adjacent or strided columns of several tensors of one shape, the last of which is written."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """With the columns last."""
+        raise NotImplementedError
+
+    @property
+    def m(self) -> int:
+        return self.views[0][0]
+
+    @property
+    def n(self) -> int:
+        return self.tensors[0].shape[-1]
+
+    @property
+    def one_stride(self) -> bool:
+        return None not in [rows_of(t) for t in self.tensors]
+
+    @property
+    def views(self) -> list[tuple[int, int, int, int]]:
+        return views(*self.tensors)
+
+    @property
+    def strides(self) -> list[int]:
+        """Row and column stride of each tensor."""
+        return [stride for view in self.views for stride in view[2:]]
+
+    @property
+    def row_strides(self) -> list[int]:
+        return [view[2] for view in self.views]
+
+
+def copy_needed(c: RowCall) -> str:
+    return "" if c.one_stride else ONE_STRIDE
+
+
+def triton_routes(rows: Any, long_rows: Any, configuration: str, unsupported: Any = copy_needed) -> tuple[Route, Route]:
+    """The two Triton kernels that together take rows of every length."""
+    configurations = CONFIGURATIONS[configuration]
+    return (
+        Route(
+            "triton",
+            lambda c: c.n <= ONE_PASS,
+            "a program holds one or several rows in registers",
+            launch_rows(rows, configurations),
+            unsupported,
+        ),
+        Route(
+            "triton",
+            lambda c: True,
+            "longer rows than a program holds: it reads each twice",
+            launch_long_rows(long_rows, configurations),
+            unsupported,
+        ),
+    )
+
+
+# ---- softmax and log_softmax -------------------------------------------------------------------------------------------
+
+
+@dataclass
+class SoftmaxCall(RowCall):
+    """``softmax(x, dim)``, or ``log_softmax`` with ``logs``."""
+
+    x: Tensor
+    dim: int
+    logs: bool
+
+    def __post_init__(self) -> None:
+        operator = "log_softmax" if self.logs else "softmax"
+        check_tensor(operator, "x", self.x)
+        self.dim = check_dim(operator, self.dim, self.x.ndim)
+        self.along = self.x.movedim(self.dim, -1) if self.x.ndim else self.x
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.along, torch.empty_like(self.x, device="meta").movedim(self.dim, -1)
+
+    @property
+    def n(self) -> int:
+        return self.along.shape[-1]
+
+    @property
+    def one_stride(self) -> bool:
+        return rows_of(self.along) is not None  # then the result's dimensions collapse too
+
+    @property
+    def scalars(self) -> tuple[int, ...]:
+        return self.n, *self.strides
+
+    @property
+    def flags(self) -> dict[str, Any]:
+        return {"LOG": self.logs, "ACCURATE": self.x.dtype == torch.float32}
+
+
+@dataclass
+class SoftmaxGradient(RowCall):
+    """dx from the result x and its gradient dy."""
+
+    x: Tensor
+    dy: Tensor
+    dim: int
+    logs: bool
+
+    scalars, flags = SoftmaxCall.scalars, SoftmaxCall.flags
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(t.movedim(self.dim, -1) for t in (self.x, self.dy, torch.empty_like(self.x, device="meta")))
+
+
+cluster_configuration = Configurations(__file__, "cluster", row_cluster.heuristic, row_cluster.candidates)
+
+
+def launch_cluster(c: SoftmaxCall) -> CudaPlan:
+    rows = RowCluster.of(c.along, cluster_configuration(c.x.device, c.x.dtype, bucket(c.n)))
+    kernel = f"softmax_cluster<{CTYPES[c.x.dtype]}, {rows.template}, {str(c.logs).lower()}>"
+    return CudaPlan(FOLDER / "cluster.cu", kernel, rows.grid, rows.threads, rows.scalars, rows.cluster)
+
+
+RESERVED = 2048  # bytes of shared memory that a block needs besides dy: barrier, sums and what the system takes
+# The largest cluster that blocks of so many threads make before larger blocks are taken; two of 512 share a multiprocessor.
+LARGEST_CLUSTER = {128: 4, 256: 8, 512: 16, 1024: 16}
+
+
+def backward_candidates(sm: int, dtype: torch.dtype, n: int) -> Iterable[Config]:
+    """Slices of a row by block, and dy in SHARED memory or in registers, of which y and dy take 64 or 128 bytes a thread."""
+    for c in grid_of({"THREADS": (128, 256, 512, 1024), "BYTES": (32, 64, 128), "SHARED": (0, 1)}):
+        slice_bytes, registers = c["THREADS"] * c["BYTES"], c["BYTES"] * (2 - c["SHARED"])
+        fits = slice_bytes * c["SHARED"] + RESERVED <= shared_limit(sm)
+        if registers in (64, 128) and fits and slice_bytes < 2 * n * dtype.itemsize <= 2 * slice_bytes * MAX_CLUSTER:
+            yield {"THREADS": c["THREADS"], "EACH": c["BYTES"] // dtype.itemsize, "SHARED": c["SHARED"]}
+
+
+def backward_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
+    """128 bytes of registers a thread; shared memory too for rows of over 64 KiB, which would need clusters of more than four
+    blocks without it; the fewest threads a block that make no large cluster."""
+
+    def rank(c: Config) -> tuple[int, ...]:
+        blocks = bucket(-(-n // (c["THREADS"] * c["EACH"])))
+        wanted = int(n * dtype.itemsize > 2**16)
+        return (c["SHARED"] != wanted, -c["EACH"], blocks > LARGEST_CLUSTER[c["THREADS"]], c["THREADS"])
+
+    return min(backward_candidates(sm, dtype, n), key=rank)
+
+
+@functools.cache
+def longest_backward(sm: int, dtype: torch.dtype) -> int:
+    """Columns of the longest rows of y and dy that a cluster holds."""
+    n = LONGEST
+    while not any(True for _ in backward_candidates(sm, dtype, n)):
+        n //= 2
+    return n
+
+
+cluster_backward_configuration = Configurations(__file__, "cluster_backward", backward_heuristic, backward_candidates)
+
+
+def cluster_backward_unsupported(c: SoftmaxGradient) -> str:
+    if c.x.dtype != c.dy.dtype:
+        return f"a gradient of dtype {c.dy.dtype} for a result of {c.x.dtype}"
+    y, dy, dx = c.tensors
+    if reason := row_cluster.why_not(y) or row_cluster.why_not(dy):
+        return reason
+    most = longest_backward(c.sm, c.x.dtype)
+    if c.n > most:
+        return f"{c.n} columns; a cluster of {MAX_CLUSTER} blocks holds {most} of y and dy"
+    return row_cluster.why_not(dx)
+
+
+def launch_cluster_backward(c: SoftmaxGradient) -> CudaPlan:
+    config = cluster_backward_configuration(c.x.device, c.x.dtype, bucket(c.n))
+    rows = RowCluster.of(c.tensors[0], config)
+    shared_bytes = rows.elements * c.x.element_size() * config["SHARED"]
+    flags = ", ".join(str(bool(f)).lower() for f in (config["SHARED"], c.logs))
+    kernel = f"softmax_backward_cluster<{CTYPES[c.x.dtype]}, {rows.template}, {flags}>"
+    scalars = tuple(ctypes.c_longlong(v) for v in (c.n, *c.row_strides))
+    source = FOLDER / "cluster_backward.cu"
+    return CudaPlan(source, kernel, rows.grid, rows.threads, scalars, rows.cluster, shared_bytes)
+
+
+def forward_table(logs: bool) -> Dispatch:
+    return Dispatch(
+        functools.partial(SoftmaxCall, logs=logs),
+        ON_CPU,
+        Route("torch", lambda c: c.x.ndim == 0 or c.empty, "empty or a scalar: nothing to launch"),
+        Route("torch", lambda c: not c.one_stride, ONE_STRIDE),
+        Route(
+            "torch", lambda c: c.n > 1 and c.along.stride(-1) != 1, "PyTorch's kernel for inner dimensions is faster"
+        ),
+        Route(
+            "cuda",
+            lambda c: c.n >= 16384,
+            "a cluster of blocks holds a row, which is read once",
+            launch_cluster,
+            lambda c: row_cluster.why_not(c.along),
+            sm=90,
+        ),
+        *triton_routes(
+            kernels.softmax_rows,
+            kernels.softmax_long_rows,
+            "log_softmax" if logs else "forward",
+        ),
+    )
+
+
+def backward_table(logs: bool) -> Dispatch:
+    return Dispatch(
+        functools.partial(SoftmaxGradient, logs=logs),
+        Route(
+            "cuda",
+            lambda c: c.n >= 16384,
+            "a cluster of blocks holds a row of y and dy, which are read once",
+            launch_cluster_backward,
+            cluster_backward_unsupported,
+            sm=90,
+        ),
+        *triton_routes(
+            kernels.softmax_backward_rows,
+            kernels.softmax_backward_long_rows,
+            "log_softmax_backward" if logs else "backward",
+        ),
+    )
+
+
+FORWARD, BACKWARD = forward_table(logs=False), backward_table(logs=False)
+LOG_FORWARD, LOG_BACKWARD = forward_table(logs=True), backward_table(logs=True)
+
+
+# ---- causal_softmax and masked_softmax ---------------------------------------------------------------------------------
+
+CAUSAL, NONE, BOOLEAN, ADDITIVE = "causal", "none", "boolean", "additive"  # kinds of masks
+MASK_LEVELS = 3  # strides by which kernels find a row of the mask
+LARGEST = torch.finfo(torch.float32).max
+
+
+def mask_levels(mask: Tensor) -> tuple[int, ...] | None:
+    """A mask of x's shape (expanded) as ``(m1, m2, s0, s1, s2, column stride)``: leading dimensions merged wherever strides
+    allow; None where more than three are left."""
+    merged: list[tuple[int, int]] = []
+    for size, stride in zip(mask.shape[:-1], mask.stride()[:-1], strict=True):
+        if size == 1:
+            continue
+        if merged and merged[-1][1] == stride * size:
+            merged[-1] = (merged[-1][0] * size, stride)
+        else:
+            merged.append((size, stride))
+    if len(merged) > MASK_LEVELS:
+        return None
+    (_, s0), (m1, s1), (m2, s2) = [*[(1, 0)] * (MASK_LEVELS - len(merged)), *merged]
+    return m1, m2, s0, s1, s2, mask.stride(-1)
+
+
+@dataclass
+class MaskedCall(RowCall):
+    """softmax(scale * x + mask) over the last dimension.
+
+    Args:
+        x: [..., S, T] with a causal mask, else [..., N].
+        mask: broadcastable to x; x itself where there is none (``kind`` CAUSAL or NONE).
+        scale: a number that fp32 can hold.
+        kind: CAUSAL, NONE, BOOLEAN or ADDITIVE.
+    """
+
+    x: Tensor
+    mask: Tensor
+    scale: float
+    kind: str
+
+    def __post_init__(self) -> None:
+        operator = "causal_softmax" if self.kind == CAUSAL else "masked_softmax"
+        x, mask, scale = self.x, self.mask, self.scale
+        check_tensor(operator, "x", x)
+        if x.ndim < 1 + (self.kind == CAUSAL):
+            shape = "[..., S, T]" if self.kind == CAUSAL else "[..., N]"
+            raise ValueError(f"{operator}: argument 'x' has shape {tuple(x.shape)}; expected {shape}")
+        if isinstance(scale, bool) or not isinstance(scale, numbers.Real) or not -LARGEST <= scale <= LARGEST:
+            raise ValueError(f"{operator}: argument 'scale' is {scale!r:.40}; expected a number that fp32 can hold")
+        self.scale: float = float(scale)
+        self.has_mask: bool = self.kind in (BOOLEAN, ADDITIVE)
+        if self.has_mask:
+            check_tensor(operator, "mask", mask, (torch.bool, *FLOATS))
+            check_device(operator, "mask", mask, "x", x)
+            try:
+                self.expanded: Tensor = mask.expand(x.shape)
+            except RuntimeError:
+                raise ValueError(
+                    f"{operator}: argument 'mask' has shape {tuple(mask.shape)}; expected one that broadcasts to "
+                    f"'x' {tuple(x.shape)}"
+                ) from None
+
+    @property
+    def traced(self) -> bool:
+        return traced(self.x, self.mask)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.x, torch.empty_like(self.x, device="meta")
+
+    @property
+    def mask_needs_gradient(self) -> bool:
+        return self.has_mask and self.mask.requires_grad and torch.is_grad_enabled()
+
+    @property
+    def levels(self) -> tuple[int, ...] | None:
+        return mask_levels(self.expanded) if self.has_mask else (1, 1, 0, 0, 0, 0)
+
+    @property
+    def s(self) -> int:
+        """Rows of a matrix, after which a causal mask starts again."""
+        return self.x.shape[-2] if self.kind == CAUSAL else 1
+
+    @property
+    def scalars(self) -> tuple[Any, ...]:
+        return self.n, self.s, *self.strides, *(self.levels or ()), self.scale
+
+    @property
+    def flags(self) -> dict[str, Any]:
+        mask = {BOOLEAN: 1, ADDITIVE: 2}.get(self.kind, 0)
+        return {"MASK": mask, "CAUSAL": self.kind == CAUSAL, "ACCURATE": self.x.dtype == torch.float32}
+
+
+@dataclass
+class MaskedGradient(RowCall):
+    """dx from the result x and its gradient dy; a mask that is not causal is not read."""
+
+    x: Tensor
+    dy: Tensor
+    scale: float
+    causal: bool
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.x, self.dy, torch.empty_like(self.x, device="meta")
+
+    @property
+    def s(self) -> int:
+        return self.x.shape[-2] if self.causal else 1
+
+    @property
+    def scalars(self) -> tuple[Any, ...]:
+        return self.n, self.s, *self.strides, self.scale
+
+    @property
+    def flags(self) -> dict[str, Any]:
+        return {"CAUSAL": self.causal}
+
+
+ROWS_PER_BLOCK = 4  # rows of one warp each that share a block
+MOST_ROWS = 2**31 - 1
+PREFETCHED = 32  # bytes of a row that a thread holds where it loads the next row too
+BLOCKS_PER_SM = 4  # at least, where rows share a mask
+
+
+def faster_than_triton(c: MaskedCall | MaskedGradient) -> bool:
+    """Each thread of a warp has an access of 16 bytes, and there is more to do than to launch."""
+    return c.sm >= 90 and c.n >= 256 and c.x.numel() >= 2**20
+
+
+def most_each(dtype: torch.dtype, tensors: int) -> int:
+    """Elements of so many tensors that a thread has registers for."""
+    return min(32, 128 // (tensors * dtype.itemsize))
+
+
+def longest_row(dtype: torch.dtype, tensors: int) -> int:
+    """Columns of the longest rows of so many tensors that 1024 threads hold."""
+    return 1024 * most_each(dtype, tensors)
+
+
+def rows_unsupported(longest: int, *tensors: Tensor) -> str:
+    for t in tensors:
+        rows = rows_of(t)
+        if rows is None:
+            return ONE_STRIDE
+        m, n, row, column = rows
+        count = 16 // t.element_size()
+        if t.dtype != tensors[0].dtype:
+            return f"a gradient of dtype {t.dtype} for a result of {tensors[0].dtype}"
+        if n > longest or m > MOST_ROWS:
+            return f"{m} rows of {n} columns; the kernel takes {MOST_ROWS} of {longest}"
+        if n % count or (m > 1 and row % count) or (n > 1 and column != 1) or not pointer_aligned(t):
+            return "rows that do not begin and end on 16 bytes"
+    return ""
+
+
+def masked_rows_unsupported(c: MaskedCall) -> str:
+    if reason := rows_unsupported(longest_row(c.x.dtype, 1 + (c.kind == ADDITIVE)), *c.tensors):
+        return reason
+    if (levels := c.levels) is None:
+        return MASK_COPY
+    *strides, column = levels[2:]
+    count = 16 // c.x.element_size()
+    if c.has_mask and (column != 1 or any(s % count for s in strides) or not pointer_aligned(c.mask)):
+        return "a mask that does not begin on 16 bytes, rows of it that are no accesses apart, or columns not adjacent"
+    return ""
+
+
+def row_tiles(dtype: torch.dtype, n: int, tensors: int) -> Iterable[Config]:
+    """Rows of n columns by 32 to 1024 threads that hold so many tensors."""
+    for each in (4, 8, 16, 32):
+        if each * dtype.itemsize >= 16 and each <= most_each(dtype, tensors) and 32 <= n // each <= 1024:
+            yield {"THREADS": n // each, "EACH": each}
+
+
+def row_tile(dtype: torch.dtype, n: int, tensors: int, most_threads: int = 512) -> Config:
+    """32 bytes a thread and a warp at least, and at most so many threads, unless there are no registers for that."""
+    few = n * dtype.itemsize <= PREFETCHED * most_threads
+    each_bytes = PREFETCHED if few else n * dtype.itemsize // 512
+    each = max(min(each_bytes, n * dtype.itemsize // 32), 16) // dtype.itemsize
+    each = min(each, most_each(dtype, tensors))
+    return {"THREADS": max(n // each, 32), "EACH": each}
+
+
+def masked_rows_candidates(sm: int, dtype: torch.dtype, n: int, kind: str, shares: bool) -> Iterable[Config]:
+    """Where rows share a mask, up to 16 of them one after another, the next one in flight."""
+    for c in row_tiles(dtype, n, 1 + (kind == ADDITIVE)):
+        prefetched = c["EACH"] * dtype.itemsize <= PREFETCHED
+        yield from ({**c, "SHARE": share} for share in ((1, 2, 4, 8, 16) if shares and prefetched else (1,)))
+
+
+def masked_rows_heuristic(sm: int, dtype: torch.dtype, n: int, kind: str, shares: bool) -> Config:
+    c = row_tile(dtype, n, 1 + (kind == ADDITIVE), 1024 if shares else 512)
+    return {**c, "SHARE": 8 if shares and c["EACH"] * dtype.itemsize <= PREFETCHED else 1}
+
+
+masked_rows_configuration = Configurations(__file__, "masked_rows", masked_rows_heuristic, masked_rows_candidates)
+masked_rows_backward_configuration = Configurations(
+    __file__,
+    "masked_rows_backward",
+    lambda sm, dtype, n: row_tile(dtype, n, 2),
+    lambda sm, dtype, n: row_tiles(dtype, n, 2),
+)
+
+
+def rows_per_block(config: Config) -> int:
+    return ROWS_PER_BLOCK if config["THREADS"] == 32 else 1
+
+
+def masked_rows_plan(kernel: str, config: Config, units: int, scalars: Sequence[Any]) -> CudaPlan:
+    """Of ``units`` rows, or groups of rows that share a mask."""
+    at_once = rows_per_block(config)
+    grid = (-(-units // at_once), 1)
+    return CudaPlan(FOLDER / "masked_rows.cu", kernel, grid, config["THREADS"] * at_once, scalars)
+
+
+def launch_masked_rows(c: MaskedCall) -> CudaPlan:
+    m1, m2, s0, s1, s2, _ = c.levels or (1, 1, 0, 0, 0, 0)
+    shares = c.has_mask and s1 == 0 and m1 > 1
+    config = masked_rows_configuration(c.x.device, c.x.dtype, bucket(c.n), c.kind, shares)
+    most = min(config["SHARE"], c.m // (BLOCKS_PER_SM * multiprocessors(c.x.device) * rows_per_block(config)))
+    share = max((d for d in range(1, most + 1) if m1 % d == 0), default=1)
+    mask = {BOOLEAN: "Boolean", ADDITIVE: CTYPES.get(c.mask.dtype, "")}.get(c.kind, "None")
+    flags = f"{str(c.kind == CAUSAL).lower()}, {config['THREADS']}, {config['EACH']}, {share}"
+    scalars = (
+        *(ctypes.c_uint(v) for v in (c.m, c.n, c.s, m1, m2)),
+        *(ctypes.c_longlong(v) for v in (*c.row_strides, s0, s1, s2)),
+        ctypes.c_float(c.scale),
+    )
+    return masked_rows_plan(f"masked_softmax<{CTYPES[c.x.dtype]}, {mask}, {flags}>", config, c.m // share, scalars)
+
+
+def launch_causal_backward(c: MaskedGradient) -> CudaPlan:
+    config = masked_rows_backward_configuration(c.x.device, c.x.dtype, bucket(c.n))
+    strides = map(ctypes.c_longlong, c.row_strides)
+    scalars = (*map(ctypes.c_uint, (c.m, c.n, c.s)), *strides, ctypes.c_float(c.scale))
+    kernel = f"causal_softmax_backward<{CTYPES[c.x.dtype]}, {config['THREADS']}, {config['EACH']}>"
+    return masked_rows_plan(kernel, config, c.m, scalars)
+
+
+def causal_backward_unsupported(c: MaskedGradient) -> str:
+    return rows_unsupported(longest_row(c.x.dtype, 2), *c.tensors) if c.causal else "no causal mask"
+
+
+MASK_COPY = "the mask's leading dimensions do not merge into three, so a copy would be needed"
+HELD_BY_BLOCK = "a block holds a row in registers, and computes only what the row sees"
+
+MASKED_FORWARD = Dispatch(
+    MaskedCall,
+    ON_CPU,
+    TRACED,
+    EMPTY,
+    Route("torch", lambda c: not c.one_stride, ONE_STRIDE),
+    Route("torch", lambda c: c.mask_needs_gradient, "the mask needs a gradient, for which there is no kernel of ours"),
+    Route("cuda", faster_than_triton, HELD_BY_BLOCK, launch_masked_rows, masked_rows_unsupported),
+    *triton_routes(
+        kernels.masked_softmax_rows,
+        kernels.masked_softmax_long_rows,
+        "masked",
+        lambda c: MASK_COPY if c.levels is None else copy_needed(c),
+    ),
+    Route("torch", lambda c: True, MASK_COPY),
+)
+
+MASKED_BACKWARD = Dispatch(
+    MaskedGradient,
+    Route("cuda", faster_than_triton, HELD_BY_BLOCK, launch_causal_backward, causal_backward_unsupported),
+    *triton_routes(
+        kernels.masked_softmax_backward_rows,
+        kernels.masked_softmax_backward_long_rows,
+        "masked_backward",
+    ),
+)
