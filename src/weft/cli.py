@@ -79,7 +79,7 @@ def main() -> int:
         if hasattr(error, "show") and hasattr(error, "exit_code"):  # the command line's own usage errors
             error.show()
             return int(error.exit_code)
-        # PyTorch has no class of its own for this on a CPU
+        # PyTorch raises a plain RuntimeError for this on a CPU
         if isinstance(error, RuntimeError) and (asked := re.search(r"[Tt]ried to allocate ([\d.]+ \w+)", str(error))):
             return _no_memory(f"{asked[1]} asked for at once")
         raise

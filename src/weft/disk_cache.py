@@ -28,7 +28,7 @@ def read(path: Path) -> bytes | None:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Keeps it, whole or not at all. Where nothing can be written (no space, no right to), nothing is kept."""
+    """Writes the entry atomically. If nothing can be written (no space, no permission), nothing is cached."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent)

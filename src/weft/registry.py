@@ -1,4 +1,4 @@
-"""Finds operators by where they lie.
+"""Finds operators by their file names.
 
 A module anywhere below ``operators/<family>/`` that assigns ``X = Operator(`` in a file ``X.py`` or ``X/__init__.py`` is
 the operator X. Names are known without importing anything; an operator's module (and PyTorch with it) is imported when
@@ -38,7 +38,7 @@ def names() -> list[str]:
 
 
 def family(name: str) -> str:
-    """The folder that an operator lies in: ``softmax``, ``normalization`` …"""
+    """The folder that an operator is in: ``softmax``, ``normalization`` …"""
     return modules()[name].split(".")[2]
 
 

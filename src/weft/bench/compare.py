@@ -47,7 +47,7 @@ class Bench:
         cold: flush the L2 before each call.
         budget_s: time for the repetitions of one comparison.
         quick: ``torch.compile`` in its default mode only; autotuning takes most of a minute for a matrix product.
-        say: told of what is left out, and why.
+        say: called with what is left out, and why.
         lock: held while timing where other processes measure on the same device.
     """
 

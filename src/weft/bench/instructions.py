@@ -86,7 +86,7 @@ INSTRUCTIONS = (
 
 
 def used(cubin: bytes) -> Counter[str]:
-    """How often each matrix instruction, and what brings its operands, stands in the SASS of a cubin.
+    """How often each matrix instruction, and each instruction that loads its operands, occurs in the SASS of a cubin.
 
     Shapes are in the names: ``HMMA.16816.F32.BF16`` multiplies 16 × 16 by 16 × 8, ``HGMMA.64x256x16.F32.BF16`` 64 × 16 by
     16 × 256, ``UTMALDG.2D.MULTICAST`` is a TMA load to several blocks. STL and LDL are spilled registers.

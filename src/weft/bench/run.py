@@ -1,4 +1,4 @@
-"""What ``weft list``, ``bench`` and ``tune`` do: describe operators, run a whole bench or a tuning."""
+"""What ``weft list``, ``bench`` and ``tune`` do: describe operators, run a bench or a tuning."""
 
 from __future__ import annotations
 
@@ -226,10 +226,10 @@ def run_tune(
 
     major, minor = torch.cuda.get_device_capability()
 
-    def said(key: str, config: dict[str, int], best: float, heuristic: float) -> None:
+    def report(key: str, config: dict[str, int], best: float, heuristic: float) -> None:
         out.print(
             f"{key}: {json.dumps(config)} {best:.1f} us, heuristic {heuristic:.1f} us", markup=False, soft_wrap=True
         )
 
     jobs = list(tune.jobs(operators, dtypes, implementation, directions))
-    tune.tune(jobs, major * 10 + minor, kernels=kernels, processes=processes, on_result=said)
+    tune.tune(jobs, major * 10 + minor, kernels=kernels, processes=processes, on_result=report)

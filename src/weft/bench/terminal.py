@@ -21,7 +21,7 @@ def _table(title: str) -> Table:
 
 @contextlib.contextmanager
 def progress(console: Console, what: str, total: int | None = None) -> Iterator[Callable[[str], None]]:
-    """A bar on a terminal; nothing where standard error is not one. Yields a function to be told of each step."""
+    """A bar on a terminal; nothing where standard error is not one. Yields a function to call with each step."""
     columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(
         *columns, TextColumn("{task.fields[at]}"), console=console, transient=True, disable=not console.is_terminal
@@ -142,7 +142,7 @@ def _us(value: float) -> str:
 
 def operators_table(described: Iterable[dict[str, Any]]) -> Table:
     table = _table("")
-    table.add_column("operator", no_wrap=True)  # what the other verbs are given: whole, however narrow the terminal
+    table.add_column("operator", no_wrap=True)  # users paste it into other commands: never cut it in a narrow terminal
     table.add_column("axes")
     table.add_column("directions", width=10)
     table.add_column("implementations", min_width=15)

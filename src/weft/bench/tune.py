@@ -64,7 +64,7 @@ def _run_meta(op: Operator, made: Implementation, direction: str, w: Workload) -
 
 
 def compile_ahead(job: Job, index: int, config: Config, sm: int) -> None:
-    """Compiles one candidate into the caches on disk, in a process of its own: compiling is most of what tuning takes."""
+    """Compiles one candidate into the caches on disk, in a separate process: compiling takes most of the time of tuning."""
     op = registry.get(job[0])
     found = keys_of(job, "meta", sm)
     if index >= len(found):
@@ -108,7 +108,7 @@ def tune(
         kernels: whose configurations, by the first word of their keys; all when none is named.
         processes: that compile ahead.
         budget_s: time for the repetitions of one candidate.
-        on_result: told each key, its best configuration, and that one's and the heuristic's microseconds.
+        on_result: called with each key, its best configuration, and the microseconds of that one and of the heuristic.
     """
     plan: dict[tuple[str, Key], tuple[Job, int, Configurations, list[Config]]] = {}
     for job in sorted(wanted, key=lambda job: job[2] == "backward"):  # a key that both look up is timed alone

@@ -25,7 +25,7 @@ def container_findings(has_gpu: bool) -> list[Finding]:
 
 
 def container_kind() -> str | None:
-    """The kind of container that this process runs in, as far as it can be told; None outside."""
+    """The kind of container that this process runs in, as far as it can be detected; None outside."""
     if os.environ.get("KUBERNETES_SERVICE_HOST"):
         return "a Kubernetes pod"
     if os.environ.get("APPTAINER_CONTAINER") or os.environ.get("SINGULARITY_CONTAINER"):
@@ -92,11 +92,11 @@ def device_files(has_gpu: bool) -> Finding:
 
 def writable(name: str, folder: Path, variable: str) -> Finding:
     """Whether a file can be made in a folder, or in the nearest one above it that exists (nothing is left behind)."""
-    place = folder
-    while not place.exists() and place != place.parent:
-        place = place.parent
+    existing = folder
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
     try:
-        with tempfile.TemporaryFile(dir=place):
+        with tempfile.TemporaryFile(dir=existing):
             pass
     except OSError as error:
         fix = f"sudo chown -R $USER {folder}; or choose another folder: export {variable}=/path/with/room"

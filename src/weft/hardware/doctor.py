@@ -23,7 +23,7 @@ from weft.hardware.probe import ask_module
 __all__ = ["LEVELS", "Finding", "as_json", "examine", "exit_code", "main", "render"]
 
 LEVELS = ("quick", "full")
-# How long one framework may take to import. In the quick level nobody wants to wait; a cold network disk is slow.
+# How long one framework may take to import: short in the quick level, although a cold network disk is slow.
 TIMEOUT_S = {"quick": 13.0, "full": 120.0}
 
 

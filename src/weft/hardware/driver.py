@@ -1,4 +1,4 @@
-"""The NVIDIA driver and what it can load. Standard library alone: set-up asks here before anything is installed."""
+"""The NVIDIA driver and what it can load. Standard library alone: set-up uses it before anything is installed."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def fitting_build(driver: str, capability: tuple[int, int] | None) -> tuple[str 
 
 
 def find_nvidia_smi() -> str | None:
-    """The path of nvidia-smi; under WSL2 it lies outside PATH."""
+    """The path of nvidia-smi; under WSL2 it is outside PATH."""
     return shutil.which("nvidia-smi") or shutil.which("nvidia-smi", path="/usr/lib/wsl/lib")
 
 
@@ -106,7 +106,7 @@ def parse_gpus(text: str) -> tuple[str | None, tuple[Gpu, ...]]:
 
 
 def read_driver(timeout_s: float = 15.0) -> Driver:
-    """Asks nvidia-smi, and ``/proc/driver/nvidia/version`` where that has no answer. Never raises, never hangs."""
+    """Queries nvidia-smi, else ``/proc/driver/nvidia/version``. Never raises, never hangs."""
     proc = Path("/proc/driver/nvidia/version")
     try:
         module = module_version(proc.read_text(errors="replace"))
@@ -187,7 +187,7 @@ def _gpus_finding(driver: Driver) -> Finding:
     return Finding("gpus", "pass", found, "", "GPU")
 
 
-# cuInit can hang or crash on a broken driver, so it is called in a process of its own.
+# cuInit can hang or crash on a broken driver, so it is called in a separate process.
 _CUDA_DRIVER_PROBE = """
 import ctypes
 lib = ctypes.CDLL("libcuda.so.1")

@@ -39,7 +39,7 @@ def guarded(name: str, group: str, check: Callable[[], Finding | list[Finding]])
     """Runs one check; whatever it raises becomes one warning, so that the other checks are still shown."""
     try:
         result = check()
-    except Exception as error:  # a doctor that dies of one odd machine helps nobody
+    except Exception as error:  # one odd machine must not end the whole examination
         found = f"this check itself failed: {type(error).__name__}: {one_line(str(error))}"
         return [Finding(name, "warn", found, "file this line as an issue; the other checks stand", group)]
     return result if isinstance(result, list) else [result]
@@ -57,7 +57,7 @@ def exit_code(findings: Iterable[Finding]) -> int:
 
 
 def counts(findings: Iterable[Finding]) -> dict[str, int]:
-    """How many findings have each status; a status nobody has counts 0."""
+    """How many findings have each status; a missing status counts 0."""
     listed = list(findings)
     return {status: sum(f.status == status for f in listed) for status in STATUSES}
 

@@ -1,6 +1,6 @@
 """Which frameworks are installed, whether each sees the GPU, and whether they fit each other and the driver.
 
-Standard library alone: every framework is imported in a process of its own, all at once, each under a time-out.
+Standard library alone: every framework is imported in a separate process, all at once, each with a time-out.
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ def runs_on(architectures: list[str], capability: tuple[int, int]) -> bool:
 
 
 def pinned_triton(requirements: list[str]) -> str | None:
-    """The Triton that PyTorch's own metadata asks for, from its ``Requires-Dist`` lines."""
+    """The Triton that PyTorch's metadata requires, from its ``Requires-Dist`` lines."""
     for requirement in requirements:
         found = re.match(r"(?:pytorch-)?triton\s*\(?==\s*([^\s;,)]+)", requirement)
         if found:

@@ -71,17 +71,17 @@ def disk(name: str, folder: Path) -> Finding:
 def memory_limit() -> int | None:
     """The cgroup's memory limit in bytes, version 2 or 1; None without one."""
     own = Path("/proc/self/cgroup").read_text() if Path("/proc/self/cgroup").exists() else ""
-    places = [Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")]
+    paths = [Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")]
     for line in own.splitlines():
         number, controllers, path = line.split(":", 2)
         if number == "0":
-            places.append(Path("/sys/fs/cgroup" + path) / "memory.max")
+            paths.append(Path("/sys/fs/cgroup" + path) / "memory.max")
         elif "memory" in controllers.split(","):
-            places.append(Path("/sys/fs/cgroup/memory" + path) / "memory.limit_in_bytes")
+            paths.append(Path("/sys/fs/cgroup/memory" + path) / "memory.limit_in_bytes")
     limits = []
-    for place in places:
+    for path in paths:
         try:
-            limits.append(int(place.read_text()))
+            limits.append(int(path.read_text()))
         except (OSError, ValueError):  # absent, or "max"
             continue
     smallest = min(limits, default=2**62)

@@ -1,4 +1,4 @@
-"""Asks a question in a Python process of its own, so that a crash, a hang or a broken import costs one line."""
+"""Runs a query in a separate Python process, so that a crash, a hang or a broken import costs one line."""
 
 from __future__ import annotations
 

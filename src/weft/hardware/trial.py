@@ -1,4 +1,4 @@
-"""What ``weft doctor --level full`` runs, each part in a process of its own: ``python -m weft.hardware.trial PART``.
+"""What ``weft doctor --level full`` runs, each part in a separate process: ``python -m weft.hardware.trial PART``.
 
 This is the one file of the examination that needs PyTorch (and for its kernel Triton). It writes one marked line.
 Rates are a first impression; measured ceilings come from ``weft ceilings``.

@@ -30,7 +30,7 @@ def usual(right: Callable[..., Any], direction: str = "forward") -> list[Mutant]
 
 
 def _skip_tail(out: torch.Tensor) -> torch.Tensor:
-    """The last partial block is never written: what lies there is whatever the memory held."""
+    """The last partial block is never written: it holds whatever the memory held."""
     flat = out.flatten().clone()
     flat[flat.numel() - max(1, flat.numel() % 16) :] = 0.5
     return flat.view(out.shape)

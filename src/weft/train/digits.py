@@ -78,7 +78,7 @@ def network() -> Any:
     """Two convolutions, the second halving the image by its stride, then two linear layers; about 151 000 weights.
 
     There is no pooling layer: a stride does the same here, and its gradient is deterministic on a GPU too. With batch
-    normalisation the network bears a learning rate five times as high.
+    normalisation the network tolerates a learning rate five times as high.
     """
     from torch import nn
 
@@ -146,7 +146,7 @@ def train(
         raise ValueError(f"epochs={epochs} and batch_size={batch_size}; expected at least 1 of each")
 
     def finished() -> float:
-        """The time at which all that was asked of the device is done."""
+        """The time at which the device has finished all queued work."""
         if target.type == "cuda":
             torch.cuda.synchronize(target)
         return time.perf_counter()
