@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft import registry
 from weft.bench import cases, host
-from weft.operators import call, launch, numbered
+from weft.operators import call, launch
 from weft.operators.dropout import dropout
 from weft.operators.loss import one_program
 from weft.operators.scan import plans as scan_plans
@@ -86,8 +86,7 @@ def ready(as_on_a_gpu, monkeypatch, request):
     for module, name, value in ON_A_GPU:
         monkeypatch.setattr(module, name, value)
     op, arguments = drawn(request.param[0], gradient=request.param[1])
-    for kind in (launch.Plan, numbered.NumberedPlan):
-        monkeypatch.setattr(kind, "_first", lambda self, *tensors: setattr(self, "_launch", lambda *tensors: None))
+    monkeypatch.setattr(launch.Plan, "_first", lambda self, *tensors: setattr(self, "_launch", lambda *tensors: None))
     monkeypatch.setattr(dropout, "draw", lambda device: (5, 0))  # a GPU's generator says it
     op.public(**arguments)
     for plans in launch.Plans.all:

@@ -73,7 +73,8 @@ def multiprocessors(device: torch.device) -> int:
 @dataclass
 class Plan:
     """A kernel, its grid, scalars and compile-time constants. Call it with the tensors, which come first in the kernel's
-    signature; then come ``scalars``, then ``constants`` in the order of the signature.
+    signature, and then with numbers that differ from call to call, such as a seed; then come ``scalars``, then ``constants``
+    in the order of the signature. The kernel annotates such numbers' types and lists them as ``do_not_specialize``.
 
     A plan is made for given shapes, strides, dtypes, pointer alignment and device: what it specialised on at the first
     call must hold at every call, so keep plans in a :class:`Plans` under a key that says all of these.
@@ -87,31 +88,33 @@ class Plan:
     num_stages: int = 3
     _launch: Callable[..., None] | None = field(default=None, repr=False)
 
-    def __call__(self, *tensors: torch.Tensor) -> None:
+    def __call__(self, *arguments: Any) -> None:
         if self._launch is not None:
-            self._launch(*tensors)
+            self._launch(*arguments)
         else:
-            self._first(*tensors)
+            self._first(*arguments)
 
-    def _first(self, *tensors: torch.Tensor) -> None:
+    def _first(self, *arguments: Any) -> None:
+        tensors = tuple(a for a in arguments if isinstance(a, torch.Tensor))
         if 0 in self.grid or (tensors[0].is_meta and _compile_only is None):
             return
         options = {**self.constants, "num_warps": self.num_warps, "num_stages": self.num_stages}
         if _compile_only is not None:
-            self._compile(tensors, options)
+            self._compile(arguments, options)
         elif INTERPRETING:
-            self.kernel[self.grid](*tensors, *self.scalars, **self.constants)
+            self.kernel[self.grid](*arguments, *self.scalars, **self.constants)
         elif any(t.__class__ not in PLAIN for t in tensors):
-            torch.library.wrap_triton(self.kernel)[self.grid](*tensors, *self.scalars, **options)
+            torch.library.wrap_triton(self.kernel)[self.grid](*arguments, *self.scalars, **options)
         else:
-            compiled = self.kernel[self.grid](*tensors, *self.scalars, **options)
+            compiled = self.kernel[self.grid](*arguments, *self.scalars, **options)
             self._launch = _direct(compiled, self.grid, (*self.scalars, *self.constants.values()))
 
-    def _compile(self, tensors: tuple[torch.Tensor, ...], options: dict[str, Any]) -> None:
+    def _compile(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         request = _compile_only
         assert request is not None  # the caller looked
+        types = (a.dtype if isinstance(a, torch.Tensor) else a for a in arguments)
         with _stub_driver(request.sm):
-            compiled = self.kernel.warmup(*(t.dtype for t in tensors), *self.scalars, grid=self.grid, **options)
+            compiled = self.kernel.warmup(*types, *self.scalars, grid=self.grid, **options)
         request.sink(compiled.metadata.name, compiled.asm["cubin"], compiled.metadata.shared, self.num_warps * 32)
 
 
@@ -127,11 +130,11 @@ def _direct(compiled: Any, grid: tuple[int, ...], rest: tuple[Any, ...]) -> Call
     stream_of = torch._C._cuda_getCurrentRawStream
     runtime = knobs.runtime
 
-    def launch(*tensors: torch.Tensor) -> None:
+    def launch(*arguments: Any) -> None:
         hook = runtime.launch_enter_hook  # a profiler's: it wants metadata that only the full path makes
         stream = stream_of(device)
-        metadata = None if hook is None else compiled.launch_metadata(grid, stream, *tensors, *rest)
-        run(x, y, z, stream, function, packed, metadata, hook, runtime.launch_exit_hook, *tensors, *rest)
+        metadata = None if hook is None else compiled.launch_metadata(grid, stream, *arguments, *rest)
+        run(x, y, z, stream, function, packed, metadata, hook, runtime.launch_exit_hook, *arguments, *rest)
 
     return launch
 
