@@ -211,7 +211,7 @@ def test_section_says_what_the_runs_and_the_records_say(tmp_path):
         "less than half a per cent is not told"
     )
     assert ">513<" in rows[1] and "capacity 75\u202f%, gang 25\u202f%" in rows[1]
-    assert text.count("<figure") == 4 and "least on average here: srtf" in text
+    assert text.count("<figure") == 4 and "the lowest mean here has srtf" in text
     assert "--pictures page.html" in text and "another machine" not in text
     assert "slope 1.50" in text and "7.50 (100,000 jobs × 1,000 nodes)" in text
 
@@ -219,7 +219,7 @@ def test_section_says_what_the_runs_and_the_records_say(tmp_path):
 def test_records_of_another_machine_are_called_so(tmp_path):
     found = {"records": [line("fifo", 1000, 10, 1.0, machine="Elsewhere")]}
     text = prose(with_scheduling(found), tmp_path)
-    assert "From records of another machine, Elsewhere" in text and "<figure" not in text
+    assert "From records of another machine: Elsewhere" in text and "<figure" not in text
     assert "No comparison of policies" in text
     here = with_scheduling(found)
     here.machine = {"processor": "Elsewhere"}  # as weft.hardware.query names it
@@ -247,7 +247,7 @@ def test_without_anything_there_is_no_section(tmp_path):
 def test_nobody_waited_and_unknown_reasons(tmp_path):
     idle, odd = run("fifo", 0, capacity=1), run("las", 1, weather=1)
     comparison = {"load": 0.5, "seed": 1, "runs": [idle]}
-    assert "Nobody waited" in prose(with_scheduling({"comparison": comparison}), tmp_path)
+    assert "No job waited under any policy" in prose(with_scheduling({"comparison": comparison}), tmp_path)
     assert "weather 100\u202f%" in prose(with_scheduling({"comparison": comparison | {"runs": [odd]}}), tmp_path)
 
 

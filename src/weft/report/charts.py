@@ -42,8 +42,8 @@ def ceiling_bars(ceilings: Sequence[Measurement], unit: str) -> Chart | None:
             "Memory bandwidth by read:write mix",
             plot,
             description,
-            "Nothing on this machine moves data faster than these bars. An operator that reads and writes as much as a "
-            "copy is done no sooner than a copy of the same bytes, however clever its kernel.",
+            "Upper bounds for memory-bound operators on this machine: one that reads and writes as much as a copy takes "
+            "at least the time of a copy of the same bytes.",
         )
     memory = max((m.details["value"] for m in ceilings if m.details.get("unit") == "B/s"), default=0)
     often = f"each byte from memory must serve about {figures(top / memory, 2)} FLOPs, or" if memory else "otherwise"
@@ -51,8 +51,7 @@ def ceiling_bars(ceilings: Sequence[Measurement], unit: str) -> Chart | None:
         "Matrix rate by dtype",
         plot,
         description,
-        f"The rate of a large matrix product. Only work that multiplies matrices can come near it: {often} memory is "
-        "the limit instead.",
+        f"The rate of a large matrix product. Only matrix products come close to it: {often} memory is the limit.",
     )
 
 
@@ -83,8 +82,8 @@ def share_bars(measurements: Sequence[Measurement], name: str) -> Chart | None:
         plot,
         f"Bars of {len(groups)} points: {'; '.join(ranges)}. Every number is in the table of all measurements.",
         f"The dashed line is what this machine's ceiling ({limits}) allows for the bytes and FLOPs that the operator "
-        "cannot avoid. The gap between a bar's end and the line is time that a better kernel could still save. A few "
-        "tenths of a per cent beyond the line are the noise of the two measurements.",
+        "cannot avoid. The gap between a bar's end and the line is time that a better kernel could save. A few tenths of "
+        "a percent beyond the line are measurement noise.",
     )
 
 
@@ -119,7 +118,7 @@ def ratio_bars(measurements: Sequence[Measurement], name: str) -> Chart | None:
         plot,
         f"Bars of {len(chosen)} ratios: {level} at or above 1; lowest {ratio(ahead(worst))}"
         f" at {worst.dtype} {worst.workload}, highest {ratio(ahead(best))} at {best.dtype} {best.workload}.",
-        "Right of the line weft's kernel was faster than the best of the others in the same run, left of it slower. "
+        "Right of the line weft's kernel was faster than the best peer of the same run, left of it slower. "
         "A whisker spans the middle 60\u00a0% of the paired runs: one that crosses the line is a draw.",
     )
 
@@ -139,14 +138,13 @@ def loss_curves(run: dict[str, Any]) -> Chart | None:
         "Loss",
         plot,
         _told(curves),
-        "Both should fall together. Where the training loss goes on falling and the held-out loss turns up, the "
-        "network has begun to learn the images by heart.",
+        "Both should fall together. Where the training loss falls while the held-out loss rises, the network overfits.",
         [("● ─", "training images"), ("■ ┄", "held-out images")],
     )
 
 
 def accuracy_curve(run: dict[str, Any]) -> Chart | None:
-    """Accuracy on the held-out images in per cent, epoch by epoch."""
+    """Accuracy on the held-out images in percent, epoch by epoch."""
     curves = {"held-out images": [100 * share for share in run.get("test_accuracy") or []]}
     values = curves["held-out images"]
     if not values:
@@ -155,7 +153,7 @@ def accuracy_curve(run: dict[str, Any]) -> Chart | None:
         "Accuracy on held-out images",
         _curves(curves, "accuracy (%)", min(values) - 2, 101),
         _told(curves),
-        "The share of digits that it has never seen and names rightly. Guessing would give 10\u00a0%.",
+        "The share of unseen digits that it classifies correctly. Guessing would give 10\u00a0%.",
     )
 
 

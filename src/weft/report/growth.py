@@ -22,10 +22,10 @@ STYLES = (
 LEAST_DECADES = 3  # of seconds
 DASHES = (("solid", "-", "─"), ("dashed", "--", "┄"))
 MEANINGS = {
-    "jobs": "Along the dotted line ten times the jobs take ten times as long. A slope of 1 is linear growth; one well above it "
-    "would say that each job costs more, the more there are.",
-    "nodes": "The same jobs on more and more nodes. A line that stays flat says that the engine does not look at nodes "
-    "that have not changed; the dotted line is what looking at every node for every job would do.",
+    "jobs": "Along the dotted line ten times the jobs take ten times as long. A slope of 1 is linear growth; above "
+    "1, a job costs more the more jobs there are.",
+    "nodes": "The same jobs on more and more nodes. A flat line means that the engine skips nodes that have not changed; "
+    "the dotted line is the cost of visiting every node for every job.",
 }
 
 
@@ -35,7 +35,7 @@ def charts(timed: Sequence[Timed]) -> list[Any]:
 
 
 def drawn(found: Sequence[Growth]) -> list[tuple[Growth, int, int]]:
-    """Those that there is a style for: with the order's number and the line's number among the order's."""
+    """The lines that have a style, each with its order's number and its own number among the order's lines."""
     orders = distinct(g.order for g in found)[: len(STYLES)]
     ranks: dict[str, int] = {}
     chosen = []

@@ -1,4 +1,4 @@
-"""The roofline chart: what each operator reached, under what its arithmetic intensity allows on this machine."""
+"""The roofline chart: what each operator reached, below what its arithmetic intensity allows on this machine."""
 
 from __future__ import annotations
 
@@ -89,9 +89,9 @@ def roofline(measurements: Sequence[Measurement], ceilings: Sequence[Measurement
         f"{len(points)} points of {listing(operators)} under a memory roof of {si(memory, 'B/s')}"
         + "".join(f", {name} {si(value, 'FLOP/s')}" for name, value in roofs)
         + f". Highest: {best.operator} ({best.implementation}, {best.dtype}) at {si(rate(best), 'FLOP/s')}.",
-        "A kernel cannot rise above the roof over it. Under the slope it waits for memory: more arithmetic would be "
-        "free, fewer bytes would make it faster. Under a flat part it waits for arithmetic. How far below its roof a "
-        "point lies is how much there is to gain.",
+        "A kernel cannot exceed its roof. Below the slope it is memory-bound: more arithmetic would be free, fewer bytes "
+        "would make it faster. Below a flat part it is compute-bound. A point's distance to its roof is what there is to "
+        "gain.",
         [
             *((MARKERS[markers[name]], name) for name in operators),
             ("filled", "weft"),

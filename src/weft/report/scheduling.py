@@ -1,4 +1,4 @@
-"""The page's section on scheduling a cluster: how fast the simulator is, and what five policies do to the same jobs."""
+"""The page's section on scheduling a cluster: the same jobs under several policies, and the simulator's speed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from weft.drawing.quantities import figures
 from weft.report import growth, simulator
 
 HOUR = 3600.0
-LEAST_SHARE = 0.005  # of a policy's wait that a reason is told from
-OTHER = ("peer", "horizontal_wave", "▢")  # the style of a reason that the palette does not know
+LEAST_SHARE = 0.005  # of a policy's wait; reasons with less are left out
+OTHER = ("peer", "horizontal_wave", "▢")  # the style of a reason without one in the palette
 
 
 def section(scheduling: Mapping[str, Any], cpu: str) -> dict[str, Any]:
@@ -92,15 +92,15 @@ def _jct(runs: Sequence[Mapping[str, Any]]) -> Any:
         "From arrival to completion",
         plot,
         f"Marks: {'; '.join(told)}.",
-        f"The mean is what all users feel together, p99 what the unluckiest of a hundred does. Further left is sooner; least "
-        f"on average here: {best['order']}.",
+        "p99: one job in a hundred takes longer. Further left is sooner; the lowest mean here has "
+        + f"{best['order']}.",
         [("◆", "mean"), ("▲", "p99")],
         {"mean": "ours", "p99": "second"},
     )
 
 
 def _waits(runs: Sequence[Mapping[str, Any]]) -> Any:
-    """The mean wait of every policy, divided by what jobs waited for."""
+    """The mean wait of each policy, split by what jobs waited for."""
     from bokeh.models import ColumnDataSource
 
     from weft.drawing.chart import Chart, hover, write
@@ -131,9 +131,9 @@ def _waits(runs: Sequence[Mapping[str, Any]]) -> Any:
         "What jobs waited for",
         plot,
         "Stacked bars: " + "; ".join(f"{run['order']} {_row(run)['waited'] or 'no wait'}" for run in runs) + ".",
-        "The length is what a job waited on average. “Priority” is time in which it would have fitted, and others stood "
-        "before it: letting them pass ends it. “Capacity” is time in which too few GPUs were free at all: of that a policy "
-        "can only choose who bears it, and the mean is least where few long jobs do rather than many short ones.",
+        "The length is a job's mean wait. “Priority”: the job fitted, but jobs ahead of it in the queue did not start; "
+        "skipping them or backfilling ends this. “Capacity”: too few GPUs were free; a policy only decides which jobs wait, "
+        "and the mean is lowest when a few long jobs wait instead of many short ones.",
         [(WAITS.get(name, OTHER)[2], name) for name in reasons],
         {name: WAITS.get(name, OTHER)[0] for name in reasons},
     )

@@ -1,4 +1,4 @@
-"""What the records say in a sentence each: the head of the page."""
+"""The headline numbers of the page, each with a sentence."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from weft.drawing.quantities import distinct, is_rung, known, listing, percent, 
 from weft.records import Measurement
 from weft.words import count
 
-DOUBTFUL = 1.1  # from this share of a ceiling on, the ceiling was none
+DOUBTFUL = 1.1  # from this share of a ceiling on, the ceiling was measured too low
 LEVEL = 0.99  # from this ratio on, a kernel counts as level with the best peer
 
 
 @dataclass
 class Tile:
-    """One of the few numbers at the head: ``tone`` is good, bad or plain."""
+    """One headline number; ``tone`` is good, bad or plain."""
 
     name: str
     number: str
@@ -26,14 +26,14 @@ class Tile:
 
 
 def tiles(ceilings: Sequence[Measurement], verification: dict[str, Any], measured: Sequence[Measurement]) -> list[Tile]:
-    """What the machine gives, what is right, how near the limit it comes, and how it stands against the peers."""
+    """What the machine gives, what is right, how close to the limit and to the peers."""
     return [_gives(ceilings), _right(verification), _limit(measured), _peers(measured)]
 
 
 def _gives(ceilings: Sequence[Measurement]) -> Tile:
     def best(unit: str) -> Measurement | None:
         chosen = [m for m in ceilings if m.details.get("unit") == unit and known(m.details.get("value"))]
-        copies = [m for m in chosen if "copy" in m.implementation]  # the mix that people quote
+        copies = [m for m in chosen if "copy" in m.implementation]  # the usual mix
         return max(copies or chosen, key=lambda m: m.details["value"], default=None)
 
     memory, matrix = best("B/s"), best("FLOP/s")
@@ -70,9 +70,9 @@ def _right(verification: dict[str, Any]) -> Tile:
         text = f"operators are right: {checks}, none failed"
         text += f", {by_status['unverifiable']:,} not verifiable here." if by_status["unverifiable"] else "."
     if not_reached:
-        text += f" {count(not_reached, 'check')} not reached in the time given."
+        text += f" {count(not_reached, 'check')} not reached in the time budget."
     if survived:
-        text += f" {count(survived, 'wrong-on-purpose kernel')} got through the verifier."
+        text += f" {count(survived, 'wrong-on-purpose kernel')} passed the verifier."
     tone = "bad" if wrong or survived else "good" if len(right) == len(operators) else "plain"
     return Tile("Right", f"{len(right)} of {len(operators)}", text, tone)
 
@@ -80,31 +80,31 @@ def _right(verification: dict[str, Any]) -> Tile:
 def _limit(measured: Sequence[Measurement]) -> Tile:
     chosen = sorted(candidates(measured), key=lambda m: m.share_of_ceiling or 0)
     if not chosen:
-        return Tile("Nearest to the limit", "–", "Nothing was measured against a ceiling.")
+        return Tile("Closest to the limit", "–", "Nothing was measured against a ceiling.")
     far, near = chosen[0], chosen[-1]
     text = f"of what the machine allows: {_named(near)}."
     if far is not near:
-        text += f" Farthest: {_named(far)} at {percent(far.share_of_ceiling)}."
+        text += f" Least close: {_named(far)} at {percent(far.share_of_ceiling)}."
     if (near.share_of_ceiling or 0) > DOUBTFUL:
         text += " More than the limit: other work slowed the machine while its ceiling was measured, so measure again."
-        return Tile("Nearest to the limit", percent(near.share_of_ceiling), text, "bad")
-    return Tile("Nearest to the limit", percent(near.share_of_ceiling), text)
+        return Tile("Closest to the limit", percent(near.share_of_ceiling), text, "bad")
+    return Tile("Closest to the limit", percent(near.share_of_ceiling), text)
 
 
 def _peers(measured: Sequence[Measurement]) -> Tile:
     chosen = [m for m in measured if m.ours and not is_rung(m) and known(m.ratio_to_best_peer)]
     if not chosen:
-        return Tile("Against the best peer", "–", "No kernel of weft's was timed beside a peer here.")
+        return Tile("Against the best peer", "–", "weft's kernels were not timed beside a peer here.")
     level = sum((m.ratio_to_best_peer or 0) >= LEVEL for m in chosen)
     slowest, fastest = (pick(chosen, key=lambda m: m.ratio_to_best_peer or 0) for pick in (min, max))
-    text = f"points at least level (≥ {LEVEL:g}×) with the best of the others. "
+    text = f"points at least level (≥ {LEVEL:g}×) with the best peer. "
     text += f"Best {ratio(fastest.ratio_to_best_peer)}: {_named(fastest)}; "
     text += f"worst {ratio(slowest.ratio_to_best_peer)}: {_named(slowest)}."
     return Tile("Against the best peer", f"{level} of {len(chosen)}", text)
 
 
 def candidates(measured: Sequence[Measurement]) -> list[Measurement]:
-    """What nearest and farthest are chosen from: our kernels meant for use; where none was timed, all there is."""
+    """Measurements for the closest and the least close: ours without teaching versions; all where ours were not timed."""
     shares = [m for m in measured if known(m.share_of_ceiling) and not is_rung(m)]
     return [m for m in shares if m.ours] or shares
 
