@@ -1,5 +1,5 @@
-"""Dequantisation in CUDA C++ without a GPU: ``dequantize_vectors.cu`` run on a CPU that plays its PTX (``ptx_on_cpu.hpp``) with
-the launches that Python computes; what it compiles to and declines."""
+"""Dequantisation in CUDA C++ without a GPU: ``vectors.cu`` emulated on the CPU (``ptx_on_cpu.hpp``) with the launches that
+Python computes; what it compiles to and declines."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ pytest.importorskip("triton")
 
 from weft.definition import Declined  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.quantization import dequantize_vectors  # noqa: E402
+from weft.operators.quantization import dispatch  # noqa: E402
 from weft.operators.quantization.dequantize import reference  # noqa: E402
-from weft.operators.quantization.formats import FORMATS, GRANULARITIES, Scheme, scale_shape  # noqa: E402
+from weft.operators.quantization.formats import FORMATS, GRANULARITIES, scale_shape  # noqa: E402
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -85,6 +85,12 @@ job.run([&] { KERNEL(v, s, out, NUMBERS); });
 """
 
 
+def vectors_plan(*call):
+    """The launch, for an architecture that has the kernel."""
+    with compiling_for(90, lambda *kernel: None):
+        return dispatch.DEQUANTIZE.kernel("cuda").of(call[:2], *call[2:]).plan
+
+
 class Tensors:
     """A case's values, any codes of the format; its scales, and its plan for blocks of 64 threads."""
 
@@ -102,9 +108,8 @@ class Tensors:
         as_format = self.values.view(FORMATS[case.format].dtype)
         self.want = reference(as_format, scale, case.granularity, group_size=case.group, columns=n, dtype=case.dtype)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(dequantize_vectors, "THREADS", 64)
-            scheme = Scheme(case.format, case.granularity, case.group)
-            self.plan = dequantize_vectors.vectors_plan(self.values, scale, scheme, n, case.dtype)
+            patch.setattr(dispatch, "THREADS", 64)
+            self.plan = vectors_plan(as_format, scale, case.granularity, case.group, n, case.dtype)
         numbers = ", ".join(f"job.shape[{i}]" for i in range(len(self.plan.scalars)))
         self.launch = LAUNCH.replace("KERNEL", self.plan.expression).replace("NUMBERS", numbers)
 
@@ -123,25 +128,25 @@ class Tensors:
 
 
 @pytest.fixture(scope="module")
-def play(tmp_path_factory):
+def emulated(tmp_path_factory):
     """Runs a case, or one of ``MISTAKES``, and returns what is wrong with its result."""
-    folder, text = tmp_path_factory.mktemp("played"), whole(dequantize_vectors.SOURCE)
+    folder, text = tmp_path_factory.mktemp("emulated"), whole(dispatch.VECTORS)
     return player_of_cases(folder, text, Tensors, CASES, MISTAKES)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_is_right_to_the_bit(play, case):
-    assert not play(case)
+def test_it_is_right_to_the_bit(emulated, case):
+    assert not emulated(case)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_noticed(play, mistake):
-    assert play(MISTAKES[mistake][0], mistake)
+def test_a_mistake_is_noticed(emulated, mistake):
+    assert emulated(MISTAKES[mistake][0], mistake)
 
 
 @pytest.mark.parametrize("divisor", [1, 2, 3, 7, 2047, 2048, 2049, 715827883, 2**30 - 1, 2**30, 2**30 + 1, 2**31 - 1])
 def test_a_quotient_is_exact_to_the_last_number(divisor):
-    packed = dequantize_vectors.quotient(divisor)
+    packed = dispatch.quotient(divisor)
     factor, shift = packed & 0xFFFFFFFF, packed >> 32
     multiples = [k * divisor for k in (1, 2, 3, (2**31 - 1) // divisor)]
     for x in (0, 1, 2**31 - 1, *(m + d for m in multiples for d in (-1, 0))):
@@ -154,7 +159,8 @@ def planned(format: str, dtype: torch.dtype, granularity: str, shape=(2**14, 2**
     made = FORMATS[format]
     values = torch.empty(*shape[:-1], -(-shape[-1] // made.per_byte), dtype=torch.uint8, device="meta")[at]
     scale = torch.empty(scale_shape(shape, granularity, group), device="meta")
-    return dequantize_vectors.vectors_plan(values, scale, Scheme(format, granularity, group), shape[-1], dtype)
+    columns = shape[-1] if shape[-1] % made.per_byte else None
+    return vectors_plan(values.view(made.dtype), scale, granularity, group, columns, dtype)
 
 
 @pytest.mark.parametrize(
@@ -183,5 +189,5 @@ def test_an_element_takes_few_instructions(format, granularity, most):
     ],
 )  # fmt: skip
 def test_what_it_does_not_take_it_declines(reason, call):
-    with compiling_for(90, lambda *kernel: None), pytest.raises(Declined, match=reason):
+    with pytest.raises(Declined, match=reason):
         planned(**call)

@@ -33,8 +33,8 @@ from weft.operators.linear.linear_quantized_definition import (
 )
 from weft.operators.linear.linear_quantized_kernels import plans
 from weft.operators.matmul.matmul import default_precision
+from weft.operators.quantization.dispatch import QUANTIZE
 from weft.operators.quantization.formats import FORMATS, Scheme, format_of
-from weft.operators.quantization.plans import scaled_plans
 
 DTYPES = tuple(FORMATS[name].dtype for name in NAMES)
 
@@ -147,7 +147,7 @@ def linear_quantized_apart(
         y = torch.empty((matrix.shape[0], q.shape[-1]), dtype=x.dtype, device=x.device)
         hopper_plans.of((matrix, weight), activation, bias is not None, False)(matrix, weight, bias, None, y, amax)
         scheme = Scheme(format_of(dtype), "tensor")
-        scaled_plans.of((y, scale), scheme, "none")(y, q, scale, y, 0, 0)
+        QUANTIZE.kernel("triton").of((y, scale), *scheme)(y, q, scale, y, 0, 0)
     return q.view(dtype), amax
 
 

@@ -11,8 +11,7 @@ from weft.definition import Cost, Mutant, Workload, workload
 from weft.operators import mutants
 from weft.operators.linear import linear_definition
 from weft.operators.linear.linear_definition import UP, composed, gated
-from weft.operators.quantization.formats import FORMATS, format_of, inverse_of
-from weft.operators.quantization.rounding import rounded
+from weft.operators.quantization.formats import FORMATS, format_of, inverse_of, rounded
 from weft.operators.random_inputs import LAYOUTS, VALUES
 
 E4M3 = torch.float8_e4m3fn

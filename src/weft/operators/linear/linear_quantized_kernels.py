@@ -18,7 +18,7 @@ from weft.operators.linear.linear_kernels import (
 )
 from weft.operators.matmul import descriptor_kernels
 from weft.operators.quantization.formats import FORMATS
-from weft.operators.quantization.rounding import encode
+from weft.operators.quantization.kernels import encode
 
 
 @triton.jit

@@ -20,7 +20,7 @@ from weft.definition import SHARED_LIMIT
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.launch import INTERPRETING, Plan, Plans, target_sm
 from weft.operators.quantization.formats import format_of
-from weft.operators.quantization.rounding import decode
+from weft.operators.quantization.kernels import decode
 
 BLOCK = 128  # terms of K, and columns of B, that share a scale
 NATIVE_FP8 = 89  # the first architecture whose tensor cores take fp8

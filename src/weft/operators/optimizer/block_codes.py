@@ -12,9 +12,9 @@ import triton.language as tl
 from weft.operators.dropout.philox import random_bits
 from weft.operators.optimizer import dynamic_map
 from weft.operators.optimizer.storage import BYTE, load, store
-from weft.operators.quantization.rounding import decode as decode_float
-from weft.operators.quantization.rounding import encode as encode_float
-from weft.operators.quantization.rounding import uniform
+from weft.operators.quantization.kernels import decode as decode_float
+from weft.operators.quantization.kernels import encode as encode_float
+from weft.operators.quantization.kernels import uniform
 
 # What a code stands for, by number: behind the dtypes of storage.py.
 SIGNED, UNSIGNED, E4M3, E4M3_ROOT = tl.constexpr(5), tl.constexpr(6), tl.constexpr(7), tl.constexpr(8)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from weft.operators.optimizer import dynamic_map
-from weft.operators.quantization.rounding import random_sixteen, rounded
+from weft.operators.quantization.formats import random_sixteen, rounded
 
 BLOCKS = (128, 256, 512, 1024, 2048)
 STATE_FORMATS = ("dynamic", "fp8")

@@ -1,35 +1,35 @@
-"""``dequantize(values, scale, granularity)``: values · scale, the inverse of ``quantize``.
+"""``dequantize(values, scale, granularity)``: values · scale, the inverse of ``quantize``; and what a round trip loses.
 
 Compulsorily values and scales are read and the result is written once; one multiplication an element: bandwidth is the limit.
 """
 
 from __future__ import annotations
 
-import contextlib
+import functools
+import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, dtype  # a name alone, as the stubs want annotations
 
-from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, torch_dtype, workload
+from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, torch_dtype, workload
 from weft.operators import mutants, peers
-from weft.operators.call import FLOATS, Choice, check_tensor, eager, either, guarded, on_gpu, rows_of, traced
-from weft.operators.launch import Plans, target_sm
-from weft.operators.quantization.arguments import check_even, check_granularity, check_scale
-from weft.operators.quantization.calls import given
-from weft.operators.quantization.dequantize_vectors import vectors_plans
+from weft.operators.call import Choice, eager, guarded
+from weft.operators.launch import Plans
+from weft.operators.quantization.dispatch import DEQUANTIZE
 from weft.operators.quantization.formats import (
     FORMATS,
     GRANULARITIES,
-    Scheme,
-    format_of,
     scale_shape,
     spread,
+    unpacked,
     values_shape,
 )
-from weft.operators.quantization.plans import inverse_plans
-from weft.operators.quantization.rounding import unpacked
+from weft.operators.quantization.quantize import as_tensor, quantize, shape, stored_bytes
 from weft.operators.random_inputs import LAYOUTS, _laid_out, random_tensor
+
+# ---- implementations -------------------------------------------------------------------------------------------------
 
 
 def reference(
@@ -42,67 +42,34 @@ def reference(
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """In fp32, rounded once."""
-    n = columns_of(values, columns)
+    n = values.shape[-1] * (2 if values.dtype == torch.uint8 else 1) if columns is None else columns
     q = unpacked(values, n) if values.dtype == torch.uint8 else values.detach()
-    wide = spread(given(scale, values).float(), (*values.shape[:-1], n), granularity, group_size)
+    wide = spread(as_tensor(scale, values).float(), (*values.shape[:-1], n), granularity, group_size)
     return (q.float() * wide).to(dtype)
 
 
-def columns_of(values: Tensor, columns: int | None) -> int:
-    if columns is not None:
-        return columns
-    return values.shape[-1] * (2 if values.dtype == torch.uint8 else 1)
-
-
 def launch(
+    plans: Plans,
     values: Tensor,
-    scale: Tensor,
-    granularity: str,
-    group_size: int,
-    columns: int | None,
-    dtype: torch.dtype,
-    plans: Plans = inverse_plans,
+    scale: float | Tensor,
+    granularity: str = "row",
+    group_size: int = 128,
+    columns: int | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    n = columns_of(values, columns)
-    out = torch.empty((*values.shape[:-1], n), dtype=dtype, device=values.device)
-    if out.numel():
-        scheme = Scheme(format_of(values.dtype), granularity, group_size)
-        call = values.detach().view(torch.uint8), scale
-        plans.of(call, scheme, n, dtype)(*call, out)
+    """By a kernel of ``plans``."""
+    if not values.numel():
+        return reference(values, scale, granularity, group_size=group_size, columns=columns, dtype=dtype)
+    values, scale = values.detach(), as_tensor(scale, values)
+    plan, of_result = plans.of((values, scale), granularity, group_size, columns, dtype)
+    out = torch.empty(of_result, dtype=dtype, device=values.device)
+    plan(values.view(torch.uint8), scale, out)
     return out
 
 
-def dequantize_triton(
-    values: Tensor,
-    scale: float | Tensor,
-    granularity: str = "row",
-    *,
-    group_size: int = 128,
-    columns: int | None = None,
-    dtype: torch.dtype = torch.float32,
-) -> Tensor:
-    return launch(values, given(scale, values), granularity, group_size, columns, dtype)
-
-
-def dequantize_cuda(
-    values: Tensor,
-    scale: float | Tensor,
-    granularity: str = "row",
-    *,
-    group_size: int = 128,
-    columns: int | None = None,
-    dtype: torch.dtype = torch.float32,
-) -> Tensor:
-    """Of rows and groups of whole 16-byte vectors of the result. Raises Declined for others."""
-    return launch(values, given(scale, values), granularity, group_size, columns, dtype, vectors_plans)
-
+by_triton, by_cuda = (functools.partial(launch, DEQUANTIZE.kernel(name)) for name in ("triton", "cuda"))
 
 # ---- definition ------------------------------------------------------------------------------------------------------
-
-
-def shape(w: Workload) -> tuple[int, ...]:
-    batch = w.option("matrices", 0)
-    return (batch, w["M"] // batch, w["N"]) if batch else (w["M"], w["N"])
 
 
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
@@ -128,12 +95,8 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
 
 
 def cost(w: Workload, direction: str) -> Cost:
-    elements, format = w["M"] * w["N"], w.option("format", "int8")
-    scales = 4
-    for size in scale_shape(shape(w), w.option("granularity", "row"), w.option("group", 128)):
-        scales *= size
-    values = w["M"] * -(-w["N"] // FORMATS[format].per_byte)
-    return Cost(values + scales, elements * w.bytes_per_element, vector_flops=elements)
+    elements = w["M"] * w["N"]
+    return Cost(sum(stored_bytes(w)), elements * w.bytes_per_element, vector_flops=elements)
 
 
 def _moved_scales(values: Tensor, scale: Tensor, **named: Any) -> Tensor:
@@ -222,16 +185,12 @@ dequantize = Operator(
     ],
 )
 
-dequantize.implementation("triton", arch=">=sm_80")(dequantize_triton)
-dequantize.implementation("cuda", arch=">=sm_90", devices=("cuda",))(dequantize_cuda)
+dequantize.implementation("triton", arch=">=sm_80")(by_triton)
+dequantize.implementation("cuda", arch=">=sm_90", devices=("cuda",))(by_cuda)
 dequantize.implementation("torch")(reference)
 dequantize.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
 
 # ---- what users call -------------------------------------------------------------------------------------------------
-
-
-IMPLEMENTATIONS = {"torch": reference, "triton": dequantize_triton, "cuda": dequantize_cuda}
-PACKED = ("fp8_e4m3", "int4")  # formats for which packed conversions are the faster ones (README)
 
 
 @dequantize.choice
@@ -245,57 +204,7 @@ def choose(
     columns: int | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Choice:
-    check(values, scale, granularity, group_size, columns, dtype)
-    if not on_gpu(values):
-        return Choice("torch", "the tensors are on the CPU, where weft runs the reference")
-    if traced(values):
-        return Choice("torch", "traced: PyTorch's own operators, which a compiler fuses with their neighbours")
-    if not values.numel():
-        return Choice("torch", "an empty tensor: nothing to launch")
-    if rows_of(values) is None:
-        return Choice("torch", "strides that do not collapse into rows, for which a copy would be needed")
-    format = format_of(values.dtype)
-    if target_sm(values.device) == 90 and dtype != torch.float32 and format in PACKED and isinstance(scale, Tensor):
-        scheme = Scheme(format, granularity, group_size)
-        call = values.detach().view(torch.uint8), scale.detach(), scheme, columns_of(values, columns), dtype
-        with contextlib.suppress(Declined):
-            vectors_plans.of(call[:2], *call[2:])
-            return Choice("cuda", f"{format} in packed conversions: one pass over memory", vectors_plans)
-    return Choice("triton", f"scales by {granularity}: one pass over memory", inverse_plans)
-
-
-def check(values: Any, scale: Any, granularity: Any, group_size: Any, columns: Any, dtype: Any) -> None:
-    check_tensor("dequantize", "values", values, tuple(made.dtype for made in FORMATS.values()))
-    check_granularity("dequantize", granularity, group_size, values, "values")
-    check_even("dequantize", format_of(values.dtype), granularity, group_size)
-    if dtype not in FLOATS:
-        raise TypeError(f"dequantize: argument 'dtype' is {dtype!r:.40}; expected {either(FLOATS)}")
-    per, stored = FORMATS[format_of(values.dtype)].per_byte, values.shape[-1]
-    if columns is not None:
-        if isinstance(columns, bool) or not isinstance(columns, int):
-            raise TypeError(f"dequantize: argument 'columns' is {columns!r:.40}; expected an int or None")
-        if -(-columns // per) != stored:
-            most = f"{per * stored - 1} or {per * stored}" if per > 1 and stored else str(stored)
-            raise ValueError(
-                f"dequantize: argument 'columns' is {columns}; expected {most} for 'values' of shape {tuple(values.shape)}"
-            )
-    elements = (*values.shape[:-1], columns_of(values, columns))
-    check_scale("dequantize", scale, values, "values", elements, granularity, group_size, False)
-
-
-def _public_plan(values: Tensor, scale: Tensor, *options: Any) -> Any:
-    """The plan, and the shape of the result."""
-    granularity, group_size, columns, dtype = options
-    chosen = choose(values, scale, granularity, group_size=group_size, columns=columns, dtype=dtype)
-    if chosen.plans is None or not scale.is_contiguous():
-        return None
-    n = columns_of(values, columns)
-    scheme = Scheme(format_of(values.dtype), granularity, group_size)
-    ready = chosen.plan_for(values.detach().view(torch.uint8), scale, scheme, n, dtype)
-    return ready, (*values.shape[:-1], n)
-
-
-public_plans = Plans(_public_plan)
+    return DEQUANTIZE.choose(values, scale, granularity, group_size, columns, dtype)
 
 
 @dequantize.function
@@ -329,13 +238,78 @@ def dequantize_function(
     """
     if isinstance(values, Tensor) and isinstance(scale, Tensor) and eager(values, scale, gradient=True, autocast=True):
         found = None
-        if not scale.requires_grad:
-            found = public_plans.of((values, scale), granularity, group_size, columns, dtype)
+        if not scale.requires_grad and scale.is_contiguous():
+            found = DEQUANTIZE.of((values, scale), granularity, group_size, columns, dtype)
         if found is not None:
-            ready, of_result = found
+            plan, of_result = found
             out = torch.empty(of_result, dtype=dtype, device=values.device)
-            ready(values.detach().view(torch.uint8), scale, out)
+            plan(values.detach().view(torch.uint8), scale, out)
             return out
     options: dict[str, Any] = {"group_size": group_size, "columns": columns, "dtype": dtype}
-    chosen = choose(values, scale, granularity, **options).implementation
-    return IMPLEMENTATIONS[chosen](values, scale, granularity, **options)
+    if choose(values, scale, granularity, **options).implementation == "torch":
+        return reference(values, scale, granularity, **options)
+    return launch(DEQUANTIZE, values, scale, granularity, **options)
+
+
+# ---- what a round trip loses -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RoundTripError:
+    """Of ``dequantize(*quantize(x))`` against x, over the elements that are finite in both.
+
+    Args:
+        relative_rms: root mean square of the error over that of x.
+        largest: the largest error, in x's units.
+        snr_db: 20 log10 of 1 / relative_rms: signal to noise in decibels; infinite where nothing is lost.
+        saturated: share of elements whose nearest value is beyond the format's largest (none with scales of absmax).
+        zeros: share of elements that are not 0 and become 0.
+        bits: of values and scales, over the number of elements.
+    """
+
+    relative_rms: float
+    largest: float
+    snr_db: float
+    saturated: float
+    zeros: float
+    bits: float
+
+
+def round_trip_error(x: Tensor, format: str, granularity: str = "row", **options: Any) -> RoundTripError:
+    """What quantising x by a scheme loses.
+
+    Args:
+        x: any tensor that ``quantize`` takes.
+        format, granularity, options: as ``quantize`` takes them.
+
+    Returns:
+        A :class:`RoundTripError`; of an empty tensor, and of one that is all zeros, its errors are 0.
+
+    Raises:
+        TypeError, ValueError: as ``quantize``.
+    """
+    values, scale = quantize.public(x, format, granularity, **options)  # type: ignore[misc]
+    x = x.detach()  # a model's weight wants a gradient, and what is read from it here is numbers
+    group_size = options.get("group_size", 128)
+    back = dequantize.public(values, scale, granularity, group_size=group_size, columns=x.shape[-1])  # type: ignore[misc]
+    known = x.isfinite() & back.isfinite()
+    exact, got = (torch.where(known, t, 0.0).double() for t in (x, back))
+    error = got - exact
+    elements = max(x.numel(), 1)
+    signal, noise = (float(t.square().sum()) / elements for t in (exact, error))
+    relative = math.sqrt(noise / signal) if signal else 0.0
+    beyond = exact.abs() / spread(scale, tuple(x.shape), granularity, group_size) > reach(format)
+    return RoundTripError(
+        relative_rms=relative,
+        largest=float(error.abs().max()) if x.numel() else 0.0,
+        snr_db=-20 * math.log10(relative) if relative else math.inf,
+        saturated=int(beyond.sum()) / elements,
+        zeros=int(((got == 0) & (exact != 0)).sum()) / elements,
+        bits=8 * (values.nbytes + scale.nbytes) / elements,
+    )
+
+
+def reach(format: str) -> float:
+    """The largest number that rounds to the format's largest value without a bound: half a step above it."""
+    made = FORMATS[format]
+    return made.largest + (2.0 ** (math.floor(math.log2(made.largest)) - made.mantissa - 1) if made.mantissa else 0.5)

@@ -1,4 +1,4 @@
-"""What tensors are quantised to, which elements share a scale, and the formula of scales.
+"""What tensors are quantised to, which elements share a scale, and the formulas of scales and values in PyTorch.
 
 ``M`` rows and ``N`` columns are the last two dimensions; leading ones count as further rows, or for blocks as a batch.
 """
@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from weft.definition import UnknownName
+from weft.operators.dropout.philox import GROUP, WORD, words
 
 
 class Format(NamedTuple):
@@ -122,3 +123,56 @@ def spread(scale: Tensor, shape: tuple[int, ...], granularity: str, group_size: 
     size = group_size if granularity == "group" else BLOCK
     wide = scale.repeat_interleave(size, -1)[..., : shape[-1]]
     return wide if granularity == "group" else wide.repeat_interleave(BLOCK, -2)[..., : shape[-2], :]
+
+
+def random_sixteen(shape: tuple[int, ...], seed: int | Tensor, offset: int, device: torch.device) -> Tensor:
+    """16 random bits (int64) for each element: column n of row m has half n % 2 (the lower first) of word n % 8 // 2 of the
+    Philox group m * ceil(N / 8) + n // 8; all leading dimensions count as rows."""
+    n = shape[-1]
+    rows = 1
+    for size in shape[:-1]:
+        rows *= size
+    per_row = -(-n // GROUP)
+    group = torch.arange(rows * per_row, device=device)
+    seed = seed.view(()) if isinstance(seed, Tensor) else seed
+    found = words((group & WORD, group >> 32, offset & WORD, (offset >> 32) & WORD), (seed & WORD, (seed >> 32) & WORD))
+    halves = torch.stack([half for word in found for half in (word & 0xFFFF, word >> 16)], -1)
+    return halves.view(rows, per_row * GROUP)[:, :n].reshape(shape)
+
+
+def rounded(y: Tensor, format: str, sixteen: Tensor | None = None, finite: bool = False) -> Tensor:
+    """y (fp32) as values of the format, int4 not packed; to nearest even, or stochastically by 16 random bits an element.
+    ``finite``: there is no NaN."""
+    made = FORMATS[format]
+    bounded = y.clamp(-made.largest, made.largest)
+    if made.mantissa:
+        return bounded.to(made.dtype) if sixteen is None else _stochastic_float(bounded, made, sixteen)
+    bounded = bounded if finite else torch.where(y.isnan(), 0.0, bounded)
+    whole = bounded.round() if sixteen is None else (bounded + _uniform(sixteen)).floor()
+    return whole.to(torch.int8)
+
+
+def _uniform(sixteen: Tensor) -> Tensor:
+    return sixteen.float() * 2.0**-16 + 2.0**-17
+
+
+def _stochastic_float(y: Tensor, made: Format, sixteen: Tensor) -> Tensor:
+    word = y.view(torch.int32)
+    magnitude = word & 0x7FFFFFFF
+    cut = 23 - made.mantissa
+    code = ((magnitude + ((2 * sixteen.int() + 1) << (cut - 17))) >> cut) - ((127 - made.bias) << made.mantissa)
+    small = (torch.where(y.isnan(), 0.0, y.abs()) * 2.0 ** (made.bias - 1 + made.mantissa) + _uniform(sixteen)).int()
+    code = torch.where(magnitude < (128 - made.bias) << 23, small, code) | ((word >> 24) & 0x80)
+    return torch.where(y.isnan(), 0x7F, code).to(torch.uint8).view(made.dtype)
+
+
+def packed(q: Tensor) -> Tensor:
+    """int8 [..., N] of 4 bits each → uint8 [..., ceil(N / 2)], the even column in the lower half."""
+    q = F.pad(q, (0, q.shape[-1] % 2)).unflatten(-1, (-1, 2))
+    return ((q[..., 0] & 15) | (q[..., 1] << 4)).view(torch.uint8)
+
+
+def unpacked(values: Tensor, columns: int) -> Tensor:
+    """The inverse: int8 [..., columns]."""
+    q = values.view(torch.int8)
+    return torch.stack((q << 4 >> 4, q >> 4), -1).flatten(-2)[..., :columns]

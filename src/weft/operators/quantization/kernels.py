@@ -3,6 +3,13 @@
 A tensor [M, N] is taken by *lines*, stretches of a row that are quantised together: whole rows, or groups of LENGTH columns, of
 which a row has ``lines``. Line i of outer index o begins at ``o * x_outer + i * x_line``; the same goes for its values (v, in
 bytes) and for its random groups of eight (r).
+
+Codes equal those of :mod:`formats` bit for bit. Rounding to an fp8 is integer arithmetic on an fp32's bits: adding half of what
+is cut off (and one at ties whose kept part is odd) carries into the kept bits, and into the exponent where it must. Below the
+format's smallest normal number its steps are equal, and one addition of fp32 rounds to them: of the power of two whose own
+last place is such a step. From sm_89 on, one instruction rounds two elements; it gives the same codes. Stochastic rounding adds
+16 random bits to what is cut off, at its upper end, and half of their last place: the expectation is the number itself to
+2**-17 of a step.
 """
 
 from __future__ import annotations
@@ -11,7 +18,89 @@ import triton
 import triton.language as tl
 
 from weft.operators.dropout.philox import random_bits
-from weft.operators.quantization.rounding import decode, encode
+
+# ---- codes -----------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def integer_code(y, bits, LARGEST: tl.constexpr, STOCHASTIC: tl.constexpr):
+    """round(y) within ± LARGEST as int32; 0 for NaN. The bounds stand between product and sum, which thus cannot become one
+    multiply-add with another rounding."""
+    bounded = tl.minimum(tl.maximum(y, -LARGEST), LARGEST)
+    if STOCHASTIC:
+        q = tl.floor(bounded + uniform(bits)).to(tl.int32)
+    else:
+        q = (bounded + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000  # 1.5 * 2**23: its last place is 1
+    return tl.where(y == y, q, 0)
+
+
+@triton.jit
+def uniform(bits):
+    """The upper 16 bits as a number in (0, 1), exact in fp32."""
+    return (bits >> 16).to(tl.int32).to(tl.float32) * 0.0000152587890625 + 0.00000762939453125  # 2**-16, 2**-17
+
+
+@triton.jit
+def float_code(y, bits, LARGEST: tl.constexpr, MANTISSA: tl.constexpr, BIAS: tl.constexpr, STOCHASTIC: tl.constexpr):
+    """The fp8 nearest to y within ± LARGEST, as int32; NaN is 0x7f."""
+    word = y.to(tl.int32, bitcast=True)
+    magnitude = word & 0x7FFFFFFF
+    not_a_number = magnitude > 0x7F800000
+    CUT: tl.constexpr = 23 - MANTISSA
+    bounded = tl.minimum(tl.where(not_a_number, 0.0, tl.abs(y)), LARGEST)
+    a = bounded.to(tl.int32, bitcast=True)
+    if STOCHASTIC:
+        added = (2 * (bits >> 16).to(tl.int32) + 1) << (CUT - 17)
+        small = (bounded * (1 << (BIAS - 1 + MANTISSA)) + uniform(bits)).to(tl.int32)
+    else:
+        added = (1 << (CUT - 1)) - 1 + ((a >> CUT) & 1)
+        ONE: tl.constexpr = 1 << (24 - BIAS - MANTISSA)  # its last place is the format's smallest step
+        small = (bounded + ONE).to(tl.int32, bitcast=True) - ((151 - BIAS - MANTISSA) << 23)
+    code = ((a + added) >> CUT) - ((127 - BIAS) << MANTISSA)
+    code = tl.where(a < ((128 - BIAS) << 23), small, code)
+    return tl.where(not_a_number, 0x7F, code | ((word >> 24) & 0x80))
+
+
+@triton.jit
+def encode(y, bits, FORMAT: tl.constexpr, STOCHASTIC: tl.constexpr, HARDWARE: tl.constexpr):
+    """y [R, C] as bytes: uint8 [R, C], of int4 [R, C / 2] with the even column in the lower half."""
+    if FORMAT == "int8":
+        return (integer_code(y, bits, 127.0, STOCHASTIC) & 255).to(tl.uint8)
+    elif FORMAT == "int4":
+        q = integer_code(y, bits, 7.0, STOCHASTIC)
+        even, odd = tl.split(tl.reshape(q, [q.shape[0], q.shape[1] // 2, 2]))
+        return ((even & 15) | ((odd & 15) << 4)).to(tl.uint8)
+    elif FORMAT == "fp8_e4m3":
+        if HARDWARE and not STOCHASTIC:
+            return y.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+        else:
+            return float_code(y, bits, 448.0, 3, 7, STOCHASTIC).to(tl.uint8)
+    else:
+        if HARDWARE and not STOCHASTIC:
+            return y.to(tl.float8e5).to(tl.uint8, bitcast=True)
+        else:
+            return float_code(y, bits, 57344.0, 2, 15, STOCHASTIC).to(tl.uint8)
+
+
+@triton.jit
+def decode(code, FORMAT: tl.constexpr):
+    """Bytes [R, C] as exact fp32: [R, C], of int4 [R, 2 C]."""
+    if FORMAT == "int8":
+        return code.to(tl.int8, bitcast=True).to(tl.float32)
+    elif FORMAT == "int4":
+        word = code.to(tl.int32)
+        both = tl.join((word << 28) >> 28, (word << 24) >> 28)
+        return tl.reshape(both, [code.shape[0], code.shape[1] * 2]).to(tl.float32)
+    elif FORMAT == "fp8_e4m3":
+        word = code.to(tl.int32)
+        moved = (((word & 0x80) << 24) | ((word & 0x7F) << 20)).to(tl.float32, bitcast=True)
+        exact = moved * 1.329227995784916e36  # 2**120: fp32's exponents begin 120 lower
+        return tl.where((word & 0x7F) == 0x7F, float("nan"), exact)
+    else:  # the upper half of an fp16
+        return (code.to(tl.uint16) << 8).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+# ---- quantisation ----------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -33,7 +122,9 @@ def magnitude(x):
 
 @triton.jit
 def read(ptr, inside):
-    return tl.load(ptr, mask=inside, other=0.0, eviction_policy="evict_last").to(tl.float32)  # hint: softmax/README.md
+    return tl.load(ptr, mask=inside, other=0.0, eviction_policy="evict_last").to(
+        tl.float32
+    )  # hint: docs/notes/softmax.md
 
 
 @triton.jit

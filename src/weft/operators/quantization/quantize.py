@@ -6,64 +6,193 @@ read, unless they are given. A few operations an element: bandwidth is the limit
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
+from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, check_flag, eager, guarded, on_gpu, rows_of, traced
-from weft.operators.dropout.philox import GROUP
-from weft.operators.dropout.seeds import check_seed
+from weft.operators.call import Choice, check_flag, eager, guarded, traced
+from weft.operators.dropout.seeds import check_seed, draw
 from weft.operators.launch import Plans
-from weft.operators.quantization.arguments import (
-    check_even,
-    check_format,
-    check_granularity,
-    check_scale,
-    check_x,
-)
-from weft.operators.quantization.calls import (
-    Quantized,
-    empty_scale,
-    plain,
-    quantize_triton,
-    reference,
-    torchao,
-)
+from weft.operators.quantization.dispatch import QUANTIZE, QuantizeCall
+from weft.operators.quantization.dispatch import check_scale as _check_scale
 from weft.operators.quantization.formats import (
     FORMATS,
     GRANULARITIES,
     Scheme,
+    absmax,
+    inverse_of,
+    packed,
+    random_sixteen,
+    rounded,
+    scale_of,
     scale_shape,
     spread,
     values_shape,
 )
-from weft.operators.quantization.plans import plans, scaled_plans
-from weft.operators.quantization.rounding import packed, rounded
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 
 ROUNDINGS = ("nearest", "stochastic")
+Quantized = tuple[Tensor, Tensor]  # values, scale
+
+# ---- implementations -------------------------------------------------------------------------------------------------
+
+
+def reference(
+    x: Tensor,
+    format: str,
+    granularity: str = "row",
+    *,
+    group_size: int = 128,
+    scale: float | Tensor | None = None,
+    power_of_two: bool = False,
+    rounding: str = "nearest",
+    seed: int | Tensor | None = None,
+    offset: int = 0,
+    check_scale: bool = False,
+    finite: bool = False,
+) -> Quantized:
+    """Always in fp32: that is the arithmetic which kernels have to repeat to the bit. ``finite`` says that x is."""
+    x, scheme = x.detach(), Scheme(format, granularity, group_size, power_of_two)
+    if scale is None:
+        made = scale_of(absmax(x, granularity, group_size, finite), scheme)
+    else:
+        made = as_tensor(scale, x).to(torch.float32)
+    y = x.float() * spread(inverse_of(made), tuple(x.shape), granularity, group_size)
+    sixteen = None
+    if rounding == "stochastic":
+        seed, offset = drawn_seed(x) if seed is None else (seed, offset)
+        sixteen = random_sixteen(tuple(x.shape), seed, offset, x.device)
+    q = rounded(y, format, sixteen, finite)
+    return packed(q) if format == "int4" else q, made
+
+
+def drawn_seed(x: Tensor) -> tuple[int | Tensor, int]:
+    """A seed and an offset that no other call has; while a compiler traces, a tensor that it draws itself."""
+    if traced(x):
+        return torch.randint(-(2**63), 2**63 - 1, (1,), device=x.device), 0
+    return draw(x.device)
+
+
+def as_tensor(scale: float | Tensor, x: Tensor) -> Tensor:
+    """A scale that came as an argument, as kernels read it; a strided one is copied."""
+    if isinstance(scale, Tensor):
+        return scale.detach().contiguous()
+    return torch.full((), scale, dtype=torch.float32, device=x.device)
+
+
+def launch(
+    x: Tensor,
+    format: str,
+    granularity: str = "row",
+    *,
+    group_size: int = 128,
+    scale: float | Tensor | None = None,
+    power_of_two: bool = False,
+    rounding: str = "nearest",
+    seed: int | Tensor | None = None,
+    offset: int = 0,
+    check_scale: bool = False,
+    plans: Plans = QUANTIZE.kernel("triton"),  # noqa: B008  (a table)
+) -> Quantized:
+    """By a kernel of ``plans``."""
+    x, scheme = x.detach(), Scheme(format, granularity, group_size, power_of_two)
+    values, made = empty_results(x, scheme)
+    given = None if scale is None else as_tensor(scale, x)
+    if not values.numel():
+        return values.view(scheme.of.dtype), scale_of(torch.zeros_like(made), scheme) if given is None else given
+    seeds, number, random = x, 0, "none"
+    if rounding == "stochastic":
+        seed, offset = draw(x.device) if seed is None else (seed, offset)
+        random = "memory" if isinstance(seed, Tensor) else "number"
+        seeds, number = (seed, 0) if isinstance(seed, Tensor) else (x, seed % 2**64)
+    tensors = (x,) if given is None else (x, given)
+    plan = plans.of(tensors, *scheme, random)
+    made = made if given is None else given
+    plan(x, values, made, seeds, number, offset)
+    return values.view(scheme.of.dtype), made
+
+
+def empty_results(x: Tensor, scheme: Scheme) -> Quantized:
+    """Memory for values, as bytes, and scales."""
+    shape = tuple(x.shape)
+    values = torch.empty(values_shape(shape, scheme.format), dtype=torch.uint8, device=x.device)
+    of_scale = scale_shape(shape, scheme.granularity, scheme.group_size)
+    return values, torch.empty(of_scale, dtype=torch.float32, device=x.device)
+
+
+def plain(**named: Any) -> Quantized:
+    """What a user writes, without a thought of NaN and infinities."""
+    return reference(**named, finite=True)
+
+
+def torchao(x: Tensor, format: str, granularity: str = "row", **options: Any) -> Quantized:
+    """Its eager functions, which a user compiles as part of a model; and its Triton kernel for fp8 groups."""
+    if (
+        options.get("scale") is not None
+        or options.get("power_of_two")
+        or options.get("rounding", "nearest") != "nearest"
+    ):
+        raise Declined("torchao's scales here are those of absmax, rounded to nearest")
+    if x.ndim != 2 or format == "int4":
+        raise Declined("torchao packs int4 for its own kernels only; other formats are taken of a matrix here")
+    size = options.get("group_size", 128)
+    block = {
+        "tensor": x.shape,
+        "row": (1, x.shape[1]),
+        "column": (x.shape[0], 1),
+        "group": (1, size),
+        "block": (128, 128),
+    }[granularity]
+    if any(n % b for n, b in zip(x.shape, block, strict=True)):
+        raise Declined(f"torchao's groups divide the tensor; {tuple(x.shape)} is no multiple of {tuple(block)}")
+    of_scale = scale_shape(tuple(x.shape), granularity, size)
+    if format == "int8":
+        from torchao.quantization.quant_primitives import MappingType, choose_qparams_affine, quantize_affine
+
+        scale, zero = choose_qparams_affine(x, MappingType.SYMMETRIC, block, torch.int8, -127, 127, keepdim=True)
+        return quantize_affine(x, block, scale, zero, torch.int8, -127, 127), scale.view(of_scale)
+    dtype = FORMATS[format].dtype
+    if granularity == "group":
+        from torchao.kernel.blockwise_quantization import fp8_blockwise_act_quant
+
+        return fp8_blockwise_act_quant(x, size, dtype)
+    from torchao.quantization.quant_primitives import _choose_scale_float8, _quantize_affine_float8
+
+    scale = _choose_scale_float8(x, list(block), dtype)
+    return _quantize_affine_float8(x, scale, dtype), scale.view(of_scale)
+
 
 # ---- definition ------------------------------------------------------------------------------------------------------
+
+
+def shape(w: Workload) -> tuple[int, ...]:
+    batch = w.option("matrices", 0)
+    return (batch, w["M"] // batch, w["N"]) if batch else (w["M"], w["N"])
+
+
+def stored_bytes(w: Workload) -> tuple[int, int]:
+    """Of values, and of scales."""
+    scales = math.prod(scale_shape(shape(w), w.option("granularity", "row"), w.option("group", 128)))
+    return w["M"] * -(-w["N"] // FORMATS[w.option("format", "int8")].per_byte), 4 * scales
 
 
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     """x is [M, N], with ``matrices=B`` [B, M / B, N]; ``outliers``: every 16th column is 100 times as large, and every 8th row
     is zero; ``scale``: ``absmax`` (none given) or ``given``."""
-    batch = w.option("matrices", 0)
-    shape = (batch, w["M"] // batch, w["N"]) if batch else (w["M"], w["N"])
     values = w.option("values", "normal")
     drawn = "normal" if values == "outliers" else values
-    x = random_tensor(g, shape, w.dtype, device, layout=w.option("layout", "contiguous"), values=drawn)
+    x = random_tensor(g, shape(w), w.dtype, device, layout=w.option("layout", "contiguous"), values=drawn)
     if values == "outliers" and x.numel():
         x[..., ::16] *= 100
         x[..., ::8, :] = 0
     granularity, group_size = w.option("granularity", "row"), w.option("group", 128)
     scale = None
     if w.option("scale", "absmax") == "given":
-        spans = scale_shape(shape, granularity, group_size)
+        spans = scale_shape(shape(w), granularity, group_size)
         scale = random_tensor(g, spans, "fp32", device).abs() * 0.02 + 0.001
     random = w.option("rounding", "nearest") == "stochastic"
     return {
@@ -83,13 +212,7 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
 def cost(w: Workload, direction: str) -> Cost:
     """Of scales that span rows and are not given: x twice, unless it stayed on chip, which is not counted on."""
     elements = w["M"] * w["N"]
-    granularity, format = w.option("granularity", "row"), w.option("format", "int8")
-    batch = w.option("matrices", 0)
-    shape = (batch, w["M"] // batch, w["N"]) if batch else (w["M"], w["N"])
-    scales = 4
-    for size in scale_shape(shape, granularity, w.option("group", 128)):
-        scales *= size
-    values = w["M"] * -(-w["N"] // FORMATS[format].per_byte)
+    values, scales = stored_bytes(w)
     known = w.option("scale", "absmax") == "given"
     return Cost(
         reads=elements * w.bytes_per_element + scales * known,
@@ -261,7 +384,7 @@ quantize = Operator(
     ],
 )
 
-quantize.implementation("triton", arch=">=sm_80")(quantize_triton)
+quantize.implementation("triton", arch=">=sm_80")(launch)
 quantize.implementation("torch")(reference)
 quantize.implementation("torch.compile", devices=("cuda",))(peers.Compiled(plain))
 quantize.implementation("torchao", requires="torchao", devices=("cuda",))(torchao)
@@ -271,48 +394,31 @@ quantize.implementation("torchao", requires="torchao", devices=("cuda",))(torcha
 
 @quantize.choice
 @guarded
-def choose(
-    x: Tensor,
-    format: str,
-    granularity: str = "row",
-    *,
-    group_size: int = 128,
-    scale: float | Tensor | None = None,
-    power_of_two: bool = False,
-    rounding: str = "nearest",
-    seed: int | Tensor | None = None,
-    offset: int = 0,
-    check_scale: bool = False,
-) -> Choice:
-    check(x, format, granularity, group_size, scale, power_of_two, rounding, seed, offset, check_scale)
-    if not on_gpu(x):
-        return Choice("torch", "the tensor is on the CPU, where weft runs the reference")
-    if traced(x):
-        return Choice("torch", "traced: PyTorch's own operators, which a compiler fuses with their neighbours")
-    if not x.numel():
-        return Choice("torch", "an empty tensor: nothing to launch")
-    if rows_of(x) is None:
-        return Choice("torch", "strides that do not collapse into rows, for which a copy would be needed")
-    if rounding == "stochastic" and granularity == "group" and group_size % GROUP and group_size < x.shape[-1]:
-        return Choice(
-            "torch", f"stochastic rounding by groups of {group_size} columns, which is no multiple of {GROUP}"
-        )
-    if scale is not None:
-        return Choice("triton", "scales that are given: one pass over memory", scaled_plans)
-    passes = "x is read twice" if granularity in ("tensor", "column") else "x is read once"
-    return Choice("triton", f"scales by {granularity}: {passes}", plans)
+def choose(x: Tensor, format: str, granularity: str = "row", **options: Any) -> Choice:
+    size, power = options.get("group_size", 128), options.get("power_of_two", False)
+    QuantizeCall(x, format, granularity, size, power)  # checks
+    check(x, format, granularity, **options)
+    scale, seed, random = options.get("scale"), options.get("seed"), "none"
+    if options.get("rounding") == "stochastic":
+        random = "memory" if isinstance(seed, Tensor) else "number"
+    given = () if scale is None else (scale if isinstance(scale, Tensor) else x,)  # of a number, any tensor
+    return QUANTIZE.choose(x, *given, format, granularity, size, power, random)
 
 
 def check(
-    x: Any, format: Any, granularity: Any, group_size: Any, scale: Any, power_of_two: Any, rounding: Any, seed: Any,
-    offset: Any, values: Any,
-) -> None:  # fmt: skip
-    check_x("quantize", x)
-    check_format("quantize", format)
-    check_granularity("quantize", granularity, group_size, x, "x")
-    check_even("quantize", format, granularity, group_size)
-    check_flag("quantize", "power_of_two", power_of_two)
-    check_flag("quantize", "check_scale", values)
+    x: Tensor,
+    format: str,
+    granularity: str,
+    group_size: int = 128,
+    scale: float | Tensor | None = None,
+    power_of_two: bool = False,
+    rounding: Any = "nearest",
+    seed: Any = None,
+    offset: Any = 0,
+    check_scale: Any = False,
+) -> None:
+    """What the table's call leaves unchecked. Raises TypeError or ValueError."""
+    check_flag("quantize", "check_scale", check_scale)
     if not isinstance(rounding, str) or rounding not in ROUNDINGS:
         raise ValueError(f"quantize: argument 'rounding' is {rounding!r:.40}; expected 'nearest' or 'stochastic'")
     check_seed("quantize", x, seed, offset)
@@ -321,17 +427,7 @@ def check(
     if scale is not None:
         if power_of_two:
             raise ValueError("quantize: argument 'power_of_two' is True and 'scale' is given; expected one of the two")
-        check_scale("quantize", scale, x, "x", tuple(x.shape), granularity, group_size, values)
-
-
-def _public_plan(x: Tensor, *options: Any) -> Any:
-    """The plan of the plainest call."""
-    format, granularity, group_size, power_of_two = options
-    chosen = choose(x, format, granularity, group_size=group_size, power_of_two=power_of_two)
-    return chosen.plan_for(x, Scheme(*options), "none") if chosen.plans else None
-
-
-public_plans = Plans(_public_plan)
+        _check_scale("quantize", scale, x, "x", tuple(x.shape), granularity, group_size, check_scale)
 
 
 @quantize.function
@@ -382,11 +478,10 @@ def quantize_function(
     plain = scale is None and rounding == "nearest" and seed is None and not offset and check_scale is False
     if plain and isinstance(x, Tensor) and eager(x, gradient=True, autocast=True):
         scheme = (format, granularity, group_size, power_of_two)
-        if (ready := public_plans.of((x,), *scheme)) is not None:
+        if (plan := QUANTIZE.of((x,), *scheme)) is not None:
             made = Scheme(*scheme)
-            values = torch.empty(values_shape(tuple(x.shape), format), dtype=torch.uint8, device=x.device)
-            scales = empty_scale(x, made)
-            ready(x, values, scales, x, 0, 0)
+            values, scales = empty_results(x, made)
+            plan(x, values, scales, x, 0, 0)
             return values.view(made.of.dtype), scales
     options: dict[str, Any] = {
         "group_size": group_size,
@@ -398,4 +493,4 @@ def quantize_function(
         "check_scale": check_scale,
     }
     chosen = choose(x, format, granularity, **options).implementation
-    return (reference if chosen == "torch" else quantize_triton)(x, format, granularity, **options)
+    return (reference if chosen == "torch" else launch)(x, format, granularity, **options)

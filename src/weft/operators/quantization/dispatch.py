@@ -1,0 +1,575 @@
+"""Which kernels quantisation and its inverse take, and how they are launched."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from weft.operators.call import FLOATS, check_device, check_flag, check_tensor, check_values, either, rows_of
+from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned
+from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
+from weft.operators.dropout.philox import GROUP
+from weft.operators.launch import INTERPRETING, Plan, target_sm
+from weft.operators.quantization.formats import (
+    BLOCK,
+    FORMATS,
+    GRANULARITIES,
+    Scheme,
+    format_of,
+    scale_shape,
+    values_shape,
+)
+from weft.operators.quantization.kernels import (
+    absmax_strips,
+    dequantize_lines,
+    quantize_blocks,
+    quantize_by_scale,
+    quantize_lines,
+    quantize_long_lines,
+    scales_of_strips,
+)
+from weft.operators.row_programs import ONE_PASS, candidates, heuristic
+
+VECTORS = Path(__file__).parent / "vectors.cu"
+WRAP = 8192  # columns that a tensor without gaps is read by where rows do not matter
+LONGEST_TILE = 4096  # columns of a tile where nothing needs a whole line
+POSITIVE = "a positive, finite fp32 number of at least 2**-126"
+
+# ---- arguments -------------------------------------------------------------------------------------------------------
+
+
+def check_granularity(operator: str, granularity: Any, group_size: Any, x: Tensor, name: str) -> None:
+    if granularity not in GRANULARITIES or not isinstance(granularity, str):
+        raise ValueError(
+            f"{operator}: argument 'granularity' is {granularity!r:.40}; expected {_either(GRANULARITIES)}"
+        )
+    if isinstance(group_size, bool) or not isinstance(group_size, int) or not 1 <= group_size < 2**31:
+        raise ValueError(f"{operator}: argument 'group_size' is {group_size!r:.40}; expected an int of at least 1")
+    least = 2 if granularity == "block" else 1
+    if x.ndim < least:
+        shape = "a scalar" if not x.ndim else f"of shape {tuple(x.shape)}"
+        dimensions = "one dimension" if least == 1 else "two dimensions for granularity 'block'"
+        raise ValueError(f"{operator}: argument '{name}' is {shape}; expected at least {dimensions}")
+
+
+def check_even(operator: str, format: str, granularity: str, group_size: int) -> None:
+    if FORMATS[format].per_byte > 1 and granularity == "group" and group_size % 2:
+        raise ValueError(
+            f"{operator}: argument 'group_size' is {group_size}; expected an even number for int4, which has two to a byte"
+        )
+
+
+def check_format(operator: str, format: Any) -> None:
+    if not isinstance(format, str) or format not in FORMATS:
+        raise ValueError(f"{operator}: argument 'format' is {format!r:.40}; expected {_either(FORMATS)}")
+
+
+def check_scale(
+    operator: str,
+    scale: Any,
+    x: Tensor,
+    name: str,
+    shape: tuple[int, ...],
+    granularity: str,
+    group_size: int,
+    values: bool,
+) -> None:
+    """``shape`` is that of the elements; ``values`` says to look at what a tensor holds, which waits for the device."""
+    if isinstance(scale, (int, float)) and not isinstance(scale, bool):
+        if granularity != "tensor":
+            raise TypeError(
+                f"{operator}: argument 'scale' is a number; expected a tensor of shape "
+                f"{scale_shape(shape, granularity, group_size)} for granularity '{granularity}'"
+            )
+        if not (math.isfinite(scale) and 2.0**-126 <= scale <= torch.finfo(torch.float32).max):
+            raise ValueError(f"{operator}: argument 'scale' is {scale}; expected {POSITIVE}")
+        return
+    check_tensor(operator, "scale", scale, (torch.float32,))
+    check_device(operator, "scale", scale, name, x)
+    wanted = scale_shape(shape, granularity, group_size)
+    if tuple(scale.shape) != wanted:
+        raise ValueError(
+            f"{operator}: argument 'scale' has shape {tuple(scale.shape)}; expected {wanted} for '{name}' of shape "
+            f"{tuple(x.shape)} and granularity '{granularity}'"
+        )
+    if torch.is_grad_enabled() and scale.requires_grad:
+        raise ValueError(
+            f"{operator}: argument 'scale' wants a gradient, which there is none of; expected scale.detach()"
+        )
+    if values:
+        check_values(
+            operator,
+            "scale",
+            scale,
+            lambda t: ~(t.isfinite() & (t >= 2.0**-126)),
+            flag="check_scale",
+            expected=POSITIVE,
+        )
+
+
+def _either(names: Any) -> str:
+    *most, last = map(repr, names)
+    return f"{', '.join(most)} or {last}"
+
+
+# ---- calls -----------------------------------------------------------------------------------------------------------
+
+
+class Lines(NamedTuple):
+    """Lines of ``length`` elements, so many of each of ``outer`` rows of n (the last may be shorter); ``whole``: rows."""
+
+    outer: int
+    lines: int
+    length: int
+    n: int
+    whole: bool = False
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        return self.lines, self.length, self.n
+
+    @property
+    def ragged(self) -> bool:
+        return not self.whole and self.lines * self.length != self.n
+
+    def steps(self, row: int, column: int = 1, per: int = 1) -> tuple[int, int]:
+        """From one outer index to the next and from one line to the next, in a tensor of these strides that holds ``per``
+        elements in one."""
+        return (0, row) if self.whole else (row, self.length // per * column)
+
+    @property
+    def scale_steps(self) -> tuple[int, int]:
+        """The same in scales, one for each line."""
+        return (0, 1) if self.whole else (self.lines, 1)
+
+
+class Lined(Call):
+    """A call on a tensor of rows, read by lines. ``n``: elements of a row, of which a byte of int4 holds two."""
+
+    scheme: Scheme
+    n: int
+    random = "none"  # or where the seed is: ``number``, ``memory``
+
+    @functools.cached_property
+    def found(self) -> tuple[int, int, int, int] | None:
+        return rows_of(self.x)
+
+    @property
+    def rows(self) -> tuple[int, int, int, int]:
+        assert self.found is not None  # the table looked
+        return self.found
+
+    @functools.cached_property
+    def lines(self) -> Lines:
+        m, n, scheme = self.rows[0], self.n, self.scheme
+        # whether rows of x, of their values and of their random numbers follow each other without a gap
+        whole_bytes = n % GROUP == 0 or not (self.random != "none" or scheme.of.per_byte > 1)
+        flat = self.x.is_contiguous() and whole_bytes
+        if scheme.granularity == "tensor" and flat:
+            return Lines(1, 1, m * n, m * n, whole=True)
+        length = {"group": min(scheme.group_size, n), "block": min(BLOCK, n)}.get(scheme.granularity, n)
+        if length == n and scheme.granularity != "block":
+            return Lines(1, m, n, n, whole=True)
+        if scheme.granularity == "group" and flat and n % length == 0:
+            return Lines(1, m * n // length, length, m * n)
+        return Lines(m, -(-n // length), length, n)
+
+
+class QuantizeCall(Lined):
+    """``(x, [scale,] format, granularity, group_size, power_of_two, random="none")``: the plan is one of
+    ``(x, values, scale, seed tensor, seed, offset)``, values contiguous bytes, scale contiguous fp32; without a seed in memory
+    any tensor stands for it."""
+
+    def __init__(self, x: Tensor, *options: Any):
+        self.x, self.given = x, isinstance(options[0], Tensor)
+        format, granularity, group_size, power, *random = options[self.given :]
+        check_tensor("quantize", "x", x, FLOATS)
+        if not isinstance(format, str) or format not in FORMATS:
+            raise ValueError(f"quantize: argument 'format' is {format!r:.40}; expected {_either(FORMATS)}")
+        check_granularity("quantize", granularity, group_size, x, "x")
+        check_even("quantize", format, granularity, group_size)
+        check_flag("quantize", "power_of_two", power)
+        self.scheme, self.n = Scheme(format, granularity, group_size, power), x.shape[-1]
+        self.random = random[0] if random else "none"
+
+    @property
+    def cuts_random_groups(self) -> bool:
+        """Whether lines begin within a group of eight elements, which share a call of the random-number generator."""
+        by_blocks = self.scheme.granularity == "block" and not self.given
+        return self.random != "none" and not by_blocks and not self.lines.whole and self.lines.length % GROUP > 0
+
+    @functools.cached_property
+    def matrices(self) -> tuple[int, int] | None:
+        """x as a batch of matrices: how many, and the stride from one to the next."""
+        found = rows_of(torch.select(self.x, -2, 0) if self.x.shape[-2] else self.x)
+        return None if found is None else (found[0], found[2])
+
+
+class DequantizeCall(Lined):
+    """``(values, scale, granularity, group_size, columns, dtype)``: the plan is one of ``(values as bytes, scale, out)``, scale
+    contiguous fp32, out contiguous [..., n]."""
+
+    def __init__(
+        self,
+        values: Tensor,
+        scale: float | Tensor,
+        granularity: str = "row",
+        group_size: int = BLOCK,
+        columns: int | None = None,
+        dtype: torch.dtype = torch.float32,
+    ):
+        check_tensor("dequantize", "values", values, tuple(made.dtype for made in FORMATS.values()))
+        check_granularity("dequantize", granularity, group_size, values, "values")
+        format = format_of(values.dtype)
+        check_even("dequantize", format, granularity, group_size)
+        if dtype not in FLOATS:
+            raise TypeError(f"dequantize: argument 'dtype' is {dtype!r:.40}; expected {either(FLOATS)}")
+        per, stored = FORMATS[format].per_byte, values.shape[-1]
+        if columns is not None:
+            if isinstance(columns, bool) or not isinstance(columns, int):
+                raise TypeError(f"dequantize: argument 'columns' is {columns!r:.40}; expected an int or None")
+            if -(-columns // per) != stored:
+                most = f"{per * stored - 1} or {per * stored}" if per > 1 and stored else str(stored)
+                raise ValueError(
+                    f"dequantize: argument 'columns' is {columns}; expected {most} for 'values' of shape "
+                    f"{tuple(values.shape)}"
+                )
+        self.x, self.scale, self.dtype = values, scale, dtype
+        self.scheme, self.n = Scheme(format, granularity, group_size), per * stored if columns is None else columns
+        self.shape = (*values.shape[:-1], self.n)  # of the result
+        check_scale("dequantize", scale, values, "values", self.shape, granularity, group_size, False)
+
+
+def no_rows(c: Lined) -> str:
+    return "" if c.found else NO_ROWS
+
+
+def no_lines(c: QuantizeCall) -> str:
+    return no_rows(c) or (CUT_GROUPS if c.cuts_random_groups else "")
+
+
+def no_blocks(c: QuantizeCall) -> str:
+    return no_lines(c) if c.scheme.granularity != "block" else "" if c.matrices else NO_ROWS
+
+
+NO_ROWS = "strides that do not collapse into rows, for which a copy would be needed"
+CUT_GROUPS = f"stochastic rounding by groups of a number of columns that is no multiple of {GROUP}"
+
+# ---- launches of quantize --------------------------------------------------------------------------------------------
+
+
+def line_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
+    """As for every family's rows; of long ones 32 elements a thread, which share what a thread does once."""
+    config = heuristic(sm, dtype, n)
+    return {**config, "num_warps": 16} if 16384 <= n <= ONE_PASS // 2 else config
+
+
+def block_heuristic(sm: int, dtype: torch.dtype) -> Config:
+    return {"num_warps": 8}
+
+
+def strip_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
+    """A tile of 8192 elements, 32 a thread: four accesses of 16 bits on their way."""
+    block = min(n, 1024)
+    return {"STRIP": 64, "ROWS": max(1, 8192 // block), "BLOCK": block, "num_warps": 8}
+
+
+def strip_candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
+    blocks = [b for b in (128, 256, 512, 1024, 2048) if b <= n] or [n]
+    every = grid_of({"STRIP": (32, 64, 128, 256), "ROWS": (4, 8, 16, 32), "BLOCK": blocks, "num_warps": (4, 8, 16)})
+    return [c for c in every if 8 <= c["ROWS"] * c["BLOCK"] // (32 * c["num_warps"]) <= 64]
+
+
+def tile_heuristic(sm: int, dtype: torch.dtype, n: int, by: str = "line") -> Config:
+    """16 elements a thread; of columns' scales 64 in four rows, which share the columns' divisions."""
+    if by == "column":
+        block = min(n, 256)
+        return {"ROWS": max(1, 8192 // block), "BLOCK": block, "num_warps": 4}
+    block = min(n, 2048)
+    return {"ROWS": max(1, 2048 // block), "BLOCK": block, "num_warps": 4}
+
+
+def tile_candidates(sm: int, dtype: torch.dtype, n: int, by: str = "line") -> Any:
+    blocks = [b for b in (128, 256, 512, 1024, 2048, 4096) if b <= n] or [n]
+    every = grid_of({"ROWS": (1, 2, 4, 8, 16, 32, 64), "BLOCK": blocks, "num_warps": (2, 4, 8, 16)})
+    return [c for c in every if 8 <= c["ROWS"] * c["BLOCK"] // (32 * c["num_warps"]) <= 64]
+
+
+line_configuration = Configurations(__file__, "lines", line_heuristic, candidates)
+block_configuration = Configurations(
+    __file__, "blocks", block_heuristic, lambda *_: grid_of({"num_warps": (4, 8, 16, 32)})
+)
+strip_configuration = Configurations(__file__, "strips", strip_heuristic, strip_candidates)
+scaled_configuration = Configurations(__file__, "scaled", tile_heuristic, tile_candidates)
+inverse_configuration = Configurations(__file__, "dequantize", tile_heuristic, tile_candidates)
+
+
+def codes(c: QuantizeCall) -> dict[str, Any]:
+    """The constants of every kernel that writes values."""
+    made = c.scheme.of
+    hardware = target_sm(c.x.device) >= 89 and not INTERPRETING
+    return {
+        "FORMAT": c.scheme.format,
+        "PER_BYTE": made.per_byte,
+        "RANDOM": c.random,
+        "PER": 16 // c.x.element_size(),
+        "HARDWARE": hardware and made.mantissa > 0,
+    }
+
+
+def in_order(kernel: Any, constants: dict[str, Any]) -> dict[str, Any]:
+    """Constants in the order of the kernel's signature, as a plan wants them."""
+    return {name: constants[name] for name in kernel.arg_names if name in constants}
+
+
+def absmax_constants(c: QuantizeCall) -> dict[str, Any]:
+    return {**codes(c), "LARGEST": c.scheme.of.largest, "POWER": c.scheme.power_of_two}
+
+
+def steps(c: QuantizeCall) -> tuple[int, ...]:
+    """Steps in x, in values (the second is also the bytes of a line) and in random groups."""
+    over = c.lines
+    _, _, x_row, x_col = c.rows
+    of_row = values_shape((over.length if over.whole else c.n,), c.scheme.format)[0]
+    return (
+        *over.steps(x_row, x_col),
+        x_col,
+        *over.steps(of_row, per=c.scheme.of.per_byte),
+        *over.steps(-(-c.n // GROUP), per=GROUP),
+    )
+
+
+def lines_plan(c: QuantizeCall) -> Plan:
+    """Whole lines in registers, or long ones that are walked twice."""
+    over, config = c.lines, line_configuration(c.x.device, c.x.dtype, bucket(c.lines.length))
+    constants = {**absmax_constants(c), "RAGGED": over.ragged}
+    if over.length > ONE_PASS:
+        constants["BLOCK"] = config["BLOCK"]
+        kernel, grid = quantize_long_lines, (over.outer * over.lines,)
+    else:
+        lines = min(config["ROWS"], bucket(over.lines))
+        constants |= {"ROWS": lines, "BLOCK": bucket(over.length, 16), "NESTED": over.outer > 1}
+        kernel, grid = quantize_lines, (over.outer * triton.cdiv(over.lines, lines),)
+    return Plan(kernel, grid, (*over.sizes, *steps(c)), in_order(kernel, constants), config["num_warps"])
+
+
+def block_plan(c: QuantizeCall) -> Plan:
+    x, (m, n) = c.x, c.x.shape[-2:]
+    count, stride = c.matrices or (0, 0)
+    config = block_configuration(x.device, x.dtype)
+    scalars = (m, n, stride, *x.stride()[-2:], values_shape((n,), c.scheme.format)[0], -(-n // GROUP))
+    constants = {**absmax_constants(c), "BLOCK": BLOCK}
+    grid = (count * triton.cdiv(m, BLOCK) * triton.cdiv(n, BLOCK),)
+    return Plan(quantize_blocks, grid, scalars, in_order(quantize_blocks, constants), config["num_warps"])
+
+
+def scaled_plan(c: QuantizeCall, backwards: bool = False) -> Plan:
+    """With scales that are there."""
+    over = c.lines
+    config = scaled_configuration(c.x.device, c.x.dtype, min(bucket(over.length, 16), LONGEST_TILE), _by(c)["BY"])
+    tile, grid = _tile(config, over)
+    scalars = (*over.sizes, c.x.shape[-2] if c.x.ndim > 1 else 1, *steps(c), *_scale_steps(c))
+    constants = {**codes(c), **tile, **_by(c), "BACKWARDS": backwards, "RAGGED": over.ragged}
+    return Plan(quantize_by_scale, grid, scalars, in_order(quantize_by_scale, constants), config["num_warps"])
+
+
+def _tile(config: Config, over: Lines) -> tuple[dict[str, int], tuple[int]]:
+    block = min(config["BLOCK"], bucket(over.length, 16))
+    lines = min(config["ROWS"], bucket(over.lines))
+    grid = (over.outer * triton.cdiv(over.lines, lines) * triton.cdiv(over.length, block),)
+    return {"ROWS": lines, "BLOCK": block}, grid
+
+
+def _scale_steps(c: Lined) -> tuple[int, int]:
+    return (0, 0) if c.scheme.granularity == "tensor" else c.lines.scale_steps
+
+
+def _by(c: Lined) -> dict[str, str]:
+    return {"BY": c.scheme.granularity if c.scheme.granularity in ("column", "block") else "line"}
+
+
+class TwoPasses:
+    """Scales that span rows: two reads of x, and launches for absmax, scales and values."""
+
+    def __init__(self, c: QuantizeCall):
+        x, scheme = c.x, c.scheme
+        m, n, x_row, x_col = c.rows
+        per_column, wrapped, total = scheme.granularity == "column", False, m * n
+        if not per_column and x.is_contiguous():
+            wrapped, m, n = True, triton.cdiv(total, WRAP), WRAP
+            x_row, x_col = WRAP, 1
+        config = strip_configuration(x.device, x.dtype, min(bucket(n, 16), WRAP))
+        constants = {
+            "STRIP": max(config["STRIP"], config["ROWS"]),
+            "ROWS": config["ROWS"],
+            "BLOCK": min(config["BLOCK"], bucket(n, 16)),
+            "PER_COLUMN": per_column,
+            "WRAPPED": wrapped,
+        }
+        across, down = triton.cdiv(n, constants["BLOCK"]), triton.cdiv(m, constants["STRIP"])
+        scalars = (m, n, total, x_row, x_col)
+        self.shape = (down, n) if per_column else (across * down, 1)
+        self.absmax = Plan(absmax_strips, (across * down,), scalars, constants, config["num_warps"])
+        block = 64 if per_column else 1
+        end = {
+            "ROWS": min(bucket(self.shape[0], 16), 4096 // block),
+            "BLOCK": block,
+            "LARGEST": scheme.of.largest,
+            "POWER": scheme.power_of_two,
+        }
+        self.scales = Plan(scales_of_strips, (triton.cdiv(self.shape[1], block),), self.shape, end, 4)
+        self.values = scaled_plan(c, backwards=True)
+
+    def __call__(self, x: Tensor, values: Tensor, scale: Tensor, seeds: Tensor, seed: int, offset: int) -> None:
+        partial = torch.empty(self.shape, dtype=torch.float32, device=x.device)
+        self.absmax(x, partial)
+        self.scales(partial, scale)
+        self.values(x, values, scale, seeds, seed, offset)
+
+
+# ---- launches of dequantize ------------------------------------------------------------------------------------------
+
+
+class Dequantize(NamedTuple):
+    """A launch, and the shape of its result."""
+
+    plan: Any
+    shape: tuple[int, ...]
+
+
+def inverse_plan(c: DequantizeCall) -> Dequantize:
+    over, (_, _, v_row, v_col) = c.lines, c.rows
+    config = inverse_configuration(c.x.device, c.dtype, min(bucket(over.length, 16), LONGEST_TILE))
+    tile, grid = _tile(config, over)
+    scalars = (
+        *over.sizes,
+        c.x.shape[-2] if c.x.ndim > 1 else 1,
+        *over.steps(v_row, v_col, c.scheme.of.per_byte),
+        v_col,
+        *over.steps(c.n),
+        *_scale_steps(c),
+    )
+    constants = {
+        **tile,
+        **_by(c),
+        "FORMAT": c.scheme.format,
+        "PER_BYTE": c.scheme.of.per_byte,
+        "RAGGED": over.ragged,
+    }
+    constants = in_order(dequantize_lines, constants)
+    return Dequantize(Plan(dequantize_lines, grid, scalars, constants, config["num_warps"]), c.shape)
+
+
+THREADS = 256
+MOST = 2**31 - 2**16  # vectors and rows that 32 bits count, the last block's included
+NAMES = {"int8": "Int8", "int4": "Int4", "fp8_e4m3": "E4m3", "fp8_e5m2": "E5m2"}
+
+
+def quotient(divisor: int) -> int:
+    """The kernel's ``Quotient``: x // divisor of x < 2**31 is (2 x · factor >> 32) >> shift. The factor is less than 1 too
+    large, so x · factor / 2**(31 + shift) exceeds x / divisor by less than 1 / 2**shift, at most 1 / divisor."""
+    shift = (divisor - 1).bit_length()
+    return -(-(2 ** (31 + shift)) // divisor) | shift << 32
+
+
+def no_vectors(c: DequantizeCall) -> str:
+    """Why vectors.cu does not take a call (an empty string when it does)."""
+    if c.found is None:
+        return NO_ROWS
+    m, _, v_row, v_col = c.found
+    vector, scheme = 16 // c.dtype.itemsize, c.scheme
+    in_bytes = vector // scheme.of.per_byte
+    if c.n % vector:
+        return f"rows of {c.n} elements; the kernel writes {vector} of {c.dtype} at a time"
+    if v_col != 1 or v_row % in_bytes or not pointer_aligned(c.x):
+        return f"values that are not dense along rows, on 16 bytes, in rows of a multiple of {in_bytes} bytes"
+    if scheme.granularity == "group" and scheme.group_size < c.n and scheme.group_size % vector:
+        return f"groups of {scheme.group_size} elements; a vector of {vector} of {c.dtype} has one scale"
+    if scheme.granularity == "column" and isinstance(c.scale, Tensor) and not pointer_aligned(c.scale):
+        return "columns' scales that do not begin on 16 bytes"
+    if max(m, m * (c.n // vector)) > MOST:
+        return f"{m * (c.n // vector)} vectors; the kernel counts them in 32 bits"
+    return ""
+
+
+def vectors_plan(c: DequantizeCall) -> Dequantize:
+    (m, _, v_row, _), n, out, scheme = c.rows, c.n, CTYPES[c.dtype], c.scheme
+    vector, name = 16 // c.dtype.itemsize, NAMES[scheme.format]
+    in_bytes, per_row = vector // scheme.of.per_byte, n // vector
+    each = min(8, 32 // in_bytes)  # 32 bytes of a thread in flight
+    if scheme.granularity == "column":
+        kernel = f"dequantize_columns<{out}, {name}, {THREADS}, {each}>"
+        threads, scalars = -(-m // each) * per_row, _scalars(m, per_row, quotient(per_row), v_row)
+        return Dequantize(CudaPlan(VECTORS, kernel, (-(-threads // THREADS), 1), THREADS, scalars), c.shape)
+    by, of_row, of_group, matrix, s_row = "GROUPS", per_row, per_row, 1, 0
+    dense = v_row == per_row * in_bytes or m == 1
+    if scheme.granularity == "block":
+        by, of_group, matrix = "BLOCKS", BLOCK // vector, c.x.shape[-2]
+        s_row = scale_shape((n,), "group", BLOCK)[-1]
+    elif scheme.granularity == "tensor":
+        by = "TENSOR" if dense else by
+    else:
+        length = min(scheme.group_size, n) if scheme.granularity == "group" else n
+        if dense and n % length == 0:
+            by, of_row = "LINES", length // vector
+        else:
+            of_group, s_row = length // vector, -(-n // length)
+    kernel = f"dequantize_vectors<{out}, {name}, {by}, {THREADS}, {each}>"
+    vectors, quotients = m * per_row, (quotient(of_row), quotient(of_group))
+    scalars = _scalars(vectors, per_row, *quotients, matrix, quotient(matrix), s_row, v_row)
+    return Dequantize(CudaPlan(VECTORS, kernel, (-(-vectors // (THREADS * each)), 1), THREADS, scalars), c.shape)
+
+
+def _scalars(*numbers: int) -> tuple[ctypes.c_longlong, ...]:
+    return tuple(map(ctypes.c_longlong, numbers))
+
+
+# ---- the tables ------------------------------------------------------------------------------------------------------
+
+QUANTIZE = Dispatch(
+    QuantizeCall,
+    ON_CPU,
+    TRACED,
+    EMPTY,
+    Route("torch", lambda c: not c.found, NO_ROWS),
+    Route("torch", lambda c: c.cuts_random_groups, CUT_GROUPS),
+    Route("triton", lambda c: c.given, "scales that are given: one pass over memory", scaled_plan, no_lines),
+    Route(
+        "triton",
+        lambda c: c.scheme.granularity in ("tensor", "column"),
+        "scales that span rows: x is read twice",
+        TwoPasses,
+        no_lines,
+    ),
+    Route(
+        "triton", lambda c: c.scheme.granularity == "block", "scales by block: x is read once", block_plan, no_blocks
+    ),
+    Route("triton", lambda c: True, "scales by row or group: x is read once", lines_plan, no_lines),
+)
+
+PACKED = ("fp8_e4m3", "int4")  # formats that packed conversions are faster for: README.md
+
+DEQUANTIZE = Dispatch(
+    DequantizeCall,
+    ON_CPU,
+    TRACED,
+    EMPTY,
+    Route("torch", lambda c: not c.found, NO_ROWS),
+    Route(
+        "cuda",
+        lambda c: c.sm == 90 and c.dtype != torch.float32 and c.scheme.format in PACKED,
+        "packed conversions: one pass over memory",
+        vectors_plan,
+        no_vectors,
+        sm=90,
+    ),
+    Route("triton", lambda c: True, "one pass over memory", inverse_plan, no_rows),
+)
