@@ -12,6 +12,8 @@ from torch import Tensor
 from weft.operators.configs import Config, Configurations, grid_of
 from weft.operators.launch import Plan
 
+THREADS = 256  # of a block where the pattern says how many
+
 
 @triton.jit
 def copy_strided(x_ptr, y_ptr, n, stride, BLOCK: tl.constexpr):

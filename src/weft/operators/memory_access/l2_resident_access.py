@@ -11,9 +11,10 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Workload, workload
 from weft.operators.launch import Plan
+from weft.operators.memory_access.dispatch import Pattern
 from weft.operators.memory_access.kernels import part_maxima
-from weft.operators.memory_access.machine import Machine, here
-from weft.operators.memory_access.pattern import LARGEST, Launch, Pattern, check_line, check_whole, define, line
+from weft.operators.memory_access.machine import Machine
+from weft.operators.memory_access.pattern import LARGEST, call, define, implement
 
 PART = 4096  # elements
 PASSES = range(1, 4097)
@@ -27,12 +28,6 @@ def _maxima(x: Tensor) -> Tensor:
 
 def reference(x: Tensor, passes: int = 4) -> Tensor:
     return torch.stack([_maxima(x) for _ in range(passes)])
-
-
-def lower(x: Tensor, passes: int = 4) -> Launch:
-    check_line("l2_resident_access", x)
-    check_whole("l2_resident_access", "passes", passes, PASSES)
-    return (x,), (passes,)
 
 
 def result(x: Tensor, passes: int) -> Tensor:
@@ -66,13 +61,12 @@ def _last_pass_missed(x: Tensor, passes: int = 4) -> Tensor:
     return y
 
 
-pattern = Pattern("l2_resident_access", reference, lower, result, plan)
+pattern = Pattern("l2_resident_access", reference, plan, option=("passes", PASSES, 4), result=result)
 
 l2_resident_access = Operator(
     **define(
-        "l2_resident_access",
-        reference,
-        options={"passes": PASSES},
+        pattern,
+        cost=cost,
         sizes=(1, 2, 4095, 4097, 9000),
         verify=[
             *(workload(N=5000, passes=passes) for passes in (1, 3, 7)),
@@ -80,18 +74,15 @@ l2_resident_access = Operator(
             *(workload(N=300, layout=layout) for layout in ("unaligned", "strided")),
         ],
         bench=[workload("fp32", N=2**k, passes=LARGEST >> k) for k in range(18, 27)],  # 1 MiB … 256 MiB
-        huge=[workload("bf16", N=2**31 + 17, passes=1)],
+        huge=workload("bf16", N=2**31 + 17, passes=1),
         wrong=[
             Mutant("a part left out", lambda x, passes=4: reference(x[: max(len(x) - 1, 0)], passes)),
             Mutant("last pass missed", _last_pass_missed),
         ],
-    ),
-    axes={"N": "elements"},
-    inputs=lambda w, g, device: {"x": line(w, g, device, w["N"]), "passes": w.option("passes", 4)},
-    cost=cost,
-    predicted=lambda w, direction: predicted_share(w, here()),
+        predicted=predicted_share,
+    )
 )
-pattern.implement(l2_resident_access, compiled=False)  # a compiler sees that passes are alike, and reads once
+implement(l2_resident_access, pattern, compiled=False)  # a compiler sees that passes are alike, and reads once
 
 
 @l2_resident_access.function
@@ -109,4 +100,4 @@ def l2_resident_access_function(x: Tensor, passes: int = 4) -> Tensor:
         TypeError: x is not a tensor of those dtypes, or passes not an int.
         ValueError: x has not one dimension, or passes is out of range.
     """
-    return pattern(x, passes)
+    return call(pattern, x, passes)

@@ -11,9 +11,10 @@ from torch import Tensor
 from weft.definition import Cost, Mutant, Operator, Workload, workload
 from weft.operators.call import check_device, check_tensor
 from weft.operators.launch import Plan
+from weft.operators.memory_access.dispatch import Pattern
 from weft.operators.memory_access.kernels import gather_blocks
-from weft.operators.memory_access.machine import Machine, here
-from weft.operators.memory_access.pattern import LARGEST, Launch, Pattern, define, line, scattered
+from weft.operators.memory_access.machine import Machine
+from weft.operators.memory_access.pattern import LARGEST, OPTIONS, call, define, implement, line
 
 BLOCKS = (32, 64, 128, 256, 512)  # bytes
 INDEX_BYTES = 8
@@ -28,7 +29,7 @@ def by_index_select(x: Tensor, index: Tensor) -> Tensor:
     return torch.index_select(x, 0, index)
 
 
-def lower(x: Tensor, index: Tensor) -> Launch:
+def check(x: Tensor, index: Tensor) -> None:
     check_tensor("random_access", "x", x)
     check_tensor("random_access", "index", index, (torch.int64,))
     check_device("random_access", "index", index, "x", x)
@@ -38,7 +39,6 @@ def lower(x: Tensor, index: Tensor) -> Launch:
         )
     if index.ndim != 1:
         raise ValueError(f"random_access: argument 'index' has shape {tuple(index.shape)}; expected one dimension")
-    return (x, index), ()
 
 
 def result(x: Tensor, index: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ def declines(x: Tensor, index: Tensor) -> str:
     width = x.shape[1]
     if width & (width - 1) or not 0 < width <= TILE:
         return f"blocks of {width} elements; the kernel takes powers of two up to {TILE}"
-    return scattered(x, index)
+    return ""
 
 
 def shape(w: Workload) -> tuple[int, int]:
@@ -87,32 +87,40 @@ def predicted_share(w: Workload, machine: Machine) -> float:
     return (2 * block + INDEX_BYTES) / (fetched + block + INDEX_BYTES)
 
 
-pattern = Pattern("random_access", reference, lower, result, plan, declines=declines)
+pattern = Pattern(
+    "random_access",
+    reference,
+    plan,
+    tensors=lambda x, index: ((x, index), ()),
+    result=result,
+    check=check,
+    declines=declines,
+)
 
 random_access = Operator(
-    **define(
-        "random_access",
-        reference,
-        options={"block": BLOCKS},
-        sizes=(64, 96, 1024, 4096),
-        verify=[
-            *(workload(N=4096, block=block) for block in BLOCKS),
-            *(workload(N=1024, layout=layout) for layout in ("unaligned", "strided")),
-            workload(N=2048, values="nonfinite"),
-        ],
-        bench=[workload(N=LARGEST, block=block) for block in BLOCKS],
-        huge=[workload("bf16", N=2**31 + 64)],
-        wrong=[
-            Mutant("index ignored", lambda x, index: x[: len(index)].clone()),
-            Mutant("neighbouring block", lambda x, index: x[(index + 1) % max(len(x), 1)]),
-        ],
-    ),
-    axes={"N": "elements"},
-    inputs=inputs,
-    cost=cost,
-    predicted=lambda w, direction: predicted_share(w, here()),
+    **{
+        **define(
+            pattern,
+            cost=cost,
+            sizes=(64, 96, 1024, 4096),
+            verify=[
+                *(workload(N=4096, block=block) for block in BLOCKS),
+                *(workload(N=1024, layout=layout) for layout in ("unaligned", "strided")),
+                workload(N=2048, values="nonfinite"),
+            ],
+            bench=[workload(N=LARGEST, block=block) for block in BLOCKS],
+            huge=workload("bf16", N=2**31 + 64),
+            wrong=[
+                Mutant("index ignored", lambda x, index: x[: len(index)].clone()),
+                Mutant("neighbouring block", lambda x, index: x[(index + 1) % max(len(x), 1)]),
+            ],
+            predicted=predicted_share,
+        ),
+        "inputs": inputs,
+        "options": {**OPTIONS, "block": BLOCKS},
+    }
 )
-pattern.implement(random_access, by_index_select)
+implement(random_access, pattern, by_index_select)
 
 
 @random_access.function
@@ -130,4 +138,4 @@ def random_access_function(x: Tensor, index: Tensor) -> Tensor:
         TypeError: tensors of other dtypes.
         ValueError: other numbers of dimensions, or two devices.
     """
-    return pattern(x, index)
+    return call(pattern, x, index)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import ctypes
+from pathlib import Path
 
 import torch
 import triton
@@ -16,29 +17,28 @@ from torch import Tensor
 from weft.definition import Cost, Mutant, Operator, Workload, workload
 from weft.operators.cuda import CTYPES, CudaPlan
 from weft.operators.launch import Plan
-from weft.operators.memory_access.kernels import tile_maxima
-from weft.operators.memory_access.machine import BANKS, Machine, here
-from weft.operators.memory_access.pattern import LARGEST, Launch, Pattern, check_line, check_whole, define, line
-from weft.operators.memory_access.wide import SOURCE, THREADS
+from weft.operators.memory_access.dispatch import Pattern
+from weft.operators.memory_access.kernels import THREADS, tile_maxima
+from weft.operators.memory_access.machine import BANKS, Machine
+from weft.operators.memory_access.pattern import LARGEST, call, define, implement
 
+SOURCE = Path(__file__).parent / "shared_memory.cu"
 STRIDES = range(1, 33)
 TILE, READS = 1024, 8
 
 
-def reference(x: Tensor, stride: int = 1) -> Tensor:
+def _maxima(x: Tensor, stride: int, reads: int) -> Tensor:
     tiles = -(-len(x) // TILE)
     padded = torch.nn.functional.pad(x, (0, tiles * TILE - len(x)), value=-torch.inf).view(tiles, TILE)
     at = torch.arange(TILE, device=x.device) * stride
     best = padded[:, at % TILE]
-    for r in range(1, READS):
+    for r in range(1, reads):
         best = torch.maximum(best, padded[:, (at + r) % TILE])
     return best.flatten()[: len(x)].contiguous()
 
 
-def lower(x: Tensor, stride: int = 1) -> Launch:
-    check_line("shared_memory_access", x)
-    check_whole("shared_memory_access", "stride", stride, STRIDES)
-    return (x,), (stride,)
+def reference(x: Tensor, stride: int = 1) -> Tensor:
+    return _maxima(x, stride, READS)
 
 
 def triton_plan(x: Tensor, stride: int) -> Plan:
@@ -71,22 +71,12 @@ def predicted_share(w: Workload, machine: Machine) -> float:
     return memory / max(memory, cycles / (machine.multiprocessors * machine.clock))
 
 
-def _one_read_fewer(x: Tensor, stride: int = 1) -> Tensor:
-    tiles = -(-len(x) // TILE)
-    padded = torch.nn.functional.pad(x, (0, tiles * TILE - len(x)), value=-torch.inf).view(tiles, TILE)
-    at = torch.arange(TILE, device=x.device) * stride
-    return torch.stack([padded[:, (at + r) % TILE] for r in range(READS - 1)]).amax(0).flatten()[: len(x)]
-
-
-pattern = Pattern(
-    "shared_memory_access", reference, lower, lambda x, stride: torch.empty_like(x), triton_plan, cuda_plan
-)
+pattern = Pattern("shared_memory_access", reference, triton_plan, cuda_plan, option=("stride", STRIDES, 1))
 
 shared_memory_access = Operator(
     **define(
-        "shared_memory_access",
-        reference,
-        options={"stride": STRIDES},
+        pattern,
+        cost=cost,
         verify=[
             *(workload(N=2048, stride=stride) for stride in (2, 3, 31, 32)),
             workload(N=1500, stride=5),
@@ -94,18 +84,15 @@ shared_memory_access = Operator(
             *(workload(N=300, layout=layout) for layout in ("unaligned", "strided")),
         ],
         bench=[workload(N=LARGEST, stride=stride) for stride in (1, 2, 3, 4, 8, 16, 32)],
-        huge=[workload("bf16", N=2**31 + 17)],
+        huge=workload("bf16", N=2**31 + 17),
         wrong=[
             Mutant("stride ignored", lambda x, stride=1: reference(x, 1)),
-            Mutant("one read fewer", _one_read_fewer),
+            Mutant("one read fewer", lambda x, stride=1: _maxima(x, stride, READS - 1)),
         ],
-    ),
-    axes={"N": "elements"},
-    inputs=lambda w, g, device: {"x": line(w, g, device, w["N"]), "stride": w.option("stride", 1)},
-    cost=cost,
-    predicted=lambda w, direction: predicted_share(w, here()),
+        predicted=predicted_share,
+    )
 )
-pattern.implement(shared_memory_access)
+implement(shared_memory_access, pattern)
 
 
 @shared_memory_access.function
@@ -123,4 +110,4 @@ def shared_memory_access_function(x: Tensor, stride: int = 1) -> Tensor:
         TypeError: x is not a tensor of those dtypes, or stride not an int.
         ValueError: x has not one dimension, or stride is out of range.
     """
-    return pattern(x, stride)
+    return call(pattern, x, stride)

@@ -2,43 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from weft.definition import Cost, Mutant, Operator, Workload, workload
+from weft.definition import Mutant, Operator, Workload, workload
+from weft.operators.memory_access.dispatch import Pattern
 from weft.operators.memory_access.kernels import copy_plan
-from weft.operators.memory_access.machine import Machine, here
-from weft.operators.memory_access.pattern import LARGEST, Launch, Pattern, check_line, check_whole, define, line
+from weft.operators.memory_access.machine import Machine
+from weft.operators.memory_access.pattern import LARGEST, call, define, implement
 
 STRIDES = range(1, 33)
+BENCH = [workload(N=LARGEST // stride, stride=stride) for stride in (1, 2, 4, 8, 16, 32)]
 
 
 def reference(x: Tensor, stride: int = 2) -> Tensor:
     return x[::stride].clone(memory_format=torch.contiguous_format)
 
 
-def lower(x: Tensor, stride: int = 2) -> Launch:
-    check_line("strided_access", x)
-    check_whole("strided_access", "stride", stride, STRIDES)
-    return (x,), (stride,)
-
-
 def result(x: Tensor, stride: int) -> Tensor:
     return torch.empty(-(-x.numel() // stride), dtype=x.dtype, device=x.device)
-
-
-def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
-    """x ends with the last element that is read."""
-    stride = w.option("stride", 2)
-    return {"x": line(w, g, device, max((w["N"] - 1) * stride + 1, 0)), "stride": stride}
-
-
-def cost(w: Workload, direction: str) -> Cost:
-    """Of the elements that are wanted, not of those between them: the share falls with the stride."""
-    size = w["N"] * w.bytes_per_element
-    return Cost(reads=size, writes=size)
 
 
 def predicted_share(w: Workload, machine: Machine) -> float:
@@ -47,35 +29,29 @@ def predicted_share(w: Workload, machine: Machine) -> float:
     return 2 * size / (min(w.option("stride", 2) * size, machine.fetch) + size)
 
 
-pattern = Pattern("strided_access", reference, lower, result, copy_plan)
+pattern = Pattern("strided_access", reference, copy_plan, option=("stride", STRIDES, 2), result=result)
 
 strided_access = Operator(
     **define(
-        "strided_access",
-        reference,
-        options={"stride": STRIDES},
+        pattern,
+        axis="elements of the result",
+        length=lambda n, stride: max((n - 1) * stride + 1, 0),  # x ends with the last element that is read
         verify=[
             *(workload(N=700, stride=stride) for stride in (1, 3, 8, 31, 32)),
             *(workload(N=300, layout=layout) for layout in ("unaligned", "strided")),
             workload(N=1000, values="nonfinite"),
         ],
-        bench=[workload(N=LARGEST // stride, stride=stride) for stride in (1, 2, 4, 8, 16, 32)],
-        huge=[workload("bf16", N=2**29 + 5, stride=5)],
+        bench=BENCH,
+        huge=workload("bf16", N=2**29 + 5, stride=5),
         wrong=[
             Mutant("stride ignored", lambda x, stride=2: x[: -(-len(x) // stride)].clone()),
             Mutant("starts at one", lambda x, stride=2: torch.cat([x[1:], x[:1]])[::stride].clone()),
         ],
-    ),
-    axes={"N": "elements of the result"},
-    inputs=inputs,
-    cost=cost,
-    predicted=lambda w, direction: predicted_share(w, here()),
+        predicted=predicted_share,
+        tune=[w.at(d) for w in BENCH[1:] for d in ("fp32", "bf16")],
+    )
 )
-strided_access.workloads = {
-    **strided_access.workloads,
-    "tune": [w.at(d) for w in strided_access.workloads["bench"][1:] for d in ("fp32", "bf16")],
-}
-pattern.implement(strided_access)
+implement(strided_access, pattern)
 
 
 @strided_access.function
@@ -93,4 +69,4 @@ def strided_access_function(x: Tensor, stride: int = 2) -> Tensor:
         TypeError: x is not a tensor of those dtypes, or stride not an int.
         ValueError: x has not one dimension, or stride is out of range.
     """
-    return pattern(x, stride)
+    return call(pattern, x, stride)

@@ -1,4 +1,4 @@
-"""``vectorized_access(x, width)``: a copy with one access a thread, 4, 8 or 16 bytes wide: what is under way, and when it is
+"""``vectorized_access(x, width)``: a copy with one access a thread, 4, 8 or 16 bytes wide: what is in flight, and when it is
 too little."""
 
 from __future__ import annotations
@@ -6,13 +6,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from weft.definition import Cost, Declined, Mutant, Operator, Workload, workload
-from weft.operators.cuda import CudaPlan
+from weft.definition import Mutant, Operator, Workload, workload
 from weft.operators.launch import Plan
-from weft.operators.memory_access.kernels import copy_strided
-from weft.operators.memory_access.machine import Machine, here
-from weft.operators.memory_access.pattern import LARGEST, Launch, Pattern, check_line, check_whole, define, line
-from weft.operators.memory_access.wide import THREADS, copy_wide
+from weft.operators.memory_access.dispatch import Pattern
+from weft.operators.memory_access.kernels import THREADS, copy_strided
+from weft.operators.memory_access.machine import Machine
+from weft.operators.memory_access.pattern import LARGEST, call, define, implement
 
 WIDTHS = (4, 8, 16)
 
@@ -21,34 +20,16 @@ def reference(x: Tensor, width: int = 16) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format)
 
 
-def lower(x: Tensor, width: int = 16) -> Launch:
-    check_line("vectorized_access", x)
-    check_whole("vectorized_access", "width", width, WIDTHS)
-    return (x,), (width,)
-
-
 def triton_plan(x: Tensor, width: int) -> Plan:
     """Triton gives a thread neighbouring elements: a block of so many makes it one access of ``width`` bytes."""
     block = THREADS * width // x.element_size()
     return Plan(copy_strided, (-(-x.numel() // block),), (x.numel(), 1), {"BLOCK": block}, THREADS // 32)
 
 
-def cuda_plan(x: Tensor, width: int) -> CudaPlan:
-    start = x.storage_offset() * x.element_size() if x.is_meta else x.data_ptr()
-    if start % width:
-        raise Declined(f"x does not begin on {width} bytes")
-    return copy_wide(x, width, 1)
-
-
-def cost(w: Workload, direction: str) -> Cost:
-    size = w["N"] * w.bytes_per_element
-    return Cost(reads=size, writes=size)
-
-
 def predicted_share(w: Workload, machine: Machine) -> float:
-    """Little's law: bytes under way = rate x latency. Every thread of a full machine waits for one access."""
-    under_way = machine.multiprocessors * machine.threads * w.option("width", 16)
-    return min(1.0, under_way / machine.latency / (machine.memory / 2))
+    """Little's law: bytes in flight = rate x latency. Every thread of a full machine waits for one access."""
+    in_flight = machine.multiprocessors * machine.threads * w.option("width", 16)
+    return min(1.0, in_flight / machine.latency / (machine.memory / 2))
 
 
 def _words_swapped(x: Tensor, width: int = 16) -> Tensor:
@@ -57,13 +38,11 @@ def _words_swapped(x: Tensor, width: int = 16) -> Tensor:
     return y
 
 
-pattern = Pattern("vectorized_access", reference, lower, lambda x, width: torch.empty_like(x), triton_plan, cuda_plan)
+pattern = Pattern("vectorized_access", reference, triton_plan, option=("width", WIDTHS, 16))
 
 vectorized_access = Operator(
     **define(
-        "vectorized_access",
-        reference,
-        options={"width": WIDTHS},
+        pattern,
         verify=[
             *(workload(N=2000, width=width) for width in WIDTHS),
             *(workload(N=1001, width=width) for width in WIDTHS),
@@ -71,15 +50,12 @@ vectorized_access = Operator(
             workload(N=1000, values="nonfinite"),
         ],
         bench=[workload(N=LARGEST, width=width) for width in WIDTHS],
-        huge=[workload("bf16", N=2**31 + 17)],
+        huge=workload("bf16", N=2**31 + 17),
         wrong=[Mutant("halves of a vector swapped", _words_swapped)],
-    ),
-    axes={"N": "elements"},
-    inputs=lambda w, g, device: {"x": line(w, g, device, w["N"]), "width": w.option("width", 16)},
-    cost=cost,
-    predicted=lambda w, direction: predicted_share(w, here()),
+        predicted=predicted_share,
+    )
 )
-pattern.implement(vectorized_access)
+implement(vectorized_access, pattern)
 
 
 @vectorized_access.function
@@ -97,4 +73,4 @@ def vectorized_access_function(x: Tensor, width: int = 16) -> Tensor:
         TypeError: x is not a tensor of those dtypes, or width not an int.
         ValueError: x has not one dimension, or width is another.
     """
-    return pattern(x, width)
+    return call(pattern, x, width)

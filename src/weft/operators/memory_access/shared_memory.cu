@@ -1,32 +1,7 @@
-// Access patterns that Triton would decide by itself: how many bytes an access has, and where data lies in shared memory.
+// Reads of shared memory by lanes some elements apart. Triton decides by itself what lies there, so this pattern is CUDA C++.
 #include "prelude.cuh"
 
-constexpr int THREADS = 256;  // of a block, in every kernel
-
-template <int BYTES> struct Access;
-template <> struct Access<2> { typedef unsigned short Type; };
-template <> struct Access<4> { typedef u32 Type; };
-template <> struct Access<8> { typedef uint2 Type; };
-template <> struct Access<16> { typedef uint4 Type; };
-
-// y = x, N elements, in accesses of WIDTH bytes, EACH of them a thread, all loads before any store. x and y lie on WIDTH bytes.
-template <typename T, int WIDTH, int EACH> __global__ void __launch_bounds__(THREADS) copy_wide(const T *x, T *y, i64 N) {
-  typedef typename Access<WIDTH>::Type V;
-  constexpr int COUNT = WIDTH / sizeof(T);
-  const i64 whole = N / COUNT, first = i64(blockIdx.x) * THREADS * EACH + threadIdx.x;
-  const V *from = reinterpret_cast<const V *>(x);
-  V *to = reinterpret_cast<V *>(y), held[EACH];
-#pragma unroll
-  for (int e = 0; e < EACH; e++)
-    if (first + e * THREADS < whole) held[e] = from[first + e * THREADS];
-#pragma unroll
-  for (int e = 0; e < EACH; e++)
-    if (first + e * THREADS < whole) to[first + e * THREADS] = held[e];
-  const i64 rest = whole * COUNT + threadIdx.x;  // fewer elements than an access has
-  if (blockIdx.x == 0 && rest < N) y[rest] = x[rest];
-}
-
-// ---- shared memory -----------------------------------------------------------------------------------------------------
+constexpr int THREADS = 256;
 
 template <typename T> __device__ __forceinline__ T narrow(float f) {  // f is one of T's values
   const u32 word = sizeof(T) == 4 ? __float_as_uint(f) : pack_pair(bf16{}, f, 0.f);
