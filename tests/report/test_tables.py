@@ -139,6 +139,18 @@ FORWARD = Dispatch(
     Route("triton", is_long, "rows"), *SHARED,
 )
 SMALL_BACKWARD = Dispatch(Call, EMPTY)
+
+
+def rows(limit, why="rows"):
+    reason = f"{why}, {WHY}"
+    return (Route("triton", lambda c: c.n < limit, reason, unsupported=lambda c: c.n % 8),)
+
+
+def made(kind, limit=LONG):
+    return Dispatch(kind, *rows(limit), Route("torch", lambda c: True, "longer"))
+
+
+LEFT, RIGHT = made(Left), made(kind=Right)
 """
 
 
@@ -152,6 +164,8 @@ def test_table_of_kernels_is_read_from_the_dispatch_tables(tmp_path, write):
         "|  | torch | `c.empty` | an empty tensor: nothing to launch |",
         "|  | torch | otherwise | a copy would be needed |",
         "| small backward | torch | `c.empty` | an empty tensor: nothing to launch |",
+        "| left, right | triton | `c.n < 16384`, unless `c.n % 8` | rows, read once |",
+        "|  | torch | otherwise | longer |",
         "| add: table | torch | `c.empty` | nothing |",
     ]
     write(tmp_path / "more.py", "FORWARD = Dispatch(Call, *routes(3))")

@@ -79,9 +79,9 @@ def memory_limit() -> int | None:
         elif "memory" in controllers.split(","):
             paths.append(Path("/sys/fs/cgroup/memory" + path) / "memory.limit_in_bytes")
     limits = []
-    for path in paths:
+    for file in paths:
         try:
-            limits.append(int(path.read_text()))
+            limits.append(int(file.read_text()))
         except (OSError, ValueError):  # absent, or "max"
             continue
     smallest = min(limits, default=2**62)

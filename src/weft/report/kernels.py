@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import copy
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from weft.report.markdown import cell, grid
@@ -13,6 +14,8 @@ SOURCES = Path(__file__).parents[2]
 FIELDS = ("name", "when", "reason", "launch", "unsupported", "sm")  # of a Route, in order
 HEAD = ("direction", "kernel", "when", "why")
 
+Placed = tuple[Path, ast.expr]  # an expression, and the file whose names it uses
+
 
 def table(folder: Path) -> str:
     """One row for each route of each ``Dispatch(...)`` that a module of a family's folder assigns, in order.
@@ -20,90 +23,134 @@ def table(folder: Path) -> str:
     The direction is the name of the table, ``FORWARD`` say, behind the file's name where that is not ``dispatch.py``.
 
     Raises:
-        ValueError: there is no table, or a route is not written as ``Route(...)``, or as the name of one.
+        ValueError: there is no table, or a route cannot be read: it is no ``Route(...)``, no name of one, and no call of a
+            function that only returns some.
     """
-    body = [row for path in sorted(folder.rglob("*.py"), key=_order) for row in _rows(path)]
-    if not body:
+    directions: dict[tuple[tuple[str, ...], ...], list[str]] = {}  # equal tables are shown once
+    for path in sorted(folder.rglob("*.py"), key=lambda path: (path.name != "dispatch.py", path)):
+        for name, file, made in _tables(path):
+            name = name.lower().replace("_", " ") if path.name == "dispatch.py" else f"{path.stem}: {name.lower()}"
+            routes = tuple(_cells(*route) for item in made.args[1:] for route in _routes(file, item))
+            directions.setdefault(routes, []).append(name)
+    if not directions:
         raise ValueError(f"no module in {folder} assigns a Dispatch(...)")
+    body = [
+        [", ".join(names) if at == 0 else "", *route]
+        for routes, names in directions.items()
+        for at, route in enumerate(routes)
+    ]
     return grid(HEAD, body, numbers_from=len(HEAD))
 
 
-def _order(path: Path) -> tuple[bool, str]:
-    return path.name != "dispatch.py", str(path)
-
-
-def _rows(path: Path) -> Iterator[list[str]]:
+def _tables(path: Path) -> Iterator[tuple[str, Path, ast.Call]]:
+    """Name, file and call of each ``Dispatch(...)`` that a module assigns, itself or through a function that returns it."""
     for node in _parsed(path).body:
-        if not isinstance(node, (ast.Assign, ast.AnnAssign)) or (made := _call(node.value, "Dispatch")) is None:
+        if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
             continue
         target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-        direction = ast.unparse(target).lower().replace("_", " ")
-        if path.name != "dispatch.py":
-            direction = f"{path.stem}: {direction}"
-        for at, route in enumerate(_routes(path, made.args[1:])):
-            yield [direction if at == 0 else "", *_cells(*route)]
+        many = isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple)
+        for name, value in zip(target.elts, node.value.elts, strict=True) if many else [(target, node.value)]:  # type: ignore[attr-defined]
+            file, made = _resolved(path, value)
+            if _is_call(made, "Dispatch") and not isinstance(value, ast.Name):
+                yield ast.unparse(name), file, made  # type: ignore[misc]
 
 
-def _routes(path: Path, written: list[ast.expr]) -> Iterator[tuple[Path, ast.Call]]:
-    """The ``Route(...)`` calls of a table, each with the file that it is written in."""
-    for item in written:
-        file, value = _resolved(path, item.value if isinstance(item, ast.Starred) else item)
-        if isinstance(item, ast.Starred) and isinstance(value, (ast.Tuple, ast.List)):
-            yield from _routes(file, value.elts)
-        elif route := _call(value, "Route"):
-            yield file, route
-        else:
-            raise ValueError(f"{path}:{item.lineno}: {ast.unparse(item)} should be written as Route(...), or name one")
+def _routes(path: Path, item: ast.expr) -> Iterator[tuple[Path, ast.Call]]:
+    """The ``Route(...)`` calls that an argument of a table stands for, each with its file."""
+    file, value = _resolved(path, item.value if isinstance(item, ast.Starred) else item)
+    if isinstance(item, ast.Starred) and isinstance(value, (ast.Tuple, ast.List)):
+        for element in value.elts:
+            yield from _routes(file, element)
+    elif _is_call(value, "Route"):
+        yield file, value  # type: ignore[misc]
+    else:
+        raise ValueError(f"{path}:{item.lineno}: {ast.unparse(item)} should be written as Route(...), or name one")
 
 
-def _cells(path: Path, route: ast.Call) -> list[str]:
+def _cells(path: Path, route: ast.Call) -> tuple[str, ...]:
     given = dict(zip(FIELDS, route.args, strict=False)) | {k.arg: k.value for k in route.keywords if k.arg}
     when = given["when"]
-    condition = ast.unparse(_Constants(path).visit(when.body if isinstance(when, ast.Lambda) else when))
+    condition = ast.unparse(_with_constants(path, when.body if isinstance(when, ast.Lambda) else when))
     parts = [f"sm_{ast.unparse(_resolved(path, given['sm'])[1])} or newer"] if "sm" in given else []
     parts += [f"`{condition}`".replace("|", "\\|")] if condition != "True" else []
-    parts += [f"unless `{ast.unparse(given['unsupported'])}`"] if "unsupported" in given else []
-    name, reason = (_text(path, given[field]) for field in ("name", "reason"))
-    return [cell(name), ", ".join(parts) or "otherwise", cell(reason)]
+    if unsupported := given.get("unsupported"):
+        text = ast.unparse(unsupported.body if isinstance(unsupported, ast.Lambda) else unsupported)
+        parts.append(f"unless `{text}`".replace("|", "\\|"))
+    return cell(_text(path, given["name"])), ", ".join(parts) or "otherwise", cell(_text(path, given["reason"]))
 
 
 def _text(path: Path, value: ast.expr) -> str:
-    value = _resolved(path, value)[1]
+    """What a constant, a name of one, or an f-string of them says."""
+    path, value = _resolved(path, value)
+    if isinstance(value, ast.JoinedStr):
+        return "".join(
+            _text(path, part.value if isinstance(part, ast.FormattedValue) else part) for part in value.values
+        )
     return str(value.value) if isinstance(value, ast.Constant) else ast.unparse(value)
 
 
-class _Constants(ast.NodeTransformer):
-    """Replaces a module's names of numbers and texts by what they stand for."""
+def _is_call(value: ast.expr, name: str) -> bool:
+    return isinstance(value, ast.Call) and ast.unparse(value.func).split(".")[-1] == name
 
-    def __init__(self, path: Path):
-        self.path = path
+
+# ---- names -----------------------------------------------------------------------------------------------------------
+
+
+class _Replace(ast.NodeTransformer):
+    def __init__(self, values: Mapping[str, ast.expr]):
+        self.values = values
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        value = _resolved(self.path, node)[1]
-        return value if isinstance(value, ast.Constant) else node
+        return copy.deepcopy(self.values.get(node.id, node))
 
 
-def _call(value: ast.expr | None, name: str) -> ast.Call | None:
-    """The expression where it calls that name."""
-    return value if isinstance(value, ast.Call) and ast.unparse(value.func).split(".")[-1] == name else None
+def _with_constants(path: Path, value: ast.expr) -> ast.expr:
+    """An expression with the numbers and texts that its names stand for."""
+    names = {node.id: _resolved(path, node)[1] for node in ast.walk(value) if isinstance(node, ast.Name)}
+    constants = {name: found for name, found in names.items() if isinstance(found, ast.Constant)}
+    replaced: ast.expr = _Replace(constants).visit(copy.deepcopy(value))
+    return replaced
 
 
-def _resolved(path: Path, value: ast.expr) -> tuple[Path, ast.expr]:
-    """What a name stands for, where its module, or the module of weft that it is imported from, assigns it."""
-    while isinstance(value, ast.Name):
-        for node in _parsed(path).body:
-            if isinstance(node, ast.Assign) and any(ast.unparse(t) == value.id for t in node.targets):
-                value = node.value
-                break
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("weft."):
-                imported = {alias.asname or alias.name: alias.name for alias in node.names}
-                file = SOURCES.joinpath(*str(node.module).split(".")).with_suffix(".py")
-                if value.id in imported and file.is_file():
-                    path, value = file, ast.Name(imported[value.id])
-                    break
-        else:
-            break
+def _resolved(path: Path, value: ast.expr) -> Placed:
+    """What a name stands for, or what a call of a function returns, in its module or the module of weft it comes from."""
+    if isinstance(value, ast.Name) and (found := _definition(path, value.id)):
+        file, node = found
+        return _resolved(file, node.value) if isinstance(node, ast.Assign) else (path, value)
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name):
+        found = _definition(path, value.func.id)
+        if found and isinstance(found[1], ast.FunctionDef) and (result := _returned(found[1], value)):
+            return _resolved(found[0], result)
     return path, value
+
+
+def _definition(path: Path, name: str) -> tuple[Path, ast.Assign | ast.FunctionDef] | None:
+    for node in _parsed(path).body:
+        if isinstance(node, ast.Assign) and any(ast.unparse(t) == name for t in node.targets):
+            return path, node
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            return path, node
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("weft."):
+            file = SOURCES.joinpath(*str(node.module).split(".")).with_suffix(".py")
+            for alias in node.names if file.is_file() else ():
+                if name == (alias.asname or alias.name):
+                    return _definition(file, alias.name)
+    return None
+
+
+def _returned(function: ast.FunctionDef, call: ast.Call) -> ast.expr | None:
+    """What a function of assignments and one return gives for a call, with arguments and local names replaced."""
+    every = function.args
+    names = [a.arg for a in (*every.posonlyargs, *every.args)]
+    values: dict[str, ast.expr] = dict(zip(names[len(names) - len(every.defaults) :], every.defaults, strict=True))
+    values |= dict(zip(names, call.args, strict=False)) | {k.arg: k.value for k in call.keywords if k.arg}
+    for node in function.body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            values[node.targets[0].id] = _Replace(values).visit(copy.deepcopy(node.value))
+        elif isinstance(node, ast.Return) and node.value is not None:
+            result: ast.expr = _Replace(values).visit(copy.deepcopy(node.value))
+            return result
+    return None
 
 
 @functools.cache
