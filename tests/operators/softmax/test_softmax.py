@@ -15,11 +15,11 @@ from weft.operators.cuda import CudaPlan  # noqa: E402
 from weft.operators.launch import Plan, compiling_for  # noqa: E402
 from weft.operators.row_cluster import LONGEST, MAX_CLUSTER, SHORTEST  # noqa: E402
 from weft.operators.softmax import dispatch  # noqa: E402
-from weft.operators.softmax.dispatch import BACKWARD, LOG_BACKWARD  # noqa: E402
+from weft.operators.softmax.dispatch import BACKWARD  # noqa: E402
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 CLUSTER_ARCHITECTURES = [sm for sm in SHARED_LIMIT if sm >= 90]
-CLUSTER, LOG_CLUSTER = BACKWARD.kernel("cuda"), LOG_BACKWARD.kernel("cuda")
+CLUSTER = BACKWARD.kernel("cuda")
 
 
 def rows(n, dtype=torch.float32, m=3, device="meta"):
@@ -47,11 +47,11 @@ def test_plans_take_what_clusters_hold(sm):
         for dtype in DTYPES:
             for n in (SHORTEST, 4104, 33000, 2**17, dispatch.longest_backward(sm, dtype)):
                 y = rows(n, dtype)
-                plan = CLUSTER.of((y, y), -1)
+                plan = CLUSTER.of((y, y), -1, False)
                 assert plan.grid == (3 * plan.cluster, 1) and plan.cluster <= MAX_CLUSTER
                 assert [s.value for s in plan.scalars] == [n, n, n, n]
                 sliced = rows(n + 8, dtype)[:, :n]
-                strides = [s.value for s in LOG_CLUSTER.of((y, sliced), -1).scalars]
+                strides = [s.value for s in CLUSTER.of((y, sliced), -1, True).scalars]
                 assert strides == [n, n, n + 8, n]
 
 
@@ -71,8 +71,8 @@ def test_what_clusters_do_not_take_goes_to_triton(n, dtype, dy, reason):
         y = rows(n, dtype)
         dy = y if dy is None else dy()
         with pytest.raises(Declined, match=reason):
-            CLUSTER.of((y, dy), -1)
-        assert isinstance(BACKWARD.of((y, dy), -1), Plan)
+            CLUSTER.of((y, dy), -1, False)
+        assert isinstance(BACKWARD.of((y, dy), -1, False), Plan)
 
 
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])
@@ -86,7 +86,7 @@ def test_long_rows_are_for_clusters_where_there_are_any(name):
     ):
         with compiling_for(sm, lambda *kernel: None):
             assert ops.explain(name, rows(n), direction="backward").implementation == kernel, (sm, n)
-            assert isinstance(BACKWARD.of((rows(n), rows(n)), -1), CudaPlan if kernel == "cuda" else Plan)
+            assert isinstance(BACKWARD.of((rows(n), rows(n)), -1, False), CudaPlan if kernel == "cuda" else Plan)
             forward = "cuda" if n == LONGEST else kernel
             assert ops.explain(name, rows(n)).implementation == forward
 
@@ -114,7 +114,7 @@ def test_every_configuration_is_right(name, dtype, monkeypatch):
         for c in dispatch.backward_candidates(90, dtype, 1 << (n - 1).bit_length()):
             monkeypatch.setattr(dispatch.cluster_backward_configuration, "trial", c)
             dx = torch.full_like(y, torch.nan)
-            (LOG_CLUSTER if logs else CLUSTER).of((y, dy), -1)(y, dy, dx)
+            CLUSTER.of((y, dy), -1, logs)(y, dy, dx)
             assert bool(((dx.double() - want).abs() <= allowed).all()), (n, c)
 
 

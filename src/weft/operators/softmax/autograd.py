@@ -21,64 +21,72 @@ from weft.operators.call import (
     rows_of,
     traced,
 )
-from weft.operators.dispatch import Dispatch
 from weft.operators.launch import Plans
-from weft.operators.softmax.dispatch import CAUSAL, MASKED_BACKWARD, MASKED_FORWARD
+from weft.operators.softmax.dispatch import BACKWARD, CAUSAL, FORWARD, MASKED_BACKWARD, MASKED_FORWARD
 
 # ---- softmax and log_softmax -------------------------------------------------------------------------------------------
 
 
-def launch_forward(plans: Plans, x: Tensor, dim: int) -> Tensor:
+def launch_forward(plans: Plans, x: Tensor, dim: int, logs: bool) -> Tensor:
     y = torch.empty_like(x)
     if y.numel():
-        plans.of((x,), dim)(x, y)
+        plans.of((x,), dim, logs)(x, y)
     return y
 
 
-def launch_backward(plans: Plans, y: Tensor, dy: Tensor, dim: int) -> Tensor:
+def launch_backward(plans: Plans, y: Tensor, dy: Tensor, dim: int, logs: bool) -> Tensor:
     """dx from the result y and its gradient."""
     dx = torch.empty_like(y)
     if dx.numel():
         if rows_of(dy.movedim(dim, -1)) is None:
             dy = torch.empty_like(y).copy_(dy)  # autograd may pass a gradient of any strides (expanded, say)
-        plans.of((y, dy), dim)(y, dy, dx)
+        plans.of((y, dy), dim, logs)(y, dy, dx)
     return dx
 
 
+def row_sum(t: Tensor, dim: int) -> Tensor:
+    return t.sum(dim, keepdim=True)
+
+
+def second_gradients(y: Tensor, dy: Tensor, g: Tensor, dim: int, logs: bool) -> tuple[Tensor, Tensor]:
+    """The gradients of y and dy, in PyTorch, from g, that of dx = y * (dy - sum(y * dy)) or dy - exp(y) * sum(dy)."""
+    if logs:
+        p = y.exp()
+        return -g * p * row_sum(dy, dim), g - row_sum(g * p, dim)
+    weighted = row_sum(g * y, dim)
+    return g * (dy - row_sum(y * dy, dim)) - weighted * dy, y * (g - weighted)
+
+
 class RowSoftmax:
-    """``softmax`` or ``log_softmax``: its operators of ``torch.library`` (which compilers trace), its autograd functions
-    (autograd of a ``torch.library`` operator costs 40 us on the host) and its implementations.
+    """``softmax``, or ``log_softmax`` with ``logs``: its operators of ``torch.library``, which compilers trace, its autograd
+    functions (autograd of such an operator costs 40 us on the host) and its implementations."""
 
-    Args:
-        reference, reference_backward: PyTorch's, ``(x, dim)`` and ``(dy, y, dim, dtype)``.
-        second: ``(y, dy, g, dim) -> `` the gradients of y and dy, where g is the gradient of dx.
-    """
-
-    def __init__(
-        self, name: str, tables: tuple[Dispatch, Dispatch], reference: Any, reference_backward: Any, second: Any
-    ):
-        table, backward_table = tables
-        self.table, self.reference = table, reference
+    def __init__(self, logs: bool):
+        name, aten = "log_softmax" if logs else "softmax", torch.ops.aten
+        reference = torch.log_softmax if logs else torch.softmax
+        reference_backward = aten._log_softmax_backward_data if logs else aten._softmax_backward_data
+        self.logs, self.reference = logs, reference
 
         @torch.library.triton_op(f"weft::{name}", mutates_args=())
         def by_triton(x: Tensor, dim: int) -> Tensor:
             # a compiler that traces may pass a symbolic integer
-            return launch_forward(table.kernel("triton"), x, int(dim)) if on_gpu(x) else reference(x, dim)
+            return launch_forward(FORWARD.kernel("triton"), x, int(dim), logs) if on_gpu(x) else reference(x, dim)
 
         @torch.library.triton_op(f"weft::{name}_backward", mutates_args=())
         def by_triton_backward(y: Tensor, dy: Tensor, dim: int) -> Tensor:
             if not on_gpu(y):
                 return reference_backward(dy, y, dim, y.dtype)
-            return launch_backward(backward_table.kernel("triton"), y, dy, dim)
+            return launch_backward(BACKWARD.kernel("triton"), y, dy, dim, logs)
 
         # Chosen while tracing, when alignment is not known: what runs is what the table says of the tensors at hand.
         @torch.library.custom_op(f"weft::{name}_cluster", mutates_args=())
         def by_cluster(x: Tensor, dim: int) -> Tensor:
-            return reference(x, dim) if table.of((x,), dim) is None else launch_forward(table, x, dim)
+            plan = FORWARD.of((x,), dim, logs)
+            return reference(x, dim) if plan is None else launch_forward(FORWARD, x, dim, logs)
 
         @torch.library.custom_op(f"weft::{name}_cluster_backward", mutates_args=())
         def by_cluster_backward(y: Tensor, dy: Tensor, dim: int) -> Tensor:
-            return launch_backward(backward_table, y, dy, dim)
+            return launch_backward(BACKWARD, y, dy, dim, logs)
 
         by_cluster.register_fake(lambda x, dim: torch.empty_like(x))
         by_cluster_backward.register_fake(lambda y, dy, dim: torch.empty_like(y))
@@ -91,21 +99,22 @@ class RowSoftmax:
             ctx.save_for_backward(inputs[0], inputs[1])
             ctx.dim = inputs[2]
 
-        def second_backward(ctx: Any, g: Tensor) -> tuple[Any, ...]:
-            return *second(*ctx.saved_tensors, g, ctx.dim), None
+        def first(backward: Any, ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+            return backward(*ctx.saved_tensors, dy, ctx.dim), None
 
-        def first_backward(registered: Any, ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-            return registered(*ctx.saved_tensors, dy, ctx.dim), None
+        def second(ctx: Any, g: Tensor) -> tuple[Any, ...]:
+            y, dy = ctx.saved_tensors
+            return *second_gradients(y, dy, g, ctx.dim, logs), None
 
-        for operator, of in ((by_triton, by_triton_backward), (by_cluster, by_cluster_backward)):
-            operator.register_autograd(functools.partial(first_backward, of), setup_context=save)
-            of.register_autograd(second_backward, setup_context=save_backward)
+        for forward, backward in ((by_triton, by_triton_backward), (by_cluster, by_cluster_backward)):
+            forward.register_autograd(functools.partial(first, backward), setup_context=save)
+            backward.register_autograd(second, setup_context=save_backward)
 
         kernels = {"triton": name, "cuda": f"{name}_cluster"}
         self.registered = {kernel: getattr(torch.ops.weft, of).default for kernel, of in kernels.items()}
-        self.autograd = autograd_function(table, backward_table, by_triton_backward)
+        self.autograd = autograd_function(FORWARD, BACKWARD, by_triton_backward)
         self.by_kernel = {
-            kernel: autograd_function(table.kernel(kernel), backward_table.kernel(kernel), by_triton_backward)
+            kernel: autograd_function(FORWARD.kernel(kernel), BACKWARD.kernel(kernel), by_triton_backward)
             for kernel in kernels
         }
 
@@ -113,14 +122,22 @@ class RowSoftmax:
         def implementation(x: Tensor, dim: int = -1) -> Tensor:
             if traced(x) or not on_gpu(x):
                 return self.registered[kernel](x, dim)
-            return differentiable(self.by_kernel[kernel], x, dim)
+            return differentiable(self.by_kernel[kernel], x, dim, self.logs)
 
         return implementation
 
+    def choose(self, x: Tensor, dim: int, direction: str) -> Choice:
+        """The backward is PyTorch's where the forward is."""
+        chosen = FORWARD.choose(x, dim, self.logs)
+        if direction == "forward" or chosen.implementation == "torch":
+            return chosen
+        y = torch.empty_like(x)
+        return BACKWARD.choose(y, y, dim, self.logs)
+
     def __call__(self, x: Tensor, dim: int, choose: Callable[..., Choice]) -> Tensor:
         """A call that is not plain eager mode without a gradient."""
-        if eager(x, gradient=True) and self.table.of((x,), dim) is not None:
-            return self.autograd.apply(x, dim)
+        if eager(x, gradient=True) and FORWARD.of((x,), dim, self.logs) is not None:
+            return self.autograd.apply(x, dim, self.logs)
         chosen = choose(x, dim).implementation
         if chosen == "torch":
             return self.reference(x, dim)
@@ -134,29 +151,20 @@ def autograd_function(forward_plans: Plans, backward_plans: Plans, registered: A
 
     class Function(KernelFunction):
         @staticmethod
-        def forward(ctx: Any, x: Tensor, dim: int) -> Tensor:
-            y = launch_forward(forward_plans, x, dim)
+        def forward(ctx: Any, x: Tensor, dim: int, logs: bool) -> Tensor:
+            y = launch_forward(forward_plans, x, dim, logs)
             ctx.save_for_backward(y)
-            ctx.dim = dim
+            ctx.options = dim, logs
             return y
 
         @staticmethod
-        def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+        def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
             (y,) = ctx.saved_tensors
             if torch.is_grad_enabled() or traced(y, dy):
-                return registered(y, dy, ctx.dim), None
-            return launch_backward(backward_plans, y, dy, ctx.dim), None
+                return registered(y, dy, ctx.options[0]), None, None
+            return launch_backward(backward_plans, y, dy, *ctx.options), None, None
 
     return Function
-
-
-def choose(tables: tuple[Dispatch, Dispatch], x: Tensor, dim: int, direction: str) -> Choice:
-    """The backward's kernel is PyTorch's where the forward's is."""
-    chosen = tables[0].choose(x, dim)
-    if direction == "forward" or chosen.implementation == "torch":
-        return chosen
-    y = torch.empty_like(x)
-    return tables[1].choose(y, y, dim)
 
 
 # ---- causal_softmax and masked_softmax ---------------------------------------------------------------------------------

@@ -27,11 +27,13 @@ from weft.operators.softmax import kernels
 from weft.operators.softmax.kernels import CONFIGURATIONS, launch_long_rows, launch_rows
 
 FOLDER = Path(__file__).parent
+MASK_COPY = "the mask's leading dimensions do not merge into three, so a copy would be needed"
 ONE_STRIDE = "the leading dimensions do not collapse into rows of one stride, so a copy would be needed"
 
 
 class RowCall(Call):
-    """A call on rows of n adjacent or strided columns of several tensors of one shape, the last of which is written."""
+    """A call on m rows of n columns of several tensors of one shape, the last of which is written. The kernels of ``triton``
+    take whole rows and long rows, ``scalars`` and ``flags`` are their arguments."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -47,8 +49,9 @@ class RowCall(Call):
         return self.tensors[0].shape[-1]
 
     @property
-    def one_stride(self) -> bool:
-        return None not in [rows_of(t) for t in self.tensors]
+    def copy_needed(self) -> str:
+        """Why no kernel can read the tensors in place ("" when one can)."""
+        return ONE_STRIDE if None in [rows_of(t) for t in self.tensors] else ""
 
     @property
     def views(self) -> list[tuple[int, int, int, int]]:
@@ -65,29 +68,15 @@ class RowCall(Call):
 
 
 def copy_needed(c: RowCall) -> str:
-    return "" if c.one_stride else ONE_STRIDE
+    return c.copy_needed
 
 
-def triton_routes(rows: Any, long_rows: Any, configuration: str, unsupported: Any = copy_needed) -> tuple[Route, Route]:
-    """The two Triton kernels that together take rows of every length."""
-    configurations = CONFIGURATIONS[configuration]
-    return (
-        Route(
-            "triton",
-            lambda c: c.n <= ONE_PASS,
-            "a program holds one or several rows in registers",
-            launch_rows(rows, configurations),
-            unsupported,
-        ),
-        Route(
-            "triton",
-            lambda c: True,
-            "longer rows than a program holds: it reads each twice",
-            launch_long_rows(long_rows, configurations),
-            unsupported,
-        ),
-    )
-
+TRITON_ROWS = Route(
+    "triton", lambda c: c.n <= ONE_PASS, "a program holds one or several rows in registers", launch_rows, copy_needed
+)
+TRITON_LONG_ROWS = Route(
+    "triton", lambda c: True, "longer rows than a program holds: it reads each twice", launch_long_rows, copy_needed
+)
 
 # ---- softmax and log_softmax -------------------------------------------------------------------------------------------
 
@@ -99,6 +88,8 @@ class SoftmaxCall(RowCall):
     x: Tensor
     dim: int
     logs: bool
+
+    triton = kernels.softmax_rows, kernels.softmax_long_rows
 
     def __post_init__(self) -> None:
         operator = "log_softmax" if self.logs else "softmax"
@@ -115,8 +106,12 @@ class SoftmaxCall(RowCall):
         return self.along.shape[-1]
 
     @property
-    def one_stride(self) -> bool:
-        return rows_of(self.along) is not None  # then the result's dimensions collapse too
+    def copy_needed(self) -> str:
+        return "" if rows_of(self.along) else ONE_STRIDE  # where x's dimensions collapse, the result's do too
+
+    @property
+    def configuration(self) -> Configurations:
+        return CONFIGURATIONS["log_softmax" if self.logs else "forward"]
 
     @property
     def scalars(self) -> tuple[int, ...]:
@@ -136,11 +131,16 @@ class SoftmaxGradient(RowCall):
     dim: int
     logs: bool
 
+    triton = kernels.softmax_backward_rows, kernels.softmax_backward_long_rows
     scalars, flags = SoftmaxCall.scalars, SoftmaxCall.flags
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         return tuple(t.movedim(self.dim, -1) for t in (self.x, self.dy, torch.empty_like(self.x, device="meta")))
+
+    @property
+    def configuration(self) -> Configurations:
+        return CONFIGURATIONS["log_softmax_backward" if self.logs else "backward"]
 
 
 cluster_configuration = Configurations(__file__, "cluster", row_cluster.heuristic, row_cluster.candidates)
@@ -213,52 +213,41 @@ def launch_cluster_backward(c: SoftmaxGradient) -> CudaPlan:
     return CudaPlan(source, kernel, rows.grid, rows.threads, scalars, rows.cluster, shared_bytes)
 
 
-def forward_table(logs: bool) -> Dispatch:
-    return Dispatch(
-        functools.partial(SoftmaxCall, logs=logs),
-        ON_CPU,
-        Route("torch", lambda c: c.x.ndim == 0 or c.empty, "empty or a scalar: nothing to launch"),
-        Route("torch", lambda c: not c.one_stride, ONE_STRIDE),
-        Route(
-            "torch", lambda c: c.n > 1 and c.along.stride(-1) != 1, "PyTorch's kernel for inner dimensions is faster"
-        ),
-        Route(
-            "cuda",
-            lambda c: c.n >= 16384,
-            "a cluster of blocks holds a row, which is read once",
-            launch_cluster,
-            lambda c: row_cluster.why_not(c.along),
-            sm=90,
-        ),
-        *triton_routes(
-            kernels.softmax_rows,
-            kernels.softmax_long_rows,
-            "log_softmax" if logs else "forward",
-        ),
-    )
+def cluster_unsupported(c: SoftmaxCall) -> str:
+    return row_cluster.why_not(c.along)
 
 
-def backward_table(logs: bool) -> Dispatch:
-    return Dispatch(
-        functools.partial(SoftmaxGradient, logs=logs),
-        Route(
-            "cuda",
-            lambda c: c.n >= 16384,
-            "a cluster of blocks holds a row of y and dy, which are read once",
-            launch_cluster_backward,
-            cluster_backward_unsupported,
-            sm=90,
-        ),
-        *triton_routes(
-            kernels.softmax_backward_rows,
-            kernels.softmax_backward_long_rows,
-            "log_softmax_backward" if logs else "backward",
-        ),
-    )
+FORWARD = Dispatch(
+    SoftmaxCall,
+    ON_CPU,
+    Route("torch", lambda c: c.x.ndim == 0 or c.empty, "empty or a scalar: nothing to launch"),
+    Route("torch", lambda c: c.copy_needed, ONE_STRIDE),
+    Route("torch", lambda c: c.n > 1 and c.along.stride(-1) != 1, "PyTorch's kernel for inner dimensions is faster"),
+    Route(
+        "cuda",
+        lambda c: c.n >= 16384,
+        "a cluster of blocks holds a row, which is read once",
+        launch_cluster,
+        cluster_unsupported,
+        sm=90,
+    ),
+    TRITON_ROWS,
+    TRITON_LONG_ROWS,
+)
 
-
-FORWARD, BACKWARD = forward_table(logs=False), backward_table(logs=False)
-LOG_FORWARD, LOG_BACKWARD = forward_table(logs=True), backward_table(logs=True)
+BACKWARD = Dispatch(
+    SoftmaxGradient,
+    Route(
+        "cuda",
+        lambda c: c.n >= 16384,
+        "a cluster of blocks holds a row of y and dy, which are read once",
+        launch_cluster_backward,
+        cluster_backward_unsupported,
+        sm=90,
+    ),
+    TRITON_ROWS,
+    TRITON_LONG_ROWS,
+)
 
 
 # ---- causal_softmax and masked_softmax ---------------------------------------------------------------------------------
@@ -301,6 +290,9 @@ class MaskedCall(RowCall):
     scale: float
     kind: str
 
+    triton = kernels.masked_softmax_rows, kernels.masked_softmax_long_rows
+    configuration = CONFIGURATIONS["masked"]
+
     def __post_init__(self) -> None:
         operator = "causal_softmax" if self.kind == CAUSAL else "masked_softmax"
         x, mask, scale = self.x, self.mask, self.scale
@@ -336,6 +328,10 @@ class MaskedCall(RowCall):
         return self.has_mask and self.mask.requires_grad and torch.is_grad_enabled()
 
     @property
+    def copy_needed(self) -> str:
+        return MASK_COPY if self.levels is None else super().copy_needed
+
+    @property
     def levels(self) -> tuple[int, ...] | None:
         return mask_levels(self.expanded) if self.has_mask else (1, 1, 0, 0, 0, 0)
 
@@ -362,6 +358,9 @@ class MaskedGradient(RowCall):
     dy: Tensor
     scale: float
     causal: bool
+
+    triton = kernels.masked_softmax_backward_rows, kernels.masked_softmax_backward_long_rows
+    configuration = CONFIGURATIONS["masked_backward"]
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -418,11 +417,10 @@ def rows_unsupported(longest: int, *tensors: Tensor) -> str:
 
 
 def masked_rows_unsupported(c: MaskedCall) -> str:
-    if reason := rows_unsupported(longest_row(c.x.dtype, 1 + (c.kind == ADDITIVE)), *c.tensors):
+    longest = longest_row(c.x.dtype, 1 + (c.kind == ADDITIVE))
+    if reason := rows_unsupported(longest, *c.tensors) or c.copy_needed:
         return reason
-    if (levels := c.levels) is None:
-        return MASK_COPY
-    *strides, column = levels[2:]
+    *strides, column = (c.levels or ())[2:]
     count = 16 // c.x.element_size()
     if c.has_mask and (column != 1 or any(s % count for s in strides) or not pointer_aligned(c.mask)):
         return "a mask that does not begin on 16 bytes, rows of it that are no accesses apart, or columns not adjacent"
@@ -505,7 +503,6 @@ def causal_backward_unsupported(c: MaskedGradient) -> str:
     return rows_unsupported(longest_row(c.x.dtype, 2), *c.tensors) if c.causal else "no causal mask"
 
 
-MASK_COPY = "the mask's leading dimensions do not merge into three, so a copy would be needed"
 HELD_BY_BLOCK = "a block holds a row in registers, and computes only what the row sees"
 
 MASKED_FORWARD = Dispatch(
@@ -513,24 +510,17 @@ MASKED_FORWARD = Dispatch(
     ON_CPU,
     TRACED,
     EMPTY,
-    Route("torch", lambda c: not c.one_stride, ONE_STRIDE),
+    Route("torch", lambda c: c.levels is None, MASK_COPY),
+    Route("torch", lambda c: c.copy_needed, ONE_STRIDE),
     Route("torch", lambda c: c.mask_needs_gradient, "the mask needs a gradient, for which there is no kernel of ours"),
     Route("cuda", faster_than_triton, HELD_BY_BLOCK, launch_masked_rows, masked_rows_unsupported),
-    *triton_routes(
-        kernels.masked_softmax_rows,
-        kernels.masked_softmax_long_rows,
-        "masked",
-        lambda c: MASK_COPY if c.levels is None else copy_needed(c),
-    ),
-    Route("torch", lambda c: True, MASK_COPY),
+    TRITON_ROWS,
+    TRITON_LONG_ROWS,
 )
 
 MASKED_BACKWARD = Dispatch(
     MaskedGradient,
     Route("cuda", faster_than_triton, HELD_BY_BLOCK, launch_causal_backward, causal_backward_unsupported),
-    *triton_routes(
-        kernels.masked_softmax_backward_rows,
-        kernels.masked_softmax_backward_long_rows,
-        "masked_backward",
-    ),
+    TRITON_ROWS,
+    TRITON_LONG_ROWS,
 )

@@ -7,7 +7,6 @@ what that brings.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import triton
@@ -288,29 +287,21 @@ def masked_softmax_backward_long_rows(
 
 # ---- launches ----------------------------------------------------------------------------------------------------------
 #
-# A call (dispatch.py) has m rows of n columns of its tensor x, and says which scalars and flags its kernels take.
+# Of a ``RowCall`` (dispatch.py), which has m rows of n columns.
 
 
-def launch_rows(kernel: Any, configuration: Configurations) -> Callable[[Any], Plan]:
-    """The launch of a kernel whose programs hold whole rows."""
-
-    def launch(c: Any) -> Plan:
-        config = configuration(c.x.device, c.x.dtype, bucket(c.n))
-        tile = {"ROWS": config["ROWS"], "BLOCK": bucket(c.n)}
-        grid = (triton.cdiv(c.m, config["ROWS"]),)
-        return Plan(kernel, grid, (c.m, *c.scalars), {**c.flags, **tile}, config["num_warps"])
-
-    return launch
+def launch_rows(c: Any) -> Plan:
+    """Programs that hold whole rows."""
+    config = c.configuration(c.x.device, c.x.dtype, bucket(c.n))
+    tile = {"ROWS": config["ROWS"], "BLOCK": bucket(c.n)}
+    grid = (triton.cdiv(c.m, config["ROWS"]),)
+    return Plan(c.triton[0], grid, (c.m, *c.scalars), {**c.flags, **tile}, config["num_warps"])
 
 
-def launch_long_rows(kernel: Any, configuration: Configurations) -> Callable[[Any], Plan]:
-    """The launch of a kernel whose programs read a row BLOCK columns at a time."""
-
-    def launch(c: Any) -> Plan:
-        config = configuration(c.x.device, c.x.dtype, bucket(c.n))
-        return Plan(kernel, (c.m,), c.scalars, {**c.flags, "BLOCK": config["BLOCK"]}, config["num_warps"])
-
-    return launch
+def launch_long_rows(c: Any) -> Plan:
+    """Programs that read a row BLOCK columns at a time."""
+    config = c.configuration(c.x.device, c.x.dtype, bucket(c.n))
+    return Plan(c.triton[1], (c.m,), c.scalars, {**c.flags, "BLOCK": config["BLOCK"]}, config["num_warps"])
 
 
 CONFIGURATIONS = {

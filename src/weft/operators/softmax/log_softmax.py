@@ -10,9 +10,9 @@ from torch import Tensor
 from weft.definition import Mutant, Operator, Tolerance, workload
 from weft.operators import peers
 from weft.operators.call import Choice, eager, guarded
-from weft.operators.softmax import autograd
-from weft.operators.softmax.dispatch import LOG_BACKWARD, LOG_FORWARD
-from weft.operators.softmax.softmax import definition, row_sum
+from weft.operators.softmax.autograd import RowSoftmax, row_sum
+from weft.operators.softmax.dispatch import FORWARD
+from weft.operators.softmax.softmax import definition
 
 
 def reference(x: Tensor, dim: int = -1) -> Tensor:
@@ -47,19 +47,7 @@ log_softmax = Operator(
 )
 
 
-def second(y: Tensor, dy: Tensor, g: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Of dx = dy - exp(y) * sum(dy): the gradients of y and dy, in PyTorch."""
-    p = y.exp()
-    return -g * p * row_sum(dy, dim), g - row_sum(g * p, dim)
-
-
-calls = autograd.RowSoftmax(
-    "log_softmax",
-    (LOG_FORWARD, LOG_BACKWARD),
-    torch.log_softmax,
-    torch.ops.aten._log_softmax_backward_data,
-    second,
-)
+calls = RowSoftmax(logs=True)
 
 log_softmax.implementation("triton", arch=">=sm_80")(calls.implementation("triton"))
 log_softmax.implementation("cuda", arch=">=sm_90", devices=("cuda",))(calls.implementation("cuda"))
@@ -70,7 +58,7 @@ log_softmax.implementation("torch.compile", devices=("cuda",))(peers.Compiled(re
 @log_softmax.choice
 @guarded
 def choose(x: Tensor, dim: int = -1, direction: str = "forward") -> Choice:
-    return autograd.choose((LOG_FORWARD, LOG_BACKWARD), x, dim, direction)
+    return calls.choose(x, dim, direction)
 
 
 @log_softmax.function
@@ -91,7 +79,7 @@ def log_softmax_function(x: Tensor, dim: int = -1) -> Tensor:
 
     Backward saves the result only.
     """
-    if eager(x) and (plan := LOG_FORWARD.of((x,), dim)) is not None:
+    if eager(x) and (plan := FORWARD.of((x,), dim, True)) is not None:
         y = torch.empty_like(x)
         plan(x, y)
         return y

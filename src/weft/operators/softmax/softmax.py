@@ -17,8 +17,8 @@ from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workloa
 from weft.operators import mutants, peers
 from weft.operators.call import Choice, check_dim, eager, guarded
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
-from weft.operators.softmax import autograd
-from weft.operators.softmax.dispatch import BACKWARD, FORWARD
+from weft.operators.softmax.autograd import RowSoftmax, row_sum
+from weft.operators.softmax.dispatch import FORWARD
 
 # ---- definition --------------------------------------------------------------------------------------------------------
 
@@ -43,10 +43,6 @@ def normalised(x: Tensor, dim: int, logs: bool, padding: float = 0.0) -> Tensor:
     """The definition without the maximum, the sum off by ``padding``."""
     total = x.exp().sum(dim, keepdim=True) + padding
     return x - total.log() if logs else x.exp() / total
-
-
-def row_sum(t: Tensor, dim: int) -> Tensor:
-    return t.sum(dim, keepdim=True)
 
 
 def gradient(logs: bool, total: Callable[[Tensor, int], Any] = row_sum) -> Callable[..., tuple[Tensor, ...]]:
@@ -144,15 +140,7 @@ softmax = Operator(
 # ---- implementations ---------------------------------------------------------------------------------------------------
 
 
-def second(y: Tensor, dy: Tensor, g: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Of dx = y * (dy - sum(y * dy)): the gradients of y and dy, in PyTorch."""
-    weighted = row_sum(g * y, dim)
-    return g * (dy - row_sum(y * dy, dim)) - weighted * dy, y * (g - weighted)
-
-
-calls = autograd.RowSoftmax(
-    "softmax", (FORWARD, BACKWARD), torch.softmax, torch.ops.aten._softmax_backward_data, second
-)
+calls = RowSoftmax(logs=False)
 
 
 def liger(x: Tensor, dim: int = -1) -> Tensor:
@@ -193,7 +181,7 @@ softmax.implementation("numpy", devices=("cpu",), directions=("forward",), dtype
 @softmax.choice
 @guarded
 def choose(x: Tensor, dim: int = -1, direction: str = "forward") -> Choice:
-    return autograd.choose((FORWARD, BACKWARD), x, dim, direction)
+    return calls.choose(x, dim, direction)
 
 
 @softmax.function
@@ -214,7 +202,7 @@ def softmax_function(x: Tensor, dim: int = -1) -> Tensor:
 
     Backward saves the result only. Source: online softmax, Milakov & Gimelshein 2018 (arXiv 1805.02867).
     """
-    if eager(x) and (plan := FORWARD.of((x,), dim)) is not None:
+    if eager(x) and (plan := FORWARD.of((x,), dim, False)) is not None:
         y = torch.empty_like(x)
         plan(x, y)
         return y
