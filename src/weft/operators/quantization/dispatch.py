@@ -261,7 +261,7 @@ def no_blocks(c: QuantizeCall) -> str:
 
 
 NO_ROWS = "strides that do not collapse into rows, for which a copy would be needed"
-CUT_GROUPS = f"stochastic rounding by groups of a number of columns that is no multiple of {GROUP}"
+CUT_GROUPS = "stochastic rounding by groups of a number of columns that is no multiple of 8"
 
 # ---- launches of quantize --------------------------------------------------------------------------------------------
 
