@@ -1,8 +1,9 @@
 """Measurements, and the store that packages which measure write to and others read from.
 
 ``results/<gpu>/<operator>.jsonl`` holds one measurement a line, ``results/<gpu>/runs.jsonl`` what the measurements of a
-run share: machine, versions, ceilings, commit, time. While a bench runs it appends complete lines, each flushed to disk,
-so an interrupted run leaves valid records; :meth:`Store.compact` then keeps the newest of each point in the short form.
+run share: machine, versions, ceilings, commit, time. While a bench runs it appends complete lines, each flushed to
+disk, so an interrupted run leaves valid records; :meth:`Store.compact` then keeps the newest of each point in the short
+form.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ SHARED = ("time", "commit", "gpu", "device", "machine", "versions")  # fields th
 class Measurement:
     """One implementation of one operator, timed on one workload.
 
-    Times are in microseconds. ``share_of_ceiling`` is the time that the compulsory work takes at this machine's measured
-    ceiling, divided by the median time. ``ratio_to_best_peer`` is the best peer's time divided by this one's, paired
-    within the run: above 1 this one is faster. It is ``None`` for a peer, and where no peer ran.
+    Times are in microseconds. ``share_of_ceiling`` is the time that the compulsory work takes at this machine's
+    measured ceiling, divided by the median time. ``ratio_to_best_peer`` is the best peer's time divided by this one's,
+    paired within the run: above 1 this one is faster. It is ``None`` for a peer, and where no peer ran.
     """
 
     operator: str
@@ -198,8 +199,9 @@ class Store:
     def write(self, gpu: str, measurements: Iterable[Measurement]) -> None:
         """Replaces a machine's measurements by these, in the short form. Lines of other kinds stay.
 
-        A line holds what is particular: fields that have their default or their run's value are left out, and floats have
-        five significant digits. Of ``machine`` and ``time`` the run has what its measurements share and the earliest.
+        A line holds what is particular: fields that have their default or their run's value are left out, and floats
+        have five significant digits. Of ``machine`` and ``time`` the run has what its measurements share and the
+        earliest.
         """
         folder = self.path(gpu, RUNS).parent
         files: dict[str, list[Measurement]] = {}
@@ -299,7 +301,8 @@ def _write_lines(path: Path, lines: list[dict[str, Any]]) -> None:
 
 
 class Saver:
-    """Saves measurements as they come. The first error (a full disk, say) is stored in ``failure``; the bench continues."""
+    """Saves measurements as they come. The first error (a full disk, say) is stored in ``failure``; the bench
+    continues."""
 
     def __init__(self, store: Store | None = None):
         self.store = store or Store()

@@ -1,5 +1,5 @@
-"""Generated tables and stubs are made from what is there, stay as they are when nothing changed, and say when they are not
-today's; what the documents tell a reader to type works."""
+"""Generated tables and stubs are made from what is there, stay as they are when nothing changed, and say when they are
+not today's; what the documents tell a reader to type works."""
 
 import ast
 import os

@@ -1,4 +1,5 @@
-"""The report's part on scheduling: the simulator's records as tables and charts, and a comparison that runs beside the rest."""
+"""The report's part on scheduling: the simulator's records as tables and charts, and a comparison that runs beside the
+rest."""
 
 import dataclasses
 import json
@@ -38,8 +39,8 @@ def run(order, mean_wait_h, stops=0, **waits):
     total = sum(waits.values())
     jobs, wait = 100, mean_wait_h * 3600
     return {
-        "order": order, "placement": "best", "jobs": jobs, "completed": jobs, "nodes": 20, "gpus": 160, "generated": True,
-        "jct": {"mean": wait + 3600.0, "p99": wait + 36000.0}, "queueing": {"mean": wait, "p99": 5 * wait},
+        "order": order, "placement": "best", "jobs": jobs, "completed": jobs, "nodes": 20, "gpus": 160,
+        "generated": True, "jct": {"mean": wait + 3600.0, "p99": wait + 36000.0}, "queueing": {"mean": wait, "p99": 5 * wait},
         "wait_reasons": {name: jobs * wait * share / total for name, share in waits.items()}, "preemptions": stops,
         "cpu_s": 0.01,
     }  # fmt: skip

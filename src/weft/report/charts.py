@@ -42,8 +42,8 @@ def ceiling_bars(ceilings: Sequence[Measurement], unit: str) -> Chart | None:
             "Memory bandwidth by read:write mix",
             plot,
             description,
-            "Upper bounds for memory-bound operators on this machine: one that reads and writes as much as a copy takes "
-            "at least the time of a copy of the same bytes.",
+            "Upper bounds for memory-bound operators on this machine: one that reads and writes as much as a copy "
+            "takes at least the time of a copy of the same bytes.",
         )
     memory = max((m.details["value"] for m in ceilings if m.details.get("unit") == "B/s"), default=0)
     often = f"each byte from memory must serve about {figures(top / memory, 2)} FLOPs, or" if memory else "otherwise"
@@ -82,8 +82,8 @@ def share_bars(measurements: Sequence[Measurement], name: str) -> Chart | None:
         plot,
         f"Bars of {len(groups)} points: {'; '.join(ranges)}. Every number is in the table of all measurements.",
         f"The dashed line is what this machine's ceiling ({limits}) allows for the bytes and FLOPs that the operator "
-        "cannot avoid. The gap between a bar's end and the line is time that a better kernel could save. A few tenths of "
-        "a percent beyond the line are measurement noise.",
+        "cannot avoid. The gap between a bar's end and the line is time that a better kernel could save. A few tenths "
+        "of a percent beyond the line are measurement noise.",
     )
 
 

@@ -1,4 +1,5 @@
-"""Keeps tables in Markdown files current: the pages of ``docs/measured``, and tables between two markers in other files.
+"""Keeps tables in Markdown files current: the pages of ``docs/measured``, and tables between two markers in other
+files.
 
     <!-- weft:table operator=softmax direction=forward gpu=nvidia-h200 dtype=bf16 -->
     <!-- weft:end -->
@@ -98,8 +99,8 @@ def refresh(path: Path, store: Store) -> str:
     """The text of a Markdown file with every table between markers made anew.
 
     Raises:
-        ValueError: a marker that is unknown, lacks a word, names something that does not exist (a GPU without records, say)
-            or has no end; the message has file and line.
+        ValueError: a marker that is unknown, lacks a word, names something that does not exist (a GPU without records,
+            say) or has no end; the message has file and line.
     """
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     return "".join(_refreshed(path, lines, store))

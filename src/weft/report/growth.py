@@ -12,8 +12,8 @@ from weft.drawing.quantities import SPACE, distinct, figures
 from weft.report.simulator import Growth, Timed, growth, load_of
 
 ALONG = ("jobs", "nodes")
-# What tells orders apart: ink, Bokeh's and matplotlib's marker, and its symbols, filled and hollow. The largest cluster or
-# trace of an order is drawn filled and solid, the next one hollow and dashed.
+# What tells orders apart: ink, Bokeh's and matplotlib's marker, and its symbols, filled and hollow. The largest cluster
+# or trace of an order is drawn filled and solid, the next one hollow and dashed.
 STYLES = (
     ("ours", "circle", "o", "●○"),
     ("second", "square", "s", "■□"),
@@ -24,8 +24,8 @@ DASHES = (("solid", "-", "─"), ("dashed", "--", "┄"))
 MEANINGS = {
     "jobs": "Along the dotted line ten times the jobs take ten times as long. A slope of 1 is linear growth; above "
     "1, a job costs more the more jobs there are.",
-    "nodes": "The same jobs on more and more nodes. A flat line means that the engine skips nodes that have not changed; "
-    "the dotted line is the cost of visiting every node for every job.",
+    "nodes": "The same jobs on more and more nodes. A flat line means that the engine skips nodes that have not "
+    "changed; the dotted line is the cost of visiting every node for every job.",
 }
 
 
@@ -161,8 +161,8 @@ def _panel(axes: Any, along: str, found: Sequence[tuple[Growth, int, int]]) -> N
     for g, order, rank in found:
         ink, _, marker, _ = STYLES[order]
         axes.plot(
-            *zip(*g.points, strict=True), DASHES[rank][1], marker=marker, color=INK[ink], label=f"{g.name}: slope {g.told}",
-            markerfacecolor=INK["paper" if rank else ink],
+            *zip(*g.points, strict=True), DASHES[rank][1], marker=marker, color=INK[ink],
+            label=f"{g.name}: slope {g.told}", markerfacecolor=INK["paper" if rank else ink],
         )  # fmt: skip
     axes.plot(*linear(found[0][0], left, right), ":", color=INK["ink"], label="linear growth")
     axes.set(xlim=(left, right), ylim=(bottom, top))

@@ -1,4 +1,5 @@
-"""A family's table of kernels: its dispatch tables (``weft.operators.dispatch``), read with ``ast`` and never imported."""
+"""A family's table of kernels: its dispatch tables (``weft.operators.dispatch``), read with ``ast`` and never
+imported."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ def table(folder: Path) -> str:
     The direction is the name of the table, ``FORWARD`` say, behind the file's name where that is not ``dispatch.py``.
 
     Raises:
-        ValueError: there is no table, or a route cannot be read: it is no ``Route(...)``, no name of one, and no call of a
-            function that only returns some.
+        ValueError: there is no table, or a route cannot be read: it is no ``Route(...)``, no name of one, and no call
+            of a function that only returns some.
     """
     directions: dict[tuple[tuple[str, ...], ...], list[str]] = {}  # equal tables are shown once
     for path in sorted(folder.rglob("*.py"), key=lambda path: (path.name != "dispatch.py", path)):
@@ -43,7 +44,8 @@ def table(folder: Path) -> str:
 
 
 def _tables(path: Path) -> Iterator[tuple[str, Path, ast.Call]]:
-    """Name, file and call of each ``Dispatch(...)`` that a module assigns, itself or through a function that returns it."""
+    """Name, file and call of each ``Dispatch(...)`` that a module assigns, itself or through a function that returns
+    it."""
     for node in _parsed(path).body:
         if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
             continue
@@ -113,7 +115,8 @@ def _with_constants(path: Path, value: ast.expr) -> ast.expr:
 
 
 def _resolved(path: Path, value: ast.expr) -> Placed:
-    """What a name stands for, or what a call of a function returns, in its module or the module of weft it comes from."""
+    """What a name stands for, or what a call of a function returns, in its module or the module of weft it comes
+    from."""
     if isinstance(value, ast.Name) and (found := _definition(path, value.id)):
         file, node = found
         return _resolved(file, node.value) if isinstance(node, ast.Assign) else (path, value)

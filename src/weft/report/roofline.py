@@ -89,9 +89,9 @@ def roofline(measurements: Sequence[Measurement], ceilings: Sequence[Measurement
         f"{len(points)} points of {listing(operators)} under a memory roof of {si(memory, 'B/s')}"
         + "".join(f", {name} {si(value, 'FLOP/s')}" for name, value in roofs)
         + f". Highest: {best.operator} ({best.implementation}, {best.dtype}) at {si(rate(best), 'FLOP/s')}.",
-        "A kernel cannot exceed its roof. Below the slope it is memory-bound: more arithmetic would be free, fewer bytes "
-        "would make it faster. Below a flat part it is compute-bound. A point's distance to its roof is what there is to "
-        "gain.",
+        "A kernel cannot exceed its roof. Below the slope it is memory-bound: more arithmetic would be free, fewer "
+        "bytes would make it faster. Below a flat part it is compute-bound. A point's distance to its roof is what there "
+        "is to gain.",
         [
             *((MARKERS[markers[name]], name) for name in operators),
             ("filled", "weft"),

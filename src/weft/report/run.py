@@ -74,8 +74,8 @@ def run(device: str, note: Console, folder: Path) -> Path:
 
 
 def _compile_elsewhere() -> list[dict[str, Any]]:
-    """Compiles in another process, since this one interprets. Only two architectures, and without fp16, which compiles as
-    bf16 does; nothing where it takes more than four minutes."""
+    """Compiles in another process, since this one interprets. Only two architectures, and without fp16, which compiles
+    as bf16 does; nothing where it takes more than four minutes."""
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     with tempfile.TemporaryFile("w+") as file:
         command = [sys.executable, "-m", "weft", "compile-check", "--json", "--arch", "sm_80", "--arch", "sm_90"]

@@ -20,8 +20,9 @@ def section(scheduling: Mapping[str, Any], cpu: str) -> dict[str, Any]:
     """What the template shows of ``Contents.scheduling``; nothing where that is empty.
 
     Args:
-        scheduling: ``records``: lines of ``simulate.jsonl``; ``comparison``: ``cluster``, ``load``, ``seed`` and ``runs``, each
-            an object of ``weft simulate --json``; or ``lacking`` (what to install), or ``failed`` (why there is none).
+        scheduling: ``records``: lines of ``simulate.jsonl``; ``comparison``: ``cluster``, ``load``, ``seed`` and
+            ``runs``, each an object of ``weft simulate --json``; or ``lacking`` (what to install), or ``failed`` (why
+            there is none).
         cpu: this machine's; where it has no records those of the machine that was measured last are shown.
     """
     if not scheduling:
@@ -132,8 +133,8 @@ def _waits(runs: Sequence[Mapping[str, Any]]) -> Any:
         plot,
         "Stacked bars: " + "; ".join(f"{run['order']} {_row(run)['waited'] or 'no wait'}" for run in runs) + ".",
         "The length is a job's mean wait. “Priority”: the job fitted, but jobs ahead of it in the queue did not start; "
-        "skipping them or backfilling ends this. “Capacity”: too few GPUs were free; a policy only decides which jobs wait, "
-        "and the mean is lowest when a few long jobs wait instead of many short ones.",
+        "skipping them or backfilling ends this. “Capacity”: too few GPUs were free; a policy only decides which jobs "
+        "wait, and the mean is lowest when a few long jobs wait instead of many short ones.",
         [(WAITS.get(name, OTHER)[2], name) for name in reasons],
         {name: WAITS.get(name, OTHER)[0] for name in reasons},
     )

@@ -1,4 +1,5 @@
-"""How fast the cluster simulator is, from the records of ``python -m weft.cluster.speed``: tables, and how its time grows."""
+"""How fast the cluster simulator is, from the records of ``python -m weft.cluster.speed``: tables, and how its time
+grows."""
 
 from __future__ import annotations
 
@@ -125,8 +126,8 @@ def by_policy(timed: Iterable[Timed]) -> dict[str, dict[float, Timed]]:
 
 
 def speed(timed: Iterable[Timed]) -> tuple[str, list[float], list[tuple[str, list[str], str]]]:
-    """What the table of speeds shows: the largest size, the loads, and for each policy its CPU seconds at each load, which
-    name their size where it is another one, and the peak memory in MiB."""
+    """What the table of speeds shows: the largest size, the loads, and for each policy its CPU seconds at each load,
+    which name their size where it is another one, and the peak memory in MiB."""
     policies = by_policy(timed)
     every = [t for loads in policies.values() for t in loads.values()]
     if not every:

@@ -79,7 +79,8 @@ def _public(operator: str, module: ast.Module) -> ast.FunctionDef:
 
 
 def _declaration(name: str, function: ast.FunctionDef, module: ast.Module, imports: dict[str, set[str]]) -> str:
-    """``def name(…) -> …:`` with the first paragraph of the docstring; notes in ``imports`` what its annotations need."""
+    """``def name(…) -> …:`` with the first paragraph of the docstring; notes in ``imports`` what its annotations
+    need."""
     known = _imported(module)
     constants = _constants(module)
     every = function.args

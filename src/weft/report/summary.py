@@ -1,4 +1,5 @@
-"""All operators of a machine in one table: how close to the limit and to the best peer each comes, and where least close."""
+"""All operators of a machine in one table: how close to the limit and to the best peer each comes, and where least
+close."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ def summary_table(measurements: Iterable[Measurement], families: Mapping[str, st
     operators that were never timed.
 
     Args:
-        measurements: of one machine; the newest of each point counts. Teaching versions, wrong results and warm caches are
-            left out.
+        measurements: of one machine; the newest of each point counts. Teaching versions, wrong results and warm caches
+            are left out.
         families: family of each operator, whose page its row links to; records of other operators are left out.
     """
     timed = [
@@ -66,7 +67,8 @@ def _share(points: list[Measurement]) -> tuple[str, str]:
 
 
 def _ratio(points: list[tuple[Measurement, list[Measurement]]]) -> tuple[str, str]:
-    """Ratios of pairs within a run; where a peer was faster in an earlier run than all peers of that run, the lower counts."""
+    """Ratios of pairs within a run; where a peer was faster in an earlier run than all peers of that run, the lower
+    counts."""
     found = []
     for m, peers in points:
         if m.ratio_to_best_peer is not None:

@@ -72,8 +72,8 @@ def points_table(measurements: Iterable[Measurement]) -> str:
 
 
 def rungs_table(measurements: Iterable[Measurement]) -> str:
-    """One row for each point and step of a ladder: median time, gain over the step before, share of the ceiling, ratio to
-    the best peer with p20–p80.
+    """One row for each point and step of a ladder: median time, gain over the step before, share of the ceiling, ratio
+    to the best peer with p20–p80.
 
     Args:
         measurements: of one operator's teaching versions, one direction and machine; the newest of each point counts.
@@ -140,7 +140,8 @@ def ceilings_table(measurements: Iterable[Measurement]) -> str:
 
 
 def host_table(measurements: Iterable[Measurement]) -> str:
-    """What a call on a small input costs on the host in µs: one row for each operator, one column for each way to call it.
+    """What a call on a small input costs on the host in µs: one row for each operator, one column for each way to call
+    it.
 
     Args:
         measurements: of one machine, with the metric ``host time``.

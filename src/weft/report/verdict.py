@@ -104,7 +104,8 @@ def _peers(measured: Sequence[Measurement]) -> Tile:
 
 
 def candidates(measured: Sequence[Measurement]) -> list[Measurement]:
-    """Measurements for the closest and the least close: ours without teaching versions; all where ours were not timed."""
+    """Measurements for the closest and the least close: ours without teaching versions; all where ours were not
+    timed."""
     shares = [m for m in measured if known(m.share_of_ceiling) and not is_rung(m)]
     return [m for m in shares if m.ours] or shares
 
