@@ -122,9 +122,9 @@ class Product:
             patch.setattr(tile_sizes, "LEAST_SHARE", 1)
             patch.setattr(gemm, "multiprocessors", lambda device: case.clusters * case.cluster)
             self.plan = gemm.HopperPlan(
-                self.a, self.b, case.out, *counts, case.scales == "blocks", case.two_levels, case.biased,
-                case.activation, amax=case.amax, residual=self.residual if case.residual else None,
-                up=self.up if case.gated else None,
+                self.a, self.b, case.out,
+                gemm.Epilogue(*counts, case.scales == "blocks", case.biased, case.activation, case.amax),
+                case.two_levels, residual=self.residual if case.residual else None, up=self.up if case.gated else None,
             )  # fmt: skip
 
         assert bool(self.plan.parts) == case.stream

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from weft.operators.configs import bucket
 from weft.operators.launch import Plan
@@ -31,3 +33,29 @@ def plan(parts: int, n: int, sets: int = 1) -> Plan:
     block = 1024 if n > WIDE else 64 if n >= 16384 else 32 if n >= 4096 else 16
     rows = min(max(bucket(parts), 1 if n > WIDE else 16), 8192 // block)
     return Plan(sum_partials, (triton.cdiv(n, block), sets), (parts, n), {"ROWS": rows, "BLOCK": block}, 8)
+
+
+class SplitPlan:
+    """A product whose sums over K are divided among programs: ``products`` into fp32 [split, elements], then their sum. Call it
+    with the operands and the result, which comes last."""
+
+    def __init__(self, products: Plan, split: int, elements: int):
+        self.products, self.shape = products, (split, elements)
+        self.total = plan(split, elements)
+
+    def __call__(self, *tensors: Tensor) -> None:
+        *operands, y = tensors
+        parts = torch.empty(self.shape, dtype=torch.float32, device=y.device)
+        self.products(*operands, parts)
+        self.total(parts, y)
+
+
+def in_parts(products: Plan, split: int, elements: int) -> Plan | SplitPlan:
+    """The launches of a product with ``elements`` results, of which each is split into so many sums."""
+    return products if split == 1 else SplitPlan(products, split, elements)
+
+
+def parts_of(wanted: int, steps: int) -> int:
+    """How many parts of whole steps a sum has, at most ``wanted``, none of them empty."""
+    each = -(-steps // max(min(wanted, steps), 1))
+    return max(-(-steps // max(each, 1)), 1)

@@ -44,7 +44,7 @@ def test_each_set_of_addresses_gets_maps_of_its_own(monkeypatch):
     monkeypatch.setattr(gemm.CudaPlan, "__call__", lambda plan, *tensors: launched.append((plan, tensors)))
     a, b, up, c, r = (torch.empty(64, 64, dtype=BF16).as_subclass(OnGpu) for _ in range(5))
     bias, amax = torch.empty(128, dtype=BF16), torch.zeros(1)
-    made = gemm.HopperPlan(a, b, biased=True, activation="SILU", residual=r, up=up, amax=True)
+    made = gemm.HopperPlan(a, b, None, gemm.Epilogue(biased=True, activation="SILU", amax=True), residual=r, up=up)
     assert made.launch.expression.endswith("false, true, SILU, true, true, true, false>")
     for beta in (1.0, 2.0, 1.0):
         made(a, b, c, bias=bias, residual=r, up=up, amax=amax, beta=beta)
@@ -107,7 +107,7 @@ def test_what_does_not_go_with_a_product_is_declined_in_words():
             gemm.HopperPlan(a, b, **what)
     whole = torch.empty(64, 64, dtype=INT8, device="meta")
     with pytest.raises(Declined, match="sums alone"):
-        gemm.HopperPlan(whole, whole.t(), torch.int32, biased=True)
+        gemm.HopperPlan(whole, whole.t(), torch.int32, gemm.Epilogue(biased=True))
 
 
 @pytest.mark.parametrize(

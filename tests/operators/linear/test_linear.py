@@ -15,11 +15,13 @@ from hopper_on_cpu import encode_tiled  # noqa: E402
 from weft import ops, registry  # noqa: E402
 from weft.operators.hopper import gemm, tensor_maps  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.linear import linear_calls  # noqa: E402
-from weft.operators.linear.linear_activations import ACTIVATIONS  # noqa: E402
-from weft.operators.linear.linear_definition import reference  # noqa: E402
+from weft.operators.linear import dispatch, kernels  # noqa: E402
+from weft.operators.linear.activations import ACTIVATIONS  # noqa: E402
+from weft.operators.linear.dispatch import LinearCall  # noqa: E402
+from weft.operators.linear.linear import call as arguments  # noqa: E402
+from weft.operators.linear.reference import reference  # noqa: E402
 
-pytestmark = pytest.mark.device
+pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 NAMES = (None, *ACTIVATIONS)
 BF16 = torch.bfloat16
 
@@ -91,20 +93,26 @@ def test_of_a_weight_stored_by_columns_so_is_the_gradient():
 # ---- Hopper's main loop ----------------------------------------------------------------------------------------------
 
 
-def plain_launch(x, weight, bias, residual, activation, y):
-    y.copy_(reference(x, weight, bias, residual, activation=activation))
-
-
 @pytest.mark.parametrize("activation", NAMES)
 @pytest.mark.parametrize(("m", "added"), [(6, False), (6, True), (0, False)])
 def test_on_hopper_what_is_kept_is_a_product_of_its_own(monkeypatch, activation, m, added):
-    """Its launches are played by PyTorch; the element-wise kernels are their own."""
-    monkeypatch.setattr(linear_calls, "launch_on_hopper", plain_launch)
-    way = linear_calls.HOPPER._replace(product=torch.mm)
+    """PyTorch emulates the main loop's launches; the element-wise kernels are their own."""
+
+    class MainLoop:
+        @staticmethod
+        def of(tensors, biased, added, activation):
+            def launch(x, weight, bias, residual, y, pre):
+                others = (bias if biased else None, residual if added else None)
+                y.copy_(reference(x, weight, *others, activation=activation))
+
+            return launch
+
+    monkeypatch.setattr(dispatch.FORWARD, "kernel", lambda name: MainLoop)
+    monkeypatch.setattr(dispatch, "product", torch.mm)
     x, weight, bias = random(m, 8), random(rows(16, activation), 8, seed=1), random(rows(16, activation), seed=2)
     leaves = [t.requires_grad_() for t in (x, weight, bias, *([random(m, 16, seed=3)] if added else []))]
     call = (*leaves, *([] if added else [None]))
-    y, dy = linear_calls.Linear.apply(*call, activation, way), random(m, 16, seed=4)
+    y, dy = dispatch.Linear.apply(*call, activation, "cuda"), random(m, 16, seed=4)
     want = reference(*call, activation=activation)
     torch.testing.assert_close(y, want)
     for got, expected in zip(torch.autograd.grad(y, leaves, dy), torch.autograd.grad(want, leaves, dy), strict=True):
@@ -125,16 +133,16 @@ def test_a_launch_on_hopper_maps_both_halves_of_the_weight(monkeypatch, stored):
     weight = torch.empty(128, 64, dtype=BF16) if stored == "rows" else torch.empty(64, 128, dtype=BF16).t()
     x, residual, y, bias = (torch.empty(s, dtype=BF16) for s in ((8, 64), (8, 64), (8, 64), (128,)))
     x, weight, residual, y, bias = (t.as_subclass(OnGpu) for t in (x, weight, residual, y, bias))
-    made = linear_calls.HopperLaunch(x, weight, residual, "geglu_tanh", True, True)
+    made = dispatch.HopperLaunch(LinearCall(*arguments(x, weight, bias, residual, "geglu_tanh")))
     assert "true, GELU_TANH, true, true, false" in made.plan.launch.expression  # bias, residual, gate, no amax
-    made(x, weight, bias, residual, y)
+    made(x, weight, bias, residual, y, y)
     plan, tensors = launched[0]
     half = 64 * weight.stride(0) * 2
     assert [m.opaque[0] for m in plan.scalars[:5]] == [
         t.data_ptr() + more for t, more in ((x, 0), (weight, 0), (weight, half), (residual, 0), (y, 0))
     ]
     assert tensors[2].data_ptr() == bias.data_ptr()
-    plain = linear_calls.HopperLaunch(x, weight[:64], x, None, False, False)
+    plain = dispatch.HopperLaunch(LinearCall(*arguments(x, weight[:64], None, None, None)))
     assert "false, NONE, false, false, false" in plain.plan.launch.expression
 
 
@@ -146,24 +154,78 @@ def meta(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
     ("sm", "call", "named", "taken", "why"),
     [
         (90, (meta(8, 8, 4096), meta(128, 4096)), {}, "torch", "skinny_matmul"),
-        (90, (meta(96, 4096), meta(128, 4096)), {}, "cuda", "TMA"),
-        (90, (meta(8, 64, 4096), meta(128, 4096), meta(128)), {"activation": "swiglu"}, "cuda", "TMA"),
+        (90, (meta(96, 4096), meta(128, 4096)), {}, "cuda", ""),
+        (90, (meta(8, 64, 4096), meta(128, 4096), meta(128)), {"activation": "swiglu"}, "cuda", ""),
         (90, (meta(96, 4096), meta(130, 4096)), {}, "torch", "16 bytes"),
         (90, (meta(96, 1000), meta(130, 1000)), {}, "triton", "16 bytes"),
-        (90, (meta(96, 4096), meta(144, 4096)), {"activation": "reglu"}, "cuda", "TMA"),
+        (90, (meta(96, 4096), meta(144, 4096)), {"activation": "reglu"}, "cuda", ""),
         (90, (meta(96, 4096), meta(136, 4096)), {"activation": "reglu"}, "torch", "68 elements"),
         (90, (meta(96, 4096), meta(128, 4096), meta(256)[::2]), {}, "torch", "gaps"),
         (90, (meta(96, 4096), meta(128, 4096), None, meta(96, 256)[:, ::2]), {}, "torch", "'residual'"),
-        (90, (meta(96, 64, dtype=torch.float32), meta(128, 64, dtype=torch.float32)), {}, "torch", "fp32"),
-        (80, (meta(96, 4096), meta(128, 4096)), {}, "torch", "architecture"),
-        (80, (meta(96, 512), meta(128, 512)), {}, "triton", "architecture"),
-        (90, (meta(0, 512), meta(128, 512)), {}, "torch", "empty"),
+        (90, (meta(96, 64, dtype=torch.float32), meta(128, 64, dtype=torch.float32)), {}, "torch", "float32"),
+        (80, (meta(96, 4096), meta(128, 4096)), {}, "torch", "sm_80"),
+        (80, (meta(96, 512), meta(128, 512)), {}, "triton", "sm_80"),
+        (90, (meta(0, 512), meta(128, 512)), {}, "torch", None),
     ],
 )
 def test_which_implementation_is_taken(sm, call, named, taken, why):
+    """``why``: what Hopper's main loop says against the call."""
     with compiling_for(sm, lambda *kernel: None):
-        found = ops.explain("linear", *call, **named)
-    assert found.implementation == taken and why in found.reason
+        for direction in ("forward", "backward"):
+            assert ops.explain("linear", *call, **named, direction=direction).implementation == taken
+        if why not in (None, "skinny_matmul"):
+            call = (*call, *(None,) * (4 - len(call)))
+            against = dispatch.hopper_unsupported(LinearCall(*arguments(*call, named.get("activation"))))
+            assert why in against and bool(why) == bool(against)
+
+
+# ---- Triton, by descriptors ------------------------------------------------------------------------------------------
+
+
+def stored(rows: int, columns: int, across: bool, seed: int = 0) -> torch.Tensor:
+    """A matrix [rows, columns] whose rows are contiguous, or, ``across``, its columns."""
+    t = random(*((columns, rows) if across else (rows, columns)), seed=seed, dtype=torch.float16)
+    return t.t() if across else t
+
+
+@pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
+@pytest.mark.parametrize("m, n, k", [(32, 64, 32), (40, 72, 88), (136, 40, 104)])
+@pytest.mark.parametrize("activation", [None, "gelu", "swiglu"])
+def test_a_linear_layer_by_descriptors_is_the_reference(layout, m, n, k, activation):
+    x, weight = stored(m, k, layout[0] == "T"), stored(rows(n, activation), k, layout[1] == "N", seed=1)
+    bias, residual = (stored(1, len(weight), False, seed=2)[0] for _ in range(2))
+    residual = residual[:n].expand(m, n)  # any strides
+    if DEVICE != "cpu" and not kernels.descriptors_fit(x, weight):
+        pytest.skip("another kernel's GPU")
+    for added, keep in ((True, True), (False, False)):
+        y = torch.full((m, n), torch.nan, dtype=x.dtype, device=DEVICE)
+        pre = torch.full((m, len(weight)), torch.nan, dtype=x.dtype, device=DEVICE)
+        call = LinearCall(x, weight, bias, residual, True, added, activation, keep)
+        dispatch.descriptor_launch(call)(x, weight, bias, residual, y, pre)
+        expected = reference(
+            *(t.float() for t in (x, weight, bias)), residual.float() if added else None, activation=activation
+        )
+        torch.testing.assert_close(y.float(), expected, rtol=4e-3, atol=2e-2)
+        if keep:
+            torch.testing.assert_close(pre.float(), x.float() @ weight.float().t() + bias.float(), rtol=2e-3, atol=2e-2)
+        else:
+            assert pre.isnan().all()
+
+
+def test_which_linear_layers_go_by_descriptors():
+    def kernel(x: torch.Tensor, weight: torch.Tensor, sm: int = 90) -> object:
+        with compiling_for(sm, lambda *compiled: None):
+            return dispatch.FORWARD.kernel("triton").of((x, weight, x, x), False, False, "gelu").kernel
+
+    x, weight = meta(4096, 512), meta(8192, 512)
+    assert kernel(x, weight) is kernels.linear_descriptors
+    for others in (
+        (x, weight, 89),
+        (x.float(), weight.float()),
+        (meta(8, 0), meta(8, 0)),
+        (meta(64, 516)[:, :512], weight),
+    ):
+        assert kernel(*others) is kernels.linear_tiled
 
 
 # ---- wrong arguments -------------------------------------------------------------------------------------------------

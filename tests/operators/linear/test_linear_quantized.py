@@ -16,8 +16,10 @@ from hopper_on_cpu import encode_tiled  # noqa: E402
 from weft import ops, registry  # noqa: E402
 from weft.operators.hopper import gemm, tensor_maps  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
+from weft.operators.linear import dispatch, kernels  # noqa: E402
 from weft.operators.linear import linear_quantized as module  # noqa: E402
-from weft.operators.linear.linear_definition import reference  # noqa: E402
+from weft.operators.linear.dispatch import QUANTIZED, HopperLaunch, QuantizedCall, QuantizedLaunch  # noqa: E402
+from weft.operators.linear.reference import reference  # noqa: E402
 from weft.operators.quantization.formats import format_of  # noqa: E402
 from weft.operators.quantization.quantize import reference as quantized  # noqa: E402
 
@@ -76,14 +78,18 @@ def test_leading_dimensions_are_rows_and_nothing_wants_a_gradient():
 
 
 @pytest.mark.parametrize("activation", [None, "silu", "geglu"])
-def test_on_hopper_codes_are_made_of_the_main_loops_result(monkeypatch, activation):
-    def launch(self, x, weight, bias, scale, y, amax):
-        y.copy_(reference(x, weight, bias, activation=activation))
-        amax.copy_(y.abs().max())
+def test_codes_are_made_of_the_main_loops_result_in_a_second_launch(monkeypatch, activation):
+    class MainLoop:
+        def __init__(self, call, out=None, *, amax=False):
+            self.n, self.biased = len(call.weight) // 2 if call.activation.gated else 0, True
 
-    monkeypatch.setattr(module, "hopper_declines", lambda *call: "")
-    monkeypatch.setattr(module.HopperWithAmax, "__init__", lambda self, *call: None)
-    monkeypatch.setattr(module.HopperWithAmax, "__call__", launch)
+        def plan(self, x, gate, y, scale, *, bias, up, amax):
+            whole = gate if up is None else torch.cat([gate, up])
+            y.copy_(reference(x, whole, bias, activation=activation))
+            amax.copy_(y.abs().max())
+
+    monkeypatch.setattr(HopperLaunch, "__init__", MainLoop.__init__)
+    monkeypatch.setattr(HopperLaunch, "plan", MainLoop.plan, raising=False)
     x, weight, bias, scale = (
         random(6, 8),
         random(32, 8, seed=1),
@@ -91,24 +97,45 @@ def test_on_hopper_codes_are_made_of_the_main_loops_result(monkeypatch, activati
         torch.full((1,), 0.05, device=DEVICE),
     )
     for dtype in DTYPES:
-        call: dict = {"scale": scale, "dtype": dtype, "activation": activation}
-        got, want = module.linear_quantized_apart(x, weight, bias, **call), module.usual(x, weight, bias, **call)
-        assert (got[0].float() - want[0].float()).abs().max() <= 0.07 * want[0].float().abs().max()
-        torch.testing.assert_close(got[1], want[1])
+        want = module.usual(x, weight, bias, scale=scale, dtype=dtype, activation=activation)
+        q, amax = torch.empty(want[0].shape, dtype=torch.uint8, device=DEVICE), torch.zeros(1, device=DEVICE)
+        call = QuantizedCall(x, weight, bias, scale, True, activation, dtype)
+        QuantizedLaunch(call, codes=False)(x, weight, bias, scale, q, amax)
+        assert (q.view(dtype).float() - want[0].float()).abs().max() <= 0.07 * want[0].float().abs().max()
+        torch.testing.assert_close(amax, want[1])
+
+
+@pytest.mark.parametrize("activation", [None, "swiglu"])
+def test_codes_of_a_linear_layer_by_descriptors(activation):
+    """Ragged tiles with a bias: what lies past the edge is no value, and the largest one is of those within it."""
+    m, n, k = 40, 72, 88
+    x, weight = random(m, k).half() / 64, random(2 * n if activation else n, k, seed=1).half() / 64
+    bias, scale = random(len(weight), seed=2).half(), torch.full((), 0.05, device=DEVICE)
+    if DEVICE != "cpu" and not kernels.descriptors_fit(x, weight):
+        pytest.skip("another kernel's GPU")
+    q, amax = torch.zeros(m, n, dtype=torch.uint8, device=DEVICE), torch.zeros((), device=DEVICE)
+    call = QuantizedCall(x, weight, bias, scale, True, activation, torch.int8)
+    dispatch.quantized_descriptor_launch(call)(x, weight, bias, scale, q, amax)
+    y = reference(x.float(), weight.float(), bias.float(), None, activation=activation)
+    torch.testing.assert_close(amax, y.abs().max(), rtol=2e-3, atol=2e-3)
+    assert (q.view(torch.int8).float() - (y / 0.05).round().clamp(-127, 127)).abs().max() <= 1
 
 
 def test_a_launch_on_hopper_has_amax_and_both_halves():
     x, weight = (torch.empty(s, dtype=torch.bfloat16, device="meta") for s in ((8, 64), (128, 64)))
+    scale, narrow = torch.empty(1, device="meta"), weight[:72]
+
+    def expression(activation, biased):
+        call = QuantizedCall(x, weight, weight[:, 0].contiguous(), scale, biased, activation, torch.int8)
+        return QuantizedLaunch(call, codes=False).plan.launch.expression
+
     with compiling_for(90, lambda *kernel: None):
-        made = module.HopperWithAmax(x, weight, "reglu", True, False).plan.launch
-        assert "true, RELU, false, true, true" in made.expression
-        made = module.HopperWithAmax(x, weight, None, False, False).plan.launch
-        assert "false, NONE, false, false, true" in made.expression
-        scale, narrow = torch.empty(1, device="meta"), weight[:72]
+        assert "true, RELU, false, true, true" in expression("reglu", True)
+        assert "false, NONE, false, false, true" in expression(None, False)
         for w, dtype, taken in (
             (weight, DTYPES[0], "cuda"),
-            (weight, torch.int8, "cuda-apart"),
-            (narrow, DTYPES[0], "cuda-apart"),
+            (weight, torch.int8, "cuda-unfused"),
+            (narrow, DTYPES[0], "cuda-unfused"),
         ):
             assert ops.explain("linear_quantized", x, w, scale=scale, dtype=dtype).implementation == taken
 
@@ -119,8 +146,8 @@ def test_the_main_loop_leaves_codes_of_a_scale(monkeypatch):
     monkeypatch.setattr(tensor_maps, "_encode_tiled", lambda: encode_tiled)
     monkeypatch.setattr(gemm.CudaPlan, "__call__", lambda plan, *tensors: launched.append((plan, tensors)))
     x, weight, bias = (torch.empty(s, dtype=torch.float16).as_subclass(OnGpu) for s in ((8, 64), (256, 64), (256,)))
-    scale, amax, q = torch.ones(1), torch.zeros(1), torch.empty(8, 128, dtype=torch.float8_e4m3fn).as_subclass(OnGpu)
-    made = module.HopperWithAmax(x, weight, "swiglu", True, True)
+    scale, amax, q = torch.ones(1), torch.zeros(1), torch.empty(8, 128, dtype=torch.uint8).as_subclass(OnGpu)
+    made = QuantizedLaunch(QuantizedCall(x, weight, bias, scale, True, "swiglu", DTYPES[0]), codes=True)
     assert made.plan.launch.expression.startswith("matmul_hopper<fp16, e4m3, 256, ")
     assert made.plan.launch.expression.endswith("true, SILU_FAST, false, true, true, false, false, false, fp16>")
     made(x, weight, bias, scale, q, amax)
@@ -128,11 +155,10 @@ def test_the_main_loop_leaves_codes_of_a_scale(monkeypatch):
     *_, of_c, shape, _ = plan.scalars
     assert [t.data_ptr() for t in (tensors[0], tensors[2], tensors[3])] == [t.data_ptr() for t in (scale, bias, amax)]
     assert of_c.opaque[0] == q.data_ptr() and shape.n == 128
-    monkeypatch.setattr(module, "rows_of", lambda x: ())
-    with pytest.raises(NotImplementedError, match="float8_e4m3fn"):
-        module.linear_quantized_hopper(x, weight, scale=scale, dtype=torch.int8)
-    with pytest.raises(NotImplementedError, match="72 elements"):
-        module.linear_quantized_hopper(x, weight[:72], scale=scale)
+    with compiling_for(90, lambda *kernel: None):
+        for w, dtype, words in ((weight, torch.int8, "float8_e4m3fn"), (weight[:72], DTYPES[0], "72 elements")):
+            with pytest.raises(NotImplementedError, match=words):
+                QUANTIZED.kernel("cuda").of((x, w, x, scale), False, None, dtype)
 
 
 class OnGpu(torch.Tensor):

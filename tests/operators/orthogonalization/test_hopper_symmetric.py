@@ -249,7 +249,7 @@ def test_what_does_not_go_with_a_mirror_image_is_declined_in_words():
     )
     for words, operands, options in (
         ("symmetric product of 64 × 32", (a, a[:, :32]), {"symmetric": config}),
-        ("with scales, a bias", (a, a), {"symmetric": config, "biased": True}),
+        ("with scales, a bias", (a, a), {"symmetric": config, "epilogue": gemm.Epilogue(biased=True)}),
         ("in torch.float32", (a, a, torch.float32), {"symmetric": config}),
         ("a second residual", (a, a), {"residual": a, "second": a}),
         ("a residual", (a, a), {"residual": a, "second": a.half(), "symmetric": config}),

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.operators.launch import INTERPRETING, Plan, multiprocessors, target_sm
-from weft.operators.matmul.descriptor_kernels import DescriptorPlan
+from weft.operators.linear.kernels import DescriptorPlan
 
 
 @triton.jit

@@ -25,7 +25,7 @@ from weft.operators.hopper.tile_sizes import (
     streamed,
     triangle,
 )
-from weft.operators.launch import Plans, multiprocessors
+from weft.operators.launch import multiprocessors
 
 SOURCE = Path(__file__).parent / "gemm.cu"
 TYPES = {
@@ -103,6 +103,30 @@ def flags_of(device: torch.device, count: int) -> Tensor:
     return found
 
 
+@dataclasses.dataclass(frozen=True)
+class Epilogue:
+    """What is done to the sums of a product while they are in registers; tensors that it reads come with a call.
+
+    Args:
+        a_scales, b_scales: how many fp32 scales there are: none, one, or as many as a has rows and b columns.
+        blocks: the scales are of blocks instead: [M, K / 128] and [N / 128, K / 128], contiguous; of 8-bit operands.
+        biased: whether there is a bias [N] of C's dtype; with codes, of a's.
+        activation: one of ``ACTIVATIONS``.
+        amax: whether the largest |c|, before it is rounded, is wanted.
+    """
+
+    a_scales: int = 0
+    b_scales: int = 0
+    blocks: bool = False
+    biased: bool = False
+    activation: str = "NONE"
+    amax: bool = False
+
+    @property
+    def sums_alone(self) -> bool:
+        return not (self.a_scales or self.b_scales or self.biased or self.amax) and self.activation == "NONE"
+
+
 class HopperPlan:
     """The launch of C = act(alpha · scale · A·B + bias) + beta · R into a row-major C, or, with a matrix ``up`` beside B, of
     act(gate) · up + beta · R, where gate and up are products of A with B and with ``up``.
@@ -111,16 +135,12 @@ class HopperPlan:
         a, b: [M, K] and [K, N], or [matrices, M, K] and [matrices, K, N]; fp32 is rounded towards zero to tf32.
         out_dtype: of C; by default that of a. int32 for int8 operands without any of what follows; float8_e4m3fn for
             16-bit ones: codes of a scale, which is ``a_scale`` of a call (a_scales stays 0), without scales and a residual.
-        a_scales, b_scales: how many fp32 scales there are: none, one, or as many as a has rows and b columns.
-        blocks: the scales are of blocks instead: [M, K / 128] and [N / 128, K / 128], contiguous; of 8-bit operands.
+        epilogue: scales, bias, activation and largest value. With ``up`` scales of columns and the bias have 2N elements, those
+            of up last; a single b_scale is two.
         two_levels: stages of K are added up in fp32, not in the tensor cores' accumulator of about 14 bits; of 8-bit operands.
-        biased: whether there is a bias [N] of C's dtype; with codes, of a's.
-        activation: one of ``ACTIVATIONS``.
         residual: a matrix of R's form, which is C's shape and dtype (or the other 16-bit float's), with contiguous rows; it may
             be C.
-        up: a matrix like b (the other half of one weight [K, 2N], say). Scales of columns and the bias then have 2N elements,
-            those of up last; a single b_scale is two.
-        amax: whether the largest |c|, before it is rounded, is wanted.
+        up: a matrix like b (the other half of one weight [K, 2N], say).
         symmetric: the configuration of a launch that computes the lower triangle of C and mirrors it: C, square, of
             16-bit floats, must be symmetric, and so must the residual be. Not with scales, a bias, an activation, up or amax.
         second: another matrix of the residual's form, with a factor gamma.
@@ -134,16 +154,11 @@ class HopperPlan:
         a: Tensor,
         b: Tensor,
         out_dtype: torch.dtype | None = None,
-        a_scales: int = 0,
-        b_scales: int = 0,
-        blocks: bool = False,
+        epilogue: Epilogue = Epilogue(),
         two_levels: bool = False,
-        biased: bool = False,
-        activation: str = "NONE",
         *,
         residual: Tensor | None = None,
         up: Tensor | None = None,
-        amax: bool = False,
         symmetric: Config | None = None,
         second: Tensor | None = None,
     ):
@@ -165,25 +180,24 @@ class HopperPlan:
                 raise Declined(f"a residual {list(r.shape)} of {r.dtype} for {list(out.shape)} of {out_dtype}")
             if reason := map_why_not("residual", r, out_dtype.itemsize, False):
                 raise Declined(reason)
-        parts = (residual is not None, up is not None, amax)
-        if symmetric is not None and (
-            m != n or a_scales or b_scales or biased or activation != "NONE" or any(parts[1:])
-        ):
+        parts = (residual is not None, up is not None, epilogue.amax)
+        if symmetric is not None and (m != n or up is not None or not epilogue.sums_alone):
             raise Declined(f"a symmetric product of {m} × {n} with scales, a bias, an activation, a gate or amax")
         if symmetric is not None and out_dtype not in SIXTEEN_BITS:
             raise Declined(f"a symmetric product in {out_dtype}; the mirror image is of 16-bit floats")
         if second is not None and (symmetric is None or residual is None):
             raise Declined("a second residual, which goes with a first one of a symmetric product")
-        if out_dtype == torch.int32 and (a_scales or b_scales or biased or activation != "NONE" or any(parts)):
+        if out_dtype == torch.int32 and (any(parts) or not epilogue.sums_alone):
             raise Declined(
                 "a result in int32 with scales, a bias, an activation, a residual, a gate or amax; it is of sums alone"
             )
         codes = out_dtype == torch.float8_e4m3fn
-        if codes and (a_scales or b_scales or residual is not None):
+        scaled = epilogue.a_scales > 0 or epilogue.b_scales > 0
+        if codes and (scaled or residual is not None):
             raise Declined("codes of 8 bits with scales of operands or a residual")
         a_across, b_across = across(a, -1), across(b, -2)
         layout = ("T" if a_across else "N") + ("N" if b_across else "T") + ("" if up is None else "G")
-        two_levels = two_levels or blocks
+        two_levels = two_levels or epilogue.blocks
         name = DTYPE_NAMES.get(a.dtype, TYPES[a.dtype])
         c = symmetric or configuration(a.device, name, layout, two_levels, out_dtype.itemsize, m, n, k, matrices)
         columns, cluster, depth = c["COLUMNS"], c["CLUSTER"], LINE // a.element_size()
@@ -201,8 +215,8 @@ class HopperPlan:
             of_c,
         )
         flags = ", ".join(str(f).lower() for f in (a_across, b_across))
-        scales = "SCALED_BY_BLOCK" if blocks else "SCALED" if a_scales else "UNSCALED"
-        end = f"{str(two_levels).lower()}, {str(biased).lower()}"
+        scales = "SCALED_BY_BLOCK" if epilogue.blocks else "SCALED" if epilogue.a_scales else "UNSCALED"
+        end = f"{str(two_levels).lower()}, {str(epilogue.biased).lower()}, {epilogue.activation}"
         tiles = -(-m // (ROWS * cluster)) * -(-n // width) * matrices
         if symmetric is not None:
             tiles = triangle(m, columns, cluster) * matrices
@@ -217,11 +231,11 @@ class HopperPlan:
         elif symmetric is not None or added != out_dtype:
             last += f", {str(symmetric is not None).lower()}, {str(second is not None).lower()}, {TYPES[added]}"
         types = f"{TYPES[a.dtype]}, {TYPES[out_dtype]}"
-        kernel = f"matmul_hopper<{types}, {columns}, {c['STAGES']}, {cluster}, {flags}, {scales}, {end}, {activation}, {last}>"
+        kernel = f"matmul_hopper<{types}, {columns}, {c['STAGES']}, {cluster}, {flags}, {scales}, {end}, {last}>"
         shared = shared_bytes(c, out_dtype.itemsize, up is not None, symmetric is not None)
         self.launch = CudaPlan(SOURCE, kernel, (grid, 1), THREADS, (), cluster, shared)
         self.shape = Shape(m, n, k, matrices, c["GROUP"], count, *divmod(count * stages, max(clusters, 1)))
-        self.scales = (a_scales, b_scales)
+        self.scales = (epilogue.a_scales, epilogue.b_scales)
         self.known: dict[tuple[Any, ...], CudaPlan] = {}
 
     def __call__(
@@ -284,6 +298,3 @@ class HopperPlan:
         read = self.shape.k > 0  # else no map can be made of a, b and up, and none is looked at
         of_a, of_b, of_up = (of(t) if read else of_c for of, t in zip(self.maps, (a, b, up), strict=False))
         return (of_a, of_b, of_up, self.maps[3](residual), of_c, *numbers)
-
-
-plans = Plans(HopperPlan)

@@ -11,47 +11,31 @@ from typing import Any
 import torch
 from torch import Tensor, dtype  # a name alone, as the stubs want annotations
 
-from weft.definition import Declined, Operator, Tolerance
-from weft.operators import peers
-from weft.operators.call import Choice, cast_for_products, check_device, check_tensor, guarded, rows_of
-from weft.operators.hopper.gemm import HopperPlan
-from weft.operators.launch import Plans, target_sm
-from weft.operators.linear import linear_activations
-from weft.operators.linear.linear import COPY, NOT_HOPPER, check, flat, handed_over, without_hopper
-from weft.operators.linear.linear_calls import hopper_declines
-from weft.operators.linear.linear_quantized_definition import (
-    E4M3,
-    MUTANTS,
-    NAMES,
-    OPTIONS,
-    WORKLOADS,
-    Quantized,
-    cost,
-    inputs,
-    reference,
-    usual,
-)
-from weft.operators.linear.linear_quantized_kernels import plans
-from weft.operators.matmul.matmul import default_precision
-from weft.operators.quantization.dispatch import QUANTIZE
-from weft.operators.quantization.formats import FORMATS, Scheme, format_of
+from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
+from weft.operators import mutants, peers
+from weft.operators.call import Choice, cast_for_products, guarded
+from weft.operators.launch import Plans
+from weft.operators.linear import activations
+from weft.operators.linear import reference as linear
+from weft.operators.linear.dispatch import QUANTIZED
+from weft.operators.linear.reference import E4M3, NAMES
+from weft.operators.matmul.dispatch import default_precision
+from weft.operators.quantization.formats import FORMATS, format_of, inverse_of, rounded
+from weft.operators.random_inputs import LAYOUTS, VALUES
 
-DTYPES = tuple(FORMATS[name].dtype for name in NAMES)
+# ---- definition ------------------------------------------------------------------------------------------------------
 
-# ---- implementations -------------------------------------------------------------------------------------------------
+Quantized = tuple[Tensor, Tensor]  # codes, the largest |y|
+OPTIONS = {
+    **{name: linear.OPTIONS[name] for name in ("activation", "layout")},
+    "plus": ("bias", "none"),
+    "format": NAMES,
+    "memory": LAYOUTS,
+    "values": VALUES,
+}
 
 
-def results(x: Tensor, weight: Tensor, activation: str | None) -> tuple[Tensor, Tensor]:
-    """Room for codes (as bytes), and a zero."""
-    n = weight.shape[0] // (2 if linear_activations.of(activation).gated else 1)
-    return (
-        torch.empty((*x.shape[:-1], n), dtype=torch.uint8, device=x.device),
-        torch.zeros(1, dtype=torch.float32, device=x.device),
-    )
-
-
-@torch.no_grad()
-def linear_quantized_triton(
+def reference(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -60,48 +44,10 @@ def linear_quantized_triton(
     dtype: torch.dtype = E4M3,
     activation: str | None = None,
 ) -> Quantized:
-    if rows_of(x) is None:
-        raise Declined(COPY)
-    q, amax = results(x, weight, activation)
-    if q.numel():
-        call = (flat(x), weight, x if bias is None else bias)
-        ready = plans.of(call, activation, bias is not None, format_of(dtype), default_precision())
-        ready(*call, scale, q, amax.view(torch.int32))
-    return q.view(dtype), amax
+    return _quantized(linear.reference(x, weight, bias, activation=activation), scale, dtype)
 
 
-class HopperWithAmax:
-    """The main loop's launch with the largest |y| before it is rounded; y in x's dtype, or codes in e4m3."""
-
-    def __init__(self, x: Tensor, weight: Tensor, activation: str | None, biased: bool, codes: bool):
-        chosen = linear_activations.of(activation)
-        self.n = weight.shape[0] // 2 if chosen.gated else 0
-        gate, up = self.halves(weight)
-        self.plan = HopperPlan(
-            x,
-            gate.t(),
-            E4M3 if codes else None,
-            biased=biased,
-            activation=chosen.on_hopper,
-            up=None if up is None else up.t(),
-            amax=True,
-        )
-
-    def halves(self, weight: Tensor) -> tuple[Tensor, Tensor | None]:
-        return (weight[: self.n], weight[self.n :]) if self.n else (weight, None)
-
-    def __call__(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None, y: Tensor, amax: Tensor
-    ) -> None:
-        gate, up = self.halves(weight)
-        self.plan(x, gate, y, scale, bias=bias, up=up, amax=amax)
-
-
-hopper_plans = Plans(HopperWithAmax)
-
-
-@torch.no_grad()
-def linear_quantized_hopper(
+def usual(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -110,46 +56,102 @@ def linear_quantized_hopper(
     dtype: torch.dtype = E4M3,
     activation: str | None = None,
 ) -> Quantized:
-    """One launch, which leaves codes in e4m3."""
-    if dtype != E4M3:
-        raise Declined(f"codes in {dtype}; the main loop leaves float8_e4m3fn")
-    if rows_of(x) is None:
-        raise Declined(COPY)
-    matrix = flat(x)
-    if reason := hopper_declines(matrix, weight, bias, None, activation, E4M3):
-        raise Declined(reason)
-    q, amax = results(x, weight, activation)
-    q = q.view(E4M3)
-    if q.numel():
-        ready = hopper_plans.of((matrix, weight), activation, bias is not None, True)
-        ready(matrix, weight, bias, scale, q, amax)
-    return q, amax
+    """What a user of PyTorch writes: y is rounded to x's dtype before it is quantised."""
+    return _quantized(linear.composed(x, weight, bias, activation=activation), scale, dtype)
 
 
-@torch.no_grad()
-def linear_quantized_apart(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *,
-    scale: Tensor,
-    dtype: torch.dtype = E4M3,
-    activation: str | None = None,
-) -> Quantized:
-    """y by the main loop, which also finds its largest value, and codes of it in a second launch."""
-    if rows_of(x) is None:
-        raise Declined(COPY)
-    matrix = flat(x)
-    if reason := hopper_declines(matrix, weight, bias, None, activation):
-        raise Declined(reason)
-    q, amax = results(x, weight, activation)
-    if q.numel():
-        y = torch.empty((matrix.shape[0], q.shape[-1]), dtype=x.dtype, device=x.device)
-        hopper_plans.of((matrix, weight), activation, bias is not None, False)(matrix, weight, bias, None, y, amax)
-        scheme = Scheme(format_of(dtype), "tensor")
-        QUANTIZE.kernel("triton").of((y, scale), *scheme)(y, q, scale, y, 0, 0)
-    return q.view(dtype), amax
+def _quantized(y: Tensor, scale: Tensor, dtype: torch.dtype) -> Quantized:
+    """In fp32. Of float64 tensors codes are numbers that are not rounded, which errors are taken against."""
+    y, format = y.detach(), format_of(dtype)
+    wide = y if y.dtype == torch.float64 else y.float()
+    amax = wide.abs().amax().reshape(1) if y.numel() else wide.new_zeros(1)
+    if y.dtype == torch.float64:
+        return (wide / scale).clamp(-FORMATS[format].largest, FORMATS[format].largest), amax
+    return rounded(wide * inverse_of(scale.detach().reshape(())), format), amax
 
+
+def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
+    """As of ``linear``, with a scale at which the largest of some numbers saturate."""
+    drawn = linear.inputs(w, g, device)
+    del drawn["residual"]
+    format = w.option("format", "fp8_e4m3")
+    scale = torch.full((1,), 2.5 / FORMATS[format].largest, dtype=torch.float32, device=device)
+    return {**drawn, "scale": scale, "dtype": FORMATS[format].dtype}
+
+
+def cost(w: Workload, direction: str) -> Cost:
+    m, n, k, size = w["M"], w["N"], w["K"], w.bytes_per_element
+    rows = n * (2 if linear.gated(w) else 1)
+    bias = rows if "bias" in w.option("plus", "bias") else 0
+    return Cost((m * k + rows * k + bias) * size + 4, m * n + 4, {w.dtype: 2.0 * m * rows * k})
+
+
+def _scale_inverted(*call: Any, scale: Tensor, **named: Any) -> Quantized:
+    return reference(*call, scale=1 / scale, **named)
+
+
+def _amax_after_saturation(*call: Any, scale: Tensor, dtype: torch.dtype = E4M3, **named: Any) -> Quantized:
+    q, amax = reference(*call, scale=scale, dtype=dtype, **named)
+    return q, amax.minimum(FORMATS[format_of(dtype)].largest * scale)
+
+
+def _amax_of_the_first_rows(x: Tensor, *call: Any, **named: Any) -> Quantized:
+    q, amax = reference(x, *call, **named)
+    return (q, reference(x[:1], *call, **named)[1]) if x.shape[0] > 1 else (q, amax)
+
+
+def _towards_zero(*call: Any, scale: Tensor, dtype: torch.dtype = E4M3, **named: Any) -> Quantized:
+    """Integers."""
+    q, amax = reference(*call, scale=scale, dtype=dtype, **named)
+    if dtype != torch.int8:
+        return q, amax
+    y = linear.reference(*call, **named)
+    return (y.float() / scale).clamp(-127, 127).trunc().nan_to_num().to(torch.int8), amax
+
+
+def _no_bias(x: Tensor, weight: Tensor, bias: Tensor | None = None, **named: Any) -> Quantized:
+    return reference(x, weight, None, **named)
+
+
+def up(m: int, n: int, k: int, activation: str, plus: str) -> Workload:
+    return workload("bf16", M=m, N=n, K=k, activation=activation, plus=plus)
+
+
+SMALL: dict[str, Any] = {"M": 40, "N": 48, "K": 72}
+WORKLOADS = {
+    "verify": [
+        *(workload(M=m, N=n, K=k) for m, n, k in ((1, 1, 1), (33, 65, 17), (64, 72, 64), (7, 1, 130))),
+        *(workload(M=m, N=n, K=k) for m, n, k in ((0, 5, 3), (5, 0, 3), (5, 3, 0))),
+        *(workload(**SMALL, activation=name, format=f) for name in ("none", "gelu") for f in NAMES),
+        *(workload(**SMALL, activation=name, plus="none") for name in ("relu", "swiglu", "geglu_tanh")),
+        *(workload(M=40, N=48, K=32, memory=memory) for memory in ("unaligned", "sliced", "strided")),
+        workload(**SMALL, layout="TN"),
+        *(workload(M=32, N=48, K=16, values="nonfinite", activation="none", plus="none", format=f) for f in NAMES),
+    ],
+    "full": [workload(M=257, N=264, K=520, activation=name) for name in ("none", "gelu_tanh", "swiglu")],
+    "bench": [
+        up(m, n, k, name, plus)
+        for m, (n, k) in ((4096, linear.UP[0]), (16384, linear.UP[0]), (4096, linear.UP[1]))
+        for name, plus in (("gelu_tanh", "bias"), ("swiglu", "none"))
+    ],
+    "quick": [up(4096, 4096, 4096, "gelu_tanh", "bias")],
+    "compile": [
+        workload("fp32", M=512, N=512, K=500, activation="silu"),
+        up(4096, *linear.UP[0], "gelu_tanh", "bias"),
+        up(4096, *linear.UP[0], "swiglu", "none"),
+        workload("fp16", M=512, N=512, K=500, format="int8"),
+    ],
+    "tune": [up(4096, n, n, "gelu_tanh", "bias") for n in (4096, 8192)],
+}
+
+MUTANTS = [
+    *mutants.usual(reference),
+    Mutant("scale inverted", _scale_inverted),
+    Mutant("largest value after saturation", _amax_after_saturation),
+    Mutant("largest value of the first row", _amax_of_the_first_rows),
+    Mutant("rounded towards zero", _towards_zero),
+    Mutant("bias left out", _no_bias),
+]
 
 linear_quantized = Operator(
     name="linear_quantized",
@@ -163,11 +165,50 @@ linear_quantized = Operator(
     mutants=MUTANTS,
 )
 
-linear_quantized.implementation("triton", arch=">=sm_80")(linear_quantized_triton)
-for _name, _function in (("cuda", linear_quantized_hopper), ("cuda-apart", linear_quantized_apart)):
-    linear_quantized.implementation(_name, backend="cuda", arch="==sm_90", dtypes=("bf16", "fp16"), devices=("cuda",))(
-        _function
-    )
+# ---- implementations -------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def run(
+    plans: Plans,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    scale: Tensor,
+    dtype: torch.dtype,
+    activation: str | None,
+    *options: str,
+) -> Quantized:
+    n = weight.shape[0] // (2 if activations.of(activation).gated else 1)
+    q = torch.empty((*x.shape[:-1], n), dtype=torch.uint8, device=x.device)
+    amax = torch.zeros(1, dtype=torch.float32, device=x.device)
+    if q.numel():
+        tensors = (x, weight, x if bias is None else bias, scale)
+        plans.of(tensors, bias is not None, activation, dtype, *options)(*tensors, q, amax)
+    return q.view(dtype), amax
+
+
+def implementation(name: str, **declared: Any) -> None:
+    """Registers the kernel of that name in the table."""
+
+    def function(
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        scale: Tensor,
+        dtype: torch.dtype = E4M3,
+        activation: str | None = None,
+    ) -> Quantized:
+        options = (default_precision(),) if name == "triton" else ()
+        return run(QUANTIZED.kernel(name), x, weight, bias, scale, dtype, activation, *options)
+
+    linear_quantized.implementation(name, **declared)(function)
+
+
+implementation("triton", arch=">=sm_80")
+for _name in ("cuda", "cuda-unfused"):
+    implementation(_name, backend="cuda", arch="==sm_90", dtypes=("bf16", "fp16"), devices=("cuda",))
 linear_quantized.implementation("torch")(usual)
 linear_quantized.implementation("torch.compile", devices=("cuda",))(peers.Compiled(usual))
 
@@ -186,30 +227,7 @@ def choose(
     activation: str | None = None,
 ) -> Choice:
     x, weight, bias = cast_for_products(x, weight, bias)
-    name = "linear_quantized"
-    check(name, x, weight, bias, None, activation)
-    if dtype not in DTYPES:
-        raise TypeError(f"{name}: argument 'dtype' is {dtype!r:.40}; expected {', '.join(map(str, DTYPES))}")
-    check_tensor(name, "scale", scale, (torch.float32,))
-    check_device(name, "scale", scale, "x", x)
-    if scale.numel() != 1 or scale.ndim > 1:
-        raise ValueError(f"{name}: argument 'scale' has shape {tuple(scale.shape)}; expected (1,) or ()")
-    if reason := handed_over(x, weight, None, bias, scale):
-        return Choice("torch", reason)
-    reason = NOT_HOPPER
-    if target_sm(x.device) == 90:
-        if dtype == E4M3 and not hopper_declines(flat(x), weight, bias, None, activation, E4M3):
-            return Choice("cuda", "Hopper's main loop, which leaves codes and finds the largest value")
-        if not (reason := hopper_declines(flat(x), weight, bias, None, activation)):
-            return Choice("cuda-apart", "Hopper's main loop finds the largest value; codes in a second launch")
-    return without_hopper(x.shape[-1], reason)
-
-
-WAYS = {
-    "triton": linear_quantized_triton,
-    "cuda": linear_quantized_hopper,
-    "cuda-apart": linear_quantized_apart,
-}
+    return QUANTIZED.choose(x, weight, x if bias is None else bias, scale, bias is not None, activation, dtype)
 
 
 @linear_quantized.function
@@ -244,7 +262,6 @@ def linear_quantized_function(
     """
     named: dict[str, Any] = {"scale": scale, "dtype": dtype, "activation": activation}
     x, weight, bias = cast_for_products(x, weight, bias)
-    chosen = choose(x, weight, bias, **named).implementation
-    if chosen in WAYS:
-        return WAYS[chosen](x, weight, bias, **named)
+    if choose(x, weight, bias, **named).implementation != "torch":
+        return run(QUANTIZED, x, weight, bias, scale, dtype, activation)
     return (usual if x.is_cuda else reference)(x, weight, bias, **named)

@@ -1,7 +1,6 @@
-"""``skinny_matmul(x, w, bias=None)``: a linear layer's product for up to 64 rows of x, as decoding has them.
+"""``skinny_matmul(x, w, bias=None)``: a linear layer's product for the few rows of x that decoding has.
 
-2·M·N·K operations on N·K + M·(K + N) elements: M operations a byte in 16 bits, so reading w is the limit (theory and
-measurements: README.md).
+2·M·N·K operations on N·K + M·(K + N) elements: M operations a byte in 16 bits, so reading w is the limit (README.md).
 """
 
 from __future__ import annotations
@@ -12,20 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
+from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, cast_for_products, check_same, check_tensor, eager, guarded, on_gpu, traced
-from weft.operators.launch import Plans, compile_request
-from weft.operators.linear import skinny_gradient
-from weft.operators.linear.skinny_kernels import plans
-from weft.operators.low_precision import skinny_hopper
+from weft.operators.call import Choice, cast_for_products, eager, guarded, on_gpu
+from weft.operators.launch import Plans
+from weft.operators.linear.dispatch import FEW_ROWS, FEW_ROWS_WEIGHT, few_rows_choice
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 
-MOST_ROWS = 64  # of x, up to which the rate of the memory is the limit
-# Of x in 16 bits, up to which Triton's kernel is the faster: for 32 an H200 took 36 µs with cuBLAS, 60 with ours.
-MOST_HALVES = 16
-
-# ---- PyTorch operators -----------------------------------------------------------------------------------------------
+# ---- PyTorch operator ------------------------------------------------------------------------------------------------
 
 
 @torch.library.triton_op("weft::skinny_matmul", mutates_args=())
@@ -33,12 +26,15 @@ def skinny_matmul_op(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     return _launched(x, w, bias) if on_gpu(x) else F.linear(x, w, bias)
 
 
-def _launched(x: Tensor, w: Tensor, bias: Tensor | None, plans: Plans = plans) -> Tensor:
+def _launched(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     y = torch.empty((x.shape[0], w.shape[0]), dtype=x.dtype, device=x.device)
     if y.numel():
-        ready = plans.of((x, w), None) if bias is None else plans.of((x, w, bias))
+        ready = KERNEL.of((x, w)) if bias is None else KERNEL.of((x, w, bias))
         ready(x, w, w if bias is None else bias, y)
     return y
+
+
+KERNEL: Plans = FEW_ROWS.kernel("triton")
 
 
 def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor) -> None:
@@ -54,49 +50,21 @@ def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, Tenso
 
 
 def _of_weight(dy: Tensor, x: Tensor) -> Tensor:
-    few = 0 < len(x) <= skinny_gradient.MOST_ROWS and on_gpu(x)
-    if few and not torch.is_grad_enabled() and not traced(dy, x):
-        return skinny_gradient.of_weight(dy, x)
-    return torch.mm(dy.t(), x)
+    plan = None if torch.is_grad_enabled() else FEW_ROWS_WEIGHT.of((dy, x))
+    if plan is None:
+        return torch.mm(dy.t(), x)
+    dw = torch.empty(dy.shape[1], x.shape[1], dtype=x.dtype, device=x.device)
+    plan(dy, x, dw)
+    return dw
 
 
-@torch.library.custom_op("weft::skinny_matmul_cuda", mutates_args=())
-def cuda_op(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-    # whether the kernel takes them may have been asked while tracing, when alignment was not known
-    return _launched(x, w, bias, plans if skinny_hopper.why_not(x, w) else skinny_hopper.wide_plans)
+skinny_matmul_op.register_autograd(_backward, setup_context=_save)
 
-
-@cuda_op.register_fake
-def _(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-    return x.new_empty((x.shape[0], w.shape[0]))
-
-
-for _op in (skinny_matmul_op, cuda_op):
-    _op.register_autograd(_backward, setup_context=_save)
-
-# ---- implementations -------------------------------------------------------------------------------------------------
+# ---- definition ------------------------------------------------------------------------------------------------------
 
 
 def reference(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(x, w, bias)
-
-
-def skinny_matmul_triton(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    operands = (x, w) if bias is None else (x, w, bias)
-    return _launched(x, w, bias) if eager(*operands) else torch.ops.weft.skinny_matmul(x, w, bias)
-
-
-def skinny_matmul_cuda(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    if reason := skinny_hopper.why_not(x, w):
-        raise Declined(reason)
-    operands = (x, w) if bias is None else (x, w, bias)
-    if eager(*operands) or compile_request():
-        return _launched(x, w, bias, skinny_hopper.wide_plans)
-    y: Tensor = torch.ops.weft.skinny_matmul_cuda(x, w, bias)
-    return y
-
-
-# ---- definition ------------------------------------------------------------------------------------------------------
 
 
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
@@ -202,64 +170,26 @@ skinny_matmul = Operator(
     ],
 )
 
-skinny_matmul.implementation("triton", arch=">=sm_80")(skinny_matmul_triton)
-skinny_matmul.implementation(
-    "cuda", arch="==sm_90", devices=("cuda",), dtypes=("fp16", "bf16"), directions=("forward",)
-)(skinny_matmul_cuda)
+# ---- implementations -------------------------------------------------------------------------------------------------
+
+
+@skinny_matmul.implementation("triton", arch=">=sm_80")
+def skinny_matmul_triton(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    operands = (x, w) if bias is None else (x, w, bias)
+    return _launched(x, w, bias) if eager(*operands) else skinny_matmul_op(x, w, bias)
+
+
 skinny_matmul.implementation("torch")(reference)
 skinny_matmul.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
 
 # ---- what users call -------------------------------------------------------------------------------------------------
 
 
-def check(x: Tensor, w: Tensor, bias: Tensor | None) -> None:
-    check_tensor("skinny_matmul", "x", x)
-    check_tensor("skinny_matmul", "w", w)
-    check_same("skinny_matmul", "w", w, "x", x)
-    for name, t in (("x", x), ("w", w)):
-        if t.ndim != 2:
-            raise ValueError(
-                f"skinny_matmul: argument '{name}' has shape {tuple(t.shape)}; expected a matrix (two dimensions)"
-            )
-    if x.shape[1] != w.shape[1]:
-        raise ValueError(
-            f"skinny_matmul: 'x' has shape {tuple(x.shape)} and 'w' {tuple(w.shape)}; expected w with {x.shape[1]} columns, "
-            "as many as 'x' has"
-        )
-    if bias is not None:
-        check_tensor("skinny_matmul", "bias", bias)
-        check_same("skinny_matmul", "bias", bias, "x", x)
-        if tuple(bias.shape) != (w.shape[0],):
-            raise ValueError(
-                f"skinny_matmul: argument 'bias' has shape {tuple(bias.shape)}; expected ({w.shape[0]},), an element for "
-                "each row of 'w'"
-            )
-
-
 @skinny_matmul.choice
 @guarded
-def choose(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Choice:
+def choose(x: Tensor, w: Tensor, bias: Tensor | None = None, *, direction: str = "forward") -> Choice:
     x, w, bias = cast_for_products(x, w, bias)
-    check(x, w, bias)
-    if not on_gpu(x):
-        return Choice("torch", "the tensors are on the CPU, where weft runs PyTorch's product")
-    if x.shape[0] * w.shape[0] == 0:
-        return Choice("torch", "empty: nothing to launch")
-    if x.shape[0] > MOST_ROWS:
-        return Choice("torch", f"over {MOST_ROWS} rows of x, where tensor cores are the limit and cuBLAS serves better")
-    if x.shape[0] > MOST_HALVES and x.element_size() == 2:
-        return Choice("torch", f"over {MOST_HALVES} rows of 16-bit floats, of which cuBLAS was measured to be faster")
-    if w.stride(1) != 1 and w.shape[1] > 1:
-        return Choice("torch", "rows of w are not contiguous along K, so they cannot be read 16 bytes at a time")
-    return Choice("triton", "few rows of x: every row of w is read once, at the rate of the memory", plans)
-
-
-def _public_plan(x: Tensor, w: Tensor, bias: Tensor | None) -> Any:
-    plans = choose(x, w, bias).plans
-    return None if plans is None else plans.build(x, w, bias)
-
-
-public_plans = Plans(_public_plan)
+    return few_rows_choice(x, w, bias, direction)
 
 
 @skinny_matmul.function
@@ -281,13 +211,11 @@ def skinny_matmul_function(x: Tensor, w: Tensor, bias: Tensor | None = None) -> 
         ValueError: not matrices, numbers of columns or devices that differ, a bias of another length.
     """
     operands = (x, w) if bias is None else (x, w, bias)
-    options = (None,) if bias is None else ()
-    if eager(*operands) and (plan := public_plans.of(operands, *options)) is not None:
+    if eager(*operands) and (plan := FEW_ROWS.of(operands)) is not None:
         y = torch.empty((x.shape[0], w.shape[0]), dtype=x.dtype, device=x.device)
         plan(x, w, w if bias is None else bias, y)
         return y
     x, w, bias = cast_for_products(x, w, bias)
     if choose(x, w, bias).implementation == "torch":
         return F.linear(x, w, bias)
-    out: Tensor = torch.ops.weft.skinny_matmul(x, w, bias)
-    return out
+    return skinny_matmul_op(x, w, bias)

@@ -15,7 +15,7 @@ from weft.operators.loss.launches import scale_plans
 from weft.operators.loss.linear_chunks import Call, chunk_rows, gradients_of_losses, loss_and_gradients
 from weft.operators.loss.linear_definition import reference
 from weft.operators.loss.linear_kernels import loss_plans
-from weft.operators.matmul.matmul import default_precision
+from weft.operators.matmul.dispatch import default_precision
 
 
 def check(

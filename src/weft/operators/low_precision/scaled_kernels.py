@@ -18,7 +18,7 @@ from torch import Tensor
 
 from weft.definition import SHARED_LIMIT
 from weft.operators.configs import Config, Configurations, bucket, grid_of
-from weft.operators.launch import INTERPRETING, Plan, Plans, target_sm
+from weft.operators.launch import INTERPRETING, Plan, target_sm
 from weft.operators.quantization.formats import format_of
 from weft.operators.quantization.kernels import decode
 
@@ -142,8 +142,10 @@ def steps_of(scale: Tensor) -> tuple[int, int]:
     return row, column
 
 
-def plan(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor, out: Tensor, blockwise: bool, has_bias: bool,
-         formats: tuple[torch.dtype, torch.dtype], imprecise: bool) -> Plan:  # fmt: skip
+def plan(
+    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, blockwise: bool,
+    formats: tuple[torch.dtype, torch.dtype], imprecise: bool,
+) -> Plan:  # fmt: skip
     """Of ``(a, b, a_scale, b_scale, bias, out)``, a and b as bytes; without a bias any tensor stands in for it."""
     (m, k), n = a.shape, b.shape[1]
     a_format, b_format = (format_of(f) for f in formats)
@@ -155,14 +157,11 @@ def plan(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor, o
         "B_FORMAT": b_format,
         "DECODED": decoded,
         "BLOCKWISE": blockwise,
-        "HAS_BIAS": has_bias,
+        "HAS_BIAS": bias is not None,
         "IMPRECISE": imprecise,
         "EVEN_K": k % config["BLOCK_K"] == 0,
         **{name: config[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP")},
     }
-    steps = (*a.stride(), *b.stride(), *steps_of(a_scale), *steps_of(b_scale), bias.stride(0) if has_bias else 0)
+    steps = (*a.stride(), *b.stride(), *steps_of(a_scale), *steps_of(b_scale), 0 if bias is None else bias.stride(0))
     grid = (triton.cdiv(m, config["BLOCK_M"]) * triton.cdiv(n, config["BLOCK_N"]),)
     return Plan(scaled_tiled, grid, (m, n, k, *steps), constants, config["num_warps"], config["num_stages"])
-
-
-plans = Plans(plan)

@@ -1,52 +1,197 @@
 """``scaled_matmul(a, b, a_scale, b_scale)``: the product of two matrices of 8-bit values, fp8 or int8, times their scales.
 
 2·M·N·K operations on half the bytes of 16-bit operands, at twice the rate of the tensor cores; what it costs is in the numbers
-(theory, accuracy: README.md).
+(README.md).
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, dtype  # a name alone, as the stubs want annotations
 
-from weft.definition import Declined, Operator, Tolerance
-from weft.operators import peers
-from weft.operators.call import (
-    FLOATS,
-    Choice,
-    KernelFunction,
-    check_device,
-    check_flag,
-    check_tensor,
-    check_values,
-    guarded,
-    on_gpu,
-    traced,
-)
-from weft.operators.hopper import gemm
-from weft.operators.launch import target_sm
-from weft.operators.low_precision.scaled_definition import (
-    MUTANTS,
-    OPTIONS,
-    WORKLOADS,
-    cost,
-    dequantised,
-    inputs,
-    kind_of,
-    reference,
-    terms,
-)
-from weft.operators.low_precision.scaled_kernels import plans
+from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, torch_dtype, workload
+from weft.operators import mutants, peers
+from weft.operators.call import Choice, KernelFunction, check_flag, check_values, guarded, on_gpu
+from weft.operators.low_precision.dispatch import SCALED, kind_of
+from weft.operators.low_precision.scaled_kernels import BLOCK
+from weft.operators.quantization.formats import FORMATS
+from weft.operators.quantization.quantize import reference as quantized
+from weft.operators.random_inputs import random_tensor
 
-FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+# ---- definition ------------------------------------------------------------------------------------------------------
+
+SCALES = ("tensor", "row", "block")
+OPTIONS = {
+    "format": ("fp8_e4m3", "fp8_e5m2", "int8"),
+    "b_format": ("fp8_e4m3", "fp8_e5m2", "int8"),
+    "scales": SCALES,
+    "layout": ("NT", "NN"),
+    "bias": (True, False),
+    "fast": (True, False),
+}
+
+
+def reference(
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    bias: Tensor | None = None,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    fast_accumulate: bool = False,
+) -> Tensor:
+    """Dequantised operands multiplied in fp32 (in float64 if the scales are, or for int8: its sums are exact) and rounded
+    once."""
+    wide = torch.float64 if a.dtype == torch.int8 else a_scale.dtype
+    out = dequantised(a, b, a_scale.to(wide), b_scale.to(wide), bias, dtype=dtype)
+    return out if a_scale.dtype == torch.float64 else out.to(dtype)
+
+
+def dequantised(
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    bias: Tensor | None = None,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    fast_accumulate: bool = False,
+) -> Tensor:
+    """What a user of PyTorch writes: all in the scales' dtype."""
+    wide = a_scale.dtype
+    by_a, by_b = a_scale, b_scale
+    if a_scale.ndim == 2 and a_scale.shape[1] > 1:
+        by_a = a_scale.repeat_interleave(BLOCK, 1)[:, : a.shape[1]]
+    if (
+        b_scale.ndim == 2
+        and b_scale.shape[0] == -(-b.shape[0] // BLOCK)
+        and b_scale.shape[1] == -(-b.shape[1] // BLOCK)
+    ):
+        by_b = b_scale.repeat_interleave(BLOCK, 0)[: b.shape[0]].repeat_interleave(BLOCK, 1)[:, : b.shape[1]]
+    out = (a.to(wide) * by_a) @ (b.to(wide) * by_b)
+    if bias is not None:
+        out = out + bias.to(wide)
+    return out if wide == torch.float64 else out.to(dtype)
+
+
+def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
+    """Random matrices, quantised; b lies as its transpose does (a linear layer's weight), unless ``layout=NN``."""
+    format, scales = w.option("format", "fp8_e4m3"), w.option("scales", "tensor")
+    b_format = w.option("b_format", format)
+
+    def operand(rows: int, granularity: str, format: str) -> tuple[Tensor, Tensor]:
+        x = random_tensor(g, (rows, w["K"]), "fp32", device)
+        if device == "meta":
+            shapes = {
+                "tensor": (),
+                "row": (rows, 1),
+                "group": (rows, -(-w["K"] // BLOCK)),
+                "block": (-(-rows // BLOCK), -(-w["K"] // BLOCK)),
+            }
+            return x.to(FORMATS[format].dtype), torch.empty(shapes[granularity], device=device)
+        return quantized(x, format, granularity)
+
+    a, a_scale = operand(w["M"], "group" if scales == "block" else scales, format)
+    b, b_scale = operand(w["N"], scales, b_format)
+    if w.option("layout", "NT") == "NN":
+        b = b.t().contiguous().t()
+    bias = random_tensor(g, (w["N"],), w.dtype, device) if w.option("bias", False) else None
+    return {
+        "a": a,
+        "b": b.t(),
+        "a_scale": a_scale,
+        "b_scale": b_scale.t() if b_scale.ndim else b_scale,
+        "bias": bias,
+        "dtype": torch_dtype(w.dtype),
+        "fast_accumulate": w.option("fast", False),
+    }
+
+
+def cost(w: Workload, direction: str) -> Cost:
+    m, n, k = w["M"], w["N"], w["K"]
+    unit = "int8" if w.option("format", "fp8_e4m3") == "int8" else "fp8"
+    return Cost((m + n) * k, m * n * w.bytes_per_element, {unit: 2.0 * m * n * k})
+
+
+def terms(w: Workload) -> int:
+    """Tensor cores add fp8 products to 14 bits (README), whatever the result's dtype: n of them err as 4⁹ n would in fp32."""
+    return w["K"] if w.option("format", "fp8_e4m3") == "int8" else 4**9 * w["K"]
+
+
+def _scales_swapped(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, *more: Any, **named: Any) -> Tensor:
+    return reference(a, b, a_scale.flatten().roll(1).view(a_scale.shape) * 1.05, b_scale, *more, **named)
+
+
+def _last_block_left_out(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, *more: Any, **named: Any) -> Tensor:
+    keep = torch.arange(a.shape[1], device=a.device) < max(a.shape[1] - 8, 0)
+    wide = torch.where(keep, a.float(), 0.0).to(a.dtype)
+    return reference(wide, b, a_scale, b_scale, *more, **named)
+
+
+def _no_bias(
+    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None = None, **named: Any
+) -> Tensor:
+    return reference(a, b, a_scale, b_scale, None, **named)
+
+
+SQUARES = tuple(
+    workload("bf16", M=n, N=n, K=n, format=f, scales=s)
+    for n in (4096, 8192)
+    for f, s in (("fp8_e4m3", "tensor"), ("fp8_e4m3", "row"), ("fp8_e4m3", "block"), ("int8", "row"))
+)
+
+WORKLOADS = {
+    "verify": [
+        *(workload(M=m, N=n, K=k) for m, n, k in ((1, 1, 1), (33, 65, 17), (64, 48, 256))),
+        *(workload(M=40, N=48, K=160, format=f, scales=s) for f in ("fp8_e4m3", "int8") for s in SCALES),
+        workload(M=40, N=48, K=160, fast=True),
+        workload(M=33, N=140, K=300, scales="block", bias=True),
+        workload(M=40, N=48, K=96, format="fp8_e5m2", b_format="fp8_e4m3", layout="NN", bias=True),
+        *(workload(M=m, N=n, K=k) for m, n, k in ((0, 5, 3), (5, 0, 3), (5, 3, 0))),
+    ],
+    "full": [workload(M=257, N=129, K=1000, format=f, scales=s) for f in ("fp8_e4m3", "int8") for s in SCALES],
+    "huge": [workload("bf16", M=2**16 + 8, N=2**15 + 16, K=64)],
+    "bench": list(SQUARES),
+    "quick": [SQUARES[0]],
+    "compile": [
+        *(w for w in SQUARES if w["M"] == 4096),
+        workload(M=512, N=512, K=500, format="fp8_e5m2", bias=True),
+    ],
+    "tune": [*SQUARES],
+    "model": [
+        workload("bf16", M=4096, N=n, K=k, scales="row") for n, k in ((6144, 4096), (28672, 4096), (4096, 14336))
+    ],
+}
+
+MUTANTS = [
+    *mutants.usual(reference),
+    Mutant("a neighbour's scale", _scales_swapped),
+    Mutant("last terms left out", _last_block_left_out),
+    Mutant("bias left out", _no_bias),
+]
+
+scaled_matmul = Operator(
+    name="scaled_matmul",
+    axes={"M": "rows of a", "N": "columns of b", "K": "columns of a, rows of b"},
+    inputs=inputs,
+    reference=reference,
+    cost=cost,
+    options=OPTIONS,
+    tolerance=Tolerance(scale="tensor", ulps=2.0, terms=terms),
+    workloads=WORKLOADS,
+    mutants=MUTANTS,
+)
 
 # ---- implementations -------------------------------------------------------------------------------------------------
 
 
-def scaled_matmul_triton(
+def by_kernel(
+    name: str,
     a: Tensor,
     b: Tensor,
     a_scale: Tensor,
@@ -58,45 +203,8 @@ def scaled_matmul_triton(
 ) -> Tensor:
     out = torch.empty((a.shape[0], b.shape[1]), dtype=dtype, device=a.device)
     if out.numel():
-        call = (a.view(torch.uint8), b.view(torch.uint8), a_scale, b_scale, a_scale if bias is None else bias, out)
-        blockwise = kind_of(a, b, a_scale, b_scale) == "block"
-        plans.of(call, blockwise, bias is not None, (a.dtype, b.dtype), fast_accumulate)(*call)
-    return out
-
-
-def hopper_declines(
-    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, dtype: torch.dtype
-) -> str:
-    """Why Hopper's main loop does not take a call (an empty string when it does)."""
-    kind = kind_of(a, b, a_scale, b_scale)
-    if a.dtype == torch.float8_e5m2 or b.dtype != a.dtype:
-        return f"{a.dtype} times {b.dtype}; it takes two of float8_e4m3fn or two of int8"
-    if not (a_scale.is_contiguous() and (b_scale.t() if kind == "block" else b_scale).is_contiguous()):
-        return "scales that do not lie as quantize makes them"
-    if bias is not None and (bias.dtype != dtype or not bias.is_contiguous()):
-        return "a bias of another dtype than the result's, or with gaps"
-    return gemm.why_not(a, b, dtype)
-
-
-def scaled_matmul_hopper(
-    a: Tensor,
-    b: Tensor,
-    a_scale: Tensor,
-    b_scale: Tensor,
-    bias: Tensor | None = None,
-    *,
-    dtype: torch.dtype = torch.bfloat16,
-    fast_accumulate: bool = False,
-) -> Tensor:
-    if reason := hopper_declines(a, b, a_scale, b_scale, bias, dtype):
-        raise Declined(reason)
-    out = torch.empty((a.shape[0], b.shape[1]), dtype=dtype, device=a.device)
-    if out.numel():
-        blocks = kind_of(a, b, a_scale, b_scale) == "block"
-        counts = (0, 0) if blocks else (a_scale.numel(), b_scale.numel())
-        two_levels = a.dtype != torch.int8 and not fast_accumulate
-        plan = gemm.plans.of((a, b), dtype, *counts, blocks, two_levels, bias is not None)
-        plan(a, b, out, a_scale, b_scale, bias)
+        tensors = (a, b, a_scale, b_scale, a_scale if bias is None else bias)
+        SCALED.kernel(name).of(tensors, bias is not None, dtype, fast_accumulate)(*tensors, out)
     return out
 
 
@@ -133,9 +241,6 @@ def cublas(
         raise Declined(str(error).splitlines()[0]) from error
 
 
-PRODUCTS = {"torch": cublas, "cuda": scaled_matmul_hopper, "triton": scaled_matmul_triton}
-
-
 class BiasGradient(KernelFunction):
     """The one gradient there is: the bias's, the sum of the result's rows. Kernels and cuBLAS's product know of none."""
 
@@ -152,58 +257,12 @@ class BiasGradient(KernelFunction):
         return dy.sum(0, dtype=torch.float32).to(ctx.dtype), None
 
 
-scaled_matmul = Operator(
-    name="scaled_matmul",
-    axes={"M": "rows of a", "N": "columns of b", "K": "columns of a, rows of b"},
-    inputs=inputs,
-    reference=reference,
-    cost=cost,
-    options=OPTIONS,
-    tolerance=Tolerance(scale="tensor", ulps=2.0, terms=terms),
-    workloads=WORKLOADS,
-    mutants=MUTANTS,
-)
-
-scaled_matmul.implementation("triton", arch=">=sm_80")(scaled_matmul_triton)
-scaled_matmul.implementation("cuda", arch="==sm_90", devices=("cuda",))(scaled_matmul_hopper)
+scaled_matmul.implementation("triton", arch=">=sm_80")(functools.partial(by_kernel, "triton"))
+scaled_matmul.implementation("cuda", arch="==sm_90", devices=("cuda",))(functools.partial(by_kernel, "cuda"))
 scaled_matmul.implementation("torch")(cublas)
 scaled_matmul.implementation("torch.compile", devices=("cuda",))(peers.Compiled(dequantised))
 
 # ---- what users call -------------------------------------------------------------------------------------------------
-
-
-def check(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
-    for name, t in (("a", a), ("b", b)):
-        check_tensor("scaled_matmul", name, t, (*FP8, torch.int8))
-        if t.ndim != 2:
-            raise ValueError(
-                f"scaled_matmul: argument '{name}' has shape {tuple(t.shape)}; expected a matrix (two dimensions)"
-            )
-    if (a.dtype == torch.int8) != (b.dtype == torch.int8):
-        raise TypeError(f"scaled_matmul: 'a' is {a.dtype} and 'b' {b.dtype}; expected both int8, or both an fp8")
-    if a.shape[1] != b.shape[0]:
-        raise ValueError(
-            f"scaled_matmul: 'a' has shape {tuple(a.shape)} and 'b' {tuple(b.shape)}; expected b with {a.shape[1]} rows, "
-            "as many as 'a' has columns"
-        )
-    if dtype not in FLOATS:
-        raise TypeError(f"scaled_matmul: argument 'dtype' is {dtype!r:.40}; expected {', '.join(map(str, FLOATS))}")
-    for name, scale in (("a_scale", a_scale), ("b_scale", b_scale)):
-        check_tensor("scaled_matmul", name, scale, (torch.float32,))
-        if scale.requires_grad:
-            raise ValueError(f"scaled_matmul: argument '{name}' wants a gradient, which there is none of")
-    kind_of(a, b, a_scale, b_scale)
-    if bias is not None:
-        check_tensor("scaled_matmul", "bias", bias)
-        if tuple(bias.shape) != (b.shape[1],):
-            raise ValueError(f"scaled_matmul: argument 'bias' has shape {tuple(bias.shape)}; expected ({b.shape[1]},)")
-    for name, t in (
-        ("b", b),
-        ("a_scale", a_scale),
-        ("b_scale", b_scale),
-        *((("bias", bias),) if bias is not None else ()),
-    ):
-        check_device("scaled_matmul", name, t, "a", a)
 
 
 @scaled_matmul.choice
@@ -218,16 +277,8 @@ def choose(
     dtype: torch.dtype = torch.bfloat16,
     fast_accumulate: bool = False,
 ) -> Choice:
-    check(a, b, a_scale, b_scale, bias, dtype)
-    if not on_gpu(a):
-        return Choice("torch", "the tensors are on the CPU, where weft runs the formula in full precision")
-    if traced(a, b):
-        return Choice("torch", "traced: PyTorch's own product, which a compiler sees")
-    if not a.shape[0] * b.shape[1]:
-        return Choice("torch", "empty: nothing to launch")
-    if target_sm(a.device) == 90 and not hopper_declines(a, b, a_scale, b_scale, bias, dtype):
-        return Choice("cuda", "TMA, wgmma and warps that only fetch (README of the operator)")
-    return Choice("triton", f"scales of a {kind_of(a, b, a_scale, b_scale)}: codes go to the tensor cores as they are")
+    bias_or_any = a_scale if bias is None else bias
+    return SCALED.choose(a, b, a_scale, b_scale, bias_or_any, bias is not None, dtype, fast_accumulate)
 
 
 @scaled_matmul.function
@@ -271,8 +322,7 @@ def scaled_matmul_function(
     check_flag("scaled_matmul", "check_scales", check_scales)
     check_flag("scaled_matmul", "fast_accumulate", fast_accumulate)
     named: dict[str, Any] = {"dtype": dtype, "fast_accumulate": fast_accumulate}
-    chosen = PRODUCTS[choose(a, b, a_scale, b_scale, bias, **named).implementation]
-
+    chosen = choose(a, b, a_scale, b_scale, bias, **named).implementation
     if check_scales:
         for name, scale in (("a_scale", a_scale), ("b_scale", b_scale)):
             check_values(
@@ -285,7 +335,8 @@ def scaled_matmul_function(
             )
 
     def product(bias: Tensor | None) -> Tensor:
-        return chosen(a, b, a_scale, b_scale, bias, **named)
+        run = cublas if chosen == "torch" else functools.partial(by_kernel, chosen)
+        return run(a, b, a_scale, b_scale, bias, **named)
 
     if bias is not None and bias.requires_grad and torch.is_grad_enabled() and on_gpu(a):
         out: Tensor = BiasGradient.apply(bias, product)

@@ -23,10 +23,10 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.operators.configs import Config, Configurations, bucket, grid_of
-from weft.operators.launch import INTERPRETING, Plan, Plans
-from weft.operators.linear.skinny_kernels import shared_limit, store_rows, vector_length
+from weft.operators.launch import INTERPRETING, Plan
+from weft.operators.linear.gemv import shared_limit, store_rows, vector_length
 from weft.operators.low_precision.quantized_weight import BITS, SLICE, block, slices
-from weft.operators.matmul.split_sums import SplitPlan, in_parts, parts_of
+from weft.operators.partial_sums import SplitPlan, in_parts, parts_of
 
 # M rows of x, N rows of w, K columns of both
 
@@ -168,8 +168,8 @@ def plan(
     x: Tensor, words: Tensor, scale: Tensor, zero: Tensor, bias: Tensor,
     has_zero: bool, has_bias: bool, format: str, group: int,
 ) -> Plan | SplitPlan:  # fmt: skip
-    """Of ``(x, words, scale, zero, bias, y)`` into a new row-major y [M, N] of x's dtype; any tensor takes the place of zero
-    points or a bias that are not there."""
+    """Of ``(x, words, scale, zero, bias, y)`` into a new row-major y [M, N] of x's dtype; any tensor stands in for zero points
+    or a bias that are not there."""
     (m, k), n = x.shape, words.shape[0]
     config = configuration(x.device, x.dtype, format, group, min(bucket(m), 64), bucket(n), bucket(k))
     tokens, block_n = config["TOKENS"], config["BLOCK_N"]
@@ -204,6 +204,3 @@ def plan(
 def _strides(t: Tensor) -> tuple[int, int]:
     """From row to row and from group to group."""
     return (t.stride(0), 0) if t.ndim == 1 else (t.stride(0), t.stride(1))
-
-
-plans = Plans(plan)

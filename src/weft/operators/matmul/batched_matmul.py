@@ -1,125 +1,143 @@
 """``batched_matmul(a, b)``: products of many pairs of matrices, batch dimensions broadcast, in bf16, fp16 or fp32.
 
 2·B·M·N·K operations; an operand that is broadcast is read once. A batch that lies as the rows of one matrix, with one b for
-all, is one product of two matrices (theory, folding: README.md).
+all, is one product of two matrices (README.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from weft.definition import Declined, Operator, Tolerance
-from weft.operators import peers
-from weft.operators.call import Choice, cast_for_products, check_same, check_tensor, eager, guarded, on_gpu, traced
-from weft.operators.launch import Plans, target_sm
-from weft.operators.matmul import batched_hopper, batched_kernels
-from weft.operators.matmul.batched_definition import MUTANTS, OPTIONS, WORKLOADS, cost, inputs, reference, terms
-from weft.operators.matmul.batched_views import batch_of, differentiably, forms, result_shape
-from weft.operators.matmul.kernels import PRECISIONS
-from weft.operators.matmul.matmul import AtPrecision, default_precision, hopper_op, matmul_op
+from weft.definition import Declined, Mutant, Operator, Tolerance, Workload, workload
+from weft.operators import mutants, peers
+from weft.operators.call import Choice, cast_for_products, guarded
+from weft.operators.matmul import dispatch
+from weft.operators.matmul.dispatch import PRECISIONS, by_triton, cublas, forms, result_shape
+from weft.operators.matmul.reference import GRADIENTS, OPTIONS, SUMS, cost, inputs, reference
+from weft.operators.random_inputs import LAYOUTS
 
-# ---- PyTorch operators: of as many batch dimensions each, which broadcast -------------------------------------------
+# ---- definition ------------------------------------------------------------------------------------------------------
 
 
-@torch.library.triton_op("weft::batched_matmul", mutates_args=())
-def batched_op(a: Tensor, b: Tensor, precision: str, wide: bool = False) -> Tensor:
-    """With ``wide``, in fp32."""
-    if not on_gpu(a):
-        return torch.matmul(a, b).to(_dtype(a, wide))
-    return _launched(batched_kernels.plans, a, b, precision, wide=wide)
+def terms(w: Workload) -> int:
+    """Of the longest sum; that of a broadcast operand's gradient goes over the batch too."""
+    summed = 1 if w.option("broadcast", "none") == "none" else w["B"]
+    return max(w["M"], w["N"], w["K"]) * max(summed, 1)
 
 
-@torch.library.custom_op("weft::batched_matmul_hopper", mutates_args=())
-def batched_hopper_op(a: Tensor, b: Tensor, wide: bool = False) -> Tensor:
-    return _launched(batched_hopper.plans, a, b, wide=wide)
+def _batches_swapped(a: Tensor, b: Tensor, precision: Any = None) -> Tensor:
+    c = torch.matmul(a, b)
+    return c.roll(1, 0) if c.ndim > 2 else c
 
 
-@batched_hopper_op.register_fake
-def _(a: Tensor, b: Tensor, wide: bool = False) -> Tensor:
-    return a.new_empty(result_shape(a, b), dtype=_dtype(a, wide))
+def _first_matrix_for_all(a: Tensor, b: Tensor, precision: Any = None) -> Tensor:
+    return torch.matmul(a[:1].expand_as(a), b) if a.ndim > 2 else torch.matmul(a, b)
 
 
-def _dtype(a: Tensor, wide: bool) -> torch.dtype:
-    return torch.float32 if wide else a.dtype
+def _inner_batch_for_outer(a: Tensor, b: Tensor, precision: Any = None) -> Tensor:
+    """Batch dimensions stepped through in the wrong order."""
+    c = torch.matmul(a, b)
+    return c if c.ndim < 4 else c.transpose(0, 1).reshape(c.shape)
 
 
-def _launched(plans: Plans, a: Tensor, b: Tensor, *options: str, wide: bool = False) -> Tensor:
-    c = torch.empty(result_shape(a, b), dtype=_dtype(a, wide), device=a.device)
-    if c.numel():
-        plans.of((a, b), *options, *([c.dtype] if wide else []))(a, b, c)
-    return c
+def _last_product_alone(dc: Tensor, a: Tensor, b: Tensor, precision: Any = None) -> tuple[Tensor, ...]:
+    """Of a broadcast operand one product's gradient, not the sum of all."""
+
+    def one(gradient: Tensor, shape: torch.Size) -> Tensor:
+        for _ in range(gradient.ndim - len(shape)):
+            gradient = gradient[-1] if len(gradient) else gradient.sum(0)
+        return gradient.sum_to_size(shape)
+
+    return one(torch.matmul(dc, b.mT), a.shape), one(torch.matmul(a.mT, dc), b.shape)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    a, b, *ctx.options, ctx.wide = inputs
-    ctx.save_for_backward(a, b)
+ATTENTION = [
+    *(workload("bf16", B=b, M=s, N=s, K=128, layout="NT") for b, s in ((256, 1024), (128, 2048), (32, 4096))),
+    workload("bf16", B=128, M=2048, N=128, K=2048),
+    workload("bf16", B=128, M=2048, N=2048, K=128, layout="NT", memory="heads"),
+]
+EXPERTS = workload("bf16", B=8, M=1024, N=4096, K=4096)
+SQUARES = [workload("bf16", B=16, M=n, N=n, K=n) for n in (1024, 2048)]
+SMALL = [workload("bf16", B=4096, M=n, N=n, K=n) for n in (64, 128)]
+SHARED = [workload("bf16", B=16, M=512, N=4096, K=4096, broadcast=which) for which in ("b", "a")]
+WORKLOADS = {
+    "verify": [
+        *(workload(B=b, M=m, N=n, K=k) for b, m, n, k in ((1, 1, 1, 1), (3, 16, 16, 16), (2, 33, 65, 17), (5, 7, 1, 40))),
+        *(workload(B=b, M=m, N=n, K=k) for b, m, n, k in ((0, 3, 5, 2), (2, 0, 5, 3), (2, 5, 3, 0))),
+        *(workload(B=2, M=20, N=34, K=33, layout=layout) for layout in ("NT", "TN", "TT")),
+        *(workload(B=4, M=12, N=20, K=24, broadcast=which) for which in ("a", "b", "both")),
+        workload(B=4, M=20, N=12, K=40, broadcast="both", layout="TT", memory="sliced"),
+        workload(B=3, M=20, N=12, K=16, broadcast="b", memory="sliced"),
+        *(workload(B=2, M=20, N=24, K=16, memory=memory) for memory in ("unaligned", "strided", "expanded")),
+        workload(B=6, M=9, N=5, K=8, memory="heads"),
+        workload(B=2, M=33, N=24, K=16, values="nonfinite"),
+        workload(B=2, M=16, N=16, K=520),
+        *(workload("fp32", B=2, M=16, N=24, K=40, precision=p) for p in PRECISIONS),
+    ],
+    "full": [
+        workload(B=5, M=129, N=255, K=257),
+        workload(B=3, M=256, N=192, K=128),
+        workload(B=48, M=136, N=72, K=200, memory="heads", layout="NT"),
+        *(workload(B=6, M=264, N=136, K=72, broadcast=which) for which in ("a", "b", "both")),
+    ],
+    "huge": [
+        workload("bf16", B=2**18 + 8, M=64, N=264, K=64),
+        workload("fp16", B=70000, M=3, N=5, K=4, broadcast="both"),
+        workload("bf16", B=2, M=2**16 + 8, N=2**15 + 8, K=64),
+        workload("bf16", B=2, M=64, N=64, K=2**24 + 64),
+    ],
+    "bench": [
+        *ATTENTION,
+        EXPERTS,
+        *SQUARES,
+        *SMALL,
+        *SHARED,
+        workload("fp16", B=16, M=2048, N=2048, K=2048),
+        workload("fp32", B=16, M=1024, N=1024, K=1024, precision="tf32"),
+    ],
+    "quick": [workload("bf16", B=16, M=1024, N=1024, K=1024)],
+    "compile": [
+        SQUARES[1],
+        workload("bf16", B=128, M=2048, N=2048, K=128, layout="NT"),
+        workload("fp16", B=8, M=500, N=500, K=500, layout="TN"),
+        workload("bf16", B=4, M=64, N=64, K=2**14),
+        workload("bf16", B=64, M=16, N=32, K=24, memory="heads"),
+        workload("bf16", B=16, M=512, N=4096, K=4096, broadcast="a"),
+        *(workload("fp32", B=16, M=1024, N=1024, K=1024, precision=p) for p in PRECISIONS),
+    ],
+    "cpu": [workload("fp32", B=16, M=n, N=n, K=n) for n in (64, 256, 512)],
+    "tune": [*ATTENTION, EXPERTS, *SQUARES, *SMALL, *SHARED],
+}  # fmt: skip
 
-
-def _gradients(ctx: Any, dc: Tensor, multiply: Callable[[Tensor, Tensor, bool], Tensor]) -> tuple[Any, ...]:
-    a, b = ctx.saved_tensors
-    dc = dc.to(a.dtype)
-    da = _summed(multiply, dc, b.mT, a) if ctx.needs_input_grad[0] else None
-    db = _summed(multiply, a.mT, dc, b) if ctx.needs_input_grad[1] else None
-    return da, db, *(None for _ in ctx.options), None
-
-
-def _summed(multiply: Callable[[Tensor, Tensor, bool], Tensor], a: Tensor, b: Tensor, of: Tensor) -> Tensor:
-    """The gradient of an operand: a·b, over the batch dimensions that this operand has broadcast added up in fp32, so that it
-    is rounded once."""
-    batch = batch_of(a, b)
-    shared = [i for i, (ours, all) in enumerate(zip(of.shape[:-2], batch, strict=True)) if ours != all]
-    return multiply(a, b, True).sum(shared, keepdim=True).to(of.dtype) if shared else multiply(a, b, False)
-
-
-def _backward(ctx: Any, dc: Tensor) -> tuple[Any, ...]:
-    return _gradients(ctx, dc, lambda a, b, wide: torch.ops.weft.batched_matmul(a, b, *ctx.options, wide))
-
-
-def _hopper_backward(ctx: Any, dc: Tensor) -> tuple[Any, ...]:
-    return _gradients(ctx, dc, _hopper_or_cublas)
-
-
-def _hopper_or_cublas(a: Tensor, b: Tensor, wide: bool) -> Tensor:
-    """The same kernel where TMA takes the layout: a gradient of odd sizes, or an expanded one, goes to cuBLAS."""
-    if batched_hopper.why_not(a, b, _dtype(a, wide)):
-        return torch.matmul(a, b).to(_dtype(a, wide))
-    return batched_hopper_op(a, b, wide)
-
-
-batched_op.register_autograd(_backward, setup_context=_save)
-batched_hopper_op.register_autograd(_hopper_backward, setup_context=_save)
+batched_matmul = Operator(
+    name="batched_matmul",
+    axes={"B": "products", "M": "rows of a", "N": "columns of b", "K": "columns of a, rows of b"},
+    inputs=inputs,
+    reference=reference,
+    cost=cost,
+    directions=("forward", "backward"),
+    options={**OPTIONS, "memory": (*LAYOUTS, "heads"), "broadcast": ("none", "a", "b", "both")},
+    differentiable=("a", "b"),
+    tolerance={
+        "forward": Tolerance(scale="tensor", terms=lambda w: max(w["M"], w["N"], w["K"])),
+        "backward": Tolerance(scale="tensor", terms=terms),
+    },
+    workloads=WORKLOADS,
+    mutants=[
+        *mutants.usual(reference),
+        Mutant("batches swapped", _batches_swapped),
+        Mutant("the first matrix of a for all", _first_matrix_for_all),
+        Mutant("inner batch dimension taken for the outer", _inner_batch_for_outer),
+        *SUMS,
+        *GRADIENTS,
+        Mutant("a broadcast operand's gradient of one product", _last_product_alone, "backward"),
+    ],
+)
 
 # ---- implementations -------------------------------------------------------------------------------------------------
-
-
-def batched_matmul_triton(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
-    precision = precision or default_precision()
-    if eager(a, b):
-        return _launched(batched_kernels.plans, a, b, precision)
-    if reason := batched_kernels.why_not(a, b):
-        raise Declined(reason)
-    return differentiably(a, b, lambda x, y: matmul_op(x, y, precision), lambda x, y: batched_op(x, y, precision))
-
-
-def batched_matmul_hopper(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
-    if reason := batched_hopper.why_not(a, b):
-        raise Declined(reason)
-    if eager(a, b):
-        return _launched(batched_hopper.plans, a, b)
-    return differentiably(a, b, hopper_op, batched_hopper_op)
-
-
-def cublas(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
-    if a.dtype != torch.float32 or precision in (None, default_precision()):
-        return torch.matmul(a, b)
-    if precision == "tf32x3":
-        raise Declined("PyTorch has no 3×tf32 product")
-    out: Tensor = AtPrecision.apply(a, b, precision)
-    return out
 
 
 def quack(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
@@ -133,25 +151,7 @@ def quack(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
     return gemm(a, b, tuned=False).view(shape)
 
 
-batched_matmul = Operator(
-    name="batched_matmul",
-    axes={"B": "products", "M": "rows of a", "N": "columns of b", "K": "columns of a, rows of b"},
-    inputs=inputs,
-    reference=reference,
-    cost=cost,
-    directions=("forward", "backward"),
-    options=OPTIONS,
-    differentiable=("a", "b"),
-    tolerance={
-        "forward": Tolerance(scale="tensor", terms=lambda w: max(w["M"], w["N"], w["K"])),
-        "backward": Tolerance(scale="tensor", terms=terms),
-    },
-    workloads=WORKLOADS,
-    mutants=MUTANTS,
-)
-
-batched_matmul.implementation("triton", arch=">=sm_80")(batched_matmul_triton)
-batched_matmul.implementation("cuda", arch="==sm_90", dtypes=("bf16", "fp16"), devices=("cuda",))(batched_matmul_hopper)
+batched_matmul.implementation("triton", arch=">=sm_80")(by_triton)
 batched_matmul.implementation("torch")(cublas)
 batched_matmul.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
 batched_matmul.implementation("quack", requires="quack-kernels", devices=("cuda",), dtypes=("bf16", "fp16"))(quack)
@@ -159,87 +159,10 @@ batched_matmul.implementation("quack", requires="quack-kernels", devices=("cuda"
 # ---- what users call -------------------------------------------------------------------------------------------------
 
 
-def check(a: Tensor, b: Tensor, precision: str | None, name: str = "batched_matmul") -> None:
-    check_tensor(name, "a", a)
-    check_tensor(name, "b", b)
-    check_same(name, "b", b, "a", a)
-    for argument, t in (("a", a), ("b", b)):
-        if t.ndim < 2:
-            raise ValueError(
-                f"{name}: argument '{argument}' has shape {tuple(t.shape)}; expected a matrix or a batch of them "
-                "(two dimensions or more)"
-            )
-    shapes = f"'a' has shape {tuple(a.shape)} and 'b' {tuple(b.shape)}"
-    if a.shape[-1] != b.shape[-2]:
-        raise ValueError(
-            f"{name}: {shapes}; expected b with {a.shape[-1]} rows (its last dimension but one), as many as 'a' has columns"
-        )
-    for of_a, of_b in zip(reversed(a.shape[:-2]), reversed(b.shape[:-2]), strict=False):
-        if of_a != of_b and 1 not in (of_a, of_b):
-            raise ValueError(
-                f"{name}: {shapes}; expected batch dimensions (all but the last two) that broadcast: counted from the last, "
-                f"equal ones or 1, not {of_a} and {of_b}"
-            )
-    if precision not in (None, *PRECISIONS):
-        raise ValueError(f"{name}: argument 'precision' is {precision!r}; expected {', '.join(PRECISIONS)} or None")
-
-
-def chosen(a: Tensor, b: Tensor, precision: str | None) -> Choice:
-    """For arguments that have been checked."""
-    if not on_gpu(a):
-        return Choice("torch", "the tensors are on the CPU, where weft runs PyTorch's product in full precision")
-    if 0 in result_shape(a, b):
-        return Choice("torch", "empty: nothing to launch")
-    if precision == "tf32x3" and a.dtype == torch.float32:
-        return Choice("triton", "PyTorch has no 3×tf32 product", batched_kernels.plans)
-    if a.dtype != torch.float32 and target_sm(a.device) == 90:
-        if traced(a, b):
-            return Choice("torch", "traced: PyTorch's own product, which a compiler sees")
-        if batched_kernels.many_small(a, b):
-            return Choice("triton", "many small matrices: a program each", batched_kernels.plans)
-        if reason := batched_hopper.why_not(a, b) or batched_hopper.slower(a, b):
-            return Choice("torch", reason)
-        return Choice("cuda", "TMA, wgmma and warps that only fetch, all matrices in one launch", batched_hopper.plans)
-    return Choice("torch", "cuBLAS: no kernel of ours has been measured to be faster here (README of the operator)")
-
-
 @batched_matmul.choice
 @guarded
-def choose(a: Tensor, b: Tensor, precision: str | None = None) -> Choice:
-    return checked(a, b, precision, "batched_matmul")[2]
-
-
-def checked(a: Tensor, b: Tensor, precision: str | None, name: str) -> tuple[Tensor, Tensor, Choice]:
-    """Both as autocast casts them, and what takes them."""
-    a, b = cast_for_products(a, b)
-    check(a, b, precision, name)
-    return a, b, chosen(a, b, precision)
-
-
-def _public_plan(a: Tensor, b: Tensor, precision: str | None, name: str) -> Any:
-    """The plan and the shape of the result, or None where there is nothing of ours to launch."""
-    check(a, b, precision, name)
-    choice = chosen(a, b, precision)
-    if choice.plans is None:
-        return None
-    options = [precision or default_precision()] if choice.implementation == "triton" else []
-    return choice.plan_for(a, b, *options), result_shape(a, b)
-
-
-public_plans = Plans(_public_plan)
-
-
-def product(a: Tensor, b: Tensor, precision: str | None, name: str) -> Tensor:
-    """What the public functions of this name run."""
-    if eager(a, b) and (known := public_plans.of((a, b), precision, name)) is not None:
-        plan, shape = known
-        c = torch.empty(shape, dtype=a.dtype, device=a.device)
-        plan(a, b, c)
-        return c
-    a, b, choice = checked(a, b, precision, name)
-    if choice.implementation == "torch":
-        return cublas(a, b, precision) if a.is_cuda and precision != "tf32x3" else reference(a, b)
-    return (batched_matmul_hopper if choice.implementation == "cuda" else batched_matmul_triton)(a, b, precision)
+def choose(a: Tensor, b: Tensor, precision: str | None = None, *, direction: str = "forward") -> Choice:
+    return dispatch.choice_of(direction, *cast_for_products(a, b), precision, "batched_matmul")
 
 
 @batched_matmul.function
@@ -261,4 +184,4 @@ def batched_matmul_function(a: Tensor, b: Tensor, precision: str | None = None) 
             broadcast; an unknown precision.
         Declined: of ``tf32x3``, more than three batch dimensions whose strides do not let them be merged.
     """
-    return product(a, b, precision, "batched_matmul")
+    return dispatch.public(a, b, precision, "batched_matmul", choose)

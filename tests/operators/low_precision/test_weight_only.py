@@ -1,7 +1,9 @@
-"""Products of few rows where what is asked of every operator does not reach: quantised weights and their layout, the
-arithmetic that unpacks them, splits, hand-overs, gradients, wrong arguments."""
+"""Products of few rows with a quantised weight where the tests of every operator do not reach: weights and their layout, the
+arithmetic that unpacks them, splits, which kernel is taken, gradients, wrong arguments."""
 
 from __future__ import annotations
+
+import importlib
 
 import pytest
 from where import DEVICE, DTYPES
@@ -9,17 +11,21 @@ from where import DEVICE, DTYPES
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from few_row_products import FORMS, random  # noqa: E402
-
 from weft import ops, registry  # noqa: E402
 from weft.bench.tune import forget_plans  # noqa: E402
-from weft.definition import SHARED_LIMIT, torch_dtype  # noqa: E402
-from weft.operators.linear import skinny_kernels  # noqa: E402
+from weft.definition import SHARED_LIMIT, Declined, torch_dtype  # noqa: E402
+from weft.operators import dispatch  # noqa: E402
+from weft.operators.call import Choice  # noqa: E402
+from weft.operators.launch import compiling_for  # noqa: E402
 from weft.operators.low_precision import quantized_weight as qw  # noqa: E402
-from weft.operators.low_precision import weight_only_kernels  # noqa: E402
-from weft.operators.matmul.split_sums import parts_of  # noqa: E402
+from weft.operators.low_precision import weight_only_hopper, weight_only_kernels  # noqa: E402
 
+FORMS = [(f, g) for f in qw.FORMATS for g in ((0, *qw.GROUPS) if f != "int4" else qw.GROUPS)]
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(DEVICE)
 
 
 def every_code(format: str, n: int, k: int) -> torch.Tensor:
@@ -132,108 +138,113 @@ def test_every_code_is_multiplied_by_its_value(format, dtype):
 # ---- splits and configurations ---------------------------------------------------------------------------------------
 
 
-def test_parts_are_whole_and_none_is_empty():
-    for steps in range(40):
-        for wanted in range(1, 20):
-            parts = parts_of(wanted, steps)
-            each = -(-steps // parts)
-            assert 1 <= parts <= max(min(wanted, steps), 1) and each * (parts - 1) < max(steps, 1)
-
-
 @pytest.mark.parametrize("sm", SHARED_LIMIT)
-def test_configurations_fit_shared_memory(sm):
+@pytest.mark.parametrize(("format", "group"), FORMS)
+def test_configurations_fit_shared_memory(sm, format, group):
     for m in (1, 2, 4, 8, 16, 32, 64):
-        for dtype in (torch.bfloat16, torch.float32):
-            found = list(skinny_kernels.candidates(sm, dtype, m, 8192, 8192))
-            assert 10 < len(found) < 200
-            for c in found:
-                rows, step = (
-                    (c["ROWS"], c["num_warps"] * 512) if "ROWS" in c else (c["BLOCK_N"], c["BLOCK_K"] * dtype.itemsize)
-                )
-                assert "ROWS" not in c or m <= 4
-                assert (rows + m) * step * c["num_stages"] <= SHARED_LIMIT[sm] or c["num_stages"] == 1
-        for format, group in FORMS:
-            found = list(weight_only_kernels.candidates(sm, torch.bfloat16, format, group, m, 8192, 8192))
-            assert 10 < len(found) < 100
-            assert all(c["TOKENS"] >= min(m, 32) and c["BLOCK_N"] >= 16 * c["num_warps"] for c in found)
+        found = list(weight_only_kernels.candidates(sm, torch.bfloat16, format, group, m, 8192, 8192))
+        assert 10 < len(found) < 100
+        assert all(c["TOKENS"] >= min(m, 32) and c["BLOCK_N"] >= 16 * c["num_warps"] for c in found)
 
 
 @pytest.mark.parametrize("m", [1, 9])
 @pytest.mark.parametrize("parts", [1, 3, 8])
 def test_a_split_sum_adds_the_bias_once(m, parts, monkeypatch):
     x, w, bias = random(m, 700), random(9, 700, seed=1), random(9, seed=2)
-    want = torch.nn.functional.linear(x.double(), w.double(), bias.double())
     weight = qw.quantize_weight(w, "int8")
-    cases = [
-        (skinny_kernels.configuration, "skinny_matmul", w, want),
-        (
-            weight_only_kernels.configuration,
-            "weight_only_matmul",
-            weight,
-            x.double() @ qw.dequantize_weight(weight, torch.float64).t() + bias,
-        ),
-    ]
-    for configuration, name, operand, right in cases:
-        key = (torch.float32, m if m == 1 else 16, 16, 1024)
-        if name == "weight_only_matmul":
-            key = (torch.float32, "int8", 0, *key[1:])
-        forget_plans()  # a GPU keeps those of the parts tried before
-        monkeypatch.setattr(configuration, "trial", {**configuration.heuristic(90, *key), "SPLIT": parts})
-        got = registry.get(name).find("triton").function(x, operand, bias)
-        torch.testing.assert_close(got.double(), right, rtol=1e-5, atol=1e-4)
+    key = (torch.float32, "int8", 0, m if m == 1 else 16, 16, 1024)
+    configuration = weight_only_kernels.configuration
+    forget_plans()  # a GPU keeps those of the parts tried before
+    monkeypatch.setattr(configuration, "trial", {**configuration.heuristic(90, *key), "SPLIT": parts})
+    got = registry.get("weight_only_matmul").find("triton").function(x, weight, bias)
+    want = x.double() @ qw.dequantize_weight(weight, torch.float64).t() + bias
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("m", [1, 2])
-@pytest.mark.parametrize(("rows", "at_once", "parts"), [(1, 4, 1), (2, 2, 1), (4, 2, 2), (1, 8, 3)])
-def test_threads_ask_for_several_vectors_at_once(m, rows, at_once, parts, monkeypatch):
-    """Rows that end within a step, within a vector, and with one; rows of w that the last program has too few of."""
-    config = {"ROWS": rows, "SPLIT": parts, "AT_ONCE": at_once, "num_warps": 1, "num_stages": 1}
-    for k in (512, 1700, 1027, 3):
-        forget_plans()
-        monkeypatch.setattr(skinny_kernels.configuration, "trial", config)
-        x, w, bias = random(m, k), random(7, k, seed=1), random(7, seed=2)
-        got = registry.get("skinny_matmul").find("triton").function(x, w, bias)
-        want = torch.nn.functional.linear(x.double(), w.double(), bias.double())
-        torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-4)
+# ---- which kernel is taken -------------------------------------------------------------------------------------------
 
 
-def test_one_row_is_shared_out_over_many_programs():
-    for dtype in (torch.bfloat16, torch.float32):
-        found = list(skinny_kernels.candidates(90, dtype, 1, 8192, 8192))
-        chosen = skinny_kernels._vector(1, 1, 8, 1, 4)
-        assert chosen in found and sum(c.get("AT_ONCE", 1) > 1 for c in found) >= 10
-        assert all((c["ROWS"] + 1) * c["AT_ONCE"] <= 16 for c in found if c.get("AT_ONCE", 1) > 1)
-        if DEVICE == "cuda":  # the interpreter has a choice of its own
-            assert skinny_kernels.heuristic(90, dtype, 1, 8192, 8192) == chosen
+@pytest.mark.parametrize(("sm", "taken"), [(90, "cuda"), (80, "triton"), (100, "triton")])
+def test_the_public_functions_take_hoppers_kernel_where_it_was_faster(sm, taken):
+    def meta(*shape, dtype=torch.bfloat16):
+        return torch.empty(*shape, dtype=dtype, device="meta")
+
+    def chosen(name, x, w):
+        return ops.explain(name, x, w).implementation
+
+    with compiling_for(sm, lambda *kernel: None):
+        for format, group in FORMS:
+            weight = qw.quantize_weight(torch.ones(24, 512), format, group).to("meta")
+            assert {chosen("weight_only_matmul", meta(m, 512), weight) for m in (1, 2, 16, 17, 64)} == {taken}
+            assert chosen("weight_only_matmul", meta(65, 512), weight) == "torch"
+            assert chosen("weight_only_matmul", meta(4, 512, dtype=torch.float32), weight) == "triton"
+            assert chosen("weight_only_matmul", meta(4, 516)[:, :512], weight) == "triton", "rows off 16 bytes"
 
 
-# ---- hand-overs ------------------------------------------------------------------------------------------------------
+def test_elsewhere_hoppers_kernel_declines_in_words():
+    x, weight = random(3, 128, dtype=torch.float16), qw.quantize_weight(random(8, 128, dtype=torch.float16), "int4")
+    with compiling_for(80, lambda *kernel: None), pytest.raises(Declined, match="sm_80"):
+        registry.get("weight_only_matmul").find("cuda").function(x, weight)
 
 
-def test_many_rows_and_columns_that_are_no_rows_go_to_pytorch():
-    x, w = random(65, 128), random(8, 128)
-    weight = qw.quantize_weight(w, "int4")
-    assert "over 64 rows" in ops.explain("skinny_matmul", x, w).reason
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+def test_traced_for_hopper_what_tma_cannot_take_is_tritons(monkeypatch):
+    """The compiler sees no addresses; when the call comes, x begins off 16 bytes, and the table is read again."""
+    x = random(129, dtype=torch.float16)[1:].view(1, 128)
+    w, bias = random(8, 128, dtype=torch.float16, seed=1), random(8, dtype=torch.float16, seed=2)
+    weight, called = qw.quantize_weight(w, "int4"), []
+
+    def backend(graph, example):
+        called.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return graph.forward
+
+    for module in (dispatch, weight_only_hopper):
+        monkeypatch.setattr(module, "target_sm", lambda device: 90)
+    torch._dynamo.reset()
+    got = torch.compile(ops.weight_only_matmul, fullgraph=True, dynamic=False, backend=backend)(x, weight, bias)
+    assert called == ["weft.weight_only_matmul.default"]
+    want = x.double() @ qw.dequantize_weight(weight, w.dtype).double().t() + bias.double()
+    torch.testing.assert_close(got.double(), want, rtol=2e-3, atol=2e-3 * float(want.abs().max()))
+
+
+def test_many_rows_go_to_pytorch():
+    x, weight = random(65, 128), qw.quantize_weight(random(8, 128), "int4")
     assert "over 64 rows" in ops.explain("weight_only_matmul", x, weight).reason
-    assert "not contiguous along K" in ops.explain("skinny_matmul", x[:4], random(128, 8).t()).reason
     for rows in (x, x[:64]):
-        torch.testing.assert_close(ops.skinny_matmul(rows, w), rows @ w.t(), rtol=1e-4, atol=1e-4)
         dense = qw.dequantize_weight(weight, x.dtype)
         torch.testing.assert_close(ops.weight_only_matmul(rows, weight), rows @ dense.t(), rtol=1e-4, atol=1e-4)
-    assert ops.explain("skinny_matmul", x[:64], w).implementation == "triton"
     assert ops.explain("weight_only_matmul", x[:64], weight).implementation == "triton"
 
 
-@pytest.mark.parametrize("name", ["skinny_matmul", "weight_only_matmul"])
 @pytest.mark.parametrize("k", [128, 136, 132, 131])
-def test_rows_of_any_length_and_alignment(name, k):
+def test_rows_of_any_length_and_alignment(k):
     """Multiples of 16, 8 and 4 elements, and an odd number; x as a slice of wider rows, and one element off."""
     wide, w = random(4 * (k + 8) + 1, dtype=torch.float16), random(9, k, dtype=torch.float16, seed=1)
-    operand = w if name == "skinny_matmul" else qw.quantize_weight(w, "int8")
-    dense = (w if name == "skinny_matmul" else qw.dequantize_weight(operand, torch.float64)).double()
+    weight = qw.quantize_weight(w, "int8")
+    dense = qw.dequantize_weight(weight, torch.float64)
     for x in (wide[:-1].view(4, k + 8)[:, :k], wide[1:].view(4, k + 8)[:, 3 : 3 + k], wide[: 4 * k].view(k, 4).t()):
-        got = getattr(ops, name)(x, operand)
-        torch.testing.assert_close(got.double(), x.double() @ dense.t(), rtol=2e-3, atol=2e-2)
+        torch.testing.assert_close(
+            ops.weight_only_matmul(x, weight).double(), x.double() @ dense.t(), rtol=2e-3, atol=2e-2
+        )
+
+
+@pytest.mark.parametrize(("format", "group"), FORMS)
+def test_a_layers_parameter_becomes_a_constant(format, group):
+    """As the README has it: ``quantize_weight(linear.weight, …)``."""
+    linear, x = torch.nn.Linear(512, 24), torch.randn(3, 512, requires_grad=True)
+    ops.weight_only_matmul(x, qw.quantize_weight(linear.weight, format, group), linear.bias).sum().backward()
+    assert linear.weight.grad is None and x.grad is not None and linear.bias.grad is not None
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="autocast of a CPU")
+def test_a_quantised_weights_kernel_is_chosen_for_what_autocast_makes_of_x(monkeypatch):
+    module = importlib.import_module("weft.operators.low_precision.weight_only_matmul")
+    seen = []
+    monkeypatch.setattr(module, "choose", lambda x, *rest: seen.append(x.dtype) or Choice("torch", ""))
+    weight = qw.quantize_weight(random(8, 64), "int8")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert ops.weight_only_matmul(random(3, 64).requires_grad_(), weight, random(8)).dtype == torch.bfloat16
+    assert seen == [torch.bfloat16]
 
 
 # ---- gradients -------------------------------------------------------------------------------------------------------
@@ -255,33 +266,12 @@ def test_gradients_of_x_and_bias_through_a_quantised_weight():
             torch.testing.assert_close(got.double(), right, rtol=1e-4, atol=1e-4 * float(right.detach().abs().max()))
 
 
-@pytest.mark.skipif(DEVICE == "cuda", reason="autocast of a CPU")
-def test_operands_are_cast_as_autocast_casts_those_of_a_linear_layer():
-    x, w, bias = random(3, 128), random(7, 128), random(7)
-    with torch.autocast("cpu", torch.bfloat16):
-        want = torch.nn.functional.linear(x.bfloat16(), w, bias)
-        got = ops.skinny_matmul(x.bfloat16(), w, bias)
-        ops.explain("skinny_matmul", x, w.bfloat16(), bias)
-    torch.testing.assert_close(got, want)
-
-
 # ---- wrong arguments -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "match"),
-    [
-        (lambda x, w: ops.skinny_matmul(x[0], w), ValueError, r"'x' has shape \(128,\); expected a matrix"),
-        (lambda x, w: ops.skinny_matmul(x, w[:, :5]), ValueError, "expected w with 128 columns"),
-        (lambda x, w: ops.skinny_matmul(x, w.half()), TypeError, "'w' has dtype float16"),
-        (lambda x, w: ops.skinny_matmul(x, w, w[0]), ValueError, r"'bias' has shape \(128,\); expected \(7,\)"),
-        (lambda x, w: ops.skinny_matmul(x, w, 1.0), TypeError, "'bias' is a float"),
-        (lambda x, w: ops.weight_only_matmul(x, w), TypeError, "'weight' is a Tensor; expected a QuantizedWeight"),
-    ],
-)
-def test_wrong_arguments_are_named(call, error, match):
-    with pytest.raises(error, match=match):
-        call(random(3, 128), random(7, 128))
+def test_a_weight_that_is_not_quantised_is_named():
+    with pytest.raises(TypeError, match="'weight' is a Tensor; expected a QuantizedWeight"):
+        ops.weight_only_matmul(random(3, 128), random(7, 128))
 
 
 def changed(**parts):
@@ -394,18 +384,17 @@ def test_peers_compute_the_same_product(format, group, m):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("m", [1, 8, 16, 33, 64])
-@pytest.mark.parametrize(("format", "group"), [("wide", 0), *FORMS])
-def test_the_cuda_kernels_give_the_same_bits_every_time(format, group, m):
+@pytest.mark.parametrize(("format", "group"), FORMS)
+def test_the_cuda_kernel_gives_the_same_bits_every_time(format, group, m):
     """N and K that no tile divides; ten launches beside one another, into memory that was NaN."""
     x, w = random(m, 4224, dtype=torch.bfloat16), random(1160, 4224, dtype=torch.bfloat16)
-    weight = w if format == "wide" else qw.quantize_weight(w, format, group)
-    operator = registry.get("skinny_matmul" if format == "wide" else "weight_only_matmul")
+    weight = qw.quantize_weight(w, format, group)
+    kernel = registry.get("weight_only_matmul").find("cuda").function
     try:
-        made = [operator.implementations["cuda"].function(x, weight) for _ in range(10)]
+        made = [kernel(x, weight) for _ in range(10)]
     except NotImplementedError:
         assert torch.cuda.get_device_capability() != (9, 0)
         return
     assert all(y.equal(made[0]) for y in made)
-    exact = w.double() if format == "wide" else qw.dequantize_weight(weight, torch.float64)
-    want = x.double() @ exact.t()
+    want = x.double() @ qw.dequantize_weight(weight, torch.float64).t()
     torch.testing.assert_close(made[0].double(), want, rtol=2.0**-8, atol=2e-6 * float(want.abs().max()))

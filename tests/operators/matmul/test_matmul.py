@@ -1,5 +1,5 @@
-"""Batched products where what is asked of every operator does not reach: which matrices become rows, what is broadcast and
-what its gradient costs, batches beyond a grid's second dimension, which kernel a call takes."""
+"""Products of matrices and of batches where the tests of every operator do not reach: which matrices become rows, what is
+broadcast and what its gradient costs, batches beyond a grid's second dimension, which kernel a call takes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from weft import ops, registry  # noqa: E402
 from weft.definition import Declined  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.matmul import batched_hopper, batched_kernels, batched_matmul  # noqa: E402
-from weft.operators.matmul.batched_views import forms  # noqa: E402
-from weft.operators.matmul.split_sums import SplitPlan  # noqa: E402
+from weft.operators.matmul import dispatch, kernels  # noqa: E402
+from weft.operators.matmul.dispatch import forms  # noqa: E402
+from weft.operators.partial_sums import SplitPlan  # noqa: E402
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
@@ -92,9 +92,9 @@ class Calls(TorchDispatchMode):
     "of_a, of_b, forward, backward",
     [
         ((3, 4, 8), (8, 5), ["weft::matmul"], ["weft::matmul"] * 2),
-        ((2, 3, 4, 8), (2, 1, 8, 5), ["weft::batched_matmul"], ["weft::batched_matmul"] * 2),
-        ((3, 4, 8), (3, 8, 5), ["weft::batched_matmul"], ["weft::batched_matmul"] * 2),
-        ((4, 8), (3, 8, 5), ["weft::batched_matmul"], ["weft::batched_matmul"] * 2 + ["aten::sum"]),
+        ((2, 3, 4, 8), (2, 1, 8, 5), ["weft::matmul"], ["weft::matmul"] * 2),
+        ((3, 4, 8), (3, 8, 5), ["weft::matmul"], ["weft::matmul"] * 2),
+        ((4, 8), (3, 8, 5), ["weft::matmul"], ["weft::matmul"] * 2 + ["aten::sum"]),
     ],
 )
 def test_a_sum_over_rows_of_a_batch_is_part_of_the_gradients_product(of_a, of_b, forward, backward):
@@ -147,10 +147,10 @@ def test_an_expanded_operand_has_a_gradient_for_each_of_its_places():
 def test_a_batch_is_part_of_a_grids_first_dimension():
     """Which has 2³¹ - 1 programs; the others have 65,535."""
     with compiling_for(90, lambda *compiled: None):
-        made = batched_kernels.plan(meta(70000, 100, 16), meta(70000, 16, 16), "ieee")
+        made = kernels.plan(meta(70000, 100, 16), meta(70000, 16, 16), "ieee")
         assert made.grid[0] == 70000 * -(-100 // made.constants["BLOCK_M"]) and made.grid[1] == 1
         with pytest.raises(Declined, match="more than a grid"):
-            batched_kernels.plan(meta(2**31, 1, 1).expand(-1, -1, 8), meta(2**31, 8, 1), "ieee")
+            kernels.plan(meta(2**31, 1, 1).expand(-1, -1, 8), meta(2**31, 8, 1), "ieee")
 
 
 def test_offsets_of_far_matrices_are_of_64_bits():
@@ -166,7 +166,7 @@ def test_offsets_of_far_matrices_are_of_64_bits():
 def test_few_matrices_of_long_sums_are_split():
     a, b = random(3, 5, 1000), random(3, 1000, 6, seed=1)
     if DEVICE == "cpu":
-        assert isinstance(batched_kernels.plan(a[:1].expand(2, -1, -1), b[:2], "ieee"), SplitPlan)
+        assert isinstance(kernels.plan(a[:1].expand(2, -1, -1), b[:2], "ieee"), SplitPlan)
     torch.testing.assert_close(kernel(a, b), a @ b, rtol=1e-4, atol=1e-3)
     torch.testing.assert_close(kernel(a[:2], b[:2]), a[:2] @ b[:2], rtol=1e-4, atol=1e-3)
 
@@ -184,19 +184,15 @@ def test_more_batch_dimensions_than_levels_are_declined_by_the_kernel_and_taken_
 @pytest.mark.parametrize(
     "a, b, implementation, words",
     [
-        (meta(32, 1024, 128), meta(32, 1024, 128).mT, "torch", "sums of 128 terms"),
-        (meta(32, 2048, 2048), meta(32, 2048, 128), "cuda", "one launch"),
-        (meta(4, 8, 1024, 512), meta(4, 8, 512, 64), "cuda", "one launch"),
-        (meta(16, 512, 4096), meta(4096, 4096), "cuda", "one launch"),
-        (meta(16, 8, 4096), meta(4096, 64), "cuda", "one launch"),  # 128 rows of one product
-        (meta(4, 8, 32, 512), meta(4, 1, 512, 512), "cuda", "one launch"),  # 256 rows of four
-        (meta(512, 4096), meta(16, 4096, 4096), "cuda", "one launch"),
-        (meta(16, 640, 512)[:, :512], meta(512, 64), "cuda", "one launch"),
-        (meta(4096, 64, 64), meta(4096, 64, 64), "triton", "many small"),
-        (meta(4096, 64, 64), meta(64, 64), "cuda", "one launch"),
-        (meta(64, 129, 512), meta(64, 512, 64), "torch", "50% of the smallest tiles"),
-        (meta(8, 256, 20), meta(8, 20, 256), "torch", "16 bytes"),
-        (meta(4, 2048, 8, 128).transpose(1, 2), meta(4, 8, 128, 2048), "torch", "do not merge"),
+        (meta(512, 4096), meta(4096, 512), "cuda", "TMA"),
+        (meta(64, 129), meta(129, 64), "torch", "cuBLAS"),
+        (meta(32, 1024, 128), meta(32, 1024, 128).mT, "torch", "cuBLAS"),
+        (meta(32, 2048, 2048), meta(32, 2048, 128), "torch", "cuBLAS"),
+        (meta(16, 512, 4096), meta(4096, 4096), "torch", "cuBLAS"),
+        (meta(4096, 64, 64), meta(4096, 64, 64), "triton", "small matrices"),
+        (meta(64, 64, 8, 8), meta(64, 64, 8, 64), "triton", "small matrices"),
+        (meta(4096, 64, 64), meta(64, 64), "torch", "cuBLAS"),
+        (meta(4, 2048, 8, 128).transpose(1, 2), meta(4, 8, 128, 2048), "torch", "cuBLAS"),
         (meta(8, 256, 256, dtype=torch.float32), meta(8, 256, 256, dtype=torch.float32), "torch", "cuBLAS"),
         (meta(0, 256, 256), meta(0, 256, 256), "torch", "empty"),
     ],
@@ -206,11 +202,7 @@ def test_a_call_takes_the_kernel_that_is_for_it(a, b, implementation, words):
         for name in ("batched_matmul", "matmul"):
             choice = ops.explain(name, a, b)
             assert (choice.implementation, words in choice.reason) == (implementation, True), choice
-        if implementation == "cuda":
-            assert isinstance(choice.plan_for(a, b), batched_hopper.HopperPlan)
-        elif implementation == "torch" and not any(w in words for w in ("tiles", "terms", "cuBLAS", "empty")):
-            with pytest.raises(Declined, match=words):
-                batched_hopper.plan(a, b)
+            assert ops.explain(name, a, b, direction="backward").implementation == implementation
     with compiling_for(80, lambda *compiled: None):
         assert ops.explain("batched_matmul", a, b).implementation == "torch"
 
@@ -219,13 +211,15 @@ def test_three_tf32_products_are_tritons():
     a = meta(2, 1, 64, 64, dtype=torch.float32)
     with compiling_for(90, lambda *compiled: None):
         choice = ops.explain("batched_matmul", a, a, precision="tf32x3")
-        assert choice.implementation == "triton" and choice.plan_for(a, a, "tf32x3").constants["PRECISION"] == "tf32x3"
+        assert choice.implementation == "triton"
+        plan, shape = dispatch.FORWARD.of((a, a), "tf32x3")
+        assert plan.constants["PRECISION"] == "tf32x3" and shape == (2, 1, 64, 64)
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="there every call without a gradient is eager")
 @pytest.mark.parametrize("of_a, of_b", [((2, 3, 4, 8), (8, 5)), ((2, 1, 4, 8), (3, 8, 5)), ((4, 8), (2, 8, 5))])
 def test_an_eager_call_launches_the_plan_on_the_tensors_as_they_came(monkeypatch, of_a, of_b):
-    monkeypatch.setattr(batched_matmul, "eager", lambda *tensors: True)
+    monkeypatch.setattr(dispatch, "eager", lambda *tensors: True)
     a, b = random(*of_a), random(*of_b, seed=1)
     for function in (ops.batched_matmul, ops.matmul):
         with Calls() as calls:
@@ -234,13 +228,33 @@ def test_an_eager_call_launches_the_plan_on_the_tensors_as_they_came(monkeypatch
         torch.testing.assert_close(got, a @ b, rtol=1e-4, atol=1e-4)
 
 
-def test_hoppers_launch_is_of_all_matrices():
-    a, b = meta(2, 3, 136, 72), meta(2, 3, 264, 72).mT
-    with compiling_for(90, lambda *compiled: None):
-        made = batched_hopper.plan(a, b)
-    assert (made.shape.m, made.shape.n, made.shape.k, made.shape.matrices) == (136, 264, 72, 6)
-    assert [of.sizes for of in made.maps[:2]] == [(72, 136, 6), (72, 264, 6)]
-    assert [of.steps for of in made.maps[:2]] == [(144, 144 * 136), (144, 144 * 264)]
+def test_no_part_of_a_split_sum_is_empty():
+    """Programs assume it."""
+    for steps in (1, 8, 65, 1057, 4000):
+        for tiles in (1, 2, 5, 40):
+            with compiling_for(90, lambda *compiled: None):
+                plan = kernels.plan(meta(64 * tiles, 64 * steps), meta(64 * steps, 64), "ieee")
+            products = plan.products if isinstance(plan, SplitPlan) else plan
+            parts, steps_of_tile = products.constants["SPLIT"], -(-64 * steps // products.constants["BLOCK_K"])
+            assert (parts - 1) * -(-steps_of_tile // parts) < steps_of_tile
+
+
+def test_a_gradient_on_hopper_is_two_products_by_the_table(monkeypatch):
+    """With its own gradient; the main loop is emulated by PyTorch."""
+    calls = []
+
+    def of(tensors, *options):
+        calls.append(tensors)
+        return (lambda a, b, c: c.copy_(a @ b)), (tensors[0].shape[0], tensors[1].shape[1])
+
+    monkeypatch.setattr(dispatch.FORWARD, "of", of)
+    a, b = random(6, 8).requires_grad_(), random(8, 5, seed=1).requires_grad_()
+    seconds = []
+    for function in (dispatch.product, torch.matmul):
+        first = torch.autograd.grad(function(a, b).square().sum(), (a, b), create_graph=True)
+        seconds.append((*first, *torch.autograd.grad(sum(f.square().sum() for f in first), (a, b))))
+    assert len(calls) >= 7
+    torch.testing.assert_close(*seconds, rtol=1e-4, atol=1e-1)
 
 
 # ---- other calls -----------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ constexpr int UNDER = 0xea, WITHOUT = 0xae;
 
 // ---- codes to floats: the pair of slice i of a word ------------------------------------------------------------------------
 
-enum Format { INT4, INT8, FP8, WIDE };  // WIDE: a weight of x's dtype as it is, two columns a word
+enum Format { INT4, INT8, FP8 };
 
 // What is added to int4's codes under their magic number, 128 + code in bf16 and 1024 + code in fp16: the same of the zero point,
 // negative.
@@ -40,7 +40,6 @@ template <> constexpr u32 MASK<bf16, FP8> = 0x07f007f0;
 template <> constexpr u32 MASK<fp16, FP8> = 0x3f803f80;
 
 template <Format FORMAT, int SLICE> __device__ __forceinline__ u32 pair_of(bf16, u32 word, u32 mask, u32 minus) {
-  if constexpr (FORMAT == WIDE) return word;
   constexpr u32 ONE = 0x3f803f80, MAGIC = 0x43004300;
   if constexpr (FORMAT == INT4) return fma_pair(bf16{}, (word >> 4 * SLICE & mask) | MAGIC, ONE, minus);
   if constexpr (FORMAT == INT8) {  // seven bits fit beside the magic number; the eighth says whether 128 or 256 goes off again
@@ -52,7 +51,6 @@ template <Format FORMAT, int SLICE> __device__ __forceinline__ u32 pair_of(bf16,
 }
 
 template <Format FORMAT, int SLICE> __device__ __forceinline__ u32 pair_of(fp16, u32 word, u32 mask, u32 minus) {
-  if constexpr (FORMAT == WIDE) return word;
   constexpr u32 ONE = 0x3c003c00, MAGIC = 0x64006400;
   if constexpr (FORMAT == INT4) return fma_pair(fp16{}, (word >> 4 * SLICE & mask) | MAGIC, ONE, minus);
   if constexpr (FORMAT == INT8) return fma_pair(fp16{}, __byte_perm(word, 0x64646464, SLICE ? 0x4341 : 0x4240), ONE, 0xe480e480);

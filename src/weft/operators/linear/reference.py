@@ -1,4 +1,4 @@
-"""The definition of a linear layer with its epilogue: reference, inputs, cost, workloads, mutants."""
+"""What ``linear`` and ``linear_quantized`` are verified and timed on: references, inputs, compulsory work, mistakes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Workload, workload
 from weft.operators import mutants
-from weft.operators.linear import linear_activations
-from weft.operators.linear.linear_activations import ACTIVATIONS, halves
+from weft.operators.linear import activations
+from weft.operators.linear.activations import ACTIVATIONS, halves
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 
+E4M3 = torch.float8_e4m3fn  # of codes
+NAMES = ("fp8_e4m3", "fp8_e5m2", "int8")
 OPTIONS = {
     "activation": ("none", *ACTIVATIONS),
     "plus": ("bias+residual", "bias", "residual", "none"),
@@ -33,7 +35,7 @@ def composed(
     activation: str | None = None,
 ) -> Tensor:
     """What a user of PyTorch writes."""
-    chosen = linear_activations.of(activation)
+    chosen = activations.of(activation)
     y = chosen.usual(*halves(F.linear(x, weight, bias), chosen))
     return y if residual is None else y + residual
 
@@ -46,7 +48,7 @@ def reference(
     *,
     activation: str | None = None,
 ) -> Tensor:
-    chosen = linear_activations.of(activation)
+    chosen = activations.of(activation)
     y = chosen.reference(*halves(F.linear(x, weight, bias), chosen))
     return y if residual is None else y + residual
 
@@ -57,7 +59,7 @@ def activation_of(w: Workload) -> str | None:
 
 
 def gated(w: Workload) -> bool:
-    return linear_activations.of(activation_of(w)).gated
+    return activations.of(activation_of(w)).gated
 
 
 def has(w: Workload, what: str) -> bool:
@@ -126,7 +128,7 @@ def _last_slice_left_out(named: dict[str, Any]) -> dict[str, Any]:
 
 
 def _halves_exchanged(named: dict[str, Any]) -> dict[str, Any]:
-    if not linear_activations.of(named["activation"]).gated:
+    if not activations.of(named["activation"]).gated:
         return {}
     bias = named["bias"]
     exchanged = {"weight": named["weight"].roll(named["weight"].shape[0] // 2, 0)}
@@ -147,7 +149,7 @@ def _other_form(named: dict[str, Any]) -> dict[str, Any]:
 def _residual_before_activation(
     x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str | None
 ) -> Tensor:
-    chosen = linear_activations.of(activation)
+    chosen = activations.of(activation)
     if residual is None or chosen.gated:
         return reference(x, weight, bias, residual, activation=activation)
     return chosen.reference(F.linear(x, weight, bias) + residual)
@@ -161,7 +163,7 @@ def gradients(dy: Tensor, activation: str | None = None, **named: Any) -> tuple[
 
 
 def _slope_left_out(dy: Tensor, activation: str | None = None, **named: Any) -> tuple[Tensor, ...]:
-    chosen = linear_activations.of(activation)
+    chosen = activations.of(activation)
     return gradients(dy, activation=None if not chosen.gated else activation, **named)
 
 
@@ -195,7 +197,7 @@ MUTANTS = [
 
 
 def gated_name(activation: str | None) -> bool:
-    return linear_activations.of(activation).gated
+    return activations.of(activation).gated
 
 
 # ---- workloads -------------------------------------------------------------------------------------------------------

@@ -1,17 +1,17 @@
-// Products of up to 64 tokens with a weight, of 16 bits or quantised, on Hopper (sm_90a): y = x · wᵀ as yᵀ = w · xᵀ.
+// Products of up to 64 tokens with a quantised weight on Hopper (sm_90a): y = x · wᵀ as yᵀ = w · xᵀ.
 //
 // The weight is wgmma's side of 64 rows and x the narrow one, so that 8 tokens cost no more than one. A thread fetches units of
-// LINES * 128 bytes of each of the block's rows, and the columns of x that go with them, through a ring of STAGES places by TMA: all
-// of shared memory is bytes on their way, and no register is. Zeros come for tokens past M and for columns past K. DOWN x ALONG
-// warpgroups multiply: each takes 64 rows, and of the units every ALONGth. A weight of 16 bits goes from shared memory to the
-// tensor cores as it is. Words of codes are read by ldmatrix, which gives each lane the words that hold its pairs of operand A, and
-// become floats in registers (weight_only_codes.cuh); a group's scale multiplies its fp32 sums.
+// LINES * 128 bytes of each of the block's rows, and the columns of x that go with them, through a ring of STAGES slots by TMA: all
+// of shared memory is bytes in flight, and no register is. Zeros come for tokens past M and for columns past K. DOWN x ALONG
+// warpgroups multiply: each takes 64 rows, and of the units every ALONGth. Words of codes are read by ldmatrix, which gives each
+// lane the words that hold its pairs of operand A, and become floats in registers (codes.cuh); a group's scale multiplies its fp32
+// sums.
 //
 // Warpgroups along K, and the BLOCKS blocks of a cluster, hand their sums to one block, which adds them in one order.
 #include "prelude.cuh"
 #include "hopper_pipeline.cuh"
-#include "skinny_wgmma.cuh"
-#include "weight_only_codes.cuh"
+#include "narrow_wgmma.cuh"
+#include "codes.cuh"
 
 struct Shape {
   i64 N, scale_row, scale_group, zero_row, zero_group, bias_col;
@@ -28,7 +28,7 @@ __device__ __forceinline__ void floats_of(u32 (&a)[HELD][4], const u32 (&words)[
   }
 }
 
-// Of the own block, and not through the cluster's window as hopper_pipeline.cuh's: that is a message, which may be under way before the
+// Of the own block, and not through the cluster's window as hopper_pipeline.cuh's: that is a message, which may be in flight before the
 // other blocks have begun and after this one has left.
 __device__ __forceinline__ void barrier_arrive(u64 *barrier) {
   asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
@@ -42,20 +42,20 @@ template <int TOKENS> __device__ constexpr int column_at(int column) { return (c
 template <typename T, typename S, Format FORMAT, int LENGTH, bool GROUPED, bool HAS_ZERO, bool HAS_BIAS, int TOKENS, int DOWN, int ALONG,
           int BLOCKS, int LINES, int STAGES>
 __global__ void __launch_bounds__(128 * DOWN * ALONG + 32, 1)
-    skinny_hopper(const S *scale, const unsigned char *zero, const T *bias, T *y, const __grid_constant__ TensorMap x_map,
+    weight_only_hopper(const S *scale, const unsigned char *zero, const T *bias, T *y, const __grid_constant__ TensorMap x_map,
                   const __grid_constant__ TensorMap weight_map, Shape shape) {
   constexpr int WORKERS = 128 * DOWN * ALONG, HEIGHT = 64 * DOWN, PARTS = ALONG * BLOCKS, OWN = HEIGHT / BLOCKS;
-  constexpr int SLICES = FORMAT == INT4 ? 4 : FORMAT == WIDE ? 1 : 2, BOXES = LINES * SLICES;  // of x, in a unit
+  constexpr int SLICES = FORMAT == INT4 ? 4 : 2, BOXES = LINES * SLICES;  // of x, in a unit
   constexpr int X_BOX = TOKENS * LINE, W_BOX = HEIGHT * LINE, STAGE = LINES * W_BOX + BOXES * X_BOX;
   constexpr int PITCH = TOKENS + 2;  // of sums in shared memory: pairs of tokens of a row, and rows two banks apart
-  static_assert(OWN * BLOCKS == HEIGHT && (FORMAT == WIDE || LINES == 2), "whole rows and whole chunks");
-  static_assert(STAGES >= ALONG + (FORMAT == WIDE), "of 16 bits a warpgroup keeps a unit until its next has come");
+  static_assert(OWN * BLOCKS == HEIGHT && LINES == 2, "whole rows and whole chunks");
   // With another's units between its own, a warpgroup could take the phase before that for its unit's: they have the same parity.
-  static_assert(STAGES % ALONG == 0, "a place is always the same warpgroup's");
+  static_assert(STAGES % ALONG == 0, "a slot is always the same warpgroup's");
   extern __shared__ __align__(1024) unsigned char dynamic[];
   unsigned char *const ring = dynamic;
   float *const parts = reinterpret_cast<float *>(ring + STAGES * STAGE);
-  u64 *const full = reinterpret_cast<u64 *>(parts + PARTS * OWN * PITCH), *const empty = full + STAGES, *const told = empty + STAGES;
+  u64 *const full = reinterpret_cast<u64 *>(parts + PARTS * OWN * PITCH), *const empty = full + STAGES;
+  u64 *const sums_arrived = empty + STAGES;
 
   const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0), lane = threadIdx.x % 32;
   const int rank = BLOCKS > 1 ? int(cluster_rank()) : 0;
@@ -69,62 +69,39 @@ __global__ void __launch_bounds__(128 * DOWN * ALONG + 32, 1)
       barrier_init(&full[s], 1);
       barrier_init(&empty[s], 4 * DOWN);  // the warps that read a unit
     }
-    barrier_init(told, 1);
-    if (BLOCKS > 1) barrier_expect(told, (PARTS - ALONG) * OWN * TOKENS * sizeof(float));
+    barrier_init(sums_arrived, 1);
+    if (BLOCKS > 1) barrier_expect(sums_arrived, (PARTS - ALONG) * OWN * TOKENS * sizeof(float));
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
-  if constexpr (BLOCKS > 1) cluster_arrive();  // its other half stands before the sums are told: the products go on between them
+  if constexpr (BLOCKS > 1) cluster_arrive();  // its other half is before the sums are sent: the products go on between them
 
   constexpr int SUMS = TOKENS / 2;
   // Slices of a word have sums of their own as long as there is room; else words are read again for each.
   constexpr bool TOGETHER = !GROUPED || TOKENS <= 16;
-  constexpr int SETS = GROUPED && TOGETHER ? SLICES : 1, HELD = TOGETHER && SLICES > 1 ? 2 : 1, TURNS = SLICES / HELD;
+  constexpr int SETS = GROUPED && TOGETHER ? SLICES : 1, HELD = TOGETHER ? 2 : 1, PASSES = SLICES / HELD;
   float total[SUMS] = {};
   const int group = warp / 4, down = group % DOWN, along = group / DOWN, top = down * 64 + warp % 4 * 16 + lane / 4;
 
   if (warp == WORKERS / 32) {
     // ---- one thread fetches ----
     if (elected()) {
-      int place = 0;
-      u32 parity = 1;  // a fresh place counts as emptied
+      int slot = 0;
+      u32 parity = 1;  // a fresh slot counts as emptied
       for (int unit = first; unit < last; unit++) {
-        barrier_wait(&empty[place], parity);
-        barrier_expect(&full[place], STAGE);
-        unsigned char *const stage = ring + place * STAGE;
+        barrier_wait(&empty[slot], parity);
+        barrier_expect(&full[slot], STAGE);
+        unsigned char *const stage = ring + slot * STAGE;
 #pragma unroll
         for (int line = 0; line < LINES; line++)
-          fetch(stage + line * W_BOX, weight_map, (unit * LINES + line) * (FORMAT == WIDE ? 64 : 32), int(n), 0, &full[place]);
+          fetch(stage + line * W_BOX, weight_map, (unit * LINES + line) * 32, int(n), 0, &full[slot]);
 #pragma unroll
         for (int box = 0; box < BOXES; box++)
-          fetch(stage + LINES * W_BOX + box * X_BOX, x_map, (unit * BOXES + box) * 64, 0, 0, &full[place]);
-        if (++place == STAGES) place = 0, parity ^= 1;
+          fetch(stage + LINES * W_BOX + box * X_BOX, x_map, (unit * BOXES + box) * 64, 0, 0, &full[slot]);
+        if (++slot == STAGES) slot = 0, parity ^= 1;
       }
     }
     __syncwarp();
-  } else if constexpr (FORMAT == WIDE) {
-    // ---- the others multiply: 16 bits, as they are ----
-    int place = along, before = -1;
-    u32 parity = 0;
-#pragma unroll 1
-    for (int unit = first + along; unit < last; unit += ALONG) {
-      barrier_wait(&full[place], parity);
-      const u32 stage = shared_address(ring + place * STAGE);
-      const u64 a = descriptor(stage + down * ATOM, 0), b = descriptor(stage + LINES * W_BOX, 0);
-      hold(total);
-      wgmma_fence();
-#pragma unroll
-      for (int s = 0; s < LINES * 4; s++)
-        Narrow<T, TOKENS>::multiply(total, a + (s / 4 * W_BOX + s % 4 * 32 >> 4), b + column_at<TOKENS>(s * 16));
-      wgmma_commit();
-      wgmma_wait<1>();
-      if (before >= 0 && lane == 0) barrier_arrive(&empty[before]);
-      before = place;
-      place += ALONG;
-      if (place >= STAGES) place -= STAGES, parity ^= 1;
-    }
-    wgmma_wait<0>();
-    hold(total);
   } else {
     // ---- codes, through registers ----
     // A constant that the compiler must take for a lane's own: lop3 has room for one, and that is the magic number beside it.
@@ -156,7 +133,7 @@ __global__ void __launch_bounds__(128 * DOWN * ALONG + 32, 1)
     const u32 rows_at = u32((down * 64 + warp % 4 * 16 + row) * LINE);
     float sums[SETS][SUMS] = {};
     u32 a[2][HELD][4] = {};
-    int place = along;
+    int slot = along;
     u32 parity = 0;
 #pragma unroll 1
     for (int unit = first + along; unit < last; unit += ALONG) {
@@ -175,8 +152,8 @@ __global__ void __launch_bounds__(128 * DOWN * ALONG + 32, 1)
       u32 minus[4][2];
 #pragma unroll
       for (int i = 0; i < 4; i++) minus[i][0] = minus[i][1] = minus_pair(T{}, 8);
-      barrier_wait(&full[place], parity);
-      const u32 stage = shared_address(ring + place * STAGE);
+      barrier_wait(&full[slot], parity);
+      const u32 stage = shared_address(ring + slot * STAGE);
       const u64 x = descriptor(stage + LINES * W_BOX, 0);
 #pragma unroll
       for (int chunk = 0; chunk < CHUNKS; chunk++) {
@@ -195,20 +172,20 @@ __global__ void __launch_bounds__(128 * DOWN * ALONG + 32, 1)
           const int s = chunk * CHUNK + t;  // of the unit
           load_matrices(words, stage + s / 4 * W_BOX + rows_at + (across ^ s % 4 * 32));
         };
-        auto products = [&](int t, int turn, int half) {
+        auto products = [&](int t, int pass, int half) {
           wgmma_wait<1>();
           hold(a[half]);
-          if (turn == 0) floats_of<0, HELD, T, FORMAT>(a[half], words, mask, minus);
-          if constexpr (TURNS > 1)
-            if (turn == 1) floats_of<HELD, 2 * HELD, T, FORMAT>(a[half], words, mask, minus);
-          if constexpr (TURNS > 2) {
-            if (turn == 2) floats_of<2 * HELD, 3 * HELD, T, FORMAT>(a[half], words, mask, minus);
-            if (turn == 3) floats_of<3 * HELD, 4 * HELD, T, FORMAT>(a[half], words, mask, minus);
+          if (pass == 0) floats_of<0, HELD, T, FORMAT>(a[half], words, mask, minus);
+          if constexpr (PASSES > 1)
+            if (pass == 1) floats_of<HELD, 2 * HELD, T, FORMAT>(a[half], words, mask, minus);
+          if constexpr (PASSES > 2) {
+            if (pass == 2) floats_of<2 * HELD, 3 * HELD, T, FORMAT>(a[half], words, mask, minus);
+            if (pass == 3) floats_of<3 * HELD, 4 * HELD, T, FORMAT>(a[half], words, mask, minus);
           }
           wgmma_fence();
 #pragma unroll
           for (int i = 0; i < HELD; i++) {
-            const int slice = turn * HELD + i, column = (chunk * SLICES + slice) * LENGTH + t * 16;
+            const int slice = pass * HELD + i, column = (chunk * SLICES + slice) * LENGTH + t * 16;
             Narrow<T, TOKENS>::multiply(sums[slice % SETS], a[half][i], x + column_at<TOKENS>(column), !GROUPED || t);
           }
           wgmma_commit();
@@ -227,7 +204,7 @@ __global__ void __launch_bounds__(128 * DOWN * ALONG + 32, 1)
           for (int t = 0; t < CHUNK; t++) {
             load_words(t);
 #pragma unroll
-            for (int turn = 0; turn < TURNS; turn++) products(t, turn, (t * TURNS + turn) % 2);
+            for (int pass = 0; pass < PASSES; pass++) products(t, pass, (t * PASSES + pass) % 2);
           }
           if constexpr (GROUPED) {
             wgmma_wait<0>();
@@ -236,21 +213,21 @@ __global__ void __launch_bounds__(128 * DOWN * ALONG + 32, 1)
           }
         } else {
 #pragma unroll
-          for (int turn = 0; turn < TURNS; turn++) {
+          for (int pass = 0; pass < PASSES; pass++) {
 #pragma unroll
             for (int t = 0; t < CHUNK; t++) {
               load_words(t);
-              products(t, turn, t % 2);
+              products(t, pass, t % 2);
             }
             wgmma_wait<0>();
-            scaled(turn);
+            scaled(pass);
           }
         }
       }
       if constexpr (!GROUPED) wgmma_wait<0>();
-      if (lane == 0) barrier_arrive(&empty[place]);
-      place += ALONG;
-      if (place >= STAGES) place -= STAGES, parity ^= 1;
+      if (lane == 0) barrier_arrive(&empty[slot]);
+      slot += ALONG;
+      if (slot >= STAGES) slot -= STAGES, parity ^= 1;
     }
     if constexpr (!GROUPED) {
       hold(sums[0]);
@@ -272,13 +249,13 @@ __global__ void __launch_bounds__(128 * DOWN * ALONG + 32, 1)
         if (BLOCKS == 1 || owner == rank)
           *reinterpret_cast<float2 *>(to + tile * 8) = pair;
         else
-          store_remote(reinterpret_cast<float2 *>(to + tile * 8), owner, pair, told);
+          store_remote(reinterpret_cast<float2 *>(to + tile * 8), owner, pair, sums_arrived);
       }
     }
   }
   __syncthreads();
   if constexpr (BLOCKS > 1) {
-    barrier_wait(told);
+    barrier_wait(sums_arrived);
     __syncwarp();
     cluster_arrive();  // what was sent here has come
   }
@@ -289,13 +266,13 @@ __global__ void __launch_bounds__(128 * DOWN * ALONG + 32, 1)
     float sum = 0.f;
 #pragma unroll
     for (int part = 0; part < PARTS; part++) sum += parts[(part * OWN + local) * PITCH + m];
-    if constexpr (!GROUPED && FORMAT != WIDE) sum *= to_float(scale[column * shape.scale_row]);
+    if constexpr (!GROUPED) sum *= to_float(scale[column * shape.scale_row]);
     if constexpr (FORMAT == FP8) sum *= fp8_unit(T{});
     if constexpr (HAS_BIAS) sum += to_float(bias[column * shape.bias_col]);
     y[m * shape.N + column].bits = (unsigned short)pack_pair(T{}, sum, 0.f);
   }
   if constexpr (BLOCKS > 1) {
     __syncwarp();
-    cluster_wait();  // and what was sent from here: no block leaves while a message to or from it is under way
+    cluster_wait();  // and what was sent from here: no block leaves while a message to or from it is in flight
   }
 }

@@ -1,23 +1,11 @@
-// wgmma for few tokens (sm_90a): D[64, N] += A[64, 16] B[N, 16], N = 8 to 64 tokens; A rows of a weight in shared memory, or as
-// pairs of floats in registers, where a thread has what mma.m16n8k16 would want of it for its warp's 16 rows.
+// wgmma for few tokens (sm_90a): D[64, N] += A[64, 16] B[N, 16], N = 8 to 64 tokens; A rows of a weight as pairs of floats in
+// registers, where a thread has what mma.m16n8k16 would want of it for its warp's 16 rows.
 #pragma once
 #include "hopper_wgmma.cuh"
 
 #define D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define P16 P8(0, 1, 2, 3, 4, 5, 6, 7) "," P8(8, 9, 10, 11, 12, 13, 14, 15)
 #define NARROW(TYPES)                                                                                                            \
-  static __device__ __forceinline__ void multiply(float (&d)[N / 2], u64 a, u64 b) {                                             \
-    if constexpr (N == 8)                                                                                                        \
-      asm volatile(OPEN("1") "m64n8k16" TYPES " {%0,%1,%2,%3}, %4, %5, p, 1, 1, 0, 0;\n}" : D4(0) : "l"(a), "l"(b));             \
-    else if constexpr (N == 16)                                                                                                  \
-      asm volatile(OPEN("1") "m64n16k16" TYPES " {" P8(0, 1, 2, 3, 4, 5, 6, 7) "}, %8, %9, p, 1, 1, 0, 0;\n}"                    \
-                   : D8("f", 0) : "l"(a), "l"(b));                                                                               \
-    else if constexpr (N == 32)                                                                                                  \
-      asm volatile(OPEN("1") "m64n32k16" TYPES " {" P16 "}, %16, %17, p, 1, 1, 0, 0;\n}"                                         \
-                   : D8("f", 0), D8("f", 8) : "l"(a), "l"(b));                                                                   \
-    else                                                                                                                         \
-      asm volatile(OPEN("1") "m64n64k16" TYPES " {" P32_0 "}, %32, %33, p, 1, 1, 0, 0;\n}" : D32("f", 0) : "l"(a), "l"(b));      \
-  }                                                                                                                              \
   static __device__ __forceinline__ void multiply(float (&d)[N / 2], const u32 (&a)[4], u64 b, int keep) {                       \
     if constexpr (N == 8)                                                                                                        \
       asm volatile(OPEN("%9") "m64n8k16" TYPES " {%0,%1,%2,%3}, {%4,%5,%6,%7}, %8, p, 1, 1, 0;\n}"                               \

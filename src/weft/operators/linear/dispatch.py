@@ -1,0 +1,511 @@
+"""Which kernel computes a linear layer, one whose result leaves as codes, and one of a row or two: the tables are ``FORWARD``,
+``QUANTIZED``, ``FEW_ROWS`` and ``FEW_ROWS_WEIGHT`` (the gradient of its weight).
+
+x [..., K], weight [N, K] ([2N, K] of a gated activation), y and residual [..., N]; M is the product of x's leading dimensions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.operators.call import (
+    Choice,
+    KernelFunction,
+    check_device,
+    check_same,
+    check_tensor,
+    reference_gradients,
+    rows_of,
+    traced,
+)
+from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
+from weft.operators.elementwise.dispatch import map_plan
+from weft.operators.hopper import gemm, tensor_maps
+from weft.operators.hopper.gemm import SIXTEEN_BITS, HopperPlan
+from weft.operators.launch import INTERPRETING, Plan, Plans
+from weft.operators.linear import activations, gemv, kernels
+from weft.operators.linear.activations import ACTIVATIONS, halves
+from weft.operators.linear.reference import E4M3, NAMES, reference
+from weft.operators.matmul.dispatch import default_precision, product
+from weft.operators.quantization.dispatch import QUANTIZE
+from weft.operators.quantization.formats import FORMATS, Scheme, format_of
+from weft.operators.reduction.sum import sum as column_sum
+
+LONGEST_K = 1024  # terms up to which an epilogue saves more than Triton's loop loses to cuBLAS's, counted (notes)
+FEW = 64  # rows up to which the weight's bytes are the limit
+DTYPES = tuple(FORMATS[name].dtype for name in NAMES)
+
+# ---- calls -----------------------------------------------------------------------------------------------------------
+
+
+class LinearCall(Call):
+    """A call, checked: any tensor stands in for a bias or a residual that there is not. Plans are called with ``(x, weight,
+    bias, residual, y, pre)``, y and pre contiguous; ``keep`` asks for pre, what the activation is applied to."""
+
+    name, out = "linear", None
+
+    def __init__(
+        self, x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor, biased: bool, added: bool, activation: str | None,
+        keep: bool = False, precision: str | None = None,
+    ):  # fmt: skip
+        self.x, self.weight, self.keep, self.precision = x, weight, keep, precision
+        self.bias, self.residual = bias if biased else None, residual if added else None
+        check(self.name, x, weight, self.bias, self.residual, activation)
+        self.activation = activations.of(activation)
+        self.m, self.k = math.prod(x.shape[:-1]), x.shape[-1]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(t for t in (self.x, self.weight, self.bias, self.residual) if t is not None)
+
+    @property
+    def traced(self) -> bool:
+        return traced(*self.tensors)
+
+    @property
+    def empty(self) -> bool:
+        return self.m * self.weight.shape[0] == 0
+
+    @property
+    def needs_copy(self) -> bool:
+        return any(t is not None and rows_of(t) is None for t in (self.x, self.residual))
+
+    @property
+    def matrix(self) -> Tensor:
+        return flat(self.x)
+
+    @property
+    def descriptors(self) -> bool:
+        return kernels.descriptors_fit(self.matrix, self.weight)
+
+    @property
+    def epilogue(self) -> tuple[tuple[int, ...], dict[str, Any]]:
+        """The scalars and constants of the Triton kernels' epilogue."""
+        added = (0, 0) if self.residual is None else flat(self.residual).stride()
+        return (0 if self.bias is None else self.bias.stride(0), *added), {
+            "F": self.activation.forward,
+            "GATED": self.activation.gated,
+            "BIAS": self.bias is not None,
+            "RESIDUAL": self.residual is not None,
+            "KEEP": self.keep,
+        }
+
+
+class QuantizedCall(LinearCall):
+    """Of ``linear_quantized``. Plans are called with ``(x, weight, bias, scale, q, amax)``: q contiguous bytes, amax fp32 [1]
+    and 0."""
+
+    name = "linear_quantized"
+
+    def __init__(
+        self, x: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, biased: bool, activation: str | None, dtype: torch.dtype,
+        precision: str | None = None,
+    ):  # fmt: skip
+        super().__init__(x, weight, bias, x, biased, False, activation, precision=precision)
+        self.scale, self.dtype = scale, dtype
+        if dtype not in DTYPES:
+            raise TypeError(f"{self.name}: argument 'dtype' is {dtype!r:.40}; expected {', '.join(map(str, DTYPES))}")
+        check_tensor(self.name, "scale", scale, (torch.float32,))
+        check_device(self.name, "scale", scale, "x", x)
+        if scale.numel() != 1 or scale.ndim > 1:
+            raise ValueError(f"{self.name}: argument 'scale' has shape {tuple(scale.shape)}; expected (1,) or ()")
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (*super().tensors, self.scale)
+
+    @property
+    def epilogue(self) -> tuple[tuple[int, ...], dict[str, Any]]:
+        format = format_of(self.dtype)
+        return (0 if self.bias is None else self.bias.stride(0),), {
+            "F": self.activation.forward,
+            "FORMAT": format,
+            "HARDWARE": FORMATS[format].mantissa > 0 and self.sm >= 89 and not INTERPRETING,
+            "GATED": self.activation.gated,
+            "BIAS": self.bias is not None,
+        }
+
+
+def flat(t: Tensor) -> Tensor:
+    """[..., K] as a matrix: a view."""
+    return t if t.ndim == 2 else t.reshape(math.prod(t.shape[:-1]), t.shape[-1])
+
+
+def check(name: str, x: Any, weight: Any, bias: Any, residual: Any, activation: Any) -> None:
+    """Raises TypeError or ValueError, naming the argument."""
+    check_tensor(name, "x", x)
+    check_tensor(name, "weight", weight)
+    check_same(name, "weight", weight, "x", x)
+    if activation is not None and (not isinstance(activation, str) or activation not in ACTIVATIONS):
+        known = ", ".join(map(repr, ACTIVATIONS))
+        raise ValueError(f"{name}: argument 'activation' is {activation!r:.40}; expected {known} or None")
+    gated = activations.of(activation).gated
+    if not x.ndim:
+        raise ValueError(f"{name}: argument 'x' is a scalar; expected [..., K]")
+    k = x.shape[-1]
+    if weight.ndim != 2 or weight.shape[1] != k or (gated and weight.shape[0] % 2):
+        rows = "2N" if gated else "N"
+        why = f" (gate, then up, for {activation!r})" if gated else ""
+        raise ValueError(
+            f"{name}: argument 'weight' has shape {tuple(weight.shape)} and 'x' {tuple(x.shape)}; expected weight "
+            f"[{rows}, {k}]{why}"
+        )
+    if bias is not None:
+        check_tensor(name, "bias", bias)
+        check_same(name, "bias", bias, "x", x)
+        if tuple(bias.shape) != (weight.shape[0],):
+            raise ValueError(
+                f"{name}: argument 'bias' has shape {tuple(bias.shape)}; expected ({weight.shape[0]},), an element for each "
+                "row of 'weight'"
+            )
+    if residual is not None:
+        check_tensor(name, "residual", residual)
+        check_same(name, "residual", residual, "x", x)
+        wanted = (*x.shape[:-1], weight.shape[0] // (2 if gated else 1))
+        if tuple(residual.shape) != wanted:
+            raise ValueError(
+                f"{name}: argument 'residual' has shape {tuple(residual.shape)}; expected {wanted}, that of the result (it is "
+                "not broadcast)"
+            )
+
+
+# ---- Hopper's main loop ----------------------------------------------------------------------------------------------
+
+
+def hopper_unsupported(c: LinearCall, out: torch.dtype | None = None) -> str:
+    """Why the main loop cannot take a call; ``out`` is the dtype of y, x's when None."""
+    if c.sm != 90:
+        return f"wgmma and TMA as it uses them are of sm_90, this is sm_{c.sm}"
+    if c.x.dtype not in SIXTEEN_BITS:
+        return f"{c.x.dtype}: Hopper's main loop takes 16-bit floats here"
+    if c.needs_copy:
+        return COPY
+    for half in c.weight.chunk(2) if c.activation.gated else (c.weight,):
+        if reason := gemm.why_not(c.matrix, half.t(), out or c.x.dtype):
+            return reason
+    if c.bias is not None and not c.bias.is_contiguous():
+        return "a bias with gaps"
+    return "" if c.residual is None else tensor_maps.why_not("residual", flat(c.residual), c.x.element_size(), False)
+
+
+class HopperLaunch:
+    """The main loop with a linear layer's epilogue, of the plans that :class:`LinearCall` describes."""
+
+    def __init__(self, c: LinearCall, out: torch.dtype | None = None, *, amax: bool = False):
+        self.n = c.weight.shape[0] // 2 if c.activation.gated else 0
+        self.biased, self.added = c.bias is not None, c.residual is not None
+        gate, up = self.halves(c.weight)
+        self.plan = HopperPlan(
+            c.matrix,
+            gate.t(),
+            out,
+            gemm.Epilogue(biased=self.biased, activation=c.activation.on_hopper, amax=amax),
+            residual=None if c.residual is None else flat(c.residual),
+            up=None if up is None else up.t(),
+        )
+
+    def halves(self, weight: Tensor) -> tuple[Tensor, Tensor | None]:
+        return (weight[: self.n], weight[self.n :]) if self.n else (weight, None)
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor, y: Tensor, pre: Tensor) -> None:
+        gate, up = self.halves(weight)
+        bias_or_none, residual_or_none = bias if self.biased else None, residual if self.added else None
+        self.plan(x, gate, y, bias=bias_or_none, residual=residual_or_none, up=up)  # the plan reads addresses alone
+
+
+class QuantizedLaunch(HopperLaunch):
+    """With the largest |y|, of the plans that :class:`QuantizedCall` describes. ``codes``: they leave the main loop in e4m3;
+    else y does, of which a second launch makes codes."""
+
+    def __init__(self, c: QuantizedCall, codes: bool):
+        super().__init__(c, E4M3 if codes else None, amax=True)
+        self.codes, self.scheme = codes, Scheme(format_of(c.dtype), "tensor")
+        self.shape = (c.m, c.weight.shape[0] // (2 if c.activation.gated else 1))
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, q: Tensor, amax: Tensor) -> None:
+        gate, up = self.halves(weight)
+        y = q.view(E4M3) if self.codes else torch.empty(self.shape, dtype=x.dtype, device=x.device)
+        self.plan(x, gate, y, scale if self.codes else None, bias=bias if self.biased else None, up=up, amax=amax)
+        if not self.codes:
+            QUANTIZE.kernel("triton").of((y, scale), *self.scheme)(y, q, scale, y, 0, 0)
+
+
+def codes_unsupported(c: QuantizedCall) -> str:
+    if c.dtype != E4M3:
+        return f"codes in {c.dtype}; the main loop leaves float8_e4m3fn"
+    return hopper_unsupported(c, E4M3)
+
+
+# ---- Triton ----------------------------------------------------------------------------------------------------------
+
+
+def copy_unsupported(c: LinearCall) -> str:
+    return COPY if c.needs_copy else ""
+
+
+def descriptors_unsupported(c: LinearCall) -> str:
+    return copy_unsupported(c) or ("" if c.descriptors else "TMA, of sm_90 and sm_100, does not take the operands")
+
+
+def descriptor_launch(c: LinearCall) -> Plan:
+    return kernels.descriptor_plan(kernels.linear_descriptors, c.matrix, c.weight, *c.epilogue)
+
+
+def tiled_launch(c: LinearCall) -> Plan:
+    precision = c.precision or default_precision()
+    return kernels.tiled_plan(kernels.linear_tiled, c.matrix, c.weight, *c.epilogue, precision)
+
+
+def quantized_descriptor_launch(c: QuantizedCall) -> Any:
+    return with_amax_bits(
+        kernels.descriptor_plan(kernels.linear_quantized_descriptors, c.matrix, c.weight, *c.epilogue)
+    )
+
+
+def quantized_tiled_launch(c: QuantizedCall) -> Any:
+    precision = c.precision or default_precision()
+    kernel = kernels.linear_quantized_tiled
+    return with_amax_bits(kernels.tiled_plan(kernel, c.matrix, c.weight, *c.epilogue, precision))
+
+
+def with_amax_bits(plan: Plan) -> Any:
+    """The Triton kernels find the largest value of bits as integers."""
+
+    def run(*tensors: Tensor) -> None:
+        *operands, amax = tensors
+        plan(*operands, amax.view(torch.int32))
+
+    return run
+
+
+# ---- the tables ------------------------------------------------------------------------------------------------------
+
+COPY = "leading dimensions that do not collapse into rows of one stride, for which a copy would be needed"
+SHORT = "up to 1024 terms an epilogue saves more than the loop loses to cuBLAS's"
+HANDED_OVER = (
+    ON_CPU,
+    TRACED,
+    EMPTY,
+    Route("torch", lambda c: c.needs_copy, COPY),
+    Route("torch", lambda c: c.x.dtype == torch.float32, "cuBLAS's fp32 product is faster by more than an epilogue saves"),
+)  # fmt: skip
+LONG = Route("torch", lambda c: True, "of more terms cuBLAS's product is faster by more than an epilogue saves")
+
+FORWARD = Dispatch(
+    LinearCall,
+    *HANDED_OVER,
+    Route("torch", lambda c: c.m <= FEW, "few rows: the weight's bytes are the limit, see skinny_matmul"),
+    Route("cuda", lambda c: True, "TMA and wgmma, with the epilogue in registers",
+          HopperLaunch, hopper_unsupported, sm=90),
+    Route("triton", lambda c: c.k <= LONGEST_K, SHORT, descriptor_launch, descriptors_unsupported),
+    Route("triton", lambda c: c.k <= LONGEST_K, SHORT, tiled_launch, copy_unsupported),
+    LONG,
+)  # fmt: skip
+QUANTIZED = Dispatch(
+    QuantizedCall,
+    *HANDED_OVER,
+    Route("cuda", lambda c: True, "Hopper's main loop, which leaves codes and finds the largest value",
+          lambda c: QuantizedLaunch(c, True), codes_unsupported, sm=90),
+    Route("cuda-unfused", lambda c: True, "Hopper's main loop finds the largest value; codes in a second launch",
+          lambda c: QuantizedLaunch(c, False), hopper_unsupported, sm=90),
+    Route("triton", lambda c: c.k <= LONGEST_K, SHORT, quantized_descriptor_launch, descriptors_unsupported),
+    Route("triton", lambda c: c.k <= LONGEST_K, SHORT, quantized_tiled_launch, copy_unsupported),
+    LONG,
+)  # fmt: skip
+
+
+def choice_of(direction: str, *arguments: Any) -> Choice:
+    """The row that a call takes; its gradient follows it."""
+    choice = FORWARD.choose(*arguments)
+    if direction == "backward" and choice.implementation != "torch":
+        how = "the activation's slope in one pass, then two products as matmul's, and the column sum of the bias"
+        return dataclasses.replace(choice, reason=how)
+    return choice
+
+
+# ---- autograd in eager mode ------------------------------------------------------------------------------------------
+
+
+def computed(
+    kernel: str,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    activation: str | None,
+    keep: bool,
+) -> tuple[Tensor, Tensor]:
+    """y [M, N] of matrices, and with ``keep`` what the activation was applied to.
+
+    Hopper's main loop writes one result: what is kept is a product of its own, from which an element-wise kernel makes y."""
+    chosen = activations.of(activation)
+    n = weight.shape[0] // (2 if chosen.gated else 1)
+    y = torch.empty((x.shape[0], n), dtype=x.dtype, device=x.device)
+    pre = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device) if keep else y
+    if not y.numel():
+        return y, pre
+    tensors = (x, weight, x if bias is None else bias, x if residual is None else residual)
+    if kernel == "triton" or not keep:
+        options: tuple[Any, ...] = (bias is not None, residual is not None, activation)
+        if kernel == "triton":
+            options = (*options, keep, default_precision())
+        FORWARD.kernel(kernel).of(tensors, *options)(*tensors, y, pre)
+        return y, pre
+    FORWARD.kernel(kernel).of(tensors, bias is not None, False, None)(*tensors, pre, pre)
+    parts = halves(pre, chosen)
+    maps.of((*parts, y), chosen.forward, len(parts), chosen.heavy)(*parts, y)
+    return y if residual is None else y.add_(residual), pre
+
+
+def _map(*call: Any) -> Plan:
+    *tensors, formula, inputs, heavy = call
+    return map_plan(formula, tuple(tensors[:inputs]), tuple(tensors[inputs:]), heavy)
+
+
+maps = Plans(_map)
+
+
+def slope(kept: Tensor, dy: Tensor, activation: str) -> Tensor:
+    """The gradient of what an activation was applied to: one pass over it and dy."""
+    chosen = activations.of(activation)
+    made = torch.empty(kept.shape, dtype=kept.dtype, device=kept.device)
+    call = (*halves(kept, chosen), dy)
+    if made.numel():
+        tensors = (*call, *halves(made, chosen))
+        maps.of(tensors, chosen.backward, len(call), chosen.heavy)(*tensors)
+    return made
+
+
+class Linear(KernelFunction):
+    """Of matrices, in eager mode. Where a gradient is wanted, what the activation was applied to is kept; of relu without a
+    residual the result says enough."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        residual: Tensor | None,
+        activation: str | None,
+        kernel: str,
+    ) -> Tensor:
+        wanted = any(ctx.needs_input_grad[:3])
+        keep = wanted and activation is not None and not (activation == "relu" and residual is None)
+        y, kept = computed(kernel, x, weight, bias, residual, activation, keep)
+        if wanted:
+            ctx.save_for_backward(x, weight, bias, None if activation is None else kept)
+        ctx.activation = activation
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        of_x, of_weight, of_bias, of_residual = ctx.needs_input_grad[:4]
+        dresidual = dy if of_residual else None
+        if not (of_x or of_weight or of_bias):
+            return None, None, None, dresidual, None, None
+        x, weight, bias, kept = ctx.saved_tensors
+        if torch.is_grad_enabled():
+
+            def without_residual(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+                return reference(x, weight, bias, activation=ctx.activation)
+
+            wanted = (of_x, of_weight, of_bias)
+            found = reference_gradients(without_residual, (x, weight, bias), wanted, (dy,))
+            return (*found, dresidual, None, None)
+        dpre = dy if ctx.activation is None else slope(kept, dy, ctx.activation)
+        dx = product(dpre, weight) if of_x else None
+        dweight = None
+        if of_weight and weight.stride(0) == 1 and weight.stride(1) != 1:  # stored [K, N]: so is its gradient
+            dweight = product(x.t(), dpre).t()
+        elif of_weight:
+            dweight = product(dpre.t(), x)
+        dbias = column_sum.public(dpre, 0).to(dy.dtype) if of_bias and column_sum.public is not None else None
+        return dx, dweight, dbias, dresidual, None, None
+
+
+# ---- few rows --------------------------------------------------------------------------------------------------------
+
+
+class FewRowsCall(Call):
+    """Of ``skinny_matmul``, checked: x [M, K], w [N, K]. Plans are called with ``(x, w, bias, y)``; without a bias any tensor
+    stands in for it."""
+
+    def __init__(self, x: Tensor, w: Tensor, bias: Tensor | None = None):
+        self.x, self.w, self.bias = x, w, bias
+        check_tensor("skinny_matmul", "x", x)
+        check_tensor("skinny_matmul", "w", w)
+        check_same("skinny_matmul", "w", w, "x", x)
+        for name, t in (("x", x), ("w", w)):
+            if t.ndim != 2:
+                raise ValueError(
+                    f"skinny_matmul: argument '{name}' has shape {tuple(t.shape)}; expected a matrix (two dimensions)"
+                )
+        if x.shape[1] != w.shape[1]:
+            raise ValueError(
+                f"skinny_matmul: 'x' has shape {tuple(x.shape)} and 'w' {tuple(w.shape)}; expected w with {x.shape[1]} "
+                "columns, as many as 'x' has"
+            )
+        if bias is not None:
+            check_tensor("skinny_matmul", "bias", bias)
+            check_same("skinny_matmul", "bias", bias, "x", x)
+            if tuple(bias.shape) != (w.shape[0],):
+                raise ValueError(
+                    f"skinny_matmul: argument 'bias' has shape {tuple(bias.shape)}; expected ({w.shape[0]},), an element "
+                    "for each row of 'w'"
+                )
+
+    @property
+    def empty(self) -> bool:
+        return len(self.x) * len(self.w) == 0
+
+
+FEW_ROWS = Dispatch(
+    FewRowsCall,
+    ON_CPU,
+    EMPTY,
+    Route("torch", lambda c: c.w.stride(1) != 1 and c.w.shape[1] > 1,
+          "rows of w are not contiguous along K, so they cannot be read 16 bytes at a time"),
+    Route("triton", lambda c: len(c.x) <= (2 if c.x.dtype == torch.float32 else 1),
+          "one row of x, or two in fp32: every row of w is read once, at the rate of the memory",
+          lambda c: gemv.plan(c.x, c.w, c.bias), lambda c: gemv.why_not(c.x)),
+    Route("torch", lambda c: True, "more rows: no kernel of ours was measured to be 2 % faster than cuBLAS"),
+)  # fmt: skip
+
+
+class WeightGradientCall(Call):
+    """dw = dyᵀ · x. Plans are called with ``(dy, x, dw)``, dw row-major."""
+
+    def __init__(self, dy: Tensor, x: Tensor):
+        self.dy, self.x = dy, x
+
+    @property
+    def traced(self) -> bool:
+        return traced(self.dy, self.x)
+
+    @property
+    def empty(self) -> bool:
+        return self.dy.shape[1] * self.x.shape[1] * len(self.x) == 0
+
+
+FEW_ROWS_WEIGHT = Dispatch(
+    WeightGradientCall,
+    ON_CPU,
+    EMPTY,
+    TRACED,
+    Route("triton", lambda c: True, "dw of a row or two is written once, from registers; dx is cuBLAS's",
+          lambda c: gemv.outer_plan(c.dy, c.x), lambda c: gemv.why_not(c.x)),
+    Route("torch", lambda c: True, "more rows: two products of cuBLAS"),
+)  # fmt: skip
+
+
+def few_rows_choice(x: Tensor, w: Tensor, bias: Tensor | None, direction: str) -> Choice:
+    choice = FEW_ROWS.choose(x, w, bias)
+    if direction == "forward" or choice.implementation == "torch":
+        return choice
+    return FEW_ROWS_WEIGHT.choose(x.new_empty(len(x), len(w)), x)

@@ -1,0 +1,236 @@
+"""Which kernel computes a product of 8-bit matrices, and one of few rows with a weight of codes: the tables are ``SCALED`` and
+``WEIGHT_ONLY``. Neither has a kernel backward: quantised values have no gradient.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.operators.call import FLOATS, check_device, check_same, check_tensor, traced
+from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
+from weft.operators.hopper import gemm
+from weft.operators.low_precision import scaled_kernels, weight_only_hopper, weight_only_kernels
+from weft.operators.low_precision.quantized_weight import BITS, GROUPS, SCALES, QuantizedWeight, block
+from weft.operators.low_precision.scaled_kernels import BLOCK
+
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+MOST_ROWS = 64  # of x, up to which reading a weight of codes is the limit
+
+# ---- products of 8-bit matrices --------------------------------------------------------------------------------------
+
+
+class ScaledCall(Call):
+    """A call of ``scaled_matmul``, checked: a [M, K], b [K, N]; any tensor stands in for a bias that there is not. Plans are
+    called with ``(a, b, a_scale, b_scale, bias, out)``, out [M, N] row-major and of ``dtype``."""
+
+    def __init__(
+        self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor, biased: bool, dtype: torch.dtype,
+        fast_accumulate: bool,
+    ):  # fmt: skip
+        self.x = self.a = a
+        self.b, self.a_scale, self.b_scale = b, a_scale, b_scale
+        self.bias, self.dtype, self.fast_accumulate = bias if biased else None, dtype, fast_accumulate
+        check_scaled(a, b, a_scale, b_scale, self.bias, dtype)
+        self.kind = kind_of(a, b, a_scale, b_scale)
+
+    @property
+    def traced(self) -> bool:
+        return traced(self.a, self.b)
+
+    @property
+    def empty(self) -> bool:
+        return self.a.shape[0] * self.b.shape[1] == 0
+
+
+def kind_of(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor) -> str:
+    """By which scales' shapes fit: "tensor" [] and [], "row" [M, 1] and [1, N], "block" [M, K / 128] and [K / 128, N / 128]."""
+    (m, k), n = a.shape, b.shape[1]
+    blocks = -(-k // BLOCK)
+    if a_scale.numel() == b_scale.numel() == 1 and max(a_scale.ndim, b_scale.ndim) <= 2:
+        return "tensor"
+    if tuple(a_scale.shape) == (m, 1) and tuple(b_scale.shape) == (1, n):
+        return "row"
+    if tuple(a_scale.shape) == (m, blocks) and tuple(b_scale.shape) == (blocks, -(-n // BLOCK)):
+        return "block"
+    raise ValueError(
+        f"scaled_matmul: 'a_scale' has shape {tuple(a_scale.shape)} and 'b_scale' {tuple(b_scale.shape)}; expected [] and [] "
+        f"(of a tensor), {(m, 1)} and {(1, n)} (of rows and columns), or {(m, blocks)} and {(blocks, -(-n // BLOCK))} "
+        f"(of blocks of {BLOCK})"
+    )
+
+
+def check_scaled(
+    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, dtype: torch.dtype
+) -> None:
+    for name, t in (("a", a), ("b", b)):
+        check_tensor("scaled_matmul", name, t, (*FP8, torch.int8))
+        if t.ndim != 2:
+            raise ValueError(
+                f"scaled_matmul: argument '{name}' has shape {tuple(t.shape)}; expected a matrix (two dimensions)"
+            )
+    if (a.dtype == torch.int8) != (b.dtype == torch.int8):
+        raise TypeError(f"scaled_matmul: 'a' is {a.dtype} and 'b' {b.dtype}; expected both int8, or both an fp8")
+    if a.shape[1] != b.shape[0]:
+        raise ValueError(
+            f"scaled_matmul: 'a' has shape {tuple(a.shape)} and 'b' {tuple(b.shape)}; expected b with {a.shape[1]} rows, "
+            "as many as 'a' has columns"
+        )
+    if dtype not in FLOATS:
+        raise TypeError(f"scaled_matmul: argument 'dtype' is {dtype!r:.40}; expected {', '.join(map(str, FLOATS))}")
+    for name, scale in (("a_scale", a_scale), ("b_scale", b_scale)):
+        check_tensor("scaled_matmul", name, scale, (torch.float32,))
+        if scale.requires_grad:
+            raise ValueError(f"scaled_matmul: argument '{name}' wants a gradient, which there is none of")
+    kind_of(a, b, a_scale, b_scale)
+    if bias is not None:
+        check_tensor("scaled_matmul", "bias", bias)
+        if tuple(bias.shape) != (b.shape[1],):
+            raise ValueError(f"scaled_matmul: argument 'bias' has shape {tuple(bias.shape)}; expected ({b.shape[1]},)")
+    for name, t in (
+        ("b", b),
+        ("a_scale", a_scale),
+        ("b_scale", b_scale),
+        *((("bias", bias),) if bias is not None else ()),
+    ):
+        check_device("scaled_matmul", name, t, "a", a)
+
+
+def scaled_unsupported(c: ScaledCall) -> str:
+    """Why Hopper's main loop cannot take a call."""
+    if c.sm != 90:
+        return f"wgmma and TMA as it uses them are of sm_90, this is sm_{c.sm}"
+    if c.a.dtype == torch.float8_e5m2 or c.b.dtype != c.a.dtype:
+        return f"{c.a.dtype} times {c.b.dtype}; it takes two of float8_e4m3fn or two of int8"
+    if not (c.a_scale.is_contiguous() and (c.b_scale.t() if c.kind == "block" else c.b_scale).is_contiguous()):
+        return "scales that do not lie as quantize makes them"
+    if c.bias is not None and (c.bias.dtype != c.dtype or not c.bias.is_contiguous()):
+        return "a bias of another dtype than the result's, or with gaps"
+    return gemm.why_not(c.a, c.b, c.dtype)
+
+
+def hopper_launch(c: ScaledCall) -> Any:
+    blocks, biased = c.kind == "block", c.bias is not None
+    counts = (0, 0) if blocks else (c.a_scale.numel(), c.b_scale.numel())
+    two_levels = c.a.dtype != torch.int8 and not c.fast_accumulate
+    plan = gemm.HopperPlan(c.a, c.b, c.dtype, gemm.Epilogue(*counts, blocks, biased), two_levels)
+
+    def run(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor, out: Tensor) -> None:
+        plan(a, b, out, a_scale, b_scale, bias if biased else None)
+
+    return run
+
+
+def tiled_launch(c: ScaledCall) -> Any:
+    as_bytes = (c.a.view(torch.uint8), c.b.view(torch.uint8))
+    formats = (c.a.dtype, c.b.dtype)
+    plan = scaled_kernels.plan(*as_bytes, c.a_scale, c.b_scale, c.bias, c.kind == "block", formats, c.fast_accumulate)
+
+    def run(a: Tensor, b: Tensor, *others: Tensor) -> None:
+        plan(a.view(torch.uint8), b.view(torch.uint8), *others)
+
+    return run
+
+
+SCALED = Dispatch(
+    ScaledCall,
+    Route("torch", lambda c: not c.on_gpu, "the tensors are on the CPU, where weft runs the formula in full precision"),
+    TRACED,
+    EMPTY,
+    Route("cuda", lambda c: True, "two of e4m3 or of int8 by TMA and wgmma, scales in the epilogue",
+          hopper_launch, scaled_unsupported, sm=90),
+    Route("triton", lambda c: True, "codes go to the tensor cores as they are", tiled_launch),
+)  # fmt: skip
+
+# ---- few rows with a weight of codes ---------------------------------------------------------------------------------
+
+
+class WeightOnlyCall(Call):
+    """A call of ``weight_only_matmul``, checked: x [M, K] with the parts of a :class:`QuantizedWeight`; any tensor stands in
+    for zero points or a bias that there are not. Plans are called with ``(x, words, scale, zero, bias, y)``, y [M, N]
+    row-major."""
+
+    def __init__(
+        self, x: Tensor, words: Tensor, scale: Tensor, zero: Tensor, bias: Tensor, has_zero: bool, has_bias: bool, format: str,
+        group: int, columns: int,
+    ):  # fmt: skip
+        self.x, self.words = x, words
+        self.plan_arguments = (x, words, scale, zero, bias, has_zero, has_bias, format, group)
+        weight = QuantizedWeight(words, scale, zero if has_zero else None, format, group, columns)
+        check_weight_only(x, weight, bias if has_bias else None)
+
+    @property
+    def empty(self) -> bool:
+        return len(self.x) * len(self.words) == 0
+
+
+def check_weight_only(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> None:
+    check_tensor("weight_only_matmul", "x", x)
+    if x.ndim != 2:
+        raise ValueError(
+            f"weight_only_matmul: argument 'x' has shape {tuple(x.shape)}; expected a matrix (two dimensions)"
+        )
+    _check_weight(x, weight)
+    if x.shape[1] != weight.columns:
+        raise ValueError(
+            f"weight_only_matmul: 'x' has shape {tuple(x.shape)} and 'weight' {weight.columns} columns; expected as many"
+        )
+    if bias is not None:
+        check_tensor("weight_only_matmul", "bias", bias)
+        check_same("weight_only_matmul", "bias", bias, "x", x)
+        n = weight.words.shape[0]
+        if tuple(bias.shape) != (n,):
+            raise ValueError(
+                f"weight_only_matmul: argument 'bias' has shape {tuple(bias.shape)}; expected ({n},), an element for each "
+                "row of 'weight'"
+            )
+
+
+def _check_weight(x: Tensor, weight: QuantizedWeight) -> None:
+    """That the parts of a weight fit each other: a caller may have put them together."""
+    words, scale, zero, format, group, k = weight
+    if format not in BITS or group not in ((0, *GROUPS) if format != "int4" else GROUPS) or (group and k % group):
+        raise ValueError(
+            f"weight_only_matmul: 'weight' has format {format!r}, group {group!r} and {k} columns; expected one of "
+            f"{', '.join(BITS)} and a group of 0 (not int4), 32, 64 or 128 that divides the columns"
+        )
+    check_tensor("weight_only_matmul", "weight.words", words, (torch.int32,))
+    check_tensor("weight_only_matmul", "weight.scale", scale, SCALES)
+    n = words.shape[0] if words.ndim else 0
+    wanted = {"words": (n, -(-k // block(format)) * 64), "scale": (n, k // group) if group else (n,)}
+    parts = {"words": words, "scale": scale}
+    if zero is not None:
+        check_tensor("weight_only_matmul", "weight.zero", zero, (torch.uint8,))
+        wanted["zero"], parts["zero"] = wanted["scale"], zero
+    for name, t in parts.items():
+        check_device("weight_only_matmul", f"weight.{name}", t, "x", x)
+        if tuple(t.shape) != wanted[name]:
+            raise ValueError(
+                f"weight_only_matmul: 'weight.{name}' has shape {tuple(t.shape)}; expected {wanted[name]} for {format} with "
+                f"group {group} and {k} columns"
+            )
+    if not words.is_contiguous():
+        raise ValueError(
+            f"weight_only_matmul: 'weight.words' has strides {words.stride()}; expected a contiguous tensor"
+        )
+    if torch.is_grad_enabled() and scale.requires_grad:
+        raise ValueError(
+            "weight_only_matmul: 'weight.scale' requires a gradient; expected a constant weight (gradients are of x and bias)"
+        )
+
+
+WEIGHT_ONLY = Dispatch(
+    WeightOnlyCall,
+    ON_CPU,
+    EMPTY,
+    Route("torch", lambda c: len(c.x) > MOST_ROWS,
+          "over 64 rows of x: the weight is dequantised and the product is cuBLAS's"),
+    Route("cuda", lambda c: True,
+          "few rows of x: codes come by TMA and become floats on their way to wgmma, 1.1 to 2.4 times Triton's kernel",
+          lambda c: weight_only_hopper.WeightOnlyPlan(*c.plan_arguments),
+          lambda c: weight_only_hopper.why_not(c.x, c.words), sm=90),
+    Route("triton", lambda c: True, "few rows of x: codes are read once and unpacked in registers",
+          lambda c: weight_only_kernels.plan(*c.plan_arguments)),
+)  # fmt: skip
