@@ -109,9 +109,9 @@ class MatmulCall(Call):
         name: str = "matmul",
         dtype: torch.dtype | None = None,
     ):
+        check(name, a, b, precision)
         self.x = self.a = a
         self.b, self.precision, self.dtype = b, precision, dtype or a.dtype
-        check(name, a, b, precision)
         self.shape = result_shape(a, b)
 
     @property
