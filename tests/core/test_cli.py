@@ -165,7 +165,7 @@ def test_list_names_operators_implementations_directions_and_workloads(command, 
 
 
 def test_names_are_whole_in_80_columns():
-    names, implementation = ("linear_quantized", "linear_cross_entropy"), "cuda-apart"
+    names, implementation = ("linear_quantized", "linear_cross_entropy"), "cuda-unfused"
     with_names = [{"operator": name, "implementation": implementation, "direction": "backward"} for name in names]
     verified = {"status": "unverifiable", "dtype": "bf16", "error": None}
     compiled = {
