@@ -1,4 +1,4 @@
-"""Of reductions, what the tests of every operator do not ask: gradients that are views, orders, ties, and bad arguments."""
+"""Of reductions, what the tests of every operator leave out: gradients that are views, orders, and bad arguments."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_gradient_of_a_sum_is_a_view(name, dim, keepdim):
 
 @pytest.mark.parametrize("name", ["max", "min", "norm"])
 def test_a_gradient_of_any_strides_is_taken(name):
-    """An expanded one comes out of a sum of the result."""
+    """The gradient of a sum of the result is expanded."""
     x = drawn(4, 6, 5).requires_grad_()
     got = getattr(ops, name)(x, dim=1).sum()
     want = (torch.linalg.vector_norm(x, dim=1) if name == "norm" else getattr(torch, f"a{name}")(x, 1)).sum()
@@ -44,7 +44,7 @@ def test_a_gradient_of_any_strides_is_taken(name):
 @pytest.mark.parametrize("layout", [(0, 1, 2), (2, 0, 1), (1, 0, 2)])
 @pytest.mark.parametrize("name", ["sum", "max", "argmax"])
 def test_permuted_tensors_are_reduced_in_their_own_order(name, layout):
-    """Memory order is enough for a sum, not for a place."""
+    """Memory order is enough for a sum, not for an index."""
     x = drawn(3, 5, 7).permute(layout)
     for dim in (None, 0, 1, 2):
         want = getattr(torch, f"a{name}" if name == "max" else name)(x, *(() if dim is None else (dim,)))
@@ -52,7 +52,7 @@ def test_permuted_tensors_are_reduced_in_their_own_order(name, layout):
 
 
 @pytest.mark.parametrize("p", [0.5, 1, 2, 3, math.inf])
-def test_the_norm_of_nothing_is_zero(p):
+def test_the_norm_of_no_elements_is_zero(p):
     for shape, dim in (((0,), None), ((3, 0), 1), ((0, 4), 0), ((0, 4), None)):
         x = torch.zeros(shape, device=DEVICE, requires_grad=True)
         y = ops.norm(x, p, dim)

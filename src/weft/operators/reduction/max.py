@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -9,60 +10,57 @@ from torch import Tensor
 
 from weft.definition import Mutant, Operator, Tolerance
 from weft.operators.reduction import kernels
-from weft.operators.reduction.definition import define, every_tie, one_tie
-from weft.operators.reduction.plans import LARGEST, Formula, Spread
-from weft.operators.reduction.reduction import Reduction
+from weft.operators.reduction.dispatch import Reduction
+from weft.operators.reduction.kernels import LARGEST, Formula
+from weft.operators.reduction.reduction import define, every_tie, implement, one_tie, reduce
+
+
+def extremum(op: Reduction, sign: int, *, tuned: bool = False) -> dict[str, Any]:
+    """The definition of ``max`` (sign 1) or ``min`` (sign -1)."""
+
+    def ignores_nan(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+        return op.reference(x.nan_to_num(-sign * math.inf, math.inf, -math.inf), dim, keepdim)
+
+    def from_zero(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+        best = op.reference(x, dim, keepdim)
+        return best.clamp_min(0) if sign > 0 else best.clamp_max(0)
+
+    def of_magnitudes(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+        return op.reference(sign * x.abs(), dim, keepdim)
+
+    return define(
+        op.name,
+        op.reference,
+        backward=True,
+        saves_mask=True,
+        tolerance={"forward": Tolerance(exact=True), "backward": Tolerance(scale="element")},
+        ties=True,
+        tuned=tuned,
+        wrong=[
+            Mutant("NaN ignored", ignores_nan),
+            Mutant("starts from 0", from_zero),
+            Mutant("of magnitudes", of_magnitudes),
+        ],
+        gradient_wrong=[
+            Mutant("all to the first of equals", one_tie(op.reference), "backward"),
+            Mutant("all to each of equals", every_tie(op.reference), "backward"),
+        ],
+    )
 
 
 def reference(x: Tensor, dim: int | None = None, keepdim: bool = False, order: float = 0.0) -> Tensor:
     return torch.amax(x, () if dim is None else dim, keepdim)
 
 
-INF = float("inf")
-reduction = Reduction(
-    "max",
-    reference,
-    lambda order: Formula(kernels.itself, LARGEST, neutral=-INF, other=-INF),
-    lambda order: Spread(kernels.share_of_maximum, kernels.equal, unseen=-INF, bits=True),
-)
-
-
-def _numbers_only(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    return reference(x.nan_to_num(-INF, INF, -INF), dim, keepdim)
-
-
-max = Operator(
-    **define(
-        "max",
-        reference,
-        backward=True,
-        backward_bits=True,
-        tolerance={"forward": Tolerance(exact=True), "backward": Tolerance(scale="element")},
-        ties=True,
-        tuned=True,
-        wrong=[
-            Mutant("NaN passed over", _numbers_only),
-            Mutant("starts from 0", lambda x, dim=None, keepdim=False: reference(x, dim, keepdim).clamp_min(0)),
-            Mutant("of magnitudes", lambda x, dim=None, keepdim=False: reference(x.abs(), dim, keepdim)),
-        ],
-        gradient_wrong=[
-            Mutant("all to the first of equals", one_tie(reference), "backward"),
-            Mutant("all to each of equals", every_tie(reference), "backward"),
-        ],
-    )
-)
-
-
-def _call(function: Any) -> Any:
-    return lambda x, dim=None, keepdim=False: function(x, dim, keepdim, 0.0)
-
-
-reduction.implement(max, _call)
+FORMULA = Formula(kernels.itself, LARGEST, neutral=-math.inf, other=-math.inf, extremum=True)
+reduction = Reduction("max", reference, lambda order: FORMULA)
+max = Operator(**extremum(reduction, 1, tuned=True))
+implement(reduction, max)
 
 
 @max.function
 def max_function(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """Largest value over one dimension, or over all; ``weft.ops.argmax`` gives the place of a maximum.
+    """Largest value over one dimension, or over all; ``weft.ops.argmax`` gives the index of a maximum.
 
     Args:
         x: any shape; float32, float16 or bfloat16.
@@ -78,4 +76,4 @@ def max_function(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Te
 
     The gradient is shared evenly by all elements that equal the result.
     """
-    return reduction(x, dim, keepdim, 0.0)
+    return reduce(reduction, x, dim, keepdim)

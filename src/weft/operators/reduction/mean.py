@@ -9,33 +9,34 @@ from torch import Tensor
 
 from weft.definition import Mutant, Operator, Tolerance
 from weft.operators.reduction import kernels
-from weft.operators.reduction.definition import define, size_of_terms, terms
-from weft.operators.reduction.plans import SUM, Formula
-from weft.operators.reduction.reduction import Reduction
+from weft.operators.reduction.dispatch import Reduction
+from weft.operators.reduction.kernels import SUM, Formula
+from weft.operators.reduction.reduction import define, implement, reduce, size_of_terms, terms
 
 
 def reference(x: Tensor, dim: int | None = None, keepdim: bool = False, order: float = 0.0) -> Tensor:
     return torch.mean(x, dim, keepdim)
 
 
-reduction = Reduction(
-    "mean", reference, lambda order: Formula(kernels.itself, SUM, kernels.over_n), mean=True, empty=True
-)
+FORMULA = Formula(kernels.itself, SUM, kernels.over_n)
+reduction = Reduction("mean", reference, lambda order: FORMULA, mean=True, empty=True)
+
+
+def _elements(x: Tensor, dim: int | None) -> int:
+    return x.numel() if dim is None else x.shape[dim]
 
 
 def _scale(arguments: dict[str, Any], _: Any) -> list[Tensor]:
     x, dim, keepdim = arguments["x"], arguments["dim"], arguments["keepdim"]
-    return [size_of_terms(x, dim, keepdim) / max(x.numel() if dim is None else x.shape[dim], 1)]
+    return [size_of_terms(x, dim, keepdim) / max(_elements(x, dim), 1)]
 
 
-def _over(shift: int) -> Any:
-    """Divided by a wrong number."""
+def _one_more(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    return (x.float().sum(dim, keepdim) / (_elements(x, dim) + 1)).to(x.dtype)
 
-    def mutant(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-        n = x.numel() if dim is None else x.shape[dim]
-        return (x.float().sum(dim, keepdim) / (n + shift)).to(x.dtype)
 
-    return mutant
+def _padded(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    return (x.float().sum(dim, keepdim) / (1 << max(_elements(x, dim) - 1, 0).bit_length())).to(x.dtype)
 
 
 mean = Operator(
@@ -45,24 +46,13 @@ mean = Operator(
         tolerance=Tolerance(scale=_scale, terms=terms),
         empty=True,
         wrong=[
-            Mutant("divided by one more", _over(1)),
-            Mutant("divided by the padded extent", lambda x, dim=None, keepdim=False: _padded(x, dim, keepdim)),
+            Mutant("divided by one more", _one_more),
+            Mutant("divided by the padded extent", _padded),
             Mutant("sum", lambda x, dim=None, keepdim=False: torch.sum(x, dim, keepdim)),
         ],
     )
 )
-
-
-def _padded(x: Tensor, dim: int | None, keepdim: bool) -> Tensor:
-    n = x.numel() if dim is None else x.shape[dim]
-    return _over((1 << max(n - 1, 0).bit_length()) - n)(x, dim, keepdim)
-
-
-def _call(function: Any) -> Any:
-    return lambda x, dim=None, keepdim=False: function(x, dim, keepdim, 0.0)
-
-
-reduction.implement(mean, _call)
+implement(reduction, mean)
 
 
 @mean.function
@@ -75,7 +65,8 @@ def mean_function(x: Tensor, dim: int | None = None, keepdim: bool = False) -> T
         keepdim: keep the dimension, with one element.
 
     Returns:
-        A tensor of x's dtype, added and divided in fp32 and rounded once. The same bits every time. The mean of nothing is NaN.
+        A tensor of x's dtype, added and divided in fp32 and rounded once. The same bits every time. The mean of no elements is
+        NaN.
 
     Raises:
         TypeError: x is not a tensor of those dtypes, dim not an int, or keepdim not a bool.
@@ -83,4 +74,4 @@ def mean_function(x: Tensor, dim: int | None = None, keepdim: bool = False) -> T
 
     The gradient is that of the result over the number of elements, as a view of x's shape.
     """
-    return reduction(x, dim, keepdim, 0.0)
+    return reduce(reduction, x, dim, keepdim)

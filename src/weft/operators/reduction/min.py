@@ -2,67 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
 
 import torch
 from torch import Tensor
 
-from weft.definition import Mutant, Operator, Tolerance
+from weft.definition import Operator
 from weft.operators.reduction import kernels
-from weft.operators.reduction.definition import define, every_tie, one_tie
-from weft.operators.reduction.plans import LARGEST, Formula, Spread
-from weft.operators.reduction.reduction import Reduction
+from weft.operators.reduction.dispatch import Reduction
+from weft.operators.reduction.kernels import LARGEST, Formula
+from weft.operators.reduction.max import extremum
+from weft.operators.reduction.reduction import implement, reduce
 
 
 def reference(x: Tensor, dim: int | None = None, keepdim: bool = False, order: float = 0.0) -> Tensor:
     return torch.amin(x, () if dim is None else dim, keepdim)
 
 
-INF = float("inf")
-# the largest of what is negated: one join serves both, and a sign costs no instruction of its own
-reduction = Reduction(
-    "min",
-    reference,
-    lambda order: Formula(kernels.negative, LARGEST, kernels.negated, neutral=-INF, other=INF),
-    lambda order: Spread(kernels.share_of_maximum, kernels.equal, unseen=INF, bits=True),
-)
-
-
-def _numbers_only(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    return reference(x.nan_to_num(INF, INF, -INF), dim, keepdim)
-
-
-min = Operator(
-    **define(
-        "min",
-        reference,
-        backward=True,
-        backward_bits=True,
-        tolerance={"forward": Tolerance(exact=True), "backward": Tolerance(scale="element")},
-        ties=True,
-        wrong=[
-            Mutant("NaN passed over", _numbers_only),
-            Mutant("starts from 0", lambda x, dim=None, keepdim=False: reference(x, dim, keepdim).clamp_max(0)),
-            Mutant("of magnitudes", lambda x, dim=None, keepdim=False: reference(-x.abs(), dim, keepdim)),
-        ],
-        gradient_wrong=[
-            Mutant("all to the first of equals", one_tie(reference), "backward"),
-            Mutant("all to each of equals", every_tie(reference), "backward"),
-        ],
-    )
-)
-
-
-def _call(function: Any) -> Any:
-    return lambda x, dim=None, keepdim=False: function(x, dim, keepdim, 0.0)
-
-
-reduction.implement(min, _call)
+# the largest of the negated elements: one join serves both, and a sign costs no instruction of its own
+FORMULA = Formula(kernels.negative, LARGEST, kernels.negated, neutral=-math.inf, other=math.inf, extremum=True)
+reduction = Reduction("min", reference, lambda order: FORMULA)
+min = Operator(**extremum(reduction, -1))
+implement(reduction, min)
 
 
 @min.function
 def min_function(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """Smallest value over one dimension, or over all; ``weft.ops.argmax`` gives the place of a maximum.
+    """Smallest value over one dimension, or over all. Arguments, errors and gradient are those of ``weft.ops.max``.
 
     Args:
         x: any shape; float32, float16 or bfloat16.
@@ -71,11 +37,5 @@ def min_function(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Te
 
     Returns:
         A tensor of x's dtype: values alone, as ``torch.amin``. NaN where there is any.
-
-    Raises:
-        TypeError: x is not a tensor of those dtypes, dim not an int, or keepdim not a bool.
-        ValueError: dim is out of range, or there is nothing along it.
-
-    The gradient is shared evenly by all elements that equal the result.
     """
-    return reduction(x, dim, keepdim, 0.0)
+    return reduce(reduction, x, dim, keepdim)

@@ -11,19 +11,16 @@ from torch import Tensor
 
 from weft.definition import Mutant, Operator, Tolerance, Workload, workload
 from weft.operators.reduction import kernels
-from weft.operators.reduction.definition import define, every_tie, inputs, terms
-from weft.operators.reduction.plans import LARGEST, SUM, Formula, Spread
-from weft.operators.reduction.reduction import Reduction
+from weft.operators.reduction.dispatch import Reduction
+from weft.operators.reduction.kernels import LARGEST, SUM, Formula, Gradient
+from weft.operators.reduction.reduction import define, every_tie, implement, inputs, reduce, terms
 
 FORMULAS = {
-    1.0: Formula(kernels.magnitude, SUM),
-    2.0: Formula(kernels.square, SUM, kernels.root),
-    math.inf: Formula(kernels.magnitude, LARGEST),
-}
-SPREADS = {
-    1.0: Spread(kernels.signed),
-    2.0: Spread(kernels.direction),
-    math.inf: Spread(kernels.share_of_magnitude, kernels.equal_magnitude),
+    1.0: Formula(kernels.magnitude, SUM, gradient=Gradient(kernels.signed_by)),
+    2.0: Formula(kernels.square, SUM, kernels.root, gradient=Gradient(kernels.direction)),
+    math.inf: Formula(
+        kernels.magnitude, LARGEST, gradient=Gradient(kernels.share_of_magnitude, kernels.equal_magnitude)
+    ),
 }
 
 
@@ -33,7 +30,7 @@ def in_order(x: Tensor, dim: int | None = None, keepdim: bool = False, order: fl
     return torch.linalg.vector_norm(x, order, dim, keepdim)
 
 
-reduction = Reduction("norm", in_order, FORMULAS.get, SPREADS.__getitem__, empty=True, wide_in_autocast=True)
+reduction = Reduction("norm", in_order, FORMULAS.get, empty=True, wide_in_autocast=True)
 
 
 def order_of(p: float) -> float:
@@ -60,6 +57,14 @@ def _changed(change: Any) -> Any:
     return lambda x, p=2.0, dim=None, keepdim=False: change(x, p, dim, keepdim)
 
 
+def _signs_kept(x: Tensor, p: float = 2.0, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    return torch.sum(x, dim, keepdim).abs() if p == 1 else reference(x, p, dim, keepdim)
+
+
+def _not_divided(dy: Tensor, x: Tensor, p: float = 2.0, dim: int | None = None, keepdim: bool = False) -> tuple[Tensor]:
+    return (x * (dy if dim is None or keepdim else dy.unsqueeze(dim)),)
+
+
 norm = Operator(
     **define(
         "norm",
@@ -80,31 +85,16 @@ norm = Operator(
         ],
         wrong=[
             Mutant("no root", _changed(lambda x, p, dim, keep: reference(x, p, dim, keep).square())),
-            Mutant(
-                "signs kept",
-                _changed(
-                    lambda x, p, dim, keep: torch.sum(x, dim, keep).abs() if p == 1 else reference(x, p, dim, keep)
-                ),
-            ),
+            Mutant("signs kept", _signs_kept),
             Mutant("always of order 2", _changed(lambda x, p, dim, keep: reference(x, 2.0, dim, keep))),
         ],
         gradient_wrong=[
-            Mutant(
-                "not divided by the norm",
-                lambda dy, x, p=2.0, dim=None, keepdim=False: (_times(x, dy, dim, keepdim),),
-                "backward",
-            ),
+            Mutant("not divided by the norm", _not_divided, "backward"),
             Mutant("all to each of equals", every_tie(reference), "backward"),
         ],
     )
 )
-
-
-def _times(x: Tensor, dy: Tensor, dim: int | None, keepdim: bool) -> Tensor:
-    return x * (dy if dim is None or keepdim else dy.unsqueeze(dim))
-
-
-reduction.implement(norm, _call)
+implement(reduction, norm, _call)
 
 
 @norm.function
@@ -119,7 +109,7 @@ def norm_function(x: Tensor, p: float = 2.0, dim: int | None = None, keepdim: bo
 
     Returns:
         A tensor of x's dtype (float32 under autocast, as PyTorch), added in fp32 and rounded once. Squares are not scaled:
-        they overflow where PyTorch's do. The norm of nothing is 0 (not of a negative order, which has none).
+        they overflow where PyTorch's do. The norm of no elements is 0 (of a negative order an error).
 
     Raises:
         TypeError: x is not a tensor of those dtypes, p not a number, dim not an int, or keepdim not a bool.
@@ -135,4 +125,4 @@ def norm_function(x: Tensor, p: float = 2.0, dim: int | None = None, keepdim: bo
                 f"norm: argument 'p' is {p} and 'x' has shape {tuple(x.shape)}, no elements along dim={dim}; expected an order "
                 "of at least 0, or elements"
             )
-    return reduction(x, dim, keepdim, order)
+    return reduce(reduction, x, dim, keepdim, order)

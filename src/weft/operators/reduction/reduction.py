@@ -1,376 +1,131 @@
-"""What reductions share as operators: choice, call and gradient."""
+"""What the six reductions share: the public call, its gradient and single kernels; inputs, cost, workloads and mutants."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from weft.definition import Declined, Operator
-from weft.operators import peers
+from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
+from weft.operators import mutants, peers
+from weft.operators.axis_view import result_strides
 from weft.operators.call import (
     Choice,
     KernelFunction,
     check_dim,
-    check_tensor,
     differentiable,
     eager,
     guarded,
     materialised,
-    on_gpu,
     reference_gradients,
-    traced,
 )
-from weft.operators.launch import INTERPRETING, Plans
-from weft.operators.reduction import kept, kept_tiny, spread_tiny, tiny
-from weft.operators.reduction.argmax_plans import ArgmaxPlan
-from weft.operators.reduction.kept_spans import SpansReady
-from weft.operators.reduction.plans import (
-    Formula,
-    ReducePlan,
-    Spread,
-    SpreadPlan,
-)
-from weft.operators.reduction.views import View, strides_of_result, view_of, views_of
+from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
+from weft.operators.reduction.dispatch import BACKWARD, FORWARD, Reduction, ReductionCall, SavingPlan
 
-COPY = "the dimensions beside 'dim' do not collapse into one stride each, so a copy would be needed"
+LARGE = 2**28
+FLOATS = ("normal", "large", "tiny", "nonfinite")
 
 
-class Reduction:
-    """One operator's kernels and call. What is passed on is always ``(x, dim, keepdim, order)``; order is that of a norm.
+# ---- the call: what follows is always (x, dim, keepdim, order), order being that of a norm ------------------------------
 
-    Args:
-        name: the operator's.
-        reference: the same in PyTorch, with those arguments.
-        formula: of an order; None where no kernel has it. For argmax, None at all.
-        spread: of an order, the gradient where it needs x.
-        mean: results are divided by the number of elements.
-        empty: whether a result of no elements exists.
-        wide_in_autocast: PyTorch gives fp32 under autocast.
-    """
 
-    def __init__(
-        self,
-        name: str,
-        reference: Callable[..., Tensor],
-        formula: Callable[[float], Formula | None] | None,
-        spread: Callable[[float], Spread] | None = None,
-        *,
-        mean: bool = False,
-        empty: bool = False,
-        wide_in_autocast: bool = False,
-    ):
-        self.name, self.reference, self.formula, self.spread = name, reference, formula, spread
-        self.mean, self.empty, self.wide_in_autocast = mean, empty, wide_in_autocast
-        self.forward_plans = Plans(self._forward_plan)
-        self.tiny_plans = Plans(self._tiny_plan)
-        self.backward_plans = Plans(self._backward_plan)
-        self.tiny_backward_plans = Plans(self._tiny_backward_plan)
-        self.public_backward_plans = Plans(self._public_backward_plan)
-        self.public_plans = Plans(lambda x, *how: self.choose(x, *how).plan_for(x, *how, self.dtype(x)))
-        self.function = _autograd(self)
-        self.kept_plans = Plans(self._kept_plan)
-        self.kept_tiny_plans = Plans(self._kept_tiny_plan)
-        self.public_kept_plans = Plans(self._public_kept_plan)
+def reduce(op: Reduction, x: Tensor, dim: int | None, keepdim: bool, order: float = 0.0) -> Tensor:
+    """What the public functions do."""
+    if isinstance(x, Tensor) and eager(x, gradient=True, autocast=not op.wide_in_autocast):
+        gradient = op.formula is not None and torch.is_grad_enabled() and x.requires_grad
+        plan = FORWARD.of((x,), op, dim, keepdim, order, False, gradient)
+        if plan is not None:
+            return _function(plan).apply(x, plan, op, (dim, keepdim, order), BACKWARD) if gradient else plan(x)
+    (x,) = materialised(x)
+    options = (op, dim, keepdim, order, _wide(op), _wants_gradient(op, x))
+    if FORWARD.choose(x, *options).implementation == "torch":
+        return op.reference(x, dim, keepdim, order)
+    return _launch(FORWARD.of((x,), *options), x, op, (dim, keepdim, order), BACKWARD)
 
-    # ---- plans -------------------------------------------------------------------------------------------------------
 
-    def _forward_plan(self, x: Tensor, dim: int | None, keepdim: bool, order: float, dtype: torch.dtype) -> Any:
-        """Args: dtype: of the result, which the launch is compiled for (under autocast another than x's)."""
-        dim = None if dim is None else dim % x.ndim
-        view = view_of(x, dim, in_order=self.formula is None)
-        if view is None:
-            raise Declined(COPY)
-        total = dim is None and view.M * view.K > 1
-        if self.formula is None:
-            return Ready(ArgmaxPlan(view, x.device, x.dtype, total=total), x, dim, keepdim)
-        formula = self.formula(order)
-        if formula is None:
-            raise Declined(f"order {order}: the kernels take 1, 2 and inf")
-        return Ready(ReducePlan(view, x.device, x.dtype, formula, self._divisor(x, dim), total=total), x, dim, keepdim)
+def _by_kernel(op: Reduction, name: str) -> Callable[..., Tensor]:
+    """The operator by one kernel, whichever the table takes. Raises Declined as the table's rows of that name say."""
 
-    def _tiny_plan(self, x: Tensor, dim: int | None, keepdim: bool, order: float, dtype: torch.dtype) -> Ready:
-        dim = None if dim is None else dim % x.ndim
-        view = view_of(x, dim)
-        if view is None:
-            raise Declined(COPY)
-        if dim is None and view.M > 1:
-            raise Declined("a reduction over everything; the kernel takes rows")
-        formula = self.formula(order) if self.formula is not None else None
-        return Ready(tiny.plan(x, view, dtype, formula, self._divisor(x, dim)), x, dim, keepdim)
-
-    def _kept_plan(self, x: Tensor, dim: int | None, keepdim: bool, order: float) -> kept.KeptReady | SpansReady:
-        formula = self._formula_with_bits(order)
-        at = None if dim is None else dim % x.ndim
-        found = views_of(x, at, torch.empty_like(x, device="meta"))
-        if found is not None and ((at is None and found[0].M * found[0].K > 1) or kept.why_not(found[0])):
-            return self._spans_plan(x, at, keepdim, order, (found[0], found[1]), formula)
-        return self._kept_by(x, dim, keepdim, lambda v, dx: kept.KeptTiles(v, dx, x.device, x.dtype, formula))
-
-    def _spans_plan(
-        self, x: Tensor, dim: int | None, keepdim: bool, order: float, found: tuple[View, View], formula: Formula
-    ) -> SpansReady:
-        assert self.spread is not None  # its bits could be kept
-        shape = shape_of_result(x, dim, keepdim)
-
-        def reference(x: Tensor) -> Tensor:
-            return self.reference(x, dim, keepdim, order)
-
-        return SpansReady(x, dim, keepdim, shape, found, formula, self.spread(order), reference)
-
-    def _kept_tiny_plan(self, x: Tensor, dim: int | None, keepdim: bool, order: float) -> kept.KeptReady:
-        formula = self._formula_with_bits(order)
-        return self._kept_by(x, dim, keepdim, lambda v, dx: kept_tiny.KeptRows(x, v, dx, formula))
-
-    def _public_kept_plan(self, x: Tensor, dim: int | None, keepdim: bool, order: float) -> Any:
-        """The better of both, None where neither takes x."""
-        large = x.numel() >= tiny.FROM and not INTERPRETING
-        for plan in (self._kept_tiny_plan, self._kept_plan) if large else (self._kept_plan,):
-            with contextlib.suppress(Declined):
-                return plan(x, dim, keepdim, order)
-        return None
-
-    def _kept_by(self, x: Tensor, dim: int | None, keepdim: bool, made: Any) -> kept.KeptReady:
-        dim = None if dim is None else dim % x.ndim
-        return kept.KeptReady(x, dim, keepdim, shape_of_result(x, dim, keepdim), made)
-
-    def _formula_with_bits(self, order: float) -> Formula:
-        if self.formula is None or self.spread is None or not self.spread(order).bits:
-            raise Declined("the gradient takes more than which elements equal the result")
-        formula = self.formula(order)
-        assert formula is not None  # every extremum has one
-        return formula
-
-    def _divisor(self, x: Tensor, dim: int | None) -> float:
-        return float(x.numel() if dim is None else x.shape[dim]) if self.mean else 1.0
-
-    def _backward_plan(
-        self, x: Tensor, dy: Tensor, dim: int | None, keepdim: bool, order: float, tiny: bool = False
-    ) -> Any:
-        """Triton's, or of ``tiny`` rows CUDA C++'s where it takes them."""
-        assert self.spread is not None  # only then does a gradient need x
-        found, strides = self._backward_views(x, dy, dim, keepdim)
-        if tiny and dim is not None:
-            with contextlib.suppress(Declined):
-                return spread_tiny.plan(x, dy, found[0], found[1], strides, self.spread(order))
-        return SpreadPlan(found[0], found[1], strides, x, self.spread(order), total=dim is None)
-
-    def _tiny_backward_plan(self, x: Tensor, dy: Tensor, dim: int | None, keepdim: bool, order: float) -> Any:
-        return self._backward_plan(x, dy, dim, keepdim, order, tiny=True)
-
-    def _public_backward_plan(self, x: Tensor, dy: Tensor, dim: int | None, keepdim: bool, order: float) -> Any:
-        large = x.numel() >= tiny.FROM and not INTERPRETING
-        return self._backward_plan(x, dy, dim, keepdim, order, tiny=large)
-
-    def _backward_views(
-        self, x: Tensor, dy: Tensor, dim: int | None, keepdim: bool
-    ) -> tuple[list[View], tuple[int, int]]:
-        """Of x and of its gradient, and the strides of dy beside ``dim``."""
-        dim = None if dim is None else dim % x.ndim
-        found = views_of(x, dim, torch.empty_like(x, device="meta"))
-        strides = (0, 0) if dim is None else strides_of_result(dy, dim, keepdim)
-        if found is None or strides is None:
-            raise Declined(COPY)
-        if dim is not None and found[0].M == 1 and x.shape[:dim].numel() > 1:
-            strides = strides[::-1]  # the rows became columns
-        return found, strides
-
-    # ---- calls -------------------------------------------------------------------------------------------------------
-
-    def check(self, x: Tensor, dim: int | None, keepdim: bool) -> int | None:
-        """``dim`` from the front. Raises TypeError or ValueError."""
-        check_tensor(self.name, "x", x)
-        if not isinstance(keepdim, bool):
-            raise TypeError(f"{self.name}: argument 'keepdim' is {keepdim!r}; expected True or False")
-        front = None if dim is None else check_dim(self.name, dim, x.ndim)
-        along = x.numel() if front is None else x.shape[front] if x.ndim else 1
-        if along == 0 and not self.empty:
-            raise ValueError(
-                f"{self.name}: argument 'x' has shape {tuple(x.shape)}, no elements along dim={dim}; expected at least one"
-            )
-        return front
-
-    def choose(self, x: Tensor, dim: int | None, keepdim: bool, order: float) -> Choice:
-        front = self.check(x, dim, keepdim)
-        if not on_gpu(x):
-            return Choice("torch", "the tensor is on the CPU, where weft runs the reference")
-        if traced(x):
-            return Choice("torch", "traced: PyTorch's own operators, which a compiler fuses with their neighbours")
+    def run(x: Tensor, dim: int | None, keepdim: bool, order: float) -> Tensor:
         if x.ndim == 0 or not x.numel():
-            return Choice("torch", "empty or a scalar: nothing to launch")
-        if self.formula is not None and self.formula(order) is None:
-            return Choice("torch", f"a norm of order {order}: the kernels take 1, 2 and inf")
-        view = view_of(x, front, in_order=self.formula is None)
-        if view is None:
-            return Choice("torch", COPY)
-        large = front is not None and x.numel() >= tiny.FROM and not INTERPRETING
-        if large and not self.why_not_tiny(x, view, order):
-            return Choice("cuda", f"dense rows of {view.N} elements", self.tiny_plans)
-        return Choice("triton", "one stride before, along and after the reduced axis", self.forward_plans)
+            return op.reference(x, dim, keepdim, order)
+        mask, forward, formula = name.endswith("-mask"), name, op.formula and op.formula(order)
+        if formula and not mask and _wants_gradient(op, x):
+            if formula.extremum:
+                raise Declined("no mask is saved for the gradient; triton-mask and cuda-mask save one")
+            if formula.gradient is not None:
+                forward = "triton"  # the kernel of that name takes gradients of dtypes that its forward does not take
+        plan = FORWARD.kernel(forward).of((x,), op, dim, keepdim, order, _wide(op), mask)
+        return _launch(plan, x, op, (dim, keepdim, order), BACKWARD.kernel(name))
 
-    def why_not_tiny(self, x: Tensor, view: View, order: float) -> str:
-        """Why :meth:`choose` leaves rows to Triton (an empty string where CUDA C++'s kernel of tiny rows takes them)."""
-        return tiny.why_not(x, view, self.dtype(x), self.formula(order) if self.formula is not None else None)
+    return run
 
-    def triton(self, x: Tensor, dim: int | None, keepdim: bool, order: float = 2.0) -> Tensor:
-        """Triton's kernel, whatever :meth:`choose` says."""
-        return self._by(self.forward_plans, x, dim, keepdim, order)
 
-    def cuda(self, x: Tensor, dim: int | None, keepdim: bool, order: float = 2.0) -> Tensor:
-        """CUDA C++'s, whatever :meth:`choose` says. Where it has the gradient alone, and one is wanted, forward is Triton's."""
-        plans = self.forward_plans if self._gradient_alone(x, dim, order) else self.tiny_plans
-        return self._by(plans, x, dim, keepdim, order, self.tiny_backward_plans)
+def _wide(op: Reduction) -> bool:
+    return op.wide_in_autocast and torch.is_autocast_enabled("cuda")
 
-    def _gradient_alone(self, x: Tensor, dim: int | None, order: float) -> bool:
-        if dim is None or self.spread is None or not (torch.is_grad_enabled() and x.requires_grad and x.numel()):
-            return False
-        found = views_of(x, dim % x.ndim, torch.empty_like(x, device="meta"))
-        if found is None or not self.why_not_tiny(x, found[0], order):
-            return False
-        return not spread_tiny.why_not(x, found[0], found[1], self.spread(order))
 
-    def triton_kept(self, x: Tensor, dim: int | None, keepdim: bool, order: float = 2.0) -> Tensor:
-        """Triton's kernels that keep bits for the gradient, whether or not one is wanted."""
-        return self._keeping(self.kept_plans, x, dim, keepdim, order)
+def _wants_gradient(op: Reduction, x: Any) -> bool:
+    return op.formula is not None and torch.is_grad_enabled() and isinstance(x, Tensor) and x.requires_grad
 
-    def cuda_kept(self, x: Tensor, dim: int | None, keepdim: bool, order: float = 2.0) -> Tensor:
-        """CUDA C++'s."""
-        return self._keeping(self.kept_tiny_plans, x, dim, keepdim, order)
 
-    def _keeping(self, plans: Plans, x: Tensor, dim: int | None, keepdim: bool, order: float) -> Tensor:
-        if x.ndim == 0 or not x.numel():
-            return self.reference(x, dim, keepdim, order)
-        out: Tensor = differentiable(kept.Function, x, plans, dim, keepdim, order)
+def _function(plan: Any) -> type[KernelFunction]:
+    return SavedForGradient if isinstance(plan, SavingPlan) else Reduce
+
+
+def _launch(plan: Any, x: Tensor, op: Reduction, how: tuple[Any, ...], gradients: Any) -> Tensor:
+    if op.formula is None:
+        return plan(x)
+    out: Tensor = differentiable(_function(plan), x, plan, op, how, gradients)
+    return out
+
+
+class SavedForGradient(KernelFunction):
+    """An extremum by a plan that saves what its gradient needs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, plan: SavingPlan, *_: Any) -> Tensor:
+        out, saved = plan.save(x)
+        ctx.plan = plan
+        ctx.save_for_backward(*saved)
         return out
 
-    def _by(
-        self, plans: Plans, x: Tensor, dim: int | None, keepdim: bool, order: float, gradients: Plans | None = None
-    ) -> Tensor:
-        if x.ndim == 0 or not x.numel():
-            return self.reference(x, dim, keepdim, order)
-        if self.formula is None:
-            return self.run(plans, x, dim, keepdim, order, torch.int64)
-        gradients = gradients or self.backward_plans
-        out: Tensor = differentiable(self.function, x, dim, keepdim, order, self.dtype(x), plans, gradients)
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        gradient = ctx.plan.differentiable if torch.is_grad_enabled() else ctx.plan.gradient
+        return gradient(dy, *ctx.saved_tensors), None, None, None, None
+
+
+class Reduce(KernelFunction):
+    """A sum or mean, whose gradient is a view of the result's, or a norm, whose gradient reads x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, plan: Any, op: Reduction, how: tuple[Any, ...], gradients: Any) -> Tensor:
+        out: Tensor = plan(x)
+        ctx.op, ctx.how, ctx.gradients, ctx.shape, ctx.dtype = op, how, gradients, x.shape, x.dtype
+        formula = op.formula and op.formula(how[2])
+        if formula and formula.gradient is not None:
+            ctx.save_for_backward(x, out)
         return out
 
-    def keeps(self, x: Tensor, dim: int | None, keepdim: bool, order: float) -> bool:
-        """Whether the public function makes the gradient of x of bits."""
-        may = self.spread is not None and self.spread(order).bits
-        return may and self.public_kept_plans.of((x,), dim, keepdim, order) is not None
-
-    def run(self, plans: Plans, x: Tensor, dim: int | None, keepdim: bool, order: float, dtype: torch.dtype) -> Tensor:
-        """The launches alone."""
-        ready = plans.of((x,), dim, keepdim, order, dtype)
-        out = torch.empty(ready.shape, dtype=dtype, device=x.device)
-        ready(x, out)
-        return out
-
-    def __call__(self, x: Tensor, dim: int | None, keepdim: bool, order: float = 2.0) -> Tensor:
-        """What the public function does."""
-        if isinstance(x, Tensor) and eager(x, gradient=True, autocast=not self.wide_in_autocast):
-            ready = self.public_plans.of((x,), dim, keepdim, order)
-            if ready is not None:
-                if self.formula is not None and torch.is_grad_enabled() and x.requires_grad:
-                    if self.keeps(x, dim, keepdim, order):
-                        return kept.Function.apply(x, self.public_kept_plans, dim, keepdim, order)
-                    plans = self.choose(x, dim, keepdim, order).plans
-                    how = (dim, keepdim, order, self.dtype(x))
-                    return self.function.apply(x, *how, plans, self.public_backward_plans)
-                out = torch.empty(ready.shape, dtype=self.dtype(x), device=x.device)
-                ready(x, out)
-                return out
-        (x,) = materialised(x)
-        choice = self.choose(x, dim, keepdim, order)
-        if choice.implementation == "torch":
-            return self.reference(x, dim, keepdim, order)
-        if torch.is_grad_enabled() and x.requires_grad and self.keeps(x, dim, keepdim, order):
-            return self._keeping(self.public_kept_plans, x, dim, keepdim, order)
-        return self._by(choice.plans, x, dim, keepdim, order, self.public_backward_plans)
-
-    def dtype(self, x: Tensor) -> torch.dtype:
-        if self.formula is None:
-            return torch.int64
-        wide = self.wide_in_autocast and x.is_cuda and torch.is_autocast_enabled("cuda")
-        return torch.float32 if wide else x.dtype
-
-    def gradient(
-        self, x: Tensor, y: Tensor, dy: Tensor, dim: int | None, keepdim: bool, order: float, plans: Plans
-    ) -> Tensor:
-        """dx, where it needs x."""
-        dx = torch.empty_like(x)
-        if dim is not None and strides_of_result(dy, dim % x.ndim, keepdim) is None:
-            dy = dy.contiguous()  # one element a result; gradients of any strides may come from autograd
-        plans.of((x, dy), dim, keepdim, order)(x, y, dy, dx)
-        return dx
-
-    def implement(self, operator: Operator, call: Callable[..., Any]) -> None:
-        """Registers kernel, reference and ``torch.compile`` as the operator's implementations, and how it chooses.
-
-        Args:
-            call: ``(function of (x, dim, keepdim, order)) -> function of the operator's arguments``.
-        """
-        operator.choice(guarded(call(self.choose)))
-        operator.implementation("triton", arch=">=sm_80")(call(self.triton))
-        if self.formula is not None:
-            operator.implementation("cuda", arch=">=sm_80", devices=("cuda",))(call(self.cuda))
-        if self.spread is not None and self.spread(2.0).bits:
-            operator.implementation("triton-kept", backend="triton", arch=">=sm_80")(call(self.triton_kept))
-            operator.implementation("cuda-kept", backend="cuda", arch=">=sm_80", devices=("cuda",))(
-                call(self.cuda_kept)
-            )
-        operator.implementation("torch")(call(self.reference))
-        operator.implementation("torch.compile", devices=("cuda",))(peers.Compiled(call(self.reference)))
-
-
-class Ready:
-    """A plan with the shape of its result."""
-
-    def __init__(self, plan: Callable[[Tensor, Tensor], None], x: Tensor, dim: int | None, keepdim: bool):
-        self.plan, self.shape = plan, shape_of_result(x, dim, keepdim)
-
-    def __call__(self, x: Tensor, out: Tensor) -> None:
-        self.plan(x, out)
-
-
-def shape_of_result(x: Tensor, dim: int | None, keepdim: bool) -> tuple[int, ...]:
-    """``dim`` counts from the front."""
-    if dim is None:
-        return (1,) * x.ndim if keepdim else ()
-    return (*x.shape[:dim], *((1,) if keepdim else ()), *x.shape[dim + 1 :])
-
-
-def _autograd(op: Reduction) -> type[torch.autograd.Function]:
-    class Function(KernelFunction):
-        @staticmethod
-        def forward(
-            ctx: Any, x: Tensor, dim: int | None, keepdim: bool, order: float, dtype: torch.dtype, plans: Plans,
-            gradients: Plans,
-        ) -> Tensor:  # fmt: skip
-            out = op.run(plans, x, dim, keepdim, order, dtype)
-            ctx.how, ctx.gradients = (dim, keepdim, order), gradients
-            if op.spread is None:
-                ctx.shape, ctx.dtype = x.shape, x.dtype
-            else:
-                ctx.save_for_backward(x, out)
-            return out
-
-        @staticmethod
-        def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-            dim, keepdim, order = ctx.how
-            if op.spread is None:
-                return (_broadcast(dy, ctx.shape, ctx.dtype, dim, keepdim, op.mean), *[None] * 6)
-            x, y = ctx.saved_tensors
-            if torch.is_grad_enabled():
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        op, (dim, keepdim, order) = ctx.op, ctx.how
+        if not ctx.saved_tensors:
+            return _broadcast(dy, ctx.shape, ctx.dtype, dim, keepdim, op.mean), None, None, None, None
+        x, y = ctx.saved_tensors
+        if dim is not None and result_strides(dy, dim % x.ndim, keepdim) is None:
+            dy = dy.contiguous()  # it has one element a result, and autograd brings gradients of any strides
+        plan = None if torch.is_grad_enabled() else ctx.gradients.of((x, dy), op, dim, keepdim, order)
+        if plan is None:
+            with torch.set_grad_enabled(True):
                 dx = reference_gradients(lambda x: op.reference(x, dim, keepdim, order), (x,), (True,), (dy,))[0]
-            else:
-                dx = op.gradient(x, y, dy, dim, keepdim, order, ctx.gradients)
-            return dx, *[None] * 6
-
-    return Function
+        else:
+            dx = torch.empty_like(x)
+            plan(x, y, dy, dx)
+        return dx, None, None, None, None
 
 
 def _broadcast(dy: Tensor, shape: torch.Size, dtype: torch.dtype, dim: int | None, keepdim: bool, mean: bool) -> Tensor:
@@ -380,3 +135,243 @@ def _broadcast(dy: Tensor, shape: torch.Size, dtype: torch.dtype, dim: int | Non
     if dim is not None and not keepdim:
         dy = dy.unsqueeze(dim)
     return dy.to(dtype).expand(shape)
+
+
+def _choose(op: Reduction, direction: str, x: Tensor, dim: int | None, keepdim: bool, order: float) -> Choice:
+    if direction == "forward":
+        return FORWARD.choose(x, op, dim, keepdim, order, _wide(op), _wants_gradient(op, x))
+    call = ReductionCall(x, op, dim, keepdim, order)
+    return BACKWARD.choose(x, torch.empty(call.shape, dtype=x.dtype, device="meta"), op, dim, keepdim, order)
+
+
+def without_order(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of ``(x, dim, keepdim, order)`` as one of the arguments of all operators but ``norm``."""
+    return lambda x, dim=None, keepdim=False: function(x, dim, keepdim, 0.0)
+
+
+def implement(op: Reduction, operator: Operator, call: Callable[..., Any] = without_order) -> None:
+    """Registers the implementations of an operator and how it chooses.
+
+    Args:
+        call: ``(function of (x, dim, keepdim, order)) -> function of the operator's arguments``.
+    """
+
+    def choice(*args: Any, direction: str = "forward", **named: Any) -> Choice:
+        return call(lambda *how: _choose(op, direction, *how))(*args, **named)
+
+    formula = op.formula and op.formula(2.0)
+    saves = formula is not None and formula.extremum
+    names = ("triton", "cuda", "triton-mask", "cuda-mask") if saves else ("triton", "cuda")
+    operator.choice(guarded(choice))
+    for name in names:
+        backend = name.removesuffix("-mask")
+        devices = ("cuda",) if backend == "cuda" else ("cuda", "cpu")
+        directions = ("forward",) if saves and name == backend else ()
+        register = operator.implementation(
+            name, backend=backend, arch=">=sm_80", devices=devices, directions=directions
+        )
+        register(call(_by_kernel(op, name)))
+    operator.implementation("torch")(call(op.reference))
+    operator.implementation("torch.compile", devices=("cuda",))(peers.Compiled(call(op.reference)))
+
+
+# ---- the definition --------------------------------------------------------------------------------------------------
+
+
+def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
+    """x is [M, N], or [M, N, K] with the option ``inner``; ``dim=all`` reduces everything."""
+    shape = (w["M"], w["N"], w.option("inner")) if w.option("inner") else (w["M"], w["N"])
+    dim = None if w.option("dim") == "all" else w.option("dim", -1)
+    if dim is not None:
+        check_dim("the workload", dim, len(shape))
+    values = w.option("values", "normal")
+    x = random_tensor(
+        g,
+        shape,
+        w.dtype,
+        device,
+        layout=w.option("layout", "contiguous"),
+        values=VALUES[0] if values == "ties" else values,
+    )
+    if values == "ties" and device != "meta":
+        x.copy_(x.mul(2).round().clamp(-2, 2))  # few distinct values
+    return {"x": x, "dim": dim, "keepdim": w.option("keepdim", False)}
+
+
+def results_of(w: Workload) -> int:
+    shape = [w["M"], w["N"], w.option("inner", 1)]
+    if w.option("dim") == "all":
+        return 1
+    dim = w.option("dim", -1) % (3 if w.option("inner") else 2)
+    return shape[0] * shape[1] * shape[2] // max(shape[dim], 1)
+
+
+def define(
+    name: str,
+    reference: Callable[..., Tensor],
+    *,
+    flops: int = 1,
+    backward: bool = False,
+    saves_mask: bool = False,
+    tolerance: Any,
+    result_bytes: int = 0,
+    empty: bool = False,
+    nonfinite: bool = True,
+    ties: bool = False,
+    tuned: bool = False,
+    wrong: Sequence[Mutant] = (),
+    gradient_wrong: Sequence[Mutant] = (),
+    more: Sequence[Workload] = (),
+    options: dict[str, Sequence[Any]] | None = None,
+    make_inputs: Callable[..., dict[str, Any]] = inputs,
+) -> dict[str, Any]:
+    """The fields of an ``Operator`` over [M, N].
+
+    Args:
+        reference: with the operator's arguments.
+        flops: of an element.
+        backward: the gradient takes a kernel (that of a sum is a view of the result's).
+        saves_mask: all that the gradient needs of x is which elements equal the result. Forward must save a bit of each; of
+            a row of more than 32 elements an index (32 bits) would do, as mostly one element equals the result.
+        result_bytes: of one result where it is not of x's dtype.
+        empty: a reduction of no elements has a result.
+        ties: also on data with few distinct values.
+        more: further workloads to verify.
+    """
+
+    def cost(w: Workload, direction: str) -> Cost:
+        n = w["M"] * w["N"] * w.option("inner", 1)
+        size, result = n * w.bytes_per_element, results_of(w) * (result_bytes or w.bytes_per_element)
+        if direction == "forward":
+            return Cost(reads=size, writes=result, vector_flops=flops * n)
+        mask = (min(n, 32 * results_of(w)) + 7) // 8
+        reads = mask + result if saves_mask else size + 2 * result
+        return Cost(reads=reads, writes=size, vector_flops=(flops + 1) * n)
+
+    def gradient(dy: Tensor, x: Tensor, **how: Any) -> tuple[Tensor, ...]:
+        leaf = x.detach().requires_grad_()
+        with torch.enable_grad():
+            return torch.autograd.grad(reference(leaf, **how), leaf, dy)
+
+    each = ("fp32", "bf16")
+    return {
+        "name": name,
+        "axes": {"M": "rows", "N": "columns"},
+        "inputs": make_inputs,
+        "reference": reference,
+        "cost": cost,
+        "directions": ("forward", "backward") if backward else ("forward",),
+        "differentiable": ("x",) if backward else (),
+        "options": {
+            "layout": LAYOUTS,
+            "values": (*VALUES, "ties"),
+            "dim": ("all", *range(-3, 3)),
+            "inner": range(1, 2**31),
+            "keepdim": (True, False),
+            **(options or {}),
+        },
+        "tolerance": tolerance,
+        "workloads": {
+            "verify": [
+                *(workload(M=m, N=n) for m, n in ((1, 1), (3, 5), (37, 2), (21, 7), (5, 100), (2, 1025))),
+                *(workload(M=m, N=n, dim="all") for m, n in ((1, 7), (9, 129))),
+                *(workload(M=m, N=n, dim=0) for m, n in ((5, 3), (70, 21), (700, 3))),
+                *(workload(M=3, N=n, inner=k, dim=1) for n, k in ((2, 9), (40, 5), (6, 1))),
+                workload(M=4, N=3, inner=5, dim=0, keepdim=True),
+                workload(M=9, N=8),
+                workload(M=9, N=48, keepdim=True),
+                workload(M=0, N=7),
+                *([workload(M=7, N=0)] if empty else []),
+                *(workload(M=9, N=33, layout=at) for at in LAYOUTS[1:]),
+                *(workload(M=9, N=33, layout=at, dim="all") for at in ("sliced", "transposed")),
+                workload(M=9, N=33, layout="transposed", dim=0),
+                workload(M=9, N=33, layout="sliced", dim=0),
+                *([workload(M=200, N=11, values="nonfinite")] if nonfinite else []),
+                workload(M=6, N=6, values="large"),
+                *([workload(M=9, N=40, values="ties"), workload(M=30, N=9, dim=0, values="ties")] if ties else []),
+                *more,
+            ],
+            "full": [workload(M=1, N=70001, dim="all"), workload(M=3, N=5000), workload(M=3000, N=40, dim=0)],
+            "bench": [
+                workload(M=1, N=LARGE, dim="all"),
+                *(workload(M=LARGE // n, N=n) for n in (256, 4096, 65536)),
+                workload(M=2**14, N=2**14, dim=0),
+                *(workload(M=2**27, N=n) for n in range(2, 9)),
+                *(workload(M=2**15, N=n, inner=2**12, dim=1) for n in (2, 3, 4, 8)),
+            ],
+            "quick": [workload(M=1, N=2**22, dim="all"), workload(M=2**10, N=2**12)],
+            "sizes": [workload(M=1, N=n, dim="all") for n in (2**12, 2**16, 2**20)],
+            "compile": [
+                workload(M=1, N=2**24, dim="all"),
+                *(workload(M=2**12, N=n) for n in (3, 8, 1000, 2**14)),
+                workload(M=2**10, N=2**10, dim=0),
+                workload(M=64, N=4, inner=2**12, dim=1),
+            ],
+            "tune": [
+                *(workload(d, M=LARGE // n, N=n) for d in each for n in (64, 256, 1024, 4096, 16384)),
+                *(workload(d, M=1, N=LARGE, dim="all") for d in each),
+                *(workload(d, M=n, N=LARGE // n, dim=0) for d in each for n in (64, 1024, 2**14, 2**16)),
+                *(workload(d, M=2**26, N=n) for d in each for n in range(2, 9)),
+                *(workload(d, M=2**14, N=n, inner=2**12, dim=1) for d in each for n in range(2, 9)),
+            ]
+            if tuned
+            else [],
+            "huge": [workload("bf16", M=1, N=2**31 + 17, dim="all"), workload("bf16", M=2**30 + 3, N=2)],
+        },
+        "mutants": [
+            *mutants.usual(reference),
+            *wrong,
+            *(mutants.usual(gradient, "backward") if backward else []),
+            *gradient_wrong,
+        ],
+    }
+
+
+def terms(w: Workload) -> int:
+    """How many elements a thread adds one after the other."""
+    along = w["M"] * w["N"] if w.option("dim") == "all" else max(w["M"], w["N"])
+    return min(along, 256)
+
+
+def size_of_terms(x: Tensor, dim: int | None, keepdim: bool) -> Tensor:
+    """The size that the rounding of a sum is relative to: terms may cancel, their squares do not."""
+    return torch.linalg.vector_norm(x, 2.0, dim, keepdim)
+
+
+SUMS = Tolerance(
+    scale=lambda arguments, _: [size_of_terms(arguments["x"], arguments["dim"], arguments["keepdim"])], terms=terms
+)
+
+
+# ---- mutants of gradients with ties ------------------------------------------------------------------------------------
+
+
+def every_tie(reference: Callable[..., Tensor]) -> Callable[..., Any]:
+    """Wrong on purpose: each element that equals the result gets the whole gradient."""
+
+    def gradient(dy: Tensor, x: Tensor, **how: Any) -> tuple[Tensor, ...]:
+        leaf = x.detach().requires_grad_()
+        with torch.enable_grad():
+            shares = torch.autograd.grad(reference(leaf, **how).sum(), leaf)[0]
+        dim, keep = how["dim"], how["keepdim"]
+        spread = dy if dim is None or keep else dy.unsqueeze(dim)
+        return ((shares.sign() * spread).to(x.dtype),)
+
+    return gradient
+
+
+def one_tie(reference: Callable[..., Tensor]) -> Callable[..., Any]:
+    """Wrong on purpose: the first of equal elements gets the whole gradient."""
+
+    def gradient(dy: Tensor, x: Tensor, *, dim: int | None, keepdim: bool) -> tuple[Tensor, ...]:
+        out = torch.zeros_like(x)
+        if not x.numel():
+            return (out,)
+        best = reference(x, dim, True)
+        if dim is None:
+            out.view(-1)[(x == best).flatten().byte().argmax()] = dy.flatten()[0]
+            return (out,)
+        at = (x == best).byte().argmax(dim, keepdim=True)
+        return (out.scatter(dim, at, dy if keepdim else dy.unsqueeze(dim)),)
+
+    return gradient

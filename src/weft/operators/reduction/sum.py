@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from weft.definition import Mutant, Operator
 from weft.operators.reduction import kernels
-from weft.operators.reduction.definition import SUMS, define
-from weft.operators.reduction.plans import SUM, Formula
-from weft.operators.reduction.reduction import Reduction
+from weft.operators.reduction.dispatch import Reduction
+from weft.operators.reduction.kernels import SUM, Formula
+from weft.operators.reduction.reduction import SUMS, define, implement, reduce
 
 
 def reference(x: Tensor, dim: int | None = None, keepdim: bool = False, order: float = 0.0) -> Tensor:
     return torch.sum(x, dim, keepdim)
 
 
-reduction = Reduction("sum", reference, lambda order: Formula(kernels.itself, SUM), empty=True, wide_in_autocast=True)
+FORMULA = Formula(kernels.itself, SUM)
+reduction = Reduction("sum", reference, lambda order: FORMULA, empty=True, wide_in_autocast=True)
 
 
 def _but_first(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    if not x.numel():
+        return reference(x, dim, keepdim)
     return reference(x, dim, keepdim) - (x.flatten()[0] if dim is None else x.narrow(dim, 0, 1).sum(dim, keepdim))
 
 
@@ -44,23 +45,13 @@ sum = Operator(
         empty=True,
         tuned=True,
         wrong=[
-            Mutant("first left out", lambda x, dim=None, keepdim=False: _guarded(_but_first, x, dim, keepdim)),
+            Mutant("first left out", _but_first),
             Mutant("added in the input's dtype", _one_after_the_other),
             Mutant("mean", lambda x, dim=None, keepdim=False: torch.mean(x, dim, keepdim)),
         ],
     )
 )
-
-
-def _guarded(function: Any, x: Tensor, dim: int | None, keepdim: bool) -> Tensor:
-    return function(x, dim, keepdim) if x.numel() else reference(x, dim, keepdim)
-
-
-def _call(function: Any) -> Any:
-    return lambda x, dim=None, keepdim=False: function(x, dim, keepdim, 0.0)
-
-
-reduction.implement(sum, _call)
+implement(reduction, sum)
 
 
 @sum.function
@@ -74,7 +65,7 @@ def sum_function(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Te
 
     Returns:
         A tensor of x's dtype (float32 under autocast, as PyTorch), added in fp32 and rounded once. The same bits every time.
-        Nothing adds up to 0.
+        The sum of no elements is 0.
 
     Raises:
         TypeError: x is not a tensor of those dtypes, dim not an int, or keepdim not a bool.
@@ -82,4 +73,4 @@ def sum_function(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Te
 
     The gradient is that of the result, as a view of x's shape: nothing of x's size is written.
     """
-    return reduction(x, dim, keepdim, 0.0)
+    return reduce(reduction, x, dim, keepdim)

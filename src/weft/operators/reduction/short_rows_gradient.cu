@@ -1,6 +1,6 @@
 // The gradient of norms of dense rows of 3, 5, 6 or 7 elements: x is read and dx written 16 bytes at a time.
 //
-// A row is no power of two of bytes, so neighbouring threads' elements never lie side by side in memory. As in tiny.cu, a warp
+// A row is no power of two of bytes, so neighbouring threads' rows are not coalesced 16-byte accesses. As in short_rows.cu, a warp
 // moves its rows 16 bytes a lane between memory and shared memory of its own, and there a thread has as many rows as 16 bytes
 // hold elements: N vectors, which it replaces by their gradient. No thread waits for another warp.
 #include "prelude.cuh"
@@ -37,7 +37,7 @@ struct signed_by {
 
 // dx[m, n] = F(x[m, n], y[m], dy[m]). x and dx [M, N], y and dy [M] are dense, on 16 bytes.
 template <typename T, int N, typename F, int THREADS>
-__global__ void __launch_bounds__(THREADS) spread_tiny(const T *x, const T *y, const T *dy, T *dx, i64 M) {
+__global__ void __launch_bounds__(THREADS) gradient_of_short_rows(const T *x, const T *y, const T *dy, T *dx, i64 M) {
   extern __shared__ __align__(1024) unsigned char memory[];
   constexpr int E = EACH<T>, ROWS = 32 * E;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;

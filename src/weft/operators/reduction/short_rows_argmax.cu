@@ -1,8 +1,8 @@
-// Places of the largest elements of dense rows of 2 to 8: x is read and places are written 16 bytes at a time.
+// The indices of the largest elements of dense rows of 2 to 8: x is read and indices are written 16 bytes at a time.
 //
 // Neighbouring lanes' vectors lie side by side. Rows that no vector holds whole go through shared memory of the warp's own, as in
-// tiny.cu, from where a thread takes as many rows as 16 bytes hold elements. Places of 64 bits do too, a byte each, so that two that
-// a lane stores at once lie beside its neighbours'. No thread waits for another warp.
+// short_rows.cu, from where a thread takes as many rows as 16 bytes hold elements. 64-bit indices go through it too, a byte each, so that the
+// two that a lane stores at once are next to its neighbours'. No thread waits for another warp.
 #include "prelude.cuh"
 
 template <typename T> constexpr int EACH = 16 / sizeof(T);  // rows of a thread
@@ -26,7 +26,7 @@ template <int N> __device__ __forceinline__ int first_largest(const float *f) {
 }
 
 // place[m] = first_largest of x[m, :]. x [M, N] and place [M] are dense, on 16 bytes.
-template <typename T, int N, int THREADS> __global__ void __launch_bounds__(THREADS) argmax_tiny(const T *x, i64 *place, i64 M) {
+template <typename T, int N, int THREADS> __global__ void __launch_bounds__(THREADS) argmax_short_rows(const T *x, i64 *place, i64 M) {
   extern __shared__ __align__(1024) unsigned char memory[];
   constexpr int E = EACH<T>, ROWS = 32 * E;
   constexpr bool WHOLE = E % N == 0;  // vectors hold whole rows
@@ -63,7 +63,7 @@ template <typename T, int N, int THREADS> __global__ void __launch_bounds__(THRE
 #pragma unroll
     for (int e = 0; e < E; e++) f[i * E + e] = of_vector[e];
   }
-  __syncwarp();  // places lie where elements were
+  __syncwarp();  // indices lie where elements were
 
   unsigned char *const found = reinterpret_cast<unsigned char *>(own);
 #pragma unroll

@@ -1,4 +1,4 @@
-"""``argmax`` where places are in doubt: equals in and across groups, tiles, steps and parts, zeros of both signs, NaN,
+"""``argmax`` where the index is in doubt: equals in and across groups, tiles, steps and parts, zeros of both signs, NaN,
 all -inf; and what its kernel costs an element."""
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def some_nan(shape: tuple[int, ...], g: torch.Generator) -> torch.Tensor:
 
 
 def one_equal_late(shape: tuple[int, ...], g: torch.Generator) -> torch.Tensor:
-    """Two equal largest in neighbouring places, at the end of x."""
+    """Two equal largest elements next to each other, at the end of x."""
     x = torch.rand(shape, generator=g)
     x.view(-1)[-2:] = 3
     return x
@@ -52,7 +52,7 @@ def one_equal_late(shape: tuple[int, ...], g: torch.Generator) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_the_first_of_equals_is_found(values, shape, dim, dtype):
     x = values(shape, torch.Generator().manual_seed(3)).to(dtype)
-    # PyTorch's own choice among equals is not promised: NaN first, then the largest, then the lowest place
+    # PyTorch's choice among equals is not documented: NaN first, then the largest, then the lowest index
     along = x.flatten() if dim is None else x.movedim(dim, -1)
     best = along.amax(-1, keepdim=True)
     hits = (along == best) | (along.isnan() & best.isnan())

@@ -1,20 +1,39 @@
-"""Triton kernels of an extremum that keeps, for its gradient, one bit of each element: whether it equals the result.
+"""Triton kernels of an extremum that saves, for its gradient, a mask: one bit of each element, whether it equals the result.
+The gradient then needs no x.
 
-bits [M, ceil(N / 8), K] uint8, dense: bit i of byte j belongs to element 8 j + i along N. Where the result is NaN no
+That takes an extent that is in a program's registers when the extremum is known: a tile of rows, columns of up to ``WALK``
+elements that a thread walks each, and longer columns of which a tile is still wide enough. Of longer extents forward saves the
+extremum of each span, and the gradient reads x in the few spans that have the result.
+
+mask [M, ceil(N / 8), K] uint8, dense: bit i of byte j belongs to element 8 j + i along N. Where the result is NaN no
 element equals it, and all bits are 0.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
 
-from weft.operators.reduction.kernels import known_strides, larger, largest, place
+from weft.operators.axis_view import AxisView
+from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.launch import INTERPRETING, Plan
+from weft.operators.reduction.kernels import (
+    SHORT,
+    Formula,
+    Spans,
+    known_strides,
+    larger,
+    largest_of_tile,
+    tile_of_program,
+)
 
 
 @triton.jit
-def ones(bits):
-    """How many bits of an int32 are set. Written so that LLVM makes one instruction of it."""
+def popcount(bits):
+    """The number of set bits of an int32, written so that LLVM makes one instruction of it."""
     bits = bits.to(tl.uint32)
     bits -= (bits >> 1) & 0x55555555
     bits = (bits & 0x33333333) + ((bits >> 2) & 0x33333333)
@@ -22,9 +41,9 @@ def ones(bits):
 
 
 @triton.jit
-def shares(dy, ties, MOST: tl.constexpr):
-    """What an element gets that equals the result, and what any other: the bits of PyTorch's ``dy * (x == y) / ties``,
-    where 0 of an infinite dy, or of no ties, is NaN.
+def divided(dy, ties, MOST: tl.constexpr):
+    """The gradient of an element that equals the result, and of any other: the bits of PyTorch's ``dy * (x == y) / ties``,
+    where 0 * dy of an infinite dy, and 0 / 0 without ties, is NaN.
 
     By up to MOST = 8 ties a quotient of 16-bit floats lies 2**-15 of itself or more from where its rounding changes, so
     2 units of fp32's last place, which cost a third of the instructions, make no other bit.
@@ -44,29 +63,29 @@ def shares(dy, ties, MOST: tl.constexpr):
 
 
 @triton.jit
-def keep_tiles(
-    x_ptr, out_ptr, bits_ptr, M, N, K, x_m, x_n, x_k, divisor,
+def mask_tiles(
+    x_ptr, out_ptr, mask_ptr, M, N, K, x_m, x_n, x_k, divisor,
     MAP: tl.constexpr, FINISH: tl.constexpr, OTHER: tl.constexpr,
     ROWS: tl.constexpr, REACH: tl.constexpr, COLS: tl.constexpr, FLAT: tl.constexpr, UNIT: tl.constexpr,
     DENSE: tl.constexpr,
 ):  # fmt: skip
-    """out[m, k] = FINISH(the largest of MAP(x[m, :, k])), and its bits. FLAT: rows are dense powers of two, so a tile is one
-    stretch of memory."""
+    """out[m, k] = FINISH(the largest of MAP(x[m, :, k])), and its mask. FLAT: rows are dense and powers of two long, so a
+    tile is one contiguous range of memory."""
     N, K, x_m, x_n, x_k = known_strides(N, K, x_m, x_n, x_k, UNIT, DENSE)
-    row, _, col = place(K, 1, ROWS, COLS)
+    row, _, col = tile_of_program(K, 1, ROWS, COLS)
     m = tl.arange(0, ROWS)[:, None, None]
     n = tl.arange(0, REACH)[None, :, None]
     k = tl.arange(0, COLS)[None, None, :]
     x_ptr += row * x_m + col * x_k
     if FLAT:
         i = tl.arange(0, ROWS * REACH)
-        stretch = tl.load(x_ptr + i, mask=i < (M - row) * REACH, other=OTHER).to(tl.float32)
-        x = MAP(tl.reshape(stretch, [ROWS, REACH, COLS]), 0.0)
+        flat = tl.load(x_ptr + i, mask=i < (M - row) * REACH, other=OTHER).to(tl.float32)
+        x = MAP(tl.reshape(flat, [ROWS, REACH, COLS]), 0.0)
     else:
         there = (m < M - row) & (n < N) & (k < K - col)
         lane = m.to(tl.int64) * x_m + n.to(tl.int64) * x_n + k.to(tl.int64) * x_k
         x = MAP(tl.load(x_ptr + lane, mask=there, other=OTHER).to(tl.float32), 0.0)
-    best = largest(x)  # [ROWS, COLS]
+    best = largest_of_tile(x)  # [ROWS, COLS]
     equal = ((x == best[:, None, :]) & (n < N)).to(tl.int32)
     EACH: tl.constexpr = 8 if REACH > 8 else REACH
     BYTES: tl.constexpr = REACH // EACH
@@ -75,7 +94,7 @@ def keep_tiles(
     width = 1 if BYTES == 1 else tl.cdiv(N, 8)
     j = tl.arange(0, BYTES)[None, :, None]
     at = ((row + m) * width + j) * K + col + k
-    tl.store(bits_ptr + at, packed.to(tl.uint8), mask=(m < M - row) & (j < width) & (k < K - col))
+    tl.store(mask_ptr + at, packed.to(tl.uint8), mask=(m < M - row) & (j < width) & (k < K - col))
     m = tl.arange(0, ROWS)[:, None]
     k = tl.arange(0, COLS)[None, :]
     result = FINISH(best, divisor).to(out_ptr.dtype.element_ty)
@@ -83,14 +102,14 @@ def keep_tiles(
 
 
 @triton.jit
-def share_tiles(
-    dy_ptr, bits_ptr, dx_ptr, M, N, K, dy_m, dy_k, dx_m, dx_n, dx_k,
+def gradient_of_mask_tiles(
+    dy_ptr, mask_ptr, dx_ptr, M, N, K, dy_m, dy_k, dx_m, dx_n, dx_k,
     ROWS: tl.constexpr, REACH: tl.constexpr, COLS: tl.constexpr, FLAT: tl.constexpr, UNIT: tl.constexpr,
     DENSE: tl.constexpr,
 ):  # fmt: skip
-    """dx[m, n, k] = dy[m, k] over the number of its ties where the element's bit is set, 0 elsewhere."""
+    """dx[m, n, k] = dy[m, k] over the number of ties where the element's bit is set, 0 elsewhere."""
     N, K, dx_m, dx_n, dx_k = known_strides(N, K, dx_m, dx_n, dx_k, UNIT, DENSE)
-    row, _, col = place(K, 1, ROWS, COLS)
+    row, _, col = tile_of_program(K, 1, ROWS, COLS)
     m = tl.arange(0, ROWS)[:, None, None]
     k = tl.arange(0, COLS)[None, None, :]
     EACH: tl.constexpr = 8 if REACH > 8 else REACH
@@ -99,9 +118,9 @@ def share_tiles(
     j = tl.arange(0, BYTES)[None, :, None]
     there = (m < M - row) & (k < K - col)
     at = ((row + m) * width + j) * K + col + k
-    packed = tl.load(bits_ptr + at, mask=there & (j < width), other=0).to(tl.int32)
+    packed = tl.load(mask_ptr + at, mask=there & (j < width), other=0).to(tl.int32)
     dy = tl.load(dy_ptr + (row + m) * dy_m + (col + k) * dy_k, mask=there, other=0.0)
-    share, nothing = shares(dy, tl.sum(ones(packed), axis=1)[:, None, :], REACH)
+    share, nothing = divided(dy, tl.sum(popcount(packed), axis=1)[:, None, :], REACH)
     share = share.to(dx_ptr.dtype.element_ty)[:, :, None, :]  # rounded once a result, not once an element
     nothing = nothing.to(dx_ptr.dtype.element_ty)[:, :, None, :]
     equals = (packed[:, :, None, :] >> tl.arange(0, EACH)[None, None, :, None]) & 1
@@ -120,14 +139,14 @@ def share_tiles(
 
 
 @triton.jit
-def keep_columns(
-    x_ptr, out_ptr, bits_ptr, M, K, x_m, x_n, x_k, divisor,
+def mask_columns(
+    x_ptr, out_ptr, mask_ptr, M, K, x_m, x_n, x_k, divisor,
     MAP: tl.constexpr, FINISH: tl.constexpr, OTHER: tl.constexpr,
     N: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, UNIT: tl.constexpr, DENSE: tl.constexpr,
 ):  # fmt: skip
-    """As ``keep_tiles``. The bits so far are begun anew with each element that is larger, so none has to be kept itself."""
+    """As ``mask_tiles``. A larger element starts the bits anew, so no element has to stay in a register."""
     _, K, x_m, x_n, x_k = known_strides(N, K, x_m, x_n, x_k, UNIT, DENSE)
-    row, _, col = place(K, 1, ROWS, COLS)
+    row, _, col = tile_of_program(K, 1, ROWS, COLS)
     m = tl.arange(0, ROWS)[:, None]
     k = tl.arange(0, COLS)[None, :]
     there = (m < M - row) & (k < K - col)
@@ -144,19 +163,19 @@ def keep_columns(
     WIDTH: tl.constexpr = (N + 7) // 8
     for j in tl.static_range(WIDTH):
         at = ((row + m) * WIDTH + j) * K + col + k
-        tl.store(bits_ptr + at, ((bits >> (8 * j)) & 255).to(tl.uint8), mask=there)
+        tl.store(mask_ptr + at, ((bits >> (8 * j)) & 255).to(tl.uint8), mask=there)
     result = FINISH(best, divisor).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + (row + m) * K + col + k, result, mask=there)
 
 
 @triton.jit
-def share_columns(
-    dy_ptr, bits_ptr, dx_ptr, M, K, dy_m, dy_k, dx_m, dx_n, dx_k,
+def gradient_of_mask_columns(
+    dy_ptr, mask_ptr, dx_ptr, M, K, dy_m, dy_k, dx_m, dx_n, dx_k,
     N: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, UNIT: tl.constexpr, DENSE: tl.constexpr,
 ):  # fmt: skip
-    """As ``share_tiles``."""
+    """As ``gradient_of_mask_tiles``."""
     _, K, dx_m, dx_n, dx_k = known_strides(N, K, dx_m, dx_n, dx_k, UNIT, DENSE)
-    row, _, col = place(K, 1, ROWS, COLS)
+    row, _, col = tile_of_program(K, 1, ROWS, COLS)
     m = tl.arange(0, ROWS)[:, None]
     k = tl.arange(0, COLS)[None, :]
     there = (m < M - row) & (k < K - col)
@@ -164,9 +183,9 @@ def share_columns(
     bits = tl.full([ROWS, COLS], 0, tl.int32)
     for j in tl.static_range(WIDTH):
         at = ((row + m) * WIDTH + j) * K + col + k
-        bits |= tl.load(bits_ptr + at, mask=there, other=0).to(tl.int32) << (8 * j)
+        bits |= tl.load(mask_ptr + at, mask=there, other=0).to(tl.int32) << (8 * j)
     dy = tl.load(dy_ptr + (row + m) * dy_m + (col + k) * dy_k, mask=there, other=0.0)
-    share, nothing = shares(dy, ones(bits), N)
+    share, nothing = divided(dy, popcount(bits), N)
     share = share.to(dx_ptr.dtype.element_ty)
     nothing = nothing.to(dx_ptr.dtype.element_ty)
     dx_ptr += row * dx_m + col * dx_k
@@ -176,7 +195,7 @@ def share_columns(
         tl.store(dx_ptr + tl.full((), n, tl.int64) * dx_n + lane, dx, mask=there)
 
 
-# ---- an extent is longer than a tile: forward kept the extremum of each span of it ----------------------------------
+# ---- an extent is longer than a tile: forward saved the extremum of each span -----------------------------------------
 
 
 @triton.jit
@@ -188,7 +207,7 @@ def count_in_spans(
     """hits[m, part, k] = how many of the SPAN elements of a part equal y[m, k]. x is read only where the part's extremum,
     FINISH(best[m, part, k]), is y."""
     N, K, x_m, x_n, x_k = known_strides(N, K, x_m, x_n, x_k, UNIT, DENSE)
-    row, part, col = place(K, PARTS, 1, COLS)
+    row, part, col = tile_of_program(K, PARTS, 1, COLS)
     n = tl.arange(0, REACH)[:, None]
     k = tl.arange(0, COLS)[None, :]
     there = k < K - col
@@ -209,7 +228,7 @@ def count_in_spans(
 
 
 @triton.jit
-def share_in_spans(
+def gradient_in_spans(
     x_ptr, y_ptr, dy_ptr, ties_ptr, hits_ptr, dx_ptr, M, N, K, PARTS, x_m, x_n, x_k, y_m, y_k, dy_m, dy_k,
     dx_m, dx_n, dx_k,
     REACH: tl.constexpr, COLS: tl.constexpr, SPAN: tl.constexpr, UNIT: tl.constexpr, DENSE: tl.constexpr,
@@ -218,7 +237,7 @@ def share_in_spans(
     hits says that some of them equal. ties have the strides of y."""
     N, K, x_m, x_n, x_k = known_strides(N, K, x_m, x_n, x_k, UNIT, DENSE)
     _, _, dx_m, dx_n, dx_k = known_strides(N, K, dx_m, dx_n, dx_k, UNIT, DENSE)
-    row, part, col = place(K, PARTS, 1, COLS)
+    row, part, col = tile_of_program(K, PARTS, 1, COLS)
     n = tl.arange(0, REACH)[:, None]
     k = tl.arange(0, COLS)[None, :]
     there = k < K - col
@@ -228,7 +247,7 @@ def share_in_spans(
     ties = tl.load(ties_ptr + result, mask=there, other=1.0)
     dy = tl.load(dy_ptr + row * dy_m + (col + k) * dy_k, mask=there, other=0.0)
     wanted = tl.load(hits_ptr + (row * PARTS + part) * K + col + k, mask=there, other=0.0) > 0
-    share, nothing = shares(dy, ties, 2**24)  # of the whole extent, not of a span
+    share, nothing = divided(dy, ties, 2**24)  # of the whole extent, not of a span
     share = share.to(dx_ptr.dtype.element_ty)
     nothing = nothing.to(dx_ptr.dtype.element_ty)
     dx_ptr += row * dx_m + at * dx_n + col * dx_k
@@ -248,3 +267,116 @@ def share_in_spans(
             inside = there & (n < SPAN - step) & (n < N - at - step)
             tl.store(dx_ptr + to, tl.broadcast_to(nothing, [REACH, COLS]), mask=inside)
             dx_ptr += dx_step
+
+
+# ---- launches of a mask ----------------------------------------------------------------------------------------------
+
+MOST = 512 if INTERPRETING else 8192  # elements of a tile
+WALK = 32  # elements of a column whose bits one register of a thread holds
+NARROW = 64  # columns that a tile has at least where the tensor has as many: 128 bytes of 16-bit floats
+
+
+def rows_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
+    """Rows of n elements (a power of two; up to SHORT the extent itself)."""
+    if n <= SHORT:
+        return {"TILE": 4096 if bucket(n) == n else 1024, "num_warps": 4}
+    return {"TILE": max(2048, n), "num_warps": 4 if n <= 4096 else 8}
+
+
+def rows_candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
+    every = grid_of({"TILE": (1024, 2048, 4096, 8192), "num_warps": (2, 4, 8, 16)})
+    return [c for c in every if 4 <= c["TILE"] // (32 * c["num_warps"]) <= 32 and c["TILE"] >= n]
+
+
+def columns_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
+    """Columns of n elements: up to WALK a thread walks each (TILE counts columns then), longer ones are tiles."""
+    if n <= WALK:  # a vector of 16 bytes a thread: then mask, results and elements lie in the same threads
+        return {"TILE": 128 * 16 // dtype.itemsize, "num_warps": 4}
+    return {"TILE": max(4096, NARROW * n), "num_warps": 8}
+
+
+def columns_candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
+    if n <= WALK:
+        return grid_of({"TILE": (256, 512, 1024, 2048, 4096), "num_warps": (2, 4, 8)})
+    return [c for c in rows_candidates(sm, dtype, NARROW * n) if c["num_warps"] >= 4]
+
+
+# of rows and of columns; what limits a mask and its gradient differs, so each is measured for itself
+MASK = (
+    Configurations(__file__, "mask_rows", rows_heuristic, rows_candidates),
+    Configurations(__file__, "mask_columns", columns_heuristic, columns_candidates),
+)
+GRADIENT = (
+    Configurations(__file__, "mask_gradient_rows", rows_heuristic, rows_candidates),
+    Configurations(__file__, "mask_gradient_columns", columns_heuristic, columns_candidates),
+)
+
+
+def walked(v: AxisView) -> bool:
+    return v.K > 1 and v.N <= WALK
+
+
+def fits_a_tile(v: AxisView) -> bool:
+    return walked(v) or bucket(v.N) * min(bucket(v.K), 4 if INTERPRETING else NARROW) <= MOST
+
+
+def mask_launch(v: AxisView, x: torch.Tensor, formula: Formula) -> Plan:
+    """Call with ``(x, out, mask)``."""
+    formulas = {"MAP": formula.map, "FINISH": formula.finish, "OTHER": formula.other}
+    kernel = mask_columns if walked(v) else mask_tiles
+    return _launch(kernel, MASK, v, v, x, (v.m, v.n, v.k, 1.0), formulas)
+
+
+def mask_gradient_launch(v: AxisView, dx: AxisView, like: torch.Tensor, strides: tuple[int, int]) -> Plan:
+    """Call with ``(dy, mask, dx)``, dx of the dtype and device of ``like``; ``strides`` are those of dy in M and K."""
+    kernel = gradient_of_mask_columns if walked(v) else gradient_of_mask_tiles
+    return _launch(kernel, GRADIENT, v, dx, like, (*strides, dx.m, dx.n, dx.k), {})
+
+
+def _launch(
+    kernel: Any, kinds: tuple[Configurations, Configurations], v: AxisView, at: AxisView, like: torch.Tensor,
+    scalars: tuple[Any, ...], formulas: dict[str, Any],
+) -> Plan:  # fmt: skip
+    """``at`` is the view of the tensor of x's size that is read or written."""
+    config = kinds[v.K > 1](like.device, like.dtype, v.N if v.N <= SHORT else bucket(v.N))
+    tile, warps = min(config["TILE"], MOST), config["num_warps"]
+    constants: dict[str, Any] = dict(formulas)
+    if walked(v):
+        cols = min(bucket(v.K), tile)
+        rows = min(tile // cols, bucket(v.M))
+        constants |= {"N": v.N, "ROWS": rows, "COLS": cols}
+        extents: tuple[int, ...] = (v.M, v.K)
+    else:
+        reach = max(2, bucket(v.N))
+        cols = min(bucket(v.K), max(tile // reach, 1))
+        rows = min(max(tile // (reach * cols), 1), bucket(v.M))
+        flat = v.K == 1 and reach == v.N and at.n == 1 and (at.m == v.N or v.M == 1)
+        constants |= {"ROWS": rows, "REACH": reach, "COLS": cols, "FLAT": flat}
+        extents = (v.M, v.N, v.K)
+    constants |= {"UNIT": at.unit(), "DENSE": at.dense_axis}
+    grid = (triton.cdiv(v.M, rows) * triton.cdiv(v.K, cols),)
+    return Plan(kernel, grid, (*extents, *scalars), constants, warps)
+
+
+# ---- launches by spans -----------------------------------------------------------------------------------------------
+
+SPAN_TILE = 2048  # elements that are counted at once
+
+
+def _spans_launch(kernel: Any, spans: Spans, scalars: tuple[int, ...], first: dict[str, Any], unit: int) -> Plan:
+    v = spans.v
+    cols = min(bucket(v.K), 256)
+    reach = min(bucket(spans.length), SPAN_TILE // cols)
+    constants = {**first, "REACH": reach, "COLS": cols, "SPAN": spans.length, "UNIT": unit, "DENSE": v.dense_axis}
+    every = (v.M, v.N, v.K, spans.count, v.m, v.n, v.k, *spans.y, *scalars)
+    return Plan(kernel, (v.M * spans.count * triton.cdiv(v.K, cols),), every, constants)
+
+
+def count_launch(spans: Spans, formula: Formula) -> Plan:
+    """How many elements of each span equal the result: call with ``(x, y, extrema of spans, hits)``."""
+    return _spans_launch(count_in_spans, spans, (), {"FINISH": formula.finish}, spans.v.unit())
+
+
+def spans_gradient_launch(spans: Spans, dx: AxisView, strides: tuple[int, int]) -> Plan:
+    """Call with ``(x, y, dy, ties, hits, dx)``; ``strides`` are those of dy in M and K."""
+    return _spans_launch(gradient_in_spans, spans, (*strides, dx.m, dx.n, dx.k), {}, spans.v.unit(dx))

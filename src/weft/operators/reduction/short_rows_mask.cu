@@ -1,8 +1,8 @@
 // Dense rows of 3, 5, 6 or 7 elements: their extremum with a byte a row that says which elements equal it, and the gradient of that
 // from these bytes.
 //
-// A row is no power of two of bytes, so neighbouring threads' elements never lie side by side in memory. As in tiny.cu, a warp moves
-// its rows 16 bytes a lane between memory and shared memory of its own, and there a thread has as many rows as 16 bytes hold
+// A row is no power of two of bytes, so neighbouring threads' rows are not coalesced 16-byte accesses. As in short_rows.cu, a warp
+// moves its rows 16 bytes a lane between memory and shared memory of its own, and there a thread has as many rows as 16 bytes hold
 // elements: N vectors. No thread waits for another warp.
 #include "prelude.cuh"
 
@@ -45,7 +45,7 @@ template <typename T> __device__ __forceinline__ float quotient(float a, float b
 // out[m] = the largest of x[m, :], or the smallest; bit n of bits[m]: whether x[m, n] equals it. x [M, N], out [M] and bits [M] are
 // dense, on 16 bytes.
 template <typename T, int N, bool SMALLEST, int THREADS>
-__global__ void __launch_bounds__(THREADS) keep_tiny(const T *x, T *out, unsigned char *bits, i64 M) {
+__global__ void __launch_bounds__(THREADS) mask_short_rows(const T *x, T *out, unsigned char *bits, i64 M) {
   extern __shared__ __align__(1024) unsigned char memory[];
   constexpr int E = EACH<T>, ROWS = 32 * E;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(THREADS) keep_tiny(const T *x, T *out, unsigne
 // dx[m, n] = dy[m] over the number of set bits of bits[m] where bit n is one of them; elsewhere 0 dy, or NaN where none is. dy [M],
 // bits [M] and dx [M, N] are dense, on 16 bytes.
 template <typename T, int N, int THREADS>
-__global__ void __launch_bounds__(THREADS) share_tiny(const T *dy, const unsigned char *bits, T *dx, i64 M) {
+__global__ void __launch_bounds__(THREADS) gradient_of_mask(const T *dy, const unsigned char *bits, T *dx, i64 M) {
   extern __shared__ __align__(1024) unsigned char memory[];
   constexpr int E = EACH<T>, ROWS = 32 * E;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(THREADS) share_tiny(const T *dy, const unsigne
 #pragma unroll
     for (int n = 0; n < N; n++) f[r * N + n] = equal >> n & 1 ? share : nothing;
   }
-  store_shared<T, E * N>(own + lane * E * N, pack<T, E * N>(f));  // banks as in keep_tiny
+  store_shared<T, E * N>(own + lane * E * N, pack<T, E * N>(f));  // banks as in mask_short_rows
   __syncwarp();
 
   if (left >= ROWS) {

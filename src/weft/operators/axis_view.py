@@ -1,4 +1,4 @@
-"""A tensor of any shape and strides as [M, N, K], of which N is reduced or scanned."""
+"""A tensor of any shape and strides as [M, N, K], of which the axis N is reduced or scanned."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from weft.operators.call import dense
 
 
 @dataclass(frozen=True)
-class View:
-    """A tensor as [M, N, K] with a stride each; N is reduced."""
+class AxisView:
+    """A tensor as [M, N, K] and the stride of each dimension: M is what lies before the axis, K what lies after it."""
 
     M: int
     N: int
@@ -31,8 +31,8 @@ class View:
         """1 where N has stride 1, 2 where K has, 0 where neither."""
         return 1 if self.n == 1 else 2 if self.k == 1 else 0
 
-    def unit(self, *others: View) -> int:
-        """The largest power of two up to 16 that divides what ``kernels.known_strides`` says."""
+    def unit(self, *others: AxisView) -> int:
+        """The largest power of two up to 16 that divides the strides and extents that ``kernels.known_strides`` names."""
         axis = self.dense_axis
         if not axis or any(v.dense_axis != axis for v in others):
             return 1
@@ -42,48 +42,50 @@ class View:
         return math.gcd(*every)
 
 
-def view_of(x: Tensor, dim: int | None, *, in_order: bool = False) -> View | None:
-    """The view that is reduced over ``dim``, or over everything; None where no single strides exist, for which a copy would
-    be needed. Over everything, rows of one stride are a view [M, N, 1]: their results are reduced once more.
+def axis_view(x: Tensor, dim: int | None, *, in_order: bool = False) -> AxisView | None:
+    """The view of x along ``dim``, or of all elements; None where the dimensions before or after it have no common stride,
+    so that a copy would be needed. All elements of a tensor that is not dense are rows, [M, N, 1].
 
     Args:
-        in_order: keep the order of elements (memory order is enough for sums, not for places).
+        in_order: keep the order of elements (a sum may take them in memory order, an index may not).
     """
-    found = views_of(x, dim, in_order=in_order)
+    found = axis_views(x, dim, in_order=in_order)
     return None if found is None else found[0]
 
 
-def views_of(x: Tensor, dim: int | None, *others: Tensor, in_order: bool = False) -> list[View] | None:
-    """The view of x, and of others of its shape the views that match it."""
+def axis_views(x: Tensor, dim: int | None, *others: Tensor, in_order: bool = False) -> list[AxisView] | None:
+    """The view of x and the views of others of its shape that match it element by element."""
     every = (x, *others)
     if (
         dim is None
         and (x.is_contiguous() or (not in_order and dense(x)))
         and all(t.stride() == x.stride() for t in every)
     ):
-        return [View(1, x.numel(), 1, 0, 1, 0)] * len(every)
+        return [AxisView(1, x.numel(), 1, 0, 1, 0)] * len(every)
     at = x.ndim - 1 if dim is None else dim
     found = []
     for t in every:
         lead, rest = collapsed(t.shape[:at], t.stride()[:at]), collapsed(t.shape[at + 1 :], t.stride()[at + 1 :])
         if lead is None or rest is None:
             return None
-        found.append(View(lead[0], t.shape[at], rest[0], lead[1], t.stride(at) if t.shape[at] > 1 else 1, rest[1]))
+        found.append(AxisView(lead[0], t.shape[at], rest[0], lead[1], t.stride(at) if t.shape[at] > 1 else 1, rest[1]))
     v = found[0]
     if v.K == 1 and v.m < v.n and not (dim is None and in_order):
-        return [View(1, v.N, v.M, 0, v.n, v.m) for v in found]  # rows that lie side by side in memory: columns
+        return [
+            AxisView(1, v.N, v.M, 0, v.n, v.m) for v in found
+        ]  # a transposed matrix: its rows are columns of memory
     return found
 
 
-def strides_of_result(y: Tensor, dim: int, keepdim: bool) -> tuple[int, int] | None:
-    """The strides before and after ``dim`` of a tensor that has a result's shape; None where there are no single ones."""
+def result_strides(y: Tensor, dim: int, keepdim: bool) -> tuple[int, int] | None:
+    """The strides before and after ``dim`` of a tensor of a result's shape; None where the dimensions have no common stride."""
     y = y.squeeze(dim) if keepdim else y
     lead, rest = collapsed(y.shape[:dim], y.stride()[:dim]), collapsed(y.shape[dim:], y.stride()[dim:])
     return None if lead is None or rest is None else (lead[1], rest[1])
 
 
 def collapsed(sizes: Sequence[int], strides: Sequence[int]) -> tuple[int, int] | None:
-    """Some dimensions as one (size, stride), 0 the stride of a single element; None where one stride does not do."""
+    """Some dimensions as one (size, stride), with stride 0 for a single element; None without a common stride."""
     total, first = 1, 0
     for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
         if size == 1:

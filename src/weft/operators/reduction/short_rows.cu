@@ -1,7 +1,7 @@
 // Dense rows of 3 to 7 elements of 16 bits: read and written 16 bytes at a time, reduced by one thread each.
 //
-// A row is no power of two of bytes, so neighbouring threads' elements never lie side by side in memory. A warp therefore reads
-// 256 rows as they lie into shared memory of its own, from where each thread takes 8 rows: N vectors of 16 bytes, and its 8
+// A row is no power of two of bytes, so neighbouring threads' rows are not coalesced 16-byte accesses. A warp therefore copies
+// 256 rows, in memory order, into shared memory of its own, from where each thread takes 8 rows: N vectors of 16 bytes, and its 8
 // results are one more. No thread waits for another warp.
 #include "prelude.cuh"
 
@@ -33,7 +33,7 @@ struct larger {
   }
 };
 
-struct keep { static __device__ __forceinline__ float of(float total, float) { return total; } };
+struct as_is { static __device__ __forceinline__ float of(float total, float) { return total; } };
 struct over_n {
   static __device__ __forceinline__ float of(float total, float n) {
     float r;
@@ -54,7 +54,7 @@ struct negated { static __device__ __forceinline__ float of(float total, float) 
 
 // out[m] = FINISH(JOIN over n of MAP(x[m, n]), n's number). x: [M, N], dense, on 16 bytes; out: [M], on 16 bytes.
 template <typename T, int N, typename MAP, typename JOIN, typename FINISH, int THREADS>
-__global__ void __launch_bounds__(THREADS) reduce_tiny(const T *x, T *out, i64 M, float divisor) {
+__global__ void __launch_bounds__(THREADS) reduce_short_rows(const T *x, T *out, i64 M, float divisor) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const i64 first = (i64(blockIdx.x) * (THREADS / 32) + warp) * ROWS, left = M - first;

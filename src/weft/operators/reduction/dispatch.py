@@ -1,0 +1,465 @@
+"""Which kernel a reduction takes, why, and its launch: one table for forward and one for the gradient.
+
+The six operators share both tables. The gradients of sums and means are views of the result's gradient and take no kernel.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.operators.axis_view import AxisView, axis_view, axis_views, result_strides
+from weft.operators.call import check_dim, check_tensor, reference_gradients
+from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned
+from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
+from weft.operators.launch import INTERPRETING, Plans
+from weft.operators.reduction import extremum_mask
+from weft.operators.reduction.argmax_groups import ArgmaxPlan
+from weft.operators.reduction.kernels import SUM, Formula, GradientPlan, ReducePlan, Spans, itself, negative
+
+COPY = "the dimensions beside 'dim' do not collapse into one stride each, so a copy would be needed"
+LARGE = 2**20  # elements; of fewer, launching is what counts, and Triton's plans serve
+
+
+@dataclass(frozen=True, eq=False)
+class Reduction:
+    """One of the six operators.
+
+    Args:
+        reference: in PyTorch, ``(x, dim, keepdim, order)``; order is that of a norm.
+        formula: of an order; None where no kernel has it. None at all for argmax.
+        mean: results are divided by the number of elements.
+        empty: a reduction of no elements has a result.
+        wide_in_autocast: PyTorch gives fp32 under autocast.
+    """
+
+    name: str
+    reference: Callable[..., Tensor]
+    formula: Callable[[float], Formula | None] | None
+    mean: bool = False
+    empty: bool = False
+    wide_in_autocast: bool = False
+
+    def check(self, x: Tensor, dim: int | None, keepdim: bool) -> int | None:
+        """``dim`` from the front. Raises TypeError or ValueError."""
+        check_tensor(self.name, "x", x)
+        if not isinstance(keepdim, bool):
+            raise TypeError(f"{self.name}: argument 'keepdim' is {keepdim!r}; expected True or False")
+        front = None if dim is None else check_dim(self.name, dim, x.ndim)
+        along = x.numel() if front is None else x.shape[front] if x.ndim else 1
+        if along == 0 and not self.empty:
+            raise ValueError(
+                f"{self.name}: argument 'x' has shape {tuple(x.shape)}, no elements along dim={dim}; expected at least one"
+            )
+        return front
+
+
+@dataclass
+class ReductionCall(Call):
+    """What conditions and launches look at.
+
+    Args:
+        wide: autocast asks for a result in fp32.
+        gradient: a gradient is wanted, so that an extremum saves which elements equal it.
+        dy: the result's gradient, for a launch of the gradient.
+    """
+
+    x: Tensor
+    op: Reduction
+    dim: int | None
+    keepdim: bool
+    order: float
+    wide: bool = False
+    gradient: bool = True
+    dy: Any = None
+
+    def __post_init__(self) -> None:
+        self.dim = self.op.check(self.x, self.dim, self.keepdim)
+
+    # Any: what is None here, no route with a launch supports
+
+    @functools.cached_property
+    def formula(self) -> Any:
+        return None if self.op.formula is None else self.op.formula(self.order)
+
+    @functools.cached_property
+    def view(self) -> Any:
+        return axis_view(self.x, self.dim, in_order=self.op.formula is None)
+
+    @functools.cached_property
+    def views(self) -> Any:
+        """Of x and of its gradient."""
+        return axis_views(self.x, self.dim, torch.empty_like(self.x, device="meta"))
+
+    @property
+    def large(self) -> bool:
+        return self.x.numel() >= LARGE and not INTERPRETING
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the result."""
+        if self.op.formula is None:
+            return torch.int64
+        return torch.float32 if self.wide and self.x.is_cuda else self.x.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the result."""
+        if self.dim is None:
+            return (1,) * self.x.ndim if self.keepdim else ()
+        return (*self.x.shape[: self.dim], *((1,) if self.keepdim else ()), *self.x.shape[self.dim + 1 :])
+
+    @property
+    def divisor(self) -> float:
+        n = self.x.numel() if self.dim is None else self.x.shape[self.dim]
+        return float(n) if self.op.mean else 1.0
+
+    @property
+    def transposed(self) -> bool:
+        """Whether the rows of x are columns of its view."""
+        return self.dim is not None and self.views[0].M == 1 and self.x.shape[: self.dim].numel() > 1
+
+    @functools.cached_property
+    def strides(self) -> Any:
+        """Of dy, in M and K of the view."""
+        return None if self.views is None else strides_of(self.dy, self.dim, self.keepdim, self.transposed)
+
+
+def gradient_call(x: Tensor, dy: Tensor, op: Reduction, dim: int | None, keepdim: bool, order: float) -> ReductionCall:
+    return ReductionCall(x, op, dim, keepdim, order, dy=dy)
+
+
+def strides_of(dy: Tensor, dim: int | None, keepdim: bool, transposed: bool) -> tuple[int, int] | None:
+    """The strides of a result's gradient in M and K of the view; None where it has no single ones."""
+    if dim is None:
+        return 0, 0
+    strides = result_strides(dy, dim, keepdim)
+    return strides[::-1] if strides and transposed else strides
+
+
+# ---- Triton ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ForwardPlan:
+    """Call with x: makes the result and launches ``launch(x, out)``."""
+
+    launch: Callable[[Tensor, Tensor], None]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out = torch.empty(self.shape, dtype=self.dtype, device=x.device)
+        self.launch(x, out)
+        return out
+
+
+def no_formula(c: ReductionCall) -> bool:
+    return c.op.formula is not None and c.formula is None
+
+
+def reduce_unsupported(c: ReductionCall) -> str:
+    if no_formula(c):
+        return f"a norm of order {c.order}; the kernels take 1, 2 and infinity"
+    return COPY if c.view is None else ""
+
+
+def reduce_launch(c: ReductionCall) -> ForwardPlan:
+    v, x = c.view, c.x
+    total = c.dim is None and v.M * v.K > 1
+    if c.formula is None:
+        return ForwardPlan(ArgmaxPlan(v, x.device, x.dtype, total=total), c.shape, c.dtype)
+    return ForwardPlan(ReducePlan(v, x.device, x.dtype, c.formula, c.divisor, total=total), c.shape, c.dtype)
+
+
+def gradient_unsupported(c: ReductionCall) -> str:
+    if c.formula is None or c.formula.gradient is None:
+        return "the gradient reads no x: the kernels take norms of order 1, 2 and infinity"
+    return COPY if c.strides is None else ""
+
+
+def gradient_launch(c: ReductionCall) -> GradientPlan:
+    return GradientPlan(c.views, c.strides, c.x, c.formula.gradient, total=c.dim is None)
+
+
+# ---- extrema that save what their gradient needs ---------------------------------------------------------------------
+
+
+class SavingPlan:
+    """An extremum that saves tensors for its gradient. Call with x for the result alone."""
+
+    def __init__(self, c: ReductionCall):
+        self.v, self.dx = c.views
+        self.dim, self.keepdim, self.shape, self.transposed = c.dim, c.keepdim, c.shape, c.transposed
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.save(x)[0]
+
+    def save(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The result, and the tensors that the gradient takes after dy."""
+        raise NotImplementedError
+
+    def with_strides(self, dy: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """dy and its strides in M and K; a copy where it has no single ones: autograd brings gradients of any strides."""
+        if (strides := strides_of(dy, self.dim, self.keepdim, self.transposed)) is None:
+            dy = dy.contiguous()
+            strides = strides_of(dy, self.dim, self.keepdim, self.transposed) or (0, 0)
+        return dy, strides
+
+
+class MaskPlan(SavingPlan):
+    """Saves a mask of the elements that equal the result: x may be overwritten or freed.
+
+    Args:
+        forward: ``(x, out, mask)``.
+        backward: ``(dy, mask, dx)``, dy dense and on 16 bytes; None for Triton's launches, which take any strides of dy.
+    """
+
+    def __init__(self, c: ReductionCall, forward: Callable[..., None], backward: Callable[..., None] | None = None):
+        super().__init__(c)
+        like = torch.empty_like(c.x, device="meta")
+        self.size, self.stride = like.size(), like.stride()
+        self.forward, self.backward = forward, backward
+        self.mask_shape = (self.v.M, -(-self.v.N // 8), self.v.K)
+
+    def save(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        out = torch.empty(self.shape, dtype=x.dtype, device=x.device)
+        mask = torch.empty(self.mask_shape, dtype=torch.uint8, device=x.device)
+        self.forward(x, out, mask)
+        return out, (mask,)
+
+    def gradient(self, dy: Tensor, mask: Tensor) -> Tensor:
+        dx = torch.empty_strided(self.size, self.stride, dtype=dy.dtype, device=dy.device)
+        dy, strides = self.with_strides(dy)
+        if self.backward is None:
+            mask_gradients.of((dy, mask, dx), self, strides)(dy, mask, dx)
+        else:
+            if (dy.numel() > 1 and strides[0] != 1) or not pointer_aligned(dy):
+                dy = dy.clone(memory_format=torch.contiguous_format)  # it has one element a row
+            self.backward(dy, mask, dx)
+        return dx
+
+    def differentiable(self, dy: Tensor, mask: Tensor) -> Tensor:
+        """The gradient where one of it is wanted: PyTorch's formula, linear in dy."""
+        equals = self.equals(mask)
+        over = tuple(range(equals.ndim)) if self.dim is None else (self.dim,)
+        if not self.keepdim:
+            dy = dy.view((1,) * equals.ndim) if self.dim is None else dy.unsqueeze(self.dim)
+        return dy * equals / equals.sum(over, keepdim=True)
+
+    def equals(self, mask: Tensor) -> Tensor:
+        """The mask as booleans of x's shape."""
+        shifts = torch.arange(8, dtype=torch.uint8, device=mask.device).view(8, 1)
+        every = ((mask.unsqueeze(2) >> shifts) & 1).view(self.v.M, -1, self.v.K)[:, : self.v.N]
+        equals = torch.empty_strided(self.size, self.stride, dtype=torch.bool, device=mask.device)
+        equals.as_strided(every.shape, (self.dx.m, self.dx.n, self.dx.k)).copy_(every)
+        return equals
+
+
+class SpansPlan(SavingPlan):
+    """Saves x, the result and the extremum of each span: the gradient reads x in the spans that have the result."""
+
+    def __init__(self, c: ReductionCall):
+        super().__init__(c)
+        formula = c.formula
+        self.spans = Spans(self.v, c.x.device, c.x.dtype, total=c.dim is None)
+        self.first, self.rest = self.spans.first(formula), self.spans.rest(formula)
+        self.count, self.ties = extremum_mask.count_launch(self.spans, formula), self.spans.rest(Formula(itself, SUM))
+        self.reference, self.order = c.op.reference, c.order
+
+    def save(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        out = torch.empty(self.shape, dtype=x.dtype, device=x.device)
+        best = torch.empty(self.spans.shape, dtype=torch.float32, device=x.device)
+        self.first(x, x, best)  # the second argument is y, which an extremum does not read
+        self.rest(best, out)
+        return out, (x, out, best)
+
+    def gradient(self, dy: Tensor, x: Tensor, y: Tensor, best: Tensor) -> Tensor:
+        dx = torch.empty_like(x)
+        dy, strides = self.with_strides(dy)
+        hits = torch.empty_like(best)
+        ties = torch.empty(self.v.M * self.v.K, dtype=torch.float32, device=x.device)
+        self.count(x, y, best, hits)
+        self.ties(hits, ties)
+        spans_gradients.of((dy, dx), self, strides)(x, y, dy, ties, hits, dx)
+        return dx
+
+    def differentiable(self, dy: Tensor, x: Tensor, y: Tensor, best: Tensor) -> Tensor | None:
+        how = (self.dim, self.keepdim, self.order)
+        return reference_gradients(lambda x: self.reference(x, *how), (x,), (True,), (dy,))[0]
+
+
+mask_gradients = Plans(lambda dy, mask, dx, p, strides: extremum_mask.mask_gradient_launch(p.v, p.dx, dy, strides))
+spans_gradients = Plans(lambda dy, dx, p, strides: extremum_mask.spans_gradient_launch(p.spans, p.dx, strides))
+
+
+def mask_unsupported(c: ReductionCall) -> str:
+    if c.formula is None or not c.formula.extremum:
+        return "the gradient takes more than which elements equal the result"
+    if c.views is None:
+        return COPY
+    v = c.views[0]
+    if c.dim is None and v.M * v.K > 1:
+        return "all elements of a tensor that is not dense"
+    return "" if extremum_mask.fits_a_tile(v) else f"{v.N} elements are more than a tile holds"
+
+
+def spans_unsupported(c: ReductionCall) -> str:
+    reason = mask_unsupported(c)
+    if not reason:
+        return "a tile holds all that shares a result"
+    return reason if c.formula is None or not c.formula.extremum or c.views is None else ""
+
+
+def mask_launch(c: ReductionCall) -> MaskPlan:
+    return MaskPlan(c, extremum_mask.mask_launch(c.views[0], c.x, c.formula))
+
+
+# ---- CUDA C++: dense rows of 2 to 8 elements, read 16 bytes at a time ------------------------------------------------
+
+FOLDER = Path(__file__).parent
+EXTENTS = (3, 5, 6, 7)  # Triton reads rows of 2, 4 and 8 as one contiguous range
+THREADS = 256
+MOST_BLOCKS = 2**31 - 1  # of a grid, along x
+# argmax of rows that Triton is faster at, by bytes of an element: 630 us against 621, 997 against 960, 1120 against 1085 (H200)
+ARGMAX_SLOWER = {2: (6,), 4: (6, 7)}
+
+
+def rows_of_block(x: Tensor) -> int:
+    return THREADS * 16 // x.element_size()
+
+
+def rows_unsupported(c: ReductionCall, *views: AxisView, extents: tuple[int, ...] = EXTENTS) -> str:
+    """Why x, or its gradient, is not dense rows of these extents."""
+    v = views[0]
+    if c.dim is None and v.M > 1:
+        return "all elements of a tensor; the kernel takes rows"
+    if v.N not in extents or any(w.K != 1 or w.n != 1 or (w.M > 1 and w.m != w.N) for w in views):
+        return f"not dense rows of {', '.join(map(str, extents))} elements of {c.x.dtype}"
+    if not pointer_aligned(c.x):
+        return "memory that does not begin on 16 bytes"
+    if -(-v.M // rows_of_block(c.x)) > MOST_BLOCKS:
+        return f"{v.M} rows; a grid has at most {MOST_BLOCKS} blocks"
+    return ""
+
+
+def rows_plan(c: ReductionCall, v: AxisView, source: str, kernel: str, *scalars: Any) -> CudaPlan:
+    """Args: kernel: its name with ``{}`` for the dtype and the extent."""
+    rows, expression = rows_of_block(c.x), kernel.format(f"{CTYPES[c.x.dtype]}, {v.N}")
+    every, shared = (ctypes.c_longlong(v.M), *scalars), rows * v.N * c.x.element_size()
+    return CudaPlan(FOLDER / source, expression, (-(-v.M // rows), 1), THREADS, every, shared_bytes=shared)
+
+
+def short_rows_unsupported(c: ReductionCall) -> str:
+    if c.formula is None:
+        return "the kernel takes sums, means, extrema and norms of order 1, 2 and infinity"
+    if c.x.dtype not in (torch.float16, torch.bfloat16) or c.dtype != c.x.dtype:
+        return f"{c.x.dtype} to {c.dtype}; the kernel takes 16-bit floats and gives the same"
+    return COPY if c.view is None else rows_unsupported(c, c.view)
+
+
+def short_rows_launch(c: ReductionCall) -> ForwardPlan:
+    f = c.formula
+    names = ", ".join(
+        part.fn.__name__ for part in (f.map, f.join[0], f.finish)
+    )  # short_rows.cu has structs of these names
+    kernel = f"reduce_short_rows<{{}}, {names}, {THREADS}>"
+    return ForwardPlan(
+        rows_plan(c, c.view, "short_rows.cu", kernel, ctypes.c_float(c.divisor)), c.shape, c.dtype
+    )  # fmt: skip
+
+
+def short_rows_mask_unsupported(c: ReductionCall) -> str:
+    return mask_unsupported(c) or rows_unsupported(c, *c.views)
+
+
+def short_rows_mask_launch(c: ReductionCall) -> MaskPlan:
+    v, smallest = c.views[0], str(c.formula.map is negative).lower()
+    forward = rows_plan(c, v, "short_rows_mask.cu", f"mask_short_rows<{{}}, {smallest}, {THREADS}>")
+    return MaskPlan(c, forward, rows_plan(c, v, "short_rows_mask.cu", f"gradient_of_mask<{{}}, {THREADS}>"))
+
+
+def short_rows_gradient_unsupported(c: ReductionCall) -> str:
+    if reason := gradient_unsupported(c):
+        return reason
+    if c.dim is None or c.formula.gradient.tie is not None:
+        return "the kernel takes gradients of norms of order 1 and 2 of rows"
+    if reason := rows_unsupported(c, *c.views):
+        return reason
+    if c.dy.dtype != c.x.dtype:
+        return f"a gradient of {c.dy.dtype} for {c.x.dtype}; the kernel takes one dtype for both"
+    dense = c.views[0].M == 1 or c.strides[0] == 1
+    return "" if dense and pointer_aligned(c.dy) else "a gradient that is not dense, or does not begin on 16 bytes"
+
+
+def short_rows_gradient_launch(c: ReductionCall) -> CudaPlan:
+    name = c.formula.gradient.function.fn.__name__  # short_rows_gradient.cu has a struct of this name
+    return rows_plan(c, c.views[0], "short_rows_gradient.cu", f"gradient_of_short_rows<{{}}, {name}, {THREADS}>")
+
+
+def short_rows_argmax_unsupported(c: ReductionCall) -> str:
+    if c.op.formula is not None:
+        return "the kernel takes argmax"
+    most = 8 if c.x.element_size() == 2 else 7  # fp32 rows of 8: all lanes' vectors would lie in the same banks
+    return COPY if c.view is None else rows_unsupported(c, c.view, extents=tuple(range(2, most + 1)))
+
+
+def short_rows_argmax_launch(c: ReductionCall) -> ForwardPlan:
+    kernel = f"argmax_short_rows<{{}}, {THREADS}>"
+    return ForwardPlan(rows_plan(c, c.view, "short_rows_argmax.cu", kernel), c.shape, c.dtype)
+
+
+# ---- the tables ------------------------------------------------------------------------------------------------------
+
+# fmt: off
+FIRST = (
+    ON_CPU,
+    TRACED,
+    EMPTY,
+    Route("torch", lambda c: c.x.ndim == 0, "a scalar: nothing to reduce"),
+    Route("torch", no_formula, "a norm of another order than 1, 2 and infinity"),
+)
+MASKS = (
+    Route("cuda-mask", lambda c: c.gradient and c.large,
+          "max or min with a gradient, dense rows of 3, 5, 6 or 7: a byte a row says which elements equal the result",
+          short_rows_mask_launch, short_rows_mask_unsupported),
+    Route("triton-mask", lambda c: c.gradient,
+          "max or min with a gradient, extents that a tile holds: forward saves a bit of each element, backward reads no x",
+          mask_launch, mask_unsupported),
+    Route("triton-mask", lambda c: c.gradient,
+          "max or min with a gradient, longer extents: forward saves the extrema of spans, backward reads x in few spans",
+          SpansPlan, spans_unsupported),
+)
+TRITON = "any tensor with one stride before, along and after the reduced axis"
+
+FORWARD = Dispatch(
+    ReductionCall,
+    *FIRST,
+    Route("torch", lambda c: c.view is None, COPY),
+    *MASKS,
+    Route("cuda", lambda c: c.large,
+          "dense rows of 3, 5, 6 or 7 elements of 16 bits: moved 16 bytes at a time through shared memory",
+          short_rows_launch, short_rows_unsupported),
+    Route("cuda", lambda c: c.large and c.view.N not in ARGMAX_SLOWER[c.x.element_size()],
+          "argmax of dense rows of 2 to 8 elements: moved 16 bytes at a time through shared memory",
+          short_rows_argmax_launch, short_rows_argmax_unsupported),
+    Route("triton", lambda c: True, TRITON, reduce_launch, reduce_unsupported),
+)
+
+BACKWARD = Dispatch(
+    gradient_call,
+    *FIRST,
+    Route("torch", lambda c: c.strides is None, COPY),
+    *MASKS,
+    Route("cuda", lambda c: c.large,
+          "a norm of order 1 or 2, dense rows of 3, 5, 6 or 7 elements: moved 16 bytes at a time through shared memory",
+          short_rows_gradient_launch, short_rows_gradient_unsupported),
+    Route("triton", lambda c: True, TRITON, gradient_launch, gradient_unsupported),
+)
