@@ -1,4 +1,4 @@
-"""For tests of scans down columns whose kernels are played on a CPU: a case's tensors, what is right, the launch that Python
+"""For tests of scans down columns whose kernels are emulated on a CPU: a case's tensors, what is right, the launch that Python
 computes."""
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ pytest.importorskip("triton")
 from weft.bench.compile_check import resource_usage  # noqa: E402
 from weft.operators.cuda import CudaPlan, compile_cubin  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.scan import columns  # noqa: E402
-from weft.operators.scan.scan import Scan  # noqa: E402
+from weft.operators.scan import dispatch  # noqa: E402
+from weft.operators.scan.dispatch import FORWARD, ColumnsPlan, Scan  # noqa: E402
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -84,9 +84,9 @@ class Columns:
         how = {"exclusive": case.exclusive, "reverse": case.reverse}
         config = {"ACROSS": case.across, "ROWS": case.rows, "THREADS": case.threads}
         with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
-            patch.setattr(scan.configured.columns_vectors, "trial", config)
-            patch.setattr(columns, "multiprocessors", lambda device: 2 if case.step else 0)
-            made = scan._vector_plan(self.x, 1, case.exclusive, case.reverse, case.dtype)
+            patch.setattr(scan.columns, "trial", config)
+            patch.setattr(dispatch, "multiprocessors", lambda device: 2 if case.step else 0)
+            made = FORWARD.kernel("cuda").of((self.x,), scan, 1, case.exclusive, case.reverse, case.dtype)
         parts = made.shape[1]
         assert (parts > 1) == bool(case.step)
         self.plan = made.totals if case.step == "TOTALS" else made.scan
@@ -123,17 +123,16 @@ class Columns:
 
 def player(folder: Path, cases: Mapping[str, Case], mistakes: Mapping[str, tuple]) -> Callable[..., str]:
     """What runs a case of one formula, or one of the mistakes, and returns what is wrong with its result."""
-    kernel = next(iter(cases.values())).scan.formula.columns
-    text = cuda_as_cpp.whole(Path(columns.__file__).parent / kernel.source)
+    text = cuda_as_cpp.whole(dispatch.FOLDER / next(iter(cases.values())).scan.columns_kernel.source)
     return player_of_cases(folder, text, Columns, cases, mistakes)
 
 
 # ---- what kernels compile to -------------------------------------------------------------------------------------------
 
 
-def plan_of(scan: Scan, x: torch.Tensor, dim: int, sm: int = 90, **how: bool) -> columns.ColumnsPlan:
+def plan_of(scan: Scan, x: torch.Tensor, dim: int, sm: int = 90, *, exclusive: bool = False, reverse: bool = False):
     with compiling_for(sm, lambda *kernel: None):
-        return scan._vector_plan(x, dim, how.get("exclusive", False), how.get("reverse", False), x.dtype)
+        return FORWARD.kernel("cuda").of((x,), scan, dim, exclusive, reverse, x.dtype)
 
 
 def loop_of(scan: Scan, dtype: torch.dtype) -> list[str]:
@@ -155,7 +154,7 @@ def check_every_kernel(scan: Scan, dtype: torch.dtype, sm: int) -> None:
     x = torch.empty(2**20, 64, dtype=dtype, device="meta")
     made = plan_of(scan, x, 0, sm, exclusive=True, reverse=True)
     between = made.carries
-    carries = [between.scan] if isinstance(between, columns.ColumnsPlan) else []  # of products Triton's
+    carries = [between.scan] if isinstance(between, ColumnsPlan) else []  # of products Triton's
     assert between is not None and (carries == [] or between.carries is None)
     for kernel in (made.totals, *carries, made.scan):
         assert resource_usage(compile_cubin(kernel.source, kernel.expression, sm)[0])["STACK"] == 0

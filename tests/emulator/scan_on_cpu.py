@@ -1,4 +1,4 @@
-"""For tests of logarithms of running sums whose kernels are played on a CPU: numbers, and how far off a result may be."""
+"""For tests of logarithms of running sums whose kernels are emulated on a CPU: numbers, and how far off a result may be."""
 
 from __future__ import annotations
 

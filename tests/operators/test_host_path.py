@@ -16,7 +16,7 @@ from weft.bench import cases, host
 from weft.operators import call, launch
 from weft.operators.dropout import dropout
 from weft.operators.loss import one_program
-from weft.operators.scan import plans as scan_plans
+from weft.operators.scan import dispatch as scan_dispatch
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # NumPy's, from the interpreter: -inf - -inf in padding
@@ -27,8 +27,8 @@ NAMES = ("cross_entropy", "cumsum", "dropout")
 ON_A_GPU = (
     (one_program, "TILE", 8192),
     (one_program, "MOST", 32768),
-    (scan_plans, "ONE_TILE", 16384),
-    (scan_plans, "WALKED", 32768),
+    (scan_dispatch, "ONE_TILE", 16384),
+    (scan_dispatch, "WALKED", 32768),
 )
 
 

@@ -136,7 +136,7 @@ class Dispatch(Plans):
         routes = [r for r in self.routes if r.name == name and r.launch is not None]
         able = [r for r in routes if not r.why_not(call)]
         if not able:
-            raise Declined(routes[0].why_not(call))
+            raise Declined("; ".join(dict.fromkeys(r.why_not(call) for r in routes)))
         best = next((r for r in able if r.when(call)), able[0])
         assert best.launch is not None  # routes of this name have one
         return best.launch(call)

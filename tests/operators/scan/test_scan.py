@@ -1,4 +1,4 @@
-"""Of scans, what the tests of every operator do not ask: non-finite numbers, zeros, look-back over several groups."""
+"""Of scans, what the tests of every operator leave out: non-finite numbers, zeros, look-back over several groups."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ pytest.importorskip("triton")
 from weft import ops, registry  # noqa: E402
 from weft.definition import ARCHITECTURES, SHARED_LIMIT, Declined  # noqa: E402
 from weft.operators.random_inputs import random_tensor  # noqa: E402
-from weft.operators.scan import cumsum, vectors  # noqa: E402
+from weft.operators.scan import cumsum, dispatch  # noqa: E402
+from weft.operators.scan.dispatch import FORWARD  # noqa: E402
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 NAMES = ("cumsum", "cumprod", "logcumsumexp")
@@ -76,15 +77,15 @@ def test_products_of_columns_in_parts_are_right_where_a_part_is_more_than_a_floa
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_configuration_of_rows_and_rings_fits_the_machine(sm, dtype):
     for e in range(3, 19):
-        ours = [vectors.heuristic(sm, dtype, 2**e), *vectors.candidates(sm, dtype, 2**e)]
+        ours = [cumsum.scan.rows.heuristic(sm, dtype, 2**e), *cumsum.scan.rows.candidates(sm, dtype, 2**e)]
         for c in ours:
             if "BYTES" in c:
-                threads = 32 * vectors.warps_of(2**e * dtype.itemsize, c["BYTES"])
+                threads = 32 * dispatch.warps_of(2**e * dtype.itemsize, c["BYTES"])
                 assert threads <= c["THREADS"] * 16 or sm < 90
             else:
-                assert sm >= 90 and vectors.warps_of_ring(c) * c["PER_SM"] <= 32
-                assert vectors.shared_bytes(c) * c["PER_SM"] <= SHARED_LIMIT[sm] + vectors.SYSTEM
-                assert vectors.shared_bytes(c) - vectors.SYSTEM <= SHARED_LIMIT[sm]
+                assert sm >= 90 and dispatch.warps_of_ring(c) * c["PER_SM"] <= 32
+                assert dispatch.shared_bytes(c) * c["PER_SM"] <= SHARED_LIMIT[sm] + dispatch.SYSTEM
+                assert dispatch.shared_bytes(c) - dispatch.SYSTEM <= SHARED_LIMIT[sm]
                 assert 1 <= c["LOADS"] <= c["SLOTS"] >= c["TEAMS"]
 
 
@@ -99,7 +100,7 @@ def test_every_configuration_of_rows_and_rings_fits_the_machine(sm, dtype):
 )
 def test_what_cannot_be_read_by_vectors_is_declined_with_a_reason(x, reason):
     with pytest.raises(Declined, match=reason):
-        cumsum.scan.vector_plans.of((x,), -1, False, False, x.dtype)
+        FORWARD.kernel("cuda").of((x,), cumsum.scan, -1, False, False, x.dtype)
 
 
 @pytest.mark.gpu
@@ -109,12 +110,12 @@ def test_what_cannot_be_read_by_vectors_is_declined_with_a_reason(x, reason):
 def test_whole_numbers_add_up_exactly_in_rows_clusters_and_rings(n, exclusive, reverse):
     x = drawn(5 if n < 2**20 else 1, n).round()
     want = cumsum.scan.reference(x.double(), -1, exclusive, reverse).float()
-    assert cumsum.scan.cuda(x, -1, exclusive, reverse).equal(want)
+    assert registry.get("cumsum").find("cuda").function(x, -1, exclusive, reverse).equal(want)
 
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("name", ["cumsum", "cumprod", "logcumsumexp"])
-def test_the_place_that_is_left_out_has_derivatives_of_zero(name, reverse):
+def test_the_element_that_is_left_out_has_derivatives_of_zero(name, reverse):
     scan = getattr(ops, name)
     x, dy = (torch.randn(2, 4, device=DEVICE, requires_grad=True) for _ in range(2))
     (dx,) = torch.autograd.grad(scan(x, exclusive=True, reverse=reverse), x, dy, create_graph=True)

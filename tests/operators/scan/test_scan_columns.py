@@ -1,11 +1,12 @@
-"""Running sums and products down columns without a GPU: ``columns.cu`` run on a CPU that plays its PTX
-(``ptx_on_cpu.hpp``) with the launches that Python computes; what it compiles to, declines, and is chosen for."""
+"""Scans down columns without a GPU: ``columns.cu`` and ``logarithm_columns.cu`` emulated on a CPU (``ptx_on_cpu.hpp``) with the
+launches that Python computes; what they compile to, decline, and are chosen for."""
 
 from __future__ import annotations
 
 import functools
 
 import pytest
+from scan_on_cpu import further_off_than_a_logarithm
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -13,12 +14,16 @@ pytest.importorskip("triton")
 import scan_columns_on_cpu  # noqa: E402
 from scan_columns_on_cpu import BF16, FP16, FP32  # noqa: E402
 
+from weft import ops  # noqa: E402
 from weft.definition import ARCHITECTURES, Declined  # noqa: E402
+from weft.operators.axis_view import AxisView  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.reduction.views import View  # noqa: E402
-from weft.operators.scan import columns  # noqa: E402
+from weft.operators.scan import dispatch, kernels  # noqa: E402
 from weft.operators.scan.cumprod import scan as product  # noqa: E402
 from weft.operators.scan.cumsum import scan as running_sum  # noqa: E402
+from weft.operators.scan.logcumsumexp import scan as logarithm  # noqa: E402
+
+SCANS = {"sum": running_sum, "product": product, "logarithm": logarithm}
 
 
 def further_off(got: torch.Tensor, want: torch.Tensor, sums: float = 2**-20) -> str:
@@ -34,6 +39,7 @@ def further_off(got: torch.Tensor, want: torch.Tensor, sums: float = 2**-20) -> 
 Sums = functools.partial(scan_columns_on_cpu.Case, running_sum, torch.sum, further_off)
 rounded_often = functools.partial(further_off, sums=2**-17)  # each of a thousand factors rounds
 Products = functools.partial(scan_columns_on_cpu.Case, product, torch.prod, rounded_often, values="near one")
+Logs = functools.partial(scan_columns_on_cpu.Case, logarithm, torch.logsumexp, further_off_than_a_logarithm)
 
 CASES = {
     "two warps": Sums(),
@@ -52,7 +58,7 @@ CASES = {
     "carried, exclusive": Products(dtype=FP32, n=1000, k=12, m=1, step="CARRIED", exclusive=True),
 }  # fmt: skip
 
-# Mistakes: a case that shows them, what stands in the kernel, what is written instead.
+# Mistakes: a case that shows them, what is in the kernel, what is written instead.
 MISTAKES = {
     "groups of a warp": ("two warps", "if (lane >= by) upto[j] = Op::join(other, upto[j]);", ";"),
     "a warp's first group": ("two warps", "lane < ACROSS ? Op::NEUTRAL : other", "other"),
@@ -75,20 +81,71 @@ MISTAKES = {
 }  # fmt: skip
 
 
+LOG_CASES = {
+    "two warps": Logs(),
+    "exclusive": Logs(dtype=FP16, exclusive=True, rows=3, apart=8),
+    "reversed": Logs(dtype=FP32, reverse=True, threads=96, apart=4),
+    "both": Logs(reverse=True, exclusive=True, k=8),
+    "a warp across": Logs(dtype=FP16, k=264, across=32, m=1),
+    "one vector": Logs(dtype=FP32, k=4, n=700, m=1),
+    "far apart": Logs(values="far apart", n=300, k=24),
+    "far apart, both": Logs(dtype=FP32, values="far apart", reverse=True, exclusive=True),
+    "a step": Logs(dtype=FP32, values="a step", apart=12, exclusive=True),
+    "a short step": Logs(m=1, n=24, k=8, values="a step", across=1),
+    "not finite": Logs(m=1, k=8, n=220, values="not finite"),
+    "not finite, both": Logs(dtype=FP32, k=4, n=420, values="not finite", reverse=True, exclusive=True),
+    "huge": Logs(dtype=FP32, k=4, values="huge"),
+    "totals": Logs(n=1100, k=24, m=1, step="TOTALS", reverse=True),
+    "carried": Logs(n=1100, k=24, m=1, step="CARRIED", reverse=True, apart=8),
+    "carried, exclusive": Logs(dtype=FP32, n=1000, k=12, m=1, step="CARRIED", exclusive=True),
+    "carried, not finite": Logs(dtype=FP32, n=1000, k=8, m=1, step="CARRIED", values="not finite"),
+}  # fmt: skip
+
+LOG_MISTAKES = {
+    "never too much": ("far apart", "too_much |= upto[j] > MUCH;", ";"),
+    "too much is not published": ("far apart", "if (too_much) much[step % 3] = 1;", ";"),
+    "walked on from before": ("far apart", "base[c] = Op::finite(top), run[c] =", "float none ="),
+    "walked from the beginning": ("far apart", "const i64 skipped = i64(step) * STEP;", "const i64 skipped = 0;"),
+    "walked behind the end": ("a short step", "y_n, min(rows, STEP),", "y_n, STEP,"),
+    "walked columns of another": ("a step", "x + skipped * x_n - c.own", "x + skipped * x_n"),
+    "a sum not moved": ("far apart", "sum = next > top ? sum * e + 1.f : sum + e;", "sum = sum + e;"),
+    "infinity less infinity": ("not finite", "next == top ? 0.f : -fabsf", "-fabsf"),
+    "infinities are lost": ("not finite, both", "top > Op::LARGEST ? top + sum : sum;", "sum;"),
+    "renewed twice": ("one vector", "RENEWED && run[j] <= Op::LARGEST) base[j] = logarithm<T>(base[j], run[j]), run[j] = 1.f;",
+                      "RENEWED) base[j] = logarithm<T>(base[j], run[j]);"),
+    "groups of a warp": ("two warps", "if (lane >= by) upto[j] += other;", ";"),
+    "a warp's first group": ("two warps", "lane < ACROSS ? 0.f : other", "other"),
+    "warps in no order": ("two warps", "if (w == warp) before[j] += run[j];", "if (w == 0) before[j] += run[j];"),
+    "one buffer": ("reversed", "of_warps[step % 2][warp][c.own + j] = upto[j];", "of_warps[0][warp][c.own + j] = upto[j];"),
+    "rows of another thread": ("exclusive", "threadIdx.x / ACROSS * ROWS;", "threadIdx.x / ACROSS * 2;"),
+    "the same element": ("exclusive", "e[u ? u - 1 : 0][j];", "e[u][j];"),
+    "columns that are not there": ("two warps", "inside = column < K;", "inside = true;"),
+    "nothing carried": ("carried", "before = carry[c.unit * K + c.column + j];", ";"),
+    "a part too long": ("totals", "end = min(begin + each, N);", "end = N;"),
+    "a part for another": ("totals", "totals[c.unit * K", "totals[c.m * K"),
+}  # fmt: skip
+
+
+SUITES = {"sums and products": (CASES, MISTAKES), "logarithms": (LOG_CASES, LOG_MISTAKES)}
+
+
 @pytest.fixture(scope="module")
-def play(tmp_path_factory):
-    """Runs a case, or one of ``MISTAKES``, and returns what is wrong with its result."""
-    return scan_columns_on_cpu.player(tmp_path_factory.mktemp("played"), CASES, MISTAKES)
+def emulate(tmp_path_factory):
+    """``emulate(suite)`` runs a case, or one with a mistake in the kernel, and returns what is wrong with its result."""
+    return functools.cache(
+        lambda suite: scan_columns_on_cpu.player(tmp_path_factory.mktemp("emulated"), *SUITES[suite])
+    )
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_it_is_right(play, name):
-    assert [play(name, seed=seed) for seed in range(3)] == [""] * 3
+@pytest.mark.parametrize(("suite", "name"), [(s, name) for s, (cases, _) in SUITES.items() for name in cases])
+def test_it_is_right(emulate, suite, name):
+    assert [emulate(suite)(name, seed=seed) for seed in range(3)] == [""] * 3
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_noticed(play, mistake):
-    assert any(play(MISTAKES[mistake][0], mistake, seed) for seed in range(8))
+@pytest.mark.parametrize(("suite", "mistake"), [(s, name) for s, (_, mistakes) in SUITES.items() for name in mistakes])
+def test_a_mistake_is_noticed(emulate, suite, mistake):
+    of = SUITES[suite][1][mistake][0]
+    assert any(emulate(suite)(of, mistake, seed) for seed in range(8))
 
 
 @pytest.mark.filterwarnings("ignore:overflow")
@@ -101,7 +158,7 @@ def test_what_parts_come_to_is_carried_on(reverse, m, k):
     total = 1 + torch.rand(m, parts, k, generator=torch.Generator().manual_seed(k))
     total[0, 1, 0], total[-1, 4, -1], power[-1, 4, -1] = 0.0, 1e-40, 0.0
     carry = torch.full((m, parts, k), 7.0)
-    columns.carry_products(View(m, 1, k, k, k, 1), parts, reverse)(torch.stack([total, power]), carry)
+    kernels.carry_products_launch(AxisView(m, 1, k, k, k, 1), parts, reverse)(torch.stack([total, power]), carry)
     whole = total.double() * 2.0 ** power.double()
     whole = whole.flip(1) if reverse else whole
     want = torch.cat([torch.ones(m, 1, k, dtype=torch.float64), whole.cumprod(1)[:, :-1]], 1)
@@ -111,18 +168,23 @@ def test_what_parts_come_to_is_carried_on(reverse, m, k):
 # ---- what it costs, declines and is chosen for -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("dtype", "most"), [(BF16, 12), (FP32, 12)], ids=["bf16", "fp32"])
-@pytest.mark.parametrize("scan", [running_sum, product], ids=["sum", "product"])
-def test_an_element_takes_few_instructions(scan, dtype, most):
+@pytest.mark.parametrize("dtype", [BF16, FP32], ids=["bf16", "fp32"])
+@pytest.mark.parametrize("name", SCANS)
+def test_an_element_takes_few_instructions(name, dtype):
     """Of the loop over steps; at the ceiling there is time for 28 of a 16-bit element and for 56 of a 32-bit one."""
-    assert len(scan_columns_on_cpu.loop_of(scan, dtype)) / (8 * 16 // dtype.itemsize) <= most
+    loop = scan_columns_on_cpu.loop_of(SCANS[name], dtype)
+    if name == "logarithm":
+        assert len(loop) / 32 <= (26 if dtype == BF16 else 40)
+        assert 2 <= sum(name.startswith("MUFU") for name in loop) / 32 <= 2.6
+    else:
+        assert len(loop) / (8 * 16 // dtype.itemsize) <= 12
 
 
 @pytest.mark.parametrize("sm", ARCHITECTURES)
 @pytest.mark.parametrize("dtype", [BF16, FP32])
-def test_every_kernel_compiles_and_spills_nothing(sm, dtype):
-    scan_columns_on_cpu.check_every_kernel(running_sum, dtype, sm)
-    scan_columns_on_cpu.check_every_kernel(product, dtype, sm)
+@pytest.mark.parametrize("name", SCANS)
+def test_every_kernel_compiles_and_spills_nothing(name, sm, dtype):
+    scan_columns_on_cpu.check_every_kernel(SCANS[name], dtype, sm)
 
 
 def test_it_declines_what_it_cannot_take():
@@ -146,9 +208,9 @@ def test_a_step_is_no_longer_than_its_rows():
 @pytest.mark.parametrize(
     ("shape", "chosen"), [((64, 2**9, 64), "cuda"), ((2**12, 8, 64), "triton"), ((2**12, 64, 8), "triton")]
 )
-def test_few_rows_are_triton_s(monkeypatch, shape, chosen):
-    monkeypatch.setattr("weft.operators.scan.scan.INTERPRETING", False)
-    monkeypatch.setattr("weft.operators.scan.scan.on_gpu", lambda x: True)
+def test_triton_takes_few_rows(monkeypatch, shape, chosen):
+    monkeypatch.setattr(dispatch, "INTERPRETING", False)
     with compiling_for(90, lambda *kernel: None):
         x = torch.empty(shape, dtype=BF16, device="meta")
-        assert running_sum.choose(x, 1).implementation == chosen
+        for direction in ("forward", "backward"):
+            assert ops.explain("cumsum", x, 1, direction=direction).implementation == chosen

@@ -1,9 +1,10 @@
-"""Gradients of products and of logarithms of sums without a GPU: ``gradient.cu`` run on a CPU that plays its PTX
-(``ptx_on_cpu.hpp``) with the launches that Python computes; what it compiles to and declines."""
+"""Gradients of products and of logarithms of sums without a GPU: ``gradient.cu`` and ``gradient_columns.cu`` emulated on a CPU
+(``ptx_on_cpu.hpp``) with the launches that Python computes; what they compile to, decline, and are chosen for."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 
 import cuda_as_cpp
@@ -15,61 +16,114 @@ from scan_on_cpu import recurrence
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from scan_columns_on_cpu import loop_of_launch  # noqa: E402
+
+from weft import ops  # noqa: E402
 from weft.bench.compile_check import resource_usage  # noqa: E402
-from weft.definition import Declined  # noqa: E402
-from weft.operators.call import Choice  # noqa: E402
-from weft.operators.configs import Configurations  # noqa: E402
+from weft.definition import ARCHITECTURES, Declined  # noqa: E402
 from weft.operators.cuda import compile_cubin  # noqa: E402
-from weft.operators.launch import INTERPRETING, Plan, compiling_for  # noqa: E402
-from weft.operators.reduction.views import views_of  # noqa: E402
-from weft.operators.scan import gradient_vectors, kernels  # noqa: E402
+from weft.operators.launch import INTERPRETING, compiling_for  # noqa: E402
+from weft.operators.scan import dispatch, kernels  # noqa: E402
 from weft.operators.scan.cumprod import scan as product  # noqa: E402
-from weft.operators.scan.gradient_vectors import VectorsGradientPlan  # noqa: E402
+from weft.operators.scan.dispatch import BACKWARD, GradientInParts  # noqa: E402
 from weft.operators.scan.logcumsumexp import scan as logarithm  # noqa: E402
-from weft.operators.scan.plans import GradientPlan  # noqa: E402
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-INF = float("inf")
+
+
+def planned(
+    scan, x, y, dy, dim: int, sm: int = 90, *, exclusive: bool = False, reverse: bool = False
+) -> GradientInParts:
+    with compiling_for(sm, lambda *kernel: None):
+        return BACKWARD.kernel("cuda").of((x, y, dy), scan, dim, exclusive, reverse)
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Rows [m, n]; ``part``: elements of a part, where rows are cut; ``step``: "TOTALS" or "CARRIED" of the parts."""
+    """[m, n, k] along n; ``step``: "TOTALS" or "CARRIED" of parts of n; ``apart``: elements between two rows of y and dy."""
 
     log: bool = True
     dtype: torch.dtype = BF16
-    m: int = 3
-    n: int = 1000
+    m: int = 2
+    n: int = 150
+    k: int = 1
     reverse: bool = False
     exclusive: bool = False
-    threads: int = 64
-    each: int = 32  # bytes a thread
-    part: int = 0
     step: str = ""
-    apart: int = 0  # elements between two rows of y and dy
+    apart: int = 0
+    threads: int = 64
+
+    @property
+    def scan(self):
+        return logarithm if self.log else product
+
+    @property
+    def how(self) -> dict[str, bool]:
+        return {"exclusive": self.exclusive, "reverse": self.reverse}
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows(Case):
+    """``each``: bytes a thread; ``part``: elements of a part, where rows are cut."""
+
+    m: int = 3
+    n: int = 1000
+    each: int = 32
+    part: int = 0
+
+    def plan(self, patch, x, y, dy) -> GradientInParts:
+        patch.setattr(self.scan.gradient_rows, "trial", {"BYTES": self.each, "THREADS": self.threads})
+        if self.part:
+            patch.setattr(dispatch, "PART", self.part)
+            patch.setattr(dispatch, "MAX_CLUSTER", 1)  # which holds a part, but not a row
+        return planned(self.scan, *(t[..., 0] for t in (x, y, dy)), 1, **self.how)
+
+    def part_of(self, plan) -> int:
+        return self.part or self.n
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns(Case):
+    """``overflows``: factors that overflow together where r is 0, though y is finite; ``last``: y's last row."""
+
+    k: int = 48
+    overflows: bool = False
+    last: float = 0.0
+    across: int = 4
+    rows: int = 2
+
+    def plan(self, patch, x, y, dy) -> GradientInParts:
+        config = {"ACROSS": self.across, "ROWS": self.rows, "THREADS": self.threads}
+        patch.setattr(self.scan.gradient_columns, "trial", config)
+        patch.setattr(dispatch, "multiprocessors", lambda device: 2 if self.step else 0)
+        return planned(self.scan, x, y, dy, 1, **self.how)
+
+    def part_of(self, plan) -> int:
+        return plan.scalars[2].value
 
 
 CASES = {
-    "two warps": Case(),
-    "a product": Case(log=False),
-    "exclusive": Case(exclusive=True),
-    "an exclusive product": Case(log=False, exclusive=True, dtype=FP16),
-    "reversed": Case(reverse=True, dtype=FP16, apart=8),
-    "a reversed product": Case(log=False, reverse=True, apart=16),
-    "both": Case(reverse=True, exclusive=True),
-    "both, a product": Case(log=False, reverse=True, exclusive=True),
-    "rows side by side": Case(m=13, n=24),
-    "products side by side": Case(log=False, m=9, n=8),
-    "fp32 in four blocks": Case(dtype=FP32, n=940, threads=32, each=16),
-    "a product in four blocks": Case(log=False, n=2000, threads=32),
-    "exclusive fp32": Case(dtype=FP32, n=500, exclusive=True),
-    "totals of parts": Case(m=2, n=1304, part=256, step="TOTALS", threads=32, each=16),
-    "totals of parts, a product": Case(log=False, m=2, n=2608, part=1024, step="TOTALS", reverse=True),
-    "from what is carried": Case(m=2, n=1304, part=512, step="CARRIED", threads=32),
-    "from what is carried, a product": Case(log=False, m=2, n=1304, part=256, step="CARRIED", threads=32),
+    "two warps": Rows(),
+    "a product": Rows(log=False),
+    "exclusive": Rows(exclusive=True),
+    "an exclusive product": Rows(log=False, exclusive=True, dtype=FP16),
+    "reversed": Rows(reverse=True, dtype=FP16, apart=8),
+    "a reversed product": Rows(log=False, reverse=True, apart=16),
+    "both": Rows(reverse=True, exclusive=True),
+    "both, a product": Rows(log=False, reverse=True, exclusive=True),
+    "rows side by side": Rows(m=13, n=24),
+    "products side by side": Rows(log=False, m=9, n=8),
+    "fp32 in four blocks": Rows(dtype=FP32, n=940, threads=32, each=16),
+    "a product in four blocks": Rows(log=False, n=2000, threads=32),
+    "exclusive fp32": Rows(dtype=FP32, n=500, exclusive=True),
+    "totals of parts": Rows(m=2, n=1304, part=256, step="TOTALS", threads=32, each=16),
+    "totals of parts, a product": Rows(log=False, m=2, n=2608, part=1024, step="TOTALS", reverse=True),
+    "from what is carried": Rows(m=2, n=1304, part=512, step="CARRIED", threads=32),
+    "from what is carried, a product": Rows(log=False, m=2, n=1304, part=256, step="CARRIED", threads=32),
 }  # fmt: skip
 
-# Mistakes: a case that shows them, what stands in the kernel, what is written instead.
+
+# Mistakes: a case that shows them, what is in the kernel, what is written instead.
 MISTAKES = {
     "steps in the other order": ("two warps", "second.a * first.b + second.b", "first.a * second.b + first.b"),
     "a lane's own element for its neighbour's": ("two warps", "begins ? previous : up;", "begins ? previous : last;"),
@@ -82,24 +136,75 @@ MISTAKES = {
     "the next lane is there": ("a product", "const bool last = first(v) + COUNT >= length;", "const bool last = false;"),
     "what is missing counts": ("totals of parts, a product", "there(v) ? s : Step{1.f, 0.f}", "s"),
     "warps forgotten": ("two warps", "if (warp) carried = earlier;", ";"),
-    "blocks forgotten": ("four blocks", "carried = then<LOG>(earlier, carried);", ";"),
-    "blocks too early": ("four blocks", "barrier_wait(told);", ""),
+    "blocks forgotten": ("fp32 in four blocks", "carried = then<LOG>(earlier, carried);", ";"),
+    "blocks too early": ("fp32 in four blocks", "barrier_wait(told);", ""),
     "strips forgotten": ("two warps", "begins ? total : then<LOG>(total, other)", "begins ? Step{1.f, 0.f} : other"),
-    "parts begin at the row": ("carried", "begin = parts > 1 ? unit % parts * each : 0", "begin = 0"),
-    "a part's end is the row's": ("carried", "at < N ? to_float(memory", "at < begin + each ? to_float(memory"),
-    "nothing carried": ("carried", "if (unit < units) r = carried.a * carry[unit] + carried.b;", ";"),
+    "parts begin at the row": ("from what is carried", "begin = parts > 1 ? unit % parts * each : 0", "begin = 0"),
+    "a part's end is the row's": ("from what is carried", "at < N ? to_float(memory", "at < begin + each ? to_float(memory"),
+    "nothing carried": ("from what is carried", "if (unit < units) r = carried.a * carry[unit] + carried.b;", ";"),
     "totals of the first warp": ("totals of parts, a product", "total = shuffled(all, WARPS - 1, 32);", ";"),
     "a row for another": ("rows side by side", "+ team) * SIDE + lane / LANES;", "+ team) * SIDE;"),
     "upwards": ("two warps", "return DOWN ? COUNT - 1 - i : i;", "return i;"),
     "the factor of another": ("a product", "i + 1 < COUNT ? f[turned(i + 1)] : y_beside[v]", "f[turned(i)]"),
 }  # fmt: skip
-OF_MISTAKE = {"four blocks": "fp32 in four blocks", "carried": "from what is carried"}
 
+COLUMN_CASES = {
+    "two warps": Columns(),
+    "a product": Columns(log=False),
+    "exclusive": Columns(exclusive=True, rows=3),
+    "an exclusive product": Columns(log=False, exclusive=True, dtype=FP16),
+    "reversed": Columns(reverse=True, dtype=FP16, apart=8),
+    "a reversed product": Columns(log=False, reverse=True, apart=16, threads=96),
+    "both": Columns(dtype=FP32, reverse=True, exclusive=True, k=12),
+    "both, a product": Columns(log=False, dtype=FP32, reverse=True, exclusive=True),
+    "a warp across": Columns(dtype=FP32, k=132, across=32, m=1),
+    "one vector": Columns(log=False, dtype=FP32, k=4, n=700, m=1),
+    "few rows": Columns(log=False, m=5, n=3),
+    "overflows": Columns(log=False, dtype=FP32, k=8, overflows=True),
+    "overflows, many rows a thread": Columns(log=False, dtype=FP32, k=8, overflows=True, rows=4),
+    "an infinity that is in no result": Columns(log=False, dtype=FP32, k=8, exclusive=True, last=float("inf")),
+    "totals": Columns(n=1101, k=24, m=1, step="TOTALS"),
+    "totals of products": Columns(log=False, dtype=FP32, n=1000, k=8, m=1, step="TOTALS", reverse=True),
+    "carried": Columns(dtype=FP16, n=1100, k=24, m=1, step="CARRIED", reverse=True),
+    "carried, a product": Columns(log=False, n=1000, k=24, m=1, step="CARRIED", exclusive=True),
+}  # fmt: skip
+
+
+COLUMN_MISTAKES = {
+    "steps in the other order": ("two warps", "second.a * first.b + second.b", "first.a * second.b + first.b"),
+    "groups of a warp": ("two warps", "if (lane >= by) upto[j] = then<LOG>(other, upto[j]);", ";"),
+    "a warp's first group": ("two warps", "lane < ACROSS ? Step{1.f, 0.f} : other", "other"),
+    "warps in no order": ("two warps", "if (w == warp) r[j]", "if (w == 0) r[j]"),
+    "steps forgotten": ("two warps", "run[j] = after<LOG>(run[j], Step{told.x, told.y});", "run[j] = told.y;"),
+    "one buffer": ("a product", "done += STEP, step ^= 1)", "done += STEP)"),
+    "the row itself": ("a product", "row_of(x, x_n, at + u - 1, c", "row_of(x, x_n, at + u, c"),
+    "the factor of the row itself": ("a product", "at + u + !LATE, wanted", "at + u, wanted"),
+    "the gradient of the row itself": ("exclusive", "at + u - LATE, wanted", "at + u, wanted"),
+    "no second": ("exclusive", "at + u - 1 - LATE, c", "at + u - 1, c"),
+    "a row too few": ("two warps", "at + max(u - 1, 0) < rows", "at + u < rows"),
+    "rows of no column": ("a product", "c.begin + row < N", "true"),
+    "infinity less infinity": ("exclusive", "near == far ? 1.f : power", "power"),
+    "a part's first row has none before it": ("carried", "c.begin + row >= 0", "row >= 0"),
+    "an overflow for nothing": ("overflows", "LOG ? a : finite(a)", "a"),
+    "what is in no result": ("an infinity that is in no result", "if (LATE && c.begin + from + u == 0) result[j] = 0.f;", ""),
+    "rows behind the end": ("few rows", "if (u < here) store", "store"),
+    "rows that are not there": ("totals", "if (MODE == TOTALS && at + u >= rows) s = Step{1.f, 0.f};", ""),
+    "columns that are not there": ("two warps", "inside = column < K;", "inside = true;"),
+    "downwards": ("two warps", "if (DOWN) x_n = -x_n,", "if (false) x_n = -x_n,"),
+    "nothing carried": ("carried", "run[j] = carry[c.unit * K + c.column + j];", ";"),
+    "nothing scaled": ("totals of products", "scale[j] = all.a,", ""),
+    "a part for another": ("totals of products", "totals[c.unit * K", "totals[c.m * K"),
+}  # fmt: skip
+
+SUITES = {
+    "rows": (CASES, MISTAKES, "gradient.cu"),
+    "columns": (COLUMN_CASES, COLUMN_MISTAKES, "gradient_columns.cu"),
+}
 LAUNCH = """
 const Any x{job.buffers[0]}, y{job.buffers[1]}, dy{job.buffers[2]}, carry{job.buffers[3]}, dx{job.buffers[4]},
     totals{job.buffers[8]}, scales{static_cast<char *>(job.buffers[8]) + job.scales[0]};
 const i64 *s = job.shape;
-job.run([&] { KERNEL(x, y, dy, carry, totals, scales, dx, s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7]); });
+job.run([&] { KERNEL(x, y, dy, carry, totals, scales, dx, SCALARS); });
 """
 
 
@@ -109,41 +214,52 @@ class Gradients:
     def __init__(self, case: Case, seed: int = 0):
         self.case, self.seed = case, seed
         g = torch.Generator().manual_seed(seed)
-        scan = logarithm if case.log else product
-        how = {"exclusive": case.exclusive, "reverse": case.reverse}
-        x = torch.randn(case.m, case.n, generator=g)
+        overflows, last = getattr(case, "overflows", False), getattr(case, "last", 0.0)
+        x = torch.randn(case.m, case.n, case.k, generator=g)
         self.x = (x * 2 if case.log else 1 + x / 16).to(case.dtype)
-        self.y, self.dy = (torch.empty(case.m, case.n + case.apart, dtype=case.dtype)[:, : case.n] for _ in range(2))
-        self.y.copy_(scan.reference(self.x.double(), -1, **how))
-        self.dy.copy_(torch.randn(case.m, case.n, generator=g))
-        tensors = self.x, self.y, self.dy, torch.empty_like(self.x)
-        configured = Configurations(gradient_vectors.__file__, "played", lambda *key: None, lambda *key: ())
-        with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
-            patch.setattr(configured, "trial", {"BYTES": case.each, "THREADS": case.threads})
-            if case.part:
-                patch.setattr(gradient_vectors, "PART", case.part)
-                patch.setattr(gradient_vectors, "MAX_CLUSTER", 1)  # which holds a part, but not a row
-            views = views_of(self.x, 1, *tensors[1:])
-            made = gradient_vectors.VectorsGradientPlan(views, tensors, configured, log=case.log, **how)
-        assert (made.parts > 1) == bool(case.part)
-        self.parts, self.each = made.parts, case.part or case.n
+        if overflows:
+            self.x.fill_(1.0)[:, :2] = torch.tensor([[1e-30], [1e-8]])
+            self.x[:, 100:110] = 1e4
+        row = case.n * case.k if case.k == 1 else case.k  # elements between which there are others
+        memory = (torch.empty(self.x.numel() // row, row + case.apart, dtype=case.dtype) for _ in range(2))
+        shape, strides = (
+            self.x.shape,
+            ((row + case.apart) * case.n * case.k // row, (row + case.apart) * case.k // row, 1),
+        )
+        if case.k == 1:
+            strides = (row + case.apart, 1, 1)
+        self.y, self.dy = (t.as_strided(shape, strides) for t in memory)
+        self.y.copy_(case.scan.reference(self.x.double(), 1, **case.how))
+        self.dy.copy_(torch.randn(case.m, case.n, case.k, generator=g))
+        if overflows:
+            self.dy[:, 50:] = 0
+        with pytest.MonkeyPatch.context() as patch:
+            made = case.plan(patch, self.x, self.y, self.dy)
+        assert (made.shape[1] > 1) == bool(case.step)
         self.plan = made.totals if case.step == "TOTALS" else made.gradient
-        self._right()
+        self._right(case.part_of(self.plan))
+        if last:  # after what is right was computed: its row has no part in it
+            self.y[:, -1] = last
 
-    def _right(self) -> None:
+    def _right(self, part: int) -> None:
         """The recurrence in float64, element by element, with the y that the kernel sees."""
         case = self.case
-        how = {"log": case.log, "exclusive": case.exclusive, "reverse": case.reverse}
-        spans = [(at, min(at + self.each, case.n)) for at in range(0, case.n, self.each)]  # in memory
-        spans = spans if case.reverse else [(case.n - end, case.n - begin) for begin, end in spans]
-        self.dx, self.carry, self.scales, self.totals = recurrence(self.x, self.y, self.dy, spans, **how)
+        spans = [(at, min(at + part, case.n)) for at in range(0, case.n, part)]
+        if isinstance(case, Rows) and not case.reverse:  # parts are counted in memory
+            spans = [(case.n - end, case.n - begin) for begin, end in spans]
+        rows = (t.transpose(1, 2).reshape(-1, case.n) for t in (self.x, self.y, self.dy))
+        found = recurrence(*rows, spans, log=case.log, **case.how)
+        self.dx, self.carry, self.scales, self.totals = (
+            t.view(case.m, case.k, -1).transpose(1, 2).contiguous() for t in found
+        )
 
     @property
     def launch(self) -> str:
-        return LAUNCH.replace("KERNEL", self.plan.expression)
+        scalars = ", ".join(f"s[{i}]" for i in range(len(self.plan.scalars)))
+        return LAUNCH.replace("KERNEL", self.plan.expression).replace("SCALARS", scalars)
 
     def job(self) -> bytes:
-        carry = self.carry.to(FP32).contiguous()
+        carry = self.carry.to(FP32)
         read = {0: self.x, 1: self.y, 2: self.dy, 3: carry}
         buffers = {i: bytes_of(t) for i, t in read.items()}
         buffers |= {4: bytes([0xA5]) * self.x.nbytes, 8: bytes([0xA5]) * (2 * carry.nbytes)}
@@ -152,91 +268,112 @@ class Gradients:
 
     def what_is_wrong(self, found: bytes) -> str:
         """An empty string, or what is further off than rounding allows."""
-        case, size, sums = self.case, self.x.nbytes, self.carry.numel()
+        case, size, rows = self.case, self.x.nbytes, isinstance(self.case, Rows)
+        of_parts, sums = (2e-6, 2e-6) if rows else (4e-6, 4e-6)
         rounding = {BF16: 2.0**-8, FP16: 2.0**-11, FP32: 2.0**-20}[case.dtype]
-        got = {"dx": tensor_of(found[:size], case.dtype).view(case.m, case.n)}
-        want = {"dx": self.dx}
+        got = {"dx": (tensor_of(found[:size], case.dtype).view_as(self.dx), self.dx, rounding)}
         if case.step == "TOTALS":
-            both = tensor_of(found[size:], FP32).view(2, *self.carry.shape)
-            got, want, rounding = (
-                {"total": both[0], "scale": both[1]},
-                {"total": self.totals, "scale": self.scales},
-                2e-6,
-            )
-        for name, right in want.items():
-            far = ~((got[name].double() - right).abs() <= rounding * right.abs() + 2e-6 * (1e-3 + right.abs().amax()))
+            if found[:size] != bytes([0xA5]) * size:
+                return "dx was written"
+            total, scale = tensor_of(found[size:], FP32).view(2, *self.carry.shape)
+            got = {"total": (total, self.totals, of_parts), "scale": (scale, self.scales, of_parts)}
+        for name, (value, right, allowed) in got.items():
+            far = ~((value.double() - right).abs() <= allowed * right.abs() + sums * (1e-3 + right.abs().amax()))
             if far.any():
                 at = tuple(far.nonzero()[0].tolist())
-                return (
-                    f"{name}{list(at)} is {got[name][at].item()}, not {right[at].item()} ({int(far.sum())} of {sums})"
-                )
+                return f"{name}{list(at)} is {value[at].item()}, not {right[at].item()} ({int(far.sum())} of {far.numel()})"
         return ""
 
 
 @pytest.fixture(scope="module")
-def play(tmp_path_factory):
-    """Runs a case, or one of ``MISTAKES``, and returns what is wrong with its result."""
-    text = cuda_as_cpp.whole(gradient_vectors.SOURCE)
-    mistakes = {name: (OF_MISTAKE.get(of, of), *change) for name, (of, *change) in MISTAKES.items()}
-    return player_of_cases(tmp_path_factory.mktemp("played"), text, Gradients, CASES, mistakes)
+def emulate(tmp_path_factory):
+    """``emulate(suite)`` runs a case, or one with a mistake in the kernel, and returns what is wrong with its result."""
+
+    @functools.cache
+    def of(suite: str):
+        cases, mistakes, source = SUITES[suite]
+        text = cuda_as_cpp.whole(dispatch.FOLDER / source)
+        return player_of_cases(tmp_path_factory.mktemp("emulated"), text, Gradients, cases, mistakes)
+
+    return of
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_it_is_right(play, name):
-    assert [play(name, seed=seed) for seed in range(3)] == [""] * 3
+@pytest.mark.parametrize(("suite", "name"), [(s, name) for s in SUITES for name in SUITES[s][0]])
+def test_it_is_right(emulate, suite, name):
+    assert [emulate(suite)(name, seed=seed) for seed in range(3)] == [""] * 3
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_noticed(play, mistake):
-    of = MISTAKES[mistake][0]
-    assert any(play(OF_MISTAKE.get(of, of), mistake, seed) for seed in range(8))
+@pytest.mark.parametrize(("suite", "mistake"), [(s, name) for s in SUITES for name in SUITES[s][1]])
+def test_a_mistake_is_noticed(emulate, suite, mistake):
+    of = SUITES[suite][1][mistake][0]
+    assert any(emulate(suite)(of, mistake, seed) for seed in range(8))
 
 
-# ---- what it holds, costs and declines -----------------------------------------------------------------------------------
+# ---- what they hold, cost and decline ------------------------------------------------------------------------------------
+
+each_scan = pytest.mark.parametrize("scan", [logarithm, product], ids=["logarithm", "product"])
 
 
-def plan_of(scan, m: int, n: int, dtype: torch.dtype, sm: int = 90):
-    x = torch.empty(m, n, dtype=dtype, device="meta")
-    with compiling_for(sm, lambda *kernel: None):
-        return scan._vector_backward_plan(x, x, x, -1, False, False)
+def of_size(scan, *shape: int, dtype: torch.dtype, dim: int, sm: int = 90, **how: bool) -> GradientInParts:
+    x = torch.empty(shape, dtype=dtype, device="meta")
+    return planned(scan, x, x, x, dim, sm, **how)
 
 
+def spills_nothing(kernel, sm: int = 90) -> bool:
+    return resource_usage(compile_cubin(kernel.source, kernel.expression, sm)[0])["STACK"] == 0
+
+
+@each_scan
 @pytest.mark.parametrize(("dtype", "most"), [(BF16, (55, 62)), (FP32, (90, 122))])
-@pytest.mark.parametrize("scan", [logarithm, product], ids=["logarithm", "product"])
 @pytest.mark.parametrize("n", [256, 4096, 65536, 2**28])
-def test_nothing_is_spilled_and_an_element_takes_few_instructions(scan, n, dtype, most):
+def test_an_element_of_a_row_takes_few_instructions(scan, n, dtype, most):
     """Of products and of logarithms, from memory to memory, the exchange between lanes, warps and blocks included; at the
     ceiling there is time for 55 of a 16-bit element and for 110 of a 32-bit one."""
-    plan = plan_of(scan, 2**28 // n, n, dtype)
-    assert (plan.parts > 1) == (n == 2**28)
-    cubin, _ = compile_cubin(plan.gradient.source, plan.gradient.expression, 90)
-    assert resource_usage(cubin)["STACK"] == 0
+    plan = of_size(scan, 2**28 // n, n, dtype=dtype, dim=-1)
+    assert (plan.shape[1] > 1) == (n == 2**28) and spills_nothing(plan.gradient)
     held = int(re.findall(r", (\d+)", plan.gradient.expression)[1]) * 16 // dtype.itemsize
     assert len(names(sass(plan.gradient.source, plan.gradient.expression))) / held <= most[scan is logarithm]
 
 
-@pytest.mark.parametrize("name", ["cumprod", "logcumsumexp"])
+@each_scan
+@pytest.mark.parametrize(("dtype", "most"), [(BF16, (34, 46)), (FP32, (53, 97))])
+def test_an_element_of_a_column_takes_few_instructions(scan, dtype, most):
+    """Of the loop over steps."""
+    plan = of_size(scan, 2**14, 2**14, dtype=dtype, dim=0)
+    rows = int(re.findall(r", (\d+)", plan.gradient.expression)[1])
+    assert len(loop_of_launch(plan.gradient)) / (rows * 16 // dtype.itemsize) <= most[scan is logarithm]
+
+
+@each_scan
 @pytest.mark.parametrize("sm", [90, 100, 120])
-def test_every_configuration_compiles(name, sm):
-    scan = {"cumprod": product, "logcumsumexp": logarithm}[name]
+def test_every_configuration_of_rows_compiles(scan, sm):
     for n in (512, 2**15):
-        found = list(gradient_vectors.candidates(sm, BF16, n))
-        assert gradient_vectors.heuristic(sm, BF16, n) in found
+        found = list(scan.gradient_rows.candidates(sm, BF16, n))
+        assert scan.gradient_rows.heuristic(sm, BF16, n) in found
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scan.configured.gradient_vectors, "trial", found[-1])
-        assert compile_cubin(gradient_vectors.SOURCE, plan_of(scan, 64, 2**15, BF16, sm).gradient.expression, sm)[0]
+        patch.setattr(scan.gradient_rows, "trial", found[-1])
+        plan = of_size(scan, 64, 2**15, dtype=BF16, dim=-1, sm=sm).gradient
+        assert compile_cubin(plan.source, plan.expression, sm)[0]
 
 
-def test_it_declines_what_it_cannot_take():
+@each_scan
+@pytest.mark.parametrize("sm", ARCHITECTURES)
+@pytest.mark.parametrize("dtype", [BF16, FP32])
+def test_every_kernel_of_columns_compiles_and_spills_nothing(scan, dtype, sm):
+    made = of_size(scan, 2**20, 64, dtype=dtype, dim=0, sm=sm, exclusive=True, reverse=True)
+    assert made.shape[1] > 1 and spills_nothing(made.totals, sm) and spills_nothing(made.gradient, sm)
+
+
+def test_rows_that_cannot_be_taken_are_declined():
     def why(x, sm=90):
-        with pytest.raises(Declined) as declined, compiling_for(sm, lambda *kernel: None):
-            product._vector_backward_plan(x, x, x, -1, False, False)
+        with pytest.raises(Declined) as declined:
+            planned(product, x, x, x, -1, sm)
         return str(declined.value)
 
     assert "16 bytes" in why(torch.ones(3, 12, dtype=BF16)) and "side by side" in why(torch.ones(8, 16)[:, ::2].T)
-    assert "16 bytes" in why(torch.ones(2 * 64 + 1, dtype=BF16)[1:].view(2, 64)) and "sm_90" in why(
-        torch.ones(2, 8), 80
-    )
+    assert "16 bytes" in why(torch.ones(2 * 64 + 1, dtype=BF16)[1:].view(2, 64))
+    assert "sm_90" in why(torch.ones(2, 8), 80)
+    assert "a cluster holds none" in why(torch.empty(1, 2**30, dtype=BF16, device="meta"))
 
 
 @pytest.mark.skipif(not INTERPRETING, reason="on a GPU `weft verify` runs it")
@@ -244,26 +381,26 @@ def test_it_declines_what_it_cannot_take():
 def test_what_parts_carry_is_finite_where_factors_overflow():
     totals, scales = torch.tensor([0.0, 0.0, 5.0, 7.0]), torch.tensor([3.4e38, -3.4e38, 2.0, 1.0])
     carry = torch.empty(4)
-    Plan(kernels.carry_parts, (1,), (1, 4), {"REVERSE": False, "BLOCK": 4}, 4)(totals, scales, carry)
+    kernels.carry_parts_launch(1, 1, 4, reverse=False)(totals, scales, carry)
     assert carry.tolist() == [0.0, 0.0, 0.0, 5.0]
 
 
-def test_the_public_functions_take_it_for_many_elements(monkeypatch):
-    taken = []
-    for scan in (product, logarithm):
-        monkeypatch.setattr(scan, "gradient", lambda *of: taken.append(of[-1]) or of[2])
-        for function in (scan.triton, scan.cuda, lambda x, dim, scan=scan: scan(x, dim, False, False)):
-            x = torch.ones(4, 64, requires_grad=True)
-            monkeypatch.setattr(scan, "run", lambda x, *of: x * 1)
-            monkeypatch.setattr(scan, "choose", lambda *of, scan=scan: Choice("triton", "", scan.triton_plans))
-            function(x, -1).sum().backward()
-        assert taken[-3:] == [scan.backward_plans, scan.vector_backward_plans, scan.public_backward_plans]
-    monkeypatch.setattr("weft.operators.scan.scan.INTERPRETING", False)
-    for shape, kind in (
-        ((64, 2**14), VectorsGradientPlan),
-        ((64, 2**13), GradientPlan),
-        ((2**7, 2**13 + 1), GradientPlan),
-    ):
-        x = torch.empty(*shape, dtype=BF16, device="meta")
-        with compiling_for(90, lambda *kernel: None):
-            assert type(product._public_backward_plan(x, x, x, -1, False, False)) is kind
+@pytest.mark.parametrize(
+    ("shape", "dim", "kernel"),
+    [
+        ((64, 2**14), -1, "cuda"),
+        ((64, 2**13), -1, "triton"),  # few elements
+        ((2**7, 2**13 + 1), -1, "triton"),  # rows that do not begin on 16 bytes
+        ((1, 2**30), -1, "triton"),  # a row of which no cluster holds a part
+        ((2**10, 2**10), 0, "cuda"),
+        ((2**10, 2**9), 0, "triton"),
+        ((2**10, 2**10 + 1), 0, "triton"),
+        ((8, 2**17), 0, "triton"),  # few rows
+    ],
+)
+def test_the_public_functions_take_them_for_many_elements(monkeypatch, shape, dim, kernel):
+    monkeypatch.setattr(dispatch, "INTERPRETING", False)
+    x = torch.empty(*shape, dtype=BF16, device="meta")
+    with compiling_for(90, lambda *kernel: None):
+        for name in ("cumprod", "logcumsumexp"):
+            assert ops.explain(name, x, dim, direction="backward").implementation == kernel

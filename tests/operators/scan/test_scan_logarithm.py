@@ -1,5 +1,5 @@
-"""Logarithms of running sums of exponentials without a GPU: ``scan.cu`` run on a CPU that plays its PTX (``ptx_on_cpu.hpp``)
-with the launches that Python computes; what it compiles to and declines."""
+"""Logarithms of running sums of exponentials without a GPU: ``scan.cu`` emulated on a CPU (``ptx_on_cpu.hpp``) with the
+launches that Python computes; what it compiles to and declines."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from scan_on_cpu import VALUES, further_off_than_a_logarithm
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from weft import ops  # noqa: E402
 from weft.bench.compile_check import resource_usage  # noqa: E402
 from weft.definition import ARCHITECTURES, SHARED_LIMIT, Declined  # noqa: E402
 from weft.operators.configs import Config  # noqa: E402
 from weft.operators.cuda import compile_cubin  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.scan import logarithm_vectors, vectors  # noqa: E402
+from weft.operators.scan import dispatch  # noqa: E402
+from weft.operators.scan.dispatch import FORWARD, RowsPlan  # noqa: E402
 from weft.operators.scan.logcumsumexp import scan  # noqa: E402
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -80,7 +82,7 @@ CASES = {
     "a ring, not finite": Case(NARROW, dtype=FP16, m=5, n=1024 * 2 + 8, values="not finite", reverse=True),
 }  # fmt: skip
 
-# Mistakes: a case that shows them, what stands in the kernel, what is written instead.
+# Mistakes: a case that shows them, what is in the kernel, what is written instead.
 MISTAKES = {
     "strips are never apart": ("far apart", "&& first < Op::LEAST &&", "&& false &&"),
     "the other end of a vector": ("low ends", "e[0][REVERSE ? COUNT - 1 : 0]", "e[0][0]"),
@@ -102,7 +104,7 @@ MISTAKES = {
     "an adder of other strips": ("a ring", "((s * ADDERS + adder) * VECTORS + v) * 32 + lane));\n          sum",
                                  "(s * ADDERS * VECTORS + v) * 32 + lane));\n          sum"),
     "groups of sums": ("a ring", "joined[i] = Op::of_lanes(joined[i]);", ";"),
-    "told too early": ("blocks", "phase_wait(told, 0);", ""),
+    "published too early": ("blocks", "phase_wait(told, 0);", ""),
     "a strip apart from its tile": ("a ring, far apart", "- at(0), lane, before);", "- at(0), lane, carry[entry]);"),
 }  # fmt: skip
 
@@ -124,9 +126,9 @@ class Rows:
         self.x.copy_(x)
         self.want = scan.reference(self.x.double(), -1, exclusive=case.exclusive, reverse=case.reverse)
         with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
-            patch.setattr(scan.configured.vectors, "trial", case.config)
-            patch.setattr(vectors, "multiprocessors", lambda device: 3)
-            made = scan._vector_plan(self.x, -1, case.exclusive, case.reverse, case.dtype)
+            patch.setattr(scan.rows, "trial", case.config)
+            patch.setattr(dispatch, "multiprocessors", lambda device: 3)
+            made = FORWARD.kernel("cuda").of((self.x,), scan, -1, case.exclusive, case.reverse, case.dtype)
         assert bool(made.words) == ("TEAMS" in case.config)
         self.plan, self.words = made.launch, made.words
 
@@ -150,29 +152,29 @@ class Rows:
 
 
 @pytest.fixture(scope="module")
-def play(tmp_path_factory):
+def emulate(tmp_path_factory):
     """Runs a case, or one of ``MISTAKES``, and returns what is wrong with its result."""
-    text = cuda_as_cpp.whole(vectors.SOURCE)
-    return player_of_cases(tmp_path_factory.mktemp("played"), text, Rows, CASES, MISTAKES)
+    text = cuda_as_cpp.whole(dispatch.FOLDER / "scan.cu")
+    return player_of_cases(tmp_path_factory.mktemp("emulated"), text, Rows, CASES, MISTAKES)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_it_is_right(play, name):
-    assert [play(name, seed=seed) for seed in range(3)] == [""] * 3
+def test_it_is_right(emulate, name):
+    assert [emulate(name, seed=seed) for seed in range(3)] == [""] * 3
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_noticed(play, mistake):
-    assert any(play(MISTAKES[mistake][0], mistake, seed) for seed in range(8))
+def test_a_mistake_is_noticed(emulate, mistake):
+    assert any(emulate(MISTAKES[mistake][0], mistake, seed) for seed in range(8))
 
 
 # ---- what it holds, costs and declines -----------------------------------------------------------------------------------
 
 
-def plan_of(m: int, n: int, dtype: torch.dtype, sm: int = 90, **how: bool) -> vectors.VectorsPlan:
+def plan_of(m: int, n: int, dtype: torch.dtype, sm: int = 90, *, exclusive: bool = False) -> RowsPlan:
     x = torch.empty(m, n, dtype=dtype, device="meta")
     with compiling_for(sm, lambda *kernel: None):
-        return scan._vector_plan(x, -1, how.get("exclusive", False), how.get("reverse", False), dtype)
+        return FORWARD.kernel("cuda").of((x,), scan, -1, exclusive, False, dtype)
 
 
 @pytest.mark.parametrize(("dtype", "most"), [(BF16, (25, 2.6)), (FP32, (45, 3.0))], ids=["bf16", "fp32"])
@@ -192,13 +194,13 @@ def test_an_element_takes_few_instructions(n, dtype, most):
 @pytest.mark.parametrize("dtype", [BF16, FP32])
 def test_every_configuration_fits_and_spills_nothing(sm, dtype):
     for e in range(3, 21):
-        for c in logarithm_vectors.candidates(sm, dtype, 2**e):
+        for c in scan.rows.candidates(sm, dtype, 2**e):
             if "TEAMS" in c:
-                assert vectors.warps_of_ring(c) * c["PER_SM"] <= 32 and c["LOADS"] <= c["SLOTS"] >= c["TEAMS"]
-                assert vectors.shared_bytes(c) * c["PER_SM"] <= SHARED_LIMIT[sm] + vectors.SYSTEM
+                assert dispatch.warps_of_ring(c) * c["PER_SM"] <= 32 and c["LOADS"] <= c["SLOTS"] >= c["TEAMS"]
+                assert dispatch.shared_bytes(c) * c["PER_SM"] <= SHARED_LIMIT[sm] + dispatch.SYSTEM
     with pytest.MonkeyPatch.context() as patch:
         for n in (2**14, 2**20)[: 1 + (sm >= 90)]:
-            patch.setattr(scan.configured.vectors, "trial", logarithm_vectors.heuristic(sm, dtype, n))
+            patch.setattr(scan.rows, "trial", scan.rows.heuristic(sm, dtype, n))
             plan = plan_of(2**22 // n, n, dtype, sm, exclusive=True).launch
             assert resource_usage(compile_cubin(plan.source, plan.expression, sm)[0])["STACK"] == 0
 
@@ -206,14 +208,19 @@ def test_every_configuration_fits_and_spills_nothing(sm, dtype):
 def test_it_declines_what_it_cannot_take():
     def why(x: torch.Tensor, sm: int = 90) -> str:
         with pytest.raises(Declined) as declined, compiling_for(sm, lambda *kernel: None):
-            scan._vector_plan(x, -1, False, False, x.dtype)
+            FORWARD.kernel("cuda").of((x,), scan, -1, False, False, x.dtype)
         return str(declined.value)
 
     assert "16 bytes" in why(torch.empty(4, 1001, device="meta")) and "sm_90" in why(torch.empty(1, 2**15), 80)
 
 
 def test_the_public_function_takes_it(monkeypatch):
+    monkeypatch.setattr(dispatch, "INTERPRETING", False)
     x = torch.empty(2**6, 2**14, device="meta")
-    monkeypatch.setattr("weft.operators.scan.scan.on_gpu", lambda x: True)
-    monkeypatch.setattr("weft.operators.scan.scan.INTERPRETING", False)
-    assert scan.choose(x).implementation == scan.choose(x, 0).implementation == "cuda"
+    with compiling_for(90, lambda *kernel: None):
+        chosen = {
+            ops.explain("logcumsumexp", x, dim, direction=direction).implementation
+            for dim in (0, 1)
+            for direction in ("forward", "backward")
+        }
+    assert chosen == {"cuda"}

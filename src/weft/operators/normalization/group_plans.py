@@ -12,11 +12,11 @@ from torch import Tensor
 
 from weft.definition import Declined
 from weft.operators import partial_sums
+from weft.operators.axis_view import collapsed
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.launch import INTERPRETING, Plan, Plans, multiprocessors
 from weft.operators.normalization.group_kernels import held_gradients, held_groups
 from weft.operators.normalization.group_parts import streamed_gradients, streamed_groups
-from weft.operators.axis_view import collapsed
 from weft.operators.row_programs import row_tiles
 
 HELD = 512 if INTERPRETING else 32768  # elements of a tile that one program holds in registers

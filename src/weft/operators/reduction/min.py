@@ -28,7 +28,7 @@ implement(reduction, min)
 
 @min.function
 def min_function(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """Smallest value over one dimension, or over all. Arguments, errors and gradient are those of ``weft.ops.max``.
+    """Smallest value over one dimension, or over all; its gradient is that of ``weft.ops.max``.
 
     Args:
         x: any shape; float32, float16 or bfloat16.
@@ -37,5 +37,9 @@ def min_function(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Te
 
     Returns:
         A tensor of x's dtype: values alone, as ``torch.amin``. NaN where there is any.
+
+    Raises:
+        TypeError: x is not a tensor of those dtypes, dim not an int, or keepdim not a bool.
+        ValueError: dim is out of range, or there is nothing along it.
     """
     return reduce(reduction, x, dim, keepdim)

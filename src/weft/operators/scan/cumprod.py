@@ -8,11 +8,20 @@ import torch
 from torch import Tensor
 
 from weft.definition import Mutant, Operator, Tolerance, Workload, workload
-from weft.operators.scan.definition import define, inputs
-from weft.operators.scan.plans import PRODUCT
-from weft.operators.scan.scan import Scan
+from weft.operators.scan import kernels
+from weft.operators.scan.dispatch import ColumnsKernel, RowsKernel, Scan
+from weft.operators.scan.kernels import Formula
+from weft.operators.scan.scan import define, implement, inputs, scan_along
 
-scan = Scan("cumprod", torch.cumprod, PRODUCT, log=False, wide_in_autocast=True)
+scan = Scan(
+    "cumprod",
+    torch.cumprod,
+    Formula("cumprod", kernels.running_product, kernels.total_product, kernels.times, 1.0, scaled=True),
+    RowsKernel("Product"),
+    ColumnsKernel("columns.cu", "scan_columns<{}, Product"),
+    log=False,
+    wide_in_autocast=True,
+)
 
 
 def near_one(w: Workload, g: Any, device: str) -> dict[str, Any]:
@@ -61,7 +70,7 @@ cumprod = Operator(
     )
 )
 # PyTorch before 2.13 traces the gradient as a loop over all N factors: compiling it does not end
-scan.implement(cumprod, compiled=() if torch.__version__ >= "2.13" else ("forward",))
+implement(scan, cumprod, compiled=() if torch.__version__ >= "2.13" else ("forward",))
 
 
 @cumprod.function
@@ -85,4 +94,4 @@ def cumprod_function(x: Tensor, dim: int = -1, *, exclusive: bool = False, rever
     The gradient divides by nothing, so factors of 0 are exact and cost nothing, and it never waits for the GPU. A NaN in x
     makes NaN of the gradients it takes part in; PyTorch, which divides, of all in its row.
     """
-    return scan(x, dim, exclusive, reverse)
+    return scan_along(scan, x, dim, exclusive, reverse)

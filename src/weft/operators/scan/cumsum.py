@@ -8,11 +8,20 @@ import torch
 from torch import Tensor
 
 from weft.definition import Mutant, Operator, Tolerance
-from weft.operators.scan.definition import define
-from weft.operators.scan.plans import SUM
-from weft.operators.scan.scan import Scan
+from weft.operators.scan import kernels
+from weft.operators.scan.dispatch import ColumnsKernel, RowsKernel, Scan
+from weft.operators.scan.kernels import Formula
+from weft.operators.scan.scan import define, implement, scan_along
 
-scan = Scan("cumsum", torch.cumsum, SUM, log=None, wide_in_autocast=True)
+scan = Scan(
+    "cumsum",
+    torch.cumsum,
+    Formula("cumsum", kernels.running_sum, kernels.total_sum, kernels.plus, 0.0),
+    RowsKernel("Sum"),
+    ColumnsKernel("columns.cu", "scan_columns<{}, Sum"),
+    log=None,
+    wide_in_autocast=True,
+)
 
 
 def _squares(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -20,13 +29,13 @@ def _squares(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _forward_scale(arguments: dict[str, Any], _: Any) -> list[Tensor]:
-    """What the rounding of a running sum is relative to: terms may cancel, their squares do not."""
+    """The size that the rounding of a running sum is relative to: terms may cancel, their squares do not."""
     return [scan.reference(**_squares(arguments)).sqrt()]
 
 
 def _backward_scale(arguments: dict[str, Any], gradients: list[Tensor]) -> list[Tensor]:
-    turned = {**arguments, "x": gradients[0], "reverse": not arguments["reverse"]}
-    return [scan.reference(**_squares(turned)).sqrt()]
+    reversed_scan = {**arguments, "x": gradients[0], "reverse": not arguments["reverse"]}
+    return [scan.reference(**_squares(reversed_scan)).sqrt()]
 
 
 def _rounded(x: Tensor, dim: int = -1, exclusive: bool = False, reverse: bool = False) -> Tensor:
@@ -46,10 +55,10 @@ cumsum = Operator(
             "backward": Tolerance(scale=_backward_scale, terms=lambda w: 256),
         },
         wrong=[Mutant("rounded terms", _rounded)],
-        gradient_wrong=[Mutant("not turned", lambda dy, x, **how: (scan.reference(dy, **how),), "backward")],
+        gradient_wrong=[Mutant("not reversed", lambda dy, x, **how: (scan.reference(dy, **how),), "backward")],
     )
 )
-scan.implement(cumsum)
+implement(scan, cumsum)
 
 
 @cumsum.function
@@ -72,4 +81,4 @@ def cumsum_function(x: Tensor, dim: int = -1, *, exclusive: bool = False, revers
 
     The gradient is a running sum from the other end. Source: decoupled look-back, Merrill & Garland 2016, with a fixed order.
     """
-    return scan(x, dim, exclusive, reverse)
+    return scan_along(scan, x, dim, exclusive, reverse)

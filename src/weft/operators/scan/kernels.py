@@ -1,16 +1,24 @@
-"""The Triton kernels of all scans, over a view [M, N, K] of a tensor along N.
+"""The Triton kernels of all scans over a view [M, N, K] of a tensor along N, and their launches.
 
-M is whatever lies before the scanned axis, K what lies after it. ``scan_tiles`` walks along N with a carry and serves every
-view; ``scan_long_rows`` scans rows that are long and few in one pass over memory, by decoupled look-back. An exclusive
-scan is an inclusive one of the input shifted by one element, and a reversed one runs from the end.
+M is what lies before the scanned axis, K what lies after it. ``scan_tiles`` walks along N with a carry and takes every view;
+``scan_long_rows`` scans rows that are long and few in one pass over memory, by decoupled look-back. An exclusive scan is an
+inclusive one of the input shifted by one element, and a reversed one runs from the end.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from weft.operators.reduction.kernels import known_strides, larger, place
+from weft.operators.axis_view import AxisView
+from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.launch import INTERPRETING, Plan, multiprocessors
+from weft.operators.reduction.kernels import known_strides, larger, tile_of_program
 
 # ---- formulas: SCAN along axis 1, TOTAL of axis 1, JOIN of two results -----------------------------------------------
 
@@ -100,11 +108,11 @@ def power_of_two(exponent):
 
 @triton.jit
 def offsets(REACH: tl.constexpr, REVERSE: tl.constexpr, VECTOR: tl.constexpr):
-    """Where the elements of a tile lie along N, in the order of the scan, [1, REACH, 1].
+    """The offsets of a tile's elements along N, in the order of the scan, [1, REACH, 1].
 
-    Backwards along a dense axis the VECTORs of one access run backwards, [1, REACH / VECTOR, VECTOR], and their elements
-    forwards until ``in_order`` turns them, which only renames registers. Triton's own reversed scan turns a tile by ten
-    shuffles an element, and addresses that fall one by one make accesses of one element.
+    A reversed scan along a dense axis takes its 16-byte accesses backwards, [1, REACH / VECTOR, VECTOR], and their elements
+    forwards until ``in_order`` reverses them, which only renames registers. Triton's own reversed scan costs ten shuffles an
+    element, and descending addresses make accesses of one element.
     """
     if VECTOR > 1:
         vector = REACH // VECTOR - 1 - tl.arange(0, REACH // VECTOR)[None, :, None]
@@ -126,7 +134,7 @@ def in_order(tile, ROWS: tl.constexpr, REACH: tl.constexpr, VECTOR: tl.constexpr
 
 @triton.jit
 def in_memory(tile, ROWS: tl.constexpr, REACH: tl.constexpr, VECTOR: tl.constexpr):
-    """And back."""
+    """The inverse of ``in_order``."""
     if VECTOR > 1:
         return tl.flip(tl.reshape(tile, [ROWS, REACH // VECTOR, VECTOR]), 2)
     else:
@@ -152,7 +160,7 @@ def scan_tiles(
     """
     N, K, x_m, x_n, x_k = known_strides(N, K, x_m, x_n, x_k, UNIT, DENSE)
     _, _, y_m, y_n, y_k = known_strides(N, K, y_m, y_n, y_k, UNIT, DENSE)
-    row, part, col = place(K, PARTS, ROWS, COLS)
+    row, part, col = tile_of_program(K, PARTS, ROWS, COLS)
     m = tl.arange(0, ROWS)[:, None, None]
     n = offsets(REACH, REVERSE, VECTOR)
     k = tl.arange(0, COLS)[None, None, :]
@@ -169,7 +177,7 @@ def scan_tiles(
     m2 = tl.arange(0, ROWS)[:, None]
     k2 = tl.arange(0, COLS)[None, :]
     carry = tl.full([ROWS, COLS], NEUTRAL, tl.float32)
-    beside = ((row + m2) * PARTS + part) * K + col + k2  # this program's place in [M, PARTS, K]
+    beside = ((row + m2) * PARTS + part) * K + col + k2  # this program's element of [M, PARTS, K]
     in_beside = (m2 < M - row) & (k2 < K - col)
     if CARRIED:
         carry = tl.load(carry_ptr + beside, mask=in_beside, other=NEUTRAL)
@@ -219,7 +227,7 @@ def shifted_load(ptr, lane, at, n, stride, N, there, NEUTRAL: tl.constexpr, SHIF
 
 @triton.jit
 def packed(value):
-    """A word that says that the value is there, and the value: both come with one load."""
+    """A word of a flag and a value, so that one load brings both."""
     return (value.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF) | (1 << 32)
 
 
@@ -229,17 +237,17 @@ def unpacked(word):
 
 
 @triton.jit
-def asked(words_ptr, COUNT, GROUP: tl.constexpr):
-    """The first COUNT of GROUP words, each there or not yet; what stands for the others is there."""
+def poll(words_ptr, COUNT, GROUP: tl.constexpr):
+    """The first COUNT of GROUP words, each published or not yet; the others count as published."""
     j = tl.arange(0, GROUP)
     return tl.load(words_ptr + j, mask=j < COUNT, other=1 << 32, volatile=True)
 
 
 @triton.jit
-def joined(words, words_ptr, COUNT, TOTAL: tl.constexpr, NEUTRAL: tl.constexpr, GROUP: tl.constexpr):
-    """The values of the first COUNT words as one tree, once all are there."""
+def total_of(words, words_ptr, COUNT, TOTAL: tl.constexpr, NEUTRAL: tl.constexpr, GROUP: tl.constexpr):
+    """The total of the first COUNT words, joined as a tree once all are published."""
     while tl.min(words >> 32, axis=0) == 0:
-        words = asked(words_ptr, COUNT, GROUP)
+        words = poll(words_ptr, COUNT, GROUP)
     values = tl.where(tl.arange(0, GROUP) < COUNT, unpacked(words), NEUTRAL)
     return tl.sum(tl.reshape(TOTAL(tl.reshape(values, [1, GROUP, 1])), [1]), axis=0)
 
@@ -252,14 +260,15 @@ def scan_long_rows(
 ):  # fmt: skip
     """The same for rows [M, N] in one pass over memory: each program scans one tile and looks back for what comes before.
 
-    Decoupled look-back (Merrill & Garland 2016), with one change: theirs adds whatever predecessors happen to have
-    published, so its rounding depends on timing. Here GROUP tiles form a group and GROUP groups a stretch, and a tile always
+    Decoupled look-back (Merrill & Garland 2016), with one change: theirs adds what predecessors have published so far, so its
+    rounding depends on timing. Here GROUP tiles form a group and GROUP groups a stretch, and a tile always
     adds the totals of the tiles before it in its group, as one tree, to those of the groups before that in its stretch, to what
     comes before the stretch: the same bits every time. The chain from stretch to stretch is GROUP² times shorter than from
     tile to tile.
 
-    state, zeroed int64: [0] counts programs, whose order is that of their start, so that whoever is waited for runs already;
-    then, of each row, a word for each tile's and each group's total and one for what comes before each stretch (``packed``).
+    state, zeroed int64: [0] counts programs in the order in which they start, so that a program waits only for others that
+    have started; then, of each row, a word for the total of each tile and of each group, and one for what comes before each
+    stretch (``packed``).
     """
     groups = tl.cdiv(TILES, GROUP)
     ticket = tl.atomic_add(state_ptr, 1, sem="relaxed").to(tl.int32)
@@ -271,28 +280,28 @@ def scan_long_rows(
     y_ptr += row * y_m
     x = shifted_load(x_ptr, n.to(tl.int64) * x_n, at, n, x_n, N, n >= 0, NEUTRAL, SHIFT)
     x = in_order(x, 1, BLOCK, VECTOR)
-    group, place = i // GROUP, i % GROUP
-    stretch, group_place = group // GROUP, group % GROUP
+    group, rank = i // GROUP, i % GROUP
+    stretch, group_rank = group // GROUP, group % GROUP
     totals_ptr = state_ptr + 1 + row * (TILES + groups + tl.cdiv(groups, GROUP))
     groups_ptr = totals_ptr + TILES
     prefix_ptr = groups_ptr + groups + stretch
     totals_ptr += group * GROUP
     groups_ptr += stretch * GROUP
     total = tl.sum(tl.reshape(TOTAL(x), [1]), axis=0)  # of one row: the total itself
-    tl.atomic_xchg(totals_ptr + place, packed(total), sem="relaxed")
-    near = asked(totals_ptr, place, GROUP)
-    far = asked(groups_ptr, group_place, GROUP)
+    tl.atomic_xchg(totals_ptr + rank, packed(total), sem="relaxed")
+    near = poll(totals_ptr, rank, GROUP)
+    far = poll(groups_ptr, group_rank, GROUP)
     y = SCAN(x)
-    prefix = joined(near, totals_ptr, place, TOTAL, NEUTRAL, GROUP)
-    if place == GROUP - 1:
-        tl.atomic_xchg(groups_ptr + group_place, packed(JOIN(prefix, total)), sem="relaxed")
-    prefix = JOIN(joined(far, groups_ptr, group_place, TOTAL, NEUTRAL, GROUP), prefix)
+    prefix = total_of(near, totals_ptr, rank, TOTAL, NEUTRAL, GROUP)
+    if rank == GROUP - 1:
+        tl.atomic_xchg(groups_ptr + group_rank, packed(JOIN(prefix, total)), sem="relaxed")
+    prefix = JOIN(total_of(far, groups_ptr, group_rank, TOTAL, NEUTRAL, GROUP), prefix)
     if stretch > 0:
         word = tl.load(prefix_ptr, volatile=True)
         while word == 0:
             word = tl.load(prefix_ptr, volatile=True)
         prefix = JOIN(unpacked(word), prefix)
-    if (place == GROUP - 1) & (group_place == GROUP - 1) & (i + 1 < TILES):
+    if (rank == GROUP - 1) & (group_rank == GROUP - 1) & (i + 1 < TILES):
         tl.atomic_xchg(prefix_ptr + 1, packed(JOIN(prefix, total)), sem="relaxed")
     y = in_memory(JOIN(prefix, y), 1, BLOCK, VECTOR)
     tl.store(y_ptr + at * y_n + n.to(tl.int64) * y_n, y.to(y_ptr.dtype.element_ty), mask=n < N - at)
@@ -315,7 +324,7 @@ def then_finite(a, b, c, d):
 
 
 @triton.jit
-def look(ptr, lane, stride, at, n, N, there, OTHER: tl.constexpr):
+def load_or(ptr, lane, stride, at, n, N, there, OTHER: tl.constexpr):
     """Element at + n, OTHER where there is none."""
     inside = there & (at + n >= 0) & (n < N - at)
     return tl.load(ptr + at * stride + lane, mask=inside, other=OTHER, eviction_policy="evict_last").to(tl.float32)
@@ -339,7 +348,7 @@ def gradient_tiles(
     (SHIFT = 1) take dy, and y, one element on.
     """
     STEP: tl.constexpr = 1 if REVERSE else -1  # towards the end that the recurrence starts from
-    row, part, col = place(K, PARTS, ROWS, COLS)
+    row, part, col = tile_of_program(K, PARTS, ROWS, COLS)
     m = tl.arange(0, ROWS)[:, None, None]
     n = offsets(REACH, REVERSE, VECTOR)
     k = tl.arange(0, COLS)[None, None, :]
@@ -368,13 +377,13 @@ def gradient_tiles(
     last = tl.arange(0, REACH)[None, :, None] == REACH - 1
     for _ in range(0, tiles):
         inside = there & (n < N - at)
-        b = look(dy_ptr, dy_lane, dy_n, at + STEP * SHIFT, n, N, inside, 0.0)
+        b = load_or(dy_ptr, dy_lane, dy_n, at + STEP * SHIFT, n, N, inside, 0.0)
         if LOG:
-            near = look(y_ptr, y_lane, y_n, at + STEP * SHIFT, n, N, inside, float("inf"))
-            far = look(y_ptr, y_lane, y_n, at + STEP * (SHIFT + 1), n, N, inside, float("inf"))
+            near = load_or(y_ptr, y_lane, y_n, at + STEP * SHIFT, n, N, inside, float("inf"))
+            far = load_or(y_ptr, y_lane, y_n, at + STEP * (SHIFT + 1), n, N, inside, float("inf"))
             a = tl.where(near == far, 1.0, tl.exp(near - far))
         else:
-            a = look(x_ptr, x_lane, x_n, at + STEP, n, N, inside, 1.0)
+            a = load_or(x_ptr, x_lane, x_n, at + STEP, n, N, inside, 1.0)
         a = tl.where(inside, a, 1.0)
         a, b = in_order(a, ROWS, REACH, VECTOR), in_order(b, ROWS, REACH, VECTOR)
         a, b = tl.associative_scan((a, b), 1, then)
@@ -384,10 +393,10 @@ def gradient_tiles(
         if not TOTALS:
             r = in_memory(r, ROWS, REACH, VECTOR)
             if LOG:
-                x = look(x_ptr, x_lane, x_n, at, n, N, inside, 0.0)
+                x = load_or(x_ptr, x_lane, x_n, at, n, N, inside, 0.0)
                 dx = tl.exp(x - near) * r
             else:
-                dx = look(y_ptr, y_lane, y_n, at + STEP * (SHIFT - 1), n, N, inside, 1.0) * r
+                dx = load_or(y_ptr, y_lane, y_n, at + STEP * (SHIFT - 1), n, N, inside, 1.0) * r
             tl.store(dx_ptr + at * dx_n + dx_lane, dx.to(dx_ptr.dtype.element_ty), mask=inside)
         carry = following
         at += -REACH if REVERSE else REACH
@@ -428,3 +437,225 @@ def carry_parts(total_ptr, scale_ptr, carry_ptr, K, PARTS, REVERSE: tl.constexpr
     a = tl.load(scale_ptr + at, mask=inside, other=1.0)  # finite
     a, b = tl.associative_scan((a, b), 0, then_finite, reverse=REVERSE)
     tl.store(carry_ptr + (lane // K * PARTS + p) * K + lane % K, b, mask=p < PARTS)
+
+
+# ---- what a scan computes, and its configurations --------------------------------------------------------------------
+
+MOST_PARTS = 1024
+LONGEST = 2**16  # extents beyond are configured alike
+
+
+def rows_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
+    """Whole rows in one tile: about 16 elements a thread."""
+    tile = max(2048, n)
+    return {"TILE": tile, "num_warps": min(max(tile // 512, 4), 16)}
+
+
+def rows_candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
+    every = grid_of({"TILE": (512, 1024, 2048, 4096, 8192, 16384), "num_warps": (1, 2, 4, 8, 16, 32)})
+    return [c for c in every if 4 <= c["TILE"] // (32 * c["num_warps"]) <= 32 and n <= c["TILE"] <= max(n, 4096)]
+
+
+def columns_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
+    return {"TILE": 2048, "WIDTH": 32 if dtype == torch.float32 else 64, "num_warps": 4}
+
+
+def columns_candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
+    every = grid_of({"TILE": (1024, 2048, 4096, 8192), "WIDTH": (16, 32, 64, 128, 256), "num_warps": (1, 2, 4, 8)})
+    return [c for c in every if 8 <= c["TILE"] // (32 * c["num_warps"]) <= 32]
+
+
+def long_heuristic(sm: int, dtype: torch.dtype) -> Config:
+    return {"BLOCK": 8192, "GROUP": 64, "num_warps": 8}
+
+
+def long_candidates(sm: int, dtype: torch.dtype) -> Any:
+    every = grid_of({"BLOCK": (2048, 4096, 8192, 16384), "GROUP": (32, 64, 128), "num_warps": (4, 8, 16)})
+    return [c for c in every if 8 <= c["BLOCK"] // (32 * c["num_warps"]) <= 32]
+
+
+def gradient_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
+    return {"TILE": 1024, "WIDTH": 64, "num_warps": 4}
+
+
+def gradient_candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
+    every = grid_of({"TILE": (1024, 2048, 4096), "WIDTH": (16, 32, 64, 128), "num_warps": (2, 4, 8)})
+    return [c for c in every if 4 <= c["TILE"] // (32 * c["num_warps"]) <= 16]
+
+
+class Formula:
+    """What a scan computes, with the configurations of its kernels: registers and arithmetic differ by formula.
+
+    Args:
+        name: of the operator.
+        scan, total, join: Triton functions: of a tile along its axis 1 all results, and the last one; of two results.
+        neutral: what joins without effect.
+        scaled: totals of parts are products beside powers of two.
+    """
+
+    def __init__(self, name: str, scan: Any, total: Any, join: Any, neutral: float, *, scaled: bool = False):
+        self.constants = {"SCAN": scan, "TOTAL": total, "JOIN": join, "NEUTRAL": neutral}
+        self.neutral, self.scaled = neutral, scaled
+        self.rows = Configurations(__file__, f"{name}_rows", rows_heuristic, rows_candidates)
+        self.columns = Configurations(__file__, f"{name}_columns", columns_heuristic, columns_candidates)
+        self.long_rows = Configurations(__file__, f"{name}_long_rows", long_heuristic, long_candidates)
+        self.gradient = Configurations(__file__, f"{name}_gradient", gradient_heuristic, gradient_candidates)
+
+
+class Tiling:
+    """Tiles [rows, reach, cols] that walk along N, of which each program takes ``chunk``.
+
+    Args:
+        cut: N may be cut into parts, so that there are programs enough.
+    """
+
+    def __init__(self, v: AxisView, config: Config, device: torch.device, *, cut: bool):
+        most = min(config["TILE"], 256) if INTERPRETING else config["TILE"]
+        cols = min(bucket(v.K), config.get("WIDTH", 1), most)
+        reach = min(bucket(v.N), most // cols)
+        rows = min(most // (cols * reach), bucket(v.M)) if reach >= v.N else 1
+        whole = triton.cdiv(v.N, reach) * reach
+        blocks = triton.cdiv(v.M, rows) * triton.cdiv(v.K, cols)
+        few = cut and blocks < multiprocessors(device)
+        parts = min(4 * multiprocessors(device) // blocks, whole // (4 * reach), MOST_PARTS) if few else 1
+        self.reach, self.chunk = reach, triton.cdiv(triton.cdiv(v.N, max(parts, 1)), reach) * reach
+        self.parts, self.num_warps = triton.cdiv(v.N, self.chunk), config["num_warps"]
+        self.grid = (blocks * self.parts,)
+        self.constants = {"ROWS": rows, "REACH": reach, "COLS": cols, "CHUNK": self.chunk}
+
+
+def vector(v: AxisView, x: Tensor, reach: int, reverse: bool) -> int:
+    """Elements of an access that a tile has to reverse (``offsets``); 1 where it has none to reverse."""
+    most = 2 if INTERPRETING else 16 // x.element_size()
+    return min(most, reach) if reverse and v.K == 1 and v.n == 1 else 1
+
+
+# ---- launches --------------------------------------------------------------------------------------------------------
+
+
+def carry_products_launch(v: AxisView, parts: int, reverse: bool = False) -> Plan:
+    """From the totals of so many parts of each column of [M, N, K], beside powers of two, to the products before them.
+    Args: reverse: parts count from the other end of N than the scan."""
+    tile = {"REVERSE": reverse, "BLOCK": bucket(parts)}
+    return Plan(carry_products, (v.M * v.K,), (v.K, parts, v.M * v.K), tile, 4)
+
+
+def carry_parts_launch(lanes: int, k: int, parts: int, *, reverse: bool) -> Plan:
+    """From the totals and scales of parts of a recurrence to the values before them, of ``lanes`` rows or columns."""
+    return Plan(carry_parts, (lanes,), (k, parts), {"REVERSE": reverse, "BLOCK": bucket(parts)}, 4)
+
+
+class TilesPlan:
+    """A scan by tiles that walk: call with ``(x, y)``. One launch, or three where M and K alone give too few programs: the
+    totals of each part of N, their scan, and the scan of the parts, which reads x a second time.
+
+    Args:
+        shift: 1 for an exclusive scan.
+    """
+
+    def __init__(
+        self, v: AxisView, y: AxisView, config: Config, x: Tensor, formula: Formula, shift: int, reverse: bool,
+        *, cut: bool = True,
+    ):  # fmt: skip
+        t = Tiling(v, config, x.device, cut=cut)
+        scalars = (v.M, v.N, v.K, t.parts, v.m, v.n, v.k, y.m, y.n, y.k)
+
+        def launch(*, totals: bool = False, carried: bool = False) -> Plan:
+            constants = {
+                **formula.constants,
+                "REVERSE": reverse,
+                "SHIFT": -shift if reverse else shift,
+                "TOTALS": totals,
+                "CARRIED": carried,
+                **t.constants,
+                "ONCE": t.chunk == t.reach,
+                "VECTOR": vector(v, x, t.reach, reverse),
+                "UNIT": v.unit(y),
+                "DENSE": v.dense_axis,
+                "SCALED": totals and formula.scaled,
+            }
+            return Plan(scan_tiles, t.grid, scalars, constants, t.num_warps)
+
+        self.size, self.scaled = v.M * t.parts * v.K, formula.scaled
+        self.scan = launch(carried=t.parts > 1)
+        self.totals: Plan | None = None
+        self.carries: TilesPlan | Plan | None = None
+        if t.parts > 1:
+            self.totals = launch(totals=True)
+            if self.scaled:
+                self.carries = carry_products_launch(v, t.parts, reverse)
+            else:
+                between = AxisView(v.M, t.parts, v.K, t.parts * v.K, v.K, 1)
+                self.carries = TilesPlan(between, between, config, x, formula, 1, reverse, cut=False)
+
+    def __call__(self, x: Tensor, y: Tensor) -> None:
+        carry = x
+        if self.totals is not None and self.carries is not None:
+            carry, *_ = between = torch.empty((2 + self.scaled, self.size), dtype=torch.float32, device=x.device)
+            self.totals(x, between[1:], y)
+            self.carries(between[1:], carry)
+        self.scan(x, carry, y)
+
+
+class LongRowsPlan:
+    """A scan of long rows in one pass, by look-back: call with ``(x, y)``."""
+
+    def __init__(self, v: AxisView, y: AxisView, x: Tensor, formula: Formula, shift: int, reverse: bool):
+        config = formula.long_rows(x.device, x.dtype)
+        block, group = (64, 4) if INTERPRETING else (config["BLOCK"], config["GROUP"])
+        tiles = triton.cdiv(v.N, block)
+        self.words = 1 + v.M * (tiles + triton.cdiv(tiles, group) + triton.cdiv(tiles, group**2))
+        constants = {
+            **formula.constants,
+            "REVERSE": reverse,
+            "SHIFT": -shift if reverse else shift,
+            "BLOCK": block,
+            "GROUP": group,
+            "VECTOR": vector(v, x, block, reverse),
+        }
+        scalars = (v.N, tiles, v.m, v.n, y.m, y.n)
+        self.launch = Plan(scan_long_rows, (v.M * tiles,), scalars, constants, config["num_warps"])
+
+    def __call__(self, x: Tensor, y: Tensor) -> None:
+        self.launch(x, torch.zeros(self.words, dtype=torch.int64, device=x.device), y)
+
+
+class GradientPlan:
+    """The gradient of a running product or logsumexp: call with ``(x, y, dy, dx)``. One launch, or three as ``TilesPlan``.
+
+    Args:
+        reverse: of the scan; the recurrence runs the other way.
+    """
+
+    def __init__(
+        self, views: Sequence[AxisView], x: Tensor, formula: Formula, *, log: bool, exclusive: bool, reverse: bool
+    ):  # fmt: skip
+        v = views[0]
+        t = Tiling(v, formula.gradient(x.device, x.dtype, min(bucket(v.N), LONGEST)), x.device, cut=True)
+        self.parts, self.lanes = t.parts, v.M * v.K
+        scalars = (v.M, v.N, v.K, t.parts, *(s for view in views for s in (view.m, view.n, view.k)))
+
+        def launch(*, totals: bool = False, carried: bool = False) -> Plan:
+            constants = {
+                "LOG": log,
+                "REVERSE": not reverse,
+                "SHIFT": int(exclusive),
+                "TOTALS": totals,
+                "CARRIED": carried,
+                **t.constants,
+                "VECTOR": vector(v, x, t.reach, not reverse),
+            }
+            return Plan(gradient_tiles, t.grid, scalars, constants, t.num_warps)
+
+        self.gradient = launch(carried=t.parts > 1)
+        self.totals = launch(totals=True)
+        self.carries = carry_parts_launch(self.lanes, v.K, t.parts, reverse=not reverse)
+
+    def __call__(self, x: Tensor, y: Tensor, dy: Tensor, dx: Tensor) -> None:
+        carry = x
+        if self.parts > 1:
+            every = torch.empty((3, self.lanes * self.parts), dtype=torch.float32, device=x.device)
+            totals, scales, carry = every.unbind(0)
+            self.totals(x, y, dy, totals, scales, dx)
+            self.carries(totals, scales, carry)
+        self.gradient(x, y, dy, carry, carry, dx)

@@ -8,11 +8,24 @@ import torch
 from torch import Tensor
 
 from weft.definition import Mutant, Operator, Tolerance
-from weft.operators.scan.definition import define
-from weft.operators.scan.plans import LOGSUMEXP
-from weft.operators.scan.scan import Scan
+from weft.operators.scan import kernels
+from weft.operators.scan.dispatch import ColumnsKernel, RowsKernel, Scan
+from weft.operators.scan.kernels import Formula
+from weft.operators.scan.scan import define, implement, scan_along
 
-scan = Scan("logcumsumexp", torch.logcumsumexp, LOGSUMEXP, log=True)
+# TEAMS, WARPS, VECTORS, ADDERS, PER_SM, as dispatch.RINGS; adders take exponentials, so there are more of them.
+RINGS = ((2, 8, 4, 8, 1), (3, 8, 4, 4, 1), (1, 16, 4, 4, 1))
+WIDE = (2, 8, 8, 4, 1)  # of float32, whose exponentials take no more room than the elements
+
+scan = Scan(
+    "logcumsumexp",
+    torch.logcumsumexp,
+    Formula("logcumsumexp", kernels.running_logsumexp, kernels.total_logsumexp, kernels.log_plus, -float("inf")),
+    # a thread holds its exponentials, of 32 bits each: of 16-bit elements half as many as of a sum's
+    RowsKernel("Logarithm<{}>", (128, 64), 64, rings=((WIDE, *RINGS), RINGS), short=2**16, loads=False),
+    ColumnsKernel("logarithm_columns.cu", "log_columns<{}", across=(16, 8), held=(128, 64)),
+    log=True,
+)
 
 
 def _forward_scale(arguments: dict[str, Any], _: Any) -> list[Tensor]:
@@ -61,7 +74,7 @@ logcumsumexp = Operator(
         gradient_wrong=[Mutant("of the last result alone", _no_maximum, "backward")],
     )
 )
-scan.implement(logcumsumexp)
+implement(scan, logcumsumexp)
 
 
 @logcumsumexp.function
@@ -83,4 +96,4 @@ def logcumsumexp_function(x: Tensor, dim: int = -1, *, exclusive: bool = False, 
         TypeError: x is not a tensor of those dtypes, dim not an int, exclusive or reverse not a bool.
         ValueError: dim is out of range.
     """
-    return scan(x, dim, exclusive, reverse)
+    return scan_along(scan, x, dim, exclusive, reverse)

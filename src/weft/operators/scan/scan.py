@@ -1,276 +1,275 @@
-"""What scans share as operators: choice, call and gradient."""
+"""What the three scans share: the public call, its gradient and single kernels; inputs, cost, workloads and mutants."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from weft.definition import Declined, Operator
-from weft.operators import peers
+from weft.definition import Cost, Mutant, Operator, Workload, workload
+from weft.operators import mutants, peers
+from weft.operators.axis_view import axis_views
 from weft.operators.call import (
     Choice,
     KernelFunction,
     check_dim,
-    check_tensor,
     differentiable,
     eager,
     guarded,
-    on_gpu,
+    materialised,
     reference_gradients,
-    traced,
 )
-from weft.operators.launch import INTERPRETING, Plans
-from weft.operators.reduction.views import View, views_of
-from weft.operators.scan import columns, vectors
-from weft.operators.scan.columns import ColumnsPlan
-from weft.operators.scan.gradient_columns import ColumnsGradientPlan
-from weft.operators.scan.gradient_vectors import VectorsGradientPlan
-from weft.operators.scan.plans import Formula, GradientPlan, Kernels, LongRowsPlan, TilesPlan, scan_plan
+from weft.operators.launch import Plans
+from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
+from weft.operators.scan.dispatch import BACKWARD, FORWARD, Scan
 
-VECTORS_FROM = 2**20  # elements from which the CUDA C++ kernels are chosen: below, launching is what counts
-COPY = "the dimensions beside 'dim' do not collapse into one stride each, so a copy would be needed"
+LARGE = 2**28
 
 
-class Scan:
-    """One operator's kernels and call. What is passed on is always ``(x, dim, exclusive, reverse)``.
+# ---- the call: what follows is always (x, dim, exclusive, reverse) ---------------------------------------------------
 
-    Args:
-        name: the operator's.
-        scan: the inclusive forward scan in PyTorch, ``(x, dim)``.
-        formula: what the kernels compute.
-        log: whether the gradient is that of a logarithm of sums, or of products; None where it is a scan itself (a sum's).
-        wide_in_autocast: PyTorch gives fp32 under autocast.
-    """
 
-    def __init__(
-        self,
-        name: str,
-        scan: Callable[[Tensor, int], Tensor],
-        formula: Formula,
-        *,
-        log: bool | None,
-        wide_in_autocast: bool = False,
-    ):
-        self.name, self.scan, self.formula, self.log = name, scan, formula, log
-        self.wide_in_autocast = wide_in_autocast
-        self.configured = Kernels.of(name, formula)
-        self.triton_plans = Plans(self._triton_plan)
-        self.vector_plans = Plans(self._vector_plan)
-        self.backward_plans = Plans(self._backward_plan)
-        self.vector_backward_plans = Plans(self._vector_backward_plan)
-        self.public_plans = Plans(self._public_plan)
-        self.public_backward_plans = Plans(self._public_backward_plan)
-        self.function = _autograd(self)
+def scan_along(op: Scan, x: Tensor, dim: int, exclusive: bool, reverse: bool) -> Tensor:
+    """What the public functions do."""
+    if isinstance(x, Tensor) and eager(x, gradient=True, autocast=not op.wide_in_autocast):
+        plan = FORWARD.of((x,), op, dim, exclusive, reverse, x.dtype)
+        if plan is not None:
+            if torch.is_grad_enabled() and x.requires_grad:
+                return Function.apply(x, plan, op, (dim, exclusive, reverse), x.dtype, FORWARD, BACKWARD)
+            y = torch.empty_like(x)
+            plan(x, y)
+            return y
+    op.check(x, dim, exclusive, reverse)
+    (x,) = materialised(x)
+    options = (op, dim, exclusive, reverse, _dtype(op, x))
+    if FORWARD.choose(x, *options).implementation == "torch":
+        return op.reference(x, dim, exclusive, reverse)
+    plan = FORWARD.of((x,), *options)
+    out: Tensor = differentiable(Function, x, plan, op, options[1:4], options[4], FORWARD, BACKWARD)
+    return out
 
-    def reference(self, x: Tensor, dim: int = -1, exclusive: bool = False, reverse: bool = False) -> Tensor:
-        """In PyTorch, which has neither option: by shifting and turning the input."""
-        if reverse:
-            x = x.flip(dim)
-        if exclusive and x.ndim and x.shape[dim]:  # what comes first is no result of theirs: its derivatives are 0
-            none = torch.full_like(x.narrow(dim, 0, 1), self.formula.neutral)
-            y = torch.cat([none, self.scan(x.narrow(dim, 0, x.shape[dim] - 1), dim)], dim)
-        elif exclusive:
-            y = x.masked_fill(torch.ones_like(x, dtype=torch.bool), self.formula.neutral)
-        else:
-            y = self.scan(x, dim)
-        return y.flip(dim) if reverse else y
 
-    # ---- plans -------------------------------------------------------------------------------------------------------
+def _by_kernel(op: Scan, name: str) -> Callable[..., Tensor]:
+    """The operator by one kernel, whichever the table takes. Raises Declined as the table's rows of that name say."""
+    forward, backward = FORWARD.kernel(name), BACKWARD.kernel(name)
 
-    def _triton_plan(
-        self, x: Tensor, dim: int, exclusive: bool, reverse: bool, dtype: torch.dtype
-    ) -> TilesPlan | LongRowsPlan:
-        v, y = _views(x, dim)
-        return scan_plan(v, y, x, self.formula, self.configured, int(exclusive), reverse)
-
-    def _vector_plan(
-        self, x: Tensor, dim: int, exclusive: bool, reverse: bool, dtype: torch.dtype
-    ) -> vectors.VectorsPlan | ColumnsPlan:
-        v, y = _views(x, dim)
-        how = {"exclusive": exclusive, "reverse": reverse}
-        if v.K > 1:
-            return ColumnsPlan(v, y, x, dtype, self.formula.columns, self.configured.columns_vectors, **how)
-        return vectors.VectorsPlan(v, y, x, dtype, self.formula, self.configured.vectors, **how)
-
-    def why_not(self, v: View, y: View, x: Tensor, dtype: torch.dtype) -> str:
-        """Why our CUDA C++ kernels cannot take x (an empty string when they can)."""
-        return columns.why_not((v, y), dtype, x) if v.K > 1 else vectors.why_not(v, y, x, dtype, self.formula)
-
-    def _public_plan(self, x: Tensor, *how: Any) -> tuple[Plans, Any] | None:
-        """The plans that are chosen and the one of this call; None where PyTorch is called."""
-        chosen = self.choose(x, *how)
-        return None if chosen.plans is None else (chosen.plans, chosen.plan_for(x, *how, x.dtype))
-
-    def _backward_plan(
-        self, x: Tensor, y: Tensor, dy: Tensor, dim: int, exclusive: bool, reverse: bool
-    ) -> GradientPlan:
-        found = views_of(x, dim % x.ndim, y, dy, torch.empty_like(x, device="meta"))
-        if found is None:
-            raise Declined(COPY)
-        return GradientPlan(found, x, self.configured, log=bool(self.log), shift=int(exclusive), reverse=reverse)
-
-    def _vector_backward_plan(
-        self, x: Tensor, y: Tensor, dy: Tensor, dim: int, exclusive: bool, reverse: bool
-    ) -> VectorsGradientPlan | ColumnsGradientPlan:
-        tensors = x, y, dy, torch.empty_like(x, device="meta")
-        found = views_of(x, dim % x.ndim, *tensors[1:])
-        if found is None:
-            raise Declined(COPY)
-        how = {"log": bool(self.log), "exclusive": exclusive, "reverse": reverse}
-        if found[0].K > 1:
-            return ColumnsGradientPlan(found, tensors, self.configured.gradient_columns, **how)
-        return VectorsGradientPlan(found, tensors, self.configured.gradient_vectors, **how)
-
-    def _public_backward_plan(
-        self, x: Tensor, y: Tensor, dy: Tensor, *how: Any
-    ) -> GradientPlan | VectorsGradientPlan | ColumnsGradientPlan:
-        if x.numel() >= VECTORS_FROM and not INTERPRETING and not columns.too_few(_views(x, how[0])[0], x):
-            with contextlib.suppress(Declined):
-                return self._vector_backward_plan(x, y, dy, *how)
-        return self._backward_plan(x, y, dy, *how)
-
-    # ---- calls -------------------------------------------------------------------------------------------------------
-
-    def check(self, x: Tensor, dim: int, exclusive: bool, reverse: bool) -> int:
-        """``dim`` from the front. Raises TypeError or ValueError."""
-        check_tensor(self.name, "x", x)
-        for name, value in (("exclusive", exclusive), ("reverse", reverse)):
-            if not isinstance(value, bool):
-                raise TypeError(f"{self.name}: argument '{name}' is {value!r}; expected True or False")
-        return check_dim(self.name, dim, x.ndim)
-
-    def choose(self, x: Tensor, dim: int = -1, exclusive: bool = False, reverse: bool = False) -> Choice:
-        front = self.check(x, dim, exclusive, reverse)
-        if not on_gpu(x):
-            return Choice("torch", "the tensor is on the CPU, where weft runs the reference")
-        if traced(x):
-            return Choice("torch", "traced: PyTorch's own operators, which a compiler fuses with their neighbours")
+    def run(x: Tensor, dim: int = -1, exclusive: bool = False, reverse: bool = False) -> Tensor:
         if x.ndim == 0 or not x.numel():
-            return Choice("torch", "empty or a scalar: nothing to launch")
-        try:
-            v, y = _views(x, front)
-        except Declined as declined:
-            return Choice("torch", str(declined))
-        large = x.numel() >= VECTORS_FROM and not INTERPRETING
-        if large and not columns.too_few(v, x) and not self.why_not(v, y, x, self.dtype(x)):
-            what = "columns side by side" if v.K > 1 else "rows of adjacent elements"
-            return Choice("cuda", f"{what}: 16 bytes an access", self.vector_plans)
-        return Choice("triton", "one stride before, along and after the scanned axis", self.triton_plans)
-
-    def triton(self, x: Tensor, dim: int = -1, exclusive: bool = False, reverse: bool = False) -> Tensor:
-        """Our Triton kernels, whatever :meth:`choose` says."""
-        return self.by(self.triton_plans, x, dim, exclusive, reverse)
-
-    def cuda(self, x: Tensor, dim: int = -1, exclusive: bool = False, reverse: bool = False) -> Tensor:
-        """Our CUDA C++ kernels; raises Declined as ``why_not`` of ``vectors``, of ``columns`` and of
-        ``gradient_vectors`` say."""
-        return self.by(self.vector_plans, x, dim, exclusive, reverse, self.vector_backward_plans)
-
-    def by(
-        self, plans: Plans, x: Tensor, dim: int, exclusive: bool, reverse: bool, backward: Plans | None = None
-    ) -> Tensor:
-        """Args: plans, backward: of the launches; of the gradient Triton's where None is given."""
-        if x.ndim == 0 or not x.numel():
-            return self.reference(x, dim, exclusive, reverse)
-        out: Tensor = differentiable(
-            self.function, x, dim, exclusive, reverse, self.dtype(x), plans, None, backward or self.backward_plans
-        )
+            return op.reference(x, dim, exclusive, reverse)
+        how, dtype = (dim, exclusive, reverse), _dtype(op, x)
+        plan = forward.of((x,), op, *how, dtype)
+        out: Tensor = differentiable(Function, x, plan, op, how, dtype, forward, backward)
         return out
 
-    def run(
-        self, x: Tensor, dim: int, exclusive: bool, reverse: bool, dtype: torch.dtype, plans: Plans, plan: Any = None
-    ) -> Tensor:
-        """The launches alone; ``plan``: where it is known."""
+    return run
+
+
+def _dtype(op: Scan, x: Tensor) -> torch.dtype:
+    """Of the result."""
+    wide = op.wide_in_autocast and x.is_cuda and torch.is_autocast_enabled("cuda")
+    return torch.float32 if wide else x.dtype
+
+
+class Function(KernelFunction):
+    """``forward`` and ``backward`` are the tables, or their plans of one name."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, plan: Any, op: Scan, how: tuple[int, bool, bool], dtype: torch.dtype, forward: Plans,
+        backward: Plans,
+    ) -> Tensor:  # fmt: skip
         y = torch.empty_like(x, dtype=dtype)
-        (plan or plans.of((x,), dim, exclusive, reverse, dtype))(x, y)
+        plan(x, y)
+        ctx.op, ctx.how, ctx.dtype, ctx.tables = op, how, x.dtype, (forward, backward)
+        if op.log is not None:
+            ctx.save_for_backward(x, y)
         return y
 
-    def __call__(self, x: Tensor, dim: int, exclusive: bool, reverse: bool) -> Tensor:
-        """What the public function does."""
-        if isinstance(x, Tensor) and eager(x, gradient=True, autocast=not self.wide_in_autocast):
-            ready = self.public_plans.of((x,), dim, exclusive, reverse)
-            if ready is not None:
-                plans, plan = ready
-                if torch.is_grad_enabled() and x.requires_grad:
-                    return self.function.apply(
-                        x, dim, exclusive, reverse, x.dtype, plans, plan, self.public_backward_plans
-                    )
-                y = torch.empty_like(x)
-                plan(x, y)
-                return y
-        plans = self.choose(x, dim, exclusive, reverse).plans
-        if plans is None:
-            return self.reference(x, dim, exclusive, reverse)
-        return self.by(plans, x, dim, exclusive, reverse, self.public_backward_plans)
-
-    def dtype(self, x: Tensor) -> torch.dtype:
-        wide = self.wide_in_autocast and x.is_cuda and torch.is_autocast_enabled("cuda")
-        return torch.float32 if wide else x.dtype
-
-    def gradient(
-        self, x: Tensor, y: Tensor, dy: Tensor, dim: int, exclusive: bool, reverse: bool, plans: Plans
-    ) -> Tensor:
-        """dx of a product or a logarithm of sums."""
-        dx = torch.empty_like(x)
-        if views_of(x, dim % x.ndim, dy) is None:
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        op, (dim, exclusive, reverse), (forward, backward) = ctx.op, ctx.how, ctx.tables
+        if op.log is None:  # an element adds to all that come after it
+            if axis_views(dy, dim % dy.ndim, torch.empty_like(dy, device="meta")) is None:
+                dy = dy.contiguous()
+            how = (dim, exclusive, not reverse)
+            plan = forward.of((dy,), op, *how, ctx.dtype)
+            return differentiable(Function, dy, plan, op, how, ctx.dtype, forward, backward), *(None,) * 6
+        x, y = ctx.saved_tensors
+        if axis_views(x, dim % x.ndim, dy) is None:
             dy = torch.empty_like(x, dtype=dy.dtype).copy_(dy)  # of any strides (expanded, say) out of autograd
-        plans.of((x, y, dy), dim, exclusive, reverse)(x, y, dy, dx)
-        return dx
-
-    def implement(self, operator: Operator, compiled: tuple[str, ...] = ()) -> None:
-        """Registers kernel, reference and ``torch.compile`` as the operator's implementations, and how it chooses.
-
-        Args:
-            compiled: the directions that ``torch.compile`` has; all when empty.
-        """
-        operator.choice(guarded(self.choose))
-        operator.implementation("triton", arch=">=sm_80")(self.triton)
-        operator.implementation("cuda", arch=">=sm_80", devices=("cuda",))(self.cuda)
-        operator.implementation("torch")(self.reference)
-        peer = operator.implementation("torch.compile", devices=("cuda",), directions=compiled)
-        peer(peers.Compiled(self.reference))
+        plan = None if torch.is_grad_enabled() else backward.of((x, y, dy), op, dim, exclusive, reverse)
+        if plan is None:
+            with torch.set_grad_enabled(True):
+                dx = reference_gradients(lambda x: op.reference(x, dim, exclusive, reverse), (x,), (True,), (dy,))[0]
+        else:
+            dx = torch.empty_like(x)
+            plan(x, y, dy, dx)
+        return dx, *(None,) * 6
 
 
-def _views(x: Tensor, dim: int) -> tuple[View, View]:
-    """x and a result like it as [M, N, K]; raises Declined where strides do not allow it."""
-    found = views_of(x, dim % x.ndim, torch.empty_like(x, device="meta"))
-    if found is None:
-        raise Declined(COPY)
-    return found[0], found[1]
+def implement(op: Scan, operator: Operator, compiled: tuple[str, ...] = ()) -> None:
+    """Registers the implementations of an operator and how it chooses.
+
+    Args:
+        compiled: the directions that ``torch.compile`` has; all when empty.
+    """
+
+    def choice(
+        x: Tensor, dim: int = -1, exclusive: bool = False, reverse: bool = False, direction: str = "forward"
+    ) -> Choice:
+        op.check(x, dim, exclusive, reverse)
+        if direction == "forward" or op.log is None:  # a sum's gradient: a sum of dy, which is taken to lie as x does
+            return FORWARD.choose(x, op, dim, exclusive, reverse != (direction == "backward"), _dtype(op, x))
+        like = torch.empty_like(x, device="meta")
+        return BACKWARD.choose(x, like, like, op, dim, exclusive, reverse)
+
+    operator.choice(guarded(choice))
+    operator.implementation("triton", arch=">=sm_80")(_by_kernel(op, "triton"))
+    operator.implementation("cuda", arch=">=sm_80", devices=("cuda",))(_by_kernel(op, "cuda"))
+    operator.implementation("torch")(op.reference)
+    peer = operator.implementation("torch.compile", devices=("cuda",), directions=compiled)
+    peer(peers.Compiled(op.reference))
 
 
-def _autograd(op: Scan) -> type[torch.autograd.Function]:
-    class Function(KernelFunction):
-        @staticmethod
-        def forward(
-            ctx: Any, x: Tensor, dim: int, exclusive: bool, reverse: bool, dtype: torch.dtype, plans: Plans,
-            plan: Any, backward: Plans,
-        ) -> Tensor:  # fmt: skip
-            y = op.run(x, dim, exclusive, reverse, dtype, plans, plan)
-            ctx.how, ctx.dtype, ctx.plans, ctx.backward = (dim, exclusive, reverse), x.dtype, plans, backward
-            if op.log is not None:
-                ctx.save_for_backward(x, y)
-            return y
+# ---- the definition --------------------------------------------------------------------------------------------------
 
-        @staticmethod
-        def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-            dim, exclusive, reverse = ctx.how
-            if op.log is None:  # what an element adds to is all that comes after it
-                if views_of(dy, dim % dy.ndim, torch.empty_like(dy, device="meta")) is None:
-                    dy = dy.contiguous()
-                plans = ctx.plans  # dy comes with any strides: where forward's kernel does not take them, Triton's does
-                if plans is op.vector_plans and op.why_not(*_views(dy, dim), dy, ctx.dtype):
-                    plans = op.triton_plans
-                dx = differentiable(op.function, dy, dim, exclusive, not reverse, ctx.dtype, plans, None, ctx.backward)
-                return dx, *(None,) * 7
-            x, y = ctx.saved_tensors
-            if torch.is_grad_enabled():
-                whole = reference_gradients(lambda x: op.reference(x, dim, exclusive, reverse), (x,), (True,), (dy,))
-                return whole[0], *(None,) * 7
-            return op.gradient(x, y, dy, dim, exclusive, reverse, ctx.backward), *(None,) * 7
 
-    return Function
+def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
+    """x is [M, N], or [M, N, K] with the option ``inner``."""
+    shape = (w["M"], w["N"], w.option("inner")) if w.option("inner") else (w["M"], w["N"])
+    dim = w.option("dim", -1)
+    check_dim("the workload", dim, len(shape))
+    layout, values = w.option("layout", "contiguous"), w.option("values", "normal")
+    x = random_tensor(g, shape, w.dtype, device, layout=layout, values=VALUES[0] if values == "zeros" else values)
+    if values == "zeros" and device != "meta":
+        x.masked_fill_(x.abs() < 0.1, 0.0)
+    return {"x": x, "dim": dim, "exclusive": w.option("exclusive", False), "reverse": w.option("reverse", False)}
+
+
+def define(
+    name: str,
+    reference: Callable[..., Tensor],
+    *,
+    flops: int,
+    special_ops: int,
+    backward_reads: int,
+    tolerance: Any,
+    make_inputs: Callable[..., dict[str, Any]] = inputs,
+    more: Sequence[Workload] = (),
+    wrong: Sequence[Mutant] = (),
+    gradient_wrong: Sequence[Mutant] = (),
+) -> dict[str, Any]:
+    """The fields of an ``Operator`` over [M, N].
+
+    Args:
+        reference: with the operator's arguments.
+        flops, special_ops: of an element.
+        backward_reads: tensors that the gradient reads.
+        more: further workloads to verify.
+    """
+
+    def cost(w: Workload, direction: str) -> Cost:
+        n = w["M"] * w["N"] * w.option("inner", 1)
+        reads = n * w.bytes_per_element * (1 if direction == "forward" else backward_reads)
+        return Cost(reads, n * w.bytes_per_element, vector_flops=flops * n, special_ops=special_ops * n)
+
+    def gradient(dy: Tensor, x: Tensor, **how: Any) -> tuple[Tensor, ...]:
+        leaf = x.detach().requires_grad_()
+        with torch.enable_grad():
+            return torch.autograd.grad(reference(leaf, **how), leaf, dy)
+
+    def with_other(**changed: Any) -> Callable[..., Tensor]:
+        return lambda x, **how: reference(x, **{**how, **{k: v(how[k]) for k, v in changed.items()}})
+
+    each = ("fp32", "bf16")
+    return {
+        "name": name,
+        "axes": {"M": "rows", "N": "columns"},
+        "inputs": make_inputs,
+        "reference": reference,
+        "cost": cost,
+        "directions": ("forward", "backward"),
+        "differentiable": ("x",),
+        "options": {
+            "layout": LAYOUTS,
+            "values": (*VALUES, "zeros"),
+            "dim": range(-3, 3),
+            "inner": range(1, 2**31),
+            "exclusive": (True, False),
+            "reverse": (True, False),
+        },
+        "tolerance": tolerance,
+        "workloads": {
+            "verify": [
+                *(workload(M=m, N=n) for m, n in ((1, 1), (3, 5), (7, 2), (5, 64), (9, 100), (2, 700))),
+                *(workload(M=m, N=n, dim=0) for m, n in ((5, 3), (70, 5), (150, 2))),
+                *(workload(M=2, N=n, inner=k, dim=1) for n, k in ((3, 9), (20, 5))),
+                *(workload(M=2, N=70, inner=24, dim=1, exclusive=e, reverse=not e) for e in (True, False)),
+                *(workload(M=3, N=n, exclusive=True) for n in (1, 33)),
+                *(workload(M=3, N=n, reverse=True) for n in (33, 300)),
+                *(workload(M=2, N=n, exclusive=True, reverse=True) for n in (33, 600)),
+                workload(M=2, N=600, exclusive=True),
+                workload(M=2, N=700, exclusive=True),
+                workload(M=2, N=700, reverse=True),
+                workload(M=2, N=700, exclusive=True, reverse=True),
+                *(workload(M=100, N=3, dim=0, exclusive=e, reverse=True) for e in (True, False)),
+                workload(M=100, N=3, dim=0, exclusive=True),
+                workload(M=0, N=7),
+                workload(M=7, N=0),
+                *(workload(M=9, N=33, layout=at) for at in LAYOUTS[1:]),
+                *(workload(M=9, N=33, layout=at, dim=0) for at in ("sliced", "transposed")),
+                *more,
+            ],
+            "full": [
+                workload(M=2, N=40000),
+                workload(M=3, N=5000),
+                *(workload(M=2, N=n, exclusive=e, reverse=e) for n in (2**15, 2**15 - 7) for e in (True, False)),
+                workload(M=3000, N=40, dim=0),
+                *(
+                    workload(M=2**13, N=136, dim=0, exclusive=e, reverse=r)
+                    for e in (True, False)
+                    for r in (True, False)
+                ),
+                *(workload(M=3, N=n, exclusive=e, reverse=True) for n in (8, 520, 40008) for e in (True, False)),
+            ],
+            "bench": [
+                workload(M=1, N=LARGE),
+                *(workload(M=LARGE // n, N=n) for n in (256, 4096, 16384, 65536)),
+                workload(M=2**14, N=2**14, dim=0),
+                workload(M=2**10, N=2**10, inner=2**8, dim=1),
+            ],
+            "quick": [workload(M=1, N=2**22), workload(M=2**10, N=2**12)],
+            "compile": [
+                workload(M=1, N=2**20),
+                workload(M=2**10, N=2**10, reverse=True),
+                workload(M=2**9, N=1000, exclusive=True),
+                workload(M=2**11, N=2**11, dim=0),
+                workload(M=2**12, N=8, dim=0),
+                workload(M=1, N=2**15),
+            ],
+            "tune": [
+                *(workload(d, M=LARGE // n, N=n) for d in each for n in (64, 256, 1024, 4096, 16384, 65536)),
+                *(workload(d, M=1, N=LARGE) for d in each),
+                *(workload(d, M=n, N=LARGE // n, dim=0) for d in each for n in (256, 2**14)),
+            ],
+            "huge": [*(workload("bf16", M=1, N=2**31 + n) for n in (16, 17)), workload("bf16", M=2**23 + 3, N=257)],
+        },
+        "mutants": [
+            *mutants.usual(reference),
+            Mutant("exclusive and inclusive exchanged", with_other(exclusive=lambda e: not e)),
+            Mutant("from the other end", with_other(reverse=lambda r: not r)),
+            Mutant("carry lost every 64", lambda x, **how: _pieces(reference, x, **how)),
+            *wrong,
+            *mutants.usual(gradient, "backward"),
+            *gradient_wrong,
+        ],
+    }
+
+
+def _pieces(reference: Callable[..., Tensor], x: Tensor, dim: int, **how: Any) -> Tensor:
+    """Each 64 elements scanned alone."""
+    if x.shape[dim] <= 64:
+        return reference(x, dim=dim, **how)
+    return torch.cat([reference(part, dim=dim, **how) for part in x.split(64, dim)], dim)
