@@ -35,9 +35,19 @@ LONGEST = 2**18  # extents beyond are configured alike
 MAX_CLUSTER = 16  # blocks
 SYSTEM = 1024  # bytes of shared memory that the system takes for a block
 REGISTERS = 65536  # of a multiprocessor
+IN_FLIGHT = 2**17  # bytes of copies on a multiprocessor
 
 # ---- CUDA C++ kernels of an operator, with their configurations ------------------------------------------------------
 
+RING = (
+    "TEAMS",
+    "WARPS",
+    "VECTORS",
+    "SLOTS",
+    "LOADS",
+    "ADDERS",
+    "PER_SM",
+)  # a configuration, the kernel's template arguments
 # TEAMS, WARPS, VECTORS, ADDERS, PER_SM: tiles of WARPS * VECTORS * 512 bytes, TEAMS of them in registers.
 RINGS = ((2, 8, 8, 4, 1), (3, 8, 8, 2, 1), (3, 8, 7, 2, 1), (3, 8, 6, 2, 1), (2, 4, 8, 2, 2))
 
@@ -58,23 +68,14 @@ def shared_bytes(c: Config) -> int:
     return c["SLOTS"] * c["WARPS"] * c["VECTORS"] * 512 + -(-own // 128) * 128 + SYSTEM
 
 
-def rings(sm: int, loads: int, shapes: Iterable[tuple[int, ...]] = RINGS) -> Iterable[Config]:
-    """Rings of some shapes with as many slots as fit, and copies of so many bytes in flight on a multiprocessor (0: of all
-    slots)."""
+def rings(sm: int, shapes: Iterable[tuple[int, ...]]) -> Iterable[Config]:
+    """Rings of some shapes with as many slots as fit. How many copies are in flight does not matter (docs/notes/scan.md)."""
     room = SHARED_LIMIT[max(a for a in SHARED_LIMIT if a <= sm)] + SYSTEM
     for teams, warps, vectors, adders, per_sm in shapes:
-        c = {
-            "TEAMS": teams,
-            "WARPS": warps,
-            "VECTORS": vectors,
-            "SLOTS": 16,
-            "LOADS": 16,
-            "ADDERS": adders,
-            "PER_SM": per_sm,
-        }
+        c = dict(zip(RING, (teams, warps, vectors, 16, 16, adders, per_sm), strict=True))
         while c["SLOTS"] and shared_bytes(c) * per_sm > room:
             c["SLOTS"] -= 1
-        c["LOADS"] = min(loads // (warps * vectors * 512 * per_sm) if loads else 16, c["SLOTS"])
+        c["LOADS"] = min(IN_FLIGHT // (warps * vectors * 512 * per_sm), c["SLOTS"])
         registers = 24 + 5 * vectors  # of a thread, at least
         if c["SLOTS"] >= teams and 32 * warps_of_ring(c) * registers * per_sm <= REGISTERS:
             yield c
@@ -90,7 +91,6 @@ class RowsKernel:
         held: bytes of a row that a thread holds, of 32 and of 16 bits an element; and before sm_90.
         rings: likewise.
         short: bytes of rows that blocks of 128 threads take.
-        loads: rings with other numbers of copies in flight are worth measuring.
     """
 
     type: str
@@ -98,14 +98,13 @@ class RowsKernel:
     held_before_sm_90: int = 128
     rings: tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]] = (RINGS, RINGS)
     short: int = 2**17
-    loads: bool = True
 
     def heuristic(self, sm: int, dtype: torch.dtype, n: int) -> Config:
         """Rows of up to 512 KiB in registers; longer ones in the first ring that fits, 128 KiB in flight."""
         if sm < 90 or (n < LONGEST and n * dtype.itemsize <= 2**19):
             each = self.held[dtype.itemsize == 2] if sm >= 90 else self.held_before_sm_90
             return {"BYTES": each, "THREADS": 128 if n * dtype.itemsize <= self.short else 512}
-        return next(iter(rings(sm, 2**17, self.rings[dtype.itemsize == 2])))
+        return next(iter(rings(sm, self.rings[dtype.itemsize == 2])))
 
     def candidates(self, sm: int, dtype: torch.dtype, n: int) -> Iterable[Config]:
         each, shapes = self.held[dtype.itemsize == 2], self.rings[dtype.itemsize == 2]
@@ -115,10 +114,7 @@ class RowsKernel:
                 yield c
         if sm < 90:
             return
-        found = list(rings(sm, 2**17, shapes))
-        if self.loads and n >= LONGEST:
-            found += [*rings(sm, 3 * 2**15, shapes), *rings(sm, 0, shapes)][: len(found) + 1]
-        for c in (c for i, c in enumerate(found) if c not in found[:i]):
+        for c in rings(sm, shapes):
             spills = dtype != torch.float32 and c["TEAMS"] * c["VECTORS"] == 24
             if not spills and c["WARPS"] * c["VECTORS"] * 512 <= n * dtype.itemsize:
                 yield c
@@ -395,8 +391,7 @@ def _ring(c: ScanCall, config: Config, kind: str) -> tuple[CudaPlan, int]:
     tiles = -(-v.N * x.element_size() // tile)
     words = HEAD + v.M * tiles
     blocks = min(multiprocessors(x.device) * config["PER_SM"], one_grid(v.M * tiles))
-    keys = ("TEAMS", "WARPS", "VECTORS", "SLOTS", "LOADS", "ADDERS", "PER_SM")
-    kernel = f"scan_ring<{kind}, {', '.join(str(config[k]) for k in keys)}>"
+    kernel = f"scan_ring<{kind}, {', '.join(str(config[k]) for k in RING)}>"
     scalars = (*longs(v.N), ctypes.c_uint(tiles), ctypes.c_uint(v.M * tiles), *longs(v.m, y.m))
     threads, slots = warps_of_ring(config) * 32, config["SLOTS"] * tile
     return CudaPlan(FOLDER / "scan.cu", kernel, (blocks, 1), threads, scalars, shared_bytes=slots), words

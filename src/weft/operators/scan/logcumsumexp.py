@@ -22,7 +22,7 @@ scan = Scan(
     torch.logcumsumexp,
     Formula("logcumsumexp", kernels.running_logsumexp, kernels.total_logsumexp, kernels.log_plus, -float("inf")),
     # a thread holds its exponentials, of 32 bits each: of 16-bit elements half as many as of a sum's
-    RowsKernel("Logarithm<{}>", (128, 64), 64, rings=((WIDE, *RINGS), RINGS), short=2**16, loads=False),
+    RowsKernel("Logarithm<{}>", (128, 64), 64, rings=((WIDE, *RINGS), RINGS), short=2**16),
     ColumnsKernel("logarithm_columns.cu", "log_columns<{}", across=(16, 8), held=(128, 64)),
     log=True,
 )
