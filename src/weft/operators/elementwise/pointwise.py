@@ -33,13 +33,13 @@ KERNEL, GRADIENT_KERNEL = FORWARD.kernel("triton"), BACKWARD.kernel("triton")
 
 
 class Map(KernelFunction):
-    """``(formula, in_place, *inputs)``; the inputs are saved for backward."""
+    """``(formula, in_place, plan or None, *inputs)``; the inputs are saved for backward."""
 
     @staticmethod
-    def forward(ctx: Any, formula: Formula, in_place: bool, *x: Tensor) -> Tensor:
+    def forward(ctx: Any, formula: Formula, in_place: bool, plan: Any, *x: Tensor) -> Tensor:
         out = x[0] if in_place else torch.empty_like(x[0])
         if out.numel():
-            KERNEL.of(x, formula, in_place)(*x, out)
+            (plan or KERNEL.of(x, formula, in_place))(*x, out)
         if in_place:
             ctx.mark_dirty(out)
         ctx.formula = formula
@@ -51,15 +51,15 @@ class Map(KernelFunction):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         formula, saved = ctx.formula, ctx.saved_tensors
         if formula.backward is None:
-            return (None, None, *(dy,) * len(formula.arguments))
+            return (None, None, None, *(dy,) * len(formula.arguments))
         if torch.is_grad_enabled():
-            return None, None, *reference_gradients(formula.reference, saved, ctx.needs_input_grad[2:], (dy,))
+            return None, None, None, *reference_gradients(formula.reference, saved, ctx.needs_input_grad[3:], (dy,))
         gradients = tuple(torch.empty_like(saved[0]) for _ in saved)
         if dy.numel():
             if dy.stride() != saved[0].stride() and None in (rows_of(dy), rows_of(saved[0])):
                 dy = torch.empty_like(saved[0]).copy_(dy)  # autograd may bring one of any strides (expanded, permuted)
             GRADIENT_KERNEL.of((*saved, dy), formula, 0)(*saved, dy, *gradients)
-        return None, None, *gradients
+        return None, None, None, *gradients
 
 
 class Pointwise:
@@ -72,7 +72,7 @@ class Pointwise:
         reference: the same in PyTorch.
         option: an argument that picks the formula; its first value is the default.
         heavy: whether the arithmetic takes about as long as the bytes.
-        function: an autograd function of ``(formula, in_place, *tensors)``; another than :class:`Map` does not save the inputs.
+        function: an autograd function of ``(formula, in_place, plan, *tensors)``; another than :class:`Map` does not save the inputs.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Pointwise:
         formula = self.formula if choice is None and not self.option else self.of(choice)
         if not inplace and eager(*x, gradient=True, autocast=True) and (plan := FORWARD.of(x, formula)) is not None:
             if torch.is_grad_enabled() and any(t.requires_grad for t in x):
-                return self.function.apply(formula, False, *x)
+                return self.function.apply(formula, False, plan, *x)
             out = torch.empty_like(x[0])
             plan(*x, out)
             return out
@@ -121,7 +121,7 @@ class Pointwise:
             self._check_gradient(x[0])
         if chosen.implementation == "torch":
             return x[0].copy_(formula.reference(*x)) if inplace else formula.reference(*x)
-        result: Tensor = differentiable(self.function, formula, inplace, *x)
+        result: Tensor = differentiable(self.function, formula, inplace, None, *x)
         return result
 
     def _check_gradient(self, x: Tensor) -> None:
@@ -143,7 +143,7 @@ class Pointwise:
         """Our kernel, whatever the table says (on CPU tensors the reference)."""
         formula = self.of(named[self.option]) if self.option in named else self.formula
         x = [named[a] for a in self.arguments]
-        out: Tensor = differentiable(self.function, formula, False, *x) if on_gpu(x[0]) else formula.reference(*x)
+        out: Tensor = differentiable(self.function, formula, False, None, *x) if on_gpu(x[0]) else formula.reference(*x)
         return out
 
     def choose(self, *call: Any, inplace: bool = False, direction: str = "forward") -> Choice:

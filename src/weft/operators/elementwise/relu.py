@@ -24,7 +24,7 @@ def reference(x: Tensor) -> Tensor:
 
 class Relu(KernelFunction):
     @staticmethod
-    def forward(ctx: Any, formula: Formula, in_place: bool, x: Tensor) -> Tensor:
+    def forward(ctx: Any, formula: Formula, in_place: bool, plan: Any, x: Tensor) -> Tensor:
         y = x if in_place else torch.empty_like(x)
         if in_place:
             ctx.mark_dirty(y)
@@ -35,12 +35,12 @@ class Relu(KernelFunction):
             if y.numel():
                 launch(x, y, bits)
         elif y.numel():
-            KERNEL.of((x,), formula, in_place)(x, y)
+            (plan or KERNEL.of((x,), formula, in_place))(x, y)
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[None, None, Tensor]:
-        return None, None, Gradient.apply(dy, *ctx.saved_tensors, ctx.stride)
+    def backward(ctx: Any, dy: Tensor) -> tuple[None, None, None, Tensor]:
+        return None, None, None, Gradient.apply(dy, *ctx.saved_tensors, ctx.stride)
 
 
 class Gradient(KernelFunction):

@@ -174,26 +174,17 @@ def shape(w: Workload) -> tuple[int, ...]:
     return (rows, w["N"] // rows) if rows else (w["N"],)
 
 
-def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
-    """x and y, both in the workload's layout; ``layout=sliced+transposed``: x in the first, y in the second."""
-    layouts = w.option("layout", "contiguous").split("+") * 2
-    return {
-        name: random_tensor(g, shape(w), w.dtype, device, layout=layout, values=w.option("values", "normal"))
-        for name, layout in zip(("x", "y"), layouts, strict=False)
-    }
-
-
-def cost(w: Workload, direction: str) -> Cost:
-    size = w["N"] * w.bytes_per_element
-    return Cost(reads=2 * size, writes=size, vector_flops=w["N"])
-
-
 vector_add = Operator(
     name="vector_add",
     axes={"N": "elements"},
-    inputs=inputs,
+    inputs=lambda w, g, device: {
+        name: random_tensor(g, shape(w), w.dtype, device, layout=layout, values=w.option("values", "normal"))
+        for name, layout in zip(("x", "y"), w.option("layout", "contiguous").split("+") * 2, strict=False)
+    },
     reference=reference,
-    cost=cost,
+    cost=lambda w, direction: Cost(
+        reads=2 * w["N"] * w.bytes_per_element, writes=w["N"] * w.bytes_per_element, vector_flops=w["N"]
+    ),
     options={
         "layout": (*LAYOUTS, *(f"{x}+{y}" for x in LAYOUTS for y in LAYOUTS)),  # of both, or of x and of y
         "values": VALUES,

@@ -5,20 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from weft.definition import Mutant, Operator, Workload, workload
+from weft.definition import Mutant, Operator, workload
 from weft.operators.memory_access.dispatch import Pattern
 from weft.operators.memory_access.kernels import copy_plan
-from weft.operators.memory_access.machine import Machine
 from weft.operators.memory_access.pattern import LARGEST, call, define, implement
 
 
 def reference(x: Tensor) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format)
-
-
-def predicted_share(w: Workload, machine: Machine) -> float:
-    """Every byte of every sector is used: all of the ceiling."""
-    return 1.0
 
 
 def _block_missed(x: Tensor) -> Tensor:
@@ -39,7 +33,6 @@ coalesced_access = Operator(
         bench=[workload(N=LARGEST)],
         huge=workload("bf16", N=2**31 + 17),
         wrong=[Mutant("first block missed", _block_missed)],
-        predicted=predicted_share,
         tune=[workload(d, N=LARGEST) for d in ("fp32", "bf16")],
     )
 )

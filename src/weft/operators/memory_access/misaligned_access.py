@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from weft.definition import Mutant, Operator, Workload, workload
+from weft.definition import Mutant, Operator, workload
 from weft.operators.memory_access.dispatch import Pattern
 from weft.operators.memory_access.kernels import copy_plan
-from weft.operators.memory_access.machine import Machine
 from weft.operators.memory_access.pattern import LARGEST, call, define, implement
 
 OFFSETS = range(32)
@@ -16,11 +15,6 @@ OFFSETS = range(32)
 
 def reference(x: Tensor, offset: int = 1) -> Tensor:
     return x[offset:].clone(memory_format=torch.contiguous_format)
-
-
-def predicted_share(w: Workload, machine: Machine) -> float:
-    """All of the ceiling: the sector that two warps share is fetched once and found in L1 or L2 by the second."""
-    return 1.0
 
 
 pattern = Pattern(
@@ -49,7 +43,6 @@ misaligned_access = Operator(
                 "offset rounded to vectors", lambda x, offset=1: x.roll(-(offset // 4 * 4))[: len(x) - offset].clone()
             ),
         ],
-        predicted=predicted_share,
     )
 )
 implement(misaligned_access, pattern)

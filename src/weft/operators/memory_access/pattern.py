@@ -86,7 +86,7 @@ def define(
     bench: Sequence[Workload],
     huge: Workload,
     wrong: Sequence[Mutant],
-    predicted: Callable[[Workload, Machine], float],
+    predicted: Callable[[Workload, Machine], float] = lambda w, machine: 1.0,
     axis: str = "elements",
     length: Callable[[int, Any], int] = lambda n, option: n,
     cost: Callable[[Workload, str], Cost] = copy_cost,
@@ -98,7 +98,7 @@ def define(
     Args:
         verify: besides ``sizes`` with the default option, and none at all.
         wrong: mutants of this operator's own.
-        predicted: the share of the ceiling that a machine is expected to reach.
+        predicted: the share of the ceiling that a machine is expected to reach; all of it where every byte of a sector is used.
         axis: what N counts; ``length`` is the number of elements of x, of N and the option.
     """
     name, allowed, default = pattern.option or ("", (), None)

@@ -48,21 +48,16 @@ def reference(
     return (q.float() * wide).to(dtype)
 
 
-def launch(
-    plans: Plans,
-    values: Tensor,
-    scale: float | Tensor,
-    granularity: str = "row",
-    group_size: int = 128,
-    columns: int | None = None,
-    dtype: torch.dtype = torch.float32,
-) -> Tensor:
+DEFAULTS: dict[str, Any] = {"group_size": 128, "columns": None, "dtype": torch.float32}
+
+
+def launch(plans: Plans, values: Tensor, scale: float | Tensor, granularity: str = "row", **options: Any) -> Tensor:
     """By a kernel of ``plans``."""
     if not values.numel():
-        return reference(values, scale, granularity, group_size=group_size, columns=columns, dtype=dtype)
-    values, scale = values.detach(), as_tensor(scale, values)
-    plan, of_result = plans.of((values, scale), granularity, group_size, columns, dtype)
-    out = torch.empty(of_result, dtype=dtype, device=values.device)
+        return reference(values, scale, granularity, **options)
+    values, scale, options = values.detach(), as_tensor(scale, values), {**DEFAULTS, **options}
+    plan, of_result = plans.of((values, scale), granularity, *options.values())
+    out = torch.empty(of_result, dtype=options["dtype"], device=values.device)
     plan(values.view(torch.uint8), scale, out)
     return out
 
@@ -195,16 +190,8 @@ dequantize.implementation("torch.compile", devices=("cuda",))(peers.Compiled(ref
 
 @dequantize.choice
 @guarded
-def choose(
-    values: Tensor,
-    scale: float | Tensor,
-    granularity: str = "row",
-    *,
-    group_size: int = 128,
-    columns: int | None = None,
-    dtype: torch.dtype = torch.float32,
-) -> Choice:
-    return DEQUANTIZE.choose(values, scale, granularity, group_size, columns, dtype)
+def choose(values: Tensor, scale: float | Tensor, granularity: str = "row", **options: Any) -> Choice:
+    return DEQUANTIZE.choose(values, scale, granularity, *{**DEFAULTS, **options}.values())
 
 
 @dequantize.function

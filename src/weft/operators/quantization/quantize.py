@@ -7,6 +7,7 @@ read, unless they are given. A few operations an element: bandwidth is the limit
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,9 +17,7 @@ from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workloa
 from weft.operators import mutants, peers
 from weft.operators.call import Choice, check_flag, eager, guarded, traced
 from weft.operators.dropout.seeds import check_seed, draw
-from weft.operators.launch import Plans
-from weft.operators.quantization.dispatch import QUANTIZE, QuantizeCall
-from weft.operators.quantization.dispatch import check_scale as _check_scale
+from weft.operators.quantization.dispatch import QUANTIZE, QuantizeCall, check_scale
 from weft.operators.quantization.formats import (
     FORMATS,
     GRANULARITIES,
@@ -36,6 +35,7 @@ from weft.operators.quantization.formats import (
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 
 ROUNDINGS = ("nearest", "stochastic")
+TRITON = QUANTIZE.kernel("triton")
 Quantized = tuple[Tensor, Tensor]  # values, scale
 
 # ---- implementations -------------------------------------------------------------------------------------------------
@@ -84,35 +84,58 @@ def as_tensor(scale: float | Tensor, x: Tensor) -> Tensor:
     return torch.full((), scale, dtype=torch.float32, device=x.device)
 
 
-def launch(
-    x: Tensor,
-    format: str,
-    granularity: str = "row",
-    *,
-    group_size: int = 128,
-    scale: float | Tensor | None = None,
-    power_of_two: bool = False,
-    rounding: str = "nearest",
-    seed: int | Tensor | None = None,
-    offset: int = 0,
-    check_scale: bool = False,
-    plans: Plans = QUANTIZE.kernel("triton"),  # noqa: B008  (a table)
-) -> Quantized:
-    """By a kernel of ``plans``."""
-    x, scheme = x.detach(), Scheme(format, granularity, group_size, power_of_two)
+@dataclass(frozen=True)
+class Options:
+    """The keyword arguments of a call."""
+
+    group_size: int = 128
+    scale: float | Tensor | None = None
+    power_of_two: bool = False
+    rounding: str = "nearest"
+    seed: int | Tensor | None = None
+    offset: int = 0
+    check_scale: bool = False
+
+    @property
+    def random(self) -> str:
+        """Where the seed of stochastic rounding is."""
+        return "none" if self.rounding == "nearest" else "memory" if isinstance(self.seed, Tensor) else "number"
+
+    def check(self, x: Tensor, granularity: str) -> None:
+        """What the table's call leaves unchecked. Raises TypeError or ValueError."""
+        check_flag("quantize", "check_scale", self.check_scale)
+        if not isinstance(self.rounding, str) or self.rounding not in ROUNDINGS:
+            raise ValueError(
+                f"quantize: argument 'rounding' is {self.rounding!r:.40}; expected 'nearest' or 'stochastic'"
+            )
+        check_seed("quantize", x, self.seed, self.offset)
+        if self.seed is not None and self.rounding == "nearest":
+            raise ValueError(
+                f"quantize: argument 'seed' is {self.seed!r:.40} and 'rounding' 'nearest'; expected 'stochastic'"
+            )
+        if self.scale is None:
+            return
+        if self.power_of_two:
+            raise ValueError("quantize: argument 'power_of_two' is True and 'scale' is given; expected one of the two")
+        shape = tuple(x.shape)
+        check_scale("quantize", self.scale, x, "x", shape, granularity, self.group_size, self.check_scale)
+
+
+def by_triton(x: Tensor, format: str, granularity: str = "row", **options: Any) -> Quantized:
+    o = Options(**options)
+    x, scheme = x.detach(), Scheme(format, granularity, o.group_size, o.power_of_two)
     values, made = empty_results(x, scheme)
-    given = None if scale is None else as_tensor(scale, x)
+    if o.scale is not None:
+        made = as_tensor(o.scale, x)
     if not values.numel():
-        return values.view(scheme.of.dtype), scale_of(torch.zeros_like(made), scheme) if given is None else given
-    seeds, number, random = x, 0, "none"
-    if rounding == "stochastic":
-        seed, offset = draw(x.device) if seed is None else (seed, offset)
-        random = "memory" if isinstance(seed, Tensor) else "number"
+        return values.view(scheme.of.dtype), scale_of(torch.zeros_like(made), scheme) if o.scale is None else made
+    seeds, number, offset = x, 0, o.offset
+    if o.rounding == "stochastic":
+        seed, offset = draw(x.device) if o.seed is None else (o.seed, o.offset)
+        o = replace(o, seed=seed)
         seeds, number = (seed, 0) if isinstance(seed, Tensor) else (x, seed % 2**64)
-    tensors = (x,) if given is None else (x, given)
-    plan = plans.of(tensors, *scheme, random)
-    made = made if given is None else given
-    plan(x, values, made, seeds, number, offset)
+    tensors = (x,) if o.scale is None else (x, made)
+    TRITON.of(tensors, *scheme, o.random)(x, values, made, seeds, number, offset)
     return values.view(scheme.of.dtype), made
 
 
@@ -384,7 +407,7 @@ quantize = Operator(
     ],
 )
 
-quantize.implementation("triton", arch=">=sm_80")(launch)
+quantize.implementation("triton", arch=">=sm_80")(by_triton)
 quantize.implementation("torch")(reference)
 quantize.implementation("torch.compile", devices=("cuda",))(peers.Compiled(plain))
 quantize.implementation("torchao", requires="torchao", devices=("cuda",))(torchao)
@@ -395,39 +418,11 @@ quantize.implementation("torchao", requires="torchao", devices=("cuda",))(torcha
 @quantize.choice
 @guarded
 def choose(x: Tensor, format: str, granularity: str = "row", **options: Any) -> Choice:
-    size, power = options.get("group_size", 128), options.get("power_of_two", False)
-    QuantizeCall(x, format, granularity, size, power)  # checks
-    check(x, format, granularity, **options)
-    scale, seed, random = options.get("scale"), options.get("seed"), "none"
-    if options.get("rounding") == "stochastic":
-        random = "memory" if isinstance(seed, Tensor) else "number"
-    given = () if scale is None else (scale if isinstance(scale, Tensor) else x,)  # of a number, any tensor
-    return QUANTIZE.choose(x, *given, format, granularity, size, power, random)
-
-
-def check(
-    x: Tensor,
-    format: str,
-    granularity: str,
-    group_size: int = 128,
-    scale: float | Tensor | None = None,
-    power_of_two: bool = False,
-    rounding: Any = "nearest",
-    seed: Any = None,
-    offset: Any = 0,
-    check_scale: Any = False,
-) -> None:
-    """What the table's call leaves unchecked. Raises TypeError or ValueError."""
-    check_flag("quantize", "check_scale", check_scale)
-    if not isinstance(rounding, str) or rounding not in ROUNDINGS:
-        raise ValueError(f"quantize: argument 'rounding' is {rounding!r:.40}; expected 'nearest' or 'stochastic'")
-    check_seed("quantize", x, seed, offset)
-    if seed is not None and rounding == "nearest":
-        raise ValueError(f"quantize: argument 'seed' is {seed!r:.40} and 'rounding' 'nearest'; expected 'stochastic'")
-    if scale is not None:
-        if power_of_two:
-            raise ValueError("quantize: argument 'power_of_two' is True and 'scale' is given; expected one of the two")
-        _check_scale("quantize", scale, x, "x", tuple(x.shape), granularity, group_size, check_scale)
+    o = Options(**options)
+    QuantizeCall(x, format, granularity, o.group_size, o.power_of_two)  # checks
+    o.check(x, granularity)
+    scale = () if o.scale is None else (o.scale if isinstance(o.scale, Tensor) else x,)  # of a number, any tensor
+    return QUANTIZE.choose(x, *scale, format, granularity, o.group_size, o.power_of_two, o.random)
 
 
 @quantize.function
@@ -493,4 +488,4 @@ def quantize_function(
         "check_scale": check_scale,
     }
     chosen = choose(x, format, granularity, **options).implementation
-    return (reference if chosen == "torch" else launch)(x, format, granularity, **options)
+    return (reference if chosen == "torch" else by_triton)(x, format, granularity, **options)
