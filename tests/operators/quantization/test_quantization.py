@@ -236,76 +236,61 @@ def test_a_compiler_gives_the_same_bits(format):
 
 # ---- bad input -------------------------------------------------------------------------------------------------------
 
-PLAIN = {"format": "int8"}
+X, COLUMN = torch.ones(2, 5, device=DEVICE), torch.ones(2, 1, device=DEVICE)
+CALLS = {
+    "quantize": {"x": X, "format": "int8"},
+    "dequantize": {"values": torch.zeros(2, 5, dtype=torch.int8, device=DEVICE), "scale": COLUMN},
+}
+BAD_SCALES = (0.0, -1.0, math.inf, math.nan)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "match"),
+    ("name", "wrong", "match"),
     [
-        ({"format": "fp8"}, "'format' is 'fp8'; expected 'int8', 'int4', 'fp8_e4m3' or 'fp8_e5m2'"),
-        ({"format": torch.int8}, "'format' is torch.int8"),
-        ({"granularity": "rows"}, "'granularity' is 'rows'; expected 'tensor', 'row'"),
-        ({"group_size": 0}, "'group_size' is 0; expected an int of at least 1"),
-        ({"group_size": 2.0}, "'group_size' is 2.0"),
-        ({"format": "int4", "granularity": "group", "group_size": 3}, "'group_size' is 3; expected an even number"),
-        ({"x": torch.tensor(1.0), "granularity": "tensor"}, "'x' is a scalar; expected at least one dimension"),
-        ({"x": torch.ones(3), "granularity": "block"}, r"'x' is of shape \(3,\); expected at least two dimensions"),
-        ({"x": torch.ones(3, dtype=torch.float64)}, "'x'.*float64"),
-        ({"power_of_two": 1}, "'power_of_two' is 1; expected True or False"),
-        ({"rounding": "up"}, "'rounding' is 'up'; expected 'nearest' or 'stochastic'"),
-        ({"seed": 3}, "'seed' is 3 and 'rounding' 'nearest'"),
-        ({"rounding": "stochastic", "seed": 1.5}, "'seed' is 1.5"),
-        ({"scale": 1.0}, r"'scale' is a number; expected a tensor of shape \(2, 1\)"),
-        ({"scale": torch.ones(2)}, r"'scale' has shape \(2,\); expected \(2, 1\)"),
-        ({"scale": torch.ones(2, 1).half()}, "'scale'.*float16.*float32"),
-        ({"scale": torch.ones(2, 1, device="meta")}, "'scale' is on meta"),
-        ({"scale": torch.ones(2, 1, requires_grad=True)}, "'scale' wants a gradient.*detach"),
-        ({"scale": torch.ones(2, 1), "power_of_two": True}, "'power_of_two' is True and 'scale' is given"),
+        ("quantize", {"format": "fp8"}, "'format' is 'fp8'; expected 'int8', 'int4', 'fp8_e4m3' or 'fp8_e5m2'"),
+        ("quantize", {"format": torch.int8}, "'format' is torch.int8"),
+        ("quantize", {"granularity": "rows"}, "'granularity' is 'rows'; expected 'tensor', 'row'"),
+        ("quantize", {"group_size": 0}, "'group_size' is 0; expected an int of at least 1"),
+        ("quantize", {"group_size": 2.0}, "'group_size' is 2.0"),
+        ("quantize", {"format": "int4", "granularity": "group", "group_size": 3}, "is 3; expected an even number"),
+        ("quantize", {"x": X[0, 0], "granularity": "tensor"}, "'x' is a scalar; expected at least one dimension"),
+        ("quantize", {"x": X[0], "granularity": "block"}, r"'x' is of shape \(5,\); expected at least two dimensions"),
+        ("quantize", {"x": X.double()}, "'x'.*float64"),
+        ("quantize", {"power_of_two": 1}, "'power_of_two' is 1; expected True or False"),
+        ("quantize", {"rounding": "up"}, "'rounding' is 'up'; expected 'nearest' or 'stochastic'"),
+        ("quantize", {"seed": 3}, "'seed' is 3 and 'rounding' 'nearest'"),
+        ("quantize", {"rounding": "stochastic", "seed": 1.5}, "'seed' is 1.5"),
+        ("quantize", {"scale": 1.0}, r"'scale' is a number; expected a tensor of shape \(2, 1\)"),
+        ("quantize", {"scale": COLUMN[:, 0]}, r"'scale' has shape \(2,\); expected \(2, 1\)"),
+        ("quantize", {"scale": COLUMN.half()}, "'scale'.*float16.*float32"),
+        ("quantize", {"scale": COLUMN.to("meta")}, "'scale' is on meta"),
+        ("quantize", {"scale": COLUMN.clone().requires_grad_()}, "'scale' wants a gradient.*detach"),
+        ("quantize", {"scale": COLUMN, "power_of_two": True}, "'power_of_two' is True and 'scale' is given"),
         *(
-            ({"scale": bad, "granularity": "tensor"}, "'scale' is .*expected a positive, finite")
-            for bad in (0.0, -1.0, math.inf, math.nan, 1e-40)
+            ("quantize", {"scale": bad, "granularity": "tensor"}, "'scale' is .*expected a positive, finite")
+            for bad in (*BAD_SCALES, 1e-40)
         ),
         *(
             (
-                {"scale": torch.tensor([[1.0], [bad]]), "check_scale": True},
+                "quantize",
+                {"scale": x([1.0], [bad]), "check_scale": True},
                 r"'scale' has .* at \(1, 0\) \(1 such in all\)",
             )
-            for bad in (0.0, -1.0, math.inf, math.nan)
+            for bad in BAD_SCALES
         ),
+        ("dequantize", {"values": X}, "'values'.*float32.*int8"),
+        ("dequantize", {"scale": COLUMN.T}, r"'scale' has shape \(1, 2\); expected \(2, 1\)"),
+        ("dequantize", {"columns": 4}, r"'columns' is 4; expected 5 for 'values' of shape \(2, 5\)"),
+        ("dequantize", {"values": X.to(torch.uint8), "columns": 11}, "'columns' is 11; expected 9 or 10"),
+        ("dequantize", {"columns": True}, "'columns' is True"),
+        ("dequantize", {"dtype": torch.float64}, "'dtype' is torch.float64; expected float32, float16 or bfloat16"),
+        ("dequantize", {"granularity": "block"}, r"'scale' has shape \(2, 1\); expected \(1, 1\)"),
     ],
 )
-def test_wrong_arguments_are_named(wrong, match):
-    def here(value):
-        return value.to(DEVICE) if isinstance(value, torch.Tensor) and value.device.type == "cpu" else value
-
-    call = {"x": torch.ones(2, 5), **PLAIN, **wrong}
-    call = {
-        name: here(v) if name != "scale" or not getattr(v, "requires_grad", False) else v for name, v in call.items()
-    }
-    if getattr(call.get("scale"), "requires_grad", False):
-        call["scale"] = torch.ones(2, 1, device=DEVICE, requires_grad=True)
-    for function in (ops.quantize, lambda **k: ops.explain("quantize", **k)):
-        with pytest.raises((ValueError, TypeError), match=match):
-            function(**call)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "match"),
-    [
-        ({"values": torch.ones(2, 5)}, "'values'.*float32.*int8"),
-        ({"scale": torch.ones(1, 2)}, r"'scale' has shape \(1, 2\); expected \(2, 1\)"),
-        ({"columns": 4}, r"'columns' is 4; expected 5 for 'values' of shape \(2, 5\)"),
-        ({"values": torch.zeros(2, 5, dtype=torch.uint8), "columns": 11}, "'columns' is 11; expected 9 or 10"),
-        ({"columns": True}, "'columns' is True"),
-        ({"dtype": torch.float64}, "'dtype' is torch.float64; expected float32, float16 or bfloat16"),
-        ({"granularity": "block"}, r"'scale' has shape \(2, 1\); expected \(1, 1\)"),
-    ],
-)
-def test_wrong_arguments_of_the_inverse_are_named(wrong, match):
-    call = {"values": torch.zeros(2, 5, dtype=torch.int8), "scale": torch.ones(2, 1), **wrong}
-    call = {name: v.to(DEVICE) if isinstance(v, torch.Tensor) else v for name, v in call.items()}
-    with pytest.raises((ValueError, TypeError), match=f"dequantize: argument {match}"):
-        ops.dequantize(**call)
+def test_wrong_arguments_are_named(name, wrong, match):
+    for function in (getattr(ops, name), lambda **call: ops.explain(name, **call)):
+        with pytest.raises((ValueError, TypeError), match=f"{name}: argument .*{match}"):
+            function(**{**CALLS[name], **wrong})
 
 
 # ---- what a scheme loses ---------------------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ class Pointwise:
         reference: the same in PyTorch.
         option: an argument that picks the formula; its first value is the default.
         heavy: whether the arithmetic takes about as long as the bytes.
-        function: an autograd function of ``(formula, in_place, plan, *tensors)`` that does not save the inputs, as :class:`Map` does.
+        function: an autograd function of ``(formula, in_place, plan, *tensors)``; only :class:`Map` saves the inputs.
     """
 
     def __init__(
