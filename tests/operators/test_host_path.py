@@ -15,7 +15,7 @@ from weft import registry
 from weft.bench import cases, host
 from weft.operators import call, launch
 from weft.operators.dropout import dropout
-from weft.operators.loss import one_program
+from weft.operators.loss import kernels as loss_kernels
 from weft.operators.scan import dispatch as scan_dispatch
 
 pytestmark = [
@@ -25,8 +25,8 @@ pytestmark = [
 NAMES = ("cross_entropy", "cumsum", "dropout")
 # what a kernel takes at most, which is less in the interpreter
 ON_A_GPU = (
-    (one_program, "TILE", 8192),
-    (one_program, "MOST", 32768),
+    (loss_kernels, "SINGLE_TILE", 8192),
+    (loss_kernels, "SINGLE_MOST", 32768),
     (scan_dispatch, "ONE_TILE", 16384),
     (scan_dispatch, "WALKED", 32768),
 )
@@ -160,7 +160,7 @@ def test_host_times_are_taken_in_turn_and_compared_within_a_round(monkeypatch):
     monkeypatch.setattr(host, "_calls", lambda op, arguments: {name: name for name in names})
     monkeypatch.setattr(host, "host_time_us", timed)
     context = {"gpu": "G", "device": "cpu", "machine": {}, "versions": {}, "commit": "", "run": "", "time": ""}
-    bench = SimpleNamespace(device="cpu", context=lambda op: context)
+    bench = SimpleNamespace(device="cpu", context=lambda: context)
     found = list(host.measure(bench, [registry.get("relu")]))
     assert order == names * host.ROUNDS
     assert [m.time_us for m in found] == [1, 2, 3]

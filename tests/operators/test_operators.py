@@ -46,7 +46,7 @@ def test_each_operator_is_checked_once_before_any_is_twice():
 
 # What an implementation declines in one direction and dtype alone, which its registration cannot say, and in which words.
 LEFT_TO_OTHERS = {
-    ("cross_entropy", "one_program", "backward", "fp16"): "a gradient in float16, which waits for the loss's"
+    ("cross_entropy", "single-program", "backward", "fp16"): "a gradient in float16, which waits for the loss's"
 }
 
 

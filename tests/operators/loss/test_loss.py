@@ -12,8 +12,7 @@ pytest.importorskip("triton")
 from weft import ops  # noqa: E402
 from weft.operators.embedding import embedding  # noqa: E402
 from weft.operators.embedding import kernels as gathering  # noqa: E402
-from weft.operators.loss import cross_entropy as calls  # noqa: E402
-from weft.operators.loss import definition, one_program  # noqa: E402
+from weft.operators.loss import dispatch, kernels, reference  # noqa: E402
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
@@ -21,11 +20,11 @@ pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWar
 @pytest.fixture(params=["one program", "rows"])
 def either_kernel(request, monkeypatch):
     """What few logits take, and what more take."""
-    calls.ready_calls.known.clear()
+    dispatch.FORWARD.known.clear()
     if request.param == "rows":
-        monkeypatch.setattr(one_program, "MOST", 0)
+        monkeypatch.setattr(kernels, "SINGLE_MOST", 0)
     yield
-    calls.ready_calls.known.clear()
+    dispatch.FORWARD.known.clear()
 
 
 def drawn(m=9, v=40, dtype=torch.float32):
@@ -122,14 +121,14 @@ def test_a_formula_makes_the_row_of_such_a_label_nan_too(label, options):
     if "weight" in options:
         options = {"weight": torch.rand(options["weight"], device=DEVICE)}
     leaf = logits.clone().requires_grad_()
-    losses = definition.reference(leaf, target, reduction="none", **options)
+    losses = reference.reference(leaf, target, reduction="none", **options)
     (by_autograd,) = torch.autograd.grad(losses.sum(), leaf)
-    (by_formula,) = definition.gradient(torch.ones_like(losses), logits, target, reduction="none", **options)
+    (by_formula,) = reference.gradient(torch.ones_like(losses), logits, target, reduction="none", **options)
     others = torch.arange(9, device=DEVICE) != 5
     assert losses[5].isnan() and losses[others].isfinite().all()
     for dx in (by_autograd, by_formula):
         assert dx[5].isnan().all() and dx[others].isfinite().all()
-    assert definition.reference(logits, target, **options).isnan()
+    assert reference.reference(logits, target, **options).isnan()
 
 
 def test_of_no_classes_every_label_is_out_of_range():
@@ -158,7 +157,7 @@ def test_a_label_beyond_its_dtype_may_be_the_ignored_one():
         wanted = ops.cross_entropy(logits, target)
         assert ops.cross_entropy(logits, target.int(), ignore_index=ignored).equal(wanted)
         for t in (target, target.int()):
-            torch.testing.assert_close(definition.reference(logits, t, ignore_index=ignored), wanted)
+            torch.testing.assert_close(reference.reference(logits, t, ignore_index=ignored), wanted)
     target[5] = 49
     with pytest.raises(ValueError, match="label 49 in row 5"):
         ops.cross_entropy(logits, target.int(), ignore_index=2**32 + 49, check_labels=True)
@@ -210,7 +209,7 @@ def test_a_weight_that_is_no_constant_tensor_is_named(function):
     logits, target = drawn()
     with pytest.raises(TypeError, match="argument 'weight'"):
         function(logits, target, weight=[1.0] * 40)
-    with pytest.raises(ValueError, match="argument 'weight' wants a gradient"):
+    with pytest.raises(ValueError, match="argument 'weight' requires a gradient"):
         function(logits, target, weight=torch.ones(40, device=DEVICE, requires_grad=True))
 
 

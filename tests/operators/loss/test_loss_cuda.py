@@ -1,5 +1,5 @@
-"""Cross entropy's CUDA C++ without a GPU: run on a CPU (``rows_on_cpu.hpp``) with the launches that Python computes, against
-float64; what its loops compile to."""
+"""Cross entropy's CUDA C++ without a GPU: emulated on the CPU (``rows_on_cpu.hpp``) with the launches that Python computes,
+against float64; what its loops compile to."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.loss import cluster, definition  # noqa: E402
+from weft.operators.loss import dispatch, reference  # noqa: E402
+from weft.operators.loss.dispatch import LossCall  # noqa: E402
 from weft.operators.loss.kernels import Options  # noqa: E402
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 OPERATORS = ROOT / "src/weft/operators"
 COMPILE = ("g++", "-std=c++20", "-O1", "-w", "-mf16c", "-fPIC", "-shared", "-pthread", f"-I{ROOT / 'tests/emulator'}")
 CONFIGURATIONS = (
-    cluster.with_gradient_configuration,
-    cluster.shared_configuration,
-    cluster.loss_configuration,
-    cluster.gradient_configuration,
+    dispatch.with_gradient_configuration,
+    dispatch.shared_configuration,
+    dispatch.loss_configuration,
+    dispatch.gradient_configuration,
 )
 KERNELS = ("cluster", "shared", "alone")  # loss and gradient together, with shared memory, and apart
 
@@ -109,14 +110,18 @@ class Run:
         if kernel == "alone":
             self.dloss = self.dloss * -0.75
         call = (self.given, self.label, self.given if self.weight is None else self.weight)
-        with compiling_for(90, lambda *_: None):
+        weighted = case.weight
+        with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *_: None):
+            patch.setattr(dispatch, "SHARED_FROM", 0 if kernel == "shared" else 2**60)
             if kernel == "alone":
-                last = cluster.gradient_plan(*call, self.dloss, self.dx, self.o, case.weight)
-                self.plans = [cluster.plan(*call, self.given, self.o, case.weight, False), last]
+                tensors = (*call, self.dloss, self.dx)
+                last = dispatch.launch_cuda_gradient(dispatch.GradientCall.of(*tensors, self.o, weighted))
+                first = LossCall(*call[:2], self.weight, self.o)
+                self.plans = [dispatch.launch_cluster(first), last]
             else:
-                with pytest.MonkeyPatch.context() as patch:
-                    patch.setattr(cluster, "FILLS", 0 if kernel == "shared" else 2**60)
-                    self.plans = [cluster.plan(*call, self.dx, self.o, case.weight, True)]
+                self.plans = [
+                    dispatch.launch_cluster(LossCall(*call[:2], self.weight, self.o, True, True, case.in_place))
+                ]
         counts, known = self.label != -100, (self.label >= 0) & (self.label < case.v)
         of_label = call[2][self.label.clamp(0, case.v - 1)].double() if case.weight else torch.ones(5).double()
         self.counts, self.wrong = counts, counts & ~known
@@ -124,7 +129,7 @@ class Run:
         self.loss, self.stats = torch.full((5,), torch.nan), torch.full((2, 5), torch.nan)
         self.tensors = [(*call, sums, self.loss, self.stats, self.dx), (*call, sums, self.stats, self.dloss, self.dx)]
 
-    def play(self, library: ctypes.CDLL, expressions: list[str]) -> None:
+    def emulate(self, library: ctypes.CDLL, expressions: list[str]) -> None:
         for plan, tensors in zip(self.plans, self.tensors, strict=False):
             values = [*(ctypes.c_void_p(t.data_ptr()) for t in tensors), *plan.scalars]
             pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
@@ -137,24 +142,24 @@ class Run:
         named = {"ignore_index": -100, "label_smoothing": o.label_smoothing, "z_loss": o.z_loss, "soft_cap": o.soft_cap}
         named["weight"] = None if self.weight is None else self.weight.double()
         x = self.x.double()
-        rows = definition.reference(x, label, **named, reduction="none")
-        whole = definition.reference(x, label, **named, reduction=o.reduction) if o.reduction != "none" else rows
-        (dx,) = definition.gradient(self.dloss.double(), x, label, **named, reduction=o.reduction)
+        rows = reference.reference(x, label, **named, reduction="none")
+        whole = reference.reference(x, label, **named, reduction=o.reduction) if o.reduction != "none" else rows
+        (dx,) = reference.gradient(self.dloss.double(), x, label, **named, reduction=o.reduction)
         dx[self.wrong] = torch.nan
         return whole.masked_fill(self.wrong, torch.nan) if whole.ndim else whole, dx
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory) -> dict[tuple[str, str], Run]:
+def emulated(tmp_path_factory) -> dict[tuple[str, str], Run]:
     if shutil.which("g++") is None or "f16c" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("needs g++ and an x86 processor")
     trial = {BF16: 64, FP16: 64, FP32: 32}
     runs = {}
     for name, case in CASES.items():
-        cluster.with_gradient_configuration.trial = {"THREADS": 64, "EACH": trial[case.dtype]}
-        cluster.gradient_configuration.trial = cluster.with_gradient_configuration.trial
-        cluster.loss_configuration.trial = {"THREADS": 64}
-        cluster.shared_configuration.trial = {"THREADS": 64, "EACH": 2 * trial[case.dtype]}
+        dispatch.with_gradient_configuration.trial = {"THREADS": 64, "EACH": trial[case.dtype]}
+        dispatch.gradient_configuration.trial = dispatch.with_gradient_configuration.trial
+        dispatch.loss_configuration.trial = {"THREADS": 64}
+        dispatch.shared_configuration.trial = {"THREADS": 64, "EACH": 2 * trial[case.dtype]}
         runs |= {(name, kernel): Run(case, kernel) for kernel in KERNELS}
     for configuration in CONFIGURATIONS:
         configuration.trial = None
@@ -173,14 +178,14 @@ def played(tmp_path_factory) -> dict[tuple[str, str], Run]:
     subprocess.run([*COMPILE, "-o", folder / "rows.so", folder / "rows.cpp"], check=True)
     library = ctypes.CDLL(str(folder / "rows.so"))
     for run in runs.values():
-        run.play(library, expressions)
+        run.emulate(library, expressions)
     return runs
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("name", CASES)
-def test_loss_and_gradient_are_those_of_float64(played, name, kernel):
-    run = played[name, kernel]
+def test_loss_and_gradient_are_those_of_float64(emulated, name, kernel):
+    run = emulated[name, kernel]
     loss, dx = run.wanted()
     got = run.loss.double() if loss.ndim else run.loss.double().sum()
     torch.testing.assert_close(got, loss, rtol=2e-6, atol=2e-6, equal_nan=True)
@@ -191,8 +196,8 @@ def test_loss_and_gradient_are_those_of_float64(played, name, kernel):
     assert run.case.in_place or torch.equal(run.given.nan_to_num(3), run.x.nan_to_num(3)), "the logits were changed"
 
 
-def test_clusters_of_one_and_of_several_blocks_are_played(played):
-    found = {kernel: {run.plans[0].cluster for (_, k), run in played.items() if k == kernel} for kernel in KERNELS}
+def test_clusters_of_one_and_of_several_blocks_are_emulated(emulated):
+    found = {kernel: {run.plans[0].cluster for (_, k), run in emulated.items() if k == kernel} for kernel in KERNELS}
     assert all(1 in blocks and max(blocks) >= 2 for blocks in found.values()), found
 
 
@@ -200,7 +205,7 @@ def test_the_loss_alone_asks_for_eight_vectors_before_it_uses_one():
     """And in its loop issues less than half of what there is time for while memory brings an element."""
     x, label = torch.empty(8192, 32000, dtype=BF16, device="meta"), torch.empty(8192, dtype=torch.int64, device="meta")
     with compiling_for(90, lambda *_: None):
-        plan = cluster.plan(x, label, x, x, Options(), False, False)
+        plan = dispatch.launch_cluster(LossCall(x, label, None, Options()))
     loop = max(parts(sass(plan.source, plan.expression)), key=lambda part: part.count("MUFU.EX2"))
     instructions = names(loop.partition("BRA")[0])
     loads = [i for i, name in enumerate(instructions) if name.startswith("LDG.E.128")]

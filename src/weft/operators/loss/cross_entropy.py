@@ -6,7 +6,6 @@ ten operations an element: memory bandwidth is the limit (formulas: kernels.py; 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,45 +13,40 @@ from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, check_flag, check_places, differentiable, eager, guarded, on_gpu, traced
-from weft.operators.launch import Plans, target_sm
-from weft.operators.loss import cluster, one_program
-from weft.operators.loss.arguments import check
-from weft.operators.loss.calls import CrossEntropy
-from weft.operators.loss.definition import OPTIONS, WRONG, composed, gradient, inputs, reference, workloads
-from weft.operators.loss.kernels import ONE_PASS, Options
-from weft.operators.loss.launches import forward_plans
-
-CLUSTER_FROM = 16384  # classes from which a cluster of blocks takes a row, as for softmax
+from weft.operators.call import Choice, differentiable, eager, guarded, traced
+from weft.operators.loss.autograd import CrossEntropy
+from weft.operators.loss.dispatch import BACKWARD, FORWARD, LossCall
+from weft.operators.loss.dispatch import check_labels as look_at_labels
+from weft.operators.loss.kernels import Options
+from weft.operators.loss.reference import OPTIONS, WRONG, composed, gradient, inputs, reference, workloads
 
 # ---- implementations -------------------------------------------------------------------------------------------------
+
+
+def asked(soft_cap: float | None = None, **options: Any) -> tuple[Any, ...]:
+    """A call's options in the order of ``LossCall.of``."""
+    return tuple({**vars(Options(**options)), "soft_cap": soft_cap}.values())
 
 
 def cross_entropy_triton(logits: Tensor, target: Tensor, **options: Any) -> Tensor:
     weight, o = _options(**options)
     call = (weight, o.ignore_index, o.label_smoothing, o.z_loss, o.soft_cap, o.reduction)
-    loss: Tensor = torch.ops.weft.cross_entropy(logits, target, *call)[0]
-    return loss
+    return torch.ops.weft.cross_entropy(logits, target, *call)[0]
 
 
-def cross_entropy_one_program(logits: Tensor, target: Tensor, **options: Any) -> Tensor:
-    weight, asked = _options(**options)
-    if not logits.numel():
-        raise Declined("empty: nothing to launch")
-    wanted = torch.is_grad_enabled() and logits.requires_grad
-    if reason := one_program.why_not(logits, asked, wanted):
-        raise Declined(reason)
-    loss: Tensor = differentiable(CrossEntropy, logits, target, weight, asked, "one_program", wanted, False)
-    return loss
+def by_kernel(kernel: str, backward: str, at_once: bool) -> Any:
+    """``at_once``: the gradient is made with the loss; else backward makes it from each row's maximum and sum."""
+    plans, backward_plans = FORWARD.kernel(kernel), BACKWARD.kernel(backward)
 
+    def implementation(logits: Tensor, target: Tensor, *, weight: Tensor | None = None, **options: Any) -> Tensor:
+        if not logits.numel():
+            raise Declined("empty: nothing to launch")
+        wanted = at_once and torch.is_grad_enabled() and logits.requires_grad
+        tensors = (logits, target) if weight is None else (logits, target, weight)
+        plan = plans.of(tensors, *asked(**options), wanted, False)
+        return differentiable(CrossEntropy, logits, target, weight, plan, backward_plans, False)
 
-def cross_entropy_cuda(logits: Tensor, target: Tensor, **options: Any) -> Tensor:
-    """The loss without its gradient, which backward makes from each row's maximum and sum."""
-    weight, asked = _options(**options)
-    if not logits.numel():
-        raise Declined("empty: nothing to launch")
-    loss: Tensor = differentiable(CrossEntropy, logits, target, weight, asked, "cuda", False, False)
-    return loss
+    return implementation
 
 
 def liger(logits: Tensor, target: Tensor, **options: Any) -> Tensor:
@@ -126,23 +120,16 @@ cross_entropy = Operator(
 )
 
 cross_entropy.implementation("triton", arch=">=sm_80")(cross_entropy_triton)
-cross_entropy.implementation("one_program", backend="triton", arch=">=sm_80")(cross_entropy_one_program)
-cross_entropy.implementation("cuda", arch=">=sm_90", devices=("cuda",))(cross_entropy_cuda)
+cross_entropy.implementation("single-program", backend="triton", arch=">=sm_80")(
+    by_kernel("single-program", "triton", at_once=True)
+)
+cross_entropy.implementation("cuda", arch=">=sm_90", devices=("cuda",))(by_kernel("cuda", "cuda", at_once=False))
 cross_entropy.implementation("torch")(composed)
 cross_entropy.implementation("torch.compile", devices=("cuda",))(peers.Compiled(composed))
 cross_entropy.implementation("liger", requires="liger-kernel", devices=("cuda",), directions=("forward",))(liger)
 cross_entropy.implementation("quack", requires="quack-kernels", devices=("cuda",))(quack)
 
 # ---- what users call -------------------------------------------------------------------------------------------------
-
-
-def back_end(logits: Tensor, asked: Options, has_weight: bool) -> Choice:
-    """Which of our kernels serves logits on the GPU."""
-    v = logits.shape[1]
-    long = v >= CLUSTER_FROM and target_sm(logits.device) >= 90
-    if long and not cluster.why_not(logits, asked, has_weight, torch.empty_like(logits, device="meta")):
-        return Choice("cuda", f"{v} classes: a cluster of blocks holds a row, which is read once", forward_plans)
-    return Choice("triton", f"{v} classes: " + ("held in registers" if v <= ONE_PASS else "walked"), forward_plans)
 
 
 @cross_entropy.choice
@@ -152,61 +139,24 @@ def choose(
     target: Tensor,
     *,
     weight: Tensor | None = None,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    soft_cap: float | None = None,
-    reduction: str = "mean",
     inplace_backward: bool = False,
     check_labels: bool = False,
+    direction: str = "forward",
+    **options: Any,
 ) -> Choice:
-    asked = Options(ignore_index, label_smoothing, z_loss, soft_cap or 0.0, reduction)
-    check("cross_entropy", logits, target, weight, soft_cap, asked, check_labels)
-    check_flag("cross_entropy", "inplace_backward", inplace_backward)
-    if inplace_backward and torch.is_grad_enabled() and logits.requires_grad:
-        check_places("cross_entropy", "logits", logits, "inplace_backward=True")
-    if not on_gpu(logits):
-        return Choice("torch", "the tensors are on the CPU, where weft runs the reference")
-    if not logits.numel():
-        return Choice("torch", "empty: nothing to launch")
-    if traced(logits, target):
-        return Choice("triton", "traced: PyTorch operators that a compiler sees", forward_plans)
-    if not one_program.why_not(logits, asked, torch.is_grad_enabled() and logits.requires_grad):
-        return Choice("one_program", f"{len(logits)} rows of {logits.shape[1]}: few, in one launch", forward_plans)
-    return back_end(logits, asked, weight is not None)
-
-
-@dataclass(frozen=True)
-class Ready:
-    """A call in eager mode, decided; ``launches`` of ``(logits, target, weight, dx)``."""
-
-    options: Options
-    back_end: str
-    launches: Any
-
-
-def _ready(logits: Tensor, target: Tensor, *call: Any) -> Ready | None:
-    """Of a call's tensors and options; None where PyTorch is called."""
-    weight, rest = (call[0], call[1:]) if isinstance(call[0], Tensor) else (None, call)
-    *options, reduction, wanted, inplace = rest
-    ignore_index, label_smoothing, z_loss, soft_cap = options
-    named: dict[str, Any] = {
-        "label_smoothing": label_smoothing,
-        "z_loss": z_loss,
-        "soft_cap": soft_cap,
-        "reduction": reduction,
-    }
-    named |= {"weight": weight, "ignore_index": ignore_index, "inplace_backward": inplace}
-    chosen = choose(logits, target, **named).implementation
-    if chosen == "torch":
-        return None
-    asked = Options(ignore_index, label_smoothing, z_loss, soft_cap or 0.0, reduction)
-    made = wanted and reduction != "none" and logits.dtype != torch.float16
-    w, dx = logits if weight is None else weight, torch.empty_like(logits) if made and not inplace else logits
-    return Ready(asked, chosen, forward_plans.of((logits, target, w, dx), asked, weight is not None, made, chosen))
-
-
-ready_calls = Plans(_ready)
+    backward = direction == "backward"
+    tensors = (logits, target) if weight is None else (logits, target, weight)
+    wanted = backward or (torch.is_grad_enabled() and isinstance(logits, Tensor) and logits.requires_grad)
+    arguments = (*tensors, *asked(**options), wanted, inplace_backward)
+    chosen = FORWARD.choose(*arguments)
+    look_at_labels("cross_entropy", target, logits.shape[1], options.get("ignore_index", -100), check_labels)
+    if not backward or chosen.implementation == "torch":
+        return chosen
+    call = LossCall.of(*arguments)
+    if call.at_once and not call.traced:
+        return Choice(chosen.implementation, f"with the loss: {chosen.reason}")
+    dloss = logits.new_empty(call.m if call.options.reduction == "none" else ())
+    return BACKWARD.choose(logits, target, call.w, dloss, torch.empty_like(logits), call.options, weight is not None)
 
 
 @cross_entropy.function
@@ -255,30 +205,30 @@ def cross_entropy_function(
     tensors = (logits, target) if weight is None else (logits, target, weight)
     constant = weight is None or (isinstance(weight, Tensor) and not weight.requires_grad)
     plain = check_labels is False and type(inplace_backward) is bool and constant
+    options = (ignore_index, label_smoothing, z_loss, soft_cap, reduction)
     if plain and eager(*tensors, gradient=True):
         wanted = logits.requires_grad and torch.is_grad_enabled()
-        options = (ignore_index, label_smoothing, z_loss, soft_cap, reduction, wanted, inplace_backward)
-        ready = ready_calls.of(tensors, *options)
-        if ready is not None:
+        plan = FORWARD.of(tensors, *options, wanted, inplace_backward)
+        if plan is not None:
             if wanted:
-                how = (ready.options, ready.back_end, True, inplace_backward, ready.launches)
-                return CrossEntropy.apply(logits, target, weight, *how)
-            return ready.launches(logits, target, logits if weight is None else weight, logits)[0]
+                return CrossEntropy.apply(logits, target, weight, plan, BACKWARD, inplace_backward)
+            return plan(logits, target, logits if weight is None else weight, logits)[0]
     named: dict[str, Any] = {
+        "weight": weight,
         "ignore_index": ignore_index,
         "label_smoothing": label_smoothing,
         "z_loss": z_loss,
+        "soft_cap": soft_cap,
         "reduction": reduction,
     }
     flags = {"check_labels": check_labels, "inplace_backward": inplace_backward}
-    chosen = choose(logits, target, weight=weight, soft_cap=soft_cap, **flags, **named).implementation
-    if chosen == "torch":
-        return reference(logits, target, weight=weight, soft_cap=soft_cap, **named)
+    if choose(logits, target, **flags, **named).implementation == "torch":
+        return reference(logits, target, **named)
     if torch.is_autocast_enabled("cuda"):
         logits = logits.float()
     if traced(logits, target):
-        return cross_entropy_triton(logits, target, weight=weight, soft_cap=soft_cap, **named)
+        return cross_entropy_triton(logits, target, **named)
     wanted = torch.is_grad_enabled() and logits.requires_grad
-    asked = Options(soft_cap=soft_cap or 0.0, **named)
-    loss: Tensor = differentiable(CrossEntropy, logits, target, weight, asked, chosen, wanted, inplace_backward)
+    plan = FORWARD.of((logits, *tensors[1:]), *options, wanted, inplace_backward)
+    loss: Tensor = differentiable(CrossEntropy, logits, target, weight, plan, BACKWARD, inplace_backward)
     return loss

@@ -13,12 +13,11 @@ from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, guarded, on_gpu, traced, widened
+from weft.operators.call import Choice, guarded, widened
 from weft.operators.loss import cross_entropy as loss
-from weft.operators.loss.arguments import check
-from weft.operators.loss.calls import launch
-from weft.operators.loss.definition import OPTIONS, WRONG, composed, inputs, reference, with_gradient, workloads
-from weft.operators.loss.kernels import Options
+from weft.operators.loss.dispatch import WITH_GRADIENT
+from weft.operators.loss.dispatch import check_labels as look_at_labels
+from weft.operators.loss.reference import OPTIONS, WRONG, composed, inputs, reference, with_gradient, workloads
 
 # ---- implementations -------------------------------------------------------------------------------------------------
 
@@ -34,15 +33,14 @@ def reference_pair(logits: Tensor, target: Tensor, **options: Any) -> tuple[Tens
     return loss, gradient
 
 
-def _ours(back_end: str) -> Any:
-    def both(
-        logits: Tensor, target: Tensor, *, weight: Tensor | None = None, soft_cap: float | None = None, **options: Any
-    ) -> tuple[Tensor, Tensor]:
+def launched(plans: Any) -> Any:
+    def both(logits: Tensor, target: Tensor, *, weight: Tensor | None = None, **options: Any) -> tuple[Tensor, Tensor]:
         if not logits.numel():
             raise Declined("empty: nothing to launch")
-        dx = torch.empty_like(logits)
-        asked = Options(soft_cap=soft_cap or 0.0, **options)
-        return launch(logits.detach(), target, weight, dx, asked, back_end)[0], dx
+        logits, dx = logits.detach(), torch.empty_like(logits)
+        tensors = (logits, target) if weight is None else (logits, target, weight)
+        plan = plans.of(tensors, *loss.asked(**options))
+        return plan(logits, target, logits if weight is None else weight, dx)[0], dx
 
     return both
 
@@ -101,8 +99,10 @@ cross_entropy_with_gradient = Operator(
     ],
 )
 
-cross_entropy_with_gradient.implementation("triton", arch=">=sm_80")(_ours("triton"))
-cross_entropy_with_gradient.implementation("cuda", arch=">=sm_90", devices=("cuda",))(_ours("cuda"))
+cross_entropy_with_gradient.implementation("triton", arch=">=sm_80")(launched(WITH_GRADIENT.kernel("triton")))
+cross_entropy_with_gradient.implementation("cuda", arch=">=sm_90", devices=("cuda",))(
+    launched(WITH_GRADIENT.kernel("cuda"))
+)
 cross_entropy_with_gradient.implementation("torch")(_peer(composed))
 cross_entropy_with_gradient.implementation("torch.compile", devices=("cuda",))(CompiledBoth(composed))
 cross_entropy_with_gradient.implementation("liger", requires="liger-kernel", devices=("cuda",))(_peer(loss.liger))
@@ -114,26 +114,14 @@ cross_entropy_with_gradient.implementation("quack", requires="quack-kernels", de
 @cross_entropy_with_gradient.choice
 @guarded
 def choose(
-    logits: Tensor,
-    target: Tensor,
-    *,
-    weight: Tensor | None = None,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    soft_cap: float | None = None,
-    reduction: str = "mean",
-    check_labels: bool = False,
+    logits: Tensor, target: Tensor, *, weight: Tensor | None = None, check_labels: bool = False, **options: Any
 ) -> Choice:
-    asked = Options(ignore_index, label_smoothing, z_loss, soft_cap or 0.0, reduction)
-    check("cross_entropy_with_gradient", logits, target, weight, soft_cap, asked, check_labels)
-    if not on_gpu(logits):
-        return Choice("torch", "the tensors are on the CPU, where weft runs the reference")
-    if not logits.numel():
-        return Choice("torch", "empty: nothing to launch")
-    if traced(logits, target):
-        return Choice("torch", "traced: there cross_entropy and its backward serve, which a compiler sees")
-    return loss.back_end(logits, asked, weight is not None)
+    tensors = (logits, target) if weight is None else (logits, target, weight)
+    chosen = WITH_GRADIENT.choose(*tensors, *loss.asked(**options))
+    look_at_labels(
+        "cross_entropy_with_gradient", target, logits.shape[1], options.get("ignore_index", -100), check_labels
+    )
+    return chosen
 
 
 @cross_entropy_with_gradient.function
@@ -173,5 +161,5 @@ def cross_entropy_with_gradient_function(
     }
     chosen = choose(logits, target, check_labels=check_labels, **named).implementation
     (wide,) = widened(logits.detach())
-    loss, gradient = (reference_pair if chosen == "torch" else _ours(chosen))(wide, target, **named)
+    loss, gradient = (reference_pair if chosen == "torch" else launched(WITH_GRADIENT))(wide, target, **named)
     return loss, gradient.to(logits.dtype)

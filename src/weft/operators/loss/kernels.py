@@ -1,4 +1,4 @@
-"""Triton kernels of cross entropy over logits [M, V], and the plans that pick their tiles.
+"""Triton kernels of cross entropy over logits [M, V], and their launches.
 
 For row m with label t, weight w_t, logits x (capped), p = softmax(x), and with e for the label smoothing:
 
@@ -6,8 +6,8 @@ For row m with label t, weight w_t, logits x (capped), p = softmax(x), and with 
     gradient = p * A - e / V * w_v * s_w - [v = t] * (1 - e) * w_t * s_w
     A        = s_w * ((1 - e) * w_t + e / V * sum_v w_v) + s_n * 2 * z * lse
 
-where s_w and s_n are 1, or for the mean one over the labels' weights and over their number (``label_sums.py``). Whatever
-asks for the gradient with the loss reads the logits once, up to ``ONE_PASS`` columns; longer rows are read twice, the second
+where s_w and s_n are 1, or for the mean one over the labels' weights and over their number (``LabelSums``). A call
+that makes the gradient with the loss reads the logits once, up to ``ONE_PASS`` columns; longer rows are read twice, the second
 time from L2 where they fit (``cluster.cu`` keeps them on chip).
 """
 
@@ -22,8 +22,8 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.operators.configs import Config, Configurations, bucket, grid_of
-from weft.operators.launch import Plan
-from weft.operators.row_programs import ONE_PASS, candidates, heuristic
+from weft.operators.launch import INTERPRETING, Plan, Plans, multiprocessors
+from weft.operators.row_programs import candidates, heuristic
 from weft.operators.softmax.kernels import exponential
 
 
@@ -63,7 +63,7 @@ def labels_of(
     target_ptr, weight_ptr, sums_ptr, row, M, V, target_stride, weight_stride, ignore,
     HAS_WEIGHT: tl.constexpr, MEAN: tl.constexpr, ALL_WEIGHTS: tl.constexpr,
 ):  # fmt: skip
-    """Of some rows: label (0 where there is none), whether it counts, its weight (NaN for a label out of range, which makes
+    """For some rows: label (0 where there is none), whether it counts, its weight (NaN for a label out of range, which makes
     all of the row NaN), s_w, s_n, and the sum of all weights."""
     label = tl.load(target_ptr + row * target_stride, mask=row < M, other=ignore).to(tl.int64)
     counts = (row < M) & (label != ignore)
@@ -94,7 +94,7 @@ def loss_of(lse, x_t, weighted_sum, weight, by_weight, by_number, all_weights, V
 
 @triton.jit
 def coefficients(lse, weight, by_weight, by_number, all_weights, V, smoothing, z, SMOOTH: tl.constexpr):
-    """(A, what is taken from each class for each unit of its weight, what is taken at the label): the head of this file."""
+    """(A, what each class loses for each unit of its weight, what the label loses): the formulas at the head of this file."""
     at_label = by_weight * weight
     spread = at_label * 0.0
     of_p = at_label
@@ -181,7 +181,7 @@ def cross_entropy_long_rows(
     dx_row, dx_col, ignore, smoothing, z, cap, HAS_WEIGHT: tl.constexpr, MEAN: tl.constexpr, SMOOTH: tl.constexpr,
     CAP: tl.constexpr, GRADIENT: tl.constexpr, ACCURATE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The same for a row that does not fit: one program walks it for its sums (online softmax, Milakov & Gimelshein 2018),
+    """The same for a row that does not fit: one program reads it for its sums (online softmax, Milakov & Gimelshein 2018),
     and again for the gradient."""
     row = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK)
@@ -285,7 +285,195 @@ def scale_unless_one(factor_ptr, x_ptr, M, N, x_row, x_col, BLOCK: tl.constexpr)
         tl.store(at, (x * factor).to(x_ptr.dtype.element_ty), mask=col < N)
 
 
-# ---- plans -----------------------------------------------------------------------------------------------------------
+# ---- few logits: one program computes the labels' sums, the losses and the gradient in one launch --------------------------
+
+
+@triton.jit
+def cross_entropy_single_program(
+    x_ptr, target_ptr, weight_ptr, loss_ptr, dx_ptr, M, V, x_row, x_col, target_stride, weight_stride, dx_row, dx_col,
+    ignore, smoothing, z, cap, HAS_WEIGHT: tl.constexpr, MEAN: tl.constexpr, SMOOTH: tl.constexpr, CAP: tl.constexpr,
+    GRADIENT: tl.constexpr, ACCURATE: tl.constexpr, LABELS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """loss [] (the mean or the sum) and, with GRADIENT, dx [M, V]. LABELS, ROWS and BLOCK are powers of two: of M, of the rows
+    at once and of V. Rows that are ignored are not read."""
+    col = tl.arange(0, BLOCK)
+    by_weight = 1.0
+    by_number = 1.0
+    if MEAN:
+        of_all = labels_of(
+            target_ptr, weight_ptr, target_ptr, tl.arange(0, LABELS).to(tl.int64), M, V, target_stride, weight_stride,
+            ignore, HAS_WEIGHT, False, False,
+        )  # fmt: skip
+        by_number = tl.div_rn(1.0, tl.sum(tl.where(of_all[1], 1.0, 0.0), axis=0))
+        by_weight = by_number
+        if HAS_WEIGHT:
+            by_weight = tl.div_rn(1.0, tl.sum(tl.where(of_all[1], of_all[2], 0.0), axis=0))
+    all_weights = V * 1.0
+    if HAS_WEIGHT and SMOOTH:
+        w = tl.load(weight_ptr + col * weight_stride, mask=col < V, other=0.0).to(tl.float32)
+        all_weights = tl.sum(w, axis=0)
+    losses = tl.zeros([ROWS], tl.float32)
+    for start in range(0, M, ROWS):
+        row = (start + tl.arange(0, ROWS)).to(tl.int64)
+        label, counts, weight, _, _, _ = labels_of(
+            target_ptr,
+            weight_ptr,
+            target_ptr,
+            row,
+            M,
+            V,
+            target_stride,
+            weight_stride,
+            ignore,
+            HAS_WEIGHT,
+            False,
+            False,
+        )
+        inside = counts[:, None] & (col[None, :] < V)
+        at = x_ptr + row[:, None] * x_row + col[None, :] * x_col
+        x = tl.load(at, mask=inside, other=-float("inf")).to(tl.float32)
+        x_t = tl.load(x_ptr + row * x_row + label * x_col, mask=counts, other=0.0).to(tl.float32)
+        x_t = capped(x_t, cap, CAP, ACCURATE)
+        x = capped(x, cap, CAP, ACCURATE)
+        if CAP:
+            x = tl.where(inside, x, -float("inf"))
+        top = tl.max(x, axis=1)
+        base = tl.where(top == -float("inf"), 0.0, top)
+        e = exponential(x - base[:, None], ACCURATE)
+        total = tl.sum(e, axis=1)
+        lse = top + tl.log(total)
+        weighted_sum = total
+        if SMOOTH:
+            if HAS_WEIGHT:
+                weighted_sum = tl.sum(tl.where(inside, x * w[None, :], 0.0), axis=1)
+            else:
+                weighted_sum = tl.sum(tl.where(inside, x, 0.0), axis=1)
+        loss = loss_of(lse, x_t, weighted_sum, weight, by_weight, by_number, all_weights, V, smoothing, z, SMOOTH)
+        losses += tl.where(counts, loss, 0.0 * by_weight)  # NaN for the mean over no label
+        if GRADIENT:
+            of_p, spread, at_label = coefficients(
+                lse, weight, by_weight, by_number, all_weights, V, smoothing, z, SMOOTH
+            )
+            g = gradient_of(
+                e * tl.div_rn(1.0, total)[:, None], x, col[None, :], label[:, None], of_p[:, None], spread[:, None],
+                at_label[:, None], weight_ptr, weight_stride, V, cap, HAS_WEIGHT, SMOOTH, CAP,
+            )  # fmt: skip
+            g = tl.where(counts[:, None], g, 0.0)
+            at = dx_ptr + row[:, None] * dx_row + col[None, :] * dx_col
+            tl.store(at, g.to(dx_ptr.dtype.element_ty), mask=(row[:, None] < M) & (col[None, :] < V))
+    tl.store(loss_ptr, tl.sum(losses, axis=0).to(loss_ptr.dtype.element_ty))
+
+
+# ---- sums over rows ----------------------------------------------------------------------------------------------------
+#
+# How many labels count and what they weigh (the mean's divisors), and the sum of the losses. Up to SLICE rows by one program;
+# more by several, whose sums are then added, always in the same order.
+
+
+@triton.jit
+def sum_labels(
+    target_ptr, weight_ptr, out_ptr, M, V, target_stride, weight_stride, ignore, m_each, v_each,
+    HAS_WEIGHT: tl.constexpr, ALL_WEIGHTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """out[program] = (weights of the labels that count, their number, weights of all classes), each of a slice."""
+    p = tl.program_id(0).to(tl.int64)
+    weights = tl.zeros([BLOCK], tl.float32)
+    number = tl.zeros([BLOCK], tl.float32)
+    everything = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, m_each, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        row = p * m_each + at
+        inside = (at < m_each) & (row < M)
+        label = tl.load(target_ptr + row * target_stride, mask=inside, other=ignore).to(tl.int64)
+        counts = inside & (label != ignore)
+        number += tl.where(counts, 1.0, 0.0)
+        if HAS_WEIGHT:
+            known = (label >= 0) & (label < V)
+            w = tl.load(weight_ptr + label * weight_stride, mask=counts & known, other=0.0).to(tl.float32)
+            weights += tl.where(counts, tl.where(known, w, float("nan")), 0.0)
+    if ALL_WEIGHTS:
+        for start in range(0, v_each, BLOCK):
+            at = start + tl.arange(0, BLOCK)
+            v = p * v_each + at
+            inside = (at < v_each) & (v < V)
+            everything += tl.load(weight_ptr + v * weight_stride, mask=inside, other=0.0).to(tl.float32)
+    count = tl.sum(number, axis=0)
+    tl.store(out_ptr + p * 3, tl.sum(weights, axis=0) if HAS_WEIGHT else count)
+    tl.store(out_ptr + p * 3 + 1, count)
+    tl.store(out_ptr + p * 3 + 2, tl.sum(everything, axis=0))
+
+
+@triton.jit
+def sum_slices(in_ptr, out_ptr, N, each, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
+    """out[program, c] = sum of in[n, c] over a slice of N; c is the grid's second dimension."""
+    p = tl.program_id(0).to(tl.int64)
+    c = tl.program_id(1)
+    total = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, each, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        n = p * each + at
+        total += tl.load(in_ptr + n * COLUMNS + c, mask=(at < each) & (n < N), other=0.0)
+    tl.store(out_ptr + p * COLUMNS + c, tl.sum(total, axis=0).to(out_ptr.dtype.element_ty))
+
+
+# ---- launches ----------------------------------------------------------------------------------------------------------
+#
+# Of a ``LossCall`` or ``GradientCall`` (dispatch.py). Without a weight, sums or gradient any tensor stands in for it.
+
+SLICE = 16384  # rows that one program sums
+
+
+class Sum:
+    """Of the rows of fp32 [N, C] (or [N]) into [C] (or [])."""
+
+    def __init__(self, n: int, columns: int = 1):
+        p = parts(n)
+        self.steps = [_slices(n, columns, p)] if p > 1 else []
+        self.steps.append(_slices(p if p > 1 else n, columns, 1))
+        self.partial = (p, columns)
+
+    def __call__(self, x: Tensor, out: Tensor) -> None:
+        for step in self.steps[:-1]:
+            partial = torch.empty(self.partial, device=x.device, dtype=torch.float32)
+            step(x, partial)
+            x = partial
+        self.steps[-1](x, out)
+
+
+class LabelSums:
+    """Of ``(target, weight)``: fp32 [3]: the weights of the labels that count, their number, the weights of all classes."""
+
+    def __init__(self, target: Tensor, weight: Tensor, classes: int, ignore: int, has_weight: bool, all_weights: bool):
+        m = target.shape[0]
+        self.parts = max(parts(m), parts(classes) if all_weights else 1)
+        each = (triton.cdiv(m, self.parts), triton.cdiv(classes, self.parts))
+        scalars = (m, classes, target.stride(0), weight.stride(0), ignore, *each)
+        flags = {"HAS_WEIGHT": has_weight, "ALL_WEIGHTS": all_weights, "BLOCK": block_of(max(each[0], 1))}
+        self.first = Plan(sum_labels, (self.parts,), scalars, flags, 4)
+        self.rest = Sum(self.parts, 3)
+
+    def __call__(self, target: Tensor, weight: Tensor) -> Tensor:
+        total = torch.empty(3, device=target.device, dtype=torch.float32)
+        if self.parts == 1:
+            self.first(target, weight, total)
+            return total
+        sums = torch.empty((self.parts, 3), device=target.device, dtype=torch.float32)
+        self.first(target, weight, sums)
+        self.rest(sums, total)
+        return total
+
+
+def parts(n: int) -> int:
+    return max(1, min(triton.cdiv(n, SLICE), 1024))
+
+
+def block_of(n: int) -> int:
+    return min(bucket(n, 128), 4096)
+
+
+def _slices(n: int, columns: int, p: int) -> Plan:
+    each = triton.cdiv(n, p)
+    return Plan(sum_slices, (p, columns), (n, each), {"COLUMNS": columns, "BLOCK": block_of(each)}, 4)
 
 
 def gradient_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
@@ -304,54 +492,63 @@ with_gradient_configuration = Configurations(__file__, "loss_with_gradient", heu
 gradient_configuration = Configurations(__file__, "gradient", gradient_heuristic, gradient_candidates)
 
 
-def _flags(x: Tensor, options: Options, has_weight: bool, **more: bool) -> dict[str, Any]:
-    """Compile-time constants in the order of the kernels' signatures."""
-    return {
-        "HAS_WEIGHT": has_weight,
-        "MEAN": options.reduction == "mean",
-        "SMOOTH": options.label_smoothing > 0,
-        "CAP": options.soft_cap > 0,
-        **more,
-        "ACCURATE": x.dtype == torch.float32,
-    }
+def rows_config(c: Any) -> Config:
+    return (with_gradient_configuration if c.at_once else loss_configuration)(c.x.device, c.x.dtype, bucket(c.v))
 
 
-def _numbers(options: Options) -> tuple[int | float, ...]:
-    return options.ignore_index, float(options.label_smoothing), float(options.z_loss), float(options.soft_cap)
+def rows_scalars(c: Any) -> tuple[int | float, ...]:
+    return c.m, c.v, *c.x.stride(), c.target.stride(0), c.w.stride(0), *c.dx.stride(), *c.numbers
 
 
-def rows_plan(
-    x: Tensor, target: Tensor, weight: Tensor, dx: Tensor, options: Options, has_weight: bool, gradient: bool
-) -> Plan:
-    """Of ``(x, target, weight, sums, loss, stats, dx)``; without a weight, sums or gradient any tensor stands in for it."""
-    m, v = x.shape
-    scalars = (v, *x.stride(), target.stride(0), weight.stride(0), *dx.stride(), *_numbers(options))
-    flags = _flags(x, options, has_weight, GRADIENT=gradient)
-    config = (with_gradient_configuration if gradient else loss_configuration)(x.device, x.dtype, bucket(v))
-    if v > ONE_PASS:
-        tile = {"BLOCK": config["BLOCK"]}
-        return Plan(cross_entropy_long_rows, (m,), (m, *scalars), {**flags, **tile}, config["num_warps"])
-    tile = {"ROWS": config["ROWS"], "BLOCK": bucket(v)}
-    grid = (triton.cdiv(m, config["ROWS"]),)
-    return Plan(cross_entropy_rows, grid, (m, *scalars), {**flags, **tile}, config["num_warps"])
+def launch_rows(c: Any) -> Plan:
+    """Of ``(x, target, weight, sums, loss, stats, dx)``: programs that hold whole rows."""
+    config = rows_config(c)
+    tile = {"ROWS": config["ROWS"], "BLOCK": bucket(c.v)}
+    grid = (triton.cdiv(c.m, config["ROWS"]),)
+    flags = c.flags(GRADIENT=c.at_once)
+    return Plan(cross_entropy_rows, grid, rows_scalars(c), {**flags, **tile}, config["num_warps"])
 
 
-def gradient_plan(
-    x: Tensor, target: Tensor, weight: Tensor, dloss: Tensor, dx: Tensor, options: Options, has_weight: bool
-) -> Plan:
+def launch_long_rows(c: Any) -> Plan:
+    """The same with programs that read a row BLOCK columns at a time."""
+    config = rows_config(c)
+    flags = {**c.flags(GRADIENT=c.at_once), "BLOCK": config["BLOCK"]}
+    return Plan(cross_entropy_long_rows, (c.m,), rows_scalars(c), flags, config["num_warps"])
+
+
+def launch_gradient(c: Any) -> Plan:
     """Of ``(x, target, weight, sums, stats, dloss, dx)``; dloss is [M], or [] for the mean and the sum."""
-    m, v = x.shape
-    config = gradient_configuration(x.device, x.dtype, bucket(v))
-    dloss_stride = dloss.stride(0) if dloss.ndim else 0
-    scalars = (m, v, *x.stride(), target.stride(0), weight.stride(0), dloss_stride, *dx.stride(), *_numbers(options))
-    tile = {"ROWS": config["ROWS"], "BLOCK": min(config["BLOCK"], bucket(v))}
-    grid = (triton.cdiv(m, tile["ROWS"]) * triton.cdiv(v, tile["BLOCK"]),)
-    return Plan(cross_entropy_gradient, grid, scalars, {**_flags(x, options, has_weight), **tile}, config["num_warps"])
+    config = gradient_configuration(c.x.device, c.x.dtype, bucket(c.v))
+    strides = (c.target.stride(0), c.w.stride(0), c.dloss_stride, *c.dx.stride())
+    tile = {"ROWS": config["ROWS"], "BLOCK": min(config["BLOCK"], bucket(c.v))}
+    grid = (triton.cdiv(c.m, tile["ROWS"]) * triton.cdiv(c.v, tile["BLOCK"]),)
+    scalars = (c.m, c.v, *c.x.stride(), *strides, *c.numbers)
+    return Plan(cross_entropy_gradient, grid, scalars, {**c.flags(), **tile}, config["num_warps"])
 
 
-def scale_plan(x: Tensor, programs: int) -> Plan:
+SINGLE_TILE = 256 if INTERPRETING else 8192  # logits that a single program holds at once
+SINGLE_MOST = 16 * SINGLE_TILE if INTERPRETING else 4 * SINGLE_TILE  # its logits, rows and columns as powers of two
+SINGLE_ROWS = 4096  # whose labels it holds at once
+
+
+def launch_single_program(c: Any) -> Plan:
+    """Of ``(x, target, weight, loss, dx)``."""
+    rows = max(min(SINGLE_TILE // bucket(c.v), bucket(c.m)), 1)
+    tile = {"LABELS": bucket(c.m), "ROWS": rows, "BLOCK": bucket(c.v)}
+    warps = min(max(rows * bucket(c.v) // 512, 4), 16)  # up to 16 logits a thread
+    flags = {**c.flags(GRADIENT=c.at_once), **tile}
+    return Plan(cross_entropy_single_program, (1,), rows_scalars(c), flags, warps)
+
+
+SCALE_PROGRAMS = 4  # for each multiprocessor: few, since they mostly find that there is nothing to do
+
+
+def launch_scale(x: Tensor) -> Plan:
     """Of ``(factor, x)``, x [M, N]."""
     (m, n), strides = (x.shape, x.stride()) if not x.is_contiguous() else ((1, x.numel()), (0, 1))
     block = min(bucket(n), 4096)
-    tiles = m * triton.cdiv(n, block)
-    return Plan(scale_unless_one, (min(tiles, programs),), (m, n, *strides), {"BLOCK": block}, 8)
+    grid = (min(m * triton.cdiv(n, block), SCALE_PROGRAMS * multiprocessors(x.device)),)
+    return Plan(scale_unless_one, grid, (m, n, *strides), {"BLOCK": block}, 8)
+
+
+scale_plans = Plans(launch_scale)

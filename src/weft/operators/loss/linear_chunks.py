@@ -15,13 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.definition import Declined
 from weft.operators.launch import Plans
-from weft.operators.loss import cluster, kernels
-from weft.operators.loss.cross_entropy import back_end
-from weft.operators.loss.kernels import Options
-from weft.operators.loss.label_sums import Sum
-from weft.operators.loss.launches import backward_plans
-from weft.operators.loss.linear_kernels import label_sums
+from weft.operators.loss.dispatch import BACKWARD, CHUNK, label_sums
+from weft.operators.loss.kernels import Options, Sum
 
 CHUNK_BYTES = 2**30  # of logits that lie in memory at once
 WHOLE = 128  # rows of a tile of a product: chunks are multiples of it, and never fewer
@@ -43,7 +40,7 @@ def chunk_rows(t: int, v: int, element_size: int, asked: int | None = None) -> i
 
 
 @dataclass(frozen=True)
-class Call:
+class ChunkedCall:
     """A call's tensors and what it asks for. ``rows`` is the number of tokens in a chunk, ``accumulate`` the dtype that
     dweight is summed in (None: its own for few chunks, else fp32)."""
 
@@ -72,15 +69,28 @@ class Call:
             yield rows, logits
 
     @property
-    def stand_in(self) -> Tensor:
-        """For class weights that there are none of."""
+    def w(self) -> Tensor:
+        """What is passed as the classes' weights, also where there are none."""
         return self.x if self.of_class is None else self.of_class
+
+
+def call_of(
+    x: Tensor, weight: Tensor, target: Tensor, *, bias: Tensor | None = None, class_weight: Tensor | None = None,
+    soft_cap: float | None = None, chunk_rows_asked: int | None = None, accumulate: torch.dtype | None = None,
+    loss_dtype: torch.dtype | None = None, **options: Any,
+) -> ChunkedCall:  # fmt: skip
+    """Raises Declined where there is nothing to launch."""
+    if not x.numel() or not weight.numel():
+        raise Declined("empty: nothing to launch")
+    rows = chunk_rows(x.shape[0], weight.shape[0], x.element_size(), chunk_rows_asked)
+    asked = Options(soft_cap=soft_cap or 0.0, **options)
+    return ChunkedCall(x, weight, bias, target, class_weight, asked, rows, accumulate, loss_dtype or x.dtype)
 
 
 class Gradients:
     """dx, dweight and dbias, those that are wanted, summed from the chunks' gradients of logits."""
 
-    def __init__(self, call: Call, wanted: tuple[bool, ...]):
+    def __init__(self, call: ChunkedCall, wanted: tuple[bool, ...]):
         x, weight = call.x, call.weight
         self.call, self.started = call, False
         dtype = call.accumulate
@@ -124,30 +134,31 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor, started: bool) -> None:
 class Rows:
     """Cross entropy of chunks of logits: losses [T], and for one chunk at a time its gradient and its statistics."""
 
-    def __init__(self, call: Call):
+    def __init__(self, call: ChunkedCall):
         t, device = call.x.shape[0], call.x.device
         self.call, self.has_weight = call, call.of_class is not None
         self.losses = torch.empty(t, device=device, dtype=torch.float32)
         self.stats = torch.empty(2 * min(call.rows, t), device=device, dtype=torch.float32)
-        sums = label_plans.of((call.target, call.stand_in), call.weight.shape[0], call.options, self.has_weight)
-        self.sums = sums(call.target, call.stand_in) if sums else self.stats
+        sums = label_plans.of((call.target, call.w), call.weight.shape[0], call.options, self.has_weight)
+        self.sums = sums(call.target, call.w) if sums else self.stats
 
     def forward(self, rows: slice, logits: Tensor, gradient: bool) -> None:
         """The losses and statistics; with ``gradient``, that is written over the logits."""
         target, losses = self.call.target[rows], self.losses[rows]
         of_class = logits if self.call.of_class is None else self.call.of_class
-        plan = rows_plans.of((logits, target, of_class, losses), self.call.options, self.has_weight, gradient)
+        plan = CHUNK.of((logits, target, of_class, losses), self.call.options, self.has_weight, gradient)
         plan(logits, target, of_class, self.sums, losses, self.stats, logits)
 
     def backward(self, rows: slice, logits: Tensor, dloss: Tensor) -> None:
         """Writes the gradient over the logits, from their statistics."""
         target, dloss = self.call.target[rows], dloss[rows] if dloss.ndim else dloss
         of_class = logits if self.call.of_class is None else self.call.of_class
-        plan = backward_plans.of((logits, target, of_class, dloss, logits), self.call.options, self.has_weight)
+        tensors = logits, target, of_class, dloss, logits
+        plan = BACKWARD.kernel("triton").of(tensors, self.call.options, self.has_weight)
         plan(logits, target, of_class, self.sums, self.stats, dloss, logits)
 
 
-def loss_and_gradients(call: Call, wanted: tuple[bool, ...]) -> tuple[Tensor, Three]:
+def loss_and_gradients(call: ChunkedCall, wanted: tuple[bool, ...]) -> tuple[Tensor, Three]:
     """The loss, and the gradients of the loss (or of the losses' sum) that are wanted."""
     of_rows = Rows(call)
     gradients = Gradients(call, wanted) if any(wanted) else None
@@ -162,7 +173,7 @@ def loss_and_gradients(call: Call, wanted: tuple[bool, ...]) -> tuple[Tensor, Th
     return loss.to(call.loss_dtype), (None, None, None) if gradients is None else gradients.done()
 
 
-def gradients_of_losses(call: Call, dloss: Tensor, wanted: tuple[bool, ...]) -> Three:
+def gradients_of_losses(call: ChunkedCall, dloss: Tensor, wanted: tuple[bool, ...]) -> Three:
     """The gradients where the loss's, [] or [T], is known by now. Logits are made again, and their statistics with them:
     those of the loss are of logits that were never rounded, and a row that is sure of its label would have the
     difference for its gradient."""
@@ -174,18 +185,5 @@ def gradients_of_losses(call: Call, dloss: Tensor, wanted: tuple[bool, ...]) -> 
     return gradients.done()
 
 
-def _rows_plan(
-    logits: Tensor, target: Tensor, of_class: Tensor, losses: Tensor, options: Options, has_weight: bool, made: bool
-) -> Any:
-    """``losses``, a slice, is here for its alignment."""
-    plan = {"triton": kernels.rows_plan, "cuda": cluster.plan}[back_end(logits, options, has_weight).implementation]
-    return plan(logits, target, of_class, logits, options, has_weight, made)
-
-
-def _label_sums(target: Tensor, of_class: Tensor, v: int, options: Options, has_weight: bool) -> Any:
-    return label_sums(target, of_class, v, options, has_weight)
-
-
-label_plans = Plans(_label_sums)
-rows_plans = Plans(_rows_plan)
+label_plans = Plans(label_sums)
 total_plans = Plans(lambda losses, loss: Sum(losses.shape[0]))

@@ -14,12 +14,13 @@ from torch import Tensor, dtype  # a name alone, as the stubs want annotations
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, differentiable, guarded, on_gpu, traced
-from weft.operators.loss import linear_definition as definition
+from weft.operators.call import Choice, differentiable, guarded
+from weft.operators.loss import linear_reference as definition
+from weft.operators.loss.autograd import LinearCrossEntropy, as_autocast
+from weft.operators.loss.dispatch import LINEAR_FORWARD, under_autocast
 from weft.operators.loss.kernels import Options
-from weft.operators.loss.linear_calls import LinearCrossEntropy, as_autocast, call_of, check, under_autocast
-from weft.operators.loss.linear_chunks import chunk_rows as rows_of_chunk
-from weft.operators.loss.linear_definition import OPTIONS, WRONG, gradients, gradients_of, inputs, reference, workloads
+from weft.operators.loss.linear_chunks import call_of
+from weft.operators.loss.linear_reference import OPTIONS, WRONG, gradients, gradients_of, inputs, reference, workloads
 
 # ---- implementations -------------------------------------------------------------------------------------------------
 
@@ -127,54 +128,31 @@ linear_cross_entropy.implementation("quack", requires="quack-kernels", devices=(
 
 @linear_cross_entropy.choice
 @guarded
-def choose(
+def choose(x: Tensor, weight: Tensor, target: Tensor, *, direction: str = "forward", **options: Any) -> Choice:
+    wanted = torch.is_grad_enabled() and any(
+        isinstance(t, Tensor) and t.requires_grad for t in (x, weight, options.get("bias"))
+    )
+    call = arguments("linear_cross_entropy", x, weight, target, **options)
+    return LINEAR_FORWARD.choose(*call, wanted or direction == "backward")
+
+
+def arguments(
+    name: str,
     x: Tensor,
     weight: Tensor,
     target: Tensor,
     *,
     bias: Tensor | None = None,
     class_weight: Tensor | None = None,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
     soft_cap: float | None = None,
-    reduction: str = "mean",
+    check_labels: bool = False,
     chunk_rows: int | None = None,
     accumulate: dtype | None = None,
-    check_labels: bool = False,
-) -> Choice:
-    asked = Options(ignore_index, label_smoothing, z_loss, soft_cap or 0.0, reduction)
-    check(
-        "linear_cross_entropy",
-        x,
-        weight,
-        target,
-        bias,
-        class_weight,
-        soft_cap,
-        asked,
-        chunk_rows,
-        accumulate,
-        check_labels,
-    )
-    if not on_gpu(x):
-        return Choice("torch", "the tensors are on the CPU, where weft runs the reference")
-    if not x.numel() or not weight.numel():
-        return Choice("torch", "empty: nothing to launch")
-    if traced(x, weight, target):
-        return Choice("torch", "traced: PyTorch's formulas, which a compiler sees (all logits are held)")
-    wanted = torch.is_grad_enabled() and any(t.requires_grad for t in (x, weight, bias) if t is not None)
-    rows = rows_of_chunk(x.shape[0], weight.shape[0], x.element_size(), chunk_rows)
-    if not wanted:
-        return Choice("triton", "no gradient wanted: no logit is written")
-    if reduction == "none" or _dtype_of(x) == torch.float16:
-        later = "its scale, without which float16 would underflow" if reduction != "none" else "each row's factor"
-        return Choice("triton", f"the gradients need {later}: made in backward, {rows} tokens at a time")
-    return Choice("chunked", f"the gradients come with the loss, {rows} tokens at a time")
-
-
-def _dtype_of(x: Tensor) -> dtype:
-    return torch.get_autocast_dtype("cuda") if under_autocast(x) else x.dtype
+    **options: Any,
+) -> tuple[Any, ...]:
+    """Of a ``LinearCall``."""
+    asked = Options(soft_cap=soft_cap or 0.0, **options)
+    return name, x, weight, target, bias, class_weight, asked, soft_cap, check_labels, chunk_rows, accumulate
 
 
 @linear_cross_entropy.function

@@ -13,15 +13,14 @@ from torch import Tensor, dtype  # a name alone, as the stubs want annotations
 
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload
 from weft.operators import mutants
-from weft.operators.call import Choice, guarded, on_gpu, traced
+from weft.operators.call import Choice, guarded, traced
 from weft.operators.loss import linear_cross_entropy as linear
-from weft.operators.loss import linear_definition as definition
-from weft.operators.loss.kernels import Options
-from weft.operators.loss.linear_calls import as_autocast, call_of, check, under_autocast
-from weft.operators.loss.linear_chunks import chunk_rows as rows_of_chunk
-from weft.operators.loss.linear_chunks import loss_and_gradients
+from weft.operators.loss import linear_reference as definition
+from weft.operators.loss.autograd import as_autocast
+from weft.operators.loss.dispatch import LINEAR_WITH_GRADIENT, under_autocast
+from weft.operators.loss.linear_chunks import call_of, loss_and_gradients
 from weft.operators.loss.linear_cross_entropy import Compiled, plain
-from weft.operators.loss.linear_definition import (
+from weft.operators.loss.linear_reference import (
     OPTIONS,
     WRONG,
     few_workloads,
@@ -124,33 +123,10 @@ linear_cross_entropy_with_gradient.implementation("quack", requires="quack-kerne
 
 @linear_cross_entropy_with_gradient.choice
 @guarded
-def choose(
-    x: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    *,
-    bias: Tensor | None = None,
-    class_weight: Tensor | None = None,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    soft_cap: float | None = None,
-    reduction: str = "mean",
-    chunk_rows: int | None = None,
-    accumulate: dtype | None = None,
-    check_labels: bool = False,
-) -> Choice:
-    asked = Options(ignore_index, label_smoothing, z_loss, soft_cap or 0.0, reduction)
-    name = "linear_cross_entropy_with_gradient"
-    check(name, x, weight, target, bias, class_weight, soft_cap, asked, chunk_rows, accumulate, check_labels)
-    if not on_gpu(x):
-        return Choice("torch", "the tensors are on the CPU, where weft runs the reference")
-    if not x.numel() or not weight.numel():
-        return Choice("torch", "empty: nothing to launch")
-    if traced(x, weight, target):
-        return Choice("torch", "traced: PyTorch's formulas, which a compiler sees (all logits are held)")
-    rows = rows_of_chunk(x.shape[0], weight.shape[0], x.element_size(), chunk_rows)
-    return Choice("chunked", f"three products, {rows} tokens at a time")
+def choose(x: Tensor, weight: Tensor, target: Tensor, **options: Any) -> Choice:
+    return LINEAR_WITH_GRADIENT.choose(
+        *linear.arguments("linear_cross_entropy_with_gradient", x, weight, target, **options)
+    )
 
 
 @linear_cross_entropy_with_gradient.function

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.launch import INTERPRETING, Plan, Plans, multiprocessors
-from weft.operators.loss.kernels import Options, capped, labels_of, loss_of
-from weft.operators.loss.label_sums import LabelSums, Sum
+from weft.operators.loss.dispatch import label_sums
+from weft.operators.loss.kernels import Options, Sum, capped, labels_of, loss_of
 from weft.operators.matmul.kernels import round_to_tf32
 from weft.operators.softmax.kernels import exponential
 
@@ -124,7 +124,7 @@ def combine_statistics(
     tl.store(loss_ptr + row, tl.where(counts, loss, 0.0 * by_weight), mask=row < T)  # NaN for the mean over no label
 
 
-# ---- plans -----------------------------------------------------------------------------------------------------------
+# ---- launches -----------------------------------------------------------------------------------------------------------
 
 MOST_TILES = 8  # of the vocabulary that a program walks: parts are then 1/256 of the logits' bytes (tiles of 256, bf16)
 WAVES = 4  # of programs that there are before each walks more than one tile
@@ -232,14 +232,6 @@ class Loss:
             self.total(loss, total)
             loss = total
         return loss.to(self.dtype)
-
-
-def label_sums(target: Tensor, of_class: Tensor, v: int, options: Options, has_weight: bool) -> LabelSums | None:
-    """The sums over labels and class weights that the rows' kernels divide by; None where they need none."""
-    all_weights = has_weight and options.label_smoothing > 0
-    if options.reduction != "mean" and not all_weights:
-        return None
-    return LabelSums(target, of_class, v, options.ignore_index, has_weight, all_weights)
 
 
 loss_plans = Plans(Loss)

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from weft.definition import Cost, Workload, torch_dtype, workload
-from weft.operators.loss import definition as loss
-from weft.operators.loss.definition import IGNORED, REDUCTIONS
+from weft.operators.loss import reference as loss
+from weft.operators.loss.reference import IGNORED, REDUCTIONS
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 
 OF_THE_LOSS = (

@@ -1,0 +1,580 @@
+"""Which kernel computes cross entropy and its gradient; for ``linear_cross_entropy`` also when the gradients are made.
+Thresholds were measured on an H200 (docs/notes/loss.md)."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.operators import row_cluster
+from weft.operators.call import (
+    FLOATS,
+    check_device,
+    check_flag,
+    check_places,
+    check_same,
+    check_tensor,
+    rows_of,
+    traced,
+)
+from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.cuda import CTYPES, CudaPlan
+from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
+from weft.operators.launch import multiprocessors
+from weft.operators.loss import kernels
+from weft.operators.loss.kernels import LabelSums, Options, Sum
+from weft.operators.loss.reference import REDUCTIONS
+from weft.operators.row_cluster import RowCluster
+from weft.operators.row_programs import ONE_PASS
+
+SOURCE = Path(__file__).parent / "cluster.cu"
+FP32 = torch.finfo(torch.float32)
+
+# ---- calls -----------------------------------------------------------
+
+
+@dataclass
+class RowsCall(Call):
+    """Logits [M, V] with their labels.
+
+    Args:
+        x: the logits.
+        target: [M].
+        weight: [V], of each class, or None.
+    """
+
+    x: Tensor
+    target: Tensor
+    weight: Tensor | None
+    options: Options
+
+    @property
+    def m(self) -> int:
+        return self.x.shape[0]
+
+    @property
+    def v(self) -> int:
+        return self.x.shape[1]
+
+    @property
+    def traced(self) -> bool:
+        return traced(self.x, self.target)
+
+    @property
+    def w(self) -> Tensor:
+        """What is passed as the classes' weights, also where there are none."""
+        return self.x if self.weight is None else self.weight
+
+    @property
+    def all_weights(self) -> bool:
+        """Whether the sum of all classes' weights is needed."""
+        return self.weight is not None and self.options.label_smoothing > 0
+
+    @property
+    def numbers(self) -> tuple[Any, ...]:
+        o = self.options
+        return o.ignore_index, float(o.label_smoothing), float(o.z_loss), float(o.soft_cap)
+
+    def flags(self, **more: bool) -> dict[str, Any]:
+        """Compile-time constants of the Triton kernels, in the order of their signatures."""
+        o = self.options
+        flags = {"MEAN": o.reduction == "mean", "SMOOTH": o.label_smoothing > 0, "CAP": o.soft_cap > 0}
+        return {"HAS_WEIGHT": self.weight is not None, **flags, **more, "ACCURATE": self.x.dtype == torch.float32}
+
+    # ---- of CUDA C++ kernels ----
+
+    @property
+    def types(self) -> str:
+        label = {torch.int64: "i64", torch.int32: "int"}[self.target.dtype]
+        return f"{CTYPES[self.x.dtype]}, {label}, {CTYPES[self.w.dtype]}"
+
+    @property
+    def words(self) -> str:
+        return ", ".join(str(flag).lower() for name, flag in self.flags().items() if name != "ACCURATE")
+
+    def cuda_scalars(self, dx: Tensor, *strides: int) -> tuple[Any, ...]:
+        rows = ((rows_of(t) or (0, 0, 0, 0))[2] for t in (self.x, dx))
+        strides = (self.target.stride(0), self.w.stride(0), *strides)
+        integers = (self.v, *rows, *strides, self.options.ignore_index)
+        return (*map(ctypes.c_longlong, integers), *map(ctypes.c_float, self.numbers[1:]))
+
+
+@dataclass
+class LossCall(RowsCall):
+    """The loss, and with ``at_once`` the gradient in the same pass.
+
+    Args:
+        wanted: autograd needs a gradient.
+        inplace: it is written over the logits.
+    """
+
+    at_once: bool = False
+    wanted: bool = False
+    inplace: bool = False
+
+    @classmethod
+    def of(cls, logits: Tensor, target: Tensor, *rest: Any) -> LossCall:
+        """Of ``cross_entropy``: ``(logits, target, weight if there is one, *OPTIONS, wanted, inplace)``. Each row's factor
+        (reduction "none") and the loss scale, without which fp16 gradients would underflow, are known only in backward."""
+        *weight, ignore_index, label_smoothing, z_loss, soft_cap, reduction, wanted, inplace = rest
+        o = Options(ignore_index, label_smoothing, z_loss, soft_cap or 0.0, reduction)
+        check("cross_entropy", logits, target, weight[0] if weight else None, soft_cap, o)
+        check_flag("cross_entropy", "inplace_backward", inplace)
+        if inplace and wanted:
+            check_places("cross_entropy", "logits", logits, "inplace_backward=True")
+        at_once = wanted and reduction != "none" and logits.dtype != torch.float16
+        return cls(logits, target, weight[0] if weight else None, o, at_once, wanted, inplace)
+
+    @classmethod
+    def with_gradient(cls, logits: Tensor, target: Tensor, *rest: Any) -> LossCall:
+        """Of ``cross_entropy_with_gradient``, which takes the same."""
+        *weight, ignore_index, label_smoothing, z_loss, soft_cap, reduction = rest
+        o = Options(ignore_index, label_smoothing, z_loss, soft_cap or 0.0, reduction)
+        check("cross_entropy_with_gradient", logits, target, weight[0] if weight else None, soft_cap, o)
+        return cls(logits, target, weight[0] if weight else None, o, at_once=True)
+
+    @classmethod
+    def of_chunk(
+        cls,
+        logits: Tensor,
+        target: Tensor,
+        weight: Tensor,
+        losses: Tensor,
+        options: Options,
+        weighted: bool,
+        at_once: bool,
+    ) -> LossCall:
+        """Of a chunk of ``linear_cross_entropy``, whose gradient is written over the logits. ``losses``, a slice, is here for
+        its alignment, and ``weight`` the logits where classes are not ``weighted``."""
+        return cls(logits, target, weight if weighted else None, options, at_once, inplace=True)
+
+    @property
+    def dx(self) -> Tensor:
+        """What lies in memory as the gradient will."""
+        return torch.empty_like(self.x, device="meta") if self.at_once and not self.inplace else self.x
+
+
+@dataclass
+class GradientCall(RowsCall):
+    """The gradient from the logits, each row's statistics and the gradient of the loss, [M] or []."""
+
+    dloss: Tensor
+    dx: Tensor
+
+    @classmethod
+    def of(
+        cls, x: Tensor, target: Tensor, w: Tensor, dloss: Tensor, dx: Tensor, options: Options, weighted: bool
+    ) -> GradientCall:
+        return cls(x, target, w if weighted else None, options, dloss, dx)
+
+    @property
+    def dloss_stride(self) -> int:
+        return self.dloss.stride(0) if self.dloss.ndim else 0
+
+
+# ---- checks -----------------------------------------------------------
+
+
+def check(
+    name: str, logits: Tensor, target: Tensor, weight: Tensor | None, soft_cap: float | None, asked: Options
+) -> None:
+    """Raises TypeError or ValueError unless the arguments fit."""
+    check_tensor(name, "logits", logits)
+    check_tensor(name, "target", target, (torch.int64, torch.int32))
+    check_device(name, "target", target, "logits", logits)
+    if logits.ndim != 2 or target.ndim != 1 or target.shape[0] != logits.shape[0]:
+        raise ValueError(
+            f"{name}: arguments 'logits' and 'target' have shapes {tuple(logits.shape)} and {tuple(target.shape)}; "
+            "expected [M, V] and [M] (flatten leading dimensions)"
+        )
+    if weight is not None:
+        check_tensor(name, "weight", weight, tuple(dict.fromkeys((logits.dtype, *FLOATS[:1]))))
+        check_device(name, "weight", weight, "logits", logits)
+        if weight.shape != logits.shape[1:]:
+            raise ValueError(
+                f"{name}: argument 'weight' has shape {tuple(weight.shape)}; expected {tuple(logits.shape[1:])}, one for "
+                f"each class of 'logits' {tuple(logits.shape)}"
+            )
+        if weight.requires_grad:
+            raise ValueError(
+                f"{name}: argument 'weight' requires a gradient, which is not computed; expected a constant"
+            )
+    if not isinstance(asked.ignore_index, int) or isinstance(asked.ignore_index, bool):
+        raise TypeError(f"{name}: argument 'ignore_index' is {asked.ignore_index!r:.40}; expected an int")
+    if not -(2**63) <= asked.ignore_index < 2**63:
+        raise ValueError(f"{name}: argument 'ignore_index' is {asked.ignore_index!r:.40}; expected an int of 64 bits")
+    if not _number(asked.label_smoothing) or not 0 <= asked.label_smoothing <= 1:
+        raise ValueError(f"{name}: argument 'label_smoothing' is {asked.label_smoothing!r}; expected 0 … 1")
+    if not _number(asked.z_loss) or not 0 <= asked.z_loss <= FP32.max:
+        raise ValueError(
+            f"{name}: argument 'z_loss' is {asked.z_loss!r:.40}; expected a number of at least 0 that fp32 can hold"
+        )
+    if soft_cap is not None and (not _number(soft_cap) or not FP32.tiny <= soft_cap <= FP32.max):
+        raise ValueError(
+            f"{name}: argument 'soft_cap' is {soft_cap!r:.40}; expected a positive number that fp32 can hold, or None"
+        )
+    if asked.reduction not in REDUCTIONS:
+        raise ValueError(f"{name}: argument 'reduction' is {asked.reduction!r}; expected {', '.join(REDUCTIONS)}")
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def check_labels(name: str, target: Tensor, classes: int, ignore_index: int, wanted: Any) -> None:
+    """With ``wanted`` (the argument ``check_labels``) raises ValueError where a label is out of range."""
+    check_flag(name, "check_labels", wanted)
+    if not wanted:
+        return
+    if traced(target):
+        raise ValueError(
+            f"{name}: check_labels=True needs the values of 'target', which tracing does not know; expected False there"
+        )
+    target = target.long()  # an ignore_index need not fit int32
+    wrong = (target != ignore_index) & ((target < 0) | (target >= classes))
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0])
+        raise ValueError(
+            f"{name}: argument 'target' has label {int(target[row])} in row {row} ({int(wrong.sum())} such in all); "
+            f"expected 0 … {classes - 1}, or ignore_index {ignore_index}"
+        )
+
+
+# ---- CUDA C++: a row by a cluster of blocks (sm_90 and later) -----------------------------------------------------------
+
+# Bytes of logits a multiprocessor from which shared memory holds some too: with fewer, all rows are there at once.
+SHARED_FROM = 2**18
+LEAST = 8192  # bytes of a row that a block should read
+MOST_BLOCKS = 2**31 - 1  # of a grid
+
+
+def shared_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
+    """128 bytes of registers and as many of shared memory a thread; four blocks share a multiprocessor where a cluster of
+    such blocks holds a row."""
+    each = 256 // dtype.itemsize
+    threads = 128 if n <= 128 * each else 256 if n <= 256 * each * row_cluster.MAX_CLUSTER else 512
+    return {"THREADS": threads, "EACH": each}
+
+
+def shared_candidates(sm: int, dtype: torch.dtype, n: int) -> Iterator[Config]:
+    each = 256 // dtype.itemsize
+    for c in grid_of({"THREADS": (128, 256, 512), "EACH": (each // 2, each)}):
+        if n <= c["THREADS"] * c["EACH"] * row_cluster.MAX_CLUSTER and n * 2 > c["THREADS"] * c["EACH"]:
+            yield c
+
+
+def loss_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
+    """Small blocks, of which a multiprocessor holds eight: they wait at different times."""
+    return {"THREADS": 128 if n * dtype.itemsize <= 2**17 else 256}
+
+
+def gradient_candidates(sm: int, dtype: torch.dtype, n: int) -> Iterator[Config]:
+    each = 128 // dtype.itemsize
+    return ({"THREADS": t, "EACH": e} for t in (64, 128, 256, 512) for e in (each // 4, each // 2, each))
+
+
+with_gradient_configuration = Configurations(
+    __file__, "cluster_with_gradient", row_cluster.heuristic, row_cluster.candidates
+)
+shared_configuration = Configurations(__file__, "cluster_shared", shared_heuristic, shared_candidates)
+loss_configuration = Configurations(
+    __file__, "cuda_loss", loss_heuristic, lambda sm, dtype, n: ({"THREADS": t} for t in (128, 256, 512))
+)
+gradient_configuration = Configurations(
+    __file__,
+    "cuda_gradient",
+    lambda sm, dtype, n: {"THREADS": 128, "EACH": 128 // dtype.itemsize},
+    gradient_candidates,
+)
+
+
+def cluster_unsupported(c: LossCall | GradientCall) -> str:
+    if c.all_weights:
+        return "label smoothing with class weights, which every column would have to read"
+    if reason := row_cluster.why_not(c.x) or row_cluster.why_not(c.dx):
+        return reason
+    blocks = c.m * (parts_of_row(c)[0] if isinstance(c, GradientCall) else row_cluster.MAX_CLUSTER)
+    return f"{c.m} rows; a grid has {MOST_BLOCKS} blocks" if blocks > MOST_BLOCKS else ""
+
+
+def launch_cluster(c: LossCall) -> CudaPlan:
+    """Of ``(x, target, weight, sums, loss, stats, dx)``: with the gradient a cluster of blocks holds a row; without it a
+    block reads a row, or a cluster where there are too few rows to fill the GPU."""
+    if c.at_once:
+        shared = c.x.numel() * c.x.element_size() >= SHARED_FROM * multiprocessors(c.x.device)
+        config = (shared_configuration if shared else with_gradient_configuration)(c.x.device, c.x.dtype, bucket(c.v))
+        rows = RowCluster.of(c.x, config)
+        kernel = f"cross_entropy_cluster<{c.types}, {rows.template}, {str(shared).lower()}, {c.words}>"
+        shared_bytes = rows.elements * c.x.element_size() // 2 if shared else 0
+        return CudaPlan(SOURCE, kernel, rows.grid, rows.threads, c.cuda_scalars(c.dx), rows.cluster, shared_bytes)
+    count = 16 // c.x.element_size()
+    threads = loss_configuration(c.x.device, c.x.dtype, bucket(c.v))["THREADS"]
+    wanted = -(-multiprocessors(c.x.device) * (1024 // threads) // c.m)  # blocks of a row that fill the GPU
+    blocks = min(bucket(wanted), bucket(max(c.v * c.x.element_size() // LEAST, 1)), row_cluster.MAX_CLUSTER)
+    each = -(-c.v // (blocks * count)) * count
+    kernel = f"cross_entropy_loss<{c.types}, {threads}, {c.words}>"
+    scalars = (*c.cuda_scalars(c.dx), ctypes.c_longlong(each))
+    return CudaPlan(SOURCE, kernel, (c.m * blocks, 1), threads, scalars, blocks)
+
+
+def parts_of_row(c: GradientCall) -> tuple[int, int, int]:
+    """Blocks of a row, threads of a block, elements of a thread."""
+    config = gradient_configuration(c.x.device, c.x.dtype, bucket(c.v))
+    threads, each = config["THREADS"], config["EACH"]
+    return -(-c.v // (threads * each)), threads, each
+
+
+def launch_cuda_gradient(c: GradientCall) -> CudaPlan:
+    """Of ``(x, target, weight, sums, stats, dloss, dx)``; dx may be x."""
+    parts, threads, each = parts_of_row(c)
+    kernel = f"cross_entropy_gradient<{c.types}, {CTYPES[c.dloss.dtype]}, {threads}, {each}, {c.words}>"
+    scalars = (*c.cuda_scalars(c.dx, c.dloss_stride), ctypes.c_uint(parts))
+    return CudaPlan(SOURCE, kernel, (c.m * parts, 1), threads, scalars)
+
+
+# ---- what a plan of cross entropy is -----------------------------------------------------------
+
+
+@dataclass
+class Forward:
+    """Of ``(x, target, weight, dx)``: the loss; each row's maximum and sum of exponentials (stats, fp32 [2, M]); and the label
+    sums (an empty tensor where nothing needs them). With ``at_once`` the gradient goes into dx; weight and dx are x itself
+    where there are none."""
+
+    options: Options
+    at_once: bool
+    wanted: bool
+    rows: Callable[..., None]
+    sums: LabelSums | None
+    total: Sum | None
+
+    def __call__(self, x: Tensor, target: Tensor, weight: Tensor, dx: Tensor) -> tuple[Tensor, Any, Any]:
+        loss = torch.empty(x.shape[0], device=x.device, dtype=torch.float32)
+        stats = torch.empty((2, x.shape[0]), device=x.device, dtype=torch.float32)
+        sums = torch.empty(0, device=x.device, dtype=torch.float32) if self.sums is None else self.sums(target, weight)
+        self.rows(x, target, weight, sums if self.sums else stats, loss, stats, dx)
+        if self.total is not None:
+            total = torch.empty((), device=x.device, dtype=x.dtype)
+            self.total(loss, total)
+            loss = total
+        return loss if loss.dtype == x.dtype else loss.to(x.dtype), stats, sums
+
+
+class SingleProgram(Forward):
+    """The same without the statistics (None): a gradient that is asked for again needs another launch."""
+
+    def __call__(self, x: Tensor, target: Tensor, weight: Tensor, dx: Tensor) -> tuple[Tensor, Any, Any]:
+        loss = x.new_empty(())
+        self.rows(x, target, weight, loss, dx)
+        return loss, None, None
+
+
+def label_sums(target: Tensor, w: Tensor, v: int, options: Options, weighted: bool) -> LabelSums | None:
+    """What kernels over rows divide by; None where they need nothing."""
+    all_weights = weighted and options.label_smoothing > 0
+    if options.reduction != "mean" and not all_weights:
+        return None
+    return LabelSums(target, w, v, options.ignore_index, weighted, all_weights)
+
+
+def with_sums(launch: Callable[[LossCall], Any]) -> Callable[[LossCall], Forward]:
+    """The labels' sums, a launch over rows, and the sum of the losses."""
+
+    def launches(c: LossCall) -> Forward:
+        sums = label_sums(c.target, c.w, c.v, c.options, c.weight is not None)
+        total = None if c.options.reduction == "none" else Sum(c.m)
+        return Forward(c.options, c.at_once, c.wanted, launch(c), sums, total)
+
+    return launches
+
+
+def single_program(c: LossCall) -> SingleProgram:
+    return SingleProgram(c.options, c.at_once, c.wanted, kernels.launch_single_program(c), None, None)
+
+
+def single_program_unsupported(c: LossCall) -> str:
+    if c.options.reduction == "none":
+        return "each row's loss: one launch without a sum makes them"
+    if c.wanted and c.x.dtype == torch.float16:
+        return "a gradient in float16, which waits for the loss's"
+    if c.empty:
+        return "empty: nothing to launch"
+    m, v = bucket(c.m), bucket(c.v)
+    if m > kernels.SINGLE_ROWS or v > kernels.SINGLE_TILE or m * v > kernels.SINGLE_MOST:
+        return f"{c.m} rows of {c.v}: more than one program reads in a few steps"
+    return ""
+
+
+# ---- tables -----------------------------------------------------------
+
+CLUSTER = "a cluster of blocks holds a row, which is read once"
+WHOLE = "a program holds one or several rows in registers"
+LONG = "longer rows than a program holds: it reads each twice"
+
+FORWARD = Dispatch(
+    LossCall.of,
+    ON_CPU,
+    EMPTY,
+    Route(
+        "single-program",
+        lambda c: not c.traced,
+        "few logits: the labels' sums, the loss and the gradient in one launch",
+        single_program,
+        single_program_unsupported,
+    ),
+    Route(
+        "cuda", lambda c: c.v >= 16384 and not c.traced, CLUSTER, with_sums(launch_cluster), cluster_unsupported, sm=90
+    ),
+    Route("triton", lambda c: c.v <= ONE_PASS, WHOLE, with_sums(kernels.launch_rows)),
+    Route("triton", lambda c: True, LONG, with_sums(kernels.launch_long_rows)),
+)
+
+WITH_GRADIENT = Dispatch(
+    LossCall.with_gradient,
+    ON_CPU,
+    EMPTY,
+    TRACED,
+    Route("cuda", lambda c: c.v >= 16384, CLUSTER, with_sums(launch_cluster), cluster_unsupported, sm=90),
+    Route("triton", lambda c: c.v <= ONE_PASS, WHOLE, with_sums(kernels.launch_rows)),
+    Route("triton", lambda c: True, LONG, with_sums(kernels.launch_long_rows)),
+)
+
+CHUNK = Dispatch(  # of logits of linear_cross_entropy
+    LossCall.of_chunk,
+    Route("cuda", lambda c: c.v >= 16384, CLUSTER, launch_cluster, cluster_unsupported, sm=90),
+    Route("triton", lambda c: c.v <= ONE_PASS, WHOLE, kernels.launch_rows),
+    Route("triton", lambda c: True, LONG, kernels.launch_long_rows),
+)
+
+BACKWARD = Dispatch(  # where the gradient is not made with the loss, or asked for again
+    GradientCall.of,
+    Route("cuda", lambda c: c.v >= 16384, "16 bytes at a time", launch_cuda_gradient, cluster_unsupported, sm=90),
+    Route("triton", lambda c: True, "programs over tiles of the logits", kernels.launch_gradient),
+)
+
+
+# ---- linear cross entropy -----------------------------------------------------------
+
+
+@dataclass
+class LinearCall(Call):
+    """The loss of x [T, D] · weight [V, D]ᵀ.
+
+    Args:
+        name: the operator, for errors.
+        soft_cap, check_labels, chunk_rows, accumulate: as the user passed them.
+        wanted: a gradient of x, weight or bias is needed.
+    """
+
+    name: str
+    x: Tensor
+    weight: Tensor
+    target: Tensor
+    bias: Tensor | None
+    class_weight: Tensor | None
+    options: Options
+    soft_cap: float | None
+    check_labels: Any
+    chunk_rows: Any
+    accumulate: Any
+    wanted: bool = field(default=True)
+
+    def __post_init__(self) -> None:
+        name, x, weight = self.name, self.x, self.weight
+        check_tensor(name, "x", x)
+        check_tensor(name, "weight", weight)
+        check_same(name, "weight", weight, "x", x)
+        check_tensor(name, "target", self.target, (torch.int64, torch.int32))
+        check_device(name, "target", self.target, "x", x)
+        if x.ndim != 2 or weight.ndim != 2 or x.shape[1] != weight.shape[1]:
+            raise ValueError(
+                f"{name}: arguments 'x' and 'weight' have shapes {tuple(x.shape)} and {tuple(weight.shape)}; expected "
+                "[T, D] and [V, D] (flatten leading dimensions)"
+            )
+        if self.target.shape != x.shape[:1]:
+            raise ValueError(
+                f"{name}: argument 'target' has shape {tuple(self.target.shape)}; expected ({x.shape[0]},), a label for each "
+                "row of 'x'"
+            )
+        of_class = tuple(dict.fromkeys((x.dtype, *FLOATS[:1])))
+        for named, value, dtypes in (("bias", self.bias, (x.dtype,)), ("class_weight", self.class_weight, of_class)):
+            if value is None:
+                continue
+            check_tensor(name, named, value, dtypes)
+            check_device(name, named, value, "x", x)
+            if value.shape != weight.shape[:1]:
+                raise ValueError(
+                    f"{name}: argument '{named}' has shape {tuple(value.shape)}; expected ({weight.shape[0]},), one for "
+                    f"each class of 'weight' {tuple(weight.shape)}"
+                )
+        if self.class_weight is not None and self.class_weight.requires_grad:
+            raise ValueError(
+                f"{name}: argument 'class_weight' requires a gradient, which is not computed; expected a constant"
+            )
+        chunk = self.chunk_rows
+        if chunk is not None and (not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1):
+            raise ValueError(
+                f"{name}: argument 'chunk_rows' is {chunk!r}; expected a number of tokens, at least 1, or None"
+            )
+        if self.accumulate not in (None, x.dtype, torch.float32):
+            allowed = ", ".join(map(str, dict.fromkeys((x.dtype, torch.float32))))
+            raise ValueError(f"{name}: argument 'accumulate' is {self.accumulate!r:.40}; expected {allowed} or None")
+        logits = x.detach().new_empty(()).expand(x.shape[0], weight.shape[0])  # for its shape
+        check(name, logits, self.target, None, self.soft_cap, self.options)
+        check_labels(name, self.target, weight.shape[0], self.options.ignore_index, self.check_labels)
+
+    @property
+    def empty(self) -> bool:
+        return not self.x.numel() or not self.weight.numel()
+
+    @property
+    def traced(self) -> bool:
+        return traced(self.x, self.weight, self.target)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.get_autocast_dtype("cuda") if under_autocast(self.x) else self.x.dtype
+
+
+def under_autocast(x: Tensor) -> bool:
+    return x.is_cuda and torch.is_autocast_enabled("cuda")
+
+
+HOLDS_LOGITS = Route(
+    "torch", lambda c: c.traced, "traced: PyTorch's formulas, which a compiler sees (all logits are held)"
+)
+
+LINEAR_FORWARD = Dispatch(  # the plan says whether the gradients are made with the loss
+    LinearCall,
+    ON_CPU,
+    EMPTY,
+    HOLDS_LOGITS,
+    Route("triton", lambda c: not c.wanted, "no gradient is needed: no logit is written", lambda c: False),
+    Route(
+        "triton",
+        lambda c: c.options.reduction == "none",
+        "the gradients need each row's factor: made in backward, a chunk of tokens at a time",
+        lambda c: False,
+    ),
+    Route(
+        "triton",
+        lambda c: c.dtype == torch.float16,
+        "the gradients need the loss scale, without which float16 would underflow: made in backward, by chunks",
+        lambda c: False,
+    ),
+    Route("chunked", lambda c: True, "the gradients come with the loss, a chunk of tokens at a time", lambda c: True),
+)
+
+LINEAR_WITH_GRADIENT = Dispatch(
+    LinearCall,
+    ON_CPU,
+    EMPTY,
+    HOLDS_LOGITS,
+    Route("chunked", lambda c: True, "three products, a chunk of tokens at a time", lambda c: True),
+)
