@@ -13,12 +13,12 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, KernelFunction, check_tensor, differentiable, eager, guarded, on_gpu, traced
-from weft.operators.dropout.kernels import launchable, plans
+from weft.operators.call import Choice, KernelFunction, differentiable, eager, guarded
+from weft.operators.dropout.dispatch import DROPOUT
+from weft.operators.dropout.kernels import launchable
 from weft.operators.dropout.philox import at_least
-from weft.operators.dropout.seeds import OFFSETS, STEPS, check_probability, check_seed, draw, scale_of, threshold_of
+from weft.operators.dropout.seeds import OFFSETS, STEPS, check_seed, draw, scale_of, threshold_of
 from weft.operators.elementwise.pointwise import LARGEST, shape
-from weft.operators.launch import Plans
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 
 
@@ -46,37 +46,28 @@ def in_torch(
 # ---- call ------------------------------------------------------------------------------------------------------------
 
 
-def launch(x: Tensor, seed: int | Tensor, offset: int, threshold: int) -> Tensor:
-    out = torch.empty_like(x)
-    if not threshold:
-        return out.copy_(x)
-    if out.numel():
-        call = offset, threshold * 2**16 - 1, scale_of(threshold)
-        if isinstance(seed, Tensor):
-            plans.of((x,), True)(x, out, seed, 0, *call)
-        else:
-            plans.of((x,), False)(x, out, x, seed % 2**64, *call)
-    return out
-
-
 class Dropout(KernelFunction):
     """Linear, with a mask that depends on neither values nor layout: its gradient is itself."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, seed: int | Tensor, offset: int, threshold: int) -> Tensor:
-        if isinstance(seed, Tensor):
+    def forward(ctx: Any, x: Tensor, p: float, seed: int | Tensor, offset: int) -> Tensor:
+        in_memory = isinstance(seed, Tensor)
+        if in_memory:
             ctx.save_for_backward(seed)
-        ctx.call = (None if isinstance(seed, Tensor) else seed, offset, threshold)
-        return launch(x, seed, offset, threshold)
+        ctx.call = (p, None if in_memory else seed, offset)
+        return TRITON.of((x,), p, True, in_memory)(x, seed, offset)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None]:
-        seed, offset, threshold = ctx.call
+        p, seed, offset = ctx.call
         if seed is None:
             (seed,) = ctx.saved_tensors
         if not launchable(dy):
             dy = dy.contiguous()  # of any strides (expanded, say) out of autograd
-        return differentiable(Dropout, dy, seed, offset, threshold), None, None, None
+        return differentiable(Dropout, dy, p, seed, offset), None, None, None
+
+
+TRITON = DROPOUT.kernel("triton")
 
 
 def dropout_triton(
@@ -84,7 +75,7 @@ def dropout_triton(
 ) -> Tensor:
     if seed is None:
         seed, offset = draw(x.device)
-    y: Tensor = differentiable(Dropout, x, seed, offset, threshold_of(p) if training else 0)
+    y: Tensor = differentiable(Dropout, x, p if training else 0.0, seed, offset)
     return y
 
 
@@ -223,38 +214,17 @@ dropout.implementation("torch.compile", devices=("cuda",))(peers.Compiled(in_tor
 @dropout.choice
 @guarded
 def choose(
-    x: Tensor, p: float = 0.5, seed: int | Tensor | None = None, offset: int = 0, training: bool = True
+    x: Tensor,
+    p: float = 0.5,
+    seed: int | Tensor | None = None,
+    offset: int = 0,
+    training: bool = True,
+    direction: str = "forward",
 ) -> Choice:
-    check_tensor("dropout", "x", x)
-    check_probability("dropout", p, training)
+    """Of both directions: the gradient lies in memory as the result does, and is dropped as x was."""
+    chosen = DROPOUT.choose(x, p, training, isinstance(seed, Tensor))
     check_seed("dropout", x, seed, offset)
-    if not on_gpu(x):
-        return Choice("torch", "the tensor is on the CPU, where weft runs the reference")
-    if traced(x):
-        return Choice("torch", "traced: PyTorch's own operators, which a compiler fuses with their neighbours")
-    if not training or not threshold_of(p):
-        return Choice("torch", "nothing is dropped: x itself is the result")
-    if not x.numel():
-        return Choice("torch", "an empty tensor: nothing to launch")
-    if not (launchable(x) and launchable(torch.empty_like(x, device="meta"))):
-        return Choice("torch", "strides that do not collapse into rows, for which a copy would be needed")
-    return Choice("triton", "a dense or row-strided tensor; the mask is made from the seed, not stored", plans)
-
-
-class Ready:
-    """The launch for tensors like x and this p, where our kernel is what :func:`choose` takes."""
-
-    def __init__(self, x: Tensor, p: float):
-        self.threshold, self.plan = threshold_of(p), plans.of((x,), False)
-        self.numbers = (self.threshold * 2**16 - 1, scale_of(self.threshold))
-
-    def __call__(self, x: Tensor, seed: int, offset: int) -> Tensor:
-        out = torch.empty_like(x)
-        self.plan(x, out, x, seed % 2**64, offset, *self.numbers)
-        return out
-
-
-known = Plans(lambda x, p: Ready(x, p) if choose(x, p).implementation == "triton" else None)
+    return chosen
 
 
 @dropout.function
@@ -288,14 +258,14 @@ def dropout_function(
     Source: Srivastava et al. 2014; Salmon et al. 2011 for the random numbers.
     """
     if training is True and not isinstance(seed, Tensor) and eager(x, gradient=True, autocast=True):
-        ready = known.of((x,), p)
+        ready = DROPOUT.of((x,), p, True, False)
         if ready is not None:
             if seed is not None or offset != 0:
                 check_seed("dropout", x, seed, offset)
             if seed is None:
                 seed, offset = draw(x.device)
             if isinstance(seed, Tensor) or (torch.is_grad_enabled() and x.requires_grad):
-                return differentiable(Dropout, x, seed, offset, ready.threshold)
+                return differentiable(Dropout, x, p, seed, offset)
             return ready(x, seed, offset)
     chosen = choose(x, p, seed, offset, training).implementation
     return (reference if chosen == "torch" else dropout_triton)(x, p, seed, offset, training)

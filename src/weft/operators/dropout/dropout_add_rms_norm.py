@@ -6,7 +6,6 @@ would move 7. Backward reads h, dy and dh and writes 2. The mask is made again f
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from typing import Any
 
@@ -14,38 +13,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
+from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import (
-    FLOATS,
-    Choice,
-    KernelFunction,
-    check_device,
-    check_same,
-    check_tensor,
-    differentiable,
-    guarded,
-    on_gpu,
-    rows_of,
-    traced,
-)
+from weft.operators.call import Choice, KernelFunction, differentiable, guarded
+from weft.operators.dispatch import Dispatch
 from weft.operators.dropout import dropout
-from weft.operators.dropout.norm_kernels import backward_plans, forward_plans
-from weft.operators.dropout.philox import GROUP
-from weft.operators.dropout.seeds import OFFSETS, check_probability, check_seed, draw, scale_of, threshold_of
-from weft.operators.launch import Plans, target_sm
-from weft.operators.normalization import dropped_backward
+from weft.operators.dropout.dispatch import BACKWARD, FORWARD, NAME
+from weft.operators.dropout.seeds import OFFSETS, check_seed, draw, scale_of, threshold_of
+from weft.operators.launch import Plans
+from weft.operators.normalization.reference import normalised
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
-from weft.operators.row_programs import ONE_PASS
 
 EPS = 1e-6
-NAME = "dropout_add_rms_norm"
 Pair = tuple[Tensor, Tensor]
-
-
-def normalised(h: Tensor, weight: Tensor, eps: float) -> Tensor:
-    wide = h if h.dtype == torch.float64 else h.float()
-    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.to(wide.dtype)).to(h.dtype)
 
 
 def reference(
@@ -59,7 +39,7 @@ def reference(
 ) -> Pair:
     wide = x if x.dtype == torch.float64 else x.float()
     h = (residual.to(wide.dtype) + dropout.reference(wide, p, seed, offset)).to(x.dtype)
-    return normalised(h, weight, eps), h
+    return normalised(h, weight, None, eps, centered=False), h
 
 
 def in_torch(
@@ -84,74 +64,56 @@ def _mask(x: Tensor, seed: int | Tensor, offset: int, threshold: int) -> tuple[A
     return seed if held else x, 0 if held else seed % 2**64, offset, threshold * 2**16 - 1, scale_of(threshold)
 
 
-def _autograd(backwards: Plans) -> type[torch.autograd.Function]:
-    class Function(KernelFunction):
-        @staticmethod
-        def forward(
-            ctx: Any, x: Tensor, residual: Tensor, weight: Tensor, p: float, seed: int | Tensor, offset: int, eps: float
-        ) -> Pair:
-            y, h = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
-            if h.numel():
-                plan = forward_plans.of((x, residual, weight), eps, isinstance(seed, Tensor))
-                plan(x, residual, weight, y, h, *_mask(x, seed, offset, threshold_of(p)))
-            ctx.call = p, None if isinstance(seed, Tensor) else seed, offset, eps
-            ctx.save_for_backward(h, weight, *((seed,) if isinstance(seed, Tensor) else ()))
-            return y, h
+class AddNorm(KernelFunction):
+    """Forward in Triton, backward by kernels that ``backwards`` makes the plans of."""
 
-        @staticmethod
-        def backward(ctx: Any, dy: Tensor, dh: Tensor) -> tuple[Tensor | None, ...]:
-            h, weight, *held = ctx.saved_tensors
-            p, seed, offset, eps = ctx.call
-            seed = held[0] if held else seed
-            if (
-                torch.is_grad_enabled()
-            ):  # a gradient of the gradient is wanted; h, our own result, leads on to the arguments
-                # Of views, since the weight itself is reached through h as well, by this very function: without end.
-                inner = h.view_as(h), weight.view_as(weight)
-                through, dw = torch.autograd.grad(normalised(*inner, eps), inner, dy, create_graph=True)
-                return dropout.reference(dh + through, p, seed, offset), dh + through, dw, *(None,) * 4
-            dr, dx, dw = torch.empty_like(h), torch.empty_like(h), torch.empty_like(weight)
-            if not h.numel():
-                return dx, dr, dw.zero_(), *(None,) * 4
-            dy, dh = (
-                g if rows_of(g) is not None else g.contiguous() for g in (dy, dh)
-            )  # expanded, say, out of autograd
-            plan = backwards.of((h, dy, dh, weight), eps, bool(held))
-            plan(h, dy, dh, weight, dr, dx, dw, *_mask(h, seed, offset, threshold_of(p)))
-            return (dx, dr, dw, *(None,) * 4)
+    @staticmethod
+    def forward(
+        ctx: Any,
+        backwards: Dispatch | Plans,
+        x: Tensor,
+        residual: Tensor,
+        weight: Tensor,
+        p: float,
+        seed: int | Tensor,
+        offset: int,
+        eps: float,
+    ) -> Pair:
+        y, h = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
+        in_memory = isinstance(seed, Tensor)
+        plan = TRITON.of((x, residual, weight), p, eps, in_memory)
+        if h.numel():
+            plan(x, residual, weight, y, h, *_mask(x, seed, offset, threshold_of(p)))
+        ctx.call = backwards, p, None if in_memory else seed, offset, eps
+        ctx.save_for_backward(h, weight, *((seed,) if in_memory else ()))
+        return y, h
 
-    return Function
-
-
-def fastest_gradient(h: Tensor, dy: Tensor, dh: Tensor, weight: Tensor, eps: float, seed_in_memory: bool) -> Any:
-    """The CUDA kernel where the card and the rows allow it, else Triton's."""
-    if h.is_cuda and target_sm(h.device) >= 90:
-        with contextlib.suppress(Declined):
-            return dropped_backward.DroppedPlan(h, dy, dh, weight, eps, seed_in_memory)
-    return backward_plans.of((h, dy, dh, weight), eps, seed_in_memory)
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, dh: Tensor) -> tuple[Tensor | None, ...]:
+        h, weight, *held = ctx.saved_tensors
+        backwards, p, seed, offset, eps = ctx.call
+        seed = held[0] if held else seed
+        if (
+            torch.is_grad_enabled()
+        ):  # a gradient of the gradient is wanted; h, our own result, leads on to the arguments
+            # Of views, since the weight itself is reached through h as well, by this very function: without end.
+            inner = h.view_as(h), weight.view_as(weight)
+            out = normalised(*inner, None, eps, centered=False)
+            through, dw = torch.autograd.grad(out, inner, dy, create_graph=True)
+            return None, dropout.reference(dh + through, p, seed, offset), dh + through, dw, *(None,) * 4
+        dr, dx, dw = torch.empty_like(h), torch.empty_like(h), torch.empty_like(weight)
+        if not h.numel():
+            return None, dx, dr, dw.zero_(), *(None,) * 4
+        plan = backwards.of((h, dy, dh, weight), eps, bool(held))
+        plan(h, dy, dh, weight, dr, dx, dw, *_mask(h, seed, offset, threshold_of(p)))
+        return None, dx, dr, dw, *(None,) * 4
 
 
-FUNCTIONS = {
-    "triton": _autograd(backward_plans),
-    "cuda": _autograd(dropped_backward.plans),
-    "fastest": _autograd(Plans(fastest_gradient)),
-}
-
-
-def why_not(x: Tensor, residual: Tensor, p: float) -> str:
-    """Why our kernel does not take these (an empty string when it does)."""
-    n = x.shape[-1]
-    if not threshold_of(p):
-        return "nothing is dropped: add_rms_norm does it"
-    if n > ONE_PASS or n % GROUP:
-        return f"rows of {n} columns; the kernel takes multiples of {GROUP} up to {ONE_PASS}"
-    if rows_of(x) is None or rows_of(residual) is None:
-        return "the leading dimensions do not collapse into rows of one stride: a copy would be needed"
-    return ""
+TRITON = FORWARD.kernel("triton")
 
 
 def run(
-    which: str,
+    backwards: Dispatch | Plans,
     x: Tensor,
     residual: Tensor,
     weight: Tensor,
@@ -160,16 +122,15 @@ def run(
     offset: int = 0,
     eps: float = EPS,
 ) -> Pair:
-    """Forward in Triton, backward by the kernel that ``which`` names."""
-    if reason := why_not(x, residual, p):
-        raise Declined(reason)
+    """Forward in Triton, backward by a kernel of ``backwards``."""
     if seed is None:
         seed, offset = draw(x.device)
-    pair: Pair = differentiable(FUNCTIONS[which], x, residual, weight.contiguous(), p, seed, offset, eps)
+    pair: Pair = differentiable(AddNorm, backwards, x, residual, weight.contiguous(), p, seed, offset, eps)
     return pair
 
 
-by_triton, by_cuda = functools.partial(run, "triton"), functools.partial(run, "cuda")
+by_triton = functools.partial(run, BACKWARD.kernel("triton"))
+by_cuda = functools.partial(run, BACKWARD.kernel("cuda"))
 
 
 # ---- definition ------------------------------------------------------------------------------------------------------
@@ -297,30 +258,15 @@ def choose(
     seed: int | Tensor | None = None,
     offset: int = 0,
     eps: float = EPS,
+    direction: str = "forward",
 ) -> Choice:
-    check_tensor(NAME, "x", x)
-    check_tensor(NAME, "residual", residual)
-    check_same(NAME, "residual", residual, "x", x)
-    check_tensor(NAME, "weight", weight, tuple(dict.fromkeys((x.dtype, *FLOATS[:1]))))
-    check_device(NAME, "weight", weight, "x", x)
-    if x.ndim == 0 or residual.shape != x.shape or weight.shape != x.shape[-1:]:
-        raise ValueError(
-            f"{NAME}: arguments 'x', 'residual' and 'weight' have shapes {tuple(x.shape)}, {tuple(residual.shape)} and "
-            f"{tuple(weight.shape)}; expected [..., N], the same and [N]"
-        )
-    check_probability(NAME, p, True)
+    in_memory = isinstance(seed, Tensor)
+    forward = FORWARD.choose(x, residual, weight, p, eps, in_memory)
     check_seed(NAME, x, seed, offset)
-    if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps <= 3e38:
-        raise ValueError(f"{NAME}: argument 'eps' is {eps!r}; expected a number of at least 0 that fp32 can hold")
-    if not on_gpu(x):
-        return Choice("torch", "the tensors are on the CPU, where weft runs the reference")
-    if traced(x, residual, weight):
-        return Choice("torch", "traced: PyTorch's own operators, which a compiler fuses with their neighbours")
-    if not x.numel():
-        return Choice("torch", "empty tensors: nothing to launch")
-    if reason := why_not(x, residual, p):
-        return Choice("torch", reason)
-    return Choice("triton", f"{x.shape[-1]} columns, held in registers; the mask is made from the seed", forward_plans)
+    if direction == "forward" or forward.implementation == "torch":
+        return forward
+    h = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return BACKWARD.choose(h, h, h, weight.contiguous(), eps, in_memory)
 
 
 @dropout_add_rms_norm.function
@@ -354,4 +300,4 @@ def dropout_add_rms_norm_function(
     """
     if choose(x, residual, weight, p, seed, offset, eps).implementation == "torch":
         return reference(x, residual, weight, p, seed, offset, eps)
-    return run("fastest", x, residual, weight, p, seed, offset, eps)
+    return run(BACKWARD, x, residual, weight, p, seed, offset, eps)

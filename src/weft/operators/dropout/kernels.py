@@ -1,4 +1,4 @@
-"""Dropout's one kernel, forward and backward, and its plans."""
+"""Dropout's one kernel, forward and backward, and its launch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.dropout.philox import GROUP, dropped
 from weft.operators.elementwise.dispatch import LARGE, SMALL, like
 from weft.operators.elementwise.kernels import place, read, write
-from weft.operators.launch import Plans
 from weft.operators.numbered import NumberedPlan
 
 
@@ -64,12 +63,8 @@ def launchable(x: Tensor) -> bool:
 
 
 def plan(x: Tensor, seed_in_memory: bool) -> NumberedPlan:
-    """Of ``(x, out, seed tensor, seed, offset, last, scale)`` with out = ``torch.empty_like(x)``; without a seed in
-    memory any tensor stands for it.
-
-    Raises:
-        Declined: strides that do not collapse into rows.
-    """
+    """Of ``(x, out, seed tensor, seed, offset, last, scale)`` with out = ``torch.empty_like(x)``; without a seed in memory any
+    tensor may stand for it."""
     flat = (1, x.numel(), 0, 1)
     (m, n, *x_strides), (_, _, *out_strides) = (flat, flat) if x.is_contiguous() else views(x, like(x))
     config = configurations(x.device, x.dtype, min(max(bucket(x.numel()), SMALL), LARGE))
@@ -78,6 +73,3 @@ def plan(x: Tensor, seed_in_memory: bool) -> NumberedPlan:
     tile = {"BLOCK": block, "PER": 16 // x.element_size(), "ORDER": order, "SEED_IN_MEMORY": seed_in_memory}
     grid = (m * triton.cdiv(n, block) if order == "rows" else triton.cdiv(m * n, block),)
     return NumberedPlan(drop, grid, (m, n, *x_strides, *out_strides), tile, config["num_warps"])
-
-
-plans = Plans(plan)

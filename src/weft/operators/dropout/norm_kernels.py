@@ -16,13 +16,13 @@ from torch import Tensor
 
 from weft.operators import partial_sums
 from weft.operators.call import views
-from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.configs import Configurations, bucket, grid_of
 from weft.operators.dropout.philox import dropped
-from weft.operators.launch import Plan, Plans, multiprocessors
+from weft.operators.launch import Plan, multiprocessors
+from weft.operators.normalization.kernels import ONE_PASS_BACKWARD, backward_heuristic
 from weft.operators.numbered import NumberedPlan
 from weft.operators.row_programs import candidates, heuristic, row_tiles
 
-ONE_PASS_BACKWARD = 8192
 LEAST_BLOCK = 8  # a group of elements with one random number
 
 
@@ -150,14 +150,6 @@ def backward_columns(
 # ---- plans -----------------------------------------------------------------------------------------------------------
 
 
-def backward_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
-    """PROGRAMS a multiprocessor; about 8 elements a thread, since three tensors and a partial sum are held."""
-    if n > ONE_PASS_BACKWARD:
-        return {"STRIP": 64, "ROWS": 4, "BLOCK": 1024, "num_warps": 8}
-    rows = max(1, 2048 // n)
-    return {"ROWS": rows, "PROGRAMS": 2, "num_warps": min(max(rows * n // 256, 4), 16)}
-
-
 def backward_candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
     if n > ONE_PASS_BACKWARD:
         return grid_of({"STRIP": (32, 64, 128), "ROWS": (1, 2, 4), "BLOCK": (512, 1024, 2048), "num_warps": (4, 8)})
@@ -181,27 +173,12 @@ def _random(x: Tensor, seed_in_memory: bool) -> dict[str, Any]:
     return {"PER": 16 // x.element_size(), "SEED_IN_MEMORY": seed_in_memory}
 
 
-class BackwardPlan:
+class GradientPlan:
     """The launches of the gradient: call with ``(h, dy, dh, weight, dr, dx, dw, *seed, offset and so on)``."""
 
-    def __init__(self, h: Tensor, dy: Tensor, dh: Tensor, weight: Tensor, eps: float, seed_in_memory: bool):
-        (m, n, *_), (_, _, *dy_strides), (_, _, *dh_strides) = views(h, dy, dh)
-        self.m, self.n = m, n
-        config = backward_configuration(h.device, h.dtype, bucket(n))
-        scalars = (m, n, *dy_strides, *dh_strides)
-        tile = {"ROWS": config["ROWS"], "BLOCK": bucket(n, LEAST_BLOCK), **_random(h, seed_in_memory)}
-        self.statistics: Plan | None = None
-        if n <= ONE_PASS_BACKWARD:
-            self.parts = min(triton.cdiv(m, config["ROWS"]), multiprocessors(h.device) * config["PROGRAMS"])
-            self.rows = NumberedPlan(backward_rows, (self.parts,), (*scalars, eps), tile, config["num_warps"])
-        else:
-            self.statistics = Plan(backward_statistics, (m,), (n, *dy_strides, eps), {"BLOCK": 8192}, 16)
-            strip = max(config["STRIP"], bucket(-(-m // 65535)))  # the grid's second dimension ends at 65535
-            self.parts = triton.cdiv(m, strip)
-            grid = (triton.cdiv(n, config["BLOCK"]), self.parts)
-            tile = {"STRIP": strip, **tile, "BLOCK": config["BLOCK"]}
-            self.rows = NumberedPlan(backward_columns, grid, scalars, tile, config["num_warps"])
-        self.total = partial_sums.plan(self.parts, n)
+    def __init__(self, m: int, n: int, rows: NumberedPlan, parts: int, statistics: Plan | None = None):
+        self.m, self.n, self.rows, self.parts, self.statistics = m, n, rows, parts, statistics
+        self.total = partial_sums.plan(parts, n)
 
     def __call__(
         self, h: Tensor, dy: Tensor, dh: Tensor, weight: Tensor, dr: Tensor, dx: Tensor, dw: Tensor, *mask: Any
@@ -215,5 +192,22 @@ class BackwardPlan:
         self.total(partial, dw)
 
 
-forward_plans = Plans(forward_plan)
-backward_plans = Plans(BackwardPlan)
+def gradient_rows(h: Tensor, dy: Tensor, dh: Tensor, eps: float, seed_in_memory: bool) -> GradientPlan:
+    (m, n, *_), (_, _, *dy_strides), (_, _, *dh_strides) = views(h, dy, dh)
+    config = backward_configuration(h.device, h.dtype, bucket(n))
+    tile = {"ROWS": config["ROWS"], "BLOCK": bucket(n, LEAST_BLOCK), **_random(h, seed_in_memory)}
+    parts = min(triton.cdiv(m, config["ROWS"]), multiprocessors(h.device) * config["PROGRAMS"])
+    scalars = (m, n, *dy_strides, *dh_strides, eps)
+    return GradientPlan(m, n, NumberedPlan(backward_rows, (parts,), scalars, tile, config["num_warps"]), parts)
+
+
+def gradient_columns(h: Tensor, dy: Tensor, dh: Tensor, eps: float, seed_in_memory: bool) -> GradientPlan:
+    (m, n, *_), (_, _, *dy_strides), (_, _, *dh_strides) = views(h, dy, dh)
+    config = backward_configuration(h.device, h.dtype, bucket(n))
+    statistics = Plan(backward_statistics, (m,), (n, *dy_strides, eps), {"BLOCK": 8192}, 16)
+    strip = max(config["STRIP"], bucket(-(-m // 65535)))  # the grid's second dimension ends at 65535
+    parts = triton.cdiv(m, strip)
+    tile = {"STRIP": strip, "ROWS": config["ROWS"], "BLOCK": config["BLOCK"], **_random(h, seed_in_memory)}
+    grid, scalars = (triton.cdiv(n, config["BLOCK"]), parts), (m, n, *dy_strides, *dh_strides)
+    columns = NumberedPlan(backward_columns, grid, scalars, tile, config["num_warps"])
+    return GradientPlan(m, n, columns, parts, statistics)

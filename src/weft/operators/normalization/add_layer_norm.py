@@ -5,18 +5,23 @@ The two together read 2 tensors and write 2; apart they would move 5. h is what 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch.nn.functional as F
 from torch import Tensor
 
 from weft.definition import Operator
 from weft.operators import peers
 from weft.operators.call import Choice, guarded, widened
-from weft.operators.normalization.definition import define, normalised
+from weft.operators.normalization.dispatch import Norm
 from weft.operators.normalization.layer_norm import layer_norm_function
-from weft.operators.normalization.norm import Norm
+from weft.operators.normalization.reference import define, normalised
 
 EPS = 1e-5
 Pair = tuple[Tensor, Tensor]
+
+
+norm = Norm("add_layer_norm", centered=True, added=True)
 
 
 def reference(
@@ -33,44 +38,19 @@ def in_torch(
     return F.layer_norm(h, (h.shape[-1],), weight, bias, eps), h
 
 
-norm = Norm(
-    "add_layer_norm",
-    centered=True,
-    added=True,
-    reference=lambda x, residual, weight, bias, eps: (
-        normalised(x, weight, bias, eps, True) if residual is None else reference(x, residual, weight, bias, eps)
-    ),
-)
+def by(kernel: str) -> Callable[..., Pair]:
+    def run(
+        x: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS
+    ) -> Pair:
+        out: Pair = norm.run(kernel, x, residual, weight, bias, eps)
+        return out
 
-
-def by_triton(
-    x: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS
-) -> tuple[Tensor, Tensor]:
-    out: Pair = norm.run("triton", x, residual, weight, bias, eps)
-    return out
-
-
-def by_cuda(
-    x: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS
-) -> tuple[Tensor, Tensor]:
-    out: Pair = norm.run("cuda", x, residual, weight, bias, eps)
-    return out
-
-
-def by_cuda_stream(
-    x: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS
-) -> tuple[Tensor, Tensor]:
-    out: Pair = norm.run("cuda-stream", x, residual, weight, bias, eps)
-    return out
+    return run
 
 
 add_layer_norm = Operator(**define("add_layer_norm", reference, EPS, centered=True, added=True))
 
-add_layer_norm.implementation("triton", arch=">=sm_80")(by_triton)
-add_layer_norm.implementation("cuda", arch=">=sm_90", devices=("cuda",))(by_cuda)
-add_layer_norm.implementation(
-    "cuda-stream", backend="cuda", arch=">=sm_90", devices=("cuda",), directions=("backward",)
-)(by_cuda_stream)
+norm.implementations(add_layer_norm, by)
 add_layer_norm.implementation("torch")(in_torch)
 add_layer_norm.implementation("torch.compile", devices=("cuda",))(peers.Compiled(in_torch))
 
@@ -78,9 +58,14 @@ add_layer_norm.implementation("torch.compile", devices=("cuda",))(peers.Compiled
 @add_layer_norm.choice
 @guarded
 def choose(
-    x: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = EPS,
+    direction: str = "forward",
 ) -> Choice:
-    return norm.choose(x, residual, weight, bias, eps)
+    return norm.choose(x, residual, weight, bias, eps, direction)
 
 
 @add_layer_norm.function

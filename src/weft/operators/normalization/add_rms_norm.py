@@ -5,17 +5,22 @@ The two together read 2 tensors and write 2; apart they would move 5. h is what 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch.nn.functional as F
 from torch import Tensor
 
 from weft.definition import Declined, Operator
 from weft.operators import peers
 from weft.operators.call import Choice, guarded
-from weft.operators.normalization.definition import define, normalised
-from weft.operators.normalization.norm import Norm
+from weft.operators.normalization.dispatch import Norm
+from weft.operators.normalization.reference import define, normalised
 
 EPS = 1e-6
 Pair = tuple[Tensor, Tensor]
+
+
+norm = Norm("add_rms_norm", centered=False, added=True)
 
 
 def reference(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = EPS) -> tuple[Tensor, Tensor]:
@@ -28,31 +33,12 @@ def in_torch(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: flo
     return F.rms_norm(h, (h.shape[-1],), weight, eps), h
 
 
-norm = Norm(
-    "add_rms_norm",
-    centered=False,
-    added=True,
-    reference=lambda x, residual, weight, bias, eps: (
-        normalised(x, weight, bias, eps, False) if residual is None else reference(x, residual, weight, eps)
-    ),
-)
+def by(kernel: str) -> Callable[..., Pair]:
+    def run(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = EPS) -> Pair:
+        out: Pair = norm.run(kernel, x, residual, weight, None, eps)
+        return out
 
-
-def by_triton(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = EPS) -> tuple[Tensor, Tensor]:
-    out: Pair = norm.run("triton", x, residual, weight, None, eps)
-    return out
-
-
-def by_cuda(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = EPS) -> tuple[Tensor, Tensor]:
-    out: Pair = norm.run("cuda", x, residual, weight, None, eps)
-    return out
-
-
-def by_cuda_stream(
-    x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = EPS
-) -> tuple[Tensor, Tensor]:
-    out: Pair = norm.run("cuda-stream", x, residual, weight, None, eps)
-    return out
+    return run
 
 
 def liger(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = EPS) -> tuple[Tensor, Tensor]:
@@ -75,11 +61,7 @@ def quack(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float 
 
 add_rms_norm = Operator(**define("add_rms_norm", reference, EPS, centered=False, added=True))
 
-add_rms_norm.implementation("triton", arch=">=sm_80")(by_triton)
-add_rms_norm.implementation("cuda", arch=">=sm_90", devices=("cuda",))(by_cuda)
-add_rms_norm.implementation("cuda-stream", backend="cuda", arch=">=sm_90", devices=("cuda",), directions=("backward",))(
-    by_cuda_stream
-)
+norm.implementations(add_rms_norm, by)
 add_rms_norm.implementation("torch")(in_torch)
 add_rms_norm.implementation("torch.compile", devices=("cuda",))(peers.Compiled(in_torch))
 add_rms_norm.implementation("liger", requires="liger-kernel", devices=("cuda",))(liger)
@@ -88,8 +70,10 @@ add_rms_norm.implementation("quack", requires="quack-kernels", devices=("cuda",)
 
 @add_rms_norm.choice
 @guarded
-def choose(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = EPS) -> Choice:
-    return norm.choose(x, residual, weight, None, eps)
+def choose(
+    x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = EPS, direction: str = "forward"
+) -> Choice:
+    return norm.choose(x, residual, weight, None, eps, direction)
 
 
 @add_rms_norm.function

@@ -40,10 +40,10 @@ template <typename T> __device__ __forceinline__ float first_element(const T *x,
 template <typename T, int THREADS, int EACH, int ROWS, bool ADDED>
 constexpr int PER_SM = ADDED || ROWS * EACH * sizeof(T) > 128 ? (BLOCKS<THREADS> + 1) / 2 : BLOCKS<THREADS>;
 
-// x, r, y, h: [M, N], rows 16-byte aligned, N a multiple of 16 bytes; w, b: [N]; mean, rstd: fp32 [M], written if KEPT; grid
+// x, r, y, h: [M, N], rows 16-byte aligned, N a multiple of 16 bytes; w, b: [N]; mean, rstd: fp32 [M], written if SAVED; grid
 // ceil(M / ROWS) * blocks of a cluster; dynamic shared memory for THREADS * EACH elements of w, and as many of b. h = x + r is
 // normalised. Where M is odd, the last two of ROWS are the same row, written twice alike.
-template <typename T, typename W, int THREADS, int EACH, int ROWS, bool CENTERED, bool WEIGHTED, bool BIASED, bool ADDED, bool KEPT>
+template <typename T, typename W, int THREADS, int EACH, int ROWS, bool CENTERED, bool WEIGHTED, bool BIASED, bool ADDED, bool SAVED>
 __global__ void __launch_bounds__(THREADS, PER_SM<T, THREADS, EACH, ROWS, ADDED>)
     norm_cluster(const T *x, const T *r, const W *w, const W *b, T *y, T *h, float *mean, float *rstd, i64 M, i64 N, i64 x_row,
                  i64 r_row, i64 y_row, i64 h_row, float eps) {
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(THREADS, PER_SM<T, THREADS, EACH, ROWS, ADDED>
     const float variance = CENTERED && !MOMENTS ? of.y / float(N) - (middle - around[k]) * (middle - around[k]) : of.y / float(N);
     scale[k] = 1.f / sqrtf((variance < 0.f ? 0.f : variance) + eps);  // a NaN stays one
     shift[k] = -middle * scale[k];
-    if (KEPT && slice.rank == 0 && threadIdx.x == 0) mean[row[k]] = middle, rstd[row[k]] = scale[k];
+    if (SAVED && slice.rank == 0 && threadIdx.x == 0) mean[row[k]] = middle, rstd[row[k]] = scale[k];
   }
   if (WEIGHTED) barrier_wait(gain_there);
 #pragma unroll

@@ -9,8 +9,24 @@ never read.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from weft.operators import partial_sums
+from weft.operators.call import views
+from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.launch import Plan, multiprocessors
+from weft.operators.row_programs import candidates, heuristic, row_tiles
+
+if TYPE_CHECKING:
+    from weft.operators.normalization.dispatch import GradientCall, NormCall
+
+ONE_PASS_BACKWARD = 8192  # columns that one program holds in registers: x, dy and the weight's partial gradient
 
 
 @triton.jit
@@ -43,10 +59,10 @@ def scaled(xhat, w_ptr, b_ptr, col, N, WEIGHTED: tl.constexpr, BIASED: tl.conste
 def norm_rows(
     x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, h_ptr, mean_ptr, rstd_ptr, M, N, x_row, x_col, r_row, r_col, y_row, y_col, h_row, h_col,
     eps, ROWS: tl.constexpr, BLOCK: tl.constexpr, CENTERED: tl.constexpr, WEIGHTED: tl.constexpr, BIASED: tl.constexpr,
-    ADDED: tl.constexpr, KEPT: tl.constexpr,
+    ADDED: tl.constexpr, SAVED: tl.constexpr,
 ):  # fmt: skip
     """h = x + r; y = (h - mean) * rstd * w + b. One program holds ROWS whole rows, [ROWS, BLOCK] with BLOCK >= N. Without
-    CENTERED the mean counts as 0; with KEPT mean and rstd (fp32 [M]) are written."""
+    CENTERED the mean counts as 0; with SAVED mean and rstd (fp32 [M]) are written."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     col = tl.arange(0, BLOCK)
     inside = (row[:, None] < M) & (col[None, :] < N)
@@ -60,7 +76,7 @@ def norm_rows(
         mean = tl.sum(x, axis=1) / N
         x = tl.where(inside, x - mean[:, None], 0.0)
     rstd = reciprocal_root(tl.sum(x * x, axis=1) / N, eps)
-    if KEPT:
+    if SAVED:
         tl.store(mean_ptr + row, mean, mask=row < M)
         tl.store(rstd_ptr + row, rstd, mask=row < M)
     y = scaled(x * rstd[:, None], w_ptr, b_ptr, col[None, :], N, WEIGHTED, BIASED)
@@ -71,7 +87,7 @@ def norm_rows(
 def norm_long_rows(
     x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, h_ptr, mean_ptr, rstd_ptr, M, N, x_row, x_col, r_row, r_col, y_row, y_col, h_row, h_col,
     eps, BLOCK: tl.constexpr, CENTERED: tl.constexpr, WEIGHTED: tl.constexpr, BIASED: tl.constexpr, ADDED: tl.constexpr,
-    KEPT: tl.constexpr,
+    SAVED: tl.constexpr,
 ):  # fmt: skip
     """The same for a row that does not fit: one program walks it twice, the second time from L2 where it fits. The variance is
     taken around the row's first element, which is near enough to the mean that nothing cancels of 16-bit floats; of 32 bits
@@ -106,7 +122,7 @@ def norm_long_rows(
     if CENTERED:
         variance = tl.maximum(variance - (mean - around) * (mean - around), 0.0, tl.PropagateNan.ALL)
     rstd = reciprocal_root(variance, eps)
-    if KEPT:
+    if SAVED:
         tl.store(mean_ptr + row, mean)
         tl.store(rstd_ptr + row, rstd)
     if ADDED:  # what was written is read again; another thread may have written it
@@ -240,3 +256,111 @@ def gradient_columns(
         tl.store(dw_ptr + strip * N + c, tl.sum(dw, axis=0), mask=c < N)
         if CENTERED:
             tl.store(db_ptr + strip * N + c, tl.sum(db, axis=0), mask=c < N)
+
+
+# ---- launches --------------------------------------------------------------------------------------------------------
+
+# LayerNorm takes two sums one after the other and wants other tiles than RMSNorm.
+forward_configuration = Configurations(
+    __file__,
+    "forward",
+    lambda sm, dtype, n, centered: heuristic(sm, dtype, n),
+    lambda sm, dtype, n, centered: candidates(sm, dtype, n),
+)
+
+
+def _forward(c: NormCall, kernel: Any, rows: int, tile: dict[str, int], warps: int) -> Plan:
+    residual = c.x if c.residual is None else c.residual
+    (m, n, *x_s), (_, _, *r_s), (_, _, *y_s) = views(c.x, residual, torch.empty_like(c.x, device="meta"))
+    config = c.config
+    flags = {**config.flags, "BIASED": config.biased, "ADDED": config.added, "SAVED": c.saved}
+    scalars = (m, n, *x_s, *r_s, *y_s, *y_s, c.eps)
+    return Plan(kernel, (triton.cdiv(m, rows),), scalars, {**tile, **flags}, warps)
+
+
+def rows_launch(c: NormCall) -> Plan:
+    config = forward_configuration(c.x.device, c.x.dtype, bucket(c.n), c.config.centered)
+    tile = {"ROWS": config["ROWS"], "BLOCK": bucket(c.n)}
+    return _forward(c, norm_rows, config["ROWS"], tile, config["num_warps"])
+
+
+def long_rows_launch(c: NormCall) -> Plan:
+    config = forward_configuration(c.x.device, c.x.dtype, bucket(c.n), c.config.centered)
+    return _forward(c, norm_long_rows, 1, {"BLOCK": config["BLOCK"]}, config["num_warps"])
+
+
+def backward_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
+    """PROGRAMS a multiprocessor; about 8 elements a thread, since it holds three tensors and a partial sum."""
+    if n > ONE_PASS_BACKWARD:
+        return {"STRIP": 64, "ROWS": 4, "BLOCK": 1024, "num_warps": 8}
+    rows = max(1, 2048 // n)
+    return {"ROWS": rows, "PROGRAMS": 2, "num_warps": min(max(rows * n // 256, 4), 16)}
+
+
+def backward_candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
+    if n > ONE_PASS_BACKWARD:
+        return grid_of({"STRIP": (32, 64, 128), "ROWS": (1, 2, 4, 8), "BLOCK": (512, 1024, 2048), "num_warps": (4, 8)})
+    return row_tiles(n, {"PROGRAMS": (1, 2, 4, 8), "num_warps": (4, 8, 16)}, per_thread=(4, 32))
+
+
+backward_configuration = Configurations(__file__, "backward", backward_heuristic, backward_candidates)
+
+
+class GradientPlan:
+    """The launches of a gradient, called as :class:`GradientCall` says: ``statistics`` of the rows first, where ``rows`` needs
+    them; each of ``parts`` programs or clusters leaves partial sums of dweights, added up in a fixed order afterwards."""
+
+    def __init__(self, c: GradientCall, rows: Callable[..., None], parts: int, statistics: Plan | None = None):
+        self.rows, self.parts, self.statistics = rows, parts, statistics
+        self.n, self.sums = c.n, c.sums
+        self.total = partial_sums.plan(parts, c.n, max(c.sums, 1))
+
+    def __call__(
+        self,
+        x: Tensor,
+        dy: Tensor,
+        more: Tensor,
+        weight: Tensor,
+        mean: Tensor,
+        rstd: Tensor,
+        dx: Tensor,
+        dweights: Tensor,
+    ) -> None:
+        shape = (max(self.sums, 1), self.parts, self.n if self.sums else 1)
+        partial = torch.empty(shape, dtype=torch.float32, device=x.device)
+        if self.statistics is None:
+            self.rows(x, dy, more, weight, mean, rstd, dx, partial[0], partial[-1])
+        else:
+            m = x.numel() // self.n
+            scale, along, level = torch.empty((3, m), dtype=torch.float32, device=x.device).unbind(0)
+            self.statistics(x, dy, weight, mean, rstd, scale, along, level)
+            self.rows(x, dy, more, weight, mean, scale, along, level, dx, partial[0], partial[-1])
+        if self.sums:
+            self.total(partial, dweights)
+
+
+def gradient_views(c: GradientCall) -> list[tuple[int, int, int, int]]:
+    return views(c.x, c.dy, c.more, torch.empty_like(c.x, device="meta"))
+
+
+def gradient_rows_launch(c: GradientCall) -> GradientPlan:
+    (m, n, *x_s), (_, _, *dy_s), (_, _, *more_s), (_, _, *dx_s) = gradient_views(c)
+    config = backward_configuration(c.x.device, c.x.dtype, bucket(n))
+    programs = min(triton.cdiv(m, config["ROWS"]), multiprocessors(c.x.device) * config["PROGRAMS"])
+    tile = {"ROWS": config["ROWS"], "BLOCK": bucket(n), **c.config.flags, "MORE": c.added}
+    scalars = (m, n, *x_s, *dy_s, *more_s, *dx_s, c.eps)
+    rows = Plan(gradient_rows, (programs,), scalars, tile, config["num_warps"])
+    return GradientPlan(c, rows, programs)
+
+
+def gradient_columns_launch(c: GradientCall) -> GradientPlan:
+    (m, n, *x_s), (_, _, *dy_s), (_, _, *more_s), (_, _, *dx_s) = gradient_views(c)
+    config, flags = backward_configuration(c.x.device, c.x.dtype, bucket(n)), c.config.flags
+    statistics = Plan(gradient_sums, (m,), (n, *x_s, *dy_s, c.eps), {"BLOCK": 8192, **flags}, 16)
+    strip = max(config["STRIP"], bucket(-(-m // 65535)))  # the grid's second dimension ends at 65535
+    strips = triton.cdiv(m, strip)
+    tile = {"STRIP": strip, "ROWS": config["ROWS"], "BLOCK": config["BLOCK"], **flags, "MORE": c.added}
+    grid = (triton.cdiv(n, config["BLOCK"]), strips)
+    scalars = (m, n, *x_s, *dy_s, *more_s, *dx_s)
+    columns = Plan(gradient_columns, grid, scalars, tile, config["num_warps"])
+    return GradientPlan(c, columns, strips, statistics)

@@ -6,16 +6,21 @@ each). Source: Ba, Kiros & Hinton 2016 (arXiv 1607.06450).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch.nn.functional as F
 from torch import Tensor
 
 from weft.definition import Operator
 from weft.operators import peers
 from weft.operators.call import Choice, guarded, widened
-from weft.operators.normalization.definition import define, normalised
-from weft.operators.normalization.norm import Norm
+from weft.operators.normalization.dispatch import Norm
+from weft.operators.normalization.reference import define, normalised
 
 EPS = 1e-5
+
+
+norm = Norm("layer_norm", centered=True, added=False)
 
 
 def reference(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS) -> Tensor:
@@ -26,29 +31,12 @@ def torch_layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | Non
     return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
 
 
-norm = Norm(
-    "layer_norm",
-    centered=True,
-    added=False,
-    reference=lambda x, residual, weight, bias, eps: reference(x, weight, bias, eps),
-)
+def by(kernel: str) -> Callable[..., Tensor]:
+    def run(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS) -> Tensor:
+        out: Tensor = norm.run(kernel, x, None, weight, bias, eps)
+        return out
 
-
-def layer_norm_triton(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS) -> Tensor:
-    y: Tensor = norm.run("triton", x, None, weight, bias, eps)
-    return y
-
-
-def layer_norm_cuda(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS) -> Tensor:
-    y: Tensor = norm.run("cuda", x, None, weight, bias, eps)
-    return y
-
-
-def layer_norm_cuda_stream(
-    x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS
-) -> Tensor:
-    y: Tensor = norm.run("cuda-stream", x, None, weight, bias, eps)
-    return y
+    return run
 
 
 def liger(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS) -> Tensor:
@@ -60,11 +48,7 @@ def liger(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, e
 
 layer_norm = Operator(**define("layer_norm", reference, EPS, centered=True, added=False))
 
-layer_norm.implementation("triton", arch=">=sm_80")(layer_norm_triton)
-layer_norm.implementation("cuda", arch=">=sm_90", devices=("cuda",))(layer_norm_cuda)
-layer_norm.implementation("cuda-stream", backend="cuda", arch=">=sm_90", devices=("cuda",), directions=("backward",))(
-    layer_norm_cuda_stream
-)
+norm.implementations(layer_norm, by)
 layer_norm.implementation("torch")(torch_layer_norm)
 layer_norm.implementation("torch.compile", devices=("cuda",))(peers.Compiled(torch_layer_norm))
 layer_norm.implementation("liger", requires="liger-kernel", devices=("cuda",))(liger)
@@ -72,8 +56,10 @@ layer_norm.implementation("liger", requires="liger-kernel", devices=("cuda",))(l
 
 @layer_norm.choice
 @guarded
-def choose(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS) -> Choice:
-    return norm.choose(x, None, weight, bias, eps)
+def choose(
+    x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS, direction: str = "forward"
+) -> Choice:
+    return norm.choose(x, None, weight, bias, eps, direction)
 
 
 @layer_norm.function

@@ -1,4 +1,4 @@
-"""What the definitions of LayerNorm and of the norms with a residual share: inputs, cost, workloads, tolerance, mutants."""
+"""What the definitions of the four norms share: the formula, inputs, cost, tolerance, workloads, mutants."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ def normalised(h: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 
 def define(name: str, reference: Callable[..., Any], eps: float, *, centered: bool, added: bool) -> dict[str, Any]:
     """The fields of an ``Operator`` over rows [M, N]: x, a residual if ``added``, a weight [N], a bias [N] if ``centered``."""
+    cancels = centered or added  # h - mean, or x + residual
     tensors = ("x", *(("residual",) if added else ()), "weight", *(("bias",) if centered else ()))
 
     def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
@@ -56,8 +57,12 @@ def define(name: str, reference: Callable[..., Any], eps: float, *, centered: bo
         roots = 2 * w["M"]
         if direction == "forward":
             writes = size * (1 + added)
-            return Cost(size * (1 + added) + rows + biases, writes, vector_flops=6 * n, special_ops=roots)
-        return Cost(size * (2 + added) + rows, size + rows + biases, vector_flops=12 * n, special_ops=roots)
+            return Cost(
+                size * (1 + added) + rows + biases, writes, vector_flops=(6 if cancels else 4) * n, special_ops=roots
+            )
+        return Cost(
+            size * (2 + added) + rows, size + rows + biases, vector_flops=(12 if cancels else 10) * n, special_ops=roots
+        )
 
     def terms(arguments: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
         """What is normalised, 1 / deviation of each row, and how large the terms of the former are: x, residual and mean may
@@ -82,8 +87,9 @@ def define(name: str, reference: Callable[..., Any], eps: float, *, centered: bo
         weight, dy = arguments["weight"], gradients[0]
         h, rstd, size = terms(arguments)
         g = dy if weight is None else dy * weight
-        along = (g * h * rstd).mean(-1, keepdim=True).abs()
-        dx = rstd * (g.square().mean(-1, keepdim=True).sqrt() + size * rstd * along)
+        dx = rstd * g.square().mean(-1, keepdim=True).sqrt()
+        if cancels:  # h errs, and with it its product with this mean
+            dx = dx + size * rstd.square() * (g * h * rstd).mean(-1, keepdim=True).abs()
         dx = dx.maximum(gradients[1].abs()) if added else dx
         found = [dx, dx] if added else [dx]
         if weight is not None:
@@ -105,6 +111,16 @@ def define(name: str, reference: Callable[..., Any], eps: float, *, centered: bo
             return tuple(change(o) for o in out) if isinstance(out, tuple) else change(out)
 
         return wrong
+
+    def mean_over_padding(**named: Any) -> Any:
+        """The mean square divided by one more than the number of columns."""
+        n = named["x"].shape[-1]
+        h = named["x"] + named["residual"] if added else named["x"]
+        wide = h.float() - h.float().mean(-1, keepdim=True) if centered else h.float()
+        y = wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) / (n + 1) + eps)
+        y = y if named["weight"] is None else y * named["weight"]
+        y = (y if named.get("bias") is None else y + named["bias"]).to(h.dtype)
+        return (y, h) if added else y
 
     def other_norm(**named: Any) -> Any:
         h = named["x"] + named["residual"] if added else named["x"]
@@ -132,7 +148,7 @@ def define(name: str, reference: Callable[..., Any], eps: float, *, centered: bo
         found[0] = (g * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(h.dtype)
         return tuple(found)
 
-    fields: dict[str, Any] = {
+    return {
         "name": name,
         "axes": {"M": "rows", "N": "columns"},
         "inputs": inputs,
@@ -144,7 +160,7 @@ def define(name: str, reference: Callable[..., Any], eps: float, *, centered: bo
             "values": VALUES,
             "weight": (True, False),
             "weight_layout": LAYOUTS,
-            "bias": (True, False),
+            **({"bias": (True, False)} if centered else {}),
             "offset": range(1, 2**20),
         },
         "differentiable": tensors,
@@ -154,27 +170,24 @@ def define(name: str, reference: Callable[..., Any], eps: float, *, centered: bo
         },
         "workloads": {
             "verify": [
-                *(workload(M=m, N=n) for m, n in ((1, 1), (3, 5), (2, 256), (37, 100), (2, 1000))),
+                *(workload(M=m, N=n) for m, n in ((1, 1), (3, 5), (2, 256), (37, 100), (5, 1000))),
+                *(workload(M=m, N=n) for m, n in ((3, 2048), (1, 4097), (3, 8200), (2, 33000))),
                 workload(M=0, N=7),
                 workload(M=7, N=0),
                 *(
                     workload(M=9, N=33, layout=at)
                     for at in ("unaligned", "sliced", "strided", "transposed", "expanded")
                 ),
-                workload(M=9, N=40, weight=False),
+                *(workload(M=9, N=n, weight=False) for n in (40, 8192)),
                 workload(M=9, N=40, weight_layout="strided"),
                 *([workload(M=9, N=40, bias=False), workload(M=9, N=300, offset=100)] if centered else []),
                 workload(M=6, N=64, values="tiny"),
-                workload(M=40, N=50, values="nonfinite"),
-                workload(M=2, N=8200),
-                workload(M=1, N=33000),
+                *(workload(M=m, N=n, values="nonfinite") for m, n in ((40, 50), (9, 8264))),
             ],
             "full": [
                 *(workload(M=70, N=n) for n in (2**14, 2**15 + 1, 2**16 + 8, 2**17)),
                 *(workload(M=300, N=n) for n in (256, 264, 512, 2048, 4097, 8192)),
-                workload(M=9, N=8192, weight=False),
-                workload(M=40, N=8264, values="nonfinite"),
-                workload(M=40, N=2**15, values="nonfinite"),
+                *(workload(M=40, N=n, values="nonfinite") for n in (8264, 2**15)),
                 *([workload(M=70, N=2**15, offset=100)] if centered else []),
             ],
             "huge": [workload("bf16", M=2**14 + 1, N=2**17), workload("bf16", M=2**23 + 3, N=257)],
@@ -185,17 +198,17 @@ def define(name: str, reference: Callable[..., Any], eps: float, *, centered: bo
                 workload(d, M=2**28 // n, N=n)
                 for d in ("fp32", "bf16")
                 for n in ((256, 512) if added else (64, 128, 256, 512)) + (1024, 2048, *WIDTHS[2:])
-                if centered or added  # RMSNorm's own are in rms_norm.py
             ],
             "model": [workload("bf16", M=8192, N=n) for n in (4096, 5120, 8192)],
         },
         "mutants": [
             *mutants.usual(reference if not added else lambda **named: reference(**named)[0]),
             Mutant("the other norm", other_norm),
+            Mutant("mean over padding", mean_over_padding),
+            Mutant("weight left out", lambda **named: reference(**{**named, "weight": None})),
             Mutant("one part in 50 too large", every(lambda y: y * 1.02)),
             *mutants.usual(gradient, "backward"),
             Mutant("projection left out", no_projection, "backward"),
             Mutant("last row left out of dw", last_row_left_out, "backward"),
         ],
     }
-    return fields

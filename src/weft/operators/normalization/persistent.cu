@@ -12,12 +12,12 @@
 constexpr int AHEAD = 4;
 
 // x, r, y, h: [M, N], rows 16-byte aligned, N a whole slice of THREADS * EACH elements for each block of a cluster; w, b: [N];
-// mean, rstd: fp32 [M], written if KEPT; grid clusters * blocks of a cluster, at least two; dynamic shared memory: the ring.
+// mean, rstd: fp32 [M], written if SAVED; grid clusters * blocks of a cluster, at least two; dynamic shared memory: the ring.
 // h = x + r is normalised.
 template <typename T, typename W, int THREADS, int EACH, int PLACES, int PER_SM, bool CENTERED, bool WEIGHTED, bool BIASED, bool ADDED,
-          bool KEPT>
+          bool SAVED>
 __global__ void __launch_bounds__(THREADS, PER_SM)
-    norm_staying(const T *x, const T *r, const W *w, const W *b, T *y, T *h, float *mean, float *rstd, i64 M, i64 N, i64 x_row,
+    norm_persistent(const T *x, const T *r, const W *w, const W *b, T *y, T *h, float *mean, float *rstd, i64 M, i64 N, i64 x_row,
                  i64 r_row, i64 y_row, i64 h_row, float eps) {
   constexpr int COUNT = 16 / sizeof(T), VECTORS = EACH / COUNT, SLICE = THREADS * EACH, WARPS = THREADS / 32, TENSORS = 1 + ADDED;
   constexpr bool EXACT = sizeof(T) == 4;  // the rounding of mean * scale counts
@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(THREADS, PER_SM)
     const float middle = all.x * in_row, variance = all.y * in_row;
     const float scale = 1.f / sqrtf((variance < 0.f ? 0.f : variance) + eps);  // a NaN stays one
     const float shift = -middle * scale;
-    if (KEPT && rank == 0 && threadIdx.x == 0) mean[row] = middle, rstd[row] = scale;
+    if (SAVED && rank == 0 && threadIdx.x == 0) mean[row] = middle, rstd[row] = scale;
     const T *const here = ring + turn % PLACES * TENSORS * SLICE;
 #pragma unroll
     for (int v = 0; v < VECTORS; v++) {

@@ -1,0 +1,632 @@
+"""Which kernel computes RMSNorm and LayerNorm, with or without a residual, forward and backward: the tables are ``FORWARD`` and
+``BACKWARD``. Above them are the launches of the CUDA C++ kernels (Triton's are in ``kernels.py``), below is :class:`Norm`,
+which the public functions call.
+
+M rows of N columns; h = x + residual is what is normalised (x where no residual is added).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from weft.definition import Declined, Operator
+from weft.operators import row_cluster
+from weft.operators.call import (
+    Choice,
+    KernelFunction,
+    check_device,
+    check_same,
+    check_tensor,
+    differentiable,
+    eager,
+    on_gpu,
+    reference_gradients,
+    rows_of,
+    traced,
+    views,
+)
+from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned
+from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
+from weft.operators.launch import Plans
+from weft.operators.normalization import kernels, ring
+from weft.operators.normalization.reference import normalised
+from weft.operators.residency import active_clusters, resident, shared_limit
+from weft.operators.row_cluster import MAX_CLUSTER, RowCluster
+from weft.operators.row_programs import ONE_PASS
+
+CLUSTER_SHORTEST = 8192  # columns; below, all multiprocessors read the same few lines of the weight out of L2 and wait
+HERE = Path(__file__).parent
+
+# ---- calls -----------------------------------------------------------------------------------------------------------
+
+
+class NormConfig(NamedTuple):
+    """Which norm: ``h = x + residual`` if ``added``; ``y = (h - mean) / deviation`` if ``centered`` (LayerNorm), else
+    ``h / root mean square`` (RMSNorm); times a weight, plus a bias."""
+
+    name: str
+    centered: bool
+    added: bool
+    weighted: bool
+    biased: bool
+
+    @property
+    def registered(self) -> bool:
+        """Whether a compiler sees ``torch.ops.weft.<name>``, whose kernels are Triton's; the others it sees as PyTorch's
+        operators."""
+        return not (self.centered or self.added)
+
+    @property
+    def flags(self) -> dict[str, bool]:
+        return {"CENTERED": self.centered, "WEIGHTED": self.weighted}
+
+
+class NormCall(Call):
+    """A forward call, checked: ``(x, [residual,] [weight,] [bias,] eps, config, saved)``. A plan is called with ``(x, residual,
+    weight, bias, y, h, mean, rstd)``, where any tensor may stand for one that the norm does not have; y and h are
+    ``torch.empty_like(x)``, mean and rstd (fp32 [M]) are written if ``saved`` for backward."""
+
+    def __init__(self, *arguments: Any):
+        *tensors, self.eps, config, self.saved = arguments
+        self.config: NormConfig = config
+        self.x, *others = tensors
+        present = iter(others)
+        self.residual, self.weight, self.bias = (
+            next(present) if has else None for has in (config.added, config.weighted, config.biased)
+        )
+        check(self)
+        self.n = self.x.shape[-1]
+
+    @property
+    def read(self) -> list[tuple[str, Tensor]]:
+        """The tensors of rows that are read, by name."""
+        return [("x", self.x), *([("residual", self.residual)] if self.residual is not None else [])]
+
+    @property
+    def copied(self) -> list[int]:
+        """The arguments of a plan that it copies: a weight or bias that is strided."""
+        return [i for i, t in ((2, self.weight), (3, self.bias)) if t is not None and not t.is_contiguous()]
+
+    @property
+    def like_weight(self) -> Tensor:
+        return self.x if self.weight is None else self.weight
+
+
+class GradientCall(Call):
+    """A backward call: ``(h, dy, more, weight, eps, config, added)``. A plan is called with ``(h, dy, more, weight, mean, rstd,
+    dx, dweights)``: the gradient of ``norm(h) * weight + bias``, to which ``more`` is added if ``added``; mean and rstd, fp32
+    [M], are LayerNorm's; dweights is [1, N] for the weight's gradient, or [2, N] with the bias's. Any tensor may stand for one
+    that the norm does not have."""
+
+    def __init__(
+        self, x: Tensor, dy: Tensor, more: Tensor, weight: Tensor, eps: float, config: NormConfig, added: bool
+    ):
+        self.x, self.weight, self.eps, self.config, self.added = x, weight, eps, config, added
+        self.n = x.shape[-1]
+        self.sums = config.weighted * (2 if config.centered else 1)
+        copied = {1: rows_of(dy) is None, 2: rows_of(more) is None, 3: not weight.is_contiguous()}
+        self.copied = [i for i, needed in copied.items() if needed]
+        # autograd may bring gradients of any strides (expanded, say)
+        self.dy, self.more = (
+            torch.empty(t.shape, dtype=t.dtype, device="meta") if i in self.copied else t
+            for i, t in ((1, dy), (2, more))
+        )
+
+
+def check(c: NormCall) -> None:
+    """Raises TypeError or ValueError, naming the argument."""
+    name, x = c.config.name, c.x
+    check_tensor(name, "x", x)
+    if x.ndim == 0:
+        raise ValueError(f"{name}: argument 'x' is a scalar; expected at least one dimension")
+    if c.config.added:
+        check_tensor(name, "residual", c.residual)
+        check_same(name, "residual", c.residual, "x", x)
+        if c.residual.shape != x.shape:
+            raise ValueError(
+                f"{name}: argument 'residual' has shape {tuple(c.residual.shape)} and 'x' has {tuple(x.shape)}; "
+                "expected the same shape"
+            )
+    for argument, value in (("weight", c.weight), ("bias", c.bias)):
+        if value is None:
+            continue
+        check_tensor(name, argument, value, tuple(dict.fromkeys((x.dtype, torch.float32))))
+        check_device(name, argument, value, "x", x)
+        if tuple(value.shape) != (x.shape[-1],):
+            raise ValueError(
+                f"{name}: argument '{argument}' has shape {tuple(value.shape)}; expected ({x.shape[-1]},), the last "
+                f"dimension of 'x' {tuple(x.shape)}"
+            )
+    if c.bias is not None and (c.weight is None or c.bias.dtype != c.weight.dtype):
+        found = "None" if c.weight is None else f"of dtype {c.weight.dtype}"
+        raise TypeError(
+            f"{name}: argument 'weight' is {found}; expected a weight of dtype {c.bias.dtype}, which 'bias' has"
+        )
+    if isinstance(c.eps, bool) or not isinstance(c.eps, (int, float)) or not 0 <= c.eps <= 3e38:
+        raise ValueError(f"{name}: argument 'eps' is {c.eps!r}; expected a number of at least 0 that fp32 can hold")
+
+
+def no_rows(c: NormCall) -> str:
+    """Why no kernel can read the tensors in place (an empty string when kernels can)."""
+    for name, t in c.read:
+        if rows_of(t) is None:
+            return (
+                f"the leading dimensions of '{name}' do not collapse into rows of one stride, so a copy would be needed"
+            )
+    return ""
+
+
+def with_copies(launch: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The launch, of contiguous copies of the tensors that no kernel reads in place (``copied``)."""
+
+    def made(c: NormCall | GradientCall) -> Any:
+        plan, copied = launch(c), c.copied
+        if not copied:
+            return plan
+        return lambda *tensors: plan(*(t.contiguous() if i in copied else t for i, t in enumerate(tensors)))
+
+    return made
+
+
+# ---- forward: a row on a cluster of blocks (cluster.cu) --------------------------------------------------------------
+
+
+def cluster_heuristic(sm: int, dtype: torch.dtype, n: int, centered: bool) -> Config:
+    """Two rows of LayerNorm on a cluster, each thread with half as much of each."""
+    config = row_cluster.heuristic(sm, dtype, n)
+    halves = centered and n <= config["THREADS"] * config["EACH"] // 2 * MAX_CLUSTER
+    return {**config, "EACH": config["EACH"] // 2, "ROWS": 2} if halves else {**config, "ROWS": 1}
+
+
+def cluster_candidates(sm: int, dtype: torch.dtype, n: int, centered: bool) -> Iterable[Config]:
+    for c in row_cluster.candidates(sm, dtype, n):
+        yield {**c, "ROWS": 1}
+        if centered:
+            yield {**c, "ROWS": 2}
+            if n <= c["THREADS"] * c["EACH"] // 4 * MAX_CLUSTER:
+                yield {**c, "EACH": c["EACH"] // 4, "ROWS": 2}
+
+
+cluster_configuration = Configurations(__file__, "cluster", cluster_heuristic, cluster_candidates)
+
+
+def unaligned(c: NormCall) -> str:
+    """Why the CUDA kernels cannot read 16 bytes at a time (an empty string when they can)."""
+    for _, t in c.read:
+        if reason := row_cluster.why_not(t):
+            return reason
+    if c.n < CLUSTER_SHORTEST:
+        return f"{c.n} columns; below {CLUSTER_SHORTEST} all blocks read the same few lines of the weight at once"
+    if not all(t is None or not t.is_contiguous() or pointer_aligned(t) for t in (c.weight, c.bias)):
+        return "a weight or bias that does not begin on 16 bytes"
+    return ""
+
+
+def _weight_bytes(c: NormCall) -> int:
+    """Of a block's slice of weight and bias, in shared memory."""
+    config = cluster_configuration(c.x.device, c.x.dtype, bucket(c.n), c.config.centered)
+    slice_ = config["THREADS"] * config["EACH"]
+    return slice_ * c.like_weight.element_size() * (c.config.weighted + c.config.biased)
+
+
+def cluster_unsupported(c: NormCall) -> str:
+    if reason := unaligned(c):
+        return reason
+    shared = _weight_bytes(c)
+    if shared > shared_limit(c.sm):
+        return f"{c.n} columns: weight and bias take {shared} bytes of a block's shared memory"
+    return ""
+
+
+def _cuda_forward(c: NormCall, source: str, kernel: str, sizes: str) -> CudaPlan:
+    """The launch for all rows, its grid and shared memory still open."""
+    config = c.config
+    flags = (config.centered, config.weighted, config.biased, config.added, c.saved)
+    types = f"{CTYPES[c.x.dtype]}, {CTYPES[c.like_weight.dtype]}"
+    expression = f"{kernel}<{types}, {sizes}, {', '.join(str(f).lower() for f in flags)}>"
+    residual = c.x if c.residual is None else c.residual
+    (m, n, x_row, _), (_, _, r_row, _), (_, _, y_row, _) = views(c.x, residual, torch.empty_like(c.x, device="meta"))
+    scalars = (*(ctypes.c_longlong(v) for v in (m, n, x_row, r_row, y_row, y_row)), ctypes.c_float(c.eps))
+    return CudaPlan(HERE / source, expression, (0, 1), 0, scalars)
+
+
+def cluster_launch(c: NormCall) -> CudaPlan:
+    config = cluster_configuration(c.x.device, c.x.dtype, bucket(c.n), c.config.centered)
+    rows = RowCluster.of(c.x, config)
+    plan = _cuda_forward(c, "cluster.cu", "norm_cluster", f"{rows.template}, {config['ROWS']}")
+    m = rows.grid[0] // rows.cluster
+    plan.grid, plan.block, plan.cluster = (-(-m // config["ROWS"]) * rows.cluster, 1), rows.threads, rows.cluster
+    plan.shared_bytes = _weight_bytes(c)
+    return plan
+
+
+# ---- forward: the longest rows on clusters that take row after row (persistent.cu) -----------------------------------
+
+FEWEST_SLOTS = 3  # of a ring: one row is written, the next one is summed, a third one is in flight
+PERSISTENT_OWN = 2304  # bytes of a block's shared memory, at most, besides the ring: CUDA's, barriers, sums
+
+
+def slots(sm: int, c: Config, item: int, added: bool) -> int:
+    """Rows of which a block's shared memory holds a slice."""
+    room = (shared_limit(sm) + ring.SYSTEM) // c["PER_SM"] - PERSISTENT_OWN
+    return min(room // (c["THREADS"] * c["EACH"] * item * (1 + added)), 8)
+
+
+def persistent_registers(c: Config, item: int, vectors: int) -> int:
+    """An estimate for a thread: weight and bias in their own dtype, and the rest; more where elements are unpacked."""
+    return c["EACH"] * item * vectors // 4 + (32 if item == 4 else 48)
+
+
+def persistent_candidates(sm: int, dtype: torch.dtype, n: int, centered: bool, added: bool) -> Iterable[Config]:
+    """Slices of 8 to 64 elements a thread by 1, 2 or 4 blocks a multiprocessor."""
+    item = dtype.itemsize
+    for c in grid_of({"THREADS": (256, 512, 1024), "EACH": (8, 16, 32, 64), "PER_SM": (1, 2, 4)}):
+        threads, blocks = c["THREADS"] * c["PER_SM"], bucket(-(-n // (c["THREADS"] * c["EACH"])))
+        fits = persistent_registers(c, item, 1 + centered) * threads <= ring.REGISTERS
+        enough = threads == 256 if c["EACH"] == 64 else 512 <= threads <= 1024
+        if fits and enough and 2 <= blocks <= MAX_CLUSTER and slots(sm, c, item, added) >= FEWEST_SLOTS:
+            yield c
+
+
+def persistent_heuristic(sm: int, dtype: torch.dtype, n: int, centered: bool, added: bool) -> Config:
+    """16 elements a thread and one block a multiprocessor were the fastest everywhere; empty where no slice fits."""
+    found = persistent_candidates(sm, dtype, n, centered, added)
+    return min(found, key=lambda c: (abs(c["EACH"] - 16), c["PER_SM"], c["THREADS"]), default={})
+
+
+persistent_configuration = Configurations(__file__, "persistent", persistent_heuristic, persistent_candidates)
+
+
+def persistent_is_faster(c: NormCall) -> bool:
+    """Where it was measured to be: LayerNorm of the longest rows on sm_90."""
+    if c.sm != 90 or not c.config.centered:
+        return False
+    if c.x.dtype == torch.float32:
+        return bucket(c.n) == (2**17 if c.config.added else 2**18)
+    return c.config.added and bucket(c.n) in (2**17, 2**18)
+
+
+def _one_persistent_cluster(c: NormCall) -> CudaPlan | str:
+    """The launch of one cluster, or why there is none."""
+    config = persistent_configuration(c.x.device, c.x.dtype, bucket(c.n), c.config.centered, c.config.added)
+    if not config:
+        return f"{c.n} columns; no slice fits a block's registers and shared memory {FEWEST_SLOTS} times"
+    threads, each, item = config["THREADS"], config["EACH"], c.x.element_size()
+    ring_slots = slots(c.sm, config, item, c.config.added)
+    cluster, rest = divmod(c.n, threads * each)
+    if ring_slots < FEWEST_SLOTS or rest or not 2 <= cluster <= MAX_CLUSTER:
+        return f"{c.n} columns; it takes 2 to {MAX_CLUSTER} whole slices of {threads * each}, {FEWEST_SLOTS} in shared memory"
+    plan = _cuda_forward(c, "persistent.cu", "norm_persistent", f"{threads}, {each}, {ring_slots}, {config['PER_SM']}")
+    plan.grid, plan.block, plan.cluster = (cluster, 1), threads, cluster
+    plan.shared_bytes = ring_slots * (1 + c.config.added) * threads * each * item
+    return plan
+
+
+def persistent_unsupported(c: NormCall) -> str:
+    if reason := unaligned(c):
+        return reason
+    one = _one_persistent_cluster(c)
+    if isinstance(one, str):
+        return one
+    return "" if active_clusters(one, c.x.device) else f"no cluster of {one.cluster} blocks fits on this device"
+
+
+def persistent_launch(c: NormCall) -> CudaPlan:
+    one = _one_persistent_cluster(c)
+    assert isinstance(one, CudaPlan)  # it is supported
+    clusters = min(c.x.numel() // c.n, resident(one, c.x.device))
+    return dataclasses.replace(one, grid=(clusters * one.cluster, 1))
+
+
+# ---- backward --------------------------------------------------------------------------------------------------------
+
+
+def measured_for_two(sm: int, *key: Any) -> Config:
+    """What was measured for two tensors, where nothing is known of three."""
+    return ring_configuration.table(sm).get(ring_configuration.key(*key)) or ring.heuristic(sm, *key)
+
+
+def candidates_for_three(sm: int, dtype: torch.dtype, n: int, centered: bool) -> Iterable[Config]:
+    return ring.candidates(sm, dtype, n, centered, tensors=3)
+
+
+ring_configuration = Configurations(__file__, "backward_cluster", ring.heuristic, ring.candidates)
+# With a third tensor fewer blocks fit on a multiprocessor: a choice for two that has few warps is left with too few.
+added_ring_configuration = Configurations(__file__, "backward_cluster_added", measured_for_two, candidates_for_three)
+
+
+def _one_gradient_cluster(c: GradientCall) -> tuple[CudaPlan, int] | None:
+    """The launch of one cluster, and the rows of a group; None where shared memory does not hold one group."""
+    config = (added_ring_configuration if c.added else ring_configuration)(
+        c.x.device, c.x.dtype, bucket(c.n), c.config.centered
+    )
+    weight_bytes = c.config.weighted * c.weight.element_size()
+    found = ring.layout(c.sm, config, c.x.dtype, c.n, 2 + c.added, weight_bytes)
+    if found is None:
+        return None
+    flags = ", ".join(str(f).lower() for f in (c.config.centered, c.config.weighted, c.added))
+    sizes = f"{config['THREADS']}, {config['EACH']}, {found.rows}, {found.stages}, {config['PER_SM']}"
+    kernel = f"norm_backward<{CTYPES[c.x.dtype]}, {CTYPES[c.weight.dtype]}, {sizes}, {flags}>"
+    (m, n, *_), *_ = found_views = kernels.gradient_views(c)
+    scalars = (*(ctypes.c_longlong(v) for v in (m, n, *(row for _, _, row, _ in found_views))), ctypes.c_float(c.eps))
+    grid = (found.cluster, 1)
+    return CudaPlan(
+        HERE / "backward.cu", kernel, grid, config["THREADS"], scalars, found.cluster, found.shared
+    ), found.rows
+
+
+def gradient_clusters_unsupported(c: GradientCall) -> str:
+    others = (c.dy, c.more) if c.added else (c.dy,)
+    weight = c.weight if c.config.weighted else None
+    if reason := ring.unsupported(c.x, *others, weight=weight, centered=c.config.centered):
+        return reason
+    one = _one_gradient_cluster(c)
+    if one is None:
+        return f"{c.n} columns with a third tensor or a float32 weight; shared memory holds fewer"
+    return "" if active_clusters(one[0], c.x.device) else f"no cluster of {one[0].cluster} blocks fits on this device"
+
+
+def gradient_clusters_launch(c: GradientCall) -> kernels.GradientPlan:
+    one = _one_gradient_cluster(c)
+    assert one is not None  # it is supported
+    plan, group = one
+    clusters = min(-(-(c.x.numel() // c.n) // group), resident(plan, c.x.device))
+    rows = dataclasses.replace(plan, grid=(clusters * plan.cluster, 1))
+    return kernels.GradientPlan(c, rows, clusters)
+
+
+# ---- the tables ------------------------------------------------------------------------------------------------------
+
+FORWARD = Dispatch(
+    NormCall,
+    ON_CPU,
+    Route("torch", lambda c: c.traced and not c.config.registered, TRACED.reason),
+    EMPTY,
+    Route("torch", no_rows, "leading dimensions do not collapse into rows of one stride: a kernel would need a copy"),
+    Route(
+        "cuda-persistent",
+        lambda c: not c.traced and persistent_is_faster(c),
+        "LayerNorm of 131,072 columns and more: clusters of blocks keep the weight in registers and take row after row",
+        with_copies(persistent_launch),
+        persistent_unsupported,
+        sm=90,
+    ),
+    Route(
+        "cuda",
+        lambda c: not c.traced and c.n >= 16384,
+        "16,384 columns or more: a cluster of blocks holds a row, which is read once",
+        with_copies(cluster_launch),
+        cluster_unsupported,
+        sm=90,
+    ),
+    Route(
+        "triton",
+        lambda c: c.n <= ONE_PASS,
+        "a program holds whole rows in registers",
+        with_copies(kernels.rows_launch),
+        no_rows,
+    ),
+    Route(
+        "triton",
+        lambda c: True,
+        "a program reads a row twice, the second time out of L2",
+        with_copies(kernels.long_rows_launch),
+        no_rows,
+    ),
+)
+
+BACKWARD = Dispatch(  # where forward is PyTorch's, backward is too
+    GradientCall,
+    Route(
+        "cuda",
+        lambda c: not c.traced and (c.n >= 512 or c.added or (c.config.centered and c.x.dtype != torch.float32)),
+        "clusters of blocks hold a row and take row after row: it is read once",
+        with_copies(gradient_clusters_launch),
+        gradient_clusters_unsupported,
+        sm=90,
+    ),
+    Route(
+        "triton",
+        lambda c: c.n <= kernels.ONE_PASS_BACKWARD,
+        "a program holds whole rows: one pass",
+        with_copies(kernels.gradient_rows_launch),
+    ),
+    Route(
+        "triton",
+        lambda c: True,
+        "two passes: sums of the rows first, then columns",
+        with_copies(kernels.gradient_columns_launch),
+    ),
+)
+
+# ---- the public functions' call --------------------------------------------------------------------------------------
+
+Kernels = tuple[Dispatch | Plans, Dispatch | Plans]  # that make the plans of forward and of backward
+Statistics = tuple[Tensor, Tensor]  # mean and 1 / deviation of each row, fp32 [M]
+
+
+def normalise(
+    plans: Dispatch | Plans,
+    tensors: tuple[Tensor, Tensor | None, Tensor | None, Tensor | None],
+    eps: float,
+    config: NormConfig,
+    saved: bool,
+) -> tuple[Tensor, Tensor, Statistics]:
+    """``(y, h, statistics)`` of ``(x, residual, weight, bias)``: h is x where nothing is added, and so are statistics that are
+    not ``saved``."""
+    x = tensors[0]
+    y = torch.empty_like(x)
+    h = torch.empty_like(x) if config.added else x
+    rows = x.numel() // max(x.shape[-1], 1) if saved else 0
+    mean, rstd = torch.empty((2, rows), dtype=torch.float32, device=x.device).unbind(0) if saved else (x, x)
+    if y.numel():
+        plan = plans.of(tuple(t for t in tensors if t is not None), eps, config, saved)
+        if plan is None:
+            raise Declined(FORWARD.choose(*(t for t in tensors if t is not None), eps, config, saved).reason)
+        plan(*(x if t is None else t for t in tensors), y, h, mean, rstd)
+    return y, h, (mean, rstd)
+
+
+def gradients(
+    plans: Dispatch | Plans,
+    h: Tensor,
+    dy: Tensor,
+    more: Tensor | None,
+    weight: Tensor | None,
+    statistics: Statistics,
+    eps: float,
+    config: NormConfig,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """``(dh, dweight, dbias)``; ``more`` is added to dh."""
+    dh = torch.empty_like(h)
+    sums = 0 if weight is None else 2 if config.centered else 1
+    dweights = torch.empty((sums, h.shape[-1]), dtype=h.dtype if weight is None else weight.dtype, device=h.device)
+    if dh.numel() == 0:
+        dweights.zero_()
+    else:
+        tensors = (h, dy, h if more is None else more, h if weight is None else weight)
+        plans.of(tensors, eps, config, more is not None)(*tensors, *statistics, dh, dweights)
+    dw, db = (*dweights.unbind(0), None, None)[:2]
+    return dh, dw, db
+
+
+class NormFunction(KernelFunction):
+    """The norm under autograd, by kernels that ``kernels`` makes the plans of."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        config: NormConfig,
+        kernels: Kernels,
+        x: Tensor,
+        residual: Tensor | None,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+    ) -> Any:
+        saved = config.centered and any(ctx.needs_input_grad)
+        y, h, statistics = normalise(kernels[0], (x, residual, weight, bias), eps, config, saved)
+        ctx.config, ctx.kernels, ctx.eps = config, kernels, eps
+        ctx.save_for_backward(h, weight, bias, *statistics)
+        return (y, h) if config.added else y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, dh: Tensor | None = None) -> tuple[Tensor | None, ...]:
+        h, weight, bias, mean, rstd = ctx.saved_tensors
+        config, eps = ctx.config, ctx.eps
+        if torch.is_grad_enabled():  # a gradient of the gradient is wanted
+            inputs = (h, weight, bias)
+            wanted = [t is not None and t.requires_grad for t in inputs]
+            dx, dw, db = reference_gradients(
+                lambda h, weight, bias: normalised(h, weight, bias, eps, config.centered), inputs, wanted, (dy,)
+            )
+            dx = dx if dh is None or dx is None else dx + dh
+        else:
+            more = dh if config.added else None
+            dx, dw, db = gradients(ctx.kernels[1], h, dy, more, weight, (mean, rstd), eps, config)
+        return None, None, dx, dx if config.added else None, dw, db if config.biased else None, None
+
+
+# The gradient of a width that the forward kernel does not take has a forward by the table.
+NAMED = {
+    "triton": (FORWARD.kernel("triton"), FORWARD.kernel("triton"), BACKWARD.kernel("triton")),
+    "cuda": (FORWARD.kernel("cuda"), FORWARD, BACKWARD.kernel("cuda")),
+    "cuda-persistent": (FORWARD.kernel("cuda-persistent"), FORWARD, BACKWARD),
+}
+
+
+class Norm:
+    """One of the four norms.
+
+    Args:
+        name: the operator's.
+        centered: LayerNorm, else RMSNorm.
+        added: whether a residual is added first; the call then returns (y, h).
+    """
+
+    def __init__(self, name: str, *, centered: bool, added: bool):
+        self.name, self.centered, self.added = name, centered, added
+        self.registered = not (centered or added)
+        self.configs = {
+            (weighted, biased): NormConfig(name, centered, added, weighted, biased)
+            for weighted in (False, True)
+            for biased in (False, True)
+        }
+
+    def reference(
+        self, x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> Any:
+        h = x if residual is None else x + residual
+        y = normalised(h, weight, bias, eps, self.centered)
+        return (y, h) if self.added else y
+
+    def _tensors(self, x: Any, residual: Any, weight: Any, bias: Any) -> tuple[Any, ...]:
+        """Those that the norm has."""
+        return (x, *((residual,) if self.added else ()), *(t for t in (weight, bias) if t is not None))
+
+    def choose(self, x: Any, residual: Any, weight: Any, bias: Any, eps: Any, direction: str = "forward") -> Choice:
+        config = self.configs[weight is not None, bias is not None]
+        call = (*self._tensors(x, residual, weight, bias), eps, config, False)
+        forward = FORWARD.choose(*call)
+        if direction == "forward" or forward.implementation == "torch":
+            return forward
+        h, dy = x if not self.added else torch.empty_like(x), torch.empty_like(x)
+        return BACKWARD.choose(h, dy, dy, h if weight is None else weight, eps, config, self.added)
+
+    def run(
+        self, kernel: str, x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> Any:
+        """The named kernels, whatever :meth:`choose` says (on CPU tensors the reference)."""
+        if not on_gpu(x):
+            return self.reference(x, residual, weight, bias, eps)
+        alone, before_backward, backward = NAMED[kernel]
+        tensors = self._tensors(x, residual, weight, bias)
+        wanted = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+        return self._differentiable((before_backward if wanted else alone, backward), x, residual, weight, bias, eps)
+
+    def _differentiable(self, kernels: Kernels, x: Any, residual: Any, weight: Any, bias: Any, eps: float) -> Any:
+        config = self.configs[weight is not None, bias is not None]
+        return differentiable(NormFunction, config, kernels, x, residual, weight, bias, eps)
+
+    def __call__(self, x: Any, residual: Any, weight: Any, bias: Any, eps: Any) -> Any:
+        """What the public function does."""
+        if eps.__class__ is int and abs(eps) <= 3e38:
+            eps = float(eps)  # of more bits than a kernel's scalar may have
+        tensors = self._tensors(x, residual, weight, bias)
+        if all(isinstance(t, Tensor) for t in tensors) and eager(*tensors):
+            plan = FORWARD.of(tensors, eps, self.configs[weight is not None, bias is not None], False)
+            if plan is not None:
+                y = torch.empty_like(x)
+                h = torch.empty_like(x) if self.added else x
+                plan(
+                    x,
+                    x if residual is None else residual,
+                    x if weight is None else weight,
+                    x if bias is None else bias,
+                    y,
+                    h,
+                    x,
+                    x,
+                )
+                return (y, h) if self.added else y
+        if self.choose(x, residual, weight, bias, eps).implementation == "torch":
+            return self.reference(x, residual, weight, bias, eps)
+        if self.registered and traced(x):
+            return getattr(torch.ops.weft, self.name)(x, weight, eps)
+        return self._differentiable((FORWARD, BACKWARD), x, residual, weight, bias, eps)
+
+    def implementations(self, operator: Operator, by: Callable[[str], Callable[..., Any]]) -> None:
+        """Registers the operator's kernels: ``by(name)`` is its function by the kernel of that name."""
+        operator.implementation("triton", arch=">=sm_80")(by("triton"))
+        operator.implementation("cuda", arch=">=sm_90", devices=("cuda",))(by("cuda"))
+        operator.implementation(
+            "cuda-persistent", backend="cuda", arch=">=sm_90", devices=("cuda",), directions=("forward",)
+        )(by("cuda-persistent"))
