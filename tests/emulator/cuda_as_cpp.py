@@ -14,15 +14,15 @@ OPERATORS = ROOT / "src/weft/operators"
 STATIC = 8192  # bytes, of gpu_on_cpu.hpp
 
 
-def whole(source: Path) -> str:
-    """The text of a kernel file; headers beside it or in ``hopper/`` stand where they are first included."""
+def whole(source: Path, *shared: str) -> str:
+    """The text of a kernel file; headers beside it or in ``hopper/``, and those of ``operators/`` that are named in ``shared``,
+    stand where they are first included."""
     seen: set[str] = set()
 
     def of(path: Path) -> str:
         def included(found: re.Match[str]) -> str:
-            headers = [
-                folder / found[1] for folder in (path.parent, OPERATORS / "hopper") if (folder / found[1]).is_file()
-            ]
+            folders = [path.parent, OPERATORS / "hopper", *([OPERATORS] if found[1] in shared else [])]
+            headers = [folder / found[1] for folder in folders if (folder / found[1]).is_file()]
             new = found[1] not in seen
             seen.add(found[1])
             return found[0] if not headers else of(headers[0]) if new else ""

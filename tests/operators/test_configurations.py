@@ -76,9 +76,9 @@ def test_a_third_tensor_leaves_the_gradient_of_a_norm_eight_warps_a_multiprocess
     """Of 16-bit floats, where instructions are many. With RMSNorm's choice for two tensors of 1024 columns five were left, and
     add_rms_norm took 637 us where add_layer_norm with eight took 537 on an H200."""
     from weft.definition import SHARED_LIMIT
-    from weft.operators.normalization import backward
+    from weft.operators.normalization import dispatch, ring
 
-    c = backward.added_configuration(torch.device("meta"), torch.bfloat16, n, centered)
-    found = backward.layout(90, c, torch.bfloat16, n, 3, 2)
-    room = (SHARED_LIMIT[90] + backward.SYSTEM) // (found.shared + backward.own(found.rows, c["THREADS"]))
+    c = dispatch.added_ring_configuration(torch.device("meta"), torch.bfloat16, n, centered)
+    found = ring.layout(90, c, torch.bfloat16, n, 3, 2)
+    room = (SHARED_LIMIT[90] + ring.SYSTEM) // (found.shared + ring.own_bytes(found.rows, c["THREADS"]))
     assert min(c["PER_SM"], room) * c["THREADS"] >= 8 * 32

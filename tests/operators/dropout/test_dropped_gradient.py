@@ -14,16 +14,15 @@ from sass import names, parts, sass
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
-
+from weft import ops  # noqa: E402
 from weft.definition import SHARED_LIMIT, Declined  # noqa: E402
 from weft.operators import residency  # noqa: E402
 from weft.operators.cuda import CudaPlan, compile_cubin  # noqa: E402
-from weft.operators.dropout import dropout_add_rms_norm, norm_kernels  # noqa: E402
+from weft.operators.dropout import dispatch  # noqa: E402
 from weft.operators.dropout.philox import WORD, at_least, words  # noqa: E402
 from weft.operators.dropout.seeds import scale_of  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.normalization import backward, dropped_backward  # noqa: E402
+from weft.operators.normalization import ring  # noqa: E402
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 EPS = 1e-6
@@ -59,7 +58,7 @@ CASES = {
 
 # Mistakes: a case that shows them, what stands in the kernel or its headers, what is written instead.
 MISTAKES = {
-    "the mask of the next group": ("two warps", "philox(u64(place) / 8,", "philox(u64(place) / 8 + 1,"),
+    "the mask of the next group": ("two warps", "philox(u64(element) / 8,", "philox(u64(element) / 8 + 1,"),
     "a row's mask for the next": ("two warps", "(row + r) * N + first + at(v)),", "row * N + first + at(v)),"),
     "a block's mask for the next": ("clusters", "(row + r) * N + first + at(v)),", "(row + r) * N + at(v)),"),
     "halves exchanged": ("two warps", "i % 2 ? word[i / 2] : word[i / 2] << 16", "i % 2 ? word[i / 2] << 16 : word[i / 2]"),
@@ -67,7 +66,7 @@ MISTAKES = {
     "one pattern too few": ("just dropped", "bits <= last ?", "bits <= last - 0x10000 ?"),
     "dropped is kept": ("two warps", "? 0.f : gradient[i]", "? gradient[i] : 0.f"),
     "not scaled": ("two warps", "gradient[i]) * scale", "gradient[i])"),
-    "the first half of a group twice": ("fp32", "COUNT == 4 && place % 8", "false"),
+    "the first half of a group twice": ("fp32", "COUNT == 4 && element % 8", "false"),
     "the seed's upper word": ("two warps", "{u32(seed), u32(seed >> 32)}", "{u32(seed), 0}"),
     "the offset's upper word": ("two warps", "c[3] = u32(offset >> 32)", "c[3] = 0"),
     "nine rounds": ("two warps", "round < 10; round++) {\n    const", "round < 9; round++) {\n    const"),
@@ -76,13 +75,13 @@ MISTAKES = {
     "a row written over another": ("two warps", "(dx + (row + r) * dx_row", "(dx + row * dx_row"),
     "dh left out": ("two warps", "if constexpr (MORE) a[i] += m[i];", ""),
     "rows past the last": ("two warps", "if (ROWS > 1 && row + r >= M) break;", ""),
-    "sums of a copy under way": ("two warps", "phase_wait(&full[g.place], g.parity);", ""),
-    "the other block's sums are there": ("clusters", "phase_wait(&told[box], group.turn / AHEAD & 1);", ""),
+    "sums of a copy under way": ("two warps", "phase_wait(&full[g.slot], g.parity);", ""),
+    "the other block's sums are there": ("clusters", "phase_wait(&received[box], group.turn / AHEAD & 1);", ""),
     "no zeros behind a slice": ("two warps", "ring[s * SLICE + i] = T{};", ";"),
-    "a place refilled too early": (
+    "a slot refilled too early": (
         "two warps",
-        "group.index + (STAGES - 1) * step, group.place ? group.place - 1 : STAGES - 1",
-        "group.index + STAGES * step, group.place",
+        "group.index + (STAGES - 1) * step, group.slot ? group.slot - 1 : STAGES - 1",
+        "group.index + STAGES * step, group.slot",
     ),
     "a block leaves early": ("clusters", "if (blocks > 1) {  // no block leaves", "if (false) {  // no block leaves"),
 }  # fmt: skip
@@ -102,6 +101,11 @@ job.run([&] {
   KERNEL(h, dy, dh, w, dr, dw, dx, seed_at, s[0], s[1], s[2], s[3], job.factors[0], s[4], s[5], s[6], job.factors[1]);
 });
 """
+
+
+def gradient_of(h, dy, dh, weight, in_memory):
+    """The plan of ``dropped_backward.cu``; raises Declined where it does not take these."""
+    return dispatch.BACKWARD.kernel("cuda").of((h, dy, dh, weight), EPS, in_memory)
 
 
 class Gradients:
@@ -125,9 +129,9 @@ class Gradients:
         launches = []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(residency, "multiprocessors", lambda device: case.sms)
-            patch.setattr(dropped_backward.configuration, "trial", {**CONFIG, **dict(case.config)})
+            patch.setattr(dispatch.configuration, "trial", {**CONFIG, **dict(case.config)})
             with compiling_for(90, lambda *kernel: None):
-                made = dropped_backward.DroppedPlan(self.h, self.dy, self.dh, self.weight, EPS, case.in_memory)
+                made = gradient_of(self.h, self.dy, self.dh, self.weight, case.in_memory)
             patch.setattr(CudaPlan, "__call__", lambda plan, *tensors: launches.append((plan, tensors)))
             made.total = lambda partial, dw: None
             dr, dx, dw = torch.empty_like(self.h), torch.empty_like(self.h), torch.empty_like(self.weight)
@@ -181,9 +185,7 @@ class Gradients:
 @pytest.fixture(scope="module")
 def play(tmp_path_factory):
     """Runs a case, or one of ``MISTAKES``, and returns what is wrong with its result."""
-    text = cuda_as_cpp.whole(dropped_backward.SOURCE)
-    header = (dropped_backward.SOURCE.parents[1] / "philox.cuh").read_text()
-    text = text.replace('#include "philox.cuh"', header.replace("#pragma once", ""))
+    text = cuda_as_cpp.whole(dispatch.SOURCE, "philox.cuh")
     mistakes = {name: (OF_MISTAKE.get(of, of), *change) for name, (of, *change) in MISTAKES.items()}
     return player_of_cases(tmp_path_factory.mktemp("played"), text, Gradients, CASES, mistakes)
 
@@ -208,12 +210,12 @@ WIDTHS = (256, 1024, 2048, 4096, 8192, 16384, 32768)
 @pytest.mark.parametrize("dtype", [BF16, FP32])
 @pytest.mark.parametrize("n", WIDTHS)
 def test_every_configuration_fits_with_its_third_tensor(n, dtype, sm):
-    found = list(dropped_backward.candidates(sm, dtype, n))
-    assert dropped_backward.heuristic(sm, dtype, n) in found
+    found = list(dispatch.candidates(sm, dtype, n))
+    assert dispatch.heuristic(sm, dtype, n) in found
     for c in found:
-        cluster, rows, stages, shared = backward.layout(sm, c, dtype, n, 3, dtype.itemsize)
+        cluster, rows, stages, shared = ring.layout(sm, c, dtype, n, 3, dtype.itemsize)
         assert (rows, stages) == (c["ROWS"], c["STAGES"]) and cluster * c["THREADS"] * c["EACH"] >= n and cluster <= 16
-        assert c["PER_SM"] * (shared + backward.own(rows, c["THREADS"])) <= SHARED_LIMIT[sm] + backward.SYSTEM
+        assert c["PER_SM"] * (shared + ring.own_bytes(rows, c["THREADS"])) <= SHARED_LIMIT[sm] + ring.SYSTEM
         assert 256 <= c["PER_SM"] * c["THREADS"] <= 1024
 
 
@@ -221,7 +223,7 @@ def plan_of(n: int, dtype: torch.dtype, m: int = 1024, seed_in_memory: bool = Fa
     h = torch.empty(m, n, dtype=dtype, device="meta")
     with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
         patch.setattr(residency, "multiprocessors", lambda device: 132)
-        return dropped_backward.DroppedPlan(h, h, h, h[0], EPS, seed_in_memory)
+        return gradient_of(h, h, h, h[0], seed_in_memory)
 
 
 @pytest.mark.parametrize("seed_in_memory", [False, True])
@@ -243,14 +245,14 @@ def test_nothing_is_spilled_and_an_element_takes_few_instructions(n, dtype, most
 @pytest.mark.parametrize("e", ["bf16, bf16, 256, 16, 2, 4, 1, false", "float, float, 512, 8, 1, 4, 1, true"])
 def test_it_compiles_for_blackwell(e):
     for sm in (100, 120):
-        assert compile_cubin(dropped_backward.SOURCE, f"dropped_norm_backward<{e}>", sm)[0]
+        assert compile_cubin(dispatch.SOURCE, f"dropped_norm_backward<{e}>", sm)[0]
 
 
 def test_it_declines_what_it_cannot_take():
     def why(h, dy=None, dh=None, weight=None):
         dy, dh, weight = (d if t is None else t for t, d in zip((dy, dh, weight), (h, h, h[0]), strict=True))
         with pytest.raises(Declined) as declined, compiling_for(90, lambda *kernel: None):
-            dropped_backward.DroppedPlan(h, dy, dh, weight, EPS, False)
+            gradient_of(h, dy, dh, weight, False)
         return str(declined.value)
 
     h = torch.ones(2, 512, dtype=BF16)
@@ -263,9 +265,9 @@ def test_it_declines_what_it_cannot_take():
 
 
 @pytest.mark.parametrize(("sm", "n", "kernel"), [(90, 4096, "cuda"), (80, 4096, "triton"), (90, 104, "triton")])
-def test_the_public_function_takes_it_where_it_can(monkeypatch, sm, n, kernel):
-    monkeypatch.setattr(residency, "multiprocessors", lambda device: 132)
-    with FakeTensorMode(), compiling_for(sm, lambda *kernel: None):
-        h, weight = (torch.empty(*shape, dtype=BF16, device="cuda") for shape in ((64, n), (n,)))
-        made = dropout_add_rms_norm.fastest_gradient(h, h, h, weight, EPS, False)
-    assert isinstance(made, {"cuda": dropped_backward.DroppedPlan, "triton": norm_kernels.BackwardPlan}[kernel])
+def test_the_table_takes_it_where_it_can(sm, n, kernel):
+    x, weight = torch.empty(64, n, dtype=BF16, device="meta"), torch.empty(n, dtype=BF16, device="meta")
+    with compiling_for(sm, lambda *kernel: None):
+        assert ops.explain("dropout_add_rms_norm", x, x, weight).implementation == "triton"
+        found = ops.explain("dropout_add_rms_norm", x, x, weight, direction="backward")
+    assert found.implementation == kernel

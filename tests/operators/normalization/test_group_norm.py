@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 from weft import ops, registry  # noqa: E402
 from weft.definition import torch_dtype  # noqa: E402
-from weft.operators.normalization import group_plans  # noqa: E402
+from weft.operators.normalization.group_norm import dispatch  # noqa: E402
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
@@ -177,8 +177,8 @@ def test_every_task_is_done_once_and_none_before_what_it_waits_for(tasks, parts,
 @pytest.mark.parametrize("shape", [(1, 1, 2**20 + 7), (8, 320, 4096), (2, 3000, 50), (1, 4, 2**26), (1, 2**14, 1000)])
 def test_parts_cover_a_group_and_are_few_enough(shape):
     x = torch.empty(shape, device="meta")
-    v = group_plans.view_of(x)
-    g = group_plans.Groups(v, 1, x, group_plans.forward_configuration, 64)
+    v = dispatch.view_of(x)
+    g = dispatch.Groups(x, 1, dispatch.forward_configuration, 64)
     t = g.tile
     span_c, span_s = t["CHANNELS"] * t["WALK_C"], t["SPACE"] * t["WALK_S"]
     parts, parts_s = g.split

@@ -3,8 +3,8 @@
 #include "backward.cuh"
 #include "philox.cuh"
 
-// Writes a gradient past the mask of dropout. An element has 16 random bits, by its row-major place: half place % 2 (the lower
-// first) of word place % 8 / 2 of group place / 8; it is dropped where they are below a threshold of 1 ... 65536.
+// Writes a gradient past the mask of dropout. An element has 16 random bits, by its row-major number: half element % 2 (the lower
+// first) of word element % 8 / 2 of group element / 8; it is dropped where they are below a threshold of 1 ... 65536.
 template <typename T> struct Dropped {
   T *dx;
   Keys keys;
@@ -12,19 +12,19 @@ template <typename T> struct Dropped {
   u32 last;  // (threshold << 16) - 1: bits are compared in the upper half of a word, whatever is in the lower one
   float scale;
 
-  // `place` is a multiple of COUNT. Of 4 elements (fp32) two threads make the same group and take half of it each.
-  template <int COUNT> __device__ __forceinline__ void write(const float (&gradient)[COUNT], i64 place) const {
+  // `element` is a multiple of COUNT. Of 4 elements (fp32) two threads make the same group and take half of it each.
+  template <int COUNT> __device__ __forceinline__ void write(const float (&gradient)[COUNT], i64 element) const {
     static_assert(COUNT == 8 || COUNT == 4, "");
     u32 word[4];
-    philox(u64(place) / 8, keys, offset, word);
-    if (COUNT == 4 && place % 8) word[0] = word[2], word[1] = word[3];
+    philox(u64(element) / 8, keys, offset, word);
+    if (COUNT == 4 && element % 8) word[0] = word[2], word[1] = word[3];
     float kept[COUNT];
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
       const u32 bits = i % 2 ? word[i / 2] : word[i / 2] << 16;
       kept[i] = (bits <= last ? 0.f : gradient[i]) * scale;
     }
-    store<T, COUNT>(dx + place, pack<T, COUNT>(kept));
+    store<T, COUNT>(dx + element, pack<T, COUNT>(kept));
   }
 };
 

@@ -13,9 +13,9 @@ template <int SLICE> __device__ __forceinline__ float elements_of_block(i64 N, i
   return max(i64(0), min(N - i64(rank) * SLICE, i64(SLICE)));
 }
 
-// x: a sum of `count` elements, 1 / `inverse`; y: that of their squares about their mean. Of 32 lanes' those of all. A product that
-// overflows where the squares do not would leave no variance at all. The means' squares are about lane 0's, so that no sum waits for another; the sum itself is of what it is, since sums
-// about a mean err by more than their own mean's rounding.
+// x: the sum of `count` elements (1 / `inverse`); y: the sum of their squares about their mean. Combines those of 32 lanes. The means'
+// squares are about lane 0's mean, so that no sum waits for another; x is a sum of the elements themselves, since sums about a mean
+// err by more than the rounding of their own mean. A product that overflows where the squares do not would leave no variance at all.
 __device__ __forceinline__ float2 warp_moments(float2 of, float count, float inverse, float inverse_of_all) {
   const float mean = of.x * inverse, off = mean - __shfl_sync(0xffffffffu, mean, 0);
   const float plain = warp_sum(of.x), sum = warp_sum(count * off), squares = warp_sum(of.y + count * off * off);

@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from weft.operators.normalization.group_kernels import known_sizes, known_strides, write
+from weft.operators.normalization.group_norm.kernels import known_sizes, known_strides, write
 from weft.operators.normalization.kernels import reciprocal_root
 
 # ---- tasks and parts -------------------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ def streamed_groups(
     x_ptr, w_ptr, b_ptr, y_ptr, mean_ptr, rstd_ptr, state_ptr, TASKS, AHEAD, G, CG, S, n, PARTS, PARTS_S,
     x_b, x_c, x_s, y_b, y_c, y_s, w_c, b_c, eps,
     CHANNELS: tl.constexpr, SPACE: tl.constexpr, WALK_C: tl.constexpr, WALK_S: tl.constexpr, MOST: tl.constexpr,
-    WEIGHTED: tl.constexpr, BIASED: tl.constexpr, KEPT: tl.constexpr, UNIT: tl.constexpr, DENSE: tl.constexpr,
+    WEIGHTED: tl.constexpr, BIASED: tl.constexpr, SAVED: tl.constexpr, UNIT: tl.constexpr, DENSE: tl.constexpr,
 ):  # fmt: skip
     """The same as ``held_groups``. A part is WALK_C by WALK_S tiles [CHANNELS, SPACE], and its sums are its mean and its sum of
     squares about that mean (Chan, Golub & LeVeque 1979). state, zeroed int64: the tickets, then a word for each part."""
@@ -133,7 +133,7 @@ def streamed_groups(
         mean = near + tl.sum(of_part * (means - near), axis=0) / n
         off = means - mean
         rstd = reciprocal_root(tl.sum(squares + of_part * off * off, axis=0) / n, eps)
-        if KEPT:
+        if SAVED:
             tl.store(mean_ptr + row, mean, mask=part == 0)
             tl.store(rstd_ptr + row, rstd, mask=part == 0)
         for i in range(0, WALK_C * WALK_S):

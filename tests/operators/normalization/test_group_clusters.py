@@ -1,5 +1,6 @@
-"""The gradient of GroupNorm by clusters without a GPU: ``group_gradient.cu`` run on a CPU that plays its PTX
-(``ptx_on_cpu.hpp``) with the launches that Python computes; what it compiles to, holds and declines."""
+"""GroupNorm by clusters without a GPU: ``cluster.cu`` and ``gradient.cu`` run on a CPU that emulates their PTX
+(``ptx_on_cpu.hpp``) with the launches that Python computes; what the gradient compiles to, holds and declines; which row of the
+tables a call takes."""
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ from sass import names, sass
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from weft import registry  # noqa: E402
+from weft import ops  # noqa: E402
 from weft.definition import SHARED_LIMIT, Declined  # noqa: E402
 from weft.operators.configs import bucket  # noqa: E402
 from weft.operators.cuda import CudaPlan  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.normalization import group_gradient, group_norm, group_plans  # noqa: E402
+from weft.operators.normalization.group_norm import dispatch  # noqa: E402
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -103,6 +104,11 @@ job.run([&] { KERNEL(x, dy, w, mean, rstd, dx, dw, db, s[0], s[1], s[2], s[3], s
 """
 
 
+def gradient_of(x, dy, like, *options):
+    """The plan of ``gradient.cu``; raises Declined where it does not take these."""
+    return dispatch.BACKWARD.kernel("cuda").of((x, dy, like), *options)
+
+
 class Gradients:
     """The tensors of a case, and the launch that a call computes."""
 
@@ -119,12 +125,10 @@ class Gradients:
         self.rstd = (rows.var(1, correction=0) + 1e-5).rsqrt().float()
         launches = []
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(group_gradient.configuration, "trial", {"THREADS": case.threads, "EACH": case.each})
-            patch.setattr(group_gradient.row_cluster, "SHORTEST", 1)
+            patch.setattr(dispatch.gradient_configuration, "trial", {"THREADS": case.threads, "EACH": case.each})
+            patch.setattr(dispatch.row_cluster, "SHORTEST", 1)
             with compiling_for(90, lambda *kernel: None):
-                made = group_gradient.GradientPlan(
-                    self.x, self.dy, like, case.groups, self.weight is not None, case.summed
-                )
+                made = gradient_of(self.x, self.dy, like, case.groups, self.weight is not None, case.summed)
             patch.setattr(CudaPlan, "__call__", lambda plan, *tensors: launches.append((plan, tensors)))
             made.total = lambda partial, dweights: launches.append((partial, dweights))
             dx, dweights = torch.empty_like(self.x), torch.empty(2, case.c)
@@ -176,24 +180,95 @@ class Gradients:
         return ""
 
 
+# ---- the forward kernel ------------------------------------------------------------------------------------------------
+
+ROWS, CHANNELS, SPACE = 48, 4, 640  # groups, and what each has
+
+FORWARD_CASES = {"fp32": FP32, "fp16": FP16}
+FORWARD_MISTAKES = {
+    "about one lane's mean": ("fp32", "constexpr bool TWICE = sizeof(T) == 4;", "constexpr bool TWICE = false;")
+}
+
+TYPICAL = 4e-9  # deviations that a mean in fp32 errs by, the root of the squares' mean over groups
+
+FORWARD_LAUNCH = """
+const Any x{job.buffers[0]}, w{job.buffers[1]}, b{job.buffers[2]}, y{static_cast<char *>(job.buffers[4]) + 64},
+    mean{static_cast<char *>(job.buffers[8]) + 64}, rstd{static_cast<char *>(job.buffers[8]) + 64 + job.scales[0]};
+const i64 *s = job.shape;
+job.run([&] { KERNEL(x, w, b, y, mean, rstd, s[0], s[1], s[2], s[3], s[4], s[5], job.factors[0]); });
+"""
+
+
+class Norms:
+    """Groups of normally distributed numbers, on clusters of two blocks, and the launch that a call computes."""
+
+    def __init__(self, dtype: torch.dtype, seed: int = 0):
+        self.seed = seed
+        g = torch.Generator().manual_seed(seed)
+        self.x = torch.randn((ROWS, CHANNELS, SPACE), generator=g).to(dtype)
+        self.weight, self.bias = torch.randn((2, CHANNELS), generator=g).to(dtype)
+        with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
+            patch.setattr(dispatch.cluster_configuration, "trial", {"THREADS": 128, "EACH": 16})
+            plans = dispatch.FORWARD.kernel("cuda")
+            self.plan = plans.of((self.x, self.weight, self.bias), 1, 1e-5, True, True, True, dtype)
+
+    @property
+    def launch(self) -> str:
+        return FORWARD_LAUNCH.replace("KERNEL", self.plan.expression)
+
+    def job(self) -> bytes:
+        read = {0: self.x, 1: self.weight.clone(), 2: self.bias.clone()}
+        buffers = {i: bytes_of(t) for i, t in read.items()} | {4: framed(self.x.nbytes), 8: framed(8 * ROWS)}
+        plan = dataclasses.replace(self.plan, shared_bytes=self.plan.shared_bytes + cuda_as_cpp.STATIC)
+        *shape, eps = (s.value for s in self.plan.scalars)
+        return job(plan, self.seed, buffers, shape=shape, scales=(4 * ROWS,), factors=(eps,))
+
+    def what_is_wrong(self, found: bytes) -> str:
+        """An empty string, or what is further off than rounding allows."""
+        size = self.x.nbytes + 2 * FRAME
+        if not (frame_is_whole(found[:size]) and frame_is_whole(found[size:])):
+            return "something is written beside the results"
+        x = self.x.double().flatten(1)
+        mean, rstd = x.mean(1, keepdim=True), (x.var(1, correction=0, keepdim=True) + 1e-5).rsqrt()
+        saved = tensor_of(found[size + FRAME : -FRAME], FP32).view(2, ROWS, 1).double()
+        want = ((x - mean) * rstd).view(self.x.shape) * self.weight.double()[:, None] + self.bias.double()[:, None]
+        y = tensor_of(found[FRAME : size - FRAME], self.x.dtype).view(self.x.shape).double()
+        if not torch.allclose(y, want, rtol=2e-3 if self.x.dtype == FP16 else 2e-6, atol=2e-6):
+            return f"y errs by {(y - want).abs().max():.2g}"
+        error = ((saved[0] - mean) * rstd).abs()
+        worst, typical = error.max().item(), error.square().mean().sqrt().item()
+        if self.x.dtype == FP32 and typical > TYPICAL:
+            return f"fp32 means err by {typical:.2g} of a deviation, at worst by {worst:.2g}"
+        return "" if torch.allclose(saved[1], rstd, rtol=2e-6) else "deviations err"
+
+
+KERNELS = {"cluster": (Norms, FORWARD_CASES, FORWARD_MISTAKES), "gradient": (Gradients, CASES, MISTAKES)}
+
+
 @pytest.fixture(scope="module")
-def play(tmp_path_factory):
-    """Runs a case, or one of ``MISTAKES``, and returns what is wrong with its result."""
-    text = cuda_as_cpp.whole(group_gradient.SOURCE)
-    header = (group_gradient.SOURCE.parents[1] / "rows.cuh").read_text()
-    text = text.replace('#include "rows.cuh"', header.replace("#pragma once", ""))
-    return player_of_cases(tmp_path_factory.mktemp("played"), text, Gradients, CASES, MISTAKES)
+def emulate(tmp_path_factory):
+    """Runs a case of a kernel, or one of its mistakes, and returns what is wrong with its result."""
+    made = {}
+
+    def run(kernel, *case, **seed):
+        if kernel not in made:
+            text = cuda_as_cpp.whole(dispatch.HERE / f"{kernel}.cu", "moments.cuh", "rows.cuh")
+            made[kernel] = player_of_cases(tmp_path_factory.mktemp(kernel), text, *KERNELS[kernel])
+        return made[kernel](*case, **seed)
+
+    return run
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_it_is_right(play, name):
+@pytest.mark.parametrize(("kernel", "name"), [(k, name) for k, (_, cases, _) in KERNELS.items() for name in cases])
+def test_it_is_right(emulate, kernel, name):
     for seed in range(2):
-        assert play(name, seed=seed) == ""
+        assert emulate(kernel, name, seed=seed) == ""
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_noticed(play, mistake):
-    assert any(play(MISTAKES[mistake][0], mistake, seed) for seed in range(40))
+@pytest.mark.parametrize(("kernel", "name"), [(k, name) for k, (*_, mistakes) in KERNELS.items() for name in mistakes])
+def test_a_mistake_is_noticed(emulate, kernel, name):
+    seeds = range(40 if kernel == "gradient" else 1)
+    assert any(emulate(kernel, KERNELS[kernel][2][name][0], name, seed) for seed in seeds)
 
 
 # ---- what it holds, costs, declines; who takes it --------------------------------------------------------------------------
@@ -202,12 +277,12 @@ def test_a_mistake_is_noticed(play, mistake):
 @pytest.mark.parametrize("dtype", [BF16, FP32])
 @pytest.mark.parametrize(("n", "space"), [(2048, 256), (20480, 1024), (25088, 3136), (65536, 65536), (122880, 4096)])
 def test_shares_cover_a_group_and_fit(n, space, dtype):
-    found = list(group_gradient.candidates(90, dtype, bucket(n)))
-    assert group_gradient.heuristic(90, dtype, n) in found
+    found = list(dispatch.gradient_candidates(90, dtype, bucket(n)))
+    assert dispatch.gradient_heuristic(90, dtype, n) in found
     for c in found:
-        if n > group_gradient.MAX_CLUSTER * c["THREADS"] * c["EACH"]:
+        if n > dispatch.MAX_CLUSTER * c["THREADS"] * c["EACH"]:
             continue
-        s = group_gradient.spread(n, space, dtype, c)
+        s = dispatch.spread(n, space, dtype, c)
         assert (
             s.blocks * s.share >= n
             and s.share <= s.threads * c["EACH"]
@@ -224,7 +299,7 @@ def test_shares_cover_a_group_and_fit(n, space, dtype):
 )
 def test_nothing_is_spilled_and_an_element_takes_few_instructions(e, each, most):
     """Of a thread on sm_90 in all; of 16-bit floats there is time for about 40 at the ceiling, of 32-bit ones for 80."""
-    code = names(sass(group_gradient.SOURCE, f"group_norm_gradient<{e}, {each}, true, true>"))
+    code = names(sass(dispatch.HERE / "gradient.cu", f"group_norm_gradient<{e}, {each}, true, true>"))
     assert len(code) / each <= most
     vectors = each * (4 if "float, float" in e else 2) // 16
     assert [sum(i.startswith(way) and "128" in i for i in code) for way in ("LDG", "STG")] == [2 * vectors, vectors]
@@ -234,7 +309,7 @@ def test_it_declines_what_it_cannot_take():
     def why(x, dy=None, groups=1, weight=None):
         dy = x if dy is None else dy
         with pytest.raises(Declined) as declined, compiling_for(90, lambda *kernel: None):
-            group_gradient.GradientPlan(x, dy, x if weight is None else weight, groups, weight is not None, True)
+            gradient_of(x, dy, x if weight is None else weight, groups, weight is not None, True)
         return str(declined.value)
 
     x = torch.empty(2, 4, 1024, dtype=BF16, device="meta")
@@ -248,33 +323,33 @@ def test_it_declines_what_it_cannot_take():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "sm", "channels", "taken"),
+    ("direction", "dtype", "sm", "elements", "kernel"),
     [
-        (BF16, 90, 2, True),
-        (FP16, 90, 30, True),
-        (BF16, 90, 64, False),  # 262144 elements a group: not measured
-        (BF16, 80, 10, False),
-        (FP32, 90, 10, True),
-        (FP32, 90, 16, False),  # 65536: slower than Triton
+        *(("forward", dtype, 90, 2048, "triton") for dtype in (FP16, BF16, FP32)),
+        *(("forward", dtype, 90, 10240, "cuda") for dtype in (FP16, BF16, FP32)),
+        *(
+            ("forward", dtype, 90, 40960, kernel)
+            for dtype, kernel in ((FP16, "cuda"), (BF16, "cuda"), (FP32, "triton"))
+        ),
+        *(("forward", dtype, 90, 65536, "cuda") for dtype in (FP16, BF16, FP32)),
+        ("forward", BF16, 80, 65536, "triton"),
+        ("backward", BF16, 90, 8192, "cuda"),
+        ("backward", FP16, 90, 122880, "cuda"),
+        ("backward", BF16, 90, 262144, "triton"),  # not measured
+        ("backward", BF16, 80, 40960, "triton"),
+        ("backward", FP32, 90, 40960, "cuda"),
+        ("backward", FP32, 90, 65536, "triton"),  # slower
     ],
 )
-def test_the_public_gradient_takes_it_where_it_was_faster(monkeypatch, dtype, sm, channels, taken):
-    launched = []
-    gradients = group_gradient.GradientPlan, group_plans.BackwardPlan
-    for kind in (*gradients, group_plans.ForwardPlan, CudaPlan):
-        monkeypatch.setattr(kind, "__call__", lambda plan, *tensors: launched.append(type(plan)))
+def test_the_tables_take_clusters_where_they_were_faster(direction, dtype, sm, elements, kernel):
     with compiling_for(sm, lambda *kernel: None):
-        x = torch.empty(2, 4 * channels, 4096, dtype=dtype, device="meta", requires_grad=True)
-        weight = torch.empty(4 * channels, dtype=dtype, device="meta", requires_grad=True)
-        y = group_norm.group_norm_function(x, 4, weight)
-        torch.autograd.grad(y, (x, weight), torch.empty_like(y))
-    assert launched[1:] == [gradients[not taken]]
+        x = torch.empty(2, 4 * elements // 2048, 2048, dtype=dtype, device="meta")
+        assert ops.explain("group_norm", x, 4, direction=direction).implementation == kernel
 
 
 def test_a_gradient_that_it_declines_is_tritons():
-    assert registry.get("group_norm").find("cuda-gradient").directions == ("backward",)
     x = torch.empty(2, 320, 4096, dtype=BF16, device="meta")
     with compiling_for(90, lambda *kernel: None):
         for dy in (x.float(), x.transpose(1, 2).contiguous().transpose(1, 2)):
-            assert not group_norm.gradient_by_cluster(x, dy, None, 32)
-        assert group_norm.gradient_by_cluster(x, x, None, 32)
+            assert dispatch.BACKWARD.choose(x, dy, x, 32, False, True).implementation == "triton"
+        assert dispatch.BACKWARD.choose(x, x, x, 32, False, True).implementation == "cuda"

@@ -55,10 +55,10 @@ def write(ptr, value, inside):
 def held_groups(
     x_ptr, w_ptr, b_ptr, y_ptr, mean_ptr, rstd_ptr, M, G, CG, S, n, x_b, x_c, x_s, y_b, y_c, y_s, w_c, b_c, eps,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr, SPACE: tl.constexpr, WEIGHTED: tl.constexpr, BIASED: tl.constexpr,
-    KEPT: tl.constexpr, UNIT: tl.constexpr, DENSE: tl.constexpr,
+    SAVED: tl.constexpr, UNIT: tl.constexpr, DENSE: tl.constexpr,
 ):  # fmt: skip
     """y = (x - mean) * rstd * w + b for the ROWS groups from ``program * ROWS`` on; group m is group m % G of batch entry
-    m // G. n = CG * S; with KEPT, mean and rstd (fp32 [M]) are written."""
+    m // G. n = CG * S; with SAVED, mean and rstd (fp32 [M]) are written."""
     CG, S = known_sizes(CG, S, UNIT, DENSE)
     x_b, x_c, x_s = known_strides(x_b, x_c, x_s, UNIT, DENSE)
     y_b, y_c, y_s = known_strides(y_b, y_c, y_s, UNIT, DENSE)
@@ -78,7 +78,7 @@ def held_groups(
     mean = tl.sum(tl.sum(x, axis=2), axis=1) / n
     x = tl.where(inside, x - mean[:, None, None], 0.0)
     rstd = reciprocal_root(tl.sum(tl.sum(x * x, axis=2), axis=1) / n, eps)
-    if KEPT:
+    if SAVED:
         tl.store(mean_ptr + row, mean, mask=row < M)
         tl.store(rstd_ptr + row, rstd, mask=row < M)
     if WEIGHTED:

@@ -1,4 +1,8 @@
-"""GroupNorm's definition: reference, inputs, cost, tolerance, workloads, mutants."""
+"""``group_norm(x, num_groups, weight, bias, eps)``: (x - mean) / sqrt(variance + eps) * weight + bias over groups of channels.
+
+Forward compulsorily reads x and writes y; backward reads x and dy and writes dx (weight, bias and their gradients are a number
+a channel each). Source: Wu & He 2018 (arXiv 1803.08494).
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.definition import Cost, Mutant, Tolerance, Workload, workload
-from weft.operators import mutants
+from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
+from weft.operators import mutants, peers
+from weft.operators.call import Choice, KernelFunction, differentiable, eager, guarded, on_gpu, reference_gradients
+from weft.operators.dispatch import Dispatch
+from weft.operators.launch import Plans
+from weft.operators.normalization.group_norm.dispatch import BACKWARD, FORWARD, NAME, view_of
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 
-NAME, EPS = "group_norm", 1e-5
+EPS = 1e-5
 
 
 def reference(
@@ -161,15 +169,15 @@ def _by_channel(dy: Tensor, **named: Any) -> tuple[Tensor, ...]:
     return dx, *_gradient(dy, **named)[1:]
 
 
-FIELDS: dict[str, Any] = {
-    "name": NAME,
-    "axes": {"B": "batch", "C": "channels", "G": "groups", "S": "space"},
-    "inputs": inputs,
-    "reference": reference,
-    "cost": cost,
-    "directions": ("forward", "backward"),
-    "differentiable": ("x", "weight", "bias"),
-    "options": {
+group_norm = Operator(
+    name=NAME,
+    axes={"B": "batch", "C": "channels", "G": "groups", "S": "space"},
+    inputs=inputs,
+    reference=reference,
+    cost=cost,
+    directions=("forward", "backward"),
+    differentiable=("x", "weight", "bias"),
+    options={
         "layout": LAYOUTS,
         "values": VALUES,
         "weight": (True, False),
@@ -179,11 +187,11 @@ FIELDS: dict[str, Any] = {
         "height": range(1, 2**31),
         "flat": (True, False),
     },
-    "tolerance": {
+    tolerance={
         "forward": Tolerance(scale=_forward_scale, ulps=2.0),
         "backward": Tolerance(scale=_backward_scale, terms=lambda w: 32),
     },
-    "workloads": {
+    workloads={
         "verify": [
             *(
                 workload(B=b, C=c, G=g, S=s)
@@ -288,7 +296,7 @@ FIELDS: dict[str, Any] = {
             )
         ],
     },
-    "mutants": [
+    mutants=[
         *mutants.usual(reference),
         Mutant("one group", _changed(lambda named: {"num_groups": 1})),
         Mutant("a group a channel", _changed(lambda named: {"num_groups": named["x"].shape[1]})),
@@ -301,4 +309,180 @@ FIELDS: dict[str, Any] = {
         Mutant("means of a channel", _by_channel, "backward"),
         Mutant("last batch entry left out of dw", _last_batch_left_out, "backward"),
     ],
+)
+
+# ---- the call ----------------------------------------------------------------------------------------------------------
+
+Kernels = tuple[Dispatch | Plans, Dispatch | Plans]  # that make the plans of forward and of backward
+
+
+def dtype_of(x: Tensor) -> torch.dtype:
+    """The result's: PyTorch computes this operator in fp32 under autocast. The kernels read x as it is and write that."""
+    return torch.float32 if x.is_cuda and torch.is_autocast_enabled("cuda") else x.dtype
+
+
+def present(x: Any, weight: Any, bias: Any) -> tuple[Any, ...]:
+    """The tensors that are there: what a plan depends on."""
+    return (x, *(t for t in (weight, bias) if t is not None))
+
+
+class GroupNorm(KernelFunction):
+    """Group normalisation under autograd, by kernels that ``kernels`` makes the plans of."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        kernels: Kernels,
+        x: Tensor,
+        num_groups: int,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+    ) -> Tensor:
+        y = torch.empty_like(x, dtype=dtype_of(x))
+        saved, mean, rstd = any(ctx.needs_input_grad), x, x
+        if saved:
+            mean, rstd = torch.empty((2, x.shape[0] * num_groups), dtype=torch.float32, device=x.device).unbind(0)
+        if y.numel():
+            options = (num_groups, eps, weight is not None, bias is not None, saved, y.dtype)
+            plan = kernels[0].of(present(x, weight, bias), *options)
+            if plan is None:
+                raise Declined(choose(x, num_groups, weight, bias, eps).reason)
+            plan(x, x if weight is None else weight, x if bias is None else bias, y, mean, rstd)
+        ctx.kernels, ctx.num_groups, ctx.eps = kernels, num_groups, eps
+        ctx.save_for_backward(x, weight, bias, mean, rstd)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias, mean, rstd = ctx.saved_tensors
+        groups, wanted = ctx.num_groups, ctx.needs_input_grad[1:]
+        if torch.is_grad_enabled():  # a gradient of the gradient is wanted
+            call = (x, groups, weight, bias, ctx.eps)
+            gradients = reference_gradients(lambda x, *rest: reference(x.to(dy.dtype), *rest), call, wanted, (dy,))
+            return None, *gradients
+        summed = wanted[2] or wanted[3]
+        dx = torch.empty_like(x)
+        like = weight if weight is not None else bias if bias is not None else x
+        dweights = torch.empty((2, x.shape[1]), dtype=like.dtype, device=x.device)
+        if not dx.numel():
+            dweights.zero_()
+        else:
+            if view_of(dy) is None:  # autograd may bring one of any strides
+                dy = torch.empty_like(x, dtype=dy.dtype).copy_(dy)
+            plan = ctx.kernels[1].of((x, dy, like), groups, weight is not None, summed)
+            plan(x, dy, x if weight is None else weight, mean, rstd, dx, dweights)
+        return None, dx, None, dweights[0] if wanted[2] else None, dweights[1] if wanted[3] else None, None
+
+
+# of a name: forward alone, forward before a gradient, backward
+NAMED = {
+    "triton": (FORWARD.kernel("triton"), FORWARD.kernel("triton"), BACKWARD.kernel("triton")),
+    "cuda": (FORWARD.kernel("cuda"), FORWARD, BACKWARD.kernel("cuda")),
 }
+
+
+def by(kernel: str) -> Callable[..., Tensor]:
+    alone, before_backward, backward = NAMED[kernel]
+
+    def run(
+        x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS
+    ) -> Tensor:
+        if not on_gpu(x):
+            return reference(x, num_groups, weight, bias, eps)
+        wanted = torch.is_grad_enabled() and any(t.requires_grad for t in present(x, weight, bias))
+        kernels = (before_backward if wanted else alone, backward)
+        y: Tensor = differentiable(GroupNorm, kernels, x, num_groups, weight, bias, eps)
+        return y
+
+    return run
+
+
+def torch_group_norm(
+    x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS
+) -> Tensor:
+    if weight is None and bias is not None:
+        raise Declined("PyTorch has no gradient of a bias without a weight")
+    return torch.group_norm(x, num_groups, weight, bias, eps)
+
+
+def liger(
+    x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS
+) -> Tensor:
+    from liger_kernel.ops.group_norm import LigerGroupNormFunction
+
+    if weight is None or bias is None:
+        raise Declined("Liger's GroupNorm has a weight and a bias")
+    space = x.flatten(2) if x.ndim > 2 else x[..., None]
+    y: Tensor = LigerGroupNormFunction.apply(space, weight, bias, x.shape[1], num_groups, eps)
+    return y.view(x.shape)
+
+
+group_norm.implementation("triton", arch=">=sm_80")(by("triton"))
+group_norm.implementation("cuda", arch=">=sm_90", devices=("cuda",))(by("cuda"))
+group_norm.implementation("torch")(torch_group_norm)
+group_norm.implementation("torch.compile", devices=("cuda",))(peers.Compiled(torch_group_norm))
+group_norm.implementation("liger", requires="liger-kernel", devices=("cuda",))(liger)
+
+# ---- what users call -------------------------------------------------------------------------------------------------
+
+
+@group_norm.choice
+@guarded
+def choose(
+    x: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = EPS,
+    direction: str = "forward",
+) -> Choice:
+    options = (num_groups, eps, weight is not None, bias is not None, False)
+    dtype = dtype_of(x) if isinstance(x, Tensor) else None
+    forward = FORWARD.choose(*present(x, weight, bias), *options, dtype)
+    if direction == "forward" or forward.implementation == "torch":
+        return forward
+    like = weight if weight is not None else bias if bias is not None else x
+    return BACKWARD.choose(x, torch.empty_like(x, dtype=dtype), like, num_groups, weight is not None, True)
+
+
+@group_norm.function
+def group_norm_function(
+    x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS
+) -> Tensor:
+    """Group normalisation: ``(x - mean) / sqrt(variance + eps) * weight + bias``, statistics over a group of channels.
+
+    Args:
+        x: [B, C, ...], any spatial dimensions or none; float32, float16 or bfloat16.
+        num_groups: a divisor of C; a group is C / num_groups channels of one batch entry. C gives instance normalisation.
+        weight: [C], of x's dtype or float32; None for none.
+        bias: [C], of the same; None for none.
+        eps: added to the variance (of n terms, not n - 1).
+
+    Returns:
+        A tensor of x's shape and dtype, computed in fp32 and rounded once. Under autocast it is float32, as that of
+        ``torch.nn.functional.group_norm``. It lies in memory as x does where x is dense (channels_last stays).
+
+    Raises:
+        TypeError: not tensors of those dtypes, a num_groups that is no int.
+        ValueError: fewer than two dimensions, a num_groups that does not divide C, a weight or bias of another length or
+            device, a negative eps.
+
+    Backward saves x, the weight and two numbers a group; the gradients of weight and bias are summed in fp32 in a fixed
+    order, so they are deterministic. Source: Wu & He 2018 (arXiv 1803.08494).
+    """
+    tensors = present(x, weight, bias)
+    if all(isinstance(t, Tensor) for t in tensors) and eager(*tensors, gradient=True, autocast=True):
+        wanted = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+        options = (num_groups, eps, weight is not None, bias is not None, wanted, dtype_of(x))
+        if (ready := FORWARD.of(tensors, *options)) is not None:
+            if wanted:
+                y: Tensor = GroupNorm.apply((FORWARD, BACKWARD), x, num_groups, weight, bias, eps)
+                return y
+            y = torch.empty_like(x, dtype=options[-1])
+            ready(x, x if weight is None else weight, x if bias is None else bias, y, x, x)
+            return y
+    if choose(x, num_groups, weight, bias, eps).implementation == "torch":
+        return reference(x, num_groups, weight, bias, eps)
+    y = differentiable(GroupNorm, (FORWARD, BACKWARD), x, num_groups, weight, bias, eps)
+    return y

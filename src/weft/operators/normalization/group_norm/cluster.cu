@@ -17,9 +17,9 @@ template <bool TWICE> __device__ __forceinline__ Pair warp_joined(Pair p, float 
 }
 
 // x, y: [M, N] groups, 16-byte aligned, N = CG * S, S a multiple of 16 bytes, so that a vector lies in one channel; group m is
-// group m % G of its batch entry; w, b: [G * CG]; mean, rstd: fp32 [M], written if KEPT. Grid: M * blocks of a cluster. Dynamic
+// group m % G of its batch entry; w, b: [G * CG]; mean, rstd: fp32 [M], written if SAVED. Grid: M * blocks of a cluster. Dynamic
 // shared memory: two floats for each channel that THREADS * EACH elements may touch.
-template <typename T, typename W, int THREADS, int EACH, bool WEIGHTED, bool BIASED, bool KEPT>
+template <typename T, typename W, int THREADS, int EACH, bool WEIGHTED, bool BIASED, bool SAVED>
 __global__ void __launch_bounds__(THREADS, BLOCKS<THREADS>)
     group_norm_cluster(const T *x, const W *w, const W *b, T *y, float *mean, float *rstd, i64 N, i64 x_row, i64 y_row, u32 G,
                        u32 CG, u32 S, float eps) {
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS<THREADS>)
   };
   const Pair all = slice.exchange(warp_joined<TWICE>(of_thread, float(mine)), Pair{0.f, 0.f}, join, shared[0]);
   const float middle = all.x, scale = 1.f / sqrtf(all.y / float(N) + eps);
-  if (KEPT && slice.rank == 0 && threadIdx.x == 0) mean[slice.row] = middle, rstd[slice.row] = scale;
+  if (SAVED && slice.rank == 0 && threadIdx.x == 0) mean[slice.row] = middle, rstd[slice.row] = scale;
   y += slice.row * y_row + slice.first;
 #pragma unroll
   for (int v = 0; v < Slice::VECTORS; v++) {

@@ -1,0 +1,1 @@
+"""Group normalisation: statistics over a group of channels of each batch entry."""
