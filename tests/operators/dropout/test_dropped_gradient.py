@@ -185,7 +185,7 @@ class Gradients:
 @pytest.fixture(scope="module")
 def play(tmp_path_factory):
     """Runs a case, or one of ``MISTAKES``, and returns what is wrong with its result."""
-    text = cuda_as_cpp.whole(dispatch.SOURCE, "philox.cuh")
+    text = cuda_as_cpp.whole(dispatch.SOURCE, "rows.cuh", "philox.cuh")
     mistakes = {name: (OF_MISTAKE.get(of, of), *change) for name, (of, *change) in MISTAKES.items()}
     return player_of_cases(tmp_path_factory.mktemp("played"), text, Gradients, CASES, mistakes)
 

@@ -50,7 +50,7 @@ class DropoutPlan:
     def __init__(self, c: DropoutCall):
         self.threshold, self.in_memory = c.threshold, c.in_memory
         self.numbers = (c.threshold * 2**16 - 1, scale_of(c.threshold))
-        self.plan = kernels.plan(c.x, c.in_memory)
+        self.plan: Any = kernels.plan(c.x, c.in_memory)
 
     def __call__(self, x: Tensor, seed: Any, offset: int) -> Tensor:
         out = torch.empty_like(x)
@@ -69,7 +69,7 @@ DROPOUT = Dispatch(
     TRACED,
     Route("torch", lambda c: not c.threshold, "nothing is dropped: x itself is the result"),
     EMPTY,
-    Route("torch", not_launchable, "strides do not collapse into rows: a kernel would need a copy"),
+    Route("torch", lambda c: bool(not_launchable(c)), "strides do not collapse into rows: a kernel would need a copy"),
     Route("triton", lambda c: True, "the mask is made from the seed, not stored", DropoutPlan, not_launchable),
 )
 
@@ -128,9 +128,11 @@ FORWARD = Dispatch(
     TRACED,
     EMPTY,
     Route("torch", lambda c: not c.threshold, "nothing is dropped: add_rms_norm does it"),
-    Route("torch", wrong_width, "the kernel takes rows of multiples of 8 columns up to 32,768"),
+    Route("torch", lambda c: bool(wrong_width(c)), "the kernel takes rows of multiples of 8 columns up to 32,768"),
     Route(
-        "torch", unsupported, "leading dimensions do not collapse into rows of one stride: a kernel would need a copy"
+        "torch",
+        lambda c: bool(unsupported(c)),
+        "leading dimensions do not collapse into rows of one stride: a kernel would need a copy",
     ),
     Route(
         "triton", lambda c: True, "a program holds whole rows; the mask is made from the seed", rows_launch, unsupported

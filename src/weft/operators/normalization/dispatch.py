@@ -79,6 +79,7 @@ class NormCall(Call):
         self.config: NormConfig = config
         self.x, *others = tensors
         present = iter(others)
+        self.residual: Any
         self.residual, self.weight, self.bias = (
             next(present) if has else None for has in (config.added, config.weighted, config.biased)
         )
@@ -390,7 +391,11 @@ FORWARD = Dispatch(
     ON_CPU,
     Route("torch", lambda c: c.traced and not c.config.registered, TRACED.reason),
     EMPTY,
-    Route("torch", no_rows, "leading dimensions do not collapse into rows of one stride: a kernel would need a copy"),
+    Route(
+        "torch",
+        lambda c: bool(no_rows(c)),
+        "leading dimensions do not collapse into rows of one stride: a kernel would need a copy",
+    ),
     Route(
         "cuda-persistent",
         lambda c: not c.traced and persistent_is_faster(c),

@@ -10,7 +10,7 @@ never read.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import triton
@@ -22,9 +22,6 @@ from weft.operators.call import views
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.launch import Plan, multiprocessors
 from weft.operators.row_programs import candidates, heuristic, row_tiles
-
-if TYPE_CHECKING:
-    from weft.operators.normalization.dispatch import GradientCall, NormCall
 
 ONE_PASS_BACKWARD = 8192  # columns that one program holds in registers: x, dy and the weight's partial gradient
 
@@ -258,7 +255,7 @@ def gradient_columns(
             tl.store(db_ptr + strip * N + c, tl.sum(db, axis=0), mask=c < N)
 
 
-# ---- launches --------------------------------------------------------------------------------------------------------
+# ---- launches, of a NormCall or a GradientCall (dispatch.py) ---------------------------------------------------------
 
 # LayerNorm takes two sums one after the other and wants other tiles than RMSNorm.
 forward_configuration = Configurations(
@@ -269,7 +266,7 @@ forward_configuration = Configurations(
 )
 
 
-def _forward(c: NormCall, kernel: Any, rows: int, tile: dict[str, int], warps: int) -> Plan:
+def _forward(c: Any, kernel: Any, rows: int, tile: dict[str, int], warps: int) -> Plan:
     residual = c.x if c.residual is None else c.residual
     (m, n, *x_s), (_, _, *r_s), (_, _, *y_s) = views(c.x, residual, torch.empty_like(c.x, device="meta"))
     config = c.config
@@ -278,13 +275,13 @@ def _forward(c: NormCall, kernel: Any, rows: int, tile: dict[str, int], warps: i
     return Plan(kernel, (triton.cdiv(m, rows),), scalars, {**tile, **flags}, warps)
 
 
-def rows_launch(c: NormCall) -> Plan:
+def rows_launch(c: Any) -> Plan:
     config = forward_configuration(c.x.device, c.x.dtype, bucket(c.n), c.config.centered)
     tile = {"ROWS": config["ROWS"], "BLOCK": bucket(c.n)}
     return _forward(c, norm_rows, config["ROWS"], tile, config["num_warps"])
 
 
-def long_rows_launch(c: NormCall) -> Plan:
+def long_rows_launch(c: Any) -> Plan:
     config = forward_configuration(c.x.device, c.x.dtype, bucket(c.n), c.config.centered)
     return _forward(c, norm_long_rows, 1, {"BLOCK": config["BLOCK"]}, config["num_warps"])
 
@@ -310,7 +307,7 @@ class GradientPlan:
     """The launches of a gradient, called as :class:`GradientCall` says: ``statistics`` of the rows first, where ``rows`` needs
     them; each of ``parts`` programs or clusters leaves partial sums of dweights, added up in a fixed order afterwards."""
 
-    def __init__(self, c: GradientCall, rows: Callable[..., None], parts: int, statistics: Plan | None = None):
+    def __init__(self, c: Any, rows: Callable[..., None], parts: int, statistics: Plan | None = None):
         self.rows, self.parts, self.statistics = rows, parts, statistics
         self.n, self.sums = c.n, c.sums
         self.total = partial_sums.plan(parts, c.n, max(c.sums, 1))
@@ -339,11 +336,11 @@ class GradientPlan:
             self.total(partial, dweights)
 
 
-def gradient_views(c: GradientCall) -> list[tuple[int, int, int, int]]:
+def gradient_views(c: Any) -> list[tuple[int, int, int, int]]:
     return views(c.x, c.dy, c.more, torch.empty_like(c.x, device="meta"))
 
 
-def gradient_rows_launch(c: GradientCall) -> GradientPlan:
+def gradient_rows_launch(c: Any) -> GradientPlan:
     (m, n, *x_s), (_, _, *dy_s), (_, _, *more_s), (_, _, *dx_s) = gradient_views(c)
     config = backward_configuration(c.x.device, c.x.dtype, bucket(n))
     programs = min(triton.cdiv(m, config["ROWS"]), multiprocessors(c.x.device) * config["PROGRAMS"])
@@ -353,7 +350,7 @@ def gradient_rows_launch(c: GradientCall) -> GradientPlan:
     return GradientPlan(c, rows, programs)
 
 
-def gradient_columns_launch(c: GradientCall) -> GradientPlan:
+def gradient_columns_launch(c: Any) -> GradientPlan:
     (m, n, *x_s), (_, _, *dy_s), (_, _, *more_s), (_, _, *dx_s) = gradient_views(c)
     config, flags = backward_configuration(c.x.device, c.x.dtype, bucket(n)), c.config.flags
     statistics = Plan(gradient_sums, (m,), (n, *x_s, *dy_s, c.eps), {"BLOCK": 8192, **flags}, 16)

@@ -25,8 +25,11 @@ def normalised(h: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     return (y if bias is None else y + bias).to(h.dtype)
 
 
-def define(name: str, reference: Callable[..., Any], eps: float, *, centered: bool, added: bool) -> dict[str, Any]:
-    """The fields of an ``Operator`` over rows [M, N]: x, a residual if ``added``, a weight [N], a bias [N] if ``centered``."""
+def define(
+    name: str, reference: Callable[..., Any], eps: float, *, centered: bool, added: bool, **workloads: list[Workload]
+) -> dict[str, Any]:
+    """The fields of an ``Operator`` over rows [M, N]: x, a residual if ``added``, a weight [N], a bias [N] if ``centered``;
+    further sets of ``workloads``."""
     cancels = centered or added  # h - mean, or x + residual
     tensors = ("x", *(("residual",) if added else ()), "weight", *(("bias",) if centered else ()))
 
@@ -200,6 +203,7 @@ def define(name: str, reference: Callable[..., Any], eps: float, *, centered: bo
                 for n in ((256, 512) if added else (64, 128, 256, 512)) + (1024, 2048, *WIDTHS[2:])
             ],
             "model": [workload("bf16", M=8192, N=n) for n in (4096, 5120, 8192)],
+            **workloads,
         },
         "mutants": [
             *mutants.usual(reference if not added else lambda **named: reference(**named)[0]),

@@ -64,8 +64,9 @@ def numpy(x: Tensor, weight: Tensor | None = None, eps: float = EPS) -> Tensor:
     return torch.from_numpy(y if weight is None else y * weight.numpy())
 
 
-rms_norm = Operator(**define("rms_norm", reference, EPS, centered=False, added=False))
-rms_norm.workloads["cpu"] = [workload("fp32", M=2**13, N=2**12)]  # 128 MiB a tensor: larger than caches
+LARGER_THAN_CACHES = [workload("fp32", M=2**13, N=2**12)]  # 128 MiB a tensor
+
+rms_norm = Operator(**define("rms_norm", reference, EPS, centered=False, added=False, cpu=LARGER_THAN_CACHES))
 
 norm.implementations(rms_norm, by)
 rms_norm.implementation("torch")(torch_rms_norm)

@@ -525,7 +525,11 @@ FORWARD = Dispatch(
     ON_CPU,
     TRACED,
     EMPTY,
-    Route("torch", unsupported, "spatial dimensions do not collapse into one stride: a kernel would need a copy"),
+    Route(
+        "torch",
+        lambda c: bool(unsupported(c)),
+        "spatial dimensions do not collapse into one stride: a kernel would need a copy",
+    ),
     Route(
         "cuda",
         cluster_is_faster,
