@@ -21,7 +21,8 @@ Placed = tuple[Path, ast.expr]  # an expression, and the file whose names it use
 def table(folder: Path) -> str:
     """One row for each route of each ``Dispatch(...)`` that a module of a family's folder assigns, in order.
 
-    The direction is the name of the table, ``FORWARD`` say, behind the file's name where that is not ``dispatch.py``.
+    The direction is the name of the table, ``FORWARD`` say, behind the name of its file where that is not ``dispatch.py``,
+    or of its folder where that is not the family's.
 
     Raises:
         ValueError: there is no table, or a route cannot be read: it is no ``Route(...)``, no name of one, and no call
@@ -30,7 +31,9 @@ def table(folder: Path) -> str:
     directions: dict[tuple[tuple[str, ...], ...], list[str]] = {}  # equal tables are shown once
     for path in sorted(folder.rglob("*.py"), key=lambda path: (path.name != "dispatch.py", path)):
         for name, file, made in _tables(path):
-            name = name.lower().replace("_", " ") if path.name == "dispatch.py" else f"{path.stem}: {name.lower()}"
+            of = path.stem if path.name != "dispatch.py" else "" if path.parent == folder else path.parent.name
+            name = name.lower().replace("_", " ") if path.name == "dispatch.py" else name.lower()
+            name = f"{of}: {name}" if of else name
             routes = tuple(_cells(*route) for item in made.args[1:] for route in _routes(file, item))
             directions.setdefault(routes, []).append(name)
     if not directions:

@@ -69,7 +69,7 @@ DROPOUT = Dispatch(
     TRACED,
     Route("torch", lambda c: not c.threshold, "nothing is dropped: x itself is the result"),
     EMPTY,
-    Route("torch", lambda c: bool(not_launchable(c)), "strides do not collapse into rows: a kernel would need a copy"),
+    Route("torch", lambda c: not_launchable(c) != "", "strides do not collapse into rows: a kernel would need a copy"),
     Route("triton", lambda c: True, "the mask is made from the seed, not stored", DropoutPlan, not_launchable),
 )
 
@@ -128,10 +128,10 @@ FORWARD = Dispatch(
     TRACED,
     EMPTY,
     Route("torch", lambda c: not c.threshold, "nothing is dropped: add_rms_norm does it"),
-    Route("torch", lambda c: bool(wrong_width(c)), "the kernel takes rows of multiples of 8 columns up to 32,768"),
+    Route("torch", lambda c: wrong_width(c) != "", "the kernel takes rows of multiples of 8 columns up to 32,768"),
     Route(
         "torch",
-        lambda c: bool(unsupported(c)),
+        lambda c: unsupported(c) != "",
         "leading dimensions do not collapse into rows of one stride: a kernel would need a copy",
     ),
     Route(

@@ -34,7 +34,7 @@ from weft.operators.call import (
 )
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned
-from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
+from weft.operators.dispatch import EMPTY, ON_CPU, Call, Dispatch, Route
 from weft.operators.launch import Plans
 from weft.operators.normalization import kernels, ring
 from weft.operators.normalization.reference import normalised
@@ -389,11 +389,15 @@ def gradient_clusters_launch(c: GradientCall) -> kernels.GradientPlan:
 FORWARD = Dispatch(
     NormCall,
     ON_CPU,
-    Route("torch", lambda c: c.traced and not c.config.registered, TRACED.reason),
+    Route(
+        "torch",
+        lambda c: c.traced and not c.config.registered,
+        "traced: a compiler fuses PyTorch's own operators with their neighbours",
+    ),
     EMPTY,
     Route(
         "torch",
-        lambda c: bool(no_rows(c)),
+        lambda c: no_rows(c) != "",
         "leading dimensions do not collapse into rows of one stride: a kernel would need a copy",
     ),
     Route(

@@ -527,7 +527,7 @@ FORWARD = Dispatch(
     EMPTY,
     Route(
         "torch",
-        lambda c: bool(unsupported(c)),
+        lambda c: unsupported(c) != "",
         "spatial dimensions do not collapse into one stride: a kernel would need a copy",
     ),
     Route(
