@@ -1,4 +1,4 @@
-"""Ways to be wrong that every operator's verifier must notice, made from the right function."""
+"""Mutants that every operator's verifier must reject, made from the right function."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def _skip_tail(out: torch.Tensor) -> torch.Tensor:
 
 def _stale(right: Callable[..., Any]) -> Callable[..., Any]:
     """Returns the previous result where it has the right shape: a cache keyed by shape."""
-    kept: dict[Any, Any] = {}
+    results: dict[Any, Any] = {}
 
     def mutant(*args: Any, **kwargs: Any) -> Any:
         out = right(*args, **kwargs)
         first = out if isinstance(out, torch.Tensor) else out[0]
-        return kept.setdefault((first.shape, first.dtype), out)
+        return results.setdefault((first.shape, first.dtype), out)
 
     return mutant

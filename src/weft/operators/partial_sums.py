@@ -1,4 +1,4 @@
-"""The second half of a sum that programs share: each has written its part, this adds the parts in a fixed order."""
+"""The second stage of a sum over programs: adds the partial sums that they have written, in a fixed order."""
 
 from __future__ import annotations
 

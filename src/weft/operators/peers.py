@@ -1,4 +1,4 @@
-"""What a user has already, as implementations to be timed against."""
+"""What a user has without weft: implementations that ours are compared with."""
 
 from __future__ import annotations
 

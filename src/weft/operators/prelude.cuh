@@ -1,5 +1,5 @@
 // What weft's CUDA C++ kernels share: 16-bit floats, 16-byte accesses, reductions over warp, block, cluster.
-// It stands alone (no CUDA headers), so that NVRTC needs nothing beside it.
+// It includes nothing (no CUDA headers), so that NVRTC needs nothing beside it.
 #pragma once
 
 typedef unsigned int u32;
@@ -235,7 +235,7 @@ __device__ __forceinline__ u32 remote_address(const void *own, u32 rank) {
   return remote;
 }
 
-// Stores at the same shared-memory place of block `rank`, and tells that block's barrier when it is there.
+// Stores at the same shared-memory address of block `rank`, and signals that block's barrier when it has arrived.
 __device__ __forceinline__ void store_remote(float *own, u32 rank, float value, u64 *barrier) {
   asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(
                    remote_address(own, rank)),

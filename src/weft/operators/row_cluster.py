@@ -1,4 +1,4 @@
-"""How a tensor's rows are laid over clusters of blocks: what the plans of the kernels on ``rows.cuh`` share."""
+"""Rows spread over clusters of blocks: what the launches of the kernels on ``rows.cuh`` share."""
 
 from __future__ import annotations
 

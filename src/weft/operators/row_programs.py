@@ -1,4 +1,4 @@
-"""How rows are laid over Triton programs: what the row kernels of all families share."""
+"""Rows held by Triton programs: the configurations that the row kernels of all families share."""
 
 from __future__ import annotations
 

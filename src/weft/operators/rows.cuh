@@ -1,5 +1,5 @@
 // Long rows, spread over clusters of blocks (sm_90 and later): block r of a cluster takes slice r of a row, THREADS * EACH
-// elements, and keeps it in registers as it lies in memory, so device memory is read once. What a kernel does with its
+// elements, and keeps it in registers in memory's format, so device memory is read once. What a kernel does with its
 // slice is its own; `exchange` brings one value of each block to all, through distributed shared memory.
 #pragma once
 #include "prelude.cuh"
@@ -31,14 +31,14 @@ template <typename T, typename V, int THREADS, int EACH> struct RowSlice {
         barrier_init(&shared.told);
         barrier_expect(&shared.told, blocks * sizeof(V));
       }
-      cluster_arrive();  // its other half stands before the exchange: the loads go on between them
+      cluster_arrive();  // its wait is before the exchange: loads are in flight between them
     }
   }
 
   // Element of the slice that vector v of this thread begins at.
   __device__ __forceinline__ int at(int v) const { return (v * THREADS + threadIdx.x) * COUNT; }
 
-  // All vectors of this thread are asked for before any is used; `fill` stands where the row has ended.
+  // All vectors of this thread are loaded before any is used; `fill` is the value beyond the end of the row.
   __device__ __forceinline__ void load(const T *x, i64 x_row, Words<T, COUNT> (&w)[VECTORS], u32 fill) const {
     x += row * x_row + first;
 #pragma unroll

@@ -50,7 +50,7 @@ CASES = {
     "columns of int8": Case("int8", BF16, "column", (4, 24)),
 }
 
-# Mistakes: a case that shows them, what stands in the kernel, what is written instead.
+# Mistakes: a case that shows them, a text in the kernel, its replacement.
 MISTAKES = {
     "halves of a pair exchanged": ("one scale", "codes[i / 2] >> i % 2 * 16", "codes[i / 2] >> (1 - i % 2) * 16"),
     "e5m2's bytes": ("rows", "0x3424", "0x2434"),

@@ -72,7 +72,7 @@ CASES = {
     "fp32, as chosen": Case(263, 133, FP32, tile=(128, 64, 256)),
 }
 
-# Mistakes: a case, what stands in windows.cu, what is written instead.
+# Mistakes: a case, a text in windows.cu, its replacement.
 MISTAKES = {
     "windows begin with tiles": ("both odd", "const int before = int(u32(y_row) % 32);", "const int before = 0;"),
     "the row above": ("both odd", "(SECTOR<T> - 1 + v * K<T>) * PITCH", "(SECTOR<T> - 2 + v * K<T>) * PITCH"),

@@ -10,8 +10,8 @@ template <typename T> __device__ __forceinline__ T narrow(float f) {  // f is on
 template <> __device__ __forceinline__ fp16 narrow<fp16>(float f) { return {(unsigned short)pack_pair(fp16{}, f, 0.f)}; }
 
 // Within each tile: y[t] = max over r < READS of x[(t * stride + r) % TILE]. One block a tile, which it keeps in shared memory;
-// the lanes of a warp read elements `stride` apart, READS times. Beyond the end of x stands -inf. The tile's first elements
-// stand behind its last once more, so that a read is one instruction: `r` is part of its address.
+// the lanes of a warp read elements `stride` apart, READS times. Elements beyond x count as -inf. The tile's first elements
+// are repeated behind its last, so that a read is one instruction: `r` is part of its address.
 template <typename T, int TILE, int READS>
 __global__ void __launch_bounds__(THREADS) shared_strided(const T *x, T *y, i64 N, int stride) {
   constexpr int EACH = TILE / THREADS;

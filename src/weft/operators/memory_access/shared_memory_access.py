@@ -104,7 +104,7 @@ def shared_memory_access_function(x: Tensor, stride: int = 1) -> Tensor:
         stride: elements from one lane's to the next lane's, 1 … 32.
 
     Returns:
-        [N]: within each tile of 1024, ``y[t] = max over r < 8 of x[(t * stride + r) % 1024]``; beyond the end of x stands -inf.
+        [N]: within each tile of 1024, ``y[t] = max over r < 8 of x[(t * stride + r) % 1024]``; elements beyond x count as -inf.
 
     Raises:
         TypeError: x is not a tensor of those dtypes, or stride not an int.

@@ -186,7 +186,7 @@ class Lined(Call):
 class QuantizeCall(Lined):
     """``(x, [scale,] format, granularity, group_size, power_of_two, random="none")``: the plan is one of
     ``(x, values, scale, seed tensor, seed, offset)``, values contiguous bytes, scale contiguous fp32; without a seed in memory
-    any tensor stands for it."""
+    any tensor is passed."""
 
     def __init__(self, x: Tensor, *options: Any):
         self.x, self.given = x, isinstance(options[0], Tensor)
@@ -277,7 +277,7 @@ def block_heuristic(sm: int, dtype: torch.dtype) -> Config:
 
 
 def strip_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
-    """A tile of 8192 elements, 32 a thread: four accesses of 16 bits on their way."""
+    """A tile of 8192 elements, 32 a thread: four accesses of 16 bits in flight."""
     block = min(n, 1024)
     return {"STRIP": 64, "ROWS": max(1, 8192 // block), "BLOCK": block, "num_warps": 8}
 

@@ -117,7 +117,7 @@ def inverse_of(scale: Tensor) -> Tensor:
 
 
 def spread(scale: Tensor, shape: tuple[int, ...], granularity: str, group_size: int) -> Tensor:
-    """Scales as they stand over the elements of a tensor of this shape (broadcast where that is enough)."""
+    """Scales repeated for the elements of a tensor of this shape (left to broadcasting where that is enough)."""
     if granularity not in ("group", "block"):
         return scale
     size = group_size if granularity == "group" else BLOCK

@@ -24,7 +24,7 @@ from weft.operators.dropout.philox import random_bits
 
 @triton.jit
 def integer_code(y, bits, LARGEST: tl.constexpr, STOCHASTIC: tl.constexpr):
-    """round(y) within ± LARGEST as int32; 0 for NaN. The bounds stand between product and sum, which thus cannot become one
+    """round(y) within ± LARGEST as int32; 0 for NaN. The bounds are between product and sum, which thus cannot become one
     multiply-add with another rounding."""
     bounded = tl.minimum(tl.maximum(y, -LARGEST), LARGEST)
     if STOCHASTIC:
@@ -275,7 +275,7 @@ def scales_of_strips(
 
 
 @triton.jit
-def place(pid, lines, LENGTH, N, ROWS: tl.constexpr, BLOCK: tl.constexpr, RAGGED: tl.constexpr):
+def tile_of(pid, lines, LENGTH, N, ROWS: tl.constexpr, BLOCK: tl.constexpr, RAGGED: tl.constexpr):
     """This program's outer index, its ROWS lines, its first column, and how many elements there are from there on."""
     across, down = tl.cdiv(LENGTH, BLOCK), tl.cdiv(lines, ROWS)
     first = (pid % across).to(tl.int64) * BLOCK
@@ -308,7 +308,7 @@ def quantize_by_scale(
 ):  # fmt: skip
     """Scales are there. BACKWARDS: the last tile first, since the pass before this one left it in L2."""
     pid = tl.num_programs(0) - 1 - tl.program_id(0) if BACKWARDS else tl.program_id(0)
-    o, i, first, room = place(pid, lines, LENGTH, N, ROWS, BLOCK, RAGGED)
+    o, i, first, room = tile_of(pid, lines, LENGTH, N, ROWS, BLOCK, RAGGED)
     col = tl.arange(0, BLOCK)[None, :]
     x = read(x_ptr + o * x_outer + i[:, None] * x_line + (first + col) * x_col, (i[:, None] < lines) & (col < room))
     scale = read_scale(s_ptr, o, i, first + col, s_outer, s_line, i < lines, col < room, MATRIX, BY)
@@ -325,7 +325,7 @@ def dequantize_lines(
     RAGGED: tl.constexpr,
 ):  # fmt: skip
     """out = value * scale in fp32, rounded once."""
-    o, i, first, room = place(tl.program_id(0), lines, LENGTH, N, ROWS, BLOCK, RAGGED)
+    o, i, first, room = tile_of(tl.program_id(0), lines, LENGTH, N, ROWS, BLOCK, RAGGED)
     col = tl.arange(0, BLOCK)[None, :]
     byte = tl.arange(0, BLOCK // PER_BYTE)[None, :]
     known = i[:, None] < lines

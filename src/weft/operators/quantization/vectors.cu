@@ -1,4 +1,4 @@
-// Dequantisation in packed conversions: a thread writes 16 bytes at a time and has several such vectors on their way.
+// Dequantisation in packed conversions: a thread writes 16 bytes at a time and has several such vectors in flight.
 //
 // What neighbouring lanes write lies side by side, and so do the 8 (of int4 4) bytes that they read: nothing is exchanged between
 // lanes. A vector of V elements has one scale, but for columns' scales, where a thread keeps V of them for EACH rows.
@@ -46,7 +46,7 @@ struct E5m2 {
   }
 };
 
-// Below an fp32's exponent of 2^23 a byte is 2^23 + byte; its upper bit turned, that is 2^23 + 128 + code.
+// Below an fp32's exponent of 2^23 a byte is 2^23 + byte; its upper bit inverted, that is 2^23 + 128 + code.
 struct Int8 {
   static constexpr int PER_BYTE = 1;
   template <int V> static __device__ __forceinline__ void decode(const u32 *codes, float (&f)[V]) {
@@ -56,7 +56,7 @@ struct Int8 {
   }
 };
 
-// Four bits below an fp16's exponent of 2^10, their upper bit turned, are 1032 + code; four bits higher up, 1024 + 16 (8 + code).
+// Four bits below an fp16's exponent of 2^10, their upper bit inverted, are 1032 + code; four bits higher up, 1024 + 16 (8 + code).
 struct Int4 {
   static constexpr int PER_BYTE = 2;
   template <int V> static __device__ __forceinline__ void decode(const u32 *codes, float (&f)[V]) {
@@ -140,8 +140,8 @@ template <typename T, typename FORMAT, int THREADS, int EACH>
 __global__ void __launch_bounds__(THREADS)
     dequantize_columns(const unsigned char *values, const float *scale, T *out, i64 rows, i64 per_row, i64 of_row, i64 v_row) {
   constexpr int V = 16 / sizeof(T), BYTES = V / FORMAT::PER_BYTE;
-  const u32 place = blockIdx.x * THREADS + threadIdx.x, group = Quotient(of_row).of(place);
-  const u32 column = place - group * u32(per_row);
+  const u32 thread = blockIdx.x * THREADS + threadIdx.x, group = Quotient(of_row).of(thread);
+  const u32 column = thread - group * u32(per_row);
   const i64 first = i64(group) * EACH;
   if (first >= rows) return;
   float scales[V];

@@ -80,7 +80,7 @@ def cost(w: Workload, direction: str) -> Cost:
 
 
 def _tiles_left_as_they_are(x: Tensor, dim0: int = -2, dim1: int = -1) -> Tensor:
-    """Tiles of 16 x 16 go to the right place, but lie there as they lay in x."""
+    """Tiles of 16 x 16 are moved to the right address, but not transposed themselves."""
     y = reference(x)
     m, n = x.shape[-2] // 16 * 16, x.shape[-1] // 16 * 16
     tiles = x[..., :m, :n].unflatten(-2, (-1, 16)).unflatten(-1, (-1, 16)).movedim(-2, -4)

@@ -98,8 +98,8 @@ __global__ void __launch_bounds__(R / K<T> * (C / K<T>) / EACH)
 
 // ---- in registers alone ------------------------------------------------------------------------------------------------
 
-// 8 lanes stand below each other and 4 side by side: a warp reads 64 bytes of each row and writes 128 of each row of y. Warps
-// of a block stand side by side, so the other half of a line is asked for at about the same time. No barrier.
+// A warp is 8 lanes high and 4 wide: it reads 64 bytes of each row and writes 128 of each row of y. Warps
+// of a block are side by side, so the other half of a line is read at about the same time. No barrier.
 template <typename T, int R, int C, int EACH>
 __global__ void __launch_bounds__(R / K<T> * (C / K<T>))
     transpose_registers(const T *x_all, T *y_all, i64 M, i64 N, i64 B1, i64 x_b0, i64 x_b1, i64 x_row, int group, int diagonal) {

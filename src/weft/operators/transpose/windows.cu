@@ -11,7 +11,7 @@ template <typename T> constexpr int SECTOR = 32 / sizeof(T);  // elements of a s
 template <typename T> struct Element { typedef unsigned short Bits; };
 template <> struct Element<float> { typedef u32 Bits; };
 
-// One word, kept like the vectors of prelude.cuh's load_stream.
+// One word, cached like the vectors of prelude.cuh's load_stream.
 __device__ __forceinline__ u32 load_word(u64 p, u64 policy) {
   u32 word;
   asm volatile("ld.global.L1::evict_last.L2::cache_hint.u32 %0, [%1], %2;" : "=r"(word) : "l"(p), "l"(policy));
@@ -21,7 +21,7 @@ __device__ __forceinline__ u32 load_word(u64 p, u64 policy) {
 __device__ __forceinline__ u32 load_half(u64 p) { return *reinterpret_cast<const unsigned short *>(p); }
 
 // COUNT of the rows that this warp fetches, from its `first` on, one every WARPS rows; all of them before any is stored. `row` is
-// the address of the next, and `to` its place in shared memory, of which words begin on 4 bytes.
+// the address of the next, and `to` its address in shared memory, rounded down to 4 bytes.
 template <int COUNT, int WARPS, int ROWS, int EACH, typename Fetch>
 __device__ __forceinline__ void fetch_rows(int first, int warp, int lane, u64 &row, i64 row_step, unsigned char *memory, u32 &to,
                                            u32 to_step, Fetch fetch) {
@@ -55,7 +55,7 @@ __device__ __forceinline__ void put_columns(u64 y_row, i64 step, const unsigned 
 // x: matrices whose columns are adjacent; y: contiguous. The tile lies in shared memory by rows of x, PITCH elements apart.
 //
 // 16 bits: PITCH is odd where x_row is, so an element is the lower half of a word in shared memory if it is in memory, and words
-// are moved as they are. Reading, 8 lanes stand 16 bytes of y apart, and 4 of them STEP columns: dispatch.py says how PITCH
+// are moved as they are. Reading, 8 lanes are 16 bytes of y apart, and 4 of them STEP columns: dispatch.py says how PITCH
 // and STEP send the 32 to different banks.
 template <typename T, int R, int C, int PITCH, int STEP, int THREADS>
 __global__ void __launch_bounds__(THREADS, 1280 / THREADS)
