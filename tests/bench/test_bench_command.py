@@ -193,22 +193,50 @@ def test_an_interruption_before_anything_was_measured_is_no_traceback(command, m
     assert code == 130 and "interrupted" in err and out == ""
 
 
-# ---- quick runs ------------------------------------------------------------------------------------------------------
+# ---- reports ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_quick_run_takes_operators_in_turn_until_its_time_is_up(monkeypatch):
+def test_measuring_ends_when_its_time_is_over():
     from weft.bench import run
-    from weft.hardware.ceilings import Ceilings
 
-    monkeypatch.setattr(run, "QUICK_S", 0)
-    monkeypatch.setattr("weft.hardware.ceilings.measure", lambda device, **options: Ceilings(device))
+    class Bench:
+        def compare(self, op, w, direction, implementations):
+            return [(op, w, direction)]
+
+        def free(self):
+            pass
+
     note = Console(record=True, width=200, file=io.StringIO())
-    run.run_bench(["vector_add", "matmul"], "cpu", note, which="quick", quick=True)
-    assert re.search(r"0 s are over: (\d+) of \1 points left out", note.export_text())
-    points = [(operator, size, "forward") for operator in registry.select(["vector_add", "matmul"]) for size in (1, 2)]
-    assert [(op.name, size) for op, size, _ in run._in_turn(points)] == [
-        (op.name, size) for size in (1, 2) for op in registry.select(["vector_add", "matmul"])
-    ]
+    op = registry.get("vector_add")
+    points = [(op, w, "forward") for w in op.cases("verify", ["fp32"])]
+    found = list(run.measure_points(Bench(), points, {"vector_add": []}, note, limit_s=0.0))
+    assert found == [[points[0]]] and f"{len(points) - 1} of {len(points)} points left out" in note.export_text()
+    assert len(list(run.measure_points(Bench(), points, {"vector_add": []}, note))) == len(points)
+
+
+def test_headlines_are_points_of_operators():
+    from weft.report import headlines
+
+    on_gpu = headlines.points("cuda")
+    assert len(on_gpu) == len(headlines.GPU) and all(direction in op.directions for op, _, direction in on_gpu)
+    assert len({registry.family(op.name) for op, _, _ in on_gpu[:10]}) >= 6
+    assert {op.name for op, _, _ in headlines.points("cpu")} <= set(headlines.CPU)
+
+
+def test_verification_in_processes_is_that_of_one():
+    from weft.bench import verify
+
+    operators = registry.select(["relu", "vector_add"])
+    seen = []
+    one = verify.verify(operators, "cpu", budget_s=300)
+    several = verify.verify_in_processes(operators, "cpu", 2, budget_s=300, on_result=seen.append)
+    for counted in verify.COUNTS:
+        assert one[counted] == several[counted]
+    key = ("operator", "implementation", "direction", "workload", "dtype", "status")
+    assert sorted([str(r[k]) for k in key] for r in one["results"]) == sorted(
+        [str(r[k]) for k in key] for r in several["results"]
+    )
+    assert len(seen) == len(several["results"])
 
 
 def test_a_report_says_what_it_lacks_before_it_measures(monkeypatch, tmp_path):
@@ -229,7 +257,7 @@ def test_an_operator_without_sizes_for_a_cpu_is_no_mistake(monkeypatch):
     from weft.bench import run
 
     relu, other = (dataclasses.replace(registry.get("vector_add"), workloads=w) for w in ({"bench": []}, {"cpu": []}))
-    assert list(run._cpu_points([relu, other], "bench", [], [])) == []
+    assert list(run.cpu_points([relu, other], "bench", [], [])) == []
     monkeypatch.setattr(run.registry, "select", lambda names: [relu])
     with pytest.raises(
         ValueError, match=r"on a CPU: vector_add has no sizes for one; give a point, as --workload N=64"

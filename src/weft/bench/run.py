@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -56,15 +56,13 @@ def run_bench(
     budget_s: float = 0.5,
     saver: Saver | None = None,
     resume: bool = False,
-    quick: bool = False,
     jobs: int = 1,
 ) -> list[Measurement]:
     """Measures ceilings, then every point. Records are saved as they come; Ctrl-C keeps what was measured.
 
-    ``quick``: fewer repetitions, one mode of ``torch.compile``, operators in turn until QUICK_S seconds are over.
     ``jobs``: processes that compile and check, of which one at a time measures.
     """
-    from weft.bench import compare, parallel, transfers
+    from weft.bench import compare, transfers
     from weft.hardware import ceilings
 
     operators = registry.select(names)
@@ -75,9 +73,7 @@ def run_bench(
     if device == "cuda" or workload:
         points = list(compare.points(operators, which, dtypes=dtypes, directions=directions, workload=workload))
     else:
-        points = list(_cpu_points(operators, which, dtypes, directions))
-    if quick:
-        points = _in_turn(points)
+        points = list(cpu_points(operators, which, dtypes, directions))
     chosen = {op.name: registry.implementations(op, implementations, ladder=ladder) for op in operators}
     said: set[str] = set()
 
@@ -90,9 +86,8 @@ def run_bench(
         raise ValueError(_nothing(operators, device, which, dtypes, directions, workload))
     if saver:
         saver.store.probe(query.name(device))
-    say_unless_quick = say if not quick else lambda text: None
-    limits = ceilings.measure(device, quick=quick, say=say_unless_quick)
-    bench = compare.Bench(device, limits, cold=cold, budget_s=budget_s, quick=quick, say=say_unless_quick)
+    limits = ceilings.measure(device, say=say)
+    bench = compare.Bench(device, limits, cold=cold, budget_s=budget_s, say=say)
     measured: list[Measurement] = []
 
     def keep(rows: Iterable[Measurement]) -> None:
@@ -102,51 +97,62 @@ def run_bench(
                 saver(row)
 
     keep(ceilings.as_records(limits, bench.context()))
-    start_s = time.perf_counter()
     if resume:
         points = left(points, chosen, bench, Store())
-    with progress(note, "bench", len(points)) as step:
-        try:
-            if jobs > 1 and len(points) > 1:
-                for (op, w, direction), rows in parallel.compare(bench, points, chosen, jobs):
-                    step(f"{op.name} {direction} {w} {w.dtype}")
-                    keep(rows)
-                points = []
-            for index, (op, w, direction) in enumerate(points):
-                if quick and time.perf_counter() - start_s > QUICK_S:
-                    note.print(
-                        f"{QUICK_S} s are over: {len(points) - index} of {len(points)} points left out", markup=False
-                    )
-                    break
-                step(f"{op.name} {direction} {w} {w.dtype}")
-                keep(bench.compare(op, w, direction, chosen[op.name]))
-                bench.free()
-            for op in operators if not (workload or directions or implementations) else ():
-                if "transfers" in op.workloads:
-                    step(f"{op.name}: CPU and GPU")
-                    keep(transfers.measure(bench, op, quick=quick))
-        except KeyboardInterrupt:
-            note.print(f"interrupted: {len(measured)} measurements are kept", markup=False)
+    try:
+        for rows in measure_points(bench, points, chosen, note, jobs=jobs):
+            keep(rows)
+        for op in operators if not (workload or directions or implementations) else ():
+            if "transfers" in op.workloads:
+                keep(transfers.measure(bench, op))
+    except KeyboardInterrupt:
+        note.print(f"interrupted: {len(measured)} measurements are kept", markup=False)
     return measured
 
 
-QUICK_S = 60  # that a quick run spends on points, however many operators there are
+def measure_points(
+    bench: Any,
+    points: Sequence[Any],
+    chosen: Mapping[str, Sequence[Any]],
+    note: Console,
+    *,
+    jobs: int = 1,
+    limit_s: float = math.inf,
+) -> Iterator[list[Measurement]]:
+    """The records of each point, in the order of the points (with several ``jobs``, as they come), until ``limit_s`` seconds
+    are over.
 
+    Args:
+        bench: a :class:`weft.bench.compare.Bench`.
+        points: operator, workload and direction.
+        chosen: the implementations of each operator, by its name.
+    """
+    from weft.bench import parallel
 
-def _in_turn(points: list[Any]) -> list[Any]:
-    """The first point of every operator, then the second of every operator, and so on."""
-    seen: Counter[str] = Counter()
-    turn = []
-    for op, _, _ in points:
-        turn.append(seen[op.name])
-        seen[op.name] += 1
-    return [point for _, _, point in sorted(zip(turn, range(len(points)), points, strict=True))]
+    def one_by_one() -> Iterator[tuple[Any, list[Measurement]]]:
+        for op, w, direction in points:
+            yield (op, w, direction), bench.compare(op, w, direction, chosen[op.name])
+            bench.free()
+
+    end = time.perf_counter() + limit_s
+    several = jobs > 1 and len(points) > 1
+    with progress(note, "bench", len(points)) as step:
+        for done, ((op, w, direction), rows) in enumerate(
+            parallel.compare(bench, points, chosen, jobs) if several else one_by_one(), 1
+        ):
+            step(f"{op.name} {direction} {w} {w.dtype}")
+            yield rows
+            if time.perf_counter() > end and done < len(points):
+                note.print(
+                    f"{limit_s:.0f} s are over: {len(points) - done} of {len(points)} points left out", markup=False
+                )
+                return
 
 
 QUICK_CPU_FLOPS = 4e9  # what a quick run gives a CPU at most in one call: 1024³ and below
 
 
-def _cpu_points(operators: list[Any], which: str, dtypes: Sequence[str], directions: Sequence[str]) -> Iterator[Any]:
+def cpu_points(operators: list[Any], which: str, dtypes: Sequence[str], directions: Sequence[str]) -> Iterator[Any]:
     """On a CPU the sets ``bench`` and ``quick`` are the set ``cpu``: larger than caches, forward, fp32 unless asked."""
     from weft.bench import compare
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import multiprocessing
+import queue
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -302,3 +304,65 @@ def verify(
         "device": device if device == "cuda" else "cpu, Triton's interpreter",
         "results": [asdict(r) for r in found],
     }
+
+
+COUNTS = (
+    "checked",
+    "passed",
+    "failed",
+    "unverifiable",
+    "declined",
+    "not_reached",
+    "mutants",
+    "mutants_not_reached",
+    "mutants_survived",
+)
+
+
+def verify_in_processes(
+    operators: list[Operator],
+    device: str,
+    processes: int,
+    *,
+    budget_s: float,
+    on_result: Callable[[Result], None] = lambda result: None,
+) -> dict[str, Any]:
+    """:func:`verify` of operators in several processes, each with a share of them: compiling and interpreting take one core.
+
+    Args:
+        budget_s: seconds after which no process begins another check.
+    """
+    processes = min(processes, len(operators))
+    context = multiprocessing.get_context("spawn")
+    parts = [[op.name for op in operators[i::processes]] for i in range(processes)]
+    results = context.Queue()
+    end = time.time() + budget_s
+    workers = [context.Process(target=_verify_part, args=(part, device, end, results), daemon=True) for part in parts]
+    for worker in workers:
+        worker.start()
+    found: list[dict[str, Any]] = []
+    while len(found) < processes:
+        try:
+            message = results.get(timeout=1.0)
+        except queue.Empty:
+            if dead := [w.exitcode for w in workers if w.exitcode]:
+                raise RuntimeError(f"a process that verified operators ended with status {dead[0]}") from None
+            continue
+        if isinstance(message, Result):
+            on_result(message)
+        else:
+            found.append(message)
+    for worker in workers:
+        worker.join()
+    whole: dict[str, Any] = {name: sum(part[name] for part in found) for name in COUNTS}
+    order = {op.name: i for i, op in enumerate(operators)}
+    rows = sorted((r for part in found for r in part["results"]), key=lambda r: order[r["operator"]])
+    return {**whole, "device": found[0]["device"], "results": rows}
+
+
+def _verify_part(names: list[str], device: str, end: float, results: Any) -> None:
+    from weft import registry
+
+    operators = registry.select(names)
+    left_s = max(end - time.time(), 0.001)
+    results.put(verify(operators, device, budget_s=left_s, on_result=results.put))

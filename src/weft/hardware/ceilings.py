@@ -45,6 +45,12 @@ class Ceilings:
         share = cost.reads / cost.bytes_moved
         return min(self.bandwidth, key=lambda mix: (abs(mix[0] / sum(mix) - share), mix))
 
+    def higher(self, other: Ceilings) -> Ceilings:
+        """Of two measurements the higher rates: other programs slow a measurement, they never speed it up."""
+        bandwidth = {mix: max(rate, other.bandwidth.get(mix, 0.0)) for mix, rate in self.bandwidth.items()}
+        matrix = {dtype: max(rate, other.matrix.get(dtype, 0.0)) for dtype, rate in self.matrix.items()}
+        return Ceilings(self.device, bandwidth, matrix)
+
     def rows(self) -> Iterable[tuple[str, str, float, str]]:
         """(name, metric, value, unit) of each."""
         for (r, w), value in self.bandwidth.items():

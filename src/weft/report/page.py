@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from weft import records
+from weft import records, registry
 from weft.drawing import quantities
 from weft.drawing.embedding import embed, embed_all, template
 from weft.drawing.quantities import distinct, implementation_key, known, point_key
@@ -93,6 +93,7 @@ def _view(contents: Contents) -> dict[str, Any]:
         "on_gpu": contents.device == "cuda",
         "machine": _machine(contents.machine),
         "tiles": verdict.tiles(own_ceilings, contents.verification, measured),
+        "next_steps": verdict.next_steps(contents.findings, measured, contents.device == "cuda"),
         "ceilings": ceilings,
         "ceiling_charts": embed_all(*(charts.ceiling_bars(own_ceilings, unit) for unit in ("B/s", "FLOP/s"))),
         "verification": _verification(contents.verification),
@@ -133,24 +134,31 @@ def _machine(machine: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _verification(verification: dict[str, Any]) -> dict[str, Any]:
-    """Counts by status for each operator, direction and implementation; failures in full; reasons for what is open."""
+    """Counts by status for each family, and in it for each operator, direction and implementation; failures in full; the
+    reasons for what is open."""
     results = verification.get("results") or []
-    rows: dict[tuple[str, ...], dict[str, Any]] = {}
+    families: dict[str, dict[str, Any]] = {}
     for r in results:
         key = tuple(str(r.get(k) or "") for k in ("operator", "direction", "implementation"))
-        row = rows.setdefault(key, {"name": key, "counts": Counter(), "worst": None})
-        row["counts"][r.get("status")] += 1
-        if known(r.get("error")) and r.get("status") in ("pass", "fail"):
-            row["worst"] = max(row["worst"] or 0, r["error"])
+        family = registry.family(key[0]) if key[0] in registry.modules() else key[0]
+        of_family = families.setdefault(family, {**_counted(family), "rows": {}})
+        for row in (of_family, of_family["rows"].setdefault(key, _counted(key))):
+            row["counts"][r.get("status")] += 1
+            if known(r.get("error")) and r.get("status") in ("pass", "fail"):
+                row["worst"] = max(row["worst"] or 0, r["error"])
 
     def reasons(status: str) -> list[tuple[str, int]]:
         return Counter(
             str(r.get("reason") or "no reason given") for r in results if r.get("status") == status
         ).most_common(12)
 
+    for of_family in families.values():
+        rows = of_family["rows"].values()
+        of_family["operators"] = distinct(row["name"][0] for row in rows)
+        of_family["rows"] = sorted(rows, key=lambda row: (row["name"][0], row["name"][1] != "forward", row["name"][2]))
     mutants, survived = verification.get("mutants") or 0, verification.get("mutants_survived") or 0
     return {
-        "rows": sorted(rows.values(), key=lambda row: (row["name"][0], row["name"][1] != "forward", row["name"][2])),
+        "families": sorted(families.values(), key=lambda f: (not f["counts"]["fail"], f["name"])),
         "failed": [r for r in results if r.get("status") == "fail"],
         "unverifiable": reasons("unverifiable"),
         "declined": reasons("declined"),
@@ -160,6 +168,10 @@ def _verification(verification: dict[str, Any]) -> dict[str, Any]:
         "untried": verification.get("mutants_not_reached") or 0,
         "survived": survived,
     }
+
+
+def _counted(name: Any) -> dict[str, Any]:
+    return {"name": name, "counts": Counter(), "worst": None}
 
 
 def _operators(measured: Iterable[Measurement]) -> list[dict[str, Any]]:

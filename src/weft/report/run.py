@@ -18,15 +18,17 @@ from rich.console import Console
 from weft import registry
 from weft.bench.terminal import progress
 from weft.hardware import doctor, query
-from weft.records import check_writable
-from weft.report import comparison, page
+from weft.records import check_writable, commit
+from weft.report import comparison, headlines, page
 from weft.train import digits
+
+VERIFY_S = 45.0
+MOST_PROCESSES = 8  # that verify side by side: each holds a CUDA context of about half a GiB
 
 
 def run(device: str, note: Console, folder: Path) -> Path:
-    """Verifies, measures quickly, trains a first model and renders ``folder/index.html``."""
+    """Verifies, measures the headline operators, trains a first model and renders ``folder/index.html``."""
     from weft.bench import verify
-    from weft.bench.run import run_bench
 
     for module, needed in (("bokeh", "pip install weft"), ("sklearn", digits.INSTALL)):
         if importlib.util.find_spec(module) is None:  # before minutes of measuring, not after
@@ -42,20 +44,23 @@ def run(device: str, note: Console, folder: Path) -> Path:
     stage("verify: every kernel of ours against float64" + ("" if device == "cuda" else ", in Triton's interpreter"))
     with comparison.beside() as simulated:
         with progress(note, "verify") as step:
-            found = verify.verify(
+            found = verify.verify_in_processes(
                 registry.select(),
                 device,
-                budget_s=60 if device == "cuda" else 90,
+                min(os.cpu_count() or 2, MOST_PROCESSES),
+                budget_s=VERIFY_S,
                 on_result=lambda r: step(f"{r.operator} {r.workload}"),
             )
-        stage("simulate: scheduling policies on a small cluster, begun beside the verification")
+        stage("simulate: scheduling policies on a small cluster, started with the verification")
         schedules = simulated()
     compiled: list[dict[str, Any]] = []
     if device == "cpu":
-        stage("compile: every kernel for real architectures, in fp32 and bf16")
+        stage("compile: a sample of the kernels for real architectures, in fp32 and bf16")
         compiled = _compile_elsewhere()
-    stage("measure: ceilings and a quick bench")
-    measured = run_bench([], device, note, which="quick", budget_s=0.2, quick=True)
+    stage(
+        "measure: ceilings, then headline operators beside PyTorch" + (" and torch.compile" if device == "cuda" else "")
+    )
+    measured = headlines.measure(device, note)
     stage("train: a small convolutional network on real digits")
     trained = digits.train(device=device)
     contents = page.Contents(
@@ -74,14 +79,14 @@ def run(device: str, note: Console, folder: Path) -> Path:
 
 
 def _compile_elsewhere() -> list[dict[str, Any]]:
-    """Compiles in another process, since this one interprets. Only two architectures, and without fp16, which compiles
-    as bf16 does; nothing where it takes more than four minutes."""
+    """Compiles one kernel in ten, others at each commit, in another process, since this one interprets. fp16 is left out: it
+    compiles as bf16 does."""
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     with tempfile.TemporaryFile("w+") as file:
         command = [sys.executable, "-m", "weft", "compile-check", "--json", "--arch", "sm_80", "--arch", "sm_90"]
-        command += ["--dtype", "fp32", "--dtype", "bf16"]
+        command += ["--dtype", "fp32", "--dtype", "bf16", "--share", "10", "--seed", commit()]
         try:
-            subprocess.run(command, stdout=file, stderr=subprocess.DEVNULL, env=env, timeout=240)
+            subprocess.run(command, stdout=file, stderr=subprocess.DEVNULL, env=env, timeout=120)
             file.seek(0)
             return json.load(file)["results"]
         except (subprocess.TimeoutExpired, json.JSONDecodeError, KeyError):

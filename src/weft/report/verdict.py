@@ -80,15 +80,19 @@ def _right(verification: dict[str, Any]) -> Tile:
 def _limit(measured: Sequence[Measurement]) -> Tile:
     chosen = sorted(candidates(measured), key=lambda m: m.share_of_ceiling or 0)
     if not chosen:
-        return Tile("Closest to the limit", "–", "Nothing was measured against a ceiling.")
+        return Tile("Nearest to the limit", "–", "Nothing was measured against a ceiling.")
+    impossible = [m for m in chosen if (m.share_of_ceiling or 0) > DOUBTFUL]
+    if impossible:
+        text = (
+            f"Too noisy to judge: {count(len(impossible), 'point')} of {len(chosen)} took less time than the measured ceiling "
+            "allows, so other work slowed the machine while it was measured. Measure again on an idle machine."
+        )
+        return Tile("Nearest to the limit", "–", text)
     far, near = chosen[0], chosen[-1]
     text = f"of what the machine allows: {_named(near)}."
     if far is not near:
-        text += f" Least close: {_named(far)} at {percent(far.share_of_ceiling)}."
-    if (near.share_of_ceiling or 0) > DOUBTFUL:
-        text += " More than the limit: other work slowed the machine while its ceiling was measured, so measure again."
-        return Tile("Closest to the limit", percent(near.share_of_ceiling), text, "bad")
-    return Tile("Closest to the limit", percent(near.share_of_ceiling), text)
+        text += f" Farthest: {_named(far)} at {percent(far.share_of_ceiling)}."
+    return Tile("Nearest to the limit", percent(near.share_of_ceiling), text)
 
 
 def _peers(measured: Sequence[Measurement]) -> Tile:
@@ -113,3 +117,24 @@ def candidates(measured: Sequence[Measurement]) -> list[Measurement]:
 def _named(m: Measurement) -> str:
     direction = "" if m.direction == "forward" else f" {m.direction}"
     return f"{m.operator}{direction} ({m.implementation}, {m.dtype}, {m.workload.replace(',', ', ')})"
+
+
+def next_steps(
+    findings: Sequence[dict[str, Any]], measured: Sequence[Measurement], on_gpu: bool
+) -> list[tuple[str, str]]:
+    """What to do after this page: (why, command), the most useful first."""
+    wrong = [f for f in findings if f.get("status") != "pass" and f.get("fix")]
+    steps = [(str(f.get("found")), str(f.get("fix"))) for f in wrong][:2]
+    if not on_gpu:
+        return [*steps, ("Read how a kernel gets fast, from one thread a row on; it needs no GPU", "weft list softmax")]
+    chosen = [m for m in candidates(measured) if m.ours and known(m.share_of_ceiling)]
+    if chosen:
+        far = min(chosen, key=lambda m: m.share_of_ceiling or 0)
+        where = f"weft bench {far.operator} --direction {far.direction}"
+        steps.append((f"{_named(far)} is farthest from the limit: see all its shapes", where))
+    behind = [m for m in chosen if known(m.ratio_to_best_peer) and (m.ratio_to_best_peer or 1) < LEVEL]
+    if behind:
+        slowest = min(behind, key=lambda m: m.ratio_to_best_peer or 1)
+        tune = f"weft tune {slowest.operator}"
+        steps.append((f"{_named(slowest)} is behind {slowest.best_peer}: find configurations for this card", tune))
+    return [*steps, ("See each step from a naive kernel to this one", "weft bench softmax --ladder --set ladder")]
