@@ -45,8 +45,13 @@ def compile_request() -> CompileRequest | None:
     return _compile_only
 
 
-@functools.cache
+@torch.compiler.assume_constant_result  # a compiler would trace through the cache, and warn
 def _device_sm(index: int) -> int:
+    return _capability(index)
+
+
+@functools.cache
+def _capability(index: int) -> int:
     major, minor = torch.cuda.get_device_capability(index)
     return major * 10 + minor
 
