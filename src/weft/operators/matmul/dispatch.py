@@ -26,7 +26,7 @@ from weft.operators.call import (
     on_gpu,
     traced,
 )
-from weft.operators.dispatch import EMPTY, TRACED, Call, Dispatch, Route
+from weft.operators.dispatch import EMPTY, Call, Dispatch, Route
 from weft.operators.hopper import gemm
 from weft.operators.matmul import kernels
 from weft.operators.matmul.kernels import LEVELS
@@ -128,6 +128,10 @@ class MatmulCall(Call):
         return forms(self.a, self.b)
 
     @property
+    def tf32x3(self) -> bool:
+        return self.precision == "tf32x3" and self.a.dtype == torch.float32
+
+    @property
     def many_small(self) -> bool:
         a, b = self.operands
         return a.ndim > 2 and math.prod(a.shape[:-2]) >= 1024 and max(*a.shape[-2:], b.shape[-1]) <= 64
@@ -188,14 +192,15 @@ FORWARD = Dispatch(
     MatmulCall,
     Route("torch", lambda c: not c.on_gpu, "the tensors are on the CPU, where weft runs PyTorch's product in full precision"),
     EMPTY,
-    Route("triton", lambda c: c.precision == "tf32x3" and c.a.dtype == torch.float32, "PyTorch has no 3×tf32 product",
+    Route("torch", lambda c: c.traced and not c.tf32x3, "traced: PyTorch's own product, which a compiler sees"),
+    Route("torch", lambda c: not c.tf32x3 and (c.a.dtype == torch.float32 or c.sm != 90),
+          "cuBLAS: no kernel of ours was measured to be faster here"),
+    Route("triton", lambda c: c.tf32x3, "PyTorch has no 3×tf32 product", tiled_launch, tiled_unsupported),
+    Route("triton", lambda c: c.many_small, "1024 or more small matrices: a program each, 1.4 times cuBLAS at 4096 x 64³",
           tiled_launch, tiled_unsupported),
-    TRACED,
-    Route("triton", lambda c: c.sm == 90 and c.a.dtype != torch.float32 and c.many_small,
-          "1024 or more small matrices: a program each, 1.4 times cuBLAS at 4096 x 64³", tiled_launch, tiled_unsupported),
     Route("cuda", lambda c: True, "two matrices of 16-bit floats by TMA and wgmma: level with cuBLAS in the mean",
           hopper_launch, hopper_unsupported, sm=90),
-    Route("torch", lambda c: True, "cuBLAS: no kernel of ours was measured to be faster here"),
+    Route("torch", lambda c: True, "cuBLAS: level or ahead in batches, and of what TMA cannot take"),
 )  # fmt: skip
 
 
