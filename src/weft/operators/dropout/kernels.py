@@ -14,7 +14,7 @@ from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.dropout.philox import GROUP, dropped
 from weft.operators.elementwise.dispatch import LARGE, SMALL, like
 from weft.operators.elementwise.kernels import place, read, write
-from weft.operators.numbered import NumberedPlan
+from weft.operators.launch import Plan
 
 
 @triton.jit(do_not_specialize=["seed_ptr", "seed", "offset", "last", "scale"])
@@ -62,7 +62,7 @@ def launchable(x: Tensor) -> bool:
     return x.is_contiguous() or rows_of(x) is not None
 
 
-def plan(x: Tensor, seed_in_memory: bool) -> NumberedPlan:
+def plan(x: Tensor, seed_in_memory: bool) -> Plan:
     """Of ``(x, out, seed tensor, seed, offset, last, scale)`` with out = ``torch.empty_like(x)``; without a seed in memory any
     tensor may stand for it."""
     flat = (1, x.numel(), 0, 1)
@@ -72,4 +72,4 @@ def plan(x: Tensor, seed_in_memory: bool) -> NumberedPlan:
     block = min(config["BLOCK"], bucket(n if order == "rows" else m * n, 256))
     tile = {"BLOCK": block, "PER": 16 // x.element_size(), "ORDER": order, "SEED_IN_MEMORY": seed_in_memory}
     grid = (m * triton.cdiv(n, block) if order == "rows" else triton.cdiv(m * n, block),)
-    return NumberedPlan(drop, grid, (m, n, *x_strides, *out_strides), tile, config["num_warps"])
+    return Plan(drop, grid, (m, n, *x_strides, *out_strides), tile, config["num_warps"])

@@ -20,7 +20,6 @@ from weft.operators.configs import Configurations, bucket, grid_of
 from weft.operators.dropout.philox import dropped
 from weft.operators.launch import Plan, multiprocessors
 from weft.operators.normalization.kernels import ONE_PASS_BACKWARD, backward_heuristic
-from weft.operators.numbered import NumberedPlan
 from weft.operators.row_programs import candidates, heuristic, row_tiles
 
 LEAST_BLOCK = 8  # a group of elements with one random number
@@ -160,13 +159,13 @@ forward_configuration = Configurations(__file__, "norm_forward", heuristic, cand
 backward_configuration = Configurations(__file__, "norm_backward", backward_heuristic, backward_candidates)
 
 
-def forward_plan(x: Tensor, residual: Tensor, weight: Tensor, eps: float, seed_in_memory: bool) -> NumberedPlan:
+def forward_plan(x: Tensor, residual: Tensor, weight: Tensor, eps: float, seed_in_memory: bool) -> Plan:
     """Of ``(x, residual, weight, y, h, seed tensor, seed, offset, last, scale)``; y and h contiguous."""
     (m, n, *x_strides), (_, _, *residual_strides) = views(x, residual)
     config = forward_configuration(x.device, x.dtype, bucket(n))
     tile = {"ROWS": config["ROWS"], "BLOCK": bucket(n, LEAST_BLOCK), **_random(x, seed_in_memory)}
     grid = (triton.cdiv(m, config["ROWS"]),)
-    return NumberedPlan(forward_rows, grid, (m, n, *x_strides, *residual_strides, eps), tile, config["num_warps"])
+    return Plan(forward_rows, grid, (m, n, *x_strides, *residual_strides, eps), tile, config["num_warps"])
 
 
 def _random(x: Tensor, seed_in_memory: bool) -> dict[str, Any]:
@@ -176,7 +175,7 @@ def _random(x: Tensor, seed_in_memory: bool) -> dict[str, Any]:
 class GradientPlan:
     """The launches of the gradient: call with ``(h, dy, dh, weight, dr, dx, dw, *seed, offset and so on)``."""
 
-    def __init__(self, m: int, n: int, rows: NumberedPlan, parts: int, statistics: Plan | None = None):
+    def __init__(self, m: int, n: int, rows: Plan, parts: int, statistics: Plan | None = None):
         self.m, self.n, self.rows, self.parts, self.statistics = m, n, rows, parts, statistics
         self.total = partial_sums.plan(parts, n)
 
@@ -198,7 +197,7 @@ def gradient_rows(h: Tensor, dy: Tensor, dh: Tensor, eps: float, seed_in_memory:
     tile = {"ROWS": config["ROWS"], "BLOCK": bucket(n, LEAST_BLOCK), **_random(h, seed_in_memory)}
     parts = min(triton.cdiv(m, config["ROWS"]), multiprocessors(h.device) * config["PROGRAMS"])
     scalars = (m, n, *dy_strides, *dh_strides, eps)
-    return GradientPlan(m, n, NumberedPlan(backward_rows, (parts,), scalars, tile, config["num_warps"]), parts)
+    return GradientPlan(m, n, Plan(backward_rows, (parts,), scalars, tile, config["num_warps"]), parts)
 
 
 def gradient_columns(h: Tensor, dy: Tensor, dh: Tensor, eps: float, seed_in_memory: bool) -> GradientPlan:
@@ -209,5 +208,5 @@ def gradient_columns(h: Tensor, dy: Tensor, dh: Tensor, eps: float, seed_in_memo
     parts = triton.cdiv(m, strip)
     tile = {"STRIP": strip, "ROWS": config["ROWS"], "BLOCK": config["BLOCK"], **_random(h, seed_in_memory)}
     grid, scalars = (triton.cdiv(n, config["BLOCK"]), parts), (m, n, *dy_strides, *dh_strides)
-    columns = NumberedPlan(backward_columns, grid, scalars, tile, config["num_warps"])
+    columns = Plan(backward_columns, grid, scalars, tile, config["num_warps"])
     return GradientPlan(m, n, columns, parts, statistics)
