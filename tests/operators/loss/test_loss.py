@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from weft import ops  # noqa: E402
+from weft.operators.embedding import dispatch as gathering  # noqa: E402
 from weft.operators.embedding import embedding  # noqa: E402
-from weft.operators.embedding import kernels as gathering  # noqa: E402
 from weft.operators.loss import dispatch, kernels, reference  # noqa: E402
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
@@ -247,11 +247,11 @@ def test_ids_out_of_range_are_named_or_give_nan_and_no_gradient(function):
 
 @pytest.mark.parametrize(("rows", "columns", "ids"), [(7, 300, 40), (16, 64, 33), (5, 1000, 100)])
 def test_a_large_table_is_gathered_in_slices(rows, columns, ids, monkeypatch):
-    monkeypatch.setattr(gathering, "SLICE_BYTES", 2**10)
+    monkeypatch.setattr(gathering.kernels, "SLICE_BYTES", 2**10)
     g = torch.Generator(DEVICE).manual_seed(4)
     table = torch.randn(rows, columns, generator=g, device=DEVICE)
     wanted = torch.randint(0, rows, (ids,), generator=g, device=DEVICE)
-    plan, out = gathering.forward_plan(wanted, table), torch.full((ids, columns), float("nan"), device=DEVICE)
+    plan, out = gathering.FORWARD.of((wanted, table), None), torch.full((ids, columns), float("nan"), device=DEVICE)
     assert plan.constants["SLICED"]
     plan(wanted, table, out)
     assert torch.equal(out, table[wanted])

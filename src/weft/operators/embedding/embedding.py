@@ -17,21 +17,16 @@ from weft.operators import mutants, peers
 from weft.operators.call import (
     Choice,
     KernelFunction,
-    check_device,
     check_flag,
-    check_tensor,
     check_values,
     differentiable,
     eager,
     guarded,
-    on_gpu,
     reference_gradients,
     rows_of,
-    traced,
     views,
 )
-from weft.operators.embedding.kernels import backward_plans, forward_plans
-from weft.operators.launch import Plans
+from weft.operators.embedding.dispatch import BACKWARD, FORWARD, flat
 from weft.operators.random_inputs import LAYOUTS, random_tensor
 
 
@@ -53,34 +48,9 @@ def reference(ids: Tensor, table: Tensor, padding_idx: int | None = None) -> Ten
     return looked_up(ids, wide, padding_idx).to(table.dtype)
 
 
-# ---- launches --------------------------------------------------------------------------------------------------------
+# ---- call ------------------------------------------------------------------------------------------------------------
 
-
-def flat(ids: Tensor) -> Tensor | None:
-    """The ids as a vector of one stride, where that needs no copy."""
-    rows = rows_of(ids[..., None])
-    return None if rows is None else ids.as_strided((rows[0],), (rows[2],))
-
-
-def _forward_plan(ids: Tensor, table: Tensor) -> Any:
-    return forward_plans.build(_vector(ids), table)
-
-
-def _vector(ids: Tensor) -> Tensor:
-    vector = flat(ids)
-    if vector is None:
-        raise Declined("ids that do not collapse into one stride, so a copy would be needed")
-    return vector
-
-
-plans = Plans(_forward_plan)
-
-
-def _public_plan(ids: Tensor, table: Tensor, padding_idx: int | None) -> Any:
-    return choose(ids, table, padding_idx).plan_for(ids, table)
-
-
-public_plans = Plans(_public_plan)
+TRITON = FORWARD.kernel("triton")
 
 
 class Embedding(KernelFunction):
@@ -88,7 +58,7 @@ class Embedding(KernelFunction):
     def forward(ctx: Any, ids: Tensor, table: Tensor, padding_idx: int | None) -> Tensor:
         out = table.new_empty((*ids.shape, table.shape[1]))
         if out.numel():
-            plans.of((ids, table))(ids, table, out)
+            TRITON.of((ids, table), padding_idx)(ids, table, out)
         ctx.save_for_backward(ids, table)
         ctx.padding_idx = padding_idx
         return out
@@ -108,10 +78,11 @@ class Embedding(KernelFunction):
             dy = torch.empty(dy.shape, dtype=dy.dtype, device=dy.device).copy_(dy)  # of any strides out of autograd
         ((n, d, *strides),) = views(dy)
         dy = dy.as_strided((n, d), strides)
-        vector = _vector(ids)
+        vector = flat(ids)
+        assert vector is not None  # forward launched with it
         dtable = torch.empty_like(table)
         padding = -1 if ctx.padding_idx is None else ctx.padding_idx % table.shape[0]
-        backward_plans.of((vector, dy, dtable), padding)(vector, dy, dtable)
+        BACKWARD.of((vector, dy, dtable), padding)(vector, dy, dtable)
         return None, dtable, None
 
 
@@ -266,42 +237,20 @@ embedding.implementation("liger", requires="liger-kernel", devices=("cuda",))(li
 # ---- what users call -------------------------------------------------------------------------------------------------
 
 
-def check(ids: Tensor, table: Tensor, padding_idx: int | None, check_ids: bool) -> None:
-    check_tensor("embedding", "ids", ids, (torch.int64, torch.int32))
-    check_tensor("embedding", "table", table)
-    check_device("embedding", "ids", ids, "table", table)
-    if table.ndim != 2:
-        raise ValueError(f"embedding: argument 'table' has shape {tuple(table.shape)}; expected [V, D]")
-    v = table.shape[0]
-    if padding_idx is not None and (isinstance(padding_idx, bool) or not isinstance(padding_idx, int)):
-        raise TypeError(f"embedding: argument 'padding_idx' is {padding_idx!r}; expected an int or None")
-    if padding_idx is not None and not -v <= padding_idx < v:
-        raise ValueError(f"embedding: argument 'padding_idx' is {padding_idx}; expected {-v} … {v - 1}")
-    check_flag("embedding", "check_ids", check_ids)
-    if check_ids:
-        check_values(
-            "embedding",
-            "ids",
-            ids,
-            lambda t: (t < 0) | (t >= v),
-            flag="check_ids",
-            expected=f"0 … {v - 1}" if v else "none: 'table' has no rows",
-        )
-
-
 @embedding.choice
 @guarded
-def choose(ids: Tensor, table: Tensor, padding_idx: int | None = None, *, check_ids: bool = False) -> Choice:
-    check(ids, table, padding_idx, check_ids)
-    if not on_gpu(table):
-        return Choice("torch", "the tensors are on the CPU, where weft runs the reference")
-    if traced(ids, table):
-        return Choice("torch", "traced: PyTorch's own operators, which a compiler fuses with their neighbours")
-    if not ids.numel() * table.numel():
-        return Choice("torch", "empty tensors: nothing to launch")
-    if flat(ids) is None:
-        return Choice("torch", "ids that do not collapse into one stride, for which a copy would be needed")
-    return Choice("triton", "ids of one stride: rows are gathered as they lie", plans)
+def choose(
+    ids: Tensor, table: Tensor, padding_idx: int | None = None, *, check_ids: bool = False, direction: str = "forward"
+) -> Choice:
+    chosen = FORWARD.choose(ids, table, padding_idx)
+    check_flag("embedding", "check_ids", check_ids)
+    if check_ids:
+        v = table.shape[0]
+        expected = f"0 … {v - 1}" if v else "none: 'table' has no rows"
+        check_values("embedding", "ids", ids, lambda t: (t < 0) | (t >= v), flag="check_ids", expected=expected)
+    if direction == "forward" or chosen.implementation == "torch":
+        return chosen
+    return BACKWARD.choose(flat(ids), table.new_empty(ids.numel(), table.shape[1]), table, -1)
 
 
 @embedding.function
@@ -328,7 +277,7 @@ def embedding_function(
     if (
         check_ids is False
         and eager(ids, table, autocast=True)
-        and (ready := public_plans.of((ids, table), padding_idx)) is not None
+        and (ready := FORWARD.of((ids, table), padding_idx)) is not None
     ):
         out = table.new_empty((*ids.shape, table.shape[1]))
         ready(ids, table, out)

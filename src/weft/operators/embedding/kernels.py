@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.operators.configs import Config, Configurations, bucket, grid_of
-from weft.operators.launch import Plan, Plans
+from weft.operators.launch import Plan
 
 SLICE_BYTES = 2**23  # of the table that stay in an L2 of 40 MB and more while they are read again and again
 SECTORS = 256  # bytes of a row that a slice has at least: half as many took 1.25 times as long
@@ -94,12 +94,12 @@ def sum_runs(
     before = tl.where(chunks > 0, chunk * CHUNK - begin, end - begin)
     alone = end - begin - chunks * CHUNK
     total = tl.zeros([ROWS, BLOCK], tl.float32)
-    for k in tl.range(0, tl.max(alone, axis=0), loop_unroll_factor=4):  # several rows on their way
-        there = k < alone
+    for k in tl.range(0, tl.max(alone, axis=0), loop_unroll_factor=4):  # several rows in flight
+        inside_run = k < alone
         p = begin + k + tl.where(k < before, 0, chunks * CHUNK)
-        n = tl.load(order_ptr + p, mask=there, other=0)
+        n = tl.load(order_ptr + p, mask=inside_run, other=0)
         at = dy_ptr + n[:, None] * dy_row + col[None, :] * dy_col
-        inside = there[:, None] & (col[None, :] < D)
+        inside = inside_run[:, None] & (col[None, :] < D)
         total += tl.load(at, mask=inside, other=0.0, eviction_policy="evict_last").to(tl.float32)
     for k in tl.range(0, tl.max(chunks, axis=0), loop_unroll_factor=4):
         at = sums_ptr + (chunk + k)[:, None] * D + col[None, :]
@@ -108,17 +108,17 @@ def sum_runs(
     tl.store(at, total.to(dtable_ptr.dtype.element_ty), mask=(v[:, None] < V) & (col[None, :] < D))
 
 
-# ---- plans -----------------------------------------------------------------------------------------------------------
+# ---- launches --------------------------------------------------------------------------------------------------------
 
 
 def heuristic(sm: int, dtype: torch.dtype, d: int) -> Config:
-    """A tile of 4096 elements, 32 a thread, so that several rows are on their way."""
+    """A tile of 4096 elements, 32 a thread, so that several rows are in flight."""
     block = min(d, 1024)
     return {"ROWS": max(1, min(4096 // block, 32)), "BLOCK": block, "num_warps": 4}
 
 
 def gradient_heuristic(sm: int, dtype: torch.dtype, d: int) -> Config:
-    """8 elements a thread: sums are kept in fp32, and four rows are on their way to each."""
+    """8 elements a thread: sums are kept in fp32, and four rows are in flight to each."""
     block = min(d, 1024)
     return {"ROWS": max(1, min(1024 // block, 32)), "BLOCK": block, "num_warps": 4}
 
@@ -146,26 +146,32 @@ def _tile(config: Config, d: int) -> dict[str, int]:
     return {"ROWS": config["ROWS"], "BLOCK": min(config["BLOCK"], bucket(d))}
 
 
-def forward_plan(ids: Tensor, table: Tensor) -> Plan:
-    """Of ``(ids, table, out)``: ids [N] of any stride, out [N, D] contiguous."""
-    (n,), (v, d) = ids.shape, table.shape
-    config = gather_configuration(table.device, table.dtype, bucket(d))
-    sliced = n >= 2 * v and v * d * table.element_size() > SLICE_BYTES
-    if sliced:
-        columns = max(SLICE_BYTES // v, SECTORS) // table.element_size()
-        block = min(bucket(columns + 1) // 2, config["BLOCK"], bucket(d))  # a power of two, not above what fits
-        config = {"ROWS": max(1, 8192 // block), "BLOCK": block, "num_warps": 8}
-    tile = _tile(config, d)
-    grid = (triton.cdiv(n, tile["ROWS"]) * triton.cdiv(d, tile["BLOCK"]),)
-    constants = {**tile, "SLICED": sliced}
-    return Plan(gather, grid, (n, v, d, ids.stride(0), *table.stride()), constants, config["num_warps"])
+def launch_rows(c: Any) -> Plan:
+    """Of an ``EmbeddingCall`` (dispatch.py): ``(ids, table, out)``, out [N, D] contiguous; programs take whole rows."""
+    return _gather(c, gather_configuration(c.table.device, c.table.dtype, bucket(c.d)), sliced=False)
+
+
+def launch_slices(c: Any) -> Plan:
+    """The same with programs that take the same columns of many rows."""
+    config = gather_configuration(c.table.device, c.table.dtype, bucket(c.d))
+    columns = max(SLICE_BYTES // c.v, SECTORS) // c.table.element_size()
+    block = min(bucket(columns + 1) // 2, config["BLOCK"], bucket(c.d))  # a power of two, not above what fits
+    return _gather(c, {"ROWS": max(1, 8192 // block), "BLOCK": block, "num_warps": 8}, sliced=True)
+
+
+def _gather(c: Any, config: Config, sliced: bool) -> Plan:
+    tile = _tile(config, c.d)
+    grid = (triton.cdiv(c.n, tile["ROWS"]) * triton.cdiv(c.d, tile["BLOCK"]),)
+    scalars = (c.n, c.v, c.d, c.vector.stride(0), *c.table.stride())
+    return Plan(gather, grid, scalars, {**tile, "SLICED": sliced}, config["num_warps"])
 
 
 class Backward:
     """Of ``(ids, dy, dtable)``, ids [N], dy [N, D], dtable [V, D]: sorts the ids and sums each run."""
 
-    def __init__(self, ids: Tensor, dy: Tensor, dtable: Tensor, padding: int):
-        (n,), (v, d) = ids.shape, dtable.shape
+    def __init__(self, c: Any):
+        dy, dtable = c.dy, c.dtable
+        (n,), (v, d) = c.ids.shape, dtable.shape
         config = gradient_configuration(dtable.device, dtable.dtype, bucket(d))
         tile = _tile(config, d)
         self.chunks = n // CHUNK
@@ -174,7 +180,7 @@ class Backward:
         chunk_tile = {"CHUNK": CHUNK, "ROWS": 8, "BLOCK": block}
         self.sum_chunks = Plan(sum_chunks, (self.chunks, triton.cdiv(d, block)), scalars, chunk_tile, 4)
         grid = (triton.cdiv(v, tile["ROWS"]) * triton.cdiv(d, tile["BLOCK"]),)
-        scalars = (v, d, padding, *dy.stride(), *dtable.stride())
+        scalars = (v, d, c.padding, *dy.stride(), *dtable.stride())
         self.sum_runs = Plan(sum_runs, grid, scalars, {"CHUNK": CHUNK, **tile}, config["num_warps"])
 
     def __call__(self, ids: Tensor, dy: Tensor, dtable: Tensor) -> None:
@@ -184,7 +190,3 @@ class Backward:
         sums = torch.empty((self.chunks, dy.shape[1]), device=dy.device, dtype=torch.float32)
         self.sum_chunks(ordered, order, dy, sums)
         self.sum_runs(starts, order, dy, sums, dtable)
-
-
-forward_plans = Plans(forward_plan)
-backward_plans = Plans(Backward)

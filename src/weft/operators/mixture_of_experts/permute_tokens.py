@@ -14,7 +14,7 @@ from torch import Tensor
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
 from weft.operators.call import Choice, KernelFunction, differentiable, guarded, on_gpu, reference_gradients, traced
-from weft.operators.embedding.kernels import backward_plans, forward_plans
+from weft.operators.embedding.dispatch import BACKWARD, FORWARD
 from weft.operators.mixture_of_experts import token_kernels
 from weft.operators.mixture_of_experts.arguments import check_indices, check_matrix, check_range, random_places
 from weft.operators.random_inputs import LAYOUTS, random_tensor
@@ -37,7 +37,7 @@ def gathered(x: Tensor, source: Tensor) -> Tensor:
     """[R, D], contiguous: rows of x; NaN for a source out of range."""
     out = x.new_empty((source.shape[0], x.shape[1]))
     if out.numel():
-        forward_plans.of((source, x))(source, x, out)
+        FORWARD.kernel("triton").of((source, x), None)(source, x, out)
     return out
 
 
@@ -48,7 +48,7 @@ def token_sums(dy: Tensor, source: Tensor, position: Tensor | None, t: int) -> T
     if not dy.numel() or not out.numel():
         return out.zero_()
     if position is None:
-        backward_plans.of((source, dy, out), -1)(source, dy, out)
+        BACKWARD.of((source, dy, out), -1)(source, dy, out)
     else:
         token_kernels.plans.of((dy, position))(dy, position, dy, out)
     return out
@@ -170,7 +170,7 @@ def choose(x: Tensor, source: Tensor, position: Tensor | None = None, *, check_s
         return Choice("torch", "the tensors are on the CPU, where weft runs the reference")
     if traced(x, source):
         return Choice("torch", "traced: PyTorch's own operators, which a compiler fuses with their neighbours")
-    return Choice("triton", "rows are gathered as they lie", forward_plans)
+    return Choice("triton", "rows are gathered as they lie", FORWARD.kernel("triton"))
 
 
 @permute_tokens.function

@@ -1,4 +1,4 @@
-"""The one kernel of the rotary embedding, forward and backward, and its plans."""
+"""The one Triton kernel of the rotary embedding, forward and backward, and its launch."""
 
 from __future__ import annotations
 
@@ -10,56 +10,56 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.operators.configs import Config, Configurations, bucket, grid_of
-from weft.operators.launch import INTERPRETING, Plan, Plans
+from weft.operators.launch import INTERPRETING, Plan
 
 # B batch, S sequence, H heads of q, G heads of k, D head dim, R rotated columns; q [B, S, H, D], k [B, S, G, D]
 
 
 @triton.jit
-def places(PASSES: tl.constexpr, ROWS: tl.constexpr):
+def row_numbers(PASSES: tl.constexpr, ROWS: tl.constexpr):
     """The number of each row of a tile, [PASSES, ROWS, 1]: row p is head p // TOKENS of the program's, token p % TOKENS."""
     return tl.arange(0, PASSES)[:, None, None] * ROWS + tl.arange(0, ROWS)[None, :, None]
 
 
 @triton.jit
-def exists(place, block, heads, tokens, HEADS: tl.constexpr, TOKENS: tl.constexpr):
-    """Which places hold a head of the program's HEADS, and a token of the ``tokens`` that are left."""
-    there = (place < HEADS * TOKENS) & (block * HEADS + place // TOKENS < heads)
+def exists(number, block, heads, tokens, HEADS: tl.constexpr, TOKENS: tl.constexpr):
+    """Which rows hold a head of the program's HEADS, and a token of the ``tokens`` that are left."""
+    inside = (number < HEADS * TOKENS) & (block * HEADS + number // TOKENS < heads)
     if TOKENS > 1:
-        there &= place % TOKENS < tokens
-    return there
+        inside &= number % TOKENS < tokens
+    return inside
 
 
 @triton.jit
-def offsets(place, block, head_stride, token_stride, HEADS: tl.constexpr, TOKENS: tl.constexpr):
-    """Where each place's columns begin, int64, from the program's first token."""
-    at = (block * HEADS + place // TOKENS).to(tl.int64) * head_stride
+def offsets(number, block, head_stride, token_stride, HEADS: tl.constexpr, TOKENS: tl.constexpr):
+    """Offset of each row's columns, int64, from the program's first token."""
+    at = (block * HEADS + number // TOKENS).to(tl.int64) * head_stride
     if TOKENS > 1:
-        at += (place % TOKENS).to(tl.int64) * token_stride
+        at += (number % TOKENS).to(tl.int64) * token_stride
     return at
 
 
 @triton.jit
 def read_rotated(
-    ptr, there, col_stride,
+    ptr, inside, col_stride,
     HALF: tl.constexpr, COLS: tl.constexpr, PASSES: tl.constexpr, ROWS: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
     """The first and the second element of every pair, [PASSES, ROWS, COLS] each, as they lie in memory."""
     if INTERLEAVED:
         col = tl.arange(0, 2 * COLS)[None, None, :]
-        x = tl.load(ptr + col * col_stride, mask=there & (col < 2 * HALF), eviction_policy="evict_last")
+        x = tl.load(ptr + col * col_stride, mask=inside & (col < 2 * HALF), eviction_policy="evict_last")
         first, second = tl.split(tl.reshape(x, [PASSES, ROWS, COLS, 2]))
     else:
         col = tl.arange(0, COLS)[None, None, :]
         at = ptr + col * col_stride
-        first = tl.load(at, mask=there & (col < HALF), eviction_policy="evict_last")
-        second = tl.load(at + HALF * col_stride, mask=there & (col < HALF), eviction_policy="evict_last")
+        first = tl.load(at, mask=inside & (col < HALF), eviction_policy="evict_last")
+        second = tl.load(at + HALF * col_stride, mask=inside & (col < HALF), eviction_policy="evict_last")
     return first, second
 
 
 @triton.jit
 def write_rotated(
-    ptr, there, col_stride, first, second, cos, sin,
+    ptr, inside, col_stride, first, second, cos, sin,
     HALF: tl.constexpr, COLS: tl.constexpr, PASSES: tl.constexpr, ROWS: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
     """(first cos - second sin, second cos + first sin), in fp32 and rounded once."""
@@ -69,12 +69,12 @@ def write_rotated(
     if INTERLEAVED:
         col = tl.arange(0, 2 * COLS)[None, None, :]
         y = tl.reshape(tl.join(one, other), [PASSES, ROWS, 2 * COLS])
-        tl.store(ptr + col * col_stride, y, mask=there & (col < 2 * HALF))
+        tl.store(ptr + col * col_stride, y, mask=inside & (col < 2 * HALF))
     else:
         col = tl.arange(0, COLS)[None, None, :]
         at = ptr + col * col_stride
-        tl.store(at, one, mask=there & (col < HALF))
-        tl.store(at + HALF * col_stride, other, mask=there & (col < HALF))
+        tl.store(at, one, mask=inside & (col < HALF))
+        tl.store(at + HALF * col_stride, other, mask=inside & (col < HALF))
 
 
 @triton.jit
@@ -84,11 +84,11 @@ def part_of(program, S, blocks, TOKENS: tl.constexpr, CHUNK: tl.constexpr):
     together then read stretches of memory, and find their cosines in L2."""
     groups = tl.cdiv(S, TOKENS)
     if TOKENS > 1:
-        b, place = program // (groups * blocks), program % (groups * blocks)
-        begin = place // (CHUNK * blocks) * CHUNK
-        place %= CHUNK * blocks
+        b, rest = program // (groups * blocks), program % (groups * blocks)
+        begin = rest // (CHUNK * blocks) * CHUNK
+        rest %= CHUNK * blocks
         span = tl.minimum(groups - begin, CHUNK)  # the last chunk is shorter
-        group, block = begin + place % span, place // span
+        group, block = begin + rest % span, rest // span
     else:
         token, block = program // blocks, program % blocks
         b, group = token // S, token % S
@@ -109,9 +109,9 @@ def rotate(
     """A program rotates Q_HEADS heads of q and K_HEADS of k of TOKENS tokens.
 
     ROWS heads are what its threads take at once with 16 bytes each, so a thread has the same columns and token in every pass:
-    it reads its cosines and sines, [1, ROWS, COLS], once for all heads and passes them to nobody. HALF is R / 2 and COLS a
-    power of two of at least that; REST columns behind them are copied (0 in place), REST_ROWS heads at once. CONJUGATE turns
-    by the negative angle: the gradient. All loads come before the first store, which they could not pass.
+    it reads its cosines and sines, [1, ROWS, COLS], once for all heads and shares them with no other thread. HALF is R / 2
+    and COLS a power of two of at least that; REST columns after them are copied (0 in place), REST_ROWS heads at once.
+    CONJUGATE rotates by the negative angle: the gradient. All loads come before the first store, which they could not pass.
     """
     b, first, block = part_of(tl.program_id(0), S, blocks, TOKENS, CHUNK)
     s, tokens = first.to(tl.int64), S - first
@@ -130,37 +130,37 @@ def rotate(
         sin_ptr += (row % TOKENS).to(tl.int64) * sin_s
     cos = tl.load(cos_ptr + col * cos_d, mask=known, eviction_policy="evict_last")
     sin = tl.load(sin_ptr + col * sin_d, mask=known, eviction_policy="evict_last")
-    q, k = places(Q_PASSES, ROWS), places(K_PASSES, ROWS)
-    q_there = exists(q, block, H, tokens, Q_HEADS, TOKENS)
-    k_there = exists(k, block, G, tokens, K_HEADS, TOKENS)
+    q, k = row_numbers(Q_PASSES, ROWS), row_numbers(K_PASSES, ROWS)
+    q_inside = exists(q, block, H, tokens, Q_HEADS, TOKENS)
+    k_inside = exists(k, block, G, tokens, K_HEADS, TOKENS)
     q_at = q_ptr + offsets(q, block, q_h, q_s, Q_HEADS, TOKENS)
     k_at = k_ptr + offsets(k, block, k_h, k_s, K_HEADS, TOKENS)
-    q1, q2 = read_rotated(q_at, q_there, q_d, HALF, COLS, Q_PASSES, ROWS, INTERLEAVED)
-    k1, k2 = read_rotated(k_at, k_there, k_d, HALF, COLS, K_PASSES, ROWS, INTERLEAVED)
+    q1, q2 = read_rotated(q_at, q_inside, q_d, HALF, COLS, Q_PASSES, ROWS, INTERLEAVED)
+    k1, k2 = read_rotated(k_at, k_inside, k_d, HALF, COLS, K_PASSES, ROWS, INTERLEAVED)
     if REST > 0:
         rest = tl.arange(0, REST_COLS)[None, None, :]
-        q_place, k_place = places(Q_REST_PASSES, REST_ROWS), places(K_REST_PASSES, REST_ROWS)
-        q_kept = exists(q_place, block, H, tokens, Q_HEADS, TOKENS) & (rest < REST)
-        k_kept = exists(k_place, block, G, tokens, K_HEADS, TOKENS) & (rest < REST)
-        q_at = q_ptr + offsets(q_place, block, q_h, q_s, Q_HEADS, TOKENS) + (rest + 2 * HALF) * q_d
-        k_at = k_ptr + offsets(k_place, block, k_h, k_s, K_HEADS, TOKENS) + (rest + 2 * HALF) * k_d
-        q_rest = tl.load(q_at, mask=q_kept, eviction_policy="evict_last")
-        k_rest = tl.load(k_at, mask=k_kept, eviction_policy="evict_last")
+        q_number, k_number = row_numbers(Q_REST_PASSES, REST_ROWS), row_numbers(K_REST_PASSES, REST_ROWS)
+        q_copied = exists(q_number, block, H, tokens, Q_HEADS, TOKENS) & (rest < REST)
+        k_copied = exists(k_number, block, G, tokens, K_HEADS, TOKENS) & (rest < REST)
+        q_at = q_ptr + offsets(q_number, block, q_h, q_s, Q_HEADS, TOKENS) + (rest + 2 * HALF) * q_d
+        k_at = k_ptr + offsets(k_number, block, k_h, k_s, K_HEADS, TOKENS) + (rest + 2 * HALF) * k_d
+        q_rest = tl.load(q_at, mask=q_copied, eviction_policy="evict_last")
+        k_rest = tl.load(k_at, mask=k_copied, eviction_policy="evict_last")
     cos, sin = cos.to(tl.float32), sin.to(tl.float32)
     if CONJUGATE:
         sin = -sin
     q_at = q_out_ptr + offsets(q, block, qo_h, qo_s, Q_HEADS, TOKENS)
     k_at = k_out_ptr + offsets(k, block, ko_h, ko_s, K_HEADS, TOKENS)
-    write_rotated(q_at, q_there, qo_d, q1, q2, cos, sin, HALF, COLS, Q_PASSES, ROWS, INTERLEAVED)
-    write_rotated(k_at, k_there, ko_d, k1, k2, cos, sin, HALF, COLS, K_PASSES, ROWS, INTERLEAVED)
+    write_rotated(q_at, q_inside, qo_d, q1, q2, cos, sin, HALF, COLS, Q_PASSES, ROWS, INTERLEAVED)
+    write_rotated(k_at, k_inside, ko_d, k1, k2, cos, sin, HALF, COLS, K_PASSES, ROWS, INTERLEAVED)
     if REST > 0:
-        q_at = q_out_ptr + offsets(q_place, block, qo_h, qo_s, Q_HEADS, TOKENS) + (rest + 2 * HALF) * qo_d
-        k_at = k_out_ptr + offsets(k_place, block, ko_h, ko_s, K_HEADS, TOKENS) + (rest + 2 * HALF) * ko_d
-        tl.store(q_at, q_rest, mask=q_kept)
-        tl.store(k_at, k_rest, mask=k_kept)
+        q_at = q_out_ptr + offsets(q_number, block, qo_h, qo_s, Q_HEADS, TOKENS) + (rest + 2 * HALF) * qo_d
+        k_at = k_out_ptr + offsets(k_number, block, ko_h, ko_s, K_HEADS, TOKENS) + (rest + 2 * HALF) * ko_d
+        tl.store(q_at, q_rest, mask=q_copied)
+        tl.store(k_at, k_rest, mask=k_copied)
 
 
-# ---- plans -----------------------------------------------------------------------------------------------------------
+# ---- launch ----------------------------------------------------------------------------------------------------------
 
 
 def heuristic(sm: int, dtype: torch.dtype, d: int, interleaved: bool) -> Config:
@@ -191,16 +191,18 @@ def tokens_nearer(q: Tensor) -> bool:
     return q.shape[2] > 1 and q.stride(1) < q.stride(2)
 
 
-def plan(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, conjugate: bool, inplace: bool) -> Plan:
-    """Of ``(q, k, cos, sin, q result, k result)``, the results as ``torch.empty_like`` makes them, or q and k."""
-    (b, s, h, d), g, half = q.shape, k.shape[2], cos.shape[-1]
+def launch(c: Any) -> Plan:
+    """Of a ``RotationCall`` (dispatch.py): ``(q, k, cos, sin, q result, k result)``, the results as ``torch.empty_like`` makes
+    them, or q and k."""
+    q, k = c.q, c.k
+    (b, s, h, d), g, half, interleaved, inplace = q.shape, k.shape[2], c.cos.shape[-1], c.interleaved, c.inplace
     results = (q, k) if inplace else (torch.empty_like(t, device="meta") for t in (q, k))
     config = configurations(q.device, q.dtype, bucket(d), interleaved)
     row = bucket(half) * (2 if interleaved else 1)  # elements of one load
     warp = 32 * 16 // q.element_size()  # elements that a warp takes at once
     num_warps, tokens = config["num_warps"], 1
     if tokens_nearer(q):
-        num_warps = max(num_warps // 2, 1)  # fewer threads, each with more bytes under way
+        num_warps = max(num_warps // 2, 1)  # fewer threads, each with more bytes in flight
         tokens = max(min(RUN // bucket(d * q.element_size()), bucket(s), num_warps * warp // row), 1)
     heads = max(min(config["HEADS"], max(h, g)) // tokens, 1)
     blocks = max(triton.cdiv(h, heads), triton.cdiv(g, heads))
@@ -227,13 +229,10 @@ def plan(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, conj
         "Q_REST_PASSES": bucket(triton.cdiv(q_heads * tokens, rest_rows)),
         "K_REST_PASSES": bucket(triton.cdiv(k_heads * tokens, rest_rows)),
         "INTERLEAVED": interleaved,
-        "CONJUGATE": conjugate,
+        "CONJUGATE": c.conjugate,
     }
-    strides = [*q.stride(), *k.stride(), *table_strides(cos), *table_strides(sin)]
+    strides = [*q.stride(), *k.stride(), *table_strides(c.cos), *table_strides(c.sin)]
     for result in results:
         strides += result.stride()
     grid = (b * triton.cdiv(s, tokens) * blocks,)
     return Plan(rotate, grid, (s, h, g, blocks, *strides), constants, num_warps)
-
-
-plans = Plans(plan)

@@ -1,4 +1,4 @@
-"""``rotary_embedding(q, k, cos, sin, interleaved=False)``: turns pairs of columns of every head by a token's angles.
+"""``rotary_embedding(q, k, cos, sin, interleaved=False)``: rotates pairs of columns of every head by a token's angles.
 
 Reads q, k and the tables of cosines and sines, writes both results: bandwidth is the limit. The gradient is the rotation by
 the negative angles.
@@ -13,30 +13,15 @@ from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import (
-    Choice,
-    KernelFunction,
-    check_device,
-    check_flag,
-    check_places,
-    check_same,
-    check_tensor,
-    differentiable,
-    eager,
-    guarded,
-    on_gpu,
-    sharing,
-    traced,
-)
-from weft.operators.launch import Plans
+from weft.operators.call import Choice, KernelFunction, differentiable, eager, guarded, sharing, traced
 from weft.operators.random_inputs import VALUES, random_tensor
-from weft.operators.rotary.kernels import plans
+from weft.operators.rotary.dispatch import BACKWARD, FORWARD
 
 # B batch, S sequence, H heads of q, G heads of k, D head dim, R rotated columns
 Pair = tuple[Tensor, Tensor]
 
 
-def _turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     rotated = 2 * cos.shape[-1]
     wide = x if x.dtype == torch.float64 else x.float()
     cos, sin = cos.to(wide.dtype).unsqueeze(-2), sin.to(wide.dtype).unsqueeze(-2)  # [.., S, 1, R/2]
@@ -47,10 +32,13 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
 
 
 def reference(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Pair:
-    return _turned(q, cos, sin, interleaved), _turned(k, cos, sin, interleaved)
+    return _rotated(q, cos, sin, interleaved), _rotated(k, cos, sin, interleaved)
 
 
 # ---- call ------------------------------------------------------------------------------------------------------------
+
+
+TRITON = FORWARD.kernel("triton")
 
 
 class Rotation(KernelFunction):
@@ -66,6 +54,7 @@ class Rotation(KernelFunction):
         ctx.interleaved, ctx.conjugate = interleaved, conjugate
         results = (q, k) if inplace else (torch.empty_like(q), torch.empty_like(k))
         if q.numel() or k.numel():
+            plans = BACKWARD if conjugate else TRITON
             plans.of((q, k, cos, sin), interleaved, conjugate, inplace)(q, k, cos, sin, *results)
         return results
 
@@ -97,12 +86,12 @@ def torch_rotary_embedding(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, inter
     cos, sin = wide(cos).unsqueeze(-2), wide(sin).unsqueeze(-2)
     rotated = cos.shape[-1]
 
-    def turned(x: Tensor) -> Tensor:
+    def rotate(x: Tensor) -> Tensor:
         part = x[..., :rotated]
         part = (part * cos + _rotate_half(part, interleaved) * sin).to(x.dtype)
         return part if rotated == x.shape[-1] else torch.cat((part, x[..., rotated:]), -1)
 
-    return turned(q), turned(k)
+    return rotate(q), rotate(k)
 
 
 def quack(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Pair:
@@ -299,39 +288,6 @@ rotary_embedding.implementation("liger", requires="liger-kernel", devices=("cuda
 # ---- what users call -------------------------------------------------------------------------------------------------
 
 
-def check(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inplace: bool) -> None:
-    name = "rotary_embedding"
-    check_tensor(name, "q", q)
-    check_tensor(name, "k", k)
-    check_same(name, "k", k, "q", q)
-    for argument, x in (("q", q), ("k", k)):
-        if x.ndim != 4:
-            raise ValueError(f"{name}: argument '{argument}' has shape {tuple(x.shape)}; expected [B, S, heads, D]")
-    b, s, _, d = q.shape
-    if (k.shape[0], k.shape[1], k.shape[3]) != (b, s, d):
-        raise ValueError(
-            f"{name}: argument 'k' has shape {tuple(k.shape)} and 'q' has {tuple(q.shape)}; expected the same batch, "
-            "sequence and head dim"
-        )
-    for argument, table in (("cos", cos), ("sin", sin)):
-        check_tensor(name, argument, table, tuple(dict.fromkeys((q.dtype, torch.float32))))
-        check_device(name, argument, table, "q", q)
-        shapes = ((s, cos.shape[-1]), (b, s, cos.shape[-1])) if cos.ndim else ()
-        if tuple(table.shape) not in shapes or 2 * cos.shape[-1] > d or not cos.shape[-1]:
-            raise ValueError(
-                f"{name}: argument '{argument}' has shape {tuple(table.shape)}; expected [S, R/2] or [B, S, R/2] with "
-                f"B = {b}, S = {s} and 2 <= R <= {d} (a table that repeats its columns: its first half)"
-            )
-    check_same(name, "sin", sin, "cos", cos)
-    if sin.shape != cos.shape:
-        raise ValueError(f"{name}: argument 'sin' has shape {tuple(sin.shape)} and 'cos' has {tuple(cos.shape)}")
-    for argument, flag in (("interleaved", interleaved), ("inplace", inplace)):
-        check_flag(name, argument, flag)
-    if inplace:
-        check_places(name, "q", q, "inplace=True")
-        check_places(name, "k", k, "inplace=True")
-
-
 def check_apart(q: Tensor, k: Tensor) -> None:
     """What a plan does not know: whether q and k, both to be written over, lie apart."""
     if sharing(q, k):
@@ -343,21 +299,19 @@ def check_apart(q: Tensor, k: Tensor) -> None:
 
 @rotary_embedding.choice
 @guarded
-def choose(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, inplace: bool = False) -> Choice:
-    check(q, k, cos, sin, interleaved, inplace)
-    if not on_gpu(q):
-        return Choice("torch", "the tensors are on the CPU, where weft runs the reference")
-    if traced(q, k, cos, sin):
-        return Choice("torch", "traced: PyTorch's own operators, which a compiler fuses with their neighbours")
-    if not (q.numel() or k.numel()):
-        return Choice("torch", "empty tensors: nothing to launch")
-    if torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad):
-        return Choice("torch", "the tables want gradients, which our kernel has none of")
-    return Choice("triton", "q and k in one launch, read where they lie whatever their strides", plans)
-
-
-# what a plain eager call needs of its arguments: whether our kernel takes them
-takes = Plans(lambda q, k, cos, sin, *options: choose(q, k, cos, sin, *options).implementation == "triton")
+def choose(
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool = False,
+    inplace: bool = False,
+    direction: str = "forward",
+) -> Choice:
+    chosen = FORWARD.choose(q, k, cos, sin, interleaved, False, inplace)
+    if direction == "forward" or chosen.implementation == "torch":
+        return chosen
+    return BACKWARD.choose(q, k, cos, sin, interleaved, True, False)
 
 
 @rotary_embedding.function
@@ -393,7 +347,7 @@ def rotary_embedding_function(
         check_apart(q, k)
     if eager(q, k, cos, sin, gradient=True, autocast=True):
         tables_fixed = not (cos.requires_grad or sin.requires_grad)
-        if tables_fixed and takes.of((q, k, cos, sin), interleaved, inplace):
+        if tables_fixed and FORWARD.of((q, k, cos, sin), interleaved, False, inplace) is not None:
             pair: Pair = differentiable(Rotation, q, k, cos, sin, interleaved, False, inplace)
             return pair
     if choose(q, k, cos, sin, interleaved, inplace).implementation == "triton":

@@ -1,0 +1,100 @@
+"""Which kernel gathers rows of a table, and which sums the table's gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from weft.operators.call import check_device, check_tensor, rows_of, traced
+from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
+from weft.operators.embedding import kernels
+
+ONE_STRIDE = "ids that do not collapse into one stride, so a copy would be needed"
+
+
+def flat(ids: Tensor) -> Tensor | None:
+    """The ids as a vector of one stride, where that needs no copy."""
+    rows = rows_of(ids[..., None])
+    return None if rows is None else ids.as_strided((rows[0],), (rows[2],))
+
+
+@dataclass
+class EmbeddingCall(Call):
+    """Rows of the table [V, D] that N ids of any shape name."""
+
+    ids: Tensor
+    table: Tensor
+    padding_idx: int | None
+
+    def __post_init__(self) -> None:
+        ids, table, padding_idx = self.ids, self.table, self.padding_idx
+        check_tensor("embedding", "ids", ids, (torch.int64, torch.int32))
+        check_tensor("embedding", "table", table)
+        check_device("embedding", "ids", ids, "table", table)
+        if table.ndim != 2:
+            raise ValueError(f"embedding: argument 'table' has shape {tuple(table.shape)}; expected [V, D]")
+        v = table.shape[0]
+        if padding_idx is not None and (isinstance(padding_idx, bool) or not isinstance(padding_idx, int)):
+            raise TypeError(f"embedding: argument 'padding_idx' is {padding_idx!r}; expected an int or None")
+        if padding_idx is not None and not -v <= padding_idx < v:
+            raise ValueError(f"embedding: argument 'padding_idx' is {padding_idx}; expected {-v} … {v - 1}")
+        self.x = table
+        self.n, (self.v, self.d) = ids.numel(), table.shape
+
+    @property
+    def empty(self) -> bool:
+        return not self.n * self.table.numel()
+
+    @property
+    def traced(self) -> bool:
+        return traced(self.ids, self.table)
+
+    @property
+    def vector(self) -> Tensor | None:
+        return flat(self.ids)
+
+    @property
+    def sliced(self) -> bool:
+        """Whether rows are named twice in the mean and the table is larger than what stays in L2."""
+        return self.n >= 2 * self.v and self.v * self.d * self.table.element_size() > kernels.SLICE_BYTES
+
+
+@dataclass
+class EmbeddingGradient(Call):
+    """dtable [V, D] from dy [N, D] and ids [N]; ``padding`` is a row without a gradient, -1 for none."""
+
+    ids: Tensor
+    dy: Tensor
+    dtable: Tensor
+    padding: int
+
+    def __post_init__(self) -> None:
+        self.x = self.dtable
+
+
+def copy_needed(c: EmbeddingCall) -> str:
+    return ONE_STRIDE if c.vector is None else ""
+
+
+FORWARD = Dispatch(
+    EmbeddingCall,
+    ON_CPU,
+    TRACED,
+    EMPTY,
+    Route("torch", lambda c: c.vector is None, ONE_STRIDE),
+    Route(
+        "triton",
+        lambda c: c.sliced,
+        "programs that run together read a slice of the table, which stays in L2",
+        kernels.launch_slices,
+        copy_needed,
+    ),
+    Route("triton", lambda c: True, "a program gathers whole rows", kernels.launch_rows, copy_needed),
+)
+
+BACKWARD = Dispatch(
+    EmbeddingGradient,
+    Route("triton", lambda c: True, "ids are sorted, and each row's run is summed in a fixed order", kernels.Backward),
+)
