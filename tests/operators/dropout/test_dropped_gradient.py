@@ -1,4 +1,4 @@
-"""The gradient of dropout + residual + RMSNorm without a GPU: ``dropped_backward.cu`` run on a CPU that plays its PTX
+"""The gradient of dropout + residual + RMSNorm without a GPU: ``dropped_backward.cu`` run on a CPU that emulates its PTX
 (``ptx_on_cpu.hpp``) with the launches that Python computes; what it compiles to, holds and declines."""
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ CASES = {
     "a row, the first element just dropped": Case(m=1, threshold=0),
 }  # fmt: skip
 
-# Mistakes: a case that shows them, what stands in the kernel or its headers, what is written instead.
+# Mistakes: a case that shows them, the text of the kernel or its headers, and what replaces it.
 MISTAKES = {
     "the mask of the next group": ("two warps", "philox(u64(element) / 8,", "philox(u64(element) / 8 + 1,"),
     "a row's mask for the next": ("two warps", "(row + r) * N + first + at(v)),", "row * N + first + at(v)),"),
@@ -75,7 +75,7 @@ MISTAKES = {
     "a row written over another": ("two warps", "(dx + (row + r) * dx_row", "(dx + row * dx_row"),
     "dh left out": ("two warps", "if constexpr (MORE) a[i] += m[i];", ""),
     "rows past the last": ("two warps", "if (ROWS > 1 && row + r >= M) break;", ""),
-    "sums of a copy under way": ("two warps", "phase_wait(&full[g.slot], g.parity);", ""),
+    "sums of a copy in flight": ("two warps", "phase_wait(&full[g.slot], g.parity);", ""),
     "the other block's sums are there": ("clusters", "phase_wait(&received[box], group.turn / AHEAD & 1);", ""),
     "no zeros behind a slice": ("two warps", "ring[s * SLICE + i] = T{};", ";"),
     "a slot refilled too early": (
@@ -169,10 +169,10 @@ class Gradients:
         if bool((dx[~keep] != 0).any()):
             return "what was dropped has a gradient"
         rounding = {BF16: 2.0**-8, FP16: 2.0**-11, FP32: 2.0**-22}
-        kept = torch.where(keep, want * scale_of(self.threshold), 0.0)
+        masked = torch.where(keep, want * scale_of(self.threshold), 0.0)
         for name, got, right, dtype in (
             ("dr", dr, want, case.dtype),
-            ("dx", dx, kept, case.dtype),
+            ("dx", dx, masked, case.dtype),
             ("dw", dw, (dy * xhat).sum(0), FP32),
         ):
             far = ~((got.double() - right).abs() <= rounding[dtype] * right.abs() + 2.0**-20 * (1 + right.abs().amax()))
@@ -183,7 +183,7 @@ class Gradients:
 
 
 @pytest.fixture(scope="module")
-def play(tmp_path_factory):
+def emulate(tmp_path_factory):
     """Runs a case, or one of ``MISTAKES``, and returns what is wrong with its result."""
     text = cuda_as_cpp.whole(dispatch.SOURCE, "rows.cuh", "philox.cuh")
     mistakes = {name: (OF_MISTAKE.get(of, of), *change) for name, (of, *change) in MISTAKES.items()}
@@ -191,14 +191,14 @@ def play(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_it_is_right(play, name):
-    assert not any(play(name, seed=seed) for seed in range(3))
+def test_it_is_right(emulate, name):
+    assert not any(emulate(name, seed=seed) for seed in range(3))
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_noticed(play, mistake):
+def test_a_mistake_is_noticed(emulate, mistake):
     of = MISTAKES[mistake][0]
-    assert any(play(OF_MISTAKE.get(of, of), mistake, seed) for seed in range(8))
+    assert any(emulate(OF_MISTAKE.get(of, of), mistake, seed) for seed in range(8))
 
 
 # ---- what it holds, costs and declines -----------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ CASES = {
     "no sums": Case(b=1, space=696, summed=False),
 }
 
-# Mistakes: a case that shows them, what stands in the kernel or its headers, what is written instead.
+# Mistakes: a case that shows them, the text of the kernel or its headers, and what replaces it.
 SEVERAL, TWO, FOUR, ENDS, LONG = list(CASES)[:5]
 MISTAKES = {
     "shares of full blocks": (

@@ -146,7 +146,7 @@ def test_constant_groups_give_the_bias(space):
 
 
 def test_zeros_are_told_from_nothing():
-    """The sums that parts tell each other may be 0; a word of 0 says that there are none yet."""
+    """The sums that parts publish may be 0; a word of 0 says that there are none yet."""
     x = torch.zeros(1, 2, 900, device=DEVICE).requires_grad_()
     y = ops.group_norm(x, 1)
     (dx,) = torch.autograd.grad(y, x, torch.zeros_like(y))

@@ -1,1 +1,1 @@
-"""Dropout whose mask is a function of seed and place, so that it is never stored."""
+"""Dropout whose mask is a function of the seed and the element's index, so that it is never stored."""

@@ -234,7 +234,7 @@ def dropout_function(
     """Sets each element to 0 with probability p and divides the others by 1 − p.
 
     The mask is never stored: 16 bits of Philox4x32-10 decide over an element, a function of the seed, the offset and the
-    element's row-major place in x alone. The same arguments give the same mask for every dtype, layout, device and GPU.
+    element's row-major index in x alone. The same arguments give the same mask for every dtype, layout, device and GPU.
 
     Args:
         x: any shape; float32, float16 or bfloat16.

@@ -176,11 +176,11 @@ def gradient(dy: Tensor, dh: Tensor, **named: Any) -> tuple[Tensor, ...]:
         return torch.autograd.grad(reference(**{**named, **leaves}), list(leaves.values()), (dy, dh))
 
 
-def _one_without(place: int) -> Any:
+def _one_without(left_out: int) -> Any:
     """Wrong: one gradient of the results is taken for zero."""
 
     def mutant(*gradients: Tensor, **named: Any) -> tuple[Tensor, ...]:
-        return gradient(*(g * (i != place) for i, g in enumerate(gradients)), **named)
+        return gradient(*(g * (i != left_out) for i, g in enumerate(gradients)), **named)
 
     return mutant
 

@@ -1,8 +1,8 @@
 """Philox4x32-10, a counter-based random generator, in Triton and in PyTorch: the bits that decide what dropout drops.
 
-Ten rounds turn a counter of four 32-bit words, under a key of two, into four random words. There is no state: whoever knows
-counter and key has the same words, in any order and on any grid. Here the key is the seed, the counter's upper half is the
-caller's offset and its lower half numbers groups of eight elements, each of which takes 16 bits: element i has half
+Ten rounds turn a counter of four 32-bit words, under a key of two, into four random words. There is no state: the
+same counter and key give the same words, in any order and on any grid. Here the key is the seed, the counter's upper half is
+the caller's offset and its lower half numbers groups of eight elements, each of which takes 16 bits: element i has half
 ``i % 2`` (the lower first) of word ``i % 8 // 2`` of group ``i // 8``.
 
 Source: Salmon, Moraes, Dror & Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3".
@@ -95,7 +95,7 @@ def _product(word: Tensor | int, factor: int) -> tuple[Tensor | int, Tensor | in
 
 
 def at_least(shape: tuple[int, ...], seed: int | Tensor, offset: int, threshold: int, device: torch.device) -> Tensor:
-    """Whether each element's 16 bits, by its row-major place in a tensor of this shape, are at least ``threshold``.
+    """Whether each element's 16 bits, by its row-major index in a tensor of this shape, are at least ``threshold``.
 
     Args:
         seed: an int, or an int64 tensor of one element.

@@ -1,4 +1,4 @@
-"""What decides over a mask besides the place of an element: probability, seed and offset, checked or drawn."""
+"""What a mask depends on besides the index of an element: probability, seed and offset, checked or drawn."""
 
 from __future__ import annotations
 

@@ -18,13 +18,13 @@ template <typename T> struct Dropped {
     u32 word[4];
     philox(u64(element) / 8, keys, offset, word);
     if (COUNT == 4 && element % 8) word[0] = word[2], word[1] = word[3];
-    float kept[COUNT];
+    float masked[COUNT];
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
       const u32 bits = i % 2 ? word[i / 2] : word[i / 2] << 16;
-      kept[i] = (bits <= last ? 0.f : gradient[i]) * scale;
+      masked[i] = (bits <= last ? 0.f : gradient[i]) * scale;
     }
-    store<T, COUNT>(dx + element, pack<T, COUNT>(kept));
+    store<T, COUNT>(dx + element, pack<T, COUNT>(masked));
   }
 };
 

@@ -177,10 +177,10 @@ def gradient_rows(
             dx += read(more_ptr + row[:, None] * more_row + col[None, :] * more_col, inside)
         write(dx_ptr + row[:, None] * dx_row + col[None, :] * dx_col, dx, inside)
     if WEIGHTED:
-        place = tl.program_id(0).to(tl.int64) * N + col
-        tl.store(dw_ptr + place, tl.sum(dw, axis=0), mask=in_row)
+        own = tl.program_id(0).to(tl.int64) * N + col
+        tl.store(dw_ptr + own, tl.sum(dw, axis=0), mask=in_row)
         if CENTERED:
-            tl.store(db_ptr + place, tl.sum(db, axis=0), mask=in_row)
+            tl.store(db_ptr + own, tl.sum(db, axis=0), mask=in_row)
 
 
 @triton.jit

@@ -16,7 +16,7 @@ WIDTHS = (256, 1024, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
 
 
 def normalised(h: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centered: bool) -> Tensor:
-    """The formula, in fp32 (float64 stays), rounded once."""
+    """The formula, in fp32 (in float64 for float64), rounded once."""
     wide = h if h.dtype == torch.float64 else h.float()
     if centered:
         wide = wide - wide.mean(-1, keepdim=True)

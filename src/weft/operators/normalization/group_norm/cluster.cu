@@ -2,7 +2,7 @@
 // once. Each block has the weights and biases of its few channels in shared memory.
 #include "moments.cuh"
 
-// Of some elements x: their mean, and y: the sum of squares about it. Warps, then blocks tell each other theirs.
+// Of some elements x: their mean, and y: the sum of squares about it. Warps, then blocks exchange theirs.
 typedef float2 Pair;
 
 // Of 32 lanes' pairs, each of `count` elements (Chan, Golub & LeVeque 1979). About lane 0's mean, an estimate from few elements,
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS<THREADS>)
     }
   }
   const float count = fmaxf(float(mine), 1.f), of_mine = sums.x / count, off = of_mine - near;
-  const bool finite = sums.y <= 3.4e38f;  // else it stays what it is
+  const bool finite = sums.y <= 3.4e38f;  // else it is left as it is
   const Pair of_thread = {of_mine, finite ? fmaxf(sums.y - count * off * off, 0.f) : sums.y};
 
   const int lane = threadIdx.x % 32;

@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS<THREADS>)
       sums[v].y += d[i] * ((a[i] - middle) * scale);  // far from 0, mean * rstd would err alike in all terms
     }
   }
-  // The piece's channels one by one: a channel's place among the sums is its number plus the warp's, since two pieces share at
+  // The piece's channels one by one: a channel's index among the sums is its number plus the warp's, since two pieces share at
   // most one channel. No vector's channel is divided for.
   Pair of_warp = {0.f, 0.f};
   const u32 from = first + warp * PIECE, to = min(from + PIECE, end);
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS<THREADS>)
     store<T, COUNT>(dx + (row * N + mine) + after(v), pack<T, COUNT>(a));
   }
 
-  // ---- the channels' sums, last: nobody waits for them ----
+  // ---- the channels' sums, last: no block waits for them ----
   if constexpr (SUMMED) {
 #pragma unroll 1
     for (u32 i = threadIdx.x; there(i); i += THREADS) {
@@ -122,15 +122,15 @@ __global__ void __launch_bounds__(THREADS, BLOCKS<THREADS>)
         sum.y += of_channel[piece + i].y;
       }
       u32 before = start < first ? rank - start / share : 0;  // blocks that have some of it
-      i64 place = before * slot + i64(row) * CG + channel + i;
-      dw[place] = sum.y;
-      db[place] = sum.x;
+      i64 at = before * slot + i64(row) * CG + channel + i;
+      dw[at] = sum.y;
+      db[at] = sum.x;
       if (start + S > end) continue;  // the next block has some of it
 #pragma unroll 1
       while (++before < SLOTS) {
-        place += slot;
-        dw[place] = 0.f;
-        db[place] = 0.f;
+        at += slot;
+        dw[at] = 0.f;
+        db[at] = 0.f;
       }
     }
   }

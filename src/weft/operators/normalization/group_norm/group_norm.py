@@ -300,7 +300,7 @@ group_norm = Operator(
         *mutants.usual(reference),
         Mutant("one group", _changed(lambda named: {"num_groups": 1})),
         Mutant("a group a channel", _changed(lambda named: {"num_groups": named["x"].shape[1]})),
-        Mutant("channels dealt in turn", _interleaved),
+        Mutant("channels interleaved", _interleaved),
         Mutant("weights of the first group", _changed(_by_place_in_group)),
         Mutant("bias left out", _changed(lambda named: {"bias": None})),
         Mutant("variance of n - 1", _unbiased),
@@ -461,7 +461,7 @@ def group_norm_function(
 
     Returns:
         A tensor of x's shape and dtype, computed in fp32 and rounded once. Under autocast it is float32, as that of
-        ``torch.nn.functional.group_norm``. It lies in memory as x does where x is dense (channels_last stays).
+        ``torch.nn.functional.group_norm``. It has x's strides where x is dense (channels_last too).
 
     Raises:
         TypeError: not tensors of those dtypes, a num_groups that is no int.

@@ -138,6 +138,6 @@ def held_gradients(
         dx = dy - (xhat * along[:, None, None] + level[:, None, None])
         write(dx_ptr + (batch[:, None] * dx_b + channel[None, :] * dx_c)[:, :, None] + s * dx_s, dx, inside)
     if SUMMED:
-        place = block * (G * CG) + channel
-        tl.store(dw_ptr + place, dw, mask=c < CG)
-        tl.store(db_ptr + place, db, mask=c < CG)
+        own = block * (G * CG) + channel
+        tl.store(dw_ptr + own, dw, mask=c < CG)
+        tl.store(db_ptr + own, db, mask=c < CG)

@@ -1,8 +1,8 @@
-"""Triton kernels for GroupNorm of groups that registers do not hold, over x [B, C, S] as in ``group_kernels``.
+"""Triton kernels for GroupNorm of groups that registers do not hold, over x [B, C, S] as in ``kernels.py``.
 
 Groups are cut into PARTS. A part is first summed and later normalised, by two tasks of one launch: the second task of a
 part comes some AHEAD tasks after the first, soon enough to find the part in L2, late enough that all sums of its group
-are there. So device memory is read once here too. Parts tell each other their sums in words of 64 bits, and whoever needs
+are there. So device memory is read once here too. Parts publish their sums in words of 64 bits, and a task that needs
 them adds them up in one order: nothing depends on timing.
 
 First reads are marked ``evict_last``, second ones ``evict_first``. Arguments that a flag switches off are never read.
@@ -21,8 +21,8 @@ from weft.operators.normalization.kernels import reciprocal_root
 
 @triton.jit
 def next_task(state_ptr, TASKS, AHEAD):
-    """``(second, task)``: what this program does. The order is that of the programs' start, so that whoever is waited for runs
-    already: AHEAD first tasks, then a second and a first one in turn, then the rest of the second ones."""
+    """``(second, task)``: what this program does. Tasks are ordered by the programs' start, so that a task waits only for tasks
+    that run already: AHEAD first tasks, then a second and a first one in turn, then the rest of the second ones."""
     ticket = tl.atomic_add(state_ptr, 1, sem="relaxed").to(
         tl.int32
     )  # 32 bits: divisions of 64 take a hundred instructions
@@ -70,7 +70,7 @@ def await_all(words_ptr, PARTS, MOST: tl.constexpr):
 
 @triton.jit
 def extent(first, size, SPAN: tl.constexpr):
-    """How many of the SPAN places from ``first`` on exist."""
+    """How many of the SPAN elements from ``first`` on exist."""
     return tl.minimum(tl.maximum(size - first, 0), SPAN)
 
 
