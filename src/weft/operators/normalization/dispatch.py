@@ -30,6 +30,7 @@ from weft.operators.call import (
     reference_gradients,
     rows_of,
     traced,
+    transformed,
     views,
 )
 from weft.operators.configs import Config, Configurations, bucket, grid_of
@@ -391,7 +392,7 @@ FORWARD = Dispatch(
     ON_CPU,
     Route(
         "torch",
-        lambda c: c.traced and not c.config.registered,
+        lambda c: transformed() or (c.traced and not c.config.registered),
         "traced: a compiler fuses PyTorch's own operators with their neighbours",
     ),
     EMPTY,
