@@ -104,7 +104,7 @@ MISTAKES = {
     "an adder of other strips": ("a ring", "((s * ADDERS + adder) * VECTORS + v) * 32 + lane));\n          sum",
                                  "(s * ADDERS * VECTORS + v) * 32 + lane));\n          sum"),
     "groups of sums": ("a ring", "joined[i] = Op::of_lanes(joined[i]);", ";"),
-    "published too early": ("blocks", "phase_wait(told, 0);", ""),
+    "published too early": ("blocks", "phase_wait(arrived, 0);", ""),
     "a strip apart from its tile": ("a ring, far apart", "- at(0), lane, before);", "- at(0), lane, carry[entry]);"),
 }  # fmt: skip
 

@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(THREADS, 512 / THREADS)
   __shared__ alignas(16) float of_warps[2][WARPS][Own::WIDTH];
   const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const Own c(N, K, each, parts);
-  x += c.place(N, x_m, x_n), y += c.place(N, y_m, y_n);
+  x += c.offset(N, x_m, x_n), y += c.offset(N, y_m, y_n);
   if (REVERSE) x_n = -x_n, y_n = -y_n;
   const int mine = threadIdx.x / ACROSS * ROWS;  // the first of this thread's rows in a step
   x += mine * x_n, y += mine * y_n;

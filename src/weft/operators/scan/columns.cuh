@@ -23,7 +23,7 @@ template <typename T, bool REVERSE, int ACROSS> struct Columns {
   }
 
   // Where this thread's columns of row `begin` lie in a tensor of these strides.
-  __device__ __forceinline__ i64 place(int N, i64 of_m, i64 of_n) const {
+  __device__ __forceinline__ i64 offset(int N, i64 of_m, i64 of_n) const {
     return m * of_m + i64(REVERSE ? N - 1 - begin : begin) * of_n + column;
   }
 };

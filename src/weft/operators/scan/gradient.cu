@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
                   i64 parts, i64 x_row, i64 y_row, i64 dy_row, i64 dx_row) {
   constexpr int COUNT = 16 / sizeof(T), TEAMS = THREADS / (32 * WARPS), SIDE = 32 / LANES;
   static_assert(BLOCKS == 1 || (TEAMS == 1 && SIDE == 1), "a cluster has one row");
-  __shared__ u64 told[1];  // the steps of the blocks before this one have come
+  __shared__ u64 arrived[1];  // the steps of the blocks before this one have arrived
   __shared__ alignas(16) float2 of_blocks[16];
   __shared__ float2 of_warps[TEAMS][WARPS];
   const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32 % WARPS, team = threadIdx.x / (32 * WARPS);
@@ -37,24 +37,24 @@ __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
   // in the order of the recurrence
   auto first = [&](int v) { return i64(((rank * WARPS + warp) * VECTORS + v) * LANES + lane % LANES) * COUNT; };
   auto there = [&](int v) { return first(v) < length; };
-  auto place = [&](int v) { return begin + (DOWN ? length - COUNT - first(v) : first(v)); };  // where its vector begins in memory
+  auto offset = [&](int v) { return begin + (DOWN ? length - COUNT - first(v) : first(v)); };  // where its vector begins in memory
   auto turned = [](int i) { return DOWN ? COUNT - 1 - i : i; };
 
   if constexpr (BLOCKS > 1) {
     if (threadIdx.x == 0) {
-      barrier_init(told);
-      barrier_expect(told, rank * sizeof(float2));
+      barrier_init(arrived);
+      barrier_expect(arrived, rank * sizeof(float2));
     }
-    cluster_arrive();  // its other half stands before the steps are told: the loads go on between them
+    cluster_arrive();  // cluster_wait is below, before the steps are sent: the loads run in between
   }
   Words<T, COUNT> x_words[VECTORS], y_words[VECTORS], dy_words[VECTORS];
 #pragma unroll
   for (int v = 0; v < VECTORS; v++) {  // all loads before any use
     x_words[v] = y_words[v] = dy_words[v] = Words<T, COUNT>{};
     if (!there(v)) continue;
-    if constexpr (!LOG || MODE != TOTALS) x_words[v] = load_stream<T, COUNT>(x + place(v));
-    if constexpr (LOG || MODE != TOTALS) y_words[v] = load_stream<T, COUNT>(y + place(v));
-    dy_words[v] = load_stream<T, COUNT>(dy + place(v));
+    if constexpr (!LOG || MODE != TOTALS) x_words[v] = load_stream<T, COUNT>(x + offset(v));
+    if constexpr (LOG || MODE != TOTALS) y_words[v] = load_stream<T, COUNT>(y + offset(v));
+    dy_words[v] = load_stream<T, COUNT>(dy + offset(v));
   }
 
   // What lies beside a lane's vectors: of y the two before (LOG; the second only if LATE) or the one behind, of x, of dy the one before.
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
   // Element `of_last` from the end of the run before each of a lane's; before a warp's first, from memory.
   auto from_before = [&](const Words<T, COUNT>(&words)[VECTORS], int of_last, const T *memory, float other, float (&found)[VECTORS]) {
     float f[COUNT], previous = 0.f;
-    const i64 at = DOWN ? place(0) + COUNT + of_last : place(0) - 1 - of_last;
+    const i64 at = DOWN ? offset(0) + COUNT + of_last : offset(0) - 1 - of_last;
     if (begins && there(0)) previous = at >= 0 && at < N ? to_float(memory[at]) : other;
 #pragma unroll
     for (int v = 0; v < VECTORS; v++) {
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
         y_beside[v] = __shfl_down_sync(ALL, f[turned(0)], 1, LANES);
         const bool last = first(v) + COUNT >= length;
         if (last || (v == VECTORS - 1 && lane % LANES == LANES - 1)) {
-          const i64 at = DOWN ? place(v) - 1 : place(v) + COUNT;
+          const i64 at = DOWN ? offset(v) - 1 : offset(v) + COUNT;
           y_beside[v] = there(v) && at >= 0 && at < N ? to_float(y[at]) : 1.f;
         } else if (lane % LANES == LANES - 1) {
           y_beside[v] = next;
@@ -145,18 +145,18 @@ __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
   if constexpr (WARPS > 1) {
     if (lane == 0) of_warps[team][warp] = float2{total.a, total.b};
     __syncthreads();
-    const float2 told_by = lane < WARPS ? of_warps[team][lane] : float2{1.f, 0.f};
-    const Step all = scanned<LOG, 32>(Step{told_by.x, told_by.y}, lane);
+    const float2 sent = lane < WARPS ? of_warps[team][lane] : float2{1.f, 0.f};
+    const Step all = scanned<LOG, 32>(Step{sent.x, sent.y}, lane);
     const Step earlier = shuffled(all, warp ? warp - 1 : 0, 32);
     if (warp) carried = earlier;
     total = shuffled(all, WARPS - 1, 32);
   }
   if constexpr (BLOCKS > 1) {
     cluster_wait();  // all blocks' barriers are there
-    if (threadIdx.x > rank && threadIdx.x < BLOCKS) store_remote(&of_blocks[rank], threadIdx.x, float2{total.a, total.b}, told);
-    barrier_wait(told);
-    const float2 told_by = lane < rank ? of_blocks[lane] : float2{1.f, 0.f};
-    const Step earlier = shuffled(scanned<LOG, 32>(Step{told_by.x, told_by.y}, lane), 31, 32);
+    if (threadIdx.x > rank && threadIdx.x < BLOCKS) store_remote(&of_blocks[rank], threadIdx.x, float2{total.a, total.b}, arrived);
+    barrier_wait(arrived);
+    const float2 sent = lane < rank ? of_blocks[lane] : float2{1.f, 0.f};
+    const Step earlier = shuffled(scanned<LOG, 32>(Step{sent.x, sent.y}, lane), 31, 32);
     carried = then<LOG>(earlier, carried);
     total = then<LOG>(earlier, total);
   }
@@ -178,8 +178,8 @@ __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
       run = a[i] * run + b[i];
       const float factor = LOG ? power<T>(f[turned(i)] - near[i]) : LATE ? f[turned(i)] : i + 1 < COUNT ? f[turned(i + 1)] : y_beside[v];
       result[turned(i)] = factor * run;
-      if (LATE && place(v) + turned(i) == (DOWN ? N - 1 : 0)) result[turned(i)] = 0.f;  // it is in no result
+      if (LATE && offset(v) + turned(i) == (DOWN ? N - 1 : 0)) result[turned(i)] = 0.f;  // it is in no result
     }
-    if (there(v)) store<T, COUNT>(dx + place(v), pack<T, COUNT>(result));
+    if (there(v)) store<T, COUNT>(dx + offset(v), pack<T, COUNT>(result));
   }
 }

@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(THREADS, PER_SM)
   __shared__ alignas(16) float2 of_warps[2][WARPS][Own::WIDTH];
   const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const Own c(N, K, each, parts);
-  x += c.place(N, x_m, x_n), y += c.place(N, y_m, y_n), dy += c.place(N, dy_m, dy_n), dx += c.place(N, dx_m, dx_n);
+  x += c.offset(N, x_m, x_n), y += c.offset(N, y_m, y_n), dy += c.offset(N, dy_m, dy_n), dx += c.offset(N, dx_m, dx_n);
   if (DOWN) x_n = -x_n, y_n = -y_n, dy_n = -dy_n, dx_n = -dx_n;
   int at = threadIdx.x / ACROSS * ROWS;  // the first of this thread's rows in a step, from the part's first on
   const int rows = c.end - c.begin;
@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(THREADS, PER_SM)
     run[j] = 0.f, scale[j] = 1.f;
     if (MODE == CARRIED && c.inside) run[j] = carry[c.unit * K + c.column + j];
   }
-  // Row `row` of the part of a tensor: also where it lies in another part, but not beyond the column, nor for nobody.
+  // Row `row` of the part of a tensor: also where it is in another part, but not beyond the column, nor for threads without a column.
   auto row_of = [&](const T *tensor, i64 stride, int row, bool wanted, float other) {
     Words<T, COUNT> w = vector_of<T, COUNT>(other);
     if (wanted && c.begin + row >= 0 && c.begin + row < N) w = load_stream<T, COUNT>(tensor + row * stride);
@@ -117,13 +117,13 @@ __global__ void __launch_bounds__(THREADS, PER_SM)
     for (int w = 0; w < WARPS; w++)
 #pragma unroll
       for (int j = 0; j < COUNT; j++) {
-        const float2 told = of_warps[step][w][c.own + j];
+        const float2 sent = of_warps[step][w][c.own + j];
         if constexpr (MODE == TOTALS) {
-          const Step all = then<LOG>(Step{scale[j], run[j]}, Step{told.x, told.y});
+          const Step all = then<LOG>(Step{scale[j], run[j]}, Step{sent.x, sent.y});
           scale[j] = all.a, run[j] = all.b;
         } else {
           if (w == warp) r[j] = after<LOG>(run[j], before[j]);
-          run[j] = after<LOG>(run[j], Step{told.x, told.y});
+          run[j] = after<LOG>(run[j], Step{sent.x, sent.y});
         }
       }
     if constexpr (MODE != TOTALS)

@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(THREADS, 512 / THREADS)
   __shared__ u32 much[3];             // of this step, the next, and the one after
   const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const Own c(N, K, each, parts);
-  x += c.place(N, x_m, x_n), y += c.place(N, y_m, y_n);
+  x += c.offset(N, x_m, x_n), y += c.offset(N, y_m, y_n);
   if (REVERSE) x_n = -x_n, y_n = -y_n;
 
   if (threadIdx.x < 3) much[threadIdx.x] = 0;
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(THREADS, 512 / THREADS)
       for (int j = 0; j < COUNT; j++) of_warps[step % 2][warp][c.own + j] = upto[j];
     if (too_much) much[step % 3] = 1;
     __syncthreads();
-    if (threadIdx.x == 0) much[(step + 2) % 3] = 0;  // nobody looks at it any more, and nobody writes before the next barrier
+    if (threadIdx.x == 0) much[(step + 2) % 3] = 0;  // no thread reads it any more, and none writes it before the next barrier
     if (much[step % 3]) {
       if (threadIdx.x < ACROSS)
 #pragma unroll

@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
   using Total = typename Op::Total;
   constexpr int COUNT = Held::COUNT, TEAMS = THREADS / (32 * WARPS), SIDE = 32 / LANES;
   static_assert(BLOCKS == 1 || (TEAMS == 1 && ROWS == 1 && SIDE == 1), "a cluster has one row");
-  __shared__ u64 told[1];  // the totals of the blocks before this one have come
+  __shared__ u64 arrived[1];  // the totals of the blocks before this one have arrived
   __shared__ alignas(16) Total of_blocks[16];
   __shared__ Total of_warps[TEAMS][ROWS][WARPS];
   const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32 % WARPS, team = threadIdx.x / (32 * WARPS);
@@ -36,14 +36,14 @@ __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
   const i64 first = (i64(blockIdx.x / BLOCKS) * TEAMS + team) * (ROWS * SIDE) + lane / LANES;
   const int vectors = int(N / COUNT);
   auto at = [&](int v) { return int(((rank * WARPS + warp) * VECTORS + v) * LANES + lane % LANES); };  // in the scan's order
-  auto place = [&](int v) { return i64(REVERSE ? vectors - 1 - at(v) : at(v)) * COUNT; };
+  auto offset = [&](int v) { return i64(REVERSE ? vectors - 1 - at(v) : at(v)) * COUNT; };
 
   if constexpr (BLOCKS > 1) {
     if (threadIdx.x == 0) {
-      barrier_init(told, 1);
-      barrier_expect(told, rank * sizeof(Total));
+      barrier_init(arrived, 1);
+      barrier_expect(arrived, rank * sizeof(Total));
     }
-    cluster_arrive();  // its other half stands before the totals are told: the loads go on between them
+    cluster_arrive();  // cluster_wait is below, before the totals are sent: the loads run in between
   }
   Held held[ROWS];
 #pragma unroll
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     for (int v = 0; v < VECTORS; v++) {  // all loads before any use
       const i64 row = first + r * SIDE;
       held[r].w[v] = vector_of<T, COUNT>(Op::NEUTRAL);
-      if (row < M && at(v) < vectors) held[r].w[v] = load_stream<T, COUNT>(x + row * x_row + place(v));
+      if (row < M && at(v) < vectors) held[r].w[v] = load_stream<T, COUNT>(x + row * x_row + offset(v));
     }
   Total carry[ROWS];
 #pragma unroll
@@ -69,8 +69,8 @@ __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
   if constexpr (BLOCKS > 1) {
     const Total total = WARPS > 1 ? join_lanes<Op>(lane < WARPS ? of_warps[0][0][lane] : Op::none()) : held[0].total;
     cluster_wait();  // all blocks' barriers are there
-    if (threadIdx.x > rank && threadIdx.x < BLOCKS) store_remote(&of_blocks[rank], threadIdx.x, total, told);
-    phase_wait(told, 0);
+    if (threadIdx.x > rank && threadIdx.x < BLOCKS) store_remote(&of_blocks[rank], threadIdx.x, total, arrived);
+    phase_wait(arrived, 0);
     carry[0] = Op::join(join_lanes<Op>(lane < rank ? of_blocks[lane] : Op::none()), carry[0]);
   }
 #pragma unroll
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     if constexpr (Op::OF_SUMS) {
       if (held[r].template begins_low<REVERSE>(lane)) {
         const i64 row = first + r * SIDE;
-        scan_apart<T, REVERSE, EXCLUSIVE, LANES, VECTORS>(x + row * x_row + place(0), y + row * y_row + place(0),
+        scan_apart<T, REVERSE, EXCLUSIVE, LANES, VECTORS>(x + row * x_row + offset(0), y + row * y_row + offset(0),
                                                           row < M ? vectors - at(0) : 0, lane, Op::value(carry[r]));
         continue;
       }
@@ -87,16 +87,16 @@ __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     for (int v = 0; v < VECTORS; v++) {
       const i64 row = first + r * SIDE;
       if (row < M && at(v) < vectors)
-        store<T, COUNT>(y + row * y_row + place(v), held[r].template result<REVERSE, EXCLUSIVE>(v, carry[r]));
+        store<T, COUNT>(y + row * y_row + offset(v), held[r].template result<REVERSE, EXCLUSIVE>(v, carry[r]));
     }
   }
 }
 
-// ---- looking back ------------------------------------------------------------------------------------------------------
+// ---- look-back ---------------------------------------------------------------------------------------------------------
 //
-// Of each row, in `state` (zeroed): a word for the total of each tile. A word holds a value and that it is there, so one access
-// brings both and nothing has to be fenced. Every block reads all totals, each once, and joins them in groups of 32 as trees, the
-// groups in their order: so a total takes one trip to reach everybody, and the same bits come out, whoever comes late.
+// `state` (zeroed) has a word for the total of each tile of each row. A word holds a value and a flag, so one access brings both
+// and no fence is needed. Every block reads all totals, each once, and joins them in groups of 32 as trees, the groups in their
+// order: a total takes one trip through L2 to reach every block, and the bits do not depend on timing.
 
 constexpr int HEAD = 16;  // words before the first row's: [0] counts the tiles that were taken, alone in its line
 constexpr int WIDE = 6;   // groups that are asked for at once: about as many as lie between two tiles of a block
@@ -167,24 +167,24 @@ template <typename Op> struct Before {
 
 // ---- rows in tiles -----------------------------------------------------------------------------------------------------
 
-// Waits until so many threads of a block have come here.
+// Waits until so many threads of a block have arrived.
 template <int THREADS> __device__ __forceinline__ void meet() {
   asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory");
 }
 
-// x, y: rows as above. The grid stays, and each warp of a block has one part in the life of a tile, the k-th of its block:
+// x, y: rows as above. Blocks are persistent, and each warp has one role for a tile, the k-th of its block:
 //
-//   producer     takes a tile from a counter and has it copied into slot k % SLOTS; at most LOADS copies are under way
+//   producer     takes a tile from a counter and has it copied into slot k % SLOTS; at most LOADS copies are in flight
 //   ADDERS       add it up together and publish the total
-//   one          joins the totals of all tiles before it and makes its carry known
+//   one          joins the totals of all tiles before it and publishes its carry
 //   TEAMS        of WARPS warps, each for every TEAMS-th tile: take it into registers, free its slot, scan it, wait for the
 //                carry, write
 //
-// So SLOTS + TEAMS tiles load or wait, each with an entry of its own (k % ENTRIES) for what is known of it. An entry is free
+// So SLOTS + TEAMS tiles load or wait, each with an entry of its own (k % ENTRIES) for its state. An entry is free
 // again when slot k % SLOTS is: the team that emptied that slot, of tile k - SLOTS, was done with tile k - SLOTS - TEAMS.
 //
-// Whoever is waited for has an earlier tile: tiles are taken from a counter, by a block in its order. So every wait ends,
-// whatever order blocks start in and however few run.
+// A warp waits only for earlier tiles: tiles are taken from a counter, by a block in its order. So every wait ends, whatever the
+// order in which blocks start and however few run.
 template <typename T, typename Op, bool REVERSE, bool EXCLUSIVE, int TEAMS, int WARPS, int VECTORS, int SLOTS, int LOADS, int ADDERS,
           int PER_SM>
 __global__ void __launch_bounds__((2 + ADDERS + TEAMS * WARPS) * 32, PER_SM)
@@ -215,8 +215,8 @@ __global__ void __launch_bounds__((2 + ADDERS + TEAMS * WARPS) * 32, PER_SM)
   };
   // What a row's last tile lacks lies behind it in the order of the scan, so it may be anything: nothing that is written, and no
   // total that is published, takes part in it. (Where it is the largest of a strip of exponentials, the strip is joined apart.)
-  auto place = [](int at) { return (REVERSE ? TILE - 1 - at : at) * COUNT; };
-  auto slot_vector = [&](u32 slot, int at) { return slots + slot * SKIP + place(at); };
+  auto offset = [](int at) { return (REVERSE ? TILE - 1 - at : at) * COUNT; };
+  auto slot_vector = [&](u32 slot, int at) { return slots + slot * SKIP + offset(at); };
   auto tile_totals = [&](const Tile &tile) { return state + HEAD + tile.row * tiles; };
 
   if (threadIdx.x == 0) {
@@ -353,13 +353,13 @@ __global__ void __launch_bounds__((2 + ADDERS + TEAMS * WARPS) * 32, PER_SM)
     if constexpr (Op::OF_SUMS) {
       if (held.template begins_low<REVERSE>(lane)) {
         const T *const from = x + tile.row * x_row + tile.first * COUNT;
-        scan_apart<T, REVERSE, EXCLUSIVE, 32, VECTORS>(from + place(at(0)), to + place(at(0)), tile.vectors - at(0), lane, before);
+        scan_apart<T, REVERSE, EXCLUSIVE, 32, VECTORS>(from + offset(at(0)), to + offset(at(0)), tile.vectors - at(0), lane, before);
         continue;
       }
     }
 #pragma unroll
     for (int v = 0; v < VECTORS; v++) {
-      if (at(v) < tile.vectors) store<T, COUNT>(to + place(at(v)), held.template result<REVERSE, EXCLUSIVE>(v, Op::total(before)));
+      if (at(v) < tile.vectors) store<T, COUNT>(to + offset(at(v)), held.template result<REVERSE, EXCLUSIVE>(v, Op::total(before)));
     }
   }
 }
