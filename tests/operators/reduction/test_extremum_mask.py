@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from where import DEVICE
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from weft import registry  # noqa: E402
-from weft.operators.launch import INTERPRETING  # noqa: E402
 from weft.operators.reduction import dispatch  # noqa: E402
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]  # NumPy's of 0 / 0
@@ -18,24 +18,17 @@ OPERATORS = {name: registry.get(name) for name in ("max", "min")}
 CALLS = ((37, 5), 1), ((9, 3, 20), 1), ((40, 21), 0), ((4, 100), -1), ((7, 6), None), ((3, 50, 4), 1), ((6, 1), 1)
 
 
-@pytest.fixture
-def device():
-    if not INTERPRETING and not torch.cuda.is_available():
-        pytest.skip("needs Triton's interpreter or a GPU")
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def leaf(shape, device):
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).mul(2).round().to(device)  # ties
+def leaf(shape):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).mul(2).round().to(DEVICE)  # ties
     return x.requires_grad_()
 
 
 @pytest.mark.parametrize("keepdim", [False, True])
 @pytest.mark.parametrize(("shape", "dim"), CALLS)
 @pytest.mark.parametrize("name", OPERATORS)
-def test_x_may_be_overwritten_before_the_gradient(device, name, shape, dim, keepdim):
+def test_x_may_be_overwritten_before_the_gradient(name, shape, dim, keepdim):
     op = OPERATORS[name]
-    x = leaf(shape, device)
+    x = leaf(shape)
     want = op.reference(x, dim, keepdim)
     dy = torch.randn_like(want)
     (dx,) = torch.autograd.grad(want, x, dy)
@@ -52,8 +45,8 @@ def test_x_may_be_overwritten_before_the_gradient(device, name, shape, dim, keep
 
 
 @pytest.mark.parametrize(("shape", "dim"), CALLS)
-def test_the_gradient_has_a_gradient(device, shape, dim):
-    x = leaf(shape, device)
+def test_the_gradient_has_a_gradient(shape, dim):
+    x = leaf(shape)
     weight = torch.randn_like(x)
     found = []
     for function in (OPERATORS["max"].public, OPERATORS["max"].reference):
@@ -65,11 +58,11 @@ def test_the_gradient_has_a_gradient(device, shape, dim):
         torch.testing.assert_close(got, want)
 
 
-def test_a_gradient_of_any_strides_is_taken(device):
+def test_a_gradient_of_any_strides_is_taken():
     """An expanded one comes out of a sum of the result; rows that lie side by side in memory become columns."""
     for shape, dims, dim in (((4, 6, 5), (0, 1, 2), 1), ((9, 6), (1, 0), 1), ((4, 6, 5), (2, 0, 1), 0)):
-        x = leaf(shape, device)
-        for weight in (1.0, torch.randn([n for i, n in enumerate(x.permute(dims).shape) if i != dim], device=device)):
+        x = leaf(shape)
+        for weight in (1.0, torch.randn([n for i, n in enumerate(x.permute(dims).shape) if i != dim], device=DEVICE)):
             for turned in (False, True):
                 two_axes = isinstance(weight, torch.Tensor) and weight.ndim == 2
                 by = weight.t().contiguous().t() if turned and two_axes else weight
@@ -80,22 +73,22 @@ def test_a_gradient_of_any_strides_is_taken(device):
                 torch.testing.assert_close(*found)
 
 
-def test_a_mask_is_saved_for_a_gradient_alone(device):
-    x = leaf((5, 6), device)
+def test_a_mask_is_saved_for_a_gradient_alone():
+    x = leaf((5, 6))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dispatch.SavingPlan, "save", None)
         with torch.no_grad():
             OPERATORS["max"].public(x, 1)
         OPERATORS["max"].public(x.detach(), 1)
-    long = torch.ones(2, 2**14, device=device).requires_grad_()
+    long = torch.ones(2, 2**14, device=DEVICE).requires_grad_()
     assert len(OPERATORS["max"].public(long, 1).grad_fn.saved_tensors) == 3, "x, the result and the extrema of spans"
 
 
 @pytest.mark.parametrize(("shape", "dim"), [((2, 20000), 1), ((20000, 3), 0), ((1, 40000), None), ((3, 9000, 2), 1)])
 @pytest.mark.parametrize("name", OPERATORS)
-def test_of_long_extents_x_is_read_where_the_extremum_is(device, name, shape, dim):
+def test_of_long_extents_x_is_read_where_the_extremum_is(name, shape, dim):
     op = OPERATORS[name]
-    x = torch.rand(shape, generator=torch.Generator().manual_seed(2)).to(device)
+    x = torch.rand(shape, generator=torch.Generator().manual_seed(2)).to(DEVICE)
     along = x.movedim(dim, 0) if dim is not None else x.view(-1)
     along[:3] = 5 if name == "max" else -5  # three ties, all in the first span
     x.requires_grad_()
@@ -111,8 +104,8 @@ def test_of_long_extents_x_is_read_where_the_extremum_is(device, name, shape, di
     assert torch.equal(torch.autograd.grad(got, x, dy)[0], dx)
 
 
-def test_of_long_extents_an_overwritten_x_is_noticed(device):
-    x = torch.rand(2, 20000, device=device).requires_grad_()
+def test_of_long_extents_an_overwritten_x_is_noticed():
+    x = torch.rand(2, 20000, device=DEVICE).requires_grad_()
     inner = x * 1
     y = OPERATORS["max"].public(inner, 1)
     inner.detach().zero_()

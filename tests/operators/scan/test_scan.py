@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 from weft import ops, registry  # noqa: E402
 from weft.definition import ARCHITECTURES, SHARED_LIMIT, Declined  # noqa: E402
 from weft.operators.random_inputs import random_tensor  # noqa: E402
-from weft.operators.scan import cumsum, dispatch  # noqa: E402
+from weft.operators.scan import cumsum, dispatch, logcumsumexp  # noqa: E402
 from weft.operators.scan.dispatch import FORWARD  # noqa: E402
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
@@ -75,10 +75,11 @@ def test_products_of_columns_in_parts_are_right_where_a_part_is_more_than_a_floa
 
 @pytest.mark.parametrize("sm", ARCHITECTURES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_every_configuration_of_rows_and_rings_fits_the_machine(sm, dtype):
-    for e in range(3, 19):
-        ours = [cumsum.scan.rows.heuristic(sm, dtype, 2**e), *cumsum.scan.rows.candidates(sm, dtype, 2**e)]
-        for c in ours:
+@pytest.mark.parametrize("module", [cumsum, logcumsumexp])
+def test_every_configuration_of_rows_and_rings_fits_the_machine(module, sm, dtype):
+    rows = module.scan.rows
+    for e in range(3, 21):
+        for c in [rows.heuristic(sm, dtype, 2**e), *rows.candidates(sm, dtype, 2**e)]:
             if "BYTES" in c:
                 threads = 32 * dispatch.warps_of(2**e * dtype.itemsize, c["BYTES"])
                 assert threads <= c["THREADS"] * 16 or sm < 90

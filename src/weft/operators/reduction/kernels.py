@@ -229,7 +229,7 @@ def gradient_tiles(
         wanted = every & (hits > 0)
     x_ptr += row * x_m + at * x_n + col * x_k
     x_ptr += m.to(tl.int64) * x_m + n.to(tl.int64) * x_n + k.to(tl.int64) * x_k
-    x = tl.load(x_ptr, mask=wanted, other=0.0, eviction_policy="evict_last")  # the hint: docs/notes/softmax.md
+    x = tl.load(x_ptr, mask=wanted, other=0.0, eviction_policy="evict_last")  # the hint: docs/notes/reduction.md
     y = tl.load(y_ptr + (row + m) * y_m + (col + k) * y_k, mask=one, other=0.0).to(tl.float32)
     dy = tl.load(dy_ptr + (row + m) * dy_m + (col + k) * dy_k, mask=one, other=0.0).to(tl.float32)
     x = x.to(tl.float32)
