@@ -15,7 +15,7 @@ from hopper_on_cpu import encode_tiled  # noqa: E402
 from weft import ops, registry  # noqa: E402
 from weft.operators.hopper import gemm, tensor_maps  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.linear import dispatch, kernels  # noqa: E402
+from weft.operators.linear import dispatch  # noqa: E402
 from weft.operators.linear.activations import ACTIVATIONS  # noqa: E402
 from weft.operators.linear.dispatch import LinearCall  # noqa: E402
 from weft.operators.linear.linear import call as arguments  # noqa: E402
@@ -177,55 +177,6 @@ def test_which_implementation_is_taken(sm, call, named, taken, why):
             call = (*call, *(None,) * (4 - len(call)))
             against = dispatch.hopper_unsupported(LinearCall(*arguments(*call, named.get("activation"))))
             assert why in against and bool(why) == bool(against)
-
-
-# ---- Triton, by descriptors ------------------------------------------------------------------------------------------
-
-
-def stored(rows: int, columns: int, across: bool, seed: int = 0) -> torch.Tensor:
-    """A matrix [rows, columns] whose rows are contiguous, or, ``across``, its columns."""
-    t = random(*((columns, rows) if across else (rows, columns)), seed=seed, dtype=torch.float16)
-    return t.t() if across else t
-
-
-@pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
-@pytest.mark.parametrize("m, n, k", [(32, 64, 32), (40, 72, 88), (136, 40, 104)])
-@pytest.mark.parametrize("activation", [None, "gelu", "swiglu"])
-def test_a_linear_layer_by_descriptors_is_the_reference(layout, m, n, k, activation):
-    x, weight = stored(m, k, layout[0] == "T"), stored(rows(n, activation), k, layout[1] == "N", seed=1)
-    bias, residual = (stored(1, len(weight), False, seed=2)[0] for _ in range(2))
-    residual = residual[:n].expand(m, n)  # any strides
-    if DEVICE != "cpu" and not kernels.descriptors_fit(x, weight):
-        pytest.skip("another kernel's GPU")
-    for added, keep in ((True, True), (False, False)):
-        y = torch.full((m, n), torch.nan, dtype=x.dtype, device=DEVICE)
-        pre = torch.full((m, len(weight)), torch.nan, dtype=x.dtype, device=DEVICE)
-        call = LinearCall(x, weight, bias, residual, True, added, activation, keep)
-        dispatch.descriptor_launch(call)(x, weight, bias, residual, y, pre)
-        expected = reference(
-            *(t.float() for t in (x, weight, bias)), residual.float() if added else None, activation=activation
-        )
-        torch.testing.assert_close(y.float(), expected, rtol=4e-3, atol=2e-2)
-        if keep:
-            torch.testing.assert_close(pre.float(), x.float() @ weight.float().t() + bias.float(), rtol=2e-3, atol=2e-2)
-        else:
-            assert pre.isnan().all()
-
-
-def test_which_linear_layers_go_by_descriptors():
-    def kernel(x: torch.Tensor, weight: torch.Tensor, sm: int = 90) -> object:
-        with compiling_for(sm, lambda *compiled: None):
-            return dispatch.FORWARD.kernel("triton").of((x, weight, x, x), False, False, "gelu").kernel
-
-    x, weight = meta(4096, 512), meta(8192, 512)
-    assert kernel(x, weight) is kernels.linear_descriptors
-    for others in (
-        (x, weight, 89),
-        (x.float(), weight.float()),
-        (meta(8, 0), meta(8, 0)),
-        (meta(64, 516)[:, :512], weight),
-    ):
-        assert kernel(*others) is kernels.linear_tiled
 
 
 # ---- wrong arguments -------------------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from hopper_on_cpu import encode_tiled  # noqa: E402
 from weft import ops, registry  # noqa: E402
 from weft.operators.hopper import gemm, tensor_maps  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.linear import dispatch, kernels  # noqa: E402
 from weft.operators.linear import linear_quantized as module  # noqa: E402
 from weft.operators.linear.dispatch import QUANTIZED, HopperLaunch, QuantizedCall, QuantizedLaunch  # noqa: E402
 from weft.operators.linear.reference import reference  # noqa: E402
@@ -103,22 +102,6 @@ def test_codes_are_made_of_the_main_loops_result_in_a_second_launch(monkeypatch,
         QuantizedLaunch(call, codes=False)(x, weight, bias, scale, q, amax)
         assert (q.view(dtype).float() - want[0].float()).abs().max() <= 0.07 * want[0].float().abs().max()
         torch.testing.assert_close(amax, want[1])
-
-
-@pytest.mark.parametrize("activation", [None, "swiglu"])
-def test_codes_of_a_linear_layer_by_descriptors(activation):
-    """Ragged tiles with a bias: what lies past the edge is no value, and the largest one is of those within it."""
-    m, n, k = 40, 72, 88
-    x, weight = random(m, k).half() / 64, random(2 * n if activation else n, k, seed=1).half() / 64
-    bias, scale = random(len(weight), seed=2).half(), torch.full((), 0.05, device=DEVICE)
-    if DEVICE != "cpu" and not kernels.descriptors_fit(x, weight):
-        pytest.skip("another kernel's GPU")
-    q, amax = torch.zeros(m, n, dtype=torch.uint8, device=DEVICE), torch.zeros((), device=DEVICE)
-    call = QuantizedCall(x, weight, bias, scale, True, activation, torch.int8)
-    dispatch.quantized_descriptor_launch(call)(x, weight, bias, scale, q, amax)
-    y = reference(x.float(), weight.float(), bias.float(), None, activation=activation)
-    torch.testing.assert_close(amax, y.abs().max(), rtol=2e-3, atol=2e-3)
-    assert (q.view(torch.int8).float() - (y / 0.05).round().clamp(-127, 127)).abs().max() <= 1
 
 
 def test_a_launch_on_hopper_has_amax_and_both_halves():

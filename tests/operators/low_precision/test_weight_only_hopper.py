@@ -272,13 +272,7 @@ def test_instructions_a_weight_are_those_that_the_readme_counts(format, group, m
 @pytest.mark.parametrize("m", [8, 16, 32, 64])
 @pytest.mark.parametrize(
     ("format", "group", "zero"),
-    [
-        ("int8", 0, False),
-        ("fp8", 32, False),
-        ("int4", 128, True),
-        ("int4", 64, True),
-        ("int4", 32, True),
-    ],
+    [("int8", 0, False), ("fp8", 32, False), ("int4", 128, True), ("int4", 64, True), ("int4", 32, True)],
 )
 def test_as_many_warpgroups_as_it_allows_spill_nothing(format, group, zero, m):
     along = weight_only_hopper.warpgroups_of(m, group, zero)

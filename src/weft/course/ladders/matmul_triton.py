@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.operators.launch import INTERPRETING, Plan, multiprocessors, target_sm
-from weft.operators.linear.kernels import DescriptorPlan
+from weft.operators.launch import INTERPRETING, Plan, compile_request, multiprocessors, target_sm
 
 
 @triton.jit
@@ -49,6 +49,19 @@ def ladder_descriptors(
         for k in range(0, K, BLOCK_K):
             acc = tl.dot(a_blocks.load([m, k]), b_blocks.load([k, n]), acc)
         c_blocks.store([m, n], acc.to(c_ptr.dtype.element_ty))
+
+
+class DescriptorPlan(Plan):
+    """A plan whose kernel makes its descriptors itself, in memory that Triton asks the host for."""
+
+    def __call__(self, *tensors: Tensor) -> None:
+        if not INTERPRETING and compile_request() is None:
+            triton.set_allocator(_memory)
+        super().__call__(*tensors)
+
+
+def _memory(size: int, alignment: int, stream: int | None) -> Tensor:
+    return torch.empty(size, dtype=torch.int8, device="cuda")  # PyTorch's allocator gives multiples of 512 bytes
 
 
 def plan(a: Tensor, b: Tensor, descriptors: bool) -> Plan:

@@ -16,15 +16,7 @@ from weft.operators.cuda import CTYPES, CudaPlan
 from weft.operators.hopper import tile_sizes
 from weft.operators.hopper.tensor_maps import Maps
 from weft.operators.hopper.tensor_maps import why_not as map_why_not
-from weft.operators.hopper.tile_sizes import (
-    LINE,
-    ROWS,
-    THREADS,
-    configuration,
-    shared_bytes,
-    streamed,
-    triangle,
-)
+from weft.operators.hopper.tile_sizes import LINE, ROWS, THREADS, configuration, shared_bytes, streamed, triangle
 from weft.operators.launch import multiprocessors
 
 SOURCE = Path(__file__).parent / "gemm.cu"

@@ -80,10 +80,6 @@ class LinearCall(Call):
         return flat(self.x)
 
     @property
-    def descriptors(self) -> bool:
-        return kernels.descriptors_fit(self.matrix, self.weight)
-
-    @property
     def epilogue(self) -> tuple[tuple[int, ...], dict[str, Any]]:
         """The scalars and constants of the Triton kernels' epilogue."""
         added = (0, 0) if self.residual is None else flat(self.residual).stride()
@@ -248,37 +244,18 @@ def copy_unsupported(c: LinearCall) -> str:
     return COPY if c.needs_copy else ""
 
 
-def descriptors_unsupported(c: LinearCall) -> str:
-    return copy_unsupported(c) or ("" if c.descriptors else "TMA, of sm_90 and sm_100, does not take the operands")
-
-
-def descriptor_launch(c: LinearCall) -> Plan:
-    return kernels.descriptor_plan(kernels.linear_descriptors, c.matrix, c.weight, *c.epilogue)
-
-
 def tiled_launch(c: LinearCall) -> Plan:
     precision = c.precision or default_precision()
     return kernels.tiled_plan(kernels.linear_tiled, c.matrix, c.weight, *c.epilogue, precision)
 
 
-def quantized_descriptor_launch(c: QuantizedCall) -> Any:
-    return with_amax_bits(
-        kernels.descriptor_plan(kernels.linear_quantized_descriptors, c.matrix, c.weight, *c.epilogue)
-    )
-
-
 def quantized_tiled_launch(c: QuantizedCall) -> Any:
     precision = c.precision or default_precision()
-    kernel = kernels.linear_quantized_tiled
-    return with_amax_bits(kernels.tiled_plan(kernel, c.matrix, c.weight, *c.epilogue, precision))
-
-
-def with_amax_bits(plan: Plan) -> Any:
-    """The Triton kernels find the largest value of bits as integers."""
+    plan = kernels.tiled_plan(kernels.linear_quantized_tiled, c.matrix, c.weight, *c.epilogue, precision)
 
     def run(*tensors: Tensor) -> None:
         *operands, amax = tensors
-        plan(*operands, amax.view(torch.int32))
+        plan(*operands, amax.view(torch.int32))  # the largest value is found of bits as integers
 
     return run
 
@@ -302,7 +279,6 @@ FORWARD = Dispatch(
     Route("torch", lambda c: c.m <= FEW, "few rows: the weight's bytes are the limit, see skinny_matmul"),
     Route("cuda", lambda c: True, "TMA and wgmma, with the epilogue in registers",
           HopperLaunch, hopper_unsupported, sm=90),
-    Route("triton", lambda c: c.k <= LONGEST_K, SHORT, descriptor_launch, descriptors_unsupported),
     Route("triton", lambda c: c.k <= LONGEST_K, SHORT, tiled_launch, copy_unsupported),
     LONG,
 )  # fmt: skip
@@ -313,7 +289,6 @@ QUANTIZED = Dispatch(
           lambda c: QuantizedLaunch(c, True), codes_unsupported, sm=90),
     Route("cuda-unfused", lambda c: True, "Hopper's main loop finds the largest value; codes in a second launch",
           lambda c: QuantizedLaunch(c, False), hopper_unsupported, sm=90),
-    Route("triton", lambda c: c.k <= LONGEST_K, SHORT, quantized_descriptor_launch, descriptors_unsupported),
     Route("triton", lambda c: c.k <= LONGEST_K, SHORT, quantized_tiled_launch, copy_unsupported),
     LONG,
 )  # fmt: skip

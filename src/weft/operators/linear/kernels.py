@@ -2,10 +2,6 @@
 
 y [M, N] = act(x [M, K] · wᵀ + bias) + residual, w [N, K]; of a gated activation w is [2N, K] and y = act(gate) · up + residual,
 gate and up being the products with its first and its last N rows. Both halves of a column meet in one program.
-
-Operands are loaded by pointers, or by descriptors where TMA takes them (sm_90 and sm_100; others with TMA have too little
-shared memory for these tiles): an operand whose rows run along K brings 128 bytes of each row to a stage, which TMA does at the
-rate of the other layout and without registers.
 """
 
 from __future__ import annotations
@@ -19,8 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.operators.configs import Config, Configurations, bucket
-from weft.operators.hopper import tensor_maps
-from weft.operators.launch import INTERPRETING, PLAIN, Plan, compile_request, multiprocessors, target_sm
+from weft.operators.launch import INTERPRETING, Plan
 from weft.operators.matmul.kernels import large_tiles, layout_of, round_to_tf32
 from weft.operators.quantization.kernels import encode
 
@@ -33,34 +28,6 @@ def place_of(tile, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl
     first = tile // in_group * GROUP
     height = min(tiles_m - first, GROUP)
     return (first + tile % in_group % height) * BLOCK_M, tile % in_group // height * BLOCK_N
-
-
-@triton.jit
-def blocks_of(ptr, rows, K, step, ACROSS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr):
-    """The descriptor of an operand with ``rows`` rows of K terms. ACROSS: in memory they run along ``rows`` instead of K;
-    ``step``: elements from one line to the next."""
-    if ACROSS:
-        return tl.make_tensor_descriptor(ptr, [K, rows], [step, 1], [BLOCK_K, BLOCK])
-    else:
-        return tl.make_tensor_descriptor(ptr, [rows, K], [step, 1], [BLOCK, BLOCK_K])
-
-
-@triton.jit
-def left(blocks, m, k, ACROSS: tl.constexpr):
-    """[BLOCK_M, BLOCK_K] of a left operand."""
-    if ACROSS:
-        return blocks.load([k, m]).T
-    else:
-        return blocks.load([m, k])
-
-
-@triton.jit
-def right(blocks, n, k, ACROSS: tl.constexpr):
-    """[BLOCK_K, BLOCK_N] of a right operand."""
-    if ACROSS:
-        return blocks.load([k, n])
-    else:
-        return blocks.load([n, k]).T
 
 
 @triton.jit
@@ -164,55 +131,6 @@ def linear_tiled(
     finish(acc, acc_up, residual_ptr, y_ptr, pre_ptr, m, n, M, N, r_row, r_col, F, GATED, RESIDUAL, KEEP)
 
 
-@triton.jit
-def operands(
-    x_ptr, w_ptr, M, N, K, x_step, w_step, GATED: tl.constexpr, X_ACROSS: tl.constexpr, W_ACROSS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """The descriptors of x and w, as matmul_descriptors has them."""
-    x_blocks = blocks_of(x_ptr, M, K, x_step, X_ACROSS, BLOCK_M, BLOCK_K)
-    return x_blocks, blocks_of(w_ptr, 2 * N if GATED else N, K, w_step, W_ACROSS, BLOCK_N, BLOCK_K)
-
-
-@triton.jit
-def products_of_blocks(
-    x_blocks, w_blocks, bias_ptr, tile, M, N, K, bias_step,
-    GATED: tl.constexpr, BIAS: tl.constexpr, X_ACROSS: tl.constexpr, W_ACROSS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
-):  # fmt: skip
-    """A tile's rows, its columns, and as of ``products`` its products, the operands fetched by descriptors."""
-    m, n = place_of(tile, M, N, BLOCK_M, BLOCK_N, GROUP)
-    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    acc_up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for k in range(0, K, BLOCK_K):
-        x = left(x_blocks, m, k, X_ACROSS)
-        acc = tl.dot(x, right(w_blocks, n, k, W_ACROSS), acc)
-        if GATED:
-            acc_up = tl.dot(x, right(w_blocks, n + N, k, W_ACROSS), acc_up)
-    if BIAS:
-        column = ((n + tl.arange(0, BLOCK_N)) % N).to(tl.int64)
-        acc, acc_up = with_bias(acc, acc_up, bias_ptr, column, N, bias_step, GATED)
-    return m + tl.arange(0, BLOCK_M), n + tl.arange(0, BLOCK_N), acc, acc_up
-
-
-@triton.jit
-def linear_descriptors(
-    x_ptr, w_ptr, bias_ptr, residual_ptr, y_ptr, pre_ptr, M, N, K, x_step, w_step, bias_step, r_row, r_col,
-    F: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, KEEP: tl.constexpr,
-    X_ACROSS: tl.constexpr, W_ACROSS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
-):  # fmt: skip
-    """As linear_tiled, the operands fetched as matmul_descriptors does; each program computes every ``num_programs``-th
-    tile."""
-    tl.assume(K > 0)
-    x, w = operands(x_ptr, w_ptr, M, N, K, x_step, w_step, GATED, X_ACROSS, W_ACROSS, BLOCK_M, BLOCK_N, BLOCK_K)
-    for tile in range(tl.program_id(0), tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N), tl.num_programs(0)):
-        m, n, acc, acc_up = products_of_blocks(
-            x, w, bias_ptr, tile, M, N, K, bias_step, GATED, BIAS, X_ACROSS, W_ACROSS, BLOCK_M, BLOCK_N, BLOCK_K, GROUP
-        )
-        finish(acc, acc_up, residual_ptr, y_ptr, pre_ptr, m, n, M, N, r_row, r_col, F, GATED, RESIDUAL, KEEP)
-
-
 # ---- codes of the result ---------------------------------------------------------------------------------------------
 
 
@@ -251,37 +169,7 @@ def linear_quantized_tiled(
     quantize(acc, acc_up, scale_ptr, q_ptr, amax_ptr, m, n, M, N, F, FORMAT, HARDWARE, GATED, PRECISE)
 
 
-@triton.jit
-def linear_quantized_descriptors(
-    x_ptr, w_ptr, bias_ptr, scale_ptr, q_ptr, amax_ptr, M, N, K, x_step, w_step, bias_step,
-    F: tl.constexpr, FORMAT: tl.constexpr, HARDWARE: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr,
-    X_ACROSS: tl.constexpr, W_ACROSS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
-):  # fmt: skip
-    """As linear_quantized_tiled, the operands fetched as linear_descriptors does."""
-    tl.assume(K > 0)
-    x, w = operands(x_ptr, w_ptr, M, N, K, x_step, w_step, GATED, X_ACROSS, W_ACROSS, BLOCK_M, BLOCK_N, BLOCK_K)
-    for tile in range(tl.program_id(0), tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N), tl.num_programs(0)):
-        m, n, acc, acc_up = products_of_blocks(
-            x, w, bias_ptr, tile, M, N, K, bias_step, GATED, BIAS, X_ACROSS, W_ACROSS, BLOCK_M, BLOCK_N, BLOCK_K, GROUP
-        )
-        quantize(acc, acc_up, scale_ptr, q_ptr, amax_ptr, m, n, M, N, F, FORMAT, HARDWARE, GATED, False)
-
-
 # ---- launches --------------------------------------------------------------------------------------------------------
-
-
-class DescriptorPlan(Plan):
-    """A plan whose kernel makes its descriptors itself, in memory that Triton asks the host for."""
-
-    def __call__(self, *tensors: Tensor) -> None:
-        if not INTERPRETING and compile_request() is None:
-            triton.set_allocator(_memory)
-        super().__call__(*tensors)
-
-
-def _memory(size: int, alignment: int, stream: int | None) -> Tensor:
-    return torch.empty(size, dtype=torch.int8, device="cuda")  # PyTorch's allocator gives multiples of 512 bytes
 
 
 def _tile(m: int, n: int, k: int, warps: int, stages: int, group: int = 8) -> Config:
@@ -311,35 +199,6 @@ def candidates(sm: int, dtype: torch.dtype, layout: str, precision: str, m: int,
 configuration = Configurations(__file__, "linear", heuristic, candidates)
 
 
-def descriptor_heuristic(sm: int, layout: str, m: int, n: int, k: int) -> Config:
-    """Tiles that a multiprocessor's tensor cores are fed with at 48 bytes a clock, or narrower ones where there are few."""
-    if INTERPRETING:
-        return _tile(32, 64, 32, 4, 2)
-    return _tile(128, 256 if m * n > 2**21 else 128, 64, 8, 3)
-
-
-def descriptor_candidates(sm: int, layout: str, m: int, n: int, k: int) -> Iterable[Config]:
-    for columns, depth, stages in ((256, 64, 3), (128, 64, 3), (128, 64, 4), (128, 128, 3)):
-        for group in (8, 16):
-            yield {**_tile(128, columns, depth, 8, stages), "GROUP": group}
-
-
-descriptor_configuration = Configurations(__file__, "linear_descriptors", descriptor_heuristic, descriptor_candidates)
-
-
-def descriptors_fit(x: Tensor, weight: Tensor) -> bool:
-    """Whether TMA takes x [M, K] and weight [N, K]: 16-bit floats, rows of both and of y that begin on 16 bytes, terms to add;
-    not while tracing, where Triton can ask no host for memory."""
-    return (
-        target_sm(x.device) in (90, 100)
-        and x.dtype != torch.float32
-        and x.shape[1] > 0
-        and weight.shape[0] % 8 == 0
-        and x.__class__ in PLAIN
-        and not any(tensor_maps.why_not("", t, 2, t.stride(1) != 1) for t in (x, weight.t()))
-    )
-
-
 def tiled_plan(
     kernel: Any, x: Tensor, weight: Tensor, others: tuple[int, ...], constants: dict[str, Any], precision: str
 ) -> Plan:
@@ -362,32 +221,6 @@ def tiled_plan(
             "BLOCK_N": columns,
             "BLOCK_K": config["BLOCK_K"],
             "GROUP": config["GROUP"],
-        },
-        config["num_warps"],
-        config["num_stages"],
-    )
-
-
-def descriptor_plan(
-    kernel: Any, x: Tensor, weight: Tensor, others: tuple[int, ...], constants: dict[str, Any]
-) -> DescriptorPlan:
-    """As :func:`tiled_plan`, of ``linear_descriptors`` or ``linear_quantized_descriptors``."""
-    (m, k), rows, halves = x.shape, weight.shape[0], 2 if constants["GATED"] else 1
-    x_across, w_across = x.stride(1) != 1, weight.stride(0) == 1
-    layout = ("T" if x_across else "N") + ("N" if w_across else "T")
-    config = descriptor_configuration(x.device, layout, bucket(m), bucket(rows), bucket(k))
-    n, columns = rows // halves, config["BLOCK_N"] // halves
-    steps = x.stride(1 if x_across else 0), weight.stride(1 if w_across else 0)
-    return DescriptorPlan(
-        kernel,
-        (min(triton.cdiv(m, config["BLOCK_M"]) * triton.cdiv(n, columns), multiprocessors(x.device)),),
-        (m, n, k, *steps, *others),
-        {
-            **constants,
-            "X_ACROSS": x_across,
-            "W_ACROSS": w_across,
-            **{name: config[name] for name in config if name.isupper()},
-            "BLOCK_N": columns,
         },
         config["num_warps"],
         config["num_stages"],

@@ -6,6 +6,7 @@ registers, which saves a trip of [M, N] or [M, 2N] through memory for each (READ
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -60,8 +61,8 @@ def run(
     return y if x.ndim == 2 else y.view(*x.shape[:-1], y.shape[-1])
 
 
-@linear.implementation("triton", arch=">=sm_80")
-def linear_triton(
+def by_kernel(
+    kernel: str,
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -69,25 +70,12 @@ def linear_triton(
     *,
     activation: str | None = None,
 ) -> Tensor:
-    if reason := copy_unsupported(LinearCall(*call(x, weight, bias, residual, activation))):
+    unsupported = {"triton": copy_unsupported, "cuda": hopper_unsupported}[kernel]
+    if reason := unsupported(LinearCall(*call(x, weight, bias, residual, activation))):
         raise Declined(reason)
     if not on_gpu(x):
         return reference(x, weight, bias, residual, activation=activation)
-    return run("triton", x, weight, bias, residual, activation)
-
-
-@linear.implementation("cuda", arch="==sm_90", dtypes=("bf16", "fp16"), devices=("cuda",))
-def linear_hopper(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    *,
-    activation: str | None = None,
-) -> Tensor:
-    if reason := hopper_unsupported(LinearCall(*call(x, weight, bias, residual, activation))):
-        raise Declined(reason)
-    return run("cuda", x, weight, bias, residual, activation)
+    return run(kernel, x, weight, bias, residual, activation)
 
 
 def cublaslt(
@@ -134,6 +122,10 @@ def quack(
     return y
 
 
+linear.implementation("triton", arch=">=sm_80")(functools.partial(by_kernel, "triton"))
+linear.implementation("cuda", arch="==sm_90", dtypes=("bf16", "fp16"), devices=("cuda",))(
+    functools.partial(by_kernel, "cuda")
+)
 linear.implementation("torch")(composed)
 linear.implementation("torch.compile", devices=("cuda",))(peers.Compiled(composed))
 linear.implementation("cublaslt", devices=("cuda",), directions=("forward",))(cublaslt)

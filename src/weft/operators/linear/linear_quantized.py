@@ -6,6 +6,7 @@ result is quantised while it is in registers, and its own largest value comes ba
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -14,7 +15,6 @@ from torch import Tensor, dtype  # a name alone, as the stubs want annotations
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
 from weft.operators.call import Choice, cast_for_products, guarded
-from weft.operators.launch import Plans
 from weft.operators.linear import activations
 from weft.operators.linear import reference as linear
 from weft.operators.linear.dispatch import QUANTIZED
@@ -169,46 +169,33 @@ linear_quantized = Operator(
 
 
 @torch.no_grad()
-def run(
-    plans: Plans,
+def by_kernel(
+    name: str | None,
     x: Tensor,
     weight: Tensor,
-    bias: Tensor | None,
+    bias: Tensor | None = None,
+    *,
     scale: Tensor,
-    dtype: torch.dtype,
-    activation: str | None,
-    *options: str,
+    dtype: torch.dtype = E4M3,
+    activation: str | None = None,
 ) -> Quantized:
+    """By the kernel of that name, or by the one that the table chooses."""
+    plans = QUANTIZED if name is None else QUANTIZED.kernel(name)
     n = weight.shape[0] // (2 if activations.of(activation).gated else 1)
     q = torch.empty((*x.shape[:-1], n), dtype=torch.uint8, device=x.device)
     amax = torch.zeros(1, dtype=torch.float32, device=x.device)
     if q.numel():
         tensors = (x, weight, x if bias is None else bias, scale)
-        plans.of(tensors, bias is not None, activation, dtype, *options)(*tensors, q, amax)
+        plan = plans.of(tensors, bias is not None, activation, dtype, default_precision())
+        plan(*tensors, q, amax)
     return q.view(dtype), amax
 
 
-def implementation(name: str, **declared: Any) -> None:
-    """Registers the kernel of that name in the table."""
-
-    def function(
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        *,
-        scale: Tensor,
-        dtype: torch.dtype = E4M3,
-        activation: str | None = None,
-    ) -> Quantized:
-        options = (default_precision(),) if name == "triton" else ()
-        return run(QUANTIZED.kernel(name), x, weight, bias, scale, dtype, activation, *options)
-
-    linear_quantized.implementation(name, **declared)(function)
-
-
-implementation("triton", arch=">=sm_80")
+linear_quantized.implementation("triton", arch=">=sm_80")(functools.partial(by_kernel, "triton"))
 for _name in ("cuda", "cuda-unfused"):
-    implementation(_name, backend="cuda", arch="==sm_90", dtypes=("bf16", "fp16"), devices=("cuda",))
+    linear_quantized.implementation(_name, backend="cuda", arch="==sm_90", dtypes=("bf16", "fp16"), devices=("cuda",))(
+        functools.partial(by_kernel, _name)
+    )
 linear_quantized.implementation("torch")(usual)
 linear_quantized.implementation("torch.compile", devices=("cuda",))(peers.Compiled(usual))
 
@@ -263,5 +250,5 @@ def linear_quantized_function(
     named: dict[str, Any] = {"scale": scale, "dtype": dtype, "activation": activation}
     x, weight, bias = cast_for_products(x, weight, bias)
     if choose(x, weight, bias, **named).implementation != "torch":
-        return run(QUANTIZED, x, weight, bias, scale, dtype, activation)
+        return by_kernel(None, x, weight, bias, **named)
     return (usual if x.is_cuda else reference)(x, weight, bias, **named)

@@ -16,6 +16,7 @@ from weft.operators import mutants, peers
 from weft.operators.call import Choice, cast_for_products, eager, guarded, on_gpu
 from weft.operators.launch import Plans
 from weft.operators.linear.dispatch import FEW_ROWS, FEW_ROWS_WEIGHT, few_rows_choice
+from weft.operators.matmul.reference import SUMS
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 
 # ---- PyTorch operator ------------------------------------------------------------------------------------------------
@@ -92,16 +93,14 @@ def cost(w: Workload, direction: str) -> Cost:
     return Cost((m * k + n * k + m * n) * size, (m * k + n * k + bias) * size, {w.dtype: 2 * flops})
 
 
-def _last_slice_left_out(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    k = max(x.shape[1] - 1, 0) // 8 * 8
-    return F.linear(x[:, :k], w[:, :k], bias)
+def _with_bias(product: Any) -> Any:
+    """A mistake of matmul's, with a bias."""
 
+    def wrong(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+        y: Tensor = product(x, w.t())
+        return y if bias is None else y + bias
 
-def _low_precision_sum(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    total = torch.zeros(x.shape[0], w.shape[0], dtype=torch.bfloat16, device=x.device)
-    for k in range(x.shape[1]):
-        total += (x[:, k, None].float() * w[None, :, k].float()).bfloat16()
-    return (total if bias is None else total + bias).to(x.dtype)
+    return wrong
 
 
 def _every_part_adds_the_bias(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -163,8 +162,7 @@ skinny_matmul = Operator(
     },
     mutants=[
         *mutants.usual(reference),
-        Mutant("last slice of K left out", _last_slice_left_out),
-        Mutant("summed in bf16", _low_precision_sum),
+        *(Mutant(mutant.name, _with_bias(mutant.function)) for mutant in SUMS),
         Mutant("every part adds the bias", _every_part_adds_the_bias),
         *mutants.usual(_gradients, "backward"),
     ],

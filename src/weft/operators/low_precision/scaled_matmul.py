@@ -158,10 +158,7 @@ WORKLOADS = {
     "huge": [workload("bf16", M=2**16 + 8, N=2**15 + 16, K=64)],
     "bench": list(SQUARES),
     "quick": [SQUARES[0]],
-    "compile": [
-        *(w for w in SQUARES if w["M"] == 4096),
-        workload(M=512, N=512, K=500, format="fp8_e5m2", bias=True),
-    ],
+    "compile": [*(w for w in SQUARES if w["M"] == 4096), workload(M=512, N=512, K=500, format="fp8_e5m2", bias=True)],
     "tune": [*SQUARES],
     "model": [
         workload("bf16", M=4096, N=n, K=k, scales="row") for n, k in ((6144, 4096), (28672, 4096), (4096, 14336))

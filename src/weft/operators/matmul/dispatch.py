@@ -102,12 +102,7 @@ class MatmulCall(Call):
     """A product, checked. ``name`` is the public function's; ``dtype`` that of c, a's when None."""
 
     def __init__(
-        self,
-        a: Tensor,
-        b: Tensor,
-        precision: str | None = None,
-        name: str = "matmul",
-        dtype: torch.dtype | None = None,
+        self, a: Tensor, b: Tensor, precision: str | None = None, name: str = "matmul", dtype: torch.dtype | None = None
     ):
         check(name, a, b, precision)
         self.x = self.a = a

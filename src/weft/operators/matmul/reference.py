@@ -92,8 +92,5 @@ def _gradients(dc: Tensor, a: Tensor, b: Tensor, precision: Any = None) -> tuple
     return torch.matmul(dc, b.mT).sum_to_size(a.shape), torch.matmul(a.mT, dc).sum_to_size(b.shape)
 
 
-SUMS = [
-    Mutant("last slice of K left out", _last_slice_left_out),
-    Mutant("summed in bf16", _low_precision_sum),
-]
+SUMS = [Mutant("last slice of K left out", _last_slice_left_out), Mutant("summed in bf16", _low_precision_sum)]
 GRADIENTS = mutants.usual(_gradients, "backward")
