@@ -8,7 +8,7 @@ from torch import Tensor, dtype
 
 from weft.operators.call import Choice
 from weft.operators.low_precision.quantized_weight import QuantizedWeight
-from weft.operators.mixture_of_experts.routes import Routing
+from weft.operators.mixture_of_experts.reference import Routing
 from weft.operators.orthogonalization.coefficients import Coefficients
 from weft.operators.sparse.bsr import BSR
 from weft.operators.sparse.csr import CSR
@@ -87,7 +87,7 @@ def add_rms_norm(
     """Residual addition and RMSNorm of the sum over the last dimension, in one pass."""
 
 def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """The place of the largest value along one dimension, or in all of x (counted in the order of its elements)."""
+    """The index of the largest value along one dimension, or in all of x (counted in the order of its elements)."""
 
 def batched_matmul(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
     """Products of the matrices in the last two dimensions; the dimensions before them broadcast, as ``torch.matmul``'s do."""
@@ -294,13 +294,13 @@ def matmul(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
     """Product of two matrices, or of batches of them as ``batched_matmul``."""
 
 def max(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """Largest value over one dimension, or over all; ``weft.ops.argmax`` gives the place of a maximum."""
+    """Largest value over one dimension, or over all; ``weft.ops.argmax`` gives the index of a maximum."""
 
 def mean(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """Mean over one dimension, or over all."""
 
 def min(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """Smallest value over one dimension, or over all; ``weft.ops.argmax`` gives the place of a maximum."""
+    """Smallest value over one dimension, or over all; its gradient is that of ``weft.ops.max``."""
 
 def misaligned_access(x: Tensor, offset: int = 1) -> Tensor:
     """A copy of x from its element ``offset`` on."""

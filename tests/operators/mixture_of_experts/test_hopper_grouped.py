@@ -1,4 +1,4 @@
-"""Grouped products on Hopper's main loop, played on a CPU: groups of rows and of terms whose sizes only the kernel reads."""
+"""Grouped products on Hopper's main loop, emulated on a CPU: groups of rows and of terms whose sizes only the kernel reads."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -10,15 +10,14 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 pytest.importorskip("cuda.bindings")
 
-import hopper_on_cpu as played  # noqa: E402
+import hopper_on_cpu as emulated  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from hopper_assembly import assembly, check_inner_loop  # noqa: E402
 from hopper_on_cpu import BF16, FP16, FP32, what_is_wrong  # noqa: E402
 
-from weft.definition import Declined  # noqa: E402
 from weft.operators.hopper.tensor_maps import encode  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.mixture_of_experts import grouped_hopper  # noqa: E402
+from weft.operators.mixture_of_experts import dispatch  # noqa: E402
 
 UNEVEN = (70, 0, 1, 200, 64, 0, 129)  # under 64 rows, over 128, as many as a consumer has, none
 
@@ -52,7 +51,7 @@ class Groups:
         return self.dtype
 
 
-class GroupedProduct(played.Product):
+class GroupedProduct(emulated.Product):
     def __init__(self, case: Groups, seed: int = 0):
         self.case = case
         random = torch.Generator().manual_seed(seed)
@@ -78,7 +77,7 @@ class GroupedProduct(played.Product):
             self.up = self.b
             self.c = torch.full((e, case.m, case.n), torch.nan, dtype=case.dtype)
             self.order = torch.tensor(case.sizes).sort(descending=True).indices
-            make = lambda: grouped_hopper._terms_plan(self.a, self.b, e)  # noqa: E731
+            make = lambda: dispatch.hopper_terms(self.a, self.b, e, self.a.device)  # noqa: E731
         else:
             self.a = matrix(r, case.k, across=case.layout[0] == "T")
             self.a[bounds[-1] :] = torch.nan
@@ -87,11 +86,11 @@ class GroupedProduct(played.Product):
             self.c = torch.full((r, case.n), torch.nan, dtype=case.dtype)
             if case.biased:
                 self.bias = torch.randn((e, self.w.shape[1]), generator=random).to(case.dtype)
-            make = lambda: grouped_hopper._rows_plan(self.a, self.w, case.biased, case.gated)  # noqa: E731
+            make = lambda: dispatch.hopper_rows(self.a, self.w, case.biased, case.gated)  # noqa: E731
         self.residual = self.c
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(grouped_hopper.configuration, "trial", config)
-            patch.setattr(grouped_hopper, "multiprocessors", lambda device: case.clusters * case.cluster)
+            patch.setattr(dispatch.configuration, "trial", config)
+            patch.setattr(dispatch, "multiprocessors", lambda device: case.clusters * case.cluster)
             self.plan = make()
 
     def scalars(self) -> tuple:
@@ -179,7 +178,7 @@ MISTAKES = {
 
 @pytest.fixture(scope="module")
 def play(tmp_path_factory):
-    return played.hopper_player(tmp_path_factory.mktemp("grouped"), CASES, MISTAKES, GroupedProduct)
+    return emulated.hopper_player(tmp_path_factory.mktemp("grouped"), CASES, MISTAKES, GroupedProduct)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -225,10 +224,10 @@ def test_tiles_fit_shared_memory_and_the_kernel(rows, n, k, gated):
     w = torch.empty(64, 2 * n if gated else n, k, dtype=BF16, device="meta")
     layout = "NTG" if gated else "NT"
     key = (90, "16-bit", layout, 64, rows, n, k)
-    for config in (None, *grouped_hopper.candidates(*key)):
+    for config in (None, *dispatch.candidates(*key)):
         with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
-            patch.setattr(grouped_hopper.configuration, "trial", config)
-            plans = [grouped_hopper._rows_plan(x, w, False, gated), grouped_hopper._terms_plan(x, x, 64)]
+            patch.setattr(dispatch.configuration, "trial", config)
+            plans = [dispatch.hopper_rows(x, w, False, gated), dispatch.hopper_terms(x, x, 64, x.device)]
         for plan in plans[: 1 if gated else 2]:
             assert plan.launch.shared_bytes <= 232448 and plan.launch.grid[0] <= 132
             assert plan.launch.grid[0] % plan.launch.cluster == 0
@@ -247,8 +246,7 @@ def test_tiles_fit_shared_memory_and_the_kernel(rows, n, k, gated):
 )
 def test_what_it_does_not_take_is_declined_in_words(x, w, words):
     x, w = (torch.empty(t[:-1], dtype=t[-1]) for t in (x, w))
-    with pytest.raises(Declined, match=words):
-        grouped_hopper._rows_plan(x, w, False, False)
+    assert words in dispatch.rows_unsupported(x, w, False)
 
 
 @pytest.mark.parametrize(
@@ -257,8 +255,7 @@ def test_what_it_does_not_take_is_declined_in_words(x, w, words):
 def test_gradients_of_weights_that_it_does_not_take_are_declined_in_words(case, words):
     a = torch.empty(64, 64, dtype=BF16)
     b = {"odd": torch.empty(64, 60, dtype=BF16), "turned": a.t(), "empty": a, "mixed": a.float()}[case]
-    with pytest.raises(Declined, match=words):
-        grouped_hopper._terms_plan(a[: 0 if case == "empty" else None], b, 2)
+    assert words in dispatch.terms_unsupported(a[: 0 if case == "empty" else None], b, 2)
 
 
 @pytest.mark.parametrize(

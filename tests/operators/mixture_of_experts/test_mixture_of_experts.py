@@ -14,10 +14,10 @@ pytest.importorskip("triton")
 
 from weft import ops, registry  # noqa: E402
 from weft.definition import SHARED_LIMIT  # noqa: E402
-from weft.operators.mixture_of_experts import grouped_kernels  # noqa: E402
-from weft.operators.mixture_of_experts.arguments import random_offsets, random_places  # noqa: E402
-from weft.operators.mixture_of_experts.grouped_calls import reference  # noqa: E402
-from weft.operators.mixture_of_experts.routes import ordered  # noqa: E402
+from weft.operators.mixture_of_experts import kernels  # noqa: E402
+from weft.operators.mixture_of_experts.dispatch import GROUPED  # noqa: E402
+from weft.operators.mixture_of_experts.reference import grouped_product as reference  # noqa: E402
+from weft.operators.mixture_of_experts.reference import ordered, random_offsets, random_places  # noqa: E402
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
@@ -39,7 +39,7 @@ def triton(name: str):
 
 @pytest.mark.parametrize("block", [1, 4, 16])
 def test_every_row_has_one_tile_whatever_the_sizes_of_groups(block):
-    """The rule of grouped_kernels, on all group sizes of a small world."""
+    """The rule of grouped products in kernels.py, on all group sizes of a small world."""
     for sizes in itertools.product((0, 1, 3, 4, 5, 16, 33), repeat=3):
         offsets = [0, *itertools.accumulate(sizes)]
         rows, groups = offsets[-1] + 7, len(sizes)  # 7 rows past all groups
@@ -67,7 +67,7 @@ def test_unchecked_offsets_that_do_not_fit_reach_nothing_outside():
     for bad in ((0, 15, 5, 20), (0, -7, 3, 20), (0, 9, 400, 500), (3, 9, 12, 20)):
         x, y = torch.full((60, 16), torch.nan, device=DEVICE), torch.full((60, 8), 7.0, device=DEVICE)
         x[20:40] = 1
-        plan = grouped_kernels.plans.of((x[20:40], w), 20, False, False, False)
+        plan = GROUPED.kernel("triton").of((x[20:40], w), 20, False, False, False)
         plan(x[20:40], w, int32(*bad), x, x, y[20:40], y)
         assert not bool(y.isnan().any()) and bool((y[:20] == 7).all()) and bool((y[40:] == 7).all())
         assert bool((y[20:40] != 7).any())
@@ -96,7 +96,7 @@ def test_a_position_out_of_range_gives_a_nan_token():
 def test_tiles_fit_shared_memory(sm, gated):
     for rows in (16, 64, 128, 2048):
         key = (sm, torch.bfloat16, "T", gated, rows, 2048, 2048)
-        found = [grouped_kernels.heuristic(*key), *grouped_kernels.candidates(*key)]
+        found = [kernels.heuristic(*key), *kernels.candidates(*key)]
         assert len(found) > 4
         for c in found:
             stage = (c["BLOCK_M"] + c["BLOCK_N"] * (1 + gated)) * c["BLOCK_K"] * 2

@@ -12,19 +12,9 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import (
-    Choice,
-    KernelFunction,
-    check_device,
-    check_tensor,
-    differentiable,
-    guarded,
-    on_gpu,
-    reference_gradients,
-    traced,
-)
-from weft.operators.mixture_of_experts.arguments import check_indices, check_matrix, check_range, random_places
-from weft.operators.mixture_of_experts.token_kernels import gradient_plans, plans
+from weft.operators.call import Choice, KernelFunction, differentiable, eager, guarded, reference_gradients, traced
+from weft.operators.mixture_of_experts.dispatch import COMBINE, COMBINE_GRADIENT
+from weft.operators.mixture_of_experts.reference import check_range, random_places
 from weft.operators.random_inputs import random_tensor
 
 
@@ -43,7 +33,7 @@ def torch_combine(y: Tensor, position: Tensor, weights: Tensor) -> Tensor:
     return torch.bmm(weights.to(y.dtype)[:, None], gathered(y, position))[:, 0].to(y.dtype)
 
 
-# ---- launches --------------------------------------------------------------------------------------------------------
+# ---- autograd --------------------------------------------------------------------------------------------------------
 
 
 class Combine(KernelFunction):
@@ -51,7 +41,7 @@ class Combine(KernelFunction):
     def forward(ctx: Any, y: Tensor, position: Tensor, weights: Tensor) -> Tensor:
         out = y.new_empty((position.shape[0], y.shape[1]))
         if out.numel():
-            plans.of((y, position, weights))(y, position, weights, out)
+            COMBINE.kernel("triton").of((y, position, weights))(y, position, weights, out)
         ctx.save_for_backward(y, position, weights)
         return out
 
@@ -65,7 +55,7 @@ class Combine(KernelFunction):
         dweights = torch.empty(weights.shape, dtype=weights.dtype, device=y.device) if dots else None
         if not dout.numel():
             return dy, None, None if dweights is None else dweights.zero_()
-        plan = gradient_plans.of((y, position, weights, dout), rows, dots)
+        plan = COMBINE_GRADIENT.of((y, position, weights, dout), rows, dots)
         plan(y, position, weights, dout, dout if dy is None else dy, dout if dweights is None else dweights)
         return dy, None, dweights
 
@@ -167,34 +157,17 @@ combine_tokens.implementation("torch.compile", devices=("cuda",))(peers.Compiled
 # ---- what users call -------------------------------------------------------------------------------------------------
 
 
-def check(y: Tensor, position: Tensor, weights: Tensor, check_values: bool) -> None:
-    check_matrix("combine_tokens", "y", y)
-    check_indices("combine_tokens", "position", position, 2, "[tokens, k]", "y", y)
-    check_tensor("combine_tokens", "weights", weights, tuple(dict.fromkeys((torch.float32, y.dtype))))
-    check_device("combine_tokens", "weights", weights, "y", y)
-    if position.numel() != y.shape[0]:
-        raise ValueError(
-            f"combine_tokens: 'position' has shape {tuple(position.shape)} and 'y' {y.shape[0]} rows; expected one "
-            "row for each position"
-        )
-    if weights.shape != position.shape:
-        raise ValueError(
-            f"combine_tokens: argument 'weights' has shape {tuple(weights.shape)}; expected {tuple(position.shape)}, that of "
-            "'position'"
-        )
-    if check_values and not traced(position):
-        check_range("combine_tokens", "position", position, y.shape[0])
-
-
 @combine_tokens.choice
 @guarded
-def choose(y: Tensor, position: Tensor, weights: Tensor, *, check_positions: bool = False) -> Choice:
-    check(y, position, weights, check_positions or position.device.type == "cpu")
-    if not on_gpu(y):
-        return Choice("torch", "the tensors are on the CPU, where weft runs the reference")
-    if traced(y, position, weights):
-        return Choice("torch", "traced: PyTorch's own operators, which a compiler fuses with their neighbours")
-    return Choice("triton", "rows are gathered, weighted and added in one pass", plans)
+def choose(
+    y: Tensor, position: Tensor, weights: Tensor, *, check_positions: bool = False, direction: str = "forward"
+) -> Choice:
+    choice = COMBINE.choose(y, position, weights)
+    if (check_positions or position.device.type == "cpu") and not traced(position):
+        check_range("combine_tokens", "position", position, y.shape[0])
+    if direction == "backward" and choice.implementation != "torch":
+        return COMBINE_GRADIENT.choose(y, position, weights, y, True, True)
+    return choice
 
 
 @combine_tokens.function
@@ -218,6 +191,10 @@ def combine_tokens_function(y: Tensor, position: Tensor, weights: Tensor, *, che
     Gradients of y and the weights, in one pass: dy[position] = weight · dout, dweight = y[position] · dout. Rows of y that
     no pair names have an undefined gradient, rows named twice that of one of the pairs.
     """
-    if choose(y, position, weights, check_positions=check_positions).implementation == "torch":
+    if not check_positions and eager(y, position, weights, gradient=True, autocast=True):
+        chosen = COMBINE.of((y, position, weights))
+    else:
+        chosen = choose(y, position, weights, check_positions=check_positions).implementation != "torch"
+    if not chosen:
         return reference(y, position, weights)
     return combine_tokens_triton(y, position, weights)

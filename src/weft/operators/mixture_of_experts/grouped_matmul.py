@@ -6,21 +6,301 @@ its elements, so that from some hundred rows a group on the rate of the matrix u
 
 from __future__ import annotations
 
+import functools
+import itertools
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
-from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
+from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, cast_for_products, guarded, on_gpu, traced, transformed
-from weft.operators.launch import target_sm
-from weft.operators.mixture_of_experts.arguments import LOADS, random_offsets, random_places
-from weft.operators.mixture_of_experts.grouped_calls import check, grouped_matmul_triton, reference
-from weft.operators.mixture_of_experts.grouped_hopper_calls import declined, grouped_matmul_hopper
-from weft.operators.mixture_of_experts.grouped_kernels import plans
-from weft.operators.mixture_of_experts.grouped_peers import cublas_loop, torch_grouped_mm
+from weft.operators.call import Choice, cast_for_products, check_same, eager, guarded, on_gpu, traced, transformed
+from weft.operators.launch import Plans
+from weft.operators.mixture_of_experts import kernels
+from weft.operators.mixture_of_experts.dispatch import (
+    GROUPED,
+    GROUPED_WEIGHT_GRADIENT,
+    ProductCall,
+    product_unsupported,
+    token_sums,
+)
+from weft.operators.mixture_of_experts.reference import (
+    LOADS,
+    check_indices,
+    check_matrix,
+    check_range,
+    gated,
+    gated_gradient,
+    grouped_outer,
+    random_offsets,
+    random_places,
+)
+from weft.operators.mixture_of_experts.reference import grouped_product as reference
 from weft.operators.random_inputs import LAYOUTS, random_tensor
+
+ACTIVATIONS = ("swiglu",)
+
+# ---- peers -----------------------------------------------------------------------------------------------------------
+
+_bounds: Any = WeakIdKeyDictionary()
+
+
+def bounds_of(offsets: Tensor) -> list[int]:
+    """The offsets on the host, cached until they are written to, so that this peer is not timed for waiting."""
+    known = _bounds.get(offsets)
+    if known is None or known[0] != offsets._version:
+        known = _bounds[offsets] = offsets._version, offsets.tolist()
+    found: list[int] = known[1]
+    return found
+
+
+def cublas_loop(
+    x: Tensor,
+    w: Tensor,
+    offsets: Tensor,
+    source: Tensor | None = None,
+    position: Tensor | None = None,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+) -> Tensor:
+    """``torch.mm`` (``addmm`` with a bias) of each group that has rows, group sizes known beforehand."""
+    bounds = bounds_of(offsets)
+    rows = x if source is None else x.index_select(0, source)
+    parts = []
+    for e, matrix in enumerate(w.unbind(0)):
+        part = rows[bounds[e] : bounds[e + 1]]
+        parts.append(F.linear(part, matrix, None if bias is None else bias[e]))
+    if bounds[-1] < rows.shape[0]:
+        parts.append(parts[0].new_zeros((rows.shape[0] - bounds[-1], w.shape[1])))
+    return _activated(torch.cat(parts), activation)
+
+
+def torch_grouped_mm(
+    x: Tensor,
+    w: Tensor,
+    offsets: Tensor,
+    source: Tensor | None = None,
+    position: Tensor | None = None,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+) -> Tensor:
+    """PyTorch's grouped product in one launch (sizes on the device), with a gather before and an activation after it."""
+    if not hasattr(torch, "_grouped_mm"):
+        raise Declined("this PyTorch has no torch._grouped_mm")
+    if bias is not None:
+        raise Declined("torch._grouped_mm takes no bias")
+    if x.shape[1] % 8 or w.shape[1] % 8:
+        raise Declined("torch._grouped_mm takes rows of multiples of 16 bytes")
+    rows = x if source is None else x.index_select(0, source)
+    return _activated(torch._grouped_mm(rows, w.transpose(1, 2), offs=offsets[1:]), activation)
+
+
+def _activated(y: Tensor, activation: str | None) -> Tensor:
+    if activation is None:
+        return y
+    gate, up = y.chunk(2, -1)
+    return F.silu(gate) * up
+
+
+# ---- PyTorch operators -----------------------------------------------------------------------------------------------
+#
+# ``kernel``: the implementation, forward and backward; None for the tables' choice.
+
+
+@torch.library.triton_op("weft::grouped_matmul", mutates_args=())
+def grouped_matmul_op(
+    x: Tensor,
+    w: Tensor,
+    offsets: Tensor,
+    source: Tensor | None,
+    position: Tensor | None,
+    bias: Tensor | None,
+    gate: bool,
+    keep: bool,
+    kernel: str | None,
+) -> tuple[Tensor, Tensor]:
+    """y, and with ``keep`` gate and up [R, 2N] (else an empty tensor, and a gradient computes them again)."""
+    if on_gpu(x):
+        return _launched(x, w, offsets, source, bias, gate, keep, kernel)
+    pre = reference(x, w, offsets, source, position, bias)
+    return gated(pre) if gate else pre, pre.clone() if keep else x.new_empty(0)
+
+
+def _launched(
+    x: Tensor,
+    w: Tensor,
+    offsets: Tensor,
+    source: Tensor | None,
+    bias: Tensor | None,
+    gate: bool,
+    keep: bool,
+    kernel: str | None,
+) -> tuple[Tensor, Tensor]:
+    r = (x if source is None else source).shape[0]
+    n = w.shape[1] // 2 if gate else w.shape[1]
+    y = torch.empty((r, n), dtype=x.dtype, device=x.device)
+    pre = torch.empty((r, 2 * n) if keep else (0,), dtype=x.dtype, device=x.device)
+    if y.numel():
+        operands = (x, w) if bias is None else (x, w, bias)
+        plans = GROUPED if kernel is None else GROUPED.kernel(kernel)
+        plan = plans.of(operands, r, source is not None, gate, keep)
+        plan(x, w, offsets, x if source is None else source, x if bias is None else bias, y, pre if keep else y)
+    return y, pre
+
+
+@torch.library.triton_op("weft::grouped_outer", mutates_args=())
+def grouped_outer_op(
+    a: Tensor,
+    b: Tensor,
+    offsets: Tensor,
+    a_source: Tensor | None,
+    b_source: Tensor | None,
+    kernel: str | None,
+) -> Tensor:
+    """c [E, P, Q]: c[e] = a_eᵀ · b_e."""
+    if not on_gpu(a):
+        return grouped_outer(a, b, offsets, a_source, b_source)
+    e = offsets.shape[0] - 1
+    r = (a if a_source is None else a_source).shape[0]
+    c = torch.empty((e, a.shape[1], b.shape[1]), dtype=a.dtype, device=a.device)
+    if c.numel():
+        sizes = offsets[1:] - offsets[:-1]
+        order = torch.sort(sizes, descending=True).indices  # large groups first, so that none runs alone at the end
+        plans = GROUPED_WEIGHT_GRADIENT if kernel is None else GROUPED_WEIGHT_GRADIENT.kernel(kernel)
+        plan = plans.of((a, b), r, e, a_source is not None, b_source is not None)
+        plan(a, b, offsets, order, a if a_source is None else a_source, a if b_source is None else b_source, c)
+    return c
+
+
+gated_gradient_plans = Plans(kernels.gated_gradient_plan)
+
+
+@torch.library.triton_op("weft::grouped_swiglu_backward", mutates_args=())
+def grouped_swiglu_backward_op(dy: Tensor, pre: Tensor) -> Tensor:
+    """dpre [R, 2N] of y = silu(gate) · up."""
+    if not on_gpu(dy):
+        return gated_gradient(dy, pre)
+    dpre = torch.empty(pre.shape, dtype=pre.dtype, device=pre.device)
+    if dpre.numel():
+        gated_gradient_plans.of((dy,))(dy, pre, dpre)
+    return dpre
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, w, offsets, source, position, bias, ctx.gate, keep, ctx.kernel = inputs
+    ctx.save_for_backward(x, w, offsets, source, position, bias, output[1] if keep else None)
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, dy: Tensor | None, dpre: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Gradients of y and of gate and up."""
+    product, outer = torch.ops.weft.grouped_matmul, torch.ops.weft.grouped_outer
+    x, w, offsets, source, position, bias, pre = ctx.saved_tensors
+    if dy is not None and ctx.gate:
+        gradient = gated_gradient if torch.is_grad_enabled() else torch.ops.weft.grouped_swiglu_backward
+        gate_up = pre
+        if pre is None:
+            gate_up = product(x, w, offsets, source, position, bias, False, False, ctx.kernel)[0]
+        dy = gradient(dy, gate_up)
+    if dpre is not None and pre is not None:
+        dy = dpre if dy is None else dy + dpre
+    if dy is None:
+        return (None,) * 9
+    dx = dw = dbias = None
+    if ctx.needs_input_grad[0]:
+        dx = product(dy, w.transpose(1, 2), offsets, None, None, None, False, False, ctx.kernel)[0]
+        if source is not None:
+            dx = _of_tokens(dx, source, position, x.shape[0])
+    if ctx.needs_input_grad[1]:
+        if w.stride(1) == 1 and w.stride(2) != 1:  # stored [E, K, N]: so is its gradient
+            dw = outer(x, dy, offsets, source, None, ctx.kernel).transpose(1, 2)
+        else:
+            dw = outer(dy, x, offsets, None, source, ctx.kernel)
+    if bias is not None and ctx.needs_input_grad[5]:
+        one = torch.ones((), dtype=dy.dtype, device=dy.device).expand(dy.shape[0], 1)
+        dbias = outer(dy, one, offsets, None, None, ctx.kernel)[..., 0]
+    return dx, dw, None, None, None, dbias, None, None, None
+
+
+def _of_tokens(rows: Tensor, source: Tensor, position: Tensor | None, t: int) -> Tensor:
+    if torch.is_grad_enabled() or traced(rows) or not on_gpu(rows):
+        wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
+        if position is not None:
+            return wide.index_select(0, position.reshape(-1)).view(*position.shape, rows.shape[1]).sum(1).to(rows.dtype)
+        return wide.new_zeros((t, rows.shape[1])).index_add(0, source, wide).to(rows.dtype)
+    return token_sums(rows, source, position, t)
+
+
+grouped_matmul_op.register_autograd(_backward, setup_context=_save)
+
+
+def _save_outer(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, ctx.kernel = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _outer_backward(ctx: Any, dc: Tensor) -> tuple[Tensor | None, ...]:
+    product = torch.ops.weft.grouped_matmul
+    a, b, offsets, a_source, b_source = ctx.saved_tensors
+    da = db = None
+    if ctx.needs_input_grad[0]:
+        da = product(b, dc, offsets, b_source, None, None, False, False, ctx.kernel)[0]
+        da = da if a_source is None else _of_tokens(da, a_source, None, a.shape[0])
+    if ctx.needs_input_grad[1]:
+        db = product(a, dc.transpose(1, 2), offsets, a_source, None, None, False, False, ctx.kernel)[0]
+        db = db if b_source is None else _of_tokens(db, b_source, None, b.shape[0])
+    return da, db, None, None, None, None
+
+
+grouped_outer_op.register_autograd(_outer_backward, setup_context=_save_outer)
+
+
+def grouped(
+    x: Tensor,
+    w: Tensor,
+    offsets: Tensor,
+    source: Tensor | None = None,
+    position: Tensor | None = None,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    kernel: str | None = None,
+) -> Tensor:
+    """The product of arguments that fit, by one kernel or (None) by the tables' choice."""
+    gate = activation is not None
+    operands = (x, w) if bias is None else (x, w, bias)
+    if eager(*operands):
+        return _launched(x, w, offsets, source, bias, gate, False, kernel)[0]
+    keep = gate and torch.is_grad_enabled() and any(t.requires_grad for t in operands)
+    y: Tensor = torch.ops.weft.grouped_matmul(x, w, offsets, source, position, bias, gate, keep, kernel)[0]
+    return y
+
+
+grouped_matmul_triton = functools.partial(grouped, kernel="triton")
+
+
+def grouped_matmul_hopper(
+    x: Tensor,
+    w: Tensor,
+    offsets: Tensor,
+    source: Tensor | None = None,
+    position: Tensor | None = None,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+) -> Tensor:
+    """Hopper's main loop, which must take the product, or of rows to gather its gradients; what else it cannot take of the
+    gradients is Triton's."""
+    operands = (x, w) if bias is None else (x, w, bias)
+    rows, gather = x, source is not None
+    if source is not None and torch.is_grad_enabled() and any(t.requires_grad for t in operands):
+        rows, gather = torch.empty((source.shape[0], x.shape[1]), dtype=x.dtype, device="meta"), False
+    call = ProductCall(rows, *operands[1:], rows.shape[0], gather, activation is not None, False)
+    if reason := product_unsupported(call):
+        raise Declined(reason)
+    return grouped(x, w, offsets, source, position, bias, activation)
+
 
 # ---- definition ------------------------------------------------------------------------------------------------------
 
@@ -205,6 +485,70 @@ grouped_matmul.implementation("torch.compile", devices=("cuda",), dtypes=("bf16"
 # ---- what users call -------------------------------------------------------------------------------------------------
 
 
+def check(
+    x: Tensor,
+    w: Tensor,
+    offsets: Tensor,
+    source: Tensor | None,
+    position: Tensor | None,
+    bias: Tensor | None,
+    activation: str | None,
+    check_offsets: bool,
+) -> None:
+    name = "grouped_matmul"
+    check_matrix(name, "x", x)
+    check_same(name, "w", w, "x", x)
+    if activation not in (None, *ACTIVATIONS):
+        raise ValueError(f"{name}: argument 'activation' is {activation!r}; expected {', '.join(ACTIVATIONS)} or None")
+    if w.ndim != 3 or w.shape[2] != x.shape[1] or not w.shape[0] or (activation and w.shape[1] % 2):
+        columns = "2N" if activation else "N"
+        raise ValueError(
+            f"{name}: 'w' has shape {tuple(w.shape)} and 'x' {tuple(x.shape)}; expected w [E, {columns}, {x.shape[1]}] with at "
+            "least one group"
+        )
+    e, rows = w.shape[0], x.shape[0]
+    check_indices(name, "offsets", offsets, 1, f"({e + 1},)", "x", x)
+    if offsets.shape[0] != e + 1:
+        raise ValueError(
+            f"{name}: argument 'offsets' has {offsets.shape[0]} elements; expected {e + 1}, one more than 'w' has matrices"
+        )
+    if source is not None:
+        check_indices(name, "source", source, 1, "[rows]", "x", x)
+        rows = source.shape[0]
+    if rows >= 2**31:
+        raise ValueError(f"{name}: {rows} rows; expected under 2**31 (offsets are int32)")
+    if position is not None:
+        check_indices(name, "position", position, 2, "[tokens, k]", "x", x)
+        if source is None or position.shape[0] != x.shape[0] or position.numel() != rows:
+            raise ValueError(
+                f"{name}: argument 'position' has shape {tuple(position.shape)}; expected a 'source' with it, and "
+                f"{x.shape[0]} rows and {rows} elements"
+            )
+    if bias is not None:
+        check_same(name, "bias", bias, "x", x)
+        if bias.shape != w.shape[:2]:
+            raise ValueError(
+                f"{name}: argument 'bias' has shape {tuple(bias.shape)}; expected {tuple(w.shape[:2])}, 'w' without its last"
+            )
+    if check_offsets and traced(offsets):
+        raise ValueError(f"{name}: check_offsets=True needs values, which tracing does not know; expected False there")
+    if not traced(offsets) and (check_offsets or offsets.device.type == "cpu"):
+        _check_values(offsets, source, rows, x.shape[0])
+
+
+def _check_values(offsets: Tensor, source: Tensor | None, rows: int, tokens: int) -> None:
+    bounds = offsets.tolist()
+    if bounds[0] != 0 or bounds[-1] > rows or any(a > b for a, b in itertools.pairwise(bounds)):
+        wrong = next((i for i, (a, b) in enumerate(itertools.pairwise(bounds)) if a > b), None)
+        where = "" if wrong is None else f" (decreasing after offset {wrong})"
+        raise ValueError(
+            f"grouped_matmul: argument 'offsets' runs from {bounds[0]} to {bounds[-1]}{where}; expected from 0, not "
+            f"decreasing, to at most {rows}, the number of rows"
+        )
+    if source is not None:
+        check_range("grouped_matmul", "source", source, tokens)
+
+
 @grouped_matmul.choice
 @guarded
 def choose(
@@ -217,21 +561,16 @@ def choose(
     bias: Tensor | None = None,
     activation: str | None = None,
     check_offsets: bool = False,
+    direction: str = "forward",
 ) -> Choice:
     x, w, bias = cast_for_products(x, w, bias)
     check(x, w, offsets, source, position, bias, activation, check_offsets)
-    if not on_gpu(x):
-        return Choice("torch", "the tensors are on the CPU, where weft runs a product for each group")
-    reason = "one launch over all groups, whose sizes stay on the device"
-    if _on_hopper(x, w, source, bias, activation):
-        return Choice("cuda", f"{reason}, by TMA and wgmma")
-    return Choice("triton", reason, plans)
-
-
-def _on_hopper(x: Tensor, w: Tensor, source: Tensor | None, bias: Tensor | None, activation: str | None) -> bool:
-    if not on_gpu(x) or target_sm(x.device) != 90:
-        return False
-    return not traced(x, w) and not declined(x, w, source, bias, activation is not None)
+    r, gather = (x if source is None else source).shape[0], source is not None
+    if direction == "backward":  # dx is one more product, the weight's gradient is where kernels differ
+        dy = torch.empty((r, w.shape[1]), dtype=x.dtype, device="meta")
+        return GROUPED_WEIGHT_GRADIENT.choose(dy, x, r, w.shape[0], False, gather)
+    operands = (x, w) if bias is None else (x, w, bias)
+    return GROUPED.choose(*operands, r, gather, activation is not None, False)
 
 
 @grouped_matmul.function
@@ -278,5 +617,4 @@ def grouped_matmul_function(
     check(x, w, offsets, source, position, bias, activation, check_offsets)
     if transformed():
         return reference(x, w, offsets, source, position, bias, activation)
-    function = grouped_matmul_hopper if _on_hopper(x, w, source, bias, activation) else grouped_matmul_triton
-    return function(x, w, offsets, source, position, bias, activation)
+    return grouped(x, w, offsets, source, position, bias, activation)

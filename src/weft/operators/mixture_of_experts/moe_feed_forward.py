@@ -7,6 +7,7 @@ between (k hidden rows and k output rows for each token) is work of this way of 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -16,12 +17,12 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, check_same, check_tensor, guarded, on_gpu
+from weft.operators.call import Choice, cast_for_products, check_same, check_tensor, guarded
 from weft.operators.mixture_of_experts import combine_tokens as combining
-from weft.operators.mixture_of_experts import grouped_calls, grouped_hopper_calls, grouped_peers
 from weft.operators.mixture_of_experts import grouped_matmul as grouping
 from weft.operators.mixture_of_experts import route_top_k as routing
-from weft.operators.mixture_of_experts.arguments import check_matrix
+from weft.operators.mixture_of_experts.dispatch import GROUPED, GROUPED_WEIGHT_GRADIENT
+from weft.operators.mixture_of_experts.reference import check_bias, check_choice, check_matrix
 from weft.operators.random_inputs import random_tensor
 
 
@@ -49,23 +50,15 @@ def layer(route: Callable[..., Any], product: Callable[..., Tensor], combine: Ca
     return feed_forward
 
 
-reference = layer(routing.reference, grouped_calls.reference, combining.reference)
+reference = layer(routing.reference, grouping.reference, combining.reference)
 moe_feed_forward_triton = layer(
-    routing.route_top_k_triton, grouped_calls.grouped_matmul_triton, combining.combine_tokens_triton
+    routing.route_top_k_triton, grouping.grouped_matmul_triton, combining.combine_tokens_triton
 )
-torch_layer = layer(routing.reference, grouped_peers.cublas_loop, combining.torch_combine)
-grouped_mm_layer = layer(routing.reference, grouped_peers.torch_grouped_mm, combining.torch_combine)
+torch_layer = layer(routing.reference, grouping.cublas_loop, combining.torch_combine)
+grouped_mm_layer = layer(routing.reference, grouping.torch_grouped_mm, combining.torch_combine)
 through_public_functions = layer(
     routing.route_top_k_function, grouping.grouped_matmul_function, combining.combine_tokens_function
 )
-
-
-def _on_hopper(x: Tensor, w: Tensor, offsets: Tensor, **rest: Any) -> Tensor:
-    """On its main loop where that takes a product."""
-    gate = rest.get("activation") is not None
-    declines = grouped_hopper_calls.declined(x, w, rest.get("source"), None, gate)
-    made = grouped_calls.grouped_matmul_triton if declines else grouped_hopper_calls.grouped_matmul_hopper
-    return made(x, w, offsets, **rest)
 
 
 # ---- definition ------------------------------------------------------------------------------------------------------
@@ -74,9 +67,8 @@ DRAWN = 8  # tokens drawn for each that is kept
 
 
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
-    """Experts' loads follow a Zipf law, by a column of ones in x. Of ``DRAWN`` times as many tokens those are kept whose
-    k-th and next
-    logit lie furthest apart: rounding must not choose other experts than float64 does."""
+    """Experts' loads follow a Zipf law, by a column of ones in x. Of ``DRAWN`` times as many tokens x has those whose k-th and
+    next logit lie furthest apart: rounding must not choose other experts than float64 does."""
     (t, e, d, h), k = (w[a] for a in "TEDH"), w.option("k", 2)
     router = random_tensor(g, (e, d), w.dtype, device)
     w_gate_up = random_tensor(g, (e, 2 * h, d), w.dtype, device)
@@ -141,7 +133,7 @@ def _router_without_gradient(dy: Tensor, **named: Any) -> tuple[Tensor, ...]:
     """Weights as if they were constants."""
     detached = layer(
         lambda *a, **n: (f := routing.reference(*a, **n))._replace(weights=f.weights.detach()),
-        grouped_calls.reference,
+        grouping.reference,
         combining.reference,
     )
     leaves = {n: named[n].detach().requires_grad_() for n in ("x", "w_gate_up", "w_down")}
@@ -199,7 +191,7 @@ moe_feed_forward = Operator(
 
 moe_feed_forward.implementation("triton", arch=">=sm_80")(moe_feed_forward_triton)
 moe_feed_forward.implementation("cuda", arch="==sm_90", dtypes=("bf16", "fp16"), devices=("cuda",))(
-    layer(routing.route_top_k_triton, _on_hopper, combining.combine_tokens_triton)
+    layer(routing.route_top_k_triton, grouping.grouped, combining.combine_tokens_triton)
 )
 moe_feed_forward.implementation("torch")(torch_layer)
 moe_feed_forward.implementation("grouped_mm", devices=("cuda",), dtypes=("bf16",))(grouped_mm_layer)
@@ -227,9 +219,9 @@ def check(
             )
     if not e:
         raise ValueError(f"{name}: argument 'router' has no rows; expected one for each expert")
-    routing.check_choice(name, x.shape[0], e, k, normalise, scoring)
+    check_choice(name, x.shape[0], e, k, normalise, scoring)
     if bias is not None:
-        routing.check_bias(name, bias, x, e)
+        check_bias(name, bias, x, e)
 
 
 @moe_feed_forward.choice
@@ -244,11 +236,22 @@ def choose(
     normalise: bool = True,
     scoring: str = "softmax",
     bias: Tensor | None = None,
+    direction: str = "forward",
 ) -> Choice:
+    """The kernel of the second product, whose rows are not gathered; of backward that of w_gate_up's gradient."""
     check(x, router, w_gate_up, w_down, k, normalise, scoring, bias)
-    if not on_gpu(x):
-        return Choice("torch", "the tensors are on the CPU, where weft runs a product for each expert")
-    return Choice("triton", "routing, two grouped products and the sum, group sizes on the device throughout")
+    x, w_down = cast_for_products(x, w_down)
+    (e, _, h), r = w_down.shape, x.shape[0] * k
+
+    def rows(columns: int) -> Tensor:
+        return torch.empty((r, columns), dtype=x.dtype, device="meta")
+
+    if direction == "backward":
+        return GROUPED_WEIGHT_GRADIENT.choose(rows(2 * h), x, r, e, False, True)
+    choice = GROUPED.choose(rows(h), w_down, r, False, False, False)
+    if choice.implementation == "torch":
+        return choice
+    return dataclasses.replace(choice, reason=f"routing, two grouped products and the sum; the second: {choice.reason}")
 
 
 @moe_feed_forward.function

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, KernelFunction, differentiable, guarded, on_gpu, reference_gradients, traced
-from weft.operators.embedding.dispatch import BACKWARD, FORWARD
-from weft.operators.mixture_of_experts import token_kernels
-from weft.operators.mixture_of_experts.arguments import check_indices, check_matrix, check_range, random_places
+from weft.operators.call import Choice, KernelFunction, differentiable, eager, guarded, reference_gradients, traced
+from weft.operators.mixture_of_experts.dispatch import PERMUTE, PERMUTE_GRADIENT, gathered, token_sums
+from weft.operators.mixture_of_experts.reference import check_range, random_places
 from weft.operators.random_inputs import LAYOUTS, random_tensor
 
 
@@ -30,28 +29,7 @@ def torch_permute(x: Tensor, source: Tensor, position: Tensor | None = None) -> 
     return x.index_select(0, source)
 
 
-# ---- launches --------------------------------------------------------------------------------------------------------
-
-
-def gathered(x: Tensor, source: Tensor) -> Tensor:
-    """[R, D], contiguous: rows of x; NaN for a source out of range."""
-    out = x.new_empty((source.shape[0], x.shape[1]))
-    if out.numel():
-        FORWARD.kernel("triton").of((source, x), None)(source, x, out)
-    return out
-
-
-def token_sums(dy: Tensor, source: Tensor, position: Tensor | None, t: int) -> Tensor:
-    """[T, D]: the sum of each token's rows of dy, in fp32 and in a fixed order. By position in one launch; without it the
-    places are sorted by their token first."""
-    out = dy.new_empty((t, dy.shape[1]))
-    if not dy.numel() or not out.numel():
-        return out.zero_()
-    if position is None:
-        BACKWARD.of((source, dy, out), -1)(source, dy, out)
-    else:
-        token_kernels.plans.of((dy, position))(dy, position, dy, out)
-    return out
+# ---- autograd --------------------------------------------------------------------------------------------------------
 
 
 class Permute(KernelFunction):
@@ -148,29 +126,23 @@ permute_tokens.implementation("torch.compile", devices=("cuda",))(peers.Compiled
 # ---- what users call -------------------------------------------------------------------------------------------------
 
 
-def check(x: Tensor, source: Tensor, position: Tensor | None, check_values: bool) -> None:
-    check_matrix("permute_tokens", "x", x)
-    check_indices("permute_tokens", "source", source, 1, "[places]", "x", x)
-    if position is not None:
-        check_indices("permute_tokens", "position", position, 2, "[tokens, k]", "x", x)
-        if position.shape[0] != x.shape[0] or position.numel() != source.shape[0]:
-            raise ValueError(
-                f"permute_tokens: argument 'position' has shape {tuple(position.shape)}; expected {x.shape[0]} rows and "
-                f"{source.shape[0]} elements, as 'x' has tokens and 'source' places"
-            )
-    if check_values and not traced(source):
-        check_range("permute_tokens", "source", source, x.shape[0])
-
-
 @permute_tokens.choice
 @guarded
-def choose(x: Tensor, source: Tensor, position: Tensor | None = None, *, check_source: bool = False) -> Choice:
-    check(x, source, position, check_source or source.device.type == "cpu")
-    if not on_gpu(x):
-        return Choice("torch", "the tensors are on the CPU, where weft runs the reference")
-    if traced(x, source):
-        return Choice("torch", "traced: PyTorch's own operators, which a compiler fuses with their neighbours")
-    return Choice("triton", "rows are gathered as they lie", FORWARD.kernel("triton"))
+def choose(
+    x: Tensor,
+    source: Tensor,
+    position: Tensor | None = None,
+    *,
+    check_source: bool = False,
+    direction: str = "forward",
+) -> Choice:
+    more = () if position is None else (position,)
+    choice = PERMUTE.choose(x, source, *more)
+    if (check_source or source.device.type == "cpu") and not traced(source):
+        check_range("permute_tokens", "source", source, x.shape[0])
+    if direction == "backward" and choice.implementation != "torch":
+        return PERMUTE_GRADIENT.choose(x, source, x, *more)
+    return choice
 
 
 @permute_tokens.function
@@ -196,6 +168,11 @@ def permute_tokens_function(
 
     The gradient sums a token's rows in fp32 in a fixed order.
     """
-    if choose(x, source, position, check_source=check_source).implementation == "torch":
+    tensors = (x, source) if position is None else (x, source, position)
+    if not check_source and eager(*tensors, gradient=True, autocast=True):
+        chosen = PERMUTE.of(tensors)
+    else:
+        chosen = choose(x, source, position, check_source=check_source).implementation != "torch"
+    if not chosen:
         return reference(x, source, position)
     return permute_tokens_triton(x, source, position)

@@ -14,31 +14,19 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import (
-    FLOATS,
-    Choice,
-    KernelFunction,
-    check_tensor,
-    differentiable,
-    guarded,
-    on_gpu,
-    reference_gradients,
-    traced,
-)
-from weft.operators.mixture_of_experts.routes import Routing, ordered, reference
-from weft.operators.mixture_of_experts.routing_kernels import MOST_EXPERTS, gradient_plans, plans
+from weft.operators.call import Choice, KernelFunction, differentiable, eager, guarded, reference_gradients
+from weft.operators.mixture_of_experts.dispatch import ROUTE, ROUTE_GRADIENT
+from weft.operators.mixture_of_experts.reference import SCORINGS, Routing, ordered
+from weft.operators.mixture_of_experts.reference import route as reference
 from weft.operators.random_inputs import LAYOUTS, random_tensor
 
-SCORINGS = ("softmax", "sigmoid")
-
-
-# ---- launches --------------------------------------------------------------------------------------------------------
+# ---- autograd --------------------------------------------------------------------------------------------------------
 
 
 class Route(KernelFunction):
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, k: int, normalise: bool, sigmoid: bool, bias: Tensor | None
+        ctx: Any, logits: Tensor, k: int, normalise: bool, scoring: str, bias: Tensor | None
     ) -> tuple[Tensor, ...]:
         t, e = logits.shape
         device = logits.device
@@ -47,23 +35,25 @@ class Route(KernelFunction):
         offsets = torch.empty((e + 1,), dtype=torch.int32, device=device)
         source = torch.empty((t * k,), dtype=torch.int32, device=device)
         tensors = (logits,) if bias is None else (logits, bias)
-        plans.of(tensors, k, normalise, sigmoid)(logits, bias, weights, experts, offsets, source, position)
+        ROUTE.kernel("triton").of(tensors, k, normalise, scoring)(
+            logits, bias, weights, experts, offsets, source, position
+        )
         ctx.save_for_backward(logits, experts, bias)
-        ctx.normalise, ctx.sigmoid = normalise, sigmoid
+        ctx.normalise, ctx.scoring = normalise, scoring
         return weights, experts, offsets, source, position
 
     @staticmethod
     def backward(ctx: Any, dweights: Tensor, *others: Any) -> tuple[Tensor | None, ...]:
         logits, experts, bias = ctx.saved_tensors
         if torch.is_grad_enabled():
-            k, scoring = experts.shape[1], "sigmoid" if ctx.sigmoid else "softmax"
+            k = experts.shape[1]
 
             def weights(x: Tensor) -> Tensor:
-                return reference(x, k, normalise=ctx.normalise, scoring=scoring, bias=bias).weights
+                return reference(x, k, normalise=ctx.normalise, scoring=ctx.scoring, bias=bias).weights
 
             return *reference_gradients(weights, (logits,), (True,), (dweights,)), None, None, None, None
         dlogits = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
-        plan = gradient_plans.of((logits, dweights), ctx.normalise, ctx.sigmoid)
+        plan = ROUTE_GRADIENT.of((logits, dweights), ctx.normalise, ctx.scoring)
         plan(logits, experts, dweights, dlogits)
         return dlogits, None, None, None, None
 
@@ -73,7 +63,7 @@ def route_top_k_triton(
 ) -> Routing:
     if not logits.shape[0]:
         return reference(logits, k, normalise=normalise, scoring=scoring, bias=bias)
-    return Routing(*differentiable(Route, logits, k, normalise, scoring == "sigmoid", bias))
+    return Routing(*differentiable(Route, logits, k, normalise, scoring, bias))
 
 
 # ---- definition ------------------------------------------------------------------------------------------------------
@@ -216,53 +206,22 @@ route_top_k.implementation("torch.compile", devices=("cuda",))(peers.Compiled(re
 # ---- what users call -------------------------------------------------------------------------------------------------
 
 
-def check(name: str, logits: Tensor, k: int, normalise: bool, scoring: str, bias: Tensor | None) -> None:
-    check_tensor(name, "logits", logits)
-    if logits.ndim != 2:
-        raise ValueError(f"{name}: argument 'logits' has shape {tuple(logits.shape)}; expected [tokens, experts]")
-    t, e = logits.shape
-    check_choice(name, t, e, k, normalise, scoring)
-    if bias is not None:
-        check_bias(name, bias, logits, e)
-
-
-def check_choice(name: str, t: int, e: int, k: int, normalise: bool, scoring: str) -> None:
-    """Of what is chosen for t tokens out of e experts."""
-    if isinstance(k, bool) or not isinstance(k, int):
-        raise TypeError(f"{name}: argument 'k' is {k!r}; expected an int")
-    if not 1 <= k <= e:
-        raise ValueError(f"{name}: argument 'k' is {k}; expected 1 … {e}, the number of experts")
-    if t * k >= 2**31:
-        raise ValueError(f"{name}: {t} tokens × {k} experts are {t * k} places; expected under 2**31 (they are int32)")
-    if not isinstance(normalise, bool):
-        raise TypeError(f"{name}: argument 'normalise' is {normalise!r}; expected a bool")
-    if scoring not in SCORINGS:
-        raise ValueError(f"{name}: argument 'scoring' is {scoring!r}; expected {' or '.join(SCORINGS)}")
-
-
-def check_bias(name: str, bias: Tensor, other: Tensor, e: int) -> None:
-    check_tensor(name, "bias", bias, FLOATS)
-    if bias.device != other.device:
-        raise ValueError(f"{name}: argument 'bias' is on {bias.device}; expected {other.device}, as the other tensors")
-    if tuple(bias.shape) != (e,):
-        raise ValueError(f"{name}: argument 'bias' has shape {tuple(bias.shape)}; expected ({e},), one for each expert")
-
-
 @route_top_k.choice
 @guarded
 def choose(
-    logits: Tensor, k: int, *, normalise: bool = True, scoring: str = "softmax", bias: Tensor | None = None
+    logits: Tensor,
+    k: int,
+    *,
+    normalise: bool = True,
+    scoring: str = "softmax",
+    bias: Tensor | None = None,
+    direction: str = "forward",
 ) -> Choice:
-    check("route_top_k", logits, k, normalise, scoring, bias)
-    if not on_gpu(logits):
-        return Choice("torch", "the tensors are on the CPU, where weft runs the reference")
-    if traced(logits):
-        return Choice("torch", "traced: PyTorch's own operators, which a compiler fuses with their neighbours")
-    if not logits.shape[0]:
-        return Choice("torch", "no tokens: nothing to launch")
-    if logits.shape[1] > MOST_EXPERTS:
-        return Choice("torch", f"over {MOST_EXPERTS} experts: PyTorch's sort")
-    return Choice("triton", "top-k in registers and a counting sort, in three launches", plans)
+    tensors = (logits,) if bias is None else (logits, bias)
+    choice = ROUTE.choose(*tensors, k, normalise, scoring)
+    if direction == "backward" and choice.implementation != "torch":
+        return ROUTE_GRADIENT.choose(logits, logits[:, :k], normalise, scoring)
+    return choice
 
 
 @route_top_k.function
@@ -293,6 +252,11 @@ def route_top_k_function(
     Of equal experts the one with the lowest number comes first. NaN counts as the largest logit, as in ``torch.topk``: such a
     token still has k different experts, and NaN among its weights (all of them where softmax or ``normalise`` mixes them).
     """
-    if choose(logits, k, normalise=normalise, scoring=scoring, bias=bias).implementation == "torch":
+    tensors = (logits,) if bias is None else (logits, bias)
+    if eager(*tensors, gradient=True, autocast=True):
+        chosen = ROUTE.of(tensors, k, normalise, scoring)
+    else:
+        chosen = choose(logits, k, normalise=normalise, scoring=scoring, bias=bias).implementation != "torch"
+    if not chosen:
         return reference(logits, k, normalise=normalise, scoring=scoring, bias=bias)
     return route_top_k_triton(logits, k, normalise=normalise, scoring=scoring, bias=bias)

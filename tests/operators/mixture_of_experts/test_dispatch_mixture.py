@@ -1,6 +1,5 @@
-"""A grouped product on Hopper's main loop as PyTorch operators: what is launched with what, gradients, what goes to Triton
-instead. The loop's launches are played by PyTorch here, the Triton kernels around them run; test_hopper_grouped.py plays the
-kernel."""
+"""Which grouped products Hopper's main loop computes: what is launched with what, gradients, what goes to Triton instead.
+PyTorch emulates the loop's launches here, the Triton kernels around them run; test_hopper_grouped.py emulates the kernel."""
 
 from __future__ import annotations
 
@@ -16,9 +15,10 @@ from where import DEVICE  # noqa: E402
 
 from weft.definition import Declined  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.mixture_of_experts import grouped_hopper, grouped_hopper_calls, grouped_matmul  # noqa: E402
-from weft.operators.mixture_of_experts.arguments import random_places  # noqa: E402
-from weft.operators.mixture_of_experts.grouped_calls import reference  # noqa: E402
+from weft.operators.mixture_of_experts import dispatch, grouped_matmul  # noqa: E402
+from weft.operators.mixture_of_experts.grouped_matmul import grouped_matmul_hopper  # noqa: E402
+from weft.operators.mixture_of_experts.reference import grouped_product as reference  # noqa: E402
+from weft.operators.mixture_of_experts.reference import random_places  # noqa: E402
 
 OFFSETS = torch.tensor([0, 4, 4, 18], dtype=torch.int32, device=DEVICE)
 FP16 = torch.float16
@@ -32,36 +32,34 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
 def launched(monkeypatch):
     """The names of products that were launched on Hopper's loop, in their order; a wrong order of groups shows as zeros."""
     names = []
+    rows_of, terms_of = dispatch.hopper_rows, dispatch.hopper_terms
 
-    class Rows:
-        @staticmethod
-        def of(operands, biased, gated):
-            grouped_hopper._rows_plan(*operands, biased, gated)
+    def rows(x, w, biased, gated):
+        rows_of(x, w, biased, gated)
 
-            def plan(x, gate, up, y, offsets, bias=None):
-                names.append("gated rows" if gated else "rows")
-                assert y.is_contiguous() and (bias is not None) == biased
-                w = torch.cat([gate, up], 1) if gated else gate
-                y.copy_(reference(x, w, offsets, bias=bias, activation="swiglu" if gated else None))
+        def plan(x, gate, up, y, offsets, bias=None):
+            names.append("gated rows" if gated else "rows")
+            assert y.is_contiguous() and (bias is not None) == biased
+            w = torch.cat([gate, up], 1) if gated else gate
+            y.copy_(reference(x, w, offsets, bias=bias, activation="swiglu" if gated else None))
 
-            return plan
+        return plan
 
-    class Terms:
-        @staticmethod
-        def of(operands, e):
-            grouped_hopper._terms_plan(*operands, e)
+    def terms(a, b, e, device):
+        terms_of(a, b, e, device)
 
-            def plan(a, b, up, c, offsets, order):
-                names.append("terms")
-                sizes = offsets.diff()[order].tolist()
-                assert sizes == sorted(sizes, reverse=True)
-                for i in order.tolist():
-                    c[i] = a[offsets[i] : offsets[i + 1]].t() @ b[offsets[i] : offsets[i + 1]]
+        def plan(a, b, up, c, offsets, order):
+            names.append("terms")
+            sizes = offsets.diff()[order].tolist()
+            assert sizes == sorted(sizes, reverse=True)
+            for i in order.tolist():
+                c[i] = a[offsets[i] : offsets[i + 1]].t() @ b[offsets[i] : offsets[i + 1]]
 
-            return plan
+        return plan
 
-    monkeypatch.setattr(grouped_hopper_calls, "plans", Rows)
-    monkeypatch.setattr(grouped_hopper_calls, "terms_plans", Terms)
+    monkeypatch.setattr(dispatch, "hopper_rows", rows)
+    monkeypatch.setattr(dispatch, "hopper_terms", terms)
+    monkeypatch.setattr("weft.operators.dispatch.target_sm", lambda device: 90)
     return names
 
 
@@ -83,7 +81,7 @@ def compare(found, wanted):
 @pytest.mark.device
 def test_it_has_the_gradients_of_the_reference_all_by_its_own_loop(launched):
     x, w = random(20, 16), random(3, 24, 16, seed=1)
-    compare(gradients(grouped_hopper_calls.grouped_matmul_hopper, x, w), gradients(reference, x, w))
+    compare(gradients(grouped_matmul_hopper, x, w), gradients(reference, x, w))
     assert launched == ["rows", "rows", "terms"]
 
 
@@ -91,12 +89,12 @@ def test_it_has_the_gradients_of_the_reference_all_by_its_own_loop(launched):
 def test_a_gate_is_kept_for_its_gradient(launched):
     x, w, bias = random(20, 16), random(3, 32, 16, seed=1), random(3, 32, seed=2)
     named = {"bias": bias, "activation": "swiglu"}
-    compare(gradients(grouped_hopper_calls.grouped_matmul_hopper, x, w, **named), gradients(reference, x, w, **named))
+    compare(gradients(grouped_matmul_hopper, x, w, **named), gradients(reference, x, w, **named))
     assert launched == ["rows", "rows", "terms"], (
         "both halves, the tokens' gradient, the weights'; the bias's is Triton's"
     )
     with torch.no_grad():
-        grouped_hopper_calls.grouped_matmul_hopper(x, w, OFFSETS, **named)
+        grouped_matmul_hopper(x, w, OFFSETS, **named)
     assert launched[3:] == ["gated rows"], "where no gradient is wanted gate and up are not written"
 
 
@@ -107,16 +105,16 @@ def test_rows_to_gather_are_tritons_but_their_gradients_are_not(launched, positi
     source, places = random_places(torch.Generator().manual_seed(1), 9, 2, DEVICE)
     x, w, bias = random(9, 16), random(3, 32, 16, seed=1), random(3, 32, seed=2)
     named = {"source": source, "position": places if position else None, "bias": bias, "activation": activation}
-    compare(gradients(grouped_hopper_calls.grouped_matmul_hopper, x, w, **named), gradients(reference, x, w, **named))
+    compare(gradients(grouped_matmul_hopper, x, w, **named), gradients(reference, x, w, **named))
     assert launched == ["rows", "terms"], "the tokens' gradient and the weights'"
     with pytest.raises(Declined, match="gather"):
-        grouped_hopper_calls.grouped_matmul_hopper(x, w, OFFSETS, **named)
+        grouped_matmul_hopper(x, w, OFFSETS, **named)
 
 
 @pytest.mark.device
 def test_a_weight_stored_transposed_gets_a_gradient_stored_so(launched):
     x, w = random(20, 16), random(3, 16, 24, seed=1).transpose(1, 2)
-    found = gradients(grouped_hopper_calls.grouped_matmul_hopper, x, w)
+    found = gradients(grouped_matmul_hopper, x, w)
     compare(found, gradients(reference, x, w))
     assert found[2].stride() == w.stride() and launched == ["rows", "rows", "terms"]
 
@@ -124,29 +122,29 @@ def test_a_weight_stored_transposed_gets_a_gradient_stored_so(launched):
 @pytest.mark.device
 def test_gradients_that_tma_cannot_take_are_tritons(launched):
     x, w = random(20, 16), random(3, 24, 16, seed=1)
-    found = gradients(grouped_hopper_calls.grouped_matmul_hopper, x, w, weigh=False)
+    found = gradients(grouped_matmul_hopper, x, w, weigh=False)
     compare(found, gradients(reference, x, w, weigh=False))
     assert launched == ["rows"], "of a sum dy is one number, expanded"
 
 
 @pytest.mark.device
-def test_operators_have_fakes_of_the_same_form(launched):
+def test_operators_have_the_schema_that_they_declare(launched):
     source, places = random_places(torch.Generator().manual_seed(1), 9, 2, DEVICE)
     x, w, rows = random(9, 16), random(3, 32, 16, seed=1), random(18, 24)
-    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    tests = ("test_schema", "test_autograd_registration")
     for keep, gather in itertools.product((False, True), repeat=2):
-        call = (x, w, OFFSETS, source, places, None, True, keep)
+        call = (x, w, OFFSETS, source, places, None, True, keep, None)
         if not gather:
-            call = (random(18, 16), w, OFFSETS, None, None, None, True, keep)
-        torch.library.opcheck(torch.ops.weft.grouped_matmul_hopper.default, call, test_utils=tests)
-    call = (rows, x, OFFSETS, None, source)
-    torch.library.opcheck(torch.ops.weft.grouped_outer_hopper.default, call, test_utils=tests)
+            call = (random(18, 16), w, OFFSETS, None, None, None, True, keep, None)
+        torch.library.opcheck(torch.ops.weft.grouped_matmul.default, call, test_utils=tests)
+    call = (rows, x, OFFSETS, None, source, None)
+    torch.library.opcheck(torch.ops.weft.grouped_outer.default, call, test_utils=tests)
 
 
 @pytest.mark.parametrize("x, w, words", [((20, 12), (3, 24, 12), "16 bytes"), ((20, 16), (3, 20, 16), "16 bytes")])
-def test_what_it_does_not_take_is_declined_in_words(x, w, words):
+def test_what_it_does_not_take_is_declined_in_words(launched, x, w, words):
     with pytest.raises(Declined, match=words):
-        grouped_hopper_calls.grouped_matmul_hopper(random(*x), random(*w), OFFSETS)
+        grouped_matmul_hopper(random(*x), random(*w), OFFSETS)
 
 
 def test_the_public_function_takes_it_on_hopper():
@@ -156,6 +154,7 @@ def test_the_public_function_takes_it_on_hopper():
     for sm, taken in ((90, "cuda"), (80, "triton")):
         with compiling_for(sm, lambda *kernel: None):
             assert grouped_matmul.choose(x, w, offsets).implementation == taken
+            assert grouped_matmul.choose(x, w, offsets, direction="backward").implementation == taken
             assert grouped_matmul.choose(x, w[:, :20], offsets).implementation == "triton"
 
 
@@ -166,12 +165,12 @@ def test_a_replayed_launch_follows_the_offsets():
     x, w = (t.cuda() for t in (random(700, 256), random(5, 192, 256, seed=1) / 16))
     offsets = torch.tensor([0, 100, 100, 356, 420, 700], dtype=torch.int32, device="cuda")
     dy = random(700, 192, seed=2).cuda()
-    run = grouped_hopper_calls.grouped_matmul_hopper
-    outer = torch.ops.weft.grouped_outer_hopper
-    run(x, w, offsets), outer(dy, x, offsets, None, None)
+    run = grouped_matmul_hopper
+    outer = torch.ops.weft.grouped_outer
+    run(x, w, offsets), outer(dy, x, offsets, None, None, None)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        y, dw = run(x, w, offsets), outer(dy, x, offsets, None, None)
+        y, dw = run(x, w, offsets), outer(dy, x, offsets, None, None, None)
     for bounds in ((0, 100, 100, 356, 420, 700), (0, 0, 1, 2, 700, 700), (0, 640, 641, 660, 660, 660)):
         offsets.copy_(torch.tensor(bounds, dtype=torch.int32))
         y.fill_(torch.nan), dw.fill_(torch.nan)
