@@ -308,7 +308,7 @@ def by_triton(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
 
 
 def cublas(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
-    if a.dtype != torch.float32 or precision in (None, default_precision()):
+    if a.dtype != torch.float32 or precision is None or precision == default_precision():
         return torch.matmul(a, b)
     if precision == "tf32x3":
         raise Declined("PyTorch has no 3×tf32 product")
