@@ -20,7 +20,7 @@ pytest.importorskip("triton")
 from weft.operators.launch import compiling_for  # noqa: E402
 from weft.operators.loss import dispatch, reference  # noqa: E402
 from weft.operators.loss.dispatch import LossCall  # noqa: E402
-from weft.operators.loss.kernels import Options  # noqa: E402
+from weft.operators.loss.reference import Options  # noqa: E402
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 OPERATORS = ROOT / "src/weft/operators"

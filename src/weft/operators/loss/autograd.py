@@ -12,9 +12,10 @@ from weft.operators.call import KernelFunction, on_gpu, reference_gradients
 from weft.operators.launch import Plans
 from weft.operators.loss import linear_reference, reference
 from weft.operators.loss.dispatch import BACKWARD, FORWARD, Forward, under_autocast
-from weft.operators.loss.kernels import Options, scale_plans
+from weft.operators.loss.kernels import scale_plans
 from weft.operators.loss.linear_chunks import ChunkedCall, gradients_of_losses, loss_and_gradients
 from weft.operators.loss.linear_statistics import loss_plans
+from weft.operators.loss.reference import Options
 from weft.operators.matmul.dispatch import default_precision
 
 

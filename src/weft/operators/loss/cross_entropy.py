@@ -17,8 +17,7 @@ from weft.operators.call import Choice, differentiable, eager, guarded, traced
 from weft.operators.loss.autograd import CrossEntropy
 from weft.operators.loss.dispatch import BACKWARD, FORWARD, LossCall
 from weft.operators.loss.dispatch import check_labels as look_at_labels
-from weft.operators.loss.kernels import Options
-from weft.operators.loss.reference import OPTIONS, WRONG, composed, gradient, inputs, reference, workloads
+from weft.operators.loss.reference import OPTIONS, WRONG, Options, composed, gradient, inputs, reference, workloads
 
 # ---- implementations -------------------------------------------------------------------------------------------------
 

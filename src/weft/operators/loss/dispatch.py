@@ -28,8 +28,8 @@ from weft.operators.cuda import CTYPES, CudaPlan
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.launch import multiprocessors
 from weft.operators.loss import kernels
-from weft.operators.loss.kernels import LabelSums, Options, Sum
-from weft.operators.loss.reference import REDUCTIONS
+from weft.operators.loss.kernels import LabelSums, Sum
+from weft.operators.loss.reference import REDUCTIONS, Options
 from weft.operators.row_cluster import RowCluster
 from weft.operators.row_programs import ONE_PASS
 

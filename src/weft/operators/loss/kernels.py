@@ -13,7 +13,6 @@ time from L2 where they fit (``cluster.cu`` keeps them on chip).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,17 +24,6 @@ from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.launch import INTERPRETING, Plan, Plans, multiprocessors
 from weft.operators.row_programs import candidates, heuristic
 from weft.operators.softmax.kernels import exponential
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a call asks for besides its tensors; ``soft_cap`` 0 is none."""
-
-    ignore_index: int = -100
-    label_smoothing: float = 0.0
-    z_loss: float = 0.0
-    soft_cap: float = 0.0
-    reduction: str = "mean"
 
 
 @triton.jit
@@ -126,6 +114,26 @@ def gradient_of(
 
 
 @triton.jit
+def row_sums(
+    x, x_t, w, inside, cap, HAS_WEIGHT: tl.constexpr, SMOOTH: tl.constexpr, CAP: tl.constexpr, ACCURATE: tl.constexpr
+):
+    """Of whole rows: (capped logits, the label's, their maximum, exponentials, the sum of these, the smoothed sum)."""
+    x_t = capped(x_t, cap, CAP, ACCURATE)
+    x = capped(x, cap, CAP, ACCURATE)
+    if CAP:
+        x = tl.where(inside, x, -float("inf"))
+    top = tl.max(x, axis=1)
+    base = tl.where(top == -float("inf"), 0.0, top)
+    e = exponential(x - base[:, None], ACCURATE)
+    total = tl.sum(e, axis=1)
+    weighted_sum = total
+    if SMOOTH:
+        weighted = x * w[None, :] if HAS_WEIGHT else x
+        weighted_sum = tl.sum(tl.where(inside, weighted, 0.0), axis=1)
+    return x, x_t, top, e, total, weighted_sum
+
+
+@triton.jit
 def cross_entropy_rows(
     x_ptr, target_ptr, weight_ptr, sums_ptr, loss_ptr, stats_ptr, dx_ptr, M, V, x_row, x_col, target_stride, weight_stride,
     dx_row, dx_col, ignore, smoothing, z, cap, HAS_WEIGHT: tl.constexpr, MEAN: tl.constexpr, SMOOTH: tl.constexpr,
@@ -143,22 +151,11 @@ def cross_entropy_rows(
     at = x_ptr + row[:, None] * x_row + col[None, :] * x_col
     x = tl.load(at, mask=inside, other=-float("inf"), eviction_policy="evict_last").to(tl.float32)
     x_t = tl.load(x_ptr + row * x_row + label * x_col, mask=counts, other=0.0).to(tl.float32)
-    x_t = capped(x_t, cap, CAP, ACCURATE)
-    x = capped(x, cap, CAP, ACCURATE)
-    if CAP:
-        x = tl.where(inside, x, -float("inf"))
-    top = tl.max(x, axis=1)
-    base = tl.where(top == -float("inf"), 0.0, top)
-    e = exponential(x - base[:, None], ACCURATE)
-    total = tl.sum(e, axis=1)
+    w = 0.0
+    if HAS_WEIGHT and SMOOTH:
+        w = tl.load(weight_ptr + col * weight_stride, mask=col < V, other=0.0).to(tl.float32)
+    x, x_t, top, e, total, weighted_sum = row_sums(x, x_t, w, inside, cap, HAS_WEIGHT, SMOOTH, CAP, ACCURATE)
     lse = top + tl.log(total)
-    weighted_sum = total
-    if SMOOTH:
-        if HAS_WEIGHT:
-            w = tl.load(weight_ptr + col * weight_stride, mask=col < V, other=0.0).to(tl.float32)
-            weighted_sum = tl.sum(tl.where(inside, x * w[None, :], 0.0), axis=1)
-        else:
-            weighted_sum = tl.sum(tl.where(inside, x, 0.0), axis=1)
     loss = loss_of(lse, x_t, weighted_sum, weight, by_weight, by_number, all_weights, V, smoothing, z, SMOOTH)
     tl.store(loss_ptr + row, tl.where(counts, loss, 0.0 * by_weight), mask=row < M)  # NaN for the mean over no label
     tl.store(stats_ptr + row, top, mask=row < M)
@@ -308,7 +305,7 @@ def cross_entropy_single_program(
         by_weight = by_number
         if HAS_WEIGHT:
             by_weight = tl.div_rn(1.0, tl.sum(tl.where(of_all[1], of_all[2], 0.0), axis=0))
-    all_weights = V * 1.0
+    all_weights, w = V * 1.0, 0.0
     if HAS_WEIGHT and SMOOTH:
         w = tl.load(weight_ptr + col * weight_stride, mask=col < V, other=0.0).to(tl.float32)
         all_weights = tl.sum(w, axis=0)
@@ -316,38 +313,14 @@ def cross_entropy_single_program(
     for start in range(0, M, ROWS):
         row = (start + tl.arange(0, ROWS)).to(tl.int64)
         label, counts, weight, _, _, _ = labels_of(
-            target_ptr,
-            weight_ptr,
-            target_ptr,
-            row,
-            M,
-            V,
-            target_stride,
-            weight_stride,
-            ignore,
-            HAS_WEIGHT,
-            False,
-            False,
-        )
+            target_ptr, weight_ptr, target_ptr, row, M, V, target_stride, weight_stride, ignore, HAS_WEIGHT, False, False
+        )  # fmt: skip
         inside = counts[:, None] & (col[None, :] < V)
         at = x_ptr + row[:, None] * x_row + col[None, :] * x_col
         x = tl.load(at, mask=inside, other=-float("inf")).to(tl.float32)
         x_t = tl.load(x_ptr + row * x_row + label * x_col, mask=counts, other=0.0).to(tl.float32)
-        x_t = capped(x_t, cap, CAP, ACCURATE)
-        x = capped(x, cap, CAP, ACCURATE)
-        if CAP:
-            x = tl.where(inside, x, -float("inf"))
-        top = tl.max(x, axis=1)
-        base = tl.where(top == -float("inf"), 0.0, top)
-        e = exponential(x - base[:, None], ACCURATE)
-        total = tl.sum(e, axis=1)
+        x, x_t, top, e, total, weighted_sum = row_sums(x, x_t, w, inside, cap, HAS_WEIGHT, SMOOTH, CAP, ACCURATE)
         lse = top + tl.log(total)
-        weighted_sum = total
-        if SMOOTH:
-            if HAS_WEIGHT:
-                weighted_sum = tl.sum(tl.where(inside, x * w[None, :], 0.0), axis=1)
-            else:
-                weighted_sum = tl.sum(tl.where(inside, x, 0.0), axis=1)
         loss = loss_of(lse, x_t, weighted_sum, weight, by_weight, by_number, all_weights, V, smoothing, z, SMOOTH)
         losses += tl.where(counts, loss, 0.0 * by_weight)  # NaN for the mean over no label
         if GRADIENT:

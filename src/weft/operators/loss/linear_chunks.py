@@ -18,7 +18,8 @@ from torch import Tensor
 from weft.definition import Declined
 from weft.operators.launch import Plans
 from weft.operators.loss.dispatch import BACKWARD, CHUNK, label_sums
-from weft.operators.loss.kernels import Options, Sum
+from weft.operators.loss.kernels import Sum
+from weft.operators.loss.reference import Options
 
 CHUNK_BYTES = 2**30  # of logits that lie in memory at once
 WHOLE = 128  # rows of a tile of a product: chunks are multiples of it, and never fewer

@@ -18,9 +18,9 @@ from weft.operators.call import Choice, differentiable, guarded
 from weft.operators.loss import linear_reference as definition
 from weft.operators.loss.autograd import LinearCrossEntropy, as_autocast
 from weft.operators.loss.dispatch import LINEAR_FORWARD, under_autocast
-from weft.operators.loss.kernels import Options
 from weft.operators.loss.linear_chunks import call_of
 from weft.operators.loss.linear_reference import OPTIONS, WRONG, gradients, gradients_of, inputs, reference, workloads
+from weft.operators.loss.reference import Options
 
 # ---- implementations -------------------------------------------------------------------------------------------------
 
@@ -52,31 +52,38 @@ class Compiled(peers.Compiled):
 
 def liger(
     x: Tensor, weight: Tensor, target: Tensor, *, bias: Tensor | None = None, class_weight: Tensor | None = None,
-    ignore_index: int = -100, label_smoothing: float = 0.0, z_loss: float = 0.0, soft_cap: float | None = None,
-    reduction: str = "mean",
+    soft_cap: float | None = None, **options: Any,
 ) -> Tensor:  # fmt: skip
     """Its default: dweight summed in its own dtype over as many chunks as V / D."""
     from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
 
-    call = (bias, class_weight, ignore_index, z_loss, label_smoothing, reduction, soft_cap)
+    o = Options(**options)
+    call = (bias, class_weight, o.ignore_index, o.z_loss, o.label_smoothing, o.reduction, soft_cap)
     loss: Tensor = LigerFusedLinearCrossEntropyFunction.apply(x, weight, target, *call)[0]
     return loss.to(x.dtype)
 
 
 def quack(
     x: Tensor, weight: Tensor, target: Tensor, *, bias: Tensor | None = None, class_weight: Tensor | None = None,
-    ignore_index: int = -100, label_smoothing: float = 0.0, z_loss: float = 0.0, soft_cap: float | None = None,
-    reduction: str = "mean",
+    soft_cap: float | None = None, **options: Any,
 ) -> Tensor:  # fmt: skip
     """Its default: chunks of 4096 tokens, dweight summed in fp32."""
     from quack.linear_cross_entropy import chunked_linear_cross_entropy
 
-    if bias is not None or class_weight is not None or label_smoothing or z_loss or soft_cap or reduction == "none":
+    o = Options(**options)
+    if (
+        bias is not None
+        or class_weight is not None
+        or soft_cap
+        or o.label_smoothing
+        or o.z_loss
+        or o.reduction == "none"
+    ):
         raise Declined("QuACK's has no bias, class weights, label smoothing, z-loss, soft cap or reduction 'none'")
     if x.dtype == torch.float32 or any(n % 8 for n in (*x.shape, weight.shape[0])):
         raise Declined("QuACK's takes 16-bit inputs whose sizes are multiples of 8")
     loss: Tensor = chunked_linear_cross_entropy(
-        x, weight, target, ignore_index=ignore_index, reduction=reduction, tuned=False
+        x, weight, target, ignore_index=o.ignore_index, reduction=o.reduction, tuned=False
     )
     return loss.to(x.dtype)
 

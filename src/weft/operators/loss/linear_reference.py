@@ -12,16 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 from weft.definition import Cost, Workload, torch_dtype, workload
 from weft.operators.loss import reference as loss
-from weft.operators.loss.reference import IGNORED, REDUCTIONS
-from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
+from weft.operators.random_inputs import random_tensor
 
-OF_THE_LOSS = (
-    "ignore_index",
-    "label_smoothing",
-    "z_loss",
-    "soft_cap",
-    "reduction",
-)  # options that cross entropy has too
+OF_THE_LOSS = ("ignore_index", "label_smoothing", "z_loss", "soft_cap", "reduction")  # that cross entropy has too
 AT_ONCE = 2**28  # logits that the reference holds; more are made again for the gradient
 
 
@@ -141,11 +134,7 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
         "target": loss.inputs(_as_logits(w), g, device)["target"],
         "bias": random_tensor(g, (v,), w.dtype, device) if w.option("bias", True) else None,
         "class_weight": of_class,
-        "ignore_index": IGNORED,
-        "label_smoothing": w.option("smoothing", 0) / 100,
-        "z_loss": w.option("z", 0) / 1000,
-        "soft_cap": float(w.option("cap")) if w.option("cap") else None,
-        "reduction": w.option("reduction", "mean"),
+        **loss.asked_of(w),
         "chunk_rows": w.option("chunk"),
         "accumulate": torch_dtype(w.option("accumulate")) if w.option("accumulate") else None,
     }
@@ -157,17 +146,9 @@ def _as_logits(w: Workload) -> Workload:
 
 
 OPTIONS = {
-    "layout": LAYOUTS,
-    "values": VALUES,
-    "reduction": REDUCTIONS,
-    "labels": ("int32", "int64"),
+    **{name: values for name, values in loss.OPTIONS.items() if name != "weight"},
     "bias": (True, False),
     "class_weight": (True, False),
-    "weight_dtype": ("fp32", "fp16", "bf16"),
-    "ignored": range(101),
-    "smoothing": range(101),
-    "z": range(1001),
-    "cap": range(1001),
     "chunk": range(1, 2**20),
     "accumulate": ("fp32", "fp16", "bf16"),
 }
@@ -192,21 +173,20 @@ def cost(w: Workload, products: int, forward: bool) -> Cost:
 # ---- wrong on purpose ------------------------------------------------------------------------------------------------
 
 
-def _moved(x: Tensor, weight: Tensor, target: Tensor, **options: Any) -> Tensor:
-    moved = (target + 1) % max(weight.shape[0], 1)
-    return reference(x, weight, torch.where(target == IGNORED, target, moved), **options)
+def _of_logits(wrong: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A wrong cross entropy of the right logits."""
+
+    def mutant(x: Tensor, weight: Tensor, target: Tensor, **options: Any) -> Tensor:
+        bias, of_class = options.pop("bias", None), options.pop("class_weight", None)
+        logits = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
+        return wrong(logits, target, weight=of_class, **options).to(x.dtype)
+
+    return mutant
 
 
 def _last_of_d_left_out(x: Tensor, weight: Tensor, target: Tensor, **options: Any) -> Tensor:
     kept = max(x.shape[1] - 1, 0) // 8 * 8
     return reference(x[:, :kept], weight[:, :kept], target, **options)
-
-
-def _padded(x: Tensor, weight: Tensor, target: Tensor, **options: Any) -> Tensor:
-    """The classes that fill a tile count, with logits of zero."""
-    bias = None if options.get("bias") is None else F.pad(options["bias"], (0, 1))
-    wide = F.pad(weight, (0, 0, 0, 1))
-    return reference(x, wide, target, **{**options, "bias": bias, "class_weight": None, "label_smoothing": 0.0})
 
 
 def _each_chunk_divides(x: Tensor, weight: Tensor, target: Tensor, **options: Any) -> Tensor:
@@ -218,30 +198,21 @@ def _each_chunk_divides(x: Tensor, weight: Tensor, target: Tensor, **options: An
     return ((first + reference(x[half:], weight, target[half:], **options)) / 2).to(x.dtype)
 
 
-def _none_ignored(x: Tensor, weight: Tensor, target: Tensor, **options: Any) -> Tensor:
-    return reference(x, weight, target.clamp_min(0), **options)
-
-
-def _without(name: str, value: Any = None) -> Callable[..., Tensor]:
-    def wrong(x: Tensor, weight: Tensor, target: Tensor, **options: Any) -> Tensor:
-        out = reference(x, weight, target, **{**options, name: value})
-        # autograd still wants a gradient of the bias
-        return out if name != "bias" or options.get("bias") is None else out + 0 * options["bias"].sum().to(out.dtype)
-
-    return wrong
+def _bias_left_out(x: Tensor, weight: Tensor, target: Tensor, **options: Any) -> Tensor:
+    out = reference(x, weight, target, **{**options, "bias": None})
+    # autograd still asks for a gradient of the bias
+    return out if options.get("bias") is None else out + 0 * options["bias"].sum().to(out.dtype)
 
 
 WRONG: dict[str, Callable[..., Tensor]] = {
-    "label moved": _moved,
     "last of D left out": _last_of_d_left_out,
-    "padding counts": _padded,
     "each chunk divides": _each_chunk_divides,
-    "ignored rows count": _none_ignored,
-    "bias left out": _without("bias"),
-    "class weight left out": _without("class_weight"),
-    "smoothing left out": _without("label_smoothing", 0.0),
-    "z-loss left out": _without("z_loss", 0.0),
-    "cap left out": _without("soft_cap"),
+    "bias left out": _bias_left_out,
+    **{
+        name.replace("weight", "class weight"): _of_logits(wrong)
+        for name, wrong in loss.WRONG.items()
+        if name != "ignored rows divide"
+    },
 }
 
 # ---- workloads -------------------------------------------------------------------------------------------------------

@@ -17,7 +17,8 @@ from torch import Tensor
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.launch import INTERPRETING, Plan, Plans, multiprocessors
 from weft.operators.loss.dispatch import label_sums
-from weft.operators.loss.kernels import Options, Sum, capped, labels_of, loss_of
+from weft.operators.loss.kernels import Sum, capped, labels_of, loss_of
+from weft.operators.loss.reference import Options
 from weft.operators.matmul.kernels import round_to_tf32
 from weft.operators.softmax.kernels import exponential
 
@@ -199,7 +200,7 @@ class Loss:
                 "ACCURATE": accurate,
                 "EVEN_D": d % tile["BLOCK_D"] == 0,
                 "PRECISION": precision,
-                **{name: tile[name] for name in ("BLOCK_T", "BLOCK_V", "BLOCK_D", "GROUP")},
+                **tile,
             },
             config["num_warps"],
             config["num_stages"],

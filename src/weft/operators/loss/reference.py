@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,32 +17,33 @@ REDUCTIONS = ("mean", "sum", "none")
 IGNORED = -100  # in workloads
 
 
+@dataclass(frozen=True)
+class Options:
+    """What a call asks for besides its tensors; a ``soft_cap`` of 0 is none."""
+
+    ignore_index: int = -100
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+    soft_cap: float = 0.0
+    reduction: str = "mean"
+
+
 def composed(
-    logits: Tensor,
-    target: Tensor,
-    *,
-    weight: Tensor | None = None,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    soft_cap: float | None = None,
-    reduction: str = "mean",
+    logits: Tensor, target: Tensor, *, weight: Tensor | None = None, soft_cap: float | None = None, **options: Any
 ) -> Tensor:
     """What a user of PyTorch writes: ``F.cross_entropy``, with the z-loss and the cap composed around it."""
+    o, target = Options(**options), target.long()
     x = soft_cap * torch.tanh(logits / soft_cap) if soft_cap else logits
-    target = target.long()
-    if weight is not None:
-        weight = weight.to(x.dtype)
-    loss = F.cross_entropy(
-        x, target, weight, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction=reduction
-    )
-    if not z_loss:
+    named: dict[str, Any] = {"ignore_index": o.ignore_index, "label_smoothing": o.label_smoothing}
+    weight = None if weight is None else weight.to(x.dtype)
+    loss = F.cross_entropy(x, target, weight, reduction=o.reduction, **named)
+    if not o.z_loss:
         return loss
-    counts = target != ignore_index
-    z = z_loss * torch.logsumexp(x, -1).square().masked_fill(~counts, 0)
-    if reduction == "none":
+    counts = target != o.ignore_index
+    z = o.z_loss * torch.logsumexp(x, -1).square().masked_fill(~counts, 0)
+    if o.reduction == "none":
         return loss + z
-    return loss + (z.sum() if reduction == "sum" else z.sum() / counts.sum())
+    return loss + (z.sum() if o.reduction == "sum" else z.sum() / counts.sum())
 
 
 def reference(logits: Tensor, target: Tensor, *, ignore_index: int = -100, **options: Any) -> Tensor:
@@ -85,28 +87,26 @@ def gradient(
     target: Tensor,
     *,
     weight: Tensor | None = None,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
     soft_cap: float | None = None,
-    reduction: str = "mean",
+    **options: Any,
 ) -> tuple[Tensor]:
-    """The gradient by its formula, where autograd cannot be asked (inside a PyTorch operator)."""
+    """The gradient by its formula, where autograd cannot be used (inside a PyTorch operator)."""
+    o = Options(**options)
     x = logits if logits.dtype == torch.float64 else logits.float()
     target = target.long()
-    counts = target != ignore_index
-    label, outside = in_range(target, x.shape[1], ignore_index)
+    counts = target != o.ignore_index
+    label, outside = in_range(target, x.shape[1], o.ignore_index)
     x = x.masked_fill(~counts[:, None], 0) + nan_where(outside, x)[:, None]
     x = soft_cap * torch.tanh(x / soft_cap) if soft_cap else x
     v = x.shape[1]
     w = x.new_ones(v) if weight is None else weight.to(x.dtype)
     label = label.masked_fill(~counts, 0)
     of_label = w[label] * counts if v else counts.to(x.dtype)
-    by_weight = 1 / of_label.sum() if reduction == "mean" else 1.0
-    by_number = 1 / counts.sum() if reduction == "mean" else 1.0
-    spread = label_smoothing / max(v, 1) * by_weight
-    at_label = ((1 - label_smoothing) * of_label * by_weight)[:, None]
-    of_p = at_label + spread * w.sum() + 2 * z_loss * by_number * torch.logsumexp(x, -1, keepdim=True)
+    by_weight = 1 / of_label.sum() if o.reduction == "mean" else 1.0
+    by_number = 1 / counts.sum() if o.reduction == "mean" else 1.0
+    spread = o.label_smoothing / max(v, 1) * by_weight
+    at_label = ((1 - o.label_smoothing) * of_label * by_weight)[:, None]
+    of_p = at_label + spread * w.sum() + 2 * o.z_loss * by_number * torch.logsumexp(x, -1, keepdim=True)
     dx = torch.softmax(x, -1) * of_p - spread * w
     dx = dx - at_label * (torch.arange(v, device=x.device) == label[:, None])
     if soft_cap:
@@ -128,6 +128,12 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
         "logits": logits,
         "target": _labels(w, g, device).to(torch_dtype(w.option("labels", "int64"))),
         "weight": weight,
+        **asked_of(w),
+    }
+
+
+def asked_of(w: Workload) -> dict[str, Any]:
+    return {
         "ignore_index": IGNORED,
         "label_smoothing": w.option("smoothing", 0) / 100,
         "z_loss": w.option("z", 0) / 1000,
