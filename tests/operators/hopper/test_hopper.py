@@ -1,4 +1,4 @@
-"""The main loop of matrix products on Hopper without one: run on a CPU that plays its PTX, right in every dtype, layout and
+"""The main loop of matrix products on Hopper without one: run on a CPU that emulates its PTX, right in every dtype, layout and
 epilogue, and mistakes in it noticed."""
 
 import dataclasses
@@ -107,7 +107,7 @@ CODES = {
 }  # fmt: skip
 CASES.update(CODES)
 
-# Mistakes: a case, what stands in gemm.cu or its headers, what is written instead, … Each must be noticed with some seed.
+# Mistakes: a case, text of gemm.cu or its headers, what replaces it, … Each must be noticed with some seed.
 PLAIN, PAIRED = (
     CASES["two stages, one block"],
     dataclasses.replace(CASES["64 columns, cluster of 2, batched, padded"], k=456),
@@ -215,7 +215,7 @@ def test_sums_without_end_are_activated_as_pytorch_does(play, name):
 
 
 @pytest.mark.parametrize("name", STREAMED)
-def test_it_is_right_whoever_is_first(play, name):
+def test_streamed_tiles_are_right_in_any_order_of_blocks(play, name):
     product = Product(CASES[name])
     for seed in range(1, 5):
         assert not what_is_wrong(play(product, seed), product)

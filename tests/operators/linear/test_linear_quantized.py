@@ -60,7 +60,7 @@ def test_nan_reaches_its_place_and_the_largest_value(dtype):
 
 
 def test_the_largest_value_is_of_this_call():
-    """Whatever stands past the edge of its last tiles, and however large the last call's was."""
+    """No matter what lies past the edge of its last tiles, or how large the last call's was."""
     x, weight, scale = random(33, 8), random(65, 8, seed=1), torch.ones((), device=DEVICE)
     for factor in (1.0, 0.5):
         amax = kernel(factor * x, weight, scale=scale, activation="relu")[1]

@@ -77,7 +77,7 @@ CASES = {
     "int4, a cluster of 4": Case("int4", 128, m=1, n=37, k=2 * 512 + 128, shape=(1, 2, 4, 2, 2), biased=True),
 }  # fmt: skip
 
-# Mistakes: a case, what stands in the kernel's files, what is written instead. Each must be noticed with some seed.
+# Mistakes: a case, text of the kernel's files, what replaces it. Each must be noticed with some seed.
 MISTAKES = {
     "the upper rows' words for the lower": ("int4", "(lane / 16 ^ lane % 8)", "(lane / 16 ^ lane % 4)"),
     "rows of another warp": ("int4", "(down * 64 + warp % 4 * 16 + row) * LINE", "(down * 64 + row) * LINE"),

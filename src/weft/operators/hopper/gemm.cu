@@ -1,11 +1,10 @@
 // The main loop of matrix products on Hopper (sm_90a): persistent, warp-specialised, fed by TMA, computed by wgmma.
 //
-// A block is three warpgroups. One thread of the first fetches tiles of A and B through a ring of STAGES places in shared
-// memory, well ahead; the other two multiply, 64 rows of the tile each, and keep their sums in registers. Full and empty
-// places are told by mbarriers, so nobody meets at a block-wide barrier. Blocks stay and take tile after tile; while one
-// tile is stored (through shared memory, by TMA), the next one's places are being filled. CLUSTER blocks that lie on one
-// another in C take the same columns of B, or with ABREAST, beside one another, the same rows of A: each fetches a part and
-// sends it to all.
+// A block is three warpgroups. One thread of the first fetches tiles of A and B through a ring of STAGES slots in shared
+// memory, well ahead; the other two multiply, 64 rows of the tile each, and keep their sums in registers. mbarriers say which
+// slots are full and which are empty, so there is no block-wide barrier. Blocks are persistent and take tile after tile; while
+// one tile is stored (through shared memory, by TMA), slots are filled for the next one. CLUSTER blocks above one another in C
+// take the same columns of B, or with ABREAST, beside one another, the same rows of A: each fetches a part and sends it to all.
 //
 // A stage holds 128 bytes along K: rows of 128 bytes in the 128-byte swizzle that TMA writes and wgmma reads. An operand
 // whose K is not the contiguous axis (16-bit floats only) lies as blocks of 64 rows of K by 64 elements.

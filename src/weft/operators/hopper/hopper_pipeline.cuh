@@ -1,4 +1,4 @@
-// How stages of a tile come and go on Hopper (sm_90a): TMA copies boxes of tensors, mbarriers tell full and empty places.
+// The pipeline of stages on Hopper (sm_90a): TMA copies boxes of tensors, mbarriers say which slots are full or empty.
 #pragma once
 #include "prelude.cuh"
 
@@ -24,7 +24,7 @@ __device__ __forceinline__ void barrier_wait(u64 *barrier, u32 parity) {
 }
 
 // Arrives at the same barrier of block `rank` of the cluster. Not releasing at the cluster's scope: that is MEMBAR.ALL.GPU, once a stage,
-// for ordinary stores that nobody waits for; what wgmma has read it has read when its wait is over.
+// for ordinary stores, for which no thread waits; wgmma has read its operands when its wait is over.
 __device__ __forceinline__ void barrier_arrive(u64 *barrier, u32 rank) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote_address(barrier, rank)) : "memory");
 }

@@ -55,7 +55,7 @@ __device__ __forceinline__ void produce(Walk<STREAM> &walk, Order &tiles, const 
       if (++place == STAGES) place = 0, parity ^= 1;
     }
   }
-  // No block leaves while another may still write into it, or arrive at it: whoever does has read a stage, or lets it be read.
+  // No block exits while another may still write into it or arrive at its barriers: wait until every stage has been read.
   for (int s = 0; CLUSTER > 1 && s < STAGES; s++) {
     barrier_wait(&empty[place], parity);
     if (++place == STAGES) place = 0, parity ^= 1;

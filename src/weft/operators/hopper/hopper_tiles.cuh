@@ -24,9 +24,9 @@ struct Tiles {
 // What a cluster computes, one after another: stages [from, to) of a tile.
 //
 // STREAM: the `streamed` first tiles, all stages of one behind those of the other, are cut into as many equal shares as there
-// are clusters; the other tiles are whole waves. Whoever has the first stages of a tile owns it and waits for the sums of the others.
-// A share begins with what belongs to somebody else, and cluster i has the i-th share from the end: so what an owner waits for
-// waits for nobody, was begun by blocks launched before, and is there already if a share is longer than a tile.
+// are clusters; the other tiles are whole waves. The block with the first stages of a tile owns it and waits for the others' sums.
+// A share begins with another block's tile, and cluster i has the i-th share from the end: so the sums that an owner waits for
+// wait for no other block, were begun by blocks launched before, and are complete already if a share is longer than a tile.
 template <bool STREAM> struct Walk {
   int tile, from, to;
   int upcoming, step, count, depths;

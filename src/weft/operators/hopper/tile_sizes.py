@@ -1,4 +1,4 @@
-"""Which tile Hopper's main loop takes: what fits, what a launch costs by a small model, what is worth measuring."""
+"""Which tile Hopper's main loop takes: what fits, a model of what a launch costs, what is worth measuring."""
 
 from __future__ import annotations
 
@@ -81,10 +81,10 @@ def streamed(tiles: int, stages: int, clusters: int) -> int:
 def heuristic(
     sm: int, dtype: str, layout: str, two_levels: bool, itemsize: int, m: int, n: int, k: int, matrices: int
 ) -> Config:
-    """What ends first by a small model, in cycles of the tensor cores; as many stages as fit.
+    """The tile that a model of the tensor cores' cycles predicts to end first; as many stages as fit.
 
-    A stage is 4 cycles a column, a tile's way out another. Each multiprocessor takes tile after tile, or tiles are streamed:
-    then all end together, but sums are handed over.
+    A stage is 4 cycles a column, a tile's epilogue counts as another. Each multiprocessor takes tile after tile, or tiles are
+    streamed: then all end together, but blocks exchange sums.
     """
     gated, stages = layout.endswith("G"), -(-k // (LINE // {"16-bit": 2, "fp32": 4}.get(dtype, 1)))
     ends: dict[tuple[int, int], float] = {}
