@@ -114,10 +114,8 @@ def gradient_of(
 
 
 @triton.jit
-def row_sums(
-    x, x_t, w, inside, cap, HAS_WEIGHT: tl.constexpr, SMOOTH: tl.constexpr, CAP: tl.constexpr, ACCURATE: tl.constexpr
-):
-    """Of whole rows: (capped logits, the label's, their maximum, exponentials, the sum of these, the smoothed sum)."""
+def row_sums(x, x_t, inside, cap, CAP: tl.constexpr, ACCURATE: tl.constexpr):
+    """Of whole rows: (capped logits, the label's, their maximum, exponentials, the sum of these)."""
     x_t = capped(x_t, cap, CAP, ACCURATE)
     x = capped(x, cap, CAP, ACCURATE)
     if CAP:
@@ -125,12 +123,7 @@ def row_sums(
     top = tl.max(x, axis=1)
     base = tl.where(top == -float("inf"), 0.0, top)
     e = exponential(x - base[:, None], ACCURATE)
-    total = tl.sum(e, axis=1)
-    weighted_sum = total
-    if SMOOTH:
-        weighted = x * w[None, :] if HAS_WEIGHT else x
-        weighted_sum = tl.sum(tl.where(inside, weighted, 0.0), axis=1)
-    return x, x_t, top, e, total, weighted_sum
+    return x, x_t, top, e, tl.sum(e, axis=1)
 
 
 @triton.jit
@@ -151,11 +144,15 @@ def cross_entropy_rows(
     at = x_ptr + row[:, None] * x_row + col[None, :] * x_col
     x = tl.load(at, mask=inside, other=-float("inf"), eviction_policy="evict_last").to(tl.float32)
     x_t = tl.load(x_ptr + row * x_row + label * x_col, mask=counts, other=0.0).to(tl.float32)
-    w = 0.0
-    if HAS_WEIGHT and SMOOTH:
-        w = tl.load(weight_ptr + col * weight_stride, mask=col < V, other=0.0).to(tl.float32)
-    x, x_t, top, e, total, weighted_sum = row_sums(x, x_t, w, inside, cap, HAS_WEIGHT, SMOOTH, CAP, ACCURATE)
+    x, x_t, top, e, total = row_sums(x, x_t, inside, cap, CAP, ACCURATE)
     lse = top + tl.log(total)
+    weighted_sum = total
+    if SMOOTH:
+        if HAS_WEIGHT:  # loaded here: earlier, with the exponentials, it spills
+            w = tl.load(weight_ptr + col * weight_stride, mask=col < V, other=0.0).to(tl.float32)
+            weighted_sum = tl.sum(tl.where(inside, x * w[None, :], 0.0), axis=1)
+        else:
+            weighted_sum = tl.sum(tl.where(inside, x, 0.0), axis=1)
     loss = loss_of(lse, x_t, weighted_sum, weight, by_weight, by_number, all_weights, V, smoothing, z, SMOOTH)
     tl.store(loss_ptr + row, tl.where(counts, loss, 0.0 * by_weight), mask=row < M)  # NaN for the mean over no label
     tl.store(stats_ptr + row, top, mask=row < M)
@@ -305,7 +302,7 @@ def cross_entropy_single_program(
         by_weight = by_number
         if HAS_WEIGHT:
             by_weight = tl.div_rn(1.0, tl.sum(tl.where(of_all[1], of_all[2], 0.0), axis=0))
-    all_weights, w = V * 1.0, 0.0
+    all_weights = V * 1.0
     if HAS_WEIGHT and SMOOTH:
         w = tl.load(weight_ptr + col * weight_stride, mask=col < V, other=0.0).to(tl.float32)
         all_weights = tl.sum(w, axis=0)
@@ -319,8 +316,12 @@ def cross_entropy_single_program(
         at = x_ptr + row[:, None] * x_row + col[None, :] * x_col
         x = tl.load(at, mask=inside, other=-float("inf")).to(tl.float32)
         x_t = tl.load(x_ptr + row * x_row + label * x_col, mask=counts, other=0.0).to(tl.float32)
-        x, x_t, top, e, total, weighted_sum = row_sums(x, x_t, w, inside, cap, HAS_WEIGHT, SMOOTH, CAP, ACCURATE)
+        x, x_t, top, e, total = row_sums(x, x_t, inside, cap, CAP, ACCURATE)
         lse = top + tl.log(total)
+        weighted_sum = total
+        if SMOOTH:
+            weighted = x * w[None, :] if HAS_WEIGHT else x
+            weighted_sum = tl.sum(tl.where(inside, weighted, 0.0), axis=1)
         loss = loss_of(lse, x_t, weighted_sum, weight, by_weight, by_number, all_weights, V, smoothing, z, SMOOTH)
         losses += tl.where(counts, loss, 0.0 * by_weight)  # NaN for the mean over no label
         if GRADIENT:
