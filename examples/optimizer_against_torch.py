@@ -19,7 +19,7 @@ import traceback
 import torch
 
 from weft.hardware.query import has_gpu
-from weft.operators.optimizer.definition import LANGUAGE_MODEL
+from weft.operators.optimizer.workloads import LANGUAGE_MODEL
 from weft.optim import AdamW, AdamW8bit, Muon
 
 DEVICE = "cuda" if has_gpu() else "cpu"

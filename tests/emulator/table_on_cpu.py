@@ -1,9 +1,9 @@
-"""A step of an optimizer in CUDA C++, played on a CPU: the launch that a call of the operator computes from its table of
+"""A step of an optimizer in CUDA C++, emulated on a CPU: the launch that a call of the operator computes from its table of
 pointers, with all tensors side by side in one stretch of memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from weft.bench import cases, verify  # noqa: E402
 from weft.definition import Operator  # noqa: E402
 from weft.operators.cuda import CudaPlan  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.optimizer.cuda_table import CudaTable  # noqa: E402
+from weft.operators.optimizer.multi_tensor import CudaTable  # noqa: E402
 
 BESIDE = 0xA5  # what lies between tensors
 BUFFERS = (0, 1, 2, 3, 8, 5)  # of the kernel's pointers, one after the other
@@ -36,9 +36,9 @@ job.run([&] { KERNEL(gradients, table, POINTERS, s[2], s[3]); });
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a step is asked for besides (None: it is not). Powers of two, by which gradients are divided beforehand, so that the
-    result is the same."""
+class Factors:
+    """What a step scales, clips and skips by (None: it does not). Powers of two, by which gradients are divided beforehand, so
+    that the result is the same."""
 
     clip: float | None = None
     scale: float | None = None
@@ -53,9 +53,9 @@ class TableStep:
     """What an operator's implementation ``cuda`` launches for a draw of its inputs.
 
     Args:
-        changed: what is another here than on a GPU: an object, a name in it, a value.
-        seed: of the turns that threads take.
-        asked: of the step, or None.
+        changed: what differs here from a GPU: an object, a name in it, a value.
+        seed: of the order in which threads run.
+        factors: of the step, or None.
     """
 
     def __init__(
@@ -64,9 +64,9 @@ class TableStep:
         draw: verify.Draw,
         changed: Iterable[tuple[Any, str, Any]],
         seed: int,
-        asked: Asked | None = None,
+        factors: Factors | None = None,
     ):
-        self.draw, self.seed, self.asked = draw, seed, asked
+        self.draw, self.seed, self.factors = draw, seed, factors
         self.places: list[tuple[int, int]] = []
         sizes = [t.nbytes for t in cases.tensors(draw.arguments)]
         self.memory = torch.full((sum(n + 128 for n in sizes) + 576,), BESIDE, dtype=torch.uint8)
@@ -75,10 +75,10 @@ class TableStep:
         self.end = 0
         placed = cases.map_tensors(self.place, draw.arguments)
         self.drawn = len(self.places)
-        if asked:
-            changed = [*changed, (CudaTable, "launch", lambda table: self.asking(table))]
+        if factors:
+            changed = [*changed, (CudaTable, "launch", self.launch_with_factors)]
             for g in placed["grads"]:
-                g.div_(asked.factor)
+                g.div_(factors.factor)
         launches = []
         with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
             for change in changed:
@@ -87,15 +87,19 @@ class TableStep:
             operator.find("cuda").function(**placed)
         ((self.plan, self.tensors),) = launches
 
-    def asking(self, table: CudaTable) -> None:
-        """``CudaTable.launch`` of a step that is asked for something, where the norm has been taken."""
-        asked, given = self.asked, {}
-        for name in ("scale", "found"):
-            if getattr(asked, name) is not None:
-                given[name] = self.place(torch.tensor([getattr(asked, name)]))
-        self.control = table.control = self.place(torch.tensor([asked.clip or 7.0, 7.0, 7.0, 7.0]))
-        table._launch(None, **{"scale": None, "found": None} | given, max_norm=asked.clip, guarded=False, measured=True,
-                      zeroed=False)  # fmt: skip
+    @property
+    def launch_with_factors(self) -> Callable[[CudaTable], None]:
+        """``CudaTable.launch`` of a step with factors, where the norm has been computed."""
+        factors, launch = self.factors, CudaTable.launch
+
+        def launched(table: CudaTable) -> None:
+            given = {
+                n: self.place(torch.tensor([v])) for n in ("scale", "found") if (v := getattr(factors, n)) is not None
+            }
+            self.control = table.control = self.place(torch.tensor([factors.clip or 7.0, 7.0, 7.0, 7.0]))
+            launch(table, max_norm=factors.clip, measured=True, **given)
+
+        return launched
 
     def place(self, t: torch.Tensor) -> torch.Tensor:
         """A copy in ``memory`` that is as far from a multiple of 16 bytes as the tensor is."""
@@ -107,12 +111,14 @@ class TableStep:
 
     @property
     def launch(self) -> str:
-        buffers = BUFFERS[2 : len(self.tensors) - 4 * bool(self.asked)]
-        pointers = ", ".join([*(f"job.buffer({i})" for i in buffers), *(f"at({i})" for i in range(4, 8) if self.asked)])
+        buffers = BUFFERS[2 : len(self.tensors) - 4 * bool(self.factors)]
+        pointers = ", ".join(
+            [*(f"job.buffer({i})" for i in buffers), *(f"at({i})" for i in range(4, 8) if self.factors)]
+        )
         return LAUNCH.replace("KERNEL", self.plan.expression).replace("POINTERS", pointers)
 
     def job(self) -> bytes:
-        own = self.tensors[:-4] if self.asked else self.tensors
+        own = self.tensors[:-4] if self.factors else self.tensors
         besides = [t.data_ptr() for t in self.tensors[len(own) :]]
         buffers = {i: bytes_of(t.clone()) for i, t in zip(BUFFERS, own, strict=False)}
         buffers |= {4: self.memory.numpy().tobytes(), 10: bytes(8)}  # so that all blocks run together
@@ -124,7 +130,7 @@ class TableStep:
         memory = torch.frombuffer(bytearray(found[: len(self.memory)]), dtype=torch.uint8)
         if any(found[len(self.memory) : -8]):
             return "arrivals are counted on"
-        if self.asked and self.asked.found:
+        if self.factors and self.factors.found:
             self.control[3] += 1
             return "" if memory.equal(self.memory) else "a step that is skipped is not counted alone"
         beside = torch.ones(len(memory), dtype=torch.bool)
@@ -137,8 +143,8 @@ class TableStep:
             for t, (begin, end) in zip(cases.tensors(arguments), self.places[: self.drawn], strict=True):
                 if t.numel():
                     t.copy_(memory[begin:end].clone().view(t.dtype).as_strided(t.shape, t.stride()))
-            if self.asked:
+            if self.factors:
                 for g in arguments["grads"]:
-                    g.mul_(self.asked.factor)
+                    g.mul_(self.factors.factor)
 
         return self.draw.judge(step).reason

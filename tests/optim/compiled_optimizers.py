@@ -10,9 +10,8 @@ import torch
 from weft.bench.compile_check import resource_usage
 from weft.definition import ARCHITECTURES, SHARED_LIMIT
 from weft.operators.launch import compiling_for
-from weft.operators.optimizer.adam_rule import ADAM
-from weft.operators.optimizer.entry import Codes, Entry
-from weft.operators.optimizer.table import Table
+from weft.operators.optimizer.multi_tensor import Codes, Entry, Table
+from weft.operators.optimizer.rules import ADAM
 
 OPTIONS = {"lr": 1e-3, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0, "amsgrad": False}
 FLAGS = {"scale": torch.ones(1), "found": torch.ones(1), "max_norm": 1.0, "guarded": True, "zeroed": True}

@@ -7,15 +7,15 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from weft.operators import call  # noqa: E402
+from weft.operators.orthogonalization.dispatch import IterationCall  # noqa: E402
 
 SHAPES = ((24, 40), (40, 24), (32, 32), (24, 40), (1, 20))
 
 
 @pytest.fixture(autouse=True)
 def as_users_have_it(monkeypatch):
-    """CPU tensors take PyTorch's products, in bf16 too: the interpreter, which other tests switch on, would take them."""
-    monkeypatch.setattr(call, "INTERPRETING", False)
+    """CPU tensors take PyTorch's products, in bf16 too: the interpreter, which other tests switch on, computes bf16 wrongly."""
+    monkeypatch.setattr(IterationCall, "on_gpu", property(lambda call: call.x.is_cuda))
 
 
 def parameters(shapes=SHAPES, dtype: torch.dtype = torch.float32, seed: int = 0) -> list[torch.nn.Parameter]:

@@ -118,7 +118,7 @@ def test_parameters_are_each_there_once():
         optim.AdamW(p)
 
 
-def test_an_unknown_option_is_told_all_that_there_are():
+def test_the_error_of_an_unknown_option_lists_the_known_ones():
     with pytest.raises(TypeError, match=r"AdamW: unknown option 'max_nrom' \(there are: max_norm, .*rounding.*betas"):
         optim.AdamW(weights(((3,),)), max_nrom=1.0)
 

@@ -217,7 +217,7 @@ def masters(p, state):
 def way(request, monkeypatch):
     """Parameters that the engine does not take, those on a CPU say, go by PyTorch's functions on fp32 copies."""
     if request.param == "pytorch":
-        monkeypatch.setattr("weft.optim.optimizer.takes", lambda p, group: False)
+        monkeypatch.setattr("weft.optim.optimizer.supported", lambda p, group: False)
     return request.param
 
 
@@ -297,7 +297,7 @@ def test_pytorchs_way_keeps_the_engines_states(monkeypatch, name, options):
     states = []
     for taken in (None, lambda p, group: False):
         if taken:
-            monkeypatch.setattr("weft.optim.optimizer.takes", taken)
+            monkeypatch.setattr("weft.optim.optimizer.supported", taken)
         mine = weights(((90, 3), (5,)), torch.bfloat16)
         a = getattr(optim, name)(mine, lr=1e-2, **extra, **options)
         made, prepare = [], a._prepare

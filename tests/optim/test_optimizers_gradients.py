@@ -1,17 +1,12 @@
-"""Gradients and weights that change between steps, asked for in C and in Python."""
+"""Gradients and weights that change between steps, and the versions that autograd sees."""
 
 from __future__ import annotations
 
 import copy
-import os
-import shutil
 import sys
-import sysconfig
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from where import DEVICE, python
+from where import DEVICE
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -20,29 +15,21 @@ from optimizer_samples import assert_close, both, set_gradients, weights  # noqa
 
 from weft import ops, optim  # noqa: E402
 from weft.operators.launch import Plan  # noqa: E402
-from weft.optim import addresses  # noqa: E402
-from weft.optim.addresses import MISSING, ODD, THERE, Addresses, Unavailable  # noqa: E402
-from weft.optim.batches import BATCH, Batches  # noqa: E402
+from weft.optim.optimizer import BATCH, Part  # noqa: E402
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
-ASKED = {"Python": Batches} if addresses.obstacle() else {"C": Addresses, "Python": Batches}
 
 
-@pytest.fixture(params=ASKED, autouse=True)
-def asked(request, monkeypatch):
-    """Who asks, of plain parameters."""
-    if request.param == "Python":
-        monkeypatch.setattr(addresses, "obstacle", lambda: "a test wants Python")
-    return ASKED[request.param]
-
-
-def asking(optimizer):
-    (part,) = optimizer._parts
-    return part.asked
+@pytest.fixture
+def one_by_one(monkeypatch):
+    """Rows whose gradients were looked at one by one, not in a batch."""
+    rows, collect = [], Part._collect_row
+    monkeypatch.setattr(Part, "_collect_row", lambda part, row, *rest: rows.append(row) or collect(part, row, *rest))
+    return rows
 
 
 @pytest.mark.parametrize("change", ["transposed", "strided", "offset", "missing"])
-def test_one_gradient_in_the_middle_changes_at_the_second_step(change, asked):
+def test_one_gradient_in_the_middle_changes_at_the_second_step(change):
     shapes = ((5,), (4, 6), (7,))
     mine, theirs, a, b = both("AdamW", shapes)
     for step in range(4):
@@ -60,10 +47,9 @@ def test_one_gradient_in_the_middle_changes_at_the_second_step(change, asked):
         a.step()
         b.step()
     assert_close(mine, theirs, 4)
-    assert type(asking(a)) is asked
 
 
-def test_more_gradients_than_are_held_at_once():
+def test_more_gradients_than_a_batch_has():
     """Fresh ones at every step; one in the last batch changes its layout, then is missing."""
     mine, theirs, a, b = both("AdamW", ((2, 3),) * (2 * BATCH + 5))
     for step in range(3):
@@ -113,8 +99,8 @@ def test_a_gradient_that_becomes_sparse_is_refused_and_nothing_is_stepped():
 
 
 @pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format])
-def test_gradients_of_a_weight_whose_channels_are_last(memory_format, asked):
-    """Of the weight's own order they are used where they lie."""
+def test_gradients_of_a_weight_whose_channels_are_last(memory_format, one_by_one):
+    """In the weight's own order they are used without a copy."""
     mine, theirs, a, b = both("AdamW", ((5,), (4, 3, 2, 2)))
     mine[1].data = mine[1].data.to(memory_format=torch.channels_last)
     for step in range(3):
@@ -125,8 +111,7 @@ def test_gradients_of_a_weight_whose_channels_are_last(memory_format, asked):
     assert_close(mine, theirs, 3)
     (part,) = a._parts
     assert len(part.copied) == (memory_format == torch.contiguous_format)
-    if asked is Addresses:
-        assert asking(a).kinds.tolist() == [THERE, ODD if part.copied else THERE]
+    assert bool(one_by_one) == bool(part.copied)
 
 
 def test_a_gradient_whose_dtype_is_another_from_the_second_step_on():
@@ -162,7 +147,7 @@ def test_a_gradient_without_memory_is_refused():
         a.step()
 
 
-def test_a_class_of_parameters_with_gradients_of_its_own_is_asked_in_python():
+def test_a_class_of_parameters_with_gradients_of_its_own():
     class Scaled(torch.nn.Parameter):
         @property
         def grad(self):
@@ -173,7 +158,6 @@ def test_a_class_of_parameters_with_gradients_of_its_own_is_asked_in_python():
     for scale in (0.5, 0.25):
         p.scaled = torch.full((5,), scale, device=DEVICE)
         a.step()
-    assert type(asking(a)) is Batches
     assert p.detach().eq(-0.75).all()
 
 
@@ -197,26 +181,24 @@ def test_a_weight_that_is_moved_between_steps_in_backward():
     assert_close(list(model.parameters()), list(twin.parameters()), 40)
 
 
-def test_rows_are_told_apart(asked):
-    params = [torch.nn.Parameter(torch.zeros(s)) for s in ((4, 4), (4, 4), (4, 4), (4, 4), (0,))]
-    set_gradients([p for p in params if p.numel()])
-    params[1].grad = None
-    params[2].grad = params[2].grad.t()
-    params[4].grad = torch.zeros(0)
-    lie = [p.data_ptr() for p in params]
-    lie[3] += 4
-    found = torch.full((5,), 7).numpy()
-    if asked is Addresses:
-        asks = Addresses(params, lie, found)
-        assert not asks.read()
-        assert asks.kinds.tolist() == [THERE, MISSING, ODD, ODD, ODD]
-        assert found.tolist() == [params[0].grad.data_ptr(), 0, 0, 0, 0]
-    else:
-        asks = Batches(params, lie, found, plain=True)
-        assert not asks.read()
-        assert asks.kinds.tolist() == [ODD] * 5  # a batch is looked at as a whole
-    few = type(asks)(params[:1], lie[:1], found[:1], **({} if asked is Addresses else {"plain": True}))
-    assert few.read() and few.kinds.tolist() == [THERE] and found[0] == params[0].grad.data_ptr()
+def test_batches_with_unusual_gradients_are_looked_at_row_by_row(one_by_one):
+    params = weights(((4, 4),) * (2 * BATCH) + ((0,),))
+    a = optim.SGD(params)
+    for gradient in ("usual", "missing", "transposed"):
+        set_gradients(params)
+        if gradient == "missing":
+            params[1].grad = None
+        if gradient == "transposed":
+            params[1].grad = params[1].grad.t()
+        one_by_one.clear()
+        a.step()
+        (part,) = a._parts
+        (copy,) = [t for _, t in part.copied] or [None]
+        rows = [*range(BATCH), 2 * BATCH] if gradient != "usual" else [2 * BATCH]  # an empty tensor has no address
+        wanted = [0 if p.grad is None else p.grad.data_ptr() for p in params]
+        if copy is not None:
+            wanted[1] = copy.data_ptr()
+        assert one_by_one == rows and part.table.addresses.tolist() == wanted
 
 
 # ---- autograd's versions ---------------------------------------------------------------------------------------------
@@ -273,7 +255,7 @@ def test_steps_in_backward_are_known_to_have_changed_weights():
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "lion", "adamw_8bit"])
-def test_the_operators_tell_autograd_what_they_write(name):
+def test_the_operators_increment_versions_of_what_they_write(name):
     def drawn(dtype=torch.float32, shape=(300,)):
         return torch.ones(shape, device=DEVICE).to(dtype)
 
@@ -291,7 +273,7 @@ def test_the_operators_tell_autograd_what_they_write(name):
     assert g._version == 0
 
 
-# ---- C ---------------------------------------------------------------------------------------------------------------
+# ---- the host ----------------------------------------------------------------------------------------------------------
 
 
 def calls(count, monkeypatch):
@@ -317,56 +299,7 @@ def calls(count, monkeypatch):
     return seen
 
 
-def test_python_makes_as_many_calls_for_many_tensors_as_for_a_few(asked, monkeypatch):
-    few, many = calls(2, monkeypatch), calls(500, monkeypatch)
-    assert few <= 100
-    assert many == few if asked is Addresses else many > few
-
-
-def test_c_asks_wherever_c_is_compiled():
-    found = any(map(shutil.which, (os.environ.get("CC", "gcc"), "clang")))
-    headers = Path(sysconfig.get_config_var("INCLUDEPY"), "Python.h")
-    assert ("C" in ASKED) == (found and headers.exists() and os.environ.get("WEFT_HOST") != "python")
-
-
-def test_python_asks_when_it_is_told_to_and_says_so():
-    asked = python("-c", "from weft.optim import addresses; print(addresses.obstacle())", WEFT_HOST="python")
-    assert asked.stdout.strip() == "WEFT_HOST=python is set", asked.stderr
-
-
-def fails(*_):
-    raise RuntimeError("Failed to find C compiler")
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "words"),
-    [
-        ("compile_module_from_src", fails, "was not compiled: Failed to find C compiler"),
-        ("FUNCTIONS", ("aoti_torch_of_another_year",), "lacks what is asked of it: .*aoti_torch_of_another_year"),
-        ("Tensor", SimpleNamespace(__basicsize__=16), "in a way that is not known"),  # nothing behind the object's head
-    ],
-)
-def test_what_is_missing_is_said(monkeypatch, name, value, words):
-    monkeypatch.delenv("WEFT_HOST", raising=False)
-    monkeypatch.setattr(addresses, name, value)
-    with pytest.raises(Unavailable, match=words):
-        addresses._library.__wrapped__()
-
-
-@pytest.mark.parametrize("wrong", ["all there", "found elsewhere"])
-def test_answers_that_are_wrong_are_not_relied_on(wrong):
-    if addresses._library.cache_info().currsize == 0:
-        with pytest.raises(Unavailable):
-            addresses._library()
-        return
-    module, offset = addresses._library()
-
-    def ask(rows, handles, lie, found, kinds):
-        seen = module.ask(rows, handles, lie, found, kinds)
-        if wrong == "all there":
-            return 1 << THERE
-        addresses.ctypes.c_int64.from_address(found).value += 8
-        return seen
-
-    with pytest.raises(Unavailable, match="answers"):
-        addresses._try_out(SimpleNamespace(ask=ask), offset)
+def test_few_calls_are_made_for_each_tensor(monkeypatch):
+    few, many = calls(BATCH, monkeypatch), calls(9 * BATCH, monkeypatch)
+    assert few <= 100 + 6 * BATCH
+    assert many - few <= 8 * 6 * BATCH

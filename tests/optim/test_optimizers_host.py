@@ -1,4 +1,5 @@
-"""What a step does on the host besides its launch: hooks, profiles, compiled training steps, and what it uploads."""
+"""What a step does on the host besides its launch: hooks, profiles, lists of parameters, what it compiles and uploads, CUDA
+graphs."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import weakref
 from functools import partial
 
 import pytest
-from where import DEVICE
+from where import DEVICE, ROOT, python
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -16,13 +17,11 @@ pytest.importorskip("triton")
 from optimizer_samples import assert_close, both, set_gradients, weights  # noqa: E402
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook  # noqa: E402
 
-from weft import optim  # noqa: E402
+from weft import ops, optim  # noqa: E402
 from weft.operators.launch import Plan  # noqa: E402
-from weft.operators.optimizer import adam_calls  # noqa: E402
-from weft.operators.optimizer.adam_rule import ADAM  # noqa: E402
-from weft.operators.optimizer.call import tables  # noqa: E402
-from weft.operators.optimizer.entry import Entry  # noqa: E402
-from weft.operators.optimizer.table import Table  # noqa: E402
+from weft.operators.optimizer import dispatch  # noqa: E402
+from weft.operators.optimizer.multi_tensor import Entry, Table  # noqa: E402
+from weft.operators.optimizer.rules import ADAM  # noqa: E402
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
@@ -105,6 +104,94 @@ def test_a_compiled_training_step_breaks_its_graph_at_the_step_alone():
     assert_close(list(model.parameters()), list(twin.parameters()), 3)
 
 
+# ---- lists of parameters in groups -----------------------------------------------------------------------------------
+
+CHANGES = {
+    "append": lambda params, p: params.append(p),
+    "extend": lambda params, p: params.extend([p]),
+    "insert": lambda params, p: params.insert(0, p),
+    "iadd": lambda params, p: params.__iadd__([p]),
+    "item": lambda params, p: params.__setitem__(0, p),
+    "slice": lambda params, p: params.__setitem__(slice(0, 1), [p]),
+    "pop": lambda params, p: (params.append(p), params.pop(0)),
+    "delete": lambda params, p: (params.append(p), params.__delitem__(0)),
+    "clear": lambda params, p: (params.clear(), params.append(p)),
+}
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["its own list", "a list of the caller's"])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_groups_list_that_is_changed_in_place(change, plain):
+    """The step is of the parameters that the list then has; that is seen of a list that the caller has put there too."""
+    first, second, other = weights(((5,), (3,), (4,)))
+    a = optim.SGD([first, second], lr=0.5)
+    if plain:
+        a.param_groups[0]["params"] = [first, second]
+    everything = (first, second, other)
+    for p in everything:
+        p.grad = torch.ones_like(p)
+    a.step()
+    change(a.param_groups[0]["params"], other)
+    before = [p.detach().clone() for p in everything]
+    a.step()
+    listed = {id(p) for p in a.param_groups[0]["params"]}
+    assert id(other) in listed
+    for p, q in zip(everything, before, strict=True):
+        torch.testing.assert_close(p.detach(), q - 0.5 * (id(p) in listed))
+
+
+def test_a_parameter_that_goes_to_the_next_group_has_its_options():
+    """The order of all parameters is what it was."""
+    first, second = weights(((5,), (3,)))
+    a = optim.SGD([{"params": [first, second], "lr": 0.5}, {"params": [], "lr": 0.25}])
+    first.grad, second.grad = torch.ones_like(first), torch.ones_like(second)
+    a.step()
+    a.param_groups[1]["params"].append(a.param_groups[0]["params"].pop())
+    before = first.detach().clone(), second.detach().clone()
+    a.step()
+    torch.testing.assert_close(first.detach(), before[0] - 0.5)
+    torch.testing.assert_close(second.detach(), before[1] - 0.25)
+
+
+def test_another_list_of_the_same_parameters_makes_no_new_table():
+    """A new table would be refused within a capture."""
+    mine = weights(((5,), (3,)))
+    a = optim.SGD(mine, lr=0.5)
+    set_gradients(mine)
+    a.step()
+    table = a._parts[0].table
+    a.param_groups[0]["params"] = list(mine)
+    a.step()
+    params = a.param_groups[0]["params"]
+    params.append(params.pop())
+    a.step()
+    assert a._parts[0].table is table
+
+
+def test_lists_of_a_copied_optimizer_are_its_own():
+    (p,) = weights(((5,),))
+    (other,) = weights(((3,),))
+    a = optim.SGD([p], lr=0.5)
+    p.grad, other.grad = torch.ones_like(p), torch.ones_like(other)
+    a.step()
+    b = copy.deepcopy(a)
+    (q,) = b.param_groups[0]["params"]
+    q.grad = torch.ones_like(q)
+    b.step()
+    b.param_groups[0]["params"].append(other)
+    before = p.detach().clone(), q.detach().clone(), other.detach().clone()
+    b.step()
+    assert a.param_groups[0]["params"] == [p]
+    assert p.detach().equal(before[0])
+    torch.testing.assert_close(q.detach(), before[1] - 0.5)
+    torch.testing.assert_close(other.detach(), before[2] - 0.5)
+
+
+def test_every_kind_compiles_for_every_architecture():
+    done = python(str(ROOT / "tests/optim/compiled_optimizers.py"), "states")
+    assert done.returncode == 0, done.stderr
+
+
 # ---- what is uploaded ------------------------------------------------------------------------------------------------
 
 
@@ -125,6 +212,13 @@ def table():
     p = torch.zeros(3, device=DEVICE)
     options = {"lr": 1.0, "betas": (0.9, 0.9), "eps": 0.0, "weight_decay": 0.0, "amsgrad": False}
     return Table(ADAM, [Entry(p, (p.clone(), p.clone()), p.new_zeros(()), options)])
+
+
+def test_more_states_than_a_row_has_slots_are_refused():
+    t = table()
+    (e,) = t.entries
+    with pytest.raises(ValueError, match="has 6 states of a weight; expected at most 5"):
+        Table(ADAM, [Entry(e.param, (e.param,) * 6, e.step, e.options)])
 
 
 def test_what_a_graph_reads_is_not_written_again():
@@ -244,17 +338,87 @@ def test_tables_of_graphs_outlast_those_of_other_calls(monkeypatch):
     sets = torch.zeros(70, 4, 1, 5, device=DEVICE)
 
     def step(row):
-        lists = dict(zip(("params", "grads", "exp_avgs", "exp_avg_sqs"), map(list, sets[row]), strict=True))
-        adam_calls.launch(lists, steps[row], False, False, lr=0.5, betas=(0.0, 0.0), eps=0.0, weight_decay=0.0)
+        ops.adam(*map(list, sets[row]), steps[row], lr=0.5, betas=(0.0, 0.0), eps=0.0)
 
-    monkeypatch.setattr(tables, "known", {})
+    monkeypatch.setattr(dispatch, "TABLES", {})
     steps = [[torch.zeros((), device=DEVICE)] for _ in sets]
     sets[:, 1] = 1.0
     step(0)
     replay = captured(lambda: step(0), monkeypatch)
-    (table,) = tables.known.values()
+    (table,) = dispatch.TABLES.values()
     for row in range(1, len(sets)):
         step(row)
-    assert table in tables.known.values() and len(tables.known) < 64
+    assert table in dispatch.TABLES.values() and len(dispatch.TABLES) < 64
     replay()
     torch.testing.assert_close(sets[:2, 0, 0, 0], sets.new_tensor([-1.0, -0.5]))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{}, {"max_norm": 1.0}, {"skip_nonfinite": True, "zero_grads": True}])
+def test_a_captured_step_is_replayed(options):
+    """Gradients in the graph's memory; between replays an eager step with others, which must not change what is replayed."""
+    rate = torch.tensor(1e-2, device="cuda")
+    mine, theirs = weights(), weights()
+    a, b = optim.AdamW(mine, lr=rate, **options), optim.AdamW(theirs, lr=rate, **options)
+    static = [torch.empty_like(p) for p in mine]
+
+    def load(seed):
+        set_gradients(theirs, seed=seed)
+        for s, q in zip(static, theirs, strict=True):
+            s.copy_(q.grad)
+
+    def use_static():
+        for p, s in zip(mine, static, strict=True):
+            p.grad = s
+
+    load(0)
+    use_static()
+    a.step()
+    b.step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        a.step()
+    for seed in range(1, 6):
+        load(seed)
+        rate.fill_(1e-2 / seed)
+        b.step()
+        if seed == 3:
+            for p, s in zip(mine, static, strict=True):
+                p.grad = s.clone()
+            a.step()
+            use_static()
+        else:
+            graph.replay()
+    torch.cuda.synchronize()
+    for p, q in zip(mine, theirs, strict=True):
+        assert p.equal(q)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # it is: the step is refused before anything is launched
+def test_a_first_step_cannot_be_captured():
+    mine = weights()
+    set_gradients(mine)
+    a = optim.AdamW(mine)
+    with pytest.raises(RuntimeError, match="call it once before"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        a.step()
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+def test_a_compiled_training_step():
+    model = torch.nn.Linear(8, 8, device="cuda")
+    twin = copy.deepcopy(model)
+    a, b = optim.AdamW(model.parameters()), torch.optim.AdamW(twin.parameters())
+    x = torch.randn(4, 8, device="cuda")
+
+    @torch.compile
+    def train(net, optimizer):
+        optimizer.zero_grad()
+        net(x).square().mean().backward()
+        optimizer.step()
+
+    for _ in range(3):
+        train(model, a)
+        train(twin, b)
+    assert_close(list(model.parameters()), list(twin.parameters()), 30)

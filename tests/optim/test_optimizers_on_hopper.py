@@ -9,9 +9,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from weft.operators.optimizer import fastest  # noqa: E402
-from weft.operators.optimizer.cuda_table import CudaTable  # noqa: E402
-from weft.operators.optimizer.table import Table  # noqa: E402
+from weft.operators.optimizer.dispatch import STEP  # noqa: E402
+from weft.operators.optimizer.multi_tensor import CudaTable  # noqa: E402
 from weft.optim import Adam, AdamW, AdamW8bit  # noqa: E402
 
 pytestmark = [
@@ -115,14 +114,14 @@ def kernels_of(optimizer: object) -> set[bool]:
 def test_steps_are_those_of_the_portable_kernels(kind, options, captured, monkeypatch):
     ours = stepped(kind, 5, captured, **options)
     assert kernels_of(ours[0]) == {False}
-    monkeypatch.setattr(fastest, "kind_of", lambda rule, entries: Table)
+    monkeypatch.setattr(STEP, "build", STEP.kernel("triton").build)
     same_steps(ours, stepped(kind, 5, captured, **options))
 
 
 def test_a_step_that_zeroes_gradients_is_triton_s(monkeypatch):
     options = {"max_norm": 1.0, "zero_grads": True}
     optimizer, params = stepped(AdamW, 3, **options)
-    monkeypatch.setattr(fastest, "kind_of", lambda rule, entries: Table)
+    monkeypatch.setattr(STEP, "build", STEP.kernel("triton").build)
     _, others = stepped(AdamW, 3, **options)
     assert all(torch.equal(a, b) for a, b in zip(params, others, strict=True))
     assert isinstance(optimizer._parts[0].table, CudaTable) and not kernels_of(optimizer)
@@ -156,7 +155,7 @@ def test_asked_steps_are_those_of_the_portable_kernels(kind, options, captured, 
     optimizer, more = kind
     ours = stepped(optimizer, 5, captured, **more, **options)
     assert kernels_of(ours[0]) == {True}
-    monkeypatch.setattr(fastest, "kind_of", lambda rule, entries: Table)
+    monkeypatch.setattr(STEP, "build", STEP.kernel("triton").build)
     theirs = stepped(optimizer, 5, captured, **more, **options)
     same_steps(ours, theirs)
     assert ours[0].skipped_steps == theirs[0].skipped_steps == ("bad" in options)
@@ -201,5 +200,5 @@ def test_the_scaler_itself(monkeypatch):
 
     ours = trained()
     assert kernels_of(ours[0]) == {True}
-    monkeypatch.setattr(fastest, "kind_of", lambda rule, entries: Table)
+    monkeypatch.setattr(STEP, "build", STEP.kernel("triton").build)
     same_steps(ours, trained())

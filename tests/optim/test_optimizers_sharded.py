@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 from optimizer_samples import assert_close  # noqa: E402
 
 from weft import optim  # noqa: E402
-from weft.optim.muon_shards import rows_at  # noqa: E402
+from weft.optim.muon_sharding import rows_at  # noqa: E402
 
 
 def run(case, processes, place, device="cpu", **variables):

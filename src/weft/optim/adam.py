@@ -8,14 +8,16 @@ import torch
 from torch import Tensor
 from torch.optim import adam as functional
 
-from weft.operators.optimizer.adam_rule import ADAM
-from weft.operators.optimizer.rule import Options
+from weft.operators.optimizer.rules import ADAM, Options
 from weft.optim.optimizer import OneLaunch
 from weft.optim.options import check_betas, check_range
 
+SHARED = ("lr", "weight_decay", "eps", "amsgrad", "maximize")  # options that PyTorch's function takes as they are
+FLAGS = ("foreach", "capturable", "differentiable", "fused", "decoupled_weight_decay")
+
 
 def plain(params: list[Tensor], grads: list[Tensor], states: list[dict[str, Tensor]], group: dict[str, Any]) -> None:
-    """By PyTorch's function, parameters that the engine does not take."""
+    """By PyTorch's function, parameters that the kernels do not take."""
     functional.adam(
         params,
         grads,
@@ -23,19 +25,10 @@ def plain(params: list[Tensor], grads: list[Tensor], states: list[dict[str, Tens
         [s["exp_avg_sq"] for s in states],
         [s["max_exp_avg_sq"] for s in states] if group["amsgrad"] else [],
         [s["step"] for s in states],
-        amsgrad=group["amsgrad"],
         has_complex=any(map(torch.is_complex, params)),
         beta1=group["betas"][0],
         beta2=group["betas"][1],
-        lr=group["lr"],
-        weight_decay=group["weight_decay"],
-        eps=group["eps"],
-        maximize=group["maximize"],
-        foreach=group["foreach"],
-        capturable=group["capturable"],
-        differentiable=group["differentiable"],
-        fused=group["fused"],
-        decoupled_weight_decay=group["decoupled_weight_decay"],
+        **{name: group[name] for name in (*SHARED, *FLAGS)},
     )
 
 
@@ -44,7 +37,7 @@ class Adam(OneLaunch):
 
     Args:
         params: tensors or groups, see :class:`OneLaunch`; so are the options.
-        lr: learning rate; a float32 tensor on the device is read by the kernel, so a captured graph takes what it then holds.
+        lr: learning rate; a float32 tensor on the device is read by the kernel, so a captured graph uses its current value.
         betas: decay of the moments.
         eps: added to the root of the second moment.
         weight_decay: that times the weight is added to the gradient.
@@ -67,28 +60,12 @@ class Adam(OneLaunch):
         weight_decay: float = 0.0,
         amsgrad: bool = False,
         *,
-        foreach: bool | None = None,
-        maximize: bool = False,
-        capturable: bool = False,
-        differentiable: bool = False,
-        fused: bool | None = None,
         decoupled_weight_decay: bool = False,
         **options: Any,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "amsgrad": amsgrad,
-            "maximize": maximize,
-            "foreach": foreach,
-            "capturable": capturable,
-            "differentiable": differentiable,
-            "fused": fused,
-            "decoupled_weight_decay": decoupled_weight_decay,
-        }
-        super().__init__(params, {**defaults, **self.own_defaults()}, **options)
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad}
+        defaults |= {"decoupled_weight_decay": decoupled_weight_decay, **self.own_defaults()}
+        super().__init__(params, defaults, **options)
 
     def own_defaults(self) -> dict[str, Any]:
         """Options of groups that a subclass adds."""
@@ -100,12 +77,8 @@ class Adam(OneLaunch):
         check_betas(options["betas"])
 
 
-class AdamW(Adam):
-    """AdamW (Loshchilov & Hutter 2019), with the arguments, results and ``state_dict`` of ``torch.optim.AdamW``.
-
-    Args:
-        weight_decay: lr times that is taken from the weight. All others: see :class:`Adam`.
-    """
+class DecoupledDecay(Adam):
+    """Adam with AdamW's weight decay, always."""
 
     def __init__(
         self,
@@ -117,10 +90,17 @@ class AdamW(Adam):
         amsgrad: bool = False,
         **options: Any,
     ) -> None:
-        options["decoupled_weight_decay"] = True
-        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, **options)
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, **{**options, "decoupled_weight_decay": True})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         for group in self.param_groups:
             group["decoupled_weight_decay"] = True  # whatever was loaded
+
+
+class AdamW(DecoupledDecay):
+    """AdamW (Loshchilov & Hutter 2019), with the arguments, results and ``state_dict`` of ``torch.optim.AdamW``.
+
+    Args:
+        weight_decay: lr times that is taken from the weight. All others: see :class:`Adam`.
+    """

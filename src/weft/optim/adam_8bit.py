@@ -7,39 +7,39 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.operators.optimizer.adam_rule import ADAM
 from weft.operators.optimizer.blockwise import BLOCKS, STATE_FORMATS, quantize, random_bits
-from weft.operators.optimizer.rule import Options
-from weft.optim import adam, codes
-from weft.optim.adam import Adam
+from weft.operators.optimizer.rules import ADAM, Options
+from weft.optim import adam, state
+from weft.optim.adam import Adam, DecoupledDecay
+from weft.optim.state import local
 
 NAMES = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
 CODE_ROUNDINGS = ("nearest", "stochastic")
 
 
 def plain(params: list[Tensor], grads: list[Tensor], states: list[dict[str, Tensor]], group: dict[str, Any]) -> None:
-    """Parameters that the engine does not take: codes to moments, PyTorch's function in fp32, and back."""
-    mine = [codes.local(p) for p in params]
+    """Parameters that the kernels do not take: codes to moments, PyTorch's function in fp32, and back."""
+    mine = [local(p) for p in params]
     wide = [p.float() if p.itemsize < 4 else p for p in mine]
     counts = [int(s["step"]) for s in states]
     moments = [
-        {n: codes.moment(s, n, group, ADAM) if f"{n}_codes" in s else codes.local(s[n]) for n in ADAM.states(group)}
+        {n: state.moment(s, n, group, ADAM) if f"{n}_codes" in s else local(s[n]) for n in ADAM.states(group)}
         for s in states
     ]
-    kept = [{**m, "step": s["step"]} for m, s in zip(moments, states, strict=True)]
-    adam.plain(wide, [codes.local(g).to(p.dtype) for g, p in zip(grads, wide, strict=True)], kept, group)
-    for row, (p, w, m, state) in enumerate(zip(mine, wide, moments, states, strict=True)):
+    own = [{**m, "step": s["step"]} for m, s in zip(moments, states, strict=True)]
+    adam.plain(wide, [local(g).to(p.dtype) for g, p in zip(grads, wide, strict=True)], own, group)
+    for row, (p, w, m, s) in enumerate(zip(mine, wide, moments, states, strict=True)):
         if w is not p:
             p.copy_(w)
         if p is not params[row]:
-            torch.autograd.graph.increment_version(params[row])  # its shard was written, of which it does not know
+            torch.autograd.graph.increment_version(params[row])  # a DTensor does not notice that its shard was written
         for number, (name, x) in enumerate(m.items()):
-            if f"{name}_codes" not in state:
+            if f"{name}_codes" not in s:
                 continue
             bits = None
             if group["code_rounding"] == "stochastic":
                 bits = random_bits(p.numel(), group["seed"], number, row, counts[row], p.device)
-            code, scales = codes.local(state[f"{name}_codes"]), state[f"{name}_scales"]
+            code, scales = local(s[f"{name}_codes"]), s[f"{name}_scales"]
             quantize(x, code, scales, group["block_size"], number == 0, group["state_format"], bits)
 
 
@@ -50,7 +50,7 @@ class Adam8bit(Adam):
         block_size: elements of a block: 128, 256, 512, 1024 or 2048.
         state_format: ``dynamic`` (the dynamic map, signed for the first moment, unsigned for the second) or ``fp8`` (e4m3,
             of the second moment the root).
-        min_8bit_size: smaller tensors keep moments of ``state_dtype``, here ``torch.float32`` unless said otherwise.
+        min_8bit_size: smaller tensors have moments of ``state_dtype``, here ``torch.float32`` unless said otherwise.
         code_rounding: ``nearest``, or ``stochastic`` (up or down at random so that the expectation is right, from ``seed``).
         params, lr, betas, eps, weight_decay, amsgrad, options: see :class:`weft.optim.Adam`.
 
@@ -118,36 +118,18 @@ class Adam8bit(Adam):
         packed = self.state_dict()
         for group in packed["param_groups"]:
             for i in group["params"]:
-                state = packed["state"].get(i, {})
+                saved = packed["state"].get(i, {})
                 for name in NAMES:
-                    if f"{name}_codes" in state:
-                        state[name] = codes.moment(state, name, group, ADAM)
-                        del state[f"{name}_codes"], state[f"{name}_scales"]
-        packed["param_groups"] = [codes.without_options(group) for group in packed["param_groups"]]
+                    if f"{name}_codes" in saved:
+                        saved[name] = state.moment(saved, name, group, ADAM)
+                        del saved[f"{name}_codes"], saved[f"{name}_scales"]
+        packed["param_groups"] = [state.without_code_options(group) for group in packed["param_groups"]]
         return packed
 
 
-class AdamW8bit(Adam8bit):
+class AdamW8bit(DecoupledDecay, Adam8bit):
     """AdamW whose moments take 8 bits each: see :class:`Adam8bit`.
 
     Args:
         weight_decay: lr times that is taken from the weight.
     """
-
-    def __init__(
-        self,
-        params: Any,
-        lr: float | Tensor = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
-        amsgrad: bool = False,
-        **options: Any,
-    ) -> None:
-        options["decoupled_weight_decay"] = True
-        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, **options)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        for group in self.param_groups:
-            group["decoupled_weight_decay"] = True  # whatever was loaded

@@ -7,14 +7,13 @@ from typing import Any
 from torch import Tensor
 
 from weft.operators.optimizer.lion import reference
-from weft.operators.optimizer.lion_rule import LION
-from weft.operators.optimizer.rule import Options
+from weft.operators.optimizer.rules import LION, Options
 from weft.optim.optimizer import OneLaunch
 from weft.optim.options import check_betas
 
 
 def plain(params: list[Tensor], grads: list[Tensor], states: list[dict[str, Any]], group: dict[str, Any]) -> None:
-    """In PyTorch, parameters that the engine does not take."""
+    """In PyTorch, parameters that the kernels do not take."""
     options = {name: group[name] for name in ("lr", "betas", "weight_decay", "maximize")}
     reference(params, grads, [s["exp_avg"] for s in states], **options)
 
@@ -25,7 +24,7 @@ class Lion(OneLaunch):
     Args:
         params: tensors or groups, see :class:`OneLaunch`.
         lr: learning rate, a third to a tenth of AdamW's; a float32 tensor on the device is read by the kernel.
-        betas: decay of the moment in the direction, and in what is kept.
+        betas: decay of the moment in the direction, and in the new moment.
         weight_decay: lr times that is taken from the weight.
         options: those of :class:`OneLaunch`.
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.operators.optimizer.entry import ROUNDINGS
-from weft.operators.optimizer.rule import Options
+from weft.operators.optimizer.multi_tensor import ROUNDINGS
+from weft.operators.optimizer.rules import Options
 
 EVERY: dict[str, Any] = {  # options of every optimizer and their defaults; those of PyTorch's first
     "maximize": False,
@@ -51,7 +51,7 @@ def check_options(options: Options) -> None:
 
 
 def check_flags(options: Options) -> None:
-    """Raises TypeError for a switch that is not a bool: a string like "no" would count as True."""
+    """Raises TypeError for a flag that is not a bool: a string like "no" would count as True."""
     for name in (*FLAGS, *FLAGS_OR_NONE):
         or_none = name in FLAGS_OR_NONE
         value = options.get(name, False)
@@ -62,8 +62,8 @@ def check_flags(options: Options) -> None:
 
 
 def each_once(param_group: dict[str, Any]) -> dict[str, Any]:
-    """A group with its parameters in a list, in place of one tensor or an iterator. Sets, and what is no group, are left as
-    they are: PyTorch refuses them.
+    """A group with its parameters in a list, in place of one tensor or an iterator. Sets, and what is no group, are left to
+    PyTorch, which refuses them.
 
     Raises:
         ValueError: a parameter that is there twice.
@@ -85,7 +85,7 @@ def tensor_of(param: Any) -> Any:
 
 
 def check_range(name: str, value: Any, below: float = math.inf) -> None:
-    """Raises ValueError unless 0 ≤ value < below, NaN included. A tensor on a device is not looked at, beyond its size."""
+    """Raises ValueError unless 0 ≤ value < below, NaN included. Of a tensor on a device only the size is checked."""
     if isinstance(value, Tensor):
         if value.numel() != 1:
             raise ValueError(f"Tensor {'lr' if name == 'learning rate' else name} must be 1-element")
@@ -102,7 +102,7 @@ def check_range(name: str, value: Any, below: float = math.inf) -> None:
 def check_betas(betas: Any) -> None:
     """Raises ValueError unless betas are two numbers of 0 or more and below 1."""
     try:
-        first, second = (betas[i] for i in range(len(betas)))  # by places, which a set has not
+        first, second = (betas[i] for i in range(len(betas)))  # by index, which a set does not have
     except (TypeError, ValueError, KeyError):
         raise ValueError(f"Invalid betas: {betas!r:.40}; expected two numbers") from None
     check_range("beta parameter at index 0", first, 1.0)

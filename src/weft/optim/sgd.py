@@ -9,32 +9,22 @@ from typing import Any
 from torch import Tensor
 from torch.optim import sgd as functional
 
-from weft.operators.optimizer.rule import Options
-from weft.operators.optimizer.sgd_rule import SGD as RULE
+from weft.operators.optimizer.rules import SGD as RULE
+from weft.operators.optimizer.rules import Options
 from weft.optim.optimizer import OneLaunch
 from weft.optim.options import check_range
 
+SHARED = ("foreach", "fused", "weight_decay", "momentum", "lr", "dampening", "nesterov", "maximize")  # with PyTorch's
+
 
 def plain(params: list[Tensor], grads: list[Tensor], states: list[dict[str, Any]], group: dict[str, Any]) -> None:
-    """By PyTorch's function, parameters that the engine does not take."""
-    kept = bool(group["momentum"])
+    """By PyTorch's function, parameters that the kernels do not take."""
+    momentum = bool(group["momentum"])
     begun = [not s or float(s.get("step", 1)) > 0 for s in states]
-    buffers = [s["momentum_buffer"] if kept and seen else None for s, seen in zip(states, begun, strict=True)]
-    functional.sgd(
-        params,
-        grads,
-        buffers,
-        foreach=group["foreach"],
-        fused=group["fused"],
-        weight_decay=group["weight_decay"],
-        momentum=group["momentum"],
-        lr=group["lr"],
-        dampening=group["dampening"],
-        nesterov=group["nesterov"],
-        maximize=group["maximize"],
-    )
+    buffers = [s["momentum_buffer"] if momentum and seen else None for s, seen in zip(states, begun, strict=True)]
+    functional.sgd(params, grads, buffers, **{name: group[name] for name in SHARED})
     for state, buffer in zip(states, buffers, strict=True):
-        if kept:
+        if momentum:
             state["momentum_buffer"] = buffer
         if "step" in state:
             state["step"] += 1
@@ -45,8 +35,8 @@ class SGD(OneLaunch):
 
     Args:
         params: tensors or groups, see :class:`OneLaunch`; so are the options.
-        lr: learning rate; a float32 tensor on the device is read by the kernel, so a captured graph takes what it then holds.
-        momentum: decay of the buffer; 0 keeps none.
+        lr: learning rate; a float32 tensor on the device is read by the kernel, so a captured graph uses its current value.
+        momentum: decay of the buffer; 0: there is none.
         dampening: the buffer takes 1 − that of the gradient, from the second step on. The state then has ``step`` too.
         weight_decay: that times the weight is added to the gradient.
         nesterov: go along the gradient and momentum times the new buffer.
@@ -67,25 +57,10 @@ class SGD(OneLaunch):
         dampening: float = 0.0,
         weight_decay: float = 0.0,
         nesterov: bool = False,
-        *,
-        maximize: bool = False,
-        foreach: bool | None = None,
-        differentiable: bool = False,
-        fused: bool | None = None,
         **options: Any,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "momentum": momentum,
-            "dampening": dampening,
-            "weight_decay": weight_decay,
-            "nesterov": nesterov,
-            "maximize": maximize,
-            "foreach": foreach,
-            "differentiable": differentiable,
-            "fused": fused,
-        }
-        super().__init__(params, defaults, **options)
+        defaults = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay}
+        super().__init__(params, {**defaults, "nesterov": nesterov}, **options)
 
     def check(self, options: Options) -> None:
         super().check(options)

@@ -1,5 +1,5 @@
-"""Adam and AdamW without a GPU: ``adam.cu`` run on a CPU that plays its PTX (``ptx_on_cpu.hpp``) with the launches that Python
-computes; what it compiles to and declines."""
+"""Adam and AdamW without a GPU: ``adam.cu`` on the CPU emulator with the launches that Python computes; what it compiles to and
+declines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import cuda_as_cpp
 import pytest
 from cuda_on_cpu import player_of_cases
 from sass import rounds, sass
-from table_on_cpu import Asked, TableStep
+from table_on_cpu import Factors, TableStep
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -18,7 +18,7 @@ from weft import ops  # noqa: E402
 from weft.bench import verify  # noqa: E402
 from weft.definition import Declined  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.optimizer import adam_cuda, table  # noqa: E402
+from weft.operators.optimizer import multi_tensor  # noqa: E402
 from weft.operators.optimizer.adam import adam  # noqa: E402
 from weft.operators.optimizer.adamw import adamw  # noqa: E402
 
@@ -34,7 +34,7 @@ class Case:
     sms: int = 1
     operator: str = "adamw"
     changed: tuple[tuple[str, object], ...] = ()  # arguments
-    asked: Asked | None = None
+    factors: Factors | None = None
 
 
 CASES = {
@@ -47,11 +47,11 @@ CASES = {
     "added decay": Case("T=2,P=1353,maximize=True", "fp32", operator="adam"),
     "upwards": Case("T=2,P=700,maximize=True", "fp16", changed=(("betas", (0.0, 0.5)), ("lr", torch.tensor(0.1)))),
     "no step": Case("T=1,P=300", changed=(("lr", 0.0),)),
-    "clipped": Case("T=2,P=1353", "bf16", 3, asked=Asked(clip=0.25)),
-    "clipped, unscaled, added decay": Case("T=2,P=700,maximize=True", "fp16", operator="adam", asked=Asked(0.5, 4.0, 0.0)),
-    "a huge factor": Case("T=2,P=300", "fp32", asked=Asked(scale=2.0**-100)),
-    "a tiny factor, not finite": Case("T=2,P=1000,values=nonfinite", "fp32", asked=Asked(0.5, 2.0**99)),
-    "skipped": Case("T=3,P=1353", "bf16", 3, asked=Asked(scale=4.0, found=float("nan"))),
+    "clipped": Case("T=2,P=1353", "bf16", 3, factors=Factors(clip=0.25)),
+    "clipped, unscaled, added decay": Case("T=2,P=700,maximize=True", "fp16", operator="adam", factors=Factors(0.5, 4.0, 0.0)),
+    "a huge factor": Case("T=2,P=300", "fp32", factors=Factors(scale=2.0**-100)),
+    "a tiny factor, not finite": Case("T=2,P=1000,values=nonfinite", "fp32", factors=Factors(0.5, 2.0**99)),
+    "skipped": Case("T=3,P=1353", "bf16", 3, factors=Factors(scale=4.0, found=float("nan"))),
 }  # fmt: skip
 
 # Mistakes: a case that shows them, what stands in the kernel or its headers, what is written instead.
@@ -60,13 +60,13 @@ MISTAKES = {
     "a stage too far": ("many passes", "from == last ? mine", "from + STAGE == last ? mine"),
     "all is aligned": ("element by element", "const bool aligned = (", "const bool aligned = true || ("),
     "arrivals are left": ("several blocks a tensor", "before + 1, arrivals[row] = 0;", "before + 1;"),
-    "one count for two tensors": ("short tensors", "turn ^= 1", "turn ^= 0"),
+    "one count for two tensors": ("short tensors", "slot ^= 1", "slot ^= 0"),
     "decay of the other sign": ("added decay", "s.l2 = n[SIGN] * n[L2];", "s.l2 = n[L2];"),
-    "decay is scaled": ("clipped, unscaled, added decay", "float(root * n[L2])", "float(root * n[L2] * *asked.clip)"),
-    "multiplied by the scale": ("clipped, unscaled, added decay", "1.f) / (asked.scale", "1.f) * (asked.scale"),
+    "decay is scaled": ("clipped, unscaled, added decay", "float(root * n[L2])", "float(root * n[L2] * *factors.clip)"),
+    "multiplied by the scale": ("clipped, unscaled, added decay", "1.f) / (factors.scale", "1.f) * (factors.scale"),
     "down a scaled gradient": ("clipped, unscaled, added decay", "root * n[SIGN] * factor_of", "root * factor_of"),
     "a skipped step is made": ("skipped", "  return skip;", "  return false;"),
-    "each block counts": ("skipped", "asked.skipped && blockIdx.x == 0 && ", "asked.skipped && "),
+    "each block counts": ("skipped", "factors.skipped && blockIdx.x == 0 && ", "factors.skipped && "),
 }  # fmt: skip
 
 
@@ -78,37 +78,39 @@ class Step(TableStep):
         draw = verify.Draw(operator, operator.parse(case.workload, case.dtype), "forward", "cpu", seed)
         draw.arguments |= dict(case.changed)
         changed = [
-            (adam_cuda, "THREADS", 64),
-            (adam_cuda, "multiprocessors", lambda device: case.sms),
-            (table.configurations, "trial", {"BLOCK": 256, "num_warps": 8}),
+            (multi_tensor, "ADAM_THREADS", 64),
+            (multi_tensor, "multiprocessors", lambda device: case.sms),
+            (multi_tensor.configurations, "trial", {"BLOCK": 256, "num_warps": 8}),
         ]
-        super().__init__(operator, draw, changed, seed, case.asked)
+        super().__init__(operator, draw, changed, seed, case.factors)
 
 
 @pytest.fixture(scope="module")
-def play(tmp_path_factory):
+def emulate(tmp_path_factory):
     """Runs a case, or one of ``MISTAKES``, and returns what is wrong with its result."""
-    text = cuda_as_cpp.whole(adam_cuda.SOURCE)
-    return player_of_cases(tmp_path_factory.mktemp("played"), text, Step, CASES, MISTAKES)
+    text = cuda_as_cpp.whole(multi_tensor.ADAM_SOURCE)
+    return player_of_cases(tmp_path_factory.mktemp("emulated"), text, Step, CASES, MISTAKES)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_it_is_right(play, name):
-    assert [play(name, seed=seed) for seed in range(2)] == [""] * 2
+def test_it_is_right(emulate, name):
+    assert [emulate(name, seed=seed) for seed in range(2)] == [""] * 2
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_noticed(play, mistake):
-    assert any(play(MISTAKES[mistake][0], mistake, seed) for seed in range(4))
+def test_a_mistake_is_noticed(emulate, mistake):
+    assert any(emulate(MISTAKES[mistake][0], mistake, seed) for seed in range(4))
 
 
 @pytest.mark.parametrize(
     ("kernel", "dtype", "most"),
-    [("adam", "bf16", 21), ("adam", "fp16", 21), ("adam", "float", 29), ("adam_asked", "bf16", 21)],
+    [("adam", "bf16", 21), ("adam", "fp16", 21), ("adam", "float", 29), ("adam_scaled", "bf16", 21)],
 )
 def test_an_element_takes_few_instructions(kernel, dtype, most):
     """From memory to memory, of whole chunks, spilling nothing; copies are begun before those of a pass before are awaited."""
-    found = rounds(sass(adam_cuda.SOURCE, f"{kernel}<{dtype}, {adam_cuda.THREADS}, {adam_cuda.STAGES}>"))
+    found = rounds(
+        sass(multi_tensor.ADAM_SOURCE, f"{kernel}<{dtype}, {multi_tensor.ADAM_THREADS}, {multi_tensor.ADAM_STAGES}>")
+    )
     way = min((way for way in found if "DEPBAR.LE" in way), key=len)
     begun, awaited = max(i for i, n in enumerate(way) if "LDGSTS" in n), way.index("DEPBAR.LE")
     assert len(way) / (4 if dtype == "float" else 8) <= most and begun < awaited

@@ -1,5 +1,5 @@
-"""AdamW in 8 bits without a GPU: ``adamw_8bit.cu`` run on a CPU that plays its PTX (``ptx_on_cpu.hpp``) with the launches that
-Python computes; what it compiles to and declines."""
+"""AdamW in 8 bits without a GPU: ``adamw_8bit.cu`` on the CPU emulator with the launches that Python computes; what it compiles
+to and declines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import cuda_as_cpp
 import pytest
 from cuda_on_cpu import player_of_cases
 from sass import rounds, sass
-from table_on_cpu import Asked, TableStep
+from table_on_cpu import Factors, TableStep
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -18,7 +18,7 @@ from weft import ops  # noqa: E402
 from weft.bench import verify  # noqa: E402
 from weft.definition import Declined  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.optimizer import adamw_8bit_cuda, dynamic_map, map_cells, table  # noqa: E402
+from weft.operators.optimizer import dynamic_map, multi_tensor  # noqa: E402
 from weft.operators.optimizer.adamw_8bit import adamw_8bit  # noqa: E402
 
 ZERO_CODE = dynamic_map.ZERO
@@ -35,7 +35,7 @@ class Case:
     gradient: float | None = None  # of the first tensor's first 40 elements, whose moments are 0
     scale: float = 1.0  # of gradients and first moments
     changed: tuple[tuple[str, float], ...] = ()  # arguments
-    asked: Asked | None = None
+    factors: Factors | None = None
 
 
 CASES = {
@@ -56,9 +56,9 @@ CASES = {
     "huge": Case("T=2,P=300", "fp32", scale=6e18),
     "e4m3, tiny": Case("T=2,P=300,format=fp8", "fp32", scale=1e-17),
     "upwards": Case("T=2,P=300,maximize=True", "fp32", changed=(("weight_decay", 0.0), ("betas", (0.0, 0.5)))),
-    "clipped, unscaled": Case("T=2,P=1353,maximize=True", asked=Asked(0.5, 4.0)),
-    "e4m3, a huge factor": Case("T=2,P=700,format=fp8", "fp32", asked=Asked(scale=2.0**-100, found=0.0)),
-    "skipped": Case("T=3,P=1353", asked=Asked(clip=1.0, found=1.0)),
+    "clipped, unscaled": Case("T=2,P=1353,maximize=True", factors=Factors(0.5, 4.0)),
+    "e4m3, a huge factor": Case("T=2,P=700,format=fp8", "fp32", factors=Factors(scale=2.0**-100, found=0.0)),
+    "skipped": Case("T=3,P=1353", factors=Factors(clip=1.0, found=1.0)),
 }  # fmt: skip
 
 # Mistakes: a case that shows them, what stands in the kernel or its header, what is written instead.
@@ -81,9 +81,9 @@ MISTAKES = {
     "a count of the tensor before": ("short tensors", "__syncthreads();  // the next tensor's count may come", ";"),
     "warps do not meet": ("blocks of two warps", '"bar.sync %0, %1;" ::"r"(team + 1)', '"" ::"r"(team + 1)'),
     "warps wait for those that are done": ("several spans", "offset < of_all", "true"),
-    "no factor": ("clipped, unscaled", "s.root *= factor_of(asked);", ";"),
-    "a skipped step is made": ("skipped", "if (is_skipped(asked)) return;", "is_skipped(asked);"),
-    "a warp's own part": ("blocks of eight warps", "told[team * WARPS + lane % WARPS][0]", "told[warp][0]"),
+    "no factor": ("clipped, unscaled", "s.root *= factor_of(factors);", ";"),
+    "a skipped step is made": ("skipped", "if (is_skipped(factors)) return;", "is_skipped(factors);"),
+    "a warp's own part": ("blocks of eight warps", "maxima[team * WARPS + lane % WARPS][0]", "maxima[warp][0]"),
 }  # fmt: skip
 
 
@@ -104,28 +104,28 @@ class Step(TableStep):
             ):
                 draw.arguments[name][0][:40] = value
         changed = [
-            (adamw_8bit_cuda, "THREADS", case.threads),
-            (adamw_8bit_cuda, "multiprocessors", lambda device: case.sms),
-            (table.coded_configurations, "trial", {"BLOCK": 256, "num_warps": 8}),
+            (multi_tensor, "ADAMW_8BIT_THREADS", case.threads),
+            (multi_tensor, "multiprocessors", lambda device: case.sms),
+            (multi_tensor.configurations_8bit, "trial", {"BLOCK": 256, "num_warps": 8}),
         ]
-        super().__init__(adamw_8bit, draw, changed, seed, case.asked)
+        super().__init__(adamw_8bit, draw, changed, seed, case.factors)
 
 
 @pytest.fixture(scope="module")
-def play(tmp_path_factory):
+def emulate(tmp_path_factory):
     """Runs a case, or one of ``MISTAKES``, and returns what is wrong with its result."""
-    text = cuda_as_cpp.whole(adamw_8bit_cuda.SOURCE)
-    return player_of_cases(tmp_path_factory.mktemp("played"), text, Step, CASES, MISTAKES)
+    text = cuda_as_cpp.whole(multi_tensor.ADAMW_8BIT_SOURCE)
+    return player_of_cases(tmp_path_factory.mktemp("emulated"), text, Step, CASES, MISTAKES)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_it_is_right(play, name):
-    assert [play(name, seed=seed) for seed in range(2)] == [""] * 2
+def test_it_is_right(emulate, name):
+    assert [emulate(name, seed=seed) for seed in range(2)] == [""] * 2
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_noticed(play, mistake):
-    assert any(play(MISTAKES[mistake][0], mistake, seed) for seed in range(4))
+def test_a_mistake_is_noticed(emulate, mistake):
+    assert any(emulate(MISTAKES[mistake][0], mistake, seed) for seed in range(4))
 
 
 # ---- the look-ups ------------------------------------------------------------------------------------------------------
@@ -135,17 +135,20 @@ def test_a_mistake_is_noticed(play, mistake):
 def test_a_cells_line_counts_as_the_dynamic_map_does(signed):
     """Everywhere, and close to the ends of cells and to powers of ten; at the end of an interval rounding decides."""
     g = torch.Generator().manual_seed(0)
-    ends = torch.tensor([map_cells.ends(cell) for cell in range(1, 128)], dtype=torch.float64).flatten()
+    ends = torch.tensor([dynamic_map.cell_ends(cell) for cell in range(1, 128)], dtype=torch.float64).flatten()
     special = torch.cat([ends, 10.0 ** -torch.arange(8.0, dtype=torch.float64)])
     near = special[:, None] * (1 + 2e-3 * (torch.rand(special.numel(), 100, generator=g) - 0.5))
     spread = 10 ** (-torch.rand(200000, generator=g) * 9)
     y = torch.cat([near.flatten(), spread, torch.tensor([0.0, 1.0, 1e-44])]).float()
     y = y[y <= 1].unique()
     y = torch.cat([y, -y]) if signed else y
-    x = (y * (1 + 2.0**-20)).mul(map_cells.SCALE)
+    x = (y * (1 + 2.0**-20)).mul(dynamic_map.CELL_SCALE)
     cells = x.half().view(torch.int16).int().bitwise_and(0xFFFF) >> 8
     slope, at_0 = (
-        map_cells.tables(torch.device("cpu"))[512:].view(256, 2, 2)[cells, 0 if signed else 1].double().unbind(1)
+        dynamic_map.lookup_tables(torch.device("cpu"))[512:]
+        .view(256, 2, 2)[cells, 0 if signed else 1]
+        .double()
+        .unbind(1)
     )
     off = torch.addcmul(at_0, slope, x.double()).ceil().int() - dynamic_map.encode(y.double(), signed).int()
     assert int(off.abs().max()) <= 1 and float(off.ne(0).float().mean()) < 2e-4
@@ -162,10 +165,10 @@ def test_a_cells_line_counts_as_the_dynamic_map_does(signed):
 def test_an_element_takes_few_instructions(dtype, format, block, most):
     """From memory to memory, of whole blocks, spilling nothing. At 80 % of the ceiling there is time for 83 of a bf16 element
     and for 133 of an fp32 one."""
-    kernel = f"adamw_8bit<{dtype}, {format}, {block}, {adamw_8bit_cuda.THREADS}>"
+    kernel = f"adamw_8bit<{dtype}, {format}, {block}, {multi_tensor.ADAMW_8BIT_THREADS}>"
     ways = [
         way
-        for way in rounds(sass(adamw_8bit_cuda.SOURCE, kernel))
+        for way in rounds(sass(multi_tensor.ADAMW_8BIT_SOURCE, kernel))
         if any("LDG.E.64" in n or "LDG.E.128" in n for n in way)
     ]
     assert min(map(len, ways)) / 8 <= most
@@ -176,10 +179,10 @@ def test_a_factor_costs_an_element_nothing(format):
     """A pass of eight elements, of whole blocks, may have two instructions more."""
 
     def length(kernel: str) -> int:
-        text = sass(adamw_8bit_cuda.SOURCE, f"{kernel}<bf16, {format}, 256, {adamw_8bit_cuda.THREADS}>")
+        text = sass(multi_tensor.ADAMW_8BIT_SOURCE, f"{kernel}<bf16, {format}, 256, {multi_tensor.ADAMW_8BIT_THREADS}>")
         return min(len(way) for way in rounds(text) if {"REDUX.MAX", "LDG.E.64", "STG.E.64"} <= {*way})
 
-    assert length("adamw_8bit_asked") <= length("adamw_8bit") + 2
+    assert length("adamw_8bit_scaled") <= length("adamw_8bit") + 2
 
 
 def arguments(**changed):

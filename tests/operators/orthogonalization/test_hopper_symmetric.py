@@ -1,4 +1,4 @@
-"""Symmetric products on Hopper's main loop, played on a CPU: half of the tiles, mirrored through shared memory."""
+"""Symmetric products on Hopper's main loop, emulated on a CPU: half of the tiles, mirrored through shared memory."""
 
 import dataclasses
 import subprocess
@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 pytest.importorskip("cuda.bindings")
 
-import hopper_on_cpu as played  # noqa: E402
+import hopper_on_cpu as emulated  # noqa: E402
 from hopper_assembly import assembly, check_inner_loop  # noqa: E402
 from hopper_on_cpu import BF16, FP16, Case  # noqa: E402
 
@@ -31,7 +31,7 @@ class Symmetric(Case):
     own: bool = False  # whether B is A's mirror image, as in a Gram matrix
 
 
-class SymmetricProduct(played.Product):
+class SymmetricProduct(emulated.Product):
     def __init__(self, case: Symmetric, seed: int = 0):
         self.case = case
         random = torch.Generator().manual_seed(seed)
@@ -81,7 +81,8 @@ CASES = {
     **{f"a batch, {columns} columns, clusters of {cluster}": Symmetric(
         columns=columns, cluster=cluster, matrices=3, m=136, k=136, padded=True) for columns, cluster in SHAPES},
     **{f"a Gram matrix, {layout}": Symmetric(FP16, FP16, layout, own=True, columns=128, m=328) for layout in ("NT", "TN")},
-    **{f"{layout}, clusters of 2": Symmetric(layout=layout, columns=128, cluster=2, m=264, k=136) for layout in played.LAYOUTS},
+    **{f"{layout}, clusters of 2": Symmetric(layout=layout, columns=128, cluster=2, m=264, k=136)
+       for layout in emulated.LAYOUTS},
     "many tiles": Symmetric(columns=64, m=1032, k=8, clusters=5),
     "many tiles, wide": Symmetric(columns=256, m=1160, k=8, clusters=3),
     "one element": Symmetric(m=8, k=8),
@@ -140,26 +141,26 @@ MISTAKES = {
 
 
 @pytest.fixture(scope="module")
-def play(tmp_path_factory):
-    return played.hopper_player(tmp_path_factory.mktemp("symmetric"), CASES, MISTAKES, SymmetricProduct)
+def emulate(tmp_path_factory):
+    return emulated.hopper_player(tmp_path_factory.mktemp("symmetric"), CASES, MISTAKES, SymmetricProduct)
 
 
 def what_is_wrong(got, product: SymmetricProduct) -> str:
-    wrong = played.what_is_wrong(got, product)
+    wrong = emulated.what_is_wrong(got, product)
     return wrong or ("" if got.equal(got.mT) else "not symmetric to the bit")
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_it_is_right_and_symmetric_to_the_bit(play, name):
+def test_it_is_right_and_symmetric_to_the_bit(emulate, name):
     for seed in range(3):
         product = SymmetricProduct(CASES[name], seed)
-        assert not what_is_wrong(play(product, seed), product)
+        assert not what_is_wrong(emulate(product, seed), product)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_noticed(play, mistake):
+def test_a_mistake_is_noticed(emulate, mistake):
     products = (SymmetricProduct(MISTAKES[mistake][0], seed) for seed in range(32))
-    assert any(what_is_wrong(play(product, seed, mistake), product) for seed, product in enumerate(products))
+    assert any(what_is_wrong(emulate(product, seed, mistake), product) for seed, product in enumerate(products))
 
 
 # ---- the order of tiles ----------------------------------------------------------------------------------------------------

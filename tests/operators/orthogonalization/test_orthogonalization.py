@@ -16,8 +16,8 @@ from torch.optim._muon import _zeropower_via_newtonschulz  # noqa: E402
 
 from weft import ops, registry  # noqa: E402
 from weft.definition import torch_dtype  # noqa: E402
-from weft.operators.orthogonalization import coefficients, iteration, normalise  # noqa: E402
-from weft.operators.orthogonalization.triangle import lower_tile, tiles  # noqa: E402
+from weft.operators.orthogonalization import coefficients, dispatch, iteration  # noqa: E402
+from weft.operators.orthogonalization.kernels import lower_tile, tiles  # noqa: E402
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
@@ -228,13 +228,15 @@ def test_the_norm_is_divided_out_before_the_cast(scale):
 def test_norms_are_of_each_matrix_whole(shape, dtype):
     g = torch.Generator(DEVICE).manual_seed(0)
     x = torch.randn(shape, generator=g, device=DEVICE).to(dtype)
-    assert normalise.takes(x) and not normalise.takes(x.mT if shape[-1] > 1 else x[:0])
+    options = torch.float32, 1.01, 1e-7
+    assert dispatch.NORMALIZE.choose(x, *options).implementation == "triton"
+    assert dispatch.NORMALIZE.choose(x.mT if shape[-1] > 1 else x[:0], *options).implementation == "torch"
     want = x.double() / (1.01 * torch.linalg.vector_norm(x.double(), dim=(-2, -1), keepdim=True))
-    torch.testing.assert_close(normalise.normalised(x, 1.01, 1e-7, torch.float32).double(), want, rtol=1e-6, atol=0)
+    torch.testing.assert_close(dispatch.normalized(x, 1.01, 1e-7, torch.float32).double(), want, rtol=1e-6, atol=0)
     some = x.clone()
     some.view(-1, *shape[-2:])[0] = 0
     some.view(-1)[-1] = math.nan
-    got = normalise.normalised(some, 1.0, 1e-7, torch.float16).view(-1, *shape[-2:])
+    got = dispatch.normalized(some, 1.0, 1e-7, torch.float16).view(-1, *shape[-2:])
     assert got[-1].isnan().all() and (len(got) == 1 or not got[0].any())
 
 

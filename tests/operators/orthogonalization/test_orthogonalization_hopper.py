@@ -1,4 +1,4 @@
-"""The family's products on Hopper's main loop without one: what is launched, with the launches played by PyTorch."""
+"""The family's products on Hopper's main loop, without a GPU: what is launched, with the launches emulated by PyTorch."""
 
 import pytest
 
@@ -11,15 +11,15 @@ from weft.definition import Declined  # noqa: E402
 from weft.operators.hopper.gemm import HopperPlan  # noqa: E402
 from weft.operators.hopper.tile_sizes import SHARED, shared_bytes  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.orthogonalization import coefficients, hopper, iteration  # noqa: E402
+from weft.operators.orthogonalization import coefficients, dispatch, iteration  # noqa: E402
 
 BF16, FP16 = torch.bfloat16, torch.float16
 
 
-class Played(HopperPlan):
+class Emulated(HopperPlan):
     """A plan, made as for a GPU, whose launches are fp64 products rounded once; of symmetric ones the lower half says all."""
 
-    launches: list["Played"]
+    launches: list["Emulated"]
 
     def __init__(self, a, b, out_dtype=None, **parts):
         with compiling_for(90, lambda *kernel: None):
@@ -40,14 +40,14 @@ class Played(HopperPlan):
             assert (made - made.mT).abs().max() < 0.02 * made.abs().max(), "the product is not symmetric"
             made = made.tril() + made.tril(-1).mT
         c.copy_(made)
-        Played.launches.append(self)
+        Emulated.launches.append(self)
 
 
 @pytest.fixture
 def launches(monkeypatch):
-    monkeypatch.setattr(hopper, "HopperPlan", Played)
-    monkeypatch.setattr(Played, "launches", [], raising=False)
-    return Played
+    monkeypatch.setattr(dispatch, "HopperPlan", Emulated)
+    monkeypatch.setattr(Emulated, "launches", [], raising=False)
+    return Emulated
 
 
 def random(*shape: int, dtype: torch.dtype = BF16, seed: int = 0) -> torch.Tensor:
@@ -65,7 +65,7 @@ def test_gram_matrices_are_one_launch(launches, dtype, shape):
     wide = x.view(-1, *shape[-2:])
     for view in (wide, wide.mT):
         c = torch.empty(*view.shape[:-1], view.shape[-2], dtype=dtype)
-        hopper.launch_symmetric(view, view.mT, c, 1.0)
+        dispatch.symmetric_on_hopper(view, view.mT, c, 1.0)
         assert close(c, view.double() @ view.double().mT, 2**-8) and c.equal(c.mT)
     assert len(launches.launches) == 2 and all(
         made.launch.expression.endswith(f"true, false, {name}>")
@@ -81,7 +81,7 @@ def test_factors_reach_their_operands(launches, factors):
     b = (a.double() @ a.double() / 48).to(BF16)  # they commute, so far as bf16 lets them
     a, b = (t.tril() + t.tril(-1).mT for t in (a, b))
     c = torch.empty_like(a)
-    hopper.launch_symmetric(a, b, c, beta, of_a, of_b)
+    dispatch.symmetric_on_hopper(a, b, c, beta, of_a, of_b)
     assert close(c, beta * a.double() @ b.double() + of_a * a.double() + of_b * b.double(), 2**-7)
 
 
@@ -90,7 +90,7 @@ def test_factors_reach_their_operands(launches, factors):
 @pytest.mark.parametrize("shape", [(64, 160), (160, 64), (3, 48, 48), (2, 2, 96, 40)])
 def test_the_iteration_is_the_direct_one(launches, shape, name, form):
     x, steps = random(*shape), coefficients.schedule(name, 5)
-    got = iteration.launched(x, steps, coefficients.margin(name), 1e-7, form, BF16, False, hopper)
+    got = iteration.launched(x, steps, coefficients.margin(name), 1e-7, form, BF16, dispatch.ON_HOPPER)
     want = iteration.by_pytorch(x.double(), steps, coefficients.margin(name), 1e-7, torch.float64)
     assert got.dtype == BF16 and got.shape == x.shape and got.is_contiguous()
     assert close(got, want, 0.03)
@@ -107,9 +107,9 @@ def test_configurations_fit(matrices, m):
     """And are kernels that compile: the plan's own checks."""
     a = torch.empty(matrices, m, m, dtype=BF16, device="meta")
     key = (90, BF16, "NT", matrices, m, m)
-    found = list(hopper.candidates(*key))
-    assert hopper.heuristic(*key) in [{**c, "GROUP": hopper.heuristic(*key)["GROUP"]} for c in found]
-    for config in (hopper.heuristic(*key), *found):
+    found = list(dispatch.hopper_candidates(*key))
+    assert dispatch.hopper_heuristic(*key) in [{**c, "GROUP": dispatch.hopper_heuristic(*key)["GROUP"]} for c in found]
+    for config in (dispatch.hopper_heuristic(*key), *found):
         assert shared_bytes(config, 2, symmetric=True) <= SHARED and config["STAGES"] >= 4
         with compiling_for(90, lambda *kernel: None):
             made = HopperPlan(a, a.mT, symmetric=config).launch
@@ -118,7 +118,7 @@ def test_configurations_fit(matrices, m):
 
 def test_the_shape_of_tiles_is_the_one_that_ends_first():
     """8192 rows are 8 whole waves of clusters that compute 256 x 256; 4096 are 2.06, for which nobody should wait."""
-    large, middle = (hopper.heuristic(90, BF16, "NT", 1, m, m) for m in (8192, 4096))
+    large, middle = (dispatch.hopper_heuristic(90, BF16, "NT", 1, m, m) for m in (8192, 4096))
     assert (large["COLUMNS"], large["CLUSTER"], large["STREAM"]) == (256, 2, 0)
     assert middle["COLUMNS"] < 256 or middle["STREAM"]
 

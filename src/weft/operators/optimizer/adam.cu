@@ -17,7 +17,7 @@ struct Step {
   float decay;         // and decay times itself
 };
 
-template <bool SCALED> __device__ __forceinline__ Step step_of(const float *n, float lr, double step, const Asked &asked) {
+template <bool SCALED> __device__ __forceinline__ Step step_of(const float *n, float lr, double step, const Factors &factors) {
   const Descent d = descent_of(n, lr, step, 1);
   Step s;
   s.l2 = n[SIGN] * n[L2];
@@ -32,7 +32,7 @@ template <bool SCALED> __device__ __forceinline__ Step step_of(const float *n, f
     const double root = sqrt(double(n[FRESH2]));
     s.l2 = float(root * n[L2]);
     s.fresh1 = float(n[FRESH1] / root);
-    s.fresh2 = float(root * n[SIGN] * factor_of(asked));
+    s.fresh2 = float(root * n[SIGN] * factor_of(factors));
   }
   return s;
 }
@@ -99,15 +99,15 @@ __device__ __forceinline__ void update(const Loaded &in, const Tensors<T> &at, u
 
 template <typename T, int THREADS, int STAGES, bool SCALED>
 __device__ __forceinline__ void update_all(const i64 *gradients, const i64 *table, const i64 *chunks, const float *numbers,
-                                           u32 *arrivals, i64 count, i64 elements, const Asked &asked) {
+                                           u32 *arrivals, i64 count, i64 elements, const Factors &factors) {
   constexpr int VEC = 16 / sizeof(T), PASS = THREADS * VEC, STAGE = 4 * THREADS;
   extern __shared__ __align__(16) unsigned char memory[];
   Raw<16> *const mine = reinterpret_cast<Raw<16> *>(memory) + threadIdx.x, *const last = mine + (STAGES - 1) * STAGE;
-  Step *const told = reinterpret_cast<Step *>(memory + STAGES * STAGE * 16);  // of two tensors
+  Step *const steps = reinterpret_cast<Step *>(memory + STAGES * STAGE * 16);  // of two tensors
   const u32 end = u32(count * (blockIdx.x + 1) / gridDim.x);
-  u32 turn = 0;  // so that one barrier a tensor is enough
-  for (u32 c = u32(count * blockIdx.x / gridDim.x); c < end; turn ^= 1) {
-    const i64 place = chunks[c], row = place & 0xffffffff, chunk = place >> 32;
+  u32 slot = 0;  // so that one barrier a tensor is enough
+  for (u32 c = u32(count * blockIdx.x / gridDim.x); c < end; slot ^= 1) {
+    const i64 entry = chunks[c], row = entry & 0xffffffff, chunk = entry >> 32;
     const i64 *const words = table + row * ROW;
     const i64 run = min(min(i64(end - c), words[CHUNKS] - chunk), (1ll << 30) / elements);  // chunks of this tensor
     c += u32(run);
@@ -123,12 +123,12 @@ __device__ __forceinline__ void update_all(const i64 *gradients, const i64 *tabl
 
     if (threadIdx.x == 0) {
       float before;
-      tell_steps(&before, words, arrivals, row, run);
+      publish_steps(&before, words, arrivals, row, run);
       const float *const n = numbers + words[GROUP] * NUMBERS;
-      told[turn] = step_of<SCALED>(n, rate_of(words, n), before + 1, asked);
+      steps[slot] = step_of<SCALED>(n, rate_of(words, n), before + 1, factors);
     }
     __syncthreads();
-    const Step s = told[turn];
+    const Step s = steps[slot];
 
     Raw<16> *from = mine, *to = last;
     u32 offset = 0;
@@ -152,13 +152,13 @@ __global__ __launch_bounds__(THREADS, 1024 / THREADS) void adam(const i64 *gradi
   update_all<T, THREADS, STAGES, false>(gradients, table, chunks, numbers, arrivals, count, elements, {});
 }
 
-// A step that scales or clips gradients, or may be skipped (struct Asked).
+// A step that scales or clips gradients, or may be skipped (struct Factors).
 template <typename T, int THREADS, int STAGES>
-__global__ __launch_bounds__(THREADS, 1024 / THREADS) void adam_asked(const i64 *gradients, const i64 *table, const i64 *chunks,
+__global__ __launch_bounds__(THREADS, 1024 / THREADS) void adam_scaled(const i64 *gradients, const i64 *table, const i64 *chunks,
                                                                       const float *numbers, u32 *arrivals, const float *clip,
                                                                       const float *scale, const float *found, float *skipped,
                                                                       i64 count, i64 elements) {
-  const Asked asked = {clip, scale, found, skipped};
-  if (is_skipped(asked)) return;
-  update_all<T, THREADS, STAGES, true>(gradients, table, chunks, numbers, arrivals, count, elements, asked);
+  const Factors factors = {clip, scale, found, skipped};
+  if (is_skipped(factors)) return;
+  update_all<T, THREADS, STAGES, true>(gradients, table, chunks, numbers, arrivals, count, elements, factors);
 }

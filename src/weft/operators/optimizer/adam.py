@@ -1,71 +1,197 @@
 """``adam(params, grads, exp_avgs, exp_avg_sqs, steps, …)``: one step of Adam for a list of tensors, in place, in one launch.
 
-Reads weight, gradient and two moments, writes weight and moments: 28 bytes a parameter in fp32, 14 in 16 bits.
+Reads weight, gradient and two moments, writes weight and moments: 28 bytes a parameter in fp32, 14 in 16 bits. AdamW
+(``adamw.py``) is the same but for its weight decay.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.optim import adam as functional
 
-from weft.definition import Cost, Operator, Tolerance, Workload, workload
+from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import peers
-from weft.operators.call import Choice, guarded
-from weft.operators.optimizer import adam_calls, definition
-from weft.operators.optimizer.adam_cuda import AdamTable
-from weft.operators.optimizer.table import Table
+from weft.operators.optimizer import dispatch, workloads
+from weft.operators.optimizer.dispatch import Arguments
+from weft.operators.optimizer.rules import ADAM
 
-reference = adam_calls.reference(decoupled=False)
+Tensors = Sequence[Tensor]
+
+
+def reference(decoupled: bool) -> Callable[..., None]:
+    def adam_reference(
+        params: Tensors,
+        grads: Tensors,
+        exp_avgs: Tensors,
+        exp_avg_sqs: Tensors,
+        steps: Tensors,
+        max_exp_avg_sqs: Tensors | None = None,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        maximize: bool = False,
+    ) -> None:
+        beta1, beta2 = betas
+        for i, (p, g, m, v, step) in enumerate(zip(params, grads, exp_avgs, exp_avg_sqs, steps, strict=True)):
+            wide = torch.promote_types(p.dtype, m.dtype)
+            g = (-g if maximize else g).to(wide)
+            step += 1
+            if decoupled:
+                p.mul_(1 - lr * weight_decay)
+            else:
+                g = g + weight_decay * p
+            m.mul_(beta1).add_(g, alpha=1 - beta1)
+            v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
+            second = v if max_exp_avg_sqs is None else torch.maximum(max_exp_avg_sqs[i], v, out=max_exp_avg_sqs[i])
+            root2 = (1 - beta2 ** step.double()).sqrt().to(wide)
+            size = (lr / (1 - beta1 ** step.double())).to(wide)
+            p.sub_(size * (m / (second.sqrt() / root2 + eps)))
+
+    return torch.no_grad()(adam_reference)
+
+
+def peer(decoupled: bool, **how: bool) -> Callable[..., None]:
+    """PyTorch's own, ``fused=True`` or ``foreach=True``."""
+
+    def with_torch(
+        params: Tensors,
+        grads: Tensors,
+        exp_avgs: Tensors,
+        exp_avg_sqs: Tensors,
+        steps: Tensors,
+        max_exp_avg_sqs: Tensors | None,
+        betas: tuple[float, float],
+        **numbers: Any,
+    ) -> None:
+        workloads.decline_mixed(params, exp_avgs)
+        functional.adam(
+            list(params),
+            list(grads),
+            list(exp_avgs),
+            list(exp_avg_sqs),
+            list(max_exp_avg_sqs or ()),
+            list(steps),
+            amsgrad=max_exp_avg_sqs is not None,
+            beta1=betas[0],
+            beta2=betas[1],
+            capturable=steps[0].is_cuda,
+            decoupled_weight_decay=decoupled,
+            **numbers,
+            **how,  # type: ignore[arg-type]
+        )
+
+    return torch.no_grad()(with_torch)
+
+
+# ---- definition ------------------------------------------------------------------------------------------------------
+
+
+def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
+    """Options: see ``workloads``; ``amsgrad`` has the largest second moment too."""
+    states = {"exp_avgs": False, "exp_avg_sqs": True, **({"max_exp_avg_sqs": True} if w.option("amsgrad") else {})}
+    made: dict[str, Any] = workloads.lists(w, g, device, states)
+    made.setdefault("max_exp_avg_sqs", None)
+    return {
+        **made,
+        "steps": workloads.counts(w, device),
+        "lr": 1e-1,
+        "betas": (0.9, 0.99),
+        "eps": 1e-8,
+        "weight_decay": 0.1,
+        "maximize": w.option("maximize", False),
+    }
 
 
 def cost(w: Workload, direction: str) -> Cost:
-    states = 3 if w.option("amsgrad") else 2
-    return definition.cost(states, adam_calls.FLOPS, adam_calls.SPECIAL)(w, direction)
+    """A square root and a division an element, among others."""
+    return workloads.cost(3 if w.option("amsgrad") else 2, 14, 2)(w, direction)
 
 
-adam = Operator(
-    name="adam",
-    axes=definition.AXES,
-    inputs=adam_calls.inputs,
-    reference=reference,
-    cost=cost,
-    options=adam_calls.OPTIONS,
-    mutates=adam_calls.MUTATES,
-    tolerance=Tolerance(scale="tensor", ulps=4.0),
-    workloads={
-        **definition.WORKLOADS,
-        "verify": [*definition.WORKLOADS["verify"], workload(T=3, P=700, amsgrad=True)],
-    },
-    mutants=adam_calls.mutants(decoupled=False),
-)
+def mutants(decoupled: bool) -> list[Mutant]:
+    right, other = reference(decoupled), reference(not decoupled)
 
-adam.implementation("triton", arch=">=sm_80")(adam_calls.engine(False, Table))
-adam.implementation("cuda", arch="==sm_90", devices=("cuda",))(adam_calls.engine(False, AdamTable.of_all))
-adam.implementation("torch")(adam_calls.peer(False, fused=True))
-adam.implementation("torch-foreach")(adam_calls.peer(False, foreach=True))
-adam.implementation("torch.compile", devices=("cuda",))(peers.Compiled(adam_calls.peer(False, foreach=True)))
+    def step_not_counted(**arguments: Any) -> None:
+        right(**{**arguments, "steps": [s.clone() for s in arguments["steps"]]})
+
+    def uncorrected(**arguments: Any) -> None:
+        right(**{**arguments, "steps": [torch.full_like(s, 1e6) for s in arguments["steps"]]})
+        for step in arguments["steps"]:
+            step += 1
+
+    def one_step_late(**arguments: Any) -> None:
+        for step in arguments["steps"]:
+            step += 1
+        right(**{**arguments, "steps": [s.clone() for s in arguments["steps"]]})
+
+    def betas_swapped(**arguments: Any) -> None:
+        right(**{**arguments, "betas": arguments["betas"][::-1]})
+
+    return [
+        *workloads.mutants(right, "exp_avgs", "exp_avg_sqs"),
+        Mutant("step not counted", step_not_counted),
+        Mutant("no bias correction", uncorrected),
+        Mutant("bias correction of the next step", one_step_late),
+        Mutant("betas swapped", betas_swapped),
+        Mutant("the other kind of decay", other),
+    ]
 
 
-@adam.choice
-@guarded
-def choose(
-    params: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    exp_avgs: Sequence[Tensor],
-    exp_avg_sqs: Sequence[Tensor],
-    steps: Sequence[Tensor],
-    max_exp_avg_sqs: Sequence[Tensor] | None = None,
-    lr: float | Tensor = 1e-3,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    weight_decay: float = 0.0,
-    maximize: bool = False,
-) -> Choice:
-    numbers: dict[str, Any] = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-    tensors = adam_calls.lists(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs)
-    return adam_calls.choose("adam", tensors, steps, False, maximize, numbers)
+def definition(decoupled: bool) -> dict[str, Any]:
+    """Of Adam or (decoupled) AdamW: the operator's fields but for its name."""
+    return {
+        "axes": workloads.AXES,
+        "inputs": inputs,
+        "reference": reference(decoupled),
+        "cost": cost,
+        "options": {**workloads.OPTIONS, "amsgrad": (True, False)},
+        "mutates": ("params", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs", "steps"),
+        "tolerance": Tolerance(scale="tensor", ulps=4.0),
+        "workloads": {
+            **workloads.WORKLOADS,
+            "verify": [*workloads.WORKLOADS["verify"], workload(T=3, P=700, amsgrad=True)],
+        },
+        "mutants": mutants(decoupled),
+    }
+
+
+def register(operator: Operator, decoupled: bool) -> Callable[..., None]:
+    """Adds the implementations and the choice, and returns the operator's step."""
+
+    def arguments(
+        params: Tensors,
+        grads: Tensors,
+        exp_avgs: Tensors,
+        exp_avg_sqs: Tensors,
+        steps: Tensors,
+        max_exp_avg_sqs: Tensors | None = None,
+        *,
+        maximize: bool = False,
+        **numbers: Any,
+    ) -> Arguments:
+        lists = {"params": params, "grads": grads, "exp_avgs": exp_avgs, "exp_avg_sqs": exp_avg_sqs}
+        if max_exp_avg_sqs is not None:
+            lists["max_exp_avg_sqs"] = max_exp_avg_sqs
+        options = {**numbers, "amsgrad": max_exp_avg_sqs is not None, "decoupled_weight_decay": decoupled}
+        return Arguments(ADAM, lists, options, maximize, steps)
+
+    def check(a: Arguments) -> None:
+        dispatch.check_lists(operator.name, a.lists, a.steps)
+        dispatch.check_options(operator.name, a, "lr", "eps", "weight_decay")
+
+    step = dispatch.register(operator, arguments, check, ("triton", "cuda"))
+    operator.implementation("torch")(peer(decoupled, fused=True))
+    operator.implementation("torch-foreach")(peer(decoupled, foreach=True))
+    operator.implementation("torch.compile", devices=("cuda",))(peers.Compiled(peer(decoupled, foreach=True)))
+    return step
+
+
+adam = Operator(name="adam", **definition(decoupled=False))
+step = register(adam, decoupled=False)
 
 
 @adam.function
@@ -85,20 +211,20 @@ def adam_function(
     """One step of Adam in place, one launch for all tensors; :class:`weft.optim.Adam` is the optimizer.
 
     Args:
-        params: weights, of any shapes; float32, float16 or bfloat16, mixed as may be.
+        params: weights, of any shapes; float32, float16 or bfloat16, in any mixture.
         grads: their gradients.
         exp_avgs: first moments, of the weights' dtype or float32.
         exp_avg_sqs: second moments, likewise.
-        steps: one float32 of one element for each weight, on the same device: steps done so far; counted up.
+        steps: one float32 of one element for each weight, on the same device: steps done so far; incremented.
         max_exp_avg_sqs: the largest second moments (AMSGrad), or None.
         lr: learning rate; a float32 tensor on the device is read by the kernel.
         betas: decay of the moments.
         eps: added to the root of the second moment.
         weight_decay: ``weight_decay`` times the weight is added to the gradient.
-        maximize: go up the gradient.
+        maximize: maximize the objective instead of minimizing it.
 
     Returns:
-        None: weights, moments and steps are changed in place. Arithmetic is fp32; what is kept in 16 bits is rounded once.
+        None: weights, moments and steps are changed in place. Arithmetic is fp32; 16-bit results are rounded once.
 
     Raises:
         TypeError: not lists of tensors of those dtypes, or ``maximize`` that is not a bool.
@@ -106,9 +232,4 @@ def adam_function(
 
     Source: Kingma & Ba 2015.
     """
-    numbers: dict[str, Any] = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-    tensors = adam_calls.lists(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs)
-    if adam_calls.choose("adam", tensors, steps, False, maximize, numbers).implementation == "torch":
-        reference(params, grads, exp_avgs, exp_avg_sqs, steps, max_exp_avg_sqs, maximize=maximize, **numbers)
-    else:
-        adam_calls.launch(tensors, steps, False, maximize, **numbers)
+    step(params, grads, exp_avgs, exp_avg_sqs, steps, max_exp_avg_sqs, lr, betas, eps, weight_decay, maximize)

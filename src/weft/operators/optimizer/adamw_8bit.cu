@@ -2,7 +2,7 @@
 //
 // A thread takes 8 elements at a time, a warp 256. Instructions are what bounds such a step, so what can be is saved:
 // - A code becomes a number by one look-up, and a number a code by one: of the line that counts the map's intervals around it
-//   (map_cells.py). Either table has a column for each lane, so no two lanes want the same bank, and an index is the second
+//   (dynamic_map.py). Either table has a column for each lane, so no two lanes want the same bank, and an index is the second
 //   byte of its address, put there by one byte permutation.
 // - The first moment is counted in a unit in which it takes up the gradient as the second one's root does (struct Step).
 // - The learning rate is divided into the denominator, once a tensor.
@@ -29,13 +29,13 @@ struct Step {
   }
 };
 
-template <bool SCALED> __device__ __forceinline__ Step step_of(const float *n, float lr, double step, const Asked &asked) {
+template <bool SCALED> __device__ __forceinline__ Step step_of(const float *n, float lr, double step, const Factors &factors) {
   const float root = sqrtf(n[FRESH2]);
   const double unit = double(n[FRESH1]) / root;
   const Descent d = descent_of(n, lr, step, unit);
   Step s;
   s.root = n[SIGN] * root;
-  if constexpr (SCALED) s.root *= factor_of(asked);
+  if constexpr (SCALED) s.root *= factor_of(factors);
   s.unit = float(unit);
   s.keep1 = float((1 - double(n[FRESH1])) / unit);
   s.keep2 = n[BETA2];
@@ -59,14 +59,14 @@ template <typename T> struct Tensors {  // from a thread's first element, a warp
 
 // The largest of a block's magnitudes, as an integer, of which NaN is the largest. Where several warps have a block, they tell
 // each other.
-template <int WARPS> __device__ __forceinline__ void of_block(u32 &a, u32 &b, u32 (*told)[2]) {
+template <int WARPS> __device__ __forceinline__ void of_block(u32 &a, u32 &b, u32 (*maxima)[2]) {
   a = __reduce_max_sync(~0u, a), b = __reduce_max_sync(~0u, b);
   if constexpr (WARPS > 1) {
     const u32 warp = threadIdx.x / 32, team = warp / WARPS, lane = threadIdx.x % 32;
-    if (lane == 0) told[warp][0] = a, told[warp][1] = b;
+    if (lane == 0) maxima[warp][0] = a, maxima[warp][1] = b;
     asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "r"(WARPS * 32) : "memory");
-    a = __reduce_max_sync(~0u, told[team * WARPS + lane % WARPS][0]);
-    b = __reduce_max_sync(~0u, told[team * WARPS + lane % WARPS][1]);
+    a = __reduce_max_sync(~0u, maxima[team * WARPS + lane % WARPS][0]);
+    b = __reduce_max_sync(~0u, maxima[team * WARPS + lane % WARPS][1]);
   }
 }
 
@@ -109,7 +109,7 @@ __device__ __forceinline__ void load_all(Loaded<T, Q> &to, const Tensors<T> &at,
 // all of a team `meet`, they wait for each other: warps that drift apart read and write all over a tensor, and memory is slow.
 template <typename T, Format FORMAT, int Q, bool WHOLE, int TEAM>
 __device__ __forceinline__ void update(Loaded<T, Q> &in, const Tensors<T> &at, u32 offset, u32 next, int left, bool meet,
-                                       const Step &s, u32 (*told)[2]) {
+                                       const Step &s, u32 (*maxima)[2]) {
   using S = Shape<T, Q>;
   constexpr int VEC = S::VEC, PARTS = S::PARTS, BESIDE = S::BESIDE, WARPS = S::WARPS, BLOCKS = S::BLOCKS, EACH = S::EACH;
   constexpr bool FINE = sizeof(T) == 4;  // a weight of 16 bits hides what is off
@@ -153,7 +153,7 @@ __device__ __forceinline__ void update(Loaded<T, Q> &in, const Tensors<T> &at, u
 #pragma unroll
     for (int i = 2; i < EACH; i++) top1 = larger(top1, x[i]), top2 = larger(top2, y[i]);
     u32 bits1 = __float_as_uint(top1), bits2 = __float_as_uint(top2);
-    of_block<WARPS>(bits1, bits2, told);
+    of_block<WARPS>(bits1, bits2, maxima);
     top1 = __uint_as_float(bits1), top2 = __uint_as_float(bits2);
     const float largest1 = top1 * s.unit;
     if (lane == 0 && threadIdx.x / 32 % WARPS == 0 && (WHOLE || warp_left > b * Q))
@@ -177,11 +177,11 @@ __device__ __forceinline__ void update(Loaded<T, Q> &in, const Tensors<T> &at, u
 
 template <typename T, Format FORMAT, int Q, int THREADS, bool SCALED>
 __device__ __forceinline__ void update_all(const i64 *gradients, const i64 *table, const i64 *chunks, const float *numbers,
-                                           u32 *arrivals, const float *tables, i64 count, i64 elements, const Asked &asked) {
+                                           u32 *arrivals, const float *tables, i64 count, i64 elements, const Factors &factors) {
   constexpr int VEC = Shape<T, Q>::VEC, WARPS = Shape<T, Q>::WARPS, PASS = THREADS * 8, TEAM = THREADS < 256 ? THREADS : 256;
   extern __shared__ __align__(1024) unsigned char memory[];
-  u32(*const told)[2] = reinterpret_cast<u32(*)[2]>(memory + (FORMAT == DYNAMIC ? 2 * TABLE : 0));  // of two turns
-  float *const done = reinterpret_cast<float *>(told + 2 * THREADS / 32);
+  u32(*const maxima)[2] = reinterpret_cast<u32(*)[2]>(memory + (FORMAT == DYNAMIC ? 2 * TABLE : 0));  // of two passes
+  float *const done = reinterpret_cast<float *>(maxima + 2 * THREADS / 32);
   u32 *const end = reinterpret_cast<u32 *>(done + 1);  // a register of each thread would be one too many
   if constexpr (FORMAT == DYNAMIC) {
     if (shared_address(memory) != DECODER) __trap();
@@ -196,14 +196,14 @@ __device__ __forceinline__ void update_all(const i64 *gradients, const i64 *tabl
   if (threadIdx.x == 0) *end = u32(count * (blockIdx.x + 1) / gridDim.x);
   __syncthreads();
   for (u32 c = u32(count * blockIdx.x / gridDim.x); c < *end;) {
-    const i64 place = chunks[c], row = place & 0xffffffff, chunk = place >> 32;
+    const i64 entry = chunks[c], row = entry & 0xffffffff, chunk = entry >> 32;
     const i64 *const words = table + row * ROW;
     const i64 run = min(min(i64(*end - c), words[CHUNKS] - chunk), (1ll << 30) / elements);  // chunks of this tensor
     c += u32(run);
-    if (threadIdx.x == 0) tell_steps(done, words, arrivals, row, run);
+    if (threadIdx.x == 0) publish_steps(done, words, arrivals, row, run);
     __syncthreads();
     const float *const n = numbers + words[GROUP] * NUMBERS;
-    Step s = step_of<SCALED>(n, rate_of(words, n), *done + 1, asked);
+    Step s = step_of<SCALED>(n, rate_of(words, n), *done + 1, factors);
     s.opaque();
     __syncthreads();  // the next tensor's count may come
 
@@ -221,25 +221,25 @@ __device__ __forceinline__ void update_all(const i64 *gradients, const i64 *tabl
     const u32 whole = left < WARPS * TILE || !aligned ? 0 : ((left - WARPS * TILE) / PASS + 1) * PASS;
     const u32 of_all = aligned ? u32(end_of_run - chunk * elements) / PASS * PASS : 0;  // passes that every warp has
     u32 offset = 0;
-    u32(*turn)[2] = told;
+    u32(*slot)[2] = maxima;
     Loaded<T, Q> in;
     if (whole) load_all<T, FORMAT, Q, true>(in, here, 0, 0);
     for (; offset != whole; offset += PASS) {
       // of the last pass this one's again: nothing is made of them, and a branch costs more
-      update<T, FORMAT, Q, true, TEAM>(in, here, offset, offset + PASS == whole ? offset : offset + PASS, 0, offset < of_all, s, turn);
-      if (WARPS > 1) turn = turn == told ? told + THREADS / 32 : told;
+      update<T, FORMAT, Q, true, TEAM>(in, here, offset, offset + PASS == whole ? offset : offset + PASS, 0, offset < of_all, s, slot);
+      if (WARPS > 1) slot = slot == maxima ? maxima + THREADS / 32 : maxima;
     }
     for (; int(offset) < left; offset += PASS) {
       const int mine = left - int(offset) - warp % WARPS * TILE - int(threadIdx.x % 32) * VEC;
       load_all<T, FORMAT, Q, false>(in, here, offset, mine);
-      update<T, FORMAT, Q, false, TEAM>(in, here, offset, 0, mine, false, s, turn);
-      if (WARPS > 1) turn = turn == told ? told + THREADS / 32 : told;
+      update<T, FORMAT, Q, false, TEAM>(in, here, offset, 0, mine, false, s, slot);
+      if (WARPS > 1) slot = slot == maxima ? maxima + THREADS / 32 : maxima;
     }
   }
 }
 
 // Arguments: as those of kernels.update, and
-//   tables: 512 floats that codes stand for, of the signed map, then of the other; and lines of 256 cells (map_cells.tables).
+//   tables: 512 floats that codes stand for, of the signed map, then of the other; and lines of 256 cells (lookup_tables of dynamic_map.py).
 //   count: chunks in all, of `elements` each, a multiple of Q and of 256. A block takes as many as any other, side by side.
 template <typename T, Format FORMAT, int Q, int THREADS>
 __global__ __launch_bounds__(THREADS, 1) void adamw_8bit(const i64 *gradients, const i64 *table, const i64 *chunks,
@@ -248,13 +248,13 @@ __global__ __launch_bounds__(THREADS, 1) void adamw_8bit(const i64 *gradients, c
   update_all<T, FORMAT, Q, THREADS, false>(gradients, table, chunks, numbers, arrivals, tables, count, elements, {});
 }
 
-// A step that scales or clips gradients, or may be skipped (struct Asked).
+// A step that scales or clips gradients, or may be skipped (struct Factors).
 template <typename T, Format FORMAT, int Q, int THREADS>
-__global__ __launch_bounds__(THREADS, 1) void adamw_8bit_asked(const i64 *gradients, const i64 *table, const i64 *chunks,
+__global__ __launch_bounds__(THREADS, 1) void adamw_8bit_scaled(const i64 *gradients, const i64 *table, const i64 *chunks,
                                                                const float *numbers, u32 *arrivals, const float *tables,
                                                                const float *clip, const float *scale, const float *found,
                                                                float *skipped, i64 count, i64 elements) {
-  const Asked asked = {clip, scale, found, skipped};
-  if (is_skipped(asked)) return;
-  update_all<T, FORMAT, Q, THREADS, true>(gradients, table, chunks, numbers, arrivals, tables, count, elements, asked);
+  const Factors factors = {clip, scale, found, skipped};
+  if (is_skipped(factors)) return;
+  update_all<T, FORMAT, Q, THREADS, true>(gradients, table, chunks, numbers, arrivals, tables, count, elements, factors);
 }

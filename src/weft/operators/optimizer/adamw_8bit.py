@@ -5,23 +5,24 @@ Reads weight, gradient and two codes, writes weight and codes: 10 bytes a parame
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
-from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
-from weft.operators.call import FLOATS, Choice, check_tensor, guarded
-from weft.operators.optimizer import adam_8bit_peers, adam_calls, call, definition, fastest
-from weft.operators.optimizer.adam_rule import ADAM
-from weft.operators.optimizer.adamw_8bit_cuda import CodedTable
+from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
+from weft.operators.call import FLOATS, check_tensor
+from weft.operators.optimizer import adam, dispatch, workloads
 from weft.operators.optimizer.blockwise import BLOCKS, STATE_FORMATS, blocks_of, dequantize, quantize, random_bits
-from weft.operators.optimizer.entry import Codes
-from weft.operators.optimizer.table import Table
+from weft.operators.optimizer.dispatch import Arguments
+from weft.operators.optimizer.rules import ADAM
 
 Tensors = Sequence[Tensor]
-plain_adamw = adam_calls.reference(decoupled=True)
+Moment = tuple[Tensor, Tensor]  # codes and scales
+adamw_in_32_bits = adam.reference(decoupled=True)
 
 
 @torch.no_grad()
@@ -44,14 +45,14 @@ def reference(
 ) -> None:
     """In fp32 at least; a weight is rounded once."""
     numbers = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
-    kept = zip(exp_avg_codes, exp_avg_scales, exp_avg_sq_codes, exp_avg_sq_scales, strict=True)
-    for row, (p, g, step, (m, m_scales, v, v_scales)) in enumerate(zip(params, grads, steps, kept, strict=True)):
+    states = zip(exp_avg_codes, exp_avg_scales, exp_avg_sq_codes, exp_avg_sq_scales, strict=True)
+    for row, (p, g, step, (m, m_scales, v, v_scales)) in enumerate(zip(params, grads, steps, states, strict=True)):
         count = int(step) if seed is not None else 0
         first = dequantize(m, m_scales, block_size, True, state_format)
         second = dequantize(v, v_scales, block_size, False, state_format)
         wide = p.to(first.dtype)
         wide = wide.clone() if wide is p else wide
-        plain_adamw([wide], [g.to(first.dtype)], [first], [second], [step], **numbers)
+        adamw_in_32_bits([wide], [g.to(first.dtype)], [first], [second], [step], **numbers)
         p.copy_(wide)
         for state, (x, codes, scales) in enumerate(((first, m, m_scales), (second, v, v_scales))):
             bits = None if seed is None else random_bits(p.numel(), seed, state, row, count, p.device)
@@ -62,9 +63,9 @@ def reference(
 
 
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
-    """Options: see ``definition``; moments are drawn, then quantised."""
+    """Options: see ``workloads``; moments are drawn, then quantised."""
     block, format = w.option("block", 256), w.option("format", "dynamic")
-    drawn = definition.lists(w, g, device, {"exp_avg": False, "exp_avg_sq": True})
+    drawn = workloads.lists(w, g, device, {"exp_avg": False, "exp_avg_sq": True})
     made: dict[str, Any] = {"params": drawn["params"], "grads": drawn["grads"]}
     for name in ("exp_avg", "exp_avg_sq"):
         codes = [torch.empty_like(p, dtype=torch.uint8) for p in drawn["params"]]
@@ -75,7 +76,7 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
         made |= {f"{name}_codes": codes, f"{name}_scales": scales}
     return {
         **made,
-        "steps": definition.counts(w, device),
+        "steps": workloads.counts(w, device),
         "lr": 1e-1,
         "betas": (0.9, 0.99),
         "eps": 1e-8,
@@ -89,13 +90,13 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
 
 def cost(w: Workload, direction: str) -> Cost:
     """Beside weight and gradient a code and a share of a scale for each moment; a square root and a division."""
-    n, size = definition.elements(w), w.bytes_per_element
-    kept = 2 * n + 8 * sum(blocks_of(torch.Size(s).numel(), w.option("block", 256)) for s in definition.shapes(w))
-    return Cost(2 * size * n + kept, size * n + kept, vector_flops=60 * n, special_ops=2 * n)
+    n, size = workloads.elements(w), w.bytes_per_element
+    moments = 2 * n + 8 * sum(blocks_of(torch.Size(s).numel(), w.option("block", 256)) for s in workloads.shapes(w))
+    return Cost(2 * size * n + moments, size * n + moments, vector_flops=60 * n, special_ops=2 * n)
 
 
 def _changed(**changes: Callable[[Any], Any]) -> Callable[..., None]:
-    """The right one, of changed arguments, whose results are put where they belong."""
+    """The reference with changed arguments; what it mutates is copied back."""
 
     def wrong(**arguments: Any) -> None:
         changed = {n: changes[n](v) if n in changes else v for n, v in arguments.items()}
@@ -123,8 +124,8 @@ def _first_moment_by_the_unsigned_map(**arguments: Any) -> None:
         for c, s in zip(arguments["exp_avg_codes"], arguments["exp_avg_scales"], strict=True)
     ]
     seen = [torch.empty_like(x) for x in first]
-    for x, kept, g in zip(first, seen, arguments["grads"], strict=True):
-        kept.copy_(x).lerp_((-g if arguments["maximize"] else g).to(x.dtype), 1 - arguments["betas"][0])
+    for x, new, g in zip(first, seen, arguments["grads"], strict=True):
+        new.copy_(x).lerp_((-g if arguments["maximize"] else g).to(x.dtype), 1 - arguments["betas"][0])
     reference(**arguments)
     for x, codes, scales in zip(seen, arguments["exp_avg_codes"], arguments["exp_avg_scales"], strict=True):
         quantize(x.abs(), codes, scales, arguments["block_size"], False, arguments["state_format"])
@@ -158,12 +159,12 @@ def _ranks(w: Workload, t: Tensor) -> Tensor:
 
 adamw_8bit = Operator(
     name="adamw_8bit",
-    axes=definition.AXES,
+    axes=workloads.AXES,
     inputs=inputs,
     reference=reference,
     cost=cost,
     options={
-        **{name: values for name, values in definition.OPTIONS.items() if name != "states"},
+        **{name: values for name, values in workloads.OPTIONS.items() if name != "states"},
         "block": BLOCKS,
         "format": STATE_FORMATS,
         "stochastic": (True, False),
@@ -189,10 +190,10 @@ adamw_8bit = Operator(
             workload(T=2, P=700, format="fp8", stochastic=True),
         ],
         "bench": [
-            workload("bf16", T=len(definition.LANGUAGE_MODEL), P=definition.MEAN, shapes="language_model", **o)
+            workload("bf16", T=len(workloads.LANGUAGE_MODEL), P=workloads.MEAN, shapes="language_model", **o)
             for o in ({}, {"format": "fp8"}, {"stochastic": True}, {"block": 2048})
         ]
-        + [workload("fp32", T=len(definition.LANGUAGE_MODEL), P=definition.MEAN, shapes="language_model")],
+        + [workload("fp32", T=len(workloads.LANGUAGE_MODEL), P=workloads.MEAN, shapes="language_model")],
         "quick": [workload(T=64, P=2**18)],
         "host": [workload("fp32", T=12, P=4096)],
         "compile": [
@@ -205,7 +206,7 @@ adamw_8bit = Operator(
         "huge": [workload("bf16", T=1, P=2**31 + 17)],
     },
     mutants=[
-        *definition.mutants(reference, *MUTATES[1:5]),
+        *workloads.mutants(reference, *MUTATES[1:5]),
         Mutant("scale of the wrong block", _changed(exp_avg_scales=lambda ss: [s.flip(0) for s in ss])),
         Mutant("codes of the neighbour", _codes_of_the_neighbour),
         Mutant("codes read one off", _changed(exp_avg_codes=_neighbours)),
@@ -219,62 +220,40 @@ adamw_8bit = Operator(
 )
 
 
-def split(kept: Sequence[Tensors], block: int, format: str, seed: int | None) -> tuple[call.Lists, list[Codes]]:
-    """The lists of codes, and what belongs to each pair of them."""
-    first, first_scales, second, second_scales = kept
-    codes = [Codes(pair, block, format, seed is not None) for pair in zip(first_scales, second_scales, strict=True)]
-    return {"exp_avg_codes": first, "exp_avg_sq_codes": second}, codes
+def arguments(
+    params: Tensors,
+    grads: Tensors,
+    exp_avg_codes: Tensors,
+    exp_avg_scales: Tensors,
+    exp_avg_sq_codes: Tensors,
+    exp_avg_sq_scales: Tensors,
+    steps: Tensors,
+    *,
+    maximize: bool,
+    **options: Any,
+) -> Arguments:
+    lists = {"params": params, "grads": grads, "exp_avg_codes": exp_avg_codes, "exp_avg_sq_codes": exp_avg_sq_codes}
+    scales = {"exp_avg_scales": exp_avg_scales, "exp_avg_sq_scales": exp_avg_sq_scales}
+    return Arguments(
+        ADAM, lists, {**options, "amsgrad": False, "decoupled_weight_decay": True}, maximize, steps, scales
+    )
 
 
-def engine(kind: Callable[..., Table]) -> Callable[..., None]:
-    """A step in one launch of a table of this kind."""
-
-    def step(
-        params: Tensors,
-        grads: Tensors,
-        exp_avg_codes: Tensors,
-        exp_avg_scales: Tensors,
-        exp_avg_sq_codes: Tensors,
-        exp_avg_sq_scales: Tensors,
-        steps: Tensors,
-        *,
-        maximize: bool = False,
-        block_size: int = 256,
-        state_format: str = "dynamic",
-        seed: int | None = None,
-        **numbers: Any,
-    ) -> None:
-        kept = exp_avg_codes, exp_avg_scales, exp_avg_sq_codes, exp_avg_sq_scales
-        lists, codes = split(kept, block_size, state_format, seed)
-        options = {**numbers, "amsgrad": False, "decoupled_weight_decay": True, "seed": seed}
-        call.launch(ADAM, {"params": params, "grads": grads, **lists}, steps, options, maximize, codes, kind)
-
-    return step
-
-
-step = engine(fastest.table)
-adamw_8bit.implementation("triton", arch=">=sm_80")(engine(Table))
-adamw_8bit.implementation("cuda", arch="==sm_90", devices=("cuda",))(engine(CodedTable.of_all))
-adamw_8bit.implementation("bitsandbytes", requires="bitsandbytes", devices=("cuda",))(adam_8bit_peers.with_bitsandbytes)
-adamw_8bit.implementation("torchao", requires="torchao", devices=("cuda",))(adam_8bit_peers.with_torchao)
-
-
-def check(params: Tensors, grads: Tensors, kept: Sequence[Tensors], steps: Tensors, options: dict[str, Any]) -> None:
-    call.check_lists("adamw_8bit", {"params": params, "grads": grads}, steps)
-    call.check_betas("adamw_8bit", options["betas"])
-    for name in ("lr", "eps", "weight_decay"):
-        call.check_number("adamw_8bit", name, options[name])
-    block, format = options["block_size"], options["state_format"]
+def check(a: Arguments) -> None:
+    params, options = a.lists["params"], a.options
+    dispatch.check_lists("adamw_8bit", {"params": params, "grads": a.lists["grads"]}, a.steps)
+    dispatch.check_options("adamw_8bit", a, "lr", "eps", "weight_decay")
+    block, format, seed = options["block_size"], options["state_format"], options["seed"]
     if block not in BLOCKS:
         raise ValueError(f"adamw_8bit: argument 'block_size' is {block!r}; expected {', '.join(map(str, BLOCKS))}")
     if format not in STATE_FORMATS:
         raise ValueError(f"adamw_8bit: argument 'state_format' is {format!r}; expected {' or '.join(STATE_FORMATS)}")
-    seed = options["seed"]
     whole = isinstance(seed, int) and not isinstance(seed, bool) and -(2**63) <= seed < 2**63
     if seed is not None and not whole:
         raise ValueError(f"adamw_8bit: argument 'seed' is {seed!r:.40}; expected an int of 64 bits or None")
-    for name, tensors in zip(MUTATES[1:5], kept, strict=True):
+    for name in MUTATES[1:5]:
         coded = name.endswith("codes")
+        tensors = (a.lists if coded else a.scales)[name]
         if len(tensors) != len(params):
             raise ValueError(f"adamw_8bit: argument '{name}' has {len(tensors)} tensors; expected {len(params)}")
         for i, (t, p) in enumerate(zip(tensors, params, strict=True)):
@@ -287,37 +266,116 @@ def check(params: Tensors, grads: Tensors, kept: Sequence[Tensors], steps: Tenso
                 )
             if t.device != p.device or (not coded and not t.is_contiguous()):
                 raise ValueError(
-                    f"adamw_8bit: argument '{name}[{i}]' is on {t.device}, of strides {t.stride()}; "
+                    f"adamw_8bit: argument '{name}[{i}]' is on {t.device}, with strides {t.stride()}; "
                     f"expected {p.device}, dense"
                 )
 
 
-@adamw_8bit.choice
-@guarded
-def choose(
-    params: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    exp_avg_codes: Sequence[Tensor],
-    exp_avg_scales: Sequence[Tensor],
-    exp_avg_sq_codes: Sequence[Tensor],
-    exp_avg_sq_scales: Sequence[Tensor],
-    steps: Sequence[Tensor],
-    lr: float | Tensor = 1e-3,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    weight_decay: float = 1e-2,
-    maximize: bool = False,
-    block_size: int = 256,
-    state_format: str = "dynamic",
-    seed: int | None = None,
-) -> Choice:
-    kept = exp_avg_codes, exp_avg_scales, exp_avg_sq_codes, exp_avg_sq_scales
-    call.check_flags("adamw_8bit", maximize=maximize)
-    options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "seed": seed}
-    check(params, grads, kept, steps, {**options, "block_size": block_size, "state_format": state_format})
-    lists, codes = split(kept, block_size, state_format, seed)
-    options |= {"amsgrad": False, "decoupled_weight_decay": True}
-    return call.choose({"params": params, "grads": grads, **lists}, ADAM, steps, options, codes)
+step = dispatch.register(adamw_8bit, arguments, check, ("triton", "cuda"))
+
+# ---- bitsandbytes and torchao ----------------------------------------------------------------------------------------
+
+
+class Peer:
+    """An optimizer of bitsandbytes or torchao for the weights of a call, over the same weights and the same codes (both count
+    the values of the dynamic map from the least, as we do): made at the first call, cached as long as those weights live. The
+    first call passes our counts and moments to the peer, and copies back moments that the peer has in another form.
+
+    Args:
+        make: ``(parameters, options) -> optimizer``; imports the peer.
+        adopt: ``(optimizer, parameter, step, first, second) -> the peer's own moments``, where those are not codes.
+    """
+
+    def __init__(self, make: Callable[..., Any], adopt: Callable[..., tuple[Tensor, Tensor] | None]):
+        self.make, self.adopt = make, adopt
+        self.known = WeakIdKeyDictionary()
+
+    def __call__(
+        self,
+        params: Tensors,
+        grads: Tensors,
+        exp_avg_codes: Tensors,
+        exp_avg_scales: Tensors,
+        exp_avg_sq_codes: Tensors,
+        exp_avg_sq_scales: Tensors,
+        steps: Tensors,
+        *,
+        maximize: bool,
+        block_size: int,
+        state_format: str,
+        seed: int | None,
+        **numbers: Any,
+    ) -> None:
+        if maximize or state_format != "dynamic" or seed is not None:
+            raise Declined("minimises, by the dynamic map, without random numbers")
+        if params[0] in self.known:
+            optimizer, held = self.known[params[0]]
+            for p, g in zip(held, grads, strict=True):
+                p.grad = g
+            optimizer.step()
+            return
+        held = [torch.nn.Parameter(p.detach()) for p in params]
+        optimizer = self.make(held, numbers, block_size)
+        moments = zip(exp_avg_codes, exp_avg_scales, exp_avg_sq_codes, exp_avg_sq_scales, strict=True)
+        wide = []
+        for p, g, step, (m, m_scales, v, v_scales) in zip(held, grads, steps, moments, strict=True):
+            p.grad = g
+            both = (m, m_scales), (v, v_scales)
+            owned = self.adopt(optimizer, p, step, *both)
+            if owned is not None:
+                for own, (codes, scales), signed in zip(owned, both, (True, False), strict=True):
+                    own.copy_(dequantize(codes, scales, block_size, signed, "dynamic"))
+                wide.append((owned, both))
+        optimizer.step()
+        for owned, both in wide:
+            for own, (codes, scales), signed in zip(owned, both, (True, False), strict=True):
+                quantize(own.float(), codes, scales, block_size, signed, "dynamic")
+        for step in steps:
+            step.add_(1)
+        self.known[params[0]] = optimizer, held
+
+
+def make_bitsandbytes(params: list[torch.nn.Parameter], options: dict[str, Any], block: int) -> Any:
+    if block != 256:
+        raise Declined("bitsandbytes has blocks of 256")
+    return importlib.import_module("bitsandbytes.optim").AdamW8bit(params, **options, min_8bit_size=1)
+
+
+def adopt_bitsandbytes(
+    optimizer: Any, p: Tensor, step: Tensor, first: Moment, second: Moment
+) -> tuple[Tensor, Tensor] | None:
+    index = next(i for i, q in enumerate(optimizer.param_groups[0]["params"]) if q is p)
+    optimizer.init_state(optimizer.param_groups[0], p, 0, index)
+    optimizer.initialized = True
+    state = optimizer.state[p]
+    state["step"] = int(step)
+    if state["state1"].dtype != torch.uint8:
+        return state["state1"], state["state2"]
+    state["state1"], state["absmax1"] = first
+    state["state2"], state["absmax2"] = second
+    return None
+
+
+def make_torchao(params: list[torch.nn.Parameter], options: dict[str, Any], block: int) -> Any:
+    return importlib.import_module("torchao.optim").AdamW8bit(params, **options, block_size=block)
+
+
+def adopt_torchao(
+    optimizer: Any, p: Tensor, step: Tensor, first: Moment, second: Moment
+) -> tuple[Tensor, Tensor] | None:
+    made = [optimizer._new_buffer(p, signed) for signed in (True, False)]
+    optimizer.state[p].update(step=step.cpu().clone(), exp_avg=made[0], exp_avg_sq=made[1])
+    if not hasattr(made[0], "codes"):
+        return made[0], made[1]
+    for owned, (codes, scales) in zip(made, (first, second), strict=True):
+        owned.codes, owned.scale = codes, scales
+    return None
+
+
+adamw_8bit.implementation("bitsandbytes", requires="bitsandbytes", devices=("cuda",))(
+    Peer(make_bitsandbytes, adopt_bitsandbytes)
+)
+adamw_8bit.implementation("torchao", requires="torchao", devices=("cuda",))(Peer(make_torchao, adopt_torchao))
 
 
 @adamw_8bit.function
@@ -342,25 +400,25 @@ def adamw_8bit_function(
     optimizer.
 
     Args:
-        params: weights, of any shapes; float32, float16 or bfloat16, mixed as may be.
+        params: weights, of any shapes; float32, float16 or bfloat16, in any mixture.
         grads: their gradients.
         exp_avg_codes: codes of the first moments, uint8, of the weights' shapes and strides: by the signed dynamic map, which
             counts its values from -0.993 to 1, or bits of e4m3.
         exp_avg_scales: [ceil(elements / block_size)] float32 each: the largest magnitude of each block of neighbours in memory.
         exp_avg_sq_codes: of the second moments: by the unsigned dynamic map, or e4m3 of the root.
         exp_avg_sq_scales: likewise.
-        steps: one float32 of one element for each weight, on the same device: steps done so far; counted up.
+        steps: one float32 of one element for each weight, on the same device: steps done so far; incremented.
         lr: learning rate; a float32 tensor on the device is read by the kernel.
         betas: decay of the moments.
         eps: added to the root of the second moment.
         weight_decay: decoupled: the weight loses ``lr * weight_decay`` of itself.
-        maximize: go up the gradient.
+        maximize: maximize the objective instead of minimizing it.
         block_size: 128, 256, 512, 1024 or 2048.
         state_format: ``dynamic`` or ``fp8``.
         seed: codes are rounded up or down at random, so that their expectation is right; None: to the interval.
 
     Returns:
-        None: all lists but the gradients are changed in place. Arithmetic is fp32; what is kept is rounded once.
+        None: all lists but the gradients are changed in place. Arithmetic is fp32; results are rounded once.
 
     Raises:
         TypeError: not lists of tensors of those dtypes, or ``maximize`` that is not a bool.
@@ -368,8 +426,6 @@ def adamw_8bit_function(
 
     Source: Dettmers, Lewis, Shleifer & Zettlemoyer 2021, arXiv 2110.02861; Loshchilov & Hutter 2019.
     """
-    kept = exp_avg_codes, exp_avg_scales, exp_avg_sq_codes, exp_avg_sq_scales
-    numbers: dict[str, Any] = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-    options = {**numbers, "maximize": maximize, "block_size": block_size, "state_format": state_format, "seed": seed}
-    chosen = choose(params, grads, *kept, steps, **options)
-    (reference if chosen.implementation == "torch" else step)(params, grads, *kept, steps, **options)
+    moments = exp_avg_codes, exp_avg_scales, exp_avg_sq_codes, exp_avg_sq_scales
+    numbers = lr, betas, eps, weight_decay, maximize
+    step(params, grads, *moments, steps, *numbers, block_size, state_format, seed)

@@ -1,11 +1,11 @@
-// States in 8 bits as block_codes.py has them, in CUDA C++: codes of eight elements a thread, made without a search.
+// States in 8 bits as in kernels.py, in CUDA C++: codes of eight elements a thread, made without a search.
 #pragma once
 #include "elements.cuh"
 
 enum Format { DYNAMIC, E4M3 };
 constexpr int TABLE = 65536;  // bytes of either one: 256 indices, each with 128 bytes for the signed map and 128 for the other
-constexpr u32 DECODER = 1024, ENCODER = DECODER + TABLE;  // addresses: shared memory begins behind a KiB of the system's
-constexpr float CELL_SCALE = 1.54297f * 32768;            // map_cells.SCALE
+constexpr u32 DECODER = 1024, ENCODER = DECODER + TABLE;  // addresses: shared memory begins after a KiB of the system's
+constexpr float CELL_SCALE = 1.54297f * 32768;            // CELL_SCALE of dynamic_map.py
 constexpr float LARGEST_E4M3 = 448;
 constexpr float ABOVE = 1 + 0x1p-20f;  // so that the largest magnitude, times its rounded inverse, is not below 1
 constexpr float SMALLEST = 0x1p-126f;  // a block whose largest magnitude is below counts as 0
@@ -99,7 +99,7 @@ __device__ __forceinline__ void decode(u32 lane, u32 word, float *x) {
   }
 }
 
-// Codes of four numbers of a block, y = x * factor. Of a second moment in e4m3, x is its root, and `above` tells whether it is
+// Codes of four numbers of a block, y = x * factor. Of a second moment in e4m3, x is its root, and `above` says whether it is
 // more than 0.
 template <Format FORMAT, bool SIGNED>
 __device__ __forceinline__ u32 encode(u32 lane, const float *x, const float *above, float factor) {

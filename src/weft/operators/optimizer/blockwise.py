@@ -19,7 +19,7 @@ def blocks_of(elements: int, block: int) -> int:
 
 
 def flat(t: Tensor) -> Tensor:
-    """A dense tensor's elements in the order that they lie in memory, as a view."""
+    """A dense tensor's elements in memory order, as a view."""
     return t.as_strided((t.numel(),), (1,))
 
 
@@ -59,12 +59,12 @@ def quantize(
         bits: 16 random ones for each element in memory order; None rounds to the interval (dynamic) or to nearest (fp8).
     """
     n = x.numel()
-    lying = flat(torch.empty_like(codes, dtype=x.dtype).copy_(x))
-    rows = torch.nn.functional.pad(lying, (0, len(scales) * block - n)).view(-1, block)
+    x_flat = flat(torch.empty_like(codes, dtype=x.dtype).copy_(x))
+    rows = torch.nn.functional.pad(x_flat, (0, len(scales) * block - n)).view(-1, block)
     largest = rows.abs().amax(1) if n else rows.new_zeros(0)
     sound = (largest >= SMALLEST) & largest.isfinite()
     y = (rows / torch.where(sound, largest, torch.inf)[:, None]).view(-1)[:n]
-    y = torch.where(lying.isfinite(), y + 0.0, torch.nan)  # no negative 0
+    y = torch.where(x_flat.isfinite(), y + 0.0, torch.nan)  # no negative 0
     if format == "fp8":
         scaled = (y if signed else y.sqrt()) * LARGEST_E4M3
         made = rounded(scaled.float(), "fp8_e4m3", bits).view(torch.uint8)

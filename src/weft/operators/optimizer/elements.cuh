@@ -64,7 +64,7 @@ template <int BYTES> __device__ __forceinline__ void write_raw(void *p, const Ra
     asm volatile("st.global.u32 [%0], %1;" ::"l"(p), "r"(r.word[0]) : "memory");
 }
 
-// Numbers as they lie in memory; what is past the end is 0.
+// Numbers as in memory; what is past the end is 0.
 template <typename T, int VEC, bool WHOLE> __device__ __forceinline__ Raw<VEC * sizeof(T)> read(const T *p, int left) {
   if constexpr (WHOLE) return read_raw<VEC * sizeof(T)>(p);
   Raw<VEC * sizeof(T)> raw;

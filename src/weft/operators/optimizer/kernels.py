@@ -1,8 +1,11 @@
-"""The engine's kernels: one launch updates every parameter, whatever its shape, dtype and group.
+"""The multi-tensor kernels in Triton: one launch updates a list of tensors of any shape, dtype and group.
 
-A program takes one chunk of one tensor. The chunk map says which; the tensor's row of the table says where its weight and
-states lie, how long it is and of which kind it is; what changes every step (gradients' addresses, numbers such as betas)
-lies apart. The update itself is a rule (``rule.py``): a Triton function of registers, so engine and rule are apart.
+A program takes one chunk of one tensor. The chunk map says which; the tensor's row of the table has the addresses of its weight
+and states, its size and its kind; what changes every step (addresses of gradients, numbers such as betas) is in other arrays.
+The update itself is a rule (``rules.py``): a Triton function of registers.
+
+Values in memory are plain, or a bf16 weight that is rounded stochastically or holds half of an fp32 master weight, or 8-bit
+codes with one fp32 scale (the largest magnitude) for each block of neighbours.
 """
 
 from __future__ import annotations
@@ -10,13 +13,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from weft.operators.optimizer.block_codes import SIGNED, code_noise, load_codes, store_codes
-from weft.operators.optimizer.storage import load, load_split, store, store_split, store_stochastic
+from weft.operators.dropout.philox import random_bits
+from weft.operators.optimizer import dynamic_map
+from weft.operators.quantization.kernels import decode as decode_float
+from weft.operators.quantization.kernels import encode as encode_float
+from weft.operators.quantization.kernels import uniform
 
 # A tensor's row in the table: 64-bit words, 128 bytes.
 ROW = tl.constexpr(16)
 PARAM = tl.constexpr(0)  # addresses: the weight,
-STATES = tl.constexpr(1)  # the rule's states and behind them the lower halves of a split weight (SLOTS words),
+STATES = tl.constexpr(1)  # the rule's states, then the lower halves of a split weight (SLOTS words),
 STEP = tl.constexpr(6)  # the count of steps (fp32),
 RATE = tl.constexpr(7)  # the learning rate (fp32); 0: it is among the numbers
 SIZE = tl.constexpr(8)  # elements
@@ -28,17 +34,16 @@ SCALES = tl.constexpr(13)  # addresses: of the states' blocks, for states in 8 b
 SLOTS = 5
 SCALED_STATES = 3
 
-# A kind of tensor, which code is compiled for: a number of hexadecimal digits. These are their places.
+# A kind of tensor, which code is compiled for: a number of hexadecimal digits. These are their weights.
 PARAM_TYPE = tl.constexpr(16**0)
 GRAD_TYPE = tl.constexpr(16**1)
-KEPT = tl.constexpr(16**2)  # the rule's states, without the lower half of a split weight
+STATE_COUNT = tl.constexpr(16**2)  # the rule's states, without the lower half of a split weight
 VARIANT = tl.constexpr(16**3)  # of the rule
 ROUNDING = tl.constexpr(16**4)
-COUNTED = tl.constexpr(16**5)  # whether the rule, or the rounding, wants the number of the step
+COUNTED = tl.constexpr(16**5)  # whether the rule, or the rounding, needs the number of the step
 STATE_TYPES = tl.constexpr(16**6)  # one after the other, SLOTS digits
-CODES = tl.constexpr(
-    16**11
-)  # of states in 8 bits: log2 of the block / 128; 8 more where codes are rounded stochastically
+# of states in 8 bits: log2 of the block / 128; 8 more where codes are rounded stochastically
+CODES = tl.constexpr(16**11)
 NEAREST, STOCHASTIC, SPLIT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 # What all launches of an optimizer share, fp32.
@@ -47,6 +52,202 @@ FOUND = tl.constexpr(1)  # 1 where a gradient is not finite
 NORM = tl.constexpr(2)  # of all gradients
 SKIPPED = tl.constexpr(3)  # steps
 CONTROLS = 4
+
+# ---- loads and stores ------------------------------------------------------------------------------------------------
+#
+# Addresses are int64 scalars out of the table. WHOLE says that all of the chunk is there and every address is a multiple of 16
+# bytes: then accesses are 16 bytes wide and have no mask.
+
+NAN = tl.constexpr(0x7FC00000)
+
+
+# dtypes, by number
+FP32, FP16, BF16 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+INT16, BYTE = tl.constexpr(3), tl.constexpr(4)
+
+
+@triton.jit
+def pointer(address, start, TYPE: tl.constexpr, WHOLE: tl.constexpr):
+    if TYPE == FP32:
+        ptr = address.to(tl.pointer_type(tl.float32))
+    elif TYPE == FP16:
+        ptr = address.to(tl.pointer_type(tl.float16))
+    elif TYPE == BF16:
+        ptr = address.to(tl.pointer_type(tl.bfloat16))
+    elif TYPE == BYTE:
+        ptr = address.to(tl.pointer_type(tl.uint8))
+    else:
+        ptr = address.to(tl.pointer_type(tl.int16))
+    if WHOLE:
+        ptr = tl.multiple_of(ptr, 16)
+    return ptr + start
+
+
+@triton.jit
+def load(address, start, mask, TYPE: tl.constexpr, WHOLE: tl.constexpr):
+    ptr = pointer(address, start, TYPE, WHOLE)
+    if WHOLE:
+        x = tl.load(ptr + tl.arange(0, mask.shape[0]))
+    else:
+        x = tl.load(ptr + tl.arange(0, mask.shape[0]), mask=mask, other=0)
+    return x
+
+
+@triton.jit
+def store(address, start, mask, x, TYPE: tl.constexpr, WHOLE: tl.constexpr):
+    ptr = pointer(address, start, TYPE, WHOLE)
+    x = x.to(ptr.dtype.element_ty)
+    if WHOLE:
+        tl.store(ptr + tl.arange(0, mask.shape[0]), x)
+    else:
+        tl.store(ptr + tl.arange(0, mask.shape[0]), x, mask=mask)
+
+
+@triton.jit
+def bits_of(x):
+    """An fp32's bits, int32; every NaN is the one whose lower half is 0 (adding to another could carry into its sign)."""
+    return tl.where(x == x, x.to(tl.int32, bitcast=True), NAN)
+
+
+@triton.jit
+def load_split(weight, lower, start, mask, WHOLE: tl.constexpr):
+    """An fp32 master weight: a bf16 weight, which is the master rounded, and 16 bits that say by how much."""
+    high = load(weight, start, mask, INT16, WHOLE).to(tl.int32)
+    low = load(lower, start, mask, INT16, WHOLE).to(tl.int32)
+    return ((high << 16) + low).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def store_split(weight, lower, start, mask, x, WHOLE: tl.constexpr):
+    """The inverse of :func:`load_split`. A tie is rounded away from 0, which leaves a remainder of -0x8000 … 0x7FFF."""
+    bits = bits_of(x)
+    store(weight, start, mask, ((bits + 0x8000) >> 16), INT16, WHOLE)
+    store(lower, start, mask, bits, INT16, WHOLE)
+
+
+@triton.jit
+def store_stochastic(weight, start, mask, x, seed, row, count, BLOCK: tl.constexpr, WHOLE: tl.constexpr):
+    """x as bf16, up or down with the probability that makes the expectation x: 16 random bits, a function of the seed, the
+    tensor's row, the count of steps and the element's index, are added below the bits that remain."""
+    part = start.to(tl.uint64) // 8 + tl.arange(0, BLOCK // 8)
+    stream = (row.to(tl.uint64) << 32) | count.to(tl.uint64)
+    noise = tl.reshape(random_bits(part, seed.to(tl.uint64), stream, 8), x.shape) >> 16
+    store(weight, start, mask, ((bits_of(x) + noise.to(tl.int32)) >> 16), INT16, WHOLE)
+
+
+# ---- 8-bit states ----------------------------------------------------------------------------------------------------
+#
+# Codes are of the dynamic map, or e4m3; e4m3 holds the root of a second moment, whose range a square would need twice. A block
+# lies within a chunk, so the program that reads a block's scale is the one that writes it.
+
+# Formats of 8-bit codes, numbered after the dtypes above.
+SIGNED, UNSIGNED, E4M3, E4M3_ROOT = tl.constexpr(5), tl.constexpr(6), tl.constexpr(7), tl.constexpr(8)
+
+# The lines of dynamic_map, moved so that rounding to nearest gives n (signed) or n - 1 (unsigned).
+SIGNED_INTERVALS = tl.constexpr(dynamic_map.fp32_pairs(dynamic_map.interval_lines(True), -0.5))
+UNSIGNED_INTERVALS = tl.constexpr(dynamic_map.fp32_pairs(dynamic_map.interval_lines(False), -1.5))
+SIGNED_VALUES = tl.constexpr(dynamic_map.fp32_pairs(dynamic_map.value_lines(True), -0.5))
+UNSIGNED_VALUES = tl.constexpr(dynamic_map.fp32_pairs(dynamic_map.value_lines(False), -1.5))
+MAGIC = tl.constexpr(1.5 * 2**23)  # its last place is 1
+SMALLEST = tl.constexpr(2.0**-126)  # a block whose largest magnitude is below counts as 0
+ABOVE = tl.constexpr(1 + 2.0**-20)  # so that the largest magnitude, times its rounded inverse, is not below 1
+
+
+@triton.jit
+def least(y, LINES: tl.constexpr, COUNT: tl.constexpr):
+    x = y * LINES[0] + LINES[1]
+    for i in tl.static_range(1, COUNT):
+        x = tl.minimum(x, y * LINES[2 * i] + LINES[2 * i + 1])
+    return x
+
+
+@triton.jit
+def map_code(y, x, noise, SIGN: tl.constexpr, STOCHASTIC: tl.constexpr):
+    """The code of y in [0, 1], the magnitude of x by its block's largest: as ``dynamic_map.encode`` has it."""
+    TOP: tl.constexpr = 127.5 if SIGN else 254.5
+    if STOCHASTIC:
+        place = least(y, SIGNED_VALUES, 13) if SIGN else least(y, UNSIGNED_VALUES, 14)
+        place += tl.maximum(place - (TOP - 0.5), 0.0)
+        place = tl.where(y >= 1.0, TOP + 0.5, tl.floor(place + uniform(noise)))
+    else:
+        place = least(y, SIGNED_INTERVALS, 7) if SIGN else least(y, UNSIGNED_INTERVALS, 7)
+    if SIGN:
+        bits = place.to(tl.int32, bitcast=True) | (x.to(tl.int32, bitcast=True) & -0x80000000)
+        n = tl.maximum(bits.to(tl.float32, bitcast=True) + (MAGIC + 127), MAGIC)
+    else:
+        n = tl.where(y > 0, tl.maximum(place + MAGIC, MAGIC + 1), MAGIC)
+    return n.to(tl.int32, bitcast=True)  # its lowest byte
+
+
+@triton.jit
+def scale_indices(start, size, BLOCK: tl.constexpr, Q: tl.constexpr):
+    blocks = start // Q + tl.arange(0, BLOCK // Q)
+    return blocks, blocks * Q < size
+
+
+@triton.jit
+def blockwise(x, factor, Q: tl.constexpr):
+    """x [BLOCK] times its block's factor [BLOCK / Q]."""
+    R: tl.constexpr = x.shape[0] // Q
+    return tl.reshape(tl.reshape(x, [R, Q]) * factor[:, None], [R * Q])
+
+
+@triton.jit
+def load_codes(address, scales, codebook, start, mask, size, TYPE: tl.constexpr, Q: tl.constexpr, WHOLE: tl.constexpr):
+    code = load(address, start, mask, BYTE, WHOLE)
+    blocks, there = scale_indices(start, size, mask.shape[0], Q)
+    scale = tl.load(scales.to(tl.pointer_type(tl.float32)) + blocks, mask=there, other=0.0)
+    if TYPE == SIGNED:
+        x = tl.gather(tl.load(codebook + tl.arange(0, 256)), code.to(tl.int32), 0)
+    elif TYPE == UNSIGNED:
+        x = tl.gather(tl.load(codebook + 256 + tl.arange(0, 256)), code.to(tl.int32), 0)
+    else:
+        x = decode_float(code, "fp8_e4m3") * 0.002232142857142857  # 1 / 448
+        if TYPE == E4M3_ROOT:
+            x *= x
+    return blockwise(x, scale, Q)
+
+
+@triton.jit
+def store_codes(
+    address, scales, start, mask, size, x, noise,
+    TYPE: tl.constexpr, Q: tl.constexpr, STOCHASTIC: tl.constexpr, HARDWARE: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    if not WHOLE:
+        x = tl.where(mask, x, 0.0)
+    R: tl.constexpr = x.shape[0] // Q
+    # as integers, of which NaN is the largest: a block with one is lost, and seen to be
+    magnitude = x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    largest = tl.max(tl.reshape(magnitude, [R, Q]), axis=1).to(tl.float32, bitcast=True)
+    sound = (largest >= SMALLEST) & (largest < float("inf"))
+    y = blockwise(tl.abs(x), tl.where(sound, tl.div_rn(ABOVE, largest), 0.0), Q)
+    if TYPE == SIGNED:
+        code = map_code(y, x, noise, True, STOCHASTIC)
+    elif TYPE == UNSIGNED:
+        code = map_code(y, x, noise, False, STOCHASTIC)
+    elif TYPE == E4M3:
+        signed = tl.where(x < 0, -y, y)
+        code = encode_float(signed * 448.0, noise, "fp8_e4m3", STOCHASTIC, HARDWARE).to(tl.int32)
+    else:
+        code = encode_float(tl.sqrt(y) * 448.0, noise, "fp8_e4m3", STOCHASTIC, HARDWARE).to(tl.int32)
+        code = tl.where(y > 0, tl.maximum(code, 1), code)
+    store(address, start, mask, code, BYTE, WHOLE)
+    blocks, there = scale_indices(start, size, x.shape[0], Q)
+    tl.debug_barrier()  # no warp may still have to read the scales
+    tl.store(scales.to(tl.pointer_type(tl.float32)) + blocks, largest, mask=there)
+
+
+@triton.jit
+def code_noise(seed, state: tl.constexpr, start, row, count, BLOCK: tl.constexpr):
+    """16 random bits for each element (``philox.random_bits``): a function of the seed, the state's number, the tensor's row,
+    the count of steps and the element's index. Other bits than those that round weights."""
+    part = start.to(tl.uint64) // 8 + tl.arange(0, BLOCK // 8)
+    stream = (row.to(tl.uint64) << 32) | count.to(tl.uint64)
+    key = seed.to(tl.uint64) ^ ((state + 1) << 61)
+    return tl.reshape(random_bits(part, key, stream, 8), [BLOCK])
+
+
+# ---- the step --------------------------------------------------------------------------------------------------------
 
 
 @triton.jit(do_not_specialize=["chunks", "numbers", "scale", "found"])
@@ -72,10 +273,10 @@ def update(
         ZEROED: gradients are set to 0.
         HARDWARE: the machine has instructions that round to e4m3.
     """
-    place = tl.load(chunks + tl.program_id(0))
-    row = place & 0xFFFFFFFF
+    entry = tl.load(chunks + tl.program_id(0))
+    row = entry & 0xFFFFFFFF
     words = table + row * ROW
-    start = (place >> 32) * BLOCK
+    start = (entry >> 32) * BLOCK
     gradient = tl.load(grads + row)
     kind = tl.load(words + KIND_OF)
     skip = False
@@ -107,7 +308,7 @@ def chunk(
 ):  # fmt: skip
     """A whole chunk whose addresses are multiples of 16 bytes goes in 16-byte accesses; any other element by element."""
     addresses = gradient | tl.load(words + PARAM)
-    for s in tl.static_range(KIND // KEPT % 16 + (KIND // ROUNDING % 16 == SPLIT)):
+    for s in tl.static_range(KIND // STATE_COUNT % 16 + (KIND // ROUNDING % 16 == SPLIT)):
         addresses |= tl.load(words + STATES + s)
     if (start + BLOCK <= tl.load(words + SIZE)) & ((addresses & 15) == 0):
         advance(
@@ -128,19 +329,19 @@ def advance(
     ZEROED: tl.constexpr, HARDWARE: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Reads a chunk, applies the rule in fp32 registers, writes it back."""
-    STATE_COUNT: tl.constexpr = KIND // KEPT % 16
+    STATES_HERE: tl.constexpr = KIND // STATE_COUNT % 16
     HOW: tl.constexpr = KIND // ROUNDING % 16
     COUNT: tl.constexpr = KIND // COUNTED % 16
     mask = tl.arange(0, BLOCK) < tl.minimum(tl.load(words + SIZE) - start, BLOCK).to(tl.int32)
     weight = tl.load(words + PARAM)
-    lower = tl.load(words + STATES + STATE_COUNT)  # of a split weight; unused otherwise
+    lower = tl.load(words + STATES + STATES_HERE)  # of a split weight; unused otherwise
     if HOW == SPLIT:
         p = load_split(weight, lower, start, mask, WHOLE)
     else:
         p = load(weight, start, mask, KIND // PARAM_TYPE % 16, WHOLE).to(tl.float32)
     g = load(gradient, start, mask, KIND // GRAD_TYPE % 16, WHOLE).to(tl.float32)
     states = ()
-    for s in tl.static_range(STATE_COUNT):
+    for s in tl.static_range(STATES_HERE):
         state = load_state(words, s, codebook, start, mask, KIND, WHOLE)
         states = states + (state,)  # type: ignore[assignment] # noqa: RUF005
 
@@ -156,7 +357,7 @@ def advance(
     count = 0.0
     step_ptr = tl.load(words + STEP).to(tl.pointer_type(tl.float32))
     if COUNT:
-        # An atomic is done by one thread, which tells the others: once it is back, no thread of this program reads the
+        # An atomic is done by one thread, which broadcasts it: once it is back, no thread of this program reads the
         # count again. A plain load would be done by every warp, and a late one could see what is written below.
         count = tl.atomic_add(step_ptr, 0.0, sem="relaxed")
     p, states = RULE(p, g, states, count + 1, lr, values, KIND // VARIANT % 16)
@@ -167,7 +368,7 @@ def advance(
         store_stochastic(weight, start, mask, p, tl.load(words + SEED), row, count, BLOCK, WHOLE)
     else:
         store(weight, start, mask, p, KIND // PARAM_TYPE % 16, WHOLE)
-    for s in tl.static_range(STATE_COUNT):
+    for s in tl.static_range(STATES_HERE):
         store_state(words, s, start, mask, states[s], row, count, KIND, HARDWARE, WHOLE)
     if ZEROED:
         store(gradient, start, mask, tl.zeros_like(p), KIND // GRAD_TYPE % 16, WHOLE)
@@ -222,6 +423,9 @@ def clear(words, gradient, start, KIND: tl.constexpr, BLOCK: tl.constexpr):
     store(gradient, start, mask, tl.zeros([BLOCK], tl.float32), KIND // GRAD_TYPE % 16, False)
 
 
+# ---- the norm of all gradients ---------------------------------------------------------------------------------------
+
+
 @triton.jit(do_not_specialize=["chunks", "chunk_count", "scale", "found", "max_norm", "programs"])
 def gradient_norm(
     grads, table, chunks, partial, arrivals, control, scale, found,
@@ -232,7 +436,7 @@ def gradient_norm(
     """The 2-norm of all gradients together, the factor that clips it to ``max_norm``, and whether all are finite.
 
     Every program adds up its chunks in their order and writes one partial sum; the last one to arrive adds those up, as a tree
-    over their places. Neither depends on which program is last, so the same gradients give the same bits.
+    over their indices. Neither depends on which program is last, so the same gradients give the same bits.
 
     Args:
         chunks: as in ``update``, of BLOCKS · BLOCK elements each.
@@ -243,15 +447,15 @@ def gradient_norm(
     pid = tl.program_id(0)
     total = tl.zeros([BLOCK], tl.float32)
     bad = tl.zeros([BLOCK], tl.int32)
-    # A chunk's place is read two rounds before its gradient, its row of the table one before: else each round would wait for
+    # A chunk's entry is read two rounds before its gradient, its row of the table one before: else each round would wait for
     # memory three times, one after another.
-    place = tl.load(chunks + pid)
-    gradient, kind, size = described(place, grads, table)
-    next_place = tl.load(chunks + tl.minimum(pid + programs, chunk_count - 1))
+    entry = tl.load(chunks + pid)
+    gradient, kind, size = described(entry, grads, table)
+    next_entry = tl.load(chunks + tl.minimum(pid + programs, chunk_count - 1))
     for c in range(pid, chunk_count, programs):
-        next_gradient, next_kind, next_size = described(next_place, grads, table)
+        next_gradient, next_kind, next_size = described(next_entry, grads, table)
         after = tl.load(chunks + tl.minimum(c + 2 * programs, chunk_count - 1))
-        start = (place >> 32) * (BLOCKS * BLOCK)
+        start = (entry >> 32) * (BLOCKS * BLOCK)
         whole = (start + BLOCKS * BLOCK <= size) & ((gradient & 15) == 0)
         for k in tl.static_range(len(KINDS)):
             if kind == k:
@@ -263,14 +467,14 @@ def gradient_norm(
                     total, bad = add_squares(
                         total, bad, gradient, start, size, KINDS[k] // GRAD_TYPE % 16, BLOCKS, False
                     )
-        place, next_place = next_place, after
+        entry, next_entry = next_entry, after
         gradient, kind, size = next_gradient, next_kind, next_size
     tl.store(partial + pid, tl.sum(total))
     tl.store(partial + PARTS + pid, tl.max(bad).to(tl.float32))
     if tl.atomic_add(arrivals, 1) == programs - 1:  # acquires what the others have released
-        places = tl.arange(0, PARTS)
-        squares = tl.load(partial + places, mask=places < programs, other=0.0, cache_modifier=".cg")
-        flags = tl.load(partial + PARTS + places, mask=places < programs, other=0.0, cache_modifier=".cg")
+        index = tl.arange(0, PARTS)
+        squares = tl.load(partial + index, mask=index < programs, other=0.0, cache_modifier=".cg")
+        flags = tl.load(partial + PARTS + index, mask=index < programs, other=0.0, cache_modifier=".cg")
         norm = tl.sqrt_rn(tl.sum(squares))
         if SCALED:
             norm = tl.div_rn(norm, tl.load(scale).to(tl.float32))
@@ -285,9 +489,9 @@ def gradient_norm(
 
 
 @triton.jit
-def described(place, grads, table):
+def described(entry, grads, table):
     """Of the tensor that a chunk is of: its gradient's address, its kind, its size."""
-    row = place & 0xFFFFFFFF
+    row = entry & 0xFFFFFFFF
     words = table + row * ROW
     return tl.load(grads + row), tl.load(words + KIND_OF), tl.load(words + SIZE)
 

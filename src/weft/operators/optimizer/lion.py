@@ -13,9 +13,9 @@ from torch import Tensor
 
 from weft.definition import Mutant, Operator, Tolerance, Workload
 from weft.operators import peers
-from weft.operators.call import Choice, guarded
-from weft.operators.optimizer import call, definition
-from weft.operators.optimizer.lion_rule import LION
+from weft.operators.optimizer import dispatch, workloads
+from weft.operators.optimizer.dispatch import Arguments
+from weft.operators.optimizer.rules import LION
 
 Tensors = Sequence[Tensor]
 
@@ -50,8 +50,8 @@ def with_foreach(
     weight_decay: float,
     maximize: bool,
 ) -> None:
-    """As it is written by hand over PyTorch's operators on lists."""
-    definition.decline_mixed(params, exp_avgs)
+    """Written by hand over PyTorch's operators on lists."""
+    workloads.decline_mixed(params, exp_avgs)
     beta1, beta2 = betas
     params, grads, exp_avgs = list(params), list(grads), list(exp_avgs)
     grads = list(torch._foreach_neg(grads) if maximize else grads)
@@ -68,7 +68,7 @@ def with_foreach(
 
 
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
-    made: dict[str, Any] = definition.lists(w, g, device, {"exp_avgs": False})
+    made: dict[str, Any] = workloads.lists(w, g, device, {"exp_avgs": False})
     for grad, moment in zip(made["grads"], made["exp_avgs"], strict=True):  # no sign that only rounding decides
         grad += 0.25 * ((0.9 * moment.float() + 0.1 * grad.float()).abs() < 1e-3)
     numbers = {"lr": 1e-1, "betas": (0.9, 0.99), "weight_decay": 0.1, "maximize": w.option("maximize", False)}
@@ -88,54 +88,35 @@ def _no_sign(params: Tensors, grads: Tensors, exp_avgs: Tensors, **options: Any)
 
 lion = Operator(
     name="lion",
-    axes=definition.AXES,
+    axes=workloads.AXES,
     inputs=inputs,
     reference=reference,
-    cost=lambda w, direction: definition.cost(1, 9)(w, direction),
-    options=definition.OPTIONS,
+    cost=lambda w, direction: workloads.cost(1, 9)(w, direction),
+    options=workloads.OPTIONS,
     mutates=("params", "exp_avgs"),
     tolerance=Tolerance(scale="tensor", ulps=4.0),
-    workloads=definition.WORKLOADS,
+    workloads=workloads.WORKLOADS,
     mutants=[
-        *definition.mutants(reference, "exp_avgs"),
+        *workloads.mutants(reference, "exp_avgs"),
         Mutant("betas swapped", _betas_swapped),
         Mutant("no sign", _no_sign),
     ],
 )
 
 
-def lists(params: Tensors, grads: Tensors, exp_avgs: Tensors) -> call.Lists:
-    return {"params": params, "grads": grads, "exp_avgs": exp_avgs}
+def arguments(params: Tensors, grads: Tensors, exp_avgs: Tensors, *, maximize: bool, **options: Any) -> Arguments:
+    return Arguments(LION, {"params": params, "grads": grads, "exp_avgs": exp_avgs}, options, maximize)
 
 
-def lion_triton(params: Tensors, grads: Tensors, exp_avgs: Tensors, *, maximize: bool, **options: Any) -> None:
-    call.launch(LION, lists(params, grads, exp_avgs), None, options, maximize)
+def check(a: Arguments) -> None:
+    dispatch.check_lists("lion", a.lists)
+    dispatch.check_options("lion", a, "lr", "weight_decay")
 
 
-lion.implementation("triton", arch=">=sm_80")(lion_triton)
+step = dispatch.register(lion, arguments, check)
 lion.implementation("torch")(reference)
 lion.implementation("torch-foreach")(with_foreach)
 lion.implementation("torch.compile", devices=("cuda",))(peers.Compiled(with_foreach))
-
-
-@lion.choice
-@guarded
-def choose(
-    params: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    exp_avgs: Sequence[Tensor],
-    lr: float | Tensor = 1e-4,
-    betas: tuple[float, float] = (0.9, 0.99),
-    weight_decay: float = 0.0,
-    maximize: bool = False,
-) -> Choice:
-    tensors = lists(params, grads, exp_avgs)
-    call.check_lists("lion", tensors)
-    call.check_flags("lion", maximize=maximize)
-    call.check_betas("lion", betas)
-    call.check_number("lion", "lr", lr)
-    call.check_number("lion", "weight_decay", weight_decay)
-    return call.choose(tensors)
 
 
 @lion.function
@@ -151,16 +132,16 @@ def lion_function(
     """One step of Lion in place, one launch for all tensors; :class:`weft.optim.Lion` is the optimizer.
 
     Args:
-        params: weights, of any shapes; float32, float16 or bfloat16, mixed as may be.
+        params: weights, of any shapes; float32, float16 or bfloat16, in any mixture.
         grads: their gradients.
         exp_avgs: moments, of the weights' dtype or float32.
         lr: learning rate: what every weight moves by; a float32 tensor on the device is read by the kernel.
-        betas: decay of the moment in the direction, and in what is kept.
+        betas: decay of the moment in the direction, and in the new moment.
         weight_decay: decoupled: the weight loses ``lr * weight_decay`` of itself.
-        maximize: go up the gradient.
+        maximize: maximize the objective instead of minimizing it.
 
     Returns:
-        None: weights and moments are changed in place. Arithmetic is fp32; what is kept in 16 bits is rounded once.
+        None: weights and moments are changed in place. Arithmetic is fp32; 16-bit results are rounded once.
 
     Raises:
         TypeError: not lists of tensors of those dtypes, or ``maximize`` that is not a bool.
@@ -168,6 +149,4 @@ def lion_function(
 
     Source: Chen et al. 2023.
     """
-    numbers: dict[str, Any] = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize}
-    chosen = choose(params, grads, exp_avgs, **numbers).implementation
-    (reference if chosen == "torch" else lion_triton)(params, grads, exp_avgs, **numbers)
+    step(params, grads, exp_avgs, lr, betas, weight_decay, maximize)

@@ -15,9 +15,10 @@ from torch.optim import sgd as functional
 
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import peers
-from weft.operators.call import Choice, guarded
-from weft.operators.optimizer import call, definition
-from weft.operators.optimizer.sgd_rule import SGD
+from weft.operators.call import check_flag
+from weft.operators.optimizer import dispatch, workloads
+from weft.operators.optimizer.dispatch import Arguments
+from weft.operators.optimizer.rules import SGD
 
 Tensors = Sequence[Tensor]
 
@@ -46,7 +47,7 @@ def with_torch(**how: Any) -> Any:
     @torch.no_grad()
     def torch_sgd(params: Tensors, grads: Tensors, momentum_buffers: Tensors | None, **options: Any) -> None:
         buffers: list[Tensor | None] = list(momentum_buffers or ()) or [None for _ in params]
-        definition.decline_mixed(params, params if momentum_buffers is None else momentum_buffers)
+        workloads.decline_mixed(params, params if momentum_buffers is None else momentum_buffers)
         functional.sgd(list(params), list(grads), buffers, **options, **how)
 
     return torch_sgd
@@ -56,9 +57,9 @@ def with_torch(**how: Any) -> Any:
 
 
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
-    """Options: see ``definition``; ``momentum`` (a buffer is kept), ``nesterov``."""
+    """Options: see ``workloads``; ``momentum`` (there are buffers), ``nesterov``."""
     momentum = w.option("momentum", True)
-    made: dict[str, Any] = definition.lists(w, g, device, {"momentum_buffers": False} if momentum else {})
+    made: dict[str, Any] = workloads.lists(w, g, device, {"momentum_buffers": False} if momentum else {})
     made.setdefault("momentum_buffers", None)
     return {
         **made,
@@ -72,7 +73,7 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
 
 
 def cost(w: Workload, direction: str) -> Cost:
-    return definition.cost(1 if w.option("momentum", True) else 0, 7)(w, direction)
+    return workloads.cost(1 if w.option("momentum", True) else 0, 7)(w, direction)
 
 
 def _without_momentum(**arguments: Any) -> None:
@@ -85,72 +86,60 @@ def _not_dampened(**arguments: Any) -> None:
 
 sgd = Operator(
     name="sgd",
-    axes=definition.AXES,
+    axes=workloads.AXES,
     inputs=inputs,
     reference=reference,
     cost=cost,
-    options={**definition.OPTIONS, "momentum": (True, False), "nesterov": (True, False)},
+    options={**workloads.OPTIONS, "momentum": (True, False), "nesterov": (True, False)},
     mutates=("params", "momentum_buffers"),
     tolerance=Tolerance(scale="tensor", ulps=4.0),
     workloads={
-        **definition.WORKLOADS,
+        **workloads.WORKLOADS,
         "verify": [
-            *definition.WORKLOADS["verify"],
+            *workloads.WORKLOADS["verify"],
             workload(T=3, P=700, momentum=False),
             workload(T=3, P=700, nesterov=True),
         ],
     },
     mutants=[
-        *definition.mutants(reference, "momentum_buffers"),
+        *workloads.mutants(reference, "momentum_buffers"),
         Mutant("no momentum", _without_momentum),
         Mutant("not dampened", _not_dampened),
     ],
 )
 
 
-def lists(params: Tensors, grads: Tensors, buffers: Tensors | None) -> call.Lists:
-    found = {"params": params, "grads": grads}
-    return found if buffers is None else {**found, "momentum_buffers": buffers}
+def arguments(
+    params: Tensors,
+    grads: Tensors,
+    momentum_buffers: Tensors | None = None,
+    *,
+    maximize: bool,
+    **numbers: Any,
+) -> Arguments:
+    lists = {"params": params, "grads": grads}
+    if momentum_buffers is not None:
+        lists["momentum_buffers"] = momentum_buffers
+    return Arguments(SGD, lists, {**numbers, "begun": True}, maximize)
 
 
-def sgd_triton(
-    params: Tensors, grads: Tensors, momentum_buffers: Tensors | None = None, *, maximize: bool, **options: Any
-) -> None:
-    options["momentum"] = options["momentum"] if momentum_buffers is not None else 0.0
-    call.launch(SGD, lists(params, grads, momentum_buffers), None, {**options, "begun": True}, maximize)
+def check(a: Arguments) -> None:
+    dispatch.check_lists("sgd", a.lists)
+    check_flag("sgd", "nesterov", a.options["nesterov"])
+    dispatch.check_options("sgd", a, "lr", "momentum", "weight_decay")
+    dampening = a.options["dampening"]
+    if isinstance(dampening, bool) or not isinstance(dampening, (int, float)) or not math.isfinite(dampening):
+        raise ValueError(f"sgd: argument 'dampening' is {dampening!r:.40}; expected a finite number")
+    if a.options["momentum"] and "momentum_buffers" not in a.lists:
+        raise ValueError("sgd: argument 'momentum_buffers' is None; expected a list of tensors beside a momentum")
+    if a.options["nesterov"] and (a.options["momentum"] <= 0 or dampening != 0):
+        raise ValueError("sgd: argument 'nesterov' is True; expected a momentum and no dampening beside it")
 
 
-sgd.implementation("triton", arch=">=sm_80")(sgd_triton)
+step = dispatch.register(sgd, arguments, check)
 sgd.implementation("torch")(with_torch(fused=True))
 sgd.implementation("torch-foreach")(with_torch(foreach=True))
 sgd.implementation("torch.compile", devices=("cuda",))(peers.Compiled(with_torch(foreach=True)))
-
-
-@sgd.choice
-@guarded
-def choose(
-    params: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    momentum_buffers: Sequence[Tensor] | None = None,
-    lr: float | Tensor = 1e-3,
-    momentum: float = 0.0,
-    dampening: float = 0.0,
-    weight_decay: float = 0.0,
-    nesterov: bool = False,
-    maximize: bool = False,
-) -> Choice:
-    tensors = lists(params, grads, momentum_buffers)
-    call.check_lists("sgd", tensors)
-    call.check_flags("sgd", nesterov=nesterov, maximize=maximize)
-    for name, value in (("lr", lr), ("momentum", momentum), ("weight_decay", weight_decay)):
-        call.check_number("sgd", name, value)
-    if isinstance(dampening, bool) or not isinstance(dampening, (int, float)) or not math.isfinite(dampening):
-        raise ValueError(f"sgd: argument 'dampening' is {dampening!r:.40}; expected a finite number")
-    if momentum and momentum_buffers is None:
-        raise ValueError("sgd: argument 'momentum_buffers' is None; expected a list of tensors beside a momentum")
-    if nesterov and (momentum <= 0 or dampening != 0):
-        raise ValueError("sgd: argument 'nesterov' is True; expected a momentum and no dampening beside it")
-    return call.choose(tensors)
 
 
 @sgd.function
@@ -168,7 +157,7 @@ def sgd_function(
     """One step of SGD in place, one launch for all tensors; :class:`weft.optim.SGD` is the optimizer.
 
     Args:
-        params: weights, of any shapes; float32, float16 or bfloat16, mixed as may be.
+        params: weights, of any shapes; float32, float16 or bfloat16, in any mixture.
         grads: their gradients.
         momentum_buffers: of the weights' dtype or float32, or None: no momentum. (A first step begins with a copy of the
             gradient in place of them.)
@@ -177,18 +166,15 @@ def sgd_function(
         dampening: a buffer takes 1 − that of the gradient.
         weight_decay: that times the weight is added to the gradient.
         nesterov: go along the gradient and momentum times the new buffer.
-        maximize: go up the gradient.
+        maximize: maximize the objective instead of minimizing it.
 
     Returns:
-        None: weights and buffers are changed in place. Arithmetic is fp32; what is kept in 16 bits is rounded once.
+        None: weights and buffers are changed in place. Arithmetic is fp32; 16-bit results are rounded once.
 
     Raises:
-        TypeError: not lists of tensors of those dtypes, or switches that are not bools.
+        TypeError: not lists of tensors of those dtypes, or flags that are not bools.
         ValueError: lists of other lengths, tensors of other shapes or devices, numbers out of range.
 
     Source: Sutskever et al. 2013.
     """
-    numbers: dict[str, Any] = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay}
-    numbers |= {"nesterov": nesterov, "maximize": maximize}
-    chosen = choose(params, grads, momentum_buffers, **numbers).implementation
-    (reference if chosen == "torch" else sgd_triton)(params, grads, momentum_buffers, **numbers)
+    step(params, grads, momentum_buffers, lr, momentum, dampening, weight_decay, nesterov, maximize)

@@ -1,8 +1,8 @@
-// The table of pointers (table.py) and what a tensor's elements share in a step of Adam, in CUDA C++.
+// The table of pointers (multi_tensor.py) and what a tensor's elements share in a step of Adam, in CUDA C++.
 #pragma once
 #include "elements.cuh"
 
-// A tensor's row of the table, and of the numbers of its group: kernels.py and adam_rule.py.
+// A tensor's row of the table, and of the numbers of its group: kernels.py and rules.py.
 constexpr int ROW = 16, PARAM = 0, FIRST = 1, SECOND = 2, STEP = 6, RATE = 7, SIZE = 8, CHUNKS = 9, GROUP = 11, SCALES = 13, NUMBERS = 12;
 enum { LR, SIGN, FRESH1, BETA2, FRESH2, EPS, L2, DECAY, HIGH1, LOW1, HIGH2, LOW2 };
 
@@ -21,28 +21,28 @@ __device__ __forceinline__ Descent descent_of(const float *n, float lr, double s
   return {moves ? float(slope) : 1.f, moves ? float(n[EPS] / size) : __uint_as_float(INFINITE), float(double(lr) * n[DECAY])};
 }
 
-// By one thread of a block, once for `run` chunks of a tensor: `told` are its steps so far. Who reads them for its last chunks
-// counts on.
-__device__ __forceinline__ void tell_steps(float *told, const i64 *words, u32 *arrivals, i64 row, i64 run) {
+// Called by one thread of a block, once for `run` chunks of a tensor: writes the steps so far to `published`. The block that reads
+// the count for the tensor's last chunks increments it.
+__device__ __forceinline__ void publish_steps(float *published, const i64 *words, u32 *arrivals, i64 row, i64 run) {
   float *const step = reinterpret_cast<float *>(words[STEP]);
   const float before = *const_cast<volatile float *>(step);
-  *told = before;
+  *published = before;
   // run, but known only once the count is: so no block is counted as having read before it has
   if (run == words[CHUNKS] || atomicAdd(arrivals + row, before >= 0.f ? u32(run) : 0) == u32(words[CHUNKS] - run))
     *step = before + 1, arrivals[row] = 0;
 }
 
-// What a step is asked for besides, each null where it is not: gradients are multiplied by clip / scale; where `found` is not 0,
+// Options of a step, each null where it is absent: gradients are multiplied by clip / scale; where `found` is not 0,
 // nothing is updated, and the step is counted as skipped.
-struct Asked { const float *clip, *scale, *found; float *skipped; };
+struct Factors { const float *clip, *scale, *found; float *skipped; };
 
-__device__ __forceinline__ float factor_of(const Asked &asked) {
-  return (asked.clip ? *asked.clip : 1.f) / (asked.scale ? *asked.scale : 1.f);
+__device__ __forceinline__ float factor_of(const Factors &factors) {
+  return (factors.clip ? *factors.clip : 1.f) / (factors.scale ? *factors.scale : 1.f);
 }
 
-__device__ __forceinline__ bool is_skipped(const Asked &asked) {
-  const bool skip = asked.found && *asked.found != 0.f;
-  if (skip && asked.skipped && blockIdx.x == 0 && threadIdx.x == 0) *asked.skipped += 1.f;
+__device__ __forceinline__ bool is_skipped(const Factors &factors) {
+  const bool skip = factors.found && *factors.found != 0.f;
+  if (skip && factors.skipped && blockIdx.x == 0 && threadIdx.x == 0) *factors.skipped += 1.f;
   return skip;
 }
 

@@ -5,6 +5,7 @@ Symmetric, so M·(M + 1)·N operations where a product of two matrices has 2·M�
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,26 +13,26 @@ from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, check_tensor, eager, guarded, on_gpu, traced
-from weft.operators.orthogonalization import hopper
-from weft.operators.orthogonalization.plans import launch_symmetric, matrices, symmetric_plans
+from weft.operators.call import Choice, cast_for_products, eager, guarded, on_gpu
+from weft.operators.orthogonalization.dispatch import GRAM
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 
-# ---- PyTorch operator ------------------------------------------------------------------------------------------------
+# ---- PyTorch operators -----------------------------------------------------------------------------------------------
 
 
 @torch.library.triton_op("weft::gram", mutates_args=())
 def gram_op(x: Tensor) -> Tensor:
-    return _launched(x) if on_gpu(x) else reference(x)
+    return GRAM.kernel("triton").of((x,))(x) if on_gpu(x) else reference(x)
 
 
-def _launched(x: Tensor) -> Tensor:
-    wide = matrices(x)
-    if wide is None:
-        raise Declined(STRIDES)
-    c = torch.empty((*x.shape[:-1], x.shape[-2]), dtype=x.dtype, device=x.device)
-    launch_symmetric(wide, wide.mT, c, 1.0)
-    return c
+@torch.library.custom_op("weft::gram_hopper", mutates_args=())
+def hopper_op(x: Tensor) -> Tensor:
+    return GRAM.kernel("cuda").of((x,))(x)
+
+
+@hopper_op.register_fake
+def _(x: Tensor) -> Tensor:
+    return x.new_empty((*x.shape[:-1], x.shape[-2]))
 
 
 def _save(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
@@ -44,32 +45,7 @@ def _backward(ctx: Any, dg: Tensor) -> Tensor:
 
 
 gram_op.register_autograd(_backward, setup_context=_save)
-
-
-@torch.library.custom_op("weft::gram_hopper", mutates_args=())
-def hopper_op(x: Tensor) -> Tensor:
-    return _on_hopper(x)
-
-
-@hopper_op.register_fake
-def _(x: Tensor) -> Tensor:
-    return x.new_empty((*x.shape[:-1], x.shape[-2]))
-
-
 hopper_op.register_autograd(_backward, setup_context=_save)
-
-
-def _on_hopper(x: Tensor) -> Tensor:
-    wide = matrices(x)
-    if reason := STRIDES if wide is None else hopper.why_not_gram(wide):
-        raise Declined(reason)
-    assert wide is not None
-    c = torch.empty((*x.shape[:-1], x.shape[-2]), dtype=x.dtype, device=x.device)
-    hopper.launch_symmetric(wide, wide.mT, c, 1.0)
-    return c
-
-
-STRIDES = "the leading dimensions do not collapse into one stride, so a copy would be needed"
 
 # ---- implementations -------------------------------------------------------------------------------------------------
 
@@ -78,17 +54,15 @@ def reference(x: Tensor) -> Tensor:
     return x @ x.mT
 
 
-def gram_triton(x: Tensor) -> Tensor:
-    if eager(x):
-        return _launched(x)
-    if matrices(x) is None:
-        raise Declined(STRIDES)
-    out: Tensor = torch.ops.weft.gram(x)
-    return out
+def kernel(name: str) -> Callable[[Tensor], Tensor]:
+    op = {"triton": gram_op, "cuda": hopper_op}[name]
 
+    def implementation(x: Tensor) -> Tensor:
+        plan = GRAM.kernel(name).of((x,))  # declines what the kernel does not support
+        out: Tensor = plan(x) if eager(x) else op(x)
+        return out
 
-def gram_hopper(x: Tensor) -> Tensor:
-    return _on_hopper(x) if eager(x) else hopper_op(x)
+    return implementation
 
 
 def quack(x: Tensor) -> Tensor:
@@ -188,8 +162,8 @@ gram = Operator(
     ],
 )
 
-gram.implementation("triton", arch=">=sm_80")(gram_triton)
-gram.implementation("cuda", arch="==sm_90", dtypes=("bf16", "fp16"), devices=("cuda",))(gram_hopper)
+gram.implementation("triton", arch=">=sm_80")(kernel("triton"))
+gram.implementation("cuda", arch="==sm_90", dtypes=("bf16", "fp16"), devices=("cuda",))(kernel("cuda"))
 gram.implementation("torch")(reference)
 gram.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
 gram.implementation("quack", requires="quack-kernels", devices=("cuda",), dtypes=("bf16", "fp16"))(quack)
@@ -197,29 +171,10 @@ gram.implementation("quack", requires="quack-kernels", devices=("cuda",), dtypes
 # ---- what users call -------------------------------------------------------------------------------------------------
 
 
-def check(operator: str, name: str, x: Any) -> None:
-    check_tensor(operator, name, x)
-    if x.ndim < 2:
-        raise ValueError(
-            f"{operator}: argument '{name}' has shape {tuple(x.shape)}; expected [..., M, N], a matrix or a batch of them"
-        )
-
-
 @gram.choice
 @guarded
 def choose(x: Tensor) -> Choice:
-    check("gram", "x", x)
-    if not on_gpu(x):
-        return Choice("torch", "the tensors are on the CPU, where weft runs PyTorch's product")
-    if x.shape[:-1].numel() == 0:
-        return Choice("torch", "empty: nothing to launch")
-    wide = matrices(x)
-    if wide is None:
-        return Choice("torch", STRIDES)
-    if hopper.available(x) and not traced(x) and not hopper.why_not_gram(wide):
-        reason = "Hopper's main loop on half of the tiles, the others are their mirror images"
-        return Choice("cuda", reason, hopper.symmetric_plans)
-    return Choice("triton", "half of the tiles are computed, the others are their mirror images", symmetric_plans)
+    return GRAM.choose(x)
 
 
 @gram.function
@@ -240,9 +195,11 @@ def gram_function(x: Tensor) -> Tensor:
 
     The gradient is (dG + dGᵀ)·X, by PyTorch's product.
     """
+    if eager(x):
+        plan = GRAM.of((x,))
+        return reference(x) if plan is None else plan(x)
     chosen = choose(x).implementation
     if chosen == "torch":
         return reference(x)
-    if torch.is_autocast_enabled(x.device.type):
-        x = x.to(torch.get_autocast_dtype(x.device.type))
-    return (gram_hopper if chosen == "cuda" else gram_triton)(x)
+    out: Tensor = (hopper_op if chosen == "cuda" else gram_op)(*cast_for_products(x))
+    return out

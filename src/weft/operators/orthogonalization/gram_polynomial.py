@@ -5,6 +5,7 @@ The middle product of a quintic Newton–Schulz step, with A = X·Xᵀ: M²·(M 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,27 +13,28 @@ from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, check_tensor, eager, guarded, on_gpu, traced
-from weft.operators.orthogonalization import hopper
-from weft.operators.orthogonalization.gram import STRIDES, check
-from weft.operators.orthogonalization.plans import launch_symmetric, matrices, symmetric_plans
+from weft.operators.call import Choice, cast_for_products, eager, guarded, on_gpu
+from weft.operators.orthogonalization.dispatch import POLYNOMIAL
 from weft.operators.random_inputs import random_tensor
 
-# ---- PyTorch operator ------------------------------------------------------------------------------------------------
+# ---- PyTorch operators -----------------------------------------------------------------------------------------------
 
 
 @torch.library.triton_op("weft::gram_polynomial", mutates_args=())
 def gram_polynomial_op(a: Tensor, alpha: float, beta: float) -> Tensor:
-    return _launched(a, alpha, beta) if on_gpu(a) else reference(a, alpha, beta)
+    if not on_gpu(a):
+        return reference(a, alpha, beta)
+    return POLYNOMIAL.kernel("triton").of((a,), alpha, beta)(a)
 
 
-def _launched(a: Tensor, alpha: float, beta: float) -> Tensor:
-    wide = matrices(a)
-    if wide is None:
-        raise Declined(STRIDES)
-    c = torch.empty(a.shape, dtype=a.dtype, device=a.device)
-    launch_symmetric(wide, wide, c, float(beta), of_a=float(alpha))
-    return c
+@torch.library.custom_op("weft::gram_polynomial_hopper", mutates_args=())
+def hopper_op(a: Tensor, alpha: float, beta: float) -> Tensor:
+    return POLYNOMIAL.kernel("cuda").of((a,), alpha, beta)(a)
+
+
+@hopper_op.register_fake
+def _(a: Tensor, alpha: float, beta: float) -> Tensor:
+    return a.new_empty(a.shape)
 
 
 def _save(ctx: Any, inputs: tuple[Tensor, float, float], output: Tensor) -> None:
@@ -46,30 +48,7 @@ def _backward(ctx: Any, dp: Tensor) -> tuple[Tensor, None, None]:
 
 
 gram_polynomial_op.register_autograd(_backward, setup_context=_save)
-
-
-@torch.library.custom_op("weft::gram_polynomial_hopper", mutates_args=())
-def hopper_op(a: Tensor, alpha: float, beta: float) -> Tensor:
-    return _on_hopper(a, alpha, beta)
-
-
-@hopper_op.register_fake
-def _(a: Tensor, alpha: float, beta: float) -> Tensor:
-    return a.new_empty(a.shape)
-
-
 hopper_op.register_autograd(_backward, setup_context=_save)
-
-
-def _on_hopper(a: Tensor, alpha: float, beta: float) -> Tensor:
-    wide = matrices(a)
-    if reason := STRIDES if wide is None else hopper.why_not_polynomial(wide, alpha):
-        raise Declined(reason)
-    assert wide is not None
-    c = torch.empty(a.shape, dtype=a.dtype, device=a.device)
-    hopper.launch_symmetric(wide, wide, c, float(beta), of_a=float(alpha))
-    return c
-
 
 # ---- implementations -------------------------------------------------------------------------------------------------
 
@@ -82,17 +61,15 @@ def reference(a: Tensor, alpha: float, beta: float) -> Tensor:
     return torch.baddbmm(wide, wide, wide, beta=alpha, alpha=beta).view(a.shape)
 
 
-def gram_polynomial_triton(a: Tensor, alpha: float, beta: float) -> Tensor:
-    if eager(a):
-        return _launched(a, alpha, beta)
-    if matrices(a) is None:
-        raise Declined(STRIDES)
-    out: Tensor = torch.ops.weft.gram_polynomial(a, float(alpha), float(beta))
-    return out
+def kernel(name: str) -> Callable[..., Tensor]:
+    op = {"triton": gram_polynomial_op, "cuda": hopper_op}[name]
 
+    def implementation(a: Tensor, alpha: float, beta: float) -> Tensor:
+        plan = POLYNOMIAL.kernel(name).of((a,), alpha, beta)  # declines what the kernel does not support
+        out: Tensor = plan(a) if eager(a) else op(a, float(alpha), float(beta))
+        return out
 
-def gram_polynomial_hopper(a: Tensor, alpha: float, beta: float) -> Tensor:
-    return _on_hopper(a, alpha, beta) if eager(a) else hopper_op(a, float(alpha), float(beta))
+    return implementation
 
 
 def quack(a: Tensor, alpha: float, beta: float) -> Tensor:
@@ -180,10 +157,8 @@ gram_polynomial = Operator(
     ],
 )
 
-gram_polynomial.implementation("triton", arch=">=sm_80")(gram_polynomial_triton)
-gram_polynomial.implementation("cuda", arch="==sm_90", dtypes=("bf16", "fp16"), devices=("cuda",))(
-    gram_polynomial_hopper
-)
+gram_polynomial.implementation("triton", arch=">=sm_80")(kernel("triton"))
+gram_polynomial.implementation("cuda", arch="==sm_90", dtypes=("bf16", "fp16"), devices=("cuda",))(kernel("cuda"))
 gram_polynomial.implementation("torch")(reference)
 gram_polynomial.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
 gram_polynomial.implementation("quack", requires="quack-kernels", devices=("cuda",), dtypes=("bf16", "fp16"))(quack)
@@ -191,33 +166,10 @@ gram_polynomial.implementation("quack", requires="quack-kernels", devices=("cuda
 # ---- what users call -------------------------------------------------------------------------------------------------
 
 
-def check_polynomial(a: Any, alpha: Any, beta: Any) -> None:
-    check_tensor("gram_polynomial", "a", a)
-    if a.ndim < 2 or a.shape[-1] != a.shape[-2]:
-        raise ValueError(
-            f"gram_polynomial: argument 'a' has shape {tuple(a.shape)}; expected [..., M, M], symmetric matrices"
-        )
-    check("gram_polynomial", "a", a)
-    for name, value in (("alpha", alpha), ("beta", beta)):
-        if not isinstance(value, (int, float)) or isinstance(value, bool):
-            raise TypeError(f"gram_polynomial: argument '{name}' is {value!r:.40}; expected a number")
-
-
 @gram_polynomial.choice
 @guarded
 def choose(a: Tensor, alpha: float, beta: float) -> Choice:
-    check_polynomial(a, alpha, beta)
-    if not on_gpu(a):
-        return Choice("torch", "the tensors are on the CPU, where weft runs PyTorch's product")
-    if a.numel() == 0:
-        return Choice("torch", "empty: nothing to launch")
-    wide = matrices(a)
-    if wide is None:
-        return Choice("torch", STRIDES)
-    if hopper.available(a) and not traced(a) and not hopper.why_not_polynomial(wide, alpha):
-        reason = "Hopper's main loop on half of the tiles, the others are their mirror images"
-        return Choice("cuda", reason, hopper.symmetric_plans)
-    return Choice("triton", "half of the tiles are computed, the others are their mirror images", symmetric_plans)
+    return POLYNOMIAL.choose(a, alpha, beta)
 
 
 @gram_polynomial.function
@@ -241,9 +193,12 @@ def gram_polynomial_function(a: Tensor, alpha: float, beta: float) -> Tensor:
 
     The gradient is that of alpha·A + beta·A·A, by PyTorch's products.
     """
+    if eager(a):
+        plan = POLYNOMIAL.of((a,), alpha, beta)
+        return reference(a, float(alpha), float(beta)) if plan is None else plan(a)
     chosen = choose(a, alpha, beta).implementation
     if chosen == "torch":
         return reference(a, float(alpha), float(beta))
-    if torch.is_autocast_enabled(a.device.type):
-        a = a.to(torch.get_autocast_dtype(a.device.type))
-    return (gram_polynomial_hopper if chosen == "cuda" else gram_polynomial_triton)(a, alpha, beta)
+    (a,) = cast_for_products(a)
+    out: Tensor = (hopper_op if chosen == "cuda" else gram_polynomial_op)(a, float(alpha), float(beta))
+    return out

@@ -7,21 +7,21 @@
 *gram*: X only meets A once. All that happens to X is a polynomial of A from the left, so steps act on M × M matrices alone
 (Zhang, Amsel, Chen and Dao 2026, "Gram Newton-Schulz", https://dao-lab.ai/blog/2026/gram-newton-schulz). With P = a·I + B,
 Q ← P·Q and A ← P·A·P; these are polynomials of one matrix, so they commute, their products are symmetric, and each costs half.
-At the end X ← Q·X. Q is kept without its multiple of the identity, s·I + Z, which would cost Z bits.
+At the end X ← Q·X. Q is stored without its multiple of the identity, s·I + Z, which would cost Z bits.
 
 Rounding gives small eigenvalues of A wrong signs, and every step multiplies them by up to a²: in bf16 the gram form diverges.
 Hence fp16, which has 3 bits more at the same rate (all values here are below 200; the norm is divided out before), and a new
-start from X after every third step. README.md has the errors.
+start from X after every third step. docs/notes/orthogonalization.md has the errors.
 """
 
 from __future__ import annotations
 
-from types import ModuleType
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from weft.operators.orthogonalization import normalise
 from weft.operators.orthogonalization.coefficients import Step
 
 FORMS = ("direct", "symmetric", "gram")
@@ -40,11 +40,23 @@ def flops(form: str, rows: int, columns: int, steps: int) -> int:
     return sum(half * n + (4 * run - 3) * half * m + 2 * m * m * n for run in runs)
 
 
-def normalised(x: Tensor, margin: float, eps: float, dtype: torch.dtype, traced: bool = True) -> Tensor:
+class Products(NamedTuple):
+    """The launches of one back end.
+
+    Args:
+        symmetric: ``(a, b, c, beta, of_a=0, of_b=0)`` writes beta·A·B + of_a·A + of_b·B, symmetric, into c.
+        general: ``(a, b, c, beta, of_b)`` writes beta·A·B + of_b·B into c.
+        normalized: ``(x, margin, eps, dtype)``, as :func:`normalized`.
+    """
+
+    symmetric: Callable[..., None]
+    general: Callable[..., None]
+    normalized: Callable[[Tensor, float, float, torch.dtype], Tensor]
+
+
+def normalized(x: Tensor, margin: float, eps: float, dtype: torch.dtype, traced: bool = True) -> Tensor:
     """x over ``margin`` times its Frobenius norm, which bounds its singular values by 1; taken in fp32 (fp64 for fp64) and cast
     last. A new contiguous tensor [..., M, N]."""
-    if not traced and normalise.takes(x):
-        return normalise.normalised(x, margin, eps, dtype)
     wide = torch.promote_types(x.dtype, torch.float32)
     norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True, dtype=wide).mul(margin).clamp_min(eps)
     if traced:  # a compiler makes one pass of it
@@ -55,7 +67,7 @@ def normalised(x: Tensor, margin: float, eps: float, dtype: torch.dtype, traced:
 def by_pytorch(x: Tensor, steps: tuple[Step, ...], margin: float, eps: float, dtype: torch.dtype) -> Tensor:
     """The direct form in PyTorch's products."""
     with torch.autocast(x.device.type, enabled=False):
-        y = normalised(x, margin, eps, dtype)
+        y = normalized(x, margin, eps, dtype)
         if y.ndim > 3:
             y = y.flatten(0, -3)
         if tall := y.shape[-2] > y.shape[-1]:
@@ -96,16 +108,12 @@ def launched(
     eps: float,
     form: str,
     dtype: torch.dtype,
-    traced: bool,
-    products: ModuleType,
+    products: Products,
+    traced: bool = False,
 ) -> Tensor:
-    """The symmetric or the gram form in launches of ours: x [..., M, N] of any strides → contiguous, of ``dtype``.
-
-    Args:
-        products: ``launch_symmetric`` and ``launch_product``: the module ``plans`` or ``hopper``.
-    """
+    """The symmetric or the gram form in launches of ours: x [..., M, N] of any strides → contiguous, of ``dtype``."""
     inside = torch.float16 if form == "gram" and dtype == torch.bfloat16 else dtype
-    y = normalised(x, margin, eps, inside, traced)
+    y = (normalized if traced else products.normalized)(x, margin, eps, inside)
     if not y.numel():
         return y.to(dtype)
     y = y.view(x.shape[:-2].numel(), *x.shape[-2:])
@@ -115,39 +123,37 @@ def launched(
     return (y.mT if tall else y).view(x.shape)
 
 
-def _symmetric(x: Tensor, steps: tuple[Step, ...], dtype: torch.dtype, products: ModuleType) -> Tensor:
+def _symmetric(x: Tensor, steps: tuple[Step, ...], dtype: torch.dtype, products: Products) -> Tensor:
     """x [B, M, N] is overwritten."""
     g, p = (x.new_empty(len(x), x.shape[1], x.shape[1]) for _ in range(2))
     spare = torch.empty_like(x)
     for a, b, c in steps:
-        products.launch_symmetric(x, x.mT, g, 1.0)
-        products.launch_symmetric(g, g, p, c, of_a=b)
-        products.launch_product(p, x, spare, 1.0, of_b=a)
+        products.symmetric(x, x.mT, g, 1.0)
+        products.symmetric(g, g, p, c, of_a=b)
+        products.general(p, x, spare, 1.0, of_b=a)
         x, spare = spare, x
     return x
 
 
-def _gram(x: Tensor, steps: tuple[Step, ...], dtype: torch.dtype, products: ModuleType) -> Tensor:
+def _gram(x: Tensor, steps: tuple[Step, ...], dtype: torch.dtype, products: Products) -> Tensor:
     g, p, z, h, spare = (x.new_empty(len(x), x.shape[1], x.shape[1]) for _ in range(5))
     for first in range(0, len(steps), RESTART):
         run = steps[first : first + RESTART]
-        products.launch_symmetric(x, x.mT, g, 1.0)
+        products.symmetric(x, x.mT, g, 1.0)
         s = 1.0
         for i, (a, b, c) in enumerate(run):
-            products.launch_symmetric(g, g, p, c, of_a=b)
+            products.symmetric(g, g, p, c, of_a=b)
             if i == 0:
                 s, z, p = a, p, z  # Q = P
             else:
-                products.launch_symmetric(
-                    p, z, spare, 1.0, of_a=s, of_b=a
-                )  # (a·I + P)·(s·I + Z) = a·s·I + (P·Z + s·P + a·Z)
+                products.symmetric(p, z, spare, 1.0, of_a=s, of_b=a)  # (a·I + P)·(s·I + Z) = a·s·I + (P·Z + s·P + a·Z)
                 s, z, spare = a * s, spare, z
             if i < len(run) - 1:
                 b_now = z if i == 0 else p
-                products.launch_symmetric(b_now, g, h, 1.0, of_b=a)
-                products.launch_symmetric(b_now, h, g, 1.0, of_b=a)
+                products.symmetric(b_now, g, h, 1.0, of_b=a)
+                products.symmetric(b_now, h, g, 1.0, of_b=a)
         last = first + len(run) == len(steps)
         y = torch.empty_like(x, dtype=dtype if last else x.dtype)
-        products.launch_product(z, x, y, 1.0, of_b=s)
+        products.general(z, x, y, 1.0, of_b=s)
         x = y
     return x

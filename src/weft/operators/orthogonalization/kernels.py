@@ -1,9 +1,11 @@
-"""Two Triton kernels for products with an epilogue, batched over matrices: C = beta·A·B + of_a·A + of_b·B.
+"""Triton kernels: batched products with an epilogue, C = beta·A·B + of_a·A + of_b·B, and matrices over their norms.
 
 ``symmetric_product`` is for results that are symmetric (A·Aᵀ, or A·B of symmetric matrices that commute, as polynomials of one
 matrix do): it computes the tiles on and below the diagonal, half of the operations, and writes each also where it is mirrored.
-``product`` computes all tiles. Both sum in fp32 and take any strides; which tile a program has is decided outside of the
-loop over K (``triangle.py``, ``grouped_tile``), so that another main loop can take its place under the same schedule.
+``product`` computes all tiles. Both sum in fp32 and take any strides.
+
+``square_sums`` and ``quotients`` divide matrices by their Frobenius norms in two launches: read twice (the second time from L2,
+where a batch fits) and written once, where PyTorch's reduction, product, limit and quotient are five launches.
 """
 
 from __future__ import annotations
@@ -12,7 +14,44 @@ import triton
 import triton.language as tl
 
 from weft.operators.matmul.kernels import round_to_tf32
-from weft.operators.orthogonalization.triangle import lower_tile
+
+# ---- tiles of a symmetric matrix -------------------------------------------------------------------------------------
+#
+# Tiles on and below the diagonal are numbered so that programs which run together share operands. Tile rows are taken in bands
+# of GROUP. A band is a rectangle (columns left of its first row's diagonal tile), numbered column by column, and then the
+# triangle of GROUP tile rows on the diagonal. Bands end where triangular numbers do, so a number's band follows from one square
+# root.
+
+
+def tiles(rows: int) -> int:
+    """Tiles on and below the diagonal of ``rows`` × ``rows`` tiles."""
+    return rows * (rows + 1) // 2
+
+
+@triton.jit
+def triangular_root(t):
+    """The largest r with r · (r + 1) / 2 <= t, for 0 <= t < 2**29."""
+    r = ((tl.sqrt(8.0 * t.to(tl.float32) + 1.0) - 1.0) * 0.5).to(tl.int32)
+    r = tl.where(r * (r + 1) // 2 > t, r - 1, r)  # fp32 holds 24 bits of t: off by one at most
+    return tl.where((r + 1) * (r + 2) // 2 <= t, r + 1, r)
+
+
+@triton.jit
+def lower_tile(t, rows, GROUP: tl.constexpr):
+    """The t-th tile: its (row, column), column <= row."""
+    first = triangular_root(t) // GROUP * GROUP  # the band's first tile row
+    height = min(rows - first, GROUP)
+    t -= first * (first + 1) // 2
+    # the rectangle of columns 0 … first - 1
+    row, column = first + t % height, t // height
+    # the triangle after it
+    u = max(t - first * height, 0)
+    r = triangular_root(u)
+    inside = t < first * height
+    return tl.where(inside, row, first + r), tl.where(inside, column, first + u - r * (r + 1) // 2)
+
+
+# ---- products --------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -59,7 +98,7 @@ def symmetric_product(
     ADDS_A: tl.constexpr, ADDS_B: tl.constexpr,
 ):  # fmt: skip
     """One program computes one BLOCK × BLOCK tile on or below the diagonal of one of the matrices C [M, M] (contiguous), and
-    writes it and its mirror image, both row by row: the tile is turned round in shared memory. C is symmetric to the bit, in
+    writes it and its mirror image, both row by row: the tile is transposed in shared memory. C is symmetric to the bit, in
     tiles on the diagonal too, whose upper half is taken from the lower."""
     rows = tl.cdiv(M, BLOCK)
     tiles = rows * (rows + 1) // 2
@@ -121,3 +160,35 @@ def product(
     acc = with_operands(acc, a_ptr, b_ptr, m_valid, n_valid, a_row, a_col, b_row, b_col, beta, 0.0, of_b, False, True)
     c = c_ptr + m.to(tl.int64)[:, None] * c_row + n.to(tl.int64)[None, :] * c_col
     tl.store(c, acc.to(c_ptr.dtype.element_ty), mask=(m[:, None] < M) & (n[None, :] < N))
+
+
+# ---- norms -----------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def square_sums(x_ptr, parts_ptr, size, share, BLOCK: tl.constexpr, PARTS: tl.constexpr):
+    """parts [B, PARTS]: of each ``share`` of x [B, size] the sum of squares, in fp32."""
+    part, matrix = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    first = part.to(tl.int64) * share
+    end = tl.minimum(first + share, size)
+    sums = tl.zeros([BLOCK], tl.float32)
+    for start in range(first, end, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + matrix * size + at, mask=at < end, other=0.0).to(tl.float32)
+        sums += x * x
+    tl.store(parts_ptr + matrix * PARTS + part, tl.sum(sums, 0))
+
+
+@triton.jit
+def quotients(x_ptr, parts_ptr, y_ptr, size, share, margin, eps, BLOCK: tl.constexpr, PARTS: tl.constexpr):
+    """y = x / max(margin · norm, eps), in y's dtype."""
+    part, matrix = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    first = part.to(tl.int64) * share
+    end = tl.minimum(first + share, size)
+    total = tl.sum(tl.load(parts_ptr + matrix * PARTS + tl.arange(0, PARTS)), 0)
+    norm = tl.sqrt_rn(total) * margin
+    norm = tl.where(norm < eps, eps, norm)  # a NaN stays one
+    for start in range(first, end, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + matrix * size + at, mask=at < end, other=0.0).to(tl.float32)
+        tl.store(y_ptr + matrix * size + at, tl.div_rn(x, norm).to(y_ptr.dtype.element_ty), mask=at < end)

@@ -1,14 +1,12 @@
 """``newton_schulz(x)``: nearly the orthogonal polar factor U·Vᵀ of x = U·S·Vᵀ, by matrix products alone.
 
 A few quintic steps on X / ‖X‖, which is what the optimizer Muon does to a momentum. Right of every machine's ridge, so
-operations are the limit; README.md counts them for the three forms of the iteration.
+operations are the limit; README.md counts them for the forms of the iteration.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from types import ModuleType
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,17 +14,15 @@ from torch import Tensor, dtype  # a name alone, as the stubs want annotations
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import FLOATS, Choice, eager, either, guarded, on_gpu, traced
-from weft.operators.orthogonalization import hopper, plans
-from weft.operators.orthogonalization.coefficients import NAMES, Coefficients, Step, known, margin, schedule
-from weft.operators.orthogonalization.gram import check
-from weft.operators.orthogonalization.iteration import by_pytorch, flops, gradient, launched, normalised
-from weft.operators.orthogonalization.plans import symmetric_plans
+from weft.operators.call import Choice, eager, guarded, on_gpu
+from weft.operators.orthogonalization.coefficients import NAMES, Coefficients, Step, margin, schedule
+from weft.operators.orthogonalization.dispatch import BY_TRITON, NEWTON_SCHULZ, ON_HOPPER
+from weft.operators.orthogonalization.iteration import by_pytorch, flops, gradient, launched, normalized
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 
-EPS = 1e-7
+EPS = 1e-7  # the least norm
 
-# ---- PyTorch operator ------------------------------------------------------------------------------------------------
+# ---- PyTorch operators -----------------------------------------------------------------------------------------------
 
 
 @torch.library.triton_op("weft::newton_schulz", mutates_args=())
@@ -36,7 +32,17 @@ def newton_schulz_op(
     steps = _triples(coefficients)
     if not on_gpu(x):
         return by_pytorch(x, steps, margin, eps, dtype)
-    return launched(x, steps, margin, eps, form, dtype, True, plans)
+    return launched(x, steps, margin, eps, form, dtype, BY_TRITON, traced=True)
+
+
+@torch.library.custom_op("weft::newton_schulz_hopper", mutates_args=())
+def hopper_op(x: Tensor, coefficients: list[float], margin: float, eps: float, form: str, dtype: torch.dtype) -> Tensor:
+    return launched(x, _triples(coefficients), margin, eps, form, dtype, ON_HOPPER)
+
+
+@hopper_op.register_fake
+def _(x: Tensor, coefficients: list[float], margin: float, eps: float, form: str, dtype: torch.dtype) -> Tensor:
+    return torch.empty(x.shape, dtype=dtype, device=x.device)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -51,24 +57,23 @@ def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None, None, Non
 
 
 newton_schulz_op.register_autograd(_backward, setup_context=_save)
-
-
-@torch.library.custom_op("weft::newton_schulz_hopper", mutates_args=())
-def hopper_op(x: Tensor, coefficients: list[float], margin: float, eps: float, form: str, dtype: torch.dtype) -> Tensor:
-    return launched(x, _triples(coefficients), margin, eps, form, dtype, False, hopper)
-
-
-@hopper_op.register_fake
-def _(x: Tensor, coefficients: list[float], margin: float, eps: float, form: str, dtype: torch.dtype) -> Tensor:
-    return torch.empty(x.shape, dtype=dtype, device=x.device)
-
-
 hopper_op.register_autograd(_backward, setup_context=_save)
 
 
 def _triples(flat: Sequence[float]) -> tuple[Step, ...]:
     values = iter(flat)
     return tuple(zip(values, values, values, strict=True))
+
+
+def _through_op(
+    name: str, x: Tensor, steps: int, coefficients: Coefficients, eps: float, dtype: torch.dtype | None
+) -> Tensor:
+    """The kernel of this name where autograd or a compiler is to see the call."""
+    flat = [value for triple in schedule(coefficients, steps) for value in triple]
+    op = hopper_op if name.startswith("cuda") else newton_schulz_op
+    form = "gram" if name.endswith("-gram") else "symmetric"
+    out: Tensor = op(x, flat, margin(coefficients), eps, form, dtype or x.dtype)
+    return out
 
 
 # ---- implementations -------------------------------------------------------------------------------------------------
@@ -85,31 +90,15 @@ def reference(
     return by_pytorch(x, schedule(coefficients, steps), margin(coefficients), eps, dtype or x.dtype)
 
 
-def _of_form(form: str, products: ModuleType) -> Any:
+def kernel(name: str) -> Callable[..., Tensor]:
     def implementation(x: Tensor, steps: int = 5, coefficients: Coefficients = "classic", eps: float = EPS) -> Tensor:
-        if products is hopper and (reason := hopper.why_not_iteration(*x.shape[-2:])):
-            raise Declined(reason)
-        return _run(x, steps, coefficients, eps, form, x.dtype, products)
+        plan = NEWTON_SCHULZ.kernel(name).of(
+            (x,), steps, coefficients, eps
+        )  # declines what the kernel does not support
+        out: Tensor = plan(x) if eager(x, autocast=True) else _through_op(name, x, steps, coefficients, eps, None)
+        return out
 
     return implementation
-
-
-def _run(
-    x: Tensor,
-    steps: int,
-    coefficients: Coefficients,
-    eps: float,
-    form: str,
-    dtype: torch.dtype,
-    products: ModuleType,
-) -> Tensor:
-    triples, enlarged = schedule(coefficients, steps), margin(coefficients)
-    if eager(x, autocast=True):
-        return launched(x, triples, enlarged, eps, form, dtype, False, products)
-    flat = [value for triple in triples for value in triple]
-    op = hopper_op if products is hopper else torch.ops.weft.newton_schulz
-    out: Tensor = op(x, flat, enlarged, eps, form, dtype)
-    return out
 
 
 def quack(x: Tensor, steps: int = 5, coefficients: Coefficients = "classic") -> Tensor:
@@ -117,7 +106,7 @@ def quack(x: Tensor, steps: int = 5, coefficients: Coefficients = "classic") -> 
 
     if x.ndim > 3:
         raise Declined("QuACK's GEMMs take one batch dimension")
-    y = normalised(x, margin(coefficients), EPS, x.dtype)
+    y = normalized(x, margin(coefficients), EPS, x.dtype)
     if tall := y.shape[-2] > y.shape[-1]:
         y = y.mT
     for a, b, c in schedule(coefficients, steps):
@@ -221,35 +210,17 @@ newton_schulz = Operator(
     ],
 )
 
-newton_schulz.implementation("triton", arch=">=sm_80")(_of_form("symmetric", plans))
-newton_schulz.implementation("triton-gram", backend="triton", arch=">=sm_80", dtypes=("bf16",))(_of_form("gram", plans))
-newton_schulz.implementation("cuda", arch="==sm_90", dtypes=("bf16", "fp16"), devices=("cuda",))(
-    _of_form("symmetric", hopper)
-)
+newton_schulz.implementation("triton", arch=">=sm_80")(kernel("triton"))
+newton_schulz.implementation("triton-gram", backend="triton", arch=">=sm_80", dtypes=("bf16",))(kernel("triton-gram"))
+newton_schulz.implementation("cuda", arch="==sm_90", dtypes=("bf16", "fp16"), devices=("cuda",))(kernel("cuda"))
 newton_schulz.implementation("cuda-gram", backend="cuda", arch="==sm_90", dtypes=("bf16",), devices=("cuda",))(
-    _of_form("gram", hopper)
+    kernel("cuda-gram")
 )
 newton_schulz.implementation("torch")(reference)
 newton_schulz.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
 newton_schulz.implementation("quack", requires="quack-kernels", devices=("cuda",), dtypes=("bf16", "fp16"))(quack)
 
 # ---- what users call -------------------------------------------------------------------------------------------------
-
-FORMS = ("auto", "symmetric", "gram")
-WORTH = 0.9  # of the symmetric form's operations, below which the gram form is taken: it has more and smaller launches
-
-
-def check_arguments(x: Any, steps: Any, coefficients: Any, eps: Any, form: Any, dtype: Any) -> None:
-    check("newton_schulz", "x", x)
-    schedule(coefficients, steps)
-    if not isinstance(eps, (int, float)) or isinstance(eps, bool) or not eps > 0 or math.isinf(eps):
-        raise ValueError(f"newton_schulz: argument 'eps' is {eps!r}; expected a number above 0")
-    if form not in FORMS:
-        raise ValueError(f"newton_schulz: argument 'form' is {form!r}; expected {', '.join(FORMS)}")
-    if dtype is not None and dtype not in FLOATS:
-        raise TypeError(
-            f"newton_schulz: argument 'dtype' is {dtype!r}; expected {either(FLOATS)}, or None for that of 'x'"
-        )
 
 
 @newton_schulz.choice
@@ -263,24 +234,7 @@ def choose(
     form: str = "auto",
     dtype: torch.dtype | None = None,
 ) -> Choice:
-    check_arguments(x, steps, coefficients, eps, form, dtype)
-    if not on_gpu(x):
-        return Choice("torch", "the tensors are on the CPU, where weft runs PyTorch's products")
-    if x.numel() == 0:
-        return Choice("torch", "empty: nothing to launch")
-    inside, (m, n) = dtype or x.dtype, x.shape[-2:]
-    on_hopper = hopper.available(x, inside) and not traced(x) and not hopper.why_not_iteration(m, n)
-    backend, launches = ("cuda", hopper.symmetric_plans) if on_hopper else ("triton", symmetric_plans)
-    if form != "auto":
-        return Choice(backend if form == "symmetric" else f"{backend}-gram", "the form that was asked for", launches)
-    if inside != torch.bfloat16 or not known(coefficients):
-        return Choice(
-            backend, "the symmetric form: only of bf16 and named coefficients is the gram form as exact", launches
-        )
-    share = flops("gram", m, n, steps) / flops("symmetric", m, n, steps)
-    if share < WORTH:
-        return Choice(f"{backend}-gram", f"the gram form has {share:.0%} of the symmetric form's operations", launches)
-    return Choice(backend, f"the gram form would have {share:.0%} of the operations, in more launches", launches)
+    return NEWTON_SCHULZ.choose(x, steps, coefficients, eps, form, dtype)
 
 
 @newton_schulz.function
@@ -318,10 +272,11 @@ def newton_schulz_function(
 
     The gradient is that of the iteration, by PyTorch's products; its steps are computed again.
     """
+    if eager(x, autocast=True):
+        plan = NEWTON_SCHULZ.of((x,), steps, coefficients, eps, form, dtype)
+        if plan is not None:
+            return plan(x)
     chosen = choose(x, steps, coefficients, eps=eps, form=form, dtype=dtype).implementation
     if chosen == "torch":
         return reference(x, steps, coefficients, eps=eps, dtype=dtype)
-    products = hopper if chosen.startswith("cuda") else plans
-    return _run(
-        x, steps, coefficients, eps, "gram" if chosen.endswith("-gram") else "symmetric", dtype or x.dtype, products
-    )
+    return _through_op(chosen, x, steps, coefficients, eps, dtype)

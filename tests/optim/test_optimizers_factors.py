@@ -1,4 +1,4 @@
-"""Steps that scale, clip or skip, where a kernel in CUDA C++ takes some of the weights: what it and Triton's are given."""
+"""Steps that scale, clip or skip, where a kernel in CUDA C++ updates some of the weights: what it and Triton's are passed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ pytest.importorskip("triton")
 from optimizer_samples import set_gradients, weights  # noqa: E402
 
 from weft import optim  # noqa: E402
-from weft.operators.optimizer import fastest  # noqa: E402
-from weft.operators.optimizer.adam_cuda import AdamTable  # noqa: E402
+from weft.operators.optimizer.dispatch import STEP, Step  # noqa: E402
+from weft.operators.optimizer.multi_tensor import AdamTable, Table  # noqa: E402
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
@@ -22,25 +22,25 @@ pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWar
 @pytest.fixture
 def launched(monkeypatch):
     """Of each launch of ``adam.cu`` whether it was asked for more than a step. Triton's kernel stands in for it."""
-    asked_of = []
+    launches = []
 
-    def kernel(table, chunks, asked=False):
+    def kernel(table, chunks, factors=False):
         def launch(grads, rows, places, numbers, arrivals, clip=None, scale=None, found=None, skipped=None):
-            asked_of.append(asked)
-            plan = table._plan(chunks, *(asked and bool(t.numel()) for t in (scale, clip, found)), False)
-            given = [t if asked and t.numel() else table.control for t in (scale, found)]
+            launches.append(factors)
+            plan = table._plan(chunks, *(factors and bool(t.numel()) for t in (scale, clip, found)), False)
+            given = [t if factors and t.numel() else table.control for t in (scale, found)]
             control = torch.full_like(table.control, math.nan)
             for at, t in ((0, clip), (3, skipped)):
-                if asked and t.numel():
+                if factors and t.numel():
                     control[at] = t[0]
             plan(grads, rows, places, numbers, arrivals, control, *given, table.codebook)
-            if asked and skipped.numel():
+            if factors and skipped.numel():
                 skipped[0] = control[3]
 
         return launch
 
     monkeypatch.setattr(AdamTable, "kernel", kernel)
-    return asked_of
+    return launches
 
 
 def stepped(kind, monkeypatch, *, scaled=False, other=False, **options):
@@ -48,7 +48,7 @@ def stepped(kind, monkeypatch, *, scaled=False, other=False, **options):
     mine = [*weights(((2100,), (17, 9))), *weights(((5,), (40,)), torch.bfloat16)]
     if other:  # PyTorch steps it
         mine.append(torch.nn.Parameter(torch.arange(3, dtype=torch.float64, device=DEVICE)))
-    monkeypatch.setattr(fastest, "kind_of", lambda rule, entries: kind)
+    monkeypatch.setattr(STEP, "build", lambda *call: Step(*call).table(kind))
     optimizer = optim.AdamW(mine, lr=1e-2, **options)
     for step in range(5):
         set_gradients(mine, seed=step)
@@ -76,7 +76,7 @@ OPTIONS = {
 def test_two_kernels_make_the_step_of_one(options, launched, monkeypatch):
     a, mine = stepped(AdamTable, monkeypatch, **options)
     assert launched == [True] * 4  # of the fourth step's gradients none is of such a weight
-    b, others = stepped(fastest.Table, monkeypatch, **options)
+    b, others = stepped(Table, monkeypatch, **options)
     assert len(launched) == 4
     for p, q in zip(mine, others, strict=True):
         for ours, theirs in ((p, q), *((a.state[p][n], b.state[q][n]) for n in ("step", "exp_avg", "exp_avg_sq"))):
@@ -94,7 +94,7 @@ def test_gradients_are_zeroed_by_triton_s(launched, monkeypatch):
 
 def test_a_scale_of_another_dtype_is_triton_s(launched, monkeypatch):
     (p,) = weights(((40,),))
-    monkeypatch.setattr(fastest, "kind_of", lambda rule, entries: AdamTable)
+    monkeypatch.setattr(STEP, "build", lambda *call: Step(*call).table(AdamTable))
     optimizer = optim.AdamW([p])
     p.grad = torch.ones_like(p)
     optimizer.grad_scale = torch.full((1,), 8.0, dtype=torch.float64, device=DEVICE)

@@ -1,4 +1,4 @@
-"""What the definitions of the optimizers share: sets of tensors, bytes, and ways to be wrong."""
+"""What the definitions of the optimizers share: their tensors, cost, workloads and mutants."""
 
 from __future__ import annotations
 
@@ -68,21 +68,21 @@ def lists(w: Workload, g: Any, device: str, states: dict[str, bool]) -> dict[str
         return [random_tensor(g, s, dtype, device, layout=layout, values=values) for s in shapes(w)]
 
     made = {"params": drawn(), "grads": drawn(w.option("values", "normal"))}
-    kept = "fp32" if w.option("states", "same") == "fp32" else w.dtype
+    dtype = "fp32" if w.option("states", "same") == "fp32" else w.dtype
     for name, positive in states.items():
-        made[name] = [t.abs_() if positive else t for t in drawn(dtype=kept)]
+        made[name] = [t.abs_() if positive else t for t in drawn(dtype=dtype)]
     return made
 
 
 def counts(w: Workload, device: str) -> list[Tensor]:
-    """Steps done, fp32: another number for each of neighbouring tensors."""
+    """Steps done, fp32; neighbouring tensors have different numbers."""
     return [torch.tensor(float(i % 7 * 11), device=device) for i in range(w["T"])]
 
 
 def decline_mixed(params: Sequence[Tensor], states: Sequence[Tensor]) -> None:
-    """Raises Declined where states are kept in another dtype than weights: PyTorch's optimizers have one for both."""
+    """Raises Declined where states have another dtype than weights: PyTorch's optimizers have one for both."""
     if any(p.dtype != s.dtype for p, s in zip(params, states, strict=True)):
-        raise Declined("PyTorch keeps states in the weight's dtype")
+        raise Declined("PyTorch has states of the weight's dtype")
 
 
 def cost(states: int, flops: int, special: int = 0) -> Callable[[Workload, str], Cost]:
@@ -91,8 +91,10 @@ def cost(states: int, flops: int, special: int = 0) -> Callable[[Workload, str],
     def of(w: Workload, direction: str) -> Cost:
         n = elements(w)
         size = w.bytes_per_element
-        kept = states * (4 if w.option("states", "same") == "fp32" else size)
-        return Cost((2 * size + kept) * n, (size + kept) * n, vector_flops=flops * n, special_ops=special * n)
+        state_size = states * (4 if w.option("states", "same") == "fp32" else size)
+        return Cost(
+            (2 * size + state_size) * n, (size + state_size) * n, vector_flops=flops * n, special_ops=special * n
+        )
 
     return of
 
@@ -126,7 +128,7 @@ WORKLOADS = {
 
 
 def mutants(reference: Callable[..., None], *states: str) -> list[Mutant]:
-    """Ways to be wrong that every optimizer has, made from the right one (which works in place)."""
+    """Mutants of every optimizer, made from its reference (which works in place)."""
 
     def with_changed(**changes: Callable[[Any], Any]) -> Callable[..., None]:
         def wrong(**arguments: Any) -> None:

@@ -1,13 +1,16 @@
-"""Whole matrices from shards: what Muon does with DTensors, as FSDP2 and tensor parallelism make them.
+"""Muon on several processes: who orthogonalizes which matrices, and whole matrices from shards.
 
-A shard of the polar factor is no function of a shard of the matrix. So for each mesh dimension that parameters are sharded on,
-every process takes some of them whole: it is sent their shards by all others (one all-to-all), works on them and sends each
-process its shard of the result back (another). That moves a shard's size twice, where an all-gather would bring all matrices
-to all. Mesh dimensions on which parameters are replicated share the work out by matrices, as under DDP.
+Replicas (DDP, replicated mesh dimensions) share the work out by matrices: one all-gather brings all results to all.
+
+DTensors, as FSDP2 and tensor parallelism make them: a shard of the polar factor is no function of a shard of the matrix. So for
+each mesh dimension that parameters are sharded on, every process takes some of them whole: all others send it their shards (one
+all-to-all), it works on them and sends each process its shard of the result back (another). That moves a shard's size twice,
+where an all-gather would bring all matrices to all.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -16,9 +19,55 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from weft.optim.muon_matrices import shares
+Work = Callable[[Sequence[Tensor]], list[Tensor]]  # whole matrices or updates → results of the same shapes
 
-Work = Callable[[list[Tensor]], list[Tensor]]  # whole parameters' updates → what becomes of them, of the same shapes
+# ---- replicas --------------------------------------------------------------------------------------------------------
+
+
+def cost(rows: int, columns: int) -> float:
+    """Of orthogonalising a matrix: a step is about M² · N operations, M the smaller side."""
+    return float(min(rows, columns)) * rows * columns
+
+
+def assign(costs: Sequence[float], processes: int) -> list[list[int]]:
+    """Which items each process takes: the costliest first, each to the process that has least to do (Graham 1969: at most a
+    third more than the best schedule). The same on every process."""
+    taken: list[list[int]] = [[] for _ in range(processes)]
+    load = [(0.0, process) for process in range(processes)]
+    for item in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
+        busy, process = heapq.heappop(load)
+        taken[process].append(item)
+        heapq.heappush(load, (busy + costs[item], process))
+    return taken
+
+
+def share_work(matrices: Sequence[Tensor], work: Work, group: Any, dtype: torch.dtype) -> list[Tensor]:
+    """``work`` of matrices, every process of the group of its share; results of ``dtype``. All processes must pass matrices of
+    the same shapes in the same order, on devices that the group's back end supports."""
+    if not matrices:
+        return []
+    taken = assign([cost(*m.shape) for m in matrices], dist.get_world_size(group))
+    mine = taken[dist.get_rank(group)]
+    longest = max(sum(matrices[i].numel() for i in share) for share in taken)
+    sent = torch.zeros(longest, dtype=dtype, device=matrices[0].device)
+    results = work([matrices[i] for i in mine])
+    if mine:
+        flat = torch.cat([r.reshape(-1) for r in results])
+        sent[: len(flat)] = flat
+    came = torch.empty(len(taken) * longest, dtype=dtype, device=sent.device)
+    # as bytes: not every back end knows bf16
+    all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # PyTorch 2.13's name
+    all_gather(came.view(torch.uint8), sent.view(torch.uint8), group=group)
+    found: dict[int, Tensor] = {}
+    for share, buffer in zip(taken, came.view(len(taken), longest), strict=True):
+        start = 0
+        for i in share:
+            found[i] = buffer[start : start + matrices[i].numel()].view(matrices[i].shape)
+            start += matrices[i].numel()
+    return [found[i] for i in range(len(matrices))]
+
+
+# ---- shards ------------------------------------------------------------------------------------------------------------
 
 
 class Cut(NamedTuple):
@@ -30,7 +79,7 @@ class Cut(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """How a parameter lies over its mesh."""
+    """How a parameter is distributed over its mesh."""
 
     cuts: tuple[Cut, ...]  # the last one made comes first
     replicas: tuple[Any, ...]  # process groups that have the same shard
@@ -44,8 +93,8 @@ class Shard(NamedTuple):
     cost: float
 
 
-def lies(p: Any, batch: bool) -> tuple[Layout, tuple[torch.Size, ...]]:
-    """A DTensor's layout, and the shapes from its shard's to the whole one's. Meshes of one process are left out.
+def layout_of(p: Any, batch: bool) -> tuple[Layout, tuple[torch.Size, ...]]:
+    """A DTensor's layout, and the shapes from its shard's to the whole one's, without mesh dimensions of one process.
 
     Args:
         p: a DTensor of two dimensions or more.
@@ -55,18 +104,18 @@ def lies(p: Any, batch: bool) -> tuple[Layout, tuple[torch.Size, ...]]:
         NotImplementedError: placements other than shards in order, as ``torch.chunk`` makes them, and replicas.
     """
     mesh, here = p.device_mesh, p.device_mesh.get_coordinate()
-    told = f"a parameter of shape {tuple(p.shape)} is placed as {p.placements} on {mesh}"
+    where = f"a parameter of shape {tuple(p.shape)} is placed as {p.placements} on {mesh}"
     placed = [(i, place) for i, place in enumerate(p.placements) if mesh.size(i) > 1]
     replicas = tuple(mesh.get_group(i) for i, place in placed if place.is_replicate())
     sharded = [(i, place) for i, place in placed if not place.is_replicate()]
     if any(not hasattr(place, "dim") or place.is_partial() for _, place in sharded):
-        raise NotImplementedError(f"Muon: {told}; expected shards and replicas")
+        raise NotImplementedError(f"Muon: {where}; expected shards and replicas")
     # FSDP cuts after tensor parallelism, though its mesh dimension comes first: such a shard is strided
     order = sorted(sharded, key=lambda at: hasattr(at[1], "split_factor"))
     for i, place in sharded:
         before = [mesh.size(j) for j, other in sharded if j > i and other.dim == place.dim]
         if hasattr(place, "split_factor") and (len(before) != 1 or before[0] != place.split_factor):
-            raise NotImplementedError(f"Muon: {told}; expected strides of one other shard of the same dimension")
+            raise NotImplementedError(f"Muon: {where}; expected strides of one other shard of the same dimension")
     shape, shapes, cuts = list(p.shape), [list(p.shape)], []
     for i, place in order:
         dim = place.dim % p.ndim
@@ -76,7 +125,7 @@ def lies(p: Any, batch: bool) -> tuple[Layout, tuple[torch.Size, ...]]:
             shapes.append(list(shape))
     if tuple(shape) != tuple(p.to_local().shape):
         raise NotImplementedError(
-            f"Muon: {told}, and a shard has the shape {tuple(p.to_local().shape)}; expected {tuple(shape)}, as of torch.chunk"
+            f"Muon: {where}, and a shard has the shape {tuple(p.to_local().shape)}; expected {tuple(shape)}, as of torch.chunk"
         )
     if batch:
         shapes = [[*shape[:-2], *s[-2:]] for s in shapes]
@@ -89,7 +138,7 @@ def rows_at(rows: int, processes: int) -> list[int]:
     return [max(min(most, rows - at * most), 0) for at in range(processes)]
 
 
-def brought_together(shards: Sequence[Shard], cuts: Sequence[Cut], work: Work, dtype: torch.dtype) -> list[Tensor]:
+def work_on_whole(shards: Sequence[Shard], cuts: Sequence[Cut], work: Work, dtype: torch.dtype) -> list[Tensor]:
     """This process's shards of what ``work`` makes of the whole updates, of ``dtype``.
 
     Args:
@@ -103,7 +152,7 @@ def brought_together(shards: Sequence[Shard], cuts: Sequence[Cut], work: Work, d
         return [r.to(dtype) for r in work([s.update for s in shards])]
     cut = cuts[0]
     processes = dist.get_world_size(cut.group)
-    taken = shares([s.cost for s in shards], processes)
+    taken = assign([s.cost for s in shards], processes)
     mine = taken[cut.coordinate]
 
     def shapes_at(i: int) -> list[torch.Size]:
@@ -116,12 +165,12 @@ def brought_together(shards: Sequence[Shard], cuts: Sequence[Cut], work: Work, d
     sent = [shards[i].update for share in taken for i in share]
     leaving = [sum(shards[i].update.numel() for i in share) for share in taken]
     shapes = [[shapes_at(i)[process] for i in mine] for process in range(processes)]
-    came = exchanged(sent, leaving, shapes, shards[0].update, cut.group)
+    came = all_to_all(sent, leaving, shapes, shards[0].update, cut.group)
     wholes = [
         Shard(torch.cat(pieces, cut.dim), shards[i].shapes[1:], shards[i].cost)
         for i, pieces in zip(mine, zip(*came, strict=True), strict=True)
     ]
-    results = brought_together(wholes, cuts[1:], work, dtype)
+    results = work_on_whole(wholes, cuts[1:], work, dtype)
     sizes = [rows_at(shards[i].shapes[1][cut.dim], processes) for i in mine]
     back = [
         result.narrow(cut.dim, [0, *accumulate(rows)][process], rows[process])
@@ -130,12 +179,12 @@ def brought_together(shards: Sequence[Shard], cuts: Sequence[Cut], work: Work, d
     ]
     leaving = [sum(shape.numel() for shape in row) for row in shapes]
     like = shards[0].update.new_empty(0, dtype=dtype)
-    returned = exchanged(back, leaving, [[shards[i].update.shape for i in share] for share in taken], like, cut.group)
+    returned = all_to_all(back, leaving, [[shards[i].update.shape for i in share] for share in taken], like, cut.group)
     found = {i: r for share, row in zip(taken, returned, strict=True) for i, r in zip(share, row, strict=True)}
     return [found[i] for i in range(len(shards))]
 
 
-def exchanged(
+def all_to_all(
     sent: Sequence[Tensor], leaving: Sequence[int], shapes: Sequence[Sequence[torch.Size]], like: Tensor, group: Any
 ) -> list[list[Tensor]]:
     """One all-to-all of tensors of the dtype and on the device of ``like``.

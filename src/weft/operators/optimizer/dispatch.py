@@ -1,0 +1,299 @@
+"""Which kernel makes a step: the family's one table, and the calls that read it."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.definition import Declined, Operator
+from weft.operators.call import FLOATS, Choice, check_flag, check_tensor, dense, guarded, traced
+from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
+from weft.operators.launch import compile_request
+from weft.operators.optimizer.multi_tensor import (
+    AdamTable,
+    AdamW8bitTable,
+    Codes,
+    CudaTable,
+    Entry,
+    Table,
+    same_order,
+)
+from weft.operators.optimizer.rules import ADAM, Rule
+
+MANY = 2**22  # elements; below, the launch itself is what counts
+
+
+@dataclass
+class Step(Call):
+    """One step of an optimizer for the parameters of one device.
+
+    Args:
+        grads: one for each entry, where their layout matters; :class:`weft.optim.OneLaunch` copies gradients of another order.
+        groups, control: see :class:`Table`.
+    """
+
+    rule: Rule
+    entries: Sequence[Entry]
+    grads: Sequence[Tensor] = ()
+    groups: int = 1
+    control: Tensor | None = None
+
+    @property
+    def x(self) -> Tensor:  # type: ignore[override]
+        return self.entries[0].param
+
+    @property
+    def empty(self) -> bool:
+        return not self.entries
+
+    @property
+    def traced(self) -> bool:
+        """Never of an optimizer's step, which breaks the graph: it passes ``control``."""
+        return self.control is None and traced(*(e.param for e in self.entries))
+
+    @property
+    def cuda_table(self) -> type[CudaTable]:
+        return AdamW8bitTable if any(e.codes for e in self.entries) else AdamTable
+
+    @property
+    def cuda_elements(self) -> int:
+        """Elements of the weights that the kernel in CUDA C++ updates; of fp32 with 32-bit moments none, Triton's is faster."""
+        rows = zip(self.entries, self.cuda_table.taken_of(self.entries), strict=True)
+        return sum(e.param.numel() for e, taken in rows if taken and (e.codes or e.param.element_size() == 2))
+
+    def obstacle(self) -> str:
+        """Why no kernel takes these tensors ("" when one does)."""
+        for i, e in enumerate(self.entries):
+            dtypes = e.gradient, *(s.dtype for s in e.states)
+            if e.param.dtype not in FLOATS or any(d not in (*FLOATS, torch.uint8, torch.int16) for d in dtypes):
+                return "float64, which the kernels do not compute in"
+            beside = *e.states, *self.grads[i : i + 1]
+            if not dense(e.param) or not all(same_order(e.param, t) for t in beside):
+                return "tensors with gaps, or a state or gradient whose strides are not the weight's"
+        return ""
+
+    def cuda_obstacle(self) -> str:
+        if self.rule is not ADAM:
+            return "the kernels in CUDA C++ are for Adam and AdamW"
+        if self.sm != 90:
+            return f"compiled for sm_90, this is sm_{self.sm}"
+        reasons = [self.cuda_table.unsupported(e) for e in self.entries]
+        return self.obstacle() or ("" if "" in reasons else reasons[0])
+
+    def table(self, kind: type[Table]) -> Table:
+        return kind(self.rule, self.entries, self.groups, self.control)
+
+
+STEP = Dispatch(
+    Step,
+    EMPTY,
+    ON_CPU,
+    TRACED,
+    Route(
+        "cuda",
+        lambda c: c.cuda_elements >= MANY,
+        "many elements of 16 bits or with 8-bit moments, on Hopper: fewer instructions an element",
+        launch=lambda c: c.table(c.cuda_table),
+        unsupported=Step.cuda_obstacle,
+        sm=90,
+    ),
+    Route(
+        "triton",
+        lambda c: True,
+        "dense tensors of one order: one launch for all of them",
+        launch=lambda c: c.table(Table),
+        unsupported=Step.obstacle,
+    ),
+    Route(
+        "torch", lambda c: True, "float64, tensors with gaps, or a state or gradient of other strides than its weight"
+    ),
+)
+
+
+# ---- calls of the operators ------------------------------------------------------------------------------------------
+
+Lists = dict[str, Sequence[Tensor]]  # name of an argument → its tensors
+
+
+@dataclass
+class Arguments:
+    """The arguments of an operator of this family.
+
+    Args:
+        lists: weights, gradients, then the rule's states.
+        options: as of a parameter group; with 8-bit states ``block_size``, ``state_format`` and ``seed`` too.
+        steps: counts of steps, where the rule counts.
+        scales: of 8-bit states.
+    """
+
+    rule: Rule
+    lists: Lists
+    options: dict[str, Any]
+    maximize: bool
+    steps: Sequence[Tensor] | None = None
+    scales: Lists = field(default_factory=dict)
+
+    def step(self) -> tuple[Rule, list[Entry], Sequence[Tensor]]:
+        """What :class:`Step` is made of."""
+        params, grads, *states = self.lists.values()
+        none, options = [None] * len(params), self.options
+        seed = options.get("seed")
+        codes = [
+            Codes(pair, options["block_size"], options["state_format"], seed is not None)
+            for pair in zip(*self.scales.values(), strict=True)
+        ]
+        rows = zip(params, grads, self.steps or none, codes or none, *states, strict=True)
+        entries = [
+            Entry(p, tuple(of_p), count, options, gradient=g.dtype, seed=seed or 0, codes=code)
+            for p, g, count, code, *of_p in rows
+        ]
+        return self.rule, entries, grads
+
+    def key(self) -> Any:
+        """All that a table depends on: the memory of weights and states, and the layout of gradients."""
+        params, grads, *states = self.lists.values()
+        memory = [
+            (t.data_ptr(), t.dtype, t.shape, t.stride()) for ts in (params, *states, self.steps or ()) for t in ts
+        ]
+        layouts = [(g.dtype, g.stride()) for g in grads]
+        scales = [s.data_ptr() for ss in self.scales.values() for s in ss]
+        constants = [self.options.get(name) for name in ("seed", "block_size", "state_format")]
+        variant = self.rule.variant(self.options)
+        return self.rule, variant, params[0].device, (*memory,), (*layouts,), (*scales,), (*constants,)
+
+    def launch(self, kernel: str = "") -> bool:
+        """Makes the step with a kernel of this name, else with the one that :data:`STEP` chooses; the table of pointers is
+        cached for the next call with the same memory. Returns False where the step is PyTorch's."""
+        params, grads, *states = self.lists.values()
+        if not params and kernel:
+            return True
+        cached = bool(params) and compile_request() is None and not traced(*params)
+        key = (kernel, self.key()) if cached else None
+        table = TABLES.get(key)
+        if table is None:
+            table = STEP.kernel(kernel).build(*self.step()) if kernel else STEP.build(*self.step())
+            if table is None:
+                return False
+            if kernel and (reason := table.not_alone()):  # what is measured by a kernel's name is that kernel alone
+                raise Declined(reason)
+            if cached:
+                if len(TABLES) >= 64:
+                    for old in [k for k, t in TABLES.items() if not t.captured]:  # graphs read the others
+                        del TABLES[old]
+                TABLES[key] = table
+        table.addresses[:] = [g.data_ptr() for g in grads]
+        table.set_group(0, self.options, -1.0 if self.maximize else 1.0)
+        # autograd must know what the kernel writes: a tensor may have been saved for a gradient
+        written = params, *states, self.steps or (), *self.scales.values()
+        torch.autograd.graph.increment_version([t for ts in written for t in ts])
+        table.launch()
+        return True
+
+
+TABLES: dict[Any, Table] = {}
+
+
+def register(
+    operator: Operator,
+    arguments: Callable[..., Arguments],
+    check: Callable[[Arguments], None],
+    kernels: Sequence[str] = ("triton",),
+) -> Callable[..., None]:
+    """Adds the operator's kernels and its choice. Returns its step, by the chosen kernel or the reference, of arguments in the
+    reference's order.
+
+    Args:
+        arguments: makes them of the operator's, by keyword.
+        check: raises TypeError or ValueError.
+    """
+
+    def implementation(kernel: str) -> Callable[..., None]:
+        def step(**given: Any) -> None:
+            arguments(**given).launch(kernel)
+
+        return step
+
+    for kernel in kernels:
+        only = {"arch": "==sm_90", "devices": ("cuda",)} if kernel == "cuda" else {"arch": ">=sm_80"}
+        operator.implementation(kernel, **only)(implementation(kernel))
+
+    @operator.choice
+    @guarded
+    def choose(*args: Any, **named: Any) -> Choice:
+        assert operator.public is not None  # it is defined below in the operator's module
+        given = inspect.signature(operator.public).bind(*args, **named)
+        given.apply_defaults()
+        made = arguments(**given.arguments)
+        check(made)
+        return STEP.choose(*made.step())
+
+    names = tuple(inspect.signature(operator.reference).parameters)
+
+    def step(*given: Any) -> None:
+        made = arguments(**dict(zip(names, given, strict=True)))
+        check(made)
+        if not made.launch():
+            operator.reference(*given)
+
+    return step
+
+
+# ---- checks ----------------------------------------------------------------------------------------------------------
+
+
+def check_lists(operator: str, lists: Lists, steps: Sequence[Tensor] | None = None) -> None:
+    """Raises TypeError or ValueError unless all lists are as long as the first, and their tensors of its shapes and device."""
+    (first, params), *others = lists.items()
+    counted = [("steps", steps)] if steps is not None else []
+    for name, tensors in (*lists.items(), *counted):
+        if isinstance(tensors, Tensor) or not isinstance(tensors, Sequence):
+            raise TypeError(f"{operator}: argument '{name}' is a {type(tensors).__name__}; expected a list of tensors")
+        if len(tensors) != len(params):
+            raise ValueError(
+                f"{operator}: argument '{name}' has {len(tensors)} tensors and '{first}' has {len(params)}; "
+                "expected the same number"
+            )
+    for i, p in enumerate(params):
+        check_tensor(operator, f"{first}[{i}]", p, (*FLOATS, torch.float64))
+        for name, tensors in (*others, *counted):
+            t = tensors[i]
+            count = (torch.float32,) if p.dtype in FLOATS else (torch.float32, torch.float64)  # kernels know no other
+            check_tensor(operator, f"{name}[{i}]", t, count if name == "steps" else (*FLOATS, torch.float64))
+            if t.device != params[0].device or p.device != params[0].device:
+                raise ValueError(
+                    f"{operator}: argument '{name}[{i}]' is on {t.device} and '{first}[0]' is on {params[0].device}; "
+                    "expected one device"
+                )
+            wanted = torch.Size() if name == "steps" else p.shape
+            if t.shape != wanted:
+                raise ValueError(
+                    f"{operator}: argument '{name}[{i}]' has shape {tuple(t.shape)}; expected {tuple(wanted)}"
+                )
+
+
+def check_options(operator: str, a: Arguments, *numbers: str) -> None:
+    """Raises TypeError or ValueError unless ``maximize`` is a bool, the numbers are 0 or more and both betas are in [0, 1)."""
+    check_flag(operator, "maximize", a.maximize)
+    for name in numbers:
+        check_number(operator, name, a.options[name])
+    betas = a.options.get("betas", (0.0, 0.0))
+    if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+        raise ValueError(f"{operator}: argument 'betas' is {betas!r:.40}; expected two numbers")
+    for i, beta in enumerate(betas):
+        check_number(operator, f"betas[{i}]", beta, 1)
+
+
+def check_number(operator: str, name: str, value: Any, below: float = math.inf) -> None:
+    """Raises ValueError unless the number is in [0, below). The value of a tensor is not read, as that waits for the device."""
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise ValueError(f"{operator}: argument '{name}' has {value.numel()} elements; expected one")
+    elif isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < below:
+        limit = "" if below == math.inf else f" and below {below:g}"
+        raise ValueError(f"{operator}: argument '{name}' is {value!r:.40}; expected a number of 0 or more{limit}")
