@@ -35,6 +35,9 @@ def adamw_function(
     Args:
         weight_decay: decoupled: the weight loses ``lr * weight_decay`` of itself. All others: see ``weft.ops.adam``.
 
+    Returns:
+        None: weights, moments and steps are changed in place.
+
     Raises:
         TypeError, ValueError: as ``weft.ops.adam``.
 
