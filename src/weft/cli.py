@@ -12,8 +12,9 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from weft import __version__, generate_command, simulate_command, simulate_help
+from weft import __version__
 from weft.bench import commands as bench
+from weft.cluster import commands as cluster
 from weft.console import note, out
 from weft.hardware import commands as hardware
 from weft.report import commands as report
@@ -39,9 +40,7 @@ INTERRUPTED = "weft: interrupted; what was saved stays"
 
 hardware.register(app)
 bench.register(app)
-app.command("simulate", cls=simulate_help.NamesPlugins, rich_help_panel="Cluster")(simulate_command.simulate)
-app.command("simulate compare", cls=simulate_help.NamesPlugins, rich_help_panel="Cluster")(simulate_command.compare)
-app.command("simulate generate", cls=simulate_help.NamesPlugins, rich_help_panel="Cluster")(generate_command.generate)
+cluster.register(app)
 report.register(app)
 
 

@@ -13,7 +13,15 @@ import test_topology
 from schedules import check_equal
 
 from weft.cluster import Cluster, Jobs, reference, simulate
-from weft.cluster.engine import allocate, backfill, conservative, preempt, promise, rack_promise, run, tenants
+from weft.cluster.engine import (
+    allocate,
+    conservative_loop,
+    easy_loop,
+    easy_reservation,
+    preemption_loop,
+    simple_loop,
+    tenant_loop,
+)
 
 
 class Checked(np.ndarray):
@@ -52,9 +60,14 @@ class Record:
 
 
 def checked(function):
+    def check(argument):
+        if isinstance(argument, tuple):  # of arrays, by name
+            return type(argument)(*map(check, argument))
+        return argument.view(Checked) if isinstance(argument, np.ndarray) else argument
+
     def on_checked_arrays(*arguments):
         with np.errstate(over="ignore"):  # random numbers are taken modulo 2^64
-            return function(*(a.view(Checked) if isinstance(a, np.ndarray) else a for a in arguments))
+            return function(*map(check, arguments))
 
     return on_checked_arrays
 
@@ -72,10 +85,10 @@ class Poisoned:
 
 
 def check() -> None:
-    for module in (backfill, conservative, preempt, run, tenants):
+    for module in (conservative_loop, easy_loop, preemption_loop, simple_loop, tenant_loop):
         module.advance = checked(module.advance)
     allocate.place, allocate.give_back = checked(allocate.place), checked(allocate.give_back)
-    promise.np = rack_promise.np = Poisoned()
+    easy_reservation.np = Poisoned()
     for name, count in product(test_cluster.NAMES, range(4)):
         jobs = Jobs(submit=np.arange(count), duration=np.full(count, 2), gpus=np.full(count, 3))
         fast, plain = (engine(jobs, Cluster.parse("1x4"), name, "best") for engine in (simulate, reference.simulate))

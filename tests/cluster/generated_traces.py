@@ -8,9 +8,9 @@ np = pytest.importorskip("numpy")
 pytest.importorskip("numba")
 
 from weft.cluster import Jobs  # noqa: E402
-from weft.cluster.arrivals import Arrivals  # noqa: E402
-from weft.cluster.profile import Profile, Request, Size, Tenant  # noqa: E402
-from weft.cluster.quantity import LogNormal, Quantiles  # noqa: E402
+from weft.cluster.synthetic.arrivals import Arrivals  # noqa: E402
+from weft.cluster.synthetic.distributions import LogNormal, Quantiles  # noqa: E402
+from weft.cluster.synthetic.profile import Profile, Request, Size, Tenant  # noqa: E402
 
 DAY = tuple(1.0 + (9 <= hour < 18) * 4.0 for hour in range(24))
 WEEK = (3.0, 3.0, 3.0, 3.0, 2.0, 0.0, 1.0)

@@ -12,7 +12,7 @@ def dies_at_worst(shared, task):
     """``weft.cluster.compare``'s own task, but for the placement ``worst``."""
     if shared[2][task[0]].placement == "worst":
         os.kill(os.getpid(), signal.SIGKILL)
-    return importlib.import_module("weft.cluster.compare")._measure(shared, task)
+    return importlib.import_module("weft.cluster.comparison")._measure(shared, task)
 
 
 def echo(shared, task):

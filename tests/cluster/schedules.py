@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from weft.cluster import Cluster, Jobs
-from weft.cluster.locality import locality
+from weft.cluster.metrics import locality
 from weft.cluster.result import REASONS
 
 
 def check_equal(fast, plain) -> None:
     """Both engines have the same starts, ends, nodes, GPUs, stops, losses and reasons."""
-    held, jobs, stops = fast.stretches, fast.jobs, plain.order.stops_jobs
+    held, jobs, stops = fast.stretches, fast.jobs, plain.order.preemptive
     for j in range(len(jobs)):
         job = plain.jobs.get(jobs.id[j])
         mine = [k for k in np.flatnonzero(held.job == j) if not np.isnan(held.begin[k])]
@@ -30,7 +30,7 @@ def check_equal(fast, plain) -> None:
                 job.lost,
             )
             on = [sum(1 << g for g in gpus) for _, _, gpus in job.placed]
-            last = (job.begins if stops else job.start, job.end, [node.id for node, _, _ in job.placed], on)
+            last = (job.last_start if stops else job.start, job.end, [node.id for node, _, _ in job.placed], on)
             assert [(held.begin[k], held.end[k], names_of(fast, k)) for k in mine] == [
                 each[:3] for each in (*job.stretches, last)
             ]

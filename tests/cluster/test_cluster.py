@@ -16,12 +16,12 @@ from schedules import check_equal, check_schedule, names_of  # noqa: E402
 
 from weft.cluster import Cluster, Jobs, NodeGroup, Simulator, reference, simulate  # noqa: E402
 from weft.cluster.engine import node as engine  # noqa: E402
-from weft.cluster.engine import prepare  # noqa: E402
-from weft.cluster.engine.kinds import classify  # noqa: E402
-from weft.cluster.generate import generate  # noqa: E402
+from weft.cluster.engine import tables  # noqa: E402
+from weft.cluster.engine.classes import classify  # noqa: E402
 from weft.cluster.orders import ORDERS  # noqa: E402
 from weft.cluster.placements import PLACEMENTS  # noqa: E402
-from weft.cluster.simulate import REASONS  # noqa: E402
+from weft.cluster.simulation import REASONS  # noqa: E402
+from weft.cluster.synthetic.generate import generate  # noqa: E402
 
 # ---- the lesson ------------------------------------------------------------------------------------------------------
 
@@ -70,8 +70,8 @@ def test_a_step_goes_to_the_next_moment():
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda s: s.add_node("a", 1), "node 'a' is there already"),
-        (lambda s: s.add_job("j0", 1), "job 'j0' is there already"),
+        (lambda s: s.add_node("a", 1), "node 'a' already exists"),
+        (lambda s: s.add_job("j0", 1), "job 'j0' already exists"),
         (lambda s: s.add_job("x", 4, 64), "job 'x' can never run: the closest node, a, lacks 64 GB a GPU (it has 24)"),
         (lambda s: s.add_job("x", 4, 32), "it needs 2 free nodes of 2 GPUs that fit it, and the cluster has 1"),
         (lambda s: s.add_job("x", 1, duration=-1), "duration of job 'x' (row 0) is -1.0"),
@@ -170,7 +170,7 @@ def planned(order: str) -> bool:
 def test_both_engines_give_the_same_schedule(jobs, nodes, policy, restart_s, checkpoint_s):
     jobs = whole(jobs, policy)
     cluster = Cluster.of(nodes)
-    stops = policy[0] in ORDERS and ORDERS[policy[0]].stops_jobs
+    stops = policy[0] in ORDERS and ORDERS[policy[0]].preemptive
     costs = {"restart_s": restart_s, "checkpoint_s": checkpoint_s} if stops else {}
     fast, plain = (
         simulate(jobs, cluster, *policy[:2], ties=policy[2], seed=policy[3], **costs),
@@ -225,11 +225,11 @@ def test_many_nodes_and_jobs_still_agree():
 def test_placements_that_look_at_free_gpus_alone_share_one_index():
     jobs = Jobs(submit=[0, 0], duration=[1, 1], gpus=[1, 2], cpu=[0, 1000])
     cluster = Cluster.of([NodeGroup(3, 4, "A"), NodeGroup(2, 2, "B")])
-    _, _, pieces, members = classify(jobs, cluster)
+    _, classes, pieces, members = classify(jobs, cluster)
     shared = set()
     for name, each in PLACEMENTS.items():
-        meta = prepare.state(jobs, cluster, pieces, members, each, "lowest", 0, each.detailed)[5]
-        if meta[engine.SHELVES]:
+        state = tables.state(jobs, cluster, pieces, classes, members, each, "lowest", 0, each.detailed)
+        if state.meta[engine.BUCKETS]:
             shared.add(name)
     assert shared == {"best", "consolidate", "counted", "first", "random", "worst"}
 

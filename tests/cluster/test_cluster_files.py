@@ -16,7 +16,7 @@ from trace_samples import YAML, node, pod, tar  # noqa: E402
 from where import ROOT  # noqa: E402
 
 from weft.cluster import cluster_file, trace  # noqa: E402
-from weft.cluster.file import TraceError  # noqa: E402
+from weft.cluster.files.text import TraceError  # noqa: E402
 from weft.definition import UnknownName  # noqa: E402
 
 TRACES = Path(os.environ.get("WEFT_TRACES") or "/nonexistent")
@@ -42,7 +42,7 @@ def test_a_yaml_cluster(write):
         ("gpus: 8", "gpus: 7.5", "c.yaml:4: gpus is 7.5; expected a whole number"),
         ("gpus: 8", "gpus: yes", "c.yaml:4: gpus is True; expected a whole number"),
         ("gpus: 8", "gpus: -8", "c.yaml:4: gpus is -8; expected a whole number of 0 or more"),
-        ("gpus: 8", "count: 8", "c.yaml:4: count is there already (line 3)"),
+        ("gpus: 8", "count: 8", "c.yaml:4: count already exists (line 3)"),
         ("gpus: 8", "gpus: [8", "c.yaml:5: no YAML"),
         ("cpu: 96", "cpu: .inf", "c.yaml:7: cpu is inf; expected a number of 0 or more"),
         ("cpu: 96", "cpu: !!python/name:os.system 1", "c.yaml:7: cpu: "),
@@ -136,14 +136,14 @@ def test_published_cluster_files(write):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("sn,cpu_milli,memory_mib,gpu,model\na,1,1,1,T4\na,1,1,1,T4\n", "c:3: node 'a' is there already (line 2)"),
+        ("sn,cpu_milli,memory_mib,gpu,model\na,1,1,1,T4\na,1,1,1,T4\n", "c:3: node 'a' already exists (line 2)"),
         ("sn,cpu_milli,memory_mib,gpu,model\na,1,1,,T4\n", "c:2: gpu is nan; expected a number of 0 or more"),
         ("sn,cpu_milli,memory_mib,gpu,model\n", "it has no nodes"),
         ("machine,gpu_type,cap_cpu,cap_mem,cap_gpu\na,T4,-1,1,1\n", "c:2: cap_cpu is -1.0; expected a number of 0 or more"),
         ("num_switch,num_node_p_switch,num_gpu_p_node,num_cpu_p_node,mem_p_node\n1,1.5,1,1,1\n", "c:2: num_node_p_switch is"),
         ("num_switch,num_node_p_switch\n1,1\n", "columns num_gpu_p_node, num_cpu_p_node, mem_p_node are missing"),
         (json.dumps({"kind": "List", "items": [node("a", {"cpu": "4"})]}), "node 'a': KeyError: 'memory'"),
-        (json.dumps({"kind": "List", "items": [node("a", {"cpu": "1", "memory": "1Gi"})] * 2}), "c: node 'a' is there already"),
+        (json.dumps({"kind": "List", "items": [node("a", {"cpu": "1", "memory": "1Gi"})] * 2}), "c: node 'a' already exists"),
         ("20x8", "it looks like no cluster file that weft knows; expected one of\n  kubectl: kubectl get nodes -o json"),
         ("", "it looks like no cluster file"),
     ],

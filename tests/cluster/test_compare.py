@@ -21,9 +21,9 @@ import mortal  # noqa: E402
 from random_traces import random_jobs  # noqa: E402
 from where import ROOT, plain_environment  # noqa: E402
 
-from weft.cluster import Cluster, Jobs, compare, metrics, simulate, workers  # noqa: E402
+from weft.cluster import Cluster, Jobs, compare, metrics, process_pool, simulate  # noqa: E402
 
-comparing = sys.modules["weft.cluster.compare"]
+comparing = sys.modules["weft.cluster.comparison"]
 
 
 def test_compare_ranks_policies(weft, usual):
@@ -159,10 +159,10 @@ def test_a_process_that_dies_is_named_with_its_policy(monkeypatch):
 
 def test_workers_answer_every_task_once():
     tasks = ["a", "raise", "exit", "b", "exit"]
-    found = {number: (value, why) for number, value, why in workers.run(mortal.echo, "x", tasks, 2)}
+    found = {number: (value, why) for number, value, why in process_pool.run(mortal.echo, "x", tasks, 2)}
     died = (None, "its process died with status 7")
     assert found == {0: ("xa", ""), 1: (None, "no"), 2: died, 3: ("xb", ""), 4: died}
-    assert [number for number, _, _ in workers.run(mortal.echo, "x", ["a", "raise"], 1)] == [0, 1]
+    assert [number for number, _, _ in process_pool.run(mortal.echo, "x", ["a", "raise"], 1)] == [0, 1]
 
 
 def test_a_script_that_compares_needs_no_guard(tmp_path):
@@ -189,8 +189,8 @@ def test_processes_end_when_their_parent_is_killed(tmp_path):
     """``kill -9`` of it, while they are at work."""
     text = (
         f"import pathlib, sys; sys.path.insert(0, {str(ROOT / 'tests/cluster')!r})\n"
-        "import mortal; from weft.cluster import workers\n"
-        f"list(workers.run(mortal.sleeps, pathlib.Path({str(tmp_path)!r}), [1, 2], 2))\n"
+        "import mortal; from weft.cluster import process_pool\n"
+        f"list(process_pool.run(mortal.sleeps, pathlib.Path({str(tmp_path)!r}), [1, 2], 2))\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", text], env=plain_environment())
     deadline = time.monotonic() + 60

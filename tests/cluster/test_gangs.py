@@ -11,7 +11,7 @@ pytest.importorskip("hypothesis")
 from schedules import check_equal, check_schedule  # noqa: E402
 
 from weft.cluster import Cluster, Jobs, NodeGroup, reference, simulate  # noqa: E402
-from weft.cluster.pieces import of as pieces_of  # noqa: E402
+from weft.cluster.allocations import of as pieces_of  # noqa: E402
 
 MIXED = [NodeGroup(2, 8, "A", 40, cpu=32), NodeGroup(3, 4, "B", 80, cpu=32), NodeGroup(4, 2, "B", 80, cpu=64)]
 

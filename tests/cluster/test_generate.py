@@ -18,10 +18,10 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from weft.cluster import Cluster, Jobs, trace  # noqa: E402
-from weft.cluster.arrivals import Arrivals  # noqa: E402
-from weft.cluster.fit import fit  # noqa: E402
-from weft.cluster.profile import Profile, Request, Size, Tenant, campaigns, stated  # noqa: E402
-from weft.cluster.quantity import LogNormal, Quantiles  # noqa: E402
+from weft.cluster.synthetic.arrivals import Arrivals  # noqa: E402
+from weft.cluster.synthetic.distributions import LogNormal, Quantiles  # noqa: E402
+from weft.cluster.synthetic.fit import fit  # noqa: E402
+from weft.cluster.synthetic.profile import Profile, Request, Size, Tenant, campaigns, stated  # noqa: E402
 
 TRACES = Path(os.environ.get("WEFT_TRACES") or "/nonexistent")
 with_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="WEFT_TRACES names no folder of traces")
@@ -103,7 +103,7 @@ def test_arrivals_ascend_over_chunks_and_empty_hours(burst):
 
 
 def test_a_level_is_held_over_the_end_of_a_chunk(monkeypatch):
-    monkeypatch.setattr("weft.cluster.arrivals.CHUNK", 168)
+    monkeypatch.setattr("weft.cluster.synthetic.arrivals.CHUNK", 168)
     submit = Arrivals(burst=1.0, hold=0.95).draw(400_000, 20 / 3600, np.random.default_rng(1))
     counts = np.bincount((submit // 3600).astype(int))
     last = np.arange(167, len(counts) - 1, 168)

@@ -10,7 +10,7 @@ pytest.importorskip("numba")
 from random_traces import random_jobs  # noqa: E402
 
 from weft.cluster import Cluster, Jobs, metrics, simulate  # noqa: E402
-from weft.cluster.fairness import fairness, finish_time_ratio  # noqa: E402
+from weft.cluster.metrics import fairness, finish_time_ratio  # noqa: E402
 from weft.cluster.model import NodeGroup  # noqa: E402
 
 

@@ -18,9 +18,9 @@ pytest.importorskip("hypothesis")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from weft.cluster import Cluster, Jobs, generate, pieces, simulate  # noqa: E402
-from weft.cluster.pictures import clock, compare, gantt, page, series, sizes, window, write  # noqa: E402
-from weft.cluster.pictures.heat import COLUMNS, heat  # noqa: E402
+from weft.cluster import Cluster, Jobs, allocations, generate, metrics, simulate  # noqa: E402
+from weft.cluster.pictures import compare, distributions, gantt, page, series, time_axis, window, write  # noqa: E402
+from weft.cluster.pictures.heat_map import COLUMNS, heat  # noqa: E402
 from weft.cluster.pictures.lanes import lanes  # noqa: E402
 from weft.drawing import palette  # noqa: E402
 
@@ -63,7 +63,7 @@ def interrupted(result):
 @LONGEST
 @given(results())
 def test_pieces_are_what_jobs_asked(result):
-    held = pieces.of(result)
+    held = allocations.of(result)
     given = np.bincount(held.job, weights=held.gpus, minlength=len(result.jobs))
     runs = ~np.isnan(result.start) & (result.jobs.duration > 0)
     assert (given == np.where(runs, result.jobs.gpus, 0)).all()
@@ -72,7 +72,7 @@ def test_pieces_are_what_jobs_asked(result):
 @LONGEST
 @given(results())
 def test_no_gpu_is_held_twice_and_the_lowest_free_ones_are_taken(result):
-    held, capacity = pieces.of(result), result.cluster.gpus
+    held, capacity = allocations.of(result), result.cluster.gpus
     runs = lanes(held, capacity)
     owned = [set() for _ in range(len(held))]
     for piece, first, count in zip(runs.piece, runs.first, runs.count, strict=True):
@@ -89,7 +89,7 @@ def test_no_gpu_is_held_twice_and_the_lowest_free_ones_are_taken(result):
 
 def test_a_node_that_gave_too_much_is_an_error():
     columns = ([0, 1], [0, 1], [0, 0], [3, 2], [3000, 2000], [0, 0], [0.0, 1.0], [2.0, 2.0])
-    held = pieces.Pieces(*(np.array(c) for c in columns))
+    held = allocations.Allocations(*(np.array(c) for c in columns))
     with pytest.raises(ValueError, match="node 0 has 4 GPUs and gave more at once to job 1"):
         lanes(held, np.array([4]))
 
@@ -101,7 +101,7 @@ def test_shares_lie_on_their_gpus_and_never_on_each_other(seed):
     milli = np.where(gpus == 1, g.choice([125, 250, 500, 700, 1000], 60), 1000)
     jobs = Jobs(np.sort(g.uniform(0, 30, 60)).round(), g.uniform(0.5, 20, 60).round(1), gpus, milli=milli)
     result = simulate(jobs, Cluster.parse("2x4"), "fifo-skip", ("best", "fgd", "first")[seed % 3])
-    held = pieces.of(result)
+    held = allocations.of(result)
     runs = lanes(held, result.cluster.gpus)
     assert runs.unit == 1000 and held.milli.tolist() == (held.gpus * jobs.milli[held.job]).tolist()
     owned = [set() for _ in range(len(held))]
@@ -129,7 +129,7 @@ def test_shares_are_drawn(tmp_path, suffix):
 
 def plain(result, moment):
     """Allocated GPUs, waiting jobs, GPUs that those ask, and free GPUs on partly used nodes, just after a moment."""
-    held, jobs = pieces.of(result), result.jobs
+    held, jobs = allocations.of(result), result.jobs
     running = (held.start <= moment) & (moment < held.end)
     used = np.bincount(held.node[running], weights=held.gpus[running], minlength=len(result.cluster))
     able = np.array([j not in result.unschedulable for j in range(len(jobs))])
@@ -142,7 +142,7 @@ def plain(result, moment):
 @given(results(), st.booleans())
 def test_series_are_what_a_plain_count_says(result, cut):
     result = interrupted(result) if cut else result
-    found = series.over_time(result, pieces.of(result))
+    found = series.over_time(result, allocations.of(result))
     for number, each in enumerate(vars(found).values()):
         assert [plain(result, moment)[number] for moment in each.edge[:-1]] == each.mean.tolist()
 
@@ -150,7 +150,7 @@ def test_series_are_what_a_plain_count_says(result, cut):
 @LONGEST
 @given(results(), st.integers(1, 7))
 def test_bins_keep_the_mean_and_the_most(result, points):
-    held = pieces.of(result)
+    held = allocations.of(result)
     exact, few = series.over_time(result, held), series.over_time(result, held, points)
     for fine, coarse in zip(vars(exact).values(), vars(few).values(), strict=True):
         assert len(coarse.mean) <= max(points, 1)
@@ -167,7 +167,7 @@ def test_bins_keep_the_mean_and_the_most(result, points):
 @LONGEST
 @given(results())
 def test_the_map_has_the_same_gpu_seconds_as_the_schedule(result):
-    held, (begin, end) = pieces.of(result), pieces.span(result)
+    held, (begin, end) = allocations.of(result), allocations.span(result)
     found = heat(held, result.cluster.gpus, begin, end)
     assert found.nodes_each == 1
     for node, row in enumerate(found.share):
@@ -180,7 +180,7 @@ def test_the_map_has_the_same_gpu_seconds_as_the_schedule(result):
 @LONGEST
 @given(results(), st.integers(1, 12))
 def test_what_a_page_holds_is_bounded_and_has_no_gaps(result, most):
-    held, nodes = pieces.of(result), len(result.cluster)
+    held, nodes = allocations.of(result), len(result.cluster)
     kept = window.bounded(held, nodes, most)
     on_first = (held.node == held.node.min(initial=nodes)).sum()
     assert len(kept.rows) <= most and (len(kept.rows) > 0 or on_first > most or not len(held))
@@ -197,14 +197,14 @@ def test_large_nodes_are_shown_in_parts():
 
 def test_quantiles_of_many_values_are_some_of_them():
     values = np.random.default_rng(0).lognormal(0, 2, 10_000)
-    value, share = sizes.quantiles(values)
-    assert len(value) == sizes.MOST_QUANTILES and value[-1] == values.max() and share[-1] == 1
+    value, share = distributions.quantiles(values)
+    assert len(value) == distributions.MOST_QUANTILES and value[-1] == values.max() and share[-1] == 1
     assert all((values <= v).mean() == pytest.approx(s) for v, s in zip(value, share, strict=True))
 
 
 def test_size_classes_divide_the_jobs():
     gpus = np.arange(0, 20)
-    found = sizes.members(gpus)
+    found = metrics.size_classes(gpus)
     assert (sum(mask.astype(int) for mask in found.values()) == 1).all()
     assert [gpus[mask].max() for mask in found.values()] == [1, 8, 19]
 
@@ -222,7 +222,7 @@ def test_runs_with_other_seeds_are_one_policy():
 
 @pytest.mark.parametrize(("seconds", "words"), [(0, "0 s"), (5400, "90.0 min"), (90000, "25.0 h"), (None, "–")])
 def test_seconds_are_told_in_units(seconds, words):
-    assert clock.told(seconds).replace("\u202f", " ") == words
+    assert time_axis.text(seconds).replace("\u202f", " ") == words
 
 
 def test_colours_of_the_map_leave_those_of_the_page_alone():
@@ -294,7 +294,7 @@ def test_a_large_result_is_one_small_page_with_every_bar():
     result = run(20_000, "200x8", "fifo-skip")
     html = page([result])
     assert len(html) < 3_000_000
-    held = pieces.of(result)
+    held = allocations.of(result)
     assert unpacked(html, "count").sum() == held.gpus.sum()
     start = unpacked(html, "start")[unpacked(html, "job")]
     assert (np.diff(start) >= 0).all(), "the page's script stops at the first bar beyond the window"
@@ -303,7 +303,7 @@ def test_a_large_result_is_one_small_page_with_every_bar():
 @LONGEST
 @given(results(), st.integers(1, 5))
 def test_the_first_window_is_inside_the_cluster(result, most):
-    held = pieces.of(result)
+    held = allocations.of(result)
     found = gantt.gantt(result, held, most) if len(held) else None
     if found:
         first = found.facts["window"]
@@ -341,8 +341,8 @@ def test_compared_overviews_share_their_axes(tmp_path, monkeypatch):
         axes = np.array(drawn.pop().axes).reshape(4, 2)
         for row in axes:
             assert row[0].get_xlim() == row[1].get_xlim() and row[0].get_ylim() == row[1].get_ylim()
-        begin, end = pieces.span(slow)
-        _, length = clock.unit(end - begin)
+        begin, end = allocations.span(slow)
+        _, length = time_axis.unit(end - begin)
         assert axes[0, 0].get_xlim() == axes[2, 0].get_xlim() == (0, (end - begin) / length)
         assert axes[0, 0].get_ylim() == (48, 0) and axes[1, 0].get_ylim()[1] > 48 and axes[2, 0].get_ylim()[1] > 10
 

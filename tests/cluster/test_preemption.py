@@ -13,7 +13,7 @@ np = pytest.importorskip("numpy")
 pytest.importorskip("numba")
 
 from weft.cluster import Cluster, Jobs, Simulator, generate, reference, simulate, trace  # noqa: E402
-from weft.cluster.engine import preempt, preemptive  # noqa: E402
+from weft.cluster.engine import preemption_loop  # noqa: E402
 from weft.cluster.metrics import summary  # noqa: E402
 from weft.cluster.orders import ORDERS  # noqa: E402
 
@@ -57,7 +57,7 @@ def test_a_job_with_less_left_takes_the_room_of_one_with_more():
     sim.run()
     jobs = sim.jobs
     assert (jobs["short"].start, jobs["short"].end) == (4, 7)
-    assert jobs["long"].stretches == [(0, 4, ["a"], [3])] and (jobs["long"].begins, jobs["long"].end) == (7, 13)
+    assert jobs["long"].stretches == [(0, 4, ["a"], [3])] and (jobs["long"].last_start, jobs["long"].end) == (7, 13)
     assert (jobs["equal"].start, jobs["equal"].end, jobs["equal"].stops) == (13, 19, 0)
 
 
@@ -136,13 +136,13 @@ def test_two_preemptive_priorities_wait_as_long_as_theory_says():
 def test_room_for_stretches_grows_while_it_runs(monkeypatch):
     jobs = generate(300, Cluster.parse("2x8"), load=1.5, seed=3, sizes=SIZES)
     whole = simulate(jobs, Cluster.parse("2x8"), "srtf", restart_s=5)
-    create = preemptive.Kept.__init__
+    create = preemption_loop.Loop.__init__
 
     def tight(self, *given):
         create(self, *given)
-        self.stretches, self.held = self.stretches[:1], self.held[:1]
+        self.queue = self.queue._replace(stretches=self.queue.stretches[:1], held=self.queue.held[:1])
 
-    monkeypatch.setattr(preemptive.Kept, "__init__", tight)
+    monkeypatch.setattr(preemption_loop.Loop, "__init__", tight)
     again = simulate(jobs, Cluster.parse("2x8"), "srtf", restart_s=5)
     assert whole.stops.sum() > 50
     for column in ("job", "begin", "end", "slot", "where"):
@@ -207,12 +207,12 @@ def test_a_saved_run_has_its_stretches(weft, tmp_path):
 
 def test_the_page_of_a_run_with_stops():
     pytest.importorskip("bokeh")
-    from weft.cluster import pictures, pieces
+    from weft.cluster import allocations, pictures
     from weft.cluster.pictures import series
 
     jobs, cluster = generate(200, Cluster.parse("2x8"), load=1.5, seed=6, sizes=SIZES), Cluster.parse("2x8")
     result = simulate(jobs, cluster, "las", restart_s=10)
-    held = pieces.of(result)
+    held = allocations.of(result)
     work = (held.gpus * (held.end - held.start)).sum()
     assert work == pytest.approx((jobs.gpus * (jobs.duration + result.lost)).sum())
     waiting = series.waiting(result)
@@ -246,7 +246,7 @@ def test_both_engines_agree_on_larger_runs():
         plain = reference.simulate(jobs, cluster, order, "best", restart_s=7)
         assert fast.end.tolist() == [plain.jobs[j].end for j in range(250)]
         assert fast.stops.tolist() == [plain.jobs[j].stops for j in range(250)]
-    assert preempt.NOBODY not in fast.stretches.job
+    assert preemption_loop.VOID not in fast.stretches.job
 
 
 @with_traces

@@ -12,8 +12,8 @@ pytest.importorskip("numba")
 pytest.importorskip("hypothesis")
 
 from weft.cluster import Cluster, Jobs, simulate, trace  # noqa: E402
-from weft.cluster.generate import generate  # noqa: E402
 from weft.cluster.metrics import summary  # noqa: E402
+from weft.cluster.synthetic.generate import generate  # noqa: E402
 
 TRACES = Path(os.environ.get("WEFT_TRACES") or "/nonexistent")
 with_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="WEFT_TRACES names no folder of traces")

@@ -98,7 +98,7 @@ def test_a_malformed_quota_is_refused(text, words):
         ("quotas:\n- tenant: a\n  nominal: -3\n", ":3", "nominal is '-3'; expected GPUs, 0 or more"),
         ("quotas:\n- tenant: a\n  nominal: 3\n  borrowing_limit: many\n", ":4", "borrowing_limit is 'many'"),
         ("quotas:\n- tenant: a\n  nominal: 3\n  borowing_limit: 3\n", ":4", "did you mean 'borrowing_limit'?"),
-        ("quotas:\n- tenant: a\n  nominal: 3\n- tenant: a\n  nominal: 4\n", ":4", "tenant 'a' is there already"),
+        ("quotas:\n- tenant: a\n  nominal: 3\n- tenant: a\n  nominal: 4\n", ":4", "tenant 'a' already exists"),
         ("quotas:\n- tenant: [a]\n  nominal: 3\n", ":2", "tenant is no name"),
     ],
 )

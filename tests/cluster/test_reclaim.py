@@ -128,7 +128,7 @@ def test_it_needs_quotas():
 
 
 def test_it_is_compared_with_policies_that_take_nothing_back():
-    from weft.cluster.compare import compare
+    from weft.cluster.comparison import compare
 
     jobs = jobs_of((0, 100, 8, "a"), (0, 100, 8, "a"), (10, 5, 8, "b"))
     found = compare(jobs, Cluster.parse("2x8"), ["reclaim:counted", "fifo-skip:counted"], quotas=HALVES, seeds=1)

@@ -16,7 +16,7 @@ from weft.cluster.order import Order, Rounds  # noqa: E402
 from weft.cluster.orders import ORDERS  # noqa: E402
 from weft.cluster.placement import Placement  # noqa: E402
 from weft.cluster.placements import PLACEMENTS  # noqa: E402
-from weft.cluster.rounds import PolicyError, following  # noqa: E402
+from weft.cluster.reference.rounds import PolicyError, next_round  # noqa: E402
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_an_order_whose_file_is_missing_is_told_the_nearest(tmp_path):
 @pytest.mark.parametrize("seed", range(20))
 def test_least_time_left_first_equals_the_compiled_order(policy, seed):
     jobs, cluster = random_jobs(seed, 40), Cluster.parse("2x8")
-    mine = simulate(jobs, cluster, policy(lambda view: sorted(view.jobs, key=view.left)), seed=seed)
+    mine = simulate(jobs, cluster, policy(lambda view: sorted(view.jobs, key=view.remaining)), seed=seed)
     srtf = simulate(jobs, cluster, "srtf", seed=seed)
     assert mine.stops.sum() > 0
     for one, other in ((mine.start, srtf.start), (mine.end, srtf.end), (mine.stops, srtf.stops)):
@@ -77,9 +77,9 @@ def test_a_round_comes_at_every_multiple_and_not_between():
 def test_rounds_lie_on_a_grid(every_s):
     now = 0.0
     for turn in range(1, 2000):
-        now = following(now, every_s)
+        now = next_round(now, every_s)
         assert now == turn * every_s
-    assert following(3.0, 0.0) == float("inf")
+    assert next_round(3.0, 0.0) == float("inf")
 
 
 def test_who_is_left_out_holds_nothing_until_the_next_round(policy):
@@ -135,8 +135,8 @@ def assign(thing, name):
     ("change", "message"),
     [
         (lambda view: assign(view, "now"), "FrozenInstanceError: cannot assign to field 'now'"),
-        (lambda view: assign(view.jobs[0], "left"), "AttributeError: job 'j0': 'left' is read-only"),
-        (lambda view: delattr(view.jobs[0], "left"), "AttributeError: job 'j0': 'left' is read-only"),
+        (lambda view: assign(view.jobs[0], "remaining"), "AttributeError: job 'j0': 'remaining' is read-only"),
+        (lambda view: delattr(view.jobs[0], "remaining"), "AttributeError: job 'j0': 'remaining' is read-only"),
         (lambda view: view.jobs[0].waited.update(quota=1), "AttributeError: 'mappingproxy'"),
         (lambda view: view.jobs[0].placed.clear(), "AttributeError: 'tuple'"),
         (lambda view: view.jobs[0].stretches.clear(), "AttributeError: 'tuple'"),
@@ -153,7 +153,10 @@ def assign(thing, name):
         (lambda view: view.simulator.place(view.jobs[0]), "AttributeError: the simulator shows a policy no 'place'"),
         (lambda view: view.simulator.history.clear(), "AttributeError: 'tuple'"),
         (lambda view: view.simulator.quotas.clear(), "AttributeError: 'mappingproxy'"),
-        (lambda view: assign(view.simulator.jobs["j0"], "left"), "AttributeError: job 'j0': 'left' is read-only"),
+        (
+            lambda view: assign(view.simulator.jobs["j0"], "remaining"),
+            "AttributeError: job 'j0': 'remaining' is read-only",
+        ),
         (lambda view: assign(view.simulator.nodes[0], "gpus"), "AttributeError: node 'node-0': 'gpus' is read-only"),
     ],
 )

@@ -18,7 +18,7 @@ parquet = pytest.importorskip("pyarrow.parquet")
 from random_traces import random_jobs  # noqa: E402
 
 from weft.cluster import Cluster, Jobs, metrics, reference, save, simulate, trace  # noqa: E402
-from weft.cluster.simulate import REASONS  # noqa: E402
+from weft.cluster.simulation import REASONS  # noqa: E402
 
 
 def test_a_saved_run_is_all_there(weft, tmp_path):

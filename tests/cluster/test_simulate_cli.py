@@ -23,8 +23,8 @@ from where import plain_environment  # noqa: E402
 
 from weft import __main__ as entry  # noqa: E402
 from weft.cluster import Cluster, trace  # noqa: E402
-from weft.cluster.generate import generate  # noqa: E402
-from weft.cluster.simulate import REASONS  # noqa: E402
+from weft.cluster.simulation import REASONS  # noqa: E402
+from weft.cluster.synthetic.generate import generate  # noqa: E402
 
 # ---- one policy ------------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ pytest.importorskip("numba")
 from slurm_cluster import Ran, missing, run  # noqa: E402
 
 from weft.cluster import Cluster, Jobs, simulate  # noqa: E402
-from weft.cluster.generate import generate  # noqa: E402
+from weft.cluster.synthetic.generate import generate  # noqa: E402
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 

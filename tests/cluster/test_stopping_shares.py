@@ -15,7 +15,7 @@ from weft.cluster.fragmentation import free_at  # noqa: E402
 from weft.cluster.orders import ORDERS  # noqa: E402
 from weft.cluster.placements import PLACEMENTS  # noqa: E402
 
-STOPPING = [name for name, order in ORDERS.items() if order.stops_jobs and not (order.rounds and order.rounds.quotas)]
+STOPPING = [name for name, order in ORDERS.items() if order.preemptive and not (order.rounds and order.rounds.quotas)]
 ON_NODES = [name for name, each in PLACEMENTS.items() if not each.counted and not each.topology]
 
 

@@ -15,8 +15,7 @@ from hypothesis import strategies as st  # noqa: E402
 from schedules import check_locality  # noqa: E402
 
 from weft.cluster import Cluster, Jobs, NodeGroup, Simulator, cluster_file, reference, simulate  # noqa: E402
-from weft.cluster.locality import locality  # noqa: E402
-from weft.cluster.metrics import summary  # noqa: E402
+from weft.cluster.metrics import locality, summary  # noqa: E402
 from weft.cluster.result import REASONS  # noqa: E402
 
 PLACEMENTS = ("topology", "topology-required")

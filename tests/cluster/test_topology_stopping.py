@@ -15,7 +15,7 @@ from weft.cluster import Cluster, Jobs, NodeGroup, reference, simulate  # noqa: 
 from weft.cluster.orders import ORDERS  # noqa: E402
 
 PLACEMENTS = ("topology", "topology-required")
-STOPPING = [name for name, order in ORDERS.items() if order.stops_jobs and not (order.rounds and order.rounds.quotas)]
+STOPPING = [name for name, order in ORDERS.items() if order.preemptive and not (order.rounds and order.rounds.quotas)]
 
 
 def stopped_for(gang: int, durations, cluster: Cluster, placement: str) -> tuple[list[int], list[int]]:

@@ -14,7 +14,7 @@ np = pytest.importorskip("numpy")
 from trace_samples import PAI, PAI_HEAD, SACCT, SPEEDS, attempt, node, philly, pod, rows, tar  # noqa: E402
 
 from weft.cluster import trace  # noqa: E402
-from weft.cluster.file import TraceError  # noqa: E402
+from weft.cluster.files.text import TraceError  # noqa: E402
 from weft.definition import UnknownName  # noqa: E402
 
 TRACES = Path(os.environ.get("WEFT_TRACES") or "/nonexistent")

@@ -16,7 +16,7 @@ np = pytest.importorskip("numpy")
 from trace_samples import OWN, PAI, SACCT, SPEEDS, YAML, attempt, node, philly, pod, rows, tar  # noqa: E402
 
 from weft.cluster import cluster_file, trace  # noqa: E402
-from weft.cluster.file import TraceError  # noqa: E402
+from weft.cluster.files.text import TraceError  # noqa: E402
 from weft.definition import UnknownName  # noqa: E402
 
 # ---- weft's own columns ----------------------------------------------------------------------------------------------
@@ -121,11 +121,11 @@ def test_each_job_has_an_id_of_its_own(write):
     assert list(jobs.id) == ["0", "b", "2"]  # the first row, without a GPU, is no job
     for text in ("a,0,1,1\nb,0,1,1\na,1,1,1\n", "0,0,1,1\nb,0,1,1\n,1,1,1\n2,1,1,1\n"):
         with pytest.raises(
-            TraceError, match=r"t:\d: id '[a2]' is there already .line \d.; expected another for each job"
+            TraceError, match=r"t:\d: id '[a2]' already exists .line \d.; expected another for each job"
         ):
             trace.load(write("t", f"id,submit,duration,gpus\n{text}"), "csv")
     alike = [philly("j", "2017-10-08 07:00:00", attempt("2017-10-08 07:01:00", "2017-10-08 07:02:00", 1))] * 2
-    with pytest.raises(TraceError, match="t: id 'j' is there already; expected another for each job"):
+    with pytest.raises(TraceError, match="t: id 'j' already exists; expected another for each job"):
         trace.load(write("t", alike), "philly")
 
 

@@ -1,4 +1,4 @@
-"""Cluster files: the nodes of a cluster from a file, its format told by what stands in it."""
+"""Cluster files: the nodes of a cluster from a file, its format recognised by its content."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from weft.cluster.file import TraceError, text_of
+from weft.cluster.files.text import TraceError, text_of
 from weft.cluster.model import Cluster, NodeGroup
 from weft.cluster.plugins import discover
 from weft.definition import UnknownName
@@ -20,9 +20,9 @@ class ClusterFormat:
     Args:
         name: what users call it.
         load: ``(path) -> Cluster``.
-        matches: ``(path, text) -> bool``: whether a file is of this format, by its name and first 4,096 characters. One file
+        matches: ``(path, text) -> bool``: whether a file is of this format, by its name and first 4,096 characters. A file
             must not match two formats.
-        meaning: one line: whose it is, its columns and units.
+        meaning: one line: where it comes from, its columns and units.
     """
 
     name: str
@@ -32,9 +32,7 @@ class ClusterFormat:
 
 
 def formats() -> dict[str, ClusterFormat]:
-    from weft.cluster import clusters
-
-    return discover(clusters.__name__, clusters.__path__, "CLUSTER")
+    return discover("weft.cluster.clusters", "CLUSTER")
 
 
 def load(path: str | Path, format: str = "") -> Cluster:
@@ -44,7 +42,7 @@ def load(path: str | Path, format: str = "") -> Cluster:
         format: ``yaml``, ``tiresias`` …; by default the one that the file looks like.
 
     Raises:
-        TraceError: it looks like none of the formats, or what stands in it is wrong.
+        TraceError: it looks like none of the formats, or its content is wrong.
         UnknownName: no such format.
     """
     path, known = Path(path), formats()
@@ -55,7 +53,7 @@ def load(path: str | Path, format: str = "") -> Cluster:
         format = next((name for name, of in known.items() if of.matches(path, begin)), "")
     if not format:
         kinds = "\n  ".join(f"{name}: {of.meaning}" for name, of in known.items())
-        raise TraceError(f"{path}: it looks like no cluster file that weft knows; expected one of\n  {kinds}")
+        raise TraceError(f"{path}: it is no cluster file that weft recognises; expected one of\n  {kinds}")
     cluster = known[format].load(path)
     if not len(cluster):
         raise TraceError(f"{path}: it has no nodes")
@@ -72,10 +70,10 @@ def named(path: Path, nodes: Sequence[NodeGroup], names: Sequence[str], lines: S
     Raises:
         TraceError: a name comes twice.
     """
-    seen: dict[str, int] = {}
+    lines_of: dict[str, int] = {}
     for k, name in enumerate(names):
-        if name in seen:
-            at, first = (f":{lines[k]}", f" (line {lines[seen[name]]})") if len(lines) else ("", "")
-            raise TraceError(f"{path}{at}: node '{name}' is there already{first}; expected one row a node")
-        seen[name] = k
+        if name in lines_of:
+            at, first = (f":{lines[k]}", f" (line {lines[lines_of[name]]})") if len(lines) else ("", "")
+            raise TraceError(f"{path}{at}: node '{name}' already exists{first}; expected one row a node")
+        lines_of[name] = k
     return dataclasses.replace(Cluster.of(nodes), names=tuple(names))

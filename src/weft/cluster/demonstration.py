@@ -10,10 +10,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from weft.cluster.generate import generate
 from weft.cluster.metrics import summary
 from weft.cluster.model import Cluster
-from weft.cluster.simulate import simulate
+from weft.cluster.simulation import simulate
+from weft.cluster.synthetic.generate import generate
 
 ORDERS = ("fifo", "fifo-skip", "fifo-easy", "sjf-skip", "srtf")
 JOBS, NODES, LOAD, SEED = 2000, "20x8", 0.9, 0
@@ -23,7 +23,7 @@ def demonstrate(orders: Sequence[str] = ORDERS, jobs: int = JOBS) -> dict[str, A
     """What each policy does to the same generated jobs, best fit.
 
     Returns:
-        ``cluster``, ``load`` (asked of the cluster's GPUs), ``seed``, and in ``runs`` the summary of each
+        ``cluster``, ``load`` (of the cluster's GPUs), ``seed``, and in ``runs`` the summary of each
         (:func:`weft.cluster.metrics.summary`).
     """
     cluster = Cluster.parse(NODES)

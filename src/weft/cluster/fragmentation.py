@@ -1,4 +1,4 @@
-"""What is free at a moment and to whom it is of use (Weng et al., USENIX ATC 2023, section 3)."""
+"""What is free at a time, and which typical pods could use it (Weng et al., USENIX ATC 2023, section 3)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from weft.cluster.result import Result
 
 
 def free_at(result: Result, now: float = np.inf) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Thousandths free of each GPU [N, 16] (0 where a node has fewer) and of cores [N] (-1: not known), right after what
-    happened at ``now``; by default after the last start.
+    """Thousandths free of each GPU [N, 16] (0 where a node has fewer) and of cores [N] (-1: not known), right after
+    what happened at ``now``; by default after the last start.
 
     Raises:
         ValueError: the run did not keep which GPUs it took.
@@ -47,7 +47,7 @@ def fragmentation(result: Result, history: Jobs | None = None, now: float = np.i
 
     Args:
         history: the jobs whose requests are typical; the result's own by default.
-        now: the moment, as for :func:`free_at`.
+        now: the time, as for :func:`free_at`.
     """
     gpus, cpu = free_at(result, now)
     pods = typical(history or result.jobs, result.cluster)

@@ -1,4 +1,4 @@
-"""By which nodes a job without pods is cut into pieces: the largest that it accepts."""
+"""How a job without pods is cut into pieces: by the largest node that it accepts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from weft.cluster.model import WHOLE, Cluster, Jobs
 
-REQUEST = ("gpus", "milli", "pods", "gpu_memory", "cpu", "memory", "types")  # jobs that are alike in these ask the same
+REQUEST = ("gpus", "milli", "pods", "gpu_memory", "cpu", "memory", "types")  # jobs equal in these have the same request
 
 
 def requests(jobs: Jobs) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -19,11 +19,12 @@ def requests(jobs: Jobs) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def node_gpus(jobs: Jobs, rows: Iterable[int], cluster: Cluster) -> list[int]:
-    """For each of these jobs the GPUs of the largest node that it accepts: of one of its types, with enough memory on each GPU,
-    and when empty with enough cores and main memory for as many of its GPUs as the node has.
+    """For each of these jobs the GPUs of the largest node that it accepts: of one of its types, with enough memory on
+    each GPU, and when empty with enough cores and main memory for as many of its GPUs as the node has.
 
-    Pieces never share a node. So where a larger node, which lacks cores or memory, would have room for two of the pieces, and
-    where it accepts no node, the job is cut by the largest of its types and GPU memory all the same, and can never run.
+    Pieces never share a node. So where a larger node, which lacks cores or memory, could take two of the
+    pieces, and where it accepts no node, the job is cut by the largest of its types and GPU memory all the same, and
+    can never run.
     """
     columns = [getattr(cluster, name) for name in ("gpus", "gpu_type", "gpu_memory", "cpu", "memory")]
     _, first = _unique(columns, len(cluster))
@@ -43,23 +44,23 @@ def node_gpus(jobs: Jobs, rows: Iterable[int], cluster: Cluster) -> list[int]:
             of_memory = [kind for kind in of_type if kind[2] < 0 or kind[2] >= gpu_memory]
             suitable[types, gpu_memory] = of_memory or of_type or kinds
         able = suitable[types, gpu_memory]
-        asked = (gpus, cpu, memory)
-        size = next((kind[0] for kind in able if _holds(kind, asked, min(kind[0], gpus))), able[0][0])
-        shared = size < gpus and any(_holds(kind, asked, size, gpus % size or size) for kind in able)
+        requested = (gpus, cpu, memory)
+        size = next((kind[0] for kind in able if _holds(kind, requested, min(kind[0], gpus))), able[0][0])
+        shared = size < gpus and any(_holds(kind, requested, size, gpus % size or size) for kind in able)
         sizes.append(able[0][0] if shared else size)
     return sizes
 
 
-def _holds(kind: tuple[Any, ...], asked: tuple[int, int, int], *parts: int) -> bool:
-    """Whether a node of this kind, empty, has room for pieces with so many of a job's GPUs."""
-    has, (gpus, *rest) = (kind[3], kind[4]), asked
+def _holds(kind: tuple[Any, ...], requested: tuple[int, int, int], *parts: int) -> bool:
+    """Whether an empty node of this kind can take pieces with so many of a job's GPUs."""
+    has, (gpus, *rest) = (kind[3], kind[4]), requested
     needed = [sum(share(amount, part, gpus) for part in parts) for amount in rest]
     return kind[0] >= sum(parts) and all(there < 0 or there >= n for there, n in zip(has, needed, strict=True))
 
 
 def share(amount: int, of: int, gpus: int) -> int:
-    """What a piece gets with ``of`` of a job's GPUs: so much of its cores or memory, rounded up. In whole numbers: 9 / 14 of 42
-    cores as a quotient were a thousandth more than 27."""
+    """What a piece gets with ``of`` of a job's GPUs: so much of its cores or memory, rounded up. In whole numbers: 9 /
+    14 of 42 cores as a quotient were a thousandth more than 27."""
     return -(-amount * of // gpus)
 
 

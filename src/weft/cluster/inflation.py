@@ -1,7 +1,7 @@
 """Filling a cluster until it is full: how FGD's authors compare placements (Weng et al., USENIX ATC 2023, section 6).
 
-Pods arrive one a second in a random order and never leave. When the trace ends they are drawn from it again, until what has
-been asked for is a multiple of the cluster's GPUs. What counts is how much of them was allocated by then.
+Pods arrive one a second in a random order and never leave. When the trace ends they are drawn from it again, until what
+has been requested is a multiple of the cluster's GPUs. The result is how much of them was allocated by then.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from weft.cluster.model import LATEST, WHOLE, Cluster, Jobs
 from weft.cluster.result import Result
-from weft.cluster.simulate import simulate
+from weft.cluster.simulation import simulate
 
 
 def arrivals(jobs: Jobs, rows: NDArray[np.int64]) -> Jobs:
@@ -28,14 +28,14 @@ def arrivals(jobs: Jobs, rows: NDArray[np.int64]) -> Jobs:
 
 
 def inflated(jobs: Jobs, cluster: Cluster, ratio: float = 1.3, seed: int = 0) -> Jobs:
-    """The trace shuffled, then drawn from again until ``ratio`` times the cluster's GPUs have been asked for.
+    """The trace shuffled, then drawn from again until ``ratio`` times the cluster's GPUs have been requested.
 
     Raises:
-        ValueError: the trace asks for no GPU.
+        ValueError: the trace requests no GPU.
     """
     asked = jobs.gpus * jobs.milli
     if not asked.any():
-        raise ValueError("the jobs ask for no GPU, so they never fill a cluster; expected some that do")
+        raise ValueError("no job requests a GPU, so they never fill a cluster; expected some that do")
     random = np.random.default_rng(seed)
     rows = random.permutation(len(jobs))
     enough = ratio * cluster.total_gpus * WHOLE
@@ -63,7 +63,7 @@ def fill(jobs: Jobs, cluster: Cluster, placement: str, *, ratio: float = 1.3, se
 
 
 def allocated(result: Result, arrived: float = 1.0) -> float:
-    """The share of the cluster's GPUs that was allocated when ``arrived`` times all of them had been asked for."""
+    """The share of the cluster's GPUs that was allocated when ``arrived`` times all of them had been requested."""
     asked, capacity = result.jobs.gpus * result.jobs.milli, result.cluster.total_gpus * WHOLE
     last = int(np.searchsorted(np.cumsum(asked), arrived * capacity))
     ran = ~np.isnan(result.start[: last + 1])

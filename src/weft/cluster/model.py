@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.cluster.racks import racks_of
 from weft.words import count
 
 WHOLE = 1000  # thousandths of an accelerator
@@ -200,18 +199,18 @@ class Jobs:
 
     Args:
         submit: seconds.
-        duration: seconds that it runs, when it runs.
-        gpus: whole accelerators, all its pods together; with ``milli`` below 1000 the accelerators that a share is taken of.
+        duration: seconds that it runs, once started.
+        gpus: whole accelerators, all its pods together; with ``milli`` below 1000 the accelerators that it takes a share of.
         id: its name in the trace.
-        estimate: seconds that its user asked for; the duration by default.
-        pods: it comes in so many equal parts, each on one node; 0 lets the placement split it over nodes.
+        estimate: seconds that its user requested; the duration by default.
+        pods: so many equal parts, each on one node; 0 lets the placement divide it over nodes.
         milli: thousandths of each accelerator.
-        gpu_memory: GB that it needs on each accelerator.
+        gpu_memory: GB on each accelerator.
         cpu: thousandths of cores, and
         memory: MiB, each for the whole job.
         types: the accelerator types that it accepts, an index into ``type_sets``; 0 is any.
         tenant: an index into ``tenants``.
-        priority: higher goes first, where an order looks at it.
+        priority: higher goes first, in orders that use it.
     """
 
     submit: NDArray[np.float64]
@@ -347,3 +346,37 @@ def size_of(gpus: int, milli: int) -> int:
     if milli < WHOLE:
         return 0
     return {1: 1, 2: 2, 4: 3, 8: 4}.get(gpus, 5)
+
+
+def racks_of(groups: Iterable[NodeGroup]) -> tuple[NDArray[np.int64], tuple[str, ...], NDArray[np.int64]]:
+    """The rack of each node [N], an index into the names that come next, and its domain [N]; both by their first node.
+
+    Raises:
+        ValueError: a domain would lie in several racks.
+    """
+    racks: dict[tuple[bool, str], int] = {}
+    domains: dict[tuple[str, int], int] = {}
+    cut: dict[str, int] = {}  # racks so far that groups of a name were cut into
+    rack_of, domain_of = [], []
+    for number, g in enumerate(groups):
+        first = cut.get(g.name, 0)
+        if g.rack_nodes:
+            cut[g.name] = first + -(-g.count // g.rack_nodes)
+        for i in range(g.count):
+            rack = (True, f"{g.name}-rack-{first + i // g.rack_nodes}") if g.rack_nodes else (False, g.rack)
+            domain = (g.nvlink_domain, -1)
+            if g.nvlink_domain_nodes:
+                domain = (f"{number}-{i // g.nvlink_domain_nodes}", number)
+            elif not g.nvlink_domain:
+                domain = (f"{number}-{i}", number)
+            rack_of.append(racks.setdefault(rack, len(racks)))
+            domain_of.append(domains.setdefault(domain, len(domains)))
+    names = tuple(name for _, name in racks) or ("",)
+    lies_in: dict[int, int] = {}
+    for d, r in zip(domain_of, rack_of, strict=True):
+        if lies_in.setdefault(d, r) != r:
+            name = list(domains)[d][0]
+            raise ValueError(
+                f"nvlink_domain '{name}' lies in racks '{names[lies_in[d]]}' and '{names[r]}'; expected one rack"
+            )
+    return np.array(rack_of, np.int64), names, np.array(domain_of, np.int64)

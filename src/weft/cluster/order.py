@@ -1,51 +1,47 @@
-"""What an order is, and how they are found: every module of ``weft.cluster.orders`` that has an ``ORDER``."""
+"""What an order is: how a queue is sorted, and whether it preempts. Orders are found in ``weft.cluster.orders``."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import importlib.util
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.cluster.file import missing
 from weft.cluster.model import Jobs
-from weft.definition import UnknownName
 
-# How the key of a running job changes with time: not at all but at levels; it falls by 1 a second; in any way.
+# How the key of a running job changes with time: only when its level does; it falls by 1 a second; in any way.
 FIXED, FALLING, FREE = range(3)
-SETTLED = 2.0**41  # turns of jobs that run come before those of jobs that wait by so much
-KNOWN = 7  # where what `context` gave begins in `known`
+RUNNING_FIRST = 2.0**41  # sequence numbers of running jobs are lower by so much than those of waiting jobs
+KNOWN = 7  # where what `context` returned begins in `known`
+LEAST_S = 1e-3  # the shortest reservation of conservative backfill
 
 
-def nothing_known(jobs: Jobs) -> NDArray[np.float64]:
+def no_context(jobs: Jobs) -> NDArray[np.float64]:
     return np.zeros(0)
 
 
 @dataclass(frozen=True)
 class Preemption:
-    """Of an order that may stop a running job for one that comes before it.
+    """Of an order that may preempt a running job for one that comes before it.
 
     Args:
-        key: ``(job, left, served) -> float``, or with a fourth one, ``known``; small values first, equal ones by submission.
-            ``left``: seconds until it would end by its estimate, were it to run on; ``served``: seconds that it has held its
-            GPUs; ``job`` has ``submit``, ``estimate``, ``gpus``, ``priority``, ``level`` and ``turn``. It must not change while
-            a job waits. Numba compiles it.
-        drift: FIXED, FALLING or FREE, of the key of a job that runs.
-        levels: service at which a job falls to the next level, rising; seconds, or with
+        key: ``(job, remaining, served) -> float``, or with a fourth argument, ``known``; small values first, equal ones by
+            submission. ``remaining``: seconds until it would end by its estimate, were it to run on; ``served``: seconds that
+            it has held its GPUs; ``job`` has ``submit``, ``estimate``, ``gpus``, ``priority``, ``level`` and ``sequence``. It
+            must not change while a job waits. Numba compiles it.
+        drift: FIXED, FALLING or FREE, of the key of a running job.
+        levels: attained service at which a job is demoted to the next level, rising; seconds, or with
         by_gpus: GPU seconds.
-        equals: whether of equal keys who was submitted first stops the other.
+        equals: whether of two jobs with equal keys the one submitted first preempts the other.
         context: ``(jobs) -> numbers``, what the key knows of the trace, or of the history that is given: ``known[KNOWN:]``.
 
-    ``turn`` orders the jobs of a level as Tiresias does: first those that run, from when they started; then those that were
-    stopped, the last stopped first; then those that wait, and those that have just come down to it, from when they came.
+    ``sequence`` orders the jobs of a level as Tiresias does: first the running ones, from when they started; then the
+    preempted ones, the last preempted first; then the waiting ones, and those just demoted to it, from when they came.
     """
 
     key: Callable[..., float]
@@ -53,17 +49,17 @@ class Preemption:
     levels: tuple[float, ...] = ()
     by_gpus: bool = False
     equals: bool = False
-    context: Callable[[Jobs], NDArray[np.float64]] = nothing_known
+    context: Callable[[Jobs], NDArray[np.float64]] = no_context
 
 
 @dataclass(frozen=True)
 class Rounds:
-    """Of an order that decides in plain Python (:mod:`weft.cluster.rounds`).
+    """Of an order that decides in plain Python (:mod:`weft.cluster.reference.rounds`).
 
     Args:
-        decide: ``(view) -> jobs``: who should hold GPUs, the most important first.
+        decide: ``(view) -> jobs``: which jobs should hold GPUs, the most important first.
         every_s: seconds between rounds; 0 for a round at every arrival and completion.
-        quotas: whether it heeds the quotas of tenants; it then needs them.
+        quotas: whether it uses the quotas of tenants; it then needs them.
     """
 
     decide: Callable[[Any], Iterable[Any]]
@@ -75,21 +71,30 @@ class Rounds:
             raise ValueError(f"rounds every {self.every_s!r} s; expected 0, or seconds from 0.001 on")
 
 
+# The end of an order's name → which jobs may start.
+MODES = {
+    "": "strict: the head of the queue blocks all others",
+    "-skip": "any job that fits may start",
+    "-easy": "a job that does not delay the head, by its estimate, may start (EASY backfill)",
+    "-conservative": "a job that delays no job before it, by its estimate, may start (conservative backfill)",
+}
+
+
 @dataclass(frozen=True)
 class Order:
     """A queue's order.
 
     Args:
-        name: what users call it. ``NAME-skip`` is the same order with everyone who fits passing those who do not.
+        name: what users call it. ``NAME-skip`` is the same order in which any job that fits may start.
         keys: ``(jobs) -> columns``, the first one most important, small values first; equal ones by submission.
         meaning: one line.
         validated: the end of the name (one of MODES) → the published figures that were reproduced.
-        preemption: how it stops jobs, if it does; it then has no modes, and ``keys`` only order what happens at one moment.
+        preemption: how it preempts, if it does; it then has no modes, and ``keys`` only order events of one time.
         share: ``(tenant, cluster) -> float``, of an order among tenants: the tenant with the least comes first, of equal ones
-            that whose first job does; ``keys`` order the jobs of one tenant. Both have ``gpus`` and ``cpu`` (thousandths) and
-            ``memory`` (MiB): what the tenant's jobs hold, and all that the cluster has, 0 where that is not known of every
-            node. The tenant has a ``weight``. Numba compiles it.
-        rounds: how it decides, if it is a policy in plain Python; it may stop jobs, and has no modes.
+            the one whose first job does; ``keys`` order the jobs of one tenant. Both have ``gpus`` and ``cpu`` (thousandths)
+            and ``memory`` (MiB): what the tenant's jobs hold, and all that the cluster has, 0 where some node's is unknown.
+            The tenant has a ``weight``. Numba compiles it.
+        rounds: how it decides, if it is a policy in plain Python; it may preempt, and has no modes.
     """
 
     name: str
@@ -101,16 +106,16 @@ class Order:
     rounds: Rounds | None = None
 
     @property
-    def stops_jobs(self) -> bool:
+    def preemptive(self) -> bool:
         return bool(self.preemption or self.rounds)
 
     @property
     def modes(self) -> tuple[str, ...]:
         """Those of MODES that it has."""
-        return ("",) if self.stops_jobs else ("", "-skip") if self.share else tuple(MODES)
+        return ("",) if self.preemptive else ("", "-skip") if self.share else tuple(MODES)
 
     def rank(self, jobs: Jobs) -> NDArray[np.int32]:
-        """Each job's position, [J]; jobs are in order of submission, which settles what the keys leave equal."""
+        """Each job's position, [J]; jobs are in order of submission, which breaks ties."""
         keys = self.columns(jobs)
         rank = np.empty(len(jobs), np.int32)
         order = np.lexsort(keys[::-1]) if keys else np.arange(len(jobs))
@@ -118,13 +123,13 @@ class Order:
         return rank
 
     def columns(self, jobs: Jobs) -> tuple[NDArray[Any], ...]:
-        """What ``keys`` gives for jobs, which it cannot write to.
+        """What ``keys`` returns for jobs, which it cannot write to.
 
         Raises:
-            ValueError: it raises, or gives what are no columns of numbers; with the first job for which it does.
+            ValueError: it raises, or returns no columns of numbers; with the first job for which it does.
         """
         try:
-            with contextlib.redirect_stdout(sys.stderr):  # standard output is the result's
+            with contextlib.redirect_stdout(sys.stderr):  # standard output is for results
                 found = tuple(np.asarray(column) for column in self.keys(jobs.read_only()))
             for column in found:
                 if column.shape != (len(jobs),) or column.dtype.kind not in "biuf":
@@ -139,65 +144,3 @@ class Order:
             of = f" of job {jobs.id[0]!r}, submitted at {jobs.submit[0]:g} s" if len(jobs) == 1 else ""
             raise ValueError(f"order '{self.name}': keys{of}: {type(error).__name__}: {error}") from error
         return found
-
-
-MODES = {
-    "": "the head waits and nobody passes it",
-    "-skip": "everyone who fits may pass",
-    "-easy": "who does not delay the head, by its estimate, may pass (EASY backfill)",
-    "-conservative": "who delays nobody before it, by its estimate, may pass (conservative backfill)",
-}
-
-
-def find(name: str) -> tuple[Order, str]:
-    """The order, and who may pass: one of MODES, the end of the name.
-
-    Args:
-        name: of a module of ``weft.cluster.orders``, or the path of a file such as those, ``./mine.py``.
-
-    Raises:
-        UnknownName: there is none.
-        ValueError: a mode of an order that has none; a file that has no order.
-    """
-    from weft.cluster.orders import ORDERS
-
-    mode = next((end for end in MODES if end and name.endswith(end)), "")
-    base = name.removesuffix(mode)
-    if base.endswith(".py"):
-        order = of_file(Path(base).resolve())
-    elif base in ORDERS:
-        order = ORDERS[base]
-    else:
-        raise UnknownName("order", name, [f"{o}{end}" for end in MODES for o in ORDERS if end in ORDERS[o].modes])
-    if mode and order.stops_jobs:
-        raise ValueError(f"order '{name}': {base} stops jobs, and whoever fits may pass; expected '{base}'")
-    if mode not in order.modes:
-        raise ValueError(
-            f"order '{name}': who comes first among tenants changes with every start, and nobody can be promised a place; "
-            f"expected '{base}' or '{base}-skip'"
-        )
-    return order, mode
-
-
-@functools.cache
-def of_file(path: Path) -> Order:
-    """The ``ORDER`` of a file; read once."""
-    if not path.is_file():
-        raise FileNotFoundError(f"order: {missing(path)}")
-    spec = importlib.util.spec_from_file_location(f"weft_order_{path.stem}", path)
-    assert spec and spec.loader  # of every name that ends in .py
-    module = importlib.util.module_from_spec(spec)
-    try:
-        with contextlib.redirect_stdout(sys.stderr):  # standard output is the result's
-            spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        raise ValueError(f"order '{path}': {type(error).__name__}: {error}") from error
-    order = getattr(module, "ORDER", None)
-    if not isinstance(order, Order):
-        raise ValueError(f"order '{path}': ORDER is {order!r}; expected a weft.cluster.order.Order")
-    if order.preemption or order.share:
-        raise ValueError(
-            f"order '{path}': what Numba compiles into the engine must lie in weft/cluster/orders; expected sort keys, or "
-            "rounds, which may stop jobs too"
-        )
-    return order

@@ -1,4 +1,4 @@
-"""What a placement is, and how they are found: every module of ``weft.cluster.placements`` that has a ``PLACEMENT``."""
+"""What a placement is, and how ties between equally good nodes are broken."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class Placement:
 
     Args:
         name: what users call it.
-        score: ``(piece, node) -> float`` or ``(piece, node, context) -> float``, higher is better; ``engine/node.py`` says
-            what a piece and a node show. Numba compiles it.
+        score: ``(piece, node) -> float`` or ``(piece, node, context) -> float``, higher is better; ``engine/node.py`` lists
+            the fields of a piece and a node. Numba compiles it.
         meaning: one line.
         ties: the rule for equal scores that the policy is known by: ``lowest`` or ``highest`` node number, or ``random``.
         counted: nodes do not matter: any free GPUs anywhere will do.
-        gpu: which GPU a share takes: the ``tightest`` that has room, a ``random`` one, or by ``score``, which then returns
+        gpu: which GPU a share takes: the ``tightest`` that it fits, a ``random`` one, or by ``score``, which then returns
             ``(score, GPU)``.
-        detailed: it looks at ``node.milli`` or ``node.mix``.
-        topology: what racks are to it: ``ANYWHERE``, nothing; ``PREFERRED``, it keeps a job's pieces together
-            (``weft.cluster.topology``); ``REQUIRED``, and a job of several waits until one rack has room.
+        detailed: it reads ``node.milli`` or ``node.mix``.
+        topology: how it uses racks: ``ANYWHERE``, not at all; ``PREFERRED``, it keeps a job's pieces together
+            (``weft.cluster.reference.placing``); ``REQUIRED``, and a job of several pieces waits until it fits in one rack.
         context: ``(jobs, cluster) -> [rows, columns]``: what the score knows of the whole trace and the empty cluster.
         validated: the published figures that were reproduced, and where; empty while there are none.
     """
@@ -53,20 +53,26 @@ class Placement:
     validated: str = ""
 
 
-def find(name: str) -> Placement:
-    """The placement of that name.
+# ---- ties ------------------------------------------------------------------------------------------------------------
 
-    Raises:
-        UnknownName: there is none.
-        ValueError: the path of a file.
-    """
-    from weft.cluster.placements import PLACEMENTS
 
-    if name.endswith(".py"):
-        raise ValueError(
-            f"placement '{name}': what Numba compiles into the engine must lie in weft/cluster/placements, and goes by the "
-            "name of its PLACEMENT; only an order may be a file elsewhere"
-        )
-    if name not in PLACEMENTS:
-        raise UnknownName("placement", name, PLACEMENTS)
-    return PLACEMENTS[name]
+TIE_RULES = ("lowest", "highest", "random")
+
+
+def check_ties(rule: str) -> str:
+    if rule not in TIE_RULES:
+        raise UnknownName("rule for ties", rule, TIE_RULES)
+    return rule
+
+
+def first_random_state(seed: int) -> int:
+    return int(np.random.default_rng(seed).integers(1, 2**62))
+
+
+def draw(state: int, n: int) -> tuple[int, int]:
+    """The next state and a whole number under n (xorshift64*, Vigna 2016)."""
+    x, mask = state, 2**64 - 1
+    x ^= x >> 12
+    x = (x ^ (x << 25)) & mask
+    x ^= x >> 27
+    return x, ((x * 2685821657736338717 & mask) >> 33) % n

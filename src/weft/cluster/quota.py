@@ -1,14 +1,14 @@
 """Quotas of GPUs with borrowing, as Kueue's ClusterQueues in one cohort, and weights of tenants.
 
-A tenant may hold its *nominal* GPUs, and borrow up to its *borrowing limit* more. All tenants of the cohort together never hold
-more than the sum of their nominals: what one of them borrows, another does not use. Whose job stays within its nominal comes
-before whose borrows; else the queue's order counts.
+A tenant may hold its *nominal* GPUs, and borrow up to its *borrowing limit* more. All tenants of the cohort together
+never hold more than the sum of their nominal quotas: what one of them borrows, another does not use. Jobs within the
+nominal quota come before jobs that borrow; otherwise the queue's order counts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -17,16 +17,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.cluster.file import TraceError
+from weft.cluster.files.text import TraceError
+from weft.cluster.files.yaml import entries, line, mapping
 from weft.cluster.model import WHOLE, Jobs
-from weft.cluster.order import Order
-from weft.cluster.yaml_file import entries, line, mapping
 from weft.definition import UnknownName
 from weft.words import count
 
-OTHERS = "*"  # the name under which the quota of each tenant stands that is not named
+OTHERS = "*"  # names the quota of every tenant that is not named
 KEYS = ("tenant", "nominal", "borrowing_limit")
-NONE_GIVEN: Mapping[str, Any] = MappingProxyType({})
+NO_TENANTS: Mapping[str, Any] = MappingProxyType({})
 UNLIMITED = 1 << 62
 MOST = 1e12  # GPUs; thousandths of it are still whole numbers of 64 bits
 EXAMPLE = "team-a=32,team-b=16:8"
@@ -34,11 +33,11 @@ EXAMPLE = "team-a=32,team-b=16:8"
 
 @dataclass(frozen=True)
 class Quota:
-    """What a tenant may hold.
+    """How many GPUs a tenant may hold.
 
     Args:
         nominal: GPUs that are its own.
-        borrowing_limit: GPUs of others that it may hold as well while they are free; by default as many as there are.
+        borrowing_limit: GPUs of others that it may hold as well while they are free; unlimited by default.
 
     Raises:
         ValueError: less than 0, or no number.
@@ -66,20 +65,20 @@ class Limits:
 
     Args:
         nominal: of each tenant, [T].
-        most: the same with what it may borrow, [T].
-        together: of all tenants.
+        limit: the same with what it may borrow, [T].
+        cohort: of all tenants.
         quotas: of each, [T].
     """
 
     nominal: NDArray[np.int64]
-    most: NDArray[np.int64]
-    together: int
+    limit: NDArray[np.int64]
+    cohort: int
     quotas: Sequence[Quota]
 
     @classmethod
     def of(cls, quotas: Mapping[str, Quota], jobs: Jobs) -> Limits:
-        """For the tenants of ``jobs``. Without quotas there are no limits. A tenant that is not named has the quota of ``*``,
-        or a nominal one of 0 and may borrow.
+        """For the tenants of ``jobs``. Without quotas there are no limits. A tenant that is not named has the quota of
+        ``*``, or a nominal one of 0 and may borrow.
 
         Raises:
             UnknownName: a quota of a tenant that the trace does not name.
@@ -91,31 +90,54 @@ class Limits:
         others = quotas.get(OTHERS, Quota(0.0))
         each = [quotas.get(name, others) for name in jobs.tenants]
         nominal = np.array([round(q.nominal * WHOLE) for q in each], np.int64)
-        together = int(nominal.sum())
-        borrowed = [round(min(q.borrowing_limit * WHOLE, together)) for q in each]
-        return cls(nominal, np.minimum(nominal + np.array(borrowed, np.int64), together), together, each)
+        cohort = int(nominal.sum())
+        borrowed = [round(min(q.borrowing_limit * WHOLE, cohort)) for q in each]
+        return cls(nominal, np.minimum(nominal + np.array(borrowed, np.int64), cohort), cohort, each)
 
-    def never(self, jobs: Jobs) -> dict[int, str]:
+    def never_admitted(self, jobs: Jobs) -> dict[int, str]:
         """The jobs that can never be admitted, and why."""
-        over = np.flatnonzero(jobs.gpus * jobs.milli > self.most[jobs.tenant])
+        over = np.flatnonzero(jobs.gpus * jobs.milli > self.limit[jobs.tenant])
         return {
-            j: lacking(
+            j: why_never_admitted(
                 jobs.tenants[jobs.tenant[j]],
                 int(jobs.gpus[j] * jobs.milli[j]),
                 self.quotas[jobs.tenant[j]],
-                self.together,
+                self.cohort,
             )
             for j in over.tolist()
         }
 
 
-def lacking(tenant: str, asked: int, quota: Quota, together: int) -> str:
-    """Why a job is never admitted: ``asked`` and ``together``, thousandths of GPUs, are its own and of all quotas."""
-    what = f"it needs {count(asked / WHOLE, 'GPU')}, and "
-    if asked > together:
-        return f"{what}the quotas of all tenants together are {together / WHOLE:g}"
+def why_never_admitted(tenant: str, requested: int, quota: Quota, cohort: int) -> str:
+    """Why a job is never admitted: ``requested`` by it and the quotas of the whole ``cohort``, in thousandths of
+    GPUs."""
+    what = f"it needs {count(requested / WHOLE, 'GPU')}, and "
+    if requested > cohort:
+        return f"{what}the quotas of all tenants together are {cohort / WHOLE:g}"
     may = f" and it may borrow {quota.borrowing_limit:g}" if quota.borrowing_limit else ""
     return f"{what}the quota of tenant '{tenant}' is {quota.nominal:g}{may}"
+
+
+def quota_of(quotas: Mapping[str, Quota], tenant: str) -> Quota:
+    """A tenant that is not named has the quota of ``*``, or a nominal one of 0 and may borrow."""
+    return quotas.get(tenant, quotas.get(OTHERS, Quota(0.0)))
+
+
+def nominal_of(quotas: Mapping[str, Quota], tenant: str) -> int:
+    """A tenant's own thousandths of GPUs."""
+    return round(quota_of(quotas, tenant).nominal * WHOLE)
+
+
+def limit_of(quotas: Mapping[str, Quota], tenant: str) -> float:
+    """Thousandths of GPUs that a tenant may hold, with what it may borrow."""
+    borrowed = quota_of(quotas, tenant).borrowing_limit * WHOLE
+    return nominal_of(quotas, tenant) + (round(borrowed) if borrowed < math.inf else borrowed)
+
+
+def cohort_of(quotas: Mapping[str, Quota], tenants: Iterable[str]) -> int:
+    """Thousandths of GPUs that all tenants together may hold: the sum of their nominal quotas."""
+    names = {*tenants} | ({*quotas} - {OTHERS})
+    return sum(nominal_of(quotas, name) for name in names)
 
 
 def weights_of(weights: Mapping[str, float], jobs: Jobs) -> NDArray[np.float64]:
@@ -126,27 +148,6 @@ def weights_of(weights: Mapping[str, float], jobs: Jobs) -> NDArray[np.float64]:
     """
     _known(weights, jobs)
     return np.array([weights.get(name, 1.0) for name in jobs.tenants], np.float64)
-
-
-def check(weights: Mapping[str, float], quotas: Mapping[str, Quota], order: Order, mode: str) -> None:
-    """Raises ValueError for a weight that is no positive number, and for an order that looks at no weights or has no quotas."""
-    from weft.cluster.orders import ORDERS
-
-    for name, weight in weights.items():
-        if not 0 < weight < math.inf:
-            raise ValueError(f"the weight of tenant '{name}' is {weight}; expected a number above 0")
-    if weights and not order.share:
-        looking = ", ".join(name for name, each in ORDERS.items() if each.share)
-        raise ValueError(f"weights are given, and order '{order.name}' looks at none; expected one of {looking}")
-    if order.rounds and order.rounds.quotas:
-        if not quotas:
-            raise ValueError(f"order '{order.name}' takes lent quotas back; expected quotas")
-        return
-    if quotas and (order.stops_jobs or mode not in ("", "-skip")):
-        why = "stops jobs" if order.stops_jobs else "promises places by estimates, which a quota may not keep"
-        raise ValueError(
-            f"quotas are given, and order '{order.name}{mode}' {why}; expected one that does not, such as 'fifo-skip'"
-        )
 
 
 def parse_weights(text: str) -> dict[str, float]:
@@ -182,7 +183,8 @@ def parse(text: str) -> dict[str, Quota]:
 
 
 def load(path: Path) -> dict[str, Quota]:
-    """A YAML file: a list under ``quotas`` of ``tenant``, ``nominal`` and, if not all may be borrowed, ``borrowing_limit``.
+    """A YAML file: a list under ``quotas`` of ``tenant``, ``nominal`` and, if not all may be borrowed,
+    ``borrowing_limit``.
 
     Raises:
         TraceError: no YAML, an unknown key, a value of another kind, a tenant that is there twice; with the line.
@@ -195,7 +197,7 @@ def load(path: Path) -> dict[str, Quota]:
     for node in listed:
         name, quota = _entry(path, node)
         if name in found:
-            raise TraceError(f"{path}:{line(node)}: tenant '{name}' is there already; expected it once")
+            raise TraceError(f"{path}:{line(node)}: tenant '{name}' already exists; expected it once")
         found[name] = quota
     return found
 
@@ -248,11 +250,11 @@ def _entry(path: Path, node: Any) -> tuple[str, Quota]:
     for key in KEYS[1:]:
         if key in values:
             value = values[key]
-            told = value.value if value.id == "scalar" else f"a {value.id}"
+            text = value.value if value.id == "scalar" else f"a {value.id}"
             try:
-                numbers[key] = float(told)
+                numbers[key] = float(text)
             except ValueError:
-                raise TraceError(f"{path}:{line(value)}: {key} is {told!r}; expected GPUs, 0 or more") from None
+                raise TraceError(f"{path}:{line(value)}: {key} is {text!r}; expected GPUs, 0 or more") from None
             if not 0 <= numbers[key] < MOST:
-                raise TraceError(f"{path}:{line(value)}: {key} is {told!r}; expected GPUs, 0 or more")
+                raise TraceError(f"{path}:{line(value)}: {key} is {text!r}; expected GPUs, 0 or more")
     return values["tenant"].value, Quota(**numbers)

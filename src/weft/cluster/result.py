@@ -1,4 +1,4 @@
-"""What a simulation gives: when every job ran and where, and what it waited for."""
+"""The result of a simulation: when every job ran and where, and what it waited for."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from weft.words import count
 
 # What a waiting job waits for: the first of these that holds for it alone.
 REASONS = {
-    "priority": "it would fit, but others stand before it in the queue",
-    "quota": "its tenant's quota, or what all tenants may hold together, admits it not now",
-    "capacity": "fewer GPUs are free in the whole cluster than it asks",
+    "priority": "it would fit, but jobs before it in the queue block it",
+    "quota": "its tenant's quota, or the quotas of all tenants together, do not admit it now",
+    "capacity": "fewer GPUs are free in the whole cluster than it requests",
     "type": "fewer are free of a type that it accepts",
     "memory": "fewer are free with as much memory",
     "gang": "enough are free, but not on enough nodes at once",
@@ -31,11 +31,12 @@ class Stretches:
     """When jobs held their nodes, columns of length S. A job that was stopped has several, in order of time.
 
     Args:
-        job: whose.
+        job: of each stretch.
         begin, end: seconds; NaN of a job that never started.
         slot: [S + 1]; the nodes of stretch s are ``where[slot[s]:slot[s + 1]]``, and
         where: node numbers.
-        on: beside ``where`` a bit for each GPU that is taken of the node; empty where the placement does not choose GPUs.
+        on: beside ``where`` a bit for each GPU that is taken of the node; empty where the placement does not choose
+        GPUs.
     """
 
     job: NDArray[np.int64]
@@ -51,7 +52,7 @@ class Stretches:
 
 @dataclass
 class Result:
-    """What a simulation gave.
+    """The result of a simulation.
 
     Args:
         start: seconds at which each job started first, [J]; NaN for one that never did.
@@ -62,7 +63,7 @@ class Result:
         lost: seconds that it held its GPUs without getting on, for that, [J].
         unschedulable: for jobs that can never run, the nearest node and what it lacks.
         cpu_s: CPU seconds of the engine, compiling apart.
-        restart_s, checkpoint_s: what stopping cost (:func:`weft.cluster.simulate.simulate`).
+        restart_s, checkpoint_s: what a preemption cost (:func:`weft.cluster.simulate`).
         complete: False when it was interrupted.
         weights, quotas: of tenants, as they were given.
     """

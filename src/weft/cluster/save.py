@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.cluster.files.trace_writer import about
 from weft.cluster.model import Jobs
-from weft.cluster.order import find as find_order
+from weft.cluster.policy import find_order
 from weft.cluster.result import REASONS, Result
-from weft.cluster.trace_file import about
 
 JOBS, EVENTS, STRETCHES, SUMMARY = FILES = (
     "jobs.parquet",
     "events.parquet",
-    "stretches.parquet",  # of an order that stops jobs
+    "stretches.parquet",  # of an order that preempts
     "summary.json",
 )  # written in this order
 WHAT = ("completion", "arrival", "stop", "start")
@@ -68,7 +68,7 @@ def write(folder: str | Path, result: Result, summary: dict[str, Any]) -> Path:
         work, placed = Path(tempfile.mkdtemp(dir=folder, prefix=".weft-")), []
         try:
             tables = {JOBS: jobs_table, EVENTS: events_table}
-            if find_order(result.order)[0].stops_jobs:
+            if find_order(result.order)[0].preemptive:
                 tables[STRETCHES] = stretches_table
             for name, table in tables.items():
                 made = pyarrow.table(table(result), metadata=about(result.jobs))
@@ -97,10 +97,10 @@ def write(folder: str | Path, result: Result, summary: dict[str, Any]) -> Path:
 
 
 def jobs_table(result: Result) -> dict[str, Any]:
-    """A column for each of ``Jobs``, in its units, so that the file is itself a trace (``--format parquet``); then ``start``,
-    ``end`` and ``wait`` (seconds; null of a job that did not run), ``wait_REASON`` (seconds), ``stops`` and ``lost`` (how often
-    it was stopped, and seconds lost by it), ``nodes`` (a name for each piece of its last stretch), ``gpus_on`` where the
-    placement chooses GPUs (a bit for each GPU of that node), and ``unschedulable`` (why)."""
+    """A column for each of ``Jobs``, in its units, so that the file is itself a trace (``--format parquet``); then
+    ``start``, ``end`` and ``wait`` (seconds; null of a job that did not run), ``wait_REASON`` (seconds), ``stops`` and
+    ``lost`` (how often it was stopped, and seconds lost by it), ``nodes`` (a name for each piece of its last stretch),
+    ``gpus_on`` where the placement chooses GPUs (a bit for each GPU of that node), and ``unschedulable`` (why)."""
     pyarrow = _pyarrow()
     jobs, ran, held = result.jobs, result.ran, result.stretches
     columns: dict[str, Any] = {"id": _ids(jobs)}
@@ -125,8 +125,8 @@ def jobs_table(result: Result) -> dict[str, Any]:
 
 
 def stretches_table(result: Result) -> dict[str, Any]:
-    """When jobs held which nodes: ``job`` (its id) and ``row`` (its row in jobs.parquet), ``begin`` and ``end`` (seconds),
-    ``nodes`` (a name for each piece), and whether it was ``stopped`` then."""
+    """When jobs held which nodes: ``job`` (its id) and ``row`` (its row in jobs.parquet), ``begin`` and ``end``
+    (seconds), ``nodes`` (a name for each piece), and whether it was ``stopped`` then."""
     pyarrow = _pyarrow()
     held = result.stretches
     return {
@@ -140,11 +140,12 @@ def stretches_table(result: Result) -> dict[str, Any]:
 
 
 def events_table(result: Result) -> dict[str, Any]:
-    """``time`` (seconds), ``what`` (arrival, start, stop, completion), ``job`` (its id) and ``row`` (its row in jobs.parquet).
+    """``time`` (seconds), ``what`` (arrival, start, stop, completion), ``job`` (its id) and ``row`` (its row in
+    jobs.parquet).
 
-    At one moment jobs complete, then jobs arrive, then jobs are stopped, then the queue's jobs start in its order. What starts
-    and ends at one moment does so by itself before the others start, so that playing the events back never takes more than
-    there is.
+    At one time jobs complete, then jobs arrive, then jobs are preempted, then the queue's jobs start in its order. A job
+    that starts and ends at one time does so before the others start, so that replaying the events never takes
+    more than there is.
     """
     pyarrow = _pyarrow()
     jobs, held = result.jobs, result.stretches
@@ -175,7 +176,7 @@ def _ids(jobs: Jobs) -> list[str]:
 
 
 def _lists(values: Any, count: NDArray[np.int64], absent: NDArray[np.bool_] | None = None) -> Any:
-    """Values cut into lists of so many each; null where absent."""
+    """Values cut into lists of ``count`` each; null where absent."""
     pyarrow = _pyarrow()
     offsets = pyarrow.array(np.concatenate(([0], np.cumsum(count))), pyarrow.int32())
     return pyarrow.ListArray.from_arrays(offsets, values, mask=None if absent is None else pyarrow.array(absent))
@@ -202,13 +203,14 @@ def _pyarrow() -> Any:
 def _refuse_others(folder: Path) -> None:
     if there := [name for name in FILES if (folder / name).exists()]:
         raise ValueError(
-            f"{folder} holds another run ({', '.join(there)}); name another folder, or remove these files first"
+            f"{folder} already has another run ({', '.join(there)}); name another folder, or remove these files first"
         )
 
 
 @contextlib.contextmanager
 def _made(folder: Path) -> Iterator[list[Path]]:
-    """The folder and those above it are made where they are missing, and on a failure removed again. Yields the new ones."""
+    """The folder and those above it are made where they are missing, and on a failure removed again. Yields the new
+    ones."""
     new = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         try:

@@ -1,5 +1,5 @@
-"""What ``weft simulate`` and ``weft simulate compare`` print, in 80 columns: of long names the middle is left out, and of an
-order's file the folder; ``--json`` has them in full."""
+"""What ``weft simulate`` and ``weft simulate compare`` print, in 80 columns: of long names the middle is left out, and
+of an order's file the folder; ``--json`` has them in full."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from weft.cluster.compare import SAME_SECOND, SEEDS, TIES, Compared
+from weft.cluster.comparison import SAME_SECOND, SEEDS, TIES, Compared
 from weft.words import count
 
-TOLD_AT_MOST = 3  # jobs that can never run, by name
-TENANTS_TOLD = 5
+MOST_LISTED = 3  # jobs that can never run, by name
+TENANTS_LISTED = 5
 NAME_COLUMNS = 32  # of a name
-GENERATED = "the trace is generated: no users asked for these jobs"
+GENERATED = "the trace is generated: no users submitted these jobs"
 FOLDERS = re.compile(r"^.*[/\\](?=[^/\\]*\.py(?:$|[-:]))")  # of an order's file
 NONE_RAN = "no job could run on this cluster"
 NEAR = {"one_domain": "in one NVLink domain", "one_rack": "in one rack", "several_racks": "over several racks"}
@@ -59,7 +59,7 @@ def show(out: Console, found: dict[str, Any]) -> None:
         lost = found["lost_gpu_s"] / (found["lost_gpu_s"] + found["gpu_s"])
         _say(
             out,
-            f"jobs were stopped {count(found['preemptions'], 'time')}; that cost {lost:.2%} of all GPU seconds",
+            f"jobs were preempted {count(found['preemptions'], 'time')}; that cost {lost:.2%} of all GPU seconds",
         )
     if found["allocation"]["mean"] is not None:
         held = {name: _share(value) for name, value in found["allocation"].items()}
@@ -76,7 +76,7 @@ def show(out: Console, found: dict[str, Any]) -> None:
     if len(found["by_size"]) > 1:
         _groups(out, "by size", found["by_size"])
     if len(found["by_tenant"]) > 1:
-        first = dict(list(found["by_tenant"].items())[:TENANTS_TOLD])
+        first = dict(list(found["by_tenant"].items())[:TENANTS_LISTED])
         _groups(out, "by tenant", first)
         more = found["fairness"]["tenants"] - len(first)
         _say(
@@ -94,16 +94,16 @@ def show(out: Console, found: dict[str, Any]) -> None:
     if late["above_1"]:
         _say(
             out,
-            f"{late['above_1']:.1%} of the jobs took longer than with an equal part of the cluster's time; p99 "
+            f"{late['above_1']:.1%} of the jobs took longer than with an equal share of the cluster; p99 "
             f"{_number(late['p99'])} times as long",
         )
     for why, rows in found["dropped"].items():
         _say(out, f"of the trace {count(rows, 'row')} {'was' if rows == 1 else 'were'} left out: {why}")
     never = found["unschedulable"]
-    for entry in never[:TOLD_AT_MOST]:
+    for entry in never[:MOST_LISTED]:
         _say(out, f"{_job(entry['job'])} can never run: {entry['reason']}")
-    if len(never) > TOLD_AT_MOST:
-        _say(out, f"… and {len(never) - TOLD_AT_MOST:,} more")
+    if len(never) > MOST_LISTED:
+        _say(out, f"… and {len(never) - MOST_LISTED:,} more")
     if not found["completed"] and found["complete"]:
         _say(out, NONE_RAN)
     if not found["complete"]:
@@ -111,7 +111,8 @@ def show(out: Console, found: dict[str, Any]) -> None:
 
 
 def show_compared(out: Console, compared: Sequence[Compared], metric: str) -> None:
-    """Prints what :func:`weft.cluster.compare.compare` ranked; what was tried has a column that says how much it matters."""
+    """Prints what :func:`weft.cluster.compare` ranked; what was tried has a column that says how much it
+    matters."""
     ran = [each for each in compared if each.runs]
     tried = [kind for kind in (SEEDS, TIES, SAME_SECOND) if any(e.matters(metric, kind) is not None for e in ran)]
     runs = sum(len(each.runs) for each in ran)
@@ -141,12 +142,12 @@ def show_compared(out: Console, compared: Sequence[Compared], metric: str) -> No
         if tried:
             _say(
                 out,
-                f"least and most of all runs; {', '.join(tried)}: the range that it makes, as a share of the policy's own",
+                f"least and most of all runs; {', '.join(tried)}: the range of values, as a share of the policy's own",
             )
         never = {str(each.policy): len(each.runs[0].found["unschedulable"]) for each in ran}
         if len(set(never.values())) > 1:
-            told = ", ".join(f"{shown[name]} {number:,}" for name, number in never.items())
-            _say(out, f"not the same jobs: those that can never run, and are left out, are {told}")
+            numbers = ", ".join(f"{shown[name]} {number:,}" for name, number in never.items())
+            _say(out, f"not the same jobs: those that can never run, and are left out, are {numbers}")
         elif any(never.values()):
             number = max(never.values())
             _say(out, f"{count(number, 'job')} can never run, and {'is' if number == 1 else 'are'} left out")
@@ -254,8 +255,8 @@ def _unvalidated(every: Sequence[dict[str, Any]]) -> str:
         for what, figures in found["validated"].items():
             if not figures:
                 names.setdefault(what, {})[_shown(found[what])] = None
-    told = "; ".join(f"{what} {', '.join(of)}" for what, of in sorted(names.items()))
-    return f"unvalidated: {told} (no published figures were reproduced)" if told else ""
+    names = "; ".join(f"{what} {', '.join(of)}" for what, of in sorted(names.items()))
+    return f"unvalidated: {names} (no published figures were reproduced)" if names else ""
 
 
 def _say(out: Console, text: str) -> None:

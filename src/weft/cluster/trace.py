@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.cluster.columns import LARGEST, Columns
-from weft.cluster.file import TraceError
+from weft.cluster.files.columns import LARGEST, Columns
+from weft.cluster.files.text import TraceError
 from weft.cluster.model import Jobs
 from weft.cluster.plugins import discover
 from weft.definition import UnknownName
@@ -25,7 +25,7 @@ class Format:
     Args:
         name: what users call it.
         load: ``(path, **options) -> Jobs``.
-        meaning: one line: whose it is, its columns and units.
+        meaning: one line: where it comes from, its columns and units.
         options: keywords that ``load`` takes beside the path.
     """
 
@@ -36,9 +36,7 @@ class Format:
 
 
 def formats() -> dict[str, Format]:
-    from weft.cluster import traces
-
-    return discover(traces.__name__, traces.__path__, "FORMAT")
+    return discover("weft.cluster.traces", "FORMAT")
 
 
 def load(
@@ -49,11 +47,11 @@ def load(
     Args:
         format: ``tiresias``, ``helios`` …
         where: keep only jobs of one tenant: ``{"vc": "vcvGl"}`` (also ``tenant``, ``user``, ``queue``).
-        limit: keep only so many jobs, the first submitted.
+        limit: keep only this many jobs, the first submitted.
         options: what the format takes beside the path, such as ``columns={"gpus": "gpu_num"}`` of ``csv``.
 
     Raises:
-        TraceError: what stands in the file is wrong, two jobs have the same id, or there is none; no row is guessed at.
+        TraceError: the file's content is wrong, two jobs have the same id, or there is none; no row is guessed at.
         UnknownName: no such format, or it has no such option.
     """
     known = formats()
@@ -96,7 +94,7 @@ def named_once(path: str | Path, ids: Sequence[Any], lines: Sequence[int] | NDAr
     for k, name in enumerate(ids):
         if first.setdefault(name, k) != k:
             at, other = (f":{lines[k]}", f" (line {lines[first[name]]})") if len(lines) else ("", "")
-            raise TraceError(f"{path}{at}: id '{name}' is there already{other}; expected another for each job")
+            raise TraceError(f"{path}{at}: id '{name}' already exists{other}; expected another for each job")
 
 
 def names(column: Iterable[str]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
@@ -107,7 +105,8 @@ def names(column: Iterable[str]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
 
 
 def accepted(column: Iterable[str]) -> tuple[NDArray[np.int64], tuple[tuple[str, ...], ...]]:
-    """Accelerator types that jobs accept, alternatives separated by ``|``, as the ``types`` and ``type_sets`` of ``Jobs``."""
+    """Accelerator types that jobs accept, alternatives separated by ``|``, as the ``types`` and ``type_sets`` of
+    ``Jobs``."""
     known: dict[tuple[str, ...], int] = {(): 0}
     index = np.array(
         [known.setdefault(tuple(filter(None, (t.strip() for t in text.split("|")))), len(known)) for text in column],
@@ -136,14 +135,16 @@ def jobs_of(
     cpu_only: Any = False,
     **more: Any,
 ) -> Jobs:
-    """Jobs of a table's columns. Rows without a time, or with no GPU unless they are ``cpu_only`` (all, or a mask), are dropped
-    and counted by reason. A job with an empty id gets its number, counted from 0, as all do where nobody has one.
+    """Jobs of a table's columns. Rows without a time, or with no GPU unless they are ``cpu_only`` (all, or a mask), are
+    dropped and counted by reason. A job with an empty id gets its number, counted from 0, as all do where none has
+    one.
 
     Args:
         leave_out: a mapping of reason → rows (a mask) to drop before all others; the first reason that applies counts.
 
     Raises:
-        TraceError: a time or a number of GPUs below 0 or infinite, a job that is none, or an id that is there already, with the
+        TraceError: a time or a number of GPUs below 0 or infinite, a job that is none, or an id that already exists,
+        with the
             line or the job's name.
     """
     submit, duration, gpus = (np.array(column, np.float64) for column in (submit, duration, gpus))

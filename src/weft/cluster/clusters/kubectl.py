@@ -8,7 +8,7 @@ from typing import Any
 
 from weft.cluster import kubernetes
 from weft.cluster.cluster_file import ClusterFormat, named
-from weft.cluster.file import TraceError
+from weft.cluster.files.text import TraceError
 from weft.cluster.model import Cluster, NodeGroup
 
 JSON = re.compile(r"\s*\{\s*\"")  # an object

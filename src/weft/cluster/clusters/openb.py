@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from weft.cluster.cluster_file import ClusterFormat, named
-from weft.cluster.columns import read
+from weft.cluster.files.columns import read
 from weft.cluster.model import Cluster, NodeGroup
 
 COLUMNS = ("cpu_milli", "memory_mib", "gpu")

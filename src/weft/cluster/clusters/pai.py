@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from weft.cluster.cluster_file import ClusterFormat, named
-from weft.cluster.columns import read
+from weft.cluster.files.columns import read
 from weft.cluster.model import Cluster, NodeGroup
 
 HEADER = ("machine", "gpu_type", "cap_cpu", "cap_mem", "cap_gpu")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from weft.cluster.cluster_file import ClusterFormat
-from weft.cluster.columns import read
+from weft.cluster.files.columns import read
 from weft.cluster.model import Cluster, NodeGroup
 
 COLUMNS = ("num_switch", "num_node_p_switch", "num_gpu_p_node", "num_cpu_p_node", "mem_p_node")

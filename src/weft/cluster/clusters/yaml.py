@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from weft.cluster.cluster_file import ClusterFormat
-from weft.cluster.file import TraceError
+from weft.cluster.files.text import TraceError
+from weft.cluster.files.yaml import entries, line, mapping
 from weft.cluster.model import Cluster, NodeGroup
-from weft.cluster.yaml_file import entries, line, mapping
 
 # Key → what its value must be.
 MOST = 1e12  # cores, GiB or nodes; far above any cluster, and thousandths of it are still whole numbers of 64 bits

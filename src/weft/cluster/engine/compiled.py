@@ -1,8 +1,8 @@
-"""``@compiled``: Numba's ``njit`` with a disk cache that notices every change of the engine.
+"""``@compiled``: Numba's ``njit`` with a disk cache that is invalidated by every change of the engine.
 
-Numba's own cache looks at the file of the cached function only, so an edit of a function that it calls is not noticed. Here
-the cache lies in a folder named by a hash of all sources of ``weft.cluster``, plug-ins included. ``WEFT_CACHE`` names
-another place than ``~/.cache/weft``.
+Numba's own cache checks only the file of the cached function, so an edit of a function that it calls is missed. Here the
+cache is in a folder named by a hash of all sources that are compiled: the engine, orders and placements, and the modules
+with their constants. ``WEFT_CACHE`` names another folder than ``~/.cache/weft``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ except ImportError as error:
 
 @cache
 def cache_folder() -> str:
-    sources = sorted(Path(__file__).parent.parent.rglob("*.py"))
+    cluster = Path(__file__).parent.parent
+    sources = [cluster / f"{name}.py" for name in ("model", "order", "placement")]
+    for package in ("engine", "orders", "placements"):
+        sources += sorted((cluster / package).glob("*.py"))
     digest = hashlib.sha256()
     for source in sources:
         digest.update(source.read_bytes())
@@ -42,13 +45,13 @@ def cache_folder() -> str:
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Without Numba's counting of references, which took most of the time: each call counts every array that it passes on, and
-    each count is an atomic instruction. Such a function cannot make arrays; those that it is given outlive it."""
+    """Without Numba's reference counting, which took most of the time: each call counts every array that it passes on, with
+    an atomic instruction each. Such a function cannot create arrays; its arguments outlive it."""
     return _jit(function, counting=False)
 
 
 def allocating(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``@compiled`` for a function that makes arrays, or that another one hands a new array to."""
+    """``@compiled`` for a function that creates arrays, or that gets a new array from such a function."""
     return _jit(function, counting=True)
 
 
@@ -67,8 +70,9 @@ def _jit(function: Callable[..., Any], counting: bool) -> Callable[..., Any]:
 
 
 def _save_alone(kept: Any) -> None:
-    """One process at a time saves what it compiled. Numba numbers a function's files by an index that it reads first and writes
-    later: two processes that save two signatures at once take the same number, and one signature then has the other's code."""
+    """Only one process at a time saves compiled code. Numba numbers a function's files by an index that it reads first
+    and writes later: two processes that save two signatures at once take the same number, and one signature then has
+    the other's code."""
     save = kept.save_overload
 
     def save_alone(signature: Any, result: Any) -> None:
@@ -84,9 +88,9 @@ def _save_alone(kept: Any) -> None:
 
 
 def dispatcher(functions: Sequence[tuple[Callable[..., Any], bool]]) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Two compiled functions, ``score(code, piece, node, context)`` and ``gpu(…)``, that call the code-th of the given ones:
-    unlike a function passed as an argument, they leave the engine that calls them cacheable on disk. A given function takes
-    ``(piece, node)`` or ``(piece, node, context)``; those marked True return a score and a GPU."""
+    """Two compiled functions, ``score(code, piece, node, context)`` and ``gpu(…)``, that call the code-th of the given
+    ones: unlike a function passed as an argument, they leave the engine that calls them cacheable on disk. A given
+    function takes ``(piece, node)`` or ``(piece, node, context)``; those marked True return a score and a GPU."""
     names: dict[str, Any] = {}
     score, gpu = ["def score(code, piece, node, context):"], ["def gpu(code, piece, node, context):"]
     for i, (function, chooses) in enumerate(functions):
@@ -100,8 +104,8 @@ def dispatcher(functions: Sequence[tuple[Callable[..., Any], bool]]) -> tuple[Ca
 
 
 def switch(name: str, parameters: Sequence[str], functions: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
-    """A compiled function ``name(code, *parameters)`` that calls the code-th of the given ones, as :func:`dispatcher`'s do. A
-    given one may take only the first of the parameters."""
+    """A compiled function ``name(code, *parameters)`` that calls the code-th of the given ones, as :func:`dispatcher`'s
+    do. A given one may take only the first of the parameters."""
     names: dict[str, Any] = {f"f{i}": numba.njit(function) for i, function in enumerate(functions)}
     lines = [f"def {name}(code, {', '.join(parameters)}):"]
     for i, function in enumerate(functions):

@@ -6,9 +6,9 @@ import numpy as np
 
 from weft.cluster.engine.compiled import compiled
 
-# `best` [rows, entries]: each row a tree: its leaves, padded to a multiple of FAN, then the largest of each FAN of them (two
-# cache lines), padded, and so on up to one. `levels`: where each level begins, and where the last one ends. `ways`: how many
-# leaves share an entry's value, for random ties.
+# `best` [rows, entries]: each row a tree: its leaves, padded to a multiple of FAN, then the largest of each FAN of them
+# (two cache lines), padded, and so on up to one. `levels`: where each level begins, and where the last one ends.
+# `ways`: how many leaves share an entry's value, for random ties.
 FAN = 16
 NEVER = -np.inf
 

@@ -1,4 +1,4 @@
-"""Orders: who stands where in the queue. One file each: a module with an ``ORDER``.
+"""Orders: how the queue is sorted. One file each: a module with an ``ORDER``.
 
 An order is the *queue sort* plug-in of the Kubernetes scheduling framework: sort keys of the jobs, the first one first::
 
@@ -11,4 +11,4 @@ from __future__ import annotations
 
 from weft.cluster.plugins import discover
 
-ORDERS = discover(__name__, __path__, "ORDER")
+ORDERS = discover(__name__, "ORDER")

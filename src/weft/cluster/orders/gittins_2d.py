@@ -3,7 +3,7 @@ of ending soon is the best for what it costs, by how much GPU time jobs of the t
 
 With sizes of jobs in GPU seconds, a job that has had a, and a quantum Δ: among the jobs larger than a, p is the share that ends
 by a + Δ, and e their mean size, where one that does not counts as Δ; the index is p / e. Sizes are whole as in Tiresias' public
-simulator; with what is left of them, size − a, it would be Gittins' own index.
+simulator; with what is remaining of them, size − a, it would be Gittins' own index.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from weft.cluster.order import FREE, KNOWN, Order, Preemption
 from weft.cluster.orders.las import LEVELS
 
 QUANTUM = LEVELS[0]
-SCALE = 1e6  # the public simulator's, as are its roundings: they settle what is equal
+SCALE = 1e6  # the public simulator's, as is its rounding, which decides what is equal
 
 
 def indices(jobs: Jobs) -> NDArray[np.float64]:
@@ -34,7 +34,7 @@ def indices(jobs: Jobs) -> NDArray[np.float64]:
     return np.stack([size, index], axis=1).ravel()
 
 
-def index_in_level(job, left, served, known):
+def index_in_level(job, remaining, served, known):
     had = served * job.gpus
     low, high = 0, (len(known) - KNOWN) // 2  # the first size above what it has had
     while low < high:
@@ -50,7 +50,7 @@ def index_in_level(job, left, served, known):
 ORDER = Order(
     "2d-gittins",
     lambda jobs: (),
-    "in levels the best chance of ending soon first, stopping others",
+    "in levels the best chance of ending soon first, preempting others",
     validated={"": "Tiresias' simulator on its own and a Philly trace"},
     preemption=Preemption(index_in_level, FREE, LEVELS, by_gpus=True, equals=True, context=indices),
 )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from weft.cluster.order import FIXED, Order, Preemption
-from weft.cluster.orders.las import LEVELS, level_then_turn
+from weft.cluster.orders.las import LEVELS, level_then_sequence
 
 ORDER = Order(
     "2d-las",
     lambda jobs: (),
-    "the least GPU time served first, in levels, stopping others",
+    "the least GPU time served first, in levels, preempting others",
     validated={"": "Tiresias' simulator on its own, Muri's and a Philly trace"},
-    preemption=Preemption(level_then_turn, FIXED, LEVELS, by_gpus=True),
+    preemption=Preemption(level_then_sequence, FIXED, LEVELS, by_gpus=True),
 )

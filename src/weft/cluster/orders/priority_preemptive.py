@@ -1,17 +1,17 @@
-"""The highest priority first, and it takes the room of lower ones, as the scheduler of Kubernetes does."""
+"""The highest priority first, and it preempts lower ones, as the scheduler of Kubernetes does."""
 
 from __future__ import annotations
 
 from weft.cluster.order import FIXED, Order, Preemption
 
 
-def importance(job, left, served):
+def importance(job, remaining, served):
     return -job.priority
 
 
 ORDER = Order(
     "priority-preemptive",
     lambda jobs: (-jobs.priority,),
-    "the highest priority first, stopping lower ones",
+    "the highest priority first, preempting lower ones",
     preemption=Preemption(importance, FIXED),
 )

@@ -1,60 +1,53 @@
-"""First in, first out under quotas that are taken back: whose job stays within its tenant's nominal quota stops jobs of tenants
-that borrow, the last started first, as Kueue does with ``reclaimWithinCohort: Any``. In plain Python."""
+"""First in, first out under quotas that are reclaimed: a job within its tenant's nominal quota preempts jobs of tenants that
+borrow, the last started first, as Kueue does with ``reclaimWithinCohort: Any``. In plain Python."""
 
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
-from weft.cluster import tenants
-from weft.cluster.model import WHOLE
+from weft.cluster import quota
 from weft.cluster.order import Order, Rounds
-from weft.cluster.parts import Job
-from weft.cluster.tenants import gpus_of, name_of
 
 
 def importance(job):
     return -job.row.priority[0]
 
 
-def own_and_borrowed(sim, jobs):
+def own_and_borrowed(quotas, jobs):
     """Running jobs, the oldest first: those that their tenants' nominal quotas cover, and those beyond; and what each holds."""
     held: Counter[str] = Counter()
-    own, borrowed = list[Job](), list[Job]()
-    for job in sorted(jobs, key=lambda job: (importance(job), job.begins, job.number)):
-        held[name_of(job)] += gpus_of(job)
-        (own if held[name_of(job)] <= nominal(sim, name_of(job)) else borrowed).append(job)
+    own, borrowed = list[Any](), list[Any]()
+    for job in sorted(jobs, key=lambda job: (importance(job), job.last_start, job.number)):
+        held[job.tenant] += job.milli_gpus
+        (own if held[job.tenant] <= quota.nominal_of(quotas, job.tenant) else borrowed).append(job)
     return own, borrowed, held
 
 
-def nominal(sim, tenant):
-    return round(tenants.quota_of(sim, tenant).nominal * WHOLE)
-
-
 def decide(view):
-    """Who stays within its nominal quota, running or not; then who borrows, while nobody else claims it."""
-    sim = view.simulator
-    own, borrowed, held = own_and_borrowed(sim, [job for job in view.jobs if job.state == "running"])
+    """Jobs within their tenant's nominal quota first, running or not; then borrowing ones, while no owner claims the GPUs."""
+    quotas = view.simulator.quotas
+    own, borrowed, held = own_and_borrowed(quotas, [job for job in view.jobs if job.state == "running"])
     waiting = sorted(
         (job for job in view.jobs if job.state != "running"), key=lambda job: (importance(job), job.number)
     )
-    together = tenants.together(sim)
-    claims, stopped, borrowing = list[Job](), list[Job](), list[Job]()
+    cohort = quota.cohort_of(quotas, view.simulator.tenants)
+    claims, preempted, borrowing = list[Any](), list[Any](), list[Any]()
     for job in waiting:
-        if held[name_of(job)] + gpus_of(job) <= nominal(sim, name_of(job)):
-            while held.total() + gpus_of(job) > together:  # what is lent is taken back
-                stopped.append(borrowed.pop())
-                held[name_of(stopped[-1])] -= gpus_of(stopped[-1])
-            held[name_of(job)] += gpus_of(job)
+        if held[job.tenant] + job.milli_gpus <= quota.nominal_of(quotas, job.tenant):
+            while held.total() + job.milli_gpus > cohort:  # borrowed quota is reclaimed
+                preempted.append(borrowed.pop())
+                held[preempted[-1].tenant] -= preempted[-1].milli_gpus
+            held[job.tenant] += job.milli_gpus
             claims.append(job)
     claimed = {job.number for job in claims}
-    for job in (*reversed(stopped), *waiting):  # who need not be stopped after all goes on
-        asked, tenant = gpus_of(job), name_of(job)
+    for job in (*reversed(preempted), *waiting):  # a job that need not be preempted after all goes on
         if (
             job.number not in claimed
-            and held[tenant] + asked <= tenants.most(sim, tenant)
-            and held.total() + asked <= together
+            and held[job.tenant] + job.milli_gpus <= quota.limit_of(quotas, job.tenant)
+            and held.total() + job.milli_gpus <= cohort
         ):
-            held[tenant] += asked
+            held[job.tenant] += job.milli_gpus
             borrowing.append(job)
     return [*own, *claims, *borrowed, *borrowing]
 
@@ -62,6 +55,6 @@ def decide(view):
 ORDER = Order(
     "reclaim",
     lambda jobs: (-jobs.priority,),
-    "as fifo-skip, and lent quotas are taken back",
+    "as fifo-skip, and borrowed quota is reclaimed",
     rounds=Rounds(decide, quotas=True),
 )

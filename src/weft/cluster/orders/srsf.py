@@ -1,18 +1,18 @@
-"""Shortest remaining service first: time left × GPUs."""
+"""Shortest remaining service first: time remaining × GPUs."""
 
 from __future__ import annotations
 
 from weft.cluster.order import FREE, Order, Preemption
 
 
-def service_left(job, left, served):
-    return left * job.gpus
+def service_remaining(job, remaining, served):
+    return remaining * job.gpus
 
 
 ORDER = Order(
     "srsf",
     lambda jobs: (jobs.estimate * jobs.gpus,),
-    "the least time left × GPUs first, stopping others",
+    "the least time remaining × GPUs first, preempting others",
     validated={"": "Tiresias' simulator on Muri's and a Philly trace"},
-    preemption=Preemption(service_left, FREE),
+    preemption=Preemption(service_remaining, FREE),
 )

@@ -1,18 +1,18 @@
-"""Shortest remaining time first: a running job is stopped for one that has less left, by the estimates."""
+"""Shortest remaining time first: a running job is preempted for one that has less remaining, by the estimates."""
 
 from __future__ import annotations
 
 from weft.cluster.order import FALLING, Order, Preemption
 
 
-def left_of(job, left, served):
-    return left
+def remaining_of(job, remaining, served):
+    return remaining
 
 
 ORDER = Order(
     "srtf",
     lambda jobs: (jobs.estimate,),
-    "the least time left first, stopping others",
+    "the least time remaining first, preempting others",
     validated={"": "Tiresias' simulator on its own, Muri's and a Philly trace"},
-    preemption=Preemption(left_of, FALLING),
+    preemption=Preemption(remaining_of, FALLING),
 )

@@ -1,5 +1,5 @@
-"""Time slices: every six minutes those who have had the least time hold the GPUs, as in the rounds of Gavel (Narayanan et al.,
-OSDI 2020) without its programs. A policy in plain Python, to copy and change."""
+"""Time slices: every six minutes the jobs with the least time so far hold the GPUs, as in the rounds of Gavel
+(Narayanan et al., OSDI 2020) without its programs. A policy in plain Python, to copy and change."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ def least_served_first(view):
 ORDER = Order(
     "time-slices",
     lambda jobs: (),
-    "every six minutes the least served first, stopping others",
+    "every six minutes the least served first, preempting others",
     rounds=Rounds(least_served_first, ROUND_S),
 )

@@ -12,7 +12,7 @@ from bokeh.models import ColumnDataSource
 from numpy.typing import NDArray
 
 from weft.cluster.metrics import distribution
-from weft.cluster.pictures import clock, sizes, spread
+from weft.cluster.pictures import distributions, time_axis
 from weft.cluster.result import Result
 from weft.drawing.chart import Chart, empty, hover, write
 from weft.drawing.palette import LIGHT as INK
@@ -36,14 +36,15 @@ class Policy:
     runs: list[Result]
 
     def statistics(self, quantity: str) -> dict[str, list[float]]:
-        """``mean``, ``p50``, ``p95`` and ``p99`` of a quantity of :func:`sizes.times`, one number a run in which jobs ran."""
-        values = (sizes.times(run)[quantity] for run in self.runs)
+        """``mean``, ``p50``, ``p95`` and ``p99`` of a quantity of :func:`distributions.job_times`, of each run in which
+        jobs ran."""
+        values = (distributions.job_times(run)[quantity] for run in self.runs)
         found = [distribution(column[~np.isnan(column)]) for column in values]
         return {name: [d[name] for d in found if d[name] is not None] for name in MARKERS}  # type: ignore[misc]
 
     def pooled(self, quantity: str) -> NDArray[np.float64]:
         """The values of all runs together."""
-        values = np.concatenate([sizes.times(run)[quantity] for run in self.runs])
+        values = np.concatenate([distributions.job_times(run)[quantity] for run in self.runs])
         return values[~np.isnan(values)]
 
 
@@ -73,10 +74,10 @@ def charts(found: Sequence[Policy]) -> list[Chart]:
     lines = {policy.name: policy.pooled("jct") for policy in found}
     lines = {name: values for name, values in lines.items() if len(values)}
     if lines:
-        drawn = min(len(lines), len(spread.STYLES))
+        drawn = min(len(lines), len(distributions.STYLES))
         more = f" The first {drawn} of {len(lines)} policies are drawn." if drawn < len(lines) else ""
         made.append(
-            spread.cdf(
+            distributions.cdf(
                 "Job completion time by policy",
                 lines,
                 "A policy whose line lies left of another's at every height is better for every kind of user. Where lines "
@@ -91,14 +92,14 @@ def _marks(found: Sequence[Policy], quantity: str, title: str) -> list[Chart]:
     statistics = {name: each for name, each in statistics.items() if each["mean"]}
     if not statistics:
         return []
-    low, high = spread.log_range(
+    low, high = distributions.log_range(
         np.array([v for each in statistics.values() for column in each.values() for v in column])
     )
     plot = empty(
         72 + 46 * len(statistics), (low / 1.15, high), (len(statistics) - 0.4, -0.75),
         x_axis_type="log", x_axis_label="time (log)",
     )  # fmt: skip
-    spread.log_ticks(plot, low, high)
+    distributions.log_ticks(plot, low, high)
     plot.yaxis.visible = plot.ygrid.visible = False
     write(
         plot,
@@ -130,14 +131,17 @@ def _marks(found: Sequence[Policy], quantity: str, title: str) -> list[Chart]:
         tips = [
             {
                 "policy": policy,
-                f"{name}": clock.told(math.fsum(column) / len(column)),
-                "least to most": f"{clock.told(min(column))} to {clock.told(max(column))} in {count(len(column), 'run')}",
+                f"{name}": time_axis.text(math.fsum(column) / len(column)),
+                "least to most": f"{time_axis.text(min(column))} to {time_axis.text(max(column))} "
+                f"in {count(len(column), 'run')}",
             }
             for policy, column in zip(statistics, values, strict=True)
         ]
         hover(plot, marks, tips, {"x": at, "y": rows})
-    told = "; ".join(f"{name} mean {clock.told(float(np.mean(each['mean'])))}" for name, each in statistics.items())
+    described = "; ".join(
+        f"{name} mean {time_axis.text(float(np.mean(each['mean'])))}" for name, each in statistics.items()
+    )
     legend = [(symbol, name) for name, (_, symbol) in MARKERS.items()]
     legend += [("▭", "least to most of the runs")] * (runs > 1)
     inks = {name: "ours" if name == "mean" else "second" for name in MARKERS}
-    return [Chart(f"{title} by policy", plot, f"Marks: {told}.", MEANINGS[quantity], legend, inks)]
+    return [Chart(f"{title} by policy", plot, f"Marks: {described}.", MEANINGS[quantity], legend, inks)]

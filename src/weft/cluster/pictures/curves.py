@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from bokeh.models import HoverTool, NumeralTickFormatter
 
-from weft.cluster.pictures import clock
+from weft.cluster.allocations import without_nodes
+from weft.cluster.pictures import time_axis
 from weft.cluster.pictures.series import OverTime, Series
-from weft.cluster.pieces import without_nodes
 from weft.cluster.result import Result
 from weft.drawing.chart import Chart, empty
 from weft.drawing.palette import LIGHT as INK
@@ -38,7 +38,7 @@ def utilisation(result: Result, found: OverTime) -> Chart:
         "GPUs allocated",
         _plot([Curve("allocated", found.allocated, hatch="blank")], "GPUs", gpus),
         f"Line: {share} of {gpus:,} GPUs on average, {figures(found.allocated.most.max())} at most.",
-        "Below the dashed line, which is all GPUs of the cluster, lies what nobody used. While jobs wait, a gap there is "
+        "Below the dashed line, which is all GPUs of the cluster, are idle GPUs. While jobs wait, a gap there is "
         "work that a better policy could have done; after the last arrivals it only says that the trace ends.",
         [("━", "allocated"), ("╌", "all GPUs")],
         {"allocated": "ours"},
@@ -46,7 +46,7 @@ def utilisation(result: Result, found: OverTime) -> Chart:
 
 
 def queue(found: OverTime) -> Chart | None:
-    """None where nobody waited."""
+    """None where no job waited."""
     if not found.waiting_jobs.most.any():
         return None
     return Chart(
@@ -59,16 +59,17 @@ def queue(found: OverTime) -> Chart | None:
 
 
 def waiting_gpus(result: Result, found: OverTime) -> Chart | None:
-    """None where nobody waited for a GPU."""
+    """None where no job waited for a GPU."""
     most, gpus = found.waiting_gpus.most.max(), result.cluster.total_gpus
     if not most:
         return None
     clusters = f", {figures(most / gpus)} times the cluster" if gpus else ""
     return Chart(
-        "GPUs that waiting jobs ask",
-        _plot([Curve("GPUs asked", found.waiting_gpus, "second", hatch="right_diagonal_line")], "GPUs"),
+        "GPUs that waiting jobs request",
+        _plot([Curve("GPUs requested", found.waiting_gpus, "second", hatch="right_diagonal_line")], "GPUs"),
         f"Line: {figures(found.waiting_gpus.overall)} on average, {figures(most)} at most{clusters}.",
-        "The queue weighed by what its jobs ask. Where few jobs wait for many GPUs, large jobs are stuck; where it is about "
+        "The queue weighted by what its jobs request. Where few jobs wait for many GPUs, large jobs are stuck; where it is "
+        "about "
         "one GPU a job, small ones are.",
     )
 
@@ -97,7 +98,7 @@ def fragmentation(result: Result, found: OverTime) -> Chart | None:
 
 def _plot(curves: list[Curve], axis: str, capacity: float | None = None) -> Any:
     begin, end = (float(curves[0].series.edge[i]) for i in (0, -1))
-    name, length = clock.unit(end - begin)
+    name, length = time_axis.unit(end - begin)
     top = max(1.0, capacity or 0.0, *(float(curve.series.most.max()) for curve in curves))
     plot = empty(
         HEIGHT, (0, (end - begin) / length), (0, 1.06 * top), x_axis_label=f"{AXIS} ({name})", y_axis_label=axis

@@ -24,14 +24,15 @@ from bokeh.models.annotations import BoxAnnotation, ColorBar
 from bokeh.transform import factor_cmap, factor_hatch
 from numpy.typing import NDArray
 
+from weft.cluster.allocations import Allocations, without_nodes
+from weft.cluster.metrics import CLASSES
 from weft.cluster.model import WHOLE
-from weft.cluster.pictures import clock
+from weft.cluster.pictures import time_axis
 from weft.cluster.pictures.curves import AXIS
-from weft.cluster.pictures.heat import Heat, heat
+from weft.cluster.pictures.heat_map import Heat, heat
 from weft.cluster.pictures.lanes import lanes
-from weft.cluster.pictures.sizes import CLASSES
-from weft.cluster.pictures.window import READABLE_BARS, READABLE_GPUS, blocks, bounded, first_window, told
-from weft.cluster.pieces import Pieces, span, without_nodes
+from weft.cluster.pictures.time_axis import span
+from weft.cluster.pictures.window import READABLE_BARS, READABLE_GPUS, blocks, bounded, describe, first_window
 from weft.cluster.result import Result
 from weft.drawing import palette
 from weft.drawing.chart import FONT, Chart, empty
@@ -67,7 +68,7 @@ class Gantt:
     embedded: str
 
 
-def gantt(result: Result, pieces: Pieces, most: int = MOST_EMBEDDED) -> Gantt | None:
+def gantt(result: Result, pieces: Allocations, most: int = MOST_EMBEDDED) -> Gantt | None:
     """None where no job held a GPU."""
     if not len(pieces):
         return None
@@ -87,7 +88,7 @@ def gantt(result: Result, pieces: Pieces, most: int = MOST_EMBEDDED) -> Gantt | 
     jobs, since = held.job[stretches], _waits_since(result)[stretches]
     lane = offset[pieces.node[piece]] * runs.unit + first
     (block, shown), start, stop = first_window(divided, lane / runs.unit, pieces.start[piece], begin, end)
-    name, length = clock.unit(end - begin)
+    name, length = time_axis.unit(end - begin)
     data = {
         "job": packed(row, "Uint32"),
         "lane": packed(lane, "Uint32"),
@@ -123,12 +124,12 @@ def gantt(result: Result, pieces: Pieces, most: int = MOST_EMBEDDED) -> Gantt | 
         _map(result, heat(pieces, result.cluster.gpus, begin, end), name, length) if mapped else None,
         data,
         facts,
-        told(kept, pieces, nodes, begin, end),
+        describe(kept, pieces, nodes, begin, end),
     )
 
 
 def _waits_since(result: Result) -> NDArray[np.float64]:
-    """Since when a job waited for each of its stretches: its arrival, or the moment at which it was stopped, [S]."""
+    """Since when a job waited for each of its stretches: its arrival, or when it was preempted, [S]."""
     held = result.stretches
     again = np.append(np.zeros(min(len(held), 1), bool), held.job[1:] == held.job[:-1])
     return np.where(again, np.roll(held.end, 1), result.jobs.submit[held.job])
@@ -144,7 +145,7 @@ def _line(name: Any) -> str:
     return " ".join(str(name).split())
 
 
-def _bars(result: Result, pieces: Pieces, unit: str) -> Chart:
+def _bars(result: Result, pieces: Allocations, unit: str) -> Chart:
     """The chart without its bars: the page's script fills the source ``bars`` and sets ranges and ticks."""
     plot = empty(
         470, (0, 1), (1, 0), x_axis_label=f"{AXIS} ({unit})", y_axis_label="node, and its GPUs from top to bottom"
@@ -193,13 +194,13 @@ def _bars(result: Result, pieces: Pieces, unit: str) -> Chart:
     if without_nodes(result):
         plot.yaxis.axis_label = "GPUs"
         meaning = (
-            "A bar is a job on its GPUs, until it completes or is stopped; blank is idle. This placement counts free "
+            "A bar is a job on its GPUs, until it completes or is preempted; blank is idle. This placement counts free "
             "GPUs wherever they are, so rows are no real places: each job is drawn on the lowest free ones, and one that "
             "finds no neighbours comes in several bars."
         )
     else:
         meaning = (
-            "A bar is a job on GPUs of one node, until it completes or is stopped; blank is idle. Narrow gaps that no job "
+            "A bar is a job on GPUs of one node, until it completes or is preempted; blank is idle. Narrow gaps that no job "
             "enters are fragmentation, and bars that begin together on several nodes are a gang. "
             + (
                 "A share of a GPU is as high as its part of it."
@@ -267,7 +268,7 @@ def _map(result: Result, found: Heat, unit: str, length: float) -> Chart:
         plot,
         f"A map of {len(found.share)} rows, each {each}, against time: the share of GPUs allocated, "
         f"{100 * found.share.mean():.0f} per cent on average.",
-        f"Each row is {each}, each column a stretch of time. Rows that stay pale are nodes that the placement fills last. "
+        f"Each row is {each}, each column a stretch of time. Rows that remain pale are nodes that the placement fills last. "
         "Touch the map to see the jobs there in the chart below; the frame is what that shows.",
     )
 

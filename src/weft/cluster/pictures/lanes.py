@@ -1,8 +1,8 @@
 """Which GPUs of a node a job sits on, and which part of each.
 
-Where a placement chooses GPUs, the simulation names them. Elsewhere it counts a node's GPUs, and since pictures need names each
-piece takes the lowest free ones when it starts; a share takes the lowest free part of its GPU. Completions of a moment come
-before its starts, and starts in the order of jobs.
+Where a placement chooses GPUs, the simulation names them. Elsewhere it counts a node's GPUs, and since pictures need
+numbers each piece takes the lowest free ones when it starts; a share takes the lowest free part of its GPU. Completions
+of one time come before its starts, and starts in the order of jobs.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.cluster.allocations import Allocations
 from weft.cluster.model import WHOLE
-from weft.cluster.pieces import Pieces
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Runs:
     unit: int
 
 
-def lanes(pieces: Pieces, capacity: NDArray[np.int64]) -> Runs:
+def lanes(pieces: Allocations, capacity: NDArray[np.int64]) -> Runs:
     """A run or several for each piece, by start.
 
     Args:
@@ -40,7 +40,7 @@ def lanes(pieces: Pieces, capacity: NDArray[np.int64]) -> Runs:
     count = len(pieces)
     unit = WHOLE if (pieces.milli != WHOLE * pieces.gpus).any() else 1
     time = np.concatenate((pieces.end, pieces.start))
-    order = np.argsort(time, kind="stable").tolist()  # completions stand first, so they come first of a moment
+    order = np.argsort(time, kind="stable").tolist()  # completions are first, so they come first at one time
     node, gpus, on = pieces.node.tolist(), pieces.gpus.tolist(), pieces.on.tolist()
     parts = (pieces.milli * unit // WHOLE).tolist()
     free = [(1 << int(c) * unit) - 1 for c in capacity]  # a bit for each free part
@@ -53,11 +53,11 @@ def lanes(pieces: Pieces, capacity: NDArray[np.int64]) -> Runs:
         piece = event - count
         if on[piece]:  # of each GPU that it is on, the same
             chosen = [gpu for gpu in range(on[piece].bit_length()) if on[piece] >> gpu & 1]
-            asked = [(((1 << unit) - 1) << gpu * unit, parts[piece] // gpus[piece]) for gpu in chosen]
+            requested = [(((1 << unit) - 1) << gpu * unit, parts[piece] // gpus[piece]) for gpu in chosen]
         else:
-            asked = [(-1, parts[piece])]
+            requested = [(-1, parts[piece])]
         taken, begun = 0, len(found)
-        for within, left in asked:
+        for within, left in requested:
             bits = free[node[piece]] & within
             while left:
                 if not bits:

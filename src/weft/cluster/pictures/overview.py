@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from weft.cluster import pieces
-from weft.cluster.pictures import clock, compare, heat, series, sizes
+from weft.cluster import allocations
+from weft.cluster.metrics import size_classes
+from weft.cluster.pictures import compare, distributions, heat_map, series, time_axis
 from weft.cluster.pictures.page import check
 from weft.cluster.result import Result
 from weft.drawing.palette import LIGHT as INK
@@ -39,15 +40,15 @@ def overview(path: Path, results: Sequence[Result]) -> None:
     axes = figure.subplots(
         4, len(policies), squeeze=False, sharex="row", sharey="row", gridspec_kw={"height_ratios": (1.4, 1, 1, 1.2)}
     )
-    spans = [pieces.span(policy.runs[0]) for policy in policies]
+    spans = [time_axis.span(policy.runs[0]) for policy in policies]
     longest = max(end - begin for begin, end in spans)
-    name, length = clock.unit(longest)
+    name, length = time_axis.unit(longest)
     for column, (policy, (begin, _)) in enumerate(zip(policies, spans, strict=True)):
         result, end = policy.runs[0], begin + longest
-        held = pieces.of(result)
+        held = allocations.of(result)
         found = series.over_time(result, held, 400, (begin, end))
         where, used, queue, spread = axes[:, column]
-        share = heat.heat(held, result.cluster.gpus, begin, end).share
+        share = heat_map.heat(held, result.cluster.gpus, begin, end).share
         extent = (0, (end - begin) / length, result.cluster.total_gpus, 0)
         where.imshow(100 * share, aspect="auto", cmap="Greys", vmin=0, vmax=100, extent=extent, interpolation="nearest")
         where.set_title(f"{policy.name}\nGPUs allocated by node, white 0 % to black 100 %", fontsize=10)
@@ -58,10 +59,10 @@ def overview(path: Path, results: Sequence[Result]) -> None:
         where.set_xlabel(f"time since the first job arrived ({name})")
         used.axhline(result.cluster.total_gpus, color=INK["ink"], linestyle="--", linewidth=1)
         ran = result.ran
-        jct = np.maximum(sizes.times(result)["jct"], 1e-3)
-        for (label, members), (dash, ink) in zip(sizes.members(result.jobs.gpus).items(), LINES, strict=False):
+        jct = np.maximum(distributions.job_times(result)["jct"], 1e-3)
+        for (label, members), (dash, ink) in zip(size_classes(result.jobs.gpus).items(), LINES, strict=False):
             if (members & ran).any():
-                value, rank = sizes.quantiles(jct[members & ran])
+                value, rank = distributions.quantiles(jct[members & ran])
                 spread.plot(value, 100 * rank, dash, color=INK[ink], label=label, drawstyle="steps-post")
         if ran.any():
             spread.set_xscale("log")

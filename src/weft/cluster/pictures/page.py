@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from weft.cluster.pictures import clock
+from weft.cluster.pictures import time_axis
 from weft.cluster.result import Result
 from weft.drawing.quantities import NONE, percent
 from weft.words import count
 
 HERE = Path(__file__).parent
 DRAWN_AT_MOST = 8  # policies of a comparison with charts of their own
-TOLD_AT_MOST = 5  # jobs that can never run, by name
+MOST_LISTED = 5  # jobs that can never run, by name
 
 
 def page(results: Sequence[Result], title: str = "") -> str:
@@ -57,12 +57,12 @@ def check(results: Sequence[Result]) -> None:
 
 def _section(name: str, runs: Sequence[Result], most: int) -> dict[str, Any]:
     """All charts of a policy's first run."""
-    from weft.cluster import pieces
-    from weft.cluster.pictures import curves, gantt, reasons, series, spread
+    from weft.cluster import allocations
+    from weft.cluster.pictures import curves, distributions, gantt, reasons, series
     from weft.drawing.embedding import embed, embed_all
 
     result = runs[0]
-    held = pieces.of(result)
+    held = allocations.of(result)
     found = series.over_time(result, held)
     bars = gantt.gantt(result, held, most)
     jobs = result.jobs
@@ -82,16 +82,16 @@ def _section(name: str, runs: Sequence[Result], most: int) -> dict[str, Any]:
         )
         if len(jobs)
         else [],
-        "counted": pieces.without_nodes(result),
-        "spread": embed_all(*spread.by_size(result)),
+        "counted": allocations.without_nodes(result),
+        "spread": embed_all(*distributions.by_size(result)),
         "reasons": embed_all(*reasons.charts(result)),
         "ran": int(result.ran.sum()),
-        "never": [(jobs.id[j], why) for j, why in list(result.unschedulable.items())[:TOLD_AT_MOST]],
+        "never": [(jobs.id[j], why) for j, why in list(result.unschedulable.items())[:MOST_LISTED]],
         "never_count": len(result.unschedulable),
         "complete": result.complete,
         "binned": any(each.mean is not each.most for each in vars(found).values()),
-        "cut": pieces.cut_after(result) if result.complete else 0,
-        "last": clock.told(float(np.nanmax(result.end)) - pieces.span(result)[0]) if held else "",
+        "cut": time_axis.cut_after(result) if result.complete else 0,
+        "last": time_axis.text(float(np.nanmax(result.end)) - time_axis.span(result)[0]) if held else "",
     }
 
 
@@ -103,37 +103,43 @@ def _facts(result: Result) -> list[tuple[str, str]]:
         ("jobs", f"{found['jobs']:,}, of which {found['completed']:,} ran" + ", generated" * found["generated"]),
         ("cluster", f"{count(found['nodes'], 'node')}, {count(found['gpus'], 'GPU')}"),
         ("policy", f"order {result.order}, placement {result.placement}, ties {result.ties}, seed {result.seed}"),
-        ("makespan", clock.told(found["makespan"])),
+        ("makespan", time_axis.text(found["makespan"])),
         ("utilisation", percent(found["utilisation"])),
     ]
     for key, name in (("jct", "job completion time"), ("queueing", "wait")):
-        facts.append((name, ", ".join(f"{k} {clock.told(v)}" for k, v in found[key].items())))
+        facts.append((name, ", ".join(f"{k} {time_axis.text(v)}" for k, v in found[key].items())))
     return facts
 
 
 def _tiles(result: Result) -> list[dict[str, str]]:
-    from weft.cluster import pieces
+    from weft.cluster import allocations
     from weft.cluster.metrics import summary
     from weft.cluster.pictures import series
 
     found = summary(result)
-    begin, last = pieces.span(result)[0], float(np.nanmax(result.stretches.begin, initial=-np.inf))
+    begin, last = time_axis.span(result)[0], float(np.nanmax(result.stretches.begin, initial=-np.inf))
     name, busy, until = "Utilisation", found["utilisation"], "the last completion"
     if last > begin and found["gpus"]:  # a long tail of completions says little about a policy
-        held = series.binned(series.allocated(pieces.of(result)), begin, last, points=1).overall
+        held = series.binned(series.allocated(allocations.of(result)), begin, last, points=1).overall
         name, until = "GPUs allocated", f"the last start; utilisation {percent(busy)} until the last completion"
         busy = held / found["gpus"]
     tone = "" if found["completed"] == found["jobs"] else "bad"
     return [
-        _tile("Job completion time", clock.told(found["jct"]["mean"]), f"mean; p99 {clock.told(found['jct']['p99'])}"),
-        _tile("Wait", clock.told(found["queueing"]["mean"]), f"mean; p99 {clock.told(found['queueing']['p99'])}"),
+        _tile(
+            "Job completion time",
+            time_axis.text(found["jct"]["mean"]),
+            f"mean; p99 {time_axis.text(found['jct']['p99'])}",
+        ),
+        _tile(
+            "Wait", time_axis.text(found["queueing"]["mean"]), f"mean; p99 {time_axis.text(found['queueing']['p99'])}"
+        ),
         _tile(name, percent(busy), f"of {count(found['gpus'], 'GPU')} until {until}"),
         _tile("Jobs", f"{found['completed']:,}", f"ran, of {found['jobs']:,}", tone),
     ]
 
 
 def _best(policies: Sequence[Any]) -> list[dict[str, str]]:
-    """Who is best at what; nothing where no job ran."""
+    """The best policy by each metric; empty where no job ran."""
     tiles = []
     for quantity, statistic, name in (
         ("jct", "mean", "Least mean completion time"),
@@ -147,7 +153,7 @@ def _best(policies: Sequence[Any]) -> list[dict[str, str]]:
             best = min(known, key=lambda name: known[name])
             least = [name for name in known if known[name] == known[best]]
             tiles.append(
-                _tile(name, clock.told(known[best]), best + (f" and {len(least) - 1} more" if least[1:] else ""))
+                _tile(name, time_axis.text(known[best]), best + (f" and {len(least) - 1} more" if least[1:] else ""))
             )
     return tiles
 
@@ -158,7 +164,7 @@ def _row(policy: Any) -> dict[str, Any]:
     for quantity in ("jct", "wait"):
         for column in policy.statistics(quantity).values():
             mean = _mean(column)
-            numbers.append((mean, NONE if mean is None else clock.told(mean)))
+            numbers.append((mean, NONE if mean is None else time_axis.text(mean)))
     return {"name": policy.name, "runs": len(policy.runs), "numbers": numbers}
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from bokeh.models import ColumnDataSource, FixedTicker, NumeralTickFormatter
 
-from weft.cluster.pictures import clock, sizes
-from weft.cluster.pieces import span
+from weft.cluster.metrics import size_classes
+from weft.cluster.pictures import time_axis
+from weft.cluster.pictures.time_axis import span
 from weft.cluster.result import REASONS, Result
 from weft.drawing.chart import Chart, empty, hover, write
 from weft.drawing.palette import LIGHT as INK
@@ -15,11 +16,11 @@ from weft.drawing.quantities import percent
 
 # What tells reasons apart: colour, hatch, and its symbol in the legend.
 BINS = 60
-NOT_WAITED = "Nobody waited: every job started when it arrived."
+NOT_WAITED = "No job waited: every job started when it arrived."
 
 
 def charts(result: Result) -> list[Chart]:
-    """Nothing where nobody waited."""
+    """Empty where no job waited."""
     total = result.waited.sum(axis=0)
     seen = [i for i in range(len(REASONS)) if total[i] > 0]
     return [_by_size(result, seen), _over_time(result, seen)] if seen else []
@@ -27,7 +28,7 @@ def charts(result: Result) -> list[Chart]:
 
 def _by_size(result: Result, seen: list[int]) -> Chart:
     names, ran = list(REASONS), result.ran
-    classes = sizes.members(result.jobs.gpus[ran])
+    classes = size_classes(result.jobs.gpus[ran])
     plot = empty(
         64 + 44 * len(classes), (0, 1), (len(classes) - 0.4, -0.6), x_axis_label="share of the wait of its jobs (%)"
     )
@@ -48,20 +49,20 @@ def _by_size(result: Result, seen: list[int]) -> Chart:
                 "jobs": list(waited)[row],
                 "waited for": names[i],
                 "that is": REASONS[names[i]],
-                "altogether": clock.told(float(column[i])),
+                "altogether": time_axis.text(float(column[i])),
                 "share": percent(float(column[i] / column.sum())),
             }
             for row, column in zip(rows, each, strict=True)
         ]
         hover(plot, bars, tips, {"y": rows, "left": left, "right": right})
     counts = {name: int(mask.sum()) for name, mask in classes.items()}
-    text = [f"{n}: {clock.told(float(waited[n].sum()) / counts[n])} a job on average" for n in classes]
+    text = [f"{n}: {time_axis.text(float(waited[n].sum()) / counts[n])} a job on average" for n in classes]
     write(plot, x=0, y=[row - 0.44 for row in range(len(text))], text=text, text_font_size="12px")
     plot.yaxis.visible = plot.ygrid.visible = False
     ticks = {0: "0", 0.25: "25", 0.5: "50", 0.75: "75", 1: "100"}
     plot.xaxis.ticker, plot.xaxis.major_label_overrides = FixedTicker(ticks=list(ticks)), ticks
     legend, inks = _legend(seen)
-    told = "; ".join(
+    described = "; ".join(
         f"{name} " + ", ".join(f"{names[i]} {percent(float(w[i] / w.sum()))}" for i in seen if w[i] > 0)
         for name, w in waited.items()
         if w.sum()
@@ -69,7 +70,7 @@ def _by_size(result: Result, seen: list[int]) -> Chart:
     return Chart(
         "What jobs waited for, by size",
         plot,
-        f"Bars: {told}.",
+        f"Bars: {described}.",
         "Only more GPUs shorten a wait for capacity. A wait for gang or fragmentation is one that another placement could "
         "shorten, and a wait for priority is the order's own choice: the job would have fitted.",
         legend,
@@ -82,7 +83,7 @@ def _over_time(result: Result, seen: list[int]) -> Chart:
     ran = result.ran
     submit = result.jobs.submit[ran]
     end = max(float(submit.max()), begin + 1e-9)
-    unit, length = clock.unit(end - begin)
+    unit, length = time_axis.unit(end - begin)
     bin_of = np.minimum(((submit - begin) / (end - begin) * BINS).astype(np.int64), BINS - 1)
     of_bin = np.stack(
         [np.bincount(bin_of, weights=result.waited[ran, i], minlength=BINS) for i in range(len(names))], axis=1
@@ -90,7 +91,7 @@ def _over_time(result: Result, seen: list[int]) -> Chart:
     mean = of_bin / np.maximum(np.bincount(bin_of, minlength=BINS), 1)[:, None]  # [BINS, 7]
     edge = np.linspace(0, (end - begin) / length, BINS + 1)
     top = float(mean.sum(axis=1).max())
-    wait_unit, wait_length = clock.unit(top)
+    wait_unit, wait_length = time_axis.unit(top)
     plot = empty(
         260, (0, edge[-1]), (0, 1.05 * top / wait_length),
         x_axis_label=f"arrival, since the first ({unit})", y_axis_label=f"mean wait ({wait_unit})",
@@ -111,8 +112,8 @@ def _over_time(result: Result, seen: list[int]) -> Chart:
             {
                 "arrived": f"{edge[r]:.4g} to {edge[r + 1]:.4g} {unit}",
                 "waited for": names[i],
-                "mean": clock.told(float(mean[r, i])),
-                "of": clock.told(float(mean[r].sum())),
+                "mean": time_axis.text(float(mean[r, i])),
+                "of": time_axis.text(float(mean[r].sum())),
             }
             for r in rows
         ]
@@ -123,7 +124,7 @@ def _over_time(result: Result, seen: list[int]) -> Chart:
     return Chart(
         "What jobs waited for, by arrival",
         plot,
-        f"Stacked bars of {BINS} stretches of time: the longest mean wait is {clock.told(top)}, of jobs that arrived "
+        f"Stacked bars of {BINS} stretches of time: the longest mean wait is {time_axis.text(top)}, of jobs that arrived "
         f"{edge[peak]:.3g} to {edge[peak + 1]:.3g} {unit} after the first.",
         "Each bar is the mean wait of the jobs that arrived then, divided by what they waited for. A reason that grows with "
         "the queue is a matter of load; one that stays is a matter of shape.",

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.cluster.allocations import Allocations
 from weft.cluster.model import WHOLE
-from weft.cluster.pieces import Pieces, span
+from weft.cluster.pictures.time_axis import span
 from weft.cluster.result import Result
 
 MOST_POINTS = 1200  # about the pixels of a wide chart
@@ -29,7 +30,7 @@ class Steps:
 
     @classmethod
     def of(cls, time: Floats, change: NDArray[np.int64]) -> Steps:
-        """From changes at times, in any order: thousandths, so that sums are exact. All of one moment count as one."""
+        """From changes at times, in any order: thousandths, so that sums are exact. All of one time count as one."""
         order = np.argsort(time, kind="stable")
         time, value = time[order], np.cumsum(change[order]) / WHOLE
         last = np.append(time[1:] != time[:-1], True)[: len(time)]
@@ -69,13 +70,14 @@ def binned(steps: Steps, begin: float, end: float, points: int = MOST_POINTS) ->
     return Series(edge, area / np.diff(edge), np.maximum.reduceat(value, first))
 
 
-def allocated(pieces: Pieces) -> Steps:
+def allocated(pieces: Allocations) -> Steps:
     """GPUs that jobs hold."""
     return Steps.of(np.concatenate((pieces.start, pieces.end)), np.concatenate((pieces.milli, -pieces.milli)))
 
 
 def waiting(result: Result, gpus: bool = False) -> Steps:
-    """Jobs that wait, for their start or after a stop, or the GPUs that they ask; without those that can never run."""
+    """Jobs that wait, for their start or after a preemption, or the GPUs that they request; without those that can
+    never run."""
     jobs, held = result.jobs, result.stretches
     able = np.ones(len(jobs), bool)
     able[list(result.unschedulable)] = False
@@ -87,7 +89,7 @@ def waiting(result: Result, gpus: bool = False) -> Steps:
     )
 
 
-def stranded(pieces: Pieces, capacity: NDArray[np.int64]) -> Steps:
+def stranded(pieces: Allocations, capacity: NDArray[np.int64]) -> Steps:
     """External fragmentation: free GPUs, and free parts of them, on nodes of which others are allocated.
 
     Args:
@@ -116,7 +118,7 @@ class OverTime:
 
 
 def over_time(
-    result: Result, pieces: Pieces, points: int = MOST_POINTS, window: tuple[float, float] | None = None
+    result: Result, pieces: Allocations, points: int = MOST_POINTS, window: tuple[float, float] | None = None
 ) -> OverTime:
     """Between two times, by default those that pictures of this result alone show."""
     steps = (

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.cluster.allocations import Allocations
 from weft.cluster.model import Cluster
-from weft.cluster.pictures import clock
-from weft.cluster.pieces import Pieces
+from weft.cluster.pictures import time_axis
 from weft.drawing.quantities import figures
 from weft.words import count
 
@@ -26,7 +26,7 @@ class Kept:
     nodes: int
 
 
-def bounded(pieces: Pieces, nodes: int, most: int) -> Kept:
+def bounded(pieces: Allocations, nodes: int, most: int) -> Kept:
     """At most ``most`` pieces without gaps between them.
 
     All of them, or all that touch the stretch of time in which the most begin, or where too many run at once those of the
@@ -35,7 +35,7 @@ def bounded(pieces: Pieces, nodes: int, most: int) -> Kept:
     if len(pieces) <= most:
         return Kept(np.arange(len(pieces)), -np.inf, np.inf, nodes)
     since, ends = np.sort(pieces.start), np.sort(pieces.end)
-    one_too_many = np.searchsorted(ends, since, side="right") + most  # those that ended by then leave room for others
+    one_too_many = np.searchsorted(ends, since, side="right") + most  # those that ended by then make way for others
     until = np.append(since, np.inf)[np.minimum(one_too_many, len(since))]
     length = until - since
     some = np.flatnonzero(length > 0)
@@ -47,16 +47,16 @@ def bounded(pieces: Pieces, nodes: int, most: int) -> Kept:
     return Kept(np.flatnonzero(pieces.node < first), -np.inf, np.inf, first)
 
 
-def told(kept: Kept, pieces: Pieces, nodes: int, begin: float, end: float) -> str:
+def describe(kept: Kept, pieces: Allocations, nodes: int, begin: float, end: float) -> str:
     """What the page holds, in words; nothing where that is all."""
     if len(kept.rows) == len(pieces):
         return ""
-    name, length = clock.unit(end - begin)
+    name, length = time_axis.unit(end - begin)
     since, until = max(kept.since, begin), min(kept.until, end)
-    told = f"{len(kept.rows):,} of {count(len(pieces), 'bar')}: "
+    found = f"{len(kept.rows):,} of {count(len(pieces), 'bar')}: "
     if kept.nodes < nodes:
-        return told + f"those of the first {count(kept.nodes, 'node')}"
-    return told + f"those from {figures((since - begin) / length)} to {figures((until - begin) / length)} {name}"
+        return found + f"those of the first {count(kept.nodes, 'node')}"
+    return found + f"those from {figures((since - begin) / length)} to {figures((until - begin) / length)} {name}"
 
 
 @dataclass(frozen=True)

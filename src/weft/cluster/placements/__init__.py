@@ -15,4 +15,4 @@ from __future__ import annotations
 
 from weft.cluster.plugins import discover
 
-PLACEMENTS = discover(__name__, __path__, "PLACEMENT")
+PLACEMENTS = discover(__name__, "PLACEMENT")

@@ -1,5 +1,5 @@
 """Dot product (after Tetris, Grandl et al. 2014, as FGD's authors compare it, Weng et al. 2023): the node with the least of
-what the piece asks most."""
+what the piece requests most."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def score(piece, node, most):
 PLACEMENT = Placement(
     "dot-product",
     score,
-    "the node with the least of what the piece asks most",
+    "the node with the least of what the piece requests most",
     detailed=True,
     context=largest,
     validated="17 openb lists of ten seeds, within 0.6 points",

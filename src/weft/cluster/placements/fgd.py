@@ -1,4 +1,4 @@
-"""Fragmentation gradient descent (Weng et al., USENIX ATC 2023): the node whose free GPUs lose the least of their use.
+"""Fragmentation gradient descent (Weng et al., USENIX ATC 2023): the node whose free GPUs lose the least usefulness.
 
 *Fragmentation* of a node for a typical pod is what is free on GPUs that the pod could not take: everything, where the pod
 fits nowhere on the node or wants no GPU; else what is free on GPUs that have less free than it wants of each. Of a node: the
@@ -22,7 +22,7 @@ CPU, MILLI, GPUS, TYPES, SHARE = range(5)
 
 def typical(jobs: Jobs, cluster: Cluster) -> NDArray[np.float64]:
     """Typical pods [T, 5]: cores in thousandths, thousandths of each GPU, GPUs, accepted types as bits, share of the trace.
-    Main memory is not looked at. Of equally frequent ones the larger first, by the columns from the left."""
+    Main memory is ignored. Of equally frequent ones the larger first, by the columns from the left."""
     if len(cluster.types) > MOST_TYPES:
         raise ValueError(f"fgd: {len(cluster.types)} accelerator types; expected at most {MOST_TYPES}")
     bits = np.array(
@@ -31,8 +31,8 @@ def typical(jobs: Jobs, cluster: Cluster) -> NDArray[np.float64]:
             for accepted in jobs.type_sets
         ]
     )
-    asked = np.stack([jobs.cpu, np.where(jobs.gpus > 0, jobs.milli, 0), jobs.gpus, bits[jobs.types]], axis=1)
-    pods, count = np.unique(asked, axis=0, return_counts=True)
+    requested = np.stack([jobs.cpu, np.where(jobs.gpus > 0, jobs.milli, 0), jobs.gpus, bits[jobs.types]], axis=1)
+    pods, count = np.unique(requested, axis=0, return_counts=True)
     order = np.lexsort((*pods.T[::-1], count))[::-1]
     pods, count = pods[order], count[order]
     enough = int(np.searchsorted(np.cumsum(count), POPULAR * count.sum())) + 1
@@ -55,7 +55,7 @@ def score(piece, node, pods):
         if g >= 0:
             if node.milli[g] < piece.milli:
                 continue
-            alike = False  # a GPU with as much free was looked at already
+            alike = False  # a GPU with as much free was already tried
             for h in range(g):
                 alike |= node.milli[h] == node.milli[g]
             if alike:
@@ -103,7 +103,7 @@ def score(piece, node, pods):
 PLACEMENT = Placement(
     "fgd",
     score,
-    "the node whose free GPUs stay of the most use to typical pods",
+    "the node whose free GPUs remain the most useful to typical pods",
     gpu="score",
     detailed=True,
     context=typical,

@@ -1,4 +1,4 @@
-"""Topology-aware: a job's pieces in one NVLink domain, else in one rack, else in few; the fullest that have room."""
+"""Topology-aware: a job's pieces in one NVLink domain, else in one rack, else in few; the fullest that fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topology-aware, and a job of several pieces waits until one rack has room for all of them (``required`` in Kueue's words)."""
+"""Topology-aware, and a job of several pieces waits until all of them fit in one rack (``required`` in Kueue)."""
 
 from __future__ import annotations
 

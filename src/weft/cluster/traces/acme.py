@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from weft.cluster.columns import read
+from weft.cluster.files.columns import read
 from weft.cluster.model import Jobs
 from weft.cluster.trace import Format, jobs_of, names, or_zero, since_first
 

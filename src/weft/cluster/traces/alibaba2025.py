@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from weft.cluster.columns import read
+from weft.cluster.files.columns import read
 from weft.cluster.model import Jobs
 from weft.cluster.trace import Format, jobs_of, names, or_zero
 
@@ -18,7 +18,7 @@ def load(path: Path) -> Jobs:
 
     A time outside the window of the trace is empty. How long such an instance ran is not known, so it is left out and counted:
     those that were there before the window, and those that were there after it. Instances without a GPU (role CN) are left
-    out as well. ``max_instance_per_node``, RDMA and disks are not looked at. Memory is taken for GiB.
+    out as well. ``max_instance_per_node``, RDMA and disks are ignored. Memory is taken for GiB.
     """
     table = read(path, NUMBERS, ("instance_sn", "app_name"))
     cpu, gpus, memory, created, scheduled, deleted = (table.numbers[name] for name in NUMBERS)

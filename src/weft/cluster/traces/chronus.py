@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from weft.cluster.columns import read
+from weft.cluster.files.columns import read
 from weft.cluster.model import Jobs
 from weft.cluster.trace import Format, jobs_of, names
 

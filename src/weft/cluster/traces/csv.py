@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from weft.cluster.columns import Columns, nearest, read
-from weft.cluster.file import TraceError
+from weft.cluster.files.columns import Columns, nearest, read
+from weft.cluster.files.text import TraceError
 from weft.cluster.model import FLOATS, USUAL, Jobs
 from weft.cluster.trace import Format, accepted, jobs_of, names, since_first
 from weft.definition import UnknownName
@@ -18,7 +18,7 @@ NEEDED = ("submit", "duration", "gpus")
 WORDS = ("id", "tenant", "types")
 OPTIONAL = (*(name for name in (*USUAL, "estimate") if name not in WORDS), *WORDS)
 MOMENTS = ("submit", "start", "end")  # seconds, or dates
-MOST_TOLD = 30  # columns that are not read
+MOST_LISTED = 30  # columns that are not read
 INSTEAD = {"duration": ("start", "end")}
 NUMBERS = (*NEEDED, *(name for name in OPTIONAL if name not in WORDS))
 # Column → its unit, and between which bounds the largest request of a trace would lie.
@@ -37,7 +37,7 @@ def load(path: Path, columns: Mapping[str, str] | None = None) -> Jobs:
     likewise. Units as in ``Jobs``: seconds, thousandths of GPUs and cores, GB of GPU memory, MiB of memory. Where the largest
     request is such that another unit must be meant, and where a column is not read, ``jobs.warnings`` says so. An empty cell of
     a column that may be missing gets what is usual, as the whole column does where it is missing. A job without a GPU is left
-    out unless it asks cores.
+    out unless it requests cores.
 
     Args:
         columns: weft's name → the file's: ``{"gpus": "gpu_num"}``.
@@ -58,16 +58,16 @@ def known(columns: Mapping[str, str] | None) -> Mapping[str, str]:
 
 
 def unread(table: Columns, called: Mapping[str, str]) -> list[str]:
-    """A sentence on the columns that are not read, each with the name of weft's that it may stand for."""
+    """A sentence on the columns that are not read, each with weft's name that it may be meant for."""
     read = {called.get(name, name) for name in (*table.numbers, *table.words)}
     open = {*NUMBERS, *WORDS} - {*table.numbers, *table.words}
-    told = []
+    named = []
     for name in dict.fromkeys(table.names):
         if name not in read:
             near = nearest(name, open)
-            told.append(f"{name} (did you mean '{near}'?)" if near else name or "one without a name")
-    more = [f"and {len(told) - MOST_TOLD:,} more"] if len(told) > MOST_TOLD else []
-    return [f"columns of the trace that are not read: {', '.join(told[:MOST_TOLD] + more)}"] if told else []
+            named.append(f"{name} (did you mean '{near}'?)" if near else name or "one without a name")
+    more = [f"and {len(named) - MOST_LISTED:,} more"] if len(named) > MOST_LISTED else []
+    return [f"columns of the trace that are not read: {', '.join(named[:MOST_LISTED] + more)}"] if named else []
 
 
 def doubtful(jobs: Jobs) -> list[str]:
@@ -76,7 +76,7 @@ def doubtful(jobs: Jobs) -> list[str]:
     for name, (unit, least, most) in UNITS.items():
         largest = getattr(jobs, name).max(initial=0)
         if largest and not least <= largest <= most:
-            found.append(f"{name}: the most that a job asks is {largest:,} {unit}; is the column in another unit?")
+            found.append(f"{name}: the largest request of a job is {largest:,} {unit}; is the column in another unit?")
     return found
 
 

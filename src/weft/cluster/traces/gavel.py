@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from weft.cluster.columns import read
-from weft.cluster.file import TraceError, beside, json_of, text_of
+from weft.cluster.files.columns import read
+from weft.cluster.files.text import TraceError, beside, json_of, text_of
 from weft.cluster.model import Jobs
 from weft.cluster.trace import Format, jobs_of, or_zero
 from weft.definition import UnknownName

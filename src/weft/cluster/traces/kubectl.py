@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from weft.cluster import kubernetes
-from weft.cluster.columns import seconds
-from weft.cluster.file import TraceError
+from weft.cluster.files.columns import seconds
+from weft.cluster.files.text import TraceError
 from weft.cluster.model import Jobs
 from weft.cluster.trace import Format, accepted, names, since_first
 
@@ -19,12 +19,12 @@ RUN = ("state", "lastState")
 
 
 def load(path: Path) -> Jobs:
-    """A pod is a job of one pod; a namespace is a tenant. That pods belong together (a Job of several) is not looked at.
+    """A pod is a job of one pod; a namespace is a tenant. That pods belong together (a Job of several) is ignored.
 
     Submitted at ``creationTimestamp``, counted from the first; it runs from the first start to the last end of its
     containers, those that initialise included. Requests are those of its containers together, or of the largest that
     initialises where that is more. The type it accepts is that of its ``nodeSelector`` (nvidia.com/gpu.product); affinities are
-    not looked at. Left out and counted: pods without a whole accelerator, that ask for slices of one, that have not
+    ignored. Left out and counted: pods without a whole accelerator, that request slices of one, that have not
     finished, and that finished without having run.
     """
     rows: list[tuple[Any, ...]] = []
@@ -79,8 +79,8 @@ def _row(pod: dict[str, Any]) -> str | tuple[float, int, int, int, str, float]:
         )
 
     def total(name: str) -> float:
-        asked = [[kubernetes.quantity(requests.get(name, 0)) for requests in part] for part in (containers, before)]
-        return max(sum(asked[0]), *asked[1], 0.0)
+        requested = [[kubernetes.quantity(requests.get(name, 0)) for requests in part] for part in (containers, before)]
+        return max(sum(requested[0]), *requested[1], 0.0)
 
     return (
         max(ends) - min(starts),
@@ -93,7 +93,7 @@ def _row(pod: dict[str, Any]) -> str | tuple[float, int, int, int, str, float]:
 
 
 def _requests(container: dict[str, Any]) -> dict[str, Any]:
-    """What a container asks for: its requests, and its limits where there is no request."""
+    """A container's requests, and its limits where there is no request."""
     resources = container.get("resources", {})
     return {**resources.get("limits", {}), **resources.get("requests", {})}
 

@@ -1,6 +1,6 @@
 """Alibaba's GPU cluster 2023 (openb, Weng et al., USENIX ATC 2023): pods with shares of GPUs in thousandths, cores, MiB.
 
-A pod runs from the moment that it was scheduled to its deletion; one that never was is dropped. Pods without a GPU
+A pod runs from when it was scheduled to its deletion; one that never was is dropped. Pods without a GPU
 are kept: they take the cores that others need.
 """
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from weft.cluster.columns import read
+from weft.cluster.files.columns import read
 from weft.cluster.model import WHOLE, Jobs
 from weft.cluster.trace import Format, accepted, jobs_of, names
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.cluster.columns import read
+from weft.cluster.files.columns import read
 from weft.cluster.model import Jobs
 from weft.cluster.trace import Format, accepted, jobs_of, names, or_zero
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from weft.cluster.columns import Columns, chosen, present
-from weft.cluster.file import TraceError, bytes_of
+from weft.cluster.files.columns import Columns, chosen, present
+from weft.cluster.files.text import TraceError, bytes_of
 from weft.cluster.model import Jobs
 from weft.cluster.trace import Format
 from weft.cluster.traces import csv

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from weft.cluster.columns import read, seconds
-from weft.cluster.file import TraceError, json_of, text_of
+from weft.cluster.files.columns import read, seconds
+from weft.cluster.files.text import TraceError, json_of, text_of
 from weft.cluster.model import Jobs
 from weft.cluster.trace import Format, jobs_of, names, since_first
 
@@ -29,7 +29,7 @@ def load(path: Path) -> Jobs:
 def raw(path: Path) -> Jobs:
     """Jobs of ``cluster_job_log``.
 
-    The duration is the sum of a job's attempts: what lies between two attempts is waiting, which the simulator makes anew.
+    The duration is the sum of a job's attempts: what lies between two attempts is waiting, which the simulator decides itself.
     Its GPUs are those of the attempt that had most. Left out and counted are jobs that no attempt ran, that still ran when the
     log was taken, that have an attempt without its times or one that ends before it starts (the clock's hour in November),
     and that had no GPU.

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from weft.cluster.columns import read
-from weft.cluster.file import TraceError, beside
+from weft.cluster.files.columns import read
+from weft.cluster.files.text import TraceError, beside
 from weft.cluster.model import Jobs
 from weft.cluster.trace import Format, jobs_of, names
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from weft.cluster.columns import Columns, read
-from weft.cluster.file import TraceError
+from weft.cluster.files.columns import Columns, read
+from weft.cluster.files.text import TraceError
 from weft.cluster.model import Jobs
 from weft.cluster.trace import Format, accepted, jobs_of, names, or_zero, since_first
 
@@ -25,7 +25,7 @@ def load(path: Path) -> Jobs:
     """Steps (``123.batch``) are passed over. Times count from the first submission; those without an offset are taken for UTC.
 
     A job ran for ``Elapsed``; ``Timelimit`` is its estimate, or where it has none, what it ran. GPUs, cores and memory are as
-    allocated. Types are those it asked for (``gres/gpu:h100`` of ``ReqTRES``), not those it was given. ``NNodes`` are its
+    allocated. Types are those it requested (``gres/gpu:h100`` of ``ReqTRES``), not those it was given. ``NNodes`` are its
     pods where the GPUs divide among them. The account is the tenant, or without one the user. Left out and counted: jobs that
     never started, have not ended, or had no GPU.
     """
@@ -35,12 +35,12 @@ def load(path: Path) -> Jobs:
     words, count = table.words, len(table.lines)
     for name in ("Submit", "Start", "End"):
         words[name] = ["" if word in NEVER else word for word in words[name]]
-    asked = words.get("ReqTRES", [""] * count)
+    requested = words.get("ReqTRES", [""] * count)
     given = [_tres(table, row, text) for row, text in enumerate(words["AllocTRES"])]
     gpus = np.array([_gpus(tres) for tres in given], float)
     elapsed = _clock(table, "Elapsed")
     limit = _clock(table, "Timelimit") if "Timelimit" in words else np.full(count, np.nan)
-    types, type_sets = accepted(_type(_tres(table, row, text)) for row, text in enumerate(asked))
+    types, type_sets = accepted(_type(_tres(table, row, text)) for row, text in enumerate(requested))
     nodes = table.whole("NNodes") if "NNodes" in table.numbers else np.zeros(count)
     pods = np.where((nodes > 0) & (gpus % np.maximum(nodes, 1) == 0), nodes, 0)
     accounts, users = (words.get(name, [""] * count) for name in ("Account", "User"))

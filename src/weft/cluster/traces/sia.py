@@ -13,4 +13,4 @@ def load(path: Path, measurements: str | Path | None = None, gpu: str = "aws") -
     return pollux.load(path, measurements, gpu)
 
 
-FORMAT = Format("sia", load, "Sia's workloads, on its GPU type aws unless told", options=("measurements", "gpu"))
+FORMAT = Format("sia", load, "Sia's workloads, on its GPU type aws by default", options=("measurements", "gpu"))

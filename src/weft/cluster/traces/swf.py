@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from weft.cluster.columns import Columns
-from weft.cluster.file import TraceError, text_of
+from weft.cluster.files.columns import Columns
+from weft.cluster.files.text import TraceError, text_of
 from weft.cluster.model import Jobs
 from weft.cluster.trace import Format, jobs_of, names
 
@@ -15,7 +15,7 @@ COLUMNS = 18
 
 
 def load(path: Path) -> Jobs:
-    """Processors are taken for GPUs; where they were not asked for, those that were allocated count."""
+    """Processors are taken for GPUs; where none were requested, the allocated ones count."""
     lines, rows = [], []
     for number, line in enumerate(text_of(path), 1):
         cells = line.split()

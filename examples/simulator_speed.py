@@ -1,0 +1,159 @@
+"""How fast the engine is: the tables of docs/cluster.md, and how time grows with jobs and nodes.
+
+python -m weft.cluster.speed                      # print
+python -m weft.cluster.speed --save               # and append records to results/<cpu>/simulate.jsonl
+python -m weft.cluster.speed --jobs-at-most 1e5   # leave larger points out
+python -m weft.cluster.speed --order srtf         # one order's points
+python -m weft.cluster.speed --picture docs/pictures/simulator-growth.svg    # measure nothing; draw the records
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from weft import records
+from weft.cluster.metrics import peak_memory_mib, summary
+from weft.cluster.model import Cluster, Jobs, NodeGroup
+from weft.cluster.simulation import simulate
+from weft.cluster.synthetic.generate import generate
+from weft.report import simulator
+
+MILLION = 1_000_000
+ORDERS = ("fifo", "fifo-skip", "sjf", "fifo-easy", "fifo-conservative")
+STOPPING = ("srtf", "las", "2d-las")
+GROWING = ("fifo-skip", "srtf")
+GPUS, ALL = "GPUs", "GPUs, cores, memory, types"
+
+Point = tuple[str, str, int, int, float, str]  # order, placement, jobs, nodes, load, what jobs ask
+
+
+def points() -> list[Point]:
+    """The table, then growth with jobs, then with nodes; each point once."""
+    return list(dict.fromkeys([*_table(), *_growth()]))
+
+
+def _table() -> Iterator[Point]:
+    for load in (0.7, 1.1):
+        for order in (*ORDERS, *STOPPING):
+            yield order, "best", MILLION, 10_000, load, GPUS
+        yield "fifo-skip", "best", MILLION, 10_000, load, ALL
+
+
+def _growth() -> Iterator[Point]:
+    for order in GROWING:
+        for nodes in (1000, 10_000):
+            for jobs in (1000, 10_000, 100_000, MILLION):
+                yield order, "best", jobs, nodes, 0.7, GPUS
+        for nodes in (10, 100, 1000, 10_000, 100_000):
+            yield order, "best", 100_000, nodes, 0.7, GPUS
+
+
+def asking_all(jobs: Jobs, seed: int = 0) -> Jobs:
+    """The jobs with 4 to 16 cores and 32 to 128 GiB for each GPU, a fifth of them for one type of GPU only."""
+    g = np.random.default_rng(seed)
+    return dataclasses.replace(
+        jobs,
+        cpu=jobs.gpus * g.choice([4000, 8000, 16_000], len(jobs)),
+        memory=jobs.gpus * g.choice([32, 64, 128], len(jobs)) * 1024,
+        types=g.choice([0, 1, 2], len(jobs), p=[0.8, 0.1, 0.1]),
+        type_sets=((), ("A",), ("B",)),
+    )
+
+
+def measure(order: str, placement: str, jobs: int, nodes: int, load: float, asks: str) -> dict[str, Any]:
+    """One point: CPU seconds of the engine (median of three), of the metrics, and the process's peak memory."""
+    cluster = Cluster.parse(f"{nodes}x8")
+    trace = generate(jobs, cluster, load=load)
+    if asks == ALL:
+        cluster = Cluster.of([NodeGroup(nodes // 2, 8, kind, cpu=128, memory_gb=1024) for kind in ("A", "B")])
+        trace = asking_all(trace)
+    times = []
+    for _ in range(3):
+        result = simulate(trace, cluster, order, placement)
+        times.append(result.cpu_s)
+    begin = time.process_time()
+    found = summary(result)
+    return {
+        "cpu_s": sorted(times)[1],
+        "metrics_s": time.process_time() - begin,
+        "peak_memory_mib": peak_memory_mib(),
+        "mean_jct_s": found["jct"]["mean"],
+        "mean_queueing_s": found["queueing"]["mean"],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--save", action="store_true", help="append records")
+    parser.add_argument("--jobs-at-most", type=float, default=math.inf, metavar="N", help="leave larger points out")
+    known = sorted({point[0] for point in points()})
+    parser.add_argument(
+        "--order", action="append", choices=known, help="measure this order only; may be given several times"
+    )
+    parser.add_argument("--picture", metavar="FILE", help="measure nothing: draw the growth in this machine's records")
+    parser.add_argument("--point", nargs=6, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.point:
+        order, placement, jobs, nodes, load, asks = asked.point
+        sys.stdout.write(json.dumps(measure(order, placement, int(jobs), int(nodes), float(load), asks)))
+    elif asked.picture:
+        draw(asked.picture)
+    else:
+        chosen = [p for p in points() if p[2] <= asked.jobs_at_most and (not asked.order or p[0] in asked.order)]
+        for order, placement, asks in dict.fromkeys((p[0], p[1], p[5]) for p in chosen):
+            in_process_of_its_own(
+                (order, placement, 100, 10, 0.7, asks)
+            )  # compiles: its memory would count as a point's
+        for point in chosen:
+            run(point, asked.save)
+
+
+def in_process_of_its_own(point: Point) -> dict[str, Any]:
+    """:func:`measure` of a point, whose peak memory is then its own."""
+    command = [sys.executable, "-m", "weft.cluster.speed", "--point", *map(str, point)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{', '.join(map(str, point))}: status {done.returncode}\n{done.stderr.strip()}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def run(point: Point, save: bool) -> None:
+    """Measures a point, prints it, and appends a record when asked."""
+    from weft.hardware import query  # for the processor's name; the rest of the room does without
+
+    found = in_process_of_its_own(point)
+    order, _, jobs, nodes, load, asks = point
+    sys.stdout.write(
+        f"{order:17} {jobs:>9,} jobs {nodes:>7,} nodes, load {load}, asking {asks}: {found['cpu_s']:6.3f} CPU s, metrics "
+        f"{found['metrics_s']:.3f} s, peak {found['peak_memory_mib'] or 0:4.0f} MiB, queueing "
+        f"{found['mean_queueing_s']:.0f} s\n"
+    )
+    sys.stdout.flush()
+    if save:
+        named = dict(zip(("order", "placement", "jobs", "nodes", "load", "asks"), point, strict=True))
+        about = {"machine": query.name("cpu"), "commit": records.commit(), "time": records.now()}
+        records.Store().append(about["machine"], simulator.FILE, {"benchmark": "simulate", **named, **found, **about})
+
+
+def draw(path: str) -> None:
+    """The growth of this machine's records, or without any of the machine that was measured last."""
+    from weft.hardware import query
+    from weft.report import growth
+
+    timed = simulator.read(records.Store().lines(name=simulator.FILE))
+    growth.picture(path, simulator.of_one_machine(timed, query.name("cpu")))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,229 @@
+"""The event loop with tenants: orders among tenants, and quotas.
+
+As in simple_loop.py, except for which job comes next: the jobs of a class are kept by tenant, in *lines* of one class
+and one tenant. Of the heads of all lines those come first for which the tenant borrows nothing; of these the one whose
+tenant has the least share; of these the one of the lowest rank. What fits is known by class; what a quota admits
+follows from what the line's tenant, and all tenants, hold.
+
+*Strict*: each tenant's head blocks that tenant's other jobs. A quota blocks only its tenant; a head that the quota
+admits and that fits on no nodes blocks all jobs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weft.cluster.engine.allocate import give_back, place
+from weft.cluster.engine.compiled import compiled, switch
+from weft.cluster.engine.queues import (
+    ARRIVED,
+    COMPLETED,
+    NO_RANK,
+    RUNNING,
+    next_event,
+    pop_completion,
+    pop_rank,
+    push_completion,
+    push_rank,
+)
+from weft.cluster.engine.tables import Advance, Tables
+from weft.cluster.engine.wait_reasons import QUOTA, begin_waiting, end_waiting, set_reason, why
+from weft.cluster.model import WHOLE, Cluster, Jobs
+from weft.cluster.order import Order
+from weft.cluster.orders import ORDERS
+from weft.cluster.quota import Limits
+
+# What a tenant's jobs hold, and its share by that; thousandths of GPUs of its own (`nominal`), and that its quota
+# admits (`limit`). `head`: the lowest rank of its waiting jobs.
+TENANT = np.dtype(
+    [(name, "i8") for name in ("gpus", "cpu", "memory", "nominal", "limit", "head")]
+    + [("weight", "f8"), ("share", "f8")]
+)
+# `cls`: the class; `gpus`, `cpu`, `memory`: what one of its jobs requests. `begin`, `size`: its waiting jobs in the
+# heap; `active`: its position among the lines with waiting jobs. `reason`, `since`: as of a class.
+LINE = np.dtype(
+    [(name, "i8") for name in ("cls", "tenant", "gpus", "cpu", "memory", "begin", "size", "active", "reason")]
+    + [("since", "f8")]
+)
+TOTAL = np.dtype([(name, "i8") for name in ("gpus", "cpu", "memory")])
+# Counters: GPUs that all tenants hold and may hold; lines with waiting jobs; event times so far, and the last one that
+# changed what is free.
+HELD, COHORT, ACTIVE, EVENT, CHANGED, COUNTERS = range(6)
+
+SHARES = [each for each in ORDERS.values() if each.share]
+share_of = switch("share_of", ("tenant", "cluster"), [each.share for each in SHARES if each.share])
+
+
+class Queue(NamedTuple):
+    jobs: Any  # [J] queues.JOB
+    running: Any  # the heap of completions
+    progress: Any  # counters
+    total: Any  # [L, reasons]: seconds that a line has waited for each reason
+    waits: Any  # [J, reasons]: the same of a job
+    of_rank: Any  # the job of each rank
+    heap: Any  # the ranks of waiting jobs, a heap for each line
+    tenants: Any  # [T] TENANT
+    lines: Any  # [L] LINE
+    active: Any  # lines with waiting jobs
+    determined: Any  # [C]: the event at which the wait reason of a class was last determined
+    counters: Any  # [COUNTERS]
+    cluster: Any  # [1] TOTAL
+
+
+@compiled
+def admitted(q, k):
+    """Whether the quota admits one more job of line k."""
+    gpus, tenant = q.lines[k].gpus, q.tenants[q.lines[k].tenant]
+    return gpus == 0 or (tenant.gpus + gpus <= tenant.limit and q.counters[HELD] + gpus <= q.counters[COHORT])
+
+
+@compiled
+def charge(q, code, k, sign):
+    """A job of line k starts (sign 1) or completes (-1)."""
+    t, lines, tenants = q.lines[k].tenant, q.lines, q.tenants
+    tenants[t].gpus += sign * lines[k].gpus
+    tenants[t].cpu += sign * lines[k].cpu
+    tenants[t].memory += sign * lines[k].memory
+    q.counters[HELD] += sign * lines[k].gpus
+    if code >= 0:
+        tenants[t].share = share_of(code, tenants[t], q.cluster[0])
+
+
+@compiled
+def activate(q, k):
+    q.lines[k].active = q.counters[ACTIVE]
+    q.active[q.counters[ACTIVE]] = k
+    q.counters[ACTIVE] += 1
+
+
+@compiled
+def deactivate(q, k):
+    """Line k has no waiting jobs any more; the last active one takes its position."""
+    q.counters[ACTIVE] -= 1
+    last = q.active[q.counters[ACTIVE]]
+    q.active[q.lines[k].active] = last
+    q.lines[last].active = q.lines[k].active
+
+
+@compiled
+def next_line(q, classes, strict):
+    """The line whose head comes next, of those that may start; -1: none. Strict: of those that are their tenant's
+    head."""
+    lines, tenants, count = q.lines, q.tenants, q.counters[ACTIVE]
+    if strict:
+        for i in range(count):
+            tenants[lines[q.active[i]].tenant].head = NO_RANK
+        for i in range(count):
+            k = q.active[i]
+            t, rank = lines[k].tenant, q.heap[lines[k].begin]
+            tenants[t].head = min(tenants[t].head, rank)
+    found, borrows, share, head = -1, True, np.inf, NO_RANK
+    for i in range(count):
+        k = q.active[i]
+        t, rank = lines[k].tenant, q.heap[lines[k].begin]
+        more = lines[k].gpus > 0 and tenants[t].gpus + lines[k].gpus > tenants[t].nominal
+        if more != borrows:
+            if more:
+                continue
+        elif tenants[t].share > share or (tenants[t].share == share and rank > head):
+            continue
+        if (rank != tenants[t].head) if strict else classes[lines[k].cls].blocked:
+            continue
+        if admitted(q, k):
+            found, borrows, share, head = k, more, tenants[t].share, rank
+    return found
+
+
+@compiled
+def advance(s, q, code, strict, until, most):
+    """Runs up to ``most`` event times, none after ``until``; says whether anything is left to happen.
+
+    ``code``: which of SHARES; -1: all tenants have the same, and only the queue's order counts.
+    """
+    classes, jobs, lines, progress, counters = s.classes, q.jobs, q.lines, q.progress, q.counters
+    for _ in range(most):
+        now = next_event(jobs, q.running, progress)
+        if now == np.inf or now > until:
+            return False
+        counters[EVENT] += 1
+        while progress[RUNNING] and q.running[0].time == now:
+            counters[CHANGED] = counters[EVENT]
+            job = q.running[0].job
+            pop_completion(q.running, progress)
+            give_back(s, jobs[job].cls, jobs[job].slot)
+            charge(q, code, jobs[job].line, -1)
+            progress[COMPLETED] += 1
+        while progress[ARRIVED] < len(jobs) and jobs[progress[ARRIVED]].submit == now:
+            job, k = progress[ARRIVED], jobs[progress[ARRIVED]].line
+            begin_waiting(lines, q.total, q.waits, k, job, now)
+            if lines[k].size == 0:
+                activate(q, k)
+            push_rank(q.heap, lines, k, jobs[job].rank)
+            progress[ARRIVED] += 1
+        while True:
+            k = next_line(q, classes, strict)
+            if k < 0 or classes[lines[k].cls].blocked:
+                break
+            c, job = lines[k].cls, q.of_rank[q.heap[lines[k].begin]]
+            if place(s, c, jobs[job].slot):
+                pop_rank(q.heap, lines, k)
+                end_waiting(lines, q.total, q.waits, k, job, now)
+                if lines[k].size == 0:
+                    lines[k].reason = -1
+                    deactivate(q, k)
+                charge(q, code, k, 1)
+                jobs[job].start = now
+                counters[CHANGED] = counters[EVENT]
+                push_completion(q.running, progress, now + jobs[job].duration, job)
+            else:
+                classes[c].blocked = True
+        for i in range(counters[ACTIVE]):
+            k = q.active[i]
+            c, reason = lines[k].cls, np.int64(QUOTA)
+            if admitted(q, k):
+                if q.determined[c] < counters[CHANGED] or q.determined[c] < 0:
+                    q.determined[c] = counters[EVENT]
+                    classes[c].reason = why(s, c, jobs[q.of_rank[q.heap[lines[k].begin]]].slot)
+                reason = classes[c].reason
+            set_reason(lines, q.total, k, reason, now)
+    return True
+
+
+def loop(
+    t: Tables, jobs: Jobs, rows: NDArray[np.int64], cluster: Cluster, order: Order, strict: bool,
+    weights: NDArray[np.float64], limits: Limits,
+) -> Advance:  # fmt: skip
+    """``advance(most)``. The tables' jobs are ``rows`` of ``jobs``."""
+    tenant = jobs.tenant[rows]
+    pair, first, line = np.unique(
+        t.jobs["cls"].astype(np.int64) * len(weights) + tenant, return_index=True, return_inverse=True
+    )
+    t.jobs["line"] = line
+    lines, tenants = np.zeros(len(pair), LINE), np.zeros(len(weights), TENANT)
+    lines["cls"], lines["tenant"] = pair // len(weights), pair % len(weights)
+    lines["gpus"] = (jobs.gpus * jobs.milli)[rows[first]]
+    lines["cpu"], lines["memory"] = jobs.cpu[rows[first]], jobs.memory[rows[first]]
+    count = np.bincount(line, minlength=len(pair))
+    lines["begin"], lines["reason"] = np.cumsum(count) - count, -1
+    tenants["weight"], tenants["nominal"], tenants["limit"] = weights, limits.nominal, limits.limit
+    counters = np.zeros(COUNTERS, np.int64)
+    counters[COHORT] = limits.cohort
+    whole = np.array([totals(cluster)], TOTAL)
+    t.total = np.zeros((len(lines), t.total.shape[1]))
+    code = SHARES.index(order) if order.share else -1
+    if order.share:
+        tenants["share"] = [order.share(each, whole.view(np.recarray)[0]) for each in tenants.view(np.recarray)]
+    q = Queue(
+        t.jobs, t.running, t.progress, t.total, t.waits, t.of_rank, np.zeros(len(rows), np.int32), tenants, lines,
+        np.zeros(len(lines), np.int64), np.full(len(t.state.classes), -1, np.int64), counters, whole,
+    )  # fmt: skip
+    return lambda most: advance(t.state, q, code, strict, t.until, most)
+
+
+def totals(cluster: Cluster) -> tuple[int, int, int]:
+    """All GPUs (thousandths), cores (thousandths) and memory (MiB); 0 of what is unknown of some node."""
+    known = [0 if (column < 0).any() else int(column.sum()) for column in (cluster.cpu, cluster.memory)]
+    return cluster.total_gpus * WHOLE, known[0], known[1]
