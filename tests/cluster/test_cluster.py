@@ -79,7 +79,7 @@ def test_a_step_goes_to_the_next_moment():
         (lambda s: Simulator(placement="bset"), "unknown placement 'bset'; did you mean 'best'?"),
         (
             lambda s: Simulator(placement="./mine.py"),
-            "placement './mine.py': what Numba compiles into the engine must lie in",
+            "placement './mine.py': placements are compiled into the engine and must be in",
         ),
         (lambda s: Simulator(order="ffio-skip"), "unknown order 'ffio-skip'; did you mean 'fifo-skip'?"),
         (lambda s: Simulator(ties="lowst"), "unknown rule for ties 'lowst'; did you mean 'lowest'?"),

@@ -126,7 +126,7 @@ def test_what_is_wrong_is_said():
         simulate(half, Cluster.parse("2x32"), "fifo", "best")
     with pytest.raises(ValueError, match=r"milli of job 0 \(row 0\) is 1500; expected 1 to 1000"):
         dataclasses.replace(half, milli=np.array([1500]))
-    with pytest.raises(ValueError, match="ask for no GPU"):
+    with pytest.raises(ValueError, match="requests a GPU"):
         inflation.inflated(Jobs(np.zeros(1), np.ones(1), np.zeros(1)), Cluster.parse("1x8"))
     two = simulate(dataclasses.replace(half, gpus=np.array([9])), Cluster.parse("2x8"), "fifo", "best")
     assert two.unschedulable == {0: "the closest node, node-0, lacks 9 GPUs (it has 8)"}

@@ -225,8 +225,8 @@ def test_the_page_of_a_run_with_stops():
 @pytest.mark.parametrize(
     ("order", "options", "words"),
     [
-        ("srtf-skip", {}, "srtf stops jobs, and whoever fits may pass; expected 'srtf'"),
-        ("fifo", {"restart_s": 3}, "restart_s is 3, and order 'fifo' stops no jobs; expected one of"),
+        ("srtf-skip", {}, "srtf preempts, and any job that fits may start; expected 'srtf'"),
+        ("fifo", {"restart_s": 3}, "restart_s is 3, and order 'fifo' does not preempt; expected one of"),
         ("srtf", {"checkpoint_s": -1}, "checkpoint_s is -1; expected seconds, 0 or more"),
     ],
 )

@@ -119,7 +119,7 @@ def test_without_borrowing_it_is_fifo_skip_with_quotas():
 
 
 def test_it_needs_quotas():
-    with pytest.raises(ValueError, match="order 'reclaim' takes lent quotas back; expected quotas"):
+    with pytest.raises(ValueError, match="order 'reclaim' reclaims borrowed quota; expected quotas"):
         run(jobs_of((0, 1, 1, "a")), {})
     with pytest.raises(ValueError, match="unknown tenant 'c'"):
         run(jobs_of((0, 1, 1, "a")), {"c": Quota(4)})

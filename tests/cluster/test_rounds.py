@@ -112,7 +112,7 @@ def raises(view):
     [
         (raises, "policy 'mine' at 2 s raised ZeroDivisionError: by nought"),
         (lambda view: sys.exit(0), "policy 'mine' at 2 s raised SystemExit: 0"),
-        (lambda view: [], "policy 'mine' at 2 s starts none of those that wait .1 job.* job 'j0' waits since 2 s"),
+        (lambda view: [], "policy 'mine' at 2 s starts none of the waiting jobs .1 job.* job 'j0' waits since 2 s"),
         (lambda view: ["j0"], "policy 'mine' at 2 s chose 'j0'; expected jobs of view.jobs"),
         (lambda view: [*view.jobs, *view.jobs], "policy 'mine' at 2 s chose job 'j0' twice; expected each once"),
         (lambda view: 5, "policy 'mine' at 2 s raised TypeError"),
@@ -237,7 +237,7 @@ def test_what_a_policy_prints_is_not_the_result(policy, capsys):
 
 def test_a_quota_is_refused():
     jobs = Jobs([0], [1], [1])
-    with pytest.raises(ValueError, match="quotas are given, and order 'time-slices' stops jobs"):
+    with pytest.raises(ValueError, match="quotas are given, and order 'time-slices' preempts"):
         from weft.cluster.quota import Quota
 
         simulate(jobs, Cluster.parse("1x1"), "time-slices", quotas={"a": Quota(1)})
@@ -285,7 +285,7 @@ def test_an_order_may_lie_in_a_file(tmp_path):
     [
         ("1 / 0", "ZeroDivisionError: division by zero"),
         ("", "ORDER is None; expected a weft.cluster.order.Order"),
-        ("from weft.cluster.orders.srtf import ORDER", "must lie in weft/cluster/orders"),
+        ("from weft.cluster.orders.srtf import ORDER", "must be in weft/cluster/orders"),
     ],
 )
 def test_a_file_without_an_order_is_refused(tmp_path, text, message):

@@ -79,7 +79,7 @@ def test_a_gang_that_was_stopped_is_not_told_as_two(weft, tmp_path):
     (tmp_path / "t.csv").write_text("submit,duration,gpus,priority\n0,100,16,0\n10,20,1,1\n")
     words = tmp_path / "t.csv", "--format", "csv", "--nodes", "2x8", "--order", "priority-preemptive"
     out = weft(*words)[1]
-    assert "jobs were stopped 1 time;" in out and "2 starts of gangs over several nodes: 100.0% in one rack" in out
+    assert "jobs were preempted 1 time;" in out and "2 starts of gangs over several nodes: 100.0% in one rack" in out
 
 
 def test_what_is_missing_is_named(weft, file):

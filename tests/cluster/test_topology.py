@@ -102,7 +102,7 @@ def test_the_stepping_simulator_knows_racks():
     with pytest.raises(ValueError, match="its 3 pieces need one rack, and the closest, 's', takes 2 of them"):
         sim.add_job("three", gpus=24)
     assert sim.run().status()["jobs"]["two"]["nodes"] == ["b", "c"]
-    with pytest.raises(ValueError, match="node 'd': nvlink_domain 'r' lies in another rack"):
+    with pytest.raises(ValueError, match="node 'd': nvlink_domain 'r' is in another rack"):
         sim.add_node("d", gpus=8, rack="s", nvlink_domain="r")
 
 

@@ -93,12 +93,12 @@ def test_a_column_that_nobody_wants_may_be_there_twice(write):
 @pytest.mark.parametrize(
     ("column", "values", "told"),
     [
-        ("cpu", (8, 96), "cpu: the most that a job asks is 96 thousandths of a core; is the column in another unit?"),
-        ("cpu", (8, 128), "cpu: the most that a job asks is 128 thousandths of a core; is"),
-        ("memory", (64, 512), "memory: the most that a job asks is 512 MiB; is"),
-        ("memory", (1, 2**36), "memory: the most that a job asks is 68,719,476,736 MiB; is"),
-        ("gpu_memory", (1, 81920), "gpu_memory: the most that a job asks is 81,920.0 GB of each GPU; is"),
-        ("milli", (1, 1), "milli: the most that a job asks is 1 thousandths of each GPU; is"),
+        ("cpu", (8, 96), "cpu: the largest request of a job is 96 thousandths of a core; is the column in another unit?"),
+        ("cpu", (8, 128), "cpu: the largest request of a job is 128 thousandths of a core; is"),
+        ("memory", (64, 512), "memory: the largest request of a job is 512 MiB; is"),
+        ("memory", (1, 2**36), "memory: the largest request of a job is 68,719,476,736 MiB; is"),
+        ("gpu_memory", (1, 81920), "gpu_memory: the largest request of a job is 81,920.0 GB of each GPU; is"),
+        ("milli", (1, 1), "milli: the largest request of a job is 1 thousandths of each GPU; is"),
         ("cpu", (0, 500), ""),
         ("memory", (0, 65536), ""),
     ],
