@@ -1,7 +1,7 @@
 """The experiment of FGD's authors (Weng et al., USENIX ATC 2023): 17 pod lists × 6 placements × 10 seeds on 1,213 nodes.
 
-python -m weft.cluster.fgd_experiment FOLDER            # of openb_node_list_gpu_node.csv and openb_pod_list_*.csv
-python -m weft.cluster.fgd_experiment FOLDER --save     # and append records to results/<cpu>/fgd_experiment.jsonl
+python examples/fgd_experiment.py FOLDER            # of openb_node_list_gpu_node.csv and openb_pod_list_*.csv
+python examples/fgd_experiment.py FOLDER --save     # and append records to results/<cpu>/fgd_experiment.jsonl
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy as np
 from weft import records
 from weft.cluster import cluster_file, inflation
 from weft.cluster.traces import openb
+from weft.hardware import query
 
 LISTS = (
     "default",
@@ -32,8 +32,8 @@ SEEDS = range(42, 52)
 
 
 def measure(task: tuple[Path, str, str]) -> tuple[str, str, list[float], float]:
-    """One list under one placement: the share of the GPUs that was allocated at 100 % arrival, of each seed, and CPU seconds
-    with reading, drawing and all."""
+    """One list under one placement: the share of the GPUs that was allocated at 100 % arrival, for each seed, and
+    CPU seconds with reading and drawing."""
     folder, name, placement = task
     begin = time.process_time()
     cluster = cluster_file.load(folder / "openb_node_list_gpu_node.csv")
@@ -51,19 +51,16 @@ def run(folder: Path, processes: int) -> Iterator[tuple[str, str, list[float], f
 
 
 def main() -> None:
-    from weft.hardware import query  # for the processor's name
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--save", action="store_true", help="append records")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    asked = parser.parse_args()
+    given = parser.parse_args()
     begin = time.perf_counter()
-    for name, placement, found, cpu_s in run(asked.folder, asked.processes):
+    for name, placement, found, cpu_s in run(given.folder, given.processes):
         mean, deviation = 100 * float(np.mean(found)), 100 * float(np.std(found, ddof=1))
-        sys.stdout.write(f"{name:12} {placement:15} {mean:6.2f} % ± {deviation:.2f}  {cpu_s:5.1f} CPU s\n")
-        sys.stdout.flush()
-        if asked.save:
+        print(f"{name:12} {placement:15} {mean:6.2f} % ± {deviation:.2f}  {cpu_s:5.1f} CPU s", flush=True)
+        if given.save:
             about = {"machine": query.name("cpu"), "commit": records.commit(), "time": records.now()}
             line = {
                 "benchmark": "fgd_experiment",
@@ -73,7 +70,7 @@ def main() -> None:
                 "cpu_s": cpu_s,
             }
             records.Store().append(about["machine"], "fgd_experiment", {**line, **about})
-    sys.stdout.write(f"{time.perf_counter() - begin:.0f} s with {asked.processes} processes\n")
+    print(f"{time.perf_counter() - begin:.0f} s with {given.processes} processes")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""How fast the engine is: the tables of docs/cluster.md, and how time grows with jobs and nodes.
+"""How fast the cluster simulator is, and how its time grows with jobs and nodes (docs/measured/simulator.md).
 
-python -m weft.cluster.speed                      # print
-python -m weft.cluster.speed --save               # and append records to results/<cpu>/simulate.jsonl
-python -m weft.cluster.speed --jobs-at-most 1e5   # leave larger points out
-python -m weft.cluster.speed --order srtf         # one order's points
-python -m weft.cluster.speed --picture docs/pictures/simulator-growth.svg    # measure nothing; draw the records
+python examples/simulator_speed.py                      # print
+python examples/simulator_speed.py --save               # and append records to results/<cpu>/simulate.jsonl
+python examples/simulator_speed.py --jobs-at-most 1e5   # leave larger points out
+python examples/simulator_speed.py --order srtf         # one order's points
+python examples/simulator_speed.py --picture docs/pictures/simulator-growth.svg    # draw the records, measure nothing
 """
 
 from __future__ import annotations
@@ -16,49 +16,36 @@ import math
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from weft import records
+from weft.cluster import Cluster, Jobs, NodeGroup, generate, simulate
 from weft.cluster.metrics import peak_memory_mib, summary
-from weft.cluster.model import Cluster, Jobs, NodeGroup
-from weft.cluster.simulation import simulate
-from weft.cluster.synthetic.generate import generate
-from weft.report import simulator
+from weft.hardware import query
+from weft.report import growth, simulator
 
 MILLION = 1_000_000
-ORDERS = ("fifo", "fifo-skip", "sjf", "fifo-easy", "fifo-conservative")
-STOPPING = ("srtf", "las", "2d-las")
-GROWING = ("fifo-skip", "srtf")
+ORDERS = ("fifo", "fifo-skip", "sjf", "fifo-easy", "fifo-conservative", "srtf", "las", "2d-las")
 GPUS, ALL = "GPUs", "GPUs, cores, memory, types"
 
-Point = tuple[str, str, int, int, float, str]  # order, placement, jobs, nodes, load, what jobs ask
+Point = tuple[str, str, int, int, float, str]  # order, placement, jobs, nodes, load, what jobs request
 
 
 def points() -> list[Point]:
     """The table, then growth with jobs, then with nodes; each point once."""
-    return list(dict.fromkeys([*_table(), *_growth()]))
-
-
-def _table() -> Iterator[Point]:
+    found: list[Point] = []
     for load in (0.7, 1.1):
-        for order in (*ORDERS, *STOPPING):
-            yield order, "best", MILLION, 10_000, load, GPUS
-        yield "fifo-skip", "best", MILLION, 10_000, load, ALL
+        found += [(order, "best", MILLION, 10_000, load, GPUS) for order in ORDERS]
+        found.append(("fifo-skip", "best", MILLION, 10_000, load, ALL))
+    for order in ("fifo-skip", "srtf"):
+        found += [(order, "best", 10**k, nodes, 0.7, GPUS) for nodes in (1000, 10_000) for k in (3, 4, 5, 6)]
+        found += [(order, "best", 100_000, 10**k, 0.7, GPUS) for k in (1, 2, 3, 4, 5)]
+    return list(dict.fromkeys(found))
 
 
-def _growth() -> Iterator[Point]:
-    for order in GROWING:
-        for nodes in (1000, 10_000):
-            for jobs in (1000, 10_000, 100_000, MILLION):
-                yield order, "best", jobs, nodes, 0.7, GPUS
-        for nodes in (10, 100, 1000, 10_000, 100_000):
-            yield order, "best", 100_000, nodes, 0.7, GPUS
-
-
-def asking_all(jobs: Jobs, seed: int = 0) -> Jobs:
+def with_all_requests(jobs: Jobs, seed: int = 0) -> Jobs:
     """The jobs with 4 to 16 cores and 32 to 128 GiB for each GPU, a fifth of them for one type of GPU only."""
     g = np.random.default_rng(seed)
     return dataclasses.replace(
@@ -76,7 +63,7 @@ def measure(order: str, placement: str, jobs: int, nodes: int, load: float, asks
     trace = generate(jobs, cluster, load=load)
     if asks == ALL:
         cluster = Cluster.of([NodeGroup(nodes // 2, 8, kind, cpu=128, memory_gb=1024) for kind in ("A", "B")])
-        trace = asking_all(trace)
+        trace = with_all_requests(trace)
     times = []
     for _ in range(3):
         result = simulate(trace, cluster, order, placement)
@@ -92,35 +79,9 @@ def measure(order: str, placement: str, jobs: int, nodes: int, load: float, asks
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--save", action="store_true", help="append records")
-    parser.add_argument("--jobs-at-most", type=float, default=math.inf, metavar="N", help="leave larger points out")
-    known = sorted({point[0] for point in points()})
-    parser.add_argument(
-        "--order", action="append", choices=known, help="measure this order only; may be given several times"
-    )
-    parser.add_argument("--picture", metavar="FILE", help="measure nothing: draw the growth in this machine's records")
-    parser.add_argument("--point", nargs=6, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.point:
-        order, placement, jobs, nodes, load, asks = asked.point
-        sys.stdout.write(json.dumps(measure(order, placement, int(jobs), int(nodes), float(load), asks)))
-    elif asked.picture:
-        draw(asked.picture)
-    else:
-        chosen = [p for p in points() if p[2] <= asked.jobs_at_most and (not asked.order or p[0] in asked.order)]
-        for order, placement, asks in dict.fromkeys((p[0], p[1], p[5]) for p in chosen):
-            in_process_of_its_own(
-                (order, placement, 100, 10, 0.7, asks)
-            )  # compiles: its memory would count as a point's
-        for point in chosen:
-            run(point, asked.save)
-
-
-def in_process_of_its_own(point: Point) -> dict[str, Any]:
-    """:func:`measure` of a point, whose peak memory is then its own."""
-    command = [sys.executable, "-m", "weft.cluster.speed", "--point", *map(str, point)]
+def in_its_own_process(point: Point) -> dict[str, Any]:
+    """:func:`measure` of a point, so that the peak memory is the point's own."""
+    command = [sys.executable, __file__, "--point", *map(str, point)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{', '.join(map(str, point))}: status {done.returncode}\n{done.stderr.strip()}")
@@ -129,30 +90,41 @@ def in_process_of_its_own(point: Point) -> dict[str, Any]:
 
 
 def run(point: Point, save: bool) -> None:
-    """Measures a point, prints it, and appends a record when asked."""
-    from weft.hardware import query  # for the processor's name; the rest of the room does without
-
-    found = in_process_of_its_own(point)
+    found = in_its_own_process(point)
     order, _, jobs, nodes, load, asks = point
-    sys.stdout.write(
-        f"{order:17} {jobs:>9,} jobs {nodes:>7,} nodes, load {load}, asking {asks}: {found['cpu_s']:6.3f} CPU s, metrics "
+    print(
+        f"{order:17} {jobs:>9,} jobs {nodes:>7,} nodes, load {load}, requests {asks}: {found['cpu_s']:6.3f} CPU s, metrics "
         f"{found['metrics_s']:.3f} s, peak {found['peak_memory_mib'] or 0:4.0f} MiB, queueing "
-        f"{found['mean_queueing_s']:.0f} s\n"
+        f"{found['mean_queueing_s']:.0f} s",
+        flush=True,
     )
-    sys.stdout.flush()
     if save:
         named = dict(zip(("order", "placement", "jobs", "nodes", "load", "asks"), point, strict=True))
         about = {"machine": query.name("cpu"), "commit": records.commit(), "time": records.now()}
         records.Store().append(about["machine"], simulator.FILE, {"benchmark": "simulate", **named, **found, **about})
 
 
-def draw(path: str) -> None:
-    """The growth of this machine's records, or without any of the machine that was measured last."""
-    from weft.hardware import query
-    from weft.report import growth
-
-    timed = simulator.read(records.Store().lines(name=simulator.FILE))
-    growth.picture(path, simulator.of_one_machine(timed, query.name("cpu")))
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--save", action="store_true", help="append records")
+    parser.add_argument("--jobs-at-most", type=float, default=math.inf, metavar="N", help="leave larger points out")
+    known = sorted({point[0] for point in points()})
+    parser.add_argument("--order", action="append", choices=known, help="measure this order only; may be repeated")
+    parser.add_argument("--picture", metavar="FILE", help="draw the growth in this machine's records, measure nothing")
+    parser.add_argument("--point", nargs=6, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.point:
+        order, placement, jobs, nodes, load, asks = given.point
+        print(json.dumps(measure(order, placement, int(jobs), int(nodes), float(load), asks)))
+    elif given.picture:
+        timed = simulator.read(records.Store().lines(name=simulator.FILE))
+        growth.picture(given.picture, simulator.of_one_machine(timed, query.name("cpu")))
+    else:
+        chosen = [p for p in points() if p[2] <= given.jobs_at_most and (not given.order or p[0] in given.order)]
+        for order, placement, asks in dict.fromkeys((p[0], p[1], p[5]) for p in chosen):
+            in_its_own_process((order, placement, 100, 10, 0.7, asks))  # compiles: its memory would count as a point's
+        for point in chosen:
+            run(point, given.save)
 
 
 if __name__ == "__main__":

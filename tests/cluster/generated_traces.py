@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+import numpy as np
 
-np = pytest.importorskip("numpy")
-pytest.importorskip("numba")
-
-from weft.cluster import Jobs  # noqa: E402
-from weft.cluster.synthetic.arrivals import Arrivals  # noqa: E402
-from weft.cluster.synthetic.distributions import LogNormal, Quantiles  # noqa: E402
-from weft.cluster.synthetic.profile import Profile, Request, Size, Tenant  # noqa: E402
+from weft.cluster import Jobs
+from weft.cluster.synthetic.arrivals import Arrivals
+from weft.cluster.synthetic.distributions import LogNormal, Quantiles
+from weft.cluster.synthetic.profile import Profile, Request, Size, Tenant
 
 DAY = tuple(1.0 + (9 <= hour < 18) * 4.0 for hour in range(24))
 WEEK = (3.0, 3.0, 3.0, 3.0, 2.0, 0.0, 1.0)

@@ -1,4 +1,4 @@
-"""When the schedules of both engines are one, and what holds of any schedule."""
+"""Whether both engines give the same schedule, and what must hold of any schedule."""
 
 from __future__ import annotations
 
@@ -8,9 +8,17 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from weft.cluster import Cluster, Jobs
+from weft.cluster import Cluster, Jobs, reference, simulate
 from weft.cluster.metrics import locality
 from weft.cluster.result import REASONS
+
+
+def both(jobs: Jobs, cluster: Cluster, order: str = "fifo", placement: str = "best", **more):
+    """The compiled engine's result, after the reference simulator has given the same."""
+    fast = simulate(jobs, cluster, order, placement, **more)
+    check_equal(fast, reference.simulate(jobs, cluster, order, placement, **more))
+    check_schedule(fast)
+    return fast
 
 
 def check_equal(fast, plain) -> None:

@@ -1,27 +1,23 @@
-"""The cluster simulator: a lesson, and the fast engine against the plain one."""
+"""The cluster simulator: a small example, and the compiled engine against the reference simulator."""
 
 from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from schedules import both
 
-np = pytest.importorskip("numpy")
-pytest.importorskip("numba")
-pytest.importorskip("hypothesis")
-
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from schedules import check_equal, check_schedule, names_of  # noqa: E402
-
-from weft.cluster import Cluster, Jobs, NodeGroup, Simulator, reference, simulate  # noqa: E402
-from weft.cluster.engine import node as engine  # noqa: E402
-from weft.cluster.engine import tables  # noqa: E402
-from weft.cluster.engine.classes import classify  # noqa: E402
-from weft.cluster.orders import ORDERS  # noqa: E402
-from weft.cluster.placements import PLACEMENTS  # noqa: E402
-from weft.cluster.simulation import REASONS  # noqa: E402
-from weft.cluster.synthetic.generate import generate  # noqa: E402
+from weft.cluster import Cluster, Jobs, NodeGroup, Simulator, simulate
+from weft.cluster.engine import node as engine
+from weft.cluster.engine import tables
+from weft.cluster.engine.classes import classify
+from weft.cluster.orders import ORDERS
+from weft.cluster.placements import PLACEMENTS
+from weft.cluster.result import REASONS
+from weft.cluster.synthetic.generate import generate
 
 # ---- the lesson ------------------------------------------------------------------------------------------------------
 
@@ -54,7 +50,7 @@ def test_the_scene(placement, nodes, last, starts):
     assert all(occupant is None for node in sim.status()["nodes"].values() for occupant in node)
 
 
-def test_a_step_goes_to_the_next_moment():
+def test_a_step_goes_to_the_next_event():
     sim = scene("best")
     assert [what for _, what, _ in sim.step()] == ["pending"] * 4 + ["running"] * 3
     assert sim.status()["nodes"] == {"a": ["j1", *[None] * 3], "b": ["j0", "j0"], "c": [*["j2"] * 4, *[None] * 4]}
@@ -172,12 +168,7 @@ def test_both_engines_give_the_same_schedule(jobs, nodes, policy, restart_s, che
     cluster = Cluster.of(nodes)
     stops = policy[0] in ORDERS and ORDERS[policy[0]].preemptive
     costs = {"restart_s": restart_s, "checkpoint_s": checkpoint_s} if stops else {}
-    fast, plain = (
-        simulate(jobs, cluster, *policy[:2], ties=policy[2], seed=policy[3], **costs),
-        reference.simulate(jobs, cluster, *policy, **costs),
-    )
-    check_equal(fast, plain)
-    check_schedule(fast)
+    both(jobs, cluster, *policy[:2], ties=policy[2], seed=policy[3], **costs)
 
 
 def whole(jobs: Jobs, policy) -> Jobs:
@@ -189,8 +180,7 @@ def whole(jobs: Jobs, policy) -> Jobs:
 def test_pods_of_several_shares_fill_a_node(placement):
     """Three pods of half of two GPUs on three GPUs: the tightest GPUs for each would leave two halves of one to the last."""
     jobs = Jobs([0], [1], [6], pods=[3], milli=[500])
-    fast, plain = (run(jobs, Cluster.parse("1x3"), "fifo-skip", placement) for run in (simulate, reference.simulate))
-    check_equal(fast, plain)
+    fast = both(jobs, Cluster.parse("1x3"), "fifo-skip", placement)
     assert fast.start.tolist() == [0] and sorted(fast.stretches.on.tolist()) == [0b011, 0b101, 0b110]
 
 
@@ -215,11 +205,7 @@ def test_many_nodes_and_jobs_still_agree():
     )
     cluster = Cluster.parse("50x8")
     for placement, ties in (("best", "lowest"), ("worst", "highest"), ("random", "random"), ("best", "random")):
-        fast = simulate(jobs, cluster, "fifo-skip", placement, ties=ties, seed=5)
-        plain = reference.simulate(jobs, cluster, "fifo-skip", placement, ties, 5)
-        assert fast.start.tolist() == [plain.jobs[j].start for j in range(len(jobs))]
-        names = [node.id for j in range(len(jobs)) for node, _, _ in plain.jobs[j].placed]
-        assert [cluster.names[n] for n in fast.stretches.where] == names
+        both(jobs, cluster, "fifo-skip", placement, ties=ties, seed=5)
 
 
 def test_placements_that_look_at_free_gpus_alone_share_one_index():
@@ -249,14 +235,7 @@ def test_full_nodes_with_many_kinds_of_requests_still_agree(order, count, placem
         types=g.choice([0, 1, 2], len(made)),
         type_sets=((), ("A",), ("B",)),
     )
-    fast, plain = (
-        simulate(jobs, cluster, order, placement, ties=ties),
-        reference.simulate(jobs, cluster, order, placement, ties),
-    )
-    for j in range(len(jobs)):
-        job = plain.jobs[jobs.id[j]]
-        assert fast.start[j] == job.start
-        assert names_of(fast, j) == [node.id for node, _, _ in job.placed]
+    fast = both(jobs, cluster, order, placement, ties=ties)
     assert (fast.queueing > 0).sum() > 10
 
 

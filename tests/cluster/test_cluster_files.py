@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import re
-from pathlib import Path
 
 import pytest
+from sample_traces import TRACES, YAML, node, pod, tar, with_traces
+from where import ROOT
 
-np = pytest.importorskip("numpy")
-
-from trace_samples import YAML, node, pod, tar  # noqa: E402
-from where import ROOT  # noqa: E402
-
-from weft.cluster import cluster_file, trace  # noqa: E402
-from weft.cluster.files.text import TraceError  # noqa: E402
-from weft.definition import UnknownName  # noqa: E402
-
-TRACES = Path(os.environ.get("WEFT_TRACES") or "/nonexistent")
-with_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="WEFT_TRACES names no folder of traces")
+from weft.cluster import cluster_file, trace
+from weft.cluster.files.text import TraceError
+from weft.definition import UnknownName
 
 
 def test_a_yaml_cluster(write):

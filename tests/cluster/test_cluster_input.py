@@ -5,15 +5,11 @@ from __future__ import annotations
 import gzip
 import json
 
+import numpy as np
 import pytest
+from where import python
 
-np = pytest.importorskip("numpy")
-pytest.importorskip("numba")
-pytest.importorskip("hypothesis")
-
-from where import python  # noqa: E402
-
-from weft.cluster import Cluster, Jobs, NodeGroup, simulate, trace  # noqa: E402
+from weft.cluster import Cluster, Jobs, NodeGroup, simulate, trace
 
 # ---- bad input -------------------------------------------------------------------------------------------------------
 
@@ -75,7 +71,7 @@ def test_wrong_nodes_are_refused(text):
         Cluster.parse(text)
 
 
-def test_a_job_that_can_never_run_is_told_and_the_others_run():
+def test_a_job_that_can_never_run_is_reported_and_the_others_run():
     jobs = Jobs(submit=[0, 0, 0], duration=[1, 1, 1], gpus=[8, 1, 40], gpu_memory=[0, 100, 0])
     result = simulate(jobs, Cluster.parse("4x8", gpu_memory_gb=80))
     assert result.unschedulable == {
@@ -91,7 +87,7 @@ def test_a_cluster_without_nodes_is_refused(policy):
         simulate(Jobs([0], [1], [1]), Cluster.of([]), *policy)
 
 
-def test_cores_of_pods_without_gpus_are_told_of_each():
+def test_missing_cores_of_pods_without_gpus_are_reported():
     jobs = Jobs([0], [1], [0], pods=[4], cpu=[64_000])
     why = simulate(jobs, Cluster.of([NodeGroup(1, cpu=32)])).unschedulable[0]
     assert why == "it comes in 4 pods of 0 GPUs, and all of them do not fit at once even when nothing else runs"

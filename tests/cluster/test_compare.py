@@ -11,17 +11,13 @@ import sys
 import time
 from pathlib import Path
 
+import mortal
+import numpy as np
 import pytest
+from random_traces import random_jobs
+from where import ROOT, plain_environment
 
-np = pytest.importorskip("numpy")
-pytest.importorskip("numba")
-pytest.importorskip("typer")
-
-import mortal  # noqa: E402
-from random_traces import random_jobs  # noqa: E402
-from where import ROOT, plain_environment  # noqa: E402
-
-from weft.cluster import Cluster, Jobs, compare, metrics, process_pool, simulate  # noqa: E402
+from weft.cluster import Cluster, Jobs, compare, metrics, process_pool, simulate
 
 comparing = sys.modules["weft.cluster.comparison"]
 
@@ -65,7 +61,7 @@ def test_compare_prints_80_columns(weft, tmp_path):
     assert code == 0 and "16 policies" in out
 
 
-def test_what_matters_is_told_apart():
+def test_effects_of_seeds_ties_and_same_second_are_separate():
     jobs = Jobs(submit=[0, 0, 0, 1], duration=[1, 10, 100, 5], gpus=[8, 8, 8, 1])
     (found,) = compare(
         jobs, Cluster.parse("1x8"), ["fifo:first"], shuffle_same_second=True, ties=["highest"], processes=1

@@ -5,21 +5,15 @@ from __future__ import annotations
 import csv
 import dataclasses
 import gzip
-import os
-from pathlib import Path
 
+import numpy as np
 import pytest
+from sample_traces import TRACES, with_traces
 
-np = pytest.importorskip("numpy")
-pytest.importorskip("numba")
-
-from weft.cluster import Cluster, Jobs, NodeGroup, cluster_file, inflation, simulate, trace  # noqa: E402
-from weft.cluster.fragmentation import fragmentation  # noqa: E402
-from weft.cluster.placements import PLACEMENTS, fgd  # noqa: E402
-from weft.cluster.traces import openb  # noqa: E402
-
-TRACES = Path(os.environ.get("WEFT_TRACES") or "/nonexistent")
-with_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="WEFT_TRACES names no folder of traces")
+from weft.cluster import Cluster, Jobs, NodeGroup, cluster_file, inflation, simulate, trace
+from weft.cluster.fragmentation import fragmentation
+from weft.cluster.placements import PLACEMENTS, fgd
+from weft.cluster.traces import openb
 
 
 def pods(name: str) -> Jobs:

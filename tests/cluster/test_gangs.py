@@ -1,17 +1,12 @@
-"""Jobs that no node can hold: by which nodes they are cut, and what they lack."""
+"""Gangs: by which nodes they are cut, and what they lack."""
 
 from __future__ import annotations
 
 import pytest
+from schedules import both
 
-np = pytest.importorskip("numpy")
-pytest.importorskip("numba")
-pytest.importorskip("hypothesis")
-
-from schedules import check_equal, check_schedule  # noqa: E402
-
-from weft.cluster import Cluster, Jobs, NodeGroup, reference, simulate  # noqa: E402
-from weft.cluster.allocations import of as pieces_of  # noqa: E402
+from weft.cluster import Cluster, Jobs, NodeGroup, simulate
+from weft.cluster.allocations import of as pieces_of
 
 MIXED = [NodeGroup(2, 8, "A", 40, cpu=32), NodeGroup(3, 4, "B", 80, cpu=32), NodeGroup(4, 2, "B", 80, cpu=64)]
 
@@ -34,9 +29,7 @@ MIXED = [NodeGroup(2, 8, "A", 40, cpu=32), NodeGroup(3, 4, "B", 80, cpu=32), Nod
 def test_a_gang_is_cut_by_the_largest_node_that_it_accepts(asked, pieces, policy):
     jobs = Jobs([0], [1], type_sets=((), ("B",)), **asked)
     cluster = Cluster.of(MIXED)
-    fast, plain = (run(jobs, cluster, *policy) for run in (simulate, reference.simulate))
-    check_equal(fast, plain)
-    check_schedule(fast)
+    fast = both(jobs, cluster, *policy)
     assert fast.end.tolist() == [1] and sorted(pieces_of(fast).gpus, reverse=True) == pieces
 
 
@@ -45,13 +38,11 @@ def test_cores_and_memory_are_divided_in_whole_numbers(order):
     """9 / 14 of 42 cores as a quotient are a thousandth more than the 27 that a node has."""
     jobs = Jobs([0, 1], [1, 1], [14, 14], cpu=[42_000] * 2, memory=[14 * 1024] * 2, pods=[0, 7])
     cluster = Cluster.of([NodeGroup(2, 9, cpu=27, memory_gb=9)])
-    fast, plain = (run(jobs, cluster, order, "best") for run in (simulate, reference.simulate))
-    check_equal(fast, plain)
-    check_schedule(fast)
+    fast = both(jobs, cluster, order)
     assert fast.end.tolist() == [1, 2] and pieces_of(fast).gpus[:2].tolist() == [9, 5]
 
 
-def test_what_a_gang_lacks_is_told_of_the_nodes_that_it_accepts():
+def test_a_gang_that_cannot_run_reports_what_accepted_nodes_lack():
     """The last job would come in parts of 2 and 1, were it not that both fit a node of 8 together: parts never share one."""
     asked = {"types": [1, 1, 1, 0], "cpu": [0, 0, 300_000, 99_000]}
     jobs = Jobs([0] * 4, [1] * 4, [24, 16, 3, 11], type_sets=((), ("B",)), **asked)

@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from datetime import datetime
-from pathlib import Path
 
+import numpy as np
 import pytest
+from generated_traces import DAY, RICH, WEEK, same
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sample_traces import TRACES, with_traces
 
-np = pytest.importorskip("numpy")
-pytest.importorskip("numba")
-
-from generated_traces import DAY, RICH, WEEK, same  # noqa: E402
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-
-from weft.cluster import Cluster, Jobs, trace  # noqa: E402
-from weft.cluster.synthetic.arrivals import Arrivals  # noqa: E402
-from weft.cluster.synthetic.distributions import LogNormal, Quantiles  # noqa: E402
-from weft.cluster.synthetic.fit import fit  # noqa: E402
-from weft.cluster.synthetic.profile import Profile, Request, Size, Tenant, campaigns, stated  # noqa: E402
-
-TRACES = Path(os.environ.get("WEFT_TRACES") or "/nonexistent")
-with_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="WEFT_TRACES names no folder of traces")
+from weft.cluster import Cluster, Jobs, trace
+from weft.cluster.synthetic.arrivals import Arrivals
+from weft.cluster.synthetic.distributions import LogNormal, Quantiles
+from weft.cluster.synthetic.fit import fit
+from weft.cluster.synthetic.profile import Profile, Request, Size, Tenant, campaigns, stated
 
 
 def chi_square(found, expected) -> float:
@@ -86,7 +79,7 @@ def test_without_factors_it_is_a_poisson_process():
     assert chi_square(np.histogram(gaps, [*edges, np.inf])[0], np.full(20, len(gaps) / 20)) < 3.5
 
 
-def test_bursts_have_the_variance_and_memory_that_were_asked_for():
+def test_bursts_have_the_requested_variance_and_correlation():
     submit = Arrivals(burst=2.0, hold=0.5).draw(300_000, 20 / 3600, np.random.default_rng(3))
     counts = np.bincount((submit // 3600).astype(int))[:-1].astype(float)
     mean = counts.mean()
@@ -121,7 +114,7 @@ def test_the_same_seed_gives_the_same_jobs():
     assert np.array_equal(loaded.duration, jobs.duration) and not np.array_equal(loaded.submit, jobs.submit)
 
 
-def test_shares_moments_and_load_are_those_asked_for():
+def test_shares_moments_and_load_are_as_requested():
     profile = stated(
         sizes={1: 3, 8: 1},
         durations={1: LogNormal(60.0, 1.0), 8: LogNormal(600.0, 0.5)},
@@ -246,7 +239,7 @@ def test_rare_sizes_share_a_curve_and_keep_their_requests():
 
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e5), st.integers(0, 9)), min_size=2, max_size=60))
 @settings(max_examples=60, deadline=None)
-def test_any_trace_with_two_moments_can_be_fitted_and_generated(rows):
+def test_any_trace_with_two_submission_times_can_be_fitted_and_generated(rows):
     submit, duration, gpus = (np.array(column) for column in zip(*rows, strict=True))
     jobs = Jobs(submit, duration, gpus)
     if jobs.submit[-1] - jobs.submit[0] < 0.001:

@@ -1,17 +1,14 @@
-"""What a schedule is measured by: groups, slowdowns, allocation, fairness."""
+"""Metrics of a schedule: groups, slowdowns, allocation, fairness."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from random_traces import random_jobs
 
-np = pytest.importorskip("numpy")
-pytest.importorskip("numba")
-
-from random_traces import random_jobs  # noqa: E402
-
-from weft.cluster import Cluster, Jobs, metrics, simulate  # noqa: E402
-from weft.cluster.metrics import fairness, finish_time_ratio  # noqa: E402
-from weft.cluster.model import NodeGroup  # noqa: E402
+from weft.cluster import Cluster, Jobs, metrics, simulate
+from weft.cluster.metrics import fairness, finish_time_ratio
+from weft.cluster.model import NodeGroup
 
 
 def test_no_slowdown_is_below_one():
@@ -21,7 +18,7 @@ def test_no_slowdown_is_below_one():
     assert times["slowdown"].tolist() == [1, 1, 1.05]  # 0.1 and 0.5 without the bound
 
 
-def test_jain_s_index_is_one_over_n_where_one_bears_everything():
+def test_jains_index_is_one_over_n_where_one_tenant_has_all_the_slowdown():
     jobs = Jobs(submit=[0] * 4, duration=[10] * 4, gpus=[1] * 4, tenant=[0, 1, 2, 3], tenants=tuple("abcd"))
     result = simulate(jobs, Cluster.parse("1x8"))
     found = fairness(result, metrics.times(result)["slowdown"])
@@ -75,7 +72,7 @@ def test_groups_add_up_to_the_whole():
     assert sum(used) == pytest.approx(found["utilisation"] * found["makespan"] * 24)
 
 
-def test_at_most_twenty_tenants_are_told():
+def test_at_most_twenty_tenants_are_listed():
     jobs = Jobs(submit=np.zeros(50), duration=np.arange(50) + 1.0, gpus=np.ones(50, int), tenant=np.arange(50),
                 tenants=tuple(map(str, range(50))))  # fmt: skip
     found = metrics.summary(simulate(jobs, Cluster.parse("1x8")))

@@ -9,20 +9,16 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-np = pytest.importorskip("numpy")
-pytest.importorskip("numba")
-pytest.importorskip("hypothesis")
-
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-
-from weft.cluster import Cluster, Jobs, allocations, generate, metrics, simulate  # noqa: E402
-from weft.cluster.pictures import compare, distributions, gantt, page, series, time_axis, window, write  # noqa: E402
-from weft.cluster.pictures.heat_map import COLUMNS, heat  # noqa: E402
-from weft.cluster.pictures.lanes import lanes  # noqa: E402
-from weft.drawing import palette  # noqa: E402
+from weft.cluster import Cluster, Jobs, allocations, generate, metrics, simulate
+from weft.cluster.pictures import compare, distributions, gantt, page, series, time_axis, window, write
+from weft.cluster.pictures.heat_map import COLUMNS, heat
+from weft.cluster.pictures.lanes import lanes
+from weft.drawing import palette
 
 CHROMIUM = Path("/usr/bin/chromium")
 LONGEST = settings(max_examples=60, deadline=None)
@@ -62,7 +58,7 @@ def interrupted(result):
 
 @LONGEST
 @given(results())
-def test_pieces_are_what_jobs_asked(result):
+def test_pieces_are_what_jobs_requested(result):
     held = allocations.of(result)
     given = np.bincount(held.job, weights=held.gpus, minlength=len(result.jobs))
     runs = ~np.isnan(result.start) & (result.jobs.duration > 0)
@@ -221,7 +217,7 @@ def test_runs_with_other_seeds_are_one_policy():
 
 
 @pytest.mark.parametrize(("seconds", "words"), [(0, "0 s"), (5400, "90.0 min"), (90000, "25.0 h"), (None, "–")])
-def test_seconds_are_told_in_units(seconds, words):
+def test_seconds_are_written_with_units(seconds, words):
     assert time_axis.text(seconds).replace("\u202f", " ") == words
 
 

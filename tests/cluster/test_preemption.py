@@ -1,27 +1,22 @@
-"""Orders that stop running jobs: published results, what stopping costs, theory, and what is kept of a run."""
+"""Orders that preempt: published results, costs, theory, and what is saved of a run."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import os
-from pathlib import Path
 
+import numpy as np
 import pytest
+from sample_traces import TRACES, with_traces
 
-np = pytest.importorskip("numpy")
-pytest.importorskip("numba")
-
-from weft.cluster import Cluster, Jobs, Simulator, generate, reference, simulate, trace  # noqa: E402
-from weft.cluster.engine import preemption_loop  # noqa: E402
-from weft.cluster.metrics import summary  # noqa: E402
-from weft.cluster.orders import ORDERS  # noqa: E402
+from weft.cluster import Cluster, Jobs, Simulator, generate, reference, simulate, trace
+from weft.cluster.engine import preemption_loop
+from weft.cluster.metrics import summary
+from weft.cluster.orders import ORDERS
 
 SIZES = {1: 0.5, 2: 0.2, 4: 0.15, 8: 0.1, 16: 0.05}
 
-TRACES = Path(os.environ.get("WEFT_TRACES") or "/nonexistent")
-with_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="WEFT_TRACES names no folder of traces")
-STOPPING = [name for name, order in ORDERS.items() if order.preemption]
+PREEMPTIVE = [name for name, order in ORDERS.items() if order.preemption]
 
 # Of Tiresias' public simulator (959f9b08f44f), which counts GPUs wherever they are: mean job completion time in seconds and how
 # often a job was stopped. 2d-las: with the moment at which a job comes to the next level worked out in GPU seconds throughout.
@@ -48,7 +43,7 @@ def test_published_results_to_the_last_digit(order, name):
     assert (round(float((result.end - jobs.submit).mean()), 4), result.stops.sum()) == TIRESIAS[order, name]
 
 
-def test_a_job_with_less_left_takes_the_room_of_one_with_more():
+def test_a_job_with_less_remaining_preempts_one_with_more():
     sim = Simulator("srtf")
     sim.add_node("a", gpus=2)
     sim.add_job("long", gpus=2, duration=10)
@@ -61,7 +56,7 @@ def test_a_job_with_less_left_takes_the_room_of_one_with_more():
     assert (jobs["equal"].start, jobs["equal"].end, jobs["equal"].stops) == (13, 19, 0)
 
 
-def test_who_still_has_room_goes_on():
+def test_a_victim_that_still_fits_is_reprieved():
     """The 8-GPU job stops both others; what it leaves free is enough for the smaller one, the less important of the two."""
     jobs = Jobs([0, 0, 1], [50, 60, 5], [8, 1, 8])
     result = simulate(jobs, Cluster.parse("1x9"), "srtf")
@@ -77,7 +72,7 @@ def test_who_still_has_room_goes_on():
         ({"restart_s": 3.0, "checkpoint_s": 4.0}, 6.0, 30.0),
     ],
 )
-def test_what_stopping_costs(costs, lost, end):
+def test_what_a_preemption_costs(costs, lost, end):
     jobs = Jobs([0, 7], [20, 4], [1, 1])
     result = simulate(jobs, Cluster.parse("1x1"), "srtf", **costs)
     assert result.stops.tolist() == [1, 0] and result.lost.tolist() == [lost, 0] and result.end.tolist() == [end, 11]
@@ -86,7 +81,7 @@ def test_what_stopping_costs(costs, lost, end):
     assert (found["preemptions"], found["lost_gpu_s"], found["gpu_s"]) == (1, lost, 24)
 
 
-def test_a_higher_priority_stops_a_lower_one_and_not_its_equal():
+def test_a_higher_priority_preempts_a_lower_one_and_not_its_equal():
     jobs = Jobs([0, 1, 2], [10, 10, 10], [1, 1, 1], priority=[0, 0, 1])
     result = simulate(jobs, Cluster.parse("1x1"), "priority-preemptive")
     assert result.start.tolist() == [0, 20, 2] and result.end.tolist() == [20, 30, 12]
@@ -133,7 +128,7 @@ def test_two_preemptive_priorities_wait_as_long_as_theory_says():
     assert jct[jobs.priority == 0].mean() == pytest.approx(1 / (0.6 * 0.2), rel=0.05)
 
 
-def test_room_for_stretches_grows_while_it_runs(monkeypatch):
+def test_the_arrays_of_stretches_grow_while_it_runs(monkeypatch):
     jobs = generate(300, Cluster.parse("2x8"), load=1.5, seed=3, sizes=SIZES)
     whole = simulate(jobs, Cluster.parse("2x8"), "srtf", restart_s=5)
     create = preemption_loop.Loop.__init__
@@ -149,8 +144,8 @@ def test_room_for_stretches_grows_while_it_runs(monkeypatch):
         assert getattr(whole.stretches, column).tolist() == getattr(again.stretches, column).tolist()
 
 
-@pytest.mark.parametrize("order", STOPPING)
-def test_until_a_moment_it_is_the_same_run(order):
+@pytest.mark.parametrize("order", PREEMPTIVE)
+def test_until_a_time_it_is_the_same_run(order):
     jobs, cluster = generate(120, Cluster.parse("2x8"), load=1.5, seed=4, sizes=SIZES), Cluster.parse("2x8")
     jobs.priority[:] = np.arange(120) % 3
     whole, half = (simulate(jobs, cluster, order, until=until) for until in (np.inf, float(jobs.submit[60])))
@@ -205,7 +200,7 @@ def test_a_saved_run_has_its_stretches(weft, tmp_path):
     assert [(j["stops"], j["lost"], j["wait"]) for j in jobs] == [(1, 2, 5), (0, 0, 0)]
 
 
-def test_the_page_of_a_run_with_stops():
+def test_the_page_of_a_run_with_preemptions():
     pytest.importorskip("bokeh")
     from weft.cluster import allocations, pictures
     from weft.cluster.pictures import series
@@ -230,7 +225,7 @@ def test_the_page_of_a_run_with_stops():
         ("srtf", {"checkpoint_s": -1}, "checkpoint_s is -1; expected seconds, 0 or more"),
     ],
 )
-def test_what_does_not_go_together_is_told(order, options, words):
+def test_incompatible_options_are_refused(order, options, words):
     with pytest.raises(ValueError, match=words):
         simulate(Jobs([0], [1], [1]), Cluster.parse("1x1"), order, **options)
 
@@ -241,7 +236,7 @@ def test_both_engines_agree_on_larger_runs():
         Cluster.parse("20x8"),
     )
     jobs.priority[:] = np.arange(250) % 4
-    for order in STOPPING:
+    for order in PREEMPTIVE:
         fast = simulate(jobs, cluster, order, restart_s=7)
         plain = reference.simulate(jobs, cluster, order, "best", restart_s=7)
         assert fast.end.tolist() == [plain.jobs[j].end for j in range(250)]

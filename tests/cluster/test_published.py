@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
+import numpy as np
 import pytest
+from sample_traces import TRACES, with_traces
 
-np = pytest.importorskip("numpy")
-pytest.importorskip("numba")
-pytest.importorskip("hypothesis")
-
-from weft.cluster import Cluster, Jobs, simulate, trace  # noqa: E402
-from weft.cluster.metrics import summary  # noqa: E402
-from weft.cluster.synthetic.generate import generate  # noqa: E402
-
-TRACES = Path(os.environ.get("WEFT_TRACES") or "/nonexistent")
-with_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="WEFT_TRACES names no folder of traces")
-
+from weft.cluster import Cluster, Jobs, simulate, trace
+from weft.cluster.metrics import summary
+from weft.cluster.synthetic.generate import generate
 
 # ---- published results -----------------------------------------------------------------------------------------------
 
@@ -110,7 +101,7 @@ def test_any_durations_wait_as_long_as_theory_says(cv2):
     assert agrees(simulate(jobs, Cluster.parse("1x1"), "fifo").queueing, 0.7 / 0.3 * (1 + cv2) / 2)
 
 
-def test_a_generated_trace_has_the_load_and_sizes_that_were_asked_for():
+def test_a_generated_trace_has_the_requested_load_and_sizes():
     cluster = Cluster.parse("100x8")
     jobs = generate(200_000, cluster, load=0.8, median_s=60, sigma=1, sizes={1: 3, 8: 1}, seed=3)
     assert jobs.generated and summary(simulate(jobs.take(np.arange(10)), cluster))["generated"]

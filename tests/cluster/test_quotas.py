@@ -1,19 +1,17 @@
-"""Weights and quotas as they are given: what cannot be, texts and files, the command line, comparisons, pictures."""
+"""Weights and quotas as they are given: invalid ones, texts and files, the command line, comparisons, pictures."""
 
 from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
-np = pytest.importorskip("numpy")
-pytest.importorskip("numba")
-
-from weft.cluster import Cluster, Jobs, Simulator, compare, pictures, simulate  # noqa: E402
-from weft.cluster import quota as quotas_of  # noqa: E402
-from weft.cluster.quota import Quota  # noqa: E402
-from weft.cluster.result import REASONS  # noqa: E402
-from weft.definition import UnknownName  # noqa: E402
+from weft.cluster import Cluster, Jobs, Simulator, compare, pictures, simulate
+from weft.cluster import quota as quotas_of
+from weft.cluster.quota import Quota
+from weft.cluster.result import REASONS
+from weft.definition import UnknownName
 
 # ---- bad input -------------------------------------------------------------------------------------------------------
 
@@ -43,7 +41,7 @@ TWO = jobs_of("ab", 1, 1)
         ("fair-shar", {}, "did you mean 'fair-share'?"),
     ],
 )
-def test_what_cannot_be_is_refused(order, more, words):
+def test_invalid_weights_and_quotas_are_refused(order, more, words):
     with pytest.raises(ValueError) as caught:
         simulate(TWO, Cluster.parse("1x2"), order, **more)
     assert words in str(caught.value)

@@ -1,14 +1,12 @@
-"""Quotas that are taken back: by hand, and what must hold of every schedule."""
+"""Reclaimed quotas: by hand, and what must hold of every schedule."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-np = pytest.importorskip("numpy")
-pytest.importorskip("numba")
-
-from weft.cluster import Cluster, Jobs, simulate  # noqa: E402
-from weft.cluster.quota import Quota  # noqa: E402
+from weft.cluster import Cluster, Jobs, simulate
+from weft.cluster.quota import Quota
 
 
 def jobs_of(*rows, priority=None):
@@ -25,7 +23,7 @@ def run(jobs, quotas, nodes="2x8", **more):
 HALVES = {"a": Quota(8), "b": Quota(8)}
 
 
-def test_what_is_lent_is_taken_back_from_who_came_last():
+def test_quota_is_reclaimed_from_the_last_started_job():
     """a borrows 8; b claims 4: the last of a's jobs is stopped, and goes on when b has ended."""
     jobs = jobs_of((0, 100, 4, "a"), (0, 100, 4, "a"), (0, 100, 4, "a"), (1, 100, 4, "a"), (10, 20, 4, "b"))
     result = run(jobs, HALVES)
@@ -33,32 +31,32 @@ def test_what_is_lent_is_taken_back_from_who_came_last():
     assert result.end.tolist() == [100, 100, 100, 1 + 100 + 20, 30]
 
 
-def test_what_a_nominal_quota_covers_is_never_stopped():
+def test_jobs_within_a_nominal_quota_are_never_preempted():
     """b may not borrow while a uses its own, and waits for a's end."""
     jobs = jobs_of((0, 100, 8, "a"), (5, 10, 8, "b"), (6, 10, 4, "b"))
     result = run(jobs, HALVES)
     assert not result.stops.any() and result.start.tolist() == [0, 5, 15]
 
 
-def test_a_job_that_is_partly_covered_counts_as_lent():
+def test_a_job_partly_within_the_nominal_quota_counts_as_borrowing():
     jobs = jobs_of((0, 50, 6, "a"), (1, 50, 6, "a"), (10, 5, 8, "b"))
     result = run(jobs, HALVES)
     assert result.stops.tolist() == [0, 1, 0] and result.end.tolist() == [50, 56, 15]
 
 
-def test_the_less_important_goes_first_among_what_is_lent():
+def test_the_less_important_borrowing_job_is_preempted_first():
     jobs = jobs_of((0, 50, 8, "a"), (1, 50, 4, "a"), (2, 50, 4, "a"), (10, 5, 4, "b"), priority=[0, 0, 1, 0])
     result = run(jobs, HALVES)
     assert result.stops.tolist() == [0, 1, 0, 0]
 
 
-def test_stopping_costs_here_too():
+def test_reclaiming_costs_what_preemption_costs():
     jobs = jobs_of((0, 50, 8, "a"), (0, 50, 8, "a"), (10, 5, 8, "b"))
     result = run(jobs, HALVES, restart_s=3, checkpoint_s=4)
     assert result.end.tolist() == [50, 15 + 3 + 42, 15] and result.lost.tolist() == [0, 5, 0]
 
 
-def test_a_share_that_is_lent_is_taken_back():
+def test_a_borrowed_share_is_reclaimed():
     """a's last two halves of a GPU are lent; b claims one half, and the last of them is stopped on its GPU."""
     jobs = jobs_of(*((t, 100, 1, "a") for t in range(4)), (10, 20, 1, "b"))
     jobs.milli[:] = 500
@@ -73,11 +71,11 @@ def test_the_wait_for_what_is_the_others_own_is_for_the_quota():
     assert result.waited[2, 1] == result.queueing[2] == 10
 
 
-def test_nobody_waits_for_what_is_its_own():
-    assert sum(stops_of_a_right_schedule(seed) for seed in range(12)) > 50
+def test_no_job_waits_for_its_tenants_nominal_quota():
+    assert sum(preemptions_of_a_checked_schedule(seed) for seed in range(12)) > 50
 
 
-def stops_of_a_right_schedule(seed: int) -> int:
+def preemptions_of_a_checked_schedule(seed: int) -> int:
     """After every moment: limits are kept, and no tenant lacks its nominal quota while it has a job that fits in it."""
     g = np.random.default_rng(seed)
     count, names = 80, "abc"

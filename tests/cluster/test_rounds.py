@@ -6,17 +6,15 @@ import json
 import re
 import sys
 
+import numpy as np
 import pytest
 
-np = pytest.importorskip("numpy")
-pytest.importorskip("numba")
-
-from weft.cluster import Cluster, Jobs, Simulator, reference, simulate  # noqa: E402
-from weft.cluster.order import Order, Rounds  # noqa: E402
-from weft.cluster.orders import ORDERS  # noqa: E402
-from weft.cluster.placement import Placement  # noqa: E402
-from weft.cluster.placements import PLACEMENTS  # noqa: E402
-from weft.cluster.reference.rounds import PolicyError, next_round  # noqa: E402
+from weft.cluster import Cluster, Jobs, Simulator, reference, simulate
+from weft.cluster.order import Order, Rounds
+from weft.cluster.orders import ORDERS
+from weft.cluster.placement import Placement
+from weft.cluster.placements import PLACEMENTS
+from weft.cluster.reference.rounds import PolicyError, next_round
 
 
 @pytest.fixture
@@ -36,7 +34,7 @@ def random_jobs(seed: int, many: int) -> Jobs:
     return Jobs(np.sort(g.uniform(0, 60, many)), g.uniform(0, 50, many), gpus)
 
 
-def test_an_order_whose_file_is_missing_is_told_the_nearest(tmp_path):
+def test_a_missing_order_file_suggests_the_nearest_name(tmp_path):
     (tmp_path / "mine.py").touch()
     with pytest.raises(FileNotFoundError, match=r"order: there is no file .*min\.py; did you mean 'mine\.py'\?"):
         simulate(random_jobs(0, 3), Cluster.parse("1x8"), str(tmp_path / "min.py"))
@@ -82,7 +80,7 @@ def test_rounds_lie_on_a_grid(every_s):
     assert next_round(3.0, 0.0) == float("inf")
 
 
-def test_who_is_left_out_holds_nothing_until_the_next_round(policy):
+def test_a_job_left_out_holds_nothing_until_the_next_round(policy):
     """Only even numbers may run before second 100."""
 
     def decide(view):

@@ -8,17 +8,14 @@ import resource
 import signal
 import sys
 
+import numpy as np
 import pytest
+from random_traces import random_jobs
 
-np = pytest.importorskip("numpy")
-pytest.importorskip("numba")
-pytest.importorskip("typer")
+from weft.cluster import Cluster, Jobs, metrics, reference, save, simulate, trace
+from weft.cluster.result import REASONS
+
 parquet = pytest.importorskip("pyarrow.parquet")
-
-from random_traces import random_jobs  # noqa: E402
-
-from weft.cluster import Cluster, Jobs, metrics, reference, save, simulate, trace  # noqa: E402
-from weft.cluster.simulation import REASONS  # noqa: E402
 
 
 def test_a_saved_run_is_all_there(weft, tmp_path):
@@ -65,7 +62,7 @@ def test_events_are_those_of_the_plain_engine_in_its_order(order):
     assert [jobs.id[row] for row in events["row"]] == names
 
 
-def test_events_of_moments_never_take_more_than_there_is():
+def test_events_of_one_time_never_take_more_than_there_is():
     g = np.random.default_rng(5)
     jobs = Jobs(g.integers(0, 20, 200).astype(float), g.choice([0.0, 0.0, 1.0, 3.0], 200), g.choice([2, 4, 8], 200))
     result = simulate(jobs, Cluster.parse("2x8"), "sjf-skip")
@@ -100,7 +97,7 @@ def test_another_run_is_not_overwritten(weft, usual, tmp_path):
     assert {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()} == before and len(before) == 4
 
 
-def test_a_folder_that_cannot_be_written_is_told_first(weft, usual, file, monkeypatch):
+def test_a_folder_that_cannot_be_written_is_reported_first(weft, usual, file, monkeypatch):
     monkeypatch.setattr("weft.cluster.simulate", lambda *a, **k: pytest.fail("it simulated"))
     for folder in (file, file / "below", "/proc/nowhere/run"):
         code, out, err = weft(*usual, "--save", folder)

@@ -12,24 +12,21 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
+from where import plain_environment
 
-np = pytest.importorskip("numpy")
-pytest.importorskip("numba")
-pytest.importorskip("typer")
+from weft import __main__ as entry
+from weft.cluster import Cluster, trace
+from weft.cluster.result import REASONS
+from weft.cluster.synthetic.generate import generate
+
 parquet = pytest.importorskip("pyarrow.parquet")
-
-from where import plain_environment  # noqa: E402
-
-from weft import __main__ as entry  # noqa: E402
-from weft.cluster import Cluster, trace  # noqa: E402
-from weft.cluster.simulation import REASONS  # noqa: E402
-from weft.cluster.synthetic.generate import generate  # noqa: E402
 
 # ---- one policy ------------------------------------------------------------------------------------------------------
 
 
-def test_the_object_has_what_is_promised(weft, usual):
+def test_the_json_object_has_all_documented_keys(weft, usual):
     code, out, err = weft(*usual, "--json")
     found = json.loads(out)
     assert code == 0 and err == ""
@@ -75,7 +72,7 @@ def test_how_local_gangs_were_is_printed(weft, tmp_path):
     assert "gang" not in weft(tmp_path / "t.csv", "--format", "csv", "--nodes", "1x32")[1]
 
 
-def test_a_gang_that_was_stopped_is_not_told_as_two(weft, tmp_path):
+def test_a_preempted_gang_is_not_counted_as_two(weft, tmp_path):
     (tmp_path / "t.csv").write_text("submit,duration,gpus,priority\n0,100,16,0\n10,20,1,1\n")
     words = tmp_path / "t.csv", "--format", "csv", "--nodes", "2x8", "--order", "priority-preemptive"
     out = weft(*words)[1]
@@ -108,7 +105,7 @@ def test_memory_that_does_not_suffice_is_one_line(weft, usual, monkeypatch):
     assert weft(*usual) == (1, "", "weft: not enough memory: Unable to allocate 745. GiB")
 
 
-def test_what_is_odd_about_a_trace_is_told(weft, tmp_path):
+def test_warnings_about_a_trace_are_printed(weft, tmp_path):
     (tmp_path / "t.csv").write_text("submit,duration,gpus,prioritys\n0,5,1,7\n")
     words = (tmp_path / "t.csv", "--format", "csv", "--nodes", "1x8")
     told = "columns of the trace that are not read: prioritys (did you mean 'priority'?)"
@@ -228,7 +225,7 @@ def test_a_number_of_a_format_is_a_number(weft, tmp_path):
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("verb", [(), ("compare", "--policy", "fifo:best")])
-def test_mistakes_are_told_before_anything_runs(weft, file, monkeypatch, verb, words, told):
+def test_mistakes_are_reported_before_anything_runs(weft, file, monkeypatch, verb, words, told):
     if verb and {"--order", "--seed", "--ties"} & set(words):
         pytest.skip("not an option of compare, or its own")
     monkeypatch.setattr("weft.cluster.simulate", lambda *a, **k: pytest.fail("it simulated"))
@@ -286,6 +283,8 @@ INTERRUPTIBLE = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from weft.__main__ import main
+
+parquet = pytest.importorskip("pyarrow.parquet")
 if __name__ == "__main__":
     sys.exit(main())
 """
@@ -304,7 +303,7 @@ def test_an_interrupted_simulation_keeps_what_is_there(long, tmp_path):
     assert events.count("start") == found["completed"] > events.count("completion")
 
 
-def test_an_interrupt_while_modules_are_imported_is_told(monkeypatch, capsys):
+def test_an_interrupt_while_modules_are_imported_is_reported(monkeypatch, capsys):
     """Ctrl-C in the first moments."""
 
     def interrupted(*a, **k):

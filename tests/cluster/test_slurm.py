@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from slurm_cluster import Ran, missing, run
 
-np = pytest.importorskip("numpy")
-pytest.importorskip("numba")
-
-from slurm_cluster import Ran, missing, run  # noqa: E402
-
-from weft.cluster import Cluster, Jobs, simulate  # noqa: E402
-from weft.cluster.synthetic.generate import generate  # noqa: E402
+from weft.cluster import Cluster, Jobs, simulate
+from weft.cluster.synthetic.generate import generate
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 

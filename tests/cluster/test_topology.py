@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_traces import TOPOLOGY as PLACEMENTS
+from schedules import both, check_locality
 
-np = pytest.importorskip("numpy")
-pytest.importorskip("numba")
-pytest.importorskip("hypothesis")
+from weft.cluster import Cluster, Jobs, NodeGroup, Simulator, cluster_file, reference, simulate
+from weft.cluster.metrics import locality, summary
+from weft.cluster.result import REASONS
 
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from schedules import check_locality  # noqa: E402
-
-from weft.cluster import Cluster, Jobs, NodeGroup, Simulator, cluster_file, reference, simulate  # noqa: E402
-from weft.cluster.metrics import locality, summary  # noqa: E402
-from weft.cluster.result import REASONS  # noqa: E402
-
-PLACEMENTS = ("topology", "topology-required")
 ORDERS = [f"{order}{mode}" for order in ("fifo", "sjf", "priority", "fair-share") for mode in ("", "-skip", "-easy")]
 ORDERS.remove("fair-share-easy")
 
@@ -35,12 +31,8 @@ def nodes_of(result, j: int) -> list[int]:
 
 def placed(jobs: Jobs, cluster: Cluster, placement: str, order: str = "fifo-skip") -> list[list[int]]:
     """The nodes of each job, the same from both engines."""
-    fast, plain = simulate(jobs, cluster, order, placement), reference.simulate(jobs, cluster, order, placement)
-    found = [nodes_of(fast, j) for j in range(len(jobs))]
-    assert [[fast.cluster.names[n] for n in mine] for mine in found] == [
-        [node.id for node, _, _ in plain.jobs[j].placed] for j in jobs.id
-    ]
-    return found
+    result = both(jobs, cluster, order, placement)
+    return [nodes_of(result, j) for j in range(len(jobs))]
 
 
 # ---- the cluster -----------------------------------------------------------------------------------------------------
@@ -74,7 +66,7 @@ def test_groups_are_cut_into_racks_and_domains():
         ({"rack_nodes": 2, "nvlink_domain": "d"}, "'d' lies in racks 'node-rack-0' and 'node-rack-1'; expected one"),
     ],
 )
-def test_a_group_that_cannot_be(tmp_path, group, words):
+def test_an_invalid_group_is_refused(tmp_path, group, words):
     with pytest.raises(ValueError) as caught:
         Cluster.of([NodeGroup(4, **group)])
     assert words in str(caught.value)
@@ -117,7 +109,7 @@ def test_best_fit_spreads_a_gang_that_one_rack_could_take():
         assert placed(jobs, cluster, placement) == [[0], [2, 3]]
 
 
-def test_a_gang_takes_the_fullest_rack_that_has_room():
+def test_a_gang_takes_the_fullest_rack_that_fits():
     """Racks of 4, 3 and 3 nodes, of which one of the last is taken: 2 nodes fill the last one, and 3 the second."""
     cluster = Cluster.of([NodeGroup(4, rack="a"), NodeGroup(3, rack="b"), NodeGroup(3, rack="c", gpu_type="z")])
     jobs = jobs_of(8, 16, 24, types=np.array([1, 0, 0]), type_sets=((), ("z",)))
@@ -201,7 +193,7 @@ def test_a_gang_of_pods_waits_for_topology_only_where_all_nodes_would_do():
     assert waited == {**dict.fromkeys(REASONS, 0.0), "capacity": 2.0, "gang": 2.0, "topology": 4.0}
 
 
-def test_under_easy_backfill_the_head_is_promised_a_rack():
+def test_under_easy_backfill_the_head_reserves_a_rack():
     """Rack 1 is free at 6 s, any two nodes at 4 s: 3 s on node 3 are in the way of a gang that goes anywhere, not of one that
     goes into a rack."""
     cluster = Cluster.of([NodeGroup(4, rack_nodes=2)])
@@ -213,7 +205,7 @@ def test_under_easy_backfill_the_head_is_promised_a_rack():
     assert simulate(jobs, cluster, "fifo-easy", "topology").start[3:5].tolist() == [4, 6]
 
 
-def test_what_it_does_not_go_with():
+def test_conservative_backfill_is_refused():
     cluster, jobs = Cluster.parse("2x8"), jobs_of(1)
     for placement in PLACEMENTS:
         for run in (simulate, reference.simulate):
@@ -273,16 +265,11 @@ def traces(draw) -> Jobs:
 )
 def test_both_engines_give_the_same_schedule(jobs, nodes, order, placement, ties):
     cluster = Cluster.of(nodes)
-    fast = simulate(jobs, cluster, order, placement, ties=ties, seed=1)
-    plain = reference.simulate(jobs, cluster, order, placement, ties, 1)
-    assert set(fast.unschedulable) == set(range(len(jobs))) - set(plain.jobs)
-    for j, job in plain.jobs.items():
-        assert (fast.start[j], fast.end[j]) == (job.start, job.end)
-        assert [cluster.names[n] for n in nodes_of(fast, j)] == [node.id for node, _, _ in job.placed]
-        assert fast.waited[j] == pytest.approx([job.waited.get(reason, 0.0) for reason in REASONS], abs=1e-9)
+    result = both(jobs, cluster, order, placement, ties=ties, seed=1)
     if placement == "topology-required":
-        assert all(len(set(cluster.rack[nodes_of(fast, j)].tolist())) == 1 for j in plain.jobs)
-    check_locality(fast)
+        ran = set(range(len(jobs))) - set(result.unschedulable)
+        assert all(len(set(cluster.rack[nodes_of(result, j)].tolist())) == 1 for j in ran)
+    check_locality(result)
 
 
 def test_without_racks_topology_is_best_fit():

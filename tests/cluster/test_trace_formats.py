@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
-from pathlib import Path
 
 import pytest
+from sample_traces import PAI, PAI_HEAD, SACCT, SPEEDS, TRACES, attempt, node, philly, pod, rows, tar, with_traces
 
-np = pytest.importorskip("numpy")
-
-from trace_samples import PAI, PAI_HEAD, SACCT, SPEEDS, attempt, node, philly, pod, rows, tar  # noqa: E402
-
-from weft.cluster import trace  # noqa: E402
-from weft.cluster.files.text import TraceError  # noqa: E402
-from weft.definition import UnknownName  # noqa: E402
-
-TRACES = Path(os.environ.get("WEFT_TRACES") or "/nonexistent")
-with_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="WEFT_TRACES names no folder of traces")
+from weft.cluster import trace
+from weft.cluster.files.text import TraceError
+from weft.definition import UnknownName
 
 
 def test_philly_raw(write):

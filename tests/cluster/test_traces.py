@@ -9,15 +9,13 @@ import re
 import sys
 from datetime import datetime, timedelta
 
+import numpy as np
 import pytest
+from sample_traces import OWN, PAI, SACCT, SPEEDS, YAML, attempt, node, philly, pod, rows, tar
 
-np = pytest.importorskip("numpy")
-
-from trace_samples import OWN, PAI, SACCT, SPEEDS, YAML, attempt, node, philly, pod, rows, tar  # noqa: E402
-
-from weft.cluster import cluster_file, trace  # noqa: E402
-from weft.cluster.files.text import TraceError  # noqa: E402
-from weft.definition import UnknownName  # noqa: E402
+from weft.cluster import cluster_file, trace
+from weft.cluster.files.text import TraceError
+from weft.definition import UnknownName
 
 # ---- weft's own columns ----------------------------------------------------------------------------------------------
 
@@ -37,7 +35,7 @@ def test_an_empty_cell_is_what_is_usual(write):
     assert rows(jobs, "cpu", "estimate", "milli") == [(0, 0.0, 5.0, 1, 0, 5.0, 1000), (1, 1.0, 6.0, 1, 500, 9.0, 250)]
 
 
-def test_a_column_that_is_not_read_is_told(write, tmp_path):
+def test_a_column_that_is_not_read_is_reported(write, tmp_path):
     text = "submit,duration,gpus,prioritys,Milli,colour,time\n0,5,1,2,500,red,7\n"
     told = (
         "columns of the trace that are not read: prioritys (did you mean 'priority'?), Milli (did you mean 'milli'?), "
@@ -86,14 +84,18 @@ def test_requests_beyond_any_cluster_are_refused(write):
         trace.load(write("t", "submit,duration,gpus\n0,1,1e12\n"), "csv")
 
 
-def test_a_column_that_nobody_wants_may_be_there_twice(write):
+def test_a_column_that_is_not_read_may_appear_twice(write):
     assert len(trace.load(write("t.csv", "submit,duration,gpus,x,x\n0,1,1,a,b\n"), "csv")) == 1
 
 
 @pytest.mark.parametrize(
     ("column", "values", "told"),
     [
-        ("cpu", (8, 96), "cpu: the largest request of a job is 96 thousandths of a core; is the column in another unit?"),
+        (
+            "cpu",
+            (8, 96),
+            "cpu: the largest request of a job is 96 thousandths of a core; is the column in another unit?",
+        ),
         ("cpu", (8, 128), "cpu: the largest request of a job is 128 thousandths of a core; is"),
         ("memory", (64, 512), "memory: the largest request of a job is 512 MiB; is"),
         ("memory", (1, 2**36), "memory: the largest request of a job is 68,719,476,736 MiB; is"),
@@ -103,7 +105,7 @@ def test_a_column_that_nobody_wants_may_be_there_twice(write):
         ("memory", (0, 65536), ""),
     ],
 )
-def test_a_column_in_another_unit_is_told(write, column, values, told):
+def test_a_column_in_another_unit_is_reported(write, column, values, told):
     text = f"submit,duration,gpus,{column}\n" + "".join(f"0,1,1,{value}\n" for value in values)
     warnings = trace.load(write("t.csv", text), "csv").warnings
     assert len(warnings) == bool(told) and all(warning.startswith(told) for warning in warnings)
@@ -195,7 +197,7 @@ def test_a_time_may_be_unknown_before_the_first_that_is_not(write):
     assert jobs.submit.tolist() == [3] and jobs.dropped == {"no submission or duration": 4}
 
 
-def test_columns_that_are_not_read_are_told_briefly(write):
+def test_long_lists_of_columns_that_are_not_read_are_cut(write):
     names = ["submit", "duration", "gpus", "", *(f"more{k}" for k in range(99))]
     jobs = trace.load(write("t", f"{','.join(names)}\n{','.join('1' * len(names))}\n"), "csv")
     (told,) = jobs.warnings
@@ -242,7 +244,7 @@ def test_dates_in_parquet(tmp_path):
         assert trace.load(tmp_path / unit, "parquet").submit.tolist() == [0, 90]
 
 
-def test_a_file_that_is_missing_is_told_with_the_nearest_name(write):
+def test_a_missing_file_suggests_the_nearest_name(write):
     path = write("t", "submit,duration,gpus\n0,5,1")
     for wrong, words in (
         (path.parent / "tt", f"there is no file {path.parent / 'tt'}; did you mean 't'?"),

@@ -10,6 +10,7 @@ import time
 
 import pytest
 from report_samples import CPU, cpu_contents
+from where import ROOT
 
 from weft.records import Store
 from weft.report import comparison, simulator
@@ -327,9 +328,10 @@ def test_demonstration_gives_summaries_of_the_same_jobs():
 # The benchmark
 
 
-def test_points_cover_the_table_and_the_growth_once():
+def test_points_cover_the_table_and_the_growth_once(monkeypatch):
     pytest.importorskip("numba")
-    from weft.cluster import speed
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    import simulator_speed as speed
 
     points = speed.points()
     assert len(points) == len(set(points))
@@ -348,7 +350,8 @@ def test_points_cover_the_table_and_the_growth_once():
 
 def test_a_measured_point_is_a_record_that_the_tables_read(monkeypatch, tmp_path, capsys):
     pytest.importorskip("numba")
-    from weft.cluster import speed
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    import simulator_speed as speed
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WEFT_RESULTS", str(tmp_path / "results"))

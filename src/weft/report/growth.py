@@ -128,7 +128,7 @@ def picture(path: str | Path, timed: Sequence[Timed]) -> Path:
     panels = [(along, found) for along in ALONG if (found := drawn(growth(timed, along)))]
     if not panels:
         raise ValueError(
-            "no growth to draw; expected records of at least three sizes (python -m weft.cluster.speed --save)"
+            "no growth to draw; expected records of at least three sizes (python examples/simulator_speed.py --save)"
         )
     try:
         from matplotlib import rc_context

@@ -1,9 +1,16 @@
-"""Small files in the schemas of public traces, and what makes them."""
+"""Small files in the schemas of public traces, and the folder of real ones."""
 
 from __future__ import annotations
 
 import io
+import os
 import tarfile
+from pathlib import Path
+
+import pytest
+
+TRACES = Path(os.environ.get("WEFT_TRACES") or "/nonexistent")
+with_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="WEFT_TRACES names no folder of traces")
 
 OWN = "name,at,s,gpu_num,types\nb,5,10,2,H100|A100\na,1,20.5,8,\n"
 PAI = """\

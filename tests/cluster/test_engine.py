@@ -1,15 +1,10 @@
-"""What the simulator's engine keeps on disk of the code that it compiles."""
+"""The compiled engine: its cache on disk, and that no array is read or written outside of it, or before it is written."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
-
-pytest.importorskip("numpy")
-pytest.importorskip("numba")
-
-from where import path_with, python
+from where import ROOT, path_with, python
 
 FIRST = """
 from weft.cluster.engine.compiled import compiled
@@ -46,3 +41,8 @@ def test_processes_that_compile_at_once_find_their_own_code_afterwards(tmp_path)
         done = list(pool.map(lambda call: python("-c", call, **some), slowly))
     done += [python("-c", call, **some) for call in calls]
     assert [each.stdout for each in done] == ["7\n", "1.5\n"] * 2, done[-1].stderr
+
+
+def test_every_index_of_the_engine_is_within_its_array():
+    done = python(str(ROOT / "tests/cluster/checked_engine.py"), NUMBA_DISABLE_JIT="1")
+    assert done.returncode == 0, done.stderr[-4000:]
