@@ -84,7 +84,7 @@ class Poisoned:
         return found
 
 
-def check() -> None:
+def check(runs: str) -> None:
     for module in (conservative_loop, easy_loop, preemption_loop, simple_loop, tenant_loop):
         module.advance = checked(module.advance)
     allocate.place, allocate.give_back = checked(allocate.place), checked(allocate.give_back)
@@ -93,9 +93,12 @@ def check() -> None:
         jobs = Jobs(submit=np.arange(count), duration=np.full(count, 2), gpus=np.full(count, 3))
         fast, plain = (engine(jobs, Cluster.parse("1x4"), name, "best") for engine in (simulate, reference.simulate))
         check_equal(fast, plain)
-    for module in (test_cluster, test_topology):
-        module.test_both_engines_give_the_same_schedule()
+    test_topology.test_both_engines_give_the_same_schedule()
+    if runs == "many":
+        test_cluster.test_both_engines_give_the_same_schedule_many_times()
+    else:
+        test_cluster.test_both_engines_give_the_same_schedule()
 
 
 if __name__ == "__main__":
-    check()
+    check(sys.argv[1])

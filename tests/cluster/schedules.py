@@ -81,7 +81,8 @@ def check_schedule(result) -> None:
                 milli[n] -= jobs.milli[j] * (on >> np.arange(16) & 1)
             for n in where:
                 assert not (0 <= cluster.gpu_memory[n] < jobs.gpu_memory[j])
-                assert jobs.types[j] == 0 or cluster.types[cluster.gpu_type[n]] == "B"
+                wanted = jobs.type_sets[jobs.types[j]]
+                assert not wanted or cluster.types[cluster.gpu_type[n]] in wanted
         assert (free >= 0).all() and (milli >= 0).all()
 
 

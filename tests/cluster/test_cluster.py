@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from schedules import both
+from schedules import both, check_equal
 
-from weft.cluster import Cluster, Jobs, NodeGroup, Simulator, simulate
+from weft.cluster import Cluster, Jobs, NodeGroup, Simulator, reference, simulate
 from weft.cluster.engine import node as engine
 from weft.cluster.engine import tables
 from weft.cluster.engine.classes import classify
@@ -161,9 +161,23 @@ def planned(order: str) -> bool:
     return order.endswith("-conservative")
 
 
+cases = given(traces(), groups, policies, st.sampled_from((0, 0, 1.5)), st.sampled_from((0, 0, 2)))
+
+
+@settings(max_examples=100, deadline=None)
+@cases
+def test_both_engines_give_the_same_schedule(*case):
+    check_both(*case)
+
+
+@pytest.mark.long
 @settings(max_examples=300, deadline=None)
-@given(traces(), groups, policies, st.sampled_from((0, 0, 1.5)), st.sampled_from((0, 0, 2)))
-def test_both_engines_give_the_same_schedule(jobs, nodes, policy, restart_s, checkpoint_s):
+@cases
+def test_both_engines_give_the_same_schedule_many_times(*case):
+    check_both(*case)
+
+
+def check_both(jobs, nodes, policy, restart_s, checkpoint_s):
     jobs = whole(jobs, policy)
     cluster = Cluster.of(nodes)
     stops = policy[0] in ORDERS and ORDERS[policy[0]].preemptive
@@ -205,7 +219,9 @@ def test_many_nodes_and_jobs_still_agree():
     )
     cluster = Cluster.parse("50x8")
     for placement, ties in (("best", "lowest"), ("worst", "highest"), ("random", "random"), ("best", "random")):
-        both(jobs, cluster, "fifo-skip", placement, ties=ties, seed=5)
+        more = {"ties": ties, "seed": 5}
+        plain = reference.simulate(jobs, cluster, "fifo-skip", placement, **more)
+        check_equal(simulate(jobs, cluster, "fifo-skip", placement, **more), plain)
 
 
 def test_placements_that_look_at_free_gpus_alone_share_one_index():

@@ -136,8 +136,8 @@ def test_published_cluster_files(write):
         ("num_switch,num_node_p_switch\n1,1\n", "columns num_gpu_p_node, num_cpu_p_node, mem_p_node are missing"),
         (json.dumps({"kind": "List", "items": [node("a", {"cpu": "4"})]}), "node 'a': KeyError: 'memory'"),
         (json.dumps({"kind": "List", "items": [node("a", {"cpu": "1", "memory": "1Gi"})] * 2}), "c: node 'a' already exists"),
-        ("20x8", "it looks like no cluster file that weft knows; expected one of\n  kubectl: kubectl get nodes -o json"),
-        ("", "it looks like no cluster file"),
+        ("20x8", "it is no cluster file that weft recognises; expected one of\n  kubectl: kubectl get nodes -o json"),
+        ("", "it is no cluster file"),
     ],
 )  # fmt: skip
 def test_a_mistake_in_a_cluster_file_is_named(write, text, words):

@@ -314,7 +314,10 @@ def test_jobs_like_a_real_traces(file, format, where):
         (lambda: RICH.generate(5, load=0.5), "load and cluster go together"),
         (lambda: RICH.generate(5, load=-1, cluster=Cluster.parse("1x8")), "a load of -1 on 8 GPUs"),
         (lambda: RICH.generate(5, load=1, cluster=Cluster.parse("1x0")), "on 0 GPUs"),
-        (lambda: stated(sizes={0: 1}).generate(5, load=1, cluster=Cluster.parse("1x8")), "no job of the profile asks"),
+        (
+            lambda: stated(sizes={0: 1}).generate(5, load=1, cluster=Cluster.parse("1x8")),
+            "no job of the profile requests",
+        ),
     ],
 )
 def test_bad_numbers_are_named(make, what):

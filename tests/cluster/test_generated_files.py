@@ -141,7 +141,7 @@ def test_the_printed_rate_is_that_of_the_load(weft):
 
 def test_jobs_without_a_gpu_are_reported(weft):
     code, said = weft("a.csv", "--jobs", 40, "--nodes", "1x8", "--load", 1, "--sizes", "0:1,1:1")
-    assert code == 0 and "jobs ask neither GPU nor cores; formats csv and parquet leave them out" in said
+    assert code == 0 and "jobs request neither GPUs nor cores; formats csv and parquet leave them out" in said
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,7 @@ def test_bins_keep_the_mean_and_the_most(result, points):
 @LONGEST
 @given(results())
 def test_the_map_has_the_same_gpu_seconds_as_the_schedule(result):
-    held, (begin, end) = allocations.of(result), allocations.span(result)
+    held, (begin, end) = allocations.of(result), time_axis.span(result)
     found = heat(held, result.cluster.gpus, begin, end)
     assert found.nodes_each == 1
     for node, row in enumerate(found.share):
@@ -337,7 +337,7 @@ def test_compared_overviews_share_their_axes(tmp_path, monkeypatch):
         axes = np.array(drawn.pop().axes).reshape(4, 2)
         for row in axes:
             assert row[0].get_xlim() == row[1].get_xlim() and row[0].get_ylim() == row[1].get_ylim()
-        begin, end = allocations.span(slow)
+        begin, end = time_axis.span(slow)
         _, length = time_axis.unit(end - begin)
         assert axes[0, 0].get_xlim() == axes[2, 0].get_xlim() == (0, (end - begin) / length)
         assert axes[0, 0].get_ylim() == (48, 0) and axes[1, 0].get_ylim()[1] > 48 and axes[2, 0].get_ylim()[1] > 10

@@ -35,7 +35,7 @@ TWO = jobs_of("ab", 1, 1)
         ("fifo", {"weights": {"a": 1.0}}, "order 'fifo' uses none; expected one of drf, fair-share"),
         ("fifo", {"quotas": {"c": Quota(1)}}, "unknown tenant 'c'"),
         ("fifo-easy", {"quotas": {"a": Quota(1)}}, "order 'fifo-easy' makes reservations by estimates"),
-        ("srtf", {"quotas": {"a": Quota(1)}}, "order 'srtf' stops jobs"),
+        ("srtf", {"quotas": {"a": Quota(1)}}, "order 'srtf' preempts"),
         ("fair-share-easy", {}, "no job can have a reservation; expected 'fair-share' or 'fair-share-skip'"),
         ("drf-conservative", {}, "expected 'drf' or 'drf-skip'"),
         ("fair-shar", {}, "did you mean 'fair-share'?"),

@@ -93,7 +93,7 @@ def test_another_run_is_not_overwritten(weft, usual, tmp_path):
     assert weft(*usual, "--save", tmp_path / "run")[0] == 0
     before = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()}
     code, out, err = weft(*usual, "--save", tmp_path / "run")
-    assert (code, out) == (2, "") and "holds another run" in err and "name another folder, or remove these" in err
+    assert (code, out) == (2, "") and "already has another run" in err and "name another folder, or remove these" in err
     assert {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()} == before and len(before) == 4
 
 

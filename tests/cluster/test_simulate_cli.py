@@ -57,8 +57,8 @@ def test_types_of_gpu_and_finish_times_are_printed(weft, tmp_path):
     code, out, _ = weft(tmp_path / "t.csv", "--format", "csv", "--cluster", tmp_path / "c.yaml")
     assert code == 0 and max(map(len, out.splitlines())) <= 80
     assert "by type of GPU" in out and "GPUs held, of the makespan: A 100.0% of 8, B 25.0% of 4" in out
-    # With an equal part 150, 116.7 and 66.7 s; they took 100, 200 and 100.
-    assert "66.7% of the jobs took longer than with an equal part" in " ".join(out.split())
+    # With an equal share 150, 116.7 and 66.7 s; they took 100, 200 and 100.
+    assert "66.7% of the jobs took longer than with an equal share" in " ".join(out.split())
 
 
 def test_how_local_gangs_were_is_printed(weft, tmp_path):
@@ -283,8 +283,6 @@ INTERRUPTIBLE = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from weft.__main__ import main
-
-parquet = pytest.importorskip("pyarrow.parquet")
 if __name__ == "__main__":
     sys.exit(main())
 """

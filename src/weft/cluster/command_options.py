@@ -180,14 +180,14 @@ def format_options(format: str, pairs: list[str], columns: str) -> dict[str, Any
             raise UnknownName(f"option of trace format '{format}'", name, known[format].options)
         if name in found:
             raise ValueError(f"option '{name}' is given twice; expected it once")
-        usual = inspect.signature(known[format].load).parameters[name].default
+        default = inspect.signature(known[format].load).parameters[name].default
         if name == "columns":
             found[name] = _mapping(value)
-        elif isinstance(usual, float):
+        elif isinstance(default, float):
             try:
                 found[name] = float(value)
             except ValueError:
-                raise ValueError(f"option '{name}' is '{value}'; expected a number, such as {usual:g}") from None
+                raise ValueError(f"option '{name}' is '{value}'; expected a number, such as {default:g}") from None
         else:
             found[name] = value
     return found

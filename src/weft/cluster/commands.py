@@ -330,8 +330,8 @@ def _stated_profile(shape: dict[str, Any]) -> Any:
     from weft.cluster.synthetic.generate import SIZES
     from weft.cluster.synthetic.profile import stated
 
-    def given(name: str, usual: float) -> float:
-        return usual if shape[name] is None else float(shape[name])
+    def given(name: str, default: float) -> float:
+        return default if shape[name] is None else float(shape[name])
 
     return stated(
         sizes=_shares(shape["--sizes"]) if shape["--sizes"] else SIZES,

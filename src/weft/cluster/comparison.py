@@ -26,7 +26,7 @@ from weft.cluster.result import Result
 from weft.cluster.simulation import simulate
 from weft.definition import UnknownName
 
-USUAL_PLACEMENTS = ("best", "first", "worst", "consolidate")
+DEFAULT_PLACEMENTS = ("best", "first", "worst", "consolidate")
 OWN, SEEDS, TIES, SAME_SECOND = KINDS = ("own", "seeds", "ties", "same second")
 METRICS = (
     *(f"{name}.{statistic}" for name in ("jct", "queueing", "slowdown") for statistic in ("mean", "p50", "p95", "p99")),
@@ -142,13 +142,13 @@ class Compared:
         return [value for value in found if value is not None]
 
 
-def usual_policies(jobs: Jobs) -> list[Policy]:
-    """Every order that neither preempts nor needs tenants, strict and skip, with the usual placements;
+def default_policies(jobs: Jobs) -> list[Policy]:
+    """Every order that neither preempts nor needs tenants, strict and skip, with the default placements;
     priorities only where these jobs have different ones."""
     names = [name for name, order in ORDERS.items() if not order.preemptive and not order.share]
     if not has_priorities(jobs):
         names.remove(PRIORITY)
-    return [Policy.parse(f"{o}{skip}:{p}") for o in names for skip in ("", "-skip") for p in USUAL_PLACEMENTS]
+    return [Policy.parse(f"{o}{skip}:{p}") for o in names for skip in ("", "-skip") for p in DEFAULT_PLACEMENTS]
 
 
 def has_priorities(jobs: Jobs) -> bool:
@@ -179,7 +179,7 @@ def compare(
     (``./mine.py:best``).
 
     Args:
-        policies: ``"fifo:best"``, ``"sjf-skip:fgd:random"`` …; by default :func:`usual_policies`.
+        policies: ``"fifo:best"``, ``"sjf-skip:fgd:random"`` …; by default :func:`default_policies`.
         seeds: how many, for each policy with something random.
         ties: rules to try beside each policy's own: ``lowest``, ``highest``, ``random``.
         shuffle_same_second: also put jobs that are submitted at the same time in ``seeds`` random orders.
@@ -200,7 +200,7 @@ def compare(
         raise UnknownName("metric", metric, METRICS)
     if seeds < 1:
         raise ValueError(f"{seeds} seeds; expected 1 or more")
-    chosen = [p if isinstance(p, Policy) else Policy.parse(p) for p in policies] or usual_policies(jobs)
+    chosen = [p if isinstance(p, Policy) else Policy.parse(p) for p in policies] or default_policies(jobs)
     if (restart_s or checkpoint_s) and not any(find_order(p.order)[0].preemptive for p in chosen):
         raise ValueError(f"restart_s is {restart_s} and checkpoint_s {checkpoint_s}, and no policy preempts")
     weighted = [p for p in chosen if find_order(p.order)[0].share]

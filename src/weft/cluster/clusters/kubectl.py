@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from weft.cluster import kubernetes
 from weft.cluster.cluster_file import ClusterFormat, named
+from weft.cluster.files import kubernetes
 from weft.cluster.files.text import TraceError
 from weft.cluster.model import Cluster, NodeGroup
 

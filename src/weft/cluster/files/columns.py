@@ -101,8 +101,8 @@ def read(
     optional: Sequence[str] = (),
     header: Sequence[str] | None = None,
     called: Mapping[str, str] | None = None,
-    moments: Collection[str] = (),
-    instead: Mapping[str, Sequence[str]] = NOTHING,
+    dated: Collection[str] = (),
+    alternatives: Mapping[str, Sequence[str]] = NOTHING,
     delimiter: str = ",",
     comment: str = "#",
 ) -> Columns:
@@ -110,10 +110,10 @@ def read(
 
     Args:
         optional: of the wanted columns, those that may be missing.
-        header: the columns' names where the file has no line of them, or may have none.
-        called: wanted column → what it is called in the file, where that is something else.
-        moments: of the numbers, those that may be dates instead (:func:`seconds`), all of a column as its first.
-        instead: of the numbers, those in whose place others will do (:func:`chosen`).
+        header: the columns' names, for files that have or may have no header.
+        called: wanted column → its name in the file, where that differs.
+        dated: of the numbers, those that may be dates (:func:`seconds`), all of a column or none.
+        alternatives: of the numbers, column → the columns that may replace it (:func:`chosen`).
 
     Raises:
         TraceError: a missing column, a row of another length, a cell that is no number, or no date where one is expected.
@@ -123,22 +123,24 @@ def read(
     text.seek(0)
     rows = _rows(path, text, delimiter, comment)
     names = list(header) if header else [name.strip() for name in next(rows, (0, []))[1]]
-    numbers = chosen(names, numbers, instead, called)
-    places = [(name, names.index(there)) for name, there in present(path, names, (*numbers, *words), optional, called)]
-    values: dict[str, Any] = {name: array("d") if name in numbers else [] for name, _ in places}
-    lines, undecided, dates = array("q"), set(moments), set[str]()
+    numbers = chosen(names, numbers, alternatives, called)
+    positions = [
+        (name, names.index(there)) for name, there in present(path, names, (*numbers, *words), optional, called)
+    ]
+    values: dict[str, Any] = {name: array("d") if name in numbers else [] for name, _ in positions}
+    lines, undecided, dates = array("q"), set(dated), set[str]()
     for line, row in rows:
         if header and not lines and [cell.strip() for cell in row] == names:
             continue
         if len(row) != len(names):
             raise TraceError(f"{path}:{line}: {len(row)} columns; expected {len(names)} ({', '.join(names)})")
         lines.append(line)
-        for name, place in places:
-            cell = row[place].strip()
+        for name, position in positions:
+            cell = row[position].strip()
             if name in words:
                 values[name].append(cell)
                 continue
-            if name in moments and cell in UNKNOWN:
+            if name in dated and cell in UNKNOWN:
                 cell = ""
             if name in undecided and cell:
                 undecided.discard(name)
@@ -148,7 +150,7 @@ def read(
                 values[name].append((seconds if name in dates else float)(cell) if cell else math.nan)
             except ValueError:
                 expected = f"a date, such as {DATE}" if name in dates else "a number"
-                if name in moments:
+                if name in dated:
                     expected = f"{expected}; all of the column are dates, or seconds"
                 raise TraceError(f"{path}:{line}: {name} is '{cell}'; expected {expected}") from None
     return Columns(
@@ -165,13 +167,13 @@ def read(
 def chosen(
     names: Sequence[str],
     wanted: Sequence[str],
-    instead: Mapping[str, Sequence[str]],
+    alternatives: Mapping[str, Sequence[str]],
     called: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """The wanted columns, and for one that a file has not and ``called`` does not name, the others that it has in its place."""
+    """The wanted columns; one that the file lacks, and ``called`` does not name, is replaced by its alternatives."""
     found: list[str] = []
     for name in wanted:
-        others = () if name in (called or {}) else instead.get(name, ())
+        others = () if name in (called or {}) else alternatives.get(name, ())
         has = [(called or {}).get(each, each) in names for each in (name, *others)]
         found += others if others and not has[0] and all(has[1:]) else (name,)
     return found

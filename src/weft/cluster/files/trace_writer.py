@@ -11,7 +11,7 @@ import numpy as np
 
 from weft.cluster.files.atomic import written
 from weft.cluster.files.columns import GENERATED
-from weft.cluster.model import USUAL, Jobs
+from weft.cluster.model import DEFAULTS, Jobs
 
 SUFFIXES = (".csv", ".parquet")
 
@@ -30,7 +30,7 @@ def check(path: str | Path) -> None:
 
 
 def write(path: str | Path, jobs: Jobs, origin: str = "") -> None:
-    """Writes the columns that are not all as usual. Numbers are read back as they were, to the bit.
+    """Writes the columns with values other than the default. Numbers are read back as they were, to the bit.
 
     Where the jobs are generated the file says so: a csv in a first line that begins with ``#``, which the reader passes over;
     Parquet in its metadata, under ``weft``.
@@ -67,8 +67,8 @@ def _columns(jobs: Jobs) -> dict[str, Any]:
     columns: dict[str, Any] = {name: getattr(jobs, name).tolist() for name in ("submit", "duration", "gpus")}
     if (jobs.estimate != jobs.duration).any():
         columns["estimate"] = jobs.estimate.tolist()
-    for name, usual in USUAL.items():
-        if name not in ("types", "tenant") and (getattr(jobs, name) != usual).any():
+    for name, default in DEFAULTS.items():
+        if name not in ("types", "tenant") and (getattr(jobs, name) != default).any():
             columns[name] = getattr(jobs, name).tolist()
     kinds = np.array(["|".join(kinds) for kinds in jobs.type_sets], object)
     for name, words in (("types", kinds), ("tenant", np.array(jobs.tenants, object))):

@@ -22,7 +22,7 @@ from weft.cluster.trace import accepted, names
 from weft.definition import UnknownName
 from weft.words import count
 
-USUAL_DURATIONS = LogNormal(600.0, 2.0)
+DEFAULT_DURATIONS = LogNormal(600.0, 2.0)
 MOST_TENANTS = 1_000_000
 RECENT = 100  # a job that repeats does so of one that came up to 99 before it; chance about 1 / distance
 
@@ -254,7 +254,7 @@ def campaigns(count: int, repeat: float, g: np.random.Generator) -> NDArray[np.i
 def stated(
     *,
     sizes: Mapping[int, float] = SIZES,
-    durations: LogNormal | Mapping[int, LogNormal] = USUAL_DURATIONS,
+    durations: LogNormal | Mapping[int, LogNormal] = DEFAULT_DURATIONS,
     tenants: int | Mapping[str, float] = 1,
     priorities: Mapping[float, float] | None = None,
     over_estimate: float = 1.0,

@@ -18,7 +18,7 @@ from weft.definition import UnknownName
 
 
 def save(path: str | Path, profile: Profile) -> None:
-    """Writes the fields of :class:`Profile`; those with their usual value are left out.
+    """Writes the fields of :class:`Profile`; those with their default value are left out.
 
     Raises:
         ValueError: it already exists.
@@ -59,8 +59,8 @@ def _plain(value: Any) -> Any:
     found = {}
     for field in dataclasses.fields(value):
         of = getattr(value, field.name)
-        usual = field.default_factory() if callable(field.default_factory) else field.default
-        if of != usual:
+        default = field.default_factory() if callable(field.default_factory) else field.default
+        if of != default:
             found[field.name] = _plain(of)
     return found
 

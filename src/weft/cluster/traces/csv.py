@@ -10,16 +10,16 @@ import numpy as np
 
 from weft.cluster.files.columns import Columns, nearest, read
 from weft.cluster.files.text import TraceError
-from weft.cluster.model import FLOATS, USUAL, Jobs
+from weft.cluster.model import DEFAULTS, FLOATS, Jobs
 from weft.cluster.trace import Format, accepted, jobs_of, names, since_first
 from weft.definition import UnknownName
 
 NEEDED = ("submit", "duration", "gpus")
 WORDS = ("id", "tenant", "types")
-OPTIONAL = (*(name for name in (*USUAL, "estimate") if name not in WORDS), *WORDS)
-MOMENTS = ("submit", "start", "end")  # seconds, or dates
+OPTIONAL = (*(name for name in (*DEFAULTS, "estimate") if name not in WORDS), *WORDS)
+DATED = ("submit", "start", "end")  # seconds, or dates
 MOST_LISTED = 30  # columns that are not read
-INSTEAD = {"duration": ("start", "end")}
+ALTERNATIVES = {"duration": ("start", "end")}
 NUMBERS = (*NEEDED, *(name for name in OPTIONAL if name not in WORDS))
 # Column → its unit, and between which bounds the largest request of a trace would lie.
 UNITS = {
@@ -36,7 +36,7 @@ def load(path: Path, columns: Mapping[str, str] | None = None) -> Jobs:
     ``submit`` is seconds, or dates that become seconds since the first. In place of ``duration`` may be ``start`` and ``end``,
     likewise. Units as in ``Jobs``: seconds, thousandths of GPUs and cores, GB of GPU memory, MiB of memory. Where the largest
     request is such that another unit must be meant, and where a column is not read, ``jobs.warnings`` says so. An empty cell of
-    a column that may be missing gets what is usual, as the whole column does where it is missing. A job without a GPU is left
+    a column that may be missing gets the default, as the whole column does where it is missing. A job without a GPU is left
     out unless it requests cores.
 
     Args:
@@ -46,14 +46,14 @@ def load(path: Path, columns: Mapping[str, str] | None = None) -> Jobs:
         UnknownName: ``columns`` names one that weft does not have.
     """
     called = known(columns)
-    table = read(path, NUMBERS, WORDS, optional=OPTIONAL, called=called, moments=MOMENTS, instead=INSTEAD)
+    table = read(path, NUMBERS, WORDS, optional=OPTIONAL, called=called, dated=DATED, alternatives=ALTERNATIVES)
     return jobs_from(table, unread(table, called))
 
 
 def known(columns: Mapping[str, str] | None) -> Mapping[str, str]:
     for name in columns or {}:
-        if name not in (*NUMBERS, *MOMENTS, *WORDS):
-            raise UnknownName("column", name, (*NUMBERS, *MOMENTS[1:], *WORDS))
+        if name not in (*NUMBERS, *DATED, *WORDS):
+            raise UnknownName("column", name, (*NUMBERS, *DATED[1:], *WORDS))
     return columns or {}
 
 
@@ -86,10 +86,10 @@ def jobs_from(table: Columns, warnings: Iterable[str] = ()) -> Jobs:
     if "submit" in table.dates:
         table.numbers["submit"] = since_first(table.numbers["submit"])
     if "duration" not in table.numbers:
-        for name in INSTEAD["duration"]:
+        for name in ALTERNATIVES["duration"]:
             if len(bad := np.flatnonzero(np.isinf(table.numbers[name]))):
                 raise table.wrong(int(bad[0]), name, "seconds or a date")
-        start, end = (table.numbers.pop(name) for name in INSTEAD["duration"])
+        start, end = (table.numbers.pop(name) for name in ALTERNATIVES["duration"])
         if ("start" in table.dates) != ("end" in table.dates):
             raise TraceError(f"{table.path}: one of start and end is dates, the other seconds; expected both alike")
         table.numbers["duration"] = end - start
@@ -99,7 +99,7 @@ def jobs_from(table: Columns, warnings: Iterable[str] = ()) -> Jobs:
         if name not in FLOATS:
             table.whole(name, unit=UNITS.get(name, ("",))[0])
         more[name] = np.where(
-            np.isnan(column), table.numbers["duration"] if name == "estimate" else USUAL[name], column
+            np.isnan(column), table.numbers["duration"] if name == "estimate" else DEFAULTS[name], column
         )
     if "id" in table.words:
         more["id"] = table.words["id"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.cluster import kubernetes
+from weft.cluster.files import kubernetes
 from weft.cluster.files.columns import seconds
 from weft.cluster.files.text import TraceError
 from weft.cluster.model import Jobs

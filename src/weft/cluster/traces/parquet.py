@@ -36,14 +36,14 @@ def load(path: Path, columns: Mapping[str, str] | None = None) -> Jobs:
         file = parquet.ParquetFile(io.BytesIO(bytes_of(path)))
     except pyarrow.ArrowException as error:
         raise TraceError(f"{path}: no Parquet file: {error}") from None
-    wanted = chosen(file.schema_arrow.names, csv.NUMBERS, csv.INSTEAD, called)
-    places = present(path, file.schema_arrow.names, (*wanted, *csv.WORDS), csv.OPTIONAL, called)
+    wanted = chosen(file.schema_arrow.names, csv.NUMBERS, csv.ALTERNATIVES, called)
+    positions = present(path, file.schema_arrow.names, (*wanted, *csv.WORDS), csv.OPTIONAL, called)
     weft_s = (file.schema_arrow.metadata or {}).get(b"weft", b"")  # what weft writes it knows
-    table = file.read(columns=[there for _, there in places])
+    table = file.read(columns=[there for _, there in positions])
     numbers, words, dates = {}, {}, list[str]()
-    for name, there in places:
+    for name, there in positions:
         column: Any = table.column(there)
-        if name in csv.MOMENTS and pyarrow.types.is_timestamp(column.type):
+        if name in csv.DATED and pyarrow.types.is_timestamp(column.type):
             dates.append(name)
             column = column.cast(pyarrow.timestamp("us", column.type.tz), safe=False).cast(pyarrow.int64())
         kind = pyarrow.string() if name in csv.WORDS else pyarrow.float64()
