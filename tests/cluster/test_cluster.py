@@ -166,15 +166,15 @@ cases = given(traces(), groups, policies, st.sampled_from((0, 0, 1.5)), st.sampl
 
 @settings(max_examples=100, deadline=None)
 @cases
-def test_both_engines_give_the_same_schedule(*case):
-    check_both(*case)
+def test_both_engines_give_the_same_schedule(jobs, nodes, policy, restart_s, checkpoint_s):
+    check_both(jobs, nodes, policy, restart_s, checkpoint_s)
 
 
 @pytest.mark.long
 @settings(max_examples=300, deadline=None)
 @cases
-def test_both_engines_give_the_same_schedule_many_times(*case):
-    check_both(*case)
+def test_both_engines_give_the_same_schedule_many_times(jobs, nodes, policy, restart_s, checkpoint_s):
+    check_both(jobs, nodes, policy, restart_s, checkpoint_s)
 
 
 def check_both(jobs, nodes, policy, restart_s, checkpoint_s):

@@ -1,5 +1,4 @@
-"""What ``weft simulate``, ``compare`` and ``generate`` are told: their options, and those as the simulator takes
-them."""
+"""Options of ``weft simulate``, ``compare`` and ``generate``, their help, and their values as the simulator takes them."""
 
 from __future__ import annotations
 

@@ -211,7 +211,7 @@ def _group(times: Times, rows: NDArray[np.int64]) -> dict[str, Any]:
 
 def fairness(result: Result, slowdown: NDArray[np.float64]) -> dict[str, Any]:
     """``jain``: Jain's index (Jain, Chiu, Hawe 1984) over the mean slowdowns of the ``tenants`` of whom a job ran: 1
-    where all are alike, 1/n where one of n bears everything; None of fewer than two tenants. ``finish_time``: mean,
+    where all are alike, 1/n where one of n has all the slowdown; None of fewer than two tenants. ``finish_time``: mean,
     p50, p95, p99 and ``max`` of :func:`finish_time_ratio`, and ``above_1``, the share of jobs that sharing made
     later."""
     ran = result.ran
@@ -239,7 +239,7 @@ def finish_time_ratio(result: Result) -> NDArray[np.float64]:
     """
     jobs, capacity = result.jobs, max(result.cluster.total_gpus, 1)
     there = np.ones(len(jobs), bool)
-    there[list(result.unschedulable)] = False  # they are nobody's rivals
+    there[list(result.unschedulable)] = False  # they compete with no job
     time = np.concatenate((jobs.submit[there], np.nan_to_num(result.end[there], nan=np.inf)))
     asks = np.concatenate((result.gpus[there], -result.gpus[there]))
     order = np.argsort(time, kind="stable")
@@ -260,7 +260,7 @@ def finish_time_ratio(result: Result) -> NDArray[np.float64]:
 
 
 def locality(result: Result) -> dict[str, float | int | None]:
-    """Of the stretches of time in which a job held several nodes (a job that nobody stopped has one):
+    """Of the stretches of time in which a job held several nodes (a job that was not preempted has one):
 
     ``gangs``, how many there were; ``one_domain``, ``one_rack`` and ``several_racks``, the shares of them whose nodes
     lay in one NVLink domain, otherwise in one rack, or in several; ``gpu_s_one_domain`` …, the same of their GPU

@@ -44,7 +44,7 @@ def _group(path: Path, node: Any) -> NodeGroup:
         expected, kind = KEYS[key]
         if (
             value.id != "scalar"
-        ):  # of a list nothing is made: it may hold itself, or a few lines of aliases stand for gigabytes
+        ):  # lists are not built: one may contain itself, or a few lines of aliases expand to gigabytes
             raise TraceError(f"{path}:{line(value)}: {key} is a {value.id}; expected {expected}")
         try:
             known = yaml.SafeLoader("").construct_object(value)

@@ -80,7 +80,7 @@ def charts(found: Sequence[Policy]) -> list[Chart]:
             distributions.cdf(
                 "Job completion time by policy",
                 lines,
-                "A policy whose line lies left of another's at every height is better for every kind of user. Where lines "
+                "A policy whose line is left of another's at every height is better for every kind of user. Where lines "
                 f"cross, it trades the time of some jobs for that of others.{more}",
             )
         )

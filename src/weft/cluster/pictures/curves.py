@@ -90,7 +90,7 @@ def fragmentation(result: Result, found: OverTime) -> Chart | None:
         _plot(curves, "GPUs"),
         f"Lines: {figures(stranded.overall)} GPUs on average are free on nodes of which others are used, {share} of all free.",
         "Hatched GPUs are free, but share their node with a job: a job that needs a whole node cannot have them. The nearer "
-        "they come to the dashed line, all free GPUs, the more of what is free lies in such pieces.",
+        "they come to the dashed line, all free GPUs, the more of what is free is such pieces.",
         [("╌", "free"), ("▧", "free on partly used nodes")],
         {"free on partly used nodes": "warn"},
     )

@@ -29,7 +29,7 @@ def load(path: Path) -> Jobs:
 def raw(path: Path) -> Jobs:
     """Jobs of ``cluster_job_log``.
 
-    The duration is the sum of a job's attempts: what lies between two attempts is waiting, which the simulator decides itself.
+    The duration is the sum of a job's attempts: the time between two attempts is waiting, which the simulator decides itself.
     Its GPUs are those of the attempt that had most. Left out and counted are jobs that no attempt ran, that still ran when the
     log was taken, that have an attempt without its times or one that ends before it starts (the clock's hour in November),
     and that had no GPU.
