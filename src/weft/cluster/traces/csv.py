@@ -10,7 +10,7 @@ import numpy as np
 
 from weft.cluster.files.columns import Columns, nearest, read
 from weft.cluster.files.text import TraceError
-from weft.cluster.model import USUAL, FLOATS, Jobs
+from weft.cluster.model import FLOATS, USUAL, Jobs
 from weft.cluster.trace import Format, accepted, jobs_of, names, since_first
 from weft.definition import UnknownName
 
