@@ -63,7 +63,7 @@ def test_groups_are_cut_into_racks_and_domains():
         ({"rack_nodes": 2, "rack": "x"}, "rack and rack_nodes are both given; expected one of them"),
         ({"nvlink_domain_nodes": 2, "nvlink_domain": "x"}, "nvlink_domain and nvlink_domain_nodes are both given"),
         ({"rack_nodes": 5, "nvlink_domain_nodes": 2}, "expected whole domains in a rack"),
-        ({"rack_nodes": 2, "nvlink_domain": "d"}, "'d' lies in racks 'node-rack-0' and 'node-rack-1'; expected one"),
+        ({"rack_nodes": 2, "nvlink_domain": "d"}, "'d' is in racks 'node-rack-0' and 'node-rack-1'; expected one"),
     ],
 )
 def test_an_invalid_group_is_refused(tmp_path, group, words):

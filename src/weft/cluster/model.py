@@ -14,13 +14,13 @@ from weft.words import count
 WHOLE = 1000  # thousandths of an accelerator
 MOST_NODES = 1_000_000
 MOST_PODS = 1_000_000  # of a job, and
-MOST_ASKED = 10_000_000  # GPUs
+MOST_REQUESTED = 10_000_000  # GPUs
 MOST_GPUS = 2**31  # of a node; that of counted placement holds the whole cluster
 MOST_UNITS = 10**9  # cores or GB of a node
 LATEST = 1e11  # seconds, 3,000 years; milliseconds since 1970 are more
-MOST_SHARED = 16  # accelerators of a node, where single ones are looked at
+MOST_SHARED = 16  # accelerators of a node, where single ones are tracked
 MOST_TYPES = 62  # accelerator types that fit the bit masks of the compiled engine
-FILLED: Any = None  # a column that is not given: filled with what is usual
+FILLED: Any = None  # a column that is not given gets its default
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,13 @@ class NodeGroup:
         count: how many.
         gpus: accelerators of each (GPUs, NPUs, FPGAs: ``gpu_type`` names the kind); 0 for a CPU node.
         gpu_type: their type, such as ``H100-80GB``.
-        gpu_memory_gb: memory of each accelerator; 0 where it is not known, which fits every job.
-        cpu: cores; 0 where they are not known, which fits every job.
-        memory_gb: main memory; 0 where it is not known.
+        gpu_memory_gb: memory of each accelerator; 0 where it is unknown, which fits every job.
+        cpu: cores; 0 where they are unknown, which fits every job.
+        memory_gb: main memory; 0 where it is unknown.
         rack: the rack of all of them, by name; groups with the same name, or without one, share a rack.
-        rack_nodes: or so many nodes a rack, the last one with what is left; racks of a group's own.
+        rack_nodes: or this many nodes a rack, the last one with the rest; no other group shares these racks.
         nvlink_domain: the NVLink domain of all of them, by name; by default each node is one.
-        nvlink_domain_nodes: or so many nodes a domain, of which ``rack_nodes`` must be a multiple.
+        nvlink_domain_nodes: or this many nodes a domain, of which ``rack_nodes`` must be a multiple.
         name: the first part of the nodes' names.
     """
 
@@ -87,7 +87,7 @@ class NodeGroup:
 class Cluster:
     """The nodes of a cluster, columns of length N.
 
-    Units: cores in thousandths, main memory in MiB, accelerator memory in GB. Where a capacity is not known it is -1.
+    Units: cores in thousandths, main memory in MiB, accelerator memory in GB. An unknown capacity is -1.
     """
 
     names: tuple[str, ...]
@@ -151,7 +151,7 @@ class Cluster:
             groups.append(NodeGroup(int(count), int(gpus), gpu_memory_gb=gpu_memory_gb))
         made = cls.of(groups)
         if not made.names:
-            raise ValueError(f"nodes '{text}' are none; a cluster needs at least one")
+            raise ValueError(f"nodes '{text}' have no node; a cluster needs at least one")
         return made
 
     def __len__(self) -> int:
@@ -167,7 +167,7 @@ class Cluster:
         return int(self.gpus.sum())
 
     def as_one(self) -> Cluster:
-        """For counted placement: all GPUs of a type and memory in one node, as if any free GPUs anywhere would do."""
+        """For counted placement: all GPUs of a type and memory in one node, as if any free GPUs would do."""
         kinds = sorted(set(zip(self.gpu_type.tolist(), self.gpu_memory.tolist(), strict=True)))
         members = [np.flatnonzero((self.gpu_type == kind) & (self.gpu_memory == memory)) for kind, memory in kinds]
 
@@ -186,8 +186,8 @@ class Cluster:
         )
 
 
-# Columns that a trace may leave out, and what is usual.
-USUAL = {
+# Columns that a trace may leave out, and their defaults.
+DEFAULTS = {
     "pods": 0, "milli": WHOLE, "gpu_memory": 0.0, "cpu": 0, "memory": 0, "types": 0, "tenant": 0, "priority": 0.0,
 }  # fmt: skip
 FLOATS = ("submit", "duration", "estimate", "gpu_memory", "priority")
@@ -195,7 +195,7 @@ FLOATS = ("submit", "duration", "estimate", "gpu_memory", "priority")
 
 @dataclass
 class Jobs:
-    """The jobs of a trace, columns of length J in order of submission. Columns that are None get what is usual.
+    """The jobs of a trace, columns of length J in order of submission. Columns that are None get their default.
 
     Args:
         submit: seconds.
@@ -241,7 +241,7 @@ class Jobs:
         for name in self.columns():
             value = getattr(self, name)
             if value is None:
-                value = self.duration if name == "estimate" else np.full(count, USUAL[name])
+                value = self.duration if name == "estimate" else np.full(count, DEFAULTS[name])
             given = np.asarray(value)
             if given.ndim != 1:
                 raise ValueError(f"jobs: column '{name}' has {given.ndim} dimensions; expected one")
@@ -284,7 +284,7 @@ class Jobs:
             raise ValueError(
                 f"jobs: milli of job {self.id[row]!r} (row {row}) is {self.milli[row]}; expected 1 to {WHOLE} thousandths"
             )
-        for name, most in (("gpus", MOST_ASKED), ("pods", MOST_PODS)):
+        for name, most in (("gpus", MOST_REQUESTED), ("pods", MOST_PODS)):
             if len(wrong := np.flatnonzero(getattr(self, name) > most)):
                 row, many = int(wrong[0]), getattr(self, name)[wrong[0]]
                 raise ValueError(
@@ -302,7 +302,7 @@ class Jobs:
 
     @classmethod
     def columns(cls) -> tuple[str, ...]:
-        return ("submit", "duration", "gpus", "estimate", *USUAL)
+        return ("submit", "duration", "gpus", "estimate", *DEFAULTS)
 
     def __len__(self) -> int:
         return len(self.submit)
@@ -324,25 +324,25 @@ class Jobs:
         return Jobs(**{**vars(self), **picked, "id": [self.id[int(r)] for r in rows]})
 
     def read_only(self) -> Jobs:
-        """The same jobs to look at: who writes to a column gets an error."""
-        seen = object.__new__(ReadOnlyJobs)
+        """The same jobs, read-only: writing to a column is an error."""
+        view = object.__new__(ReadOnlyJobs)
         columns = {name: getattr(self, name).view() for name in self.columns()}
         for column in columns.values():
             column.flags.writeable = False
         id = self.id if isinstance(self.id, range) else tuple(self.id)
-        vars(seen).update({**vars(self), **columns, "id": id, "dropped": dict(self.dropped)})
-        return seen
+        vars(view).update({**vars(self), **columns, "id": id, "dropped": dict(self.dropped)})
+        return view
 
 
 class ReadOnlyJobs(Jobs):
     """Of :meth:`Jobs.read_only`."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError(f"jobs: '{name}' is read-only; an order gives sort keys, and changes no job")
+        raise AttributeError(f"jobs: '{name}' is read-only; an order returns sort keys, and changes no job")
 
 
 def size_of(gpus: int, milli: int) -> int:
-    """A piece's place in a node's ``mix``: shares, 1, 2, 4, 8, other."""
+    """A piece's position in a node's ``mix``: shares, 1, 2, 4, 8, other."""
     if milli < WHOLE:
         return 0
     return {1: 1, 2: 2, 4: 3, 8: 4}.get(gpus, 5)
@@ -352,7 +352,7 @@ def racks_of(groups: Iterable[NodeGroup]) -> tuple[NDArray[np.int64], tuple[str,
     """The rack of each node [N], an index into the names that come next, and its domain [N]; both by their first node.
 
     Raises:
-        ValueError: a domain would lie in several racks.
+        ValueError: a domain would be in several racks.
     """
     racks: dict[tuple[bool, str], int] = {}
     domains: dict[tuple[str, int], int] = {}
@@ -372,11 +372,11 @@ def racks_of(groups: Iterable[NodeGroup]) -> tuple[NDArray[np.int64], tuple[str,
             rack_of.append(racks.setdefault(rack, len(racks)))
             domain_of.append(domains.setdefault(domain, len(domains)))
     names = tuple(name for _, name in racks) or ("",)
-    lies_in: dict[int, int] = {}
+    rack_of_domain: dict[int, int] = {}
     for d, r in zip(domain_of, rack_of, strict=True):
-        if lies_in.setdefault(d, r) != r:
+        if rack_of_domain.setdefault(d, r) != r:
             name = list(domains)[d][0]
             raise ValueError(
-                f"nvlink_domain '{name}' lies in racks '{names[lies_in[d]]}' and '{names[r]}'; expected one rack"
+                f"nvlink_domain '{name}' is in racks '{names[rack_of_domain[d]]}' and '{names[r]}'; expected one rack"
             )
     return np.array(rack_of, np.int64), names, np.array(domain_of, np.int64)

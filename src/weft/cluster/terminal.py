@@ -255,8 +255,8 @@ def _unvalidated(every: Sequence[dict[str, Any]]) -> str:
         for what, figures in found["validated"].items():
             if not figures:
                 names.setdefault(what, {})[_shown(found[what])] = None
-    names = "; ".join(f"{what} {', '.join(of)}" for what, of in sorted(names.items()))
-    return f"unvalidated: {names} (no published figures were reproduced)" if names else ""
+    listed = "; ".join(f"{what} {', '.join(of)}" for what, of in sorted(names.items()))
+    return f"unvalidated: {listed} (no published figures were reproduced)" if listed else ""
 
 
 def _say(out: Console, text: str) -> None:

@@ -5,26 +5,26 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.cluster.engine.compiled import compiled
+from weft.cluster.engine.compiled import compiled, inlined
 from weft.cluster.engine.index import able, choose
 from weft.cluster.engine.node import DETAILED, RANDOM_STATE, TOPOLOGY, WRITTEN, fits, pick, take
 from weft.cluster.engine.topology import choose_among, fullest_with_best_score, nearest, rack_takes_freed
 from weft.cluster.placement import REQUIRED
 
 
-@compiled
+@inlined
 def pieces_of(classes, c):
     """How many pieces a job of class c has."""
     return classes[c].count + (classes[c].rest >= 0)
 
 
-@compiled
+@inlined
 def kind_of(classes, c, i):
     """The kind of the i-th piece of a job of class c."""
     return classes[c].piece if i < classes[c].count else classes[c].rest
 
 
-@compiled
+@inlined
 def enough(s, c):
     """Whether every piece of a job of class c finds a node, as far as counting says: exact unless pieces may share a
     node."""

@@ -50,14 +50,19 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return _jit(function, counting=False)
 
 
+def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``@compiled`` for a small function that is called often with a tuple of arrays: a call would copy all of them."""
+    return _jit(function, counting=False, inline=True)
+
+
 def allocating(function: Callable[..., Any]) -> Callable[..., Any]:
     """``@compiled`` for a function that creates arrays, or that gets a new array from such a function."""
     return _jit(function, counting=True)
 
 
-def _jit(function: Callable[..., Any], counting: bool) -> Callable[..., Any]:
+def _jit(function: Callable[..., Any], counting: bool, inline: bool = False) -> Callable[..., Any]:
     config: Any = numba_config
-    options: dict[str, Any] = {"cache": True, "nogil": True, "_nrt": counting}
+    options: dict[str, Any] = {"cache": True, "nogil": True, "_nrt": counting, "forceinline": inline}
     before = config.CACHE_DIR
     config.CACHE_DIR = cache_folder()
     try:

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.cluster.engine.compiled import compiled
+from weft.cluster.engine.compiled import compiled, inlined
 from weft.cluster.engine.node import (
     BUCKETS,
     FEWEST,
@@ -49,7 +49,7 @@ from weft.cluster.engine.tree import FAN, NEVER, gather, update
 # share; then -1.
 
 
-@compiled
+@inlined
 def choose(s, p):
     """The node with the highest score for a piece of kind p, ties by the rule; -1 where it fits nowhere."""
     if s.meta[BUCKETS]:
@@ -79,7 +79,7 @@ def choose(s, p):
     return k
 
 
-@compiled
+@inlined
 def able(s, p, least):
     """Whether at least so many nodes take a piece of kind p each."""
     if s.meta[BUCKETS]:
@@ -91,7 +91,7 @@ def able(s, p, least):
 # ---- score trees -----------------------------------------------------------------------------------------------------
 
 
-@compiled
+@inlined
 def score_of(s, n, p):
     if not fits(s.nodes[n], s.pieces[p]):
         return NEVER
@@ -192,7 +192,7 @@ def empty_buckets(bucket_of: NDArray[np.int64], count: int, entries: int, pieces
     return best
 
 
-@compiled
+@inlined
 def move(s, n):
     """Node n comes to the bucket where it belongs now."""
     node, best, ways, levels = s.nodes[n], s.best, s.ways, s.levels
@@ -217,7 +217,7 @@ def move(s, n):
             update(best, ways, levels, buckets + new, n, free, False)
 
 
-@compiled
+@inlined
 def refresh_buckets(s):
     """Moves every node that changed to its bucket."""
     written, read = s.meta[WRITTEN], s.meta[READ]
@@ -265,7 +265,7 @@ def next_in_bucket(s, bucket, p, level, k, step):
             k = group + step
 
 
-@compiled
+@inlined
 def choose_from_buckets(s, p):
     """The best node for a piece of kind p, of equal ones the first or the last; -1 where it fits nowhere."""
     refresh_buckets(s)
@@ -279,7 +279,7 @@ def choose_from_buckets(s, p):
     return chosen
 
 
-@compiled
+@inlined
 def able_in_buckets(s, p, least):
     """Whether at least so many nodes take a piece of kind p each."""
     pieces = s.pieces

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from weft.cluster.engine.compiled import compiled, dispatcher
+from weft.cluster.engine.compiled import compiled, dispatcher, inlined
 from weft.cluster.model import MOST_SHARED, WHOLE
 from weft.cluster.placement import TIGHTEST
 from weft.cluster.placements import PLACEMENTS
@@ -94,7 +94,7 @@ def below(meta, n):
     return np.int64(((x * np.uint64(2685821657736338717)) >> np.uint64(33)) % np.uint64(n))
 
 
-@compiled
+@inlined
 def times(node, piece, most, gpus, cpu, memory):
     """How many such pieces, up to ``most``, fit into so many GPUs, cores and so much memory of a node."""
     if piece.gpus > 0:
@@ -106,7 +106,7 @@ def times(node, piece, most, gpus, cpu, memory):
     return most
 
 
-@compiled
+@inlined
 def accepts(node, piece):
     """Whether a node is of a type, and its GPUs of a memory, that the piece accepts."""
     return (piece.types >> node.gpu_type) & 1 != 0 and not 0 <= node.gpu_memory < piece.gpu_memory
@@ -175,13 +175,13 @@ def pick(s, n, p):
     return taken
 
 
-@compiled
+@inlined
 def log_change(s, n):
     s.log[s.meta[WRITTEN] & (len(s.log) - 1)] = n
     s.meta[WRITTEN] += 1
 
 
-@compiled
+@inlined
 def take(s, n, p, gpus, sign):
     """Allocates a piece of kind p on node n (sign 1) or gives it back (-1). ``gpus``: a bit for each GPU, of a detailed
     run."""

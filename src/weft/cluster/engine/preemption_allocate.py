@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from weft.cluster.engine.allocate import kind_of, pieces_of, place
-from weft.cluster.engine.compiled import compiled
+from weft.cluster.engine.compiled import compiled, inlined
 from weft.cluster.engine.easy_reservation import leave
 from weft.cluster.engine.index import choose
 from weft.cluster.engine.node import DETAILED, RANDOM_STATE, TOPOLOGY, fits, fits_on, log_change, pick, take
@@ -24,7 +24,7 @@ from weft.cluster.placement import REQUIRED
 DOMAIN, RACK, ANYWHERE = range(3)
 
 
-@compiled
+@inlined
 def give_back(s, q, j, count):
     """Gives back the first so many pieces of a job."""
     c, slot = q.jobs[j].cls, q.jobs[j].slot
@@ -32,7 +32,7 @@ def give_back(s, q, j, count):
         take(s, s.where[slot + i], kind_of(s.classes, c, i), q.placed[slot + i].gpus, -1)
 
 
-@compiled
+@inlined
 def evict(s, q, j):
     """Takes a running job off its nodes."""
     count = pieces_of(s.classes, q.jobs[j].cls)
@@ -40,7 +40,7 @@ def evict(s, q, j):
     give_back(s, q, j, count)
 
 
-@compiled
+@inlined
 def enter(s, q, j, now):
     """Enters a running job in the lists of its nodes."""
     c, slot = q.jobs[j].cls, q.jobs[j].slot
@@ -52,7 +52,7 @@ def enter(s, q, j, now):
         insert(q, s.where[i], i)
 
 
-@compiled
+@inlined
 def re_enter(s, q, j, now):
     """Sorts a running job whose key has changed into the lists of its nodes."""
     leave(q.first, q.placed, s.where, q.jobs[j].slot, pieces_of(s.classes, q.jobs[j].cls))

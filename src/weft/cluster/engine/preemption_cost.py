@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.cluster.engine.compiled import compiled
+from weft.cluster.engine.compiled import compiled, inlined
 from weft.cluster.engine.node import WRITTEN, accepts, fits
 from weft.cluster.engine.preemption_keys import DRIFT, SINGLE, may_preempt, running_key
 from weft.cluster.engine.tree import FAN, NEVER, gather, update
@@ -20,7 +20,7 @@ from weft.cluster.order import FREE
 PLACED = np.dtype([*((name, "i4") for name in ("next", "previous", "job", "piece", "gpus", "before")), ("key", "f8")])
 
 
-@compiled
+@inlined
 def insert(q, n, i):
     """Puts piece i into the list of node n."""
     first, placed = q.first, q.placed
@@ -36,7 +36,7 @@ def insert(q, n, i):
         placed[after].previous = i
 
 
-@compiled
+@inlined
 def sort(q, n, now):
     """Computes the keys of all jobs on node n for this time."""
     first, placed = q.first, q.placed
@@ -54,7 +54,7 @@ def sort(q, n, now):
         last = earlier
 
 
-@compiled
+@inlined
 def cost(s, q, n, p, now):
     """The most important job that node n must evict to take a piece of kind p: its key and number. inf where it fits as
     things are, NEVER where evicting does not help."""
@@ -78,7 +78,7 @@ def cost(s, q, n, p, now):
     return key, job
 
 
-@compiled
+@inlined
 def cost_by_gpu(s, q, n, p):
     """The same where single GPUs are tracked: pieces are taken off the node, and put back when it fits."""
     placed = q.placed
@@ -129,7 +129,7 @@ def refresh_costs(s, q, p, now):
             update(costs, s.ways, s.levels, p, n, value, False)
 
 
-@compiled
+@inlined
 def may_preempt_on(s, q, n, p, limit, j, now):
     """Whether waiting job j may evict all jobs that node n must evict for a piece of kind p."""
     if q.costs[p, n] == limit:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.cluster.engine.allocate import pieces_of
-from weft.cluster.engine.compiled import compiled
+from weft.cluster.engine.compiled import compiled, inlined
 from weft.cluster.engine.node import TOPOLOGY
 from weft.cluster.engine.preemption_allocate import allocate, allocate_near, enter, evict, put_back, re_enter
 from weft.cluster.engine.preemption_cost import PLACED
@@ -60,25 +60,25 @@ NOTHING_LEFT, GO_ON, NEEDS_ROOM = range(3)
 # ---- heaps -----------------------------------------------------------------------------------------------------------
 
 
-@compiled
+@inlined
 def add_event(q, job):
     push(q.events, q.jobs, 0, q.progress[RUNNING], next_change(q.jobs, job, q.thresholds), job)
     q.progress[RUNNING] += 1
 
 
-@compiled
+@inlined
 def remove_event(q, job):
     remove(q.events, q.jobs, 0, q.progress[RUNNING], job)
     q.progress[RUNNING] -= 1
 
 
-@compiled
+@inlined
 def add_waiting(q, classes, c, job):
     push(q.waiting, q.jobs, classes[c].begin, classes[c].size, q.jobs[job].key, job)
     classes[c].size += 1
 
 
-@compiled
+@inlined
 def remove_waiting(q, classes, c, job):
     remove(q.waiting, q.jobs, classes[c].begin, classes[c].size, job)
     classes[c].size -= 1
@@ -90,7 +90,7 @@ def unblock_all(classes):
         classes[c].blocked = False
 
 
-@compiled
+@inlined
 def unblock_after(q, classes, j):
     """Jobs after one that evicted others may find more free than it took."""
     for c in range(len(classes)):
@@ -100,7 +100,7 @@ def unblock_after(q, classes, j):
                 classes[c].blocked = False
 
 
-@compiled
+@inlined
 def next_waiting(q, classes):
     """Of the waiting jobs that may have become able to start the first: its class, -1 for none, and itself."""
     c, j = -1, np.int64(-1)
@@ -112,7 +112,7 @@ def next_waiting(q, classes):
     return c, j
 
 
-@compiled
+@inlined
 def next_evicted(q):
     """Of the jobs evicted in this pass and not tried since, the first; -1 for none."""
     first, jobs = np.int64(-1), q.jobs
@@ -128,7 +128,7 @@ def next_evicted(q):
 # ---- the loop --------------------------------------------------------------------------------------------------------
 
 
-@compiled
+@inlined
 def record(s, q, j, now):
     """Writes down the stretch that ends now."""
     progress = q.progress

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from weft.cluster.engine.allocate import enough, kind_of, pieces_of, place
-from weft.cluster.engine.compiled import compiled
+from weft.cluster.engine.compiled import compiled, inlined
 from weft.cluster.engine.index import able
 from weft.cluster.engine.node import DETAILED, RANDOM_STATE, TOPOLOGY, WRITTEN, take
 from weft.cluster.engine.topology import takes_in
@@ -64,14 +64,14 @@ def known_reason(s, c):
     return -1
 
 
-@compiled
+@inlined
 def set_reason(classes, total, c, reason, now):
     if reason != classes[c].reason:
         add_up(classes, total, c, now)
         classes[c].reason = reason
 
 
-@compiled
+@inlined
 def add_up(classes, total, c, now):
     """Adds up what a class has waited for since this was last done."""
     if classes[c].reason >= 0:
@@ -79,7 +79,7 @@ def add_up(classes, total, c, now):
     classes[c].since = now
 
 
-@compiled
+@inlined
 def begin_waiting(classes, total, waits, c, job, now):
     """A job waits from now on for what its class waits for: ``waits`` is the difference of its class's totals."""
     add_up(classes, total, c, now)
@@ -87,7 +87,7 @@ def begin_waiting(classes, total, waits, c, job, now):
         waits[job, reason] -= total[c, reason]
 
 
-@compiled
+@inlined
 def end_waiting(classes, total, waits, c, job, now):
     add_up(classes, total, c, now)
     for reason in range(total.shape[1]):

@@ -11,7 +11,7 @@ import numpy as np
 
 from weft.cluster.files.atomic import written
 from weft.cluster.files.columns import GENERATED
-from weft.cluster.model import USUAL, Jobs
+from weft.cluster.model import DEFAULTS, Jobs
 
 SUFFIXES = (".csv", ".parquet")
 
@@ -67,7 +67,7 @@ def _columns(jobs: Jobs) -> dict[str, Any]:
     columns: dict[str, Any] = {name: getattr(jobs, name).tolist() for name in ("submit", "duration", "gpus")}
     if (jobs.estimate != jobs.duration).any():
         columns["estimate"] = jobs.estimate.tolist()
-    for name, default in USUAL.items():
+    for name, default in DEFAULTS.items():
         if name not in ("types", "tenant") and (getattr(jobs, name) != default).any():
             columns[name] = getattr(jobs, name).tolist()
     kinds = np.array(["|".join(kinds) for kinds in jobs.type_sets], object)

@@ -10,13 +10,13 @@ import numpy as np
 
 from weft.cluster.files.columns import Columns, nearest, read
 from weft.cluster.files.text import TraceError
-from weft.cluster.model import FLOATS, USUAL, Jobs
+from weft.cluster.model import DEFAULTS, FLOATS, Jobs
 from weft.cluster.trace import Format, accepted, jobs_of, names, since_first
 from weft.definition import UnknownName
 
 NEEDED = ("submit", "duration", "gpus")
 WORDS = ("id", "tenant", "types")
-OPTIONAL = (*(name for name in (*USUAL, "estimate") if name not in WORDS), *WORDS)
+OPTIONAL = (*(name for name in (*DEFAULTS, "estimate") if name not in WORDS), *WORDS)
 DATED = ("submit", "start", "end")  # seconds, or dates
 MOST_LISTED = 30  # columns that are not read
 ALTERNATIVES = {"duration": ("start", "end")}
@@ -99,7 +99,7 @@ def jobs_from(table: Columns, warnings: Iterable[str] = ()) -> Jobs:
         if name not in FLOATS:
             table.whole(name, unit=UNITS.get(name, ("",))[0])
         more[name] = np.where(
-            np.isnan(column), table.numbers["duration"] if name == "estimate" else USUAL[name], column
+            np.isnan(column), table.numbers["duration"] if name == "estimate" else DEFAULTS[name], column
         )
     if "id" in table.words:
         more["id"] = table.words["id"]
