@@ -158,3 +158,13 @@ def test_what_tma_cannot_take_is_declined_in_words():
         ):
             with pytest.raises(Declined, match=words):
                 registry.get(name).find("cuda").function(*arguments)
+
+
+@pytest.mark.parametrize("matrices", [1, 4, 16])
+def test_a_tile_of_any_size_of_matrix_is_one_that_the_kernel_has(matrices):
+    """A slab and its mirror image have rows of 128 bytes: tiles of 160 columns do not compile."""
+    sizes = [(m, k) for m in range(64, 8193, 192) for k in (512, 1024, 3000, 8192)]
+    tiles = {dispatch.hopper_heuristic(90, "16-bit", "NT", matrices, m, k)["COLUMNS"] for m, k in sizes}
+    assert len(tiles) > 1 and not any(columns % 64 for columns in tiles)
+    candidates = dispatch.hopper_candidates(90, "16-bit", "NT", matrices, 2048, 1024)
+    assert not any(c["COLUMNS"] % 64 for c in candidates)

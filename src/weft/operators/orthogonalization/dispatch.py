@@ -177,7 +177,8 @@ def end_time(columns: int, cluster: int, stream: int, m: int, k: int, matrices: 
 
 def tile_shapes() -> Iterable[tuple[int, int]]:
     """Columns of a tile and blocks of a cluster: boxes of B have 64 columns."""
-    return ((columns, cluster) for columns in COLUMN_COST for cluster in (2, 1) if columns >= 64 * cluster)
+    whole = [columns for columns in COLUMN_COST if columns % 64 == 0]  # a mirrored slab has rows of 128 bytes
+    return ((columns, cluster) for columns in whole for cluster in (2, 1) if columns >= 64 * cluster)
 
 
 def hopper_heuristic(sm: int, dtype: str, layout: str, matrices: int, m: int, k: int) -> Config:
