@@ -273,7 +273,8 @@ def test_it_is_of_one_architecture():
 
 def test_it_is_chosen_where_it_takes_the_operands(monkeypatch):
     product = Product(Case(k=256))
-    monkeypatch.setattr(sparse_2_4_matmul, "on_gpu", lambda t: True)
+    monkeypatch.setattr("weft.operators.dispatch.on_gpu", lambda t: True)
+    monkeypatch.setattr("weft.operators.dispatch.target_sm", lambda device: 90)
     monkeypatch.setattr(sparse_hopper, "target_sm", lambda device: 90)
     assert not sparse_hopper.why_not(product.values, product.metadata, product.b)
     assert sparse_2_4_matmul.choose(product.a, product.b).implementation == "cuda"

@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 from sparse_samples import drawn, floats, ints, vector  # noqa: E402
 
 from weft import ops  # noqa: E402
+from weft.operators.call import on_gpu  # noqa: E402
 from weft.operators.sparse import BSR, CSR, Sparse24, balance, prune_2_4, spmm, spmv  # noqa: E402
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
@@ -76,7 +77,7 @@ def test_parts_of_the_merge_path_are_equal_and_cover_everything(rows, m, r):
 def test_a_2_4_product_of_many_columns_is_a_librarys(columns, implementation):
     a = Sparse24.from_dense(prune_2_4.reference(vector(32 * 32).view(32, 32)))
     b = vector(32 * columns).view(32, columns)
-    if DEVICE == "cuda" or spmv.on_gpu(b):
+    if DEVICE == "cuda" or on_gpu(b):
         assert ops.explain("sparse_2_4_matmul", a, b).implementation == implementation
     torch.testing.assert_close(ops.sparse_2_4_matmul(a, b), a.to_dense() @ b, rtol=1e-5, atol=1e-5)
 
@@ -85,9 +86,11 @@ def test_even_rows_are_split_by_rows_and_uneven_ones_by_work():
     x = vector(30)
     even = ops.explain("spmv", drawn(64, 30, 16, rows="even"), x)
     skewed = ops.explain("spmv", drawn(640, 30, 8, rows="one"), x)
-    if DEVICE == "cuda" or spmv.on_gpu(x):
+    if DEVICE == "cuda" or on_gpu(x):
         assert even.implementation == "row_split" and "mean row 16.0, longest 16, 0 empty" in even.reason
         assert skewed.implementation == "merge" and "longest 5120, 639 empty" in skewed.reason
+        backward = ops.explain("spmv", drawn(64, 30, 16, rows="even"), x, direction="backward")
+        assert backward.implementation == "row_split" and "transposed" in backward.reason
     found = balance.statistics(drawn(64, 30, 16, rows="even"))
     assert (found.mean, found.longest, found.empty, found.padding) == (16.0, 16, 0, 1.0)
     assert balance.statistics(drawn(5, 4, 0)).empty == 5

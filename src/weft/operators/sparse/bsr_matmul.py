@@ -9,91 +9,16 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from weft.definition import BYTES, Cost, Mutant, Operator, Tolerance, Workload, torch_dtype, workload
 from weft.operators import mutants
-from weft.operators.call import Choice, cast_for_products, check_same, check_tensor, guarded, on_gpu, traced
-from weft.operators.configs import Config, Configurations, bucket, grid_of
-from weft.operators.launch import Plan, Plans
+from weft.operators.call import Choice, cast_for_products, check_same, check_tensor, guarded
+from weft.operators.matmul.dispatch import default_precision
 from weft.operators.random_inputs import random_tensor
 from weft.operators.sparse.bsr import BLOCKS, BSR
+from weft.operators.sparse.dispatch import BSR_MATMUL
 from weft.operators.sparse.random_matrices import distinct
-
-
-@triton.jit
-def blocks_times_dense(
-    offsets_ptr, columns_ptr, values_ptr, b_ptr, y_ptr, K, b_row, b_col,
-    BLOCK: tl.constexpr, TILE_M: tl.constexpr, TILE_K: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """One TILE_M × TILE_K tile of Y within a block row: its blocks one after the other, DEPTH columns of a block at a time."""
-    tiles_k = tl.cdiv(K, TILE_K)
-    tile_m = tl.program_id(0) // tiles_k
-    block_row = tile_m // (BLOCK // TILE_M)
-    m = (tile_m % (BLOCK // TILE_M)) * TILE_M + tl.arange(0, TILE_M)
-    k = ((tl.program_id(0) % tiles_k) * TILE_K + tl.arange(0, TILE_K)).to(tl.int64)
-    depth = tl.arange(0, DEPTH)
-    first = tl.load(offsets_ptr + block_row)
-    last = tl.load(offsets_ptr + block_row + 1)
-    total = tl.zeros([TILE_M, TILE_K], tl.float32)
-    for step in range(0, (last - first) * (BLOCK // DEPTH)):  # one loop, so that loads run ahead across blocks
-        z = first + step // (BLOCK // DEPTH)
-        start = step % (BLOCK // DEPTH) * DEPTH
-        column = tl.load(columns_ptr + z).to(tl.int64)
-        a = tl.load(values_ptr + z.to(tl.int64) * (BLOCK * BLOCK) + m[:, None] * BLOCK + (start + depth)[None, :])
-        n = column * BLOCK + start + depth
-        b = tl.load(b_ptr + n[:, None] * b_row + k[None, :] * b_col, mask=k[None, :] < K, other=0.0)
-        total = tl.dot(a, b, total, input_precision=PRECISION)
-    row = block_row.to(tl.int64) * BLOCK + m
-    tl.store(y_ptr + row[:, None] * K + k[None, :], total.to(y_ptr.dtype.element_ty), mask=k[None, :] < K)
-
-
-def heuristic(sm: int, dtype: torch.dtype, block: int, k: int) -> Config:
-    """A tile of Y as wide as registers allow; two stages where shared memory is 99 KiB."""
-    tile_k = max(min(k, 128), 16)
-    depth = min(block, 32 if dtype == torch.float32 else 64)
-    stages = 2 if sm in (86, 89, 120) else 3
-    return {
-        "TILE_M": block,
-        "TILE_K": tile_k,
-        "DEPTH": depth,
-        "num_warps": 8 if block * tile_k >= 128 * 128 else 4,
-        "num_stages": stages,
-    }
-
-
-def candidates(sm: int, dtype: torch.dtype, block: int, k: int) -> Any:
-    choices = {
-        "TILE_M": tuple(b for b in (16, 32, 64, 128) if b <= block),
-        "TILE_K": (32, 64, 128, 256),
-        "DEPTH": tuple(d for d in (16, 32, 64, 128) if d <= block),
-        "num_warps": (2, 4, 8),
-        "num_stages": (2, 3, 4),
-    }
-    limit = 232448 if sm in (90, 100) else 101376 if sm in (86, 89, 120) else 166912
-    for c in grid_of(choices):
-        shared = (c["TILE_M"] + c["TILE_K"]) * c["DEPTH"] * dtype.itemsize * c["num_stages"]
-        if 8 <= c["TILE_M"] * c["TILE_K"] // (32 * c["num_warps"]) <= 128 and shared <= limit:
-            yield c
-
-
-configuration = Configurations(__file__, "bsr_matmul", heuristic, candidates)
-
-
-def plan(offsets: Tensor, columns: Tensor, values: Tensor, b: Tensor, precision: str) -> Plan:
-    """Of ``(offsets, columns, values, b, y)``."""
-    k, block = b.shape[1], values.shape[1]
-    config = configuration(b.device, b.dtype, block, bucket(k, 16))
-    tile = {name: config[name] for name in ("TILE_M", "TILE_K", "DEPTH")}
-    tile["TILE_K"] = min(tile["TILE_K"], bucket(k, 16))
-    grid = ((len(offsets) - 1) * (block // tile["TILE_M"]) * triton.cdiv(k, tile["TILE_K"]),)
-    constants = {"BLOCK": block, **tile, "PRECISION": precision}
-    return Plan(blocks_times_dense, grid, (k, *b.stride()), constants, config["num_warps"], config["num_stages"])
-
-
-plans = Plans(plan)
 
 # ---- implementations -------------------------------------------------------------------------------------------------
 
@@ -114,9 +39,8 @@ def torch_bsr(matrix: BSR, b: Tensor) -> Tensor:
 def bsr_triton(matrix: BSR, b: Tensor) -> Tensor:
     y = b.new_empty((matrix.shape[0], b.shape[1]))
     if y.numel():
-        precision = "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
         tensors = (matrix.row_offsets, matrix.columns, matrix.values, b)
-        plans.of(tensors, precision)(*tensors, y)
+        BSR_MATMUL.kernel("triton").of(tensors, default_precision())(*tensors, y)
     return y
 
 
@@ -249,11 +173,7 @@ def check(matrix: BSR, b: Tensor) -> None:
 @guarded
 def choose(matrix: BSR, b: Tensor) -> Choice:
     check(matrix, b)
-    if not on_gpu(b):
-        return Choice("torch", "the tensors are on the CPU, where weft runs the reference")
-    if traced(matrix.values, b):
-        return Choice("torch", "traced: PyTorch's own operators, of a dense matrix")
-    return Choice("triton", f"blocks of {matrix.block} on the matrix units", plans)
+    return BSR_MATMUL.choose(matrix.row_offsets, matrix.columns, matrix.values, b, "ieee")
 
 
 @bsr_matmul.function

@@ -1,7 +1,7 @@
 """``sparse_2_4_matmul(a, b)``: a 2:4 semi-structured matrix times a dense one.
 
 Half of a dense product's operations; half of A's bytes, and 2 more for each 16 columns. The Triton kernel unpacks A in
-registers and multiplies densely: it saves A's bytes, not operations, and runs anywhere. On Hopper ``matmul/sparse_hopper.cu``
+registers and multiplies densely: it saves A's bytes, not operations, and runs anywhere. On Hopper ``sparse_hopper.cu``
 saves both.
 """
 
@@ -11,103 +11,15 @@ import weakref
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants
-from weft.operators.call import Choice, cast_for_products, check_same, check_tensor, guarded, on_gpu, traced
-from weft.operators.configs import Config, Configurations, bucket, grid_of
-from weft.operators.launch import INTERPRETING, Plan, Plans
+from weft.operators.call import Choice, cast_for_products, check_same, check_tensor, guarded
+from weft.operators.matmul.dispatch import default_precision
 from weft.operators.random_inputs import random_tensor
-from weft.operators.sparse import sparse_hopper
+from weft.operators.sparse.dispatch import SPARSE_2_4_MATMUL
 from weft.operators.sparse.semi_structured import CODES, Sparse24
-
-
-@triton.jit
-def unpacked(place, first, second, low, high):
-    """The element at one place of its group: one of the two that are stored, or zero."""
-    return tl.where(low == place, first, tl.where(high == place, second, tl.zeros_like(first)))
-
-
-@triton.jit
-def multiply_unpacked(
-    values_ptr, metadata_ptr, b_ptr, c_ptr, M, N, K, b_row, b_col,
-    TILE_M: tl.constexpr, TILE_N: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """One TILE_M × TILE_N tile of C. Of DEPTH columns of A, DEPTH / 2 values and a 4-bit code for each group of four are read;
-    selections put the values in their places, and the matrix units multiply."""
-    tiles_n = tl.cdiv(N, TILE_N)
-    m = (tl.program_id(0) // tiles_n).to(tl.int64) * TILE_M + tl.arange(0, TILE_M)
-    n = ((tl.program_id(0) % tiles_n) * TILE_N + tl.arange(0, TILE_N)).to(tl.int64)
-    pair, group, k = tl.arange(0, DEPTH // 2), tl.arange(0, DEPTH // 4), tl.arange(0, DEPTH)
-    rows = m[:, None] < M
-    total = tl.zeros([TILE_M, TILE_N], tl.float32)
-    for start in range(0, K, DEPTH):
-        at = start // 2 + pair
-        stored = tl.load(
-            values_ptr + m[:, None] * (K // 2) + at[None, :], mask=rows & (at[None, :] < K // 2), other=0.0
-        )
-        at = start // 4 + group
-        word = tl.load(
-            metadata_ptr + m[:, None] * (K // 16) + (at // 4)[None, :], mask=rows & (at[None, :] < K // 4), other=0
-        )
-        code = word.to(tl.int32) >> ((at % 4) * 4)[None, :]
-        low, high = code & 3, (code >> 2) & 3
-        first, second = tl.split(tl.reshape(stored, [TILE_M, DEPTH // 4, 2]))
-        even = tl.join(unpacked(0, first, second, low, high), unpacked(2, first, second, low, high))
-        odd = tl.join(unpacked(1, first, second, low, high), unpacked(3, first, second, low, high))
-        a = tl.reshape(tl.join(even, odd), [TILE_M, DEPTH])
-        inside = (start + k[:, None] < K) & (n[None, :] < N)
-        b = tl.load(b_ptr + (start + k).to(tl.int64)[:, None] * b_row + n[None, :] * b_col, mask=inside, other=0.0)
-        total = tl.dot(a, b, total, input_precision=PRECISION)
-    tl.store(c_ptr + m[:, None] * N + n[None, :], total.to(c_ptr.dtype.element_ty), mask=rows & (n[None, :] < N))
-
-
-def heuristic(sm: int, dtype: torch.dtype, m: int, n: int) -> Config:
-    """A tile that leaves registers for the unpacking."""
-    if INTERPRETING:
-        return _config(32, 32, 32, 4, 2)
-    depth = 32 if dtype == torch.float32 else 64
-    if min(m, n) <= 64:
-        return _config(64, 64, depth, 4, 2)
-    return _config(128, 128, depth, 8, 2 if sm in (86, 89, 120) else 3)
-
-
-def _config(m: int, n: int, depth: int, warps: int, stages: int) -> Config:
-    return {"TILE_M": m, "TILE_N": n, "DEPTH": depth, "num_warps": warps, "num_stages": stages}
-
-
-def candidates(sm: int, dtype: torch.dtype, m: int, n: int) -> Any:
-    limit = 232448 if sm in (90, 100) else 101376 if sm in (86, 89, 120) else 166912
-    choices = {
-        "TILE_M": (64, 128),
-        "TILE_N": (64, 128, 256),
-        "DEPTH": (32, 64, 128),
-        "num_warps": (4, 8),
-        "num_stages": (2, 3, 4),
-    }
-    for c in grid_of(choices):
-        shared = (c["TILE_M"] + c["TILE_N"]) * c["DEPTH"] * dtype.itemsize * c["num_stages"]
-        if 32 <= c["TILE_M"] * c["TILE_N"] // (32 * c["num_warps"]) <= 128 and shared <= limit:
-            yield c
-
-
-configuration = Configurations(__file__, "sparse_2_4_matmul", heuristic, candidates)
-
-
-def plan(values: Tensor, metadata: Tensor, b: Tensor, precision: str) -> Plan:
-    """Of ``(values, metadata, b, c)``."""
-    m, (k, n) = len(values), b.shape
-    config = configuration(b.device, b.dtype, bucket(m), bucket(n))
-    tile = {name: config[name] for name in ("TILE_M", "TILE_N", "DEPTH")}
-    grid = (triton.cdiv(m, tile["TILE_M"]) * triton.cdiv(n, tile["TILE_N"]),)
-    constants = {**tile, "PRECISION": precision}
-    return Plan(multiply_unpacked, grid, (m, n, k, *b.stride()), constants, config["num_warps"], config["num_stages"])
-
-
-plans = Plans(plan)
 
 # ---- implementations -------------------------------------------------------------------------------------------------
 
@@ -121,14 +33,15 @@ def reference(a: Sparse24, b: Tensor) -> Tensor:
 def unpacking(a: Sparse24, b: Tensor) -> Tensor:
     c = b.new_empty((a.shape[0], b.shape[1]))
     if c.numel():
-        precision = "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
-        plans.of((a.values, a.metadata, b), precision)(a.values, a.metadata, b, c)
+        SPARSE_2_4_MATMUL.kernel("triton").of((a.values, a.metadata, b), default_precision())(
+            a.values, a.metadata, b, c
+        )
     return c
 
 
 def sparse_tensor_cores(a: Sparse24, b: Tensor) -> Tensor:
     """On Hopper's sparse tensor cores; it says in words what it does not take."""
-    plan = sparse_hopper.plans.of((a.values, a.metadata, b))
+    plan = SPARSE_2_4_MATMUL.kernel("cuda").of((a.values, a.metadata, b), "ieee")
     c = b.new_empty((a.shape[0], b.shape[1]))
     plan(a.values, a.metadata, b, c)
     return c
@@ -249,7 +162,6 @@ sparse_2_4_matmul.implementation("torch dense")(dense)
 # ---- what users call -------------------------------------------------------------------------------------------------
 
 PRODUCTS = {"torch": reference, "torch dense": dense, "triton": unpacking, "cuda": sparse_tensor_cores}
-UNPACKED_IN_REGISTERS = 128  # columns of b; 64 take 0.4 times what the dense matrix does, 4096 3.6 times (README)
 
 
 def check(a: Sparse24, b: Tensor) -> None:
@@ -274,17 +186,7 @@ def check(a: Sparse24, b: Tensor) -> None:
 @guarded
 def choose(a: Sparse24, b: Tensor) -> Choice:
     check(a, b)
-    if not on_gpu(b):
-        return Choice("torch", "the tensors are on the CPU, where weft runs the reference")
-    if traced(a.values, b):
-        return Choice("torch", "traced: PyTorch's own operators, of a dense matrix")
-    if a.shape[0] and b.shape[1] and not sparse_hopper.why_not(a.values, a.metadata, b):
-        return Choice("cuda", "on Hopper's sparse tensor cores", sparse_hopper.plans)
-    if b.shape[1] > UNPACKED_IN_REGISTERS:
-        return Choice(
-            "torch dense", "unpacked to a dense matrix for a library's product, which is faster for many columns"
-        )
-    return Choice("triton", "unpacked in registers, on any matrix units", plans)
+    return SPARSE_2_4_MATMUL.choose(a.values, a.metadata, b, "ieee")
 
 
 @sparse_2_4_matmul.function

@@ -20,7 +20,7 @@ from weft.operators.hopper.gemm import SIXTEEN_BITS, Shape, across
 from weft.operators.hopper.tensor_maps import Maps
 from weft.operators.hopper.tensor_maps import why_not as map_why_not
 from weft.operators.hopper.tile_sizes import BARRIERS, GROUPS, LINE, MULTIPROCESSORS, SHARED
-from weft.operators.launch import Plans, multiprocessors, target_sm
+from weft.operators.launch import multiprocessors, target_sm
 
 SOURCE = Path(__file__).parent / "sparse_hopper.cu"
 PIECE, DEPTH = 128, 64  # columns of A whose values fill a line; terms of a stage
@@ -47,7 +47,7 @@ def forms() -> Iterator[Config]:
         yield {**c, "STAGES": fit[-1]}
 
 
-FROM_L2 = 40  # bytes a cycle that a multiprocessor is assumed to get while all ask
+FROM_L2 = 40  # bytes a cycle and multiprocessor that L2 is assumed to deliver under load
 FROM_SHARED = 128  # bytes a cycle of a multiprocessor's shared memory, to read and to write
 
 
@@ -141,6 +141,3 @@ class SparseHopperPlan:
     def scalars(self, values: Tensor, b: Tensor, c: Tensor) -> tuple[object, ...]:
         """What the kernel is given after the metadata: three tensor maps and the sizes."""
         return (*(of(t) for of, t in zip(self.maps, (values, b, c), strict=True)), self.shape)
-
-
-plans = Plans(SparseHopperPlan)

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from weft.definition import BYTES, Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants
-from weft.operators.call import Choice, cast_for_products, check_same, check_tensor, guarded, on_gpu, traced
+from weft.operators.call import Choice, cast_for_products, check_same, check_tensor, guarded
 from weft.operators.random_inputs import random_tensor
-from weft.operators.sparse import spmm_kernels, spmv
-from weft.operators.sparse.balance import partition
+from weft.operators.sparse import spmv
 from weft.operators.sparse.csr import CSR
+from weft.operators.sparse.dispatch import SPMM, SPMM_KERNELS
 from weft.operators.sparse.gradient import Product
 from weft.operators.sparse.pattern import rows_of_elements
 from weft.operators.sparse.random_matrices import OPTIONS, distinct, random_csr, stored
@@ -45,38 +45,21 @@ def torch_spmm(matrix: CSR, b: Tensor) -> Tensor:
     return torch.mm(spmv.sparse_tensor(matrix), b)
 
 
-# ---- launches --------------------------------------------------------------------------------------------------------
-
-
-def _row_split(matrix: CSR, b: Tensor, y: Tensor) -> None:
-    tensors = (matrix.row_offsets, matrix.columns, matrix.values, b)
-    spmm_kernels.row_plans.of(tensors)(*tensors, y)
-
-
-def _merge(matrix: CSR, b: Tensor, y: Tensor) -> None:
-    cut = partition(matrix, spmm_kernels.ITEMS)
-    tensors = (matrix.row_offsets, matrix.columns, matrix.values, b, cut.rows, cut.runs)
-    spmm_kernels.merge_plans.of(tensors)(*tensors, y)
-
-
-LAUNCHES = {"row_split": _row_split, "merge": _merge}
+# ---- autograd --------------------------------------------------------------------------------------------------------
 
 
 def launch(matrix: CSR, b: Tensor, kernel: str) -> Tensor:
-    """A·B by a kernel of ``LAUNCHES``, or with an empty name by the one that the statistics choose."""
+    """A·B by a kernel of ``SPMM_KERNELS``."""
     shape = (matrix.shape[0], b.shape[1])
     if not matrix.stored or not b.shape[1]:
         return b.new_zeros(shape)
-    kernel = kernel or spmv.chosen(matrix)[0]
     y = b.new_empty(shape)
-    if b.shape[1] == 1:
-        spmv.LAUNCHES[kernel](matrix, b[:, 0], y[:, 0])
-    else:
-        LAUNCHES[kernel](matrix, b, y)
+    SPMM_KERNELS[kernel](matrix, b, y)
     return y
 
 
 product = Product(launch, reference)
+
 
 # ---- definition ------------------------------------------------------------------------------------------------------
 
@@ -220,15 +203,9 @@ def check(matrix: CSR, b: Tensor) -> None:
 
 @spmm.choice
 @guarded
-def choose(matrix: CSR, b: Tensor) -> Choice:
+def choose(matrix: CSR, b: Tensor, *, direction: str = "forward") -> Choice:
     check(matrix, b)
-    if not on_gpu(b):
-        return Choice("torch", "the tensors are on the CPU, where weft runs the reference")
-    if traced(matrix.values, b):
-        return Choice("torch", "traced: PyTorch's own operators, which a compiler fuses with their neighbours")
-    if not matrix.stored or not b.shape[1]:
-        return Choice("torch", "no stored elements or no columns: nothing to launch")
-    return Choice(*spmv.chosen(matrix))
+    return spmv.with_statistics(SPMM.choose(matrix, b), matrix, direction)
 
 
 @spmm.function

@@ -6,6 +6,7 @@ the limit; of the device's memory for the stored elements, of the L2 cache for x
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -13,19 +14,15 @@ from torch import Tensor
 
 from weft.definition import BYTES, Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants
-from weft.operators.call import Choice, cast_for_products, check_same, check_tensor, guarded, on_gpu, traced
+from weft.operators.call import Choice, cast_for_products, check_same, check_tensor, guarded
 from weft.operators.random_inputs import random_tensor
-from weft.operators.sparse import sell
-from weft.operators.sparse.balance import partition, statistics
+from weft.operators.sparse.balance import statistics
 from weft.operators.sparse.csr import CSR
+from weft.operators.sparse.dispatch import SPMV, SPMV_KERNELS, spmv_sell
 from weft.operators.sparse.gradient import Product
 from weft.operators.sparse.pattern import rows_of_elements
 from weft.operators.sparse.random_matrices import OPTIONS, distinct, random_csr, stored
 from weft.operators.sparse.sell import SELL
-from weft.operators.sparse.spmv_kernels import merge_items, merge_plans, row_plans
-
-MOST_PADDING = 2.0  # lanes that row-split may occupy for each stored element
-LONGEST_ROW = 2**14  # elements that one group of lanes may walk: 128 steps of the widest
 
 
 def reference(matrix: CSR, x: Tensor) -> Tensor:
@@ -56,43 +53,15 @@ def sparse_tensor(matrix: CSR) -> Tensor:
     return tensor
 
 
-# ---- launches --------------------------------------------------------------------------------------------------------
-
-
-def _row_split(matrix: CSR, x: Tensor, y: Tensor) -> None:
-    tensors = (matrix.row_offsets, matrix.columns, matrix.values, x)
-    row_plans.of(tensors)(*tensors, y)
-
-
-def _merge(matrix: CSR, x: Tensor, y: Tensor) -> None:
-    cut = partition(matrix, merge_items(matrix.values))
-    tensors = (matrix.row_offsets, matrix.columns, matrix.values, x, cut.rows, cut.heads, cut.runs)
-    merge_plans.of(tensors)(*tensors, y)
-
-
-def _sell(matrix: CSR, x: Tensor, y: Tensor) -> None:
-    sell.launch(sell.sell_of(matrix), x, y)
-
-
-LAUNCHES = {"row_split": _row_split, "merge": _merge, "sell": _sell}
-
-
-def chosen(matrix: CSR) -> tuple[str, str]:
-    """The kernel for a matrix and the reason, from its row statistics."""
-    found = statistics(matrix)
-    if found.padding > MOST_PADDING:
-        return "merge", f"uneven rows ({found}): equal parts of rows and elements"
-    if found.longest > LONGEST_ROW:
-        return "merge", f"a long row ({found}): equal parts of rows and elements"
-    return "row_split", f"even rows ({found}): a group of lanes for each"
+# ---- autograd --------------------------------------------------------------------------------------------------------
 
 
 def launch(matrix: CSR, x: Tensor, kernel: str) -> Tensor:
-    """A·x by a kernel of ``LAUNCHES``, or with an empty name by the one that the statistics choose."""
+    """A·x by a kernel of ``SPMV_KERNELS``."""
     if not matrix.stored:
         return x.new_zeros(matrix.shape[0])
     y = x.new_empty(matrix.shape[0])
-    LAUNCHES[kernel or chosen(matrix)[0]](matrix, x, y)
+    SPMV_KERNELS[kernel](matrix, x, y)
     return y
 
 
@@ -266,19 +235,21 @@ def check(matrix: CSR | SELL, x: Tensor) -> None:
         )
 
 
+def with_statistics(choice: Choice, matrix: CSR, direction: str) -> Choice:
+    """The choice, with the row statistics that it was made by."""
+    if choice.implementation not in ("merge", "row_split"):
+        return choice
+    reason = f"{choice.reason} ({statistics(matrix)})"
+    if direction == "backward":
+        reason = f"the transposed matrix by the kernel of forward: {reason}"
+    return dataclasses.replace(choice, reason=reason)
+
+
 @spmv.choice
 @guarded
-def choose(matrix: CSR | SELL, x: Tensor) -> Choice:
+def choose(matrix: CSR | SELL, x: Tensor, *, direction: str = "forward") -> Choice:
     check(matrix, x)
-    if not on_gpu(x):
-        return Choice("torch", "the tensors are on the CPU, where weft runs the reference")
-    if traced(matrix.values, x):
-        return Choice("torch", "traced: PyTorch's own operators, which a compiler fuses with their neighbours")
-    if not len(matrix.values):
-        return Choice("torch", "no stored elements: nothing to launch")
-    if isinstance(matrix, SELL):
-        return Choice("sell", "the matrix is in slices: the kernel for them")
-    return Choice(*chosen(matrix))
+    return with_statistics(SPMV.choose(matrix, x), matrix, direction)  # type: ignore[arg-type]  # a SELL has no statistics
 
 
 @spmv.function
@@ -322,5 +293,5 @@ def _sell_product(matrix: SELL, x: Tensor, kernel: str) -> Tensor:
     if kernel == "torch":
         return reference(matrix.to_csr(), x)
     y = x.new_empty(matrix.shape[0])
-    sell.launch(matrix, x, y)
+    spmv_sell(matrix, x, y)
     return y
