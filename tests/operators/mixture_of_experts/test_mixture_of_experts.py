@@ -192,6 +192,21 @@ def test_a_layer_is_what_its_formula_says():
     torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
 
 
+def test_the_choice_can_be_explained_in_both_directions():
+    x, source, position = random(6, 4), int32(0, 1, 2, 3, 4, 5), int32(0, 1, 2, 3, 4, 5).view(6, 1)
+    up, down = random(3, 10, 4), random(3, 4, 5)
+    calls = {
+        "route_top_k": (x, 2),
+        "permute_tokens": (x, source),
+        "combine_tokens": (x, position, random(6, 1)),
+        "grouped_matmul": (x, up, int32(0, 2, 2, 6)),
+        "moe_feed_forward": (x, random(3, 4), up, down, 2),
+    }
+    for name, call in calls.items():
+        for direction in ("forward", "backward"):
+            assert ops.explain(name, *call, direction=direction).implementation == "triton"
+
+
 def test_no_tokens_have_gradients_of_zero():
     """On a CPU, in a process that does not interpret: there the gradient of no rows has no shape to guess."""
     done = python("-c", NO_TOKENS)
