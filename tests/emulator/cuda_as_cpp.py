@@ -1,4 +1,4 @@
-"""CUDA C++ with inline PTX as C++ for ``ptx_on_cpu.hpp``: every ``asm`` statement becomes a call that plays its text."""
+"""CUDA C++ with inline PTX as C++ for ``ptx_on_cpu.hpp``: every ``asm`` statement becomes a call that emulates its text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CUDA C++ kernels played on a CPU (``ptx_on_cpu.hpp``): compiled as they stand and with each of some mistakes in them, and
+"""CUDA C++ kernels emulated on a CPU (``ptx_on_cpu.hpp``): compiled as they stand and with each of some mistakes in them, and
 given jobs, launches that Python computes with the bytes that they find in memory."""
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from where import ROOT
 
 torch = pytest.importorskip("torch")
 
-FLAGS = ("-std=c++17", "-O1", "-w", "-Wno-psabi", f"-I{ROOT / 'tests/emulator'}")
+# Fibers jump between stacks, which some distributions' default _FORTIFY_SOURCE takes for an error.
+FLAGS = ("-std=c++17", "-O1", "-w", "-Wno-psabi", "-U_FORTIFY_SOURCE", f"-I{ROOT / 'tests/emulator'}")
 BUFFERS, MAPS_BYTES = 11, 5 * 17 * 8  # of ``Job`` in ptx_on_cpu.hpp
 FRAME = 64  # bytes before and behind a result that must stay as they were
 Case = TypeVar("Case")
@@ -70,7 +71,7 @@ def _program(spaces: Mapping[str, tuple[str, Iterable[str]]]) -> str:
     return "\n".join([*parts, "int main() {\n  Job job;\n  job.read();\n  RUNS[job.kernel](job);\n}\n"])
 
 
-def player(
+def emulator(
     folder: Path,
     text: str,
     launch: Callable[[Case], str],
@@ -117,7 +118,7 @@ def player(
     return run
 
 
-def player_of_rows(
+def emulator_of_rows(
     folder: Path, text: str, made: Callable[..., Any], kernels: Sequence[tuple], mistakes: Mapping[str, tuple]
 ) -> Callable[..., str]:
     """What runs a kernel of ``kernels``, or one of the mistakes, on some rows, and returns what is wrong with its result.
@@ -125,31 +126,31 @@ def player_of_rows(
     Args:
         made: ``made(*kernel, rows, seed)`` has a launch, a job, and says what is wrong with what the job leaves.
     """
-    played = player(folder, text, lambda i: made(*kernels[i], 1).launch, range(len(kernels)), mistakes)
+    run_kernel = emulator(folder, text, lambda i: made(*kernels[i], 1).launch, range(len(kernels)), mistakes)
 
     def run(kernel: int, rows: int, mistake: str = "", seed: int = 0) -> str:
         case = made(*kernels[kernel], rows, seed)
-        found = played(case.launch, case.job(), mistake)
+        found = run_kernel(case.launch, case.job(), mistake)
         return found if isinstance(found, str) else case.what_is_wrong(found)
 
     return run
 
 
-def player_of_cases(
+def emulator_of_cases(
     folder: Path, text: str, made: Callable[..., Any], cases: Mapping[str, Any], mistakes: Mapping[str, tuple]
 ) -> Callable[..., str]:
     """What runs a case, or one of the mistakes, and returns what is wrong with its result.
 
     Args:
         made: ``made(case, seed)`` has a launch, a job, and says what is wrong with what the job leaves.
-        mistakes: of each name the name of a case, then as for :func:`player`.
+        mistakes: of each name the name of a case, then as for :func:`emulator`.
     """
     wrong = {name: (cases[of], *change) for name, (of, *change) in mistakes.items()}
-    played = player(folder, text, lambda case: made(case).launch, cases.values(), wrong)
+    run_kernel = emulator(folder, text, lambda case: made(case).launch, cases.values(), wrong)
 
     def run(name: str, mistake: str = "", seed: int = 0) -> str:
         case = made(cases[name], seed)
-        found = played(case.launch, case.job(), mistake)
+        found = run_kernel(case.launch, case.job(), mistake)
         return found if isinstance(found, str) else case.what_is_wrong(found)
 
     return run

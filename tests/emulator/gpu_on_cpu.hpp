@@ -1,7 +1,7 @@
-// Runs the ladder's kernels on a CPU: every thread is a fiber, and the instructions that C++ has no word for are played after
+// Runs the ladder's kernels on a CPU: every thread is a fiber, and the instructions that C++ has no word for are emulated after
 // the PTX ISA. What is asynchronous (copies, TMA, wgmma) happens at a random time between the earliest and the latest allowed, and
 // fibers take turns at random, so a missing wait shows as a wrong result and a missing arrival as a deadlock. Accesses to
-// shared memory are counted against its 32 banks. Not played: caches, memory ordering between threads, rounding inside a
+// shared memory are counted against its 32 banks. Not emulated: caches, memory ordering between threads, rounding inside a
 // tensor core.
 #pragma once
 #include <setjmp.h>
@@ -265,7 +265,7 @@ inline void *dynamic_memory() { return machine.now->block->shared.data() + FIRST
 constexpr u32 STATIC = 8192;
 template <typename A> constexpr u32 static_bytes = (sizeof(A) + 15) / 16 * 16;
 template <typename A> inline A &static_memory(u32 taken) {
-  if (taken + sizeof(A) > STATIC || STATIC > machine.shared_bytes) fail("more static shared memory than is played");
+  if (taken + sizeof(A) > STATIC || STATIC > machine.shared_bytes) fail("more static shared memory than is emulated");
   return *reinterpret_cast<A *>(machine.now->block->shared.data() + FIRST + (machine.shared_bytes - STATIC) / 16 * 16 + taken);
 }
 

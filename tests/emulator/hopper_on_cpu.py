@@ -1,5 +1,5 @@
-"""What plays Hopper's main loop on a CPU, for the tests of it and of the kernels made of it: random products, the tensor maps
-that Python computes, and the kernel's PTX in ``ptx_on_cpu.hpp``."""
+"""Emulates Hopper's main loop on a CPU, for the tests of it and of the kernels made of it: random products, the tensor maps that
+Python computes, and the kernel's PTX in ``ptx_on_cpu.hpp``."""
 
 import ctypes
 import struct
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import cuda_as_cpp
 import pytest
-from cuda_on_cpu import bytes_of, further_off_than_rounding, job, player, tensor_of
+from cuda_on_cpu import bytes_of, emulator, further_off_than_rounding, job, tensor_of
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -215,13 +215,13 @@ def encode_tiled(
     return 0 if sound else 1
 
 
-def hopper_player(folder, cases, mistakes, Product):
+def hopper_emulator(folder, cases, mistakes, Product):
     """What runs a case, or one of the mistakes, and returns C, or in words what failed."""
     text = cuda_as_cpp.whole(gemm.SOURCE)
-    played = player(folder, text, lambda case: Product(case).launch, cases.values(), mistakes)
+    run_kernel = emulator(folder, text, lambda case: Product(case).launch, cases.values(), mistakes)
 
     def run(product: Product, seed: int = 0, mistake: str = "") -> torch.Tensor | str:
-        found = played(product.launch, product.job(seed), mistake)
+        found = run_kernel(product.launch, product.job(seed), mistake)
         if isinstance(found, str):
             return found
         end = product.c.nbytes

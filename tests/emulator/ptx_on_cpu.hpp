@@ -1,5 +1,5 @@
 // Runs a kernel on a CPU with its inline PTX as it stands: every `asm` statement is read when it is first met, and its instructions
-// are played after the PTX ISA on the machine of gpu_on_cpu.hpp. So operands in a wrong order or a descriptor that means another
+// are emulated after the PTX ISA on the machine of gpu_on_cpu.hpp. So operands in a wrong order or a descriptor that means another
 // layout show as wrong results. Also delayed, within what is allowed: arrivals through a cluster, ordinary stores to
 // shared memory until a fence shows them to TMA (stmatrix only; other stores are C++), and stores of four numbers to memory until a release.
 #pragma once
@@ -155,7 +155,7 @@ using Play = std::function<void(Call &)>;
 
 struct Statement {
   std::string label, guard;  // a line with a label has nothing else
-  Play play;
+  Play emulate;
   std::vector<std::string> words;
 };
 
@@ -536,7 +536,7 @@ template <int COUNT> inline void store_floats_at(Call &c) {
   });
 }
 
-inline Play play_of(const std::string &name) {
+inline Play emulate_of(const std::string &name) {
   int n, k;
   char types[32];
   if (std::sscanf(name.c_str(), "wgmma.mma_async.sync.aligned.m64n%dk%d.%31s", &n, &k, types) == 3) {
@@ -551,7 +551,7 @@ inline Play play_of(const std::string &name) {
     if (types == std::string("f32.bf16.bf16")) return sparse_product_of(n, value_of_bf16);
     if (types == std::string("f32.f16.f16")) return sparse_product_of(n, wgmma_f16);
   }
-  static const std::map<std::string, Play> plays = {
+  static const std::map<std::string, Play> emulates = {
       {".reg", [](Call &) {}},
       {"bra", [](Call &c) { c.jump = c.word(0); }},
       {"setp.ne.b32", [](Call &c) { c.set(0, u64(c.as<u32>(1) != c.as<u32>(2))); }},
@@ -735,8 +735,8 @@ inline Play play_of(const std::string &name) {
       {"max.bf16x2", [](Call &c) { largest_of_pairs(c, [](u32 x) { return bf16_value(x); }, bf16_bits); }},
       {"max.f16x2", [](Call &c) { largest_of_pairs(c, [](u32 x) { return fp16_value(x & 0xffff); }, fp16_bits); }},
   };
-  if (!plays.count(name)) fail(("an instruction that is not played: " + name).c_str());
-  return plays.at(name);
+  if (!emulates.count(name)) fail(("an instruction that is not emulated: " + name).c_str());
+  return emulates.at(name);
 }
 
 // The statements of one asm; what is in brackets and braces is counted on in the instruction's order of operands.
@@ -763,7 +763,7 @@ struct Program {
       const size_t stop = text.find(';', i);
       if (stop == std::string::npos) fail("a statement without its semicolon");
       end = min(stop, text.find_first_of(" \n", i));
-      made.play = play_of(text.substr(i, end - i));
+      made.emulate = emulate_of(text.substr(i, end - i));
       for (size_t at = end; (at = text.find_first_not_of(" ,[]{}\n\t", at)) < stop;) {
         const size_t next = min(stop, text.find_first_of(" ,[]{}\n\t;", at));
         made.words.push_back(text.substr(at, next - at)), at = next;
@@ -777,9 +777,9 @@ struct Program {
     Call call{operands.begin()};
     for (size_t i = 0; i < statements.size(); i++) {
       const Statement &s = statements[i];
-      if (!s.play || (!s.guard.empty() && !call.registers.at(s.guard))) continue;
+      if (!s.emulate || (!s.guard.empty() && !call.registers.at(s.guard))) continue;
       call.now = &s;
-      s.play(call);
+      s.emulate(call);
       if (call.jump.empty()) continue;
       for (i = 0; statements.at(i).label != call.jump;) i++;
       call.jump.clear();

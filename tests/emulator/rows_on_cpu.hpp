@@ -1,6 +1,6 @@
 // Runs kernels on rows.cuh on a CPU: a thread is a thread of the machine, a warp's shuffles and a block's or cluster's barriers
 // are barriers, stores to other blocks are counted, and what is copied past the registers arrives when it is waited for. It takes
-// the place of prelude.cuh. Not played: caches, memory ordering.
+// the place of prelude.cuh. Not emulated: caches, memory ordering.
 #pragma once
 #include <immintrin.h>
 

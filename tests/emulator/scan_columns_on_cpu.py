@@ -10,7 +10,7 @@ from pathlib import Path
 
 import cuda_as_cpp
 import pytest
-from cuda_on_cpu import FRAME, bytes_of, frame_is_whole, framed, job, player_of_cases, tensor_of
+from cuda_on_cpu import FRAME, bytes_of, emulator_of_cases, frame_is_whole, framed, job, tensor_of
 from sass import names, sass
 from scan_on_cpu import VALUES
 
@@ -121,10 +121,10 @@ class Columns:
         return self.case.further_off(tensor_of(y[FRAME:-FRAME], self.case.dtype).view_as(self.right), self.right)
 
 
-def player(folder: Path, cases: Mapping[str, Case], mistakes: Mapping[str, tuple]) -> Callable[..., str]:
+def emulator(folder: Path, cases: Mapping[str, Case], mistakes: Mapping[str, tuple]) -> Callable[..., str]:
     """What runs a case of one formula, or one of the mistakes, and returns what is wrong with its result."""
     text = cuda_as_cpp.whole(dispatch.FOLDER / next(iter(cases.values())).scan.columns_kernel.source)
-    return player_of_cases(folder, text, Columns, cases, mistakes)
+    return emulator_of_cases(folder, text, Columns, cases, mistakes)
 
 
 # ---- what kernels compile to -------------------------------------------------------------------------------------------

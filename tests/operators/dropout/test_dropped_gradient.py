@@ -8,7 +8,7 @@ import re
 
 import cuda_as_cpp
 import pytest
-from cuda_on_cpu import bytes_of, job, player_of_cases, tensor_of
+from cuda_on_cpu import bytes_of, emulator_of_cases, job, tensor_of
 from sass import names, parts, sass
 
 torch = pytest.importorskip("torch")
@@ -187,7 +187,7 @@ def emulate(tmp_path_factory):
     """Runs a case, or one of ``MISTAKES``, and returns what is wrong with its result."""
     text = cuda_as_cpp.whole(dispatch.SOURCE, "rows.cuh", "philox.cuh")
     mistakes = {name: (OF_MISTAKE.get(of, of), *change) for name, (of, *change) in MISTAKES.items()}
-    return player_of_cases(tmp_path_factory.mktemp("played"), text, Gradients, CASES, mistakes)
+    return emulator_of_cases(tmp_path_factory.mktemp("emulated"), text, Gradients, CASES, mistakes)
 
 
 @pytest.mark.parametrize("name", CASES)

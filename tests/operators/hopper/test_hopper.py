@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 pytest.importorskip("cuda.bindings")
 
-from hopper_on_cpu import BF16, FP8, FP16, FP32, INT8, LAYOUTS, Case, Product, hopper_player, what_is_wrong  # noqa: E402
+from hopper_on_cpu import BF16, FP8, FP16, FP32, INT8, LAYOUTS, Case, Product, hopper_emulator, what_is_wrong  # noqa: E402
 
 from weft.operators.cuda import CudaError  # noqa: E402
 from weft.operators.hopper import gemm  # noqa: E402
@@ -190,24 +190,24 @@ MISTAKES = {
 
 
 @pytest.fixture(scope="module")
-def play(tmp_path_factory):
-    return hopper_player(tmp_path_factory.mktemp("played"), CASES, MISTAKES, Product)
+def emulate(tmp_path_factory):
+    return hopper_emulator(tmp_path_factory.mktemp("emulated"), CASES, MISTAKES, Product)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_it_is_right(play, name):
+def test_it_is_right(emulate, name):
     """A, B and C lie before pages that may not be touched; threads, copies and arrivals take turns at random."""
     product = Product(CASES[name])
     assert product.plan.launch.grid[0] <= CASES[name].clusters * CASES[name].cluster
-    assert not what_is_wrong(play(product), product)
+    assert not what_is_wrong(emulate(product), product)
 
 
 @pytest.mark.parametrize("name", gemm.ACTIVATIONS[1:])
-def test_sums_without_end_are_activated_as_pytorch_does(play, name):
+def test_sums_without_end_are_activated_as_pytorch_does(emulate, name):
     """Infinities of either sign in a row, and NaN in another."""
     product = Product(CASES[name])
     product.a[0, 0], product.a[1, 0] = torch.inf, torch.nan
-    got, want = play(product), product.wanted()
+    got, want = emulate(product), product.wanted()
     assert (
         got[0].isposinf().equal(want[0].isposinf()) and got[0].isnan().equal(want[0].isnan()) and got[1].isnan().all()
     )
@@ -215,32 +215,32 @@ def test_sums_without_end_are_activated_as_pytorch_does(play, name):
 
 
 @pytest.mark.parametrize("name", STREAMED)
-def test_streamed_tiles_are_right_in_any_order_of_blocks(play, name):
+def test_streamed_tiles_are_right_in_any_order_of_blocks(emulate, name):
     product = Product(CASES[name])
     for seed in range(1, 5):
-        assert not what_is_wrong(play(product, seed), product)
+        assert not what_is_wrong(emulate(product, seed), product)
         product = Product(CASES[name])
 
 
 @pytest.mark.parametrize("name", ["streamed: one tile", "streamed: fewer tiles than blocks"])
-def test_parts_are_added_in_one_order(play, name):
+def test_parts_are_added_in_one_order(emulate, name):
     product = Product(CASES[name])
     assert product.plan.shape.share < -(-CASES[name].k // 64) / 2, "two parts can be added in one way only"
-    first, *others = (play(product, seed) for seed in range(6))
+    first, *others = (emulate(product, seed) for seed in range(6))
     assert all(torch.equal(first, other) for other in others)
 
 
-def test_another_order_is_noticed(play):
+def test_another_order_is_noticed(emulate):
     product = Product(CASES["streamed: one tile"])
-    made = [play(product, seed, "parts in another order") for seed in range(8)]
+    made = [emulate(product, seed, "parts in another order") for seed in range(8)]
     assert all(isinstance(m, torch.Tensor) for m in made)
     assert any(not torch.equal(made[0], m) for m in made)
 
 
 @pytest.mark.parametrize("mistake", [m for m in MISTAKES if m != "parts in another order"])
-def test_a_mistake_is_noticed(play, mistake):
+def test_a_mistake_is_noticed(emulate, mistake):
     products = (Product(MISTAKES[mistake][0], seed) for seed in range(32))
-    assert any(what_is_wrong(play(product, seed, mistake), product) for seed, product in enumerate(products))
+    assert any(what_is_wrong(emulate(product, seed, mistake), product) for seed, product in enumerate(products))
 
 
 @pytest.mark.parametrize(
@@ -253,12 +253,12 @@ def test_a_mistake_is_noticed(play, mistake):
         (4, "box", (64, 128, 1)),
     ],
 )
-def test_a_mistake_in_a_tensor_map_is_noticed(play, which, name, value):
+def test_a_mistake_in_a_tensor_map_is_noticed(emulate, which, name, value):
     product = Product(CASES["64 columns, cluster of 2, batched, padded"])
     assert getattr(product.plan.maps[which], name) != value
     setattr(product.plan.maps[which], name, value)
     try:
-        got = play(product)
+        got = emulate(product)
     except CudaError as refused:
         got = str(refused)
     assert what_is_wrong(got, product)

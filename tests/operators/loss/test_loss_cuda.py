@@ -166,13 +166,13 @@ def emulated(tmp_path_factory) -> dict[tuple[str, str], Run]:
     expressions = list(dict.fromkeys(plan.expression for run in runs.values() for plan in run.plans))
     made = [
         as_cpp(),
-        "template <typename... A> void play(void (*kernel)(A...), void **a, int grid, int threads, int blocks) {",
+        "template <typename... A> void emulate(void (*kernel)(A...), void **a, int grid, int threads, int blocks) {",
         "  const auto body = [&]<size_t... I>(std::index_sequence<I...>) { kernel(*static_cast<A *>(a[I])...); };",
         "  launch(grid, threads, blocks, [&] { body(std::index_sequence_for<A...>{}); });\n}",
     ]
     for i, expression in enumerate(expressions):
         signature = f'extern "C" void run{i}(void **a, int grid, int threads, int blocks)'
-        made.append(f"{signature} {{ play(&{expression}, a, grid, threads, blocks); }}")
+        made.append(f"{signature} {{ emulate(&{expression}, a, grid, threads, blocks); }}")
     folder = tmp_path_factory.mktemp("loss")
     (folder / "rows.cpp").write_text("\n".join(made))
     subprocess.run([*COMPILE, "-o", folder / "rows.so", folder / "rows.cpp"], check=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 from cuda_as_cpp import whole
-from cuda_on_cpu import bytes_of, further_off_than_rounding, job, player, tensor_of
+from cuda_on_cpu import bytes_of, emulator, further_off_than_rounding, job, tensor_of
 from sass import names, parts, sass
 
 torch = pytest.importorskip("torch")
@@ -187,13 +187,13 @@ def what_is_wrong(got: torch.Tensor | str, product: Product) -> str:
 
 
 @pytest.fixture(scope="module")
-def play(tmp_path_factory):
+def emulate(tmp_path_factory):
     """Runs a case, or one of ``MISTAKES``, and returns y, or in words what failed."""
-    folder, text = tmp_path_factory.mktemp("played"), whole(weight_only_hopper.SOURCE)
-    played = player(folder, text, lambda name: Product(CASES[name]).launch, CASES, MISTAKES)
+    folder, text = tmp_path_factory.mktemp("emulated"), whole(weight_only_hopper.SOURCE)
+    run_kernel = emulator(folder, text, lambda name: Product(CASES[name]).launch, CASES, MISTAKES)
 
     def run(product: Product, seed: int = 0, mistake: str = "") -> torch.Tensor | str:
-        found = played(product.launch, product.job(seed), mistake)
+        found = run_kernel(product.launch, product.job(seed), mistake)
         if isinstance(found, str):
             return found
         return tensor_of(found[: product.y.nbytes], product.y.dtype).view(product.y.shape)
@@ -202,32 +202,32 @@ def play(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_it_is_right(play, name):
+def test_it_is_right(emulate, name):
     """Operands end before pages that may not be touched; threads, copies and sums take turns at random."""
     for seed in range(2):
         product = Product(CASES[name], seed)
-        assert not what_is_wrong(play(product, seed), product)
+        assert not what_is_wrong(emulate(product, seed), product)
 
 
 @pytest.mark.parametrize("m", [2, 4, 7, 9, 17, 24, 32, 48, 63])
-def test_any_number_of_tokens(play, m):
+def test_any_number_of_tokens(emulate, m):
     by_tokens = {8: "int8", 16: "int8, a cluster, along", 32: "fp8, 32 tokens, two stages", 64: "int8, 40 tokens"}
     product = Product(replace(CASES[by_tokens[weight_only_hopper.tokens_of(m)]], m=m, codes="random"))
-    assert not what_is_wrong(play(product), product)
+    assert not what_is_wrong(emulate(product), product)
 
 
 @pytest.mark.parametrize("name", ["int8, 40 tokens", "int4"])
-def test_a_row_that_is_not_finite_stays_alone(play, name):
+def test_a_row_that_is_not_finite_stays_alone(emulate, name):
     product = Product(replace(CASES[name], m=3))
     product.x[1, 5] = torch.inf
-    got = play(product)
+    got = emulate(product)
     assert not got[1].isfinite().any() and got[[0, 2]].isfinite().all()
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_noticed(play, mistake):
+def test_a_mistake_is_noticed(emulate, mistake):
     products = (Product(CASES[MISTAKES[mistake][0]], seed) for seed in range(16))
-    assert any(what_is_wrong(play(product, seed, mistake), product) for seed, product in enumerate(products))
+    assert any(what_is_wrong(emulate(product, seed, mistake), product) for seed, product in enumerate(products))
 
 
 # ---- what it compiles to ---------------------------------------------------------------------------------------------------

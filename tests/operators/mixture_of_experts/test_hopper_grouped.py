@@ -177,41 +177,41 @@ MISTAKES = {
 
 
 @pytest.fixture(scope="module")
-def play(tmp_path_factory):
-    return emulated.hopper_player(tmp_path_factory.mktemp("grouped"), CASES, MISTAKES, GroupedProduct)
+def emulate(tmp_path_factory):
+    return emulated.hopper_emulator(tmp_path_factory.mktemp("grouped"), CASES, MISTAKES, GroupedProduct)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_it_is_right(play, name):
+def test_it_is_right(emulate, name):
     for seed in range(3):
         product = GroupedProduct(CASES[name], seed)
-        assert not what_is_wrong(play(product, seed), product)
+        assert not what_is_wrong(emulate(product, seed), product)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_noticed(play, mistake):
+def test_a_mistake_is_noticed(emulate, mistake):
     products = (GroupedProduct(MISTAKES[mistake][0], seed) for seed in range(32))
-    assert any(what_is_wrong(play(product, seed, mistake), product) for seed, product in enumerate(products))
+    assert any(what_is_wrong(emulate(product, seed, mistake), product) for seed, product in enumerate(products))
 
 
 @pytest.mark.parametrize(
     "bad", [(0, 300, 70, 40, 464, 464, 464, 464), (5, -9, 3, 900, 2000, 2000, 2000, 2000), (0,) * 8]
 )
 @pytest.mark.parametrize("terms", [False, True])
-def test_offsets_that_do_not_fit_reach_nothing_outside(play, bad, terms):
+def test_offsets_that_do_not_fit_reach_nothing_outside(emulate, bad, terms):
     """Operands and C lie before pages that may not be touched."""
     product = GroupedProduct(dataclasses.replace(TERMS if terms else ROWS, past=0, offsets=bad))
-    assert isinstance(play(product), torch.Tensor)
+    assert isinstance(emulate(product), torch.Tensor)
 
 
 @pytest.mark.parametrize(("case", "place"), [(TERMS, 0), (ROWS, 3)], ids=["load", "store"])
-def test_no_map_begins_before_its_tensor(play, case, place):
+def test_no_map_begins_before_its_tensor(emulate, case, place):
     """On an H200 that may be an illegal memory access, though every box lies in the tensor."""
     product = GroupedProduct(case)
     of = product.plan.maps[place]
     early = lambda t: encode(t.data_ptr() - of.steps[0], of.dtype, of.sizes, of.steps, of.box)  # noqa: E731
     product.plan.maps = tuple(early if i == place else m for i, m in enumerate(product.plan.maps))
-    assert "begins outside of its tensor" in play(product)
+    assert "begins outside of its tensor" in emulate(product)
 
 
 # ---- plans ---------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import dataclasses
 
 import cuda_as_cpp
 import pytest
-from cuda_on_cpu import FRAME, bytes_of, frame_is_whole, framed, job, player_of_cases, tensor_of
+from cuda_on_cpu import FRAME, bytes_of, emulator_of_cases, frame_is_whole, framed, job, tensor_of
 from sass import names, sass
 
 torch = pytest.importorskip("torch")
@@ -253,7 +253,7 @@ def emulate(tmp_path_factory):
     def run(kernel, *case, **seed):
         if kernel not in made:
             text = cuda_as_cpp.whole(dispatch.HERE / f"{kernel}.cu", "moments.cuh", "rows.cuh")
-            made[kernel] = player_of_cases(tmp_path_factory.mktemp(kernel), text, *KERNELS[kernel])
+            made[kernel] = emulator_of_cases(tmp_path_factory.mktemp(kernel), text, *KERNELS[kernel])
         return made[kernel](*case, **seed)
 
     return run

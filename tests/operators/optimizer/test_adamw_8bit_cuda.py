@@ -7,7 +7,7 @@ import dataclasses
 
 import cuda_as_cpp
 import pytest
-from cuda_on_cpu import player_of_cases
+from cuda_on_cpu import emulator_of_cases
 from sass import rounds, sass
 from table_on_cpu import Factors, TableStep
 
@@ -115,7 +115,7 @@ class Step(TableStep):
 def emulate(tmp_path_factory):
     """Runs a case, or one of ``MISTAKES``, and returns what is wrong with its result."""
     text = cuda_as_cpp.whole(multi_tensor.ADAMW_8BIT_SOURCE)
-    return player_of_cases(tmp_path_factory.mktemp("emulated"), text, Step, CASES, MISTAKES)
+    return emulator_of_cases(tmp_path_factory.mktemp("emulated"), text, Step, CASES, MISTAKES)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -142,7 +142,7 @@ MISTAKES = {
 
 @pytest.fixture(scope="module")
 def emulate(tmp_path_factory):
-    return emulated.hopper_player(tmp_path_factory.mktemp("symmetric"), CASES, MISTAKES, SymmetricProduct)
+    return emulated.hopper_emulator(tmp_path_factory.mktemp("symmetric"), CASES, MISTAKES, SymmetricProduct)
 
 
 def what_is_wrong(got, product: SymmetricProduct) -> str:

@@ -8,7 +8,7 @@ import re
 
 import pytest
 from cuda_as_cpp import whole
-from cuda_on_cpu import FRAME, bytes_of, frame_is_whole, framed, job, player_of_cases, tensor_of
+from cuda_on_cpu import FRAME, bytes_of, emulator_of_cases, frame_is_whole, framed, job, tensor_of
 from sass import names, sass
 
 torch = pytest.importorskip("torch")
@@ -131,7 +131,7 @@ class Tensors:
 def emulated(tmp_path_factory):
     """Runs a case, or one of ``MISTAKES``, and returns what is wrong with its result."""
     folder, text = tmp_path_factory.mktemp("emulated"), whole(dispatch.VECTORS)
-    return player_of_cases(folder, text, Tensors, CASES, MISTAKES)
+    return emulator_of_cases(folder, text, Tensors, CASES, MISTAKES)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from cuda_as_cpp import whole
-from cuda_on_cpu import FRAME, bytes_of, frame_is_whole, framed, job, player_of_rows, tensor_of
+from cuda_on_cpu import FRAME, bytes_of, emulator_of_rows, frame_is_whole, framed, job, tensor_of
 from sass import names, parts, sass
 
 torch = pytest.importorskip("torch")
@@ -337,7 +337,7 @@ def emulate(tmp_path_factory):
     def of(name: str):
         suite = SUITES[name]
         text = "static u64 low, high;\n" + (COUNTED if name == "mask" else "") + whole(dispatch.FOLDER / suite.source)
-        return player_of_rows(tmp_path_factory.mktemp(name), text, suite.case, suite.kernels, suite.mistakes)
+        return emulator_of_rows(tmp_path_factory.mktemp(name), text, suite.case, suite.kernels, suite.mistakes)
 
     return of
 

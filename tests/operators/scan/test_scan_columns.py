@@ -133,7 +133,7 @@ SUITES = {"sums and products": (CASES, MISTAKES), "logarithms": (LOG_CASES, LOG_
 def emulate(tmp_path_factory):
     """``emulate(suite)`` runs a case, or one with a mistake in the kernel, and returns what is wrong with its result."""
     return functools.cache(
-        lambda suite: scan_columns_on_cpu.player(tmp_path_factory.mktemp("emulated"), *SUITES[suite])
+        lambda suite: scan_columns_on_cpu.emulator(tmp_path_factory.mktemp("emulated"), *SUITES[suite])
     )
 
 

@@ -9,7 +9,7 @@ import re
 
 import cuda_as_cpp
 import pytest
-from cuda_on_cpu import bytes_of, job, player_of_cases, tensor_of
+from cuda_on_cpu import bytes_of, emulator_of_cases, job, tensor_of
 from sass import names, sass
 from scan_on_cpu import recurrence
 
@@ -286,7 +286,7 @@ def emulate(tmp_path_factory):
     def of(suite: str):
         cases, mistakes, source = SUITES[suite]
         text = cuda_as_cpp.whole(dispatch.FOLDER / source)
-        return player_of_cases(tmp_path_factory.mktemp("emulated"), text, Gradients, cases, mistakes)
+        return emulator_of_cases(tmp_path_factory.mktemp("emulated"), text, Gradients, cases, mistakes)
 
     return of
 

@@ -8,7 +8,7 @@ import re
 
 import cuda_as_cpp
 import pytest
-from cuda_on_cpu import FRAME, bytes_of, frame_is_whole, framed, job, player_of_cases, tensor_of
+from cuda_on_cpu import FRAME, bytes_of, emulator_of_cases, frame_is_whole, framed, job, tensor_of
 from sass import names, sass
 from scan_on_cpu import VALUES, further_off_than_a_logarithm
 
@@ -154,7 +154,7 @@ class Rows:
 def emulate(tmp_path_factory):
     """Runs a case, or one of ``MISTAKES``, and returns what is wrong with its result."""
     text = cuda_as_cpp.whole(dispatch.FOLDER / "scan.cu")
-    return player_of_cases(tmp_path_factory.mktemp("emulated"), text, Rows, CASES, MISTAKES)
+    return emulator_of_cases(tmp_path_factory.mktemp("emulated"), text, Rows, CASES, MISTAKES)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -8,7 +8,7 @@ import functools
 
 import cuda_as_cpp
 import pytest
-from cuda_on_cpu import FRAME, bytes_of, frame_is_whole, framed, job, player_of_cases, tensor_of
+from cuda_on_cpu import FRAME, bytes_of, emulator_of_cases, frame_is_whole, framed, job, tensor_of
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -198,7 +198,7 @@ class Rows:
 
 @pytest.fixture(scope="module")
 def emulate(tmp_path_factory):
-    return player_of_cases(tmp_path_factory.mktemp("rows"), cuda_as_cpp.whole(SOURCE), Rows, CASES, MISTAKES)
+    return emulator_of_cases(tmp_path_factory.mktemp("rows"), cuda_as_cpp.whole(SOURCE), Rows, CASES, MISTAKES)
 
 
 @pytest.mark.parametrize("name", CASES)

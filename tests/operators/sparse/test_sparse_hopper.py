@@ -1,4 +1,4 @@
-"""2:4 semi-structured products on Hopper without a GPU: the kernel run on a CPU that plays its PTX (``ptx_on_cpu.hpp``) with
+"""2:4 semi-structured products on Hopper without a GPU: the kernel run on a CPU that emulates its PTX (``ptx_on_cpu.hpp``) with
 the launch and the tensor maps that Python computes; what it compiles to; what it declines."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 from cuda_as_cpp import whole
-from cuda_on_cpu import bytes_of, further_off_than_rounding, job, player, tensor_of
+from cuda_on_cpu import bytes_of, emulator, further_off_than_rounding, job, tensor_of
 from sass import sass
 
 torch = pytest.importorskip("torch")
@@ -156,28 +156,28 @@ class Product:
 
 
 @pytest.fixture(scope="module")
-def play(tmp_path_factory):
+def emulate(tmp_path_factory):
     text = whole(sparse_hopper.SOURCE)
-    played = player(
+    run_kernel = emulator(
         tmp_path_factory.mktemp("sparse"), text, lambda case: Product(case).launch, CASES.values(), MISTAKES
     )
 
     def run(case: Case, seed: int, mistake: str = "") -> str:
         product = Product(case, seed)
-        return product.what_is_wrong(played(product.launch, product.job(seed), mistake))
+        return product.what_is_wrong(run_kernel(product.launch, product.job(seed), mistake))
 
     return run
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_it_is_right_whatever_the_order_of_threads(play, name):
+def test_it_is_right_whatever_the_order_of_threads(emulate, name):
     for seed in range(3):
-        assert not play(CASES[name], seed)
+        assert not emulate(CASES[name], seed)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_noticed(play, mistake):
-    assert any(play(MISTAKES[mistake][0], seed, mistake) for seed in range(32))
+def test_a_mistake_is_noticed(emulate, mistake):
+    assert any(emulate(MISTAKES[mistake][0], seed, mistake) for seed in range(32))
 
 
 # ---- what it compiles to ---------------------------------------------------------------------------------------------

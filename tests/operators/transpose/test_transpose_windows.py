@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 from cuda_as_cpp import whole
-from cuda_on_cpu import FRAME, bytes_of, frame_is_whole, framed, job, player, tensor_of
+from cuda_on_cpu import FRAME, bytes_of, emulator, frame_is_whole, framed, job, tensor_of
 from sass import names, parts, sass
 
 torch = pytest.importorskip("torch")
@@ -164,7 +164,7 @@ def emulated(tmp_path_factory):
         assert text.count(access) == 1
         text = text.replace(access, checked)
     folder = tmp_path_factory.mktemp("emulated")
-    run_case = player(folder, text, lambda name: Tensors(CASES[name]).launch, CASES, MISTAKES)
+    run_case = emulator(folder, text, lambda name: Tensors(CASES[name]).launch, CASES, MISTAKES)
 
     def run(tensors: Tensors, seed: int = 0, mistake: str = "") -> str:
         found = run_case(tensors.launch, tensors.job(seed), mistake)
