@@ -8,15 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-<<<<<<< HEAD
 from schedules import both, check_equal
 
 from weft.cluster import Cluster, Jobs, NodeGroup, Simulator, reference, simulate
-=======
-from schedules import both
-
-from weft.cluster import Cluster, Jobs, NodeGroup, Simulator, simulate
->>>>>>> 4767ac9 (cluster: tests share setup, plain names)
 from weft.cluster.engine import node as engine
 from weft.cluster.engine import tables
 from weft.cluster.engine.classes import classify
@@ -225,13 +219,9 @@ def test_many_nodes_and_jobs_still_agree():
     )
     cluster = Cluster.parse("50x8")
     for placement, ties in (("best", "lowest"), ("worst", "highest"), ("random", "random"), ("best", "random")):
-<<<<<<< HEAD
         more = {"ties": ties, "seed": 5}
         plain = reference.simulate(jobs, cluster, "fifo-skip", placement, **more)
         check_equal(simulate(jobs, cluster, "fifo-skip", placement, **more), plain)
-=======
-        both(jobs, cluster, "fifo-skip", placement, ties=ties, seed=5)
->>>>>>> 4767ac9 (cluster: tests share setup, plain names)
 
 
 def test_placements_that_look_at_free_gpus_alone_share_one_index():

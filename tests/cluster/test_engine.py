@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-<<<<<<< HEAD
 import pytest
-=======
->>>>>>> 4767ac9 (cluster: tests share setup, plain names)
 from where import ROOT, path_with, python
 
 FIRST = """
@@ -47,12 +44,7 @@ def test_processes_that_compile_at_once_find_their_own_code_afterwards(tmp_path)
     assert [each.stdout for each in done] == ["7\n", "1.5\n"] * 2, done[-1].stderr
 
 
-<<<<<<< HEAD
 @pytest.mark.parametrize("runs", ["few", pytest.param("many", marks=pytest.mark.long)])
 def test_every_index_of_the_engine_is_within_its_array(runs):
     done = python(str(ROOT / "tests/cluster/checked_engine.py"), runs, NUMBA_DISABLE_JIT="1")
-=======
-def test_every_index_of_the_engine_is_within_its_array():
-    done = python(str(ROOT / "tests/cluster/checked_engine.py"), NUMBA_DISABLE_JIT="1")
->>>>>>> 4767ac9 (cluster: tests share setup, plain names)
     assert done.returncode == 0, done.stderr[-4000:]

@@ -283,8 +283,6 @@ INTERRUPTIBLE = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from weft.__main__ import main
-
-parquet = pytest.importorskip("pyarrow.parquet")
 if __name__ == "__main__":
     sys.exit(main())
 """

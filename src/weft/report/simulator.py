@@ -1,13 +1,4 @@
-<<<<<<< HEAD
 """Tables of the cluster simulator's speed, and how its time grows, from the records of examples/simulator_speed.py."""
-=======
-<<<<<<< HEAD
-"""How fast the cluster simulator is, from the records of ``python -m weft.cluster.speed``: tables, and how its time
-grows."""
-=======
-"""How fast the cluster simulator is, from the records of ``python examples/simulator_speed.py``: tables, and how its time grows."""
->>>>>>> a304c9b (cluster: tests share setup, plain names)
->>>>>>> 4767ac9 (cluster: tests share setup, plain names)
 
 from __future__ import annotations
 
