@@ -1,5 +1,5 @@
-"""Emulates Hopper's main loop on a CPU, for the tests of it and of the kernels made of it: random products, the tensor maps that
-Python computes, and the kernel's PTX in ``ptx_on_cpu.hpp``."""
+"""Emulates Hopper's main loop on a CPU, for the tests of it and of the kernels made of it: random products, the tensor
+maps that Python computes, and the kernel's PTX in ``ptx_on_cpu.hpp``."""
 
 import ctypes
 import struct

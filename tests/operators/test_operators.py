@@ -234,18 +234,9 @@ def test_every_operator_runs_on_cpu_tensors_and_passes_opcheck():
     """In a process of its own: here, without a GPU, CPU tensors are interpreted."""
     done = python("-W", "error", str(ROOT / "tests/operators/opchecks.py"))
     assert done.returncode == 0, done.stderr
-    on_hopper = (
-        "matmul",
-        "batched_matmul",
-        "grouped_matmul",
-        "grouped_outer",
-        "gram",
-        "gram_polynomial",
-        "newton_schulz",
-    )
     softmaxes = [f"{name}_cluster{of}" for name in ("softmax", "log_softmax") for of in ("", "_backward")]
-    in_cuda = (*softmaxes, "skinny_matmul_cuda", "weight_only_matmul_cuda")
-    on_cuda_only = {f"weft::{name}" for name in (*in_cuda, *(f"{name}_hopper" for name in on_hopper))}
+    hopper = [f"{name}_hopper" for name in ("gram", "gram_polynomial", "newton_schulz")]
+    on_cuda_only = {f"weft::{name}" for name in (*softmaxes, *hopper, "weight_only_matmul")}
     assert opchecks.registered() - on_cuda_only == set(done.stdout.split())
 
 
