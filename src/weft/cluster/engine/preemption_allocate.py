@@ -59,7 +59,7 @@ def re_enter(s, q, j, now):
     enter(s, q, j, now)
 
 
-@compiled
+@inlined
 def put_back(s, q, j, now):
     """Gives an evicted job its nodes again if it fits on all of them, on its own GPUs where single ones are tracked."""
     c, slot = q.jobs[j].cls, q.jobs[j].slot
@@ -102,7 +102,7 @@ def exchange_gpus(s, q, j, victim, now):
     return False
 
 
-@compiled
+@inlined
 def reprieve(s, q, count, j, now):
     """Puts victims of job j back where they still fit, the most important first: how many remain in ``victims``."""
     for k in range(count):

@@ -107,7 +107,7 @@ def lend(node, piece, gpus, sign):
     node.free_memory += sign * piece.memory
 
 
-@compiled
+@inlined
 def refresh_costs(s, q, p, now):
     """Brings the tree of kind p up to date."""
     costs, written, since = q.costs, s.meta[WRITTEN], q.read[p]
@@ -138,7 +138,7 @@ def may_preempt_on(s, q, n, p, limit, j, now):
     return q.costs[p, n] > limit
 
 
-@compiled
+@inlined
 def count_nodes(s, q, p, limit, j, now, most):
     """On how many nodes, up to ``most``, waiting job j may preempt; and the first of those with the least important
     victims, -1 for none."""
@@ -158,7 +158,7 @@ def count_nodes(s, q, p, limit, j, now, most):
     return count, best
 
 
-@compiled
+@inlined
 def cheapest_node(s, q, p, limit, j, now):
     """The node whose most important victim is the least important, the lowest number of equal ones; -1 where waiting
     job j may preempt on none."""
@@ -176,7 +176,7 @@ def cheapest_node(s, q, p, limit, j, now):
     return k
 
 
-@compiled
+@inlined
 def cheapest_node_among(s, q, p, limit, j, now, begin, end):
     """The same of the nodes from ``begin`` to ``end`` in the order of racks."""
     chosen, top = np.int64(-1), NEVER
