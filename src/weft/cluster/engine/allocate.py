@@ -24,7 +24,7 @@ def kind_of(classes, c, i):
     return classes[c].piece if i < classes[c].count else classes[c].rest
 
 
-@inlined
+@compiled
 def enough(s, c):
     """Whether every piece of a job of class c finds a node, as far as counting says: exact unless pieces may share a
     node."""

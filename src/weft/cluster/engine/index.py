@@ -49,7 +49,7 @@ from weft.cluster.engine.tree import FAN, NEVER, gather, update
 # share; then -1.
 
 
-@inlined
+@compiled
 def choose(s, p):
     """The node with the highest score for a piece of kind p, ties by the rule; -1 where it fits nowhere."""
     if s.meta[BUCKETS]:
@@ -79,7 +79,7 @@ def choose(s, p):
     return k
 
 
-@inlined
+@compiled
 def able(s, p, least):
     """Whether at least so many nodes take a piece of kind p each."""
     if s.meta[BUCKETS]:
@@ -91,7 +91,7 @@ def able(s, p, least):
 # ---- score trees -----------------------------------------------------------------------------------------------------
 
 
-@inlined
+@compiled
 def score_of(s, n, p):
     if not fits(s.nodes[n], s.pieces[p]):
         return NEVER
@@ -217,17 +217,14 @@ def move(s, n):
             update(best, ways, levels, buckets + new, n, free, False)
 
 
-@inlined
+@compiled
 def refresh_buckets(s):
     """Moves every node that changed to its bucket."""
     written, read = s.meta[WRITTEN], s.meta[READ]
     s.meta[READ] = written
-    if read < 0 or written - read > len(s.log):
-        for n in range(len(s.nodes)):
-            move(s, n)
-        return
-    for entry in range(read, written):
-        move(s, s.log[entry & (len(s.log) - 1)])
+    every = read < 0 or written - read > len(s.log)
+    for entry in range(len(s.nodes) if every else written - read):
+        move(s, np.int64(entry) if every else np.int64(s.log[(read + entry) & (len(s.log) - 1)]))
 
 
 @compiled

@@ -52,7 +52,7 @@ def enter(s, q, j, now):
         insert(q, s.where[i], i)
 
 
-@inlined
+@compiled
 def re_enter(s, q, j, now):
     """Sorts a running job whose key has changed into the lists of its nodes."""
     leave(q.first, q.placed, s.where, q.jobs[j].slot, pieces_of(s.classes, q.jobs[j].cls))

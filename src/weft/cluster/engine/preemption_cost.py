@@ -36,7 +36,7 @@ def insert(q, n, i):
         placed[after].previous = i
 
 
-@inlined
+@compiled
 def sort(q, n, now):
     """Computes the keys of all jobs on node n for this time."""
     first, placed = q.first, q.placed
@@ -78,7 +78,7 @@ def cost(s, q, n, p, now):
     return key, job
 
 
-@inlined
+@compiled
 def cost_by_gpu(s, q, n, p):
     """The same where single GPUs are tracked: pieces are taken off the node, and put back when it fits."""
     placed = q.placed
@@ -114,28 +114,27 @@ def refresh_costs(s, q, p, now):
     q.read[p] = written
     stale = q.rules[DRIFT] == FREE and q.costs_at[p] != now
     q.costs_at[p] = now
-    if stale or since < 0 or written - since > len(s.log):
+    every = stale or since < 0 or written - since > len(s.log)
+    if every:
         costs[p, :] = NEVER
-        for n in range(len(s.nodes)):
-            costs[p, n] = cost(s, q, n, p, now)[0]
+    for entry in range(len(s.nodes) if every else written - since):
+        n = np.int64(entry) if every else np.int64(s.log[(since + entry) & (len(s.log) - 1)])
+        value = cost(s, q, n, p, now)[0]
+        if every:
+            costs[p, n] = value
+        elif costs[p, n] != value:
+            update(costs, s.ways, s.levels, p, n, value, False)
+    if every:
         for level in range(len(s.levels) - 2):
             for group in range((s.levels[level + 1] - s.levels[level]) // FAN):
                 gather(costs, s.ways, s.levels, p, level, group, False)
-        return
-    for entry in range(since, written):
-        n = s.log[entry & (len(s.log) - 1)]
-        value = cost(s, q, n, p, now)[0]
-        if costs[p, n] != value:
-            update(costs, s.ways, s.levels, p, n, value, False)
 
 
-@inlined
+@compiled
 def may_preempt_on(s, q, n, p, limit, j, now):
-    """Whether waiting job j may evict all jobs that node n must evict for a piece of kind p."""
-    if q.costs[p, n] == limit:
-        _, job = cost(s, q, n, p, now)
-        return may_preempt(q, limit, j, limit, job)
-    return q.costs[p, n] > limit
+    """Whether waiting job j may evict all jobs that node n must evict for a piece of kind p, where the cost equals its key."""
+    _, job = cost(s, q, n, p, now)
+    return may_preempt(q, limit, j, limit, job)
 
 
 @inlined
@@ -148,7 +147,9 @@ def count_nodes(s, q, p, limit, j, now, most):
         if len(levels) > 2 and not costs[p, levels[1] + group] >= limit:
             continue
         for n in range(group * FAN, group * FAN + FAN):
-            if costs[p, n] < limit or costs[p, n] == NEVER or not may_preempt_on(s, q, n, p, limit, j, now):
+            if costs[p, n] < limit or costs[p, n] == NEVER:
+                continue
+            if costs[p, n] == limit and not may_preempt_on(s, q, n, p, limit, j, now):
                 continue
             count += 1
             if costs[p, n] > value:
@@ -182,7 +183,9 @@ def cheapest_node_among(s, q, p, limit, j, now, begin, end):
     chosen, top = np.int64(-1), NEVER
     for k in range(begin, end):
         n = np.int64(s.nodes[k].member)
-        if q.costs[p, n] < limit or q.costs[p, n] <= top or not may_preempt_on(s, q, n, p, limit, j, now):
+        if q.costs[p, n] < limit or q.costs[p, n] <= top:
+            continue
+        if q.costs[p, n] == limit and not may_preempt_on(s, q, n, p, limit, j, now):
             continue
         chosen, top = n, q.costs[p, n]
     return chosen

@@ -95,12 +95,12 @@ def current_key(q, j, now):
     return found + now if q.rules[DRIFT] == FALLING else found
 
 
-@inlined
+@compiled
 def key_on_arrival(q, j):
     return key(np.int64(q.rules[CODE]), q.jobs[j], q.jobs[j].remaining, 0.0, q.rules)
 
 
-@inlined
+@compiled
 def give_sequence(q, j, last):
     """The last sequence number of its level, or the first among waiting jobs."""
     if last:
@@ -111,7 +111,7 @@ def give_sequence(q, j, last):
     q.jobs[j].sequence = sequence - RUNNING_FIRST if q.jobs[j].runs_in_level else sequence
 
 
-@inlined
+@compiled
 def join_running(q, j, now):
     """A running job takes its sequence number among the running ones, and its key."""
     if not q.jobs[j].runs_in_level:
@@ -120,7 +120,7 @@ def join_running(q, j, now):
     q.jobs[j].key = current_key(q, j, now)
 
 
-@inlined
+@compiled
 def demote(q, j, now):
     """A running job comes to the next level, and is after all that wait there until the passes are over."""
     q.jobs[j].level += 1
@@ -129,7 +129,7 @@ def demote(q, j, now):
     q.jobs[j].key = current_key(q, j, now)
 
 
-@inlined
+@compiled
 def start(q, j, now):
     jobs = q.jobs
     jobs[j].restart = q.rules[RESTART] if jobs[j].stops else 0.0
@@ -140,7 +140,7 @@ def start(q, j, now):
     join_running(q, j, now)
 
 
-@inlined
+@compiled
 def requeue_evicted(q, j, now):
     """An evicted job is tried once more in this pass, at its position in the queue."""
     found = running_key(q, j, now)
@@ -148,14 +148,14 @@ def requeue_evicted(q, j, now):
     q.jobs[j].ends = np.nan
 
 
-@inlined
+@compiled
 def go_on(q, j, now):
     """It has its own nodes again: as if nothing had happened to it."""
     q.jobs[j].key = current_key(q, j, now)
     q.jobs[j].ends = q.jobs[j].begins + (q.jobs[j].restart + q.jobs[j].work)
 
 
-@inlined
+@compiled
 def stop(q, j, now):
     """It is preempted: it keeps its work up to the last checkpoint."""
     jobs, every = q.jobs, q.rules[EVERY]
@@ -169,7 +169,7 @@ def stop(q, j, now):
     jobs[j].stops += 1
 
 
-@inlined
+@compiled
 def requeue(q, j):
     """A preempted job takes its sequence number, and its key."""
     jobs, thresholds = q.jobs, q.thresholds

@@ -84,7 +84,7 @@ def remove_waiting(q, classes, c, job):
     classes[c].size -= 1
 
 
-@inlined
+@compiled
 def unblock_all(classes):
     for c in range(len(classes)):
         classes[c].blocked = False
@@ -142,7 +142,7 @@ def record(s, q, j, now):
     progress[PLACED_PIECES] -= count
 
 
-@inlined
+@compiled
 def happen(s, q, now):
     """What happens at a time before the passes: jobs end, are demoted, and arrive."""
     jobs, progress, classes = q.jobs, q.progress, s.classes
@@ -177,7 +177,7 @@ def happen(s, q, now):
         unblock_all(classes)
 
 
-@inlined
+@compiled
 def end_pass(s, q, now):
     """After a pass: jobs that were demoted and still run take their sequence number there, and preempted ones theirs.
     Says whether any was preempted."""
