@@ -24,7 +24,7 @@ from weft.optim.state import local
 
 class OneLaunch(torch.optim.Optimizer):
     """An optimizer that updates all parameters in one launch. A subclass has a rule and, for parameters that the kernels do not
-    take, the same in PyTorch; see ``operators/optimizer/README.md``.
+    take, the same in PyTorch; see docs/notes/optim.md.
 
     Args:
         params: as PyTorch's optimizers take them: tensors, named tensors, or groups with options of their own.

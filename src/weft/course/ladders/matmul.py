@@ -1,7 +1,7 @@
 """The ladder of the matrix product: what each rung changes, and how it is launched. C[M, N] = A[M, K] · B[K, N] in bf16.
 
 Rungs 1 to 8 are in ``matmul.cu``, 9 to 12 in ``matmul_hopper.cu``, 13 and 14 in ``matmul_triton.py``. All take both operands
-row-major (layout NN), so that their times compare. What each is predicted to gain, counted, is in the README.
+row-major (layout NN), so that their times compare. What each is predicted to gain, counted, is in docs/notes/gemm-ladder.md.
 """
 
 from __future__ import annotations
@@ -161,9 +161,8 @@ RUNGS = {
         backend="triton",
     ),
 }
-LONGEST_SUM = (
-    2**18
-)  # terms in one accumulator of tensor cores, which cut off what does not fit: README, "What was learned"
+# Terms in one accumulator of tensor cores, which cut off what does not fit (docs/notes/gemm-ladder.md).
+LONGEST_SUM = 2**18
 STAGE_COLUMNS = 64  # of A in a stage, and rows of B
 
 

@@ -1,6 +1,6 @@
 """The ladder of softmax: what each rung of ``softmax.cu`` changes, and how it is launched.
 
-Times are in the operator's README, predicted from the bytes that each rung moves and measured.
+Times are in docs/measured/softmax.md, predicted from the bytes that each rung moves and measured.
 """
 
 from __future__ import annotations

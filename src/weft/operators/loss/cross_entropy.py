@@ -1,7 +1,7 @@
 """``cross_entropy(logits, target)`` over a vocabulary: the loss, and its gradient in the same pass.
 
 The loss compulsorily reads the logits [M, V]; with the gradient they are read once and the gradient is written once. About
-ten operations an element: memory bandwidth is the limit (formulas: kernels.py; theory and measurements: README.md).
+ten operations an element: memory bandwidth is the limit (formulas: kernels.py; theory and measurements: docs/notes/loss.md).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 For each chunk of C tokens: logits [C, V] = x · weightᵀ (+ bias) by the vendor's product into one buffer that all chunks use;
 cross entropy's own kernel writes the gradient over them; dx = dlogits · weight, and dweight += dlogitsᵀ · x. What a
-chunk adds to dweight is summed in fp32 inside the product, but dweight is rounded once for each chunk: README.md
+chunk adds to dweight is summed in fp32 inside the product, but dweight is rounded once for each chunk: docs/notes/loss.md
 counts what that costs, and why there are few chunks.
 """
 

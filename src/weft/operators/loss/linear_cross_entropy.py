@@ -2,7 +2,7 @@
 
 The loss takes one product of 2·T·D·V operations, the gradients two more; at D = 4096 in 16 bits that is thousands of
 operations a byte, so the rate of the matrix units is the limit. What it saves is memory: T·V logits and their copies
-(methods, counts and measurements: README.md).
+(methods, counts and measurements: docs/notes/loss.md).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """``scaled_matmul(a, b, a_scale, b_scale)``: the product of two matrices of 8-bit values, fp8 or int8, times their scales.
 
 2·M·N·K operations on half the bytes of 16-bit operands, at twice the rate of the tensor cores; what it costs is in the numbers
-(README.md).
+(docs/notes/low_precision.md).
 """
 
 from __future__ import annotations
@@ -119,7 +119,8 @@ def cost(w: Workload, direction: str) -> Cost:
 
 
 def terms(w: Workload) -> int:
-    """Tensor cores add fp8 products to 14 bits (README), whatever the result's dtype: n of them err as 4⁹ n would in fp32."""
+    """Tensor cores add fp8 products to 14 bits (docs/notes/low_precision.md), whatever the result's dtype: n of them err as
+    4⁹ n would in fp32."""
     return w["K"] if w.option("format", "fp8_e4m3") == "int8" else 4**9 * w["K"]
 
 

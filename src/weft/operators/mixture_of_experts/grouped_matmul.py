@@ -1,7 +1,8 @@
 """``grouped_matmul(x, w, offsets)``: each group of rows of x times its own matrix, the product of a mixture of experts.
 
 2·R·N·K operations for R rows, whatever their groups; every matrix that has rows is read once: 2·R/E operations for each of
-its elements, so that from some hundred rows a group on the rate of the matrix units is the limit (theory: README.md).
+its elements, so that from some hundred rows a group on the rate of the matrix units is the limit
+(docs/notes/mixture_of_experts.md).
 """
 
 from __future__ import annotations

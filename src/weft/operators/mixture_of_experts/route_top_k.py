@@ -2,7 +2,7 @@
 side by side.
 
 Compulsorily the logits are read and five small tensors written; a few operations a logit, k comparisons each. At the sizes of
-language models that is a few MB, so launches are what it costs (theory: README.md).
+language models that is a few MB, so launches are what it costs (docs/notes/mixture_of_experts.md).
 """
 
 from __future__ import annotations

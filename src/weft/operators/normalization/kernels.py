@@ -3,7 +3,7 @@
 Forward moves 2 tensors (4 with a residual), backward 3 (x, dy, dx); weight and bias [N] stay in cache. Whole rows are kept in
 registers where they fit. The weight's and the bias's gradient are sums over all rows: each program adds up its rows in fp32
 registers, writes one partial row, and a second kernel adds the partial rows in a fixed order, so they are deterministic.
-Reads are marked ``evict_last``: the softmax folder's README.md says what that brings. Arguments that a flag switches off are
+Reads are marked ``evict_last``: docs/notes/softmax.md says what that brings. Arguments that a flag switches off are
 never read.
 """
 

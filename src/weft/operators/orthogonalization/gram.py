@@ -1,6 +1,7 @@
 """``gram(x)``: X·Xᵀ of one matrix or a batch, computing each of its distinct elements once.
 
-Symmetric, so M·(M + 1)·N operations where a product of two matrices has 2·M²·N (theory and measurements: README.md).
+Symmetric, so M·(M + 1)·N operations where a product of two matrices has 2·M²·N (theory and measurements:
+docs/notes/orthogonalization.md).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """``newton_schulz(x)``: nearly the orthogonal polar factor U·Vᵀ of x = U·S·Vᵀ, by matrix products alone.
 
 A few quintic steps on X / ‖X‖, which is what the optimizer Muon does to a momentum. Right of every machine's ridge, so
-operations are the limit; README.md counts them for the forms of the iteration.
+operations are the limit; docs/notes/orthogonalization.md counts them for the forms of the iteration.
 """
 
 from __future__ import annotations

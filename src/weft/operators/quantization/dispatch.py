@@ -555,7 +555,7 @@ QUANTIZE = Dispatch(
     Route("triton", lambda c: True, "scales by row or group: x is read once", lines_plan, no_lines),
 )
 
-PACKED = ("fp8_e4m3", "int4")  # formats that packed conversions are faster for: README.md
+PACKED = ("fp8_e4m3", "int4")  # formats that packed conversions are faster for: docs/notes/quantization.md
 
 DEQUANTIZE = Dispatch(
     DequantizeCall,

@@ -16,7 +16,9 @@ from weft.operators.sparse.sell import SELL
 
 MOST_PADDING = 2.0  # lanes that row-split may occupy for each stored element
 LONGEST_ROW = 16384  # elements that one group of lanes may walk: 128 steps of the widest
-UNPACKED_IN_REGISTERS = 128  # columns of b; 64 take 0.4 times what the dense matrix does, 4096 3.6 times (README)
+UNPACKED_IN_REGISTERS = (
+    128  # columns of b; 64 take 0.4 times what the dense matrix does, 4096 3.6 times (docs/notes/sparse.md)
+)
 
 # ---- spmv and spmm ---------------------------------------------------------------------------------------------------
 

@@ -52,7 +52,7 @@ FROM_SHARED = 128  # bytes a cycle of a multiprocessor's shared memory, to read 
 
 
 def piece_cycles(c: Config) -> float:
-    """Of 128 columns of A: what is longest of the products, of shared memory (README.md counts its bytes) and of L2."""
+    """Of 128 columns of A: what is longest of the products, of shared memory (docs/notes/sparse.md) and of L2."""
     groups, columns = c["WARPGROUPS"], c["COLUMNS"]
     of_a, of_b = groups * 64 * LINE, columns * 2 * LINE
     moved = 2 * of_a + (1 + groups) * of_b  # written once; each warpgroup reads its rows of A, and all of B

@@ -1,8 +1,8 @@
 """Triton kernels for GroupNorm over x [B, C, S] of any strides, groups held in registers: read once, written once.
 
 S stands for all spatial dimensions; a group is CG = C / G channels of one batch entry, CG * S elements. A program holds whole
-groups, [ROWS, CHANNELS, SPACE]. Reads are marked ``evict_last`` (why: softmax/README.md). Arguments that a flag switches off
-are never read.
+groups, [ROWS, CHANNELS, SPACE]. Reads are marked ``evict_last`` (why: docs/notes/softmax.md). Arguments that a flag switches
+off are never read.
 """
 
 from __future__ import annotations
