@@ -23,7 +23,7 @@ from weft.bench import cases
 from weft.bench.errors import Verdict
 from weft.definition import Declined, Implementation, Mutant, Operator, UnknownName, Workload
 
-MUTANTS_SHARE = 1 / 3  # of the budget, after which no more mutants are tried
+MUTANTS_SHARE = 1 / 3  # of the budget, spent on mutants after the first check of each implementation
 PUBLIC = "weft.ops"  # the public function, verified like an implementation: it covers the hand-over and the CPU path
 
 
@@ -261,18 +261,42 @@ def verify(
     """Runs all checks and mutants and returns what ``weft verify --json`` prints.
 
     Args:
-        budget_s: start nothing more after this long, and no operator's mutants after a third of it; what is left is counted
-            under ``not_reached`` (never as passed) and ``mutants_not_reached``. Breadth-first order reaches every operator.
+        budget_s: start nothing more after this long; what is left is counted under ``not_reached`` (never as passed) and
+            ``mutants_not_reached``. The first check of each implementation and direction comes first, then a third of the
+            budget goes to mutants, then the other checks follow, breadth first.
         selection: passed on to :func:`checks`.
     """
     begin, budget = time.perf_counter(), budget_s or math.inf
     found: list[Result] = []
     not_reached = tried = survived = 0
     wrong = [(op, op.mutants) for op in operators if mutants]
+    seen: set[tuple[str, str, str]] = set()
+    first: list[Check | Result] = []  # of each implementation and direction, and what cannot be verified
+    rest: list[Check | Result] = []
+    for check in checks(operators, device, **selection):
+        key = (check.operator.name, check.implementation, check.direction) if isinstance(check, Check) else None
+        (rest if key in seen else first).append(check)
+        if key:
+            seen.add(key)
+
+    def take(some: list[Check | Result], until_s: float) -> None:
+        nonlocal not_reached
+        for check in some:
+            if isinstance(check, Check):
+                if time.perf_counter() - begin > until_s:
+                    not_reached += 1
+                    continue
+                check = run(check, device, seed)
+            found.append(check)
+            if on_result:
+                on_result(check)
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's, from the interpreter's arithmetic on NaN and inf
+        take(first, budget)
+        mutants_until_s = time.perf_counter() - begin + budget * MUTANTS_SHARE
         for op, made in wrong:
-            if time.perf_counter() - begin > budget * MUTANTS_SHARE:
+            if time.perf_counter() - begin > min(mutants_until_s, budget):
                 break
             tried += len(made)
             for mutant in surviving_mutants(op, made, device):
@@ -281,15 +305,7 @@ def verify(
                 found.append(Result(op.name, f"mutant: {mutant.name}", mutant.direction, "*", "*", "fail", None, why))
                 if on_result:
                     on_result(found[-1])
-        for check in checks(operators, device, **selection):
-            if isinstance(check, Check):
-                if time.perf_counter() - begin > budget:
-                    not_reached += 1
-                    continue
-                check = run(check, device, seed)
-            found.append(check)
-            if on_result:
-                on_result(check)
+        take(rest, budget)
     count = {s: sum(r.status == s for r in found) for s in ("pass", "fail", "unverifiable", "declined")}
     return {
         "checked": count["pass"] + count["fail"],
@@ -330,14 +346,14 @@ def verify_in_processes(
     """:func:`verify` of operators in several processes, each with a share of them: compiling and interpreting take one core.
 
     Args:
-        budget_s: seconds after which no process begins another check.
+        budget_s: seconds after which no process begins another check, once it has imported its operators.
     """
     processes = min(processes, len(operators))
     context = multiprocessing.get_context("spawn")
     parts = [[op.name for op in operators[i::processes]] for i in range(processes)]
     results = context.Queue()
-    end = time.time() + budget_s
-    workers = [context.Process(target=_verify_part, args=(part, device, end, results), daemon=True) for part in parts]
+    rest = (device, budget_s, results)
+    workers = [context.Process(target=_verify_part, args=(part, *rest), daemon=True) for part in parts]
     for worker in workers:
         worker.start()
     found: list[dict[str, Any]] = []
@@ -360,9 +376,8 @@ def verify_in_processes(
     return {**whole, "device": found[0]["device"], "results": rows}
 
 
-def _verify_part(names: list[str], device: str, end: float, results: Any) -> None:
+def _verify_part(names: list[str], device: str, budget_s: float, results: Any) -> None:
     from weft import registry
 
     operators = registry.select(names)
-    left_s = max(end - time.time(), 0.001)
-    results.put(verify(operators, device, budget_s=left_s, on_result=results.put))
+    results.put(verify(operators, device, budget_s=budget_s, on_result=results.put))

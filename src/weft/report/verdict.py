@@ -123,10 +123,12 @@ def next_steps(
     findings: Sequence[dict[str, Any]], measured: Sequence[Measurement], on_gpu: bool
 ) -> list[tuple[str, str]]:
     """What to do after this page: (why, command), the most useful first."""
-    wrong = [f for f in findings if f.get("status") != "pass" and f.get("fix")]
+    wrong = [f for f in findings if f.get("status") != "pass" and f.get("fix") and (on_gpu or f.get("group") != "GPU")]
     steps = [(str(f.get("found")), str(f.get("fix"))) for f in wrong][:2]
     if not on_gpu:
-        return [*steps, ("Read how a kernel gets fast, from one thread a row on; it needs no GPU", "weft list softmax")]
+        simulate = "weft simulate generate trace.csv --jobs 1000 --nodes 20x8 --load 0.7"
+        steps.append(("Read how a kernel gets fast, one idea after the other", "weft list softmax"))
+        return [*steps, ("Simulate a cluster of GPUs, first a trace of jobs", simulate)]
     chosen = [m for m in candidates(measured) if m.ours and known(m.share_of_ceiling)]
     if chosen:
         far = min(chosen, key=lambda m: m.share_of_ceiling or 0)
