@@ -94,7 +94,9 @@ class Sum(Call):
 
 
 def no_rows(c: Sum) -> str:
-    return "strides that do not collapse into rows, so a copy would be needed" if None in c.rows else ""
+    if not c.flat and None in c.rows:  # a scalar has no rows, but it is flat
+        return "strides that do not collapse into rows, so a copy would be needed"
+    return ""
 
 
 def heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
