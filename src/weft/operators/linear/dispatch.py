@@ -44,7 +44,7 @@ DTYPES = tuple(FORMATS[name].dtype for name in NAMES)
 
 
 class LinearCall(Call):
-    """A call, checked: any tensor stands in for a bias or a residual that there is not. Plans are called with ``(x, weight,
+    """A call, checked: any tensor is passed for a bias or a residual that there is not. Plans are called with ``(x, weight,
     bias, residual, y, pre)``, y and pre contiguous; ``keep`` asks for pre, what the activation is applied to."""
 
     name, out = "linear", None
@@ -409,7 +409,7 @@ class Linear(KernelFunction):
 
 class FewRowsCall(Call):
     """Of ``skinny_matmul``, checked: x [M, K], w [N, K]. Plans are called with ``(x, w, bias, y)``; without a bias any tensor
-    stands in for it."""
+    is passed for it."""
 
     def __init__(self, x: Tensor, w: Tensor, bias: Tensor | None = None):
         self.x, self.w, self.bias = x, w, bias

@@ -157,7 +157,7 @@ def vector_length(*tensors: Tensor) -> int:
 
 
 def plan(x: Tensor, w: Tensor, bias: Tensor | None) -> Plan | SplitPlan:
-    """Of ``(x, w, bias, y)`` into a new row-major y [M, N] of x's dtype; without a bias any tensor stands in for it."""
+    """Of ``(x, w, bias, y)`` into a new row-major y [M, N] of x's dtype; without a bias any tensor is passed for it."""
     (m, k), n = x.shape, w.shape[0]
     config = configuration(x.device, x.dtype, bucket(m), bucket(n), bucket(k))
     vec, tokens, lanes = vector_length(x, w), bucket(m), config["num_warps"] * 32

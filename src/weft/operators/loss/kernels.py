@@ -392,7 +392,7 @@ def sum_slices(in_ptr, out_ptr, N, each, COLUMNS: tl.constexpr, BLOCK: tl.conste
 
 # ---- launches ----------------------------------------------------------------------------------------------------------
 #
-# Of a ``LossCall`` or ``GradientCall`` (dispatch.py). Without a weight, sums or gradient any tensor stands in for it.
+# Of a ``LossCall`` or ``GradientCall`` (dispatch.py). Without a weight, sums or gradient any tensor is passed for it.
 
 SLICE = 16384  # rows that one program sums
 

@@ -169,7 +169,7 @@ configuration = Configurations(__file__, "linear_statistics", heuristic, candida
 
 
 class Loss:
-    """Of ``(x, weight, bias, target, class_weight)``: the loss. x itself stands in for a bias or class weights that there are
+    """Of ``(x, weight, bias, target, class_weight)``: the loss. x itself is passed for a bias or class weights that there are
     none of."""
 
     def __init__(

@@ -23,7 +23,7 @@ MOST_ROWS = 64  # of x, up to which reading a weight of codes is the limit
 
 
 class ScaledCall(Call):
-    """A call of ``scaled_matmul``, checked: a [M, K], b [K, N]; any tensor stands in for a bias that there is not. Plans are
+    """A call of ``scaled_matmul``, checked: a [M, K], b [K, N]; any tensor is passed for a bias that there is not. Plans are
     called with ``(a, b, a_scale, b_scale, bias, out)``, out [M, N] row-major and of ``dtype``."""
 
     def __init__(

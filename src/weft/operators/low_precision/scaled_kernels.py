@@ -146,7 +146,7 @@ def plan(
     a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, blockwise: bool,
     formats: tuple[torch.dtype, torch.dtype], imprecise: bool,
 ) -> Plan:  # fmt: skip
-    """Of ``(a, b, a_scale, b_scale, bias, out)``, a and b as bytes; without a bias any tensor stands in for it."""
+    """Of ``(a, b, a_scale, b_scale, bias, out)``, a and b as bytes; without a bias any tensor is passed for it."""
     (m, k), n = a.shape, b.shape[1]
     a_format, b_format = (format_of(f) for f in formats)
     sums = 2 if blockwise or (a_format != "int8" and not imprecise) else 1

@@ -127,7 +127,7 @@ configuration = Configurations(__file__, "weight_only_hopper", heuristic, candid
 
 
 class WeightOnlyPlan:
-    """Call it with ``(x, words, scale, zero, bias, y)``: y is row-major [M, N] of x's dtype; any tensor stands in for zero
+    """Call it with ``(x, words, scale, zero, bias, y)``: y is row-major [M, N] of x's dtype; any tensor is passed for zero
     points or a bias that are not there.
 
     Raises:

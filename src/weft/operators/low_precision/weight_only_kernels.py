@@ -168,7 +168,7 @@ def plan(
     x: Tensor, words: Tensor, scale: Tensor, zero: Tensor, bias: Tensor,
     has_zero: bool, has_bias: bool, format: str, group: int,
 ) -> Plan | SplitPlan:  # fmt: skip
-    """Of ``(x, words, scale, zero, bias, y)`` into a new row-major y [M, N] of x's dtype; any tensor stands in for zero points
+    """Of ``(x, words, scale, zero, bias, y)`` into a new row-major y [M, N] of x's dtype; any tensor is passed for zero points
     or a bias that are not there."""
     (m, k), n = x.shape, words.shape[0]
     config = configuration(x.device, x.dtype, format, group, min(bucket(m), 64), bucket(n), bucket(k))

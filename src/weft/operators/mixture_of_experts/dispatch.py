@@ -124,7 +124,7 @@ class CombineCall(Call):
 
 class CombineGradientCall(Call):
     """``(y, position, weights, dout, rows, dots)``: the gradients of rows and of weights that are wanted. A plan is called with
-    ``(y, position, weights, dout, dy, dweights)``, the last two contiguous; dout stands in for one that is not wanted."""
+    ``(y, position, weights, dout, dy, dweights)``, the last two contiguous; dout is passed for one that is not wanted."""
 
     def __init__(self, y: Tensor, position: Tensor, weights: Tensor, dout: Tensor, rows: bool, dots: bool):
         self.x, self.arguments = y, (y, position, weights, dout, rows, dots)
@@ -133,7 +133,7 @@ class CombineGradientCall(Call):
 class ProductCall(Call):
     """``(rows, w[, bias], r, gather, gated, keep)``: r rows (gathered, or those of ``rows``) in groups, times w [E, N, K]
     (2N with a gate); ``keep``: gate and up are results too. A plan is called with ``(rows, w, offsets, source, bias, y,
-    pre)``, results contiguous; any tensor stands in for one that there is not."""
+    pre)``, results contiguous; any tensor is passed for one that there is not."""
 
     def __init__(self, rows: Tensor, w: Tensor, *rest: Any):
         *bias, self.r, self.gather, self.gated, self.keep = rest
@@ -151,7 +151,7 @@ class ProductCall(Call):
 
 class WeightGradientCall(Call):
     """``(a, b, r, e, gather_a, gather_b)``: c[e] = a_eᵀ · b_e of r rows in e groups, each matrix gathered or not. A plan is
-    called with ``(a, b, offsets, order, a_source, b_source, c)``, c contiguous; any tensor stands in for a source that there
+    called with ``(a, b, offsets, order, a_source, b_source, c)``, c contiguous; any tensor is passed for a source that there
     is not; ``order``: groups by falling size."""
 
     def __init__(self, a: Tensor, b: Tensor, r: int, e: int, gather_a: bool, gather_b: bool):

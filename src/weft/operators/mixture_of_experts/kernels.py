@@ -280,7 +280,7 @@ combine_configuration = Configurations(__file__, "combine", combine_heuristic, c
 
 
 def combine_plan(y: Tensor, position: Tensor, *weights: Tensor) -> Plan:
-    """Of ``(y, position, weights, out)``, out contiguous; without weights any tensor stands in for them."""
+    """Of ``(y, position, weights, out)``, out contiguous; without weights any tensor is passed for them."""
     (r, d), (t, k) = y.shape, position.shape
     config = combine_configuration(y.device, y.dtype, bucket(d))
     tile = {"ROWS": config["ROWS"], "BLOCK": min(config["BLOCK"], bucket(d))}
@@ -290,7 +290,7 @@ def combine_plan(y: Tensor, position: Tensor, *weights: Tensor) -> Plan:
 
 
 def combine_gradient_plan(y: Tensor, position: Tensor, weights: Tensor, dout: Tensor, rows: bool, dots: bool) -> Plan:
-    """Of ``(y, position, weights, dout, dy, dweights)``, the last two contiguous; dout stands in for one that is not
+    """Of ``(y, position, weights, dout, dy, dweights)``, the last two contiguous; dout is passed for one that is not
     wanted."""
     (r, d), (t, k) = y.shape, position.shape
     strides = (*y.stride(), *position.stride(), *weights.stride(), *dout.stride())
@@ -515,7 +515,7 @@ def _options(config: Config, *letters: str) -> dict[str, int]:
 
 
 def product_plan(x: Tensor, w: Tensor, bias: Tensor | None, r: int, gather: bool, gated: bool, keep: bool) -> Plan:
-    """Called with ``(x, w, offsets, source, bias, y, pre)``; any tensor stands in for an absent one. r rows, gathered or not;
+    """Called with ``(x, w, offsets, source, bias, y, pre)``; any tensor is passed for an absent one. r rows, gathered or not;
     ``keep``: write gate and up to pre."""
     (t, k), e = x.shape, w.shape[0]
     n = w.shape[1] // 2 if gated else w.shape[1]
@@ -537,7 +537,7 @@ def product_plan(x: Tensor, w: Tensor, bias: Tensor | None, r: int, gather: bool
 
 
 def outer_plan(a: Tensor, b: Tensor, r: int, e: int, gather_a: bool, gather_b: bool) -> Plan:
-    """Of ``(a, b, offsets, order, a_source, b_source, c)``; a stands in for a source that there is not."""
+    """Of ``(a, b, offsets, order, a_source, b_source, c)``; a is passed for a source that there is not."""
     p, q = a.shape[1], b.shape[1]
     layout = "".join("N" if t.stride(1) == 1 else "T" for t in (a, b))
     rows = bucket(max(r // e, 1), 16)
