@@ -114,9 +114,9 @@ class Dispatch(Plans):
             raise UnknownName("kernel", name, self._kernels)
         return self._kernels[name]
 
-    def choose(self, *arguments: Any) -> Choice:
+    def choose(self, *arguments: Any, **named: Any) -> Choice:
         """The name and the reason of the route that a call takes."""
-        route = self._route(self.call(*arguments))
+        route = self._route(self.call(*arguments, **named))
         return Choice(route.name, route.reason)
 
     def _route(self, call: Any) -> Route:

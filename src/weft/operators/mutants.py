@@ -29,6 +29,27 @@ def usual(right: Callable[..., Any], direction: str = "forward") -> list[Mutant]
     ]
 
 
+def changed(right: Callable[..., Any], **changes: Callable[[Any], Any]) -> Callable[..., Any]:
+    """The right function of changed arguments: ``changed(reference, weights=lambda w: w.roll(1, 1))``."""
+
+    def mutant(*gradients: Any, **arguments: Any) -> Any:
+        return right(*gradients, **{**arguments, **{name: change(arguments[name]) for name, change in changes.items()}})
+
+    return mutant
+
+
+def gradient_of(reference: Callable[..., Any], *wanted: str) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """``(gradients of the results, **arguments) -> gradients`` of the wanted arguments that are not None, by autograd of the
+    reference."""
+
+    def gradient(*gradients: torch.Tensor, **arguments: Any) -> tuple[torch.Tensor, ...]:
+        leaves = {n: arguments[n].detach().requires_grad_() for n in wanted if arguments[n] is not None}
+        with torch.enable_grad():
+            return torch.autograd.grad(reference(**{**arguments, **leaves}), list(leaves.values()), gradients)
+
+    return gradient
+
+
 def _skip_tail(out: torch.Tensor) -> torch.Tensor:
     """The last partial block is never written: it holds whatever the memory held."""
     flat = out.flatten().clone()
