@@ -38,7 +38,7 @@ report: $(BRING_UP) ## measure what this machine can, and render the report
 	$(RUN) -m weft report $(REPORT_ARGS)
 
 test: $(BRING_UP) ## the tests that this machine can run, without the long property runs
-	$(RUN) -m pytest -n 2 $(PYTEST_ARGS)
+	$(RUN) -m pytest -n 2 --dist worksteal $(PYTEST_ARGS)
 
 test-all: export WEFT_LONG := all
 test-all: test ## those and the long property runs

@@ -92,7 +92,8 @@ def _values(
     spread = float(usual.square().mean().sqrt())
     largest, mean = float(error.max()), float(error.square().mean().sqrt())
     allowed = max(tolerance.multiple * max(float(usual.max()), 4 * spread), floor)
-    allowed_mean = max(tolerance.multiple * spread, floor / 2)
+    # the mean of a few squares may be near the largest one
+    allowed_mean = max(tolerance.multiple * spread, floor / 2 * (1 + got.numel() ** -0.5))
     share = max(largest / allowed, mean / allowed_mean)
     if share <= 1:
         return Verdict(True, share)

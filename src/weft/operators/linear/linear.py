@@ -25,7 +25,7 @@ from weft.operators.linear.dispatch import (
     flat,
     hopper_unsupported,
 )
-from weft.operators.linear.reference import MUTANTS, OPTIONS, WORKLOADS, composed, cost, inputs, reference
+from weft.operators.linear.reference import MUTANTS, OPTIONS, WORKLOADS, composed, cost, gated, inputs, reference
 
 linear = Operator(
     name="linear",
@@ -36,7 +36,8 @@ linear = Operator(
     directions=("forward", "backward"),
     options=OPTIONS,
     differentiable=("x", "weight", "bias", "residual"),
-    tolerance=Tolerance(scale="tensor", terms=lambda w: max(w.axes.values())),
+    # of the longest sum; a gated activation multiplies two
+    tolerance=Tolerance(scale="tensor", terms=lambda w: max(w.axes.values()) * (1 + gated(w))),
     workloads=WORKLOADS,
     mutants=MUTANTS,
 )
