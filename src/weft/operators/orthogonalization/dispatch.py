@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import triton
@@ -100,7 +100,8 @@ def precision_now() -> str:
     return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
-def symmetric_plan(a: Tensor, b: Tensor, precision: str, beta: float, of_a: float, of_b: float) -> Plan:
+@Plans
+def symmetric_plans(a: Tensor, b: Tensor, precision: str, beta: float, of_a: float, of_b: float) -> Plan:
     """C = beta·A·B + of_a·A + of_b·B, symmetric, for a [B, M, K] and b [B, K, M] of any strides, into a contiguous c [B, M, M].
     Call it with (a, b, c), where any tensor of the same memory will do for a and b: strides are in the plan."""
     batch, m, k = a.shape
@@ -117,7 +118,8 @@ def symmetric_plan(a: Tensor, b: Tensor, precision: str, beta: float, of_a: floa
     )
 
 
-def product_plan(a: Tensor, b: Tensor, c: Tensor, precision: str, beta: float, of_b: float) -> Plan:
+@Plans
+def product_plans(a: Tensor, b: Tensor, c: Tensor, precision: str, beta: float, of_b: float) -> Plan:
     """C = beta·A·B + of_b·B for a [B, M, M], b and c [B, M, N], all of any strides. Call it with (a, b, c)."""
     batch, m, n = b.shape
     key = (a.dtype, _layout(a, b, c), precision, bucket(batch), bucket(m), bucket(n), bucket(m))
@@ -131,10 +133,6 @@ def product_plan(a: Tensor, b: Tensor, c: Tensor, precision: str, beta: float, o
         config["num_warps"],
         config["num_stages"],
     )
-
-
-symmetric_plans = Plans(symmetric_plan)
-product_plans = Plans(product_plan)
 
 
 def symmetric_by_triton(a: Tensor, b: Tensor, c: Tensor, beta: float, of_a: float = 0.0, of_b: float = 0.0) -> None:
@@ -204,7 +202,8 @@ hopper_configuration = Configurations(__file__, "hopper_symmetric", hopper_heuri
 # ---- Hopper: launches ------------------------------------------------------------------------------------------------
 
 
-def hopper_symmetric_plan(a: Tensor, b: Tensor, of_a: bool, of_b: bool) -> HopperPlan:
+@Plans
+def hopper_symmetric_plans(a: Tensor, b: Tensor, of_a: bool, of_b: bool) -> HopperPlan:
     """C = beta·A·B + of_a·A + of_b·B, symmetric, for a [B, M, K] and b [B, K, M], into a contiguous c [B, M, M]."""
     matrices, m, k = a.shape
     layout = ("T" if gemm.across(a, -1) else "N") + ("N" if gemm.across(b, -2) else "T")
@@ -215,13 +214,7 @@ def hopper_symmetric_plan(a: Tensor, b: Tensor, of_a: bool, of_b: bool) -> Hoppe
     )
 
 
-def hopper_product_plan(a: Tensor, b: Tensor, residual: Tensor, dtype: torch.dtype) -> HopperPlan:
-    """C = A·B + of_r·R for a [B, M, K], b [B, K, N] and r [B, M, N], into a contiguous c of ``dtype``."""
-    return HopperPlan(a, b, dtype, residual=residual)
-
-
-hopper_symmetric_plans = Plans(hopper_symmetric_plan)
-hopper_product_plans = Plans(hopper_product_plan)
+hopper_product_plans = Plans(lambda a, b, residual, dtype: HopperPlan(a, b, dtype, residual=residual))
 
 
 def symmetric_on_hopper(a: Tensor, b: Tensor, c: Tensor, beta: float, of_a: float = 0.0, of_b: float = 0.0) -> None:
@@ -283,13 +276,13 @@ def normalize_plan(c: NormalizeCall) -> Callable[[Tensor], Tensor]:
     wanted = min(-(-NORM_PROGRAMS * multiprocessors(c.x.device) // batch), -(-size // (2 * NORM_BLOCK)), MAX_PARTS)
     parts = 1 << (max(wanted, 1).bit_length() - 1)
     share = -(-size // (parts * NORM_BLOCK)) * NORM_BLOCK
-    constants = {"BLOCK": NORM_BLOCK, "PARTS": parts}
+    constants, dtype = {"BLOCK": NORM_BLOCK, "PARTS": parts}, c.dtype
     sums = Plan(square_sums, (parts, batch), (size, share), constants, num_warps=8)
     divide = Plan(quotients, (parts, batch), (size, share, c.margin, c.eps), constants, num_warps=8)
 
     def run(x: Tensor) -> Tensor:
         of_parts = torch.empty((batch, parts), dtype=torch.float32, device=x.device)
-        y = torch.empty(x.shape, dtype=c.dtype, device=x.device)
+        y = torch.empty(x.shape, dtype=dtype, device=x.device)
         sums(x, of_parts)
         divide(x, of_parts, y)
         return y
@@ -342,7 +335,11 @@ HALF = "half of the tiles are computed, the others are their mirror images"
 
 
 class SymmetricCall(Call):
-    """What the calls of ``gram`` and ``gram_polynomial`` have in common."""
+    """What the calls of ``gram`` and ``gram_polynomial`` have in common: products of x by its transpose (``own``) or by itself,
+    with the factors of the product and of x."""
+
+    own: ClassVar[bool] = False
+    factors: tuple[float, ...] = (1.0,)
 
     @property
     def empty(self) -> bool:
@@ -368,6 +365,7 @@ class SymmetricCall(Call):
 
 @dataclass
 class GramCall(SymmetricCall):
+    own: ClassVar[bool] = True
     x: Tensor
 
     def __post_init__(self) -> None:
@@ -394,6 +392,7 @@ class PolynomialCall(SymmetricCall):
         for name, value in (("alpha", self.alpha), ("beta", self.beta)):
             if not isinstance(value, (int, float)) or isinstance(value, bool):
                 raise TypeError(f"gram_polynomial: argument '{name}' is {value!r:.40}; expected a number")
+        self.factors = float(self.beta), float(self.alpha)
 
     def operand_obstacle(self, x: Tensor) -> str:
         if not self.alpha:
@@ -401,47 +400,37 @@ class PolynomialCall(SymmetricCall):
         return gemm.map_why_not("a", x, x.element_size(), False)
 
 
-def gram_plan(products: iteration.Products) -> Callable[[Call], Callable[[Tensor], Tensor]]:
-    def run(x: Tensor) -> Tensor:
-        wide = matrices(x)
-        assert wide is not None  # the route's condition
-        c = torch.empty((*x.shape[:-1], x.shape[-2]), dtype=x.dtype, device=x.device)
-        products.symmetric(wide, wide.mT, c, 1.0)
-        return c
+def symmetric_launch(products: iteration.Products) -> Callable[[SymmetricCall], Callable[[Tensor], Tensor]]:
+    def launch(c: SymmetricCall) -> Callable[[Tensor], Tensor]:
+        own, factors = c.own, c.factors
 
-    return lambda c: run
-
-
-def polynomial_plan(products: iteration.Products) -> Callable[[PolynomialCall], Callable[[Tensor], Tensor]]:
-    def plan(c: PolynomialCall) -> Callable[[Tensor], Tensor]:
-        alpha, beta = float(c.alpha), float(c.beta)
-
-        def run(a: Tensor) -> Tensor:
-            wide = matrices(a)
+        def run(x: Tensor) -> Tensor:
+            wide = matrices(x)
             assert wide is not None  # the route's condition
-            out = torch.empty(a.shape, dtype=a.dtype, device=a.device)
-            products.symmetric(wide, wide, out, beta, alpha)
+            out = torch.empty((*x.shape[:-1], x.shape[-2]), dtype=x.dtype, device=x.device)
+            products.symmetric(wide, wide.mT if own else wide, out, *factors)
             return out
 
         return run
 
-    return plan
+    return launch
 
 
-def _symmetric_table(call: type[SymmetricCall], plan: Callable[[iteration.Products], Any]) -> Dispatch:
+def _symmetric_table(call: type[SymmetricCall]) -> Dispatch:
     on_hopper = f"Hopper's main loop: {HALF}"
+    by_hopper = symmetric_launch(ON_HOPPER)
     return Dispatch(
         call,
         ON_CPU,
         EMPTY,
         Route("torch", lambda c: bool(c.strides()), STRIDES),
-        Route("cuda", lambda c: not c.traced, on_hopper, plan(ON_HOPPER), SymmetricCall.hopper_obstacle, sm=90),
-        Route("triton", lambda c: True, HALF, plan(BY_TRITON), SymmetricCall.strides),
+        Route("cuda", lambda c: not c.traced, on_hopper, by_hopper, SymmetricCall.hopper_obstacle, sm=90),
+        Route("triton", lambda c: True, HALF, symmetric_launch(BY_TRITON), SymmetricCall.strides),
     )
 
 
-GRAM = _symmetric_table(GramCall, gram_plan)
-POLYNOMIAL = _symmetric_table(PolynomialCall, polynomial_plan)
+GRAM = _symmetric_table(GramCall)
+POLYNOMIAL = _symmetric_table(PolynomialCall)
 
 # ---- the iteration ---------------------------------------------------------------------------------------------------
 
@@ -452,9 +441,9 @@ WORTH = 0.9  # of the symmetric form's operations, below which the gram form is 
 @dataclass
 class IterationCall(Call):
     x: Tensor
-    steps: int
-    coefficients: Coefficients
-    eps: float
+    steps: int = 5
+    coefficients: Coefficients = "classic"
+    eps: float = 1e-7
     form: str = "auto"
     dtype: torch.dtype | None = None
 

@@ -6,64 +6,21 @@ docs/notes/orthogonalization.md).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-import torch
 from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
-from weft.operators import mutants, peers
-from weft.operators.call import Choice, cast_for_products, eager, guarded, on_gpu
+from weft.operators import mutants
+from weft.operators.call import guarded
+from weft.operators.orthogonalization.calls import SymmetricProduct, implement, matrices
 from weft.operators.orthogonalization.dispatch import GRAM
-from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
-
-# ---- PyTorch operators -----------------------------------------------------------------------------------------------
-
-
-@torch.library.triton_op("weft::gram", mutates_args=())
-def gram_op(x: Tensor) -> Tensor:
-    return GRAM.kernel("triton").of((x,))(x) if on_gpu(x) else reference(x)
-
-
-@torch.library.custom_op("weft::gram_hopper", mutates_args=())
-def hopper_op(x: Tensor) -> Tensor:
-    return GRAM.kernel("cuda").of((x,))(x)
-
-
-@hopper_op.register_fake
-def _(x: Tensor) -> Tensor:
-    return x.new_empty((*x.shape[:-1], x.shape[-2]))
-
-
-def _save(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _backward(ctx: Any, dg: Tensor) -> Tensor:
-    (x,) = ctx.saved_tensors
-    return (dg + dg.mT) @ x
-
-
-gram_op.register_autograd(_backward, setup_context=_save)
-hopper_op.register_autograd(_backward, setup_context=_save)
-
-# ---- implementations -------------------------------------------------------------------------------------------------
+from weft.operators.random_inputs import LAYOUTS, VALUES
 
 
 def reference(x: Tensor) -> Tensor:
     return x @ x.mT
 
 
-def kernel(name: str) -> Callable[[Tensor], Tensor]:
-    op = {"triton": gram_op, "cuda": hopper_op}[name]
-
-    def implementation(x: Tensor) -> Tensor:
-        plan = GRAM.kernel(name).of((x,))  # declines what the kernel does not support
-        out: Tensor = plan(x) if eager(x) else op(x)
-        return out
-
-    return implementation
+call = SymmetricProduct("gram", GRAM, reference, lambda dg, x: (dg + dg.mT) @ x)
 
 
 def quack(x: Tensor) -> Tensor:
@@ -71,18 +28,10 @@ def quack(x: Tensor) -> Tensor:
 
     if x.ndim > 3:
         raise Declined("QuACK's symmetric GEMM takes one batch dimension")
-    out: Tensor = gemm_symmetric(x, x.mT)
-    return out
+    return gemm_symmetric(x, x.mT)
 
 
 # ---- definition ------------------------------------------------------------------------------------------------------
-
-
-def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
-    """x [B, M, N], or [M, N] where B is 1."""
-    layout, values = w.option("layout", "contiguous"), w.option("values", "normal")
-    shape = (w["M"], w["N"]) if w["B"] == 1 else (w["B"], w["M"], w["N"])
-    return {"x": random_tensor(g, shape, w.dtype, device, layout=layout, values=values)}
 
 
 def cost(w: Workload, direction: str) -> Cost:
@@ -91,19 +40,11 @@ def cost(w: Workload, direction: str) -> Cost:
     return Cost(b * m * n * size, b * m * m * size, {w.dtype: 1.0 * b * m * (m + 1) * n})
 
 
-def _mirror_not_written(x: Tensor) -> Tensor:
-    return reference(x).tril()
-
-
 def _a_tile_not_mirrored(x: Tensor) -> Tensor:
     out = reference(x).clone()
     half = out.shape[-1] // 2
     out[..., :half, half:] = out[..., half:, :half].mT.flip(-1) if half * 2 == out.shape[-1] else 0.5
     return out
-
-
-def _last_slice_left_out(x: Tensor) -> Tensor:
-    return reference(x[..., : max(x.shape[-1] - 1, 0) // 8 * 8])
 
 
 def _first_matrix_for_all(x: Tensor) -> Tensor:
@@ -125,7 +66,7 @@ TALL = workload("bf16", B=32, M=2048, N=8192, layout="transposed")
 gram = Operator(
     name="gram",
     axes={"B": "matrices", "M": "rows", "N": "columns"},
-    inputs=inputs,
+    inputs=lambda w, g, device: {"x": matrices(w, g, device)},
     reference=reference,
     cost=cost,
     options={"layout": LAYOUTS, "values": VALUES},
@@ -155,27 +96,16 @@ gram = Operator(
     },
     mutants=[
         *mutants.usual(reference),
-        Mutant("mirror not written", _mirror_not_written),
+        Mutant("mirror not written", lambda x: reference(x).tril()),
         Mutant("a tile not turned round", _a_tile_not_mirrored),
-        Mutant("last slice left out", _last_slice_left_out),
+        Mutant("last slice left out", lambda x: reference(x[..., : max(x.shape[-1] - 1, 0) // 8 * 8])),
         Mutant("the first matrix for all", _first_matrix_for_all),
         Mutant("of columns instead of rows", _of_columns),
     ],
 )
 
-gram.implementation("triton", arch=">=sm_80")(kernel("triton"))
-gram.implementation("cuda", arch="==sm_90", dtypes=("bf16", "fp16"), devices=("cuda",))(kernel("cuda"))
-gram.implementation("torch")(reference)
-gram.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
-gram.implementation("quack", requires="quack-kernels", devices=("cuda",), dtypes=("bf16", "fp16"))(quack)
-
-# ---- what users call -------------------------------------------------------------------------------------------------
-
-
-@gram.choice
-@guarded
-def choose(x: Tensor) -> Choice:
-    return GRAM.choose(x)
+implement(gram, call.kernel, quack, "triton", "cuda")
+gram.choice(guarded(GRAM.choose))
 
 
 @gram.function
@@ -196,11 +126,4 @@ def gram_function(x: Tensor) -> Tensor:
 
     The gradient is (dG + dGᵀ)·X, by PyTorch's product.
     """
-    if eager(x):
-        plan = GRAM.of((x,))
-        return reference(x) if plan is None else plan(x)
-    chosen = choose(x).implementation
-    if chosen == "torch":
-        return reference(x)
-    out: Tensor = (hopper_op if chosen == "cuda" else gram_op)(*cast_for_products(x))
-    return out
+    return call(x)

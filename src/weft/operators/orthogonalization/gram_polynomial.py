@@ -5,52 +5,16 @@ The middle product of a quintic Newton–Schulz step, with A = X·Xᵀ: M²·(M 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
-from weft.operators import mutants, peers
-from weft.operators.call import Choice, cast_for_products, eager, guarded, on_gpu
+from weft.operators import mutants
+from weft.operators.call import guarded
+from weft.operators.orthogonalization.calls import SymmetricProduct, implement, matrices
 from weft.operators.orthogonalization.dispatch import POLYNOMIAL
-from weft.operators.random_inputs import random_tensor
-
-# ---- PyTorch operators -----------------------------------------------------------------------------------------------
-
-
-@torch.library.triton_op("weft::gram_polynomial", mutates_args=())
-def gram_polynomial_op(a: Tensor, alpha: float, beta: float) -> Tensor:
-    if not on_gpu(a):
-        return reference(a, alpha, beta)
-    return POLYNOMIAL.kernel("triton").of((a,), alpha, beta)(a)
-
-
-@torch.library.custom_op("weft::gram_polynomial_hopper", mutates_args=())
-def hopper_op(a: Tensor, alpha: float, beta: float) -> Tensor:
-    return POLYNOMIAL.kernel("cuda").of((a,), alpha, beta)(a)
-
-
-@hopper_op.register_fake
-def _(a: Tensor, alpha: float, beta: float) -> Tensor:
-    return a.new_empty(a.shape)
-
-
-def _save(ctx: Any, inputs: tuple[Tensor, float, float], output: Tensor) -> None:
-    a, ctx.alpha, ctx.beta = inputs
-    ctx.save_for_backward(a)
-
-
-def _backward(ctx: Any, dp: Tensor) -> tuple[Tensor, None, None]:
-    (a,) = ctx.saved_tensors
-    return ctx.alpha * dp + ctx.beta * (dp @ a.mT + a.mT @ dp), None, None
-
-
-gram_polynomial_op.register_autograd(_backward, setup_context=_save)
-hopper_op.register_autograd(_backward, setup_context=_save)
-
-# ---- implementations -------------------------------------------------------------------------------------------------
 
 
 def reference(a: Tensor, alpha: float, beta: float) -> Tensor:
@@ -61,15 +25,11 @@ def reference(a: Tensor, alpha: float, beta: float) -> Tensor:
     return torch.baddbmm(wide, wide, wide, beta=alpha, alpha=beta).view(a.shape)
 
 
-def kernel(name: str) -> Callable[..., Tensor]:
-    op = {"triton": gram_polynomial_op, "cuda": hopper_op}[name]
+def gradient(dp: Tensor, a: Tensor, alpha: float, beta: float) -> Tensor:
+    return alpha * dp + beta * (dp @ a.mT + a.mT @ dp)
 
-    def implementation(a: Tensor, alpha: float, beta: float) -> Tensor:
-        plan = POLYNOMIAL.kernel(name).of((a,), alpha, beta)  # declines what the kernel does not support
-        out: Tensor = plan(a) if eager(a) else op(a, float(alpha), float(beta))
-        return out
 
-    return implementation
+call = SymmetricProduct("gram_polynomial", POLYNOMIAL, reference, gradient)
 
 
 def quack(a: Tensor, alpha: float, beta: float) -> Tensor:
@@ -77,8 +37,7 @@ def quack(a: Tensor, alpha: float, beta: float) -> Tensor:
 
     if a.ndim > 3:
         raise Declined("QuACK's symmetric GEMM takes one batch dimension")
-    out: Tensor = gemm_symmetric(a, a, a, alpha=beta, beta=alpha)
-    return out
+    return gemm_symmetric(a, a, a, alpha=beta, beta=alpha)
 
 
 # ---- definition ------------------------------------------------------------------------------------------------------
@@ -89,9 +48,7 @@ VALUES = ("normal", "nonfinite")
 
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     """a [B, M, M] symmetric, or [M, M] where B is 1; the coefficients are those of the classic Newton–Schulz step."""
-    shape = (w["M"], w["M"]) if w["B"] == 1 else (w["B"], w["M"], w["M"])
-    layout, values = w.option("layout", "contiguous"), w.option("values", "normal")
-    a = random_tensor(g, shape, w.dtype, device, layout=layout, values=values)
+    a = matrices(w, g, device, columns="M")
     a.copy_(a.tril() + a.tril(-1).mT)
     return {"a": a, "alpha": -4.7750, "beta": 2.0315}
 
@@ -102,18 +59,6 @@ def cost(w: Workload, direction: str) -> Cost:
     b, m, size = w["B"], w["M"], w.bytes_per_element
     distinct = b * m * (m + 1) // 2
     return Cost(distinct * size, b * m * m * size, {w.dtype: 2.0 * distinct * m})
-
-
-def _epilogue_left_out(a: Tensor, alpha: float, beta: float) -> Tensor:
-    return reference(a, 0.0, beta)
-
-
-def _coefficients_exchanged(a: Tensor, alpha: float, beta: float) -> Tensor:
-    return reference(a, beta, alpha)
-
-
-def _mirror_not_written(a: Tensor, alpha: float, beta: float) -> Tensor:
-    return reference(a, alpha, beta).tril()
 
 
 def _identity_added(a: Tensor, alpha: float, beta: float) -> Tensor:
@@ -150,26 +95,15 @@ gram_polynomial = Operator(
     },
     mutants=[
         *mutants.usual(reference),
-        Mutant("epilogue left out", _epilogue_left_out),
-        Mutant("coefficients exchanged", _coefficients_exchanged),
-        Mutant("mirror not written", _mirror_not_written),
+        Mutant("epilogue left out", lambda a, alpha, beta: reference(a, 0.0, beta)),
+        Mutant("coefficients exchanged", lambda a, alpha, beta: reference(a, beta, alpha)),
+        Mutant("mirror not written", lambda a, alpha, beta: reference(a, alpha, beta).tril()),
         Mutant("alpha on the diagonal alone", _identity_added),
     ],
 )
 
-gram_polynomial.implementation("triton", arch=">=sm_80")(kernel("triton"))
-gram_polynomial.implementation("cuda", arch="==sm_90", dtypes=("bf16", "fp16"), devices=("cuda",))(kernel("cuda"))
-gram_polynomial.implementation("torch")(reference)
-gram_polynomial.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
-gram_polynomial.implementation("quack", requires="quack-kernels", devices=("cuda",), dtypes=("bf16", "fp16"))(quack)
-
-# ---- what users call -------------------------------------------------------------------------------------------------
-
-
-@gram_polynomial.choice
-@guarded
-def choose(a: Tensor, alpha: float, beta: float) -> Choice:
-    return POLYNOMIAL.choose(a, alpha, beta)
+implement(gram_polynomial, call.kernel, quack, "triton", "cuda")
+gram_polynomial.choice(guarded(POLYNOMIAL.choose))
 
 
 @gram_polynomial.function
@@ -193,12 +127,4 @@ def gram_polynomial_function(a: Tensor, alpha: float, beta: float) -> Tensor:
 
     The gradient is that of alpha·A + beta·A·A, by PyTorch's products.
     """
-    if eager(a):
-        plan = POLYNOMIAL.of((a,), alpha, beta)
-        return reference(a, float(alpha), float(beta)) if plan is None else plan(a)
-    chosen = choose(a, alpha, beta).implementation
-    if chosen == "torch":
-        return reference(a, float(alpha), float(beta))
-    (a,) = cast_for_products(a)
-    out: Tensor = (hopper_op if chosen == "cuda" else gram_polynomial_op)(a, float(alpha), float(beta))
-    return out
+    return call(a, alpha, beta)

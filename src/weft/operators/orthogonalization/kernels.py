@@ -129,15 +129,6 @@ def symmetric_product(
 
 
 @triton.jit
-def grouped_tile(t, rows, columns, GROUP: tl.constexpr):
-    """The t-th of rows × columns tiles, in bands of GROUP tile rows, column by column: its (row, column)."""
-    first = t // (GROUP * columns) * GROUP
-    height = min(rows - first, GROUP)
-    t %= GROUP * columns
-    return first + t % height, t // height
-
-
-@triton.jit
 def product(
     a_ptr, b_ptr, c_ptr, M, N, K, a_batch, a_row, a_col, b_batch, b_row, b_col, c_batch, c_row, c_col, beta, of_b,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, EVEN_K: tl.constexpr,
@@ -146,7 +137,10 @@ def product(
     """One program computes one BLOCK_M × BLOCK_N tile of one of the matrices C = beta·A·B + of_b·B, with A [M, M]."""
     rows, columns = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     matrix = (tl.program_id(0) // (rows * columns)).to(tl.int64)
-    row, column = grouped_tile(tl.program_id(0) % (rows * columns), rows, columns, GROUP)
+    tile = tl.program_id(0) % (rows * columns)  # in bands of GROUP tile rows, column by column
+    first = tile // (GROUP * columns) * GROUP
+    height = min(rows - first, GROUP)
+    row, column = first + tile % (GROUP * columns) % height, tile % (GROUP * columns) // height
     a_ptr += matrix * a_batch
     b_ptr += matrix * b_batch
     c_ptr += matrix * c_batch

@@ -13,68 +13,15 @@ import torch
 from torch import Tensor, dtype  # a name alone, as the stubs want annotations
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
-from weft.operators import mutants, peers
-from weft.operators.call import Choice, eager, guarded, on_gpu
+from weft.operators import mutants
+from weft.operators.call import eager, guarded, on_gpu
+from weft.operators.orthogonalization.calls import implement, matrices, pytorch_operators
 from weft.operators.orthogonalization.coefficients import NAMES, Coefficients, Step, margin, schedule
 from weft.operators.orthogonalization.dispatch import BY_TRITON, NEWTON_SCHULZ, ON_HOPPER
 from weft.operators.orthogonalization.iteration import by_pytorch, flops, gradient, launched, normalized
-from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
+from weft.operators.random_inputs import LAYOUTS, VALUES
 
 EPS = 1e-7  # the least norm
-
-# ---- PyTorch operators -----------------------------------------------------------------------------------------------
-
-
-@torch.library.triton_op("weft::newton_schulz", mutates_args=())
-def newton_schulz_op(
-    x: Tensor, coefficients: list[float], margin: float, eps: float, form: str, dtype: torch.dtype
-) -> Tensor:
-    steps = _triples(coefficients)
-    if not on_gpu(x):
-        return by_pytorch(x, steps, margin, eps, dtype)
-    return launched(x, steps, margin, eps, form, dtype, BY_TRITON, traced=True)
-
-
-@torch.library.custom_op("weft::newton_schulz_hopper", mutates_args=())
-def hopper_op(x: Tensor, coefficients: list[float], margin: float, eps: float, form: str, dtype: torch.dtype) -> Tensor:
-    return launched(x, _triples(coefficients), margin, eps, form, dtype, ON_HOPPER)
-
-
-@hopper_op.register_fake
-def _(x: Tensor, coefficients: list[float], margin: float, eps: float, form: str, dtype: torch.dtype) -> Tensor:
-    return torch.empty(x.shape, dtype=dtype, device=x.device)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, coefficients, ctx.margin, ctx.eps, _, ctx.dtype = inputs
-    ctx.steps = _triples(coefficients)
-    ctx.save_for_backward(x)
-
-
-def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None, None, None]:
-    (x,) = ctx.saved_tensors
-    return gradient(dy, x, ctx.steps, ctx.margin, ctx.eps, ctx.dtype), None, None, None, None, None
-
-
-newton_schulz_op.register_autograd(_backward, setup_context=_save)
-hopper_op.register_autograd(_backward, setup_context=_save)
-
-
-def _triples(flat: Sequence[float]) -> tuple[Step, ...]:
-    values = iter(flat)
-    return tuple(zip(values, values, values, strict=True))
-
-
-def _through_op(
-    name: str, x: Tensor, steps: int, coefficients: Coefficients, eps: float, dtype: torch.dtype | None
-) -> Tensor:
-    """The kernel of this name where autograd or a compiler is to see the call."""
-    flat = [value for triple in schedule(coefficients, steps) for value in triple]
-    op = hopper_op if name.startswith("cuda") else newton_schulz_op
-    form = "gram" if name.endswith("-gram") else "symmetric"
-    out: Tensor = op(x, flat, margin(coefficients), eps, form, dtype or x.dtype)
-    return out
-
 
 # ---- implementations -------------------------------------------------------------------------------------------------
 
@@ -90,13 +37,49 @@ def reference(
     return by_pytorch(x, schedule(coefficients, steps), margin(coefficients), eps, dtype or x.dtype)
 
 
+def _triples(flat: Sequence[float]) -> tuple[Step, ...]:
+    values = iter(flat)
+    return tuple(zip(values, values, values, strict=True))
+
+
+def by(backend: str) -> Callable[..., Tensor]:
+    def newton_schulz(
+        x: Tensor, coefficients: list[float], margin: float, eps: float, form: str, dtype: torch.dtype
+    ) -> Tensor:
+        steps = _triples(coefficients)
+        if backend == "cuda":
+            return launched(x, steps, margin, eps, form, dtype, ON_HOPPER)
+        if not on_gpu(x):
+            return by_pytorch(x, steps, margin, eps, dtype)
+        return launched(x, steps, margin, eps, form, dtype, BY_TRITON, traced=True)
+
+    return newton_schulz
+
+
+def fake(x: Tensor, coefficients: list[float], margin: float, eps: float, form: str, dtype: torch.dtype) -> Tensor:
+    return torch.empty(x.shape, dtype=dtype, device=x.device)
+
+
+def backward(dy: Tensor, x: Tensor, flat: list[float], margin: float, eps: float, form: str, dtype: Any) -> Tensor:
+    return gradient(dy, x, _triples(flat), margin, eps, dtype)
+
+
+OPERATORS = pytorch_operators("newton_schulz", by, fake, backward)
+
+
+def _through_op(
+    name: str, x: Tensor, steps: int, coefficients: Coefficients, eps: float, dtype: torch.dtype | None
+) -> Tensor:
+    """The kernel of this name where autograd or a compiler is to see the call."""
+    flat = [value for triple in schedule(coefficients, steps) for value in triple]
+    backend, _, form = name.partition("-")
+    return OPERATORS[backend](x, flat, margin(coefficients), eps, form or "symmetric", dtype or x.dtype)
+
+
 def kernel(name: str) -> Callable[..., Tensor]:
     def implementation(x: Tensor, steps: int = 5, coefficients: Coefficients = "classic", eps: float = EPS) -> Tensor:
-        plan = NEWTON_SCHULZ.kernel(name).of(
-            (x,), steps, coefficients, eps
-        )  # declines what the kernel does not support
-        out: Tensor = plan(x) if eager(x, autocast=True) else _through_op(name, x, steps, coefficients, eps, None)
-        return out
+        plan = NEWTON_SCHULZ.kernel(name).of((x,), steps, coefficients, eps)  # declines what it does not support
+        return plan(x) if eager(x, autocast=True) else _through_op(name, x, steps, coefficients, eps, None)
 
     return implementation
 
@@ -119,11 +102,8 @@ def quack(x: Tensor, steps: int = 5, coefficients: Coefficients = "classic") -> 
 
 
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
-    """x [B, M, N], or [M, N] where B is 1."""
-    layout, values = w.option("layout", "contiguous"), w.option("values", "normal")
-    shape = (w["M"], w["N"]) if w["B"] == 1 else (w["B"], w["M"], w["N"])
     return {
-        "x": random_tensor(g, shape, w.dtype, device, layout=layout, values=values),
+        "x": matrices(w, g, device),
         "steps": w.option("steps", 5),
         "coefficients": w.option("coefficients", "classic"),
     }
@@ -134,12 +114,6 @@ def cost(w: Workload, direction: str) -> Cost:
     b, m, n, size = w["B"], w["M"], w["N"], w.bytes_per_element
     fewest = min(flops(form, m, n, w.option("steps", 5)) for form in ("symmetric", "gram"))
     return Cost(b * m * n * size, b * m * n * size, {w.dtype: 1.0 * b * fewest}, vector_flops=3.0 * b * m * n)
-
-
-def _with(**changed: Any) -> Any:
-    return lambda x, steps=5, coefficients="classic", **options: reference(
-        x, **{"steps": steps, "coefficients": coefficients, **options, **changed}
-    )
 
 
 def _one_step_less(x: Tensor, steps: int = 5, coefficients: Coefficients = "classic") -> Tensor:
@@ -204,37 +178,14 @@ newton_schulz = Operator(
     mutants=[
         *mutants.usual(reference),
         Mutant("one step less", _one_step_less),
-        Mutant("the other coefficients", _with(coefficients=(2.0, -1.5, 0.5))),
+        Mutant("the other coefficients", mutants.changed(reference, coefficients=lambda given: (2.0, -1.5, 0.5))),
         Mutant("batch normalised together", _normalised_together),
         Mutant("computed in bf16", _sum_kept_in_bf16),
     ],
 )
 
-newton_schulz.implementation("triton", arch=">=sm_80")(kernel("triton"))
-newton_schulz.implementation("triton-gram", backend="triton", arch=">=sm_80", dtypes=("bf16",))(kernel("triton-gram"))
-newton_schulz.implementation("cuda", arch="==sm_90", dtypes=("bf16", "fp16"), devices=("cuda",))(kernel("cuda"))
-newton_schulz.implementation("cuda-gram", backend="cuda", arch="==sm_90", dtypes=("bf16",), devices=("cuda",))(
-    kernel("cuda-gram")
-)
-newton_schulz.implementation("torch")(reference)
-newton_schulz.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
-newton_schulz.implementation("quack", requires="quack-kernels", devices=("cuda",), dtypes=("bf16", "fp16"))(quack)
-
-# ---- what users call -------------------------------------------------------------------------------------------------
-
-
-@newton_schulz.choice
-@guarded
-def choose(
-    x: Tensor,
-    steps: int = 5,
-    coefficients: Coefficients = "classic",
-    *,
-    eps: float = EPS,
-    form: str = "auto",
-    dtype: torch.dtype | None = None,
-) -> Choice:
-    return NEWTON_SCHULZ.choose(x, steps, coefficients, eps, form, dtype)
+implement(newton_schulz, kernel, quack, "triton", "triton-gram", "cuda", "cuda-gram")
+choose = newton_schulz.choice(guarded(NEWTON_SCHULZ.choose))
 
 
 @newton_schulz.function

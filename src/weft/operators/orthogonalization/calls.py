@@ -1,0 +1,109 @@
+"""What the family's operators share: their PyTorch operators, how the two symmetric products are called, what is drawn and
+registered for them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.definition import Operator, Workload
+from weft.operators import peers
+from weft.operators.call import cast_for_products, eager, guarded, on_gpu
+from weft.operators.dispatch import Dispatch
+from weft.operators.random_inputs import random_tensor
+
+
+def pytorch_operators(
+    name: str, by: Callable[[str], Callable[..., Tensor]], fake: Callable[..., Tensor], gradient: Callable[..., Tensor]
+) -> dict[str, Callable[..., Tensor]]:
+    """By back end: ``weft::name``, whose Triton kernels a compiler sees, and ``weft::name_hopper``, which it does not.
+
+    Args:
+        by: ``back end -> function``, annotated with the operator's schema: a tensor, then options.
+        fake: the same on fake tensors.
+        gradient: ``(gradient of the result, tensor, *options) -> gradient of the tensor``.
+    """
+
+    def save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, *ctx.options = inputs
+        ctx.save_for_backward(x)
+
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        return gradient(dy, *ctx.saved_tensors, *ctx.options), *(None,) * len(ctx.options)
+
+    made: dict[str, Any] = {
+        "triton": torch.library.triton_op(f"weft::{name}", by("triton"), mutates_args=()),
+        "cuda": torch.library.custom_op(f"weft::{name}_hopper", by("cuda"), mutates_args=()),
+    }
+    made["cuda"].register_fake(fake)
+    for operator in made.values():
+        operator.register_autograd(backward, setup_context=save)
+    return made
+
+
+class SymmetricProduct:
+    """The calls of ``gram(x)`` and ``gram_polynomial(a, alpha, beta)``: by a plan in eager mode, else by a PyTorch operator.
+
+    Args:
+        table: the operator's routes.
+        reference: the product in PyTorch, whose annotations are the PyTorch operators' schema.
+        gradient: as of :func:`pytorch_operators`.
+    """
+
+    def __init__(self, name: str, table: Dispatch, reference: Callable[..., Tensor], gradient: Callable[..., Tensor]):
+        self.table, self.reference = table, reference
+
+        def by(backend: str) -> Callable[..., Tensor]:
+            @functools.wraps(reference)
+            def product(x: Tensor, *factors: float) -> Tensor:
+                if on_gpu(x) or backend == "cuda":
+                    return table.kernel(backend).of((x,), *factors)(x)
+                return reference(x, *factors)
+
+            return product
+
+        def fake(x: Tensor, *factors: float) -> Tensor:
+            return x.new_empty((*x.shape[:-1], x.shape[-2]))
+
+        self.operators = pytorch_operators(name, by, fake, gradient)
+
+    def kernel(self, name: str) -> Callable[..., Tensor]:
+        def implementation(*call: Any, **named: Any) -> Tensor:
+            x, *factors = (*call, *named.values())
+            plan = self.table.kernel(name).of((x,), *factors)  # declines what the kernel does not support
+            return plan(x) if eager(x) else self.operators[name](x, *map(float, factors))
+
+        return implementation
+
+    def __call__(self, x: Tensor, *factors: float) -> Tensor:
+        if eager(x):
+            plan = self.table.of((x,), *factors)
+            return self.reference(x, *map(float, factors)) if plan is None else plan(x)
+        chosen = guarded(self.table.choose)(x, *factors).implementation
+        if chosen == "torch":
+            return self.reference(x, *map(float, factors))
+        return self.operators[chosen](*cast_for_products(x), *map(float, factors))
+
+
+def matrices(w: Workload, g: Any, device: str, columns: str = "N") -> Tensor:
+    """[B, M, N], or [M, N] where B is 1."""
+    shape = (w["M"], w[columns]) if w["B"] == 1 else (w["B"], w["M"], w[columns])
+    layout, values = w.option("layout", "contiguous"), w.option("values", "normal")
+    return random_tensor(g, shape, w.dtype, device, layout=layout, values=values)
+
+
+def implement(operator: Operator, kernel: Callable[[str], Any], quack: Callable[..., Tensor], *names: str) -> None:
+    """Registers kernels by their names (those that end in ``-gram`` are for bf16 alone), PyTorch's and QuACK's products."""
+    sixteen_bits = ("bf16", "fp16")
+    for name in names:
+        backend, _, form = name.partition("-")
+        dtypes = ("bf16",) if form else sixteen_bits if backend == "cuda" else ()
+        only = {"arch": "==sm_90", "devices": ("cuda",)} if backend == "cuda" else {"arch": ">=sm_80"}
+        operator.implementation(name, backend=backend, dtypes=dtypes, **only)(kernel(name))
+    operator.implementation("torch")(operator.reference)
+    operator.implementation("torch.compile", devices=("cuda",))(peers.Compiled(operator.reference))
+    operator.implementation("quack", requires="quack-kernels", devices=("cuda",), dtypes=sixteen_bits)(quack)
