@@ -32,8 +32,11 @@ ONE_STRIDE = "the leading dimensions do not collapse into rows of one stride, so
 
 
 class RowCall(Call):
-    """A call on m rows of n columns of several tensors of one shape, the last of which is written. The kernels of ``triton``
-    take whole rows and long rows, ``scalars`` and ``flags`` are their arguments."""
+    """A call on m rows of n columns of several tensors of one shape, the last of which is written. ``name`` is that of the
+    configurations, ``triton`` the kernels of whole rows and of long rows; ``scalars`` and ``flags`` are their arguments."""
+
+    name: str
+    triton: tuple[Any, Any]
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -41,8 +44,12 @@ class RowCall(Call):
         raise NotImplementedError
 
     @property
+    def configuration(self) -> Configurations:
+        return CONFIGURATIONS[self.name]
+
+    @property
     def m(self) -> int:
-        return self.views[0][0]
+        return views(self.tensors[0])[0][0]
 
     @property
     def n(self) -> int:
@@ -54,29 +61,67 @@ class RowCall(Call):
         return ONE_STRIDE if None in [rows_of(t) for t in self.tensors] else ""
 
     @property
-    def views(self) -> list[tuple[int, int, int, int]]:
-        return views(*self.tensors)
-
-    @property
     def strides(self) -> list[int]:
         """Row and column stride of each tensor."""
-        return [stride for view in self.views for stride in view[2:]]
+        return [stride for view in views(*self.tensors) for stride in view[2:]]
 
     @property
     def row_strides(self) -> list[int]:
-        return [view[2] for view in self.views]
+        return self.strides[::2]
 
 
 def copy_needed(c: RowCall) -> str:
     return c.copy_needed
 
 
-TRITON_ROWS = Route(
-    "triton", lambda c: c.n <= ONE_PASS, "a program holds one or several rows in registers", launch_rows, copy_needed
+WHOLE = "a program holds one or several rows in registers"
+LONG = "longer rows than a program holds: it reads each twice"
+TRITON = (
+    Route("triton", lambda c: c.n <= ONE_PASS, WHOLE, launch_rows, copy_needed),
+    Route("triton", lambda c: True, LONG, launch_long_rows, copy_needed),
 )
-TRITON_LONG_ROWS = Route(
-    "triton", lambda c: True, "longer rows than a program holds: it reads each twice", launch_long_rows, copy_needed
-)
+
+
+@dataclass
+class GradientCall(RowCall):
+    """dx from the result x and its gradient dy: ``softmax``'s, ``log_softmax``'s with ``logs``, that of a ``causal`` mask, or
+    of another one, which is not read."""
+
+    x: Tensor
+    dy: Tensor
+    name: str
+    dim: int = -1
+    logs: bool = False
+    scale: float = 1.0
+    causal: bool = False
+
+    triton = kernels.softmax_backward_rows, kernels.softmax_backward_long_rows
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(t.movedim(self.dim, -1) for t in (self.x, self.dy, torch.empty_like(self.x, device="meta")))
+
+    @property
+    def s(self) -> int:
+        """Rows of a matrix, after which a causal mask starts again."""
+        return self.x.shape[-2] if self.causal else 1
+
+    @property
+    def scalars(self) -> tuple[Any, ...]:
+        return self.n, self.s, *self.strides, self.scale
+
+    @property
+    def flags(self) -> dict[str, Any]:
+        return {"LOG": self.logs, "CAUSAL": self.causal, "ACCURATE": self.x.dtype == torch.float32}
+
+
+def softmax_gradient(x: Tensor, dy: Tensor, dim: int, logs: bool) -> GradientCall:
+    return GradientCall(x, dy, "log_softmax_backward" if logs else "backward", dim, logs)
+
+
+def masked_gradient(x: Tensor, dy: Tensor, scale: float, causal: bool) -> GradientCall:
+    return GradientCall(x, dy, "masked_backward", scale=scale, causal=causal)
+
 
 # ---- softmax and log_softmax -------------------------------------------------------------------------------------------
 
@@ -93,6 +138,7 @@ class SoftmaxCall(RowCall):
 
     def __post_init__(self) -> None:
         operator = "log_softmax" if self.logs else "softmax"
+        self.name = "log_softmax" if self.logs else "forward"
         check_tensor(operator, "x", self.x)
         self.dim = check_dim(operator, self.dim, self.x.ndim)
         self.along = self.x.movedim(self.dim, -1) if self.x.ndim else self.x
@@ -102,16 +148,8 @@ class SoftmaxCall(RowCall):
         return self.along, torch.empty_like(self.x, device="meta").movedim(self.dim, -1)
 
     @property
-    def n(self) -> int:
-        return self.along.shape[-1]
-
-    @property
     def copy_needed(self) -> str:
         return "" if rows_of(self.along) else ONE_STRIDE  # where x's dimensions collapse, the result's do too
-
-    @property
-    def configuration(self) -> Configurations:
-        return CONFIGURATIONS["log_softmax" if self.logs else "forward"]
 
     @property
     def scalars(self) -> tuple[int, ...]:
@@ -120,27 +158,6 @@ class SoftmaxCall(RowCall):
     @property
     def flags(self) -> dict[str, Any]:
         return {"LOG": self.logs, "ACCURATE": self.x.dtype == torch.float32}
-
-
-@dataclass
-class SoftmaxGradient(RowCall):
-    """dx from the result x and its gradient dy."""
-
-    x: Tensor
-    dy: Tensor
-    dim: int
-    logs: bool
-
-    triton = kernels.softmax_backward_rows, kernels.softmax_backward_long_rows
-    scalars, flags = SoftmaxCall.scalars, SoftmaxCall.flags
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return tuple(t.movedim(self.dim, -1) for t in (self.x, self.dy, torch.empty_like(self.x, device="meta")))
-
-    @property
-    def configuration(self) -> Configurations:
-        return CONFIGURATIONS["log_softmax_backward" if self.logs else "backward"]
 
 
 cluster_configuration = Configurations(__file__, "cluster", row_cluster.heuristic, row_cluster.candidates)
@@ -190,7 +207,7 @@ def longest_backward(sm: int, dtype: torch.dtype) -> int:
 cluster_backward_configuration = Configurations(__file__, "cluster_backward", backward_heuristic, backward_candidates)
 
 
-def cluster_backward_unsupported(c: SoftmaxGradient) -> str:
+def cluster_backward_unsupported(c: GradientCall) -> str:
     if c.x.dtype != c.dy.dtype:
         return f"a gradient of dtype {c.dy.dtype} for a result of {c.x.dtype}"
     y, dy, dx = c.tensors
@@ -202,7 +219,7 @@ def cluster_backward_unsupported(c: SoftmaxGradient) -> str:
     return row_cluster.why_not(dx)
 
 
-def launch_cluster_backward(c: SoftmaxGradient) -> CudaPlan:
+def launch_cluster_backward(c: GradientCall) -> CudaPlan:
     config = cluster_backward_configuration(c.x.device, c.x.dtype, bucket(c.n))
     rows = RowCluster.of(c.tensors[0], config)
     shared_bytes = rows.elements * c.x.element_size() * config["SHARED"]
@@ -231,12 +248,11 @@ FORWARD = Dispatch(
         cluster_unsupported,
         sm=90,
     ),
-    TRITON_ROWS,
-    TRITON_LONG_ROWS,
+    *TRITON,
 )
 
 BACKWARD = Dispatch(
-    SoftmaxGradient,
+    softmax_gradient,
     Route(
         "cuda",
         lambda c: c.n >= 16384,
@@ -245,8 +261,7 @@ BACKWARD = Dispatch(
         cluster_backward_unsupported,
         sm=90,
     ),
-    TRITON_ROWS,
-    TRITON_LONG_ROWS,
+    *TRITON,
 )
 
 
@@ -291,7 +306,7 @@ class MaskedCall(RowCall):
     kind: str
 
     triton = kernels.masked_softmax_rows, kernels.masked_softmax_long_rows
-    configuration = CONFIGURATIONS["masked"]
+    name = "masked"
 
     def __post_init__(self) -> None:
         operator = "causal_softmax" if self.kind == CAUSAL else "masked_softmax"
@@ -350,42 +365,13 @@ class MaskedCall(RowCall):
         return {"MASK": mask, "CAUSAL": self.kind == CAUSAL, "ACCURATE": self.x.dtype == torch.float32}
 
 
-@dataclass
-class MaskedGradient(RowCall):
-    """dx from the result x and its gradient dy; a mask that is not causal is not read."""
-
-    x: Tensor
-    dy: Tensor
-    scale: float
-    causal: bool
-
-    triton = kernels.masked_softmax_backward_rows, kernels.masked_softmax_backward_long_rows
-    configuration = CONFIGURATIONS["masked_backward"]
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.x, self.dy, torch.empty_like(self.x, device="meta")
-
-    @property
-    def s(self) -> int:
-        return self.x.shape[-2] if self.causal else 1
-
-    @property
-    def scalars(self) -> tuple[Any, ...]:
-        return self.n, self.s, *self.strides, self.scale
-
-    @property
-    def flags(self) -> dict[str, Any]:
-        return {"CAUSAL": self.causal}
-
-
 ROWS_PER_BLOCK = 4  # rows of one warp each that share a block
 MOST_ROWS = 2**31 - 1
 PREFETCHED = 32  # bytes of a row that a thread holds where it loads the next row too
 BLOCKS_PER_SM = 4  # at least, where rows share a mask
 
 
-def faster_than_triton(c: MaskedCall | MaskedGradient) -> bool:
+def faster_than_triton(c: MaskedCall | GradientCall) -> bool:
     """Each thread of a warp has an access of 16 bytes, and there is more to do than to launch."""
     return c.sm >= 90 and c.n >= 256 and c.x.numel() >= 2**20
 
@@ -491,7 +477,7 @@ def launch_masked_rows(c: MaskedCall) -> CudaPlan:
     return masked_rows_plan(f"masked_softmax<{CTYPES[c.x.dtype]}, {mask}, {flags}>", config, c.m // share, scalars)
 
 
-def launch_causal_backward(c: MaskedGradient) -> CudaPlan:
+def launch_causal_backward(c: GradientCall) -> CudaPlan:
     config = masked_rows_backward_configuration(c.x.device, c.x.dtype, bucket(c.n))
     strides = map(ctypes.c_longlong, c.row_strides)
     scalars = (*map(ctypes.c_uint, (c.m, c.n, c.s)), *strides, ctypes.c_float(c.scale))
@@ -499,7 +485,7 @@ def launch_causal_backward(c: MaskedGradient) -> CudaPlan:
     return masked_rows_plan(kernel, config, c.m, scalars)
 
 
-def causal_backward_unsupported(c: MaskedGradient) -> str:
+def causal_backward_unsupported(c: GradientCall) -> str:
     return rows_unsupported(longest_row(c.x.dtype, 2), *c.tensors) if c.causal else "no causal mask"
 
 
@@ -514,13 +500,11 @@ MASKED_FORWARD = Dispatch(
     Route("torch", lambda c: c.copy_needed, ONE_STRIDE),
     Route("torch", lambda c: c.mask_needs_gradient, "the mask needs a gradient, for which there is no kernel of ours"),
     Route("cuda", faster_than_triton, HELD_BY_BLOCK, launch_masked_rows, masked_rows_unsupported),
-    TRITON_ROWS,
-    TRITON_LONG_ROWS,
+    *TRITON,
 )
 
 MASKED_BACKWARD = Dispatch(
-    MaskedGradient,
+    masked_gradient,
     Route("cuda", faster_than_triton, HELD_BY_BLOCK, launch_causal_backward, causal_backward_unsupported),
-    TRITON_ROWS,
-    TRITON_LONG_ROWS,
+    *TRITON,
 )

@@ -93,57 +93,6 @@ def softmax_long_rows(
         tl.store(y_ptr + row * y_row + c * y_col, y.to(y_ptr.dtype.element_ty), mask=c < N)
 
 
-@triton.jit
-def softmax_backward_rows(
-    y_ptr, dy_ptr, dx_ptr, M, N, y_row, y_col, dy_row, dy_col, dx_row, dx_col,
-    LOG: tl.constexpr, ACCURATE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """dx = y * (dy - sum(y * dy)), or with LOG dy - exp(y) * sum(dy); whole rows in registers."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    col = tl.arange(0, BLOCK)
-    inside = (row[:, None] < M) & (col[None, :] < N)
-    y_ptr += row[:, None] * y_row + col[None, :] * y_col
-    dy_ptr += row[:, None] * dy_row + col[None, :] * dy_col
-    y = tl.load(y_ptr, mask=inside, other=0.0, eviction_policy="evict_last").to(tl.float32)
-    dy = tl.load(dy_ptr, mask=inside, other=0.0, eviction_policy="evict_last").to(tl.float32)
-    if LOG:
-        dx = dy - exponential(y, ACCURATE) * tl.sum(dy, axis=1)[:, None]
-    else:
-        dx = y * (dy - tl.sum(y * dy, axis=1)[:, None])
-    tl.store(dx_ptr + row[:, None] * dx_row + col[None, :] * dx_col, dx.to(dx_ptr.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def softmax_backward_long_rows(
-    y_ptr, dy_ptr, dx_ptr, N, y_row, y_col, dy_row, dy_col, dx_row, dx_col,
-    LOG: tl.constexpr, ACCURATE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """The same, reading dy twice, and y twice or (LOG) once."""
-    row = tl.program_id(0).to(tl.int64)
-    col = tl.arange(0, BLOCK)
-    total = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, N, BLOCK):
-        c = (start + col).to(tl.int64)
-        if LOG:
-            dy = tl.load(dy_ptr + row * dy_row + c * dy_col, mask=c < N, other=0.0, eviction_policy="evict_last")
-            total += dy.to(tl.float32)
-        else:
-            y = tl.load(y_ptr + row * y_row + c * y_col, mask=c < N, other=0.0, eviction_policy="evict_last")
-            dy = tl.load(dy_ptr + row * dy_row + c * dy_col, mask=c < N, other=0.0, eviction_policy="evict_last")
-            total += y.to(tl.float32) * dy.to(tl.float32)
-    s = tl.sum(total, axis=0)
-    last: tl.constexpr = "evict_last" if LOG else "evict_first"  # of y, which LOG reads here for the first time
-    for start in range(0, N, BLOCK):
-        c = (start + col).to(tl.int64)
-        y = tl.load(y_ptr + row * y_row + c * y_col, mask=c < N, eviction_policy=last).to(tl.float32)
-        dy = tl.load(dy_ptr + row * dy_row + c * dy_col, mask=c < N, eviction_policy="evict_first").to(tl.float32)
-        if LOG:
-            dx = dy - exponential(y, ACCURATE) * s
-        else:
-            dx = y * (dy - s)
-        tl.store(dx_ptr + row * dx_row + c * dx_col, dx.to(dx_ptr.dtype.element_ty), mask=c < N)
-
-
 # ---- softmax with a mask -----------------------------------------------------------------------------------------------
 #
 # Of a causal row only the columns that it sees are read (rounded up to 16, so that accesses stay 16 bytes wide); the zeros
@@ -152,12 +101,9 @@ def softmax_backward_long_rows(
 
 
 @triton.jit
-def visible(row, N, S, CAUSAL: tl.constexpr):
-    """How many columns a row sees: all, or those up to its own position, the last row's being the last column."""
-    if CAUSAL:
-        return tl.minimum(tl.maximum(row % S + 1 + N - S, 0), N)
-    else:
-        return tl.zeros_like(row) + N
+def visible(row, N, S):
+    """How many columns a row of a causal mask sees: those up to its own position, the last row's being the last column."""
+    return tl.minimum(tl.maximum(row % S + 1 + N - S, 0), N)
 
 
 @triton.jit
@@ -193,8 +139,10 @@ def masked_softmax_rows(
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     col = tl.arange(0, BLOCK)
     inside = (row[:, None] < M) & (col[None, :] < N)
-    sees = visible(row, N, S, CAUSAL)[:, None]
-    read = inside & (col[None, :] < round_up_to_16(sees)) if CAUSAL else inside
+    sees, read = N, inside
+    if CAUSAL:
+        sees = visible(row, N, S)[:, None]
+        read = inside & (col[None, :] < round_up_to_16(sees))
     x_ptr += row[:, None] * x_row + col[None, :] * x_col
     x = tl.load(x_ptr, mask=read, other=0.0, eviction_policy="evict_last")
     if MASK:
@@ -213,8 +161,10 @@ def masked_softmax_long_rows(
     """The same for a row that does not fit: read once for its maximum and sum, and once to write."""
     row = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK)
-    sees = visible(row, N, S, CAUSAL)
-    read = tl.minimum(round_up_to_16(sees), N)
+    sees, read = N, N
+    if CAUSAL:
+        sees = visible(row, N, S)
+        read = tl.minimum(round_up_to_16(sees), N)
     x_ptr += row * x_row
     if MASK:
         mask_ptr += mask_row(row, m1, m2, s0, s1, s2)
@@ -236,17 +186,23 @@ def masked_softmax_long_rows(
         tl.store(y_ptr + row * y_row + c * y_col, y.to(y_ptr.dtype.element_ty), mask=c < N)
 
 
+# ---- gradients of all of them ------------------------------------------------------------------------------------------
+
+
 @triton.jit
-def masked_softmax_backward_rows(
-    y_ptr, dy_ptr, dx_ptr, M, N, S, y_row, y_col, dy_row, dy_col, dx_row, dx_col, scale,
-    CAUSAL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+def softmax_backward_rows(
+    y_ptr, dy_ptr, dx_ptr, M, N, S, y_row, y_col, dy_row, dy_col, dx_row, dx_col, scale, LOG: tl.constexpr,
+    CAUSAL: tl.constexpr, ACCURATE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """dx = scale * y * (dy - sum(y * dy)); what a causal mask hides is neither read nor given a gradient."""
+    """dx = scale * y * (dy - sum(y * dy)), or with LOG dy - exp(y) * sum(dy); whole rows in registers. What a causal mask hides
+    is neither read nor given a gradient; another mask is not needed."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     col = tl.arange(0, BLOCK)
     inside = (row[:, None] < M) & (col[None, :] < N)
-    sees = visible(row, N, S, CAUSAL)[:, None]
-    read = inside & (col[None, :] < round_up_to_16(sees)) if CAUSAL else inside
+    read = inside
+    if CAUSAL:
+        sees = visible(row, N, S)[:, None]
+        read = inside & (col[None, :] < round_up_to_16(sees))
     y_ptr += row[:, None] * y_row + col[None, :] * y_col
     dy_ptr += row[:, None] * dy_row + col[None, :] * dy_col
     y = tl.load(y_ptr, mask=read, other=0.0, eviction_policy="evict_last").to(tl.float32)
@@ -254,34 +210,48 @@ def masked_softmax_backward_rows(
     if CAUSAL:
         y = tl.where(col[None, :] < sees, y, 0.0)
         dy = tl.where(col[None, :] < sees, dy, 0.0)
-    dx = scale * y * (dy - tl.sum(y * dy, axis=1)[:, None])
+    if LOG:
+        dx = dy - exponential(y, ACCURATE) * tl.sum(dy, axis=1)[:, None]
+    else:
+        dx = scale * y * (dy - tl.sum(y * dy, axis=1)[:, None])
     if CAUSAL:
         dx = tl.where(col[None, :] < sees, dx, 0.0)
     tl.store(dx_ptr + row[:, None] * dx_row + col[None, :] * dx_col, dx.to(dx_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def masked_softmax_backward_long_rows(
+def softmax_backward_long_rows(
     y_ptr, dy_ptr, dx_ptr, N, S, y_row, y_col, dy_row, dy_col, dx_row, dx_col, scale,
-    CAUSAL: tl.constexpr, BLOCK: tl.constexpr,
+    LOG: tl.constexpr, CAUSAL: tl.constexpr, ACCURATE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The same, reading the row twice."""
+    """The same, reading dy twice, and y twice or (LOG) once."""
     row = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK)
-    sees = visible(row, N, S, CAUSAL)
+    sees = N
+    if CAUSAL:
+        sees = visible(row, N, S)
     total = tl.zeros([BLOCK], tl.float32)
     for start in range(0, sees, BLOCK):
         c = (start + col).to(tl.int64)
-        y = tl.load(y_ptr + row * y_row + c * y_col, mask=c < sees, other=0.0, eviction_policy="evict_last")
-        dy = tl.load(dy_ptr + row * dy_row + c * dy_col, mask=c < sees, other=0.0, eviction_policy="evict_last")
-        total += y.to(tl.float32) * dy.to(tl.float32)
+        term = tl.load(dy_ptr + row * dy_row + c * dy_col, mask=c < sees, other=0.0, eviction_policy="evict_last")
+        term = term.to(tl.float32)
+        if not LOG:
+            y = tl.load(y_ptr + row * y_row + c * y_col, mask=c < sees, other=0.0, eviction_policy="evict_last")
+            term *= y.to(tl.float32)
+        total += term
     s = tl.sum(total, axis=0)
+    last: tl.constexpr = "evict_last" if LOG else "evict_first"  # of y, which LOG reads here for the first time
     for start in range(0, N, BLOCK):
         c = (start + col).to(tl.int64)
-        y = tl.load(y_ptr + row * y_row + c * y_col, mask=c < sees, other=0.0, eviction_policy="evict_first")
+        y = tl.load(y_ptr + row * y_row + c * y_col, mask=c < sees, other=0.0, eviction_policy=last).to(tl.float32)
         dy = tl.load(dy_ptr + row * dy_row + c * dy_col, mask=c < sees, other=0.0, eviction_policy="evict_first")
-        dx = scale * y.to(tl.float32) * (dy.to(tl.float32) - s)
-        dx = tl.where(c < sees, dx, 0.0)
+        dy = dy.to(tl.float32)
+        if LOG:
+            dx = dy - exponential(y, ACCURATE) * s
+        else:
+            dx = scale * y * (dy - s)
+        if CAUSAL:
+            dx = tl.where(c < sees, dx, 0.0)
         tl.store(dx_ptr + row * dx_row + c * dx_col, dx.to(dx_ptr.dtype.element_ty), mask=c < N)
 
 

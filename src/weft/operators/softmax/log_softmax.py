@@ -8,11 +8,9 @@ import torch
 from torch import Tensor
 
 from weft.definition import Mutant, Operator, Tolerance, workload
-from weft.operators import peers
-from weft.operators.call import Choice, eager, guarded
-from weft.operators.softmax.autograd import RowSoftmax, row_sum
+from weft.operators.call import eager
 from weft.operators.softmax.dispatch import FORWARD
-from weft.operators.softmax.softmax import definition
+from weft.operators.softmax.softmax import RowSoftmax, definition, row_sum
 
 
 def reference(x: Tensor, dim: int = -1) -> Tensor:
@@ -48,17 +46,7 @@ log_softmax = Operator(
 
 
 calls = RowSoftmax(logs=True)
-
-log_softmax.implementation("triton", arch=">=sm_80")(calls.implementation("triton"))
-log_softmax.implementation("cuda", arch=">=sm_90", devices=("cuda",))(calls.implementation("cuda"))
-log_softmax.implementation("torch")(reference)
-log_softmax.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
-
-
-@log_softmax.choice
-@guarded
-def choose(x: Tensor, dim: int = -1, direction: str = "forward") -> Choice:
-    return calls.choose(x, dim, direction)
+calls.register(log_softmax)
 
 
 @log_softmax.function
@@ -83,4 +71,4 @@ def log_softmax_function(x: Tensor, dim: int = -1) -> Tensor:
         y = torch.empty_like(x)
         plan(x, y)
         return y
-    return calls(x, dim, choose)
+    return calls(x, dim)

@@ -7,18 +7,92 @@ writes dx. Bandwidth is the limit.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from weft.definition import Cost, Mutant, Operator, Workload, workload
+from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, differentiable, eager, guarded, widened
+from weft.operators.call import (
+    Choice,
+    KernelFunction,
+    differentiable,
+    eager,
+    guarded,
+    readable,
+    reference_gradients,
+    widened,
+)
 from weft.operators.launch import Plans
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
-from weft.operators.softmax.autograd import BY_KERNEL, PUBLIC, MaskedSoftmax, as_bytes, choose_masked, masked_tolerance
-from weft.operators.softmax.dispatch import ADDITIVE, BOOLEAN, MASKED_FORWARD, NONE
+from weft.operators.softmax.dispatch import ADDITIVE, BOOLEAN, CAUSAL, MASKED_BACKWARD, MASKED_FORWARD, NONE
+
+# ---- calls of causal_softmax and masked_softmax around the tables of kernels -----------------------------------------
+
+PUBLIC = MASKED_FORWARD, MASKED_BACKWARD
+BY_KERNEL = {kernel: (MASKED_FORWARD.kernel(kernel), MASKED_BACKWARD.kernel(kernel)) for kernel in ("triton", "cuda")}
+
+
+def as_bytes(mask: Tensor) -> Tensor:
+    """A boolean mask as kernels read it: a byte an element."""
+    return mask.view(torch.uint8) if mask.dtype == torch.bool else mask
+
+
+class MaskedSoftmax(KernelFunction):
+    """``plans`` of forward and backward. ``reference(x)`` is the same in PyTorch; its autograd serves where a second gradient
+    is needed."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, mask: Tensor, scale: float, kind: str, plans: tuple[Plans, Plans],
+        reference: Callable[[Tensor], Tensor],
+    ) -> Tensor:  # fmt: skip
+        y = torch.empty_like(x)
+        forward_plans, ctx.backward_plans = plans
+        if y.numel():
+            forward_plans.of((x, mask), scale, kind)(x, as_bytes(mask), y)
+        ctx.save_for_backward(y, x)
+        ctx.scale, ctx.causal, ctx.reference = scale, kind == CAUSAL, reference
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        y, x = ctx.saved_tensors
+        rest = (None,) * 5
+        if torch.is_grad_enabled():
+            return *reference_gradients(ctx.reference, (x,), (True,), (dy,)), *rest
+        dx = torch.empty_like(y)
+        if dx.numel():
+            dy = readable(dy, y)
+            ctx.backward_plans.of((y, dy), ctx.scale, ctx.causal)(y, dy, dx)
+        return (dx, *rest)
+
+
+def choose_masked(x: Tensor, mask: Tensor, scale: float, kind: str, direction: str) -> Choice:
+    chosen = MASKED_FORWARD.choose(x, mask, scale, kind)
+    if direction == "forward" or chosen.implementation == "torch":
+        return chosen
+    y = torch.empty_like(x)
+    return MASKED_BACKWARD.choose(y, y, float(scale), kind == CAUSAL)
+
+
+def masked_tolerance(reference: Callable[..., Tensor]) -> dict[str, Tolerance]:
+    """Forward: a score is rounded before its exponential is taken, which costs half an ulp for each unit of the score.
+    Backward: dx is a difference that vanishes where one column has all the weight, so errors are relative to its terms: to
+    the root of their squares' mean over the columns that a row sees. The columns that it does not see have none."""
+
+    def terms(arguments: dict[str, Any], gradients: list[Tensor]) -> list[Tensor]:
+        (dy,), y = gradients, reference(**arguments)
+        each = arguments["scale"] * y * (dy.abs() + (y * dy.abs()).sum(-1, keepdim=True))
+        seen = (each != 0).sum(-1, keepdim=True).clamp(min=1)
+        return [(each.square().sum(-1, keepdim=True) / seen).sqrt()]
+
+    return {"forward": Tolerance(scale="element", ulps=2.0), "backward": Tolerance(scale=terms, terms=lambda w: 32)}
+
+
+# ---- implementations -------------------------------------------------------------------------------------------------
 
 
 def torch_masked_softmax(x: Tensor, mask: Tensor | None = None, scale: float = 1.0) -> Tensor:
@@ -122,7 +196,7 @@ masked_softmax = Operator(
             workload(B=2, H=3, S=4, T=20, kind=ADDITIVE, scale=-50),
             workload(B=0, H=3, S=4, T=5),
             workload(B=2, H=3, S=4, T=0),
-            *(workload(B=2, H=3, S=5, T=17, layout=at) for at in ("unaligned", "sliced", "strided", "transposed")),
+            *(workload(B=2, H=3, S=5, T=17, layout=layout) for layout in LAYOUTS[1:5]),
             workload(B=2, H=2, S=5, T=20, values="large", kind=ADDITIVE),
             workload(B=2, H=2, S=5, T=20, values="nonfinite"),
             workload(B=2, H=20, S=2, T=3, empty=True),

@@ -15,10 +15,161 @@ from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, check_dim, eager, guarded
+from weft.operators.call import (
+    Choice,
+    KernelFunction,
+    check_dim,
+    differentiable,
+    eager,
+    guarded,
+    on_gpu,
+    rows_of,
+    traced,
+)
+from weft.operators.launch import Plans
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
-from weft.operators.softmax.autograd import RowSoftmax, row_sum
-from weft.operators.softmax.dispatch import FORWARD
+from weft.operators.softmax.dispatch import BACKWARD, FORWARD
+
+# ---- calls of softmax and log_softmax around the tables of kernels -----------------------------------------------------
+
+
+def launch_forward(plans: Plans, x: Tensor, dim: int, logs: bool) -> Tensor:
+    y = torch.empty_like(x)
+    if y.numel():
+        plans.of((x,), dim, logs)(x, y)
+    return y
+
+
+def launch_backward(plans: Plans, y: Tensor, dy: Tensor, dim: int, logs: bool) -> Tensor:
+    """dx from the result y and its gradient."""
+    dx = torch.empty_like(y)
+    if dx.numel():
+        if rows_of(dy.movedim(dim, -1)) is None:
+            dy = torch.empty_like(y).copy_(dy)  # autograd may pass a gradient of any strides (expanded, say)
+        plans.of((y, dy), dim, logs)(y, dy, dx)
+    return dx
+
+
+def row_sum(t: Tensor, dim: int) -> Tensor:
+    return t.sum(dim, keepdim=True)
+
+
+class SoftmaxFunction(KernelFunction):
+    """Under autograd, by ``plans`` of forward and backward; ``backward_op`` is the backward as an operator of
+    ``torch.library``, for a second gradient and for compilers."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, logs: bool, plans: tuple[Plans, Plans], backward_op: Any) -> Tensor:
+        y = launch_forward(plans[0], x, dim, logs)
+        ctx.save_for_backward(y)
+        ctx.options = dim, logs
+        ctx.plans, ctx.backward_op = plans[1], backward_op
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        (y,) = ctx.saved_tensors
+        if torch.is_grad_enabled() or traced(y, dy):
+            return ctx.backward_op(y, dy, ctx.options[0]), *[None] * 4
+        return launch_backward(ctx.plans, y, dy, *ctx.options), *[None] * 4
+
+
+class RowSoftmax:
+    """``softmax``, or ``log_softmax`` with ``logs``: its operators of ``torch.library``, which compilers trace, and its calls
+    (autograd of such an operator costs 40 us on the host, :class:`SoftmaxFunction` less)."""
+
+    def __init__(self, logs: bool):
+        name, aten = "log_softmax" if logs else "softmax", torch.ops.aten
+        reference = torch.log_softmax if logs else torch.softmax
+        reference_backward = aten._log_softmax_backward_data if logs else aten._softmax_backward_data
+        self.logs, self.reference = logs, reference
+
+        @torch.library.triton_op(f"weft::{name}", mutates_args=())
+        def by_triton(x: Tensor, dim: int) -> Tensor:
+            # a compiler that traces may pass a symbolic integer
+            return launch_forward(FORWARD.kernel("triton"), x, int(dim), logs) if on_gpu(x) else reference(x, dim)
+
+        @torch.library.triton_op(f"weft::{name}_backward", mutates_args=())
+        def by_triton_backward(y: Tensor, dy: Tensor, dim: int) -> Tensor:
+            if not on_gpu(y):
+                return reference_backward(dy, y, dim, y.dtype)
+            return launch_backward(BACKWARD.kernel("triton"), y, dy, dim, logs)
+
+        # Chosen while tracing, when alignment is not known: what runs is what the table says of the tensors at hand.
+        @torch.library.custom_op(f"weft::{name}_cluster", mutates_args=())
+        def by_cluster(x: Tensor, dim: int) -> Tensor:
+            plan = FORWARD.of((x,), dim, logs)
+            return reference(x, dim) if plan is None else launch_forward(FORWARD, x, dim, logs)
+
+        @torch.library.custom_op(f"weft::{name}_cluster_backward", mutates_args=())
+        def by_cluster_backward(y: Tensor, dy: Tensor, dim: int) -> Tensor:
+            return launch_backward(BACKWARD, y, dy, dim, logs)
+
+        by_cluster.register_fake(lambda x, dim: torch.empty_like(x))
+        by_cluster_backward.register_fake(lambda y, dy, dim: torch.empty_like(y))
+
+        def save(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
+            ctx.save_for_backward(output)
+            ctx.dim = inputs[1]
+
+        def save_backward(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
+            *tensors, ctx.dim = inputs
+            ctx.save_for_backward(*tensors)
+
+        def first(backward: Any, ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+            return backward(*ctx.saved_tensors, dy, ctx.dim), None
+
+        def second(ctx: Any, g: Tensor) -> tuple[Any, ...]:
+            """The gradients of y and dy, in PyTorch, from g, that of dx = y * (dy - sum(y * dy)) or dy - exp(y) * sum(dy)."""
+            (y, dy), dim = ctx.saved_tensors, ctx.dim
+            if logs:
+                p = y.exp()
+                return -g * p * row_sum(dy, dim), g - row_sum(g * p, dim), None
+            weighted = row_sum(g * y, dim)
+            return g * (dy - row_sum(y * dy, dim)) - weighted * dy, y * (g - weighted), None
+
+        for forward, backward in ((by_triton, by_triton_backward), (by_cluster, by_cluster_backward)):
+            forward.register_autograd(functools.partial(first, backward), setup_context=save)
+            backward.register_autograd(second, setup_context=save_backward)
+
+        of = {"triton": name, "cuda": f"{name}_cluster"}
+        self.registered = {kernel: getattr(torch.ops.weft, of[kernel]).default for kernel in of}
+        self.backward_op = by_triton_backward
+        self.choose = guarded(self.by_tables)
+
+    def register(self, operator: Operator) -> None:
+        """The implementations of ours and PyTorch's, and the choice."""
+        operator.implementation("triton", arch=">=sm_80")(functools.partial(self.by_kernel, "triton"))
+        operator.implementation("cuda", arch=">=sm_90", devices=("cuda",))(functools.partial(self.by_kernel, "cuda"))
+        operator.implementation("torch")(operator.reference)
+        operator.implementation("torch.compile", devices=("cuda",))(peers.Compiled(operator.reference))
+        operator.choice(self.choose)
+
+    def by_kernel(self, kernel: str, x: Tensor, dim: int = -1) -> Tensor:
+        if traced(x) or not on_gpu(x):
+            return self.registered[kernel](x, dim)
+        plans = (FORWARD.kernel(kernel), BACKWARD.kernel(kernel))
+        return differentiable(SoftmaxFunction, x, dim, self.logs, plans, self.backward_op)
+
+    def by_tables(self, x: Tensor, dim: int = -1, direction: str = "forward") -> Choice:
+        """The backward is PyTorch's where the forward is."""
+        chosen = FORWARD.choose(x, dim, self.logs)
+        if direction == "forward" or chosen.implementation == "torch":
+            return chosen
+        y = torch.empty_like(x)
+        return BACKWARD.choose(y, y, dim, self.logs)
+
+    def __call__(self, x: Tensor, dim: int) -> Tensor:
+        """A call that is not plain eager mode without a gradient."""
+        if eager(x, gradient=True) and FORWARD.of((x,), dim, self.logs) is not None:
+            return SoftmaxFunction.apply(x, dim, self.logs, (FORWARD, BACKWARD), self.backward_op)
+        chosen = self.choose(x, dim).implementation
+        if chosen == "torch":
+            return self.reference(x, dim)
+        if torch.is_autocast_enabled("cuda"):
+            x = x.float()
+        return self.registered[chosen](x, dim)
+
 
 # ---- definition --------------------------------------------------------------------------------------------------------
 
@@ -82,7 +233,7 @@ def definition(
                 *(workload(M=m, N=n) for m, n in ((1, 1), (3, 5), (2, 256), (37, 100), (5, 1000), (1, 4097))),
                 workload(M=0, N=7),
                 workload(M=7, N=0),
-                *(workload(M=9, N=33, layout=a) for a in ("unaligned", "sliced", "strided", "transposed", "expanded")),
+                *(workload(M=9, N=33, layout=layout) for layout in LAYOUTS[1:]),
                 workload(M=6, N=64, values="large"),
                 workload(M=40, N=50, values="nonfinite"),
                 workload(M=3, N=2048),
@@ -140,9 +291,6 @@ softmax = Operator(
 # ---- implementations ---------------------------------------------------------------------------------------------------
 
 
-calls = RowSoftmax(logs=False)
-
-
 def liger(x: Tensor, dim: int = -1) -> Tensor:
     from liger_kernel.ops.softmax import LigerSoftmaxFunction
 
@@ -167,21 +315,13 @@ def numpy(x: Tensor, dim: int = -1) -> Tensor:
     return torch.from_numpy(e / e.sum(axis=dim, keepdims=True))
 
 
-softmax.implementation("triton", arch=">=sm_80")(calls.implementation("triton"))
-softmax.implementation("cuda", arch=">=sm_90", devices=("cuda",))(calls.implementation("cuda"))
-softmax.implementation("torch")(reference)
-softmax.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
+calls = RowSoftmax(logs=False)
+calls.register(softmax)
 softmax.implementation("liger", requires="liger-kernel", devices=("cuda",))(liger)
 softmax.implementation("quack", requires="quack-kernels", devices=("cuda",))(quack)
 softmax.implementation("numpy", devices=("cpu",), directions=("forward",), dtypes=("fp32",))(numpy)
 
 # ---- what users call ---------------------------------------------------------------------------------------------------
-
-
-@softmax.choice
-@guarded
-def choose(x: Tensor, dim: int = -1, direction: str = "forward") -> Choice:
-    return calls.choose(x, dim, direction)
 
 
 @softmax.function
@@ -206,4 +346,4 @@ def softmax_function(x: Tensor, dim: int = -1) -> Tensor:
         y = torch.empty_like(x)
         plan(x, y)
         return y
-    return calls(x, dim, choose)
+    return calls(x, dim)
