@@ -211,6 +211,23 @@ def check_device(operator: str, name: str, value: torch.Tensor, other: str, refe
         )
 
 
+def check_vector(
+    operator: str, name: str, value: Any, size: int, what: str, other: str, x: torch.Tensor,
+    dtypes: tuple[torch.dtype, ...] = (),
+) -> None:  # fmt: skip
+    """Raises unless ``value`` is [size], of x's dtype or float32 (or of ``dtypes``), on the device of x, the argument
+    ``other``. ``what`` says in the error what it holds a number for."""
+    check_tensor(operator, name, value, dtypes or tuple(dict.fromkeys((x.dtype, torch.float32))))
+    check_device(operator, name, value, other, x)
+    if tuple(value.shape) != (size,):
+        raise ValueError(f"{operator}: argument '{name}' has shape {tuple(value.shape)}; expected ({size},), {what}")
+
+
+def check_eps(operator: str, eps: Any) -> None:
+    if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps <= 3e38:
+        raise ValueError(f"{operator}: argument 'eps' is {eps!r}; expected a number of at least 0 that fp32 can hold")
+
+
 def check_dim(operator: str, dim: Any, ndim: int) -> int:
     """``dim`` as a position from the front. Raises TypeError or ValueError (PyTorch's IndexError is not one)."""
     if not isinstance(dim, int) or isinstance(dim, bool):

@@ -17,6 +17,7 @@ from weft.operators.cuda import pointer_aligned
 MAX_CLUSTER = 16
 SHORTEST = 2048  # columns below which a block per row leaves most of a multiprocessor idle
 LONGEST = 2**19  # columns that 16 blocks of 1024 threads hold
+REASON = "a cluster of blocks holds a row, which is read once"
 
 
 def heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:

@@ -9,6 +9,8 @@ import torch
 from weft.operators.configs import Config, grid_of
 
 ONE_PASS = 32768  # columns that one program holds in registers: 1024 threads × 32 fp32 values
+WHOLE = "a program holds one or several rows in registers"
+LONG = "longer rows than a program holds: it reads each twice"
 
 
 def heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:

@@ -13,8 +13,9 @@ import torch.nn.functional as F  # noqa: E402
 
 from weft import ops  # noqa: E402
 from weft.definition import torch_dtype  # noqa: E402
-from weft.operators.loss import linear_chunks, linear_reference  # noqa: E402
-from weft.operators.loss.linear_reference import _by_parts, reference  # noqa: E402
+from weft.operators.loss import linear_chunks, linear_cross_entropy  # noqa: E402
+from weft.operators.loss.dispatch import linear_call  # noqa: E402
+from weft.operators.loss.linear_cross_entropy import _by_parts, reference  # noqa: E402
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
@@ -54,8 +55,8 @@ def test_the_plan_bounds_the_logits_in_memory(t, v, size, rows):
 
 def test_chunks_share_one_buffer_of_the_rows_asked_for():
     x, weight, target, _ = drawn(t=20)
-    call = linear_chunks.call_of(x, weight, target, chunk_rows_asked=8)
-    seen = [(rows.start, rows.stop, logits.data_ptr(), len(logits)) for rows, logits in call.chunks()]
+    call = linear_call(x, weight, target, chunk_rows=8)
+    seen = [(rows.start, rows.stop, logits.data_ptr(), len(logits)) for rows, logits in linear_chunks.chunks(call)]
     assert [(a, b, n) for a, b, _, n in seen] == [(0, 8, 8), (8, 16, 8), (16, 20, 4)]
     assert len({at for *_, at, _ in seen}) == 1
 
@@ -120,13 +121,13 @@ def test_a_label_out_of_range_is_named_or_makes_its_row_nan(label):
 @pytest.mark.parametrize("rows", [8, 100])
 def test_the_formula_makes_the_row_of_such_a_label_nan_too(monkeypatch, rows):
     """At once and by parts."""
-    monkeypatch.setattr(linear_reference, "AT_ONCE", 40 * rows)
+    monkeypatch.setattr(linear_cross_entropy, "AT_ONCE", 40 * rows)
     x, weight, target, _ = drawn()
     target[5] = 40
     for of_class in (None, torch.rand(40, device=DEVICE)):
-        losses = linear_reference.reference(x, weight, target, class_weight=of_class, reduction="none")
+        losses = reference(x, weight, target, class_weight=of_class, reduction="none")
         assert losses[5].isnan() and losses[torch.arange(20, device=DEVICE) != 5].isfinite().all()
-        assert linear_reference.reference(x, weight, target, class_weight=of_class).isnan()
+        assert reference(x, weight, target, class_weight=of_class).isnan()
 
 
 def test_the_mean_over_no_label_is_nan_and_its_gradients_zero():
@@ -159,7 +160,7 @@ def test_many_chunks_are_summed_in_fp32_and_few_in_the_weights_dtype():
         (15, None, torch.float32),
         (32, torch.float32, torch.float32),
     ):
-        call = linear_chunks.call_of(x, weight, target, chunk_rows_asked=chunk, accumulate=asked)
+        call = linear_call(x, weight, target, chunk_rows=chunk, accumulate=asked)
         assert linear_chunks.Gradients(call, (False, True, False)).dweight.dtype == dtype
 
 

@@ -13,24 +13,190 @@ from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, differentiable, eager, guarded, traced
-from weft.operators.loss.autograd import CrossEntropy
-from weft.operators.loss.dispatch import BACKWARD, FORWARD, LossCall
-from weft.operators.loss.dispatch import check_labels as look_at_labels
-from weft.operators.loss.reference import OPTIONS, WRONG, Options, composed, gradient, inputs, reference, workloads
+from weft.operators.call import (
+    Choice,
+    KernelFunction,
+    differentiable,
+    eager,
+    guarded,
+    on_gpu,
+    reference_gradients,
+    traced,
+)
+from weft.operators.launch import Plans
+from weft.operators.loss.dispatch import BACKWARD, FORWARD, Forward, check_range, loss_call
+from weft.operators.loss.kernels import scale_plans
+from weft.operators.loss.reference import (
+    OPTIONS,
+    WRONG,
+    Options,
+    composed,
+    gradient,
+    inputs,
+    reference,
+    with_gradients,
+    workloads,
+)
+
+# ---- operators of torch.library ------------------------------------------------------------------------------------------
+
+
+def as_options(ignore_index: int, label_smoothing: float, z_loss: float, soft_cap: float, reduction: str) -> Options:
+    """Of plain numbers, 0 for no ``soft_cap``: a compiler that traces may pass symbolic ones."""
+    return Options(int(ignore_index), float(label_smoothing), float(z_loss), float(soft_cap) or None, reduction)
+
+
+@torch.library.triton_op("weft::cross_entropy", mutates_args=())
+def cross_entropy_op(
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    soft_cap: float,
+    reduction: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(loss, stats, label sums), the last two for the gradient: ``dispatch.Forward``."""
+    options = as_options(ignore_index, label_smoothing, z_loss, soft_cap, reduction)
+    if not on_gpu(logits) or not logits.numel():
+        loss = reference(logits, target, weight=weight, **options._asdict())
+        none = torch.empty((2, 0), device=logits.device, dtype=torch.float32)
+        return loss, none, none.clone()
+    return launch(FORWARD.kernel("triton"), logits, target, weight, options)
+
+
+@torch.library.triton_op("weft::cross_entropy_backward", mutates_args=())
+def backward_op(
+    dloss: Tensor,
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    stats: Tensor,
+    sums: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    soft_cap: float,
+    reduction: str,
+) -> Tensor:
+    options = as_options(ignore_index, label_smoothing, z_loss, soft_cap, reduction)
+    if not on_gpu(logits) or not logits.numel():
+        return gradient(dloss, logits, target, weight=weight, **options._asdict())[0]
+    dx = torch.empty_like(logits)
+    launch_backward(BACKWARD.kernel("triton"), dloss, logits, target, weight, (stats, sums), dx, options)
+    return dx
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    logits, target, weight, *ctx.options = inputs
+    _, stats, sums = output
+    ctx.save_for_backward(logits, target, weight, stats, sums)
+    ctx.mark_non_differentiable(stats, sums)
+
+
+def _backward(ctx: Any, dloss: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    dx = torch.ops.weft.cross_entropy_backward(dloss, *ctx.saved_tensors, *ctx.options)
+    return dx, *[None] * 7
+
+
+cross_entropy_op.register_autograd(_backward, setup_context=_save)
+
+# ---- launches ----------------------------------------------------------------------------------------------------------------
+
+
+def launch(
+    plans: Plans, logits: Tensor, target: Tensor, weight: Tensor | None, options: Options
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(loss, stats, label sums), without a gradient."""
+    tensors = (logits, target) if weight is None else (logits, target, weight.detach())
+    plan = plans.of(tensors, *options, False, False)
+    return plan(logits, target, logits if weight is None else weight, logits)
+
+
+def launch_backward(
+    plans: Plans,
+    dloss: Tensor,
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    saved: tuple[Tensor, Tensor],
+    dx: Tensor,
+    options: Options,
+) -> None:
+    """``saved``: the statistics and the labels' sums."""
+    w, (stats, sums) = logits if weight is None else weight, saved
+    plan = plans.of((logits, target, w, dloss, dx), options, weight is not None)
+    plan(logits, target, w, sums if sums.numel() else stats, stats, dloss, dx)
+
+
+# ---- autograd in eager mode --------------------------------------------------------------------------------------------------
+
+
+class CrossEntropy(KernelFunction):
+    """With ``plan.at_once`` the gradient is made with the loss and saved; backward multiplies it by the loss's gradient on the
+    device, unless that is 1. It is returned once: a second backward (a retained graph) computes it again from the logits."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, target: Tensor, weight: Tensor | None, plan: Forward, backward: Plans, inplace: bool
+    ) -> Tensor:
+        ctx.options, ctx.inplace, ctx.backward_plans = plan.options, inplace, backward
+        ctx.gradient = None
+        if plan.at_once:
+            ctx.gradient = logits if inplace else torch.empty_like(logits)
+        dx = logits if ctx.gradient is None else ctx.gradient
+        loss, stats, sums = plan(logits, target, logits if weight is None else weight, dx)
+        if inplace and plan.wanted:
+            ctx.logits = logits
+            ctx.save_for_backward(target, weight, stats, sums)
+            if ctx.gradient is not None:
+                torch.autograd.graph.increment_version(logits)  # autograd must know that saved logits are overwritten
+        else:
+            ctx.save_for_backward(target, weight, stats, sums, logits)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
+        target, weight, stats, sums, *saved = ctx.saved_tensors
+        rest = (None,) * 5
+        if saved and torch.is_grad_enabled():
+
+            def loss_of(x: Tensor) -> Tensor:
+                return reference(x, target, weight=weight, **ctx.options._asdict())
+
+            return (*reference_gradients(loss_of, saved, (True,), (dloss,)), *rest)
+        made, ctx.gradient = ctx.gradient, None
+        if made is not None:
+            scale_plans.of((made,))(dloss, made)
+            ctx.logits = None
+            return (made.detach(), *rest)
+        if ctx.inplace:
+            if ctx.logits is None:
+                raise RuntimeError(
+                    "cross_entropy: a second backward after inplace_backward=True, which wrote the gradient over 'logits'; "
+                    "expected one backward, or inplace_backward=False"
+                )
+            logits, ctx.logits = ctx.logits, None
+            dx = logits.detach()
+            torch.autograd.graph.increment_version(logits)
+        else:
+            (logits,) = saved
+            dx = torch.empty_like(logits)
+        if stats is None:  # a single program saves nothing for a second gradient
+            _, stats, sums = launch(FORWARD.kernel("triton"), logits, target, weight, ctx.options)
+        launch_backward(ctx.backward_plans, dloss, logits, target, weight, (stats, sums), dx, ctx.options)
+        return (dx, *rest)
+
 
 # ---- implementations -------------------------------------------------------------------------------------------------
 
 
-def asked(soft_cap: float | None = None, **options: Any) -> tuple[Any, ...]:
-    """A call's options in the order of ``LossCall.of``."""
-    return tuple({**vars(Options(**options)), "soft_cap": soft_cap}.values())
-
-
-def cross_entropy_triton(logits: Tensor, target: Tensor, **options: Any) -> Tensor:
-    weight, o = _options(**options)
-    call = (weight, o.ignore_index, o.label_smoothing, o.z_loss, o.soft_cap, o.reduction)
-    return torch.ops.weft.cross_entropy(logits, target, *call)[0]
+def cross_entropy_triton(
+    logits: Tensor, target: Tensor, *, weight: Tensor | None = None, soft_cap: float | None = None, **options: Any
+) -> Tensor:
+    asked = Options(soft_cap=soft_cap or 0.0, **options)
+    return torch.ops.weft.cross_entropy(logits, target, weight, *asked)[0]
 
 
 def by_kernel(kernel: str, backward: str, at_once: bool) -> Any:
@@ -42,39 +208,32 @@ def by_kernel(kernel: str, backward: str, at_once: bool) -> Any:
             raise Declined("empty: nothing to launch")
         wanted = at_once and torch.is_grad_enabled() and logits.requires_grad
         tensors = (logits, target) if weight is None else (logits, target, weight)
-        plan = plans.of(tensors, *asked(**options), wanted, False)
+        plan = plans.of(tensors, *Options(**options), wanted, False)
         return differentiable(CrossEntropy, logits, target, weight, plan, backward_plans, False)
 
     return implementation
 
 
-def liger(logits: Tensor, target: Tensor, **options: Any) -> Tensor:
+def liger(logits: Tensor, target: Tensor, *, weight: Tensor | None = None, **options: Any) -> Tensor:
     """It writes the gradient over the logits where one is wanted."""
     from liger_kernel.ops.cross_entropy import LigerCrossEntropyFunction
 
-    weight, o = _options(**options)
-    cap = o.soft_cap or None
-    call = (weight, o.ignore_index, o.z_loss, o.label_smoothing, o.reduction, cap, False)
+    o = Options(**options)
+    call = (weight, o.ignore_index, o.z_loss, o.label_smoothing, o.reduction, o.soft_cap, False)
     loss: Tensor = LigerCrossEntropyFunction.apply(logits, target, *call)[0]
     return loss
 
 
-def quack(logits: Tensor, target: Tensor, **options: Any) -> Tensor:
+def quack(logits: Tensor, target: Tensor, *, weight: Tensor | None = None, **options: Any) -> Tensor:
     from quack.cross_entropy import cross_entropy as quack_cross_entropy
 
-    weight, o = _options(**options)
+    o = Options(**options)
     if o.label_smoothing or o.z_loss or o.soft_cap:
         raise Declined("QuACK's cross entropy has no label smoothing, z-loss or soft cap")
     loss: Tensor = quack_cross_entropy(
         logits, target, weight=weight, ignore_index=o.ignore_index, reduction=o.reduction
     )
     return loss.to(logits.dtype)
-
-
-def _options(
-    weight: Tensor | None = None, soft_cap: float | None = None, **options: Any
-) -> tuple[Tensor | None, Options]:
-    return weight, Options(soft_cap=soft_cap or 0.0, **options)
 
 
 # ---- definition ------------------------------------------------------------------------------------------------------
@@ -91,12 +250,7 @@ def cost(w: Workload, direction: str) -> Cost:
 
 
 def _gradient_of(function: Any) -> Any:
-    def wrong(dloss: Tensor, logits: Tensor, target: Tensor, **options: Any) -> tuple[Tensor, ...]:
-        with torch.enable_grad():
-            leaf = logits.detach().requires_grad_()
-            return torch.autograd.grad(function(leaf, target, **options), leaf, dloss)
-
-    return wrong
+    return lambda dloss, **arguments: with_gradients(function, ("logits",), dloss, **arguments)[1]
 
 
 cross_entropy = Operator(
@@ -146,12 +300,13 @@ def choose(
     backward = direction == "backward"
     tensors = (logits, target) if weight is None else (logits, target, weight)
     wanted = backward or (torch.is_grad_enabled() and isinstance(logits, Tensor) and logits.requires_grad)
-    arguments = (*tensors, *asked(**options), wanted, inplace_backward)
+    asked = Options(**options)
+    arguments = (*tensors, *asked, wanted, inplace_backward)
     chosen = FORWARD.choose(*arguments)
-    look_at_labels("cross_entropy", target, logits.shape[1], options.get("ignore_index", -100), check_labels)
+    check_range("cross_entropy", target, logits.shape[1], asked.ignore_index, check_labels)
     if not backward or chosen.implementation == "torch":
         return chosen
-    call = LossCall.of(*arguments)
+    call = loss_call("cross_entropy", False, *arguments)
     if call.at_once and not call.traced:
         return Choice(chosen.implementation, f"with the loss: {chosen.reason}")
     dloss = logits.new_empty(call.m if call.options.reduction == "none" else ())
@@ -212,14 +367,7 @@ def cross_entropy_function(
             if wanted:
                 return CrossEntropy.apply(logits, target, weight, plan, BACKWARD, inplace_backward)
             return plan(logits, target, logits if weight is None else weight, logits)[0]
-    named: dict[str, Any] = {
-        "weight": weight,
-        "ignore_index": ignore_index,
-        "label_smoothing": label_smoothing,
-        "z_loss": z_loss,
-        "soft_cap": soft_cap,
-        "reduction": reduction,
-    }
+    named = {"weight": weight, **Options(*options)._asdict()}
     flags = {"check_labels": check_labels, "inplace_backward": inplace_backward}
     if choose(logits, target, **flags, **named).implementation == "torch":
         return reference(logits, target, **named)

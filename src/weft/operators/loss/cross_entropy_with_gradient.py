@@ -6,6 +6,8 @@ What a training step pays for its loss: the logits are read once and the gradien
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,46 +16,52 @@ from torch import Tensor
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload
 from weft.operators import mutants, peers
 from weft.operators.call import Choice, guarded, widened
+from weft.operators.launch import Plans
 from weft.operators.loss import cross_entropy as loss
-from weft.operators.loss.dispatch import WITH_GRADIENT
-from weft.operators.loss.dispatch import check_labels as look_at_labels
-from weft.operators.loss.reference import OPTIONS, WRONG, composed, inputs, reference, with_gradient, workloads
+from weft.operators.loss.dispatch import WITH_GRADIENT, check_range
+from weft.operators.loss.reference import (
+    OPTIONS,
+    WRONG,
+    Options,
+    composed,
+    inputs,
+    reference,
+    traceable_with_gradients,
+    with_gradients,
+    workloads,
+)
+
+Pair = tuple[Tensor, Tensor]
 
 # ---- implementations -------------------------------------------------------------------------------------------------
 
 
-def reference_pair(logits: Tensor, target: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+def reference_pair(**arguments: Any) -> Pair:
     """By ``torch.func``, which a compiler can follow."""
-
-    def both(x: Tensor) -> tuple[Tensor, Tensor]:
-        loss = reference(x, target, **options)
-        return loss.sum(), loss
-
-    gradient, loss = torch.func.grad(both, has_aux=True)(logits)
+    loss, (gradient,) = traceable_with_gradients(reference, ("logits",), **arguments)
     return loss, gradient
 
 
-def launched(plans: Any) -> Any:
-    def both(logits: Tensor, target: Tensor, *, weight: Tensor | None = None, **options: Any) -> tuple[Tensor, Tensor]:
-        if not logits.numel():
-            raise Declined("empty: nothing to launch")
-        logits, dx = logits.detach(), torch.empty_like(logits)
-        tensors = (logits, target) if weight is None else (logits, target, weight)
-        plan = plans.of(tensors, *loss.asked(**options))
-        return plan(logits, target, logits if weight is None else weight, dx)[0], dx
-
-    return both
+def by_autograd(function: Callable[..., Tensor], **arguments: Any) -> Pair:
+    """Forward and backward, both within the call."""
+    loss, (gradient,) = with_gradients(function, ("logits",), **arguments)
+    return loss, gradient
 
 
-def _peer(function: Any) -> Any:
-    return lambda logits, target, **options: with_gradient(function, logits, target, **options)
+def launched(plans: Plans, logits: Tensor, target: Tensor, *, weight: Tensor | None = None, **options: Any) -> Pair:
+    if not logits.numel():
+        raise Declined("empty: nothing to launch")
+    logits, dx = logits.detach(), torch.empty_like(logits)
+    tensors = (logits, target) if weight is None else (logits, target, weight)
+    plan = plans.of(tensors, *Options(**options), True, False)
+    return plan(logits, target, logits if weight is None else weight, dx)[0], dx
 
 
 class CompiledBoth(peers.Compiled):
     """Compiled forward and its compiled backward, both within the call."""
 
-    def __call__(self, **args: Any) -> Any:
-        return with_gradient(lambda logits: peers.Compiled.__call__(self, **{**args, "logits": logits}), args["logits"])
+    def __call__(self, **arguments: Any) -> Any:
+        return by_autograd(super().__call__, **arguments)
 
 
 # ---- definition ------------------------------------------------------------------------------------------------------
@@ -69,18 +77,12 @@ def cost(w: Workload, direction: str) -> Cost:
     )
 
 
-def _wrong_loss(function: Any) -> Any:
-    return lambda logits, target, **options: (
-        function(logits, target, **options),
-        reference_pair(logits, target, **options)[1],
-    )
+def _wrong_loss(function: Callable[..., Tensor]) -> Callable[..., Pair]:
+    return lambda **arguments: (function(**arguments), reference_pair(**arguments)[1])
 
 
-def _wrong_gradient(function: Any) -> Any:
-    return lambda logits, target, **options: (
-        reference(logits, target, **options),
-        with_gradient(function, logits, target, **options)[1],
-    )
+def _wrong_gradient(function: Callable[..., Tensor]) -> Callable[..., Pair]:
+    return lambda **arguments: (reference(**arguments), by_autograd(function, **arguments)[1])
 
 
 cross_entropy_with_gradient = Operator(
@@ -99,14 +101,20 @@ cross_entropy_with_gradient = Operator(
     ],
 )
 
-cross_entropy_with_gradient.implementation("triton", arch=">=sm_80")(launched(WITH_GRADIENT.kernel("triton")))
-cross_entropy_with_gradient.implementation("cuda", arch=">=sm_90", devices=("cuda",))(
-    launched(WITH_GRADIENT.kernel("cuda"))
+cross_entropy_with_gradient.implementation("triton", arch=">=sm_80")(
+    functools.partial(launched, WITH_GRADIENT.kernel("triton"))
 )
-cross_entropy_with_gradient.implementation("torch")(_peer(composed))
+cross_entropy_with_gradient.implementation("cuda", arch=">=sm_90", devices=("cuda",))(
+    functools.partial(launched, WITH_GRADIENT.kernel("cuda"))
+)
+cross_entropy_with_gradient.implementation("torch")(functools.partial(by_autograd, composed))
 cross_entropy_with_gradient.implementation("torch.compile", devices=("cuda",))(CompiledBoth(composed))
-cross_entropy_with_gradient.implementation("liger", requires="liger-kernel", devices=("cuda",))(_peer(loss.liger))
-cross_entropy_with_gradient.implementation("quack", requires="quack-kernels", devices=("cuda",))(_peer(loss.quack))
+cross_entropy_with_gradient.implementation("liger", requires="liger-kernel", devices=("cuda",))(
+    functools.partial(by_autograd, loss.liger)
+)
+cross_entropy_with_gradient.implementation("quack", requires="quack-kernels", devices=("cuda",))(
+    functools.partial(by_autograd, loss.quack)
+)
 
 # ---- what users call -------------------------------------------------------------------------------------------------
 
@@ -117,10 +125,9 @@ def choose(
     logits: Tensor, target: Tensor, *, weight: Tensor | None = None, check_labels: bool = False, **options: Any
 ) -> Choice:
     tensors = (logits, target) if weight is None else (logits, target, weight)
-    chosen = WITH_GRADIENT.choose(*tensors, *loss.asked(**options))
-    look_at_labels(
-        "cross_entropy_with_gradient", target, logits.shape[1], options.get("ignore_index", -100), check_labels
-    )
+    asked = Options(**options)
+    chosen = WITH_GRADIENT.choose(*tensors, *asked, True, False)
+    check_range("cross_entropy_with_gradient", target, logits.shape[1], asked.ignore_index, check_labels)
     return chosen
 
 
@@ -151,15 +158,9 @@ def cross_entropy_with_gradient_function(
         TypeError: tensors of other dtypes.
         ValueError: shapes, devices or options that do not fit; with ``check_labels``, a label out of range.
     """
-    named: dict[str, Any] = {
-        "weight": weight,
-        "ignore_index": ignore_index,
-        "label_smoothing": label_smoothing,
-        "z_loss": z_loss,
-        "soft_cap": soft_cap,
-        "reduction": reduction,
-    }
+    named = {"weight": weight, **Options(ignore_index, label_smoothing, z_loss, soft_cap, reduction)._asdict()}
     chosen = choose(logits, target, check_labels=check_labels, **named).implementation
     (wide,) = widened(logits.detach())
-    loss, gradient = (reference_pair if chosen == "torch" else launched(WITH_GRADIENT))(wide, target, **named)
+    function = reference_pair if chosen == "torch" else functools.partial(launched, WITH_GRADIENT)
+    loss, gradient = function(logits=wide, target=target, **named)
     return loss, gradient.to(logits.dtype)

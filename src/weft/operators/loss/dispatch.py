@@ -4,8 +4,9 @@ Thresholds were measured on an H200 (docs/notes/loss.md)."""
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,12 @@ from torch import Tensor
 
 from weft.operators import row_cluster
 from weft.operators.call import (
-    FLOATS,
     check_device,
     check_flag,
     check_places,
     check_same,
     check_tensor,
+    check_vector,
     rows_of,
     traced,
 )
@@ -30,8 +31,9 @@ from weft.operators.launch import multiprocessors
 from weft.operators.loss import kernels
 from weft.operators.loss.kernels import LabelSums, Sum
 from weft.operators.loss.reference import REDUCTIONS, Options
+from weft.operators.row_cluster import REASON as CLUSTER
 from weft.operators.row_cluster import RowCluster
-from weft.operators.row_programs import ONE_PASS
+from weft.operators.row_programs import LONG, ONE_PASS, WHOLE
 
 SOURCE = Path(__file__).parent / "cluster.cu"
 FP32 = torch.finfo(torch.float32)
@@ -79,12 +81,12 @@ class RowsCall(Call):
     @property
     def numbers(self) -> tuple[Any, ...]:
         o = self.options
-        return o.ignore_index, float(o.label_smoothing), float(o.z_loss), float(o.soft_cap)
+        return o.ignore_index, float(o.label_smoothing), float(o.z_loss), float(o.soft_cap or 0.0)
 
     def flags(self, **more: bool) -> dict[str, Any]:
         """Compile-time constants of the Triton kernels, in the order of their signatures."""
         o = self.options
-        flags = {"MEAN": o.reduction == "mean", "SMOOTH": o.label_smoothing > 0, "CAP": o.soft_cap > 0}
+        flags = {"MEAN": o.reduction == "mean", "SMOOTH": o.label_smoothing > 0, "CAP": bool(o.soft_cap)}
         return {"HAS_WEIGHT": self.weight is not None, **flags, **more, "ACCURATE": self.x.dtype == torch.float32}
 
     # ---- of CUDA C++ kernels ----
@@ -118,46 +120,32 @@ class LossCall(RowsCall):
     wanted: bool = False
     inplace: bool = False
 
-    @classmethod
-    def of(cls, logits: Tensor, target: Tensor, *rest: Any) -> LossCall:
-        """Of ``cross_entropy``: ``(logits, target, weight if there is one, *OPTIONS, wanted, inplace)``. Each row's factor
-        (reduction "none") and the loss scale, without which fp16 gradients would underflow, are known only in backward."""
-        *weight, ignore_index, label_smoothing, z_loss, soft_cap, reduction, wanted, inplace = rest
-        o = Options(ignore_index, label_smoothing, z_loss, soft_cap or 0.0, reduction)
-        check("cross_entropy", logits, target, weight[0] if weight else None, soft_cap, o)
-        check_flag("cross_entropy", "inplace_backward", inplace)
-        if inplace and wanted:
-            check_places("cross_entropy", "logits", logits, "inplace_backward=True")
-        at_once = wanted and reduction != "none" and logits.dtype != torch.float16
-        return cls(logits, target, weight[0] if weight else None, o, at_once, wanted, inplace)
-
-    @classmethod
-    def with_gradient(cls, logits: Tensor, target: Tensor, *rest: Any) -> LossCall:
-        """Of ``cross_entropy_with_gradient``, which takes the same."""
-        *weight, ignore_index, label_smoothing, z_loss, soft_cap, reduction = rest
-        o = Options(ignore_index, label_smoothing, z_loss, soft_cap or 0.0, reduction)
-        check("cross_entropy_with_gradient", logits, target, weight[0] if weight else None, soft_cap, o)
-        return cls(logits, target, weight[0] if weight else None, o, at_once=True)
-
-    @classmethod
-    def of_chunk(
-        cls,
-        logits: Tensor,
-        target: Tensor,
-        weight: Tensor,
-        losses: Tensor,
-        options: Options,
-        weighted: bool,
-        at_once: bool,
-    ) -> LossCall:
-        """Of a chunk of ``linear_cross_entropy``, whose gradient is written over the logits. ``losses``, a slice, is here for
-        its alignment, and ``weight`` the logits where classes are not ``weighted``."""
-        return cls(logits, target, weight if weighted else None, options, at_once, inplace=True)
-
     @property
     def dx(self) -> Tensor:
         """What lies in memory as the gradient will."""
         return torch.empty_like(self.x, device="meta") if self.at_once and not self.inplace else self.x
+
+
+def loss_call(name: str, always: bool, logits: Tensor, target: Tensor, *rest: Any) -> LossCall:
+    """A call of an operator: ``(logits, target, weight if there is one, *Options, wanted, inplace)``. Unless it is ``always``
+    made with the loss, the gradient is not where it needs what is known only in backward: each row's factor (reduction
+    "none"), or the loss scale, without which fp16 gradients would underflow."""
+    *tensors, wanted, inplace = rest
+    weight, options = tensors[:-5], Options(*tensors[-5:])
+    check(name, logits, target, weight[0] if weight else None, options)
+    check_flag(name, "inplace_backward", inplace)
+    if inplace and wanted:
+        check_places(name, "logits", logits, "inplace_backward=True")
+    at_once = always or (wanted and options.reduction != "none" and logits.dtype != torch.float16)
+    return LossCall(logits, target, weight[0] if weight else None, options, at_once, wanted, inplace)
+
+
+def chunk_call(
+    logits: Tensor, target: Tensor, weight: Tensor, losses: Tensor, options: Options, weighted: bool, at_once: bool
+) -> LossCall:
+    """Of a chunk of ``linear_cross_entropy``, whose gradient is written over the logits. ``losses``, a slice, is here for its
+    alignment, and ``weight`` the logits where classes are not ``weighted``."""
+    return LossCall(logits, target, weight if weighted else None, options, at_once, inplace=True)
 
 
 @dataclass
@@ -181,9 +169,7 @@ class GradientCall(RowsCall):
 # ---- checks -----------------------------------------------------------
 
 
-def check(
-    name: str, logits: Tensor, target: Tensor, weight: Tensor | None, soft_cap: float | None, asked: Options
-) -> None:
+def check(name: str, logits: Tensor, target: Tensor, weight: Tensor | None, asked: Options) -> None:
     """Raises TypeError or ValueError unless the arguments fit."""
     check_tensor(name, "logits", logits)
     check_tensor(name, "target", target, (torch.int64, torch.int32))
@@ -194,17 +180,8 @@ def check(
             "expected [M, V] and [M] (flatten leading dimensions)"
         )
     if weight is not None:
-        check_tensor(name, "weight", weight, tuple(dict.fromkeys((logits.dtype, *FLOATS[:1]))))
-        check_device(name, "weight", weight, "logits", logits)
-        if weight.shape != logits.shape[1:]:
-            raise ValueError(
-                f"{name}: argument 'weight' has shape {tuple(weight.shape)}; expected {tuple(logits.shape[1:])}, one for "
-                f"each class of 'logits' {tuple(logits.shape)}"
-            )
-        if weight.requires_grad:
-            raise ValueError(
-                f"{name}: argument 'weight' requires a gradient, which is not computed; expected a constant"
-            )
+        what = f"one for each class of 'logits' {tuple(logits.shape)}"
+        check_class_weight(name, "weight", weight, logits.shape[1], what, "logits", logits)
     if not isinstance(asked.ignore_index, int) or isinstance(asked.ignore_index, bool):
         raise TypeError(f"{name}: argument 'ignore_index' is {asked.ignore_index!r:.40}; expected an int")
     if not -(2**63) <= asked.ignore_index < 2**63:
@@ -215,19 +192,28 @@ def check(
         raise ValueError(
             f"{name}: argument 'z_loss' is {asked.z_loss!r:.40}; expected a number of at least 0 that fp32 can hold"
         )
-    if soft_cap is not None and (not _number(soft_cap) or not FP32.tiny <= soft_cap <= FP32.max):
+    cap = asked.soft_cap
+    if cap is not None and (not _number(cap) or not FP32.tiny <= cap <= FP32.max):
         raise ValueError(
-            f"{name}: argument 'soft_cap' is {soft_cap!r:.40}; expected a positive number that fp32 can hold, or None"
+            f"{name}: argument 'soft_cap' is {cap!r:.40}; expected a positive number that fp32 can hold, or None"
         )
     if asked.reduction not in REDUCTIONS:
         raise ValueError(f"{name}: argument 'reduction' is {asked.reduction!r}; expected {', '.join(REDUCTIONS)}")
+
+
+def check_class_weight(name: str, argument: str, value: Any, classes: int, what: str, other: str, x: Tensor) -> None:
+    check_vector(name, argument, value, classes, what, other, x)
+    if value.requires_grad:
+        raise ValueError(
+            f"{name}: argument '{argument}' requires a gradient, which is not computed; expected a constant"
+        )
 
 
 def _number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def check_labels(name: str, target: Tensor, classes: int, ignore_index: int, wanted: Any) -> None:
+def check_range(name: str, target: Tensor, classes: int, ignore_index: int, wanted: Any) -> None:
     """With ``wanted`` (the argument ``check_labels``) raises ValueError where a label is out of range."""
     check_flag(name, "check_labels", wanted)
     if not wanted:
@@ -413,44 +399,33 @@ def single_program_unsupported(c: LossCall) -> str:
 
 # ---- tables -----------------------------------------------------------
 
-CLUSTER = "a cluster of blocks holds a row, which is read once"
-WHOLE = "a program holds one or several rows in registers"
-LONG = "longer rows than a program holds: it reads each twice"
+FEW = "few logits: the labels' sums, the loss and the gradient in one launch"
+
+
+def by_rows(finish: Callable[..., Any]) -> tuple[Route, ...]:
+    """Kernels over rows, whose launches ``finish`` completes."""
+    return (
+        Route(
+            "cuda", lambda c: c.v >= 16384 and not c.traced, CLUSTER, finish(launch_cluster), cluster_unsupported, sm=90
+        ),
+        Route("triton", lambda c: c.v <= ONE_PASS, WHOLE, finish(kernels.launch_rows)),
+        Route("triton", lambda c: True, LONG, finish(kernels.launch_long_rows)),
+    )
+
 
 FORWARD = Dispatch(
-    LossCall.of,
+    functools.partial(loss_call, "cross_entropy", False),
     ON_CPU,
     EMPTY,
-    Route(
-        "single-program",
-        lambda c: not c.traced,
-        "few logits: the labels' sums, the loss and the gradient in one launch",
-        single_program,
-        single_program_unsupported,
-    ),
-    Route(
-        "cuda", lambda c: c.v >= 16384 and not c.traced, CLUSTER, with_sums(launch_cluster), cluster_unsupported, sm=90
-    ),
-    Route("triton", lambda c: c.v <= ONE_PASS, WHOLE, with_sums(kernels.launch_rows)),
-    Route("triton", lambda c: True, LONG, with_sums(kernels.launch_long_rows)),
+    Route("single-program", lambda c: not c.traced, FEW, single_program, single_program_unsupported),
+    *by_rows(with_sums),
 )
 
 WITH_GRADIENT = Dispatch(
-    LossCall.with_gradient,
-    ON_CPU,
-    EMPTY,
-    TRACED,
-    Route("cuda", lambda c: c.v >= 16384, CLUSTER, with_sums(launch_cluster), cluster_unsupported, sm=90),
-    Route("triton", lambda c: c.v <= ONE_PASS, WHOLE, with_sums(kernels.launch_rows)),
-    Route("triton", lambda c: True, LONG, with_sums(kernels.launch_long_rows)),
+    functools.partial(loss_call, "cross_entropy_with_gradient", True), ON_CPU, EMPTY, TRACED, *by_rows(with_sums)
 )
 
-CHUNK = Dispatch(  # of logits of linear_cross_entropy
-    LossCall.of_chunk,
-    Route("cuda", lambda c: c.v >= 16384, CLUSTER, launch_cluster, cluster_unsupported, sm=90),
-    Route("triton", lambda c: c.v <= ONE_PASS, WHOLE, kernels.launch_rows),
-    Route("triton", lambda c: True, LONG, kernels.launch_long_rows),
-)
+CHUNK = Dispatch(chunk_call, *by_rows(lambda launch: launch))  # of logits of linear_cross_entropy
 
 BACKWARD = Dispatch(  # where the gradient is not made with the loss, or asked for again
     GradientCall.of,
@@ -462,72 +437,20 @@ BACKWARD = Dispatch(  # where the gradient is not made with the loss, or asked f
 # ---- linear cross entropy -----------------------------------------------------------
 
 
-@dataclass
+@dataclass(frozen=True)
 class LinearCall(Call):
-    """The loss of x [T, D] · weight [V, D]ᵀ.
+    """The loss of x · weightᵀ + bias, and what is asked of it."""
 
-    Args:
-        name: the operator, for errors.
-        soft_cap, check_labels, chunk_rows, accumulate: as the user passed them.
-        wanted: a gradient of x, weight or bias is needed.
-    """
-
-    name: str
-    x: Tensor
-    weight: Tensor
-    target: Tensor
-    bias: Tensor | None
-    class_weight: Tensor | None
+    x: Tensor  # [T, D]
+    weight: Tensor  # [V, D]
+    target: Tensor  # [T]
+    bias: Tensor | None  # [V]
+    class_weight: Tensor | None  # [V]
     options: Options
-    soft_cap: float | None
-    check_labels: Any
-    chunk_rows: Any
-    accumulate: Any
-    wanted: bool = field(default=True)
-
-    def __post_init__(self) -> None:
-        name, x, weight = self.name, self.x, self.weight
-        check_tensor(name, "x", x)
-        check_tensor(name, "weight", weight)
-        check_same(name, "weight", weight, "x", x)
-        check_tensor(name, "target", self.target, (torch.int64, torch.int32))
-        check_device(name, "target", self.target, "x", x)
-        if x.ndim != 2 or weight.ndim != 2 or x.shape[1] != weight.shape[1]:
-            raise ValueError(
-                f"{name}: arguments 'x' and 'weight' have shapes {tuple(x.shape)} and {tuple(weight.shape)}; expected "
-                "[T, D] and [V, D] (flatten leading dimensions)"
-            )
-        if self.target.shape != x.shape[:1]:
-            raise ValueError(
-                f"{name}: argument 'target' has shape {tuple(self.target.shape)}; expected ({x.shape[0]},), a label for each "
-                "row of 'x'"
-            )
-        of_class = tuple(dict.fromkeys((x.dtype, *FLOATS[:1])))
-        for named, value, dtypes in (("bias", self.bias, (x.dtype,)), ("class_weight", self.class_weight, of_class)):
-            if value is None:
-                continue
-            check_tensor(name, named, value, dtypes)
-            check_device(name, named, value, "x", x)
-            if value.shape != weight.shape[:1]:
-                raise ValueError(
-                    f"{name}: argument '{named}' has shape {tuple(value.shape)}; expected ({weight.shape[0]},), one for "
-                    f"each class of 'weight' {tuple(weight.shape)}"
-                )
-        if self.class_weight is not None and self.class_weight.requires_grad:
-            raise ValueError(
-                f"{name}: argument 'class_weight' requires a gradient, which is not computed; expected a constant"
-            )
-        chunk = self.chunk_rows
-        if chunk is not None and (not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1):
-            raise ValueError(
-                f"{name}: argument 'chunk_rows' is {chunk!r}; expected a number of tokens, at least 1, or None"
-            )
-        if self.accumulate not in (None, x.dtype, torch.float32):
-            allowed = ", ".join(map(str, dict.fromkeys((x.dtype, torch.float32))))
-            raise ValueError(f"{name}: argument 'accumulate' is {self.accumulate!r:.40}; expected {allowed} or None")
-        logits = x.detach().new_empty(()).expand(x.shape[0], weight.shape[0])  # for its shape
-        check(name, logits, self.target, None, self.soft_cap, self.options)
-        check_labels(name, self.target, weight.shape[0], self.options.ignore_index, self.check_labels)
+    chunk_rows: int | None = None  # tokens of a chunk, as the user passed them
+    accumulate: torch.dtype | None = None  # that dweight is summed in; None for its own of few chunks, else fp32
+    loss_dtype: torch.dtype | None = None  # None for x's
+    wanted: bool = True  # a gradient of x, weight or bias is needed
 
     @property
     def empty(self) -> bool:
@@ -541,40 +464,78 @@ class LinearCall(Call):
     def dtype(self) -> torch.dtype:
         return torch.get_autocast_dtype("cuda") if under_autocast(self.x) else self.x.dtype
 
+    @property
+    def w(self) -> Tensor:
+        """What is passed as the classes' weights, also where there are none."""
+        return self.x if self.class_weight is None else self.class_weight
+
+
+def linear_call(
+    x: Tensor, weight: Tensor, target: Tensor, *, bias: Tensor | None = None, class_weight: Tensor | None = None,
+    chunk_rows: int | None = None, accumulate: torch.dtype | None = None, wanted: bool = True, **options: Any,
+) -> LinearCall:  # fmt: skip
+    asked = Options(**options)
+    return LinearCall(x, weight, target, bias, class_weight, asked, chunk_rows, accumulate, wanted=wanted)
+
+
+def checked(name: str, c: LinearCall, check_labels: bool) -> LinearCall:
+    """Raises TypeError or ValueError unless the arguments fit."""
+    x, weight = c.x, c.weight
+    check_tensor(name, "x", x)
+    check_tensor(name, "weight", weight)
+    check_same(name, "weight", weight, "x", x)
+    check_tensor(name, "target", c.target, (torch.int64, torch.int32))
+    check_device(name, "target", c.target, "x", x)
+    if x.ndim != 2 or weight.ndim != 2 or x.shape[1] != weight.shape[1]:
+        raise ValueError(
+            f"{name}: arguments 'x' and 'weight' have shapes {tuple(x.shape)} and {tuple(weight.shape)}; expected "
+            "[T, D] and [V, D] (flatten leading dimensions)"
+        )
+    if c.target.shape != x.shape[:1]:
+        raise ValueError(
+            f"{name}: argument 'target' has shape {tuple(c.target.shape)}; expected ({x.shape[0]},), a label for each "
+            "row of 'x'"
+        )
+    classes, what = weight.shape[0], f"one for each class of 'weight' {tuple(weight.shape)}"
+    if c.bias is not None:
+        check_vector(name, "bias", c.bias, classes, what, "x", x, (x.dtype,))
+    if c.class_weight is not None:
+        check_class_weight(name, "class_weight", c.class_weight, classes, what, "x", x)
+    rows = c.chunk_rows
+    if rows is not None and (not isinstance(rows, int) or isinstance(rows, bool) or rows < 1):
+        raise ValueError(f"{name}: argument 'chunk_rows' is {rows!r}; expected a number of tokens, at least 1, or None")
+    if c.accumulate not in (None, x.dtype, torch.float32):
+        allowed = ", ".join(map(str, dict.fromkeys((x.dtype, torch.float32))))
+        raise ValueError(f"{name}: argument 'accumulate' is {c.accumulate!r:.40}; expected {allowed} or None")
+    logits = x.detach().new_empty(()).expand(x.shape[0], weight.shape[0])  # for its shape
+    check(name, logits, c.target, None, c.options)
+    check_range(name, c.target, weight.shape[0], c.options.ignore_index, check_labels)
+    return c
+
 
 def under_autocast(x: Tensor) -> bool:
     return x.is_cuda and torch.is_autocast_enabled("cuda")
 
 
-HOLDS_LOGITS = Route(
-    "torch", lambda c: c.traced, "traced: PyTorch's formulas, which a compiler sees (all logits are held)"
-)
+HELD = "traced: PyTorch's formulas, which a compiler sees (all logits are held)"
+FACTORS = "the gradients need each row's factor: made in backward, a chunk of tokens at a time"
+SCALED = "the gradients need the loss scale, without which float16 would underflow: made in backward, by chunks"
 
 LINEAR_FORWARD = Dispatch(  # the plan says whether the gradients are made with the loss
-    LinearCall,
+    checked,
     ON_CPU,
     EMPTY,
-    HOLDS_LOGITS,
+    Route("torch", lambda c: c.traced, HELD),
     Route("triton", lambda c: not c.wanted, "no gradient is needed: no logit is written", lambda c: False),
-    Route(
-        "triton",
-        lambda c: c.options.reduction == "none",
-        "the gradients need each row's factor: made in backward, a chunk of tokens at a time",
-        lambda c: False,
-    ),
-    Route(
-        "triton",
-        lambda c: c.dtype == torch.float16,
-        "the gradients need the loss scale, without which float16 would underflow: made in backward, by chunks",
-        lambda c: False,
-    ),
+    Route("triton", lambda c: c.options.reduction == "none", FACTORS, lambda c: False),
+    Route("triton", lambda c: c.dtype == torch.float16, SCALED, lambda c: False),
     Route("chunked", lambda c: True, "the gradients come with the loss, a chunk of tokens at a time", lambda c: True),
 )
 
 LINEAR_WITH_GRADIENT = Dispatch(
-    LinearCall,
+    checked,
     ON_CPU,
     EMPTY,
-    HOLDS_LOGITS,
+    Route("torch", lambda c: c.traced, HELD),
     Route("chunked", lambda c: True, "three products, a chunk of tokens at a time", lambda c: True),
 )

@@ -9,17 +9,13 @@ counts what that costs, and why there are few chunks.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from weft.definition import Declined
 from weft.operators.launch import Plans
-from weft.operators.loss.dispatch import BACKWARD, CHUNK, label_sums
+from weft.operators.loss.dispatch import BACKWARD, CHUNK, LinearCall, label_sums
 from weft.operators.loss.kernels import Sum
-from weft.operators.loss.reference import Options
 
 CHUNK_BYTES = 2**30  # of logits that lie in memory at once
 WHOLE = 128  # rows of a tile of a product: chunks are multiples of it, and never fewer
@@ -40,63 +36,34 @@ def chunk_rows(t: int, v: int, element_size: int, asked: int | None = None) -> i
     return min(-(-t // chunks // WHOLE) * WHOLE, most)
 
 
-@dataclass(frozen=True)
-class ChunkedCall:
-    """A call's tensors and what it asks for. ``rows`` is the number of tokens in a chunk, ``accumulate`` the dtype that
-    dweight is summed in (None: its own for few chunks, else fp32)."""
-
-    x: Tensor  # [T, D]
-    weight: Tensor  # [V, D]
-    bias: Tensor | None  # [V]
-    target: Tensor  # [T]
-    of_class: Tensor | None  # [V]
-    options: Options
-    rows: int
-    accumulate: torch.dtype | None
-    loss_dtype: torch.dtype
-
-    def chunks(self) -> Iterator[tuple[slice, Tensor]]:
-        """(rows, their logits), all in one buffer."""
-        t, v = self.x.shape[0], self.weight.shape[0]
-        buffer = torch.empty((min(self.rows, t), v), device=self.x.device, dtype=self.x.dtype)
-        columns = self.weight.t()
-        for start in range(0, t, self.rows):
-            rows = slice(start, min(start + self.rows, t))
-            logits = buffer[: rows.stop - start]
-            if self.bias is None:
-                torch.mm(self.x[rows], columns, out=logits)
-            else:
-                torch.addmm(self.bias, self.x[rows], columns, out=logits)
-            yield rows, logits
-
-    @property
-    def w(self) -> Tensor:
-        """What is passed as the classes' weights, also where there are none."""
-        return self.x if self.of_class is None else self.of_class
+def rows_of_chunk(c: LinearCall) -> int:
+    return chunk_rows(c.x.shape[0], c.weight.shape[0], c.x.element_size(), c.chunk_rows)
 
 
-def call_of(
-    x: Tensor, weight: Tensor, target: Tensor, *, bias: Tensor | None = None, class_weight: Tensor | None = None,
-    soft_cap: float | None = None, chunk_rows_asked: int | None = None, accumulate: torch.dtype | None = None,
-    loss_dtype: torch.dtype | None = None, **options: Any,
-) -> ChunkedCall:  # fmt: skip
-    """Raises Declined where there is nothing to launch."""
-    if not x.numel() or not weight.numel():
-        raise Declined("empty: nothing to launch")
-    rows = chunk_rows(x.shape[0], weight.shape[0], x.element_size(), chunk_rows_asked)
-    asked = Options(soft_cap=soft_cap or 0.0, **options)
-    return ChunkedCall(x, weight, bias, target, class_weight, asked, rows, accumulate, loss_dtype or x.dtype)
+def chunks(c: LinearCall) -> Iterator[tuple[slice, Tensor]]:
+    """(rows, their logits), all in one buffer."""
+    t, v, most = c.x.shape[0], c.weight.shape[0], rows_of_chunk(c)
+    buffer = torch.empty((min(most, t), v), device=c.x.device, dtype=c.x.dtype)
+    columns = c.weight.t()
+    for start in range(0, t, most):
+        rows = slice(start, min(start + most, t))
+        logits = buffer[: rows.stop - start]
+        if c.bias is None:
+            torch.mm(c.x[rows], columns, out=logits)
+        else:
+            torch.addmm(c.bias, c.x[rows], columns, out=logits)
+        yield rows, logits
 
 
 class Gradients:
     """dx, dweight and dbias, those that are wanted, summed from the chunks' gradients of logits."""
 
-    def __init__(self, call: ChunkedCall, wanted: tuple[bool, ...]):
+    def __init__(self, call: LinearCall, wanted: tuple[bool, ...]):
         x, weight = call.x, call.weight
         self.call, self.started = call, False
         dtype = call.accumulate
         if dtype is None:
-            few = call.rows * FEW >= x.shape[0]
+            few = rows_of_chunk(call) * FEW >= x.shape[0]
             dtype = weight.dtype if few else torch.float32
         self.dx = torch.empty(x.shape, device=x.device, dtype=x.dtype) if wanted[0] else None
         self.dweight = torch.empty(weight.shape, device=x.device, dtype=dtype) if wanted[1] else None
@@ -135,51 +102,51 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor, started: bool) -> None:
 class Rows:
     """Cross entropy of chunks of logits: losses [T], and for one chunk at a time its gradient and its statistics."""
 
-    def __init__(self, call: ChunkedCall):
+    def __init__(self, call: LinearCall):
         t, device = call.x.shape[0], call.x.device
-        self.call, self.has_weight = call, call.of_class is not None
+        self.call, self.has_weight = call, call.class_weight is not None
         self.losses = torch.empty(t, device=device, dtype=torch.float32)
-        self.stats = torch.empty(2 * min(call.rows, t), device=device, dtype=torch.float32)
+        self.stats = torch.empty(2 * min(rows_of_chunk(call), t), device=device, dtype=torch.float32)
         sums = label_plans.of((call.target, call.w), call.weight.shape[0], call.options, self.has_weight)
         self.sums = sums(call.target, call.w) if sums else self.stats
 
     def forward(self, rows: slice, logits: Tensor, gradient: bool) -> None:
         """The losses and statistics; with ``gradient``, that is written over the logits."""
         target, losses = self.call.target[rows], self.losses[rows]
-        of_class = logits if self.call.of_class is None else self.call.of_class
+        of_class = logits if self.call.class_weight is None else self.call.class_weight
         plan = CHUNK.of((logits, target, of_class, losses), self.call.options, self.has_weight, gradient)
         plan(logits, target, of_class, self.sums, losses, self.stats, logits)
 
     def backward(self, rows: slice, logits: Tensor, dloss: Tensor) -> None:
         """Writes the gradient over the logits, from their statistics."""
         target, dloss = self.call.target[rows], dloss[rows] if dloss.ndim else dloss
-        of_class = logits if self.call.of_class is None else self.call.of_class
+        of_class = logits if self.call.class_weight is None else self.call.class_weight
         tensors = logits, target, of_class, dloss, logits
         plan = BACKWARD.kernel("triton").of(tensors, self.call.options, self.has_weight)
         plan(logits, target, of_class, self.sums, self.stats, dloss, logits)
 
 
-def loss_and_gradients(call: ChunkedCall, wanted: tuple[bool, ...]) -> tuple[Tensor, Three]:
+def loss_and_gradients(call: LinearCall, wanted: tuple[bool, ...]) -> tuple[Tensor, Three]:
     """The loss, and the gradients of the loss (or of the losses' sum) that are wanted."""
     of_rows = Rows(call)
     gradients = Gradients(call, wanted) if any(wanted) else None
-    for rows, logits in call.chunks():
+    for rows, logits in chunks(call):
         of_rows.forward(rows, logits, gradients is not None)
         if gradients is not None:
             gradients.add(rows, logits)
-    loss = of_rows.losses
+    loss, dtype = of_rows.losses, call.loss_dtype or call.x.dtype
     if call.options.reduction != "none":
-        loss = torch.empty((), device=call.x.device, dtype=call.loss_dtype)
+        loss = torch.empty((), device=call.x.device, dtype=dtype)
         total_plans.of((of_rows.losses, loss))(of_rows.losses, loss)
-    return loss.to(call.loss_dtype), (None, None, None) if gradients is None else gradients.done()
+    return loss.to(dtype), (None, None, None) if gradients is None else gradients.done()
 
 
-def gradients_of_losses(call: ChunkedCall, dloss: Tensor, wanted: tuple[bool, ...]) -> Three:
+def gradients_of_losses(call: LinearCall, dloss: Tensor, wanted: tuple[bool, ...]) -> Three:
     """The gradients where the loss's, [] or [T], is known by now. Logits are made again, and their statistics with them:
     those of the loss are of logits that were never rounded, and a row that is sure of its label would have the
     difference for its gradient."""
     of_rows, gradients = Rows(call), Gradients(call, wanted)
-    for rows, logits in call.chunks():
+    for rows, logits in chunks(call):
         of_rows.forward(rows, logits, False)
         of_rows.backward(rows, logits, dloss)
         gradients.add(rows, logits)

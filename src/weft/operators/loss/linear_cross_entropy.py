@@ -7,78 +7,345 @@ operations a byte, so the rate of the matrix units is the limit. What it saves i
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, dtype  # a name alone, as the stubs want annotations
+from torch.utils.checkpoint import checkpoint
 
-from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload
+from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, torch_dtype, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, differentiable, guarded
-from weft.operators.loss import linear_reference as definition
-from weft.operators.loss.autograd import LinearCrossEntropy, as_autocast
-from weft.operators.loss.dispatch import LINEAR_FORWARD, under_autocast
-from weft.operators.loss.linear_chunks import call_of
-from weft.operators.loss.linear_reference import OPTIONS, WRONG, gradients, gradients_of, inputs, reference, workloads
-from weft.operators.loss.reference import Options
+from weft.operators.call import Choice, KernelFunction, differentiable, guarded, reference_gradients
+from weft.operators.loss import reference as loss
+from weft.operators.loss.dispatch import LINEAR_FORWARD, LinearCall, linear_call, under_autocast
+from weft.operators.loss.kernels import scale_plans
+from weft.operators.loss.linear_chunks import gradients_of_losses, loss_and_gradients
+from weft.operators.loss.linear_statistics import loss_plans
+from weft.operators.loss.reference import Options, with_gradients
+from weft.operators.matmul.dispatch import default_precision
+from weft.operators.random_inputs import LAYOUTS, random_tensor
+
+# ---- reference -------------------------------------------------------------------------------------------------------
+
+LEAVES = ("x", "weight", "bias")  # that have gradients
+AT_ONCE = 2**28  # logits that the reference holds; more are made again for the gradient
+
+
+def composed(
+    x: Tensor, weight: Tensor, target: Tensor, *, bias: Tensor | None = None, class_weight: Tensor | None = None,
+    chunk_rows: int | None = None, accumulate: dtype | None = None, **o: Any,
+) -> Tensor:  # fmt: skip
+    """What a user of PyTorch writes; all logits [T, V] lie in memory, whatever ``chunk_rows``."""
+    return loss.composed(F.linear(x, weight, bias), target, weight=class_weight, **o)
+
+
+def reference(
+    x: Tensor, weight: Tensor, target: Tensor, *, bias: Tensor | None = None, class_weight: Tensor | None = None,
+    chunk_rows: int | None = None, accumulate: dtype | None = None, **o: Any,
+) -> Tensor:  # fmt: skip
+    """In fp32 or wider, rounded once."""
+    given = x.dtype
+    if given != torch.float64:
+        x, weight, bias = x.float(), weight.float(), None if bias is None else bias.float()
+    rows = max(AT_ONCE // max(weight.shape[0], 1), 1)
+    if x.shape[0] <= rows:
+        return loss.reference(F.linear(x, weight, bias), target, weight=class_weight, **o).to(given)
+    return _by_parts(x, weight, target, bias, class_weight, rows, **o).to(given)
+
+
+def _by_parts(
+    x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, of_class: Tensor | None, rows: int, *,
+    reduction: str = "mean", z_loss: float = 0.0, ignore_index: int = -100, **o: Any,
+) -> Tensor:  # fmt: skip
+    """The mean divides the parts' sums: of the losses by the labels' weights, of the z-losses by the labels' number."""
+
+    def part(x: Tensor, target: Tensor, z: float) -> Tensor:
+        logits = F.linear(x, weight, bias)
+        return loss.reference(
+            logits, target, weight=of_class, reduction="none", z_loss=z, ignore_index=ignore_index, **o
+        )
+
+    def losses(z: float) -> Tensor:
+        parts = zip(x.split(rows), target.split(rows), strict=True)
+        return torch.cat([checkpoint(part, a, b, z, use_reentrant=False) for a, b in parts])
+
+    if reduction != "mean":
+        found = losses(z_loss)
+        return found if reduction == "none" else found.sum()
+    counts = target != ignore_index
+    label, _ = loss.in_range(target, weight.shape[0], ignore_index)
+    weights = counts.to(x.dtype) if of_class is None else of_class.to(x.dtype)[label.masked_fill(~counts, 0)] * counts
+    plain = losses(0.0)
+    mean = plain.sum() / weights.sum()
+    return mean + (losses(z_loss) - plain).sum() / counts.sum() if z_loss else mean
+
+
+def gradient_terms(arguments: dict[str, Any], gradients: list[Tensor]) -> list[Tensor]:
+    """How large the terms of dx, dweight and dbias are, as the root of their squares' sum: where all rows of x are one row, a
+    class's gradient may cancel altogether, and what rounds is its terms."""
+    x, weight, target, bias = (arguments[name] for name in ("x", "weight", "target", "bias"))
+    options = {name: arguments[name] for name in Options._fields}
+    with torch.enable_grad():
+        logits = F.linear(x, weight, bias).detach().requires_grad_()
+        out = loss.reference(logits, target, weight=arguments["class_weight"], **options)
+        squares = torch.autograd.grad(out, logits, gradients[0])[0].square_()
+    found = [squares @ weight.square(), squares.t() @ x.square(), *([squares.sum(0)] if bias is not None else [])]
+    return [f.sqrt() for f in found]
+
+
+# ---- inputs ----------------------------------------------------------------------------------------------------------
+
+
+def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
+    """x and a weight that make logits of about unit variance, and a bias unless the option says no. Options as cross
+    entropy's, where ``weight`` (of the classes) is ``class_weight``; ``chunk`` is ``chunk_rows``, ``accumulate`` a dtype."""
+    t, d, v = w["T"], w["D"], w["V"]
+    layout = w.option("layout", "contiguous")
+    x = random_tensor(g, (t, d), w.dtype, device, layout=layout, values=w.option("values", "normal"))
+    of_weight = "contiguous" if layout == "expanded" else layout  # equal rows would make all logits of a row equal
+    weight = random_tensor(g, (v, d), w.dtype, device, layout=of_weight).mul_(max(d, 1) ** -0.5)
+    of_class = (
+        random_tensor(g, (v,), w.option("weight_dtype", w.dtype), device).abs_() if w.option("class_weight") else None
+    )
+    return {
+        "x": x,
+        "weight": weight,
+        "target": loss.inputs(_as_logits(w), g, device)["target"],
+        "bias": random_tensor(g, (v,), w.dtype, device) if w.option("bias", True) else None,
+        "class_weight": of_class,
+        **loss.asked_of(w),
+        "chunk_rows": w.option("chunk"),
+        "accumulate": torch_dtype(w.option("accumulate")) if w.option("accumulate") else None,
+    }
+
+
+def _as_logits(w: Workload) -> Workload:
+    kept = {name: w.options[name] for name in ("labels", "ignored") if name in w.options}
+    return Workload({"M": w["T"], "V": w["V"]}, w.dtype, kept)
+
+
+OPTIONS = {
+    **{name: values for name, values in loss.OPTIONS.items() if name != "weight"},
+    "bias": (True, False),
+    "class_weight": (True, False),
+    "chunk": range(1, 2**20),
+    "accumulate": ("fp32", "fp16", "bf16"),
+}
+
+
+def cost_of(w: Workload, products: int, forward: bool) -> Cost:
+    """Compulsory: x, weight and labels once, the results once, and the products. Logits are no traffic that must be."""
+    t, d, v, s = w["T"], w["D"], w["V"], w.bytes_per_element
+    operands = (t * d + v * d + (v if w.option("bias", True) else 0)) * s
+    losses = (t if w.option("reduction") == "none" else 1) * s
+    labels = t * (4 if w.option("labels") == "int32" else 8)
+    writes = (losses if forward else 0) + (operands if products > 1 else 0)
+    return Cost(
+        reads=operands + labels + (0 if forward else losses),
+        writes=writes,
+        matrix_flops={w.dtype: 2.0 * products * t * d * v},
+        vector_flops=4.0 * t * v,
+        special_ops=1.0 * t * v,
+    )
+
+
+# ---- wrong on purpose ------------------------------------------------------------------------------------------------
+
+
+def _of_logits(wrong: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A wrong cross entropy of the right logits."""
+
+    def mutant(
+        x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, class_weight: Tensor | None, **options: Any
+    ) -> Tensor:
+        logits = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
+        asked = {name: options[name] for name in Options._fields}
+        return wrong(logits, target, weight=class_weight, **asked).to(x.dtype)
+
+    return mutant
+
+
+def _last_of_d_left_out(x: Tensor, weight: Tensor, target: Tensor, **options: Any) -> Tensor:
+    kept = max(x.shape[1] - 1, 0) // 8 * 8
+    return reference(x[:, :kept], weight[:, :kept], target, **options)
+
+
+def _each_chunk_divides(x: Tensor, weight: Tensor, target: Tensor, **options: Any) -> Tensor:
+    """The mean as the mean of two chunks' means."""
+    half = (x.shape[0] + 1) // 2
+    if options.get("reduction") != "mean" or x.shape[0] == half:
+        return reference(x, weight, target, **options)
+    first = reference(x[:half], weight, target[:half], **options)
+    return ((first + reference(x[half:], weight, target[half:], **options)) / 2).to(x.dtype)
+
+
+def _bias_left_out(x: Tensor, weight: Tensor, target: Tensor, **options: Any) -> Tensor:
+    out = reference(x, weight, target, **{**options, "bias": None})
+    # autograd still asks for a gradient of the bias
+    return out if options.get("bias") is None else out + 0 * options["bias"].sum().to(out.dtype)
+
+
+WRONG: dict[str, Callable[..., Tensor]] = {
+    "last of D left out": _last_of_d_left_out,
+    "each chunk divides": _each_chunk_divides,
+    "bias left out": _bias_left_out,
+    **{
+        name.replace("weight", "class weight"): _of_logits(wrong)
+        for name, wrong in loss.WRONG.items()
+        if name != "ignored rows divide"
+    },
+}
+
+# ---- workloads -------------------------------------------------------------------------------------------------------
+
+EVERYTHING = {"class_weight": True, "smoothing": 10, "z": 10, "cap": 5, "ignored": 30}
+HEADS = ((8192, 4096, 128256), (8192, 2048, 32000), (4096, 3584, 256000))  # Llama 3 8B; a small Llama 2; Gemma 2 9B
+
+
+def head(t: int, d: int, v: int, **options: Any) -> Workload:
+    """As decoders have them: without a bias."""
+    return workload("bf16", T=t, D=d, V=v, bias=False, **options)
+
+
+def workloads() -> dict[str, list[Workload]]:
+    llama = HEADS[0]
+    return {
+        "verify": [
+            *(workload(T=t, D=d, V=v) for t, d, v in ((1, 1, 1), (5, 8, 33), (37, 40, 100), (2, 16, 300))),
+            workload(T=9, D=24, V=40, reduction="sum", bias=False),
+            *(workload(T=t, D=d, V=7, reduction="sum") for t, d in ((0, 4), (3, 0))),
+            *(workload(T=9, D=16, V=33, layout=layout) for layout in LAYOUTS[1:] if layout != "sliced"),
+            workload(T=40, D=16, V=50, ignored=40, chunk=16),
+            workload(T=40, D=33, V=50, chunk=15, reduction="none", z=10),
+            workload(T=4, D=8, V=50, ignored=100, reduction="none"),
+            workload(T=6, D=16, V=40, labels="int32", class_weight=True, weight_dtype="fp32", reduction="none"),
+            workload(T=20, D=16, V=50, smoothing=10, ignored=30, bias=False),
+            workload(T=20, D=32, V=50, cap=2),
+            workload(T=30, D=24, V=70, chunk=16, **EVERYTHING),
+            workload("fp16", T=40, D=16, V=50, chunk=15, reduction="sum", accumulate="fp32"),
+            workload(T=6, D=20, V=33, values="nonfinite", reduction="none"),
+        ],
+        "full": [
+            workload(T=300, D=512, V=33000, ignored=20, z=1, smoothing=10, chunk=128),
+            workload(T=70, D=300, V=128256, cap=30),
+            workload(T=3000, D=64, V=1000, chunk=500),
+            workload(T=30, D=24, V=70, chunk=16, reduction="none", **EVERYTHING),
+        ],
+        "huge": [head(2**14 + 1, 64, 2**17 + 8)],
+        "bench": [head(*sizes) for sizes in HEADS],
+        "quick": [workload(T=256, D=1024, V=1000)],
+        "chunks": [
+            *(head(*llama, chunk=c) for c in (512, 1024, 2048, 4096, 8192)),
+            head(*llama, chunk=512, accumulate="bf16"),
+        ],
+        "options": [head(*llama, **{o: n}) for o, n in (("z", 1), ("smoothing", 10), ("cap", 30))],
+        "compile": [workload(T=64, D=100, V=1000), head(*llama), workload(T=256, D=256, V=4096, **EVERYTHING)],
+        "tune": [head(*sizes) for sizes in (*HEADS, (64, 4096, 128256), (1024, 4096, 128256))],
+        "model": [head(*llama), head(4096, 5120, 151936)],
+    }
+
+
+def few_workloads() -> dict[str, list[Workload]]:
+    """For what shares its kernels with the loss that autograd differentiates: those in which the two may differ."""
+    every = workloads()
+    kept = [w for w in every["verify"] if {"chunk", "accumulate"} & set(w.options) or not w.options or w["D"] == 0]
+    return {**every, "verify": kept}
+
 
 # ---- implementations -------------------------------------------------------------------------------------------------
 
 
-def ours(at_once: bool) -> Any:
-    def function(x: Tensor, weight: Tensor, target: Tensor, *, chunk_rows: int | None = None, **options: Any) -> Tensor:
-        call = call_of(x, weight, target, chunk_rows_asked=chunk_rows, **options)
-        loss: Tensor = differentiable(LinearCrossEntropy, x, weight, call.bias, call, at_once)
+def loss_alone(call: LinearCall) -> Tensor:
+    """Without a logit in memory."""
+    tensors = call.x, call.weight, call.x if call.bias is None else call.bias, call.target, call.w
+    has = (call.bias is not None, call.class_weight is not None)
+    dtype = call.loss_dtype or call.x.dtype
+    return loss_plans.of(tensors, call.options, *has, default_precision(), dtype)(*tensors)
+
+
+class LinearCrossEntropy(KernelFunction):
+    """With ``at_once`` the gradients are made with the loss and saved; backward multiplies them by the loss's gradient on the
+    device, unless that is 1, and returns them once: a second backward (a retained graph) computes them again. Else they are
+    computed in backward, from logits that are computed again: one product more."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, call: LinearCall, at_once: bool) -> Tensor:
+        wanted = tuple(ctx.needs_input_grad[:3])
+        ctx.made = None
+        ctx.at_once = at_once
+        if at_once and any(wanted) and call.options.reduction == "none":
+            raise Declined("each row's factor comes only in backward: gradients cannot be made with the losses")
+        ctx.asked = (call.options, call.chunk_rows, call.accumulate, call.loss_dtype)
+        if at_once:
+            loss, ctx.made = loss_and_gradients(call, wanted)
+        else:
+            loss = loss_alone(call)
+        ctx.save_for_backward(x, weight, call.target, bias, call.class_weight)
         return loss
 
-    return function
+    @staticmethod
+    def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, target, bias, class_weight = ctx.saved_tensors
+        call = LinearCall(x, weight, target, bias, class_weight, *ctx.asked)
+        wanted = tuple(ctx.needs_input_grad[:3])
+        if torch.is_grad_enabled():
+            named = {**call.options._asdict(), "class_weight": class_weight}
+
+            def loss_of(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+                return reference(x, weight, target, bias=bias, **named)
+
+            return (*reference_gradients(loss_of, (x, weight, bias), wanted, (dloss.to(x.dtype),)), None, None)
+        if not ctx.at_once:
+            return (*gradients_of_losses(call, dloss, wanted), None, None)
+        made, ctx.made = ctx.made, None
+        if made is None:
+            made = loss_and_gradients(call, wanted)[1]
+        for gradient in made:
+            if gradient is not None:
+                scale_plans.of((gradient,))(dloss, gradient)
+        return (*made, None, None)
 
 
-def plain(function: Any) -> Any:
-    """Without the arguments that say how, not what."""
-
-    def called(*args: Any, chunk_rows: Any = None, accumulate: Any = None, **options: Any) -> Any:
-        return function(*args, **options)
-
-    return called
+def launchable(c: LinearCall) -> LinearCall:
+    """Raises Declined where there is nothing to launch."""
+    if c.empty:
+        raise Declined("empty: nothing to launch")
+    return c
 
 
-class Compiled(peers.Compiled):
-    """Of the formulas, which take no advice on chunks."""
-
-    def __call__(self, *, chunk_rows: Any = None, accumulate: Any = None, **args: Any) -> Any:
-        return super().__call__(**args)
+def ours(at_once: bool, x: Tensor, weight: Tensor, target: Tensor, **named: Any) -> Tensor:
+    call = launchable(linear_call(x, weight, target, **named))
+    loss: Tensor = differentiable(LinearCrossEntropy, x, weight, call.bias, call, at_once)
+    return loss
 
 
 def liger(
     x: Tensor, weight: Tensor, target: Tensor, *, bias: Tensor | None = None, class_weight: Tensor | None = None,
-    soft_cap: float | None = None, **options: Any,
+    chunk_rows: int | None = None, accumulate: dtype | None = None, **options: Any,
 ) -> Tensor:  # fmt: skip
     """Its default: dweight summed in its own dtype over as many chunks as V / D."""
     from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
 
     o = Options(**options)
-    call = (bias, class_weight, o.ignore_index, o.z_loss, o.label_smoothing, o.reduction, soft_cap)
+    call = (bias, class_weight, o.ignore_index, o.z_loss, o.label_smoothing, o.reduction, o.soft_cap)
     loss: Tensor = LigerFusedLinearCrossEntropyFunction.apply(x, weight, target, *call)[0]
     return loss.to(x.dtype)
 
 
 def quack(
     x: Tensor, weight: Tensor, target: Tensor, *, bias: Tensor | None = None, class_weight: Tensor | None = None,
-    soft_cap: float | None = None, **options: Any,
+    chunk_rows: int | None = None, accumulate: dtype | None = None, **options: Any,
 ) -> Tensor:  # fmt: skip
     """Its default: chunks of 4096 tokens, dweight summed in fp32."""
     from quack.linear_cross_entropy import chunked_linear_cross_entropy
 
     o = Options(**options)
-    if (
-        bias is not None
-        or class_weight is not None
-        or soft_cap
-        or o.label_smoothing
-        or o.z_loss
-        or o.reduction == "none"
-    ):
+    unknown = (o.label_smoothing, o.z_loss, o.soft_cap, o.reduction == "none")
+    if bias is not None or class_weight is not None or any(unknown):
         raise Declined("QuACK's has no bias, class weights, label smoothing, z-loss, soft cap or reduction 'none'")
     if x.dtype == torch.float32 or any(n % 8 for n in (*x.shape, weight.shape[0])):
         raise Declined("QuACK's takes 16-bit inputs whose sizes are multiples of 8")
@@ -92,74 +359,64 @@ def quack(
 
 
 def cost(w: Workload, direction: str) -> Cost:
-    return definition.cost(w, 1, True) if direction == "forward" else definition.cost(w, 3, False)
+    return cost_of(w, 1, True) if direction == "forward" else cost_of(w, 3, False)
 
 
-def _gradient_of(function: Any) -> Any:
-    return lambda dloss, x, weight, target, **options: gradients_of(
-        plain(function), dloss, x, weight, target, **options
-    )
+def _gradients_of(function: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, ...]]:
+    return lambda dloss, **arguments: with_gradients(function, LEAVES, dloss, **arguments)[1]
 
 
 linear_cross_entropy = Operator(
     name="linear_cross_entropy",
     axes={"T": "tokens", "D": "hidden size", "V": "classes"},
     inputs=inputs,
-    reference=plain(reference),
+    reference=reference,
     cost=cost,
     directions=("forward", "backward"),
     options=OPTIONS,
     differentiable=("x", "weight", "bias"),
     tolerance={
         "forward": Tolerance(scale="row", ulps=2.0, terms=lambda w: max(w.axes.values())),
-        "backward": Tolerance(scale=definition.gradient_terms, ulps=2.0, terms=lambda w: max(w.axes.values())),
+        "backward": Tolerance(scale=gradient_terms, ulps=2.0, terms=lambda w: max(w.axes.values())),
     },
     workloads=workloads(),
     mutants=[
-        *mutants.usual(plain(reference)),
-        *(Mutant(name, plain(function)) for name, function in WRONG.items()),
-        *mutants.usual(plain(gradients), "backward"),
-        *(Mutant(name, _gradient_of(function), "backward") for name, function in WRONG.items()),
+        *mutants.usual(reference),
+        *(Mutant(name, function) for name, function in WRONG.items()),
+        *mutants.usual(_gradients_of(reference), "backward"),
+        *(Mutant(name, _gradients_of(function), "backward") for name, function in WRONG.items()),
     ],
 )
 
-linear_cross_entropy.implementation("triton", arch=">=sm_80")(ours(False))
-linear_cross_entropy.implementation("chunked", backend="triton", arch=">=sm_80")(ours(True))
-linear_cross_entropy.implementation("torch")(plain(definition.composed))
-linear_cross_entropy.implementation("torch.compile", devices=("cuda",))(Compiled(definition.composed))
-linear_cross_entropy.implementation("liger", requires="liger-kernel", devices=("cuda",))(plain(liger))
-linear_cross_entropy.implementation("quack", requires="quack-kernels", devices=("cuda",))(plain(quack))
+linear_cross_entropy.implementation("triton", arch=">=sm_80")(functools.partial(ours, False))
+linear_cross_entropy.implementation("chunked", backend="triton", arch=">=sm_80")(functools.partial(ours, True))
+linear_cross_entropy.implementation("torch")(composed)
+linear_cross_entropy.implementation("torch.compile", devices=("cuda",))(peers.Compiled(composed))
+linear_cross_entropy.implementation("liger", requires="liger-kernel", devices=("cuda",))(liger)
+linear_cross_entropy.implementation("quack", requires="quack-kernels", devices=("cuda",))(quack)
 
 # ---- what users call -------------------------------------------------------------------------------------------------
 
 
 @linear_cross_entropy.choice
 @guarded
-def choose(x: Tensor, weight: Tensor, target: Tensor, *, direction: str = "forward", **options: Any) -> Choice:
-    wanted = torch.is_grad_enabled() and any(
-        isinstance(t, Tensor) and t.requires_grad for t in (x, weight, options.get("bias"))
-    )
-    call = arguments("linear_cross_entropy", x, weight, target, **options)
-    return LINEAR_FORWARD.choose(*call, wanted or direction == "backward")
+def choose(
+    x: Tensor, weight: Tensor, target: Tensor, *, check_labels: bool = False, direction: str = "forward", **named: Any
+) -> Choice:
+    tensors = (x, weight, named.get("bias"))
+    wanted = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
+    call = linear_call(x, weight, target, wanted=wanted or direction == "backward", **named)
+    return LINEAR_FORWARD.choose("linear_cross_entropy", call, check_labels)
 
 
-def arguments(
-    name: str,
-    x: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    *,
-    bias: Tensor | None = None,
-    class_weight: Tensor | None = None,
-    soft_cap: float | None = None,
-    check_labels: bool = False,
-    chunk_rows: int | None = None,
-    accumulate: dtype | None = None,
-    **options: Any,
-) -> tuple[Any, ...]:
-    """Of a ``LinearCall``."""
-    asked = Options(soft_cap=soft_cap or 0.0, **options)
-    return name, x, weight, target, bias, class_weight, asked, soft_cap, check_labels, chunk_rows, accumulate
+def as_autocast(c: LinearCall) -> LinearCall:
+    """What a call becomes under autocast: operands as it casts those of a linear layer, a loss in fp32."""
+    if not under_autocast(c.x):
+        return c
+    half = torch.get_autocast_dtype("cuda")
+    accumulate = c.accumulate if c.accumulate in (None, torch.float32) else half
+    x, weight, bias = c.x.to(half), c.weight.to(half), None if c.bias is None else c.bias.to(half)
+    return dataclasses.replace(c, x=x, weight=weight, bias=bias, accumulate=accumulate, loss_dtype=torch.float32)
 
 
 @linear_cross_entropy.function
@@ -211,18 +468,11 @@ def linear_cross_entropy_function(
     In eager mode the gradients of a mean or sum are made with the loss (three products in all), except for float16; else in
     backward, from logits that are made again (four). Without a gradient wanted no logit is written.
     """
-    named: dict[str, Any] = {
-        "class_weight": class_weight,
-        "ignore_index": ignore_index,
-        "label_smoothing": label_smoothing,
-        "z_loss": z_loss,
-        "soft_cap": soft_cap,
-        "reduction": reduction,
-    }
-    how: dict[str, Any] = {"chunk_rows": chunk_rows, "accumulate": accumulate}
-    chosen = choose(x, weight, target, bias=bias, check_labels=check_labels, **named, **how).implementation
+    options = Options(ignore_index, label_smoothing, z_loss, soft_cap, reduction)._asdict()
+    named = {"bias": bias, "class_weight": class_weight, "chunk_rows": chunk_rows, "accumulate": accumulate, **options}
+    chosen = choose(x, weight, target, check_labels=check_labels, **named).implementation
     if chosen == "torch":
-        return reference(x.float() if under_autocast(x) else x, weight, target, bias=bias, **named)
-    x, weight, more = as_autocast(x, weight, bias, accumulate)
-    loss: Tensor = ours(chosen == "chunked")(x, weight, target, chunk_rows=chunk_rows, **named, **more)
+        return reference(x.float() if under_autocast(x) else x, weight, target, **named)
+    call = as_autocast(linear_call(x, weight, target, **named))
+    loss: Tensor = differentiable(LinearCrossEntropy, call.x, call.weight, call.bias, call, chosen == "chunked")
     return loss

@@ -192,11 +192,11 @@ class Loss:
         self.tiles = Plan(
             linear_statistics,
             (tiles_t * splits,),
-            (t, d, v, *strides, each, float(options.soft_cap)),
+            (t, d, v, *strides, each, float(options.soft_cap or 0.0)),
             {
                 "HAS_BIAS": has_bias,
                 **flags,
-                "CAP": options.soft_cap > 0,
+                "CAP": bool(options.soft_cap),
                 "ACCURATE": accurate,
                 "EVEN_D": d % tile["BLOCK_D"] == 0,
                 "PRECISION": precision,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,23 +16,20 @@ REDUCTIONS = ("mean", "sum", "none")
 IGNORED = -100  # in workloads
 
 
-@dataclass(frozen=True)
-class Options:
-    """What a call asks for besides its tensors; a ``soft_cap`` of 0 is none."""
+class Options(NamedTuple):
+    """What a call asks for besides its tensors."""
 
     ignore_index: int = -100
     label_smoothing: float = 0.0
     z_loss: float = 0.0
-    soft_cap: float = 0.0
+    soft_cap: float | None = None
     reduction: str = "mean"
 
 
-def composed(
-    logits: Tensor, target: Tensor, *, weight: Tensor | None = None, soft_cap: float | None = None, **options: Any
-) -> Tensor:
+def composed(logits: Tensor, target: Tensor, *, weight: Tensor | None = None, **options: Any) -> Tensor:
     """What a user of PyTorch writes: ``F.cross_entropy``, with the z-loss and the cap composed around it."""
     o, target = Options(**options), target.long()
-    x = soft_cap * torch.tanh(logits / soft_cap) if soft_cap else logits
+    x = o.soft_cap * torch.tanh(logits / o.soft_cap) if o.soft_cap else logits
     named: dict[str, Any] = {"ignore_index": o.ignore_index, "label_smoothing": o.label_smoothing}
     weight = None if weight is None else weight.to(x.dtype)
     loss = F.cross_entropy(x, target, weight, reduction=o.reduction, **named)
@@ -72,23 +68,33 @@ def nan_where(outside: Tensor, x: Tensor) -> Tensor:
     return torch.where(outside, torch.nan, 0.0).to(x.dtype)
 
 
-def with_gradient(function: Callable[..., Tensor], logits: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
-    """(loss, gradient of the loss, or of the losses' sum) by autograd."""
+def with_gradients(
+    function: Callable[..., Tensor], leaves: tuple[str, ...], dloss: Tensor | None = None, **arguments: Any
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The loss and its gradients by those arguments that are there, by autograd; of the losses' sum without ``dloss``."""
     with torch.enable_grad():
-        leaf = logits.detach().requires_grad_()
-        loss = function(leaf, *args, **options)
-        (gradient,) = torch.autograd.grad(loss, leaf, torch.ones_like(loss))
-    return loss.detach(), gradient
+        given = {name: arguments[name].detach().requires_grad_() for name in leaves if arguments[name] is not None}
+        loss = function(**{**arguments, **given})
+        found = torch.autograd.grad(loss, list(given.values()), torch.ones_like(loss) if dloss is None else dloss)
+    return loss.detach(), found
+
+
+def traceable_with_gradients(
+    function: Callable[..., Tensor], leaves: tuple[str, ...], **arguments: Any
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The same by ``torch.func``, which a compiler can follow."""
+
+    def both(given: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        loss = function(**{**arguments, **given})
+        return loss.sum(), loss
+
+    given = {name: arguments[name] for name in leaves if arguments[name] is not None}
+    found, loss = torch.func.grad(both, has_aux=True)(given)
+    return loss, tuple(found.values())
 
 
 def gradient(
-    dloss: Tensor,
-    logits: Tensor,
-    target: Tensor,
-    *,
-    weight: Tensor | None = None,
-    soft_cap: float | None = None,
-    **options: Any,
+    dloss: Tensor, logits: Tensor, target: Tensor, *, weight: Tensor | None = None, **options: Any
 ) -> tuple[Tensor]:
     """The gradient by its formula, where autograd cannot be used (inside a PyTorch operator)."""
     o = Options(**options)
@@ -97,7 +103,7 @@ def gradient(
     counts = target != o.ignore_index
     label, outside = in_range(target, x.shape[1], o.ignore_index)
     x = x.masked_fill(~counts[:, None], 0) + nan_where(outside, x)[:, None]
-    x = soft_cap * torch.tanh(x / soft_cap) if soft_cap else x
+    x = o.soft_cap * torch.tanh(x / o.soft_cap) if o.soft_cap else x
     v = x.shape[1]
     w = x.new_ones(v) if weight is None else weight.to(x.dtype)
     label = label.masked_fill(~counts, 0)
@@ -109,8 +115,8 @@ def gradient(
     of_p = at_label + spread * w.sum() + 2 * o.z_loss * by_number * torch.logsumexp(x, -1, keepdim=True)
     dx = torch.softmax(x, -1) * of_p - spread * w
     dx = dx - at_label * (torch.arange(v, device=x.device) == label[:, None])
-    if soft_cap:
-        dx = dx * (1 - (x / soft_cap).square())
+    if o.soft_cap:
+        dx = dx * (1 - (x / o.soft_cap).square())
     dx = (dx * (dloss.to(x.dtype)[:, None] if dloss.ndim else dloss.to(x.dtype))).masked_fill(~counts[:, None], 0)
     return (dx.to(logits.dtype),)
 
@@ -174,7 +180,7 @@ def workloads() -> dict[str, list[Workload]]:
             *(workload(M=m, V=v) for m, v in ((3, 1), (1, 5), (5, 3), (37, 100), (5, 1000), (2, 4097))),
             *(workload(M=7, V=50, reduction=r) for r in ("sum", "none")),
             workload(M=0, V=7, reduction="sum"),
-            *(workload(M=9, V=33, layout=at) for at in ("unaligned", "sliced", "strided", "transposed", "expanded")),
+            *(workload(M=9, V=33, layout=layout) for layout in LAYOUTS[1:]),
             workload(M=40, V=50, ignored=40),
             workload(M=4, V=50, ignored=100, reduction="none"),
             workload(M=40, V=50, weight=True, ignored=30),

@@ -22,7 +22,8 @@ from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.launch import multiprocessors
 from weft.operators.residency import shared_limit
 from weft.operators.row_cluster import LONGEST, MAX_CLUSTER, RowCluster
-from weft.operators.row_programs import ONE_PASS
+from weft.operators.row_cluster import REASON as CLUSTER
+from weft.operators.row_programs import LONG, ONE_PASS, WHOLE
 from weft.operators.softmax import kernels
 from weft.operators.softmax.kernels import CONFIGURATIONS, launch_long_rows, launch_rows
 
@@ -74,8 +75,6 @@ def copy_needed(c: RowCall) -> str:
     return c.copy_needed
 
 
-WHOLE = "a program holds one or several rows in registers"
-LONG = "longer rows than a program holds: it reads each twice"
 TRITON = (
     Route("triton", lambda c: c.n <= ONE_PASS, WHOLE, launch_rows, copy_needed),
     Route("triton", lambda c: True, LONG, launch_long_rows, copy_needed),
@@ -234,33 +233,21 @@ def cluster_unsupported(c: SoftmaxCall) -> str:
     return row_cluster.why_not(c.along)
 
 
+OF_BOTH = "a cluster of blocks holds a row of y and dy, which are read once"
+
 FORWARD = Dispatch(
     SoftmaxCall,
     ON_CPU,
     Route("torch", lambda c: c.x.ndim == 0 or c.empty, "empty or a scalar: nothing to launch"),
     Route("torch", lambda c: c.copy_needed, ONE_STRIDE),
     Route("torch", lambda c: c.n > 1 and c.along.stride(-1) != 1, "PyTorch's kernel for inner dimensions is faster"),
-    Route(
-        "cuda",
-        lambda c: c.n >= 16384,
-        "a cluster of blocks holds a row, which is read once",
-        launch_cluster,
-        cluster_unsupported,
-        sm=90,
-    ),
+    Route("cuda", lambda c: c.n >= 16384, CLUSTER, launch_cluster, cluster_unsupported, sm=90),
     *TRITON,
 )
 
 BACKWARD = Dispatch(
     softmax_gradient,
-    Route(
-        "cuda",
-        lambda c: c.n >= 16384,
-        "a cluster of blocks holds a row of y and dy, which are read once",
-        launch_cluster_backward,
-        cluster_backward_unsupported,
-        sm=90,
-    ),
+    Route("cuda", lambda c: c.n >= 16384, OF_BOTH, launch_cluster_backward, cluster_backward_unsupported, sm=90),
     *TRITON,
 )
 
