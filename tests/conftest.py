@@ -10,11 +10,19 @@ import hashlib
 import json
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from chromium import CHROMIUM
 from where import DEVICE  # before anything imports a kernel: without a GPU this switches Triton's interpreter on
 
+NEEDS = {  # what the tests in a folder need: without it they are not collected, and the head of the run says so
+    **dict.fromkeys(("bench", "course", "optim"), ("torch", "triton")),
+    "cluster": ("numpy", "numba", "hypothesis"),
+    "train": ("torch", "sklearn"),
+}
+MISSING = {folder: [name for name in names if find_spec(name) is None] for folder, names in NEEDS.items()}
 LONG_SHARES = 8  # a commit runs one in so many of the long tests
 
 
@@ -22,6 +30,14 @@ def left_out(test: str, wanted: str) -> bool:
     """Whether a long test is not run."""
     number = int(hashlib.sha256(f"{wanted} {test}".encode()).hexdigest(), 16)
     return not wanted or (wanted != "all" and number % LONG_SHARES > 0)
+
+
+def pytest_ignore_collect(collection_path):
+    return bool(MISSING.get(collection_path.parent.name)) or None  # None: as other rules say
+
+
+def pytest_report_header() -> list[str]:
+    return [f"tests/{folder} is left out: {', '.join(names)} missing" for folder, names in MISSING.items() if names]
 
 
 def pytest_configure(config):
@@ -42,6 +58,42 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture
 def device() -> str:
     return DEVICE
+
+
+# ---- pages in a browser ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+    if not CHROMIUM.exists():
+        pytest.skip(f"no browser at {CHROMIUM}: apt-get install chromium")
+    with playwright.sync_playwright() as tool:
+        chromium = tool.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def visit(browser):
+    """Opens a file; at the end, nothing may have been fetched but such files, and no error have been raised."""
+    requests, errors, contexts, pages = [], [], [], []
+
+    def opened(path: Path, width: int = 1280, **options):
+        pages.append(path.as_uri())
+        contexts.append(browser.new_context(viewport={"width": width, "height": 900}, **options))
+        page = contexts[-1].new_page()
+        page.on("request", lambda request: requests.append(request.url))
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda message: message.type in ("error", "warning") and errors.append(message.text))
+        page.goto(pages[-1])
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert errors == []
+    assert [url for url in requests if not url.startswith("data:")] == pages
 
 
 # ---- commands, and files ---------------------------------------------------------------------------------------------

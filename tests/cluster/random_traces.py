@@ -14,7 +14,8 @@ PREEMPTIVE = [name for name, order in ORDERS.items() if order.preemptive and not
 TOPOLOGY = ("topology", "topology-required")
 ON_NODES = [name for name, each in PLACEMENTS.items() if not each.counted and not each.topology]
 RACKS = ({}, {"rack": "x"}, {"rack_nodes": 1}, {"rack_nodes": 2}, {"rack": "x", "nvlink_domain": "x1"},
-         {"rack": "y", "nvlink_domain": "y1"}, {"nvlink_domain_nodes": 2}, {"rack": "z"})  # fmt: skip
+         {"rack": "y", "nvlink_domain": "y1"}, {"nvlink_domain_nodes": 2}, {"rack": "z"},
+         {"rack_nodes": 4, "nvlink_domain_nodes": 2})  # fmt: skip
 
 
 def random_jobs(count: int, seed: int = 0) -> Jobs:

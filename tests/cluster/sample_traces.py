@@ -22,6 +22,12 @@ d,worker,1.0,Terminated,70.0,80.0,600.0,1.0,150.0,MISC
 e,worker,,Terminated,70.0,80.0,600.0,1.0,100.0,MISC
 f,worker,1.0,Terminated,20.0,30.0,,,25.0,
 """
+HELIOS = """\
+job_id,user,vc,jobname,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue
+7,u,vcA,x,16,48,2,COMPLETED,2020-06-09 18:41:01,2020-06-09 18:41:11,2020-06-09 18:42:01,50,10
+8,u,vcB,x,0,1,1,COMPLETED,2020-06-09 18:41:02,2020-06-09 18:41:11,2020-06-09 18:42:01,50,10
+9,u,vcB,x,1,1,1,CANCELLED,2020-06-09 18:41:03,None,None,,
+"""
 PAI_HEAD = "job_name,task_name,inst_num,status,start_time,end_time,plan_cpu,plan_mem,plan_gpu,gpu_type\n"
 SPEEDS = {"v100": {"('LM', 2)": {"null": 4.0}, "('LM', 1)": {"null": 0.0}}, "k80": {"('LM', 2)": {"null": 0.5}}}
 SACCT = """\

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from weft.cluster import Cluster, Jobs, reference, simulate
-from weft.cluster.metrics import locality
+from weft.cluster.metrics import summary
+from weft.cluster.quota import Quota
 from weft.cluster.result import REASONS
 
 
@@ -84,6 +85,36 @@ def check_schedule(result) -> None:
                 wanted = jobs.type_sets[jobs.types[j]]
                 assert not wanted or cluster.types[cluster.gpu_type[n]] in wanted
         assert (free >= 0).all() and (milli >= 0).all()
+    check_locality(result)
+    if result.order.endswith("-skip"):
+        assert not waited_for(result, "priority").any(), "nobody waits who could start"
+    check_quotas(result)
+
+
+def waited_for(result, reason: str):
+    return result.waited[:, list(REASONS).index(reason)]
+
+
+def held_over_time(result):
+    """Moments [M], and the thousandths of GPUs that each tenant holds from each of them on [M, T]."""
+    jobs, ran = result.jobs, np.flatnonzero(result.ran & (result.jobs.duration > 0))
+    moments = np.unique(np.concatenate([result.start[ran], result.end[ran]]))
+    held = np.zeros((len(moments) + 1, len(jobs.tenants)), np.int64)
+    asked = (jobs.gpus * jobs.milli)[ran]
+    np.add.at(held, (np.searchsorted(moments, result.start[ran]), jobs.tenant[ran]), asked)
+    np.add.at(held, (np.searchsorted(moments, result.end[ran]), jobs.tenant[ran]), -asked)
+    return moments, held.cumsum(axis=0)[:-1]
+
+
+def check_quotas(result) -> None:
+    """From starts and ends alone."""
+    if not result.quotas:
+        assert not waited_for(result, "quota").any()
+        return
+    _, held = held_over_time(result)
+    each = [result.quotas.get(name, result.quotas.get("*", Quota(0))) for name in result.jobs.tenants]
+    assert (held.sum(axis=1) <= sum(quota.nominal for quota in each) * 1000).all()
+    assert (held <= [(quota.nominal + quota.borrowing_limit) * 1000 for quota in each]).all()
 
 
 def largest_accepted(jobs: Jobs, j: int, cluster: Cluster) -> int:
@@ -103,18 +134,19 @@ def largest_accepted(jobs: Jobs, j: int, cluster: Cluster) -> int:
 
 
 def check_locality(result) -> None:
-    """The slow count of what ``locality`` says."""
+    """The slow count of what ``locality`` says; a required rack is one."""
     held, cluster, count, gpu_s, racks = result.stretches, result.cluster, [0, 0, 0], [0.0, 0.0, 0.0], 0
     for s in range(len(held)):
         where = {int(n) for n in held.where[held.slot[s] : held.slot[s + 1]]}
         if np.isnan(held.begin[s]) or len(where) < 2:
             continue
         in_racks, domains = {int(cluster.rack[n]) for n in where}, {int(cluster.domain[n]) for n in where}
+        assert result.placement != "topology-required" or len(in_racks) == 1
         level = 0 if len(domains) == 1 else 1 if len(in_racks) == 1 else 2
         count[level] += 1
         gpu_s[level] += float((held.end[s] - held.begin[s]) * result.gpus[held.job[s]])
         racks += len(in_racks)
-    found = locality(result)
+    found = summary(result)["locality"]
     assert found["gangs"] == sum(count)
     names = ("one_domain", "one_rack", "several_racks")
     assert [found[n] for n in names] == pytest.approx([c / sum(count) for c in count] if sum(count) else [None] * 3)

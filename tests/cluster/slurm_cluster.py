@@ -17,7 +17,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -80,16 +79,6 @@ PARAMETERS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Ran:
-    """What Slurm says of a job: seconds since the first moment at which jobs could be submitted, and node numbers."""
-
-    submit: float
-    start: float
-    end: float
-    nodes: tuple[int, ...]
-
-
 def missing() -> str:
     """Why no Slurm can be brought up here; empty where one can."""
     lacking = sorted({package for command, package in NEEDED.items() if not shutil.which(command, path=PATH)})
@@ -137,20 +126,16 @@ class Slurm:
         jobs = [dict(re.findall(r"(\w+)=(\S*)", line)) for line in lines if "JobId=" in line]
         return {job["JobId"]: job for job in jobs}
 
-    def ran(self, number: str, job: dict[str, str]) -> Ran:
+    def start(self, job: dict[str, str]) -> float:
+        """When a job began, in seconds since the first moment at which jobs could be submitted."""
         if job["JobState"] != "COMPLETED":
-            raise RuntimeError(f"job {number} is {job['JobState']}, for {job['Reason']}; expected COMPLETED")
-
-        def moment(name: str) -> float:
-            at = datetime.fromisoformat(job[name]).replace(tzinfo=timezone.utc)
-            return (at - START_OF_TIME).total_seconds() - self.begin
-
-        nodes = self.command("scontrol", "show", "hostnames", job["NodeList"]).split()
-        return Ran(moment("SubmitTime"), moment("StartTime"), moment("EndTime"), tuple(int(n[1:]) for n in nodes))
+            raise RuntimeError(f"job {job['JobId']} is {job['JobState']}, for {job['Reason']}; expected COMPLETED")
+        at = datetime.fromisoformat(job["StartTime"]).replace(tzinfo=timezone.utc)
+        return (at - START_OF_TIME).total_seconds() - self.begin
 
 
-def run(jobs: Jobs, nodes: int, gpus: int, scheduler: str, rate: float) -> list[Ran]:
-    """Submits jobs when they arrive, waits for the last one, and says what became of each.
+def run(jobs: Jobs, nodes: int, gpus: int, scheduler: str, rate: float) -> list[float]:
+    """Submits jobs when they arrive, waits for the last one, and says when each started.
 
     Args:
         jobs: ``Jobs`` of whole GPUs, larger ones than a node in multiples of it; ``estimate`` is their time limit.
@@ -171,7 +156,7 @@ def run(jobs: Jobs, nodes: int, gpus: int, scheduler: str, rate: float) -> list[
             120, lambda: f"Slurm has not completed all jobs:\n{cluster.command('squeue')}", pause=0.5,
         )  # fmt: skip
         seen = cluster.jobs()
-        return [cluster.ran(number, seen[number]) for number in numbers]
+        return [cluster.start(seen[number]) for number in numbers]
 
 
 @contextmanager
@@ -249,20 +234,10 @@ def clock(ending: ExitStack, rate: float, environment: dict[str, str]) -> tuple[
 
     Every process would begin its own; those below one ``faketime`` share its beginning, as long as that one runs.
     """
-    command = [
-        "faketime",
-        "-m",
-        "-f",
-        f"@{START_OF_TIME:%Y-%m-%d %H:%M:%S} x{rate:g}",
-        "sh",
-        "-c",
-        "env -0; date +%s.%N; cat",
-    ]
+    faked = ["faketime", "-m", "-f", f"@{START_OF_TIME:%Y-%m-%d %H:%M:%S} x{rate:g}"]
+    environment = {**environment, "NO_FAKE_STAT": "1", "FAKETIME_DONT_RESET": "1"}
     process = subprocess.Popen(
-        command,
-        env={**environment, "NO_FAKE_STAT": "1", "FAKETIME_DONT_RESET": "1"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+        [*faked, "sh", "-c", "env -0; date +%s.%N; cat"], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     ending.callback(end, process)
     assert process.stdout

@@ -37,7 +37,7 @@ def test_processes_that_compile_at_once_find_their_own_code_afterwards(tmp_path)
     (tmp_path / "first.py").write_text(FIRST)
     some = {"PYTHONPATH": path_with(tmp_path), "WEFT_CACHE": str(tmp_path / "cache")}
     calls = [CALL.format(value) for value in ("7", "1.5")]
-    slowly = [SLOWLY.format(4, 0) + calls[0], SLOWLY.format(2, 4) + calls[1]]
+    slowly = [SLOWLY.format(2, 0) + calls[0], SLOWLY.format(1, 2) + calls[1]]
     with ThreadPoolExecutor() as pool:
         done = list(pool.map(lambda call: python("-c", call, **some), slowly))
     done += [python("-c", call, **some) for call in calls]

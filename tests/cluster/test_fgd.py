@@ -100,18 +100,6 @@ def test_fragmentation_is_what_its_definition_says():
     assert fragmentation(result, typical) == pytest.approx([0.5 * 400 + 0.25 * 2400 + 0.25 * 2400])
 
 
-def test_shares_lie_on_one_gpu_until_it_is_full():
-    cluster = Cluster.of([NodeGroup(2, gpus=2)])
-    jobs = Jobs(np.arange(6.0), np.full(6, 100.0), np.ones(6), milli=np.array([500, 300, 500, 200, 1000, 1000]))
-    result = simulate(jobs, cluster, "fifo", "best", until=50.0)
-    held = result.stretches
-    assert held.where.tolist() == [0] * 4 + [0, 1] or np.isnan(result.start).sum() == 0
-    milli = np.zeros((2, 2), int)
-    for j in range(6):
-        milli[held.where[j]] += jobs.milli[j] * (held.on[j] >> np.arange(2) & 1)
-    assert milli.max() <= 1000 and milli.sum() == jobs.milli.sum()
-
-
 def test_what_is_wrong_is_said():
     half = Jobs(np.zeros(1), np.ones(1), np.ones(1), milli=np.array([500]))
     with pytest.raises(ValueError, match="'counted' has no single GPUs to share"):

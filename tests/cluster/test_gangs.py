@@ -1,7 +1,8 @@
-"""Gangs: by which nodes they are cut, and what they lack."""
+"""Gangs: by which nodes they are cut; jobs that can never run: what they lack."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from schedules import both
 
@@ -53,3 +54,26 @@ def test_a_gang_that_cannot_run_reports_what_accepted_nodes_lack():
         2: "the closest node, node-2, lacks 300 cores (it has 32)",
         3: "the closest node, node-0, lacks 72 cores (it has 32)",
     }
+
+
+def test_a_job_that_can_never_run_is_reported_and_the_others_run():
+    jobs = Jobs(submit=[0, 0, 0], duration=[1, 1, 1], gpus=[8, 1, 40], gpu_memory=[0, 100, 0])
+    result = simulate(jobs, Cluster.parse("4x8", gpu_memory_gb=80))
+    assert result.unschedulable == {
+        1: "the closest node, node-0, lacks 100 GB a GPU (it has 80)",
+        2: "it needs 5 free nodes of 8 GPUs that fit it, and the cluster has 4",
+    }
+    assert result.start[0] == 0 and np.isnan(result.start[1:]).all()
+
+
+def test_missing_cores_of_pods_without_gpus_are_reported():
+    jobs = Jobs([0], [1], [0], pods=[4], cpu=[64_000])
+    why = simulate(jobs, Cluster.of([NodeGroup(1, cpu=32)])).unschedulable[0]
+    assert why == "it comes in 4 pods of 0 GPUs, and all of them do not fit at once even when nothing else runs"
+
+
+def test_of_nodes_that_lack_as_much_one_of_the_right_type_is_nearer():
+    cluster = Cluster.of([NodeGroup(1, 8, "H100", 80), NodeGroup(1, 8, "A100", 40)])
+    jobs = Jobs(submit=[0], duration=[1], gpus=[1], gpu_memory=[70], types=[1], type_sets=((), ("A100",)))
+    told = {0: "the closest node, node-1, lacks 70 GB a GPU (it has 40)"}
+    assert simulate(jobs, cluster).unschedulable == told

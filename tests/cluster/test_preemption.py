@@ -1,4 +1,4 @@
-"""Orders that preempt: published results, costs, theory, and what is saved of a run."""
+"""Orders that preempt: published results, costs, theory, what is saved of a run, shares of GPUs, racks, and both engines."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import json
 
 import numpy as np
 import pytest
+from random_traces import TOPOLOGY, preemption_case
 from sample_traces import TRACES, with_traces
+from schedules import both
 
-from weft.cluster import Cluster, Jobs, Simulator, generate, reference, simulate, trace
+from weft.cluster import Cluster, Jobs, NodeGroup, Simulator, generate, simulate, trace
 from weft.cluster.engine import preemption_loop
+from weft.cluster.fragmentation import free_at
 from weft.cluster.metrics import summary
 from weft.cluster.orders import ORDERS
 
@@ -161,28 +164,6 @@ def test_until_a_time_it_is_the_same_run(order):
     assert half.waited[half.stops > 0].min(initial=0) >= 0
 
 
-def test_events_play_back_without_taking_more_than_there_is():
-    save = pytest.importorskip("weft.cluster.save")
-    pytest.importorskip("pyarrow")
-    jobs, cluster = generate(400, Cluster.parse("3x8"), load=1.4, seed=5, sizes=SIZES), Cluster.parse("3x8")
-    result = simulate(jobs, cluster, "srtf", restart_s=30, checkpoint_s=100)
-    events, held = save.events_table(result), result.stretches
-    free, at, running = cluster.gpus.copy(), dict.fromkeys(range(len(jobs)), 0), set()
-    for what, j in zip(events["what"].to_pylist(), events["row"].tolist(), strict=True):
-        stretch = np.flatnonzero(held.job == j)[at[j]]
-        where = held.where[held.slot[stretch] : held.slot[stretch + 1]]
-        each = np.minimum(8, jobs.gpus[j] - 8 * np.arange(len(where)))
-        if what == "start":
-            np.subtract.at(free, where, each)
-            running.add(j)
-        elif what != "arrival":
-            np.add.at(free, where, each)
-            running.remove(j)
-            at[j] += 1
-        assert (free >= 0).all()
-    assert not running and (free == 8).all() and events["what"].to_pylist().count("stop") == result.stops.sum() > 20
-
-
 def test_a_saved_run_has_its_stretches(weft, tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     rows = "id,submit,duration,gpus\na,0,20,8\nb,5,5,4\n"
@@ -230,18 +211,158 @@ def test_incompatible_options_are_refused(order, options, words):
         simulate(Jobs([0], [1], [1]), Cluster.parse("1x1"), order, **options)
 
 
-def test_both_engines_agree_on_larger_runs():
-    jobs, cluster = (
-        generate(250, Cluster.parse("20x8"), load=1.6, seed=8, sizes={1: 4, 4: 2, 8: 1, 24: 1}),
-        Cluster.parse("20x8"),
+# ---- shares of GPUs --------------------------------------------------------------------------------------------------
+
+
+def stretches(result) -> list[tuple[int, float, float, int]]:
+    """Of jobs of one piece: the job, when, and on which GPUs."""
+    held = result.stretches
+    return list(
+        zip(held.job.tolist(), held.begin.tolist(), held.end.tolist(), held.on[held.slot[:-1]].tolist(), strict=True)
     )
-    jobs.priority[:] = np.arange(250) % 4
-    for order in PREEMPTIVE:
-        fast = simulate(jobs, cluster, order, restart_s=7)
-        plain = reference.simulate(jobs, cluster, order, "best", restart_s=7)
-        assert fast.end.tolist() == [plain.jobs[j].end for j in range(250)]
-        assert fast.stops.tolist() == [plain.jobs[j].stops for j in range(250)]
-    assert preemption_loop.VOID not in fast.stretches.job
+
+
+def test_a_share_preempts_no_more_of_its_gpu_than_it_needs():
+    """Two halves on GPU 0, a whole job on GPU 1: half a GPU stops the longer half, and 0.8 both."""
+    jobs = Jobs([0, 1, 2, 10], [100, 50, 30, 20], [1, 1, 1, 1], milli=[500, 500, 1000, 500])
+    half = both(jobs, Cluster.parse("1x2"), "srtf")
+    assert stretches(half) == [(0, 0, 10, 1), (0, 30, 120, 1), (1, 1, 51, 1), (2, 2, 32, 2), (3, 10, 30, 1)]
+    jobs.milli[3] = 800
+    more = both(jobs, Cluster.parse("1x2"), "srtf", restart_s=5)
+    assert stretches(more) == [
+        (0, 0, 10, 1), (0, 30, 125, 1), (1, 1, 10, 1), (1, 30, 76, 1), (2, 2, 32, 2), (3, 10, 30, 1),
+    ]  # fmt: skip
+    assert more.lost.tolist() == [5, 5, 0, 0]
+
+
+def test_a_whole_gpu_is_made_of_the_halves_of_one():
+    """GPU 0 has jobs of 500 and 500, GPU 1 of 600 and 400, the longest of all. That one is lifted first and goes on in the
+    end, since it is the two on GPU 0 that make one whole."""
+    jobs = Jobs([0, 1, 2, 3, 5], [40, 20, 30, 50, 3], [1] * 5, milli=[500, 600, 500, 400, 1000])
+    result = both(jobs, Cluster.parse("1x2"), "srtf")
+    assert result.stops.tolist() == [1, 0, 1, 0, 0] and result.end.tolist() == [43, 21, 35, 53, 8]
+    assert stretches(result)[-1] == (4, 5, 8, 1)
+
+
+def test_a_reprieved_job_keeps_its_own_gpu():
+    """The third job needs three cores of four. Both others are lifted, it would take GPU 0, and the first goes on there: so it
+    takes GPU 1."""
+    jobs = Jobs([0, 0.5, 1], [100, 90, 5], [1, 1, 1], milli=[1000, 1000, 500], cpu=[1000, 3000, 3000])
+    result = both(jobs, Cluster.of([NodeGroup(1, 2, cpu=4)]), "srtf")
+    assert stretches(result) == [(0, 0, 100, 1), (1, 0.5, 1, 2), (1, 6, 95.5, 2), (2, 1, 6, 2)]
+
+
+@pytest.mark.parametrize("order", ["srtf", "time-slices"])
+def test_free_gpus_after_preemptions(order):
+    jobs = Jobs([0, 0, 360], [900, 10, 50], [1, 1, 1], milli=[500, 250, 1000])
+    result = both(jobs, Cluster.parse("1x1"), order)
+    assert result.stops.tolist() == [1, 0, 0]
+    for now, free in ((5.0, 250), (100.0, 500), (365.0, 0), (np.inf, 500)):
+        assert free_at(result, now)[0][0, 0] == free
+
+
+# ---- racks -----------------------------------------------------------------------------------------------------------
+
+
+def preempted_for(gang: int, durations, cluster: Cluster, placement: str) -> tuple[list[int], list[int]]:
+    """Whole nodes run jobs of these durations (0: none), the k-th on node k; at 1 s a gang of so many GPUs comes
+    that all of them may be stopped for. Where the jobs were that are, and the gang's nodes."""
+    held = [n for n, seconds in enumerate(durations) if seconds]
+    kinds = tuple(f"k{n}" for n in range(len(durations)))
+    cluster = dataclasses.replace(cluster, gpu_type=np.arange(len(kinds)), types=kinds)
+    jobs = Jobs(
+        [0.0] * len(held) + [1.0], [durations[n] for n in held] + [2.0], [8] * len(held) + [gang],
+        types=[n + 1 for n in held] + [0], type_sets=((), *((kind,) for kind in kinds)),
+    )  # fmt: skip
+    fast = both(jobs, cluster, "srtf", placement)
+    assert fast.start[-1] == 1
+    where = fast.stretches.where[fast.stretches.slot[-2] : fast.stretches.slot[-1]]
+    return [held[j] for j in np.flatnonzero(fast.stops)], sorted(where.tolist())
+
+
+def test_a_gang_preempts_in_the_rack_with_the_least_important_victims():
+    """Racks of two nodes. The two longest jobs, on nodes 1 and 2, lie in different racks: `topology` stops them, since a rack
+    would cost a more important one; in a required rack the shortest of those that go is the longest in rack 0."""
+    cluster = Cluster.of([NodeGroup(6, rack_nodes=2)])
+    durations = [50, 90, 80, 40, 30, 60]
+    assert preempted_for(16, durations, cluster, "best") == ([1, 2], [1, 2])
+    assert preempted_for(16, durations, cluster, "topology") == ([1, 2], [1, 2])
+    assert preempted_for(16, durations, cluster, "topology-required") == ([0, 1], [0, 1])
+
+
+def test_a_rack_that_costs_no_more_important_job_is_taken():
+    """The longest job and one of 80 s, in two racks, would do: so does a rack with two of 80 s, and the one with both."""
+    cluster = Cluster.of([NodeGroup(6, rack_nodes=2)])
+    for durations, nodes in (([40, 30, 80, 80, 90, 20], [2, 3]), ([40, 30, 80, 60, 90, 80], [4, 5])):
+        assert preempted_for(16, durations, cluster, "topology") == (nodes, nodes)
+    domains = Cluster.of([NodeGroup(6, rack_nodes=6, nvlink_domain_nodes=2)])
+    assert preempted_for(16, [80, 30, 80, 80, 90, 20], domains, "topology") == ([2, 3], [2, 3])
+
+
+def test_free_nodes_come_before_a_rack():
+    """One node is free in each rack: the preference stops nobody; what is required does."""
+    cluster = Cluster.of([NodeGroup(4, rack_nodes=2)])
+    assert preempted_for(16, [0, 70, 60, 0], cluster, "topology") == ([], [0, 3])
+    assert preempted_for(16, [0, 70, 60, 0], cluster, "topology-required") == ([1], [0, 1])
+
+
+def test_a_gang_is_preempted_whole_and_returns_to_a_rack():
+    """The gang in rack 0 makes way for a shorter job on one of its nodes, and goes on when a whole rack is free again."""
+    cluster = Cluster.of([NodeGroup(4, rack_nodes=2)])
+    jobs = Jobs([0.0, 0.0, 0.0, 5.0], [100.0, 40.0, 20.0, 10.0], [16, 8, 8, 8])
+    result = both(jobs, cluster, "srtf", "topology-required", restart_s=3)
+    held = result.stretches
+    of_gang = [(held.begin[k], held.end[k], sorted(held.where[held.slot[k] : held.slot[k + 1]].tolist()))
+               for k in np.flatnonzero(held.job == 0)]  # fmt: skip
+    assert of_gang == [(0, 5, [2, 3]), (15, 113, [2, 3])]
+
+
+def test_without_racks_preemption_is_that_of_best_fit():
+    """One rack, and each node a domain: the same jobs are stopped, on the same nodes."""
+    g = np.random.default_rng(0)
+    jobs = Jobs(np.cumsum(g.exponential(1, 400)), g.exponential(80, 400), g.choice([1, 2, 4, 8, 12, 24], 400))
+    for order in ("srtf", "las"):
+        best, *others = (simulate(jobs, Cluster.parse("12x8"), order, each) for each in ("best", *TOPOLOGY))
+        for found in others:
+            assert found.stops.tolist() == best.stops.tolist() and found.end.tolist() == best.end.tolist()
+            assert found.stretches.where.tolist() == best.stretches.where.tolist()
+        assert best.stops.sum() > 0 or order == "las"
+
+
+# ---- both engines ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("racks", [False, True])
+@pytest.mark.parametrize("seeds", [range(60), pytest.param(range(60, 400), marks=pytest.mark.long)])
+def test_both_engines_preempt_the_same_jobs(racks, seeds):
+    stops = np.zeros(2, int)  # of whole GPUs, and of shares
+    for seed in seeds:
+        jobs, cluster, policy = preemption_case(seed, racks)
+        result = both(jobs, cluster, **policy)
+        np.add.at(stops, (jobs.milli < 1000).astype(int), result.stops)
+    assert stops.min() > len(seeds) / 2
+
+
+@pytest.mark.parametrize("order", PREEMPTIVE)
+def test_both_engines_agree_on_larger_runs(order):
+    cluster = Cluster.parse("20x8")
+    jobs = generate(200, cluster, load=1.6, seed=8, sizes={1: 4, 4: 2, 8: 1, 24: 1})
+    jobs.priority[:] = np.arange(200) % 4
+    result = both(jobs, cluster, order, restart_s=7)
+    assert preemption_loop.VOID not in result.stretches.job
+
+
+@pytest.mark.parametrize(
+    ("order", "placement"), [("srtf", "fgd"), ("las", "gpu-packing"), ("priority-preemptive", "best")]
+)
+def test_both_engines_agree_on_larger_runs_with_shares(order, placement):
+    g = np.random.default_rng(2)
+    jobs = Jobs(
+        np.cumsum(g.exponential(1.0, 200)), g.exponential(60, 200).round(), g.choice([1, 1, 1, 2, 4], 200),
+        milli=g.choice([1000, 500, 250], 200), cpu=g.choice([1000, 4000], 200), priority=np.arange(200) % 4,
+    )  # fmt: skip
+    result = both(jobs, Cluster.of([NodeGroup(18, 2, cpu=16)]), order, placement)
+    assert order == "las" or result.stops.sum() > 20
 
 
 @with_traces

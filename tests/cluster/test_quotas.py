@@ -121,43 +121,33 @@ ROWS = "submit,duration,gpus,tenant\n0,10,4,a\n0,10,4,a\n0,10,4,b\n0,10,4,b\n"
 
 
 @pytest.fixture
-def weft(command, monkeypatch, tmp_path):
-    """Runs ``weft simulate … trace.csv …``: exit status, standard output, standard error on one line."""
-    monkeypatch.setenv("COLUMNS", "200")
-    (tmp_path / "trace.csv").write_text(ROWS)
-
-    def run(*words):
-        told = [tmp_path / "trace.csv" if word == "TRACE" else word for word in words]
-        code, out, err = command("simulate", *told, "--format", "csv", "--nodes", "1x8")
-        return code, out, " ".join(err.split())
-
-    return run
+def trace(write):
+    """A trace of four jobs on one node, as words of the command."""
+    return write("trace.csv", ROWS), "--format", "csv", "--nodes", "1x8"
 
 
-def test_weights_and_quotas_on_the_command_line(weft, tmp_path):
-    code, out, _ = weft("TRACE", "--order", "fair-share-skip", "--weights", "a=4,b=1", "--quota", "a=4:0,*=4", "--json")
+def test_weights_and_quotas_on_the_command_line(weft, trace):
+    code, out, _ = weft(*trace, "--order", "fair-share-skip", "--weights", "a=4,b=1", "--quota", "a=4:0,*=4", "--json")
     found = json.loads(out)
     assert code == 0 and found["weights"] == {"a": 4, "b": 1}
     assert found["quotas"] == {"a": {"nominal": 4, "borrowing_limit": 0}, "*": {"nominal": 4, "borrowing_limit": None}}
     assert found["wait_reasons"]["quota"] == 20 == sum(found["wait_reasons"].values())
     assert found["by_tenant"]["a"]["queueing"]["mean"] == 5 and not found["validated"]["order"]
-    code, out, _ = weft("TRACE", "--order", "fifo", "--quota", "a=8,b=0")
+    code, out, _ = weft(*trace, "--order", "fifo", "--quota", "a=8,b=0")
     assert code == 0 and "waited for: quota 100.0%" in out
-    code, _, err = weft("TRACE", "--order", "fifo", "--quota", "c=8")
+    code, _, err = weft(*trace, "--order", "fifo", "--quota", "c=8")
     assert code and "unknown tenant 'c'" in err
-    code, _, err = weft("TRACE", "--order", "drf", "--weights", "a")
+    code, _, err = weft(*trace, "--order", "drf", "--weights", "a")
     assert code and "weights 'a'; expected TENANT=…, such as team-a=2,team-b=1" in err
-    code, _, err = weft("TRACE", "--order", "drf", "--weights", "a=0")
+    code, _, err = weft(*trace, "--order", "drf", "--weights", "a=0")
     assert code and "the weight of tenant 'a' is 0; expected a number above 0" in err
 
 
-def test_a_quota_file_on_the_command_line(weft, tmp_path):
+def test_a_quota_file_on_the_command_line(weft, trace, write):
     pytest.importorskip("yaml")
-    (tmp_path / "q.yaml").write_text(
-        "quotas:\n- {tenant: a, nominal: 4, borrowing_limit: 0}\n- {tenant: '*', nominal: 4}\n"
-    )
-    words = ("compare", "TRACE", "--policy", "fifo-skip:best", "--policy", "fair-share-skip:best", "--weights", "b=9")
-    code, out, _ = weft(*words, "--quota", tmp_path / "q.yaml", "--processes", 1, "--json")
+    quota = write("q.yaml", "quotas:\n- {tenant: a, nominal: 4, borrowing_limit: 0}\n- {tenant: '*', nominal: 4}\n")
+    words = ("compare", *trace, "--policy", "fifo-skip:best", "--policy", "fair-share-skip:best", "--weights", "b=9")
+    code, out, _ = weft(*words, "--quota", quota, "--processes", 1, "--json")
     every = [each["summary"] for each in json.loads(out)["policies"]]
     assert code == 0 and {each["order"] for each in every} == {"fifo-skip", "fair-share-skip"}
     assert all(each["quotas"]["a"] == {"nominal": 4, "borrowing_limit": 0} for each in every)

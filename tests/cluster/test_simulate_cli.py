@@ -14,7 +14,7 @@ import time
 
 import numpy as np
 import pytest
-from where import plain_environment
+from where import plain_environment, python
 
 from weft import __main__ as entry
 from weft.cluster import Cluster, trace
@@ -77,11 +77,6 @@ def test_a_preempted_gang_is_not_counted_as_two(weft, tmp_path):
     words = tmp_path / "t.csv", "--format", "csv", "--nodes", "2x8", "--order", "priority-preemptive"
     out = weft(*words)[1]
     assert "jobs were preempted 1 time;" in out and "2 starts of gangs over several nodes: 100.0% in one rack" in out
-
-
-def test_what_is_missing_is_named(weft, file):
-    code, out, err = weft(file.parent / "trase.csv", "--format", "csv", "--nodes", "1x8")
-    assert (code, out) == (2, "") and f"there is no file {file.parent / 'trase.csv'}; did you mean 'trace.csv'?" in err
 
 
 def test_no_job_at_all_that_could_run_is_a_failure(weft, tmp_path):
@@ -204,6 +199,7 @@ def test_a_number_of_a_format_is_a_number(weft, tmp_path):
     ("words", "told"),
     [
         (["--format", "csv"], "the cluster is missing; expected one: --nodes 20x8, or --cluster FILE"),
+        (["--format", "csv", "--nodes", "8"], "should read COUNTxGPUS"),
         (["--format", "csv", "--nodes", "1x8", "--cluster", "x"], "both --nodes and --cluster are given"),
         (["--format", "csv", "--cluster", "x", "--gpu-memory", "8"], "--gpu-memory goes with --nodes"),
         (["--format", "csv", "--cluster", "nowhere.yaml"], "nowhere.yaml"),
@@ -217,8 +213,10 @@ def test_a_number_of_a_format_is_a_number(weft, tmp_path):
         (["--nodes", "1x8", "--format", "tiresias", "--columns", "gpus=a"], "unknown option of trace format 'tiresias'"),
         (["--nodes", "1x8", "--format", "csv", "--columns", "gpus=a", "--option", "columns=b=c"], "is given twice"),
         (["--nodes", "1x8", "--format", "csv", "--order", "fofi"], "did you mean 'fifo'"),
+        (["--nodes", "1x8", "--format", "csv", "--placement", "bets"], "did you mean 'best'"),
         (["--nodes", "1x8", "--format", "csv", "--ties", "lowst"], "did you mean 'lowest'"),
         (["--nodes", "1x8", "--format", "csv", "--where", "tenant"], "expected COLUMN=VALUE"),
+        (["--nodes", "1x8", "--format", "csv", "--where", "tenant=c"], "unknown tenant 'c' (there are: a, b)"),
         (["--nodes", "1x8", "--format", "csv", "--pictures", "x.pdf"], "ends in .html, .png or .svg"),
         (["--nodes", "1x8", "--format", "csv", "--limit", "0"], "limit"),
         (["--nodes", "1x8", "--format", "csv", "--seed", "-1"], "seed"),
@@ -226,11 +224,21 @@ def test_a_number_of_a_format_is_a_number(weft, tmp_path):
 )  # fmt: skip
 @pytest.mark.parametrize("verb", [(), ("compare", "--policy", "fifo:best")])
 def test_mistakes_are_reported_before_anything_runs(weft, file, monkeypatch, verb, words, told):
-    if verb and {"--order", "--seed", "--ties"} & set(words):
+    if verb and {"--order", "--placement", "--seed", "--ties"} & set(words):
         pytest.skip("not an option of compare, or its own")
     monkeypatch.setattr("weft.cluster.simulate", lambda *a, **k: pytest.fail("it simulated"))
     code, out, err = weft(*verb, file, *words)
     assert code == 2 and out == "" and told in err.replace("│ ", "")
+
+
+def test_the_simulator_needs_no_pytorch(file):
+    code = (
+        "import sys; sys.modules['torch'] = sys.modules['triton'] = None\n"
+        f"from weft.cluster import *; from weft.cluster import trace\n"
+        f"print(simulate(trace.load({str(file)!r}, 'csv'), Cluster.parse('2x8')).end.tolist())"
+    )
+    done = python("-c", code)
+    assert done.returncode == 0 and done.stdout.strip() == "[10.0, 21.0, 6.0, nan]", done.stderr
 
 
 def test_pictures_are_drawn(weft, usual, tmp_path):

@@ -6,8 +6,9 @@ import dataclasses
 
 import numpy as np
 import pytest
+from random_traces import random_jobs
 from sample_traces import TRACES, with_traces
-from schedules import both
+from schedules import both, held_over_time
 
 from weft.cluster import Cluster, Jobs, NodeGroup, Simulator, simulate, trace
 from weft.cluster.orders import ORDERS
@@ -15,7 +16,6 @@ from weft.cluster.quota import Quota
 from weft.cluster.result import REASONS
 
 SHARED = [name for name, order in ORDERS.items() if order.share]
-PLAIN = ("fifo", "sjf", "priority")
 
 
 def jobs_of(*rows, **more) -> Jobs:
@@ -28,21 +28,6 @@ def jobs_of(*rows, **more) -> Jobs:
 def waits(result, j: int) -> dict[str, float]:
     """What job j waited for, without the zeros."""
     return {reason: seconds for reason, seconds in zip(REASONS, result.waited[j].tolist(), strict=True) if seconds}
-
-
-def waited_for(result, reason: str):
-    return result.waited[:, list(REASONS).index(reason)]
-
-
-def held_over_time(result):
-    """Moments [M], and the thousandths of GPUs that each tenant holds from each of them on [M, T]."""
-    jobs, ran = result.jobs, np.flatnonzero(result.ran & (result.jobs.duration > 0))
-    moments = np.unique(np.concatenate([result.start[ran], result.end[ran]]))
-    held = np.zeros((len(moments) + 1, len(jobs.tenants)), np.int64)
-    asked = (jobs.gpus * jobs.milli)[ran]
-    np.add.at(held, (np.searchsorted(moments, result.start[ran]), jobs.tenant[ran]), asked)
-    np.add.at(held, (np.searchsorted(moments, result.end[ran]), jobs.tenant[ran]), -asked)
-    return moments, held.cumsum(axis=0)[:-1]
 
 
 # ---- scenes ----------------------------------------------------------------------------------------------------------
@@ -179,81 +164,6 @@ def test_shares_of_large_jobs_tend_to_their_weights():
     assert mean / mean.sum() == pytest.approx([3 / 6, 2 / 6, 1 / 6], rel=0.03)
 
 
-# ---- both engines, at random -----------------------------------------------------------------------------------------
-
-
-def drawn(seed: int):
-    """A cluster, jobs, a policy and what it is told of tenants."""
-    g = np.random.default_rng(seed)
-    groups = [
-        NodeGroup(
-            int(g.integers(1, 4)), int(g.choice([1, 2, 4, 8])), str(g.choice(["A", "B"])), float(g.choice([0, 16, 40])),
-            cpu=float(g.choice([0, 8, 16, 16])), memory_gb=float(g.choice([0, 64, 64])),
-        )
-        for _ in range(g.integers(1, 4))
-    ]  # fmt: skip
-    count, tenants = int(g.integers(1, 40)), tuple("abcd"[: int(g.integers(1, 5))])
-    pods, gpus = g.choice([0, 0, 0, 1, 2, 3], count), g.choice([0, 1, 1, 2, 4, 8, 12], count)
-    placement = str(g.choice(["best", "worst", "first", "random", "consolidate", "counted", "best-resources"]))
-    shares = placement != "counted" and g.random() < 0.3
-    jobs = Jobs(
-        np.sort(g.integers(0, 40, count).astype(float)),
-        g.integers(0, 50, count).astype(float),
-        np.where(pods > 0, gpus // np.maximum(pods, 1) * pods, gpus),
-        pods=pods,
-        milli=g.choice([1000, 500, 300], count) if shares else None,
-        gpu_memory=g.choice([0.0, 0.0, 16.0, 32.0], count),
-        cpu=g.choice([0, 0, 1000, 4000], count),
-        memory=g.choice([0, 0, 16384], count),
-        types=g.choice([0, 0, 1, 2], count),
-        type_sets=((), ("A",), ("B",)),
-        priority=g.choice([0.0, 1.0], count),
-        tenant=g.integers(0, len(tenants), count),
-        tenants=tenants,
-    )
-    order = str(g.choice([*SHARED, *SHARED, *PLAIN]))
-    more = {}
-    if order in SHARED:
-        more["weights"] = {name: float(g.choice([0.5, 1, 2, 3])) for name in tenants if g.random() < 0.7}
-    if order not in SHARED or g.random() < 0.5:
-        more["quotas"] = {
-            name: Quota(float(g.choice([0, 2.5, 4, 8, 16])), float(g.choice([0, 1, 4, np.inf])))
-            for name in (*tenants, "*")
-            if g.random() < 0.7
-        }
-    return (
-        jobs,
-        Cluster.of(groups),
-        order + str(g.choice(["", "-skip"])),
-        placement,
-        str(g.choice(["", "random"])),
-        more,
-    )
-
-
-def test_both_engines_agree_and_no_quota_is_ever_exceeded():
-    held_back = 0
-    for seed in range(250):
-        jobs, cluster, order, placement, ties, more = drawn(seed)
-        result = both(jobs, cluster, order, placement, ties=ties, seed=seed, **more)
-        check_quotas(result)
-        if order.endswith("-skip"):
-            assert not waited_for(result, "priority").any()  # nobody waits who could start
-        held_back += (waited_for(result, "quota") > 0).sum()
-    assert held_back > 200
-
-
-def check_quotas(result) -> None:
-    """From starts and ends alone."""
-    if not result.quotas:
-        assert not waited_for(result, "quota").any()
-        return
-    _, held = held_over_time(result)
-    each = [result.quotas.get(name, result.quotas.get("*", Quota(0))) for name in result.jobs.tenants]
-    assert (held.sum(axis=1) <= sum(quota.nominal for quota in each) * 1000).all()
-    assert (held <= [(quota.nominal + quota.borrowing_limit) * 1000 for quota in each]).all()
-
-
 def test_work_is_conserved_where_everyone_may_pass():
     """After each moment no job that waits would fit on the free GPUs of a node."""
     g = np.random.default_rng(3)
@@ -273,7 +183,7 @@ def test_work_is_conserved_where_everyone_may_pass():
 
 
 def test_one_tenant_is_served_as_if_there_were_none():
-    jobs, cluster, *_ = drawn(11)
+    jobs, cluster = random_jobs(200), Cluster.parse("3x8")
     alone = dataclasses.replace(jobs, tenant=None, tenants=("",))
     for mode in ("", "-skip"):
         fifo = simulate(alone, cluster, f"fifo{mode}")

@@ -6,17 +6,12 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from random_traces import TOPOLOGY as PLACEMENTS
-from schedules import both, check_locality
+from schedules import both
 
 from weft.cluster import Cluster, Jobs, NodeGroup, Simulator, cluster_file, reference, simulate
-from weft.cluster.metrics import locality, summary
+from weft.cluster.metrics import locality
 from weft.cluster.result import REASONS
-
-ORDERS = [f"{order}{mode}" for order in ("fifo", "sjf", "priority", "fair-share") for mode in ("", "-skip", "-easy")]
-ORDERS.remove("fair-share-easy")
 
 
 def jobs_of(*asked, submit=(), duration=(), **more) -> Jobs:
@@ -213,65 +208,6 @@ def test_conservative_backfill_is_refused():
                 run(jobs, cluster, "fifo-conservative", placement)
 
 
-# ---- the fast engine against the plain one ---------------------------------------------------------------------------
-
-cut = st.sampled_from(
-    [{}, {"rack": "x"}, {"rack_nodes": 1}, {"rack_nodes": 2}, {"rack_nodes": 4, "nvlink_domain_nodes": 2},
-     {"rack": "x", "nvlink_domain": "x1"}, {"rack": "y", "nvlink_domain": "y1"}, {"nvlink_domain_nodes": 3}]
-)  # fmt: skip
-groups = st.lists(
-    st.builds(
-        lambda count, gpus, kind, cpu, more: NodeGroup(count, gpus, kind, cpu=cpu, **more),
-        st.integers(1, 7),
-        st.sampled_from((2, 4, 8, 8)),
-        st.sampled_from("AAB"),
-        st.sampled_from((0, 8)),
-        cut,
-    ),
-    min_size=1,
-    max_size=4,
-)
-
-
-@st.composite
-def traces(draw) -> Jobs:
-    count = draw(st.integers(1, 25))
-
-    def column(*values):
-        return np.array([draw(st.sampled_from(values)) for _ in range(count)])
-
-    gpus, pods = column(0, 1, 2, 4, 8, 12, 16, 24), column(0, 0, 0, 1, 2, 4)
-    return Jobs(
-        submit=np.cumsum(column(0, 0, 1, 5)),
-        duration=column(0, 1, 3.5, 10, 30),
-        gpus=np.where(pods > 0, gpus // np.maximum(pods, 1) * pods, gpus),
-        pods=pods,
-        milli=column(*draw(st.sampled_from(((1000,), (1000,), (1000, 700, 500, 300))))),
-        estimate=column(1, 2, 10, 30),
-        cpu=column(0, 0, 0, 6000),
-        types=column(0, 0, 0, 1),
-        type_sets=((), ("B",)),
-        priority=column(0, 1),
-    )
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    traces(),
-    groups,
-    st.sampled_from(ORDERS),
-    st.sampled_from(PLACEMENTS),
-    st.sampled_from(("lowest", "highest", "random")),
-)
-def test_both_engines_give_the_same_schedule(jobs, nodes, order, placement, ties):
-    cluster = Cluster.of(nodes)
-    result = both(jobs, cluster, order, placement, ties=ties, seed=1)
-    if placement == "topology-required":
-        ran = set(range(len(jobs))) - set(result.unschedulable)
-        assert all(len(set(cluster.rack[nodes_of(result, j)].tolist())) == 1 for j in ran)
-    check_locality(result)
-
-
 def test_without_racks_topology_is_best_fit():
     """One rack, and each node a domain: whole nodes and remainders of gangs, and small jobs, go where best fit puts them."""
     g = np.random.default_rng(0)
@@ -285,16 +221,6 @@ def test_without_racks_topology_is_best_fit():
 
 
 # ---- locality --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("order", "placement"), [("fifo-skip", "best"), ("srtf", "worst"), ("fifo-easy", "counted")])
-def test_locality_of_any_placement(order, placement):
-    g = np.random.default_rng(1)
-    jobs = Jobs(np.cumsum(g.exponential(1, 300)), g.exponential(40, 300), g.choice([1, 2, 4, 8, 12, 24], 300))
-    result = simulate(jobs, Cluster.of([NodeGroup(16, rack_nodes=4, nvlink_domain_nodes=2)]), order, placement)
-    check_locality(result)
-    assert summary(result)["locality"] == locality(result)
-    assert (locality(result)["gangs"] > 0) == (placement != "counted")
 
 
 def test_topology_brings_gangs_nearer():

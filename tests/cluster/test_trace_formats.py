@@ -6,7 +6,21 @@ import gzip
 import json
 
 import pytest
-from sample_traces import PAI, PAI_HEAD, SACCT, SPEEDS, TRACES, attempt, node, philly, pod, rows, tar, with_traces
+from sample_traces import (
+    HELIOS,
+    PAI,
+    PAI_HEAD,
+    SACCT,
+    SPEEDS,
+    TRACES,
+    attempt,
+    node,
+    philly,
+    pod,
+    rows,
+    tar,
+    with_traces,
+)
 
 from weft.cluster import trace
 from weft.cluster.files.text import TraceError
@@ -37,16 +51,7 @@ def test_philly_raw(write):
 
 
 def test_helios_raw(write):
-    head = "job_id,user,vc,jobname,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue\n"
-    jobs = trace.load(
-        write(
-            "cluster_log.csv",
-            head + "7,u,vcA,x,16,48,2,COMPLETED,2020-06-09 18:41:01,2020-06-09 18:41:11,2020-06-09 18:42:01,50,10\n"
-            "8,u,vcB,x,0,1,1,COMPLETED,2020-06-09 18:41:02,2020-06-09 18:41:11,2020-06-09 18:42:01,50,10\n"
-            "9,u,vcB,x,1,1,1,CANCELLED,2020-06-09 18:41:03,None,None,,\n",
-        ),
-        "helios",
-    )
+    jobs = trace.load(write("cluster_log.csv", HELIOS), "helios")
     assert rows(jobs, "cpu", "pods") == [("7", 1591728061.0, 50.0, 16, 48_000, 0)]
     assert jobs.dropped == {"no GPU": 1, "no submission or duration": 1} and jobs.tenants == ("vcA", "vcB")
 

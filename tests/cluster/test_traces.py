@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 import numpy as np
 import pytest
-from sample_traces import OWN, PAI, SACCT, SPEEDS, YAML, attempt, node, philly, pod, rows, tar
+from sample_traces import HELIOS, OWN, PAI, SACCT, SPEEDS, YAML, attempt, node, philly, pod, rows, tar
 
 from weft.cluster import cluster_file, trace
 from weft.cluster.files.text import TraceError
@@ -20,6 +20,7 @@ from weft.definition import UnknownName
 # ---- weft's own columns ----------------------------------------------------------------------------------------------
 
 
+TIRESIAS = "job_id,num_gpu,submit_time,iterations,model_name,duration,interval\n"
 MAPPING = {"id": "name", "submit": "at", "duration": "s", "gpus": "gpu_num"}
 
 
@@ -290,6 +291,14 @@ def test_an_option_that_a_format_has_not_is_named(write):
         ("csv", "submit,duration,gpus\n0,1,inf\n", "t:2: inf GPUs; expected a whole number"),
         ("csv", "submit,duration,gpus,pods\n0,1,3,2\n", "t: jobs: job 0 (row 0) has 3 GPUs in 2 pods; expected equal pods"),
         ("csv", "", "columns submit, duration, gpus are missing (there are: none)"),
+        ("tiresias", TIRESIAS, "no jobs are left to simulate (the file has none)"),
+        ("tiresias", TIRESIAS + "0,1,0,5,x,10\n", "t:2: 6 columns; expected 7"),
+        ("tiresias", TIRESIAS + "0,1,0,5,x,10,0\n1,one,0,5,x,10,0\n", "t:3: num_gpu is 'one'; expected a number"),
+        ("tiresias", TIRESIAS + "0,1,-5,5,x,10,0\n", "t:2: the submission is -5; expected 0 or more"),
+        ("tiresias", TIRESIAS + "0,1.5,0,5,x,10,0\n", "t:2: 1.5 GPUs; expected a whole number"),
+        ("tiresias", TIRESIAS + "0,0,0,5,x,10,0\n0,1,0,5,x,,0\n", "dropped: no submission or duration, 1 dropped: no GPU"),
+        ("tiresias", TIRESIAS + "0,1,inf,5,x,10,0\n", "submit of job '0' (row 0) is inf"),
+        ("helios", HELIOS.replace("09 18:41:01", "09 18:41:0x"), "t:2: submit_time is '2020-06-09 18:41:0x'; expected"),
         ("philly", "[{]", "t:1: no JSON at column 3"),
         ("philly", "{}", "a JSON dict; expected a list of jobs"),
         ("philly", '[{"jobid": "x"}]', "job 1 (x): KeyError: 'submitted_time'; expected submitted_time"),

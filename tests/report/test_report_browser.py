@@ -2,37 +2,12 @@
 
 import dataclasses
 import functools
-from pathlib import Path
 
 import pytest
+from chromium import DRAWN, draw, fits, tip
 from report_samples import cpu_contents, gpu_contents
 
 from weft.report.page import Contents, render
-
-playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-CHROMIUM = Path("/usr/bin/chromium")
-pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason=f"no browser at {CHROMIUM}: apt-get install chromium")
-
-DRAWN = """plot => {  // Bokeh draws into canvases that lie in shadow roots
-  const seen = [plot];
-  while (seen.length) {
-    const node = seen.pop();
-    if (node.tagName === "CANVAS") return true;
-    seen.push(...(node.shadowRoot ? [node.shadowRoot] : []), ...(node.children ?? []));
-  }
-  return false;
-}"""
-
-
-TIP = "() => [...document.querySelectorAll('.bk-Tooltip')].map(tip => tip.shadowRoot.textContent).join('')"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as tool:
-        chromium = tool.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture(scope="module")
@@ -41,45 +16,16 @@ def rendered(tmp_path_factory):
     return functools.cache(lambda made: render(made(), tmp_path_factory.mktemp("report") / "index.html"))
 
 
-@pytest.fixture
-def visit(browser, rendered):
-    """Opens a rendered page; at the end, nothing may have been fetched but the page, and no error have been raised."""
-    requests, errors, contexts, pages = [], [], [], []
-
-    def opened(contents, width=1280, **options):
-        pages.append(rendered(contents).as_uri())
-        contexts.append(browser.new_context(viewport={"width": width, "height": 900}, **options))
-        page = contexts[-1].new_page()
-        page.on("request", lambda request: requests.append(request.url))
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("console", lambda message: message.type in ("error", "warning") and errors.append(message.text))
-        page.goto(pages[-1])
-        return page
-
-    yield opened
-    for context in contexts:
-        context.close()
-    assert errors == []
-    assert [url for url in requests if not url.startswith("data:")] == pages
-
-
 def draw_all(page):
-    """Unfolds everything and scrolls to each chart, as a reader would; returns the charts."""
+    """Unfolds everything and draws each chart; returns the charts."""
     page.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true })")
-    plots = page.locator(".plot")
-    for i in range(plots.count()):
-        plots.nth(i).scroll_into_view_if_needed()
-        page.wait_for_function(DRAWN, arg=plots.nth(i).element_handle())
-    return plots
-
-
-def fits(page):
-    return page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    draw(page, page.locator(".plot"))
+    return page.locator(".plot")
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_every_chart_is_drawn_explained_and_fits(visit, width):
-    page = visit(gpu_contents, width)
+def test_every_chart_is_drawn_explained_and_fits(visit, rendered, width):
+    page = visit(rendered(gpu_contents), width)
     plots = draw_all(page)
     assert plots.count() == 2 + 1 + 2 * 6 + 2
     assert fits(page)
@@ -94,14 +40,14 @@ def test_every_chart_is_drawn_explained_and_fits(visit, width):
     )
 
 
-def test_charts_are_drawn_when_the_reader_comes_near(visit):
-    page = visit(gpu_contents)
+def test_charts_are_drawn_when_the_reader_comes_near(visit, rendered):
+    page = visit(rendered(gpu_contents))
     page.wait_for_function(DRAWN, arg=page.locator("#ceiling-1").element_handle())
     assert not page.evaluate(DRAWN, page.locator("#training-1").element_handle())
 
 
-def test_dark_mode_draws_in_dark_colours_and_follows_a_change(visit):
-    page = visit(cpu_contents, color_scheme="dark")
+def test_dark_mode_draws_in_dark_colours_and_follows_a_change(visit, rendered):
+    page = visit(rendered(cpu_contents), color_scheme="dark")
     assert draw_all(page).count() > 3 and fits(page)
     colour = "() => Bokeh.documents.at(-1).roots()[0].below[0].major_label_text_color"
     assert "#e8e8e4" in str(page.evaluate(colour))
@@ -109,23 +55,16 @@ def test_dark_mode_draws_in_dark_colours_and_follows_a_change(visit):
     page.wait_for_function(f"({colour})() === '#1b1e22'")
 
 
-def test_pointer_shows_all_numbers_of_a_bar(visit):
-    page = visit(gpu_contents)
+def test_pointer_shows_all_numbers_of_a_bar(visit, rendered):
+    page = visit(rendered(gpu_contents))
     plot = page.locator("#share-1")
-    plot.scroll_into_view_if_needed()
-    page.wait_for_function(DRAWN, arg=plot.element_handle())
-    box = plot.bounding_box()
-    tip = ""
-    for y in range(20, 90, 6):  # the first group's bars
-        page.mouse.move(box["x"] + 180, box["y"] + y)
-        page.wait_for_timeout(100)
-        if tip := page.evaluate(TIP):
-            break
-    assert "implementation" in tip and "share of ceiling" in tip and "µs" in tip
+    draw(page, plot)
+    shown = tip(page, plot, [(180, y) for y in range(20, 90, 6)])  # the first group's bars
+    assert "implementation" in shown and "share of ceiling" in shown and "µs" in shown
 
 
-def test_table_sorts_by_number_and_by_name(visit):
-    page = visit(gpu_contents)
+def test_table_sorts_by_number_and_by_name(visit, rendered):
+    page = visit(rendered(gpu_contents))
     page.locator("#measurements summary").click()
     times = "() => [...document.querySelectorAll('.sortable tbody tr')].map(row => Number(row.cells[6].dataset.v))"
     page.get_by_role("button", name="time (µs)", exact=True).click()
@@ -150,8 +89,8 @@ def hostile_contents():
     return contents
 
 
-def test_hostile_records_run_nothing(visit):
-    page = visit(hostile_contents)
+def test_hostile_records_run_nothing(visit, rendered):
+    page = visit(rendered(hostile_contents))
     box = draw_all(page).nth(3).bounding_box()
     page.mouse.move(box["x"] + 200, box["y"] + 50)
     page.wait_for_timeout(300)
@@ -159,6 +98,6 @@ def test_hostile_records_run_nothing(visit):
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_empty_page_fits_and_draws_nothing(visit, width):
-    page = visit(Contents, width)
+def test_empty_page_fits_and_draws_nothing(visit, rendered, width):
+    page = visit(rendered(Contents), width)
     assert fits(page) and page.locator("figure, canvas").count() == 0 and page.locator("section .empty").count() >= 8
