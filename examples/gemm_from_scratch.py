@@ -11,7 +11,7 @@ import sys
 
 import numpy as np
 
-from weft.course.ladders.matmul import RUNGS, SOURCE
+from weft.course.ladders.matmul import KERNELS, SOURCE
 from weft.operators.cuda import compile_cubin
 
 try:
@@ -19,7 +19,7 @@ try:
 except ImportError:
     sys.exit("gemm_from_scratch: needs cuda-bindings: pip install 'weft[gpu,nvrtc]'")
 
-RUNG, STAGE_BYTES = RUNGS[8], 32 * 1024  # tensor cores by mma.sync: from sm_80 on
+RUNG, STAGE_BYTES = KERNELS[8], 32 * 1024  # tensor cores by mma.sync: from sm_80 on
 
 
 def done(result):
@@ -47,7 +47,7 @@ def load(device: int):
     minor = done(driver.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device))
     if major < 8:
         sys.exit(f"gemm_from_scratch: rung 8 needs sm_80, this GPU is sm_{major}{minor}")
-    cubin, name = compile_cubin(SOURCE, RUNG.kernel, major * 10 + minor)
+    cubin, name = compile_cubin(SOURCE, RUNG.expression, major * 10 + minor)
     function = done(driver.cuModuleGetFunction(done(driver.cuModuleLoadData(cubin)), name.encode()))
     shared = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     done(driver.cuFuncSetAttribute(function, shared, RUNG.stages * STAGE_BYTES))

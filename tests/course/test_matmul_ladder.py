@@ -23,7 +23,7 @@ from weft.definition import Declined, UnknownName  # noqa: E402
 from weft.operators import cuda  # noqa: E402
 from weft.operators.launch import compiling_for, multiprocessors  # noqa: E402
 
-CUDA_RUNGS = [number for number, made in ladder.RUNGS.items() if made.backend == "cuda"]
+CUDA_RUNGS = list(ladder.KERNELS)
 LOW, HIGH = [n for n in CUDA_RUNGS if n <= 8], [n for n in CUDA_RUNGS if n > 8]
 
 
@@ -73,12 +73,12 @@ def machine(tmp_path_factory):
     for program, numbers, file in (("low", LOW, ladder.SOURCE), ("high", HIGH, ladder.HOPPER)):
         right = file.read_text()
         spaces = [f"namespace right {{\n{source(right)}}}"]
-        calls = {f"rung {n}": f"right::{ladder.RUNGS[n].kernel}" for n in numbers}
+        calls = {f"rung {n}": f"right::{ladder.KERNELS[n].expression}" for n in numbers}
         for i, (name, (number, good, bad)) in enumerate(MISTAKES.items()):
             if number in numbers:
                 assert right.count(good) == 1, f"{name}: the ladder has no single '{good}'"
                 spaces.append(f"namespace wrong{i} {{\n{source(right.replace(good, bad))}}}")
-                calls[name] = f"wrong{i}::{ladder.RUNGS[number].kernel}"
+                calls[name] = f"wrong{i}::{ladder.KERNELS[number].expression}"
         lines = [
             f'if (!std::strcmp(words[1], "{name}")) return check({kernel}, words + 2);'
             for name, kernel in calls.items()
@@ -119,7 +119,7 @@ def test_a_rung_is_right_at_sizes_that_are_no_multiples_of_its_tile(machine, num
 
 @pytest.mark.parametrize("number", [11, 12])
 def test_a_persistent_rung_is_right_with_any_number_of_blocks(machine, number):
-    cluster = ladder.RUNGS[number].cluster
+    cluster = ladder.KERNELS[number].cluster
     for blocks in (1, 2, 3, 5):
         assert machine(number, (1160, 520, 136), blocks, grid=blocks * cluster) == "right\n"
 

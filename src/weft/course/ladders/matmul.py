@@ -9,9 +9,8 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,140 +26,62 @@ SOURCE = Path(__file__).parent / "matmul.cu"
 HOPPER = Path(__file__).parent / "matmul_hopper.cu"
 
 
-@dataclass(frozen=True)
-class Rung:
-    """A step of the ladder.
+RUNGS = {
+    1: ("naive", "one thread an element; a warp's threads lie along M, so each load of A takes 32 sectors"),
+    2: ("coalesced", "a warp's threads lie along N: one address of A for all, 64 bytes of B and C side by side"),
+    3: ("shared-memory", "32 × 32 tiles in shared memory: each element is fetched 32 times less often"),
+    4: ("register-column", "8 × 1 elements a thread: 9 reads of shared memory for 8 multiply-adds instead of 16"),
+    5: ("register-tile", "8 × 8 elements a thread: 16 reads for 64 multiply-adds"),
+    6: ("vectorised", "16 bytes an access everywhere, so 2 reads for 64 multiply-adds, and no bank asked twice"),
+    7: ("double-buffered", "cp.async into a second buffer: the next tiles come while these are multiplied"),
+    8: (
+        "tensor-cores",
+        "mma.sync out of swizzled shared memory by ldmatrix: 2048 multiply-adds an instruction; three stages",
+    ),
+    9: ("tma-wgmma", "TMA fetches, wgmma multiplies straight from shared memory: no thread touches an operand"),
+    10: ("warp-specialised", "one warpgroup fetches, two multiply 64 × 256 each and never wait for one another"),
+    11: ("persistent", "a block a multiprocessor; C leaves through TMA under the next tile; tiles in groups of 8 rows"),
+    12: ("multicast", "clusters of two: each block fetches half of B's slice for both"),
+    13: ("triton", "rungs 1 to 9 in twenty lines: tl.dot in a loop over K"),
+    14: ("triton-descriptors", "TMA descriptors in a persistent grid: rungs 9 and 11 from Triton"),
+}
+
+
+class Kernel(NamedTuple):
+    """How a rung in CUDA C++ is launched.
 
     Args:
-        name: as in ``ladder-<number>-<name>``.
-        idea: what it changes, in a line.
-        kernel: C++ name with template arguments; empty for Triton's rungs.
+        expression: C++ name with template arguments.
         tile: rows and columns of C that a block computes.
         threads: of a block.
-        arch: the least architecture.
         stages: tiles of A and B in dynamic shared memory at a time, each ``tile[0]`` × 64 and 64 × ``tile[1]``.
         cluster: blocks of a cluster; they lie below one another.
         persistent: as many blocks as multiprocessors, each with many tiles.
-        backend: ``cuda`` or ``triton``.
     """
 
-    name: str
-    idea: str
-    kernel: str = ""
-    tile: tuple[int, int] = (0, 0)
-    threads: int = 0
-    arch: str = ">=sm_80"
+    expression: str
+    tile: tuple[int, int]
+    threads: int
     stages: int = 0
     cluster: int = 1
     persistent: bool = False
-    backend: str = "cuda"
 
 
-RUNGS = {
-    1: Rung(
-        "naive",
-        "one thread an element; a warp's threads lie along M, so each load of A takes 32 sectors",
-        "ladder_element<32, 8, false>",
-        (32, 8),
-        256,
-    ),
-    2: Rung(
-        "coalesced",
-        "a warp's threads lie along N: one address of A for all, 64 bytes of B and C side by side",
-        "ladder_element<8, 32, true>",
-        (8, 32),
-        256,
-    ),
-    3: Rung(
-        "shared-memory",
-        "32 × 32 tiles in shared memory: each element is fetched 32 times less often",
-        "ladder_shared<32>",
-        (32, 32),
-        1024,
-    ),
-    4: Rung(
-        "register-column",
-        "8 × 1 elements a thread: 9 reads of shared memory for 8 multiply-adds instead of 16",
-        "ladder_registers<64, 64, 32, 8, 1>",
-        (64, 64),
-        512,
-    ),
-    5: Rung(
-        "register-tile",
-        "8 × 8 elements a thread: 16 reads for 64 multiply-adds",
-        "ladder_registers<128, 128, 16, 8, 8>",
-        (128, 128),
-        256,
-    ),
-    6: Rung(
-        "vectorised",
-        "16 bytes an access everywhere, so 2 reads for 64 multiply-adds, and no bank asked twice",
-        "ladder_vectors<128, 128, 32, 1>",
-        (128, 128),
-        256,
-    ),
-    7: Rung(
-        "double-buffered",
-        "cp.async into a second buffer: the next tiles come while these are multiplied",
-        "ladder_vectors<128, 128, 32, 2>",
-        (128, 128),
-        256,
-    ),
-    8: Rung(
-        "tensor-cores",
-        "mma.sync out of swizzled shared memory by ldmatrix: 2048 multiply-adds an instruction; three stages",
-        "ladder_mma<128, 128, 64, 3>",
-        (128, 128),
-        128,
-        stages=3,
-    ),
-    9: Rung(
-        "tma-wgmma",
-        "TMA fetches, wgmma multiplies straight from shared memory: no thread touches an operand",
-        "ladder_wgmma<4>",
-        (128, 128),
-        256,
-        ">=sm_90",
-        stages=4,
-    ),
-    10: Rung(
-        "warp-specialised",
-        "one warpgroup fetches, two multiply 64 × 256 each and never wait for one another",
-        "ladder_specialised<10>",
-        (128, 256),
-        384,
-        ">=sm_90",
-        stages=4,
-    ),
-    11: Rung(
-        "persistent",
-        "a block a multiprocessor; C leaves through TMA under the next tile; tiles in groups of 8 rows",
-        "ladder_specialised<11>",
-        (128, 256),
-        384,
-        ">=sm_90",
-        stages=4,
-        persistent=True,
-    ),
-    12: Rung(
-        "multicast",
-        "clusters of two: each block fetches half of B's slice for both",
-        "ladder_specialised<12>",
-        (128, 256),
-        384,
-        ">=sm_90",
-        stages=4,
-        cluster=2,
-        persistent=True,
-    ),
-    13: Rung("triton", "rungs 1 to 9 in twenty lines: tl.dot in a loop over K", backend="triton"),
-    14: Rung(
-        "triton-descriptors",
-        "TMA descriptors in a persistent grid: rungs 9 and 11 from Triton",
-        arch=">=sm_90",
-        backend="triton",
-    ),
+KERNELS = {
+    1: Kernel("ladder_element<32, 8, false>", (32, 8), 256),
+    2: Kernel("ladder_element<8, 32, true>", (8, 32), 256),
+    3: Kernel("ladder_shared<32>", (32, 32), 1024),
+    4: Kernel("ladder_registers<64, 64, 32, 8, 1>", (64, 64), 512),
+    5: Kernel("ladder_registers<128, 128, 16, 8, 8>", (128, 128), 256),
+    6: Kernel("ladder_vectors<128, 128, 32, 1>", (128, 128), 256),
+    7: Kernel("ladder_vectors<128, 128, 32, 2>", (128, 128), 256),
+    8: Kernel("ladder_mma<128, 128, 64, 3>", (128, 128), 128, stages=3),
+    9: Kernel("ladder_wgmma<4>", (128, 128), 256, stages=4),
+    10: Kernel("ladder_specialised<10>", (128, 256), 384, stages=4),
+    11: Kernel("ladder_specialised<11>", (128, 256), 384, stages=4, persistent=True),
+    12: Kernel("ladder_specialised<12>", (128, 256), 384, stages=4, cluster=2, persistent=True),
 }
+ON_HOPPER = (9, 10, 11, 12, 14)  # the other rungs run from sm_80 on
 # Terms in one accumulator of tensor cores, which cut off what does not fit (docs/notes/gemm-ladder.md).
 LONGEST_SUM = 2**18
 STAGE_COLUMNS = 64  # of A in a stage, and rows of B
@@ -186,7 +107,7 @@ def rung(number: int) -> Callable[..., Tensor]:
 
 
 def _plan(number: int, a: Tensor, b: Tensor) -> Any:
-    made, (m, k), n = RUNGS[number], a.shape, b.shape[1]
+    (m, k), n = a.shape, b.shape[1]
     if not a.is_contiguous() or not b.is_contiguous():
         raise Declined("the ladder's kernels take both operands row-major and contiguous (layout NN)")
     if max(m, n, k) >= 2**31 - 2**10:
@@ -195,22 +116,25 @@ def _plan(number: int, a: Tensor, b: Tensor) -> Any:
         raise Declined(f"a sum of {k} terms; tensor cores' accumulators lose too much from {LONGEST_SUM} on")
     if number >= 6 and number != 13 and (k % 8 or n % 8 or not pointer_aligned(a, b)):
         raise Declined(f"16-byte accesses need rows that begin on 16 bytes; these have {k} and {n} elements")
-    if made.backend == "triton":
+    if number not in KERNELS:
         return matmul_triton.plan(a, b, descriptors=number == 14)
-    if made.arch == ">=sm_90" and target_sm(a.device) != 90:
+    made = KERNELS[number]
+    if number in ON_HOPPER and target_sm(a.device) != 90:
         raise Declined(f"wgmma is Hopper's alone (sm_90a); this is sm_{target_sm(a.device)}")
     tiles = -(-m // (made.tile[0] * made.cluster)) * -(-n // made.tile[1])
     if made.persistent:
         tiles = min(tiles, multiprocessors(a.device) // made.cluster)
     stage = sum(made.tile) * STAGE_COLUMNS * a.element_size()
-    if made.arch == ">=sm_90":
-        plan = CudaPlan(HOPPER, made.kernel, (tiles * made.cluster, 1), made.threads, (), made.cluster)
+    if number in ON_HOPPER:
+        plan = CudaPlan(HOPPER, made.expression, (tiles * made.cluster, 1), made.threads, (), made.cluster)
         # up to 1023 bytes to an address that swizzles, two barriers a stage, four boxes of C where it leaves through TMA
         boxes = 4 * STAGE_COLUMNS * 128 if made.persistent else 0
         plan.shared_bytes = 1024 + made.stages * (stage + 16) + boxes
         return MappedPlan(plan, made.tile[0])
     size = ctypes.c_longlong if number <= 5 else ctypes.c_int
-    return CudaPlan(SOURCE, made.kernel, (tiles, 1), made.threads, (size(m), size(n), size(k)), 1, made.stages * stage)
+    return CudaPlan(
+        SOURCE, made.expression, (tiles, 1), made.threads, (size(m), size(n), size(k)), 1, made.stages * stage
+    )
 
 
 # ---- tensor maps: what TMA is told about a matrix ----------------------------------------------------------------------------
@@ -248,14 +172,15 @@ def encode(address: int, rows: int, columns: int, box_rows: int) -> tensor_maps.
     return tensor_maps.encode(address, torch.bfloat16, (columns, rows), (columns * 2,), (64, box_rows))
 
 
-for _number, _rung in RUNGS.items():
+for _number, (_name, _idea) in RUNGS.items():
+    _cuda = _number in KERNELS
     operator.rung(
         _number,
-        _rung.name,
-        idea=_rung.idea,
-        backend=_rung.backend,
-        arch=_rung.arch,
-        devices=("cuda",) if _rung.backend == "cuda" else ("cuda", "cpu"),
-        dtypes=("bf16",) if _rung.backend == "cuda" else ("bf16", "fp16"),
+        _name,
+        idea=_idea,
+        backend="cuda" if _cuda else "triton",
+        arch=">=sm_90" if _number in ON_HOPPER else ">=sm_80",
+        devices=("cuda",) if _cuda else ("cuda", "cpu"),
+        dtypes=("bf16",) if _cuda else ("bf16", "fp16"),
         directions=("forward",),
     )(rung(_number))
