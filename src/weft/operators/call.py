@@ -228,6 +228,12 @@ def check_eps(operator: str, eps: Any) -> None:
         raise ValueError(f"{operator}: argument 'eps' is {eps!r}; expected a number of at least 0 that fp32 can hold")
 
 
+def check_shape(operator: str, name: str, value: torch.Tensor, fits: bool, expected: str) -> None:
+    """Raises ValueError unless the shape ``fits``; ``expected`` says which one would."""
+    if not fits:
+        raise ValueError(f"{operator}: argument '{name}' has shape {tuple(value.shape)}; expected {expected}")
+
+
 def check_dim(operator: str, dim: Any, ndim: int) -> int:
     """``dim`` as a position from the front. Raises TypeError or ValueError (PyTorch's IndexError is not one)."""
     if not isinstance(dim, int) or isinstance(dim, bool):

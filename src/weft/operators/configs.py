@@ -78,6 +78,11 @@ class Configurations:
         return path
 
 
+def constants_of(config: Config) -> Config:
+    """The compile-time constants of a configuration: all but warps and stages."""
+    return {name: value for name, value in config.items() if name.isupper()}
+
+
 def _natural(key: str) -> list[tuple[int, Any]]:
     return [(0, int(part)) if part.isdigit() else (1, part) for part in key.split(",")]
 

@@ -78,8 +78,8 @@ def multiprocessors(device: torch.device) -> int:
 @dataclass
 class Plan:
     """A kernel, its grid, scalars and compile-time constants. Call it with the tensors, which come first in the kernel's
-    signature, and then with numbers that differ from call to call, such as a seed; then come ``scalars``, then ``constants``
-    in the order of the signature. The kernel annotates such numbers' types and lists them as ``do_not_specialize``.
+    signature, and then with numbers that differ from call to call, such as a seed; then come ``scalars``, then ``constants``.
+    The kernel annotates such numbers' types and lists them as ``do_not_specialize``.
 
     A plan is made for given shapes, strides, dtypes, pointer alignment and device: what it specialised on at the first
     call must hold at every call, so keep plans in a :class:`Plans` under a key that says all of these.
@@ -112,7 +112,8 @@ class Plan:
             torch.library.wrap_triton(self.kernel)[self.grid](*arguments, *self.scalars, **options)
         else:
             compiled = self.kernel[self.grid](*arguments, *self.scalars, **options)
-            self._launch = _direct(compiled, self.grid, (*self.scalars, *self.constants.values()))
+            constants = (self.constants[name] for name in self.kernel.arg_names if name in self.constants)
+            self._launch = _direct(compiled, self.grid, (*self.scalars, *constants))
 
     def _compile(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         request = _compile_only

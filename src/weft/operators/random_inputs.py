@@ -62,6 +62,11 @@ def random_tensor(
     return x
 
 
+def of_vectors(layout: str) -> str:
+    """The layout of a vector beside matrices of a layout."""
+    return layout if layout in ("unaligned", "strided") else "contiguous"
+
+
 def _laid_out(shape: tuple[int, ...], layout: str, fill: Any) -> torch.Tensor:
     if layout == "contiguous" or not shape:
         return fill(shape)

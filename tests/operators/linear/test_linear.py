@@ -18,7 +18,6 @@ from weft.operators.launch import compiling_for  # noqa: E402
 from weft.operators.linear import dispatch  # noqa: E402
 from weft.operators.linear.activations import ACTIVATIONS  # noqa: E402
 from weft.operators.linear.dispatch import LinearCall  # noqa: E402
-from weft.operators.linear.linear import call as arguments  # noqa: E402
 from weft.operators.linear.reference import reference  # noqa: E402
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
@@ -32,6 +31,11 @@ def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> to
 
 def rows(n: int, activation: str | None) -> int:
     return 2 * n if activation is not None and ACTIVATIONS[activation].gated else n
+
+
+def linear_call(*operands):
+    tensors, options = dispatch.arguments(*operands)
+    return LinearCall(*tensors, *options)
 
 
 def kernel(*arguments, **named):
@@ -112,7 +116,7 @@ def test_on_hopper_what_is_kept_is_a_product_of_its_own(monkeypatch, activation,
     x, weight, bias = random(m, 8), random(rows(16, activation), 8, seed=1), random(rows(16, activation), seed=2)
     leaves = [t.requires_grad_() for t in (x, weight, bias, *([random(m, 16, seed=3)] if added else []))]
     call = (*leaves, *([] if added else [None]))
-    y, dy = dispatch.Linear.apply(*call, activation, "cuda"), random(m, 16, seed=4)
+    y, dy = dispatch.Linear.apply("cuda", activation, *call), random(m, 16, seed=4)
     want = reference(*call, activation=activation)
     torch.testing.assert_close(y, want)
     for got, expected in zip(torch.autograd.grad(y, leaves, dy), torch.autograd.grad(want, leaves, dy), strict=True):
@@ -133,7 +137,7 @@ def test_a_launch_on_hopper_maps_both_halves_of_the_weight(monkeypatch, stored):
     weight = torch.empty(128, 64, dtype=BF16) if stored == "rows" else torch.empty(64, 128, dtype=BF16).t()
     x, residual, y, bias = (torch.empty(s, dtype=BF16) for s in ((8, 64), (8, 64), (8, 64), (128,)))
     x, weight, residual, y, bias = (t.as_subclass(OnGpu) for t in (x, weight, residual, y, bias))
-    made = dispatch.HopperLaunch(LinearCall(*arguments(x, weight, bias, residual, "geglu_tanh")))
+    made = dispatch.HopperLaunch(linear_call(x, weight, bias, residual, "geglu_tanh"))
     assert "true, GELU_TANH, true, true, false" in made.plan.launch.expression  # bias, residual, gate, no amax
     made(x, weight, bias, residual, y, y)
     plan, tensors = launched[0]
@@ -142,7 +146,7 @@ def test_a_launch_on_hopper_maps_both_halves_of_the_weight(monkeypatch, stored):
         t.data_ptr() + more for t, more in ((x, 0), (weight, 0), (weight, half), (residual, 0), (y, 0))
     ]
     assert tensors[2].data_ptr() == bias.data_ptr()
-    plain = dispatch.HopperLaunch(LinearCall(*arguments(x, weight[:64], None, None, None)))
+    plain = dispatch.HopperLaunch(linear_call(x, weight[:64], None, None, None))
     assert "false, NONE, false, false, false" in plain.plan.launch.expression
 
 
@@ -175,7 +179,7 @@ def test_which_implementation_is_taken(sm, call, named, taken, why):
             assert ops.explain("linear", *call, **named, direction=direction).implementation == taken
         if why not in (None, "skinny_matmul"):
             call = (*call, *(None,) * (4 - len(call)))
-            against = dispatch.hopper_unsupported(LinearCall(*arguments(*call, named.get("activation"))))
+            against = dispatch.hopper_unsupported(linear_call(*call, named.get("activation")))
             assert why in against and bool(why) == bool(against)
 
 

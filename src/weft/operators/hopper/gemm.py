@@ -27,6 +27,11 @@ TYPES = {
     torch.int32: "int",
 }  # the names in gemm.cu; float is taken as tf32
 SIXTEEN_BITS = (torch.bfloat16, torch.float16)
+ON_HOPPER: dict[str, Any] = {
+    "arch": "==sm_90",
+    "dtypes": ("bf16", "fp16"),
+    "devices": ("cuda",),
+}  # implementations on it
 OPERANDS = (*CTYPES, torch.float8_e4m3fn, torch.int8)
 ACTIVATIONS = ("NONE", "RELU", "SILU", "GELU", "GELU_TANH", "SILU_FAST")
 

@@ -6,7 +6,7 @@ x [..., K], weight [N, K] ([2N, K] of a gated activation), y and residual [..., 
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from weft.operators.call import (
-    Choice,
     KernelFunction,
     check_device,
     check_same,
+    check_shape,
     check_tensor,
     reference_gradients,
     rows_of,
@@ -29,7 +29,7 @@ from weft.operators.hopper import gemm, tensor_maps
 from weft.operators.hopper.gemm import SIXTEEN_BITS, HopperPlan
 from weft.operators.launch import INTERPRETING, Plan, Plans
 from weft.operators.linear import activations, gemv, kernels
-from weft.operators.linear.activations import ACTIVATIONS, halves
+from weft.operators.linear.activations import ACTIVATIONS, Activation, halves
 from weft.operators.linear.reference import E4M3, NAMES, reference
 from weft.operators.matmul.dispatch import default_precision, product
 from weft.operators.quantization.dispatch import QUANTIZE
@@ -108,8 +108,7 @@ class QuantizedCall(LinearCall):
             raise TypeError(f"{self.name}: argument 'dtype' is {dtype!r:.40}; expected {', '.join(map(str, DTYPES))}")
         check_tensor(self.name, "scale", scale, (torch.float32,))
         check_device(self.name, "scale", scale, "x", x)
-        if scale.numel() != 1 or scale.ndim > 1:
-            raise ValueError(f"{self.name}: argument 'scale' has shape {tuple(scale.shape)}; expected (1,) or ()")
+        check_shape(self.name, "scale", scale, scale.numel() == 1 and scale.ndim <= 1, "(1,) or ()")
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -125,6 +124,14 @@ class QuantizedCall(LinearCall):
             "GATED": self.activation.gated,
             "BIAS": self.bias is not None,
         }
+
+
+def arguments(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, activation: str | None = None
+) -> tuple[Any, tuple[Any, ...]]:
+    """The tensors and the options of a :class:`LinearCall`."""
+    tensors = (x, weight, x if bias is None else bias, x if residual is None else residual)
+    return tensors, (bias is not None, residual is not None, activation)
 
 
 def flat(t: Tensor) -> Tensor:
@@ -143,31 +150,29 @@ def check(name: str, x: Any, weight: Any, bias: Any, residual: Any, activation: 
     gated = activations.of(activation).gated
     if not x.ndim:
         raise ValueError(f"{name}: argument 'x' is a scalar; expected [..., K]")
-    k = x.shape[-1]
+    k, rows = x.shape[-1], "2N" if gated else "N"
     if weight.ndim != 2 or weight.shape[1] != k or (gated and weight.shape[0] % 2):
-        rows = "2N" if gated else "N"
         why = f" (gate, then up, for {activation!r})" if gated else ""
         raise ValueError(
             f"{name}: argument 'weight' has shape {tuple(weight.shape)} and 'x' {tuple(x.shape)}; expected weight "
             f"[{rows}, {k}]{why}"
         )
-    if bias is not None:
-        check_tensor(name, "bias", bias)
-        check_same(name, "bias", bias, "x", x)
-        if tuple(bias.shape) != (weight.shape[0],):
-            raise ValueError(
-                f"{name}: argument 'bias' has shape {tuple(bias.shape)}; expected ({weight.shape[0]},), an element for each "
-                "row of 'weight'"
-            )
+    check_bias(name, bias, x, "weight", weight.shape[0])
     if residual is not None:
         check_tensor(name, "residual", residual)
         check_same(name, "residual", residual, "x", x)
         wanted = (*x.shape[:-1], weight.shape[0] // (2 if gated else 1))
-        if tuple(residual.shape) != wanted:
-            raise ValueError(
-                f"{name}: argument 'residual' has shape {tuple(residual.shape)}; expected {wanted}, that of the result (it is "
-                "not broadcast)"
-            )
+        expected = f"{wanted}, that of the result (it is not broadcast)"
+        check_shape(name, "residual", residual, tuple(residual.shape) == wanted, expected)
+
+
+def check_bias(name: str, bias: Any, x: Tensor, weight: str, n: int) -> None:
+    """Raises TypeError or ValueError unless there is no bias, or one for the n rows of the argument ``weight``."""
+    if bias is not None:
+        check_tensor(name, "bias", bias)
+        check_same(name, "bias", bias, "x", x)
+        expected = f"({n},), an element for each row of '{weight}'"
+        check_shape(name, "bias", bias, tuple(bias.shape) == (n,), expected)
 
 
 # ---- Hopper's main loop ----------------------------------------------------------------------------------------------
@@ -294,47 +299,32 @@ QUANTIZED = Dispatch(
 )  # fmt: skip
 
 
-def choice_of(direction: str, *arguments: Any) -> Choice:
-    """The row that a call takes; its gradient follows it."""
-    choice = FORWARD.choose(*arguments)
-    if direction == "backward" and choice.implementation != "torch":
-        how = "the activation's slope in one pass, then two products as matmul's, and the column sum of the bias"
-        return dataclasses.replace(choice, reason=how)
-    return choice
-
-
 # ---- autograd in eager mode ------------------------------------------------------------------------------------------
 
 
-def computed(
-    kernel: str,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    activation: str | None,
-    keep: bool,
-) -> tuple[Tensor, Tensor]:
-    """y [M, N] of matrices, and with ``keep`` what the activation was applied to.
+def computed(kernel: str, activation: str | None, keep: bool, *call: Any) -> tuple[Tensor, Tensor]:
+    """y [M, N] of matrices (x, weight, bias, residual), and with ``keep`` what the activation was applied to.
 
     Hopper's main loop writes one result: what is kept is a product of its own, from which an element-wise kernel makes y."""
-    chosen = activations.of(activation)
-    n = weight.shape[0] // (2 if chosen.gated else 1)
-    y = torch.empty((x.shape[0], n), dtype=x.dtype, device=x.device)
-    pre = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device) if keep else y
+    tensors, (biased, added, _) = arguments(*call)
+    (x, weight, *_), chosen = tensors, activations.of(activation)
+    y = x.new_empty(x.shape[0], weight.shape[0] // (2 if chosen.gated else 1))
+    pre = x.new_empty(x.shape[0], weight.shape[0]) if keep else y
     if not y.numel():
         return y, pre
-    tensors = (x, weight, x if bias is None else bias, x if residual is None else residual)
     if kernel == "triton" or not keep:
-        options: tuple[Any, ...] = (bias is not None, residual is not None, activation)
-        if kernel == "triton":
-            options = (*options, keep, default_precision())
-        FORWARD.kernel(kernel).of(tensors, *options)(*tensors, y, pre)
+        how = (keep, default_precision()) if kernel == "triton" else ()
+        FORWARD.kernel(kernel).of(tensors, biased, added, activation, *how)(*tensors, y, pre)
         return y, pre
-    FORWARD.kernel(kernel).of(tensors, bias is not None, False, None)(*tensors, pre, pre)
-    parts = halves(pre, chosen)
-    maps.of((*parts, y), chosen.forward, len(parts), chosen.heavy)(*parts, y)
-    return y if residual is None else y.add_(residual), pre
+    FORWARD.kernel(kernel).of(tensors, biased, False, None)(*tensors, pre, pre)
+    mapped(chosen, chosen.forward, halves(pre, chosen), (y,))
+    return y if call[3] is None else y.add_(call[3]), pre
+
+
+def mapped(chosen: Activation, formula: Any, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> None:
+    """A formula of an activation over memory, in one pass."""
+    tensors = (*inputs, *outputs)
+    maps.of(tensors, formula, len(inputs), chosen.heavy)(*tensors)
 
 
 def _map(*call: Any) -> Plan:
@@ -345,55 +335,36 @@ def _map(*call: Any) -> Plan:
 maps = Plans(_map)
 
 
-def slope(kept: Tensor, dy: Tensor, activation: str) -> Tensor:
-    """The gradient of what an activation was applied to: one pass over it and dy."""
-    chosen = activations.of(activation)
-    made = torch.empty(kept.shape, dtype=kept.dtype, device=kept.device)
-    call = (*halves(kept, chosen), dy)
-    if made.numel():
-        tensors = (*call, *halves(made, chosen))
-        maps.of(tensors, chosen.backward, len(call), chosen.heavy)(*tensors)
-    return made
-
-
 class Linear(KernelFunction):
-    """Of matrices, in eager mode. Where a gradient is wanted, what the activation was applied to is kept; of relu without a
-    residual the result says enough."""
+    """``(kernel, activation, x, weight, bias, residual)`` of matrices, in eager mode. Where a gradient is wanted, what the
+    activation was applied to is kept; of relu without a residual the result says enough."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        residual: Tensor | None,
-        activation: str | None,
-        kernel: str,
-    ) -> Tensor:
-        wanted = any(ctx.needs_input_grad[:3])
-        keep = wanted and activation is not None and not (activation == "relu" and residual is None)
-        y, kept = computed(kernel, x, weight, bias, residual, activation, keep)
+    def forward(ctx: Any, kernel: str, activation: str | None, *call: Tensor | None) -> Tensor:
+        wanted = any(ctx.needs_input_grad[2:5])
+        keep = wanted and activation is not None and not (activation == "relu" and call[3] is None)
+        y, kept = computed(kernel, activation, keep, *call)
         if wanted:
-            ctx.save_for_backward(x, weight, bias, None if activation is None else kept)
+            ctx.save_for_backward(*call[:3], None if activation is None else kept)
         ctx.activation = activation
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        of_x, of_weight, of_bias, of_residual = ctx.needs_input_grad[:4]
+        of_x, of_weight, of_bias, of_residual = ctx.needs_input_grad[2:]
         dresidual = dy if of_residual else None
         if not (of_x or of_weight or of_bias):
-            return None, None, None, dresidual, None, None
+            return None, None, None, None, None, dresidual
         x, weight, bias, kept = ctx.saved_tensors
         if torch.is_grad_enabled():
-
-            def without_residual(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-                return reference(x, weight, bias, activation=ctx.activation)
-
+            without_residual = functools.partial(reference, activation=ctx.activation)
             wanted = (of_x, of_weight, of_bias)
-            found = reference_gradients(without_residual, (x, weight, bias), wanted, (dy,))
-            return (*found, dresidual, None, None)
-        dpre = dy if ctx.activation is None else slope(kept, dy, ctx.activation)
+            return None, None, *reference_gradients(without_residual, (x, weight, bias), wanted, (dy,)), dresidual
+        dpre = dy
+        if ctx.activation is not None:  # the activation's slope: one pass over what was kept and dy
+            chosen, dpre = activations.of(ctx.activation), torch.empty_like(kept)
+            if dpre.numel():
+                mapped(chosen, chosen.backward, (*halves(kept, chosen), dy), halves(dpre, chosen))
         dx = product(dpre, weight) if of_x else None
         dweight = None
         if of_weight and weight.stride(0) == 1 and weight.stride(1) != 1:  # stored [K, N]: so is its gradient
@@ -401,7 +372,7 @@ class Linear(KernelFunction):
         elif of_weight:
             dweight = product(dpre.t(), x)
         dbias = column_sum.public(dpre, 0).to(dy.dtype) if of_bias and column_sum.public is not None else None
-        return dx, dweight, dbias, dresidual, None, None
+        return None, None, dx, dweight, dbias, dresidual
 
 
 # ---- few rows --------------------------------------------------------------------------------------------------------
@@ -413,31 +384,26 @@ class FewRowsCall(Call):
 
     def __init__(self, x: Tensor, w: Tensor, bias: Tensor | None = None):
         self.x, self.w, self.bias = x, w, bias
-        check_tensor("skinny_matmul", "x", x)
-        check_tensor("skinny_matmul", "w", w)
-        check_same("skinny_matmul", "w", w, "x", x)
         for name, t in (("x", x), ("w", w)):
-            if t.ndim != 2:
-                raise ValueError(
-                    f"skinny_matmul: argument '{name}' has shape {tuple(t.shape)}; expected a matrix (two dimensions)"
-                )
+            check_tensor("skinny_matmul", name, t)
+            check_shape("skinny_matmul", name, t, t.ndim == 2, "a matrix (two dimensions)")
+        check_same("skinny_matmul", "w", w, "x", x)
         if x.shape[1] != w.shape[1]:
             raise ValueError(
                 f"skinny_matmul: 'x' has shape {tuple(x.shape)} and 'w' {tuple(w.shape)}; expected w with {x.shape[1]} "
                 "columns, as many as 'x' has"
             )
-        if bias is not None:
-            check_tensor("skinny_matmul", "bias", bias)
-            check_same("skinny_matmul", "bias", bias, "x", x)
-            if tuple(bias.shape) != (w.shape[0],):
-                raise ValueError(
-                    f"skinny_matmul: argument 'bias' has shape {tuple(bias.shape)}; expected ({w.shape[0]},), an element "
-                    "for each row of 'w'"
-                )
+        check_bias("skinny_matmul", bias, x, "w", w.shape[0])
 
     @property
     def empty(self) -> bool:
         return len(self.x) * len(self.w) == 0
+
+
+def many_rows(c: FewRowsCall | WeightGradientCall) -> str:
+    return (
+        f"{len(c.x)} rows of x; sums of up to {gemv.MOST_ROWS} stay in registers" if len(c.x) > gemv.MOST_ROWS else ""
+    )
 
 
 FEW_ROWS = Dispatch(
@@ -448,7 +414,7 @@ FEW_ROWS = Dispatch(
           "rows of w are not contiguous along K, so they cannot be read 16 bytes at a time"),
     Route("triton", lambda c: len(c.x) <= (2 if c.x.dtype == torch.float32 else 1),
           "one row of x, or two in fp32: every row of w is read once, at the rate of the memory",
-          lambda c: gemv.plan(c.x, c.w, c.bias), lambda c: gemv.why_not(c.x)),
+          lambda c: gemv.plan(c.x, c.w, c.bias), many_rows),
     Route("torch", lambda c: True, "more rows: no kernel of ours was measured to be 2 % faster than cuBLAS"),
 )  # fmt: skip
 
@@ -474,13 +440,6 @@ FEW_ROWS_WEIGHT = Dispatch(
     EMPTY,
     TRACED,
     Route("triton", lambda c: True, "dw of a row or two is written once, from registers; dx is cuBLAS's",
-          lambda c: gemv.outer_plan(c.dy, c.x), lambda c: gemv.why_not(c.x)),
+          lambda c: gemv.outer_plan(c.dy, c.x), many_rows),
     Route("torch", lambda c: True, "more rows: two products of cuBLAS"),
 )  # fmt: skip
-
-
-def few_rows_choice(x: Tensor, w: Tensor, bias: Tensor | None, direction: str) -> Choice:
-    choice = FEW_ROWS.choose(x, w, bias)
-    if direction == "forward" or choice.implementation == "torch":
-        return choice
-    return FEW_ROWS_WEIGHT.choose(x.new_empty(len(x), len(w)), x)

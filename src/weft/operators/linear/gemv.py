@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.definition import SHARED_LIMIT
-from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.configs import Config, Configurations, bucket, constants_of, grid_of
 from weft.operators.cuda import pointer_aligned
 from weft.operators.launch import INTERPRETING, Plan
 from weft.operators.partial_sums import SplitPlan, in_parts, parts_of
@@ -24,11 +24,6 @@ from weft.operators.partial_sums import SplitPlan, in_parts, parts_of
 MOST_ROWS = 2  # of x; of more, cuBLAS was measured to be as fast or faster
 FILLS = 96  # programs of four warps or more that keep a machine's memory busy: most have 84 to 170 multiprocessors
 ASKED = 256  # bytes of w and of x that a thread may have asked for at once, in 64 of its registers
-
-
-def why_not(x: Tensor) -> str:
-    """Why the kernels do not take x [M, K] (an empty string when they do)."""
-    return f"{len(x)} rows of x; sums of up to {MOST_ROWS} stay in registers" if len(x) > MOST_ROWS else ""
 
 
 @triton.jit
@@ -164,30 +159,17 @@ def plan(x: Tensor, w: Tensor, bias: Tensor | None) -> Plan | SplitPlan:
     step = config["AT_ONCE"] * lanes * vec
     split = parts_of(config["SPLIT"], triton.cdiv(k, step))
     strides = (x.stride(0) // vec, x.stride(1), w.stride(0) // vec, w.stride(1), 0 if bias is None else bias.stride(0))
-    constants = {
-        "ROWS": config["ROWS"],
-        "TOKENS": tokens,
-        "LANES": lanes,
-        "AT_ONCE": config["AT_ONCE"],
-        "VEC": vec,
-        "EVEN_K": k % step == 0,
-        "HAS_BIAS": bias is not None,
-        "SPLIT": split,
-        "STAGES": config["num_stages"],
-    }
+    tile = {**constants_of(config), "SPLIT": split, "TOKENS": tokens, "LANES": lanes, "STAGES": config["num_stages"]}
+    constants = {**tile, "VEC": vec, "EVEN_K": k % step == 0, "HAS_BIAS": bias is not None}
     grid = (triton.cdiv(n, config["ROWS"]), split, triton.cdiv(m, tokens))
-    return in_parts(
-        Plan(skinny_vector, grid, (m, n, k // vec, *strides), constants, config["num_warps"], 1), split, m * n
-    )
+    products = Plan(skinny_vector, grid, (m, n, k // vec, *strides), constants, config["num_warps"], 1)
+    return in_parts(products, split, m * n)
 
 
 def outer_plan(dy: Tensor, x: Tensor) -> Plan:
     """Of ``(dy, x, dw)``, dw row-major."""
     (m, n), k = dy.shape, x.shape[1]
     rows, block = (16, 32) if INTERPRETING else (8, 2048 // x.element_size())
-    return Plan(
-        sum_of_outer_products,
-        (triton.cdiv(n, rows) * triton.cdiv(k, block),),
-        (n, k, *dy.stride(), *x.stride()),
-        {"M": m, "ROWS": rows, "BLOCK_K": block},
-    )
+    grid = (triton.cdiv(n, rows) * triton.cdiv(k, block),)
+    tile = {"M": m, "ROWS": rows, "BLOCK_K": block}
+    return Plan(sum_of_outer_products, grid, (n, k, *dy.stride(), *x.stride()), tile)

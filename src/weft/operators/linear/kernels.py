@@ -14,27 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.operators.configs import Config, Configurations, bucket
+from weft.operators.configs import Config, Configurations, bucket, constants_of
 from weft.operators.launch import INTERPRETING, Plan
-from weft.operators.matmul.kernels import large_tiles, layout_of, round_to_tf32
+from weft.operators.matmul.kernels import large_tiles, layout_of, round_to_tf32, tile_of
 from weft.operators.quantization.kernels import encode
-
-
-@triton.jit
-def place_of(tile, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr):
-    """The first row and column of a tile: they run in groups of GROUP tile rows, which share slices of both operands in L2."""
-    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
-    in_group = GROUP * tiles_n
-    first = tile // in_group * GROUP
-    height = min(tiles_m - first, GROUP)
-    return (first + tile % in_group % height) * BLOCK_M, tile % in_group // height * BLOCK_N
-
-
-@triton.jit
-def tile_of_program(M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr):
-    """This program's rows and columns."""
-    m, n = place_of(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, GROUP)
-    return m + tl.arange(0, BLOCK_M), n + tl.arange(0, BLOCK_N)
 
 
 @triton.jit
@@ -43,14 +26,6 @@ def read(at, left, EVEN_K: tl.constexpr):
         return tl.load(at)
     else:
         return tl.load(at, mask=left, other=0.0)
-
-
-@triton.jit
-def with_bias(acc, acc_up, bias_ptr, column, N, bias_step, GATED: tl.constexpr):
-    acc += tl.load(bias_ptr + column * bias_step).to(tl.float32)[None, :]
-    if GATED:
-        acc_up += tl.load(bias_ptr + (column + N) * bias_step).to(tl.float32)[None, :]
-    return acc, acc_up
 
 
 @triton.jit
@@ -87,17 +62,26 @@ def products(
         x += BLOCK_K * x_col
         w += BLOCK_K * w_col
     if BIAS:
-        acc, acc_up = with_bias(acc, acc_up, bias_ptr, column, N, bias_step, GATED)
+        acc += tl.load(bias_ptr + column * bias_step).to(tl.float32)[None, :]
+        if GATED:
+            acc_up += tl.load(bias_ptr + (column + N) * bias_step).to(tl.float32)[None, :]
     return acc, acc_up
 
 
 @triton.jit
-def finish(
-    acc, acc_up, residual_ptr, y_ptr, pre_ptr, m, n, M, N, r_row, r_col,
-    F: tl.constexpr, GATED: tl.constexpr, RESIDUAL: tl.constexpr, KEEP: tl.constexpr,
+def linear_tiled(
+    x_ptr, w_ptr, bias_ptr, residual_ptr, y_ptr, pre_ptr, M, N, K, x_row, x_col, w_row, w_col, bias_step, r_row, r_col,
+    F: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, KEEP: tl.constexpr,
+    EVEN_K: tl.constexpr, FILLED: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """What follows the products of a tile: y, rounded once. KEEP also writes what the activation F was given: pre [M, N], or
-    [M, 2N] with GATED."""
+    """One program computes BLOCK_M × BLOCK_N of y, rounded once. KEEP also writes what the activation F was given: pre [M, N],
+    or [M, 2N] with GATED."""
+    m, n = tile_of(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, GROUP)
+    acc, acc_up = products(
+        x_ptr, w_ptr, bias_ptr, m, n, M, N, K, x_row, x_col, w_row, w_col, bias_step,
+        GATED, BIAS, EVEN_K, FILLED, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
+    )  # fmt: skip
     inside = (m[:, None] < M) & (n[None, :] < N)
     row, column = m.to(tl.int64)[:, None], n.to(tl.int64)[None, :]
     if KEEP:
@@ -116,30 +100,20 @@ def finish(
 
 
 @triton.jit
-def linear_tiled(
-    x_ptr, w_ptr, bias_ptr, residual_ptr, y_ptr, pre_ptr, M, N, K, x_row, x_col, w_row, w_col, bias_step, r_row, r_col,
-    F: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, KEEP: tl.constexpr,
+def linear_quantized_tiled(
+    x_ptr, w_ptr, bias_ptr, scale_ptr, q_ptr, amax_ptr, M, N, K, x_row, x_col, w_row, w_col, bias_step,
+    F: tl.constexpr, FORMAT: tl.constexpr, HARDWARE: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr,
     EVEN_K: tl.constexpr, FILLED: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """One program computes BLOCK_M × BLOCK_N of y."""
-    m, n = tile_of_program(M, N, BLOCK_M, BLOCK_N, GROUP)
+    """q [M, N]: codes (as bytes) of y / scale. amax, int32 and 0 before: the bits of the largest |y|; of floats that are not
+    negative they have the floats' order, and NaN counts as largest."""
+    m, n = tile_of(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, GROUP)
     acc, acc_up = products(
         x_ptr, w_ptr, bias_ptr, m, n, M, N, K, x_row, x_col, w_row, w_col, bias_step,
         GATED, BIAS, EVEN_K, FILLED, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
     )  # fmt: skip
-    finish(acc, acc_up, residual_ptr, y_ptr, pre_ptr, m, n, M, N, r_row, r_col, F, GATED, RESIDUAL, KEEP)
-
-
-# ---- codes of the result ---------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def quantize(
-    acc, acc_up, scale_ptr, q_ptr, amax_ptr, m, n, M, N,
-    F: tl.constexpr, FORMAT: tl.constexpr, HARDWARE: tl.constexpr, GATED: tl.constexpr, PRECISE: tl.constexpr,
-):  # fmt: skip
-    """What follows the products of a tile: codes of y / scale, and the largest |y|."""
+    PRECISE: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
     if GATED:
         y = F(acc, acc_up, PRECISE)
     else:
@@ -149,24 +123,6 @@ def quantize(
     tl.atomic_max(amax_ptr, tl.max(tl.where(inside, magnitude, 0)), sem="relaxed")
     code = encode(y * tl.div_rn(1.0, tl.load(scale_ptr)), 0, FORMAT, False, HARDWARE)
     tl.store(q_ptr + m.to(tl.int64)[:, None] * N + n[None, :], code, mask=inside)
-
-
-@triton.jit
-def linear_quantized_tiled(
-    x_ptr, w_ptr, bias_ptr, scale_ptr, q_ptr, amax_ptr, M, N, K, x_row, x_col, w_row, w_col, bias_step,
-    F: tl.constexpr, FORMAT: tl.constexpr, HARDWARE: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr,
-    EVEN_K: tl.constexpr, FILLED: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
-):  # fmt: skip
-    """q [M, N]: codes (as bytes) of y / scale. amax, int32 and 0 before: the bits of the largest |y|; of floats that are not
-    negative they have the floats' order, and NaN counts as largest."""
-    m, n = tile_of_program(M, N, BLOCK_M, BLOCK_N, GROUP)
-    acc, acc_up = products(
-        x_ptr, w_ptr, bias_ptr, m, n, M, N, K, x_row, x_col, w_row, w_col, bias_step,
-        GATED, BIAS, EVEN_K, FILLED, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
-    )  # fmt: skip
-    PRECISE: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
-    quantize(acc, acc_up, scale_ptr, q_ptr, amax_ptr, m, n, M, N, F, FORMAT, HARDWARE, GATED, PRECISE)
 
 
 # ---- launches --------------------------------------------------------------------------------------------------------
@@ -207,21 +163,8 @@ def tiled_plan(
     (m, k), rows, halves = x.shape, weight.shape[0], 2 if constants["GATED"] else 1
     layout = layout_of(x, weight.t())
     config = configuration(x.device, x.dtype, layout, precision, bucket(m), bucket(rows), bucket(k))
-    n, columns = rows // halves, config["BLOCK_N"] // halves
-    return Plan(
-        kernel,
-        (triton.cdiv(m, config["BLOCK_M"]) * triton.cdiv(n, columns),),
-        (m, n, k, *x.stride(), *weight.stride(), *others),
-        {
-            **constants,
-            "EVEN_K": k % config["BLOCK_K"] == 0,
-            "FILLED": k > 0,
-            "PRECISION": precision,
-            "BLOCK_M": config["BLOCK_M"],
-            "BLOCK_N": columns,
-            "BLOCK_K": config["BLOCK_K"],
-            "GROUP": config["GROUP"],
-        },
-        config["num_warps"],
-        config["num_stages"],
-    )
+    n, tile = rows // halves, {**constants_of(config), "BLOCK_N": config["BLOCK_N"] // halves}
+    known = {"EVEN_K": k % tile["BLOCK_K"] == 0, "FILLED": k > 0, "PRECISION": precision}
+    grid = (triton.cdiv(m, tile["BLOCK_M"]) * triton.cdiv(n, tile["BLOCK_N"]),)
+    scalars = (m, n, k, *x.stride(), *weight.stride(), *others)
+    return Plan(kernel, grid, scalars, {**constants, **known, **tile}, config["num_warps"], config["num_stages"])

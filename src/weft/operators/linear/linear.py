@@ -6,6 +6,7 @@ registers, which saves a trip of [M, N] or [M, 2N] through memory for each (READ
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -15,12 +16,13 @@ from torch import Tensor
 from weft.definition import Declined, Operator, Tolerance
 from weft.operators import peers
 from weft.operators.call import Choice, cast_for_products, differentiable, eager, guarded, on_gpu
+from weft.operators.hopper.gemm import ON_HOPPER
 from weft.operators.linear import activations
 from weft.operators.linear.dispatch import (
     FORWARD,
     Linear,
     LinearCall,
-    choice_of,
+    arguments,
     copy_unsupported,
     flat,
     hopper_unsupported,
@@ -45,47 +47,24 @@ linear = Operator(
 # ---- implementations -------------------------------------------------------------------------------------------------
 
 
-def call(
-    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str | None
-) -> tuple[Any, ...]:
-    """The arguments of :class:`LinearCall`."""
-    tensors = (x, weight, x if bias is None else bias, x if residual is None else residual)
-    return (*tensors, bias is not None, residual is not None, activation)
-
-
-def run(
-    kernel: str, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str | None
-) -> Tensor:
-    y: Tensor = differentiable(
-        Linear, flat(x), weight, bias, None if residual is None else flat(residual), activation, kernel
-    )
+def run(kernel: str, x: Tensor, weight: Tensor, bias: Any, residual: Any, activation: str | None) -> Tensor:
+    matrices = (flat(x), weight, bias, None if residual is None else flat(residual))
+    y: Tensor = differentiable(Linear, kernel, activation, *matrices)
     return y if x.ndim == 2 else y.view(*x.shape[:-1], y.shape[-1])
 
 
-def by_kernel(
-    kernel: str,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    *,
-    activation: str | None = None,
-) -> Tensor:
-    unsupported = {"triton": copy_unsupported, "cuda": hopper_unsupported}[kernel]
-    if reason := unsupported(LinearCall(*call(x, weight, bias, residual, activation))):
+def by_kernel(kernel: str, *operands: Any, **named: Any) -> Tensor:
+    tensors, options = arguments(*operands, **named)
+    c, activation = LinearCall(*tensors, *options), options[-1]
+    if reason := {"triton": copy_unsupported, "cuda": hopper_unsupported}[kernel](c):
         raise Declined(reason)
-    if not on_gpu(x):
-        return reference(x, weight, bias, residual, activation=activation)
-    return run(kernel, x, weight, bias, residual, activation)
+    if not on_gpu(c.x):
+        return reference(c.x, c.weight, c.bias, c.residual, activation=activation)
+    return run(kernel, c.x, c.weight, c.bias, c.residual, activation)
 
 
 def cublaslt(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    *,
-    activation: str | None = None,
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, activation: str | None = None
 ) -> Tensor:
     """cuBLASLt's own epilogues, bias with relu or the tanh form of gelu, through the one function of PyTorch that has them."""
     if bias is None or residual is not None or activation not in ("relu", "gelu_tanh") or x.ndim != 2:
@@ -99,34 +78,28 @@ QUACK |= {"gelu_tanh": "gelu_tanh_approx", "geglu_tanh": "geglu"}
 
 
 def quack(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    *,
-    activation: str | None = None,
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, activation: str | None = None
 ) -> Tensor:
     """Its default configurations, which keep nothing for a gradient here."""
     from quack.gemm_interface import gemm_act, gemm_add
 
     if x.dtype == torch.float32 or x.ndim != 2 or any(n % 8 for n in (*x.shape, *weight.shape)):
         raise Declined("QuACK's takes matrices of 16-bit floats whose sizes are multiples of 8")
+    y: Tensor
     if activation is None and residual is not None:
-        added: Tensor = gemm_add(x, weight.t(), residual, bias=bias, tuned=False)
-        return added
+        y = gemm_add(x, weight.t(), residual, bias=bias, tuned=False)
+        return y
     if residual is not None or activation not in (None, *QUACK):
         raise Declined("QuACK has no residual after an activation, and of gelu the tanh form")
     how: dict[str, Any] = {"bias": bias, "activation": None if activation is None else QUACK[activation]}
     if activations.of(activation).gated:
         how["concat_layout"] = ("B",) if bias is None else ("B", "bias")
-    y: Tensor = gemm_act(x, weight.t(), **how, store_preact=False, tuned=False)[1]
+    y = gemm_act(x, weight.t(), **how, store_preact=False, tuned=False)[1]
     return y
 
 
 linear.implementation("triton", arch=">=sm_80")(functools.partial(by_kernel, "triton"))
-linear.implementation("cuda", arch="==sm_90", dtypes=("bf16", "fp16"), devices=("cuda",))(
-    functools.partial(by_kernel, "cuda")
-)
+linear.implementation("cuda", **ON_HOPPER)(functools.partial(by_kernel, "cuda"))
 linear.implementation("torch")(composed)
 linear.implementation("torch.compile", devices=("cuda",))(peers.Compiled(composed))
 linear.implementation("cublaslt", devices=("cuda",), directions=("forward",))(cublaslt)
@@ -139,17 +112,13 @@ linear.implementation(
 
 @linear.choice
 @guarded
-def choose(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    *,
-    activation: str | None = None,
-    direction: str = "forward",
-) -> Choice:
-    x, weight, bias, residual = cast_for_products(x, weight, bias, residual)
-    return choice_of(direction, *call(x, weight, bias, residual, activation))
+def choose(*operands: Any, direction: str = "forward", **named: Any) -> Choice:
+    tensors, options = arguments(*operands, **named)
+    choice = FORWARD.choose(*cast_for_products(*tensors), *options)
+    if direction == "backward" and choice.implementation != "torch":  # the gradient follows the call
+        how = "the activation's slope in one pass, then two products as matmul's, and the column sum of the bias"
+        return dataclasses.replace(choice, reason=how)
+    return choice
 
 
 @linear.function
@@ -183,15 +152,12 @@ def linear_function(
 
     All four tensors have gradients; a gradient of the gradient is PyTorch's.
     """
-    present = [t for t in (x, weight, bias, residual) if t is not None]
-    if eager(*present):
-        tensors = (x, weight, x if bias is None else bias, x if residual is None else residual)
-        ready = FORWARD.of(tensors, bias is not None, residual is not None, activation)
-        if ready is not None:
-            n = weight.shape[0] // (2 if activations.of(activation).gated else 1)
-            y = torch.empty((*x.shape[:-1], n), dtype=x.dtype, device=x.device)
-            ready(*tensors, y, y)
-            return y
+    tensors, options = arguments(x, weight, bias, residual, activation)
+    if eager(*tensors) and (ready := FORWARD.of(tensors, *options)) is not None:
+        n = weight.shape[0] // (2 if activations.of(activation).gated else 1)
+        y = torch.empty((*x.shape[:-1], n), dtype=x.dtype, device=x.device)
+        ready(*tensors, y, y)
+        return y
     x, weight, bias, residual = cast_for_products(x, weight, bias, residual)
     chosen = choose(x, weight, bias, residual, activation=activation).implementation
     if chosen == "torch":

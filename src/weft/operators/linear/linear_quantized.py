@@ -15,6 +15,7 @@ from torch import Tensor, dtype  # a name alone, as the stubs want annotations
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
 from weft.operators.call import Choice, cast_for_products, guarded
+from weft.operators.hopper.gemm import ON_HOPPER
 from weft.operators.linear import activations
 from weft.operators.linear import reference as linear
 from weft.operators.linear.dispatch import QUANTIZED
@@ -35,29 +36,14 @@ OPTIONS = {
 }
 
 
-def reference(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *,
-    scale: Tensor,
-    dtype: torch.dtype = E4M3,
-    activation: str | None = None,
-) -> Quantized:
-    return _quantized(linear.reference(x, weight, bias, activation=activation), scale, dtype)
+def reference(*call: Any, scale: Tensor, dtype: torch.dtype = E4M3, **named: Any) -> Quantized:
+    """Of ``linear``'s arguments, less the residual."""
+    return _quantized(linear.reference(*call, **named), scale, dtype)
 
 
-def usual(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *,
-    scale: Tensor,
-    dtype: torch.dtype = E4M3,
-    activation: str | None = None,
-) -> Quantized:
+def usual(*call: Any, scale: Tensor, dtype: torch.dtype = E4M3, **named: Any) -> Quantized:
     """What a user of PyTorch writes: y is rounded to x's dtype before it is quantised."""
-    return _quantized(linear.composed(x, weight, bias, activation=activation), scale, dtype)
+    return _quantized(linear.composed(*call, **named), scale, dtype)
 
 
 def _quantized(y: Tensor, scale: Tensor, dtype: torch.dtype) -> Quantized:
@@ -113,35 +99,30 @@ def _no_bias(x: Tensor, weight: Tensor, bias: Tensor | None = None, **named: Any
     return reference(x, weight, None, **named)
 
 
-def up(m: int, n: int, k: int, activation: str, plus: str) -> Workload:
-    return workload("bf16", M=m, N=n, K=k, activation=activation, plus=plus)
-
-
-SMALL: dict[str, Any] = {"M": 40, "N": 48, "K": 72}
 WORKLOADS = {
     "verify": [
         *(workload(M=m, N=n, K=k) for m, n, k in ((1, 1, 1), (33, 65, 17), (64, 72, 64), (7, 1, 130))),
         *(workload(M=m, N=n, K=k) for m, n, k in ((0, 5, 3), (5, 0, 3), (5, 3, 0))),
-        *(workload(**SMALL, activation=name, format=f) for name in ("none", "gelu") for f in NAMES),
-        *(workload(**SMALL, activation=name, plus="none") for name in ("relu", "swiglu", "geglu_tanh")),
+        *(workload(**linear.SMALL, activation=name, format=f) for name in ("none", "gelu") for f in NAMES),
+        *(workload(**linear.SMALL, activation=name, plus="none") for name in ("relu", "swiglu", "geglu_tanh")),
         *(workload(M=40, N=48, K=32, memory=memory) for memory in ("unaligned", "sliced", "strided")),
-        workload(**SMALL, layout="TN"),
+        workload(**linear.SMALL, layout="TN"),
         *(workload(M=32, N=48, K=16, values="nonfinite", activation="none", plus="none", format=f) for f in NAMES),
     ],
     "full": [workload(M=257, N=264, K=520, activation=name) for name in ("none", "gelu_tanh", "swiglu")],
     "bench": [
-        up(m, n, k, name, plus)
+        linear.up(m, n, k, name, plus)
         for m, (n, k) in ((4096, linear.UP[0]), (16384, linear.UP[0]), (4096, linear.UP[1]))
         for name, plus in (("gelu_tanh", "bias"), ("swiglu", "none"))
     ],
-    "quick": [up(4096, 4096, 4096, "gelu_tanh", "bias")],
+    "quick": [linear.up(4096, 4096, 4096, "gelu_tanh", "bias")],
     "compile": [
         workload("fp32", M=512, N=512, K=500, activation="silu"),
-        up(4096, *linear.UP[0], "gelu_tanh", "bias"),
-        up(4096, *linear.UP[0], "swiglu", "none"),
+        linear.up(4096, *linear.UP[0], "gelu_tanh", "bias"),
+        linear.up(4096, *linear.UP[0], "swiglu", "none"),
         workload("fp16", M=512, N=512, K=500, format="int8"),
     ],
-    "tune": [up(4096, n, n, "gelu_tanh", "bias") for n in (4096, 8192)],
+    "tune": [linear.up(4096, n, n, "gelu_tanh", "bias") for n in (4096, 8192)],
 }
 
 MUTANTS = [
@@ -168,34 +149,30 @@ linear_quantized = Operator(
 # ---- implementations -------------------------------------------------------------------------------------------------
 
 
+def arguments(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, scale: Tensor, dtype: Any = E4M3, activation: Any = None
+) -> tuple[Any, tuple[Any, ...]]:
+    """The tensors and the options of a :class:`QuantizedCall`."""
+    return (x, weight, x if bias is None else bias, scale), (bias is not None, activation, dtype)
+
+
 @torch.no_grad()
-def by_kernel(
-    name: str | None,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *,
-    scale: Tensor,
-    dtype: torch.dtype = E4M3,
-    activation: str | None = None,
-) -> Quantized:
+def by_kernel(name: str | None, *call: Any, **named: Any) -> Quantized:
     """By the kernel of that name, or by the one that the table chooses."""
     plans = QUANTIZED if name is None else QUANTIZED.kernel(name)
+    tensors, options = arguments(*call, **named)
+    (x, weight, *_), (_, activation, dtype) = tensors, options
     n = weight.shape[0] // (2 if activations.of(activation).gated else 1)
     q = torch.empty((*x.shape[:-1], n), dtype=torch.uint8, device=x.device)
     amax = torch.zeros(1, dtype=torch.float32, device=x.device)
     if q.numel():
-        tensors = (x, weight, x if bias is None else bias, scale)
-        plan = plans.of(tensors, bias is not None, activation, dtype, default_precision())
-        plan(*tensors, q, amax)
+        plans.of(tensors, *options, default_precision())(*tensors, q, amax)
     return q.view(dtype), amax
 
 
 linear_quantized.implementation("triton", arch=">=sm_80")(functools.partial(by_kernel, "triton"))
 for _name in ("cuda", "cuda-unfused"):
-    linear_quantized.implementation(_name, backend="cuda", arch="==sm_90", dtypes=("bf16", "fp16"), devices=("cuda",))(
-        functools.partial(by_kernel, _name)
-    )
+    linear_quantized.implementation(_name, backend="cuda", **ON_HOPPER)(functools.partial(by_kernel, _name))
 linear_quantized.implementation("torch")(usual)
 linear_quantized.implementation("torch.compile", devices=("cuda",))(peers.Compiled(usual))
 
@@ -204,17 +181,9 @@ linear_quantized.implementation("torch.compile", devices=("cuda",))(peers.Compil
 
 @linear_quantized.choice
 @guarded
-def choose(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *,
-    scale: Tensor,
-    dtype: torch.dtype = E4M3,
-    activation: str | None = None,
-) -> Choice:
-    x, weight, bias = cast_for_products(x, weight, bias)
-    return QUANTIZED.choose(x, weight, x if bias is None else bias, scale, bias is not None, activation, dtype)
+def choose(*call: Any, **named: Any) -> Choice:
+    (*operands, scale), options = arguments(*call, **named)
+    return QUANTIZED.choose(*cast_for_products(*operands), scale, *options)
 
 
 @linear_quantized.function

@@ -13,7 +13,7 @@ from weft.definition import Cost, Mutant, Workload, workload
 from weft.operators import mutants
 from weft.operators.linear import activations
 from weft.operators.linear.activations import ACTIVATIONS, halves
-from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
+from weft.operators.random_inputs import LAYOUTS, VALUES, of_vectors, random_tensor
 
 E4M3 = torch.float8_e4m3fn  # of codes
 NAMES = ("fp8_e4m3", "fp8_e5m2", "int8")
@@ -26,30 +26,22 @@ OPTIONS = {
 }
 
 
+def reference(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, activation: str | None = None
+) -> Tensor:
+    return _finished(F.linear(x, weight, bias), residual, activation, "reference")
+
+
 def composed(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    *,
-    activation: str | None = None,
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, activation: str | None = None
 ) -> Tensor:
     """What a user of PyTorch writes."""
-    chosen = activations.of(activation)
-    y = chosen.usual(*halves(F.linear(x, weight, bias), chosen))
-    return y if residual is None else y + residual
+    return _finished(F.linear(x, weight, bias), residual, activation, "usual")
 
 
-def reference(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    *,
-    activation: str | None = None,
-) -> Tensor:
+def _finished(y: Tensor, residual: Tensor | None, activation: str | None, form: str) -> Tensor:
     chosen = activations.of(activation)
-    y = chosen.reference(*halves(F.linear(x, weight, bias), chosen))
+    y = getattr(chosen, form)(*halves(y, chosen))
     return y if residual is None else y + residual
 
 
@@ -81,8 +73,7 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     weight = operand((rows, k), layout[1] == "N", "normal")
     once = weight[tuple(slice(1) if step == 0 else slice(None) for step in weight.stride())]  # an expanded one shares
     once.mul_(max(k, 1) ** -0.5)
-    of_vectors = memory if memory in ("unaligned", "strided") else "contiguous"
-    bias = random_tensor(g, (rows,), w.dtype, device, layout=of_vectors) if has(w, "bias") else None
+    bias = random_tensor(g, (rows,), w.dtype, device, layout=of_vectors(memory)) if has(w, "bias") else None
     residual = random_tensor(g, (m, w["N"]), w.dtype, device, layout=memory) if has(w, "residual") else None
     return {
         "x": operand((m, k), layout[0] == "T", values),
@@ -118,10 +109,6 @@ def _with(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[..., T
     return wrong
 
 
-def _twice(named: dict[str, Any]) -> dict[str, Any]:
-    return {"bias": None if named["bias"] is None else 2 * named["bias"]}
-
-
 def _last_slice_left_out(named: dict[str, Any]) -> dict[str, Any]:
     k = max(named["x"].shape[-1] - 1, 0) // 8 * 8
     return {"x": named["x"][..., :k], "weight": named["weight"][:, :k]}
@@ -130,9 +117,7 @@ def _last_slice_left_out(named: dict[str, Any]) -> dict[str, Any]:
 def _halves_exchanged(named: dict[str, Any]) -> dict[str, Any]:
     if not activations.of(named["activation"]).gated:
         return {}
-    bias = named["bias"]
-    exchanged = {"weight": named["weight"].roll(named["weight"].shape[0] // 2, 0)}
-    return exchanged if bias is None else {**exchanged, "bias": bias.roll(bias.shape[0] // 2, 0)}
+    return {"weight": named["weight"].roll(named["weight"].shape[0] // 2, 0), **_bias_of_the_other_half(named)}
 
 
 def _bias_of_the_other_half(named: dict[str, Any]) -> dict[str, Any]:
@@ -146,13 +131,11 @@ def _other_form(named: dict[str, Any]) -> dict[str, Any]:
     return {"activation": others.get(named["activation"], named["activation"])}
 
 
-def _residual_before_activation(
-    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str | None
-) -> Tensor:
+def _residual_before_activation(residual: Tensor | None, activation: str | None, **named: Any) -> Tensor:
     chosen = activations.of(activation)
     if residual is None or chosen.gated:
-        return reference(x, weight, bias, residual, activation=activation)
-    return chosen.reference(F.linear(x, weight, bias) + residual)
+        return reference(**named, residual=residual, activation=activation)
+    return chosen.reference(F.linear(named["x"], named["weight"], named["bias"]) + residual)
 
 
 def gradients(dy: Tensor, activation: str | None = None, **named: Any) -> tuple[Tensor, ...]:
@@ -163,30 +146,28 @@ def gradients(dy: Tensor, activation: str | None = None, **named: Any) -> tuple[
 
 
 def _slope_left_out(dy: Tensor, activation: str | None = None, **named: Any) -> tuple[Tensor, ...]:
-    chosen = activations.of(activation)
-    return gradients(dy, activation=None if not chosen.gated else activation, **named)
+    return gradients(dy, activation=activation if activations.of(activation).gated else None, **named)
 
 
-def _first_row_left_out(
-    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str | None
-) -> tuple[Tensor, ...]:
+def _first_row_left_out(dy: Tensor, activation: str | None, **named: Any) -> tuple[Tensor, ...]:
     """Of the bias's gradient."""
-    found = gradients(dy, x=x, weight=weight, bias=bias, residual=residual, activation=activation)
-    if bias is None:
+    found = gradients(dy, activation, **named)
+    if named["bias"] is None:
         return found
-    rest = None if residual is None else residual[1:]
-    short = gradients(dy[1:], x=x[1:], weight=weight, bias=bias, residual=rest, activation=activation)
-    return (*found[:2], short[2], *found[3:])
+    shorter = {name: None if named[name] is None else named[name][1:] for name in ("x", "residual")}
+    return (*found[:2], gradients(dy[1:], activation, **{**named, **shorter})[2], *found[3:])
 
 
 MUTANTS = [
     *mutants.usual(reference),
     Mutant("bias left out", _with(lambda named: {"bias": None})),
-    Mutant("bias added twice", _with(_twice)),
+    Mutant("bias added twice", _with(lambda named: {"bias": None if named["bias"] is None else 2 * named["bias"]})),
     Mutant("bias of the other half", _with(_bias_of_the_other_half)),
     Mutant("residual left out", _with(lambda named: {"residual": None})),
     Mutant("residual before the activation", _residual_before_activation),
-    Mutant("activation left out", _with(lambda n: {} if gated_name(n["activation"]) else {"activation": None})),
+    Mutant(
+        "activation left out", _with(lambda n: {} if activations.of(n["activation"]).gated else {"activation": None})
+    ),
     Mutant("activation of the wrong half", _with(_halves_exchanged)),
     Mutant("gelu of the other form", _with(_other_form)),
     Mutant("last slice of K left out", _with(_last_slice_left_out)),
@@ -194,10 +175,6 @@ MUTANTS = [
     Mutant("slope of the activation left out", _slope_left_out, "backward"),
     Mutant("bias gradient without the first row", _first_row_left_out, "backward"),
 ]
-
-
-def gated_name(activation: str | None) -> bool:
-    return activations.of(activation).gated
 
 
 # ---- workloads -------------------------------------------------------------------------------------------------------

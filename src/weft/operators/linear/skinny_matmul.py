@@ -15,9 +15,9 @@ from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workloa
 from weft.operators import mutants, peers
 from weft.operators.call import Choice, cast_for_products, eager, guarded, on_gpu
 from weft.operators.launch import Plans
-from weft.operators.linear.dispatch import FEW_ROWS, FEW_ROWS_WEIGHT, few_rows_choice
+from weft.operators.linear.dispatch import FEW_ROWS, FEW_ROWS_WEIGHT
 from weft.operators.matmul.reference import SUMS
-from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
+from weft.operators.random_inputs import LAYOUTS, VALUES, of_vectors, random_tensor
 
 # ---- PyTorch operator ------------------------------------------------------------------------------------------------
 
@@ -74,14 +74,10 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     return {
         "x": random_tensor(g, (w["M"], w["K"]), w.dtype, device, layout=layout, values=values),
         "w": random_tensor(g, (w["N"], w["K"]), w.dtype, device, layout=layout),
-        "bias": random_tensor(g, (w["N"],), w.dtype, device, layout=_of_vectors(layout))
+        "bias": random_tensor(g, (w["N"],), w.dtype, device, layout=of_vectors(layout))
         if w.option("bias", True)
         else None,
     }
-
-
-def _of_vectors(layout: str) -> str:
-    return layout if layout in ("unaligned", "strided") else "contiguous"
 
 
 def cost(w: Workload, direction: str) -> Cost:
@@ -104,7 +100,7 @@ def _with_bias(product: Any) -> Any:
 
 
 def _every_part_adds_the_bias(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    return F.linear(x, w, bias) if bias is None else F.linear(x, w, bias) + bias
+    return F.linear(x, w, None if bias is None else 2 * bias)
 
 
 def _gradients(dy: Tensor, x: Tensor, w: Tensor, bias: Tensor | None = None) -> tuple[Tensor, ...]:
@@ -187,7 +183,10 @@ skinny_matmul.implementation("torch.compile", devices=("cuda",))(peers.Compiled(
 @guarded
 def choose(x: Tensor, w: Tensor, bias: Tensor | None = None, *, direction: str = "forward") -> Choice:
     x, w, bias = cast_for_products(x, w, bias)
-    return few_rows_choice(x, w, bias, direction)
+    choice = FEW_ROWS.choose(x, w, bias)
+    if direction == "forward" or choice.implementation == "torch":
+        return choice
+    return FEW_ROWS_WEIGHT.choose(x.new_empty(len(x), len(w)), x)
 
 
 @skinny_matmul.function

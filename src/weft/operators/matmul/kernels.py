@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.definition import Declined
-from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.configs import Config, Configurations, bucket, constants_of, grid_of
 from weft.operators.launch import INTERPRETING, Plan, multiprocessors
 from weft.operators.partial_sums import SplitPlan, in_parts, parts_of
 
@@ -33,6 +33,19 @@ def round_to_tf32(x):
 
 
 @triton.jit
+def tile_of(program, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr):
+    """The rows and columns of a program's tile: tiles run in groups of GROUP tile rows, which share slices of both operands in
+    L2."""
+    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    in_group = GROUP * tiles_n
+    first = program // in_group * GROUP
+    height = min(tiles_m - first, GROUP)
+    m = first + program % in_group % height
+    n = program % in_group // height
+    return m * BLOCK_M + tl.arange(0, BLOCK_M), n * BLOCK_N + tl.arange(0, BLOCK_N)
+
+
+@triton.jit
 def matmul_tiled(
     a_ptr, b_ptr, c_ptr, M, N, K, middle, inner, a_outer, a_middle, a_inner, b_outer, b_middle, b_inner,
     a_row, a_col, b_row, b_col,
@@ -46,18 +59,10 @@ def matmul_tiled(
     program (·, p) sums the p-th part of K, and C is [SPLIT, matrices, M, N]."""
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     matrix = tl.program_id(0) // (tiles_m * tiles_n)
-    tile = tl.program_id(0) % (tiles_m * tiles_n)
-    in_group = GROUP * tiles_n
-    first = tile // in_group * GROUP
-    height = min(tiles_m - first, GROUP)
-    tile_m = first + tile % in_group % height
-    tile_n = tile % in_group // height
-
+    m, n = tile_of(tl.program_id(0) % (tiles_m * tiles_n), M, N, BLOCK_M, BLOCK_N, GROUP)
     at_outer = (matrix // (middle * inner)).to(tl.int64)
     at_middle = (matrix // inner % middle).to(tl.int64)
     at_inner = (matrix % inner).to(tl.int64)
-    m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
-    n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     a = a_ptr + at_outer * a_outer + at_middle * a_middle + at_inner * a_inner
     b = b_ptr + at_outer * b_outer + at_middle * b_middle + at_inner * b_inner
@@ -171,7 +176,7 @@ def plan(a: Tensor, b: Tensor, precision: str) -> Plan | SplitPlan:
     even = all(step == 1 or step % 16 == 0 for t in (a, b) for step in t.stride())  # what Triton looks at
     sizes_key = (bucket(matrices), bucket(m), bucket(n), bucket(k))
     config = configuration(a.device, a.dtype, layout_of(a, b), precision, even, *sizes_key)
-    tile = {name: config[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP")}
+    tile = constants_of(config)
     tiles = triton.cdiv(m, tile["BLOCK_M"]) * triton.cdiv(n, tile["BLOCK_N"]) * matrices
     if tiles >= 2**31:
         raise Declined(f"{tiles} tiles, more than a grid has programs")
