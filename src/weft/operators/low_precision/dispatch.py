@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.operators.call import FLOATS, check_device, check_same, check_tensor, traced
+from weft.operators.call import FLOATS, check_device, check_shape, check_tensor, traced
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.hopper import gemm
+from weft.operators.linear.dispatch import check_bias
 from weft.operators.low_precision import scaled_kernels, weight_only_hopper, weight_only_kernels
 from weft.operators.low_precision.quantized_weight import BITS, GROUPS, SCALES, QuantizedWeight, block
 from weft.operators.low_precision.scaled_kernels import BLOCK
@@ -33,8 +34,35 @@ class ScaledCall(Call):
         self.x = self.a = a
         self.b, self.a_scale, self.b_scale = b, a_scale, b_scale
         self.bias, self.dtype, self.fast_accumulate = bias if biased else None, dtype, fast_accumulate
-        check_scaled(a, b, a_scale, b_scale, self.bias, dtype)
+        self.check()
         self.kind = kind_of(a, b, a_scale, b_scale)
+
+    def check(self) -> None:
+        """Raises TypeError or ValueError unless all but the scales' shapes fits."""
+        name, a, b, bias = "scaled_matmul", self.a, self.b, self.bias
+        for argument, t in (("a", a), ("b", b)):
+            check_tensor(name, argument, t, (*FP8, torch.int8))
+            check_shape(name, argument, t, t.ndim == 2, "a matrix (two dimensions)")
+        if (a.dtype == torch.int8) != (b.dtype == torch.int8):
+            raise TypeError(f"{name}: 'a' is {a.dtype} and 'b' {b.dtype}; expected both int8, or both an fp8")
+        if a.shape[1] != b.shape[0]:
+            raise ValueError(
+                f"{name}: 'a' has shape {tuple(a.shape)} and 'b' {tuple(b.shape)}; expected b with {a.shape[1]} rows, "
+                "as many as 'a' has columns"
+            )
+        if self.dtype not in FLOATS:
+            raise TypeError(f"{name}: argument 'dtype' is {self.dtype!r:.40}; expected {', '.join(map(str, FLOATS))}")
+        others = {"b": b, "a_scale": self.a_scale, "b_scale": self.b_scale}
+        for argument in ("a_scale", "b_scale"):
+            check_tensor(name, argument, others[argument], (torch.float32,))
+            if others[argument].requires_grad:
+                raise ValueError(f"{name}: argument '{argument}' wants a gradient, which there is none of")
+        if bias is not None:
+            check_tensor(name, "bias", bias)
+            check_shape(name, "bias", bias, tuple(bias.shape) == (b.shape[1],), f"({b.shape[1]},)")
+            others["bias"] = bias
+        for argument, t in others.items():
+            check_device(name, argument, t, "a", a)
 
     @property
     def traced(self) -> bool:
@@ -60,42 +88,6 @@ def kind_of(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor) -> str:
         f"(of a tensor), {(m, 1)} and {(1, n)} (of rows and columns), or {(m, blocks)} and {(blocks, -(-n // BLOCK))} "
         f"(of blocks of {BLOCK})"
     )
-
-
-def check_scaled(
-    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, dtype: torch.dtype
-) -> None:
-    for name, t in (("a", a), ("b", b)):
-        check_tensor("scaled_matmul", name, t, (*FP8, torch.int8))
-        if t.ndim != 2:
-            raise ValueError(
-                f"scaled_matmul: argument '{name}' has shape {tuple(t.shape)}; expected a matrix (two dimensions)"
-            )
-    if (a.dtype == torch.int8) != (b.dtype == torch.int8):
-        raise TypeError(f"scaled_matmul: 'a' is {a.dtype} and 'b' {b.dtype}; expected both int8, or both an fp8")
-    if a.shape[1] != b.shape[0]:
-        raise ValueError(
-            f"scaled_matmul: 'a' has shape {tuple(a.shape)} and 'b' {tuple(b.shape)}; expected b with {a.shape[1]} rows, "
-            "as many as 'a' has columns"
-        )
-    if dtype not in FLOATS:
-        raise TypeError(f"scaled_matmul: argument 'dtype' is {dtype!r:.40}; expected {', '.join(map(str, FLOATS))}")
-    for name, scale in (("a_scale", a_scale), ("b_scale", b_scale)):
-        check_tensor("scaled_matmul", name, scale, (torch.float32,))
-        if scale.requires_grad:
-            raise ValueError(f"scaled_matmul: argument '{name}' wants a gradient, which there is none of")
-    kind_of(a, b, a_scale, b_scale)
-    if bias is not None:
-        check_tensor("scaled_matmul", "bias", bias)
-        if tuple(bias.shape) != (b.shape[1],):
-            raise ValueError(f"scaled_matmul: argument 'bias' has shape {tuple(bias.shape)}; expected ({b.shape[1]},)")
-    for name, t in (
-        ("b", b),
-        ("a_scale", a_scale),
-        ("b_scale", b_scale),
-        *((("bias", bias),) if bias is not None else ()),
-    ):
-        check_device("scaled_matmul", name, t, "a", a)
 
 
 def scaled_unsupported(c: ScaledCall) -> str:
@@ -158,66 +150,49 @@ class WeightOnlyCall(Call):
     ):  # fmt: skip
         self.x, self.words = x, words
         self.plan_arguments = (x, words, scale, zero, bias, has_zero, has_bias, format, group)
-        weight = QuantizedWeight(words, scale, zero if has_zero else None, format, group, columns)
-        check_weight_only(x, weight, bias if has_bias else None)
+        name = "weight_only_matmul"
+        check_tensor(name, "x", x)
+        check_shape(name, "x", x, x.ndim == 2, "a matrix (two dimensions)")
+        check_parts(x, QuantizedWeight(words, scale, zero if has_zero else None, format, group, columns))
+        if x.shape[1] != columns:
+            raise ValueError(f"{name}: 'x' has shape {tuple(x.shape)} and 'weight' {columns} columns; expected as many")
+        check_bias(name, bias if has_bias else None, x, "weight", words.shape[0])
 
     @property
     def empty(self) -> bool:
         return len(self.x) * len(self.words) == 0
 
 
-def check_weight_only(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> None:
-    check_tensor("weight_only_matmul", "x", x)
-    if x.ndim != 2:
-        raise ValueError(
-            f"weight_only_matmul: argument 'x' has shape {tuple(x.shape)}; expected a matrix (two dimensions)"
-        )
-    _check_weight(x, weight)
-    if x.shape[1] != weight.columns:
-        raise ValueError(
-            f"weight_only_matmul: 'x' has shape {tuple(x.shape)} and 'weight' {weight.columns} columns; expected as many"
-        )
-    if bias is not None:
-        check_tensor("weight_only_matmul", "bias", bias)
-        check_same("weight_only_matmul", "bias", bias, "x", x)
-        n = weight.words.shape[0]
-        if tuple(bias.shape) != (n,):
-            raise ValueError(
-                f"weight_only_matmul: argument 'bias' has shape {tuple(bias.shape)}; expected ({n},), an element for each "
-                "row of 'weight'"
-            )
-
-
-def _check_weight(x: Tensor, weight: QuantizedWeight) -> None:
+def check_parts(x: Tensor, weight: QuantizedWeight) -> None:
     """That the parts of a weight fit each other: a caller may have put them together."""
-    words, scale, zero, format, group, k = weight
+    name, (words, scale, zero, format, group, k) = "weight_only_matmul", weight
     if format not in BITS or group not in ((0, *GROUPS) if format != "int4" else GROUPS) or (group and k % group):
         raise ValueError(
-            f"weight_only_matmul: 'weight' has format {format!r}, group {group!r} and {k} columns; expected one of "
+            f"{name}: 'weight' has format {format!r}, group {group!r} and {k} columns; expected one of "
             f"{', '.join(BITS)} and a group of 0 (not int4), 32, 64 or 128 that divides the columns"
         )
-    check_tensor("weight_only_matmul", "weight.words", words, (torch.int32,))
-    check_tensor("weight_only_matmul", "weight.scale", scale, SCALES)
-    n = words.shape[0] if words.ndim else 0
-    wanted = {"words": (n, -(-k // block(format)) * 64), "scale": (n, k // group) if group else (n,)}
-    parts = {"words": words, "scale": scale}
+    n = words.shape[0] if isinstance(words, Tensor) and words.ndim else 0
+    of_scale = (n, k // group) if group else (n,)
+    parts: list[Any] = [
+        ("words", words, (torch.int32,), (n, -(-k // block(format)) * 64)),
+        ("scale", scale, SCALES, of_scale),
+    ]
     if zero is not None:
-        check_tensor("weight_only_matmul", "weight.zero", zero, (torch.uint8,))
-        wanted["zero"], parts["zero"] = wanted["scale"], zero
-    for name, t in parts.items():
-        check_device("weight_only_matmul", f"weight.{name}", t, "x", x)
-        if tuple(t.shape) != wanted[name]:
+        parts.append(("zero", zero, (torch.uint8,), of_scale))
+    for part, t, dtypes, _ in parts:
+        check_tensor(name, f"weight.{part}", t, dtypes)
+    for part, t, _, wanted in parts:
+        check_device(name, f"weight.{part}", t, "x", x)
+        if tuple(t.shape) != wanted:
             raise ValueError(
-                f"weight_only_matmul: 'weight.{name}' has shape {tuple(t.shape)}; expected {wanted[name]} for {format} with "
+                f"{name}: 'weight.{part}' has shape {tuple(t.shape)}; expected {wanted} for {format} with "
                 f"group {group} and {k} columns"
             )
     if not words.is_contiguous():
-        raise ValueError(
-            f"weight_only_matmul: 'weight.words' has strides {words.stride()}; expected a contiguous tensor"
-        )
+        raise ValueError(f"{name}: 'weight.words' has strides {words.stride()}; expected a contiguous tensor")
     if torch.is_grad_enabled() and scale.requires_grad:
         raise ValueError(
-            "weight_only_matmul: 'weight.scale' requires a gradient; expected a constant weight (gradients are of x and bias)"
+            f"{name}: 'weight.scale' requires a gradient; expected a constant weight (gradients are of x and bias)"
         )
 
 

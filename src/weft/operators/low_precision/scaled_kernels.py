@@ -16,9 +16,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.definition import SHARED_LIMIT
-from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.configs import Config, Configurations, bucket, constants_of, grid_of
 from weft.operators.launch import INTERPRETING, Plan, target_sm
+from weft.operators.linear.gemv import shared_limit
+from weft.operators.matmul.kernels import tile_of
 from weft.operators.quantization.formats import format_of
 from weft.operators.quantization.kernels import decode
 
@@ -50,14 +51,8 @@ def scaled_tiled(
     IMPRECISE: tl.constexpr, EVEN_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr,
 ):  # fmt: skip
-    """C = (A · B) scaled, plus a bias [N]; A [M, K], B [K, N] as bytes. A scale that many elements share has strides of 0.
-    Tiles are taken in groups of GROUP rows of tiles, so that programs of a time share rows and columns in L2."""
-    rows, columns = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
-    program = tl.program_id(0)
-    first = program // (GROUP * columns) * GROUP
-    height = min(rows - first, GROUP)
-    m = (first + program % (GROUP * columns) % height) * BLOCK_M + tl.arange(0, BLOCK_M)
-    n = program % (GROUP * columns) // height * BLOCK_N + tl.arange(0, BLOCK_N)
+    """C = (A · B) scaled, plus a bias [N]; A [M, K], B [K, N] as bytes. A scale that many elements share has strides of 0."""
+    m, n = tile_of(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, GROUP)
     k = tl.arange(0, BLOCK_K)
     row, column = (m % M).to(tl.int64), (n % N).to(tl.int64)
     a = a_ptr + row[:, None] * a_row + k[None, :].to(tl.int64) * a_col
@@ -123,7 +118,7 @@ def candidates(sm: int, sums: int, blockwise: bool, m: int, n: int, k: int) -> I
         "num_warps": (4, 8),
         "num_stages": (3, 4, 5),
     }
-    limit = SHARED_LIMIT.get(sm, min(SHARED_LIMIT.values())) - 2048
+    limit = shared_limit(sm)
     for c in grid_of(choices):
         registers = c["BLOCK_M"] * c["BLOCK_N"] // (c["num_warps"] * 32) * sums
         shared = (c["BLOCK_M"] + c["BLOCK_N"]) * c["BLOCK_K"] * c["num_stages"]
@@ -160,7 +155,7 @@ def plan(
         "HAS_BIAS": bias is not None,
         "IMPRECISE": imprecise,
         "EVEN_K": k % config["BLOCK_K"] == 0,
-        **{name: config[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP")},
+        **constants_of(config),
     }
     steps = (*a.stride(), *b.stride(), *steps_of(a_scale), *steps_of(b_scale), 0 if bias is None else bias.stride(0))
     grid = (triton.cdiv(m, config["BLOCK_M"]) * triton.cdiv(n, config["BLOCK_N"]),)

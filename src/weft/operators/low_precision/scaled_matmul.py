@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, dtype  # a name alone, as the stubs want annotations
@@ -18,7 +18,7 @@ from weft.operators import mutants, peers
 from weft.operators.call import Choice, KernelFunction, check_flag, check_values, guarded, on_gpu
 from weft.operators.low_precision.dispatch import SCALED, kind_of
 from weft.operators.low_precision.scaled_kernels import BLOCK
-from weft.operators.quantization.formats import FORMATS
+from weft.operators.quantization.formats import FORMATS, scale_shape, spread
 from weft.operators.quantization.quantize import reference as quantized
 from weft.operators.random_inputs import random_tensor
 
@@ -35,45 +35,37 @@ OPTIONS = {
 }
 
 
+class Operands(NamedTuple):
+    """What a call multiplies."""
+
+    a: Tensor
+    b: Tensor
+    a_scale: Tensor
+    b_scale: Tensor
+    bias: Tensor | None = None
+
+
 def reference(
-    a: Tensor,
-    b: Tensor,
-    a_scale: Tensor,
-    b_scale: Tensor,
-    bias: Tensor | None = None,
-    *,
-    dtype: torch.dtype = torch.bfloat16,
-    fast_accumulate: bool = False,
+    *operands: Any, dtype: torch.dtype = torch.bfloat16, fast_accumulate: bool = False, **named: Any
 ) -> Tensor:
     """Dequantised operands multiplied in fp32 (in float64 if the scales are, or for int8: its sums are exact) and rounded
     once."""
-    wide = torch.float64 if a.dtype == torch.int8 else a_scale.dtype
-    out = dequantised(a, b, a_scale.to(wide), b_scale.to(wide), bias, dtype=dtype)
-    return out if a_scale.dtype == torch.float64 else out.to(dtype)
+    o = Operands(*operands, **named)
+    wide = torch.float64 if o.a.dtype == torch.int8 else o.a_scale.dtype
+    out = dequantised(o.a, o.b, o.a_scale.to(wide), o.b_scale.to(wide), o.bias, dtype=dtype)
+    return out if o.a_scale.dtype == torch.float64 else out.to(dtype)
 
 
 def dequantised(
-    a: Tensor,
-    b: Tensor,
-    a_scale: Tensor,
-    b_scale: Tensor,
-    bias: Tensor | None = None,
-    *,
-    dtype: torch.dtype = torch.bfloat16,
-    fast_accumulate: bool = False,
+    *operands: Any, dtype: torch.dtype = torch.bfloat16, fast_accumulate: bool = False, **named: Any
 ) -> Tensor:
     """What a user of PyTorch writes: all in the scales' dtype."""
+    a, b, a_scale, b_scale, bias = Operands(*operands, **named)
     wide = a_scale.dtype
-    by_a, by_b = a_scale, b_scale
-    if a_scale.ndim == 2 and a_scale.shape[1] > 1:
-        by_a = a_scale.repeat_interleave(BLOCK, 1)[:, : a.shape[1]]
-    if (
-        b_scale.ndim == 2
-        and b_scale.shape[0] == -(-b.shape[0] // BLOCK)
-        and b_scale.shape[1] == -(-b.shape[1] // BLOCK)
-    ):
-        by_b = b_scale.repeat_interleave(BLOCK, 0)[: b.shape[0]].repeat_interleave(BLOCK, 1)[:, : b.shape[1]]
-    out = (a.to(wide) * by_a) @ (b.to(wide) * by_b)
+    if kind_of(a, b, a_scale, b_scale) == "block":
+        a_scale = spread(a_scale, tuple(a.shape), "group", BLOCK)
+        b_scale = spread(b_scale.t(), tuple(b.t().shape), "block", BLOCK).t()
+    out = (a.to(wide) * a_scale) @ (b.to(wide) * b_scale)
     if bias is not None:
         out = out + bias.to(wide)
     return out if wide == torch.float64 else out.to(dtype)
@@ -87,13 +79,8 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     def operand(rows: int, granularity: str, format: str) -> tuple[Tensor, Tensor]:
         x = random_tensor(g, (rows, w["K"]), "fp32", device)
         if device == "meta":
-            shapes = {
-                "tensor": (),
-                "row": (rows, 1),
-                "group": (rows, -(-w["K"] // BLOCK)),
-                "block": (-(-rows // BLOCK), -(-w["K"] // BLOCK)),
-            }
-            return x.to(FORMATS[format].dtype), torch.empty(shapes[granularity], device=device)
+            of_scale = scale_shape((rows, w["K"]), granularity, BLOCK)
+            return x.to(FORMATS[format].dtype), torch.empty(of_scale, device=device)
         return quantized(x, format, granularity)
 
     a, a_scale = operand(w["M"], "group" if scales == "block" else scales, format)
@@ -124,20 +111,17 @@ def terms(w: Workload) -> int:
     return w["K"] if w.option("format", "fp8_e4m3") == "int8" else 4**9 * w["K"]
 
 
-def _scales_swapped(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, *more: Any, **named: Any) -> Tensor:
-    return reference(a, b, a_scale.flatten().roll(1).view(a_scale.shape) * 1.05, b_scale, *more, **named)
+def _scales_swapped(a_scale: Tensor, **named: Any) -> Tensor:
+    return reference(a_scale=a_scale.flatten().roll(1).view(a_scale.shape) * 1.05, **named)
 
 
-def _last_block_left_out(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, *more: Any, **named: Any) -> Tensor:
+def _last_block_left_out(a: Tensor, **named: Any) -> Tensor:
     keep = torch.arange(a.shape[1], device=a.device) < max(a.shape[1] - 8, 0)
-    wide = torch.where(keep, a.float(), 0.0).to(a.dtype)
-    return reference(wide, b, a_scale, b_scale, *more, **named)
+    return reference(a=torch.where(keep, a.float(), 0.0).to(a.dtype), **named)
 
 
-def _no_bias(
-    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None = None, **named: Any
-) -> Tensor:
-    return reference(a, b, a_scale, b_scale, None, **named)
+def _no_bias(bias: Tensor | None, **named: Any) -> Tensor:
+    return reference(**named)
 
 
 SQUARES = tuple(
@@ -188,35 +172,25 @@ scaled_matmul = Operator(
 # ---- implementations -------------------------------------------------------------------------------------------------
 
 
+def call_of(operands: Operands, dtype: Any, fast_accumulate: bool) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
+    """The tensors and the options of a :class:`ScaledCall`."""
+    bias = operands.a_scale if operands.bias is None else operands.bias
+    return (*operands[:4], bias), (operands.bias is not None, dtype, fast_accumulate)
+
+
 def by_kernel(
-    name: str,
-    a: Tensor,
-    b: Tensor,
-    a_scale: Tensor,
-    b_scale: Tensor,
-    bias: Tensor | None = None,
-    *,
-    dtype: torch.dtype = torch.bfloat16,
-    fast_accumulate: bool = False,
+    name: str, *operands: Any, dtype: torch.dtype = torch.bfloat16, fast_accumulate: bool = False, **named: Any
 ) -> Tensor:
-    out = torch.empty((a.shape[0], b.shape[1]), dtype=dtype, device=a.device)
+    tensors, options = call_of(Operands(*operands, **named), dtype, fast_accumulate)
+    out = torch.empty((tensors[0].shape[0], tensors[1].shape[1]), dtype=dtype, device=tensors[0].device)
     if out.numel():
-        tensors = (a, b, a_scale, b_scale, a_scale if bias is None else bias)
-        SCALED.kernel(name).of(tensors, bias is not None, dtype, fast_accumulate)(*tensors, out)
+        SCALED.kernel(name).of(tensors, *options)(*tensors, out)
     return out
 
 
-def cublas(
-    a: Tensor,
-    b: Tensor,
-    a_scale: Tensor,
-    b_scale: Tensor,
-    bias: Tensor | None = None,
-    *,
-    dtype: torch.dtype = torch.bfloat16,
-    fast_accumulate: bool = False,
-) -> Tensor:
+def cublas(*operands: Any, dtype: torch.dtype = torch.bfloat16, fast_accumulate: bool = False, **named: Any) -> Tensor:
     """``torch._scaled_mm`` of fp8, ``torch._int_mm`` of int8; on a CPU, and for int8 in blocks, the formula."""
+    a, b, a_scale, b_scale, bias = Operands(*operands, **named)
     kind = kind_of(a, b, a_scale, b_scale)
     if not a.is_cuda or not a.numel() or not b.numel():
         return reference(a, b, a_scale, b_scale, bias, dtype=dtype)
@@ -265,18 +239,9 @@ scaled_matmul.implementation("torch.compile", devices=("cuda",))(peers.Compiled(
 
 @scaled_matmul.choice
 @guarded
-def choose(
-    a: Tensor,
-    b: Tensor,
-    a_scale: Tensor,
-    b_scale: Tensor,
-    bias: Tensor | None = None,
-    *,
-    dtype: torch.dtype = torch.bfloat16,
-    fast_accumulate: bool = False,
-) -> Choice:
-    bias_or_any = a_scale if bias is None else bias
-    return SCALED.choose(a, b, a_scale, b_scale, bias_or_any, bias is not None, dtype, fast_accumulate)
+def choose(*operands: Any, dtype: torch.dtype = torch.bfloat16, fast_accumulate: bool = False, **named: Any) -> Choice:
+    tensors, options = call_of(Operands(*operands, **named), dtype, fast_accumulate)
+    return SCALED.choose(*tensors, *options)
 
 
 @scaled_matmul.function
@@ -321,16 +286,9 @@ def scaled_matmul_function(
     check_flag("scaled_matmul", "fast_accumulate", fast_accumulate)
     named: dict[str, Any] = {"dtype": dtype, "fast_accumulate": fast_accumulate}
     chosen = choose(a, b, a_scale, b_scale, bias, **named).implementation
-    if check_scales:
-        for name, scale in (("a_scale", a_scale), ("b_scale", b_scale)):
-            check_values(
-                "scaled_matmul",
-                name,
-                scale,
-                lambda t: ~t.isfinite(),
-                flag="check_scales",
-                expected="finite fp32 numbers",
-            )
+    for name, scale in (("a_scale", a_scale), ("b_scale", b_scale)) if check_scales else ():
+        words = {"flag": "check_scales", "expected": "finite fp32 numbers"}
+        check_values("scaled_matmul", name, scale, lambda t: ~t.isfinite(), **words)
 
     def product(bias: Tensor | None) -> Tensor:
         run = cublas if chosen == "torch" else functools.partial(by_kernel, chosen)

@@ -29,7 +29,7 @@ from weft.operators.low_precision.quantized_weight import (
     quantize_weight,
     unpack_weight,
 )
-from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
+from weft.operators.random_inputs import LAYOUTS, VALUES, of_vectors, random_tensor
 
 # ---- definition ------------------------------------------------------------------------------------------------------
 
@@ -53,10 +53,7 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     m, n, k = (w[a] for a in "MNK")
     layout = w.option("layout", "contiguous")
     x = random_tensor(g, (m, k), w.dtype, device, layout=layout, values=w.option("values", "normal"))
-    bias = None
-    if w.option("bias", True):
-        of_vectors = layout if layout in ("unaligned", "strided") else "contiguous"
-        bias = random_tensor(g, (n,), w.dtype, device, layout=of_vectors)
+    bias = random_tensor(g, (n,), w.dtype, device, layout=of_vectors(layout)) if w.option("bias", True) else None
     return {"x": x, "weight": _weight(w, g, device, n, k), "bias": bias}
 
 
@@ -85,10 +82,6 @@ def cost(w: Workload, direction: str) -> Cost:
     return Cost(reads, m * n * size, {w.dtype: 2.0 * m * n * k + m * bias})
 
 
-def _with(weight: QuantizedWeight, **changed: Any) -> QuantizedWeight:
-    return weight._replace(**changed)
-
-
 def _last_block_left_out(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
     k = max(x.shape[1] - 1, 0) // block(weight.format) * block(weight.format)
     return F.linear(x[:, :k], dequantize_weight(weight, x.dtype)[:, :k], bias)
@@ -96,15 +89,15 @@ def _last_block_left_out(x: Tensor, weight: QuantizedWeight, bias: Tensor | None
 
 def _halves_swapped(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
     words = weight.words << 16 | weight.words >> 16 & 0xFFFF
-    return reference(x, _with(weight, words=words), bias)
+    return reference(x, weight._replace(words=words), bias)
 
 
 def _next_groups_scale(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
-    return reference(x, _with(weight, scale=weight.scale.roll(1, -1)), bias)
+    return reference(x, weight._replace(scale=weight.scale.roll(1, -1)), bias)
 
 
 def _zero_points_left_out(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
-    return reference(x, _with(weight, zero=None), bias)
+    return reference(x, weight._replace(zero=None), bias)
 
 
 def quantised(dtype: str, m: int, n: int, k: int, format: str, group: int = 0, **options: Any) -> Workload:
