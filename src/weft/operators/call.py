@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,16 +20,10 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Choice:
-    """Which implementation a call takes and why; ``plans`` makes its launches (None where PyTorch is called)."""
+    """Which implementation a call takes and why."""
 
     implementation: str
     reason: str
-    plans: Any = None
-
-    def plan_for(self, *call: Any) -> Any:
-        """The plan for the call's arguments, tensors first."""
-        tensors = tuple(a for a in call if isinstance(a, torch.Tensor))
-        return None if self.plans is None else self.plans.of(tensors, *call[len(tensors) :])
 
 
 def on_gpu(x: torch.Tensor) -> bool:
@@ -81,7 +74,7 @@ def guarded(choose: Callable[..., Choice]) -> Callable[..., Choice]:
             why = "a tensor that PyTorch negates when it is read (Tensor.is_neg), which its own operators do"
         else:
             return choice
-        return dataclasses.replace(choice, implementation="torch", reason=why, plans=None)
+        return Choice("torch", why)
 
     return chosen
 
@@ -202,6 +195,16 @@ def check_same(operator: str, name: str, value: torch.Tensor, other: str, refere
     check_device(operator, name, value, other, reference)
 
 
+def check_alike(operator: str, name: str, value: torch.Tensor, other: str, reference: torch.Tensor) -> None:
+    """Raises unless ``value`` also has the shape (ValueError) of ``reference``."""
+    check_same(operator, name, value, other, reference)
+    if value.shape != reference.shape:
+        raise ValueError(
+            f"{operator}: argument '{name}' has shape {tuple(value.shape)} and '{other}' has {tuple(reference.shape)}; "
+            "expected the same shape"
+        )
+
+
 def check_device(operator: str, name: str, value: torch.Tensor, other: str, reference: torch.Tensor) -> None:
     """Raises ValueError unless both are on one device."""
     if value.device != reference.device:
@@ -290,13 +293,7 @@ def check_flag(operator: str, argument: str, value: Any) -> None:
 
 
 def check_values(
-    operator: str,
-    argument: str,
-    value: torch.Tensor,
-    wrong: Callable[[torch.Tensor], torch.Tensor],
-    *,
-    flag: str,
-    expected: str,
+    operator: str, argument: str, value: torch.Tensor, wrong: Callable[..., torch.Tensor], *, flag: str, expected: str
 ) -> None:
     """Checks a tensor's values, which synchronises with the device.
 

@@ -6,6 +6,7 @@ configurations. Nothing is ever tuned at a first call.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -34,11 +35,7 @@ class Configurations:
     all: ClassVar[list[Configurations]] = []
 
     def __init__(
-        self,
-        file: str,
-        name: str,
-        heuristic: Callable[..., Config],
-        candidates: Callable[..., Iterable[Config]] = lambda sm, *key: (),
+        self, file: str, name: str, heuristic: Callable[..., Config], candidates: Callable[..., Any] = lambda *key: ()
     ):
         self.folder, self.name = Path(file).parent / "configs", name
         self.heuristic, self.candidates = heuristic, candidates
@@ -94,7 +91,5 @@ def bucket(n: int, least: int = 1) -> int:
 
 def grid_of(choices: Mapping[str, Sequence[int]]) -> Iterable[Config]:
     """Every combination: ``grid_of({"BLOCK": (1024, 2048), "num_warps": (4, 8)})``."""
-    import itertools
-
     for values in itertools.product(*choices.values()):
         yield dict(zip(choices, values, strict=True))

@@ -81,7 +81,11 @@ class Call:
 
     @property
     def traced(self) -> bool:
-        return traced(self.x)
+        """Whether the call is traced: any tensor that it holds is a fake or a wrapped one, say."""
+        if traced(self.x):
+            return True
+        held = (value if isinstance(value, tuple) else (value,) for value in vars(self).values())
+        return traced(*(t for values in held for t in values if isinstance(t, Tensor)))
 
 
 ON_CPU = Route("torch", lambda c: not c.on_gpu, "the tensors are on the CPU, where weft runs the reference")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
-from weft.definition import UnknownName, torch_dtype
+from weft.definition import UnknownName, Workload, torch_dtype
 
 LAYOUTS = ("contiguous", "unaligned", "sliced", "strided", "transposed", "expanded")
 VALUES = ("normal", "large", "tiny", "nonfinite", "minus_inf_rows")
@@ -67,15 +68,36 @@ def of_vectors(layout: str) -> str:
     return layout if layout in ("unaligned", "strided") else "contiguous"
 
 
+# options of operators on vectors of N elements: a layout of all tensors or of each, and rows=R for [R, N / R]
+OF_VECTORS = {
+    "layout": (*LAYOUTS, *(f"{x}+{y}" for x in LAYOUTS for y in LAYOUTS)),
+    "values": VALUES,
+    "rows": range(1, 2**31),
+}
+
+
+def vector_shape(operator: str, w: Workload) -> tuple[int, ...]:
+    rows = w.option("rows", 0)
+    if rows and w["N"] % rows:
+        raise ValueError(f"workload '{w}' of '{operator}': rows is {rows}; expected a divisor of N")
+    return (rows, w["N"] // rows) if rows else (w["N"],)
+
+
+def vectors(operator: str, names: tuple[str, ...], w: Workload, g: Any, device: str) -> dict[str, Any]:
+    """Arguments of one shape."""
+    layouts, values = w.option("layout", "contiguous").split("+") * 2, w.option("values", "normal")
+    return {
+        name: random_tensor(g, vector_shape(operator, w), w.dtype, device, layout=layout, values=values)
+        for name, layout in zip(names, layouts, strict=False)
+    }
+
+
 def _laid_out(shape: tuple[int, ...], layout: str, fill: Any) -> torch.Tensor:
     if layout == "contiguous" or not shape:
         return fill(shape)
     *lead, n = shape
     if layout == "unaligned":
-        size = 1
-        for s in shape:
-            size *= s
-        return fill((size + 1,))[1:].view(shape)
+        return fill((math.prod(shape) + 1,))[1:].view(shape)
     if layout == "sliced":
         return fill((*lead, n + 3))[..., :n]
     if layout == "strided":

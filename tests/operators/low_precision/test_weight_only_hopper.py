@@ -18,6 +18,7 @@ pytest.importorskip("cuda.bindings")
 
 from hopper_on_cpu import encode_tiled  # noqa: E402
 
+from weft.operators.configs import bucket  # noqa: E402
 from weft.operators.hopper import tensor_maps  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
 from weft.operators.low_precision import weight_only_hopper  # noqa: E402
@@ -212,7 +213,7 @@ def test_it_is_right(emulate, name):
 @pytest.mark.parametrize("m", [2, 4, 7, 9, 17, 24, 32, 48, 63])
 def test_any_number_of_tokens(emulate, m):
     by_tokens = {8: "int8", 16: "int8, a cluster, along", 32: "fp8, 32 tokens, two stages", 64: "int8, 40 tokens"}
-    product = Product(replace(CASES[by_tokens[weight_only_hopper.tokens_of(m)]], m=m, codes="random"))
+    product = Product(replace(CASES[by_tokens[bucket(m, 8)]], m=m, codes="random"))
     assert not what_is_wrong(emulate(product), product)
 
 

@@ -18,8 +18,8 @@ from weft.operators.dropout.dispatch import DROPOUT
 from weft.operators.dropout.kernels import launchable
 from weft.operators.dropout.philox import at_least
 from weft.operators.dropout.seeds import OFFSETS, STEPS, check_seed, draw, scale_of, threshold_of
-from weft.operators.elementwise.pointwise import LARGEST, shape
-from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
+from weft.operators.elementwise.pointwise import LARGEST
+from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor, vector_shape
 
 
 def reference(
@@ -86,7 +86,7 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     """Options: ``rows=R`` (x is [R, N / R]), ``layout``, ``values``, ``p`` in per cent, ``offset``, ``training``, ``seed``: a
     number, a ``tensor``, or ``drawn``: none is given, as users call it, and each implementation has masks of its own."""
     layout, values = w.option("layout", "contiguous"), w.option("values", "normal")
-    x = random_tensor(g, shape("dropout", w), w.dtype, device, layout=layout, values=values)
+    x = random_tensor(g, vector_shape("dropout", w), w.dtype, device, layout=layout, values=values)
     number = 0 if g is None else int(torch.randint(2**63 - 1, (), generator=g, device=g.device))
     seeds: dict[str, int | Tensor | None] = {
         "number": number,

@@ -11,7 +11,7 @@ import triton
 from torch import Tensor
 
 from weft.definition import Declined
-from weft.operators.call import check_same, check_tensor, dense, overlapping, rows_of, traced
+from weft.operators.call import check_alike, check_tensor, dense, overlapping, rows_of
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.elementwise.kernels import map_one, map_three, map_two, relu_backward, relu_with_bits
@@ -25,21 +25,20 @@ def heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
     return {"BLOCK": 1024, "num_warps": 4}
 
 
-def heavy_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
-    """More elements a thread: what a program does once is shared among them."""
-    return {"BLOCK": 2048, "num_warps": 4}
-
-
 def candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
     every = grid_of({"BLOCK": (512, 1024, 2048, 4096, 8192), "num_warps": (2, 4, 8, 16)})
     return [c for c in every if 4 <= c["BLOCK"] // (32 * c["num_warps"]) <= 64]
 
 
-CONFIGURATIONS = {  # by the number of inputs, and whether the arithmetic takes about as long as the bytes
-    (inputs, heavy): Configurations(
-        __file__, f"{'heavy' if heavy else 'map'}_{word}", heavy_heuristic if heavy else heuristic, candidates
-    )
-    for heavy in (False, True)
+def heavy_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
+    """More elements a thread: what a program does once is shared among them."""
+    return {"BLOCK": 2048, "num_warps": 4}
+
+
+# by the number of inputs, and whether the arithmetic takes about as long as the bytes
+CONFIGURATIONS = {
+    (inputs, heavy): Configurations(__file__, f"{kind}_{word}", guess, candidates)
+    for heavy, kind, guess in ((False, "map", heuristic), (True, "heavy", heavy_heuristic))
     for inputs, word in ((1, "one"), (2, "two"), (3, "three"))
 }
 
@@ -74,25 +73,11 @@ class Map(Call):
         at = next(i for i, a in enumerate(arguments) if isinstance(a, Formula))
         self.inputs, self.formula = arguments[:at], arguments[at]
         self.in_place, self.bits = (*arguments[at + 1 :], False, False)[:2]
-        self.check()
-        self.x = self.inputs[0]
-        self.outputs = (self.x if self.in_place else like(self.x),)
-
-    def check(self) -> None:
-        """Raises TypeError or ValueError unless the inputs are floating tensors of one shape, dtype and device."""
-        name, (first, *_), x = self.formula.name, self.formula.arguments, self.inputs[0]
+        name, (first, *_), self.x = self.formula.name, self.formula.arguments, self.inputs[0]
         for argument, value in zip(self.formula.arguments, self.inputs, strict=True):
             check_tensor(name, argument, value)
-            check_same(name, argument, value, first, x)
-            if value.shape != x.shape:
-                raise ValueError(
-                    f"{name}: argument '{argument}' has shape {tuple(value.shape)} and '{first}' has {tuple(x.shape)}; "
-                    "expected the same shape"
-                )
-
-    @property
-    def traced(self) -> bool:
-        return traced(*self.inputs)
+            check_alike(name, argument, value, first, self.x)
+        self.outputs = (self.x if self.in_place else like(self.x),)
 
 
 class Gradient(Call):
@@ -130,10 +115,12 @@ def laid_out(*tensors: Tensor) -> tuple[int, int, tuple[int, ...]] | None:
     return *found[0][:2], tuple(stride for view in found for stride in view[2:])  # type: ignore[index]
 
 
-def configuration(inputs: int, x: Tensor, columns: int, heavy: bool = False) -> Config:
-    """The measured one for so many inputs like x, with a BLOCK no longer than rows need."""
+def rows_plan(kernel: Any, x: Tensor, laid: tuple[Any, ...], inputs: int = 1, heavy: bool = False, **own: Any) -> Plan:
+    """The launch of a kernel over tensors like x, laid out as :func:`laid_out` says; a BLOCK is no longer than rows need."""
+    rows, n, strides = laid
     config = CONFIGURATIONS[inputs, heavy](x.device, x.dtype, min(max(bucket(x.numel()), SMALL), LARGE))
-    return {**config, "BLOCK": min(config["BLOCK"], bucket(columns, 128))}
+    block = min(config["BLOCK"], bucket(n, 128))
+    return Plan(kernel, (rows * triton.cdiv(n, block),), (n, *strides), {**own, "BLOCK": block}, config["num_warps"])
 
 
 def map_plan(formula: Any, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], heavy: bool = False) -> Plan:
@@ -142,14 +129,9 @@ def map_plan(formula: Any, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ..
     Raises:
         Declined: strides that do not collapse into rows, for which a copy would be needed.
     """
-    found = laid_out(*inputs, *outputs)
-    if found is None:
+    if (laid := laid_out(*inputs, *outputs)) is None:
         raise Declined(NO_ROWS)
-    rows, n, strides = found
-    config = configuration(len(inputs), inputs[0], n, heavy)
-    tile = {"F": formula, "BLOCK": config["BLOCK"]}
-    grid = (rows * triton.cdiv(n, config["BLOCK"]),)
-    return Plan(KERNELS[len(inputs)], grid, (n, *strides), tile, config["num_warps"])
+    return rows_plan(KERNELS[len(inputs)], inputs[0], laid, len(inputs), heavy, F=formula)
 
 
 class BitsPlan(NamedTuple):
@@ -164,7 +146,7 @@ class BitsPlan(NamedTuple):
 
 def bits_plan(c: Map) -> BitsPlan:
     rows, columns, strides = laid_out(*c.inputs, *c.outputs) or (0, 0, ())
-    launch = _relu_plan(relu_with_bits, c.x, rows, columns, strides)
+    launch = rows_plan(relu_with_bits, c.x, (rows, columns, strides))
     return BitsPlan(launch, (rows, triton.cdiv(columns, 8)), like(c.x).stride())
 
 
@@ -172,15 +154,9 @@ def relu_backward_plan(c: Gradient) -> Plan:
     """``(dy, bits, dx)``"""
     dx, dy = c.inputs
     if c.rows == 1 and dy.stride() == dx.stride():
-        return _relu_plan(relu_backward, dy, 1, dy.numel(), (0, 1) * 2)
+        return rows_plan(relu_backward, dy, (1, dy.numel(), (0, 1) * 2))
     (m, n, *dy_strides), (_, _, *dx_strides) = rows_of(dy) or (0, 0), rows_of(dx) or (0, 0)
-    return _relu_plan(relu_backward, dy, m, n, (*dy_strides, *dx_strides))
-
-
-def _relu_plan(kernel: Any, x: Tensor, rows: int, columns: int, strides: tuple[int, ...]) -> Plan:
-    config = configuration(1, x, columns)
-    grid = (rows * triton.cdiv(columns, config["BLOCK"]),)
-    return Plan(kernel, grid, (columns, *strides), {"BLOCK": config["BLOCK"]}, config["num_warps"])
+    return rows_plan(relu_backward, dy, (m, n, (*dy_strides, *dx_strides)))
 
 
 # ---- the tables ------------------------------------------------------------------------------------------------------
@@ -190,19 +166,13 @@ FORWARD = Dispatch(
     ON_CPU,
     TRACED,
     EMPTY,
-    Route(
-        "torch", lambda c: c.in_place and overlapping(c.x), "elements share memory: PyTorch refuses to write over them"
-    ),
+    Route("torch", lambda c: c.in_place and overlapping(c.x),
+          "elements share memory: PyTorch refuses to write over them"),
     Route("triton", lambda c: c.bits, "one bit an element is saved for backward", bits_plan, no_rows),
-    Route(
-        "triton",
-        lambda c: True,
-        "dense or row-strided tensors",
-        lambda c: map_plan(c.formula.forward, c.inputs, c.outputs, c.formula.heavy),
-        no_rows,
-    ),
+    Route("triton", lambda c: True, "dense or row-strided tensors",
+          lambda c: map_plan(c.formula.forward, c.inputs, c.outputs, c.formula.heavy), no_rows),
     Route("torch", lambda c: True, NO_ROWS),
-)
+)  # fmt: skip
 
 BACKWARD = Dispatch(
     Gradient,
@@ -211,12 +181,7 @@ BACKWARD = Dispatch(
     EMPTY,
     Route("triton", lambda c: c.rows > 0, "dy and one bit an element are read", relu_backward_plan),
     Route("torch", lambda c: c.formula.backward is None, "the gradient is the result's own: nothing is computed"),
-    Route(
-        "triton",
-        lambda c: True,
-        "the inputs and dy are read",
-        lambda c: map_plan(c.formula.backward, c.inputs, c.outputs, c.formula.heavy),
-        no_rows,
-    ),
+    Route("triton", lambda c: True, "the inputs and dy are read",
+          lambda c: map_plan(c.formula.backward, c.inputs, c.outputs, c.formula.heavy), no_rows),
     Route("torch", lambda c: True, NO_ROWS),
-)
+)  # fmt: skip

@@ -8,9 +8,9 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.definition import Declined, Mutant, Operator
-from weft.operators.elementwise.curves import exp, gelu_slope, normal_cdf, tanh_argument, tanh_cdf, tanh_gelu_slope
 from weft.operators.elementwise.gelu import reference as gelu_reference
 from weft.operators.elementwise.gelu import terms
+from weft.operators.elementwise.kernels import exp, gelu_slope, normal_cdf, tanh_argument, tanh_cdf, tanh_gelu_slope
 from weft.operators.elementwise.pointwise import Pointwise, define
 
 

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.definition import Mutant, Operator
-from weft.operators.elementwise.curves import exp, gelu_slope, normal_cdf, tanh_argument, tanh_cdf, tanh_gelu_slope
+from weft.operators.elementwise.kernels import exp, gelu_slope, normal_cdf, tanh_argument, tanh_cdf, tanh_gelu_slope
 from weft.operators.elementwise.pointwise import Pointwise, define
 
 

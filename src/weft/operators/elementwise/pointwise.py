@@ -24,7 +24,7 @@ from weft.operators.call import (
     rows_of,
 )
 from weft.operators.elementwise.dispatch import BACKWARD, FORWARD, Formula, like
-from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
+from weft.operators.random_inputs import LAYOUTS, OF_VECTORS, vectors
 
 LARGEST = 2**28  # elements in the benchmarks
 KERNEL, GRADIENT_KERNEL = FORWARD.kernel("triton"), BACKWARD.kernel("triton")
@@ -200,13 +200,8 @@ def define(
     variants: list[dict[str, Any]] = [{}, *({call.option: value} for value in list(call.formulas)[1:])]
 
     def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
-        layouts = w.option("layout", "contiguous").split("+") * 2
-        values = w.option("values", "normal")
-        tensors = {
-            argument: random_tensor(g, shape(name, w), w.dtype, device, layout=layout, values=values)
-            for argument, layout in zip(arguments, layouts, strict=False)
-        }
-        return {**tensors, **{word: w.option(word, words[0]) for word, words in options.items()}}
+        chosen = {word: w.option(word, words[0]) for word, words in options.items()}
+        return {**vectors(name, arguments, w, g, device), **chosen}
 
     def cost(w: Workload, direction: str) -> Cost:
         n, size = w["N"], w["N"] * w.bytes_per_element
@@ -216,12 +211,7 @@ def define(
         reads = backward_reads * size + (n * backward_bits + 7) // 8
         return Cost(reads, writes, vector_flops=2 * flops * n, special_ops=special_ops * n)
 
-    def gradient(dy: Tensor, **named: Any) -> tuple[Tensor, ...]:
-        leaves = {a: named[a].detach().requires_grad_() for a in arguments}
-        with torch.enable_grad():
-            return torch.autograd.grad(reference(**{**named, **leaves}), list(leaves.values()), dy)
-
-    pairs = LAYOUTS if len(arguments) == 1 else (*LAYOUTS, *(f"{x}+{y}" for x in LAYOUTS for y in LAYOUTS))
+    layouts = {"layout": LAYOUTS} if len(arguments) == 1 else {}
     mixed = [] if len(arguments) == 1 else ["contiguous+unaligned", "sliced+transposed", "expanded+contiguous"]
     row_layouts = ("sliced", "transposed", "strided", "expanded", *mixed)
     return {
@@ -232,7 +222,7 @@ def define(
         "cost": cost,
         "directions": directions,
         "differentiable": arguments,
-        "options": {"layout": pairs, "values": VALUES, "rows": range(1, 2**31), **options},
+        "options": {**OF_VECTORS, **layouts, **options},
         "tolerance": {
             "forward": Tolerance(exact=exact, ulps=ulps),
             "backward": Tolerance(exact=exact, ulps=ulps, scale=backward_scale),
@@ -258,13 +248,10 @@ def define(
         "mutants": [
             *mutants.usual(reference),
             *wrong,
-            *(mutants.usual(gradient, "backward") if "backward" in directions else []),
+            *(
+                mutants.usual(mutants.gradient_of(reference, *arguments), "backward")
+                if "backward" in directions
+                else []
+            ),
         ],
     }
-
-
-def shape(name: str, w: Workload) -> tuple[int, ...]:
-    rows = w.option("rows", 0)
-    if rows and w["N"] % rows:
-        raise ValueError(f"workload '{w}' of '{name}': rows is {rows}; expected a divisor of N")
-    return (rows, w["N"] // rows) if rows else (w["N"],)

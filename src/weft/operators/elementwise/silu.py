@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.definition import Mutant, Operator
-from weft.operators.elementwise.curves import exp, logistic
+from weft.operators.elementwise.kernels import exp, logistic
 from weft.operators.elementwise.pointwise import Pointwise, define
 
 

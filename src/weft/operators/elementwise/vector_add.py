@@ -14,12 +14,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
+from weft.definition import Cost, Mutant, Operator, Tolerance, workload
 from weft.operators import mutants, peers
 from weft.operators.call import (
     Choice,
     KernelFunction,
-    check_same,
+    check_alike,
     check_tensor,
     dense,
     differentiable,
@@ -31,7 +31,7 @@ from weft.operators.call import (
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.launch import Plan
-from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
+from weft.operators.random_inputs import OF_VECTORS, vectors
 
 # ---- kernels ---------------------------------------------------------------------------------------------------------
 
@@ -75,12 +75,7 @@ class Sum(Call):
     def __post_init__(self) -> None:
         check_tensor("vector_add", "x", self.x)
         check_tensor("vector_add", "y", self.y)
-        check_same("vector_add", "y", self.y, "x", self.x)
-        if self.x.shape != self.y.shape:
-            raise ValueError(
-                f"vector_add: argument 'y' has shape {tuple(self.y.shape)} and 'x' has {tuple(self.x.shape)}; expected the "
-                "same shape"
-            )
+        check_alike("vector_add", "y", self.y, "x", self.x)
 
     @property
     def flat(self) -> bool:
@@ -169,29 +164,15 @@ def add_triton(x: Tensor, y: Tensor) -> Tensor:
 # ---- definition: what verifier, timer, roofline and docs need to know ------------------------------------------------
 
 
-def shape(w: Workload) -> tuple[int, ...]:
-    rows = w.option("rows", 0)
-    if rows and w["N"] % rows:
-        raise ValueError(f"workload '{w}' of 'vector_add': rows is {rows}; expected a divisor of N")
-    return (rows, w["N"] // rows) if rows else (w["N"],)
-
-
 vector_add = Operator(
     name="vector_add",
     axes={"N": "elements"},
-    inputs=lambda w, g, device: {
-        name: random_tensor(g, shape(w), w.dtype, device, layout=layout, values=w.option("values", "normal"))
-        for name, layout in zip(("x", "y"), w.option("layout", "contiguous").split("+") * 2, strict=False)
-    },
+    inputs=lambda w, g, device: vectors("vector_add", ("x", "y"), w, g, device),
     reference=reference,
     cost=lambda w, direction: Cost(
         reads=2 * w["N"] * w.bytes_per_element, writes=w["N"] * w.bytes_per_element, vector_flops=w["N"]
     ),
-    options={
-        "layout": (*LAYOUTS, *(f"{x}+{y}" for x in LAYOUTS for y in LAYOUTS)),  # of both, or of x and of y
-        "values": VALUES,
-        "rows": range(1, 2**31),
-    },
+    options=OF_VECTORS,
     tolerance=Tolerance(exact=True),
     workloads={
         "verify": [

@@ -20,18 +20,11 @@ from weft.operators.hopper.tile_sizes import LINE, ROWS, THREADS, configuration,
 from weft.operators.launch import multiprocessors
 
 SOURCE = Path(__file__).parent / "gemm.cu"
-TYPES = {
-    **CTYPES,
-    torch.float8_e4m3fn: "e4m3",
-    torch.int8: "s8",
-    torch.int32: "int",
-}  # the names in gemm.cu; float is taken as tf32
+# the names in gemm.cu; float is taken as tf32
+TYPES = {**CTYPES, torch.float8_e4m3fn: "e4m3", torch.int8: "s8", torch.int32: "int"}
 SIXTEEN_BITS = (torch.bfloat16, torch.float16)
-ON_HOPPER: dict[str, Any] = {
-    "arch": "==sm_90",
-    "dtypes": ("bf16", "fp16"),
-    "devices": ("cuda",),
-}  # implementations on it
+# what implementations on this loop declare
+ON_HOPPER: dict[str, Any] = {"arch": "==sm_90", "dtypes": ("bf16", "fp16"), "devices": ("cuda",)}
 OPERANDS = (*CTYPES, torch.float8_e4m3fn, torch.int8)
 ACTIVATIONS = ("NONE", "RELU", "SILU", "GELU", "GELU_TANH", "SILU_FAST")
 
@@ -48,11 +41,8 @@ class Factors(ctypes.Structure):
     """``Factors`` of gemm.cu."""
 
     _fields_ = (
-        ("a_scales", ctypes.c_int),
-        ("b_scales", ctypes.c_int),
-        ("alpha", ctypes.c_float),
-        ("beta", ctypes.c_float),
-        ("gamma", ctypes.c_float),
+        *((name, ctypes.c_int) for name in ("a_scales", "b_scales")),
+        *((name, ctypes.c_float) for name in ("alpha", "beta", "gamma")),
     )
 
 
@@ -147,18 +137,10 @@ class HopperPlan:
     """
 
     def __init__(
-        self,
-        a: Tensor,
-        b: Tensor,
-        out_dtype: torch.dtype | None = None,
-        epilogue: Epilogue = Epilogue(),
-        two_levels: bool = False,
-        *,
-        residual: Tensor | None = None,
-        up: Tensor | None = None,
-        symmetric: Config | None = None,
-        second: Tensor | None = None,
-    ):
+        self, a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None, epilogue: Epilogue = Epilogue(),
+        two_levels: bool = False, *, residual: Tensor | None = None, up: Tensor | None = None,
+        symmetric: Config | None = None, second: Tensor | None = None,
+    ):  # fmt: skip
         out_dtype = out_dtype or a.dtype
         if reason := why_not(a, b, out_dtype):
             raise Declined(reason)
@@ -189,8 +171,7 @@ class HopperPlan:
                 "a result in int32 with scales, a bias, an activation, a residual, a gate or amax; it is of sums alone"
             )
         codes = out_dtype == torch.float8_e4m3fn
-        scaled = epilogue.a_scales > 0 or epilogue.b_scales > 0
-        if codes and (scaled or residual is not None):
+        if codes and (epilogue.a_scales or epilogue.b_scales or residual is not None):
             raise Declined("codes of 8 bits with scales of operands or a residual")
         a_across, b_across = across(a, -1), across(b, -2)
         layout = ("T" if a_across else "N") + ("N" if b_across else "T") + ("" if up is None else "G")
@@ -236,22 +217,10 @@ class HopperPlan:
         self.known: dict[tuple[Any, ...], CudaPlan] = {}
 
     def __call__(
-        self,
-        a: Tensor,
-        b: Tensor,
-        c: Tensor,
-        a_scale: Tensor | None = None,
-        b_scale: Tensor | None = None,
-        bias: Tensor | None = None,
-        *,
-        residual: Tensor | None = None,
-        up: Tensor | None = None,
-        amax: Tensor | None = None,
-        second: Tensor | None = None,
-        alpha: float = 1.0,
-        beta: float = 1.0,
-        gamma: float = 1.0,
-    ) -> None:
+        self, a: Tensor, b: Tensor, c: Tensor, a_scale: Tensor | None = None, b_scale: Tensor | None = None,
+        bias: Tensor | None = None, *, residual: Tensor | None = None, up: Tensor | None = None,
+        amax: Tensor | None = None, second: Tensor | None = None, alpha: float = 1.0, beta: float = 1.0, gamma: float = 1.0,
+    ) -> None:  # fmt: skip
         """Launches it on tensors of the forms that the plan was made for.
 
         Args:
@@ -279,19 +248,11 @@ class HopperPlan:
         launch(*(c if t is None else t for t in pointers))  # it reads only what it was made for
 
     def scalars(
-        self,
-        a: Tensor,
-        b: Tensor,
-        up: Tensor,
-        residual: Tensor,
-        c: Tensor,
-        alpha: float = 1.0,
-        beta: float = 1.0,
-        gamma: float = 1.0,
+        self, a: Tensor, b: Tensor, up: Tensor, residual: Tensor, c: Tensor, *factors: float
     ) -> tuple[Any, ...]:
         """What the kernel is given after its pointers: five tensor maps and numbers. ``up`` may be the second residual."""
         of_c = self.maps[4](c)
-        numbers = (self.shape, Factors(*self.scales, alpha, beta, gamma))
+        numbers = (self.shape, Factors(*self.scales, *factors))
         read = self.shape.k > 0  # else no map can be made of a, b and up, and none is looked at
         of_a, of_b, of_up = (of(t) if read else of_c for of, t in zip(self.maps, (a, b, up), strict=False))
         return (of_a, of_b, of_up, self.maps[3](residual), of_c, *numbers)

@@ -14,14 +14,8 @@ from weft.operators.cuda import CudaError, driver, pointer_aligned
 
 PAST = 2**30  # the same in hopper_groups.cuh
 KEPT = 256  # addresses that a map is remembered for: allocators hand the same ones out again
-NAMES = {
-    torch.float32: "FLOAT32",
-    torch.float16: "FLOAT16",
-    torch.bfloat16: "BFLOAT16",
-    torch.float8_e4m3fn: "UINT8",
-    torch.int8: "UINT8",
-    torch.int32: "INT32",
-}
+NAMES = {torch.float32: "FLOAT32", torch.float16: "FLOAT16", torch.bfloat16: "BFLOAT16", torch.int32: "INT32"}
+NAMES |= dict.fromkeys((torch.float8_e4m3fn, torch.int8), "UINT8")
 
 
 class TensorMap(ctypes.Structure):

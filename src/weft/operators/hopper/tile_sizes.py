@@ -36,9 +36,8 @@ MULTIPROCESSORS = 132
 COLUMN_COST = {256: 1.0, 192: 1.02, 160: 1.03, 128: 1.03, 64: 1.2}  # a narrow tile fetches more for as many products
 GROUPS = (4, 8, 16)
 LEAST_SHARE = 8  # stages of K: a cluster's share of streamed tiles is no shorter
-HANDED_OVER = (
-    32  # bytes a cycle that a block writes or reads of sums, assumed: half of the most that L2 gives a multiprocessor
-)
+# bytes a cycle that a block writes or reads of sums, assumed: half of the most that L2 gives a multiprocessor
+HANDED_OVER = 32
 MEETING = 3000  # cycles: of a flag through L2, and the latency of the first reads
 GAIN = 1.03  # what streaming must promise to be chosen
 
@@ -56,11 +55,8 @@ def widths(layout: str, itemsize: int = 2, halves: bool = False) -> tuple[int, .
     """
     gated = layout.endswith("G")
     halves = halves and not gated and itemsize > 1 and layout[1] == "T"
-    return tuple(
-        c
-        for c in COLUMN_COST
-        if (c != 192 or not gated) and (c != 160 or halves) and (itemsize > 1 or c // (2 if gated else 1) % LINE == 0)
-    )
+    whole = (c for c in COLUMN_COST if itemsize > 1 or c // (2 if gated else 1) % LINE == 0)
+    return tuple(c for c in whole if (c != 192 or not gated) and (c != 160 or halves))
 
 
 def streamed(tiles: int, stages: int, clusters: int) -> int:
@@ -103,33 +99,22 @@ def heuristic(
             ends[columns, 1] = GAIN * (tiles * (stages + 1) / clusters * stage + handed)
     columns, stream = min(ends, key=ends.__getitem__)
     cluster = 2 if m > ROWS and columns > 64 else 1
-    return {
-        "COLUMNS": columns,
-        "STAGES": stages_that_fit(columns, itemsize, gated),
-        "CLUSTER": cluster,
-        "GROUP": 16,
-        "STREAM": stream,
-    }
+    tile = {"COLUMNS": columns, "STAGES": stages_that_fit(columns, itemsize, gated), "CLUSTER": cluster}
+    return {**tile, "GROUP": 16, "STREAM": stream}
 
 
 def candidates(
     sm: int, dtype: str, layout: str, two_levels: bool, itemsize: int, m: int, n: int, k: int, matrices: int
 ) -> Iterable[Config]:
-    sizes = {
-        "COLUMNS": widths(layout, itemsize, not two_levels),
-        "STAGES": (3, 4, 5, 6, 7, 8),
-        "CLUSTER": (1, 2),
-        "GROUP": GROUPS,
-        "STREAM": (0, 1),
-    }
+    tiles = {"COLUMNS": widths(layout, itemsize, not two_levels), "STAGES": (3, 4, 5, 6, 7, 8), "CLUSTER": (1, 2)}
     gated = layout.endswith("G")
-    for c in grid_of(sizes):
+    for c in grid_of({**tiles, "GROUP": GROUPS, "STREAM": (0, 1)}):
         used = shared_bytes(c, itemsize, gated)
         if c["COLUMNS"] // max(c["CLUSTER"], 2 if gated else 1) < 64:
             continue  # boxes of B have at least 64 columns, and so have slabs of C
-        tiles = -(-m // (ROWS * c["CLUSTER"])) * -(-n // (c["COLUMNS"] // 2 if gated else c["COLUMNS"])) * matrices
+        count = -(-m // (ROWS * c["CLUSTER"])) * -(-n // (c["COLUMNS"] // 2 if gated else c["COLUMNS"])) * matrices
         stages = -(-k // (LINE // {"16-bit": 2, "fp32": 4}.get(dtype, 1)))
-        if c["STREAM"] and not streamed(tiles, stages, MULTIPROCESSORS // c["CLUSTER"]):
+        if c["STREAM"] and not streamed(count, stages, MULTIPROCESSORS // c["CLUSTER"]):
             continue
         if used <= SHARED and used + (ROWS + c["COLUMNS"]) * LINE > SHARED - 34 * 1024:
             yield c

@@ -12,16 +12,12 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.operators.elementwise import geglu, gelu, reglu, silu, swiglu
+from weft.operators.elementwise.kernels import relu
 
 
 @triton.jit
 def itself(x, PRECISE: tl.constexpr):
     return x
-
-
-@triton.jit
-def relu(x, PRECISE: tl.constexpr):
-    return tl.where(x < 0, 0.0, x)  # NaN passes
 
 
 @triton.jit
@@ -60,7 +56,7 @@ def _geglu_tanh(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def _usual_geglu_tanh(gate: Tensor, up: Tensor) -> Tensor:
-    return _gelu_tanh(gate) * up
+    return geglu.torch_geglu(gate, up, "tanh")
 
 
 def _itself(x: Tensor) -> Tensor:

@@ -21,7 +21,6 @@ from weft.operators.call import (
     check_tensor,
     reference_gradients,
     rows_of,
-    traced,
 )
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.elementwise.dispatch import map_plan
@@ -47,7 +46,7 @@ class LinearCall(Call):
     """A call, checked: any tensor is passed for a bias or a residual that there is not. Plans are called with ``(x, weight,
     bias, residual, y, pre)``, y and pre contiguous; ``keep`` asks for pre, what the activation is applied to."""
 
-    name, out = "linear", None
+    name = "linear"
 
     def __init__(
         self, x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor, biased: bool, added: bool, activation: str | None,
@@ -58,14 +57,6 @@ class LinearCall(Call):
         check(self.name, x, weight, self.bias, self.residual, activation)
         self.activation = activations.of(activation)
         self.m, self.k = math.prod(x.shape[:-1]), x.shape[-1]
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return tuple(t for t in (self.x, self.weight, self.bias, self.residual) if t is not None)
-
-    @property
-    def traced(self) -> bool:
-        return traced(*self.tensors)
 
     @property
     def empty(self) -> bool:
@@ -83,13 +74,9 @@ class LinearCall(Call):
     def epilogue(self) -> tuple[tuple[int, ...], dict[str, Any]]:
         """The scalars and constants of the Triton kernels' epilogue."""
         added = (0, 0) if self.residual is None else flat(self.residual).stride()
-        return (0 if self.bias is None else self.bias.stride(0), *added), {
-            "F": self.activation.forward,
-            "GATED": self.activation.gated,
-            "BIAS": self.bias is not None,
-            "RESIDUAL": self.residual is not None,
-            "KEEP": self.keep,
-        }
+        known = {"BIAS": self.bias is not None, "RESIDUAL": self.residual is not None, "KEEP": self.keep}
+        of_activation = {"F": self.activation.forward, "GATED": self.activation.gated}
+        return (0 if self.bias is None else self.bias.stride(0), *added), {**of_activation, **known}
 
 
 class QuantizedCall(LinearCall):
@@ -111,19 +98,11 @@ class QuantizedCall(LinearCall):
         check_shape(self.name, "scale", scale, scale.numel() == 1 and scale.ndim <= 1, "(1,) or ()")
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (*super().tensors, self.scale)
-
-    @property
     def epilogue(self) -> tuple[tuple[int, ...], dict[str, Any]]:
-        format = format_of(self.dtype)
-        return (0 if self.bias is None else self.bias.stride(0),), {
-            "F": self.activation.forward,
-            "FORMAT": format,
-            "HARDWARE": FORMATS[format].mantissa > 0 and self.sm >= 89 and not INTERPRETING,
-            "GATED": self.activation.gated,
-            "BIAS": self.bias is not None,
-        }
+        format, of_activation = format_of(self.dtype), {"F": self.activation.forward, "GATED": self.activation.gated}
+        hardware = FORMATS[format].mantissa > 0 and self.sm >= 89 and not INTERPRETING
+        known = {"FORMAT": format, "HARDWARE": hardware, "BIAS": self.bias is not None}
+        return (0 if self.bias is None else self.bias.stride(0),), {**of_activation, **known}
 
 
 def arguments(
@@ -201,14 +180,12 @@ class HopperLaunch:
         self.n = c.weight.shape[0] // 2 if c.activation.gated else 0
         self.biased, self.added = c.bias is not None, c.residual is not None
         gate, up = self.halves(c.weight)
-        self.plan = HopperPlan(
-            c.matrix,
-            gate.t(),
-            out,
-            gemm.Epilogue(biased=self.biased, activation=c.activation.on_hopper, amax=amax),
-            residual=None if c.residual is None else flat(c.residual),
-            up=None if up is None else up.t(),
-        )
+        epilogue = gemm.Epilogue(biased=self.biased, activation=c.activation.on_hopper, amax=amax)
+        others: dict[str, Any] = {
+            "residual": None if c.residual is None else flat(c.residual),
+            "up": None if up is None else up.t(),
+        }
+        self.plan = HopperPlan(c.matrix, gate.t(), out, epilogue, **others)
 
     def halves(self, weight: Tensor) -> tuple[Tensor, Tensor | None]:
         return (weight[: self.n], weight[self.n :]) if self.n else (weight, None)
@@ -424,10 +401,6 @@ class WeightGradientCall(Call):
 
     def __init__(self, dy: Tensor, x: Tensor):
         self.dy, self.x = dy, x
-
-    @property
-    def traced(self) -> bool:
-        return traced(self.dy, self.x)
 
     @property
     def empty(self) -> bool:

@@ -72,31 +72,23 @@ def cost(w: Workload, direction: str) -> Cost:
     return Cost((m * k + rows * k + bias) * size + 4, m * n + 4, {w.dtype: 2.0 * m * rows * k})
 
 
-def _scale_inverted(*call: Any, scale: Tensor, **named: Any) -> Quantized:
-    return reference(*call, scale=1 / scale, **named)
-
-
-def _amax_after_saturation(*call: Any, scale: Tensor, dtype: torch.dtype = E4M3, **named: Any) -> Quantized:
-    q, amax = reference(*call, scale=scale, dtype=dtype, **named)
+def _amax_after_saturation(scale: Tensor, dtype: torch.dtype, **named: Any) -> Quantized:
+    q, amax = reference(scale=scale, dtype=dtype, **named)
     return q, amax.minimum(FORMATS[format_of(dtype)].largest * scale)
 
 
-def _amax_of_the_first_rows(x: Tensor, *call: Any, **named: Any) -> Quantized:
-    q, amax = reference(x, *call, **named)
-    return (q, reference(x[:1], *call, **named)[1]) if x.shape[0] > 1 else (q, amax)
+def _amax_of_the_first_rows(x: Tensor, **named: Any) -> Quantized:
+    q, amax = reference(x, **named)
+    return (q, reference(x[:1], **named)[1]) if x.shape[0] > 1 else (q, amax)
 
 
-def _towards_zero(*call: Any, scale: Tensor, dtype: torch.dtype = E4M3, **named: Any) -> Quantized:
+def _towards_zero(scale: Tensor, dtype: torch.dtype, **named: Any) -> Quantized:
     """Integers."""
-    q, amax = reference(*call, scale=scale, dtype=dtype, **named)
+    q, amax = reference(scale=scale, dtype=dtype, **named)
     if dtype != torch.int8:
         return q, amax
-    y = linear.reference(*call, **named)
+    y = linear.reference(**named)
     return (y.float() / scale).clamp(-127, 127).trunc().nan_to_num().to(torch.int8), amax
-
-
-def _no_bias(x: Tensor, weight: Tensor, bias: Tensor | None = None, **named: Any) -> Quantized:
-    return reference(x, weight, None, **named)
 
 
 WORKLOADS = {
@@ -127,11 +119,11 @@ WORKLOADS = {
 
 MUTANTS = [
     *mutants.usual(reference),
-    Mutant("scale inverted", _scale_inverted),
+    Mutant("scale inverted", mutants.changed(reference, scale=lambda scale: 1 / scale)),
     Mutant("largest value after saturation", _amax_after_saturation),
     Mutant("largest value of the first row", _amax_of_the_first_rows),
     Mutant("rounded towards zero", _towards_zero),
-    Mutant("bias left out", _no_bias),
+    Mutant("bias left out", mutants.changed(reference, bias=lambda bias: None)),
 ]
 
 linear_quantized = Operator(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -100,35 +99,23 @@ def cost(w: Workload, direction: str) -> Cost:
 # ---- mutants ---------------------------------------------------------------------------------------------------------
 
 
-def _with(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[..., Tensor]:
-    """The reference of other arguments."""
-
-    def wrong(**named: Any) -> Tensor:
-        return reference(**{**named, **change(named)})
-
-    return wrong
+def _other_half(of_both: Tensor | None) -> Tensor | None:
+    return None if of_both is None else of_both.roll(of_both.shape[0] // 2, 0)
 
 
-def _last_slice_left_out(named: dict[str, Any]) -> dict[str, Any]:
-    k = max(named["x"].shape[-1] - 1, 0) // 8 * 8
-    return {"x": named["x"][..., :k], "weight": named["weight"][:, :k]}
+def _halves_exchanged(weight: Tensor, bias: Tensor | None, activation: str | None, **named: Any) -> Tensor:
+    if activations.of(activation).gated:
+        weight, bias = weight.roll(weight.shape[0] // 2, 0), _other_half(bias)
+    return reference(weight=weight, bias=bias, activation=activation, **named)
 
 
-def _halves_exchanged(named: dict[str, Any]) -> dict[str, Any]:
-    if not activations.of(named["activation"]).gated:
-        return {}
-    return {"weight": named["weight"].roll(named["weight"].shape[0] // 2, 0), **_bias_of_the_other_half(named)}
+def _last_slice_left_out(x: Tensor, weight: Tensor, **named: Any) -> Tensor:
+    k = max(x.shape[-1] - 1, 0) // 8 * 8
+    return reference(x[..., :k], weight[:, :k], **named)
 
 
-def _bias_of_the_other_half(named: dict[str, Any]) -> dict[str, Any]:
-    bias = named["bias"]
-    return {"bias": None if bias is None else bias.roll(bias.shape[0] // 2, 0)}
-
-
-def _other_form(named: dict[str, Any]) -> dict[str, Any]:
-    """Of gelu."""
-    others = {"gelu": "gelu_tanh", "gelu_tanh": "gelu", "geglu": "geglu_tanh", "geglu_tanh": "geglu"}
-    return {"activation": others.get(named["activation"], named["activation"])}
+def _only_gated(activation: str | None) -> str | None:
+    return activation if activations.of(activation).gated else None
 
 
 def _residual_before_activation(residual: Tensor | None, activation: str | None, **named: Any) -> Tensor:
@@ -138,41 +125,32 @@ def _residual_before_activation(residual: Tensor | None, activation: str | None,
     return chosen.reference(F.linear(named["x"], named["weight"], named["bias"]) + residual)
 
 
-def gradients(dy: Tensor, activation: str | None = None, **named: Any) -> tuple[Tensor, ...]:
-    leaves = {name: t.detach().requires_grad_() for name, t in named.items() if t is not None}
-    with torch.enable_grad():
-        y = reference(**{**named, **leaves}, activation=activation)
-    return torch.autograd.grad(y, list(leaves.values()), dy)
+gradients = mutants.gradient_of(reference, "x", "weight", "bias", "residual")
 
 
-def _slope_left_out(dy: Tensor, activation: str | None = None, **named: Any) -> tuple[Tensor, ...]:
-    return gradients(dy, activation=activation if activations.of(activation).gated else None, **named)
-
-
-def _first_row_left_out(dy: Tensor, activation: str | None, **named: Any) -> tuple[Tensor, ...]:
+def _first_row_left_out(dy: Tensor, **named: Any) -> tuple[Tensor, ...]:
     """Of the bias's gradient."""
-    found = gradients(dy, activation, **named)
+    found = gradients(dy, **named)
     if named["bias"] is None:
         return found
     shorter = {name: None if named[name] is None else named[name][1:] for name in ("x", "residual")}
-    return (*found[:2], gradients(dy[1:], activation, **{**named, **shorter})[2], *found[3:])
+    return (*found[:2], gradients(dy[1:], **{**named, **shorter})[2], *found[3:])
 
 
+OTHER_FORM = {"gelu": "gelu_tanh", "gelu_tanh": "gelu", "geglu": "geglu_tanh", "geglu_tanh": "geglu"}
 MUTANTS = [
     *mutants.usual(reference),
-    Mutant("bias left out", _with(lambda named: {"bias": None})),
-    Mutant("bias added twice", _with(lambda named: {"bias": None if named["bias"] is None else 2 * named["bias"]})),
-    Mutant("bias of the other half", _with(_bias_of_the_other_half)),
-    Mutant("residual left out", _with(lambda named: {"residual": None})),
+    Mutant("bias left out", mutants.changed(reference, bias=lambda bias: None)),
+    Mutant("bias added twice", mutants.changed(reference, bias=lambda bias: None if bias is None else 2 * bias)),
+    Mutant("bias of the other half", mutants.changed(reference, bias=_other_half)),
+    Mutant("residual left out", mutants.changed(reference, residual=lambda residual: None)),
     Mutant("residual before the activation", _residual_before_activation),
-    Mutant(
-        "activation left out", _with(lambda n: {} if activations.of(n["activation"]).gated else {"activation": None})
-    ),
-    Mutant("activation of the wrong half", _with(_halves_exchanged)),
-    Mutant("gelu of the other form", _with(_other_form)),
-    Mutant("last slice of K left out", _with(_last_slice_left_out)),
+    Mutant("activation left out", mutants.changed(reference, activation=_only_gated)),
+    Mutant("activation of the wrong half", _halves_exchanged),
+    Mutant("gelu of the other form", mutants.changed(reference, activation=lambda name: OTHER_FORM.get(name, name))),
+    Mutant("last slice of K left out", _last_slice_left_out),
     *mutants.usual(gradients, "backward"),
-    Mutant("slope of the activation left out", _slope_left_out, "backward"),
+    Mutant("slope of the activation left out", mutants.changed(gradients, activation=_only_gated), "backward"),
     Mutant("bias gradient without the first row", _first_row_left_out, "backward"),
 ]
 

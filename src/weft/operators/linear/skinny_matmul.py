@@ -99,14 +99,6 @@ def _with_bias(product: Any) -> Any:
     return wrong
 
 
-def _every_part_adds_the_bias(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    return F.linear(x, w, None if bias is None else 2 * bias)
-
-
-def _gradients(dy: Tensor, x: Tensor, w: Tensor, bias: Tensor | None = None) -> tuple[Tensor, ...]:
-    return torch.mm(dy, w), torch.mm(dy.t(), x), *(() if bias is None else (dy.sum(0),))
-
-
 DECODE = (1, 4, 8, 16, 32, 64)  # sequences that decode at once
 # Llama 3 8B and 70B: queries, keys and values; output; gate and up; down
 LAYERS = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (10240, 8192), (57344, 8192), (8192, 28672))
@@ -159,8 +151,8 @@ skinny_matmul = Operator(
     mutants=[
         *mutants.usual(reference),
         *(Mutant(mutant.name, _with_bias(mutant.function)) for mutant in SUMS),
-        Mutant("every part adds the bias", _every_part_adds_the_bias),
-        *mutants.usual(_gradients, "backward"),
+        Mutant("every part adds the bias", mutants.changed(reference, bias=lambda b: None if b is None else 2 * b)),
+        *mutants.usual(mutants.gradient_of(reference, "x", "w", "bias"), "backward"),
     ],
 )
 

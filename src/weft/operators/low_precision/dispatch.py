@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.operators.call import FLOATS, check_device, check_shape, check_tensor, traced
+from weft.operators.call import FLOATS, check_device, check_shape, check_tensor
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.hopper import gemm
 from weft.operators.linear.dispatch import check_bias
@@ -63,10 +63,6 @@ class ScaledCall(Call):
             others["bias"] = bias
         for argument, t in others.items():
             check_device(name, argument, t, "a", a)
-
-    @property
-    def traced(self) -> bool:
-        return traced(self.a, self.b)
 
     @property
     def empty(self) -> bool:

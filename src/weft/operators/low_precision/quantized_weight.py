@@ -30,6 +30,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from weft.operators.call import check_shape
+
 FORMATS = ("int8", "int4", "fp8")
 GROUPS = (32, 64, 128)
 SLICE = 128  # columns of a slice where scales are of whole rows; slices of groups come in blocks of as many
@@ -97,9 +99,14 @@ def quantize_weight(w: Tensor, format: str, group: int | None = None, *, zero_po
     group = (128 if format == "int4" else 0) if group is None else group
     if not isinstance(w, Tensor) or w.dtype not in SCALES:
         raise TypeError(f"quantize_weight: argument 'w' is {_what(w)}; expected float32, float16 or bfloat16")
-    if w.ndim != 2:
-        raise ValueError(f"quantize_weight: argument 'w' has shape {tuple(w.shape)}; expected [N, K]")
-    _check_format("quantize_weight", format, group, w.shape[1])
+    check_shape("quantize_weight", "w", w, w.ndim == 2, "[N, K]")
+    if format not in FORMATS:
+        raise ValueError(f"quantize_weight: argument 'format' is {format!r}; expected {', '.join(FORMATS)}")
+    groups = GROUPS if format == "int4" else (0, *GROUPS)
+    if group not in groups:
+        raise ValueError(f"quantize_weight: {format} with a group of {group!r}; expected {', '.join(map(str, groups))}")
+    if group and w.shape[1] % group:
+        raise ValueError(f"quantize_weight: K is {w.shape[1]} and the group {group}; expected a K that groups divide")
     if zero_points and format != "int4":
         raise ValueError(
             f"quantize_weight: zero_points is True and the format is '{format}'; only int4 has zero points"
@@ -155,21 +162,30 @@ def prepare_weight(codes: Tensor, scale: Tensor, zero: Tensor | None = None) -> 
         ValueError: shapes that do not fit, K that groups do not divide, scales or codes that are not finite, zero points over
             15.
     """
-    format = _format_of(codes)
+    format = next((f for f, d in CODES.items() if isinstance(codes, Tensor) and codes.dtype == d), None)
+    if format is None:
+        raise TypeError(
+            f"prepare_weight: argument 'codes' is {_what(codes)}; expected int8, float8_e4m3fn, or uint8 of int4 pairs"
+        )
+    check_shape("prepare_weight", "codes", codes, codes.ndim == 2, "a matrix")
     n, k = codes.shape[0], codes.shape[1] * (2 if format == "int4" else 1)
     if not isinstance(scale, Tensor) or scale.dtype not in SCALES:
         raise TypeError(f"prepare_weight: argument 'scale' is {_what(scale)}; expected float32, float16 or bfloat16")
     group = _group_of(tuple(scale.shape), n, k, format)
-    _check_zero(zero, tuple(scale.shape), format)
+    if zero is not None:
+        if format != "int4":
+            raise ValueError(f"prepare_weight: argument 'zero' came with {format} codes; only int4 has zero points")
+        if not isinstance(zero, Tensor) or zero.dtype != torch.uint8:
+            raise TypeError(f"prepare_weight: argument 'zero' is {_what(zero)}; expected uint8")
+        shape = tuple(scale.shape)
+        check_shape("prepare_weight", "zero", zero, tuple(zero.shape) == shape, f"the scale's, {shape}")
     for name, t in (("codes", codes), ("scale", scale), ("zero", zero)):
         if t is not None and t.device != codes.device:
             raise ValueError(
                 f"prepare_weight: '{name}' is on {t.device} and 'codes' on {codes.device}; expected one device"
             )
-    if not bool(scale.isfinite().all()):
-        raise ValueError(
-            f"prepare_weight: argument 'scale' has {int((~scale.isfinite()).sum())} NaN or infinite values"
-        )
+    if wrong := int((~scale.isfinite()).sum()):
+        raise ValueError(f"prepare_weight: argument 'scale' has {wrong} NaN or infinite values")
     if zero is not None and bool((zero > 15).any()):
         raise ValueError(f"prepare_weight: argument 'zero' has {int(zero.max())}; expected 0 … 15")
     raw = codes.view(torch.uint8) if format != "int4" else torch.stack((codes & 15, codes >> 4), 2).flatten(1)
@@ -229,27 +245,6 @@ def _what(value: object) -> str:
     return str(value.dtype).removeprefix("torch.") if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
-def _format_of(codes: Tensor) -> str:
-    for format, dtype in CODES.items():
-        if isinstance(codes, Tensor) and codes.dtype == dtype:
-            if codes.ndim != 2:
-                raise ValueError(f"prepare_weight: argument 'codes' has shape {tuple(codes.shape)}; expected a matrix")
-            return format
-    raise TypeError(
-        f"prepare_weight: argument 'codes' is {_what(codes)}; expected int8, float8_e4m3fn, or uint8 of int4 pairs"
-    )
-
-
-def _check_format(caller: str, format: str, group: int, k: int) -> None:
-    if format not in FORMATS:
-        raise ValueError(f"{caller}: argument 'format' is {format!r}; expected {', '.join(FORMATS)}")
-    groups = GROUPS if format == "int4" else (0, *GROUPS)
-    if group not in groups:
-        raise ValueError(f"{caller}: {format} with a group of {group!r}; expected {', '.join(map(str, groups))}")
-    if group and k % group:
-        raise ValueError(f"{caller}: K is {k} and the group {group}; expected a K that groups divide")
-
-
 def _group_of(shape: tuple[int, ...], n: int, k: int, format: str) -> int:
     if format != "int4" and shape in ((n,), (n, 1)) and not (shape == (n, 1) and k in GROUPS):
         return 0
@@ -261,16 +256,3 @@ def _group_of(shape: tuple[int, ...], n: int, k: int, format: str) -> int:
         f"prepare_weight: argument 'scale' has shape {shape} for {format} codes of a weight [{n}, {k}]; expected {rows}"
         f"({n}, K / group) with a group of 32, 64 or 128 that divides K"
     )
-
-
-def _check_zero(zero: Tensor | None, shape: tuple[int, ...], format: str) -> None:
-    if zero is None:
-        return
-    if format != "int4":
-        raise ValueError(f"prepare_weight: argument 'zero' came with {format} codes; only int4 has zero points")
-    if not isinstance(zero, Tensor) or zero.dtype != torch.uint8:
-        raise TypeError(f"prepare_weight: argument 'zero' is {_what(zero)}; expected uint8")
-    if tuple(zero.shape) != shape:
-        raise ValueError(
-            f"prepare_weight: argument 'zero' has shape {tuple(zero.shape)}; expected the scale's, {shape}"
-        )

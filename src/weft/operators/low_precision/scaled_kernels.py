@@ -110,16 +110,10 @@ def _config(m: int, n: int, k: int, warps: int, stages: int) -> Config:
 
 
 def candidates(sm: int, sums: int, blockwise: bool, m: int, n: int, k: int) -> Iterator[Config]:
-    choices = {
-        "BLOCK_M": (64, 128, 256),
-        "BLOCK_N": (64, 128) if blockwise else (64, 128, 256),
-        "BLOCK_K": (128,) if blockwise else (64, 128, 256),
-        "GROUP": (8,),
-        "num_warps": (4, 8),
-        "num_stages": (3, 4, 5),
-    }
-    limit = shared_limit(sm)
-    for c in grid_of(choices):
+    sizes, limit = (64, 128, 256), shared_limit(sm)
+    columns, deep = ((64, 128), (128,)) if blockwise else (sizes, sizes)
+    tiles = {"BLOCK_M": sizes, "BLOCK_N": columns, "BLOCK_K": deep, "GROUP": (8,)}
+    for c in grid_of({**tiles, "num_warps": (4, 8), "num_stages": (3, 4, 5)}):
         registers = c["BLOCK_M"] * c["BLOCK_N"] // (c["num_warps"] * 32) * sums
         shared = (c["BLOCK_M"] + c["BLOCK_N"]) * c["BLOCK_K"] * c["num_stages"]
         if 32 <= registers <= 128 and limit // 4 <= shared <= limit:
@@ -147,16 +141,9 @@ def plan(
     sums = 2 if blockwise or (a_format != "int8" and not imprecise) else 1
     config = configuration(a.device, sums, blockwise, bucket(m), bucket(n), bucket(k))
     decoded = INTERPRETING or (a_format != "int8" and target_sm(a.device) < NATIVE_FP8)
-    constants: dict[str, Any] = {
-        "A_FORMAT": a_format,
-        "B_FORMAT": b_format,
-        "DECODED": decoded,
-        "BLOCKWISE": blockwise,
-        "HAS_BIAS": bias is not None,
-        "IMPRECISE": imprecise,
-        "EVEN_K": k % config["BLOCK_K"] == 0,
-        **constants_of(config),
-    }
+    codes: dict[str, Any] = {"A_FORMAT": a_format, "B_FORMAT": b_format, "DECODED": decoded, "IMPRECISE": imprecise}
+    scales = {"BLOCKWISE": blockwise, "HAS_BIAS": bias is not None}
+    constants = {**codes, **scales, **constants_of(config), "EVEN_K": k % config["BLOCK_K"] == 0}
     steps = (*a.stride(), *b.stride(), *steps_of(a_scale), *steps_of(b_scale), 0 if bias is None else bias.stride(0))
     grid = (triton.cdiv(m, config["BLOCK_M"]) * triton.cdiv(n, config["BLOCK_N"]),)
     return Plan(scaled_tiled, grid, (m, n, k, *steps), constants, config["num_warps"], config["num_stages"])

@@ -111,17 +111,9 @@ def terms(w: Workload) -> int:
     return w["K"] if w.option("format", "fp8_e4m3") == "int8" else 4**9 * w["K"]
 
 
-def _scales_swapped(a_scale: Tensor, **named: Any) -> Tensor:
-    return reference(a_scale=a_scale.flatten().roll(1).view(a_scale.shape) * 1.05, **named)
-
-
 def _last_block_left_out(a: Tensor, **named: Any) -> Tensor:
     keep = torch.arange(a.shape[1], device=a.device) < max(a.shape[1] - 8, 0)
     return reference(a=torch.where(keep, a.float(), 0.0).to(a.dtype), **named)
-
-
-def _no_bias(bias: Tensor | None, **named: Any) -> Tensor:
-    return reference(**named)
 
 
 SQUARES = tuple(
@@ -152,9 +144,11 @@ WORKLOADS = {
 
 MUTANTS = [
     *mutants.usual(reference),
-    Mutant("a neighbour's scale", _scales_swapped),
+    Mutant(
+        "a neighbour's scale", mutants.changed(reference, a_scale=lambda s: s.flatten().roll(1).view(s.shape) * 1.05)
+    ),
     Mutant("last terms left out", _last_block_left_out),
-    Mutant("bias left out", _no_bias),
+    Mutant("bias left out", mutants.changed(reference, bias=lambda bias: None)),
 ]
 
 scaled_matmul = Operator(

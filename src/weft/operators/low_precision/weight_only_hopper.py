@@ -42,7 +42,7 @@ class Shape(ctypes.Structure):
     _fields_ = (
         *(
             (name, ctypes.c_longlong)
-            for name in ("N", "scale_row", "scale_group", "zero_row", "zero_group", "bias_col")
+            for name in ["N", "scale_row", "scale_group", "zero_row", "zero_group", "bias_col"]
         ),
         *((name, ctypes.c_int) for name in ("M", "groups", "units")),
     )
@@ -60,11 +60,6 @@ def why_not(x: Tensor, words: Tensor) -> str:
     if not 0 < k < 2**30:
         return f"{k} columns; it takes 1 … {2**30 - 1}"
     return map_why_not("x", x, 2, False) or map_why_not("weight", words, 4, False)
-
-
-def tokens_of(m: int) -> int:
-    """What rows of x are filled up to."""
-    return bucket(m, 8)
 
 
 def columns_of(format: str, lines: int) -> int:
@@ -142,33 +137,20 @@ class WeightOnlyPlan:
             raise Declined(reason)
         scale_strides = (scale.stride(0), scale.stride(1) if group else 0)
         zero_strides = (zero.stride(0), zero.stride(1)) if has_zero else (0, 0)
-        (m, k), n, tokens = x.shape, words.shape[0], tokens_of(x.shape[0])
+        (m, k), n, tokens = x.shape, words.shape[0], bucket(x.shape[0], 8)  # what rows of x are filled up to
         c = configuration(x.device, x.dtype, format, group, has_zero, tokens, -(-n // 1024), -(-k // 1024))
         rows = ROWS * c["DOWN"]
         grid = -(-n // rows) * c["BLOCKS"]
         if grid > BLOCK_X:
             raise Declined(f"{n} rows of the weight; a grid has {BLOCK_X} blocks of {rows}")
         flags = (bool(group), has_zero, has_bias)
-        kernel = ", ".join(
-            [
-                CTYPES[x.dtype],
-                CTYPES[scale.dtype],
-                format.upper(),
-                str(group or SLICE),
-                *(str(flag).lower() for flag in flags),
-                *map(str, (tokens, c["DOWN"], c["ALONG"], c["BLOCKS"], c["LINES"], c["STAGES"])),
-            ]
-        )
+        types = (CTYPES[x.dtype], CTYPES[scale.dtype], format.upper(), group or SLICE)
+        sizes = (tokens, c["DOWN"], c["ALONG"], c["BLOCKS"], c["LINES"], c["STAGES"])
+        arguments = ", ".join(map(str, (*types, *(str(flag).lower() for flag in flags), *sizes)))
+        kernel, threads = f"weight_only_hopper<{arguments}>", 128 * c["DOWN"] * c["ALONG"] + 32
         self.maps = (Maps(x, False, (64, tokens)), Maps(words, False, (LINE // 4, rows)))
-        self.launch = CudaPlan(
-            SOURCE,
-            f"weight_only_hopper<{kernel}>",
-            (grid, 1),
-            128 * c["DOWN"] * c["ALONG"] + 32,
-            (),
-            c["BLOCKS"],
-            shared_bytes(c, format, tokens),
-        )
+        shared = shared_bytes(c, format, tokens)
+        self.launch = CudaPlan(SOURCE, kernel, (grid, 1), threads, (), c["BLOCKS"], shared)
         units = -(-k // columns_of(format, c["LINES"]))
         bias_col = bias.stride(0) if has_bias else 0
         self.shape = Shape(n, *scale_strides, *zero_strides, bias_col, m, k // group if group else 0, units)

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.configs import Config, Configurations, bucket, constants_of, grid_of
 from weft.operators.launch import INTERPRETING, Plan
 from weft.operators.linear.gemv import shared_limit, store_rows, vector_length
 from weft.operators.low_precision.quantized_weight import BITS, SLICE, block, slices
@@ -177,30 +177,13 @@ def plan(
     chunks = min(SLICE // length, 2)  # of a step: four leave short slices too few registers
     steps = triton.cdiv(k, block(format)) * (SLICE // (length * chunks))
     split = parts_of(config["SPLIT"], steps)
-    strides = [x.stride(0) // vec, x.stride(1), *_strides(scale), *(_strides(zero) if has_zero else (0, 0))]
-    constants = {
-        "BITS": BITS[format],
-        "FP8": format == "fp8",
-        "UNIT": 1 / unit_of(x.dtype, format),
-        "LENGTH": length,
-        "SLICES": slices(format),
-        "CHUNKS": chunks,
-        "GROUPED": bool(group),
-        "ZERO": 128.0 if format == "int8" else 8.0,
-        "HAS_ZERO": has_zero,
-        "HAS_BIAS": has_bias,
-        "BLOCK_N": block_n,
-        "TOKENS": tokens,
-        "VEC": vec,
-        "EVEN_K": k % block(format) == 0,
-        "SPLIT": split,
-    }
+    of_scales = scale.stride() if group else (scale.stride(0), 0)
+    strides = [x.stride(0) // vec, x.stride(1), *of_scales, *(zero.stride() if has_zero else (0, 0))]
+    codes = {"BITS": BITS[format], "FP8": format == "fp8", "ZERO": 128.0 if format == "int8" else 8.0}
+    scales = {"UNIT": 1 / unit_of(x.dtype, format), "GROUPED": bool(group), "HAS_ZERO": has_zero, "HAS_BIAS": has_bias}
+    columns = {"LENGTH": length, "SLICES": slices(format), "CHUNKS": chunks, "EVEN_K": k % block(format) == 0}
+    constants = {**codes, **scales, **columns, **constants_of(config), "SPLIT": split, "VEC": vec}
     scalars = (m, n, k // vec, steps, *strides, bias.stride(0))
     grid = (triton.cdiv(n, block_n), split, triton.cdiv(m, tokens))
     launch = Plan(weight_only_tiled, grid, scalars, constants, config["num_warps"], config["num_stages"])
     return in_parts(launch, split, m * n)
-
-
-def _strides(t: Tensor) -> tuple[int, int]:
-    """From row to row and from group to group."""
-    return (t.stride(0), 0) if t.ndim == 1 else (t.stride(0), t.stride(1))

@@ -87,17 +87,9 @@ def _last_block_left_out(x: Tensor, weight: QuantizedWeight, bias: Tensor | None
     return F.linear(x[:, :k], dequantize_weight(weight, x.dtype)[:, :k], bias)
 
 
-def _halves_swapped(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
-    words = weight.words << 16 | weight.words >> 16 & 0xFFFF
-    return reference(x, weight._replace(words=words), bias)
-
-
-def _next_groups_scale(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
-    return reference(x, weight._replace(scale=weight.scale.roll(1, -1)), bias)
-
-
-def _zero_points_left_out(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
-    return reference(x, weight._replace(zero=None), bias)
+def _other(change: Callable[[QuantizedWeight], dict[str, Any]]) -> Callable[..., Tensor]:
+    """The reference with parts of the weight changed."""
+    return mutants.changed(reference, weight=lambda weight: weight._replace(**change(weight)))
 
 
 def quantised(dtype: str, m: int, n: int, k: int, format: str, group: int = 0, **options: Any) -> Workload:
@@ -149,9 +141,9 @@ WORKLOADS = {
 MUTANTS = [
     *mutants.usual(reference),
     Mutant("last block left out", _last_block_left_out),
-    Mutant("halves of a word swapped", _halves_swapped),
-    Mutant("the next group's scale", _next_groups_scale),
-    Mutant("zero points left out", _zero_points_left_out),
+    Mutant("halves of a word swapped", _other(lambda w: {"words": w.words << 16 | w.words >> 16 & 0xFFFF})),
+    Mutant("the next group's scale", _other(lambda w: {"scale": w.scale.roll(1, -1)})),
+    Mutant("zero points left out", _other(lambda w: {"zero": None})),
 ]
 
 weight_only_matmul = Operator(

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.definition import Declined, Mutant, Operator, Tolerance, Workload, workload
+from weft.definition import Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
 from weft.operators.call import Choice, cast_for_products, guarded
 from weft.operators.matmul import dispatch
-from weft.operators.matmul.dispatch import PRECISIONS, by_triton, cublas, forms, result_shape
+from weft.operators.matmul.dispatch import OF_QUACK, PRECISIONS, by_triton, cublas, quack
 from weft.operators.matmul.reference import GRADIENTS, OPTIONS, SUMS, cost, inputs, reference
 from weft.operators.random_inputs import LAYOUTS
 
@@ -28,18 +28,18 @@ def terms(w: Workload) -> int:
     return max(w["M"], w["N"], w["K"]) * max(summed, 1)
 
 
-def _batches_swapped(a: Tensor, b: Tensor, precision: Any = None) -> Tensor:
-    c = torch.matmul(a, b)
+def _batches_swapped(**named: Any) -> Tensor:
+    c = reference(**named)
     return c.roll(1, 0) if c.ndim > 2 else c
 
 
-def _first_matrix_for_all(a: Tensor, b: Tensor, precision: Any = None) -> Tensor:
-    return torch.matmul(a[:1].expand_as(a), b) if a.ndim > 2 else torch.matmul(a, b)
+def _first_matrix(a: Tensor) -> Tensor:
+    return a[:1].expand_as(a) if a.ndim > 2 else a
 
 
-def _inner_batch_for_outer(a: Tensor, b: Tensor, precision: Any = None) -> Tensor:
+def _inner_batch_for_outer(**named: Any) -> Tensor:
     """Batch dimensions stepped through in the wrong order."""
-    c = torch.matmul(a, b)
+    c = reference(**named)
     return c if c.ndim < 4 else c.transpose(0, 1).reshape(c.shape)
 
 
@@ -129,7 +129,10 @@ batched_matmul = Operator(
     mutants=[
         *mutants.usual(reference),
         Mutant("batches swapped", _batches_swapped),
-        Mutant("the first matrix of a for all", _first_matrix_for_all),
+        Mutant(
+            "the first matrix of a for all",
+            mutants.changed(reference, a=_first_matrix),
+        ),
         Mutant("inner batch dimension taken for the outer", _inner_batch_for_outer),
         *SUMS,
         *GRADIENTS,
@@ -140,21 +143,10 @@ batched_matmul = Operator(
 # ---- implementations -------------------------------------------------------------------------------------------------
 
 
-def quack(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
-    from quack.gemm_interface import gemm
-
-    if a.dtype == torch.float32:
-        raise Declined("QuACK's GEMM takes 16-bit operands")
-    shape, (a, b) = result_shape(a, b), forms(a, b)
-    if a.ndim > 3 or (a.ndim == 3 and not (a.stride(0) and b.stride(0))):
-        raise Declined("QuACK's GEMM takes [B, M, K] and [B, K, N], with a matrix of each for every product")
-    return gemm(a, b, tuned=False).view(shape)
-
-
 batched_matmul.implementation("triton", arch=">=sm_80")(by_triton)
 batched_matmul.implementation("torch")(cublas)
 batched_matmul.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
-batched_matmul.implementation("quack", requires="quack-kernels", devices=("cuda",), dtypes=("bf16", "fp16"))(quack)
+batched_matmul.implementation("quack", **OF_QUACK)(quack)
 
 # ---- what users call -------------------------------------------------------------------------------------------------
 

@@ -20,11 +20,11 @@ from weft.operators.call import (
     KernelFunction,
     cast_for_products,
     check_same,
+    check_shape,
     check_tensor,
     differentiable,
     eager,
     on_gpu,
-    traced,
 )
 from weft.operators.dispatch import EMPTY, Call, Dispatch, Route
 from weft.operators.hopper import gemm
@@ -114,10 +114,6 @@ class MatmulCall(Call):
         return 0 in self.shape
 
     @property
-    def traced(self) -> bool:
-        return traced(self.a, self.b)
-
-    @property
     def operands(self) -> tuple[Tensor, Tensor]:
         """With as few batch dimensions as their strides allow."""
         return forms(self.a, self.b)
@@ -138,11 +134,7 @@ def check(name: str, a: Tensor, b: Tensor, precision: str | None) -> None:
     check_tensor(name, "b", b)
     check_same(name, "b", b, "a", a)
     for argument, t in (("a", a), ("b", b)):
-        if t.ndim < 2:
-            raise ValueError(
-                f"{name}: argument '{argument}' has shape {tuple(t.shape)}; expected a matrix or a batch of them "
-                "(two dimensions or more)"
-            )
+        check_shape(name, argument, t, t.ndim >= 2, "a matrix or a batch of them (two dimensions or more)")
     shapes = f"'a' has shape {tuple(a.shape)} and 'b' {tuple(b.shape)}"
     if a.shape[-1] != b.shape[-2]:
         raise ValueError(
@@ -343,6 +335,20 @@ def _at(a: Tensor, b: Tensor, precision: str) -> Tensor:
         return torch.matmul(a, b)
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+OF_QUACK: dict[str, Any] = {"requires": "quack-kernels", "devices": ("cuda",), "dtypes": ("bf16", "fp16")}
+
+
+def quack(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
+    from quack.gemm_interface import gemm
+
+    if a.dtype == torch.float32:
+        raise Declined("QuACK's GEMM takes 16-bit operands")
+    shape, (a, b) = result_shape(a, b), forms(a, b)
+    if a.ndim > 3 or (a.ndim == 3 and not (a.stride(0) and b.stride(0))):
+        raise Declined("QuACK's GEMM takes [B, M, K] and [B, K, N], with a matrix of each for every product")
+    return gemm(a, b, tuned=False).view(shape)
 
 
 # ---- what the public functions of both operators run -----------------------------------------------------------------

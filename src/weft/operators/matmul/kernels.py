@@ -123,17 +123,11 @@ def _config(m: int, n: int, k: int, warps: int, stages: int) -> Config:
 
 def large_tiles(sm: int, dtype: torch.dtype) -> Iterable[Config]:
     """Configurations worth measuring where there are enough tiles to fill the machine."""
-    size = dtype.itemsize
+    size, sizes = dtype.itemsize, (64, 128, 256)
     limit = 232448 if sm in (90, 100) else 101376 if sm in (86, 89, 120) else 166912
-    choices = {
-        "BLOCK_M": (64, 128, 256),
-        "BLOCK_N": (64, 128, 256),
-        "BLOCK_K": (16, 32, 64) if size == 4 else (32, 64, 128),
-        "GROUP": (8,),
-        "num_warps": (4, 8),
-        "num_stages": (3, 4),
-    }
-    for c in grid_of(choices):
+    deep = (16, 32, 64) if size == 4 else (32, 64, 128)
+    tiles = {"BLOCK_M": sizes, "BLOCK_N": sizes, "BLOCK_K": deep, "GROUP": (8,)}
+    for c in grid_of({**tiles, "num_warps": (4, 8), "num_stages": (3, 4)}):
         per_thread = c["BLOCK_M"] * c["BLOCK_N"] // (c["num_warps"] * 32)  # fp32 accumulators in registers
         shared = (c["BLOCK_M"] + c["BLOCK_N"]) * c["BLOCK_K"] * size * c["num_stages"]
         if 32 <= per_thread <= 128 and shared <= limit and shared > 32 * 1024:
@@ -182,12 +176,8 @@ def plan(a: Tensor, b: Tensor, precision: str) -> Plan | SplitPlan:
         raise Declined(f"{tiles} tiles, more than a grid has programs")
     slices = triton.cdiv(k, tile["BLOCK_K"])
     split = parts_of(min(multiprocessors(a.device) // max(tiles, 1), slices // LEAST_STEPS), slices)
-    products = Plan(
-        matmul_tiled,
-        (tiles, split),
-        (m, n, k, *sizes[1:], *steps[0], *steps[1], *a.stride()[-2:], *b.stride()[-2:]),
-        {**tile, "EVEN_K": k % tile["BLOCK_K"] == 0, "FILLED": k > 0, "PRECISION": precision, "SPLIT": split},
-        config["num_warps"],
-        config["num_stages"],
-    )
+    scalars = (m, n, k, *sizes[1:], *steps[0], *steps[1], *a.stride()[-2:], *b.stride()[-2:])
+    known = {"EVEN_K": k % tile["BLOCK_K"] == 0, "FILLED": k > 0, "PRECISION": precision, "SPLIT": split}
+    constants, options = {**tile, **known}, (config["num_warps"], config["num_stages"])
+    products = Plan(matmul_tiled, (tiles, split), scalars, constants, *options)
     return in_parts(products, split, matrices * m * n)

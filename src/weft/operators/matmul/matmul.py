@@ -12,8 +12,9 @@ from torch import Tensor
 from weft.definition import Declined, Mutant, Operator, Tolerance, workload
 from weft.operators import mutants, peers
 from weft.operators.call import Choice, cast_for_products, guarded
+from weft.operators.hopper.gemm import ON_HOPPER
 from weft.operators.matmul import dispatch
-from weft.operators.matmul.dispatch import MatmulCall, by_triton, cublas, hopper_unsupported, product
+from weft.operators.matmul.dispatch import OF_QUACK, MatmulCall, by_triton, cublas, hopper_unsupported, product, quack
 from weft.operators.matmul.reference import GRADIENTS, OPTIONS, SUMS, cost, inputs, reference
 
 # ---- definition ------------------------------------------------------------------------------------------------------
@@ -106,19 +107,11 @@ matmul = Operator(
 matmul_triton = matmul.implementation("triton", arch=">=sm_80")(by_triton)
 
 
-@matmul.implementation("cuda", arch="==sm_90", dtypes=("bf16", "fp16"), devices=("cuda",))
+@matmul.implementation("cuda", **ON_HOPPER)
 def matmul_hopper(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
     if reason := hopper_unsupported(MatmulCall(a, b, precision)):
         raise Declined(reason)
     return product(a, b)
-
-
-def quack(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
-    from quack.gemm_interface import gemm
-
-    if a.dtype == torch.float32:
-        raise Declined("QuACK's GEMM takes 16-bit operands")
-    return gemm(a, b, tuned=False)
 
 
 def numpy(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
@@ -127,7 +120,7 @@ def numpy(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
 
 matmul.implementation("torch")(cublas)
 matmul.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
-matmul.implementation("quack", requires="quack-kernels", devices=("cuda",), dtypes=("bf16", "fp16"))(quack)
+matmul.implementation("quack", **OF_QUACK)(quack)
 matmul.implementation("numpy", devices=("cpu",), directions=("forward",), dtypes=("fp32",))(numpy)
 
 # ---- what users call -------------------------------------------------------------------------------------------------

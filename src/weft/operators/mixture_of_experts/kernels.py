@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.operators.configs import Config, Configurations, bucket, grid_of
-from weft.operators.elementwise.curves import logistic
+from weft.operators.elementwise.kernels import logistic
 from weft.operators.launch import INTERPRETING, Plan
 
 # ---- routing ---------------------------------------------------------------------------------------------------------

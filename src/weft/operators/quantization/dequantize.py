@@ -18,37 +18,24 @@ from weft.operators import mutants, peers
 from weft.operators.call import Choice, eager, guarded
 from weft.operators.launch import Plans
 from weft.operators.quantization.dispatch import DEQUANTIZE
-from weft.operators.quantization.formats import (
-    FORMATS,
-    GRANULARITIES,
-    scale_shape,
-    spread,
-    unpacked,
-    values_shape,
-)
-from weft.operators.quantization.quantize import as_tensor, quantize, shape, stored_bytes
+from weft.operators.quantization.formats import FORMATS, GRANULARITIES, scale_shape, spread, unpacked, values_shape
+from weft.operators.quantization.quantize import as_tensor, large, quantize, shape, stored_bytes, swapped
 from weft.operators.random_inputs import LAYOUTS, _laid_out, random_tensor
 
 # ---- implementations -------------------------------------------------------------------------------------------------
 
 
-def reference(
-    values: Tensor,
-    scale: float | Tensor,
-    granularity: str = "row",
-    *,
-    group_size: int = 128,
-    columns: int | None = None,
-    dtype: torch.dtype = torch.float32,
-) -> Tensor:
+DEFAULTS: dict[str, Any] = {"group_size": 128, "columns": None, "dtype": torch.float32}
+
+
+def reference(values: Tensor, scale: float | Tensor, granularity: str = "row", **options: Any) -> Tensor:
     """In fp32, rounded once."""
+    group_size, columns, dtype = {**DEFAULTS, **options}.values()
     n = values.shape[-1] * (2 if values.dtype == torch.uint8 else 1) if columns is None else columns
     q = unpacked(values, n) if values.dtype == torch.uint8 else values.detach()
     wide = spread(as_tensor(scale, values).float(), (*values.shape[:-1], n), granularity, group_size)
-    return (q.float() * wide).to(dtype)
-
-
-DEFAULTS: dict[str, Any] = {"group_size": 128, "columns": None, "dtype": torch.float32}
+    made: Tensor = (q.float() * wide).to(dtype)
+    return made
 
 
 def launch(plans: Plans, values: Tensor, scale: float | Tensor, granularity: str = "row", **options: Any) -> Tensor:
@@ -94,26 +81,6 @@ def cost(w: Workload, direction: str) -> Cost:
     return Cost(sum(stored_bytes(w)), elements * w.bytes_per_element, vector_flops=elements)
 
 
-def _moved_scales(values: Tensor, scale: Tensor, **named: Any) -> Tensor:
-    """Each line has its neighbour's scale."""
-    return reference(values, scale.flatten().roll(1).view(scale.shape) * 1.5, **named)
-
-
-def _scale_rounded(values: Tensor, scale: Tensor, **named: Any) -> Tensor:
-    """Scales are rounded to the result's dtype first."""
-    return reference(values, scale.to(torch.float16).float(), **named)
-
-
-def _unsigned(values: Tensor, scale: Tensor, **named: Any) -> Tensor:
-    return reference(values, scale, **named).abs()
-
-
-def _swapped(values: Tensor, scale: Tensor, **named: Any) -> Tensor:
-    if values.dtype == torch.uint8:
-        values = (values << 4) | (values >> 4)
-    return reference(values, scale, **named)
-
-
 dequantize = Operator(
     name="dequantize",
     axes={"M": "rows", "N": "columns"},
@@ -137,10 +104,8 @@ dequantize = Operator(
             *(workload(M=5, N=203, format=f, granularity=g) for f in ("int4", "fp8_e4m3") for g in GRANULARITIES),
             *(workload(M=9, N=208, format="fp8_e4m3", granularity=g) for g in ("column", "block")),
             *(workload(M=9, N=40, layout=at) for at in ("unaligned", "sliced", "strided", "transposed", "expanded")),
-            *(
-                workload(M=9, N=48, format="int4", granularity="group", group=6, layout=at)
-                for at in ("sliced", "transposed")
-            ),
+            workload(M=9, N=48, format="int4", granularity="group", group=6, layout="sliced"),
+            workload(M=9, N=48, format="int4", granularity="group", group=6, layout="transposed"),
             *(workload(M=9, N=n, granularity="group", group=g) for n, g in ((96, 32), (60, 7), (60, 100), (65, 1))),
             workload(M=6, N=140, granularity="block", matrices=2),
             workload(M=1, N=9000, format="fp8_e5m2", granularity="tensor"),
@@ -154,7 +119,7 @@ dequantize = Operator(
             workload("bf16", M=2**17 + 1, N=2**14, format="int4", granularity="group"),
         ],
         "bench": [
-            *(workload("bf16", M=2**14, N=2**14, format="fp8_e4m3", granularity=g) for g in GRANULARITIES),
+            *(large(granularity=g) for g in GRANULARITIES),
             *(workload("bf16", M=2**14, N=2**14, format=f, granularity="group") for f in ("int8", "int4", "fp8_e5m2")),
         ],
         "quick": [workload(M=2**10, N=2**12), workload(M=2**10, N=2**12, format="fp8_e4m3", granularity="group")],
@@ -162,21 +127,17 @@ dequantize = Operator(
             *(workload(M=64, N=4096, format=f, granularity="group") for f in FORMATS),
             *(workload(M=256, N=1000, format="fp8_e4m3", granularity=g) for g in GRANULARITIES),
         ],
-        "tune": [
-            *(
-                workload(d, M=2**14, N=2**14, format="fp8_e4m3", granularity=g)
-                for d in ("fp32", "bf16")
-                for g in ("row", "group")
-            )
-        ],
+        "tune": [large(d, granularity=g) for d in ("fp32", "bf16") for g in ("row", "group")],
         "model": [workload("bf16", M=14336, N=4096, format="int4", granularity="group")],
     },
     mutants=[
         *mutants.usual(reference),
-        Mutant("a neighbour's scale", _moved_scales),
-        Mutant("scales rounded first", _scale_rounded),
-        Mutant("sign left out", _unsigned),
-        Mutant("nibbles swapped", _swapped),
+        Mutant(
+            "a neighbour's scale", mutants.changed(reference, scale=lambda s: s.flatten().roll(1).view(s.shape) * 1.5)
+        ),
+        Mutant("scales rounded first", mutants.changed(reference, scale=lambda s: s.to(torch.float16).float())),
+        Mutant("sign left out", lambda **named: reference(**named).abs()),
+        Mutant("nibbles swapped", mutants.changed(reference, values=swapped)),
     ],
 )
 
@@ -232,7 +193,7 @@ def dequantize_function(
             out = torch.empty(of_result, dtype=dtype, device=values.device)
             plan(values.detach().view(torch.uint8), scale, out)
             return out
-    options: dict[str, Any] = {"group_size": group_size, "columns": columns, "dtype": dtype}
+    options = {"group_size": group_size, "columns": columns, "dtype": dtype}
     if choose(values, scale, granularity, **options).implementation == "torch":
         return reference(values, scale, granularity, **options)
     return launch(DEQUANTIZE, values, scale, granularity, **options)

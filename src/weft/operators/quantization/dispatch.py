@@ -12,12 +12,13 @@ import torch
 import triton
 from torch import Tensor
 
-from weft.operators.call import FLOATS, check_device, check_flag, check_tensor, check_values, either, rows_of
+from weft.operators.call import FLOATS, check_device, check_flag, check_shape, check_tensor, either, rows_of
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.dropout.philox import GROUP
 from weft.operators.launch import INTERPRETING, Plan, target_sm
+from weft.operators.quantization import kernels
 from weft.operators.quantization.formats import (
     BLOCK,
     FORMATS,
@@ -26,15 +27,6 @@ from weft.operators.quantization.formats import (
     format_of,
     scale_shape,
     values_shape,
-)
-from weft.operators.quantization.kernels import (
-    absmax_strips,
-    dequantize_lines,
-    quantize_blocks,
-    quantize_by_scale,
-    quantize_lines,
-    quantize_long_lines,
-    scales_of_strips,
 )
 from weft.operators.row_programs import ONE_PASS, candidates, heuristic
 
@@ -46,11 +38,14 @@ POSITIVE = "a positive, finite fp32 number of at least 2**-126"
 # ---- arguments -------------------------------------------------------------------------------------------------------
 
 
-def check_granularity(operator: str, granularity: Any, group_size: Any, x: Tensor, name: str) -> None:
+def check_scheme(operator: str, scheme: Scheme, name: str, x: Tensor) -> None:
+    """Raises TypeError or ValueError unless x, the argument ``name``, can be quantised by it."""
+    format, granularity, group_size, power_of_two = scheme
+    if not isinstance(format, str) or format not in FORMATS:
+        raise ValueError(f"{operator}: argument 'format' is {format!r:.40}; expected {_either(FORMATS)}")
     if granularity not in GRANULARITIES or not isinstance(granularity, str):
-        raise ValueError(
-            f"{operator}: argument 'granularity' is {granularity!r:.40}; expected {_either(GRANULARITIES)}"
-        )
+        expected = _either(GRANULARITIES)
+        raise ValueError(f"{operator}: argument 'granularity' is {granularity!r:.40}; expected {expected}")
     if isinstance(group_size, bool) or not isinstance(group_size, int) or not 1 <= group_size < 2**31:
         raise ValueError(f"{operator}: argument 'group_size' is {group_size!r:.40}; expected an int of at least 1")
     least = 2 if granularity == "block" else 1
@@ -58,60 +53,32 @@ def check_granularity(operator: str, granularity: Any, group_size: Any, x: Tenso
         shape = "a scalar" if not x.ndim else f"of shape {tuple(x.shape)}"
         dimensions = "one dimension" if least == 1 else "two dimensions for granularity 'block'"
         raise ValueError(f"{operator}: argument '{name}' is {shape}; expected at least {dimensions}")
-
-
-def check_even(operator: str, format: str, granularity: str, group_size: int) -> None:
-    if FORMATS[format].per_byte > 1 and granularity == "group" and group_size % 2:
+    if scheme.of.per_byte > 1 and granularity == "group" and group_size % 2:
         raise ValueError(
             f"{operator}: argument 'group_size' is {group_size}; expected an even number for int4, which has two to a byte"
         )
+    check_flag(operator, "power_of_two", power_of_two)
 
 
-def check_format(operator: str, format: Any) -> None:
-    if not isinstance(format, str) or format not in FORMATS:
-        raise ValueError(f"{operator}: argument 'format' is {format!r:.40}; expected {_either(FORMATS)}")
-
-
-def check_scale(
-    operator: str,
-    scale: Any,
-    x: Tensor,
-    name: str,
-    shape: tuple[int, ...],
-    granularity: str,
-    group_size: int,
-    values: bool,
-) -> None:
-    """``shape`` is that of the elements; ``values`` says to look at what a tensor holds, which waits for the device."""
+def check_scale(operator: str, scale: Any, name: str, x: Tensor, shape: tuple[int, ...], scheme: Scheme) -> None:
+    """Raises TypeError or ValueError unless ``scale`` fits elements of a shape, which the argument ``name`` holds."""
+    wanted = scale_shape(shape, scheme.granularity, scheme.group_size)
     if isinstance(scale, (int, float)) and not isinstance(scale, bool):
-        if granularity != "tensor":
+        if scheme.granularity != "tensor":
             raise TypeError(
-                f"{operator}: argument 'scale' is a number; expected a tensor of shape "
-                f"{scale_shape(shape, granularity, group_size)} for granularity '{granularity}'"
+                f"{operator}: argument 'scale' is a number; expected a tensor of shape {wanted} for granularity "
+                f"'{scheme.granularity}'"
             )
         if not (math.isfinite(scale) and 2.0**-126 <= scale <= torch.finfo(torch.float32).max):
             raise ValueError(f"{operator}: argument 'scale' is {scale}; expected {POSITIVE}")
         return
     check_tensor(operator, "scale", scale, (torch.float32,))
     check_device(operator, "scale", scale, name, x)
-    wanted = scale_shape(shape, granularity, group_size)
-    if tuple(scale.shape) != wanted:
-        raise ValueError(
-            f"{operator}: argument 'scale' has shape {tuple(scale.shape)}; expected {wanted} for '{name}' of shape "
-            f"{tuple(x.shape)} and granularity '{granularity}'"
-        )
+    expected = f"{wanted} for '{name}' of shape {tuple(x.shape)} and granularity '{scheme.granularity}'"
+    check_shape(operator, "scale", scale, tuple(scale.shape) == wanted, expected)
     if torch.is_grad_enabled() and scale.requires_grad:
         raise ValueError(
             f"{operator}: argument 'scale' wants a gradient, which there is none of; expected scale.detach()"
-        )
-    if values:
-        check_values(
-            operator,
-            "scale",
-            scale,
-            lambda t: ~(t.isfinite() & (t >= 2.0**-126)),
-            flag="check_scale",
-            expected=POSITIVE,
         )
 
 
@@ -144,11 +111,6 @@ class Lines(NamedTuple):
         """From one outer index to the next and from one line to the next, in a tensor of these strides that holds ``per``
         elements in one."""
         return (0, row) if self.whole else (row, self.length // per * column)
-
-    @property
-    def scale_steps(self) -> tuple[int, int]:
-        """The same in scales, one for each line."""
-        return (0, 1) if self.whole else (self.lines, 1)
 
 
 class Lined(Call):
@@ -192,12 +154,8 @@ class QuantizeCall(Lined):
         self.x, self.given = x, isinstance(options[0], Tensor)
         format, granularity, group_size, power, *random = options[self.given :]
         check_tensor("quantize", "x", x, FLOATS)
-        if not isinstance(format, str) or format not in FORMATS:
-            raise ValueError(f"quantize: argument 'format' is {format!r:.40}; expected {_either(FORMATS)}")
-        check_granularity("quantize", granularity, group_size, x, "x")
-        check_even("quantize", format, granularity, group_size)
-        check_flag("quantize", "power_of_two", power)
-        self.scheme, self.n = Scheme(format, granularity, group_size, power), x.shape[-1]
+        self.scheme, self.n = Scheme(format, granularity, group_size, power), x.shape[-1] if x.ndim else 1
+        check_scheme("quantize", self.scheme, "x", x)
         self.random = random[0] if random else "none"
 
     @property
@@ -218,34 +176,26 @@ class DequantizeCall(Lined):
     contiguous fp32, out contiguous [..., n]."""
 
     def __init__(
-        self,
-        values: Tensor,
-        scale: float | Tensor,
-        granularity: str = "row",
-        group_size: int = BLOCK,
-        columns: int | None = None,
-        dtype: torch.dtype = torch.float32,
-    ):
+        self, values: Tensor, scale: float | Tensor, granularity: str = "row", group_size: int = BLOCK,
+        columns: int | None = None, dtype: torch.dtype = torch.float32,
+    ):  # fmt: skip
         check_tensor("dequantize", "values", values, tuple(made.dtype for made in FORMATS.values()))
-        check_granularity("dequantize", granularity, group_size, values, "values")
-        format = format_of(values.dtype)
-        check_even("dequantize", format, granularity, group_size)
+        self.x, self.scale, self.dtype = values, scale, dtype
+        self.scheme = Scheme(format_of(values.dtype), granularity, group_size)
+        check_scheme("dequantize", self.scheme, "values", values)
         if dtype not in FLOATS:
             raise TypeError(f"dequantize: argument 'dtype' is {dtype!r:.40}; expected {either(FLOATS)}")
-        per, stored = FORMATS[format].per_byte, values.shape[-1]
-        if columns is not None:
-            if isinstance(columns, bool) or not isinstance(columns, int):
-                raise TypeError(f"dequantize: argument 'columns' is {columns!r:.40}; expected an int or None")
-            if -(-columns // per) != stored:
-                most = f"{per * stored - 1} or {per * stored}" if per > 1 and stored else str(stored)
-                raise ValueError(
-                    f"dequantize: argument 'columns' is {columns}; expected {most} for 'values' of shape "
-                    f"{tuple(values.shape)}"
-                )
-        self.x, self.scale, self.dtype = values, scale, dtype
-        self.scheme, self.n = Scheme(format, granularity, group_size), per * stored if columns is None else columns
+        per, stored = self.scheme.of.per_byte, values.shape[-1]
+        if columns is not None and (isinstance(columns, bool) or not isinstance(columns, int)):
+            raise TypeError(f"dequantize: argument 'columns' is {columns!r:.40}; expected an int or None")
+        if columns is not None and -(-columns // per) != stored:
+            most = f"{per * stored - 1} or {per * stored}" if per > 1 and stored else str(stored)
+            raise ValueError(
+                f"dequantize: argument 'columns' is {columns}; expected {most} for 'values' of shape {tuple(values.shape)}"
+            )
+        self.n = per * stored if columns is None else columns
         self.shape = (*values.shape[:-1], self.n)  # of the result
-        check_scale("dequantize", scale, values, "values", self.shape, granularity, group_size, False)
+        check_scale("dequantize", scale, "values", values, self.shape, self.scheme)
 
 
 def no_rows(c: Lined) -> str:
@@ -272,66 +222,53 @@ def line_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
     return {**config, "num_warps": 16} if 16384 <= n <= ONE_PASS // 2 else config
 
 
-def block_heuristic(sm: int, dtype: torch.dtype) -> Config:
-    return {"num_warps": 8}
-
-
 def strip_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
     """A tile of 8192 elements, 32 a thread: four accesses of 16 bits in flight."""
     block = min(n, 1024)
     return {"STRIP": 64, "ROWS": max(1, 8192 // block), "BLOCK": block, "num_warps": 8}
 
 
-def strip_candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
-    blocks = [b for b in (128, 256, 512, 1024, 2048) if b <= n] or [n]
-    every = grid_of({"STRIP": (32, 64, 128, 256), "ROWS": (4, 8, 16, 32), "BLOCK": blocks, "num_warps": (4, 8, 16)})
-    return [c for c in every if 8 <= c["ROWS"] * c["BLOCK"] // (32 * c["num_warps"]) <= 64]
-
-
 def tile_heuristic(sm: int, dtype: torch.dtype, n: int, by: str = "line") -> Config:
     """16 elements a thread; of columns' scales 64 in four rows, which share the columns' divisions."""
-    if by == "column":
-        block = min(n, 256)
-        return {"ROWS": max(1, 8192 // block), "BLOCK": block, "num_warps": 4}
-    block = min(n, 2048)
-    return {"ROWS": max(1, 2048 // block), "BLOCK": block, "num_warps": 4}
+    elements, widest = (8192, 256) if by == "column" else (2048, 2048)
+    block = min(n, widest)
+    return {"ROWS": max(1, elements // block), "BLOCK": block, "num_warps": 4}
 
 
-def tile_candidates(sm: int, dtype: torch.dtype, n: int, by: str = "line") -> Any:
-    blocks = [b for b in (128, 256, 512, 1024, 2048, 4096) if b <= n] or [n]
-    every = grid_of({"ROWS": (1, 2, 4, 8, 16, 32, 64), "BLOCK": blocks, "num_warps": (2, 4, 8, 16)})
+def tiles(n: int, choices: dict[str, tuple[int, ...]]) -> list[Config]:
+    """Choices of no more than n columns, of 8 to 64 elements a thread."""
+    every = grid_of({**choices, "BLOCK": [b for b in choices["BLOCK"] if b <= n] or [n]})
     return [c for c in every if 8 <= c["ROWS"] * c["BLOCK"] // (32 * c["num_warps"]) <= 64]
 
 
+BLOCKS = (128, 256, 512, 1024, 2048, 4096)
+STRIPS = {"STRIP": (32, 64, 128, 256), "ROWS": (4, 8, 16, 32), "BLOCK": BLOCKS[:-1], "num_warps": (4, 8, 16)}
+TILES = {"ROWS": (1, 2, 4, 8, 16, 32, 64), "BLOCK": BLOCKS, "num_warps": (2, 4, 8, 16)}
 line_configuration = Configurations(__file__, "lines", line_heuristic, candidates)
 block_configuration = Configurations(
-    __file__, "blocks", block_heuristic, lambda *_: grid_of({"num_warps": (4, 8, 16, 32)})
+    __file__, "blocks", lambda *_: {"num_warps": 8}, lambda *_: grid_of({"num_warps": (4, 8, 16, 32)})
 )
-strip_configuration = Configurations(__file__, "strips", strip_heuristic, strip_candidates)
-scaled_configuration = Configurations(__file__, "scaled", tile_heuristic, tile_candidates)
-inverse_configuration = Configurations(__file__, "dequantize", tile_heuristic, tile_candidates)
+strip_configuration = Configurations(__file__, "strips", strip_heuristic, lambda sm, dtype, n: tiles(n, STRIPS))
+scaled_configuration = Configurations(__file__, "scaled", tile_heuristic, lambda sm, dtype, n, by: tiles(n, TILES))
+inverse_configuration = Configurations(__file__, "dequantize", tile_heuristic, lambda sm, dtype, n: tiles(n, TILES))
 
 
-def codes(c: QuantizeCall) -> dict[str, Any]:
-    """The constants of every kernel that writes values."""
+def launch(kernel: Any, c: Lined, grid: tuple[int], scalars: tuple[int, ...], warps: int, **own: Any) -> Plan:
+    """Of a kernel with the constants of its own and what it needs of those that follow from the call."""
     made = c.scheme.of
-    hardware = target_sm(c.x.device) >= 89 and not INTERPRETING
-    return {
+    known = {
         "FORMAT": c.scheme.format,
         "PER_BYTE": made.per_byte,
         "RANDOM": c.random,
         "PER": 16 // c.x.element_size(),
-        "HARDWARE": hardware and made.mantissa > 0,
+        "HARDWARE": target_sm(c.x.device) >= 89 and not INTERPRETING and made.mantissa > 0,
+        "LARGEST": made.largest,
+        "POWER": c.scheme.power_of_two,
+        "BY": by(c),
+        "RAGGED": c.lines.ragged if "RAGGED" in kernel.arg_names else False,
+        **own,
     }
-
-
-def in_order(kernel: Any, constants: dict[str, Any]) -> dict[str, Any]:
-    """Constants in the order of the kernel's signature, as a plan wants them."""
-    return {name: constants[name] for name in kernel.arg_names if name in constants}
-
-
-def absmax_constants(c: QuantizeCall) -> dict[str, Any]:
-    return {**codes(c), "LARGEST": c.scheme.of.largest, "POWER": c.scheme.power_of_two}
+    return Plan(kernel, grid, scalars, {name: known[name] for name in kernel.arg_names if name in known}, warps)
 
 
 def steps(c: QuantizeCall) -> tuple[int, ...]:
@@ -350,15 +287,14 @@ def steps(c: QuantizeCall) -> tuple[int, ...]:
 def lines_plan(c: QuantizeCall) -> Plan:
     """Whole lines in registers, or long ones that are walked twice."""
     over, config = c.lines, line_configuration(c.x.device, c.x.dtype, bucket(c.lines.length))
-    constants = {**absmax_constants(c), "RAGGED": over.ragged}
+    scalars, warps = (*over.sizes, *steps(c)), config["num_warps"]
     if over.length > ONE_PASS:
-        constants["BLOCK"] = config["BLOCK"]
-        kernel, grid = quantize_long_lines, (over.outer * over.lines,)
-    else:
-        lines = min(config["ROWS"], bucket(over.lines))
-        constants |= {"ROWS": lines, "BLOCK": bucket(over.length, 16), "NESTED": over.outer > 1}
-        kernel, grid = quantize_lines, (over.outer * triton.cdiv(over.lines, lines),)
-    return Plan(kernel, grid, (*over.sizes, *steps(c)), in_order(kernel, constants), config["num_warps"])
+        grid = (over.outer * over.lines,)
+        return launch(kernels.quantize_long_lines, c, grid, scalars, warps, BLOCK=config["BLOCK"])
+    lines = min(config["ROWS"], bucket(over.lines))
+    grid = (over.outer * triton.cdiv(over.lines, lines),)
+    tile = {"ROWS": lines, "BLOCK": bucket(over.length, 16)}
+    return launch(kernels.quantize_lines, c, grid, scalars, warps, **tile, NESTED=over.outer > 1)
 
 
 def block_plan(c: QuantizeCall) -> Plan:
@@ -366,34 +302,29 @@ def block_plan(c: QuantizeCall) -> Plan:
     count, stride = c.matrices or (0, 0)
     config = block_configuration(x.device, x.dtype)
     scalars = (m, n, stride, *x.stride()[-2:], values_shape((n,), c.scheme.format)[0], -(-n // GROUP))
-    constants = {**absmax_constants(c), "BLOCK": BLOCK}
     grid = (count * triton.cdiv(m, BLOCK) * triton.cdiv(n, BLOCK),)
-    return Plan(quantize_blocks, grid, scalars, in_order(quantize_blocks, constants), config["num_warps"])
+    return launch(kernels.quantize_blocks, c, grid, scalars, config["num_warps"], BLOCK=BLOCK)
 
 
 def scaled_plan(c: QuantizeCall, backwards: bool = False) -> Plan:
     """With scales that are there."""
-    over = c.lines
-    config = scaled_configuration(c.x.device, c.x.dtype, min(bucket(over.length, 16), LONGEST_TILE), _by(c)["BY"])
-    tile, grid = _tile(config, over)
-    scalars = (*over.sizes, c.x.shape[-2] if c.x.ndim > 1 else 1, *steps(c), *_scale_steps(c))
-    constants = {**codes(c), **tile, **_by(c), "BACKWARDS": backwards, "RAGGED": over.ragged}
-    return Plan(quantize_by_scale, grid, scalars, in_order(quantize_by_scale, constants), config["num_warps"])
+    config = scaled_configuration(c.x.device, c.x.dtype, min(bucket(c.lines.length, 16), LONGEST_TILE), by(c))
+    return tiled_plan(kernels.quantize_by_scale, c, config, steps(c), BACKWARDS=backwards)
 
 
-def _tile(config: Config, over: Lines) -> tuple[dict[str, int], tuple[int]]:
-    block = min(config["BLOCK"], bucket(over.length, 16))
+def tiled_plan(kernel: Any, c: Lined, config: Config, steps: tuple[int, ...], **own: Any) -> Plan:
+    """The launch of a kernel that takes tiles of lines and their scales."""
+    over, block = c.lines, min(config["BLOCK"], bucket(c.lines.length, 16))
     lines = min(config["ROWS"], bucket(over.lines))
     grid = (over.outer * triton.cdiv(over.lines, lines) * triton.cdiv(over.length, block),)
-    return {"ROWS": lines, "BLOCK": block}, grid
+    of_scales = (0, 0) if c.scheme.granularity == "tensor" else (0, 1) if over.whole else (over.lines, 1)
+    scalars = (*over.sizes, c.x.shape[-2] if c.x.ndim > 1 else 1, *steps, *of_scales)
+    return launch(kernel, c, grid, scalars, config["num_warps"], ROWS=lines, BLOCK=block, **own)
 
 
-def _scale_steps(c: Lined) -> tuple[int, int]:
-    return (0, 0) if c.scheme.granularity == "tensor" else c.lines.scale_steps
-
-
-def _by(c: Lined) -> dict[str, str]:
-    return {"BY": c.scheme.granularity if c.scheme.granularity in ("column", "block") else "line"}
+def by(c: Lined) -> str:
+    """What a scale belongs to, as the kernels call it."""
+    return c.scheme.granularity if c.scheme.granularity in ("column", "block") else "line"
 
 
 class TwoPasses:
@@ -407,25 +338,15 @@ class TwoPasses:
             wrapped, m, n = True, triton.cdiv(total, WRAP), WRAP
             x_row, x_col = WRAP, 1
         config = strip_configuration(x.device, x.dtype, min(bucket(n, 16), WRAP))
-        constants = {
-            "STRIP": max(config["STRIP"], config["ROWS"]),
-            "ROWS": config["ROWS"],
-            "BLOCK": min(config["BLOCK"], bucket(n, 16)),
-            "PER_COLUMN": per_column,
-            "WRAPPED": wrapped,
-        }
-        across, down = triton.cdiv(n, constants["BLOCK"]), triton.cdiv(m, constants["STRIP"])
-        scalars = (m, n, total, x_row, x_col)
+        block, strip = min(config["BLOCK"], bucket(n, 16)), max(config["STRIP"], config["ROWS"])
+        tile = {"STRIP": strip, "ROWS": config["ROWS"], "BLOCK": block}
+        across, down = triton.cdiv(n, block), triton.cdiv(m, strip)
+        scalars, constants = (m, n, total, x_row, x_col), {**tile, "PER_COLUMN": per_column, "WRAPPED": wrapped}
         self.shape = (down, n) if per_column else (across * down, 1)
-        self.absmax = Plan(absmax_strips, (across * down,), scalars, constants, config["num_warps"])
+        self.absmax = Plan(kernels.absmax_strips, (across * down,), scalars, constants, config["num_warps"])
         block = 64 if per_column else 1
-        end = {
-            "ROWS": min(bucket(self.shape[0], 16), 4096 // block),
-            "BLOCK": block,
-            "LARGEST": scheme.of.largest,
-            "POWER": scheme.power_of_two,
-        }
-        self.scales = Plan(scales_of_strips, (triton.cdiv(self.shape[1], block),), self.shape, end, 4)
+        grid, rows = (triton.cdiv(self.shape[1], block),), min(bucket(self.shape[0], 16), 4096 // block)
+        self.scales = launch(kernels.scales_of_strips, c, grid, self.shape, 4, ROWS=rows, BLOCK=block)
         self.values = scaled_plan(c, backwards=True)
 
     def __call__(self, x: Tensor, values: Tensor, scale: Tensor, seeds: Tensor, seed: int, offset: int) -> None:
@@ -448,24 +369,8 @@ class Dequantize(NamedTuple):
 def inverse_plan(c: DequantizeCall) -> Dequantize:
     over, (_, _, v_row, v_col) = c.lines, c.rows
     config = inverse_configuration(c.x.device, c.dtype, min(bucket(over.length, 16), LONGEST_TILE))
-    tile, grid = _tile(config, over)
-    scalars = (
-        *over.sizes,
-        c.x.shape[-2] if c.x.ndim > 1 else 1,
-        *over.steps(v_row, v_col, c.scheme.of.per_byte),
-        v_col,
-        *over.steps(c.n),
-        *_scale_steps(c),
-    )
-    constants = {
-        **tile,
-        **_by(c),
-        "FORMAT": c.scheme.format,
-        "PER_BYTE": c.scheme.of.per_byte,
-        "RAGGED": over.ragged,
-    }
-    constants = in_order(dequantize_lines, constants)
-    return Dequantize(Plan(dequantize_lines, grid, scalars, constants, config["num_warps"]), c.shape)
+    steps = (*over.steps(v_row, v_col, c.scheme.of.per_byte), v_col, *over.steps(c.n))
+    return Dequantize(tiled_plan(kernels.dequantize_lines, c, config, steps), c.shape)
 
 
 THREADS = 256
@@ -542,18 +447,11 @@ QUANTIZE = Dispatch(
     Route("torch", lambda c: not c.found, NO_ROWS),
     Route("torch", lambda c: c.cuts_random_groups, CUT_GROUPS),
     Route("triton", lambda c: c.given, "scales that are given: one pass over memory", scaled_plan, no_lines),
-    Route(
-        "triton",
-        lambda c: c.scheme.granularity in ("tensor", "column"),
-        "scales that span rows: x is read twice",
-        TwoPasses,
-        no_lines,
-    ),
-    Route(
-        "triton", lambda c: c.scheme.granularity == "block", "scales by block: x is read once", block_plan, no_blocks
-    ),
+    Route("triton", lambda c: c.scheme.granularity in ("tensor", "column"), "scales that span rows: x is read twice",
+          TwoPasses, no_lines),
+    Route("triton", lambda c: c.scheme.granularity == "block", "scales by block: x is read once", block_plan, no_blocks),
     Route("triton", lambda c: True, "scales by row or group: x is read once", lines_plan, no_lines),
-)
+)  # fmt: skip
 
 PACKED = ("fp8_e4m3", "int4")  # formats that packed conversions are faster for: docs/notes/quantization.md
 
@@ -563,13 +461,7 @@ DEQUANTIZE = Dispatch(
     TRACED,
     EMPTY,
     Route("torch", lambda c: not c.found, NO_ROWS),
-    Route(
-        "cuda",
-        lambda c: c.sm == 90 and c.dtype != torch.float32 and c.scheme.format in PACKED,
-        "packed conversions: one pass over memory",
-        vectors_plan,
-        no_vectors,
-        sm=90,
-    ),
+    Route("cuda", lambda c: c.sm == 90 and c.dtype != torch.float32 and c.scheme.format in PACKED,
+          "packed conversions: one pass over memory", vectors_plan, no_vectors, sm=90),
     Route("triton", lambda c: True, "one pass over memory", inverse_plan, no_rows),
-)
+)  # fmt: skip

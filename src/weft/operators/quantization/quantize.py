@@ -15,23 +15,11 @@ from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, check_flag, eager, guarded, traced
+from weft.operators.call import Choice, check_flag, check_values, eager, guarded, traced
 from weft.operators.dropout.seeds import check_seed, draw
-from weft.operators.quantization.dispatch import QUANTIZE, QuantizeCall, check_scale
-from weft.operators.quantization.formats import (
-    FORMATS,
-    GRANULARITIES,
-    Scheme,
-    absmax,
-    inverse_of,
-    packed,
-    random_sixteen,
-    rounded,
-    scale_of,
-    scale_shape,
-    spread,
-    values_shape,
-)
+from weft.operators.quantization import formats
+from weft.operators.quantization.dispatch import POSITIVE, QUANTIZE, QuantizeCall, check_scale
+from weft.operators.quantization.formats import FORMATS, GRANULARITIES, Scheme, scale_shape, values_shape
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 
 ROUNDINGS = ("nearest", "stochastic")
@@ -39,49 +27,6 @@ TRITON = QUANTIZE.kernel("triton")
 Quantized = tuple[Tensor, Tensor]  # values, scale
 
 # ---- implementations -------------------------------------------------------------------------------------------------
-
-
-def reference(
-    x: Tensor,
-    format: str,
-    granularity: str = "row",
-    *,
-    group_size: int = 128,
-    scale: float | Tensor | None = None,
-    power_of_two: bool = False,
-    rounding: str = "nearest",
-    seed: int | Tensor | None = None,
-    offset: int = 0,
-    check_scale: bool = False,
-    finite: bool = False,
-) -> Quantized:
-    """Always in fp32: that is the arithmetic which kernels have to repeat to the bit. ``finite`` says that x is."""
-    x, scheme = x.detach(), Scheme(format, granularity, group_size, power_of_two)
-    if scale is None:
-        made = scale_of(absmax(x, granularity, group_size, finite), scheme)
-    else:
-        made = as_tensor(scale, x).to(torch.float32)
-    y = x.float() * spread(inverse_of(made), tuple(x.shape), granularity, group_size)
-    sixteen = None
-    if rounding == "stochastic":
-        seed, offset = drawn_seed(x) if seed is None else (seed, offset)
-        sixteen = random_sixteen(tuple(x.shape), seed, offset, x.device)
-    q = rounded(y, format, sixteen, finite)
-    return packed(q) if format == "int4" else q, made
-
-
-def drawn_seed(x: Tensor) -> tuple[int | Tensor, int]:
-    """A seed and an offset that no other call has; while a compiler traces, a tensor that it draws itself."""
-    if traced(x):
-        return torch.randint(-(2**63), 2**63 - 1, (1,), device=x.device), 0
-    return draw(x.device)
-
-
-def as_tensor(scale: float | Tensor, x: Tensor) -> Tensor:
-    """A scale that came as an argument, as kernels read it; a strided one is copied."""
-    if isinstance(scale, Tensor):
-        return scale.detach().contiguous()
-    return torch.full((), scale, dtype=torch.float32, device=x.device)
 
 
 @dataclass(frozen=True)
@@ -101,13 +46,12 @@ class Options:
         """Where the seed of stochastic rounding is."""
         return "none" if self.rounding == "nearest" else "memory" if isinstance(self.seed, Tensor) else "number"
 
-    def check(self, x: Tensor, granularity: str) -> None:
+    def check(self, x: Tensor, scheme: Scheme) -> None:
         """What the table's call leaves unchecked. Raises TypeError or ValueError."""
         check_flag("quantize", "check_scale", self.check_scale)
         if not isinstance(self.rounding, str) or self.rounding not in ROUNDINGS:
-            raise ValueError(
-                f"quantize: argument 'rounding' is {self.rounding!r:.40}; expected 'nearest' or 'stochastic'"
-            )
+            expected = "'nearest' or 'stochastic'"
+            raise ValueError(f"quantize: argument 'rounding' is {self.rounding!r:.40}; expected {expected}")
         check_seed("quantize", x, self.seed, self.offset)
         if self.seed is not None and self.rounding == "nearest":
             raise ValueError(
@@ -117,8 +61,41 @@ class Options:
             return
         if self.power_of_two:
             raise ValueError("quantize: argument 'power_of_two' is True and 'scale' is given; expected one of the two")
-        shape = tuple(x.shape)
-        check_scale("quantize", self.scale, x, "x", shape, granularity, self.group_size, self.check_scale)
+        check_scale("quantize", self.scale, "x", x, tuple(x.shape), scheme)
+        if self.check_scale and isinstance(self.scale, Tensor):
+            words = {"flag": "check_scale", "expected": POSITIVE}
+            check_values("quantize", "scale", self.scale, lambda t: ~(t.isfinite() & (t >= 2.0**-126)), **words)
+
+
+def reference(x: Tensor, format: str, granularity: str = "row", *, finite: bool = False, **options: Any) -> Quantized:
+    """Always in fp32: that is the arithmetic which kernels have to repeat to the bit. ``finite`` says that x is."""
+    x, o = x.detach(), Options(**options)
+    if o.scale is None:
+        scheme = Scheme(format, granularity, o.group_size, o.power_of_two)
+        made = formats.scale_of(formats.absmax(x, granularity, o.group_size, finite), scheme)
+    else:
+        made = as_tensor(o.scale, x).to(torch.float32)
+    y = x.float() * formats.spread(formats.inverse_of(made), tuple(x.shape), granularity, o.group_size)
+    sixteen = None
+    if o.rounding == "stochastic":
+        seed, offset = drawn_seed(x) if o.seed is None else (o.seed, o.offset)
+        sixteen = formats.random_sixteen(tuple(x.shape), seed, offset, x.device)
+    q = formats.rounded(y, format, sixteen, finite)
+    return formats.packed(q) if format == "int4" else q, made
+
+
+def drawn_seed(x: Tensor) -> tuple[int | Tensor, int]:
+    """A seed and an offset that no other call has; while a compiler traces, a tensor that it draws itself."""
+    if traced(x):
+        return torch.randint(-(2**63), 2**63 - 1, (1,), device=x.device), 0
+    return draw(x.device)
+
+
+def as_tensor(scale: float | Tensor, x: Tensor) -> Tensor:
+    """A scale that came as an argument, as kernels read it; a strided one is copied."""
+    if isinstance(scale, Tensor):
+        return scale.detach().contiguous()
+    return torch.full((), scale, dtype=torch.float32, device=x.device)
 
 
 def by_triton(x: Tensor, format: str, granularity: str = "row", **options: Any) -> Quantized:
@@ -128,7 +105,9 @@ def by_triton(x: Tensor, format: str, granularity: str = "row", **options: Any) 
     if o.scale is not None:
         made = as_tensor(o.scale, x)
     if not values.numel():
-        return values.view(scheme.of.dtype), scale_of(torch.zeros_like(made), scheme) if o.scale is None else made
+        return values.view(scheme.of.dtype), formats.scale_of(
+            torch.zeros_like(made), scheme
+        ) if o.scale is None else made
     seeds, number, offset = x, 0, o.offset
     if o.rounding == "stochastic":
         seed, offset = draw(x.device) if o.seed is None else (o.seed, o.offset)
@@ -154,22 +133,13 @@ def plain(**named: Any) -> Quantized:
 
 def torchao(x: Tensor, format: str, granularity: str = "row", **options: Any) -> Quantized:
     """Its eager functions, which a user compiles as part of a model; and its Triton kernel for fp8 groups."""
-    if (
-        options.get("scale") is not None
-        or options.get("power_of_two")
-        or options.get("rounding", "nearest") != "nearest"
-    ):
+    o = Options(**options)
+    if o.scale is not None or o.power_of_two or o.rounding != "nearest":
         raise Declined("torchao's scales here are those of absmax, rounded to nearest")
     if x.ndim != 2 or format == "int4":
         raise Declined("torchao packs int4 for its own kernels only; other formats are taken of a matrix here")
-    size = options.get("group_size", 128)
-    block = {
-        "tensor": x.shape,
-        "row": (1, x.shape[1]),
-        "column": (x.shape[0], 1),
-        "group": (1, size),
-        "block": (128, 128),
-    }[granularity]
+    (m, n), size = x.shape, o.group_size
+    block = {"tensor": (m, n), "row": (1, n), "column": (m, 1), "group": (1, size), "block": (128, 128)}[granularity]
     if any(n % b for n, b in zip(x.shape, block, strict=True)):
         raise Declined(f"torchao's groups divide the tensor; {tuple(x.shape)} is no multiple of {tuple(block)}")
     of_scale = scale_shape(tuple(x.shape), granularity, size)
@@ -217,7 +187,9 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     if w.option("scale", "absmax") == "given":
         spans = scale_shape(shape(w), granularity, group_size)
         scale = random_tensor(g, spans, "fp32", device).abs() * 0.02 + 0.001
-    random = w.option("rounding", "nearest") == "stochastic"
+    rounding, seed = w.option("rounding", "nearest"), None
+    if rounding == "stochastic":
+        seed = 0 if g is None else int(torch.randint(2**63 - 1, (), generator=g, device=g.device))
     return {
         "x": x,
         "format": w.option("format", "int8"),
@@ -225,10 +197,8 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
         "group_size": group_size,
         "scale": scale,
         "power_of_two": w.option("power_of_two", False),
-        "rounding": w.option("rounding", "nearest"),
-        "seed": (0 if g is None else int(torch.randint(2**63 - 1, (), generator=g, device=g.device)))
-        if random
-        else None,
+        "rounding": rounding,
+        "seed": seed,
     }
 
 
@@ -243,6 +213,11 @@ def cost(w: Workload, direction: str) -> Cost:
         vector_flops=4 * elements,
         special_ops=2 * scales // 4,
     )
+
+
+def large(dtype: str = "bf16", **options: Any) -> Workload:
+    """2**28 elements to fp8."""
+    return workload(dtype, M=2**14, N=2**14, format="fp8_e4m3", **options)
 
 
 def _ragged(format: str) -> list[Workload]:
@@ -262,20 +237,17 @@ def _changed(change: Any, **options: Any) -> Any:
     return wrong
 
 
+def swapped(values: Tensor) -> Tensor:
+    """The two nibbles of each byte of int4."""
+    return (values << 4) | (values >> 4) if values.dtype == torch.uint8 else values
+
+
 def _truncated(x: Tensor, **named: Any) -> Quantized:
     """Rounds towards zero."""
     _, scale = reference(x, **named)
-    y = x.float() / spread(scale, tuple(x.shape), named["granularity"], named["group_size"])
-    values = rounded(y.nan_to_num(0.0).trunc(), named["format"])
-    return packed(values) if named["format"] == "int4" else values, scale
-
-
-def _no_scales(values: Tensor, scale: Tensor) -> Quantized:
-    return values, torch.ones_like(scale)
-
-
-def _values_only(change: Any) -> Any:
-    return _changed(lambda values, scale: (change(values), scale))
+    y = x.float() / formats.spread(scale, tuple(x.shape), named["granularity"], named["group_size"])
+    values = formats.rounded(y.nan_to_num(0.0).trunc(), named["format"])
+    return formats.packed(values) if named["format"] == "int4" else values, scale
 
 
 def _last_group_left_out(x: Tensor, **named: Any) -> Quantized:
@@ -357,15 +329,11 @@ quantize = Operator(
         "bench": [
             *(workload("bf16", M=2**28 // n, N=n, format="fp8_e4m3") for n in (1024, 4096, 16384, 65536)),
             workload("bf16", M=2**14, N=2**14),
-            *(
-                workload("bf16", M=2**14, N=2**14, format="fp8_e4m3", granularity=g)
-                for g in GRANULARITIES
-                if g != "row"
-            ),
-            workload("bf16", M=2**14, N=2**14, format="fp8_e4m3", granularity="tensor", scale="given"),
+            *(large(granularity=g) for g in GRANULARITIES if g != "row"),
+            large(granularity="tensor", scale="given"),
             workload("bf16", M=2**14, N=2**14, format="int4", granularity="group"),
-            workload("bf16", M=2**14, N=2**14, format="fp8_e4m3", rounding="stochastic"),
-            workload("fp32", M=2**14, N=2**14, format="fp8_e4m3"),
+            large(rounding="stochastic"),
+            large("fp32"),
         ],
         "quick": [workload(M=2**10, N=2**12), workload(M=2**10, N=2**12, format="fp8_e4m3", granularity="group")],
         "compile": [
@@ -380,30 +348,23 @@ quantize = Operator(
             *(
                 workload(d, M=2**28 // n, N=n, format="fp8_e4m3")
                 for d in ("fp32", "bf16")
-                for n in (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+                for n in (2**i for i in range(7, 17))
             ),
-            *(
-                workload(d, M=2**14, N=2**14, format="fp8_e4m3", granularity=g)
-                for d in ("fp32", "bf16")
-                for g in ("tensor", "column", "block")
-            ),
-            *(
-                workload(d, M=2**14, N=2**14, format="fp8_e4m3", granularity="group", scale="given")
-                for d in ("fp32", "bf16")
-            ),
+            *(large(d, granularity=g) for d in ("fp32", "bf16") for g in ("tensor", "column", "block")),
+            *(large(d, granularity="group", scale="given") for d in ("fp32", "bf16")),
         ],
         "model": [workload("bf16", M=8192, N=n, format="fp8_e4m3", granularity="group") for n in (4096, 7168, 14336)],
     },
     mutants=[
         *mutants.usual(reference),
         Mutant("rounded towards zero", _truncated),
-        Mutant("scales left out", _changed(_no_scales)),
+        Mutant("scales left out", _changed(lambda values, scale: (values, torch.ones_like(scale)))),
         Mutant("a row's last elements left out of its scale", _last_group_left_out),
         Mutant("scale inverted", _changed(lambda values, scale: (values, 1 / scale))),
         Mutant("always a power of two", _changed(lambda *pair: pair, power_of_two=True)),
         Mutant("another random number", _another_seed),
         Mutant("always to nearest", _changed(lambda *pair: pair, rounding="nearest")),
-        Mutant("nibbles swapped", _values_only(lambda v: (v << 4) | (v >> 4) if v.dtype == torch.uint8 else v)),
+        Mutant("nibbles swapped", _changed(lambda values, scale: (swapped(values), scale))),
     ],
 )
 
@@ -419,8 +380,7 @@ quantize.implementation("torchao", requires="torchao", devices=("cuda",))(torcha
 @guarded
 def choose(x: Tensor, format: str, granularity: str = "row", **options: Any) -> Choice:
     o = Options(**options)
-    QuantizeCall(x, format, granularity, o.group_size, o.power_of_two)  # checks
-    o.check(x, granularity)
+    o.check(x, QuantizeCall(x, format, granularity, o.group_size, o.power_of_two).scheme)
     scale = () if o.scale is None else (o.scale if isinstance(o.scale, Tensor) else x,)  # of a number, any tensor
     return QUANTIZE.choose(x, *scale, format, granularity, o.group_size, o.power_of_two, o.random)
 
@@ -478,14 +438,6 @@ def quantize_function(
             values, scales = empty_results(x, made)
             plan(x, values, scales, x, 0, 0)
             return values.view(made.of.dtype), scales
-    options: dict[str, Any] = {
-        "group_size": group_size,
-        "scale": scale,
-        "power_of_two": power_of_two,
-        "rounding": rounding,
-        "seed": seed,
-        "offset": offset,
-        "check_scale": check_scale,
-    }
+    options = vars(Options(group_size, scale, power_of_two, rounding, seed, offset, check_scale))
     chosen = choose(x, format, granularity, **options).implementation
     return (reference if chosen == "torch" else by_triton)(x, format, granularity, **options)
