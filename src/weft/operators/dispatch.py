@@ -28,10 +28,6 @@ from weft.operators.call import Choice, on_gpu, traced
 from weft.operators.launch import Plans, target_sm
 
 
-def _supported(call: Any) -> str:
-    return ""
-
-
 @dataclass(frozen=True)
 class Route:
     """One row of a table.
@@ -51,7 +47,7 @@ class Route:
     when: Callable[[Any], bool]
     reason: str
     launch: Callable[[Any], Any] | None = None
-    unsupported: Callable[[Any], str] = _supported
+    unsupported: Callable[[Any], str] = lambda call: ""
     sm: int = 80
 
     def why_not(self, call: Any) -> str:

@@ -11,6 +11,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
@@ -199,28 +200,17 @@ def _key(tensors: tuple[torch.Tensor, ...], options: tuple[Any, ...]) -> tuple[A
 @contextlib.contextmanager
 def _stub_driver(sm: int) -> Iterator[None]:
     """A Triton driver for an architecture that is not there; enough for ``warmup``."""
+    from triton.backends.compiler import GPUTarget
+
+    stub = SimpleNamespace(
+        get_current_target=lambda: GPUTarget("cuda", sm, 32),
+        get_current_device=lambda: -sm,  # kernels are cached by device: one "device" for each architecture
+        get_current_stream=lambda device: 0,
+        get_device_capability=lambda device: divmod(sm, 10),
+    )
     previous = triton.runtime.driver._active  # None before the first launch: Triton then finds the driver itself
-    triton.runtime.driver.set_active(_StubDriver(sm))
+    triton.runtime.driver.set_active(stub)
     try:
         yield
     finally:
         triton.runtime.driver.set_active(previous)
-
-
-class _StubDriver:
-    def __init__(self, sm: int):
-        self.sm = sm
-
-    def get_current_target(self) -> Any:
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", self.sm, 32)
-
-    def get_current_device(self) -> int:
-        return -self.sm  # kernels are cached by device: one "device" for each architecture
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-    def get_device_capability(self, device: int) -> tuple[int, int]:
-        return divmod(self.sm, 10)

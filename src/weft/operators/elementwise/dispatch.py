@@ -12,7 +12,7 @@ from torch import Tensor
 
 from weft.definition import Declined
 from weft.operators.call import check_alike, check_tensor, dense, overlapping, rows_of
-from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.configs import Configurations, bucket, grid_of
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.elementwise.kernels import map_one, map_three, map_two, relu_backward, relu_with_bits
 from weft.operators.launch import Plan
@@ -21,24 +21,18 @@ KERNELS = {1: map_one, 2: map_two, 3: map_three}  # by the number of inputs
 SMALL, LARGE = 2**20, 2**26  # elements between which configurations depend on the size
 
 
-def heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
-    return {"BLOCK": 1024, "num_warps": 4}
-
-
 def candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
     every = grid_of({"BLOCK": (512, 1024, 2048, 4096, 8192), "num_warps": (2, 4, 8, 16)})
     return [c for c in every if 4 <= c["BLOCK"] // (32 * c["num_warps"]) <= 64]
 
 
-def heavy_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
-    """More elements a thread: what a program does once is shared among them."""
-    return {"BLOCK": 2048, "num_warps": 4}
-
-
-# by the number of inputs, and whether the arithmetic takes about as long as the bytes
+# By the number of inputs, and whether the arithmetic takes about as long as the bytes: then a thread has more elements, which
+# share what a program does once.
 CONFIGURATIONS = {
-    (inputs, heavy): Configurations(__file__, f"{kind}_{word}", guess, candidates)
-    for heavy, kind, guess in ((False, "map", heuristic), (True, "heavy", heavy_heuristic))
+    (inputs, heavy): Configurations(
+        __file__, f"{kind}_{word}", lambda *key, block=block: {"BLOCK": block, "num_warps": 4}, candidates
+    )
+    for heavy, kind, block in ((False, "map", 1024), (True, "heavy", 2048))
     for inputs, word in ((1, "one"), (2, "two"), (3, "three"))
 }
 

@@ -171,10 +171,6 @@ def hopper_unsupported(c: MatmulCall) -> str:
     return gemm.why_not(c.a, c.b, c.dtype)
 
 
-def hopper_launch(c: MatmulCall) -> Launch:
-    return gemm.HopperPlan(c.a, c.b), c.shape
-
-
 FORWARD = Dispatch(
     MatmulCall,
     Route("torch", lambda c: not c.on_gpu, "the tensors are on the CPU, where weft runs PyTorch's product in full precision"),
@@ -186,7 +182,7 @@ FORWARD = Dispatch(
     Route("triton", lambda c: c.many_small, "1024 or more small matrices: a program each, 1.4 times cuBLAS at 4096 x 64³",
           tiled_launch, tiled_unsupported),
     Route("cuda", lambda c: True, "two matrices of 16-bit floats by TMA and wgmma: level with cuBLAS in the mean",
-          hopper_launch, hopper_unsupported, sm=90),
+          lambda c: (gemm.HopperPlan(c.a, c.b), c.shape), hopper_unsupported, sm=90),
     Route("torch", lambda c: True, "cuBLAS: level or ahead in batches, and of what TMA cannot take"),
 )  # fmt: skip
 

@@ -18,8 +18,17 @@ from weft.operators import mutants, peers
 from weft.operators.call import Choice, eager, guarded
 from weft.operators.launch import Plans
 from weft.operators.quantization.dispatch import DEQUANTIZE
-from weft.operators.quantization.formats import FORMATS, GRANULARITIES, scale_shape, spread, unpacked, values_shape
-from weft.operators.quantization.quantize import as_tensor, large, quantize, shape, stored_bytes, swapped
+from weft.operators.quantization.formats import FORMATS, GRANULARITIES, spread, unpacked, values_shape
+from weft.operators.quantization.quantize import (
+    as_tensor,
+    large,
+    quantize,
+    scheme_of,
+    shape,
+    shape_of_scales,
+    stored_bytes,
+    swapped,
+)
 from weft.operators.random_inputs import LAYOUTS, _laid_out, random_tensor
 
 # ---- implementations -------------------------------------------------------------------------------------------------
@@ -57,21 +66,20 @@ by_triton, by_cuda = (functools.partial(launch, DEQUANTIZE.kernel(name)) for nam
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     """Values [M, N] (packed for int4) that are any code of the format, NaN too; ``matrices=B``: [B, M / B, N]. The workload's
     dtype is the result's."""
-    format, granularity = w.option("format", "int8"), w.option("granularity", "row")
+    scheme = scheme_of(w)
 
     def codes(of: tuple[int, ...]) -> Tensor:
         if device == "meta":
             return torch.empty(of, dtype=torch.uint8, device=device)
         return torch.randint(256, of, generator=g, device=g.device, dtype=torch.uint8).to(device)
 
-    values = _laid_out(values_shape(shape(w), format), w.option("layout", "contiguous"), codes)
-    scale = random_tensor(g, scale_shape(shape(w), granularity, w.option("group", 128)), "fp32", device).abs() + 0.01
+    values = _laid_out(values_shape(shape(w), scheme.format), w.option("layout", "contiguous"), codes)
     return {
-        "values": values.view(FORMATS[format].dtype),
-        "scale": scale,
-        "granularity": granularity,
-        "group_size": w.option("group", 128),
-        "columns": w["N"] if w["N"] % FORMATS[format].per_byte else None,
+        "values": values.view(scheme.of.dtype),
+        "scale": random_tensor(g, shape_of_scales(w), "fp32", device).abs() + 0.01,
+        "granularity": scheme.granularity,
+        "group_size": scheme.group_size,
+        "columns": w["N"] if w["N"] % scheme.of.per_byte else None,
         "dtype": torch_dtype(w.dtype),
     }
 
@@ -88,13 +96,7 @@ dequantize = Operator(
     reference=reference,
     cost=cost,
     tolerance=Tolerance(exact=True),
-    options={
-        "format": tuple(FORMATS),
-        "granularity": GRANULARITIES,
-        "group": range(1, 2**31),
-        "layout": LAYOUTS,
-        "matrices": range(1, 2**31),
-    },
+    options={name: quantize.options[name] for name in ("format", "granularity", "group", "layout", "matrices")},
     workloads={
         "verify": [
             *(workload(M=m, N=n) for m, n in ((1, 1), (3, 5), (9, 104), (5, 1000))),
@@ -103,7 +105,7 @@ dequantize = Operator(
             *(workload(M=5, N=n, format=f) for n in (33, 256) for f in FORMATS),
             *(workload(M=5, N=203, format=f, granularity=g) for f in ("int4", "fp8_e4m3") for g in GRANULARITIES),
             *(workload(M=9, N=208, format="fp8_e4m3", granularity=g) for g in ("column", "block")),
-            *(workload(M=9, N=40, layout=at) for at in ("unaligned", "sliced", "strided", "transposed", "expanded")),
+            *(workload(M=9, N=40, layout=at) for at in LAYOUTS[1:]),
             workload(M=9, N=48, format="int4", granularity="group", group=6, layout="sliced"),
             workload(M=9, N=48, format="int4", granularity="group", group=6, layout="transposed"),
             *(workload(M=9, N=n, granularity="group", group=g) for n, g in ((96, 32), (60, 7), (60, 100), (65, 1))),

@@ -104,10 +104,10 @@ def by_triton(x: Tensor, format: str, granularity: str = "row", **options: Any) 
     values, made = empty_results(x, scheme)
     if o.scale is not None:
         made = as_tensor(o.scale, x)
+    elif not values.numel():
+        made = formats.scale_of(torch.zeros_like(made), scheme)
     if not values.numel():
-        return values.view(scheme.of.dtype), formats.scale_of(
-            torch.zeros_like(made), scheme
-        ) if o.scale is None else made
+        return values.view(scheme.of.dtype), made
     seeds, number, offset = x, 0, o.offset
     if o.rounding == "stochastic":
         seed, offset = draw(x.device) if o.seed is None else (o.seed, o.offset)
@@ -167,10 +167,18 @@ def shape(w: Workload) -> tuple[int, ...]:
     return (batch, w["M"] // batch, w["N"]) if batch else (w["M"], w["N"])
 
 
+def scheme_of(w: Workload) -> Scheme:
+    format, granularity = w.option("format", "int8"), w.option("granularity", "row")
+    return Scheme(format, granularity, w.option("group", 128), w.option("power_of_two", False))
+
+
+def shape_of_scales(w: Workload) -> tuple[int, ...]:
+    return scale_shape(shape(w), scheme_of(w).granularity, scheme_of(w).group_size)
+
+
 def stored_bytes(w: Workload) -> tuple[int, int]:
     """Of values, and of scales."""
-    scales = math.prod(scale_shape(shape(w), w.option("granularity", "row"), w.option("group", 128)))
-    return w["M"] * -(-w["N"] // FORMATS[w.option("format", "int8")].per_byte), 4 * scales
+    return w["M"] * -(-w["N"] // scheme_of(w).of.per_byte), 4 * math.prod(shape_of_scales(w))
 
 
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
@@ -182,24 +190,13 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     if values == "outliers" and x.numel():
         x[..., ::16] *= 100
         x[..., ::8, :] = 0
-    granularity, group_size = w.option("granularity", "row"), w.option("group", 128)
-    scale = None
+    scheme, scale, seed = scheme_of(w), None, None
     if w.option("scale", "absmax") == "given":
-        spans = scale_shape(shape(w), granularity, group_size)
-        scale = random_tensor(g, spans, "fp32", device).abs() * 0.02 + 0.001
-    rounding, seed = w.option("rounding", "nearest"), None
+        scale = random_tensor(g, shape_of_scales(w), "fp32", device).abs() * 0.02 + 0.001
+    rounding = w.option("rounding", "nearest")
     if rounding == "stochastic":
         seed = 0 if g is None else int(torch.randint(2**63 - 1, (), generator=g, device=g.device))
-    return {
-        "x": x,
-        "format": w.option("format", "int8"),
-        "granularity": granularity,
-        "group_size": group_size,
-        "scale": scale,
-        "power_of_two": w.option("power_of_two", False),
-        "rounding": rounding,
-        "seed": seed,
-    }
+    return {"x": x, **scheme._asdict(), "scale": scale, "rounding": rounding, "seed": seed}
 
 
 def cost(w: Workload, direction: str) -> Cost:
@@ -207,12 +204,8 @@ def cost(w: Workload, direction: str) -> Cost:
     elements = w["M"] * w["N"]
     values, scales = stored_bytes(w)
     known = w.option("scale", "absmax") == "given"
-    return Cost(
-        reads=elements * w.bytes_per_element + scales * known,
-        writes=values + scales,
-        vector_flops=4 * elements,
-        special_ops=2 * scales // 4,
-    )
+    reads = elements * w.bytes_per_element + scales * known
+    return Cost(reads, values + scales, vector_flops=4 * elements, special_ops=2 * scales // 4)
 
 
 def large(dtype: str = "bf16", **options: Any) -> Workload:
@@ -228,13 +221,9 @@ def _ragged(format: str) -> list[Workload]:
     return [*every, *(workload(M=5, N=150, format=format, granularity=g, scale="given") for g in GRANULARITIES)]
 
 
-def _changed(change: Any, **options: Any) -> Any:
-    """The reference with its values, scale or options changed."""
-
-    def wrong(**named: Any) -> Quantized:
-        return change(*reference(**{**named, **options}))
-
-    return wrong
+def _changed(change: Any) -> Any:
+    """The reference with its values and scale changed."""
+    return lambda **named: change(*reference(**named))
 
 
 def swapped(values: Tensor) -> Tensor:
@@ -256,12 +245,6 @@ def _last_group_left_out(x: Tensor, **named: Any) -> Quantized:
     cut[..., -(x.shape[-1] // 4) - 1 :] *= 0.01
     _, scale = reference(cut, **named)
     return reference(x, **{**named, "scale": scale})
-
-
-def _another_seed(x: Tensor, **named: Any) -> Quantized:
-    """Other random numbers."""
-    seed = named.get("seed")
-    return reference(x, **{**named, "seed": None if seed is None else seed + 1})
 
 
 quantize = Operator(
@@ -295,10 +278,7 @@ quantize = Operator(
             *(workload(M=9, N=64, format=f, values="outliers", power_of_two=True) for f in FORMATS),
             workload(M=9, N=64, format="fp8_e4m3", granularity="group", group=16, values="outliers"),
             *(workload(M=9, N=64, values=values, format="fp8_e5m2") for values in ("tiny", "large")),
-            *(
-                workload(M=9, N=40, format="fp8_e4m3", layout=at)
-                for at in ("unaligned", "sliced", "strided", "transposed", "expanded")
-            ),
+            *(workload(M=9, N=40, format="fp8_e4m3", layout=at) for at in LAYOUTS[1:]),
             *(workload(M=9, N=40, granularity="group", group=16, layout=at) for at in ("sliced", "transposed")),
             workload(M=9, N=40, granularity="tensor", layout="sliced"),
             workload(M=9, N=40, granularity="block", layout="strided"),
@@ -345,11 +325,7 @@ quantize = Operator(
             workload(M=64, N=4096, format="int4", granularity="group", scale="given"),
         ],
         "tune": [
-            *(
-                workload(d, M=2**28 // n, N=n, format="fp8_e4m3")
-                for d in ("fp32", "bf16")
-                for n in (2**i for i in range(7, 17))
-            ),
+            *(workload(d, M=2 ** (28 - i), N=2**i, format="fp8_e4m3") for d in ("fp32", "bf16") for i in range(7, 17)),
             *(large(d, granularity=g) for d in ("fp32", "bf16") for g in ("tensor", "column", "block")),
             *(large(d, granularity="group", scale="given") for d in ("fp32", "bf16")),
         ],
@@ -361,9 +337,9 @@ quantize = Operator(
         Mutant("scales left out", _changed(lambda values, scale: (values, torch.ones_like(scale)))),
         Mutant("a row's last elements left out of its scale", _last_group_left_out),
         Mutant("scale inverted", _changed(lambda values, scale: (values, 1 / scale))),
-        Mutant("always a power of two", _changed(lambda *pair: pair, power_of_two=True)),
-        Mutant("another random number", _another_seed),
-        Mutant("always to nearest", _changed(lambda *pair: pair, rounding="nearest")),
+        Mutant("always a power of two", mutants.changed(reference, power_of_two=lambda flag: True)),
+        Mutant("another random number", mutants.changed(reference, seed=lambda n: None if n is None else n + 1)),
+        Mutant("always to nearest", mutants.changed(reference, rounding=lambda how: "nearest")),
         Mutant("nibbles swapped", _changed(lambda values, scale: (swapped(values), scale))),
     ],
 )
