@@ -1,7 +1,7 @@
 """The cluster simulator's part of a report: its records, and a small comparison of policies.
 
-The comparison runs in a process of its own beside the verification, while nothing is timed: the first one on a machine
-compiles the engine for a minute.
+The comparison runs in a process of its own beside the verification (and, on a GPU machine, the measurements): the first one
+on a machine compiles the engine for a minute.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from weft.report import simulator
 
 NEEDED = ("numpy", "numba")
 INSTALL = "pip install 'weft[cluster]'"
-LONGEST_S = 90.0  # to wait for the comparison after the verification
+LONGEST_S = 90.0  # to wait for the comparison
 
 
 @contextlib.contextmanager
