@@ -118,10 +118,6 @@ def unsupported(c: AddNormCall) -> str:
     return wrong_width(c)
 
 
-def rows_launch(c: AddNormCall) -> Any:
-    return norm_kernels.forward_plan(c.x, c.residual, c.weight, c.eps, c.in_memory)
-
-
 FORWARD = Dispatch(
     AddNormCall,
     ON_CPU,
@@ -129,15 +125,11 @@ FORWARD = Dispatch(
     EMPTY,
     Route("torch", lambda c: not c.threshold, "nothing is dropped: add_rms_norm does it"),
     Route("torch", lambda c: wrong_width(c) != "", "the kernel takes rows of multiples of 8 columns up to 32,768"),
-    Route(
-        "torch",
-        lambda c: unsupported(c) != "",
-        "leading dimensions do not collapse into rows of one stride: a kernel would need a copy",
-    ),
-    Route(
-        "triton", lambda c: True, "a program holds whole rows; the mask is made from the seed", rows_launch, unsupported
-    ),
-)
+    Route("torch", lambda c: unsupported(c) != "",
+          "leading dimensions do not collapse into rows of one stride: a kernel would need a copy"),
+    Route("triton", lambda c: True, "a program holds whole rows; the mask is made from the seed",
+          norm_kernels.forward_plan, unsupported),
+)  # fmt: skip
 
 
 class GradientCall(Call):
@@ -153,16 +145,8 @@ class GradientCall(Call):
         # autograd may bring gradients of any strides (expanded, say)
         self.copied = [i for i, t in ((1, dy), (2, dh)) if rows_of(t) is None]
         self.dy, self.dh = (
-            torch.empty(t.shape, dtype=t.dtype, device="meta") if i in self.copied else t for i, t in ((1, dy), (2, dh))
+            torch.empty_like(t, device="meta").contiguous() if rows_of(t) is None else t for t in (dy, dh)
         )
-
-
-def gradient_rows_launch(c: GradientCall) -> Any:
-    return norm_kernels.gradient_rows(c.h, c.dy, c.dh, c.eps, c.in_memory)
-
-
-def gradient_columns_launch(c: GradientCall) -> Any:
-    return norm_kernels.gradient_columns(c.h, c.dy, c.dh, c.eps, c.in_memory)
 
 
 # ---- its gradient by clusters (dropped_backward.cu) ------------------------------------------------------------------
@@ -246,20 +230,9 @@ class ClustersPlan:
         self.total = partial_sums.plan(self.clusters, c.n)
 
     def __call__(
-        self,
-        h: Tensor,
-        dy: Tensor,
-        dh: Tensor,
-        weight: Tensor,
-        dr: Tensor,
-        dx: Tensor,
-        dw: Tensor,
-        seed_at: Tensor,
-        seed: int,
-        offset: int,
-        last: int,
-        scale: float,
+        self, h: Tensor, dy: Tensor, dh: Tensor, weight: Tensor, dr: Tensor, dx: Tensor, dw: Tensor, *mask: Any
     ) -> None:
+        seed_at, seed, offset, last, scale = mask
         partial = torch.empty((self.clusters, self.n), dtype=torch.float32, device=h.device)
         numbers = ctypes.c_ulonglong(seed), ctypes.c_ulonglong(offset), ctypes.c_uint(last), ctypes.c_float(scale)
         rows = dataclasses.replace(self.rows, scalars=(*self.rows.scalars, *numbers))
@@ -270,24 +243,10 @@ class ClustersPlan:
 
 BACKWARD = Dispatch(  # where forward is PyTorch's, backward is too
     GradientCall,
-    Route(
-        "cuda",
-        lambda c: True,
-        "clusters of blocks hold a row and take row after row: it is read once",
-        with_copies(ClustersPlan),
-        clusters_unsupported,
-        sm=90,
-    ),
-    Route(
-        "triton",
-        lambda c: c.n <= norm_kernels.ONE_PASS_BACKWARD,
-        "a program holds whole rows: one pass",
-        with_copies(gradient_rows_launch),
-    ),
-    Route(
-        "triton",
-        lambda c: True,
-        "two passes: sums of the rows first, then columns",
-        with_copies(gradient_columns_launch),
-    ),
-)
+    Route("cuda", lambda c: True, "clusters of blocks hold a row and take row after row: it is read once",
+          with_copies(ClustersPlan), clusters_unsupported, sm=90),
+    Route("triton", lambda c: c.n <= norm_kernels.ONE_PASS_BACKWARD, "a program holds whole rows: one pass",
+          with_copies(norm_kernels.gradient_rows)),
+    Route("triton", lambda c: True, "two passes: sums of the rows first, then columns",
+          with_copies(norm_kernels.gradient_columns)),
+)  # fmt: skip

@@ -17,14 +17,12 @@ from weft.operators.call import Choice, KernelFunction, differentiable, eager, g
 from weft.operators.dropout.dispatch import DROPOUT
 from weft.operators.dropout.kernels import launchable
 from weft.operators.dropout.philox import at_least
-from weft.operators.dropout.seeds import OFFSETS, STEPS, check_seed, draw, scale_of, threshold_of
+from weft.operators.dropout.seeds import OFFSETS, STEPS, Seed, check_seed, draw, scale_of, threshold_of
 from weft.operators.elementwise.pointwise import LARGEST
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor, vector_shape
 
 
-def reference(
-    x: Tensor, p: float = 0.5, seed: int | Tensor | None = None, offset: int = 0, training: bool = True
-) -> Tensor:
+def reference(x: Tensor, p: float = 0.5, seed: Seed = None, offset: int = 0, training: bool = True) -> Tensor:
     threshold = threshold_of(p)
     if not training or not threshold:
         return x
@@ -36,14 +34,9 @@ def reference(
     return torch.where(keep, wide * scale_of(threshold), 0.0).to(x.dtype)
 
 
-def in_torch(
-    x: Tensor, p: float = 0.5, seed: int | Tensor | None = None, offset: int = 0, training: bool = True
-) -> Tensor:
+def in_torch(x: Tensor, p: float = 0.5, seed: Seed = None, offset: int = 0, training: bool = True) -> Tensor:
     """PyTorch's own; with a seed, which it does not take, the same mask as ours."""
     return F.dropout(x, p, training) if seed is None else reference(x, p, seed, offset, training)
-
-
-# ---- call ------------------------------------------------------------------------------------------------------------
 
 
 class Dropout(KernelFunction):
@@ -70,16 +63,19 @@ class Dropout(KernelFunction):
 TRITON = DROPOUT.kernel("triton")
 
 
-def dropout_triton(
-    x: Tensor, p: float = 0.5, seed: int | Tensor | None = None, offset: int = 0, training: bool = True
-) -> Tensor:
+def dropout_triton(x: Tensor, p: float = 0.5, seed: Seed = None, offset: int = 0, training: bool = True) -> Tensor:
     if seed is None:
         seed, offset = draw(x.device)
-    y: Tensor = differentiable(Dropout, x, p if training else 0.0, seed, offset)
-    return y
+    return differentiable(Dropout, x, p if training else 0.0, seed, offset)
 
 
 # ---- definition ------------------------------------------------------------------------------------------------------
+
+
+def drawn_seed(w: Workload, g: Any) -> Any:
+    """A number, or None with ``seed=drawn``."""
+    number = 0 if g is None else int(torch.randint(2**63 - 1, (), generator=g, device=g.device))
+    return None if w.option("seed") == "drawn" else number
 
 
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
@@ -87,16 +83,13 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     number, a ``tensor``, or ``drawn``: none is given, as users call it, and each implementation has masks of its own."""
     layout, values = w.option("layout", "contiguous"), w.option("values", "normal")
     x = random_tensor(g, vector_shape("dropout", w), w.dtype, device, layout=layout, values=values)
-    number = 0 if g is None else int(torch.randint(2**63 - 1, (), generator=g, device=g.device))
-    seeds: dict[str, int | Tensor | None] = {
-        "number": number,
-        "tensor": torch.full((1,), number, dtype=torch.int64, device=device),
-        "drawn": None,
-    }
+    seed = drawn_seed(w, g)
+    if w.option("seed") == "tensor":
+        seed = torch.full((1,), seed, dtype=torch.int64, device=device)
     return {
         "x": x,
         "p": w.option("p", 50) / 100,
-        "seed": seeds[w.option("seed", "number")],
+        "seed": seed,
         "offset": w.option("offset", 0),
         "training": w.option("training", True),
     }
@@ -108,10 +101,8 @@ def cost(w: Workload, direction: str) -> Cost:
     return Cost(size, size, vector_flops=w["N"])
 
 
-def gradient(
-    dy: Tensor, x: Tensor, p: float = 0.5, seed: int | Tensor | None = None, offset: int = 0, training: bool = True
-) -> tuple[Tensor]:
-    return (reference(dy, p, seed, offset, training),)
+def gradient(dy: Tensor, x: Tensor, *call: Any, **named: Any) -> tuple[Tensor]:
+    return (reference(dy, *call, **named),)
 
 
 def _memory_order(x: Tensor, *call: Any, **named: Any) -> Tensor:
@@ -131,9 +122,7 @@ def _half_of_the_bits(x: Tensor, p: float = 0.5, seed: Any = None, offset: int =
     return torch.where(keep.view(x.shape), x.float() * scale_of(threshold_of(p)), 0.0).to(x.dtype)
 
 
-def _always(x: Tensor, p: float = 0.5, seed: Any = None, offset: int = 0, training: bool = True) -> Tensor:
-    return reference(x, p, seed, offset, True)
-
+ROW_LAYOUTS = ("sliced", "transposed", "strided", "expanded")
 
 dropout = Operator(
     name="dropout",
@@ -163,11 +152,7 @@ dropout = Operator(
             workload(N=1000, offset=2**61 + 12345),
             workload(N=1000, seed="tensor"),
             *(workload(N=1002, layout=at) for at in ("unaligned", "strided")),
-            *(
-                workload(N=21 * n, rows=21, layout=at)
-                for n in (50, 56)
-                for at in ("sliced", "transposed", "strided", "expanded")
-            ),
+            *(workload(N=21 * n, rows=21, layout=at) for n in (50, 56) for at in ROW_LAYOUTS),
             workload(N=3 * 600, rows=3, layout="sliced"),
             *(workload(N=2000, values=values) for values in ("large", "tiny", "nonfinite")),
         ],
@@ -187,20 +172,16 @@ dropout = Operator(
         *mutants.usual(reference),
         Mutant("not scaled", lambda x, p=0.5, *a, **k: reference(x, p, *a, **k) * (1 - p)),
         Mutant("mask inverted", lambda x, *a, **k: x * 2 - reference(x, *a, **k)),
-        Mutant("seed ignored", lambda x, p=0.5, seed=None, **k: reference(x, p, 0, **k)),
-        Mutant("offset ignored", lambda x, p=0.5, seed=None, offset=0, **k: reference(x, p, seed, 0, **k)),
-        Mutant("upper words ignored", lambda x, p=0.5, seed=None, **k: reference(x, p, seed & 0xFFFFFFFF, **k)),
+        Mutant("seed ignored", mutants.changed(reference, seed=lambda seed: 0)),
+        Mutant("offset ignored", mutants.changed(reference, offset=lambda offset: 0)),
+        Mutant("upper words ignored", mutants.changed(reference, seed=lambda seed: seed & 0xFFFFFFFF)),
         Mutant("mask by memory order", _memory_order),
         Mutant("neighbours dropped together", _half_of_the_bits),
-        Mutant("drops in evaluation", _always),
+        Mutant("drops in evaluation", mutants.changed(reference, training=lambda training: True)),
         *mutants.usual(gradient, "backward"),
         Mutant("not scaled", lambda dy, x, p=0.5, *a, **k: (gradient(dy, x, p, *a, **k)[0] * (1 - p),), "backward"),
         Mutant("passes everywhere", lambda dy, *a, **k: (dy.clone(),), "backward"),
-        Mutant(
-            "another mask",
-            lambda dy, x, p=0.5, seed=None, offset=0, **k: gradient(dy, x, p, seed, offset + 1, **k),
-            "backward",
-        ),
+        Mutant("another mask", mutants.changed(gradient, offset=lambda offset: offset + 1), "backward"),
     ],
 )
 
@@ -208,18 +189,11 @@ dropout.implementation("triton", arch=">=sm_80")(dropout_triton)
 dropout.implementation("torch")(in_torch)
 dropout.implementation("torch.compile", devices=("cuda",))(peers.Compiled(in_torch))
 
-# ---- what users call -------------------------------------------------------------------------------------------------
-
 
 @dropout.choice
 @guarded
 def choose(
-    x: Tensor,
-    p: float = 0.5,
-    seed: int | Tensor | None = None,
-    offset: int = 0,
-    training: bool = True,
-    direction: str = "forward",
+    x: Tensor, p: float = 0.5, seed: Seed = None, offset: int = 0, training: bool = True, direction: str = "forward"
 ) -> Choice:
     """Of both directions: the gradient lies in memory as the result does, and is dropped as x was."""
     chosen = DROPOUT.choose(x, p, training, isinstance(seed, Tensor))

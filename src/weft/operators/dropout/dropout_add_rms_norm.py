@@ -19,7 +19,7 @@ from weft.operators.call import Choice, KernelFunction, differentiable, guarded
 from weft.operators.dispatch import Dispatch
 from weft.operators.dropout import dropout
 from weft.operators.dropout.dispatch import BACKWARD, FORWARD, NAME
-from weft.operators.dropout.seeds import OFFSETS, check_seed, draw, scale_of, threshold_of
+from weft.operators.dropout.seeds import OFFSETS, Seed, check_seed, draw, scale_of, threshold_of
 from weft.operators.launch import Plans
 from weft.operators.normalization.reference import normalised
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
@@ -29,13 +29,7 @@ Pair = tuple[Tensor, Tensor]
 
 
 def reference(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    p: float = 0.5,
-    seed: int | Tensor | None = None,
-    offset: int = 0,
-    eps: float = EPS,
+    x: Tensor, residual: Tensor, weight: Tensor, p: float = 0.5, seed: Seed = None, offset: int = 0, eps: float = EPS
 ) -> Pair:
     wide = x if x.dtype == torch.float64 else x.float()
     h = (residual.to(wide.dtype) + dropout.reference(wide, p, seed, offset)).to(x.dtype)
@@ -43,20 +37,11 @@ def reference(
 
 
 def in_torch(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    p: float = 0.5,
-    seed: int | Tensor | None = None,
-    offset: int = 0,
-    eps: float = EPS,
+    x: Tensor, residual: Tensor, weight: Tensor, p: float = 0.5, seed: Seed = None, offset: int = 0, eps: float = EPS
 ) -> Pair:
     """As model code has it; with a seed, the same mask."""
     h = residual + dropout.in_torch(x, p, seed, offset)
     return F.rms_norm(h, (h.shape[-1],), weight.to(h.dtype), eps), h
-
-
-# ---- call ------------------------------------------------------------------------------------------------------------
 
 
 def _mask(x: Tensor, seed: int | Tensor, offset: int, threshold: int) -> tuple[Any, ...]:
@@ -68,17 +53,8 @@ class AddNorm(KernelFunction):
     """Forward in Triton, backward by kernels that ``backwards`` makes the plans of."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        backwards: Dispatch | Plans,
-        x: Tensor,
-        residual: Tensor,
-        weight: Tensor,
-        p: float,
-        seed: int | Tensor,
-        offset: int,
-        eps: float,
-    ) -> Pair:
+    def forward(ctx: Any, backwards: Any, x: Tensor, residual: Tensor, weight: Tensor, *options: Any) -> Pair:
+        p, seed, offset, eps = options
         y, h = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
         in_memory = isinstance(seed, Tensor)
         plan = TRITON.of((x, residual, weight), p, eps, in_memory)
@@ -93,9 +69,7 @@ class AddNorm(KernelFunction):
         h, weight, *held = ctx.saved_tensors
         backwards, p, seed, offset, eps = ctx.call
         seed = held[0] if held else seed
-        if (
-            torch.is_grad_enabled()
-        ):  # a gradient of the gradient is wanted; h, our own result, leads on to the arguments
+        if torch.is_grad_enabled():  # a gradient of the gradient is wanted; h, our result, leads on to the arguments
             # Of views, since the weight itself is reached through h as well, by this very function: without end.
             inner = h.view_as(h), weight.view_as(weight)
             out = normalised(*inner, None, eps, centered=False)
@@ -113,20 +87,13 @@ TRITON = FORWARD.kernel("triton")
 
 
 def run(
-    backwards: Dispatch | Plans,
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    p: float = 0.5,
-    seed: int | Tensor | None = None,
-    offset: int = 0,
-    eps: float = EPS,
-) -> Pair:
+    backwards: Dispatch | Plans, x: Tensor, residual: Tensor, weight: Tensor, p: float = 0.5, seed: Seed = None,
+    offset: int = 0, eps: float = EPS,
+) -> Pair:  # fmt: skip
     """Forward in Triton, backward by a kernel of ``backwards``."""
     if seed is None:
         seed, offset = draw(x.device)
-    pair: Pair = differentiable(AddNorm, backwards, x, residual, weight.contiguous(), p, seed, offset, eps)
-    return pair
+    return differentiable(AddNorm, backwards, x, residual, weight.contiguous(), p, seed, offset, eps)
 
 
 by_triton = functools.partial(run, BACKWARD.kernel("triton"))
@@ -140,13 +107,13 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     """x and residual [M, N], weight [N]. Options: ``layout`` of x, ``residual`` (its layout), ``values``, ``p`` in per cent,
     ``offset``, ``seed=drawn``: none is given, and each implementation has masks of its own."""
     shape, values = (w["M"], w["N"]), w.option("values", "normal")
-    number = 0 if g is None else int(torch.randint(2**63 - 1, (), generator=g, device=g.device))
+    seed = dropout.drawn_seed(w, g)
     return {
         "x": random_tensor(g, shape, w.dtype, device, layout=w.option("layout", "contiguous"), values=values),
         "residual": random_tensor(g, shape, w.dtype, device, layout=w.option("residual", "contiguous")),
         "weight": random_tensor(g, shape[1:], w.dtype, device),
         "p": w.option("p", 50) / 100,
-        "seed": None if w.option("seed") == "drawn" else number,
+        "seed": seed,
         "offset": w.option("offset", 0),
         "eps": EPS,
     }
@@ -170,10 +137,7 @@ def _terms(arguments: dict[str, Any], gradients: list[Tensor]) -> list[Tensor]:
     return [each * scale_of(threshold_of(arguments["p"])), each, (dy * h * rstd).square().sum(0).sqrt()]
 
 
-def gradient(dy: Tensor, dh: Tensor, **named: Any) -> tuple[Tensor, ...]:
-    leaves = {a: named[a].detach().requires_grad_() for a in ("x", "residual", "weight")}
-    with torch.enable_grad():
-        return torch.autograd.grad(reference(**{**named, **leaves}), list(leaves.values()), (dy, dh))
+gradient = mutants.gradient_of(reference, "x", "residual", "weight")
 
 
 def _one_without(left_out: int) -> Any:
@@ -220,23 +184,19 @@ dropout_add_rms_norm = Operator(
         "bench": [workload(M=2**27 // n, N=n, p=10, seed="drawn") for n in WIDTHS],
         "quick": [workload(M=2**10, N=2**12, p=10, seed="drawn")],
         "compile": [workload(M=64, N=n) for n in (104, 4096, 2**15)],
-        "tune": [
-            workload(d, M=2**26 // n, N=n) for d in ("fp32", "bf16") for n in (1024, 2048, 4096, 8192, 16384, 32768)
-        ],
+        "tune": [workload(d, M=2**26 // n, N=n) for d in ("fp32", "bf16") for n in [2**i for i in range(10, 16)]],
         "huge": [workload("bf16", M=2**19 + 1, N=2**12)],
     },
     mutants=[
         *mutants.usual(reference),
-        Mutant("nothing dropped", lambda x, residual, weight, p, **n: reference(x, residual, weight, 0.0, **n)),
+        Mutant("nothing dropped", mutants.changed(reference, p=lambda p: 0.0)),
         Mutant("residual dropped", lambda x, residual, weight, **n: reference(residual, x, weight, **n)),
-        Mutant(
-            "weight left out", lambda x, residual, weight, **n: reference(x, residual, torch.ones_like(weight), **n)
-        ),
+        Mutant("weight left out", mutants.changed(reference, weight=torch.ones_like)),
         Mutant("h without x", lambda x, residual, *a, **n: (reference(x, residual, *a, **n)[0], residual.clone())),
         *mutants.usual(gradient, "backward"),
         Mutant("dy left out", _one_without(0), "backward"),
         Mutant("dh left out", _one_without(1), "backward"),
-        Mutant("another mask", lambda dy, dh, offset, **n: gradient(dy, dh, offset=offset + 1, **n), "backward"),
+        Mutant("another mask", mutants.changed(gradient, offset=lambda offset: offset + 1), "backward"),
     ],
 )
 
@@ -245,21 +205,13 @@ dropout_add_rms_norm.implementation("cuda", arch=">=sm_90", devices=("cuda",), d
 dropout_add_rms_norm.implementation("torch")(in_torch)
 dropout_add_rms_norm.implementation("torch.compile", devices=("cuda",))(peers.Compiled(in_torch))
 
-# ---- what users call -------------------------------------------------------------------------------------------------
-
 
 @dropout_add_rms_norm.choice
 @guarded
 def choose(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    p: float = 0.5,
-    seed: int | Tensor | None = None,
-    offset: int = 0,
-    eps: float = EPS,
+    x: Tensor, residual: Tensor, weight: Tensor, p: float = 0.5, seed: Seed = None, offset: int = 0, eps: float = EPS,
     direction: str = "forward",
-) -> Choice:
+) -> Choice:  # fmt: skip
     in_memory = isinstance(seed, Tensor)
     forward = FORWARD.choose(x, residual, weight, p, eps, in_memory)
     check_seed(NAME, x, seed, offset)

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.operators.call import rows_of, views
-from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.configs import Configurations, bucket, grid_of
 from weft.operators.dropout.philox import GROUP, dropped
 from weft.operators.elementwise.dispatch import LARGE, SMALL, like
 from weft.operators.elementwise.kernels import place, read, write
@@ -45,16 +45,12 @@ def drop(
     write(out_ptr, row, col, out_row, out_col, N, x * scale)
 
 
-def heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
-    return {"BLOCK": 2048, "num_warps": 4}
-
-
 def candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
     every = grid_of({"BLOCK": (512, 1024, 2048, 4096, 8192), "num_warps": (2, 4, 8, 16)})
     return [c for c in every if 8 <= c["BLOCK"] // (32 * c["num_warps"]) <= 64]
 
 
-configurations = Configurations(__file__, "dropout", heuristic, candidates)
+configurations = Configurations(__file__, "dropout", lambda sm, dtype, n: {"BLOCK": 2048, "num_warps": 4}, candidates)
 
 
 def launchable(x: Tensor) -> bool:

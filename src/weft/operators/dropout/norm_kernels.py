@@ -159,17 +159,17 @@ forward_configuration = Configurations(__file__, "norm_forward", heuristic, cand
 backward_configuration = Configurations(__file__, "norm_backward", backward_heuristic, backward_candidates)
 
 
-def forward_plan(x: Tensor, residual: Tensor, weight: Tensor, eps: float, seed_in_memory: bool) -> Plan:
-    """Of ``(x, residual, weight, y, h, seed tensor, seed, offset, last, scale)``; y and h contiguous."""
-    (m, n, *x_strides), (_, _, *residual_strides) = views(x, residual)
-    config = forward_configuration(x.device, x.dtype, bucket(n))
-    tile = {"ROWS": config["ROWS"], "BLOCK": bucket(n, LEAST_BLOCK), **_random(x, seed_in_memory)}
+def _random(c: Any) -> dict[str, Any]:
+    return {"PER": 16 // c.x.element_size(), "SEED_IN_MEMORY": c.in_memory}
+
+
+def forward_plan(c: Any) -> Plan:
+    """Of an ``AddNormCall`` (dispatch.py)."""
+    (m, n, *x_strides), (_, _, *residual_strides) = views(c.x, c.residual)
+    config = forward_configuration(c.x.device, c.x.dtype, bucket(n))
+    tile = {"ROWS": config["ROWS"], "BLOCK": bucket(n, LEAST_BLOCK), **_random(c)}
     grid = (triton.cdiv(m, config["ROWS"]),)
-    return Plan(forward_rows, grid, (m, n, *x_strides, *residual_strides, eps), tile, config["num_warps"])
-
-
-def _random(x: Tensor, seed_in_memory: bool) -> dict[str, Any]:
-    return {"PER": 16 // x.element_size(), "SEED_IN_MEMORY": seed_in_memory}
+    return Plan(forward_rows, grid, (m, n, *x_strides, *residual_strides, c.eps), tile, config["num_warps"])
 
 
 class GradientPlan:
@@ -191,22 +191,23 @@ class GradientPlan:
         self.total(partial, dw)
 
 
-def gradient_rows(h: Tensor, dy: Tensor, dh: Tensor, eps: float, seed_in_memory: bool) -> GradientPlan:
-    (m, n, *_), (_, _, *dy_strides), (_, _, *dh_strides) = views(h, dy, dh)
-    config = backward_configuration(h.device, h.dtype, bucket(n))
-    tile = {"ROWS": config["ROWS"], "BLOCK": bucket(n, LEAST_BLOCK), **_random(h, seed_in_memory)}
-    parts = min(triton.cdiv(m, config["ROWS"]), multiprocessors(h.device) * config["PROGRAMS"])
-    scalars = (m, n, *dy_strides, *dh_strides, eps)
+def gradient_rows(c: Any) -> GradientPlan:
+    """Of a ``GradientCall`` (dispatch.py)."""
+    (m, n, *_), (_, _, *dy_strides), (_, _, *dh_strides) = views(c.h, c.dy, c.dh)
+    config = backward_configuration(c.h.device, c.h.dtype, bucket(n))
+    tile = {"ROWS": config["ROWS"], "BLOCK": bucket(n, LEAST_BLOCK), **_random(c)}
+    parts = min(triton.cdiv(m, config["ROWS"]), multiprocessors(c.h.device) * config["PROGRAMS"])
+    scalars = (m, n, *dy_strides, *dh_strides, c.eps)
     return GradientPlan(m, n, Plan(backward_rows, (parts,), scalars, tile, config["num_warps"]), parts)
 
 
-def gradient_columns(h: Tensor, dy: Tensor, dh: Tensor, eps: float, seed_in_memory: bool) -> GradientPlan:
-    (m, n, *_), (_, _, *dy_strides), (_, _, *dh_strides) = views(h, dy, dh)
-    config = backward_configuration(h.device, h.dtype, bucket(n))
-    statistics = Plan(backward_statistics, (m,), (n, *dy_strides, eps), {"BLOCK": 8192}, 16)
+def gradient_columns(c: Any) -> GradientPlan:
+    (m, n, *_), (_, _, *dy_strides), (_, _, *dh_strides) = views(c.h, c.dy, c.dh)
+    config = backward_configuration(c.h.device, c.h.dtype, bucket(n))
+    statistics = Plan(backward_statistics, (m,), (n, *dy_strides, c.eps), {"BLOCK": 8192}, 16)
     strip = max(config["STRIP"], bucket(-(-m // 65535)))  # the grid's second dimension ends at 65535
     parts = triton.cdiv(m, strip)
-    tile = {"STRIP": strip, "ROWS": config["ROWS"], "BLOCK": config["BLOCK"], **_random(h, seed_in_memory)}
+    tile = {"STRIP": strip, "ROWS": config["ROWS"], "BLOCK": config["BLOCK"], **_random(c)}
     grid, scalars = (triton.cdiv(n, config["BLOCK"]), parts), (m, n, *dy_strides, *dh_strides)
     columns = Plan(backward_columns, grid, scalars, tile, config["num_warps"])
     return GradientPlan(m, n, columns, parts, statistics)

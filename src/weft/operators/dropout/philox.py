@@ -10,6 +10,8 @@ Source: Salmon, Moraes, Dror & Shaw 2011, "Parallel random numbers: as easy as 1
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -100,9 +102,7 @@ def at_least(shape: tuple[int, ...], seed: int | Tensor, offset: int, threshold:
     Args:
         seed: an int, or an int64 tensor of one element.
     """
-    elements = 1
-    for size in shape:
-        elements *= size
+    elements = math.prod(shape)
     group = torch.arange(-(-elements // GROUP), device=device)
     seed = seed.view(()) if isinstance(seed, Tensor) else seed
     found = words((group & WORD, group >> 32, offset & WORD, (offset >> 32) & WORD), (seed & WORD, (seed >> 32) & WORD))

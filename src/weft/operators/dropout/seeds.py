@@ -9,6 +9,7 @@ from torch import Tensor
 
 from weft.operators.call import check_device
 
+Seed = int | Tensor | None
 STEPS = 2**16  # p is a multiple of 1 / STEPS: an element has 16 random bits
 OFFSETS = 2**62  # a caller's are below; drawn ones above, which no kernel of PyTorch uses with the same seed
 
