@@ -27,17 +27,9 @@ def reference(x: Tensor, y: Tensor) -> Tensor:
 
 call = Pointwise("add", ("x", "y"), (forward, None), reference)
 
-add = Operator(
-    **define(
-        call,
-        flops=1,
-        special_ops=0,
-        tuned=True,
-        exact=True,
-        directions=("forward",),  # the gradient is the result's own: nothing is computed
-        wrong=[Mutant("x twice", lambda x, y: x + x), Mutant("y less a part in 500", lambda x, y: x + 0.998 * y)],
-    )
-)
+WRONG = [Mutant("x twice", lambda x, y: x + x), Mutant("y less a part in 500", lambda x, y: x + 0.998 * y)]
+# directions: the gradient is the result's own: nothing is computed
+add = Operator(**define(call, flops=1, special_ops=0, tuned=True, exact=True, directions=("forward",), wrong=WRONG))
 call.implement(add)
 
 

@@ -59,29 +59,26 @@ def liger(gate: Tensor, up: Tensor, approximate: str = "none") -> Tensor:
     return out
 
 
-call = Pointwise(
-    "geglu",
-    ("gate", "up"),
-    {"none": (forward, backward), "tanh": (forward_tanh, backward_tanh)},
-    reference,
-    option="approximate",
-    heavy=True,
-)
+FORMULAS = {"none": (forward, backward), "tanh": (forward_tanh, backward_tanh)}
+call = Pointwise("geglu", ("gate", "up"), FORMULAS, reference, option="approximate", heavy=True)
 
+WRONG = [
+    Mutant("gate and up exchanged", lambda gate, up, approximate="none": reference(up, gate, approximate)),
+    Mutant("of the other form", lambda gate, up, approximate="none": reference(gate, up, "tanh")),
+]
+# extremes: of large ones gate · up overflows before Φ' can bring PyTorch's gradient to 0
+# ulps: x, erf, two sums and a product: four roundings
 geglu = Operator(
     **define(
         call,
         flops=13,
         special_ops=2,
         backward_reads=3,
-        extremes=("nonfinite", "tiny"),  # of large ones gate · up overflows before Φ' can bring PyTorch's gradient to 0
+        extremes=("nonfinite", "tiny"),
         tuned=True,
-        ulps=2.0,  # x, erf, two sums and a product: four roundings
+        ulps=2.0,
         backward_scale=backward_scale,
-        wrong=[
-            Mutant("gate and up exchanged", lambda gate, up, approximate="none": reference(up, gate, approximate)),
-            Mutant("of the other form", lambda gate, up, approximate="none": reference(gate, up, "tanh")),
-        ],
+        wrong=WRONG,
     )
 )
 call.implement(geglu, torch_geglu)

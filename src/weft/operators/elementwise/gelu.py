@@ -52,15 +52,19 @@ def torch_gelu(x: Tensor, approximate: str = "none") -> Tensor:
     return F.gelu(x, approximate=approximate)
 
 
-call = Pointwise(
-    "gelu",
-    ("x",),
-    {"none": (forward, backward), "tanh": (forward_tanh, backward_tanh)},
-    reference,
-    option="approximate",
-    heavy=True,
-)
+FORMULAS = {"none": (forward, backward), "tanh": (forward_tanh, backward_tanh)}
+call = Pointwise("gelu", ("x",), FORMULAS, reference, option="approximate", heavy=True)
 
+WRONG = [
+    Mutant("of the other form", lambda x, approximate="none": F.gelu(x, approximate="tanh")),
+    Mutant("by the sigmoid of 1.702 x", lambda x, approximate="none": x * (1.702 * x).sigmoid()),
+    Mutant(
+        "density left out",
+        lambda dy, x, approximate="none": (dy * torch.special.ndtr(x.double()).to(x.dtype),),
+        "backward",
+    ),
+]
+# ulps: x, erf, two sums and a product: four roundings
 gelu = Operator(
     **define(
         call,
@@ -68,17 +72,9 @@ gelu = Operator(
         special_ops=2,
         backward_reads=2,
         tuned=True,
-        ulps=2.0,  # x, erf, two sums and a product: four roundings
+        ulps=2.0,
         backward_scale=lambda arguments, gradients: [gradients[0].abs() * terms(arguments["x"])[1]],
-        wrong=[
-            Mutant("of the other form", lambda x, approximate="none": F.gelu(x, approximate="tanh")),
-            Mutant("by the sigmoid of 1.702 x", lambda x, approximate="none": x * (1.702 * x).sigmoid()),
-            Mutant(
-                "density left out",
-                lambda dy, x, approximate="none": (dy * torch.special.ndtr(x.double()).to(x.dtype),),
-                "backward",
-            ),
-        ],
+        wrong=WRONG,
     )
 )
 call.implement(gelu, torch_gelu)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -62,39 +63,34 @@ class Map(KernelFunction):
         return None, None, None, *gradients
 
 
+@dataclass(eq=False)
 class Pointwise:
     """The call of an element-wise operator.
 
     Args:
         name: the operator's.
         arguments: names of its tensors (one or two).
-        formulas: the forward and the backward formula, as of :class:`Formula`; or, of each value of ``option``, such a pair.
+        pairs: the forward and the backward formula, as of :class:`Formula`; or, of each value of ``option``, such a pair.
         reference: the same in PyTorch.
         option: an argument that picks the formula; its first value is the default.
         heavy: whether the arithmetic takes about as long as the bytes.
         function: an autograd function of ``(formula, in_place, plan, *tensors)``; only :class:`Map` saves the inputs.
     """
 
-    def __init__(
-        self,
-        name: str,
-        arguments: tuple[str, ...],
-        formulas: tuple[Any, Any] | Mapping[str, tuple[Any, Any]],
-        reference: Callable[..., Tensor],
-        *,
-        option: str = "",
-        heavy: bool = False,
-        function: type[torch.autograd.Function] = Map,
-    ):
-        self.name, self.arguments, self.reference = name, arguments, reference
-        self.option, self.function = option, function
-        pairs = formulas if isinstance(formulas, Mapping) else {"": formulas}
-        self.formulas = {
-            value: Formula(
-                name, arguments, *pair, functools.partial(reference, **{option: value}) if option else reference, heavy
-            )
-            for value, pair in pairs.items()
-        }
+    name: str
+    arguments: tuple[str, ...]
+    pairs: Any
+    reference: Callable[..., Tensor]
+    option: str = ""
+    heavy: bool = False
+    function: type[torch.autograd.Function] = Map
+
+    def __post_init__(self) -> None:
+        self.formulas = {}
+        pairs = self.pairs if isinstance(self.pairs, Mapping) else {"": self.pairs}
+        for value, (forward, backward) in pairs.items():
+            chosen = functools.partial(self.reference, **{self.option: value}) if self.option else self.reference
+            self.formulas[value] = Formula(self.name, self.arguments, forward, backward, chosen, self.heavy)
         self.formula = next(iter(self.formulas.values()))  # the default
 
     def of(self, value: Any) -> Formula:
@@ -207,13 +203,14 @@ def define(
         n, size = w["N"], w["N"] * w.bytes_per_element
         if direction == "forward":
             return Cost(len(arguments) * size, size, vector_flops=flops * n, special_ops=special_ops * n)
-        writes = len(arguments) * size
         reads = backward_reads * size + (n * backward_bits + 7) // 8
-        return Cost(reads, writes, vector_flops=2 * flops * n, special_ops=special_ops * n)
+        return Cost(reads, len(arguments) * size, vector_flops=2 * flops * n, special_ops=special_ops * n)
 
     layouts = {"layout": LAYOUTS} if len(arguments) == 1 else {}
     mixed = [] if len(arguments) == 1 else ["contiguous+unaligned", "sliced+transposed", "expanded+contiguous"]
     row_layouts = ("sliced", "transposed", "strided", "expanded", *mixed)
+    backward = mutants.usual(mutants.gradient_of(reference, *arguments), "backward") if "backward" in directions else []
+    tolerance = Tolerance(exact=exact, ulps=ulps)
     return {
         "name": name,
         "axes": {"N": "elements"},
@@ -223,10 +220,7 @@ def define(
         "directions": directions,
         "differentiable": arguments,
         "options": {**OF_VECTORS, **layouts, **options},
-        "tolerance": {
-            "forward": Tolerance(exact=exact, ulps=ulps),
-            "backward": Tolerance(exact=exact, ulps=ulps, scale=backward_scale),
-        },
+        "tolerance": {"forward": tolerance, "backward": replace(tolerance, scale=backward_scale)},
         "workloads": {
             "verify": [
                 *(workload(N=n) for n in (1, 2, 1023, 1025, 4096, 0)),
@@ -245,13 +239,5 @@ def define(
             "tune": [workload(d, N=n) for n in (2**20, 2**22, 2**24, 2**26) for d in ("fp32", "bf16")] if tuned else [],
             "huge": [workload("bf16", N=2**31 + 17)],
         },
-        "mutants": [
-            *mutants.usual(reference),
-            *wrong,
-            *(
-                mutants.usual(mutants.gradient_of(reference, *arguments), "backward")
-                if "backward" in directions
-                else []
-            ),
-        ],
+        "mutants": [*mutants.usual(reference), *wrong, *backward],
     }

@@ -27,18 +27,11 @@ def reference(gate: Tensor, up: Tensor) -> Tensor:
 
 call = Pointwise("reglu", ("gate", "up"), (forward, backward), reference)
 
-reglu = Operator(
-    **define(
-        call,
-        flops=2,
-        special_ops=0,
-        backward_reads=3,
-        wrong=[
-            Mutant("gate and up exchanged", lambda gate, up: reference(up, gate)),
-            Mutant("absolute value", lambda gate, up: gate.abs() * up),
-        ],
-    )
-)
+WRONG = [
+    Mutant("gate and up exchanged", lambda gate, up: reference(up, gate)),
+    Mutant("absolute value", lambda gate, up: gate.abs() * up),
+]
+reglu = Operator(**define(call, flops=2, special_ops=0, backward_reads=3, wrong=WRONG))
 call.implement(reglu)
 
 

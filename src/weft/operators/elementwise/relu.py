@@ -15,7 +15,7 @@ from weft.definition import Mutant, Operator
 from weft.operators.call import KernelFunction, rows_of
 from weft.operators.elementwise.dispatch import Formula
 from weft.operators.elementwise.kernels import relu as forward
-from weft.operators.elementwise.pointwise import GRADIENT_KERNEL, KERNEL, Pointwise, define
+from weft.operators.elementwise.pointwise import GRADIENT_KERNEL, KERNEL, Map, Pointwise, define
 
 
 def reference(x: Tensor) -> Tensor:
@@ -25,17 +25,16 @@ def reference(x: Tensor) -> Tensor:
 class Relu(KernelFunction):
     @staticmethod
     def forward(ctx: Any, formula: Formula, in_place: bool, plan: Any, x: Tensor) -> Tensor:
+        if not any(ctx.needs_input_grad):
+            return Map.forward(ctx, formula, in_place, plan, x)
         y = x if in_place else torch.empty_like(x)
         if in_place:
             ctx.mark_dirty(y)
-        if any(ctx.needs_input_grad):
-            launch, shape, ctx.stride = KERNEL.of((x,), formula, in_place, True)
-            bits = torch.empty(shape, dtype=torch.uint8, device=x.device)
-            ctx.save_for_backward(bits)
-            if y.numel():
-                launch(x, y, bits)
-        elif y.numel():
-            (plan or KERNEL.of((x,), formula, in_place))(x, y)
+        launch, shape, ctx.stride = KERNEL.of((x,), formula, in_place, True)
+        bits = torch.empty(shape, dtype=torch.uint8, device=x.device)
+        ctx.save_for_backward(bits)
+        if y.numel():
+            launch(x, y, bits)
         return y
 
     @staticmethod
@@ -64,21 +63,13 @@ class Gradient(KernelFunction):
 
 call = Pointwise("relu", ("x",), (forward, None), reference, function=Relu)
 
+WRONG = [
+    Mutant("leaks", lambda x: torch.nn.functional.leaky_relu(x, 1e-3)),
+    Mutant("NaN to zero", lambda x: x.nan_to_num(0.0, torch.inf, -torch.inf).clamp_min(0)),
+    Mutant("gradient passes everywhere", lambda dy, x: (dy.clone(),), "backward"),
+]
 relu = Operator(
-    **define(
-        call,
-        flops=1,
-        special_ops=0,
-        backward_reads=1,
-        backward_bits=1,
-        tuned=True,
-        exact=True,
-        wrong=[
-            Mutant("leaks", lambda x: torch.nn.functional.leaky_relu(x, 1e-3)),
-            Mutant("NaN to zero", lambda x: x.nan_to_num(0.0, torch.inf, -torch.inf).clamp_min(0)),
-            Mutant("gradient passes everywhere", lambda dy, x: (dy.clone(),), "backward"),
-        ],
-    )
+    **define(call, flops=1, special_ops=0, backward_reads=1, backward_bits=1, tuned=True, exact=True, wrong=WRONG)
 )
 call.implement(relu)
 

@@ -29,18 +29,11 @@ def reference(x: Tensor) -> Tensor:
 
 call = Pointwise("silu", ("x",), (forward, backward), reference)
 
-silu = Operator(
-    **define(
-        call,
-        flops=3,
-        special_ops=2,
-        backward_reads=2,
-        wrong=[
-            Mutant("of 1.02 x", lambda x: x * (1.02 * x).sigmoid()),
-            Mutant("gradient of the sigmoid alone", lambda dy, x: (dy * x.sigmoid(),), "backward"),
-        ],
-    )
-)
+WRONG = [
+    Mutant("of 1.02 x", lambda x: x * (1.02 * x).sigmoid()),
+    Mutant("gradient of the sigmoid alone", lambda dy, x: (dy * x.sigmoid(),), "backward"),
+]
+silu = Operator(**define(call, flops=3, special_ops=2, backward_reads=2, wrong=WRONG))
 call.implement(silu)
 
 

@@ -41,19 +41,11 @@ def liger(gate: Tensor, up: Tensor) -> Tensor:
 
 call = Pointwise("swiglu", ("gate", "up"), (forward, backward), reference)
 
-swiglu = Operator(
-    **define(
-        call,
-        flops=4,
-        special_ops=2,
-        backward_reads=3,
-        tuned=True,
-        wrong=[
-            Mutant("gate and up exchanged", lambda gate, up: reference(up, gate)),
-            Mutant("sigmoid instead of silu", lambda gate, up: gate.sigmoid() * up),
-        ],
-    )
-)
+WRONG = [
+    Mutant("gate and up exchanged", lambda gate, up: reference(up, gate)),
+    Mutant("sigmoid instead of silu", lambda gate, up: gate.sigmoid() * up),
+]
+swiglu = Operator(**define(call, flops=4, special_ops=2, backward_reads=3, tuned=True, wrong=WRONG))
 call.implement(swiglu, torch_swiglu)
 swiglu.implementation("liger", requires="liger-kernel", devices=("cuda",))(liger)
 

@@ -181,11 +181,8 @@ class HopperLaunch:
         self.biased, self.added = c.bias is not None, c.residual is not None
         gate, up = self.halves(c.weight)
         epilogue = gemm.Epilogue(biased=self.biased, activation=c.activation.on_hopper, amax=amax)
-        others: dict[str, Any] = {
-            "residual": None if c.residual is None else flat(c.residual),
-            "up": None if up is None else up.t(),
-        }
-        self.plan = HopperPlan(c.matrix, gate.t(), out, epilogue, **others)
+        residual, up = None if c.residual is None else flat(c.residual), None if up is None else up.t()
+        self.plan = HopperPlan(c.matrix, gate.t(), out, epilogue, residual=residual, up=up)
 
     def halves(self, weight: Tensor) -> tuple[Tensor, Tensor | None]:
         return (weight[: self.n], weight[self.n :]) if self.n else (weight, None)
@@ -247,9 +244,7 @@ def quantized_tiled_launch(c: QuantizedCall) -> Any:
 COPY = "leading dimensions that do not collapse into rows of one stride, for which a copy would be needed"
 SHORT = "up to 1024 terms an epilogue saves more than the loop loses to cuBLAS's"
 HANDED_OVER = (
-    ON_CPU,
-    TRACED,
-    EMPTY,
+    ON_CPU, TRACED, EMPTY,
     Route("torch", lambda c: c.needs_copy, COPY),
     Route("torch", lambda c: c.x.dtype == torch.float32, "cuBLAS's fp32 product is faster by more than an epilogue saves"),
 )  # fmt: skip

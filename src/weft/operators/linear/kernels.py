@@ -16,7 +16,7 @@ from torch import Tensor
 
 from weft.operators.configs import Config, Configurations, bucket, constants_of
 from weft.operators.launch import INTERPRETING, Plan
-from weft.operators.matmul.kernels import large_tiles, layout_of, round_to_tf32, tile_of
+from weft.operators.matmul.kernels import large_tiles, layout_of, round_to_tf32, tile, tile_of
 from weft.operators.quantization.kernels import encode
 
 
@@ -128,23 +128,19 @@ def linear_quantized_tiled(
 # ---- launches --------------------------------------------------------------------------------------------------------
 
 
-def _tile(m: int, n: int, k: int, warps: int, stages: int, group: int = 8) -> Config:
-    return {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP": group, "num_warps": warps, "num_stages": stages}
-
-
 def heuristic(sm: int, dtype: torch.dtype, layout: str, precision: str, m: int, n: int, k: int) -> Config:
     """Large tiles where there are enough of them to fill the machine; three stages, two where shared memory is 99 KiB."""
     if INTERPRETING:
-        return _tile(32, 64, 32, 4, 2, group=1)
+        return tile(32, 64, 32, 4, 2, group=1)
     if dtype == torch.float32:
-        return _tile(64, 64, 32, 4, 3) if precision == "ieee" else _tile(128, 128, 32, 8, 3)
+        return tile(64, 64, 32, 4, 3) if precision == "ieee" else tile(128, 128, 32, 8, 3)
     if min(m, n) <= 64:
-        return _tile(64, 64, 64, 4, 3)
+        return tile(64, 64, 64, 4, 3)
     if m * n <= 1024 * 1024:
-        return _tile(64, 128, 64, 4, 3)
+        return tile(64, 128, 64, 4, 3)
     if sm in (90, 100):
-        return _tile(128, 256, 64, 8, 3)
-    return _tile(128, 128, 32 if sm in (86, 89, 120) else 64, 8, 3)
+        return tile(128, 256, 64, 8, 3)
+    return tile(128, 128, 32 if sm in (86, 89, 120) else 64, 8, 3)
 
 
 def candidates(sm: int, dtype: torch.dtype, layout: str, precision: str, m: int, n: int, k: int) -> Iterable[Config]:
@@ -163,8 +159,8 @@ def tiled_plan(
     (m, k), rows, halves = x.shape, weight.shape[0], 2 if constants["GATED"] else 1
     layout = layout_of(x, weight.t())
     config = configuration(x.device, x.dtype, layout, precision, bucket(m), bucket(rows), bucket(k))
-    n, tile = rows // halves, {**constants_of(config), "BLOCK_N": config["BLOCK_N"] // halves}
-    known = {"EVEN_K": k % tile["BLOCK_K"] == 0, "FILLED": k > 0, "PRECISION": precision}
-    grid = (triton.cdiv(m, tile["BLOCK_M"]) * triton.cdiv(n, tile["BLOCK_N"]),)
+    n, blocks = rows // halves, {**constants_of(config), "BLOCK_N": config["BLOCK_N"] // halves}
+    known = {"EVEN_K": k % blocks["BLOCK_K"] == 0, "FILLED": k > 0, "PRECISION": precision}
+    grid = (triton.cdiv(m, blocks["BLOCK_M"]) * triton.cdiv(n, blocks["BLOCK_N"]),)
     scalars = (m, n, k, *x.stride(), *weight.stride(), *others)
-    return Plan(kernel, grid, scalars, {**constants, **known, **tile}, config["num_warps"], config["num_stages"])
+    return Plan(kernel, grid, scalars, {**constants, **known, **blocks}, config["num_warps"], config["num_stages"])

@@ -111,17 +111,6 @@ def hopper_launch(c: ScaledCall) -> Any:
     return run
 
 
-def tiled_launch(c: ScaledCall) -> Any:
-    as_bytes = (c.a.view(torch.uint8), c.b.view(torch.uint8))
-    formats = (c.a.dtype, c.b.dtype)
-    plan = scaled_kernels.plan(*as_bytes, c.a_scale, c.b_scale, c.bias, c.kind == "block", formats, c.fast_accumulate)
-
-    def run(a: Tensor, b: Tensor, *others: Tensor) -> None:
-        plan(a.view(torch.uint8), b.view(torch.uint8), *others)
-
-    return run
-
-
 SCALED = Dispatch(
     ScaledCall,
     Route("torch", lambda c: not c.on_gpu, "the tensors are on the CPU, where weft runs the formula in full precision"),
@@ -129,7 +118,7 @@ SCALED = Dispatch(
     EMPTY,
     Route("cuda", lambda c: True, "two of e4m3 or of int8 by TMA and wgmma, scales in the epilogue",
           hopper_launch, scaled_unsupported, sm=90),
-    Route("triton", lambda c: True, "codes go to the tensor cores as they are", tiled_launch),
+    Route("triton", lambda c: True, "codes go to the tensor cores as they are", scaled_kernels.plan),
 )  # fmt: skip
 
 # ---- few rows with a weight of codes ---------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from torch import Tensor
 from weft.operators.configs import Config, Configurations, bucket, constants_of, grid_of
 from weft.operators.launch import INTERPRETING, Plan, target_sm
 from weft.operators.linear.gemv import shared_limit
-from weft.operators.matmul.kernels import tile_of
+from weft.operators.matmul.kernels import tile, tile_of
 from weft.operators.quantization.formats import format_of
 from weft.operators.quantization.kernels import decode
 
@@ -96,17 +96,13 @@ def scaled_tiled(
 def heuristic(sm: int, sums: int, blockwise: bool, m: int, n: int, k: int) -> Config:
     """As for 16 bits with twice the terms of K; two sets of sums in registers leave half the tile, decoding half the terms."""
     if INTERPRETING:
-        return _config(32, 64, 128 if blockwise else 64, 4, 2)
+        return tile(32, 64, 128 if blockwise else 64, 4, 2)
     depth = 128 if blockwise or sm >= NATIVE_FP8 else 64
     if m * n <= 1024 * 1024 or min(m, n) <= 64:
-        return _config(64, 64, 128 if blockwise else 64, 4, 3)
+        return tile(64, 64, 128 if blockwise else 64, 4, 3)
     if sm in (90, 100) and sums == 1:
-        return _config(128, 256, depth, 8, 3)
-    return _config(128, 64 if blockwise and sm < NATIVE_FP8 else 128, depth, 8, 2 if sm in (86, 89, 120) else 3)
-
-
-def _config(m: int, n: int, k: int, warps: int, stages: int) -> Config:
-    return {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP": 8, "num_warps": warps, "num_stages": stages}
+        return tile(128, 256, depth, 8, 3)
+    return tile(128, 64 if blockwise and sm < NATIVE_FP8 else 128, depth, 8, 2 if sm in (86, 89, 120) else 3)
 
 
 def candidates(sm: int, sums: int, blockwise: bool, m: int, n: int, k: int) -> Iterator[Config]:
@@ -131,19 +127,22 @@ def steps_of(scale: Tensor) -> tuple[int, int]:
     return row, column
 
 
-def plan(
-    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, blockwise: bool,
-    formats: tuple[torch.dtype, torch.dtype], imprecise: bool,
-) -> Plan:  # fmt: skip
-    """Of ``(a, b, a_scale, b_scale, bias, out)``, a and b as bytes; without a bias any tensor is passed for it."""
-    (m, k), n = a.shape, b.shape[1]
-    a_format, b_format = (format_of(f) for f in formats)
-    sums = 2 if blockwise or (a_format != "int8" and not imprecise) else 1
-    config = configuration(a.device, sums, blockwise, bucket(m), bucket(n), bucket(k))
-    decoded = INTERPRETING or (a_format != "int8" and target_sm(a.device) < NATIVE_FP8)
-    codes: dict[str, Any] = {"A_FORMAT": a_format, "B_FORMAT": b_format, "DECODED": decoded, "IMPRECISE": imprecise}
-    scales = {"BLOCKWISE": blockwise, "HAS_BIAS": bias is not None}
+def plan(c: Any) -> Any:
+    """Of ``(a, b, a_scale, b_scale, bias, out)`` for a call of ``scaled_matmul``."""
+    (m, k), n, blockwise = c.a.shape, c.b.shape[1], c.kind == "block"
+    a_format, b_format = (format_of(t.dtype) for t in (c.a, c.b))
+    sums = 2 if blockwise or (a_format != "int8" and not c.fast_accumulate) else 1
+    config = configuration(c.a.device, sums, blockwise, bucket(m), bucket(n), bucket(k))
+    decoded = INTERPRETING or (a_format != "int8" and target_sm(c.a.device) < NATIVE_FP8)
+    codes = {"A_FORMAT": a_format, "B_FORMAT": b_format, "DECODED": decoded, "IMPRECISE": c.fast_accumulate}
+    scales = {"BLOCKWISE": blockwise, "HAS_BIAS": c.bias is not None}
     constants = {**codes, **scales, **constants_of(config), "EVEN_K": k % config["BLOCK_K"] == 0}
-    steps = (*a.stride(), *b.stride(), *steps_of(a_scale), *steps_of(b_scale), 0 if bias is None else bias.stride(0))
+    bias_step = 0 if c.bias is None else c.bias.stride(0)
+    scalars = (m, n, k, *c.a.stride(), *c.b.stride(), *steps_of(c.a_scale), *steps_of(c.b_scale), bias_step)
     grid = (triton.cdiv(m, config["BLOCK_M"]) * triton.cdiv(n, config["BLOCK_N"]),)
-    return Plan(scaled_tiled, grid, (m, n, k, *steps), constants, config["num_warps"], config["num_stages"])
+    launch = Plan(scaled_tiled, grid, scalars, constants, config["num_warps"], config["num_stages"])
+
+    def run(a: Tensor, b: Tensor, *others: Tensor) -> None:
+        launch(a.view(torch.uint8), b.view(torch.uint8), *others)
+
+    return run

@@ -1,16 +1,10 @@
 """The Triton kernel of products of few rows with a quantised weight, and its plan.
 
-The weight's bytes are the limit: K = N = 8192 in 4 bits is 33.5 MB, 8 µs at 4.2 TB/s, in which a chip of 132 multiprocessors
-issues about 3.5 instructions for each weight (132 · 4 · 32 lanes · 1.75 GHz · 8 µs / 67 M). So products go to tensor cores,
-which leaves them to unpacking, and a pair of weights is unpacked in three: a shift, a mask, a fused multiply-add.
-
-The mask leaves two codes u in the low bits of the halves of a register, which read as 16-bit floats are u times the smallest
-subnormal (2⁻²⁴ in fp16, 2⁻¹³³ in bf16; codes up to 255 too: a float's first binade has the spacing of its subnormals). One
-multiply-add with a power of two brings them up into normal numbers and takes the zero point away, (u - zero) · unit, without
-rounding; the scale, divided by the unit, multiplies a group's fp32 sum afterwards. fp8 has the sign, exponent and mantissa of
-a narrower float moved to their places, which is its value times a power of two. Pairs are neighbours in the prepared layout
-(:mod:`weft.operators.low_precision.quantized_weight`) and where tensor cores expect them, so registers go from unpacking to
-multiplying as they are.
+Products go to tensor cores, which leaves multiprocessors to unpacking: a shift, a mask and a fused multiply-add for a pair of
+weights (docs/notes/low_precision.md). The mask leaves two codes u in the halves of a register, which read as 16-bit floats are
+u times the smallest subnormal. One multiply-add with a power of two brings them up into normal numbers and takes the zero
+point away, (u - zero) · unit, without rounding; the scale, divided by the unit, multiplies a group's fp32 sum afterwards. Pairs
+are neighbours in the prepared layout (:mod:`weft.operators.low_precision.quantized_weight`) and where tensor cores expect them.
 """
 
 from __future__ import annotations

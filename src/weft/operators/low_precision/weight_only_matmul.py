@@ -19,24 +19,16 @@ from weft.operators import mutants
 from weft.operators.call import Choice, cast_for_products, check_tensor, eager, guarded
 from weft.operators.launch import Plans
 from weft.operators.linear.skinny_matmul import DECODE, LAYERS
+from weft.operators.low_precision import quantized_weight
 from weft.operators.low_precision.dispatch import WEIGHT_ONLY
-from weft.operators.low_precision.quantized_weight import (
-    BITS,
-    GROUPS,
-    MIDDLE,
-    QuantizedWeight,
-    block,
-    dequantize_weight,
-    quantize_weight,
-    unpack_weight,
-)
+from weft.operators.low_precision.quantized_weight import QuantizedWeight, dequantize_weight, quantize_weight
 from weft.operators.random_inputs import LAYOUTS, VALUES, of_vectors, random_tensor
 
 # ---- definition ------------------------------------------------------------------------------------------------------
 
 OPTIONS = {
-    "format": tuple(BITS),
-    "group": (0, *GROUPS),
+    "format": tuple(quantized_weight.BITS),
+    "group": (0, *quantized_weight.GROUPS),
     "zero": (False, True),
     "bias": (False, True),
     "layout": LAYOUTS,
@@ -67,7 +59,7 @@ def _weight(w: Workload, g: Any, device: str, n: int, k: int) -> QuantizedWeight
     (format, group), zero_points = _form(w), w.option("zero", False)
     if device != "meta":
         return quantize_weight(random_tensor(g, (n, k), w.dtype, device), format, group, zero_points=zero_points)
-    words = torch.empty((n, -(-k // block(format)) * 64), dtype=torch.int32, device=device)
+    words = torch.empty((n, -(-k // quantized_weight.block(format)) * 64), dtype=torch.int32, device=device)
     if not group:
         return QuantizedWeight(words, torch.empty(n, device=device), None, format, 0, k)
     scale = torch.empty((k // group, n), dtype=torch_dtype(w.dtype), device=device).t()
@@ -79,12 +71,12 @@ def cost(w: Workload, direction: str) -> Cost:
     (m, n, k), size, (format, group) = (w[a] for a in "MNK"), w.bytes_per_element, _form(w)
     bias = n if w.option("bias", True) else 0
     scales = n * (k // group) * (size + w.option("zero", False)) if group else n * 4
-    reads = n * k * BITS[format] // 8 + scales + (m * k + bias) * size
+    reads = n * k * quantized_weight.BITS[format] // 8 + scales + (m * k + bias) * size
     return Cost(reads, m * n * size, {w.dtype: 2.0 * m * n * k + m * bias})
 
 
 def _last_block_left_out(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
-    k = max(x.shape[1] - 1, 0) // block(weight.format) * block(weight.format)
+    k = max(x.shape[1] - 1, 0) // quantized_weight.block(weight.format) * quantized_weight.block(weight.format)
     return F.linear(x[:, :k], dequantize_weight(weight, x.dtype)[:, :k], bias)
 
 
@@ -105,15 +97,15 @@ WORKLOADS = {
         *(workload(M=m, N=n, K=k) for m, n, k in ((1, 1, 1), (1, 40, 256), (3, 33, 17), (9, 16, 300), (33, 5, 70))),
         *(workload(M=m, N=n, K=k) for m, n, k in ((0, 5, 3), (5, 0, 3), (5, 3, 0), (70, 9, 33))),
         *(workload(M=2, N=20, K=k, format="fp8") for k in (33, 256)),
-        *(workload(M=3, N=20, K=384, format="int8", group=g) for g in GROUPS),
+        *(workload(M=3, N=20, K=384, format="int8", group=g) for g in quantized_weight.GROUPS),
         workload(M=3, N=20, K=128, format="fp8", group=64),
         *(workload(M=2, N=20, K=k, format="int4", group=g) for k, g in ((512, 128), (640, 128), (192, 64), (96, 32))),
-        *(workload(M=4, N=7, K=256, format="int4", group=g, zero=True) for g in GROUPS),
+        *(workload(M=4, N=7, K=256, format="int4", group=g, zero=True) for g in quantized_weight.GROUPS),
         workload(M=17, N=20, K=1152, format="int4", group=128, zero=True, bias=False),
         workload(M=64, N=66, K=256, format="int4", group=32, zero=True),
         *(workload(M=40, N=70, K=200, format=f) for f in ("int8", "fp8")),
         *(workload(M=3, N=20, K=72, layout=at) for at in LAYOUTS[1:]),
-        *(workload(M=4, N=20, K=128, format=f, values="nonfinite") for f in BITS),
+        *(workload(M=4, N=20, K=128, format=f, values="nonfinite") for f in quantized_weight.BITS),
     ],
     "full": [workload(M=m, N=300, K=1280, format=f, group=g) for m in (1, 7, 64) for f, g in FORMS],
     "huge": [quantised("bf16", m, 2**17 + 8, 2**14 + 128, f, g) for m in (1, 16) for f, g in FORMS],
@@ -123,7 +115,7 @@ WORKLOADS = {
         *(quantised("bf16", m, 8192, 8192, f, g) for f, g in FORMS for m in (1, 16)),
         *(quantised("bf16", 64, 8192, 8192, f, g) for f, g in FORMS[1:]),
         *(quantised("fp16", 16, 8192, 8192, f, g) for f, g in FORMS[1:]),
-        *(quantised("bf16", 16, 4096, 4096, "int4", g, zero=True) for g in GROUPS),
+        *(quantised("bf16", 16, 4096, 4096, "int4", g, zero=True) for g in quantized_weight.GROUPS),
         quantised("bf16", 5, 4096, 4096, "int8", 64),
         quantised("fp32", 16, 8192, 8192, "int4", 128),
         workload("bf16", M=3, N=500, K=1000, format="fp8"),
@@ -244,8 +236,12 @@ def tinygemm(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> 
         raise Declined("tinygemm takes int4")
 
     def make() -> tuple[Tensor, Tensor]:
-        codes, scale = unpack_weight(weight), weight.scale.to(x.dtype)
-        offset = torch.zeros_like(scale) if weight.zero is None else (MIDDLE - weight.zero.to(x.dtype)) * scale
+        codes, scale = quantized_weight.unpack_weight(weight), weight.scale.to(x.dtype)
+        offset = (
+            torch.zeros_like(scale)
+            if weight.zero is None
+            else (quantized_weight.MIDDLE - weight.zero.to(x.dtype)) * scale
+        )
         packed = torch._convert_weight_to_int4pack(codes[:, ::2] << 4 | codes[:, 1::2], 8)
         return packed, torch.stack((scale.t(), offset.t()), 2).contiguous()
 
@@ -258,7 +254,7 @@ def int8pack(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> 
     """``torch._weight_int8pack_mm``: int8 with a scale for each row."""
     if weight.format != "int8" or weight.group:
         raise Declined("_weight_int8pack_mm takes int8 with a scale for each row")
-    codes = _beforehand(weight, "int8pack", lambda: (unpack_weight(weight), weight.scale.to(x.dtype)))
+    codes = _beforehand(weight, "int8pack", lambda: (quantized_weight.unpack_weight(weight), weight.scale.to(x.dtype)))
     y = torch._weight_int8pack_mm(x, *codes)
     return y if bias is None else y + bias
 

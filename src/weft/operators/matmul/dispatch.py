@@ -210,24 +210,25 @@ def launched(plans: Any, a: Tensor, b: Tensor, *options: Any, dtype: torch.dtype
 
 
 class Product(KernelFunction):
-    """The product of two matrices by the table, and its gradients, products by the table too."""
+    """The product of two matrices by the table, or at a precision by PyTorch; its gradients are such products too."""
 
     @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+    def forward(ctx: Any, a: Tensor, b: Tensor, precision: str | None) -> Tensor:
         ctx.save_for_backward(a, b)
-        return launched(FORWARD, a, b)
+        ctx.precision = precision
+        return launched(FORWARD, a, b) if precision is None else _at(a, b, precision)
 
     @staticmethod
-    def backward(ctx: Any, dc: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, dc: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         a, b = ctx.saved_tensors
-        da = product(dc, b.t()) if ctx.needs_input_grad[0] else None
-        db = product(a.t(), dc) if ctx.needs_input_grad[1] else None
-        return da, db
+        da = product(dc, b.mT, ctx.precision).sum_to_size(a.shape) if ctx.needs_input_grad[0] else None
+        db = product(a.mT, dc, ctx.precision).sum_to_size(b.shape) if ctx.needs_input_grad[1] else None
+        return da, db, None
 
 
-def product(a: Tensor, b: Tensor) -> Tensor:
-    """a [M, K] times b [K, N] in eager mode, differentiable."""
-    c: Tensor = differentiable(Product, a, b)
+def product(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
+    """a [M, K] times b [K, N] in eager mode, differentiable; at a precision batches too."""
+    c: Tensor = differentiable(Product, a, b, precision)
     return c
 
 
@@ -300,27 +301,11 @@ def cublas(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
         return torch.matmul(a, b)
     if precision == "tf32x3":
         raise Declined("PyTorch has no 3×tf32 product")
-    c: Tensor = AtPrecision.apply(a, b, precision)
-    return c
-
-
-class AtPrecision(KernelFunction):
-    """``torch.matmul`` with PyTorch's precision switch set for it and the products of its gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, precision: str) -> Tensor:
-        ctx.save_for_backward(a, b)
-        ctx.precision = precision
-        return _at(a, b, precision)
-
-    @staticmethod
-    def backward(ctx: Any, dc: Tensor) -> tuple[Tensor, Tensor, None]:
-        a, b = ctx.saved_tensors
-        da, db = _at(dc, b.mT, ctx.precision), _at(a.mT, dc, ctx.precision)
-        return da.sum_to_size(a.shape), db.sum_to_size(b.shape), None
+    return product(a, b, precision)
 
 
 def _at(a: Tensor, b: Tensor, precision: str) -> Tensor:
+    """``torch.matmul`` with PyTorch's precision switch set for it."""
     if precision == "tf32" and not a.is_cuda:  # a CPU has no such mode: round the operands as the GPU does
         a, b = (
             ((t.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32) for t in (a.contiguous(), b.contiguous())

@@ -102,7 +102,7 @@ def heuristic(
     """Large tiles where all matrices together fill the machine with them, and none larger than a matrix. Rows that are not
     ``even`` are loaded through registers, of which 128 × 256 tiles have none left."""
     if INTERPRETING:
-        return _config(32, 64, 32, 4, 2)
+        return tile(32, 64, 32, 4, 2)
     if dtype == torch.float32:
         columns, deep = 64 if precision == "ieee" else 128, 32
         rows, stages = columns, 3
@@ -114,11 +114,11 @@ def heuristic(
         rows, columns, deep, stages = 128, 128, 32 if sm in (86, 89, 120) else 64, 3
     rows, columns, deep = (max(16, min(most, size)) for most, size in ((rows, m), (columns, n), (deep, k)))
     warps = 8 if rows * columns > 128 * 64 else 4 if rows * columns > 32 * 32 else 1
-    return _config(rows, columns, deep, warps, stages)
+    return tile(rows, columns, deep, warps, stages)
 
 
-def _config(m: int, n: int, k: int, warps: int, stages: int) -> Config:
-    return {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP": 8, "num_warps": warps, "num_stages": stages}
+def tile(m: int, n: int, k: int, warps: int, stages: int, group: int = 8) -> Config:
+    return {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP": group, "num_warps": warps, "num_stages": stages}
 
 
 def large_tiles(sm: int, dtype: torch.dtype) -> Iterable[Config]:
@@ -170,14 +170,14 @@ def plan(a: Tensor, b: Tensor, precision: str) -> Plan | SplitPlan:
     even = all(step == 1 or step % 16 == 0 for t in (a, b) for step in t.stride())  # what Triton looks at
     sizes_key = (bucket(matrices), bucket(m), bucket(n), bucket(k))
     config = configuration(a.device, a.dtype, layout_of(a, b), precision, even, *sizes_key)
-    tile = constants_of(config)
-    tiles = triton.cdiv(m, tile["BLOCK_M"]) * triton.cdiv(n, tile["BLOCK_N"]) * matrices
+    blocks = constants_of(config)
+    tiles = triton.cdiv(m, blocks["BLOCK_M"]) * triton.cdiv(n, blocks["BLOCK_N"]) * matrices
     if tiles >= 2**31:
         raise Declined(f"{tiles} tiles, more than a grid has programs")
-    slices = triton.cdiv(k, tile["BLOCK_K"])
+    slices = triton.cdiv(k, blocks["BLOCK_K"])
     split = parts_of(min(multiprocessors(a.device) // max(tiles, 1), slices // LEAST_STEPS), slices)
     scalars = (m, n, k, *sizes[1:], *steps[0], *steps[1], *a.stride()[-2:], *b.stride()[-2:])
-    known = {"EVEN_K": k % tile["BLOCK_K"] == 0, "FILLED": k > 0, "PRECISION": precision, "SPLIT": split}
-    constants, options = {**tile, **known}, (config["num_warps"], config["num_stages"])
+    known = {"EVEN_K": k % blocks["BLOCK_K"] == 0, "FILLED": k > 0, "PRECISION": precision, "SPLIT": split}
+    constants, options = {**blocks, **known}, (config["num_warps"], config["num_stages"])
     products = Plan(matmul_tiled, (tiles, split), scalars, constants, *options)
     return in_parts(products, split, matrices * m * n)
