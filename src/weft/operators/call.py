@@ -222,8 +222,7 @@ def check_vector(
     ``other``. ``what`` says in the error what it holds a number for."""
     check_tensor(operator, name, value, dtypes or tuple(dict.fromkeys((x.dtype, torch.float32))))
     check_device(operator, name, value, other, x)
-    if tuple(value.shape) != (size,):
-        raise ValueError(f"{operator}: argument '{name}' has shape {tuple(value.shape)}; expected ({size},), {what}")
+    check_shape(operator, name, value, tuple(value.shape) == (size,), f"({size},), {what}")
 
 
 def check_eps(operator: str, eps: Any) -> None:

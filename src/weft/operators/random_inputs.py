@@ -18,13 +18,7 @@ def generator(seed: int, device: str = "cpu") -> torch.Generator:
 
 
 def random_tensor(
-    g: Any,
-    shape: tuple[int, ...],
-    dtype: str,
-    device: str = "cpu",
-    *,
-    layout: str = "contiguous",
-    values: str = "normal",
+    g: Any, shape: tuple[int, ...], dtype: str, device: str = "cpu", layout: str = "contiguous", values: str = "normal"
 ) -> torch.Tensor:
     """A random tensor.
 

@@ -156,10 +156,7 @@ def relu_backward_plan(c: Gradient) -> Plan:
 # ---- the tables ------------------------------------------------------------------------------------------------------
 
 FORWARD = Dispatch(
-    Map,
-    ON_CPU,
-    TRACED,
-    EMPTY,
+    Map, ON_CPU, TRACED, EMPTY,
     Route("torch", lambda c: c.in_place and overlapping(c.x),
           "elements share memory: PyTorch refuses to write over them"),
     Route("triton", lambda c: c.bits, "one bit an element is saved for backward", bits_plan, no_rows),

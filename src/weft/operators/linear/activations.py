@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from weft.operators.elementwise import geglu, gelu, reglu, silu, swiglu
 from weft.operators.elementwise.kernels import relu
+from weft.operators.elementwise.pointwise import Pointwise
 
 
 @triton.jit
@@ -47,36 +49,27 @@ class Activation(NamedTuple):
     usual: Callable[..., Tensor]
 
 
-def _gelu_tanh(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate="tanh")
-
-
-def _geglu_tanh(gate: Tensor, up: Tensor) -> Tensor:
-    return geglu.reference(gate, up, "tanh")
-
-
-def _usual_geglu_tanh(gate: Tensor, up: Tensor) -> Tensor:
-    return geglu.torch_geglu(gate, up, "tanh")
-
-
 def _itself(x: Tensor) -> Tensor:
     return x
+
+
+def _from(call: Pointwise, on_hopper: str, usual: Callable[..., Tensor], form: str = "") -> Activation:
+    """That of an element-wise operator, of the ``form`` that its option has."""
+    f, how = call.formulas[form], {call.option: form} if form else {}
+    gated, usual = len(call.arguments) == 2, functools.partial(usual, **how)
+    return Activation(gated, on_hopper, f.forward, f.backward, f.heavy, f.reference, usual)
 
 
 NONE = Activation(False, "NONE", itself, None, False, _itself, _itself)
 ACTIVATIONS = {
     "relu": Activation(False, "RELU", relu, relu_backward, False, torch.relu, torch.relu),
-    "silu": Activation(False, "SILU_FAST", silu.forward, silu.backward, False, F.silu, F.silu),
-    "gelu": Activation(False, "GELU", gelu.forward, gelu.backward, True, gelu.reference, F.gelu),
-    "gelu_tanh": Activation(False, "GELU_TANH", gelu.forward_tanh, gelu.backward_tanh, True, _gelu_tanh, _gelu_tanh),
-    "reglu": Activation(True, "RELU", reglu.forward, reglu.backward, False, reglu.reference, reglu.reference),
-    "swiglu": Activation(
-        True, "SILU_FAST", swiglu.forward, swiglu.backward, False, swiglu.reference, swiglu.torch_swiglu
-    ),
-    "geglu": Activation(True, "GELU", geglu.forward, geglu.backward, True, geglu.reference, geglu.torch_geglu),
-    "geglu_tanh": Activation(
-        True, "GELU_TANH", geglu.forward_tanh, geglu.backward_tanh, True, _geglu_tanh, _usual_geglu_tanh
-    ),
+    "silu": _from(silu.call, "SILU_FAST", F.silu),
+    "gelu": _from(gelu.call, "GELU", F.gelu, "none"),
+    "gelu_tanh": _from(gelu.call, "GELU_TANH", F.gelu, "tanh"),
+    "reglu": _from(reglu.call, "RELU", reglu.reference),
+    "swiglu": _from(swiglu.call, "SILU_FAST", swiglu.torch_swiglu),
+    "geglu": _from(geglu.call, "GELU", geglu.torch_geglu, "none"),
+    "geglu_tanh": _from(geglu.call, "GELU_TANH", geglu.torch_geglu, "tanh"),
 }
 
 

@@ -251,8 +251,7 @@ HANDED_OVER = (
 LONG = Route("torch", lambda c: True, "of more terms cuBLAS's product is faster by more than an epilogue saves")
 
 FORWARD = Dispatch(
-    LinearCall,
-    *HANDED_OVER,
+    LinearCall, *HANDED_OVER,
     Route("torch", lambda c: c.m <= FEW, "few rows: the weight's bytes are the limit, see skinny_matmul"),
     Route("cuda", lambda c: True, "TMA and wgmma, with the epilogue in registers",
           HopperLaunch, hopper_unsupported, sm=90),

@@ -74,13 +74,8 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     once.mul_(max(k, 1) ** -0.5)
     bias = random_tensor(g, (rows,), w.dtype, device, layout=of_vectors(memory)) if has(w, "bias") else None
     residual = random_tensor(g, (m, w["N"]), w.dtype, device, layout=memory) if has(w, "residual") else None
-    return {
-        "x": operand((m, k), layout[0] == "T", values),
-        "weight": weight,
-        "bias": bias,
-        "residual": residual,
-        "activation": activation_of(w),
-    }
+    x = operand((m, k), layout[0] == "T", values)
+    return {"x": x, "weight": weight, "bias": bias, "residual": residual, "activation": activation_of(w)}
 
 
 def cost(w: Workload, direction: str) -> Cost:

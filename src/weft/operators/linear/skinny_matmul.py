@@ -71,13 +71,10 @@ def reference(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     """x [M, K] and w [N, K]; the option ``bias`` says whether there is one (there is), ``layout`` is that of all."""
     layout, values = w.option("layout", "contiguous"), w.option("values", "normal")
-    return {
-        "x": random_tensor(g, (w["M"], w["K"]), w.dtype, device, layout=layout, values=values),
-        "w": random_tensor(g, (w["N"], w["K"]), w.dtype, device, layout=layout),
-        "bias": random_tensor(g, (w["N"],), w.dtype, device, layout=of_vectors(layout))
-        if w.option("bias", True)
-        else None,
-    }
+    x = random_tensor(g, (w["M"], w["K"]), w.dtype, device, layout=layout, values=values)
+    weight = random_tensor(g, (w["N"], w["K"]), w.dtype, device, layout=layout)
+    bias = random_tensor(g, (w["N"],), w.dtype, device, layout=of_vectors(layout)) if w.option("bias", True) else None
+    return {"x": x, "w": weight, "bias": bias}
 
 
 def cost(w: Workload, direction: str) -> Cost:

@@ -88,15 +88,9 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     if w.option("layout", "NT") == "NN":
         b = b.t().contiguous().t()
     bias = random_tensor(g, (w["N"],), w.dtype, device) if w.option("bias", False) else None
-    return {
-        "a": a,
-        "b": b.t(),
-        "a_scale": a_scale,
-        "b_scale": b_scale.t() if b_scale.ndim else b_scale,
-        "bias": bias,
-        "dtype": torch_dtype(w.dtype),
-        "fast_accumulate": w.option("fast", False),
-    }
+    b_scale = b_scale.t() if b_scale.ndim else b_scale
+    operands = Operands(a, b.t(), a_scale, b_scale, bias)
+    return {**operands._asdict(), "dtype": torch_dtype(w.dtype), "fast_accumulate": w.option("fast", False)}
 
 
 def cost(w: Workload, direction: str) -> Cost:

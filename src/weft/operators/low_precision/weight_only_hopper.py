@@ -39,13 +39,9 @@ BLOCK_X = 2**31 - 1  # blocks of a grid
 class Shape(ctypes.Structure):
     """``Shape`` of weight_only_hopper.cu."""
 
-    _fields_ = (
-        *(
-            (name, ctypes.c_longlong)
-            for name in ["N", "scale_row", "scale_group", "zero_row", "zero_group", "bias_col"]
-        ),
-        *((name, ctypes.c_int) for name in ("M", "groups", "units")),
-    )
+    long = ("N", "scale_row", "scale_group", "zero_row", "zero_group", "bias_col")
+    short = ("M", "groups", "units")
+    _fields_ = (*((name, ctypes.c_longlong) for name in long), *((name, ctypes.c_int) for name in short))
 
 
 def why_not(x: Tensor, words: Tensor) -> str:

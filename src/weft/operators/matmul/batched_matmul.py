@@ -129,10 +129,7 @@ batched_matmul = Operator(
     mutants=[
         *mutants.usual(reference),
         Mutant("batches swapped", _batches_swapped),
-        Mutant(
-            "the first matrix of a for all",
-            mutants.changed(reference, a=_first_matrix),
-        ),
+        Mutant("the first matrix of a for all", mutants.changed(reference, a=_first_matrix)),
         Mutant("inner batch dimension taken for the outer", _inner_batch_for_outer),
         *SUMS,
         *GRADIENTS,

@@ -440,10 +440,7 @@ def _scalars(*numbers: int) -> tuple[ctypes.c_longlong, ...]:
 # ---- the tables ------------------------------------------------------------------------------------------------------
 
 QUANTIZE = Dispatch(
-    QuantizeCall,
-    ON_CPU,
-    TRACED,
-    EMPTY,
+    QuantizeCall, ON_CPU, TRACED, EMPTY,
     Route("torch", lambda c: not c.found, NO_ROWS),
     Route("torch", lambda c: c.cuts_random_groups, CUT_GROUPS),
     Route("triton", lambda c: c.given, "scales that are given: one pass over memory", scaled_plan, no_lines),
