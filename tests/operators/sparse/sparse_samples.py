@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 
 from weft.definition import workload  # noqa: E402
 from weft.operators.sparse import CSR  # noqa: E402
-from weft.operators.sparse.random_matrices import random_csr  # noqa: E402
+from weft.operators.sparse.products import random_csr  # noqa: E402
 
 
 def ints(*numbers, dtype=torch.int32):

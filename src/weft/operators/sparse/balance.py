@@ -54,8 +54,7 @@ def statistics(matrix: CSR) -> RowStatistics:
         longest, empty, lanes = found.tolist()
         return RowStatistics(z / m, longest, empty, lanes / z)
 
-    made: RowStatistics = matrix.kept("statistics", make)
-    return made
+    return matrix.kept("statistics", make)
 
 
 @dataclass(frozen=True)
@@ -91,8 +90,7 @@ def partition(matrix: CSR, items: int) -> Partition:
         rows = torch.searchsorted(ends, cuts, right=True)  # rows that end before each cut
         return Partition(items, rows.to(offsets.dtype), _runs(offsets, rows, cuts), heads(offsets, z))
 
-    made: Partition = matrix.kept(("partition", items), make)
-    return made
+    return matrix.kept(("partition", items), make)
 
 
 def _runs(offsets: Tensor, rows: Tensor, cuts: Tensor) -> Tensor:

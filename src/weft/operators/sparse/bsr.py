@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import InitVar, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from weft.operators.sparse.pattern import INDICES, VALUES, check_array, check_pattern, check_shape, rows_of_elements
+from weft.operators.sparse.pattern import Compressed, rows_of_elements
 
 if TYPE_CHECKING:
     import scipy.sparse
@@ -18,7 +18,7 @@ BLOCKS = (16, 32, 64, 128)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class BSR:
+class BSR(Compressed):
     """A sparse matrix [M, N] of Z dense blocks [B, B], block row by block row. Blocks that are stored twice add up.
 
     Args:
@@ -34,36 +34,18 @@ class BSR:
             columns out of range (the error names the block row).
     """
 
-    row_offsets: Tensor
-    columns: Tensor
-    values: Tensor
-    shape: tuple[int, int]
-    check: InitVar[bool] = True
+    IN_TORCH = staticmethod(torch.sparse_bsr_tensor)
+    ROW, COUNTS, VALUE_DIMENSIONS = "block row", "{} blocks and 'columns' {} elements", 3
 
-    def __post_init__(self, check: bool) -> None:
-        m, n = check_shape("BSR", self.shape)
-        object.__setattr__(self, "shape", (m, n))
-        for name, dtypes, ndim in (("row_offsets", INDICES, 1), ("columns", INDICES, 1), ("values", VALUES, 3)):
-            like = self.row_offsets if isinstance(self.row_offsets, Tensor) else torch.empty(0)
-            check_array("BSR", name, getattr(self, name), dtypes, ndim, like)
-        z, rows, columns = self.values.shape
+    def _rows_and_columns(self) -> tuple[int, int]:
+        (m, n), (_, rows, columns) = self.shape, self.values.shape
         if rows != columns or rows not in BLOCKS:
             raise ValueError(
                 f"BSR: argument 'values' has blocks of {rows} × {columns}; expected squares of {', '.join(map(str, BLOCKS))}"
             )
         if m % rows or n % rows:
             raise ValueError(f"BSR: argument 'shape' is {self.shape}; expected multiples of the block size {rows}")
-        if len(self.row_offsets) != m // rows + 1:
-            raise ValueError(
-                f"BSR: argument 'row_offsets' has {len(self.row_offsets)} elements; expected {m // rows + 1}, one more "
-                "than block rows"
-            )
-        if len(self.columns) != z:
-            raise ValueError(
-                f"BSR: argument 'values' has {z} blocks and 'columns' {len(self.columns)} elements; expected the same number"
-            )
-        if check and not self.values.is_meta:
-            check_pattern("BSR", self.row_offsets, self.columns, z, (m // rows, n // rows), "block row")
+        return m // rows, n // rows
 
     def __repr__(self) -> str:
         (m, n), (z, b, _), dtype = self.shape, self.values.shape, str(self.values.dtype).removeprefix("torch.")
@@ -116,15 +98,6 @@ class BSR:
         a = a.tobsr((block, block))
         offsets, columns, values = (torch.from_numpy(t).to(device) for t in (a.indptr, a.indices, a.data))
         return cls(offsets, columns, values, shape)
-
-    def to_torch(self) -> Tensor:
-        """A tensor of layout ``sparse_bsr`` that shares this matrix's memory (index dtypes that differ become int64)."""
-        offsets, columns = self.row_offsets, self.columns
-        if offsets.dtype != columns.dtype:
-            offsets, columns = offsets.long(), columns.long()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # "in beta state", once a process
-            return torch.sparse_bsr_tensor(offsets, columns, self.values, self.shape, check_invariants=False)
 
     def to_dense(self, dtype: Any = None) -> Tensor:
         """[M, N]; blocks that are stored twice add up, in ``dtype`` (the values' by default)."""

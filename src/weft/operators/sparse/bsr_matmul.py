@@ -6,21 +6,117 @@ dense product, of which only the stored share is computed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from weft.definition import BYTES, Cost, Mutant, Operator, Tolerance, Workload, torch_dtype, workload
 from weft.operators import mutants
-from weft.operators.call import Choice, cast_for_products, check_same, check_tensor, guarded
+from weft.operators.call import Choice, guarded, traced
+from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.dispatch import ON_CPU, Call, Dispatch, Route
+from weft.operators.launch import Plan
 from weft.operators.matmul.dispatch import default_precision
 from weft.operators.random_inputs import random_tensor
+from weft.operators.residency import shared_limit
 from weft.operators.sparse.bsr import BLOCKS, BSR
-from weft.operators.sparse.dispatch import BSR_MATMUL
-from weft.operators.sparse.random_matrices import distinct
+from weft.operators.sparse.products import TRACED_DENSE, cast, check_product, distinct
 
-# ---- implementations -------------------------------------------------------------------------------------------------
+
+@triton.jit
+def blocks_times_dense(
+    offsets_ptr, columns_ptr, values_ptr, b_ptr, y_ptr, K, b_row, b_col,
+    BLOCK: tl.constexpr, TILE_M: tl.constexpr, TILE_K: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One TILE_M × TILE_K tile of Y within a block row: its blocks one after the other, DEPTH columns of a block at a time."""
+    tiles_k = tl.cdiv(K, TILE_K)
+    tile_m = tl.program_id(0) // tiles_k
+    block_row = tile_m // (BLOCK // TILE_M)
+    m = (tile_m % (BLOCK // TILE_M)) * TILE_M + tl.arange(0, TILE_M)
+    k = ((tl.program_id(0) % tiles_k) * TILE_K + tl.arange(0, TILE_K)).to(tl.int64)
+    depth = tl.arange(0, DEPTH)
+    first = tl.load(offsets_ptr + block_row)
+    last = tl.load(offsets_ptr + block_row + 1)
+    total = tl.zeros([TILE_M, TILE_K], tl.float32)
+    for step in range(0, (last - first) * (BLOCK // DEPTH)):  # one loop, so that loads run ahead across blocks
+        z = first + step // (BLOCK // DEPTH)
+        start = step % (BLOCK // DEPTH) * DEPTH
+        column = tl.load(columns_ptr + z).to(tl.int64)
+        a = tl.load(values_ptr + z.to(tl.int64) * (BLOCK * BLOCK) + m[:, None] * BLOCK + (start + depth)[None, :])
+        n = column * BLOCK + start + depth
+        b = tl.load(b_ptr + n[:, None] * b_row + k[None, :] * b_col, mask=k[None, :] < K, other=0.0)
+        total = tl.dot(a, b, total, input_precision=PRECISION)
+    row = block_row.to(tl.int64) * BLOCK + m
+    tl.store(y_ptr + row[:, None] * K + k[None, :], total.to(y_ptr.dtype.element_ty), mask=k[None, :] < K)
+
+
+def heuristic(sm: int, dtype: torch.dtype, block: int, k: int) -> Config:
+    """A tile of Y as wide as registers allow; two stages where shared memory is 99 KiB."""
+    tile_k = max(min(k, 128), 16)
+    depth = min(block, 32 if dtype == torch.float32 else 64)
+    stages = 2 if sm in (86, 89, 120) else 3
+    return {
+        "TILE_M": block,
+        "TILE_K": tile_k,
+        "DEPTH": depth,
+        "num_warps": 8 if block * tile_k >= 128 * 128 else 4,
+        "num_stages": stages,
+    }
+
+
+def candidates(sm: int, dtype: torch.dtype, block: int, k: int) -> Any:
+    choices = {
+        "TILE_M": tuple(b for b in (16, 32, 64, 128) if b <= block),
+        "TILE_K": (32, 64, 128, 256),
+        "DEPTH": tuple(d for d in (16, 32, 64, 128) if d <= block),
+        "num_warps": (2, 4, 8),
+        "num_stages": (2, 3, 4),
+    }
+    for c in grid_of(choices):
+        shared = (c["TILE_M"] + c["TILE_K"]) * c["DEPTH"] * dtype.itemsize * c["num_stages"]
+        if 8 <= c["TILE_M"] * c["TILE_K"] // (32 * c["num_warps"]) <= 128 and shared <= shared_limit(sm):
+            yield c
+
+
+configuration = Configurations(__file__, "bsr_matmul", heuristic, candidates)
+
+
+@dataclass
+class BsrCall(Call):
+    """A plan is called with ``(row_offsets, columns, values, b, y)``, y contiguous."""
+
+    row_offsets: Tensor
+    columns: Tensor
+    values: Tensor
+    x: Tensor
+    precision: str
+
+    @property
+    def traced(self) -> bool:
+        return traced(self.values, self.x)
+
+
+def plan(c: BsrCall) -> Plan:
+    b, k, block = c.x, c.x.shape[1], c.values.shape[1]
+    config = configuration(b.device, b.dtype, block, bucket(k, 16))
+    tile = {name: config[name] for name in ("TILE_M", "TILE_K", "DEPTH")}
+    tile["TILE_K"] = min(tile["TILE_K"], bucket(k, 16))
+    grid = ((len(c.row_offsets) - 1) * (block // tile["TILE_M"]) * triton.cdiv(k, tile["TILE_K"]),)
+    constants = {"BLOCK": block, **tile, "PRECISION": c.precision}
+    return Plan(blocks_times_dense, grid, (k, *b.stride()), constants, config["num_warps"], config["num_stages"])
+
+
+FORWARD = Dispatch(
+    BsrCall,
+    ON_CPU,
+    TRACED_DENSE,
+    Route("triton", lambda c: True, "stored blocks on the matrix units", plan),
+)
 
 
 def reference(matrix: BSR, b: Tensor) -> Tensor:
@@ -40,7 +136,7 @@ def bsr_triton(matrix: BSR, b: Tensor) -> Tensor:
     y = b.new_empty((matrix.shape[0], b.shape[1]))
     if y.numel():
         tensors = (matrix.row_offsets, matrix.columns, matrix.values, b)
-        BSR_MATMUL.kernel("triton").of(tensors, default_precision())(*tensors, y)
+        FORWARD.kernel("triton").of(tensors, default_precision())(*tensors, y)
     return y
 
 
@@ -83,19 +179,17 @@ def cost(w: Workload, direction: str) -> Cost:
 
 def scale(arguments: dict[str, Any], gradients: list[Tensor]) -> list[Tensor]:
     """How large a row's terms are: sums of random signs cancel."""
-    m, b = arguments["matrix"], arguments["b"]
-    return [reference(BSR(m.row_offsets, m.columns, m.values.square(), m.shape, check=False), b.square()).sqrt()]
+    matrix = arguments["matrix"]
+    return [reference(matrix.with_values(matrix.values.square()), arguments["b"].square()).sqrt()]
 
 
-def _changed(values: Any = None, columns: Any = None) -> Any:
-    """The product with some of the matrix replaced."""
+def _of_values(change: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    return lambda matrix, b: reference(matrix.with_values(change(matrix.values)), b)
 
-    def wrong(matrix: BSR, b: Tensor) -> Tensor:
-        v = matrix.values if values is None else values(matrix.values)
-        at = matrix.columns if columns is None else columns(matrix)
-        return reference(BSR(matrix.row_offsets, at, v.contiguous(), matrix.shape, check=False), b)
 
-    return wrong
+def _next_column(matrix: BSR, b: Tensor) -> Tensor:
+    columns = (matrix.columns + 1) % max(matrix.shape[1] // matrix.block, 1)
+    return reference(BSR(matrix.row_offsets, columns, matrix.values, matrix.shape, check=False), b)
 
 
 TIMED = tuple(workload("bf16", M=8192, N=8192, R=r, K=4096, block=b) for b, r in ((32, 64), (64, 32), (128, 16)))
@@ -120,10 +214,10 @@ bsr_matmul = Operator(
             workload(M=128, N=192, R=2, K=40, block=64),
             workload(M=256, N=128, R=1, K=16, block=128),
             workload(M=64, N=32, R=3, K=130, indices="int64"),
-            workload(M=0, N=32, R=3, K=4),
-            workload(M=32, N=0, R=3, K=4),
-            workload(M=32, N=32, R=0, K=4),
-            workload(M=32, N=32, R=1, K=0),
+            *(
+                workload(M=m, N=n, R=r, K=k)
+                for m, n, r, k in ((0, 32, 3, 4), (32, 0, 3, 4), (32, 32, 0, 4), (32, 32, 1, 0))
+            ),
             *(workload(M=48, N=32, R=2, K=24, layout=at) for at in ("unaligned", "sliced", "strided", "transposed")),
         ],
         "full": [workload(M=1024, N=1024, R=8, K=512, block=b) for b in (16, 32)],
@@ -138,11 +232,9 @@ bsr_matmul = Operator(
     },
     mutants=[
         *mutants.usual(reference),
-        Mutant("blocks transposed", _changed(values=lambda v: v.transpose(1, 2))),
-        Mutant("block column off by one", _changed(columns=lambda m: (m.columns + 1) % max(m.shape[1] // m.block, 1))),
-        Mutant(
-            "last columns of a block left out", _changed(values=lambda v: v.index_fill(2, v.new_tensor([15]).long(), 0))
-        ),
+        Mutant("blocks transposed", _of_values(lambda v: v.transpose(1, 2))),
+        Mutant("block column off by one", _next_column),
+        Mutant("last columns of a block left out", _of_values(lambda v: v.index_fill(2, v.new_tensor([15]).long(), 0))),
     ],
 )
 
@@ -152,28 +244,12 @@ bsr_matmul.implementation("torch")(torch_bsr)
 # ---- what users call -------------------------------------------------------------------------------------------------
 
 
-def check(matrix: BSR, b: Tensor) -> None:
-    if not isinstance(matrix, BSR):
-        raise TypeError(
-            f"bsr_matmul: argument 'matrix' is a {type(matrix).__name__}; expected a weft.operators.sparse.BSR (BSR.from_torch)"
-        )
-    check_tensor("bsr_matmul", "matrix.values", matrix.values)
-    check_tensor("bsr_matmul", "b", b)
-    check_same("bsr_matmul", "b", b, "matrix.values", matrix.values)
-    if b.ndim != 2 or b.shape[0] != matrix.shape[1]:
-        raise ValueError(
-            f"bsr_matmul: argument 'b' has shape {tuple(b.shape)}; expected ({matrix.shape[1]}, K), as many rows as the matrix "
-            "has columns"
-        )
-    if torch.is_grad_enabled() and (b.requires_grad or matrix.values.requires_grad):
-        raise NotImplementedError("bsr_matmul: it has no gradients; expected a call under torch.no_grad()")
-
-
 @bsr_matmul.choice
 @guarded
 def choose(matrix: BSR, b: Tensor) -> Choice:
-    check(matrix, b)
-    return BSR_MATMUL.choose(matrix.row_offsets, matrix.columns, matrix.values, b, "ieee")
+    expected = "({}, K), as many rows as the matrix has columns"
+    check_product("bsr_matmul", matrix, (BSR,), "BSR (BSR.from_torch)", b, expected)
+    return FORWARD.choose(matrix.row_offsets, matrix.columns, matrix.values, b, "ieee")
 
 
 @bsr_matmul.function
@@ -194,7 +270,5 @@ def bsr_matmul_function(matrix: BSR, b: Tensor) -> Tensor:
         NotImplementedError: a gradient is wanted.
     """
     choice = choose(matrix, b)
-    values, b = cast_for_products(matrix.values, b)
-    if values is not matrix.values:
-        matrix = BSR(matrix.row_offsets, matrix.columns, values, matrix.shape, check=False)
+    matrix, b = cast(matrix, b)
     return reference(matrix, b) if choice.implementation == "torch" else bsr_triton(matrix, b)

@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable
-from dataclasses import InitVar, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from weft.operators.sparse.pattern import (
-    INDICES,
-    VALUES,
-    Kept,
-    check_array,
-    check_pattern,
-    check_shape,
-    rows_of_elements,
-    transposed,
-)
+from weft.operators.sparse.pattern import VALUES, Compressed, Kept, Made, check_array, rows_of_elements, transposed
 
 if TYPE_CHECKING:
     import scipy.sparse
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class CSR:
+class CSR(Compressed):
     """A sparse matrix [M, N] with Z stored elements, row by row.
 
     Within a row, columns may come in any order and more than once: their values add up. What products need to know of the
@@ -48,31 +38,9 @@ class CSR:
             columns out of range (the error names the row).
     """
 
-    row_offsets: Tensor
-    columns: Tensor
-    values: Tensor
-    shape: tuple[int, int]
-    check: InitVar[bool] = True
-
+    IN_TORCH = staticmethod(torch.sparse_csr_tensor)
+    ROW, COUNTS, VALUE_DIMENSIONS = "row", "{} elements and 'columns' {}", 1
     _kept: ClassVar[Kept | None] = None  # each matrix sets its own
-
-    def __post_init__(self, check: bool) -> None:
-        m, n = check_shape("CSR", self.shape)
-        object.__setattr__(self, "shape", (m, n))
-        for name, dtypes in (("row_offsets", INDICES), ("columns", INDICES), ("values", VALUES)):
-            like = self.row_offsets if isinstance(self.row_offsets, Tensor) else torch.empty(0)
-            check_array("CSR", name, getattr(self, name), dtypes, 1, like)
-        if len(self.row_offsets) != m + 1:
-            raise ValueError(
-                f"CSR: argument 'row_offsets' has {len(self.row_offsets)} elements; expected {m + 1}, one more than rows"
-            )
-        if len(self.columns) != len(self.values):
-            raise ValueError(
-                f"CSR: argument 'values' has {len(self.values)} elements and 'columns' {len(self.columns)}; "
-                "expected the same number"
-            )
-        if check and not self.values.is_meta:
-            check_pattern("CSR", self.row_offsets, self.columns, len(self.columns), self.shape)
 
     def __repr__(self) -> str:
         m, n = self.shape
@@ -90,16 +58,21 @@ class CSR:
         if len(values) != self.stored:
             raise ValueError(f"CSR: argument 'values' has {len(values)} elements; expected {self.stored}")
         self.kept("pattern", lambda: None)  # so that both share what is computed later
-        made = copy.copy(self)
-        object.__setattr__(made, "values", values)
-        return made
+        return super().with_values(values)
 
-    def kept(self, key: Any, make: Callable[[], Any]) -> Any:
+    def kept(self, key: Any, make: Callable[[], Made]) -> Made:
         """What ``make()`` gives, computed once for this pattern."""
         if self._kept is None or not self._kept.holds_for(self.row_offsets, self.columns):
             object.__setattr__(self, "_kept", Kept(self.row_offsets, self.columns))
         assert self._kept is not None  # just set
         return self._kept.get(key, make)
+
+    def kept_with_values(self, key: Any, make: Callable[[], Made]) -> Made:
+        """What ``make()`` gives, computed once for this pattern with its values as they are."""
+        held = self.kept(("of values", key), lambda: [Kept(self.values)])
+        if not held[0].holds_for(self.values):
+            held[0] = Kept(self.values)
+        return held[0].get(key, make)
 
     def transposed(self) -> CSR:
         """The transposed matrix, [N, M]; its pattern is computed once."""
@@ -135,19 +108,9 @@ class CSR:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # "in beta state", once a process
                 a = a.to_sparse_csr()
-        values = (
-            a.values()
-        )  # a view of a sparse tensor, which torch.compile does not take: let go of it where no gradient needs it
+        # a view of a sparse tensor, which torch.compile does not take: let go of it where no gradient needs it
+        values = a.values()
         return cls(a.crow_indices(), a.col_indices(), values if values.requires_grad else values.detach(), shape)
-
-    def to_torch(self) -> Tensor:
-        """A tensor of layout ``sparse_csr`` that shares this matrix's memory (index dtypes that differ become int64)."""
-        offsets, columns = self.row_offsets, self.columns
-        if offsets.dtype != columns.dtype:
-            offsets, columns = offsets.long(), columns.long()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # "in beta state", once a process
-            return torch.sparse_csr_tensor(offsets, columns, self.values, self.shape, check_invariants=False)
 
     @classmethod
     def from_scipy(cls, a: scipy.sparse.spmatrix | scipy.sparse.sparray, device: Any = "cpu") -> CSR:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+import warnings
 from collections.abc import Callable
-from typing import Any
+from dataclasses import InitVar, dataclass
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 INDICES = (torch.int32, torch.int64)
 VALUES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+Matrix = TypeVar("Matrix", bound="Compressed")
+Made = TypeVar("Made")
 
 
 def check_shape(kind: str, shape: Any) -> tuple[int, int]:
@@ -102,6 +107,59 @@ def transposed(row_offsets: Tensor, columns: Tensor, n: int) -> tuple[Tensor, Te
     return starts.to(row_offsets.dtype), rows[order].to(columns.dtype), order
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class Compressed:
+    """What CSR and BSR share: the rows of a matrix's elements, or the block rows of its blocks."""
+
+    row_offsets: Tensor
+    columns: Tensor
+    values: Tensor
+    shape: tuple[int, int]
+    check: InitVar[bool] = True
+
+    IN_TORCH: ClassVar[Callable[..., Tensor]]  # makes PyTorch's tensor of this layout
+    ROW: ClassVar[str]
+    COUNTS: ClassVar[str]  # how an error gives the lengths of values and columns
+    VALUE_DIMENSIONS: ClassVar[int]
+
+    def __post_init__(self, check: bool) -> None:
+        kind, offsets = type(self).__name__, self.row_offsets
+        object.__setattr__(self, "shape", check_shape(kind, self.shape))
+        dimensions = {"row_offsets": 1, "columns": 1, "values": self.VALUE_DIMENSIONS}
+        for name, ndim in dimensions.items():
+            like = offsets if isinstance(offsets, Tensor) else torch.empty(0)
+            check_array(kind, name, getattr(self, name), VALUES if name == "values" else INDICES, ndim, like)
+        m, n = self._rows_and_columns()
+        if len(offsets) != m + 1:
+            raise ValueError(
+                f"{kind}: argument 'row_offsets' has {len(offsets)} elements; expected {m + 1}, one more than {self.ROW}s"
+            )
+        if len(self.columns) != len(self.values):
+            counts = self.COUNTS.format(len(self.values), len(self.columns))
+            raise ValueError(f"{kind}: argument 'values' has {counts}; expected the same number")
+        if check and not self.values.is_meta:
+            check_pattern(kind, offsets, self.columns, len(self.columns), (m, n), self.ROW)
+
+    def _rows_and_columns(self) -> tuple[int, int]:
+        """How many rows and columns the indices count; checks what the shape asks of the values."""
+        return self.shape
+
+    def with_values(self: Matrix, values: Tensor) -> Matrix:
+        """The same pattern with other values, of the same number."""
+        made = copy.copy(self)
+        object.__setattr__(made, "values", values)
+        return made
+
+    def to_torch(self) -> Tensor:
+        """A tensor of PyTorch's sparse layout that shares this matrix's memory (index dtypes that differ become int64)."""
+        offsets, columns = self.row_offsets, self.columns
+        if offsets.dtype != columns.dtype:
+            offsets, columns = offsets.long(), columns.long()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # "in beta state", once a process
+            return type(self).IN_TORCH(offsets, columns, self.values, self.shape, check_invariants=False)
+
+
 class Kept:
     """What was computed from a pattern, for as long as its tensors are the same and unchanged."""
 
@@ -113,10 +171,11 @@ class Kept:
         pairs = zip(self.tensors, tensors, strict=True)
         return all(a is b for a, b in pairs) and self.versions == [_version(t) for t in tensors]
 
-    def get(self, key: Any, make: Callable[[], Any]) -> Any:
+    def get(self, key: Any, make: Callable[[], Made]) -> Made:
         if key not in self.found:
             self.found[key] = make()
-        return self.found[key]
+        found: Made = self.found[key]
+        return found
 
 
 def _version(t: Tensor) -> int:

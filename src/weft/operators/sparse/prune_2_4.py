@@ -5,17 +5,91 @@ One read, one write, twelve comparisons for four elements: bandwidth is the limi
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants
 from weft.operators.call import Choice, check_tensor, guarded
+from weft.operators.configs import Config, Configurations, grid_of
+from weft.operators.dispatch import ON_CPU, TRACED, Call, Dispatch, Route
+from weft.operators.launch import INTERPRETING, Plan
 from weft.operators.random_inputs import random_tensor
-from weft.operators.sparse.dispatch import PRUNE_2_4
 from weft.operators.sparse.semi_structured import kept_of_four
+
+
+@triton.jit
+def magnitude(x):
+    size = tl.abs(x.to(tl.float32))
+    return tl.where(size == size, size, float("inf"))
+
+
+@triton.jit
+def keep_two_of_four(x_ptr, y_ptr, N, in_row, row_stride, col_stride, FLAT: tl.constexpr, TILE: tl.constexpr):
+    """A tile of groups: of equal magnitudes the earlier stays; NaN counts as infinite. FLAT: x is contiguous."""
+    base = tl.program_id(0).to(tl.int64) * TILE * 4
+    at = base + tl.arange(0, TILE * 4)
+    inside = at < N
+    if FLAT:
+        x = tl.load(x_ptr + at, mask=inside, other=0.0)
+    else:
+        row, col = at // in_row, at % in_row
+        x = tl.load(x_ptr + row * row_stride + col * col_stride, mask=inside, other=0.0)
+    even, odd = tl.split(tl.reshape(x, [TILE, 2, 2]))
+    x0, x2 = tl.split(even)
+    x1, x3 = tl.split(odd)
+    m0, m1, m2, m3 = magnitude(x0), magnitude(x1), magnitude(x2), magnitude(x3)
+    b0 = (m1 > m0).to(tl.int32) + (m2 > m0).to(tl.int32) + (m3 > m0).to(tl.int32)
+    b1 = (m0 >= m1).to(tl.int32) + (m2 > m1).to(tl.int32) + (m3 > m1).to(tl.int32)
+    b2 = (m0 >= m2).to(tl.int32) + (m1 >= m2).to(tl.int32) + (m3 > m2).to(tl.int32)
+    b3 = (m0 >= m3).to(tl.int32) + (m1 >= m3).to(tl.int32) + (m2 >= m3).to(tl.int32)
+    zero = tl.zeros_like(x0)
+    y0, y1 = tl.where(b0 < 2, x0, zero), tl.where(b1 < 2, x1, zero)
+    y2, y3 = tl.where(b2 < 2, x2, zero), tl.where(b3 < 2, x3, zero)
+    y = tl.reshape(tl.join(tl.join(y0, y2), tl.join(y1, y3)), [TILE * 4])
+    tl.store(y_ptr + at, y, mask=inside)
+
+
+def heuristic(sm: int, dtype: torch.dtype) -> Config:
+    """16 elements a thread."""
+    return {"TILE": 512, "num_warps": 4}
+
+
+def candidates(sm: int, dtype: torch.dtype) -> Any:
+    every = grid_of({"TILE": (256, 512, 1024, 2048), "num_warps": (2, 4, 8)})
+    return [c for c in every if 8 <= c["TILE"] * 4 // (32 * c["num_warps"]) <= 32]
+
+
+configuration = Configurations(__file__, "prune_2_4", heuristic, candidates)
+
+
+@dataclass
+class PruneCall(Call):
+    """A plan is called with ``(x, y)``, y contiguous."""
+
+    x: Tensor
+
+
+def prune_plan(c: PruneCall) -> Plan:
+    x = c.x
+    config = configuration(x.device, x.dtype)
+    groups, tile = x.numel() // 4, 64 if INTERPRETING else config["TILE"]
+    scalars = (x.numel(), x.shape[1], *x.stride())
+    constants = {"FLAT": x.is_contiguous(), "TILE": tile}
+    return Plan(keep_two_of_four, (triton.cdiv(groups, tile),), scalars, constants, config["num_warps"])
+
+
+FORWARD = Dispatch(
+    PruneCall,
+    ON_CPU,
+    TRACED,
+    Route("triton", lambda c: True, "groups of four as they lie, one read and one write", prune_plan),
+)
 
 
 def reference(x: Tensor) -> Tensor:
@@ -28,7 +102,7 @@ def reference(x: Tensor) -> Tensor:
 def prune_triton(x: Tensor) -> Tensor:
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if y.numel():
-        PRUNE_2_4.kernel("triton").of((x,))(x, y)
+        FORWARD.kernel("triton").of((x,))(x, y)
     return y
 
 
@@ -125,7 +199,7 @@ def check(x: Tensor) -> None:
 @guarded
 def choose(x: Tensor) -> Choice:
     check(x)
-    return PRUNE_2_4.choose(x)
+    return FORWARD.choose(x)
 
 
 @prune_2_4.function

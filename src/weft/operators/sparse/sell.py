@@ -17,8 +17,8 @@ from torch import Tensor
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.launch import Plan, Plans
 from weft.operators.sparse.csr import CSR
+from weft.operators.sparse.kernels import STEPS
 from weft.operators.sparse.pattern import rows_of_elements
-from weft.operators.sparse.spmv_kernels import STEPS
 
 SLICE, WINDOW = 32, 1024  # C: a warp's lanes; σ: so many rows' results lie within 4 KB in fp32
 
@@ -97,16 +97,6 @@ class SELL:
         return CSR(offsets.to(self.rows.dtype), self.columns[at], self.values[at], self.shape, check=False)
 
 
-def sell_of(matrix: CSR) -> SELL:
-    """The matrix in slices, made once for its pattern and values as they are."""
-    kept = matrix.kept("sell", dict)
-    version = 0 if matrix.values.is_inference() else matrix.values._version
-    if kept.get("values") is not matrix.values or kept.get("version") != version:
-        kept.update(values=matrix.values, version=version, sell=SELL.from_csr(matrix))
-    made: SELL = kept["sell"]
-    return made
-
-
 @triton.jit
 def slices_times_vector(
     starts_ptr, rows_ptr, lengths_ptr, columns_ptr, values_ptr, x_ptr, y_ptr, M, x_stride,
@@ -160,6 +150,8 @@ def plan(
 plans = Plans(plan)
 
 
-def launch(matrix: SELL, x: Tensor, y: Tensor) -> None:
-    tensors = (matrix.slice_offsets, matrix.rows, matrix.lengths, matrix.columns, matrix.values, x)
-    plans.of(tensors, matrix.slice_rows)(*tensors, y)
+def by_slices(matrix: CSR | SELL, x: Tensor, y: Tensor) -> None:
+    """A CSR is brought into slices once for its values."""
+    made = matrix if isinstance(matrix, SELL) else matrix.kept_with_values("sell", lambda: SELL.from_csr(matrix))
+    tensors = (made.slice_offsets, made.rows, made.lengths, made.columns, made.values, x)
+    plans.of(tensors, made.slice_rows)(*tensors, y)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import InitVar, dataclass
 
 import torch
@@ -9,8 +10,7 @@ from torch import Tensor
 
 from weft.operators.sparse.pattern import VALUES, check_array, check_shape
 
-# Two 2-bit places, the lower in the lower bits: the only codes that the PTX ISA allows.
-CODES = (0b0100, 0b1000, 0b1100, 0b1001, 0b1101, 0b1110)
+PLACES = ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3))  # the only ones of a group that the PTX ISA allows: rising
 
 
 def kept_of_four(a: Tensor) -> Tensor:
@@ -67,6 +67,10 @@ class Sparse24:
     def __repr__(self) -> str:
         (m, k), dtype = self.shape, str(self.values.dtype).removeprefix("torch.")
         return f"Sparse24({m} × {k}, {dtype}, {self.values.device})"
+
+    def with_values(self, values: Tensor) -> Sparse24:
+        """The same places with other values [M, K / 2]."""
+        return dataclasses.replace(self, values=values, check=False)
 
     @classmethod
     def from_dense(cls, a: Tensor) -> Sparse24:

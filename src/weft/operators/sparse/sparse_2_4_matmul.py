@@ -8,18 +8,149 @@ saves both.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants
-from weft.operators.call import Choice, cast_for_products, check_same, check_tensor, guarded
+from weft.operators.call import Choice, guarded, traced
+from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.dispatch import ON_CPU, Call, Dispatch, Route
+from weft.operators.launch import INTERPRETING, Plan
 from weft.operators.matmul.dispatch import default_precision
 from weft.operators.random_inputs import random_tensor
-from weft.operators.sparse.dispatch import SPARSE_2_4_MATMUL
-from weft.operators.sparse.semi_structured import CODES, Sparse24
+from weft.operators.residency import shared_limit
+from weft.operators.sparse import sparse_hopper
+from weft.operators.sparse.products import TRACED_DENSE, cast, check_product
+from weft.operators.sparse.semi_structured import PLACES, Sparse24, metadata_of
+
+# columns of b; 64 take 0.4 times what the dense matrix does, 4096 3.6 times (docs/notes/sparse.md)
+UNPACKED_IN_REGISTERS = 128
+
+
+@triton.jit
+def unpacked(place, first, second, low, high):
+    """The element at one place of its group: one of the two that are stored, or zero."""
+    return tl.where(low == place, first, tl.where(high == place, second, tl.zeros_like(first)))
+
+
+@triton.jit
+def multiply_unpacked(
+    values_ptr, metadata_ptr, b_ptr, c_ptr, M, N, K, b_row, b_col,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One TILE_M × TILE_N tile of C. Of DEPTH columns of A, DEPTH / 2 values and a 4-bit code for each group of four are read;
+    selections put the values in their places, and the matrix units multiply."""
+    tiles_n = tl.cdiv(N, TILE_N)
+    m = (tl.program_id(0) // tiles_n).to(tl.int64) * TILE_M + tl.arange(0, TILE_M)
+    n = ((tl.program_id(0) % tiles_n) * TILE_N + tl.arange(0, TILE_N)).to(tl.int64)
+    pair, group, k = tl.arange(0, DEPTH // 2), tl.arange(0, DEPTH // 4), tl.arange(0, DEPTH)
+    rows = m[:, None] < M
+    total = tl.zeros([TILE_M, TILE_N], tl.float32)
+    for start in range(0, K, DEPTH):
+        at = start // 2 + pair
+        stored = tl.load(
+            values_ptr + m[:, None] * (K // 2) + at[None, :], mask=rows & (at[None, :] < K // 2), other=0.0
+        )
+        at = start // 4 + group
+        word = tl.load(
+            metadata_ptr + m[:, None] * (K // 16) + (at // 4)[None, :], mask=rows & (at[None, :] < K // 4), other=0
+        )
+        code = word.to(tl.int32) >> ((at % 4) * 4)[None, :]
+        low, high = code & 3, (code >> 2) & 3
+        first, second = tl.split(tl.reshape(stored, [TILE_M, DEPTH // 4, 2]))
+        even = tl.join(unpacked(0, first, second, low, high), unpacked(2, first, second, low, high))
+        odd = tl.join(unpacked(1, first, second, low, high), unpacked(3, first, second, low, high))
+        a = tl.reshape(tl.join(even, odd), [TILE_M, DEPTH])
+        inside = (start + k[:, None] < K) & (n[None, :] < N)
+        b = tl.load(b_ptr + (start + k).to(tl.int64)[:, None] * b_row + n[None, :] * b_col, mask=inside, other=0.0)
+        total = tl.dot(a, b, total, input_precision=PRECISION)
+    tl.store(c_ptr + m[:, None] * N + n[None, :], total.to(c_ptr.dtype.element_ty), mask=rows & (n[None, :] < N))
+
+
+def heuristic(sm: int, dtype: torch.dtype, m: int, n: int) -> Config:
+    """A tile that leaves registers for the unpacking."""
+    if INTERPRETING:
+        return _config(32, 32, 32, 4, 2)
+    depth = 32 if dtype == torch.float32 else 64
+    if min(m, n) <= 64:
+        return _config(64, 64, depth, 4, 2)
+    return _config(128, 128, depth, 8, 2 if sm in (86, 89, 120) else 3)
+
+
+def _config(m: int, n: int, depth: int, warps: int, stages: int) -> Config:
+    return {"TILE_M": m, "TILE_N": n, "DEPTH": depth, "num_warps": warps, "num_stages": stages}
+
+
+def candidates(sm: int, dtype: torch.dtype, m: int, n: int) -> Any:
+    choices = {
+        "TILE_M": (64, 128),
+        "TILE_N": (64, 128, 256),
+        "DEPTH": (32, 64, 128),
+        "num_warps": (4, 8),
+        "num_stages": (2, 3, 4),
+    }
+    for c in grid_of(choices):
+        shared = (c["TILE_M"] + c["TILE_N"]) * c["DEPTH"] * dtype.itemsize * c["num_stages"]
+        if 32 <= c["TILE_M"] * c["TILE_N"] // (32 * c["num_warps"]) <= 128 and shared <= shared_limit(sm):
+            yield c
+
+
+configuration = Configurations(__file__, "sparse_2_4_matmul", heuristic, candidates)
+
+
+@dataclass
+class Sparse24Call(Call):
+    """a [M, K] by its values and metadata, times b [K, N]. A plan is called with ``(values, metadata, b, c)``, c contiguous."""
+
+    values: Tensor
+    metadata: Tensor
+    x: Tensor
+    precision: str
+
+    @property
+    def traced(self) -> bool:
+        return traced(self.values, self.x)
+
+    @property
+    def n(self) -> int:
+        return self.x.shape[1]
+
+    @property
+    def empty(self) -> bool:
+        return len(self.values) * self.n == 0
+
+
+def hopper_unsupported(c: Sparse24Call) -> str:
+    return sparse_hopper.why_not(c.values, c.metadata, c.x)
+
+
+def plan(c: Sparse24Call) -> Plan:
+    b, m, (k, n) = c.x, len(c.values), c.x.shape
+    config = configuration(b.device, b.dtype, bucket(m), bucket(n))
+    tile = {name: config[name] for name in ("TILE_M", "TILE_N", "DEPTH")}
+    grid = (triton.cdiv(m, tile["TILE_M"]) * triton.cdiv(n, tile["TILE_N"]),)
+    constants = {**tile, "PRECISION": c.precision}
+    return Plan(multiply_unpacked, grid, (m, n, k, *b.stride()), constants, config["num_warps"], config["num_stages"])
+
+
+FORWARD = Dispatch(
+    Sparse24Call,
+    ON_CPU,
+    TRACED_DENSE,
+    Route("cuda", lambda c: not c.empty, "on Hopper's sparse tensor cores",
+          lambda c: sparse_hopper.SparseHopperPlan(c.values, c.metadata, c.x), hopper_unsupported, sm=90),
+    Route("torch dense", lambda c: c.n > UNPACKED_IN_REGISTERS,
+          "unpacked to a dense matrix for a library's product, which is faster for many columns"),
+    Route("triton", lambda c: True, "unpacked in registers, on any matrix units", plan),
+)  # fmt: skip
+
 
 # ---- implementations -------------------------------------------------------------------------------------------------
 
@@ -33,15 +164,13 @@ def reference(a: Sparse24, b: Tensor) -> Tensor:
 def unpacking(a: Sparse24, b: Tensor) -> Tensor:
     c = b.new_empty((a.shape[0], b.shape[1]))
     if c.numel():
-        SPARSE_2_4_MATMUL.kernel("triton").of((a.values, a.metadata, b), default_precision())(
-            a.values, a.metadata, b, c
-        )
+        FORWARD.kernel("triton").of((a.values, a.metadata, b), default_precision())(a.values, a.metadata, b, c)
     return c
 
 
 def sparse_tensor_cores(a: Sparse24, b: Tensor) -> Tensor:
     """On Hopper's sparse tensor cores; it says in words what it does not take."""
-    plan = SPARSE_2_4_MATMUL.kernel("cuda").of((a.values, a.metadata, b), "ieee")
+    plan = FORWARD.kernel("cuda").of((a.values, a.metadata, b), "ieee")
     c = b.new_empty((a.shape[0], b.shape[1]))
     plan(a.values, a.metadata, b, c)
     return c
@@ -80,10 +209,8 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     if device == "meta":
         return {"a": Sparse24(values, torch.empty((m, k // 16), dtype=torch.int16, device=device), (m, k)), "b": b}
     at = g.device if g is not None else device
-    drawn = torch.randint(0, len(CODES), (m, k // 16, 4), generator=g, device=at).to(device)
-    codes = torch.tensor(CODES, device=device)[drawn]
-    words = (codes << torch.arange(0, 16, 4, device=device)).sum(-1)
-    metadata = torch.where(words < 2**15, words, words - 2**16).to(torch.int16)
+    drawn = torch.randint(0, len(PLACES), (m, k // 4), generator=g, device=at).to(device)
+    metadata = metadata_of(torch.tensor(PLACES, device=device)[drawn])
     return {"a": Sparse24(values, metadata, (m, k), check=False), "b": b}
 
 
@@ -94,15 +221,12 @@ def cost(w: Workload, direction: str) -> Cost:
     return Cost(reads, m * n * size, {w.dtype: float(m * n * k)}, vector_flops=1)
 
 
-def _changed(values: Any = None, metadata: Any = None) -> Any:
-    """The product with some of the matrix replaced."""
+def _of_values(change: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    return lambda a, b: reference(a.with_values(change(a.values)), b)
 
-    def wrong(a: Sparse24, b: Tensor) -> Tensor:
-        v = a.values if values is None else values(a.values)
-        at = a.metadata if metadata is None else metadata(a.metadata)
-        return reference(Sparse24(v.contiguous(), at.contiguous(), a.shape, check=False), b)
 
-    return wrong
+def _of_metadata(change: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    return lambda a, b: reference(Sparse24(a.values, change(a.metadata), a.shape, check=False), b)
 
 
 TIMED = (
@@ -143,12 +267,10 @@ sparse_2_4_matmul = Operator(
     },
     mutants=[
         *mutants.usual(reference),
-        Mutant(
-            "values of each pair swapped", _changed(values=lambda v: v.reshape(len(v), -1, 2).flip(2).reshape(v.shape))
-        ),
-        Mutant("always the first two", _changed(metadata=lambda t: torch.full_like(t, 0x4444))),
-        Mutant("bytes of the metadata swapped", _changed(metadata=lambda t: (t << 8) | ((t >> 8) & 255))),
-        Mutant("metadata of the next row", _changed(metadata=lambda t: t.roll(1, 0) if len(t) > 1 else t * 0 + 0x4444)),
+        Mutant("values of each pair swapped", _of_values(lambda v: v.unflatten(1, (-1, 2)).flip(2).flatten(1))),
+        Mutant("always the first two", _of_metadata(lambda t: torch.full_like(t, 0x4444))),
+        Mutant("bytes of the metadata swapped", _of_metadata(lambda t: (t << 8) | ((t >> 8) & 255))),
+        Mutant("metadata of the next row", _of_metadata(lambda t: t.roll(1, 0) if len(t) > 1 else t * 0 + 0x4444)),
     ],
 )
 
@@ -165,28 +287,15 @@ PRODUCTS = {"torch": reference, "torch dense": dense, "triton": unpacking, "cuda
 
 
 def check(a: Sparse24, b: Tensor) -> None:
-    if not isinstance(a, Sparse24):
-        raise TypeError(
-            f"sparse_2_4_matmul: argument 'a' is a {type(a).__name__}; expected a weft.operators.sparse.Sparse24 "
-            "(Sparse24.from_dense)"
-        )
-    check_tensor("sparse_2_4_matmul", "a.values", a.values)
-    check_tensor("sparse_2_4_matmul", "b", b)
-    check_same("sparse_2_4_matmul", "b", b, "a.values", a.values)
-    if b.ndim != 2 or b.shape[0] != a.shape[1]:
-        raise ValueError(
-            f"sparse_2_4_matmul: argument 'b' has shape {tuple(b.shape)}; expected ({a.shape[1]}, N), as many rows as 'a' has "
-            "columns"
-        )
-    if torch.is_grad_enabled() and (b.requires_grad or a.values.requires_grad):
-        raise NotImplementedError("sparse_2_4_matmul: it has no gradients; expected a call under torch.no_grad()")
+    expected = "({}, N), as many rows as 'a' has columns"
+    check_product("sparse_2_4_matmul", a, (Sparse24,), "Sparse24 (Sparse24.from_dense)", b, expected, left="a")
 
 
 @sparse_2_4_matmul.choice
 @guarded
 def choose(a: Sparse24, b: Tensor) -> Choice:
     check(a, b)
-    return SPARSE_2_4_MATMUL.choose(a.values, a.metadata, b, "ieee")
+    return FORWARD.choose(a.values, a.metadata, b, "ieee")
 
 
 @sparse_2_4_matmul.function
@@ -209,7 +318,5 @@ def sparse_2_4_matmul_function(a: Sparse24, b: Tensor) -> Tensor:
         NotImplementedError: a gradient is wanted.
     """
     check(a, b)
-    values, b = cast_for_products(a.values, b)
-    if values is not a.values:
-        a = Sparse24(values, a.metadata, a.shape, check=False)
+    a, b = cast(a, b)
     return PRODUCTS[choose(a, b).implementation](a, b)
