@@ -21,7 +21,8 @@ from weft.bench.compile_check import resource_usage  # noqa: E402
 from weft.operators.cuda import CudaPlan, compile_cubin  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
 from weft.operators.scan import dispatch  # noqa: E402
-from weft.operators.scan.dispatch import FORWARD, ColumnsPlan, Scan  # noqa: E402
+from weft.operators.scan.dispatch import FORWARD, Scan  # noqa: E402
+from weft.operators.scan.kernels import ScanInParts  # noqa: E402
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -154,7 +155,7 @@ def check_every_kernel(scan: Scan, dtype: torch.dtype, sm: int) -> None:
     x = torch.empty(2**20, 64, dtype=dtype, device="meta")
     made = plan_of(scan, x, 0, sm, exclusive=True, reverse=True)
     between = made.carries
-    carries = [between.scan] if isinstance(between, ColumnsPlan) else []  # of products Triton's
+    carries = [between.scan] if isinstance(between, ScanInParts) else []  # of products Triton's
     assert between is not None and (carries == [] or between.carries is None)
     for kernel in (made.totals, *carries, made.scan):
         assert resource_usage(compile_cubin(kernel.source, kernel.expression, sm)[0])["STACK"] == 0

@@ -25,7 +25,8 @@ from weft.operators.cuda import compile_cubin  # noqa: E402
 from weft.operators.launch import INTERPRETING, compiling_for  # noqa: E402
 from weft.operators.scan import dispatch, kernels  # noqa: E402
 from weft.operators.scan.cumprod import scan as product  # noqa: E402
-from weft.operators.scan.dispatch import BACKWARD, GradientInParts  # noqa: E402
+from weft.operators.scan.dispatch import BACKWARD  # noqa: E402
+from weft.operators.scan.kernels import GradientInParts  # noqa: E402
 from weft.operators.scan.logcumsumexp import scan as logarithm  # noqa: E402
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32

@@ -22,7 +22,8 @@ from weft.operators.configs import Config  # noqa: E402
 from weft.operators.cuda import compile_cubin  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
 from weft.operators.scan import dispatch  # noqa: E402
-from weft.operators.scan.dispatch import FORWARD, RowsPlan  # noqa: E402
+from weft.operators.scan.dispatch import FORWARD  # noqa: E402
+from weft.operators.scan.kernels import RowsPlan  # noqa: E402
 from weft.operators.scan.logcumsumexp import scan  # noqa: E402
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from weft.definition import SHARED_LIMIT, Declined
 from weft.operators.axis_view import AxisView, axis_views
-from weft.operators.call import check_dim, check_tensor
+from weft.operators.call import check_dim, check_flag, check_tensor
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.launch import INTERPRETING, Plan, multiprocessors
 from weft.operators.scan import kernels
-from weft.operators.scan.kernels import Formula, GradientPlan, LongRowsPlan, TilesPlan
+from weft.operators.scan.kernels import Formula, GradientInParts, RowsPlan, ScanInParts
 
 COPY = "the dimensions beside 'dim' do not collapse into one stride each, so a copy would be needed"
 LARGE = 2**20  # elements; of fewer, launching is what counts, and Triton's plans serve
@@ -39,15 +39,8 @@ IN_FLIGHT = 2**17  # bytes of copies on a multiprocessor
 
 # ---- CUDA C++ kernels of an operator, with their configurations ------------------------------------------------------
 
-RING = (
-    "TEAMS",
-    "WARPS",
-    "VECTORS",
-    "SLOTS",
-    "LOADS",
-    "ADDERS",
-    "PER_SM",
-)  # a configuration, the kernel's template arguments
+# A configuration, the kernel's template arguments.
+RING = ("TEAMS", "WARPS", "VECTORS", "SLOTS", "LOADS", "ADDERS", "PER_SM")
 # TEAMS, WARPS, VECTORS, ADDERS, PER_SM: tiles of WARPS * VECTORS * 512 bytes, TEAMS of them in registers.
 RINGS = ((2, 8, 8, 4, 1), (3, 8, 8, 2, 1), (3, 8, 7, 2, 1), (3, 8, 6, 2, 1), (2, 4, 8, 2, 2))
 
@@ -215,9 +208,8 @@ class Scan:
     def check(self, x: Tensor, dim: int, exclusive: bool, reverse: bool) -> int:
         """``dim`` from the front. Raises TypeError or ValueError."""
         check_tensor(self.name, "x", x)
-        for name, value in (("exclusive", exclusive), ("reverse", reverse)):
-            if not isinstance(value, bool):
-                raise TypeError(f"{self.name}: argument '{name}' is {value!r}; expected True or False")
+        check_flag(self.name, "exclusive", exclusive)
+        check_flag(self.name, "reverse", reverse)
         return check_dim(self.name, dim, x.ndim)
 
 
@@ -287,24 +279,25 @@ def uncollapsed(c: ScanCall) -> str:
     return COPY if c.views is None else ""
 
 
-def tiles_launch(c: ScanCall) -> TilesPlan:
+def tiles_launch(c: ScanCall) -> ScanInParts:
     (v, y), formula = c.views, c.op.formula
     kind = formula.rows if v.K == 1 else formula.columns
     config = kind(c.x.device, c.x.dtype, ONE_TILE // 2 if c.walked else min(bucket(v.N), kernels.LONGEST))
-    return TilesPlan(v, y, config, c.x, formula, int(c.exclusive), c.reverse, cut=not c.walked)
+    return kernels.tiles_plan(v, y, config, c.x, formula, int(c.exclusive), c.reverse, cut=not c.walked)
 
 
 def long_rows_unsupported(c: ScanCall) -> str:
     return uncollapsed(c) or ("" if c.v.K == 1 else "columns, which are walked")
 
 
-def long_rows_launch(c: ScanCall) -> LongRowsPlan:
-    v, y = c.views
-    return LongRowsPlan(v, y, c.x, c.op.formula, int(c.exclusive), c.reverse)
+def long_rows_launch(c: ScanCall) -> RowsPlan:
+    return kernels.long_rows_plan(*c.views, c.x, c.op.formula, int(c.exclusive), c.reverse)
 
 
-def gradient_launch(c: ScanCall) -> GradientPlan:
-    return GradientPlan(c.views, c.x, c.op.formula, log=bool(c.op.log), exclusive=c.exclusive, reverse=c.reverse)
+def gradient_launch(c: ScanCall) -> GradientInParts:
+    return kernels.gradient_plan(
+        c.views, c.x, c.op.formula, log=bool(c.op.log), exclusive=c.exclusive, reverse=c.reverse
+    )
 
 
 # ---- CUDA C++: rows of adjacent elements, 16 bytes an access ---------------------------------------------------------
@@ -349,26 +342,13 @@ def rows_unsupported(c: ScanCall) -> str:
     return ""
 
 
-class RowsPlan:
-    """A scan of rows: call with ``(x, y)``."""
-
-    def __init__(self, c: ScanCall):
-        config, element = c.config(c.op.rows), CTYPES[c.x.dtype]
-        kind = f"{element}, {c.op.rows_kernel.type.format(element)}, {flags(c.reverse, c.exclusive)}"
-        self.words = 0
-        if "BYTES" in config:
-            self.launch = _rows(c, config, kind)
-        else:
-            self.launch, self.words = _ring(c, config, kind)
-
-    def __call__(self, x: Tensor, y: Tensor) -> None:
-        if self.words:
-            self.launch(x, torch.zeros(self.words, dtype=torch.int64, device=x.device), y)
-        else:
-            self.launch(x, y)
+def rows_launch(c: ScanCall) -> RowsPlan:
+    config, element = c.config(c.op.rows), CTYPES[c.x.dtype]
+    kind = f"{element}, {c.op.rows_kernel.type.format(element)}, {flags(c.reverse, c.exclusive)}"
+    return (_rows if "BYTES" in config else _ring)(c, config, kind)
 
 
-def _rows(c: ScanCall, config: Config, kind: str) -> CudaPlan:
+def _rows(c: ScanCall, config: Config, kind: str) -> RowsPlan:
     """Whole rows in registers, up to BYTES a thread: several rows by a warp, or one by several warps or a cluster of blocks."""
     x, (v, y) = c.x, c.views
     vectors, each = v.N * x.element_size() // 16, config["BYTES"] // 16
@@ -381,44 +361,21 @@ def _rows(c: ScanCall, config: Config, kind: str) -> CudaPlan:
     rows = max(each // held, 1) if cluster == 1 else 1
     blocks = cluster * -(-v.M // (threads // (32 * warps) * rows * (32 // lanes)))
     kernel = f"scan_rows<{kind}, {lanes}, {held}, {rows}, {warps}, {threads}, {cluster}>"
-    return CudaPlan(FOLDER / "scan.cu", kernel, (one_grid(blocks), 1), threads, longs(v.M, v.N, v.m, y.m), cluster)
+    strides = longs(v.M, v.N, v.m, y.m)
+    return RowsPlan(CudaPlan(FOLDER / "scan.cu", kernel, (one_grid(blocks), 1), threads, strides, cluster))
 
 
-def _ring(c: ScanCall, config: Config, kind: str) -> tuple[CudaPlan, int]:
-    """Rows in tiles, and the words of state that their look-back takes."""
+def _ring(c: ScanCall, config: Config, kind: str) -> RowsPlan:
+    """Rows in tiles that look back."""
     x, (v, y) = c.x, c.views
     tile = config["WARPS"] * config["VECTORS"] * 512  # bytes
     tiles = -(-v.N * x.element_size() // tile)
-    words = HEAD + v.M * tiles
     blocks = min(multiprocessors(x.device) * config["PER_SM"], one_grid(v.M * tiles))
     kernel = f"scan_ring<{kind}, {', '.join(str(config[k]) for k in RING)}>"
     scalars = (*longs(v.N), ctypes.c_uint(tiles), ctypes.c_uint(v.M * tiles), *longs(v.m, y.m))
     threads, slots = warps_of_ring(config) * 32, config["SLOTS"] * tile
-    return CudaPlan(FOLDER / "scan.cu", kernel, (blocks, 1), threads, scalars, shared_bytes=slots), words
-
-
-@dataclass
-class GradientInParts:
-    """A gradient: call with ``(x, y, dy, dx)``. One launch, or three where N is cut into parts: the step of the recurrence
-    that each part comes to, what these carry to each part, and the parts.
-
-    Args:
-        shape: M, parts of N, K.
-    """
-
-    shape: tuple[int, int, int]
-    gradient: CudaPlan
-    totals: CudaPlan
-    carries: Plan
-
-    def __call__(self, x: Tensor, y: Tensor, dy: Tensor, dx: Tensor) -> None:
-        carry = totals = scales = x
-        if self.shape[1] > 1:
-            every = torch.empty((3, *self.shape), dtype=torch.float32, device=x.device)
-            totals, scales, carry = every.unbind(0)
-            self.totals(x, y, dy, carry, totals, scales, dx)
-            self.carries(totals, scales, carry)
-        self.gradient(x, y, dy, carry, totals, scales, dx)
+    launch = CudaPlan(FOLDER / "scan.cu", kernel, (blocks, 1), threads, scalars, shared_bytes=slots)
+    return RowsPlan(launch, HEAD + v.M * tiles)
 
 
 @dataclass(frozen=True)
@@ -526,45 +483,27 @@ class Walk:
         return CudaPlan(FOLDER / source, f"{kind}, {numbers}>", (self.blocks, 1), self.threads, (*extents, *strides))
 
 
-class ColumnsPlan:
-    """A scan of columns: call with ``(x, y)``. One launch, or three where M and K alone give too few blocks: what each part of
-    N comes to, what comes before each, and the parts, which read x a second time.
-
-    Args:
-        views: of x and y.
-        cut: N may be cut into parts.
-    """
-
-    def __init__(
-        self, views: Sequence[AxisView], x: Tensor, op: Scan, *, exclusive: bool, reverse: bool, cut: bool = True
-    ):  # fmt: skip
-        v, kernel, self.scaled = views[0], op.columns_kernel, op.formula.scaled
-        config = op.columns(x.device, x.dtype, min(bucket(v.N), LONGEST))
-        walk = Walk(v, x, config, RESIDENT, cut=cut)
-        self.shape = (v.M, walk.parts, v.K)
-        kind = f"{kernel.name.format(CTYPES[x.dtype])}, {flags(reverse, exclusive)}"
-        self.scan = walk.launch(kernel.source, f"{kind}, {'WHOLE' if walk.parts == 1 else 'CARRIED'}", views)
-        self.totals = walk.launch(kernel.source, f"{kind}, TOTALS", views)
-        self.carries: ColumnsPlan | Plan | None = None
-        if walk.parts > 1 and self.scaled:
-            self.carries = kernels.carry_products_launch(v, walk.parts)
-        elif walk.parts > 1:
-            between = AxisView(*self.shape, walk.parts * v.K, v.K, 1)
-            totals = torch.empty(0, dtype=torch.float32, device=x.device)
-            self.carries = ColumnsPlan((between, between), totals, op, exclusive=True, reverse=False, cut=False)
-
-    def __call__(self, x: Tensor, y: Tensor) -> None:
-        carry = totals = x
-        if self.carries is not None:
-            carry, *_ = between = torch.empty((2 + self.scaled, *self.shape), dtype=torch.float32, device=x.device)
-            totals = between[1:]
-            self.totals(x, carry, y, totals)
-            self.carries(totals, carry)
-        self.scan(x, carry, y, totals)
+def columns_plan(
+    views: Sequence[AxisView], x: Tensor, op: Scan, *, exclusive: bool, reverse: bool, cut: bool = True
+) -> ScanInParts:
+    """A scan of columns. ``views``: of x and y; ``cut``: N may be cut into parts."""
+    v, kernel = views[0], op.columns_kernel
+    walk = Walk(v, x, op.columns(x.device, x.dtype, min(bucket(v.N), LONGEST)), RESIDENT, cut=cut)
+    kind = f"{kernel.name.format(CTYPES[x.dtype])}, {flags(reverse, exclusive)}"
+    shape, scaled = (v.M, walk.parts, v.K), op.formula.scaled
+    carries: ScanInParts | Plan | None = None
+    if walk.parts > 1 and scaled:
+        carries = kernels.carry_products_launch(v, walk.parts)
+    elif walk.parts > 1:
+        between = AxisView(*shape, walk.parts * v.K, v.K, 1)
+        totals = torch.empty(0, dtype=torch.float32, device=x.device)
+        carries = columns_plan((between, between), totals, op, exclusive=True, reverse=False, cut=False)
+    scan = walk.launch(kernel.source, f"{kind}, {'WHOLE' if walk.parts == 1 else 'CARRIED'}", views)
+    return ScanInParts(shape, scan, walk.launch(kernel.source, f"{kind}, TOTALS", views), carries, scaled)
 
 
-def columns_launch(c: ScanCall) -> ColumnsPlan:
-    return ColumnsPlan(c.views, c.x, c.op, exclusive=c.exclusive, reverse=c.reverse)
+def columns_launch(c: ScanCall) -> ScanInParts:
+    return columns_plan(c.views, c.x, c.op, exclusive=c.exclusive, reverse=c.reverse)
 
 
 def gradient_columns_launch(c: ScanCall) -> GradientInParts:
@@ -598,7 +537,7 @@ FORWARD = Dispatch(
     *FIRST,
     Route("cuda", lambda c: c.large,
           "rows of adjacent elements: 16 bytes an access, rows in registers or in a ring of tiles with look-back",
-          RowsPlan, rows_unsupported),
+          rows_launch, rows_unsupported),
     Route("cuda", lambda c: c.large and not c.few_rows,
           "columns side by side: 16 bytes an access, a block walks down its columns",
           columns_launch, columns_unsupported),

@@ -8,6 +8,7 @@ inclusive one of the input shifted by one element, and a reversed one runs from 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -146,7 +147,7 @@ def in_memory(tile, ROWS: tl.constexpr, REACH: tl.constexpr, VECTOR: tl.constexp
 
 @triton.jit
 def scan_tiles(
-    x_ptr, carry_ptr, y_ptr, M, N, K, PARTS, x_m, x_n, x_k, y_m, y_n, y_k,
+    x_ptr, carry_ptr, y_ptr, totals_ptr, M, N, K, PARTS, x_m, x_n, x_k, y_m, y_n, y_k,
     SCAN: tl.constexpr, TOTAL: tl.constexpr, JOIN: tl.constexpr, NEUTRAL: tl.constexpr,
     REVERSE: tl.constexpr, SHIFT: tl.constexpr, TOTALS: tl.constexpr, CARRIED: tl.constexpr,
     ROWS: tl.constexpr, REACH: tl.constexpr, COLS: tl.constexpr, CHUNK: tl.constexpr, ONCE: tl.constexpr,
@@ -155,8 +156,8 @@ def scan_tiles(
     """y[m, n, k] = x[m, 0, k] + … + x[m, n - SHIFT, k], with the formula's operation for +.
 
     One program walks a tile [ROWS, REACH, COLS] along the CHUNK of its part, and asks for the next tile before it works on
-    this one. Where N is cut into several parts, a first launch writes only the TOTALS of each, carry [M, PARTS, K] (SCALED:
-    and behind them their powers of two), and the last one starts from what comes before its part: carry [M, PARTS, K].
+    this one. Where N is cut into several parts, a first launch writes only the TOTALS of each, [M, PARTS, K] (SCALED: and
+    behind them their powers of two), and the last one starts from what comes before its part: carry [M, PARTS, K].
     """
     N, K, x_m, x_n, x_k = known_strides(N, K, x_m, x_n, x_k, UNIT, DENSE)
     _, _, y_m, y_n, y_k = known_strides(N, K, y_m, y_n, y_k, UNIT, DENSE)
@@ -208,9 +209,9 @@ def scan_tiles(
             x = in_order(ahead, ROWS, REACH, VECTOR)
             at = following
     if TOTALS:
-        tl.store(carry_ptr + beside, carry, mask=in_beside)
+        tl.store(totals_ptr + beside, carry, mask=in_beside)
         if SCALED:
-            tl.store(carry_ptr + tl.cast(M, tl.int64) * PARTS * K + beside, power, mask=in_beside)
+            tl.store(totals_ptr + tl.cast(M, tl.int64) * PARTS * K + beside, power, mask=in_beside)
 
 
 @triton.jit
@@ -332,7 +333,7 @@ def load_or(ptr, lane, stride, at, n, N, there, OTHER: tl.constexpr):
 
 @triton.jit
 def gradient_tiles(
-    x_ptr, y_ptr, dy_ptr, carry_ptr, scale_ptr, dx_ptr, M, N, K, PARTS,
+    x_ptr, y_ptr, dy_ptr, carry_ptr, totals_ptr, scales_ptr, dx_ptr, M, N, K, PARTS,
     x_m, x_n, x_k, y_m, y_n, y_k, dy_m, dy_n, dy_k, dx_m, dx_n, dx_k,
     LOG: tl.constexpr, REVERSE: tl.constexpr, SHIFT: tl.constexpr, TOTALS: tl.constexpr, CARRIED: tl.constexpr,
     ROWS: tl.constexpr, REACH: tl.constexpr, COLS: tl.constexpr, CHUNK: tl.constexpr, VECTOR: tl.constexpr,
@@ -401,8 +402,8 @@ def gradient_tiles(
         carry = following
         at += -REACH if REVERSE else REACH
     if TOTALS:
-        tl.store(carry_ptr + beside, carry, mask=in_beside)
-        tl.store(scale_ptr + beside, scale, mask=in_beside)
+        tl.store(totals_ptr + beside, carry, mask=in_beside)
+        tl.store(scales_ptr + beside, scale, mask=in_beside)
 
 
 @triton.jit
@@ -545,117 +546,151 @@ def carry_parts_launch(lanes: int, k: int, parts: int, *, reverse: bool) -> Plan
     return Plan(carry_parts, (lanes,), (k, parts), {"REVERSE": reverse, "BLOCK": bucket(parts)}, 4)
 
 
-class TilesPlan:
-    """A scan by tiles that walk: call with ``(x, y)``. One launch, or three where M and K alone give too few programs: the
-    totals of each part of N, their scan, and the scan of the parts, which reads x a second time.
+@dataclass
+class ScanInParts:
+    """A scan: call with ``(x, y)``. One launch, or three where M and K alone give too few programs: what each part of N comes
+    to, what comes before each, and the parts, which read x a second time.
 
     Args:
-        shift: 1 for an exclusive scan.
+        shape: M, parts of N, K.
+        scan, totals: ``(x, carry, y, totals)``.
+        carries: ``(totals, carry)``, where there are several parts.
+        scaled: totals are products beside powers of two.
     """
 
-    def __init__(
-        self, v: AxisView, y: AxisView, config: Config, x: Tensor, formula: Formula, shift: int, reverse: bool,
-        *, cut: bool = True,
-    ):  # fmt: skip
-        t = Tiling(v, config, x.device, cut=cut)
-        scalars = (v.M, v.N, v.K, t.parts, v.m, v.n, v.k, y.m, y.n, y.k)
-
-        def launch(*, totals: bool = False, carried: bool = False) -> Plan:
-            constants = {
-                **formula.constants,
-                "REVERSE": reverse,
-                "SHIFT": -shift if reverse else shift,
-                "TOTALS": totals,
-                "CARRIED": carried,
-                **t.constants,
-                "ONCE": t.chunk == t.reach,
-                "VECTOR": vector(v, x, t.reach, reverse),
-                "UNIT": v.unit(y),
-                "DENSE": v.dense_axis,
-                "SCALED": totals and formula.scaled,
-            }
-            return Plan(scan_tiles, t.grid, scalars, constants, t.num_warps)
-
-        self.size, self.scaled = v.M * t.parts * v.K, formula.scaled
-        self.scan = launch(carried=t.parts > 1)
-        self.totals: Plan | None = None
-        self.carries: TilesPlan | Plan | None = None
-        if t.parts > 1:
-            self.totals = launch(totals=True)
-            if self.scaled:
-                self.carries = carry_products_launch(v, t.parts, reverse)
-            else:
-                between = AxisView(v.M, t.parts, v.K, t.parts * v.K, v.K, 1)
-                self.carries = TilesPlan(between, between, config, x, formula, 1, reverse, cut=False)
+    shape: tuple[int, int, int]
+    scan: Any
+    totals: Any
+    carries: Any
+    scaled: bool
 
     def __call__(self, x: Tensor, y: Tensor) -> None:
-        carry = x
-        if self.totals is not None and self.carries is not None:
-            carry, *_ = between = torch.empty((2 + self.scaled, self.size), dtype=torch.float32, device=x.device)
-            self.totals(x, between[1:], y)
-            self.carries(between[1:], carry)
-        self.scan(x, carry, y)
+        carry = totals = x
+        if self.carries is not None:
+            carry, *_ = between = torch.empty((2 + self.scaled, *self.shape), dtype=torch.float32, device=x.device)
+            totals = between[1:]
+            self.totals(x, carry, y, totals)
+            self.carries(totals, carry)
+        self.scan(x, carry, y, totals)
 
 
-class LongRowsPlan:
-    """A scan of long rows in one pass, by look-back: call with ``(x, y)``."""
+@dataclass
+class GradientInParts:
+    """A gradient: call with ``(x, y, dy, dx)``. One launch, or three where N is cut into parts: the step of the recurrence
+    that each part comes to, what these carry to each part, and the parts.
 
-    def __init__(self, v: AxisView, y: AxisView, x: Tensor, formula: Formula, shift: int, reverse: bool):
-        config = formula.long_rows(x.device, x.dtype)
-        block, group = (64, 4) if INTERPRETING else (config["BLOCK"], config["GROUP"])
-        tiles = triton.cdiv(v.N, block)
-        self.words = 1 + v.M * (tiles + triton.cdiv(tiles, group) + triton.cdiv(tiles, group**2))
+    Args:
+        shape: M, parts of N, K.
+        gradient, totals: ``(x, y, dy, carry, totals, scales, dx)``.
+        carries: ``(totals, scales, carry)``.
+    """
+
+    shape: tuple[int, int, int]
+    gradient: Any
+    totals: Any
+    carries: Plan
+
+    def __call__(self, x: Tensor, y: Tensor, dy: Tensor, dx: Tensor) -> None:
+        carry = totals = scales = x
+        if self.shape[1] > 1:
+            every = torch.empty((3, *self.shape), dtype=torch.float32, device=x.device)
+            totals, scales, carry = every.unbind(0)
+            self.totals(x, y, dy, carry, totals, scales, dx)
+            self.carries(totals, scales, carry)
+        self.gradient(x, y, dy, carry, totals, scales, dx)
+
+
+@dataclass
+class RowsPlan:
+    """A scan of rows: call with ``(x, y)``. ``launch`` takes so many zeroed ``words`` between them: a look-back's state."""
+
+    launch: Any
+    words: int = 0
+
+    def __call__(self, x: Tensor, y: Tensor) -> None:
+        if self.words:
+            self.launch(x, torch.zeros(self.words, dtype=torch.int64, device=x.device), y)
+        else:
+            self.launch(x, y)
+
+
+def tiles_plan(
+    v: AxisView,
+    y: AxisView,
+    config: Config,
+    x: Tensor,
+    formula: Formula,
+    shift: int,
+    reverse: bool,
+    *,
+    cut: bool = True,
+) -> ScanInParts:
+    """A scan by tiles that walk. ``shift``: 1 for an exclusive scan; ``cut``: N may be cut into parts."""
+    t = Tiling(v, config, x.device, cut=cut)
+    scalars = (v.M, v.N, v.K, t.parts, v.m, v.n, v.k, y.m, y.n, y.k)
+
+    def launch(*, totals: bool = False, carried: bool = False) -> Plan:
         constants = {
             **formula.constants,
             "REVERSE": reverse,
             "SHIFT": -shift if reverse else shift,
-            "BLOCK": block,
-            "GROUP": group,
-            "VECTOR": vector(v, x, block, reverse),
+            "TOTALS": totals,
+            "CARRIED": carried,
+            **t.constants,
+            "ONCE": t.chunk == t.reach,
+            "VECTOR": vector(v, x, t.reach, reverse),
+            "UNIT": v.unit(y),
+            "DENSE": v.dense_axis,
+            "SCALED": totals and formula.scaled,
         }
-        scalars = (v.N, tiles, v.m, v.n, y.m, y.n)
-        self.launch = Plan(scan_long_rows, (v.M * tiles,), scalars, constants, config["num_warps"])
+        return Plan(scan_tiles, t.grid, scalars, constants, t.num_warps)
 
-    def __call__(self, x: Tensor, y: Tensor) -> None:
-        self.launch(x, torch.zeros(self.words, dtype=torch.int64, device=x.device), y)
+    carries: ScanInParts | Plan | None = None
+    if t.parts > 1 and formula.scaled:
+        carries = carry_products_launch(v, t.parts, reverse)
+    elif t.parts > 1:
+        between = AxisView(v.M, t.parts, v.K, t.parts * v.K, v.K, 1)
+        carries = tiles_plan(between, between, config, x, formula, 1, reverse, cut=False)
+    shape = (v.M, t.parts, v.K)
+    return ScanInParts(shape, launch(carried=t.parts > 1), launch(totals=True), carries, formula.scaled)
 
 
-class GradientPlan:
-    """The gradient of a running product or logsumexp: call with ``(x, y, dy, dx)``. One launch, or three as ``TilesPlan``.
+def long_rows_plan(v: AxisView, y: AxisView, x: Tensor, formula: Formula, shift: int, reverse: bool) -> RowsPlan:
+    """A scan of long rows in one pass, by look-back."""
+    config = formula.long_rows(x.device, x.dtype)
+    block, group = (64, 4) if INTERPRETING else (config["BLOCK"], config["GROUP"])
+    tiles = triton.cdiv(v.N, block)
+    constants = {
+        **formula.constants,
+        "REVERSE": reverse,
+        "SHIFT": -shift if reverse else shift,
+        "BLOCK": block,
+        "GROUP": group,
+        "VECTOR": vector(v, x, block, reverse),
+    }
+    launch = Plan(scan_long_rows, (v.M * tiles,), (v.N, tiles, v.m, v.n, y.m, y.n), constants, config["num_warps"])
+    return RowsPlan(launch, 1 + v.M * (tiles + triton.cdiv(tiles, group) + triton.cdiv(tiles, group**2)))
 
-    Args:
-        reverse: of the scan; the recurrence runs the other way.
-    """
 
-    def __init__(
-        self, views: Sequence[AxisView], x: Tensor, formula: Formula, *, log: bool, exclusive: bool, reverse: bool
-    ):  # fmt: skip
-        v = views[0]
-        t = Tiling(v, formula.gradient(x.device, x.dtype, min(bucket(v.N), LONGEST)), x.device, cut=True)
-        self.parts, self.lanes = t.parts, v.M * v.K
-        scalars = (v.M, v.N, v.K, t.parts, *(s for view in views for s in (view.m, view.n, view.k)))
+def gradient_plan(
+    views: Sequence[AxisView], x: Tensor, formula: Formula, *, log: bool, exclusive: bool, reverse: bool
+) -> GradientInParts:
+    """The gradient of a running product or logsumexp. ``reverse``: of the scan; the recurrence runs the other way."""
+    v = views[0]
+    t = Tiling(v, formula.gradient(x.device, x.dtype, min(bucket(v.N), LONGEST)), x.device, cut=True)
+    scalars = (v.M, v.N, v.K, t.parts, *(s for view in views for s in (view.m, view.n, view.k)))
 
-        def launch(*, totals: bool = False, carried: bool = False) -> Plan:
-            constants = {
-                "LOG": log,
-                "REVERSE": not reverse,
-                "SHIFT": int(exclusive),
-                "TOTALS": totals,
-                "CARRIED": carried,
-                **t.constants,
-                "VECTOR": vector(v, x, t.reach, not reverse),
-            }
-            return Plan(gradient_tiles, t.grid, scalars, constants, t.num_warps)
+    def launch(*, totals: bool = False, carried: bool = False) -> Plan:
+        constants = {
+            "LOG": log,
+            "REVERSE": not reverse,
+            "SHIFT": int(exclusive),
+            "TOTALS": totals,
+            "CARRIED": carried,
+            **t.constants,
+            "VECTOR": vector(v, x, t.reach, not reverse),
+        }
+        return Plan(gradient_tiles, t.grid, scalars, constants, t.num_warps)
 
-        self.gradient = launch(carried=t.parts > 1)
-        self.totals = launch(totals=True)
-        self.carries = carry_parts_launch(self.lanes, v.K, t.parts, reverse=not reverse)
-
-    def __call__(self, x: Tensor, y: Tensor, dy: Tensor, dx: Tensor) -> None:
-        carry = x
-        if self.parts > 1:
-            every = torch.empty((3, self.lanes * self.parts), dtype=torch.float32, device=x.device)
-            totals, scales, carry = every.unbind(0)
-            self.totals(x, y, dy, totals, scales, dx)
-            self.carries(totals, scales, carry)
-        self.gradient(x, y, dy, carry, carry, dx)
+    carries = carry_parts_launch(v.M * v.K, v.K, t.parts, reverse=not reverse)
+    return GradientInParts((v.M, t.parts, v.K), launch(carried=t.parts > 1), launch(totals=True), carries)
