@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -28,17 +29,16 @@ class Configurations:
     Args:
         file: a module of the operator's folder (``__file__``), beside whose ``configs/`` the measured ones lie.
         name: the kernel's name, the first word of every key.
-        heuristic: ``(sm, *key) -> Config``, a sound choice for any key.
-        candidates: ``(sm, *key) -> configurations worth measuring``.
+        heuristic: ``(sm, *key) -> Config``, a sound choice for any key; or one for all.
+        candidates: ``(sm, *key) -> configurations worth measuring``; or those for any key.
     """
 
     all: ClassVar[list[Configurations]] = []
 
-    def __init__(
-        self, file: str, name: str, heuristic: Callable[..., Config], candidates: Callable[..., Any] = lambda *key: ()
-    ):
+    def __init__(self, file: str, name: str, heuristic: Config | Callable[..., Config], candidates: Any = ()):
         self.folder, self.name = Path(file).parent / "configs", name
-        self.heuristic, self.candidates = heuristic, candidates
+        self.heuristic = heuristic if callable(heuristic) else lambda sm, *key: heuristic
+        self.candidates = candidates if callable(candidates) else lambda sm, *key: candidates
         self.tables: dict[int, dict[str, Config]] = {}
         self.trial: Config | None = None  # set by `weft tune` while it measures one
         self.trial_key: tuple[Any, ...] | None = None  # the only key that it is for
@@ -93,3 +93,14 @@ def grid_of(choices: Mapping[str, Sequence[int]]) -> Iterable[Config]:
     """Every combination: ``grid_of({"BLOCK": (1024, 2048), "num_warps": (4, 8)})``."""
     for values in itertools.product(*choices.values()):
         yield dict(zip(choices, values, strict=True))
+
+
+def tiles(choices: Mapping[str, Sequence[int]], least: int, most: int, of: Sequence[str] = ("TILE",)) -> list[Config]:
+    """Every combination in which a thread of ``num_warps`` warps has ``least`` to ``most`` elements of a tile whose extents are
+    the choices ``of``."""
+    found = []
+    for config in grid_of(choices):
+        each = math.prod(config[extent] for extent in of) // (32 * config["num_warps"])
+        if least <= each <= most:
+            found.append(config)
+    return found
