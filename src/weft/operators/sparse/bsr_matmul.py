@@ -15,17 +15,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.definition import BYTES, Cost, Mutant, Operator, Tolerance, Workload, torch_dtype, workload
+from weft.definition import BYTES, Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants
 from weft.operators.call import Choice, guarded, traced
-from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.configs import Config, Configurations, bucket, tiles
 from weft.operators.dispatch import ON_CPU, Call, Dispatch, Route
 from weft.operators.launch import Plan
 from weft.operators.matmul.dispatch import default_precision
 from weft.operators.random_inputs import random_tensor
 from weft.operators.residency import shared_limit
 from weft.operators.sparse.bsr import BLOCKS, BSR
-from weft.operators.sparse.products import TRACED_DENSE, cast, check_product, distinct
+from weft.operators.sparse.products import TRACED_DENSE, cast, check_product, distinct, random_pattern
 
 
 @triton.jit
@@ -60,26 +60,15 @@ def heuristic(sm: int, dtype: torch.dtype, block: int, k: int) -> Config:
     tile_k = max(min(k, 128), 16)
     depth = min(block, 32 if dtype == torch.float32 else 64)
     stages = 2 if sm in (86, 89, 120) else 3
-    return {
-        "TILE_M": block,
-        "TILE_K": tile_k,
-        "DEPTH": depth,
-        "num_warps": 8 if block * tile_k >= 128 * 128 else 4,
-        "num_stages": stages,
-    }
+    warps = 8 if block * tile_k >= 128 * 128 else 4
+    return {"TILE_M": block, "TILE_K": tile_k, "DEPTH": depth, "num_warps": warps, "num_stages": stages}
 
 
 def candidates(sm: int, dtype: torch.dtype, block: int, k: int) -> Any:
-    choices = {
-        "TILE_M": tuple(b for b in (16, 32, 64, 128) if b <= block),
-        "TILE_K": (32, 64, 128, 256),
-        "DEPTH": tuple(d for d in (16, 32, 64, 128) if d <= block),
-        "num_warps": (2, 4, 8),
-        "num_stages": (2, 3, 4),
-    }
-    for c in grid_of(choices):
-        shared = (c["TILE_M"] + c["TILE_K"]) * c["DEPTH"] * dtype.itemsize * c["num_stages"]
-        if 8 <= c["TILE_M"] * c["TILE_K"] // (32 * c["num_warps"]) <= 128 and shared <= shared_limit(sm):
+    sides = [side for side in (16, 32, 64, 128) if side <= block]
+    sizes = {"TILE_M": sides, "TILE_K": (32, 64, 128, 256), "DEPTH": sides}
+    for c in tiles({**sizes, "num_warps": (2, 4, 8), "num_stages": (2, 3, 4)}, 8, 128, of=("TILE_M", "TILE_K")):
+        if (c["TILE_M"] + c["TILE_K"]) * c["DEPTH"] * dtype.itemsize * c["num_stages"] <= shared_limit(sm):
             yield c
 
 
@@ -140,9 +129,6 @@ def bsr_triton(matrix: BSR, b: Tensor) -> Tensor:
     return y
 
 
-# ---- definition ------------------------------------------------------------------------------------------------------
-
-
 def blocks_of(w: Workload) -> tuple[int, int, int]:
     """Block rows, block columns and stored blocks of a workload."""
     block = w.option("block", 16)
@@ -153,19 +139,10 @@ def blocks_of(w: Workload) -> tuple[int, int, int]:
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     """M/B·R blocks, dealt out over the block rows at random (the same for every draw), and b [N, K]."""
     (rows, columns, z), block = blocks_of(w), w.option("block", 16)
-    index = torch_dtype(w.option("indices", "int32"))
     values = random_tensor(g, (z, block, block), w.dtype, device)
     b = random_tensor(g, (w["N"], w["K"]), w.dtype, device, layout=w.option("layout", "contiguous"))
-    shape = (rows * block, columns * block)
-    if device == "meta":
-        offsets, at = (torch.empty(size, dtype=index, device=device) for size in (rows + 1, z))
-        return {"matrix": BSR(offsets, at, values, shape), "b": b}
-    pattern = torch.Generator(device).manual_seed(rows + 3 * columns + 7 * z)
-    drawn = torch.randint(0, max(rows, 1), (z,), generator=pattern, device=device)
-    lengths = torch.bincount(drawn, minlength=rows)[:rows]
-    offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
-    at = torch.randint(0, max(columns, 1), (z,), generator=pattern, device=device)
-    return {"matrix": BSR(offsets.to(index), at.to(index), values, shape, check=False), "b": b}
+    pattern = random_pattern(w, rows, columns, z, device)
+    return {"matrix": BSR(*pattern, values, (rows * block, columns * block), check=False), "b": b}
 
 
 def cost(w: Workload, direction: str) -> Cost:
@@ -240,8 +217,6 @@ bsr_matmul = Operator(
 
 bsr_matmul.implementation("triton", arch=">=sm_80")(bsr_triton)
 bsr_matmul.implementation("torch")(torch_bsr)
-
-# ---- what users call -------------------------------------------------------------------------------------------------
 
 
 @bsr_matmul.choice

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.configs import Config, Configurations, bucket, tiles
 from weft.operators.launch import INTERPRETING, Plan, Plans
 from weft.operators.sparse.balance import WIDEST, partition, row_width
 from weft.operators.sparse.csr import CSR
@@ -207,27 +207,11 @@ def add_open_rows(rows_ptr, runs_ptr, open_ptr, closed_ptr, y_ptr, K, REACH: tl.
 # ---- configurations --------------------------------------------------------------------------------------------------
 
 
-def row_heuristic(sm: int, dtype: torch.dtype, width: int) -> Config:
-    """8 elements a thread: so many gathers are on their way at once."""
-    return {"TILE": 1024, "num_warps": 4}
-
-
-def row_candidates(sm: int, dtype: torch.dtype, width: int) -> Any:
-    every = grid_of({"TILE": (256, 512, 1024, 2048, 4096, 8192), "num_warps": (1, 2, 4, 8)})
-    return [c for c in every if 4 <= c["TILE"] // (32 * c["num_warps"]) <= 64]
-
-
-def merge_heuristic(sm: int, dtype: torch.dtype) -> Config:
-    return {"TILE": 2048, "num_warps": 4}
-
-
-def merge_candidates(sm: int, dtype: torch.dtype) -> Any:
-    every = grid_of({"TILE": (512, 1024, 2048, 4096), "num_warps": (2, 4, 8)})
-    return [c for c in every if 4 <= c["TILE"] // (32 * c["num_warps"]) <= 32]
-
-
-vector_rows = Configurations(__file__, "row_split", row_heuristic, row_candidates)
-vector_parts = Configurations(__file__, "merge", merge_heuristic, merge_candidates)
+row_tiles = tiles({"TILE": (256, 512, 1024, 2048, 4096, 8192), "num_warps": (1, 2, 4, 8)}, 4, 64)
+part_tiles = tiles({"TILE": (512, 1024, 2048, 4096), "num_warps": (2, 4, 8)}, 4, 32)
+# 8 elements a thread: so many gathers are on their way at once
+vector_rows = Configurations(__file__, "row_split", {"TILE": 1024, "num_warps": 4}, row_tiles)
+vector_parts = Configurations(__file__, "merge", {"TILE": 2048, "num_warps": 4}, part_tiles)
 
 
 def rows_heuristic(sm: int, dtype: torch.dtype, k: int) -> Config:
@@ -237,8 +221,8 @@ def rows_heuristic(sm: int, dtype: torch.dtype, k: int) -> Config:
 
 def rows_candidates(sm: int, dtype: torch.dtype, k: int) -> Any:
     blocks = [b for b in (32, 64, 128, 256, 512) if b <= k] or [k]
-    every = grid_of({"ROWS": (1, 2, 4, 8, 16, 32, 64), "BLOCK": blocks, "num_warps": (1, 2, 4, 8)})
-    return [c for c in every if 2 <= c["ROWS"] * c["BLOCK"] // (32 * c["num_warps"]) <= 16]
+    choices = {"ROWS": (1, 2, 4, 8, 16, 32, 64), "BLOCK": blocks, "num_warps": (1, 2, 4, 8)}
+    return tiles(choices, 2, 16, of=("ROWS", "BLOCK"))
 
 
 def parts_heuristic(sm: int, dtype: torch.dtype, k: int) -> Config:
@@ -248,8 +232,7 @@ def parts_heuristic(sm: int, dtype: torch.dtype, k: int) -> Config:
 
 def parts_candidates(sm: int, dtype: torch.dtype, k: int) -> Any:
     blocks = [b for b in (32, 64, 128, 256, 512) if b <= k] or [k]
-    every = grid_of({"REACH": (2, 4, 8, 16, 32), "BLOCK": blocks, "num_warps": (1, 2, 4)})
-    return [c for c in every if 4 <= c["REACH"] * c["BLOCK"] // (32 * c["num_warps"]) <= 64]
+    return tiles({"REACH": (2, 4, 8, 16, 32), "BLOCK": blocks, "num_warps": (1, 2, 4)}, 4, 64, of=("REACH", "BLOCK"))
 
 
 dense_rows = Configurations(__file__, "rows_times_dense", rows_heuristic, rows_candidates)

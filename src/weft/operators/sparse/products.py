@@ -218,28 +218,32 @@ def stored(w: Workload) -> int:
 
 
 def random_csr(w: Workload, g: Any, device: str) -> CSR:
-    """[M, N] with M·R elements, R in each row or dealt out at random. Values are drawn from ``g``; the pattern is the
-    workload's own, the same for every draw."""
-    m, n, z = w["M"], w["N"], stored(w)
+    """[M, N] with M·R elements. Values are drawn from ``g``."""
+    values = random_tensor(g, (stored(w),), w.dtype, device, values=w.option("values", "normal"))
+    offsets, columns = random_pattern(w, w["M"], w["N"], stored(w), device)
+    return CSR(offsets, columns, values, (w["M"], w["N"]), check=False)
+
+
+def random_pattern(w: Workload, m: int, n: int, z: int, device: str) -> tuple[Tensor, Tensor]:
+    """Row offsets and columns of z elements (or blocks) in m rows and n columns, of the workload's own: the same for every
+    draw."""
     index = torch_dtype(w.option("indices", "int32"))
-    values = random_tensor(g, (z,), w.dtype, device, values=w.option("values", "normal"))
     if device == "meta":
-        offsets, columns = (torch.empty(size, dtype=index, device=device) for size in (m + 1, z))
-        return CSR(offsets, columns, values, (m, n))
+        return torch.empty(m + 1, dtype=index, device=device), torch.empty(z, dtype=index, device=device)
     at = torch.Generator(device).manual_seed(m + 3 * n + 7 * z)
     offsets = torch.zeros(m + 1, dtype=torch.int64, device=device)
-    torch.cumsum(_lengths(w, z, at, device), 0, out=offsets[1:])
+    torch.cumsum(_lengths(w, m, z, at, device), 0, out=offsets[1:])
     width = min(n, 3) if w.option("columns") == "few" else n
     columns = torch.randint(0, max(width, 1), (z,), generator=at, device=device)
     if w.option("columns") == "sorted":
         rows = torch.repeat_interleave(torch.arange(m, device=device), offsets.diff())
         columns = torch.sort(rows * n + columns).values % n
-    return CSR(offsets.to(index), columns.to(index), values, (m, n), check=False)
+    return offsets.to(index), columns.to(index)
 
 
-def _lengths(w: Workload, z: int, at: torch.Generator, device: str) -> Tensor:
-    """How many of z elements each row has."""
-    m, rows = w["M"], w.option("rows", "random")
+def _lengths(w: Workload, m: int, z: int, at: torch.Generator, device: str) -> Tensor:
+    """How many of z elements each of m rows has."""
+    rows = w.option("rows", "random")
     if not z:
         return torch.zeros(m, dtype=torch.int64, device=device)
     if rows == "even":

@@ -16,7 +16,7 @@ from torch import Tensor
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants
 from weft.operators.call import Choice, check_tensor, guarded
-from weft.operators.configs import Config, Configurations, grid_of
+from weft.operators.configs import Configurations, tiles
 from weft.operators.dispatch import ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.launch import INTERPRETING, Plan
 from weft.operators.random_inputs import random_tensor
@@ -55,17 +55,8 @@ def keep_two_of_four(x_ptr, y_ptr, N, in_row, row_stride, col_stride, FLAT: tl.c
     tl.store(y_ptr + at, y, mask=inside)
 
 
-def heuristic(sm: int, dtype: torch.dtype) -> Config:
-    """16 elements a thread."""
-    return {"TILE": 512, "num_warps": 4}
-
-
-def candidates(sm: int, dtype: torch.dtype) -> Any:
-    every = grid_of({"TILE": (256, 512, 1024, 2048), "num_warps": (2, 4, 8)})
-    return [c for c in every if 8 <= c["TILE"] * 4 // (32 * c["num_warps"]) <= 32]
-
-
-configuration = Configurations(__file__, "prune_2_4", heuristic, candidates)
+groups_of_four = tiles({"TILE": (256, 512, 1024, 2048), "num_warps": (2, 4, 8)}, 2, 8)
+configuration = Configurations(__file__, "prune_2_4", {"TILE": 512, "num_warps": 4}, groups_of_four)
 
 
 @dataclass
@@ -106,19 +97,10 @@ def prune_triton(x: Tensor) -> Tensor:
     return y
 
 
-# ---- definition ------------------------------------------------------------------------------------------------------
-
-
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     """x [M, K]; ``levels=few``: of five values, so that ties abound."""
-    x = random_tensor(
-        g,
-        (w["M"], w["K"]),
-        w.dtype,
-        device,
-        layout=w.option("layout", "contiguous"),
-        values=w.option("values", "normal"),
-    )
+    layout, values = w.option("layout", "contiguous"), w.option("values", "normal")
+    x = random_tensor(g, (w["M"], w["K"]), w.dtype, device, layout=layout, values=values)
     if w.option("levels") == "few" and device != "meta":
         x.copy_(x.clamp(-2, 2).round())
     return {"x": x}
@@ -181,8 +163,6 @@ prune_2_4 = Operator(
 
 prune_2_4.implementation("triton", arch=">=sm_80")(prune_triton)
 prune_2_4.implementation("torch")(reference)
-
-# ---- what users call -------------------------------------------------------------------------------------------------
 
 
 def check(x: Tensor) -> None:

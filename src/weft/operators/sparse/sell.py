@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.configs import Config, Configurations, bucket, tiles
 from weft.operators.launch import Plan, Plans
 from weft.operators.sparse.csr import CSR
 from weft.operators.sparse.kernels import STEPS
@@ -129,8 +129,8 @@ def heuristic(sm: int, dtype: torch.dtype, width: int) -> Config:
 
 
 def candidates(sm: int, dtype: torch.dtype, width: int) -> Any:
-    every = grid_of({"TILE": (512, 1024, 2048, 4096), "WIDTH": (1, 2, 4, 8, 16), "num_warps": (1, 2, 4, 8)})
-    return [c for c in every if 4 <= c["TILE"] // (32 * c["num_warps"]) <= 32 and c["WIDTH"] <= width]
+    choices = {"TILE": (512, 1024, 2048, 4096), "WIDTH": (1, 2, 4, 8, 16), "num_warps": (1, 2, 4, 8)}
+    return [c for c in tiles(choices, 4, 32) if c["WIDTH"] <= width]
 
 
 configuration = Configurations(__file__, "sell", heuristic, candidates)

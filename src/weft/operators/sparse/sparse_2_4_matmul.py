@@ -20,7 +20,7 @@ from torch import Tensor
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants
 from weft.operators.call import Choice, guarded, traced
-from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.configs import Config, Configurations, bucket, tiles
 from weft.operators.dispatch import ON_CPU, Call, Dispatch, Route
 from weft.operators.launch import INTERPRETING, Plan
 from weft.operators.matmul.dispatch import default_precision
@@ -55,13 +55,11 @@ def multiply_unpacked(
     total = tl.zeros([TILE_M, TILE_N], tl.float32)
     for start in range(0, K, DEPTH):
         at = start // 2 + pair
-        stored = tl.load(
-            values_ptr + m[:, None] * (K // 2) + at[None, :], mask=rows & (at[None, :] < K // 2), other=0.0
-        )
+        values = values_ptr + m[:, None] * (K // 2) + at[None, :]
+        stored = tl.load(values, mask=rows & (at[None, :] < K // 2), other=0.0)
         at = start // 4 + group
-        word = tl.load(
-            metadata_ptr + m[:, None] * (K // 16) + (at // 4)[None, :], mask=rows & (at[None, :] < K // 4), other=0
-        )
+        words = metadata_ptr + m[:, None] * (K // 16) + (at // 4)[None, :]
+        word = tl.load(words, mask=rows & (at[None, :] < K // 4), other=0)
         code = word.to(tl.int32) >> ((at % 4) * 4)[None, :]
         low, high = code & 3, (code >> 2) & 3
         first, second = tl.split(tl.reshape(stored, [TILE_M, DEPTH // 4, 2]))
@@ -76,29 +74,19 @@ def multiply_unpacked(
 
 def heuristic(sm: int, dtype: torch.dtype, m: int, n: int) -> Config:
     """A tile that leaves registers for the unpacking."""
+    side, depth, warps = (64, 64, 4) if min(m, n) <= 64 else (128, 64, 8)
     if INTERPRETING:
-        return _config(32, 32, 32, 4, 2)
-    depth = 32 if dtype == torch.float32 else 64
-    if min(m, n) <= 64:
-        return _config(64, 64, depth, 4, 2)
-    return _config(128, 128, depth, 8, 2 if sm in (86, 89, 120) else 3)
-
-
-def _config(m: int, n: int, depth: int, warps: int, stages: int) -> Config:
-    return {"TILE_M": m, "TILE_N": n, "DEPTH": depth, "num_warps": warps, "num_stages": stages}
+        side, depth, warps = 32, 32, 4
+    elif dtype == torch.float32:
+        depth = 32
+    stages = 3 if side == 128 and sm not in (86, 89, 120) else 2
+    return {"TILE_M": side, "TILE_N": side, "DEPTH": depth, "num_warps": warps, "num_stages": stages}
 
 
 def candidates(sm: int, dtype: torch.dtype, m: int, n: int) -> Any:
-    choices = {
-        "TILE_M": (64, 128),
-        "TILE_N": (64, 128, 256),
-        "DEPTH": (32, 64, 128),
-        "num_warps": (4, 8),
-        "num_stages": (2, 3, 4),
-    }
-    for c in grid_of(choices):
-        shared = (c["TILE_M"] + c["TILE_N"]) * c["DEPTH"] * dtype.itemsize * c["num_stages"]
-        if 32 <= c["TILE_M"] * c["TILE_N"] // (32 * c["num_warps"]) <= 128 and shared <= shared_limit(sm):
+    sizes = {"TILE_M": (64, 128), "TILE_N": (64, 128, 256), "DEPTH": (32, 64, 128)}
+    for c in tiles({**sizes, "num_warps": (4, 8), "num_stages": (2, 3, 4)}, 32, 128, of=("TILE_M", "TILE_N")):
+        if (c["TILE_M"] + c["TILE_N"]) * c["DEPTH"] * dtype.itemsize * c["num_stages"] <= shared_limit(sm):
             yield c
 
 
@@ -152,9 +140,6 @@ FORWARD = Dispatch(
 )  # fmt: skip
 
 
-# ---- implementations -------------------------------------------------------------------------------------------------
-
-
 def reference(a: Sparse24, b: Tensor) -> Tensor:
     """As a dense product, in fp32 or wider."""
     wide = torch.promote_types(b.dtype, torch.float32)
@@ -196,9 +181,6 @@ def torch_semi_structured(a: Sparse24, b: Tensor) -> Tensor:
 def dense(a: Sparse24, b: Tensor) -> Tensor:
     """The dense product of the same matrix, unpacked at every call."""
     return torch.mm(a.to_dense(), b)
-
-
-# ---- definition ------------------------------------------------------------------------------------------------------
 
 
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
@@ -275,13 +257,10 @@ sparse_2_4_matmul = Operator(
 )
 
 sparse_2_4_matmul.implementation("triton", arch=">=sm_80")(unpacking)
-sparse_2_4_matmul.implementation("cuda", arch="==sm_90", dtypes=("bf16", "fp16"), devices=("cuda",))(
-    sparse_tensor_cores
-)
+on_hopper = sparse_2_4_matmul.implementation("cuda", arch="==sm_90", dtypes=("bf16", "fp16"), devices=("cuda",))
+on_hopper(sparse_tensor_cores)
 sparse_2_4_matmul.implementation("torch")(torch_semi_structured)
 sparse_2_4_matmul.implementation("torch dense")(dense)
-
-# ---- what users call -------------------------------------------------------------------------------------------------
 
 PRODUCTS = {"torch": reference, "torch dense": dense, "triton": unpacking, "cuda": sparse_tensor_cores}
 
