@@ -50,16 +50,12 @@ def _sum(x: Tensor, dim: int = -1, exclusive: bool = False, reverse: bool = Fals
 
 cumprod = Operator(
     **define(
-        "cumprod",
-        scan.reference,
-        flops=1,
-        special_ops=0,
-        backward_reads=3,
-        make_inputs=near_one,
-        tolerance={
+        scan,
+        {
             "forward": Tolerance(scale="element", terms=_factors),
             "backward": Tolerance(scale="row", terms=_factors),
         },
+        make_inputs=near_one,
         more=[
             workload(M=9, N=12, values="zeros"),
             workload(M=12, N=9, dim=0, values="zeros"),

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from weft.definition import Mutant, Operator, Tolerance
+from weft.operators.reduction.kernels import plus
 from weft.operators.scan import kernels
 from weft.operators.scan.dispatch import ColumnsKernel, RowsKernel, Scan
 from weft.operators.scan.kernels import Formula
@@ -16,7 +17,7 @@ from weft.operators.scan.scan import define, implement, scan_along
 scan = Scan(
     "cumsum",
     torch.cumsum,
-    Formula("cumsum", kernels.running_sum, kernels.total_sum, kernels.plus, 0.0),
+    Formula("cumsum", kernels.running_sum, kernels.total_sum, plus, 0.0),
     RowsKernel("Sum"),
     ColumnsKernel("columns.cu", "scan_columns<{}, Sum"),
     log=None,
@@ -45,12 +46,8 @@ def _rounded(x: Tensor, dim: int = -1, exclusive: bool = False, reverse: bool = 
 
 cumsum = Operator(
     **define(
-        "cumsum",
-        scan.reference,
-        flops=1,
-        special_ops=0,
-        backward_reads=1,
-        tolerance={
+        scan,
+        {
             "forward": Tolerance(scale=_forward_scale, terms=lambda w: 256),
             "backward": Tolerance(scale=_backward_scale, terms=lambda w: 256),
         },

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 
 from weft.definition import SHARED_LIMIT, Declined
@@ -159,10 +160,6 @@ def gradient_columns_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
     return {"ACROSS": 8, "ROWS": 4, "THREADS": 128}
 
 
-def gradient_columns_candidates(sm: int, dtype: torch.dtype, n: int) -> Iterable[Config]:
-    yield from grid_of({"ACROSS": (4, 8, 16), "ROWS": (2, 4), "THREADS": (128, 192, 256)})
-
-
 # ---- a call ----------------------------------------------------------------------------------------------------------
 
 
@@ -182,15 +179,14 @@ class Scan:
         self.name, self.scan, self.formula, self.log, self.wide_in_autocast = name, scan, formula, log, wide_in_autocast
         self.rows_kernel, self.columns_kernel = rows, columns
 
-        def configured(kernel: str, heuristic: Callable[..., Config], candidates: Callable[..., Any]) -> Configurations:
+        def configured(kernel: str, heuristic: Callable[..., Config], candidates: Any) -> Configurations:
             return Configurations(__file__, f"{name}_{kernel}", heuristic, candidates)
 
         self.rows = configured("cuda_rows", rows.heuristic, rows.candidates)
         self.columns = configured("cuda_columns", columns.heuristic, columns.candidates)
         self.gradient_rows = configured("cuda_gradient_rows", gradient_rows_heuristic, gradient_rows_candidates)
-        self.gradient_columns = configured(
-            "cuda_gradient_columns", gradient_columns_heuristic, gradient_columns_candidates
-        )
+        walks = list(grid_of({"ACROSS": (4, 8, 16), "ROWS": (2, 4), "THREADS": (128, 192, 256)}))
+        self.gradient_columns = configured("cuda_gradient_columns", gradient_columns_heuristic, walks)
 
     def reference(self, x: Tensor, dim: int = -1, exclusive: bool = False, reverse: bool = False) -> Tensor:
         """In PyTorch, which has neither option: by shifting and flipping the input."""
@@ -263,10 +259,6 @@ class ScanCall(Call):
         return configured(self.x.device, self.x.dtype, min(bucket(self.v.N), LONGEST))
 
 
-def gradient_call(x: Tensor, y: Tensor, dy: Tensor, op: Scan, dim: int, exclusive: bool, reverse: bool) -> ScanCall:
-    return ScanCall(x, op, dim, exclusive, reverse, x.dtype, y, dy)
-
-
 def flags(*values: bool) -> str:
     """As template arguments."""
     return ", ".join(str(value).lower() for value in values)
@@ -291,13 +283,43 @@ def long_rows_unsupported(c: ScanCall) -> str:
 
 
 def long_rows_launch(c: ScanCall) -> RowsPlan:
-    return kernels.long_rows_plan(*c.views, c.x, c.op.formula, int(c.exclusive), c.reverse)
+    (v, y), x, formula = c.views, c.x, c.op.formula
+    config = formula.long_rows(x.device, x.dtype)
+    block, group = (64, 4) if INTERPRETING else (config["BLOCK"], config["GROUP"])
+    tiles = triton.cdiv(v.N, block)
+    constants = {
+        **formula.constants,
+        "REVERSE": c.reverse,
+        "SHIFT": -int(c.exclusive) if c.reverse else int(c.exclusive),
+        "BLOCK": block,
+        "GROUP": group,
+        "VECTOR": kernels.vector(v, x, block, c.reverse),
+    }
+    scalars = (v.N, tiles, v.m, v.n, y.m, y.n)
+    launch = Plan(kernels.scan_long_rows, (v.M * tiles,), scalars, constants, config["num_warps"])
+    return RowsPlan(launch, 1 + v.M * (tiles + triton.cdiv(tiles, group) + triton.cdiv(tiles, group**2)))
 
 
 def gradient_launch(c: ScanCall) -> GradientInParts:
-    return kernels.gradient_plan(
-        c.views, c.x, c.op.formula, log=bool(c.op.log), exclusive=c.exclusive, reverse=c.reverse
-    )
+    v, formula = c.v, c.op.formula
+    config = formula.gradient(c.x.device, c.x.dtype, min(bucket(v.N), kernels.LONGEST))
+    t = kernels.Tiling(v, config, c.x.device, cut=True)
+    scalars = (v.M, v.N, v.K, t.parts, *(s for view in c.views for s in (view.m, view.n, view.k)))
+
+    def launch(*, totals: bool = False, carried: bool = False) -> Plan:
+        constants = {
+            "LOG": bool(c.op.log),
+            "REVERSE": not c.reverse,  # the recurrence runs the other way
+            "SHIFT": int(c.exclusive),
+            "TOTALS": totals,
+            "CARRIED": carried,
+            **t.constants,
+            "VECTOR": kernels.vector(v, c.x, t.reach, not c.reverse),
+        }
+        return Plan(kernels.gradient_tiles, t.grid, scalars, constants, t.num_warps)
+
+    carries = kernels.carry_parts_launch(v.M * v.K, v.K, t.parts, reverse=not c.reverse)
+    return GradientInParts((v.M, t.parts, v.K), launch(carried=t.parts > 1), launch(totals=True), carries)
 
 
 # ---- CUDA C++: rows of adjacent elements, 16 bytes an access ---------------------------------------------------------
@@ -547,7 +569,7 @@ FORWARD = Dispatch(
           tiles_launch, uncollapsed),
 )
 BACKWARD = Dispatch(
-    gradient_call,
+    lambda x, y, dy, op, dim, exclusive, reverse: ScanCall(x, op, dim, exclusive, reverse, x.dtype, y, dy),
     *FIRST,
     Route("cuda", lambda c: c.large, "rows of adjacent elements: 16 bytes an access, a cluster of blocks holds a row",
           gradient_rows_launch, gradient_rows_unsupported, sm=90),

@@ -7,7 +7,6 @@ inclusive one of the input shifted by one element, and a reversed one runs from 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.operators.axis_view import AxisView
-from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.configs import Config, Configurations, bucket, tiles
 from weft.operators.launch import INTERPRETING, Plan, multiprocessors
 from weft.operators.reduction.kernels import known_strides, larger, tile_of_program
 
@@ -32,11 +31,6 @@ def running_sum(tile):
 @triton.jit
 def total_sum(tile):
     return tl.sum(tile, axis=1)
-
-
-@triton.jit
-def plus(a, b):
-    return a + b
 
 
 @triton.jit
@@ -184,17 +178,9 @@ def scan_tiles(
         carry = tl.load(carry_ptr + beside, mask=in_beside, other=NEUTRAL)
     power = tl.zeros([ROWS, COLS], tl.float32)
     x = in_order(shifted_load(x_ptr, from_lane, at, n, x_n, N, there, NEUTRAL, SHIFT), ROWS, REACH, VECTOR)
-    if ONCE:
-        if TOTALS:
-            carry = TOTAL(x)
-            if SCALED:
-                carry, power = scaled(carry, power)
-        else:
-            y = SCAN(x)
-            if CARRIED:
-                y = JOIN(carry[:, None, :], y)
-            y = in_memory(y, ROWS, REACH, VECTOR)
-            tl.store(y_ptr + at * y_n + to_lane, y.to(y_ptr.dtype.element_ty), mask=there & (n < N - at))
+    if ONCE:  # one tile is all of N
+        y = in_memory(SCAN(x), ROWS, REACH, VECTOR)
+        tl.store(y_ptr + at * y_n + to_lane, y.to(y_ptr.dtype.element_ty), mask=there & (n < N - at))
     else:
         for _ in range(0, tiles):
             following = at - REACH if REVERSE else at + REACH
@@ -453,35 +439,17 @@ def rows_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
 
 
 def rows_candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
-    every = grid_of({"TILE": (512, 1024, 2048, 4096, 8192, 16384), "num_warps": (1, 2, 4, 8, 16, 32)})
-    return [c for c in every if 4 <= c["TILE"] // (32 * c["num_warps"]) <= 32 and n <= c["TILE"] <= max(n, 4096)]
+    every = tiles({"TILE": (512, 1024, 2048, 4096, 8192, 16384), "num_warps": (1, 2, 4, 8, 16, 32)}, 4, 32)
+    return [c for c in every if n <= c["TILE"] <= max(n, 4096)]
 
 
 def columns_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
     return {"TILE": 2048, "WIDTH": 32 if dtype == torch.float32 else 64, "num_warps": 4}
 
 
-def columns_candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
-    every = grid_of({"TILE": (1024, 2048, 4096, 8192), "WIDTH": (16, 32, 64, 128, 256), "num_warps": (1, 2, 4, 8)})
-    return [c for c in every if 8 <= c["TILE"] // (32 * c["num_warps"]) <= 32]
-
-
-def long_heuristic(sm: int, dtype: torch.dtype) -> Config:
-    return {"BLOCK": 8192, "GROUP": 64, "num_warps": 8}
-
-
-def long_candidates(sm: int, dtype: torch.dtype) -> Any:
-    every = grid_of({"BLOCK": (2048, 4096, 8192, 16384), "GROUP": (32, 64, 128), "num_warps": (4, 8, 16)})
-    return [c for c in every if 8 <= c["BLOCK"] // (32 * c["num_warps"]) <= 32]
-
-
-def gradient_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
-    return {"TILE": 1024, "WIDTH": 64, "num_warps": 4}
-
-
-def gradient_candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
-    every = grid_of({"TILE": (1024, 2048, 4096), "WIDTH": (16, 32, 64, 128), "num_warps": (2, 4, 8)})
-    return [c for c in every if 4 <= c["TILE"] // (32 * c["num_warps"]) <= 16]
+COLUMNS = {"TILE": (1024, 2048, 4096, 8192), "WIDTH": (16, 32, 64, 128, 256), "num_warps": (1, 2, 4, 8)}
+LONG = {"BLOCK": (2048, 4096, 8192, 16384), "GROUP": (32, 64, 128), "num_warps": (4, 8, 16)}
+GRADIENT = {"TILE": (1024, 2048, 4096), "WIDTH": (16, 32, 64, 128), "num_warps": (2, 4, 8)}
 
 
 class Formula:
@@ -497,10 +465,11 @@ class Formula:
     def __init__(self, name: str, scan: Any, total: Any, join: Any, neutral: float, *, scaled: bool = False):
         self.constants = {"SCAN": scan, "TOTAL": total, "JOIN": join, "NEUTRAL": neutral}
         self.neutral, self.scaled = neutral, scaled
+        long, gradient = {"BLOCK": 8192, "GROUP": 64, "num_warps": 8}, {"TILE": 1024, "WIDTH": 64, "num_warps": 4}
         self.rows = Configurations(__file__, f"{name}_rows", rows_heuristic, rows_candidates)
-        self.columns = Configurations(__file__, f"{name}_columns", columns_heuristic, columns_candidates)
-        self.long_rows = Configurations(__file__, f"{name}_long_rows", long_heuristic, long_candidates)
-        self.gradient = Configurations(__file__, f"{name}_gradient", gradient_heuristic, gradient_candidates)
+        self.columns = Configurations(__file__, f"{name}_columns", columns_heuristic, tiles(COLUMNS, 8, 32))
+        self.long_rows = Configurations(__file__, f"{name}_long_rows", long, tiles(LONG, 8, 32, of=("BLOCK",)))
+        self.gradient = Configurations(__file__, f"{name}_gradient", gradient, tiles(GRADIENT, 4, 16))
 
 
 class Tiling:
@@ -653,44 +622,3 @@ def tiles_plan(
         carries = tiles_plan(between, between, config, x, formula, 1, reverse, cut=False)
     shape = (v.M, t.parts, v.K)
     return ScanInParts(shape, launch(carried=t.parts > 1), launch(totals=True), carries, formula.scaled)
-
-
-def long_rows_plan(v: AxisView, y: AxisView, x: Tensor, formula: Formula, shift: int, reverse: bool) -> RowsPlan:
-    """A scan of long rows in one pass, by look-back."""
-    config = formula.long_rows(x.device, x.dtype)
-    block, group = (64, 4) if INTERPRETING else (config["BLOCK"], config["GROUP"])
-    tiles = triton.cdiv(v.N, block)
-    constants = {
-        **formula.constants,
-        "REVERSE": reverse,
-        "SHIFT": -shift if reverse else shift,
-        "BLOCK": block,
-        "GROUP": group,
-        "VECTOR": vector(v, x, block, reverse),
-    }
-    launch = Plan(scan_long_rows, (v.M * tiles,), (v.N, tiles, v.m, v.n, y.m, y.n), constants, config["num_warps"])
-    return RowsPlan(launch, 1 + v.M * (tiles + triton.cdiv(tiles, group) + triton.cdiv(tiles, group**2)))
-
-
-def gradient_plan(
-    views: Sequence[AxisView], x: Tensor, formula: Formula, *, log: bool, exclusive: bool, reverse: bool
-) -> GradientInParts:
-    """The gradient of a running product or logsumexp. ``reverse``: of the scan; the recurrence runs the other way."""
-    v = views[0]
-    t = Tiling(v, formula.gradient(x.device, x.dtype, min(bucket(v.N), LONGEST)), x.device, cut=True)
-    scalars = (v.M, v.N, v.K, t.parts, *(s for view in views for s in (view.m, view.n, view.k)))
-
-    def launch(*, totals: bool = False, carried: bool = False) -> Plan:
-        constants = {
-            "LOG": log,
-            "REVERSE": not reverse,
-            "SHIFT": int(exclusive),
-            "TOTALS": totals,
-            "CARRIED": carried,
-            **t.constants,
-            "VECTOR": vector(v, x, t.reach, not reverse),
-        }
-        return Plan(gradient_tiles, t.grid, scalars, constants, t.num_warps)
-
-    carries = carry_parts_launch(v.M * v.K, v.K, t.parts, reverse=not reverse)
-    return GradientInParts((v.M, t.parts, v.K), launch(carried=t.parts > 1), launch(totals=True), carries)

@@ -58,15 +58,13 @@ def _no_maximum(dy: Tensor, x: Tensor, dim: int, exclusive: bool, reverse: bool)
 
 logcumsumexp = Operator(
     **define(
-        "logcumsumexp",
-        scan.reference,
-        flops=8,
-        special_ops=2,
-        backward_reads=3,
-        tolerance={
+        scan,
+        {
             "forward": Tolerance(scale=_forward_scale, ulps=2, terms=lambda w: 256),
             "backward": Tolerance(scale=_backward_scale, ulps=4, terms=lambda w: 256),
         },
+        flops=8,
+        special_ops=2,
         wrong=[
             Mutant("terms one per cent larger", _overflowing),
             Mutant("relative to the largest of all", _of_tile_maximum),

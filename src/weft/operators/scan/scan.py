@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from weft.definition import Cost, Mutant, Operator, Workload, workload
+from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
 from weft.operators.axis_view import axis_views
 from weft.operators.call import (
@@ -109,7 +110,7 @@ class Function(KernelFunction):
         return dx, *(None,) * 6
 
 
-def implement(op: Scan, operator: Operator, compiled: tuple[str, ...] = ()) -> None:
+def implement(op: Scan, defined: Operator, compiled: tuple[str, ...] = ()) -> None:
     """Registers the implementations of an operator and how it chooses.
 
     Args:
@@ -125,11 +126,11 @@ def implement(op: Scan, operator: Operator, compiled: tuple[str, ...] = ()) -> N
         like = torch.empty_like(x, device="meta")
         return BACKWARD.choose(x, like, like, op, dim, exclusive, reverse)
 
-    operator.choice(guarded(choice))
-    operator.implementation("triton", arch=">=sm_80")(_by_kernel(op, "triton"))
-    operator.implementation("cuda", arch=">=sm_80", devices=("cuda",))(_by_kernel(op, "cuda"))
-    operator.implementation("torch")(op.reference)
-    peer = operator.implementation("torch.compile", devices=("cuda",), directions=compiled)
+    defined.choice(guarded(choice))
+    defined.implementation("triton", arch=">=sm_80")(_by_kernel(op, "triton"))
+    defined.implementation("cuda", arch=">=sm_80", devices=("cuda",))(_by_kernel(op, "cuda"))
+    defined.implementation("torch")(op.reference)
+    peer = defined.implementation("torch.compile", devices=("cuda",), directions=compiled)
     peer(peers.Compiled(op.reference))
 
 
@@ -149,13 +150,11 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
 
 
 def define(
-    name: str,
-    reference: Callable[..., Tensor],
+    op: Scan,
+    tolerance: dict[str, Tolerance],
     *,
-    flops: int,
-    special_ops: int,
-    backward_reads: int,
-    tolerance: Any,
+    flops: int = 1,
+    special_ops: int = 0,
     make_inputs: Callable[..., dict[str, Any]] = inputs,
     more: Sequence[Workload] = (),
     wrong: Sequence[Mutant] = (),
@@ -164,28 +163,20 @@ def define(
     """The fields of an ``Operator`` over [M, N].
 
     Args:
-        reference: with the operator's arguments.
         flops, special_ops: of an element.
-        backward_reads: tensors that the gradient reads.
         more: further workloads to verify.
     """
+    reference = op.reference
 
     def cost(w: Workload, direction: str) -> Cost:
         n = w["M"] * w["N"] * w.option("inner", 1)
-        reads = n * w.bytes_per_element * (1 if direction == "forward" else backward_reads)
+        tensors = 1 if direction == "forward" or op.log is None else 3  # x; or x, y and dy
+        reads = tensors * n * w.bytes_per_element
         return Cost(reads, n * w.bytes_per_element, vector_flops=flops * n, special_ops=special_ops * n)
-
-    def gradient(dy: Tensor, x: Tensor, **how: Any) -> tuple[Tensor, ...]:
-        leaf = x.detach().requires_grad_()
-        with torch.enable_grad():
-            return torch.autograd.grad(reference(leaf, **how), leaf, dy)
-
-    def with_other(**changed: Any) -> Callable[..., Tensor]:
-        return lambda x, **how: reference(x, **{**how, **{k: v(how[k]) for k, v in changed.items()}})
 
     each = ("fp32", "bf16")
     return {
-        "name": name,
+        "name": op.name,
         "axes": {"M": "rows", "N": "columns"},
         "inputs": make_inputs,
         "reference": reference,
@@ -210,10 +201,8 @@ def define(
                 *(workload(M=3, N=n, exclusive=True) for n in (1, 33)),
                 *(workload(M=3, N=n, reverse=True) for n in (33, 300)),
                 *(workload(M=2, N=n, exclusive=True, reverse=True) for n in (33, 600)),
-                workload(M=2, N=600, exclusive=True),
-                workload(M=2, N=700, exclusive=True),
-                workload(M=2, N=700, reverse=True),
-                workload(M=2, N=700, exclusive=True, reverse=True),
+                *(workload(M=2, N=n, exclusive=True) for n in (600, 700)),
+                *(workload(M=2, N=700, **exclusive, reverse=True) for exclusive in ({}, {"exclusive": True})),
                 *(workload(M=100, N=3, dim=0, exclusive=e, reverse=True) for e in (True, False)),
                 workload(M=100, N=3, dim=0, exclusive=True),
                 workload(M=0, N=7),
@@ -258,11 +247,11 @@ def define(
         },
         "mutants": [
             *mutants.usual(reference),
-            Mutant("exclusive and inclusive exchanged", with_other(exclusive=lambda e: not e)),
-            Mutant("from the other end", with_other(reverse=lambda r: not r)),
+            Mutant("exclusive and inclusive exchanged", mutants.changed(reference, exclusive=operator.not_)),
+            Mutant("from the other end", mutants.changed(reference, reverse=operator.not_)),
             Mutant("carry lost every 64", lambda x, **how: _pieces(reference, x, **how)),
             *wrong,
-            *mutants.usual(gradient, "backward"),
+            *mutants.usual(mutants.gradient_of(reference, "x"), "backward"),
             *gradient_wrong,
         ],
     }
