@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from weft import registry  # noqa: E402
-from weft.operators.reduction import dispatch  # noqa: E402
+from weft.operators.reduction import extremum_mask  # noqa: E402
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]  # NumPy's of 0 / 0
 
@@ -76,7 +76,7 @@ def test_a_gradient_of_any_strides_is_taken():
 def test_a_mask_is_saved_for_a_gradient_alone():
     x = leaf((5, 6))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dispatch.SavingPlan, "save", None)
+        patch.setattr(extremum_mask.MaskPlan, "save", None)
         with torch.no_grad():
             OPERATORS["max"].public(x, 1)
         OPERATORS["max"].public(x.detach(), 1)

@@ -28,12 +28,9 @@ def _ignores_nan(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Te
 
 argmax = Operator(
     **define(
-        "argmax",
-        reference,
+        reduction,
+        Tolerance(exact=True),
         flops=2,
-        tolerance=Tolerance(exact=True),
-        result_bytes=8,
-        ties=True,
         tuned=True,
         wrong=[
             Mutant("last of equals", _last),

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.operators.axis_view import AxisView
-from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.configs import Config, Configurations, bucket, grid_of, tiles
 from weft.operators.launch import INTERPRETING, Plan, multiprocessors
 from weft.operators.reduction.kernels import (
     FEW,
@@ -207,8 +207,7 @@ def argmax_columns_candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
     if n <= SHORT:
         return short_columns_candidates(n)
     choices = {"TILE": (512, 1024, 2048, 4096), "WIDTH": (128, 256, 512), "UNROLL": (4, 8, 16)}
-    every = grid_of({**choices, "CHUNK": (1024, 2048, 4096, 8192), "num_warps": (4, 8)})
-    return [c for c in every if 4 <= c["TILE"] // (32 * c["num_warps"]) <= 16]
+    return tiles({**choices, "CHUNK": (1024, 2048, 4096, 8192), "num_warps": (4, 8)}, 4, 16)
 
 
 # of rows and of columns

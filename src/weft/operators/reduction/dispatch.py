@@ -15,14 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.operators.axis_view import AxisView, axis_view, axis_views, result_strides
-from weft.operators.call import check_dim, check_tensor, reference_gradients
+from weft.operators.axis_view import AxisView, axis_view, axis_views
+from weft.operators.call import check_dim, check_flag, check_tensor
 from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
-from weft.operators.launch import INTERPRETING, Plans
+from weft.operators.launch import INTERPRETING
 from weft.operators.reduction import extremum_mask
 from weft.operators.reduction.argmax_groups import ArgmaxPlan
-from weft.operators.reduction.kernels import SUM, Formula, GradientPlan, ReducePlan, Spans, itself, negative
+from weft.operators.reduction.extremum_mask import MaskPlan, SpansPlan
+from weft.operators.reduction.kernels import Formula, GradientPlan, ReducePlan, negative
 
 COPY = "the dimensions beside 'dim' do not collapse into one stride each, so a copy would be needed"
 LARGE = 2**20  # elements; of fewer, launching is what counts, and Triton's plans serve
@@ -50,8 +51,7 @@ class Reduction:
     def check(self, x: Tensor, dim: int | None, keepdim: bool) -> int | None:
         """``dim`` from the front. Raises TypeError or ValueError."""
         check_tensor(self.name, "x", x)
-        if not isinstance(keepdim, bool):
-            raise TypeError(f"{self.name}: argument 'keepdim' is {keepdim!r}; expected True or False")
+        check_flag(self.name, "keepdim", keepdim)
         front = None if dim is None else check_dim(self.name, dim, x.ndim)
         along = x.numel() if front is None else x.shape[front] if x.ndim else 1
         if along == 0 and not self.empty:
@@ -129,19 +129,8 @@ class ReductionCall(Call):
     @functools.cached_property
     def strides(self) -> Any:
         """Of dy, in M and K of the view."""
-        return None if self.views is None else strides_of(self.dy, self.dim, self.keepdim, self.transposed)
-
-
-def gradient_call(x: Tensor, dy: Tensor, op: Reduction, dim: int | None, keepdim: bool, order: float) -> ReductionCall:
-    return ReductionCall(x, op, dim, keepdim, order, dy=dy)
-
-
-def strides_of(dy: Tensor, dim: int | None, keepdim: bool, transposed: bool) -> tuple[int, int] | None:
-    """The strides of a result's gradient in M and K of the view; None where it has no single ones."""
-    if dim is None:
-        return 0, 0
-    strides = result_strides(dy, dim, keepdim)
-    return strides[::-1] if strides and transposed else strides
+        how = (self.dim, self.keepdim)
+        return None if self.views is None else extremum_mask.strides_of(self.dy, *how, self.transposed)
 
 
 # ---- Triton ----------------------------------------------------------------------------------------------------------
@@ -185,119 +174,7 @@ def gradient_unsupported(c: ReductionCall) -> str:
     return COPY if c.strides is None else ""
 
 
-def gradient_launch(c: ReductionCall) -> GradientPlan:
-    return GradientPlan(c.views, c.strides, c.x, c.formula.gradient, total=c.dim is None)
-
-
 # ---- extrema that save what their gradient needs ---------------------------------------------------------------------
-
-
-class SavingPlan:
-    """An extremum that saves tensors for its gradient. Call with x for the result alone."""
-
-    def __init__(self, c: ReductionCall):
-        self.v, self.dx = c.views
-        self.dim, self.keepdim, self.shape, self.transposed = c.dim, c.keepdim, c.shape, c.transposed
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.save(x)[0]
-
-    def save(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The result, and the tensors that the gradient takes after dy."""
-        raise NotImplementedError
-
-    def with_strides(self, dy: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """dy and its strides in M and K; a copy where it has no single ones: autograd brings gradients of any strides."""
-        if (strides := strides_of(dy, self.dim, self.keepdim, self.transposed)) is None:
-            dy = dy.contiguous()
-            strides = strides_of(dy, self.dim, self.keepdim, self.transposed) or (0, 0)
-        return dy, strides
-
-
-class MaskPlan(SavingPlan):
-    """Saves a mask of the elements that equal the result: x may be overwritten or freed.
-
-    Args:
-        forward: ``(x, out, mask)``.
-        backward: ``(dy, mask, dx)``, dy dense and on 16 bytes; None for Triton's launches, which take any strides of dy.
-    """
-
-    def __init__(self, c: ReductionCall, forward: Callable[..., None], backward: Callable[..., None] | None = None):
-        super().__init__(c)
-        like = torch.empty_like(c.x, device="meta")
-        self.size, self.stride = like.size(), like.stride()
-        self.forward, self.backward = forward, backward
-        self.mask_shape = (self.v.M, -(-self.v.N // 8), self.v.K)
-
-    def save(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        out = torch.empty(self.shape, dtype=x.dtype, device=x.device)
-        mask = torch.empty(self.mask_shape, dtype=torch.uint8, device=x.device)
-        self.forward(x, out, mask)
-        return out, (mask,)
-
-    def gradient(self, dy: Tensor, mask: Tensor) -> Tensor:
-        dx = torch.empty_strided(self.size, self.stride, dtype=dy.dtype, device=dy.device)
-        dy, strides = self.with_strides(dy)
-        if self.backward is None:
-            mask_gradients.of((dy, mask, dx), self, strides)(dy, mask, dx)
-        else:
-            if (dy.numel() > 1 and strides[0] != 1) or not pointer_aligned(dy):
-                dy = dy.clone(memory_format=torch.contiguous_format)  # it has one element a row
-            self.backward(dy, mask, dx)
-        return dx
-
-    def differentiable(self, dy: Tensor, mask: Tensor) -> Tensor:
-        """The gradient where one of it is wanted: PyTorch's formula, linear in dy."""
-        equals = self.equals(mask)
-        over = tuple(range(equals.ndim)) if self.dim is None else (self.dim,)
-        if not self.keepdim:
-            dy = dy.view((1,) * equals.ndim) if self.dim is None else dy.unsqueeze(self.dim)
-        return dy * equals / equals.sum(over, keepdim=True)
-
-    def equals(self, mask: Tensor) -> Tensor:
-        """The mask as booleans of x's shape."""
-        shifts = torch.arange(8, dtype=torch.uint8, device=mask.device).view(8, 1)
-        every = ((mask.unsqueeze(2) >> shifts) & 1).view(self.v.M, -1, self.v.K)[:, : self.v.N]
-        equals = torch.empty_strided(self.size, self.stride, dtype=torch.bool, device=mask.device)
-        equals.as_strided(every.shape, (self.dx.m, self.dx.n, self.dx.k)).copy_(every)
-        return equals
-
-
-class SpansPlan(SavingPlan):
-    """Saves x, the result and the extremum of each span: the gradient reads x in the spans that have the result."""
-
-    def __init__(self, c: ReductionCall):
-        super().__init__(c)
-        formula = c.formula
-        self.spans = Spans(self.v, c.x.device, c.x.dtype, total=c.dim is None)
-        self.first, self.rest = self.spans.first(formula), self.spans.rest(formula)
-        self.count, self.ties = extremum_mask.count_launch(self.spans, formula), self.spans.rest(Formula(itself, SUM))
-        self.reference, self.order = c.op.reference, c.order
-
-    def save(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        out = torch.empty(self.shape, dtype=x.dtype, device=x.device)
-        best = torch.empty(self.spans.shape, dtype=torch.float32, device=x.device)
-        self.first(x, x, best)  # the second argument is y, which an extremum does not read
-        self.rest(best, out)
-        return out, (x, out, best)
-
-    def gradient(self, dy: Tensor, x: Tensor, y: Tensor, best: Tensor) -> Tensor:
-        dx = torch.empty_like(x)
-        dy, strides = self.with_strides(dy)
-        hits = torch.empty_like(best)
-        ties = torch.empty(self.v.M * self.v.K, dtype=torch.float32, device=x.device)
-        self.count(x, y, best, hits)
-        self.ties(hits, ties)
-        spans_gradients.of((dy, dx), self, strides)(x, y, dy, ties, hits, dx)
-        return dx
-
-    def differentiable(self, dy: Tensor, x: Tensor, y: Tensor, best: Tensor) -> Tensor | None:
-        how = (self.dim, self.keepdim, self.order)
-        return reference_gradients(lambda x: self.reference(x, *how), (x,), (True,), (dy,))[0]
-
-
-mask_gradients = Plans(lambda dy, mask, dx, p, strides: extremum_mask.mask_gradient_launch(p.v, p.dx, dy, strides))
-spans_gradients = Plans(lambda dy, dx, p, strides: extremum_mask.spans_gradient_launch(p.spans, p.dx, strides))
 
 
 def mask_unsupported(c: ReductionCall) -> str:
@@ -316,10 +193,6 @@ def spans_unsupported(c: ReductionCall) -> str:
     if not reason:
         return "a tile holds all that shares a result"
     return reason if c.formula is None or not c.formula.extremum or c.views is None else ""
-
-
-def mask_launch(c: ReductionCall) -> MaskPlan:
-    return MaskPlan(c, extremum_mask.mask_launch(c.views[0], c.x, c.formula))
 
 
 # ---- CUDA C++: dense rows of 2 to 8 elements, read 16 bytes at a time ------------------------------------------------
@@ -367,13 +240,10 @@ def short_rows_unsupported(c: ReductionCall) -> str:
 
 def short_rows_launch(c: ReductionCall) -> ForwardPlan:
     f = c.formula
-    names = ", ".join(
-        part.fn.__name__ for part in (f.map, f.join[0], f.finish)
-    )  # short_rows.cu has structs of these names
+    names = ", ".join(part.fn.__name__ for part in (f.map, f.join[0], f.finish))  # of structs in short_rows.cu
     kernel = f"reduce_short_rows<{{}}, {names}, {THREADS}>"
-    return ForwardPlan(
-        rows_plan(c, c.view, "short_rows.cu", kernel, ctypes.c_float(c.divisor)), c.shape, c.dtype
-    )  # fmt: skip
+    launch = rows_plan(c, c.view, "short_rows.cu", kernel, ctypes.c_float(c.divisor))
+    return ForwardPlan(launch, c.shape, c.dtype)
 
 
 def short_rows_mask_unsupported(c: ReductionCall) -> str:
@@ -389,7 +259,7 @@ def short_rows_mask_launch(c: ReductionCall) -> MaskPlan:
 def short_rows_gradient_unsupported(c: ReductionCall) -> str:
     if reason := gradient_unsupported(c):
         return reason
-    if c.dim is None or c.formula.gradient.tie is not None:
+    if c.dim is None or c.formula.tie is not None:
         return "the kernel takes gradients of norms of order 1 and 2 of rows"
     if reason := rows_unsupported(c, *c.views):
         return reason
@@ -400,7 +270,7 @@ def short_rows_gradient_unsupported(c: ReductionCall) -> str:
 
 
 def short_rows_gradient_launch(c: ReductionCall) -> CudaPlan:
-    name = c.formula.gradient.function.fn.__name__  # short_rows_gradient.cu has a struct of this name
+    name = c.formula.gradient.fn.__name__  # short_rows_gradient.cu has a struct of this name
     return rows_plan(c, c.views[0], "short_rows_gradient.cu", f"gradient_of_short_rows<{{}}, {name}, {THREADS}>")
 
 
@@ -432,7 +302,7 @@ MASKS = (
           short_rows_mask_launch, short_rows_mask_unsupported),
     Route("triton-mask", lambda c: c.gradient,
           "max or min with a gradient, extents that a tile holds: forward saves a bit of each element, backward reads no x",
-          mask_launch, mask_unsupported),
+          MaskPlan, mask_unsupported),
     Route("triton-mask", lambda c: c.gradient,
           "max or min with a gradient, longer extents: forward saves the extrema of spans, backward reads x in few spans",
           SpansPlan, spans_unsupported),
@@ -454,12 +324,12 @@ FORWARD = Dispatch(
 )
 
 BACKWARD = Dispatch(
-    gradient_call,
+    lambda x, dy, op, dim, keepdim, order: ReductionCall(x, op, dim, keepdim, order, dy=dy),
     *FIRST,
     Route("torch", lambda c: c.strides is None, COPY),
     *MASKS,
     Route("cuda", lambda c: c.large,
           "a norm of order 1 or 2, dense rows of 3, 5, 6 or 7 elements: moved 16 bytes at a time through shared memory",
           short_rows_gradient_launch, short_rows_gradient_unsupported),
-    Route("triton", lambda c: True, TRITON, gradient_launch, gradient_unsupported),
+    Route("triton", lambda c: True, TRITON, GradientPlan, gradient_unsupported),
 )

@@ -11,19 +11,25 @@ element equals it, and all bits are 0.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from weft.operators.axis_view import AxisView
-from weft.operators.configs import Config, Configurations, bucket, grid_of
-from weft.operators.launch import INTERPRETING, Plan
+from weft.operators.axis_view import AxisView, result_strides
+from weft.operators.call import reference_gradients
+from weft.operators.configs import Config, Configurations, bucket, grid_of, tiles
+from weft.operators.cuda import pointer_aligned
+from weft.operators.launch import INTERPRETING, Plan, Plans
 from weft.operators.reduction.kernels import (
     SHORT,
+    SUM,
     Formula,
     Spans,
+    itself,
     known_strides,
     larger,
     largest_of_tile,
@@ -284,8 +290,8 @@ def rows_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
 
 
 def rows_candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
-    every = grid_of({"TILE": (1024, 2048, 4096, 8192), "num_warps": (2, 4, 8, 16)})
-    return [c for c in every if 4 <= c["TILE"] // (32 * c["num_warps"]) <= 32 and c["TILE"] >= n]
+    every = tiles({"TILE": (1024, 2048, 4096, 8192), "num_warps": (2, 4, 8, 16)}, 4, 32)
+    return [c for c in every if c["TILE"] >= n]
 
 
 def columns_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
@@ -320,24 +326,18 @@ def fits_a_tile(v: AxisView) -> bool:
     return walked(v) or bucket(v.N) * min(bucket(v.K), 4 if INTERPRETING else NARROW) <= MOST
 
 
-def mask_launch(v: AxisView, x: torch.Tensor, formula: Formula) -> Plan:
-    """Call with ``(x, out, mask)``."""
-    formulas = {"MAP": formula.map, "FINISH": formula.finish, "OTHER": formula.other}
-    kernel = mask_columns if walked(v) else mask_tiles
-    return _launch(kernel, MASK, v, v, x, (v.m, v.n, v.k, 1.0), formulas)
+def mask_gradient_plan(dy: Tensor, mask: Tensor, dx: Tensor, p: MaskPlan, strides: tuple[int, int]) -> Plan:
+    """Call with ``(dy, mask, dx)``; ``strides`` are those of dy in M and K."""
+    kernels = (gradient_of_mask_columns, gradient_of_mask_tiles)
+    return _plan(kernels, GRADIENT, p.v, p.dx, dy, (*strides, p.dx.m, p.dx.n, p.dx.k), {})
 
 
-def mask_gradient_launch(v: AxisView, dx: AxisView, like: torch.Tensor, strides: tuple[int, int]) -> Plan:
-    """Call with ``(dy, mask, dx)``, dx of the dtype and device of ``like``; ``strides`` are those of dy in M and K."""
-    kernel = gradient_of_mask_columns if walked(v) else gradient_of_mask_tiles
-    return _launch(kernel, GRADIENT, v, dx, like, (*strides, dx.m, dx.n, dx.k), {})
-
-
-def _launch(
-    kernel: Any, kinds: tuple[Configurations, Configurations], v: AxisView, at: AxisView, like: torch.Tensor,
+def _plan(
+    kernels: tuple[Any, Any], kinds: tuple[Configurations, Configurations], v: AxisView, at: AxisView, like: Tensor,
     scalars: tuple[Any, ...], formulas: dict[str, Any],
 ) -> Plan:  # fmt: skip
-    """``at`` is the view of the tensor of x's size that is read or written."""
+    """By the kernel that walks along N or the one of whole tiles; ``at`` is the view of the tensor of x's size that is read or
+    written."""
     config = kinds[v.K > 1](like.device, like.dtype, v.N if v.N <= SHORT else bucket(v.N))
     tile, warps = min(config["TILE"], MOST), config["num_warps"]
     constants: dict[str, Any] = dict(formulas)
@@ -355,7 +355,7 @@ def _launch(
         extents = (v.M, v.N, v.K)
     constants |= {"UNIT": at.unit(), "DENSE": at.dense_axis}
     grid = (triton.cdiv(v.M, rows) * triton.cdiv(v.K, cols),)
-    return Plan(kernel, grid, (*extents, *scalars), constants, warps)
+    return Plan(kernels[not walked(v)], grid, (*extents, *scalars), constants, warps)
 
 
 # ---- launches by spans -----------------------------------------------------------------------------------------------
@@ -363,7 +363,7 @@ def _launch(
 SPAN_TILE = 2048  # elements that are counted at once
 
 
-def _spans_launch(kernel: Any, spans: Spans, scalars: tuple[int, ...], first: dict[str, Any], unit: int) -> Plan:
+def _spans_plan(kernel: Any, spans: Spans, scalars: tuple[int, ...], first: dict[str, Any], unit: int) -> Plan:
     v = spans.v
     cols = min(bucket(v.K), 256)
     reach = min(bucket(spans.length), SPAN_TILE // cols)
@@ -372,11 +372,128 @@ def _spans_launch(kernel: Any, spans: Spans, scalars: tuple[int, ...], first: di
     return Plan(kernel, (v.M * spans.count * triton.cdiv(v.K, cols),), every, constants)
 
 
-def count_launch(spans: Spans, formula: Formula) -> Plan:
-    """How many elements of each span equal the result: call with ``(x, y, extrema of spans, hits)``."""
-    return _spans_launch(count_in_spans, spans, (), {"FINISH": formula.finish}, spans.v.unit())
-
-
-def spans_gradient_launch(spans: Spans, dx: AxisView, strides: tuple[int, int]) -> Plan:
+def spans_gradient_plan(dy: Tensor, dx: Tensor, p: SpansPlan, strides: tuple[int, int]) -> Plan:
     """Call with ``(x, y, dy, ties, hits, dx)``; ``strides`` are those of dy in M and K."""
-    return _spans_launch(gradient_in_spans, spans, (*strides, dx.m, dx.n, dx.k), {}, spans.v.unit(dx))
+    return _spans_plan(gradient_in_spans, p.spans, (*strides, p.dx.m, p.dx.n, p.dx.k), {}, p.v.unit(p.dx))
+
+
+mask_gradients, spans_gradients = Plans(mask_gradient_plan), Plans(spans_gradient_plan)
+
+# ---- what forward saves and the gradient takes -----------------------------------------------------------------------
+
+
+def strides_of(dy: Tensor, dim: int | None, keepdim: bool, transposed: bool) -> tuple[int, int] | None:
+    """The strides of a result's gradient in M and K of the view; None where it has no single ones."""
+    if dim is None:
+        return 0, 0
+    strides = result_strides(dy, dim, keepdim)
+    return strides[::-1] if strides and transposed else strides
+
+
+class SavingPlan:
+    """An extremum that saves tensors for its gradient. Call with x for the result alone."""
+
+    save: Any  # x -> the result, and the tensors that the gradient takes after dy
+    gradient: Any  # (dy, *saved) -> dx
+    differentiable: Any  # the same where a gradient of it is wanted
+
+    def __init__(self, c: Any):
+        self.v, self.dx = c.views
+        self.dim, self.keepdim, self.shape, self.transposed = c.dim, c.keepdim, c.shape, c.transposed
+
+    def __call__(self, x: Tensor) -> Any:
+        return self.save(x)[0]
+
+    def with_strides(self, dy: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """dy and its strides in M and K; a copy where it has no single ones: autograd brings gradients of any strides."""
+        if (strides := strides_of(dy, self.dim, self.keepdim, self.transposed)) is None:
+            dy = dy.contiguous()
+            strides = strides_of(dy, self.dim, self.keepdim, self.transposed) or (0, 0)
+        return dy, strides
+
+
+class MaskPlan(SavingPlan):
+    """Saves a mask of the elements that equal the result: x may be overwritten or freed.
+
+    Args:
+        forward: ``(x, out, mask)``; None for Triton's.
+        backward: ``(dy, mask, dx)``, dy dense and on 16 bytes; None for Triton's, which take any strides of dy.
+    """
+
+    def __init__(self, c: Any, forward: Callable[..., None] | None = None, backward: Callable[..., None] | None = None):
+        super().__init__(c)
+        like = torch.empty_like(c.x, device="meta")
+        self.size, self.stride = like.size(), like.stride()
+        self.forward: Any = forward
+        self.backward, v = backward, self.v
+        if forward is None:
+            formulas = {"MAP": c.formula.map, "FINISH": c.formula.finish, "OTHER": c.formula.other}
+            self.forward = _plan((mask_columns, mask_tiles), MASK, v, v, c.x, (v.m, v.n, v.k, 1.0), formulas)
+        self.mask_shape = (v.M, -(-v.N // 8), v.K)
+
+    def save(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        out = torch.empty(self.shape, dtype=x.dtype, device=x.device)
+        mask = torch.empty(self.mask_shape, dtype=torch.uint8, device=x.device)
+        self.forward(x, out, mask)
+        return out, (mask,)
+
+    def gradient(self, dy: Tensor, mask: Tensor) -> Tensor:
+        dx = torch.empty_strided(self.size, self.stride, dtype=dy.dtype, device=dy.device)
+        dy, strides = self.with_strides(dy)
+        if self.backward is None:
+            mask_gradients.of((dy, mask, dx), self, strides)(dy, mask, dx)
+        else:
+            if (dy.numel() > 1 and strides[0] != 1) or not pointer_aligned(dy):
+                dy = dy.clone(memory_format=torch.contiguous_format)  # it has one element a row
+            self.backward(dy, mask, dx)
+        return dx
+
+    def differentiable(self, dy: Tensor, mask: Tensor) -> Tensor:
+        """The gradient where one of it is wanted: PyTorch's formula, linear in dy."""
+        equals = self.equals(mask)
+        over = tuple(range(equals.ndim)) if self.dim is None else (self.dim,)
+        if not self.keepdim:
+            dy = dy.view((1,) * equals.ndim) if self.dim is None else dy.unsqueeze(self.dim)
+        return dy * equals / equals.sum(over, keepdim=True)
+
+    def equals(self, mask: Tensor) -> Tensor:
+        """The mask as booleans of x's shape."""
+        shifts = torch.arange(8, dtype=torch.uint8, device=mask.device).view(8, 1)
+        every = ((mask.unsqueeze(2) >> shifts) & 1).view(self.v.M, -1, self.v.K)[:, : self.v.N]
+        equals = torch.empty_strided(self.size, self.stride, dtype=torch.bool, device=mask.device)
+        equals.as_strided(every.shape, (self.dx.m, self.dx.n, self.dx.k)).copy_(every)
+        return equals
+
+
+class SpansPlan(SavingPlan):
+    """Saves x, the result and the extremum of each span: the gradient reads x in the spans that have the result."""
+
+    def __init__(self, c: Any):
+        super().__init__(c)
+        formula = c.formula
+        self.spans = Spans(self.v, c.x.device, c.x.dtype, total=c.dim is None)
+        self.first, self.rest = self.spans.first(formula), self.spans.rest(formula)
+        self.count = _spans_plan(count_in_spans, self.spans, (), {"FINISH": formula.finish}, self.v.unit())
+        self.ties = self.spans.rest(Formula(itself, SUM))
+        self.reference, self.order = c.op.reference, c.order
+
+    def save(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        out = torch.empty(self.shape, dtype=x.dtype, device=x.device)
+        best = torch.empty(self.spans.shape, dtype=torch.float32, device=x.device)
+        self.first(x, x, best)  # the second argument is y, which an extremum does not read
+        self.rest(best, out)
+        return out, (x, out, best)
+
+    def gradient(self, dy: Tensor, x: Tensor, y: Tensor, best: Tensor) -> Tensor:
+        dx = torch.empty_like(x)
+        dy, strides = self.with_strides(dy)
+        hits = torch.empty_like(best)
+        ties = torch.empty(self.v.M * self.v.K, dtype=torch.float32, device=x.device)
+        self.count(x, y, best, hits)
+        self.ties(hits, ties)
+        spans_gradients.of((dy, dx), self, strides)(x, y, dy, ties, hits, dx)
+        return dx
+
+    def differentiable(self, dy: Tensor, x: Tensor, y: Tensor, best: Tensor) -> Tensor | None:
+        how = (self.dim, self.keepdim, self.order)
+        return reference_gradients(lambda x: self.reference(x, *how), (x,), (True,), (dy,))[0]

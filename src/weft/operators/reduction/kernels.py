@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.operators.axis_view import AxisView
-from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.configs import Config, Configurations, bucket, grid_of, tiles
 from weft.operators.launch import INTERPRETING, Plan, multiprocessors
 
 # ---- formulas: MAP is an element's contribution, COMBINE joins two, FOLD a tile along its axis 1, FINISH makes the result
@@ -293,8 +293,7 @@ def columns_candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
     if n <= SHORT:
         return short_columns_candidates(n)
     choices = {"TILE": (1024, 2048, 4096), "WIDTH": (128, 256, 512, 1024), "UNROLL": (1, 2, 4, 8)}
-    every = grid_of({**choices, "CHUNK": (256, 1024), "num_warps": (4, 8)})
-    return [c for c in every if 16 <= c["TILE"] * c["UNROLL"] // (32 * c["num_warps"]) <= 64]
+    return tiles({**choices, "CHUNK": (256, 1024), "num_warps": (4, 8)}, 16, 64, of=("TILE", "UNROLL"))
 
 
 def partials_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
@@ -386,21 +385,8 @@ SUM, LARGEST = (plus, sum_of_tile), (larger, largest_of_tile)
 
 
 @dataclass(frozen=True)
-class Gradient:
-    """The gradient of a norm: Triton functions.
-
-    Args:
-        function: ``(x, y, dy, ties) -> dx``.
-        tie: ``(x, y) -> 1`` for the elements that share a gradient; None where each has its own.
-    """
-
-    function: Any
-    tie: Any = None
-
-
-@dataclass(frozen=True)
 class Formula:
-    """What a reduction computes; ``map``, ``join`` and ``finish`` are Triton functions.
+    """What a reduction computes; ``map``, ``join``, ``finish``, ``gradient`` and ``tie`` are Triton functions.
 
     Args:
         map, join, finish: an element's contribution, the join of two and of a tile, the result of the total.
@@ -408,7 +394,8 @@ class Formula:
         other: the value of x that does not change the result.
         compared: map takes the result of an earlier reduction too.
         extremum: the gradient needs to know which elements equal the result, and nothing else of x.
-        gradient: where it needs x.
+        gradient: ``(x, y, dy, ties) -> dx``, where it needs x.
+        tie: ``(x, y) -> 1`` for the elements that share a gradient; None where each has its own.
     """
 
     map: Any
@@ -418,7 +405,8 @@ class Formula:
     other: float = 0.0
     compared: bool = False
     extremum: bool = False
-    gradient: Gradient | None = None
+    gradient: Any = None
+    tie: Any = None
 
     @property
     def of_partials(self) -> Formula:
@@ -494,8 +482,8 @@ def gradient_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
 
 
 def gradient_candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
-    every = grid_of({"TILE": (1024, 2048, 4096, 8192), "num_warps": (2, 4, 8, 16)})
-    return [c for c in every if 4 <= c["TILE"] // (32 * c["num_warps"]) <= 32 and c["TILE"] >= min(n, 8192)]
+    every = tiles({"TILE": (1024, 2048, 4096, 8192), "num_warps": (2, 4, 8, 16)}, 4, 32)
+    return [c for c in every if c["TILE"] >= min(n, 8192)]
 
 
 GRADIENT = Configurations(__file__, "gradient", gradient_heuristic, gradient_candidates)
@@ -544,25 +532,22 @@ class GradientPlan:
     and x is read again only in the spans that have any: about one read of x and one write of dx in all.
     """
 
-    def __init__(
-        self, views: list[AxisView], dy: tuple[int, int], x: Tensor, gradient: Gradient, *, total: bool
-    ):  # fmt: skip
-        """Args: views: of x and dx; dy: its strides in M and K."""
-        v, dx = views
+    def __init__(self, c: Any):
+        (v, dx), x, formula, total = c.views, c.x, c.formula, c.dim is None
         t = gradient_tiling(v, x.device, x.dtype)
         in_a_tile = t.reach >= v.N and not (total and v.M * v.K > 1)  # all elements that share a result
         self.spans: Spans | None = None
-        if gradient.tie is not None and not in_a_tile:
+        if formula.tie is not None and not in_a_tile:
             self.spans = Spans(v, x.device, x.dtype, total=total)
-            ties = Formula(gradient.tie, SUM, compared=True)
+            ties = Formula(formula.tie, SUM, compared=True)
             self.hits, self.ties = self.spans.first(ties), self.spans.rest(ties)
         span, count = (self.spans.length, self.spans.count) if self.spans else (t.reach, 1)
         y = (0, 0) if total else (v.K, 1)
-        scalars = (v.M, v.N, v.K, t.parts(v), count, v.m, v.n, v.k, *y, *dy, dx.m, dx.n, dx.k)
+        scalars = (v.M, v.N, v.K, t.parts(v), count, v.m, v.n, v.k, *y, *c.strides, dx.m, dx.n, dx.k)
         constants = {
-            "F": gradient.function,
-            "TIE": gradient.tie,
-            "COUNT": 0 if gradient.tie is None else 1 if in_a_tile else 2,
+            "F": formula.gradient,
+            "TIE": formula.tie,
+            "COUNT": 0 if formula.tie is None else 1 if in_a_tile else 2,
             "SPAN": span,
             "ROWS": t.rows,
             "REACH": t.reach,

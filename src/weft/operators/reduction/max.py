@@ -29,12 +29,8 @@ def extremum(op: Reduction, sign: int, *, tuned: bool = False) -> dict[str, Any]
         return op.reference(sign * x.abs(), dim, keepdim)
 
     return define(
-        op.name,
-        op.reference,
-        backward=True,
-        saves_mask=True,
-        tolerance={"forward": Tolerance(exact=True), "backward": Tolerance(scale="element")},
-        ties=True,
+        op,
+        {"forward": Tolerance(exact=True), "backward": Tolerance(scale="element")},
         tuned=tuned,
         wrong=[
             Mutant("NaN ignored", ignores_nan),

@@ -41,10 +41,8 @@ def _padded(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
 
 mean = Operator(
     **define(
-        "mean",
-        reference,
-        tolerance=Tolerance(scale=_scale, terms=terms),
-        empty=True,
+        reduction,
+        Tolerance(scale=_scale, terms=terms),
         wrong=[
             Mutant("divided by one more", _one_more),
             Mutant("divided by the padded extent", _padded),

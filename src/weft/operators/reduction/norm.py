@@ -12,15 +12,13 @@ from torch import Tensor
 from weft.definition import Mutant, Operator, Tolerance, Workload, workload
 from weft.operators.reduction import kernels
 from weft.operators.reduction.dispatch import Reduction
-from weft.operators.reduction.kernels import LARGEST, SUM, Formula, Gradient
+from weft.operators.reduction.kernels import LARGEST, SUM, Formula
 from weft.operators.reduction.reduction import define, every_tie, implement, inputs, reduce, terms
 
 FORMULAS = {
-    1.0: Formula(kernels.magnitude, SUM, gradient=Gradient(kernels.signed_by)),
-    2.0: Formula(kernels.square, SUM, kernels.root, gradient=Gradient(kernels.direction)),
-    math.inf: Formula(
-        kernels.magnitude, LARGEST, gradient=Gradient(kernels.share_of_magnitude, kernels.equal_magnitude)
-    ),
+    1.0: Formula(kernels.magnitude, SUM, gradient=kernels.signed_by),
+    2.0: Formula(kernels.square, SUM, kernels.root, gradient=kernels.direction),
+    math.inf: Formula(kernels.magnitude, LARGEST, gradient=kernels.share_of_magnitude, tie=kernels.equal_magnitude),
 }
 
 
@@ -67,12 +65,10 @@ def _not_divided(dy: Tensor, x: Tensor, p: float = 2.0, dim: int | None = None, 
 
 norm = Operator(
     **define(
-        "norm",
-        reference,
+        reduction,
+        {"forward": Tolerance(scale="element", terms=terms), "backward": Tolerance(scale="element", ulps=3)},
+        reference=reference,
         flops=2,
-        backward=True,
-        tolerance={"forward": Tolerance(scale="element", terms=terms), "backward": Tolerance(scale="element", ulps=3)},
-        empty=True,
         make_inputs=norm_inputs,
         options={"p": (1, 2, "inf")},
         more=[

@@ -22,10 +22,10 @@ from weft.operators.call import (
     reference_gradients,
 )
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
-from weft.operators.reduction.dispatch import BACKWARD, FORWARD, Reduction, ReductionCall, SavingPlan
+from weft.operators.reduction.dispatch import BACKWARD, FORWARD, Reduction, ReductionCall
+from weft.operators.reduction.extremum_mask import SavingPlan
 
 LARGE = 2**28
-FLOATS = ("normal", "large", "tiny", "nonfinite")
 
 
 # ---- the call: what follows is always (x, dim, keepdim, order), order being that of a norm ------------------------------
@@ -37,7 +37,7 @@ def reduce(op: Reduction, x: Tensor, dim: int | None, keepdim: bool, order: floa
         gradient = op.formula is not None and torch.is_grad_enabled() and x.requires_grad
         plan = FORWARD.of((x,), op, dim, keepdim, order, False, gradient)
         if plan is not None:
-            return _function(plan).apply(x, plan, op, (dim, keepdim, order), BACKWARD) if gradient else plan(x)
+            return Reduce.apply(x, plan, op, (dim, keepdim, order), BACKWARD) if gradient else plan(x)
     (x,) = materialised(x)
     options = (op, dim, keepdim, order, _wide(op), _wants_gradient(op, x))
     if FORWARD.choose(x, *options).implementation == "torch":
@@ -71,40 +71,26 @@ def _wants_gradient(op: Reduction, x: Any) -> bool:
     return op.formula is not None and torch.is_grad_enabled() and isinstance(x, Tensor) and x.requires_grad
 
 
-def _function(plan: Any) -> type[KernelFunction]:
-    return SavedForGradient if isinstance(plan, SavingPlan) else Reduce
-
-
 def _launch(plan: Any, x: Tensor, op: Reduction, how: tuple[Any, ...], gradients: Any) -> Tensor:
     if op.formula is None:
         return plan(x)
-    out: Tensor = differentiable(_function(plan), x, plan, op, how, gradients)
+    out: Tensor = differentiable(Reduce, x, plan, op, how, gradients)
     return out
 
 
-class SavedForGradient(KernelFunction):
-    """An extremum by a plan that saves what its gradient needs."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, plan: SavingPlan, *_: Any) -> Tensor:
-        out, saved = plan.save(x)
-        ctx.plan = plan
-        ctx.save_for_backward(*saved)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        gradient = ctx.plan.differentiable if torch.is_grad_enabled() else ctx.plan.gradient
-        return gradient(dy, *ctx.saved_tensors), None, None, None, None
-
-
 class Reduce(KernelFunction):
-    """A sum or mean, whose gradient is a view of the result's, or a norm, whose gradient reads x."""
+    """A sum or mean, whose gradient is a view of the result's; a norm, whose gradient reads x; or an extremum by a plan that
+    saves what its gradient needs."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, plan: Any, op: Reduction, how: tuple[Any, ...], gradients: Any) -> Tensor:
-        out: Tensor = plan(x)
-        ctx.op, ctx.how, ctx.gradients, ctx.shape, ctx.dtype = op, how, gradients, x.shape, x.dtype
+        ctx.plan, ctx.op, ctx.how, ctx.gradients, ctx.shape, ctx.dtype = plan, op, how, gradients, x.shape, x.dtype
+        out: Tensor
+        if isinstance(plan, SavingPlan):
+            out, saved = plan.save(x)
+            ctx.save_for_backward(*saved)
+            return out
+        out = plan(x)
         formula = op.formula and op.formula(how[2])
         if formula and formula.gradient is not None:
             ctx.save_for_backward(x, out)
@@ -113,6 +99,9 @@ class Reduce(KernelFunction):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         op, (dim, keepdim, order) = ctx.op, ctx.how
+        if isinstance(ctx.plan, SavingPlan):
+            gradient = ctx.plan.differentiable if torch.is_grad_enabled() else ctx.plan.gradient
+            return gradient(dy, *ctx.saved_tensors), None, None, None, None
         if not ctx.saved_tensors:
             return _broadcast(dy, ctx.shape, ctx.dtype, dim, keepdim, op.mean), None, None, None, None
         x, y = ctx.saved_tensors
@@ -207,17 +196,11 @@ def results_of(w: Workload) -> int:
 
 
 def define(
-    name: str,
-    reference: Callable[..., Tensor],
-    *,
-    flops: int = 1,
-    backward: bool = False,
-    saves_mask: bool = False,
+    op: Reduction,
     tolerance: Any,
-    result_bytes: int = 0,
-    empty: bool = False,
-    nonfinite: bool = True,
-    ties: bool = False,
+    *,
+    reference: Callable[..., Tensor] | None = None,
+    flops: int = 1,
     tuned: bool = False,
     wrong: Sequence[Mutant] = (),
     gradient_wrong: Sequence[Mutant] = (),
@@ -228,34 +211,31 @@ def define(
     """The fields of an ``Operator`` over [M, N].
 
     Args:
-        reference: with the operator's arguments.
+        reference: with the operator's arguments, where they are not ``(x, dim, keepdim)``.
         flops: of an element.
-        backward: the gradient takes a kernel (that of a sum is a view of the result's).
-        saves_mask: all that the gradient needs of x is which elements equal the result. Forward must save a bit of each; of
-            a row of more than 32 elements an index (32 bits) would do, as mostly one element equals the result.
-        result_bytes: of one result where it is not of x's dtype.
-        empty: a reduction of no elements has a result.
-        ties: also on data with few distinct values.
         more: further workloads to verify.
     """
+    reference = reference or op.reference
+    formula = op.formula and op.formula(2.0)
+    saves_mask = formula is not None and formula.extremum
+    backward = formula is not None and (
+        saves_mask or formula.gradient is not None
+    )  # that of a sum is a view of the result's
+    ties = saves_mask or formula is None  # data with few distinct values
 
     def cost(w: Workload, direction: str) -> Cost:
         n = w["M"] * w["N"] * w.option("inner", 1)
-        size, result = n * w.bytes_per_element, results_of(w) * (result_bytes or w.bytes_per_element)
+        size, result = n * w.bytes_per_element, results_of(w) * (8 if formula is None else w.bytes_per_element)
         if direction == "forward":
             return Cost(reads=size, writes=result, vector_flops=flops * n)
+        # forward must save a bit of each element that equals the result; of a row of more than 32 elements an index would do
         mask = (min(n, 32 * results_of(w)) + 7) // 8
         reads = mask + result if saves_mask else size + 2 * result
         return Cost(reads=reads, writes=size, vector_flops=(flops + 1) * n)
 
-    def gradient(dy: Tensor, x: Tensor, **how: Any) -> tuple[Tensor, ...]:
-        leaf = x.detach().requires_grad_()
-        with torch.enable_grad():
-            return torch.autograd.grad(reference(leaf, **how), leaf, dy)
-
     each = ("fp32", "bf16")
     return {
-        "name": name,
+        "name": op.name,
         "axes": {"M": "rows", "N": "columns"},
         "inputs": make_inputs,
         "reference": reference,
@@ -281,12 +261,12 @@ def define(
                 workload(M=9, N=8),
                 workload(M=9, N=48, keepdim=True),
                 workload(M=0, N=7),
-                *([workload(M=7, N=0)] if empty else []),
+                *([workload(M=7, N=0)] if op.empty else []),
                 *(workload(M=9, N=33, layout=at) for at in LAYOUTS[1:]),
                 *(workload(M=9, N=33, layout=at, dim="all") for at in ("sliced", "transposed")),
                 workload(M=9, N=33, layout="transposed", dim=0),
                 workload(M=9, N=33, layout="sliced", dim=0),
-                *([workload(M=200, N=11, values="nonfinite")] if nonfinite else []),
+                workload(M=200, N=11, values="nonfinite"),
                 workload(M=6, N=6, values="large"),
                 *([workload(M=9, N=40, values="ties"), workload(M=30, N=9, dim=0, values="ties")] if ties else []),
                 *more,
@@ -321,7 +301,7 @@ def define(
         "mutants": [
             *mutants.usual(reference),
             *wrong,
-            *(mutants.usual(gradient, "backward") if backward else []),
+            *(mutants.usual(mutants.gradient_of(reference, "x"), "backward") if backward else []),
             *gradient_wrong,
         ],
     }
@@ -350,11 +330,8 @@ def every_tie(reference: Callable[..., Tensor]) -> Callable[..., Any]:
     """Wrong on purpose: each element that equals the result gets the whole gradient."""
 
     def gradient(dy: Tensor, x: Tensor, **how: Any) -> tuple[Tensor, ...]:
-        leaf = x.detach().requires_grad_()
-        with torch.enable_grad():
-            shares = torch.autograd.grad(reference(leaf, **how).sum(), leaf)[0]
-        dim, keep = how["dim"], how["keepdim"]
-        spread = dy if dim is None or keep else dy.unsqueeze(dim)
+        (shares,) = mutants.gradient_of(reference, "x")(torch.ones_like(dy), x=x, **how)
+        spread = dy if how["dim"] is None or how["keepdim"] else dy.unsqueeze(how["dim"])
         return ((shares.sign() * spread).to(x.dtype),)
 
     return gradient

@@ -39,10 +39,8 @@ def _one_after_the_other(x: Tensor, dim: int | None = None, keepdim: bool = Fals
 
 sum = Operator(
     **define(
-        "sum",
-        reference,
-        tolerance=SUMS,
-        empty=True,
+        reduction,
+        SUMS,
         tuned=True,
         wrong=[
             Mutant("first left out", _but_first),
