@@ -6,9 +6,7 @@ import torch
 from torch import Tensor
 
 from weft.definition import Mutant, Operator, workload
-from weft.operators.memory_access.dispatch import Pattern
-from weft.operators.memory_access.kernels import copy_plan
-from weft.operators.memory_access.pattern import LARGEST, call, define, implement
+from weft.operators.memory_access.pattern import LARGEST, Pattern, call, copy_plan, define, implement
 
 
 def reference(x: Tensor) -> Tensor:

@@ -6,11 +6,7 @@ import torch
 from torch import Tensor
 
 from weft.definition import Mutant, Operator, workload
-from weft.operators.memory_access.dispatch import Pattern
-from weft.operators.memory_access.kernels import copy_plan
-from weft.operators.memory_access.pattern import LARGEST, call, define, implement
-
-OFFSETS = range(32)
+from weft.operators.memory_access.pattern import LARGEST, Pattern, call, copy_plan, define, implement
 
 
 def reference(x: Tensor, offset: int = 1) -> Tensor:
@@ -21,7 +17,7 @@ pattern = Pattern(
     "misaligned_access",
     reference,
     copy_plan,
-    option=("offset", OFFSETS, 1),
+    option=("offset", range(32), 1),
     tensors=lambda x, offset: ((x[offset:],), ()),
 )
 

@@ -1,28 +1,133 @@
-"""An access pattern as an operator: its call, its implementations, and what all definitions share."""
+"""An access pattern as an operator: which kernel a call takes, the call, its implementations, what all definitions share; and
+the copy that several patterns are."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, eager, guarded, materialised, on_gpu
-from weft.operators.launch import Plans
-from weft.operators.memory_access.dispatch import FORWARD, Pattern
+from weft.operators.call import Choice, check_tensor, eager, guarded, materialised, on_gpu, traced
+from weft.operators.configs import Config, Configurations, tiles
+from weft.operators.dispatch import ON_CPU, TRACED, Call, Dispatch, Route
+from weft.operators.launch import INTERPRETING, Plan, Plans
 from weft.operators.memory_access.machine import Machine, here
 from weft.operators.random_inputs import random_tensor
 
 OPTIONS = {"layout": ("contiguous", "unaligned", "strided"), "values": ("normal", "large", "tiny", "nonfinite")}
 LARGEST = 2**28  # elements that are read or written in the benchmarks
+THREADS = 256  # of a block where the pattern says how many
+
+
+@dataclass(frozen=True, eq=False)
+class Pattern:
+    """One way of going through memory, the option of a call that says which one it is.
+
+    Args:
+        name: the operator's.
+        reference: the same in PyTorch.
+        triton, cuda: ``(*tensors, *options) -> plan``, called with the tensors and the result.
+        option: name of an int that a call takes beside x [N], its allowed values and its default.
+        tensors: ``(x, option) -> the tensors that a kernel is given`` and the options of its plan.
+        result: ``(*tensors, *options) -> an empty tensor`` for the result.
+        check: ``arguments -> the same``, or raises TypeError or ValueError; x of one dimension and the option unless given.
+        declines: ``(*tensors) -> why`` the kernels do not take them besides strides (an empty string when they do).
+    """
+
+    name: str
+    reference: Callable[..., Tensor]
+    triton: Callable[..., Any]
+    cuda: Callable[..., Any] | None = None
+    option: tuple[str, Sequence[int], int] | None = None
+    tensors: Callable[..., tuple[tuple[Tensor, ...], tuple[Any, ...]]] = lambda x, *options: ((x,), options)
+    result: Callable[..., Tensor] = lambda x, *options: torch.empty_like(x)
+    check: Callable[..., tuple[Any, ...]] | None = None
+    declines: Callable[..., str] = lambda *tensors: ""
+
+    def lowered(self, *args: Any, **named: Any) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
+        """The arguments of a call, checked, as tensors and options of a plan."""
+        return self.tensors(*(self.check or self._checked)(*args, **named))
+
+    def _checked(self, x: Any, *value: Any, **named: Any) -> tuple[Any, ...]:
+        check_tensor(self.name, "x", x)
+        if x.ndim != 1:
+            raise ValueError(f"{self.name}: argument 'x' has shape {tuple(x.shape)}; expected one dimension")
+        if self.option is None:
+            return (x,)
+        name, allowed, default = self.option
+        number = (*value, *named.values(), default)[0]
+        if not isinstance(number, int) or isinstance(number, bool):
+            raise TypeError(f"{self.name}: argument '{name}' is {number!r}; expected an int")
+        if number not in allowed:
+            span = f"{allowed[0]} … {allowed[-1]}" if isinstance(allowed, range) else ", ".join(map(str, allowed))
+            raise ValueError(f"{self.name}: argument '{name}' is {number}; expected {span}")
+        return x, number
+
+
+class Access(Call):
+    """``(*tensors, pattern, *options)``"""
+
+    def __init__(self, *arguments: Any):
+        at = next(i for i, a in enumerate(arguments) if isinstance(a, Pattern))
+        self.tensors, self.pattern, self.options = arguments[:at], arguments[at], arguments[at + 1 :]
+        self.x = self.tensors[0]
+
+    @property
+    def traced(self) -> bool:
+        return traced(*self.tensors)
+
+    @property
+    def empty(self) -> bool:
+        return not self.pattern.result(*self.tensors, *self.options).numel()
+
+    @property
+    def wants_gradient(self) -> bool:
+        return torch.is_grad_enabled() and any(t.requires_grad for t in self.tensors)
+
+
+STRIDED = "strides: the pattern is measured on contiguous tensors"
+
+
+def scattered(c: Access) -> str:
+    return "" if all(t.is_contiguous() for t in c.tensors) else STRIDED
+
+
+def declined(c: Access) -> str:
+    return scattered(c) or c.pattern.declines(*c.tensors)
+
+
+def no_cuda(c: Access) -> str:
+    return "Triton's kernel has this pattern too" if c.pattern.cuda is None else declined(c)
+
+
+FORWARD = Dispatch(
+    Access,
+    ON_CPU,
+    TRACED,
+    Route("torch", lambda c: c.wants_gradient, "a gradient is wanted: these kernels measure a forward pass"),
+    Route("torch", lambda c: c.empty, "an empty result: nothing to launch"),
+    Route("torch", lambda c: bool(scattered(c)), STRIDED),
+    Route("torch", lambda c: bool(declined(c)), "blocks of other sizes than powers of two up to 2048 elements"),
+    Route("cuda", lambda c: not INTERPRETING and c.options[0] < 32,  # a stride of 32 has all lanes wait for one bank
+          "data in shared memory, which Triton would read from L1", lambda c: c.pattern.cuda(*c.tensors, *c.options), no_cuda),
+    Route("triton", lambda c: True, "contiguous tensors: the pattern is the kernel's own",
+          lambda c: c.pattern.triton(*c.tensors, *c.options), declined),
+)  # fmt: skip
+
+
+# ---- the operator ----------------------------------------------------------------------------------------------------
 
 
 def call(pattern: Pattern, *args: Any) -> Tensor:
     """What the public functions do."""
     tensors, options = pattern.lowered(*args)
-    plan = None
     if eager(*tensors, autocast=True) and (plan := FORWARD.of(tensors, pattern, *options)) is not None:
         out = pattern.result(*tensors, *options)
         plan(*tensors, out)
@@ -126,3 +231,29 @@ def define(
         },
         "mutants": [*mutants.usual(pattern.reference), *wrong],
     }
+
+
+# ---- a strided copy --------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def copy_strided(x_ptr, y_ptr, n, stride, BLOCK: tl.constexpr):
+    """y[i] = x[i * stride] for i < n. One program writes BLOCK elements; the stride 1 is a constant to the compiler."""
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)  # int64: tensors may hold more than 2**31 elements
+    tl.store(y_ptr + i, tl.load(x_ptr + i * stride, mask=i < n, eviction_policy="evict_last"), mask=i < n)
+
+
+def heuristic(sm: int, dtype: torch.dtype, stride: int) -> Config:
+    return {"BLOCK": 1024 if stride == 1 else 512, "num_warps": 4}
+
+
+blocks = tiles({"BLOCK": (256, 512, 1024, 2048, 4096), "num_warps": (2, 4, 8)}, 4, 32, of=("BLOCK",))
+configuration = Configurations(__file__, "copy_strided", heuristic, blocks)
+
+
+def copy_plan(x: Tensor, stride: int = 1) -> Plan:
+    """y = x[::stride] for a contiguous x of one dimension."""
+    n = -(-x.numel() // stride)
+    config = configuration(x.device, x.dtype, stride)
+    grid = (triton.cdiv(n, config["BLOCK"]),)
+    return Plan(copy_strided, grid, (n, stride), {"BLOCK": config["BLOCK"]}, config["num_warps"])

@@ -6,15 +6,14 @@ from typing import Any
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Workload, workload
 from weft.operators.call import check_device, check_tensor
 from weft.operators.launch import Plan
-from weft.operators.memory_access.dispatch import Pattern
-from weft.operators.memory_access.kernels import gather_blocks
 from weft.operators.memory_access.machine import Machine
-from weft.operators.memory_access.pattern import LARGEST, OPTIONS, call, define, implement, line
+from weft.operators.memory_access.pattern import LARGEST, OPTIONS, Pattern, call, define, implement, line
 
 BLOCKS = (32, 64, 128, 256, 512)  # bytes
 INDEX_BYTES = 8
@@ -29,7 +28,7 @@ def by_index_select(x: Tensor, index: Tensor) -> Tensor:
     return torch.index_select(x, 0, index)
 
 
-def check(x: Tensor, index: Tensor) -> None:
+def check(x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
     check_tensor("random_access", "x", x)
     check_tensor("random_access", "index", index, (torch.int64,))
     check_device("random_access", "index", index, "x", x)
@@ -39,10 +38,22 @@ def check(x: Tensor, index: Tensor) -> None:
         )
     if index.ndim != 1:
         raise ValueError(f"random_access: argument 'index' has shape {tuple(index.shape)}; expected one dimension")
+    return x, index
 
 
 def result(x: Tensor, index: Tensor) -> Tensor:
     return torch.empty((index.numel(), x.shape[1]), dtype=x.dtype, device=x.device)
+
+
+@triton.jit
+def gather_blocks(x_ptr, index_ptr, y_ptr, n, BLOCKS: tl.constexpr, WIDTH: tl.constexpr):
+    """y[i, :] = x[index[i], :] for i < n, x: [*, WIDTH]. One program moves BLOCKS of them."""
+    i = tl.program_id(0).to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS)
+    inside = (i < n)[:, None]
+    source = tl.load(index_ptr + i, mask=i < n, other=0)
+    col = tl.arange(0, WIDTH)[None, :]
+    x = tl.load(x_ptr + source[:, None] * WIDTH + col, mask=inside, eviction_policy="evict_last")
+    tl.store(y_ptr + i[:, None] * WIDTH + col, x, mask=inside)
 
 
 def plan(x: Tensor, index: Tensor) -> Plan:

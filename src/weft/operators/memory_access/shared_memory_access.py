@@ -12,18 +12,16 @@ from pathlib import Path
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Workload, workload
 from weft.operators.cuda import CTYPES, CudaPlan
 from weft.operators.launch import Plan
-from weft.operators.memory_access.dispatch import Pattern
-from weft.operators.memory_access.kernels import THREADS, tile_maxima
 from weft.operators.memory_access.machine import BANKS, Machine
-from weft.operators.memory_access.pattern import LARGEST, call, define, implement
+from weft.operators.memory_access.pattern import LARGEST, THREADS, Pattern, call, define, implement
 
 SOURCE = Path(__file__).parent / "shared_memory.cu"
-STRIDES = range(1, 33)
 TILE, READS = 1024, 8
 
 
@@ -39,6 +37,21 @@ def _maxima(x: Tensor, stride: int, reads: int) -> Tensor:
 
 def reference(x: Tensor, stride: int = 1) -> Tensor:
     return _maxima(x, stride, READS)
+
+
+@triton.jit
+def tile_maxima(x_ptr, y_ptr, n, stride, TILE: tl.constexpr, READS: tl.constexpr):
+    """Within each tile of TILE elements: y[t] = max over r < READS of x[(t * stride + r) % TILE]; one program a tile.
+
+    Triton decides itself what lies in shared memory: this one gathers from L1, which is the same memory.
+    """
+    first = tl.program_id(0).to(tl.int64) * TILE
+    t = tl.arange(0, TILE)
+    best = tl.full([TILE], -float("inf"), tl.float32)
+    for r in tl.static_range(READS):
+        at = first + (t * stride + r) % TILE
+        best = tl.maximum(best, tl.load(x_ptr + at, mask=at < n, other=-float("inf")).to(tl.float32))
+    tl.store(y_ptr + first + t, best.to(y_ptr.dtype.element_ty), mask=first + t < n)
 
 
 def triton_plan(x: Tensor, stride: int) -> Plan:
@@ -71,7 +84,7 @@ def predicted_share(w: Workload, machine: Machine) -> float:
     return memory / max(memory, cycles / (machine.multiprocessors * machine.clock))
 
 
-pattern = Pattern("shared_memory_access", reference, triton_plan, cuda_plan, option=("stride", STRIDES, 1))
+pattern = Pattern("shared_memory_access", reference, triton_plan, cuda_plan, option=("stride", range(1, 33), 1))
 
 shared_memory_access = Operator(
     **define(

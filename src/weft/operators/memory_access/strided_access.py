@@ -6,12 +6,9 @@ import torch
 from torch import Tensor
 
 from weft.definition import Mutant, Operator, Workload, workload
-from weft.operators.memory_access.dispatch import Pattern
-from weft.operators.memory_access.kernels import copy_plan
 from weft.operators.memory_access.machine import Machine
-from weft.operators.memory_access.pattern import LARGEST, call, define, implement
+from weft.operators.memory_access.pattern import LARGEST, Pattern, call, copy_plan, define, implement
 
-STRIDES = range(1, 33)
 BENCH = [workload(N=LARGEST // stride, stride=stride) for stride in (1, 2, 4, 8, 16, 32)]
 
 
@@ -29,7 +26,7 @@ def predicted_share(w: Workload, machine: Machine) -> float:
     return 2 * size / (min(w.option("stride", 2) * size, machine.fetch) + size)
 
 
-pattern = Pattern("strided_access", reference, copy_plan, option=("stride", STRIDES, 2), result=result)
+pattern = Pattern("strided_access", reference, copy_plan, option=("stride", range(1, 33), 2), result=result)
 
 strided_access = Operator(
     **define(

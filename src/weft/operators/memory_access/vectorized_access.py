@@ -8,10 +8,8 @@ from torch import Tensor
 
 from weft.definition import Mutant, Operator, Workload, workload
 from weft.operators.launch import Plan
-from weft.operators.memory_access.dispatch import Pattern
-from weft.operators.memory_access.kernels import THREADS, copy_strided
 from weft.operators.memory_access.machine import Machine
-from weft.operators.memory_access.pattern import LARGEST, call, define, implement
+from weft.operators.memory_access.pattern import LARGEST, THREADS, Pattern, call, copy_strided, define, implement
 
 WIDTHS = (4, 8, 16)
 
