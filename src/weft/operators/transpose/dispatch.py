@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 from weft.operators.call import check_dim, check_tensor
-from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.configs import Config, Configurations, bucket, grid_of, tiles
 from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.launch import INTERPRETING, Plan
-from weft.operators.transpose.kernels import transpose_small, transpose_tiles
 
 VECTORS, WINDOWS = Path(__file__).parent / "vectors.cu", Path(__file__).parent / "windows.cu"
 CUDA_FROM = 2**20  # elements from which the CUDA C++ kernels are chosen: below, launching is what counts
@@ -25,6 +25,7 @@ SMALL_MATRIX = 1024  # elements up to which several matrices share a program
 TILE = 4096  # elements of a tile of several matrices, or of one that the matrix makes narrower than configured
 SIZES = (2**20, 2**24, 2**28)  # elements: tensors of up to so many share a configuration
 SECTOR_BYTES = 32
+SCATTERED = "the leading dimensions do not collapse into two of one stride each"
 SHARED_BYTES = 48 * 1024  # of a tile at most, so that a multiprocessor holds several
 
 # ---- a call ----------------------------------------------------------------------------------------------------------
@@ -84,13 +85,8 @@ class TransposeCall(Call):
         self.x = x
 
     @functools.cached_property
-    def found(self) -> Matrices | None:
+    def matrices(self) -> Any:  # where it is None, no route with a launch supports the call
         return matrices_of(self.x)
-
-    @property
-    def matrices(self) -> Matrices:
-        assert self.found is not None  # a row of the table before this one, or `scattered`, looked
-        return self.found
 
     @property
     def plain_copy(self) -> bool:
@@ -100,8 +96,7 @@ class TransposeCall(Call):
     @property
     def large(self) -> bool:
         """Whether the CUDA C++ kernels are worth it: whole lines of 128 bytes on both sides, and many of them."""
-        m = self.matrices
-        lines = min(m.M, m.N) * self.x.element_size() >= 128
+        lines = min(self.matrices.M, self.matrices.N) * self.x.element_size() >= 128
         return lines and self.x.numel() >= CUDA_FROM and not INTERPRETING
 
     @property
@@ -116,23 +111,19 @@ class TransposeCall(Call):
 
 
 def scattered(c: TransposeCall) -> str:
-    return (
-        ""
-        if c.found
-        else "the leading dimensions do not collapse into two of one stride each, so a copy would be needed"
-    )
+    return "" if c.matrices else f"{SCATTERED}, so a copy would be needed"
 
 
 def no_adjacent_columns(c: TransposeCall) -> str:
     """Why x cannot be read by words of 4 bytes (an empty string when it can)."""
-    if not c.found or c.found.col == 1:
+    if not c.matrices or c.matrices.col == 1:
         return scattered(c)
-    return f"columns {c.found.col} elements apart; words of 4 bytes need adjacent ones"
+    return f"columns {c.matrices.col} elements apart; words of 4 bytes need adjacent ones"
 
 
 def no_vectors(c: TransposeCall) -> str:
     """Why x cannot be moved 16 bytes at a time on both sides (an empty string when it can)."""
-    m, k = c.found, 16 // c.x.element_size()
+    m, k = c.matrices, 16 // c.x.element_size()
     if m is None:
         return scattered(c)
     if m.col != 1:
@@ -244,7 +235,64 @@ def windows_plan(c: TransposeCall) -> CudaPlan:
     return CudaPlan(WINDOWS, kernel, (blocks, 1), threads, scalars, shared_bytes=shared_bytes(config, pitch, x.dtype))
 
 
-# ---- kernels.py ------------------------------------------------------------------------------------------------------
+# ---- Triton -----------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def tile_of(program, tiles_m, tiles_n, GROUP: tl.constexpr, DIAGONAL: tl.constexpr):
+    """Which tile a program of one matrix takes: (tile row, tile column).
+
+    Programs that run at the same time have neighbouring numbers. In bands of GROUP tile rows, walked down and then right,
+    they share the rows of x *and* the rows of y that they touch: GROUP=1 walks along the rows of x, a large one along
+    those of y. DIAGONAL shifts every tile row by one tile more, so that neighbours differ in both.
+    """
+    band = program // (GROUP * tiles_n)
+    height = min(tiles_m - band * GROUP, GROUP)
+    inside = program % (GROUP * tiles_n)
+    m, n = band * GROUP + inside % height, inside // height
+    if DIAGONAL:
+        n = (n + m) % tiles_n
+    return m, n
+
+
+@triton.jit
+def transpose_tiles(
+    x_ptr, y_ptr, M, N, B1, x_b0, x_b1, x_row, x_col,
+    R: tl.constexpr, C: tl.constexpr, EVEN: tl.constexpr, GROUP: tl.constexpr, DIAGONAL: tl.constexpr,
+):  # fmt: skip
+    """y[b, n, m] = x[b, m, n]. x: matrices of any strides; y: contiguous. One program moves R rows and C columns of x.
+
+    EVEN says that tiles fill the matrix: loads then need no predicate (with a cache hint, one costs a branch).
+    """
+    tiles_m, tiles_n = tl.cdiv(M, R), tl.cdiv(N, C)
+    b = tl.program_id(0) // (tiles_m * tiles_n)
+    tile_m, tile_n = tile_of(tl.program_id(0) % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP, DIAGONAL)
+    row = tile_m.to(tl.int64) * R + tl.arange(0, R)  # int64: tensors may hold more than 2**31 elements
+    col = tile_n.to(tl.int64) * C + tl.arange(0, C)
+    x_ptr += (b // B1).to(tl.int64) * x_b0 + (b % B1).to(tl.int64) * x_b1
+    y_ptr += b.to(tl.int64) * M * N
+    x_at = x_ptr + row[:, None] * x_row + col[None, :] * x_col
+    y_at = y_ptr + col[:, None] * M + row[None, :]
+    if EVEN:
+        x = tl.load(x_at, eviction_policy="evict_last")  # the hint: docs/notes/softmax.md
+        tl.store(y_at, tl.trans(x))
+    else:
+        x = tl.load(x_at, mask=(row < M)[:, None] & (col < N)[None, :], eviction_policy="evict_last")
+        tl.store(y_at, tl.trans(x), mask=(col < N)[:, None] & (row < M)[None, :])
+
+
+@triton.jit
+def transpose_small(
+    x_ptr, y_ptr, B, M, N, B1, x_b0, x_b1, x_row, x_col, BB: tl.constexpr, R: tl.constexpr, C: tl.constexpr
+):  # fmt: skip
+    """The same for matrices smaller than a tile: one program moves BB whole ones."""
+    b = tl.program_id(0).to(tl.int64) * BB + tl.arange(0, BB)[:, None, None]
+    row, col = tl.arange(0, R), tl.arange(0, C)
+    x_at = x_ptr + (b // B1) * x_b0 + (b % B1) * x_b1 + row[None, :, None] * x_row + col[None, None, :] * x_col
+    x = tl.load(x_at, mask=(b < B) & (row < M)[None, :, None] & (col < N)[None, None, :], eviction_policy="evict_last")
+    y_at = y_ptr + b * M * N + col[None, :, None] * M + row[None, None, :]
+    inside = (b < B) & (col < N)[None, :, None] & (row < M)[None, None, :]
+    tl.store(y_at, tl.permute(x, (0, 2, 1)), mask=inside)
 
 
 def tiles_heuristic(sm: int, dtype: torch.dtype, n: int, access: str) -> Config:
@@ -257,11 +305,10 @@ def tiles_heuristic(sm: int, dtype: torch.dtype, n: int, access: str) -> Config:
 def tiles_candidates(sm: int, dtype: torch.dtype, n: int, access: str) -> Any:
     sides = (32, 64, 128, 256)
     orders = [(1, 0), (1, 1), (4, 0), (8, 0), (16, 0), (32, 0)]
-    for c in grid_of({"R": sides, "C": sides, "num_warps": (2, 4, 8, 16)}):
-        lines = min(c["R"], c["C"]) * dtype.itemsize >= 128
-        each = c["R"] * c["C"] // (c["num_warps"] * 32)  # elements a thread
-        fits = 16 <= each * dtype.itemsize // 4 <= 32 if access == "vectors" else 8 <= each <= 16
-        if lines and fits:
+    words = 4 // dtype.itemsize
+    least, most = (16 * words, 32 * words) if access == "vectors" else (8, 16)
+    for c in tiles({"R": sides, "C": sides, "num_warps": (2, 4, 8, 16)}, least, most, of=("R", "C")):
+        if min(c["R"], c["C"]) * dtype.itemsize >= 128:
             yield from ({**c, "GROUP": group, "DIAGONAL": diagonal} for group, diagonal in orders)
 
 
@@ -306,7 +353,7 @@ FORWARD = Dispatch(
     ON_CPU,
     TRACED,
     EMPTY,
-    Route("torch", lambda c: not c.found, "the leading dimensions do not collapse into two of one stride each"),
+    Route("torch", lambda c: not c.matrices, SCATTERED),
     Route("torch", lambda c: c.plain_copy, "elements that follow each other in y do so in x: a plain copy"),
     Route("cuda", lambda c: c.large, "large: 16-byte accesses on both sides", vectors_plan, no_vectors),
     Route(

@@ -18,8 +18,6 @@ from weft.operators.launch import Plans
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 from weft.operators.transpose.dispatch import BACKWARD, FORWARD, TransposeCall, matrices_of
 
-# ---- implementations -------------------------------------------------------------------------------------------------
-
 
 def reference(x: Tensor, dim0: int = -2, dim1: int = -1) -> Tensor:
     return x.transpose(dim0, dim1).clone(memory_format=torch.contiguous_format)
@@ -58,9 +56,6 @@ def _by_kernel(name: str) -> Any:
         return y
 
     return implementation
-
-
-# ---- definition ------------------------------------------------------------------------------------------------------
 
 
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
@@ -123,16 +118,14 @@ transpose = Operator(
         "verify": [
             *(workload(M=m, N=n) for m, n in ((1, 1), (3, 5), (16, 24), (37, 100), (1, 130), (130, 1), (129, 65))),
             *(workload(M=m, N=n) for m, n in ((128, 192), (72, 200), (300, 2), (5, 1000))),
-            workload(M=0, N=7),
-            workload(M=7, N=0),
+            *(workload(M=m, N=n) for m, n in ((0, 7), (7, 0))),
             *(workload(M=33, N=48, layout=at) for at in ("unaligned", "sliced", "strided", "transposed", "expanded")),
             workload(M=72, N=88, layout="sliced"),
             workload(M=40, N=50, values="nonfinite"),
             *(workload(M=m, N=n, batch=b) for b, m, n in ((3, 5, 7), (70, 8, 8), (3, 40, 56), (2, 1, 9), (5, 1030, 1))),
             *(workload(M=33, N=40, batch=3, layout=at) for at in ("sliced", "strided", "transposed", "expanded")),
             workload(M=7, N=9, batch=5, layout="expanded"),
-            workload(M=40, N=24, batch=2, heads=3),
-            workload(M=6, N=4, batch=3, heads=2),
+            *(workload(M=m, N=n, batch=b, heads=h) for m, n, b, h in ((40, 24, 2, 3), (6, 4, 3, 2))),
         ],
         "full": [workload(M=m, N=n) for m, n in ((4096, 4104), (4095, 4097), (100000, 3), (3, 100000), (256, 65536))],
         "huge": [
@@ -142,11 +135,10 @@ transpose = Operator(
             workload("bf16", M=4, N=8, batch=2**26 + 1),
         ],
         "bench": [
-            workload(M=16384, N=16384),
-            workload(M=4096, N=65536),
-            workload(M=65536, N=4096),
-            workload(M=2**20, N=256),
-            workload(M=16383, N=16385),
+            *(
+                workload(M=m, N=n)
+                for m, n in ((16384, 16384), (4096, 65536), (65536, 4096), (2**20, 256), (16383, 16385))
+            ),
             workload(M=1024, N=1024, batch=256),
             workload(M=4096, N=128, batch=16, heads=32),
         ],
@@ -179,8 +171,6 @@ transpose.implementation("triton", arch=">=sm_80")(_by_kernel("triton"))
 transpose.implementation("cuda", arch=">=sm_80", devices=("cuda",))(_by_kernel("cuda"))
 transpose.implementation("torch")(reference)
 transpose.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
-
-# ---- what users call -------------------------------------------------------------------------------------------------
 
 
 @transpose.choice
