@@ -88,6 +88,11 @@ def workload(dtype: str = "", /, **sizes_and_options: Any) -> Workload:
     return Workload(axes, dtype, {k: v for k, v in sizes_and_options.items() if not k.isupper()})
 
 
+def workloads(axes: str, *sizes: tuple[int, ...], dtype: str = "", **options: Any) -> list[Workload]:
+    """``workloads("MN", (3, 5), (2, 256), layout="sliced")``: one for each tuple of the axes' sizes."""
+    return [Workload(dict(zip(axes, of, strict=True)), dtype, options) for of in sizes]
+
+
 @dataclass(frozen=True)
 class Cost:
     """Compulsory work: every input byte read once, every output byte written once, and the arithmetic.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
@@ -33,6 +35,23 @@ def plan(parts: int, n: int, sets: int = 1) -> Plan:
     block = 1024 if n > WIDE else 64 if n >= 16384 else 32 if n >= 4096 else 16
     rows = min(max(bucket(parts), 1 if n > WIDE else 16), 8192 // block)
     return Plan(sum_partials, (triton.cdiv(n, block), sets), (parts, n), {"ROWS": rows, "BLOCK": block}, 8)
+
+
+class SummedPlan:
+    """A launch that ends in two sets of partial sums, fp32 [parts, n], and the launch that adds them up into the last tensor,
+    [sets, n]. Call it with the other tensors of the launch and then that. With no ``sets`` nothing is summed."""
+
+    def __init__(self, launch: Callable[..., None], parts: int, n: int, sets: int):
+        self.launch, self.sets = launch, sets
+        self.shape = (max(sets, 1), parts, n if sets else 1)
+        self.total = plan(parts, n, max(sets, 1))
+
+    def __call__(self, *tensors: Tensor) -> None:
+        *read, sums = tensors
+        partial = torch.empty(self.shape, dtype=torch.float32, device=sums.device)
+        self.launch(*read, partial[0], partial[-1])
+        if self.sets:
+            self.total(partial, sums)
 
 
 class SplitPlan:

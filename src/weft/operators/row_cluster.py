@@ -27,9 +27,12 @@ def heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
     return {"THREADS": threads if n <= threads * each * MAX_CLUSTER else 1024, "EACH": each}
 
 
-def candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
-    each = 128 // dtype.itemsize
-    for c in grid_of({"THREADS": (128, 256, 512, 1024), "EACH": (each // 2, each)}):
+def candidates(
+    sm: int, dtype: torch.dtype, n: int, most_bytes: int = 128, threads: tuple[int, ...] = (128, 256, 512, 1024)
+) -> Any:
+    """At most so many bytes a thread, or half of them."""
+    each = most_bytes // dtype.itemsize
+    for c in grid_of({"THREADS": threads, "EACH": (each // 2, each)}):
         if n <= c["THREADS"] * c["EACH"] * MAX_CLUSTER and n * 2 > c["THREADS"] * c["EACH"]:
             yield c
 

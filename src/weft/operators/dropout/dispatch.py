@@ -21,7 +21,7 @@ from weft.operators.dropout import kernels, norm_kernels
 from weft.operators.dropout.philox import GROUP
 from weft.operators.dropout.seeds import check_probability, scale_of, threshold_of
 from weft.operators.normalization import ring
-from weft.operators.normalization.dispatch import with_copies
+from weft.operators.normalization.kernels import with_copies
 from weft.operators.residency import active_clusters, resident
 from weft.operators.row_programs import ONE_PASS
 

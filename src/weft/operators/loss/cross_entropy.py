@@ -26,17 +26,7 @@ from weft.operators.call import (
 from weft.operators.launch import Plans
 from weft.operators.loss.dispatch import BACKWARD, FORWARD, Forward, check_range, loss_call
 from weft.operators.loss.kernels import scale_plans
-from weft.operators.loss.reference import (
-    OPTIONS,
-    WRONG,
-    Options,
-    composed,
-    gradient,
-    inputs,
-    reference,
-    with_gradients,
-    workloads,
-)
+from weft.operators.loss.reference import OPTIONS, WRONG, Options, composed, gradient, inputs, reference, workloads
 
 # ---- operators of torch.library ------------------------------------------------------------------------------------------
 
@@ -83,9 +73,8 @@ def backward_op(
     options = as_options(ignore_index, label_smoothing, z_loss, soft_cap, reduction)
     if not on_gpu(logits) or not logits.numel():
         return gradient(dloss, logits, target, weight=weight, **options._asdict())[0]
-    dx = torch.empty_like(logits)
-    launch_backward(BACKWARD.kernel("triton"), dloss, logits, target, weight, (stats, sums), dx, options)
-    return dx
+    saved = logits, target, weight, stats, sums
+    return launch_backward(BACKWARD.kernel("triton"), dloss, saved, torch.empty_like(logits), options)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -114,20 +103,13 @@ def launch(
     return plan(logits, target, logits if weight is None else weight, logits)
 
 
-def launch_backward(
-    plans: Plans,
-    dloss: Tensor,
-    logits: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    saved: tuple[Tensor, Tensor],
-    dx: Tensor,
-    options: Options,
-) -> None:
-    """``saved``: the statistics and the labels' sums."""
-    w, (stats, sums) = logits if weight is None else weight, saved
+def launch_backward(plans: Plans, dloss: Tensor, saved: tuple[Any, ...], dx: Tensor, options: Options) -> Tensor:
+    """dx, from the logits, the target, the weight, the statistics and the labels' sums."""
+    logits, target, weight, stats, sums = saved
+    w = logits if weight is None else weight
     plan = plans.of((logits, target, w, dloss, dx), options, weight is not None)
     plan(logits, target, w, sums if sums.numel() else stats, stats, dloss, dx)
+    return dx
 
 
 # ---- autograd in eager mode --------------------------------------------------------------------------------------------------
@@ -185,8 +167,8 @@ class CrossEntropy(KernelFunction):
             dx = torch.empty_like(logits)
         if stats is None:  # a single program saves nothing for a second gradient
             _, stats, sums = launch(FORWARD.kernel("triton"), logits, target, weight, ctx.options)
-        launch_backward(ctx.backward_plans, dloss, logits, target, weight, (stats, sums), dx, ctx.options)
-        return (dx, *rest)
+        saved = logits, target, weight, stats, sums
+        return (launch_backward(ctx.backward_plans, dloss, saved, dx, ctx.options), *rest)
 
 
 # ---- implementations -------------------------------------------------------------------------------------------------
@@ -249,10 +231,6 @@ def cost(w: Workload, direction: str) -> Cost:
     return Cost(reads=n * s + labels + losses, writes=m * w["V"] * s, vector_flops=4 * n, special_ops=n)
 
 
-def _gradient_of(function: Any) -> Any:
-    return lambda dloss, **arguments: with_gradients(function, ("logits",), dloss, **arguments)[1]
-
-
 cross_entropy = Operator(
     name="cross_entropy",
     axes={"M": "rows", "V": "classes"},
@@ -268,7 +246,7 @@ cross_entropy = Operator(
         *mutants.usual(reference),
         *(Mutant(name, function) for name, function in WRONG.items()),
         *mutants.usual(gradient, "backward"),
-        *(Mutant(name, _gradient_of(function), "backward") for name, function in WRONG.items()),
+        *(Mutant(name, mutants.gradient_of(function, "logits"), "backward") for name, function in WRONG.items()),
     ],
 )
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload
-from weft.operators import mutants, peers
+from weft.definition import Cost, Declined, Operator, Tolerance, Workload
+from weft.operators import mutants
 from weft.operators.call import Choice, guarded, widened
 from weft.operators.launch import Plans
 from weft.operators.loss import cross_entropy as loss
@@ -22,6 +22,7 @@ from weft.operators.loss.dispatch import WITH_GRADIENT, check_range
 from weft.operators.loss.reference import (
     OPTIONS,
     WRONG,
+    CompiledBoth,
     Options,
     composed,
     inputs,
@@ -29,6 +30,7 @@ from weft.operators.loss.reference import (
     traceable_with_gradients,
     with_gradients,
     workloads,
+    wrong_in_parts,
 )
 
 Pair = tuple[Tensor, Tensor]
@@ -36,16 +38,13 @@ Pair = tuple[Tensor, Tensor]
 # ---- implementations -------------------------------------------------------------------------------------------------
 
 
-def reference_pair(**arguments: Any) -> Pair:
-    """By ``torch.func``, which a compiler can follow."""
-    loss, (gradient,) = traceable_with_gradients(reference, ("logits",), **arguments)
-    return loss, gradient
+LEAVES = ("logits",)
+reference_pair = functools.partial(traceable_with_gradients, LEAVES, reference)
 
 
-def by_autograd(function: Callable[..., Tensor], **arguments: Any) -> Pair:
+def by_autograd(function: Callable[..., Tensor]) -> Callable[..., Pair]:
     """Forward and backward, both within the call."""
-    loss, (gradient,) = with_gradients(function, ("logits",), **arguments)
-    return loss, gradient
+    return functools.partial(with_gradients, LEAVES, function)
 
 
 def launched(plans: Plans, logits: Tensor, target: Tensor, *, weight: Tensor | None = None, **options: Any) -> Pair:
@@ -55,13 +54,6 @@ def launched(plans: Plans, logits: Tensor, target: Tensor, *, weight: Tensor | N
     tensors = (logits, target) if weight is None else (logits, target, weight)
     plan = plans.of(tensors, *Options(**options), True, False)
     return plan(logits, target, logits if weight is None else weight, dx)[0], dx
-
-
-class CompiledBoth(peers.Compiled):
-    """Compiled forward and its compiled backward, both within the call."""
-
-    def __call__(self, **arguments: Any) -> Any:
-        return by_autograd(super().__call__, **arguments)
 
 
 # ---- definition ------------------------------------------------------------------------------------------------------
@@ -77,14 +69,6 @@ def cost(w: Workload, direction: str) -> Cost:
     )
 
 
-def _wrong_loss(function: Callable[..., Tensor]) -> Callable[..., Pair]:
-    return lambda **arguments: (function(**arguments), reference_pair(**arguments)[1])
-
-
-def _wrong_gradient(function: Callable[..., Tensor]) -> Callable[..., Pair]:
-    return lambda **arguments: (reference(**arguments), by_autograd(function, **arguments)[1])
-
-
 cross_entropy_with_gradient = Operator(
     name="cross_entropy_with_gradient",
     axes={"M": "rows", "V": "classes"},
@@ -96,8 +80,7 @@ cross_entropy_with_gradient = Operator(
     workloads=workloads(),
     mutants=[
         *mutants.usual(reference_pair),
-        *(Mutant(f"{name} in the loss", _wrong_loss(function)) for name, function in WRONG.items()),
-        *(Mutant(f"{name} in the gradient", _wrong_gradient(function)) for name, function in WRONG.items()),
+        *wrong_in_parts(reference_pair, {name: by_autograd(function) for name, function in WRONG.items()}, "gradient"),
     ],
 )
 
@@ -107,13 +90,11 @@ cross_entropy_with_gradient.implementation("triton", arch=">=sm_80")(
 cross_entropy_with_gradient.implementation("cuda", arch=">=sm_90", devices=("cuda",))(
     functools.partial(launched, WITH_GRADIENT.kernel("cuda"))
 )
-cross_entropy_with_gradient.implementation("torch")(functools.partial(by_autograd, composed))
-cross_entropy_with_gradient.implementation("torch.compile", devices=("cuda",))(CompiledBoth(composed))
-cross_entropy_with_gradient.implementation("liger", requires="liger-kernel", devices=("cuda",))(
-    functools.partial(by_autograd, loss.liger)
-)
+cross_entropy_with_gradient.implementation("torch")(by_autograd(composed))
+cross_entropy_with_gradient.implementation("torch.compile", devices=("cuda",))(CompiledBoth(LEAVES, composed))
+cross_entropy_with_gradient.implementation("liger", requires="liger-kernel", devices=("cuda",))(by_autograd(loss.liger))
 cross_entropy_with_gradient.implementation("quack", requires="quack-kernels", devices=("cuda",))(
-    functools.partial(by_autograd, loss.quack)
+    by_autograd(loss.quack)
 )
 
 # ---- what users call -------------------------------------------------------------------------------------------------

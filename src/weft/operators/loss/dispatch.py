@@ -24,7 +24,7 @@ from weft.operators.call import (
     rows_of,
     traced,
 )
-from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.configs import Config, Configurations, bucket
 from weft.operators.cuda import CTYPES, CudaPlan
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.launch import multiprocessors
@@ -56,22 +56,13 @@ class RowsCall(Call):
     weight: Tensor | None
     options: Options
 
-    @property
-    def m(self) -> int:
-        return self.x.shape[0]
-
-    @property
-    def v(self) -> int:
-        return self.x.shape[1]
+    def __post_init__(self) -> None:
+        self.m, self.v = self.x.shape
+        self.w = self.x if self.weight is None else self.weight  # what is passed, also where there are no weights
 
     @property
     def traced(self) -> bool:
         return traced(self.x, self.target)
-
-    @property
-    def w(self) -> Tensor:
-        """What is passed as the classes' weights, also where there are none."""
-        return self.x if self.weight is None else self.weight
 
     @property
     def all_weights(self) -> bool:
@@ -249,10 +240,7 @@ def shared_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
 
 
 def shared_candidates(sm: int, dtype: torch.dtype, n: int) -> Iterator[Config]:
-    each = 256 // dtype.itemsize
-    for c in grid_of({"THREADS": (128, 256, 512), "EACH": (each // 2, each)}):
-        if n <= c["THREADS"] * c["EACH"] * row_cluster.MAX_CLUSTER and n * 2 > c["THREADS"] * c["EACH"]:
-            yield c
+    return row_cluster.candidates(sm, dtype, n, 256, (128, 256, 512))
 
 
 def loss_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
@@ -273,10 +261,7 @@ loss_configuration = Configurations(
     __file__, "cuda_loss", loss_heuristic, lambda sm, dtype, n: ({"THREADS": t} for t in (128, 256, 512))
 )
 gradient_configuration = Configurations(
-    __file__,
-    "cuda_gradient",
-    lambda sm, dtype, n: {"THREADS": 128, "EACH": 128 // dtype.itemsize},
-    gradient_candidates,
+    __file__, "cuda_gradient", lambda sm, dtype, n: {"THREADS": 128, "EACH": 128 // dtype.itemsize}, gradient_candidates
 )
 
 

@@ -25,7 +25,7 @@ from weft.operators.loss.dispatch import LINEAR_FORWARD, LinearCall, linear_call
 from weft.operators.loss.kernels import scale_plans
 from weft.operators.loss.linear_chunks import gradients_of_losses, loss_and_gradients
 from weft.operators.loss.linear_statistics import loss_plans
-from weft.operators.loss.reference import Options, with_gradients
+from weft.operators.loss.reference import Options
 from weft.operators.matmul.dispatch import default_precision
 from weft.operators.random_inputs import LAYOUTS, random_tensor
 
@@ -362,10 +362,6 @@ def cost(w: Workload, direction: str) -> Cost:
     return cost_of(w, 1, True) if direction == "forward" else cost_of(w, 3, False)
 
 
-def _gradients_of(function: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, ...]]:
-    return lambda dloss, **arguments: with_gradients(function, LEAVES, dloss, **arguments)[1]
-
-
 linear_cross_entropy = Operator(
     name="linear_cross_entropy",
     axes={"T": "tokens", "D": "hidden size", "V": "classes"},
@@ -383,8 +379,8 @@ linear_cross_entropy = Operator(
     mutants=[
         *mutants.usual(reference),
         *(Mutant(name, function) for name, function in WRONG.items()),
-        *mutants.usual(_gradients_of(reference), "backward"),
-        *(Mutant(name, _gradients_of(function), "backward") for name, function in WRONG.items()),
+        *mutants.usual(mutants.gradient_of(reference, *LEAVES), "backward"),
+        *(Mutant(name, mutants.gradient_of(function, *LEAVES), "backward") for name, function in WRONG.items()),
     ],
 )
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, dtype  # a name alone, as the stubs want annotations
 
-from weft.definition import Cost, Mutant, Operator, Tolerance, Workload
-from weft.operators import mutants, peers
+from weft.definition import Cost, Operator, Tolerance, Workload
+from weft.operators import mutants
 from weft.operators.call import Choice, guarded, traced
 from weft.operators.loss import linear_cross_entropy as linear
 from weft.operators.loss.dispatch import LINEAR_WITH_GRADIENT, LinearCall, linear_call, under_autocast
@@ -30,34 +30,28 @@ from weft.operators.loss.linear_cross_entropy import (
     launchable,
     reference,
 )
-from weft.operators.loss.reference import Options, traceable_with_gradients, with_gradients
+from weft.operators.loss.reference import (
+    CompiledBoth,
+    Options,
+    traceable_with_gradients,
+    with_gradients,
+    wrong_in_parts,
+)
 
 All = tuple[Tensor, Tensor, Tensor, Tensor | None]
 
 # ---- implementations -------------------------------------------------------------------------------------------------
 
 
-def all_four(loss: Tensor, gradients: tuple[Tensor, ...]) -> All:
-    dx, dweight, *dbias = gradients
-    return loss, dx, dweight, dbias[0] if dbias else None
-
-
-def both(function: Callable[..., Tensor], **arguments: Any) -> All:
+def both(function: Callable[..., Tensor]) -> Callable[..., All]:
     """Loss and gradients by autograd."""
-    return all_four(*with_gradients(function, LEAVES, **arguments))
+    return functools.partial(with_gradients, LEAVES, function)
 
 
 def chunked(call: LinearCall) -> All:
     with torch.no_grad():
         loss, (dx, dweight, dbias) = loss_and_gradients(launchable(call), (True, True, call.bias is not None))
     return loss, dx, dweight, dbias  # type: ignore[return-value]
-
-
-class CompiledBoth(peers.Compiled):
-    """Compiled forward and its compiled backward, both within the call."""
-
-    def __call__(self, **arguments: Any) -> Any:
-        return both(super().__call__, **arguments)
 
 
 # ---- definition ------------------------------------------------------------------------------------------------------
@@ -67,31 +61,22 @@ def cost(w: Workload, direction: str) -> Cost:
     return cost_of(w, 3, True)
 
 
-def _wrong_loss(function: Callable[..., Tensor]) -> Callable[..., All]:
-    return lambda **arguments: (function(**arguments), *both(reference, **arguments)[1:])
-
-
-def _wrong_gradients(function: Callable[..., Tensor]) -> Callable[..., All]:
-    return lambda **arguments: (reference(**arguments), *both(function, **arguments)[1:])
-
-
-def _right(**arguments: Any) -> tuple[Tensor, ...]:
-    return tuple(o for o in both(reference, **arguments) if o is not None)
+def _present(**arguments: Any) -> tuple[Tensor, ...]:
+    return tuple(o for o in both(reference)(**arguments) if o is not None)
 
 
 linear_cross_entropy_with_gradient = Operator(
     name="linear_cross_entropy_with_gradient",
     axes={"T": "tokens", "D": "hidden size", "V": "classes"},
     inputs=inputs,
-    reference=functools.partial(both, reference),
+    reference=both(reference),
     cost=cost,
     options=OPTIONS,
     tolerance=Tolerance(scale="row", ulps=2.0, terms=lambda w: max(w.axes.values())),
     workloads=few_workloads(),
     mutants=[
-        *mutants.usual(_right),
-        *(Mutant(f"{name} in the loss", _wrong_loss(function)) for name, function in WRONG.items()),
-        *(Mutant(f"{name} in the gradients", _wrong_gradients(function)) for name, function in WRONG.items()),
+        *mutants.usual(_present),
+        *wrong_in_parts(both(reference), {name: both(function) for name, function in WRONG.items()}, "gradients"),
     ],
 )
 
@@ -101,13 +86,13 @@ def by_chunks(x: Tensor, weight: Tensor, target: Tensor, **named: Any) -> All:
     return chunked(linear_call(x, weight, target, **named))
 
 
-linear_cross_entropy_with_gradient.implementation("torch")(functools.partial(both, composed))
-linear_cross_entropy_with_gradient.implementation("torch.compile", devices=("cuda",))(CompiledBoth(composed))
+linear_cross_entropy_with_gradient.implementation("torch")(both(composed))
+linear_cross_entropy_with_gradient.implementation("torch.compile", devices=("cuda",))(CompiledBoth(LEAVES, composed))
 linear_cross_entropy_with_gradient.implementation("liger", requires="liger-kernel", devices=("cuda",))(
-    functools.partial(both, linear.liger)
+    both(linear.liger)
 )
 linear_cross_entropy_with_gradient.implementation("quack", requires="quack-kernels", devices=("cuda",))(
-    functools.partial(both, linear.quack)
+    both(linear.quack)
 )
 
 # ---- what users call -------------------------------------------------------------------------------------------------
@@ -160,7 +145,7 @@ def linear_cross_entropy_with_gradient_function(
     if chosen == "torch":
         named |= {"x": x.float() if under_autocast(x) else x, "weight": weight, "target": target}
         by = traceable_with_gradients if traced(x, weight, target) else with_gradients
-        loss, *found = all_four(*by(reference, LEAVES, **named))
+        loss, *found = by(LEAVES, reference, **named)
     else:
         loss, *found = chunked(linear.as_autocast(linear_call(x, weight, target, **named)))
     dx, dweight, dbias = (None if t is None else t.to(given) for t in found)

@@ -5,30 +5,25 @@ The two together read 2 tensors and write 2; apart they would move 5. h is what 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from weft.definition import Operator
-from weft.operators import peers
-from weft.operators.call import Choice, guarded, widened
+from weft.operators.call import widened
 from weft.operators.normalization.dispatch import Norm
 from weft.operators.normalization.layer_norm import layer_norm_function
-from weft.operators.normalization.reference import define, normalised
+from weft.operators.normalization.reference import define
 
 EPS = 1e-5
 Pair = tuple[Tensor, Tensor]
 
 
-norm = Norm("add_layer_norm", centered=True, added=True)
-
-
-def reference(
+def arguments(
     x: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS
-) -> tuple[Tensor, Tensor]:
-    h = x + residual
-    return normalised(h, weight, bias, eps, centered=True), h
+) -> tuple[Any, ...]:
+    return x, residual, weight, bias, eps
 
 
 def in_torch(
@@ -38,34 +33,10 @@ def in_torch(
     return F.layer_norm(h, (h.shape[-1],), weight, bias, eps), h
 
 
-def by(kernel: str) -> Callable[..., Pair]:
-    def run(
-        x: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS
-    ) -> Pair:
-        out: Pair = norm.run(kernel, x, residual, weight, bias, eps)
-        return out
+norm = Norm("add_layer_norm", arguments, centered=True, added=True)
+add_layer_norm = Operator(**define(norm, EPS))
 
-    return run
-
-
-add_layer_norm = Operator(**define("add_layer_norm", reference, EPS, centered=True, added=True))
-
-norm.implementations(add_layer_norm, by)
-add_layer_norm.implementation("torch")(in_torch)
-add_layer_norm.implementation("torch.compile", devices=("cuda",))(peers.Compiled(in_torch))
-
-
-@add_layer_norm.choice
-@guarded
-def choose(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = EPS,
-    direction: str = "forward",
-) -> Choice:
-    return norm.choose(x, residual, weight, bias, eps, direction)
+norm.register(add_layer_norm, in_torch)
 
 
 @add_layer_norm.function
@@ -92,7 +63,7 @@ def add_layer_norm_function(
     Backward takes the gradients of both results and gives x and the residual the same one.
     """
     if isinstance(x, Tensor) and widened(x)[0] is not x:  # autocast: h keeps its dtype, the norm is computed in float32
-        choose(x, residual, weight, bias, eps)  # raises what is wrong with them
+        norm.choose(x, residual, weight, bias, eps)  # raises what is wrong with them
         h = x + residual
         return layer_norm_function(h, weight, bias, eps), h
     out: Pair = norm(x, residual, weight, bias, eps)

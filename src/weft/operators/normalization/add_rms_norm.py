@@ -5,40 +5,26 @@ The two together read 2 tensors and write 2; apart they would move 5. h is what 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from weft.definition import Declined, Operator
-from weft.operators import peers
-from weft.operators.call import Choice, guarded
 from weft.operators.normalization.dispatch import Norm
-from weft.operators.normalization.reference import define, normalised
+from weft.operators.normalization.reference import define
 
 EPS = 1e-6
 Pair = tuple[Tensor, Tensor]
 
 
-norm = Norm("add_rms_norm", centered=False, added=True)
-
-
-def reference(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = EPS) -> tuple[Tensor, Tensor]:
-    h = x + residual
-    return normalised(h, weight, None, eps, centered=False), h
+def arguments(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = EPS) -> tuple[Any, ...]:
+    return x, residual, weight, None, eps
 
 
 def in_torch(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = EPS) -> tuple[Tensor, Tensor]:
     h = x + residual
     return F.rms_norm(h, (h.shape[-1],), weight, eps), h
-
-
-def by(kernel: str) -> Callable[..., Pair]:
-    def run(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = EPS) -> Pair:
-        out: Pair = norm.run(kernel, x, residual, weight, None, eps)
-        return out
-
-    return run
 
 
 def liger(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = EPS) -> tuple[Tensor, Tensor]:
@@ -59,21 +45,12 @@ def quack(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float 
     return y, h
 
 
-add_rms_norm = Operator(**define("add_rms_norm", reference, EPS, centered=False, added=True))
+norm = Norm("add_rms_norm", arguments, centered=False, added=True)
+add_rms_norm = Operator(**define(norm, EPS))
 
-norm.implementations(add_rms_norm, by)
-add_rms_norm.implementation("torch")(in_torch)
-add_rms_norm.implementation("torch.compile", devices=("cuda",))(peers.Compiled(in_torch))
+norm.register(add_rms_norm, in_torch)
 add_rms_norm.implementation("liger", requires="liger-kernel", devices=("cuda",))(liger)
 add_rms_norm.implementation("quack", requires="quack-kernels", devices=("cuda",))(quack)
-
-
-@add_rms_norm.choice
-@guarded
-def choose(
-    x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = EPS, direction: str = "forward"
-) -> Choice:
-    return norm.choose(x, residual, weight, None, eps, direction)
 
 
 @add_rms_norm.function

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,15 +18,17 @@ import torch
 from torch import Tensor
 
 from weft.definition import Declined, Operator
-from weft.operators import row_cluster
+from weft.operators import peers, row_cluster
 from weft.operators.call import (
     Choice,
     KernelFunction,
-    check_device,
+    check_eps,
     check_same,
     check_tensor,
+    check_vector,
     differentiable,
     eager,
+    guarded,
     on_gpu,
     reference_gradients,
     rows_of,
@@ -38,7 +41,9 @@ from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned
 from weft.operators.dispatch import EMPTY, ON_CPU, Call, Dispatch, Route
 from weft.operators.launch import Plans
 from weft.operators.normalization import kernels, ring
+from weft.operators.normalization.kernels import with_copies
 from weft.operators.normalization.reference import normalised
+from weft.operators.partial_sums import SummedPlan
 from weft.operators.residency import active_clusters, resident, shared_limit
 from weft.operators.row_cluster import MAX_CLUSTER, RowCluster
 from weft.operators.row_programs import ONE_PASS
@@ -137,23 +142,16 @@ def check(c: NormCall) -> None:
                 f"{name}: argument 'residual' has shape {tuple(c.residual.shape)} and 'x' has {tuple(x.shape)}; "
                 "expected the same shape"
             )
+    what = f"the last dimension of 'x' {tuple(x.shape)}"
     for argument, value in (("weight", c.weight), ("bias", c.bias)):
-        if value is None:
-            continue
-        check_tensor(name, argument, value, tuple(dict.fromkeys((x.dtype, torch.float32))))
-        check_device(name, argument, value, "x", x)
-        if tuple(value.shape) != (x.shape[-1],):
-            raise ValueError(
-                f"{name}: argument '{argument}' has shape {tuple(value.shape)}; expected ({x.shape[-1]},), the last "
-                f"dimension of 'x' {tuple(x.shape)}"
-            )
+        if value is not None:
+            check_vector(name, argument, value, x.shape[-1], what, "x", x)
     if c.bias is not None and (c.weight is None or c.bias.dtype != c.weight.dtype):
         found = "None" if c.weight is None else f"of dtype {c.weight.dtype}"
         raise TypeError(
             f"{name}: argument 'weight' is {found}; expected a weight of dtype {c.bias.dtype}, which 'bias' has"
         )
-    if isinstance(c.eps, bool) or not isinstance(c.eps, (int, float)) or not 0 <= c.eps <= 3e38:
-        raise ValueError(f"{name}: argument 'eps' is {c.eps!r}; expected a number of at least 0 that fp32 can hold")
+    check_eps(name, c.eps)
 
 
 def no_rows(c: NormCall) -> str:
@@ -164,18 +162,6 @@ def no_rows(c: NormCall) -> str:
                 f"the leading dimensions of '{name}' do not collapse into rows of one stride, so a copy would be needed"
             )
     return ""
-
-
-def with_copies(launch: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The launch, of contiguous copies of the tensors that no kernel reads in place (``copied``)."""
-
-    def made(c: NormCall | GradientCall) -> Any:
-        plan, copied = launch(c), c.copied
-        if not copied:
-            return plan
-        return lambda *tensors: plan(*(t.contiguous() if i in copied else t for i, t in enumerate(tensors)))
-
-    return made
 
 
 # ---- forward: a row on a cluster of blocks (cluster.cu) --------------------------------------------------------------
@@ -240,6 +226,7 @@ def _cuda_forward(c: NormCall, source: str, kernel: str, sizes: str) -> CudaPlan
     return CudaPlan(HERE / source, expression, (0, 1), 0, scalars)
 
 
+@with_copies
 def cluster_launch(c: NormCall) -> CudaPlan:
     config = cluster_configuration(c.x.device, c.x.dtype, bucket(c.n), c.config.centered)
     rows = RowCluster.of(c.x, config)
@@ -289,7 +276,7 @@ persistent_configuration = Configurations(__file__, "persistent", persistent_heu
 
 def persistent_is_faster(c: NormCall) -> bool:
     """Where it was measured to be: LayerNorm of the longest rows on sm_90."""
-    if c.sm != 90 or not c.config.centered:
+    if c.traced or c.sm != 90 or not c.config.centered:
         return False
     if c.x.dtype == torch.float32:
         return bucket(c.n) == (2**17 if c.config.added else 2**18)
@@ -321,6 +308,7 @@ def persistent_unsupported(c: NormCall) -> str:
     return "" if active_clusters(one, c.x.device) else f"no cluster of {one.cluster} blocks fits on this device"
 
 
+@with_copies
 def persistent_launch(c: NormCall) -> CudaPlan:
     one = _one_persistent_cluster(c)
     assert isinstance(one, CudaPlan)  # it is supported
@@ -376,99 +364,65 @@ def gradient_clusters_unsupported(c: GradientCall) -> str:
     return "" if active_clusters(one[0], c.x.device) else f"no cluster of {one[0].cluster} blocks fits on this device"
 
 
-def gradient_clusters_launch(c: GradientCall) -> kernels.GradientPlan:
+@with_copies
+def gradient_clusters_launch(c: GradientCall) -> SummedPlan:
     one = _one_gradient_cluster(c)
     assert one is not None  # it is supported
     plan, group = one
     clusters = min(-(-(c.x.numel() // c.n) // group), resident(plan, c.x.device))
     rows = dataclasses.replace(plan, grid=(clusters * plan.cluster, 1))
-    return kernels.GradientPlan(c, rows, clusters)
+    return SummedPlan(rows, clusters, c.n, c.sums)
 
 
 # ---- the tables ------------------------------------------------------------------------------------------------------
 
+FUSED = "traced: a compiler fuses PyTorch's own operators with their neighbours"
+ONE_STRIDE = "leading dimensions do not collapse into rows of one stride: a kernel would need a copy"
+PERSISTENT = (
+    "LayerNorm of 131,072 columns and more: clusters of blocks keep the weight in registers and take row after row"
+)
+CLUSTER = "16,384 columns or more: a cluster of blocks holds a row, which is read once"
+WHOLE = "a program holds whole rows in registers"
+TWICE = "a program reads a row twice, the second time out of L2"
+
 FORWARD = Dispatch(
     NormCall,
     ON_CPU,
-    Route(
-        "torch",
-        lambda c: transformed() or (c.traced and not c.config.registered),
-        "traced: a compiler fuses PyTorch's own operators with their neighbours",
-    ),
+    Route("torch", lambda c: transformed() or (c.traced and not c.config.registered), FUSED),
     EMPTY,
-    Route(
-        "torch",
-        lambda c: no_rows(c) != "",
-        "leading dimensions do not collapse into rows of one stride: a kernel would need a copy",
-    ),
-    Route(
-        "cuda-persistent",
-        lambda c: not c.traced and persistent_is_faster(c),
-        "LayerNorm of 131,072 columns and more: clusters of blocks keep the weight in registers and take row after row",
-        with_copies(persistent_launch),
-        persistent_unsupported,
-        sm=90,
-    ),
-    Route(
-        "cuda",
-        lambda c: not c.traced and c.n >= 16384,
-        "16,384 columns or more: a cluster of blocks holds a row, which is read once",
-        with_copies(cluster_launch),
-        cluster_unsupported,
-        sm=90,
-    ),
-    Route(
-        "triton",
-        lambda c: c.n <= ONE_PASS,
-        "a program holds whole rows in registers",
-        with_copies(kernels.rows_launch),
-        no_rows,
-    ),
-    Route(
-        "triton",
-        lambda c: True,
-        "a program reads a row twice, the second time out of L2",
-        with_copies(kernels.long_rows_launch),
-        no_rows,
-    ),
+    Route("torch", lambda c: no_rows(c) != "", ONE_STRIDE),
+    Route("cuda-persistent", persistent_is_faster, PERSISTENT, persistent_launch, persistent_unsupported, sm=90),
+    Route("cuda", lambda c: not c.traced and c.n >= 16384, CLUSTER, cluster_launch, cluster_unsupported, sm=90),
+    Route("triton", lambda c: c.n <= ONE_PASS, WHOLE, kernels.rows_launch, no_rows),
+    Route("triton", lambda c: True, TWICE, kernels.long_rows_launch, no_rows),
 )
+
+RINGS = "clusters of blocks hold a row and take row after row: it is read once"
+ONE_PASS_WHOLE = "a program holds whole rows: one pass"
+SUMS_FIRST = "two passes: sums of the rows first, then columns"
 
 BACKWARD = Dispatch(  # where forward is PyTorch's, backward is too
     GradientCall,
     Route(
         "cuda",
         lambda c: not c.traced and (c.n >= 512 or c.added or (c.config.centered and c.x.dtype != torch.float32)),
-        "clusters of blocks hold a row and take row after row: it is read once",
-        with_copies(gradient_clusters_launch),
+        RINGS,
+        gradient_clusters_launch,
         gradient_clusters_unsupported,
         sm=90,
     ),
-    Route(
-        "triton",
-        lambda c: c.n <= kernels.ONE_PASS_BACKWARD,
-        "a program holds whole rows: one pass",
-        with_copies(kernels.gradient_rows_launch),
-    ),
-    Route(
-        "triton",
-        lambda c: True,
-        "two passes: sums of the rows first, then columns",
-        with_copies(kernels.gradient_columns_launch),
-    ),
+    Route("triton", lambda c: c.n <= kernels.ONE_PASS_BACKWARD, ONE_PASS_WHOLE, kernels.gradient_rows_launch),
+    Route("triton", lambda c: True, SUMS_FIRST, kernels.gradient_columns_launch),
 )
 
 # ---- the public functions' call --------------------------------------------------------------------------------------
 
-Kernels = tuple[Dispatch | Plans, Dispatch | Plans]  # that make the plans of forward and of backward
+Kernels = tuple[Plans, Plans]  # that make the plans of forward and of backward
 Statistics = tuple[Tensor, Tensor]  # mean and 1 / deviation of each row, fp32 [M]
 
 
 def normalise(
-    plans: Dispatch | Plans,
-    tensors: tuple[Tensor, Tensor | None, Tensor | None, Tensor | None],
-    eps: float,
-    config: NormConfig,
-    saved: bool,
+    plans: Plans, tensors: tuple[Any, ...], eps: float, config: NormConfig, saved: bool
 ) -> tuple[Tensor, Tensor, Statistics]:
     """``(y, h, statistics)`` of ``(x, residual, weight, bias)``: h is x where nothing is added, and so are statistics that are
     not ``saved``."""
@@ -486,16 +440,10 @@ def normalise(
 
 
 def gradients(
-    plans: Dispatch | Plans,
-    h: Tensor,
-    dy: Tensor,
-    more: Tensor | None,
-    weight: Tensor | None,
-    statistics: Statistics,
-    eps: float,
-    config: NormConfig,
+    plans: Plans, tensors: tuple[Any, ...], statistics: Statistics, eps: float, config: NormConfig
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """``(dh, dweight, dbias)``; ``more`` is added to dh."""
+    """``(dh, dweight, dbias)`` of ``(h, dy, more, weight)``; ``more`` is added to dh."""
+    h, dy, more, weight = tensors
     dh = torch.empty_like(h)
     sums = 0 if weight is None else 2 if config.centered else 1
     dweights = torch.empty((sums, h.shape[-1]), dtype=h.dtype if weight is None else weight.dtype, device=h.device)
@@ -512,16 +460,8 @@ class NormFunction(KernelFunction):
     """The norm under autograd, by kernels that ``kernels`` makes the plans of."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        config: NormConfig,
-        kernels: Kernels,
-        x: Tensor,
-        residual: Tensor | None,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        eps: float,
-    ) -> Any:
+    def forward(ctx: Any, config: NormConfig, kernels: Kernels, *call: Any) -> Any:
+        x, residual, weight, bias, eps = call
         saved = config.centered and any(ctx.needs_input_grad)
         y, h, statistics = normalise(kernels[0], (x, residual, weight, bias), eps, config, saved)
         ctx.config, ctx.kernels, ctx.eps = config, kernels, eps
@@ -541,7 +481,7 @@ class NormFunction(KernelFunction):
             dx = dx if dh is None or dx is None else dx + dh
         else:
             more = dh if config.added else None
-            dx, dw, db = gradients(ctx.kernels[1], h, dy, more, weight, (mean, rstd), eps, config)
+            dx, dw, db = gradients(ctx.kernels[1], (h, dy, more, weight), (mean, rstd), eps, config)
         return None, None, dx, dx if config.added else None, dw, db if config.biased else None, None
 
 
@@ -558,12 +498,13 @@ class Norm:
 
     Args:
         name: the operator's.
+        arguments: of a call of the operator → (x, residual, weight, bias, eps).
         centered: LayerNorm, else RMSNorm.
         added: whether a residual is added first; the call then returns (y, h).
     """
 
-    def __init__(self, name: str, *, centered: bool, added: bool):
-        self.name, self.centered, self.added = name, centered, added
+    def __init__(self, name: str, arguments: Callable[..., tuple[Any, ...]], *, centered: bool, added: bool):
+        self.name, self.arguments, self.centered, self.added = name, arguments, centered, added
         self.registered = not (centered or added)
         self.configs = {
             (weighted, biased): NormConfig(name, centered, added, weighted, biased)
@@ -571,72 +512,69 @@ class Norm:
             for biased in (False, True)
         }
 
-    def reference(
-        self, x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float
-    ) -> Any:
-        h = x if residual is None else x + residual
+    def register(self, operator: Operator, in_torch: Callable[..., Any]) -> None:
+        """The operator's kernels, PyTorch, and the choice between them."""
+        cuda: dict[str, Any] = {"backend": "cuda", "arch": ">=sm_90", "devices": ("cuda",)}
+        forward: dict[str, Any] = {**cuda, "directions": ("forward",)}
+        for kernel, declared in (("triton", {"arch": ">=sm_80"}), ("cuda", cuda), ("cuda-persistent", forward)):
+            operator.implementation(kernel, **declared)(functools.partial(self.by_kernel, kernel))
+        operator.implementation("torch")(in_torch)
+        operator.implementation("torch.compile", devices=("cuda",))(peers.Compiled(in_torch))
+        operator.choice(guarded(self.choose))
+
+    def reference(self, *args: Any, **named: Any) -> Any:
+        return self._formula(*self.arguments(*args, **named))
+
+    def _formula(self, x: Tensor, residual: Any, weight: Any, bias: Any, eps: float) -> Any:
+        h = x + residual if self.added else x
         y = normalised(h, weight, bias, eps, self.centered)
         return (y, h) if self.added else y
 
-    def _tensors(self, x: Any, residual: Any, weight: Any, bias: Any) -> tuple[Any, ...]:
-        """Those that the norm has."""
-        return (x, *((residual,) if self.added else ()), *(t for t in (weight, bias) if t is not None))
+    def by_kernel(self, kernel: str, *args: Any, **named: Any) -> Any:
+        """The named kernels, whatever :meth:`choose` says (on CPU tensors the reference)."""
+        x, _, weight, _, eps = call = self.arguments(*args, **named)
+        if kernel == "triton" and self.registered and (traced(x) or not on_gpu(x)):
+            return getattr(torch.ops.weft, self.name)(x, weight, eps)
+        if not on_gpu(x):
+            return self._formula(*call)
+        alone, before_backward, backward = NAMED[kernel]
+        wanted = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in call)
+        return self._differentiable((before_backward if wanted else alone, backward), call)
 
-    def choose(self, x: Any, residual: Any, weight: Any, bias: Any, eps: Any, direction: str = "forward") -> Choice:
+    def choose(self, *args: Any, direction: str = "forward", **named: Any) -> Choice:
+        x, residual, weight, bias, eps = self.arguments(*args, **named)
         config = self.configs[weight is not None, bias is not None]
-        call = (*self._tensors(x, residual, weight, bias), eps, config, False)
-        forward = FORWARD.choose(*call)
+        forward = FORWARD.choose(*self._tensors(x, residual, weight, bias), eps, config, False)
         if direction == "forward" or forward.implementation == "torch":
             return forward
         h, dy = x if not self.added else torch.empty_like(x), torch.empty_like(x)
         return BACKWARD.choose(h, dy, dy, h if weight is None else weight, eps, config, self.added)
-
-    def run(
-        self, kernel: str, x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float
-    ) -> Any:
-        """The named kernels, whatever :meth:`choose` says (on CPU tensors the reference)."""
-        if not on_gpu(x):
-            return self.reference(x, residual, weight, bias, eps)
-        alone, before_backward, backward = NAMED[kernel]
-        tensors = self._tensors(x, residual, weight, bias)
-        wanted = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-        return self._differentiable((before_backward if wanted else alone, backward), x, residual, weight, bias, eps)
-
-    def _differentiable(self, kernels: Kernels, x: Any, residual: Any, weight: Any, bias: Any, eps: float) -> Any:
-        config = self.configs[weight is not None, bias is not None]
-        return differentiable(NormFunction, config, kernels, x, residual, weight, bias, eps)
 
     def __call__(self, x: Any, residual: Any, weight: Any, bias: Any, eps: Any) -> Any:
         """What the public function does."""
         if eps.__class__ is int and abs(eps) <= 3e38:
             eps = float(eps)  # of more bits than a kernel's scalar may have
         tensors = self._tensors(x, residual, weight, bias)
+        config = self.configs[weight is not None, bias is not None]
         if all(isinstance(t, Tensor) for t in tensors) and eager(*tensors):
-            plan = FORWARD.of(tensors, eps, self.configs[weight is not None, bias is not None], False)
+            plan = FORWARD.of(tensors, eps, config, False)
             if plan is not None:
                 y = torch.empty_like(x)
                 h = torch.empty_like(x) if self.added else x
-                plan(
-                    x,
-                    x if residual is None else residual,
-                    x if weight is None else weight,
-                    x if bias is None else bias,
-                    y,
-                    h,
-                    x,
-                    x,
-                )
+                r, w = x if residual is None else residual, x if weight is None else weight
+                plan(x, r, w, x if bias is None else bias, y, h, x, x)
                 return (y, h) if self.added else y
-        if self.choose(x, residual, weight, bias, eps).implementation == "torch":
-            return self.reference(x, residual, weight, bias, eps)
+        chosen = FORWARD.choose(*tensors, eps, config, False).implementation
+        if chosen == "torch":
+            return self._formula(x, residual, weight, bias, eps)
         if self.registered and traced(x):
             return getattr(torch.ops.weft, self.name)(x, weight, eps)
-        return self._differentiable((FORWARD, BACKWARD), x, residual, weight, bias, eps)
+        return self._differentiable((FORWARD, BACKWARD), (x, residual, weight, bias, eps))
 
-    def implementations(self, operator: Operator, by: Callable[[str], Callable[..., Any]]) -> None:
-        """Registers the operator's kernels: ``by(name)`` is its function by the kernel of that name."""
-        operator.implementation("triton", arch=">=sm_80")(by("triton"))
-        operator.implementation("cuda", arch=">=sm_90", devices=("cuda",))(by("cuda"))
-        operator.implementation(
-            "cuda-persistent", backend="cuda", arch=">=sm_90", devices=("cuda",), directions=("forward",)
-        )(by("cuda-persistent"))
+    def _tensors(self, x: Any, residual: Any, weight: Any, bias: Any) -> tuple[Any, ...]:
+        """Those that the norm has."""
+        return (x, *((residual,) if self.added else ()), *(t for t in (weight, bias) if t is not None))
+
+    def _differentiable(self, kernels: Kernels, call: tuple[Any, ...]) -> Any:
+        config = self.configs[call[2] is not None, call[3] is not None]
+        return differentiable(NormFunction, config, kernels, *call)

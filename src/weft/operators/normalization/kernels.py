@@ -9,6 +9,7 @@ never read.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,10 +18,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.operators import partial_sums
 from weft.operators.call import views
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.launch import Plan, multiprocessors
+from weft.operators.partial_sums import SummedPlan
 from weft.operators.row_programs import candidates, heuristic, row_tiles
 
 ONE_PASS_BACKWARD = 8192  # columns that one program holds in registers: x, dy and the weight's partial gradient
@@ -257,6 +258,20 @@ def gradient_columns(
 
 # ---- launches, of a NormCall or a GradientCall (dispatch.py) ---------------------------------------------------------
 
+
+def with_copies(launch: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The launch, of contiguous copies of the tensors that no kernel reads in place (``copied``)."""
+
+    @functools.wraps(launch)
+    def made(c: Any) -> Any:
+        plan, copied = launch(c), c.copied
+        if not copied:
+            return plan
+        return lambda *tensors: plan(*(t.contiguous() if i in copied else t for i, t in enumerate(tensors)))
+
+    return made
+
+
 # LayerNorm takes two sums one after the other and wants other tiles than RMSNorm.
 forward_configuration = Configurations(
     __file__,
@@ -275,12 +290,14 @@ def _forward(c: Any, kernel: Any, rows: int, tile: dict[str, int], warps: int) -
     return Plan(kernel, (triton.cdiv(m, rows),), scalars, {**tile, **flags}, warps)
 
 
+@with_copies
 def rows_launch(c: Any) -> Plan:
     config = forward_configuration(c.x.device, c.x.dtype, bucket(c.n), c.config.centered)
     tile = {"ROWS": config["ROWS"], "BLOCK": bucket(c.n)}
     return _forward(c, norm_rows, config["ROWS"], tile, config["num_warps"])
 
 
+@with_copies
 def long_rows_launch(c: Any) -> Plan:
     config = forward_configuration(c.x.device, c.x.dtype, bucket(c.n), c.config.centered)
     return _forward(c, norm_long_rows, 1, {"BLOCK": config["BLOCK"]}, config["num_warps"])
@@ -303,54 +320,23 @@ def backward_candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
 backward_configuration = Configurations(__file__, "backward", backward_heuristic, backward_candidates)
 
 
-class GradientPlan:
-    """The launches of a gradient, called as :class:`GradientCall` says: ``statistics`` of the rows first, where ``rows`` needs
-    them; each of ``parts`` programs or clusters leaves partial sums of dweights, added up in a fixed order afterwards."""
-
-    def __init__(self, c: Any, rows: Callable[..., None], parts: int, statistics: Plan | None = None):
-        self.rows, self.parts, self.statistics = rows, parts, statistics
-        self.n, self.sums = c.n, c.sums
-        self.total = partial_sums.plan(parts, c.n, max(c.sums, 1))
-
-    def __call__(
-        self,
-        x: Tensor,
-        dy: Tensor,
-        more: Tensor,
-        weight: Tensor,
-        mean: Tensor,
-        rstd: Tensor,
-        dx: Tensor,
-        dweights: Tensor,
-    ) -> None:
-        shape = (max(self.sums, 1), self.parts, self.n if self.sums else 1)
-        partial = torch.empty(shape, dtype=torch.float32, device=x.device)
-        if self.statistics is None:
-            self.rows(x, dy, more, weight, mean, rstd, dx, partial[0], partial[-1])
-        else:
-            m = x.numel() // self.n
-            scale, along, level = torch.empty((3, m), dtype=torch.float32, device=x.device).unbind(0)
-            self.statistics(x, dy, weight, mean, rstd, scale, along, level)
-            self.rows(x, dy, more, weight, mean, scale, along, level, dx, partial[0], partial[-1])
-        if self.sums:
-            self.total(partial, dweights)
-
-
 def gradient_views(c: Any) -> list[tuple[int, int, int, int]]:
     return views(c.x, c.dy, c.more, torch.empty_like(c.x, device="meta"))
 
 
-def gradient_rows_launch(c: Any) -> GradientPlan:
+@with_copies
+def gradient_rows_launch(c: Any) -> SummedPlan:
     (m, n, *x_s), (_, _, *dy_s), (_, _, *more_s), (_, _, *dx_s) = gradient_views(c)
     config = backward_configuration(c.x.device, c.x.dtype, bucket(n))
     programs = min(triton.cdiv(m, config["ROWS"]), multiprocessors(c.x.device) * config["PROGRAMS"])
     tile = {"ROWS": config["ROWS"], "BLOCK": bucket(n), **c.config.flags, "MORE": c.added}
     scalars = (m, n, *x_s, *dy_s, *more_s, *dx_s, c.eps)
     rows = Plan(gradient_rows, (programs,), scalars, tile, config["num_warps"])
-    return GradientPlan(c, rows, programs)
+    return SummedPlan(rows, programs, n, c.sums)
 
 
-def gradient_columns_launch(c: Any) -> GradientPlan:
+@with_copies
+def gradient_columns_launch(c: Any) -> SummedPlan:
     (m, n, *x_s), (_, _, *dy_s), (_, _, *more_s), (_, _, *dx_s) = gradient_views(c)
     config, flags = backward_configuration(c.x.device, c.x.dtype, bucket(n)), c.config.flags
     statistics = Plan(gradient_sums, (m,), (n, *x_s, *dy_s, c.eps), {"BLOCK": 8192, **flags}, 16)
@@ -360,4 +346,12 @@ def gradient_columns_launch(c: Any) -> GradientPlan:
     grid = (triton.cdiv(n, config["BLOCK"]), strips)
     scalars = (m, n, *x_s, *dy_s, *more_s, *dx_s)
     columns = Plan(gradient_columns, grid, scalars, tile, config["num_warps"])
-    return GradientPlan(c, columns, strips, statistics)
+
+    def launch(
+        x: Tensor, dy: Tensor, more: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor, *written: Tensor
+    ) -> None:
+        scale, along, level = torch.empty((3, m), dtype=torch.float32, device=x.device).unbind(0)
+        statistics(x, dy, weight, mean, rstd, scale, along, level)
+        columns(x, dy, more, weight, mean, scale, along, level, *written)
+
+    return SummedPlan(launch, strips, n, c.sums)

@@ -6,37 +6,25 @@ each). Source: Ba, Kiros & Hinton 2016 (arXiv 1607.06450).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from weft.definition import Operator
-from weft.operators import peers
-from weft.operators.call import Choice, guarded, widened
+from weft.operators.call import widened
 from weft.operators.normalization.dispatch import Norm
-from weft.operators.normalization.reference import define, normalised
+from weft.operators.normalization.reference import define
 
 EPS = 1e-5
 
 
-norm = Norm("layer_norm", centered=True, added=False)
-
-
-def reference(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS) -> Tensor:
-    return normalised(x, weight, bias, eps, centered=True)
+def arguments(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS) -> tuple[Any, ...]:
+    return x, None, weight, bias, eps
 
 
 def torch_layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS) -> Tensor:
     return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
-
-
-def by(kernel: str) -> Callable[..., Tensor]:
-    def run(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS) -> Tensor:
-        out: Tensor = norm.run(kernel, x, None, weight, bias, eps)
-        return out
-
-    return run
 
 
 def liger(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS) -> Tensor:
@@ -46,20 +34,11 @@ def liger(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, e
     return y
 
 
-layer_norm = Operator(**define("layer_norm", reference, EPS, centered=True, added=False))
+norm = Norm("layer_norm", arguments, centered=True, added=False)
+layer_norm = Operator(**define(norm, EPS))
 
-norm.implementations(layer_norm, by)
-layer_norm.implementation("torch")(torch_layer_norm)
-layer_norm.implementation("torch.compile", devices=("cuda",))(peers.Compiled(torch_layer_norm))
+norm.register(layer_norm, torch_layer_norm)
 layer_norm.implementation("liger", requires="liger-kernel", devices=("cuda",))(liger)
-
-
-@layer_norm.choice
-@guarded
-def choose(
-    x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS, direction: str = "forward"
-) -> Choice:
-    return norm.choose(x, None, weight, bias, eps, direction)
 
 
 @layer_norm.function

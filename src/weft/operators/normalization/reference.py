@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from weft.definition import Cost, Mutant, Tolerance, Workload, workload
+from weft.definition import Cost, Mutant, Tolerance, Workload, workload, workloads
 from weft.operators import mutants
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 
 WIDTHS = (256, 1024, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
 
 
-def normalised(h: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centered: bool) -> Tensor:
+def normalised(h: Tensor, weight: Any, bias: Tensor | None, eps: float, centered: bool) -> Tensor:
     """The formula, in fp32 (in float64 for float64), rounded once."""
     wide = h if h.dtype == torch.float64 else h.float()
     if centered:
@@ -25,11 +26,13 @@ def normalised(h: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     return (y if bias is None else y + bias).to(h.dtype)
 
 
-def define(
-    name: str, reference: Callable[..., Any], eps: float, *, centered: bool, added: bool, **workloads: list[Workload]
-) -> dict[str, Any]:
-    """The fields of an ``Operator`` over rows [M, N]: x, a residual if ``added``, a weight [N], a bias [N] if ``centered``;
-    further sets of ``workloads``."""
+points = functools.partial(workloads, "MN")
+
+
+def define(norm: Any, eps: float, **sets: list[Workload]) -> dict[str, Any]:
+    """The fields of an ``Operator`` that is a ``Norm`` (dispatch.py) over rows [M, N]: x, a residual if ``added``, a weight
+    [N], a bias [N] if ``centered``; further ``sets`` of workloads."""
+    reference, centered, added = norm.reference, norm.centered, norm.added
     cancels = centered or added  # h - mean, or x + residual
     tensors = ("x", *(("residual",) if added else ()), "weight", *(("bias",) if centered else ()))
 
@@ -101,12 +104,7 @@ def define(
             found.append(dy.square().sum(0).sqrt())
         return found
 
-    def gradient(*call: Tensor, **named: Any) -> tuple[Tensor, ...]:
-        dy = call[: 1 + added]
-        leaves = {a: named[a].detach().requires_grad_() for a in tensors if named[a] is not None}
-        with torch.enable_grad():
-            out = reference(**{**named, **leaves})
-            return torch.autograd.grad(out, list(leaves.values()), dy if added else dy[0])
+    gradient = mutants.gradient_of(reference, *tensors)
 
     def every(change: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
         def wrong(**named: Any) -> Any:
@@ -115,44 +113,39 @@ def define(
 
         return wrong
 
-    def mean_over_padding(**named: Any) -> Any:
-        """The mean square divided by one more than the number of columns."""
-        n = named["x"].shape[-1]
+    def of(named: dict[str, Any], weight: Any, eps: float, centered: bool) -> Any:
         h = named["x"] + named["residual"] if added else named["x"]
-        wide = h.float() - h.float().mean(-1, keepdim=True) if centered else h.float()
-        y = wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) / (n + 1) + eps)
-        y = y if named["weight"] is None else y * named["weight"]
-        y = (y if named.get("bias") is None else y + named["bias"]).to(h.dtype)
+        y = normalised(h, weight, named.get("bias"), eps, centered)
         return (y, h) if added else y
 
+    def mean_over_padding(**named: Any) -> Any:
+        """The mean square divided by one more than the number of columns."""
+        n = max(named["x"].shape[-1], 1)
+        more = (n + 1) / n
+        weight = 1.0 if named["weight"] is None else named["weight"].float()
+        return of(named, weight * more**0.5, eps * more, centered)
+
     def other_norm(**named: Any) -> Any:
-        h = named["x"] + named["residual"] if added else named["x"]
-        y = normalised(h, named["weight"], named.get("bias"), eps, not centered)
-        return (y, h) if added else y
+        return of(named, named["weight"], eps, not centered)
 
     def last_row_left_out(*dy: Tensor, **named: Any) -> tuple[Tensor, ...]:
         """dw without the last row."""
-        found = list(gradient(*dy, **named))
-        at = 2 if added else 1
+        found, at = list(gradient(*dy, **named)), 1 + added
         if len(found) > at:
-            cut = dict(named)
-            cut.update({a: named[a][:-1] for a in ("x", "residual") if a in named})
-            found[at] = gradient(*(d[:-1] for d in dy), **cut)[at]
+            found[at] = gradient(*(torch.cat((d[:-1], torch.zeros_like(d[-1:]))) for d in dy), **named)[at]
         else:
             found[0] = torch.zeros_like(found[0])
         return tuple(found)
 
     def no_projection(*dy: Tensor, **named: Any) -> tuple[Tensor, ...]:
         """The gradient as if the row's statistics were constants."""
-        found = list(gradient(*dy, **named))
-        h = named["x"] + named["residual"] if added else named["x"]
-        wide = h.float() - h.float().mean(-1, keepdim=True) if centered else h.float()
-        g = dy[0].float() if named["weight"] is None else dy[0].float() * named["weight"]
-        found[0] = (g * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(h.dtype)
-        return tuple(found)
+        _, *rest = gradient(*dy, **named)
+        wide = {name: named[name].float() for name in tensors if named[name] is not None}
+        _, rstd, _ = terms({**named, **wide})
+        return (dy[0].float() * wide.get("weight", 1.0) * rstd).to(dy[0].dtype), *rest
 
     return {
-        "name": name,
+        "name": norm.name,
         "axes": {"M": "rows", "N": "columns"},
         "inputs": inputs,
         "reference": reference,
@@ -173,25 +166,20 @@ def define(
         },
         "workloads": {
             "verify": [
-                *(workload(M=m, N=n) for m, n in ((1, 1), (3, 5), (2, 256), (37, 100), (5, 1000))),
-                *(workload(M=m, N=n) for m, n in ((3, 2048), (1, 4097), (3, 8200), (2, 33000))),
-                workload(M=0, N=7),
-                workload(M=7, N=0),
-                *(
-                    workload(M=9, N=33, layout=at)
-                    for at in ("unaligned", "sliced", "strided", "transposed", "expanded")
-                ),
-                *(workload(M=9, N=n, weight=False) for n in (40, 8192)),
-                workload(M=9, N=40, weight_layout="strided"),
-                *([workload(M=9, N=40, bias=False), workload(M=9, N=300, offset=100)] if centered else []),
-                workload(M=6, N=64, values="tiny"),
-                *(workload(M=m, N=n, values="nonfinite") for m, n in ((40, 50), (9, 8264))),
+                *points((1, 1), (3, 5), (2, 256), (37, 100), (5, 1000), (3, 2048), (1, 4097), (3, 8200), (2, 33000)),
+                *points((0, 7), (7, 0)),
+                *(w for layout in LAYOUTS[1:] for w in points((9, 33), layout=layout)),
+                *points((9, 40), (9, 8192), weight=False),
+                *points((9, 40), weight_layout="strided"),
+                *([*points((9, 40), bias=False), *points((9, 300), offset=100)] if centered else []),
+                *points((6, 64), values="tiny"),
+                *points((40, 50), (9, 8264), values="nonfinite"),
             ],
             "full": [
-                *(workload(M=70, N=n) for n in (2**14, 2**15 + 1, 2**16 + 8, 2**17)),
+                *points((70, 2**14), (70, 2**15 + 1), (70, 2**16 + 8), (70, 2**17)),
                 *(workload(M=300, N=n) for n in (256, 264, 512, 2048, 4097, 8192)),
-                *(workload(M=40, N=n, values="nonfinite") for n in (8264, 2**15)),
-                *([workload(M=70, N=2**15, offset=100)] if centered else []),
+                *points((40, 8264), (40, 2**15), values="nonfinite"),
+                *(points((70, 2**15), offset=100) if centered else []),
             ],
             "huge": [workload("bf16", M=2**14 + 1, N=2**17), workload("bf16", M=2**23 + 3, N=257)],
             "bench": [workload(M=2**28 // n, N=n) for n in WIDTHS],
@@ -203,7 +191,7 @@ def define(
                 for n in ((256, 512) if added else (64, 128, 256, 512)) + (1024, 2048, *WIDTHS[2:])
             ],
             "model": [workload("bf16", M=8192, N=n) for n in (4096, 5120, 8192)],
-            **workloads,
+            **sets,
         },
         "mutants": [
             *mutants.usual(reference if not added else lambda **named: reference(**named)[0]),

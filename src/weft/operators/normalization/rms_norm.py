@@ -6,7 +6,6 @@ each). A few operations an element: memory bandwidth is the limit. Source: Zhang
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,28 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from weft.definition import Declined, Operator, workload
-from weft.operators import peers
-from weft.operators.call import Choice, guarded, on_gpu, traced
+from weft.operators.call import on_gpu
 from weft.operators.normalization.dispatch import BACKWARD, FORWARD, Norm, gradients, normalise
-from weft.operators.normalization.reference import define, normalised
+from weft.operators.normalization.reference import define
 
 EPS = 1e-6
 
-norm = Norm("rms_norm", centered=False, added=False)
 
-
-def reference(x: Tensor, weight: Tensor | None = None, eps: float = EPS) -> Tensor:
-    return normalised(x, weight, None, eps, centered=False)
-
-
-def by(kernel: str) -> Callable[..., Tensor]:
-    def run(x: Tensor, weight: Tensor | None = None, eps: float = EPS) -> Tensor:
-        if kernel == "triton" and (traced(x) or not on_gpu(x)):
-            return torch.ops.weft.rms_norm(x, weight, eps)
-        y: Tensor = norm.run(kernel, x, None, weight, None, eps)
-        return y
-
-    return run
+def arguments(x: Tensor, weight: Tensor | None = None, eps: float = EPS) -> tuple[Any, ...]:
+    return x, None, weight, None, eps
 
 
 def torch_rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = EPS) -> Tensor:
@@ -66,20 +52,13 @@ def numpy(x: Tensor, weight: Tensor | None = None, eps: float = EPS) -> Tensor:
 
 LARGER_THAN_CACHES = [workload("fp32", M=2**13, N=2**12)]  # 128 MiB a tensor
 
-rms_norm = Operator(**define("rms_norm", reference, EPS, centered=False, added=False, cpu=LARGER_THAN_CACHES))
+norm = Norm("rms_norm", arguments, centered=False, added=False)
+rms_norm = Operator(**define(norm, EPS, cpu=LARGER_THAN_CACHES))
 
-norm.implementations(rms_norm, by)
-rms_norm.implementation("torch")(torch_rms_norm)
-rms_norm.implementation("torch.compile", devices=("cuda",))(peers.Compiled(torch_rms_norm))
+norm.register(rms_norm, torch_rms_norm)
 rms_norm.implementation("liger", requires="liger-kernel", devices=("cuda",))(liger)
 rms_norm.implementation("quack", requires="quack-kernels", devices=("cuda",))(quack)
 rms_norm.implementation("numpy", devices=("cpu",), directions=("forward",), dtypes=("fp32",))(numpy)
-
-
-@rms_norm.choice
-@guarded
-def choose(x: Tensor, weight: Tensor | None = None, eps: float = EPS, direction: str = "forward") -> Choice:
-    return norm.choose(x, None, weight, None, eps, direction)
 
 
 @rms_norm.function
@@ -111,7 +90,7 @@ def rms_norm_function(x: Tensor, weight: Tensor | None = None, eps: float = EPS)
 @torch.library.triton_op("weft::rms_norm", mutates_args=())
 def rms_norm_op(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     if not on_gpu(x):
-        return reference(x, weight, eps)
+        return norm.reference(x, weight, eps)
     config = norm.configs[weight is not None, False]
     return normalise(FORWARD.kernel("triton"), (x, None, weight, None), eps, config, saved=False)[0]
 
@@ -121,7 +100,7 @@ def backward_op(dy: Tensor, x: Tensor, weight: Tensor | None, eps: float) -> tup
     """(dx, dweight); dweight is empty without a weight."""
     if on_gpu(x):
         config = norm.configs[weight is not None, False]
-        dx, dw, _ = gradients(BACKWARD.kernel("triton"), x, dy, None, weight, (x, x), eps, config)
+        dx, dw, _ = gradients(BACKWARD.kernel("triton"), (x, dy, None, weight), (x, x), eps, config)
         return dx, x.new_empty(0) if dw is None else dw
     wide = x if x.dtype == torch.float64 else x.float()
     rstd = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)

@@ -6,6 +6,7 @@ x is [B, C, S], with S all spatial dimensions; a group is C / G channels of one 
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,15 +16,15 @@ import torch
 import triton
 from torch import Tensor
 
-from weft.operators import partial_sums, row_cluster
+from weft.operators import row_cluster
 from weft.operators.axis_view import collapsed
-from weft.operators.call import check_device, check_tensor
+from weft.operators.call import check_eps, check_tensor, check_vector
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.cuda import CTYPES, CudaPlan
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.launch import INTERPRETING, Plan, multiprocessors
-from weft.operators.normalization.group_norm.kernels import held_gradients, held_groups
-from weft.operators.normalization.group_norm.streamed import streamed_gradients, streamed_groups
+from weft.operators.normalization.group_norm import kernels
+from weft.operators.partial_sums import SummedPlan
 from weft.operators.residency import shared_limit
 from weft.operators.row_cluster import MAX_CLUSTER, RowCluster
 from weft.operators.row_programs import row_tiles
@@ -56,13 +57,6 @@ def view_of(x: Tensor) -> View | None:
         return None
     b, c = (stride if size > 1 else 0 for size, stride in zip(x.shape[:2], x.stride()[:2], strict=True))
     return View(x.shape[0], x.shape[1], space[0], b, c, space[1])
-
-
-def no_view(x: Tensor, groups: int) -> str:
-    """Why no kernel takes these (an empty string when one does)."""
-    if view_of(x) is None or view_of(like(x)) is None:
-        return "the spatial dimensions do not collapse into one stride, so a copy would be needed"
-    return "2**31 groups or more" if x.shape[0] * groups >= 2**31 else ""
 
 
 def like(x: Tensor) -> Tensor:
@@ -159,58 +153,50 @@ def check(c: GroupNormCall) -> None:
             f"{tuple(x.shape)}"
         )
     for name, value in (("weight", c.weight), ("bias", c.bias)):
-        if value is None:
-            continue
-        check_tensor(NAME, name, value, tuple(dict.fromkeys((x.dtype, torch.float32))))
-        check_device(NAME, name, value, "x", x)
-        if tuple(value.shape) != (x.shape[1],):
-            raise ValueError(
-                f"{NAME}: argument '{name}' has shape {tuple(value.shape)}; expected ({x.shape[1]},), the channels of 'x' "
-                f"{tuple(x.shape)}"
-            )
+        if value is not None:
+            check_vector(NAME, name, value, x.shape[1], f"the channels of 'x' {tuple(x.shape)}", "x", x)
     if c.weight is not None and c.bias is not None and c.bias.dtype != c.weight.dtype:
         raise TypeError(
             f"{NAME}: argument 'bias' has dtype {c.bias.dtype} and 'weight' has {c.weight.dtype}; expected the same dtype"
         )
-    if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps <= 3e38:
-        raise ValueError(f"{NAME}: argument 'eps' is {eps!r}; expected a number of at least 0 that fp32 can hold")
+    check_eps(NAME, eps)
+
+
+def unsupported(c: GroupNormCall) -> str:
+    """Why no Triton kernel takes this (an empty string when one does)."""
+    if view_of(c.x) is None or view_of(like(c.x)) is None:
+        return "the spatial dimensions do not collapse into one stride, so a copy would be needed"
+    return "2**31 groups or more" if c.x.shape[0] * c.groups >= 2**31 else ""
 
 
 # ---- configurations, by the tile that would hold a group: channels × space, each the next power of two ----------------------
 
 
-def streamed(tensors: int) -> list[Config]:
-    """TILE elements a step, AHEAD parts a multiprocessor between a part's two tasks."""
-    every = grid_of({"TILE": (2048, 4096, 8192), "AHEAD": (2, 4, 8), "num_warps": (4, 8, 16)})
-    return [c for c in every if 8 <= tensors * c["TILE"] // (c["num_warps"] * 32) <= 64]
+def heuristic(tensors: int, held: int, sm: int, dtype: torch.dtype, tile: int) -> Config:
+    """Of kernels that read so many tensors: TILE elements a step, AHEAD parts a multiprocessor between a part's two tasks."""
+    if tile > held:
+        return {"TILE": 16384 // dtype.itemsize if tensors == 1 else 4096, "AHEAD": 4, "num_warps": 8}
+    rows = max(1, 2048 // tensors // tile)
+    return {"ROWS": rows, "num_warps": min(max(tensors * rows * tile // 512, 1), 32)}
 
 
-def forward_heuristic(sm: int, dtype: torch.dtype, tile: int) -> Config:
-    if tile > HELD:
-        return {"TILE": 16384 // dtype.itemsize, "AHEAD": 4, "num_warps": 8}
-    rows = max(1, 2048 // tile)
-    return {"ROWS": rows, "num_warps": min(max(rows * tile // 512, 1), 32)}
+def candidates(tensors: int, held: int, sm: int, dtype: torch.dtype, tile: int) -> Iterable[Config]:
+    if tile <= held:
+        yield from row_tiles(tile, {"num_warps": (1, 2, 4, 8, 16, 32)}, per_thread=(4, 64 // tensors))
+    for c in grid_of({"TILE": (2048, 4096, 8192), "AHEAD": (2, 4, 8), "num_warps": (4, 8, 16)}):
+        if tile >= 8192 // tensors and 8 <= tensors * c["TILE"] // (c["num_warps"] * 32) <= 64:
+            yield c
 
 
-def forward_candidates(sm: int, dtype: torch.dtype, tile: int) -> list[Config]:
-    held = row_tiles(tile, {"num_warps": (1, 2, 4, 8, 16, 32)}, per_thread=(4, 64)) if tile <= HELD else []
-    return [*held, *(streamed(1) if tile >= 8192 else [])]
-
-
-def backward_heuristic(sm: int, dtype: torch.dtype, tile: int) -> Config:
-    if tile > HELD_BACKWARD:
-        return {"TILE": 4096, "AHEAD": 4, "num_warps": 8}
-    rows = max(1, 1024 // tile)
-    return {"ROWS": rows, "num_warps": min(max(rows * tile // 256, 1), 32)}
-
-
-def backward_candidates(sm: int, dtype: torch.dtype, tile: int) -> list[Config]:
-    held = row_tiles(tile, {"num_warps": (1, 2, 4, 8, 16, 32)}, per_thread=(4, 32)) if tile <= HELD_BACKWARD else []
-    return [*held, *(streamed(2) if tile >= 4096 else [])]
-
-
-forward_configuration = Configurations(__file__, "forward", forward_heuristic, forward_candidates)
-backward_configuration = Configurations(__file__, "backward", backward_heuristic, backward_candidates)
+forward_configuration = Configurations(
+    __file__, "forward", functools.partial(heuristic, 1, HELD), functools.partial(candidates, 1, HELD)
+)
+backward_configuration = Configurations(
+    __file__,
+    "backward",
+    functools.partial(heuristic, 2, HELD_BACKWARD),
+    functools.partial(candidates, 2, HELD_BACKWARD),
+)
 
 
 # ---- launches of Triton kernels ---------------------------------------------------------------------------------------
@@ -288,14 +274,11 @@ def strides_of(*views: View) -> tuple[int, ...]:
     return tuple(stride for v in views for stride in (v.b, v.c, v.s))
 
 
-def stride_of(weight: Tensor | None) -> int:
-    return 0 if weight is None else weight.stride(0)
-
-
 def _forward_arguments(c: GroupNormCall) -> tuple[tuple[int | float, ...], dict[str, Any]]:
     """Scalars and flags that both forward kernels take last."""
     v, y = views_of(c.x, like(c.x))
-    scalars = (*strides_of(v, y), stride_of(c.weight), stride_of(c.bias), c.eps)
+    affine = (0 if t is None else t.stride(0) for t in (c.weight, c.bias))
+    scalars = (*strides_of(v, y), *affine, c.eps)
     flags = {"WEIGHTED": c.weight is not None, "BIASED": c.bias is not None, "SAVED": c.saved}
     return scalars, {**flags, **unit_of((v, y), c.groups)}
 
@@ -305,42 +288,23 @@ def held_launch(c: GroupNormCall) -> Plan:
     rows = g.config["ROWS"]
     scalars = (g.rows, *g.sizes, *strides)
     grid = (triton.cdiv(g.rows, rows),)
-    return Plan(held_groups, grid, scalars, {"ROWS": rows, **g.tile, **flags}, g.config["num_warps"])
+    return Plan(kernels.held_groups, grid, scalars, {"ROWS": rows, **g.tile, **flags}, g.config["num_warps"])
 
 
 def streamed_launch(c: GroupNormCall) -> Any:
     g, (strides, flags) = c.layout, _forward_arguments(c)
     scalars = (*g.numbers, *g.sizes, *g.split, *strides)
-    plan = Plan(streamed_groups, (2 * g.tasks,), scalars, {**g.tile, **flags}, g.config["num_warps"])
+    plan = Plan(kernels.streamed_groups, (2 * g.tasks,), scalars, {**g.tile, **flags}, g.config["num_warps"])
     return lambda x, *tensors: plan(x, *tensors, g.state(x.device))
-
-
-class GradientPlan:
-    """A launch that leaves partial sums [2, parts, C] of the gradients of weight and bias, which a second launch adds up in a
-    fixed order."""
-
-    def __init__(self, launch: Any, parts: int, c: GradientCall, state: Any = None):
-        self.launch, self.summed, self.state = launch, c.summed, state
-        self.partial = (2, parts, c.x.shape[1])
-        self.total = partial_sums.plan(parts, c.x.shape[1], 2)
-
-    def __call__(
-        self, x: Tensor, dy: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor, dx: Tensor, dweights: Tensor
-    ) -> None:
-        partial = torch.empty(self.partial if self.summed else (2, 0), dtype=torch.float32, device=x.device)
-        state = () if self.state is None else (self.state(x.device),)
-        self.launch(x, dy, weight, mean, rstd, dx, partial[0], partial[1], *state)
-        if self.summed:
-            self.total(partial, dweights)
 
 
 def _gradient_arguments(c: GradientCall) -> tuple[tuple[int | float, ...], dict[str, Any]]:
     v, of_dy, dx = views_of(c.x, c.dy, like(c.x))
-    strides = (*strides_of(v, of_dy, dx), stride_of(c.weight))
+    strides = (*strides_of(v, of_dy, dx), 0 if c.weight is None else c.weight.stride(0))
     return strides, {"WEIGHTED": c.weight is not None, "SUMMED": c.summed, **unit_of((v, of_dy, dx), c.groups)}
 
 
-def held_gradient_launch(c: GradientCall) -> GradientPlan:
+def held_gradient_launch(c: GradientCall) -> SummedPlan:
     """With little space a program takes several steps, since it writes two sums a channel; as long as programs are enough."""
     g, (strides, flags) = c.layout, _gradient_arguments(c)
     v, rows = g.v, min(g.config["ROWS"], bucket(g.v.B))
@@ -348,15 +312,15 @@ def held_gradient_launch(c: GradientCall) -> GradientPlan:
     walk = max(1, min(bucket(triton.cdiv(512, rows * v.S)), bucket(steps + 1) // 2))
     blocks = triton.cdiv(v.B, rows * walk)
     tile = {"ROWS": rows, "WALK": walk, **g.tile, **flags}
-    plan = Plan(held_gradients, (blocks * g.groups,), (v.B, *g.sizes, *strides), tile, g.config["num_warps"])
-    return GradientPlan(plan, blocks, c)
+    plan = Plan(kernels.held_gradients, (blocks * g.groups,), (v.B, *g.sizes, *strides), tile, g.config["num_warps"])
+    return SummedPlan(plan, blocks, g.v.C, 2 * c.summed)
 
 
-def streamed_gradient_launch(c: GradientCall) -> GradientPlan:
+def streamed_gradient_launch(c: GradientCall) -> SummedPlan:
     g, (strides, flags) = c.layout, _gradient_arguments(c)
     scalars = (*g.numbers, *g.sizes, *g.split, g.tiles_s, *strides)
-    plan = Plan(streamed_gradients, (2 * g.tasks,), scalars, {**g.tile, **flags}, g.config["num_warps"])
-    return GradientPlan(plan, g.v.B * g.tiles_s, c, g.state)
+    plan = Plan(kernels.streamed_gradients, (2 * g.tasks,), scalars, {**g.tile, **flags}, g.config["num_warps"])
+    return SummedPlan(lambda x, *tensors: plan(x, *tensors, g.state(x.device)), g.v.B * g.tiles_s, g.v.C, 2 * c.summed)
 
 
 # ---- forward: a group on a cluster of blocks (cluster.cu) ------------------------------------------------------------
@@ -485,7 +449,7 @@ def gradient_unsupported(c: GradientCall) -> str:
     return ""
 
 
-def gradient_launch(c: GradientCall) -> GradientPlan:
+def gradient_launch(c: GradientCall) -> SummedPlan:
     batch, channels = c.x.shape[:2]
     m, of_group = batch * c.groups, channels // c.groups
     config = gradient_configuration(c.x.device, c.x.dtype, bucket(c.n))
@@ -498,7 +462,7 @@ def gradient_launch(c: GradientCall) -> GradientPlan:
     scalars = (*longs, *words, ctypes.c_float(1 / c.n))
     grid = (m * over.blocks, 1)
     plan = CudaPlan(HERE / "gradient.cu", kernel, grid, over.threads, scalars, over.blocks, over.shared)
-    return GradientPlan(plan, over.slots * batch, c)
+    return SummedPlan(plan, over.slots * batch, channels, 2 * c.summed)
 
 
 # ---- the tables ------------------------------------------------------------------------------------------------------
@@ -516,42 +480,26 @@ def gradient_cluster_is_faster(c: GradientCall) -> bool:
     return c.n >= row_cluster.SHORTEST and (c.n <= 2**17 if c.x.itemsize == 2 else c.n < 2**16)
 
 
-def unsupported(c: GroupNormCall) -> str:
-    return no_view(c.x, c.groups)
-
+ONE_STRIDE = "spatial dimensions do not collapse into one stride: a kernel would need a copy"
+CLUSTER = "10,240 elements a group or more: a cluster of blocks holds a group, which is read once"
+OF_BOTH = "a cluster of blocks holds x and dy of a group, which are read once"
+WHOLE = "a program holds whole groups in registers"
+PARTS = "groups are cut into parts, read again out of L2"
 
 FORWARD = Dispatch(
     GroupNormCall,
     ON_CPU,
     TRACED,
     EMPTY,
-    Route(
-        "torch",
-        lambda c: unsupported(c) != "",
-        "spatial dimensions do not collapse into one stride: a kernel would need a copy",
-    ),
-    Route(
-        "cuda",
-        cluster_is_faster,
-        "10,240 elements a group or more: a cluster of blocks holds a group, which is read once",
-        cluster_launch,
-        cluster_unsupported,
-        sm=90,
-    ),
-    Route("triton", lambda c: c.layout.held, "a program holds whole groups in registers", held_launch, unsupported),
-    Route("triton", lambda c: True, "groups are cut into parts, read again out of L2", streamed_launch, unsupported),
+    Route("torch", lambda c: unsupported(c) != "", ONE_STRIDE),
+    Route("cuda", cluster_is_faster, CLUSTER, cluster_launch, cluster_unsupported, sm=90),
+    Route("triton", lambda c: c.layout.held, WHOLE, held_launch, unsupported),
+    Route("triton", lambda c: True, PARTS, streamed_launch, unsupported),
 )
 
 BACKWARD = Dispatch(  # where forward is PyTorch's, backward is too
     GradientCall,
-    Route(
-        "cuda",
-        gradient_cluster_is_faster,
-        "a cluster of blocks holds x and dy of a group, which are read once",
-        gradient_launch,
-        gradient_unsupported,
-        sm=90,
-    ),
-    Route("triton", lambda c: c.layout.held, "a program holds whole groups in registers", held_gradient_launch),
-    Route("triton", lambda c: True, "groups are cut into parts, read again out of L2", streamed_gradient_launch),
+    Route("cuda", gradient_cluster_is_faster, OF_BOTH, gradient_launch, gradient_unsupported, sm=90),
+    Route("triton", lambda c: c.layout.held, WHOLE, held_gradient_launch),
+    Route("triton", lambda c: True, PARTS, streamed_gradient_launch),
 )

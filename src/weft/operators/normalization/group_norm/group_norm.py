@@ -6,16 +6,16 @@ a channel each). Source: Wu & He 2018 (arXiv 1803.08494).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
+from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload, workloads
 from weft.operators import mutants, peers
 from weft.operators.call import Choice, KernelFunction, differentiable, eager, guarded, on_gpu, reference_gradients
-from weft.operators.dispatch import Dispatch
 from weft.operators.launch import Plans
 from weft.operators.normalization.group_norm.dispatch import BACKWARD, FORWARD, NAME, view_of
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
@@ -109,35 +109,25 @@ def _backward_scale(arguments: dict[str, Any], gradients: list[Tensor]) -> list[
     return found
 
 
-def _gradient(dy: Tensor, **named: Any) -> tuple[Tensor, ...]:
-    leaves = {a: named[a].detach().requires_grad_() for a in ("x", "weight", "bias") if named[a] is not None}
-    with torch.enable_grad():
-        return torch.autograd.grad(reference(**{**named, **leaves}), list(leaves.values()), dy)
+_gradient = mutants.gradient_of(reference, "x", "weight", "bias")
 
 
-def _changed(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[..., Tensor]:
-    """The reference of other arguments."""
-    return lambda **named: reference(**{**named, **change(named)})
+def _weights_of(channels: Tensor, named: dict[str, Any]) -> dict[str, Any]:
+    """The arguments, each channel with the weight and bias of another one."""
+    return {**named, **{a: named[a][channels] for a in ("weight", "bias") if named[a] is not None}}
 
 
-def _by_place_in_group(named: dict[str, Any]) -> dict[str, Any]:
+def _first_groups_weights(**named: Any) -> Tensor:
     """Every group takes the first group's weights."""
-    first = named["x"].shape[1] // named["num_groups"]
-    return {a: t if t is None else t[:first].repeat(named["num_groups"]) for a, t in _affine(named).items()}
-
-
-def _affine(named: dict[str, Any]) -> dict[str, Any]:
-    return {"weight": named["weight"], "bias": named["bias"]}
+    channels = torch.arange(named["x"].shape[1], device=named["x"].device)
+    return reference(**_weights_of(channels % (len(channels) // named["num_groups"]), named))
 
 
 def _interleaved(**named: Any) -> Tensor:
     """Channel c in group c % num_groups."""
     x, groups = named["x"], named["num_groups"]
     order = torch.arange(x.shape[1], device=x.device).view(-1, groups).t().flatten()
-    plain = reference(x[:, order], groups, None, None, named["eps"])[:, order.argsort()]
-    weight, bias = named["weight"], named["bias"]
-    y = plain if weight is None else plain * _of_channels(x, weight)
-    return y if bias is None else y + _of_channels(x, bias)
+    return reference(**{**_weights_of(order, named), "x": x[:, order]})[:, order.argsort()]
 
 
 def _unbiased(**named: Any) -> Tensor:
@@ -169,6 +159,10 @@ def _by_channel(dy: Tensor, **named: Any) -> tuple[Tensor, ...]:
     return dx, *_gradient(dy, **named)[1:]
 
 
+points = functools.partial(workloads, "BCGS")
+TUNED = (64, 256, *(2**e for e in range(10, 21)))  # elements of a group
+CHANNELS_OF_TUNED = (1, 4, 4, 8, 16, 32, 64, 32, 16, 32, 16, 8, 4)
+
 group_norm = Operator(
     name=NAME,
     axes={"B": "batch", "C": "channels", "G": "groups", "S": "space"},
@@ -193,116 +187,60 @@ group_norm = Operator(
     },
     workloads={
         "verify": [
-            *(
-                workload(B=b, C=c, G=g, S=s)
-                for b, c, g, s in (
-                    (1, 1, 1, 1),
-                    (2, 6, 3, 5),
-                    (3, 8, 2, 16),
-                    (5, 4, 4, 100),
-                    (3, 4, 1, 49),
-                    (40, 12, 3, 2),
-                )
-            ),
-            workload(B=0, C=4, G=2, S=7),
-            workload(B=3, C=4, G=2, S=0),
-            workload(B=7, C=12, G=3, S=1, flat=True),
-            *(
-                workload(B=3, C=6, G=2, S=20, layout=at)
-                for at in ("unaligned", "sliced", "strided", "transposed", "expanded")
-            ),
-            workload(B=2, C=6, G=3, S=35, height=5),
-            workload(B=2, C=6, G=3, S=40, weight=False),
-            workload(B=2, C=6, G=3, S=40, bias=False),
-            workload(B=2, C=6, G=3, S=40, weight=False, bias=False),
-            workload(B=2, C=6, G=3, S=40, weight_layout="strided"),
-            workload(B=3, C=8, G=2, S=75, offset=100),
-            workload(B=3, C=8, G=2, S=16, values="tiny"),
-            workload(B=9, C=16, G=8, S=10, values="nonfinite"),
+            *points((1, 1, 1, 1), (2, 6, 3, 5), (3, 8, 2, 16), (5, 4, 4, 100), (3, 4, 1, 49), (40, 12, 3, 2)),
+            *points((0, 4, 2, 7), (3, 4, 2, 0)),
+            *points((7, 12, 3, 1), flat=True),
+            *(point for layout in LAYOUTS[1:] for point in points((3, 6, 2, 20), layout=layout)),
+            *points((2, 6, 3, 35), height=5),
+            *points((2, 6, 3, 40), weight=False),
+            *points((2, 6, 3, 40), bias=False),
+            *points((2, 6, 3, 40), weight=False, bias=False),
+            *points((2, 6, 3, 40), weight_layout="strided"),
+            *points((3, 8, 2, 75), offset=100),
+            *points((3, 8, 2, 16), values="tiny"),
+            *points((9, 16, 8, 10), values="nonfinite"),
             # in parts
-            workload(B=1, C=6, G=2, S=300),
-            workload(B=2, C=70, G=1, S=15),
-            workload(B=2, C=3, G=1, S=300, layout="transposed"),
-            workload(B=2, C=3, G=1, S=301, layout="sliced"),
-            workload(B=1, C=2, G=2, S=600, values="nonfinite"),
-            workload(B=1, C=2, G=1, S=1500, offset=100),
-            workload(B=1, C=4, G=2, S=20480),
+            *points((1, 6, 2, 300), (2, 70, 1, 15)),
+            *points((2, 3, 1, 300), layout="transposed"),
+            *points((2, 3, 1, 301), layout="sliced"),
+            *points((1, 2, 2, 600), values="nonfinite"),
+            *points((1, 2, 1, 1500), offset=100),
+            *points((1, 4, 2, 20480)),
         ],
         "full": [
-            *(
-                workload(B=b, C=c, G=g, S=s)
-                for b, c, g, s in (
-                    (2, 320, 32, 4096),
-                    (3, 640, 32, 1024),
-                    (3, 1280, 32, 64),
-                    (70, 64, 8, 49),
-                    (2, 128, 32, 2**16),
-                    (1, 3, 1, 2**20 + 7),
-                    (2, 1024, 1, 1000),
-                    (5000, 64, 4, 1),
-                )
-            ),
-            workload(B=2, C=320, G=32, S=4096, layout="transposed"),
-            workload(B=2, C=320, G=32, S=4096, offset=100),
-            workload(B=4, C=320, G=32, S=1024, values="nonfinite"),
-            workload(B=2, C=960, G=32, S=4096, values="nonfinite"),
+            *points((2, 320, 32, 4096), (3, 640, 32, 1024), (3, 1280, 32, 64), (70, 64, 8, 49), (2, 128, 32, 2**16)),
+            *points((1, 3, 1, 2**20 + 7), (2, 1024, 1, 1000), (5000, 64, 4, 1)),
+            *points((2, 320, 32, 4096), layout="transposed"),
+            *points((2, 320, 32, 4096), offset=100),
+            *points((4, 320, 32, 1024), (2, 960, 32, 4096), values="nonfinite"),
         ],
-        "huge": [
-            workload("bf16", B=2**10 + 1, C=512, G=32, S=2**12),
-            workload("bf16", B=1, C=2, G=1, S=2**30 + 9),
-            workload("bf16", B=2**21 + 3, C=33 * 2**5, G=32, S=1),
-        ],
+        "huge": points((2**10 + 1, 512, 32, 2**12), (1, 2, 1, 2**30 + 9), (2**21 + 3, 33 * 2**5, 32, 1), dtype="bf16"),
         "bench": [
             # feature maps of a latent diffusion model's U-Net, its decoder, ResNet-50, and many short groups
-            workload(B=64, C=320, G=32, S=64 * 64),
-            workload(B=128, C=640, G=32, S=32 * 32),
-            workload(B=256, C=1280, G=32, S=16 * 16),
-            workload(B=64, C=960, G=32, S=64 * 64),
-            workload(B=32, C=512, G=32, S=128 * 128),
-            workload(B=4, C=256, G=32, S=512 * 512),
-            workload(B=8, C=128, G=32, S=512 * 512),
-            workload(B=256, C=256, G=32, S=56 * 56),
-            workload(B=4096, C=256, G=32, S=16 * 16),
-            workload(B=64, C=64, G=64, S=256 * 256),
+            *points((64, 320, 32, 64**2), (128, 640, 32, 32**2), (256, 1280, 32, 16**2), (64, 960, 32, 64**2)),
+            *points((32, 512, 32, 128**2), (4, 256, 32, 512**2), (8, 128, 32, 512**2)),
+            *points((256, 256, 32, 56**2), (4096, 256, 32, 16**2), (64, 64, 64, 256**2)),
         ],
-        "small": [
-            workload(B=2, C=320, G=32, S=64 * 64),
-            workload(B=2, C=1280, G=32, S=8 * 8),
-            workload(B=1, C=128, G=32, S=512 * 512),
-        ],
-        "quick": [workload(B=8, C=320, G=32, S=4096), workload(B=8, C=128, G=32, S=2**14)],
-        "host": [workload(B=2, C=64, G=32, S=256)],
+        "small": points((2, 320, 32, 64**2), (2, 1280, 32, 8**2), (1, 128, 32, 512**2)),
+        "quick": points((8, 320, 32, 4096), (8, 128, 32, 2**14)),
+        "host": points((2, 64, 32, 256)),
         "compile": [
-            *(workload(B=64, C=c, G=32, S=s) for c, s in ((320, 4096), (512, 64), (128, 49), (128, 2**18), (2048, 1))),
-            workload(B=64, C=320, G=32, S=4096, layout="transposed"),
+            *points((64, 320, 32, 4096), (64, 512, 32, 64), (64, 128, 32, 49), (64, 128, 32, 2**18), (64, 2048, 32, 1)),
+            *points((64, 320, 32, 4096), layout="transposed"),
         ],
         "tune": [
             workload(d, B=2**27 // (32 * n), C=32 * c, G=32, S=n // c)
             for d in ("fp32", "bf16")
-            for n, c in (
-                (64, 1),
-                (256, 4),
-                (1024, 4),
-                (2048, 8),
-                (4096, 16),
-                (8192, 32),
-                (16384, 64),
-                (32768, 32),
-                (2**16, 16),
-                (2**17, 32),
-                (2**18, 16),
-                (2**19, 8),
-                (2**20, 4),
-            )
+            for n, c in zip(TUNED, CHANNELS_OF_TUNED, strict=True)
         ],
     },
     mutants=[
         *mutants.usual(reference),
-        Mutant("one group", _changed(lambda named: {"num_groups": 1})),
-        Mutant("a group a channel", _changed(lambda named: {"num_groups": named["x"].shape[1]})),
+        Mutant("one group", lambda **named: reference(**{**named, "num_groups": 1})),
+        Mutant("a group a channel", lambda **named: reference(**{**named, "num_groups": named["x"].shape[1]})),
         Mutant("channels interleaved", _interleaved),
-        Mutant("weights of the first group", _changed(_by_place_in_group)),
-        Mutant("bias left out", _changed(lambda named: {"bias": None})),
+        Mutant("weights of the first group", _first_groups_weights),
+        Mutant("bias left out", lambda **named: reference(**{**named, "bias": None})),
         Mutant("variance of n - 1", _unbiased),
         *mutants.usual(_gradient, "backward"),
         Mutant("projection left out", _no_projection, "backward"),
@@ -313,7 +251,7 @@ group_norm = Operator(
 
 # ---- the call ----------------------------------------------------------------------------------------------------------
 
-Kernels = tuple[Dispatch | Plans, Dispatch | Plans]  # that make the plans of forward and of backward
+Kernels = tuple[Plans, Plans]  # that make the plans of forward and of backward
 
 
 def dtype_of(x: Tensor) -> torch.dtype:
@@ -330,15 +268,8 @@ class GroupNorm(KernelFunction):
     """Group normalisation under autograd, by kernels that ``kernels`` makes the plans of."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        kernels: Kernels,
-        x: Tensor,
-        num_groups: int,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        eps: float,
-    ) -> Tensor:
+    def forward(ctx: Any, kernels: Kernels, x: Tensor, num_groups: int, *affine: Any) -> Tensor:
+        weight, bias, eps = affine
         y = torch.empty_like(x, dtype=dtype_of(x))
         saved, mean, rstd = any(ctx.needs_input_grad), x, x
         if saved:
@@ -382,20 +313,15 @@ NAMED = {
 }
 
 
-def by(kernel: str) -> Callable[..., Tensor]:
+def by_kernel(
+    kernel: str, x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS
+) -> Tensor:
+    if not on_gpu(x):
+        return reference(x, num_groups, weight, bias, eps)
     alone, before_backward, backward = NAMED[kernel]
-
-    def run(
-        x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS
-    ) -> Tensor:
-        if not on_gpu(x):
-            return reference(x, num_groups, weight, bias, eps)
-        wanted = torch.is_grad_enabled() and any(t.requires_grad for t in present(x, weight, bias))
-        kernels = (before_backward if wanted else alone, backward)
-        y: Tensor = differentiable(GroupNorm, kernels, x, num_groups, weight, bias, eps)
-        return y
-
-    return run
+    wanted = torch.is_grad_enabled() and any(t.requires_grad for t in present(x, weight, bias))
+    kernels = (before_backward if wanted else alone, backward)
+    return differentiable(GroupNorm, kernels, x, num_groups, weight, bias, eps)
 
 
 def torch_group_norm(
@@ -418,8 +344,8 @@ def liger(
     return y.view(x.shape)
 
 
-group_norm.implementation("triton", arch=">=sm_80")(by("triton"))
-group_norm.implementation("cuda", arch=">=sm_90", devices=("cuda",))(by("cuda"))
+group_norm.implementation("triton", arch=">=sm_80")(functools.partial(by_kernel, "triton"))
+group_norm.implementation("cuda", arch=">=sm_90", devices=("cuda",))(functools.partial(by_kernel, "cuda"))
 group_norm.implementation("torch")(torch_group_norm)
 group_norm.implementation("torch.compile", devices=("cuda",))(peers.Compiled(torch_group_norm))
 group_norm.implementation("liger", requires="liger-kernel", devices=("cuda",))(liger)
