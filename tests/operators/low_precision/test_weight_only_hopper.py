@@ -23,6 +23,7 @@ from weft.operators.hopper import tensor_maps  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
 from weft.operators.low_precision import weight_only_hopper  # noqa: E402
 from weft.operators.low_precision.quantized_weight import (  # noqa: E402
+    QuantizedWeight,
     dequantize_weight,
     prepare_weight,
     quantize_weight,
@@ -147,9 +148,7 @@ class Product:
         with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
             trial = dict(zip(("DOWN", "ALONG", "BLOCKS", "LINES", "STAGES"), case.shape, strict=True))
             patch.setattr(weight_only_hopper.configuration, "trial", trial)
-            self.plan = weight_only_hopper.WeightOnlyPlan(
-                self.x, words, scale, self.tensors[3], self.bias, case.zero, case.biased, case.format, case.group
-            )
+            self.plan = weight_only_hopper.WeightOnlyPlan(self.x, self.weight, self.bias if case.biased else None)
 
     def _every_code(self):
         codes = (torch.arange(self.case.n * self.case.k) * 7 % 256).to(torch.uint8).view(self.case.n, -1)
@@ -246,8 +245,8 @@ def expression(format: str, m: int, group: int = 0, zero: bool = False, config: 
     x, words, scale, zeros = forms(format, m, group)
     with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
         patch.setattr(weight_only_hopper.configuration, "trial", config)
-        plan = weight_only_hopper.WeightOnlyPlan(x, words, scale, zeros, words, zero, False, format, group)
-        return plan.launch.expression
+        weight = QuantizedWeight(words, scale, zeros if zero else None, format, group, x.shape[1])
+        return weight_only_hopper.WeightOnlyPlan(x, weight, None).launch.expression
 
 
 @pytest.mark.parametrize(

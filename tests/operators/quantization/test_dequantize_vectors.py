@@ -88,7 +88,7 @@ job.run([&] { KERNEL(v, s, out, NUMBERS); });
 def vectors_plan(*call):
     """The launch, for an architecture that has the kernel."""
     with compiling_for(90, lambda *kernel: None):
-        return dispatch.DEQUANTIZE.kernel("cuda").of(call[:2], *call[2:]).plan
+        return dispatch.DEQUANTIZE.kernel("cuda").of(call[:2], *call[2:])[0]
 
 
 class Tensors:

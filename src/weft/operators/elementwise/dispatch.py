@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -42,8 +42,6 @@ class Formula:
     """What an element-wise operator computes, the option of a call that says which one it is.
 
     Args:
-        name: the operator's.
-        arguments: names of its tensors (one or two).
         forward: Triton function ``(a, [b,] PRECISE) -> result``.
         backward: Triton function ``(a, [b,] gradient, PRECISE) -> gradient of a, [of b]``; None where no gradient is computed
             from the inputs: that of a sum is the result's own.
@@ -128,20 +126,13 @@ def map_plan(formula: Any, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ..
     return rows_plan(KERNELS[len(inputs)], inputs[0], laid, len(inputs), heavy, F=formula)
 
 
-class BitsPlan(NamedTuple):
+def bits_plan(c: Map) -> tuple[Plan, tuple[int, int], tuple[int, ...]]:
     """The launch of ``(x, y, bits)``, the shape of the bits, and the strides of the gradient dx.
 
     Bits of a dense x lie in the order of its memory, as one row; dy is then read in that order."""
-
-    launch: Plan
-    bits: tuple[int, int]
-    stride: tuple[int, ...]
-
-
-def bits_plan(c: Map) -> BitsPlan:
     rows, columns, strides = laid_out(*c.inputs, *c.outputs) or (0, 0, ())
     launch = rows_plan(relu_with_bits, c.x, (rows, columns, strides))
-    return BitsPlan(launch, (rows, triton.cdiv(columns, 8)), like(c.x).stride())
+    return launch, (rows, triton.cdiv(columns, 8)), like(c.x).stride()
 
 
 def relu_backward_plan(c: Gradient) -> Plan:

@@ -154,6 +154,7 @@ MUTANTS = [
 
 UP = ((14336, 4096), (28672, 8192))  # (N, K) of Llama 8B's and 70B's way up in an MLP, one of gate and up
 SMALL: dict[str, Any] = {"M": 40, "N": 48, "K": 72}
+NONFINITE: dict[str, Any] = {"M": 32, "N": 48, "K": 16, "values": "nonfinite"}
 
 
 def up(m: int, n: int, k: int, activation: str, plus: str = "bias", dtype: str = "bf16") -> Workload:
@@ -179,15 +180,9 @@ WORKLOADS = {
         workload(**SMALL, activation="none", plus="bias"),
         *(workload(**SMALL, layout=layout) for layout in ("NN", "TN", "TT")),
         workload(**SMALL, activation="swiglu", layout="NN"),
-        *(
-            workload(M=40, N=48, K=32, memory=memory)
-            for memory in ("unaligned", "sliced", "strided", "transposed", "expanded")
-        ),
-        workload(M=32, N=48, K=16, values="nonfinite", activation="none"),
-        *(
-            workload(M=32, N=48, K=16, values="nonfinite", activation=name, plus="none")
-            for name in ("relu", "gelu_tanh", "swiglu")
-        ),
+        *(workload(M=40, N=48, K=32, memory=memory) for memory in LAYOUTS[1:]),
+        workload(**NONFINITE, activation="none"),
+        *(workload(**NONFINITE, activation=name, plus="none") for name in ("relu", "gelu_tanh", "swiglu")),
     ],
     "full": [
         workload(M=257, N=264, K=520, activation=name, plus=plus)

@@ -133,19 +133,18 @@ class WeightOnlyCall(Call):
         self, x: Tensor, words: Tensor, scale: Tensor, zero: Tensor, bias: Tensor, has_zero: bool, has_bias: bool, format: str,
         group: int, columns: int,
     ):  # fmt: skip
-        self.x, self.words = x, words
-        self.plan_arguments = (x, words, scale, zero, bias, has_zero, has_bias, format, group)
-        name = "weight_only_matmul"
+        name, self.x, self.bias = "weight_only_matmul", x, bias if has_bias else None
+        self.weight = QuantizedWeight(words, scale, zero if has_zero else None, format, group, columns)
         check_tensor(name, "x", x)
         check_shape(name, "x", x, x.ndim == 2, "a matrix (two dimensions)")
-        check_parts(x, QuantizedWeight(words, scale, zero if has_zero else None, format, group, columns))
+        check_parts(x, self.weight)
         if x.shape[1] != columns:
             raise ValueError(f"{name}: 'x' has shape {tuple(x.shape)} and 'weight' {columns} columns; expected as many")
-        check_bias(name, bias if has_bias else None, x, "weight", words.shape[0])
+        check_bias(name, self.bias, x, "weight", words.shape[0])
 
     @property
     def empty(self) -> bool:
-        return len(self.x) * len(self.words) == 0
+        return len(self.x) * len(self.weight.words) == 0
 
 
 def check_parts(x: Tensor, weight: QuantizedWeight) -> None:
@@ -189,8 +188,8 @@ WEIGHT_ONLY = Dispatch(
           "over 64 rows of x: the weight is dequantised and the product is cuBLAS's"),
     Route("cuda", lambda c: True,
           "few rows of x: codes come by TMA and become floats on their way to wgmma, 1.1 to 2.4 times Triton's kernel",
-          lambda c: weight_only_hopper.WeightOnlyPlan(*c.plan_arguments),
-          lambda c: weight_only_hopper.why_not(c.x, c.words), sm=90),
+          lambda c: weight_only_hopper.WeightOnlyPlan(c.x, c.weight, c.bias),
+          lambda c: weight_only_hopper.why_not(c.x, c.weight.words), sm=90),
     Route("triton", lambda c: True, "few rows of x: codes are read once and unpacked in registers",
-          lambda c: weight_only_kernels.plan(*c.plan_arguments)),
+          lambda c: weight_only_kernels.plan(c.x, c.weight, c.bias)),
 )  # fmt: skip

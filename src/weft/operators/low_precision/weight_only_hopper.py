@@ -22,7 +22,7 @@ from weft.operators.cuda import CTYPES, CudaPlan
 from weft.operators.hopper.tensor_maps import Maps
 from weft.operators.hopper.tensor_maps import why_not as map_why_not
 from weft.operators.launch import multiprocessors, target_sm
-from weft.operators.low_precision.quantized_weight import BITS, SLICE, block
+from weft.operators.low_precision.quantized_weight import BITS, SLICE, QuantizedWeight, block
 
 SOURCE = Path(__file__).with_suffix(".cu")
 MOST_TOKENS = 64
@@ -118,28 +118,26 @@ configuration = Configurations(__file__, "weight_only_hopper", heuristic, candid
 
 
 class WeightOnlyPlan:
-    """Call it with ``(x, words, scale, zero, bias, y)``: y is row-major [M, N] of x's dtype; any tensor is passed for zero
-    points or a bias that are not there.
+    """Of x, a weight and a bias. Call it with ``(x, words, scale, zero, bias, y)``: y is row-major [M, N] of x's dtype; any
+    tensor is passed for zero points or a bias that are not there.
 
     Raises:
         Declined: as :func:`why_not` says.
     """
 
-    def __init__(
-        self, x: Tensor, words: Tensor, scale: Tensor, zero: Tensor, bias: Tensor, has_zero: bool, has_bias: bool, format: str,
-        group: int,
-    ):  # fmt: skip
+    def __init__(self, x: Tensor, weight: QuantizedWeight, bias: Tensor | None):
+        words, scale, zero, format, group, _ = weight
         if reason := why_not(x, words):
             raise Declined(reason)
-        scale_strides = (scale.stride(0), scale.stride(1) if group else 0)
-        zero_strides = (zero.stride(0), zero.stride(1)) if has_zero else (0, 0)
+        scale_strides = scale.stride() if group else (scale.stride(0), 0)
+        zero_strides = (0, 0) if zero is None else zero.stride()
         (m, k), n, tokens = x.shape, words.shape[0], bucket(x.shape[0], 8)  # what rows of x are filled up to
-        c = configuration(x.device, x.dtype, format, group, has_zero, tokens, -(-n // 1024), -(-k // 1024))
+        c = configuration(x.device, x.dtype, format, group, zero is not None, tokens, -(-n // 1024), -(-k // 1024))
         rows = ROWS * c["DOWN"]
         grid = -(-n // rows) * c["BLOCKS"]
         if grid > BLOCK_X:
             raise Declined(f"{n} rows of the weight; a grid has {BLOCK_X} blocks of {rows}")
-        flags = (bool(group), has_zero, has_bias)
+        flags = (bool(group), zero is not None, bias is not None)
         types = (CTYPES[x.dtype], CTYPES[scale.dtype], format.upper(), group or SLICE)
         sizes = (tokens, c["DOWN"], c["ALONG"], c["BLOCKS"], c["LINES"], c["STAGES"])
         arguments = ", ".join(map(str, (*types, *(str(flag).lower() for flag in flags), *sizes)))
@@ -148,7 +146,7 @@ class WeightOnlyPlan:
         shared = shared_bytes(c, format, tokens)
         self.launch = CudaPlan(SOURCE, kernel, (grid, 1), threads, (), c["BLOCKS"], shared)
         units = -(-k // columns_of(format, c["LINES"]))
-        bias_col = bias.stride(0) if has_bias else 0
+        bias_col = 0 if bias is None else bias.stride(0)
         self.shape = Shape(n, *scale_strides, *zero_strides, bias_col, m, k // group if group else 0, units)
         self.known: dict[tuple[int, int], CudaPlan] = {}
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from weft.operators.configs import Config, Configurations, bucket, constants_of, grid_of
 from weft.operators.launch import INTERPRETING, Plan
 from weft.operators.linear.gemv import shared_limit, store_rows, vector_length
-from weft.operators.low_precision.quantized_weight import BITS, SLICE, block, slices
+from weft.operators.low_precision.quantized_weight import BITS, SLICE, QuantizedWeight, block, slices
 from weft.operators.partial_sums import SplitPlan, in_parts, parts_of
 
 # M rows of x, N rows of w, K columns of both
@@ -158,12 +158,10 @@ def candidates(sm: int, dtype: torch.dtype, format: str, group: int, m: int, n: 
 configuration = Configurations(__file__, "weight_only_matmul", heuristic, candidates)
 
 
-def plan(
-    x: Tensor, words: Tensor, scale: Tensor, zero: Tensor, bias: Tensor,
-    has_zero: bool, has_bias: bool, format: str, group: int,
-) -> Plan | SplitPlan:  # fmt: skip
+def plan(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Plan | SplitPlan:
     """Of ``(x, words, scale, zero, bias, y)`` into a new row-major y [M, N] of x's dtype; any tensor is passed for zero points
     or a bias that are not there."""
+    words, scale, zero, format, group, _ = weight
     (m, k), n = x.shape, words.shape[0]
     config = configuration(x.device, x.dtype, format, group, min(bucket(m), 64), bucket(n), bucket(k))
     tokens, block_n = config["TOKENS"], config["BLOCK_N"]
@@ -172,12 +170,13 @@ def plan(
     steps = triton.cdiv(k, block(format)) * (SLICE // (length * chunks))
     split = parts_of(config["SPLIT"], steps)
     of_scales = scale.stride() if group else (scale.stride(0), 0)
-    strides = [x.stride(0) // vec, x.stride(1), *of_scales, *(zero.stride() if has_zero else (0, 0))]
+    strides = [x.stride(0) // vec, x.stride(1), *of_scales, *((0, 0) if zero is None else zero.stride())]
     codes = {"BITS": BITS[format], "FP8": format == "fp8", "ZERO": 128.0 if format == "int8" else 8.0}
-    scales = {"UNIT": 1 / unit_of(x.dtype, format), "GROUPED": bool(group), "HAS_ZERO": has_zero, "HAS_BIAS": has_bias}
+    there = {"GROUPED": bool(group), "HAS_ZERO": zero is not None, "HAS_BIAS": bias is not None}
     columns = {"LENGTH": length, "SLICES": slices(format), "CHUNKS": chunks, "EVEN_K": k % block(format) == 0}
-    constants = {**codes, **scales, **columns, **constants_of(config), "SPLIT": split, "VEC": vec}
-    scalars = (m, n, k // vec, steps, *strides, bias.stride(0))
+    tile = {**constants_of(config), "SPLIT": split, "VEC": vec}
+    constants = {**codes, **there, **columns, **tile, "UNIT": 1 / unit_of(x.dtype, format)}
+    scalars = (m, n, k // vec, steps, *strides, 0 if bias is None else bias.stride(0))
     grid = (triton.cdiv(n, block_n), split, triton.cdiv(m, tokens))
     launch = Plan(weight_only_tiled, grid, scalars, constants, config["num_warps"], config["num_stages"])
     return in_parts(launch, split, m * n)

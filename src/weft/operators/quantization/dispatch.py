@@ -359,18 +359,14 @@ class TwoPasses:
 # ---- launches of dequantize ------------------------------------------------------------------------------------------
 
 
-class Dequantize(NamedTuple):
-    """A launch, and the shape of its result."""
-
-    plan: Any
-    shape: tuple[int, ...]
+Dequantize = tuple[Any, tuple[int, ...]]  # a launch, and the shape of its result
 
 
 def inverse_plan(c: DequantizeCall) -> Dequantize:
     over, (_, _, v_row, v_col) = c.lines, c.rows
     config = inverse_configuration(c.x.device, c.dtype, min(bucket(over.length, 16), LONGEST_TILE))
     steps = (*over.steps(v_row, v_col, c.scheme.of.per_byte), v_col, *over.steps(c.n))
-    return Dequantize(tiled_plan(kernels.dequantize_lines, c, config, steps), c.shape)
+    return tiled_plan(kernels.dequantize_lines, c, config, steps), c.shape
 
 
 THREADS = 256
@@ -413,7 +409,7 @@ def vectors_plan(c: DequantizeCall) -> Dequantize:
     if scheme.granularity == "column":
         kernel = f"dequantize_columns<{out}, {name}, {THREADS}, {each}>"
         threads, scalars = -(-m // each) * per_row, _scalars(m, per_row, quotient(per_row), v_row)
-        return Dequantize(CudaPlan(VECTORS, kernel, (-(-threads // THREADS), 1), THREADS, scalars), c.shape)
+        return CudaPlan(VECTORS, kernel, (-(-threads // THREADS), 1), THREADS, scalars), c.shape
     by, of_row, of_group, matrix, s_row = "GROUPS", per_row, per_row, 1, 0
     dense = v_row == per_row * in_bytes or m == 1
     if scheme.granularity == "block":
@@ -430,7 +426,7 @@ def vectors_plan(c: DequantizeCall) -> Dequantize:
     kernel = f"dequantize_vectors<{out}, {name}, {by}, {THREADS}, {each}>"
     vectors, quotients = m * per_row, (quotient(of_row), quotient(of_group))
     scalars = _scalars(vectors, per_row, *quotients, matrix, quotient(matrix), s_row, v_row)
-    return Dequantize(CudaPlan(VECTORS, kernel, (-(-vectors // (THREADS * each)), 1), THREADS, scalars), c.shape)
+    return CudaPlan(VECTORS, kernel, (-(-vectors // (THREADS * each)), 1), THREADS, scalars), c.shape
 
 
 def _scalars(*numbers: int) -> tuple[ctypes.c_longlong, ...]:
