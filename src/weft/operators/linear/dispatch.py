@@ -72,11 +72,9 @@ class LinearCall(Call):
 
     @property
     def epilogue(self) -> tuple[tuple[int, ...], dict[str, Any]]:
-        """The scalars and constants of the Triton kernels' epilogue."""
+        """The scalars and constants that the Triton kernel's epilogue has of its own."""
         added = (0, 0) if self.residual is None else flat(self.residual).stride()
-        known = {"BIAS": self.bias is not None, "RESIDUAL": self.residual is not None, "KEEP": self.keep}
-        of_activation = {"F": self.activation.forward, "GATED": self.activation.gated}
-        return (0 if self.bias is None else self.bias.stride(0), *added), {**of_activation, **known}
+        return added, {"RESIDUAL": self.residual is not None, "KEEP": self.keep}
 
 
 class QuantizedCall(LinearCall):
@@ -99,10 +97,9 @@ class QuantizedCall(LinearCall):
 
     @property
     def epilogue(self) -> tuple[tuple[int, ...], dict[str, Any]]:
-        format, of_activation = format_of(self.dtype), {"F": self.activation.forward, "GATED": self.activation.gated}
+        format = format_of(self.dtype)
         hardware = FORMATS[format].mantissa > 0 and self.sm >= 89 and not INTERPRETING
-        known = {"FORMAT": format, "HARDWARE": hardware, "BIAS": self.bias is not None}
-        return (0 if self.bias is None else self.bias.stride(0),), {**of_activation, **known}
+        return (), {"FORMAT": format, "HARDWARE": hardware}
 
 
 def arguments(
@@ -223,14 +220,8 @@ def copy_unsupported(c: LinearCall) -> str:
     return COPY if c.needs_copy else ""
 
 
-def tiled_launch(c: LinearCall) -> Plan:
-    precision = c.precision or default_precision()
-    return kernels.tiled_plan(kernels.linear_tiled, c.matrix, c.weight, *c.epilogue, precision)
-
-
 def quantized_tiled_launch(c: QuantizedCall) -> Any:
-    precision = c.precision or default_precision()
-    plan = kernels.tiled_plan(kernels.linear_quantized_tiled, c.matrix, c.weight, *c.epilogue, precision)
+    plan = kernels.tiled_plan(kernels.linear_quantized_tiled, c)
 
     def run(*tensors: Tensor) -> None:
         *operands, amax = tensors
@@ -255,7 +246,8 @@ FORWARD = Dispatch(
     Route("torch", lambda c: c.m <= FEW, "few rows: the weight's bytes are the limit, see skinny_matmul"),
     Route("cuda", lambda c: True, "TMA and wgmma, with the epilogue in registers",
           HopperLaunch, hopper_unsupported, sm=90),
-    Route("triton", lambda c: c.k <= LONGEST_K, SHORT, tiled_launch, copy_unsupported),
+    Route("triton", lambda c: c.k <= LONGEST_K, SHORT,
+          lambda c: kernels.tiled_plan(kernels.linear_tiled, c), copy_unsupported),
     LONG,
 )  # fmt: skip
 QUANTIZED = Dispatch(

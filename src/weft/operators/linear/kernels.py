@@ -12,10 +12,10 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from weft.operators.configs import Config, Configurations, bucket, constants_of
 from weft.operators.launch import INTERPRETING, Plan
+from weft.operators.matmul.dispatch import default_precision
 from weft.operators.matmul.kernels import large_tiles, layout_of, round_to_tf32, tile, tile_of
 from weft.operators.quantization.kernels import encode
 
@@ -151,16 +151,16 @@ def candidates(sm: int, dtype: torch.dtype, layout: str, precision: str, m: int,
 configuration = Configurations(__file__, "linear", heuristic, candidates)
 
 
-def tiled_plan(
-    kernel: Any, x: Tensor, weight: Tensor, others: tuple[int, ...], constants: dict[str, Any], precision: str
-) -> Plan:
-    """The launch of ``linear_tiled`` or ``linear_quantized_tiled``: ``others`` are the scalars after the strides of x and
-    weight, ``constants`` what its epilogue has."""
-    (m, k), rows, halves = x.shape, weight.shape[0], 2 if constants["GATED"] else 1
+def tiled_plan(kernel: Any, c: Any) -> Plan:
+    """The launch of ``linear_tiled`` or ``linear_quantized_tiled`` for a call."""
+    x, weight, act, precision = c.matrix, c.weight, c.activation, c.precision or default_precision()
+    (m, k), rows, halves = x.shape, weight.shape[0], 2 if act.gated else 1
     layout = layout_of(x, weight.t())
     config = configuration(x.device, x.dtype, layout, precision, bucket(m), bucket(rows), bucket(k))
     n, blocks = rows // halves, {**constants_of(config), "BLOCK_N": config["BLOCK_N"] // halves}
+    others, own = c.epilogue
+    epilogue = {"F": act.forward, "GATED": act.gated, "BIAS": c.bias is not None, **own}
     known = {"EVEN_K": k % blocks["BLOCK_K"] == 0, "FILLED": k > 0, "PRECISION": precision}
     grid = (triton.cdiv(m, blocks["BLOCK_M"]) * triton.cdiv(n, blocks["BLOCK_N"]),)
-    scalars = (m, n, k, *x.stride(), *weight.stride(), *others)
-    return Plan(kernel, grid, scalars, {**constants, **known, **blocks}, config["num_warps"], config["num_stages"])
+    scalars = (m, n, k, *x.stride(), *weight.stride(), 0 if c.bias is None else c.bias.stride(0), *others)
+    return Plan(kernel, grid, scalars, {**epilogue, **known, **blocks}, config["num_warps"], config["num_stages"])
