@@ -41,7 +41,7 @@ class EmbeddingCall(Call):
         if padding_idx is not None and not -v <= padding_idx < v:
             raise ValueError(f"embedding: argument 'padding_idx' is {padding_idx}; expected {-v} … {v - 1}")
         self.x = table
-        self.n, (self.v, self.d) = ids.numel(), table.shape
+        self.n, (self.v, self.d), self.vector = ids.numel(), table.shape, flat(ids)
 
     @property
     def empty(self) -> bool:
@@ -50,10 +50,6 @@ class EmbeddingCall(Call):
     @property
     def traced(self) -> bool:
         return traced(self.ids, self.table)
-
-    @property
-    def vector(self) -> Tensor | None:
-        return flat(self.ids)
 
     @property
     def sliced(self) -> bool:
@@ -84,15 +80,10 @@ FORWARD = Dispatch(
     TRACED,
     EMPTY,
     Route("torch", lambda c: c.vector is None, ONE_STRIDE),
-    Route(
-        "triton",
-        lambda c: c.sliced,
-        "programs that run together read a slice of the table, which stays in L2",
-        kernels.launch_slices,
-        copy_needed,
-    ),
+    Route("triton", lambda c: c.sliced, "programs that run together read a slice of the table, which stays in L2",
+          kernels.launch_slices, copy_needed),
     Route("triton", lambda c: True, "a program gathers whole rows", kernels.launch_rows, copy_needed),
-)
+)  # fmt: skip
 
 BACKWARD = Dispatch(
     EmbeddingGradient,

@@ -6,6 +6,7 @@ for each, and writes the whole table's gradient. No arithmetic but the gradient'
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -14,18 +15,8 @@ from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, torch_dtype, workload
 from weft.operators import mutants, peers
-from weft.operators.call import (
-    Choice,
-    KernelFunction,
-    check_flag,
-    check_values,
-    differentiable,
-    eager,
-    guarded,
-    reference_gradients,
-    rows_of,
-    views,
-)
+from weft.operators.call import Choice, KernelFunction, check_flag, check_values, differentiable, eager, guarded
+from weft.operators.call import reference_gradients as gradients_of_reference
 from weft.operators.embedding.dispatch import BACKWARD, FORWARD, flat
 from weft.operators.random_inputs import LAYOUTS, random_tensor
 
@@ -48,8 +39,6 @@ def reference(ids: Tensor, table: Tensor, padding_idx: int | None = None) -> Ten
     return looked_up(ids, wide, padding_idx).to(table.dtype)
 
 
-# ---- call ------------------------------------------------------------------------------------------------------------
-
 TRITON = FORWARD.kernel("triton")
 
 
@@ -67,18 +56,11 @@ class Embedding(KernelFunction):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         ids, table = ctx.saved_tensors
         if torch.is_grad_enabled():
-
-            def look_up(t: Tensor) -> Tensor:
-                return reference(ids, t, ctx.padding_idx)
-
-            return None, *reference_gradients(look_up, (table,), (True,), (dy,)), None
+            look_up = functools.partial(reference, ids, padding_idx=ctx.padding_idx)
+            return None, *gradients_of_reference(look_up, (table,), (True,), (dy,)), None
         if not dy.numel():
             return None, torch.zeros_like(table), None
-        if rows_of(dy) is None:
-            dy = torch.empty(dy.shape, dtype=dy.dtype, device=dy.device).copy_(dy)  # of any strides out of autograd
-        ((n, d, *strides),) = views(dy)
-        dy = dy.as_strided((n, d), strides)
-        vector = flat(ids)
+        dy, vector = dy.reshape(ids.numel(), table.shape[1]), flat(ids)  # a copy only where rows have no one stride
         assert vector is not None  # forward launched with it
         dtable = torch.empty_like(table)
         padding = -1 if ctx.padding_idx is None else ctx.padding_idx % table.shape[0]
@@ -86,12 +68,8 @@ class Embedding(KernelFunction):
         return None, dtable, None
 
 
-# ---- implementations -------------------------------------------------------------------------------------------------
-
-
 def embedding_triton(ids: Tensor, table: Tensor, padding_idx: int | None = None) -> Tensor:
-    out: Tensor = differentiable(Embedding, ids, table, padding_idx)
-    return out
+    return differentiable(Embedding, ids, table, padding_idx)
 
 
 def liger(ids: Tensor, table: Tensor, padding_idx: int | None = None) -> Tensor:
@@ -99,8 +77,7 @@ def liger(ids: Tensor, table: Tensor, padding_idx: int | None = None) -> Tensor:
 
     if padding_idx is not None:
         raise Declined("Liger's embedding has no padding index")
-    out: Tensor = LigerEmbeddingFunction.apply(table, ids)
-    return out
+    return LigerEmbeddingFunction.apply(table, ids)
 
 
 # ---- definition ------------------------------------------------------------------------------------------------------
@@ -168,6 +145,8 @@ def _last_once(dy: Tensor, ids: Tensor, table: Tensor, padding_idx: int | None =
     return (out,)
 
 
+TUNED = (64, 256, 1024, 4096, 8192)  # columns
+
 embedding = Operator(
     name="embedding",
     axes={"N": "ids", "V": "rows of the table", "D": "columns of the table"},
@@ -191,11 +170,9 @@ embedding = Operator(
             workload(N=0, V=7, D=5),
             workload(N=9, V=7, D=0),
             *(workload(N=20, V=9, D=33, layout=at) for at in ("unaligned", "sliced", "strided", "transposed")),
-            workload(N=24, V=9, D=16, rows=4),
-            workload(N=24, V=9, D=16, rows=4, ids_layout="transposed"),
+            *(workload(N=24, V=9, D=16, rows=4, **other) for other in ({}, {"ids_layout": "transposed"})),
             workload(N=24, V=9, D=16, ids="int32"),
-            workload(N=60, V=5, D=8, padding=2),
-            workload(N=60, V=5, D=8, padding=-1),
+            *(workload(N=60, V=5, D=8, padding=padding) for padding in (2, -1)),
             workload(N=300, V=20, D=16, tokens="half"),
             workload(N=700, V=3, D=8, tokens="one"),
             workload(N=256, V=2, D=5),
@@ -213,9 +190,7 @@ embedding = Operator(
             workload(N=64, V=100, D=1024, ids="int32"),
             workload(N=640, V=100, D=4096),
         ],
-        "tune": [
-            workload(t, N=2**28 // d, V=32000, D=d) for t in ("fp32", "bf16") for d in (64, 256, 1024, 4096, 8192)
-        ],
+        "tune": [workload(t, N=2**28 // d, V=32000, D=d) for t in ("fp32", "bf16") for d in TUNED],
         "model": [workload("bf16", N=8192, V=128256, D=4096)],
     },
     mutants=[
@@ -223,9 +198,7 @@ embedding = Operator(
         Mutant("id moved", lambda ids, table, padding_idx=None: reference((ids + 1) % table.shape[0], table)),
         *mutants.usual(_gradient, "backward"),
         Mutant("repeated ids overwrite", _last_once, "backward"),
-        Mutant(
-            "padding gets a gradient", lambda dy, ids, table, padding_idx=None: _gradient(dy, ids, table), "backward"
-        ),
+        Mutant("padding gets a gradient", mutants.changed(_gradient, padding_idx=lambda padding: None), "backward"),
     ],
 )
 
@@ -233,8 +206,6 @@ embedding.implementation("triton", arch=">=sm_80")(embedding_triton)
 embedding.implementation("torch")(torch_embedding)
 embedding.implementation("torch.compile", devices=("cuda",))(peers.Compiled(torch_embedding))
 embedding.implementation("liger", requires="liger-kernel", devices=("cuda",))(liger)
-
-# ---- what users call -------------------------------------------------------------------------------------------------
 
 
 @embedding.choice
@@ -274,17 +245,13 @@ def embedding_function(
 
     The gradient is sorted and summed in fp32 in a fixed order: the same bits every time. It is dense.
     """
-    if (
-        check_ids is False
-        and eager(ids, table, autocast=True)
-        and (ready := FORWARD.of((ids, table), padding_idx)) is not None
-    ):
+    ready = FORWARD.of((ids, table), padding_idx) if check_ids is False and eager(ids, table, autocast=True) else None
+    if ready is not None:
         out = table.new_empty((*ids.shape, table.shape[1]))
         ready(ids, table, out)
         return out
     if choose(ids, table, padding_idx, check_ids=check_ids).implementation == "torch":
+        # a table on a CPU is widened for its gradient
         summed = not table.is_cuda and table.requires_grad and torch.is_grad_enabled()
-        return (reference if summed else looked_up)(
-            ids, table, padding_idx
-        )  # a table on a CPU is widened for its gradient
+        return (reference if summed else looked_up)(ids, table, padding_idx)
     return embedding_triton(ids, table, padding_idx)

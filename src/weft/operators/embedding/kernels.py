@@ -44,25 +44,15 @@ def gather(
     x = tl.load(at, mask=inside, eviction_policy="evict_last")
     x = tl.where(known[:, None], x, float("nan"))
     LEAVES: tl.constexpr = "evict_first" if SLICED else ""
-    tl.store(
-        out_ptr + n[:, None] * D + col[None, :], x.to(out_ptr.dtype.element_ty), mask=inside, eviction_policy=LEAVES
-    )
+    x = x.to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + n[:, None] * D + col[None, :], x, mask=inside, eviction_policy=LEAVES)
 
 
 @triton.jit
 def sum_chunks(
-    ids_ptr,
-    order_ptr,
-    dy_ptr,
-    sums_ptr,
-    N,
-    D,
-    dy_row,
-    dy_col,
-    CHUNK: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    ids_ptr, order_ptr, dy_ptr, sums_ptr, N, D, dy_row, dy_col,
+    CHUNK: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """sums[c, :] = the sum of the chunk's rows of dy, where all its ids are the same; else nothing."""
     chunk = tl.program_id(0).to(tl.int64)
     first = tl.load(ids_ptr + chunk * CHUNK)
@@ -111,16 +101,10 @@ def sum_runs(
 # ---- launches --------------------------------------------------------------------------------------------------------
 
 
-def heuristic(sm: int, dtype: torch.dtype, d: int) -> Config:
-    """A tile of 4096 elements, 32 a thread, so that several rows are in flight."""
+def tile_of(d: int, elements: int) -> Config:
+    """A tile of so many elements."""
     block = min(d, 1024)
-    return {"ROWS": max(1, min(4096 // block, 32)), "BLOCK": block, "num_warps": 4}
-
-
-def gradient_heuristic(sm: int, dtype: torch.dtype, d: int) -> Config:
-    """8 elements a thread: sums are kept in fp32, and four rows are in flight to each."""
-    block = min(d, 1024)
-    return {"ROWS": max(1, min(1024 // block, 32)), "BLOCK": block, "num_warps": 4}
+    return {"ROWS": max(1, min(elements // block, 32)), "BLOCK": block, "num_warps": 4}
 
 
 def tiles(d: int, most: int) -> list[Config]:
@@ -130,16 +114,12 @@ def tiles(d: int, most: int) -> list[Config]:
     return [c for c in every if 4 <= c["ROWS"] * c["BLOCK"] // (32 * c["num_warps"]) <= most]
 
 
-def candidates(sm: int, dtype: torch.dtype, d: int) -> Any:
-    return tiles(d, 64)
-
-
-def gradient_candidates(sm: int, dtype: torch.dtype, d: int) -> Any:
-    return tiles(d, 16)
-
-
-gather_configuration = Configurations(__file__, "gather", heuristic, candidates)
-gradient_configuration = Configurations(__file__, "gradient", gradient_heuristic, gradient_candidates)
+gather_configuration = Configurations(  # 32 elements a thread, so that several rows are in flight
+    __file__, "gather", lambda sm, dtype, d: tile_of(d, 4096), lambda sm, dtype, d: tiles(d, 64)
+)
+gradient_configuration = Configurations(  # 8 a thread: sums are kept in fp32, and four rows are in flight to each
+    __file__, "gradient", lambda sm, dtype, d: tile_of(d, 1024), lambda sm, dtype, d: tiles(d, 16)
+)
 
 
 def _tile(config: Config, d: int) -> dict[str, int]:
