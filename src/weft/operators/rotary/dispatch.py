@@ -21,9 +21,9 @@ class RotationCall(Call):
     k: Tensor
     cos: Tensor
     sin: Tensor
-    interleaved: bool
-    conjugate: bool
-    inplace: bool
+    interleaved: bool = False
+    inplace: bool = False
+    conjugate: bool = False
 
     def __post_init__(self) -> None:
         check(self.q, self.k, self.cos, self.sin, self.interleaved, self.inplace)
@@ -82,9 +82,8 @@ FORWARD = Dispatch(
     ON_CPU,
     TRACED,
     EMPTY,
-    Route(
-        "torch", lambda c: c.tables_need_gradients, "cos or sin needs a gradient, for which there is no kernel of ours"
-    ),
+    Route("torch", lambda c: c.tables_need_gradients,
+          "cos or sin needs a gradient, for which there is no kernel of ours"),
     TRITON,
-)
+)  # fmt: skip
 BACKWARD = Dispatch(RotationCall, TRITON)

@@ -186,11 +186,6 @@ def table_strides(table: Tensor) -> tuple[int, int, int]:
 RUN, CHUNK = 2048, 64 if INTERPRETING else 2048
 
 
-def tokens_nearer(q: Tensor) -> bool:
-    """Whether a head's tokens lie closer together than a token's heads: [B, H, S, D] in memory."""
-    return q.shape[2] > 1 and q.stride(1) < q.stride(2)
-
-
 def launch(c: Any) -> Plan:
     """Of a ``RotationCall`` (dispatch.py): ``(q, k, cos, sin, q result, k result)``, the results as ``torch.empty_like`` makes
     them, or q and k."""
@@ -201,7 +196,7 @@ def launch(c: Any) -> Plan:
     row = bucket(half) * (2 if interleaved else 1)  # elements of one load
     warp = 32 * 16 // q.element_size()  # elements that a warp takes at once
     num_warps, tokens = config["num_warps"], 1
-    if tokens_nearer(q):
+    if h > 1 and q.stride(1) < q.stride(2):  # a head's tokens lie closer than a token's heads: [B, H, S, D] in memory
         num_warps = max(num_warps // 2, 1)  # fewer threads, each with more bytes in flight
         tokens = max(min(RUN // bucket(d * q.element_size()), bucket(s), num_warps * warp // row), 1)
     heads = max(min(config["HEADS"], max(h, g)) // tokens, 1)
@@ -213,24 +208,16 @@ def launch(c: Any) -> Plan:
     rows = max(num_warps * warp // row, 1)
     rest = 0 if inplace else d - 2 * half
     rest_rows = max(num_warps * warp // bucket(rest), 1)
-    constants = {
-        "HALF": half,
-        "COLS": bucket(half),
-        "TOKENS": tokens,
-        "CHUNK": max(CHUNK // tokens, 1),
-        "ROWS": rows,
-        "Q_HEADS": q_heads,
-        "Q_PASSES": bucket(triton.cdiv(q_heads * tokens, rows)),
-        "K_HEADS": k_heads,
-        "K_PASSES": bucket(triton.cdiv(k_heads * tokens, rows)),
-        "REST": rest,
-        "REST_COLS": bucket(rest),
-        "REST_ROWS": rest_rows,
-        "Q_REST_PASSES": bucket(triton.cdiv(q_heads * tokens, rest_rows)),
-        "K_REST_PASSES": bucket(triton.cdiv(k_heads * tokens, rest_rows)),
-        "INTERLEAVED": interleaved,
-        "CONJUGATE": c.conjugate,
-    }
+
+    def passes(heads: int, rows: int) -> int:
+        return bucket(triton.cdiv(heads * tokens, rows))
+
+    sizes = {"HALF": half, "COLS": bucket(half), "TOKENS": tokens, "CHUNK": max(CHUNK // tokens, 1), "ROWS": rows}
+    sizes |= {"Q_HEADS": q_heads, "Q_PASSES": passes(q_heads, rows)}
+    sizes |= {"K_HEADS": k_heads, "K_PASSES": passes(k_heads, rows)}
+    sizes |= {"REST": rest, "REST_COLS": bucket(rest), "REST_ROWS": rest_rows}
+    sizes |= {"Q_REST_PASSES": passes(q_heads, rest_rows), "K_REST_PASSES": passes(k_heads, rest_rows)}
+    constants = {**sizes, "INTERLEAVED": interleaved, "CONJUGATE": c.conjugate}
     strides = [*q.stride(), *k.stride(), *table_strides(c.cos), *table_strides(c.sin)]
     for result in results:
         strides += result.stride()

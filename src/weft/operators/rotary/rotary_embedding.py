@@ -35,9 +35,6 @@ def reference(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool 
     return _rotated(q, cos, sin, interleaved), _rotated(k, cos, sin, interleaved)
 
 
-# ---- call ------------------------------------------------------------------------------------------------------------
-
-
 TRITON = FORWARD.kernel("triton")
 
 
@@ -45,9 +42,8 @@ class Rotation(KernelFunction):
     """Linear in q and k; its gradient is itself with the angles negated."""
 
     @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, conjugate: bool, inplace: bool
-    ) -> Pair:
+    def forward(ctx: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, *flags: bool) -> Pair:
+        inplace, conjugate = (*flags, False, False)[:2]
         if inplace:
             ctx.mark_dirty(q, k)
         ctx.save_for_backward(cos, sin)
@@ -55,29 +51,21 @@ class Rotation(KernelFunction):
         results = (q, k) if inplace else (torch.empty_like(q), torch.empty_like(k))
         if q.numel() or k.numel():
             plans = BACKWARD if conjugate else TRITON
-            plans.of((q, k, cos, sin), interleaved, conjugate, inplace)(q, k, cos, sin, *results)
+            plans.of((q, k, cos, sin), interleaved, inplace, conjugate)(q, k, cos, sin, *results)
         return results
 
     @staticmethod
     def backward(ctx: Any, dq: Tensor, dk: Tensor) -> tuple[Tensor | None, ...]:
         cos, sin = ctx.saved_tensors
-        gradients = differentiable(Rotation, dq, dk, cos, sin, ctx.interleaved, not ctx.conjugate, False)
+        gradients = differentiable(Rotation, dq, dk, cos, sin, ctx.interleaved, False, not ctx.conjugate)
         return (*gradients, *(None,) * 5)
 
 
 def rotary_embedding_triton(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Pair:
-    pair: Pair = differentiable(Rotation, q, k, cos.detach(), sin.detach(), interleaved, False, False)
-    return pair
+    return differentiable(Rotation, q, k, cos.detach(), sin.detach(), interleaved)
 
 
 # ---- peers -----------------------------------------------------------------------------------------------------------
-
-
-def _rotate_half(x: Tensor, interleaved: bool) -> Tensor:
-    if interleaved:
-        return torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
-    a, b = x.chunk(2, -1)
-    return torch.cat((-b, a), -1)
 
 
 def torch_rotary_embedding(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Pair:
@@ -88,7 +76,9 @@ def torch_rotary_embedding(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, inter
 
     def rotate(x: Tensor) -> Tensor:
         part = x[..., :rotated]
-        part = (part * cos + _rotate_half(part, interleaved) * sin).to(x.dtype)
+        a, b = (part[..., ::2], part[..., 1::2]) if interleaved else part.chunk(2, -1)
+        half = torch.stack((-b, a), -1).flatten(-2) if interleaved else torch.cat((-b, a), -1)
+        part = (part * cos + half * sin).to(x.dtype)
         return part if rotated == x.shape[-1] else torch.cat((part, x[..., rotated:]), -1)
 
     return rotate(q), rotate(k)
@@ -159,16 +149,6 @@ def gradient(dq: Tensor, dk: Tensor, q: Tensor, k: Tensor, cos: Tensor, sin: Ten
     return reference(dq, dk, cos, -sin, interleaved)
 
 
-def _wrong(change: Any) -> Any:
-    """The reference on changed tables."""
-
-    def mutant(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Pair:
-        cos, sin = change(cos, sin)
-        return reference(q, k, cos, sin, interleaved)
-
-    return mutant
-
-
 def _rest_left_out(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Pair:
     pair = reference(q, k, cos, sin, interleaved)
     for y in pair:
@@ -176,11 +156,12 @@ def _rest_left_out(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: 
     return pair
 
 
-def _first_batch(cos: Tensor, sin: Tensor) -> Pair:
-    return (cos, sin) if cos.ndim == 2 else (cos[:1].expand(cos.shape), sin[:1].expand(sin.shape))
+def _first_batch(table: Tensor) -> Tensor:
+    return table if table.ndim == 2 else table[:1].expand(table.shape)
 
 
 MODEL = {"B": 8, "S": 8192, "H": 32, "D": 128, "kv_heads": 8}
+SHORT = {"B": 1, "S": 64, "H": 32, "D": 128, "kv_heads": 8}
 FEW = {"B": 2, "S": 3, "H": 4, "D": 16, "kv_heads": 2}
 
 rotary_embedding = Operator(
@@ -219,35 +200,23 @@ rotary_embedding = Operator(
             *(workload(**FEW, layout=layout) for layout in VIEWS[1:]),
             *(workload(**FEW, layout=layout, interleaved=True, rotary=8) for layout in VIEWS[1:4]),
             # tokens nearer than heads: several to a program, the last of them short
-            *(
-                workload(B=2, S=s, H=4, D=16, kv_heads=g, layout="transposed", **other)
-                for s, g, other in (
-                    (19, 2, {}),
-                    (33, 3, {"rotary": 6}),
-                    (40, 9, {"interleaved": True, "rotary": 8, "batched": True}),
-                )
-            ),
+            workload(B=2, S=19, H=4, D=16, kv_heads=2, layout="transposed"),
+            workload(B=2, S=33, H=4, D=16, kv_heads=3, layout="transposed", rotary=6),
+            workload(B=2, S=40, H=4, D=16, kv_heads=9, layout="transposed", interleaved=True, rotary=8, batched=True),
             workload(B=1, S=70, H=3, D=40, kv_heads=1, layout="transposed", rotary=20, table="fp32"),
-            workload(B=0, S=3, H=4, D=16, kv_heads=2),
-            workload(B=2, S=0, H=4, D=16, kv_heads=2),
-            workload(B=2, S=3, H=4, D=16, kv_heads=0),
+            *(workload(**{**FEW, axis: 0}) for axis in ("B", "S", "kv_heads")),
             *(workload(B=2, S=9, H=4, D=32, kv_heads=2, values=values) for values in ("large", "tiny", "nonfinite")),
         ],
         "bench": [
-            workload(**MODEL),
-            workload(**MODEL, interleaved=True),
-            workload(**MODEL, rotary=32),
-            workload(**MODEL, layout="transposed"),
-            workload(**MODEL, layout="packed"),
+            *(workload(**MODEL, **other) for other in ({}, {"interleaved": True}, {"rotary": 32})),
+            *(workload(**MODEL, layout=layout) for layout in ("transposed", "packed")),
         ],
         "quick": [workload(B=1, S=1024, H=32, D=128, kv_heads=8)],
         "compile": [
-            workload(B=1, S=64, H=32, D=128, kv_heads=8),
-            workload(B=1, S=64, H=32, D=128, kv_heads=8, table="fp32", interleaved=True),
+            *(workload(**SHORT, **other) for other in ({}, {"table": "fp32", "interleaved": True})),
             workload(B=1, S=64, H=12, D=80, kv_heads=12, rotary=32),
             workload(B=1, S=64, H=8, D=256, kv_heads=1, layout="packed"),
-            workload(B=1, S=64, H=32, D=128, kv_heads=8, layout="transposed"),
-            workload(B=1, S=64, H=32, D=128, kv_heads=8, layout="transposed", rotary=32),
+            *(workload(**SHORT, layout="transposed", **other) for other in ({}, {"rotary": 32})),
         ],
         "tune": [
             workload(dtype, B=2**26 // (4096 * 40 * d), S=4096, H=32, D=d, kv_heads=8, interleaved=pairs)
@@ -260,20 +229,18 @@ rotary_embedding = Operator(
     },
     mutants=[
         *mutants.usual(reference),
-        Mutant("angle negated", _wrong(lambda cos, sin: (cos, -sin))),
-        Mutant("cosine and sine exchanged", _wrong(lambda cos, sin: (sin, cos))),
-        Mutant("next token's angle", _wrong(lambda cos, sin: (cos.roll(1, -2), sin.roll(1, -2)))),
-        Mutant("first batch's angles", _wrong(_first_batch)),
+        Mutant("angle negated", mutants.changed(reference, sin=torch.neg)),
+        Mutant("cosine and sine exchanged", lambda q, k, cos, sin, **n: reference(q, k, sin, cos, **n)),
+        Mutant(
+            "next token's angle", mutants.changed(reference, **dict.fromkeys(("cos", "sin"), lambda t: t.roll(1, -2)))
+        ),
+        Mutant("first batch's angles", mutants.changed(reference, cos=_first_batch, sin=_first_batch)),
         Mutant("rest left out", _rest_left_out),
         Mutant("k passed on", lambda q, k, *a, **n: (reference(q, k, *a, **n)[0], k.clone())),
-        Mutant(
-            "pairs for halves", lambda q, k, cos, sin, interleaved=False: reference(q, k, cos, sin, not interleaved)
-        ),
+        Mutant("pairs for halves", mutants.changed(reference, interleaved=lambda interleaved: not interleaved)),
         *mutants.usual(gradient, "backward"),
         Mutant("angle not negated", lambda dq, dk, q, k, *a, **n: reference(dq, dk, *a, **n), "backward"),
-        Mutant(
-            "sine left out", lambda dq, dk, q, k, cos, sin, **n: gradient(dq, dk, q, k, cos, sin * 0, **n), "backward"
-        ),
+        Mutant("sine left out", mutants.changed(gradient, sin=torch.zeros_like), "backward"),
         Mutant("k's passed on", lambda dq, dk, *a, **n: (gradient(dq, dk, *a, **n)[0], dk.clone()), "backward"),
     ],
 )
@@ -285,33 +252,14 @@ rotary_embedding.implementation("quack", requires="quack-kernels", devices=("cud
 # last: it writes over the arguments and gradients that all share
 rotary_embedding.implementation("liger", requires="liger-kernel", devices=("cuda",))(liger)
 
-# ---- what users call -------------------------------------------------------------------------------------------------
-
-
-def check_apart(q: Tensor, k: Tensor) -> None:
-    """What a plan does not know: whether q and k, both to be written over, lie apart."""
-    if sharing(q, k):
-        raise ValueError(
-            "rotary_embedding: inplace=True and arguments 'q' and 'k' that share memory; expected places of their own (as "
-            "disjoint views of one packed tensor have)"
-        )
-
 
 @rotary_embedding.choice
 @guarded
-def choose(
-    q: Tensor,
-    k: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    interleaved: bool = False,
-    inplace: bool = False,
-    direction: str = "forward",
-) -> Choice:
-    chosen = FORWARD.choose(q, k, cos, sin, interleaved, False, inplace)
+def choose(*call: Any, direction: str = "forward") -> Choice:
+    chosen = FORWARD.choose(*call)
     if direction == "forward" or chosen.implementation == "torch":
         return chosen
-    return BACKWARD.choose(q, k, cos, sin, interleaved, True, False)
+    return BACKWARD.choose(*call[:5])
 
 
 @rotary_embedding.function
@@ -343,18 +291,19 @@ def rotary_embedding_function(
     The gradient is the rotation by the negative angles; cos and sin get one only through PyTorch's operators.
     Source: Su et al. 2021 (arXiv 2104.09864).
     """
-    if inplace is True and isinstance(q, Tensor) and isinstance(k, Tensor) and not traced(q, k):
-        check_apart(q, k)
-    if eager(q, k, cos, sin, gradient=True, autocast=True):
-        tables_fixed = not (cos.requires_grad or sin.requires_grad)
-        if tables_fixed and FORWARD.of((q, k, cos, sin), interleaved, False, inplace) is not None:
-            pair: Pair = differentiable(Rotation, q, k, cos, sin, interleaved, False, inplace)
-            return pair
-    if choose(q, k, cos, sin, interleaved, inplace).implementation == "triton":
-        pair = differentiable(Rotation, q, k, cos, sin, interleaved, False, inplace)
-        return pair
-    if inplace and torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad):
-        pair = reference(q.clone(), k.clone(), cos, sin, interleaved)  # the tables' gradient needs them as they were
-    else:
-        pair = reference(q, k, cos, sin, interleaved)
-    return (q.copy_(pair[0]), k.copy_(pair[1])) if inplace else pair
+    tensors = isinstance(q, Tensor) and isinstance(k, Tensor)
+    if inplace is True and tensors and not traced(q, k) and sharing(q, k):  # which a plan does not know
+        raise ValueError(
+            "rotary_embedding: inplace=True and arguments 'q' and 'k' that share memory; expected places of their own (as "
+            "disjoint views of one packed tensor have)"
+        )
+    fixed = eager(q, k, cos, sin, gradient=True, autocast=True) and not (cos.requires_grad or sin.requires_grad)
+    ready = fixed and FORWARD.of((q, k, cos, sin), interleaved, inplace) is not None
+    if ready or choose(q, k, cos, sin, interleaved, inplace).implementation == "triton":
+        return differentiable(Rotation, q, k, cos, sin, interleaved, inplace)
+    if not inplace:
+        return reference(q, k, cos, sin, interleaved)
+    wanted = torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad)
+    kept = (q.clone(), k.clone()) if wanted else (q, k)  # the tables' gradient needs them as they were
+    rotated = reference(*kept, cos, sin, interleaved)
+    return q.copy_(rotated[0]), k.copy_(rotated[1])
