@@ -14,7 +14,7 @@ from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workloa
 from weft.operators import mutants, peers
 from weft.operators.call import Choice, KernelFunction, differentiable, eager, guarded, reference_gradients, traced
 from weft.operators.mixture_of_experts.dispatch import COMBINE, COMBINE_GRADIENT
-from weft.operators.mixture_of_experts.reference import check_range, random_places
+from weft.operators.mixture_of_experts.reference import TOKEN_AXES, check_range, random_places, token_workloads
 from weft.operators.random_inputs import random_tensor
 
 
@@ -31,9 +31,6 @@ def gathered(y: Tensor, position: Tensor) -> Tensor:
 def torch_combine(y: Tensor, position: Tensor, weights: Tensor) -> Tensor:
     """As a batched product, which writes no weighted rows."""
     return torch.bmm(weights.to(y.dtype)[:, None], gathered(y, position))[:, 0].to(y.dtype)
-
-
-# ---- autograd --------------------------------------------------------------------------------------------------------
 
 
 class Combine(KernelFunction):
@@ -61,8 +58,7 @@ class Combine(KernelFunction):
 
 
 def combine_tokens_triton(y: Tensor, position: Tensor, weights: Tensor) -> Tensor:
-    out: Tensor = differentiable(Combine, y, position, weights)
-    return out
+    return differentiable(Combine, y, position, weights)
 
 
 # ---- definition ------------------------------------------------------------------------------------------------------
@@ -103,19 +99,13 @@ def backward_scale(arguments: dict[str, Any], gradients: list[Tensor]) -> list[T
     return [dy.sqrt(), dots.sqrt()]
 
 
-def _last_slot_left_out(y: Tensor, position: Tensor, weights: Tensor) -> Tensor:
-    return reference(y, position[:, :-1], weights[:, :-1])
-
-
 def _unweighted_rows(dout: Tensor, y: Tensor, position: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     return _gradients(dout, y, position, torch.ones_like(weights))[0], _gradients(dout, y, position, weights)[1]
 
 
-TIMED = tuple(workload("bf16", T=t, K=k, D=d) for t, k, d in ((4096, 2, 4096), (16384, 8, 2048), (8192, 8, 4096)))
-
 combine_tokens = Operator(
     name="combine_tokens",
-    axes={"T": "tokens", "K": "experts of each token", "D": "columns"},
+    axes=TOKEN_AXES,
     inputs=inputs,
     reference=reference,
     cost=cost,
@@ -127,24 +117,14 @@ combine_tokens = Operator(
         "backward": Tolerance(scale=backward_scale, terms=lambda w: 32),
     },
     workloads={
-        "verify": [
-            *(workload(T=t, K=k, D=d) for t, k, d in ((1, 1, 1), (7, 2, 5), (9, 3, 100), (20, 4, 16))),
-            *(workload(T=t, K=k, D=d) for t, k, d in ((0, 2, 5), (5, 2, 0))),
-            workload(T=9, K=5, D=33, weights="same"),
-            *(workload(T=6, K=2, D=24, layout=at) for at in ("unaligned", "sliced", "strided", "transposed")),
-        ],
-        "full": [workload(T=300, K=8, D=5000), workload(T=2**14, K=2, D=1024)],
-        "huge": [workload("bf16", T=2**17 + 8, K=2, D=2**13 + 8)],
-        "bench": TIMED,
-        "quick": [workload(T=4096, K=4, D=2048)],
-        "host": [workload(T=64, K=2, D=128)],
+        **token_workloads(workload(T=9, K=5, D=33, weights="same")),
         "compile": [workload(T=4096, K=k, D=d) for k, d in ((2, 100), (8, 2048), (8, 5120))],
         "tune": [workload(t, T=2**14, K=8, D=d) for t in ("fp32", "bf16") for d in (1024, 2048, 4096, 8192)],
     },
     mutants=[
         *mutants.usual(reference),
-        Mutant("the last slot left out", _last_slot_left_out),
-        Mutant("weights of another slot", lambda y, position, weights: reference(y, position, weights.roll(1, 1))),
+        Mutant("the last slot left out", lambda y, position, weights: reference(y, position[:, :-1], weights[:, :-1])),
+        Mutant("weights of another slot", mutants.changed(reference, weights=lambda weights: weights.roll(1, 1))),
         *mutants.usual(_gradients, "backward"),
         Mutant("rows without their weight", _unweighted_rows, "backward"),
     ],
@@ -153,8 +133,6 @@ combine_tokens = Operator(
 combine_tokens.implementation("triton", arch=">=sm_80")(combine_tokens_triton)
 combine_tokens.implementation("torch")(torch_combine)
 combine_tokens.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
-
-# ---- what users call -------------------------------------------------------------------------------------------------
 
 
 @combine_tokens.choice

@@ -7,14 +7,15 @@ T tokens of D columns, E experts, k of them for each token, R = T·k rows.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+import itertools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from weft.operators.call import check_device, check_tensor, traced
-from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.configs import Config, Configurations, bucket
 from weft.operators.cuda import CudaPlan
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.elementwise import swiglu
@@ -53,12 +54,11 @@ class RouteCall(Call):
         return self.x.shape[0] == 0
 
 
-class RouteGradientCall(Call):
-    """``(logits, dweights, normalise, scoring)``. A plan is called with ``(logits, experts, dweights, dlogits)``, dlogits
-    contiguous."""
+class Arguments(Call):
+    """The arguments of a kernel's plan, of whose tensors the first says where the call runs."""
 
-    def __init__(self, logits: Tensor, dweights: Tensor, normalise: bool, scoring: str):
-        self.x, self.dweights, self.normalise, self.scoring = logits, dweights, normalise, scoring
+    def __init__(self, *arguments: Any):
+        self.x, self.arguments = arguments[0], arguments
 
 
 class PermuteCall(Call):
@@ -122,14 +122,6 @@ class CombineCall(Call):
         return traced(self.x, self.position, self.weights)
 
 
-class CombineGradientCall(Call):
-    """``(y, position, weights, dout, rows, dots)``: the gradients of rows and of weights that are wanted. A plan is called with
-    ``(y, position, weights, dout, dy, dweights)``, the last two contiguous; dout is passed for one that is not wanted."""
-
-    def __init__(self, y: Tensor, position: Tensor, weights: Tensor, dout: Tensor, rows: bool, dots: bool):
-        self.x, self.arguments = y, (y, position, weights, dout, rows, dots)
-
-
 class ProductCall(Call):
     """``(rows, w[, bias], r, gather, gated, keep)``: r rows (gathered, or those of ``rows``) in groups, times w [E, N, K]
     (2N with a gate); ``keep``: gate and up are results too. A plan is called with ``(rows, w, offsets, source, bias, y,
@@ -163,12 +155,13 @@ class WeightGradientCall(Call):
         return traced(self.a, self.b)
 
     @property
-    def gathered(self) -> list[Tensor]:
+    def gathered(self) -> tuple[Tensor, Tensor]:
         """a and b as the main loop reads them: gathered rows are written to contiguous memory first."""
-        return [
+        a, b = (
             torch.empty((self.r, t.shape[1]), dtype=t.dtype, device="meta") if gather else t
             for t, gather in zip((self.a, self.b), self.gather, strict=True)
-        ]
+        )
+        return a, b
 
 
 # ---- grouped products on Hopper's main loop (hopper/gemm.cu) ---------------------------------------------------------
@@ -187,43 +180,38 @@ def size(columns: int, cluster: int, abreast: int, gated: bool) -> tuple[int, in
     return (ROWS, width * cluster) if abreast else (ROWS * cluster, width)
 
 
-def wide_enough(columns: int, cluster: int, abreast: int, gated: bool) -> bool:
-    """Boxes of B have 64 columns, and so have slabs of C."""
-    return columns // max(1 if abreast else cluster, 2 if gated else 1) >= 64
-
-
-def stage_cycles(columns: int, cluster: int, abreast: int) -> float:
-    """Of the tensor cores, or of L2 where its bytes take longer."""
-    fetched = (ROWS // cluster + columns if abreast else ROWS + columns // cluster) * LINE
-    return max(4 * columns * tile_sizes.COLUMN_COST[columns], fetched / FROM_L2)
+def tiles(layout: str) -> Iterable[tuple[int, int, int]]:
+    """Columns of a tile, and forms of a cluster. Boxes of B have 64 columns, and so have slabs of C. ``layout`` ends in G for a
+    gate."""
+    for columns, (cluster, abreast) in itertools.product(tile_sizes.widths(layout), FORMS):
+        if columns // max(1 if abreast else cluster, 2 if layout.endswith("G") else 1) >= 64:
+            yield columns, cluster, abreast
 
 
 def heuristic(sm: int, dtype: str, layout: str, groups: int, rows: int, n: int, k: int) -> Config:
-    """What ends first, by a count of cycles: of the last tile of an uneven group half is empty in the mean. ``layout`` ends in
-    G for a gate; ``groups`` 0 stands for groups of terms, of which ``k`` are then in each."""
+    """What ends first, by a count of cycles: of the last tile of an uneven group half is empty in the mean. A stage takes those
+    of the tensor cores, or of L2 where its bytes take longer. ``groups`` 0 stands for groups of terms, of which ``k`` are then
+    in each."""
     gated = layout.endswith("G")
-    ends: dict[tuple[int, int, int], float] = {}
-    for columns in tile_sizes.widths(layout):
-        for cluster, abreast in FORMS:
-            if not wide_enough(columns, cluster, abreast, gated):
-                continue
-            height, width = size(columns, cluster, abreast, gated)
-            tiles = groups * (rows / height + 0.5) if groups else -(-rows // height)
-            waves = max(tiles * -(-n // width) / (tile_sizes.MULTIPROCESSORS // cluster), 1)
-            cycles = (-(-k // DEPTH) + 1) * stage_cycles(columns, cluster, abreast)
-            ends[columns, cluster, abreast] = waves * cycles
-    columns, cluster, abreast = min(ends, key=ends.__getitem__)
+
+    def end(tile: tuple[int, int, int]) -> float:
+        columns, cluster, abreast = tile
+        height, width = size(*tile, gated)
+        fetched = (ROWS // cluster + columns if abreast else ROWS + columns // cluster) * LINE
+        stage = max(4 * columns * tile_sizes.COLUMN_COST[columns], fetched / FROM_L2)
+        count = groups * (rows / height + 0.5) if groups else -(-rows // height)
+        waves = max(count * -(-n // width) / (tile_sizes.MULTIPROCESSORS // cluster), 1)
+        return waves * (-(-k // DEPTH) + 1) * stage
+
+    columns, cluster, abreast = min(tiles(layout), key=end)
     stages = tile_sizes.stages_that_fit(columns, 2, gated)
     return {"COLUMNS": columns, "STAGES": stages, "CLUSTER": cluster, "ABREAST": abreast, "GROUP": 16}
 
 
 def candidates(sm: int, dtype: str, layout: str, groups: int, rows: int, n: int, k: int) -> Iterable[Config]:
-    gated = layout.endswith("G")
-    for c in grid_of({"COLUMNS": tile_sizes.widths(layout), "FORM": (0, 1, 2), "GROUP": tile_sizes.GROUPS}):
-        cluster, abreast = FORMS[c.pop("FORM")]
-        if wide_enough(c["COLUMNS"], cluster, abreast, gated):
-            stages = tile_sizes.stages_that_fit(c["COLUMNS"], 2, gated)
-            yield {**c, "STAGES": stages, "CLUSTER": cluster, "ABREAST": abreast}
+    for (columns, cluster, abreast), group in itertools.product(tiles(layout), tile_sizes.GROUPS):
+        stages = tile_sizes.stages_that_fit(columns, 2, layout.endswith("G"))
+        yield {"COLUMNS": columns, "GROUP": group, "STAGES": stages, "CLUSTER": cluster, "ABREAST": abreast}
 
 
 configuration = Configurations(__file__, "grouped_hopper", heuristic, candidates)
@@ -264,27 +252,17 @@ def _too_many(rows_of_tiles: int, columns: int) -> str:
 
 @dataclasses.dataclass
 class GroupedPlan:
-    """A launch on tensors of the forms that it was made for.
+    """A launch on tensors of the forms that it was made for."""
 
-    Args:
-        maps: of A, B, what stands beside B (up), and C.
-    """
-
-    maps: tuple[Maps, Maps, Maps, Maps]
+    maps: tuple[Maps, Maps, Maps, Maps]  # of A, B, what stands beside B (up), and C
     shape: Shape
     launch: CudaPlan
     known: dict[tuple[int, ...], CudaPlan] = dataclasses.field(default_factory=dict)
 
     def __call__(
-        self,
-        a: Tensor,
-        b: Tensor,
-        up: Tensor,
-        c: Tensor,
-        offsets: Tensor,
-        order: Tensor | None = None,
-        bias: Tensor | None = None,
+        self, a: Tensor, b: Tensor, up: Tensor, c: Tensor, *groups: Tensor, bias: Tensor | None = None
     ) -> None:
+        """``groups``: the offsets, and of groups of terms their order."""
         launch = self.launch
         if c.is_cuda:
             key = (a.data_ptr(), b.data_ptr(), up.data_ptr(), c.data_ptr())
@@ -293,8 +271,8 @@ class GroupedPlan:
                     self.known.clear()
                 found = self.known[key] = dataclasses.replace(launch, scalars=self.scalars(a, b, up, c))
             launch = found
-        none = c  # for tensors that this kernel does not read
-        launch(none, none, none if bias is None else bias, none, none, none, offsets, none if order is None else order)
+        offsets, order = (*groups, c)[:2]  # c: for tensors that this kernel does not read
+        launch(c, c, c if bias is None else bias, c, c, c, offsets, order)
 
     def scalars(self, a: Tensor, b: Tensor, up: Tensor, c: Tensor) -> tuple[Any, ...]:
         of_a, of_b, of_up, of_c = (of(t) for of, t in zip(self.maps, (a, b, up, c), strict=True))
@@ -302,15 +280,9 @@ class GroupedPlan:
 
 
 def _launch(
-    device: torch.device,
-    dtype: torch.dtype,
-    c: Config,
-    across: tuple[bool, bool],
-    biased: bool,
-    gated: bool,
-    grouped: str,
+    device: torch.device, dtype: torch.dtype, c: Config, across: tuple[bool, bool], biased: bool, gated: bool, grouped: str,
     tiles: int,
-) -> CudaPlan:
+) -> CudaPlan:  # fmt: skip
     """Of at most so many tiles of a cluster."""
     cluster, of = c["CLUSTER"], TYPES[dtype]
     a_across, b_across, bias, gate, abreast = (str(bool(f)).lower() for f in (*across, biased, gated, c["ABREAST"]))
@@ -344,8 +316,8 @@ def hopper_rows(x: Tensor, w: Tensor, biased: bool, gated: bool) -> GroupedPlan:
     of_b = Maps(b, not across[1], _box_of_b(c, across[1], gated))
     y = torch.empty((r, n), dtype=x.dtype, device="meta")
     box_of_a = (64, DEPTH) if across[0] else (DEPTH, 64 if c["ABREAST"] else ROWS)
-    tiles = (r // height + e + 1) * -(-n // width)
-    launch = _launch(x.device, x.dtype, c, across, biased, gated, "ROWS_IN_GROUPS", tiles)
+    most = (r // height + e + 1) * -(-n // width)
+    launch = _launch(x.device, x.dtype, c, across, biased, gated, "ROWS_IN_GROUPS", most)
     maps = (Maps(x, across[0], box_of_a), of_b, of_b, FirstRows(y, (64, 64)))
     return GroupedPlan(maps, Shape(r, n, k, e, c["GROUP"], 0, 0, 0), launch)
 
@@ -357,67 +329,55 @@ def hopper_terms(a: Tensor, b: Tensor, e: int, device: torch.device) -> GroupedP
     height, width = size(c["COLUMNS"], c["CLUSTER"], c["ABREAST"], False)
     of_b = LastRows(b, _box_of_b(c, True, False))
     out = torch.empty((e, p, q), dtype=a.dtype, device="meta")
-    tiles = e * -(-p // height) * -(-q // width)
-    launch = _launch(device, a.dtype, c, (True, True), False, False, "TERMS_IN_GROUPS", tiles)
-    return GroupedPlan(
-        (LastRows(a, (64, DEPTH)), of_b, of_b, Maps(out, False, (64, 64))),
-        Shape(p, q, r, e, c["GROUP"], 0, 0, 0),
-        launch,
-    )
+    most = e * -(-p // height) * -(-q // width)
+    launch = _launch(device, a.dtype, c, (True, True), False, False, "TERMS_IN_GROUPS", most)
+    maps = (LastRows(a, (64, DEPTH)), of_b, of_b, Maps(out, False, (64, 64)))
+    return GroupedPlan(maps, Shape(p, q, r, e, c["GROUP"], 0, 0, 0), launch)
+
+
+def _elsewhere(c: Call) -> str:
+    if c.traced:
+        return "traced: a compiler sees Triton's kernel"
+    return "" if c.sm == 90 else f"wgmma and TMA as the kernel uses them are of sm_90, this is sm_{c.sm}"
 
 
 def product_unsupported(c: ProductCall) -> str:
     """Why Hopper's main loop cannot take a product."""
-    if c.traced:
-        return "traced: a compiler sees Triton's kernel"
-    if c.sm != 90:
-        return f"wgmma and TMA as the kernel uses them are of sm_90, this is sm_{c.sm}"
-    if c.gather:
+    if c.gather and not _elsewhere(c):
         return "rows to gather, which TMA on Hopper cannot: Triton's kernel gathers them as it reads"
-    return rows_unsupported(c.rows, c.w, c.gated, c.bias)
+    return _elsewhere(c) or rows_unsupported(c.rows, c.w, c.gated, c.bias)
 
 
 def weight_gradient_unsupported(c: WeightGradientCall) -> str:
     """Why Hopper's main loop cannot take a weight's gradient."""
-    if c.traced:
-        return "traced: a compiler sees Triton's kernel"
-    if c.sm != 90:
-        return f"wgmma and TMA as the kernel uses them are of sm_90, this is sm_{c.sm}"
-    a, b = c.gathered
-    return terms_unsupported(a, b, c.e)
+    return _elsewhere(c) or terms_unsupported(*c.gathered, c.e)
 
 
-class HopperProduct:
+def hopper_product(c: ProductCall) -> Callable[..., None]:
     """With gate and up as results, they are the product and SwiGLU is a launch of its own."""
+    biased, keep, gated = c.bias is not None, c.keep, c.gated and not c.keep
+    plan = hopper_rows(c.rows, c.w, biased, gated)
 
-    def __init__(self, c: ProductCall):
-        self.biased, self.keep, self.gated = c.bias is not None, c.keep, c.gated and not c.keep
-        self.plan = hopper_rows(c.rows, c.w, self.biased, self.gated)
-
-    def __call__(
-        self, x: Tensor, w: Tensor, offsets: Tensor, source: Tensor, bias: Tensor, y: Tensor, pre: Tensor
-    ) -> None:
-        gate, up = w.chunk(2, 1) if self.gated else (w, w)
-        self.plan(x, gate, up, pre if self.keep else y, offsets, bias=bias if self.biased else None)
-        if self.keep:
+    def run(x: Tensor, w: Tensor, offsets: Tensor, source: Tensor, bias: Tensor, y: Tensor, pre: Tensor) -> None:
+        gate, up = w.chunk(2, 1) if gated else (w, w)
+        plan(x, gate, up, pre if keep else y, offsets, bias=bias if biased else None)
+        if keep:
             halves = pre.chunk(2, -1)
             KERNEL.of(halves, swiglu.call.formula)(*halves, y)
 
+    return run
 
-class HopperWeightGradient:
+
+def hopper_weight_gradient(c: WeightGradientCall) -> Callable[..., None]:
     """Gathered rows are written out first."""
+    gather_a, gather_b = c.gather
+    plan = hopper_terms(*c.gathered, c.e, c.x.device)
 
-    def __init__(self, c: WeightGradientCall):
-        self.gather = c.gather
-        a, b = c.gathered
-        self.plan = hopper_terms(a, b, c.e, c.x.device)
+    def run(a: Tensor, b: Tensor, offsets: Tensor, order: Tensor, a_at: Tensor, b_at: Tensor, c: Tensor) -> None:
+        a, b = gathered(a, a_at) if gather_a else a, gathered(b, b_at) if gather_b else b
+        plan(a, b, b, c, offsets, order)
 
-    def __call__(
-        self, a: Tensor, b: Tensor, offsets: Tensor, order: Tensor, a_source: Tensor, b_source: Tensor, c: Tensor
-    ) -> None:
-        a = gathered(a, a_source) if self.gather[0] else a
-        b = gathered(b, b_source) if self.gather[1] else b
-        self.plan(a, b, b, c, offsets, order)
+    return run
 
 
 # ---- rows of tokens --------------------------------------------------------------------------------------------------
@@ -461,12 +421,12 @@ ROUTE = Dispatch(
     EMPTY,
     Route("torch", lambda c: c.experts > kernels.MOST_EXPERTS, "so many experts do not fit a tile: PyTorch's sort"),
     Route("triton", lambda c: True, "top-k in registers and a counting sort, in three launches",
-          lambda c: kernels.RoutePlan(c.x, c.bias, c.k, c.normalise, c.scoring == "sigmoid")),
+          lambda c: kernels.RoutePlan(c.x, c.bias, c.k, c.normalise, c.scoring)),
 )  # fmt: skip
 ROUTE_GRADIENT = Dispatch(
-    RouteGradientCall,
+    Arguments,
     Route("triton", lambda c: True, "scores are computed again from the logits: one pass",
-          lambda c: kernels.top_k_gradient_plan(c.x, c.dweights, c.normalise, c.scoring == "sigmoid")),
+          lambda c: kernels.top_k_gradient_plan(*c.arguments)),
 )  # fmt: skip
 
 PERMUTE = Dispatch(
@@ -492,7 +452,7 @@ COMBINE = Dispatch(
           lambda c: kernels.combine_plan(c.x, c.position, c.weights)),
 )  # fmt: skip
 COMBINE_GRADIENT = Dispatch(
-    CombineGradientCall,
+    Arguments,
     Route("triton", lambda c: True, "both gradients in one pass over y and dout",
           lambda c: kernels.combine_gradient_plan(*c.arguments)),
 )  # fmt: skip
@@ -502,7 +462,7 @@ GROUPED = Dispatch(  # grouped_matmul, the gradient of its rows, and both produc
     ON_CPU,
     EMPTY,
     Route("cuda", lambda c: True, "one launch over all groups by TMA and wgmma; group sizes stay on the device",
-          HopperProduct, product_unsupported, sm=90),
+          hopper_product, product_unsupported, sm=90),
     Route("triton", lambda c: True, "one launch over all groups, whose sizes stay on the device",
           lambda c: kernels.product_plan(c.rows, c.w, c.bias, c.r, c.gather, c.gated, c.keep)),
 )  # fmt: skip
@@ -510,7 +470,7 @@ GROUPED_WEIGHT_GRADIENT = Dispatch(
     WeightGradientCall,
     ON_CPU,
     Route("cuda", lambda c: True, "one launch over all groups by TMA and wgmma; gathered rows are written out first",
-          HopperWeightGradient, weight_gradient_unsupported, sm=90),
+          hopper_weight_gradient, weight_gradient_unsupported, sm=90),
     Route("triton", lambda c: True, "one launch over all groups, large groups first",
           lambda c: kernels.outer_plan(c.a, c.b, c.r, c.e, *c.gather)),
 )  # fmt: skip

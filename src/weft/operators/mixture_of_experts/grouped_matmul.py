@@ -12,37 +12,20 @@ import itertools
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
 from weft.operators.call import Choice, cast_for_products, check_same, eager, guarded, on_gpu, traced, transformed
-from weft.operators.launch import Plans
-from weft.operators.mixture_of_experts import kernels
-from weft.operators.mixture_of_experts.dispatch import (
-    GROUPED,
-    GROUPED_WEIGHT_GRADIENT,
-    ProductCall,
-    product_unsupported,
-    token_sums,
-)
-from weft.operators.mixture_of_experts.reference import (
-    LOADS,
-    check_indices,
-    check_matrix,
-    check_range,
-    gated,
-    gated_gradient,
-    grouped_outer,
-    random_offsets,
-    random_places,
-)
-from weft.operators.mixture_of_experts.reference import grouped_product as reference
+from weft.operators.elementwise.swiglu import torch_swiglu
+from weft.operators.mixture_of_experts import dispatch, kernels
+from weft.operators.mixture_of_experts import reference as shared
+from weft.operators.mixture_of_experts.dispatch import GROUPED, GROUPED_WEIGHT_GRADIENT, ProductCall, token_sums
 from weft.operators.random_inputs import LAYOUTS, random_tensor
 
 ACTIVATIONS = ("swiglu",)
+reference = shared.grouped_product
 
 # ---- peers -----------------------------------------------------------------------------------------------------------
 
@@ -54,92 +37,42 @@ def bounds_of(offsets: Tensor) -> list[int]:
     known = _bounds.get(offsets)
     if known is None or known[0] != offsets._version:
         known = _bounds[offsets] = offsets._version, offsets.tolist()
-    found: list[int] = known[1]
-    return found
+    return known[1]
 
 
-def cublas_loop(
-    x: Tensor,
-    w: Tensor,
-    offsets: Tensor,
-    source: Tensor | None = None,
-    position: Tensor | None = None,
-    bias: Tensor | None = None,
-    activation: str | None = None,
-) -> Tensor:
-    """``torch.mm`` (``addmm`` with a bias) of each group that has rows, group sizes known beforehand."""
-    bounds = bounds_of(offsets)
-    rows = x if source is None else x.index_select(0, source)
-    parts = []
-    for e, matrix in enumerate(w.unbind(0)):
-        part = rows[bounds[e] : bounds[e + 1]]
-        parts.append(F.linear(part, matrix, None if bias is None else bias[e]))
-    if bounds[-1] < rows.shape[0]:
-        parts.append(parts[0].new_zeros((rows.shape[0] - bounds[-1], w.shape[1])))
-    return _activated(torch.cat(parts), activation)
+def cublas_product(rows: Tensor, w: Tensor, offsets: Tensor, bias: Tensor | None) -> Tensor:
+    """``torch.mm`` (``addmm`` with a bias) of each group, group sizes known beforehand."""
+    return shared.of_each_group(rows, w, bounds_of(offsets), bias)
 
 
-def torch_grouped_mm(
-    x: Tensor,
-    w: Tensor,
-    offsets: Tensor,
-    source: Tensor | None = None,
-    position: Tensor | None = None,
-    bias: Tensor | None = None,
-    activation: str | None = None,
-) -> Tensor:
-    """PyTorch's grouped product in one launch (sizes on the device), with a gather before and an activation after it."""
+def torch_product(rows: Tensor, w: Tensor, offsets: Tensor, bias: Tensor | None) -> Tensor:
+    """PyTorch's grouped product in one launch (sizes on the device)."""
     if not hasattr(torch, "_grouped_mm"):
         raise Declined("this PyTorch has no torch._grouped_mm")
     if bias is not None:
         raise Declined("torch._grouped_mm takes no bias")
-    if x.shape[1] % 8 or w.shape[1] % 8:
+    if rows.shape[1] % 8 or w.shape[1] % 8:
         raise Declined("torch._grouped_mm takes rows of multiples of 16 bytes")
-    rows = x if source is None else x.index_select(0, source)
-    return _activated(torch._grouped_mm(rows, w.transpose(1, 2), offs=offsets[1:]), activation)
+    return torch._grouped_mm(rows, w.transpose(1, 2), offs=offsets[1:])
 
 
-def _activated(y: Tensor, activation: str | None) -> Tensor:
-    if activation is None:
-        return y
-    gate, up = y.chunk(2, -1)
-    return F.silu(gate) * up
-
+cublas_loop, torch_grouped_mm = (
+    shared.around(product, lambda y: torch_swiglu(*y.chunk(2, -1))) for product in (cublas_product, torch_product)
+)
 
 # ---- PyTorch operators -----------------------------------------------------------------------------------------------
 #
 # ``kernel``: the implementation, forward and backward; None for the tables' choice.
 
 
-@torch.library.triton_op("weft::grouped_matmul", mutates_args=())
-def grouped_matmul_op(
-    x: Tensor,
-    w: Tensor,
-    offsets: Tensor,
-    source: Tensor | None,
-    position: Tensor | None,
-    bias: Tensor | None,
-    gate: bool,
-    keep: bool,
-    kernel: str | None,
-) -> tuple[Tensor, Tensor]:
+def products(
+    x: Tensor, w: Tensor, offsets: Tensor, source: Tensor | None, position: Tensor | None, bias: Tensor | None,
+    gate: bool, keep: bool, kernel: str | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """y, and with ``keep`` gate and up [R, 2N] (else an empty tensor, and a gradient computes them again)."""
-    if on_gpu(x):
-        return _launched(x, w, offsets, source, bias, gate, keep, kernel)
-    pre = reference(x, w, offsets, source, position, bias)
-    return gated(pre) if gate else pre, pre.clone() if keep else x.new_empty(0)
-
-
-def _launched(
-    x: Tensor,
-    w: Tensor,
-    offsets: Tensor,
-    source: Tensor | None,
-    bias: Tensor | None,
-    gate: bool,
-    keep: bool,
-    kernel: str | None,
-) -> tuple[Tensor, Tensor]:
+    if not on_gpu(x):
+        pre = reference(x, w, offsets, source, position, bias)
+        return shared.gated(pre) if gate else pre, pre.clone() if keep else x.new_empty(0)
     r = (x if source is None else source).shape[0]
     n = w.shape[1] // 2 if gate else w.shape[1]
     y = torch.empty((r, n), dtype=x.dtype, device=x.device)
@@ -152,18 +85,16 @@ def _launched(
     return y, pre
 
 
+grouped_matmul_op: Any = torch.library.triton_op("weft::grouped_matmul", products, mutates_args=())
+
+
 @torch.library.triton_op("weft::grouped_outer", mutates_args=())
 def grouped_outer_op(
-    a: Tensor,
-    b: Tensor,
-    offsets: Tensor,
-    a_source: Tensor | None,
-    b_source: Tensor | None,
-    kernel: str | None,
+    a: Tensor, b: Tensor, offsets: Tensor, a_source: Tensor | None, b_source: Tensor | None, kernel: str | None
 ) -> Tensor:
     """c [E, P, Q]: c[e] = a_eᵀ · b_e."""
     if not on_gpu(a):
-        return grouped_outer(a, b, offsets, a_source, b_source)
+        return shared.grouped_outer(a, b, offsets, a_source, b_source)
     e = offsets.shape[0] - 1
     r = (a if a_source is None else a_source).shape[0]
     c = torch.empty((e, a.shape[1], b.shape[1]), dtype=a.dtype, device=a.device)
@@ -176,17 +107,14 @@ def grouped_outer_op(
     return c
 
 
-gated_gradient_plans = Plans(kernels.gated_gradient_plan)
-
-
 @torch.library.triton_op("weft::grouped_swiglu_backward", mutates_args=())
 def grouped_swiglu_backward_op(dy: Tensor, pre: Tensor) -> Tensor:
     """dpre [R, 2N] of y = silu(gate) · up."""
     if not on_gpu(dy):
-        return gated_gradient(dy, pre)
+        return shared.gated_gradient(dy, pre)
     dpre = torch.empty(pre.shape, dtype=pre.dtype, device=pre.device)
     if dpre.numel():
-        gated_gradient_plans.of((dy,))(dy, pre, dpre)
+        kernels.gated_gradient_plans.of((dy,))(dy, pre, dpre)
     return dpre
 
 
@@ -201,7 +129,7 @@ def _backward(ctx: Any, dy: Tensor | None, dpre: Tensor | None) -> tuple[Tensor 
     product, outer = torch.ops.weft.grouped_matmul, torch.ops.weft.grouped_outer
     x, w, offsets, source, position, bias, pre = ctx.saved_tensors
     if dy is not None and ctx.gate:
-        gradient = gated_gradient if torch.is_grad_enabled() else torch.ops.weft.grouped_swiglu_backward
+        gradient = shared.gated_gradient if torch.is_grad_enabled() else torch.ops.weft.grouped_swiglu_backward
         gate_up = pre
         if pre is None:
             gate_up = product(x, w, offsets, source, position, bias, False, False, ctx.kernel)[0]
@@ -213,8 +141,7 @@ def _backward(ctx: Any, dy: Tensor | None, dpre: Tensor | None) -> tuple[Tensor 
     dx = dw = dbias = None
     if ctx.needs_input_grad[0]:
         dx = product(dy, w.transpose(1, 2), offsets, None, None, None, False, False, ctx.kernel)[0]
-        if source is not None:
-            dx = _of_tokens(dx, source, position, x.shape[0])
+        dx = _of_tokens(dx, source, position, x.shape[0])
     if ctx.needs_input_grad[1]:
         if w.stride(1) == 1 and w.stride(2) != 1:  # stored [E, K, N]: so is its gradient
             dw = outer(x, dy, offsets, source, None, ctx.kernel).transpose(1, 2)
@@ -226,7 +153,9 @@ def _backward(ctx: Any, dy: Tensor | None, dpre: Tensor | None) -> tuple[Tensor 
     return dx, dw, None, None, None, dbias, None, None, None
 
 
-def _of_tokens(rows: Tensor, source: Tensor, position: Tensor | None, t: int) -> Tensor:
+def _of_tokens(rows: Tensor, source: Tensor | None, position: Tensor | None, t: int) -> Tensor:
+    if source is None:
+        return rows
     if torch.is_grad_enabled() or traced(rows) or not on_gpu(rows):
         wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
         if position is not None:
@@ -249,10 +178,10 @@ def _outer_backward(ctx: Any, dc: Tensor) -> tuple[Tensor | None, ...]:
     da = db = None
     if ctx.needs_input_grad[0]:
         da = product(b, dc, offsets, b_source, None, None, False, False, ctx.kernel)[0]
-        da = da if a_source is None else _of_tokens(da, a_source, None, a.shape[0])
+        da = _of_tokens(da, a_source, None, a.shape[0])
     if ctx.needs_input_grad[1]:
         db = product(a, dc.transpose(1, 2), offsets, a_source, None, None, False, False, ctx.kernel)[0]
-        db = db if b_source is None else _of_tokens(db, b_source, None, b.shape[0])
+        db = _of_tokens(db, b_source, None, b.shape[0])
     return da, db, None, None, None, None
 
 
@@ -260,47 +189,29 @@ grouped_outer_op.register_autograd(_outer_backward, setup_context=_save_outer)
 
 
 def grouped(
-    x: Tensor,
-    w: Tensor,
-    offsets: Tensor,
-    source: Tensor | None = None,
-    position: Tensor | None = None,
-    bias: Tensor | None = None,
-    activation: str | None = None,
-    kernel: str | None = None,
-) -> Tensor:
-    """The product of arguments that fit, by one kernel or (None) by the tables' choice."""
+    x: Tensor, w: Tensor, offsets: Tensor, source: Tensor | None = None, position: Tensor | None = None,
+    bias: Tensor | None = None, activation: str | None = None, kernel: str | None = None,
+) -> Tensor:  # fmt: skip
+    """The product of arguments that fit, by one kernel or (None) by the tables' choice. ``cuda`` is Hopper's main loop, which
+    must take the product, or of rows to gather its gradients; what else it cannot take of the gradients is Triton's."""
     gate = activation is not None
     operands = (x, w) if bias is None else (x, w, bias)
-    if eager(*operands):
-        return _launched(x, w, offsets, source, bias, gate, False, kernel)[0]
-    keep = gate and torch.is_grad_enabled() and any(t.requires_grad for t in operands)
-    y: Tensor = torch.ops.weft.grouped_matmul(x, w, offsets, source, position, bias, gate, keep, kernel)[0]
-    return y
+    ready = eager(*operands)
+    wanted = not ready and torch.is_grad_enabled() and any(t.requires_grad for t in operands)
+    if kernel == "cuda":
+        kernel, rows, gather = None, x, source is not None
+        if source is not None and wanted:
+            rows, gather = torch.empty((source.shape[0], x.shape[1]), dtype=x.dtype, device="meta"), False
+        call = ProductCall(rows, *operands[1:], rows.shape[0], gather, gate, False)
+        if reason := dispatch.product_unsupported(call):
+            raise Declined(reason)
+    if ready:
+        return products(x, w, offsets, source, position, bias, gate, False, kernel)[0]
+    return torch.ops.weft.grouped_matmul(x, w, offsets, source, position, bias, gate, gate and wanted, kernel)[0]
 
 
 grouped_matmul_triton = functools.partial(grouped, kernel="triton")
-
-
-def grouped_matmul_hopper(
-    x: Tensor,
-    w: Tensor,
-    offsets: Tensor,
-    source: Tensor | None = None,
-    position: Tensor | None = None,
-    bias: Tensor | None = None,
-    activation: str | None = None,
-) -> Tensor:
-    """Hopper's main loop, which must take the product, or of rows to gather its gradients; what else it cannot take of the
-    gradients is Triton's."""
-    operands = (x, w) if bias is None else (x, w, bias)
-    rows, gather = x, source is not None
-    if source is not None and torch.is_grad_enabled() and any(t.requires_grad for t in operands):
-        rows, gather = torch.empty((source.shape[0], x.shape[1]), dtype=x.dtype, device="meta"), False
-    call = ProductCall(rows, *operands[1:], rows.shape[0], gather, activation is not None, False)
-    if reason := product_unsupported(call):
-        raise Declined(reason)
-    return grouped(x, w, offsets, source, position, bias, activation)
+grouped_matmul_hopper = functools.partial(grouped, kernel="cuda")
 
 
 # ---- definition ------------------------------------------------------------------------------------------------------
@@ -313,7 +224,7 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     gather, gated, past = w.option("gather", 0), w.option("gated", False), w.option("past", 0)
     source = position = None
     if gather:
-        source, position = random_places(g, r // gather, gather, device)
+        source, position = shared.random_places(g, r // gather, gather, device)
     x = random_tensor(g, (r // max(gather, 1), k), w.dtype, device, layout=w.option("memory", "contiguous"))
     columns = 2 * n if gated else n
     shape = (e, columns, k) if w.option("layout", "NK") == "NK" else (e, k, columns)
@@ -321,7 +232,7 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     return {
         "x": x,
         "w": weight if w.option("layout", "NK") == "NK" else weight.transpose(1, 2),
-        "offsets": random_offsets(g, r - past, e, w.option("loads", "zipf"), device),
+        "offsets": shared.random_offsets(g, r - past, e, w.option("loads", "zipf"), device),
         "source": source,
         "position": position,
         "bias": random_tensor(g, (e, columns), w.dtype, device) if w.option("bias", True) else None,
@@ -329,50 +240,26 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     }
 
 
-def used(w: Workload) -> int:
-    """Groups that have rows, at most."""
-    return min({"one": 1, "empty": w["E"] // 2 + 1}.get(w.option("loads", "zipf"), w["E"]), w["R"])
-
-
 def cost(w: Workload, direction: str) -> Cost:
     r, n, k, size = w["R"], w["N"], w["K"], w.bytes_per_element
     columns = 2 * n if w.option("gated", False) else n
     gather = w.option("gather", 0)
     x = (r // max(gather, 1)) * k
-    weights, bias = used(w) * columns * k, used(w) * columns * w.option("bias", True)
+    used = min({"one": 1, "empty": w["E"] // 2 + 1}.get(w.option("loads", "zipf"), w["E"]), r)  # groups that have rows
+    weights, bias = used * columns * k, used * columns * w.option("bias", True)
     indices = (w["E"] + 1) * 4 + (r * 4 if gather else 0)
     flops = 2.0 * r * columns * k
-    if direction == "forward":
-        return Cost(
-            (x + weights + bias) * size + indices, r * n * size, {w.dtype: flops}, special_ops=r * (columns - n)
-        )
-    written = (x + w["E"] * columns * (k + w.option("bias", True))) * size
-    return Cost((x + weights + r * n) * size + indices, written, {w.dtype: 2 * flops}, special_ops=r * (columns - n))
+    read, written = (x + weights + bias) * size + indices, r * n * size
+    if direction == "backward":
+        read, written = read + (r * n - bias) * size, (x + w["E"] * columns * (k + w.option("bias", True))) * size
+        flops *= 2
+    return Cost(read, written, {w.dtype: flops}, special_ops=r * (columns - n))
 
 
-def _changed(**changes: Any) -> Any:
-    """The reference with arguments changed: functions of all arguments by name."""
-
-    def wrong(**named: Any) -> Tensor:
-        return reference(**{**named, **{name: change(named) for name, change in changes.items()}})
-
-    return wrong
-
-
-def _gradients(dy: Tensor, **named: Any) -> tuple[Tensor, ...]:
-    leaves = {n: named[n].detach().requires_grad_() for n in ("x", "w", "bias") if named[n] is not None}
-    with torch.enable_grad():
-        return torch.autograd.grad(reference(**{**named, **leaves}), list(leaves.values()), dy)
-
-
-def _next_group(named: dict[str, Any]) -> Tensor:
-    return named["w"].roll(1, 0)
-
-
-def _boundary_moved(named: dict[str, Any]) -> Tensor:
-    offsets = named["offsets"].clone()
-    offsets[1:-1] = (offsets[1:-1] + 1).clamp(max=int(offsets[-1]))
-    return offsets
+def _boundary_moved(offsets: Tensor) -> Tensor:
+    moved = offsets.clone()
+    moved[1:-1] = (moved[1:-1] + 1).clamp(max=int(offsets[-1]))
+    return moved
 
 
 def _last_terms_left_out(**named: Any) -> Tensor:
@@ -380,19 +267,22 @@ def _last_terms_left_out(**named: Any) -> Tensor:
     return reference(**{**named, "x": named["x"][:, :k], "w": named["w"][:, :, :k]})
 
 
-def _gate_and_up_exchanged(named: dict[str, Any]) -> Tensor:
+def _gate_and_up_exchanged(**named: Any) -> Tensor:
     w = named["w"]
-    return w.roll(w.shape[1] // 2, 1) if named["activation"] else w
+    return reference(**{**named, "w": w.roll(w.shape[1] // 2, 1) if named["activation"] else w})
+
+
+gradients = mutants.gradient_of(reference, "x", "w", "bias")
 
 
 def _empty_groups_unwritten(dy: Tensor, **named: Any) -> tuple[Tensor, ...]:
-    dx, dw, *rest = _gradients(dy, **named)
+    dx, dw, *rest = gradients(dy, **named)
     rows = named["offsets"].diff()
     return dx, dw.masked_fill((rows == 0)[:, None, None], 0.5), *rest
 
 
 def _tokens_overwritten(dy: Tensor, **named: Any) -> tuple[Tensor, ...]:
-    dx, *rest = _gradients(dy, **named)
+    dx, *rest = gradients(dy, **named)
     return dx if named["source"] is None else dx / 2, *rest
 
 
@@ -402,12 +292,8 @@ def layers(tokens: int, k: int, d: int, hidden: int, e: int = 64) -> list[Worklo
     return [up, workload("bf16", R=tokens * k, N=d, K=hidden, E=e, bias=False)]
 
 
-SIZES = (
-    *layers(4096, 8, 2048, 768),
-    *layers(16384, 8, 2048, 768),
-    *layers(8192, 6, 2048, 1408),
-    *layers(16384, 2, 4096, 2816),
-)
+SIZES = (*layers(4096, 8, 2048, 768), *layers(16384, 8, 2048, 768),
+         *layers(8192, 6, 2048, 1408), *layers(16384, 2, 4096, 2816))  # fmt: skip
 
 grouped_matmul = Operator(
     name="grouped_matmul",
@@ -421,7 +307,7 @@ grouped_matmul = Operator(
         "gated": (False, True),
         "bias": (False, True),
         "past": range(2**20),
-        "loads": LOADS,
+        "loads": shared.LOADS,
         "layout": ("NK", "KN"),
         "memory": LAYOUTS,
     },
@@ -451,8 +337,9 @@ grouped_matmul = Operator(
             *(workload(R=3000, N=520, K=264, E=9, loads=loads, past=70) for loads in ("zipf", "one", "empty", "even")),
             workload(R=3000, N=136, K=328, E=70, gather=3, gated=True, layout="KN"),
         ],
-        "huge": [workload("bf16", R=2**17, N=2**14 + 128, K=64, E=8, bias=False), workload("bf16", R=2**10, N=2**13,
-        K=2**13, E=40)], "bench": SIZES,
+        "huge": [workload("bf16", R=2**17, N=2**14 + 128, K=64, E=8, bias=False),
+                 workload("bf16", R=2**10, N=2**13, K=2**13, E=40)],
+        "bench": SIZES,
         "quick": [*layers(4096, 2, 2048, 768, 16)],
         "host": [workload(R=64, N=64, K=64, E=4)],
         "compile": [
@@ -466,12 +353,12 @@ grouped_matmul = Operator(
     },
     mutants=[
         *mutants.usual(reference),
-        Mutant("the next group's matrix", _changed(w=_next_group)),
-        Mutant("groups begin a row late", _changed(offsets=_boundary_moved)),
+        Mutant("the next group's matrix", mutants.changed(reference, w=lambda w: w.roll(1, 0))),
+        Mutant("groups begin a row late", mutants.changed(reference, offsets=_boundary_moved)),
         Mutant("last terms left out", _last_terms_left_out),
-        Mutant("gate and up exchanged", _changed(w=_gate_and_up_exchanged)),
-        Mutant("bias of the next group", _changed(bias=lambda n: None if n["bias"] is None else n["bias"].roll(1, 0))),
-        *mutants.usual(_gradients, "backward"),
+        Mutant("gate and up exchanged", _gate_and_up_exchanged),
+        Mutant("bias of the next group", mutants.changed(reference, bias=lambda b: None if b is None else b.roll(1, 0))),
+        *mutants.usual(gradients, "backward"),
         Mutant("gradients of empty groups not written", _empty_groups_unwritten, "backward"),
         Mutant("gathered rows halved", _tokens_overwritten, "backward"),
     ],
@@ -483,21 +370,13 @@ grouped_matmul.implementation("torch")(cublas_loop)
 grouped_matmul.implementation("grouped_mm", devices=("cuda",), dtypes=("bf16",))(torch_grouped_mm)
 grouped_matmul.implementation("torch.compile", devices=("cuda",), dtypes=("bf16",))(peers.Compiled(torch_grouped_mm))
 
-# ---- what users call -------------------------------------------------------------------------------------------------
-
 
 def check(
-    x: Tensor,
-    w: Tensor,
-    offsets: Tensor,
-    source: Tensor | None,
-    position: Tensor | None,
-    bias: Tensor | None,
-    activation: str | None,
-    check_offsets: bool,
-) -> None:
+    x: Tensor, w: Tensor, offsets: Tensor, source: Tensor | None = None, position: Tensor | None = None,
+    bias: Tensor | None = None, activation: str | None = None, check_offsets: bool = False,
+) -> None:  # fmt: skip
     name = "grouped_matmul"
-    check_matrix(name, "x", x)
+    shared.check_matrix(name, "x", x)
     check_same(name, "w", w, "x", x)
     if activation not in (None, *ACTIVATIONS):
         raise ValueError(f"{name}: argument 'activation' is {activation!r}; expected {', '.join(ACTIVATIONS)} or None")
@@ -508,18 +387,18 @@ def check(
             "least one group"
         )
     e, rows = w.shape[0], x.shape[0]
-    check_indices(name, "offsets", offsets, 1, f"({e + 1},)", "x", x)
+    shared.check_indices(name, "offsets", offsets, 1, f"({e + 1},)", "x", x)
     if offsets.shape[0] != e + 1:
         raise ValueError(
             f"{name}: argument 'offsets' has {offsets.shape[0]} elements; expected {e + 1}, one more than 'w' has matrices"
         )
     if source is not None:
-        check_indices(name, "source", source, 1, "[rows]", "x", x)
+        shared.check_indices(name, "source", source, 1, "[rows]", "x", x)
         rows = source.shape[0]
     if rows >= 2**31:
         raise ValueError(f"{name}: {rows} rows; expected under 2**31 (offsets are int32)")
     if position is not None:
-        check_indices(name, "position", position, 2, "[tokens, k]", "x", x)
+        shared.check_indices(name, "position", position, 2, "[tokens, k]", "x", x)
         if source is None or position.shape[0] != x.shape[0] or position.numel() != rows:
             raise ValueError(
                 f"{name}: argument 'position' has shape {tuple(position.shape)}; expected a 'source' with it, and "
@@ -547,31 +426,21 @@ def _check_values(offsets: Tensor, source: Tensor | None, rows: int, tokens: int
             f"decreasing, to at most {rows}, the number of rows"
         )
     if source is not None:
-        check_range("grouped_matmul", "source", source, tokens)
+        shared.check_range("grouped_matmul", "source", source, tokens)
 
 
 @grouped_matmul.choice
 @guarded
-def choose(
-    x: Tensor,
-    w: Tensor,
-    offsets: Tensor,
-    *,
-    source: Tensor | None = None,
-    position: Tensor | None = None,
-    bias: Tensor | None = None,
-    activation: str | None = None,
-    check_offsets: bool = False,
-    direction: str = "forward",
-) -> Choice:
-    x, w, bias = cast_for_products(x, w, bias)
-    check(x, w, offsets, source, position, bias, activation, check_offsets)
+def choose(x: Tensor, w: Tensor, offsets: Tensor, *, direction: str = "forward", **options: Any) -> Choice:
+    x, w, bias = cast_for_products(x, w, options.pop("bias", None))
+    check(x, w, offsets, bias=bias, **options)
+    source, gated = options.get("source"), options.get("activation") is not None
     r, gather = (x if source is None else source).shape[0], source is not None
     if direction == "backward":  # dx is one more product, the weight's gradient is where kernels differ
         dy = torch.empty((r, w.shape[1]), dtype=x.dtype, device="meta")
         return GROUPED_WEIGHT_GRADIENT.choose(dy, x, r, w.shape[0], False, gather)
     operands = (x, w) if bias is None else (x, w, bias)
-    return GROUPED.choose(*operands, r, gather, activation is not None, False)
+    return GROUPED.choose(*operands, r, gather, gated, False)
 
 
 @grouped_matmul.function

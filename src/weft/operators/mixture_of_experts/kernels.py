@@ -14,7 +14,7 @@ from torch import Tensor
 
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.elementwise.kernels import logistic
-from weft.operators.launch import INTERPRETING, Plan
+from weft.operators.launch import INTERPRETING, Plan, Plans
 
 # ---- routing ---------------------------------------------------------------------------------------------------------
 #
@@ -176,35 +176,33 @@ def token_tile(t: int, e: int, elements: int = TILE) -> dict[str, int]:
 class RoutePlan:
     """Of ``(logits, bias, weights, experts, offsets, source, position)``: three launches."""
 
-    def __init__(self, logits: Tensor, bias: Tensor | None, k: int, normalise: bool, sigmoid: bool):
+    def __init__(self, logits: Tensor, bias: Tensor | None, k: int, normalise: bool, scoring: str):
         t, e = logits.shape
         tile = token_tile(t, e)
         blocks = triton.cdiv(t, tile["TOKENS"])
         self.blocks, self.experts = blocks, e
         scalars = (t, e, k, *logits.stride(), 0 if bias is None else bias.stride(0))
-        flags = {"SIGMOID": sigmoid, "NORMALISE": normalise, "BIASED": bias is not None}
+        flags = {"SIGMOID": scoring == "sigmoid", "NORMALISE": normalise, "BIASED": bias is not None}
         self.top_k = Plan(top_k, (blocks,), scalars, {**tile, "SLOTS": bucket(k), **flags}, 8)
         columns = {"ROWS": min(bucket(blocks), 128), "LANES": 16}
         self.prefix = Plan(prefix, (triton.cdiv(e, 16),), (blocks, e), columns, 4)
         self.scatter = Plan(scatter, (blocks,), (t, e, k), tile, 8)
 
-    def __call__(
-        self, logits: Tensor, bias: Tensor | None, weights: Tensor, experts: Tensor, offsets: Tensor, source: Tensor,
-        position: Tensor,
-    ) -> None:  # fmt: skip
+    def __call__(self, logits: Tensor, bias: Tensor | None, weights: Tensor, experts: Tensor, *order: Tensor) -> None:
         counts = torch.empty((self.blocks + 1, self.experts), dtype=torch.int32, device=logits.device)
         before, totals = counts[:-1], counts[-1]
         self.top_k(logits, logits if bias is None else bias, weights, experts, before)
         self.prefix(before, totals)
-        self.scatter(experts, before, totals, offsets, source, position)
+        self.scatter(experts, before, totals, *order)
 
 
-def top_k_gradient_plan(logits: Tensor, dweights: Tensor, normalise: bool, sigmoid: bool) -> Plan:
+def top_k_gradient_plan(logits: Tensor, dweights: Tensor, normalise: bool, scoring: str) -> Plan:
     """Of ``(logits, experts, dweights, dlogits)``, dlogits contiguous."""
     (t, e), k = logits.shape, dweights.shape[1]
     tile = token_tile(t, e, GRADIENT_TILE)
     scalars = (t, e, k, *logits.stride(), *dweights.stride())
-    constants = {**tile, "UNROLLED": k if k <= 16 else 0, "SIGMOID": sigmoid, "NORMALISE": normalise}
+    flags = {"SIGMOID": scoring == "sigmoid", "NORMALISE": normalise}
+    constants = {**tile, "UNROLLED": k if k <= 16 else 0, **flags}
     warps = 4 if tile["LANES"] <= GRADIENT_TILE else 8
     return Plan(top_k_gradient, (triton.cdiv(t, tile["TOKENS"]),), scalars, constants, warps)
 
@@ -456,62 +454,59 @@ def gated_gradient(dy_ptr, pre_ptr, dpre_ptr, R, N, dy_row, dy_col, BLOCK: tl.co
     tl.store(dpre_ptr + at + N, (dy * gate * s).to(dpre_ptr.dtype.element_ty), mask=n < N)
 
 
+PRODUCT, OUTER = ("BLOCK_M", "BLOCK_N", "BLOCK_K"), ("BLOCK_P", "BLOCK_Q", "BLOCK_R")
+
+
+def _config(blocks: tuple[str, ...], a: int, b: int, c: int, group: int, warps: int, stages: int) -> Config:
+    return {**dict(zip(blocks, (a, b, c), strict=True)), "GROUP": group, "num_warps": warps, "num_stages": stages}
+
+
 def heuristic(sm: int, dtype: torch.dtype, layout: str, gated: bool, rows: int, n: int, k: int) -> Config:
     """Tiles no higher than a usual group; with a gate two accumulators share the registers."""
     if INTERPRETING:
-        return _config("MNK", 32, 32, 32, 2, 4, 2)
+        return _config(PRODUCT, 32, 32, 32, 2, 4, 2)
     if dtype == torch.float32:
-        return _config("MNK", min(rows, 64), 32 if gated else 64, 32, 8, 4, 3)
+        return _config(PRODUCT, min(rows, 64), 32 if gated else 64, 32, 8, 4, 3)
     wide, small = sm in (90, 100), sm in (86, 89, 120)
     if rows <= 64:
-        return _config("MNK", rows, 64 if gated else 128, 64, 8, 4, 3 if small else 4)
+        return _config(PRODUCT, rows, 64 if gated else 128, 64, 8, 4, 3 if small else 4)
     if wide:
-        return _config("MNK", 128, 128 if gated else 256, 64, 8, 8, 3)
-    return _config("MNK", 128, 64 if gated else 128, 32 if small else 64, 8, 8 if gated else 4, 3)
+        return _config(PRODUCT, 128, 128 if gated else 256, 64, 8, 8, 3)
+    return _config(PRODUCT, 128, 64 if gated else 128, 32 if small else 64, 8, 8 if gated else 4, 3)
 
 
 def outer_heuristic(sm: int, dtype: torch.dtype, layout: str, rows: int, p: int, q: int) -> Config:
     if INTERPRETING:
-        return _config("PQR", 32, min(q, 32), 32, 2, 4, 2)
+        return _config(OUTER, 32, min(q, 32), 32, 2, 4, 2)
     if dtype == torch.float32:
-        return _config("PQR", 64, min(q, 64), 32, 8, 4, 3)
+        return _config(OUTER, 64, min(q, 64), 32, 8, 4, 3)
     wide = sm in (90, 100)
-    return _config("PQR", 128, min(q, 256 if wide else 128), 64 if wide else 32, 8, 8, 3)
+    return _config(OUTER, 128, min(q, 256 if wide else 128), 64 if wide else 32, 8, 8, 3)
 
 
-def _config(letters: str, a: int, b: int, c: int, group: int, warps: int, stages: int) -> Config:
-    sizes = {f"BLOCK_{letter}": size for letter, size in zip(letters, (a, b, c), strict=True)}
-    return {**sizes, "GROUP": group, "num_warps": warps, "num_stages": stages}
-
-
-def _fitting(sm: int, dtype: torch.dtype, letters: str, accumulators: int, gated: bool) -> Any:
+def _fitting(sm: int, dtype: torch.dtype, blocks: tuple[str, ...], heights: tuple[int, ...], gated: bool) -> Any:
     """Tiles whose accumulators fit registers and whose stages fit shared memory."""
     limit = {80: 166912, 90: 232448, 100: 232448}.get(sm, 101376)
-    a, b, c = (f"BLOCK_{letter}" for letter in letters)
-    sizes: dict[str, tuple[int, ...]] = {a: (64, 128, 256), b: (64, 128, 256), c: (32, 64, 128)}
-    if letters == "MNK":
-        sizes[a] = (16, 32, *sizes[a])
+    a, b, c = blocks
+    sizes = {a: heights, b: (64, 128, 256), c: (32, 64, 128)}
     for found in grid_of({**sizes, "GROUP": (4, 8), "num_warps": (4, 8), "num_stages": (3, 4)}):
-        held = found[a] * found[b] * accumulators // (found["num_warps"] * 32)
-        shared = (found[a] + found[b] * (2 if gated else 1)) * found[c] * dtype.itemsize * found["num_stages"]
+        held = found[a] * found[b] * (1 + gated) // (found["num_warps"] * 32)
+        shared = (found[a] + found[b] * (1 + gated)) * found[c] * dtype.itemsize * found["num_stages"]
         if 8 <= held <= 128 and shared <= limit:
             yield found
 
 
 def candidates(sm: int, dtype: torch.dtype, layout: str, gated: bool, rows: int, n: int, k: int) -> Any:
-    return (c for c in _fitting(sm, dtype, "MNK", 1 + gated, gated) if c["BLOCK_M"] <= max(2 * rows, 16))
+    found = _fitting(sm, dtype, PRODUCT, (16, 32, 64, 128, 256), gated)
+    return (c for c in found if c["BLOCK_M"] <= max(2 * rows, 16))
 
 
 def outer_candidates(sm: int, dtype: torch.dtype, layout: str, rows: int, p: int, q: int) -> Any:
-    return (c for c in _fitting(sm, dtype, "PQR", 1, False) if c["BLOCK_Q"] <= max(q, 64))
+    return (c for c in _fitting(sm, dtype, OUTER, (64, 128, 256), False) if c["BLOCK_Q"] <= max(q, 64))
 
 
 configuration = Configurations(__file__, "grouped", heuristic, candidates)
 outer_configuration = Configurations(__file__, "outer", outer_heuristic, outer_candidates)
-
-
-def _options(config: Config, *letters: str) -> dict[str, int]:
-    return {name: config[name] for name in (*(f"BLOCK_{letter}" for letter in letters), "GROUP")}
 
 
 def product_plan(x: Tensor, w: Tensor, bias: Tensor | None, r: int, gather: bool, gated: bool, keep: bool) -> Plan:
@@ -522,17 +517,11 @@ def product_plan(x: Tensor, w: Tensor, bias: Tensor | None, r: int, gather: bool
     layout = "T" if w.stride(2) == 1 else "N"
     rows = bucket(max(r // e, 1), 16)
     config = configuration(x.device, x.dtype, layout, gated, min(rows, 4096), bucket(n), bucket(k))
-    tile = _options(config, "M", "N", "K")
+    tile = {name: config[name] for name in (*PRODUCT, "GROUP")}
     grid = ((r // tile["BLOCK_M"] + e + 1) * triton.cdiv(n, tile["BLOCK_N"]),)
     scalars = (r, n, k, e, t, *x.stride(), *w.stride(), *((0, 0) if bias is None else bias.stride()))
-    flags = {
-        "EVEN_K": k % tile["BLOCK_K"] == 0,
-        "GATHER": gather,
-        "BIAS": bias is not None,
-        "GATED": gated,
-        "KEEP": keep,
-    }
-    constants = {**tile, "LANES": bucket(e + 1), **flags}
+    flags = {"GATHER": gather, "BIAS": bias is not None, "GATED": gated, "KEEP": keep}
+    constants = {**tile, "LANES": bucket(e + 1), "EVEN_K": k % tile["BLOCK_K"] == 0, **flags}
     return Plan(grouped_product, grid, scalars, constants, config["num_warps"], config["num_stages"])
 
 
@@ -542,14 +531,15 @@ def outer_plan(a: Tensor, b: Tensor, r: int, e: int, gather_a: bool, gather_b: b
     layout = "".join("N" if t.stride(1) == 1 else "T" for t in (a, b))
     rows = bucket(max(r // e, 1), 16)
     config = outer_configuration(a.device, a.dtype, layout, min(rows, 4096), bucket(p, 16), bucket(q, 16))
-    tile = _options(config, "P", "Q", "R")
+    tile = {name: config[name] for name in (*OUTER, "GROUP")}
     grid = (e * triton.cdiv(p, tile["BLOCK_P"]) * triton.cdiv(q, tile["BLOCK_Q"]),)
     scalars = (r, p, q, e, a.shape[0], b.shape[0], *a.stride(), *b.stride())
     constants = {**tile, "GATHER_A": gather_a, "GATHER_B": gather_b}
     return Plan(grouped_outer, grid, scalars, constants, config["num_warps"], config["num_stages"])
 
 
-def gated_gradient_plan(dy: Tensor) -> Plan:
+@Plans
+def gated_gradient_plans(dy: Tensor) -> Plan:
     """Of ``(dy, pre, dpre)``, the last two contiguous."""
     (r, n) = dy.shape
     block = min(bucket(n), 1024)

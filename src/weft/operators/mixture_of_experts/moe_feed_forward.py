@@ -29,20 +29,10 @@ from weft.operators.random_inputs import random_tensor
 def layer(route: Callable[..., Any], product: Callable[..., Tensor], combine: Callable[..., Tensor]) -> Any:
     """The layer of its three parts. Weights are computed in fp32 from logits in x's dtype."""
 
-    def feed_forward(
-        x: Tensor,
-        router: Tensor,
-        w_gate_up: Tensor,
-        w_down: Tensor,
-        k: int,
-        *,
-        normalise: bool = True,
-        scoring: str = "softmax",
-        bias: Tensor | None = None,
-    ) -> Tensor:
+    def feed_forward(x: Tensor, router: Tensor, w_gate_up: Tensor, w_down: Tensor, k: int, **options: Any) -> Tensor:
         logits = F.linear(x, router)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        weights, _, offsets, source, position = route(logits, k, normalise=normalise, scoring=scoring, bias=bias)
+        weights, _, offsets, source, position = route(logits, k, **options)
         hidden = product(x, w_gate_up, offsets, source=source, position=position, activation="swiglu")
         y = product(hidden, w_down, offsets)
         return combine(y, position, weights)
@@ -107,28 +97,6 @@ def cost(w: Workload, direction: str) -> Cost:
     return Cost(2 * t * d * size + weights, written, {w.dtype: 2 * flops}, special_ops=t * (e + k * h))
 
 
-def _gradients(dy: Tensor, **named: Any) -> tuple[Tensor, ...]:
-    leaves = {n: named[n].detach().requires_grad_() for n in ("x", "router", "w_gate_up", "w_down")}
-    with torch.enable_grad():
-        return torch.autograd.grad(reference(**{**named, **leaves}), list(leaves.values()), dy)
-
-
-def _changed(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[..., Tensor]:
-    return lambda **named: reference(**{**named, **change(named)})
-
-
-def _one_expert_less(named: dict[str, Any]) -> dict[str, Any]:
-    return {"k": max(named["k"] - 1, 1)}
-
-
-def _gate_and_up_exchanged(named: dict[str, Any]) -> dict[str, Any]:
-    return {"w_gate_up": named["w_gate_up"].roll(named["w_gate_up"].shape[1] // 2, 1)}
-
-
-def _next_expert(named: dict[str, Any]) -> dict[str, Any]:
-    return {"w_down": named["w_down"].roll(1, 0)}
-
-
 def _router_without_gradient(dy: Tensor, **named: Any) -> tuple[Tensor, ...]:
     """Weights as if they were constants."""
     detached = layer(
@@ -136,9 +104,7 @@ def _router_without_gradient(dy: Tensor, **named: Any) -> tuple[Tensor, ...]:
         grouping.reference,
         combining.reference,
     )
-    leaves = {n: named[n].detach().requires_grad_() for n in ("x", "w_gate_up", "w_down")}
-    with torch.enable_grad():
-        dx, *dw = torch.autograd.grad(detached(**{**named, **leaves}), list(leaves.values()), dy)
+    dx, *dw = mutants.gradient_of(detached, "x", "w_gate_up", "w_down")(dy, **named)
     return dx, torch.zeros_like(named["router"]), *dw
 
 
@@ -154,6 +120,8 @@ def _workspace(w: Workload) -> int:
 
 TIMED = (_like(4096, 8, 2048, 768), _like(16384, 8, 2048, 768), _like(8192, 6, 2048, 1408), _like(16384, 2, 4096, 2816))
 
+LEAVES = ("x", "router", "w_gate_up", "w_down")
+
 moe_feed_forward = Operator(
     name="moe_feed_forward",
     axes={"T": "tokens", "E": "experts", "D": "columns of x", "H": "hidden columns"},
@@ -162,7 +130,7 @@ moe_feed_forward = Operator(
     cost=cost,
     directions=("forward", "backward"),
     options={"k": range(1, 65), "scoring": routing.SCORINGS, "normalise": (False, True)},
-    differentiable=("x", "router", "w_gate_up", "w_down"),
+    differentiable=LEAVES,
     tolerance=Tolerance(scale="tensor", ulps=4.0, terms=lambda w: max(w.axes.values())),
     workspace=_workspace,
     workloads={
@@ -181,10 +149,10 @@ moe_feed_forward = Operator(
     },
     mutants=[
         *mutants.usual(reference),
-        Mutant("one expert less", _changed(_one_expert_less)),
-        Mutant("gate and up exchanged", _changed(_gate_and_up_exchanged)),
-        Mutant("the next expert's second matrix", _changed(_next_expert)),
-        *mutants.usual(_gradients, "backward"),
+        Mutant("one expert less", mutants.changed(reference, k=lambda k: max(k - 1, 1))),
+        Mutant("gate and up exchanged", mutants.changed(reference, w_gate_up=lambda w: w.roll(w.shape[1] // 2, 1))),
+        Mutant("the next expert's second matrix", mutants.changed(reference, w_down=lambda w: w.roll(1, 0))),
+        *mutants.usual(mutants.gradient_of(reference, *LEAVES), "backward"),
         Mutant("weights without a gradient", _router_without_gradient, "backward"),
     ],
 )
@@ -197,11 +165,9 @@ moe_feed_forward.implementation("torch")(torch_layer)
 moe_feed_forward.implementation("grouped_mm", devices=("cuda",), dtypes=("bf16",))(grouped_mm_layer)
 moe_feed_forward.implementation("torch.compile", devices=("cuda",), dtypes=("bf16",))(peers.Compiled(grouped_mm_layer))
 
-# ---- what users call -------------------------------------------------------------------------------------------------
-
 
 def check(
-    x: Tensor, router: Tensor, w_gate_up: Tensor, w_down: Tensor, k: int, normalise: bool, scoring: str, bias: Any
+    x: Tensor, router: Tensor, w_gate_up: Tensor, w_down: Tensor, k: int, *, bias: Tensor | None = None, **choice: Any
 ) -> None:
     name = "moe_feed_forward"
     check_matrix(name, "x", x)
@@ -219,7 +185,7 @@ def check(
             )
     if not e:
         raise ValueError(f"{name}: argument 'router' has no rows; expected one for each expert")
-    check_choice(name, x.shape[0], e, k, normalise, scoring)
+    check_choice(name, x.shape[0], e, k, **choice)
     if bias is not None:
         check_bias(name, bias, x, e)
 
@@ -227,19 +193,10 @@ def check(
 @moe_feed_forward.choice
 @guarded
 def choose(
-    x: Tensor,
-    router: Tensor,
-    w_gate_up: Tensor,
-    w_down: Tensor,
-    k: int,
-    *,
-    normalise: bool = True,
-    scoring: str = "softmax",
-    bias: Tensor | None = None,
-    direction: str = "forward",
+    x: Tensor, router: Tensor, w_gate_up: Tensor, w_down: Tensor, k: int, *, direction: str = "forward", **options: Any
 ) -> Choice:
     """The kernel of the second product, whose rows are not gathered; of backward that of w_gate_up's gradient."""
-    check(x, router, w_gate_up, w_down, k, normalise, scoring, bias)
+    check(x, router, w_gate_up, w_down, k, **options)
     x, w_down = cast_for_products(x, w_down)
     (e, _, h), r = w_down.shape, x.shape[0] * k
 
@@ -288,8 +245,6 @@ def moe_feed_forward_function(
     (arXiv 2211.15841). Gradients of x, router and both weights, deterministic. Forward holds T·k·(H + D) elements between,
     and where a gradient is wanted 2·T·k·H more.
     """
-    check(x, router, w_gate_up, w_down, k, normalise, scoring, bias)
-    out: Tensor = through_public_functions(
-        x, router, w_gate_up, w_down, k, normalise=normalise, scoring=scoring, bias=bias
-    )
-    return out
+    options: dict[str, Any] = {"normalise": normalise, "scoring": scoring, "bias": bias}
+    check(x, router, w_gate_up, w_down, k, **options)
+    return through_public_functions(x, router, w_gate_up, w_down, k, **options)

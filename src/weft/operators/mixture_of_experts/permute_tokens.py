@@ -15,7 +15,7 @@ from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workloa
 from weft.operators import mutants, peers
 from weft.operators.call import Choice, KernelFunction, differentiable, eager, guarded, reference_gradients, traced
 from weft.operators.mixture_of_experts.dispatch import PERMUTE, PERMUTE_GRADIENT, gathered, token_sums
-from weft.operators.mixture_of_experts.reference import check_range, random_places
+from weft.operators.mixture_of_experts.reference import TOKEN_AXES, check_range, random_places, token_workloads
 from weft.operators.random_inputs import LAYOUTS, random_tensor
 
 
@@ -27,9 +27,6 @@ def reference(x: Tensor, source: Tensor, position: Tensor | None = None) -> Tens
 
 def torch_permute(x: Tensor, source: Tensor, position: Tensor | None = None) -> Tensor:
     return x.index_select(0, source)
-
-
-# ---- autograd --------------------------------------------------------------------------------------------------------
 
 
 class Permute(KernelFunction):
@@ -47,8 +44,7 @@ class Permute(KernelFunction):
 
 
 def permute_tokens_triton(x: Tensor, source: Tensor, position: Tensor | None = None) -> Tensor:
-    out: Tensor = differentiable(Permute, x, source, position)
-    return out
+    return differentiable(Permute, x, source, position)
 
 
 # ---- definition ------------------------------------------------------------------------------------------------------
@@ -89,7 +85,7 @@ def _last_once(dy: Tensor, x: Tensor, source: Tensor, position: Tensor | None = 
 
 permute_tokens = Operator(
     name="permute_tokens",
-    axes={"T": "tokens", "K": "experts of each token", "D": "columns"},
+    axes=TOKEN_AXES,
     inputs=inputs,
     reference=reference,
     cost=cost,
@@ -98,17 +94,7 @@ permute_tokens = Operator(
     differentiable=("x",),
     tolerance={"forward": Tolerance(exact=True), "backward": Tolerance(scale=_terms, terms=lambda w: 32)},
     workloads={
-        "verify": [
-            *(workload(T=t, K=k, D=d) for t, k, d in ((1, 1, 1), (7, 2, 5), (9, 3, 100), (20, 4, 16))),
-            *(workload(T=t, K=k, D=d) for t, k, d in ((0, 2, 5), (5, 2, 0))),
-            workload(T=20, K=4, D=33, position=False),
-            *(workload(T=6, K=2, D=24, layout=at) for at in ("unaligned", "sliced", "strided", "transposed")),
-        ],
-        "full": [workload(T=300, K=8, D=5000), workload(T=2**14, K=2, D=1024)],
-        "huge": [workload("bf16", T=2**17 + 8, K=2, D=2**13 + 8)],
-        "bench": [workload("bf16", T=t, K=k, D=d) for t, k, d in ((4096, 2, 4096), (16384, 8, 2048), (8192, 8, 4096))],
-        "quick": [workload(T=4096, K=4, D=2048)],
-        "host": [workload(T=64, K=2, D=128)],
+        **token_workloads(workload(T=20, K=4, D=33, position=False)),
         "compile": [workload(T=4096, K=4, D=2048, position=p) for p in (True, False)],
     },
     mutants=[
@@ -123,18 +109,11 @@ permute_tokens.implementation("triton", arch=">=sm_80")(permute_tokens_triton)
 permute_tokens.implementation("torch")(torch_permute)
 permute_tokens.implementation("torch.compile", devices=("cuda",))(peers.Compiled(torch_permute))
 
-# ---- what users call -------------------------------------------------------------------------------------------------
-
 
 @permute_tokens.choice
 @guarded
 def choose(
-    x: Tensor,
-    source: Tensor,
-    position: Tensor | None = None,
-    *,
-    check_source: bool = False,
-    direction: str = "forward",
+    x: Tensor, source: Tensor, position: Tensor | None = None, *, check_source: bool = False, direction: str = "forward"
 ) -> Choice:
     more = () if position is None else (position,)
     choice = PERMUTE.choose(x, source, *more)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.definition import torch_dtype
-from weft.operators.call import FLOATS, check_device, check_tensor, traced
+from weft.definition import Workload, torch_dtype, workload
+from weft.operators.call import FLOATS, check_device, check_tensor, check_values, traced
 
 LOADS = ("zipf", "even", "one", "empty")
 SCORINGS = ("softmax", "sigmoid")
@@ -52,31 +53,33 @@ def ordered(experts: Tensor, e: int) -> tuple[Tensor, Tensor, Tensor]:
 # ---- grouped products ------------------------------------------------------------------------------------------------
 
 
-def grouped_product(
-    x: Tensor,
-    w: Tensor,
-    offsets: Tensor,
-    source: Tensor | None = None,
-    position: Tensor | None = None,
-    bias: Tensor | None = None,
-    activation: str | None = None,
-) -> Tensor:
-    """A product for each group. While a compiler traces, group sizes are not known: every group's product of all rows,
-    masked."""
-    rows = x if source is None else x.index_select(0, source)
-    y = _masked(rows, w, offsets, bias) if traced(x, w, offsets) else _looped(rows, w, offsets.tolist(), bias)
-    return y if activation is None else gated(y)
+def around(
+    product: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor], gate: Callable[[Tensor], Tensor]
+) -> Callable[..., Tensor]:
+    """``grouped_matmul`` by a product ``(rows, w, offsets, bias)``, with a gather before and a gate after it."""
+
+    def grouped(x, w, offsets, source=None, position=None, bias=None, activation=None) -> Tensor:
+        y = product(x if source is None else x.index_select(0, source), w, offsets, bias)
+        return y if activation is None else gate(y)
+
+    return grouped
 
 
-def _looped(rows: Tensor, w: Tensor, bounds: list[int], bias: Tensor | None) -> Tensor:
+def of_each_group(rows: Tensor, w: Tensor, bounds: list[int], bias: Tensor | None) -> Tensor:
     parts = [
         F.linear(rows[first:end], matrix, None if bias is None else bias[e])
         for e, (matrix, first, end) in enumerate(zip(w.unbind(0), bounds[:-1], bounds[1:], strict=True))
     ]
-    return torch.cat([*parts, rows.new_zeros((rows.shape[0] - bounds[-1], w.shape[1]))])
+    if bounds[-1] < rows.shape[0]:
+        parts.append(parts[0].new_zeros((rows.shape[0] - bounds[-1], w.shape[1])))
+    return torch.cat(parts)
 
 
-def _masked(rows: Tensor, w: Tensor, offsets: Tensor, bias: Tensor | None) -> Tensor:
+def _product(rows: Tensor, w: Tensor, offsets: Tensor, bias: Tensor | None) -> Tensor:
+    """A product for each group. While a compiler traces, group sizes are not known: every group's product of all rows,
+    masked."""
+    if not traced(rows, w, offsets):
+        return of_each_group(rows, w, offsets.tolist(), bias)
     at = torch.arange(rows.shape[0], device=rows.device)
     y = rows.new_zeros((rows.shape[0], w.shape[1]))
     for e in range(w.shape[0]):
@@ -89,6 +92,9 @@ def gated(y: Tensor) -> Tensor:
     """silu(gate) · up of [R, 2N], in fp32 or wider."""
     gate, up = y.to(torch.promote_types(y.dtype, torch.float32)).chunk(2, -1)
     return (F.silu(gate) * up).to(y.dtype)
+
+
+grouped_product = around(_product, gated)
 
 
 def gated_gradient(dy: Tensor, pre: Tensor) -> Tensor:
@@ -106,6 +112,28 @@ def grouped_outer(a: Tensor, b: Tensor, offsets: Tensor, a_source: Tensor | None
     at = torch.arange(a.shape[0], device=a.device)
     masks = [(at >= offsets[e]) & (at < offsets[e + 1]) for e in range(offsets.shape[0] - 1)]
     return torch.stack([a.where(mask[:, None], 0).t() @ b.where(mask[:, None], 0) for mask in masks])
+
+
+# ---- rows of tokens --------------------------------------------------------------------------------------------------
+
+TOKEN_AXES = {"T": "tokens", "K": "experts of each token", "D": "columns"}  # of permute_tokens and combine_tokens
+
+
+def token_workloads(own: Workload) -> dict[str, list[Workload]]:
+    """Those of ``permute_tokens`` and ``combine_tokens``, with one to verify that is the operator's own."""
+    sizes, empty = ((1, 1, 1), (7, 2, 5), (9, 3, 100), (20, 4, 16)), ((0, 2, 5), (5, 2, 0))
+    return {
+        "verify": [
+            *(workload(T=t, K=k, D=d) for t, k, d in (*sizes, *empty)),
+            own,
+            *(workload(T=6, K=2, D=24, layout=at) for at in ("unaligned", "sliced", "strided", "transposed")),
+        ],
+        "full": [workload(T=300, K=8, D=5000), workload(T=2**14, K=2, D=1024)],
+        "huge": [workload("bf16", T=2**17 + 8, K=2, D=2**13 + 8)],
+        "bench": [workload("bf16", T=t, K=k, D=d) for t, k, d in ((4096, 2, 4096), (16384, 8, 2048), (8192, 8, 4096))],
+        "quick": [workload(T=4096, K=4, D=2048)],
+        "host": [workload(T=64, K=2, D=128)],
+    }
 
 
 # ---- checks ----------------------------------------------------------------------------------------------------------
@@ -129,16 +157,11 @@ def check_matrix(operator: str, name: str, value: Any) -> None:
 
 def check_range(operator: str, name: str, indices: Tensor, size: int) -> None:
     """Raises ValueError for an index that is not 0 … size - 1: on a GPU this waits for the device."""
-    wrong = (indices < 0) | (indices >= size)
-    if bool(wrong.any()):
-        at = tuple(int(i) for i in wrong.nonzero()[0])
-        raise ValueError(
-            f"{operator}: argument '{name}' has {int(indices[at])} at {at} ({int(wrong.sum())} such in all); "
-            f"expected 0 … {size - 1}"
-        )
+    expected = f"0 … {size - 1}"
+    check_values(operator, name, indices, lambda t: (t < 0) | (t >= size), flag=f"check_{name}", expected=expected)
 
 
-def check_choice(name: str, t: int, e: int, k: int, normalise: bool, scoring: str) -> None:
+def check_choice(name: str, t: int, e: int, k: int, normalise: bool = True, scoring: str = "softmax") -> None:
     """Of what is chosen for t tokens out of e experts."""
     if isinstance(k, bool) or not isinstance(k, int):
         raise TypeError(f"{name}: argument 'k' is {k!r}; expected an int")

@@ -20,24 +20,18 @@ from weft.operators.mixture_of_experts.reference import SCORINGS, Routing, order
 from weft.operators.mixture_of_experts.reference import route as reference
 from weft.operators.random_inputs import LAYOUTS, random_tensor
 
-# ---- autograd --------------------------------------------------------------------------------------------------------
-
 
 class Route(KernelFunction):
     @staticmethod
-    def forward(
-        ctx: Any, logits: Tensor, k: int, normalise: bool, scoring: str, bias: Tensor | None
-    ) -> tuple[Tensor, ...]:
-        t, e = logits.shape
-        device = logits.device
+    def forward(ctx: Any, logits: Tensor, k: int, normalise: bool, scoring: str, bias: Any) -> tuple[Tensor, ...]:
+        (t, e), device = logits.shape, logits.device
         weights = torch.empty((t, k), dtype=logits.dtype, device=device)
         experts, position = (torch.empty((t, k), dtype=torch.int32, device=device) for _ in range(2))
         offsets = torch.empty((e + 1,), dtype=torch.int32, device=device)
         source = torch.empty((t * k,), dtype=torch.int32, device=device)
         tensors = (logits,) if bias is None else (logits, bias)
-        ROUTE.kernel("triton").of(tensors, k, normalise, scoring)(
-            logits, bias, weights, experts, offsets, source, position
-        )
+        plan = ROUTE.kernel("triton").of(tensors, k, normalise, scoring)
+        plan(logits, bias, weights, experts, offsets, source, position)
         ctx.save_for_backward(logits, experts, bias)
         ctx.normalise, ctx.scoring = normalise, scoring
         return weights, experts, offsets, source, position
@@ -96,10 +90,8 @@ def cost(w: Workload, direction: str) -> Cost:
     t, e, k, size = w["T"], w["E"], w["K"], w.bytes_per_element
     if direction == "backward":
         return Cost(t * e * size + t * k * (size + 4), t * e * size, vector_flops=4 * t * e, special_ops=t * e)
-    written = t * k * (size + 12) + (e + 1) * 4
-    return Cost(
-        t * e * size + 4 * e * w.option("bias", False), written, vector_flops=(3 + k) * t * e, special_ops=t * e
-    )
+    read, written = t * e * size + 4 * e * w.option("bias", False), t * k * (size + 12) + (e + 1) * 4
+    return Cost(read, written, vector_flops=(3 + k) * t * e, special_ops=t * e)
 
 
 def _terms(arguments: dict[str, Any], gradients: list[Tensor]) -> list[Tensor]:
@@ -114,8 +106,7 @@ def _gradient(dy: Tensor, *others: Any, logits: Tensor, **named: Any) -> tuple[T
 
 
 def _last_of_equals(logits: Tensor, **named: Any) -> Routing:
-    e = logits.shape[1]
-    bias = named["bias"]
+    e, bias = logits.shape[1], named["bias"]
     found = reference(logits.flip(1), **{**named, "bias": None if bias is None else bias.flip(0)})
     experts = e - 1 - found.experts
     return Routing(found.weights, experts, *ordered(experts, e))
@@ -124,17 +115,14 @@ def _last_of_equals(logits: Tensor, **named: Any) -> Routing:
 def _later_tokens_first(logits: Tensor, **named: Any) -> Routing:
     """An expert's tokens in falling order: a sort that is not stable."""
     found = reference(logits.flip(0), **named)
-    last = logits.shape[0] - 1
-    return Routing(
-        found.weights.flip(0), found.experts.flip(0), found.offsets, last - found.source, found.position.flip(0)
-    )
+    weights, experts, position = (t.flip(0) for t in (found.weights, found.experts, found.position))
+    return Routing(weights, experts, found.offsets, logits.shape[0] - 1 - found.source, position)
 
 
 def _biased_weights(logits: Tensor, **named: Any) -> Routing:
     found, bias = reference(logits, **named), named["bias"]
-    return (
-        found if bias is None else found._replace(weights=found.weights + bias[found.experts.long()].to(logits.dtype))
-    )
+    added = 0.0 if bias is None else bias[found.experts.long()].to(logits.dtype)
+    return found._replace(weights=found.weights + added)
 
 
 def _without_the_mean(dy: Tensor, *others: Any, logits: Tensor, **named: Any) -> tuple[Tensor, ...]:
@@ -193,7 +181,7 @@ route_top_k = Operator(
         Mutant("the last of equal experts", _last_of_equals),
         Mutant("later tokens first", _later_tokens_first),
         Mutant("bias in the weights", _biased_weights),
-        Mutant("always normalised", lambda logits, **named: reference(logits, **{**named, "normalise": True})),
+        Mutant("always normalised", mutants.changed(reference, normalise=lambda normalise: True)),
         *mutants.usual(_gradient, "backward"),
         Mutant("normalisation without a gradient", _without_the_mean, "backward"),
     ],
@@ -203,18 +191,15 @@ route_top_k.implementation("triton", arch=">=sm_80")(route_top_k_triton)
 route_top_k.implementation("torch")(reference)
 route_top_k.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
 
-# ---- what users call -------------------------------------------------------------------------------------------------
-
 
 @route_top_k.choice
 @guarded
 def choose(
     logits: Tensor,
     k: int,
-    *,
     normalise: bool = True,
     scoring: str = "softmax",
-    bias: Tensor | None = None,
+    bias: Any = None,
     direction: str = "forward",
 ) -> Choice:
     tensors = (logits,) if bias is None else (logits, bias)
@@ -256,7 +241,7 @@ def route_top_k_function(
     if eager(*tensors, gradient=True, autocast=True):
         chosen = ROUTE.of(tensors, k, normalise, scoring)
     else:
-        chosen = choose(logits, k, normalise=normalise, scoring=scoring, bias=bias).implementation != "torch"
+        chosen = choose(logits, k, normalise, scoring, bias).implementation != "torch"
     if not chosen:
         return reference(logits, k, normalise=normalise, scoring=scoring, bias=bias)
     return route_top_k_triton(logits, k, normalise=normalise, scoring=scoring, bias=bias)
