@@ -15,27 +15,17 @@ from torch.optim import adam as functional
 
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import peers
+from weft.operators.mutants import changed
 from weft.operators.optimizer import dispatch, workloads
-from weft.operators.optimizer.dispatch import Arguments
 from weft.operators.optimizer.rules import ADAM
 
 Tensors = Sequence[Tensor]
 
 
 def reference(decoupled: bool) -> Callable[..., None]:
-    def adam_reference(
-        params: Tensors,
-        grads: Tensors,
-        exp_avgs: Tensors,
-        exp_avg_sqs: Tensors,
-        steps: Tensors,
-        max_exp_avg_sqs: Tensors | None = None,
-        lr: float | Tensor = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        maximize: bool = False,
-    ) -> None:
+    """Of :func:`adam_function`'s arguments."""
+
+    def adam(params, grads, exp_avgs, exp_avg_sqs, steps, max_exp_avg_sqs, lr, betas, eps, weight_decay, maximize):
         beta1, beta2 = betas
         for i, (p, g, m, v, step) in enumerate(zip(params, grads, exp_avgs, exp_avg_sqs, steps, strict=True)):
             wide = torch.promote_types(p.dtype, m.dtype)
@@ -52,37 +42,27 @@ def reference(decoupled: bool) -> Callable[..., None]:
             size = (lr / (1 - beta1 ** step.double())).to(wide)
             p.sub_(size * (m / (second.sqrt() / root2 + eps)))
 
-    return torch.no_grad()(adam_reference)
+    return torch.no_grad()(adam)
 
 
-def peer(decoupled: bool, **how: bool) -> Callable[..., None]:
+def peer(decoupled: bool, **how: Any) -> Callable[..., None]:
     """PyTorch's own, ``fused=True`` or ``foreach=True``."""
 
     def with_torch(
-        params: Tensors,
-        grads: Tensors,
-        exp_avgs: Tensors,
-        exp_avg_sqs: Tensors,
-        steps: Tensors,
-        max_exp_avg_sqs: Tensors | None,
-        betas: tuple[float, float],
-        **numbers: Any,
+        exp_avgs: list[Tensor], steps: list[Tensor], max_exp_avg_sqs: list[Tensor] | None, betas: Any, **given: Any
     ) -> None:
-        workloads.decline_mixed(params, exp_avgs)
+        workloads.decline_mixed(given["params"], exp_avgs)
         functional.adam(
-            list(params),
-            list(grads),
-            list(exp_avgs),
-            list(exp_avg_sqs),
-            list(max_exp_avg_sqs or ()),
-            list(steps),
+            exp_avgs=exp_avgs,
+            max_exp_avg_sqs=max_exp_avg_sqs or [],
+            state_steps=steps,
             amsgrad=max_exp_avg_sqs is not None,
             beta1=betas[0],
             beta2=betas[1],
             capturable=steps[0].is_cuda,
             decoupled_weight_decay=decoupled,
-            **numbers,
-            **how,  # type: ignore[arg-type]
+            **given,
+            **how,
         )
 
     return torch.no_grad()(with_torch)
@@ -96,48 +76,38 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     states = {"exp_avgs": False, "exp_avg_sqs": True, **({"max_exp_avg_sqs": True} if w.option("amsgrad") else {})}
     made: dict[str, Any] = workloads.lists(w, g, device, states)
     made.setdefault("max_exp_avg_sqs", None)
-    return {
-        **made,
-        "steps": workloads.counts(w, device),
-        "lr": 1e-1,
-        "betas": (0.9, 0.99),
-        "eps": 1e-8,
-        "weight_decay": 0.1,
-        "maximize": w.option("maximize", False),
-    }
+    return {**made, "steps": workloads.counts(w, device), **workloads.NUMBERS, "maximize": w.option("maximize", False)}
 
 
 def cost(w: Workload, direction: str) -> Cost:
     """A square root and a division an element, among others."""
-    return workloads.cost(3 if w.option("amsgrad") else 2, 14, 2)(w, direction)
+    return workloads.cost(w, 3 if w.option("amsgrad") else 2, 14, 2)
 
 
-def mutants(decoupled: bool) -> list[Mutant]:
-    right, other = reference(decoupled), reference(not decoupled)
-
-    def step_not_counted(**arguments: Any) -> None:
-        right(**{**arguments, "steps": [s.clone() for s in arguments["steps"]]})
-
-    def uncorrected(**arguments: Any) -> None:
+def uncorrected(right: Callable[..., None]) -> Callable[..., None]:
+    def wrong(**arguments: Any) -> None:
         right(**{**arguments, "steps": [torch.full_like(s, 1e6) for s in arguments["steps"]]})
         for step in arguments["steps"]:
             step += 1
 
+    return wrong
+
+
+def mutants(decoupled: bool) -> list[Mutant]:
+    right = reference(decoupled)
+
     def one_step_late(**arguments: Any) -> None:
         for step in arguments["steps"]:
             step += 1
-        right(**{**arguments, "steps": [s.clone() for s in arguments["steps"]]})
-
-    def betas_swapped(**arguments: Any) -> None:
-        right(**{**arguments, "betas": arguments["betas"][::-1]})
+        right(**{**arguments, "steps": workloads.copies(arguments["steps"])})
 
     return [
         *workloads.mutants(right, "exp_avgs", "exp_avg_sqs"),
-        Mutant("step not counted", step_not_counted),
-        Mutant("no bias correction", uncorrected),
+        Mutant("step not counted", changed(right, steps=workloads.copies)),
+        Mutant("no bias correction", uncorrected(right)),
         Mutant("bias correction of the next step", one_step_late),
-        Mutant("betas swapped", betas_swapped),
-        Mutant("the other kind of decay", other),
+        Mutant("betas swapped", changed(right, betas=lambda betas: betas[::-1])),
+        Mutant("the other kind of decay", reference(not decoupled)),
     ]
 
 
@@ -161,29 +131,13 @@ def definition(decoupled: bool) -> dict[str, Any]:
 
 def register(operator: Operator, decoupled: bool) -> Callable[..., None]:
     """Adds the implementations and the choice, and returns the operator's step."""
-
-    def arguments(
-        params: Tensors,
-        grads: Tensors,
-        exp_avgs: Tensors,
-        exp_avg_sqs: Tensors,
-        steps: Tensors,
-        max_exp_avg_sqs: Tensors | None = None,
-        *,
-        maximize: bool = False,
-        **numbers: Any,
-    ) -> Arguments:
-        lists = {"params": params, "grads": grads, "exp_avgs": exp_avgs, "exp_avg_sqs": exp_avg_sqs}
-        if max_exp_avg_sqs is not None:
-            lists["max_exp_avg_sqs"] = max_exp_avg_sqs
-        options = {**numbers, "amsgrad": max_exp_avg_sqs is not None, "decoupled_weight_decay": decoupled}
-        return Arguments(ADAM, lists, options, maximize, steps)
-
-    def check(a: Arguments) -> None:
-        dispatch.check_lists(operator.name, a.lists, a.steps)
-        dispatch.check_options(operator.name, a, "lr", "eps", "weight_decay")
-
-    step = dispatch.register(operator, arguments, check, ("triton", "cuda"))
+    states, numbers = ("exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs"), ("lr", "eps", "weight_decay")
+    options: dict[str, Any] = {
+        "optional": states[2],
+        "kernels": ("triton", "cuda"),
+        "decoupled_weight_decay": decoupled,
+    }
+    step = dispatch.register(operator, ADAM, states, numbers, **options)
     operator.implementation("torch")(peer(decoupled, fused=True))
     operator.implementation("torch-foreach")(peer(decoupled, foreach=True))
     operator.implementation("torch.compile", devices=("cuda",))(peers.Compiled(peer(decoupled, foreach=True)))

@@ -15,6 +15,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators.call import FLOATS, check_tensor
+from weft.operators.mutants import changed
 from weft.operators.optimizer import adam, dispatch, workloads
 from weft.operators.optimizer.blockwise import BLOCKS, STATE_FORMATS, blocks_of, dequantize, quantize, random_bits
 from weft.operators.optimizer.dispatch import Arguments
@@ -52,7 +53,7 @@ def reference(
         second = dequantize(v, v_scales, block_size, False, state_format)
         wide = p.to(first.dtype)
         wide = wide.clone() if wide is p else wide
-        adamw_in_32_bits([wide], [g.to(first.dtype)], [first], [second], [step], **numbers)
+        adamw_in_32_bits([wide], [g.to(first.dtype)], [first], [second], [step], None, **numbers)
         p.copy_(wide)
         for state, (x, codes, scales) in enumerate(((first, m, m_scales), (second, v, v_scales))):
             bits = None if seed is None else random_bits(p.numel(), seed, state, row, count, p.device)
@@ -77,10 +78,7 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     return {
         **made,
         "steps": workloads.counts(w, device),
-        "lr": 1e-1,
-        "betas": (0.9, 0.99),
-        "eps": 1e-8,
-        "weight_decay": 0.1,
+        **workloads.NUMBERS,
         "maximize": w.option("maximize", False),
         "block_size": block,
         "state_format": format,
@@ -95,27 +93,31 @@ def cost(w: Workload, direction: str) -> Cost:
     return Cost(2 * size * n + moments, size * n + moments, vector_flops=60 * n, special_ops=2 * n)
 
 
-def _changed(**changes: Callable[[Any], Any]) -> Callable[..., None]:
-    """The reference with changed arguments; what it mutates is copied back."""
+def _read(name: str, change: Callable[[Tensor], Tensor]) -> Callable[..., None]:
+    """The reference that reads a list of states changed, and writes it where it is."""
 
     def wrong(**arguments: Any) -> None:
-        changed = {n: changes[n](v) if n in changes else v for n, v in arguments.items()}
-        reference(**changed)
-        for name in changes.keys() & set(MUTATES):
-            for mine, theirs in zip(arguments[name], changed[name], strict=True):
-                mine.copy_(theirs)
+        read = [change(t) for t in arguments[name]]
+        reference(**{**arguments, name: read})
+        for mine, theirs in zip(arguments[name], read, strict=True):
+            mine.copy_(theirs)
 
     return wrong
 
 
-def _neighbours(codes: list[Tensor]) -> list[Tensor]:
-    return [c.clamp_max(254) + 1 for c in codes]
+def _written(name: str, change: Callable[[Tensor], Tensor]) -> Callable[..., None]:
+    """The reference that writes a list of states changed."""
+
+    def wrong(**arguments: Any) -> None:
+        reference(**arguments)
+        for t in arguments[name]:
+            t.copy_(change(t))
+
+    return wrong
 
 
-def _codes_of_the_neighbour(**arguments: Any) -> None:
-    reference(**arguments)
-    for codes in arguments["exp_avg_codes"]:
-        codes.copy_(codes.roll(1))
+def _next_code(codes: Tensor) -> Tensor:
+    return codes.clamp_max(254) + 1
 
 
 def _first_moment_by_the_unsigned_map(**arguments: Any) -> None:
@@ -129,21 +131,6 @@ def _first_moment_by_the_unsigned_map(**arguments: Any) -> None:
     reference(**arguments)
     for x, codes, scales in zip(seen, arguments["exp_avg_codes"], arguments["exp_avg_scales"], strict=True):
         quantize(x.abs(), codes, scales, arguments["block_size"], False, arguments["state_format"])
-
-
-def _uncorrected(**arguments: Any) -> None:
-    counts = [s.clone() for s in arguments["steps"]]
-    for step in arguments["steps"]:
-        step.fill_(1e6)
-    reference(**{**arguments, "seed": None})
-    for step, count in zip(arguments["steps"], counts, strict=True):
-        step.copy_(count + 1)
-
-
-def _off_by_one_code(**arguments: Any) -> None:
-    reference(**arguments)
-    for codes in arguments["exp_avg_sq_codes"]:
-        codes.copy_(codes.clamp_max(254) + 1)
 
 
 MUTATES = ("params", "exp_avg_codes", "exp_avg_scales", "exp_avg_sq_codes", "exp_avg_sq_scales", "steps")
@@ -173,9 +160,9 @@ adamw_8bit = Operator(
     # 3 %: nearest codes, as peers take them, are other ones beside powers of ten (dynamic_map); ours differ hardly anywhere
     tolerance=Tolerance(scale="tensor", ulps=4.0, neighbours=0.03, ranks=_ranks),
     workloads={
+        **workloads.WORKLOADS,
         "verify": [
-            workload(T=1, P=1),
-            workload(T=3, P=100),
+            *(workload(T=t, P=p) for t, p in ((1, 1), (3, 100))),
             workload(T=5, P=700, shapes="uneven"),
             workload(T=2, P=4096),
             workload(T=2, P=4097, block=128),
@@ -186,63 +173,38 @@ adamw_8bit = Operator(
             workload(T=2, P=1000, values="nonfinite"),
             workload(T=2, P=4500, stochastic=True),
             workload(T=2, P=4500, format="fp8"),
-            workload(T=2, P=700, format="fp8", values="nonfinite"),
-            workload(T=2, P=700, format="fp8", stochastic=True),
+            *(workload(T=2, P=700, format="fp8", **o) for o in ({"values": "nonfinite"}, {"stochastic": True})),
         ],
         "bench": [
-            workload("bf16", T=len(workloads.LANGUAGE_MODEL), P=workloads.MEAN, shapes="language_model", **o)
-            for o in ({}, {"format": "fp8"}, {"stochastic": True}, {"block": 2048})
-        ]
-        + [workload("fp32", T=len(workloads.LANGUAGE_MODEL), P=workloads.MEAN, shapes="language_model")],
-        "quick": [workload(T=64, P=2**18)],
+            *(
+                workload("bf16", **workloads.MODEL, **o)
+                for o in ({}, {"format": "fp8"}, {"stochastic": True}, {"block": 2048})
+            ),
+            workload("fp32", **workloads.MODEL),
+        ],
         "host": [workload("fp32", T=12, P=4096)],
         "compile": [
-            workload(T=2, P=5000),
-            workload(T=2, P=5000, format="fp8"),
-            workload("bf16", T=2, P=5000, stochastic=True),
-            workload("bf16", T=2, P=5000, block=2048),
+            *(workload(T=2, P=5000, **o) for o in ({}, {"format": "fp8"})),
+            *(workload("bf16", T=2, P=5000, **o) for o in ({"stochastic": True}, {"block": 2048})),
         ],
-        "tune": [workload(d, T=16, P=2**23) for d in ("fp32", "bf16")],
-        "huge": [workload("bf16", T=1, P=2**31 + 17)],
     },
     mutants=[
         *workloads.mutants(reference, *MUTATES[1:5]),
-        Mutant("scale of the wrong block", _changed(exp_avg_scales=lambda ss: [s.flip(0) for s in ss])),
-        Mutant("codes of the neighbour", _codes_of_the_neighbour),
-        Mutant("codes read one off", _changed(exp_avg_codes=_neighbours)),
-        Mutant("codes written one off", _off_by_one_code),
-        Mutant("no bias correction", _uncorrected),
+        Mutant("scale of the wrong block", _read("exp_avg_scales", lambda scales: scales.flip(0))),
+        Mutant("codes of the neighbour", _written("exp_avg_codes", lambda codes: codes.roll(1))),
+        Mutant("codes read one off", _read("exp_avg_codes", _next_code)),
+        Mutant("codes written one off", _written("exp_avg_sq_codes", _next_code)),
+        Mutant("no bias correction", adam.uncorrected(changed(reference, seed=lambda seed: None))),
         Mutant("first moment by the unsigned map", _first_moment_by_the_unsigned_map),
-        Mutant("betas swapped", _changed(betas=lambda betas: betas[::-1])),
-        Mutant("another random number", _changed(seed=lambda seed: None if seed is None else seed + 1)),
-        Mutant("always to the interval", _changed(seed=lambda seed: None)),
+        Mutant("betas swapped", changed(reference, betas=lambda betas: betas[::-1])),
+        Mutant("another random number", changed(reference, seed=lambda seed: None if seed is None else seed + 1)),
+        Mutant("always to the interval", changed(reference, seed=lambda seed: None)),
     ],
 )
 
 
-def arguments(
-    params: Tensors,
-    grads: Tensors,
-    exp_avg_codes: Tensors,
-    exp_avg_scales: Tensors,
-    exp_avg_sq_codes: Tensors,
-    exp_avg_sq_scales: Tensors,
-    steps: Tensors,
-    *,
-    maximize: bool,
-    **options: Any,
-) -> Arguments:
-    lists = {"params": params, "grads": grads, "exp_avg_codes": exp_avg_codes, "exp_avg_sq_codes": exp_avg_sq_codes}
-    scales = {"exp_avg_scales": exp_avg_scales, "exp_avg_sq_scales": exp_avg_sq_scales}
-    return Arguments(
-        ADAM, lists, {**options, "amsgrad": False, "decoupled_weight_decay": True}, maximize, steps, scales
-    )
-
-
 def check(a: Arguments) -> None:
     params, options = a.lists["params"], a.options
-    dispatch.check_lists("adamw_8bit", {"params": params, "grads": a.lists["grads"]}, a.steps)
-    dispatch.check_options("adamw_8bit", a, "lr", "eps", "weight_decay")
     block, format, seed = options["block_size"], options["state_format"], options["seed"]
     if block not in BLOCKS:
         raise ValueError(f"adamw_8bit: argument 'block_size' is {block!r}; expected {', '.join(map(str, BLOCKS))}")
@@ -271,7 +233,10 @@ def check(a: Arguments) -> None:
                 )
 
 
-step = dispatch.register(adamw_8bit, arguments, check, ("triton", "cuda"))
+step = dispatch.register(
+    adamw_8bit, ADAM, ("exp_avg_codes", "exp_avg_sq_codes"), ("lr", "eps", "weight_decay"),
+    scales=("exp_avg_scales", "exp_avg_sq_scales"), kernels=("triton", "cuda"), check=check, decoupled_weight_decay=True,
+)  # fmt: skip
 
 # ---- bitsandbytes and torchao ----------------------------------------------------------------------------------------
 
@@ -291,21 +256,9 @@ class Peer:
         self.known = WeakIdKeyDictionary()
 
     def __call__(
-        self,
-        params: Tensors,
-        grads: Tensors,
-        exp_avg_codes: Tensors,
-        exp_avg_scales: Tensors,
-        exp_avg_sq_codes: Tensors,
-        exp_avg_sq_scales: Tensors,
-        steps: Tensors,
-        *,
-        maximize: bool,
-        block_size: int,
-        state_format: str,
-        seed: int | None,
-        **numbers: Any,
-    ) -> None:
+        self, params: Tensors, grads: Tensors, steps: Tensors, maximize: bool, block_size: int, state_format: str,
+        seed: int | None, **given: Any,
+    ) -> None:  # fmt: skip
         if maximize or state_format != "dynamic" or seed is not None:
             raise Declined("minimises, by the dynamic map, without random numbers")
         if params[0] in self.known:
@@ -315,8 +268,8 @@ class Peer:
             optimizer.step()
             return
         held = [torch.nn.Parameter(p.detach()) for p in params]
-        optimizer = self.make(held, numbers, block_size)
-        moments = zip(exp_avg_codes, exp_avg_scales, exp_avg_sq_codes, exp_avg_sq_scales, strict=True)
+        moments = zip(*(given.pop(name) for name in MUTATES[1:5]), strict=True)
+        optimizer = self.make(held, given, block_size)
         wide = []
         for p, g, step, (m, m_scales, v, v_scales) in zip(held, grads, steps, moments, strict=True):
             p.grad = g

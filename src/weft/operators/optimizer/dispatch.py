@@ -12,18 +12,10 @@ import torch
 from torch import Tensor
 
 from weft.definition import Declined, Operator
-from weft.operators.call import FLOATS, Choice, check_flag, check_tensor, dense, guarded, traced
+from weft.operators.call import FLOATS, Choice, check_device, check_flag, check_tensor, dense, guarded, traced
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.launch import compile_request
-from weft.operators.optimizer.multi_tensor import (
-    AdamTable,
-    AdamW8bitTable,
-    Codes,
-    CudaTable,
-    Entry,
-    Table,
-    same_order,
-)
+from weft.operators.optimizer.multi_tensor import AdamTable, AdamW8bitTable, Codes, CudaTable, Entry, Table, same_order
 from weft.operators.optimizer.rules import ADAM, Rule
 
 MANY = 2**22  # elements; below, the launch itself is what counts
@@ -31,18 +23,15 @@ MANY = 2**22  # elements; below, the launch itself is what counts
 
 @dataclass
 class Step(Call):
-    """One step of an optimizer for the parameters of one device.
-
-    Args:
-        grads: one for each entry, where their layout matters; :class:`weft.optim.OneLaunch` copies gradients of another order.
-        groups, control: see :class:`Table`.
-    """
+    """One step of an optimizer for the parameters of one device."""
 
     rule: Rule
     entries: Sequence[Entry]
-    grads: Sequence[Tensor] = ()
+    grads: Sequence[
+        Tensor
+    ] = ()  # one for each entry, where their layout matters; ``weft.optim`` copies those of another order
     groups: int = 1
-    control: Tensor | None = None
+    control: Tensor | None = None  # see :class:`Table`
 
     @property
     def x(self) -> Tensor:  # type: ignore[override]
@@ -95,26 +84,13 @@ STEP = Dispatch(
     EMPTY,
     ON_CPU,
     TRACED,
-    Route(
-        "cuda",
-        lambda c: c.cuda_elements >= MANY,
-        "many elements of 16 bits or with 8-bit moments, on Hopper: fewer instructions an element",
-        launch=lambda c: c.table(c.cuda_table),
-        unsupported=Step.cuda_obstacle,
-        sm=90,
-    ),
-    Route(
-        "triton",
-        lambda c: True,
-        "dense tensors of one order: one launch for all of them",
-        launch=lambda c: c.table(Table),
-        unsupported=Step.obstacle,
-    ),
-    Route(
-        "torch", lambda c: True, "float64, tensors with gaps, or a state or gradient of other strides than its weight"
-    ),
-)
-
+    Route("cuda", lambda c: c.cuda_elements >= MANY,
+          "many elements of 16 bits or with 8-bit moments, on Hopper: fewer instructions an element",
+          lambda c: c.table(c.cuda_table), Step.cuda_obstacle, sm=90),
+    Route("triton", lambda c: True, "dense tensors of one order: one launch for all of them",
+          lambda c: c.table(Table), Step.obstacle),
+    Route("torch", lambda c: True, "float64, tensors with gaps, or a state or gradient of other strides than its weight"),
+)  # fmt: skip
 
 # ---- calls of the operators ------------------------------------------------------------------------------------------
 
@@ -123,21 +99,16 @@ Lists = dict[str, Sequence[Tensor]]  # name of an argument → its tensors
 
 @dataclass
 class Arguments:
-    """The arguments of an operator of this family.
-
-    Args:
-        lists: weights, gradients, then the rule's states.
-        options: as of a parameter group; with 8-bit states ``block_size``, ``state_format`` and ``seed`` too.
-        steps: counts of steps, where the rule counts.
-        scales: of 8-bit states.
-    """
+    """The arguments of an operator of this family."""
 
     rule: Rule
-    lists: Lists
-    options: dict[str, Any]
+    lists: Lists  # weights, gradients, then the rule's states
+    options: dict[
+        str, Any
+    ]  # as of a parameter group; with 8-bit states ``block_size``, ``state_format`` and ``seed`` too
     maximize: bool
-    steps: Sequence[Tensor] | None = None
-    scales: Lists = field(default_factory=dict)
+    steps: Sequence[Tensor] | None = None  # counts of steps, where the rule counts
+    scales: Lists = field(default_factory=dict)  # of 8-bit states
 
     def step(self) -> tuple[Rule, list[Entry], Sequence[Tensor]]:
         """What :class:`Step` is made of."""
@@ -158,14 +129,12 @@ class Arguments:
     def key(self) -> Any:
         """All that a table depends on: the memory of weights and states, and the layout of gradients."""
         params, grads, *states = self.lists.values()
-        memory = [
-            (t.data_ptr(), t.dtype, t.shape, t.stride()) for ts in (params, *states, self.steps or ()) for t in ts
-        ]
-        layouts = [(g.dtype, g.stride()) for g in grads]
-        scales = [s.data_ptr() for ss in self.scales.values() for s in ss]
-        constants = [self.options.get(name) for name in ("seed", "block_size", "state_format")]
-        variant = self.rule.variant(self.options)
-        return self.rule, variant, params[0].device, (*memory,), (*layouts,), (*scales,), (*constants,)
+        held = [t for ts in (params, *states, self.steps or ()) for t in ts]
+        memory = tuple((t.data_ptr(), t.dtype, t.shape, t.stride()) for t in held)
+        layouts = tuple((g.dtype, g.stride()) for g in grads)
+        scales = tuple(s.data_ptr() for ss in self.scales.values() for s in ss)
+        constants = tuple(self.options.get(name) for name in ("seed", "block_size", "state_format"))
+        return self.rule, self.rule.variant(self.options), params[0].device, memory, layouts, scales, constants
 
     def launch(self, kernel: str = "") -> bool:
         """Makes the step with a kernel of this name, else with the one that :data:`STEP` chooses; the table of pointers is
@@ -201,17 +170,41 @@ TABLES: dict[Any, Table] = {}
 
 def register(
     operator: Operator,
-    arguments: Callable[..., Arguments],
-    check: Callable[[Arguments], None],
+    rule: Rule,
+    states: Sequence[str],
+    numbers: Sequence[str],
+    *,
+    optional: str = "",
+    scales: Sequence[str] = (),
     kernels: Sequence[str] = ("triton",),
+    check: Callable[[Arguments], None] = lambda a: None,
+    **options: Any,
 ) -> Callable[..., None]:
     """Adds the operator's kernels and its choice. Returns its step, by the chosen kernel or the reference, of arguments in the
     reference's order.
 
     Args:
-        arguments: makes them of the operator's, by keyword.
-        check: raises TypeError or ValueError.
+        states: arguments that are lists of the rule's states.
+        optional: which of them may be None: then the rule has none of this name.
+        numbers: arguments that are numbers of 0 or more.
+        scales: arguments that are lists of scales of 8-bit states.
+        check: raises TypeError or ValueError for what else may be wrong.
+        options: of the rule, the same in all calls.
     """
+
+    def arguments(*, maximize: bool, steps: Sequence[Tensor] | None = None, **given: Any) -> Arguments:
+        lists, of_blocks = ({n: given.pop(n) for n in names} for names in (("params", "grads", *states), scales))
+        if optional and lists[optional] is None:
+            del lists[optional]
+        made = {**given, **options, "amsgrad": "max_exp_avg_sqs" in lists}
+        return Arguments(rule, lists, made, maximize, steps, of_blocks)
+
+    def checked(**given: Any) -> Arguments:
+        made = arguments(**given)
+        check_lists(operator.name, {n: ts for n, ts in made.lists.items() if not n.endswith("codes")}, made.steps)
+        check_options(operator.name, made, *numbers)
+        check(made)
+        return made
 
     def implementation(kernel: str) -> Callable[..., None]:
         def step(**given: Any) -> None:
@@ -229,16 +222,12 @@ def register(
         assert operator.public is not None  # it is defined below in the operator's module
         given = inspect.signature(operator.public).bind(*args, **named)
         given.apply_defaults()
-        made = arguments(**given.arguments)
-        check(made)
-        return STEP.choose(*made.step())
+        return STEP.choose(*checked(**given.arguments).step())
 
     names = tuple(inspect.signature(operator.reference).parameters)
 
     def step(*given: Any) -> None:
-        made = arguments(**dict(zip(names, given, strict=True)))
-        check(made)
-        if not made.launch():
+        if not checked(**dict(zip(names, given, strict=True))).launch():
             operator.reference(*given)
 
     return step
@@ -249,32 +238,25 @@ def register(
 
 def check_lists(operator: str, lists: Lists, steps: Sequence[Tensor] | None = None) -> None:
     """Raises TypeError or ValueError unless all lists are as long as the first, and their tensors of its shapes and device."""
-    (first, params), *others = lists.items()
-    counted = [("steps", steps)] if steps is not None else []
-    for name, tensors in (*lists.items(), *counted):
+    first, params = next(iter(lists.items()))
+    every = lists if steps is None else {**lists, "steps": steps}
+    for name, tensors in every.items():
         if isinstance(tensors, Tensor) or not isinstance(tensors, Sequence):
             raise TypeError(f"{operator}: argument '{name}' is a {type(tensors).__name__}; expected a list of tensors")
         if len(tensors) != len(params):
-            raise ValueError(
-                f"{operator}: argument '{name}' has {len(tensors)} tensors and '{first}' has {len(params)}; "
-                "expected the same number"
-            )
+            counted = f"has {len(tensors)} tensors and '{first}' has {len(params)}"
+            raise ValueError(f"{operator}: argument '{name}' {counted}; expected the same number")
     for i, p in enumerate(params):
-        check_tensor(operator, f"{first}[{i}]", p, (*FLOATS, torch.float64))
-        for name, tensors in (*others, *counted):
-            t = tensors[i]
-            count = (torch.float32,) if p.dtype in FLOATS else (torch.float32, torch.float64)  # kernels know no other
-            check_tensor(operator, f"{name}[{i}]", t, count if name == "steps" else (*FLOATS, torch.float64))
-            if t.device != params[0].device or p.device != params[0].device:
-                raise ValueError(
-                    f"{operator}: argument '{name}[{i}]' is on {t.device} and '{first}[0]' is on {params[0].device}; "
-                    "expected one device"
-                )
-            wanted = torch.Size() if name == "steps" else p.shape
-            if t.shape != wanted:
-                raise ValueError(
-                    f"{operator}: argument '{name}[{i}]' has shape {tuple(t.shape)}; expected {tuple(wanted)}"
-                )
+        for name, tensors in every.items():
+            argument = f"{name}[{i}]"
+            dtypes: tuple[torch.dtype, ...] = (*FLOATS, torch.float64)
+            if name == "steps":  # kernels know no other
+                dtypes = (torch.float32,) if p.dtype in FLOATS else (torch.float32, torch.float64)
+            check_tensor(operator, argument, tensors[i], dtypes)
+            check_device(operator, argument, tensors[i], f"{first}[0]", params[0])
+            found, wanted = tuple(tensors[i].shape), () if name == "steps" else tuple(p.shape)
+            if found != wanted:
+                raise ValueError(f"{operator}: argument '{argument}' has shape {found}; expected {wanted}")
 
 
 def check_options(operator: str, a: Arguments, *numbers: str) -> None:

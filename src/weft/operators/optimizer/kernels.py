@@ -64,20 +64,12 @@ NAN = tl.constexpr(0x7FC00000)
 # dtypes, by number
 FP32, FP16, BF16 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 INT16, BYTE = tl.constexpr(3), tl.constexpr(4)
+POINTEES = tl.constexpr((tl.float32, tl.float16, tl.bfloat16, tl.int16, tl.uint8))
 
 
 @triton.jit
 def pointer(address, start, TYPE: tl.constexpr, WHOLE: tl.constexpr):
-    if TYPE == FP32:
-        ptr = address.to(tl.pointer_type(tl.float32))
-    elif TYPE == FP16:
-        ptr = address.to(tl.pointer_type(tl.float16))
-    elif TYPE == BF16:
-        ptr = address.to(tl.pointer_type(tl.bfloat16))
-    elif TYPE == BYTE:
-        ptr = address.to(tl.pointer_type(tl.uint8))
-    else:
-        ptr = address.to(tl.pointer_type(tl.int16))
+    ptr = address.to(tl.pointer_type(POINTEES[TYPE]))
     if WHOLE:
         ptr = tl.multiple_of(ptr, 16)
     return ptr + start
@@ -85,22 +77,14 @@ def pointer(address, start, TYPE: tl.constexpr, WHOLE: tl.constexpr):
 
 @triton.jit
 def load(address, start, mask, TYPE: tl.constexpr, WHOLE: tl.constexpr):
-    ptr = pointer(address, start, TYPE, WHOLE)
-    if WHOLE:
-        x = tl.load(ptr + tl.arange(0, mask.shape[0]))
-    else:
-        x = tl.load(ptr + tl.arange(0, mask.shape[0]), mask=mask, other=0)
-    return x
+    at = pointer(address, start, TYPE, WHOLE) + tl.arange(0, mask.shape[0])
+    return tl.load(at) if WHOLE else tl.load(at, mask=mask, other=0)
 
 
 @triton.jit
 def store(address, start, mask, x, TYPE: tl.constexpr, WHOLE: tl.constexpr):
-    ptr = pointer(address, start, TYPE, WHOLE)
-    x = x.to(ptr.dtype.element_ty)
-    if WHOLE:
-        tl.store(ptr + tl.arange(0, mask.shape[0]), x)
-    else:
-        tl.store(ptr + tl.arange(0, mask.shape[0]), x, mask=mask)
+    at = pointer(address, start, TYPE, WHOLE) + tl.arange(0, mask.shape[0])
+    tl.store(at, x.to(at.dtype.element_ty), mask=None if WHOLE else mask)
 
 
 @triton.jit
@@ -126,12 +110,18 @@ def store_split(weight, lower, start, mask, x, WHOLE: tl.constexpr):
 
 
 @triton.jit
-def store_stochastic(weight, start, mask, x, seed, row, count, BLOCK: tl.constexpr, WHOLE: tl.constexpr):
-    """x as bf16, up or down with the probability that makes the expectation x: 16 random bits, a function of the seed, the
-    tensor's row, the count of steps and the element's index, are added below the bits that remain."""
+def noise_of(key, start, row, count, BLOCK: tl.constexpr):
+    """16 random bits for each element (``philox.random_bits``): a function of the key, the tensor's row, the count of steps and
+    the element's index."""
     part = start.to(tl.uint64) // 8 + tl.arange(0, BLOCK // 8)
     stream = (row.to(tl.uint64) << 32) | count.to(tl.uint64)
-    noise = tl.reshape(random_bits(part, seed.to(tl.uint64), stream, 8), x.shape) >> 16
+    return tl.reshape(random_bits(part, key, stream, 8), [BLOCK])
+
+
+@triton.jit
+def store_stochastic(weight, start, mask, x, seed, row, count, BLOCK: tl.constexpr, WHOLE: tl.constexpr):
+    """x as bf16, up or down with the probability that makes the expectation x: random bits are added below what remains."""
+    noise = noise_of(seed.to(tl.uint64), start, row, count, BLOCK) >> 16
     store(weight, start, mask, ((bits_of(x) + noise.to(tl.int32)) >> 16), INT16, WHOLE)
 
 
@@ -193,19 +183,27 @@ def blockwise(x, factor, Q: tl.constexpr):
 
 
 @triton.jit
-def load_codes(address, scales, codebook, start, mask, size, TYPE: tl.constexpr, Q: tl.constexpr, WHOLE: tl.constexpr):
-    code = load(address, start, mask, BYTE, WHOLE)
-    blocks, there = scale_indices(start, size, mask.shape[0], Q)
-    scale = tl.load(scales.to(tl.pointer_type(tl.float32)) + blocks, mask=there, other=0.0)
-    if TYPE == SIGNED:
-        x = tl.gather(tl.load(codebook + tl.arange(0, 256)), code.to(tl.int32), 0)
-    elif TYPE == UNSIGNED:
-        x = tl.gather(tl.load(codebook + 256 + tl.arange(0, 256)), code.to(tl.int32), 0)
+def load_state(words, s: tl.constexpr, codebook, start, mask, KIND: tl.constexpr, WHOLE: tl.constexpr):
+    TYPE: tl.constexpr = KIND // (STATE_TYPES * 16**s) % 16
+    address = tl.load(words + STATES + s)
+    if TYPE < SIGNED:
+        x = load(address, start, mask, TYPE, WHOLE).to(tl.float32)
     else:
-        x = decode_float(code, "fp8_e4m3") * 0.002232142857142857  # 1 / 448
-        if TYPE == E4M3_ROOT:
-            x *= x
-    return blockwise(x, scale, Q)
+        Q: tl.constexpr = 128 * 2 ** (KIND // CODES % 8)
+        code = load(address, start, mask, BYTE, WHOLE)
+        blocks, there = scale_indices(start, tl.load(words + SIZE), mask.shape[0], Q)
+        scales = tl.load(words + SCALES + s).to(tl.pointer_type(tl.float32))
+        scale = tl.load(scales + blocks, mask=there, other=0.0)
+        if TYPE == SIGNED:
+            x = tl.gather(tl.load(codebook + tl.arange(0, 256)), code.to(tl.int32), 0)
+        elif TYPE == UNSIGNED:
+            x = tl.gather(tl.load(codebook + 256 + tl.arange(0, 256)), code.to(tl.int32), 0)
+        else:
+            x = decode_float(code, "fp8_e4m3") * 0.002232142857142857  # 1 / 448
+            if TYPE == E4M3_ROOT:
+                x *= x
+        x = blockwise(x, scale, Q)
+    return x
 
 
 @triton.jit
@@ -235,16 +233,6 @@ def store_codes(
     blocks, there = scale_indices(start, size, x.shape[0], Q)
     tl.debug_barrier()  # no warp may still have to read the scales
     tl.store(scales.to(tl.pointer_type(tl.float32)) + blocks, largest, mask=there)
-
-
-@triton.jit
-def code_noise(seed, state: tl.constexpr, start, row, count, BLOCK: tl.constexpr):
-    """16 random bits for each element (``philox.random_bits``): a function of the seed, the state's number, the tensor's row,
-    the count of steps and the element's index. Other bits than those that round weights."""
-    part = start.to(tl.uint64) // 8 + tl.arange(0, BLOCK // 8)
-    stream = (row.to(tl.uint64) << 32) | count.to(tl.uint64)
-    key = seed.to(tl.uint64) ^ ((state + 1) << 61)
-    return tl.reshape(random_bits(part, key, stream, 8), [BLOCK])
 
 
 # ---- the step --------------------------------------------------------------------------------------------------------
@@ -292,34 +280,23 @@ def update(
     for k in tl.static_range(len(KINDS)):
         if kind == k:
             if not skip:
-                chunk(
-                    words, gradient, start, row, numbers, arrivals, factor, codebook,
-                    RULE, KINDS[k], NUMBERS, BLOCK, ZEROED, HARDWARE,
-                )  # fmt: skip
+                addresses = gradient | tl.load(words + PARAM)
+                for s in tl.static_range(KINDS[k] // STATE_COUNT % 16 + (KINDS[k] // ROUNDING % 16 == SPLIT)):
+                    addresses |= tl.load(words + STATES + s)
+                # a whole chunk whose addresses are multiples of 16 bytes goes in 16-byte accesses; any other element by element
+                if (start + BLOCK <= tl.load(words + SIZE)) & ((addresses & 15) == 0):
+                    advance(
+                        words, gradient, start, row, numbers, arrivals, factor, codebook,
+                        RULE, KINDS[k], NUMBERS, BLOCK, ZEROED, HARDWARE, True,
+                    )  # fmt: skip
+                else:
+                    advance(
+                        words, gradient, start, row, numbers, arrivals, factor, codebook,
+                        RULE, KINDS[k], NUMBERS, BLOCK, ZEROED, HARDWARE, False,
+                    )  # fmt: skip
             elif ZEROED:
-                clear(words, gradient, start, KINDS[k], BLOCK)
-
-
-@triton.jit
-def chunk(
-    words, gradient, start, row, numbers, arrivals, factor, codebook,
-    RULE: tl.constexpr, KIND: tl.constexpr, NUMBERS: tl.constexpr, BLOCK: tl.constexpr,
-    ZEROED: tl.constexpr, HARDWARE: tl.constexpr,
-):  # fmt: skip
-    """A whole chunk whose addresses are multiples of 16 bytes goes in 16-byte accesses; any other element by element."""
-    addresses = gradient | tl.load(words + PARAM)
-    for s in tl.static_range(KIND // STATE_COUNT % 16 + (KIND // ROUNDING % 16 == SPLIT)):
-        addresses |= tl.load(words + STATES + s)
-    if (start + BLOCK <= tl.load(words + SIZE)) & ((addresses & 15) == 0):
-        advance(
-            words, gradient, start, row, numbers, arrivals, factor, codebook,
-            RULE, KIND, NUMBERS, BLOCK, ZEROED, HARDWARE, True,
-        )  # fmt: skip
-    else:
-        advance(
-            words, gradient, start, row, numbers, arrivals, factor, codebook,
-            RULE, KIND, NUMBERS, BLOCK, ZEROED, HARDWARE, False,
-        )  # fmt: skip
+                mask = tl.arange(0, BLOCK) < tl.minimum(tl.load(words + SIZE) - start, BLOCK).to(tl.int32)
+                store(gradient, start, mask, tl.zeros([BLOCK], tl.float32), KINDS[k] // GRAD_TYPE % 16, False)
 
 
 @triton.jit
@@ -385,19 +362,6 @@ def advance(
 
 
 @triton.jit
-def load_state(words, s: tl.constexpr, codebook, start, mask, KIND: tl.constexpr, WHOLE: tl.constexpr):
-    TYPE: tl.constexpr = KIND // (STATE_TYPES * 16**s) % 16
-    address = tl.load(words + STATES + s)
-    if TYPE >= SIGNED:
-        Q: tl.constexpr = 128 * 2 ** (KIND // CODES % 8)
-        scales, size = tl.load(words + SCALES + s), tl.load(words + SIZE)
-        x = load_codes(address, scales, codebook, start, mask, size, TYPE, Q, WHOLE)
-    else:
-        x = load(address, start, mask, TYPE, WHOLE).to(tl.float32)
-    return x
-
-
-@triton.jit
 def store_state(
     words, s: tl.constexpr, start, mask, x, row, count,
     KIND: tl.constexpr, HARDWARE: tl.constexpr, WHOLE: tl.constexpr,
@@ -409,18 +373,12 @@ def store_state(
         STOCHASTIC_CODES: tl.constexpr = KIND // CODES % 16 >= 8
         noise = tl.zeros([1], tl.uint32)
         if STOCHASTIC_CODES:
-            noise = code_noise(tl.load(words + SEED), s, start, row, count, x.shape[0])
+            key = tl.load(words + SEED).to(tl.uint64) ^ ((s + 1) << 61)  # not that of the weights
+            noise = noise_of(key, start, row, count, x.shape[0])
         scales, size = tl.load(words + SCALES + s), tl.load(words + SIZE)
         store_codes(address, scales, start, mask, size, x, noise, TYPE, Q, STOCHASTIC_CODES, HARDWARE, WHOLE)
     else:
         store(address, start, mask, x, TYPE, WHOLE)
-
-
-@triton.jit
-def clear(words, gradient, start, KIND: tl.constexpr, BLOCK: tl.constexpr):
-    """Sets a chunk of the gradient to 0, of a step that is skipped."""
-    mask = tl.arange(0, BLOCK) < tl.minimum(tl.load(words + SIZE) - start, BLOCK).to(tl.int32)
-    store(gradient, start, mask, tl.zeros([BLOCK], tl.float32), KIND // GRAD_TYPE % 16, False)
 
 
 # ---- the norm of all gradients ---------------------------------------------------------------------------------------

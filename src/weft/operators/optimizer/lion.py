@@ -13,22 +13,17 @@ from torch import Tensor
 
 from weft.definition import Mutant, Operator, Tolerance, Workload
 from weft.operators import peers
+from weft.operators.mutants import changed
 from weft.operators.optimizer import dispatch, workloads
-from weft.operators.optimizer.dispatch import Arguments
 from weft.operators.optimizer.rules import LION
 
 Tensors = Sequence[Tensor]
+Betas = tuple[float, float]
 
 
 @torch.no_grad()
 def reference(
-    params: Tensors,
-    grads: Tensors,
-    exp_avgs: Tensors,
-    lr: float | Tensor = 1e-4,
-    betas: tuple[float, float] = (0.9, 0.99),
-    weight_decay: float = 0.0,
-    maximize: bool = False,
+    params: Tensors, grads: Tensors, exp_avgs: Tensors, lr: Any, betas: Betas, weight_decay: float, maximize: bool
 ) -> None:
     """In fp32 at least: a sign has no rounding to hide an error of its argument."""
     beta1, beta2 = betas
@@ -42,13 +37,7 @@ def reference(
 
 @torch.no_grad()
 def with_foreach(
-    params: Tensors,
-    grads: Tensors,
-    exp_avgs: Tensors,
-    lr: float | Tensor,
-    betas: tuple[float, float],
-    weight_decay: float,
-    maximize: bool,
+    params: Tensors, grads: Tensors, exp_avgs: Tensors, lr: Any, betas: Betas, weight_decay: float, maximize: bool
 ) -> None:
     """Written by hand over PyTorch's operators on lists."""
     workloads.decline_mixed(params, exp_avgs)
@@ -71,12 +60,8 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     made: dict[str, Any] = workloads.lists(w, g, device, {"exp_avgs": False})
     for grad, moment in zip(made["grads"], made["exp_avgs"], strict=True):  # no sign that only rounding decides
         grad += 0.25 * ((0.9 * moment.float() + 0.1 * grad.float()).abs() < 1e-3)
-    numbers = {"lr": 1e-1, "betas": (0.9, 0.99), "weight_decay": 0.1, "maximize": w.option("maximize", False)}
-    return {**made, **numbers}
-
-
-def _betas_swapped(**arguments: Any) -> None:
-    reference(**{**arguments, "betas": arguments["betas"][::-1]})
+    numbers = {name: workloads.NUMBERS[name] for name in ("lr", "betas", "weight_decay")}
+    return {**made, **numbers, "maximize": w.option("maximize", False)}
 
 
 def _no_sign(params: Tensors, grads: Tensors, exp_avgs: Tensors, **options: Any) -> None:
@@ -91,29 +76,20 @@ lion = Operator(
     axes=workloads.AXES,
     inputs=inputs,
     reference=reference,
-    cost=lambda w, direction: workloads.cost(1, 9)(w, direction),
+    cost=lambda w, direction: workloads.cost(w, 1, 9),
     options=workloads.OPTIONS,
     mutates=("params", "exp_avgs"),
     tolerance=Tolerance(scale="tensor", ulps=4.0),
     workloads=workloads.WORKLOADS,
     mutants=[
         *workloads.mutants(reference, "exp_avgs"),
-        Mutant("betas swapped", _betas_swapped),
+        Mutant("betas swapped", changed(reference, betas=lambda betas: betas[::-1])),
         Mutant("no sign", _no_sign),
     ],
 )
 
 
-def arguments(params: Tensors, grads: Tensors, exp_avgs: Tensors, *, maximize: bool, **options: Any) -> Arguments:
-    return Arguments(LION, {"params": params, "grads": grads, "exp_avgs": exp_avgs}, options, maximize)
-
-
-def check(a: Arguments) -> None:
-    dispatch.check_lists("lion", a.lists)
-    dispatch.check_options("lion", a, "lr", "weight_decay")
-
-
-step = dispatch.register(lion, arguments, check)
+step = dispatch.register(lion, LION, ("exp_avgs",), ("lr", "weight_decay"))
 lion.implementation("torch")(reference)
 lion.implementation("torch-foreach")(with_foreach)
 lion.implementation("torch.compile", devices=("cuda",))(peers.Compiled(with_foreach))

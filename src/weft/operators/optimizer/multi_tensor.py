@@ -38,65 +38,42 @@ FORMATS = {  # of 8-bit states: the types of one with a sign and of one without
 
 @dataclass(frozen=True)
 class Codes:
-    """8-bit states of a parameter.
+    """8-bit states of a parameter."""
 
-    Args:
-        scales: of each of the rule's states, fp32, the largest magnitude of each block of neighbours in memory.
-        block: elements of a block, 128 … 2048, a power of two.
-        format: ``dynamic`` or ``fp8``.
-        stochastic: codes are rounded up or down at random.
-    """
-
-    scales: tuple[Tensor, ...]
-    block: int = 256
-    format: str = "dynamic"
-    stochastic: bool = False
+    scales: tuple[
+        Tensor, ...
+    ]  # of each of the rule's states, fp32: the largest magnitudes of blocks of neighbours in memory
+    block: int = 256  # elements of a block, 128 … 2048, a power of two
+    format: str = "dynamic"  # or fp8
+    stochastic: bool = False  # codes are rounded up or down at random
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A parameter, as a row of the table.
+    """A parameter, as a row of the table."""
 
-    Args:
-        param: float32, float16 or bfloat16, dense in memory.
-        states: the rule's, of the same strides (uint8 with ``codes``), then the int16 lower half of a split weight.
-        step: one fp32, the number of steps done, where the rule or the rounding needs it.
-        options: of its group.
-        group: number of the group: its row of the numbers.
-        rounding: ``nearest``, ``stochastic`` or ``split``.
-        gradient: the gradient's dtype.
-        codes: the format of 8-bit states, or None.
-    """
-
-    param: Tensor
-    states: tuple[Tensor, ...]
-    step: Tensor | None
-    options: dict[str, Any]
-    group: int = 0
-    rounding: str = "nearest"
-    gradient: torch.dtype = torch.float32
+    param: Tensor  # float32, float16 or bfloat16, dense in memory
+    states: tuple[
+        Tensor, ...
+    ]  # the rule's, of the same strides (uint8 with codes), then the int16 half of a split weight
+    step: Tensor | None  # one fp32, the number of steps done, where the rule or the rounding needs it
+    options: dict[str, Any]  # of its group
+    group: int = 0  # number of the group: its row of the numbers
+    rounding: str = "nearest"  # or stochastic, split
+    gradient: torch.dtype = torch.float32  # the gradient's dtype
     seed: int = 0
-    codes: Codes | None = None
+    codes: Codes | None = None  # the format of 8-bit states
 
 
 class StepOptions(NamedTuple):
-    """What a step does besides updating.
+    """What a step does besides updating."""
 
-    Args:
-        scale: of the loss, one fp32 on the device: gradients are divided by it.
-        found: one fp32 on the device: where it is not 0, the step is skipped and counted.
-        max_norm: gradients are scaled down to this 2-norm of all of them.
-        guarded: a step with a gradient that is not finite is skipped and counted.
-        measured: the clipping factor and ``found`` have been computed: no norm is taken here.
-        zeroed: gradients are set to 0.
-    """
-
-    scale: Tensor | None = None
-    found: Tensor | None = None
-    max_norm: float | None = None
-    guarded: bool = False
-    measured: bool = False
-    zeroed: bool = False
+    scale: Tensor | None = None  # of the loss, one fp32 on the device: gradients are divided by it
+    found: Tensor | None = None  # one fp32 on the device: where it is not 0, the step is skipped and counted
+    max_norm: float | None = None  # gradients are scaled down to this 2-norm of all of them
+    guarded: bool = False  # a step with a gradient that is not finite is skipped and counted
+    measured: bool = False  # the clipping factor and ``found`` have been computed: no norm is taken here
+    zeroed: bool = False  # gradients are set to 0
 
 
 def same_order(a: Tensor, b: Tensor) -> bool:

@@ -28,25 +28,20 @@ Options = Mapping[str, Any]  # of a parameter group
 
 @dataclass(frozen=True)
 class Rule:
-    """An update rule.
+    """An update rule: a Triton function, and what it needs, by the options of a parameter group.
 
-    Args:
-        update: a Triton function ``(p, g, states, step, lr, numbers, variant) -> p, states`` of fp32 registers: the weight, its
-            gradient (negated to maximise), a tuple of states, the number of this step (1 at first; only where it is counted),
-            the learning rate, a tuple of numbers, and a compile-time constant.
-        states: ``options -> names`` of the states, as in ``state_dict``; each has the weight's shape.
-        numbers: ``options -> numbers`` passed to the update, computed in float64 and rounded to fp32 once.
-        variant: ``options -> constant`` that the update is compiled for.
-        positive: ``options -> names`` of the states that are never negative (squares), which have unsigned 8-bit codes.
-        counted: ``options -> bool``: whether the update needs the number of the step.
+    ``update`` is ``(p, g, states, step, lr, numbers, variant) -> p, states`` of fp32 registers: the weight, its gradient
+    (negated to maximise), a tuple of states, the number of this step (1 at first; only where it is counted), the learning
+    rate, a tuple of numbers, and a compile-time constant.
     """
 
     update: Any
-    states: Callable[[Options], tuple[str, ...]]
-    numbers: Callable[[Options], tuple[float, ...]]
-    variant: Callable[[Options], Any] = lambda options: False
+    states: Callable[[Options], tuple[str, ...]]  # names, as in ``state_dict``; each has the weight's shape
+    numbers: Callable[[Options], tuple[float, ...]]  # computed in float64 and rounded to fp32 once
+    variant: Callable[[Options], Any] = lambda options: False  # the constant that the update is compiled for
+    # states that are never negative (squares), which have unsigned 8-bit codes
     positive: Callable[[Options], tuple[str, ...]] = lambda options: ()
-    counted: Callable[[Options], bool] = lambda options: False
+    counted: Callable[[Options], bool] = lambda options: False  # whether the update needs the number of the step
 
 
 # ---- Adam, AdamW -----------------------------------------------------------------------------------------------------

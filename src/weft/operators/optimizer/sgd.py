@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from torch.optim import sgd as functional
 
-from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
+from weft.definition import Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import peers
 from weft.operators.call import check_flag
+from weft.operators.mutants import changed
 from weft.operators.optimizer import dispatch, workloads
 from weft.operators.optimizer.dispatch import Arguments
 from weft.operators.optimizer.rules import SGD
@@ -72,24 +73,12 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     }
 
 
-def cost(w: Workload, direction: str) -> Cost:
-    return workloads.cost(1 if w.option("momentum", True) else 0, 7)(w, direction)
-
-
-def _without_momentum(**arguments: Any) -> None:
-    reference(**{**arguments, "momentum": 0.0})
-
-
-def _not_dampened(**arguments: Any) -> None:
-    reference(**{**arguments, "dampening": 0.0})
-
-
 sgd = Operator(
     name="sgd",
     axes=workloads.AXES,
     inputs=inputs,
     reference=reference,
-    cost=cost,
+    cost=lambda w, direction: workloads.cost(w, 1 if w.option("momentum", True) else 0, 7),
     options={**workloads.OPTIONS, "momentum": (True, False), "nesterov": (True, False)},
     mutates=("params", "momentum_buffers"),
     tolerance=Tolerance(scale="tensor", ulps=4.0),
@@ -103,30 +92,14 @@ sgd = Operator(
     },
     mutants=[
         *workloads.mutants(reference, "momentum_buffers"),
-        Mutant("no momentum", _without_momentum),
-        Mutant("not dampened", _not_dampened),
+        Mutant("no momentum", changed(reference, momentum=lambda momentum: 0.0)),
+        Mutant("not dampened", changed(reference, dampening=lambda dampening: 0.0)),
     ],
 )
 
 
-def arguments(
-    params: Tensors,
-    grads: Tensors,
-    momentum_buffers: Tensors | None = None,
-    *,
-    maximize: bool,
-    **numbers: Any,
-) -> Arguments:
-    lists = {"params": params, "grads": grads}
-    if momentum_buffers is not None:
-        lists["momentum_buffers"] = momentum_buffers
-    return Arguments(SGD, lists, {**numbers, "begun": True}, maximize)
-
-
 def check(a: Arguments) -> None:
-    dispatch.check_lists("sgd", a.lists)
     check_flag("sgd", "nesterov", a.options["nesterov"])
-    dispatch.check_options("sgd", a, "lr", "momentum", "weight_decay")
     dampening = a.options["dampening"]
     if isinstance(dampening, bool) or not isinstance(dampening, (int, float)) or not math.isfinite(dampening):
         raise ValueError(f"sgd: argument 'dampening' is {dampening!r:.40}; expected a finite number")
@@ -136,7 +109,8 @@ def check(a: Arguments) -> None:
         raise ValueError("sgd: argument 'nesterov' is True; expected a momentum and no dampening beside it")
 
 
-step = dispatch.register(sgd, arguments, check)
+BUFFERS, numbers = "momentum_buffers", ("lr", "momentum", "weight_decay")
+step = dispatch.register(sgd, SGD, (BUFFERS,), numbers, optional=BUFFERS, check=check, begun=True)
 sgd.implementation("torch")(with_torch(fused=True))
 sgd.implementation("torch-foreach")(with_torch(foreach=True))
 sgd.implementation("torch.compile", devices=("cuda",))(peers.Compiled(with_torch(foreach=True)))

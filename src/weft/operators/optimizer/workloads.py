@@ -9,25 +9,15 @@ import torch
 from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Workload, workload
+from weft.operators.mutants import changed
 from weft.operators.random_inputs import random_tensor
 
-LANGUAGE_MODEL = (  # 16 layers of a language model of 1.24 G parameters, and its embedding
-    *(
-        (
-            (2048, 2048),
-            (512, 2048),
-            (512, 2048),
-            (2048, 2048),
-            (8192, 2048),
-            (8192, 2048),
-            (2048, 8192),
-            (2048,),
-            (2048,),
-        )
-        * 16
-    ),
-    (128256, 2048),
+LAYER = (  # of a language model of 1.24 G parameters
+    *((2048, 2048), (512, 2048), (512, 2048), (2048, 2048)),  # attention
+    *((8192, 2048), (8192, 2048), (2048, 8192)),  # feed forward
+    *((2048,), (2048,)),  # norms
 )
+LANGUAGE_MODEL: tuple[tuple[int, ...], ...] = (*(LAYER * 16), (128256, 2048))  # its 16 layers and its embedding
 MEAN = round(sum(torch.Size(s).numel() for s in LANGUAGE_MODEL) / len(LANGUAGE_MODEL))
 
 AXES = {"T": "tensors", "P": "elements of each, in the mean"}
@@ -38,6 +28,7 @@ OPTIONS = {
     "states": ("same", "fp32"),
     "maximize": (True, False),
 }
+NUMBERS = {"lr": 1e-1, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.1}  # of every draw
 
 
 def shapes(w: Workload) -> list[tuple[int, ...]]:
@@ -85,38 +76,28 @@ def decline_mixed(params: Sequence[Tensor], states: Sequence[Tensor]) -> None:
         raise Declined("PyTorch has states of the weight's dtype")
 
 
-def cost(states: int, flops: int, special: int = 0) -> Callable[[Workload, str], Cost]:
+def cost(w: Workload, states: int, flops: int, special: int = 0) -> Cost:
     """Weight, gradient and states are read, weight and states written."""
-
-    def of(w: Workload, direction: str) -> Cost:
-        n = elements(w)
-        size = w.bytes_per_element
-        state_size = states * (4 if w.option("states", "same") == "fp32" else size)
-        return Cost(
-            (2 * size + state_size) * n, (size + state_size) * n, vector_flops=flops * n, special_ops=special * n
-        )
-
-    return of
+    n, size = elements(w), w.bytes_per_element
+    state_size = states * (4 if w.option("states", "same") == "fp32" else size)
+    return Cost((2 * size + state_size) * n, (size + state_size) * n, vector_flops=flops * n, special_ops=special * n)
 
 
+MODEL: dict[str, Any] = {"T": len(LANGUAGE_MODEL), "P": MEAN, "shapes": "language_model"}
 WORKLOADS = {
     "verify": [
-        workload(T=1, P=1),
-        workload(T=3, P=100),
+        *(workload(T=t, P=p) for t, p in ((1, 1), (3, 100))),
         workload(T=5, P=700, shapes="uneven"),
-        workload(T=2, P=4096),
-        workload(T=2, P=2049),
+        *(workload(T=2, P=p) for p in (4096, 2049)),
         workload(T=3, P=2053, layout="unaligned"),
         workload(T=2, P=300, layout="transposed"),
         workload(T=3, P=500, maximize=True),
         workload(T=2, P=1000, values="nonfinite"),
-        workload("fp16", T=2, P=2100, states="fp32"),
-        workload("bf16", T=2, P=2100, states="fp32"),
+        *(workload(dtype, T=2, P=2100, states="fp32") for dtype in ("fp16", "bf16")),
     ],
     "bench": [
-        workload("fp32", T=len(LANGUAGE_MODEL), P=MEAN, shapes="language_model"),
-        workload("bf16", T=len(LANGUAGE_MODEL), P=MEAN, shapes="language_model"),
-        workload("bf16", T=len(LANGUAGE_MODEL), P=MEAN, shapes="language_model", states="fp32"),
+        *(workload(dtype, **MODEL) for dtype in ("fp32", "bf16")),
+        workload("bf16", **MODEL, states="fp32"),
         workload("fp32", T=1000, P=64),
     ],
     "quick": [workload(T=64, P=2**18)],
@@ -127,17 +108,12 @@ WORKLOADS = {
 }
 
 
+def copies(tensors: list[Tensor]) -> list[Tensor]:
+    return [t.clone() for t in tensors]
+
+
 def mutants(reference: Callable[..., None], *states: str) -> list[Mutant]:
     """Mutants of every optimizer, made from its reference (which works in place)."""
-
-    def with_changed(**changes: Callable[[Any], Any]) -> Callable[..., None]:
-        def wrong(**arguments: Any) -> None:
-            reference(**{**arguments, **{name: change(arguments[name]) for name, change in changes.items()}})
-
-        return wrong
-
-    def copies(tensors: list[Tensor]) -> list[Tensor]:
-        return [t.clone() for t in tensors]
 
     def last_left_out(**arguments: Any) -> None:
         reference(**{n: v[:-1] if isinstance(v, list) else v for n, v in arguments.items()})
@@ -157,13 +133,13 @@ def mutants(reference: Callable[..., None], *states: str) -> list[Mutant]:
             g.mul_(2)
 
     return [
-        Mutant("weights not written", with_changed(params=copies)),
-        *(Mutant(f"{name} not written", with_changed(**{name: copies})) for name in states),
+        Mutant("weights not written", changed(reference, params=copies)),
+        *(Mutant(f"{name} not written", changed(reference, **{name: copies})) for name in states),
         Mutant("last tensor left out", last_left_out),
         Mutant("tail skipped", tail_skipped),
-        Mutant("gradients shifted by one", with_changed(grads=lambda gs: [g.roll(1) for g in gs])),
-        Mutant("gradient's sign turned", with_changed(maximize=lambda maximize: not maximize)),
-        Mutant("another learning rate", with_changed(lr=lambda lr: 1.01 * lr)),
-        Mutant("no decay", with_changed(weight_decay=lambda decay: 0.0)),
+        Mutant("gradients shifted by one", changed(reference, grads=lambda gs: [g.roll(1) for g in gs])),
+        Mutant("gradient's sign turned", changed(reference, maximize=lambda maximize: not maximize)),
+        Mutant("another learning rate", changed(reference, lr=lambda lr: 1.01 * lr)),
+        Mutant("no decay", changed(reference, weight_decay=lambda decay: 0.0)),
         Mutant("gradients changed", spoils_gradients),
     ]
