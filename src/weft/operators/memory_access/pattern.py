@@ -14,7 +14,7 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, check_tensor, eager, guarded, materialised, on_gpu, traced
+from weft.operators.call import Choice, check_shape, check_tensor, eager, guarded, materialised, on_gpu
 from weft.operators.configs import Config, Configurations, tiles
 from weft.operators.dispatch import ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.launch import INTERPRETING, Plan, Plans
@@ -57,8 +57,7 @@ class Pattern:
 
     def _checked(self, x: Any, *value: Any, **named: Any) -> tuple[Any, ...]:
         check_tensor(self.name, "x", x)
-        if x.ndim != 1:
-            raise ValueError(f"{self.name}: argument 'x' has shape {tuple(x.shape)}; expected one dimension")
+        check_shape(self.name, "x", x, x.ndim == 1, "one dimension")
         if self.option is None:
             return (x,)
         name, allowed, default = self.option
@@ -78,10 +77,6 @@ class Access(Call):
         at = next(i for i, a in enumerate(arguments) if isinstance(a, Pattern))
         self.tensors, self.pattern, self.options = arguments[:at], arguments[at], arguments[at + 1 :]
         self.x = self.tensors[0]
-
-    @property
-    def traced(self) -> bool:
-        return traced(*self.tensors)
 
     @property
     def empty(self) -> bool:

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Workload, workload
-from weft.operators.call import check_device, check_tensor
+from weft.operators.call import check_device, check_shape, check_tensor
 from weft.operators.launch import Plan
 from weft.operators.memory_access.machine import Machine
 from weft.operators.memory_access.pattern import LARGEST, OPTIONS, Pattern, call, define, implement, line
@@ -32,12 +32,8 @@ def check(x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
     check_tensor("random_access", "x", x)
     check_tensor("random_access", "index", index, (torch.int64,))
     check_device("random_access", "index", index, "x", x)
-    if x.ndim != 2:
-        raise ValueError(
-            f"random_access: argument 'x' has shape {tuple(x.shape)}; expected [blocks, elements of a block]"
-        )
-    if index.ndim != 1:
-        raise ValueError(f"random_access: argument 'index' has shape {tuple(index.shape)}; expected one dimension")
+    check_shape("random_access", "x", x, x.ndim == 2, "[blocks, elements of a block]")
+    check_shape("random_access", "index", index, index.ndim == 1, "one dimension")
     return x, index
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from weft.definition import BYTES, Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants
-from weft.operators.call import Choice, guarded, traced
+from weft.operators.call import Choice, guarded
 from weft.operators.configs import Config, Configurations, bucket, tiles
 from weft.operators.dispatch import ON_CPU, Call, Dispatch, Route
 from weft.operators.launch import Plan
@@ -84,10 +84,6 @@ class BsrCall(Call):
     values: Tensor
     x: Tensor
     precision: str
-
-    @property
-    def traced(self) -> bool:
-        return traced(self.values, self.x)
 
 
 def plan(c: BsrCall) -> Plan:

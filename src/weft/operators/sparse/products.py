@@ -20,6 +20,7 @@ from weft.operators.call import (
     KernelFunction,
     cast_for_products,
     check_same,
+    check_shape,
     check_tensor,
     differentiable,
     reference_gradients,
@@ -53,9 +54,8 @@ def check_product(
     check_tensor(operator, f"{left}.values", matrix.values)
     check_tensor(operator, right, b)
     check_same(operator, right, b, f"{left}.values", matrix.values)
-    if b.ndim != ndim or b.shape[0] != matrix.shape[1]:
-        expected = expected.format(matrix.shape[1])
-        raise ValueError(f"{operator}: argument '{right}' has shape {tuple(b.shape)}; expected {expected}")
+    fits = b.ndim == ndim and b.shape[0] == matrix.shape[1]
+    check_shape(operator, right, b, fits, expected.format(matrix.shape[1]))
     if not gradient and torch.is_grad_enabled() and (b.requires_grad or matrix.values.requires_grad):
         raise NotImplementedError(f"{operator}: it has no gradients; expected a call under torch.no_grad()")
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants
-from weft.operators.call import Choice, check_tensor, guarded
+from weft.operators.call import Choice, check_shape, check_tensor, guarded
 from weft.operators.configs import Configurations, tiles
 from weft.operators.dispatch import ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.launch import INTERPRETING, Plan
@@ -165,20 +165,13 @@ prune_2_4.implementation("triton", arch=">=sm_80")(prune_triton)
 prune_2_4.implementation("torch")(reference)
 
 
-def check(x: Tensor) -> None:
-    check_tensor("prune_2_4", "x", x)
-    if x.ndim != 2 or x.shape[1] % 4:
-        raise ValueError(
-            f"prune_2_4: argument 'x' has shape {tuple(x.shape)}; expected a matrix with a multiple of 4 columns"
-        )
-    if torch.is_grad_enabled() and x.requires_grad:
-        raise NotImplementedError("prune_2_4: it has no gradient; expected a call under torch.no_grad()")
-
-
 @prune_2_4.choice
 @guarded
 def choose(x: Tensor) -> Choice:
-    check(x)
+    check_tensor("prune_2_4", "x", x)
+    check_shape("prune_2_4", "x", x, x.ndim == 2 and x.shape[1] % 4 == 0, "a matrix with a multiple of 4 columns")
+    if torch.is_grad_enabled() and x.requires_grad:
+        raise NotImplementedError("prune_2_4: it has no gradient; expected a call under torch.no_grad()")
     return FORWARD.choose(x)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants
-from weft.operators.call import Choice, guarded, traced
+from weft.operators.call import Choice, guarded
 from weft.operators.configs import Config, Configurations, bucket, tiles
 from weft.operators.dispatch import ON_CPU, Call, Dispatch, Route
 from weft.operators.launch import INTERPRETING, Plan
@@ -101,10 +101,6 @@ class Sparse24Call(Call):
     metadata: Tensor
     x: Tensor
     precision: str
-
-    @property
-    def traced(self) -> bool:
-        return traced(self.values, self.x)
 
     @property
     def n(self) -> int:

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.operators.call import check_dim, check_tensor
+from weft.operators.call import check_dim, check_shape, check_tensor
 from weft.operators.configs import Config, Configurations, bucket, grid_of, tiles
 from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
@@ -74,8 +74,7 @@ class TransposeCall(Call):
 
     def __init__(self, x: Tensor, dim0: int = -2, dim1: int = -1):
         check_tensor("transpose", "x", x)
-        if x.ndim < 2:
-            raise ValueError(f"transpose: argument 'x' has shape {tuple(x.shape)}; expected at least 2 dimensions")
+        check_shape("transpose", "x", x, x.ndim >= 2, "at least 2 dimensions")
         found = check_dim("transpose", dim0, x.ndim), check_dim("transpose", dim1, x.ndim)
         if sorted(found) != [x.ndim - 2, x.ndim - 1]:
             raise ValueError(
