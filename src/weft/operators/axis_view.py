@@ -42,25 +42,17 @@ class AxisView:
         return math.gcd(*every)
 
 
-def axis_view(x: Tensor, dim: int | None, *, in_order: bool = False) -> AxisView | None:
-    """The view of x along ``dim``, or of all elements; None where the dimensions before or after it have no common stride,
-    so that a copy would be needed. All elements of a tensor that is not dense are rows, [M, N, 1].
+def axis_views(x: Tensor, dim: int | None, *others: Tensor, in_order: bool = False) -> list[AxisView] | None:
+    """The view of x along ``dim``, or of all elements, and the views of others of its shape that match it element by element;
+    None where the dimensions before or after it have no common stride, so that a copy would be needed. All elements of a
+    tensor that is not dense are rows, [M, N, 1].
 
     Args:
         in_order: keep the order of elements (a sum may take them in memory order, an index may not).
     """
-    found = axis_views(x, dim, in_order=in_order)
-    return None if found is None else found[0]
-
-
-def axis_views(x: Tensor, dim: int | None, *others: Tensor, in_order: bool = False) -> list[AxisView] | None:
-    """The view of x and the views of others of its shape that match it element by element."""
     every = (x, *others)
-    if (
-        dim is None
-        and (x.is_contiguous() or (not in_order and dense(x)))
-        and all(t.stride() == x.stride() for t in every)
-    ):
+    flat = dim is None and (x.is_contiguous() or (not in_order and dense(x)))
+    if flat and all(t.stride() == x.stride() for t in every):
         return [AxisView(1, x.numel(), 1, 0, 1, 0)] * len(every)
     at = x.ndim - 1 if dim is None else dim
     found = []
@@ -71,9 +63,8 @@ def axis_views(x: Tensor, dim: int | None, *others: Tensor, in_order: bool = Fal
         found.append(AxisView(lead[0], t.shape[at], rest[0], lead[1], t.stride(at) if t.shape[at] > 1 else 1, rest[1]))
     v = found[0]
     if v.K == 1 and v.m < v.n and not (dim is None and in_order):
-        return [
-            AxisView(1, v.N, v.M, 0, v.n, v.m) for v in found
-        ]  # a transposed matrix: its rows are columns of memory
+        # a transposed matrix: its rows are columns of memory
+        return [AxisView(1, v.N, v.M, 0, v.n, v.m) for v in found]
     return found
 
 

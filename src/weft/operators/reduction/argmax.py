@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from weft.definition import Mutant, Operator, Tolerance
+from weft.operators import mutants
 from weft.operators.reduction.dispatch import Reduction
 from weft.operators.reduction.reduction import define, implement, reduce
 
@@ -22,10 +23,6 @@ def _last(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     return ((x.numel() if dim is None else x.shape[dim]) - 1 - flipped).view(reference(x, dim, keepdim).shape)
 
 
-def _ignores_nan(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    return reference(x.nan_to_num(-torch.inf, torch.inf, -torch.inf), dim, keepdim)
-
-
 argmax = Operator(
     **define(
         reduction,
@@ -34,8 +31,10 @@ argmax = Operator(
         tuned=True,
         wrong=[
             Mutant("last of equals", _last),
-            Mutant("NaN ignored", _ignores_nan),
-            Mutant("of magnitudes", lambda x, dim=None, keepdim=False: reference(x.abs(), dim, keepdim)),
+            Mutant(
+                "NaN ignored", mutants.changed(reference, x=lambda x: x.nan_to_num(-torch.inf, torch.inf, -torch.inf))
+            ),
+            Mutant("of magnitudes", mutants.changed(reference, x=torch.abs)),
             Mutant("smallest", lambda x, dim=None, keepdim=False: torch.argmin(x, dim, keepdim)),
         ],
     )

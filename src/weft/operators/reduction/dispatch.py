@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.operators.axis_view import AxisView, axis_view, axis_views
+from weft.operators.axis_view import AxisView, axis_views
 from weft.operators.call import check_dim, check_flag, check_tensor
 from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
@@ -91,7 +91,8 @@ class ReductionCall(Call):
 
     @functools.cached_property
     def view(self) -> Any:
-        return axis_view(self.x, self.dim, in_order=self.op.formula is None)
+        found = axis_views(self.x, self.dim, in_order=self.op.formula is None)
+        return found and found[0]
 
     @functools.cached_property
     def views(self) -> Any:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from weft.definition import Mutant, Operator, Tolerance
+from weft.operators import mutants
 from weft.operators.reduction import kernels
 from weft.operators.reduction.dispatch import Reduction
 from weft.operators.reduction.kernels import LARGEST, Formula
@@ -18,24 +19,21 @@ from weft.operators.reduction.reduction import define, every_tie, implement, one
 def extremum(op: Reduction, sign: int, *, tuned: bool = False) -> dict[str, Any]:
     """The definition of ``max`` (sign 1) or ``min`` (sign -1)."""
 
-    def ignores_nan(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-        return op.reference(x.nan_to_num(-sign * math.inf, math.inf, -math.inf), dim, keepdim)
+    def without_nan(x: Tensor) -> Tensor:
+        return x.nan_to_num(-sign * math.inf, math.inf, -math.inf)
 
     def from_zero(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
         best = op.reference(x, dim, keepdim)
         return best.clamp_min(0) if sign > 0 else best.clamp_max(0)
-
-    def of_magnitudes(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-        return op.reference(sign * x.abs(), dim, keepdim)
 
     return define(
         op,
         {"forward": Tolerance(exact=True), "backward": Tolerance(scale="element")},
         tuned=tuned,
         wrong=[
-            Mutant("NaN ignored", ignores_nan),
+            Mutant("NaN ignored", mutants.changed(op.reference, x=without_nan)),
             Mutant("starts from 0", from_zero),
-            Mutant("of magnitudes", of_magnitudes),
+            Mutant("of magnitudes", mutants.changed(op.reference, x=lambda x: sign * x.abs())),
         ],
         gradient_wrong=[
             Mutant("all to the first of equals", one_tie(op.reference), "backward"),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from weft.definition import Mutant, Operator, Tolerance, Workload, workload
+from weft.operators import mutants
 from weft.operators.reduction import kernels
 from weft.operators.reduction.dispatch import Reduction
 from weft.operators.reduction.kernels import LARGEST, SUM, Formula
@@ -51,10 +52,6 @@ def norm_inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     return {"x": drawn.pop("x"), "p": float(w.option("p", 2)), **drawn}
 
 
-def _changed(change: Any) -> Any:
-    return lambda x, p=2.0, dim=None, keepdim=False: change(x, p, dim, keepdim)
-
-
 def _signs_kept(x: Tensor, p: float = 2.0, dim: int | None = None, keepdim: bool = False) -> Tensor:
     return torch.sum(x, dim, keepdim).abs() if p == 1 else reference(x, p, dim, keepdim)
 
@@ -80,9 +77,9 @@ norm = Operator(
             workload(M=9, N=400, p="inf", values="ties"),
         ],
         wrong=[
-            Mutant("no root", _changed(lambda x, p, dim, keep: reference(x, p, dim, keep).square())),
+            Mutant("no root", lambda **arguments: reference(**arguments).square()),
             Mutant("signs kept", _signs_kept),
-            Mutant("always of order 2", _changed(lambda x, p, dim, keep: reference(x, 2.0, dim, keep))),
+            Mutant("always of order 2", mutants.changed(reference, p=lambda p: 2.0)),
         ],
         gradient_wrong=[
             Mutant("not divided by the norm", _not_divided, "backward"),

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from weft.definition import Mutant, Operator, Tolerance
+from weft.operators import mutants
 from weft.operators.reduction.kernels import plus
 from weft.operators.scan import kernels
 from weft.operators.scan.dispatch import ColumnsKernel, RowsKernel, Scan
@@ -39,9 +40,9 @@ def _backward_scale(arguments: dict[str, Any], gradients: list[Tensor]) -> list[
     return [scan.reference(**_squares(reversed_scan)).sqrt()]
 
 
-def _rounded(x: Tensor, dim: int = -1, exclusive: bool = False, reverse: bool = False) -> Tensor:
+def _rounded(x: Tensor) -> Tensor:
     """Terms lose their last bits."""
-    return scan.reference((x.float() * (1 + 2**-7)).to(x.dtype), dim, exclusive, reverse)
+    return (x.float() * (1 + 2**-7)).to(x.dtype)
 
 
 cumsum = Operator(
@@ -51,7 +52,7 @@ cumsum = Operator(
             "forward": Tolerance(scale=_forward_scale, terms=lambda w: 256),
             "backward": Tolerance(scale=_backward_scale, terms=lambda w: 256),
         },
-        wrong=[Mutant("rounded terms", _rounded)],
+        wrong=[Mutant("rounded terms", mutants.changed(scan.reference, x=_rounded))],
         gradient_wrong=[Mutant("not reversed", lambda dy, x, **how: (scan.reference(dy, **how),), "backward")],
     )
 )

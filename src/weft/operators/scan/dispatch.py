@@ -16,13 +16,14 @@ import torch
 import triton
 from torch import Tensor
 
-from weft.definition import SHARED_LIMIT, Declined
+from weft.definition import Declined
 from weft.operators.axis_view import AxisView, axis_views
 from weft.operators.call import check_dim, check_flag, check_tensor
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.launch import INTERPRETING, Plan, multiprocessors
+from weft.operators.residency import shared_limit
 from weft.operators.scan import kernels
 from weft.operators.scan.kernels import Formula, GradientInParts, RowsPlan, ScanInParts
 
@@ -64,7 +65,7 @@ def shared_bytes(c: Config) -> int:
 
 def rings(sm: int, shapes: Iterable[tuple[int, ...]]) -> Iterable[Config]:
     """Rings of some shapes with as many slots as fit. How many copies are in flight does not matter (docs/notes/scan.md)."""
-    room = SHARED_LIMIT[max(a for a in SHARED_LIMIT if a <= sm)] + SYSTEM
+    room = shared_limit(sm) + SYSTEM
     for teams, warps, vectors, adders, per_sm in shapes:
         c = dict(zip(RING, (teams, warps, vectors, 16, 16, adders, per_sm), strict=True))
         while c["SLOTS"] and shared_bytes(c) * per_sm > room:

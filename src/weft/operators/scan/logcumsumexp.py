@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from weft.definition import Mutant, Operator, Tolerance
+from weft.operators import mutants
 from weft.operators.scan import kernels
 from weft.operators.scan.dispatch import ColumnsKernel, RowsKernel, Scan
 from weft.operators.scan.kernels import Formula
@@ -41,10 +42,6 @@ def _backward_scale(arguments: dict[str, Any], gradients: list[Tensor]) -> list[
         return list(torch.autograd.grad(y, leaf, gradients[0].abs()))
 
 
-def _overflowing(x: Tensor, dim: int = -1, exclusive: bool = False, reverse: bool = False) -> Tensor:
-    return scan.reference((x * 1.01).to(x.dtype), dim, exclusive, reverse)
-
-
 def _of_tile_maximum(x: Tensor, dim: int = -1, exclusive: bool = False, reverse: bool = False) -> Tensor:
     """Relative to the largest of the row, below which small terms vanish."""
     base = x.amax(dim, keepdim=True) + 80 if x.numel() else x
@@ -66,7 +63,7 @@ logcumsumexp = Operator(
         flops=8,
         special_ops=2,
         wrong=[
-            Mutant("terms one per cent larger", _overflowing),
+            Mutant("terms one per cent larger", mutants.changed(scan.reference, x=lambda x: (x * 1.01).to(x.dtype))),
             Mutant("relative to the largest of all", _of_tile_maximum),
         ],
         gradient_wrong=[Mutant("of the last result alone", _no_maximum, "backward")],
