@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.definition import Cost, Mutant, Operator, Workload, workload
+from weft.definition import Cost, Mutant, Operator, Workload, workload, workloads
 from weft.operators import mutants, peers
 from weft.operators.call import Choice, differentiable, eager, guarded, widened
 from weft.operators.launch import Plans
@@ -78,6 +78,8 @@ def _sum_left_out(dy: Tensor, x: Tensor, scale: float = 1.0) -> tuple[Tensor]:
     return (scale * reference(x, scale) * dy,)
 
 
+points = functools.partial(workloads, "BST")
+
 causal_softmax = Operator(
     name="causal_softmax",
     axes={"B": "batches and heads", "S": "rows (queries)", "T": "columns (keys)"},
@@ -90,31 +92,22 @@ causal_softmax = Operator(
     tolerance=masked_tolerance(reference),
     workloads={
         "verify": [
-            *(
-                workload(B=b, S=s, T=t)
-                for b, s, t in ((1, 1, 1), (2, 3, 3), (3, 5, 9), (2, 9, 5), (1, 40, 100), (2, 33, 33))
-            ),
-            workload(B=0, S=3, T=3),
-            workload(B=2, S=0, T=3),
-            workload(B=2, S=3, T=0),
-            *(workload(B=3, S=9, T=17, layout=layout) for layout in LAYOUTS[1:]),
-            workload(B=2, S=20, T=20, scale=25),
-            workload(B=2, S=20, T=20, scale=-100),
-            workload(B=2, S=20, T=20, values="large"),
-            workload(B=3, S=20, T=20, values="nonfinite"),
-            workload(B=2, S=20, T=20, values="minus_inf_rows"),
-            workload(B=1, S=3, T=2048),
-            workload(B=1, S=9, T=264),
-            workload(B=2, S=7, T=520, values="nonfinite"),
-            workload(B=1, S=70, T=64, values="minus_inf_rows", scale=-100),
-            workload(B=1, S=2, T=33000),
+            *points((1, 1, 1), (2, 3, 3), (3, 5, 9), (2, 9, 5), (1, 40, 100), (2, 33, 33)),
+            *points((0, 3, 3), (2, 0, 3), (2, 3, 0)),
+            *(w for layout in LAYOUTS[1:] for w in points((3, 9, 17), layout=layout)),
+            *(w for scale in (25, -100) for w in points((2, 20, 20), scale=scale)),
+            *points((2, 20, 20), values="large"),
+            *points((3, 20, 20), values="nonfinite"),
+            *points((2, 20, 20), values="minus_inf_rows"),
+            *points((1, 3, 2048), (1, 9, 264)),
+            *points((2, 7, 520), values="nonfinite"),
+            *points((1, 70, 64), values="minus_inf_rows", scale=-100),
+            *points((1, 2, 33000)),
         ],
         "full": [
-            workload(B=2, S=1000, T=1000),
-            workload(B=1, S=100, T=2**16 + 3),
-            workload(B=2, S=1030, T=1024, values="minus_inf_rows", scale=-100),
-            *(workload(B=1, S=n, T=n) for n in (256, 512, 2048, 4096, 8192, 16384)),
-            workload(B=1, S=100, T=32768),
+            *points((2, 1000, 1000), (1, 100, 2**16 + 3)),
+            *points((2, 1030, 1024), values="minus_inf_rows", scale=-100),
+            *points(*((1, n, n) for n in (256, 512, 2048, 4096, 8192, 16384)), (1, 100, 32768)),
         ],
         "huge": [workload("bf16", B=2**15 + 1, S=256, T=t) for t in (257, 264)],
         "bench": [workload(B=2**28 // n**2, S=n, T=n) for n in (512, 1024, 2048, 4096, 8192, 16384)],

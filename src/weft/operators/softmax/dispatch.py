@@ -25,7 +25,7 @@ from weft.operators.row_cluster import LONGEST, MAX_CLUSTER, RowCluster
 from weft.operators.row_cluster import REASON as CLUSTER
 from weft.operators.row_programs import LONG, ONE_PASS, WHOLE
 from weft.operators.softmax import kernels
-from weft.operators.softmax.kernels import CONFIGURATIONS, launch_long_rows, launch_rows
+from weft.operators.softmax.kernels import launch_long_rows, launch_rows
 
 FOLDER = Path(__file__).parent
 MASK_COPY = "the mask's leading dimensions do not merge into three, so a copy would be needed"
@@ -34,19 +34,16 @@ ONE_STRIDE = "the leading dimensions do not collapse into rows of one stride, so
 
 class RowCall(Call):
     """A call on m rows of n columns of several tensors of one shape, the last of which is written. ``name`` is that of the
-    configurations, ``triton`` the kernels of whole rows and of long rows; ``scalars`` and ``flags`` are their arguments."""
+    configurations, ``triton`` the kernels of whole rows and of long rows, ``arguments`` their scalars and flags."""
 
     name: str
     triton: tuple[Any, Any]
+    causal: bool
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """With the columns last."""
         raise NotImplementedError
-
-    @property
-    def configuration(self) -> Configurations:
-        return CONFIGURATIONS[self.name]
 
     @property
     def m(self) -> int:
@@ -55,6 +52,11 @@ class RowCall(Call):
     @property
     def n(self) -> int:
         return self.tensors[0].shape[-1]
+
+    @property
+    def s(self) -> int:
+        """Rows of a matrix, after which a causal mask starts again."""
+        return self.x.shape[-2] if self.causal else 1
 
     @property
     def copy_needed(self) -> str:
@@ -101,17 +103,9 @@ class GradientCall(RowCall):
         return tuple(t.movedim(self.dim, -1) for t in (self.x, self.dy, torch.empty_like(self.x, device="meta")))
 
     @property
-    def s(self) -> int:
-        """Rows of a matrix, after which a causal mask starts again."""
-        return self.x.shape[-2] if self.causal else 1
-
-    @property
-    def scalars(self) -> tuple[Any, ...]:
-        return self.n, self.s, *self.strides, self.scale
-
-    @property
-    def flags(self) -> dict[str, Any]:
-        return {"LOG": self.logs, "CAUSAL": self.causal, "ACCURATE": self.x.dtype == torch.float32}
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        flags = {"LOG": self.logs, "CAUSAL": self.causal, "ACCURATE": self.x.dtype == torch.float32}
+        return (self.n, self.s, *self.strides, self.scale), flags
 
 
 def softmax_gradient(x: Tensor, dy: Tensor, dim: int, logs: bool) -> GradientCall:
@@ -136,8 +130,7 @@ class SoftmaxCall(RowCall):
     triton = kernels.softmax_rows, kernels.softmax_long_rows
 
     def __post_init__(self) -> None:
-        operator = "log_softmax" if self.logs else "softmax"
-        self.name = "log_softmax" if self.logs else "forward"
+        operator, self.name = ("log_softmax", "log_softmax") if self.logs else ("softmax", "forward")
         check_tensor(operator, "x", self.x)
         self.dim = check_dim(operator, self.dim, self.x.ndim)
         self.along = self.x.movedim(self.dim, -1) if self.x.ndim else self.x
@@ -151,12 +144,8 @@ class SoftmaxCall(RowCall):
         return "" if rows_of(self.along) else ONE_STRIDE  # where x's dimensions collapse, the result's do too
 
     @property
-    def scalars(self) -> tuple[int, ...]:
-        return self.n, *self.strides
-
-    @property
-    def flags(self) -> dict[str, Any]:
-        return {"LOG": self.logs, "ACCURATE": self.x.dtype == torch.float32}
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return (self.n, *self.strides), {"LOG": self.logs, "ACCURATE": self.x.dtype == torch.float32}
 
 
 cluster_configuration = Configurations(__file__, "cluster", row_cluster.heuristic, row_cluster.candidates)
@@ -229,10 +218,6 @@ def launch_cluster_backward(c: GradientCall) -> CudaPlan:
     return CudaPlan(source, kernel, rows.grid, rows.threads, scalars, rows.cluster, shared_bytes)
 
 
-def cluster_unsupported(c: SoftmaxCall) -> str:
-    return row_cluster.why_not(c.along)
-
-
 OF_BOTH = "a cluster of blocks holds a row of y and dy, which are read once"
 
 FORWARD = Dispatch(
@@ -241,7 +226,7 @@ FORWARD = Dispatch(
     Route("torch", lambda c: c.x.ndim == 0 or c.empty, "empty or a scalar: nothing to launch"),
     Route("torch", lambda c: c.copy_needed, ONE_STRIDE),
     Route("torch", lambda c: c.n > 1 and c.along.stride(-1) != 1, "PyTorch's kernel for inner dimensions is faster"),
-    Route("cuda", lambda c: c.n >= 16384, CLUSTER, launch_cluster, cluster_unsupported, sm=90),
+    Route("cuda", lambda c: c.n >= 16384, CLUSTER, launch_cluster, lambda c: row_cluster.why_not(c.along), sm=90),
     *TRITON,
 )
 
@@ -305,6 +290,7 @@ class MaskedCall(RowCall):
         if isinstance(scale, bool) or not isinstance(scale, numbers.Real) or not -LARGEST <= scale <= LARGEST:
             raise ValueError(f"{operator}: argument 'scale' is {scale!r:.40}; expected a number that fp32 can hold")
         self.scale: float = float(scale)
+        self.causal = self.kind == CAUSAL
         self.has_mask: bool = self.kind in (BOOLEAN, ADDITIVE)
         if self.has_mask:
             check_tensor(operator, "mask", mask, (torch.bool, *FLOATS))
@@ -338,21 +324,13 @@ class MaskedCall(RowCall):
         return mask_levels(self.expanded) if self.has_mask else (1, 1, 0, 0, 0, 0)
 
     @property
-    def s(self) -> int:
-        """Rows of a matrix, after which a causal mask starts again."""
-        return self.x.shape[-2] if self.kind == CAUSAL else 1
-
-    @property
-    def scalars(self) -> tuple[Any, ...]:
-        return self.n, self.s, *self.strides, *(self.levels or ()), self.scale
-
-    @property
-    def flags(self) -> dict[str, Any]:
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         mask = {BOOLEAN: 1, ADDITIVE: 2}.get(self.kind, 0)
-        return {"MASK": mask, "CAUSAL": self.kind == CAUSAL, "ACCURATE": self.x.dtype == torch.float32}
+        flags = {"MASK": mask, "CAUSAL": self.causal, "ACCURATE": self.x.dtype == torch.float32}
+        return (self.n, self.s, *self.strides, *(self.levels or ()), self.scale), flags
 
 
-ROWS_PER_BLOCK = 4  # rows of one warp each that share a block
+ROWS_PER_BLOCK = {32: 4}  # by the threads of a row: four rows of one warp each share a block
 MOST_ROWS = 2**31 - 1
 PREFETCHED = 32  # bytes of a row that a thread holds where it loads the next row too
 BLOCKS_PER_SM = 4  # at least, where rows share a mask
@@ -437,31 +415,29 @@ masked_rows_backward_configuration = Configurations(
 )
 
 
-def rows_per_block(config: Config) -> int:
-    return ROWS_PER_BLOCK if config["THREADS"] == 32 else 1
-
-
-def masked_rows_plan(kernel: str, config: Config, units: int, scalars: Sequence[Any]) -> CudaPlan:
+def masked_rows_plan(kernel: str, threads: int, units: int, scalars: Sequence[Any]) -> CudaPlan:
     """Of ``units`` rows, or groups of rows that share a mask."""
-    at_once = rows_per_block(config)
-    grid = (-(-units // at_once), 1)
-    return CudaPlan(FOLDER / "masked_rows.cu", kernel, grid, config["THREADS"] * at_once, scalars)
+    block = threads * ROWS_PER_BLOCK.get(threads, 1)
+    return CudaPlan(FOLDER / "masked_rows.cu", kernel, (-(-units * threads // block), 1), block, scalars)
 
 
 def launch_masked_rows(c: MaskedCall) -> CudaPlan:
     m1, m2, s0, s1, s2, _ = c.levels or (1, 1, 0, 0, 0, 0)
     shares = c.has_mask and s1 == 0 and m1 > 1
     config = masked_rows_configuration(c.x.device, c.x.dtype, bucket(c.n), c.kind, shares)
-    most = min(config["SHARE"], c.m // (BLOCKS_PER_SM * multiprocessors(c.x.device) * rows_per_block(config)))
+    rows = BLOCKS_PER_SM * multiprocessors(c.x.device) * ROWS_PER_BLOCK.get(config["THREADS"], 1)
+    most = min(config["SHARE"], c.m // rows)
     share = max((d for d in range(1, most + 1) if m1 % d == 0), default=1)
     mask = {BOOLEAN: "Boolean", ADDITIVE: CTYPES.get(c.mask.dtype, "")}.get(c.kind, "None")
-    flags = f"{str(c.kind == CAUSAL).lower()}, {config['THREADS']}, {config['EACH']}, {share}"
+    flags = f"{str(c.causal).lower()}, {config['THREADS']}, {config['EACH']}, {share}"
     scalars = (
         *(ctypes.c_uint(v) for v in (c.m, c.n, c.s, m1, m2)),
         *(ctypes.c_longlong(v) for v in (*c.row_strides, s0, s1, s2)),
         ctypes.c_float(c.scale),
     )
-    return masked_rows_plan(f"masked_softmax<{CTYPES[c.x.dtype]}, {mask}, {flags}>", config, c.m // share, scalars)
+    return masked_rows_plan(
+        f"masked_softmax<{CTYPES[c.x.dtype]}, {mask}, {flags}>", config["THREADS"], c.m // share, scalars
+    )
 
 
 def launch_causal_backward(c: GradientCall) -> CudaPlan:
@@ -469,7 +445,7 @@ def launch_causal_backward(c: GradientCall) -> CudaPlan:
     strides = map(ctypes.c_longlong, c.row_strides)
     scalars = (*map(ctypes.c_uint, (c.m, c.n, c.s)), *strides, ctypes.c_float(c.scale))
     kernel = f"causal_softmax_backward<{CTYPES[c.x.dtype]}, {config['THREADS']}, {config['EACH']}>"
-    return masked_rows_plan(kernel, config, c.m, scalars)
+    return masked_rows_plan(kernel, config["THREADS"], c.m, scalars)
 
 
 def causal_backward_unsupported(c: GradientCall) -> str:

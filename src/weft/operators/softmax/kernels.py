@@ -262,16 +262,16 @@ def softmax_backward_long_rows(
 
 def launch_rows(c: Any) -> Plan:
     """Programs that hold whole rows."""
-    config = c.configuration(c.x.device, c.x.dtype, bucket(c.n))
+    config, (scalars, flags) = CONFIGURATIONS[c.name](c.x.device, c.x.dtype, bucket(c.n)), c.arguments
     tile = {"ROWS": config["ROWS"], "BLOCK": bucket(c.n)}
     grid = (triton.cdiv(c.m, config["ROWS"]),)
-    return Plan(c.triton[0], grid, (c.m, *c.scalars), {**c.flags, **tile}, config["num_warps"])
+    return Plan(c.triton[0], grid, (c.m, *scalars), {**flags, **tile}, config["num_warps"])
 
 
 def launch_long_rows(c: Any) -> Plan:
     """Programs that read a row BLOCK columns at a time."""
-    config = c.configuration(c.x.device, c.x.dtype, bucket(c.n))
-    return Plan(c.triton[1], (c.m,), c.scalars, {**c.flags, "BLOCK": config["BLOCK"]}, config["num_warps"])
+    config, (scalars, flags) = CONFIGURATIONS[c.name](c.x.device, c.x.dtype, bucket(c.n)), c.arguments
+    return Plan(c.triton[1], (c.m,), scalars, {**flags, "BLOCK": config["BLOCK"]}, config["num_warps"])
 
 
 CONFIGURATIONS = {

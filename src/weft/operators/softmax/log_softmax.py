@@ -31,10 +31,7 @@ log_softmax = Operator(
     **definition(
         "log_softmax",
         reference,
-        {
-            "forward": Tolerance(scale="row", ulps=2.0),
-            "backward": Tolerance(scale=gradient_terms, terms=lambda w: 32),
-        },
+        {"forward": Tolerance(scale="row", ulps=2.0), "backward": Tolerance(scale=gradient_terms, terms=lambda w: 32)},
         [
             Mutant("softmax", lambda x, dim=-1: torch.softmax(x, dim)),
             Mutant("softmax's gradient", softmax_gradient, "backward"),

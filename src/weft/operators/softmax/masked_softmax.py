@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
+from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload, workloads
 from weft.operators import mutants, peers
 from weft.operators.call import (
     Choice,
@@ -164,6 +164,9 @@ def _inverted(x: Tensor, mask: Tensor | None = None, scale: float = 1.0) -> Tens
     return reference(x, ~mask if mask is not None and mask.dtype == torch.bool else mask, scale)
 
 
+points = functools.partial(workloads, "BHST")
+SMALL = (2, 3, 4, 20)
+
 masked_softmax = Operator(
     name="masked_softmax",
     axes={"B": "batches", "H": "heads", "S": "rows (queries)", "T": "columns (keys)"},
@@ -183,30 +186,22 @@ masked_softmax = Operator(
     tolerance=masked_tolerance(reference),
     workloads={
         "verify": [
-            *(
-                workload(B=b, H=h, S=s, T=t)
-                for b, h, s, t in ((1, 1, 1, 1), (1, 1, 3, 5), (2, 3, 4, 33), (1, 2, 5, 1000))
-            ),
-            *(
-                workload(B=2, H=3, S=4, T=20, shape=shape, kind=kind)
-                for shape in SHAPES
-                for kind in (BOOLEAN, ADDITIVE)
-            ),
-            workload(B=2, H=3, S=4, T=20, kind=NONE, scale=30),
-            workload(B=2, H=3, S=4, T=20, kind=ADDITIVE, scale=-50),
-            workload(B=0, H=3, S=4, T=5),
-            workload(B=2, H=3, S=4, T=0),
-            *(workload(B=2, H=3, S=5, T=17, layout=layout) for layout in LAYOUTS[1:5]),
-            workload(B=2, H=2, S=5, T=20, values="large", kind=ADDITIVE),
-            workload(B=2, H=2, S=5, T=20, values="nonfinite"),
-            workload(B=2, H=20, S=2, T=3, empty=True),
-            workload(B=1, H=1, S=3, T=2048, kind=ADDITIVE),
-            workload(B=2, H=4, S=3, T=264, values="minus_inf_rows"),
-            workload(B=2, H=4, S=3, T=264, kind=ADDITIVE, values="nonfinite", shape="keys"),
-            workload(B=1, H=2, S=1, T=33000),
+            *points((1, 1, 1, 1), (1, 1, 3, 5), (2, 3, 4, 33), (1, 2, 5, 1000)),
+            *(w for shape in SHAPES for kind in (BOOLEAN, ADDITIVE) for w in points(SMALL, shape=shape, kind=kind)),
+            *points(SMALL, kind=NONE, scale=30),
+            *points(SMALL, kind=ADDITIVE, scale=-50),
+            *points((0, 3, 4, 5), (2, 3, 4, 0)),
+            *(w for layout in LAYOUTS[1:5] for w in points((2, 3, 5, 17), layout=layout)),
+            *points((2, 2, 5, 20), values="large", kind=ADDITIVE),
+            *points((2, 2, 5, 20), values="nonfinite"),
+            *points((2, 20, 2, 3), empty=True),
+            *points((1, 1, 3, 2048), kind=ADDITIVE),
+            *points((2, 4, 3, 264), values="minus_inf_rows"),
+            *points((2, 4, 3, 264), kind=ADDITIVE, values="nonfinite", shape="keys"),
+            *points((1, 2, 1, 33000)),
         ],
         "full": [
-            *(workload(B=2, H=3, S=7, T=n, kind=k) for n in (2**15, 2**16 + 3) for k in (BOOLEAN, ADDITIVE)),
+            *(w for n in (2**15, 2**16 + 3) for k in (BOOLEAN, ADDITIVE) for w in points((2, 3, 7, n), kind=k)),
             *(
                 workload(B=2, H=8, S=6, T=n, kind=k, shape=shape)
                 for n in (264, 512, 1032, 2048, 4096, 8192, 16384)

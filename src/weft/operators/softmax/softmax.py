@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
+from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload, workloads
 from weft.operators import mutants, peers
 from weft.operators.call import (
     Choice,
@@ -206,6 +206,7 @@ def gradient(logs: bool, total: Callable[[Tensor, int], Any] = row_sum) -> Calla
     return dx
 
 
+points = functools.partial(workloads, "MN")
 WIDTHS = (256, 1024, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
 
 
@@ -230,20 +231,17 @@ def definition(
         "tolerance": tolerance,
         "workloads": {
             "verify": [
-                *(workload(M=m, N=n) for m, n in ((1, 1), (3, 5), (2, 256), (37, 100), (5, 1000), (1, 4097))),
-                workload(M=0, N=7),
-                workload(M=7, N=0),
-                *(workload(M=9, N=33, layout=layout) for layout in LAYOUTS[1:]),
-                workload(M=6, N=64, values="large"),
-                workload(M=40, N=50, values="nonfinite"),
-                workload(M=3, N=2048),
-                workload(M=40, N=2056, values="nonfinite"),
-                workload(M=6, N=50, values="minus_inf_rows"),
-                workload(M=6, N=2048, values="minus_inf_rows"),
-                workload(M=6, N=2048, values="large"),
-                workload(M=4, N=33, inner=5, dim=1),
-                workload(M=4, N=33, dim=0),
-                workload(M=2, N=33000),
+                *points((1, 1), (3, 5), (2, 256), (37, 100), (5, 1000), (1, 4097), (0, 7), (7, 0)),
+                *(w for layout in LAYOUTS[1:] for w in points((9, 33), layout=layout)),
+                *points((6, 64), values="large"),
+                *points((40, 50), values="nonfinite"),
+                *points((3, 2048)),
+                *points((40, 2056), values="nonfinite"),
+                *points((6, 50), (6, 2048), values="minus_inf_rows"),
+                *points((6, 2048), values="large"),
+                *points((4, 33), inner=5, dim=1),
+                *points((4, 33), dim=0),
+                *points((2, 33000)),
             ],
             "full": [workload(M=2, N=n) for n in (2**15, 2**15 + 1, 2**16 + 8, 2**17, 2**18)],
             "huge": [workload("bf16", M=2**14 + 1, N=2**17), workload("bf16", M=2**23 + 3, N=257)],
