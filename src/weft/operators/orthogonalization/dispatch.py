@@ -42,9 +42,7 @@ def symmetric_heuristic(sm: int, dtype: torch.dtype, layout: str, precision: str
     return {"BLOCK": 32 if INTERPRETING else 128 if large else 64, **_depth(sm, dtype, layout)}
 
 
-def product_heuristic(
-    sm: int, dtype: torch.dtype, layout: str, precision: str, b: int, m: int, n: int, k: int
-) -> Config:
+def tile_heuristic(sm: int, dtype: torch.dtype, layout: str, precision: str, b: int, m: int, n: int, k: int) -> Config:
     """A wide tile for Hopper's tensor cores; elsewhere 128 × 128 where there are enough of them, else 64 × 64."""
     large = b * m * n >= 1024 * 1024 and _tensor_cores(dtype, layout, precision)
     wide = sm == 90 and large and dtype != torch.float32
@@ -75,12 +73,9 @@ def _candidates(sides: tuple[str, ...], sm: int, dtype: torch.dtype, *rest: Any)
             yield c
 
 
-symmetric_configuration = Configurations(
-    __file__, "symmetric_product", symmetric_heuristic, partial(_candidates, ("BLOCK",))
-)
-product_configuration = Configurations(
-    __file__, "product", product_heuristic, partial(_candidates, ("BLOCK_M", "BLOCK_N"))
-)
+one_side, two_sides = partial(_candidates, ("BLOCK",)), partial(_candidates, ("BLOCK_M", "BLOCK_N"))
+symmetric_configuration = Configurations(__file__, "symmetric_product", symmetric_heuristic, one_side)
+product_configuration = Configurations(__file__, "product", tile_heuristic, two_sides)
 
 
 def _layout(*tensors: Tensor) -> str:
@@ -108,14 +103,9 @@ def symmetric_plans(a: Tensor, b: Tensor, precision: str, beta: float, of_a: flo
     key = (a.dtype, _layout(a, b), precision, bucket(batch), bucket(m), bucket(k))
     config = symmetric_configuration(a.device, *key)
     tile = {name: config[name] for name in ("BLOCK", "BLOCK_K", "GROUP")}
-    return Plan(
-        symmetric_product,
-        (batch * tiles(triton.cdiv(m, tile["BLOCK"])),),
-        (m, k, *a.stride(), *b.stride(), beta, of_a, of_b),
-        {**tile, "EVEN_K": k % tile["BLOCK_K"] == 0, "PRECISION": precision, "ADDS_A": of_a != 0, "ADDS_B": of_b != 0},
-        config["num_warps"],
-        config["num_stages"],
-    )
+    grid, scalars = (batch * tiles(triton.cdiv(m, tile["BLOCK"])),), (m, k, *a.stride(), *b.stride(), beta, of_a, of_b)
+    flags = {"EVEN_K": k % tile["BLOCK_K"] == 0, "PRECISION": precision, "ADDS_A": of_a != 0, "ADDS_B": of_b != 0}
+    return Plan(symmetric_product, grid, scalars, {**tile, **flags}, config["num_warps"], config["num_stages"])
 
 
 @Plans
@@ -125,24 +115,18 @@ def product_plans(a: Tensor, b: Tensor, c: Tensor, precision: str, beta: float, 
     key = (a.dtype, _layout(a, b, c), precision, bucket(batch), bucket(m), bucket(n), bucket(m))
     config = product_configuration(a.device, *key)
     tile = {name: config[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP")}
-    return Plan(
-        product,
-        (batch * triton.cdiv(m, tile["BLOCK_M"]) * triton.cdiv(n, tile["BLOCK_N"]),),
-        (m, n, m, *a.stride(), *b.stride(), *c.stride(), beta, of_b),
-        {**tile, "EVEN_K": m % tile["BLOCK_K"] == 0, "PRECISION": precision},
-        config["num_warps"],
-        config["num_stages"],
-    )
+    grid = (batch * triton.cdiv(m, tile["BLOCK_M"]) * triton.cdiv(n, tile["BLOCK_N"]),)
+    scalars = (m, n, m, *a.stride(), *b.stride(), *c.stride(), beta, of_b)
+    flags = {"EVEN_K": m % tile["BLOCK_K"] == 0, "PRECISION": precision}
+    return Plan(product, grid, scalars, {**tile, **flags}, config["num_warps"], config["num_stages"])
 
 
 def symmetric_by_triton(a: Tensor, b: Tensor, c: Tensor, beta: float, of_a: float = 0.0, of_b: float = 0.0) -> None:
-    """Writes beta·A·B + of_a·A + of_b·B, symmetric, into a contiguous c [..., M, M]."""
     if c.numel():
         symmetric_plans.of((a, b), precision_now(), beta, of_a, of_b)(a, b, c)
 
 
 def product_by_triton(a: Tensor, b: Tensor, c: Tensor, beta: float, of_b: float) -> None:
-    """Writes beta·A·B + of_b·B into c [B, M, N]."""
     if c.numel():
         product_plans.of((a, b, c), precision_now(), beta, of_b)(a, b, c)
 
@@ -181,13 +165,10 @@ def tile_shapes() -> Iterable[tuple[int, int]]:
 
 def hopper_heuristic(sm: int, dtype: str, layout: str, matrices: int, m: int, k: int) -> Config:
     """What ends first (docs/notes/orthogonalization.md counts it for a few sizes); of equals, clusters of two."""
-    columns, cluster, stream = min(
-        ((*shape, stream) for shape in tile_shapes() for stream in (0, 1)),
-        key=lambda c: end_time(c[0], c[1], c[2], m, k, matrices),
-    )
-    return {
-        "COLUMNS": columns, "STAGES": _stages(columns), "CLUSTER": cluster, "GROUP": 16 // cluster, "STREAM": stream
-    }  # fmt: skip
+    every = ((*shape, stream) for shape in tile_shapes() for stream in (0, 1))
+    columns, cluster, stream = min(every, key=lambda c: end_time(c[0], c[1], c[2], m, k, matrices))
+    tile = {"COLUMNS": columns, "STAGES": _stages(columns), "CLUSTER": cluster}
+    return {**tile, "GROUP": 16 // cluster, "STREAM": stream}
 
 
 def hopper_candidates(sm: int, dtype: str, layout: str, matrices: int, m: int, k: int) -> Iterable[Config]:
@@ -242,9 +223,8 @@ def product_on_hopper(a: Tensor, b: Tensor, c: Tensor, beta: float, of_b: float)
         return
     wide = c.stride(-1) == 1 or c.shape[-1] == 1
     left, right, residual, out = (a, b, b, c) if wide else (b.mT, a.mT, b.mT, c.mT)
-    hopper_product_plans.of((left, right, residual), c.dtype)(
-        left, right, out, residual=residual, alpha=beta, beta=of_b
-    )
+    plan = hopper_product_plans.of((left, right, residual), c.dtype)
+    plan(left, right, out, residual=residual, alpha=beta, beta=of_b)
 
 
 # ---- norms -----------------------------------------------------------------------------------------------------------
@@ -503,22 +483,10 @@ NEWTON_SCHULZ = Dispatch(
     IterationCall,
     ON_CPU,
     EMPTY,
-    Route(
-        "cuda-gram",
-        lambda c: c.gram_form and not c.traced,
-        FEWER,
-        iteration_plan(ON_HOPPER, "gram"),
-        IterationCall.hopper_obstacle,
-        sm=90,
-    ),
+    Route("cuda-gram", lambda c: c.gram_form and not c.traced, FEWER,
+          iteration_plan(ON_HOPPER, "gram"), IterationCall.hopper_obstacle, sm=90),
     Route("triton-gram", lambda c: c.gram_form, FEWER, iteration_plan(BY_TRITON, "gram"), IterationCall.on_hopper),
-    Route(
-        "cuda",
-        lambda c: not c.gram_form and not c.traced,
-        SYMMETRIC,
-        iteration_plan(ON_HOPPER, "symmetric"),
-        IterationCall.hopper_obstacle,
-        sm=90,
-    ),
+    Route("cuda", lambda c: not c.gram_form and not c.traced, SYMMETRIC,
+          iteration_plan(ON_HOPPER, "symmetric"), IterationCall.hopper_obstacle, sm=90),
     Route("triton", lambda c: True, SYMMETRIC, iteration_plan(BY_TRITON, "symmetric")),
-)
+)  # fmt: skip

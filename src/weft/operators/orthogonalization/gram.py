@@ -51,10 +51,6 @@ def _first_matrix_for_all(x: Tensor) -> Tensor:
     return reference(x) if x.ndim == 2 else reference(x[:1]).expand(len(x), -1, -1).clone()
 
 
-def _of_columns(x: Tensor) -> Tensor:
-    return x.mT @ x if x.shape[-1] == x.shape[-2] else reference(x).flip(-1)
-
-
 SQUARES = tuple(workload("bf16", B=1, M=m, N=n) for m, n in ((2048, 2048), (2048, 8192), (4096, 4096), (8192, 8192)))
 BENCH = (*SQUARES, workload("bf16", B=16, M=2048, N=2048))
 # what Muon stacks of a language model of 1.24 G parameters, and its products of the smaller side
@@ -100,7 +96,9 @@ gram = Operator(
         Mutant("a tile not turned round", _a_tile_not_mirrored),
         Mutant("last slice left out", lambda x: reference(x[..., : max(x.shape[-1] - 1, 0) // 8 * 8])),
         Mutant("the first matrix for all", _first_matrix_for_all),
-        Mutant("of columns instead of rows", _of_columns),
+        Mutant(
+            "of columns instead of rows", lambda x: x.mT @ x if x.shape[-1] == x.shape[-2] else reference(x).flip(-1)
+        ),
     ],
 )
 

@@ -41,17 +41,13 @@ def flops(form: str, rows: int, columns: int, steps: int) -> int:
 
 
 class Products(NamedTuple):
-    """The launches of one back end.
+    """The launches of one back end."""
 
-    Args:
-        symmetric: ``(a, b, c, beta, of_a=0, of_b=0)`` writes beta·A·B + of_a·A + of_b·B, symmetric, into c.
-        general: ``(a, b, c, beta, of_b)`` writes beta·A·B + of_b·B into c.
-        normalized: ``(x, margin, eps, dtype)``, as :func:`normalized`.
-    """
-
-    symmetric: Callable[..., None]
-    general: Callable[..., None]
-    normalized: Callable[[Tensor, float, float, torch.dtype], Tensor]
+    symmetric: Callable[
+        ..., None
+    ]  # (a, b, c, beta, of_a=0, of_b=0) writes beta·A·B + of_a·A + of_b·B, symmetric, into c
+    general: Callable[..., None]  # (a, b, c, beta, of_b) writes beta·A·B + of_b·B into c
+    normalized: Callable[[Tensor, float, float, torch.dtype], Tensor]  # (x, margin, eps, dtype), as :func:`normalized`
 
 
 def normalized(x: Tensor, margin: float, eps: float, dtype: torch.dtype, traced: bool = True) -> Tensor:

@@ -23,8 +23,6 @@ from weft.operators.random_inputs import LAYOUTS, VALUES
 
 EPS = 1e-7  # the least norm
 
-# ---- implementations -------------------------------------------------------------------------------------------------
-
 
 def reference(
     x: Tensor,
