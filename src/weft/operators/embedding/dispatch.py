@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from weft.operators.call import check_device, check_tensor, rows_of, traced
+from weft.operators.call import check_device, check_shape, check_tensor, rows_of, traced
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.embedding import kernels
 
@@ -33,8 +33,7 @@ class EmbeddingCall(Call):
         check_tensor("embedding", "ids", ids, (torch.int64, torch.int32))
         check_tensor("embedding", "table", table)
         check_device("embedding", "ids", ids, "table", table)
-        if table.ndim != 2:
-            raise ValueError(f"embedding: argument 'table' has shape {tuple(table.shape)}; expected [V, D]")
+        check_shape("embedding", "table", table, table.ndim == 2, "[V, D]")
         v = table.shape[0]
         if padding_idx is not None and (isinstance(padding_idx, bool) or not isinstance(padding_idx, int)):
             raise TypeError(f"embedding: argument 'padding_idx' is {padding_idx!r}; expected an int or None")

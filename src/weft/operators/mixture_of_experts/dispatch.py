@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.operators.call import check_device, check_tensor, traced
+from weft.operators.call import check_device, check_shape, check_tensor, traced
 from weft.operators.configs import Config, Configurations, bucket
 from weft.operators.cuda import CudaPlan
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
@@ -39,10 +39,7 @@ class RouteCall(Call):
 
     def __init__(self, logits: Tensor, *rest: Any):
         check_tensor("route_top_k", "logits", logits)
-        if logits.ndim != 2:
-            raise ValueError(
-                f"route_top_k: argument 'logits' has shape {tuple(logits.shape)}; expected [tokens, experts]"
-            )
+        check_shape("route_top_k", "logits", logits, logits.ndim == 2, "[tokens, experts]")
         *bias, self.k, self.normalise, self.scoring = rest
         self.x, self.bias, self.experts = logits, bias[0] if bias else None, logits.shape[1]
         check_choice("route_top_k", logits.shape[0], self.experts, self.k, self.normalise, self.scoring)
@@ -69,11 +66,9 @@ class PermuteCall(Call):
         check_indices("permute_tokens", "source", source, 1, "[rows]", "x", x)
         for t in position:
             check_indices("permute_tokens", "position", t, 2, "[tokens, k]", "x", x)
-            if t.shape[0] != x.shape[0] or t.numel() != source.shape[0]:
-                raise ValueError(
-                    f"permute_tokens: argument 'position' has shape {tuple(t.shape)}; expected {x.shape[0]} rows and "
-                    f"{source.shape[0]} elements, as 'x' has tokens and 'source' rows"
-                )
+            fits = t.shape[0] == x.shape[0] and t.numel() == source.shape[0]
+            expected = f"{x.shape[0]} rows and {source.shape[0]} elements, as 'x' has tokens and 'source' rows"
+            check_shape("permute_tokens", "position", t, fits, expected)
         self.x, self.source = x, source
 
     @property
@@ -106,11 +101,8 @@ class CombineCall(Call):
                 f"{name}: 'position' has shape {tuple(position.shape)} and 'y' {y.shape[0]} rows; expected one row for each "
                 "position"
             )
-        if weights.shape != position.shape:
-            raise ValueError(
-                f"{name}: argument 'weights' has shape {tuple(weights.shape)}; expected {tuple(position.shape)}, that of "
-                "'position'"
-            )
+        expected = f"{tuple(position.shape)}, that of 'position'"
+        check_shape(name, "weights", weights, weights.shape == position.shape, expected)
         self.x, self.position, self.weights = y, position, weights
 
     @property

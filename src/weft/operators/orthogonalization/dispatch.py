@@ -17,7 +17,7 @@ import torch
 import triton
 from torch import Tensor
 
-from weft.operators.call import FLOATS, check_tensor, either
+from weft.operators.call import FLOATS, check_shape, check_tensor, either
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.dispatch import EMPTY, ON_CPU, Call, Dispatch, Route
 from weft.operators.hopper import gemm, tile_sizes
@@ -304,10 +304,7 @@ def matrices(x: Tensor) -> Tensor | None:
 
 def check_matrices(operator: str, name: str, x: Any) -> None:
     check_tensor(operator, name, x)
-    if x.ndim < 2:
-        raise ValueError(
-            f"{operator}: argument '{name}' has shape {tuple(x.shape)}; expected [..., M, N], a matrix or a batch of them"
-        )
+    check_shape(operator, name, x, x.ndim >= 2, "[..., M, N], a matrix or a batch of them")
 
 
 STRIDES = "the leading dimensions do not collapse into one stride, so a copy would be needed"
@@ -365,10 +362,8 @@ class PolynomialCall(SymmetricCall):
 
     def __post_init__(self) -> None:
         check_tensor("gram_polynomial", "a", self.x)
-        if self.x.ndim < 2 or self.x.shape[-1] != self.x.shape[-2]:
-            raise ValueError(
-                f"gram_polynomial: argument 'a' has shape {tuple(self.x.shape)}; expected [..., M, M], symmetric matrices"
-            )
+        square = self.x.ndim >= 2 and self.x.shape[-1] == self.x.shape[-2]
+        check_shape("gram_polynomial", "a", self.x, square, "[..., M, M], symmetric matrices")
         for name, value in (("alpha", self.alpha), ("beta", self.beta)):
             if not isinstance(value, (int, float)) or isinstance(value, bool):
                 raise TypeError(f"gram_polynomial: argument '{name}' is {value!r:.40}; expected a number")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from weft.operators.call import check_device, check_flag, check_places, check_same, check_tensor, traced
+from weft.operators.call import check_device, check_flag, check_places, check_same, check_shape, check_tensor, traced
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.rotary.kernels import launch
 
@@ -48,8 +48,7 @@ def check(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inp
     check_tensor(name, "k", k)
     check_same(name, "k", k, "q", q)
     for argument, x in (("q", q), ("k", k)):
-        if x.ndim != 4:
-            raise ValueError(f"{name}: argument '{argument}' has shape {tuple(x.shape)}; expected [B, S, heads, D]")
+        check_shape(name, argument, x, x.ndim == 4, "[B, S, heads, D]")
     b, s, _, d = q.shape
     if (k.shape[0], k.shape[1], k.shape[3]) != (b, s, d):
         raise ValueError(
@@ -60,11 +59,9 @@ def check(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inp
         check_tensor(name, argument, table, tuple(dict.fromkeys((q.dtype, torch.float32))))
         check_device(name, argument, table, "q", q)
         shapes = ((s, cos.shape[-1]), (b, s, cos.shape[-1])) if cos.ndim else ()
-        if tuple(table.shape) not in shapes or 2 * cos.shape[-1] > d or not cos.shape[-1]:
-            raise ValueError(
-                f"{name}: argument '{argument}' has shape {tuple(table.shape)}; expected [S, R/2] or [B, S, R/2] with "
-                f"B = {b}, S = {s} and 2 <= R <= {d} (a table that repeats its columns: its first half)"
-            )
+        fits = tuple(table.shape) in shapes and 0 < 2 * cos.shape[-1] <= d
+        sizes = f"B = {b}, S = {s} and 2 <= R <= {d} (a table that repeats its columns: its first half)"
+        check_shape(name, argument, table, fits, f"[S, R/2] or [B, S, R/2] with {sizes}")
     check_same(name, "sin", sin, "cos", cos)
     if sin.shape != cos.shape:
         raise ValueError(f"{name}: argument 'sin' has shape {tuple(sin.shape)} and 'cos' has {tuple(cos.shape)}")
