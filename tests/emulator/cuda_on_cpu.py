@@ -9,9 +9,10 @@ import hashlib
 import os
 import struct
 import subprocess
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import cuda_as_cpp
 import pytest
@@ -19,15 +20,31 @@ from where import ROOT
 
 torch = pytest.importorskip("torch")
 
+HERE = ROOT / "tests/emulator"
 # Fibers jump between stacks, which some distributions' default _FORTIFY_SOURCE takes for an error.
-FLAGS = ("-std=c++17", "-O1", "-w", "-Wno-psabi", "-U_FORTIFY_SOURCE", f"-I{ROOT / 'tests/emulator'}")
+FLAGS = ("-std=c++17", "-O1", "-w", "-Wno-psabi", "-U_FORTIFY_SOURCE", f"-I{HERE}")
 BUFFERS, MAPS_BYTES = 11, 5 * 17 * 8  # of ``Job`` in ptx_on_cpu.hpp
 FRAME = 64  # bytes before and behind a result that must stay as they were
-Case = TypeVar("Case")
-Run = Callable[[str, bytes, str], "bytes | str"]
 
 
 # ---- programs --------------------------------------------------------------------------------------------------------
+
+
+def _machine(beside: Path) -> Path:
+    """A folder with the emulator itself, compiled once for all programs: its header, and what no kernel needs to see."""
+    made, partial = beside / "machine", beside / "machine.partial"
+    with open(beside / "machine.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            partial.mkdir(exist_ok=True)
+            parts = (
+                ("-x", "c++-header", HERE / "ptx_on_cpu.hpp", "-o", partial / "ptx_on_cpu.hpp.gch"),
+                ("-O2", "-c", HERE / "ptx_on_cpu.cpp", "-o", partial / "ptx_on_cpu.o"),
+            )
+            running = [subprocess.Popen([cuda_as_cpp.compiler(), *FLAGS, *words]) for words in parts]
+            assert [compiler.wait() for compiler in running] == [0, 0], "the emulator does not compile"
+            partial.rename(made)
+    return made
 
 
 def compiled(folder: Path, texts: Mapping[str, str]) -> dict[str, Path]:
@@ -37,6 +54,7 @@ def compiled(folder: Path, texts: Mapping[str, str]) -> dict[str, Path]:
         folder: of this process alone; theirs lie beside it.
     """
     beside = folder.parent.parent if "PYTEST_XDIST_WORKER" in os.environ else folder.parent
+    machine = _machine(beside)
     programs = {name: beside / hashlib.sha256(text.encode()).hexdigest()[:16] for name, text in texts.items()}
     started = []
     with contextlib.ExitStack() as until_compiled:
@@ -46,7 +64,8 @@ def compiled(folder: Path, texts: Mapping[str, str]) -> dict[str, Path]:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if not program.exists():
                     (folder / f"{name}.cpp").write_text(texts[name])
-                    command = [cuda_as_cpp.compiler(), *FLAGS, "-o", folder / name, folder / f"{name}.cpp"]
+                    files = ("-o", folder / name, folder / f"{name}.cpp", machine / "ptx_on_cpu.o")
+                    command = [cuda_as_cpp.compiler(), f"-I{machine}", *FLAGS, *files]
                     started.append((name, subprocess.Popen(command, stderr=subprocess.PIPE, text=True)))
         for name, compiler in started:
             errors = compiler.communicate()[1]
@@ -62,7 +81,8 @@ def compiled(folder: Path, texts: Mapping[str, str]) -> dict[str, Path]:
 def _program(spaces: Mapping[str, tuple[str, Iterable[str]]]) -> str:
     """A program that runs jobs: of each namespace the kernels and bodies of functions that launch them on ``Job &job``."""
     # the kernels take longer to compile than to run
-    parts, runs = ['#include "ptx_on_cpu.hpp"', '#pragma GCC optimize ("O0")'], []
+    parts = ['#include "ptx_on_cpu.hpp"', '#pragma GCC optimize ("O0")', f"constexpr int FRAME = {FRAME};"]
+    runs = []
     for name, (text, bodies) in spaces.items():
         functions = [f"void run{i}(Job &job) {{\n{body}\n}}" for i, body in enumerate(bodies)]
         parts += [f"namespace {name} {{", text, *functions, "}"]
@@ -71,89 +91,71 @@ def _program(spaces: Mapping[str, tuple[str, Iterable[str]]]) -> str:
     return "\n".join([*parts, "int main() {\n  Job job;\n  job.read();\n  RUNS[job.kernel](job);\n}\n"])
 
 
-def emulator(
-    folder: Path,
-    text: str,
-    launch: Callable[[Case], str],
-    cases: Iterable[Case],
-    mistakes: Mapping[str, tuple],
-) -> Run:
-    """What runs the kernels of a file, right or with a mistake in them.
+@dataclass(frozen=True)
+class Suite:
+    """The kernels of a file, the cases that they are run on, and mistakes that must be noticed.
 
     Args:
         text: of the kernels, the headers that lie beside their file included (``cuda_as_cpp.whole``).
-        launch: the C++ that launches a case's kernel on ``Job &job``.
-        mistakes: of each name a case, what stands in the text, what is written instead, and so on in pairs.
-
-    Returns:
-        A function of a launch, the bytes of a :func:`job` and a mistake's name (then the launch is that of its case) or
-        "". It returns what the job leaves in buffers 4, 8 and 10, or in words what failed.
+        made: ``made(case, seed)`` has the C++ that ``launch``-es a case's kernel on ``Job &job``, the bytes of its ``job()``
+            and says ``what_is_wrong(found)`` with what the job leaves, in words or "".
+        mistakes: of each name a case or its name, what stands in the text, what is written instead, and so on in pairs.
+        others: mistakes that are right as far as ``what_is_wrong`` sees, for tests of their own.
+        long: names of cases that are left to ``make test-all``.
+        seeds: of other operands and other orders of threads, also left to it.
     """
 
-    def wrong(name: str) -> str:
-        made, changes = text, mistakes[name][1:]
+    text: str
+    made: Callable[..., Any]
+    cases: Mapping[str, Any]
+    mistakes: Mapping[str, tuple]
+    others: Mapping[str, tuple] = field(default_factory=dict)
+    long: Collection[str] = ()
+    seeds: Collection[int] = (1, 2)
+
+    def of_mistake(self, name: str) -> Any:
+        """The case that shows a mistake."""
+        of = {**self.mistakes, **self.others}[name][0]
+        return self.cases[of] if isinstance(of, str) else of
+
+
+class Emulated:
+    """A suite's kernels, right and with each mistake in them, compiled."""
+
+    def __init__(self, folder: Path, suite: Suite):
+        self.suite = suite
+        launches = list(dict.fromkeys(suite.made(case).launch for case in suite.cases.values()))
+        programs = {"right": {"right": (cuda_as_cpp.as_cpp(cuda_as_cpp.preprocessed(suite.text)), launches)}}
+        self.places = {body: ("right", number) for number, body in enumerate(launches)}
+        for half in range(2):  # compiled side by side
+            spaces = programs[f"wrong{half}"] = {}
+            for number, name in enumerate([*suite.mistakes, *suite.others][half::2]):
+                spaces[f"wrong{number}"] = (self._wrong(name), [suite.made(suite.of_mistake(name)).launch])
+                self.places[name] = (f"wrong{half}", number)
+        self.programs = compiled(folder, {name: _program(spaces) for name, spaces in programs.items()})
+
+    def _wrong(self, name: str) -> str:
+        text, changes = self.suite.text, {**self.suite.mistakes, **self.suite.others}[name][1:]
         for good, bad in zip(changes[::2], changes[1::2], strict=True):
-            assert made.count(good) == 1, f"{name}: the kernels have no single '{good}'"
-            made = made.replace(good, bad)
-        return cuda_as_cpp.as_cpp(cuda_as_cpp.preprocessed(made))
+            assert text.count(good) == 1, f"{name}: the kernels have no single '{good}'"
+            text = text.replace(good, bad)
+        return cuda_as_cpp.as_cpp(cuda_as_cpp.preprocessed(text))
 
-    launches = list(dict.fromkeys(map(launch, cases)))
-    programs = {"right": {"right": (cuda_as_cpp.as_cpp(cuda_as_cpp.preprocessed(text)), launches)}}
-    places = {body: ("right", number) for number, body in enumerate(launches)}
-    for half in range(2):  # compiled side by side
-        spaces = programs[f"wrong{half}"] = {}
-        for number, name in enumerate(list(mistakes)[half::2]):
-            spaces[f"wrong{number}"] = (wrong(name), [launch(mistakes[name][0])])
-            places[name] = (f"wrong{half}", number)
-    made = compiled(folder, {name: _program(spaces) for name, spaces in programs.items()})
-
-    def run(body: str, given: bytes, mistake: str = "") -> bytes | str:
-        program, number = places[mistake or body]
-        done = subprocess.run([made[program]], input=struct.pack("<q", number) + given, capture_output=True, timeout=60)
+    def run(self, made: Any, mistake: str = "") -> bytes | str:
+        """What a job leaves in buffers 4, 8 and 10, or in words what failed. With a mistake the launch is that of its case."""
+        program, number = self.places[mistake or made.launch]
+        given = struct.pack("<q", number) + made.job()
+        done = subprocess.run([self.programs[program]], input=given, capture_output=True, timeout=60)
         if done.returncode:
             assert done.stdout.startswith(b"failed: ") or done.returncode == -11, done
             return done.stdout.decode() or "an access outside memory"
         return done.stdout
 
-    return run
-
-
-def emulator_of_rows(
-    folder: Path, text: str, made: Callable[..., Any], kernels: Sequence[tuple], mistakes: Mapping[str, tuple]
-) -> Callable[..., str]:
-    """What runs a kernel of ``kernels``, or one of the mistakes, on some rows, and returns what is wrong with its result.
-
-    Args:
-        made: ``made(*kernel, rows, seed)`` has a launch, a job, and says what is wrong with what the job leaves.
-    """
-    run_kernel = emulator(folder, text, lambda i: made(*kernels[i], 1).launch, range(len(kernels)), mistakes)
-
-    def run(kernel: int, rows: int, mistake: str = "", seed: int = 0) -> str:
-        case = made(*kernels[kernel], rows, seed)
-        found = run_kernel(case.launch, case.job(), mistake)
-        return found if isinstance(found, str) else case.what_is_wrong(found)
-
-    return run
-
-
-def emulator_of_cases(
-    folder: Path, text: str, made: Callable[..., Any], cases: Mapping[str, Any], mistakes: Mapping[str, tuple]
-) -> Callable[..., str]:
-    """What runs a case, or one of the mistakes, and returns what is wrong with its result.
-
-    Args:
-        made: ``made(case, seed)`` has a launch, a job, and says what is wrong with what the job leaves.
-        mistakes: of each name the name of a case, then as for :func:`emulator`.
-    """
-    wrong = {name: (cases[of], *change) for name, (of, *change) in mistakes.items()}
-    run_kernel = emulator(folder, text, lambda case: made(case).launch, cases.values(), wrong)
-
-    def run(name: str, mistake: str = "", seed: int = 0) -> str:
-        case = made(cases[name], seed)
-        found = run_kernel(case.launch, case.job(), mistake)
-        return found if isinstance(found, str) else case.what_is_wrong(found)
-
-    return run
+    def what_is_wrong(self, case: Any, seed: int = 0, mistake: str = "") -> str:
+        """With the result of a case, or of the one that shows a mistake; an empty string if nothing is."""
+        made = self.suite.made(case, seed)
+        found = self.run(made, mistake)
+        return found if isinstance(found, str) else made.what_is_wrong(found)
 
 
 # ---- jobs ------------------------------------------------------------------------------------------------------------
@@ -162,26 +164,33 @@ def emulator_of_cases(
 def job(
     plan,
     seed: int,
-    buffers: Mapping[int, bytes],
+    buffers: Mapping[int, torch.Tensor | bytes],
     *,
     maps: bytes = b"",
-    shape: Iterable[int] = (),
+    shape: Iterable[int] | None = None,
     scales: Iterable[int] = (),
-    factors: Iterable[float] = (),
+    factors: Iterable[float] | None = None,
+    static: bool = False,
 ) -> bytes:
     """What ``Job`` of ptx_on_cpu.hpp reads behind the kernel's number; what is not given is zero or empty.
 
     Args:
-        plan: the ``CudaPlan`` of the launch.
+        plan: the ``CudaPlan`` of the launch, whose whole numbers are the shape and whose floats the factors, if not given.
         seed: of the turns that threads take.
+        static: whether the kernel has static shared memory.
     """
+    numbers = [s.value for s in plan.scalars] if shape is None or factors is None else []
+    shape = [n for n in numbers if isinstance(n, int)] if shape is None else shape
+    factors = [n for n in numbers if isinstance(n, float)] if factors is None else factors
     held = [buffers.get(i, b"") for i in range(BUFFERS)]
-    head = (plan.grid[0], plan.block, plan.cluster, plan.shared_bytes, seed, *map(len, held))
-    numbers = [
+    held = [bytes_of(t) if isinstance(t, torch.Tensor) else t for t in held]
+    shared_bytes = plan.shared_bytes + static * cuda_as_cpp.STATIC
+    head = (plan.grid[0], plan.block, plan.cluster, shared_bytes, seed, *map(len, held))
+    packed = [
         struct.pack(f"<{count}{kind}", *given, *[0] * (count - len(given)))
         for count, kind, given in ((12, "q", [*shape]), (2, "q", [*scales]), (3, "d", [*factors]))
     ]
-    return b"".join([struct.pack(f"<{len(head)}q", *head), maps.ljust(MAPS_BYTES, b"\0"), *numbers, *held])
+    return b"".join([struct.pack(f"<{len(head)}q", *head), maps.ljust(MAPS_BYTES, b"\0"), *packed, *held])
 
 
 def bytes_of(t: torch.Tensor) -> bytes:
@@ -205,12 +214,17 @@ def tensor_of(found: bytes, dtype: torch.dtype) -> torch.Tensor:
     return torch.frombuffer(bytearray(found), dtype=dtype)
 
 
+def difference(name: str, got: torch.Tensor, want: torch.Tensor, allowed: torch.Tensor | float = 0.0) -> str:
+    """An empty string, or where a result is further off than is allowed; a NaN may be any NaN."""
+    near = want.isfinite() & ((got.double() - want.double()).abs() <= allowed)
+    same = near | (got == want) | (got.isnan() & want.isnan())
+    if same.all():
+        return ""
+    at = tuple((~same).nonzero()[0].tolist())
+    return f"{name}{list(at)} is {got[at].item()}, not {want[at].item()} ({int((~same).sum())} of {same.numel()} are wrong)"
+
+
 def further_off_than_rounding(name: str, got: torch.Tensor, want: torch.Tensor) -> str:
     """An empty string, or where a product is further off than one rounding and a sum in fp32 may be."""
     rounding = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}.get(got.dtype, 2.0**-24)
-    allowed = 1.001 * rounding * want.abs() + 2e-6 * want.abs().max() + 2.0**-25
-    far = ~((got.double() - want).abs() <= allowed)
-    if not far.any():
-        return ""
-    at = tuple(far.nonzero()[0].tolist())
-    return f"{name}{list(at)} is {got[at].item()}, not {want[at].item()} ({int(far.sum())} of {far.numel()} are wrong)"
+    return difference(name, got, want, 1.001 * rounding * want.abs() + 2e-6 * want.abs().max() + 2.0**-25)

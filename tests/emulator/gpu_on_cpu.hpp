@@ -97,7 +97,7 @@ struct Block {
   size_t alive = 0;  // threads that have not left
 };
 
-struct Machine {
+inline struct Machine {
   std::vector<std::unique_ptr<Block>> blocks;  // that run at the same time
   std::deque<Cluster> clusters;
   std::vector<std::function<void()>> engine;   // TMA's loads under way
@@ -114,7 +114,7 @@ struct Machine {
 inline bool chance(int one_in) { return machine.random() % one_in == 0; }
 #define threadIdx (machine.now->index)
 #define blockIdx (machine.now->block->index)
-struct { u32 x; } gridDim;
+inline Index gridDim;
 
 inline void yield() {
   if (!_setjmp(machine.now->jump)) _longjmp(machine.scheduler, 1);

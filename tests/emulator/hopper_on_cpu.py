@@ -3,11 +3,11 @@ maps that Python computes, and the kernel's PTX in ``ptx_on_cpu.hpp``."""
 
 import ctypes
 import struct
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import cuda_as_cpp
 import pytest
-from cuda_on_cpu import bytes_of, emulator, further_off_than_rounding, job, tensor_of
+from cuda_on_cpu import bytes_of, further_off_than_rounding, job, tensor_of
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -51,6 +51,12 @@ class Case:
     gamma: float = 1.0
 
 
+class OnGpu(torch.Tensor):
+    """A tensor that says it is on a GPU."""
+
+    is_cuda = True
+
+
 def operands(layout: str, m: int, n: int, k: int, dtype=torch.bfloat16):
     a = torch.empty((m, k) if layout[0] == "N" else (k, m), dtype=dtype, device="meta")
     b = torch.empty((k, n) if layout[1] == "N" else (n, k), dtype=dtype, device="meta")
@@ -82,22 +88,11 @@ class Product:
     offsets, order = torch.zeros(0, dtype=torch.int32), torch.zeros(0, dtype=torch.int64)  # of groups
 
     def __init__(self, case: Case, seed: int = 0):
-        self.case = case
-        random = torch.Generator().manual_seed(seed)
+        self.case, self.seed = case, seed
+        self.random = random = torch.Generator().manual_seed(seed)
         many = (case.matrices,) if case.matrices else ()
-
-        def matrix(rows: int, columns: int, letter: str) -> torch.Tensor:
-            shape = (*many, rows, columns) if letter == "N" else (*many, columns, rows)
-            room = (*shape[:-1], shape[-1] + 16 * case.padded)
-            if case.dtype is INT8:
-                made = torch.randint(-127, 128, room, dtype=INT8, generator=random)
-            else:
-                made = torch.randn(room, generator=random).to(case.dtype)
-            made = made[..., : shape[-1]]
-            return made if letter == "N" else made.mT
-
-        self.a, self.b = matrix(case.m, case.k, case.layout[0]), matrix(case.k, case.n, case.layout[1])
-        self.up = matrix(case.k, case.n, case.layout[1]) if case.gated else self.b
+        self.a, self.b = self.matrix(case.m, case.k, case.layout[0]), self.matrix(case.k, case.n, case.layout[1])
+        self.up = self.matrix(case.k, case.n, case.layout[1]) if case.gated else self.b
         self.c = torch.full((*many, case.m, case.n), -(2**31) if case.out is torch.int32 else torch.nan, dtype=case.out)
         self.residual = self.c
         if case.residual:
@@ -130,6 +125,17 @@ class Product:
         assert bool(self.plan.parts) == case.stream
         self.workspace = torch.full(self.plan.parts or (0,), torch.nan)
         self.flags = torch.zeros(2 * self.plan.launch.grid[0] * case.stream, dtype=torch.int32)
+
+    def matrix(self, rows: int, columns: int, letter: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+        case, dtype = self.case, dtype or self.case.dtype
+        shape = (rows, columns) if letter == "N" else (columns, rows)
+        room = (*([case.matrices] if case.matrices else []), shape[0], shape[1] + 16 * case.padded)
+        if dtype is INT8:
+            made = torch.randint(-127, 128, room, dtype=INT8, generator=self.random)
+        else:
+            made = torch.randn(room, generator=self.random).to(dtype)
+        made = made[..., : shape[-1]]
+        return made if letter == "N" else made.mT
 
     @property
     def codes(self) -> bool:
@@ -170,25 +176,56 @@ class Product:
     def launch(self) -> str:
         return LAUNCH.replace("KERNEL", self.plan.launch.expression)
 
-    def job(self, seed: int) -> bytes:
-        """Addresses in tensor maps are counted from their storage's beginning."""
+    def job(self) -> bytes:
         mapped = (self.a, self.b, self.up, self.residual, self.c)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(tensor_maps, "_encode_tiled", lambda: encode_tiled)
-            *maps, shape, factors = self.scalars()
         tensors = (*mapped, self.a_scale, self.b_scale, self.bias, self.amax, self.workspace, self.flags)
-        words = []
-        for i, made in enumerate(maps):
-            number = 4 if (self.case.k == 0 and i < 3) or mapped[i] is self.c else i
-            words += [made.opaque[0] - tensors[number].untyped_storage().data_ptr(), *made.opaque[1:], number]
+        numbers = [4 if (self.case.k == 0 and i < 3) or t is self.c else i for i, t in enumerate(mapped)]
+        maps, shape, factors = packed_maps(self.scalars, {number: tensors[number] for number in numbers}, numbers)
         groups = [bytes_of(t) for t in (self.offsets, self.order)]
         made = job(
-            self.plan.launch, seed, {i: bytes_of(t) for i, t in enumerate(tensors)},
-            maps=struct.pack(f"<{len(words)}q", *words),
+            self.plan.launch, self.seed, dict(enumerate(tensors)),
+            maps=maps,
             shape=(shape.m, shape.n, shape.k, shape.matrices, shape.group, shape.streamed, shape.share, shape.longer),
             scales=(factors.a_scales, factors.b_scales), factors=(factors.alpha, factors.beta, factors.gamma),
         )  # fmt: skip
         return made + struct.pack("<2q", *map(len, groups)) + b"".join(groups)
+
+    def result(self, found: bytes) -> torch.Tensor:
+        """C, and the largest of it in ``amax``."""
+        end = self.c.nbytes
+        if self.case.amax:
+            self.amax = tensor_of(found[end : end + 4], FP32)
+        return tensor_of(found[:end], self.c.dtype).view(self.c.shape)
+
+    def what_is_wrong(self, found: bytes) -> str:
+        """An empty string, or where C is further off than one rounding and a sum in fp32 may be."""
+        if any(found[len(found) - self.flags.nbytes :]):
+            return "flags are left for the next launch"
+        got, want, case = self.result(found), self.wanted(), self.case
+        if case.out is torch.int32:
+            return "" if torch.equal(got.double(), want) else "another sum"
+        if case.amax and not torch.isclose(self.amax.double(), want.abs().max(), rtol=1e-5):
+            return f"the largest is {self.amax.item()}, not {want.abs().max().item()}"
+        if self.codes:
+            exact = (want / self.a_scale.double()).clamp(-448, 448)
+            off = (got.double() - exact).abs() <= 1.001 * torch.maximum(exact.abs() * 2.0**-4, torch.tensor(2.0**-10))
+            return "" if off.all() and bool((exact.abs() == 448).any()) else f"{int((~off).sum())} codes are wrong"
+        return further_off_than_rounding("C", got, want)
+
+
+def packed_maps(scalars: Callable[[], tuple], buffers: Mapping[int, torch.Tensor], numbers: Sequence[int]) -> tuple:
+    """A launch's tensor maps as ``Job`` of ptx_on_cpu.hpp reads them, and its other scalars.
+
+    Args:
+        numbers: of each map's buffer, from the beginning of whose storage its address is counted.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tensor_maps, "_encode_tiled", lambda: encode_tiled)
+        made = scalars()
+    words = []
+    for of, number in zip(made, numbers, strict=False):
+        words += [of.opaque[0] - buffers[number].untyped_storage().data_ptr(), *of.opaque[1:], number]
+    return struct.pack(f"<{len(words)}q", *words), *made[len(numbers) :]
 
 
 def encode_tiled(
@@ -213,40 +250,3 @@ def encode_tiled(
     fourth = [] if rank == 4 else [1]
     words[:13] = [address, size, *sizes, *fourth, *steps, *fourth, *box, *fourth]
     return 0 if sound else 1
-
-
-def hopper_emulator(folder, cases, mistakes, Product):
-    """What runs a case, or one of the mistakes, and returns C, or in words what failed."""
-    text = cuda_as_cpp.whole(gemm.SOURCE)
-    run_kernel = emulator(folder, text, lambda case: Product(case).launch, cases.values(), mistakes)
-
-    def run(product: Product, seed: int = 0, mistake: str = "") -> torch.Tensor | str:
-        found = run_kernel(product.launch, product.job(seed), mistake)
-        if isinstance(found, str):
-            return found
-        end = product.c.nbytes
-        if product.case.amax:
-            product.amax = tensor_of(found[end : end + 4], FP32)
-        if any(found[len(found) - product.flags.nbytes :]):
-            return "flags are left for the next launch"
-        return tensor_of(found[:end], product.c.dtype).view(product.c.shape)
-
-    return run
-
-
-def what_is_wrong(got: torch.Tensor | str, product: Product) -> str:
-    """An empty string, or where C is further off than one rounding and a sum in fp32 may be."""
-    if isinstance(got, str):
-        return got
-    want = product.wanted()
-    if product.case.out is torch.int32:
-        return "" if torch.equal(got.double(), want) else "another sum"
-    if product.codes:
-        if not torch.isclose(product.amax.double(), want.abs().max(), rtol=1e-5):
-            return f"the largest is {product.amax.item()}, not {want.abs().max().item()}"
-        exact = (want / product.a_scale.double()).clamp(-448, 448)
-        off = (got.double() - exact).abs() <= 1.001 * torch.maximum(exact.abs() * 2.0**-4, torch.tensor(2.0**-10))
-        return "" if off.all() and bool((exact.abs() == 448).any()) else f"{int((~off).sum())} codes are wrong"
-    if product.case.amax and not torch.isclose(product.amax.double(), want.abs().max(), rtol=1e-5):
-        return f"the largest is {product.amax.item()}, not {want.abs().max().item()}"
-    return further_off_than_rounding("C", got, want)

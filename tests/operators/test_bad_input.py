@@ -4,9 +4,9 @@ that is not bad gives the right answer."""
 from __future__ import annotations
 
 import math
-import re
 
 import pytest
+from refused import refused
 from where import DEVICE, DTYPES
 
 torch = pytest.importorskip("torch")
@@ -14,7 +14,6 @@ pytest.importorskip("triton")
 
 from weft import ops, registry  # noqa: E402
 from weft.definition import torch_dtype  # noqa: E402
-from weft.operators.random_inputs import LAYOUTS, random_tensor  # noqa: E402
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
@@ -23,172 +22,91 @@ def x(*shape: int, dtype: torch.dtype = torch.float32, device: str = DEVICE) -> 
     return torch.ones(shape, dtype=dtype, device=device)
 
 
-ROW = {"device": DEVICE}
+def bad(name: str, error: type[Exception] | tuple, words: str, *arguments, **options):
+    """A call, and what its error says, in any order."""
+    return pytest.param(name, arguments, options, error, words, id=f"{name}-{words}")
+
+
+FLOATS = "float32, float16 or bfloat16"
+HALF, EITHER = torch.float16, (TypeError, ValueError)
 REFUSED = [
     # not a tensor
-    ("vector_add", lambda: ((None, x(3)), {}), TypeError, ["'x'", "NoneType", "torch.Tensor"]),
-    ("vector_add", lambda: ((x(3), 2.0), {}), TypeError, ["'y'", "float", "torch.Tensor"]),
-    ("softmax", lambda: (([1.0, 2.0],), {}), TypeError, ["'x'", "list", "torch.Tensor"]),
-    ("rms_norm", lambda: (("x",), {}), TypeError, ["'x'", "str", "torch.Tensor"]),
-    ("rms_norm", lambda: ((x(2, 3), [1.0] * 3), {}), TypeError, ["'weight'", "list", "torch.Tensor"]),
-    ("matmul", lambda: ((x(2, 3), 1), {}), TypeError, ["'b'", "int", "torch.Tensor"]),
+    bad("vector_add", TypeError, "'x'; NoneType; torch.Tensor", None, x(3)),
+    bad("vector_add", TypeError, "'y'; float; torch.Tensor", x(3), 2.0),
+    bad("softmax", TypeError, "'x'; list; torch.Tensor", [1.0, 2.0]),
+    bad("rms_norm", TypeError, "'x'; str; torch.Tensor", "x"),
+    bad("rms_norm", TypeError, "'weight'; list; torch.Tensor", x(2, 3), [1.0] * 3),
+    bad("matmul", TypeError, "'b'; int; torch.Tensor", x(2, 3), 1),
     # dtypes
     *(
-        (
-            name,
-            lambda d=d, k=k: (tuple(x(3, 3, dtype=d) for _ in range(k)), {}),
-            TypeError,
-            [arg, word, "float32, float16 or bfloat16"],
-        )
-        for name, arg, k in (
+        bad(name, TypeError, f"{argument}; {word}; {FLOATS}", *[x(3, 3, dtype=getattr(torch, word))] * count)
+        for name, argument, count in (
             ("vector_add", "'x'", 2),
             ("softmax", "'x'", 1),
             ("rms_norm", "'x'", 1),
             ("matmul", "'a'", 2),
         )
-        for d, word in (
-            (torch.int32, "int32"),
-            (torch.int64, "int64"),
-            (torch.bool, "bool"),
-            (torch.float64, "float64"),
-            (torch.complex64, "complex64"),
-        )
+        for word in ("int32", "int64", "bool", "float64", "complex64")
     ),
-    (
-        "vector_add",
-        lambda: ((x(3), x(3, dtype=torch.float16)), {}),
-        TypeError,
-        ["'y'", "float16", "float32", "same dtype"],
+    bad("vector_add", TypeError, "'y'; float16; float32; same dtype", x(3), x(3, dtype=HALF)),
+    bad("matmul", TypeError, "'b'; float16; float32; same dtype", x(3, 3), x(3, 3, dtype=HALF)),
+    bad("batched_matmul", TypeError, "'b'; float16; same dtype", x(2, 3, 4), x(4, 5, dtype=HALF)),
+    bad("rms_norm", TypeError, "'weight'; float16; expected float32", x(2, 3), x(3, dtype=HALF)),
+    bad(
+        "rms_norm", TypeError, "'weight'; bfloat16; float16 or float32", x(2, 3, dtype=HALF), x(3, dtype=torch.bfloat16)
     ),
-    (
-        "matmul",
-        lambda: ((x(3, 3), x(3, 3, dtype=torch.float16)), {}),
-        TypeError,
-        ["'b'", "float16", "float32", "same dtype"],
-    ),
-    (
-        "rms_norm",
-        lambda: ((x(2, 3), x(3, dtype=torch.float16)), {}),
-        TypeError,
-        ["'weight'", "float16", "expected float32"],
-    ),
-    (
-        "rms_norm",
-        lambda: ((x(2, 3, dtype=torch.float16), x(3, dtype=torch.bfloat16)), {}),
-        TypeError,
-        ["'weight'", "bfloat16", "expected float16 or float32"],
-    ),
-    ("softmax", lambda: ((x(3, 3).to_sparse(),), {}), TypeError, ["'x'", "torch.sparse_coo", "dense"]),
+    bad("softmax", TypeError, "'x'; torch.sparse_coo; dense", x(3, 3).to_sparse()),
     # ranks and shapes
-    ("vector_add", lambda: ((x(3), x(4)), {}), ValueError, ["'y'", "(4,)", "(3,)", "same shape"]),
-    ("vector_add", lambda: ((x(3, 1), x(3)), {}), ValueError, ["'y'", "(3,)", "(3, 1)", "same shape"]),
-    ("rms_norm", lambda: ((x(),), {}), ValueError, ["'x'", "scalar", "at least one dimension"]),
-    ("rms_norm", lambda: ((x(2, 3), x(2)), {}), ValueError, ["'weight'", "(2,)", "(3,)", "(2, 3)"]),
-    ("rms_norm", lambda: ((x(2, 3), x(1, 3)), {}), ValueError, ["'weight'", "(1, 3)", "(3,)"]),
-    ("rms_norm", lambda: ((x(2, 3), x()), {}), ValueError, ["'weight'", "()", "(3,)"]),
-    ("matmul", lambda: ((x(3), x(3, 4)), {}), ValueError, ["'a'", "(3,)", "matrix"]),
-    ("matmul", lambda: ((x(3, 4), x(4)), {}), ValueError, ["'b'", "(4,)", "matrix"]),
-    ("matmul", lambda: ((x(1, 3, 4), x(5, 4)), {}), ValueError, ["'a'", "'b'", "(1, 3, 4)", "(5, 4)", "4 rows"]),
+    bad("vector_add", ValueError, "'y'; (4,); (3,); same shape", x(3), x(4)),
+    bad("vector_add", ValueError, "'y'; (3,); (3, 1); same shape", x(3, 1), x(3)),
+    bad("rms_norm", ValueError, "'x'; scalar; at least one dimension", x()),
+    bad("rms_norm", ValueError, "'weight'; (2,); (3,); (2, 3)", x(2, 3), x(2)),
+    bad("rms_norm", ValueError, "'weight'; (1, 3); (3,)", x(2, 3), x(1, 3)),
+    bad("rms_norm", ValueError, "'weight'; (); (3,)", x(2, 3), x()),
+    bad("matmul", ValueError, "'a'; (3,); matrix", x(3), x(3, 4)),
+    bad("matmul", ValueError, "'b'; (4,); matrix", x(3, 4), x(4)),
+    bad("matmul", ValueError, "'a'; 'b'; (1, 3, 4); (5, 4); 4 rows", x(1, 3, 4), x(5, 4)),
+    bad("matmul", ValueError, "'a'; 'b'; (3, 4); (5, 6); 4 rows", x(3, 4), x(5, 6)),
     *(
-        (name, lambda a=a, b=b: ((x(*a), x(*b)), {}), ValueError, words)
+        bad(name, ValueError, words, x(2, 3, 4), x(*shape))
         for name in ("matmul", "batched_matmul")
-        for a, b, words in (
-            ((2, 3, 4), (4,), ["'b'", "(4,)", "two dimensions or more"]),
-            ((2, 3, 4), (3, 4, 5), ["(2, 3, 4)", "(3, 4, 5)", "batch dimensions", "not 2 and 3"]),
-            ((2, 3, 4), (2, 3, 5), ["(2, 3, 4)", "(2, 3, 5)", "4 rows"]),
+        for shape, words in (
+            ((4,), "'b'; (4,); two dimensions or more"),
+            ((3, 4, 5), "(2, 3, 4); (3, 4, 5); batch dimensions; not 2 and 3"),
+            ((2, 3, 5), "(2, 3, 4); (2, 3, 5); 4 rows"),
         )
     ),
-    (
-        "batched_matmul",
-        lambda: ((x(2, 3, 4), x(4, 5, dtype=torch.float16)), {}),
-        TypeError,
-        ["'b'", "float16", "same dtype"],
-    ),
-    (
-        "batched_matmul",
-        lambda: ((x(2, 3, 3), x(3, 3)), {"precision": "fp8"}),
-        ValueError,
-        ["'precision'", "'fp8'", "tf32x3"],
-    ),
-    (
-        "batched_matmul",
-        lambda: ((x(2, 2, 3), x(3, 4, device="meta")), {}),
-        ValueError,
-        ["'b'", "meta", DEVICE, "one device"],
-    ),
-    ("matmul", lambda: ((x(3, 4), x(5, 6)), {}), ValueError, ["'a'", "'b'", "(3, 4)", "(5, 6)", "4 rows"]),
     # options
+    *(bad("softmax", ValueError, f"'dim'; is {dim}; -2 … 1", x(2, 3), dim=dim) for dim in (2, -3, 10**20)),
+    bad("softmax", ValueError, "'dim'; is 1; -1 … 0", x(), dim=1),
+    *(bad("softmax", TypeError, f"'dim'; {dim!r}; an int", x(2, 3), dim=dim) for dim in (None, 1.0, "1", (1,), True)),
     *(
-        ("softmax", lambda d=dim: ((x(2, 3),), {"dim": d}), ValueError, ["'dim'", f"is {dim}", "-2 … 1"])
-        for dim in (2, -3, 10**20)
+        bad("rms_norm", EITHER, f"'eps'; {e!r}; at least 0", x(2, 3), eps=e)
+        for e in (-1e-6, math.nan, "1e-6", None, True)
     ),
-    ("softmax", lambda: ((x(),), {"dim": 1}), ValueError, ["'dim'", "is 1", "-1 … 0"]),
+    *(bad("rms_norm", EITHER, f"'eps'; {e!r}; at least 0", x(2, 3), x(3), eps=e) for e in (-1.0, [1e-6])),
     *(
-        ("softmax", lambda d=dim: ((x(2, 3),), {"dim": d}), TypeError, ["'dim'", repr(dim), "an int"])
-        for dim in (None, 1.0, "1", (1,), True)
-    ),
-    *(
-        (
-            "rms_norm",
-            lambda e=eps: ((x(2, 3),), {"eps": e}),
-            (TypeError, ValueError),
-            ["'eps'", repr(eps), "at least 0"],
-        )
-        for eps in (-1e-6, math.nan, "1e-6", None, True)
-    ),
-    *(
-        (
-            "rms_norm",
-            lambda e=eps: ((x(2, 3), x(3)), {"eps": e}),
-            (TypeError, ValueError),
-            ["'eps'", repr(eps), "at least 0"],
-        )
-        for eps in (-1.0, [1e-6])
-    ),
-    *(
-        (
-            "matmul",
-            lambda p=p: ((x(3, 3), x(3, 3)), {"precision": p}),
-            (TypeError, ValueError),
-            ["'precision'", repr(p), "tf32x3"],
-        )
+        bad("matmul", EITHER, f"'precision'; {p!r}; tf32x3", x(3, 3), x(3, 3), precision=p)
         for p in ("fp8", "IEEE", 3, ["ieee"])
     ),
-    *(
-        (name, call, ValueError, words)
-        for name, call, words in (
-            ("norm", lambda: ((x(3),), {"p": 10**400}), ["'p'", "is 1000", "fits a float"]),
-            ("causal_softmax", lambda: ((x(3, 3), 10**400), {}), ["'scale'", "is 1000", "fp32 can hold"]),
-            ("masked_softmax", lambda: ((x(3, 3), None, math.inf), {}), ["'scale'", "is inf", "fp32 can hold"]),
-        )
-    ),
+    bad("batched_matmul", ValueError, "'precision'; 'fp8'; tf32x3", x(2, 3, 3), x(3, 3), precision="fp8"),
+    bad("norm", ValueError, "'p'; is 1000; fits a float", x(3), p=10**400),
+    bad("causal_softmax", ValueError, "'scale'; is 1000; fp32 can hold", x(3, 3), 10**400),
+    bad("masked_softmax", ValueError, "'scale'; is inf; fp32 can hold", x(3, 3), None, math.inf),
     # devices
-    ("vector_add", lambda: ((x(3), x(3, device="meta")), {}), ValueError, ["'y'", "meta", "'x'", DEVICE, "one device"]),
-    ("vector_add", lambda: ((x(3, device="meta"), x(3)), {}), ValueError, ["'y'", "meta", "'x'", DEVICE, "one device"]),
-    ("rms_norm", lambda: ((x(2, 3), x(3, device="meta")), {}), ValueError, ["'weight'", "meta", DEVICE, "one device"]),
-    (
-        "matmul",
-        lambda: ((x(2, 3), x(3, 4, device="meta")), {}),
-        ValueError,
-        ["'b'", "meta", "'a'", DEVICE, "one device"],
-    ),
+    bad("vector_add", ValueError, f"'y'; meta; 'x'; {DEVICE}; one device", x(3), x(3, device="meta")),
+    bad("vector_add", ValueError, f"'y'; meta; 'x'; {DEVICE}; one device", x(3, device="meta"), x(3)),
+    bad("rms_norm", ValueError, f"'weight'; meta; {DEVICE}; one device", x(2, 3), x(3, device="meta")),
+    bad("matmul", ValueError, f"'b'; meta; 'a'; {DEVICE}; one device", x(2, 3), x(3, 4, device="meta")),
+    bad("batched_matmul", ValueError, f"'b'; meta; {DEVICE}; one device", x(2, 2, 3), x(3, 4, device="meta")),
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "call", "error", "words"),
-    REFUSED,
-    ids=[re.sub(r"[^a-zA-Z0-9_.-]+", "_", f"{name}-{'-'.join(words[:2])}") for name, _, _, words in REFUSED],
-)
-def test_it_is_refused_in_words_that_help(name, call, error, words):
-    arguments, options = call()
+@pytest.mark.parametrize(("name", "arguments", "options", "error", "words"), REFUSED)
+def test_it_is_refused_in_words_that_help(name, arguments, options, error, words):
     for function in (getattr(ops, name), lambda *a, **k: ops.explain(name, *a, **k)):
-        with pytest.raises(error) as caught:
+        with refused(error, f"{name}: ; {words}"):
             function(*arguments, **options)
-        said = str(caught.value)
-        assert said.startswith(f"{name}: "), said
-        assert all(word in said for word in words), said
-        assert "\n" not in said
 
 
 def test_a_call_like_an_earlier_one_is_checked_too():
@@ -211,10 +129,6 @@ def test_a_cpu_tensor_beside_a_cuda_tensor_is_refused():
     ):
         with pytest.raises(ValueError, match=r"cpu.*cuda:0|cuda:0.*cpu"):
             getattr(ops, name)(*given)
-
-
-def test_every_public_function_is_tried_here():
-    assert {name for name, *_ in REFUSED} >= {"vector_add", "softmax", "rms_norm", "matmul"}
 
 
 @pytest.mark.parametrize("name", registry.names())
@@ -261,15 +175,6 @@ def assert_plain(name: str, which: str, a: torch.Tensor) -> None:
         torch.testing.assert_close(t, b, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize(("name", "which"), IMPLEMENTATIONS)
-@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0)])
-def test_empty_tensors(name, which, shape):
-    a = torch.empty(shape, device=DEVICE)
-    arguments_of, plain, _ = PLAIN[name]
-    got, want = function_of(name, which)(*arguments_of(a)), plain(*arguments_of(a))
-    assert got.equal(want) and got.dtype == want.dtype  # of shape (5, 5) and all zeros for matmul without columns
-
-
 @pytest.mark.parametrize("shape", [(0,), (3, 0, 2), (2, 3, 0)])
 def test_empty_tensors_of_other_ranks(shape):
     a = torch.empty(shape, device=DEVICE, requires_grad=True)
@@ -279,23 +184,9 @@ def test_empty_tensors_of_other_ranks(shape):
     assert a.grad.shape == shape
 
 
-@pytest.mark.parametrize(("name", "which"), IMPLEMENTATIONS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_one_element(name, which, dtype):
-    assert_plain(name, which, torch.full((1, 1), -3.5, dtype=torch_dtype(dtype), device=DEVICE))
-
-
 def test_scalars():
     s = torch.tensor(2.5, device=DEVICE)
     assert ops.vector_add(s, s).equal(s + s) and ops.softmax(s, 0).equal(torch.softmax(s, 0))
-
-
-@pytest.mark.parametrize(("name", "which"), IMPLEMENTATIONS)
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_layouts(name, which, layout, dtype):
-    a = random_tensor(torch.Generator(DEVICE).manual_seed(3), (9, 33), dtype, DEVICE, layout=layout)
-    assert_plain(name, which, a)
 
 
 @pytest.mark.parametrize("name", ["vector_add", "softmax", "rms_norm"])

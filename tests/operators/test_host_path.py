@@ -17,6 +17,7 @@ from weft.operators import call, launch
 from weft.operators.dropout import dropout
 from weft.operators.loss import kernels as loss_kernels
 from weft.operators.scan import dispatch as scan_dispatch
+from weft.operators.softmax import softmax
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # NumPy's, from the interpreter: -inf - -inf in padding
@@ -60,7 +61,7 @@ def as_on_a_gpu(monkeypatch):
     for plans in launch.Plans.all:
         monkeypatch.setattr(plans, "known", {})
     monkeypatch.setattr(launch.Plans, "of", of)
-    for name in NAMES:
+    for name in (*NAMES, "softmax"):
         registry.get(name)  # so that its modules are there
     real = call.eager
     for module in [m for name, m in sys.modules.items() if name.startswith("weft.operators.")]:
@@ -145,6 +146,21 @@ def test_it_computes_what_is_asked(as_on_a_gpu, name, gradient):
         leaf = next(t for t in cases.tensors(arguments) if t.requires_grad)
         dy = torch.randn_like(want)
         torch.testing.assert_close(*(torch.autograd.grad(y, leaf, dy)[0] for y in (got[1], want)))
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (2, 4, 33)])
+def test_softmax_has_gradients_of_both_orders(as_on_a_gpu, monkeypatch, shape):
+    taken, node = [], softmax.SoftmaxFunction
+    monkeypatch.setattr(node, "apply", lambda *a, apply=node.apply: (taken.append(1), apply(*a))[1])
+    g = torch.Generator().manual_seed(1)
+    x, dy = torch.randn(shape, generator=g).requires_grad_(), torch.randn(shape, generator=g)
+    op, found = registry.get("softmax"), []
+    for function in (op.public, op.reference):
+        y = function(x, -1)
+        (first,) = torch.autograd.grad(y, x, dy, create_graph=True)
+        found.append((y, first, *torch.autograd.grad(first.square().sum(), x)))
+    torch.testing.assert_close(*found)
+    assert len(taken) == 1
 
 
 def test_host_times_are_taken_in_turn_and_compared_within_a_round(monkeypatch):

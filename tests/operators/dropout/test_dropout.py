@@ -103,7 +103,7 @@ def test_seeds_are_taken_modulo_two_to_the_64th_as_numbers_and_as_tensors():
 
 
 def test_p_is_what_is_dropped_and_the_expectation_is_x():
-    n = 2**17
+    n = 2**15
     x = torch.ones(n, device=DEVICE)
     for p in (0.1, 0.5, 0.9):
         y = ops.dropout(x, p, seed=42)
@@ -114,7 +114,7 @@ def test_p_is_what_is_dropped_and_the_expectation_is_x():
 
 
 def test_neighbours_offsets_and_seeds_are_independent():
-    n = 2**17
+    n = 2**15
     signs = {
         name: kept(shape=(n,), seed=s, offset=o).double() * 2 - 1
         for name, (s, o) in {"a": (5, 0), "offset": (5, 1), "seed": (6, 0), "upper": (5 + 2**32, 0)}.items()

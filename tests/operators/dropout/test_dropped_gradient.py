@@ -8,7 +8,8 @@ import re
 
 import cuda_as_cpp
 import pytest
-from cuda_on_cpu import bytes_of, emulator_of_cases, job, tensor_of
+from cuda_on_cpu import Suite, difference, job, tensor_of
+from emulated import *  # noqa: F403
 from sass import names, parts, sass
 
 torch = pytest.importorskip("torch")
@@ -57,41 +58,35 @@ CASES = {
 }  # fmt: skip
 
 # Mistakes: a case that shows them, the text of the kernel or its headers, and what replaces it.
+CLUSTER = "a cluster of two blocks"
 MISTAKES = {
     "the mask of the next group": ("two warps", "philox(u64(element) / 8,", "philox(u64(element) / 8 + 1,"),
     "a row's mask for the next": ("two warps", "(row + r) * N + first + at(v)),", "row * N + first + at(v)),"),
-    "a block's mask for the next": ("clusters", "(row + r) * N + first + at(v)),", "(row + r) * N + at(v)),"),
+    "a block's mask for the next": (CLUSTER, "(row + r) * N + first + at(v)),", "(row + r) * N + at(v)),"),
     "halves exchanged": ("two warps", "i % 2 ? word[i / 2] : word[i / 2] << 16", "i % 2 ? word[i / 2] << 16 : word[i / 2]"),
-    "the lower half decides": ("all but dropped", "word[i / 2] : word[i / 2] << 16", "word[i / 2] : word[i / 2]"),
-    "one pattern too few": ("just dropped", "bits <= last ?", "bits <= last - 0x10000 ?"),
+    "the lower half decides": ("four rows, all but dropped", "word[i / 2] : word[i / 2] << 16", "word[i / 2] : word[i / 2]"),
+    "one pattern too few": ("a row, the first element just dropped", "bits <= last ?", "bits <= last - 0x10000 ?"),
     "dropped is kept": ("two warps", "? 0.f : gradient[i]", "? gradient[i] : 0.f"),
     "not scaled": ("two warps", "gradient[i]) * scale", "gradient[i])"),
     "the first half of a group twice": ("fp32", "COUNT == 4 && element % 8", "false"),
     "the seed's upper word": ("two warps", "{u32(seed), u32(seed >> 32)}", "{u32(seed), 0}"),
     "the offset's upper word": ("two warps", "c[3] = u32(offset >> 32)", "c[3] = 0"),
     "nine rounds": ("two warps", "round < 10; round++) {\n    const", "round < 9; round++) {\n    const"),
-    "the seed in memory": ("in memory", "SEED_IN_MEMORY ? *seed_at : seed", "seed"),
+    "the seed in memory": ("a seed in memory, rows apart", "SEED_IN_MEMORY ? *seed_at : seed", "seed"),
     "a round's key for the other word": ("two warps", "c[3] ^ keys.word[round][1]", "c[3] ^ keys.word[round][0]"),
     "a row written over another": ("two warps", "(dx + (row + r) * dx_row", "(dx + row * dx_row"),
     "dh left out": ("two warps", "if constexpr (MORE) a[i] += m[i];", ""),
     "rows past the last": ("two warps", "if (ROWS > 1 && row + r >= M) break;", ""),
     "sums of a copy in flight": ("two warps", "phase_wait(&full[g.slot], g.parity);", ""),
-    "the other block's sums are there": ("clusters", "phase_wait(&received[box], group.turn / AHEAD & 1);", ""),
+    "the other block's sums are there": (CLUSTER, "phase_wait(&received[box], group.turn / AHEAD & 1);", ""),
     "no zeros behind a slice": ("two warps", "ring[s * SLICE + i] = T{};", ";"),
     "a slot refilled too early": (
         "two warps",
         "group.index + (STAGES - 1) * step, group.slot ? group.slot - 1 : STAGES - 1",
         "group.index + STAGES * step, group.slot",
     ),
-    "a block leaves early": ("clusters", "if (blocks > 1) {  // no block leaves", "if (false) {  // no block leaves"),
+    "a block leaves early": (CLUSTER, "if (blocks > 1) {  // no block leaves", "if (false) {  // no block leaves"),
 }  # fmt: skip
-OF_MISTAKE = {
-    "clusters": "a cluster of two blocks",
-    "all but dropped": "four rows, all but dropped",
-    "just dropped": "a row, the first element just dropped",
-    "in memory": "a seed in memory, rows apart",
-}
-
 LAUNCH = """
 const Any h{job.buffers[0]}, dy{job.buffers[1]}, dh{job.buffers[2]}, w{job.buffers[3]}, seed_at{job.buffers[5]},
     dw{job.buffers[8]}, dr{job.buffers[4]}, dx{static_cast<char *>(job.buffers[4]) + job.scales[0]};
@@ -141,20 +136,15 @@ class Gradients:
         given = (self.h, self.dy, self.dh, self.weight, dr, tensors[5], dx, self.held if case.in_memory else self.h)
         assert len(tensors) == 8 and all(a is b for a, b in zip(tensors, given, strict=True))
         self.sums = tensors[5]
-
-    @property
-    def launch(self) -> str:
-        return LAUNCH.replace("KERNEL", self.plan.expression)
+        self.launch = LAUNCH.replace("KERNEL", self.plan.expression)
 
     def job(self) -> bytes:
         read = {0: self.h, 1: self.dy, 2: self.dh, 3: self.weight, 5: self.held}
-        buffers = {i: bytes_of(t) for i, t in read.items()}
-        buffers |= {4: bytes([0xA5]) * (2 * self.h.nbytes), 8: bytes([0xA5]) * self.sums.nbytes}
+        buffers = {**read, 4: bytes([0xA5]) * (2 * self.h.nbytes), 8: bytes([0xA5]) * self.sums.nbytes}
         m, n, dy_row, dh_row, eps, *numbers = (s.value for s in self.plan.scalars)
-        signed = [v - 2**64 if v >= 2**63 else v for v in numbers[:3]]
-        plan = dataclasses.replace(self.plan, shared_bytes=self.plan.shared_bytes + cuda_as_cpp.STATIC)
-        shape = (m, n, dy_row, dh_row, *signed)
-        return job(plan, self.seed, buffers, shape=shape, scales=(self.h.nbytes,), factors=(eps, numbers[3]))
+        shape = (m, n, dy_row, dh_row, *(v - 2**64 if v >= 2**63 else v for v in numbers[:3]))
+        factors = (eps, numbers[3])
+        return job(self.plan, self.seed, buffers, shape=shape, scales=(self.h.nbytes,), factors=factors, static=True)
 
     def what_is_wrong(self, found: bytes) -> str:
         """An empty string, or what is further off than rounding allows."""
@@ -170,35 +160,22 @@ class Gradients:
             return "what was dropped has a gradient"
         rounding = {BF16: 2.0**-8, FP16: 2.0**-11, FP32: 2.0**-22}
         masked = torch.where(keep, want * scale_of(self.threshold), 0.0)
-        for name, got, right, dtype in (
-            ("dr", dr, want, case.dtype),
-            ("dx", dx, masked, case.dtype),
-            ("dw", dw, (dy * xhat).sum(0), FP32),
-        ):
-            far = ~((got.double() - right).abs() <= rounding[dtype] * right.abs() + 2.0**-20 * (1 + right.abs().amax()))
-            if far.any():
-                at = tuple(far.nonzero()[0].tolist())
-                return f"{name}{list(at)} is {got[at].item()}, not {right[at].item()} ({int(far.sum())} are wrong)"
-        return ""
+        wrong = (
+            difference(name, got, right, rounding[dtype] * right.abs() + 2.0**-20 * (1 + right.abs().amax()))
+            for name, got, right, dtype in (
+                ("dr", dr, want, case.dtype),
+                ("dx", dx, masked, case.dtype),
+                ("dw", dw, (dy * xhat).sum(0), FP32),
+            )
+        )
+        return next(filter(None, wrong), "")
 
 
-@pytest.fixture(scope="module")
-def emulate(tmp_path_factory):
-    """Runs a case, or one of ``MISTAKES``, and returns what is wrong with its result."""
-    text = cuda_as_cpp.whole(dispatch.SOURCE, "rows.cuh", "philox.cuh")
-    mistakes = {name: (OF_MISTAKE.get(of, of), *change) for name, (of, *change) in MISTAKES.items()}
-    return emulator_of_cases(tmp_path_factory.mktemp("emulated"), text, Gradients, CASES, mistakes)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_it_is_right(emulate, name):
-    assert not any(emulate(name, seed=seed) for seed in range(3))
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_noticed(emulate, mistake):
-    of = MISTAKES[mistake][0]
-    assert any(emulate(OF_MISTAKE.get(of, of), mistake, seed) for seed in range(8))
+SUITES = {
+    "dropped_backward.cu": Suite(
+        cuda_as_cpp.whole(dispatch.SOURCE, "rows.cuh", "philox.cuh"), Gradients, CASES, MISTAKES
+    )
+}
 
 
 # ---- what it holds, costs and declines -----------------------------------------------------------------------------------

@@ -10,10 +10,9 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 pytest.importorskip("cuda.bindings")
 
-from hopper_on_cpu import encode_tiled  # noqa: E402
+from hopper_on_cpu import OnGpu  # noqa: E402
 
 from weft import ops, registry  # noqa: E402
-from weft.operators.hopper import gemm, tensor_maps  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
 from weft.operators.linear import dispatch  # noqa: E402
 from weft.operators.linear.activations import ACTIVATIONS  # noqa: E402
@@ -123,17 +122,8 @@ def test_on_hopper_what_is_kept_is_a_product_of_its_own(monkeypatch, activation,
         torch.testing.assert_close(got, expected)
 
 
-class OnGpu(torch.Tensor):
-    """A tensor that says it is on a GPU."""
-
-    is_cuda = True
-
-
 @pytest.mark.parametrize("stored", ["rows", "columns"])
-def test_a_launch_on_hopper_maps_both_halves_of_the_weight(monkeypatch, stored):
-    launched = []
-    monkeypatch.setattr(tensor_maps, "_encode_tiled", lambda: encode_tiled)
-    monkeypatch.setattr(gemm.CudaPlan, "__call__", lambda plan, *tensors: launched.append((plan, tensors)))
+def test_a_launch_on_hopper_maps_both_halves_of_the_weight(launched, stored):
     weight = torch.empty(128, 64, dtype=BF16) if stored == "rows" else torch.empty(64, 128, dtype=BF16).t()
     x, residual, y, bias = (torch.empty(s, dtype=BF16) for s in ((8, 64), (8, 64), (8, 64), (128,)))
     x, weight, residual, y, bias = (t.as_subclass(OnGpu) for t in (x, weight, residual, y, bias))

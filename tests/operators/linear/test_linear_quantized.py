@@ -11,10 +11,9 @@ pytest.importorskip("triton")
 
 pytest.importorskip("cuda.bindings")
 
-from hopper_on_cpu import encode_tiled  # noqa: E402
+from hopper_on_cpu import OnGpu  # noqa: E402
 
 from weft import ops, registry  # noqa: E402
-from weft.operators.hopper import gemm, tensor_maps  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
 from weft.operators.linear import linear_quantized as module  # noqa: E402
 from weft.operators.linear.dispatch import QUANTIZED, HopperLaunch, QuantizedCall, QuantizedLaunch  # noqa: E402
@@ -123,11 +122,8 @@ def test_a_launch_on_hopper_has_amax_and_both_halves():
             assert ops.explain("linear_quantized", x, w, scale=scale, dtype=dtype).implementation == taken
 
 
-def test_the_main_loop_leaves_codes_of_a_scale(monkeypatch):
+def test_the_main_loop_leaves_codes_of_a_scale(launched):
     """In one launch: the scale is its first pointer, the bias has x's dtype, and C is of bytes."""
-    launched = []
-    monkeypatch.setattr(tensor_maps, "_encode_tiled", lambda: encode_tiled)
-    monkeypatch.setattr(gemm.CudaPlan, "__call__", lambda plan, *tensors: launched.append((plan, tensors)))
     x, weight, bias = (torch.empty(s, dtype=torch.float16).as_subclass(OnGpu) for s in ((8, 64), (256, 64), (256,)))
     scale, amax, q = torch.ones(1), torch.zeros(1), torch.empty(8, 128, dtype=torch.uint8).as_subclass(OnGpu)
     made = QuantizedLaunch(QuantizedCall(x, weight, bias, scale, True, "swiglu", DTYPES[0]), codes=True)
@@ -142,12 +138,6 @@ def test_the_main_loop_leaves_codes_of_a_scale(monkeypatch):
         for w, dtype, words in ((weight, torch.int8, "float8_e4m3fn"), (weight[:72], DTYPES[0], "72 elements")):
             with pytest.raises(NotImplementedError, match=words):
                 QUANTIZED.kernel("cuda").of((x, w, x, scale), False, None, dtype)
-
-
-class OnGpu(torch.Tensor):
-    """A tensor that says it is on a GPU."""
-
-    is_cuda = True
 
 
 GOOD = {"x": random(4, 8), "weight": random(16, 8), "scale": torch.ones(1, device=DEVICE)}

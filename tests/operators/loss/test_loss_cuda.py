@@ -1,18 +1,15 @@
-"""Cross entropy's CUDA C++ without a GPU: emulated on the CPU (``rows_on_cpu.hpp``) with the launches that Python computes,
+"""Cross entropy's CUDA C++ without a GPU: emulated on the CPU (``ptx_on_cpu.hpp``) with the launches that Python computes,
 against float64; what its loops compile to."""
 
 from __future__ import annotations
 
-import ctypes
-import re
-import shutil
-import subprocess
 from dataclasses import dataclass, field
-from pathlib import Path
 
+import cuda_as_cpp
 import pytest
+from cuda_on_cpu import FRAME, Suite, difference, frame_is_whole, framed, job, tensor_of
+from emulated import *  # noqa: F403
 from sass import names, parts, sass
-from where import ROOT
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -23,15 +20,7 @@ from weft.operators.loss.dispatch import LossCall  # noqa: E402
 from weft.operators.loss.reference import Options  # noqa: E402
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-OPERATORS = ROOT / "src/weft/operators"
-COMPILE = ("g++", "-std=c++20", "-O1", "-w", "-mf16c", "-fPIC", "-shared", "-pthread", f"-I{ROOT / 'tests/emulator'}")
-CONFIGURATIONS = (
-    dispatch.with_gradient_configuration,
-    dispatch.shared_configuration,
-    dispatch.loss_configuration,
-    dispatch.gradient_configuration,
-)
-KERNELS = ("cluster", "shared", "alone")  # loss and gradient together, with shared memory, and apart
+KERNELS = ("cluster", "shared", "loss", "gradient")  # loss and gradient together, with shared memory, and apart
 
 
 @dataclass(frozen=True)
@@ -61,29 +50,32 @@ CASES = {
     "large": Case(FP32, 5000, values="large", options=Options(reduction="none")),
 }
 
+# Mistakes: a case and a kernel that show them, what is in the kernels, what is written instead.
+MISTAKES = {
+    "the label's logit of another row": ("a block, loss", "read_bits(x + at_label)", "read_bits(x + at_label + x_row)"),
+    "a block's maximum for the row's": ("a cluster, cluster", "(s.x == top ? s.y :", "(true ? s.y :"),
+    "columns past the row": ("everything, cluster", "CAP && !there(v) ? 0.f : e", "e"),
+    "the label's element twice": ("a block, gradient", "if (here - v * STEP == i) f[i] -= at_label;", ";"),
+    "the factor of the loss left out": ("a block, gradient", "factor = from_bits<D>(of_loss)", "factor = 1.f"),
+    "a vector in shared memory too early": ("a cluster, shared", "if constexpr (SHARED) copies_wait();", ""),
+    "the other blocks' elements in the sum": ("fp32, loss", "min(V - first, each)", "V - first"),
+}
 
-def as_cpp() -> str:
-    """cluster.cu as C++ for ``rows_on_cpu.hpp``: its few instructions in inline PTX become calls."""
-    text = (OPERATORS / "loss/cluster.cu").read_text()
-    rows = (OPERATORS / "rows.cuh").read_text().replace("#pragma once", "")
-    text = text.replace('#include "rows.cuh"', rows.replace('#include "prelude.cuh"', '#include "rows_on_cpu.hpp"'))
-    for pattern, made in (
-        (r'asm\("ex2\.approx\.ftz\.f32 %0, %1;".*?;', "e = exp2f(x);"),
-        (r'asm volatile\("" .*?;', ";"),  # it only holds the compiler back
-        (r"extern __shared__ __align__\(16\) unsigned char dynamic\[\];", "unsigned char *dynamic = block->dynamic;"),
-        (r"__shared__ (typename Slice::Shared) shared;", r"\1 &shared = *reinterpret_cast<\1 *>(block->shared);"),
-    ):
-        text, found = re.subn(pattern, made, text, flags=re.DOTALL)
-        assert found, pattern
-    assert "asm" not in text and "__shared__" not in text
-    return text
+LAUNCH = """
+char *const out = static_cast<char *>(job.buffers[4]) + FRAME;
+const Any given{job.scales[0] ? out : job.buffers[0]}, label{job.buffers[1]}, weight{job.buffers[2]}, sums{job.buffers[3]},
+    dloss{job.buffers[5]}, stats{job.buffers[6]}, dx{out}, loss{job.buffers[8]},
+    new_stats{static_cast<float *>(job.buffers[8]) + 5};
+const i64 *s = job.shape;
+job.run([&] { KERNEL(given, label, weight, sums, RESULTS, dx, SCALARS); });
+"""
 
 
-def logits_and_labels(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
+def logits_and_labels(case: Case, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """[5, V] and [5]; one row is ignored, and labels are the first and the last class too."""
-    torch.manual_seed(4)
-    x, v = torch.randn(5, case.v) * 3, case.v
-    label = torch.randint(0, v, (5,))
+    g = torch.Generator().manual_seed(4 + seed)
+    x, v = torch.randn(5, case.v, generator=g) * 3, case.v
+    label = torch.randint(0, v, (5,), generator=g)
     label[0], label[4] = v - 1, 0
     label[1 if case.values != "nonfinite" else 4] = -100
     if case.values == "nonfinite":
@@ -97,108 +89,119 @@ def logits_and_labels(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
     return x.to(case.dtype), label
 
 
-class Run:
-    """One case by one of the kernels: its launches, and afterwards losses [M] and the gradient."""
+class Rows:
+    """A case for one of the kernels: its tensors, its launch, and what is right in float64."""
 
-    def __init__(self, case: Case, kernel: str):
-        self.case, self.o = case, case.options
-        self.x, self.label = logits_and_labels(case)
-        self.weight = torch.rand(case.v).to(case.dtype) if case.weight else None
-        self.given = self.x.clone()
-        self.dx = self.given if case.in_place else torch.full_like(self.x, 7)
-        self.dloss = torch.ones(5 if self.o.reduction == "none" else (), dtype=case.dtype)
-        if kernel == "alone":
-            self.dloss = self.dloss * -0.75
-        call = (self.given, self.label, self.given if self.weight is None else self.weight)
-        weighted = case.weight
+    def __init__(self, given: tuple[Case, str], seed: int = 0):
+        self.case, self.kernel = case, kernel = given
+        self.seed, o = seed, case.options
+        self.x, self.label = logits_and_labels(case, seed)
+        weight = (
+            torch.rand(case.v, generator=torch.Generator().manual_seed(seed)).to(case.dtype) if case.weight else None
+        )
+        self.weight = self.x if weight is None else weight
+        one = () if o.reduction != "none" else (5,)
+        self.dloss = torch.full(one, -0.75 if kernel == "gradient" else 1.0, dtype=case.dtype)
+        in_place = case.in_place and kernel != "loss"
+        dx = self.x if in_place else torch.empty_like(self.x)
+        each = 32 if case.dtype == FP32 else 64
         with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *_: None):
             patch.setattr(dispatch, "SHARED_FROM", 0 if kernel == "shared" else 2**60)
-            if kernel == "alone":
-                tensors = (*call, self.dloss, self.dx)
-                last = dispatch.launch_cuda_gradient(dispatch.GradientCall.of(*tensors, self.o, weighted))
-                first = LossCall(*call[:2], self.weight, self.o)
-                self.plans = [dispatch.launch_cluster(first), last]
+            for name in ("with_gradient", "gradient", "loss"):
+                patch.setattr(getattr(dispatch, f"{name}_configuration"), "trial", {"THREADS": 64, "EACH": each})
+            patch.setattr(dispatch.shared_configuration, "trial", {"THREADS": 64, "EACH": 2 * each})
+            if kernel == "gradient":
+                tensors = (self.x, self.label, self.weight, self.dloss, dx)
+                self.plan = dispatch.launch_cuda_gradient(dispatch.GradientCall.of(*tensors, o, case.weight))
             else:
-                self.plans = [
-                    dispatch.launch_cluster(LossCall(*call[:2], self.weight, self.o, True, True, case.in_place))
-                ]
-        counts, known = self.label != -100, (self.label >= 0) & (self.label < case.v)
-        of_label = call[2][self.label.clamp(0, case.v - 1)].double() if case.weight else torch.ones(5).double()
-        self.counts, self.wrong = counts, counts & ~known
-        sums = torch.tensor([float(of_label[counts].sum()), float(counts.sum()), 0.0])
-        self.loss, self.stats = torch.full((5,), torch.nan), torch.full((2, 5), torch.nan)
-        self.tensors = [(*call, sums, self.loss, self.stats, self.dx), (*call, sums, self.stats, self.dloss, self.dx)]
+                both = kernel != "loss"
+                self.plan = dispatch.launch_cluster(LossCall(self.x, self.label, weight, o, both, both, in_place))
+        values = [s.value for s in self.plan.scalars]
+        self.shape = [v for v in values if isinstance(v, int)]
+        self.factors = [v for v in values if isinstance(v, float)]
+        places = iter(range(12)), iter(range(3))
+        scalars = [
+            f"job.factors[{next(places[1])}]" if isinstance(v, float) else f"s[{next(places[0])}]" for v in values
+        ]
+        results = "stats, dloss" if kernel == "gradient" else "loss, new_stats"
+        launch = LAUNCH.replace("KERNEL", self.plan.expression).replace("RESULTS", results)
+        self.launch, self.in_place = launch.replace("SCALARS", ", ".join(scalars)), in_place
+        self._right(None if weight is None else weight.double())
 
-    def emulate(self, library: ctypes.CDLL, expressions: list[str]) -> None:
-        for plan, tensors in zip(self.plans, self.tensors, strict=False):
-            values = [*(ctypes.c_void_p(t.data_ptr()) for t in tensors), *plan.scalars]
-            pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-            run = getattr(library, f"run{expressions.index(plan.expression)}")
-            run(pointers, plan.grid[0], plan.block, plan.cluster)
-
-    def wanted(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The losses, scaled as the kernels scale them, and the gradient, in float64."""
-        o, label = self.o, torch.where(self.wrong, 0, self.label)
+    def _right(self, weight: torch.Tensor | None) -> None:
+        """Losses, scaled as the kernels scale them, what is known of each row, and the gradient."""
+        o, v, x = self.case.options, self.case.v, self.x.double()
+        self.counts, known = self.label != -100, (self.label >= 0) & (self.label < v)
+        self.wrong = self.counts & ~known
+        of_label = torch.ones(5).double() if weight is None else weight[self.label.clamp(0, v - 1)]
+        self.sums = torch.tensor([float(of_label[self.counts].sum()), float(self.counts.sum()), 0.0])
+        values = o.soft_cap * torch.tanh(x / o.soft_cap) if o.soft_cap else x
+        top = values.nan_to_num(-torch.inf, torch.inf, -torch.inf).amax(1)
+        total = (values - top.masked_fill(top == -torch.inf, 0)[:, None]).exp().sum(1)
+        self.stats = torch.stack([top, total])
         named = {"ignore_index": -100, "label_smoothing": o.label_smoothing, "z_loss": o.z_loss, "soft_cap": o.soft_cap}
-        named["weight"] = None if self.weight is None else self.weight.double()
-        x = self.x.double()
-        rows = reference.reference(x, label, **named, reduction="none")
-        whole = reference.reference(x, label, **named, reduction=o.reduction) if o.reduction != "none" else rows
-        (dx,) = reference.gradient(self.dloss.double(), x, label, **named, reduction=o.reduction)
-        dx[self.wrong] = torch.nan
-        return whole.masked_fill(self.wrong, torch.nan) if whole.ndim else whole, dx
+        given = x, torch.where(self.wrong, 0, self.label)
+        self.loss = reference.reference(*given, **named, weight=weight, reduction=o.reduction)
+        (self.dx,) = reference.gradient(self.dloss.double(), *given, **named, weight=weight, reduction=o.reduction)
+        self.dx[self.wrong] = torch.nan
+        if self.loss.ndim:
+            self.loss[self.wrong] = torch.nan
+
+    def job(self) -> bytes:
+        inside = (
+            self.x.flatten().view(torch.uint8).numpy().tobytes() if self.in_place else bytes([0xA5]) * self.x.nbytes
+        )
+        frame = framed(0)[:FRAME]
+        read = {0: self.x, 1: self.label, 2: self.weight, 3: self.sums, 5: self.dloss.clone(), 6: self.stats.float()}
+        buffers = {**read, 4: frame + inside + frame, 8: torch.full((15,), torch.nan)}
+        return job(
+            self.plan, self.seed, buffers, shape=self.shape, factors=self.factors, scales=(self.in_place,), static=True
+        )
+
+    def what_is_wrong(self, found: bytes) -> str:
+        end = FRAME + self.x.nbytes
+        if not frame_is_whole(found[: end + FRAME]):
+            return "something beside the gradient was written"
+        dx, rows = (
+            tensor_of(found[FRAME:end], self.case.dtype).view(self.dx.shape),
+            tensor_of(found[end + FRAME :], FP32),
+        )
+        loss, stats = rows[:5].double(), rows[5:].view(2, 5)
+        wrong = ""
+        if self.kernel != "gradient":
+            got = loss if self.loss.ndim else loss.sum()
+            wrong = difference("loss", got, self.loss, 2e-6 * (1 + self.loss.abs()))
+            wrong = wrong or difference("loss of what is ignored", loss[~self.counts], torch.zeros(1))
+            total = self.stats[:, self.counts]
+            near = {BF16: 2e-3, FP16: 2e-3, FP32: 2e-6}[self.case.dtype] if self.case.options.soft_cap else 2e-6
+            wrong = wrong or difference("statistics", stats[:, self.counts], total, near * (1 + total.abs()))
+        if self.kernel != "loss" and not wrong:
+            wrong = difference("gradient of what is ignored", dx[~self.counts], torch.zeros(1))
+            top = self.dx.masked_fill(~self.dx.isfinite(), 0).abs().amax(1, keepdim=True).clamp_min(1e-30)
+            limit = {BF16: 5e-3, FP16: 1e-3, FP32: 2e-6}[self.case.dtype]
+            wrong = wrong or difference("dx", dx.double() / top, self.dx / top, limit)
+        return wrong
 
 
-@pytest.fixture(scope="module")
-def emulated(tmp_path_factory) -> dict[tuple[str, str], Run]:
-    if shutil.which("g++") is None or "f16c" not in Path("/proc/cpuinfo").read_text():
-        pytest.skip("needs g++ and an x86 processor")
-    trial = {BF16: 64, FP16: 64, FP32: 32}
-    runs = {}
-    for name, case in CASES.items():
-        dispatch.with_gradient_configuration.trial = {"THREADS": 64, "EACH": trial[case.dtype]}
-        dispatch.gradient_configuration.trial = dispatch.with_gradient_configuration.trial
-        dispatch.loss_configuration.trial = {"THREADS": 64}
-        dispatch.shared_configuration.trial = {"THREADS": 64, "EACH": 2 * trial[case.dtype]}
-        runs |= {(name, kernel): Run(case, kernel) for kernel in KERNELS}
-    for configuration in CONFIGURATIONS:
-        configuration.trial = None
-    expressions = list(dict.fromkeys(plan.expression for run in runs.values() for plan in run.plans))
-    made = [
-        as_cpp(),
-        "template <typename... A> void emulate(void (*kernel)(A...), void **a, int grid, int threads, int blocks) {",
-        "  const auto body = [&]<size_t... I>(std::index_sequence<I...>) { kernel(*static_cast<A *>(a[I])...); };",
-        "  launch(grid, threads, blocks, [&] { body(std::index_sequence_for<A...>{}); });\n}",
-    ]
-    for i, expression in enumerate(expressions):
-        signature = f'extern "C" void run{i}(void **a, int grid, int threads, int blocks)'
-        made.append(f"{signature} {{ emulate(&{expression}, a, grid, threads, blocks); }}")
-    folder = tmp_path_factory.mktemp("loss")
-    (folder / "rows.cpp").write_text("\n".join(made))
-    subprocess.run([*COMPILE, "-o", folder / "rows.so", folder / "rows.cpp"], check=True)
-    library = ctypes.CDLL(str(folder / "rows.so"))
-    for run in runs.values():
-        run.emulate(library, expressions)
-    return runs
+TEXT = cuda_as_cpp.whole(dispatch.SOURCE, "rows.cuh")
+SHARED = "__shared__ typename Slice::Shared shared;"
+EVERY = {f"{name}, {kernel}": (case, kernel) for name, case in CASES.items() for kernel in KERNELS}
+SUITES = {
+    "cluster.cu": Suite(
+        "inline float __int_as_float(int x) { return __uint_as_float(x); }\n"
+        "inline float __fdividef(float a, float b) { return a / b; }\n"
+        + TEXT.replace(SHARED, "auto &shared = static_memory<typename Slice::Shared>(0);"),
+        Rows,
+        EVERY,
+        MISTAKES,
+    )
+}
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("name", CASES)
-def test_loss_and_gradient_are_those_of_float64(emulated, name, kernel):
-    run = emulated[name, kernel]
-    loss, dx = run.wanted()
-    got = run.loss.double() if loss.ndim else run.loss.double().sum()
-    torch.testing.assert_close(got, loss, rtol=2e-6, atol=2e-6, equal_nan=True)
-    assert (run.loss[~run.counts] == 0).all() and (run.dx[~run.counts] == 0).all()
-    top = dx.masked_fill(~dx.isfinite(), 0).abs().amax(1, keepdim=True).clamp_min(1e-30)
-    limit = {BF16: 5e-3, FP16: 1e-3, FP32: 2e-6}[run.case.dtype]
-    torch.testing.assert_close(run.dx.double() / top, dx / top, rtol=0, atol=limit, equal_nan=True)
-    assert run.case.in_place or torch.equal(run.given.nan_to_num(3), run.x.nan_to_num(3)), "the logits were changed"
-
-
-def test_clusters_of_one_and_of_several_blocks_are_emulated(emulated):
-    found = {kernel: {run.plans[0].cluster for (_, k), run in emulated.items() if k == kernel} for kernel in KERNELS}
-    assert all(1 in blocks and max(blocks) >= 2 for blocks in found.values()), found
+def test_clusters_of_one_and_of_several_blocks_are_emulated():
+    for kernel in ("cluster", "shared", "loss"):
+        blocks = {Rows((case, kernel)).plan.cluster for case in CASES.values()}
+        assert 1 in blocks and max(blocks) >= 2, kernel
 
 
 def test_the_loss_alone_asks_for_eight_vectors_before_it_uses_one():

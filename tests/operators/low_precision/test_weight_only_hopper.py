@@ -3,23 +3,22 @@
 
 from __future__ import annotations
 
-import struct
 from collections import Counter
 from dataclasses import dataclass, replace
 
 import pytest
 from cuda_as_cpp import whole
-from cuda_on_cpu import bytes_of, emulator, further_off_than_rounding, job, tensor_of
+from cuda_on_cpu import Suite, further_off_than_rounding, job, tensor_of
+from emulated import *  # noqa: F403
 from sass import names, parts, sass
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 pytest.importorskip("cuda.bindings")
 
-from hopper_on_cpu import encode_tiled  # noqa: E402
+from hopper_on_cpu import packed_maps  # noqa: E402
 
 from weft.operators.configs import bucket  # noqa: E402
-from weft.operators.hopper import tensor_maps  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
 from weft.operators.low_precision import weight_only_hopper  # noqa: E402
 from weft.operators.low_precision.quantized_weight import (  # noqa: E402
@@ -131,7 +130,7 @@ class Product:
     """The operands of a case, and its plan."""
 
     def __init__(self, case: Case, seed: int = 0):
-        self.case = case
+        self.case, self.seed = case, seed
         random = torch.Generator().manual_seed(seed)
         m, n, k = case.m, case.n, case.k
         self.x = torch.randn(m, k + 8 * case.padded, generator=random).to(case.dtype)[:, :k]
@@ -149,6 +148,7 @@ class Product:
             trial = dict(zip(("DOWN", "ALONG", "BLOCKS", "LINES", "STAGES"), case.shape, strict=True))
             patch.setattr(weight_only_hopper.configuration, "trial", trial)
             self.plan = weight_only_hopper.WeightOnlyPlan(self.x, self.weight, self.bias if case.biased else None)
+        self.launch = LAUNCH.replace("KERNEL", self.plan.launch.expression)
 
     def _every_code(self):
         codes = (torch.arange(self.case.n * self.case.k) * 7 % 256).to(torch.uint8).view(self.case.n, -1)
@@ -165,69 +165,34 @@ class Product:
         y = self.x.double() @ dequantize_weight(weight, torch.float64).t()
         return y + self.bias.double() if self.case.biased else y
 
-    @property
-    def launch(self) -> str:
-        return LAUNCH.replace("KERNEL", self.plan.launch.expression)
+    def job(self) -> bytes:
+        buffers = dict(enumerate(self.tensors))
+        maps, shape = packed_maps(lambda: self.plan.scalars(self.x, self.weight.words), buffers, (0, 1))
+        return job(self.plan.launch, self.seed, buffers, maps=maps + bytes(8) + bytes(shape), shape=(), factors=())
 
-    def job(self, seed: int) -> bytes:
-        """Addresses in tensor maps are counted from their storage's beginning."""
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(tensor_maps, "_encode_tiled", lambda: encode_tiled)
-            *maps, shape = self.plan.scalars(self.x, self.weight.words)
-        words = []
-        for i, made in enumerate(maps):
-            words += [made.opaque[0] - self.tensors[i].untyped_storage().data_ptr(), *made.opaque[1:], i]
-        maps_and_shape = struct.pack(f"<{len(words)}q", *words) + bytes(8) + bytes(shape)
-        buffers = {i: bytes_of(t) for i, t in enumerate(self.tensors)}
-        return job(self.plan.launch, seed, buffers, maps=maps_and_shape)
+    def result(self, found: bytes) -> torch.Tensor:
+        return tensor_of(found[: self.y.nbytes], self.y.dtype).view(self.y.shape)
+
+    def what_is_wrong(self, found: bytes) -> str:
+        return further_off_than_rounding("y", self.result(found), self.wanted())
 
 
-def what_is_wrong(got: torch.Tensor | str, product: Product) -> str:
-    return got if isinstance(got, str) else further_off_than_rounding("y", got, product.wanted())
-
-
-@pytest.fixture(scope="module")
-def emulate(tmp_path_factory):
-    """Runs a case, or one of ``MISTAKES``, and returns y, or in words what failed."""
-    folder, text = tmp_path_factory.mktemp("emulated"), whole(weight_only_hopper.SOURCE)
-    run_kernel = emulator(folder, text, lambda name: Product(CASES[name]).launch, CASES, MISTAKES)
-
-    def run(product: Product, seed: int = 0, mistake: str = "") -> torch.Tensor | str:
-        found = run_kernel(product.launch, product.job(seed), mistake)
-        if isinstance(found, str):
-            return found
-        return tensor_of(found[: product.y.nbytes], product.y.dtype).view(product.y.shape)
-
-    return run
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_it_is_right(emulate, name):
-    """Operands end before pages that may not be touched; threads, copies and sums take turns at random."""
-    for seed in range(2):
-        product = Product(CASES[name], seed)
-        assert not what_is_wrong(emulate(product, seed), product)
+SUITES = {"weight_only_hopper.cu": Suite(whole(weight_only_hopper.SOURCE), Product, CASES, MISTAKES)}
 
 
 @pytest.mark.parametrize("m", [2, 4, 7, 9, 17, 24, 32, 48, 63])
-def test_any_number_of_tokens(emulate, m):
+def test_any_number_of_tokens(emulated, m):
     by_tokens = {8: "int8", 16: "int8, a cluster, along", 32: "fp8, 32 tokens, two stages", 64: "int8, 40 tokens"}
-    product = Product(replace(CASES[by_tokens[bucket(m, 8)]], m=m, codes="random"))
-    assert not what_is_wrong(emulate(product), product)
+    case = replace(CASES[by_tokens[bucket(m, 8)]], m=m, codes="random")
+    assert emulated("weight_only_hopper.cu").what_is_wrong(case) == ""
 
 
 @pytest.mark.parametrize("name", ["int8, 40 tokens", "int4"])
-def test_a_row_that_is_not_finite_stays_alone(emulate, name):
+def test_a_row_that_is_not_finite_stays_alone(emulated, name):
     product = Product(replace(CASES[name], m=3))
     product.x[1, 5] = torch.inf
-    got = emulate(product)
+    got = product.result(emulated("weight_only_hopper.cu").run(product))
     assert not got[1].isfinite().any() and got[[0, 2]].isfinite().all()
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_noticed(emulate, mistake):
-    products = (Product(CASES[MISTAKES[mistake][0]], seed) for seed in range(16))
-    assert any(what_is_wrong(emulate(product, seed, mistake), product) for seed, product in enumerate(products))
 
 
 # ---- what it compiles to ---------------------------------------------------------------------------------------------------
@@ -311,15 +276,10 @@ def test_every_multiprocessor_has_enough_bytes_on_their_way(monkeypatch):
             assert 8192 // (64 * c["DOWN"]) * c["BLOCKS"] in range(120, 133)
 
 
-def test_each_pair_of_addresses_gets_maps_of_its_own(monkeypatch):
-    launched = []
-    monkeypatch.setattr(tensor_maps, "_encode_tiled", lambda: encode_tiled)
+def test_each_pair_of_addresses_gets_maps_of_its_own(launched):
     product = Product(CASES["int4"])
     made = [product.plan.scalars(x, product.weight.words)[0].opaque[0] for x in (product.x, product.x.clone())]
     assert made[0] == product.x.data_ptr() != made[1]
-    monkeypatch.setattr(
-        weight_only_hopper.CudaPlan, "__call__", lambda plan, *tensors: launched.append((plan, tensors))
-    )
     x, words, scale, zero, y, bias = product.tensors
     product.plan(x, words, scale, zero, bias, y)
     ((_, tensors),) = launched

@@ -109,9 +109,9 @@ def test_a_sum_over_rows_of_a_batch_is_part_of_the_gradients_product(of_a, of_b,
     torch.testing.assert_close(got, torch.autograd.grad(torch.matmul(a, b), (a, b), dc))
 
 
-@pytest.mark.parametrize("of_a, of_b", [((4, 8), (64, 8, 5)), ((8, 1, 4, 8), (1, 64, 8, 5))])
+@pytest.mark.parametrize("of_a, of_b", [((4, 8), (16, 8, 5)), ((2, 1, 4, 8), (1, 32, 8, 5))])
 def test_the_gradient_of_what_is_broadcast_is_rounded_once(of_a, of_b):
-    """A product for each matrix in 16 bits, then their sum, would round 65 times."""
+    """A product for each matrix in 16 bits, then their sum, would round 17 or 33 times."""
     a, b = (random(*of, seed=i).half().requires_grad_() for i, of in enumerate((of_a, of_b)))
     c = kernel(a, b)
     dc = random(*c.shape, seed=2).half()

@@ -4,7 +4,10 @@ import dataclasses
 from dataclasses import dataclass
 from itertools import accumulate
 
+import cuda_as_cpp
 import pytest
+from cuda_on_cpu import Suite
+from emulated import *  # noqa: F403
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -12,9 +15,10 @@ pytest.importorskip("cuda.bindings")
 
 import hopper_on_cpu as emulated  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
-from hopper_assembly import assembly, check_inner_loop  # noqa: E402
-from hopper_on_cpu import BF16, FP16, FP32, what_is_wrong  # noqa: E402
+from hopper_on_cpu import BF16, FP16, FP32  # noqa: E402
+from sass import assembly, check_inner_loop  # noqa: E402
 
+from weft.operators.hopper import gemm  # noqa: E402
 from weft.operators.hopper.tensor_maps import encode  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
 from weft.operators.mixture_of_experts import dispatch  # noqa: E402
@@ -53,7 +57,7 @@ class Groups:
 
 class GroupedProduct(emulated.Product):
     def __init__(self, case: Groups, seed: int = 0):
-        self.case = case
+        self.case, self.seed = case, seed
         random = torch.Generator().manual_seed(seed)
 
         def matrix(*shape: int, across: bool = False) -> torch.Tensor:
@@ -176,42 +180,27 @@ MISTAKES = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def emulate(tmp_path_factory):
-    return emulated.hopper_emulator(tmp_path_factory.mktemp("grouped"), CASES, MISTAKES, GroupedProduct)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_it_is_right(emulate, name):
-    for seed in range(3):
-        product = GroupedProduct(CASES[name], seed)
-        assert not what_is_wrong(emulate(product, seed), product)
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_noticed(emulate, mistake):
-    products = (GroupedProduct(MISTAKES[mistake][0], seed) for seed in range(32))
-    assert any(what_is_wrong(emulate(product, seed, mistake), product) for seed, product in enumerate(products))
+SUITES = {"gemm.cu": Suite(cuda_as_cpp.whole(gemm.SOURCE), GroupedProduct, CASES, MISTAKES)}
 
 
 @pytest.mark.parametrize(
     "bad", [(0, 300, 70, 40, 464, 464, 464, 464), (5, -9, 3, 900, 2000, 2000, 2000, 2000), (0,) * 8]
 )
 @pytest.mark.parametrize("terms", [False, True])
-def test_offsets_that_do_not_fit_reach_nothing_outside(emulate, bad, terms):
+def test_offsets_that_do_not_fit_reach_nothing_outside(emulated, bad, terms):
     """Operands and C lie before pages that may not be touched."""
     product = GroupedProduct(dataclasses.replace(TERMS if terms else ROWS, past=0, offsets=bad))
-    assert isinstance(emulate(product), torch.Tensor)
+    assert isinstance(emulated("gemm.cu").run(product), bytes)
 
 
 @pytest.mark.parametrize(("case", "place"), [(TERMS, 0), (ROWS, 3)], ids=["load", "store"])
-def test_no_map_begins_before_its_tensor(emulate, case, place):
+def test_no_map_begins_before_its_tensor(emulated, case, place):
     """On an H200 that may be an illegal memory access, though every box lies in the tensor."""
     product = GroupedProduct(case)
     of = product.plan.maps[place]
     early = lambda t: encode(t.data_ptr() - of.steps[0], of.dtype, of.sizes, of.steps, of.box)  # noqa: E731
     product.plan.maps = tuple(early if i == place else m for i, m in enumerate(product.plan.maps))
-    assert "begins outside of its tensor" in emulate(product)
+    assert "begins outside of its tensor" in emulated("gemm.cu").run(product)
 
 
 # ---- plans ---------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ import dataclasses
 
 import cuda_as_cpp
 import pytest
-from cuda_on_cpu import FRAME, bytes_of, emulator_of_cases, frame_is_whole, framed, job, tensor_of
+from cuda_on_cpu import FRAME, Suite, difference, frame_is_whole, framed, job, tensor_of
+from emulated import *  # noqa: F403
 from sass import names, sass
 
 torch = pytest.importorskip("torch")
@@ -138,21 +139,13 @@ class Gradients:
         assert all(a is b for a, b in zip(tensors, given, strict=False))
         assert len(total) == case.summed
         self.partial = total[0][0] if total else torch.empty(2, 0)
-
-    @property
-    def launch(self) -> str:
-        return LAUNCH.replace("KERNEL", self.plan.expression)
+        self.launch = LAUNCH.replace("KERNEL", self.plan.expression)
 
     def job(self) -> bytes:
         read = {0: self.x, 1: self.dy, 2: self.x if self.weight is None else self.weight, 3: self.mean, 5: self.rstd}
-        buffers = {i: bytes_of(t) for i, t in read.items()}
-        frame = framed(0)[:FRAME]
-        not_numbers = bytes([0xFF]) * self.partial.nbytes
-        buffers |= {4: framed(self.x.nbytes), 8: frame + not_numbers + frame}
-        plan = dataclasses.replace(self.plan, shared_bytes=self.plan.shared_bytes + cuda_as_cpp.STATIC)
-        *shape, inverse = (s.value for s in self.plan.scalars)
-        scales = (self.partial.nbytes // 2,)
-        return job(plan, self.seed, buffers, shape=shape, scales=scales, factors=(inverse,))
+        frame, not_numbers = framed(0)[:FRAME], bytes([0xFF]) * self.partial.nbytes
+        buffers = {**read, 4: framed(self.x.nbytes), 8: frame + not_numbers + frame}
+        return job(self.plan, self.seed, buffers, scales=(self.partial.nbytes // 2,), static=True)
 
     def what_is_wrong(self, found: bytes) -> str:
         """An empty string, or what is further off than rounding allows."""
@@ -167,17 +160,16 @@ class Gradients:
         g = dy if self.weight is None else dy * self.weight.double()[:, None]
         level, along = (t.view(grouped).mean(2, keepdim=True) for t in (g, g * xhat))
         want = (rstd * (g.view(grouped) - level - xhat.view(grouped) * along)).view(x.shape)
-        checked = [("dx", dx, want)]
+        checked = [("dx", dx, want, {BF16: 2.0**-8, FP16: 2.0**-11, FP32: 2.0**-20}[case.dtype])]
         if case.summed:
             sums = tensor_of(found[size + FRAME : -FRAME], FP32).view(2, -1, case.c).double().sum(1)
-            checked += [("dw", sums[0], (dy * xhat).sum((0, 2))), ("db", sums[1], dy.sum((0, 2)))]
-        for name, got, right in checked:
-            rounding = {BF16: 2.0**-8, FP16: 2.0**-11, FP32: 2.0**-20}[case.dtype if name == "dx" else FP32]
-            far = ~((got.double() - right).abs() <= rounding * right.abs() + 2.0**-18 * (1 + right.abs().amax()))
-            if far.any():
-                at = tuple(far.nonzero()[0].tolist())
-                return f"{name}{list(at)} is {got[at].item()}, not {right[at].item()} ({int(far.sum())} are wrong)"
-        return ""
+            right = (dy * xhat).sum((0, 2)), dy.sum((0, 2))
+            checked += [(name, *pair, 2.0**-20) for name, *pair in zip(("dw", "db"), sums, right, strict=True)]
+        wrong = (
+            difference(name, got, right, rounding * right.abs() + 2.0**-18 * (1 + right.abs().amax()))
+            for name, got, right, rounding in checked
+        )
+        return next(filter(None, wrong), "")
 
 
 # ---- the forward kernel ------------------------------------------------------------------------------------------------
@@ -211,17 +203,12 @@ class Norms:
             patch.setattr(dispatch.cluster_configuration, "trial", {"THREADS": 128, "EACH": 16})
             plans = dispatch.FORWARD.kernel("cuda")
             self.plan = plans.of((self.x, self.weight, self.bias), 1, 1e-5, True, True, True, dtype)
-
-    @property
-    def launch(self) -> str:
-        return FORWARD_LAUNCH.replace("KERNEL", self.plan.expression)
+        self.launch = FORWARD_LAUNCH.replace("KERNEL", self.plan.expression)
 
     def job(self) -> bytes:
         read = {0: self.x, 1: self.weight.clone(), 2: self.bias.clone()}
-        buffers = {i: bytes_of(t) for i, t in read.items()} | {4: framed(self.x.nbytes), 8: framed(8 * ROWS)}
-        plan = dataclasses.replace(self.plan, shared_bytes=self.plan.shared_bytes + cuda_as_cpp.STATIC)
-        *shape, eps = (s.value for s in self.plan.scalars)
-        return job(plan, self.seed, buffers, shape=shape, scales=(4 * ROWS,), factors=(eps,))
+        buffers = {**read, 4: framed(self.x.nbytes), 8: framed(8 * ROWS)}
+        return job(self.plan, self.seed, buffers, scales=(4 * ROWS,), static=True)
 
     def what_is_wrong(self, found: bytes) -> str:
         """An empty string, or what is further off than rounding allows."""
@@ -242,33 +229,13 @@ class Norms:
         return "" if torch.allclose(saved[1], rstd, rtol=2e-6) else "deviations err"
 
 
-KERNELS = {"cluster": (Norms, FORWARD_CASES, FORWARD_MISTAKES), "gradient": (Gradients, CASES, MISTAKES)}
-
-
-@pytest.fixture(scope="module")
-def emulate(tmp_path_factory):
-    """Runs a case of a kernel, or one of its mistakes, and returns what is wrong with its result."""
-    made = {}
-
-    def run(kernel, *case, **seed):
-        if kernel not in made:
-            text = cuda_as_cpp.whole(dispatch.HERE / f"{kernel}.cu", "moments.cuh", "rows.cuh")
-            made[kernel] = emulator_of_cases(tmp_path_factory.mktemp(kernel), text, *KERNELS[kernel])
-        return made[kernel](*case, **seed)
-
-    return run
-
-
-@pytest.mark.parametrize(("kernel", "name"), [(k, name) for k, (_, cases, _) in KERNELS.items() for name in cases])
-def test_it_is_right(emulate, kernel, name):
-    for seed in range(2):
-        assert emulate(kernel, name, seed=seed) == ""
-
-
-@pytest.mark.parametrize(("kernel", "name"), [(k, name) for k, (*_, mistakes) in KERNELS.items() for name in mistakes])
-def test_a_mistake_is_noticed(emulate, kernel, name):
-    seeds = range(40 if kernel == "gradient" else 1)
-    assert any(emulate(kernel, KERNELS[kernel][2][name][0], name, seed) for seed in seeds)
+SUITES = {
+    kernel: Suite(cuda_as_cpp.whole(dispatch.HERE / f"{kernel}.cu", "moments.cuh", "rows.cuh"), *suite)
+    for kernel, suite in (
+        ("cluster", (Norms, FORWARD_CASES, FORWARD_MISTAKES)),
+        ("gradient", (Gradients, CASES, MISTAKES)),
+    )
+}
 
 
 # ---- what it holds, costs, declines; who takes it --------------------------------------------------------------------------

@@ -26,8 +26,10 @@ def gradients(function, x, groups, weight, bias, dy):
     return [y.detach(), *torch.autograd.grad(y, leaves, dy)]
 
 
-@pytest.mark.parametrize("shape", [(3, 6), (3, 6, 5), (2, 6, 4, 5), (2, 6, 2, 3, 4), (1, 6, 1, 1), (2, 6, 9, 40)])
-@pytest.mark.parametrize("groups", [1, 3, 6])
+@pytest.mark.parametrize(
+    ("shape", "groups"),
+    [((3, 6), 1), ((3, 6, 5), 3), ((2, 6, 4, 5), 6), ((2, 6, 2, 3, 4), 1), ((1, 6, 1, 1), 3), ((2, 6, 9, 40), 3)],
+)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_it_is_pytorchs_for_any_spatial_dimensions(shape, groups, dtype):
     x, dy, weight, bias = (
@@ -44,7 +46,7 @@ def test_it_is_pytorchs_for_any_spatial_dimensions(shape, groups, dtype):
         torch.testing.assert_close(a.double(), b, rtol=0, atol=(4 * eps + 2e-5) * scale)
 
 
-@pytest.mark.parametrize("space", [7, 500])
+@pytest.mark.parametrize("space", [7, 200])
 @pytest.mark.parametrize("weight_dtype", [torch.float32, torch.float16])
 def test_weights_in_fp32_beside_a_narrow_tensor(space, weight_dtype):
     x, dy = (drawn(2, 6, space, seed=i, dtype=torch.float16) for i in (0, 1))
@@ -56,7 +58,7 @@ def test_weights_in_fp32_beside_a_narrow_tensor(space, weight_dtype):
         torch.testing.assert_close(a.double(), b, rtol=2e-3, atol=2e-3 * float(b.abs().max()))
 
 
-@pytest.mark.parametrize("space", [12, 400])
+@pytest.mark.parametrize("space", [12, 160])
 def test_one_group_is_layer_norm_and_one_channel_instance_norm(space):
     x, weight, bias = drawn(3, 4, space), drawn(4, seed=1), drawn(4, seed=2)
     rows = ops.layer_norm(x.flatten(1)).view(x.shape)
@@ -65,7 +67,7 @@ def test_one_group_is_layer_norm_and_one_channel_instance_norm(space):
     torch.testing.assert_close(ops.group_norm(x, 4, weight, bias), instance, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("space", [(3, 7), (20, 30)])
+@pytest.mark.parametrize("space", [(3, 7), (18, 16)])
 def test_groups_have_mean_0_and_variance_1(space):
     x = drawn(2, 6, *space) * 3 + 20
     y = ops.group_norm(x, 3, eps=0.0).view(2, 3, -1).double()
@@ -73,7 +75,7 @@ def test_groups_have_mean_0_and_variance_1(space):
     torch.testing.assert_close(y.var(-1, correction=0), torch.ones_like(y[..., 0]), rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("space", [(3, 7), (20, 30)])
+@pytest.mark.parametrize("space", [(3, 7), (18, 16)])
 def test_a_group_knows_nothing_of_the_others(space):
     x, weight, bias = drawn(2, 6, *space), drawn(6, seed=1), drawn(6, seed=2)
     whole = ops.group_norm(x, 3, weight, bias)
@@ -87,7 +89,7 @@ def test_a_group_knows_nothing_of_the_others(space):
 # ---- strides ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [(5, 4), (20, 30)])
+@pytest.mark.parametrize("size", [(5, 4), (12, 15)])
 def test_channels_last_is_read_in_place_and_stays(size):
     x, weight, bias = drawn(2, 8, *size), drawn(8, seed=1), drawn(8, seed=2)
     last = x.to(memory_format=torch.channels_last)
@@ -126,7 +128,7 @@ def test_a_gradient_without_one_stride_is_taken():
 # ---- numbers that are hard ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("space", [30, 900])
+@pytest.mark.parametrize("space", [30, 300])
 def test_far_from_0_and_with_one_wild_element(space):
     """The first element is the wild one: sums about it would lose the others."""
     x = drawn(2, 4, space) + 1000
@@ -136,7 +138,7 @@ def test_far_from_0_and_with_one_wild_element(space):
     torch.testing.assert_close(got[1, 0].double(), want[1, 0], rtol=1e-5, atol=3e-4)
 
 
-@pytest.mark.parametrize("space", [30, 900])
+@pytest.mark.parametrize("space", [30, 300])
 def test_constant_groups_give_the_bias(space):
     x = torch.full((2, 4, space), 7.0, device=DEVICE).requires_grad_()
     bias = drawn(4, seed=1)
@@ -154,24 +156,6 @@ def test_zeros_are_told_from_nothing():
 
 
 # ---- plans -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("tasks", "parts", "ahead"), [(1, 1, 1), (6, 3, 3), (40, 5, 9), (40, 5, 40), (64, 8, 63)])
-def test_every_task_is_done_once_and_none_before_what_it_waits_for(tasks, parts, ahead):
-    """The order of ``next_task``, in Python."""
-    summed, normalised = [], []
-    for ticket in range(2 * tasks):
-        late, pairs = ticket - ahead, tasks - ahead
-        if late < 0:
-            summed.append(ticket)
-        elif late >= 2 * pairs or late % 2 == 0:
-            task = late - pairs if late >= 2 * pairs else late // 2
-            group = range(task // parts * parts, (task // parts + 1) * parts)
-            assert set(group) <= set(summed)
-            normalised.append(task)
-        else:
-            summed.append(ahead + late // 2)
-    assert sorted(summed) == sorted(normalised) == list(range(tasks))
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 2**20 + 7), (8, 320, 4096), (2, 3000, 50), (1, 4, 2**26), (1, 2**14, 1000)])

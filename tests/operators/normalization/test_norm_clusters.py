@@ -8,7 +8,8 @@ import dataclasses
 
 import cuda_as_cpp
 import pytest
-from cuda_on_cpu import FRAME, bytes_of, emulator_of_cases, frame_is_whole, framed, job, tensor_of
+from cuda_on_cpu import FRAME, Suite, frame_is_whole, framed, job, tensor_of
+from emulated import *  # noqa: F403
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -145,17 +146,12 @@ class Norms:
             patch.setattr(dispatch, "slots", lambda *call: 3)
             launch = dispatch.persistent_launch if case.persistent else dispatch.cluster_launch
             self.plan = launch(NormCall(*tensors, 1e-5, self.config, True))
-
-    @property
-    def launch(self) -> str:
-        return LAUNCH.replace("KERNEL", self.plan.expression)
+        self.launch = LAUNCH.replace("KERNEL", self.plan.expression)
 
     def job(self) -> bytes:
         read = {0: self.x, 1: self.residual, 2: self.weight, 3: self.bias, 5: torch.empty_like(self.x)}
-        buffers = {i: bytes_of(t) for i, t in read.items()} | {4: framed(self.x.nbytes), 8: framed(8 * self.rows)}
-        plan = dataclasses.replace(self.plan, shared_bytes=self.plan.shared_bytes + cuda_as_cpp.STATIC)
-        *shape, eps = (s.value for s in self.plan.scalars)
-        return job(plan, self.seed, buffers, shape=shape, scales=(4 * self.rows,), factors=(eps,))
+        buffers = {**read, 4: framed(self.x.nbytes), 8: framed(8 * self.rows)}
+        return job(self.plan, self.seed, buffers, scales=(4 * self.rows,), static=True)
 
     def what_is_wrong(self, found: bytes) -> str:
         """An empty string, or what is further off than rounding allows."""
@@ -177,32 +173,10 @@ class Norms:
         return f"deviations err by {typical:.2g}" if typical > most else ""
 
 
-KERNELS = {"cluster": (CASES, MISTAKES), "persistent": (PERSISTENT_CASES, PERSISTENT_MISTAKES)}
-
-
-@pytest.fixture(scope="module")
-def emulate(tmp_path_factory):
-    """Runs a case of a kernel, or one of its mistakes, and returns what is wrong with its result."""
-    made = {}
-
-    def run(kernel, *case):
-        if kernel not in made:
-            text = cuda_as_cpp.whole(dispatch.HERE / f"{kernel}.cu", "moments.cuh", "rows.cuh")
-            made[kernel] = emulator_of_cases(tmp_path_factory.mktemp(kernel), text, Norms, *KERNELS[kernel])
-        return made[kernel](*case)
-
-    return run
-
-
-@pytest.mark.parametrize(("kernel", "name"), [(k, name) for k, (cases, _) in KERNELS.items() for name in cases])
-def test_it_is_right(emulate, kernel, name):
-    assert emulate(kernel, name) == ""
-
-
-@pytest.mark.parametrize(("kernel", "name"), [(k, name) for k, (_, mistakes) in KERNELS.items() for name in mistakes])
-def test_a_mistake_is_noticed(emulate, kernel, name):
-    seeds = range(4 if kernel == "persistent" else 1)
-    assert any(emulate(kernel, KERNELS[kernel][1][name][0], name, seed) for seed in seeds)
+SUITES = {
+    kernel: Suite(cuda_as_cpp.whole(dispatch.HERE / f"{kernel}.cu", "moments.cuh", "rows.cuh"), Norms, *suite)
+    for kernel, suite in (("cluster", (CASES, MISTAKES)), ("persistent", (PERSISTENT_CASES, PERSISTENT_MISTAKES)))
+}
 
 
 # ---- configurations and tables -----------------------------------------------------------------------------------------

@@ -6,15 +6,16 @@ from dataclasses import dataclass
 
 import cuda_as_cpp
 import pytest
-from cuda_on_cpu import compiled
+from cuda_on_cpu import Suite, compiled
+from emulated import *  # noqa: F403
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 pytest.importorskip("cuda.bindings")
 
 import hopper_on_cpu as emulated  # noqa: E402
-from hopper_assembly import assembly, check_inner_loop  # noqa: E402
 from hopper_on_cpu import BF16, FP16, Case  # noqa: E402
+from sass import assembly, check_inner_loop  # noqa: E402
 
 from weft.definition import Declined  # noqa: E402
 from weft.operators.hopper import gemm, tile_sizes  # noqa: E402
@@ -33,22 +34,15 @@ class Symmetric(Case):
 
 class SymmetricProduct(emulated.Product):
     def __init__(self, case: Symmetric, seed: int = 0):
-        self.case = case
-        random = torch.Generator().manual_seed(seed)
+        self.case, self.seed = case, seed
+        self.random = torch.Generator().manual_seed(seed)
         many, m, k = ((case.matrices,) if case.matrices else ()), case.m, case.k
-
-        def matrix(rows: int, columns: int, letter: str, dtype: torch.dtype) -> torch.Tensor:
-            shape = (*many, rows, columns) if letter == "N" else (*many, columns, rows)
-            room = torch.randn((*shape[:-1], shape[-1] + 16 * case.padded), generator=random).to(dtype)
-            made = room[..., : shape[-1]]
-            return made if letter == "N" else made.mT
-
-        self.a = matrix(m, k, case.layout[0], case.dtype)
-        self.b = self.a.mT if case.own else matrix(k, m, case.layout[1], case.dtype)
+        self.a = self.matrix(m, k, case.layout[0])
+        self.b = self.a.mT if case.own else self.matrix(k, m, case.layout[1])
         added = case.added or case.out
         self.c = torch.full((*many, m, m), torch.nan, dtype=case.out)
-        self.residual = matrix(m, m, "N", added) if case.residual else self.c
-        self.up = matrix(m, m, "N", added) if case.second else self.b
+        self.residual = self.matrix(m, m, "N", added) if case.residual else self.c
+        self.up = self.matrix(m, m, "N", added) if case.second else self.b
         self.a_scale = self.b_scale = self.amax = torch.zeros(0)
         self.bias = torch.zeros(0, dtype=case.out)
         config = {"COLUMNS": case.columns, "STAGES": case.stages, "CLUSTER": case.cluster, "GROUP": 2,
@@ -72,6 +66,10 @@ class SymmetricProduct(emulated.Product):
         if case.second:
             sums = sums + case.gamma * self.up.double()
         return sums.tril() + sums.tril(-1).mT
+
+    def what_is_wrong(self, found: bytes) -> str:
+        got = self.result(found)
+        return super().what_is_wrong(found) or ("" if got.equal(got.mT) else "not symmetric to the bit")
 
 
 SHAPES = tuple((columns, cluster) for columns in (64, 128, 192, 256) for cluster in (1, 2) if columns >= 64 * cluster)
@@ -140,27 +138,7 @@ MISTAKES = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def emulate(tmp_path_factory):
-    return emulated.hopper_emulator(tmp_path_factory.mktemp("symmetric"), CASES, MISTAKES, SymmetricProduct)
-
-
-def what_is_wrong(got, product: SymmetricProduct) -> str:
-    wrong = emulated.what_is_wrong(got, product)
-    return wrong or ("" if got.equal(got.mT) else "not symmetric to the bit")
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_it_is_right_and_symmetric_to_the_bit(emulate, name):
-    for seed in range(3):
-        product = SymmetricProduct(CASES[name], seed)
-        assert not what_is_wrong(emulate(product, seed), product)
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_noticed(emulate, mistake):
-    products = (SymmetricProduct(MISTAKES[mistake][0], seed) for seed in range(32))
-    assert any(what_is_wrong(emulate(product, seed, mistake), product) for seed, product in enumerate(products))
+SUITES = {"gemm.cu": Suite(cuda_as_cpp.whole(gemm.SOURCE), SymmetricProduct, CASES, MISTAKES)}
 
 
 # ---- the order of tiles ----------------------------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ import re
 
 import pytest
 from cuda_as_cpp import whole
-from cuda_on_cpu import FRAME, bytes_of, emulator_of_cases, frame_is_whole, framed, job, tensor_of
+from cuda_on_cpu import FRAME, Suite, frame_is_whole, framed, job, tensor_of
+from emulated import *  # noqa: F403
 from sass import names, sass
 
 torch = pytest.importorskip("torch")
@@ -114,8 +115,8 @@ class Tensors:
         self.launch = LAUNCH.replace("KERNEL", self.plan.expression).replace("NUMBERS", numbers)
 
     def job(self) -> bytes:
-        buffers = {0: bytes_of(self.values), 1: bytes_of(self.scale), 4: framed(self.want.nbytes)}
-        return job(self.plan, self.seed, buffers, shape=[s.value for s in self.plan.scalars], scales=(FRAME,))
+        buffers = {0: self.values, 1: self.scale, 4: framed(self.want.nbytes)}
+        return job(self.plan, self.seed, buffers, scales=(FRAME,))
 
     def what_is_wrong(self, found: bytes) -> str:
         """An empty string, or what differs in a bit (a NaN may be any NaN)."""
@@ -127,21 +128,7 @@ class Tensors:
         return f"{far[0].tolist()} is {got[tuple(far[0])]}, not {self.want[tuple(far[0])]}" if len(far) else ""
 
 
-@pytest.fixture(scope="module")
-def emulated(tmp_path_factory):
-    """Runs a case, or one of ``MISTAKES``, and returns what is wrong with its result."""
-    folder, text = tmp_path_factory.mktemp("emulated"), whole(dispatch.VECTORS)
-    return emulator_of_cases(folder, text, Tensors, CASES, MISTAKES)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_it_is_right_to_the_bit(emulated, case):
-    assert not emulated(case)
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_noticed(emulated, mistake):
-    assert emulated(MISTAKES[mistake][0], mistake)
+SUITES = {"vectors.cu": Suite(whole(dispatch.VECTORS), Tensors, CASES, MISTAKES)}
 
 
 @pytest.mark.parametrize("divisor", [1, 2, 3, 7, 2047, 2048, 2049, 715827883, 2**30 - 1, 2**30, 2**30 + 1, 2**31 - 1])

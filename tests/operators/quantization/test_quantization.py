@@ -105,7 +105,7 @@ def test_int4_has_the_even_column_in_the_lower_half():
 @pytest.mark.parametrize("format", FORMATS)
 def test_stochastic_rounding_is_unbiased(format):
     """Of numbers all over the format, small ones too: the mean of n draws is within 5 standard deviations of the number."""
-    made, n = FORMATS[format], 4096
+    made, n = FORMATS[format], 1024
     least = 2.0 ** -(made.bias + made.mantissa) if made.mantissa else 0.25
     points = torch.logspace(math.log2(least), math.log2(made.largest), 24, base=2.0, device=DEVICE)
     points = torch.cat([points, -points[::5], x(0.3, made.largest)])
@@ -147,11 +147,12 @@ def test_stochastic_rounding_depends_on_seed_offset_and_place_alone():
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize("format", FORMATS)
 def test_the_largest_of_a_scale_becomes_the_formats_largest(format, granularity):
-    a = torch.randn(3, 130 if granularity == "block" else 4, 50, device=DEVICE)
+    rows = 130 if granularity == "block" else 4
+    a = torch.randn(2, rows, 20, device=DEVICE)
     values, scale = ops.quantize(a, format, granularity, group_size=16)
-    shapes = {"tensor": (), "row": (3, 4, 1), "column": (1, 1, 50), "group": (3, 4, 4), "block": (3, 2, 1)}
+    shapes = {"tensor": (), "row": (2, 4, 1), "column": (1, 1, 20), "group": (2, 4, 2), "block": (2, 2, 1)}
     assert scale.shape == shapes[granularity] and scale.dtype == torch.float32
-    assert values.shape == (*a.shape[:2], 25 if format == "int4" else 50) and values.dtype == FORMATS[format].dtype
+    assert values.shape == (2, rows, 10 if format == "int4" else 20) and values.dtype == FORMATS[format].dtype
     largest = (scale * FORMATS[format].largest).amax()
     torch.testing.assert_close(largest, a.abs().amax())
     back = ops.dequantize(values, scale, granularity, group_size=16)

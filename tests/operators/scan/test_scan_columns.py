@@ -3,43 +3,126 @@ launches that Python computes; what they compile to, decline, and are chosen for
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+from collections.abc import Callable
 
+import cuda_as_cpp
 import pytest
-from scan_on_cpu import further_off_than_a_logarithm
+from cuda_on_cpu import FRAME, Suite, difference, frame_is_whole, framed, job, tensor_of
+from emulated import *  # noqa: F403
+from sass import longest_loop
+from scan_on_cpu import VALUES, further_off_than_a_logarithm
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-import scan_columns_on_cpu  # noqa: E402
-from scan_columns_on_cpu import BF16, FP16, FP32  # noqa: E402
-
 from weft import ops  # noqa: E402
+from weft.bench.compile_check import resource_usage  # noqa: E402
 from weft.definition import ARCHITECTURES, Declined  # noqa: E402
 from weft.operators.axis_view import AxisView  # noqa: E402
+from weft.operators.cuda import compile_cubin  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
 from weft.operators.scan import dispatch, kernels  # noqa: E402
 from weft.operators.scan.cumprod import scan as product  # noqa: E402
 from weft.operators.scan.cumsum import scan as running_sum  # noqa: E402
+from weft.operators.scan.dispatch import FORWARD, Scan  # noqa: E402
+from weft.operators.scan.kernels import ScanInParts  # noqa: E402
 from weft.operators.scan.logcumsumexp import scan as logarithm  # noqa: E402
 
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 SCANS = {"sum": running_sum, "product": product, "logarithm": logarithm}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """[m, n, k] along n, ``apart`` elements between two rows; ``step``: "TOTALS" or "CARRIED" of parts of n.
+
+    Args:
+        scan: the operator's.
+        total: of rows along a dimension, in PyTorch.
+        further_off: an empty string, or where results are further off than the operator allows.
+    """
+
+    scan: Scan
+    total: Callable[..., torch.Tensor]
+    further_off: Callable[[torch.Tensor, torch.Tensor], str]
+    dtype: torch.dtype = BF16
+    m: int = 2
+    n: int = 150
+    k: int = 48
+    reverse: bool = False
+    exclusive: bool = False
+    values: str = "normal"
+    apart: int = 0
+    step: str = ""
+    across: int = 4
+    rows: int = 2
+    threads: int = 64
+
+
+LAUNCH = """
+const Any x{job.buffers[0]}, carry{job.buffers[1]}, y{static_cast<char *>(job.buffers[4]) + FRAME}, totals{job.buffers[8]};
+const i64 *s = job.shape;
+job.run([&] { KERNEL(x, carry, y, totals, s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7]); });
+"""
+
+
+class Columns:
+    """The tensors of a case, what is right, and the launch that a call computes."""
+
+    def __init__(self, case: Case, seed: int = 0):
+        self.case, self.seed, scan = case, seed, case.scan
+        values = torch.randn(case.m * case.k, case.n, generator=torch.Generator().manual_seed(seed))
+        VALUES[case.values](values)
+        memory = torch.full((case.m, case.n, case.k + case.apart), 7.0, dtype=case.dtype)
+        self.x = memory[:, :, : case.k]
+        self.x.copy_(values.view(case.m, case.k, case.n).transpose(1, 2))
+        how = {"exclusive": case.exclusive, "reverse": case.reverse}
+        config = {"ACROSS": case.across, "ROWS": case.rows, "THREADS": case.threads}
+        with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
+            patch.setattr(scan.columns, "trial", config)
+            patch.setattr(dispatch, "multiprocessors", lambda device: 2 if case.step else 0)
+            made = FORWARD.kernel("cuda").of((self.x,), scan, 1, case.exclusive, case.reverse, case.dtype)
+        parts = made.shape[1]
+        assert (parts > 1) == bool(case.step)
+        self.plan = made.totals if case.step == "TOTALS" else made.scan
+        self.launch = LAUNCH.replace("KERNEL", self.plan.expression)
+        self.right = scan.reference(self.x.double(), 1, **how)
+        x = self.x.double().flip(1) if case.reverse else self.x.double()
+        each = self.plan.scalars[2].value
+        totals = torch.stack([case.total(x[:, at : at + each], dim=1) for at in range(0, case.n, each)], 1)
+        self.totals = totals
+        self.carry = scan.reference(totals, 1, exclusive=True).float().contiguous()
+        self.beside = self.carry.nbytes * (1 + made.scaled)  # bytes of totals
+
+    def job(self) -> bytes:
+        y = framed(self.right.numel() * self.x.itemsize)  # y has x's strides
+        buffers = {0: self.x, 1: self.carry, 4: y, 8: bytes([0xA5]) * self.beside}
+        return job(self.plan, self.seed, buffers, static=True)
+
+    def what_is_wrong(self, found: bytes) -> str:
+        y, totals = found[: len(found) - self.beside], found[len(found) - self.beside :]
+        if self.case.step == "TOTALS":
+            if not frame_is_whole(y, len(y)):
+                return "y was written"
+            got, *powers = tensor_of(totals, FP32).view(-1, *self.totals.shape)
+            return self.case.further_off(got.double() * 2 ** powers[0].double() if powers else got, self.totals)
+        if not frame_is_whole(y):
+            return "written outside of y"
+        return self.case.further_off(tensor_of(y[FRAME:-FRAME], self.case.dtype).view_as(self.right), self.right)
 
 
 def further_off(got: torch.Tensor, want: torch.Tensor, sums: float = 2**-20) -> str:
     """An empty string, or where a result is further off than rounding it and its parts, ``sums`` of the largest."""
     limit = torch.finfo(got.dtype).eps * want.abs() + sums * want.abs().amax()
-    far = ~((got.double() - want).abs() <= limit)
-    if not far.any():
-        return ""
-    at = tuple(far.nonzero()[0].tolist())
-    return f"y{list(at)} is {got[at].item()}, not {want[at].item()} ({int(far.sum())} of {far.numel()})"
+    return difference("y", got, want, limit)
 
 
-Sums = functools.partial(scan_columns_on_cpu.Case, running_sum, torch.sum, further_off)
+Sums = functools.partial(Case, running_sum, torch.sum, further_off)
 rounded_often = functools.partial(further_off, sums=2**-17)  # each of a thousand factors rounds
-Products = functools.partial(scan_columns_on_cpu.Case, product, torch.prod, rounded_often, values="near one")
-Logs = functools.partial(scan_columns_on_cpu.Case, logarithm, torch.logsumexp, further_off_than_a_logarithm)
+Products = functools.partial(Case, product, torch.prod, rounded_often, values="near one")
+Logs = functools.partial(Case, logarithm, torch.logsumexp, further_off_than_a_logarithm)
 
 CASES = {
     "two warps": Sums(),
@@ -125,27 +208,10 @@ LOG_MISTAKES = {
     "a part for another": ("totals", "totals[c.unit * K", "totals[c.m * K"),
 }  # fmt: skip
 
-
-SUITES = {"sums and products": (CASES, MISTAKES), "logarithms": (LOG_CASES, LOG_MISTAKES)}
-
-
-@pytest.fixture(scope="module")
-def emulate(tmp_path_factory):
-    """``emulate(suite)`` runs a case, or one with a mistake in the kernel, and returns what is wrong with its result."""
-    return functools.cache(
-        lambda suite: scan_columns_on_cpu.emulator(tmp_path_factory.mktemp("emulated"), *SUITES[suite])
-    )
-
-
-@pytest.mark.parametrize(("suite", "name"), [(s, name) for s, (cases, _) in SUITES.items() for name in cases])
-def test_it_is_right(emulate, suite, name):
-    assert [emulate(suite)(name, seed=seed) for seed in range(3)] == [""] * 3
-
-
-@pytest.mark.parametrize(("suite", "mistake"), [(s, name) for s, (_, mistakes) in SUITES.items() for name in mistakes])
-def test_a_mistake_is_noticed(emulate, suite, mistake):
-    of = SUITES[suite][1][mistake][0]
-    assert any(emulate(suite)(of, mistake, seed) for seed in range(8))
+SUITES = {
+    source: Suite(cuda_as_cpp.whole(dispatch.FOLDER / source), Columns, cases, mistakes)
+    for source, cases, mistakes in (("columns.cu", CASES, MISTAKES), ("logarithm_columns.cu", LOG_CASES, LOG_MISTAKES))
+}
 
 
 @pytest.mark.filterwarnings("ignore:overflow")
@@ -168,11 +234,16 @@ def test_what_parts_come_to_is_carried_on(reverse, m, k):
 # ---- what it costs, declines and is chosen for -------------------------------------------------------------------------
 
 
+def plan_of(scan: Scan, x: torch.Tensor, dim: int, sm: int = 90, *, exclusive: bool = False, reverse: bool = False):
+    with compiling_for(sm, lambda *kernel: None):
+        return FORWARD.kernel("cuda").of((x,), scan, dim, exclusive, reverse, x.dtype)
+
+
 @pytest.mark.parametrize("dtype", [BF16, FP32], ids=["bf16", "fp32"])
 @pytest.mark.parametrize("name", SCANS)
 def test_an_element_takes_few_instructions(name, dtype):
     """Of the loop over steps; at the ceiling there is time for 28 of a 16-bit element and for 56 of a 32-bit one."""
-    loop = scan_columns_on_cpu.loop_of(SCANS[name], dtype)
+    loop = longest_loop(plan_of(SCANS[name], torch.empty(2**14, 2**14, dtype=dtype, device="meta"), 0).scan)
     if name == "logarithm":
         assert len(loop) / 32 <= (26 if dtype == BF16 else 40)
         assert 2 <= sum(name.startswith("MUFU") for name in loop) / 32 <= 2.6
@@ -182,15 +253,20 @@ def test_an_element_takes_few_instructions(name, dtype):
 
 @pytest.mark.parametrize("sm", ARCHITECTURES)
 @pytest.mark.parametrize("dtype", [BF16, FP32])
-@pytest.mark.parametrize("name", SCANS)
-def test_every_kernel_compiles_and_spills_nothing(name, sm, dtype):
-    scan_columns_on_cpu.check_every_kernel(SCANS[name], dtype, sm)
+@pytest.mark.parametrize("scan", SCANS.values(), ids=SCANS)
+def test_every_kernel_of_columns_in_parts_compiles_and_spills_nothing(scan, sm, dtype):
+    made = plan_of(scan, torch.empty(2**20, 64, dtype=dtype, device="meta"), 0, sm, exclusive=True, reverse=True)
+    between = made.carries
+    carries = [between.scan] if isinstance(between, ScanInParts) else []  # of products Triton's
+    assert between is not None and (carries == [] or between.carries is None)
+    for kernel in (made.totals, *carries, made.scan):
+        assert resource_usage(compile_cubin(kernel.source, kernel.expression, sm)[0])["STACK"] == 0
 
 
 def test_it_declines_what_it_cannot_take():
     def why(x: torch.Tensor, dim: int = 0) -> str:
         with pytest.raises(Declined) as declined:
-            scan_columns_on_cpu.plan_of(running_sum, x, dim)
+            plan_of(running_sum, x, dim)
         return str(declined.value)
 
     assert "16 bytes" in why(torch.empty(8, 9, device="meta"))
@@ -202,7 +278,7 @@ def test_a_step_is_no_longer_than_its_rows():
     """Threads that would find no row are left out, down to a warp."""
     for n, threads in ((2**14, 256), (40, 64), (3, 32)):
         x = torch.empty(64, n, 64, dtype=BF16, device="meta")
-        assert scan_columns_on_cpu.plan_of(running_sum, x, 1).scan.block == threads
+        assert plan_of(running_sum, x, 1).scan.block == threads
 
 
 @pytest.mark.parametrize(

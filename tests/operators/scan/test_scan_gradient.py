@@ -4,19 +4,17 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import re
 
 import cuda_as_cpp
 import pytest
-from cuda_on_cpu import bytes_of, emulator_of_cases, job, tensor_of
-from sass import names, sass
+from cuda_on_cpu import Suite, difference, job, tensor_of
+from emulated import *  # noqa: F403
+from sass import longest_loop, names, sass
 from scan_on_cpu import recurrence
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
-
-from scan_columns_on_cpu import loop_of_launch  # noqa: E402
 
 from weft import ops  # noqa: E402
 from weft.bench.compile_check import resource_usage  # noqa: E402
@@ -197,10 +195,6 @@ COLUMN_MISTAKES = {
     "a part for another": ("totals of products", "totals[c.unit * K", "totals[c.m * K"),
 }  # fmt: skip
 
-SUITES = {
-    "rows": (CASES, MISTAKES, "gradient.cu"),
-    "columns": (COLUMN_CASES, COLUMN_MISTAKES, "gradient_columns.cu"),
-}
 LAUNCH = """
 const Any x{job.buffers[0]}, y{job.buffers[1]}, dy{job.buffers[2]}, carry{job.buffers[3]}, dx{job.buffers[4]},
     totals{job.buffers[8]}, scales{static_cast<char *>(job.buffers[8]) + job.scales[0]};
@@ -231,6 +225,8 @@ class Gradients:
             made = case.plan(patch, self.x, self.y, self.dy)
         assert (made.shape[1] > 1) == bool(case.step)
         self.plan = made.totals if case.step == "TOTALS" else made.gradient
+        scalars = ", ".join(f"s[{i}]" for i in range(len(self.plan.scalars)))
+        self.launch = LAUNCH.replace("KERNEL", self.plan.expression).replace("SCALARS", scalars)
         self._right(case.part_of(self.plan))
         if last:  # after what is right was computed: its row has no part in it
             self.y[:, -1] = last
@@ -247,60 +243,36 @@ class Gradients:
             t.view(case.m, case.k, -1).transpose(1, 2).contiguous() for t in found
         )
 
-    @property
-    def launch(self) -> str:
-        scalars = ", ".join(f"s[{i}]" for i in range(len(self.plan.scalars)))
-        return LAUNCH.replace("KERNEL", self.plan.expression).replace("SCALARS", scalars)
-
     def job(self) -> bytes:
         carry = self.carry.to(FP32)
-        read = {0: self.x, 1: self.y, 2: self.dy, 3: carry}
-        buffers = {i: bytes_of(t) for i, t in read.items()}
+        buffers = {0: self.x, 1: self.y, 2: self.dy, 3: carry}
         buffers |= {4: bytes([0xA5]) * self.x.nbytes, 8: bytes([0xA5]) * (2 * carry.nbytes)}
-        plan = dataclasses.replace(self.plan, shared_bytes=cuda_as_cpp.STATIC)
-        return job(plan, self.seed, buffers, shape=[s.value for s in self.plan.scalars], scales=(carry.nbytes,))
+        return job(self.plan, self.seed, buffers, scales=(carry.nbytes,), static=True)
 
     def what_is_wrong(self, found: bytes) -> str:
         """An empty string, or what is further off than rounding allows."""
-        case, size, rows = self.case, self.x.nbytes, isinstance(self.case, Rows)
-        of_parts, sums = (2e-6, 2e-6) if rows else (4e-6, 4e-6)
+        case, size, sums = self.case, self.x.nbytes, 2e-6 if isinstance(self.case, Rows) else 4e-6
         rounding = {BF16: 2.0**-8, FP16: 2.0**-11, FP32: 2.0**-20}[case.dtype]
-        got = {"dx": (tensor_of(found[:size], case.dtype).view_as(self.dx), self.dx, rounding)}
+        checked = [("dx", tensor_of(found[:size], case.dtype).view_as(self.dx), self.dx, rounding)]
         if case.step == "TOTALS":
             if found[:size] != bytes([0xA5]) * size:
                 return "dx was written"
             total, scale = tensor_of(found[size:], FP32).view(2, *self.carry.shape)
-            got = {"total": (total, self.totals, of_parts), "scale": (scale, self.scales, of_parts)}
-        for name, (value, right, allowed) in got.items():
-            far = ~((value.double() - right).abs() <= allowed * right.abs() + sums * (1e-3 + right.abs().amax()))
-            if far.any():
-                at = tuple(far.nonzero()[0].tolist())
-                return f"{name}{list(at)} is {value[at].item()}, not {right[at].item()} ({int(far.sum())} of {far.numel()})"
-        return ""
+            checked = [("total", total, self.totals, sums), ("scale", scale, self.scales, sums)]
+        found = (
+            difference(name, got, want, near * want.abs() + sums * (1e-3 + want.abs().amax()))
+            for name, got, want, near in checked
+        )
+        return next(filter(None, found), "")
 
 
-@pytest.fixture(scope="module")
-def emulate(tmp_path_factory):
-    """``emulate(suite)`` runs a case, or one with a mistake in the kernel, and returns what is wrong with its result."""
-
-    @functools.cache
-    def of(suite: str):
-        cases, mistakes, source = SUITES[suite]
-        text = cuda_as_cpp.whole(dispatch.FOLDER / source)
-        return emulator_of_cases(tmp_path_factory.mktemp("emulated"), text, Gradients, cases, mistakes)
-
-    return of
-
-
-@pytest.mark.parametrize(("suite", "name"), [(s, name) for s in SUITES for name in SUITES[s][0]])
-def test_it_is_right(emulate, suite, name):
-    assert [emulate(suite)(name, seed=seed) for seed in range(3)] == [""] * 3
-
-
-@pytest.mark.parametrize(("suite", "mistake"), [(s, name) for s in SUITES for name in SUITES[s][1]])
-def test_a_mistake_is_noticed(emulate, suite, mistake):
-    of = SUITES[suite][1][mistake][0]
-    assert any(emulate(suite)(of, mistake, seed) for seed in range(8))
+SUITES = {
+    source: Suite(cuda_as_cpp.whole(dispatch.FOLDER / source), Gradients, cases, mistakes)
+    for source, cases, mistakes in (
+        ("gradient.cu", CASES, MISTAKES),
+        ("gradient_columns.cu", COLUMN_CASES, COLUMN_MISTAKES),
+    )
+}
 
 
 # ---- what they hold, cost and decline ------------------------------------------------------------------------------------
@@ -335,7 +307,7 @@ def test_an_element_of_a_column_takes_few_instructions(scan, dtype, most):
     """Of the loop over steps."""
     plan = of_size(scan, 2**14, 2**14, dtype=dtype, dim=0)
     rows = int(re.findall(r", (\d+)", plan.gradient.expression)[1])
-    assert len(loop_of_launch(plan.gradient)) / (rows * 16 // dtype.itemsize) <= most[scan is logarithm]
+    assert len(longest_loop(plan.gradient)) / (rows * 16 // dtype.itemsize) <= most[scan is logarithm]
 
 
 @each_scan

@@ -8,7 +8,8 @@ import re
 
 import cuda_as_cpp
 import pytest
-from cuda_on_cpu import FRAME, bytes_of, emulator_of_cases, frame_is_whole, framed, job, tensor_of
+from cuda_on_cpu import FRAME, Suite, frame_is_whole, framed, job, tensor_of
+from emulated import *  # noqa: F403
 from sass import names, sass
 from scan_on_cpu import VALUES, further_off_than_a_logarithm
 
@@ -49,9 +50,6 @@ class Case:
     exclusive: bool = False
     values: str = "normal"
     apart: int = 0
-
-    def __hash__(self) -> int:
-        return hash(str(self))
 
 
 TWO_WARPS, BLOCKS = rows_of(32, 64), rows_of(16, 64)
@@ -131,16 +129,12 @@ class Rows:
             made = FORWARD.kernel("cuda").of((self.x,), scan, -1, case.exclusive, case.reverse, case.dtype)
         assert bool(made.words) == ("TEAMS" in case.config)
         self.plan, self.words = made.launch, made.words
-
-    @property
-    def launch(self) -> str:
         given = "x, state, y, s[0], s[1], s[2], s[3], s[4]" if self.words else "x, y, s[0], s[1], s[2], s[3]"
-        return LAUNCH.replace("KERNEL", f"{self.plan.expression}({given})").replace("FRAME", str(FRAME))
+        self.launch = LAUNCH.replace("KERNEL", f"{self.plan.expression}({given})")
 
     def job(self) -> bytes:
-        buffers = {0: bytes_of(self.x), 4: framed(self.want.numel() * self.x.itemsize), 10: bytes(8 * self.words)}
-        plan = dataclasses.replace(self.plan, shared_bytes=self.plan.shared_bytes + cuda_as_cpp.STATIC)
-        return job(plan, self.seed, buffers, shape=[s.value for s in self.plan.scalars])
+        buffers = {0: self.x, 4: framed(self.want.numel() * self.x.itemsize), 10: bytes(8 * self.words)}
+        return job(self.plan, self.seed, buffers, static=True)
 
     def what_is_wrong(self, found: bytes) -> str:
         """An empty string, or what is further off than the operator allows of its least."""
@@ -151,21 +145,7 @@ class Rows:
         return further_off_than_a_logarithm(got, self.want)
 
 
-@pytest.fixture(scope="module")
-def emulate(tmp_path_factory):
-    """Runs a case, or one of ``MISTAKES``, and returns what is wrong with its result."""
-    text = cuda_as_cpp.whole(dispatch.FOLDER / "scan.cu")
-    return emulator_of_cases(tmp_path_factory.mktemp("emulated"), text, Rows, CASES, MISTAKES)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_it_is_right(emulate, name):
-    assert [emulate(name, seed=seed) for seed in range(3)] == [""] * 3
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_noticed(emulate, mistake):
-    assert any(emulate(MISTAKES[mistake][0], mistake, seed) for seed in range(8))
+SUITES = {"scan.cu": Suite(cuda_as_cpp.whole(dispatch.FOLDER / "scan.cu"), Rows, CASES, MISTAKES)}
 
 
 # ---- what it holds, costs and declines -----------------------------------------------------------------------------------

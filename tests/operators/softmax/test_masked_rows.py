@@ -8,7 +8,8 @@ import functools
 
 import cuda_as_cpp
 import pytest
-from cuda_on_cpu import FRAME, bytes_of, emulator_of_cases, frame_is_whole, framed, job, tensor_of
+from cuda_on_cpu import FRAME, Suite, difference, frame_is_whole, framed, job, tensor_of
+from emulated import *  # noqa: F403
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -150,18 +151,13 @@ class Rows:
                 self.plan = BACKWARD.of((self.x, self.dy), case.scale, True)
             else:
                 self.plan = FORWARD.of((self.x, self.second), case.scale, case.kind)
+        self.launch = (BACKWARD_CPP if case.backward else FORWARD_CPP).replace("KERNEL", self.plan.expression)
         result = torch.empty_like(self.x)
         self.result = result.as_strided(result.shape, result.stride())
 
-    @property
-    def launch(self) -> str:
-        return (BACKWARD_CPP if self.case.backward else FORWARD_CPP).replace("KERNEL", self.plan.expression)
-
     def job(self) -> bytes:
-        buffers = {0: bytes_of(self.x), 1: bytes_of(self.second), 4: framed(self.result.untyped_storage().nbytes())}
-        plan = dataclasses.replace(self.plan, shared_bytes=cuda_as_cpp.STATIC)
-        *shape, scale = (s.value for s in self.plan.scalars)
-        return job(plan, self.seed, buffers, shape=shape, factors=(scale,))
+        buffers = {0: self.x, 1: self.second, 4: framed(self.result.untyped_storage().nbytes())}
+        return job(self.plan, self.seed, buffers, static=True)
 
     def softmax(self, x: torch.Tensor) -> torch.Tensor:
         scores = x.double() * self.case.scale
@@ -188,28 +184,10 @@ class Rows:
             near = rounding * torch.nan_to_num(want, 0, 0, 0).abs().amax(-1, keepdim=True)
         else:
             want, near = self.softmax(self.x), torch.tensor(1e-7 if self.x.dtype == FP16 else 1e-30)
-        same = (got == want) | (got.isnan() & want.isnan()) | ((got - want).abs() <= rounding * want.abs() + near)
-        return (
-            ""
-            if same.all()
-            else f"{int((~same).sum())} of {same.numel()} are wrong, first {same.logical_not().nonzero()[0].tolist()}"
-        )
+        return difference("result", got, want, rounding * want.abs() + near)
 
 
-@pytest.fixture(scope="module")
-def emulate(tmp_path_factory):
-    return emulator_of_cases(tmp_path_factory.mktemp("rows"), cuda_as_cpp.whole(SOURCE), Rows, CASES, MISTAKES)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_rows_are_what_float64_says(emulate, name):
-    assert emulate(name) == ""
-    assert emulate(name, seed=1) == ""
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_shows(emulate, mistake):
-    assert any(emulate(MISTAKES[mistake][0], mistake, seed) for seed in range(3))
+SUITES = {"masked_rows.cu": Suite(cuda_as_cpp.whole(SOURCE), Rows, CASES, MISTAKES)}
 
 
 def meta(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:

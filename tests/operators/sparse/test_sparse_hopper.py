@@ -4,22 +4,21 @@ the launch and the tensor maps that Python computes; what it compiles to; what i
 from __future__ import annotations
 
 import re
-import struct
 from dataclasses import dataclass
 
 import pytest
 from cuda_as_cpp import whole
-from cuda_on_cpu import bytes_of, emulator, further_off_than_rounding, job, tensor_of
+from cuda_on_cpu import Suite, further_off_than_rounding, job, tensor_of
+from emulated import *  # noqa: F403
 from sass import sass
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 pytest.importorskip("cuda.bindings")
 
-from hopper_on_cpu import encode_tiled  # noqa: E402
+from hopper_on_cpu import packed_maps  # noqa: E402
 
 from weft.definition import Declined  # noqa: E402
-from weft.operators.hopper import tensor_maps  # noqa: E402
 from weft.operators.launch import compiling_for  # noqa: E402
 from weft.operators.sparse import sparse_2_4_matmul, sparse_hopper  # noqa: E402
 
@@ -111,7 +110,7 @@ class Product:
     """The operands of a case, and its plan, made on a machine with few multiprocessors."""
 
     def __init__(self, case: Case, seed: int = 0):
-        self.case = case
+        self.case, self.seed = case, seed
         random = torch.Generator().manual_seed(seed)
         workload = sparse_2_4_matmul.workload("bf16", M=case.m, N=case.n, K=case.k)
         self.a = sparse_2_4_matmul.inputs(workload, random, "cpu")["a"]
@@ -127,57 +126,21 @@ class Product:
             patch.setattr(sparse_hopper, "multiprocessors", lambda device: case.clusters * case.cluster)
             patch.setattr(sparse_hopper, "target_sm", lambda device: 90)
             self.plan = sparse_hopper.SparseHopperPlan(self.values, self.metadata, self.b)
+        self.launch = LAUNCH.replace("KERNEL", self.plan.launch.expression)
 
-    @property
-    def launch(self) -> str:
-        return LAUNCH.replace("KERNEL", self.plan.launch.expression)
-
-    def job(self, seed: int) -> bytes:
-        """Addresses in tensor maps are counted from their storage's beginning."""
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(tensor_maps, "_encode_tiled", lambda: encode_tiled)
-            *maps, shape = self.plan.scalars(self.values, self.b, self.c)
+    def job(self) -> bytes:
         buffers = {0: self.values, 1: self.b, 4: self.c, 5: self.metadata}
-        words = []
-        for number, made in zip((0, 1, 4), maps, strict=True):
-            words += [made.opaque[0] - buffers[number].untyped_storage().data_ptr(), *made.opaque[1:], number]
-        return job(
-            self.plan.launch, seed, {i: bytes_of(t) for i, t in buffers.items()},
-            maps=struct.pack(f"<{len(words)}q", *words), shape=(shape.m, shape.n, shape.k, shape.matrices, shape.group),
-        )  # fmt: skip
+        maps, of = packed_maps(lambda: self.plan.scalars(self.values, self.b, self.c), buffers, (0, 1, 4))
+        shape = (of.m, of.n, of.k, of.matrices, of.group)
+        return job(self.plan.launch, self.seed, buffers, maps=maps, shape=shape, factors=())
 
-    def what_is_wrong(self, found: bytes | str) -> str:
-        """An empty string, or where C is further off than one rounding and a sum in fp32 may be."""
-        if isinstance(found, str):
-            return found
+    def what_is_wrong(self, found: bytes) -> str:
         got = tensor_of(found[: self.c.nbytes], self.c.dtype).view(self.c.shape)
         dense = type(self.a)(self.values, self.metadata, self.a.shape).to_dense()
         return further_off_than_rounding("C", got, dense.double() @ self.b.double())
 
 
-@pytest.fixture(scope="module")
-def emulate(tmp_path_factory):
-    text = whole(sparse_hopper.SOURCE)
-    run_kernel = emulator(
-        tmp_path_factory.mktemp("sparse"), text, lambda case: Product(case).launch, CASES.values(), MISTAKES
-    )
-
-    def run(case: Case, seed: int, mistake: str = "") -> str:
-        product = Product(case, seed)
-        return product.what_is_wrong(run_kernel(product.launch, product.job(seed), mistake))
-
-    return run
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_it_is_right_whatever_the_order_of_threads(emulate, name):
-    for seed in range(3):
-        assert not emulate(CASES[name], seed)
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_noticed(emulate, mistake):
-    assert any(emulate(MISTAKES[mistake][0], seed, mistake) for seed in range(32))
+SUITES = {"sparse_hopper.cu": Suite(whole(sparse_hopper.SOURCE), Product, CASES, MISTAKES)}
 
 
 # ---- what it compiles to ---------------------------------------------------------------------------------------------

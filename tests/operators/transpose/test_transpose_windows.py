@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import pytest
 from cuda_as_cpp import whole
-from cuda_on_cpu import FRAME, bytes_of, emulator, frame_is_whole, framed, job, tensor_of
+from cuda_on_cpu import FRAME, Suite, bytes_of, frame_is_whole, framed, job, tensor_of
+from emulated import *  # noqa: F403
 from sass import names, parts, sass
 
 torch = pytest.importorskip("torch")
@@ -111,7 +112,7 @@ class Tensors:
     """The tensors of a case, and its plan."""
 
     def __init__(self, case: Case, seed: int = 0):
-        self.case = case
+        self.case, self.seed = case, seed
         g = torch.Generator().manual_seed(seed)
         m, n, b, h = case.m, case.n, case.batch or 1, case.heads or 1
         bits = torch.int16 if case.dtype.itemsize == 2 else torch.int32
@@ -132,7 +133,7 @@ class Tensors:
             self.plan = windows_plan(TransposeCall(self.x))
         self.launch = LAUNCH.replace("KERNEL", self.plan.expression)
 
-    def job(self, seed: int) -> bytes:
+    def job(self) -> bytes:
         size = self.case.dtype.itemsize
         begin = self.x.storage_offset() * size
         span = (sum((n - 1) * s for n, s in zip(self.x.shape, self.x.stride(), strict=True)) + 1) * size
@@ -140,7 +141,7 @@ class Tensors:
         buffers = {0: memory, 4: framed(self.x.numel() * size + 32)}
         *shape, bands = (s.value for s in self.plan.scalars)
         more = {"scales": (bands, begin), "factors": (span, FRAME + self.case.y_at)}
-        return job(self.plan, seed, buffers, shape=shape, **more)
+        return job(self.plan, self.seed, buffers, shape=shape, **more)
 
     def what_is_wrong(self, found: bytes) -> str:
         """An empty string, or which element differs."""
@@ -153,9 +154,8 @@ class Tensors:
         return f"y{far[0].tolist()} and {len(far) - 1} others of {want.numel()} are wrong" if len(far) else ""
 
 
-@pytest.fixture(scope="module")
-def emulated(tmp_path_factory):
-    """Runs a case, or one of ``MISTAKES``, and returns what is wrong with its result."""
+def checked() -> str:
+    """The kernel's text, whose reads ask whether they lie in x."""
     text = BOUNDS + whole(WINDOWS)
     for access, checked in (
         ("u32 word;\n  asm", "read(p, 4);\n  u32 word;\n  asm"),
@@ -163,26 +163,10 @@ def emulated(tmp_path_factory):
     ):
         assert text.count(access) == 1
         text = text.replace(access, checked)
-    folder = tmp_path_factory.mktemp("emulated")
-    run_case = emulator(folder, text, lambda name: Tensors(CASES[name]).launch, CASES, MISTAKES)
-
-    def run(tensors: Tensors, seed: int = 0, mistake: str = "") -> str:
-        found = run_case(tensors.launch, tensors.job(seed), mistake)
-        return found if isinstance(found, str) else tensors.what_is_wrong(found)
-
-    return run
+    return text
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_it_is_right(emulated, name):
-    """No element outside of x is read, none outside of y written."""
-    tensors = Tensors(CASES[name])
-    assert not emulated(tensors)
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_noticed(emulated, mistake):
-    assert any(emulated(Tensors(CASES[MISTAKES[mistake][0]], seed), seed, mistake) for seed in range(8))
+SUITES = {"windows.cu": Suite(checked(), Tensors, CASES, MISTAKES)}
 
 
 # ---- what it costs ---------------------------------------------------------------------------------------------------------
