@@ -178,3 +178,19 @@ def write(tmp_path):
         return path
 
     return file
+
+
+@pytest.fixture
+def tools(tmp_path):
+    """Makes shell scripts, of which names have _ for -, and returns a PATH that has them first."""
+
+    def path(**scripts: str) -> str:
+        folder = tmp_path / "bin"
+        folder.mkdir(exist_ok=True)
+        for name, script in scripts.items():
+            tool = folder / name.replace("_", "-")
+            tool.write_text(f"#!/bin/bash\n{script}\n")
+            tool.chmod(0o755)
+        return f"{folder}{os.pathsep}{os.environ['PATH']}"
+
+    return path

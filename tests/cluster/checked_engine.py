@@ -8,10 +8,10 @@ import sys
 from itertools import product
 
 import numpy as np
-import test_cluster
-from schedules import check_equal
+from random_traces import KINDS, random_case
+from schedules import both
 
-from weft.cluster import Cluster, Jobs, reference, simulate
+from weft.cluster import Cluster, Jobs
 from weft.cluster.engine import (
     allocate,
     conservative_loop,
@@ -83,20 +83,17 @@ class Poisoned:
         return found
 
 
-def check(runs: str) -> None:
+def check(seeds: range) -> None:
     for module in (conservative_loop, easy_loop, preemption_loop, simple_loop, tenant_loop):
         module.advance = checked(module.advance)
     allocate.place, allocate.give_back = checked(allocate.place), checked(allocate.give_back)
     easy_reservation.np = Poisoned()
-    for name, count in product(test_cluster.NAMES, range(4)):
-        jobs = Jobs(submit=np.arange(count), duration=np.full(count, 2), gpus=np.full(count, 3))
-        fast, plain = (engine(jobs, Cluster.parse("1x4"), name, "best") for engine in (simulate, reference.simulate))
-        check_equal(fast, plain)
-    if runs == "many":
-        test_cluster.test_both_engines_give_the_same_schedule_many_times()
-    else:
-        test_cluster.test_both_engines_give_the_same_schedule()
+    for name, count in product(set().union(*KINDS), range(4)):
+        both(Jobs(np.arange(count), np.full(count, 2), np.full(count, 3)), Cluster.parse("1x4"), name)
+    for seed in seeds:
+        jobs, cluster, policy = random_case(seed)
+        both(jobs, cluster, **policy)
 
 
 if __name__ == "__main__":
-    check(sys.argv[1])
+    check(range(*map(int, sys.argv[1:])))

@@ -9,13 +9,19 @@ import numpy as np
 from weft.cluster import Cluster, Jobs, NodeGroup
 from weft.cluster.orders import ORDERS
 from weft.cluster.placements import PLACEMENTS
+from weft.cluster.quota import Quota
 
-PREEMPTIVE = [name for name, order in ORDERS.items() if order.preemptive and not (order.rounds and order.rounds.quotas)]
 TOPOLOGY = ("topology", "topology-required")
-ON_NODES = [name for name, each in PLACEMENTS.items() if not each.counted and not each.topology]
 RACKS = ({}, {"rack": "x"}, {"rack_nodes": 1}, {"rack_nodes": 2}, {"rack": "x", "nvlink_domain": "x1"},
          {"rack": "y", "nvlink_domain": "y1"}, {"nvlink_domain_nodes": 2}, {"rack": "z"},
          {"rack_nodes": 4, "nvlink_domain_nodes": 2})  # fmt: skip
+ALL = [order for order in ORDERS.values() if not (order.rounds and order.rounds.quotas)]
+SHARED = [order.name for order in ALL if order.share]
+KINDS = (
+    [f"{order.name}{mode}" for order in ALL for mode in order.modes if not order.preemptive],
+    [f"{order.name}{mode}" for order in ALL for mode in ("", "-skip") if not order.preemptive],  # with quotas
+    [order.name for order in ALL if order.preemptive],
+)
 
 
 def random_jobs(count: int, seed: int = 0) -> Jobs:
@@ -32,26 +38,30 @@ def random_jobs(count: int, seed: int = 0) -> Jobs:
     )
 
 
-def preemption_case(seed: int, racks: bool) -> tuple[Jobs, Cluster, dict[str, Any]]:
-    """Jobs, a cluster (with racks, for a placement that looks at them), and the policy and costs of an order that preempts."""
+def random_case(seed: int) -> tuple[Jobs, Cluster, dict[str, Any]]:
+    """Jobs, a cluster and a policy: by turns of any order, of one that takes quotas, and of one that preempts."""
     g = np.random.default_rng(seed)
-    count = int(g.integers(5, 40))
+    order, racks = str(g.choice(KINDS[seed % 3])), g.random() < 0.5
+    planned = order.endswith("-conservative")
+    others = [name for name, each in PLACEMENTS.items() if not each.topology and not (planned and each.detailed)]
+    placement = str(g.choice([*TOPOLOGY, TOPOLOGY[1]] if racks and not planned else others))
     groups = [
         NodeGroup(
-            int(g.integers(1, 4)), int(g.choice([2, 4, 8])), str(g.choice(["A", "A", "B"])),
+            int(g.integers(1, 4)), int(g.choice([1, 2, 4, 8, 8])), str(g.choice(["A", "A", "B"])),
             float(g.choice([0, 16, 48])), float(g.choice([0, 0, 8, 16])), float(g.choice([0, 0, 64])),
             **(RACKS[g.integers(len(RACKS))] if racks else {}),
         )
-        for _ in range(int(g.integers(1, 5 if racks else 3)))
+        for _ in range(int(g.integers(1, 4 if racks else 3)))
     ]  # fmt: skip
+    count, slow = int(g.integers(10, 50)), float(g.choice([1, 1, 400]))  # so long that levels of service are passed
     pods, gpus = g.choice([0, 0, 0, 1, 2, 3], count), g.choice([0, 1, 1, 1, 2, 2, 3, 4, 8, 8, 12, 16], count)
-    slow = float(g.choice([1, 1, 400]))  # so long that levels of service are passed
+    shared = g.random() < 0.7 and not planned and not PLACEMENTS[placement].counted
     jobs = Jobs(
-        submit=np.sort(g.integers(0, 40, count)) * slow,
+        submit=np.sort(g.integers(0, 30, count)) * slow,
         duration=g.choice([0, 1, 2, 3.5, 10, 20, 30], count) * slow,
-        gpus=np.where(pods > 1, np.minimum(gpus, 4) * pods, gpus),
+        gpus=np.where(pods > 0, gpus // np.maximum(pods, 1) * pods, gpus),
         pods=pods,
-        milli=g.choice([1000, 1000, 700, 500, 500, 300, 250], count) if g.random() < (0.4 if racks else 0.85) else None,
+        milli=g.choice([1000, 1000, 700, 500, 500, 300, 250], count) if shared else None,
         estimate=g.choice([1, 2, 10, 30], count) * slow,
         gpu_memory=g.choice([0, 0, 0, 16, 32], count),
         cpu=g.choice([0, 0, 1000, 4000], count),
@@ -59,13 +69,23 @@ def preemption_case(seed: int, racks: bool) -> tuple[Jobs, Cluster, dict[str, An
         types=g.choice([0, 0, 0, 1], count),
         type_sets=((), ("B",)),
         priority=g.integers(0, 4, count),
+        tenant=g.integers(0, 3, count),
+        tenants=("a", "b", "c"),
     )
     policy = {
-        "order": str(g.choice(PREEMPTIVE)),
-        "placement": str(g.choice(TOPOLOGY if racks else ON_NODES)),
+        "order": order,
+        "placement": placement,
         "ties": str(g.choice(["lowest", "highest", "random"])),
         "seed": seed % 5,
-        "restart_s": float(g.choice([0, 0, 1.5])),
-        "checkpoint_s": float(g.choice([0, 0, 2.0])),
     }
+    if order in KINDS[2]:
+        policy |= {"restart_s": float(g.choice([0, 0, 1.5])), "checkpoint_s": float(g.choice([0, 0, 2.0]))}
+    if order.removesuffix("-skip") in SHARED:
+        policy["weights"] = {name: float(g.choice([0.5, 1, 2, 3])) for name in "abc" if g.random() < 0.7}
+    if seed % 3 == 1:
+        policy["quotas"] = {
+            name: Quota(float(g.choice([0, 2.5, 4, 8, 16])), float(g.choice([0, 1, 4, np.inf])))
+            for name in "abc*"
+            if g.random() < 0.7
+        }
     return jobs, Cluster.of(groups), policy

@@ -14,6 +14,13 @@ from weft.cluster.quota import Quota
 from weft.cluster.result import REASONS
 
 
+def jobs_of(*rows, **more) -> Jobs:
+    """Rows of (tenant, submit, duration, gpus)."""
+    tenants = tuple(dict.fromkeys(row[0] for row in rows))
+    columns = {name: np.array([row[i] for row in rows]) for i, name in enumerate(("submit", "duration", "gpus"), 1)}
+    return Jobs(**columns, tenant=np.array([tenants.index(row[0]) for row in rows]), tenants=tenants, **more)
+
+
 def both(jobs: Jobs, cluster: Cluster, order: str = "fifo", placement: str = "best", **more):
     """The compiled engine's result, after the reference simulator has given the same."""
     fast = simulate(jobs, cluster, order, placement, **more)

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from random_traces import RACKS, TOPOLOGY
-from schedules import both, check_equal
+from random_traces import random_case
+from schedules import both, check_equal, waited_for
 
 from weft.cluster import Cluster, Jobs, NodeGroup, Simulator, reference, simulate
 from weft.cluster.engine import node as engine
 from weft.cluster.engine import tables
 from weft.cluster.engine.classes import classify
-from weft.cluster.orders import ORDERS
+from weft.cluster.metrics import summary
 from weft.cluster.placements import PLACEMENTS
-from weft.cluster.quota import Quota
 from weft.cluster.result import REASONS
 from weft.cluster.synthetic.generate import generate
 
@@ -140,106 +138,21 @@ def test_nodes_and_jobs_from_python_are_checked(make, error, words):
 
 # ---- the fast engine against the plain one ---------------------------------------------------------------------------
 
-groups = st.lists(
-    st.builds(
-        lambda racks, **more: NodeGroup(**more, **racks),
-        racks=st.sampled_from(RACKS),
-        count=st.integers(1, 5),
-        gpus=st.sampled_from((0, 1, 2, 4, 8)),
-        gpu_type=st.sampled_from(("A", "B")),
-        gpu_memory_gb=st.sampled_from((0, 16, 48)),
-        cpu=st.sampled_from((0, 8, 16)),
-        memory_gb=st.sampled_from((0, 64)),
-    ),
-    min_size=1,
-    max_size=4,
-)
 
-
-@st.composite
-def traces(draw) -> Jobs:
-    count = draw(st.integers(1, 25))
-
-    def column(*values):
-        return np.array([draw(st.sampled_from(values)) for _ in range(count)])
-
-    gpus, pods = column(0, 1, 1, 2, 3, 4, 8, 12, 24), column(0, 0, 0, 1, 2, 4)
-    return Jobs(
-        submit=np.cumsum(column(0, 0, 1, 5)),
-        duration=column(0, 1, 2, 3.5, 10, 30),
-        gpus=np.where(pods > 0, gpus // np.maximum(pods, 1) * pods, gpus),
-        milli=column(*draw(st.sampled_from(((1000,), (1000, 1000, 700, 500, 250))))),
-        pods=pods,
-        estimate=column(1, 2, 10, 30),
-        gpu_memory=column(0, 0, 16, 32),
-        cpu=column(0, 1000, 6000),
-        memory=column(0, 1024, 40_000),
-        types=column(0, 0, 1),
-        type_sets=((), ("B",)),
-        priority=column(0, 1),
-        tenant=column(0, 1, 2),
-        tenants=("a", "b", "c"),
-    )
-
-
-NAMES = [
-    f"{name}{mode}"
-    for name, order in ORDERS.items()
-    if not (order.rounds and order.rounds.quotas)
-    for mode in order.modes
-]
-policies = st.tuples(
-    st.sampled_from(NAMES),
-    st.one_of(st.sampled_from(list(PLACEMENTS)), st.sampled_from(TOPOLOGY)),  # every other one looks at racks
-    st.sampled_from(("", "lowest", "highest", "random")),
-    st.integers(0, 3),
-).filter(lambda policy: not (planned(policy[0]) and (PLACEMENTS[policy[1]].detailed or PLACEMENTS[policy[1]].topology)))
-
-
-def planned(order: str) -> bool:
-    """A plan has no single GPUs."""
-    return order.endswith("-conservative")
-
-
-quotas = st.builds(Quota, st.sampled_from((0, 2.5, 4, 8, 16)), st.sampled_from((0, 1, 4, np.inf)))
-options = st.fixed_dictionaries(
-    {
-        "restart_s": st.sampled_from((0, 0, 1.5)),
-        "checkpoint_s": st.sampled_from((0, 0, 2)),
-        "weights": st.dictionaries(st.sampled_from("ab"), st.sampled_from((0.5, 2.0, 3.0))),
-        "quotas": st.one_of(st.just({}), st.dictionaries(st.sampled_from("abc*"), quotas)),
-    }
-)
-cases = given(traces(), groups, policies, options)
-
-
-@settings(max_examples=50, deadline=None)
-@cases
-def test_both_engines_give_the_same_schedule(jobs, nodes, policy, options):
-    check_both(jobs, nodes, policy, options)
-
-
-@pytest.mark.long
-@settings(max_examples=600, deadline=None)
-@cases
-def test_both_engines_give_the_same_schedule_many_times(jobs, nodes, policy, options):
-    check_both(jobs, nodes, policy, options)
-
-
-def check_both(jobs, nodes, policy, options):
-    """With those of the options that the order takes."""
-    order, ties, seed = policy[0], *policy[2:]
-    plain = ORDERS[order.removesuffix("-skip").removesuffix("-easy").removesuffix("-conservative")]
-    taken = {"weights"} if plain.share else set()
-    taken |= {"restart_s", "checkpoint_s"} if plain.preemptive else set()
-    taken |= {"quotas"} if not plain.preemptive and not order.endswith(("-easy", "-conservative")) else set()
-    more = {name: value for name, value in options.items() if name in taken}
-    both(whole(jobs, policy), Cluster.of(nodes), order, policy[1], ties=ties, seed=seed, **more)
-
-
-def whole(jobs: Jobs, policy) -> Jobs:
-    """Counted placement has no single GPUs to share, nor has a plan."""
-    return dataclasses.replace(jobs, milli=None) if planned(policy[0]) or PLACEMENTS[policy[1]].counted else jobs
+@pytest.mark.parametrize("seeds", [range(240), pytest.param(range(240, 3000), marks=pytest.mark.long)])
+def test_both_engines_give_the_same_schedule(seeds):
+    """Of jobs that wait for a quota or a rack, that are stopped, and gangs that lie in several racks."""
+    found = Counter()
+    for seed in seeds:
+        jobs, cluster, policy = random_case(seed)
+        result = both(jobs, cluster, **policy)
+        shares = jobs.milli < 1000
+        found["stops of shares"] += result.stops[shares].sum()
+        found["other stops"] += result.stops[~shares].sum()
+        found["waits for a quota"] += (waited_for(result, "quota") > 0).sum()
+        found["waits for a rack"] += (waited_for(result, "topology") > 0).sum()
+        found["gangs"] += summary(result)["locality"]["gangs"]
+    assert len(found) == 5 and min(found.values()) > len(seeds) / 40, found
 
 
 @pytest.mark.parametrize("placement", ["best", "random", "fgd"])
@@ -312,20 +225,15 @@ def test_full_nodes_with_many_kinds_of_requests_still_agree(order, placement, ti
 def test_what_a_job_waits_for(job, running, reason):
     """Three nodes of 8 GPUs and 8 cores; the second alone has large GPUs, the third alone is of type B."""
     nodes = [NodeGroup(1, 8, "A", 16, cpu=8), NodeGroup(1, 8, "A", 80, cpu=8), NodeGroup(1, 8, "B", 16, cpu=8)]
-    first = [(n, gpus) for n, gpus in enumerate(running) if gpus]
-    columns = {name: np.array([0] * len(first) + [value]) for name, value in job.items() if name != "gpus"}
-    columns.setdefault("types", np.zeros(len(first) + 1, int))
-    columns.setdefault("gpu_memory", np.zeros(len(first) + 1))
-    columns.setdefault("cpu", np.zeros(len(first) + 1, int))
-    columns["types"][: len(first)] = [1 if n == 2 else 2 for n, _ in first]
-    columns["gpu_memory"][: len(first)] = [80 if n == 1 else 0 for n, _ in first]
-    columns["cpu"][: len(first)] = 1000
+    used = [n for n in range(3) if running[n]]
+
+    def column(name, by_node, usual=0):
+        return [by_node[n] for n in used] + [job.get(name, usual)]
+
     jobs = Jobs(
-        submit=[0] * len(first) + [1],
-        duration=[10] * len(first) + [1],
-        gpus=[g for _, g in first] + [job["gpus"]],
+        column("submit", [0] * 3, 1), column("duration", [10] * 3, 1), column("gpus", running),
+        types=column("types", [2, 2, 1]), gpu_memory=column("gpu_memory", [0, 80, 0]), cpu=column("cpu", [1000] * 3),
         type_sets=((), ("B",), ("A",)),
-        **columns,
-    )
+    )  # fmt: skip
     result = simulate(jobs, Cluster.of(nodes), "fifo", "first")
     assert dict(zip(REASONS, result.waited[-1], strict=True)) == {**dict.fromkeys(REASONS, 0.0), reason: 9.0}

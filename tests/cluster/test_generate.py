@@ -1,23 +1,55 @@
-"""Generated traces: the numbers that were asked for come out, and a fit gives back what a trace was like."""
+"""Generated traces: the numbers that were asked for come out, a fit gives back what a trace was like, and files of both."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from datetime import datetime
+from pathlib import Path
 
 import numpy as np
 import pytest
-from generated_traces import DAY, RICH, WEEK, same
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_traces import TRACES, with_traces
 
-from weft.cluster import Cluster, Jobs, trace
+from weft.cluster import Cluster, Jobs, generate, trace
+from weft.cluster.files import trace_writer
+from weft.cluster.files.text import TraceError
+from weft.cluster.synthetic import profile_file
 from weft.cluster.synthetic.arrivals import Arrivals
 from weft.cluster.synthetic.distributions import LogNormal, Quantiles
 from weft.cluster.synthetic.fit import fit
 from weft.cluster.synthetic.profile import Profile, Request, Size, Tenant, campaigns, stated
+
+DAY = tuple(1.0 + (9 <= hour < 18) * 4.0 for hour in range(24))
+WEEK = (3.0, 3.0, 3.0, 3.0, 2.0, 0.0, 1.0)
+RICH = Profile(
+    {
+        "1": Size(0.7, (Request(1, milli=500, cpu=4000, types=("A", "B"), share=3), Request(1)), LogNormal(100.0, 1.0)),
+        "8": Size(
+            0.3,
+            (Request(8, pods=2, gpu_memory=40.0, memory=1024, priority=2.0),),
+            Quantiles((0.1, 0.5, 0.9), (10.0, 10.0, 1000.0)),
+            Quantiles((0.0, 1.0), (1.0, 4.0)),
+        ),
+    },
+    {"a": Tenant(3.0), "b": Tenant(1.0, {"8": 1.0}, {"8": LogNormal(7.0, 0.0)})},
+    Arrivals(500.0, DAY, WEEK, 0.5, 0.5, True),
+    0.6,
+    0.5,
+)
+
+
+def same(a: Jobs, b: Jobs) -> bool:
+    """The same rows, whatever indices their tenants and types have."""
+
+    def words(jobs):
+        return [jobs.tenants[t] for t in jobs.tenant], [jobs.type_sets[t] for t in jobs.types]
+
+    plain = [name for name in Jobs.columns() if name not in ("types", "tenant")]
+    return all(np.array_equal(getattr(a, name), getattr(b, name)) for name in plain) and words(a) == words(b)
 
 
 def chi_square(found, expected) -> float:
@@ -332,3 +364,163 @@ def test_tenants_without_a_job_are_none_of_the_trace_and_a_million_is_the_most()
     assert profile.gpu_seconds == pytest.approx(stated().gpu_seconds)
     with pytest.raises(ValueError, match="2,000,000 tenants; expected at most 1,000,000"):
         stated(tenants=2_000_000)
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_profile_is_read_back(tmp_path):
+    for k, profile in enumerate((RICH, stated(), fit(RICH.generate(2000, seed=1)))):
+        profile_file.save(tmp_path / f"{k}.json", profile)
+        assert profile_file.load(tmp_path / f"{k}.json") == profile
+        assert profile.source in str(profile)
+
+
+def without(text: str, *pairs: tuple[str, object]) -> str:
+    """A saved profile with other values."""
+    made = json.loads(text)
+    for path, value in pairs:
+        *keys, last = path.split("/")
+        of = made
+        for key in keys:
+            of = of[int(key)] if isinstance(of, list) else of[key]
+        of[last] = value
+    return json.dumps(made)
+
+
+@pytest.mark.parametrize(
+    "path, value, what",
+    [
+        ("repaet", 0.5, "unknown key of the profile 'repaet'; did you mean 'repeat'"),
+        ("arrivals/hour", [], "unknown key of arrivals of the profile 'hour'; did you mean 'hours'"),
+        ("sizes/1/requests/0/gpu", 1, "unknown key of item 1 of requests of '1' in sizes"),
+        ("sizes/1/durations", {"median": 5}, "durations of '1' in sizes of the profile has no 'sigma'"),
+        ("sizes/1/share", "x", 'share of .* is "x"; expected a number'),
+        ("sizes/1/share", -1, "shares of sizes are {'1': -1}"),
+        ("sizes/1/requests/0/gpus", 1.5, "is 1.5; expected a whole number"),
+        ("sizes/1/requests/0/gpus", True, "is true; expected a whole number"),
+        ("arrivals/per_day", math.nan, "is NaN; expected a number"),
+        ("tenants", [], "expected an object"),
+        ("arrivals/hours", 3, "expected a list"),
+        ("tenants/b/sizes", {"9": 1.0}, "unknown size of tenant 'b' '9'"),
+    ],
+)
+def test_a_profile_with_a_mistake_is_named(tmp_path, path, value, what):
+    profile_file.save(tmp_path / "p.json", RICH)
+    wrong = tmp_path / "wrong.json"
+    wrong.write_text(without((tmp_path / "p.json").read_text(), (path, value)))
+    with pytest.raises(TraceError, match=what) as raised:
+        profile_file.load(wrong)
+    assert str(raised.value).startswith(str(wrong))
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_a_trace_is_read_back(tmp_path, suffix):
+    if suffix == "parquet":
+        pytest.importorskip("pyarrow")
+    jobs, path = RICH.generate(2000, seed=1), tmp_path / f"t.{suffix}"
+    trace_writer.write(path, jobs, 'from "RICH"\nby hand')
+    assert same(trace.load(path, suffix), jobs)
+    if suffix == "csv":
+        assert path.read_text().startswith("# generated by weft: from 'RICH' by hand\nsubmit,")
+    else:
+        from pyarrow import parquet
+
+        assert json.loads(parquet.read_schema(path).metadata[b"weft"])["generated"] is True
+    with pytest.raises(ValueError, match="already exists"):
+        trace_writer.write(path, jobs)
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_name_like_a_comment_is_no_comment(tmp_path):
+    jobs = Jobs(np.arange(3.0), np.ones(3), np.ones(3, np.int64), id=["#1", "a,b", 'c"d'])
+    trace_writer.write(tmp_path / "t.csv", jobs)
+    found = trace.load(tmp_path / "t.csv", "csv")
+    assert found.id == jobs.id and "generated" not in (tmp_path / "t.csv").read_text()
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def weft(command, monkeypatch, tmp_path):
+    """Runs ``weft simulate generate …`` in an empty folder: exit status and standard error on one line."""
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words):
+        code, out, err = command("simulate", "generate", *words)
+        assert not out
+        return code, " ".join(err.split())
+
+    return run
+
+
+def test_the_command_states_saves_and_follows(weft):
+    cluster = ("--nodes", "20x8", "--load", "0.7")
+    shape = ("--sizes", "1:3,8:1", "--tenants", 2, "--median", 60, "--sigma", 1, "--hours", ",".join(["1"] * 24))
+    code, said = weft("a.csv", "--jobs", 400, *cluster, *shape, "--save-profile", "p.json", "--seed", 3)
+    assert code == 0 and "400 generated jobs" in said
+    jobs = trace.load("a.csv", "csv")
+    expected = stated(sizes={1: 3, 8: 1}, tenants=2, durations=LogNormal(60.0, 1.0))
+    assert same(jobs, expected.generate(400, seed=3, load=0.7, cluster=Cluster.parse("20x8")))
+    assert profile_file.load("p.json") == expected
+
+    assert weft("b.csv", "--jobs", 400, *cluster, "--profile", "p.json", "--seed", 3)[0] == 0
+    assert same(trace.load("b.csv", "csv"), jobs)
+
+    assert weft("c.csv", "--jobs", 300, "--like", "a.csv", "--format", "csv", "--begins", "2024-05-01T09:00")[0] == 0
+    like = fit(jobs, datetime(2024, 5, 1, 9))
+    assert same(trace.load("c.csv", "csv"), like.generate(300))
+    assert Path("c.csv").read_text().startswith("# generated by weft: seed 0, fitted to 400 jobs")
+
+
+def test_the_printed_rate_is_that_of_the_load(weft):
+    assert weft("a.csv", "--jobs", 50, "--nodes", "1x8", "--load", 1, "--save-profile", "p.json")[0] == 0
+    profile, cluster = profile_file.load("p.json"), Cluster.parse("2x8")
+    profile = dataclasses.replace(profile, arrivals=dataclasses.replace(profile.arrivals, per_day=5.0))
+    profile_file.save("q.json", profile)
+    told = f"{profile.rate(0.5, cluster) * 86400:,.0f} jobs a day, "
+    assert weft("b.csv", "--jobs", 50, "--profile", "q.json", "--nodes", "2x8", "--load", 0.5)[1].startswith(told)
+    assert weft("c.csv", "--jobs", 50, "--profile", "q.json")[1].startswith("5.00 jobs a day, ")
+
+
+def test_jobs_without_a_gpu_are_reported(weft):
+    code, said = weft("a.csv", "--jobs", 40, "--nodes", "1x8", "--load", 1, "--sizes", "0:1,1:1")
+    assert code == 0 and "jobs request neither GPUs nor cores; formats csv and parquet leave them out" in said
+
+
+@pytest.mark.parametrize(
+    "words, what",
+    [
+        (("a.csv", "--jobs", 5), "the cluster is missing"),
+        (("a.csv", "--jobs", 5, "--nodes", "2x8"), "load and cluster go together"),
+        (("a.csv", "--jobs", 5, "--profile", "missing.json"), "missing.json"),
+        (("a.txt", "--jobs", 5, "--nodes", "2x8"), "ends in .csv or .parquet"),
+        (("a.csv", "--jobs", 5, "--nodes", "2x8", "--load", 1, "--sizes", "1=2"), "--sizes is '1=2'"),
+        (("a.csv", "--jobs", 5, "--nodes", "2x8", "--load", 1, "--sizes", "1:2,1:3"), "names 1 GPU twice"),
+        (("a.csv", "--jobs", 5, "--nodes", "2x8", "--load", 1, "--hours", "1,2"), "--hours are 2 numbers; expected 24"),
+        (("a.csv", "--jobs", 5, "--nodes", "2x8", "--load", 1, "--weekdays", "x"), "--weekdays is 'x'"),
+        (("a.csv", "--jobs", 5, "--nodes", "2x8", "--load", 1, "--format", "csv"), "--format goes with --like"),
+        (("a.csv", "--jobs", 5, "--like", "b.csv", "--tenants", 3), "--tenants goes with neither"),
+        (("a.csv", "--jobs", 5, "--like", "b.csv", "--profile", "p.json"), "both --like and --profile"),
+        (("a.csv", "--jobs", 5, "--like", "b.csv", "--format", "csv", "--begins", "May"), "--begins is 'May'"),
+        (("no/a.csv", "--jobs", 5, "--nodes", "2x8", "--load", 1), "no/a.csv cannot be written"),
+    ],
+)
+def test_the_commands_mistakes_are_named(weft, tmp_path, words, what):
+    (tmp_path / "b.csv").write_text("submit,duration,gpus\n0,1,1\n5,1,1\n")
+    code, said = weft(*words)
+    assert code in (1, 2) and what in said and "Traceback" not in said
+    assert [file.name for file in tmp_path.iterdir()] == ["b.csv"]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_what_is_generated_is_still_known_for_it_when_it_is_read(tmp_path, suffix):
+    if suffix == "parquet":
+        pytest.importorskip("pyarrow")
+    jobs = generate(20, Cluster.parse("2x8"), sizes={1: 1})
+    jobs.gpus[3], jobs.cpu[3], jobs.gpus[4] = 0, 2000, 0  # one on cores alone, and one that asks nothing
+    trace_writer.write(tmp_path / f"t.{suffix}", jobs, "a test")
+    again = trace.load(tmp_path / f"t.{suffix}", suffix)
+    assert again.generated and len(again) == 19 and again.dropped == {"no GPU": 1} and again.cpu[3] == 2000

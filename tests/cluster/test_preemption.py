@@ -7,7 +7,7 @@ import json
 
 import numpy as np
 import pytest
-from random_traces import TOPOLOGY, preemption_case
+from random_traces import TOPOLOGY
 from sample_traces import TRACES, with_traces
 from schedules import both
 
@@ -330,17 +330,6 @@ def test_without_racks_preemption_is_that_of_best_fit():
 
 
 # ---- both engines ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("racks", [False, True])
-@pytest.mark.parametrize("seeds", [range(60), pytest.param(range(60, 400), marks=pytest.mark.long)])
-def test_both_engines_preempt_the_same_jobs(racks, seeds):
-    stops = np.zeros(2, int)  # of whole GPUs, and of shares
-    for seed in seeds:
-        jobs, cluster, policy = preemption_case(seed, racks)
-        result = both(jobs, cluster, **policy)
-        np.add.at(stops, (jobs.milli < 1000).astype(int), result.stops)
-    assert stops.min() > len(seeds) / 2
 
 
 @pytest.mark.parametrize("order", PREEMPTIVE)

@@ -41,21 +41,6 @@ def test_published_results_to_the_last_digit(file, format, nodes, order, placeme
     assert not found["unschedulable"] and found["completed"] == len(jobs)
 
 
-@with_traces
-@pytest.mark.parametrize(
-    ("file", "format", "count", "dropped"),
-    [
-        ("philly/chronus_trace_job_Philly_MIX1.csv.gz", "tiresias", 30_756, {"no GPU": 184}),
-        ("swf/workload.swf", "swf", 25, {}),
-        ("muri/trace2.csv.gz", "muri", 5755, {}),
-    ],
-)
-def test_real_traces_are_read(file, format, count, dropped):
-    jobs = trace.load(TRACES / file, format)
-    assert len(jobs) == count and jobs.dropped == dropped
-    assert (np.diff(jobs.submit) >= 0).all()
-
-
 # ---- queueing theory -------------------------------------------------------------------------------------------------
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
+from schedules import jobs_of
 
-from weft.cluster import Cluster, Jobs, Simulator, compare, pictures, simulate
+from weft.cluster import Cluster, Simulator, compare, pictures, simulate
 from weft.cluster import quota as quotas_of
 from weft.cluster.quota import Quota
 from weft.cluster.result import REASONS
@@ -16,14 +16,7 @@ from weft.definition import UnknownName
 # ---- bad input -------------------------------------------------------------------------------------------------------
 
 
-def jobs_of(tenants: str, duration: float, gpus: int) -> Jobs:
-    """A job of each of these tenants, all at once."""
-    count, names = len(tenants), sorted(set(tenants))
-    columns = (np.full(count, x) for x in (0.0, duration, gpus))
-    return Jobs(*columns, tenant=np.array([names.index(tenant) for tenant in tenants]), tenants=tuple(names))
-
-
-TWO = jobs_of("ab", 1, 1)
+TWO = jobs_of(("a", 0, 1, 1), ("b", 0, 1, 1))
 
 
 @pytest.mark.parametrize(
@@ -35,14 +28,14 @@ TWO = jobs_of("ab", 1, 1)
         ("fifo", {"weights": {"a": 1.0}}, "order 'fifo' uses none; expected one of drf, fair-share"),
         ("fifo", {"quotas": {"c": Quota(1)}}, "unknown tenant 'c'"),
         ("fifo-easy", {"quotas": {"a": Quota(1)}}, "order 'fifo-easy' makes reservations by estimates"),
-        ("srtf", {"quotas": {"a": Quota(1)}}, "order 'srtf' preempts"),
+        *((name, {"quotas": {"a": Quota(1)}}, f"order '{name}' preempts") for name in ("srtf", "time-slices")),
         ("fair-share-easy", {}, "no job can have a reservation; expected 'fair-share' or 'fair-share-skip'"),
         ("drf-conservative", {}, "expected 'drf' or 'drf-skip'"),
         ("fair-shar", {}, "did you mean 'fair-share'?"),
     ],
 )
 def test_invalid_weights_and_quotas_are_refused(order, more, words):
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(UnknownName if "unknown" in words else ValueError) as caught:
         simulate(TWO, Cluster.parse("1x2"), order, **more)
     assert words in str(caught.value)
     if "unknown tenant" not in words:  # the stepping engine meets its tenants later
@@ -109,11 +102,6 @@ def test_a_malformed_quota_file_is_refused_with_its_line(tmp_path, text, line, w
     assert f"quota.yaml{line}: " in str(caught.value) and words in str(caught.value)
 
 
-def test_an_unknown_tenant_is_a_name_error_of_weft():
-    with pytest.raises(UnknownName):
-        simulate(TWO, Cluster.parse("1x2"), "drf", weights={"c": 2.0})
-
-
 # ---- the command line, comparisons, pictures -------------------------------------------------------------------------
 
 
@@ -155,7 +143,7 @@ def test_a_quota_file_on_the_command_line(weft, trace, write):
 
 
 def test_policies_of_a_comparison_have_their_tenants_quotas_in_other_processes_too():
-    jobs = jobs_of("aaaab", 10, 4)
+    jobs = jobs_of(*((tenant, 0, 10, 4) for tenant in "aaaab"))
     more = {"quotas": {"a": Quota(4, 0), "b": Quota(4)}, "weights": {"a": 2.0}}
     found = compare(jobs, Cluster.parse("1x8"), ["fifo-skip:best", "fair-share:best"], processes=2, keep=True, **more)
     assert [each.value("queueing.mean") for each in found] == [12, 12] and not any(each.failed for each in found)
@@ -164,6 +152,6 @@ def test_policies_of_a_comparison_have_their_tenants_quotas_in_other_processes_t
 
 def test_the_page_has_a_colour_for_what_a_quota_holds():
     pytest.importorskip("bokeh")
-    jobs = jobs_of("aaaa", 10, 4)
+    jobs = jobs_of(*[("a", 0, 10, 4)] * 4)
     page = pictures.page([simulate(jobs, Cluster.parse("2x8"), quotas={"a": Quota(4)})])
     assert REASONS["quota"] in page and "◘" in page

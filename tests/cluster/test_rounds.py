@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 
@@ -231,23 +230,6 @@ def test_what_a_policy_prints_is_not_the_result(policy, capsys):
     simulate(Jobs([0], [1], [1]), Cluster.parse("1x1"), policy(decide))
     out, err = capsys.readouterr()
     assert out == "" and err == "at 0.0\nat 1.0\n"
-
-
-def test_a_quota_is_refused():
-    jobs = Jobs([0], [1], [1])
-    with pytest.raises(ValueError, match="quotas are given, and order 'time-slices' preempts"):
-        from weft.cluster.quota import Quota
-
-        simulate(jobs, Cluster.parse("1x1"), "time-slices", quotas={"a": Quota(1)})
-
-
-def test_from_the_command_line(weft, tmp_path):
-    path = tmp_path / "jobs.csv"
-    path.write_text("id,submit,duration,gpus\na,0,900,1\nb,0,900,1\nc,5,10,4\n")
-    code, out, _ = weft(path, "--format", "csv", "--nodes", "1x1", "--order", "time-slices", "--json")
-    assert code == 0
-    found = json.loads(out)
-    assert found["preemptions"] == 4 and len(found["unschedulable"]) == 1
 
 
 def test_ctrl_c_keeps_what_there_is(policy):
