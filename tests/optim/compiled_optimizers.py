@@ -1,9 +1,4 @@
-"""Adam's step compiled without a GPU, in a process that interprets nothing: what tests of the optimizers start.
-
-python compiled_optimizers.py states|codes
-"""
-
-import sys
+"""Adam's step compiled without a GPU, in a process that interprets nothing: what tests of the optimizers start."""
 
 import torch
 
@@ -30,19 +25,15 @@ def entry(dtype, kept, rounding="nearest", amsgrad=False, codes=None):
 
 
 # Architectures, and entries that are stepped together.
-CASES = {
-    "states": (
-        ARCHITECTURES,
-        [entry(FP32, FP32, amsgrad=True), entry(FP16, FP16), entry(BF16, BF16)],
-        [entry(BF16, FP32, "split"), entry(BF16, BF16, "stochastic")],
-    ),
-    "codes": ((80, 90), [entry(BF16, torch.uint8, codes=(256,)), entry(BF16, FP32)]),
-}
+CASES = [
+    (ARCHITECTURES, [entry(FP32, FP32, amsgrad=True), entry(FP16, FP16), entry(BF16, BF16)]),
+    (ARCHITECTURES, [entry(BF16, FP32, "split"), entry(BF16, BF16, "stochastic")]),
+    ((80, 90), [entry(BF16, torch.uint8, codes=(256,)), entry(BF16, FP32)]),
+]
 
 if __name__ == "__main__":
-    architectures, *kinds = CASES[sys.argv[1]]
-    for sm in architectures:
-        for entries in kinds:
+    for architectures, entries in CASES:
+        for sm in architectures:
             made = []
             with compiling_for(sm, lambda *kernel, into=made: into.append(kernel)):
                 table = Table(ADAM, entries)

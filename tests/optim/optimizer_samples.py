@@ -26,6 +26,14 @@ MATRIX = [
     ("SGD", {"nesterov": True, "weight_decay": 0.1}),
 ]
 
+IN_8_BITS = [
+    {},
+    {"state_format": "fp8"},
+    {"code_rounding": "stochastic", "seed": 3},
+    {"amsgrad": True, "block_size": 128},
+    {"block_size": 2048, "maximize": True},
+]
+
 
 def weights(shapes=SHAPES, dtype=torch.float32, seed=0):
     g = torch.Generator().manual_seed(seed)
@@ -46,6 +54,16 @@ def assert_close(ours, theirs, steps=1, dtype=torch.float32):
     for a, b in zip(ours, theirs, strict=True):
         bound = steps * torch.finfo(dtype).eps * max(float(b.detach().abs().max()) if b.numel() else 0.0, 1.0)
         torch.testing.assert_close(a.detach(), b.detach(), rtol=0, atol=bound)
+
+
+def assert_same_steps(mine, theirs, a, b, steps=3, change=lambda step: None, dtype=torch.float32):
+    """Both optimizers make the same steps; ``change`` is called when the gradients of a step are there."""
+    for step in range(steps):
+        set_gradients(mine, theirs, seed=step)
+        change(step)
+        a.step()
+        b.step()
+    assert_close(mine, theirs, steps, dtype)
 
 
 def both(name, shapes=SHAPES, dtype=torch.float32, **options):

@@ -19,15 +19,8 @@ from weft import ops, optim
 from weft.optim import AdamW, AdamW8bit, MuonW
 
 DEVICE = sys.argv[4] if len(sys.argv) > 4 else "cpu"  # cuda: NCCL, a GPU for each process
-SHAPES = (
-    (24, 40),
-    (41, 24),
-    (32, 32),
-    (24, 40),
-    (1, 20),
-    (24, 40),
-    (6,),
-)  # one has no row for the second of two processes
+# One has no row for the second of two processes.
+SHAPES = ((24, 40), (41, 24), (32, 32), (24, 40), (1, 20), (24, 40), (6,))
 
 
 def random(shape, seed):
@@ -115,6 +108,26 @@ def muon(rank):
     compare_muon(experts, mesh, [Shard(0)], half, 0, higher_dims="batch")
     compare_muon(experts, mesh, [Shard(1)], half, twice_a_step, higher_dims="batch")
     compare_muon([(1, 8, 12)], mesh, [Shard(0)], (1.0 - rank, 1.0 - rank), 0, higher_dims="batch")
+
+
+def muon_of_whole_matrices(rank):
+    """A process group shares the work; every process has the same weights after it."""
+    group = {"process_group": dist.group.WORLD, "ns_dtype": torch.float32}
+    for options in ({}, {"update_rms": 0.2}, {"split_rows": 2}):
+        shapes = [(24, 40), (40, 24), (32, 32), (24, 40), (24, 40), (6,)]
+        alone, ours = made(shapes), made(shapes)
+        train(MuonW(alone, 0.02, ns_dtype=torch.float32, **options), alone, 3)
+        with Counted() as counted:
+            train(MuonW(ours, 0.02, **group, **options), ours, 3)
+        assert_same_way(ours, alone, made(shapes), 1e-5)
+        total = 3 * sum(p.numel() for p in alone if p.ndim > 1)
+        assert 0.3 * total < counted.elements < 0.7 * total, (counted.elements, total)
+        flat = torch.cat([p.detach().flatten() for p in ours])
+        both = [torch.empty_like(flat) for _ in range(2)]
+        dist.all_gather(both, flat)
+        assert both[0].equal(both[1])
+    one = made([(5, 4)])
+    train(MuonW(one, **group), one, 1)  # a process with nothing to do
 
 
 def muon_in_bf16(rank):
@@ -279,8 +292,15 @@ def adamw_on_two_dimensions(rank):
 
 
 CASES = {
-    "muon": (muon, muon_in_bf16, muon_refuses),
-    "fsdp": (muon_under_fsdp,),
+    "two_processes": (
+        muon,
+        muon_of_whole_matrices,
+        muon_in_bf16,
+        muon_refuses,
+        muon_under_fsdp,
+        element_wise,
+        eight_bits,
+    ),
     "element_wise": (element_wise, eight_bits),
     "two_dimensions": (muon_on_two_dimensions, adamw_on_two_dimensions),
 }

@@ -7,30 +7,58 @@ import itertools
 import pickle
 
 import pytest
-from where import DEVICE, python
+import torch
+from saved_states import resumed
+from torch.optim._muon import _zeropower_via_newtonschulz
+from where import DEVICE
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
+from weft import ops
+from weft.operators.optimizer.dispatch import STEP
+from weft.operators.orthogonalization.dispatch import IterationCall
+from weft.optim import muon, muon_sharding
+from weft.optim.adam import AdamW
+from weft.optim.muon import Muon, MuonW
 
-from muon_samples import (  # noqa: E402
-    BF16,
-    SHAPES,
-    as_users_have_it,  # noqa: F401  (a fixture of every test here)
-    moved_apart,
-    parameters,
-    same_bits,
-    set_gradients,
-    train,
-)
-from saved_states import resumed  # noqa: E402
-from torch.optim._muon import _zeropower_via_newtonschulz  # noqa: E402
+SHAPES = ((24, 40), (40, 24), (32, 32), (24, 40), (1, 20))
 
-from weft import ops  # noqa: E402
-from weft.operators.optimizer.dispatch import STEP  # noqa: E402
-from weft.operators.orthogonalization.dispatch import IterationCall  # noqa: E402
-from weft.optim import muon, muon_sharding  # noqa: E402
-from weft.optim.adam import AdamW  # noqa: E402
-from weft.optim.muon import Muon, MuonW  # noqa: E402
+
+@pytest.fixture(autouse=True)
+def as_users_have_it(monkeypatch):
+    """CPU tensors take PyTorch's products, in bf16 too: the interpreter, which other tests switch on, computes bf16 wrongly."""
+    monkeypatch.setattr(IterationCall, "on_gpu", property(lambda call: call.x.is_cuda))
+
+
+def parameters(shapes=SHAPES, dtype: torch.dtype = torch.float32, seed: int = 0) -> list[torch.nn.Parameter]:
+    g = torch.Generator().manual_seed(seed)
+    return [torch.nn.Parameter(torch.randn(s, generator=g).to(dtype)) for s in shapes]
+
+
+def set_gradients(params, seed: int) -> None:
+    g = torch.Generator().manual_seed(seed)
+    for p in params:
+        p.grad = torch.randn(p.shape, generator=g).to(p.dtype)
+
+
+def train(optimizer, params, steps: int, first: int = 0) -> None:
+    for step in range(first, first + steps):
+        set_gradients(params, 100 + step)
+        optimizer.step()
+
+
+def same_bits(ours, theirs) -> bool:
+    return all(a.equal(b) for a, b in zip(ours, theirs, strict=True))
+
+
+def moved_apart(ours, theirs, start) -> float:
+    """How far two runs are apart, as a share of the way that the second went."""
+    with torch.no_grad():
+        return max(float((a - b).norm() / (b - s).norm()) for a, b, s in zip(ours, theirs, start, strict=True))
+
+
+# Both iterate in bf16, of 8 bits, fifteen products deep, and each errs by 1 to 3 % of a step; PyTorch rounds the momentum too,
+# before it takes the norm.
+BF16 = 0.05
+
 
 # ---- PyTorch's Muon --------------------------------------------------------------------------------------------------
 
@@ -66,39 +94,22 @@ def test_muon_is_muonw_without_decay():
     assert same_bits(ours, theirs)
 
 
-def test_state_dicts_go_both_ways():
+def test_state_comes_from_pytorch():
+    """That it goes there, PyTorch's own list of what optimizers take has."""
     options = {"lr": 0.02, "weight_decay": 0.05, "momentum": 0.9, "adjust_lr_fn": "match_rms_adamw"}
     ours, theirs = parameters(), parameters()
-    mine, pytorchs = MuonW(ours, **options), torch.optim.Muon(theirs, **options)
+    pytorchs, mine = torch.optim.Muon(theirs, **options), MuonW(ours, lr=1.0, split_rows=1)
     train(pytorchs, theirs, 3)
     for p, q in zip(ours, theirs, strict=True):
         p.data.copy_(q.data)
-    other = MuonW(ours, lr=1.0, split_rows=1)
-    other.load_state_dict(copy.deepcopy(pytorchs.state_dict()))
-    group = other.param_groups[0]
-    assert (
-        {k: group[k] for k in options} == options and group["split_rows"] == 1 and group["ns_dtype"] == torch.bfloat16
-    )
-    assert all(
-        other.state[p]["momentum_buffer"].equal(pytorchs.state[q]["momentum_buffer"])
-        for p, q in zip(ours, theirs, strict=True)
-    )
-    mine.load_state_dict(copy.deepcopy(pytorchs.state_dict()))  # which otherwise would share momenta
     start = [p.detach().clone() for p in ours]
+    mine.load_state_dict(copy.deepcopy(pytorchs.state_dict()))  # a copy: they would share momenta
+    group = mine.param_groups[0]
+    assert {k: group[k] for k in options} == options
+    assert group["split_rows"] == 1 and group["ns_dtype"] == torch.bfloat16
     train(mine, ours, 2, first=3)
     train(pytorchs, theirs, 2, first=3)
     assert moved_apart(ours, theirs, start) < BF16
-
-    back = parameters()
-    for p, q in zip(back, ours, strict=True):
-        p.data.copy_(q.data)
-    again = torch.optim.Muon(back, lr=1.0)
-    again.load_state_dict(copy.deepcopy(mine.state_dict()))
-    assert {k: again.param_groups[0][k] for k in options} == options
-    start = [p.detach().clone() for p in ours]
-    train(mine, ours, 2, first=5)
-    train(again, back, 2, first=5)
-    assert moved_apart(ours, back, start) < BF16
 
 
 @pytest.mark.parametrize("name", ["classic", "polar-express"])
@@ -506,12 +517,6 @@ def test_kernels_of_ours_make_the_same_steps(nesterov, monkeypatch):
     assert moved_apart([p.cpu() for p in ours], theirs, start) < BF16
 
 
-def test_the_example_compares_both():
-    done = python("-W", "error", "examples/muon_against_adamw.py", "20")
-    assert done.returncode == 0, done.stderr
-    assert "AdamW at 0.0" in done.stdout and "MuonW at 0.0" in done.stdout
-
-
 # ---- several processes -----------------------------------------------------------------------------------------------
 
 
@@ -521,49 +526,3 @@ def test_work_is_shared_evenly():
     assert sorted(i for share in taken for i in share) == list(range(len(costs)))
     assert max(sum(costs[i] for i in share) for share in taken) <= 4 / 3 * 7
     assert muon_sharding.assign([1.0], 3) == [[0], [], []]
-
-
-SHARED = """
-import sys, torch, torch.distributed as dist
-sys.path.insert(0, "tests/optim")
-from weft import ops
-from weft.optim.muon import MuonW
-from muon_samples import parameters, train
-
-def run(rank, path):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method="file://" + path, rank=rank, world_size=2)
-    real, done = ops.newton_schulz, []
-    def counted(stack, *arguments, **options):
-        done.append(stack.numel())
-        return real(stack, *arguments, **options)
-    for options in ({}, {"update_rms": 0.2}, {"split_rows": 2}):
-        shapes = ((24, 40), (40, 24), (32, 32), (24, 40), (24, 40), (6,))
-        alone, shared = parameters(shapes), parameters(shapes)
-        train(MuonW(alone, 0.02, **options), alone, 3)
-        ops.newton_schulz, total = counted, sum(p.numel() for p in shared[:5]) * 3
-        done.clear()
-        train(MuonW(shared, 0.02, process_group=dist.group.WORLD, **options), shared, 3)
-        ops.newton_schulz = real
-        assert 0.3 * total < sum(done) < 0.7 * total, (sum(done), total)
-        for a, b, s in zip(alone, shared, parameters(shapes)):
-            assert float((a - b).norm()) < 1e-2 * float((a - s).norm())
-        flat = torch.cat([p.detach().flatten() for p in shared])
-        both = [torch.empty_like(flat) for _ in range(2)]
-        dist.all_gather(both, flat)
-        assert both[0].equal(both[1])
-    (one,) = parameters(((5, 4),))
-    train(MuonW([one], process_group=dist.group.WORLD), [one], 1)  # a process with nothing to do
-    dist.barrier()  # a process that leaves while another still receives breaks its connection
-    dist.destroy_process_group()
-
-if __name__ == "__main__":
-    torch.multiprocessing.spawn(run, (sys.argv[1],), nprocs=2)
-"""
-
-
-def test_two_processes_share_the_work_and_have_the_same_weights(tmp_path):
-    script = tmp_path / "shared.py"
-    script.write_text(SHARED)
-    done = python(str(script), str(tmp_path / "meeting"))
-    assert done.returncode == 0, done.stderr

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import re
 import runpy
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from where import DEVICE, ROOT, python
+from optimizer_samples import PAIRS, SHAPES, assert_close, assert_same_steps, both, set_gradients, weights
+from where import DEVICE, ROOT, path_with, python
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from optimizer_samples import MATRIX, PAIRS, SHAPES, assert_close, both, set_gradients, weights  # noqa: E402
-
-from weft import optim  # noqa: E402
+from weft import optim
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
@@ -23,26 +21,11 @@ pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWar
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_a_hundred_steps_equal_pytorchs(name):
-    mine, theirs, a, b = both(name, ((3, 5), (1,), (70,)))
-    for step in range(100):
-        set_gradients(mine, theirs, seed=step)
-        a.step()
-        b.step()
-    assert_close(mine, theirs, 100)
+def test_forty_steps_equal_pytorchs(name):
+    assert_same_steps(*both(name, ((3, 5), (1,), (70,))), steps=40)
 
 
-@pytest.mark.parametrize(("name", "options"), MATRIX)
-def test_every_option_equals_pytorchs(name, options):
-    mine, theirs, a, b = both(name, **options)
-    for step in range(4):
-        set_gradients(mine, theirs, seed=step)
-        a.step()
-        b.step()
-    assert_close(mine, theirs, 4)
-
-
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     groups=st.lists(
         st.tuples(
@@ -101,38 +84,26 @@ def test_lion_equals_its_formula():
 
 def test_options_may_change_between_steps():
     mine, theirs, a, b = both("AdamW")
-    for step in range(6):
+
+    def change(step):
         for optimizer in (a, b):
-            optimizer.param_groups[0]["lr"] = 1e-2 / (step + 1)
-            optimizer.param_groups[0]["maximize"] = step % 2 == 1
-        set_gradients(mine, theirs, seed=step)
-        a.step()
-        b.step()
-    assert_close(mine, theirs, 6)
+            optimizer.param_groups[0].update(lr=1e-2 / (step + 1), maximize=step % 2 == 1)
+
+    assert_same_steps(mine, theirs, a, b, 6, change)
 
 
-def test_a_learning_rate_may_be_a_tensor_that_changes():
-    rate = torch.tensor(1e-2, device=DEVICE)
-    mine, theirs = weights(), weights()
-    a, b = optim.AdamW(mine, lr=rate), torch.optim.AdamW(theirs, lr=1e-2)
-    for step in range(3):
-        set_gradients(mine, theirs, seed=step)
-        rate.fill_(1e-2 * (step + 1))
-        b.param_groups[0]["lr"] = float(rate)
-        a.step()
-        b.step()
-    assert_close(mine, theirs, 3)
-
-
-def test_a_scheduler_drives_it():
+def test_a_learning_rate_may_become_a_tensor_that_changes_and_a_number_again():
     mine, theirs, a, b = both("AdamW")
-    schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(o, 5) for o in (a, b)]
-    for step in range(5):
-        set_gradients(mine, theirs, seed=step)
-        for optimizer, schedule in zip((a, b), schedules, strict=True):
-            optimizer.step()
-            schedule.step()
-    assert_close(mine, theirs, 5)
+    tensor = torch.tensor(3e-2, device=DEVICE)
+
+    def change(step):
+        if step == 2:
+            tensor.fill_(1.5e-2)
+        else:
+            a.param_groups[0]["lr"] = (1e-2, tensor, None, 5e-3)[step]
+        b.param_groups[0]["lr"] = float(a.param_groups[0]["lr"])
+
+    assert_same_steps(mine, theirs, a, b, 4, change)
 
 
 # ---- layouts ---------------------------------------------------------------------------------------------------------
@@ -162,16 +133,6 @@ def test_any_layout_of_weight_and_gradient(weight, gradient):
         assert not g.any()
     assert_close([p], [q], 2)
     assert p.stride() == laid_out(weight).stride()
-
-
-def test_weights_that_move_are_found_again():
-    mine, theirs, a, b = both("AdamW")
-    for step in range(3):
-        set_gradients(mine, theirs, seed=step)
-        mine[0].data = mine[0].data.clone()
-        a.step()
-        b.step()
-    assert_close(mine, theirs, 3)
 
 
 def test_states_that_are_replaced_are_found_again():
@@ -225,6 +186,22 @@ for name in ("Adam", "AdamW", "SGD"):
                 a.load_state_dict(saved[1]); b.load_state_dict(saved[0])
         assert all(p.equal(q) for p, q in zip(mine, theirs)), (name, options)
 optim.Lion(mine).step()
+for options in ({}, {"state_format": "fp8"}, {"code_rounding": "stochastic"}, {"amsgrad": True}):
+    for dtype in (torch.float32, torch.bfloat16):
+        mine, theirs = ([torch.nn.Parameter(torch.linspace(-1, 1, n).to(dtype)) for n in (50, 5000)] for _ in range(2))
+        a = optim.AdamW8bit(mine, lr=0.01, **options)
+        b = torch.optim.AdamW(theirs, lr=0.01, amsgrad=options.get("amsgrad", False))
+        for step in range(4):
+            for p, q in zip(mine, theirs):
+                p.grad = torch.cos(p.detach() * (step + 1)); q.grad = p.grad.clone()
+            a.step(); b.step()
+        for p, q in zip(mine, theirs):
+            assert (p - q).abs().max() < 0.02, (options, dtype)
+        b.load_state_dict(a.torch_state_dict())
+wide = [torch.nn.Parameter(torch.ones(5000, dtype=torch.float64))]
+wide[0].grad = torch.ones_like(wide[0])
+c = optim.AdamW8bit(wide); c.step()
+assert c.state[wide[0]]["exp_avg"].dtype == torch.float64
 """
 
 
@@ -234,10 +211,25 @@ def test_what_pytorchs_own_list_has_them_take_and_refuse():
     assert done.returncode == 0 and done.stdout.split()[1:] == ["cases"], done.stdout + done.stderr
 
 
-def test_the_example_runs():
-    done = python("-W", "error", str(ROOT / "examples" / "optimizer_against_torch.py"))
+EXAMPLES = """
+import sys, muon_against_adamw, optimizer_against_torch, optimizer_in_8_bits
+optimizer_against_torch.main()
+sys.argv[1:] = ["30"]
+optimizer_in_8_bits.main()
+muon_against_adamw.EVERY = 5
+sys.argv[1:] = ["5"]
+muon_against_adamw.main()
+"""
+
+
+def test_the_examples_run():
+    """And training with moments in 8 bits ends within a per cent of the loss with 32 bits."""
+    done = python("-W", "error", "-c", EXAMPLES, PYTHONPATH=path_with(ROOT / "src", ROOT / "examples"))
     assert done.returncode == 0, done.stderr
     assert "after 10 steps the weights are" in done.stdout
+    assert "AdamW at 0.0" in done.stdout and "MuonW at 0.0" in done.stdout
+    wide, narrow = map(float, re.search(r"^ +30 +(\S+) +(\S+)$", done.stdout, re.M).groups())
+    assert wide < 4 and abs(narrow / wide - 1) < 0.01
 
 
 def test_a_contender_that_fails_leaves_the_examples_others(capsys, monkeypatch):
@@ -281,8 +273,3 @@ def test_a_differentiable_step_is_pytorchs():
     a.step()
     q.sum().backward()
     torch.testing.assert_close(p.grad, torch.full_like(p, 0.8))
-
-
-def test_importing_weft_imports_no_pytorch():
-    done = python("-c", "import sys, weft; assert 'torch' not in sys.modules; from weft.optim import AdamW")
-    assert done.returncode == 0, done.stderr

@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
+from optimizer_samples import set_gradients, weights
 from where import DEVICE
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from optimizer_samples import set_gradients, weights  # noqa: E402
-
-from weft import optim  # noqa: E402
-from weft.operators.optimizer.dispatch import STEP, Step  # noqa: E402
-from weft.operators.optimizer.multi_tensor import AdamTable, Table  # noqa: E402
+from weft import optim
+from weft.operators.optimizer.dispatch import STEP, Step
+from weft.operators.optimizer.multi_tensor import AdamTable, Table
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 

@@ -7,31 +7,27 @@ import importlib.util
 import math
 
 import pytest
+import torch
+from optimizer_samples import assert_close, both, set_gradients, weights
 from where import DEVICE, ROOT
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from optimizer_samples import assert_close, both, set_gradients, weights  # noqa: E402
-
-from weft import optim  # noqa: E402
+from weft import optim
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
 # ---- clipping, skipping, unscaling -----------------------------------------------------------------------------------
 
 
-def other_device():
-    """A parameter that PyTorch steps, beside those of the engine."""
-    return torch.nn.Parameter(torch.arange(3, dtype=torch.float64, device=DEVICE))
+@pytest.fixture(params=[False, True], ids=["", "mixed"])
+def pair(request):
+    """Twice the same parameters; mixed, with one that PyTorch steps beside those of the engine."""
+    other = [torch.arange(3, dtype=torch.float64, device=DEVICE)] * request.param
+    return [[*weights(), *map(torch.nn.Parameter, (t.clone() for t in other))] for _ in range(2)]
 
 
 @pytest.mark.parametrize("scale", [0.01, 10.0])
-@pytest.mark.parametrize("mixed", [False, True])
-def test_clipping_equals_pytorchs_two_calls(scale, mixed):
-    mine, theirs = weights(), weights()
-    if mixed:
-        mine, theirs = [*mine, other_device()], [*theirs, other_device()]
+def test_clipping_equals_pytorchs_two_calls(scale, pair):
+    mine, theirs = pair
     a, b = optim.AdamW(mine, lr=1e-2, max_norm=1.0), torch.optim.AdamW(theirs, lr=1e-2)
     for step in range(3):
         set_gradients(mine, theirs, seed=step, scale=scale)
@@ -43,12 +39,9 @@ def test_clipping_equals_pytorchs_two_calls(scale, mixed):
 
 
 @pytest.mark.parametrize("value", [math.inf, math.nan])
-@pytest.mark.parametrize("mixed", [False, True])
-def test_clipping_alone_skips_no_step(value, mixed):
+def test_clipping_alone_skips_no_step(value, pair):
     """Of an infinite norm PyTorch's factor is 0, of one that is NaN it is NaN."""
-    mine, theirs = weights(), weights()
-    if mixed:
-        mine, theirs = [*mine, other_device()], [*theirs, other_device()]
+    mine, theirs = pair
     a, b = optim.AdamW(mine, lr=1e-2, max_norm=1.0), torch.optim.AdamW(theirs, lr=1e-2)
     set_gradients(mine, theirs)
     mine[0].grad[1] = theirs[0].grad[1] = value
@@ -94,11 +87,8 @@ def test_there_is_no_norm_unless_asked_for():
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("mixed", [False, True])
-def test_a_step_with_a_gradient_that_is_not_finite_is_skipped_and_counted(value, mixed):
-    mine, theirs = weights(), weights()
-    if mixed:
-        mine, theirs = [*mine, other_device()], [*theirs, other_device()]
+def test_a_step_with_a_gradient_that_is_not_finite_is_skipped_and_counted(value, pair):
+    mine, theirs = pair
     a, b = optim.AdamW(mine, skip_nonfinite=True, zero_grads=True), torch.optim.AdamW(theirs)
     for step in range(4):
         set_gradients(mine, theirs, seed=step)
@@ -141,12 +131,9 @@ def test_without_the_option_what_is_not_finite_goes_where_pytorchs_goes():
     torch.testing.assert_close(mine[4], theirs[4], equal_nan=True, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("mixed", [False, True])
-def test_a_gradient_scaler_leaves_unscaling_and_skipping_to_the_step(mixed):
+def test_a_gradient_scaler_leaves_unscaling_and_skipping_to_the_step(pair):
     """Called as ``torch.amp.GradScaler.step`` calls a fused optimizer."""
-    mine, theirs = weights(), weights()
-    if mixed:
-        mine, theirs = [*mine, other_device()], [*theirs, other_device()]
+    mine, theirs = pair
     a, b = optim.AdamW(mine), torch.optim.AdamW(theirs)
     for step in range(3):
         set_gradients(mine, theirs, seed=step)

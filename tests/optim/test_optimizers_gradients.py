@@ -6,16 +6,13 @@ import copy
 import sys
 
 import pytest
+import torch
+from optimizer_samples import assert_close, assert_same_steps, both, set_gradients, weights
 from where import DEVICE
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from optimizer_samples import assert_close, both, set_gradients, weights  # noqa: E402
-
-from weft import ops, optim  # noqa: E402
-from weft.operators.launch import Plan  # noqa: E402
-from weft.optim.optimizer import BATCH, Part  # noqa: E402
+from weft import ops, optim
+from weft.operators.launch import Plan
+from weft.optim.optimizer import BATCH, Part
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
@@ -32,35 +29,34 @@ def one_by_one(monkeypatch):
 def test_one_gradient_in_the_middle_changes_at_the_second_step(change):
     shapes = ((5,), (4, 6), (7,))
     mine, theirs, a, b = both("AdamW", shapes)
-    for step in range(4):
-        set_gradients(mine, theirs, seed=step)
-        if step in (1, 2):
-            p, g = mine[1], mine[1].grad
-            if change == "transposed":
-                p.grad = g.t().contiguous().t()
-            elif change == "strided":
-                p.grad = torch.stack([g, -g], -1)[..., 0]
-            elif change == "offset":
-                p.grad = torch.cat([g.new_full((1,), 9.0), g.flatten()])[1:].view_as(g)
-            else:
-                p.grad = theirs[1].grad = None
-        a.step()
-        b.step()
-    assert_close(mine, theirs, 4)
+
+    def changed(step):
+        p, g = mine[1], mine[1].grad
+        if step not in (1, 2):
+            return
+        if change == "transposed":
+            p.grad = g.t().contiguous().t()
+        elif change == "strided":
+            p.grad = torch.stack([g, -g], -1)[..., 0]
+        elif change == "offset":
+            p.grad = torch.cat([g.new_full((1,), 9.0), g.flatten()])[1:].view_as(g)
+        else:
+            p.grad = theirs[1].grad = None
+
+    assert_same_steps(mine, theirs, a, b, 4, changed)
 
 
 def test_more_gradients_than_a_batch_has():
     """Fresh ones at every step; one in the last batch changes its layout, then is missing."""
     mine, theirs, a, b = both("AdamW", ((2, 3),) * (2 * BATCH + 5))
-    for step in range(3):
-        set_gradients(mine, theirs, seed=step)
+
+    def change(step):
         if step == 1:
             mine[-2].grad = mine[-2].grad.t().contiguous().t()
         if step == 2:
             mine[-2].grad = theirs[-2].grad = None
-        a.step()
-        b.step()
-    assert_close(mine, theirs, 3)
+
+    assert_same_steps(mine, theirs, a, b, change=change)
 
 
 @pytest.mark.parametrize("how", ["data", "swapped"])
@@ -103,12 +99,11 @@ def test_gradients_of_a_weight_whose_channels_are_last(memory_format, one_by_one
     """In the weight's own order they are used without a copy."""
     mine, theirs, a, b = both("AdamW", ((5,), (4, 3, 2, 2)))
     mine[1].data = mine[1].data.to(memory_format=torch.channels_last)
-    for step in range(3):
-        set_gradients(mine, theirs, seed=step)
+
+    def change(step):
         mine[1].grad = mine[1].grad.to(memory_format=memory_format)
-        a.step()
-        b.step()
-    assert_close(mine, theirs, 3)
+
+    assert_same_steps(mine, theirs, a, b, change=change)
     (part,) = a._parts
     assert len(part.copied) == (memory_format == torch.contiguous_format)
     assert bool(one_by_one) == bool(part.copied)
