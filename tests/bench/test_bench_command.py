@@ -13,18 +13,14 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import torch
+from rich.console import Console
 from where import DEVICE, plain_environment, python
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
-pytest.importorskip("typer")
-
-from rich.console import Console  # noqa: E402
-
-from weft import registry  # noqa: E402
-from weft.bench import cases, resume  # noqa: E402
-from weft.definition import Implementation, workload  # noqa: E402
-from weft.records import Store  # noqa: E402
+from weft import registry
+from weft.bench import cases, resume
+from weft.definition import Implementation, workload
+from weft.records import Store
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, in Triton's interpreter
 
@@ -156,12 +152,14 @@ INTERRUPTED = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a terminal, whatever started the tests
 from weft.__main__ import main
+from weft.hardware import ceilings
+ceilings.measure = lambda device, **options: ceilings.Ceilings(device, {(1, 1): 1e10})
 sys.exit(main())
 """
 
 
 def test_an_interrupted_bench_leaves_valid_records(tmp_path):
-    what = ["softmax", "rms_norm", "vector_add", "--implementation", "torch", "--dtype", "fp32", "--budget", "1000"]
+    what = ["softmax", "rms_norm", "vector_add", "--implementation", "torch", "--dtype", "fp32", "--budget", "1"]
     words = ["bench", *what, "--json", "--save"]
     environment = plain_environment(WEFT_RESULTS=str(tmp_path))
     with subprocess.Popen(
@@ -226,7 +224,7 @@ def test_headlines_are_points_of_operators():
 def test_verification_in_processes_is_that_of_one():
     from weft.bench import verify
 
-    operators = registry.select(["relu", "vector_add"])
+    operators = registry.select(["strided_access", "vector_add"])
     seen = []
     one = verify.verify(operators, "cpu", budget_s=300)
     several = verify.verify_in_processes(operators, "cpu", 2, budget_s=300, on_result=seen.append)
@@ -252,28 +250,31 @@ def test_a_report_says_what_it_lacks_before_it_measures(monkeypatch, tmp_path):
     assert note.export_text() == ""
 
 
-def test_an_operator_without_sizes_for_a_cpu_is_no_mistake(monkeypatch):
+@pytest.mark.parametrize(
+    ("workloads", "asked", "words"),
+    [
+        ({"bench": []}, {}, r"on a CPU: vector_add has no sizes for one; give a point, as --workload N=64"),
+        ({"model": [workload("bf16", N=8)]}, {"which": "model"}, "the set 'model' of vector_add is in bf16, not in fp32"),
+        ({"cpu": [workload("fp32", N=8)]}, {"dtypes": ["bf16"]}, "the set 'cpu' of vector_add is in fp32, not in bf16"),
+        ({"bench": []}, {"directions": ["backward"]}, "vector_add has the direction forward only"),
+    ],
+)  # fmt: skip
+def test_what_a_cpu_cannot_be_asked_for_is_named(monkeypatch, workloads, asked, words):
+    from weft.bench import run
+
+    op = dataclasses.replace(registry.get("vector_add"), workloads=workloads)
+    monkeypatch.setattr(run.registry, "select", lambda names: [op])
+    with pytest.raises(ValueError, match=words):
+        run.run_bench(["vector_add"], "cpu", Console(file=io.StringIO()), **asked)
+
+
+def test_an_operator_without_sizes_for_a_cpu_is_no_mistake():
     """The set ``cpu`` is optional, and no user types it."""
     from weft.bench import run
 
-    relu, other = (dataclasses.replace(registry.get("vector_add"), workloads=w) for w in ({"bench": []}, {"cpu": []}))
-    assert list(run.cpu_points([relu, other], "bench", [], [])) == []
-    monkeypatch.setattr(run.registry, "select", lambda names: [relu])
-    with pytest.raises(
-        ValueError, match=r"on a CPU: vector_add has no sizes for one; give a point, as --workload N=64"
-    ):
-        run.run_bench(["vector_add"], "cpu", Console(file=io.StringIO()))
-    sixteen = dataclasses.replace(registry.get("vector_add"), workloads={"model": [workload("bf16", N=8)]})
-    monkeypatch.setattr(run.registry, "select", lambda names: [sixteen])
-    with pytest.raises(ValueError, match=r"the set 'model' of vector_add is in bf16, not in fp32, which a CPU"):
-        run.run_bench(["vector_add"], "cpu", Console(file=io.StringIO()), which="model")
-    single = dataclasses.replace(sixteen, workloads={"cpu": [workload("fp32", N=8)]})
-    monkeypatch.setattr(run.registry, "select", lambda names: [single])
-    with pytest.raises(ValueError, match=r"the set 'cpu' of vector_add is in fp32, not in bf16"):
-        run.run_bench(["vector_add"], "cpu", Console(file=io.StringIO()), dtypes=["bf16"])
-    monkeypatch.setattr(run.registry, "select", lambda names: [relu])
-    with pytest.raises(ValueError, match="vector_add has the direction forward only"):
-        run.run_bench(["vector_add"], "cpu", Console(file=io.StringIO()), directions=["backward"])
+    op = registry.get("vector_add")
+    without = [dataclasses.replace(op, workloads=w) for w in ({"bench": []}, {"cpu": []})]
+    assert list(run.cpu_points(without, "bench", [], [])) == []
 
 
 def test_what_cannot_be_saved_is_said_before_it_is_measured(command, monkeypatch, tmp_path):

@@ -10,9 +10,6 @@ import re
 import pytest
 from where import ROOT, python
 
-pytest.importorskip("torch")
-pytest.importorskip("triton")
-
 from weft import registry
 from weft.bench import compile_check
 from weft.definition import ARCHITECTURES, SHARED_LIMIT, Cost, Operator, UnknownName, workload

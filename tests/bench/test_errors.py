@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from weft.bench.errors import judge  # noqa: E402
-from weft.definition import Tolerance  # noqa: E402
+from weft.bench.errors import judge
+from weft.definition import Tolerance
 
 RELATIVE = Tolerance(scale="element")
 

@@ -8,14 +8,12 @@ import signal
 import time
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from weft import registry, timing  # noqa: E402
-from weft.definition import workload  # noqa: E402
-from weft.hardware.ceilings import Ceilings  # noqa: E402
-from weft.timing import ImpossibleTime, Timer, Timing, paired_ratio, quantile  # noqa: E402
+from weft import registry, timing
+from weft.definition import workload
+from weft.hardware.ceilings import Ceilings
+from weft.timing import ImpossibleTime, Timer, Timing, paired_ratio, quantile
 
 
 def test_quantiles_are_linear_between_sorted_values():
