@@ -6,13 +6,11 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
-import time
 
 import pytest
-from where import DEVICE, ROOT, path_with, plain_environment, python
+from where import DEVICE, ROOT, plain_environment, python
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -65,15 +63,6 @@ def test_help_names_every_verb(command):
         assert code == 0 and f"weft {verb}" in re.sub(r"\s+", " ", out)
 
 
-def test_a_process_that_was_told_a_wrong_name_says_so_in_one_line():
-    started = time.monotonic()
-    done = python("-m", "weft", "bench", "softmx")
-    assert done.returncode == 2 and done.stdout == ""
-    assert "unknown operator 'softmx'; did you mean 'softmax'?" in done.stderr
-    assert "Traceback" not in done.stderr and len(done.stderr.splitlines()) == 1
-    assert time.monotonic() - started < 20
-
-
 # ---- mistakes --------------------------------------------------------------------------------------------------------
 
 MISTAKES = [
@@ -81,23 +70,16 @@ MISTAKES = [
     ("verify vector_ad", "did you mean 'vector_add'"),
     ("verify vector_add --implementation tritn", "did you mean 'triton'"),
     ("verify vector_add --direction forwards", "did you mean 'forward'"),
-    ("verify vector_add --dtype bf61", "did you mean 'bf16'"),
     ("verify vector_add --dtype bf61 --workload N=5", "did you mean 'bf16'"),
-    ("verify vector_add --workload N", "should read NAME=VALUE"),
     ("verify vector_add --workload M=5", "unknown axis of 'vector_add' 'M'"),
     ("verify softmax --workload M=5", "lacks N"),
-    ("verify softmax --workload M=5,,N=7", "workload part '' of 'softmax' should read NAME=VALUE"),
     ("verify softmax --workload ''", "expected a point of the axes"),
     ("bench softmax --workload M=5,N=7 --set benhc", "did you mean 'bench'"),
     ("verify softmax --workload M=5,N=7,layout=slised", "did you mean 'sliced'"),
-    ("verify softmax --workload M=5,N=7,layuot=sliced", "did you mean 'layout'"),
     ("verify vector_add --dtype int8", "unknown dtype of 'vector_add' 'int8'"),
     ("bench softmax --workload M=5,N=x", "size of axis N is 'x'; expected a whole number"),
-    ("bench softmax --workload M=5,N=-7", "size of axis N is -7"),
-    ("bench vector_add --workload N=5 --dtype bf61", "did you mean 'bf16'"),
     ("bench vector_add --direction sideways", "unknown direction 'sideways'"),
     ("bench vector_add --implementation torhc", "did you mean 'torch'"),
-    ("bench vector_add --set benhc", "did you mean 'bench'"),
     ("bench vector_add --cache tepid", "expected cold or warm"),
     ("bench vector_add --budget soon", "--budget"),
     ("compile-check vector_add --arch sm_91", "did you mean 'sm_90'"),
@@ -164,35 +146,28 @@ def test_list_names_operators_implementations_directions_and_workloads(command, 
     assert {"linear_cross_entropy", "linear_cross_entropy_with_gradient"} <= set(out.split()), "names are typed again"
 
 
-def test_names_are_whole_in_80_columns():
-    names, implementation = ("linear_quantized", "linear_cross_entropy"), "cuda-unfused"
-    with_names = [{"operator": name, "implementation": implementation, "direction": "backward"} for name in names]
-    verified = {"status": "unverifiable", "dtype": "bf16", "error": None}
-    compiled = {
-        "arch": "sm_100",
-        "registers": 255,
-        "shared_bytes": 232448,
-        "shared_limit": 232448,
-        "spills": 1352,
-        "ok": True,
-    }
-    console = Console(width=80, highlight=False)
-    for print_found, rest, counts in (
+@pytest.mark.parametrize(
+    ("printed", "row", "counts"),
+    [
         (
-            terminal.print_verification,
-            verified,
-            "checked failed declined unverifiable not_reached mutants mutants_survived",
+            terminal.print_verification, {"status": "unverifiable", "dtype": "bf16", "error": None},
+            "checked failed declined unverifiable not_reached mutants mutants_survived mutants_not_reached",
         ),
-        (terminal.print_compiled, compiled, "compiled failed seconds with_spills"),
-    ):
-        found = {"device": "cpu", "results": [{**row, **rest} for row in with_names], "mutants_not_reached": 0}
-        with console.capture() as printed:
-            print_found(console, {**found, **dict.fromkeys(counts.split(), 0)})
-        assert {
-            *names,
-            implementation,
-            "sm_100" if print_found is terminal.print_compiled else "implementation",
-        } <= set(printed.get().split()), printed.get()
+        (
+            terminal.print_compiled,
+            {"arch": "sm_100", "registers": 255, "shared_bytes": 232448, "shared_limit": 232448, "spills": 1352, "ok": True},
+            "compiled failed seconds with_spills",
+        ),
+    ],
+)  # fmt: skip
+def test_names_are_whole_in_80_columns(printed, row, counts):
+    names = {"operator": "linear_cross_entropy", "implementation": "cuda-unfused", "direction": "backward"}
+    rows = [{**names, **row}, {**names, **row, "operator": "linear_quantized"}]
+    console = Console(width=80, highlight=False)
+    with console.capture() as shown:
+        printed(console, {"device": "cpu", "results": rows, **dict.fromkeys(counts.split(), 0)})
+    words = {"linear_cross_entropy", "linear_quantized", "cuda-unfused", row.get("arch", "implementation")}
+    assert words <= set(shown.get().split())
 
 
 def test_verify_prints_one_object_alone_and_exits_zero():
@@ -252,14 +227,7 @@ def test_one_workload_in_one_dtype(command):
     assert {r["direction"] for r in checked} == {"forward", "backward"}
 
 
-# ---- doctor, version, a new operator ---------------------------------------------------------------------------------
-
-
-def test_the_doctor_answers_in_json():
-    done = python("-m", "weft", "doctor", "--json")
-    document = json.loads(done.stdout)
-    assert done.returncode == (1 if document["counts"]["fail"] else 0)
-    assert all({"name", "status", "found", "fix"} <= set(f) for f in document["findings"])
+# ---- doctor, version, a terminal -------------------------------------------------------------------------------------
 
 
 def test_a_failing_doctor_exits_one(command, monkeypatch):
@@ -273,60 +241,10 @@ def test_version(command):
     assert command("version") == (0, package.__version__ + "\n", "")
 
 
-NEW = '''
-"""``double(x)``: an operator that was dropped into a folder."""
-from weft.definition import Cost, Operator, workload
-from weft.operators import mutants
-from weft.operators.random_inputs import random_tensor
-
-def reference(x):
-    return x * 2
-
-double = Operator(
-    name="double",
-    axes={"N": "elements"},
-    inputs=lambda w, g, device: {"x": random_tensor(g, (w["N"],), w.dtype, device)},
-    reference=reference,
-    cost=lambda w, d: Cost(w["N"] * w.bytes_per_element, w["N"] * w.bytes_per_element, vector_flops=w["N"]),
-    workloads={"verify": [workload(N=5), workload(N=100)], "bench": [workload(N=1000)], "quick": [workload(N=100)]},
-    mutants=mutants.usual(reference),
-)
-double.implementation("triton")(lambda x: x + x)
-double.implementation("torch")(reference)
-double.function(lambda x: reference(x))
-'''
-
-
-def test_an_operator_is_added_by_adding_a_file(tmp_path):
-    """No other file is edited: it is listed, verified and callable."""
-    shutil.copytree(ROOT / "src" / "weft", tmp_path / "weft", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "weft" / "operators" / "toys").mkdir()
-    (tmp_path / "weft" / "operators" / "toys" / "double.py").write_text(NEW)
-    done = python("-m", "weft", "verify", "double", "--json", PYTHONPATH=path_with(tmp_path))
-    found = json.loads(done.stdout)
-    assert done.returncode == 0 and found["failed"] == found["mutants_survived"] == 0 and found["mutants"] == 4
-    assert {r["implementation"] for r in found["results"]} == {"triton", "weft.ops"}
-    code = "from weft import ops; import torch; print(ops.double(torch.ones(2)).tolist(), 'double' in dir(ops))"
-    assert python("-c", code, PYTHONPATH=path_with(tmp_path)).stdout == "[2.0, 2.0] True\n"
-
-
-def test_nothing_is_written_where_the_command_runs(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "weft", "list"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=plain_environment(),
-        timeout=60,
-    )
-    assert done.returncode == 0 and os.listdir(tmp_path) == []
-
-
-def test_a_terminal_without_the_signs_loses_no_result():
-    done = subprocess.run(
-        [sys.executable, "-m", "weft", "verify", "vector_add", "--workload", "N=4", "--dtype", "fp32"],
-        env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT / "src")},
-        capture_output=True,
-        text=True,
-    )
+def test_a_terminal_without_the_signs_loses_no_result_and_nothing_is_written_there(tmp_path):
+    words = ["verify", "vector_add", "--workload", "N=4", "--dtype", "fp32"]
+    env = plain_environment(PYTHONIOENCODING="ascii")
+    command = [sys.executable, "-m", "weft", *words]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0 and "2 checked" in done.stdout, done.stderr
+    assert os.listdir(tmp_path) == []

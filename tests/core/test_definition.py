@@ -56,6 +56,8 @@ def test_parse_reads_what_is_written(text, axes, options):
     [
         ("M=1", "lacks N: write M=64,N=64"),
         ("", "lacks M, N"),
+        ("M=5,,N=7", "part '' of 'toy' should read NAME=VALUE"),
+        ("M=1,N=1,layuot=sliced", "did you mean 'layout'"),
         ("M", "part 'M' of 'toy' should read NAME=VALUE"),
         ("M=x,N=1", "size of axis M is 'x'; expected a whole number"),
         ("M=1.5,N=1", "size of axis M is '1.5'"),

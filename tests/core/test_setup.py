@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from where import ROOT, python
 
-ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
@@ -123,12 +123,7 @@ def test_cuda_12_gets_bindings_of_cuda_12(monkeypatch):
 
 
 def test_the_projects_own_requirements_are_understood():
-    done = subprocess.run(
-        [sys.executable, str(SCRIPTS / "missing_packages.py"), "gpu,test,docs,cluster"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = python(str(SCRIPTS / "missing_packages.py"), "gpu,test,docs,cluster")
     assert done.returncode == 0, done.stderr
     assert '"missing"' in done.stdout
 
@@ -154,22 +149,12 @@ def contents(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if "__pycache__" not in path.parts}
 
 
-def tools(folder: Path, **scripts: str) -> str:
-    """A PATH whose first folder holds these shell scripts."""
-    folder.mkdir(exist_ok=True)
-    for name, script in scripts.items():
-        path = folder / name.replace("_", "-")
-        path.write_text(f"#!/bin/bash\n{script}\n")
-        path.chmod(0o755)
-    return f"{folder}{os.pathsep}{os.environ['PATH']}"
-
-
 NO_GPU = "echo 'No devices were found'; exit 6"
 
 
-def test_dry_run_prints_the_plan_and_changes_nothing(checkout, tmp_path):
+def test_dry_run_prints_the_plan_and_changes_nothing(checkout, tmp_path, tools):
     before = contents(checkout)
-    env = {**os.environ, "WEFT_TORCH_INDEX": MIRROR, "PATH": tools(tmp_path / "bin", nvidia_smi=NO_GPU)}
+    env = {**os.environ, "WEFT_TORCH_INDEX": MIRROR, "PATH": tools(nvidia_smi=NO_GPU)}
     command = [sys.executable, str(checkout / "scripts" / "setup.py"), "--dry-run"]
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -220,8 +205,8 @@ def remote_setup(checkout: Path, *arguments: str, **env: str) -> subprocess.Comp
     )
 
 
-def test_remote_dry_run_prints_and_does_nothing(checkout, tmp_path):
-    path = tools(tmp_path / "bin", ssh=f"touch {tmp_path}/called")
+def test_remote_dry_run_prints_and_does_nothing(checkout, tmp_path, tools):
+    path = tools(ssh=f"touch {tmp_path}/called")
     done = remote_setup(
         checkout, "--dry-run", "--big-disk", "/mnt/big disk", "user@host", "-p", "2222", "-i", "a key", PATH=path
     )
@@ -248,22 +233,20 @@ def test_wrong_usage_is_explained(checkout, arguments):
     assert "fix: " in done.stderr
 
 
-def test_a_server_without_a_driver_is_refused(checkout, tmp_path):
-    done = remote_setup(checkout, "--local", HOME=str(tmp_path), PATH=tools(tmp_path / "bin", nvidia_smi=NO_GPU))
+def test_a_server_without_a_driver_is_refused(checkout, tmp_path, tools):
+    done = remote_setup(checkout, "--local", HOME=str(tmp_path), PATH=tools(nvidia_smi=NO_GPU))
     assert done.returncode == 1
     assert "nvidia-driver" in done.stderr
 
 
-def test_the_whole_way_with_a_fake_ssh(checkout, tmp_path):
+def test_the_whole_way_with_a_fake_ssh(checkout, tmp_path, tools):
     """ssh runs the command here in another home; caches move and are linked, nothing is lost, twice is as once."""
     home, big = tmp_path / "far home", tmp_path / "big disk"
     (home / ".triton").mkdir(parents=True)
     (home / ".triton" / "kernel").write_text("compiled")
     (home / ".cache").mkdir()
     (big / "weft-caches" / "pip").mkdir(parents=True)
-    path = tools(
-        tmp_path / "bin",
-        # As the real one: options, then the host, then one command line for the far shell, in the far home.
+    path = tools(  # As the real one: options, then the host, then one command line for the far shell, in the far home.
         ssh=f'while [[ $1 == -* ]]; do shift 2; done; shift; export HOME="{home}"; cd "$HOME" && exec bash -c "$*"',
         nvidia_smi="echo 'NVIDIA H200, 143771 MiB, 580.65.06'",
         make='mkdir -p "$2/.venv/bin"; cd "$2/.venv/bin"; '

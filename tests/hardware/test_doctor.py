@@ -35,30 +35,18 @@ def torch_answer(cuda: str | None = "13.0", gpus: int = 0, **more: object) -> An
     return Answer({"version": "2.13.0", "gpus": gpus, "cuda": cuda, "hip": None, "architectures": [], **more})
 
 
-def package(folder: Path, name: str, code: str) -> Path:
-    """A fake package below a folder that goes on PYTHONPATH."""
-    (folder / name).mkdir(parents=True)
-    (folder / name / "__init__.py").write_text(code)
-    return folder
-
-
-def fake_smi(folder: Path, script: str) -> Path:
-    """A folder for PATH with an nvidia-smi."""
-    folder.mkdir(exist_ok=True)
-    (folder / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
-    (folder / "nvidia-smi").chmod(0o755)
-    return folder
-
-
-def run_doctor(*arguments: str, path: Path | None = None, packages: Path | None = None, bare: bool = True, **env: str):
-    """The doctor in a process of its own; bare: without site-packages, as on a machine where nothing is installed."""
-    environment = {**os.environ, **env}
-    places = [str(SRC), *([str(packages)] if packages else [])]
-    environment["PYTHONPATH"] = os.pathsep.join(places)
-    if path:
-        environment["PATH"] = f"{path}{os.pathsep}{environment['PATH']}"
-    command = [sys.executable, *(["-S"] if bare else []), "-m", "weft.hardware.doctor", *arguments]
+def run_doctor(*arguments: str, packages: Path | None = None, **env: str):
+    """The doctor in a process without site-packages, as on a machine where nothing is installed but the packages given."""
+    places = os.pathsep.join([str(SRC), *([str(packages)] if packages else [])])
+    environment = {**os.environ, "PYTHONPATH": places, **env}
+    command = [sys.executable, "-S", "-m", "weft.hardware.doctor", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+
+
+@pytest.fixture
+def fake_torch(write):
+    """Makes a package of that name; a folder for PYTHONPATH."""
+    return lambda code: write("packages/torch/__init__.py", code).parents[1]
 
 
 def by_name(text: str) -> dict[str, dict[str, str]]:
@@ -121,8 +109,8 @@ def test_a_terminal_without_unicode_gets_ascii():
         ("__version__ = '2.13.0'", "has no attribute"),
     ],
 )
-def test_a_broken_torch_costs_one_line(tmp_path, code, said):
-    done = run_doctor("--json", packages=package(tmp_path, "torch", code))
+def test_a_broken_torch_costs_one_line(fake_torch, code, said):
+    done = run_doctor("--json", packages=fake_torch(code))
     found = by_name(done.stdout)
     assert found["pytorch"]["status"] == "warn"
     assert said in found["pytorch"]["found"]
@@ -131,11 +119,11 @@ def test_a_broken_torch_costs_one_line(tmp_path, code, said):
     assert set(found) >= NAMES
 
 
-def test_a_torch_that_hangs_is_left_after_its_time(tmp_path):
+def test_a_torch_that_hangs_is_left_after_its_time(fake_torch):
     # It also leaves a child behind that would keep the pipe open.
     code = "import subprocess, time\nsubprocess.Popen(['sleep', '60'])\ntime.sleep(60)"
     started = time.monotonic()
-    done = run_doctor("--json", packages=package(tmp_path, "torch", code), WEFT_DOCTOR_TIMEOUT_S="1")
+    done = run_doctor("--json", packages=fake_torch(code), WEFT_DOCTOR_TIMEOUT_S="1")
     assert time.monotonic() - started < 8
     assert "no answer within 1 s" in by_name(done.stdout)["pytorch"]["found"]
     assert "Traceback" not in done.stderr
@@ -150,9 +138,9 @@ cuda = types.SimpleNamespace(is_available=lambda: False, device_count=lambda: 0,
 """
 
 
-def test_an_old_driver_is_told_which_pytorch_it_loads(tmp_path):
-    smi = fake_smi(tmp_path / "bin", "echo '535.104.05, NVIDIA A100-SXM4-80GB, 81920, 8.0'")
-    done = run_doctor("--json", path=smi, packages=package(tmp_path / "packages", "torch", FAKE_TORCH))
+def test_an_old_driver_is_told_which_pytorch_it_loads(fake_torch, tools):
+    path = tools(nvidia_smi="echo '535.104.05, NVIDIA A100-SXM4-80GB, 81920, 8.0'")
+    done = run_doctor("--json", packages=fake_torch(FAKE_TORCH), PATH=path)
     found = by_name(done.stdout)
     assert found["nvidia-driver"] == {**found["nvidia-driver"], "status": "pass", "found": "535.104.05"}
     assert "A100" in found["gpus"]["found"] and "80 GiB, sm_80" in found["gpus"]["found"]
@@ -163,9 +151,9 @@ def test_an_old_driver_is_told_which_pytorch_it_loads(tmp_path):
     assert done.returncode == 1
 
 
-def test_an_nvidia_smi_that_fails_is_a_finding(tmp_path):
-    smi = fake_smi(tmp_path / "bin", "echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18")
-    found = by_name(run_doctor("--json", path=smi).stdout)
+def test_an_nvidia_smi_that_fails_is_a_finding(tools):
+    path = tools(nvidia_smi="echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18")
+    found = by_name(run_doctor("--json", PATH=path).stdout)
     assert found["nvidia-driver"]["status"] == "fail"
     assert "reboot" in found["nvidia-driver"]["fix"]
 
@@ -241,27 +229,28 @@ def test_parse_gpus_survives_odd_fields():
 # ---- fit
 
 
-def test_a_driver_that_is_too_old_but_works_passes():
-    """NVIDIA's forward-compatibility package lets an older data-centre driver load a newer CUDA."""
-    finding = frameworks.driver_fits(Driver("550.54.15", (H200,)), torch_answer("13.0", gpus=1))
-    assert finding.status == "pass"
+DRIVER = Driver("580.65.06", (H200,))
+BLACKWELL = Driver("570.86.10", (Gpu("RTX 5090", 32607, (12, 0)),))
+UNUSED = Driver("580.65.06", problem="no nvidia-smi", module_only=True)  # a container that was started without its GPU
+HOPPERS = {"architectures": ["sm_80", "sm_90"]}
 
 
-def test_a_fitting_pytorch_that_sees_nothing_fails_with_the_reason():
-    finding = frameworks.driver_fits(
-        Driver("580.65.06", (H200,)), torch_answer(reason="error 802: not yet initialized")
-    )
-    assert finding.status == "fail"
-    assert "error 802" in finding.found
-
-
-def test_cpu_only_pytorch_beside_a_driver():
-    finding = frameworks.build_fits(Driver("580.65.06", (H200,)), torch_answer(None))
-    assert finding.status == "warn"
-    assert "torch>=2.10" in finding.fix
-    assert frameworks.build_fits(Driver(None), torch_answer(None)).status == "pass"
-    host_only = Driver("580.65.06", problem="no nvidia-smi", module_only=True)
-    assert frameworks.build_fits(host_only, torch_answer(None)).status == "pass"
+@pytest.mark.parametrize(
+    ("check", "driver", "torch", "status", "words"),
+    [
+        # NVIDIA's forward-compatibility package lets an older data-centre driver load a newer CUDA.
+        (frameworks.driver_fits, Driver("550.54.15", (H200,)), torch_answer("13.0", 1), "pass", ""),
+        (frameworks.driver_fits, DRIVER, torch_answer(reason="error 802: not yet initialized"), "fail", "error 802"),
+        (frameworks.build_fits, DRIVER, torch_answer(None), "warn", "torch>=2.10"),
+        (frameworks.build_fits, Driver(None), torch_answer(None), "pass", ""),
+        (frameworks.build_fits, UNUSED, torch_answer(None), "pass", ""),
+        (frameworks.architecture_fits, BLACKWELL, torch_answer("12.6", 1, **HOPPERS), "fail", "sm_120"),
+        (frameworks.architecture_fits, BLACKWELL, torch_answer("12.6", 1, **HOPPERS), "fail", "cu128"),
+    ],
+)
+def test_pytorch_beside_a_driver(check, driver, torch, status, words):
+    finding = check(driver, torch)
+    assert finding.status == status and words in f"{finding.found} {finding.fix}"
 
 
 @pytest.mark.parametrize(
@@ -277,13 +266,6 @@ def test_cpu_only_pytorch_beside_a_driver():
 )
 def test_runs_on(architectures, capability, runs):
     assert frameworks.runs_on(architectures, capability) is runs
-
-
-def test_gpu_without_code_in_pytorch_fails():
-    blackwell = Driver("570.86.10", (Gpu("RTX 5090", 32607, (12, 0)),))
-    finding = frameworks.architecture_fits(blackwell, torch_answer("12.6", 1, architectures=["sm_80", "sm_90"]))
-    assert finding.status == "fail"
-    assert "sm_120" in finding.found and "cu128" in finding.fix
 
 
 @pytest.mark.parametrize(
