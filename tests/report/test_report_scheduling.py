@@ -267,10 +267,15 @@ def test_what_comes_from_records_is_escaped(tmp_path):
 # The comparison
 
 
-def test_the_comparison_runs_beside_and_gives_what_the_page_shows(tmp_path, monkeypatch, store):
+@pytest.fixture
+def answers(write, monkeypatch):
+    """Writes the module that is run in place of the comparison."""
+    return lambda code: monkeypatch.setenv("PYTHONPATH", str(write("answers.py", code).parent))
+
+
+def test_the_comparison_runs_beside_and_gives_what_the_page_shows(answers, store):
     answer = json.dumps(scheduling()["comparison"])
-    (tmp_path / "answers.py").write_text(f"import time\ntime.sleep(0.5)\nprint({answer!r})\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    answers(f"import time\ntime.sleep(0.5)\nprint({answer!r})\n")
     with comparison.beside(store, "answers") as found:
         begin = time.perf_counter()
         got = found()
@@ -286,17 +291,15 @@ def test_the_comparison_runs_beside_and_gives_what_the_page_shows(tmp_path, monk
         ("print('half an obj')", "status 0"),
     ],
 )
-def test_a_comparison_that_fails_costs_no_report(tmp_path, monkeypatch, store, code, why):
-    (tmp_path / "answers.py").write_text(code)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+def test_a_comparison_that_fails_costs_no_report(answers, store, code, why):
+    answers(code)
     with comparison.beside(store, "answers") as found:
         got = found()
     assert why in got["failed"] and got["records"] == lines() and "comparison" not in got
 
 
-def test_a_comparison_that_takes_too_long_is_ended(tmp_path, monkeypatch, store):
-    (tmp_path / "answers.py").write_text("import time\ntime.sleep(60)\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+def test_a_comparison_that_takes_too_long_is_ended(answers, store):
+    answers("import time\ntime.sleep(60)\n")
     begin = time.perf_counter()
     with comparison.beside(store, "answers") as found:
         assert "longer than a report waits" in found(0.2)["failed"]

@@ -4,12 +4,10 @@ import math
 import sys
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("sklearn")
-
-from weft.train import train  # noqa: E402
-from weft.train.digits import HELD_OUT, digits  # noqa: E402
+from weft.train import train
+from weft.train.digits import HELD_OUT, digits
 
 
 @pytest.fixture(scope="module")
