@@ -13,7 +13,8 @@ from weft.optim.muon_sharding import rows_at
 
 def run(case, processes, place, device="cpu", **variables):
     script = str(ROOT / "tests/optim/sharded_optimizers.py")
-    done = python("-W", "error", script, case, str(processes), str(place / "meeting"), device, **variables)
+    words = case, str(processes), str(place / "meeting"), device
+    done = python("-W", "error", script, *words, timeout=480, **variables)
     assert done.returncode == 0, done.stderr
 
 
