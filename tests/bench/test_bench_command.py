@@ -159,8 +159,8 @@ sys.exit(main())
 
 
 def test_an_interrupted_bench_leaves_valid_records(tmp_path):
-    what = ["softmax", "rms_norm", "vector_add", "--implementation", "torch", "--dtype", "fp32", "--budget", "1"]
-    words = ["bench", *what, "--json", "--save"]
+    what = ["softmax", "rms_norm", "--workload", "M=2048,N=4096", "--implementation", "torch", "--dtype", "fp32"]
+    words = ["bench", *what, "--budget", "1000", "--json", "--save"]
     environment = plain_environment(WEFT_RESULTS=str(tmp_path))
     with subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED, *words],
