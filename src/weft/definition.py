@@ -359,7 +359,7 @@ class Operator:
             else:
                 if name not in self.options:
                     raise UnknownName(f"option of '{self.name}'", name, self.options)
-                options[name] = self._allowed(name, _plain(value))
+                options[name] = self._allowed(name, value)
         if missing := [a for a in self.axes if a not in axes]:
             raise ValueError(f"workload '{text}' of '{self.name}' lacks {', '.join(missing)}: write {self.example}")
         if math.prod(axes.values()) >= 2**59:
@@ -368,14 +368,18 @@ class Operator:
             )
         return Workload(axes, dtype or "", options)
 
-    def _allowed(self, name: str, value: Any) -> Any:
+    def _allowed(self, name: str, text: str) -> Any:
+        """The value of an option that is written so."""
         allowed = self.options[name]
-        if value in allowed and not (isinstance(value, bool) and isinstance(allowed, range)):
-            return value
         if isinstance(allowed, range):
+            if text.removeprefix("-").isdecimal() and int(text) in allowed:
+                return int(text)
             expected = f"a whole number, {allowed.start} … {allowed.stop - 1}"
-            raise ValueError(f"option {name} of '{self.name}' is {value}; expected {expected}")
-        raise UnknownName(f"{name} of '{self.name}'", str(value), map(str, allowed))
+            raise ValueError(f"option {name} of '{self.name}' is {text}; expected {expected}")
+        for value in allowed:
+            if str(value) == text:
+                return value
+        raise UnknownName(f"{name} of '{self.name}'", text, map(str, allowed))
 
     @property
     def example(self) -> str:
@@ -399,12 +403,3 @@ def _size(name: str, value: str) -> int:
     if size < 0 or size * scale >= 2**62:
         raise ValueError(f"size of axis {name} is {value}; expected 0 or more, and under 2**62")
     return size * scale
-
-
-def _plain(value: str) -> Any:
-    if value in ("True", "False"):
-        return value == "True"
-    try:
-        return int(value)
-    except ValueError:
-        return value

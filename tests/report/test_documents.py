@@ -236,6 +236,9 @@ for command in sys.argv[1:]:
 """
 
 
+IMPORTS = "from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned\n"
+
+
 def run_python(*arguments, source=ROOT / "src"):
     """Starts a Python on a source folder; ``finish`` waits for it."""
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
@@ -256,8 +259,23 @@ def started(tmp_path_factory):
     copy = tmp_path_factory.mktemp("source")
     shutil.copytree(ROOT / "src" / "weft", copy / "weft", ignore=shutil.ignore_patterns("__pycache__"))
     (usage,) = blocks("README.md", "python")
-    operator, _peer = blocks("docs/adding-an-operator.md", "python")
-    (copy / "weft" / "operators" / "elementwise" / "squared_relu.py").write_text(operator, encoding="utf-8")
+    operator, launch, _peer = blocks("docs/adding-an-operator.md", "python")
+    (source,) = blocks("docs/adding-an-operator.md", "cuda")
+    folder = copy / "weft" / "operators" / "elementwise"
+    (folder / "squared_relu.py").write_text(operator, encoding="utf-8")
+    (folder / "squared_relu.cu").write_text(source, encoding="utf-8")
+    with_cuda = copy / "with_cuda"
+    shutil.copytree(copy / "weft", with_cuda / "weft")
+    operator = operator.replace(
+        "import torch\n", "import ctypes\nfrom pathlib import Path\nimport torch\n" + IMPORTS, 1
+    )
+    operator = operator.replace("TRITON = Route", f"{launch}\n\nTRITON = Route").replace(
+        "EMPTY, TRITON", "EMPTY, CUDA, TRITON"
+    )
+    (register,) = re.findall(
+        r"`(squared_relu\.implementation\([^`]*)`", (ROOT / "docs/adding-an-operator.md").read_text()
+    )
+    (with_cuda / "weft/operators/elementwise/squared_relu.py").write_text(f"{operator}\n{register}\n", encoding="utf-8")
     without_torch = (
         "import sys; from weft.report import documents, stubs; stubs.refresh_stub(True, print)\n"
         "assert not {'torch', 'triton', 'numpy'} & set(sys.modules)"
@@ -267,6 +285,7 @@ def started(tmp_path_factory):
     processes = {
         "without torch": run_python("-c", without_torch, source=copy),
         "verify": run_python("-c", RUN, examples / "define_an_operator.py", "weft verify squared_relu", source=copy),
+        "compile": run_python("-m", "weft", "compile-check", "squared_relu", "--arch", "sm_90", source=with_cuda),
         "measure": run_python("-c", RUN, copy / "usage.py", examples / "softmax_against_the_limit.py"),
     }
     yield processes
@@ -284,6 +303,11 @@ def test_the_documented_operators_verify(started):
     printed = finish(started["verify"])
     assert "0 failed; 6 of 6 mutants rejected" in printed, "examples/define_an_operator.py"
     assert " 0 failed" in printed and "10 of 10 mutants" in printed, "docs/adding-an-operator.md"
+
+
+def test_the_documented_cuda_kernel_compiles(started):
+    printed = finish(started["compile"])
+    assert re.search(r"cuda +sm_90 +3 ", printed) and " 0 failed" in printed, printed
 
 
 def test_readmes_usage_and_example_measure(started):

@@ -81,7 +81,7 @@ def check(op: Operator, made: Implementation, direction: str, w: Workload, sm: i
     from weft.operators.launch import compiling_for
 
     named = (op.name, made.name, direction, str(w), w.dtype)
-    kernels: list[tuple[str, bytes, int, int]] = []
+    kernels: list[tuple[str, bytes, int, int, str]] = []
     try:
         with compiling_for(sm, lambda *kernel: kernels.append(kernel)):
             arguments = op.inputs(w, None, "meta")
@@ -94,7 +94,11 @@ def check(op: Operator, made: Implementation, direction: str, w: Workload, sm: i
     except Exception as error:  # whatever a compiler raises is this kernel's result
         reason = f"{type(error).__name__}: {error}".strip()
         return [Compiled(*named, made.name, f"sm_{sm}", False, reason=reason[:2000])]
-    return [_examine(named, *kernel, sm) for kernel in kernels]
+    language = "cuda" if made.backend == "cuda" else "triton"  # Gluon's are Triton's
+    if kernels and language not in {kernel[-1] for kernel in kernels}:
+        reason = f"it launched no {language} kernel, but {', '.join(kernel[0] for kernel in kernels)}"
+        return [Compiled(*named, made.name, f"sm_{sm}", False, reason=reason)]
+    return [_examine(named, *kernel[:-1], sm) for kernel in kernels]
 
 
 def _examine(

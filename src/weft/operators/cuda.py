@@ -182,7 +182,7 @@ class CudaPlan:
     def __call__(self, *tensors: torch.Tensor) -> None:
         if request := compile_request():
             cubin, name = compile_cubin(self.source, self.expression, request.sm)
-            request.sink(name, cubin, self.shared_bytes, self.block)
+            request.sink(name, cubin, self.shared_bytes, self.block, "cuda")
             return
         if tensors[0].is_meta or 0 in self.grid:
             return

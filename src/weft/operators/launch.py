@@ -33,7 +33,8 @@ class CompileRequest:
 
 @contextlib.contextmanager
 def compiling_for(sm: int, sink: Callable[..., None]) -> Iterator[None]:
-    """Within it, every plan compiles its kernel for ``sm_<sm>`` and calls ``sink(name, cubin, shared_bytes, threads)``."""
+    """Within it, every plan compiles its kernel for ``sm_<sm>`` and calls ``sink(name, cubin, shared_bytes, threads,
+    language)``, ``triton`` or ``cuda``."""
     global _compile_only
     previous, _compile_only = _compile_only, CompileRequest(sm, sink)
     try:
@@ -122,7 +123,8 @@ class Plan:
         types = (a.dtype if isinstance(a, torch.Tensor) else a for a in arguments)
         with _stub_driver(request.sm):
             compiled = self.kernel.warmup(*types, *self.scalars, grid=self.grid, **options)
-        request.sink(compiled.metadata.name, compiled.asm["cubin"], compiled.metadata.shared, self.num_warps * 32)
+        threads = self.num_warps * 32
+        request.sink(compiled.metadata.name, compiled.asm["cubin"], compiled.metadata.shared, threads, "triton")
 
 
 PLAIN = {torch.Tensor, torch.nn.Parameter}  # classes whose data_ptr is real memory; fake and wrapped tensors are others

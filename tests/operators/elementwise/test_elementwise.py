@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 from weft import ops, registry  # noqa: E402
 
 pytestmark = pytest.mark.device
-NAMES = [name for name in registry.names() if registry.family(name) == "elementwise"]
+NAMES = ("add", "geglu", "gelu", "reglu", "relu", "silu", "swiglu", "vector_add")
 
 
 @pytest.mark.parametrize("name", NAMES)
