@@ -6,6 +6,7 @@ ten operations an element: memory bandwidth is the limit (formulas: kernels.py; 
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -181,19 +182,17 @@ def cross_entropy_triton(
     return torch.ops.weft.cross_entropy(logits, target, weight, *asked)[0]
 
 
-def by_kernel(kernel: str, backward: str, at_once: bool) -> Any:
+def by_kernel(
+    kernel: str, backward: str, at_once: bool, logits: Tensor, target: Tensor, *, weight: Tensor | None = None,
+    **options: Any,
+) -> Tensor:  # fmt: skip
     """``at_once``: the gradient is made with the loss; else backward makes it from each row's maximum and sum."""
-    plans, backward_plans = FORWARD.kernel(kernel), BACKWARD.kernel(backward)
-
-    def implementation(logits: Tensor, target: Tensor, *, weight: Tensor | None = None, **options: Any) -> Tensor:
-        if not logits.numel():
-            raise Declined("empty: nothing to launch")
-        wanted = at_once and torch.is_grad_enabled() and logits.requires_grad
-        tensors = (logits, target) if weight is None else (logits, target, weight)
-        plan = plans.of(tensors, *Options(**options), wanted, False)
-        return differentiable(CrossEntropy, logits, target, weight, plan, backward_plans, False)
-
-    return implementation
+    if not logits.numel():
+        raise Declined("empty: nothing to launch")
+    wanted = at_once and torch.is_grad_enabled() and logits.requires_grad
+    tensors = (logits, target) if weight is None else (logits, target, weight)
+    plan = FORWARD.kernel(kernel).of(tensors, *Options(**options), wanted, False)
+    return differentiable(CrossEntropy, logits, target, weight, plan, BACKWARD.kernel(backward), False)
 
 
 def liger(logits: Tensor, target: Tensor, *, weight: Tensor | None = None, **options: Any) -> Tensor:
@@ -252,9 +251,11 @@ cross_entropy = Operator(
 
 cross_entropy.implementation("triton", arch=">=sm_80")(cross_entropy_triton)
 cross_entropy.implementation("single-program", backend="triton", arch=">=sm_80")(
-    by_kernel("single-program", "triton", at_once=True)
+    functools.partial(by_kernel, "single-program", "triton", True)
 )
-cross_entropy.implementation("cuda", arch=">=sm_90", devices=("cuda",))(by_kernel("cuda", "cuda", at_once=False))
+cross_entropy.implementation("cuda", arch=">=sm_90", devices=("cuda",))(
+    functools.partial(by_kernel, "cuda", "cuda", False)
+)
 cross_entropy.implementation("torch")(composed)
 cross_entropy.implementation("torch.compile", devices=("cuda",))(peers.Compiled(composed))
 cross_entropy.implementation("liger", requires="liger-kernel", devices=("cuda",), directions=("forward",))(liger)

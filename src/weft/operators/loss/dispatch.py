@@ -239,10 +239,6 @@ def shared_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
     return {"THREADS": threads, "EACH": each}
 
 
-def shared_candidates(sm: int, dtype: torch.dtype, n: int) -> Iterator[Config]:
-    return row_cluster.candidates(sm, dtype, n, 256, (128, 256, 512))
-
-
 def loss_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
     """Small blocks, of which a multiprocessor holds eight: they wait at different times."""
     return {"THREADS": 128 if n * dtype.itemsize <= 2**17 else 256}
@@ -256,6 +252,7 @@ def gradient_candidates(sm: int, dtype: torch.dtype, n: int) -> Iterator[Config]
 with_gradient_configuration = Configurations(
     __file__, "cluster_with_gradient", row_cluster.heuristic, row_cluster.candidates
 )
+shared_candidates = functools.partial(row_cluster.candidates, most_bytes=256, threads=(128, 256, 512))
 shared_configuration = Configurations(__file__, "cluster_shared", shared_heuristic, shared_candidates)
 loss_configuration = Configurations(
     __file__, "cuda_loss", loss_heuristic, lambda sm, dtype, n: ({"THREADS": t} for t in (128, 256, 512))

@@ -249,17 +249,14 @@ def slots(sm: int, c: Config, item: int, added: bool) -> int:
     return min(room // (c["THREADS"] * c["EACH"] * item * (1 + added)), 8)
 
 
-def persistent_registers(c: Config, item: int, vectors: int) -> int:
-    """An estimate for a thread: weight and bias in their own dtype, and the rest; more where elements are unpacked."""
-    return c["EACH"] * item * vectors // 4 + (32 if item == 4 else 48)
-
-
 def persistent_candidates(sm: int, dtype: torch.dtype, n: int, centered: bool, added: bool) -> Iterable[Config]:
     """Slices of 8 to 64 elements a thread by 1, 2 or 4 blocks a multiprocessor."""
     item = dtype.itemsize
     for c in grid_of({"THREADS": (256, 512, 1024), "EACH": (8, 16, 32, 64), "PER_SM": (1, 2, 4)}):
         threads, blocks = c["THREADS"] * c["PER_SM"], bucket(-(-n // (c["THREADS"] * c["EACH"])))
-        fits = persistent_registers(c, item, 1 + centered) * threads <= ring.REGISTERS
+        # an estimate: weight and bias in their own dtype, and the rest; more where elements are unpacked
+        registers = c["EACH"] * item * (1 + centered) // 4 + (32 if item == 4 else 48)
+        fits = registers * threads <= ring.REGISTERS
         enough = threads == 256 if c["EACH"] == 64 else 512 <= threads <= 1024
         if fits and enough and 2 <= blocks <= MAX_CLUSTER and slots(sm, c, item, added) >= FEWEST_SLOTS:
             yield c
@@ -324,13 +321,11 @@ def measured_for_two(sm: int, *key: Any) -> Config:
     return ring_configuration.table(sm).get(ring_configuration.key(*key)) or ring.heuristic(sm, *key)
 
 
-def candidates_for_three(sm: int, dtype: torch.dtype, n: int, centered: bool) -> Iterable[Config]:
-    return ring.candidates(sm, dtype, n, centered, tensors=3)
-
-
 ring_configuration = Configurations(__file__, "backward_cluster", ring.heuristic, ring.candidates)
 # With a third tensor fewer blocks fit on a multiprocessor: a choice for two that has few warps is left with too few.
-added_ring_configuration = Configurations(__file__, "backward_cluster_added", measured_for_two, candidates_for_three)
+added_ring_configuration = Configurations(
+    __file__, "backward_cluster_added", measured_for_two, functools.partial(ring.candidates, tensors=3)
+)
 
 
 def _one_gradient_cluster(c: GradientCall) -> tuple[CudaPlan, int] | None:

@@ -22,6 +22,7 @@ from weft.operators.row_cluster import MAX_CLUSTER
 SHORTEST = 256  # columns: one 16-byte vector for each thread of a warp
 SYSTEM = 1024  # bytes of shared memory that CUDA reserves for a block
 REGISTERS = 65536  # of a multiprocessor
+UNALIGNED = "rows that do not begin and end on 16 bytes"
 
 
 def own_bytes(rows: int, threads: int) -> int:
@@ -109,22 +110,15 @@ def layout(sm: int, config: Config, dtype: torch.dtype, n: int, tensors: int, we
     return None
 
 
-def unaligned(*tensors: Tensor) -> str:
-    """Why rows cannot be read 16 bytes at a time (an empty string when they can)."""
-    for t in tensors:
-        rows, count = rows_of(t), 16 // t.element_size()
-        if rows is None or not pointer_aligned(t):
-            return "rows that do not begin and end on 16 bytes"
-        _, n, row, column = rows
-        if (column != 1 and n > 1) or n % count or row % count:
-            return "rows that do not begin and end on 16 bytes"
-    return ""
-
-
 def unsupported(x: Tensor, *others: Tensor, weight: Tensor | None, centered: bool) -> str:
     """Why no kernel on ``backward.cuh`` can take these rows (an empty string when one can)."""
-    if reason := unaligned(x, *others):
-        return reason
+    for t in (x, *others):
+        rows, count = rows_of(t), 16 // t.element_size()
+        if rows is None or not pointer_aligned(t):
+            return UNALIGNED
+        _, n, row, column = rows
+        if (column != 1 and n > 1) or n % count or row % count:
+            return UNALIGNED
     if weight is not None and weight.is_contiguous() and not pointer_aligned(weight):  # a strided one is copied
         return "a weight that does not begin on 16 bytes"
     n, most = x.shape[-1], longest(target_sm(x.device), x.dtype, centered)
