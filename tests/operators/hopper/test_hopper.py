@@ -6,7 +6,7 @@ import dataclasses
 import cuda_as_cpp
 import pytest
 from cuda_on_cpu import Suite
-from emulated import *  # noqa: F403
+from emulated import test_a_mistake_is_noticed, test_it_is_right  # noqa: F401
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -214,6 +214,16 @@ def test_sums_without_end_are_activated_as_pytorch_does(emulated, name):
         got[0].isposinf().equal(want[0].isposinf()) and got[0].isnan().equal(want[0].isnan()) and got[1].isnan().all()
     )
     assert not got[0].isneginf().any() and bool(got[0].isnan().any()) == (name != "RELU") and got[2:].isfinite().all()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", STREAMED)
+def test_streamed_tiles_are_right_in_any_order_of_blocks(emulated, name):
+    for seed in range(1, 5):
+        product = Product(CASES[name])
+        product.seed = seed  # of the turns that threads take, with the same operands
+        found = emulated("gemm.cu").run(product)
+        assert isinstance(found, bytes) and product.what_is_wrong(found) == ""
 
 
 @pytest.mark.parametrize("name", ["streamed: one tile", "streamed: fewer tiles than blocks"])
