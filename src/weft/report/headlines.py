@@ -13,30 +13,32 @@ from weft.bench.run import cpu_points, measure_points
 from weft.hardware import ceilings
 from weft.records import Measurement
 
-GPU = (  # 8,192 tokens of a Llama of 8 B parameters, unless the operator is none of its parts
-    ("rms_norm", "M=8192,N=4096", "forward"),
+# Of a Llama of 8 B parameters, unless the operator is none of its parts: products of 8,192 tokens, and of 65,536 what moves
+# memory, more than a cache holds.
+GPU = (
+    ("rms_norm", "M=65536,N=4096", "forward"),
     ("matmul", "M=8192,N=14336,K=4096,layout=NT", "forward"),
     ("softmax", "M=65536,N=2048", "forward"),
     ("cross_entropy_with_gradient", "M=8192,V=128256", "forward"),
     ("adamw", "T=64,P=1048576", "forward"),
     ("linear", "M=8192,N=14336,K=4096,activation=swiglu,plus=none", "forward"),
-    ("rms_norm", "M=8192,N=4096", "backward"),
-    ("layer_norm", "M=8192,N=4096", "forward"),
+    ("rms_norm", "M=65536,N=4096", "backward"),
+    ("layer_norm", "M=65536,N=4096", "forward"),
     ("swiglu", "N=117440512", "forward"),
-    ("rotary_embedding", "B=1,S=8192,H=32,D=128,kv_heads=8", "forward"),
-    ("layer_norm", "M=8192,N=4096", "backward"),
+    ("rotary_embedding", "B=8,S=8192,H=32,D=128,kv_heads=8", "forward"),
+    ("layer_norm", "M=65536,N=4096", "backward"),
     ("skinny_matmul", "M=1,N=4096,K=14336,bias=False", "forward"),
     ("softmax", "M=65536,N=2048", "backward"),
     ("gelu", "N=117440512", "forward"),
-    ("embedding", "N=8192,V=128256,D=4096", "forward"),
-    ("transpose", "M=8192,N=4096", "forward"),
-    ("sum", "M=8192,N=4096", "forward"),
-    ("cumsum", "M=8192,N=4096", "forward"),
-    ("dropout", "N=33554432", "forward"),
+    ("embedding", "N=65536,V=128256,D=4096", "forward"),
+    ("transpose", "M=65536,N=4096", "forward"),
+    ("sum", "M=65536,N=4096", "forward"),
+    ("cumsum", "M=65536,N=4096", "forward"),
+    ("dropout", "N=268435456", "forward"),
     ("newton_schulz", "B=4,M=4096,N=4096", "forward"),
     ("grouped_matmul", "R=32768,N=2048,K=768,E=64,bias=False", "forward"),
-    ("quantize", "M=8192,N=4096,format=fp8_e4m3,granularity=row", "forward"),
-    ("spmv", "M=262144,N=262144,R=16", "forward"),
+    ("quantize", "M=65536,N=4096,format=fp8_e4m3,granularity=row", "forward"),
+    ("spmv", "M=262144,N=262144,R=128", "forward"),
 )
 CPU = ("rms_norm", "softmax", "matmul", "transpose", "vector_add", "batched_matmul")
 PEERS = ("torch", "torch.compile")
