@@ -14,12 +14,14 @@ from weft.report.markdown import cell, grid
 SOURCES = Path(__file__).parents[2]
 FIELDS = ("name", "when", "reason", "launch", "unsupported", "sm")  # of a Route, in order
 HEAD = ("direction", "kernel", "when", "why")
+COMMON = ("ON_CPU", "EMPTY")  # routes of nearly every table, to PyTorch: not shown
 
 Placed = tuple[Path, ast.expr]  # an expression, and the file whose names it uses
 
 
 def table(folder: Path) -> str:
-    """One row for each route of each ``Dispatch(...)`` that a module of a family's folder assigns, in order.
+    """One row for each route of each ``Dispatch(...)`` that a module of a family's folder assigns, in order; without those of
+    tensors on a CPU and of empty ones.
 
     The direction is the name of the table, ``FORWARD`` say, behind the name of its file where that is not ``dispatch.py``,
     or of its folder where that is not the family's.
@@ -34,7 +36,8 @@ def table(folder: Path) -> str:
             of = path.stem if path.name != "dispatch.py" else "" if path.parent == folder else path.parent.name
             name = name.lower().replace("_", " ") if path.name == "dispatch.py" else name.lower()
             name = f"{of}: {name}" if of else name
-            routes = tuple(_cells(*route) for item in made.args[1:] for route in _routes(file, item))
+            shown = [item for item in made.args[1:] if ast.unparse(item).split(".")[-1] not in COMMON]
+            routes = tuple(_cells(*route) for item in shown for route in _routes(file, item))
             directions.setdefault(routes, []).append(name)
     if not directions:
         raise ValueError(f"no module in {folder} assigns a Dispatch(...)")
