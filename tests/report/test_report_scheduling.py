@@ -301,8 +301,8 @@ def test_a_comparison_that_fails_costs_no_report(answers, store, code, why):
 def test_a_comparison_that_takes_too_long_is_ended(answers, store):
     answers("import time\ntime.sleep(60)\n")
     begin = time.perf_counter()
-    with comparison.beside(store, "answers") as found:
-        assert "longer than a report waits" in found(0.2)["failed"]
+    with comparison.beside(store, "answers", longest_s=0.2) as found:
+        assert "longer than a report waits" in found()["failed"]
     assert time.perf_counter() - begin < 10
 
 

@@ -20,11 +20,12 @@ from weft.report import simulator
 
 NEEDED = ("numpy", "numba")
 INSTALL = "pip install 'weft[cluster]'"
-LONGEST_S = 90.0  # to wait for the comparison
 
 
 @contextlib.contextmanager
-def beside(store: Store | None = None, command: str = "weft.cluster.demonstration") -> Iterator[Callable[[], Any]]:
+def beside(
+    store: Store | None = None, command: str = "weft.cluster.demonstration", longest_s: float = 90.0
+) -> Iterator[Callable[[], Any]]:
     """Simulates while the body runs. Yields a function that waits for the end and returns ``Contents.scheduling``: a
     dictionary with ``records`` (lines of the store) and one of ``comparison`` (of
     :func:`weft.cluster.demonstration.demonstrate`), ``lacking`` (what to install) or ``failed`` (why there is none).
@@ -32,6 +33,7 @@ def beside(store: Store | None = None, command: str = "weft.cluster.demonstratio
     Args:
         store: of the records; ``results`` by default.
         command: the module that prints the comparison.
+        longest_s: seconds that the function waits.
     """
     records = list((store or Store()).lines(name=simulator.FILE))
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
@@ -40,7 +42,7 @@ def beside(store: Store | None = None, command: str = "weft.cluster.demonstratio
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         process = subprocess.Popen([sys.executable, "-m", command], stdin=subprocess.DEVNULL, stdout=out, stderr=err)
 
-        def found(longest_s: float = LONGEST_S) -> dict[str, Any]:
+        def found() -> dict[str, Any]:
             try:
                 status = process.wait(longest_s)
             except subprocess.TimeoutExpired:

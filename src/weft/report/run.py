@@ -42,7 +42,7 @@ def run(device: str, note: Console, folder: Path) -> Path:
     stage("doctor")
     findings = [asdict(f) for f in doctor.examine("quick")]
     stage("verify: every kernel of ours against float64" + ("" if device == "cuda" else ", in Triton's interpreter"))
-    with comparison.beside() as simulated:
+    with comparison.beside(longest_s=20.0 if device == "cuda" else 90.0) as simulated:
         with progress(note, "verify") as step:
             found = verify.verify_in_processes(
                 registry.select(),
@@ -66,7 +66,7 @@ def run(device: str, note: Console, folder: Path) -> Path:
         trained = digits.train(device=device)
         if device == "cuda":
             stage("simulate: scheduling policies on a small cluster, started with the verification")
-            schedules = simulated(20.0)
+            schedules = simulated()
     contents = page.Contents(
         machine=query.machine(device),
         ceilings=[m for m in measured if m.operator == "ceiling"],
