@@ -40,7 +40,7 @@ if __name__ == "__main__":
                 table.set_group(0, OPTIONS, 1.0)
                 table.launch(**FLAGS)
             assert [name for name, *_ in made] == ["gradient_norm", "update"]
-            for _, cubin, shared, threads in made:
+            for _, cubin, shared, threads, _ in made:
                 usage = resource_usage(cubin)
                 assert usage["STACK"] == 0 and usage["REG"] * threads <= 65536, (sm, usage)
                 assert shared <= SHARED_LIMIT[sm], (sm, usage)

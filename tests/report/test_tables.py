@@ -138,7 +138,7 @@ FORWARD = Dispatch(
     Call, Route("cuda", lambda c: c.n >= LONG or c.a | c.b, WHY, launch, sm=90, unsupported=cluster_unsupported),
     Route("triton", is_long, "rows"), *SHARED,
 )
-SMALL_BACKWARD = Dispatch(Call, EMPTY)
+SMALL_BACKWARD = Dispatch(Call, EMPTY, OTHERWISE)
 
 
 def rows(limit, why="rows"):
@@ -156,14 +156,13 @@ LEFT, RIGHT = made(Left), made(kind=Right)
 
 def test_table_of_kernels_is_read_from_the_dispatch_tables(tmp_path, write):
     write(tmp_path / "dispatch.py", DISPATCH)
-    write(tmp_path / "add.py", "TABLE = Dispatch(Call, EMPTY)\nEMPTY = Route('torch', lambda c: c.empty, 'nothing')")
+    write(tmp_path / "add.py", "TABLE = Dispatch(Call, NONE)\nNONE = Route('torch', lambda c: c.empty, 'nothing')")
     rows = kernels.table(tmp_path).splitlines()
     assert rows[0] == "| direction | kernel | when | why |" and rows[2:] == [
         "| forward | cuda | sm_90 or newer, `c.n >= 16384 or c.a \\| c.b`, unless `cluster_unsupported` | read once |",
         "|  | triton | `is_long` | rows |",
-        "|  | torch | `c.empty` | an empty tensor: nothing to launch |",
         "|  | torch | otherwise | a copy would be needed |",
-        "| small backward | torch | `c.empty` | an empty tensor: nothing to launch |",
+        "| small backward | torch | otherwise | a copy would be needed |",
         "| left, right | triton | `c.n < 16384`, unless `c.n % 8` | rows, read once |",
         "|  | torch | otherwise | longer |",
         "| add: table | torch | `c.empty` | nothing |",

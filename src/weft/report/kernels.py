@@ -36,8 +36,7 @@ def table(folder: Path) -> str:
             of = path.stem if path.name != "dispatch.py" else "" if path.parent == folder else path.parent.name
             name = name.lower().replace("_", " ") if path.name == "dispatch.py" else name.lower()
             name = f"{of}: {name}" if of else name
-            shown = [item for item in made.args[1:] if ast.unparse(item).split(".")[-1] not in COMMON]
-            routes = tuple(_cells(*route) for item in shown for route in _routes(file, item))
+            routes = tuple(_cells(*route) for item in made.args[1:] for route in _routes(file, item))
             directions.setdefault(routes, []).append(name)
     if not directions:
         raise ValueError(f"no module in {folder} assigns a Dispatch(...)")
@@ -65,6 +64,8 @@ def _tables(path: Path) -> Iterator[tuple[str, Path, ast.Call]]:
 
 def _routes(path: Path, item: ast.expr) -> Iterator[tuple[Path, ast.Call]]:
     """The ``Route(...)`` calls that an argument of a table stands for, each with its file."""
+    if ast.unparse(item) in COMMON:
+        return
     file, value = _resolved(path, item.value if isinstance(item, ast.Starred) else item)
     if isinstance(item, ast.Starred) and isinstance(value, (ast.Tuple, ast.List)):
         for element in value.elts:
