@@ -131,3 +131,25 @@ def test_tables_get_gradients_through_pytorch():
 def test_wrong_arguments_are_named(change, match):
     with pytest.raises((ValueError, TypeError), match=match):
         ops.rotary_embedding(*change(*drawn()))
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_gradients_of_each_argument_and_of_the_gradient(interleaved):
+    from weft.operators.rotary.rotary_embedding import reference
+
+    q, k, cos, sin = drawn(6)
+
+    def gradients(function, dtype):
+        leaves = [q.to(dtype).requires_grad_(), k.to(dtype).requires_grad_()]
+        tables = cos.to(dtype), sin.to(dtype)
+        pair = function(*leaves, *tables, interleaved)
+        first = torch.autograd.grad(sum((y**3).sum() for y in pair), leaves, create_graph=True)
+        second = torch.autograd.grad(sum((f**2).sum() for f in first), leaves)
+        alone = [
+            torch.autograd.grad(function(leaves[0], k.to(dtype), *tables, interleaved)[0].sum(), leaves[0])[0],
+            torch.autograd.grad(function(q.to(dtype), leaves[1], *tables, interleaved)[1].sum(), leaves[1])[0],
+        ]
+        return [t.detach() for t in (*first, *second, *alone)]
+
+    for a, b in zip(gradients(ops.rotary_embedding, torch.float32), gradients(reference, torch.float64), strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4 * float(b.abs().max()))
