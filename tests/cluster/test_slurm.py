@@ -49,7 +49,7 @@ def differences(slurm: list[float], start) -> list[str]:
 @pytest.mark.parametrize(
     ("scheduler", "order", "others"),
     [
-        ("builtin", "fifo", ["fifo-skip", "sjf"]),
+        pytest.param("builtin", "fifo", ["fifo-skip", "sjf"], marks=pytest.mark.long),
         ("backfill", "fifo-conservative", ["fifo", "fifo-skip", "fifo-easy"]),
     ],
 )
