@@ -94,7 +94,7 @@ def check_schedule(result) -> None:
         assert (free >= 0).all() and (milli >= 0).all()
     check_locality(result)
     if result.order.endswith("-skip"):
-        assert not waited_for(result, "priority").any(), "nobody waits who could start"
+        assert not waited_for(result, "priority").any(), "a job waits that could start"
     check_quotas(result)
 
 

@@ -300,7 +300,7 @@ def test_a_rack_that_costs_no_more_important_job_is_taken():
 
 
 def test_free_nodes_come_before_a_rack():
-    """One node is free in each rack: the preference stops nobody; what is required does."""
+    """One node is free in each rack: a preference stops no job; what is required does."""
     cluster = Cluster.of([NodeGroup(4, rack_nodes=2)])
     assert preempted_for(16, [0, 70, 60, 0], cluster, "topology") == ([], [0, 3])
     assert preempted_for(16, [0, 70, 60, 0], cluster, "topology-required") == ([1], [0, 1])

@@ -198,7 +198,7 @@ def test_a_duration_that_is_called_otherwise_is_not_start_and_end(write):
 
 
 def test_start_and_end_stand_for_a_duration(write, tmp_path):
-    """A row that has not ended is left out; where there is a duration nobody looks at the others."""
+    """A row that has not ended is left out; where there is a duration, the other columns are not read."""
     text = "submit,start,finish,gpus\n2024-03-01,2024-03-01 00:01,2024-03-01 00:03,1\n2024-03-01,2024-03-01 00:01,,1\n"
     jobs = trace.load(write("t", text), "csv", columns={"end": "finish"})
     assert jobs.duration.tolist() == [120] and jobs.dropped == {"no submission or duration": 1} and not jobs.warnings

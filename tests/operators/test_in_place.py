@@ -1,5 +1,5 @@
-"""What is written over a tensor goes where the tensor lies, whatever its strides, and autograd is told. It has a place for each
-element, and two tensors have places of their own."""
+"""Results written in place have the tensor's own strides and increment its version for autograd. A tensor whose elements share
+memory, and two tensors that overlap, are refused."""
 
 from __future__ import annotations
 

@@ -218,7 +218,10 @@ def definition(
     Args:
         wrong, sets: mutants and sets of workloads that only this operator has.
     """
-    in_fp32: Callable[..., Any] = lambda change: lambda x, dim=-1: change(x.float(), dim).to(x.dtype)  # noqa: E731
+
+    def in_fp32(change: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return lambda x, dim=-1: change(x.float(), dim).to(x.dtype)
+
     return {
         "name": name,
         "axes": {"M": "rows", "N": "columns"},
