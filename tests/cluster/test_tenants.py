@@ -230,6 +230,21 @@ def test_a_job_partly_within_the_nominal_quota_counts_as_borrowing():
     assert result.stops.tolist() == [0, 1, 0] and result.end.tolist() == [50, 56, 15]
 
 
+def test_a_tenant_below_its_quota_after_a_preemption_goes_before_those_that_borrow():
+    """c's claim at 4 s stops a's job of 4 GPUs. a then holds 5 of its 8: its job of 2 starts, not b's, which would borrow."""
+    jobs = jobs_of(
+        ("a", 0, 50, 5),
+        ("b", 0, 50, 6),
+        ("c", 0, 50, 1),
+        ("a", 1, 50, 4),
+        ("b", 2, 9, 2),
+        ("a", 3, 9, 2),
+        ("c", 4, 9, 1),
+    )
+    result = reclaim(jobs, {"a": Quota(8), "b": Quota(6, 2), "c": Quota(2)})
+    assert result.stops.tolist() == [0, 0, 0, 1, 0, 0, 0] and result.start.tolist() == [0, 0, 0, 1, 50, 4, 4]
+
+
 def test_the_less_important_borrowing_job_is_preempted_first():
     jobs = jobs_of(("a", 0, 50, 8), ("a", 1, 50, 4), ("a", 2, 50, 4), ("b", 10, 5, 4), priority=[0, 0, 1, 0])
     result = reclaim(jobs, HALVES)

@@ -32,24 +32,28 @@ def decide(view):
         (job for job in view.jobs if job.state != "running"), key=lambda job: (importance(job), job.number)
     )
     cohort = quota.cohort_of(quotas, view.simulator.tenants)
-    claims, preempted, borrowing = list[Any](), list[Any](), list[Any]()
-    for job in waiting:
-        if held[job.tenant] + job.milli_gpus <= quota.nominal_of(quotas, job.tenant):
+    claims, preempted, borrowing = dict[int, Any](), list[Any](), list[Any]()
+    again = True
+    while again:  # a preempted job may leave its own tenant below its quota, which an earlier job then claims
+        again = False
+        for job in waiting:
+            if job.number in claims or held[job.tenant] + job.milli_gpus > quota.nominal_of(quotas, job.tenant):
+                continue
             while held.total() + job.milli_gpus > cohort:  # borrowed quota is reclaimed
                 preempted.append(borrowed.pop())
                 held[preempted[-1].tenant] -= preempted[-1].milli_gpus
+                again = True
             held[job.tenant] += job.milli_gpus
-            claims.append(job)
-    claimed = {job.number for job in claims}
+            claims[job.number] = job
     for job in (*reversed(preempted), *waiting):  # a job that need not be preempted after all goes on
         if (
-            job.number not in claimed
+            job.number not in claims
             and held[job.tenant] + job.milli_gpus <= quota.limit_of(quotas, job.tenant)
             and held.total() + job.milli_gpus <= cohort
         ):
             held[job.tenant] += job.milli_gpus
             borrowing.append(job)
-    return [*own, *claims, *borrowed, *borrowing]
+    return [*own, *claims.values(), *borrowed, *borrowing]
 
 
 ORDER = Order(
