@@ -4,8 +4,6 @@ python examples/fgd_experiment.py FOLDER            # of openb_node_list_gpu_nod
 python examples/fgd_experiment.py FOLDER --save     # and append records to results/<cpu>/fgd_experiment.jsonl
 """
 
-from __future__ import annotations
-
 import argparse
 import multiprocessing
 import os

@@ -7,8 +7,6 @@ those, then waits five seconds. First fit and worst fit happen to leave it free.
 memory; that is what the `memory` in a wait's reasons means.
 """
 
-from __future__ import annotations
-
 import sys
 
 from weft.cluster import Simulator

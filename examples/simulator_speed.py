@@ -7,8 +7,6 @@ python examples/simulator_speed.py --order srtf         # one order's points
 python examples/simulator_speed.py --picture docs/pictures/simulator-growth.svg    # draw the records, measure nothing
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

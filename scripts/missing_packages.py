@@ -7,8 +7,6 @@ Writes {"missing": [requirement, …], "keep": [name==version, …], "notes": [s
 stay exactly as it is: `keep` is the constraints file under which the missing ones are installed.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import sys

@@ -13,8 +13,6 @@ pip's own variables and settings (PIP_INDEX_URL, mirrors, proxies, find-links) p
 with nothing changed returns at once; an interrupted one is repaired by the next.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import hashlib

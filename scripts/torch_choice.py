@@ -1,7 +1,5 @@
 """Which PyTorch fits a machine: pure functions, for scripts/setup.py. Standard library alone."""
 
-from __future__ import annotations
-
 import re
 import sys
 from dataclasses import dataclass

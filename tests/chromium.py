@@ -1,7 +1,5 @@
 """What tests of pages do in a real browser (the fixtures ``browser`` and ``visit`` of ``conftest.py``)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 CHROMIUM = Path("/usr/bin/chromium")

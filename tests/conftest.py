@@ -4,8 +4,6 @@ property run. ``-m gpu`` on a GPU machine selects the first two.
 WEFT_LONG selects the long runs: unset none, ``all``, or any other text (a commit) a share of them that differs from text to
 text, so that continuous integration runs all of them over a few commits."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -3,8 +3,6 @@
 Imported first of all by ``conftest.py``: the interpreter must be switched on before any kernel is imported.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 With ``--json`` a command prints one object on standard output; everything else goes to standard error.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from typing import Any

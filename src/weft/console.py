@@ -1,7 +1,5 @@
 """Where the command line prints: results on standard output, all else on standard error."""
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Annotated, Any

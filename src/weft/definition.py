@@ -4,8 +4,6 @@ Everything that concerns an operator is said once, in its definition; verifier, 
 there (``docs/architecture.md``).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import importlib.metadata
@@ -75,7 +73,7 @@ class Workload:
     def bytes_per_element(self) -> int:
         return BYTES[self.dtype]
 
-    def at(self, dtype: str) -> Workload:
+    def at(self, dtype: str) -> "Workload":
         return dataclasses.replace(self, dtype=dtype)
 
     def __str__(self) -> str:

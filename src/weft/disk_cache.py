@@ -1,7 +1,5 @@
 """What was compiled once, kept for the processes that come after: in ``~/.cache/weft``, or where ``WEFT_CACHE`` says."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

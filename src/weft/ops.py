@@ -3,8 +3,6 @@
 Each is resolved from the registry when it is first used. ``explain`` says which implementation a call would take.
 """
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

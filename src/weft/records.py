@@ -6,8 +6,6 @@ disk, so an interrupted run leaves valid records; :meth:`Store.compact` then kee
 form.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -75,7 +73,7 @@ class Measurement:
         return json.dumps(asdict(self), sort_keys=False, allow_nan=False)
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Measurement:
+    def from_dict(cls, data: dict[str, Any]) -> "Measurement":
         """Reads a record of this or an earlier schema; unknown fields are dropped.
 
         Raises:

@@ -5,8 +5,6 @@ the operator X. Names are known without importing anything; an operator's module
 it is first asked for.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import re

@@ -5,8 +5,6 @@ all alike and ratios can be taken pair by pair. Cold times are taken after readi
 only clean lines behind: a flush by writing would make the timed kernel pay for the write-back.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Sequence

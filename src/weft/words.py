@@ -1,7 +1,5 @@
 """How a number of things is written."""
 
-from __future__ import annotations
-
 
 def count(number: float, noun: str) -> str:
     """``1 GPU``, ``1,200 GPUs``, ``0.5 GPUs``."""

@@ -1,7 +1,5 @@
 """``weft bench`` and quick runs: what is printed, saved, resumed and left out, and what an interruption costs."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import json

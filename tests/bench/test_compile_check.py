@@ -1,8 +1,6 @@
 """Kernels compile for GPUs that are not there, what they need is held against what an architecture has, and only a process
 that does not interpret may compile."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import re

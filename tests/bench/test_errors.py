@@ -1,7 +1,5 @@
 """The judgement of results: how far from float64 one may be, in which terms, and what is wrong whatever its size."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

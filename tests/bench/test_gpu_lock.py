@@ -1,7 +1,5 @@
 """Processes that share a device: while one holds the lock the others are stopped, and none waits for a dead one."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import json

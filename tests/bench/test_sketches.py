@@ -4,8 +4,6 @@ Each is defined in full; a right implementation must pass the verifier, wrong on
 on the back end ``triton``, so that they count as ours.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

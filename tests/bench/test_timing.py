@@ -1,7 +1,5 @@
 """Times: quantiles, pairs, the order of calls, and what is too short to be true."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import signal

@@ -1,8 +1,6 @@
 """The engine in plain Python, on arrays that refuse an index outside of them and poison what is not yet written: compiled, it
 would read or write other memory without a word. ``test_engine.py`` runs it with NUMBA_DISABLE_JIT=1."""
 
-from __future__ import annotations
-
 import linecache
 import sys
 from itertools import product

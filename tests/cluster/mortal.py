@@ -1,7 +1,5 @@
 """Tasks whose processes die. Apart from their tests, so that the processes import little."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import signal

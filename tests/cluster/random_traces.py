@@ -1,7 +1,5 @@
 """Random traces, clusters and policies."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Small files in the schemas of public traces, and the folder of real ones."""
 
-from __future__ import annotations
-
 import io
 import os
 import tarfile

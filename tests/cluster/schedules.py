@@ -1,7 +1,5 @@
 """Whether both engines give the same schedule, and what must hold of any schedule."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

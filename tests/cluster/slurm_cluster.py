@@ -3,8 +3,6 @@
 All daemons, the nodes too, run on this machine, on the loopback interface and on free ports; a node's GPUs are empty files.
 """
 
-from __future__ import annotations
-
 import os
 import pwd
 import re
@@ -134,7 +132,7 @@ class Slurm:
         return (at - START_OF_TIME).total_seconds() - self.begin
 
 
-def run(jobs: Jobs, nodes: int, gpus: int, scheduler: str, rate: float) -> list[float]:
+def run(jobs: "Jobs", nodes: int, gpus: int, scheduler: str, rate: float) -> list[float]:
     """Submits jobs when they arrive, waits for the last one, and says when each started.
 
     Args:

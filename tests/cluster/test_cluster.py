@@ -1,7 +1,5 @@
 """The cluster simulator: a small example, and the compiled engine against the reference simulator."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """Cluster files: YAML, published formats, the real ones where they are, and malformed ones."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -1,7 +1,5 @@
 """``weft simulate compare``: rankings, what chance does to them, and the processes that run them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

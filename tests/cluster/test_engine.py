@@ -1,7 +1,5 @@
 """The compiled engine: its cache on disk, and that no array is read or written outside of it, or before it is written."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest

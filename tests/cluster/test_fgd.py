@@ -1,7 +1,5 @@
 """FGD's experiment: the golden run placement by placement, the published means, and fragmentation against its definition."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import gzip

@@ -1,7 +1,5 @@
 """Gangs: by which nodes they are cut; jobs that can never run: what they lack."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from schedules import both

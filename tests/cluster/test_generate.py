@@ -1,7 +1,5 @@
 """Generated traces: the numbers that were asked for come out, a fit gives back what a trace was like, and files of both."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

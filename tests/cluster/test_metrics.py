@@ -1,7 +1,5 @@
 """Metrics of a schedule: groups, slowdowns, allocation, fairness."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from random_traces import random_jobs

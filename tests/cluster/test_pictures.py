@@ -1,7 +1,5 @@
 """Pictures of simulated clusters: their numbers against the plainest computation, odd results, and the page in a browser."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import gzip

@@ -1,7 +1,5 @@
 """Orders that preempt: published results, costs, theory, what is saved of a run, shares of GPUs, racks, and both engines."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

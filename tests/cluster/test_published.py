@@ -1,7 +1,5 @@
 """The cluster simulator against published results, and against what queueing theory says."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from sample_traces import TRACES, with_traces

@@ -1,7 +1,5 @@
 """Weights and quotas as they are given: invalid ones, texts and files, the command line, comparisons, pictures."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Policies in plain Python: that they decide what they say, equal a compiled order that decides the same, and fail by name."""
 
-from __future__ import annotations
-
 import re
 import sys
 

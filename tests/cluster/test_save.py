@@ -1,7 +1,5 @@
 """What ``weft simulate --save`` keeps, and what is left where it cannot."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

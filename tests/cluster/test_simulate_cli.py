@@ -1,7 +1,5 @@
 """``weft simulate``, as a user types it: what it prints, at a terminal and elsewhere, and what it says of bad input."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The simulator against a real Slurm: every job starts in the same order and within a minute of the same moment."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from slurm_cluster import missing, run

@@ -1,7 +1,5 @@
 """Tenants: fair shares, dominant resource fairness, quotas that are borrowed and reclaimed, by hand and by theory."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Racks and NVLink domains: where gangs go, what they wait for, and how near to each other they were."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

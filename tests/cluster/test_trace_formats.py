@@ -1,7 +1,5 @@
 """Published trace formats: a small file in each one's schema, and the real ones where they are."""
 
-from __future__ import annotations
-
 import gzip
 import json
 

@@ -1,7 +1,5 @@
 """Reading traces: weft's own columns, and files that are malformed or damaged."""
 
-from __future__ import annotations
-
 import codecs
 import gzip
 import json

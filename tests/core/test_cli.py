@@ -1,7 +1,5 @@
 """The command, as a user types it: what it imports, its mistakes, and verbs that measure nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The definition of an operator: workloads as text, cases, costs, and which implementations run where."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

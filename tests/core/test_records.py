@@ -1,7 +1,5 @@
 """Records: appended and read whatever happens to the file, and compacted without losing a number."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

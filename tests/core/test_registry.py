@@ -1,7 +1,5 @@
 """The registry: operators found by where they lie, and names that are unknown."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

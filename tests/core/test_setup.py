@@ -1,7 +1,5 @@
 """Set-up: every branch of the choice without a network, and the scripts' dry runs and real runs beside fake tools."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,8 +1,6 @@
 """The ladder of the matrix product without a GPU: its kernels, out of the very files that NVRTC compiles, run on a CPU where
 every instruction that C++ has no word for is emulated (``gpu_on_cpu.hpp``); what they compile to; how they are launched."""
 
-from __future__ import annotations
-
 import ctypes
 import re
 import runpy

@@ -1,7 +1,5 @@
 """CUDA C++ with inline PTX as C++ for ``ptx_on_cpu.hpp``: every ``asm`` statement becomes a call that emulates its text."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,8 +1,6 @@
 """CUDA C++ kernels emulated on a CPU (``ptx_on_cpu.hpp``): compiled as they stand and with each of some mistakes in them, and
 given jobs, launches that Python computes with the bytes that they find in memory."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import hashlib

@@ -1,7 +1,5 @@
 """What CUDA C++ kernels become on Hopper: their machine code as nvdisasm writes it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """For tests of logarithms of running sums whose kernels are emulated on a CPU: numbers, and how far off a result may be."""
 
-from __future__ import annotations
-
 import pytest
 from cuda_on_cpu import difference
 

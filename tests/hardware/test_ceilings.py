@@ -1,7 +1,5 @@
 """The limit that measured ceilings set to a cost."""
 
-from __future__ import annotations
-
 import pytest
 
 from weft.definition import Cost

@@ -1,7 +1,5 @@
 """The doctor: it must say something useful on every machine, and never die of what it finds there."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Kernels on the CPU emulator: a file says which in ``SUITES``, and imports those tests from ``emulated``."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

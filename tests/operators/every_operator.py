@@ -1,7 +1,5 @@
 """Every operator of the registry, with workloads and arguments drawn for it: for tests of what is asked of all of them."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

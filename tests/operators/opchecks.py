@@ -4,8 +4,6 @@
     python opchecks.py     # on the CPU, where the operators run their references; the interpreter must not be on
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import sys

@@ -1,7 +1,5 @@
 """Calls that must be refused in words that help."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

@@ -1,8 +1,6 @@
 """Bad input is refused before any launch, in words that name the argument, what came in and what is expected; odd input
 that is not bad gives the right answer."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Configurations of kernels: measured ones, the heuristic, trials, and those in the repository."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Tables of routes: the first that applies, kernels by name, and why a kernel does not take a call."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,8 +1,6 @@
 """What an eager call of few elements does on the host once it has been decided: that is what ``weft bench --host`` times on a
 GPU. Here CPU tensors take that path, and what it does is counted."""
 
-from __future__ import annotations
-
 import where  # isort: skip  (decides the device, and sets the interpreter before kernels are imported)
 import sys
 from types import SimpleNamespace

@@ -1,8 +1,6 @@
 """Results written in place have the tensor's own strides and increment its version for autograd. A tensor whose elements share
 memory, and two tensors that overlap, are refused."""
 
-from __future__ import annotations
-
 import pytest
 from where import DEVICE
 

@@ -1,8 +1,6 @@
 """Tensors that PyTorch negates when they are read (``Tensor.is_neg``), whose memory holds the negative: as arguments of every
 public function, and as gradients that come to it."""
 
-from __future__ import annotations
-
 import pytest
 from every_operator import OPERATORS, by_name, drawn, middling
 

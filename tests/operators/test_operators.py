@@ -1,8 +1,6 @@
 """Every operator of the registry, on the GPU where there is one, else interpreted. A new operator is tested without an edit
 here: what is asked of all of them is asked of whatever the registry finds."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re

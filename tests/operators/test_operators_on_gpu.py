@@ -1,7 +1,5 @@
 """What only a GPU shows of every operator: captured graphs, compilation, autocast, repeated bits, memory, streams."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

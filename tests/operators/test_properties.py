@@ -1,7 +1,5 @@
 """What must hold whatever the numbers: properties of our Triton kernels on arbitrary small inputs."""
 
-from __future__ import annotations
-
 import pytest
 from where import DEVICE, DTYPES
 

@@ -1,8 +1,6 @@
 """Every differentiable operator under ``torch.func`` and forward-mode differentiation: PyTorch's rules hold, or it says that
 there are none; never a tangent that is silently zero."""
 
-from __future__ import annotations
-
 import pytest
 from where import DEVICE
 

@@ -1,7 +1,5 @@
 """Parameters, gradients and pairs of optimizers for the tests of ``weft.optim``."""
 
-from __future__ import annotations
-
 import torch
 from where import DEVICE
 

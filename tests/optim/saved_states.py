@@ -1,7 +1,5 @@
 """Weights and states of optimizers saved to a file and read back, as a run does that is resumed."""
 
-from __future__ import annotations
-
 import io
 
 import torch

@@ -1,7 +1,5 @@
 """Muon and MuonW: the steps of PyTorch's Muon, on one process and on several, saved and resumed."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import pickle

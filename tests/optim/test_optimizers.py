@@ -1,7 +1,5 @@
 """The optimizers of ``weft.optim`` against those of ``torch.optim``, on the GPU where there is one, else interpreted."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import runpy

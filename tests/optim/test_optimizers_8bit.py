@@ -1,7 +1,5 @@
 """Moments in 8 bits: ``Adam8bit`` and ``AdamW8bit`` on the GPU where there is one, else interpreted."""
 
-from __future__ import annotations
-
 import copy
 import math
 

@@ -1,7 +1,5 @@
 """What the optimizers refuse, leave alone and skip."""
 
-from __future__ import annotations
-
 import copy
 import math
 

@@ -1,7 +1,5 @@
 """Steps that scale, clip or skip, where a kernel in CUDA C++ updates some of the weights: what it and Triton's are passed."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """What goes into the optimizers' step: clipping, skipping, unscaling, rounding, steps in backward, rules of one's own."""
 
-from __future__ import annotations
-
 import copy
 import importlib.util
 import math

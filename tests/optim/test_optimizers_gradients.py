@@ -1,7 +1,5 @@
 """Gradients and weights that change between steps, and the versions that autograd sees."""
 
-from __future__ import annotations
-
 import copy
 import sys
 

@@ -1,8 +1,6 @@
 """What a step does on the host besides its launch: hooks, profiles, lists of parameters, what it compiles and uploads, CUDA
 graphs."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import weakref

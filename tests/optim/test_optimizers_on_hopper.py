@@ -1,7 +1,5 @@
 """weft.optim where kernels in CUDA C++ take the larger part of the weights, beside the same steps of Triton's."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The optimizers' state: as PyTorch has it, to PyTorch and back, resumed to the same bits."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Optimizers on DTensors: each shard where it lies, and Muon's matrices brought together; on several processes of Gloo."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from optimizer_samples import assert_close

@@ -4,8 +4,6 @@ Arguments are trees (tensors, lists, tuples, dicts, dataclasses). A call's *resu
 arguments it may mutate; for the direction ``backward``, the gradients of the differentiable arguments.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses
@@ -162,7 +160,7 @@ class Baseline:
     @classmethod
     def of(
         cls, op: Operator, w: Workload, direction: str, arguments: dict[str, Any], gradients: list[Tensor] | None = None
-    ) -> Baseline:
+    ) -> "Baseline":
         def run(function: Callable[..., Any]) -> Results:
             return results(op, function, direction, map_tensors(clone, arguments), gradients)
 

@@ -1,7 +1,5 @@
 """``weft list``, ``verify``, ``compile-check``, ``bench`` and ``tune``."""
 
-from __future__ import annotations
-
 import json
 import os
 from typing import Annotated

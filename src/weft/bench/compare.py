@@ -4,8 +4,6 @@ For one workload, dtype and direction all implementations are bound to the same 
 timed in turn, and checked again after timing.
 """
 
-from __future__ import annotations
-
 import gc
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -4,8 +4,6 @@ Implementations are run on tensors of the device ``meta`` while launches compile
 is what would be launched: no kernel is listed anywhere by hand.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import re

@@ -1,7 +1,5 @@
 """Judges results against the float64 reference and against what PyTorch makes in the same dtype."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

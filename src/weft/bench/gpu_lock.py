@@ -4,8 +4,6 @@ The lock holder sends SIGSTOP to the other workers, waits for an idle GPU, measu
 libraries take the lock as well: a peer that chose a slow kernel because of its neighbours would be a weak peer.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib

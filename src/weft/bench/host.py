@@ -5,8 +5,6 @@ kernel through Triton (``kernel[grid](…)``, output already allocated), the bas
 what slows the host for a while slows all of them; times and ratios are medians over the rounds.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import statistics

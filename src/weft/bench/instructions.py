@@ -7,8 +7,6 @@ that PTX accepts need not be one that the machine has: where the assembler plays
 table says so.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

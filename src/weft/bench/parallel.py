@@ -4,8 +4,6 @@ Compiling peers, tracing and checking against float64 take seconds of one core f
 process prepares points of its own; :mod:`weft.bench.gpu_lock` stops the others while one times.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import multiprocessing
 import os

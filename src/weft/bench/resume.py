@@ -1,7 +1,5 @@
 """What ``weft bench --resume`` has left to do: points without a record of the current commit."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

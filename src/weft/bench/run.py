@@ -1,7 +1,5 @@
 """What ``weft list``, ``bench`` and ``tune`` do: describe operators, run a bench or a tuning."""
 
-from __future__ import annotations
-
 import json
 import math
 import time

@@ -1,7 +1,5 @@
 """What the command line prints: tables, and a progress bar on a terminal."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any

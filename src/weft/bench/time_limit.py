@@ -1,7 +1,5 @@
 """A limit on how long a peer may take to be ready: compilers and autotuners can take minutes, or never end."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import threading

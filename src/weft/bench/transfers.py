@@ -1,7 +1,5 @@
 """CPU against GPU, with and without the transfers, of the operators that have a set of workloads ``transfers``."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """``weft tune``: measures configurations on this card and writes ``configs/sm_XX.json`` beside each operator."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import multiprocessing

@@ -4,8 +4,6 @@ Without a GPU, Triton kernels run in Triton's interpreter in fp32 and fp16; what
 is reported as *unverifiable*, never as passed.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -6,8 +6,6 @@ compiled ``engine/`` or the plain ``reference/`` simulator. ``metrics.py``, ``sa
 ``pictures/``: results.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -1,7 +1,5 @@
 """Which node held which piece of a job from when to when: a row for every piece of every job that ran."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -33,7 +31,7 @@ class Allocations:
     def __len__(self) -> int:
         return len(self.job)
 
-    def take(self, rows: NDArray[Any]) -> Allocations:
+    def take(self, rows: NDArray[Any]) -> "Allocations":
         """Those rows: indices or a mask."""
         return Allocations(*(getattr(self, column.name)[rows] for column in fields(self)))
 

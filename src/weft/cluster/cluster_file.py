@@ -1,7 +1,5 @@
 """Cluster files: the nodes of a cluster from a file, its format recognised by its content."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Options of ``weft simulate``, ``compare`` and ``generate``, their help, and their values as the simulator takes them."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """``weft simulate``, ``weft simulate compare`` and ``weft simulate generate``."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from datetime import datetime

@@ -5,8 +5,6 @@ rule for *ties*, and the order of the jobs that are submitted at the *same secon
 not know.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os
@@ -48,7 +46,7 @@ class Policy:
     ties: str
 
     @classmethod
-    def parse(cls, text: str) -> Policy:
+    def parse(cls, text: str) -> "Policy":
         """``fifo:best`` or ``sjf-skip:fgd:random``.
 
         Raises:

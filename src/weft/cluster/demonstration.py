@@ -3,8 +3,6 @@
 python -m weft.cluster.demonstration    # prints it as one JSON object
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """What is free at a time, and which typical pods could use it (Weng et al., USENIX ATC 2023, section 3)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

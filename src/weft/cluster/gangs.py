@@ -1,7 +1,5 @@
 """How a job without pods is cut into pieces: by the largest node that it accepts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

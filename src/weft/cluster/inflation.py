@@ -4,8 +4,6 @@ Pods arrive one a second in a random order and never leave. When the trace ends 
 has been requested is a multiple of the cluster's GPUs. The result is how much of them was allocated by then.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

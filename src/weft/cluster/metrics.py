@@ -1,7 +1,5 @@
 """Metrics of a schedule: how long jobs took and waited, how full the cluster was, how fair and how local it was."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Nodes and jobs as the simulator sees them: columns of numbers, one row a node or a job."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -106,7 +104,7 @@ class Cluster:
             object.__setattr__(self, "domain", np.arange(len(self.names)))
 
     @classmethod
-    def of(cls, groups: Iterable[NodeGroup]) -> Cluster:
+    def of(cls, groups: Iterable[NodeGroup]) -> "Cluster":
         """The nodes of all groups, in order. Names count up from 0 over all groups with the same name."""
         groups = list(groups)
         types = tuple(dict.fromkeys(g.gpu_type for g in groups)) or ("gpu",)
@@ -137,7 +135,7 @@ class Cluster:
         )
 
     @classmethod
-    def parse(cls, text: str, gpu_memory_gb: float = 0.0) -> Cluster:
+    def parse(cls, text: str, gpu_memory_gb: float = 0.0) -> "Cluster":
         """``20x8`` → 20 nodes of 8 GPUs; ``4x8,2x4`` → groups one after the other.
 
         Raises:
@@ -166,7 +164,7 @@ class Cluster:
     def total_gpus(self) -> int:
         return int(self.gpus.sum())
 
-    def as_one(self) -> Cluster:
+    def as_one(self) -> "Cluster":
         """For counted placement: all GPUs of a type and memory in one node, as if any free GPUs would do."""
         kinds = sorted(set(zip(self.gpu_type.tolist(), self.gpu_memory.tolist(), strict=True)))
         members = [np.flatnonzero((self.gpu_type == kind) & (self.gpu_memory == memory)) for kind, memory in kinds]
@@ -317,13 +315,13 @@ class Jobs:
             f"{self.submit[-1]:,.0f} s, of {self.gpus.min():,} to {count(self.gpus.max(), 'GPU')}{tenants}>"
         )
 
-    def take(self, rows: NDArray[Any]) -> Jobs:
+    def take(self, rows: NDArray[Any]) -> "Jobs":
         """Those rows (indices or a mask), in that order when they are indices in order of submission."""
         rows = np.flatnonzero(rows) if np.asarray(rows).dtype == bool else np.asarray(rows)
         picked = {name: getattr(self, name)[rows] for name in self.columns()}
         return Jobs(**{**vars(self), **picked, "id": [self.id[int(r)] for r in rows]})
 
-    def read_only(self) -> Jobs:
+    def read_only(self) -> "Jobs":
         """The same jobs, read-only: writing to a column is an error."""
         view = object.__new__(ReadOnlyJobs)
         columns = {name: getattr(self, name).view() for name in self.columns()}

@@ -1,7 +1,5 @@
 """What an order is: how a queue is sorted, and whether it preempts. Orders are found in ``weft.cluster.orders``."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import sys

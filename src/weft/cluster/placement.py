@@ -1,7 +1,5 @@
 """What a placement is, and how ties between equally good nodes are broken."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """How orders, placements and file formats are found: each module of their package holds one."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from typing import Any

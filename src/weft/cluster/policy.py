@@ -1,7 +1,5 @@
 """Orders and placements by name, and which of them, of quotas, weights and costs of preemption go together."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib.util

@@ -1,7 +1,5 @@
 """Tasks on several processes. One that dies costs its own task only."""
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os

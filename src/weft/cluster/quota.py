@@ -5,8 +5,6 @@ never hold more than the sum of their nominal quotas: what one of them borrows, 
 nominal quota come before jobs that borrow; otherwise the queue's order counts.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -76,7 +74,7 @@ class Limits:
     quotas: Sequence[Quota]
 
     @classmethod
-    def of(cls, quotas: Mapping[str, Quota], jobs: Jobs) -> Limits:
+    def of(cls, quotas: Mapping[str, Quota], jobs: Jobs) -> "Limits":
         """For the tenants of ``jobs``. Without quotas there are no limits. A tenant that is not named has the quota of
         ``*``, or a nominal one of 0 and may borrow.
 

@@ -1,7 +1,5 @@
 """The result of a simulation: when every job ran and where, and what it waited for."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

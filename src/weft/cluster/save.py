@@ -1,7 +1,5 @@
 """A run as files: ``jobs.parquet``, ``events.parquet`` and ``summary.json`` in a folder, all or none."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

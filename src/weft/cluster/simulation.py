@@ -1,7 +1,5 @@
 """``simulate``: a trace, a cluster and a policy in; every job's start and nodes, and why it waited, out."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from functools import partial

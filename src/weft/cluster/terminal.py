@@ -1,8 +1,6 @@
 """What ``weft simulate`` and ``weft simulate compare`` print, in 80 columns: of long names the middle is left out, and
 of an order's file the folder; ``--json`` has them in full."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence

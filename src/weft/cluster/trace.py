@@ -1,7 +1,5 @@
 """Reading traces: what a format is, and how a table becomes jobs."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

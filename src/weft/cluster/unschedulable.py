@@ -1,7 +1,5 @@
 """Why a job can never run: the node of the empty cluster that comes nearest, and what it lacks."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -3,8 +3,6 @@
 Charts take hover alone as a tool: a page that is scrolled with a finger must not catch it.
 """
 
-from __future__ import annotations
-
 import math
 import textwrap
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """What every page with charts shares: its template's surroundings, and charts as data that the page draws."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

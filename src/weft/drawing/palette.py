@@ -4,8 +4,6 @@ The style sheet takes them as variables. Charts are drawn with the light ones, a
 partner before it draws where the reader prefers dark; so no two names may share a light colour.
 """
 
-from __future__ import annotations
-
 COLORS = {
     "paper": ("#fcfcfa", "#15181b"),
     "panel": ("#f4f4f0", "#1c2024"),

@@ -1,7 +1,5 @@
 """How numbers, names and workloads are written and ordered, in the page and in the tables alike."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable

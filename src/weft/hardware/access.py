@@ -1,7 +1,5 @@
 """What this process may do: containers, device files, cache folders, profiling counters. Standard library alone."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

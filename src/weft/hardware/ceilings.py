@@ -4,8 +4,6 @@ Each is the best of a few honest configurations of the plainest kernel there is,
 limit is the time that its compulsory work takes at these rates, with the mix nearest to its own.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import time
@@ -45,7 +43,7 @@ class Ceilings:
         share = cost.reads / cost.bytes_moved
         return min(self.bandwidth, key=lambda mix: (abs(mix[0] / sum(mix) - share), mix))
 
-    def higher(self, other: Ceilings) -> Ceilings:
+    def higher(self, other: "Ceilings") -> "Ceilings":
         """Of two measurements the higher rates: other programs slow a measurement, they never speed it up."""
         bandwidth = {mix: max(rate, other.bandwidth.get(mix, 0.0)) for mix, rate in self.bandwidth.items()}
         matrix = {dtype: max(rate, other.matrix.get(dtype, 0.0)) for dtype, rate in self.matrix.items()}

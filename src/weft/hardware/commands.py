@@ -1,7 +1,5 @@
 """``weft doctor`` and ``weft ceilings``."""
 
-from __future__ import annotations
-
 import json
 from typing import Annotated
 

@@ -4,8 +4,6 @@ Standard library alone, so it also runs before anything is installed: ``PYTHONPA
 The checks themselves are in ``driver``, ``frameworks``, ``machine`` and ``access``; each one degrades to one line.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """The NVIDIA driver and what it can load. Standard library alone: set-up uses it before anything is installed."""
 
-from __future__ import annotations
-
 import csv
 import os
 import re

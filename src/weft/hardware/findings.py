@@ -1,7 +1,5 @@
 """What an examination of the machine says: findings, and how they are shown. Standard library alone."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass

@@ -3,8 +3,6 @@
 Standard library alone: every framework is imported in a separate process, all at once, each with a time-out.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import re

@@ -1,7 +1,5 @@
 """The machine around the GPU: system, tools, room on disk and in memory. Standard library alone."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re

@@ -1,7 +1,5 @@
 """Runs a query in a separate Python process, so that a crash, a hang or a broken import costs one line."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

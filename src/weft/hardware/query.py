@@ -1,7 +1,5 @@
 """What the machine is: names, driver, clocks, theoretical bandwidth, versions. Missing parts are left out, not guessed."""
 
-from __future__ import annotations
-
 import functools
 import importlib.metadata
 import os

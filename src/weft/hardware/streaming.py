@@ -1,7 +1,5 @@
 """The plain streaming kernel that bandwidth ceilings are measured with."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ This is the one file of the examination that needs PyTorch (and for its kernel T
 Rates are a first impression; measured ceilings come from ``weft ceilings``.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

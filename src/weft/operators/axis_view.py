@@ -1,7 +1,5 @@
 """A tensor of any shape and strides as [M, N, K], of which the axis N is reduced or scanned."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +29,7 @@ class AxisView:
         """1 where N has stride 1, 2 where K has, 0 where neither."""
         return 1 if self.n == 1 else 2 if self.k == 1 else 0
 
-    def unit(self, *others: AxisView) -> int:
+    def unit(self, *others: "AxisView") -> int:
         """The largest power of two up to 16 that divides the strides and extents that ``kernels.known_strides`` names."""
         axis = self.dense_axis
         if not axis or any(v.dense_axis != axis for v in others):

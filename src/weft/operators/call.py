@@ -1,7 +1,5 @@
 """What the public functions share: argument checks, the test for the eager fast path, and the choice that they report."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

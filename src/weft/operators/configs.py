@@ -4,8 +4,6 @@
 configurations. Nothing is ever tuned at a first call.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
@@ -33,7 +31,7 @@ class Configurations:
         candidates: ``(sm, *key) -> configurations worth measuring``; or those for any key.
     """
 
-    all: ClassVar[list[Configurations]] = []
+    all: ClassVar["list[Configurations]"] = []
 
     def __init__(self, file: str, name: str, heuristic: Config | Callable[..., Config], candidates: Any = ()):
         self.folder, self.name = Path(file).parent / "configs", name

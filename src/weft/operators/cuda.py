@@ -5,8 +5,6 @@ that lie beside them, beside this file or in ``hopper/`` and nothing else, so no
 kept on disk for other processes (``weft.disk_cache``). As for Triton, the same plan launches, or compiles only.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import hashlib

@@ -14,8 +14,6 @@ The public function takes the first route that applies, ``weft.ops.explain`` pri
 name, and the family's README lists the table.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass

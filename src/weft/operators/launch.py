@@ -5,8 +5,6 @@ The same plan is *launched* (on a GPU, without Triton's argument binder after th
 (for an architecture that is not there: ``weft compile-check``).
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
@@ -20,7 +18,7 @@ from triton import knobs
 
 INTERPRETING: bool = knobs.runtime.interpret  # read once: kernels were made for one mode when they were imported
 
-_compile_only: CompileRequest | None = None
+_compile_only: "CompileRequest | None" = None
 
 
 @dataclass
@@ -153,7 +151,7 @@ class Plans:
     options. Programs meet few shapes; one that meets endlessly many starts over instead of growing."""
 
     LIMIT = 4096
-    all: ClassVar[list[Plans]] = []
+    all: ClassVar["list[Plans]"] = []
 
     def __init__(self, build: Callable[..., Any]):
         self.build = build

@@ -1,7 +1,5 @@
 """Mutants that every operator's verifier must reject, made from the right function."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

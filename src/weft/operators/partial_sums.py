@@ -1,7 +1,5 @@
 """The second stage of a sum over programs: adds the partial sums that they have written, in a fixed order."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

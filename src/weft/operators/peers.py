@@ -1,7 +1,5 @@
 """What a user has without weft: implementations that ours are compared with."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import logging

@@ -1,7 +1,5 @@
 """Random tensors in the layouts and value ranges that operators are verified on."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How many clusters or blocks of a CUDA kernel a device runs at once, and how much shared memory a block may have."""
 
-from __future__ import annotations
-
 import torch
 
 from weft.definition import SHARED_LIMIT, Declined

@@ -1,7 +1,5 @@
 """Rows spread over clusters of blocks: what the launches of the kernels on ``rows.cuh`` share."""
 
-from __future__ import annotations
-
 import ctypes
 from dataclasses import dataclass
 from typing import Any
@@ -50,7 +48,7 @@ class RowCluster:
     scalars: tuple[Any, ...]
 
     @classmethod
-    def of(cls, x: Tensor, config: Config) -> RowCluster:
+    def of(cls, x: Tensor, config: Config) -> "RowCluster":
         """Raises Declined where :func:`why_not` says so."""
         if reason := why_not(x):
             raise Declined(reason)

@@ -1,7 +1,5 @@
 """Rows held by Triton programs: the configurations that the row kernels of all families share."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """``Adam`` and ``AdamW``, in place of ``torch.optim``'s."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """``Adam8bit`` and ``AdamW8bit``: moments in 8 bits each, block by block."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,8 +1,6 @@
 """Parameters that the kernels do not take (on a CPU, float64, with gaps …), stepped by PyTorch's functions: their gradients
 unscaled and clipped, 16-bit weights with options that PyTorch does not have on fp32 copies, as in the kernel."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``Lion``, over the rule and the reference of the operator."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

@@ -5,8 +5,6 @@ factor of (1 − μ)·G + μ·B (Nesterov) or of B, times a factor for the matri
 AdamW does: W ← W − lr · λ · W. Arguments and state are named as ``torch.optim.Muon``'s, whose state dicts they exchange.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial

@@ -8,8 +8,6 @@ all-to-all), it works on them and sends each process its shard of the result bac
 where an all-gather would bring all matrices to all.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Sequence
 from itertools import accumulate

@@ -1,7 +1,5 @@
 """The base of weft's optimizers: PyTorch's ``Optimizer`` over the multi-tensor launch of ``weft.operators.optimizer``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from numbers import Real
 from operator import attrgetter, is_
@@ -176,7 +174,7 @@ class OneLaunch(torch.optim.Optimizer):
         if plain:
             self._step_plain(plain, scale, found)
 
-    def overlap_with_backward(self, bucket_mib: float = 32.0) -> Overlap:
+    def overlap_with_backward(self, bucket_mib: float = 32.0) -> "Overlap":
         """From now on steps within backward; see :class:`Overlap`, which is returned."""
         return Overlap(self, bucket_mib)
 
@@ -196,7 +194,7 @@ class OneLaunch(torch.optim.Optimizer):
             for row in range(len(part.params)) if rows is None else rows.nonzero()[0]:
                 part.params[row].grad = None
 
-    def _set_numbers(self, part: Part, changed: list[int]) -> None:
+    def _set_numbers(self, part: "Part", changed: list[int]) -> None:
         for group in range(len(self.param_groups)) if part.new else changed:
             options = self.param_groups[group]
             part.table.set_group(group, options, -1.0 if options["maximize"] else 1.0)

@@ -1,7 +1,5 @@
 """Options that every optimizer has, and the checks of their ranges."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from numbers import Integral, Real

@@ -1,7 +1,5 @@
 """``SGD``, in place of ``torch.optim``'s."""
 
-from __future__ import annotations
-
 import math
 from numbers import Real
 from typing import Any

@@ -5,8 +5,6 @@
 ``torch.optim``.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any

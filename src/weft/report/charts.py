@@ -3,8 +3,6 @@
 Each can be read without colour, by direct labels, hatches and markers, and bars that lose look like bars that win.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 

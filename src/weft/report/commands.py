@@ -1,7 +1,5 @@
 """``weft report``, ``tables`` and ``stubs``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

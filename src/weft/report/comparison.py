@@ -4,8 +4,6 @@ The comparison runs in a process of its own beside the verification (and, on a G
 on a machine compiles the engine for a minute.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import json

@@ -16,8 +16,6 @@ The text between the markers is replaced; all other text stays, and so does a ma
 Nothing here imports PyTorch, so lint runs anywhere.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path

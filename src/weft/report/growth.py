@@ -1,7 +1,5 @@
 """How the simulator's CPU time grows with jobs and with nodes, log-log beside linear growth: charts, and a picture."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a first report measures: the operators that people know, at shapes of real models, the best-known first."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -1,8 +1,6 @@
 """A family's table of kernels: its dispatch tables (``weft.operators.dispatch``), read with ``ast`` and never
 imported."""
 
-from __future__ import annotations
-
 import ast
 import copy
 import functools

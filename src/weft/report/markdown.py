@@ -1,7 +1,5 @@
 """A table as Markdown writes it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 

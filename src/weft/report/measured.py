@@ -1,7 +1,5 @@
 """The pages of ``docs/measured``: every committed record, one page a family, and an index."""
 
-from __future__ import annotations
-
 from weft import registry
 from weft.drawing.quantities import is_ceiling, is_rung
 from weft.records import Measurement, Store, latest

@@ -1,7 +1,5 @@
 """The page: chooses from the records what each section shows, and says why where a section has nothing to show."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field

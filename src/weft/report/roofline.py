@@ -1,7 +1,5 @@
 """The roofline chart: what each operator reached, below what its arithmetic intensity allows on this machine."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """``weft report``: verifies, measures quickly, trains a first model, and renders all of it."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """The page's section on scheduling a cluster: the same jobs under several policies, and the simulator's speed."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tables of the cluster simulator's speed, and how its time grows, from the records of examples/simulator_speed.py."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterable, Mapping

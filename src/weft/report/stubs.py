@@ -3,8 +3,6 @@
 The modules are read with ``ast``, never imported, so lint runs without PyTorch.
 """
 
-from __future__ import annotations
-
 import ast
 import builtins
 import json

@@ -1,8 +1,6 @@
 """All operators of a machine in one table: how close to the limit and to the best peer each comes, and where least
 close."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable, Mapping
 

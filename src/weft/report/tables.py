@@ -1,7 +1,5 @@
 """Measured tables in Markdown, from records. Each ends with GPU, driver, versions, commit and date of its rows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from weft.definition import UnknownName

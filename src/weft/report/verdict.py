@@ -1,7 +1,5 @@
 """The headline numbers of the page, each with a sentence."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ images is held out before training and only ever used to measure.
 Shape letters: B images in a batch, C channels, 8×8 pixels, 10 classes.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable

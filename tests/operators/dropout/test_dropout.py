@@ -1,8 +1,6 @@
 """Dropout where what is asked of every operator does not reach: the random numbers themselves, and that the mask is a function
 of seed, offset and index alone."""
 
-from __future__ import annotations
-
 import pytest
 from where import DEVICE
 

@@ -1,8 +1,6 @@
 """The gradient of dropout + residual + RMSNorm without a GPU: ``dropped_backward.cu`` run on a CPU that emulates its PTX
 (``ptx_on_cpu.hpp``) with the launches that Python computes; what it compiles to, holds and declines."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 

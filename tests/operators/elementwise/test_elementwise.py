@@ -1,7 +1,5 @@
 """Which kernels element-wise calls take, and the gradient of relu from one bit an element."""
 
-from __future__ import annotations
-
 import pytest
 from where import DEVICE
 

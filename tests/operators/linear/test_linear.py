@@ -1,8 +1,6 @@
 """A linear layer with its epilogue where what is asked of every operator does not reach: leading dimensions, what is kept for a
 gradient, which implementation is taken, launches on Hopper's main loop, wrong arguments."""
 
-from __future__ import annotations
-
 import pytest
 from where import DEVICE
 

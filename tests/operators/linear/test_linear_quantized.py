@@ -1,8 +1,6 @@
 """A linear layer that leaves 8-bit codes: the codes of ``quantize``, the largest value, two launches on Hopper, wrong
 arguments."""
 
-from __future__ import annotations
-
 import pytest
 from where import DEVICE
 

@@ -1,8 +1,6 @@
 """Products of few rows where the tests of every operator do not reach: splits, configurations, which kernel is taken,
 gradients, wrong arguments."""
 
-from __future__ import annotations
-
 import pytest
 from where import DEVICE
 

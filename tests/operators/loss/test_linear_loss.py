@@ -1,8 +1,6 @@
 """Linear cross entropy, where what is asked of every operator does not reach: chunks and their memory, gradients that are
 handed out once, labels out of range, sure rows."""
 
-from __future__ import annotations
-
 import pytest
 from where import DEVICE, DTYPES
 

@@ -1,8 +1,6 @@
 """Cross entropy and the embedding, where what is asked of every operator does not reach: gradients that are handed out once,
 labels out of range, in-place gradients."""
 
-from __future__ import annotations
-
 import pytest
 from where import DEVICE, python
 

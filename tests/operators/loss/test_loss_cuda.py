@@ -1,8 +1,6 @@
 """Cross entropy's CUDA C++ without a GPU: emulated on the CPU (``ptx_on_cpu.hpp``) with the launches that Python computes,
 against float64; what its loops compile to."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import cuda_as_cpp

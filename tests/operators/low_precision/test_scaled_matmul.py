@@ -1,7 +1,5 @@
 """Products of 8-bit operands where what is asked of every operator does not reach: exactness, scales, wrong arguments."""
 
-from __future__ import annotations
-
 import pytest
 from where import DEVICE
 

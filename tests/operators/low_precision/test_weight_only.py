@@ -1,8 +1,6 @@
 """Products of few rows with a quantised weight where the tests of every operator do not reach: weights and their layout, the
 arithmetic that unpacks them, splits, which kernel is taken, gradients, wrong arguments."""
 
-from __future__ import annotations
-
 import importlib
 
 import pytest

@@ -1,8 +1,6 @@
 """Products of few rows with a weight of codes on Hopper without a GPU: the kernel run on a CPU that emulates its PTX
 (``ptx_on_cpu.hpp``) with the launch and the tensor maps that Python computes; what it compiles to; what it declines."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, replace
 

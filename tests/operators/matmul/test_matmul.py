@@ -1,8 +1,6 @@
 """Products of matrices and of batches where the tests of every operator do not reach: which matrices become rows, what is
 broadcast and what its gradient costs, batches beyond a grid's second dimension, which kernel a call takes."""
 
-from __future__ import annotations
-
 import pytest
 from where import DEVICE
 

@@ -1,7 +1,5 @@
 """The predictions of the memory-access patterns, and that records carry them."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,8 +1,6 @@
 """Which grouped products Hopper's main loop computes: what is launched with what, gradients, what goes to Triton instead.
 PyTorch emulates the loop's launches here, the Triton kernels around them run; test_hopper_grouped.py emulates the kernel."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

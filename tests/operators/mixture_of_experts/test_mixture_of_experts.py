@@ -1,8 +1,6 @@
 """Mixture of experts where what is asked of every operator does not reach: the tile schedule, odd routes, gathers without their
 inverse, layouts of gradients, wrong arguments."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,8 +1,6 @@
 """GroupNorm where what is asked of every operator does not reach: shapes with and without space, strides, its neighbours among
 the norms, the order of tasks, what is refused."""
 
-from __future__ import annotations
-
 import pytest
 from where import DEVICE, DTYPES
 

@@ -2,8 +2,6 @@
 (``ptx_on_cpu.hpp``) with the launches that Python computes; how far deviations err, also in rows far from 0; that no
 configuration spills; which row of the tables a call takes."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import cuda_as_cpp

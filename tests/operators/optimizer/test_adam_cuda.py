@@ -1,8 +1,6 @@
 """Adam, AdamW and AdamW in 8 bits without a GPU: ``adam.cu`` and ``adamw_8bit.cu`` on the CPU emulator with the launches that
 Python computes; what they compile to and decline."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 

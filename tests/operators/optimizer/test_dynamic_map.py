@@ -1,7 +1,5 @@
 """Codes of 8 bits for an optimizer's moments: the dynamic map, and blocks that share a scale."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

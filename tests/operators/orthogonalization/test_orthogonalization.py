@@ -1,8 +1,6 @@
 """Symmetric products and Newton–Schulz iterations: symmetric to the bit, orthogonal as far as the polynomial goes, and no
 further off than PyTorch's iteration."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

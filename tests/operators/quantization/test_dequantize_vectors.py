@@ -1,8 +1,6 @@
 """Dequantisation in CUDA C++ without a GPU: ``vectors.cu`` emulated on the CPU (``ptx_on_cpu.hpp``) with the launches that
 Python computes; what it compiles to and declines."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 

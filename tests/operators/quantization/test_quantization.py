@@ -1,8 +1,6 @@
 """Quantisation where what is asked of every operator does not reach: every code of every format, what is documented of odd
 numbers, unbiased stochastic rounding, and what schemes lose."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

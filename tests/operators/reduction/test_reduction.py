@@ -1,8 +1,6 @@
 """Of reductions, what the tests of every operator leave out: gradients that are views, orders, bad arguments; extrema that save
 a mask of the elements that equal the result, or the extrema of spans; ``argmax`` where the index is in doubt."""
 
-from __future__ import annotations
-
 import json
 import math
 

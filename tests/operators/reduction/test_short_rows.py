@@ -1,8 +1,6 @@
 """The CUDA C++ kernels of rows of 2 to 8 elements without a GPU: emulated on a CPU (``ptx_on_cpu.hpp``) with the launches that
 Python computes; what they compile to, decline, and are chosen for."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 

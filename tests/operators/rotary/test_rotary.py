@@ -1,8 +1,6 @@
 """The rotary embedding where what is asked of every operator does not reach: in place, tables as models have them, what a
 rotation keeps."""
 
-from __future__ import annotations
-
 import pytest
 from where import DEVICE
 

@@ -1,7 +1,5 @@
 """Of scans, what the tests of every operator leave out: non-finite numbers, zeros, look-back over several groups."""
 
-from __future__ import annotations
-
 import pytest
 from where import DEVICE
 

@@ -1,8 +1,6 @@
 """Scans down columns without a GPU: ``columns.cu`` and ``logarithm_columns.cu`` emulated on a CPU (``ptx_on_cpu.hpp``) with the
 launches that Python computes; what they compile to, decline, and are chosen for."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """Gradients of products and of logarithms of sums without a GPU: ``gradient.cu`` and ``gradient_columns.cu`` emulated on a CPU
 (``ptx_on_cpu.hpp``) with the launches that Python computes; what they compile to, decline, and are chosen for."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 

@@ -1,8 +1,6 @@
 """Logarithms of running sums of exponentials without a GPU: ``scan.cu`` emulated on a CPU (``ptx_on_cpu.hpp``) with the
 launches that Python computes; what it compiles to and declines."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 

@@ -1,8 +1,6 @@
 """``masked_rows.cu`` without a GPU: emulated on the CPU (``ptx_on_cpu.hpp``) with the launches that Python computes, against
 float64; what it compiles to, when it is chosen and what it declines."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 

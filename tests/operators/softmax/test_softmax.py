@@ -1,8 +1,6 @@
 """The tables of softmax and log-softmax, and the gradient by clusters: each way to lay a row over blocks, and what happens to
 rows that clusters do not take."""
 
-from __future__ import annotations
-
 import pytest
 from where import DEVICE
 

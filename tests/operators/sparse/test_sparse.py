@@ -1,8 +1,6 @@
 """Sparse containers: what is validated, converted, padded, pruned and compressed. Their products: what is kept with a matrix,
 the choice of a kernel, gradients of the values, operands that do not fit."""
 
-from __future__ import annotations
-
 import pytest
 from refused import refused
 from where import DEVICE

@@ -1,8 +1,6 @@
 """2:4 semi-structured products on Hopper without a GPU: the kernel run on a CPU that emulates its PTX (``ptx_on_cpu.hpp``) with
 the launch and the tensor maps that Python computes; what it compiles to; what it declines."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What a transpose must be beyond what is asked of every operator."""
 
-from __future__ import annotations
-
 import pytest
 from where import DEVICE
 

@@ -1,8 +1,6 @@
 """The CUDA C++ kernel of transposes whose rows begin anywhere, without a GPU: emulated on the CPU
 (``ptx_on_cpu.hpp``) with the launch that Python computes; the banks that its lanes access; what it compiles to and declines."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Kubernetes: ``kubectl get nodes -o json``."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

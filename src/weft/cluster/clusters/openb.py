@@ -1,7 +1,5 @@
 """Alibaba's GPU cluster of 2023 (openb): ``sn, cpu_milli, memory_mib, gpu, model``, one row a node."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from weft.cluster.cluster_file import ClusterFormat, named

@@ -1,7 +1,5 @@
 """Alibaba PAI's ``pai_machine_spec`` (2020): ``machine, gpu_type, cap_cpu, cap_mem, cap_gpu``, with or without these names."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tiresias' and Muri's ``cluster_spec.csv``: switches of nodes that are alike."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from weft.cluster.cluster_file import ClusterFormat

@@ -1,7 +1,5 @@
 """weft's own cluster file: a YAML list of groups of nodes, under ``nodes``, with the fields of ``NodeGroup``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,8 +1,6 @@
 """A job's nodes: all of its pieces are placed, or none; and the classes of jobs that may fit after some are given
 back."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from weft.cluster.engine.compiled import compiled, inlined

@@ -1,7 +1,5 @@
 """Jobs by what they ask: classes of jobs with the same request, and the kinds of pieces that they are placed in."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

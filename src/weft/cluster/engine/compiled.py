@@ -5,8 +5,6 @@ cache is in a folder named by a hash of all sources that are compiled: the engin
 with their constants. ``WEFT_CACHE`` names another folder than ``~/.cache/weft``.
 """
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import os

@@ -7,8 +7,6 @@ others. The job due next is the head of a heap, and the earliest time for a new 
 planned pieces (conservative_plan.py), so that an event costs the same however many jobs wait.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -9,8 +9,6 @@ no job that requests as much for longer can begin there before. From its root th
 worth a walk.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

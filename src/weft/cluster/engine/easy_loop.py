@@ -9,8 +9,6 @@ Waiting jobs of a class are in a tree of estimates, in the queue's order, so tha
 found from its root.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -5,8 +5,6 @@ For each node there is a list of the pieces that run there; for each kind of pie
 will be able to take it.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

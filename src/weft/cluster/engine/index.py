@@ -14,8 +14,6 @@ memory. A bucket has a tree over the most free cores, and one over the most free
 search descends only where both are enough. A change of a node moves it to another bucket once for all kinds.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from types import SimpleNamespace

@@ -5,8 +5,6 @@ afterwards.
 pieces of each size a node holds. Other runs only count free GPUs.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

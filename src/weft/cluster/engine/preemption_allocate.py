@@ -1,7 +1,5 @@
 """The nodes of a waiting job, on what is free or in place of jobs that come after it."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from weft.cluster.engine.allocate import kind_of, pieces_of, place

@@ -4,8 +4,6 @@ Every node has its pieces in a list, the least important job first, so that the 
 kind of piece a tree over the nodes holds their costs, so that the best node to preempt on is found from the root.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from weft.cluster.engine.compiled import compiled, inlined

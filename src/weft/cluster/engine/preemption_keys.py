@@ -5,8 +5,6 @@ as time passes: for keys that fall with every second (time remaining) that is th
 change otherwise are computed again at every time at which they are needed.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

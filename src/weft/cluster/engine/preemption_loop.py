@@ -1,7 +1,5 @@
 """The event loop of orders that preempt running jobs (``weft.cluster.reference.preemption`` is the plain form)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

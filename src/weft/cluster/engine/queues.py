@@ -1,7 +1,5 @@
 """Jobs as the loops have them, and their heaps: completions, waiting jobs by rank, and jobs by a key."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from weft.cluster.engine.compiled import compiled

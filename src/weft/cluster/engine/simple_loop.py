@@ -5,8 +5,6 @@ all others. *Skip*: any job that fits may start. The queue's order is a rank for
 of jobs has a heap of ranks, so that one look at each class finds the next job that may start.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What every loop works on: the cluster's state, and the jobs with their classes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -145,7 +143,7 @@ class Tables:
         detailed: bool,
         until: float,
         spare: int,
-    ) -> Tables:
+    ) -> "Tables":
         """For the jobs of :func:`table_of`; ``spare``: so many entries of ``where`` more."""
         classes = state.classes
         pieces = int((classes["count"] + (classes["rest"] >= 0))[jobs["cls"]].sum())

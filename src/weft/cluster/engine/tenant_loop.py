@@ -9,8 +9,6 @@ follows from what the line's tenant, and all tenants, hold.
 admits and that fits on no nodes blocks all jobs.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

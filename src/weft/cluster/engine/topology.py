@@ -4,8 +4,6 @@ Only what is free in each rack and domain is tracked (``rack_free`` and ``domain
 fewer free GPUs than requested, or no fewer than the best so far, are skipped, the others searched.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from weft.cluster.engine.compiled import allocating, compiled

@@ -1,7 +1,5 @@
 """A tree of maxima over the nodes, sixteen children to a parent."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from weft.cluster.engine.compiled import compiled

@@ -1,7 +1,5 @@
 """What waiting jobs wait for: determined once for a class of them, and added up for each of them."""
 
-from __future__ import annotations
-
 from weft.cluster.engine.allocate import enough, kind_of, pieces_of, place
 from weft.cluster.engine.compiled import compiled, inlined
 from weft.cluster.engine.index import able

@@ -1,7 +1,5 @@
 """Delimited text files: wanted columns, and the errors that name file, line and column."""
 
-from __future__ import annotations
-
 import csv
 import difflib
 import io

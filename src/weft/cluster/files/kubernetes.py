@@ -1,7 +1,5 @@
 """What ``kubectl get … -o json`` writes: objects of a kind, quantities, accelerators among the resources."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Reading a trace or cluster file: gzip and tar understood, text of any usual encoding, errors that name file and line."""
 
-from __future__ import annotations
-
 import codecs
 import difflib
 import gzip

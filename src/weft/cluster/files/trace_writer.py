@@ -1,7 +1,5 @@
 """Jobs as a trace file in weft's own columns, which ``weft simulate FILE --format csv`` (or ``parquet``) reads back."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

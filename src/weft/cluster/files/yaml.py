@@ -1,7 +1,5 @@
 """YAML files of one list, read so that every mistake is named with its line."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any

@@ -7,8 +7,6 @@ An order is the *queue sort* plug-in of the Kubernetes scheduling framework: sor
     ORDER = Order("sjf", lambda jobs: (jobs.estimate,), "the shortest first")
 """
 
-from __future__ import annotations
-
 from weft.cluster.plugins import discover
 
 ORDERS = discover(__name__, "ORDER")

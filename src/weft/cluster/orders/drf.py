@@ -4,8 +4,6 @@ A tenant's dominant share is the largest of its shares of the cluster's GPUs, co
 does not tell is left out.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from weft.cluster.order import Order

@@ -1,7 +1,5 @@
 """Weighted fair share: the tenant whose GPUs in use, divided by its weight, are the fewest."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from weft.cluster.order import Order

@@ -1,7 +1,5 @@
 """First in, first out."""
 
-from __future__ import annotations
-
 from weft.cluster.order import Order
 
 ORDER = Order(

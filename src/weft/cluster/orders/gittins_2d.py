@@ -6,8 +6,6 @@ by a + Δ, and e their mean size, where one that does not counts as Δ; the inde
 simulator; with what is remaining of them, size − a, it would be Gittins' own index.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

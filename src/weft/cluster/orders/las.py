@@ -1,7 +1,5 @@
 """Least attained service, in levels (Tiresias, Gu et al., NSDI 2019): jobs past a threshold come after all others."""
 
-from __future__ import annotations
-
 from weft.cluster.order import FIXED, Order, Preemption
 
 LEVELS = (3250.0, 7200.0)  # of Tiresias' public simulator

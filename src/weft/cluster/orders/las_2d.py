@@ -1,7 +1,5 @@
 """Least attained service in two dimensions, time × GPUs, in levels (Tiresias, Gu et al., NSDI 2019)."""
 
-from __future__ import annotations
-
 from weft.cluster.order import FIXED, Order, Preemption
 from weft.cluster.orders.las import LEVELS, level_then_sequence
 

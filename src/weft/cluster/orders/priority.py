@@ -1,7 +1,5 @@
 """The highest priority first."""
 
-from __future__ import annotations
-
 from weft.cluster.order import Order
 
 ORDER = Order("priority", lambda jobs: (-jobs.priority,), "the highest priority first")

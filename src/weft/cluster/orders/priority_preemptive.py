@@ -1,7 +1,5 @@
 """The highest priority first, and it preempts lower ones, as the scheduler of Kubernetes does."""
 
-from __future__ import annotations
-
 from weft.cluster.order import FIXED, Order, Preemption
 
 

@@ -1,8 +1,6 @@
 """First in, first out under quotas that are reclaimed: a job within its tenant's nominal quota preempts jobs of tenants that
 borrow, the last started first, as Kueue does with ``reclaimWithinCohort: Any``. In plain Python."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Shortest remaining service first: time remaining × GPUs."""
 
-from __future__ import annotations
-
 from weft.cluster.order import FREE, Order, Preemption
 
 

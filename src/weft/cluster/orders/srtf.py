@@ -1,7 +1,5 @@
 """Shortest remaining time first: a running job is preempted for one that has less remaining, by the estimates."""
 
-from __future__ import annotations
-
 from weft.cluster.order import FALLING, Order, Preemption
 
 

@@ -1,8 +1,6 @@
 """Time slices: every six minutes the jobs with the least time so far hold the GPUs, as in the rounds of Gavel
 (Narayanan et al., OSDI 2020) without its programs. A policy in plain Python, to copy and change."""
 
-from __future__ import annotations
-
 from weft.cluster.order import Order, Rounds
 
 ROUND_S = 360.0

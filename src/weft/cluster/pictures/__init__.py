@@ -1,7 +1,5 @@
 """Pictures of simulated clusters: an interactive page that needs no network, or a static overview."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Several results side by side: what each policy's users waited, with the range over seeds and ties."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

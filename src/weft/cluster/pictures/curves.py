@@ -1,7 +1,5 @@
 """Charts over time: GPUs allocated, the queue, fragmentation."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Charts of how times are spread over jobs: cumulative distributions on a logarithmic axis."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

@@ -3,8 +3,6 @@
 A page carries the bars as compressed columns and draws those of the window alone, so that it opens at once with 100,000 jobs.
 """
 
-from __future__ import annotations
-
 import base64
 import gzip
 from collections.abc import Sequence

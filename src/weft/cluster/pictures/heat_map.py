@@ -1,7 +1,5 @@
 """How full each group of nodes was, over time: the overview where there are too many jobs to draw each."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

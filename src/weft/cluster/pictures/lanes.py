@@ -5,8 +5,6 @@ numbers each piece takes the lowest free ones when it starts; a share takes the 
 of one time come before its starts, and starts in the order of jobs.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,8 +1,6 @@
 """A static overview by matplotlib: a column of panels for each policy, with the same axes across: the time, from the first
 arrival, that the longest of them shows."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

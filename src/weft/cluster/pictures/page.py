@@ -1,7 +1,5 @@
 """The page: one result, or several side by side, as one HTML file that needs nothing else."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Charts of what jobs waited for: shares by size class, and over time of arrival."""
 
-from __future__ import annotations
-
 import numpy as np
 from bokeh.models import ColumnDataSource, FixedTicker, NumeralTickFormatter
 

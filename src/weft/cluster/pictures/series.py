@@ -4,8 +4,6 @@ Each is a step function, which changes at starts, completions and arrivals. Wher
 it is cut into bins, each with its mean over time and its maximum; both are exact.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,7 +27,7 @@ class Steps:
     value: Floats
 
     @classmethod
-    def of(cls, time: Floats, change: NDArray[np.int64]) -> Steps:
+    def of(cls, time: Floats, change: NDArray[np.int64]) -> "Steps":
         """From changes at times, in any order: thousandths, so that sums are exact. All of one time count as one."""
         order = np.argsort(time, kind="stable")
         time, value = time[order], np.cumsum(change[order]) / WHOLE

@@ -1,7 +1,5 @@
 """The time axis of pictures: which seconds they show, and how seconds are written."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which bars a page holds, and which of them it shows first: as many as can be read."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -11,8 +11,6 @@ the event loop: the fitting node with the highest score wins, ties go by the rul
     PLACEMENT = Placement("best", fewest_free, "the node with the fewest free GPUs")
 """
 
-from __future__ import annotations
-
 from weft.cluster.plugins import discover
 
 PLACEMENTS = discover(__name__, "PLACEMENT")

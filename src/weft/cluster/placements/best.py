@@ -1,7 +1,5 @@
 """Best fit: the node left with the fewest free GPUs."""
 
-from __future__ import annotations
-
 from weft.cluster.placement import Placement
 
 

@@ -1,7 +1,5 @@
 """Best fit over cores and GPUs together, as FGD's authors compare it (Weng et al. 2023): the least left of both."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

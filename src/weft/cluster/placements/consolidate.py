@@ -1,7 +1,5 @@
 """Consolidate (Helios, Hu et al. 2021): the node with the fewest free GPUs that fits; more than a node on whole free nodes."""
 
-from __future__ import annotations
-
 from weft.cluster.placement import Placement
 
 

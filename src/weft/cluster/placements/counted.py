@@ -1,7 +1,5 @@
 """Counted: any free GPUs anywhere will do, the way many published simulators count."""
 
-from __future__ import annotations
-
 from weft.cluster.placement import Placement
 
 

@@ -1,8 +1,6 @@
 """Dot product (after Tetris, Grandl et al. 2014, as FGD's authors compare it, Weng et al. 2023): the node with the least of
 what the piece requests most."""
 
-from __future__ import annotations
-
 import math
 
 from weft.cluster.placement import Placement

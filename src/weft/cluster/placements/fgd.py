@@ -5,8 +5,6 @@ fits nowhere on the node or wants no GPU; else what is free on GPUs that have le
 mean over the typical pods by their share of the trace.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

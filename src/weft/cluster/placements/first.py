@@ -1,7 +1,5 @@
 """First fit: the first node that fits, in the order of the cluster."""
 
-from __future__ import annotations
-
 from weft.cluster.placement import Placement
 
 

@@ -1,7 +1,5 @@
 """GPU clustering (after Gandiva, Xiao et al. 2018, as FGD's authors compare it, Weng et al. 2023): like to like."""
 
-from __future__ import annotations
-
 from weft.cluster.placement import Placement
 from weft.cluster.placements.best_resources import largest
 

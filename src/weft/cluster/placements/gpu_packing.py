@@ -1,8 +1,6 @@
 """GPU packing (Weng et al., NSDI 2022, MLaaS in the wild; as FGD's authors compare it, 2023): GPUs in use before free GPUs of
 nodes in use before idle nodes."""
 
-from __future__ import annotations
-
 from weft.cluster.placement import Placement
 
 

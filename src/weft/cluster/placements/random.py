@@ -1,7 +1,5 @@
 """Random fit: any node that fits, each as likely."""
 
-from __future__ import annotations
-
 from weft.cluster.placement import Placement
 
 

@@ -1,7 +1,5 @@
 """Topology-aware: a job's pieces in one NVLink domain, else in one rack, else in few; the fullest that fit."""
 
-from __future__ import annotations
-
 from weft.cluster.placement import PREFERRED, Placement
 from weft.cluster.placements.best import score
 

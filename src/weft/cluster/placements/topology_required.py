@@ -1,7 +1,5 @@
 """Topology-aware, and a job of several pieces waits until all of them fit in one rack (``required`` in Kueue)."""
 
-from __future__ import annotations
-
 from weft.cluster.placement import REQUIRED, Placement
 from weft.cluster.placements.best import score
 

@@ -1,7 +1,5 @@
 """Worst fit: the node with the most free GPUs."""
 
-from __future__ import annotations
-
 from weft.cluster.placement import Placement
 
 

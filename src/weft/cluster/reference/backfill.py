@@ -11,8 +11,6 @@ beyond it, and from a new job on that the order puts before others. The compiled
 ``engine/conservative_loop.py``.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Nodes, pieces of jobs, and jobs, as the reference simulator has them."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,7 +38,7 @@ class Node:
         """How many pieces of each size it holds: shares, 1, 2, 4, 8, any other number of GPUs."""
         return [sum(piece.size == size for _, piece, _ in self.pieces) for size in range(6)]
 
-    def fits(self, piece: Piece) -> bool:
+    def fits(self, piece: "Piece") -> bool:
         return (
             sum(free >= piece.milli for free in self.milli) >= piece.gpus
             and bool(piece.types >> self.gpu_type & 1)
@@ -49,15 +47,15 @@ class Node:
             and (self.memory < 0 or self.free_memory >= piece.memory)
         )
 
-    def take(self, piece: Piece, job: Any, gpus: list[int]) -> None:
+    def take(self, piece: "Piece", job: Any, gpus: list[int]) -> None:
         self.pieces.append((job, piece, gpus))
         self.change(piece, gpus, 1)
 
-    def give_back(self, piece: Piece, job: Any, gpus: list[int]) -> None:
+    def give_back(self, piece: "Piece", job: Any, gpus: list[int]) -> None:
         self.pieces.remove((job, piece, gpus))
         self.change(piece, gpus, -1)
 
-    def change(self, piece: Piece, gpus: list[int], sign: int) -> None:
+    def change(self, piece: "Piece", gpus: list[int], sign: int) -> None:
         for gpu in gpus:
             self.milli[gpu] -= sign * piece.milli
         self.free_cpu -= sign * piece.cpu

@@ -9,8 +9,6 @@ highest score it takes one in the fullest rack, there in the fullest domain. The
 ``engine/topology.py``.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 from collections.abc import Iterable, Iterator

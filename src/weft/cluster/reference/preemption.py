@@ -13,8 +13,6 @@ Where single GPUs are tracked, a job that goes on keeps its very GPUs: the job t
 nodes if enough are left.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import inspect

@@ -13,8 +13,6 @@ so many seconds. A policy reads the simulator's own jobs and nodes through views
 here is compiled: thousands of jobs, not millions.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math

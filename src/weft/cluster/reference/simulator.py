@@ -1,7 +1,5 @@
 """The reference simulator's clock: what happens at each time, which rule decides, and what a waiting job waits for."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -133,7 +131,7 @@ class Simulator(State):
 
     # ---- running -----------------------------------------------------------------------------------------------------
 
-    def run(self) -> Simulator:
+    def run(self) -> "Simulator":
         """Steps until nothing is left to happen."""
         while self.step():
             pass

@@ -1,7 +1,5 @@
 """The state of a simulation that every scheduling rule works on: the clock, the jobs, the queue and the policy."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Orders among tenants, and quotas. The compiled form is ``engine/tenant_loop.py``."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from weft.cluster import quota

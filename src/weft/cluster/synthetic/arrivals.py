@@ -1,7 +1,5 @@
 """When generated jobs arrive: a Poisson process whose rate follows the hour, the weekday and optionally a random level."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

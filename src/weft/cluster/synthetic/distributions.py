@@ -1,7 +1,5 @@
 """Distributions of positive quantities in a profile (seconds, or estimate over duration)."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -55,7 +53,7 @@ class Quantiles:
                 )
 
     @classmethod
-    def of(cls, sample: NDArray[np.float64]) -> Quantiles:
+    def of(cls, sample: NDArray[np.float64]) -> "Quantiles":
         """The curve of a sample (Hazen's quantiles): all its values up to 100 of them, else 100 points, and among the largest
         also the 1st, 2nd, 4th, 5th, 8th, 11th, 16th …: few jobs of a real trace are most of its GPU hours."""
         n = len(sample)

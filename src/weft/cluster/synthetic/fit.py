@@ -1,7 +1,5 @@
 """A profile fitted to a trace: what its jobs are like, by moments and quantiles; nothing is optimised."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Traces from stated parameters: Poisson arrivals, log-normal durations, a mix of sizes; labelled as generated."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

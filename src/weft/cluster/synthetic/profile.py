@@ -4,8 +4,6 @@ A job belongs to a tenant, the tenant's mix says its size, and the size says wha
 the same thing again and again: with the chance ``repeat`` a job is one more of the campaign of a recent job.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

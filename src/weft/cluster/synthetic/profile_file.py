@@ -1,7 +1,5 @@
 """A profile as a small JSON file, to keep, to edit, or to hand on where the trace itself must not go."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """Acme (Hu et al. 2024): ``trace_seren.csv`` (dates in +08:00) and ``trace_kalos.csv`` (UTC) of the Shanghai AI Laboratory."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Alibaba's disaggregated DLRM inference (2025): one row an instance, requests, and three times of a window in seconds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Chronus (Gao et al. 2021): Tiresias' columns, a deadline after submission (``expect_time_list``) and ``best_effort``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from weft.cluster.files.columns import read

@@ -1,7 +1,5 @@
 """Plain CSV: a column for each that ``Jobs`` has, by its own name; ``submit``, ``duration`` and ``gpus`` are needed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Gavel (Narayanan et al. 2020): tab-separated traces of steps to do, and a table of steps per second by GPU type."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Helios (Hu et al. 2021): ``job_id, vc, gpu_num, submit_time, duration`` in seconds, or raw ``cluster_log.csv`` with dates."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from weft.cluster.files.columns import read

@@ -1,7 +1,5 @@
 """Kubernetes: ``kubectl get pods -A -o json``, or a list of nodes and pods."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Muri (Zhao et al. 2022): Tiresias' columns and more, in milliseconds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from weft.cluster.model import Jobs

@@ -4,8 +4,6 @@ A pod runs from when it was scheduled to its deletion; one that never was is dro
 are kept: they take the cores that others need.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Alibaba PAI (Weng et al. 2022): ``pai_task_table``, with or without a line of names, and ``pai_job_table`` for users."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

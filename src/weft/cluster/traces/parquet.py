@@ -1,7 +1,5 @@
 """Parquet: the columns of ``csv``, read with PyArrow."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping
 from pathlib import Path

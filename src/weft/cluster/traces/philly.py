@@ -1,7 +1,5 @@
 """Philly (Jeon et al. 2019): raw ``cluster_job_log`` (JSON), or ``timestamp, duration, num_gpus, gpu_time, cluster``."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

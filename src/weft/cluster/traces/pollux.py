@@ -1,7 +1,5 @@
 """Pollux (Qiao et al. 2021): workloads ``name, time, application, num_replicas, batch_size`` and folders of measurements."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Slurm: ``sacct --parsable2`` with the fields of :data:`FIELDS`, ``--allusers`` and a start time as you like."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Sia (Jayaram Subramanya et al. 2023): Pollux' workloads, with measurements of several GPU types."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from weft.cluster.model import Jobs

@@ -1,7 +1,5 @@
 """Standard Workload Format (Feitelson): 18 columns of numbers, ``;`` before comments, -1 where nothing is known."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tiresias (Gu et al. 2019): ``job_id, num_gpu, submit_time, iterations, model_name, duration, interval``, in seconds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from weft.cluster.files.columns import read

@@ -4,8 +4,6 @@ Rungs 1 to 8 are in ``matmul.cu``, 9 to 12 in ``matmul_hopper.cu``, 13 and 14 he
 row-major (layout NN), so that their times compare. What each is predicted to gain, counted, is in docs/notes/gemm-ladder.md.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 from collections.abc import Callable

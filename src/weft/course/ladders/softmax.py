@@ -3,8 +3,6 @@
 Times are in docs/measured/softmax.md, predicted from the bytes that each rung moves and measured.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 from pathlib import Path

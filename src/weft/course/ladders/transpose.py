@@ -1,7 +1,5 @@
 """The ladder of transpose: what each rung of ``transpose.cu`` changes, and how it is launched."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Which kernel computes dropout (``DROPOUT``, whose gradient is dropout too), and dropout + residual + RMSNorm (``FORWARD``,
 ``BACKWARD``), with the launches of CUDA C++ kernels; Triton's are in ``kernels.py`` and ``norm_kernels.py``."""
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 from collections.abc import Iterable

@@ -3,8 +3,6 @@
 Forward reads x and writes y; backward reads dy and writes dx, with the mask made again from the seed: nothing is stored.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ The end of a block of a transformer and the beginning of the next. Together they
 would move 7. Backward reads h, dy and dh and writes 2. The mask is made again from the seed.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

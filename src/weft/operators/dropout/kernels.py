@@ -1,7 +1,5 @@
 """Dropout's one kernel, forward and backward, and its launch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

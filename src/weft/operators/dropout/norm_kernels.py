@@ -5,8 +5,6 @@ Whole rows stay in registers: forward to ``row_programs.ONE_PASS`` columns, back
 walked twice there. The weight's gradient is added up in fp32 in a fixed order: partial rows first, then ``partial_sums``.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

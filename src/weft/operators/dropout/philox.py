@@ -8,8 +8,6 @@ the caller's offset and its lower half numbers groups of eight elements, each of
 Source: Salmon, Moraes, Dror & Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3".
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

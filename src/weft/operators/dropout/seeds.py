@@ -1,7 +1,5 @@
 """What a mask depends on besides the index of an element: probability, seed and offset, checked or drawn."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

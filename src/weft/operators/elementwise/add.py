@@ -3,8 +3,6 @@
 ``vector_add`` is the same without broadcasting, written out whole: the example to read first.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Which kernel an element-wise call takes, forward and backward, and how it is launched."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """``geglu(gate, up)``: gelu(gate) · up, with Φ or its tanh form. Source: Shazeer 2020 (arXiv 2002.05202)."""
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 import triton
 import triton.language as tl

@@ -1,7 +1,5 @@
 """``gelu(x)``: x Φ(x), or its tanh form. Source: Hendrycks & Gimpel 2016 (arXiv 1606.08415)."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 import triton

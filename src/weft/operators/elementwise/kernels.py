@@ -4,8 +4,6 @@ An operator gives its *formula*, a Triton function of fp32 values, which a kerne
 Everything is computed in fp32 and rounded once.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

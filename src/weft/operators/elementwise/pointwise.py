@@ -1,8 +1,6 @@
 """An element-wise operator: its definition, its call and its gradient, all from one :class:`Formula` (or one for each value of
 an option)."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """``reglu(gate, up)``: relu(gate) · up. Source: Dauphin et al. 2016 (arXiv 1612.08083), Shazeer 2020 (arXiv 2002.05202)."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

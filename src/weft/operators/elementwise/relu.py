@@ -4,8 +4,6 @@ The gradient needs one bit of each element. Where a gradient is wanted, forward 
 so backward reads dy and the bits instead of dy and y, and x may be overwritten.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """``silu(x)``: x / (1 + exp(-x)), also called swish. Source: Elfwing, Uchibe & Doya 2017 (arXiv 1702.03118)."""
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 import triton
 import triton.language as tl

@@ -1,7 +1,5 @@
 """``swiglu(gate, up)``: silu(gate) · up, as in LLaMA. Source: Shazeer 2020 (arXiv 2002.05202)."""
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 import triton
 import triton.language as tl

@@ -4,8 +4,6 @@ It reads two tensors, writes one and does one addition an element: 1/12 FLOP per
 its only limit and the ceiling is the machine's streaming rate at two reads for one write.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which kernel gathers rows of a table, and which sums the table's gradient."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -4,8 +4,6 @@ Forward compulsorily reads the ids and each row that they name, and writes one r
 for each, and writes the whole table's gradient. No arithmetic but the gradient's sums: bandwidth is the limit.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

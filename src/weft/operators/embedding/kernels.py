@@ -6,8 +6,6 @@ chunk of ``CHUNK`` sorted ids that lies inside one run beforehand, by programs o
 Rows that no id names are written as zeros by the same kernel, so the table's gradient is written once.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

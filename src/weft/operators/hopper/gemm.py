@@ -1,7 +1,5 @@
 """The plan of ``gemm.cu``: products on Hopper's tensor cores by wgmma, fed by TMA (sm_90 and no other)."""
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 from pathlib import Path

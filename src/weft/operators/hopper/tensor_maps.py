@@ -1,7 +1,5 @@
 """Tensor maps: what Hopper's copy engine (TMA) must know of a matrix, made on the host and passed with a launch."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 from collections.abc import Callable

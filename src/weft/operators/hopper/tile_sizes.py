@@ -1,7 +1,5 @@
 """Which tile Hopper's main loop takes: what fits, a model of what a launch costs, what is worth measuring."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from weft.operators.configs import Config, Configurations, grid_of

@@ -1,7 +1,5 @@
 """The activations of ``linear``: those of the element-wise operators, by the names that a layer's user writes."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple

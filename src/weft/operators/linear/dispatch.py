@@ -4,8 +4,6 @@
 x [..., K], weight [N, K] ([2N, K] of a gated activation), y and residual [..., N]; M is the product of x's leading dimensions.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Any
@@ -363,7 +361,7 @@ class FewRowsCall(Call):
         return len(self.x) * len(self.w) == 0
 
 
-def many_rows(c: FewRowsCall | WeightGradientCall) -> str:
+def many_rows(c: "FewRowsCall | WeightGradientCall") -> str:
     return (
         f"{len(c.x)} rows of x; sums of up to {gemv.MOST_ROWS} stay in registers" if len(c.x) > gemv.MOST_ROWS else ""
     )

@@ -5,8 +5,6 @@ which w is read is the limit. Each element of w is read once, 16 bytes at a time
 dw = dyᵀ · x writes N·K elements: the rate of writing is the limit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -4,8 +4,6 @@ y [M, N] = act(x [M, K] · wᵀ + bias) + residual, w [N, K]; of a gated activat
 gate and up being the products with its first and its last N rows. Both halves of a column meet in one program.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

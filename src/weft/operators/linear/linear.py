@@ -4,8 +4,6 @@
 registers, which saves a trip of [M, N] or [M, 2N] through memory for each (README.md).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import Any

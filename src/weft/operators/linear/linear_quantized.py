@@ -4,8 +4,6 @@ Delayed scaling (Micikevicius et al. 2022, arXiv 2209.05433): the scale comes fr
 result is quantised while it is in registers, and its own largest value comes back for the next step's scale.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What ``linear`` and ``linear_quantized`` are verified and timed on: references, inputs, compulsory work, mistakes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

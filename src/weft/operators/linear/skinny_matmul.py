@@ -3,8 +3,6 @@
 2·M·N·K operations on N·K + M·(K + N) elements: M operations a byte in 16 bits, so reading w is the limit (README.md).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

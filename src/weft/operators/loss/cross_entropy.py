@@ -4,8 +4,6 @@ The loss compulsorily reads the logits [M, V]; with the gradient they are read o
 ten operations an element: memory bandwidth is the limit (formulas: kernels.py; theory and measurements: docs/notes/loss.md).
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

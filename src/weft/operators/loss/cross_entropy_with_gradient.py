@@ -4,8 +4,6 @@ What a training step pays for its loss: the logits are read once and the gradien
 "forward and backward" of cross entropy means: peers run both inside the call.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -1,8 +1,6 @@
 """Which kernel computes cross entropy and its gradient; for ``linear_cross_entropy`` also when the gradients are made.
 Thresholds were measured on an H200 (docs/notes/loss.md)."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 from collections.abc import Callable, Iterator
@@ -149,7 +147,7 @@ class GradientCall(RowsCall):
     @classmethod
     def of(
         cls, x: Tensor, target: Tensor, w: Tensor, dloss: Tensor, dx: Tensor, options: Options, weighted: bool
-    ) -> GradientCall:
+    ) -> "GradientCall":
         return cls(x, target, w if weighted else None, options, dloss, dx)
 
     @property

@@ -11,8 +11,6 @@ that makes the gradient with the loss reads the logits once, up to ``ONE_PASS`` 
 time from L2 where they fit (``cluster.cu`` keeps them on chip).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

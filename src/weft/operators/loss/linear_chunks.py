@@ -6,8 +6,6 @@ chunk adds to dweight is summed in fp32 inside the product, but dweight is round
 counts what that costs, and why there are few chunks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -5,8 +5,6 @@ operations a byte, so the rate of the matrix units is the limit. What it saves i
 (methods, counts and measurements: docs/notes/loss.md).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

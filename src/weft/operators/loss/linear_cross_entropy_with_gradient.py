@@ -4,8 +4,6 @@ What a training step pays for its head: three products of 2·T·D·V operations.
 of linear cross entropy means, with its memory: peers run both inside the call.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -5,8 +5,6 @@ maximum, sum of exponentials (online softmax, Milakov & Gimelshein 2018), smooth
 shared out over programs; a second kernel combines their parts in a fixed order.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

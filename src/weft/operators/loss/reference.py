@@ -1,7 +1,5 @@
 """What cross entropy and cross entropy with its gradient share: reference, inputs, workloads, and ways to be wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -2,8 +2,6 @@
 ``WEIGHT_ONLY``. Neither has a kernel backward: quantised values have no gradient.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -23,8 +23,6 @@ Slice i of a chunk is then ``word >> (bits · i)`` under a mask. Rows are filled
 256 in 8 bits. Codes of ``int8`` are stored with 128 added.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -61,7 +59,7 @@ class QuantizedWeight(NamedTuple):
     group: int
     columns: int
 
-    def to(self, device: torch.device | str) -> QuantizedWeight:
+    def to(self, device: torch.device | str) -> "QuantizedWeight":
         """Its tensors on a device."""
         zero = None if self.zero is None else self.zero.to(device)
         return self._replace(words=self.words.to(device), scale=self.scale.to(device), zero=zero)

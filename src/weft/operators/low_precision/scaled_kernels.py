@@ -6,8 +6,6 @@ sum; scales of blocks multiply the sum of each 128 terms of K, which is added up
 accumulator of fp8 products keeps about 14 bits (DeepSeek-V3, arXiv 2412.19437, section 3.3.2).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

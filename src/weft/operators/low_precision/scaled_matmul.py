@@ -4,8 +4,6 @@
 (docs/notes/low_precision.md).
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple

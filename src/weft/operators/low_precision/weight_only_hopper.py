@@ -6,8 +6,6 @@ ALONG warpgroups takes every ALONGth; the BLOCKS blocks of a cluster share out K
 STAGES of them are in flight or being read.
 """
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 from collections.abc import Iterator

@@ -7,8 +7,6 @@ point away, (u - zero) · unit, without rounding; the scale, divided by the unit
 are neighbours in the prepared layout (:mod:`weft.operators.low_precision.quantized_weight`) and where tensor cores expect them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -3,8 +3,6 @@
 Reads N·K codes of 8 or 4 bits and their scales; x and y have 16 bits, sums 32. Reading the codes is the limit (README.md).
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -4,8 +4,6 @@
 all, is one product of two matrices (README.md).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

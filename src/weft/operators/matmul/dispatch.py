@@ -4,8 +4,6 @@ own.
 a [*batch, M, K], b [*batch, K, N], c [*batch, M, N]; batch dimensions broadcast.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

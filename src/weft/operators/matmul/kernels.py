@@ -6,8 +6,6 @@ slices. Where there are few tiles and many terms, each tile's sum is split over 
 adds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

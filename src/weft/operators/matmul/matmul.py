@@ -4,8 +4,6 @@
 ridge, so the rate of the matrix units is the limit (README.md).
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

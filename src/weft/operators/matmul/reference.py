@@ -5,8 +5,6 @@ B counts products; ``matmul`` has no B and no batch dimensions. The option broad
 columns] as attention's tensors lie, with H = gcd(B, 16).
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``coalesced_access(x)``: a copy in which neighbouring lanes read neighbouring addresses: all others are measured by it."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

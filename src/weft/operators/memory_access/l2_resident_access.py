@@ -3,8 +3,6 @@
 Each pass takes the maximum of every 4096 elements, so next to nothing is written.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

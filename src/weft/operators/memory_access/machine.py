@@ -1,7 +1,5 @@
 """What the predictions of this family are made from: a machine in eight numbers."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """``misaligned_access(x, offset)``: a copy that starts in the middle of a line, so that accesses cannot be wide."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,8 +1,6 @@
 """An access pattern as an operator: which kernel a call takes, the call, its implementations, what all definitions share; and
 the copy that several patterns are."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

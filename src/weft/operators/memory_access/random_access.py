@@ -1,7 +1,5 @@
 """``random_access(x, index)``: blocks of 32 to 512 bytes gathered from anywhere: what an embedding or a page table does."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

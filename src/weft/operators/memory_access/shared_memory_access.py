@@ -4,8 +4,6 @@ Within each tile of 1024 elements, y[t] = max over r < 8 of x[(t * stride + r) %
 is moved.
 """
 
-from __future__ import annotations
-
 import collections
 import ctypes
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``strided_access(x, stride)``: every stride-th element, packed. The bytes between them come along and are thrown away."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,8 +1,6 @@
 """``vectorized_access(x, width)``: a copy with one access a thread, 4, 8 or 16 bytes wide: what is in flight, and when it is
 too little."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -3,8 +3,6 @@
 Every row of y is read once and a row for each token written; two operations an element: bandwidth is the limit.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

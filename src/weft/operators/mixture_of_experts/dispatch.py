@@ -4,8 +4,6 @@ Triton's launches are in ``kernels.py``.
 T tokens of D columns, E experts, k of them for each token, R = T·k rows.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable

@@ -5,8 +5,6 @@ its elements, so that from some hundred rows a group on the rate of the matrix u
 (docs/notes/mixture_of_experts.md).
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from typing import Any

@@ -3,8 +3,6 @@
 T tokens, E experts (groups), K experts of each token, R = T·K rows; each section has its other letters.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

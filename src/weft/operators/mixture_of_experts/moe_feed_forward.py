@@ -5,8 +5,6 @@ feed-forward networks.
 between (k hidden rows and k output rows for each token) is work of this way of doing it, not of the layer.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

@@ -4,8 +4,6 @@ A row is written for each place and each token's row read once; no arithmetic: b
 takes ``source`` itself, and then these rows are never written.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """What the operators of a mixture of experts share: references in plain PyTorch, checks of arguments, random routes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

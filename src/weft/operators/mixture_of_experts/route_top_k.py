@@ -5,8 +5,6 @@ Compulsorily the logits are read and five small tensors written; a few operation
 language models that is a few MB, so launches are what it costs (docs/notes/mixture_of_experts.md).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -3,8 +3,6 @@
 The two together read 2 tensors and write 2; apart they would move 5. h is what the next block adds to (the prenorm output).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch.nn.functional as F

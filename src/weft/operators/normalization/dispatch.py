@@ -5,8 +5,6 @@ which the public functions call.
 M rows of N columns; h = x + residual is what is normalised (x where no residual is added).
 """
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 import functools

@@ -7,8 +7,6 @@ Reads are marked ``evict_last``: docs/notes/softmax.md says what that brings. Ar
 never read.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -4,8 +4,6 @@ Forward compulsorily reads x and writes y; backward reads x and dy and writes dx
 each). Source: Ba, Kiros & Hinton 2016 (arXiv 1607.06450).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """What the definitions of the four norms share: the formula, inputs, cost, tolerance, workloads, mutants."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

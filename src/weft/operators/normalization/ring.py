@@ -3,8 +3,6 @@
 Used by the gradients of the norms (``dispatch.py``) and of dropout + residual + RMSNorm (``dropout/dispatch.py``).
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable
 from typing import NamedTuple

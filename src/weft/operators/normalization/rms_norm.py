@@ -4,8 +4,6 @@ Forward compulsorily reads x and writes y; backward reads x and dy and writes dx
 each). A few operations an element: memory bandwidth is the limit. Source: Zhang & Sennrich 2019 (arXiv 1910.07467).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

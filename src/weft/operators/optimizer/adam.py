@@ -4,8 +4,6 @@ Reads weight, gradient and two moments, writes weight and moments: 28 bytes a pa
 (``adamw.py``) is the same but for its weight decay.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

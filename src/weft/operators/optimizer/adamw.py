@@ -3,8 +3,6 @@
 Adam (``adam.py``) with decoupled weight decay: the same definition, kernels and cost.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor

@@ -3,8 +3,6 @@
 Reads weight, gradient and two codes, writes weight and codes: 10 bytes a parameter in 16 bits, and 16 for each block.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Sequence
 from typing import Any

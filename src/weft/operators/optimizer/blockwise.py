@@ -1,7 +1,5 @@
 """States in 8 bits in PyTorch: blocks of neighbours in memory, their codes and scales; equal to ``block_codes`` to rounding."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Which kernel makes a step: the family's one table, and the calls that read it."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable, Sequence

@@ -16,8 +16,6 @@ concave as well), so that the expectation is the number.
 Source: Dettmers, Lewis, Shleifer & Zettlemoyer 2021, "8-bit Optimizers via Block-wise Quantization", arXiv 2110.02861.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 

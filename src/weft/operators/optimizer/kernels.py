@@ -8,8 +8,6 @@ Values in memory are plain, or a bf16 weight that is rounded stochastically or h
 codes with one fp32 scale (the largest magnitude) for each block of neighbours.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -3,8 +3,6 @@
 Reads weight, gradient and one moment, writes weight and moment: 20 bytes a parameter in fp32, 10 in 16 bits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ What never changes from step to step (addresses of weights and states, sizes, ki
 the groups' numbers share one small buffer, which is uploaded when they differ from the last ones.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 from abc import abstractmethod

@@ -12,8 +12,6 @@ is, as in PyTorch. Nesterov's variant goes along g + μ b instead of b.
 Lion (Chen et al. 2023): p ← p (1 − lr λ) − lr sign(β₁ m + (1 − β₁) g),  m ← β₂ m + (1 − β₂) g.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

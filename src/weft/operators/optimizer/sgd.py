@@ -3,8 +3,6 @@
 Reads weight and gradient, writes the weight: 12 bytes a parameter in fp32, 6 in 16 bits; with momentum 20 and 10.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """What the definitions of the optimizers share: their tensors, cost, workloads and mutants."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

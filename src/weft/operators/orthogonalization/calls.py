@@ -1,8 +1,6 @@
 """What the family's operators share: their PyTorch operators, how the two symmetric products are called, what is drawn and
 registered for them."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -10,8 +10,6 @@ shrunk by 1.01 in its argument and the matrix divided by 1.01 times its norm, so
 values out of the interval.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

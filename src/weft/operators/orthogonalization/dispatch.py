@@ -5,8 +5,6 @@ slab with its mirror image. The second operand of a product of symmetric matrice
 matrix: then K is contiguous in both.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Symmetric, so M·(M + 1)·N operations where a product of two matrices has 2·M�
 docs/notes/orthogonalization.md).
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload

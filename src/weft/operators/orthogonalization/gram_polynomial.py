@@ -3,8 +3,6 @@
 The middle product of a quintic Newton–Schulz step, with A = X·Xᵀ: M²·(M + 1) operations where PyTorch's ``addmm`` does 2·M³.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -14,8 +14,6 @@ Hence fp16, which has 3 bits more at the same rate (all values here are below 20
 start from X after every third step. docs/notes/orthogonalization.md has the errors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -8,8 +8,6 @@ matrix do): it computes the tiles on and below the diagonal, half of the operati
 where a batch fits) and written once, where PyTorch's reduction, product, limit and quotient are five launches.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -4,8 +4,6 @@ A few quintic steps on X / ‖X‖, which is what the optimizer Muon does to a m
 operations are the limit; docs/notes/orthogonalization.md counts them for the forms of the iteration.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 Compulsorily values and scales are read and the result is written once; one multiplication an element: bandwidth is the limit.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Which kernels quantisation and its inverse take, and how they are launched."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import math

@@ -3,8 +3,6 @@
 ``M`` rows and ``N`` columns are the last two dimensions; leading ones count as further rows, or for blocks as a batch.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -12,8 +12,6 @@ last place is such a step. From sm_89 on, one instruction rounds two elements; i
 2**-17 of a step.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

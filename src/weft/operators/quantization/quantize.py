@@ -4,8 +4,6 @@ Compulsorily x is read and values and scales are written once; scales that span 
 read, unless they are given. A few operations an element: bandwidth is the limit.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import Any

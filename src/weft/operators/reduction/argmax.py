@@ -1,7 +1,5 @@
 """``argmax(x, dim=None)``: the index of the largest value; the first of equals, and NaN is above all, as in PyTorch."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -5,8 +5,6 @@ is taken of groups of neighbouring elements, one instruction an element; the ind
 looked up once, in the group that has the maximum.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -3,8 +3,6 @@
 The six operators share both tables. The gradients of sums and means are views of the result's gradient and take no kernel.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 from collections.abc import Callable

@@ -9,8 +9,6 @@ mask [M, ceil(N / 8), K] uint8, dense: bit i of byte j belongs to element 8 j + 
 element equals it, and all bits are 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -326,7 +324,7 @@ def fits_a_tile(v: AxisView) -> bool:
     return walked(v) or bucket(v.N) * min(bucket(v.K), 4 if INTERPRETING else NARROW) <= MOST
 
 
-def mask_gradient_plan(dy: Tensor, mask: Tensor, dx: Tensor, p: MaskPlan, strides: tuple[int, int]) -> Plan:
+def mask_gradient_plan(dy: Tensor, mask: Tensor, dx: Tensor, p: "MaskPlan", strides: tuple[int, int]) -> Plan:
     """Call with ``(dy, mask, dx)``; ``strides`` are those of dy in M and K."""
     kernels = (gradient_of_mask_columns, gradient_of_mask_tiles)
     return _plan(kernels, GRADIENT, p.v, p.dx, dy, (*strides, p.dx.m, p.dx.n, p.dx.k), {})
@@ -372,7 +370,7 @@ def _spans_plan(kernel: Any, spans: Spans, scalars: tuple[int, ...], first: dict
     return Plan(kernel, (v.M * spans.count * triton.cdiv(v.K, cols),), every, constants)
 
 
-def spans_gradient_plan(dy: Tensor, dx: Tensor, p: SpansPlan, strides: tuple[int, int]) -> Plan:
+def spans_gradient_plan(dy: Tensor, dx: Tensor, p: "SpansPlan", strides: tuple[int, int]) -> Plan:
     """Call with ``(x, y, dy, ties, hits, dx)``; ``strides`` are those of dy in M and K."""
     return _spans_plan(gradient_in_spans, p.spans, (*strides, p.dx.m, p.dx.n, p.dx.k), {}, p.v.unit(p.dx))
 

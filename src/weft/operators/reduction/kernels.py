@@ -5,8 +5,6 @@ tile [ROWS, REACH, COLS]: element by element in each thread as it walks along N,
 costs one operation and a result a few shuffles. The order depends on shapes only, never on timing.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import Any
@@ -347,7 +345,7 @@ class Tiling:
             "DENSE": v.dense_axis,
         }
 
-    def in_parts(self, v: AxisView, length: int, few: int, device: torch.device) -> Tiling:
+    def in_parts(self, v: AxisView, length: int, few: int, device: torch.device) -> "Tiling":
         """Cuts N into parts of about ``length`` elements where there are more than ``few`` elements and too few programs."""
         step = self.reach * self.unroll
         whole = triton.cdiv(v.N, step) * step
@@ -409,7 +407,7 @@ class Formula:
     tie: Any = None
 
     @property
-    def of_partials(self) -> Formula:
+    def of_partials(self) -> "Formula":
         """What joins the partial results of this one."""
         return Formula(itself, self.join, self.finish, self.neutral, self.neutral)
 

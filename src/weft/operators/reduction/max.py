@@ -1,7 +1,5 @@
 """``max(x, dim=None)``: the largest value over one axis or everything; NaN if there is any, as ``torch.amax``."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``mean(x, dim=None)``: a sum divided by its number of elements, in fp32."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

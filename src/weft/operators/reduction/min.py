@@ -1,7 +1,5 @@
 """``min(x, dim=None)``: the smallest value over one axis or everything; NaN if there is any, as ``torch.amin``."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """``norm(x, p=2, dim=None)``: the p-norm over one axis or everything, p = 1, 2 or infinity, as ``torch.linalg.vector_norm``."""
 
-from __future__ import annotations
-
 import math
 import sys
 from typing import Any

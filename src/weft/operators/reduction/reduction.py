@@ -1,7 +1,5 @@
 """What the six reductions share: the public call, its gradient and single kernels; inputs, cost, workloads and mutants."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

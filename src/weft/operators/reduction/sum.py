@@ -1,7 +1,5 @@
 """``sum(x, dim=None)``: over one axis or everything. One read of x and one addition an element: nothing but bandwidth."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """The one kernel of the rotary embedding, and when PyTorch is called instead."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

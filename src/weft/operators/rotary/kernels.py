@@ -1,7 +1,5 @@
 """The one Triton kernel of the rotary embedding, forward and backward, and its launch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ Reads q, k and the tables of cosines and sines, writes both results: bandwidth i
 the negative angles.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """``cumprod(x, dim=-1)``: running products. One read and one write an element; the gradient reads x, y and dy."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

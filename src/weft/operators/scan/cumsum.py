@@ -1,7 +1,5 @@
 """``cumsum(x, dim=-1)``: running sums. One read, one write and one addition an element: nothing but bandwidth."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -3,8 +3,6 @@
 The gradient of a sum is a scan from the other end, so forward's table serves it.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 from collections.abc import Callable, Iterable, Sequence
@@ -414,7 +412,7 @@ class GradientRows:
     cluster: int
 
     @classmethod
-    def of(cls, c: ScanCall) -> GradientRows:
+    def of(cls, c: ScanCall) -> "GradientRows":
         v, x, config = c.v, c.x, c.config(c.op.gradient_rows)
         count, threads, most = 16 // x.element_size(), config["THREADS"], config["BYTES"] // 16
         whole = 32 * warps_of(v.N * x.element_size(), config["BYTES"]) <= MAX_CLUSTER * threads

@@ -5,8 +5,6 @@ M is what lies before the scanned axis, K what lies after it. ``scan_tiles`` wal
 inclusive one of the input shifted by one element, and a reversed one runs from the end.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

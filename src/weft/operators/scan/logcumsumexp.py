@@ -1,7 +1,5 @@
 """``logcumsumexp(x, dim=-1)``: log of running sums of exponentials, without overflow."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

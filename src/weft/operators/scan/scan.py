@@ -1,7 +1,5 @@
 """What the three scans share: the public call, its gradient and single kernels; inputs, cost, workloads and mutants."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ Row i of [S, T] keeps the columns j <= i + T - S, so the last row keeps all. For
 square) and writes all of y; backward reads what is kept of y and dy and writes all of dx. Bandwidth is the limit.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Which kernel computes a softmax, forward and backward: one pair of tables for ``softmax`` and ``log_softmax``, one for
 ``causal_softmax`` and ``masked_softmax``. Thresholds were measured on an H100 and an H200 (docs/notes/softmax.md)."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import numbers

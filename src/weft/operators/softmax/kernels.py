@@ -5,8 +5,6 @@ time from L2 where it fits; ``cluster.cu`` keeps such rows on chip. Reads are ma
 what that brings.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import triton

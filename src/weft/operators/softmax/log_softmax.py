@@ -1,7 +1,5 @@
 """``log_softmax(x, dim=-1)``: x - logsumexp(x) along one dimension, forward and backward; memory bandwidth is the limit."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

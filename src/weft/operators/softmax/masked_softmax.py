@@ -4,8 +4,6 @@ Forward compulsorily reads x and the mask (as small as it is before it is broadc
 writes dx. Bandwidth is the limit.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -4,8 +4,6 @@ Forward reads x and writes y; backward reads y and dy and writes dx. Arithmetic 
 an element, so memory bandwidth is the limit.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

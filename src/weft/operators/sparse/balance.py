@@ -1,7 +1,5 @@
 """How a matrix's work is shared out: statistics of its rows, and the merge path's partition into equal parts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """``BSR``: a sparse matrix of dense square blocks."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -57,7 +55,7 @@ class BSR(Compressed):
         return self.values.shape[1]
 
     @classmethod
-    def from_torch(cls, a: Tensor, block: int | None = None) -> BSR:
+    def from_torch(cls, a: Tensor, block: int | None = None) -> "BSR":
         """From a matrix of layout ``sparse_bsr`` (shares its memory), or with a block size of any other layout."""
         if not isinstance(a, Tensor):
             raise TypeError(f"BSR.from_torch: argument 'a' is a {type(a).__name__}; expected a torch.Tensor")
@@ -80,7 +78,7 @@ class BSR(Compressed):
         return cls(a.crow_indices(), a.col_indices(), values, (a.shape[0], a.shape[1]))
 
     @classmethod
-    def from_scipy(cls, a: scipy.sparse.spmatrix | scipy.sparse.sparray, block: int, device: Any = "cpu") -> BSR:
+    def from_scipy(cls, a: "scipy.sparse.spmatrix | scipy.sparse.sparray", block: int, device: Any = "cpu") -> "BSR":
         """From any of SciPy's sparse matrices or arrays, in blocks of ``block`` rows and columns.
 
         Raises:

@@ -4,8 +4,6 @@
 dense product, of which only the stored share is computed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

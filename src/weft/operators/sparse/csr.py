@@ -1,7 +1,5 @@
 """``CSR``: a sparse matrix as row offsets, column indices and values."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,7 +50,7 @@ class CSR(Compressed):
         """Z, the number of stored elements."""
         return len(self.values)
 
-    def with_values(self, values: Tensor) -> CSR:
+    def with_values(self, values: Tensor) -> "CSR":
         """The same pattern with other values [Z], and with all that was computed from it."""
         check_array("CSR", "values", values, VALUES, 1, self.row_offsets)
         if len(values) != self.stored:
@@ -74,7 +72,7 @@ class CSR(Compressed):
             held[0] = Kept(self.values)
         return held[0].get(key, make)
 
-    def transposed(self) -> CSR:
+    def transposed(self) -> "CSR":
         """The transposed matrix, [N, M]; its pattern is computed once."""
 
         def make() -> tuple[CSR, Tensor]:
@@ -87,7 +85,7 @@ class CSR(Compressed):
     # ---- conversions -------------------------------------------------------------------------------------------------
 
     @classmethod
-    def from_torch(cls, a: Tensor) -> CSR:
+    def from_torch(cls, a: Tensor) -> "CSR":
         """From a matrix of layout ``sparse_csr`` (shares its memory), ``sparse_coo`` (duplicates stay), ``sparse_bsr``,
         ``sparse_csc`` or dense (its zeros are left out)."""
         if not isinstance(a, Tensor):
@@ -113,7 +111,7 @@ class CSR(Compressed):
         return cls(a.crow_indices(), a.col_indices(), values if values.requires_grad else values.detach(), shape)
 
     @classmethod
-    def from_scipy(cls, a: scipy.sparse.spmatrix | scipy.sparse.sparray, device: Any = "cpu") -> CSR:
+    def from_scipy(cls, a: "scipy.sparse.spmatrix | scipy.sparse.sparray", device: Any = "cpu") -> "CSR":
         """From any of SciPy's sparse matrices or arrays.
 
         Raises:
@@ -125,7 +123,7 @@ class CSR(Compressed):
         offsets, columns, values = (torch.from_numpy(t).to(device) for t in (a.indptr, a.indices, a.data))
         return cls(offsets, columns, values, (int(a.shape[0]), int(a.shape[1])))
 
-    def to_scipy(self) -> scipy.sparse.csr_array:
+    def to_scipy(self) -> "scipy.sparse.csr_array":
         """A ``scipy.sparse.csr_array`` of a copy on the CPU; bfloat16 becomes float32.
 
         Raises:

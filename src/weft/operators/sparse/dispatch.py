@@ -1,8 +1,6 @@
 """Which kernel multiplies by a CSR matrix. Gradients take the kernel of forward, by its name (``KERNELS``), with the transposed
 matrix: choosing afresh would wait for the device."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor

@@ -5,8 +5,6 @@ Both read values and column indices once, as a stream that need not stay in the 
 should. Every stored element gathers a whole line of B, of which a program takes BLOCK columns, but a single element of x.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Where a sparse matrix's stored elements lie: what must hold of row offsets and columns, what is computed once from them."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Callable

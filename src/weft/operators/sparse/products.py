@@ -1,8 +1,6 @@
 """What sparse products share: the check of their arguments; and of ``spmv`` and ``spmm``, A·b with a CSR A [M, N] and b [N] or
 [N, K], the reference, kernels under autograd, random matrices and the definition."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence

@@ -3,8 +3,6 @@
 One read, one write, twelve comparisons for four elements: bandwidth is the limit.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

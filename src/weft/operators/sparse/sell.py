@@ -4,8 +4,6 @@ SELL-C-σ: Kreutzer, Hager, Wellein, Fehske & Bishop, "A unified sparse matrix d
 matrix-vector multiplication on modern processors with wide SIMD units", SIAM J. Sci. Comput. 36(5), 2014 (arXiv 1307.6209).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +49,7 @@ class SELL:
         return f"SELL({m} × {n}, slices of {self.slice_rows}, {len(self.values)} with padding, {dtype}, {self.values.device})"
 
     @classmethod
-    def from_csr(cls, matrix: CSR, slice_rows: int = SLICE, window: int = WINDOW) -> SELL:
+    def from_csr(cls, matrix: CSR, slice_rows: int = SLICE, window: int = WINDOW) -> "SELL":
         """From a CSR; waits for the device once.
 
         Args:

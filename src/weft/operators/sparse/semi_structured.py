@@ -1,7 +1,5 @@
 """``Sparse24``: a matrix with two of every four consecutive elements of a row stored (2:4 semi-structured)."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import InitVar, dataclass
 
@@ -68,12 +66,12 @@ class Sparse24:
         (m, k), dtype = self.shape, str(self.values.dtype).removeprefix("torch.")
         return f"Sparse24({m} × {k}, {dtype}, {self.values.device})"
 
-    def with_values(self, values: Tensor) -> Sparse24:
+    def with_values(self, values: Tensor) -> "Sparse24":
         """The same places with other values [M, K / 2]."""
         return dataclasses.replace(self, values=values, check=False)
 
     @classmethod
-    def from_dense(cls, a: Tensor) -> Sparse24:
+    def from_dense(cls, a: Tensor) -> "Sparse24":
         """From a matrix [M, K] with at most two non-zeros in every group of four (``prune_2_4`` makes one of any).
 
         Raises:

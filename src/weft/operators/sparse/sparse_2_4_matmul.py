@@ -5,8 +5,6 @@ registers and multiplies densely: it saves A's bytes, not operations, and runs a
 saves both.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ other).
 Shapes: A [M, K] by its values [M, K / 2] and metadata [M, K / 16], as ``Sparse24`` has them; B [K, N]; C [M, N].
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Iterator
 from pathlib import Path

@@ -4,8 +4,6 @@
 of b is read as often as its column is named, out of whatever cache holds it.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -4,8 +4,6 @@
 the limit; of the device's memory for the stored elements, of the L2 cache for x, whose every use is a gather of 32 bytes.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

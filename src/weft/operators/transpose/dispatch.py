@@ -1,7 +1,5 @@
 """Which kernel a transpose takes, and how it is launched."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ It reads x and writes y and computes nothing: bandwidth is the only limit. What 
 columns of x (README.md). The gradient is another transpose.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -3,8 +3,6 @@
 x is [B, C, S], with S all spatial dimensions; a group is C / G channels of one batch entry, n elements; M = B * G groups.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import math
@@ -118,7 +116,7 @@ class GroupNormCall(OfGroups):
         return self.weight if self.weight is not None else self.bias if self.bias is not None else self.x
 
     @property
-    def layout(self) -> Groups:
+    def layout(self) -> "Groups":
         return Groups(self.x, self.groups, forward_configuration, HELD)
 
 
@@ -133,7 +131,7 @@ class GradientCall(OfGroups):
         self.summed = summed
 
     @property
-    def layout(self) -> Groups:
+    def layout(self) -> "Groups":
         return Groups(self.x, self.groups, backward_configuration, HELD_BACKWARD)
 
 

@@ -4,8 +4,6 @@ Forward compulsorily reads x and writes y; backward reads x and dy and writes dx
 a channel each). Source: Wu & He 2018 (arXiv 1803.08494).
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

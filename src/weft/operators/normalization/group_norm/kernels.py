@@ -5,8 +5,6 @@ groups, [ROWS, CHANNELS, SPACE]. Reads are marked ``evict_last`` (why: docs/note
 off are never read.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 
