@@ -82,11 +82,11 @@ class Measurement:
         known = {f.name: f for f in fields(cls)}
         given = {key: value for key, value in data.items() if key in known}
         for name, f in known.items():
-            expected = _TYPES[str(f.type)]
+            expected = _TYPES[f.type]
             if name in given and (
-                not isinstance(given[name], expected) or isinstance(given[name], bool) != (f.type == "bool")
+                not isinstance(given[name], expected) or isinstance(given[name], bool) != (f.type is bool)
             ):
-                raise ValueError(f"field '{name}' is {given[name]!r:.40}; expected {f.type}")
+                raise ValueError(f"field '{name}' is {given[name]!r:.40}; expected {getattr(f.type, '__name__', f.type)}")
         if missing := [f.name for f in list(known.values())[:6] if f.name not in given]:
             raise ValueError(f"it lacks {', '.join(missing)}")
         made = cls(**given)
@@ -117,16 +117,16 @@ def ceiling(name: str, metric: str, value: float, unit: str, **context: Any) -> 
 
 
 _NUMBER: tuple[type, ...] = (int, float)
-_TYPES: dict[str, tuple[type, ...]] = {
-    "str": (str,),
-    "bool": (bool,),
-    "int": (int,),
-    "float": _NUMBER,
-    "str | None": (str, type(None)),
-    "int | None": (int, type(None)),
-    "float | None": (*_NUMBER, type(None)),
-    "dict[str, Any]": (dict,),
-    "dict[str, str]": (dict,),
+_TYPES: dict[Any, tuple[type, ...]] = {
+    str: (str,),
+    bool: (bool,),
+    int: (int,),
+    float: _NUMBER,
+    str | None: (str, type(None)),
+    int | None: (int, type(None)),
+    float | None: (*_NUMBER, type(None)),
+    dict[str, Any]: (dict,),
+    dict[str, str]: (dict,),
 }
 
 
