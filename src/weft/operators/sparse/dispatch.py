@@ -10,19 +10,18 @@ from weft.operators.dispatch import ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.sparse.balance import RowStatistics, statistics
 from weft.operators.sparse.csr import CSR
 from weft.operators.sparse.kernels import by_parts, by_rows
-from weft.operators.sparse.sell import SELL, by_slices
 
 MOST_PADDING = 2.0  # lanes that row-split may occupy for each stored element
 LONGEST_ROW = 16384  # elements that one group of lanes may walk: 128 steps of the widest
 
-KERNELS = {"row_split": by_rows, "merge": by_parts, "sell": by_slices}  # (matrix, b, y)
+KERNELS = {"row_split": by_rows, "merge": by_parts}  # (matrix, b, y)
 
 
 @dataclass
 class MatrixCall(Call):
-    """A CSR (of spmv a SELL too) times x: [N], or [N, K]. A plan is called with ``(matrix, x, y)``."""
+    """A CSR times x: [N], or [N, K]. A plan is called with ``(matrix, x, y)``."""
 
-    matrix: CSR | SELL
+    matrix: CSR
     x: Tensor
 
     @property
@@ -36,7 +35,6 @@ class MatrixCall(Call):
     @property
     def rows(self) -> RowStatistics:
         """Computed once for a matrix; the first call waits for the device."""
-        assert isinstance(self.matrix, CSR)  # a SELL has a kernel of its own
         return statistics(self.matrix)
 
 
@@ -45,8 +43,6 @@ SPMV_AND_SPMM = Dispatch(
     ON_CPU,
     TRACED,
     Route("torch", lambda c: c.empty, "no stored elements or no columns: nothing to launch"),
-    Route("sell", lambda c: isinstance(c.matrix, SELL), "the matrix is in slices: the kernel for them",
-          lambda c: by_slices),
     Route("merge", lambda c: c.rows.padding > MOST_PADDING, "uneven rows: equal parts of rows and elements",
           lambda c: by_parts),
     Route("merge", lambda c: c.rows.longest > LONGEST_ROW, "a long row: equal parts of rows and elements",

@@ -190,7 +190,7 @@ def product(matrix: CSR, b: Tensor, kernel: str) -> Tensor:
 def choice(matrix: CSR, b: Tensor, direction: str) -> Choice:
     """Which kernel a product takes, with the row statistics that it was chosen by."""
     found = SPMV_AND_SPMM.choose(matrix, b)
-    if found.implementation not in ("merge", "row_split"):
+    if found.implementation == "torch":
         return found
     reason = f"{found.reason} ({statistics(matrix)})"
     if direction == "backward":

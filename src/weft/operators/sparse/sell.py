@@ -5,18 +5,14 @@ matrix-vector multiplication on modern processors with wide SIMD units", SIAM J.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
-from weft.operators.configs import Config, Configurations, bucket, tiles
-from weft.operators.launch import Plan, Plans
+from weft.operators.call import traced
 from weft.operators.sparse.csr import CSR
-from weft.operators.sparse.kernels import STEPS
-from weft.operators.sparse.pattern import rows_of_elements
+from weft.operators.sparse.pattern import Kept, rows_of_elements
 
 SLICE, WINDOW = 32, 1024  # C: a warp's lanes; σ: so many rows' results lie within 4 KB in fp32
 
@@ -43,6 +39,7 @@ class SELL:
     values: Tensor
     shape: tuple[int, int]
     slice_rows: int
+    _kept: ClassVar[Kept | None] = None  # each matrix sets its own
 
     def __repr__(self) -> str:
         (m, n), dtype = self.shape, str(self.values.dtype).removeprefix("torch.")
@@ -94,62 +91,12 @@ class SELL:
         at = at[order]
         return CSR(offsets.to(self.rows.dtype), self.columns[at], self.values[at], self.shape, check=False)
 
-
-@triton.jit
-def slices_times_vector(
-    starts_ptr, rows_ptr, lengths_ptr, columns_ptr, values_ptr, x_ptr, y_ptr, M, x_stride,
-    SLICE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    """y[rows[p]] = the sum over the row at place p, of ROWS places side by side, WIDTH elements of each at a time."""
-    place = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    length = tl.load(lengths_ptr + place, mask=place < M, other=0)
-    base = tl.load(starts_ptr + place // SLICE, mask=place < M, other=0).to(tl.int64) + place % SLICE
-    longest = tl.max(length, axis=0)
-    total = tl.zeros([WIDTH, ROWS], tl.float32)
-    for first in range(0, longest, STEPS * WIDTH):
-        part = tl.zeros([WIDTH, ROWS], tl.float32)
-        for start in range(first, tl.minimum(first + STEPS * WIDTH, longest), WIDTH):
-            j = start + tl.arange(0, WIDTH)
-            there = j[:, None] < length[None, :]
-            at = base[None, :] + j.to(tl.int64)[:, None] * SLICE
-            column = tl.load(columns_ptr + at, mask=there, other=0, eviction_policy="evict_first").to(tl.int64)
-            value = tl.load(values_ptr + at, mask=there, other=0.0, eviction_policy="evict_first").to(tl.float32)
-            x = tl.load(x_ptr + column * x_stride, mask=there, other=0.0, eviction_policy="evict_last").to(tl.float32)
-            part += value * x
-        total += part
-    row = tl.load(rows_ptr + place, mask=place < M, other=0)
-    tl.store(y_ptr + row, tl.sum(total, axis=0).to(y_ptr.dtype.element_ty), mask=place < M)
-
-
-def heuristic(sm: int, dtype: torch.dtype, width: int) -> Config:
-    """8 elements a thread, as row-split has."""
-    return {"TILE": 1024, "WIDTH": min(width, 8), "num_warps": 4}
-
-
-def candidates(sm: int, dtype: torch.dtype, width: int) -> Any:
-    choices = {"TILE": (512, 1024, 2048, 4096), "WIDTH": (1, 2, 4, 8, 16), "num_warps": (1, 2, 4, 8)}
-    return [c for c in tiles(choices, 4, 32) if c["WIDTH"] <= width]
-
-
-configuration = Configurations(__file__, "sell", heuristic, candidates)
-
-
-def plan(
-    starts: Tensor, rows: Tensor, lengths: Tensor, columns: Tensor, values: Tensor, x: Tensor, slice_rows: int
-) -> Plan:
-    """Of ``(slice_offsets, rows, lengths, columns, values, x, y)``."""
-    m, width = len(rows), min(bucket(-(-len(values) // max(len(rows), 1))), 128)
-    config = configuration(values.device, values.dtype, width)
-    wide = min(config["WIDTH"], width)
-    tile = {"SLICE": slice_rows, "ROWS": config["TILE"] // wide, "WIDTH": wide}
-    return Plan(slices_times_vector, (triton.cdiv(m, tile["ROWS"]),), (m, x.stride(0)), tile, config["num_warps"])
-
-
-plans = Plans(plan)
-
-
-def by_slices(matrix: CSR | SELL, x: Tensor, y: Tensor) -> None:
-    """A CSR is brought into slices once for its values."""
-    made = matrix if isinstance(matrix, SELL) else matrix.kept_with_values("sell", lambda: SELL.from_csr(matrix))
-    tensors = (made.slice_offsets, made.rows, made.lengths, made.columns, made.values, x)
-    plans.of(tensors, made.slice_rows)(*tensors, y)
+    def as_csr(self) -> CSR:
+        """The same, made once for the matrix as it is (while a compiler traces, at every call)."""
+        if traced(self.values):
+            return self.to_csr()
+        tensors = (self.slice_offsets, self.rows, self.lengths, self.columns, self.values)
+        if self._kept is None or not self._kept.holds_for(*tensors):
+            object.__setattr__(self, "_kept", Kept(*tensors))
+        assert self._kept is not None  # just set
+        return self._kept.get("csr", self.to_csr)

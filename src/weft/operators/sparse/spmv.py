@@ -13,7 +13,7 @@ from weft.operators.sparse import products
 from weft.operators.sparse.csr import CSR
 from weft.operators.sparse.pattern import rows_of_elements
 from weft.operators.sparse.products import cast, check_product, define, implement, loses_a_part, product, reference
-from weft.operators.sparse.sell import SELL, by_slices
+from weft.operators.sparse.sell import SELL
 
 
 def _last_of_each_row_left_out(matrix: CSR, x: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ spmv = Operator(
         },
     )
 )
-implement(spmv, "row_split", "merge", "sell")
+implement(spmv, "row_split", "merge")
 
 
 @spmv.choice
@@ -91,7 +91,7 @@ def choose(matrix: CSR | SELL, x: Tensor, *, direction: str = "forward") -> Choi
     hint = "CSR (CSR.from_torch, CSR.from_scipy) or SELL"
     expected = "({},), as many as the matrix has columns"
     check_product("spmv", matrix, (CSR, SELL), hint, x, expected, right="x", ndim=1, gradient=True)
-    return products.choice(matrix, x, direction)  # type: ignore[arg-type]  # a SELL has no statistics
+    return products.choice(matrix.as_csr() if isinstance(matrix, SELL) else matrix, x, direction)
 
 
 @spmv.function
@@ -99,7 +99,8 @@ def spmv_function(matrix: CSR | SELL, x: Tensor) -> Tensor:
     """A sparse matrix times a vector.
 
     Args:
-        matrix: [M, N]; values in float32, float16 or bfloat16. A SELL has no gradients.
+        matrix: [M, N]; values in float32, float16 or bfloat16. A SELL is brought into rows once for its values, and has no
+            gradients.
         x: [N], of the values' dtype and device, any stride.
 
     Returns:
@@ -117,16 +118,10 @@ def spmv_function(matrix: CSR | SELL, x: Tensor) -> Tensor:
     Merge-based parts: Merrill & Garland, "Merge-based parallel sparse matrix-vector multiplication", SC16.
     """
     kernel = choose(matrix, x).implementation
-    return _sell_product(matrix, x, kernel) if isinstance(matrix, SELL) else product(*cast(matrix, x), kernel)
-
-
-def _sell_product(matrix: SELL, x: Tensor, kernel: str) -> Tensor:
+    if not isinstance(matrix, SELL):
+        return product(*cast(matrix, x), kernel)
     if torch.is_grad_enabled() and (x.requires_grad or matrix.values.requires_grad):
         raise NotImplementedError(
             "spmv: a SELL matrix has no gradients; expected a CSR, or a call under torch.no_grad()"
         )
-    if kernel == "torch":
-        return reference(matrix.to_csr(), x)
-    y = x.new_empty(matrix.shape[0])
-    by_slices(matrix, x, y)
-    return y
+    return product(matrix.as_csr(), x, kernel)
