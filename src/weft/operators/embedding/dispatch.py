@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from weft.operators.call import check_device, check_shape, check_tensor, rows_of, traced
+from weft.operators.call import check_device, check_shape, check_tensor, rows_of
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.embedding import kernels
 
@@ -43,10 +43,6 @@ class EmbeddingCall(Call):
     @property
     def empty(self) -> bool:
         return not self.n * self.table.numel()
-
-    @property
-    def traced(self) -> bool:
-        return traced(self.ids, self.table)
 
     @property
     def sliced(self) -> bool:

@@ -5,7 +5,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from weft.operators.call import check_device, check_flag, check_places, check_same, check_shape, check_tensor, traced
+from weft.operators.call import (
+    check_alike,
+    check_device,
+    check_flag,
+    check_places,
+    check_same,
+    check_shape,
+    check_tensor,
+)
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.rotary.kernels import launch
 
@@ -24,50 +32,37 @@ class RotationCall(Call):
     conjugate: bool = False
 
     def __post_init__(self) -> None:
-        check(self.q, self.k, self.cos, self.sin, self.interleaved, self.inplace)
-        self.x = self.q
+        self.x, name = self.q, "rotary_embedding"
+        q, k, cos, sin = self.q, self.k, self.cos, self.sin
+        check_tensor(name, "q", q)
+        check_tensor(name, "k", k)
+        check_same(name, "k", k, "q", q)
+        for argument, x in (("q", q), ("k", k)):
+            check_shape(name, argument, x, x.ndim == 4, "[B, S, heads, D]")
+        b, s, _, d = q.shape
+        like_q = (k.shape[0], k.shape[1], k.shape[3]) == (b, s, d)
+        check_shape(name, "k", k, like_q, f"the same batch, sequence and head dim as 'q', {tuple(q.shape)}")
+        for argument, table in (("cos", cos), ("sin", sin)):
+            check_tensor(name, argument, table, tuple(dict.fromkeys((q.dtype, torch.float32))))
+            check_device(name, argument, table, "q", q)
+            shapes = ((s, cos.shape[-1]), (b, s, cos.shape[-1])) if cos.ndim else ()
+            fits = tuple(table.shape) in shapes and 0 < 2 * cos.shape[-1] <= d
+            sizes = f"B = {b}, S = {s} and 2 <= R <= {d} (a table that repeats its columns: its first half)"
+            check_shape(name, argument, table, fits, f"[S, R/2] or [B, S, R/2] with {sizes}")
+        check_alike(name, "sin", sin, "cos", cos)
+        for argument, flag in (("interleaved", self.interleaved), ("inplace", self.inplace)):
+            check_flag(name, argument, flag)
+        if self.inplace:
+            check_places(name, "q", q, "inplace=True")
+            check_places(name, "k", k, "inplace=True")
 
     @property
     def empty(self) -> bool:
         return not (self.q.numel() or self.k.numel())
 
     @property
-    def traced(self) -> bool:
-        return traced(self.q, self.k, self.cos, self.sin)
-
-    @property
     def tables_need_gradients(self) -> bool:
         return torch.is_grad_enabled() and (self.cos.requires_grad or self.sin.requires_grad)
-
-
-def check(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inplace: bool) -> None:
-    name = "rotary_embedding"
-    check_tensor(name, "q", q)
-    check_tensor(name, "k", k)
-    check_same(name, "k", k, "q", q)
-    for argument, x in (("q", q), ("k", k)):
-        check_shape(name, argument, x, x.ndim == 4, "[B, S, heads, D]")
-    b, s, _, d = q.shape
-    if (k.shape[0], k.shape[1], k.shape[3]) != (b, s, d):
-        raise ValueError(
-            f"{name}: argument 'k' has shape {tuple(k.shape)} and 'q' has {tuple(q.shape)}; expected the same batch, "
-            "sequence and head dim"
-        )
-    for argument, table in (("cos", cos), ("sin", sin)):
-        check_tensor(name, argument, table, tuple(dict.fromkeys((q.dtype, torch.float32))))
-        check_device(name, argument, table, "q", q)
-        shapes = ((s, cos.shape[-1]), (b, s, cos.shape[-1])) if cos.ndim else ()
-        fits = tuple(table.shape) in shapes and 0 < 2 * cos.shape[-1] <= d
-        sizes = f"B = {b}, S = {s} and 2 <= R <= {d} (a table that repeats its columns: its first half)"
-        check_shape(name, argument, table, fits, f"[S, R/2] or [B, S, R/2] with {sizes}")
-    check_same(name, "sin", sin, "cos", cos)
-    if sin.shape != cos.shape:
-        raise ValueError(f"{name}: argument 'sin' has shape {tuple(sin.shape)} and 'cos' has {tuple(cos.shape)}")
-    for argument, flag in (("interleaved", interleaved), ("inplace", inplace)):
-        check_flag(name, argument, flag)
-    if inplace:
-        check_places(name, "q", q, "inplace=True")
-        check_places(name, "k", k, "inplace=True")
 
 
 TRITON = Route("triton", lambda c: True, "q and k in one launch, read in place whatever their strides", launch)
