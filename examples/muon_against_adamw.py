@@ -49,7 +49,7 @@ def muon(model: LanguageModel):
     return MuonW(
         groups,
         weight_decay=0.1,
-        betas=(0.9, 0.95),
+        adamw_betas=(0.9, 0.95),
         adjust_lr_fn="match_rms_adamw",
         ns_dtype=torch.float32,  # a CPU has no fast bf16 products
     )

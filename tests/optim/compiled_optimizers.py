@@ -21,7 +21,7 @@ def entry(dtype, kept, rounding="nearest", amsgrad=False, codes=None):
     moments = 3 if amsgrad else 2
     states = (*[one(kept)] * moments, *[one(torch.int16)] * (rounding == "split"))
     made = None if codes is None else Codes((one(FP32, 20),) * moments, *codes)
-    return Entry(one(dtype), states, one(FP32), {**OPTIONS, "amsgrad": amsgrad}, 0, rounding, dtype, codes=made)
+    return Entry(one(dtype), states, one(FP32, 1), {**OPTIONS, "amsgrad": amsgrad}, 0, rounding, dtype, codes=made)
 
 
 # Architectures, and entries that are stepped together.

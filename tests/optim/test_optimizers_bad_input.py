@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWar
         ("SGD", {"nesterov": True}, "Nesterov momentum requires a momentum and zero dampening"),
         ("Lion", {"betas": (0.9, 2.0)}, "Invalid beta parameter at index 1: 2.0"),
         *(
-            (name, {"betas": betas}, words)
+            (name, {"adamw_betas" if name == "MuonW" else "betas": betas}, words)
             for name in ("AdamW", "Lion", "AdamW8bit", "MuonW")
             for betas, words in (
                 ((0.9, 0.99, 0.999), "Invalid betas: .0.9, 0.99, 0.999.; expected two numbers"),

@@ -1,8 +1,8 @@
-"""``Muon`` and ``MuonW``: momentum orthogonalized by Newton–Schulz iterations, and AdamW for other parameters.
+"""``Muon``: momentum orthogonalized by Newton–Schulz iterations, and AdamW for other parameters.
 
 Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/): B ← μ·B + (1 − μ)·G; the update is the orthogonal polar
-factor of (1 − μ)·G + μ·B (Nesterov) or of B, times a factor for the matrix's shape. ``MuonW`` decays weights beside it, as
-AdamW does: W ← W − lr · λ · W. Arguments and state are named as ``torch.optim.Muon``'s, whose state dicts they exchange.
+factor of (1 − μ)·G + μ·B (Nesterov) or of B, times a factor for the matrix's shape. Weights decay beside it, as with
+AdamW: W ← W − lr · λ · W. Arguments and state are named as ``torch.optim.Muon``'s, whose state dicts they exchange.
 """
 
 import math
@@ -29,8 +29,8 @@ HIGHER_DIMS = ("flatten", "batch")
 STACKED = 2**28  # elements of a batched call, at most: 1 GiB of fp32 beside the parameters
 
 
-class MuonW(torch.optim.Optimizer):
-    """Muon with decoupled weight decay; the same step as ``torch.optim.Muon``.
+class Muon(torch.optim.Optimizer):
+    """Muon with decoupled weight decay: arguments, defaults and step of ``torch.optim.Muon``. ``MuonW`` is the same class.
 
     Args:
         params: parameters, or groups (dicts) of them with options of their own. Parameters of two dimensions and more are
@@ -52,7 +52,7 @@ class MuonW(torch.optim.Optimizer):
             for matrices [..., M, N], as stacked experts are.
         use_muon: of a group: None for matrices only, True (all parameters must be matrices), or False for AdamW.
         ns_dtype: that the iteration is computed in: bfloat16, float16 or float32.
-        betas, adamw_eps: AdamW's.
+        adamw_betas, adamw_eps: AdamW's; not named ``betas``, which learning rate schedules with a cycle of momentum would take.
         process_group: processes that have the same parameters and gradients (DDP): each orthogonalizes its share of the
             matrices, and the results are all-gathered. None: every process does all of it.
         skip_nonfinite: a step with a gradient that is not finite changes nothing but ``skipped_steps``, on all processes of
@@ -89,7 +89,7 @@ class MuonW(torch.optim.Optimizer):
         higher_dims: str = "flatten",
         use_muon: bool | None = None,
         ns_dtype: torch.dtype = torch.bfloat16,
-        betas: tuple[float, float] = (0.9, 0.999),
+        adamw_betas: tuple[float, float] = (0.9, 0.999),
         adamw_eps: float = 1e-8,
         process_group: Any = None,
         skip_nonfinite: bool = False,
@@ -108,19 +108,22 @@ class MuonW(torch.optim.Optimizer):
             "higher_dims": higher_dims,
             "use_muon": use_muon,
             "ns_dtype": ns_dtype,
-            "betas": betas,
+            "adamw_betas": adamw_betas,
             "adamw_eps": adamw_eps,
         }
         check_flags({"skip_nonfinite": skip_nonfinite})
         self.process_group, self.skip_nonfinite, self.skipped_steps = process_group, skip_nonfinite, 0
         self._adamw: AdamW | None = None
         super().__init__(params, defaults)
+        self.state = state.States(self.state, state.Changes())  # AdamW's part records changes in it
 
     # ---- groups and state --------------------------------------------------------------------------------------------
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group; options that it does not say are the optimizer's."""
         param_group = each_once(param_group)
+        if "betas" in param_group:
+            raise ValueError("a group has the option 'betas'; expected 'adamw_betas'")
         super().add_param_group(param_group)
         try:
             self._check(self.param_groups[-1])
@@ -184,6 +187,8 @@ class MuonW(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """One step from the gradients as they are; ``closure`` computes them again and returns the loss, which is returned."""
+        if torch.compiler.is_dynamo_compiling():
+            return _untraced_step(self, closure)
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -210,7 +215,7 @@ class MuonW(torch.optim.Optimizer):
         together = [mesh.get_group(i) for mesh in meshes for i in range(mesh.ndim) if mesh.size(i) > 1]
         if self.process_group is not None:
             together.append(self.process_group)
-        bad = torch.zeros((), device=local((sharded or params)[0]).device)
+        bad = torch.zeros((), dtype=torch.float32, device=local((sharded or params)[0]).device)
         grads: dict[torch.device, list[Tensor]] = {}
         for g in (local(p.grad) for p in params if p.grad is not None):
             if g.numel() and g.layout == torch.strided:  # what AdamW refuses is left to it
@@ -270,47 +275,23 @@ class MuonW(torch.optim.Optimizer):
             return
         if self._adamw is None:
             self._adamw = AdamW([{"params": params} for params in others if params])
+        if isinstance(self.state, state.States):
+            self._adamw._changes = self.state.changes
         self._adamw.state = self.state
         groups = [group for group, params in zip(self.param_groups, others, strict=True) if params]
         for theirs, group in zip(self._adamw.param_groups, groups, strict=True):
             theirs.update(
                 lr=float(group["lr"]),
-                betas=group["betas"],
+                betas=group["adamw_betas"],
                 eps=group["adamw_eps"],
                 weight_decay=group["weight_decay"],
             )
         self._adamw.step()
-        self.state = (
-            self._adamw.state
-        )  # which records changes for it; with another one it would start over at every step
+        self.state = self._adamw.state  # which records changes for it
 
 
-class Muon(MuonW):
-    """Muon without weight decay. Arguments as :class:`MuonW`'s, without ``weight_decay``."""
-
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float | Tensor = 1e-3,
-        momentum: float = 0.95,
-        nesterov: bool = True,
-        ns_coefficients: Coefficients = CLASSIC,
-        eps: float = 1e-7,
-        ns_steps: int = 5,
-        adjust_lr_fn: str | None = None,
-        **options: Any,
-    ):
-        if "weight_decay" in options:
-            raise TypeError("Muon takes no weight_decay: MuonW does")
-        known = MuonW.__init__.__kwdefaults__ or {}
-        if unknown := options.keys() - known:
-            raise TypeError(f"Muon: unknown option {min(unknown)!r} (there are: {', '.join(known)})")
-        super().__init__(params, lr, 0.0, momentum, nesterov, ns_coefficients, eps, ns_steps, adjust_lr_fn, **options)
-
-    def _check(self, group: dict[str, Any]) -> None:
-        if group["weight_decay"] != 0:
-            raise ValueError(f"weight_decay is {group['weight_decay']}, and Muon decays no weights: MuonW does")
-        super()._check(group)
+_untraced_step = torch._disable_dynamo(Muon.step)  # as OneLaunch's: a break of the graph
+MuonW = Muon  # the same: ``torch.optim.Muon`` decays weights as AdamW does
 
 
 def is_matrix(p: Tensor, group: dict[str, Any]) -> bool:
@@ -381,7 +362,7 @@ def check_muon_options(group: dict[str, Any]) -> None:
     sizes = [parts] if isinstance(parts, int) else parts or [1]
     if not all(isinstance(size, int) and not isinstance(size, bool) and size >= 1 for size in sizes):
         raise ValueError(f"split_rows should be a number of parts or their sizes, at least 1, but is: {parts}")
-    check_betas(group["betas"])
+    check_betas(group["adamw_betas"])
     if not group["adamw_eps"] >= 0.0:
         raise ValueError(f"Invalid epsilon value: {group['adamw_eps']}")
 

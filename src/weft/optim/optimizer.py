@@ -49,7 +49,6 @@ class OneLaunch(torch.optim.Optimizer):
     rule: ClassVar[Rule]
     plain: ClassVar[Callable[..., None]]
     may_lack: ClassVar[tuple[str, ...]] = ()  # names that a loaded state may lack
-    _step_supports_amp_scaling = True  # torch.amp.GradScaler then leaves unscaling and skipping to the step
 
     def __init__(
         self,
@@ -70,6 +69,9 @@ class OneLaunch(torch.optim.Optimizer):
         self.max_norm, self.skip_nonfinite, self.zero_grads = max_norm, skip_nonfinite, zero_grads
         self._reset()
         super().__init__(params, {**EVERY, **defaults, **options})
+        self.state = state.States(
+            self.state, self._changes
+        )  # from the start: a caller may hold it before the first step
 
     def _reset(self) -> None:
         self._changes = state.Changes(changed=True)
@@ -83,6 +85,12 @@ class OneLaunch(torch.optim.Optimizer):
         self._forms: dict[int, Any] = {}
         self._formats = state.Formats()
         self._controls: dict[torch.device, Tensor] = {}
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether ``torch.amp.GradScaler`` leaves unscaling and skipping to the step: with ``fused=True``, as in PyTorch, on
+        which Lightning's clipping and Accelerate's skipped steps rely; and where a skipped step has gradients to zero."""
+        return self.zero_grads or any(group["fused"] for group in self.param_groups)
 
     # ---- groups and options ------------------------------------------------------------------------------------------
 
@@ -536,8 +544,8 @@ class Part:
 def gather(steps: Sequence[Any], device: torch.device) -> Tensor:
     """Counts of steps, of which some may be on the CPU or missing, in one fp32 tensor."""
     if all(not isinstance(s, Tensor) or s.device.type == "cpu" for s in steps):
-        return torch.tensor([float(s or 0) for s in steps], dtype=torch.float32).to(device)
-    zero = torch.zeros((), device=device)
+        return torch.tensor([float(s or 0) for s in steps], dtype=torch.float32, device="cpu").to(device)
+    zero = torch.zeros((), dtype=torch.float32, device=device)
     return torch.stack([s.to(device, torch.float32).reshape(()) if isinstance(s, Tensor) else zero for s in steps])
 
 

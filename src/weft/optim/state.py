@@ -52,12 +52,14 @@ class States(defaultdict[Any, Any]):
     """All parameters' states, by parameter; a missing one is empty, as in PyTorch."""
 
     def __init__(self, states: Any, changes: Changes):
-        super().__init__(dict, states)
+        super().__init__(self._empty, states)
         self.changes = changes
 
-    def __missing__(self, key: Any) -> Any:
+    def _empty(self) -> ParameterState:
         self.changes.changed = True
-        return super().__missing__(key)
+        state = ParameterState()
+        state.changes = self.changes
+        return state
 
     def __reduce__(self) -> Any:
         return defaultdict, (dict, dict(self))
@@ -79,16 +81,17 @@ for _kind in (ParameterState, States):
 
 
 def watch(states: Any, changes: Changes) -> States:
-    """The same states, whose changes are recorded in ``changes``."""
-    watched = States({}, changes)
+    """The same states, whose changes are recorded in ``changes``; the same object where it records them already."""
+    if not isinstance(states, States):
+        states = States(states, changes)
+    states.changes = changes
     for key, state in states.items():
         if type(state) is dict:
-            state = ParameterState(state)
+            states[key] = state = ParameterState(state)
         if isinstance(state, ParameterState):
             state.changes = changes
-        watched[key] = state
     changes.changed = False
-    return watched
+    return states
 
 
 # ---- making it -------------------------------------------------------------------------------------------------------
@@ -113,9 +116,9 @@ def complete(state: dict[str, Any], p: Tensor, group: dict[str, Any], rule: Rule
     if rule.counted(group) or group["rounding"] == "stochastic":
         if "step" not in state:
             device = local(p).device if kernel or group["capturable"] or group["fused"] else "cpu"
-            state["step"] = float(begun) if kernel else torch.tensor(float(begun), device=device)
+            state["step"] = float(begun) if kernel else torch.tensor(float(begun), dtype=torch.float32, device=device)
         elif not kernel and not isinstance(state["step"], Tensor):
-            state["step"] = torch.tensor(float(state["step"]))
+            state["step"] = torch.tensor(float(state["step"]), dtype=torch.float32, device="cpu")
     for name, dtype in wanted.items():
         known = state.get(name)
         if known is None:
@@ -203,7 +206,7 @@ def _to_codes(state: dict[str, Any], name: str, p: Tensor, group: dict[str, Any]
     """Replaces a moment (0 where there is none) by codes."""
     x = state.pop(name, None)
     codes = torch.zeros_like(p, dtype=torch.uint8, memory_format=torch.preserve_format)
-    scales = torch.zeros(blocks_of(local(p).numel(), group["block_size"]), device=local(p).device)
+    scales = torch.zeros(blocks_of(local(p).numel(), group["block_size"]), dtype=torch.float32, device=local(p).device)
     wide = torch.zeros_like(local(p), dtype=torch.float32) if x is None else local(x).to(scales.device, torch.float32)
     quantize(wide, local(codes), scales, group["block_size"], signed, group["state_format"])
     state[f"{name}_codes"], state[f"{name}_scales"] = codes, scales

@@ -27,7 +27,7 @@ def draw(device: torch.device) -> tuple[int | Tensor, int]:
     device: its seed, and its offset, which is moved on as PyTorch's dropout does. While a CUDA graph is captured, a tensor
     that every replay draws anew."""
     if device.type != "cuda":
-        return int(torch.randint(2**63 - 1, ())), 0
+        return int(torch.randint(2**63 - 1, (), device="cpu")), 0
     if torch.cuda.is_current_stream_capturing():
         return torch.randint(-(2**63), 2**63 - 1, (1,), device=device), 0
     generator = torch.cuda.default_generators[device.index or 0]

@@ -78,7 +78,7 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
         x = random_tensor(g, (rows, w["K"]), "fp32", device)
         if device == "meta":
             of_scale = scale_shape((rows, w["K"]), granularity, BLOCK)
-            return x.to(FORMATS[format].dtype), torch.empty(of_scale, device=device)
+            return x.to(FORMATS[format].dtype), torch.empty(of_scale, dtype=torch.float32, device=device)
         return quantized(x, format, granularity)
 
     a, a_scale = operand(w["M"], "group" if scales == "block" else scales, format)

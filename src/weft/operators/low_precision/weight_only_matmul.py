@@ -59,7 +59,7 @@ def _weight(w: Workload, g: Any, device: str, n: int, k: int) -> QuantizedWeight
         return quantize_weight(random_tensor(g, (n, k), w.dtype, device), format, group, zero_points=zero_points)
     words = torch.empty((n, -(-k // quantized_weight.block(format)) * 64), dtype=torch.int32, device=device)
     if not group:
-        return QuantizedWeight(words, torch.empty(n, device=device), None, format, 0, k)
+        return QuantizedWeight(words, torch.empty(n, dtype=torch.float32, device=device), None, format, 0, k)
     scale = torch.empty((k // group, n), dtype=torch_dtype(w.dtype), device=device).t()
     zero = torch.empty((k // group, n), dtype=torch.uint8, device=device).t() if zero_points else None
     return QuantizedWeight(words, scale, zero, format, group, k)

@@ -109,7 +109,8 @@ ROUNDING = 2.0**-11  # of a number to float16, which its cell is read from
 def cell_ends(cell: int) -> tuple[float, float]:
     """The positive numbers whose float16, of CELL_SCALE times them, has this upper byte."""
     edges = [
-        float(torch.tensor([c << 8], dtype=torch.int32).to(torch.int16).view(torch.float16)) for c in (cell, cell + 1)
+        float(torch.tensor([c << 8], dtype=torch.int32, device="cpu").to(torch.int16).view(torch.float16))
+        for c in (cell, cell + 1)
     ]
     return edges[0] / CELL_SCALE * (1 - ROUNDING), min(edges[1], 65504.0) / CELL_SCALE * (1 + ROUNDING)
 

@@ -81,6 +81,22 @@ def same_order(a: Tensor, b: Tensor) -> bool:
     return all(s == t for s, t, n in zip(a.stride(), b.stride(), a.shape, strict=True) if n != 1)
 
 
+def check_memory(e: Entry) -> None:
+    """Raises ValueError where a kernel would read or write beyond a tensor that is used by its address alone."""
+    n = e.param.numel()
+    wanted = [("a state", state, n, state.dtype) for state in e.states]
+    if e.codes is not None:
+        wanted += [("scales", scales, -(-n // e.codes.block), torch.float32) for scales in e.codes.scales]
+    if e.step is not None:
+        wanted.append(("the count of steps", e.step, 1, torch.float32))
+    for what, t, elements, dtype in wanted:
+        if t.numel() != elements or t.dtype != dtype or t.device != e.param.device:
+            raise ValueError(
+                f"{what} of a parameter with {n} elements on {e.param.device} has {t.numel()} elements of {t.dtype} on "
+                f"{t.device}; expected {elements} of {dtype}"
+            )
+
+
 def check_no_overlap(params: Sequence[Tensor]) -> None:
     """Raises ValueError where two dense tensors of one device share memory: programs would update it in any order."""
     if params[0].device.type == "meta":
@@ -176,7 +192,9 @@ class Table:
             self.words[row] = self._row(entry)
         self.table = torch.from_numpy(self.words).to(self.made, copy=True)
         self.arrivals = torch.zeros(n + 1, dtype=torch.int32, device=self.made)  # the last one is the norm's
-        self.control = torch.zeros(kernels.CONTROLS, device=self.made) if control is None else control
+        self.control = (
+            torch.zeros(kernels.CONTROLS, dtype=torch.float32, device=self.made) if control is None else control
+        )
         self.codebook = codebook(self.made) if codes else self.control
         self.contiguous = all(e.param.is_contiguous() for e in entries)
         self.parts = NORM_PROGRAMS * multiprocessors(self.device)
@@ -191,6 +209,7 @@ class Table:
         return ""
 
     def _row(self, e: Entry) -> list[int]:
+        check_memory(e)
         rule = self.rule
         names = rule.states(e.options)
         states = [TYPES[s.dtype] for s in e.states]
@@ -245,7 +264,7 @@ class Table:
     # ---- upload ------------------------------------------------------------------------------------------------------
 
     def _pin(self) -> Tensor:
-        return torch.empty(len(self.next), dtype=torch.int64, pin_memory=self.made.type == "cuda")
+        return torch.empty(len(self.next), dtype=torch.int64, device="cpu", pin_memory=self.made.type == "cuda")
 
     def _capturing(self) -> bool:
         return self.made.type == "cuda" and torch.cuda.is_current_stream_capturing()

@@ -86,7 +86,7 @@ def is_decoupled(options: Options) -> bool:
 def _logarithm(beta: float) -> tuple[float, float]:
     """log β as a sum of two fp32 numbers. Of β = 0 a number whose exponential is 0."""
     log = math.log(beta) if beta > 0 else -1e4
-    high = float(torch.tensor(log, dtype=torch.float32))
+    high = float(torch.tensor(log, dtype=torch.float32, device="cpu"))
     return high, log - high
 
 
