@@ -28,9 +28,13 @@ def active_clusters(plan: CudaPlan, device: torch.device) -> int:
     return int(count)
 
 
+def not_resident(plan: CudaPlan, device: torch.device) -> str:
+    """Why no cluster runs ("" where one does)."""
+    return "" if active_clusters(plan, device) else f"no cluster of {plan.cluster} blocks fits on this device"
+
+
 def resident(plan: CudaPlan, device: torch.device) -> int:
-    """The same, for a plan that needs at least one; raises Declined where none fits."""
-    count = active_clusters(plan, device)
-    if not count:
-        raise Declined(f"no cluster of {plan.cluster} blocks fits on this device")
-    return count
+    """How many run at the same time; raises Declined where none fits."""
+    if reason := not_resident(plan, device):
+        raise Declined(reason)
+    return active_clusters(plan, device)

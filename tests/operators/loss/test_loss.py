@@ -97,9 +97,9 @@ def test_an_in_place_gradient_needs_a_place_for_each_element():
 def test_a_label_out_of_range_is_named_or_makes_its_row_nan(label):
     logits, target = drawn()
     target[5] = label
-    with pytest.raises(ValueError, match=rf"label {label} in row 5 .*expected 0 … 39"):
+    with pytest.raises(ValueError, match=rf"has {label} at \(5,\) .*expected 0 … 39"):
         ops.cross_entropy(logits, target, check_labels=True)
-    with pytest.raises(ValueError, match="cross_entropy_with_gradient: argument 'target' has label"):
+    with pytest.raises(ValueError, match="cross_entropy_with_gradient: argument 'target' has "):
         ops.cross_entropy_with_gradient(logits, target, check_labels=True)
     weight = torch.rand(40, device=DEVICE)
     for options in ({}, {"label_smoothing": 0.1}, {"weight": weight}, {"weight": weight, "label_smoothing": 0.1}):
@@ -157,7 +157,7 @@ def test_a_label_beyond_its_dtype_may_be_the_ignored_one():
         for t in (target, target.int()):
             torch.testing.assert_close(reference.reference(logits, t, ignore_index=ignored), wanted)
     target[5] = 49
-    with pytest.raises(ValueError, match="label 49 in row 5"):
+    with pytest.raises(ValueError, match=r"has 49 at \(5,\)"):
         ops.cross_entropy(logits, target.int(), ignore_index=2**32 + 49, check_labels=True)
 
 

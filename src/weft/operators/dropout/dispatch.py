@@ -11,16 +11,15 @@ import torch
 from torch import Tensor
 
 from weft.operators import partial_sums
-from weft.operators.call import FLOATS, check_device, check_same, check_tensor, rows_of
+from weft.operators.call import FLOATS, check_device, check_eps, check_same, check_tensor, rows_of, views
 from weft.operators.configs import Config, Configurations, bucket
-from weft.operators.cuda import CTYPES, CudaPlan
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.dropout import kernels, norm_kernels
 from weft.operators.dropout.philox import GROUP
 from weft.operators.dropout.seeds import check_probability, scale_of, threshold_of
 from weft.operators.normalization import ring
 from weft.operators.normalization.kernels import with_copies
-from weft.operators.residency import active_clusters, resident
+from weft.operators.residency import not_resident
 from weft.operators.row_programs import ONE_PASS
 
 # ---- dropout ---------------------------------------------------------------------------------------------------------
@@ -96,8 +95,7 @@ class AddNormCall(Call):
                 f"{tuple(weight.shape)}; expected [..., N], the same and [N]"
             )
         check_probability(NAME, p, True)
-        if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps <= 3e38:
-            raise ValueError(f"{NAME}: argument 'eps' is {eps!r}; expected a number of at least 0 that fp32 can hold")
+        check_eps(NAME, eps)
         self.x, self.residual, self.weight, self.eps, self.in_memory = x, residual, weight, eps, in_memory
         self.n, self.threshold = x.shape[-1], threshold_of(p)
 
@@ -190,19 +188,12 @@ def heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
 configuration = Configurations(__file__, "dropped_backward", heuristic, candidates)
 
 
-def _one_cluster(c: GradientCall) -> tuple[CudaPlan, int] | None:
-    """The launch of one cluster, and the rows of a group; None where shared memory does not hold one group."""
-    config = configuration(c.h.device, c.h.dtype, bucket(c.n))
-    found = ring.layout(c.sm, config, c.h.dtype, c.n, TENSORS, c.weight.element_size())
-    if found is None:
-        return None
-    sizes = f"{config['THREADS']}, {config['EACH']}, {found.rows}, {found.stages}, {config['PER_SM']}"
-    types = f"{CTYPES[c.h.dtype]}, {CTYPES[c.weight.dtype]}"
-    kernel = f"dropped_norm_backward<{types}, {sizes}, {str(c.in_memory).lower()}>"
-    strides = ((rows_of(t) or (0, 0, 0, 0))[2] for t in (c.dy, c.dh))
+def _one_cluster(c: GradientCall) -> ring.OneCluster | None:
+    config, item = configuration(c.h.device, c.h.dtype, bucket(c.n)), c.weight.element_size()
+    strides = (row for _, _, row, _ in views(c.dy, c.dh))
     scalars = (*(ctypes.c_longlong(v) for v in (c.m, c.n, *strides)), ctypes.c_float(c.eps))
-    grid = (found.cluster, 1)
-    return CudaPlan(SOURCE, kernel, grid, config["THREADS"], scalars, found.cluster, found.shared), found.rows
+    flags = (c.in_memory,)
+    return ring.one_cluster(SOURCE, "dropped_norm_backward", c.h, c.weight, config, TENSORS, item, flags, scalars)
 
 
 def clusters_unsupported(c: GradientCall) -> str:
@@ -213,19 +204,15 @@ def clusters_unsupported(c: GradientCall) -> str:
     one = _one_cluster(c)
     if one is None:
         return f"{c.n} columns with a float32 weight; shared memory holds fewer"
-    return "" if active_clusters(one[0], c.h.device) else f"no cluster of {one[0].cluster} blocks fits on this device"
+    return not_resident(one.plan, c.h.device)
 
 
 class ClustersPlan:
     """The launch of the gradient by clusters, and the sum of their parts of dw."""
 
     def __init__(self, c: GradientCall):
-        one = _one_cluster(c)
-        assert one is not None  # it is supported
-        plan, group = one
-        self.n, self.clusters = c.n, min(-(-c.m // group), resident(plan, c.h.device))
-        self.rows = dataclasses.replace(plan, grid=(self.clusters * plan.cluster, 1))
-        self.total = partial_sums.plan(self.clusters, c.n)
+        self.rows, self.clusters = ring.all_clusters(_one_cluster(c), c.h)
+        self.n, self.total = c.n, partial_sums.plan(self.clusters, c.n)
 
     def __call__(
         self, h: Tensor, dy: Tensor, dh: Tensor, weight: Tensor, dr: Tensor, dx: Tensor, dw: Tensor, *mask: Any

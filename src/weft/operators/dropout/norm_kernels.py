@@ -163,11 +163,11 @@ def _random(c: Any) -> dict[str, Any]:
 
 def forward_plan(c: Any) -> Plan:
     """Of an ``AddNormCall`` (dispatch.py)."""
-    (m, n, *x_strides), (_, _, *residual_strides) = views(c.x, c.residual)
+    (m, n, *x_s), (_, _, *residual_s) = views(c.x, c.residual)
     config = forward_configuration(c.x.device, c.x.dtype, bucket(n))
     tile = {"ROWS": config["ROWS"], "BLOCK": bucket(n, LEAST_BLOCK), **_random(c)}
-    grid = (triton.cdiv(m, config["ROWS"]),)
-    return Plan(forward_rows, grid, (m, n, *x_strides, *residual_strides, c.eps), tile, config["num_warps"])
+    scalars = (m, n, *x_s, *residual_s, c.eps)
+    return Plan(forward_rows, (triton.cdiv(m, config["ROWS"]),), scalars, tile, config["num_warps"])
 
 
 class GradientPlan:

@@ -37,15 +37,9 @@ def as_options(ignore_index: int, label_smoothing: float, z_loss: float, soft_ca
 
 @torch.library.triton_op("weft::cross_entropy", mutates_args=())
 def cross_entropy_op(
-    logits: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    soft_cap: float,
-    reduction: str,
-) -> tuple[Tensor, Tensor, Tensor]:
+    logits: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, label_smoothing: float, z_loss: float,
+    soft_cap: float, reduction: str,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """(loss, stats, label sums), the last two for the gradient: ``dispatch.Forward``."""
     options = as_options(ignore_index, label_smoothing, z_loss, soft_cap, reduction)
     if not on_gpu(logits) or not logits.numel():
@@ -57,18 +51,9 @@ def cross_entropy_op(
 
 @torch.library.triton_op("weft::cross_entropy_backward", mutates_args=())
 def backward_op(
-    dloss: Tensor,
-    logits: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    stats: Tensor,
-    sums: Tensor,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    soft_cap: float,
-    reduction: str,
-) -> Tensor:
+    dloss: Tensor, logits: Tensor, target: Tensor, weight: Tensor | None, stats: Tensor, sums: Tensor, ignore_index: int,
+    label_smoothing: float, z_loss: float, soft_cap: float, reduction: str,
+) -> Tensor:  # fmt: skip
     options = as_options(ignore_index, label_smoothing, z_loss, soft_cap, reduction)
     if not on_gpu(logits) or not logits.numel():
         return gradient(dloss, logits, target, weight=weight, **options._asdict())[0]
@@ -265,15 +250,9 @@ cross_entropy.implementation("quack", requires="quack-kernels", devices=("cuda",
 @cross_entropy.choice
 @guarded
 def choose(
-    logits: Tensor,
-    target: Tensor,
-    *,
-    weight: Tensor | None = None,
-    inplace_backward: bool = False,
-    check_labels: bool = False,
-    direction: str = "forward",
-    **options: Any,
-) -> Choice:
+    logits: Tensor, target: Tensor, *, weight: Tensor | None = None, inplace_backward: bool = False,
+    check_labels: bool = False, direction: str = "forward", **options: Any,
+) -> Choice:  # fmt: skip
     backward = direction == "backward"
     tensors = (logits, target) if weight is None else (logits, target, weight)
     wanted = backward or (torch.is_grad_enabled() and isinstance(logits, Tensor) and logits.requires_grad)

@@ -18,9 +18,9 @@ from weft.operators.call import (
     check_places,
     check_same,
     check_tensor,
+    check_values,
     check_vector,
     rows_of,
-    traced,
 )
 from weft.operators.configs import Config, Configurations, bucket
 from weft.operators.cuda import CTYPES, CudaPlan
@@ -28,7 +28,7 @@ from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.launch import multiprocessors
 from weft.operators.loss import kernels
 from weft.operators.loss.kernels import LabelSums, Sum
-from weft.operators.loss.reference import REDUCTIONS, Options
+from weft.operators.loss.reference import REDUCTIONS, Options, in_range
 from weft.operators.row_cluster import REASON as CLUSTER
 from weft.operators.row_cluster import RowCluster
 from weft.operators.row_programs import LONG, ONE_PASS, WHOLE
@@ -57,10 +57,6 @@ class RowsCall(Call):
     def __post_init__(self) -> None:
         self.m, self.v = self.x.shape
         self.w = self.x if self.weight is None else self.weight  # what is passed, also where there are no weights
-
-    @property
-    def traced(self) -> bool:
-        return traced(self.x, self.target)
 
     @property
     def all_weights(self) -> bool:
@@ -205,20 +201,9 @@ def _number(value: Any) -> bool:
 def check_range(name: str, target: Tensor, classes: int, ignore_index: int, wanted: Any) -> None:
     """With ``wanted`` (the argument ``check_labels``) raises ValueError where a label is out of range."""
     check_flag(name, "check_labels", wanted)
-    if not wanted:
-        return
-    if traced(target):
-        raise ValueError(
-            f"{name}: check_labels=True needs the values of 'target', which tracing does not know; expected False there"
-        )
-    target = target.long()  # an ignore_index need not fit int32
-    wrong = (target != ignore_index) & ((target < 0) | (target >= classes))
-    if bool(wrong.any()):
-        row = int(wrong.nonzero()[0])
-        raise ValueError(
-            f"{name}: argument 'target' has label {int(target[row])} in row {row} ({int(wrong.sum())} such in all); "
-            f"expected 0 … {classes - 1}, or ignore_index {ignore_index}"
-        )
+    if wanted:
+        words = {"flag": "check_labels", "expected": f"0 … {classes - 1}, or ignore_index {ignore_index}"}
+        check_values(name, "target", target, lambda t: in_range(t, classes, ignore_index)[1], **words)
 
 
 # ---- CUDA C++: a row by a cluster of blocks (sm_90 and later) -----------------------------------------------------------
@@ -435,10 +420,6 @@ class LinearCall(Call):
     @property
     def empty(self) -> bool:
         return not self.x.numel() or not self.weight.numel()
-
-    @property
-    def traced(self) -> bool:
-        return traced(self.x, self.weight, self.target)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -21,7 +21,7 @@ from torch import Tensor
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.launch import INTERPRETING, Plan, Plans, multiprocessors
 from weft.operators.row_programs import candidates, heuristic
-from weft.operators.softmax.kernels import exponential
+from weft.operators.softmax.kernels import exponential, online_step
 
 
 @triton.jit
@@ -193,10 +193,7 @@ def cross_entropy_long_rows(
         x = capped(x.to(tl.float32), cap, CAP, ACCURATE)
         if CAP:
             x = tl.where(c < V, x, -float("inf"))
-        higher = tl.maximum(top, x, propagate_nan=tl.PropagateNan.ALL)
-        base = tl.where(higher == -float("inf"), 0.0, higher)  # a lane that has seen only -inf
-        total = total * exponential(top - base, ACCURATE) + exponential(x - base, ACCURATE)
-        top = higher
+        top, total = online_step(x, top, total, ACCURATE)
         if SMOOTH:
             if HAS_WEIGHT:
                 w = tl.load(weight_ptr + c * weight_stride, mask=c < V, other=0.0).to(tl.float32)
@@ -475,10 +472,9 @@ def rows_scalars(c: Any) -> tuple[int | float, ...]:
 def launch_rows(c: Any) -> Plan:
     """Of ``(x, target, weight, sums, loss, stats, dx)``: programs that hold whole rows."""
     config = rows_config(c)
-    tile = {"ROWS": config["ROWS"], "BLOCK": bucket(c.v)}
+    constants = {**c.flags(GRADIENT=c.at_once), "ROWS": config["ROWS"], "BLOCK": bucket(c.v)}
     grid = (triton.cdiv(c.m, config["ROWS"]),)
-    flags = c.flags(GRADIENT=c.at_once)
-    return Plan(cross_entropy_rows, grid, rows_scalars(c), {**flags, **tile}, config["num_warps"])
+    return Plan(cross_entropy_rows, grid, rows_scalars(c), constants, config["num_warps"])
 
 
 def launch_long_rows(c: Any) -> Plan:

@@ -439,17 +439,10 @@ def linear_cross_entropy_function(
         target: [T], labels 0 … V - 1; int64 or int32.
         bias: [V], of x's dtype, or None.
         class_weight: [V], of each class, of x's dtype or float32; None for 1.
-        ignore_index: the label of rows that count for nothing.
-        label_smoothing: the share of the target that is spread evenly over all classes.
-        z_loss: coefficient of the square of each row's logsumexp (PaLM, arXiv 2204.02311); its mean is over the rows that
-            count, whatever they weigh.
-        soft_cap: c, for logits ``c * tanh(logits / c)`` (Gemma 2, arXiv 2408.00118); None for none.
-        reduction: "mean" (over the labels' weights), "sum" or "none".
+        ignore_index, label_smoothing, z_loss, soft_cap, reduction, check_labels: as of ``cross_entropy``.
         chunk_rows: tokens whose logits are in memory at once while gradients are made; None for as many as take 1 GiB.
         accumulate: the dtype that chunks' shares of the weight's gradient are summed in: x's (rounded once for each
             chunk) or float32 (4·V·D bytes more); None for x's up to 4 chunks, else float32.
-        check_labels: raise ValueError for a label out of range: waits for the device. Without it such a row's loss and
-            gradients are NaN.
 
     Returns:
         The loss, [] or with "none" [T], in x's dtype; under autocast, where the tensors are cast as

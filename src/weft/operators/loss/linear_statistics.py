@@ -148,15 +148,8 @@ def _config(t: int, v: int, d: int, group: int, warps: int, stages: int) -> Conf
 
 def candidates(sm: int, dtype: torch.dtype, precision: str, t: int, d: int, v: int) -> Any:
     limit = 232448 if sm in (90, 100) else 101376 if sm in (86, 89, 120) else 166912
-    choices = {
-        "BLOCK_T": (64, 128, 256),
-        "BLOCK_V": (128, 256),
-        "BLOCK_D": (32, 64),
-        "GROUP": (8, 16),
-        "num_warps": (4, 8),
-        "num_stages": (3, 4),
-    }
-    for c in grid_of(choices):
+    choices = {"BLOCK_T": (64, 128, 256), "BLOCK_V": (128, 256), "BLOCK_D": (32, 64), "GROUP": (8, 16)}
+    for c in grid_of({**choices, "num_warps": (4, 8), "num_stages": (3, 4)}):
         per_thread = c["BLOCK_T"] * c["BLOCK_V"] // (c["num_warps"] * 32)
         shared = (c["BLOCK_T"] + c["BLOCK_V"]) * c["BLOCK_D"] * dtype.itemsize * c["num_stages"]
         if 32 <= per_thread <= 128 and 32 * 1024 < shared <= limit:
@@ -175,50 +168,25 @@ class Loss:
         has_weight: bool, precision: str, loss_dtype: torch.dtype,
     ):  # fmt: skip
         (t, d), v = x.shape, weight.shape[0]
-        self.dtype, self.sums, self.total = loss_dtype, label_sums(target, of_class, v, options, has_weight), None
-        if options.reduction != "none":
-            self.total = Sum(t)
+        self.dtype, self.sums = loss_dtype, label_sums(target, of_class, v, options, has_weight)
+        self.total = None if options.reduction == "none" else Sum(t)
         config = configuration(x.device, x.dtype, precision, bucket(t), bucket(d), bucket(v))
         tile = {name: config[name] for name in ("BLOCK_T", "BLOCK_V", "BLOCK_D", "GROUP")}
         tiles_t, tiles_v = triton.cdiv(t, tile["BLOCK_T"]), triton.cdiv(v, tile["BLOCK_V"])
         each = max(1, min(MOST_TILES, tiles_t * tiles_v // (WAVES * multiprocessors(x.device))))
         splits = triton.cdiv(tiles_v, each)
-        flags = {"HAS_WEIGHT": has_weight, "SMOOTH": options.label_smoothing > 0}
-        accurate = x.dtype == torch.float32
+        smooth, accurate = options.label_smoothing > 0, x.dtype == torch.float32
+        flags = {"HAS_WEIGHT": has_weight, "SMOOTH": smooth, "ACCURATE": accurate}
         strides = (*x.stride(), *weight.stride(), bias.stride(0), of_class.stride(0), target.stride(0))
+        scalars, grid = (t, d, v, *strides, each, float(options.soft_cap or 0.0)), (tiles_t * splits,)
+        known = {"EVEN_D": d % tile["BLOCK_D"] == 0, "PRECISION": precision, **tile}
+        constants = {"HAS_BIAS": has_bias, **flags, "CAP": bool(options.soft_cap), **known}
         self.parts = (4, splits, t)
-        self.tiles = Plan(
-            linear_statistics,
-            (tiles_t * splits,),
-            (t, d, v, *strides, each, float(options.soft_cap or 0.0)),
-            {
-                "HAS_BIAS": has_bias,
-                **flags,
-                "CAP": bool(options.soft_cap),
-                "ACCURATE": accurate,
-                "EVEN_D": d % tile["BLOCK_D"] == 0,
-                "PRECISION": precision,
-                **tile,
-            },
-            config["num_warps"],
-            config["num_stages"],
-        )
+        self.tiles = Plan(linear_statistics, grid, scalars, constants, config["num_warps"], config["num_stages"])
         numbers = (options.ignore_index, float(options.label_smoothing), float(options.z_loss))
-        rows = 64
-        self.combine = Plan(
-            combine_statistics,
-            (triton.cdiv(t, rows),),
-            (t, v, splits, target.stride(0), of_class.stride(0), *numbers),
-            {
-                "HAS_WEIGHT": has_weight,
-                "MEAN": options.reduction == "mean",
-                "SMOOTH": flags["SMOOTH"],
-                "ACCURATE": accurate,
-                "SPLITS": 16,
-                "ROWS": rows,
-            },
-            4,
-        )
+        scalars = (t, v, splits, target.stride(0), of_class.stride(0), *numbers)
+        constants = {**flags, "MEAN": options.reduction == "mean", "SPLITS": 16, "ROWS": 64}
+        self.combine = Plan(combine_statistics, (triton.cdiv(t, 64),), scalars, constants, 4)
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor, target: Tensor, of_class: Tensor) -> Tensor:
         parts = torch.empty(self.parts, device=x.device, dtype=torch.float32)

@@ -3,8 +3,6 @@
 The two together read 2 tensors and write 2; apart they would move 5. h is what the next block adds to (the prenorm output).
 """
 
-from typing import Any
-
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -18,12 +16,6 @@ EPS = 1e-5
 Pair = tuple[Tensor, Tensor]
 
 
-def arguments(
-    x: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS
-) -> tuple[Any, ...]:
-    return x, residual, weight, bias, eps
-
-
 def in_torch(
     x: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS
 ) -> tuple[Tensor, Tensor]:
@@ -31,10 +23,10 @@ def in_torch(
     return F.layer_norm(h, (h.shape[-1],), weight, bias, eps), h
 
 
-norm = Norm("add_layer_norm", arguments, centered=True, added=True)
+norm = Norm("add_layer_norm", in_torch, centered=True, added=True)
 add_layer_norm = Operator(**define(norm, EPS))
 
-norm.register(add_layer_norm, in_torch)
+norm.register(add_layer_norm)
 
 
 @add_layer_norm.function
@@ -44,11 +36,8 @@ def add_layer_norm_function(
     """Residual addition and LayerNorm of the sum over the last dimension, in one pass.
 
     Args:
-        x: [..., N]; float32, float16 or bfloat16.
-        residual: the same shape, dtype and device.
-        weight: [N], of x's dtype or float32; None for none.
-        bias: [N], of the weight's dtype; None for none.
-        eps: added to the variance.
+        x, weight, bias, eps: as of ``layer_norm``.
+        residual: of x's shape, dtype and device.
 
     Returns:
         ``(y, h)``: h = x + residual, rounded to its dtype; y = ``(h - mean) / sqrt(variance + eps) * weight + bias``,

@@ -3,8 +3,6 @@
 The two together read 2 tensors and write 2; apart they would move 5. h is what the next block adds to (the prenorm output).
 """
 
-from typing import Any
-
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -14,10 +12,6 @@ from weft.operators.normalization.reference import define
 
 EPS = 1e-6
 Pair = tuple[Tensor, Tensor]
-
-
-def arguments(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = EPS) -> tuple[Any, ...]:
-    return x, residual, weight, None, eps
 
 
 def in_torch(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = EPS) -> tuple[Tensor, Tensor]:
@@ -43,10 +37,10 @@ def quack(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float 
     return y, h
 
 
-norm = Norm("add_rms_norm", arguments, centered=False, added=True)
+norm = Norm("add_rms_norm", in_torch, centered=False, added=True)
 add_rms_norm = Operator(**define(norm, EPS))
 
-norm.register(add_rms_norm, in_torch)
+norm.register(add_rms_norm)
 add_rms_norm.implementation("liger", requires="liger-kernel", devices=("cuda",))(liger)
 add_rms_norm.implementation("quack", requires="quack-kernels", devices=("cuda",))(quack)
 
@@ -58,10 +52,8 @@ def add_rms_norm_function(
     """Residual addition and RMSNorm of the sum over the last dimension, in one pass.
 
     Args:
-        x: [..., N]; float32, float16 or bfloat16.
-        residual: the same shape, dtype and device.
-        weight: [N], of x's dtype or float32; None for none.
-        eps: added to the mean square.
+        x, weight, eps: as of ``rms_norm``.
+        residual: of x's shape, dtype and device.
 
     Returns:
         ``(y, h)``: h = x + residual, rounded to its dtype; y = ``h / sqrt(mean(h²) + eps) * weight``, computed in fp32 from the

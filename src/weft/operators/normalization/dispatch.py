@@ -8,6 +8,7 @@ M rows of N columns; h = x + residual is what is normalised (x where no residual
 import ctypes
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,8 +21,8 @@ from weft.operators import peers, row_cluster
 from weft.operators.call import (
     Choice,
     KernelFunction,
+    check_alike,
     check_eps,
-    check_same,
     check_tensor,
     check_vector,
     differentiable,
@@ -42,7 +43,7 @@ from weft.operators.normalization import kernels, ring
 from weft.operators.normalization.kernels import with_copies
 from weft.operators.normalization.reference import normalised
 from weft.operators.partial_sums import SummedPlan
-from weft.operators.residency import active_clusters, resident, shared_limit
+from weft.operators.residency import not_resident, resident, shared_limit
 from weft.operators.row_cluster import MAX_CLUSTER, RowCluster
 from weft.operators.row_programs import ONE_PASS
 
@@ -134,12 +135,7 @@ def check(c: NormCall) -> None:
         raise ValueError(f"{name}: argument 'x' is a scalar; expected at least one dimension")
     if c.config.added:
         check_tensor(name, "residual", c.residual)
-        check_same(name, "residual", c.residual, "x", x)
-        if c.residual.shape != x.shape:
-            raise ValueError(
-                f"{name}: argument 'residual' has shape {tuple(c.residual.shape)} and 'x' has {tuple(x.shape)}; "
-                "expected the same shape"
-            )
+        check_alike(name, "residual", c.residual, "x", x)
     what = f"the last dimension of 'x' {tuple(x.shape)}"
     for argument, value in (("weight", c.weight), ("bias", c.bias)):
         if value is not None:
@@ -300,7 +296,7 @@ def persistent_unsupported(c: NormCall) -> str:
     one = _one_persistent_cluster(c)
     if isinstance(one, str):
         return one
-    return "" if active_clusters(one, c.x.device) else f"no cluster of {one.cluster} blocks fits on this device"
+    return not_resident(one, c.x.device)
 
 
 @with_copies
@@ -326,24 +322,14 @@ added_ring_configuration = Configurations(
 )
 
 
-def _one_gradient_cluster(c: GradientCall) -> tuple[CudaPlan, int] | None:
-    """The launch of one cluster, and the rows of a group; None where shared memory does not hold one group."""
-    config = (added_ring_configuration if c.added else ring_configuration)(
-        c.x.device, c.x.dtype, bucket(c.n), c.config.centered
-    )
-    weight_bytes = c.config.weighted * c.weight.element_size()
-    found = ring.layout(c.sm, config, c.x.dtype, c.n, 2 + c.added, weight_bytes)
-    if found is None:
-        return None
-    flags = ", ".join(str(f).lower() for f in (c.config.centered, c.config.weighted, c.added))
-    sizes = f"{config['THREADS']}, {config['EACH']}, {found.rows}, {found.stages}, {config['PER_SM']}"
-    kernel = f"norm_backward<{CTYPES[c.x.dtype]}, {CTYPES[c.weight.dtype]}, {sizes}, {flags}>"
-    (m, n, *_), *_ = found_views = kernels.gradient_views(c)
-    scalars = (*(ctypes.c_longlong(v) for v in (m, n, *(row for _, _, row, _ in found_views))), ctypes.c_float(c.eps))
-    grid = (found.cluster, 1)
-    return CudaPlan(
-        HERE / "backward.cu", kernel, grid, config["THREADS"], scalars, found.cluster, found.shared
-    ), found.rows
+def _one_gradient_cluster(c: GradientCall) -> ring.OneCluster | None:
+    configuration = added_ring_configuration if c.added else ring_configuration
+    config = configuration(c.x.device, c.x.dtype, bucket(c.n), c.config.centered)
+    weight_bytes, flags = c.config.weighted * c.weight.element_size(), (c.config.centered, c.config.weighted, c.added)
+    (m, n, *_), *_ = found = kernels.gradient_views(c)
+    scalars = (*(ctypes.c_longlong(v) for v in (m, n, *(row for _, _, row, _ in found))), ctypes.c_float(c.eps))
+    source = HERE / "backward.cu"
+    return ring.one_cluster(source, "norm_backward", c.x, c.weight, config, 2 + c.added, weight_bytes, flags, scalars)
 
 
 def gradient_clusters_unsupported(c: GradientCall) -> str:
@@ -354,16 +340,12 @@ def gradient_clusters_unsupported(c: GradientCall) -> str:
     one = _one_gradient_cluster(c)
     if one is None:
         return f"{c.n} columns with a third tensor or a float32 weight; shared memory holds fewer"
-    return "" if active_clusters(one[0], c.x.device) else f"no cluster of {one[0].cluster} blocks fits on this device"
+    return not_resident(one.plan, c.x.device)
 
 
 @with_copies
 def gradient_clusters_launch(c: GradientCall) -> SummedPlan:
-    one = _one_gradient_cluster(c)
-    assert one is not None  # it is supported
-    plan, group = one
-    clusters = min(-(-(c.x.numel() // c.n) // group), resident(plan, c.x.device))
-    rows = dataclasses.replace(plan, grid=(clusters * plan.cluster, 1))
+    rows, clusters = ring.all_clusters(_one_gradient_cluster(c), c.x)
     return SummedPlan(rows, clusters, c.n, c.sums)
 
 
@@ -491,13 +473,14 @@ class Norm:
 
     Args:
         name: the operator's.
-        arguments: of a call of the operator → (x, residual, weight, bias, eps).
+        in_torch: the same in PyTorch, with the operator's arguments.
         centered: LayerNorm, else RMSNorm.
         added: whether a residual is added first; the call then returns (y, h).
     """
 
-    def __init__(self, name: str, arguments: Callable[..., tuple[Any, ...]], *, centered: bool, added: bool):
-        self.name, self.arguments, self.centered, self.added = name, arguments, centered, added
+    def __init__(self, name: str, in_torch: Callable[..., Any], *, centered: bool, added: bool):
+        self.name, self.in_torch, self.centered, self.added = name, in_torch, centered, added
+        self.signature = inspect.signature(in_torch)
         self.registered = not (centered or added)
         self.configs = {
             (weighted, biased): NormConfig(name, centered, added, weighted, biased)
@@ -505,14 +488,20 @@ class Norm:
             for biased in (False, True)
         }
 
-    def register(self, operator: Operator, in_torch: Callable[..., Any]) -> None:
+    def arguments(self, *args: Any, **named: Any) -> tuple[Any, ...]:
+        """Of a call of the operator → (x, residual, weight, bias, eps)."""
+        given = self.signature.bind(*args, **named)
+        given.apply_defaults()
+        return tuple(given.arguments.get(name) for name in ("x", "residual", "weight", "bias", "eps"))
+
+    def register(self, operator: Operator) -> None:
         """The operator's kernels, PyTorch, and the choice between them."""
         cuda: dict[str, Any] = {"backend": "cuda", "arch": ">=sm_90", "devices": ("cuda",)}
         forward: dict[str, Any] = {**cuda, "directions": ("forward",)}
         for kernel, declared in (("triton", {"arch": ">=sm_80"}), ("cuda", cuda), ("cuda-persistent", forward)):
             operator.implementation(kernel, **declared)(functools.partial(self.by_kernel, kernel))
-        operator.implementation("torch")(in_torch)
-        operator.implementation("torch.compile", devices=("cuda",))(peers.Compiled(in_torch))
+        operator.implementation("torch")(self.in_torch)
+        operator.implementation("torch.compile", devices=("cuda",))(peers.Compiled(self.in_torch))
         operator.choice(guarded(self.choose))
 
     def reference(self, *args: Any, **named: Any) -> Any:

@@ -4,8 +4,6 @@ Forward compulsorily reads x and writes y; backward reads x and dy and writes dx
 each). Source: Ba, Kiros & Hinton 2016 (arXiv 1607.06450).
 """
 
-from typing import Any
-
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -15,10 +13,6 @@ from weft.operators.normalization.dispatch import Norm
 from weft.operators.normalization.reference import define
 
 EPS = 1e-5
-
-
-def arguments(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS) -> tuple[Any, ...]:
-    return x, None, weight, bias, eps
 
 
 def torch_layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS) -> Tensor:
@@ -32,10 +26,10 @@ def liger(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, e
     return y
 
 
-norm = Norm("layer_norm", arguments, centered=True, added=False)
+norm = Norm("layer_norm", torch_layer_norm, centered=True, added=False)
 layer_norm = Operator(**define(norm, EPS))
 
-norm.register(layer_norm, torch_layer_norm)
+norm.register(layer_norm)
 layer_norm.implementation("liger", requires="liger-kernel", devices=("cuda",))(liger)
 
 

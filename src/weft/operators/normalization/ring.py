@@ -3,18 +3,20 @@
 Used by the gradients of the norms (``dispatch.py``) and of dropout + residual + RMSNorm (``dropout/dispatch.py``).
 """
 
+import dataclasses
 import functools
 from collections.abc import Iterable
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from weft.operators.call import rows_of
 from weft.operators.configs import Config, bucket, grid_of
-from weft.operators.cuda import pointer_aligned
+from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned
 from weft.operators.launch import target_sm
-from weft.operators.residency import shared_limit
+from weft.operators.residency import resident, shared_limit
 from weft.operators.row_cluster import MAX_CLUSTER
 
 SHORTEST = 256  # columns: one 16-byte vector for each thread of a warp
@@ -106,6 +108,35 @@ def layout(sm: int, config: Config, dtype: torch.dtype, n: int, tensors: int, we
         if stages >= 3:
             return Layout(bucket(-(-n // slice_)), rows, stages, stages * rows * row + slice_ * weight_bytes)
     return None
+
+
+class OneCluster(NamedTuple):
+    """The launch of one cluster, and the rows of a group."""
+
+    plan: CudaPlan
+    group: int
+
+
+def one_cluster(
+    source: Path, kernel: str, x: Tensor, weight: Tensor, config: Config, tensors: int, weight_bytes: int,
+    flags: Iterable[bool], scalars: tuple[Any, ...],
+) -> OneCluster | None:  # fmt: skip
+    """None where shared memory does not hold one group of x's rows."""
+    found = layout(target_sm(x.device), config, x.dtype, x.shape[-1], tensors, weight_bytes)
+    if found is None:
+        return None
+    sizes = (config["THREADS"], config["EACH"], found.rows, found.stages, config["PER_SM"])
+    words = (CTYPES[x.dtype], CTYPES[weight.dtype], *map(str, sizes), *(str(flag).lower() for flag in flags))
+    expression, grid = f"{kernel}<{', '.join(words)}>", (found.cluster, 1)
+    plan = CudaPlan(source, expression, grid, config["THREADS"], scalars, found.cluster, found.shared)
+    return OneCluster(plan, found.rows)
+
+
+def all_clusters(one: OneCluster | None, x: Tensor) -> tuple[CudaPlan, int]:
+    """The launch of as many clusters as run at once, one for each group of x's rows at most, and how many they are."""
+    assert one is not None  # it is supported
+    clusters = min(-(-(x.numel() // x.shape[-1]) // one.group), resident(one.plan, x.device))
+    return dataclasses.replace(one.plan, grid=(clusters * one.plan.cluster, 1)), clusters
 
 
 def unsupported(x: Tensor, *others: Tensor, weight: Tensor | None, centered: bool) -> str:

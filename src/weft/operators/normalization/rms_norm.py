@@ -18,10 +18,6 @@ from weft.operators.normalization.reference import define
 EPS = 1e-6
 
 
-def arguments(x: Tensor, weight: Tensor | None = None, eps: float = EPS) -> tuple[Any, ...]:
-    return x, None, weight, None, eps
-
-
 def torch_rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = EPS) -> Tensor:
     return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
@@ -50,10 +46,10 @@ def numpy(x: Tensor, weight: Tensor | None = None, eps: float = EPS) -> Tensor:
 
 LARGER_THAN_CACHES = [workload("fp32", M=2**13, N=2**12)]  # 128 MiB a tensor
 
-norm = Norm("rms_norm", arguments, centered=False, added=False)
+norm = Norm("rms_norm", torch_rms_norm, centered=False, added=False)
 rms_norm = Operator(**define(norm, EPS, cpu=LARGER_THAN_CACHES))
 
-norm.register(rms_norm, torch_rms_norm)
+norm.register(rms_norm)
 rms_norm.implementation("liger", requires="liger-kernel", devices=("cuda",))(liger)
 rms_norm.implementation("quack", requires="quack-kernels", devices=("cuda",))(quack)
 rms_norm.implementation("numpy", devices=("cpu",), directions=("forward",), dtypes=("fp32",))(numpy)
