@@ -4,7 +4,8 @@ from typing import Any
 
 import torch
 
-from weft.operators.configs import Config, grid_of
+from weft.operators.configs import Config, bucket, grid_of
+from weft.operators.launch import Plan
 
 ONE_PASS = 32768  # columns that one program holds in registers: 1024 threads × 32 fp32 values
 WHOLE = "a program holds one or several rows in registers"
@@ -24,6 +25,17 @@ def candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
     if n > ONE_PASS:
         return grid_of({"BLOCK": (4096, 8192, 16384), "num_warps": (8, 16, 32)})
     return row_tiles(n, {"num_warps": (1, 2, 4, 8, 16, 32)}, per_thread=(4, 64))
+
+
+def plan(
+    kernels: tuple[Any, Any], config: Config, m: int, n: int, scalars: tuple[Any, ...], flags: dict[str, Any]
+) -> Plan:
+    """The launch of m rows of n columns: by a kernel of which a program holds ROWS whole rows, or by one of which it walks a
+    row that is longer than ``ONE_PASS``, BLOCK columns at a time."""
+    if n > ONE_PASS:
+        return Plan(kernels[1], (m,), scalars, {**flags, "BLOCK": config["BLOCK"]}, config["num_warps"])
+    tile = {"ROWS": config["ROWS"], "BLOCK": bucket(n)}
+    return Plan(kernels[0], (-(-m // config["ROWS"]),), scalars, {**flags, **tile}, config["num_warps"])
 
 
 def row_tiles(n: int, options: dict[str, tuple[int, ...]], per_thread: tuple[int, int]) -> list[Config]:

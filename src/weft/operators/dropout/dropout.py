@@ -67,9 +67,6 @@ def dropout_triton(x: Tensor, p: float = 0.5, seed: Seed = None, offset: int = 0
     return differentiable(Dropout, x, p if training else 0.0, seed, offset)
 
 
-# ---- definition ------------------------------------------------------------------------------------------------------
-
-
 def drawn_seed(w: Workload, g: Any) -> Any:
     """A number, or None with ``seed=drawn``."""
     number = 0 if g is None else int(torch.randint(2**63 - 1, (), generator=g, device=g.device))

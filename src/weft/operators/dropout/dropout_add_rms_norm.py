@@ -98,9 +98,6 @@ by_triton = functools.partial(run, BACKWARD.kernel("triton"))
 by_cuda = functools.partial(run, BACKWARD.kernel("cuda"))
 
 
-# ---- definition ------------------------------------------------------------------------------------------------------
-
-
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     """x and residual [M, N], weight [N]. Options: ``layout`` of x, ``residual`` (its layout), ``values``, ``p`` in per cent,
     ``offset``, ``seed=drawn``: none is given, and each implementation has masks of its own."""

@@ -42,8 +42,6 @@ linear = Operator(
     mutants=MUTANTS,
 )
 
-# ---- implementations -------------------------------------------------------------------------------------------------
-
 
 def run(kernel: str, x: Tensor, weight: Tensor, bias: Any, residual: Any, activation: str | None) -> Tensor:
     matrices = (flat(x), weight, bias, None if residual is None else flat(residual))
@@ -104,8 +102,6 @@ linear.implementation("cublaslt", devices=("cuda",), directions=("forward",))(cu
 linear.implementation(
     "quack", requires="quack-kernels", devices=("cuda",), dtypes=("bf16", "fp16"), directions=("forward",)
 )(quack)
-
-# ---- what users call -------------------------------------------------------------------------------------------------
 
 
 @linear.choice

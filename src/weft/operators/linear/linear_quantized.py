@@ -22,8 +22,6 @@ from weft.operators.matmul.dispatch import default_precision
 from weft.operators.quantization.formats import FORMATS, format_of, inverse_of, rounded
 from weft.operators.random_inputs import LAYOUTS, VALUES
 
-# ---- definition ------------------------------------------------------------------------------------------------------
-
 Quantized = tuple[Tensor, Tensor]  # codes, the largest |y|
 OPTIONS = {
     **{name: linear.OPTIONS[name] for name in ("activation", "layout")},
@@ -136,8 +134,6 @@ linear_quantized = Operator(
     mutants=MUTANTS,
 )
 
-# ---- implementations -------------------------------------------------------------------------------------------------
-
 
 def arguments(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, scale: Tensor, dtype: Any = E4M3, activation: Any = None
@@ -165,8 +161,6 @@ for _name in ("cuda", "cuda-unfused"):
     linear_quantized.implementation(_name, backend="cuda", **ON_HOPPER)(functools.partial(by_kernel, _name))
 linear_quantized.implementation("torch")(usual)
 linear_quantized.implementation("torch.compile", devices=("cuda",))(peers.Compiled(usual))
-
-# ---- what users call -------------------------------------------------------------------------------------------------
 
 
 @linear_quantized.choice

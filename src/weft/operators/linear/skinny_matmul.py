@@ -59,8 +59,6 @@ def _of_weight(dy: Tensor, x: Tensor) -> Tensor:
 
 skinny_matmul_op.register_autograd(_backward, setup_context=_save)
 
-# ---- definition ------------------------------------------------------------------------------------------------------
-
 
 def reference(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(x, w, bias)
@@ -151,8 +149,6 @@ skinny_matmul = Operator(
     ],
 )
 
-# ---- implementations -------------------------------------------------------------------------------------------------
-
 
 @skinny_matmul.implementation("triton", arch=">=sm_80")
 def skinny_matmul_triton(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -162,8 +158,6 @@ def skinny_matmul_triton(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Te
 
 skinny_matmul.implementation("torch")(reference)
 skinny_matmul.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
-
-# ---- what users call -------------------------------------------------------------------------------------------------
 
 
 @skinny_matmul.choice

@@ -75,8 +75,6 @@ def _backward(ctx: Any, dloss: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
 
 cross_entropy_op.register_autograd(_backward, setup_context=_save)
 
-# ---- launches ----------------------------------------------------------------------------------------------------------------
-
 
 def launch(
     plans: Plans, logits: Tensor, target: Tensor, weight: Tensor | None, options: Options
@@ -155,9 +153,6 @@ class CrossEntropy(KernelFunction):
         return (launch_backward(ctx.backward_plans, dloss, saved, dx, ctx.options), *rest)
 
 
-# ---- implementations -------------------------------------------------------------------------------------------------
-
-
 def cross_entropy_triton(
     logits: Tensor, target: Tensor, *, weight: Tensor | None = None, soft_cap: float | None = None, **options: Any
 ) -> Tensor:
@@ -200,9 +195,6 @@ def quack(logits: Tensor, target: Tensor, *, weight: Tensor | None = None, **opt
     return loss.to(logits.dtype)
 
 
-# ---- definition ------------------------------------------------------------------------------------------------------
-
-
 def cost(w: Workload, direction: str) -> Cost:
     m, n = w["M"], w["M"] * w["V"] * (100 - w.option("ignored", 0)) // 100
     s = w.bytes_per_element
@@ -243,8 +235,6 @@ cross_entropy.implementation("torch")(composed)
 cross_entropy.implementation("torch.compile", devices=("cuda",))(peers.Compiled(composed))
 cross_entropy.implementation("liger", requires="liger-kernel", devices=("cuda",), directions=("forward",))(liger)
 cross_entropy.implementation("quack", requires="quack-kernels", devices=("cuda",))(quack)
-
-# ---- what users call -------------------------------------------------------------------------------------------------
 
 
 @cross_entropy.choice

@@ -33,9 +33,6 @@ from weft.operators.loss.reference import (
 
 Pair = tuple[Tensor, Tensor]
 
-# ---- implementations -------------------------------------------------------------------------------------------------
-
-
 LEAVES = ("logits",)
 reference_pair = functools.partial(traceable_with_gradients, LEAVES, reference)
 
@@ -52,9 +49,6 @@ def launched(plans: Plans, logits: Tensor, target: Tensor, *, weight: Tensor | N
     tensors = (logits, target) if weight is None else (logits, target, weight)
     plan = plans.of(tensors, *Options(**options), True, False)
     return plan(logits, target, logits if weight is None else weight, dx)[0], dx
-
-
-# ---- definition ------------------------------------------------------------------------------------------------------
 
 
 def cost(w: Workload, direction: str) -> Cost:
@@ -94,8 +88,6 @@ cross_entropy_with_gradient.implementation("liger", requires="liger-kernel", dev
 cross_entropy_with_gradient.implementation("quack", requires="quack-kernels", devices=("cuda",))(
     by_autograd(loss.quack)
 )
-
-# ---- what users call -------------------------------------------------------------------------------------------------
 
 
 @cross_entropy_with_gradient.choice

@@ -374,7 +374,7 @@ def by_rows(finish: Callable[..., Any]) -> tuple[Route, ...]:
             "cuda", lambda c: c.v >= 16384 and not c.traced, CLUSTER, finish(launch_cluster), cluster_unsupported, sm=90
         ),
         Route("triton", lambda c: c.v <= ONE_PASS, WHOLE, finish(kernels.launch_rows)),
-        Route("triton", lambda c: True, LONG, finish(kernels.launch_long_rows)),
+        Route("triton", lambda c: True, LONG, finish(kernels.launch_rows)),
     )
 
 

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from weft.operators import row_programs
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.launch import INTERPRETING, Plan, Plans, multiprocessors
 from weft.operators.row_programs import candidates, heuristic
@@ -461,27 +462,15 @@ with_gradient_configuration = Configurations(__file__, "loss_with_gradient", heu
 gradient_configuration = Configurations(__file__, "gradient", gradient_heuristic, gradient_candidates)
 
 
-def rows_config(c: Any) -> Config:
-    return (with_gradient_configuration if c.at_once else loss_configuration)(c.x.device, c.x.dtype, bucket(c.v))
-
-
 def rows_scalars(c: Any) -> tuple[int | float, ...]:
     return c.m, c.v, *c.x.stride(), c.target.stride(0), c.w.stride(0), *c.dx.stride(), *c.numbers
 
 
 def launch_rows(c: Any) -> Plan:
-    """Of ``(x, target, weight, sums, loss, stats, dx)``: programs that hold whole rows."""
-    config = rows_config(c)
-    constants = {**c.flags(GRADIENT=c.at_once), "ROWS": config["ROWS"], "BLOCK": bucket(c.v)}
-    grid = (triton.cdiv(c.m, config["ROWS"]),)
-    return Plan(cross_entropy_rows, grid, rows_scalars(c), constants, config["num_warps"])
-
-
-def launch_long_rows(c: Any) -> Plan:
-    """The same with programs that read a row BLOCK columns at a time."""
-    config = rows_config(c)
-    flags = {**c.flags(GRADIENT=c.at_once), "BLOCK": config["BLOCK"]}
-    return Plan(cross_entropy_long_rows, (c.m,), rows_scalars(c), flags, config["num_warps"])
+    """Of ``(x, target, weight, sums, loss, stats, dx)``."""
+    configured = with_gradient_configuration if c.at_once else loss_configuration
+    config, kernels = configured(c.x.device, c.x.dtype, bucket(c.v)), (cross_entropy_rows, cross_entropy_long_rows)
+    return row_programs.plan(kernels, config, c.m, c.v, rows_scalars(c), c.flags(GRADIENT=c.at_once))
 
 
 def launch_gradient(c: Any) -> Plan:

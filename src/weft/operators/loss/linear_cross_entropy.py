@@ -27,8 +27,6 @@ from weft.operators.loss.reference import Options
 from weft.operators.matmul.dispatch import default_precision
 from weft.operators.random_inputs import LAYOUTS, random_tensor
 
-# ---- reference -------------------------------------------------------------------------------------------------------
-
 LEAVES = ("x", "weight", "bias")  # that have gradients
 AT_ONCE = 2**28  # logits that the reference holds; more are made again for the gradient
 
@@ -95,9 +93,6 @@ def gradient_terms(arguments: dict[str, Any], gradients: list[Tensor]) -> list[T
     return [f.sqrt() for f in found]
 
 
-# ---- inputs ----------------------------------------------------------------------------------------------------------
-
-
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     """x and a weight that make logits of about unit variance, and a bias unless the option says no. Options as cross
     entropy's, where ``weight`` (of the classes) is ``class_weight``; ``chunk`` is ``chunk_rows``, ``accumulate`` a dtype."""
@@ -151,9 +146,6 @@ def cost_of(w: Workload, products: int, forward: bool) -> Cost:
     )
 
 
-# ---- wrong on purpose ------------------------------------------------------------------------------------------------
-
-
 def _of_logits(wrong: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A wrong cross entropy of the right logits."""
 
@@ -197,8 +189,6 @@ WRONG: dict[str, Callable[..., Tensor]] = {
         if name != "ignored rows divide"
     },
 }
-
-# ---- workloads -------------------------------------------------------------------------------------------------------
 
 EVERYTHING = {"class_weight": True, "smoothing": 10, "z": 10, "cap": 5, "ignored": 30}
 HEADS = ((8192, 4096, 128256), (8192, 2048, 32000), (4096, 3584, 256000))  # Llama 3 8B; a small Llama 2; Gemma 2 9B
@@ -252,9 +242,6 @@ def few_workloads() -> dict[str, list[Workload]]:
     every = workloads()
     kept = [w for w in every["verify"] if {"chunk", "accumulate"} & set(w.options) or not w.options or w["D"] == 0]
     return {**every, "verify": kept}
-
-
-# ---- implementations -------------------------------------------------------------------------------------------------
 
 
 def loss_alone(call: LinearCall) -> Tensor:
@@ -353,9 +340,6 @@ def quack(
     return loss.to(x.dtype)
 
 
-# ---- definition ------------------------------------------------------------------------------------------------------
-
-
 def cost(w: Workload, direction: str) -> Cost:
     return cost_of(w, 1, True) if direction == "forward" else cost_of(w, 3, False)
 
@@ -388,8 +372,6 @@ linear_cross_entropy.implementation("torch")(composed)
 linear_cross_entropy.implementation("torch.compile", devices=("cuda",))(peers.Compiled(composed))
 linear_cross_entropy.implementation("liger", requires="liger-kernel", devices=("cuda",))(liger)
 linear_cross_entropy.implementation("quack", requires="quack-kernels", devices=("cuda",))(quack)
-
-# ---- what users call -------------------------------------------------------------------------------------------------
 
 
 @linear_cross_entropy.choice

@@ -38,8 +38,6 @@ from weft.operators.loss.reference import (
 
 All = tuple[Tensor, Tensor, Tensor, Tensor | None]
 
-# ---- implementations -------------------------------------------------------------------------------------------------
-
 
 def both(function: Callable[..., Tensor]) -> Callable[..., All]:
     """Loss and gradients by autograd."""
@@ -50,9 +48,6 @@ def chunked(call: LinearCall) -> All:
     with torch.no_grad():
         loss, (dx, dweight, dbias) = loss_and_gradients(launchable(call), (True, True, call.bias is not None))
     return loss, dx, dweight, dbias  # type: ignore[return-value]
-
-
-# ---- definition ------------------------------------------------------------------------------------------------------
 
 
 def cost(w: Workload, direction: str) -> Cost:
@@ -92,8 +87,6 @@ linear_cross_entropy_with_gradient.implementation("liger", requires="liger-kerne
 linear_cross_entropy_with_gradient.implementation("quack", requires="quack-kernels", devices=("cuda",))(
     both(linear.quack)
 )
-
-# ---- what users call -------------------------------------------------------------------------------------------------
 
 
 @linear_cross_entropy_with_gradient.choice

@@ -20,8 +20,6 @@ from weft.operators.quantization.formats import FORMATS, scale_shape, spread
 from weft.operators.quantization.quantize import reference as quantized
 from weft.operators.random_inputs import random_tensor
 
-# ---- definition ------------------------------------------------------------------------------------------------------
-
 SCALES = ("tensor", "row", "block")
 OPTIONS = {
     "format": ("fp8_e4m3", "fp8_e5m2", "int8"),
@@ -155,8 +153,6 @@ scaled_matmul = Operator(
     mutants=MUTANTS,
 )
 
-# ---- implementations -------------------------------------------------------------------------------------------------
-
 
 def call_of(operands: Operands, dtype: Any, fast_accumulate: bool) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
     """The tensors and the options of a :class:`ScaledCall`."""
@@ -219,8 +215,6 @@ scaled_matmul.implementation("triton", arch=">=sm_80")(functools.partial(by_kern
 scaled_matmul.implementation("cuda", arch="==sm_90", devices=("cuda",))(functools.partial(by_kernel, "cuda"))
 scaled_matmul.implementation("torch")(cublas)
 scaled_matmul.implementation("torch.compile", devices=("cuda",))(peers.Compiled(dequantised))
-
-# ---- what users call -------------------------------------------------------------------------------------------------
 
 
 @scaled_matmul.choice

@@ -22,8 +22,6 @@ from weft.operators.low_precision.dispatch import WEIGHT_ONLY
 from weft.operators.low_precision.quantized_weight import QuantizedWeight, dequantize_weight, quantize_weight
 from weft.operators.random_inputs import LAYOUTS, VALUES, of_vectors, random_tensor
 
-# ---- definition ------------------------------------------------------------------------------------------------------
-
 OPTIONS = {
     "format": tuple(quantized_weight.BITS),
     "group": (0, *quantized_weight.GROUPS),
@@ -202,9 +200,6 @@ def by_operator(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tens
     return weight_only_matmul_op(x, words, scale, zero, bias, format, group)
 
 
-# ---- implementations -------------------------------------------------------------------------------------------------
-
-
 def by_kernel(name: str, x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
     if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
         return by_operator(x, weight, bias)
@@ -265,8 +260,6 @@ weight_only_matmul.implementation("torch")(reference)
 weight_only_matmul.implementation("dense", devices=("cuda",))(dense)
 weight_only_matmul.implementation("tinygemm", devices=("cuda",), dtypes=("bf16",))(tinygemm)
 weight_only_matmul.implementation("int8pack", devices=("cuda",), dtypes=("bf16",))(int8pack)
-
-# ---- what users call -------------------------------------------------------------------------------------------------
 
 
 @weight_only_matmul.choice

@@ -17,8 +17,6 @@ from weft.operators.matmul.dispatch import OF_QUACK, PRECISIONS, by_triton, cubl
 from weft.operators.matmul.reference import GRADIENTS, OPTIONS, SUMS, cost, inputs, reference
 from weft.operators.random_inputs import LAYOUTS
 
-# ---- definition ------------------------------------------------------------------------------------------------------
-
 
 def terms(w: Workload) -> int:
     """Of the longest sum; that of a broadcast operand's gradient goes over the batch too."""
@@ -135,15 +133,10 @@ batched_matmul = Operator(
     ],
 )
 
-# ---- implementations -------------------------------------------------------------------------------------------------
-
-
 batched_matmul.implementation("triton", arch=">=sm_80")(by_triton)
 batched_matmul.implementation("torch")(cublas)
 batched_matmul.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
 batched_matmul.implementation("quack", **OF_QUACK)(quack)
-
-# ---- what users call -------------------------------------------------------------------------------------------------
 
 
 @batched_matmul.choice

@@ -15,8 +15,6 @@ from weft.operators.matmul import dispatch
 from weft.operators.matmul.dispatch import OF_QUACK, MatmulCall, by_triton, cublas, hopper_unsupported, product, quack
 from weft.operators.matmul.reference import GRADIENTS, OPTIONS, SUMS, cost, inputs, reference
 
-# ---- definition ------------------------------------------------------------------------------------------------------
-
 # (N, K) of a layer's products: queries, keys and values; attention's output; gate and up; down. 8 B, then 70 B.
 LLAMA = (
     *((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)),
@@ -100,8 +98,6 @@ matmul = Operator(
     ],
 )
 
-# ---- implementations -------------------------------------------------------------------------------------------------
-
 matmul_triton = matmul.implementation("triton", arch=">=sm_80")(by_triton)
 
 
@@ -120,8 +116,6 @@ matmul.implementation("torch")(cublas)
 matmul.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
 matmul.implementation("quack", **OF_QUACK)(quack)
 matmul.implementation("numpy", devices=("cpu",), directions=("forward",), dtypes=("fp32",))(numpy)
-
-# ---- what users call -------------------------------------------------------------------------------------------------
 
 
 @matmul.choice

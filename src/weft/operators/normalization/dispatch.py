@@ -369,7 +369,7 @@ FORWARD = Dispatch(
     Route("cuda-persistent", persistent_is_faster, PERSISTENT, persistent_launch, persistent_unsupported, sm=90),
     Route("cuda", lambda c: not c.traced and c.n >= 16384, CLUSTER, cluster_launch, cluster_unsupported, sm=90),
     Route("triton", lambda c: c.n <= ONE_PASS, WHOLE, kernels.rows_launch, no_rows),
-    Route("triton", lambda c: True, TWICE, kernels.long_rows_launch, no_rows),
+    Route("triton", lambda c: True, TWICE, kernels.rows_launch, no_rows),
 )
 
 RINGS = "clusters of blocks hold a row and take row after row: it is read once"

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from weft.operators import row_programs
 from weft.operators.call import views
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.launch import Plan, multiprocessors
@@ -279,26 +280,13 @@ forward_configuration = Configurations(
 )
 
 
-def _forward(c: Any, kernel: Any, rows: int, tile: dict[str, int], warps: int) -> Plan:
-    residual = c.x if c.residual is None else c.residual
-    (m, n, *x_s), (_, _, *r_s), (_, _, *y_s) = views(c.x, residual, torch.empty_like(c.x, device="meta"))
-    config = c.config
-    flags = {**config.flags, "BIASED": config.biased, "ADDED": config.added, "SAVED": c.saved}
-    scalars = (m, n, *x_s, *r_s, *y_s, *y_s, c.eps)
-    return Plan(kernel, (triton.cdiv(m, rows),), scalars, {**tile, **flags}, warps)
-
-
 @with_copies
 def rows_launch(c: Any) -> Plan:
-    config = forward_configuration(c.x.device, c.x.dtype, bucket(c.n), c.config.centered)
-    tile = {"ROWS": config["ROWS"], "BLOCK": bucket(c.n)}
-    return _forward(c, norm_rows, config["ROWS"], tile, config["num_warps"])
-
-
-@with_copies
-def long_rows_launch(c: Any) -> Plan:
-    config = forward_configuration(c.x.device, c.x.dtype, bucket(c.n), c.config.centered)
-    return _forward(c, norm_long_rows, 1, {"BLOCK": config["BLOCK"]}, config["num_warps"])
+    norm, residual = c.config, c.x if c.residual is None else c.residual
+    (m, n, *x_s), (_, _, *r_s), (_, _, *y_s) = views(c.x, residual, torch.empty_like(c.x, device="meta"))
+    config = forward_configuration(c.x.device, c.x.dtype, bucket(n), norm.centered)
+    flags = {**norm.flags, "BIASED": norm.biased, "ADDED": norm.added, "SAVED": c.saved}
+    return row_programs.plan((norm_rows, norm_long_rows), config, m, n, (m, n, *x_s, *r_s, *y_s, *y_s, c.eps), flags)
 
 
 def backward_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:

@@ -29,9 +29,6 @@ from weft.operators.quantization.quantize import (
 )
 from weft.operators.random_inputs import LAYOUTS, _laid_out, random_tensor
 
-# ---- implementations -------------------------------------------------------------------------------------------------
-
-
 DEFAULTS: dict[str, Any] = {"group_size": 128, "columns": None, "dtype": torch.float32}
 
 
@@ -57,8 +54,6 @@ def launch(plans: Plans, values: Tensor, scale: float | Tensor, granularity: str
 
 
 by_triton, by_cuda = (functools.partial(launch, DEQUANTIZE.kernel(name)) for name in ("triton", "cuda"))
-
-# ---- definition ------------------------------------------------------------------------------------------------------
 
 
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
@@ -145,8 +140,6 @@ dequantize.implementation("triton", arch=">=sm_80")(by_triton)
 dequantize.implementation("cuda", arch=">=sm_90", devices=("cuda",))(by_cuda)
 dequantize.implementation("torch")(reference)
 dequantize.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
-
-# ---- what users call -------------------------------------------------------------------------------------------------
 
 
 @dequantize.choice

@@ -24,8 +24,6 @@ ROUNDINGS = ("nearest", "stochastic")
 TRITON = QUANTIZE.kernel("triton")
 Quantized = tuple[Tensor, Tensor]  # values, scale
 
-# ---- implementations -------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class Options:
@@ -155,9 +153,6 @@ def torchao(x: Tensor, format: str, granularity: str = "row", **options: Any) ->
 
     scale = _choose_scale_float8(x, list(block), dtype)
     return _quantize_affine_float8(x, scale, dtype), scale.view(of_scale)
-
-
-# ---- definition ------------------------------------------------------------------------------------------------------
 
 
 def shape(w: Workload) -> tuple[int, ...]:
@@ -346,8 +341,6 @@ quantize.implementation("triton", arch=">=sm_80")(by_triton)
 quantize.implementation("torch")(reference)
 quantize.implementation("torch.compile", devices=("cuda",))(peers.Compiled(plain))
 quantize.implementation("torchao", requires="torchao", devices=("cuda",))(torchao)
-
-# ---- what users call -------------------------------------------------------------------------------------------------
 
 
 @quantize.choice

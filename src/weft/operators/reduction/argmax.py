@@ -1,5 +1,7 @@
 """``argmax(x, dim=None)``: the index of the largest value; the first of equals, and NaN is above all, as in PyTorch."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -29,9 +31,7 @@ argmax = Operator(
         tuned=True,
         wrong=[
             Mutant("last of equals", _last),
-            Mutant(
-                "NaN ignored", mutants.changed(reference, x=lambda x: x.nan_to_num(-torch.inf, torch.inf, -torch.inf))
-            ),
+            Mutant("NaN ignored", mutants.changed(reference, x=lambda x: x.nan_to_num(-math.inf, math.inf, -math.inf))),
             Mutant("of magnitudes", mutants.changed(reference, x=torch.abs)),
             Mutant("smallest", lambda x, dim=None, keepdim=False: torch.argmin(x, dim, keepdim)),
         ],
@@ -45,15 +45,12 @@ def argmax_function(x: Tensor, dim: int | None = None, keepdim: bool = False) ->
     """The index of the largest value along one dimension, or in all of x (counted in the order of its elements).
 
     Args:
-        x: any shape; float32, float16 or bfloat16.
-        dim: the dimension to search; None for all.
-        keepdim: keep the dimension, with one element.
+        x, dim, keepdim: as of ``sum``.
 
     Returns:
         int64. Of equal values the first; NaN counts as the largest. PyTorch does both, and documents neither.
 
     Raises:
-        TypeError: x is not a tensor of those dtypes, dim not an int, or keepdim not a bool.
-        ValueError: dim is out of range, or there is nothing along it.
+        TypeError, ValueError: as ``sum``; ValueError also where there is nothing along dim.
     """
     return reduce(reduction, x, dim, keepdim)

@@ -326,8 +326,8 @@ def fits_a_tile(v: AxisView) -> bool:
 
 def mask_gradient_plan(dy: Tensor, mask: Tensor, dx: Tensor, p: "MaskPlan", strides: tuple[int, int]) -> Plan:
     """Call with ``(dy, mask, dx)``; ``strides`` are those of dy in M and K."""
-    kernels = (gradient_of_mask_columns, gradient_of_mask_tiles)
-    return _plan(kernels, GRADIENT, p.v, p.dx, dy, (*strides, p.dx.m, p.dx.n, p.dx.k), {})
+    kernels, v = (gradient_of_mask_columns, gradient_of_mask_tiles), p.dx
+    return _plan(kernels, GRADIENT, p.v, v, dy, (*strides, v.m, v.n, v.k), {})
 
 
 def _plan(

@@ -55,16 +55,13 @@ def max_function(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Te
     """Largest value over one dimension, or over all; ``weft.ops.argmax`` gives the index of a maximum.
 
     Args:
-        x: any shape; float32, float16 or bfloat16.
-        dim: the dimension to reduce; None for all.
-        keepdim: keep the dimension, with one element.
+        x, dim, keepdim: as of ``sum``.
 
     Returns:
         A tensor of x's dtype: values alone, as ``torch.amax``. NaN where there is any.
 
     Raises:
-        TypeError: x is not a tensor of those dtypes, dim not an int, or keepdim not a bool.
-        ValueError: dim is out of range, or there is nothing along it.
+        TypeError, ValueError: as ``sum``; ValueError also where there is nothing along dim.
 
     The gradient is shared evenly by all elements that equal the result.
     """

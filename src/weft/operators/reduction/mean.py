@@ -56,17 +56,14 @@ def mean_function(x: Tensor, dim: int | None = None, keepdim: bool = False) -> T
     """Mean over one dimension, or over all.
 
     Args:
-        x: any shape; float32, float16 or bfloat16.
-        dim: the dimension to average; None for all.
-        keepdim: keep the dimension, with one element.
+        x, dim, keepdim: as of ``sum``.
 
     Returns:
         A tensor of x's dtype, added and divided in fp32 and rounded once. The same bits every time. The mean of no elements is
         NaN.
 
     Raises:
-        TypeError: x is not a tensor of those dtypes, dim not an int, or keepdim not a bool.
-        ValueError: dim is out of range.
+        TypeError, ValueError: as ``sum``.
 
     The gradient is that of the result over the number of elements, as a view of x's shape.
     """

@@ -29,15 +29,12 @@ def min_function(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Te
     """Smallest value over one dimension, or over all; its gradient is that of ``weft.ops.max``.
 
     Args:
-        x: any shape; float32, float16 or bfloat16.
-        dim: the dimension to reduce; None for all.
-        keepdim: keep the dimension, with one element.
+        x, dim, keepdim: as of ``sum``.
 
     Returns:
         A tensor of x's dtype: values alone, as ``torch.amin``. NaN where there is any.
 
     Raises:
-        TypeError: x is not a tensor of those dtypes, dim not an int, or keepdim not a bool.
-        ValueError: dim is out of range, or there is nothing along it.
+        TypeError, ValueError: as ``sum``; ValueError also where there is nothing along dim.
     """
     return reduce(reduction, x, dim, keepdim)

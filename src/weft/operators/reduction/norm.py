@@ -93,18 +93,15 @@ def norm_function(x: Tensor, p: float = 2.0, dim: int | None = None, keepdim: bo
     """Norm over one dimension, or over all: (Σ|x|^p)^(1/p).
 
     Args:
-        x: any shape; float32, float16 or bfloat16.
+        x, dim, keepdim: as of ``sum``.
         p: order. 1, 2 and infinity have kernels; others are handed to PyTorch.
-        dim: the dimension to reduce; None for all.
-        keepdim: keep the dimension, with one element.
 
     Returns:
         A tensor of x's dtype (float32 under autocast, as PyTorch), added in fp32 and rounded once. Squares are not scaled:
         they overflow where PyTorch's do. The norm of no elements is 0 (of a negative order an error).
 
     Raises:
-        TypeError: x is not a tensor of those dtypes, p not a number, dim not an int, or keepdim not a bool.
-        ValueError: dim is out of range, or a negative order of no elements.
+        TypeError, ValueError: as ``sum``; TypeError for a p that is no number, ValueError for a negative order of no elements.
 
     Gradients: 0 where the norm is 0; of order infinity shared evenly by all elements of the largest magnitude.
     """

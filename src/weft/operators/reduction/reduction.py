@@ -154,10 +154,8 @@ def implement(op: Reduction, operator: Operator, call: Callable[..., Any] = with
         backend = name.removesuffix("-mask")
         devices = ("cuda",) if backend == "cuda" else ("cuda", "cpu")
         directions = ("forward",) if saves and name == backend else ()
-        register = operator.implementation(
-            name, backend=backend, arch=">=sm_80", devices=devices, directions=directions
-        )
-        register(call(_by_kernel(op, name)))
+        declared: dict[str, Any] = {"arch": ">=sm_80", "devices": devices, "directions": directions}
+        operator.implementation(name, backend=backend, **declared)(call(_by_kernel(op, name)))
     operator.implementation("torch")(call(op.reference))
     operator.implementation("torch.compile", devices=("cuda",))(peers.Compiled(call(op.reference)))
 
@@ -171,15 +169,8 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     dim = None if w.option("dim") == "all" else w.option("dim", -1)
     if dim is not None:
         check_dim("the workload", dim, len(shape))
-    values = w.option("values", "normal")
-    x = random_tensor(
-        g,
-        shape,
-        w.dtype,
-        device,
-        layout=w.option("layout", "contiguous"),
-        values=VALUES[0] if values == "ties" else values,
-    )
+    layout, values = w.option("layout", "contiguous"), w.option("values", "normal")
+    x = random_tensor(g, shape, w.dtype, device, layout=layout, values=VALUES[0] if values == "ties" else values)
     if values == "ties" and device != "meta":
         x.copy_(x.mul(2).round().clamp(-2, 2))  # few distinct values
     return {"x": x, "dim": dim, "keepdim": w.option("keepdim", False)}
@@ -216,9 +207,7 @@ def define(
     reference = reference or op.reference
     formula = op.formula and op.formula(2.0)
     saves_mask = formula is not None and formula.extremum
-    backward = formula is not None and (
-        saves_mask or formula.gradient is not None
-    )  # that of a sum is a view of the result's
+    backward = saves_mask or (formula is not None and formula.gradient is not None)  # of a sum it is a view of dy
     ties = saves_mask or formula is None  # data with few distinct values
 
     def cost(w: Workload, direction: str) -> Cost:

@@ -72,18 +72,14 @@ def cumprod_function(x: Tensor, dim: int = -1, *, exclusive: bool = False, rever
     """Running products along one dimension.
 
     Args:
-        x: any shape; float32, float16 or bfloat16.
-        dim: the dimension to multiply along.
-        exclusive: leave each element out of its own product; the first result is 1.
-        reverse: multiply from the end.
+        x, dim, exclusive, reverse: as of ``cumsum``; the first result of an exclusive one is 1.
 
     Returns:
         A tensor of x's shape and dtype (float32 under autocast, as PyTorch), multiplied in fp32 and rounded once. The same bits
         every time.
 
     Raises:
-        TypeError: x is not a tensor of those dtypes, dim not an int, exclusive or reverse not a bool.
-        ValueError: dim is out of range.
+        TypeError, ValueError: as ``cumsum``.
 
     The gradient divides by nothing, so factors of 0 are exact and cost nothing, and it never waits for the GPU. A NaN in x
     makes NaN of the gradients it takes part in; PyTorch, which divides, of all in its row.

@@ -305,20 +305,15 @@ def gradient_launch(c: ScanCall) -> GradientInParts:
     t = kernels.Tiling(v, config, c.x.device, cut=True)
     scalars = (v.M, v.N, v.K, t.parts, *(s for view in c.views for s in (view.m, view.n, view.k)))
 
-    def launch(*, totals: bool = False, carried: bool = False) -> Plan:
-        constants = {
-            "LOG": bool(c.op.log),
-            "REVERSE": not c.reverse,  # the recurrence runs the other way
-            "SHIFT": int(c.exclusive),
-            "TOTALS": totals,
-            "CARRIED": carried,
-            **t.constants,
-            "VECTOR": kernels.vector(v, c.x, t.reach, not c.reverse),
-        }
+    reverse = not c.reverse  # the recurrence runs the other way
+    known = {"LOG": bool(c.op.log), "REVERSE": reverse, "SHIFT": int(c.exclusive), **t.constants}
+
+    def launch(mode: str) -> Plan:
+        parts = {"TOTALS": mode == "TOTALS", "CARRIED": mode == "CARRIED"}
+        constants = {**known, **parts, "VECTOR": kernels.vector(v, c.x, t.reach, reverse)}
         return Plan(kernels.gradient_tiles, t.grid, scalars, constants, t.num_warps)
 
-    carries = kernels.carry_parts_launch(v.M * v.K, v.K, t.parts, reverse=not c.reverse)
-    return GradientInParts((v.M, t.parts, v.K), launch(carried=t.parts > 1), launch(totals=True), carries)
+    return GradientInParts.of(v.M, t.parts, v.K, launch, reverse=reverse)
 
 
 # ---- CUDA C++: rows of adjacent elements, 16 bytes an access ---------------------------------------------------------
@@ -443,9 +438,7 @@ def gradient_rows_launch(c: ScanCall) -> GradientInParts:
         kernel = f"scan_gradient<{kind}, {mode}, {r.lanes}, {r.held}, {r.warps}, {r.threads}, {r.cluster}>"
         return CudaPlan(FOLDER / "gradient.cu", kernel, (blocks, 1), r.threads, scalars, r.cluster)
 
-    carries = kernels.carry_parts_launch(v.M, 1, r.parts, reverse=not c.reverse)
-    gradient = launch("WHOLE" if r.parts == 1 else "CARRIED")
-    return GradientInParts((v.M, r.parts, 1), gradient, launch("TOTALS"), carries)
+    return GradientInParts.of(v.M, r.parts, 1, launch, reverse=not c.reverse)
 
 
 # ---- CUDA C++: columns, 16 bytes an access ---------------------------------------------------------------------------
@@ -538,9 +531,7 @@ def gradient_columns_launch(c: ScanCall) -> GradientInParts:
         kernel = f"gradient_columns<{kind}, {mode}"
         return walk.launch("gradient_columns.cu", kernel, c.views, threads // walk.threads)
 
-    carries = kernels.carry_parts_launch(v.M * v.K, v.K, walk.parts, reverse=False)
-    gradient = launch("WHOLE" if walk.parts == 1 else "CARRIED")
-    return GradientInParts((v.M, walk.parts, v.K), gradient, launch("TOTALS"), carries)
+    return GradientInParts.of(v.M, walk.parts, v.K, launch, reverse=False)
 
 
 # ---- the tables ------------------------------------------------------------------------------------------------------

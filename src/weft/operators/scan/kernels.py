@@ -5,6 +5,7 @@ M is what lies before the scanned axis, K what lies after it. ``scan_tiles`` wal
 inclusive one of the input shifted by one element, and a reversed one runs from the end.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -508,11 +509,6 @@ def carry_products_launch(v: AxisView, parts: int, reverse: bool = False) -> Pla
     return Plan(carry_products, (v.M * v.K,), (v.K, parts, v.M * v.K), tile, 4)
 
 
-def carry_parts_launch(lanes: int, k: int, parts: int, *, reverse: bool) -> Plan:
-    """From the totals and scales of parts of a recurrence to the values before them, of ``lanes`` rows or columns."""
-    return Plan(carry_parts, (lanes,), (k, parts), {"REVERSE": reverse, "BLOCK": bucket(parts)}, 4)
-
-
 @dataclass
 class ScanInParts:
     """A scan: call with ``(x, y)``. One launch, or three where M and K alone give too few programs: what each part of N comes
@@ -557,6 +553,12 @@ class GradientInParts:
     totals: Any
     carries: Plan
 
+    @classmethod
+    def of(cls, m: int, parts: int, k: int, launch: Callable[[str], Any], *, reverse: bool) -> "GradientInParts":
+        """``launch`` makes the one of a mode: WHOLE, CARRIED or TOTALS."""
+        carries = Plan(carry_parts, (m * k,), (k, parts), {"REVERSE": reverse, "BLOCK": bucket(parts)}, 4)
+        return cls((m, parts, k), launch("WHOLE" if parts == 1 else "CARRIED"), launch("TOTALS"), carries)
+
     def __call__(self, x: Tensor, y: Tensor, dy: Tensor, dx: Tensor) -> None:
         carry = totals = scales = x
         if self.shape[1] > 1:
@@ -596,20 +598,19 @@ def tiles_plan(
     t = Tiling(v, config, x.device, cut=cut)
     scalars = (v.M, v.N, v.K, t.parts, v.m, v.n, v.k, y.m, y.n, y.k)
 
+    known = {
+        **formula.constants,
+        **t.constants,
+        "REVERSE": reverse,
+        "SHIFT": -shift if reverse else shift,
+        "ONCE": t.chunk == t.reach,
+        "VECTOR": vector(v, x, t.reach, reverse),
+        "UNIT": v.unit(y),
+        "DENSE": v.dense_axis,
+    }
+
     def launch(*, totals: bool = False, carried: bool = False) -> Plan:
-        constants = {
-            **formula.constants,
-            "REVERSE": reverse,
-            "SHIFT": -shift if reverse else shift,
-            "TOTALS": totals,
-            "CARRIED": carried,
-            **t.constants,
-            "ONCE": t.chunk == t.reach,
-            "VECTOR": vector(v, x, t.reach, reverse),
-            "UNIT": v.unit(y),
-            "DENSE": v.dense_axis,
-            "SCALED": totals and formula.scaled,
-        }
+        constants = {**known, "TOTALS": totals, "CARRIED": carried, "SCALED": totals and formula.scaled}
         return Plan(scan_tiles, t.grid, scalars, constants, t.num_warps)
 
     carries: ScanInParts | Plan | None = None

@@ -75,10 +75,7 @@ def logcumsumexp_function(x: Tensor, dim: int = -1, *, exclusive: bool = False, 
     """Logarithms of running sums of exponentials along one dimension.
 
     Args:
-        x: any shape; float32, float16 or bfloat16.
-        dim: the dimension to add along.
-        exclusive: leave each element out of its own sum; the first result is -inf.
-        reverse: add from the end.
+        x, dim, exclusive, reverse: as of ``cumsum``; the first result of an exclusive one is -inf.
 
     Returns:
         A tensor of x's shape and dtype, computed in fp32 and rounded once. The same bits every time. No finite input overflows.
@@ -86,7 +83,6 @@ def logcumsumexp_function(x: Tensor, dim: int = -1, *, exclusive: bool = False, 
         and e^(2⁻¹²·|y|) in float16: where results are large, ``x.float()`` serves.
 
     Raises:
-        TypeError: x is not a tensor of those dtypes, dim not an int, exclusive or reverse not a bool.
-        ValueError: dim is out of range.
+        TypeError, ValueError: as ``cumsum``.
     """
     return scan_along(scan, x, dim, exclusive, reverse)

@@ -38,9 +38,6 @@ def launched(x: Tensor, scale: float = 1.0, *, plans: tuple[Plans, Plans]) -> Te
     return y
 
 
-# ---- definition ------------------------------------------------------------------------------------------------------
-
-
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     """x is [B, S, T]; the option ``scale`` in per cent."""
     layout, values = w.option("layout", "contiguous"), w.option("values", "normal")
@@ -139,8 +136,6 @@ causal_softmax.implementation("cuda", arch=">=sm_80", devices=("cuda",))(
 )
 causal_softmax.implementation("torch")(torch_causal_softmax)
 causal_softmax.implementation("torch.compile", devices=("cuda",))(peers.Compiled(torch_causal_softmax))
-
-# ---- what users call -------------------------------------------------------------------------------------------------
 
 
 @causal_softmax.choice

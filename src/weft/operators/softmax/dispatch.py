@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from weft.operators import row_cluster
-from weft.operators.call import FLOATS, check_device, check_dim, check_tensor, rows_of, traced, views
+from weft.operators.call import FLOATS, check_device, check_dim, check_tensor, rows_of, views
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
@@ -23,7 +23,7 @@ from weft.operators.row_cluster import LONGEST, MAX_CLUSTER, RowCluster
 from weft.operators.row_cluster import REASON as CLUSTER
 from weft.operators.row_programs import LONG, ONE_PASS, WHOLE
 from weft.operators.softmax import kernels
-from weft.operators.softmax.kernels import launch_long_rows, launch_rows
+from weft.operators.softmax.kernels import launch_rows
 
 FOLDER = Path(__file__).parent
 MASK_COPY = "the mask's leading dimensions do not merge into three, so a copy would be needed"
@@ -71,13 +71,9 @@ class RowCall(Call):
         return self.strides[::2]
 
 
-def copy_needed(c: RowCall) -> str:
-    return c.copy_needed
-
-
 TRITON = (
-    Route("triton", lambda c: c.n <= ONE_PASS, WHOLE, launch_rows, copy_needed),
-    Route("triton", lambda c: True, LONG, launch_long_rows, copy_needed),
+    Route("triton", lambda c: c.n <= ONE_PASS, WHOLE, launch_rows, lambda c: c.copy_needed),
+    Route("triton", lambda c: True, LONG, launch_rows, lambda c: c.copy_needed),
 )
 
 
@@ -199,8 +195,7 @@ def cluster_backward_unsupported(c: GradientCall) -> str:
     y, dy, dx = c.tensors
     if reason := row_cluster.why_not(y) or row_cluster.why_not(dy):
         return reason
-    most = longest_backward(c.sm, c.x.dtype)
-    if c.n > most:
+    if c.n > (most := longest_backward(c.sm, c.x.dtype)):
         return f"{c.n} columns; a cluster of {MAX_CLUSTER} blocks holds {most} of y and dy"
     return row_cluster.why_not(dx)
 
@@ -302,10 +297,6 @@ class MaskedCall(RowCall):
                 ) from None
 
     @property
-    def traced(self) -> bool:
-        return traced(self.x, self.mask)
-
-    @property
     def tensors(self) -> tuple[Tensor, ...]:
         return self.x, torch.empty_like(self.x, device="meta")
 
@@ -344,12 +335,9 @@ def most_each(dtype: torch.dtype, tensors: int) -> int:
     return min(32, 128 // (tensors * dtype.itemsize))
 
 
-def longest_row(dtype: torch.dtype, tensors: int) -> int:
-    """Columns of the longest rows of so many tensors that 1024 threads hold."""
-    return 1024 * most_each(dtype, tensors)
-
-
-def rows_unsupported(longest: int, *tensors: Tensor) -> str:
+def rows_unsupported(held: int, *tensors: Tensor) -> str:
+    """``held``: tensors of which 1024 threads hold a row."""
+    longest = 1024 * most_each(tensors[0].dtype, held)
     for t in tensors:
         rows = rows_of(t)
         if rows is None:
@@ -366,8 +354,7 @@ def rows_unsupported(longest: int, *tensors: Tensor) -> str:
 
 
 def masked_rows_unsupported(c: MaskedCall) -> str:
-    longest = longest_row(c.x.dtype, 1 + (c.kind == ADDITIVE))
-    if reason := rows_unsupported(longest, *c.tensors) or c.copy_needed:
+    if reason := rows_unsupported(1 + (c.kind == ADDITIVE), *c.tensors) or c.copy_needed:
         return reason
     *strides, column = (c.levels or ())[2:]
     count = 16 // c.x.element_size()
@@ -447,7 +434,7 @@ def launch_causal_backward(c: GradientCall) -> CudaPlan:
 
 
 def causal_backward_unsupported(c: GradientCall) -> str:
-    return rows_unsupported(longest_row(c.x.dtype, 2), *c.tensors) if c.causal else "no causal mask"
+    return rows_unsupported(2, *c.tensors) if c.causal else "no causal mask"
 
 
 HELD_BY_BLOCK = "a block holds a row in registers, and computes only what the row sees"

@@ -10,6 +10,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from weft.operators import row_programs
 from weft.operators.configs import Configurations, bucket
 from weft.operators.launch import Plan
 from weft.operators.row_programs import candidates, heuristic
@@ -259,17 +260,9 @@ def softmax_backward_long_rows(
 
 
 def launch_rows(c: Any) -> Plan:
-    """Programs that hold whole rows."""
     config, (scalars, flags) = CONFIGURATIONS[c.name](c.x.device, c.x.dtype, bucket(c.n)), c.arguments
-    tile = {"ROWS": config["ROWS"], "BLOCK": bucket(c.n)}
-    grid = (triton.cdiv(c.m, config["ROWS"]),)
-    return Plan(c.triton[0], grid, (c.m, *scalars), {**flags, **tile}, config["num_warps"])
-
-
-def launch_long_rows(c: Any) -> Plan:
-    """Programs that read a row BLOCK columns at a time."""
-    config, (scalars, flags) = CONFIGURATIONS[c.name](c.x.device, c.x.dtype, bucket(c.n)), c.arguments
-    return Plan(c.triton[1], (c.m,), scalars, {**flags, "BLOCK": config["BLOCK"]}, config["num_warps"])
+    rows = (c.m,) if c.n <= row_programs.ONE_PASS else ()  # what a kernel of whole rows takes first
+    return row_programs.plan(c.triton, config, c.m, c.n, (*rows, *scalars), flags)
 
 
 CONFIGURATIONS = {

@@ -49,18 +49,10 @@ def log_softmax_function(x: Tensor, dim: int = -1) -> Tensor:
     """Logarithm of the softmax along one dimension.
 
     Args:
-        x: any shape; float32, float16 or bfloat16.
-        dim: the dimension whose exponentials sum to 1.
+        x, dim: as of ``softmax``.
 
     Returns:
-        A tensor of x's shape and dtype. Sums are taken in fp32. A row that holds NaN or +inf, or only -inf, is NaN.
-        Under autocast the input is cast to float32, as ``torch.log_softmax`` does.
-
-    Raises:
-        TypeError: x is not a tensor of those dtypes, or dim not an int.
-        ValueError: dim is out of range.
-
-    Backward saves the result only.
+        A tensor of x's shape and dtype; NaN, autocast, errors and what is saved for backward are as of ``softmax``.
     """
     if eager(x) and (plan := FORWARD.of((x,), dim, True)) is not None:
         y = torch.empty_like(x)

@@ -5,6 +5,7 @@ writes dx. Bandwidth is the limit.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -34,7 +35,6 @@ BY_KERNEL = {kernel: (MASKED_FORWARD.kernel(kernel), MASKED_BACKWARD.kernel(kern
 
 
 def as_bytes(mask: Tensor) -> Tensor:
-    """A boolean mask as kernels read it: a byte an element."""
     return mask.view(torch.uint8) if mask.dtype == torch.bool else mask
 
 
@@ -90,9 +90,6 @@ def masked_tolerance(reference: Callable[..., Tensor]) -> dict[str, Tolerance]:
     return {"forward": Tolerance(scale="element", ulps=2.0), "backward": Tolerance(scale=terms, terms=lambda w: 32)}
 
 
-# ---- implementations -------------------------------------------------------------------------------------------------
-
-
 def torch_masked_softmax(x: Tensor, mask: Tensor | None = None, scale: float = 1.0) -> Tensor:
     scores = x * scale
     if mask is not None:
@@ -115,8 +112,6 @@ def launched(x: Tensor, mask: Tensor | None = None, scale: float = 1.0, *, plans
     y: Tensor = differentiable(MaskedSoftmax, x, read, scale, kind_of(mask), plans, lambda x: reference(x, mask, scale))
     return y
 
-
-# ---- definition ------------------------------------------------------------------------------------------------------
 
 SHAPES = {  # of the mask, for x [B, H, S, T]
     "full": lambda b, h, s, t: (b, h, s, t),
@@ -143,10 +138,8 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
 
 def cost(w: Workload, direction: str) -> Cost:
     shape = tuple(w[a] for a in "BHST")
-    n = shape[0] * shape[1] * shape[2] * shape[3]
-    size, places = n * w.bytes_per_element, 1
-    for length in SHAPES[w.option("shape", "heads")](*shape):
-        places *= length
+    n, places = math.prod(shape), math.prod(SHAPES[w.option("shape", "heads")](*shape))
+    size = n * w.bytes_per_element
     each = {NONE: 0, BOOLEAN: 1, ADDITIVE: w.bytes_per_element}[w.option("kind", BOOLEAN)]
     if direction == "forward":
         return Cost(reads=size + places * each, writes=size, vector_flops=6 * n, special_ops=n)
@@ -228,11 +221,7 @@ masked_softmax = Operator(
         Mutant("scale left out", lambda x, mask=None, scale=1.0: reference(x, mask, 1.0)),
         Mutant("mask inverted", _inverted),
         *mutants.usual(_gradient, "backward"),
-        Mutant(
-            "scale left out",
-            lambda dy, x, mask=None, scale=1.0: (_gradient(dy, x, mask, scale)[0] / scale,),
-            "backward",
-        ),
+        Mutant("scale left out", lambda dy, x, mask, scale: (_gradient(dy, x, mask, scale)[0] / scale,), "backward"),
         Mutant("mask left out", lambda dy, x, mask=None, scale=1.0: _gradient(dy, x, None, scale), "backward"),
     ],
 )
@@ -243,8 +232,6 @@ masked_softmax.implementation("cuda", arch=">=sm_80", devices=("cuda",), directi
 )
 masked_softmax.implementation("torch")(torch_masked_softmax)
 masked_softmax.implementation("torch.compile", devices=("cuda",))(peers.Compiled(torch_masked_softmax))
-
-# ---- what users call -------------------------------------------------------------------------------------------------
 
 
 @masked_softmax.choice

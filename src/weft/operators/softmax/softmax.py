@@ -169,9 +169,6 @@ class RowSoftmax:
         return self.registered[chosen](x, dim)
 
 
-# ---- definition --------------------------------------------------------------------------------------------------------
-
-
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     """x is [M, N], or [M, N, K] with the option K and dim=1."""
     shape = (w["M"], w["N"], w.option("inner")) if w.option("inner") else (w["M"], w["N"])
@@ -287,8 +284,6 @@ softmax = Operator(
     )
 )
 
-# ---- implementations ---------------------------------------------------------------------------------------------------
-
 
 def liger(x: Tensor, dim: int = -1) -> Tensor:
     from liger_kernel.ops.softmax import LigerSoftmaxFunction
@@ -319,8 +314,6 @@ calls.register(softmax)
 softmax.implementation("liger", requires="liger-kernel", devices=("cuda",))(liger)
 softmax.implementation("quack", requires="quack-kernels", devices=("cuda",))(quack)
 softmax.implementation("numpy", devices=("cpu",), directions=("forward",), dtypes=("fp32",))(numpy)
-
-# ---- what users call ---------------------------------------------------------------------------------------------------
 
 
 @softmax.function

@@ -348,8 +348,6 @@ group_norm.implementation("torch")(torch_group_norm)
 group_norm.implementation("torch.compile", devices=("cuda",))(peers.Compiled(torch_group_norm))
 group_norm.implementation("liger", requires="liger-kernel", devices=("cuda",))(liger)
 
-# ---- what users call -------------------------------------------------------------------------------------------------
-
 
 @group_norm.choice
 @guarded
