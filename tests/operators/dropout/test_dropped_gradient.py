@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 
 from weft import ops  # noqa: E402
 from weft.definition import SHARED_LIMIT, Declined  # noqa: E402
-from weft.operators import residency  # noqa: E402
+from weft.operators import cuda  # noqa: E402
 from weft.operators.cuda import CudaPlan, compile_cubin  # noqa: E402
 from weft.operators.dropout import dispatch  # noqa: E402
 from weft.operators.dropout.philox import WORD, at_least, words  # noqa: E402
@@ -121,7 +121,7 @@ class Gradients:
         self.threshold = case.threshold or int(first[0] & 0xFFFF) + 1
         launches = []
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(residency, "multiprocessors", lambda device: case.sms)
+            patch.setattr(cuda, "multiprocessors", lambda device: case.sms)
             patch.setattr(dispatch.configuration, "trial", {**CONFIG, **dict(case.config)})
             with compiling_for(90, lambda *kernel: None):
                 made = gradient_of(self.h, self.dy, self.dh, self.weight, case.in_memory)
@@ -197,7 +197,7 @@ def test_every_configuration_fits_with_its_third_tensor(n, dtype, sm):
 def plan_of(n: int, dtype: torch.dtype, m: int = 1024, seed_in_memory: bool = False):
     h = torch.empty(m, n, dtype=dtype, device="meta")
     with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
-        patch.setattr(residency, "multiprocessors", lambda device: 132)
+        patch.setattr(cuda, "multiprocessors", lambda device: 132)
         return gradient_of(h, h, h, h[0], seed_in_memory)
 
 

@@ -345,7 +345,8 @@ def test_rows_that_cannot_be_taken_are_declined():
 def test_what_parts_carry_is_finite_where_factors_overflow():
     totals, scales = torch.tensor([0.0, 0.0, 5.0, 7.0]), torch.tensor([3.4e38, -3.4e38, 2.0, 1.0])
     carry = torch.empty(4)
-    kernels.carry_parts_launch(1, 1, 4, reverse=False)(totals, scales, carry)
+    launches = kernels.GradientInParts.of(1, 4, 1, lambda mode: None, reverse=False)
+    launches.carries(totals, scales, carry)
     assert carry.tolist() == [0.0, 0.0, 0.0, 5.0]
 
 

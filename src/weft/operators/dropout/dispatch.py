@@ -13,13 +13,13 @@ from torch import Tensor
 from weft.operators import partial_sums
 from weft.operators.call import FLOATS, check_device, check_eps, check_same, check_tensor, rows_of, views
 from weft.operators.configs import Config, Configurations, bucket
+from weft.operators.cuda import not_resident
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.dropout import kernels, norm_kernels
 from weft.operators.dropout.philox import GROUP
 from weft.operators.dropout.seeds import check_probability, scale_of, threshold_of
 from weft.operators.normalization import ring
 from weft.operators.normalization.kernels import with_copies
-from weft.operators.residency import not_resident
 from weft.operators.row_programs import ONE_PASS
 
 # ---- dropout ---------------------------------------------------------------------------------------------------------

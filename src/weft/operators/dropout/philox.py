@@ -94,6 +94,14 @@ def _product(word: Tensor | int, factor: int) -> tuple[Tensor | int, Tensor | in
     return (product >> 32) & WORD, product & WORD
 
 
+def halves(groups: int, seed: int | Tensor, offset: int, device: torch.device) -> list[Tensor]:
+    """The 16 bits (int64) of the first element of each group, of the second, and so on."""
+    group = torch.arange(groups, device=device)
+    seed = seed.view(()) if isinstance(seed, Tensor) else seed
+    found = words((group & WORD, group >> 32, offset & WORD, (offset >> 32) & WORD), (seed & WORD, (seed >> 32) & WORD))
+    return [half for word in found for half in (word & 0xFFFF, word >> 16)]
+
+
 def at_least(shape: tuple[int, ...], seed: int | Tensor, offset: int, threshold: int, device: torch.device) -> Tensor:
     """Whether each element's 16 bits, by its row-major index in a tensor of this shape, are at least ``threshold``.
 
@@ -101,8 +109,5 @@ def at_least(shape: tuple[int, ...], seed: int | Tensor, offset: int, threshold:
         seed: an int, or an int64 tensor of one element.
     """
     elements = math.prod(shape)
-    group = torch.arange(-(-elements // GROUP), device=device)
-    seed = seed.view(()) if isinstance(seed, Tensor) else seed
-    found = words((group & WORD, group >> 32, offset & WORD, (offset >> 32) & WORD), (seed & WORD, (seed >> 32) & WORD))
-    halves = [half >= threshold for word in found for half in (word & 0xFFFF, word >> 16)]
-    return torch.stack(halves, -1).view(-1)[:elements].view(shape)
+    kept = [half >= threshold for half in halves(-(-elements // GROUP), seed, offset, device)]
+    return torch.stack(kept, -1).view(-1)[:elements].view(shape)

@@ -23,13 +23,6 @@ from weft.operators.quantization.formats import FORMATS, format_of, inverse_of, 
 from weft.operators.random_inputs import LAYOUTS, VALUES
 
 Quantized = tuple[Tensor, Tensor]  # codes, the largest |y|
-OPTIONS = {
-    **{name: linear.OPTIONS[name] for name in ("activation", "layout")},
-    "plus": ("bias", "none"),
-    "format": NAMES,
-    "memory": LAYOUTS,
-    "values": VALUES,
-}
 
 
 def reference(*call: Any, scale: Tensor, dtype: torch.dtype = E4M3, **named: Any) -> Quantized:
@@ -87,51 +80,53 @@ def _towards_zero(scale: Tensor, dtype: torch.dtype, **named: Any) -> Quantized:
     return (y.float() / scale).clamp(-127, 127).trunc().nan_to_num().to(torch.int8), amax
 
 
-WORKLOADS = {
-    "verify": [
-        *(workload(M=m, N=n, K=k) for m, n, k in ((1, 1, 1), (33, 65, 17), (64, 72, 64), (7, 1, 130))),
-        *(workload(M=m, N=n, K=k) for m, n, k in ((0, 5, 3), (5, 0, 3), (5, 3, 0))),
-        *(workload(**linear.SMALL, activation=name, format=f) for name in ("none", "gelu") for f in NAMES),
-        *(workload(**linear.SMALL, activation=name, plus="none") for name in ("relu", "swiglu", "geglu_tanh")),
-        *(workload(M=40, N=48, K=32, memory=memory) for memory in ("unaligned", "sliced", "strided")),
-        workload(**linear.SMALL, layout="TN"),
-        *(workload(M=32, N=48, K=16, values="nonfinite", activation="none", plus="none", format=f) for f in NAMES),
-    ],
-    "full": [workload(M=257, N=264, K=520, activation=name) for name in ("none", "gelu_tanh", "swiglu")],
-    "bench": [
-        linear.up(m, n, k, name, plus)
-        for m, (n, k) in ((4096, linear.UP[0]), (16384, linear.UP[0]), (4096, linear.UP[1]))
-        for name, plus in (("gelu_tanh", "bias"), ("swiglu", "none"))
-    ],
-    "quick": [linear.up(4096, 4096, 4096, "gelu_tanh", "bias")],
-    "compile": [
-        workload("fp32", M=512, N=512, K=500, activation="silu"),
-        linear.up(4096, *linear.UP[0], "gelu_tanh", "bias"),
-        linear.up(4096, *linear.UP[0], "swiglu", "none"),
-        workload("fp16", M=512, N=512, K=500, format="int8"),
-    ],
-    "tune": [linear.up(4096, n, n, "gelu_tanh", "bias") for n in (4096, 8192)],
-}
-
-MUTANTS = [
-    *mutants.usual(reference),
-    Mutant("scale inverted", mutants.changed(reference, scale=lambda scale: 1 / scale)),
-    Mutant("largest value after saturation", _amax_after_saturation),
-    Mutant("largest value of the first row", _amax_of_the_first_rows),
-    Mutant("rounded towards zero", _towards_zero),
-    Mutant("bias left out", mutants.changed(reference, bias=lambda bias: None)),
-]
-
 linear_quantized = Operator(
     name="linear_quantized",
     axes={"M": "rows of x", "N": "columns of y", "K": "columns of x and of weight"},
     inputs=inputs,
     reference=reference,
     cost=cost,
-    options=OPTIONS,
+    options={
+        **{name: linear.OPTIONS[name] for name in ("activation", "layout")},
+        "plus": ("bias", "none"),
+        "format": NAMES,
+        "memory": LAYOUTS,
+        "values": VALUES,
+    },
     tolerance=Tolerance(scale="tensor", terms=lambda w: max(w.axes.values()), neighbours=0.25),
-    workloads=WORKLOADS,
-    mutants=MUTANTS,
+    workloads={
+        "verify": [
+            *(workload(M=m, N=n, K=k) for m, n, k in ((1, 1, 1), (33, 65, 17), (64, 72, 64), (7, 1, 130))),
+            *(workload(M=m, N=n, K=k) for m, n, k in ((0, 5, 3), (5, 0, 3), (5, 3, 0))),
+            *(workload(**linear.SMALL, activation=name, format=f) for name in ("none", "gelu") for f in NAMES),
+            *(workload(**linear.SMALL, activation=name, plus="none") for name in ("relu", "swiglu", "geglu_tanh")),
+            *(workload(M=40, N=48, K=32, memory=memory) for memory in ("unaligned", "sliced", "strided")),
+            workload(**linear.SMALL, layout="TN"),
+            *(workload(M=32, N=48, K=16, values="nonfinite", activation="none", plus="none", format=f) for f in NAMES),
+        ],
+        "full": [workload(M=257, N=264, K=520, activation=name) for name in ("none", "gelu_tanh", "swiglu")],
+        "bench": [
+            linear.up(m, n, k, name, plus)
+            for m, (n, k) in ((4096, linear.UP[0]), (16384, linear.UP[0]), (4096, linear.UP[1]))
+            for name, plus in (("gelu_tanh", "bias"), ("swiglu", "none"))
+        ],
+        "quick": [linear.up(4096, 4096, 4096, "gelu_tanh", "bias")],
+        "compile": [
+            workload("fp32", M=512, N=512, K=500, activation="silu"),
+            linear.up(4096, *linear.UP[0], "gelu_tanh", "bias"),
+            linear.up(4096, *linear.UP[0], "swiglu", "none"),
+            workload("fp16", M=512, N=512, K=500, format="int8"),
+        ],
+        "tune": [linear.up(4096, n, n, "gelu_tanh", "bias") for n in (4096, 8192)],
+    },
+    mutants=[
+        *mutants.usual(reference),
+        Mutant("scale inverted", mutants.changed(reference, scale=lambda scale: 1 / scale)),
+        Mutant("largest value after saturation", _amax_after_saturation),
+        Mutant("largest value of the first row", _amax_of_the_first_rows),
+        Mutant("rounded towards zero", _towards_zero),
+        Mutant("bias left out", mutants.changed(reference, bias=lambda bias: None)),
+    ],
 )
 
 

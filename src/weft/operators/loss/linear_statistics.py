@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.cuda import shared_limit
 from weft.operators.launch import INTERPRETING, Plan, Plans, multiprocessors
 from weft.operators.loss.dispatch import label_sums
 from weft.operators.loss.kernels import Sum, capped, labels_of, loss_of
@@ -147,12 +148,11 @@ def _config(t: int, v: int, d: int, group: int, warps: int, stages: int) -> Conf
 
 
 def candidates(sm: int, dtype: torch.dtype, precision: str, t: int, d: int, v: int) -> Any:
-    limit = 232448 if sm in (90, 100) else 101376 if sm in (86, 89, 120) else 166912
     choices = {"BLOCK_T": (64, 128, 256), "BLOCK_V": (128, 256), "BLOCK_D": (32, 64), "GROUP": (8, 16)}
     for c in grid_of({**choices, "num_warps": (4, 8), "num_stages": (3, 4)}):
         per_thread = c["BLOCK_T"] * c["BLOCK_V"] // (c["num_warps"] * 32)
         shared = (c["BLOCK_T"] + c["BLOCK_V"]) * c["BLOCK_D"] * dtype.itemsize * c["num_stages"]
-        if 32 <= per_thread <= 128 and 32 * 1024 < shared <= limit:
+        if 32 <= per_thread <= 128 and 32 * 1024 < shared <= shared_limit(sm):
             yield c
 
 

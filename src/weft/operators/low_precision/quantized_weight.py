@@ -28,7 +28,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from weft.operators.call import check_shape
+from weft.operators.call import check_device, check_shape
 
 FORMATS = ("int8", "int4", "fp8")
 GROUPS = (32, 64, 128)
@@ -177,11 +177,9 @@ def prepare_weight(codes: Tensor, scale: Tensor, zero: Tensor | None = None) -> 
             raise TypeError(f"prepare_weight: argument 'zero' is {_what(zero)}; expected uint8")
         shape = tuple(scale.shape)
         check_shape("prepare_weight", "zero", zero, tuple(zero.shape) == shape, f"the scale's, {shape}")
-    for name, t in (("codes", codes), ("scale", scale), ("zero", zero)):
-        if t is not None and t.device != codes.device:
-            raise ValueError(
-                f"prepare_weight: '{name}' is on {t.device} and 'codes' on {codes.device}; expected one device"
-            )
+    for name, t in (("scale", scale), ("zero", zero)):
+        if t is not None:
+            check_device("prepare_weight", name, t, "codes", codes)
     if wrong := int((~scale.isfinite()).sum()):
         raise ValueError(f"prepare_weight: argument 'scale' has {wrong} NaN or infinite values")
     if zero is not None and bool((zero > 15).any()):

@@ -21,14 +21,6 @@ from weft.operators.quantization.quantize import reference as quantized
 from weft.operators.random_inputs import random_tensor
 
 SCALES = ("tensor", "row", "block")
-OPTIONS = {
-    "format": ("fp8_e4m3", "fp8_e5m2", "int8"),
-    "b_format": ("fp8_e4m3", "fp8_e5m2", "int8"),
-    "scales": SCALES,
-    "layout": ("NT", "NN"),
-    "bias": (True, False),
-    "fast": (True, False),
-}
 
 
 class Operands(NamedTuple):
@@ -106,40 +98,17 @@ def _last_block_left_out(a: Tensor, **named: Any) -> Tensor:
     return reference(a=torch.where(keep, a.float(), 0.0).to(a.dtype), **named)
 
 
+def _neighbours(scale: Tensor) -> Tensor:
+    return scale.flatten().roll(1).view(scale.shape)
+
+
+LAYERS = ((6144, 4096), (28672, 4096), (4096, 14336))
 SQUARES = tuple(
     workload("bf16", M=n, N=n, K=n, format=f, scales=s)
     for n in (4096, 8192)
     for f, s in (("fp8_e4m3", "tensor"), ("fp8_e4m3", "row"), ("fp8_e4m3", "block"), ("int8", "row"))
 )
 
-WORKLOADS = {
-    "verify": [
-        *(workload(M=m, N=n, K=k) for m, n, k in ((1, 1, 1), (33, 65, 17), (64, 48, 256))),
-        *(workload(M=40, N=48, K=160, format=f, scales=s) for f in ("fp8_e4m3", "int8") for s in SCALES),
-        workload(M=40, N=48, K=160, fast=True),
-        workload(M=33, N=140, K=300, scales="block", bias=True),
-        workload(M=40, N=48, K=96, format="fp8_e5m2", b_format="fp8_e4m3", layout="NN", bias=True),
-        *(workload(M=m, N=n, K=k) for m, n, k in ((0, 5, 3), (5, 0, 3), (5, 3, 0))),
-    ],
-    "full": [workload(M=257, N=129, K=1000, format=f, scales=s) for f in ("fp8_e4m3", "int8") for s in SCALES],
-    "huge": [workload("bf16", M=2**16 + 8, N=2**15 + 16, K=64)],
-    "bench": list(SQUARES),
-    "quick": [SQUARES[0]],
-    "compile": [*(w for w in SQUARES if w["M"] == 4096), workload(M=512, N=512, K=500, format="fp8_e5m2", bias=True)],
-    "tune": [*SQUARES],
-    "model": [
-        workload("bf16", M=4096, N=n, K=k, scales="row") for n, k in ((6144, 4096), (28672, 4096), (4096, 14336))
-    ],
-}
-
-MUTANTS = [
-    *mutants.usual(reference),
-    Mutant(
-        "a neighbour's scale", mutants.changed(reference, a_scale=lambda s: s.flatten().roll(1).view(s.shape) * 1.05)
-    ),
-    Mutant("last terms left out", _last_block_left_out),
-    Mutant("bias left out", mutants.changed(reference, bias=lambda bias: None)),
-]
 
 scaled_matmul = Operator(
     name="scaled_matmul",
@@ -147,10 +116,38 @@ scaled_matmul = Operator(
     inputs=inputs,
     reference=reference,
     cost=cost,
-    options=OPTIONS,
+    options={
+        "format": ("fp8_e4m3", "fp8_e5m2", "int8"),
+        "b_format": ("fp8_e4m3", "fp8_e5m2", "int8"),
+        "scales": SCALES,
+        "layout": ("NT", "NN"),
+        "bias": (True, False),
+        "fast": (True, False),
+    },
     tolerance=Tolerance(scale="tensor", ulps=2.0, terms=terms),
-    workloads=WORKLOADS,
-    mutants=MUTANTS,
+    workloads={
+        "verify": [
+            *(workload(M=m, N=n, K=k) for m, n, k in ((1, 1, 1), (33, 65, 17), (64, 48, 256))),
+            *(workload(M=40, N=48, K=160, format=f, scales=s) for f in ("fp8_e4m3", "int8") for s in SCALES),
+            workload(M=40, N=48, K=160, fast=True),
+            workload(M=33, N=140, K=300, scales="block", bias=True),
+            workload(M=40, N=48, K=96, format="fp8_e5m2", b_format="fp8_e4m3", layout="NN", bias=True),
+            *(workload(M=m, N=n, K=k) for m, n, k in ((0, 5, 3), (5, 0, 3), (5, 3, 0))),
+        ],
+        "full": [workload(M=257, N=129, K=1000, format=f, scales=s) for f in ("fp8_e4m3", "int8") for s in SCALES],
+        "huge": [workload("bf16", M=2**16 + 8, N=2**15 + 16, K=64)],
+        "bench": list(SQUARES),
+        "quick": [SQUARES[0]],
+        "compile": [*SQUARES[:4], workload(M=512, N=512, K=500, format="fp8_e5m2", bias=True)],
+        "tune": [*SQUARES],
+        "model": [workload("bf16", M=4096, N=n, K=k, scales="row") for n, k in LAYERS],
+    },
+    mutants=[
+        *mutants.usual(reference),
+        Mutant("a neighbour's scale", mutants.changed(reference, a_scale=lambda s: _neighbours(s) * 1.05)),
+        Mutant("last terms left out", _last_block_left_out),
+        Mutant("bias left out", mutants.changed(reference, bias=lambda bias: None)),
+    ],
 )
 
 

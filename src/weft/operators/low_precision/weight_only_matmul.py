@@ -22,15 +22,6 @@ from weft.operators.low_precision.dispatch import WEIGHT_ONLY
 from weft.operators.low_precision.quantized_weight import QuantizedWeight, dequantize_weight, quantize_weight
 from weft.operators.random_inputs import LAYOUTS, VALUES, of_vectors, random_tensor
 
-OPTIONS = {
-    "format": tuple(quantized_weight.BITS),
-    "group": (0, *quantized_weight.GROUPS),
-    "zero": (False, True),
-    "bias": (False, True),
-    "layout": LAYOUTS,
-    "values": VALUES,
-}
-
 
 def reference(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
     return F.linear(x, dequantize_weight(weight, x.dtype), bias)
@@ -88,49 +79,6 @@ def quantised(dtype: str, m: int, n: int, k: int, format: str, group: int = 0, *
 
 FORMS = (("int8", 0), ("fp8", 0), ("int4", 128))
 
-WORKLOADS = {
-    "verify": [
-        *(workload(M=m, N=n, K=k) for m, n, k in ((1, 1, 1), (1, 40, 256), (3, 33, 17), (9, 16, 300), (33, 5, 70))),
-        *(workload(M=m, N=n, K=k) for m, n, k in ((0, 5, 3), (5, 0, 3), (5, 3, 0), (70, 9, 33))),
-        *(workload(M=2, N=20, K=k, format="fp8") for k in (33, 256)),
-        *(workload(M=3, N=20, K=384, format="int8", group=g) for g in quantized_weight.GROUPS),
-        workload(M=3, N=20, K=128, format="fp8", group=64),
-        *(workload(M=2, N=20, K=k, format="int4", group=g) for k, g in ((512, 128), (640, 128), (192, 64), (96, 32))),
-        *(workload(M=4, N=7, K=256, format="int4", group=g, zero=True) for g in quantized_weight.GROUPS),
-        workload(M=17, N=20, K=1152, format="int4", group=128, zero=True, bias=False),
-        workload(M=64, N=66, K=256, format="int4", group=32, zero=True),
-        *(workload(M=40, N=70, K=200, format=f) for f in ("int8", "fp8")),
-        *(workload(M=3, N=20, K=72, layout=at) for at in LAYOUTS[1:]),
-        *(workload(M=4, N=20, K=128, format=f, values="nonfinite") for f in quantized_weight.BITS),
-    ],
-    "full": [workload(M=m, N=300, K=1280, format=f, group=g) for m in (1, 7, 64) for f, g in FORMS],
-    "huge": [quantised("bf16", m, 2**17 + 8, 2**14 + 128, f, g) for m in (1, 16) for f, g in FORMS],
-    "bench": [quantised("bf16", m, 8192, 8192, f, g) for f, g in FORMS for m in DECODE],
-    "quick": [quantised("bf16", 1, 8192, 8192, f, g) for f, g in FORMS],
-    "compile": [
-        *(quantised("bf16", m, 8192, 8192, f, g) for f, g in FORMS for m in (1, 16)),
-        *(quantised("bf16", 64, 8192, 8192, f, g) for f, g in FORMS[1:]),
-        *(quantised("fp16", 16, 8192, 8192, f, g) for f, g in FORMS[1:]),
-        *(quantised("bf16", 16, 4096, 4096, "int4", g, zero=True) for g in quantized_weight.GROUPS),
-        quantised("bf16", 5, 4096, 4096, "int8", 64),
-        quantised("fp32", 16, 8192, 8192, "int4", 128),
-        workload("bf16", M=3, N=500, K=1000, format="fp8"),
-    ],
-    "tune": [
-        *(quantised("bf16", m, n, n, f, g) for f, g in FORMS for m in (1, 8, 16, 64) for n in (4096, 8192)),
-        *(quantised("bf16", 1, n, k, f, g) for f, g in FORMS for n, k in LAYERS),
-        *(quantised("bf16", m, 8192, 8192, "int4", g) for m in (1, 16) for g in (32, 64)),
-    ],
-    "model": [quantised("bf16", m, n, k, f, g) for f, g in FORMS for m in (1, 16) for n, k in LAYERS],
-}
-
-MUTANTS = [
-    *mutants.usual(reference),
-    Mutant("last block left out", _last_block_left_out),
-    Mutant("halves of a word swapped", _other(lambda w: {"words": w.words << 16 | w.words >> 16 & 0xFFFF})),
-    Mutant("the next group's scale", _other(lambda w: {"scale": w.scale.roll(1, -1)})),
-    Mutant("zero points left out", _other(lambda w: {"zero": None})),
-]
 
 weight_only_matmul = Operator(
     name="weight_only_matmul",
@@ -138,10 +86,60 @@ weight_only_matmul = Operator(
     inputs=inputs,
     reference=reference,
     cost=cost,
-    options=OPTIONS,
+    options={
+        "format": tuple(quantized_weight.BITS),
+        "group": (0, *quantized_weight.GROUPS),
+        "zero": (False, True),
+        "bias": (False, True),
+        "layout": LAYOUTS,
+        "values": VALUES,
+    },
     tolerance=Tolerance(scale="tensor", terms=lambda w: max(w.axes.values())),
-    workloads=WORKLOADS,
-    mutants=MUTANTS,
+    workloads={
+        "verify": [
+            *(workload(M=m, N=n, K=k) for m, n, k in ((1, 1, 1), (1, 40, 256), (3, 33, 17), (9, 16, 300), (33, 5, 70))),
+            *(workload(M=m, N=n, K=k) for m, n, k in ((0, 5, 3), (5, 0, 3), (5, 3, 0), (70, 9, 33))),
+            *(workload(M=2, N=20, K=k, format="fp8") for k in (33, 256)),
+            *(workload(M=3, N=20, K=384, format="int8", group=g) for g in quantized_weight.GROUPS),
+            workload(M=3, N=20, K=128, format="fp8", group=64),
+            *(
+                workload(M=2, N=20, K=k, format="int4", group=g)
+                for k, g in ((512, 128), (640, 128), (192, 64), (96, 32))
+            ),
+            *(workload(M=4, N=7, K=256, format="int4", group=g, zero=True) for g in quantized_weight.GROUPS),
+            workload(M=17, N=20, K=1152, format="int4", group=128, zero=True, bias=False),
+            workload(M=64, N=66, K=256, format="int4", group=32, zero=True),
+            *(workload(M=40, N=70, K=200, format=f) for f in ("int8", "fp8")),
+            *(workload(M=3, N=20, K=72, layout=at) for at in LAYOUTS[1:]),
+            *(workload(M=4, N=20, K=128, format=f, values="nonfinite") for f in quantized_weight.BITS),
+        ],
+        "full": [workload(M=m, N=300, K=1280, format=f, group=g) for m in (1, 7, 64) for f, g in FORMS],
+        "huge": [quantised("bf16", m, 2**17 + 8, 2**14 + 128, f, g) for m in (1, 16) for f, g in FORMS],
+        "bench": [quantised("bf16", m, 8192, 8192, f, g) for f, g in FORMS for m in DECODE],
+        "quick": [quantised("bf16", 1, 8192, 8192, f, g) for f, g in FORMS],
+        "compile": [
+            *(quantised("bf16", m, 8192, 8192, f, g) for f, g in FORMS for m in (1, 16)),
+            *(quantised("bf16", 64, 8192, 8192, f, g) for f, g in FORMS[1:]),
+            *(quantised("fp16", 16, 8192, 8192, f, g) for f, g in FORMS[1:]),
+            *(quantised("bf16", 16, 4096, 4096, "int4", g, zero=True) for g in quantized_weight.GROUPS),
+            quantised("bf16", 5, 4096, 4096, "int8", 64),
+            quantised("fp32", 16, 8192, 8192, "int4", 128),
+            workload("bf16", M=3, N=500, K=1000, format="fp8"),
+        ],
+        "tune": [
+            *(quantised("bf16", m, n, n, f, g) for f, g in FORMS for m in (1, 8, 16, 64) for n in (4096, 8192)),
+            *(quantised("bf16", 1, n, k, f, g) for f, g in FORMS for n, k in LAYERS),
+            *(quantised("bf16", m, 8192, 8192, "int4", g) for m in (1, 16) for g in (32, 64)),
+        ],
+        "model": [quantised("bf16", m, n, k, f, g) for f, g in FORMS for m in (1, 16) for n, k in LAYERS],
+    },
+    mutants=[
+        *mutants.usual(reference),
+        Mutant("last block left out", _last_block_left_out),
+        Mutant("halves of a word swapped", _other(lambda w: {"words": w.words << 16 | w.words >> 16 & 0xFFFF})),
+        Mutant("the next group's scale", _other(lambda w: {"scale": w.scale.roll(1, -1)})),
+        Mutant("zero points left out", _other(lambda w: {"zero": None})),
+    ],
 )
 
 # ---- PyTorch operator ------------------------------------------------------------------------------------------------

@@ -282,12 +282,10 @@ def by_triton(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
     outer, rows = len(batch), a.expand(*batch, m, k)
     while outer and b.shape[outer - 1] == 1 and rows_follow(rows, len(batch) - outer + 1):
         outer -= 1
-    count = m
-    for size in batch[outer:]:
-        count *= size
     alone = all(size == 1 for size in batch[:outer])
     lead_a, lead_b = ((), ()) if alone else (tuple(a.shape[:outer]), tuple(b.shape[:outer]))
-    a, b = a.expand(*a.shape[:outer], *batch[outer:], m, k).view(*lead_a, count, k), b.view(*lead_b, k, n)
+    a = a.expand(*a.shape[:outer], *batch[outer:], m, k).view(*lead_a, m * math.prod(batch[outer:]), k)
+    b = b.view(*lead_b, k, n)
     return matmul_op(a, b, precision).view(*batch, m, n)
 
 

@@ -6,6 +6,7 @@ slices. Where there are few tiles and many terms, each tile's sum is split over 
 adds.
 """
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from weft.definition import Declined
 from weft.operators.configs import Config, Configurations, bucket, constants_of, grid_of
+from weft.operators.cuda import shared_limit
 from weft.operators.launch import INTERPRETING, Plan, multiprocessors
 from weft.operators.partial_sums import SplitPlan, in_parts, parts_of
 
@@ -122,13 +124,12 @@ def tile(m: int, n: int, k: int, warps: int, stages: int, group: int = 8) -> Con
 def large_tiles(sm: int, dtype: torch.dtype) -> Iterable[Config]:
     """Configurations worth measuring where there are enough tiles to fill the machine."""
     size, sizes = dtype.itemsize, (64, 128, 256)
-    limit = 232448 if sm in (90, 100) else 101376 if sm in (86, 89, 120) else 166912
     deep = (16, 32, 64) if size == 4 else (32, 64, 128)
     tiles = {"BLOCK_M": sizes, "BLOCK_N": sizes, "BLOCK_K": deep, "GROUP": (8,)}
     for c in grid_of({**tiles, "num_warps": (4, 8), "num_stages": (3, 4)}):
         per_thread = c["BLOCK_M"] * c["BLOCK_N"] // (c["num_warps"] * 32)  # fp32 accumulators in registers
         shared = (c["BLOCK_M"] + c["BLOCK_N"]) * c["BLOCK_K"] * size * c["num_stages"]
-        if 32 <= per_thread <= 128 and shared <= limit and shared > 32 * 1024:
+        if 32 <= per_thread <= 128 and 32 * 1024 < shared <= shared_limit(sm):
             yield c
 
 
@@ -162,8 +163,7 @@ def plan(a: Tensor, b: Tensor, precision: str) -> Plan | SplitPlan:
         Declined: more tiles than a grid has programs.
     """
     (m, k), n, missing = a.shape[-2:], b.shape[-1], LEVELS + 2 - a.ndim
-    sizes = (*(1,) * missing, *a.shape[:-2])
-    matrices = sizes[0] * sizes[1] * sizes[2]
+    sizes, matrices = (*(1,) * missing, *a.shape[:-2]), math.prod(a.shape[:-2])
     steps = [(*(0,) * missing, *t.stride()[:-2]) for t in (a, b)]
     even = all(step == 1 or step % 16 == 0 for t in (a, b) for step in t.stride())  # what Triton looks at
     sizes_key = (bucket(matrices), bucket(m), bucket(n), bucket(k))

@@ -36,14 +36,13 @@ from weft.operators.call import (
     views,
 )
 from weft.operators.configs import Config, Configurations, bucket, grid_of
-from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned
+from weft.operators.cuda import CTYPES, CudaPlan, not_resident, pointer_aligned, resident, shared_limit
 from weft.operators.dispatch import EMPTY, ON_CPU, Call, Dispatch, Route
 from weft.operators.launch import Plans
 from weft.operators.normalization import kernels, ring
 from weft.operators.normalization.kernels import with_copies
 from weft.operators.normalization.reference import normalised
 from weft.operators.partial_sums import SummedPlan
-from weft.operators.residency import not_resident, resident, shared_limit
 from weft.operators.row_cluster import MAX_CLUSTER, RowCluster
 from weft.operators.row_programs import ONE_PASS
 
@@ -115,8 +114,7 @@ class GradientCall(Call):
     def __init__(
         self, x: Tensor, dy: Tensor, more: Tensor, weight: Tensor, eps: float, config: NormConfig, added: bool
     ):
-        self.x, self.weight, self.eps, self.config, self.added = x, weight, eps, config, added
-        self.n = x.shape[-1]
+        self.x, self.weight, self.eps, self.config, self.added, self.n = x, weight, eps, config, added, x.shape[-1]
         self.sums = config.weighted * (2 if config.centered else 1)
         copied = {1: rows_of(dy) is None, 2: rows_of(more) is None, 3: not weight.is_contiguous()}
         self.copied = [i for i, needed in copied.items() if needed]
@@ -349,6 +347,10 @@ def gradient_clusters_launch(c: GradientCall) -> SummedPlan:
     return SummedPlan(rows, clusters, c.n, c.sums)
 
 
+def ring_is_faster(c: GradientCall) -> bool:
+    return not c.traced and (c.n >= 512 or c.added or (c.config.centered and c.x.dtype != torch.float32))
+
+
 # ---- the tables ------------------------------------------------------------------------------------------------------
 
 FUSED = "traced: a compiler fuses PyTorch's own operators with their neighbours"
@@ -378,14 +380,7 @@ SUMS_FIRST = "two passes: sums of the rows first, then columns"
 
 BACKWARD = Dispatch(  # where forward is PyTorch's, backward is too
     GradientCall,
-    Route(
-        "cuda",
-        lambda c: not c.traced and (c.n >= 512 or c.added or (c.config.centered and c.x.dtype != torch.float32)),
-        RINGS,
-        gradient_clusters_launch,
-        gradient_clusters_unsupported,
-        sm=90,
-    ),
+    Route("cuda", ring_is_faster, RINGS, gradient_clusters_launch, gradient_clusters_unsupported, sm=90),
     Route("triton", lambda c: c.n <= kernels.ONE_PASS_BACKWARD, ONE_PASS_WHOLE, kernels.gradient_rows_launch),
     Route("triton", lambda c: True, SUMS_FIRST, kernels.gradient_columns_launch),
 )

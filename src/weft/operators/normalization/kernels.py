@@ -273,10 +273,7 @@ def with_copies(launch: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 # LayerNorm takes two sums one after the other and wants other tiles than RMSNorm.
 forward_configuration = Configurations(
-    __file__,
-    "forward",
-    lambda sm, dtype, n, centered: heuristic(sm, dtype, n),
-    lambda sm, dtype, n, centered: candidates(sm, dtype, n),
+    __file__, "forward", lambda *key: heuristic(*key[:3]), lambda *key: candidates(*key[:3])
 )
 
 

@@ -3,6 +3,7 @@
 ``M`` rows and ``N`` columns are the last two dimensions; leading ones count as further rows, or for blocks as a batch.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from weft.definition import UnknownName
-from weft.operators.dropout.philox import GROUP, WORD, words
+from weft.operators.dropout.philox import GROUP, halves
 
 
 class Format(NamedTuple):
@@ -126,16 +127,9 @@ def spread(scale: Tensor, shape: tuple[int, ...], granularity: str, group_size: 
 def random_sixteen(shape: tuple[int, ...], seed: int | Tensor, offset: int, device: torch.device) -> Tensor:
     """16 random bits (int64) for each element: column n of row m has half n % 2 (the lower first) of word n % 8 // 2 of the
     Philox group m * ceil(N / 8) + n // 8; all leading dimensions count as rows."""
-    n = shape[-1]
-    rows = 1
-    for size in shape[:-1]:
-        rows *= size
-    per_row = -(-n // GROUP)
-    group = torch.arange(rows * per_row, device=device)
-    seed = seed.view(()) if isinstance(seed, Tensor) else seed
-    found = words((group & WORD, group >> 32, offset & WORD, (offset >> 32) & WORD), (seed & WORD, (seed >> 32) & WORD))
-    halves = torch.stack([half for word in found for half in (word & 0xFFFF, word >> 16)], -1)
-    return halves.view(rows, per_row * GROUP)[:, :n].reshape(shape)
+    rows, n, per_row = math.prod(shape[:-1]), shape[-1], -(-shape[-1] // GROUP)
+    found = torch.stack(halves(rows * per_row, seed, offset, device), -1)
+    return found.view(rows, per_row * GROUP)[:, :n].reshape(shape)
 
 
 def rounded(y: Tensor, format: str, sixteen: Tensor | None = None, finite: bool = False) -> Tensor:

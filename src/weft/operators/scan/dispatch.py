@@ -18,10 +18,9 @@ from weft.definition import Declined
 from weft.operators.axis_view import AxisView, axis_views
 from weft.operators.call import check_dim, check_flag, check_tensor
 from weft.operators.configs import Config, Configurations, bucket, grid_of
-from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned
+from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned, shared_limit
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.launch import INTERPRETING, Plan, multiprocessors
-from weft.operators.residency import shared_limit
 from weft.operators.scan import kernels
 from weft.operators.scan.kernels import Formula, GradientInParts, RowsPlan, ScanInParts
 

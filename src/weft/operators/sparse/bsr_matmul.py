@@ -17,11 +17,11 @@ from weft.definition import BYTES, Cost, Mutant, Operator, Tolerance, Workload, 
 from weft.operators import mutants
 from weft.operators.call import Choice, guarded
 from weft.operators.configs import Config, Configurations, bucket, tiles
+from weft.operators.cuda import shared_limit
 from weft.operators.dispatch import ON_CPU, Call, Dispatch, Route
 from weft.operators.launch import Plan
 from weft.operators.matmul.dispatch import default_precision
 from weft.operators.random_inputs import random_tensor
-from weft.operators.residency import shared_limit
 from weft.operators.sparse.bsr import BLOCKS, BSR
 from weft.operators.sparse.products import TRACED_DENSE, cast, check_product, distinct, random_pattern
 

@@ -18,12 +18,11 @@ from weft.operators import row_cluster
 from weft.operators.axis_view import collapsed
 from weft.operators.call import check_eps, check_tensor, check_vector
 from weft.operators.configs import Config, Configurations, bucket, grid_of
-from weft.operators.cuda import CTYPES, CudaPlan
+from weft.operators.cuda import CTYPES, CudaPlan, shared_limit
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.launch import INTERPRETING, Plan, multiprocessors
 from weft.operators.normalization.group_norm import kernels
 from weft.operators.partial_sums import SummedPlan
-from weft.operators.residency import shared_limit
 from weft.operators.row_cluster import MAX_CLUSTER, RowCluster
 from weft.operators.row_programs import row_tiles
 
@@ -186,15 +185,13 @@ def candidates(tensors: int, held: int, sm: int, dtype: torch.dtype, tile: int) 
             yield c
 
 
-forward_configuration = Configurations(
-    __file__, "forward", functools.partial(heuristic, 1, HELD), functools.partial(candidates, 1, HELD)
-)
-backward_configuration = Configurations(
-    __file__,
-    "backward",
-    functools.partial(heuristic, 2, HELD_BACKWARD),
-    functools.partial(candidates, 2, HELD_BACKWARD),
-)
+def _configured(name: str, tensors: int, held: int) -> Configurations:
+    of = functools.partial(heuristic, tensors, held), functools.partial(candidates, tensors, held)
+    return Configurations(__file__, name, *of)
+
+
+forward_configuration = _configured("forward", 1, HELD)
+backward_configuration = _configured("backward", 2, HELD_BACKWARD)
 
 
 # ---- launches of Triton kernels ---------------------------------------------------------------------------------------
@@ -251,13 +248,8 @@ class Groups:
         self.tiles_s = tiles_s
         self.numbers = (self.tasks, min(self.tasks, self.parts + self.config["AHEAD"] * programs))
         self.split = (self.parts, parts_s)
-        self.tile = {
-            "CHANNELS": channels,
-            "SPACE": space,
-            "WALK_C": walk_c,
-            "WALK_S": walk_s,
-            "MOST": bucket(self.parts),
-        }
+        walks = {"WALK_C": walk_c, "WALK_S": walk_s, "MOST": bucket(self.parts)}
+        self.tile = {"CHANNELS": channels, "SPACE": space, **walks}
 
     @property
     def sizes(self) -> tuple[int | float, ...]:
@@ -367,15 +359,12 @@ def cluster_launch(c: GroupNormCall) -> CudaPlan:
     flags = ", ".join(str(f).lower() for f in (c.weight is not None, c.bias is not None, c.saved))
     types = f"{CTYPES[c.x.dtype]}, {CTYPES[c.like_weight.dtype]}"
     sizes = (ctypes.c_uint(v) for v in (c.groups, c.x.shape[1] // c.groups, c.space))
-    return CudaPlan(
-        HERE / "cluster.cu",
-        f"group_norm_cluster<{types}, {grid.template}, {flags}>",
-        grid.grid,
-        grid.threads,
+    scalars, kernel = (
         (*grid.scalars, *sizes, ctypes.c_float(c.eps)),
-        grid.cluster,
-        _cluster_bytes(c, grid),
+        f"group_norm_cluster<{types}, {grid.template}, {flags}>",
     )
+    shared = _cluster_bytes(c, grid)
+    return CudaPlan(HERE / "cluster.cu", kernel, grid.grid, grid.threads, scalars, grid.cluster, shared)
 
 
 # ---- backward: the same (gradient.cu) --------------------------------------------------------------------------------

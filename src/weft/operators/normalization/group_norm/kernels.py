@@ -9,14 +9,9 @@ import triton
 import triton.language as tl
 
 from weft.operators.normalization.kernels import reciprocal_root, write
+from weft.operators.reduction.kernels import known_multiple as multiple
 
 # ---- strides ---------------------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def multiple(value, UNIT: tl.constexpr):
-    """The same value; the compiler then knows that UNIT divides it, which 16-byte accesses need."""
-    return value // UNIT * UNIT
 
 
 @triton.jit
