@@ -347,10 +347,6 @@ def gradient_clusters_launch(c: GradientCall) -> SummedPlan:
     return SummedPlan(rows, clusters, c.n, c.sums)
 
 
-def ring_is_faster(c: GradientCall) -> bool:
-    return not c.traced and (c.n >= 512 or c.added or (c.config.centered and c.x.dtype != torch.float32))
-
-
 # ---- the tables ------------------------------------------------------------------------------------------------------
 
 FUSED = "traced: a compiler fuses PyTorch's own operators with their neighbours"
@@ -380,10 +376,11 @@ SUMS_FIRST = "two passes: sums of the rows first, then columns"
 
 BACKWARD = Dispatch(  # where forward is PyTorch's, backward is too
     GradientCall,
-    Route("cuda", ring_is_faster, RINGS, gradient_clusters_launch, gradient_clusters_unsupported, sm=90),
+    Route("cuda", lambda c: not c.traced and (c.n >= 512 or c.added or (c.config.centered and c.x.dtype != torch.float32)),
+          RINGS, gradient_clusters_launch, gradient_clusters_unsupported, sm=90),
     Route("triton", lambda c: c.n <= kernels.ONE_PASS_BACKWARD, ONE_PASS_WHOLE, kernels.gradient_rows_launch),
     Route("triton", lambda c: True, SUMS_FIRST, kernels.gradient_columns_launch),
-)
+)  # fmt: skip
 
 # ---- the public functions' call --------------------------------------------------------------------------------------
 
