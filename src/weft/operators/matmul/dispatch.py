@@ -7,6 +7,7 @@ a [*batch, M, K], b [*batch, K, N], c [*batch, M, N]; batch dimensions broadcast
 import dataclasses
 import itertools
 import math
+import threading
 from typing import Any
 
 import torch
@@ -300,18 +301,25 @@ def cublas(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
     return product(a, b, precision)
 
 
+_SWITCH = threading.RLock()
+
+
 def _at(a: Tensor, b: Tensor, precision: str) -> Tensor:
     """``torch.matmul`` with PyTorch's precision switch set for it."""
     if precision == "tf32" and not a.is_cuda:  # a CPU has no such mode: round the operands as the GPU does
         a, b = (
             ((t.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32) for t in (a.contiguous(), b.contiguous())
         )
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest" if precision == "ieee" else "high")
-    try:
-        return torch.matmul(a, b)
-    finally:
-        torch.set_float32_matmul_precision(before)
+    wanted = "highest" if precision == "ieee" else "high"
+    with _SWITCH:  # the switch is the process's: two threads would restore each other's setting
+        before = torch.get_float32_matmul_precision()
+        if before == wanted:
+            return torch.matmul(a, b)
+        torch.set_float32_matmul_precision(wanted)
+        try:
+            return torch.matmul(a, b)
+        finally:
+            torch.set_float32_matmul_precision(before)
 
 
 OF_QUACK: dict[str, Any] = {"requires": "quack-kernels", "devices": ("cuda",), "dtypes": ("bf16", "fp16")}

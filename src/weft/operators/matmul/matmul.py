@@ -132,7 +132,8 @@ def matmul_function(a: Tensor, b: Tensor, precision: str | None = None) -> Tenso
         a: [M, K], or [..., M, K]; float32, float16 or bfloat16, any strides.
         b: [K, N], or [..., K, N], of a's dtype and device.
         precision: of fp32 products: ``ieee``, ``tf32`` or ``tf32x3``; None follows
-            ``torch.get_float32_matmul_precision()``. Without meaning for 16-bit inputs.
+            ``torch.get_float32_matmul_precision()``. Without meaning for 16-bit inputs. ``ieee`` and ``tf32`` set PyTorch's
+            switch, which is the process's, for the time of the call, one call at a time.
 
     Returns:
         [M, N], or [..., M, N], of a's dtype, accumulated in fp32. Under autocast both inputs are cast as ``torch.mm`` does.
