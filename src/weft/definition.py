@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1, "int32": 4, "int64": 8}
-OURS = ("triton", "gluon", "cuda")  # back ends of weft's own implementations; all others are peers
+OURS = ("triton", "gluon", "cuda", "weft")  # back ends of weft's own implementations; all others are peers
+
+PUBLIC = "weft.ops"  # the public function, as an implementation: what the dispatch table chooses
 
 MOST_LISTED = 24  # known names that an error lists; of more, only the closest ones if any is close
 
@@ -314,6 +316,8 @@ class Operator:
         return self.tolerance if isinstance(self.tolerance, Tolerance) else self.tolerance[direction]
 
     def find(self, name: str) -> Implementation:
+        if name == PUBLIC and self.public is not None:
+            return Implementation(self.name, name, self.public, "weft")
         if name not in self.implementations:
             raise UnknownName(f"implementation of '{self.name}'", name, self.implementations)
         return self.implementations[name]

@@ -22,6 +22,7 @@ from typing import Any
 SCHEMA = 1
 RUNS = "runs"  # the file of runs
 CEILING = "ceiling"  # the operator of a ceiling's measurement
+RANDOM = "random time"  # the metric of points that nobody chose, of which the newest run is kept
 SHARED = ("time", "commit", "gpu", "device", "machine", "versions")  # fields that the measurements of a run share
 
 
@@ -86,7 +87,9 @@ class Measurement:
             if name in given and (
                 not isinstance(given[name], expected) or isinstance(given[name], bool) != (f.type is bool)
             ):
-                raise ValueError(f"field '{name}' is {given[name]!r:.40}; expected {getattr(f.type, '__name__', f.type)}")
+                raise ValueError(
+                    f"field '{name}' is {given[name]!r:.40}; expected {getattr(f.type, '__name__', f.type)}"
+                )
         if missing := [f.name for f in list(known.values())[:6] if f.name not in given]:
             raise ValueError(f"it lacks {', '.join(missing)}")
         made = cls(**given)
@@ -190,6 +193,8 @@ class Store:
         with _locked(self.path(gpu, RUNS).parent):
             measured = self.read(gpu)
             newest = latest(measured)
+            random = max(((m.time, m.run) for m in newest if m.metric == RANDOM), default=("", ""))
+            newest = [m for m in newest if m.metric != RANDOM or m.run == random[1]]
             runs = {m.run for m in newest}
             ceilings = [m for m in measured if m.operator == CEILING and m.run in runs]
             self.write(gpu, [*ceilings, *(m for m in newest if m.operator != CEILING)])

@@ -163,6 +163,10 @@ def bench(
     host: Annotated[
         bool, typer.Option("--host", help="instead: what a call on a small input costs on the host")
     ] = False,
+    random: Annotated[
+        int, typer.Option("--random", min=0, help="instead: public functions at so many shapes that nobody chose")
+    ] = 0,
+    seed: Annotated[str, typer.Option(help="of --random; else the first 8 hexadecimal digits of the commit")] = "",
     budget: Annotated[
         float, typer.Option(min=0.0, max=3600.0, help="seconds of repetitions for each comparison")
     ] = 0.5,
@@ -183,6 +187,11 @@ def bench(
     saver = Saver() if save else None
     if host:
         measured = run.run_host(names or [], query.choose_device(), saver=saver)
+    elif random:
+        measured = run.run_random(
+            names or [], query.choose_device(), note, count=random, seed=seed, dtypes=dtype or [],
+            directions=direction or [], budget_s=budget, saver=saver, jobs=jobs,
+        )  # fmt: skip
     else:
         measured = run.run_bench(
             names or [],
@@ -204,6 +213,8 @@ def bench(
         print_json({"records": [json.loads(m.to_json()) for m in measured]})
     elif host:
         out.print(terminal.host_table(measured))
+    elif random:
+        terminal.print_random(out, measured)
     else:
         terminal.print_measurements(out, measured)
     if saver:

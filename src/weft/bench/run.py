@@ -13,7 +13,7 @@ from weft.bench.resume import left
 from weft.bench.terminal import progress
 from weft.definition import UnknownName
 from weft.hardware import query
-from weft.records import Measurement, Saver, Store
+from weft.records import Measurement, Saver, Store, commit
 
 
 def describe(names: Iterable[str]) -> list[dict[str, Any]]:
@@ -204,6 +204,57 @@ def run_host(names: Iterable[str], device: str, *, saver: Saver | None = None) -
         if saver:
             saver(m)
     return measured
+
+
+def run_random(
+    names: Iterable[str],
+    device: str,
+    note: Console,
+    *,
+    count: int,
+    seed: str = "",
+    dtypes: Sequence[str] = (),
+    directions: Sequence[str] = (),
+    budget_s: float = 0.5,
+    saver: Saver | None = None,
+    jobs: int = 1,
+) -> list[Measurement]:
+    """Measures public functions at random points against the best peer; Ctrl-C keeps nothing.
+
+    Args:
+        seed: decimal, or hexadecimal with 0x; empty for the first 8 hexadecimal digits of the commit.
+
+    Raises:
+        ValueError: there is no GPU, or no commit to take a seed from.
+    """
+    operators = registry.select(names)
+    number = seed_of(seed)
+    if device != "cuda":
+        raise ValueError("weft bench --random times a GPU, and PyTorch sees none here (weft doctor says why)")
+    from weft.bench import compare, random_points
+    from weft.hardware import ceilings
+
+    points = random_points.draw(operators, count, number, dtypes, directions)
+    bench = compare.Bench(device, ceilings.measure(device), quick=True, budget_s=budget_s)
+    chosen = random_points.chosen(operators)
+    note.print(f"{len(points)} points of seed {number:#x}", markup=False)
+    measured = random_points.measure(points, number, lambda some: measure_points(bench, some, chosen, note, jobs=jobs))
+    for m in measured if saver else ():
+        saver(m)  # type: ignore[misc]
+    return measured
+
+
+def seed_of(text: str) -> int:
+    """A seed in decimal or 0x…; of an empty text the first 8 hexadecimal digits of the commit.
+
+    Raises:
+        ValueError: it is no number, or there is no commit.
+    """
+    try:
+        return int(text, 0) if text else int(commit()[:8], 16)
+    except ValueError:
+        what = f"--seed is {text!r}" if text else "there is no commit to take a seed from"
+        raise ValueError(f"{what}; expected a whole number, as 7 or 0x1f2e3d4c") from None
 
 
 def run_tune(

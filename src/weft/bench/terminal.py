@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from weft.bench import random_points
 from weft.records import Measurement
 
 
@@ -151,6 +152,30 @@ def operators_table(described: Iterable[dict[str, Any]]) -> Table:
         more = f" and a ladder of {rungs}" if rungs else ""
         table.add_row(op["name"], axes, ", ".join(op["directions"]), usable + more)
     return table
+
+
+def print_random(out: Console, measured: Sequence[Measurement]) -> None:
+    """The distribution of ratios to the best peer, and the points that are furthest behind."""
+    if not measured:
+        out.print("nothing was measured: no point had a peer that ran")
+        return
+    table = _table("Points that nobody chose: public functions against the best peer")
+    table.add_column("family")
+    for column in ("points", "within 3 %", "geometric\nmean", "median", "least", "host µs"):
+        table.add_column(column, justify="right")
+    families = random_points.by_family(measured)
+    for family, rows in (*families.items(), ("all", list(measured))):
+        d = random_points.distribution(rows)
+        cells = f"{d['level_or_ahead']:.0%}", *(f"{d[name]:.2f}" for name in ("geometric_mean", "median", "least"))
+        table.add_row(
+            family, str(d["points"]), *cells, f"{d['host_us']:.1f}", style="bold" if family == "all" else None
+        )
+    out.print(table)
+    for m in random_points.worst(measured):
+        out.print(
+            f"{m.ratio_to_best_peer:.2f}  {m.operator} {m.direction} {m.dtype} {m.workload}  ({m.best_peer})",
+            markup=False, soft_wrap=True,
+        )  # fmt: skip
 
 
 def host_table(measured: Iterable[Measurement]) -> Table:

@@ -2,7 +2,8 @@
 
 from weft import registry
 from weft.drawing.quantities import is_ceiling, is_rung
-from weft.records import Measurement, Store, latest
+from weft.records import RANDOM, Measurement, Store, latest
+from weft.report.random_table import random_table
 from weft.report.summary import summary_table
 from weft.report.tables import ceilings_table, host_table, points_table, rungs_table
 
@@ -53,6 +54,8 @@ def _index(machines: list[list[Measurement]], families: dict[str, str]) -> str:
         parts += [f"## {gpu}\n", summary_table(of, families), ""]
         if rates := [m for m in of if is_ceiling(m)]:
             parts += [f"### What the {gpu} gives\n", ceilings_table(rates), ""]
+        if points := [m for m in of if m.metric == RANDOM]:
+            parts += [f"### Points that nobody chose, on the {gpu}\n", random_table(points), ""]
         if host := [m for m in of if m.metric == "host time" and m.operator in families]:
             parts += [f"### What a call costs on the host of the {gpu}\n", host_table(host), ""]
     return "\n".join(parts)
@@ -64,7 +67,7 @@ def _operator(name: str, machines: list[list[Measurement]]) -> list[str]:
     for of in machines:
         groups: dict[tuple[bool, bool, str], list[Measurement]] = {}
         for m in of:
-            if m.operator == name and m.metric != "host time":
+            if m.operator == name and m.metric not in ("host time", RANDOM):
                 title = f"{name} {m.direction}"
                 title += ", wall time on the host" if m.metric == "wall time" else ""
                 title += f", {m.cache} cache" if m.cache != "cold" else ""
