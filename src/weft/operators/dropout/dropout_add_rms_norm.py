@@ -218,14 +218,9 @@ def choose(
 
 @dropout_add_rms_norm.function
 def dropout_add_rms_norm_function(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    p: float = 0.5,
-    seed: int | Tensor | None = None,
-    offset: int = 0,
+    x: Tensor, residual: Tensor, weight: Tensor, p: float = 0.5, seed: int | Tensor | None = None, offset: int = 0,
     eps: float = EPS,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """h = residual + dropout(x), and its RMSNorm over the last dimension, in one pass.
 
     Args:

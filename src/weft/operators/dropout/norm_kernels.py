@@ -144,9 +144,6 @@ def backward_columns(
     tl.store(partial_ptr + strip * N + col, tl.sum(dw, axis=0), mask=col < N)
 
 
-# ---- plans -----------------------------------------------------------------------------------------------------------
-
-
 def backward_candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
     if n > ONE_PASS_BACKWARD:
         return grid_of({"STRIP": (32, 64, 128), "ROWS": (1, 2, 4), "BLOCK": (512, 1024, 2048), "num_warps": (4, 8)})

@@ -37,8 +37,6 @@ LONGEST_K = 1024  # terms up to which an epilogue saves more than Triton's loop 
 FEW = 64  # rows up to which the weight's bytes are the limit
 DTYPES = tuple(FORMATS[name].dtype for name in NAMES)
 
-# ---- calls -----------------------------------------------------------------------------------------------------------
-
 
 class LinearCall(Call):
     """A call, checked: any tensor is passed for a bias or a residual that there is not. Plans are called with ``(x, weight,
@@ -227,8 +225,6 @@ def quantized_tiled_launch(c: QuantizedCall) -> Any:
 
     return run
 
-
-# ---- the tables ------------------------------------------------------------------------------------------------------
 
 COPY = "leading dimensions that do not collapse into rows of one stride, for which a copy would be needed"
 SHORT = "up to 1024 terms an epilogue saves more than the loop loses to cuBLAS's"

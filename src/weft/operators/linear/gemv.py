@@ -97,9 +97,6 @@ def sum_of_outer_products(
     tl.store(at, acc.to(dw_ptr.dtype.element_ty), mask=(n < N)[:, None] & (k < K)[None, :])
 
 
-# ---- launches --------------------------------------------------------------------------------------------------------
-
-
 def shared_limit(sm: int) -> int:
     return SHARED_LIMIT.get(sm, min(SHARED_LIMIT.values())) - 2048  # what the compiler keeps for itself
 

@@ -123,9 +123,6 @@ def linear_quantized_tiled(
     tl.store(q_ptr + m.to(tl.int64)[:, None] * N + n[None, :], code, mask=inside)
 
 
-# ---- launches --------------------------------------------------------------------------------------------------------
-
-
 def heuristic(sm: int, dtype: torch.dtype, layout: str, precision: str, m: int, n: int, k: int) -> Config:
     """Large tiles where there are enough of them to fill the machine; three stages, two where shared memory is 99 KiB."""
     if INTERPRETING:

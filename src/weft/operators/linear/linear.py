@@ -117,13 +117,9 @@ def choose(*operands: Any, direction: str = "forward", **named: Any) -> Choice:
 
 @linear.function
 def linear_function(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    *,
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, *,
     activation: str | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """A linear layer with its activation and residual: act(x · weightᵀ + bias) + residual, or act(gate) · up + residual.
 
     Args:

@@ -167,14 +167,9 @@ def choose(*call: Any, **named: Any) -> Choice:
 
 @linear_quantized.function
 def linear_quantized_function(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *,
-    scale: Tensor,
-    dtype: dtype = E4M3,
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, scale: Tensor, dtype: dtype = E4M3,
     activation: str | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """A linear layer's result as 8-bit codes of a given scale, and its largest value: delayed scaling.
 
     Args:

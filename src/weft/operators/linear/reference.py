@@ -89,9 +89,6 @@ def cost(w: Workload, direction: str) -> Cost:
     return Cost((m * k + rows * k + m * n + kept) * size, (m * k + rows * k + bias) * size, {w.dtype: 2 * flops})
 
 
-# ---- mutants ---------------------------------------------------------------------------------------------------------
-
-
 def _other_half(of_both: Tensor | None) -> Tensor | None:
     return None if of_both is None else of_both.roll(of_both.shape[0] // 2, 0)
 
@@ -147,8 +144,6 @@ MUTANTS = [
     Mutant("bias gradient without the first row", _first_row_left_out, "backward"),
 ]
 
-
-# ---- workloads -------------------------------------------------------------------------------------------------------
 
 UP = ((14336, 4096), (28672, 8192))  # (N, K) of Llama 8B's and 70B's way up in an MLP, one of gate and up
 SMALL: dict[str, Any] = {"M": 40, "N": 48, "K": 72}

@@ -17,8 +17,6 @@ from weft.operators.linear.dispatch import FEW_ROWS, FEW_ROWS_WEIGHT
 from weft.operators.matmul.reference import SUMS
 from weft.operators.random_inputs import LAYOUTS, VALUES, of_vectors, random_tensor
 
-# ---- PyTorch operator ------------------------------------------------------------------------------------------------
-
 
 @torch.library.triton_op("weft::skinny_matmul", mutates_args=())
 def skinny_matmul_op(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:

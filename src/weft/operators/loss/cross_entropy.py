@@ -261,18 +261,10 @@ def choose(
 
 @cross_entropy.function
 def cross_entropy_function(
-    logits: Tensor,
-    target: Tensor,
-    *,
-    weight: Tensor | None = None,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    soft_cap: float | None = None,
-    reduction: str = "mean",
-    inplace_backward: bool = False,
-    check_labels: bool = False,
-) -> Tensor:
+    logits: Tensor, target: Tensor, *, weight: Tensor | None = None, ignore_index: int = -100,
+    label_smoothing: float = 0.0, z_loss: float = 0.0, soft_cap: float | None = None, reduction: str = "mean",
+    inplace_backward: bool = False, check_labels: bool = False,
+) -> Tensor:  # fmt: skip
     """Cross entropy of logits against labels, with what language models add to it.
 
     Args:

@@ -104,17 +104,10 @@ def choose(
 
 @cross_entropy_with_gradient.function
 def cross_entropy_with_gradient_function(
-    logits: Tensor,
-    target: Tensor,
-    *,
-    weight: Tensor | None = None,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    soft_cap: float | None = None,
-    reduction: str = "mean",
+    logits: Tensor, target: Tensor, *, weight: Tensor | None = None, ignore_index: int = -100,
+    label_smoothing: float = 0.0, z_loss: float = 0.0, soft_cap: float | None = None, reduction: str = "mean",
     check_labels: bool = False,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Cross entropy and its gradient, from one read of the logits.
 
     Args:

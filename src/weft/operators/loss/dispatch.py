@@ -36,8 +36,6 @@ from weft.operators.row_programs import LONG, ONE_PASS, WHOLE
 SOURCE = Path(__file__).parent / "cluster.cu"
 FP32 = torch.finfo(torch.float32)
 
-# ---- calls -----------------------------------------------------------
-
 
 @dataclass
 class RowsCall(Call):
@@ -149,9 +147,6 @@ class GradientCall(RowsCall):
     @property
     def dloss_stride(self) -> int:
         return self.dloss.stride(0) if self.dloss.ndim else 0
-
-
-# ---- checks -----------------------------------------------------------
 
 
 def check(name: str, logits: Tensor, target: Tensor, weight: Tensor | None, asked: Options) -> None:
@@ -361,8 +356,6 @@ def single_program_unsupported(c: LossCall) -> str:
         return f"{c.m} rows of {c.v}: more than one program reads in a few steps"
     return ""
 
-
-# ---- tables -----------------------------------------------------------
 
 FEW = "few logits: the labels' sums, the loss and the gradient in one launch"
 

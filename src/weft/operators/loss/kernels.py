@@ -386,8 +386,6 @@ def sum_slices(in_ptr, out_ptr, N, each, COLUMNS: tl.constexpr, BLOCK: tl.conste
     tl.store(out_ptr + p * COLUMNS + c, tl.sum(total, axis=0).to(out_ptr.dtype.element_ty))
 
 
-# ---- launches ----------------------------------------------------------------------------------------------------------
-#
 # Of a ``LossCall`` or ``GradientCall`` (dispatch.py). Without a weight, sums or gradient any tensor is passed for it.
 
 SLICE = 16384  # rows that one program sums

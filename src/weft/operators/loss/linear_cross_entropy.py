@@ -397,21 +397,11 @@ def as_autocast(c: LinearCall) -> LinearCall:
 
 @linear_cross_entropy.function
 def linear_cross_entropy_function(
-    x: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    *,
-    bias: Tensor | None = None,
-    class_weight: Tensor | None = None,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    soft_cap: float | None = None,
-    reduction: str = "mean",
-    chunk_rows: int | None = None,
-    accumulate: dtype | None = None,
+    x: Tensor, weight: Tensor, target: Tensor, *, bias: Tensor | None = None, class_weight: Tensor | None = None,
+    ignore_index: int = -100, label_smoothing: float = 0.0, z_loss: float = 0.0, soft_cap: float | None = None,
+    reduction: str = "mean", chunk_rows: int | None = None, accumulate: dtype | None = None,
     check_labels: bool = False,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Cross entropy of a linear layer's logits, x · weightᵀ + bias, which are never all in memory.
 
     Args:

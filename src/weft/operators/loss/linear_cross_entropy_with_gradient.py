@@ -98,21 +98,11 @@ def choose(x: Tensor, weight: Tensor, target: Tensor, *, check_labels: bool = Fa
 
 @linear_cross_entropy_with_gradient.function
 def linear_cross_entropy_with_gradient_function(
-    x: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    *,
-    bias: Tensor | None = None,
-    class_weight: Tensor | None = None,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    soft_cap: float | None = None,
-    reduction: str = "mean",
-    chunk_rows: int | None = None,
-    accumulate: dtype | None = None,
+    x: Tensor, weight: Tensor, target: Tensor, *, bias: Tensor | None = None, class_weight: Tensor | None = None,
+    ignore_index: int = -100, label_smoothing: float = 0.0, z_loss: float = 0.0, soft_cap: float | None = None,
+    reduction: str = "mean", chunk_rows: int | None = None, accumulate: dtype | None = None,
     check_labels: bool = False,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
     """Cross entropy of a linear layer's logits and its gradients, from one call.
 
     Args:

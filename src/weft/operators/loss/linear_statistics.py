@@ -124,8 +124,6 @@ def combine_statistics(
     tl.store(loss_ptr + row, tl.where(counts, loss, 0.0 * by_weight), mask=row < T)  # NaN for the mean over no label
 
 
-# ---- launches -----------------------------------------------------------------------------------------------------------
-
 MOST_TILES = 8  # of the vocabulary that a program walks: parts are then 1/256 of the logits' bytes (tiles of 256, bf16)
 WAVES = 4  # of programs that there are before each walks more than one tile
 

@@ -147,9 +147,6 @@ def gradient(
     return (dx.to(logits.dtype),)
 
 
-# ---- inputs ----------------------------------------------------------------------------------------------------------
-
-
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     """Options: ``ignored`` and ``smoothing`` in per cent, ``z`` in thousandths."""
     m, v = w["M"], w["V"]

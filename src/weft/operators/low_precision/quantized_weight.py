@@ -234,9 +234,6 @@ def dequantize_weight(weight: QuantizedWeight, dtype: torch.dtype) -> Tensor:
     return (codes * scale.repeat_interleave(weight.group, 1)).to(dtype)
 
 
-# ---- checks ----------------------------------------------------------------------------------------------------------
-
-
 def _what(value: object) -> str:
     return str(value.dtype).removeprefix("torch.") if isinstance(value, Tensor) else f"a {type(value).__name__}"
 

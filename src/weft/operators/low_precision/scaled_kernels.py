@@ -88,9 +88,6 @@ def scaled_tiled(
     tl.store(at, c.to(c_ptr.dtype.element_ty), mask=(m[:, None] < M) & (n[None, :] < N))
 
 
-# ---- plan ------------------------------------------------------------------------------------------------------------
-
-
 def heuristic(sm: int, sums: int, blockwise: bool, m: int, n: int, k: int) -> Config:
     """As for 16 bits with twice the terms of K; two sets of sums in registers leave half the tile, decoding half the terms."""
     if INTERPRETING:

@@ -223,16 +223,9 @@ def choose(*operands: Any, dtype: torch.dtype = torch.bfloat16, fast_accumulate:
 
 @scaled_matmul.function
 def scaled_matmul_function(
-    a: Tensor,
-    b: Tensor,
-    a_scale: Tensor,
-    b_scale: Tensor,
-    bias: Tensor | None = None,
-    *,
-    dtype: dtype = torch.bfloat16,
-    fast_accumulate: bool = False,
-    check_scales: bool = False,
-) -> Tensor:
+    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None = None, *,
+    dtype: dtype = torch.bfloat16, fast_accumulate: bool = False, check_scales: bool = False,
+) -> Tensor:  # fmt: skip
     """Product of two quantised matrices: (a · a_scale) @ (b · b_scale) + bias.
 
     Args:

@@ -117,9 +117,6 @@ def weight_only_tiled(
     store_rows(y_ptr, bias_ptr, bias_col, acc, m, n, M, N, tl.program_id(1), HAS_BIAS)
 
 
-# ---- plans -----------------------------------------------------------------------------------------------------------
-
-
 def unit_of(dtype: torch.dtype, format: str) -> float:
     """What one code step, or fp8's one, is in what ``unpacked`` returns: the scale is multiplied by its reciprocal."""
     if format == "fp8":

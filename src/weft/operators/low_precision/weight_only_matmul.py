@@ -142,8 +142,6 @@ weight_only_matmul = Operator(
     ],
 )
 
-# ---- PyTorch operator ------------------------------------------------------------------------------------------------
-
 
 def _operands(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> tuple[Tensor, ...]:
     """What the kernel's five pointers are: ``words`` where it reads nothing."""

@@ -49,8 +49,6 @@ from weft.operators.row_programs import ONE_PASS
 CLUSTER_SHORTEST = 8192  # columns; below, all multiprocessors read the same few lines of the weight out of L2 and wait
 HERE = Path(__file__).parent
 
-# ---- calls -----------------------------------------------------------------------------------------------------------
-
 
 class NormConfig(NamedTuple):
     """Which norm: ``h = x + residual`` if ``added``; ``y = (h - mean) / deviation`` if ``centered`` (LayerNorm), else
@@ -346,8 +344,6 @@ def gradient_clusters_launch(c: GradientCall) -> SummedPlan:
     rows, clusters = ring.all_clusters(_one_gradient_cluster(c), c.x)
     return SummedPlan(rows, clusters, c.n, c.sums)
 
-
-# ---- the tables ------------------------------------------------------------------------------------------------------
 
 FUSED = "traced: a compiler fuses PyTorch's own operators with their neighbours"
 ONE_STRIDE = "leading dimensions do not collapse into rows of one stride: a kernel would need a copy"

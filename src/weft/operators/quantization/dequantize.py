@@ -150,14 +150,9 @@ def choose(values: Tensor, scale: float | Tensor, granularity: str = "row", **op
 
 @dequantize.function
 def dequantize_function(
-    values: Tensor,
-    scale: float | Tensor,
-    granularity: str = "row",
-    *,
-    group_size: int = 128,
-    columns: int | None = None,
-    dtype: dtype = torch.float32,
-) -> Tensor:
+    values: Tensor, scale: float | Tensor, granularity: str = "row", *, group_size: int = 128,
+    columns: int | None = None, dtype: dtype = torch.float32,
+) -> Tensor:  # fmt: skip
     """The inverse of ``quantize``: values · scale, in fp32, rounded once.
 
     Args:

@@ -33,8 +33,6 @@ WRAP = 8192  # columns that a tensor without gaps is read by where rows do not m
 LONGEST_TILE = 4096  # columns of a tile where nothing needs a whole line
 POSITIVE = "a positive, finite fp32 number of at least 2**-126"
 
-# ---- arguments -------------------------------------------------------------------------------------------------------
-
 
 def check_scheme(operator: str, scheme: Scheme, name: str, x: Tensor) -> None:
     """Raises TypeError or ValueError unless x, the argument ``name``, can be quantised by it."""
@@ -83,9 +81,6 @@ def check_scale(operator: str, scale: Any, name: str, x: Tensor, shape: tuple[in
 def _either(names: Any) -> str:
     *most, last = map(repr, names)
     return f"{', '.join(most)} or {last}"
-
-
-# ---- calls -----------------------------------------------------------------------------------------------------------
 
 
 class Lines(NamedTuple):
@@ -430,8 +425,6 @@ def vectors_plan(c: DequantizeCall) -> Dequantize:
 def _scalars(*numbers: int) -> tuple[ctypes.c_longlong, ...]:
     return tuple(map(ctypes.c_longlong, numbers))
 
-
-# ---- the tables ------------------------------------------------------------------------------------------------------
 
 QUANTIZE = Dispatch(
     QuantizeCall, ON_CPU, TRACED, EMPTY,

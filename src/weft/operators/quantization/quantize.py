@@ -354,18 +354,10 @@ def choose(x: Tensor, format: str, granularity: str = "row", **options: Any) -> 
 
 @quantize.function
 def quantize_function(
-    x: Tensor,
-    format: str,
-    granularity: str = "row",
-    *,
-    group_size: int = 128,
-    scale: float | Tensor | None = None,
-    power_of_two: bool = False,
-    rounding: str = "nearest",
-    seed: int | Tensor | None = None,
-    offset: int = 0,
+    x: Tensor, format: str, granularity: str = "row", *, group_size: int = 128, scale: float | Tensor | None = None,
+    power_of_two: bool = False, rounding: str = "nearest", seed: int | Tensor | None = None, offset: int = 0,
     check_scale: bool = False,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Absmax quantisation: values = round(x · (1 / scale)), within ± the format's largest value.
 
     Args:

@@ -153,8 +153,6 @@ def argmax_tiles(
         tl.store(value_ptr + out, top, mask=there)
 
 
-# ---- launches --------------------------------------------------------------------------------------------------------
-
 ONE_LOAD = 64  # rows up to here are one tile, of which a thread has no more than one load
 LONG = 8192  # rows beyond are read by all warps of a program together
 

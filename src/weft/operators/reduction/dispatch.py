@@ -285,8 +285,6 @@ def short_rows_argmax_launch(c: ReductionCall) -> ForwardPlan:
     return ForwardPlan(rows_plan(c, c.view, "short_rows_argmax.cu", kernel), c.shape, c.dtype)
 
 
-# ---- the tables ------------------------------------------------------------------------------------------------------
-
 # fmt: off
 FIRST = (
     ON_CPU,

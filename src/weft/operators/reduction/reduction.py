@@ -185,18 +185,11 @@ def results_of(w: Workload) -> int:
 
 
 def define(
-    op: Reduction,
-    tolerance: Any,
-    *,
-    reference: Callable[..., Tensor] | None = None,
-    flops: int = 1,
-    tuned: bool = False,
-    wrong: Sequence[Mutant] = (),
-    gradient_wrong: Sequence[Mutant] = (),
-    more: Sequence[Workload] = (),
-    options: dict[str, Sequence[Any]] | None = None,
+    op: Reduction, tolerance: Any, *, reference: Callable[..., Tensor] | None = None, flops: int = 1,
+    tuned: bool = False, wrong: Sequence[Mutant] = (), gradient_wrong: Sequence[Mutant] = (),
+    more: Sequence[Workload] = (), options: dict[str, Sequence[Any]] | None = None,
     make_inputs: Callable[..., dict[str, Any]] = inputs,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """The fields of an ``Operator`` over [M, N].
 
     Args:

@@ -533,8 +533,6 @@ def gradient_columns_launch(c: ScanCall) -> GradientInParts:
     return GradientInParts.of(v.M, walk.parts, v.K, launch, reverse=False)
 
 
-# ---- the tables ------------------------------------------------------------------------------------------------------
-
 # fmt: off
 FIRST = (
     ON_CPU,

@@ -499,9 +499,6 @@ def vector(v: AxisView, x: Tensor, reach: int, reverse: bool) -> int:
     return min(most, reach) if reverse and v.K == 1 and v.n == 1 else 1
 
 
-# ---- launches --------------------------------------------------------------------------------------------------------
-
-
 def carry_products_launch(v: AxisView, parts: int, reverse: bool = False) -> Plan:
     """From the totals of so many parts of each column of [M, N, K], beside powers of two, to the products before them.
     Args: reverse: parts count from the other end of N than the scan."""
@@ -584,16 +581,9 @@ class RowsPlan:
 
 
 def tiles_plan(
-    v: AxisView,
-    y: AxisView,
-    config: Config,
-    x: Tensor,
-    formula: Formula,
-    shift: int,
-    reverse: bool,
-    *,
+    v: AxisView, y: AxisView, config: Config, x: Tensor, formula: Formula, shift: int, reverse: bool, *,
     cut: bool = True,
-) -> ScanInParts:
+) -> ScanInParts:  # fmt: skip
     """A scan by tiles that walk. ``shift``: 1 for an exclusive scan; ``cut``: N may be cut into parts."""
     t = Tiling(v, config, x.device, cut=cut)
     scalars = (v.M, v.N, v.K, t.parts, v.m, v.n, v.k, y.m, y.n, y.k)

@@ -148,16 +148,10 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
 
 
 def define(
-    op: Scan,
-    tolerance: dict[str, Tolerance],
-    *,
-    flops: int = 1,
-    special_ops: int = 0,
-    make_inputs: Callable[..., dict[str, Any]] = inputs,
-    more: Sequence[Workload] = (),
-    wrong: Sequence[Mutant] = (),
+    op: Scan, tolerance: dict[str, Tolerance], *, flops: int = 1, special_ops: int = 0,
+    make_inputs: Callable[..., dict[str, Any]] = inputs, more: Sequence[Workload] = (), wrong: Sequence[Mutant] = (),
     gradient_wrong: Sequence[Mutant] = (),
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """The fields of an ``Operator`` over [M, N].
 
     Args:

@@ -254,8 +254,6 @@ def softmax_backward_long_rows(
         tl.store(dx_ptr + row * dx_row + c * dx_col, dx.to(dx_ptr.dtype.element_ty), mask=c < N)
 
 
-# ---- launches ----------------------------------------------------------------------------------------------------------
-#
 # Of a ``RowCall`` (dispatch.py), which has m rows of n columns.
 
 

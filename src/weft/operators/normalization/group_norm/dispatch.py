@@ -77,8 +77,6 @@ def unit_of(views: Iterable[View], groups: int) -> dict[str, int]:
     return {"UNIT": 1, "DENSE": 0}
 
 
-# ---- calls -----------------------------------------------------------------------------------------------------------
-
 NAME = "group_norm"
 
 
@@ -450,9 +448,6 @@ def gradient_launch(c: GradientCall) -> SummedPlan:
     grid = (m * over.blocks, 1)
     plan = CudaPlan(HERE / "gradient.cu", kernel, grid, over.threads, scalars, over.blocks, over.shared)
     return SummedPlan(plan, over.slots * batch, channels, 2 * c.summed)
-
-
-# ---- the tables ------------------------------------------------------------------------------------------------------
 
 
 def cluster_is_faster(c: GroupNormCall) -> bool:

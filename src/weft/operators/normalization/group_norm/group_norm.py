@@ -352,13 +352,9 @@ group_norm.implementation("liger", requires="liger-kernel", devices=("cuda",))(l
 @group_norm.choice
 @guarded
 def choose(
-    x: Tensor,
-    num_groups: int,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = EPS,
+    x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS,
     direction: str = "forward",
-) -> Choice:
+) -> Choice:  # fmt: skip
     options = (num_groups, eps, weight is not None, bias is not None, False)
     dtype = dtype_of(x) if isinstance(x, Tensor) else None
     forward = FORWARD.choose(*present(x, weight, bias), *options, dtype)
