@@ -65,8 +65,7 @@ def cublaslt(
     """cuBLASLt's own epilogues, bias with relu or the tanh form of gelu, through the one function of PyTorch that has them."""
     if bias is None or residual is not None or activation not in ("relu", "gelu_tanh") or x.ndim != 2:
         raise Declined("PyTorch gives a matrix a bias with relu or the tanh form of gelu, no more")
-    y: Tensor = torch._addmm_activation(bias, x, weight.t(), use_gelu=activation == "gelu_tanh")
-    return y
+    return torch._addmm_activation(bias, x, weight.t(), use_gelu=activation == "gelu_tanh")
 
 
 QUACK = {name: name for name in ("relu", "silu", "reglu", "swiglu")}

@@ -179,8 +179,7 @@ def liger(logits: Tensor, target: Tensor, *, weight: Tensor | None = None, **opt
 
     o = Options(**options)
     call = (weight, o.ignore_index, o.z_loss, o.label_smoothing, o.reduction, o.soft_cap, False)
-    loss: Tensor = LigerCrossEntropyFunction.apply(logits, target, *call)[0]
-    return loss
+    return LigerCrossEntropyFunction.apply(logits, target, *call)[0]
 
 
 def quack(logits: Tensor, target: Tensor, *, weight: Tensor | None = None, **options: Any) -> Tensor:
@@ -315,5 +314,4 @@ def cross_entropy_function(
         return cross_entropy_triton(logits, target, **named)
     wanted = torch.is_grad_enabled() and logits.requires_grad
     plan = FORWARD.of((logits, *tensors[1:]), *options, wanted, inplace_backward)
-    loss: Tensor = differentiable(CrossEntropy, logits, target, weight, plan, BACKWARD, inplace_backward)
-    return loss
+    return differentiable(CrossEntropy, logits, target, weight, plan, BACKWARD, inplace_backward)

@@ -304,8 +304,7 @@ def launchable(c: LinearCall) -> LinearCall:
 
 def ours(at_once: bool, x: Tensor, weight: Tensor, target: Tensor, **named: Any) -> Tensor:
     call = launchable(linear_call(x, weight, target, **named))
-    loss: Tensor = differentiable(LinearCrossEntropy, x, weight, call.bias, call, at_once)
-    return loss
+    return differentiable(LinearCrossEntropy, x, weight, call.bias, call, at_once)
 
 
 def liger(
@@ -433,5 +432,4 @@ def linear_cross_entropy_function(
     if chosen == "torch":
         return reference(x.float() if under_autocast(x) else x, weight, target, **named)
     call = as_autocast(linear_call(x, weight, target, **named))
-    loss: Tensor = differentiable(LinearCrossEntropy, call.x, call.weight, call.bias, call, chosen == "chunked")
-    return loss
+    return differentiable(LinearCrossEntropy, call.x, call.weight, call.bias, call, chosen == "chunked")

@@ -265,6 +265,5 @@ def scaled_matmul_function(
         return run(a, b, a_scale, b_scale, bias, **named)
 
     if bias is not None and bias.requires_grad and torch.is_grad_enabled() and on_gpu(a):
-        out: Tensor = BiasGradient.apply(bias, product)
-        return out
+        return BiasGradient.apply(bias, product)
     return product(bias)

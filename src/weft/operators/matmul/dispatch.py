@@ -227,8 +227,7 @@ class Product(KernelFunction):
 
 def product(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
     """a [M, K] times b [K, N] in eager mode, differentiable; at a precision batches too."""
-    c: Tensor = differentiable(Product, a, b, precision)
-    return c
+    return differentiable(Product, a, b, precision)
 
 
 @torch.library.triton_op("weft::matmul", mutates_args=())

@@ -24,8 +24,7 @@ def liger(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float 
 
     if weight is None:
         raise Declined("Liger's fused_add_rms_norm wants a weight")
-    out: Pair = LigerFusedAddRMSNormFunction.apply(x, residual, weight, eps, 0.0, "llama", False)
-    return out
+    return LigerFusedAddRMSNormFunction.apply(x, residual, weight, eps, 0.0, "llama", False)
 
 
 def quack(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = EPS) -> tuple[Tensor, Tensor]:
@@ -65,5 +64,4 @@ def add_rms_norm_function(
 
     Backward takes the gradients of both results and gives x and the residual the same one.
     """
-    out: Pair = norm(x, residual, weight, None, eps)
-    return out
+    return norm(x, residual, weight, None, eps)

@@ -22,8 +22,7 @@ def torch_layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | Non
 def liger(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS) -> Tensor:
     from liger_kernel.ops.layer_norm import LigerLayerNormFunction
 
-    y: Tensor = LigerLayerNormFunction.apply(x, weight, bias, eps)
-    return y
+    return LigerLayerNormFunction.apply(x, weight, bias, eps)
 
 
 norm = Norm("layer_norm", torch_layer_norm, centered=True, added=False)
@@ -57,5 +56,4 @@ def layer_norm_function(
     they are deterministic.
     """
     x, weight, bias = widened(x, weight, bias)
-    y: Tensor = norm(x, None, weight, bias, eps)
-    return y
+    return norm(x, None, weight, bias, eps)

@@ -74,8 +74,7 @@ def rms_norm_function(x: Tensor, weight: Tensor | None = None, eps: float = EPS)
     Backward saves x and the weight; the weight's gradient is summed in fp32 in a fixed order, so it is deterministic.
     Source: Zhang & Sennrich 2019 (arXiv 1910.07467).
     """
-    y: Tensor = norm(x, None, weight, None, eps)
-    return y
+    return norm(x, None, weight, None, eps)
 
 
 # ---- what torch.compile and torch.export see: torch.ops.weft.rms_norm ------------------------------------------------

@@ -38,8 +38,7 @@ def reference(values: Tensor, scale: float | Tensor, granularity: str = "row", *
     n = values.shape[-1] * (2 if values.dtype == torch.uint8 else 1) if columns is None else columns
     q = unpacked(values, n) if values.dtype == torch.uint8 else values.detach()
     wide = spread(as_tensor(scale, values).float(), (*values.shape[:-1], n), granularity, group_size)
-    made: Tensor = (q.float() * wide).to(dtype)
-    return made
+    return (q.float() * wide).to(dtype)
 
 
 def launch(plans: Plans, values: Tensor, scale: float | Tensor, granularity: str = "row", **options: Any) -> Tensor:

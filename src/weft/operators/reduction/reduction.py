@@ -72,8 +72,7 @@ def _wants_gradient(op: Reduction, x: Any) -> bool:
 def _launch(plan: Any, x: Tensor, op: Reduction, how: tuple[Any, ...], gradients: Any) -> Tensor:
     if op.formula is None:
         return plan(x)
-    out: Tensor = differentiable(Reduce, x, plan, op, how, gradients)
-    return out
+    return differentiable(Reduce, x, plan, op, how, gradients)
 
 
 class Reduce(KernelFunction):

@@ -236,8 +236,7 @@ class ScanCall(Call):
 
     @property
     def v(self) -> AxisView:
-        view: AxisView = self.views[0]
-        return view
+        return self.views[0]
 
     @property
     def large(self) -> bool:

@@ -46,8 +46,7 @@ def scan_along(op: Scan, x: Tensor, dim: int, exclusive: bool, reverse: bool) ->
     if FORWARD.choose(x, *options).implementation == "torch":
         return op.reference(x, dim, exclusive, reverse)
     plan = FORWARD.of((x,), *options)
-    out: Tensor = differentiable(Function, x, plan, op, options[1:4], options[4], FORWARD, BACKWARD)
-    return out
+    return differentiable(Function, x, plan, op, options[1:4], options[4], FORWARD, BACKWARD)
 
 
 def _by_kernel(op: Scan, name: str) -> Callable[..., Tensor]:
@@ -59,8 +58,7 @@ def _by_kernel(op: Scan, name: str) -> Callable[..., Tensor]:
             return op.reference(x, dim, exclusive, reverse)
         how, dtype = (dim, exclusive, reverse), _dtype(op, x)
         plan = forward.of((x,), op, *how, dtype)
-        out: Tensor = differentiable(Function, x, plan, op, how, dtype, forward, backward)
-        return out
+        return differentiable(Function, x, plan, op, how, dtype, forward, backward)
 
     return run
 

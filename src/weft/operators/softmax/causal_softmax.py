@@ -34,8 +34,7 @@ def reference(x: Tensor, scale: float = 1.0) -> Tensor:
 
 
 def launched(x: Tensor, scale: float = 1.0, *, plans: tuple[Plans, Plans]) -> Tensor:
-    y: Tensor = differentiable(MaskedSoftmax, x, x.detach(), scale, CAUSAL, plans, lambda x: reference(x, scale))
-    return y
+    return differentiable(MaskedSoftmax, x, x.detach(), scale, CAUSAL, plans, lambda x: reference(x, scale))
 
 
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:

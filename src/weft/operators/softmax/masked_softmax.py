@@ -109,8 +109,7 @@ def kind_of(mask: Tensor | None) -> str:
 
 def launched(x: Tensor, mask: Tensor | None = None, scale: float = 1.0, *, plans: tuple[Plans, Plans]) -> Tensor:
     read = (x if mask is None else mask).detach()
-    y: Tensor = differentiable(MaskedSoftmax, x, read, scale, kind_of(mask), plans, lambda x: reference(x, mask, scale))
-    return y
+    return differentiable(MaskedSoftmax, x, read, scale, kind_of(mask), plans, lambda x: reference(x, mask, scale))
 
 
 SHAPES = {  # of the mask, for x [B, H, S, T]

@@ -395,8 +395,7 @@ def group_norm_function(
         options = (num_groups, eps, weight is not None, bias is not None, wanted, dtype_of(x))
         if (ready := FORWARD.of(tensors, *options)) is not None:
             if wanted:
-                y: Tensor = GroupNorm.apply((FORWARD, BACKWARD), x, num_groups, weight, bias, eps)
-                return y
+                return GroupNorm.apply((FORWARD, BACKWARD), x, num_groups, weight, bias, eps)
             y = torch.empty_like(x, dtype=options[-1])
             ready(x, x if weight is None else weight, x if bias is None else bias, y, x, x)
             return y
