@@ -204,5 +204,4 @@ def gradient_columns(c: Any) -> GradientPlan:
     parts = triton.cdiv(m, strip)
     tile = {"STRIP": strip, "ROWS": config["ROWS"], "BLOCK": config["BLOCK"], **_random(c)}
     grid, scalars = (triton.cdiv(n, config["BLOCK"]), parts), (m, n, *dy_strides, *dh_strides)
-    columns = Plan(backward_columns, grid, scalars, tile, config["num_warps"])
-    return GradientPlan(m, n, columns, parts, statistics)
+    return GradientPlan(m, n, Plan(backward_columns, grid, scalars, tile, config["num_warps"]), parts, statistics)

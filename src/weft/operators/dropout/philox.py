@@ -103,11 +103,8 @@ def halves(groups: int, seed: int | Tensor, offset: int, device: torch.device) -
 
 
 def at_least(shape: tuple[int, ...], seed: int | Tensor, offset: int, threshold: int, device: torch.device) -> Tensor:
-    """Whether each element's 16 bits, by its row-major index in a tensor of this shape, are at least ``threshold``.
-
-    Args:
-        seed: an int, or an int64 tensor of one element.
-    """
+    """Whether each element's 16 bits, by its row-major index in a tensor of this shape, are at least ``threshold``. The seed is
+    an int, or an int64 tensor of one element."""
     elements = math.prod(shape)
     kept = [half >= threshold for half in halves(-(-elements // GROUP), seed, offset, device)]
     return torch.stack(kept, -1).view(-1)[:elements].view(shape)

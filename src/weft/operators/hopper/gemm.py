@@ -90,22 +90,14 @@ def flags_of(device: torch.device, count: int) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Epilogue:
-    """What is done to the sums of a product while they are in registers; tensors that it reads come with a call.
+    """What is done to the sums of a product while they are in registers; tensors that it reads come with a call."""
 
-    Args:
-        a_scales, b_scales: how many fp32 scales there are: none, one, or as many as a has rows and b columns.
-        blocks: the scales are of blocks instead: [M, K / 128] and [N / 128, K / 128], contiguous; of 8-bit operands.
-        biased: whether there is a bias [N] of C's dtype; with codes, of a's.
-        activation: one of ``ACTIVATIONS``.
-        amax: whether the largest |c|, before it is rounded, is wanted.
-    """
-
-    a_scales: int = 0
+    a_scales: int = 0  # how many fp32 scales there are: none, one, or as many as a has rows and b columns
     b_scales: int = 0
-    blocks: bool = False
-    biased: bool = False
-    activation: str = "NONE"
-    amax: bool = False
+    blocks: bool = False  # scales of blocks instead: [M, K / 128] and [N / 128, K / 128], contiguous; of 8-bit operands
+    biased: bool = False  # whether there is a bias [N] of C's dtype; with codes, of a's
+    activation: str = "NONE"  # one of ``ACTIVATIONS``
+    amax: bool = False  # whether the largest |c|, before it is rounded, is wanted
 
     @property
     def sums_alone(self) -> bool:

@@ -133,8 +133,7 @@ def _encode_tiled() -> Callable[..., int]:
     if int(status) or not address:
         raise CudaError(f"the driver has no cuTensorMapEncodeTiled: {status.name}")
     number, pointer = ctypes.c_uint32, ctypes.c_void_p
-    prototype = ctypes.CFUNCTYPE(ctypes.c_int, pointer, number, number, *[pointer] * 5, *[number] * 4)
-    return prototype(int(address))
+    return ctypes.CFUNCTYPE(ctypes.c_int, pointer, number, number, *[pointer] * 5, *[number] * 4)(int(address))
 
 
 def why_not(name: str, t: Tensor, size: int, across: bool) -> str:

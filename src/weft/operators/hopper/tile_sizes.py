@@ -47,10 +47,7 @@ def stages_that_fit(columns: int, itemsize: int, gated: bool) -> int:
 
 def widths(layout: str, itemsize: int = 2, halves: bool = False) -> tuple[int, ...]:
     """The columns of tiles; a gate's half of 192 columns would be one slab of C and a half. Slabs of 8 bits have 128.
-
-    Args:
-        halves: whether a tile's row may be a whole number of half slabs only, or B's columns of half boxes: 160.
-    """
+    ``halves``: a tile's row may be a whole number of half slabs only, or B's columns of half boxes: 160."""
     gated = layout.endswith("G")
     halves = halves and not gated and itemsize > 1 and layout[1] == "T"
     whole = (c for c in COLUMN_COST if itemsize > 1 or c // (2 if gated else 1) % LINE == 0)

@@ -27,24 +27,15 @@ def relu_backward(y, dy, PRECISE: tl.constexpr):
 
 
 class Activation(NamedTuple):
-    """An activation.
+    """An activation."""
 
-    Args:
-        gated: whether it takes two halves, gate and up: act(gate) · up.
-        on_hopper: what the main loop's epilogue calls it (of a gate, what is done to it).
-        forward, backward: Triton formulas, as of :class:`weft.operators.elementwise.dispatch.Formula`.
-        heavy: whether its arithmetic takes about as long as its bytes.
-        reference: of one tensor, or of gate and up.
-        usual: what a user writes in PyTorch, where that is something else.
-    """
-
-    gated: bool
-    on_hopper: str
-    forward: Any
+    gated: bool  # whether it takes two halves, gate and up: act(gate) · up
+    on_hopper: str  # what the main loop's epilogue calls it (of a gate, what is done to it)
+    forward: Any  # Triton formulas, as of weft.operators.elementwise.dispatch.Formula
     backward: Any
-    heavy: bool
-    reference: Callable[..., Tensor]
-    usual: Callable[..., Tensor]
+    heavy: bool  # whether its arithmetic takes about as long as its bytes
+    reference: Callable[..., Tensor]  # of one tensor, or of gate and up
+    usual: Callable[..., Tensor]  # what a user writes in PyTorch, where that is something else
 
 
 def _itself(x: Tensor) -> Tensor:

@@ -150,8 +150,7 @@ def tiled_plan(kernel: Any, c: Any) -> Plan:
     """The launch of ``linear_tiled`` or ``linear_quantized_tiled`` for a call."""
     x, weight, act, precision = c.matrix, c.weight, c.activation, c.precision or default_precision()
     (m, k), rows, halves = x.shape, weight.shape[0], 2 if act.gated else 1
-    layout = layout_of(x, weight.t())
-    config = configuration(x.device, x.dtype, layout, precision, bucket(m), bucket(rows), bucket(k))
+    config = configuration(x.device, x.dtype, layout_of(x, weight.t()), precision, bucket(m), bucket(rows), bucket(k))
     n, blocks = rows // halves, {**constants_of(config), "BLOCK_N": config["BLOCK_N"] // halves}
     others, own = c.epilogue
     epilogue = {"F": act.forward, "GATED": act.gated, "BIAS": c.bias is not None, **own}

@@ -76,8 +76,7 @@ def _towards_zero(scale: Tensor, dtype: torch.dtype, **named: Any) -> Quantized:
     q, amax = reference(scale=scale, dtype=dtype, **named)
     if dtype != torch.int8:
         return q, amax
-    y = linear.reference(**named)
-    return (y.float() / scale).clamp(-127, 127).trunc().nan_to_num().to(torch.int8), amax
+    return (linear.reference(**named).float() / scale).clamp(-127, 127).trunc().nan_to_num().to(torch.int8), amax
 
 
 linear_quantized = Operator(

@@ -69,8 +69,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 
 
 def _backward(ctx: Any, dloss: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    dx = torch.ops.weft.cross_entropy_backward(dloss, *ctx.saved_tensors, *ctx.options)
-    return dx, *[None] * 7
+    return torch.ops.weft.cross_entropy_backward(dloss, *ctx.saved_tensors, *ctx.options), *[None] * 7
 
 
 cross_entropy_op.register_autograd(_backward, setup_context=_save)
@@ -81,8 +80,7 @@ def launch(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(loss, stats, label sums), without a gradient."""
     tensors = (logits, target) if weight is None else (logits, target, weight.detach())
-    plan = plans.of(tensors, *options, False, False)
-    return plan(logits, target, logits if weight is None else weight, logits)
+    return plans.of(tensors, *options, False, False)(logits, target, logits if weight is None else weight, logits)
 
 
 def launch_backward(plans: Plans, dloss: Tensor, saved: tuple[Any, ...], dx: Tensor, options: Options) -> Tensor:
@@ -156,8 +154,7 @@ class CrossEntropy(KernelFunction):
 def cross_entropy_triton(
     logits: Tensor, target: Tensor, *, weight: Tensor | None = None, soft_cap: float | None = None, **options: Any
 ) -> Tensor:
-    asked = Options(soft_cap=soft_cap or 0.0, **options)
-    return torch.ops.weft.cross_entropy(logits, target, weight, *asked)[0]
+    return torch.ops.weft.cross_entropy(logits, target, weight, *Options(soft_cap=soft_cap or 0.0, **options))[0]
 
 
 def by_kernel(

@@ -39,17 +39,11 @@ FP32 = torch.finfo(torch.float32)
 
 @dataclass
 class RowsCall(Call):
-    """Logits [M, V] with their labels.
-
-    Args:
-        x: the logits.
-        target: [M].
-        weight: [V], of each class, or None.
-    """
+    """Logits [M, V] with their labels."""
 
     x: Tensor
-    target: Tensor
-    weight: Tensor | None
+    target: Tensor  # [M]
+    weight: Tensor | None  # [V], of each class
     options: Options
 
     def __post_init__(self) -> None:
@@ -92,16 +86,11 @@ class RowsCall(Call):
 
 @dataclass
 class LossCall(RowsCall):
-    """The loss, and with ``at_once`` the gradient in the same pass.
-
-    Args:
-        wanted: autograd needs a gradient.
-        inplace: it is written over the logits.
-    """
+    """The loss, and with ``at_once`` the gradient in the same pass."""
 
     at_once: bool = False
-    wanted: bool = False
-    inplace: bool = False
+    wanted: bool = False  # autograd needs a gradient
+    inplace: bool = False  # it is written over the logits
 
     @property
     def dx(self) -> Tensor:

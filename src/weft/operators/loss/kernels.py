@@ -491,8 +491,7 @@ def launch_single_program(c: Any) -> Plan:
     rows = max(min(SINGLE_TILE // bucket(c.v), bucket(c.m)), 1)
     tile = {"LABELS": bucket(c.m), "ROWS": rows, "BLOCK": bucket(c.v)}
     warps = min(max(rows * bucket(c.v) // 512, 4), 16)  # up to 16 logits a thread
-    flags = {**c.flags(GRADIENT=c.at_once), **tile}
-    return Plan(cross_entropy_single_program, (1,), rows_scalars(c), flags, warps)
+    return Plan(cross_entropy_single_program, (1,), rows_scalars(c), {**c.flags(GRADIENT=c.at_once), **tile}, warps)
 
 
 SCALE_PROGRAMS = 4  # for each multiprocessor: few, since they mostly find that there is nothing to do

@@ -41,23 +41,14 @@ MIDDLE = 8  # int4's zero point where none is given
 
 
 class QuantizedWeight(NamedTuple):
-    """A prepared weight [N, K]; make it with :func:`quantize_weight` or :func:`prepare_weight`.
+    """A prepared weight [N, K]; make it with :func:`quantize_weight` or :func:`prepare_weight`."""
 
-    Attributes:
-        words: int32 [N, 64 · blocks], the codes in the prepared layout.
-        scale: [N], or [N, K / group] stored group by group.
-        zero: uint8 [N, K / group] stored likewise, or None.
-        format: ``int8``, ``int4`` or ``fp8``.
-        group: columns that share a scale; 0 where a row does.
-        columns: K.
-    """
-
-    words: Tensor
-    scale: Tensor
-    zero: Tensor | None
-    format: str
-    group: int
-    columns: int
+    words: Tensor  # int32 [N, 64 · blocks], the codes in the prepared layout
+    scale: Tensor  # [N], or [N, K / group] stored group by group
+    zero: Tensor | None  # uint8 [N, K / group] stored likewise
+    format: str  # ``int8``, ``int4`` or ``fp8``
+    group: int  # columns that share a scale; 0 where a row does
+    columns: int  # K
 
     def to(self, device: torch.device | str) -> "QuantizedWeight":
         """Its tensors on a device."""

@@ -117,11 +117,7 @@ configuration = Configurations(__file__, "weight_only_hopper", heuristic, candid
 
 class WeightOnlyPlan:
     """Of x, a weight and a bias. Call it with ``(x, words, scale, zero, bias, y)``: y is row-major [M, N] of x's dtype; any
-    tensor is passed for zero points or a bias that are not there.
-
-    Raises:
-        Declined: as :func:`why_not` says.
-    """
+    tensor is passed for zero points or a bias that are not there. Raises Declined as :func:`why_not` says."""
 
     def __init__(self, x: Tensor, weight: QuantizedWeight, bias: Tensor | None):
         words, scale, zero, format, group, _ = weight
@@ -141,8 +137,7 @@ class WeightOnlyPlan:
         arguments = ", ".join(map(str, (*types, *(str(flag).lower() for flag in flags), *sizes)))
         kernel, threads = f"weight_only_hopper<{arguments}>", 128 * c["DOWN"] * c["ALONG"] + 32
         self.maps = (Maps(x, False, (64, tokens)), Maps(words, False, (LINE // 4, rows)))
-        shared = shared_bytes(c, format, tokens)
-        self.launch = CudaPlan(SOURCE, kernel, (grid, 1), threads, (), c["BLOCKS"], shared)
+        self.launch = CudaPlan(SOURCE, kernel, (grid, 1), threads, (), c["BLOCKS"], shared_bytes(c, format, tokens))
         units = -(-k // columns_of(format, c["LINES"]))
         bias_col = 0 if bias is None else bias.stride(0)
         self.shape = Shape(n, *scale_strides, *zero_strides, bias_col, m, k // group if group else 0, units)

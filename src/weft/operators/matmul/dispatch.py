@@ -43,11 +43,7 @@ def default_precision() -> str:
 
 
 def batch_of(a: Tensor, b: Tensor) -> tuple[int, ...]:
-    """The batch dimensions of the product.
-
-    Raises:
-        RuntimeError: they do not broadcast.
-    """
+    """The batch dimensions of the product. Raises RuntimeError unless they broadcast."""
     return tuple(torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]))
 
 

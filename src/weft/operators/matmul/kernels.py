@@ -177,5 +177,4 @@ def plan(a: Tensor, b: Tensor, precision: str) -> Plan | SplitPlan:
     scalars = (m, n, k, *sizes[1:], *steps[0], *steps[1], *a.stride()[-2:], *b.stride()[-2:])
     known = {"EVEN_K": k % blocks["BLOCK_K"] == 0, "FILLED": k > 0, "PRECISION": precision, "SPLIT": split}
     constants, options = {**blocks, **known}, (config["num_warps"], config["num_stages"])
-    products = Plan(matmul_tiled, (tiles, split), scalars, constants, *options)
-    return in_parts(products, split, matrices * m * n)
+    return in_parts(Plan(matmul_tiled, (tiles, split), scalars, constants, *options), split, matrices * m * n)

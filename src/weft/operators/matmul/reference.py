@@ -67,8 +67,7 @@ def cost(w: Workload, direction: str) -> Cost:
     of_a, of_b = (math.prod(batch) for batch in batches(w))
     read, made = of_a * m * k + of_b * k * n, count * m * n
     unit = "tf32" if w.dtype == "fp32" and w.option("precision") in ("tf32", "tf32x3") else w.dtype
-    products = {"tf32x3": 3}.get(w.option("precision"), 1)
-    flops = 2.0 * count * m * n * k * products
+    flops = 2.0 * count * m * n * k * {"tf32x3": 3}.get(w.option("precision"), 1)
     if direction == "forward":
         return Cost(read * size, made * size, {unit: flops})
     return Cost((read + made) * size, read * size, {unit: 2 * flops})

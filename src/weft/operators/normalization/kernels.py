@@ -313,8 +313,7 @@ def gradient_rows_launch(c: Any) -> SummedPlan:
     config = backward_configuration(c.x.device, c.x.dtype, bucket(n))
     programs = min(triton.cdiv(m, config["ROWS"]), multiprocessors(c.x.device) * config["PROGRAMS"])
     tile = {"ROWS": config["ROWS"], "BLOCK": bucket(n), **c.config.flags, "MORE": c.added}
-    scalars = (m, n, *x_s, *dy_s, *more_s, *dx_s, c.eps)
-    rows = Plan(gradient_rows, (programs,), scalars, tile, config["num_warps"])
+    rows = Plan(gradient_rows, (programs,), (m, n, *x_s, *dy_s, *more_s, *dx_s, c.eps), tile, config["num_warps"])
     return SummedPlan(rows, programs, n, c.sums)
 
 
@@ -327,8 +326,7 @@ def gradient_columns_launch(c: Any) -> SummedPlan:
     strips = triton.cdiv(m, strip)
     tile = {"STRIP": strip, "ROWS": config["ROWS"], "BLOCK": config["BLOCK"], **flags, "MORE": c.added}
     grid = (triton.cdiv(n, config["BLOCK"]), strips)
-    scalars = (m, n, *x_s, *dy_s, *more_s, *dx_s)
-    columns = Plan(gradient_columns, grid, scalars, tile, config["num_warps"])
+    columns = Plan(gradient_columns, grid, (m, n, *x_s, *dy_s, *more_s, *dx_s), tile, config["num_warps"])
 
     def launch(
         x: Tensor, dy: Tensor, more: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor, *written: Tensor

@@ -191,23 +191,16 @@ def dequantize_function(
 
 @dataclass(frozen=True)
 class RoundTripError:
-    """Of ``dequantize(*quantize(x))`` against x, over the elements that are finite in both.
+    """Of ``dequantize(*quantize(x))`` against x, over the elements that are finite in both."""
 
-    Args:
-        relative_rms: root mean square of the error over that of x.
-        largest: the largest error, in x's units.
-        snr_db: 20 log10 of 1 / relative_rms: signal to noise in decibels; infinite where nothing is lost.
-        saturated: share of elements whose nearest value is beyond the format's largest (none with scales of absmax).
-        zeros: share of elements that are not 0 and become 0.
-        bits: of values and scales, over the number of elements.
-    """
-
-    relative_rms: float
-    largest: float
-    snr_db: float
-    saturated: float
-    zeros: float
-    bits: float
+    relative_rms: float  # root mean square of the error over that of x
+    largest: float  # the largest error, in x's units
+    snr_db: float  # 20 log10 of 1 / relative_rms: signal to noise in decibels; infinite where nothing is lost
+    saturated: (
+        float  # share of elements whose nearest value is beyond the format's largest (none with scales of absmax)
+    )
+    zeros: float  # share of elements that are not 0 and become 0
+    bits: float  # of values and scales, over the number of elements
 
 
 def round_trip_error(x: Tensor, format: str, granularity: str = "row", **options: Any) -> RoundTripError:

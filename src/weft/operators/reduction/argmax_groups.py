@@ -240,11 +240,7 @@ def argmax_tiling(
 
 
 class ArgmaxPlan:
-    """The launches of argmax: call with ``(x, out)``, out int64.
-
-    Args:
-        total: the results of the view's rows are joined too.
-    """
+    """The launches of argmax: call with ``(x, out)``, out int64. ``total``: the results of the view's rows are joined too."""
 
     def __init__(self, v: AxisView, device: torch.device, dtype: torch.dtype, *, total: bool = False):
         self.launches: list[Plan] = []

@@ -29,22 +29,14 @@ LARGE = 2**20  # elements; of fewer, launching is what counts, and Triton's plan
 
 @dataclass(frozen=True, eq=False)
 class Reduction:
-    """One of the six operators.
-
-    Args:
-        reference: in PyTorch, ``(x, dim, keepdim, order)``; order is that of a norm.
-        formula: of an order; None where no kernel has it. None at all for argmax.
-        mean: results are divided by the number of elements.
-        empty: a reduction of no elements has a result.
-        wide_in_autocast: PyTorch gives fp32 under autocast.
-    """
+    """One of the six operators."""
 
     name: str
-    reference: Callable[..., Tensor]
-    formula: Callable[[float], Formula | None] | None
-    mean: bool = False
-    empty: bool = False
-    wide_in_autocast: bool = False
+    reference: Callable[..., Tensor]  # in PyTorch, (x, dim, keepdim, order); order is that of a norm
+    formula: Callable[[float], Formula | None] | None  # of an order; None where no kernel has it, and at all for argmax
+    mean: bool = False  # results are divided by the number of elements
+    empty: bool = False  # a reduction of no elements has a result
+    wide_in_autocast: bool = False  # PyTorch gives fp32 under autocast
 
     def check(self, x: Tensor, dim: int | None, keepdim: bool) -> int | None:
         """``dim`` from the front. Raises TypeError or ValueError."""
@@ -61,22 +53,16 @@ class Reduction:
 
 @dataclass
 class ReductionCall(Call):
-    """What conditions and launches look at.
-
-    Args:
-        wide: autocast asks for a result in fp32.
-        gradient: a gradient is wanted, so that an extremum saves which elements equal it.
-        dy: the result's gradient, for a launch of the gradient.
-    """
+    """What conditions and launches look at."""
 
     x: Tensor
     op: Reduction
     dim: int | None
     keepdim: bool
     order: float
-    wide: bool = False
-    gradient: bool = True
-    dy: Any = None
+    wide: bool = False  # autocast asks for a result in fp32
+    gradient: bool = True  # one is wanted, so that an extremum saves which elements equal it
+    dy: Any = None  # the result's gradient, for a launch of the gradient
 
     def __post_init__(self) -> None:
         self.dim = self.op.check(self.x, self.dim, self.keepdim)
@@ -241,8 +227,7 @@ def short_rows_launch(c: ReductionCall) -> ForwardPlan:
     f = c.formula
     names = ", ".join(part.fn.__name__ for part in (f.map, f.join[0], f.finish))  # of structs in short_rows.cu
     kernel = f"reduce_short_rows<{{}}, {names}, {THREADS}>"
-    launch = rows_plan(c, c.view, "short_rows.cu", kernel, ctypes.c_float(c.divisor))
-    return ForwardPlan(launch, c.shape, c.dtype)
+    return ForwardPlan(rows_plan(c, c.view, "short_rows.cu", kernel, ctypes.c_float(c.divisor)), c.shape, c.dtype)
 
 
 def short_rows_mask_unsupported(c: ReductionCall) -> str:

@@ -384,27 +384,17 @@ SUM, LARGEST = (plus, sum_of_tile), (larger, largest_of_tile)
 
 @dataclass(frozen=True)
 class Formula:
-    """What a reduction computes; ``map``, ``join``, ``finish``, ``gradient`` and ``tie`` are Triton functions.
+    """What a reduction computes; ``map``, ``join``, ``finish``, ``gradient`` and ``tie`` are Triton functions."""
 
-    Args:
-        map, join, finish: an element's contribution, the join of two and of a tile, the result of the total.
-        neutral: what joins without effect.
-        other: the value of x that does not change the result.
-        compared: map takes the result of an earlier reduction too.
-        extremum: the gradient needs to know which elements equal the result, and nothing else of x.
-        gradient: ``(x, y, dy, ties) -> dx``, where it needs x.
-        tie: ``(x, y) -> 1`` for the elements that share a gradient; None where each has its own.
-    """
-
-    map: Any
-    join: tuple[Any, Any]
-    finish: Any = as_is
-    neutral: float = 0.0
-    other: float = 0.0
-    compared: bool = False
-    extremum: bool = False
-    gradient: Any = None
-    tie: Any = None
+    map: Any  # an element's contribution
+    join: tuple[Any, Any]  # of two, and of a tile
+    finish: Any = as_is  # the result of the total
+    neutral: float = 0.0  # what joins without effect
+    other: float = 0.0  # the value of x that does not change the result
+    compared: bool = False  # map takes the result of an earlier reduction too
+    extremum: bool = False  # the gradient needs to know which elements equal the result, and nothing else of x
+    gradient: Any = None  # (x, y, dy, ties) -> dx, where it needs x
+    tie: Any = None  # (x, y) -> 1 for the elements that share a gradient; None where each has its own
 
     @property
     def of_partials(self) -> "Formula":
@@ -441,10 +431,8 @@ class ReducePlan:
     """The launches of one reduction: call with ``(x, out)``.
 
     A first launch writes a partial result for each part of N, in fp32; others join them until one is left. Nothing is
-    added by atomics, so the order, and every bit of the result, is the same each time.
-
-    Args:
-        total: the results of the view's rows are joined too.
+    added by atomics, so the order, and every bit of the result, is the same each time. ``total``: the results of the view's
+    rows are joined too.
     """
 
     def __init__(
@@ -497,11 +485,8 @@ def gradient_tiling(v: AxisView, device: torch.device, dtype: torch.dtype) -> Ti
 
 
 class Spans:
-    """N in spans of ``length`` elements, ``count`` of them, of which each has a partial result.
-
-    Args:
-        total: there is one result for all rows of the view.
-    """
+    """N in spans of ``length`` elements, ``count`` of them, of which each has a partial result. ``total``: there is one result
+    for all rows of the view."""
 
     def __init__(self, v: AxisView, device: torch.device, dtype: torch.dtype, *, total: bool):
         t, whole = gradient_tiling(v, device, dtype), tiling(v, device, dtype)

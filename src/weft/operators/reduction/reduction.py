@@ -136,11 +136,8 @@ def without_order(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def implement(op: Reduction, operator: Operator, call: Callable[..., Any] = without_order) -> None:
-    """Registers the implementations of an operator and how it chooses.
-
-    Args:
-        call: ``(function of (x, dim, keepdim, order)) -> function of the operator's arguments``.
-    """
+    """Registers the implementations of an operator and how it chooses. ``call`` makes of a function of ``(x, dim, keepdim,
+    order)`` one of the operator's arguments."""
 
     def choice(*args: Any, direction: str = "forward", **named: Any) -> Choice:
         return call(lambda *how: _choose(op, direction, *how))(*args, **named)
@@ -189,13 +186,8 @@ def define(
     more: Sequence[Workload] = (), options: dict[str, Sequence[Any]] | None = None,
     make_inputs: Callable[..., dict[str, Any]] = inputs,
 ) -> dict[str, Any]:  # fmt: skip
-    """The fields of an ``Operator`` over [M, N].
-
-    Args:
-        reference: with the operator's arguments, where they are not ``(x, dim, keepdim)``.
-        flops: of an element.
-        more: further workloads to verify.
-    """
+    """The fields of an ``Operator`` over [M, N]: ``reference`` where the arguments are not ``(x, dim, keepdim)``, ``flops`` of
+    an element, ``more`` workloads to verify."""
     reference = reference or op.reference
     formula = op.formula and op.formula(2.0)
     saves_mask = formula is not None and formula.extremum

@@ -76,20 +76,13 @@ def rings(sm: int, shapes: Iterable[tuple[int, ...]]) -> Iterable[Config]:
 @dataclass(frozen=True)
 class RowsKernel:
     """What scans rows of one formula (``scan.cu``): rows in registers, so many BYTES a thread and at least so many THREADS a
-    block, or longer rows in a ring of tiles, whose configuration is the kernel's template arguments.
+    block, or longer rows in a ring of tiles, whose configuration is the kernel's template arguments."""
 
-    Args:
-        type: the C++ type that computes it, ``{}`` for an element's.
-        held: bytes of a row that a thread holds, of 32 and of 16 bits an element; and before sm_90.
-        rings: likewise.
-        short: bytes of rows that blocks of 128 threads take.
-    """
-
-    type: str
-    held: tuple[int, int] = (128, 128)
+    type: str  # the C++ type that computes it, ``{}`` for an element's
+    held: tuple[int, int] = (128, 128)  # bytes of a row that a thread holds, of 32 and of 16 bits an element
     held_before_sm_90: int = 128
-    rings: tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]] = (RINGS, RINGS)
-    short: int = 2**17
+    rings: tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]] = (RINGS, RINGS)  # likewise
+    short: int = 2**17  # bytes of rows that blocks of 128 threads take
 
     def heuristic(self, sm: int, dtype: torch.dtype, n: int) -> Config:
         """Rows of up to 512 KiB in registers; longer ones in the first ring that fits, 128 KiB in flight."""
@@ -115,19 +108,12 @@ class RowsKernel:
 @dataclass(frozen=True)
 class ColumnsKernel:
     """What scans columns of one formula. ACROSS vectors of 16 bytes side by side in a block, at most; ROWS of a thread in a
-    step; THREADS of a block.
+    step; THREADS of a block."""
 
-    Args:
-        source: its file.
-        name: with its first template arguments, ``{}`` for an element.
-        across: vectors of 16 bytes side by side in a block, of 32 and of 16 bits an element.
-        held: bytes of x that a thread has in a step, likewise.
-    """
-
-    source: str
-    name: str
-    across: tuple[int, int] = (16, 16)
-    held: tuple[int, int] = (128, 128)
+    source: str  # its file
+    name: str  # with its first template arguments, ``{}`` for an element
+    across: tuple[int, int] = (16, 16)  # vectors of 16 bytes side by side in a block, of 32 and of 16 bits an element
+    held: tuple[int, int] = (128, 128)  # bytes of x that a thread has in a step, likewise
 
     def heuristic(self, sm: int, dtype: torch.dtype, n: int) -> Config:
         """At 512 threads 32 or 64 KiB in flight to a multiprocessor."""
@@ -467,12 +453,8 @@ def columns_unsupported(c: ScanCall) -> str:
 
 class Walk:
     """How blocks walk down the columns of [M, N, K]: ``across`` vectors of 16 bytes side by side in a block, ``rows`` of a
-    thread in a step, ``parts`` of N with ``each`` rows.
-
-    Args:
-        resident: threads at a time on a multiprocessor.
-        cut: N may be cut into parts, for more blocks.
-    """
+    thread in a step, ``parts`` of N with ``each`` rows. ``resident``: threads at a time on a multiprocessor; ``cut``: N may be
+    cut into parts, for more blocks."""
 
     def __init__(self, v: AxisView, x: Tensor, config: Config, resident: int, *, cut: bool = True):
         vectors = v.K * x.element_size() // 16

@@ -472,11 +472,8 @@ class Formula:
 
 
 class Tiling:
-    """Tiles [rows, reach, cols] that walk along N, of which each program takes ``chunk``.
-
-    Args:
-        cut: N may be cut into parts, so that there are programs enough.
-    """
+    """Tiles [rows, reach, cols] that walk along N, of which each program takes ``chunk``. ``cut``: N may be cut into parts, so
+    that there are programs enough."""
 
     def __init__(self, v: AxisView, config: Config, device: torch.device, *, cut: bool):
         most = min(config["TILE"], 256) if INTERPRETING else config["TILE"]
@@ -509,20 +506,13 @@ def carry_products_launch(v: AxisView, parts: int, reverse: bool = False) -> Pla
 @dataclass
 class ScanInParts:
     """A scan: call with ``(x, y)``. One launch, or three where M and K alone give too few programs: what each part of N comes
-    to, what comes before each, and the parts, which read x a second time.
+    to, what comes before each, and the parts, which read x a second time."""
 
-    Args:
-        shape: M, parts of N, K.
-        scan, totals: ``(x, carry, y, totals)``.
-        carries: ``(totals, carry)``, where there are several parts.
-        scaled: totals are products beside powers of two.
-    """
-
-    shape: tuple[int, int, int]
-    scan: Any
-    totals: Any
-    carries: Any
-    scaled: bool
+    shape: tuple[int, int, int]  # M, parts of N, K
+    scan: Any  # (x, carry, y, totals)
+    totals: Any  # the same
+    carries: Any  # (totals, carry), where there are several parts
+    scaled: bool  # totals are products beside powers of two
 
     def __call__(self, x: Tensor, y: Tensor) -> None:
         carry = totals = x
@@ -537,18 +527,12 @@ class ScanInParts:
 @dataclass
 class GradientInParts:
     """A gradient: call with ``(x, y, dy, dx)``. One launch, or three where N is cut into parts: the step of the recurrence
-    that each part comes to, what these carry to each part, and the parts.
+    that each part comes to, what these carry to each part, and the parts."""
 
-    Args:
-        shape: M, parts of N, K.
-        gradient, totals: ``(x, y, dy, carry, totals, scales, dx)``.
-        carries: ``(totals, scales, carry)``.
-    """
-
-    shape: tuple[int, int, int]
-    gradient: Any
-    totals: Any
-    carries: Plan
+    shape: tuple[int, int, int]  # M, parts of N, K
+    gradient: Any  # (x, y, dy, carry, totals, scales, dx)
+    totals: Any  # the same
+    carries: Plan  # (totals, scales, carry)
 
     @classmethod
     def of(cls, m: int, parts: int, k: int, launch: Callable[[str], Any], *, reverse: bool) -> "GradientInParts":
@@ -559,8 +543,7 @@ class GradientInParts:
     def __call__(self, x: Tensor, y: Tensor, dy: Tensor, dx: Tensor) -> None:
         carry = totals = scales = x
         if self.shape[1] > 1:
-            every = torch.empty((3, *self.shape), dtype=torch.float32, device=x.device)
-            totals, scales, carry = every.unbind(0)
+            totals, scales, carry = torch.empty((3, *self.shape), dtype=torch.float32, device=x.device).unbind(0)
             self.totals(x, y, dy, carry, totals, scales, dx)
             self.carries(totals, scales, carry)
         self.gradient(x, y, dy, carry, totals, scales, dx)
@@ -609,5 +592,4 @@ def tiles_plan(
     elif t.parts > 1:
         between = AxisView(v.M, t.parts, v.K, t.parts * v.K, v.K, 1)
         carries = tiles_plan(between, between, config, x, formula, 1, reverse, cut=False)
-    shape = (v.M, t.parts, v.K)
-    return ScanInParts(shape, launch(carried=t.parts > 1), launch(totals=True), carries, formula.scaled)
+    return ScanInParts((v.M, t.parts, v.K), launch(carried=t.parts > 1), launch(totals=True), carries, formula.scaled)

@@ -43,8 +43,7 @@ def _backward_scale(arguments: dict[str, Any], gradients: list[Tensor]) -> list[
 def _of_tile_maximum(x: Tensor, dim: int = -1, exclusive: bool = False, reverse: bool = False) -> Tensor:
     """Relative to the largest of the row, below which small terms vanish."""
     base = x.amax(dim, keepdim=True) + 80 if x.numel() else x
-    summed = torch.cumsum((x - base).exp(), dim)
-    return (summed.log() + base).to(x.dtype)
+    return (torch.cumsum((x - base).exp(), dim).log() + base).to(x.dtype)
 
 
 def _no_maximum(dy: Tensor, x: Tensor, dim: int, exclusive: bool, reverse: bool) -> tuple[Tensor, ...]:

@@ -57,8 +57,7 @@ def _by_kernel(op: Scan, name: str) -> Callable[..., Tensor]:
         if x.ndim == 0 or not x.numel():
             return op.reference(x, dim, exclusive, reverse)
         how, dtype = (dim, exclusive, reverse), _dtype(op, x)
-        plan = forward.of((x,), op, *how, dtype)
-        return differentiable(Function, x, plan, op, how, dtype, forward, backward)
+        return differentiable(Function, x, forward.of((x,), op, *how, dtype), op, how, dtype, forward, backward)
 
     return run
 
@@ -107,11 +106,8 @@ class Function(KernelFunction):
 
 
 def implement(op: Scan, defined: Operator, compiled: tuple[str, ...] = ()) -> None:
-    """Registers the implementations of an operator and how it chooses.
-
-    Args:
-        compiled: the directions that ``torch.compile`` has; all when empty.
-    """
+    """Registers the implementations of an operator and how it chooses. ``compiled`` are the directions that ``torch.compile``
+    has, all when empty."""
 
     def choice(
         x: Tensor, dim: int = -1, exclusive: bool = False, reverse: bool = False, direction: str = "forward"
@@ -126,8 +122,7 @@ def implement(op: Scan, defined: Operator, compiled: tuple[str, ...] = ()) -> No
     defined.implementation("triton", arch=">=sm_80")(_by_kernel(op, "triton"))
     defined.implementation("cuda", arch=">=sm_80", devices=("cuda",))(_by_kernel(op, "cuda"))
     defined.implementation("torch")(op.reference)
-    peer = defined.implementation("torch.compile", devices=("cuda",), directions=compiled)
-    peer(peers.Compiled(op.reference))
+    defined.implementation("torch.compile", devices=("cuda",), directions=compiled)(peers.Compiled(op.reference))
 
 
 # ---- the definition --------------------------------------------------------------------------------------------------
@@ -150,12 +145,7 @@ def define(
     make_inputs: Callable[..., dict[str, Any]] = inputs, more: Sequence[Workload] = (), wrong: Sequence[Mutant] = (),
     gradient_wrong: Sequence[Mutant] = (),
 ) -> dict[str, Any]:  # fmt: skip
-    """The fields of an ``Operator`` over [M, N].
-
-    Args:
-        flops, special_ops: of an element.
-        more: further workloads to verify.
-    """
+    """The fields of an ``Operator`` over [M, N]: ``flops`` and ``special_ops`` of an element, ``more`` workloads to verify."""
     reference = op.reference
 
     def cost(w: Workload, direction: str) -> Cost:

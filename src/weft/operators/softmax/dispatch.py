@@ -255,19 +255,12 @@ def mask_levels(mask: Tensor) -> tuple[int, ...] | None:
 
 @dataclass
 class MaskedCall(RowCall):
-    """softmax(scale * x + mask) over the last dimension.
+    """softmax(scale * x + mask) over the last dimension."""
 
-    Args:
-        x: [..., S, T] with a causal mask, else [..., N].
-        mask: broadcastable to x; x itself where there is none (``kind`` CAUSAL or NONE).
-        scale: a number that fp32 can hold.
-        kind: CAUSAL, NONE, BOOLEAN or ADDITIVE.
-    """
-
-    x: Tensor
-    mask: Tensor
-    scale: float
-    kind: str
+    x: Tensor  # [..., S, T] with a causal mask, else [..., N]
+    mask: Tensor  # broadcastable to x; x itself where there is none (CAUSAL or NONE)
+    scale: float  # that fp32 can hold
+    kind: str  # CAUSAL, NONE, BOOLEAN or ADDITIVE
 
     triton = kernels.masked_softmax_rows, kernels.masked_softmax_long_rows
     name = "masked"
@@ -426,8 +419,7 @@ def launch_masked_rows(c: MaskedCall) -> CudaPlan:
 
 def launch_causal_backward(c: GradientCall) -> CudaPlan:
     config = masked_rows_backward_configuration(c.x.device, c.x.dtype, bucket(c.n))
-    strides = map(ctypes.c_longlong, c.row_strides)
-    scalars = (*map(ctypes.c_uint, (c.m, c.n, c.s)), *strides, ctypes.c_float(c.scale))
+    scalars = (*map(ctypes.c_uint, (c.m, c.n, c.s)), *map(ctypes.c_longlong, c.row_strides), ctypes.c_float(c.scale))
     kernel = f"causal_softmax_backward<{CTYPES[c.x.dtype]}, {config['THREADS']}, {config['EACH']}>"
     return masked_rows_plan(kernel, config["THREADS"], c.m, scalars)
 

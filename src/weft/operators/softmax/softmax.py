@@ -96,8 +96,7 @@ class RowSoftmax:
         # Chosen while tracing, when alignment is not known: what runs is what the table says of the tensors at hand.
         @torch.library.custom_op(f"weft::{name}_cluster", mutates_args=())
         def by_cluster(x: Tensor, dim: int) -> Tensor:
-            plan = FORWARD.of((x,), dim, logs)
-            return reference(x, dim) if plan is None else launch_forward(FORWARD, x, dim, logs)
+            return reference(x, dim) if FORWARD.of((x,), dim, logs) is None else launch_forward(FORWARD, x, dim, logs)
 
         @torch.library.custom_op(f"weft::{name}_cluster_backward", mutates_args=())
         def by_cluster_backward(y: Tensor, dy: Tensor, dim: int) -> Tensor:
@@ -208,11 +207,8 @@ WIDTHS = (256, 1024, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
 def definition(
     name: str, reference: Any, tolerance: dict[str, Tolerance], wrong: list[Mutant], sets: dict[str, Any], logs: bool
 ) -> dict[str, Any]:
-    """The arguments of ``Operator`` for softmax, or with ``logs`` for log-softmax.
-
-    Args:
-        wrong, sets: mutants and sets of workloads that only this operator has.
-    """
+    """The arguments of ``Operator`` for softmax, or with ``logs`` for log-softmax. ``wrong`` and ``sets`` are the mutants and
+    the sets of workloads that only this operator has."""
 
     def in_fp32(change: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return lambda x, dim=-1: change(x.float(), dim).to(x.dtype)

@@ -72,8 +72,7 @@ def unit_of(views: Iterable[View], groups: int) -> dict[str, int]:
     if all(v.s == 1 for v in views):
         return {"UNIT": math.gcd(16, views[0].S, *(v.b for v in views), *(v.c for v in views)), "DENSE": 2}
     if all(v.c == 1 for v in views):
-        unit = math.gcd(16, views[0].C // groups, *(v.b for v in views), *(v.s for v in views))
-        return {"UNIT": unit, "DENSE": 1}
+        return {"UNIT": math.gcd(16, views[0].C // groups, *(v.b for v in views), *(v.s for v in views)), "DENSE": 1}
     return {"UNIT": 1, "DENSE": 0}
 
 
@@ -196,14 +195,8 @@ backward_configuration = _configured("backward", 2, HELD_BACKWARD)
 
 
 class Groups:
-    """Groups over programs.
-
-    Args:
-        x: the tensor.
-        groups: of each batch entry.
-        configuration: measured, of tiles that a program holds or of parts that are streamed.
-        held: elements up to which a tile may be.
-    """
+    """Groups over programs: ``groups`` of each batch entry of x. The configuration is of tiles that a program holds, of up to
+    ``held`` elements, or of parts that are streamed."""
 
     def __init__(self, x: Tensor, groups: int, configuration: Configurations, held: int):
         (v,) = views_of(x)
@@ -265,8 +258,7 @@ def strides_of(*views: View) -> tuple[int, ...]:
 def _forward_arguments(c: GroupNormCall) -> tuple[tuple[int | float, ...], dict[str, Any]]:
     """Scalars and flags that both forward kernels take last."""
     v, y = views_of(c.x, like(c.x))
-    affine = (0 if t is None else t.stride(0) for t in (c.weight, c.bias))
-    scalars = (*strides_of(v, y), *affine, c.eps)
+    scalars = (*strides_of(v, y), *(0 if t is None else t.stride(0) for t in (c.weight, c.bias)), c.eps)
     flags = {"WEIGHTED": c.weight is not None, "BIASED": c.bias is not None, "SAVED": c.saved}
     return scalars, {**flags, **unit_of((v, y), c.groups)}
 

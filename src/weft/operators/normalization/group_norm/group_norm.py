@@ -288,8 +288,7 @@ class GroupNorm(KernelFunction):
         groups, wanted = ctx.num_groups, ctx.needs_input_grad[1:]
         if torch.is_grad_enabled():  # a gradient of the gradient is wanted
             call = (x, groups, weight, bias, ctx.eps)
-            gradients = reference_gradients(lambda x, *rest: reference(x.to(dy.dtype), *rest), call, wanted, (dy,))
-            return None, *gradients
+            return None, *reference_gradients(lambda x, *rest: reference(x.to(dy.dtype), *rest), call, wanted, (dy,))
         summed = wanted[2] or wanted[3]
         dx = torch.empty_like(x)
         like = weight if weight is not None else bias if bias is not None else x
