@@ -81,13 +81,8 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     seed = drawn_seed(w, g)
     if w.option("seed") == "tensor":
         seed = torch.full((1,), seed, dtype=torch.int64, device=device)
-    return {
-        "x": x,
-        "p": w.option("p", 50) / 100,
-        "seed": seed,
-        "offset": w.option("offset", 0),
-        "training": w.option("training", True),
-    }
+    offset, training = w.option("offset", 0), w.option("training", True)
+    return {"x": x, "p": w.option("p", 50) / 100, "seed": seed, "offset": offset, "training": training}
 
 
 def cost(w: Workload, direction: str) -> Cost:

@@ -26,6 +26,7 @@ from weft.operators.linear.dispatch import (
     hopper_unsupported,
 )
 from weft.operators.linear.reference import MUTANTS, OPTIONS, WORKLOADS, composed, cost, gated, inputs, reference
+from weft.operators.matmul.dispatch import OF_QUACK
 
 linear = Operator(
     name="linear",
@@ -80,17 +81,14 @@ def quack(
 
     if x.dtype == torch.float32 or x.ndim != 2 or any(n % 8 for n in (*x.shape, *weight.shape)):
         raise Declined("QuACK's takes matrices of 16-bit floats whose sizes are multiples of 8")
-    y: Tensor
     if activation is None and residual is not None:
-        y = gemm_add(x, weight.t(), residual, bias=bias, tuned=False)
-        return y
+        return gemm_add(x, weight.t(), residual, bias=bias, tuned=False)
     if residual is not None or activation not in (None, *QUACK):
         raise Declined("QuACK has no residual after an activation, and of gelu the tanh form")
     how: dict[str, Any] = {"bias": bias, "activation": None if activation is None else QUACK[activation]}
     if activations.of(activation).gated:
         how["concat_layout"] = ("B",) if bias is None else ("B", "bias")
-    y = gemm_act(x, weight.t(), **how, store_preact=False, tuned=False)[1]
-    return y
+    return gemm_act(x, weight.t(), **how, store_preact=False, tuned=False)[1]
 
 
 linear.implementation("triton", arch=">=sm_80")(functools.partial(by_kernel, "triton"))
@@ -98,9 +96,7 @@ linear.implementation("cuda", **ON_HOPPER)(functools.partial(by_kernel, "cuda"))
 linear.implementation("torch")(composed)
 linear.implementation("torch.compile", devices=("cuda",))(peers.Compiled(composed))
 linear.implementation("cublaslt", devices=("cuda",), directions=("forward",))(cublaslt)
-linear.implementation(
-    "quack", requires="quack-kernels", devices=("cuda",), dtypes=("bf16", "fp16"), directions=("forward",)
-)(quack)
+linear.implementation("quack", **OF_QUACK, directions=("forward",))(quack)
 
 
 @linear.choice

@@ -185,10 +185,8 @@ def quack(logits: Tensor, target: Tensor, *, weight: Tensor | None = None, **opt
     o = Options(**options)
     if o.label_smoothing or o.z_loss or o.soft_cap:
         raise Declined("QuACK's cross entropy has no label smoothing, z-loss or soft cap")
-    loss: Tensor = quack_cross_entropy(
-        logits, target, weight=weight, ignore_index=o.ignore_index, reduction=o.reduction
-    )
-    return loss.to(logits.dtype)
+    how = {"weight": weight, "ignore_index": o.ignore_index, "reduction": o.reduction}
+    return quack_cross_entropy(logits, target, **how).to(logits.dtype)
 
 
 def cost(w: Workload, direction: str) -> Cost:

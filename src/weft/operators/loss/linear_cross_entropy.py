@@ -316,8 +316,7 @@ def liger(
 
     o = Options(**options)
     call = (bias, class_weight, o.ignore_index, o.z_loss, o.label_smoothing, o.reduction, o.soft_cap)
-    loss: Tensor = LigerFusedLinearCrossEntropyFunction.apply(x, weight, target, *call)[0]
-    return loss.to(x.dtype)
+    return LigerFusedLinearCrossEntropyFunction.apply(x, weight, target, *call)[0].to(x.dtype)
 
 
 def quack(
@@ -333,10 +332,8 @@ def quack(
         raise Declined("QuACK's has no bias, class weights, label smoothing, z-loss, soft cap or reduction 'none'")
     if x.dtype == torch.float32 or any(n % 8 for n in (*x.shape, weight.shape[0])):
         raise Declined("QuACK's takes 16-bit inputs whose sizes are multiples of 8")
-    loss: Tensor = chunked_linear_cross_entropy(
-        x, weight, target, ignore_index=o.ignore_index, reduction=o.reduction, tuned=False
-    )
-    return loss.to(x.dtype)
+    how = {"ignore_index": o.ignore_index, "reduction": o.reduction, "tuned": False}
+    return chunked_linear_cross_entropy(x, weight, target, **how).to(x.dtype)
 
 
 def cost(w: Workload, direction: str) -> Cost:

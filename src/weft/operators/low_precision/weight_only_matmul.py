@@ -226,11 +226,9 @@ def tinygemm(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> 
 
     def make() -> tuple[Tensor, Tensor]:
         codes, scale = quantized_weight.unpack_weight(weight), weight.scale.to(x.dtype)
-        offset = (
-            torch.zeros_like(scale)
-            if weight.zero is None
-            else (quantized_weight.MIDDLE - weight.zero.to(x.dtype)) * scale
-        )
+        offset = torch.zeros_like(scale)
+        if weight.zero is not None:
+            offset = (quantized_weight.MIDDLE - weight.zero.to(x.dtype)) * scale
         packed = torch._convert_weight_to_int4pack(codes[:, ::2] << 4 | codes[:, 1::2], 8)
         return packed, torch.stack((scale.t(), offset.t()), 2).contiguous()
 

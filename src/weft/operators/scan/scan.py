@@ -25,6 +25,7 @@ from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 from weft.operators.scan.dispatch import BACKWARD, FORWARD, Scan
 
 LARGE = 2**28
+BOTH = (True, False)
 
 
 # ---- the call: what follows is always (x, dim, exclusive, reverse) ---------------------------------------------------
@@ -196,11 +197,7 @@ def define(
                 workload(M=3, N=5000),
                 *(workload(M=2, N=n, exclusive=e, reverse=e) for n in (2**15, 2**15 - 7) for e in (True, False)),
                 workload(M=3000, N=40, dim=0),
-                *(
-                    workload(M=2**13, N=136, dim=0, exclusive=e, reverse=r)
-                    for e in (True, False)
-                    for r in (True, False)
-                ),
+                *(workload(M=2**13, N=136, dim=0, exclusive=e, reverse=r) for e in BOTH for r in BOTH),
                 *(workload(M=3, N=n, exclusive=e, reverse=True) for n in (8, 520, 40008) for e in (True, False)),
             ],
             "bench": [

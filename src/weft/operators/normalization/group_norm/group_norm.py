@@ -47,9 +47,8 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     if height and s % height:
         raise ValueError(f"workload '{w}' of '{NAME}': height is {height}; expected a divisor of S")
     shape = (b, c) if w.option("flat", False) and s == 1 else (b, c, height, s // height) if height else (b, c, s)
-    x = random_tensor(
-        g, shape, w.dtype, device, layout=w.option("layout", "contiguous"), values=w.option("values", "normal")
-    )
+    layout, values = w.option("layout", "contiguous"), w.option("values", "normal")
+    x = random_tensor(g, shape, w.dtype, device, layout=layout, values=values)
     if w.option("offset", 0):
         x += w.option("offset", 0)
 
@@ -400,5 +399,4 @@ def group_norm_function(
             return y
     if choose(x, num_groups, weight, bias, eps).implementation == "torch":
         return reference(x, num_groups, weight, bias, eps)
-    y = differentiable(GroupNorm, (FORWARD, BACKWARD), x, num_groups, weight, bias, eps)
-    return y
+    return differentiable(GroupNorm, (FORWARD, BACKWARD), x, num_groups, weight, bias, eps)
