@@ -6,11 +6,12 @@ kept on disk for other processes (``weft.disk_cache``). As for Triton, the same 
 """
 
 import ctypes
+import dataclasses
 import functools
 import hashlib
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,17 @@ class CudaPlan:
     cluster: int = 1
     shared_bytes: int = 0
     _ready: Any = field(default=None, repr=False)
+    _of_addresses: dict[Any, "CudaPlan"] = field(default_factory=dict, init=False, repr=False)
+
+    def at(self, scalars: Callable[..., Sequence[Any]], *arguments: Any) -> "CudaPlan":
+        """This launch with ``scalars(*arguments)``, which hold the addresses of the tensors among them, as tensor maps do; made
+        once for each combination."""
+        key = tuple([a.data_ptr() if isinstance(a, torch.Tensor) else a for a in arguments])
+        if (found := self._of_addresses.get(key)) is None:
+            if len(self._of_addresses) >= 256:
+                self._of_addresses.clear()
+            found = self._of_addresses[key] = dataclasses.replace(self, scalars=scalars(*arguments))
+        return found
 
     def __call__(self, *tensors: torch.Tensor) -> None:
         if request := compile_request():

@@ -7,7 +7,6 @@ STAGES of them are in flight or being read.
 """
 
 import ctypes
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -141,17 +140,9 @@ class WeightOnlyPlan:
         units = -(-k // columns_of(format, c["LINES"]))
         bias_col = 0 if bias is None else bias.stride(0)
         self.shape = Shape(n, *scale_strides, *zero_strides, bias_col, m, k // group if group else 0, units)
-        self.known: dict[tuple[int, int], CudaPlan] = {}
 
     def __call__(self, x: Tensor, words: Tensor, scale: Tensor, zero: Tensor, bias: Tensor, y: Tensor) -> None:
-        launch = self.launch
-        if y.is_cuda and y.numel():
-            key = (x.data_ptr(), words.data_ptr())
-            if (found := self.known.get(key)) is None:
-                if len(self.known) >= 256:
-                    self.known.clear()
-                found = self.known[key] = dataclasses.replace(launch, scalars=self.scalars(x, words))
-            launch = found
+        launch = self.launch.at(self.scalars, x, words) if y.is_cuda and y.numel() else self.launch
         launch(scale, zero, bias, y)
 
     def scalars(self, x: Tensor, words: Tensor) -> tuple[ctypes.Structure, ...]:

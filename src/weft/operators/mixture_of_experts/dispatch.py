@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.operators.call import check_device, check_shape, check_tensor, traced
+from weft.operators.call import check_device, check_shape, check_tensor
 from weft.operators.configs import Config, Configurations, bucket
 from weft.operators.cuda import CudaPlan
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
@@ -73,10 +73,6 @@ class PermuteCall(Call):
     def empty(self) -> bool:
         return self.x.numel() == 0 or self.source.numel() == 0
 
-    @property
-    def traced(self) -> bool:
-        return traced(self.x, self.source)
-
 
 class TokenSumsCall(Call):
     """``(dy, source, out[, position])``. A plan is called with ``(dy, source, position or None, out)``, out contiguous."""
@@ -107,10 +103,6 @@ class CombineCall(Call):
     def empty(self) -> bool:
         return self.position.shape[0] * self.x.shape[1] == 0
 
-    @property
-    def traced(self) -> bool:
-        return traced(self.x, self.position, self.weights)
-
 
 class ProductCall(Call):
     """``(rows, w[, bias], r, gather, gated, keep)``: r rows (gathered, or those of ``rows``) in groups, times w [E, N, K]
@@ -126,10 +118,6 @@ class ProductCall(Call):
     def empty(self) -> bool:
         return self.r * self.w.shape[1] == 0
 
-    @property
-    def traced(self) -> bool:
-        return traced(self.rows, self.w)
-
 
 class WeightGradientCall(Call):
     """``(a, b, r, e, gather_a, gather_b)``: c[e] = a_eᵀ · b_e of r rows in e groups, each matrix gathered or not. A plan is
@@ -139,10 +127,6 @@ class WeightGradientCall(Call):
     def __init__(self, a: Tensor, b: Tensor, r: int, e: int, gather_a: bool, gather_b: bool):
         self.a, self.b, self.r, self.e, self.gather = a, b, r, e, (gather_a, gather_b)
         self.x = b  # says where the call runs: a may be on the meta device
-
-    @property
-    def traced(self) -> bool:
-        return traced(self.a, self.b)
 
     @property
     def gathered(self) -> tuple[Tensor, Tensor]:
@@ -247,20 +231,12 @@ class GroupedPlan:
     maps: tuple[Maps, Maps, Maps, Maps]  # of A, B, what stands beside B (up), and C
     shape: Shape
     launch: CudaPlan
-    known: dict[tuple[int, ...], CudaPlan] = dataclasses.field(default_factory=dict)
 
     def __call__(
         self, a: Tensor, b: Tensor, up: Tensor, c: Tensor, *groups: Tensor, bias: Tensor | None = None
     ) -> None:
         """``groups``: the offsets, and of groups of terms their order."""
-        launch = self.launch
-        if c.is_cuda:
-            key = (a.data_ptr(), b.data_ptr(), up.data_ptr(), c.data_ptr())
-            if (found := self.known.get(key)) is None:
-                if len(self.known) >= 256:
-                    self.known.clear()
-                found = self.known[key] = dataclasses.replace(launch, scalars=self.scalars(a, b, up, c))
-            launch = found
+        launch = self.launch.at(self.scalars, a, b, up, c) if c.is_cuda else self.launch
         offsets, order = (*groups, c)[:2]  # c: for tensors that this kernel does not read
         launch(c, c, c if bias is None else bias, c, c, c, offsets, order)
 

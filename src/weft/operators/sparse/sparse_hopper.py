@@ -4,7 +4,6 @@ other).
 Shapes: A [M, K] by its values [M, K / 2] and metadata [M, K / 16], as ``Sparse24`` has them; B [K, N]; C [M, N].
 """
 
-import dataclasses
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -123,17 +122,9 @@ class SparseHopperPlan:
         kernel = f"sparse_hopper<{CTYPES[b.dtype]}, {sizes}, {str(b_across).lower()}>"
         self.launch = CudaPlan(SOURCE, kernel, (grid, 1), 128 + 128 * groups, (), cluster, shared_bytes(c))
         self.shape = Shape(m, n, k, 1, c["GROUP"])
-        self.known: dict[tuple[int, ...], CudaPlan] = {}
 
     def __call__(self, values: Tensor, metadata: Tensor, b: Tensor, c: Tensor) -> None:
-        launch = self.launch
-        if c.is_cuda and c.numel():
-            key = (values.data_ptr(), b.data_ptr(), c.data_ptr())
-            if (found := self.known.get(key)) is None:
-                if len(self.known) >= 256:
-                    self.known.clear()
-                found = self.known[key] = dataclasses.replace(launch, scalars=self.scalars(values, b, c))
-            launch = found
+        launch = self.launch.at(self.scalars, values, b, c) if c.is_cuda and c.numel() else self.launch
         launch(metadata)
 
     def scalars(self, values: Tensor, b: Tensor, c: Tensor) -> tuple[object, ...]:
