@@ -186,10 +186,8 @@ def check_tensor(operator: str, name: str, value: Any, dtypes: tuple[torch.dtype
 def check_same(operator: str, name: str, value: torch.Tensor, other: str, reference: torch.Tensor) -> None:
     """Raises unless ``value`` has the dtype (TypeError) and device (ValueError) of ``reference``."""
     if value.dtype != reference.dtype:
-        raise TypeError(
-            f"{operator}: argument '{name}' has dtype {_short(value.dtype)} and '{other}' has {_short(reference.dtype)}; "
-            "expected the same dtype"
-        )
+        dtypes = f"has dtype {_short(value.dtype)} and '{other}' has {_short(reference.dtype)}"
+        raise TypeError(f"{operator}: argument '{name}' {dtypes}; expected the same dtype")
     check_device(operator, name, value, other, reference)
 
 
@@ -197,19 +195,15 @@ def check_alike(operator: str, name: str, value: torch.Tensor, other: str, refer
     """Raises unless ``value`` also has the shape (ValueError) of ``reference``."""
     check_same(operator, name, value, other, reference)
     if value.shape != reference.shape:
-        raise ValueError(
-            f"{operator}: argument '{name}' has shape {tuple(value.shape)} and '{other}' has {tuple(reference.shape)}; "
-            "expected the same shape"
-        )
+        shapes = f"has shape {tuple(value.shape)} and '{other}' has {tuple(reference.shape)}"
+        raise ValueError(f"{operator}: argument '{name}' {shapes}; expected the same shape")
 
 
 def check_device(operator: str, name: str, value: torch.Tensor, other: str, reference: torch.Tensor) -> None:
     """Raises ValueError unless both are on one device."""
     if value.device != reference.device:
-        raise ValueError(
-            f"{operator}: argument '{name}' is on {value.device} and '{other}' is on {reference.device}; "
-            "expected one device"
-        )
+        devices = f"is on {value.device} and '{other}' is on {reference.device}"
+        raise ValueError(f"{operator}: argument '{name}' {devices}; expected one device")
 
 
 def check_vector(
@@ -292,16 +286,8 @@ def check_flag(operator: str, argument: str, value: Any) -> None:
 def check_values(
     operator: str, argument: str, value: torch.Tensor, wrong: Callable[..., torch.Tensor], *, flag: str, expected: str
 ) -> None:
-    """Checks a tensor's values, which synchronises with the device.
-
-    Args:
-        wrong: ``tensor -> mask`` of the wrong elements.
-        flag: the argument that asks for this check.
-        expected: what the elements must be, for the error.
-
-    Raises:
-        ValueError: an element is wrong, or the call is traced.
-    """
+    """Raises ValueError where ``wrong(value)`` marks an element, which waits for the device, or where the call is traced.
+    ``flag`` is the argument that asks for this check; ``expected`` says in the error what the elements must be."""
     if traced(value):
         raise ValueError(
             f"{operator}: {flag}=True needs the values of '{argument}', which tracing does not know; expected False there"
@@ -362,11 +348,7 @@ def readable(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 def views(*tensors: torch.Tensor) -> list[tuple[int, int, int, int]]:
-    """Each tensor as rows.
-
-    Raises:
-        Declined: strides that do not collapse into rows, for which a copy would be needed.
-    """
+    """Each tensor as rows. Raises Declined for strides that do not collapse into rows, for which a copy would be needed."""
     found = [rows_of(t) for t in tensors]
     if None in found:
         raise Declined("the leading dimensions do not collapse into rows of one stride, so a copy would be needed")

@@ -52,13 +52,9 @@ _of_thread = threading.local()
 
 
 def driver() -> Any:
-    """The driver's functions, for a thread that has a CUDA context from here on: autograd's threads begin without one, and
-    a call of the driver may be all that they ever do. A thread's first call makes the device's primary context current where
-    there is none.
-
-    Raises:
-        CudaError: what the driver says.
-    """
+    """The driver's functions. A thread's first call makes the device's primary context current where there is none: autograd's
+    threads begin without one, and a call of the driver may be all that they ever do. Raises CudaError with what the driver
+    says."""
     try:
         return _of_thread.driver
     except AttributeError:
@@ -74,19 +70,12 @@ def driver() -> Any:
 
 @functools.cache
 def compile_cubin(source: Path, expression: str, sm: int) -> tuple[bytes, str]:
-    """One kernel of a file, compiled for an architecture or found where it was kept; no GPU is needed.
+    """The cubin of one kernel of a ``.cu`` file and the kernel's name in it, compiled or found where it was kept; no GPU is
+    needed. Raises CudaError with NVRTC's log.
 
     Args:
-        source: a ``.cu`` file; a header that it includes, ``#include "rows.cuh"``, lies beside it, beside this module or in
-            ``hopper/``.
         expression: the kernel's C++ name with template arguments, ``softmax_cluster<bf16, 512, 32, true>``.
         sm: architecture, such as 90.
-
-    Returns:
-        The cubin and the kernel's name in it.
-
-    Raises:
-        CudaError: with NVRTC's log.
     """
     _, nvrtc = _bindings()
     files = [source, *sorted(_headers(source))]

@@ -1,14 +1,5 @@
-"""The one place where a kernel is chosen: an ordered table of routes for each direction of an operator.
-
-    FORWARD = Dispatch(
-        SoftmaxCall,  # (x, dim) -> what conditions and launches look at
-        ON_CPU,
-        EMPTY,
-        Route("torch", lambda c: c.rows is None, "the leading dimensions do not collapse into rows of one stride"),
-        Route("cuda", lambda c: c.n >= 16384, "a cluster of blocks holds a row: it is read once",
-              launch=cluster_launch, unsupported=cluster_unsupported, sm=90),
-        Route("triton", lambda c: True, "one program a row, or several rows", launch=row_launch),
-    )
+"""The one place where a kernel is chosen: an ordered table of routes for each direction of an operator, as ``FORWARD`` in
+``elementwise/vector_add.py``.
 
 The public function takes the first route that applies, ``weft.ops.explain`` prints it, ``weft bench`` times every route by its
 name, and the family's README lists the table.
@@ -103,11 +94,8 @@ class Dispatch(Plans):
         self._kernels = {r.name: Plans(functools.partial(self._named, r.name)) for r in routes if r.launch is not None}
 
     def kernel(self, name: str) -> Plans:
-        """Plans of the routes of one name, for any call that they support.
-
-        Raises:
-            UnknownName: no route has that name. The plans raise Declined for a call that they do not support.
-        """
+        """Plans of the routes of one name (UnknownName: there is none), for any call that they support; they raise Declined for
+        others."""
         if name not in self._kernels:
             raise UnknownName("kernel", name, self._kernels)
         return self._kernels[name]

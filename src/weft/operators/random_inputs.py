@@ -55,6 +55,12 @@ def random_tensor(
     return x
 
 
+def drawn(w: Workload, g: Any, device: str, *shape: int) -> torch.Tensor:
+    """A random tensor in the workload's dtype, layout and values."""
+    layout, values = w.option("layout", "contiguous"), w.option("values", "normal")
+    return random_tensor(g, shape, w.dtype, device, layout=layout, values=values)
+
+
 def of_vectors(layout: str) -> str:
     """The layout of a vector beside matrices of a layout."""
     return layout if layout in ("unaligned", "strided") else "contiguous"
