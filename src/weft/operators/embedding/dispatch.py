@@ -52,15 +52,12 @@ class EmbeddingCall(Call):
 
 @dataclass
 class EmbeddingGradient(Call):
-    """dtable [V, D] from dy [N, D] and ids [N]; ``padding`` is a row without a gradient, -1 for none."""
+    """x, the table's gradient [V, D], from dy [N, D] and ids [N]; ``padding`` is a row without a gradient, -1 for none."""
 
     ids: Tensor
     dy: Tensor
-    dtable: Tensor
+    x: Tensor
     padding: int
-
-    def __post_init__(self) -> None:
-        self.x = self.dtable
 
 
 def copy_needed(c: EmbeddingCall) -> str:
@@ -68,10 +65,7 @@ def copy_needed(c: EmbeddingCall) -> str:
 
 
 FORWARD = Dispatch(
-    EmbeddingCall,
-    ON_CPU,
-    TRACED,
-    EMPTY,
+    EmbeddingCall, ON_CPU, TRACED, EMPTY,
     Route("torch", lambda c: c.vector is None, ONE_STRIDE),
     Route("triton", lambda c: c.sliced, "programs that run together read a slice of the table, which stays in L2",
           kernels.launch_slices, copy_needed),

@@ -1,8 +1,4 @@
-"""``embedding(ids, table)``: rows of a table, and the table's gradient as sums in a fixed order.
-
-Forward compulsorily reads the ids and each row that they name, and writes one row for each id; backward reads the ids and a row
-for each, and writes the whole table's gradient. No arithmetic but the gradient's sums: bandwidth is the limit.
-"""
+"""``embedding(ids, table)``: rows of a table, and the table's gradient as sums in a fixed order."""
 
 import functools
 from typing import Any
@@ -11,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, torch_dtype, workload
+from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, torch_dtype, workload, workloads
 from weft.operators import mutants, peers
 from weft.operators.call import Choice, KernelFunction, check_flag, check_values, differentiable, eager, guarded
 from weft.operators.call import reference_gradients as gradients_of_reference
@@ -76,9 +72,6 @@ def liger(ids: Tensor, table: Tensor, padding_idx: int | None = None) -> Tensor:
     if padding_idx is not None:
         raise Declined("Liger's embedding has no padding index")
     return LigerEmbeddingFunction.apply(table, ids)
-
-
-# ---- definition ------------------------------------------------------------------------------------------------------
 
 
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
@@ -164,9 +157,7 @@ embedding = Operator(
     tolerance={"forward": Tolerance(exact=True), "backward": Tolerance(scale=_terms, terms=lambda w: 32)},
     workloads={
         "verify": [
-            *(workload(N=n, V=v, D=d) for n, v, d in ((1, 1, 1), (7, 5, 3), (40, 30, 100), (100, 9, 64), (3, 7, 1030))),
-            workload(N=0, V=7, D=5),
-            workload(N=9, V=7, D=0),
+            *workloads("NVD", (1, 1, 1), (7, 5, 3), (40, 30, 100), (100, 9, 64), (3, 7, 1030), (0, 7, 5), (9, 7, 0)),
             *(workload(N=20, V=9, D=33, layout=at) for at in ("unaligned", "sliced", "strided", "transposed")),
             *(workload(N=24, V=9, D=16, rows=4, **other) for other in ({}, {"ids_layout": "transposed"})),
             workload(N=24, V=9, D=16, ids="int32"),
@@ -178,15 +169,13 @@ embedding = Operator(
         "full": [workload(N=2**14, V=1000, D=1024, tokens="half"), workload(N=2**16, V=128256, D=128)],
         "huge": [workload("bf16", N=2**17 + 1, V=2**15, D=2**14), workload("bf16", N=2**15, V=2**18 + 1, D=2**13)],
         "bench": [
-            workload(N=2**16, V=128256, D=4096),
-            workload(N=2**20, V=32000, D=1024),
+            *workloads("NVD", (2**16, 128256, 4096), (2**20, 32000, 1024)),
             workload(N=2**16, V=128256, D=4096, tokens="half"),
         ],
         "quick": [workload(N=2**12, V=32000, D=1024)],
         "compile": [
-            workload(N=64, V=100, D=100),
+            *workloads("NVD", (64, 100, 100), (640, 100, 4096)),
             workload(N=64, V=100, D=1024, ids="int32"),
-            workload(N=640, V=100, D=4096),
         ],
         "tune": [workload(t, N=2**28 // d, V=32000, D=d) for t in ("fp32", "bf16") for d in TUNED],
         "model": [workload("bf16", N=8192, V=128256, D=4096)],

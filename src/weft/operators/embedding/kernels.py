@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.configs import Config, Configurations, bucket, tiles
 from weft.operators.launch import Plan
 
 SLICE_BYTES = 2**23  # of the table that stay in an L2 of 40 MB and more while they are read again and again
@@ -96,27 +96,23 @@ def sum_runs(
     tl.store(at, total.to(dtable_ptr.dtype.element_ty), mask=(v[:, None] < V) & (col[None, :] < D))
 
 
-# ---- launches --------------------------------------------------------------------------------------------------------
-
-
 def tile_of(d: int, elements: int) -> Config:
     """A tile of so many elements."""
     block = min(d, 1024)
     return {"ROWS": max(1, min(elements // block, 32)), "BLOCK": block, "num_warps": 4}
 
 
-def tiles(d: int, most: int) -> list[Config]:
-    """Those that give a thread 4 to ``most`` elements."""
+def candidates(d: int, most: int) -> list[Config]:
     blocks = [b for b in (256, 512, 1024, 2048, 4096) if b <= d] or [d]
-    every = grid_of({"ROWS": (1, 2, 4, 8, 16, 32), "BLOCK": blocks, "num_warps": (1, 2, 4, 8)})
-    return [c for c in every if 4 <= c["ROWS"] * c["BLOCK"] // (32 * c["num_warps"]) <= most]
+    every = {"ROWS": (1, 2, 4, 8, 16, 32), "BLOCK": blocks, "num_warps": (1, 2, 4, 8)}
+    return tiles(every, 4, most, of=("ROWS", "BLOCK"))
 
 
 gather_configuration = Configurations(  # 32 elements a thread, so that several rows are in flight
-    __file__, "gather", lambda sm, dtype, d: tile_of(d, 4096), lambda sm, dtype, d: tiles(d, 64)
+    __file__, "gather", lambda sm, dtype, d: tile_of(d, 4096), lambda sm, dtype, d: candidates(d, 64)
 )
 gradient_configuration = Configurations(  # 8 a thread: sums are kept in fp32, and four rows are in flight to each
-    __file__, "gradient", lambda sm, dtype, d: tile_of(d, 1024), lambda sm, dtype, d: tiles(d, 16)
+    __file__, "gradient", lambda sm, dtype, d: tile_of(d, 1024), lambda sm, dtype, d: candidates(d, 16)
 )
 
 
@@ -148,7 +144,7 @@ class Backward:
     """Of ``(ids, dy, dtable)``, ids [N], dy [N, D], dtable [V, D]: sorts the ids and sums each run."""
 
     def __init__(self, c: Any):
-        dy, dtable = c.dy, c.dtable
+        dy, dtable = c.dy, c.x
         (n,), (v, d) = c.ids.shape, dtable.shape
         config = gradient_configuration(dtable.device, dtable.dtype, bucket(d))
         tile = _tile(config, d)

@@ -5,15 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from weft.operators.call import (
-    check_alike,
-    check_device,
-    check_flag,
-    check_places,
-    check_same,
-    check_shape,
-    check_tensor,
-)
+from weft.operators.call import check_device, check_flag, check_places, check_same, check_shape, check_tensor
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.rotary.kernels import launch
 
@@ -46,10 +38,10 @@ class RotationCall(Call):
             check_tensor(name, argument, table, tuple(dict.fromkeys((q.dtype, torch.float32))))
             check_device(name, argument, table, "q", q)
             shapes = ((s, cos.shape[-1]), (b, s, cos.shape[-1])) if cos.ndim else ()
-            fits = tuple(table.shape) in shapes and 0 < 2 * cos.shape[-1] <= d
+            fits = tuple(table.shape) in shapes and table.shape == cos.shape and 0 < 2 * cos.shape[-1] <= d
             sizes = f"B = {b}, S = {s} and 2 <= R <= {d} (a table that repeats its columns: its first half)"
-            check_shape(name, argument, table, fits, f"[S, R/2] or [B, S, R/2] with {sizes}")
-        check_alike(name, "sin", sin, "cos", cos)
+            check_shape(name, argument, table, fits, f"[S, R/2] or [B, S, R/2], both tables alike, with {sizes}")
+        check_same(name, "sin", sin, "cos", cos)
         for argument, flag in (("interleaved", self.interleaved), ("inplace", self.inplace)):
             check_flag(name, argument, flag)
         if self.inplace:
@@ -68,10 +60,7 @@ class RotationCall(Call):
 TRITON = Route("triton", lambda c: True, "q and k in one launch, read in place whatever their strides", launch)
 
 FORWARD = Dispatch(
-    RotationCall,
-    ON_CPU,
-    TRACED,
-    EMPTY,
+    RotationCall, ON_CPU, TRACED, EMPTY,
     Route("torch", lambda c: c.tables_need_gradients,
           "cos or sin needs a gradient, for which there is no kernel of ours"),
     TRITON,

@@ -158,9 +158,6 @@ def rotate(
         tl.store(k_at, k_rest, mask=k_copied)
 
 
-# ---- launch ----------------------------------------------------------------------------------------------------------
-
-
 def heuristic(sm: int, dtype: torch.dtype, d: int, interleaved: bool) -> Config:
     """About 4096 elements of q a program, eight 16-byte vectors a thread."""
     heads = max(4096 // d, 1)

@@ -1,8 +1,4 @@
-"""``rotary_embedding(q, k, cos, sin, interleaved=False)``: rotates pairs of columns of every head by a token's angles.
-
-Reads q, k and the tables of cosines and sines, writes both results: bandwidth is the limit. The gradient is the rotation by
-the negative angles.
-"""
+"""``rotary_embedding(q, k, cos, sin, interleaved=False)``: rotates pairs of columns of every head by a token's angles."""
 
 from typing import Any
 
@@ -63,9 +59,6 @@ def rotary_embedding_triton(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, inte
     return differentiable(Rotation, q, k, cos.detach(), sin.detach(), interleaved)
 
 
-# ---- peers -----------------------------------------------------------------------------------------------------------
-
-
 def torch_rotary_embedding(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Pair:
     """As model code has it: tables as wide as what they multiply, ``x * cos + rotate_half(x) * sin``."""
     wide = (lambda t: t.repeat_interleave(2, -1)) if interleaved else (lambda t: torch.cat((t, t), -1))
@@ -101,8 +94,6 @@ def liger(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = Fa
     return a.transpose(1, 2), b.transpose(1, 2)
 
 
-# ---- definition ------------------------------------------------------------------------------------------------------
-
 VIEWS = ("contiguous", "packed", "transposed", "unaligned", "sliced", "strided", "expanded")
 
 
@@ -125,13 +116,8 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     shape = (*((b,) if w.option("batched") else ()), s, w.option("rotary", d) // 2)
     angles = random_tensor(g, shape, "fp32", device) * 3
     dtype = torch.float32 if w.option("table") == "fp32" else q.dtype
-    return {
-        "q": q,
-        "k": k,
-        "cos": angles.cos().to(dtype),
-        "sin": angles.sin().to(dtype),
-        "interleaved": w.option("interleaved", False),
-    }
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    return {"q": q, "k": k, "cos": cos, "sin": sin, "interleaved": w.option("interleaved", False)}
 
 
 def cost(w: Workload, direction: str) -> Cost:

@@ -26,8 +26,6 @@ SECTOR_BYTES = 32
 SCATTERED = "the leading dimensions do not collapse into two of one stride each"
 SHARED_BYTES = 48 * 1024  # of a tile at most, so that a multiprocessor holds several
 
-# ---- a call ----------------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class Matrices:
@@ -343,13 +341,8 @@ def fitted(r: int, c: int, m: int, n: int) -> tuple[int, int]:
     return r, c
 
 
-# ---- the table -------------------------------------------------------------------------------------------------------
-
 FORWARD = Dispatch(
-    TransposeCall,
-    ON_CPU,
-    TRACED,
-    EMPTY,
+    TransposeCall, ON_CPU, TRACED, EMPTY,
     Route("torch", lambda c: not c.matrices, SCATTERED),
     Route("torch", lambda c: c.plain_copy, "elements that follow each other in y do so in x: a plain copy"),
     Route("cuda", lambda c: c.large, "large: 16-byte accesses on both sides", vectors_plan, no_vectors),
@@ -358,5 +351,5 @@ FORWARD = Dispatch(
     ),
     Route("triton", lambda c: c.small, "small matrices: several a program", small_plan, scattered),
     Route("triton", lambda c: True, "rows of any alignment", tiles_plan, scattered),
-)
+)  # fmt: skip
 BACKWARD = FORWARD  # of the gradient of the result: another transpose

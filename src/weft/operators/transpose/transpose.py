@@ -1,19 +1,15 @@
-"""``transpose(x)``: the last two axes exchanged and the result laid out in memory, forward and backward.
-
-It reads x and writes y and computes nothing: bandwidth is the only limit. What is hard about it is that rows of y are
-columns of x (README.md). The gradient is another transpose.
-"""
+"""``transpose(x)``: the last two axes exchanged and the result laid out in memory, forward and backward."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
+from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload, workloads
 from weft.operators import mutants, peers
 from weft.operators.call import Choice, KernelFunction, differentiable, eager, guarded, on_gpu
 from weft.operators.launch import Plans
-from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
+from weft.operators.random_inputs import LAYOUTS, VALUES, drawn
 from weft.operators.transpose.dispatch import BACKWARD, FORWARD, TransposeCall, matrices_of
 
 
@@ -50,21 +46,17 @@ def _by_kernel(name: str) -> Any:
 
     def implementation(x: Tensor, dim0: int = -2, dim1: int = -1) -> Tensor:
         TransposeCall(x, dim0, dim1)  # checks
-        y: Tensor = differentiable(Transpose, x, plans)
-        return y
+        return differentiable(Transpose, x, plans)
 
     return implementation
 
 
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     """x is [M, N]; [batch, M, N] with that option; [batch, heads, M, N], seen in [batch, M, heads, N], with both."""
-    layout, values = w.option("layout", "contiguous"), w.option("values", "normal")
     batch, heads = w.option("batch", 0), w.option("heads", 0)
     if heads:
-        shape = (batch or 1, w["M"], heads, w["N"])
-        return {"x": random_tensor(g, shape, w.dtype, device, layout=layout, values=values).transpose(1, 2)}
-    matrices = (batch, w["M"], w["N"]) if batch else (w["M"], w["N"])
-    return {"x": random_tensor(g, matrices, w.dtype, device, layout=layout, values=values)}
+        return {"x": drawn(w, g, device, batch or 1, w["M"], heads, w["N"]).transpose(1, 2)}
+    return {"x": drawn(w, g, device, *((batch,) if batch else ()), w["M"], w["N"])}
 
 
 def cost(w: Workload, direction: str) -> Cost:
@@ -98,10 +90,6 @@ def _halves_swapped(x: Tensor, dim0: int = -2, dim1: int = -1) -> Tensor:
     return y
 
 
-def _gradient(dy: Tensor, x: Tensor, dim0: int = -2, dim1: int = -1) -> tuple[Tensor, ...]:
-    return (reference(dy),)
-
-
 transpose = Operator(
     name="transpose",
     axes={"M": "rows", "N": "columns"},
@@ -114,9 +102,8 @@ transpose = Operator(
     tolerance=Tolerance(exact=True),
     workloads={
         "verify": [
-            *(workload(M=m, N=n) for m, n in ((1, 1), (3, 5), (16, 24), (37, 100), (1, 130), (130, 1), (129, 65))),
-            *(workload(M=m, N=n) for m, n in ((128, 192), (72, 200), (300, 2), (5, 1000))),
-            *(workload(M=m, N=n) for m, n in ((0, 7), (7, 0))),
+            *workloads("MN", (1, 1), (3, 5), (16, 24), (37, 100), (1, 130), (130, 1), (129, 65)),
+            *workloads("MN", (128, 192), (72, 200), (300, 2), (5, 1000), (0, 7), (7, 0)),
             *(workload(M=33, N=48, layout=at) for at in ("unaligned", "sliced", "strided", "transposed", "expanded")),
             workload(M=72, N=88, layout="sliced"),
             workload(M=40, N=50, values="nonfinite"),
@@ -127,16 +114,11 @@ transpose = Operator(
         ],
         "full": [workload(M=m, N=n) for m, n in ((4096, 4104), (4095, 4097), (100000, 3), (3, 100000), (256, 65536))],
         "huge": [
-            workload("bf16", M=2**16, N=2**15 + 8),
-            workload("bf16", M=2**21 + 1, N=1025),
-            workload("bf16", M=2**31 + 17, N=1),
+            *workloads("MN", (2**16, 2**15 + 8), (2**21 + 1, 1025), (2**31 + 17, 1), dtype="bf16"),
             workload("bf16", M=4, N=8, batch=2**26 + 1),
         ],
         "bench": [
-            *(
-                workload(M=m, N=n)
-                for m, n in ((16384, 16384), (4096, 65536), (65536, 4096), (2**20, 256), (16383, 16385))
-            ),
+            *workloads("MN", (16384, 16384), (4096, 65536), (65536, 4096), (2**20, 256), (16383, 16385)),
             workload(M=1024, N=1024, batch=256),
             workload(M=4096, N=128, batch=16, heads=32),
         ],
@@ -144,10 +126,8 @@ transpose = Operator(
         "ladder": [workload(M=16384, N=16384)],
         "cpu": [workload("fp32", M=4096, N=4096)],
         "compile": [
-            workload(M=1024, N=2048),
-            workload(M=100, N=1000),
-            workload(M=64, N=64, batch=16),
-            workload(M=8, N=8, batch=1000),
+            *workloads("MN", (1024, 2048), (100, 1000)),
+            *(workload(M=m, N=m, batch=b) for m, b in ((64, 16), (8, 1000))),
         ],
         "tune": [
             workload(d, M=n - odd, N=n + odd) for n in (1024, 4096, 16384) for d in ("fp32", "bf16") for odd in (0, 1)
@@ -160,8 +140,8 @@ transpose = Operator(
         Mutant("tiles not turned", _tiles_left_as_they_are),
         Mutant("halves swapped", _halves_swapped),
         Mutant("one matrix for all", _first_matrix),
-        *mutants.usual(_gradient, "backward"),
-        Mutant("reshaped instead", lambda dy, x, dim0=-2, dim1=-1: (_reshaped(dy),), "backward"),
+        *mutants.usual(lambda dy, x: (reference(dy),), "backward"),
+        Mutant("reshaped instead", lambda dy, x: (_reshaped(dy),), "backward"),
     ],
 )
 
