@@ -1,7 +1,4 @@
-"""``add(x, y)``: the sum of two tensors of shapes that broadcast. Two reads, one write, and no memory for the broadcast one.
-
-``vector_add`` is the same without broadcasting, written out whole: the example to read first.
-"""
+"""``add(x, y)``: the sum of two tensors of shapes that broadcast, without memory for the broadcast one."""
 
 from typing import Any
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from weft.definition import Declined
 from weft.operators.call import check_alike, check_tensor, dense, overlapping, rows_of
-from weft.operators.configs import Configurations, bucket, grid_of
+from weft.operators.configs import Configurations, bucket, tiles
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.elementwise.kernels import map_one, map_three, map_two, relu_backward, relu_with_bits
 from weft.operators.launch import Plan
@@ -19,11 +19,7 @@ KERNELS = {1: map_one, 2: map_two, 3: map_three}  # by the number of inputs
 SMALL, LARGE = 2**20, 2**26  # elements between which configurations depend on the size
 
 
-def candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
-    every = grid_of({"BLOCK": (512, 1024, 2048, 4096, 8192), "num_warps": (2, 4, 8, 16)})
-    return [c for c in every if 4 <= c["BLOCK"] // (32 * c["num_warps"]) <= 64]
-
-
+candidates = tiles({"BLOCK": (512, 1024, 2048, 4096, 8192), "num_warps": (2, 4, 8, 16)}, 4, 64, of=("BLOCK",))
 # By the number of inputs, and whether the arithmetic takes about as long as the bytes: then a thread has more elements, which
 # share what a program does once.
 CONFIGURATIONS = {
@@ -90,9 +86,6 @@ def like(x: Tensor) -> Tensor:
     return torch.empty_like(x, device="meta")
 
 
-# ---- launches --------------------------------------------------------------------------------------------------------
-
-
 def laid_out(*tensors: Tensor) -> tuple[int, int, tuple[int, ...]] | None:
     """Tensors of one shape as rows: ``(rows, columns, two strides of each)``; dense ones in one order are one row. None where
     their strides do not collapse into rows."""
@@ -114,11 +107,7 @@ def rows_plan(kernel: Any, x: Tensor, laid: tuple[Any, ...], inputs: int = 1, he
 
 
 def map_plan(formula: Any, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], heavy: bool = False) -> Plan:
-    """The launch of a Triton formula over inputs and outputs of one shape.
-
-    Raises:
-        Declined: strides that do not collapse into rows, for which a copy would be needed.
-    """
+    """The launch of a Triton formula over inputs and outputs of one shape. Raises Declined for strides that are no rows."""
     if (laid := laid_out(*inputs, *outputs)) is None:
         raise Declined(NO_ROWS)
     return rows_plan(KERNELS[len(inputs)], inputs[0], laid, len(inputs), heavy, F=formula)
@@ -142,8 +131,6 @@ def relu_backward_plan(c: Gradient) -> Plan:
     return rows_plan(relu_backward, dy, (m, n, (*dy_strides, *dx_strides)))
 
 
-# ---- the tables ------------------------------------------------------------------------------------------------------
-
 FORWARD = Dispatch(
     Map, ON_CPU, TRACED, EMPTY,
     Route("torch", lambda c: c.in_place and overlapping(c.x),
@@ -155,10 +142,7 @@ FORWARD = Dispatch(
 )  # fmt: skip
 
 BACKWARD = Dispatch(
-    Gradient,
-    ON_CPU,
-    TRACED,
-    EMPTY,
+    Gradient, ON_CPU, TRACED, EMPTY,
     Route("triton", lambda c: c.rows > 0, "dy and one bit an element are read", relu_backward_plan),
     Route("torch", lambda c: c.formula.backward is None, "the gradient is the result's own: nothing is computed"),
     Route("triton", lambda c: True, "the inputs and dy are read",

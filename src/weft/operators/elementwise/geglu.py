@@ -53,8 +53,7 @@ def liger(gate: Tensor, up: Tensor, approximate: str = "none") -> Tensor:
 
     if approximate != "tanh":
         raise Declined("Liger's geglu takes the tanh form")
-    out: Tensor = LigerGELUMulFunction.apply(gate, up)
-    return out
+    return LigerGELUMulFunction.apply(gate, up)
 
 
 FORMULAS = {"none": (forward, backward), "tanh": (forward_tanh, backward_tanh)}
@@ -66,19 +65,10 @@ WRONG = [
 ]
 # extremes: of large ones gate · up overflows before Φ' can bring PyTorch's gradient to 0
 # ulps: x, erf, two sums and a product: four roundings
-geglu = Operator(
-    **define(
-        call,
-        flops=13,
-        special_ops=2,
-        backward_reads=3,
-        extremes=("nonfinite", "tiny"),
-        tuned=True,
-        ulps=2.0,
-        backward_scale=backward_scale,
-        wrong=WRONG,
-    )
-)
+geglu = Operator(**define(
+    call, flops=13, special_ops=2, backward_reads=3, extremes=("nonfinite", "tiny"), tuned=True, ulps=2.0,
+    backward_scale=backward_scale, wrong=WRONG,
+))  # fmt: skip
 call.implement(geglu, torch_geglu)
 geglu.implementation("liger", requires="liger-kernel", devices=("cuda",))(liger)
 

@@ -46,36 +46,21 @@ def terms(x: Tensor) -> tuple[Tensor, Tensor]:
     return x.abs() * phi, phi + x.abs() * torch.exp(-0.5 * x * x) * (2 * torch.pi) ** -0.5
 
 
-def torch_gelu(x: Tensor, approximate: str = "none") -> Tensor:
-    return F.gelu(x, approximate=approximate)
-
-
 FORMULAS = {"none": (forward, backward), "tanh": (forward_tanh, backward_tanh)}
 call = Pointwise("gelu", ("x",), FORMULAS, reference, option="approximate", heavy=True)
 
 WRONG = [
     Mutant("of the other form", lambda x, approximate="none": F.gelu(x, approximate="tanh")),
     Mutant("by the sigmoid of 1.702 x", lambda x, approximate="none": x * (1.702 * x).sigmoid()),
-    Mutant(
-        "density left out",
-        lambda dy, x, approximate="none": (dy * torch.special.ndtr(x.double()).to(x.dtype),),
-        "backward",
-    ),
-]
+    Mutant("density left out", lambda dy, x, approximate="none": (dy * torch.special.ndtr(x.double()).to(x.dtype),),
+           "backward"),
+]  # fmt: skip
 # ulps: x, erf, two sums and a product: four roundings
-gelu = Operator(
-    **define(
-        call,
-        flops=12,
-        special_ops=2,
-        backward_reads=2,
-        tuned=True,
-        ulps=2.0,
-        backward_scale=lambda arguments, gradients: [gradients[0].abs() * terms(arguments["x"])[1]],
-        wrong=WRONG,
-    )
-)
-call.implement(gelu, torch_gelu)
+gelu = Operator(**define(
+    call, flops=12, special_ops=2, backward_reads=2, tuned=True, ulps=2.0, wrong=WRONG,
+    backward_scale=lambda arguments, gradients: [gradients[0].abs() * terms(arguments["x"])[1]],
+))  # fmt: skip
+call.implement(gelu, lambda x, approximate="none": F.gelu(x, approximate=approximate))
 
 
 @gelu.function

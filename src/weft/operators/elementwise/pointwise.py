@@ -28,8 +28,6 @@ from weft.operators.random_inputs import LAYOUTS, OF_VECTORS, vectors
 LARGEST = 2**28  # elements in the benchmarks
 KERNEL, GRADIENT_KERNEL = FORWARD.kernel("triton"), BACKWARD.kernel("triton")
 
-# ---- the call --------------------------------------------------------------------------------------------------------
-
 
 class Map(KernelFunction):
     """``(formula, in_place, plan or None, *inputs)``; the inputs are saved for backward."""
@@ -115,8 +113,7 @@ class Pointwise:
             self._check_gradient(x[0])
         if chosen.implementation == "torch":
             return x[0].copy_(formula.reference(*x)) if inplace else formula.reference(*x)
-        result: Tensor = differentiable(self.function, formula, inplace, None, *x)
-        return result
+        return differentiable(self.function, formula, inplace, None, *x)
 
     def _check_gradient(self, x: Tensor) -> None:
         """Raises ValueError where a gradient is wanted that overwriting x makes impossible."""
@@ -137,8 +134,7 @@ class Pointwise:
         """Our kernel, whatever the table says (on CPU tensors the reference)."""
         formula = self.of(named[self.option]) if self.option in named else self.formula
         x = [named[a] for a in self.arguments]
-        out: Tensor = differentiable(self.function, formula, False, None, *x) if on_gpu(x[0]) else formula.reference(*x)
-        return out
+        return differentiable(self.function, formula, False, None, *x) if on_gpu(x[0]) else formula.reference(*x)
 
     def choose(self, *call: Any, inplace: bool = False, direction: str = "forward") -> Choice:
         """``call``: the tensors, then the option's value where there is one."""
@@ -159,24 +155,12 @@ class Pointwise:
         operator.implementation("torch.compile", devices=("cuda",))(peers.Compiled(found))
 
 
-# ---- the definition --------------------------------------------------------------------------------------------------
-
-
 def define(
-    call: Pointwise,
-    *,
-    flops: int,
-    special_ops: int,
-    backward_reads: int = 0,
-    backward_bits: int = 0,
-    wrong: Sequence[Mutant] = (),
-    directions: tuple[str, ...] = ("forward", "backward"),
-    tuned: bool = False,
-    exact: bool = False,
-    ulps: float = 1.0,
-    backward_scale: str | Callable[..., list[Tensor]] = "row",
+    call: Pointwise, *, flops: int, special_ops: int, backward_reads: int = 0, backward_bits: int = 0,
+    wrong: Sequence[Mutant] = (), directions: tuple[str, ...] = ("forward", "backward"), tuned: bool = False,
+    exact: bool = False, ulps: float = 1.0, backward_scale: str | Callable[..., list[Tensor]] = "row",
     extremes: tuple[str, ...] = ("nonfinite", "large", "tiny"),
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """The fields of an ``Operator`` of N elements (``rows=R``: [R, N/R], for layouts of rows).
 
     Args:

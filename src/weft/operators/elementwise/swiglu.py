@@ -33,8 +33,7 @@ def torch_swiglu(gate: Tensor, up: Tensor) -> Tensor:
 def liger(gate: Tensor, up: Tensor) -> Tensor:
     from liger_kernel.ops.swiglu import LigerSiLUMulFunction
 
-    out: Tensor = LigerSiLUMulFunction.apply(gate, up)
-    return out
+    return LigerSiLUMulFunction.apply(gate, up)
 
 
 call = Pointwise("swiglu", ("gate", "up"), (forward, backward), reference)

@@ -15,7 +15,6 @@ from torch import Tensor
 from weft.definition import Cost, Mutant, Operator, Tolerance, workload
 from weft.operators import mutants, peers
 from weft.operators.call import (
-    Choice,
     KernelFunction,
     check_alike,
     check_tensor,
@@ -26,7 +25,7 @@ from weft.operators.call import (
     on_gpu,
     rows_of,
 )
-from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.configs import Configurations, bucket, tiles
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.launch import Plan
 from weft.operators.random_inputs import OF_VECTORS, vectors
@@ -92,17 +91,10 @@ def no_rows(c: Sum) -> str:
     return ""
 
 
-def heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
-    return {"BLOCK": 1024, "num_warps": 4}
-
-
-def candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
-    every = grid_of({"BLOCK": (256, 512, 1024, 2048, 4096, 8192), "num_warps": (2, 4, 8, 16)})
-    return [c for c in every if c["BLOCK"] // (32 * c["num_warps"]) <= 64]  # 128 a thread spill registers
-
-
+# at most 64 elements a thread: 128 spill registers
+candidates = tiles({"BLOCK": (256, 512, 1024, 2048, 4096, 8192), "num_warps": (2, 4, 8, 16)}, 0, 64, of=("BLOCK",))
 SMALL, LARGE = 2**20, 2**26  # elements between which configurations depend on the size
-configuration = Configurations(__file__, "vector_add", heuristic, candidates)
+configuration = Configurations(__file__, "vector_add", {"BLOCK": 1024, "num_warps": 4}, candidates)
 
 
 def flat_plan(c: Sum) -> Plan:
@@ -122,14 +114,11 @@ def rows_plan(c: Sum) -> Plan:
 # ---- which kernel a call takes: the first row that applies -----------------------------------------------------------
 
 FORWARD = Dispatch(
-    Sum,
-    ON_CPU,
-    TRACED,
-    EMPTY,
+    Sum, ON_CPU, TRACED, EMPTY,
     Route("triton", lambda c: c.flat, "dense tensors in one order are one stretch of memory", flat_plan),
     Route("triton", lambda c: True, "row-strided tensors", rows_plan, no_rows),
     Route("torch", lambda c: True, "strides that do not collapse into rows, so a copy would be needed"),
-)
+)  # fmt: skip
 
 # ---- implementations -------------------------------------------------------------------------------------------------
 
@@ -155,8 +144,7 @@ class Add(KernelFunction):
 
 def add_triton(x: Tensor, y: Tensor) -> Tensor:
     """Our kernel, whatever the table says (on CPU tensors the reference)."""
-    sum: Tensor = differentiable(Add, x, y) if on_gpu(x) else reference(x, y)
-    return sum
+    return differentiable(Add, x, y) if on_gpu(x) else reference(x, y)
 
 
 # ---- definition: what verifier, timer, roofline and docs need to know ------------------------------------------------
@@ -174,15 +162,13 @@ vector_add = Operator(
     tolerance=Tolerance(exact=True),
     workloads={
         "verify": [
-            *(workload(N=n) for n in (1, 2, 1023, 1025, 4096)),
-            workload(N=0),
+            *(workload(N=n) for n in (1, 2, 1023, 1025, 4096, 0)),
             *(workload(N=1002, layout=layout) for layout in ("unaligned", "contiguous+unaligned", "strided")),
             *(
                 workload(N=21 * 50, rows=21, layout=layout)
                 for layout in ("sliced", "transposed", "sliced+transposed", "expanded+contiguous", "strided")
             ),
-            workload(N=2000, values="nonfinite"),
-            workload(N=2000, values="large"),
+            *(workload(N=2000, values=values) for values in ("nonfinite", "large")),
         ],
         "bench": [workload(N=n) for n in (2**20, 2**24, 2**28)],
         "quick": [workload(N=2**22)],
@@ -205,10 +191,7 @@ vector_add.implementation("torch.compile", devices=("cuda",))(peers.Compiled(ref
 # ---- what users call -------------------------------------------------------------------------------------------------
 
 
-@vector_add.choice
-@guarded
-def choose(x: Tensor, y: Tensor) -> Choice:
-    return FORWARD.choose(x, y)
+choose = vector_add.choice(guarded(FORWARD.choose))
 
 
 @vector_add.function

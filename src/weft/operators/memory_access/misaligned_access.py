@@ -26,7 +26,6 @@ misaligned_access = Operator(
         length=lambda n, offset: n + offset if n else 0,
         verify=[
             *(workload(N=1000, offset=offset) for offset in (0, 2, 3, 4, 8, 31)),
-            *(workload(N=300, layout=layout) for layout in ("unaligned", "strided")),
             workload(N=1000, values="nonfinite"),
         ],
         bench=[workload(N=LARGEST, offset=offset) for offset in (0, 1, 2, 4, 8, 31)],

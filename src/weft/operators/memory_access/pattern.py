@@ -17,7 +17,7 @@ from weft.operators.configs import Config, Configurations, tiles
 from weft.operators.dispatch import ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.launch import INTERPRETING, Plan, Plans
 from weft.operators.memory_access.machine import Machine, here
-from weft.operators.random_inputs import random_tensor
+from weft.operators.random_inputs import drawn
 
 OPTIONS = {"layout": ("contiguous", "unaligned", "strided"), "values": ("normal", "large", "tiny", "nonfinite")}
 LARGEST = 2**28  # elements that are read or written in the benchmarks
@@ -101,9 +101,7 @@ def no_cuda(c: Access) -> str:
 
 
 FORWARD = Dispatch(
-    Access,
-    ON_CPU,
-    TRACED,
+    Access, ON_CPU, TRACED,
     Route("torch", lambda c: c.wants_gradient, "a gradient is wanted: these kernels measure a forward pass"),
     Route("torch", lambda c: c.empty, "an empty result: nothing to launch"),
     Route("torch", lambda c: bool(scattered(c)), STRIDED),
@@ -113,9 +111,6 @@ FORWARD = Dispatch(
     Route("triton", lambda c: True, "contiguous tensors: the pattern is the kernel's own",
           lambda c: c.pattern.triton(*c.tensors, *c.options), declined),
 )  # fmt: skip
-
-
-# ---- the operator ----------------------------------------------------------------------------------------------------
 
 
 def call(pattern: Pattern, *args: Any) -> Tensor:
@@ -165,12 +160,6 @@ def implement(
         operator.implementation("torch.compile", devices=("cuda",))(peers.Compiled(found))
 
 
-def line(w: Workload, g: Any, device: str, n: int) -> Tensor:
-    """A random x of n elements, in the workload's layout and values."""
-    layout, values = w.option("layout", "contiguous"), w.option("values", "normal")
-    return random_tensor(g, (n,), w.dtype, device, layout=layout, values=values)
-
-
 def copy_cost(w: Workload, direction: str) -> Cost:
     """Of the elements that are wanted, not of those between them."""
     size = w["N"] * w.bytes_per_element
@@ -178,23 +167,15 @@ def copy_cost(w: Workload, direction: str) -> Cost:
 
 
 def define(
-    pattern: Pattern,
-    *,
-    verify: Sequence[Workload],
-    bench: Sequence[Workload],
-    huge: Workload,
-    wrong: Sequence[Mutant],
-    predicted: Callable[[Workload, Machine], float] = lambda w, machine: 1.0,
-    axis: str = "elements",
-    length: Callable[[int, Any], int] = lambda n, option: n,
-    cost: Callable[[Workload, str], Cost] = copy_cost,
-    sizes: Sequence[int] = (1, 2, 1023, 1025, 4096),
-    tune: Sequence[Workload] = (),
-) -> dict[str, Any]:
+    pattern: Pattern, *, verify: Sequence[Workload], bench: Sequence[Workload], huge: Workload, wrong: Sequence[Mutant],
+    predicted: Callable[[Workload, Machine], float] = lambda w, machine: 1.0, axis: str = "elements",
+    length: Callable[[int, Any], int] = lambda n, option: n, cost: Callable[[Workload, str], Cost] = copy_cost,
+    sizes: Sequence[int] = (1, 2, 1023, 1025, 4096), tune: Sequence[Workload] = (),
+) -> dict[str, Any]:  # fmt: skip
     """The fields of an ``Operator`` on x [N] and the pattern's option.
 
     Args:
-        verify: besides ``sizes`` with the default option, and none at all.
+        verify: besides ``sizes`` with the default option, none at all, and other layouts.
         wrong: mutants of this operator's own.
         predicted: the share of the ceiling that a machine is expected to reach; all of it where every byte of a sector is used.
         axis: what N counts; ``length`` is the number of elements of x, of N and the option.
@@ -202,7 +183,7 @@ def define(
     name, allowed, default = pattern.option or ("", (), None)
 
     def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
-        x = line(w, g, device, length(w["N"], w.option(name, default)))
+        x = drawn(w, g, device, length(w["N"], w.option(name, default)))
         return {"x": x, name: w.option(name, default)} if name else {"x": x}
 
     return {
@@ -215,7 +196,11 @@ def define(
         "options": {**OPTIONS, **({name: allowed} if name else {})},
         "tolerance": Tolerance(exact=True),
         "workloads": {
-            "verify": [*(workload(N=n) for n in (*sizes, 0)), *verify],
+            "verify": [
+                *(workload(N=n) for n in (*sizes, 0)),
+                *(workload(N=300, layout=layout) for layout in ("unaligned", "strided")),
+                *verify,
+            ],
             "bench": list(bench),
             "quick": [Workload({"N": 2**22}, "", bench[len(bench) // 2].options)],
             "compile": [Workload({"N": 2**20}, "", w.options) for w in bench],
@@ -224,9 +209,6 @@ def define(
         },
         "mutants": [*mutants.usual(pattern.reference), *wrong],
     }
-
-
-# ---- a strided copy --------------------------------------------------------------------------------------------------
 
 
 @triton.jit

@@ -33,7 +33,6 @@ strided_access = Operator(
         length=lambda n, stride: max((n - 1) * stride + 1, 0),  # x ends with the last element that is read
         verify=[
             *(workload(N=700, stride=stride) for stride in (1, 3, 8, 31, 32)),
-            *(workload(N=300, layout=layout) for layout in ("unaligned", "strided")),
             workload(N=1000, values="nonfinite"),
         ],
         bench=BENCH,

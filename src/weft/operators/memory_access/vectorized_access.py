@@ -42,7 +42,6 @@ vectorized_access = Operator(
         verify=[
             *(workload(N=2000, width=width) for width in WIDTHS),
             *(workload(N=1001, width=width) for width in WIDTHS),
-            *(workload(N=300, layout=layout) for layout in ("unaligned", "strided")),
             workload(N=1000, values="nonfinite"),
         ],
         bench=[workload(N=LARGEST, width=width) for width in WIDTHS],
