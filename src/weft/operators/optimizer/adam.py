@@ -1,8 +1,4 @@
-"""``adam(params, grads, exp_avgs, exp_avg_sqs, steps, …)``: one step of Adam for a list of tensors, in place, in one launch.
-
-Reads weight, gradient and two moments, writes weight and moments: 28 bytes a parameter in fp32, 14 in 16 bits. AdamW
-(``adamw.py``) is the same but for its weight decay.
-"""
+"""``adam(params, grads, exp_avgs, exp_avg_sqs, steps, …)``: one step of Adam for a list of tensors, in place, in one launch."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,8 +12,6 @@ from weft.operators import peers
 from weft.operators.mutants import changed
 from weft.operators.optimizer import dispatch, workloads
 from weft.operators.optimizer.rules import ADAM
-
-Tensors = Sequence[Tensor]
 
 
 def reference(decoupled: bool) -> Callable[..., None]:
@@ -51,22 +45,11 @@ def peer(decoupled: bool, **how: Any) -> Callable[..., None]:
     ) -> None:
         workloads.decline_mixed(given["params"], exp_avgs)
         functional.adam(
-            exp_avgs=exp_avgs,
-            max_exp_avg_sqs=max_exp_avg_sqs or [],
-            state_steps=steps,
-            amsgrad=max_exp_avg_sqs is not None,
-            beta1=betas[0],
-            beta2=betas[1],
-            capturable=steps[0].is_cuda,
-            decoupled_weight_decay=decoupled,
-            **given,
-            **how,
-        )
+            exp_avgs=exp_avgs, max_exp_avg_sqs=max_exp_avg_sqs or [], state_steps=steps, beta1=betas[0], beta2=betas[1],
+            amsgrad=max_exp_avg_sqs is not None, capturable=steps[0].is_cuda, decoupled_weight_decay=decoupled, **given, **how,
+        )  # fmt: skip
 
     return torch.no_grad()(with_torch)
-
-
-# ---- definition ------------------------------------------------------------------------------------------------------
 
 
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
@@ -119,10 +102,7 @@ def definition(decoupled: bool) -> dict[str, Any]:
         "options": {**workloads.OPTIONS, "amsgrad": (True, False)},
         "mutates": ("params", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs", "steps"),
         "tolerance": Tolerance(scale="tensor", ulps=4.0),
-        "workloads": {
-            **workloads.WORKLOADS,
-            "verify": [*workloads.WORKLOADS["verify"], workload(T=3, P=700, amsgrad=True)],
-        },
+        "workloads": workloads.with_verified(workload(T=3, P=700, amsgrad=True)),
         "mutants": mutants(decoupled),
     }
 
@@ -130,12 +110,8 @@ def definition(decoupled: bool) -> dict[str, Any]:
 def register(operator: Operator, decoupled: bool) -> Callable[..., None]:
     """Adds the implementations and the choice, and returns the operator's step."""
     states, numbers = ("exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs"), ("lr", "eps", "weight_decay")
-    options: dict[str, Any] = {
-        "optional": states[2],
-        "kernels": ("triton", "cuda"),
-        "decoupled_weight_decay": decoupled,
-    }
-    step = dispatch.register(operator, ADAM, states, numbers, **options)
+    options: dict[str, Any] = {"optional": states[2], "decoupled_weight_decay": decoupled}
+    step = dispatch.register(operator, ADAM, states, numbers, kernels=("triton", "cuda"), **options)
     operator.implementation("torch")(peer(decoupled, fused=True))
     operator.implementation("torch-foreach")(peer(decoupled, foreach=True))
     operator.implementation("torch.compile", devices=("cuda",))(peers.Compiled(peer(decoupled, foreach=True)))
@@ -148,18 +124,10 @@ step = register(adam, decoupled=False)
 
 @adam.function
 def adam_function(
-    params: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    exp_avgs: Sequence[Tensor],
-    exp_avg_sqs: Sequence[Tensor],
-    steps: Sequence[Tensor],
-    max_exp_avg_sqs: Sequence[Tensor] | None = None,
-    lr: float | Tensor = 1e-3,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    weight_decay: float = 0.0,
-    maximize: bool = False,
-) -> None:
+    params: Sequence[Tensor], grads: Sequence[Tensor], exp_avgs: Sequence[Tensor], exp_avg_sqs: Sequence[Tensor],
+    steps: Sequence[Tensor], max_exp_avg_sqs: Sequence[Tensor] | None = None, lr: float | Tensor = 1e-3,
+    betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0, maximize: bool = False,
+) -> None:  # fmt: skip
     """One step of Adam in place, one launch for all tensors; :class:`weft.optim.Adam` is the optimizer.
 
     Args:

@@ -1,7 +1,4 @@
-"""``adamw(params, grads, exp_avgs, exp_avg_sqs, steps, …)``: one step of AdamW for a list of tensors, in place, in one launch.
-
-Adam (``adam.py``) with decoupled weight decay: the same definition, kernels and cost.
-"""
+"""``adamw(params, grads, exp_avgs, exp_avg_sqs, steps, …)``: Adam with decoupled weight decay: the same kernels."""
 
 from collections.abc import Sequence
 
@@ -16,18 +13,10 @@ step = adam.register(adamw, decoupled=True)
 
 @adamw.function
 def adamw_function(
-    params: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    exp_avgs: Sequence[Tensor],
-    exp_avg_sqs: Sequence[Tensor],
-    steps: Sequence[Tensor],
-    max_exp_avg_sqs: Sequence[Tensor] | None = None,
-    lr: float | Tensor = 1e-3,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    weight_decay: float = 1e-2,
-    maximize: bool = False,
-) -> None:
+    params: Sequence[Tensor], grads: Sequence[Tensor], exp_avgs: Sequence[Tensor], exp_avg_sqs: Sequence[Tensor],
+    steps: Sequence[Tensor], max_exp_avg_sqs: Sequence[Tensor] | None = None, lr: float | Tensor = 1e-3,
+    betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 1e-2, maximize: bool = False,
+) -> None:  # fmt: skip
     """One step of AdamW in place, one launch for all tensors; :class:`weft.optim.AdamW` is the optimizer.
 
     Args:

@@ -1,7 +1,4 @@
-"""``adamw_8bit(params, grads, codes and scales of two moments, steps, …)``: one step of AdamW whose moments take 8 bits each.
-
-Reads weight, gradient and two codes, writes weight and codes: 10 bytes a parameter in 16 bits, and 16 for each block.
-"""
+"""``adamw_8bit(params, grads, codes and scales of two moments, steps, …)``: a step of AdamW whose moments take 8 bits each."""
 
 import importlib
 from collections.abc import Callable, Sequence
@@ -12,7 +9,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
-from weft.operators.call import FLOATS, check_tensor
+from weft.operators.call import FLOATS, check_shape, check_tensor
 from weft.operators.mutants import changed
 from weft.operators.optimizer import adam, dispatch, workloads
 from weft.operators.optimizer.blockwise import BLOCKS, STATE_FORMATS, blocks_of, dequantize, quantize, random_bits
@@ -20,28 +17,17 @@ from weft.operators.optimizer.dispatch import Arguments
 from weft.operators.optimizer.rules import ADAM
 
 Tensors = Sequence[Tensor]
-Moment = tuple[Tensor, Tensor]  # codes and scales
+Moment = tuple[Tensor, Tensor]  # codes and scales; or both moments, as a peer has them
 adamw_in_32_bits = adam.reference(decoupled=True)
 
 
 @torch.no_grad()
 def reference(
-    params: Tensors,
-    grads: Tensors,
-    exp_avg_codes: Tensors,
-    exp_avg_scales: Tensors,
-    exp_avg_sq_codes: Tensors,
-    exp_avg_sq_scales: Tensors,
-    steps: Tensors,
-    lr: float | Tensor = 1e-3,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    weight_decay: float = 1e-2,
-    maximize: bool = False,
-    block_size: int = 256,
-    state_format: str = "dynamic",
-    seed: int | None = None,
-) -> None:
+    params: Tensors, grads: Tensors, exp_avg_codes: Tensors, exp_avg_scales: Tensors, exp_avg_sq_codes: Tensors,
+    exp_avg_sq_scales: Tensors, steps: Tensors, lr: float | Tensor = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8, weight_decay: float = 1e-2, maximize: bool = False, block_size: int = 256,
+    state_format: str = "dynamic", seed: int | None = None,
+) -> None:  # fmt: skip
     """In fp32 at least; a weight is rounded once."""
     numbers = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
     states = zip(exp_avg_codes, exp_avg_scales, exp_avg_sq_codes, exp_avg_sq_scales, strict=True)
@@ -56,9 +42,6 @@ def reference(
         for state, (x, codes, scales) in enumerate(((first, m, m_scales), (second, v, v_scales))):
             bits = None if seed is None else random_bits(p.numel(), seed, state, row, count, p.device)
             quantize(x, codes, scales, block_size, state == 0, state_format, bits)
-
-
-# ---- definition ------------------------------------------------------------------------------------------------------
 
 
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
@@ -119,16 +102,14 @@ def _next_code(codes: Tensor) -> Tensor:
 
 
 def _first_moment_by_the_unsigned_map(**arguments: Any) -> None:
-    first = [
-        dequantize(c, s, arguments["block_size"], True, arguments["state_format"])
-        for c, s in zip(arguments["exp_avg_codes"], arguments["exp_avg_scales"], strict=True)
-    ]
-    seen = [torch.empty_like(x) for x in first]
-    for x, new, g in zip(first, seen, arguments["grads"], strict=True):
-        new.copy_(x).lerp_((-g if arguments["maximize"] else g).to(x.dtype), 1 - arguments["betas"][0])
+    states, block, format = arguments["exp_avg_codes"], arguments["block_size"], arguments["state_format"]
+    pairs = list(zip(states, arguments["exp_avg_scales"], strict=True))
+    seen = [dequantize(*pair, block, True, format) for pair in pairs]
+    for x, g in zip(seen, arguments["grads"], strict=True):
+        x.lerp_((-g if arguments["maximize"] else g).to(x.dtype), 1 - arguments["betas"][0])
     reference(**arguments)
-    for x, codes, scales in zip(seen, arguments["exp_avg_codes"], arguments["exp_avg_scales"], strict=True):
-        quantize(x.abs(), codes, scales, arguments["block_size"], False, arguments["state_format"])
+    for x, pair in zip(seen, pairs, strict=True):
+        quantize(x.abs(), *pair, block, False, format)
 
 
 MUTATES = ("params", "exp_avg_codes", "exp_avg_scales", "exp_avg_sq_codes", "exp_avg_sq_scales", "steps")
@@ -174,9 +155,10 @@ adamw_8bit = Operator(
             *(workload(T=2, P=700, format="fp8", **o) for o in ({"values": "nonfinite"}, {"stochastic": True})),
         ],
         "bench": [
+            workload("bf16", **workloads.MODEL),
             *(
                 workload("bf16", **workloads.MODEL, **o)
-                for o in ({}, {"format": "fp8"}, {"stochastic": True}, {"block": 2048})
+                for o in ({"format": "fp8"}, {"stochastic": True}, {"block": 2048})
             ),
             workload("fp32", **workloads.MODEL),
         ],
@@ -220,10 +202,7 @@ def check(a: Arguments) -> None:
             scales = (torch.float32,) if p.dtype in FLOATS else (torch.float32, torch.float64)
             check_tensor("adamw_8bit", f"{name}[{i}]", t, (torch.uint8,) if coded else scales)
             wanted = p.shape if coded else torch.Size((blocks_of(p.numel(), block),))
-            if t.shape != wanted:
-                raise ValueError(
-                    f"adamw_8bit: argument '{name}[{i}]' has shape {tuple(t.shape)}; expected {tuple(wanted)}"
-                )
+            check_shape("adamw_8bit", f"{name}[{i}]", t, t.shape == wanted, f"{tuple(wanted)}")
             if t.device != p.device or (not coded and not t.is_contiguous()):
                 raise ValueError(
                     f"adamw_8bit: argument '{name}[{i}]' is on {t.device}, with strides {t.stride()}; "
@@ -236,18 +215,11 @@ step = dispatch.register(
     scales=("exp_avg_scales", "exp_avg_sq_scales"), kernels=("triton", "cuda"), check=check, decoupled_weight_decay=True,
 )  # fmt: skip
 
-# ---- bitsandbytes and torchao ----------------------------------------------------------------------------------------
-
 
 class Peer:
     """An optimizer of bitsandbytes or torchao for the weights of a call, over the same weights and the same codes (both count
     the values of the dynamic map from the least, as we do): made at the first call, cached as long as those weights live. The
-    first call passes our counts and moments to the peer, and copies back moments that the peer has in another form.
-
-    Args:
-        make: ``(parameters, options) -> optimizer``; imports the peer.
-        adopt: ``(optimizer, parameter, step, first, second) -> the peer's own moments``, where those are not codes.
-    """
+    first call passes our counts and moments to the peer (``adopt``), and copies back moments that it has in another form."""
 
     def __init__(self, make: Callable[..., Any], adopt: Callable[..., tuple[Tensor, Tensor] | None]):
         self.make, self.adopt = make, adopt
@@ -292,9 +264,7 @@ def make_bitsandbytes(params: list[torch.nn.Parameter], options: dict[str, Any],
     return importlib.import_module("bitsandbytes.optim").AdamW8bit(params, **options, min_8bit_size=1)
 
 
-def adopt_bitsandbytes(
-    optimizer: Any, p: Tensor, step: Tensor, first: Moment, second: Moment
-) -> tuple[Tensor, Tensor] | None:
+def adopt_bitsandbytes(optimizer: Any, p: Tensor, step: Tensor, first: Moment, second: Moment) -> Moment | None:
     index = next(i for i, q in enumerate(optimizer.param_groups[0]["params"]) if q is p)
     optimizer.init_state(optimizer.param_groups[0], p, 0, index)
     optimizer.initialized = True
@@ -311,9 +281,7 @@ def make_torchao(params: list[torch.nn.Parameter], options: dict[str, Any], bloc
     return importlib.import_module("torchao.optim").AdamW8bit(params, **options, block_size=block)
 
 
-def adopt_torchao(
-    optimizer: Any, p: Tensor, step: Tensor, first: Moment, second: Moment
-) -> tuple[Tensor, Tensor] | None:
+def adopt_torchao(optimizer: Any, p: Tensor, step: Tensor, first: Moment, second: Moment) -> Moment | None:
     made = [optimizer._new_buffer(p, signed) for signed in (True, False)]
     optimizer.state[p].update(step=step.cpu().clone(), exp_avg=made[0], exp_avg_sq=made[1])
     if not hasattr(made[0], "codes"):
@@ -323,30 +291,19 @@ def adopt_torchao(
     return None
 
 
-adamw_8bit.implementation("bitsandbytes", requires="bitsandbytes", devices=("cuda",))(
-    Peer(make_bitsandbytes, adopt_bitsandbytes)
-)
-adamw_8bit.implementation("torchao", requires="torchao", devices=("cuda",))(Peer(make_torchao, adopt_torchao))
+bitsandbytes, torchao = Peer(make_bitsandbytes, adopt_bitsandbytes), Peer(make_torchao, adopt_torchao)
+adamw_8bit.implementation("bitsandbytes", requires="bitsandbytes", devices=("cuda",))(bitsandbytes)
+adamw_8bit.implementation("torchao", requires="torchao", devices=("cuda",))(torchao)
 
 
 @adamw_8bit.function
 def adamw_8bit_function(
-    params: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    exp_avg_codes: Sequence[Tensor],
-    exp_avg_scales: Sequence[Tensor],
-    exp_avg_sq_codes: Sequence[Tensor],
-    exp_avg_sq_scales: Sequence[Tensor],
-    steps: Sequence[Tensor],
-    lr: float | Tensor = 1e-3,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    weight_decay: float = 1e-2,
-    maximize: bool = False,
-    block_size: int = 256,
-    state_format: str = "dynamic",
+    params: Sequence[Tensor], grads: Sequence[Tensor], exp_avg_codes: Sequence[Tensor],
+    exp_avg_scales: Sequence[Tensor], exp_avg_sq_codes: Sequence[Tensor], exp_avg_sq_scales: Sequence[Tensor],
+    steps: Sequence[Tensor], lr: float | Tensor = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+    weight_decay: float = 1e-2, maximize: bool = False, block_size: int = 256, state_format: str = "dynamic",
     seed: int | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """One step of AdamW in place, its moments in 8 bits, one launch for all tensors; :class:`weft.optim.AdamW8bit` is the
     optimizer.
 

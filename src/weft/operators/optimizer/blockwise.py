@@ -21,14 +21,10 @@ def flat(t: Tensor) -> Tensor:
     return t.as_strided((t.numel(),), (1,))
 
 
-def key(seed: int, state: int) -> int:
-    """Philox's key for a state of this number: another one than that of weights."""
-    return seed ^ ((state + 1) << 61)
-
-
 def random_bits(elements: int, seed: int, state: int, row: int, count: int, device: torch.device) -> Tensor:
     """16 random bits for each element: a function of seed, state, row of the table, steps done and place in memory."""
-    return random_sixteen((elements,), key(seed, state), (row << 32) | count, device)
+    key = seed ^ ((state + 1) << 61)  # Philox's for a state of this number: another one than that of weights
+    return random_sixteen((elements,), key, (row << 32) | count, device)
 
 
 def dequantize(codes: Tensor, scales: Tensor, block: int, signed: bool, format: str) -> Tensor:

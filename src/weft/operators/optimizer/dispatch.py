@@ -1,5 +1,6 @@
 """Which kernel makes a step: the family's one table, and the calls that read it."""
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Sequence
@@ -10,7 +11,17 @@ import torch
 from torch import Tensor
 
 from weft.definition import Declined, Operator
-from weft.operators.call import FLOATS, Choice, check_device, check_flag, check_tensor, dense, guarded, traced
+from weft.operators.call import (
+    FLOATS,
+    Choice,
+    check_device,
+    check_flag,
+    check_shape,
+    check_tensor,
+    dense,
+    guarded,
+    traced,
+)
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.launch import compile_request
 from weft.operators.optimizer.multi_tensor import AdamTable, AdamW8bitTable, Codes, CudaTable, Entry, Table, same_order
@@ -25,9 +36,8 @@ class Step(Call):
 
     rule: Rule
     entries: Sequence[Entry]
-    grads: Sequence[
-        Tensor
-    ] = ()  # one for each entry, where their layout matters; ``weft.optim`` copies those of another order
+    # one for each entry, where their layout matters; ``weft.optim`` copies those of another order
+    grads: Sequence[Tensor] = ()
     groups: int = 1
     control: Tensor | None = None  # see :class:`Table`
 
@@ -78,10 +88,7 @@ class Step(Call):
 
 
 STEP = Dispatch(
-    Step,
-    EMPTY,
-    ON_CPU,
-    TRACED,
+    Step, EMPTY, ON_CPU, TRACED,
     Route("cuda", lambda c: c.cuda_elements >= MANY,
           "many elements of 16 bits or with 8-bit moments, on Hopper: fewer instructions an element",
           lambda c: c.table(c.cuda_table), Step.cuda_obstacle, sm=90),
@@ -90,7 +97,6 @@ STEP = Dispatch(
     Route("torch", lambda c: True, "float64, tensors with gaps, or a state or gradient of other strides than its weight"),
 )  # fmt: skip
 
-# ---- calls of the operators ------------------------------------------------------------------------------------------
 
 Lists = dict[str, Sequence[Tensor]]  # name of an argument → its tensors
 
@@ -101,9 +107,7 @@ class Arguments:
 
     rule: Rule
     lists: Lists  # weights, gradients, then the rule's states
-    options: dict[
-        str, Any
-    ]  # as of a parameter group; with 8-bit states ``block_size``, ``state_format`` and ``seed`` too
+    options: dict[str, Any]  # of a parameter group; of 8-bit states ``block_size``, ``state_format`` and ``seed`` too
     maximize: bool
     steps: Sequence[Tensor] | None = None  # counts of steps, where the rule counts
     scales: Lists = field(default_factory=dict)  # of 8-bit states
@@ -113,14 +117,11 @@ class Arguments:
         params, grads, *states = self.lists.values()
         none, options = [None] * len(params), self.options
         seed = options.get("seed")
-        codes = [
-            Codes(pair, options["block_size"], options["state_format"], seed is not None)
-            for pair in zip(*self.scales.values(), strict=True)
-        ]
-        rows = zip(params, grads, self.steps or none, codes or none, *states, strict=True)
+        scales = zip(*self.scales.values(), strict=True)
+        codes = [Codes(pair, options["block_size"], options["state_format"], seed is not None) for pair in scales]
         entries = [
             Entry(p, tuple(of_p), count, options, gradient=g.dtype, seed=seed or 0, codes=code)
-            for p, g, count, code, *of_p in rows
+            for p, g, count, code, *of_p in zip(params, grads, self.steps or none, codes or none, *states, strict=True)
         ]
         return self.rule, entries, grads
 
@@ -167,17 +168,10 @@ TABLES: dict[Any, Table] = {}
 
 
 def register(
-    operator: Operator,
-    rule: Rule,
-    states: Sequence[str],
-    numbers: Sequence[str],
-    *,
-    optional: str = "",
-    scales: Sequence[str] = (),
-    kernels: Sequence[str] = ("triton",),
-    check: Callable[[Arguments], None] = lambda a: None,
-    **options: Any,
-) -> Callable[..., None]:
+    operator: Operator, rule: Rule, states: Sequence[str], numbers: Sequence[str], *, optional: str = "",
+    scales: Sequence[str] = (), kernels: Sequence[str] = ("triton",),
+    check: Callable[[Arguments], None] = lambda a: None, **options: Any,
+) -> Callable[..., None]:  # fmt: skip
     """Adds the operator's kernels and its choice. Returns its step, by the chosen kernel or the reference, of arguments in the
     reference's order.
 
@@ -204,15 +198,12 @@ def register(
         check(made)
         return made
 
-    def implementation(kernel: str) -> Callable[..., None]:
-        def step(**given: Any) -> None:
-            arguments(**given).launch(kernel)
-
-        return step
+    def by_kernel(kernel: str, **given: Any) -> None:
+        arguments(**given).launch(kernel)
 
     for kernel in kernels:
         only = {"arch": "==sm_90", "devices": ("cuda",)} if kernel == "cuda" else {"arch": ">=sm_80"}
-        operator.implementation(kernel, **only)(implementation(kernel))
+        operator.implementation(kernel, **only)(functools.partial(by_kernel, kernel))
 
     @operator.choice
     @guarded
@@ -229,9 +220,6 @@ def register(
             operator.reference(*given)
 
     return step
-
-
-# ---- checks ----------------------------------------------------------------------------------------------------------
 
 
 def check_lists(operator: str, lists: Lists, steps: Sequence[Tensor] | None = None) -> None:
@@ -252,9 +240,8 @@ def check_lists(operator: str, lists: Lists, steps: Sequence[Tensor] | None = No
                 dtypes = (torch.float32,) if p.dtype in FLOATS else (torch.float32, torch.float64)
             check_tensor(operator, argument, tensors[i], dtypes)
             check_device(operator, argument, tensors[i], f"{first}[0]", params[0])
-            found, wanted = tuple(tensors[i].shape), () if name == "steps" else tuple(p.shape)
-            if found != wanted:
-                raise ValueError(f"{operator}: argument '{argument}' has shape {found}; expected {wanted}")
+            wanted = () if name == "steps" else tuple(p.shape)
+            check_shape(operator, argument, tensors[i], tensors[i].shape == wanted, f"{wanted}")
 
 
 def check_options(operator: str, a: Arguments, *numbers: str) -> None:

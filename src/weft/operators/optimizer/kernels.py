@@ -57,8 +57,6 @@ CONTROLS = 4
 # bytes: then accesses are 16 bytes wide and have no mask.
 
 NAN = tl.constexpr(0x7FC00000)
-
-
 # dtypes, by number
 FP32, FP16, BF16 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 INT16, BYTE = tl.constexpr(3), tl.constexpr(4)

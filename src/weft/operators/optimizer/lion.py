@@ -1,7 +1,4 @@
-"""``lion(params, grads, exp_avgs, …)``: one step of Lion for a list of tensors, in place, in one launch.
-
-Reads weight, gradient and one moment, writes weight and moment: 20 bytes a parameter in fp32, 10 in 16 bits.
-"""
+"""``lion(params, grads, exp_avgs, …)``: one step of Lion for a list of tensors, in place, in one launch."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -51,9 +48,6 @@ def with_foreach(
     torch._foreach_add_(exp_avgs, grads, alpha=1 - beta2)
 
 
-# ---- definition ------------------------------------------------------------------------------------------------------
-
-
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     made: dict[str, Any] = workloads.lists(w, g, device, {"exp_avgs": False})
     for grad, moment in zip(made["grads"], made["exp_avgs"], strict=True):  # no sign that only rounding decides
@@ -95,14 +89,9 @@ lion.implementation("torch.compile", devices=("cuda",))(peers.Compiled(with_fore
 
 @lion.function
 def lion_function(
-    params: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    exp_avgs: Sequence[Tensor],
-    lr: float | Tensor = 1e-4,
-    betas: tuple[float, float] = (0.9, 0.99),
-    weight_decay: float = 0.0,
-    maximize: bool = False,
-) -> None:
+    params: Sequence[Tensor], grads: Sequence[Tensor], exp_avgs: Sequence[Tensor], lr: float | Tensor = 1e-4,
+    betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0, maximize: bool = False,
+) -> None:  # fmt: skip
     """One step of Lion in place, one launch for all tensors; :class:`weft.optim.Lion` is the optimizer.
 
     Args:

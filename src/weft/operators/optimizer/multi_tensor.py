@@ -18,7 +18,7 @@ import torch
 import triton
 from torch import Tensor
 
-from weft.operators.configs import Config, Configurations, grid_of
+from weft.operators.configs import Config, Configurations, tiles
 from weft.operators.cuda import CTYPES, CudaPlan
 from weft.operators.launch import INTERPRETING, Plan, compile_request, multiprocessors, target_sm
 from weft.operators.optimizer import kernels
@@ -38,9 +38,7 @@ FORMATS = {  # of 8-bit states: the types of one with a sign and of one without
 class Codes:
     """8-bit states of a parameter."""
 
-    scales: tuple[
-        Tensor, ...
-    ]  # of each of the rule's states, fp32: the largest magnitudes of blocks of neighbours in memory
+    scales: tuple[Tensor, ...]  # of each of the rule's states, fp32: the largest magnitudes of blocks of neighbours
     block: int = 256  # elements of a block, 128 … 2048, a power of two
     format: str = "dynamic"  # or fp8
     stochastic: bool = False  # codes are rounded up or down at random
@@ -51,9 +49,8 @@ class Entry:
     """A parameter, as a row of the table."""
 
     param: Tensor  # float32, float16 or bfloat16, dense in memory
-    states: tuple[
-        Tensor, ...
-    ]  # the rule's, of the same strides (uint8 with codes), then the int16 half of a split weight
+    # the rule's, of the same strides (uint8 with codes), then the int16 half of a split weight
+    states: tuple[Tensor, ...]
     step: Tensor | None  # one fp32, the number of steps done, where the rule or the rounding needs it
     options: dict[str, Any]  # of its group
     group: int = 0  # number of the group: its row of the numbers
@@ -114,23 +111,11 @@ def check_no_overlap(params: Sequence[Tensor]) -> None:
         )
 
 
-# ---- configurations --------------------------------------------------------------------------------------------------
-
 ROW = kernels.ROW.value
 # The gradients' norm: 64 or 128 bytes of a gradient a thread, and at most 64 registers, so that 4 programs share a
 # multiprocessor; more programs than are resident would be a second wave, which takes nearly as long as the first.
 NORM_BLOCK, NORM_BLOCKS, NORM_WARPS, NORM_PROGRAMS = 2048, 4, 8, 4
 CAPTURES = 4  # graphs that can be captured between two eager steps
-
-
-def heuristic(sm: int, dtype: torch.dtype) -> Config:
-    """8 elements a thread: 16 or 32 bytes of each tensor, and 64 registers, so that four programs share a multiprocessor."""
-    return {"BLOCK": 2048, "num_warps": 8}
-
-
-def candidates(sm: int, dtype: torch.dtype, *codes: str) -> Any:
-    every = grid_of({"BLOCK": (1024, 2048, 4096, 8192), "num_warps": (4, 8, 16)})
-    return [c for c in every if 4 <= c["BLOCK"] // (32 * c["num_warps"]) <= 32]
 
 
 def heuristic_8bit(sm: int, dtype: torch.dtype, codes: str) -> Config:
@@ -139,7 +124,9 @@ def heuristic_8bit(sm: int, dtype: torch.dtype, codes: str) -> Config:
     return {"BLOCK": 2048 if codes == "stochastic" or sm < 89 else 4096, "num_warps": 8}  # below 89 e4m3 takes more
 
 
-configurations = Configurations(__file__, "update", heuristic, candidates)
+candidates = tiles({"BLOCK": (1024, 2048, 4096, 8192), "num_warps": (4, 8, 16)}, 4, 32, of=("BLOCK",))
+# 8 elements a thread: 16 or 32 bytes of each tensor, and 64 registers, so that four programs share a multiprocessor
+configurations = Configurations(__file__, "update", {"BLOCK": 2048, "num_warps": 8}, candidates)
 configurations_8bit = Configurations(__file__, "update_8bit", heuristic_8bit, candidates)
 
 
@@ -152,12 +139,8 @@ def chunks_of(size: Any, block: int) -> Any:
 
 
 class Table:
-    """Parameters of one device, and the launches that update them.
-
-    Args:
-        groups: the number of groups; every row's group is below.
-        control: what launches share (``kernels``), where another table has it already.
-    """
+    """Parameters of one device in so many groups, and the launches that update them. ``control``: what launches share
+    (``kernels``), where another table has it already."""
 
     def __init__(self, rule: Rule, entries: Sequence[Entry], groups: int = 1, control: Tensor | None = None):
         self.rule, self.entries = rule, entries
@@ -167,11 +150,8 @@ class Table:
         wide = max(e.param.element_size() for e in entries)
         key = torch.float32 if wide == 4 else torch.bfloat16
         codes = [e.codes for e in entries if e.codes]
-        if codes:
-            random = any(c.stochastic for c in codes)
-            config = configurations_8bit(self.device, key, "stochastic" if random else "interval")
-        else:
-            config = configurations(self.device, key)
+        rounded = "stochastic" if any(c.stochastic for c in codes) else "interval"
+        config = configurations_8bit(self.device, key, rounded) if codes else configurations(self.device, key)
         self.warps = config["num_warps"]
         self.block = max([config["BLOCK"], *(c.block for c in codes)])
         self.values = 2 + len(rule.numbers(entries[0].options))
@@ -230,12 +210,9 @@ class Table:
             kind += (e.codes.block.bit_length() - 8 + 8 * stochastic) * kernels.CODES.value
         words = [0] * ROW
         words[kernels.PARAM.value] = e.param.data_ptr()
-        for s, state in enumerate(e.states):
-            words[kernels.STATES.value + s] = state.data_ptr()
-        for s, scales in enumerate(e.codes.scales if e.codes else ()):
-            words[kernels.SCALES.value + s] = scales.data_ptr()
-        if e.step is not None:
-            words[kernels.STEP.value] = e.step.data_ptr()
+        for first, tensors in ((kernels.STATES, e.states), (kernels.SCALES, e.codes.scales if e.codes else ())):
+            words[first.value : first.value + len(tensors)] = [t.data_ptr() for t in tensors]
+        words[kernels.STEP.value] = 0 if e.step is None else e.step.data_ptr()
         words[kernels.SIZE.value] = e.param.numel()
         words[kernels.CHUNKS.value] = chunks_of(e.param.numel(), self.block)
         words[kernels.KIND_OF.value] = self.kinds.setdefault(kind, len(self.kinds))
@@ -260,8 +237,6 @@ class Table:
             self.captured += [t for t in (self.table, self.rates[group]) if t is not None]
         self.table = torch.from_numpy(self.words).to(self.made, copy=True)
         self.rates[group] = lr
-
-    # ---- upload ------------------------------------------------------------------------------------------------------
 
     def _pin(self) -> Tensor:
         return torch.empty(len(self.next), dtype=torch.int64, device="cpu", pin_memory=self.made.type == "cuda")
@@ -310,8 +285,6 @@ class Table:
         self.captured += [host, fresh]
         return self._views(fresh)
 
-    # ---- launch ------------------------------------------------------------------------------------------------------
-
     def chunk_map(self, active: np.ndarray | None, block: int) -> Tensor:
         """The chunks of ``block`` elements of the rows that have a gradient (of all rows when None), int64: row | chunk of
         that row << 32."""
@@ -326,12 +299,8 @@ class Table:
         return self.maps[key]
 
     def launch(self, active: np.ndarray | None = None, **options: Any) -> None:
-        """One step, with ``addresses`` and ``numbers`` as they have been set: one launch, or two with a norm.
-
-        Args:
-            active: bool, one for each row: whether it has a gradient.
-            options: see :class:`StepOptions`.
-        """
+        """One step, with ``addresses`` and ``numbers`` as they have been set: one launch, or two with a norm. ``active``:
+        bool, one for each row: whether it has a gradient. ``options``: see :class:`StepOptions`."""
         if active is not None and not active.any():
             return
         o = StepOptions(**options)
@@ -366,13 +335,9 @@ class Table:
     def _plan(self, chunks: int, scaled: bool, clipped: bool, guarded: bool, zeroed: bool) -> Callable[..., None]:
         key = (chunks, scaled, clipped, guarded, zeroed)
         if key not in self.plans or compile_request() is not None:
-            constants = {
-                "RULE": self.rule.update,
-                "KINDS": tuple(self.kinds),
-                "NUMBERS": self.values,
-                "BLOCK": self.block,
-            }
-            constants |= {"SCALED": scaled, "CLIPPED": clipped, "GUARDED": guarded, "ZEROED": zeroed}
+            flags = {"SCALED": scaled, "CLIPPED": clipped, "GUARDED": guarded, "ZEROED": zeroed}
+            constants = {**flags, "RULE": self.rule.update, "KINDS": tuple(self.kinds)}
+            constants |= {"NUMBERS": self.values, "BLOCK": self.block}
             constants["HARDWARE"] = not INTERPRETING and target_sm(self.device) >= 89
             self.plans[key] = Plan(kernels.update, (chunks,), (), constants, self.warps)
         return self.plans[key]
@@ -461,8 +426,7 @@ class CudaTable(Table):
         key = "cuda", chunks, factors
         if key not in self.plans:
             self.plans[key] = self.kernel(chunks, factors)
-        plan: CudaPlan = self.plans[key]
-        return plan
+        return self.plans[key]
 
 
 ADAM_SOURCE = Path(__file__).with_name("adam.cu")
@@ -488,14 +452,11 @@ class AdamTable(CudaTable):
         return entry.param.dtype
 
     def kernel(self, chunks: int, factors: bool = False) -> CudaPlan:
-        return CudaPlan(
-            ADAM_SOURCE,
-            f"adam{'_scaled' * factors}<{CTYPES[self.like.param.dtype]}, {ADAM_THREADS}, {ADAM_STAGES}>",
-            (min(ADAM_BLOCKS * multiprocessors(self.device), chunks), 1),
-            ADAM_THREADS,
-            (ctypes.c_int64(chunks), ctypes.c_int64(self.block)),
-            shared_bytes=ADAM_STAGES * ADAM_THREADS * 64 + ADAM_STEP_BYTES,
-        )
+        kernel = f"adam{'_scaled' * factors}<{CTYPES[self.like.param.dtype]}, {ADAM_THREADS}, {ADAM_STAGES}>"
+        grid = (min(ADAM_BLOCKS * multiprocessors(self.device), chunks), 1)
+        scalars = (ctypes.c_int64(chunks), ctypes.c_int64(self.block))
+        shared_bytes = ADAM_STAGES * ADAM_THREADS * 64 + ADAM_STEP_BYTES
+        return CudaPlan(ADAM_SOURCE, kernel, grid, ADAM_THREADS, scalars, shared_bytes=shared_bytes)
 
 
 ADAMW_8BIT_SOURCE = Path(__file__).with_name("adamw_8bit.cu")
@@ -534,11 +495,8 @@ class AdamW8bitTable(CudaTable):
         assert codes is not None  # of a weight that is supported
         dynamic = codes.format == "dynamic"
         form = CTYPES[self.like.param.dtype], "DYNAMIC" if dynamic else "E4M3", codes.block, ADAMW_8BIT_THREADS
-        return CudaPlan(
-            ADAMW_8BIT_SOURCE,
-            f"adamw_8bit{'_scaled' * factors}<{', '.join(map(str, form))}>",
-            (min(multiprocessors(self.device), chunks), 1),
-            ADAMW_8BIT_THREADS,
-            (ctypes.c_int64(chunks), ctypes.c_int64(self.block)),
-            shared_bytes=dynamic * LOOKUP_BYTES + ADAMW_8BIT_THREADS // 32 * 16 + 16,
-        )
+        kernel = f"adamw_8bit{'_scaled' * factors}<{', '.join(map(str, form))}>"
+        grid = (min(multiprocessors(self.device), chunks), 1)
+        scalars = (ctypes.c_int64(chunks), ctypes.c_int64(self.block))
+        shared_bytes = dynamic * LOOKUP_BYTES + ADAMW_8BIT_THREADS // 32 * 16 + 16
+        return CudaPlan(ADAMW_8BIT_SOURCE, kernel, grid, ADAMW_8BIT_THREADS, scalars, shared_bytes=shared_bytes)

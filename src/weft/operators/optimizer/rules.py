@@ -42,8 +42,6 @@ class Rule:
     counted: Callable[[Options], bool] = lambda options: False  # whether the update needs the number of the step
 
 
-# ---- Adam, AdamW -----------------------------------------------------------------------------------------------------
-
 INVERSE_FACTORIALS = tl.constexpr(tuple(1 / math.factorial(n) for n in range(10, 0, -1)))
 
 
@@ -102,15 +100,10 @@ def _adam_states(options: Options) -> tuple[str, ...]:
 
 
 ADAM = Rule(
-    update=adam_update,
-    states=_adam_states,
-    numbers=_adam_numbers,
-    variant=lambda options: bool(options["amsgrad"]),
-    positive=lambda options: _adam_states(options)[1:],
-    counted=lambda options: True,
-)
+    adam_update, _adam_states, _adam_numbers, variant=lambda options: bool(options["amsgrad"]),
+    positive=lambda options: _adam_states(options)[1:], counted=lambda options: True,
+)  # fmt: skip
 
-# ---- SGD -------------------------------------------------------------------------------------------------------------
 
 PLAIN, MOMENTUM, NESTEROV, DAMPENED = (tl.constexpr(i) for i in range(4))
 
@@ -154,8 +147,6 @@ SGD = Rule(
     variant=_sgd_variant,
     counted=_sgd_counted,
 )
-
-# ---- Lion ------------------------------------------------------------------------------------------------------------
 
 
 @triton.jit

@@ -106,6 +106,11 @@ WORKLOADS = {
 }
 
 
+def with_verified(*more: Workload) -> dict[str, list[Workload]]:
+    """The workloads of every optimizer, and those that are verified besides."""
+    return {**WORKLOADS, "verify": [*WORKLOADS["verify"], *more]}
+
+
 def copies(tensors: list[Tensor]) -> list[Tensor]:
     return [t.clone() for t in tensors]
 
