@@ -12,19 +12,15 @@ from weft.definition import Operator, Workload
 from weft.operators import peers
 from weft.operators.call import cast_for_products, eager, guarded, on_gpu
 from weft.operators.dispatch import Dispatch
-from weft.operators.random_inputs import random_tensor
+from weft.operators.random_inputs import drawn
 
 
 def pytorch_operators(
     name: str, by: Callable[[str], Callable[..., Tensor]], fake: Callable[..., Tensor], gradient: Callable[..., Tensor]
 ) -> dict[str, Callable[..., Tensor]]:
-    """By back end: ``weft::name``, whose Triton kernels a compiler sees, and ``weft::name_hopper``, which it does not.
-
-    Args:
-        by: ``back end -> function``, annotated with the operator's schema: a tensor, then options.
-        fake: the same on fake tensors.
-        gradient: ``(gradient of the result, tensor, *options) -> gradient of the tensor``.
-    """
+    """By back end: ``weft::name``, whose Triton kernels a compiler sees, and ``weft::name_hopper``, which it does not. Made of
+    ``by(back end)``, annotated with the operator's schema (a tensor, then options), the same on ``fake`` tensors, and its
+    ``gradient`` of ``(gradient of the result, tensor, *options)``."""
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         x, *ctx.options = inputs
@@ -44,13 +40,8 @@ def pytorch_operators(
 
 
 class SymmetricProduct:
-    """The calls of ``gram(x)`` and ``gram_polynomial(a, alpha, beta)``: by a plan in eager mode, else by a PyTorch operator.
-
-    Args:
-        table: the operator's routes.
-        reference: the product in PyTorch, whose annotations are the PyTorch operators' schema.
-        gradient: as of :func:`pytorch_operators`.
-    """
+    """The calls of ``gram(x)`` and ``gram_polynomial(a, alpha, beta)``: by a plan in eager mode, else by a PyTorch operator
+    with the schema of ``reference``, the product in PyTorch."""
 
     def __init__(self, name: str, table: Dispatch, reference: Callable[..., Tensor], gradient: Callable[..., Tensor]):
         self.table, self.reference = table, reference
@@ -90,8 +81,7 @@ class SymmetricProduct:
 def matrices(w: Workload, g: Any, device: str, columns: str = "N") -> Tensor:
     """[B, M, N], or [M, N] where B is 1."""
     shape = (w["M"], w[columns]) if w["B"] == 1 else (w["B"], w["M"], w[columns])
-    layout, values = w.option("layout", "contiguous"), w.option("values", "normal")
-    return random_tensor(g, shape, w.dtype, device, layout=layout, values=values)
+    return drawn(w, g, device, *shape)
 
 
 def implement(operator: Operator, kernel: Callable[[str], Any], quack: Callable[..., Tensor], *names: str) -> None:

@@ -36,11 +36,7 @@ Coefficients = str | Sequence[float] | Sequence[Sequence[float]]
 
 
 def schedule(coefficients: Coefficients, steps: int) -> tuple[Step, ...]:
-    """One triple (a, b, c) for each step.
-
-    Raises:
-        ValueError: an unknown name; neither three numbers nor three for each step; steps that are not 1 … 99.
-    """
+    """One triple (a, b, c) for each step. Raises ValueError for anything but a name, three numbers or three for each step."""
     if not isinstance(steps, int) or isinstance(steps, bool) or not 1 <= steps <= MOST_STEPS:
         raise ValueError(f"newton_schulz: argument 'steps' is {steps!r}; expected a whole number, 1 … {MOST_STEPS}")
     if isinstance(coefficients, str):
@@ -52,9 +48,9 @@ def schedule(coefficients: Coefficients, steps: int) -> tuple[Step, ...]:
         return (*shrunk, *POLAR_EXPRESS[-1:] * steps)[:steps]
     given = list(coefficients) if isinstance(coefficients, Sequence) else []
     if len(given) == 3 and all(map(_number, given)):
-        return (_step(given),) * steps
+        return (_step(*given),) * steps
     if len(given) == steps and all(isinstance(s, Sequence) and len(s) == 3 and all(map(_number, s)) for s in given):
-        return tuple(_step(s) for s in given)
+        return tuple(_step(*s) for s in given)
     raise ValueError(
         f"newton_schulz: argument 'coefficients' is {coefficients!r:.80}; expected {' or '.join(map(repr, NAMES))}, a "
         f"tuple of exactly 3 numbers (a, b, c), or {steps} of them, one for each step"
@@ -75,6 +71,5 @@ def _number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _step(values: Any) -> Step:
-    a, b, c = map(float, values)
-    return a, b, c
+def _step(a: Any, b: Any, c: Any) -> Step:
+    return float(a), float(b), float(c)

@@ -22,15 +22,16 @@ from weft.operators.hopper import gemm, tile_sizes
 from weft.operators.hopper.gemm import SIXTEEN_BITS, HopperPlan
 from weft.operators.hopper.tile_sizes import COLUMN_COST, LINE, MULTIPROCESSORS, ROWS, SHARED
 from weft.operators.launch import INTERPRETING, Plan, Plans, multiprocessors
+from weft.operators.matmul.dispatch import default_precision
 from weft.operators.matmul.kernels import layout_of
 from weft.operators.orthogonalization import iteration
 from weft.operators.orthogonalization.coefficients import Coefficients, known, margin, schedule
 from weft.operators.orthogonalization.iteration import flops
 from weft.operators.orthogonalization.kernels import product, quotients, square_sums, symmetric_product, tiles
+from weft.operators.residency import shared_limit
 
 # ---- Triton: configurations ------------------------------------------------------------------------------------------
 
-SHARED_PER_BLOCK = {86: 99 * 1024, 89: 99 * 1024, 120: 99 * 1024, 80: 163 * 1024}  # bytes; the others have 227 KiB
 UNALIGNED = "-unaligned"
 
 
@@ -61,7 +62,7 @@ def _depth(sm: int, dtype: torch.dtype, layout: str) -> Config:
 
 
 def _candidates(sides: tuple[str, ...], sm: int, dtype: torch.dtype, *rest: Any) -> Iterable[Config]:
-    limit = SHARED_PER_BLOCK.get(sm, 227 * 1024)
+    limit = shared_limit(sm)
     depths = tuple(bytes_ // dtype.itemsize for bytes_ in (64, 128, 256))
     tile = {**dict.fromkeys(sides, (64, 128, 256)), "BLOCK_K": depths}
     for c in grid_of({**tile, "GROUP": (4, 8), "num_warps": (4, 8), "num_stages": (2, 3, 4)}):
@@ -83,14 +84,6 @@ def _layout(*tensors: Tensor) -> str:
         value == 1 or value % 16 == 0 for t in tensors for value in (*t.shape[1:], *t.stride()[t.shape[0] == 1 :])
     )
     return layout_of(tensors[0][0], tensors[1][0]) + ("" if aligned else UNALIGNED)
-
-
-# ---- Triton: launches ------------------------------------------------------------------------------------------------
-
-
-def precision_now() -> str:
-    """How fp32 products are computed, by ``torch.set_float32_matmul_precision``: ``ieee`` for "highest", else ``tf32``."""
-    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
 @Plans
@@ -121,12 +114,12 @@ def product_plans(a: Tensor, b: Tensor, c: Tensor, precision: str, beta: float, 
 
 def symmetric_by_triton(a: Tensor, b: Tensor, c: Tensor, beta: float, of_a: float = 0.0, of_b: float = 0.0) -> None:
     if c.numel():
-        symmetric_plans.of((a, b), precision_now(), beta, of_a, of_b)(a, b, c)
+        symmetric_plans.of((a, b), default_precision(), beta, of_a, of_b)(a, b, c)
 
 
 def product_by_triton(a: Tensor, b: Tensor, c: Tensor, beta: float, of_b: float) -> None:
     if c.numel():
-        product_plans.of((a, b, c), precision_now(), beta, of_b)(a, b, c)
+        product_plans.of((a, b, c), default_precision(), beta, of_b)(a, b, c)
 
 
 # ---- Hopper: configurations ------------------------------------------------------------------------------------------
@@ -178,8 +171,6 @@ def hopper_candidates(sm: int, dtype: str, layout: str, matrices: int, m: int, k
 
 hopper_configuration = Configurations(__file__, "hopper_symmetric", hopper_heuristic, hopper_candidates)
 
-# ---- Hopper: launches ------------------------------------------------------------------------------------------------
-
 
 @Plans
 def hopper_symmetric_plans(a: Tensor, b: Tensor, of_a: bool, of_b: bool) -> HopperPlan:
@@ -188,9 +179,8 @@ def hopper_symmetric_plans(a: Tensor, b: Tensor, of_a: bool, of_b: bool) -> Hopp
     layout = ("T" if gemm.across(a, -1) else "N") + ("N" if gemm.across(b, -2) else "T")
     config = hopper_configuration(a.device, a.dtype, layout, matrices, m, k)
     added = [t for t, is_added in ((a, of_a), (b.mT, of_b)) if is_added]
-    return HopperPlan(
-        a, b, symmetric=config, residual=added[0] if added else None, second=added[1] if len(added) > 1 else None
-    )
+    residual, second = (*added, None, None)[:2]
+    return HopperPlan(a, b, symmetric=config, residual=residual, second=second)
 
 
 hopper_product_plans = Plans(lambda a, b, residual, dtype: HopperPlan(a, b, dtype, residual=residual))
@@ -207,11 +197,9 @@ def symmetric_on_hopper(a: Tensor, b: Tensor, c: Tensor, beta: float, of_a: floa
     if not any(adds):
         adds = True, False  # the factor comes with a residual
     plan = hopper_symmetric_plans.of((a, b.mT), *adds)
-    (first, by), *second = [(t, f) for t, f, is_added in ((a, of_a, adds[0]), (b, of_b, adds[1])) if is_added]
-    if second:
-        plan(a, b.mT, c, residual=first, second=second[0][0], alpha=beta, beta=by, gamma=second[0][1])
-    else:
-        plan(a, b.mT, c, residual=first, alpha=beta, beta=by)
+    added = [(t, factor) for t, factor, is_added in ((a, of_a, adds[0]), (b, of_b, adds[1])) if is_added]
+    (first, by), (second, gamma) = (*added, (None, 1.0))[:2]
+    plan(a, b.mT, c, residual=first, second=second, alpha=beta, beta=by, gamma=gamma)
 
 
 def product_on_hopper(a: Tensor, b: Tensor, c: Tensor, beta: float, of_b: float) -> None:
@@ -269,12 +257,10 @@ def normalize_plan(c: NormalizeCall) -> Callable[[Tensor], Tensor]:
 
 
 NORMALIZE = Dispatch(
-    NormalizeCall,
-    ON_CPU,
-    EMPTY,
+    NormalizeCall, ON_CPU, EMPTY,
     Route("triton", lambda c: True, "two launches: sums of squares, quotients", normalize_plan, NormalizeCall.obstacle),
     Route("torch", lambda c: True, "float64, strided matrices, or more of them than a grid has rows"),
-)
+)  # fmt: skip
 
 
 def normalized(x: Tensor, margin: float, eps: float, dtype: torch.dtype) -> Tensor:
@@ -393,13 +379,11 @@ def _symmetric_table(call: type[SymmetricCall]) -> Dispatch:
     on_hopper = f"Hopper's main loop: {HALF}"
     by_hopper = symmetric_launch(ON_HOPPER)
     return Dispatch(
-        call,
-        ON_CPU,
-        EMPTY,
+        call, ON_CPU, EMPTY,
         Route("torch", lambda c: bool(c.strides()), STRIDES),
         Route("cuda", lambda c: not c.traced, on_hopper, by_hopper, SymmetricCall.hopper_obstacle, sm=90),
         Route("triton", lambda c: True, HALF, symmetric_launch(BY_TRITON), SymmetricCall.strides),
-    )
+    )  # fmt: skip
 
 
 GRAM = _symmetric_table(GramCall)
@@ -473,9 +457,7 @@ FEWER = "the gram form has fewer operations (or was asked for)"
 SYMMETRIC = "the symmetric form: the gram form has hardly fewer operations, in more launches, or is less exact"
 
 NEWTON_SCHULZ = Dispatch(
-    IterationCall,
-    ON_CPU,
-    EMPTY,
+    IterationCall, ON_CPU, EMPTY,
     Route("cuda-gram", lambda c: c.gram_form and not c.traced, FEWER,
           iteration_plan(ON_HOPPER, "gram"), IterationCall.hopper_obstacle, sm=90),
     Route("triton-gram", lambda c: c.gram_form, FEWER, iteration_plan(BY_TRITON, "gram"), IterationCall.on_hopper),

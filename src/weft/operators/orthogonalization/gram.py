@@ -1,12 +1,8 @@
-"""``gram(x)``: X·Xᵀ of one matrix or a batch, computing each of its distinct elements once.
-
-Symmetric, so M·(M + 1)·N operations where a product of two matrices has 2·M²·N (theory and measurements:
-docs/notes/orthogonalization.md).
-"""
+"""``gram(x)``: X·Xᵀ of one matrix or a batch, computing each of its distinct elements once."""
 
 from torch import Tensor
 
-from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
+from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload, workloads
 from weft.operators import mutants
 from weft.operators.call import guarded
 from weft.operators.orthogonalization.calls import SymmetricProduct, implement, matrices
@@ -29,9 +25,6 @@ def quack(x: Tensor) -> Tensor:
     return gemm_symmetric(x, x.mT)
 
 
-# ---- definition ------------------------------------------------------------------------------------------------------
-
-
 def cost(w: Workload, direction: str) -> Cost:
     """Operations: a multiply and an add for each term of the M·(M + 1) / 2 distinct elements."""
     b, m, n, size = w["B"], w["M"], w["N"], w.bytes_per_element
@@ -52,9 +45,7 @@ def _first_matrix_for_all(x: Tensor) -> Tensor:
 SQUARES = tuple(workload("bf16", B=1, M=m, N=n) for m, n in ((2048, 2048), (2048, 8192), (4096, 4096), (8192, 8192)))
 BENCH = (*SQUARES, workload("bf16", B=16, M=2048, N=2048))
 # what Muon stacks of a language model of 1.24 G parameters, and its products of the smaller side
-STACKS = tuple(
-    workload("bf16", B=b, M=m, N=n) for b, m, n in ((32, 512, 512), (32, 512, 2048), (32, 2048, 2048), (16, 2048, 8192))
-)
+STACKS = workloads("BMN", (32, 512, 512), (32, 512, 2048), (32, 2048, 2048), (16, 2048, 8192), dtype="bf16")
 TALL = workload("bf16", B=32, M=2048, N=8192, layout="transposed")
 
 gram = Operator(
@@ -67,9 +58,8 @@ gram = Operator(
     tolerance=Tolerance(scale="tensor", terms=lambda w: w["N"]),
     workloads={
         "verify": [
-            *(workload(B=1, M=m, N=n) for m, n in ((1, 1), (1, 40), (16, 16), (33, 65), (100, 17), (70, 130))),
-            *(workload(B=3, M=m, N=n) for m, n in ((5, 7), (40, 32))),
-            *(workload(B=b, M=m, N=n) for b, m, n in ((1, 0, 5), (1, 5, 0), (0, 3, 4))),
+            *workloads("BMN", (1, 1, 1), (1, 1, 40), (1, 16, 16), (1, 33, 65), (1, 100, 17), (1, 70, 130)),
+            *workloads("BMN", (3, 5, 7), (3, 40, 32), (1, 0, 5), (1, 5, 0), (0, 3, 4)),
             *(workload(B=1, M=40, N=32, layout=at) for at in LAYOUTS[1:]),
             *(workload(B=2, M=33, N=16, layout=at) for at in ("sliced", "transposed", "expanded")),
             workload(B=1, M=40, N=16, values="nonfinite"),

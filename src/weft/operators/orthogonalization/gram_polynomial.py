@@ -1,14 +1,11 @@
-"""``gram_polynomial(a, alpha, beta)``: alpha·A + beta·A·A of symmetric matrices, computing each distinct element once.
-
-The middle product of a quintic Newton–Schulz step, with A = X·Xᵀ: M²·(M + 1) operations where PyTorch's ``addmm`` does 2·M³.
-"""
+"""``gram_polynomial(a, alpha, beta)``: alpha·A + beta·A·A of symmetric matrices, computing each distinct element once."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
+from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload, workloads
 from weft.operators import mutants
 from weft.operators.call import guarded
 from weft.operators.orthogonalization.calls import SymmetricProduct, implement, matrices
@@ -37,8 +34,6 @@ def quack(a: Tensor, alpha: float, beta: float) -> Tensor:
         raise Declined("QuACK's symmetric GEMM takes one batch dimension")
     return gemm_symmetric(a, a, a, alpha=beta, beta=alpha)
 
-
-# ---- definition ------------------------------------------------------------------------------------------------------
 
 LAYOUTS = ("contiguous", "unaligned", "sliced", "strided", "transposed")  # a matrix of equal rows is not symmetric
 VALUES = ("normal", "nonfinite")
@@ -75,9 +70,7 @@ gram_polynomial = Operator(
     tolerance=Tolerance(scale="tensor", terms=lambda w: w["M"]),
     workloads={
         "verify": [
-            *(workload(B=1, M=m) for m in (1, 16, 33, 70, 100)),
-            *(workload(B=3, M=m) for m in (5, 40)),
-            *(workload(B=b, M=m) for b, m in ((1, 0), (0, 3))),
+            *workloads("BM", (1, 1), (1, 16), (1, 33), (1, 70), (1, 100), (3, 5), (3, 40), (1, 0), (0, 3)),
             *(workload(B=1, M=40, layout=at) for at in LAYOUTS[1:]),
             workload(B=2, M=33, layout="sliced"),
             workload(B=1, M=20, values="nonfinite"),

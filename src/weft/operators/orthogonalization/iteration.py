@@ -41,9 +41,8 @@ def flops(form: str, rows: int, columns: int, steps: int) -> int:
 class Products(NamedTuple):
     """The launches of one back end."""
 
-    symmetric: Callable[
-        ..., None
-    ]  # (a, b, c, beta, of_a=0, of_b=0) writes beta·A·B + of_a·A + of_b·B, symmetric, into c
+    # (a, b, c, beta, of_a=0, of_b=0) writes beta·A·B + of_a·A + of_b·B, symmetric, into c
+    symmetric: Callable[..., None]
     general: Callable[..., None]  # (a, b, c, beta, of_b) writes beta·A·B + of_b·B into c
     normalized: Callable[[Tensor, float, float, torch.dtype], Tensor]  # (x, margin, eps, dtype), as :func:`normalized`
 
@@ -96,15 +95,9 @@ def gradient(dy: Tensor, x: Tensor, steps: tuple[Step, ...], margin: float, eps:
 
 
 def launched(
-    x: Tensor,
-    steps: tuple[Step, ...],
-    margin: float,
-    eps: float,
-    form: str,
-    dtype: torch.dtype,
-    products: Products,
+    x: Tensor, steps: tuple[Step, ...], margin: float, eps: float, form: str, dtype: torch.dtype, products: Products,
     traced: bool = False,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """The symmetric or the gram form in launches of ours: x [..., M, N] of any strides → contiguous, of ``dtype``."""
     inside = torch.float16 if form == "gram" and dtype == torch.bfloat16 else dtype
     y = (normalized if traced else products.normalized)(x, margin, eps, inside)

@@ -1,8 +1,4 @@
-"""``newton_schulz(x)``: nearly the orthogonal polar factor U·Vᵀ of x = U·S·Vᵀ, by matrix products alone.
-
-A few quintic steps on X / ‖X‖, which is what the optimizer Muon does to a momentum. Right of every machine's ridge, so
-operations are the limit; docs/notes/orthogonalization.md counts them for the forms of the iteration.
-"""
+"""``newton_schulz(x)``: nearly the orthogonal polar factor U·Vᵀ of x = U·S·Vᵀ, by matrix products alone."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, dtype  # a name alone, as the stubs want annotations
 
-from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
+from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload, workloads
 from weft.operators import mutants
 from weft.operators.call import eager, guarded, on_gpu
 from weft.operators.orthogonalization.calls import implement, matrices, pytorch_operators
@@ -23,13 +19,8 @@ EPS = 1e-7  # the least norm
 
 
 def reference(
-    x: Tensor,
-    steps: int = 5,
-    coefficients: Coefficients = "classic",
-    *,
-    eps: float = EPS,
-    dtype: torch.dtype | None = None,
-) -> Tensor:
+    x: Tensor, steps: int = 5, coefficients: Coefficients = "classic", *, eps: float = EPS, dtype: torch.dtype | None = None
+) -> Tensor:  # fmt: skip
     return by_pytorch(x, schedule(coefficients, steps), margin(coefficients), eps, dtype or x.dtype)
 
 
@@ -94,9 +85,6 @@ def quack(x: Tensor, steps: int = 5, coefficients: Coefficients = "classic") -> 
     return (y.mT if tall else y).contiguous()
 
 
-# ---- definition ------------------------------------------------------------------------------------------------------
-
-
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     return {
         "x": matrices(w, g, device),
@@ -150,9 +138,8 @@ newton_schulz = Operator(
     workspace=_workspace,
     workloads={
         "verify": [
-            *(workload(B=1, M=m, N=n) for m, n in ((1, 1), (1, 40), (40, 1), (16, 16), (33, 65), (65, 33), (17, 100))),
-            *(workload(B=3, M=m, N=n) for m, n in ((5, 7), (20, 32))),
-            *(workload(B=b, M=m, N=n) for b, m, n in ((1, 0, 5), (1, 5, 0), (0, 3, 4))),
+            *workloads("BMN", (1, 1, 1), (1, 1, 40), (1, 40, 1), (1, 16, 16), (1, 33, 65), (1, 65, 33), (1, 17, 100)),
+            *workloads("BMN", (3, 5, 7), (3, 20, 32), (1, 0, 5), (1, 5, 0), (0, 3, 4)),
             *(workload(B=1, M=40, N=64, coefficients="polar-express", steps=steps) for steps in (1, 5, 9)),
             *(workload(B=1, M=20, N=32, layout=at) for at in LAYOUTS[1:-1]),
             *(workload(B=2, M=33, N=16, layout=at) for at in ("transposed", "expanded")),
@@ -163,8 +150,7 @@ newton_schulz = Operator(
         "quick": [workload("bf16", B=1, M=2048, N=2048)],
         "host": [workload(B=1, M=64, N=64)],
         "compile": [
-            workload("bf16", B=1, M=2048, N=8192),
-            workload("bf16", B=1, M=4096, N=1024),
+            *workloads("BMN", (1, 2048, 8192), (1, 4096, 1024), dtype="bf16"),
             workload("fp16", B=4, M=500, N=1000),
             workload("fp32", B=1, M=2048, N=2048),
         ],
@@ -186,14 +172,9 @@ choose = newton_schulz.choice(guarded(NEWTON_SCHULZ.choose))
 
 @newton_schulz.function
 def newton_schulz_function(
-    x: Tensor,
-    steps: int = 5,
-    coefficients: Coefficients = "classic",
-    *,
-    eps: float = EPS,
-    form: str = "auto",
+    x: Tensor, steps: int = 5, coefficients: Coefficients = "classic", *, eps: float = EPS, form: str = "auto",
     dtype: dtype | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Orthogonalises matrices: nearly U·Vᵀ for x = U·S·Vᵀ, by Newton–Schulz iterations.
 
     The method is that of Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/; Bernstein and Newhouse 2024,
