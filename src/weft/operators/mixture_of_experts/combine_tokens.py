@@ -1,7 +1,4 @@
-"""``combine_tokens(y, position, weights)``: the weighted sum of each token's rows, where its experts left them.
-
-Every row of y is read once and a row for each token written; two operations an element: bandwidth is the limit.
-"""
+"""``combine_tokens(y, position, weights)``: the weighted sum of each token's rows, where its experts left them."""
 
 from typing import Any
 
@@ -13,7 +10,7 @@ from weft.operators import mutants, peers
 from weft.operators.call import Choice, KernelFunction, differentiable, eager, guarded, reference_gradients, traced
 from weft.operators.mixture_of_experts.dispatch import COMBINE, COMBINE_GRADIENT
 from weft.operators.mixture_of_experts.reference import TOKEN_AXES, check_range, random_places, token_workloads
-from weft.operators.random_inputs import random_tensor
+from weft.operators.random_inputs import drawn, random_tensor
 
 
 def reference(y: Tensor, position: Tensor, weights: Tensor) -> Tensor:
@@ -59,13 +56,10 @@ def combine_tokens_triton(y: Tensor, position: Tensor, weights: Tensor) -> Tenso
     return differentiable(Combine, y, position, weights)
 
 
-# ---- definition ------------------------------------------------------------------------------------------------------
-
-
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     """y [T·K, D]; weights [T, K] in fp32, or in y's dtype with ``weights=same``."""
     t, k = w["T"], w["K"]
-    y = random_tensor(g, (t * k, w["D"]), w.dtype, device, layout=w.option("layout", "contiguous"))
+    y = drawn(w, g, device, t * k, w["D"])
     weights = random_tensor(g, (t, k), w.dtype if w.option("weights") == "same" else "fp32", device)
     return {"y": y, "position": random_places(g, t, k, device)[1], "weights": weights}
 
@@ -167,10 +161,7 @@ def combine_tokens_function(y: Tensor, position: Tensor, weights: Tensor, *, che
     Gradients of y and the weights, in one pass: dy[position] = weight · dout, dweight = y[position] · dout. Rows of y that
     no pair names have an undefined gradient, rows named twice that of one of the pairs.
     """
-    if not check_positions and eager(y, position, weights, gradient=True, autocast=True):
-        chosen = COMBINE.of((y, position, weights))
-    else:
-        chosen = choose(y, position, weights, check_positions=check_positions).implementation != "torch"
-    if not chosen:
-        return reference(y, position, weights)
-    return combine_tokens_triton(y, position, weights)
+    tensors = (y, position, weights)
+    ready = not check_positions and eager(*tensors, gradient=True, autocast=True) and COMBINE.of(tensors)
+    ours = ready or choose(*tensors, check_positions=check_positions).implementation != "torch"
+    return (combine_tokens_triton if ours else reference)(*tensors)

@@ -28,8 +28,6 @@ from weft.operators.launch import multiprocessors
 from weft.operators.mixture_of_experts import kernels
 from weft.operators.mixture_of_experts.reference import check_bias, check_choice, check_indices, check_matrix
 
-# ---- calls -----------------------------------------------------------------------------------------------------------
-
 
 class RouteCall(Call):
     """``(logits[, bias], k, normalise, scoring)``. A plan is called with ``(logits, bias or None, weights, experts, offsets,
@@ -41,8 +39,7 @@ class RouteCall(Call):
         *bias, self.k, self.normalise, self.scoring = rest
         self.x, self.bias, self.experts = logits, bias[0] if bias else None, logits.shape[1]
         check_choice("route_top_k", logits.shape[0], self.experts, self.k, self.normalise, self.scoring)
-        if self.bias is not None:
-            check_bias("route_top_k", self.bias, logits, self.experts)
+        check_bias("route_top_k", self.bias, "logits", logits, self.experts)
 
     @property
     def empty(self) -> bool:
@@ -90,11 +87,8 @@ class CombineCall(Call):
         check_indices(name, "position", position, 2, "[tokens, k]", "y", y)
         check_tensor(name, "weights", weights, tuple(dict.fromkeys((torch.float32, y.dtype))))
         check_device(name, "weights", weights, "y", y)
-        if position.numel() != y.shape[0]:
-            raise ValueError(
-                f"{name}: 'position' has shape {tuple(position.shape)} and 'y' {y.shape[0]} rows; expected one row for each "
-                "position"
-            )
+        expected = f"{y.shape[0]} elements: 'y' has one row for each position"
+        check_shape(name, "position", position, position.numel() == y.shape[0], expected)
         expected = f"{tuple(position.shape)}, that of 'position'"
         check_shape(name, "weights", weights, weights.shape == position.shape, expected)
         self.x, self.position, self.weights = y, position, weights
@@ -346,9 +340,6 @@ def hopper_weight_gradient(c: WeightGradientCall) -> Callable[..., None]:
     return run
 
 
-# ---- rows of tokens --------------------------------------------------------------------------------------------------
-
-
 def gathered(x: Tensor, source: Tensor) -> Tensor:
     """[R, D], contiguous: rows of x; NaN for a source out of range."""
     out = x.new_empty((source.shape[0], x.shape[1]))
@@ -378,13 +369,8 @@ def sums_by_sorting(c: TokenSumsCall) -> Any:
     return lambda dy, source, position, out: plan(source, dy, out)
 
 
-# ---- the tables ------------------------------------------------------------------------------------------------------
-
 ROUTE = Dispatch(
-    RouteCall,
-    ON_CPU,
-    TRACED,
-    EMPTY,
+    RouteCall, ON_CPU, TRACED, EMPTY,
     Route("torch", lambda c: c.experts > kernels.MOST_EXPERTS, "so many experts do not fit a tile: PyTorch's sort"),
     Route("triton", lambda c: True, "top-k in registers and a counting sort, in three launches",
           lambda c: kernels.RoutePlan(c.x, c.bias, c.k, c.normalise, c.scoring)),
@@ -396,10 +382,7 @@ ROUTE_GRADIENT = Dispatch(
 )  # fmt: skip
 
 PERMUTE = Dispatch(
-    PermuteCall,
-    ON_CPU,
-    TRACED,
-    EMPTY,
+    PermuteCall, ON_CPU, TRACED, EMPTY,
     Route("triton", lambda c: True, "rows are copied from their addresses in x",
           lambda c: embedding.FORWARD.kernel("triton").of((c.source, c.x), None)),
 )  # fmt: skip
@@ -410,10 +393,7 @@ PERMUTE_GRADIENT = Dispatch(
 )  # fmt: skip
 
 COMBINE = Dispatch(
-    CombineCall,
-    ON_CPU,
-    TRACED,
-    EMPTY,
+    CombineCall, ON_CPU, TRACED, EMPTY,
     Route("triton", lambda c: True, "rows are gathered, weighted and added in one pass",
           lambda c: kernels.combine_plan(c.x, c.position, c.weights)),
 )  # fmt: skip
@@ -424,17 +404,14 @@ COMBINE_GRADIENT = Dispatch(
 )  # fmt: skip
 
 GROUPED = Dispatch(  # grouped_matmul, the gradient of its rows, and both products of moe_feed_forward
-    ProductCall,
-    ON_CPU,
-    EMPTY,
+    ProductCall, ON_CPU, EMPTY,
     Route("cuda", lambda c: True, "one launch over all groups by TMA and wgmma; group sizes stay on the device",
           hopper_product, product_unsupported, sm=90),
     Route("triton", lambda c: True, "one launch over all groups, whose sizes stay on the device",
           lambda c: kernels.product_plan(c.rows, c.w, c.bias, c.r, c.gather, c.gated, c.keep)),
 )  # fmt: skip
 GROUPED_WEIGHT_GRADIENT = Dispatch(
-    WeightGradientCall,
-    ON_CPU,
+    WeightGradientCall, ON_CPU,
     Route("cuda", lambda c: True, "one launch over all groups by TMA and wgmma; gathered rows are written out first",
           hopper_weight_gradient, weight_gradient_unsupported, sm=90),
     Route("triton", lambda c: True, "one launch over all groups, large groups first",

@@ -1,9 +1,4 @@
-"""``grouped_matmul(x, w, offsets)``: each group of rows of x times its own matrix, the product of a mixture of experts.
-
-2·R·N·K operations for R rows, whatever their groups; every matrix that has rows is read once: 2·R/E operations for each of
-its elements, so that from some hundred rows a group on the rate of the matrix units is the limit
-(docs/notes/mixture_of_experts.md).
-"""
+"""``grouped_matmul(x, w, offsets)``: each group of rows of x times its own matrix, the product of a mixture of experts."""
 
 import functools
 import itertools
@@ -15,7 +10,17 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, cast_for_products, check_same, eager, guarded, on_gpu, traced, transformed
+from weft.operators.call import (
+    Choice,
+    cast_for_products,
+    check_same,
+    check_shape,
+    eager,
+    guarded,
+    on_gpu,
+    traced,
+    transformed,
+)
 from weft.operators.elementwise.swiglu import torch_swiglu
 from weft.operators.mixture_of_experts import dispatch, kernels
 from weft.operators.mixture_of_experts import reference as shared
@@ -24,8 +29,6 @@ from weft.operators.random_inputs import LAYOUTS, random_tensor
 
 ACTIVATIONS = ("swiglu",)
 reference = shared.grouped_product
-
-# ---- peers -----------------------------------------------------------------------------------------------------------
 
 _bounds: Any = WeakIdKeyDictionary()
 
@@ -212,9 +215,6 @@ grouped_matmul_triton = functools.partial(grouped, kernel="triton")
 grouped_matmul_hopper = functools.partial(grouped, kernel="cuda")
 
 
-# ---- definition ------------------------------------------------------------------------------------------------------
-
-
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     """R rows in E groups. ``gather=k``: rows of x [R / k, K], each k times; ``gated``: w [E, 2N, K]; ``bias``: there is
     one; ``layout``: NK or KN as w is stored; ``loads`` as in ``random_offsets``; ``past``: so many last rows in no group."""
@@ -225,11 +225,11 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
         source, position = shared.random_places(g, r // gather, gather, device)
     x = random_tensor(g, (r // max(gather, 1), k), w.dtype, device, layout=w.option("memory", "contiguous"))
     columns = 2 * n if gated else n
-    shape = (e, columns, k) if w.option("layout", "NK") == "NK" else (e, k, columns)
-    weight = random_tensor(g, shape, w.dtype, device)
+    straight = w.option("layout", "NK") == "NK"
+    weight = random_tensor(g, (e, columns, k) if straight else (e, k, columns), w.dtype, device)
     return {
         "x": x,
-        "w": weight if w.option("layout", "NK") == "NK" else weight.transpose(1, 2),
+        "w": weight if straight else weight.transpose(1, 2),
         "offsets": shared.random_offsets(g, r - past, e, w.option("loads", "zipf"), device),
         "source": source,
         "position": position,
@@ -378,18 +378,13 @@ def check(
     check_same(name, "w", w, "x", x)
     if activation not in (None, *ACTIVATIONS):
         raise ValueError(f"{name}: argument 'activation' is {activation!r}; expected {', '.join(ACTIVATIONS)} or None")
-    if w.ndim != 3 or w.shape[2] != x.shape[1] or not w.shape[0] or (activation and w.shape[1] % 2):
-        columns = "2N" if activation else "N"
-        raise ValueError(
-            f"{name}: 'w' has shape {tuple(w.shape)} and 'x' {tuple(x.shape)}; expected w [E, {columns}, {x.shape[1]}] with at "
-            "least one group"
-        )
+    fits = w.ndim == 3 and w.shape[2] == x.shape[1] and w.shape[0] > 0 and not (activation and w.shape[1] % 2)
+    columns = "2N" if activation else "N"
+    expected = f"[E, {columns}, {x.shape[1]}] with at least one group, for 'x' of shape {tuple(x.shape)}"
+    check_shape(name, "w", w, fits, expected)
     e, rows = w.shape[0], x.shape[0]
     shared.check_indices(name, "offsets", offsets, 1, f"({e + 1},)", "x", x)
-    if offsets.shape[0] != e + 1:
-        raise ValueError(
-            f"{name}: argument 'offsets' has {offsets.shape[0]} elements; expected {e + 1}, one more than 'w' has matrices"
-        )
+    check_shape(name, "offsets", offsets, len(offsets) == e + 1, f"({e + 1},), one more than 'w' has matrices")
     if source is not None:
         shared.check_indices(name, "source", source, 1, "[rows]", "x", x)
         rows = source.shape[0]
@@ -397,17 +392,12 @@ def check(
         raise ValueError(f"{name}: {rows} rows; expected under 2**31 (offsets are int32)")
     if position is not None:
         shared.check_indices(name, "position", position, 2, "[tokens, k]", "x", x)
-        if source is None or position.shape[0] != x.shape[0] or position.numel() != rows:
-            raise ValueError(
-                f"{name}: argument 'position' has shape {tuple(position.shape)}; expected a 'source' with it, and "
-                f"{x.shape[0]} rows and {rows} elements"
-            )
+        fits = source is not None and position.shape[0] == x.shape[0] and position.numel() == rows
+        expected = f"a 'source' with it, and {x.shape[0]} rows and {rows} elements"
+        check_shape(name, "position", position, fits, expected)
     if bias is not None:
         check_same(name, "bias", bias, "x", x)
-        if bias.shape != w.shape[:2]:
-            raise ValueError(
-                f"{name}: argument 'bias' has shape {tuple(bias.shape)}; expected {tuple(w.shape[:2])}, 'w' without its last"
-            )
+        check_shape(name, "bias", bias, bias.shape == w.shape[:2], f"{tuple(w.shape[:2])}, 'w' without its last")
     if check_offsets and traced(offsets):
         raise ValueError(f"{name}: check_offsets=True needs values, which tracing does not know; expected False there")
     if not traced(offsets) and (check_offsets or offsets.device.type == "cpu"):
@@ -443,16 +433,9 @@ def choose(x: Tensor, w: Tensor, offsets: Tensor, *, direction: str = "forward",
 
 @grouped_matmul.function
 def grouped_matmul_function(
-    x: Tensor,
-    w: Tensor,
-    offsets: Tensor,
-    *,
-    source: Tensor | None = None,
-    position: Tensor | None = None,
-    bias: Tensor | None = None,
-    activation: str | None = None,
-    check_offsets: bool = False,
-) -> Tensor:
+    x: Tensor, w: Tensor, offsets: Tensor, *, source: Tensor | None = None, position: Tensor | None = None,
+    bias: Tensor | None = None, activation: str | None = None, check_offsets: bool = False,
+) -> Tensor:  # fmt: skip
     """Each group of rows times its own matrix: y[r] = x[r] · w[e]ᵀ for rows offsets[e] … offsets[e + 1] - 1.
 
     Args:

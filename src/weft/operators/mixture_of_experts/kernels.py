@@ -10,9 +10,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.configs import Config, Configurations, bucket, grid_of, tiles
 from weft.operators.elementwise.kernels import logistic
 from weft.operators.launch import INTERPRETING, Plan, Plans
+from weft.operators.residency import shared_limit
 
 # ---- routing ---------------------------------------------------------------------------------------------------------
 #
@@ -267,9 +268,7 @@ def combine_heuristic(sm: int, dtype: torch.dtype, d: int) -> Config:
 
 def combine_candidates(sm: int, dtype: torch.dtype, d: int) -> Any:
     blocks = [b for b in (256, 512, 1024, 2048, 4096) if b <= d] or [d]
-    for c in grid_of({"ROWS": (1, 2, 4, 8), "BLOCK": blocks, "num_warps": (2, 4, 8)}):
-        if 4 <= c["ROWS"] * c["BLOCK"] // (32 * c["num_warps"]) <= 32:
-            yield c
+    return tiles({"ROWS": (1, 2, 4, 8), "BLOCK": blocks, "num_warps": (2, 4, 8)}, 4, 32, of=("ROWS", "BLOCK"))
 
 
 combine_configuration = Configurations(__file__, "combine", combine_heuristic, combine_candidates)
@@ -484,7 +483,7 @@ def outer_heuristic(sm: int, dtype: torch.dtype, layout: str, rows: int, p: int,
 
 def _fitting(sm: int, dtype: torch.dtype, blocks: tuple[str, ...], heights: tuple[int, ...], gated: bool) -> Any:
     """Tiles whose accumulators fit registers and whose stages fit shared memory."""
-    limit = {80: 166912, 90: 232448, 100: 232448}.get(sm, 101376)
+    limit = shared_limit(sm)
     a, b, c = blocks
     sizes = {a: heights, b: (64, 128, 256), c: (32, 64, 128)}
     for found in grid_of({**sizes, "GROUP": (4, 8), "num_warps": (4, 8), "num_stages": (3, 4)}):

@@ -1,9 +1,5 @@
 """``moe_feed_forward(x, router, w_gate_up, w_down, k)``: a mixture-of-experts layer, each token through k of E
-feed-forward networks.
-
-6·T·k·D·H operations; read and written once: tokens, the matrices of experts that have tokens, and the result. What lies
-between (k hidden rows and k output rows for each token) is work of this way of doing it, not of the layer.
-"""
+feed-forward networks."""
 
 import dataclasses
 from collections.abc import Callable
@@ -15,7 +11,7 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, cast_for_products, check_same, check_tensor, guarded
+from weft.operators.call import Choice, cast_for_products, check_same, check_shape, check_tensor, guarded
 from weft.operators.mixture_of_experts import combine_tokens as combining
 from weft.operators.mixture_of_experts import grouped_matmul as grouping
 from weft.operators.mixture_of_experts import route_top_k as routing
@@ -49,8 +45,6 @@ through_public_functions = layer(
 )
 
 
-# ---- definition ------------------------------------------------------------------------------------------------------
-
 DRAWN = 8  # tokens drawn for each that is kept
 
 
@@ -73,15 +67,7 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
             best = F.linear(x.float(), router.float()).topk(k + 1).values
             x = x[(best[:, k - 1] - best[:, k]).topk(t, sorted=False).indices]
         x = x[:t].contiguous()
-    return {
-        "x": x,
-        "router": router,
-        "w_gate_up": w_gate_up,
-        "w_down": w_down,
-        "k": k,
-        "normalise": w.option("normalise", True),
-        "scoring": w.option("scoring", "softmax"),
-    }
+    return {"x": x, "router": router, "w_gate_up": w_gate_up, "w_down": w_down, "k": k, **routing.weighing(w)}
 
 
 def cost(w: Workload, direction: str) -> Cost:
@@ -110,12 +96,12 @@ def _like(t: int, k: int, d: int, h: int, e: int = 64) -> Workload:
     return workload("bf16", T=t, E=e, D=d, H=h, k=k)
 
 
-# as Qwen3-30B-A3B, DeepSeek-V2-Lite, and wider ones; all with 64 experts
 def _workspace(w: Workload) -> int:
     """Each token's rows in every expert that it goes to: hidden ones, results, and a few indices and weights."""
     return w["T"] * w.option("k", 2) * ((w["D"] + w["H"]) * w.bytes_per_element + 64)
 
 
+# as Qwen3-30B-A3B, DeepSeek-V2-Lite, and wider ones; all with 64 experts
 TIMED = (_like(4096, 8, 2048, 768), _like(16384, 8, 2048, 768), _like(8192, 6, 2048, 1408), _like(16384, 2, 4096, 2816))
 
 LEAVES = ("x", "router", "w_gate_up", "w_down")
@@ -176,16 +162,12 @@ def check(
     for argument, value in (("router", router), ("w_gate_up", w_gate_up), ("w_down", w_down)):
         check_tensor(name, argument, value)
         check_same(name, argument, value, "x", x)
-        if tuple(value.shape) != wanted[argument]:
-            raise ValueError(
-                f"{name}: argument '{argument}' has shape {tuple(value.shape)}; expected {wanted[argument]} for 'x' with {d} "
-                f"columns, {e} experts in 'router' and {h} hidden columns in 'w_down'"
-            )
+        sizes = f"'x' with {d} columns, {e} experts in 'router' and {h} hidden columns in 'w_down'"
+        check_shape(name, argument, value, tuple(value.shape) == wanted[argument], f"{wanted[argument]} for {sizes}")
     if not e:
         raise ValueError(f"{name}: argument 'router' has no rows; expected one for each expert")
     check_choice(name, x.shape[0], e, k, **choice)
-    if bias is not None:
-        check_bias(name, bias, x, e)
+    check_bias(name, bias, "x", x, e)
 
 
 @moe_feed_forward.choice
@@ -211,16 +193,9 @@ def choose(
 
 @moe_feed_forward.function
 def moe_feed_forward_function(
-    x: Tensor,
-    router: Tensor,
-    w_gate_up: Tensor,
-    w_down: Tensor,
-    k: int,
-    *,
-    normalise: bool = True,
-    scoring: str = "softmax",
-    bias: Tensor | None = None,
-) -> Tensor:
+    x: Tensor, router: Tensor, w_gate_up: Tensor, w_down: Tensor, k: int, *, normalise: bool = True,
+    scoring: str = "softmax", bias: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """A mixture-of-experts feed-forward layer: Σ over a token's k experts of weight · w_down[e] · (silu(gate) · up).
 
     Args:

@@ -1,8 +1,4 @@
-"""``permute_tokens(x, source)``: the rows that experts work on, side by side.
-
-A row is written for each place and each token's row read once; no arithmetic: bandwidth is the limit. ``grouped_matmul``
-takes ``source`` itself, and then these rows are never written.
-"""
+"""``permute_tokens(x, source)``: the rows that experts work on, side by side."""
 
 from typing import Any
 
@@ -14,7 +10,7 @@ from weft.operators import mutants, peers
 from weft.operators.call import Choice, KernelFunction, differentiable, eager, guarded, reference_gradients, traced
 from weft.operators.mixture_of_experts.dispatch import PERMUTE, PERMUTE_GRADIENT, gathered, token_sums
 from weft.operators.mixture_of_experts.reference import TOKEN_AXES, check_range, random_places, token_workloads
-from weft.operators.random_inputs import LAYOUTS, random_tensor
+from weft.operators.random_inputs import LAYOUTS, drawn
 
 
 def reference(x: Tensor, source: Tensor, position: Tensor | None = None) -> Tensor:
@@ -45,12 +41,9 @@ def permute_tokens_triton(x: Tensor, source: Tensor, position: Tensor | None = N
     return differentiable(Permute, x, source, position)
 
 
-# ---- definition ------------------------------------------------------------------------------------------------------
-
-
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     """x [T, D], each token K times; ``position=False`` leaves the inverse out."""
-    x = random_tensor(g, (w["T"], w["D"]), w.dtype, device, layout=w.option("layout", "contiguous"))
+    x = drawn(w, g, device, w["T"], w["D"])
     source, position = random_places(g, w["T"], w["K"], device)
     return {"x": x, "source": source, "position": position if w.option("position", True) else None}
 
@@ -146,10 +139,6 @@ def permute_tokens_function(
     The gradient sums a token's rows in fp32 in a fixed order.
     """
     tensors = (x, source) if position is None else (x, source, position)
-    if not check_source and eager(*tensors, gradient=True, autocast=True):
-        chosen = PERMUTE.of(tensors)
-    else:
-        chosen = choose(x, source, position, check_source=check_source).implementation != "torch"
-    if not chosen:
-        return reference(x, source, position)
-    return permute_tokens_triton(x, source, position)
+    ready = not check_source and eager(*tensors, gradient=True, autocast=True) and PERMUTE.of(tensors)
+    ours = ready or choose(x, source, position, check_source=check_source).implementation != "torch"
+    return (permute_tokens_triton if ours else reference)(x, source, position)

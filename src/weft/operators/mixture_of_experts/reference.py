@@ -8,12 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from weft.definition import Workload, torch_dtype, workload
-from weft.operators.call import FLOATS, check_device, check_tensor, check_values, traced
+from weft.operators.call import FLOATS, check_device, check_shape, check_tensor, check_values, check_vector, traced
 
 LOADS = ("zipf", "even", "one", "empty")
 SCORINGS = ("softmax", "sigmoid")
-
-# ---- routing ---------------------------------------------------------------------------------------------------------
 
 
 class Routing(NamedTuple):
@@ -46,9 +44,6 @@ def ordered(experts: Tensor, e: int) -> tuple[Tensor, Tensor, Tensor]:
     places = torch.arange(order.numel(), device=experts.device, dtype=torch.int32)
     position = torch.empty_like(places).scatter(0, order, places).view(experts.shape)
     return offsets.int(), (order // max(experts.shape[1], 1)).int(), position
-
-
-# ---- grouped products ------------------------------------------------------------------------------------------------
 
 
 def around(
@@ -112,8 +107,6 @@ def grouped_outer(a: Tensor, b: Tensor, offsets: Tensor, a_source: Tensor | None
     return torch.stack([a.where(mask[:, None], 0).t() @ b.where(mask[:, None], 0) for mask in masks])
 
 
-# ---- rows of tokens --------------------------------------------------------------------------------------------------
-
 TOKEN_AXES = {"T": "tokens", "K": "experts of each token", "D": "columns"}  # of permute_tokens and combine_tokens
 
 
@@ -134,23 +127,18 @@ def token_workloads(own: Workload) -> dict[str, list[Workload]]:
     }
 
 
-# ---- checks ----------------------------------------------------------------------------------------------------------
-
-
 def check_indices(
     operator: str, name: str, indices: Any, ndim: int, expected: str, other: str, reference: Tensor
 ) -> None:
     """Raises unless ``indices`` is an int32 tensor of ``ndim`` dimensions on the device of ``reference``."""
     check_tensor(operator, name, indices, (torch.int32,))
     check_device(operator, name, indices, other, reference)
-    if indices.ndim != ndim:
-        raise ValueError(f"{operator}: argument '{name}' has shape {tuple(indices.shape)}; expected {expected}")
+    check_shape(operator, name, indices, indices.ndim == ndim, expected)
 
 
 def check_matrix(operator: str, name: str, value: Any) -> None:
     check_tensor(operator, name, value)
-    if value.ndim != 2:
-        raise ValueError(f"{operator}: argument '{name}' has shape {tuple(value.shape)}; expected a matrix")
+    check_shape(operator, name, value, value.ndim == 2, "a matrix")
 
 
 def check_range(operator: str, name: str, indices: Tensor, size: int) -> None:
@@ -173,15 +161,9 @@ def check_choice(name: str, t: int, e: int, k: int, normalise: bool = True, scor
         raise ValueError(f"{name}: argument 'scoring' is {scoring!r}; expected {' or '.join(SCORINGS)}")
 
 
-def check_bias(name: str, bias: Tensor, other: Tensor, e: int) -> None:
-    check_tensor(name, "bias", bias, FLOATS)
-    if bias.device != other.device:
-        raise ValueError(f"{name}: argument 'bias' is on {bias.device}; expected {other.device}, as the other tensors")
-    if tuple(bias.shape) != (e,):
-        raise ValueError(f"{name}: argument 'bias' has shape {tuple(bias.shape)}; expected ({e},), one for each expert")
-
-
-# ---- random routes ---------------------------------------------------------------------------------------------------
+def check_bias(name: str, bias: Tensor | None, argument: str, other: Tensor, e: int) -> None:
+    if bias is not None:
+        check_vector(name, "bias", bias, e, "one for each expert", argument, other, FLOATS)
 
 
 def random_places(g: Any, t: int, k: int, device: str) -> tuple[Tensor, Tensor]:

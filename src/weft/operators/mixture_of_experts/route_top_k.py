@@ -1,9 +1,5 @@
 """``route_top_k(logits, k)``: each token's k best experts with their weights, and the order that puts an expert's tokens
-side by side.
-
-Compulsorily the logits are read and five small tensors written; a few operations a logit, k comparisons each. At the sizes of
-language models that is a few MB, so launches are what it costs (docs/notes/mixture_of_experts.md).
-"""
+side by side."""
 
 from typing import Any
 
@@ -58,9 +54,6 @@ def route_top_k_triton(
     return Routing(*differentiable(Route, logits, k, normalise, scoring, bias))
 
 
-# ---- definition ------------------------------------------------------------------------------------------------------
-
-
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     """Logits [T, E] whose expert e is the less likely the larger e is (a Zipf law); with ``values=ties`` of few values; with
     ``loads=one`` all tokens' first expert is the last one."""
@@ -75,13 +68,11 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
         if w.option("loads") == "one":
             logits[:, -1:] += 30
     bias = random_tensor(g, (e,), "fp32", device) * 0.3 if w.option("bias", False) else None
-    return {
-        "logits": logits,
-        "k": w["K"],
-        "normalise": w.option("normalise", True),
-        "scoring": w.option("scoring", "softmax"),
-        "bias": bias,
-    }
+    return {"logits": logits, "k": w["K"], **weighing(w), "bias": bias}
+
+
+def weighing(w: Workload) -> dict[str, Any]:
+    return {"normalise": w.option("normalise", True), "scoring": w.option("scoring", "softmax")}
 
 
 def cost(w: Workload, direction: str) -> Cost:
@@ -193,13 +184,8 @@ route_top_k.implementation("torch.compile", devices=("cuda",))(peers.Compiled(re
 @route_top_k.choice
 @guarded
 def choose(
-    logits: Tensor,
-    k: int,
-    normalise: bool = True,
-    scoring: str = "softmax",
-    bias: Any = None,
-    direction: str = "forward",
-) -> Choice:
+    logits: Tensor, k: int, normalise: bool = True, scoring: str = "softmax", bias: Any = None, direction: str = "forward"
+) -> Choice:  # fmt: skip
     tensors = (logits,) if bias is None else (logits, bias)
     choice = ROUTE.choose(*tensors, k, normalise, scoring)
     if direction == "backward" and choice.implementation != "torch":
@@ -236,10 +222,6 @@ def route_top_k_function(
     token still has k different experts, and NaN among its weights (all of them where softmax or ``normalise`` mixes them).
     """
     tensors = (logits,) if bias is None else (logits, bias)
-    if eager(*tensors, gradient=True, autocast=True):
-        chosen = ROUTE.of(tensors, k, normalise, scoring)
-    else:
-        chosen = choose(logits, k, normalise, scoring, bias).implementation != "torch"
-    if not chosen:
-        return reference(logits, k, normalise=normalise, scoring=scoring, bias=bias)
-    return route_top_k_triton(logits, k, normalise=normalise, scoring=scoring, bias=bias)
+    ready = eager(*tensors, gradient=True, autocast=True) and ROUTE.of(tensors, k, normalise, scoring)
+    ours = ready or choose(logits, k, normalise, scoring, bias).implementation != "torch"
+    return (route_top_k_triton if ours else reference)(logits, k, normalise=normalise, scoring=scoring, bias=bias)
