@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from weft.operators.call import check_shape
 from weft.operators.sparse.pattern import Compressed, rows_of_elements
 
 if TYPE_CHECKING:
@@ -59,17 +60,15 @@ class BSR(Compressed):
         """From a matrix of layout ``sparse_bsr`` (shares its memory), or with a block size of any other layout."""
         if not isinstance(a, Tensor):
             raise TypeError(f"BSR.from_torch: argument 'a' is a {type(a).__name__}; expected a torch.Tensor")
-        if a.ndim != 2:
-            raise ValueError(f"BSR.from_torch: argument 'a' has shape {tuple(a.shape)}; expected a matrix")
+        check_shape("BSR.from_torch", "a", a, a.ndim == 2, "a matrix")
         if a.layout != torch.sparse_bsr:
             if block not in BLOCKS:
                 raise ValueError(
                     f"BSR.from_torch: argument 'block' is {block!r}; expected one of {BLOCKS} for layout {a.layout}"
                 )
-            if a.shape[0] % block or a.shape[1] % block:
-                raise ValueError(
-                    f"BSR.from_torch: argument 'a' has shape {tuple(a.shape)}; expected multiples of {block}"
-                )
+            check_shape(
+                "BSR.from_torch", "a", a, not (a.shape[0] % block or a.shape[1] % block), f"multiples of {block}"
+            )
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # "in beta state", once a process
                 a = a.to_sparse_bsr((block, block))
@@ -79,12 +78,8 @@ class BSR(Compressed):
 
     @classmethod
     def from_scipy(cls, a: "scipy.sparse.spmatrix | scipy.sparse.sparray", block: int, device: Any = "cpu") -> "BSR":
-        """From any of SciPy's sparse matrices or arrays, in blocks of ``block`` rows and columns.
-
-        Raises:
-            TypeError: anything else.
-            ValueError: another block size than there is, or that does not divide the matrix.
-        """
+        """From any of SciPy's sparse matrices or arrays (anything else: TypeError), in blocks of ``block`` rows and columns (of
+        another size than there is, or that does not divide the matrix: ValueError)."""
         if not hasattr(a, "tobsr"):
             raise TypeError(f"BSR.from_scipy: argument 'a' is a {type(a).__name__}; expected a sparse matrix of SciPy")
         shape = int(a.shape[0]), int(a.shape[1])

@@ -1,8 +1,4 @@
-"""``bsr_matmul(matrix, b)``: a matrix of dense blocks times a dense matrix, on tensor cores.
-
-2·B²·K operations for each stored block of B²·s bytes: with K in the hundreds the rate of the matrix units is the limit, as in a
-dense product, of which only the stored share is computed.
-"""
+"""``bsr_matmul(matrix, b)``: a matrix of dense blocks times a dense matrix, on tensor cores."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.definition import BYTES, Cost, Mutant, Operator, Tolerance, Workload, workload
+from weft.definition import BYTES, Cost, Mutant, Operator, Tolerance, Workload, workload, workloads
 from weft.operators import mutants
 from weft.operators.call import Choice, guarded
 from weft.operators.configs import Config, Configurations, bucket, tiles
@@ -95,11 +91,9 @@ def plan(c: BsrCall) -> Plan:
 
 
 FORWARD = Dispatch(
-    BsrCall,
-    ON_CPU,
-    TRACED_DENSE,
+    BsrCall, ON_CPU, TRACED_DENSE,
     Route("triton", lambda c: True, "stored blocks on the matrix units", plan),
-)
+)  # fmt: skip
 
 
 def reference(matrix: BSR, b: Tensor) -> Tensor:
@@ -179,16 +173,12 @@ bsr_matmul = Operator(
     tolerance=Tolerance(scale=scale, ulps=2.0, terms=lambda w: max(w["R"] * w.option("block", 16), 32)),
     workloads={
         "verify": [
-            workload(M=64, N=48, R=2, K=20),
-            workload(M=16, N=16, R=1, K=1),
+            *workloads("MNRK", (64, 48, 2, 20), (16, 16, 1, 1)),
             workload(M=96, N=64, R=2, K=33, block=32),
             workload(M=128, N=192, R=2, K=40, block=64),
             workload(M=256, N=128, R=1, K=16, block=128),
             workload(M=64, N=32, R=3, K=130, indices="int64"),
-            *(
-                workload(M=m, N=n, R=r, K=k)
-                for m, n, r, k in ((0, 32, 3, 4), (32, 0, 3, 4), (32, 32, 0, 4), (32, 32, 1, 0))
-            ),
+            *workloads("MNRK", (0, 32, 3, 4), (32, 0, 3, 4), (32, 32, 0, 4), (32, 32, 1, 0)),
             *(workload(M=48, N=32, R=2, K=24, layout=at) for at in ("unaligned", "sliced", "strided", "transposed")),
         ],
         "full": [workload(M=1024, N=1024, R=8, K=512, block=b) for b in (16, 32)],

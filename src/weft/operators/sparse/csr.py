@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
+from weft.operators.call import check_shape
 from weft.operators.sparse.pattern import VALUES, Compressed, Kept, Made, check_array, rows_of_elements, transposed
 
 if TYPE_CHECKING:
@@ -82,16 +83,13 @@ class CSR(Compressed):
         pattern, order = self.kept("transposed", make)
         return pattern.with_values(self.values[order])
 
-    # ---- conversions -------------------------------------------------------------------------------------------------
-
     @classmethod
     def from_torch(cls, a: Tensor) -> "CSR":
         """From a matrix of layout ``sparse_csr`` (shares its memory), ``sparse_coo`` (duplicates stay), ``sparse_bsr``,
         ``sparse_csc`` or dense (its zeros are left out)."""
         if not isinstance(a, Tensor):
             raise TypeError(f"CSR.from_torch: argument 'a' is a {type(a).__name__}; expected a torch.Tensor")
-        if a.ndim != 2:
-            raise ValueError(f"CSR.from_torch: argument 'a' has shape {tuple(a.shape)}; expected a matrix")
+        check_shape("CSR.from_torch", "a", a, a.ndim == 2, "a matrix")
         shape = (a.shape[0], a.shape[1])
         if a.layout == torch.sparse_bsr:
             a = a.to_sparse()  # PyTorch has no way from blocks to CSR
@@ -112,11 +110,7 @@ class CSR(Compressed):
 
     @classmethod
     def from_scipy(cls, a: "scipy.sparse.spmatrix | scipy.sparse.sparray", device: Any = "cpu") -> "CSR":
-        """From any of SciPy's sparse matrices or arrays.
-
-        Raises:
-            TypeError: anything else.
-        """
+        """From any of SciPy's sparse matrices or arrays. Raises TypeError for anything else."""
         if not hasattr(a, "tocsr"):
             raise TypeError(f"CSR.from_scipy: argument 'a' is a {type(a).__name__}; expected a sparse matrix of SciPy")
         a = a.tocsr()
@@ -124,11 +118,7 @@ class CSR(Compressed):
         return cls(offsets, columns, values, (int(a.shape[0]), int(a.shape[1])))
 
     def to_scipy(self) -> "scipy.sparse.csr_array":
-        """A ``scipy.sparse.csr_array`` of a copy on the CPU; bfloat16 becomes float32.
-
-        Raises:
-            ModuleNotFoundError: without SciPy, with the install line.
-        """
+        """A ``scipy.sparse.csr_array`` of a copy on the CPU; bfloat16 becomes float32."""
         try:
             from scipy.sparse import csr_array
         except ModuleNotFoundError as error:

@@ -39,9 +39,7 @@ class MatrixCall(Call):
 
 
 SPMV_AND_SPMM = Dispatch(
-    MatrixCall,
-    ON_CPU,
-    TRACED,
+    MatrixCall, ON_CPU, TRACED,
     Route("torch", lambda c: c.empty, "no stored elements or no columns: nothing to launch"),
     Route("merge", lambda c: c.rows.padding > MOST_PADDING, "uneven rows: equal parts of rows and elements",
           lambda c: by_parts),

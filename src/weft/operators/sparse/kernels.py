@@ -202,9 +202,6 @@ def add_open_rows(rows_ptr, runs_ptr, open_ptr, closed_ptr, y_ptr, K, REACH: tl.
         tl.store(y_ptr + row * K + k, y.to(y_ptr.dtype.element_ty), mask=k < K)
 
 
-# ---- configurations --------------------------------------------------------------------------------------------------
-
-
 row_tiles = tiles({"TILE": (256, 512, 1024, 2048, 4096, 8192), "num_warps": (1, 2, 4, 8)}, 4, 64)
 part_tiles = tiles({"TILE": (512, 1024, 2048, 4096), "num_warps": (2, 4, 8)}, 4, 32)
 # 8 elements a thread: so many gathers are on their way at once
@@ -251,7 +248,8 @@ def merge_items(values: Tensor) -> int:
     return merge_tile(values) - ALIGNED
 
 
-def row_plan(offsets: Tensor, columns: Tensor, values: Tensor, b: Tensor) -> Plan:
+@Plans
+def row_plans(offsets: Tensor, columns: Tensor, values: Tensor, b: Tensor) -> Plan:
     """Of ``(offsets, columns, values, b, y)``."""
     m = len(offsets) - 1
     if b.ndim == 1:
@@ -298,7 +296,6 @@ class MergePlan:
         self.add(rows, runs, opened, closed, y)
 
 
-row_plans = Plans(row_plan)
 merge_plans = Plans(MergePlan)
 
 

@@ -2,12 +2,14 @@
 
 import copy
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
+
+from weft.operators.call import check_device, check_shape, check_tensor
 
 INDICES = (torch.int32, torch.int64)
 VALUES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -15,47 +17,26 @@ Matrix = TypeVar("Matrix", bound="Compressed")
 Made = TypeVar("Made")
 
 
-def check_shape(kind: str, shape: Any) -> tuple[int, int]:
+def whole_shape(kind: str, shape: Any) -> tuple[int, int]:
     """The shape as two whole numbers. Raises TypeError or ValueError."""
-    try:
-        rows, columns = shape
-        whole = all(isinstance(n, int) and not isinstance(n, bool) for n in (rows, columns))
-    except (TypeError, ValueError):
-        whole = False
-    if not whole:
+    pair = isinstance(shape, Sequence) and len(shape) == 2
+    if not pair or any(isinstance(n, bool) or not isinstance(n, int) for n in shape):
         raise TypeError(f"{kind}: argument 'shape' is {shape!r}; expected two whole numbers (rows, columns)")
+    rows, columns = shape
     if rows < 0 or columns < 0:
         raise ValueError(f"{kind}: argument 'shape' is {tuple(shape)}; expected no negative number")
     return rows, columns
 
 
 def check_array(
-    kind: str,
-    name: str,
-    value: Any,
-    dtypes: tuple[torch.dtype, ...],
-    ndim: int,
-    like: Tensor,
-    first: str = "row_offsets",
-) -> None:
+    kind: str, name: str, value: Any, dtypes: tuple[torch.dtype, ...], ndim: int, like: Tensor, first: str = "row_offsets"
+) -> None:  # fmt: skip
     """Raises unless ``value`` is a contiguous tensor of one of the dtypes and of ``ndim`` dimensions, on ``like``'s device."""
-    if not isinstance(value, Tensor):
-        raise TypeError(f"{kind}: argument '{name}' is a {type(value).__name__}; expected a torch.Tensor")
-    if value.layout != torch.strided:
-        raise TypeError(f"{kind}: argument '{name}' has layout {value.layout}; expected a dense (strided) tensor")
-    if value.dtype not in dtypes:
-        words = " or ".join(str(d).removeprefix("torch.") for d in dtypes)
-        raise TypeError(
-            f"{kind}: argument '{name}' has dtype {str(value.dtype).removeprefix('torch.')}; expected {words}"
-        )
-    if value.ndim != ndim:
-        raise ValueError(f"{kind}: argument '{name}' has shape {tuple(value.shape)}; expected {ndim} dimension(s)")
+    check_tensor(kind, name, value, dtypes)
+    check_shape(kind, name, value, value.ndim == ndim, f"{ndim} dimension(s)")
     if not value.is_contiguous():
         raise ValueError(f"{kind}: argument '{name}' has strides {value.stride()}; expected a contiguous tensor")
-    if value.device != like.device:
-        raise ValueError(
-            f"{kind}: argument '{name}' is on {value.device} and '{first}' on {like.device}; expected one device"
-        )
+    check_device(kind, name, value, first, like)
 
 
 def check_pattern(
@@ -122,7 +103,7 @@ class Compressed:
 
     def __post_init__(self, check: bool) -> None:
         kind, offsets = type(self).__name__, self.row_offsets
-        object.__setattr__(self, "shape", check_shape(kind, self.shape))
+        object.__setattr__(self, "shape", whole_shape(kind, self.shape))
         dimensions = {"row_offsets": 1, "columns": 1, "values": self.VALUE_DIMENSIONS}
         for name, ndim in dimensions.items():
             like = offsets if isinstance(offsets, Tensor) else torch.empty(0)

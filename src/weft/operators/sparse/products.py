@@ -37,14 +37,8 @@ def check_product(
     operator: str, matrix: Any, kinds: Any, hint: str, b: Tensor, expected: str, *, left: str = "matrix",
     right: str = "b", ndim: int = 2, gradient: bool = False,
 ) -> None:  # fmt: skip
-    """Raises unless ``matrix`` is of one of the kinds and b fits it.
-
-    Args:
-        kinds, hint: classes of matrices, and their names with how to make one.
-        expected: the shape of b, where ``{}`` is the number of the matrix's columns.
-        left, right: the names of the arguments.
-        gradient: whether the product has gradients.
-    """
+    """Raises unless ``matrix`` is of one of the kinds (``hint``: their names, with how to make one) and b fits it, and where a
+    gradient is wanted that the product does not have. ``expected``: the shape of b, ``{}`` being the matrix's columns."""
     if not isinstance(matrix, kinds):
         raise TypeError(
             f"{operator}: argument '{left}' is a {type(matrix).__name__}; expected a weft.operators.sparse.{hint}"
@@ -67,9 +61,6 @@ def cast(matrix: Any, b: Tensor) -> tuple[Any, Tensor]:
     return (matrix if values is matrix.values else matrix.with_values(values)), b
 
 
-# ---- gradients -------------------------------------------------------------------------------------------------------
-
-
 @triton.jit
 def sampled_dots(
     rows_ptr, columns_ptr, dy_ptr, b_ptr, out_ptr, Z, K, dy_row, dy_col, b_row, b_col,
@@ -88,14 +79,12 @@ def sampled_dots(
     tl.store(out_ptr + z, tl.sum(total, axis=1).to(out_ptr.dtype.element_ty), mask=z < Z)
 
 
-def _sampled_plan(rows: Tensor, columns: Tensor, dy: Tensor, b: Tensor) -> Plan:
+@Plans
+def sampled_plans(rows: Tensor, columns: Tensor, dy: Tensor, b: Tensor) -> Plan:
     """Of ``(rows, columns, dy, b, out)``: dy [M, K], b [N, K]."""
     z, k = len(columns), b.shape[1]
     tile = {"ELEMENTS": max(1024 // bucket(k), 8), "BLOCK": min(bucket(k), 128)}
     return Plan(sampled_dots, (triton.cdiv(z, tile["ELEMENTS"]),), (z, k, *dy.stride(), *b.stride()), tile, num_warps=4)
-
-
-sampled_plans = Plans(_sampled_plan)
 
 
 def gradient_of_values(matrix: CSR, dy: Tensor, b: Tensor) -> Tensor:
@@ -156,14 +145,9 @@ def in_torch(matrix: CSR, b: Tensor) -> Tensor:
         return reference(matrix, b)  # PyTorch's sparse product on a CPU has no 16-bit kernel
     if b.is_cuda and matrix.stored > matrix.shape[0] * matrix.shape[1]:
         raise Declined("cuSPARSE takes no more elements than the matrix has places")
-    return (torch.mv if b.ndim == 1 else torch.mm)(sparse_tensor(matrix), b)
-
-
-def sparse_tensor(matrix: CSR) -> Tensor:
-    """The matrix as PyTorch's, made once for its values: a user would have it so."""
-    if matrix.values.requires_grad:
-        return matrix.to_torch()
-    return matrix.kept_with_values("torch", matrix.to_torch)
+    make = matrix.to_torch  # once for its values, where they have no history: a user would have it so
+    a = make() if matrix.values.requires_grad else matrix.kept_with_values("torch", make)
+    return (torch.mv if b.ndim == 1 else torch.mm)(a, b)
 
 
 def launch(matrix: CSR, b: Tensor, kernel: str) -> Tensor:
@@ -183,8 +167,7 @@ def product(matrix: CSR, b: Tensor, kernel: str) -> Tensor:
     """A·b under autograd, by one of ``KERNELS`` or by ``torch``, the reference."""
     if kernel == "torch":
         return reference(matrix, b)
-    out: Tensor = differentiable(_Product, matrix.values, b, matrix, kernel)
-    return out
+    return differentiable(_Product, matrix.values, b, matrix, kernel)
 
 
 def choice(matrix: CSR, b: Tensor, direction: str) -> Choice:
@@ -262,9 +245,6 @@ def distinct(n: int, z: int) -> int:
     return int(n * (1 - (1 - 1 / n) ** z)) if n else 0
 
 
-# ---- the definition --------------------------------------------------------------------------------------------------
-
-
 def squares(matrix: CSR) -> CSR:
     return matrix.with_values(matrix.values.square())
 
@@ -286,13 +266,8 @@ def define(
     name: str, right: str, *, axes: dict[str, str], layouts: Sequence[str], wrong: dict[str, Callable[..., Tensor]],
     workloads: dict[str, Sequence[Workload]],
 ) -> dict[str, Any]:  # fmt: skip
-    """The fields of the ``Operator`` that is ``spmv`` or ``spmm``.
-
-    Args:
-        right: the name of b.
-        axes: besides M, N and R: K, if b has columns.
-        wrong: mutants of this operator's own, ``(matrix, b) -> wrong result``.
-    """
+    """The fields of the ``Operator`` that is ``spmv`` or ``spmm``, whose b is called ``right``. ``axes`` is K if b has columns;
+    ``wrong``: mutants of this operator's own, ``(matrix, b) -> wrong result``."""
 
     def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
         """A matrix with M·R elements and b [N] or [N, K]."""

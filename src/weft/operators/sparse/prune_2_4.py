@@ -1,7 +1,4 @@
-"""``prune_2_4(x)``: the two largest magnitudes of every four consecutive elements, zeros for the others.
-
-One read, one write, twelve comparisons for four elements: bandwidth is the limit.
-"""
+"""``prune_2_4(x)``: the two largest magnitudes of every four consecutive elements, zeros for the others."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,11 +10,11 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants
-from weft.operators.call import Choice, check_shape, check_tensor, guarded
+from weft.operators.call import check_shape, check_tensor, guarded
 from weft.operators.configs import Configurations, tiles
 from weft.operators.dispatch import ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.launch import INTERPRETING, Plan
-from weft.operators.random_inputs import random_tensor
+from weft.operators.random_inputs import drawn
 from weft.operators.sparse.semi_structured import kept_of_four
 
 
@@ -63,6 +60,13 @@ class PruneCall(Call):
 
     x: Tensor
 
+    def __post_init__(self) -> None:
+        x = self.x
+        check_tensor("prune_2_4", "x", x)
+        check_shape("prune_2_4", "x", x, x.ndim == 2 and x.shape[1] % 4 == 0, "a matrix with a multiple of 4 columns")
+        if torch.is_grad_enabled() and x.requires_grad:
+            raise NotImplementedError("prune_2_4: it has no gradient; expected a call under torch.no_grad()")
+
 
 def prune_plan(c: PruneCall) -> Plan:
     x = c.x
@@ -74,11 +78,9 @@ def prune_plan(c: PruneCall) -> Plan:
 
 
 FORWARD = Dispatch(
-    PruneCall,
-    ON_CPU,
-    TRACED,
+    PruneCall, ON_CPU, TRACED,
     Route("triton", lambda c: True, "groups of four as they lie, one read and one write", prune_plan),
-)
+)  # fmt: skip
 
 
 def reference(x: Tensor) -> Tensor:
@@ -97,8 +99,7 @@ def prune_triton(x: Tensor) -> Tensor:
 
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     """x [M, K]; ``levels=few``: of five values, so that ties abound."""
-    layout, values = w.option("layout", "contiguous"), w.option("values", "normal")
-    x = random_tensor(g, (w["M"], w["K"]), w.dtype, device, layout=layout, values=values)
+    x = drawn(w, g, device, w["M"], w["K"])
     if w.option("levels") == "few" and device != "meta":
         x.copy_(x.clamp(-2, 2).round())
     return {"x": x}
@@ -107,10 +108,6 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
 def cost(w: Workload, direction: str) -> Cost:
     n = w["M"] * w["K"]
     return Cost(reads=n * w.bytes_per_element, writes=n * w.bytes_per_element, vector_flops=3 * n)
-
-
-def _ties_to_the_last(x: Tensor) -> Tensor:
-    return reference(x.flip(1)).flip(1)
 
 
 def _two_of_the_row(x: Tensor) -> Tensor:
@@ -153,7 +150,7 @@ prune_2_4 = Operator(
     },
     mutants=[
         *mutants.usual(reference),
-        Mutant("ties to the last", _ties_to_the_last),
+        Mutant("ties to the last", lambda x: reference(x.flip(1)).flip(1)),
         Mutant("half of all instead of two of four", _two_of_the_row),
         Mutant("largest values instead of magnitudes", _signed),
     ],
@@ -163,14 +160,7 @@ prune_2_4.implementation("triton", arch=">=sm_80")(prune_triton)
 prune_2_4.implementation("torch")(reference)
 
 
-@prune_2_4.choice
-@guarded
-def choose(x: Tensor) -> Choice:
-    check_tensor("prune_2_4", "x", x)
-    check_shape("prune_2_4", "x", x, x.ndim == 2 and x.shape[1] % 4 == 0, "a matrix with a multiple of 4 columns")
-    if torch.is_grad_enabled() and x.requires_grad:
-        raise NotImplementedError("prune_2_4: it has no gradient; expected a call under torch.no_grad()")
-    return FORWARD.choose(x)
+choose = prune_2_4.choice(guarded(FORWARD.choose))
 
 
 @prune_2_4.function

@@ -47,12 +47,8 @@ class SELL:
 
     @classmethod
     def from_csr(cls, matrix: CSR, slice_rows: int = SLICE, window: int = WINDOW) -> "SELL":
-        """From a CSR; waits for the device once.
-
-        Args:
-            slice_rows: C, 1 or more; 32 gives a warp whole lines.
-            window: σ, rows that are sorted together: 1 for none, M for all (least padding, y written all over).
-        """
+        """From a CSR, in slices of C = ``slice_rows``; waits for the device once. ``window``: σ, rows that are sorted together,
+        1 for none, M for all (least padding)."""
         if not isinstance(matrix, CSR):
             raise TypeError(f"SELL.from_csr: argument 'matrix' is a {type(matrix).__name__}; expected a CSR")
         for name, value in (("slice_rows", slice_rows), ("window", window)):

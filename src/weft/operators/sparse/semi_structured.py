@@ -6,7 +6,8 @@ from dataclasses import InitVar, dataclass
 import torch
 from torch import Tensor
 
-from weft.operators.sparse.pattern import VALUES, check_array, check_shape
+from weft.operators.call import check_shape
+from weft.operators.sparse.pattern import VALUES, check_array, whole_shape
 
 PLACES = ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3))  # the only ones of a group that the PTX ISA allows: rising
 
@@ -40,7 +41,7 @@ class Sparse24:
     check: InitVar[bool] = True
 
     def __post_init__(self, check: bool) -> None:
-        m, k = check_shape("Sparse24", self.shape)
+        m, k = whole_shape("Sparse24", self.shape)
         if k % 16:
             raise ValueError(f"Sparse24: argument 'shape' is {(m, k)}; expected a multiple of 16 columns")
         object.__setattr__(self, "shape", (m, k))
@@ -48,10 +49,8 @@ class Sparse24:
         for name, dtypes, columns in (("values", VALUES, k // 2), ("metadata", (torch.int16,), k // 16)):
             value = getattr(self, name)
             check_array("Sparse24", name, value, dtypes, 2, like, "values")
-            if value.shape != (m, columns):
-                raise ValueError(
-                    f"Sparse24: argument '{name}' has shape {tuple(value.shape)}; expected {(m, columns)} for a matrix {(m, k)}"
-                )
+            expected = f"{(m, columns)} for a matrix {(m, k)}"
+            check_shape("Sparse24", name, value, value.shape == (m, columns), expected)
         if check and not self.values.is_meta:
             first, second = self.places().unbind(-1)
             wrong = first >= second
@@ -72,19 +71,13 @@ class Sparse24:
 
     @classmethod
     def from_dense(cls, a: Tensor) -> "Sparse24":
-        """From a matrix [M, K] with at most two non-zeros in every group of four (``prune_2_4`` makes one of any).
-
-        Raises:
-            TypeError: not a floating tensor.
-            ValueError: no matrix, K no multiple of 16, a group with more (the error names its row).
-        """
+        """From a matrix [M, K] with at most two non-zeros in every group of four (``prune_2_4`` makes one of any). Raises
+        TypeError for no floating tensor, ValueError for no such matrix (the error names the row of a group with more)."""
         if not isinstance(a, Tensor) or a.dtype not in VALUES or a.layout != torch.strided:
             what = f"{a.dtype}, {a.layout}" if isinstance(a, Tensor) else type(a).__name__
             raise TypeError(f"Sparse24.from_dense: argument 'a' is {what}; expected a dense floating torch.Tensor")
-        if a.ndim != 2 or a.shape[1] % 16:
-            raise ValueError(
-                f"Sparse24.from_dense: argument 'a' has shape {tuple(a.shape)}; expected a matrix with a multiple of 16 columns"
-            )
+        fits = a.ndim == 2 and a.shape[1] % 16 == 0
+        check_shape("Sparse24.from_dense", "a", a, fits, "a matrix with a multiple of 16 columns")
         groups = a.reshape(a.shape[0], a.shape[1] // 4, 4)
         many = (groups != 0).sum(-1) > 2
         if bool(many.any()):

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
+from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload, workloads
 from weft.operators import mutants
 from weft.operators.call import Choice, guarded
 from weft.operators.configs import Config, Configurations, bucket, tiles
@@ -123,9 +123,7 @@ def plan(c: Sparse24Call) -> Plan:
 
 
 FORWARD = Dispatch(
-    Sparse24Call,
-    ON_CPU,
-    TRACED_DENSE,
+    Sparse24Call, ON_CPU, TRACED_DENSE,
     Route("cuda", lambda c: not c.empty, "on Hopper's sparse tensor cores",
           lambda c: sparse_hopper.SparseHopperPlan(c.values, c.metadata, c.x), hopper_unsupported, sm=90),
     Route("torch dense", lambda c: c.n > UNPACKED_IN_REGISTERS,
@@ -205,11 +203,7 @@ def _of_metadata(change: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
     return lambda a, b: reference(Sparse24(a.values, change(a.metadata), a.shape, check=False), b)
 
 
-TIMED = (
-    workload("bf16", M=8192, N=8192, K=8192),
-    workload("bf16", M=4096, N=4096, K=4096),
-    workload("bf16", M=8192, N=64, K=8192),
-)
+TIMED = workloads("MNK", (8192, 8192, 8192), (4096, 4096, 4096), (8192, 64, 8192), dtype="bf16")
 
 sparse_2_4_matmul = Operator(
     name="sparse_2_4_matmul",
@@ -221,13 +215,10 @@ sparse_2_4_matmul = Operator(
     tolerance=Tolerance(scale="tensor", terms=lambda w: max(w["K"], 32)),
     workloads={
         "verify": [
-            *(
-                workload(M=m, N=n, K=k)
-                for m, n, k in ((1, 1, 16), (16, 16, 32), (33, 40, 80), (64, 33, 64), (7, 5, 272))
-            ),
-            *(workload(M=m, N=n, K=k) for m, n, k in ((0, 4, 16), (4, 0, 16), (5, 4, 0))),
+            *workloads("MNK", (1, 1, 16), (16, 16, 32), (33, 40, 80), (64, 33, 64), (7, 5, 272)),
+            *workloads("MNK", (0, 4, 16), (4, 0, 16), (5, 4, 0)),
             *(workload(M=20, N=24, K=48, layout=at) for at in ("unaligned", "sliced", "strided", "transposed")),
-            *(workload(M=m, N=n, K=k) for m, n, k in ((150, 72, 256), (1, 8, 128))),
+            *workloads("MNK", (150, 72, 256), (1, 8, 128)),
             *(workload(M=70, N=40, K=128, layout=at) for at in ("sliced", "transposed")),
         ],
         "full": [workload(M=256, N=256, K=512)],

@@ -23,8 +23,6 @@ SOURCE = Path(__file__).parent / "sparse_hopper.cu"
 PIECE, DEPTH = 128, 64  # columns of A whose values fill a line; terms of a stage
 ATOM = 64 * LINE  # bytes of 64 x 64 elements
 
-# ---- configurations --------------------------------------------------------------------------------------------------
-
 
 def shared_bytes(c: Config) -> int:
     """Stages of B; lines of A, more than half as many; what is staged of C; the barriers."""
@@ -77,8 +75,6 @@ def candidates(sm: int, dtype: str, layout: str, m: int, n: int, k: int) -> Iter
 
 configuration = Configurations(__file__, "sparse_hopper", heuristic, candidates)
 
-# ---- launches --------------------------------------------------------------------------------------------------------
-
 
 def why_not(values: Tensor, metadata: Tensor, b: Tensor) -> str:
     """Why the kernel does not take a matrix of such values and metadata, and b (an empty string when it does)."""
@@ -97,11 +93,7 @@ def why_not(values: Tensor, metadata: Tensor, b: Tensor) -> str:
 
 
 class SparseHopperPlan:
-    """The launch of C = A·B into a row-major C; call it with ``(values, metadata, b, c)``.
-
-    Raises:
-        Declined: when TMA or wgmma cannot take the operands.
-    """
+    """The launch of C = A·B into a row-major C; call it with ``(values, metadata, b, c)``. Declines as ``why_not`` says."""
 
     def __init__(self, values: Tensor, metadata: Tensor, b: Tensor):
         if reason := why_not(values, metadata, b):

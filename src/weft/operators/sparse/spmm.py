@@ -1,13 +1,9 @@
-"""``spmm(matrix, b)``: a sparse matrix times a dense one.
-
-2·K operations for each stored element, whose gather of a row of b is K·s bytes: compulsory reads are few (b once), but a row
-of b is read as often as its column is named, out of whatever cache holds it.
-"""
+"""``spmm(matrix, b)``: a sparse matrix times a dense one."""
 
 import torch
 from torch import Tensor
 
-from weft.definition import Operator, workload
+from weft.definition import Operator, workload, workloads
 from weft.operators.call import Choice, guarded
 from weft.operators.sparse import products
 from weft.operators.sparse.csr import CSR
@@ -30,12 +26,8 @@ spmm = Operator(
         layouts=("contiguous", "unaligned", "sliced", "strided", "transposed"),
         workloads={
             "verify": [
-                *(workload(M=m, N=n, R=3, K=k) for m, n, k in ((7, 9, 4), (12, 10, 33))),
-                *(workload(M=m, N=1, R=r, K=k) for m, r, k in ((1, 1, 1), (5, 2, 16))),
-                *(
-                    workload(M=m, N=n, R=r, K=k)
-                    for m, n, r, k in ((0, 5, 3, 4), (5, 0, 3, 4), (5, 6, 3, 0), (6, 4, 0, 4))
-                ),
+                *workloads("MNRK", (7, 9, 3, 4), (12, 10, 3, 33), (1, 1, 1, 1), (5, 1, 2, 16)),
+                *workloads("MNRK", (0, 5, 3, 4), (5, 0, 3, 4), (5, 6, 3, 0), (6, 4, 0, 4)),
                 workload(M=40, N=9, R=1, K=9, rows="skewed"),
                 workload(M=12, N=20, R=4, K=1, rows="skewed"),
                 workload(M=4, N=10, R=6, K=130, rows="even"),

@@ -1,13 +1,9 @@
-"""``spmv(matrix, x)``: a sparse matrix times a vector.
-
-2 operations for each stored element, of which a value and a column index are read: 0.25 FLOP per byte in fp32, so bandwidth is
-the limit; of the device's memory for the stored elements, of the L2 cache for x, whose every use is a gather of 32 bytes.
-"""
+"""``spmv(matrix, x)``: a sparse matrix times a vector."""
 
 import torch
 from torch import Tensor
 
-from weft.definition import Operator, workload
+from weft.definition import Operator, workload, workloads
 from weft.operators.call import Choice, guarded
 from weft.operators.sparse import products
 from weft.operators.sparse.csr import CSR
@@ -48,8 +44,7 @@ spmv = Operator(
         layouts=("contiguous", "unaligned", "strided"),
         workloads={
             "verify": [
-                *(workload(M=m, N=n, R=r) for m, n, r in ((7, 9, 3), (40, 30, 5), (1, 1, 1), (5, 1, 2))),
-                *(workload(M=m, N=n, R=r) for m, n, r in ((0, 5, 3), (5, 0, 3), (6, 4, 0))),
+                *workloads("MNR", (7, 9, 3), (40, 30, 5), (1, 1, 1), (5, 1, 2), (0, 5, 3), (5, 0, 3), (6, 4, 0)),
                 workload(M=300, N=50, R=1, rows="skewed"),
                 workload(M=12, N=40, R=16, rows="even"),
                 workload(M=40, N=50, R=6, rows="skewed"),
