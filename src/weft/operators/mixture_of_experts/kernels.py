@@ -11,9 +11,9 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.operators.configs import Config, Configurations, bucket, grid_of, tiles
+from weft.operators.cuda import shared_limit
 from weft.operators.elementwise.kernels import logistic
 from weft.operators.launch import INTERPRETING, Plan, Plans
-from weft.operators.residency import shared_limit
 
 # ---- routing ---------------------------------------------------------------------------------------------------------
 #

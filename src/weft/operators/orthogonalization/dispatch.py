@@ -17,6 +17,7 @@ from torch import Tensor
 
 from weft.operators.call import FLOATS, check_shape, check_tensor, either
 from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.cuda import shared_limit
 from weft.operators.dispatch import EMPTY, ON_CPU, Call, Dispatch, Route
 from weft.operators.hopper import gemm, tile_sizes
 from weft.operators.hopper.gemm import SIXTEEN_BITS, HopperPlan
@@ -28,7 +29,6 @@ from weft.operators.orthogonalization import iteration
 from weft.operators.orthogonalization.coefficients import Coefficients, known, margin, schedule
 from weft.operators.orthogonalization.iteration import flops
 from weft.operators.orthogonalization.kernels import product, quotients, square_sums, symmetric_product, tiles
-from weft.operators.residency import shared_limit
 
 # ---- Triton: configurations ------------------------------------------------------------------------------------------
 
