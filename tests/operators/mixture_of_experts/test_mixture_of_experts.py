@@ -223,7 +223,7 @@ REFUSED = [
         "grouped_matmul",
         lambda: (X, W, OFFSETS[:2]),
         ValueError,
-        r"'offsets' has shape \(2,\); expected \(3,\), one more",
+        "'offsets' has shape (2,); expected (3,), one more",
     ),
     ("grouped_matmul", lambda: (X, W, OFFSETS.long()), TypeError, "'offsets' has dtype int64"),
     ("moe_feed_forward", lambda: (X, X, W, W, 1), ValueError, "'w_gate_up' has shape"),
