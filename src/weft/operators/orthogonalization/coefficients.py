@@ -48,9 +48,9 @@ def schedule(coefficients: Coefficients, steps: int) -> tuple[Step, ...]:
         return (*shrunk, *POLAR_EXPRESS[-1:] * steps)[:steps]
     given = list(coefficients) if isinstance(coefficients, Sequence) else []
     if len(given) == 3 and all(map(_number, given)):
-        return (_step(*given),) * steps
+        return (_step(given),) * steps
     if len(given) == steps and all(isinstance(s, Sequence) and len(s) == 3 and all(map(_number, s)) for s in given):
-        return tuple(_step(*s) for s in given)
+        return tuple(_step(s) for s in given)
     raise ValueError(
         f"newton_schulz: argument 'coefficients' is {coefficients!r:.80}; expected {' or '.join(map(repr, NAMES))}, a "
         f"tuple of exactly 3 numbers (a, b, c), or {steps} of them, one for each step"
@@ -71,5 +71,6 @@ def _number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _step(a: Any, b: Any, c: Any) -> Step:
-    return float(a), float(b), float(c)
+def _step(values: Any) -> Step:
+    a, b, c = map(float, values)
+    return a, b, c
