@@ -52,7 +52,10 @@ def log_softmax_function(x: Tensor, dim: int = -1) -> Tensor:
         x, dim: as of ``softmax``.
 
     Returns:
-        A tensor of x's shape and dtype; NaN, autocast, errors and what is saved for backward are as of ``softmax``.
+        A tensor of x's shape and dtype; NaN, autocast and what is saved for backward are as of ``softmax``.
+
+    Raises:
+        TypeError, ValueError: as ``softmax``.
     """
     if eager(x) and (plan := FORWARD.of((x,), dim, True)) is not None:
         y = torch.empty_like(x)
