@@ -169,14 +169,16 @@ class CudaPlan:
     _ready: Any = field(default=None, repr=False)
     _of_addresses: dict[Any, "CudaPlan"] = field(default_factory=dict, init=False, repr=False)
 
-    def at(self, scalars: Callable[..., Sequence[Any]], *arguments: Any) -> "CudaPlan":
-        """This launch with ``scalars(*arguments)``, which hold the addresses of the tensors among them, as tensor maps do; made
-        once for each combination."""
-        key = tuple([a.data_ptr() if isinstance(a, torch.Tensor) else a for a in arguments])
+    def at(
+        self, scalars: Callable[..., Sequence[Any]], *tensors: torch.Tensor, factors: tuple[float, ...] = ()
+    ) -> "CudaPlan":
+        """This launch with ``scalars(*tensors, *factors)``, which hold the tensors' addresses, as tensor maps do; made once for
+        each combination."""
+        key = (*[t.data_ptr() for t in tensors], *factors)
         if (found := self._of_addresses.get(key)) is None:
             if len(self._of_addresses) >= 256:
                 self._of_addresses.clear()
-            found = self._of_addresses[key] = dataclasses.replace(self, scalars=scalars(*arguments))
+            found = self._of_addresses[key] = dataclasses.replace(self, scalars=scalars(*tensors, *factors))
         return found
 
     def __call__(self, *tensors: torch.Tensor) -> None:

@@ -222,7 +222,7 @@ class HopperPlan:
         if c.is_cuda and c.numel():
             residual, up = c if residual is None else residual, b if up is None else up
             up = up if second is None else second
-            launch = launch.at(self.scalars, a, b, up, residual, c, alpha, beta, gamma)
+            launch = launch.at(self.scalars, a, b, up, residual, c, factors=(alpha, beta, gamma))
         workspace = flags = c
         if self.parts and c.is_cuda:
             workspace = torch.empty(self.parts, dtype=torch.float32, device=c.device)
