@@ -16,7 +16,7 @@ from chromium import CHROMIUM
 from where import DEVICE  # before anything imports a kernel: without a GPU this switches Triton's interpreter on
 
 NEEDS = {  # what the tests in a folder need: without it they are not collected, and the head of the run says so
-    **dict.fromkeys(("bench", "course", "optim"), ("torch", "triton")),
+    **dict.fromkeys(("bench", "course", "operators", "optim"), ("torch", "triton")),
     "cluster": ("numpy", "numba", "hypothesis"),
     "train": ("torch", "sklearn"),
 }
@@ -31,7 +31,7 @@ def left_out(test: str, wanted: str) -> bool:
 
 
 def pytest_ignore_collect(collection_path):
-    return bool(MISSING.get(collection_path.parent.name)) or None  # None: as other rules say
+    return any(MISSING.get(folder.name) for folder in collection_path.parents) or None  # None: as other rules say
 
 
 def pytest_report_header() -> list[str]:
@@ -45,6 +45,8 @@ def pytest_configure(config):
 @pytest.hookimpl(tryfirst=True)  # before -m selects by mark
 def pytest_collection_modifyitems(items):
     for item in items:
+        if item.get_closest_marker("device"):  # NumPy's, from the interpreter's arithmetic on NaN and infinities
+            item.add_marker(pytest.mark.filterwarnings("ignore::RuntimeWarning"))
         if DEVICE == "cuda" and item.get_closest_marker("device"):
             item.add_marker(pytest.mark.gpu)
         elif DEVICE != "cuda" and item.get_closest_marker("gpu"):

@@ -60,10 +60,7 @@ def chi_square(found, expected) -> float:
 # ---- quantities ------------------------------------------------------------------------------------------------------
 
 
-@given(
-    st.lists(st.floats(0, 1e7), min_size=1, max_size=300),
-    st.lists(st.floats(-6, 6), min_size=1, max_size=20),
-)
+@given(st.lists(st.floats(0, 1e7), min_size=1, max_size=300), st.lists(st.floats(-6, 6), min_size=1, max_size=20))
 @settings(max_examples=60, deadline=None)
 def test_a_fitted_curve_stays_within_its_sample_and_ascends(sample, z):
     curve = Quantiles.of(np.array(sample))

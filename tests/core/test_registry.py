@@ -73,10 +73,7 @@ def test_an_operator_is_found_by_where_it_lies(folder, write):
     write("toys/kernels.py", "double = Operator(name='double')\n")  # not of its file's name
     write("toys/notes.py", "# notes = Operator(\n")
     write("halve.py", "halve = Operator(name='halve')\n")  # in no family
-    assert registry.modules() == {
-        "double": "weft.operators.toys.double",
-        "triple": "weft.operators.toys.triple",
-    }
+    assert registry.modules() == {"double": "weft.operators.toys.double", "triple": "weft.operators.toys.triple"}
     assert registry.family("triple") == "toys"
 
 

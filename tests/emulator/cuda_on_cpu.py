@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import cuda_as_cpp
-import pytest
+import torch
 from where import ROOT
-
-torch = pytest.importorskip("torch")
 
 HERE = ROOT / "tests/emulator"
 # Fibers jump between stacks, which some distributions' default _FORTIFY_SOURCE takes for an error.

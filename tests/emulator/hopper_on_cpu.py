@@ -7,16 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pytest
+import torch
 from cuda_on_cpu import bytes_of, further_off_than_rounding, job, tensor_of
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
 pytest.importorskip("cuda.bindings")
 
-import torch.nn.functional as F  # noqa: E402
+import torch.nn.functional as F
 
-from weft.operators.hopper import gemm, tensor_maps, tile_sizes  # noqa: E402
-from weft.operators.launch import compiling_for  # noqa: E402
+from weft.operators.hopper import gemm, tensor_maps, tile_sizes
+from weft.operators.launch import compiling_for
 
 BF16, FP16, FP32, FP8, INT8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, torch.int8
 LAYOUTS = ("NN", "NT", "TN", "TT")

@@ -5,9 +5,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("triton")
-
 from weft.bench import instructions
 from weft.operators.cuda import CudaPlan, compile_cubin
 from weft.operators.hopper import gemm

@@ -1,9 +1,7 @@
 """For tests of logarithms of running sums whose kernels are emulated on a CPU: numbers, and how far off a result may be."""
 
-import pytest
+import torch
 from cuda_on_cpu import difference
-
-torch = pytest.importorskip("torch")
 
 INF, NAN = float("inf"), float("nan")
 

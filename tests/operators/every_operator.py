@@ -3,13 +3,11 @@
 import math
 
 import pytest
+import torch
 from where import DEVICE
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from weft import registry  # noqa: E402
-from weft.definition import Operator, Workload  # noqa: E402
+from weft import registry
+from weft.definition import Operator, Workload
 
 OPERATORS = registry.select()
 

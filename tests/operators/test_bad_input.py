@@ -4,16 +4,14 @@ that is not bad gives the right answer."""
 import math
 
 import pytest
+import torch
 from refused import refused
 from where import DEVICE, DTYPES
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
+from weft import ops, registry
+from weft.definition import torch_dtype
 
-from weft import ops, registry  # noqa: E402
-from weft.definition import torch_dtype  # noqa: E402
-
-pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+pytestmark = pytest.mark.device
 
 
 def x(*shape: int, dtype: torch.dtype = torch.float32, device: str = DEVICE) -> torch.Tensor:

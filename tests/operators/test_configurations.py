@@ -3,14 +3,12 @@
 import json
 
 import pytest
+import torch
 from where import ROOT
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from weft import registry  # noqa: E402
-from weft.operators import configs  # noqa: E402
-from weft.operators.configs import Configurations, bucket, grid_of  # noqa: E402
+from weft import registry
+from weft.operators import configs
+from weft.operators.configs import Configurations, bucket, grid_of
 
 
 @pytest.fixture

@@ -7,15 +7,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from where import ROOT
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
 pytest.importorskip("cuda.bindings")
 
-from weft.operators import cuda  # noqa: E402
-from weft.operators.hopper import tensor_maps  # noqa: E402
-from weft.operators.transpose.dispatch import FORWARD as TRANSPOSE  # noqa: E402
+from weft.operators import cuda
+from weft.operators.hopper import tensor_maps
+from weft.operators.transpose.dispatch import FORWARD as TRANSPOSE
 
 KERNEL = '#include "rows.cuh"\n#include "stages.cuh"\n__global__ void kernel(u32 *x) { x[0] = STAGES + PLACES; }\n'
 

@@ -2,17 +2,14 @@
 memory, and two tensors that overlap, are refused."""
 
 import pytest
+import torch
+import torch.nn.functional as F
 from where import DEVICE
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
+from weft import ops
+from weft.operators.call import overlapping, sharing
 
-import torch.nn.functional as F  # noqa: E402
-
-from weft import ops  # noqa: E402
-from weft.operators.call import overlapping, sharing  # noqa: E402
-
-pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+pytestmark = pytest.mark.device
 
 PAIRS = {"relu": (ops.relu, torch.relu), "silu": (ops.silu, F.silu), "gelu": (ops.gelu, F.gelu)}
 VIEWS = {

@@ -2,15 +2,13 @@
 public function, and as gradients that come to it."""
 
 import pytest
+import torch
 from every_operator import OPERATORS, by_name, drawn, middling
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
+from weft.bench import cases
+from weft.operators.launch import Plans
 
-from weft.bench import cases  # noqa: E402
-from weft.operators.launch import Plans  # noqa: E402
-
-pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+pytestmark = pytest.mark.device
 
 
 def lazily(t):

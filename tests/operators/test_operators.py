@@ -6,21 +6,17 @@ import os
 import re
 import zlib
 
+import opchecks
 import pytest
+import torch
+from every_operator import OPERATORS, by_name, drawn, middling, small
 from where import DEVICE, DTYPES, ROOT, python
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
+from weft import ops, registry
+from weft.bench import cases, host, verify
+from weft.definition import Declined, Mutant
 
-import opchecks  # noqa: E402
-from every_operator import OPERATORS, by_name, drawn, middling, small  # noqa: E402
-
-from weft import ops, registry  # noqa: E402
-from weft.bench import cases, host, verify  # noqa: E402
-from weft.definition import Declined, Mutant  # noqa: E402
-
-# NumPy's, from the interpreter's arithmetic on NaN and infinities
-pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+pytestmark = pytest.mark.device
 
 MOVES_ONLY = {"memory_access", "transpose", "embedding"}  # families that compute nothing, at least forward
 AN_EXCEPTION = re.compile(r"^\w*(Error|Exception|Interrupt): ")

@@ -3,16 +3,13 @@
 import dataclasses
 
 import pytest
+import torch
+from every_operator import OPERATORS, by_name, drawn, small
+from where import DTYPES
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from every_operator import OPERATORS, by_name, drawn, small  # noqa: E402
-from where import DTYPES  # noqa: E402
-
-from weft import ops  # noqa: E402
-from weft.bench import cases  # noqa: E402
-from weft.definition import Declined, Operator, torch_dtype  # noqa: E402
+from weft import ops
+from weft.bench import cases
+from weft.definition import Declined, Operator, torch_dtype
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 

@@ -1,10 +1,9 @@
 """What must hold whatever the numbers: properties of our Triton kernels on arbitrary small inputs."""
 
 import pytest
+import torch
 from where import DEVICE, DTYPES
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
 hypothesis = pytest.importorskip("hypothesis")
 
 from hypothesis import given, settings  # noqa: E402
@@ -14,7 +13,7 @@ from weft import registry  # noqa: E402
 from weft.definition import torch_dtype  # noqa: E402
 from weft.operators.random_inputs import LAYOUTS, random_tensor  # noqa: E402
 
-pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+pytestmark = pytest.mark.device
 
 add, softmax, rms_norm, matmul = (
     registry.get(name).find("triton").function for name in ("vector_add", "softmax", "rms_norm", "matmul")

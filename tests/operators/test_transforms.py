@@ -2,15 +2,12 @@
 there are none; never a tangent that is silently zero."""
 
 import pytest
+import torch
+from torch.autograd import forward_ad
 from where import DEVICE
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from torch.autograd import forward_ad  # noqa: E402
-
-from weft import ops, registry  # noqa: E402
-from weft.bench import cases  # noqa: E402
+from weft import ops, registry
+from weft.bench import cases
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore")]
 

@@ -6,11 +6,7 @@ from where import DEVICE
 from weft import optim
 
 SHAPES = ((3, 5), (1,), (), (0,), (2100,), (17, 9))
-PAIRS = {
-    "Adam": {"lr": 1e-2},
-    "AdamW": {"lr": 1e-2},
-    "SGD": {"lr": 1e-2, "momentum": 0.9},
-}
+PAIRS = {"Adam": {"lr": 1e-2}, "AdamW": {"lr": 1e-2}, "SGD": {"lr": 1e-2, "momentum": 0.9}}
 MATRIX = [
     ("Adam", {"amsgrad": True}),
     ("Adam", {"maximize": True, "weight_decay": 0.1}),

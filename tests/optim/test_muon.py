@@ -180,7 +180,6 @@ def test_what_is_no_matrix_takes_adamw(dtype):
 
 
 @pytest.mark.device
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_adamws_table_is_made_once(monkeypatch):
     real, made = STEP.build, []
     monkeypatch.setattr(STEP, "build", lambda *arguments: made.append(1) or real(*arguments))
@@ -485,7 +484,6 @@ def test_a_state_dict_that_is_not_whole_is_refused_and_nothing_is_loaded(index, 
 
 
 @pytest.mark.device
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("nesterov", [True, False])
 def test_kernels_of_ours_make_the_same_steps(nesterov, monkeypatch):
     monkeypatch.setattr(IterationCall, "on_gpu", True)

@@ -13,7 +13,7 @@ from where import DEVICE, ROOT, path_with, python
 
 from weft import optim
 
-pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+pytestmark = pytest.mark.device
 
 # ---- equal to PyTorch ------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from weft.definition import workload
 from weft.operators.optimizer import blockwise
 from weft.operators.optimizer.adamw_8bit import reference
 
-pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+pytestmark = pytest.mark.device
 
 SHAPES = ((3, 5), (5000,), (70, 80), (0,))  # the second and the third are kept in 8 bits
 

@@ -10,7 +10,7 @@ from where import DEVICE
 
 from weft import ops, optim
 
-pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+pytestmark = pytest.mark.device
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from weft import optim
 from weft.operators.optimizer.dispatch import STEP, Step
 from weft.operators.optimizer.multi_tensor import AdamTable, Table
 
-pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+pytestmark = pytest.mark.device
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from where import DEVICE, ROOT
 
 from weft import optim
 
-pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+pytestmark = pytest.mark.device
 
 # ---- clipping, skipping, unscaling -----------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from weft import ops, optim
 from weft.operators.launch import Plan
 from weft.optim.optimizer import BATCH, Part
 
-pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+pytestmark = pytest.mark.device
 
 
 @pytest.fixture

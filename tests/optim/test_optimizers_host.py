@@ -18,7 +18,7 @@ from weft.operators.optimizer import dispatch
 from weft.operators.optimizer.multi_tensor import Entry, Table
 from weft.operators.optimizer.rules import ADAM
 
-pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+pytestmark = pytest.mark.device
 
 # ---- seen from outside -----------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from where import DEVICE
 
 from weft import optim
 
-pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+pytestmark = pytest.mark.device
 
 
 @pytest.mark.parametrize(("name", "options"), [(n, {}) for n in PAIRS] + MATRIX)

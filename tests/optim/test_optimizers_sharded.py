@@ -42,7 +42,6 @@ def test_rows_are_those_of_torch_chunk(rows, processes):
 
 
 @pytest.mark.device
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_shards_of_a_dtensor_are_stepped_where_they_lie(tmp_path):
     dist = pytest.importorskip("torch.distributed")
     from torch.distributed.device_mesh import init_device_mesh

@@ -234,10 +234,7 @@ def test_table_of_host_times(store, tmp_path):
             made = measurement(way, us, 5.0, operator=operator, metric="host time")
             made.details["ratio_to_bare_launch"] = ratio
             store.append("host-gpu", operator, made)
-    text = refresh(
-        document(tmp_path, "<!-- weft:host gpu=host-gpu -->", END),
-        store,
-    )
+    text = refresh(document(tmp_path, "<!-- weft:host gpu=host-gpu -->", END), store)
     assert "| operator | weft.ops (µs) | bare Triton launch (µs) | weft.ops to the bare launch |" in text
     assert "| add | 13.0 | 13.0 | 1.30× |" in text and "| mul | 12.0 |" in text
 

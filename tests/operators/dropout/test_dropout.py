@@ -2,16 +2,14 @@
 of seed, offset and index alone."""
 
 import pytest
+import torch
 from where import DEVICE
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
+from weft import ops
+from weft.operators.dropout import dropout as dropout_module
+from weft.operators.dropout.philox import at_least, words
 
-from weft import ops  # noqa: E402
-from weft.operators.dropout import dropout as dropout_module  # noqa: E402
-from weft.operators.dropout.philox import at_least, words  # noqa: E402
-
-pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+pytestmark = pytest.mark.device
 
 FULL = 0xFFFFFFFF
 PI = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344, 0xA4093822, 0x299F31D0)  # digits of pi: counter and key

@@ -6,22 +6,20 @@ import re
 
 import cuda_as_cpp
 import pytest
+import torch
 from cuda_on_cpu import Suite, difference, job, tensor_of
 from emulated import *  # noqa: F403
 from sass import names, parts, sass
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from weft import ops  # noqa: E402
-from weft.definition import SHARED_LIMIT, Declined  # noqa: E402
-from weft.operators import cuda  # noqa: E402
-from weft.operators.cuda import CudaPlan, compile_cubin  # noqa: E402
-from weft.operators.dropout import dispatch  # noqa: E402
-from weft.operators.dropout.philox import WORD, at_least, words  # noqa: E402
-from weft.operators.dropout.seeds import scale_of  # noqa: E402
-from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.normalization import ring  # noqa: E402
+from weft import ops
+from weft.definition import SHARED_LIMIT, Declined
+from weft.operators import cuda
+from weft.operators.cuda import CudaPlan, compile_cubin
+from weft.operators.dropout import dispatch
+from weft.operators.dropout.philox import WORD, at_least, words
+from weft.operators.dropout.seeds import scale_of
+from weft.operators.launch import compiling_for
+from weft.operators.normalization import ring
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 EPS = 1e-6

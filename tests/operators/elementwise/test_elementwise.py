@@ -1,12 +1,10 @@
 """Which kernels element-wise calls take, and the gradient of relu from one bit an element."""
 
 import pytest
+import torch
 from where import DEVICE
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from weft import ops, registry  # noqa: E402
+from weft import ops, registry
 
 pytestmark = pytest.mark.device
 NAMES = ("add", "geglu", "gelu", "reglu", "relu", "silu", "swiglu", "vector_add")

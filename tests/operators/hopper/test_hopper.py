@@ -5,17 +5,13 @@ import dataclasses
 
 import cuda_as_cpp
 import pytest
+import torch
 from cuda_on_cpu import Suite
 from emulated import test_a_mistake_is_noticed, test_it_is_right  # noqa: F401
+from hopper_on_cpu import BF16, FP8, FP16, FP32, INT8, LAYOUTS, Case, Product
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
-pytest.importorskip("cuda.bindings")
-
-from hopper_on_cpu import BF16, FP8, FP16, FP32, INT8, LAYOUTS, Case, Product  # noqa: E402
-
-from weft.operators.cuda import CudaError  # noqa: E402
-from weft.operators.hopper import gemm  # noqa: E402
+from weft.operators.cuda import CudaError
+from weft.operators.hopper import gemm
 
 CASES = {
     **{f"bf16 {layout} 256 columns, cluster of 2": Case(layout=layout, columns=256, stages=4, cluster=2, m=392, n=520)

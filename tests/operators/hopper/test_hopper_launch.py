@@ -5,17 +5,13 @@ import itertools
 import re
 
 import pytest
+import torch
+from hopper_on_cpu import BF16, INT8, OnGpu, operands, plan
+from sass import assembly, check_inner_loop
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
-pytest.importorskip("cuda.bindings")
-
-from hopper_on_cpu import BF16, INT8, OnGpu, operands, plan  # noqa: E402
-from sass import assembly, check_inner_loop  # noqa: E402
-
-from weft.definition import Declined  # noqa: E402
-from weft.operators.hopper import gemm, tile_sizes  # noqa: E402
-from weft.operators.launch import compiling_for  # noqa: E402
+from weft.definition import Declined
+from weft.operators.hopper import gemm, tile_sizes
+from weft.operators.launch import compiling_for
 
 
 @pytest.mark.parametrize("m, n, k", [(1, 8, 8), (100, 24, 8), (130, 256, 72), (4096, 4096, 4096), (16384, 28672, 8192)])

@@ -2,22 +2,18 @@
 gradient, which implementation is taken, launches on Hopper's main loop, wrong arguments."""
 
 import pytest
+import torch
+from hopper_on_cpu import OnGpu
 from where import DEVICE
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
-pytest.importorskip("cuda.bindings")
+from weft import ops, registry
+from weft.operators.launch import compiling_for
+from weft.operators.linear import dispatch
+from weft.operators.linear.activations import ACTIVATIONS
+from weft.operators.linear.dispatch import LinearCall
+from weft.operators.linear.reference import reference
 
-from hopper_on_cpu import OnGpu  # noqa: E402
-
-from weft import ops, registry  # noqa: E402
-from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.linear import dispatch  # noqa: E402
-from weft.operators.linear.activations import ACTIVATIONS  # noqa: E402
-from weft.operators.linear.dispatch import LinearCall  # noqa: E402
-from weft.operators.linear.reference import reference  # noqa: E402
-
-pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+pytestmark = pytest.mark.device
 NAMES = (None, *ACTIVATIONS)
 BF16 = torch.bfloat16
 

@@ -2,24 +2,19 @@
 arguments."""
 
 import pytest
+import torch
+from hopper_on_cpu import OnGpu
 from where import DEVICE
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
+from weft import ops, registry
+from weft.operators.launch import compiling_for
+from weft.operators.linear import linear_quantized as module
+from weft.operators.linear.dispatch import QUANTIZED, HopperLaunch, QuantizedCall, QuantizedLaunch
+from weft.operators.linear.reference import reference
+from weft.operators.quantization.formats import format_of
+from weft.operators.quantization.quantize import reference as quantized
 
-pytest.importorskip("cuda.bindings")
-
-from hopper_on_cpu import OnGpu  # noqa: E402
-
-from weft import ops, registry  # noqa: E402
-from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.linear import linear_quantized as module  # noqa: E402
-from weft.operators.linear.dispatch import QUANTIZED, HopperLaunch, QuantizedCall, QuantizedLaunch  # noqa: E402
-from weft.operators.linear.reference import reference  # noqa: E402
-from weft.operators.quantization.formats import format_of  # noqa: E402
-from weft.operators.quantization.quantize import reference as quantized  # noqa: E402
-
-pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+pytestmark = pytest.mark.device
 DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
 
 

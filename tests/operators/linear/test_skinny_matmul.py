@@ -2,19 +2,17 @@
 gradients, wrong arguments."""
 
 import pytest
+import torch
 from where import DEVICE
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
+from weft import ops, registry
+from weft.bench.tune import forget_plans
+from weft.definition import SHARED_LIMIT, Declined
+from weft.operators.launch import compiling_for
+from weft.operators.linear import gemv
+from weft.operators.partial_sums import parts_of
 
-from weft import ops, registry  # noqa: E402
-from weft.bench.tune import forget_plans  # noqa: E402
-from weft.definition import SHARED_LIMIT, Declined  # noqa: E402
-from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.linear import gemv  # noqa: E402
-from weft.operators.partial_sums import parts_of  # noqa: E402
-
-pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+pytestmark = pytest.mark.device
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:

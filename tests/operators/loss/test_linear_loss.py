@@ -2,20 +2,17 @@
 handed out once, labels out of range, sure rows."""
 
 import pytest
+import torch
+import torch.nn.functional as F
 from where import DEVICE, DTYPES
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
+from weft import ops
+from weft.definition import torch_dtype
+from weft.operators.loss import linear_chunks, linear_cross_entropy
+from weft.operators.loss.dispatch import linear_call
+from weft.operators.loss.linear_cross_entropy import _by_parts, reference
 
-import torch.nn.functional as F  # noqa: E402
-
-from weft import ops  # noqa: E402
-from weft.definition import torch_dtype  # noqa: E402
-from weft.operators.loss import linear_chunks, linear_cross_entropy  # noqa: E402
-from weft.operators.loss.dispatch import linear_call  # noqa: E402
-from weft.operators.loss.linear_cross_entropy import _by_parts, reference  # noqa: E402
-
-pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+pytestmark = pytest.mark.device
 
 
 def drawn(t=20, d=16, v=40, dtype=torch.float32, bias=False):

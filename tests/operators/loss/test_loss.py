@@ -2,17 +2,15 @@
 labels out of range, in-place gradients."""
 
 import pytest
+import torch
 from where import DEVICE, python
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
+from weft import ops
+from weft.operators.embedding import dispatch as gathering
+from weft.operators.embedding import embedding
+from weft.operators.loss import dispatch, kernels, reference
 
-from weft import ops  # noqa: E402
-from weft.operators.embedding import dispatch as gathering  # noqa: E402
-from weft.operators.embedding import embedding  # noqa: E402
-from weft.operators.loss import dispatch, kernels, reference  # noqa: E402
-
-pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+pytestmark = pytest.mark.device
 
 
 @pytest.fixture(params=["one program", "rows"])

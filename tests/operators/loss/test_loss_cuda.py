@@ -5,17 +5,15 @@ from dataclasses import dataclass, field
 
 import cuda_as_cpp
 import pytest
+import torch
 from cuda_on_cpu import FRAME, Suite, difference, frame_is_whole, framed, job, tensor_of
 from emulated import *  # noqa: F403
 from sass import names, parts, sass
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.loss import dispatch, reference  # noqa: E402
-from weft.operators.loss.dispatch import LossCall  # noqa: E402
-from weft.operators.loss.reference import Options  # noqa: E402
+from weft.operators.launch import compiling_for
+from weft.operators.loss import dispatch, reference
+from weft.operators.loss.dispatch import LossCall
+from weft.operators.loss.reference import Options
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 KERNELS = ("cluster", "shared", "loss", "gradient")  # loss and gradient together, with shared memory, and apart

@@ -4,22 +4,20 @@ arithmetic that unpacks them, splits, which kernel is taken, gradients, wrong ar
 import importlib
 
 import pytest
+import torch
 from where import DEVICE, DTYPES
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from weft import ops, registry  # noqa: E402
-from weft.bench.tune import forget_plans  # noqa: E402
-from weft.definition import SHARED_LIMIT, Declined, torch_dtype  # noqa: E402
-from weft.operators import dispatch  # noqa: E402
-from weft.operators.call import Choice  # noqa: E402
-from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.low_precision import quantized_weight as qw  # noqa: E402
-from weft.operators.low_precision import weight_only_hopper, weight_only_kernels  # noqa: E402
+from weft import ops, registry
+from weft.bench.tune import forget_plans
+from weft.definition import SHARED_LIMIT, Declined, torch_dtype
+from weft.operators import dispatch
+from weft.operators.call import Choice
+from weft.operators.launch import compiling_for
+from weft.operators.low_precision import quantized_weight as qw
+from weft.operators.low_precision import weight_only_hopper, weight_only_kernels
 
 FORMS = [(f, g) for f in qw.FORMATS for g in ((0, *qw.GROUPS) if f != "int4" else qw.GROUPS)]
-pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+pytestmark = pytest.mark.device
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:

@@ -5,21 +5,17 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 import pytest
+import torch
 from cuda_as_cpp import whole
 from cuda_on_cpu import Suite, further_off_than_rounding, job, tensor_of
 from emulated import *  # noqa: F403
+from hopper_on_cpu import packed_maps
 from sass import names, parts, sass
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
-pytest.importorskip("cuda.bindings")
-
-from hopper_on_cpu import packed_maps  # noqa: E402
-
-from weft.operators.configs import bucket  # noqa: E402
-from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.low_precision import weight_only_hopper  # noqa: E402
-from weft.operators.low_precision.quantized_weight import (  # noqa: E402
+from weft.operators.configs import bucket
+from weft.operators.launch import compiling_for
+from weft.operators.low_precision import weight_only_hopper
+from weft.operators.low_precision.quantized_weight import (
     QuantizedWeight,
     dequantize_weight,
     prepare_weight,

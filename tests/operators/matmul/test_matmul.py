@@ -2,21 +2,18 @@
 broadcast and what its gradient costs, batches beyond a grid's second dimension, which kernel a call takes."""
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from where import DEVICE
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
+from weft import ops, registry
+from weft.definition import Declined
+from weft.operators.launch import compiling_for
+from weft.operators.matmul import dispatch, kernels
+from weft.operators.matmul.dispatch import forms
+from weft.operators.partial_sums import SplitPlan
 
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-
-from weft import ops, registry  # noqa: E402
-from weft.definition import Declined  # noqa: E402
-from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.matmul import dispatch, kernels  # noqa: E402
-from weft.operators.matmul.dispatch import forms  # noqa: E402
-from weft.operators.partial_sums import SplitPlan  # noqa: E402
-
-pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+pytestmark = pytest.mark.device
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -3,23 +3,21 @@
 import math
 
 import pytest
+import torch
 from where import DEVICE
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from weft import ops, registry  # noqa: E402
-from weft.bench.compare import Bench  # noqa: E402
-from weft.definition import workload  # noqa: E402
-from weft.hardware.ceilings import Ceilings  # noqa: E402
-from weft.operators.memory_access import (  # noqa: E402
+from weft import ops, registry
+from weft.bench.compare import Bench
+from weft.definition import workload
+from weft.hardware.ceilings import Ceilings
+from weft.operators.memory_access import (
     l2_resident_access,
     random_access,
     shared_memory_access,
     strided_access,
     vectorized_access,
 )
-from weft.operators.memory_access.machine import Machine  # noqa: E402
+from weft.operators.memory_access.machine import Machine
 
 pytestmark = pytest.mark.device
 FAMILY = [registry.get(name) for name in registry.names() if registry.family(name) == "memory_access"]

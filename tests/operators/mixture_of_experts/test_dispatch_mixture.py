@@ -4,19 +4,18 @@ PyTorch emulates the loop's launches here, the Triton kernels around them run; t
 import itertools
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
 pytest.importorskip("cuda.bindings")
 
-from where import DEVICE  # noqa: E402
+from where import DEVICE
 
-from weft.definition import Declined  # noqa: E402
-from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.mixture_of_experts import dispatch, grouped_matmul  # noqa: E402
-from weft.operators.mixture_of_experts.grouped_matmul import grouped_matmul_hopper  # noqa: E402
-from weft.operators.mixture_of_experts.reference import grouped_product as reference  # noqa: E402
-from weft.operators.mixture_of_experts.reference import random_places  # noqa: E402
+from weft.definition import Declined
+from weft.operators.launch import compiling_for
+from weft.operators.mixture_of_experts import dispatch, grouped_matmul
+from weft.operators.mixture_of_experts.grouped_matmul import grouped_matmul_hopper
+from weft.operators.mixture_of_experts.reference import grouped_product as reference
+from weft.operators.mixture_of_experts.reference import random_places
 
 OFFSETS = torch.tensor([0, 4, 4, 18], dtype=torch.int32, device=DEVICE)
 FP16 = torch.float16

@@ -5,23 +5,19 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 import cuda_as_cpp
+import hopper_on_cpu as emulated
 import pytest
+import torch
+import torch.nn.functional as F
 from cuda_on_cpu import Suite
 from emulated import *  # noqa: F403
+from hopper_on_cpu import BF16, FP16, FP32
+from sass import assembly, check_inner_loop
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
-pytest.importorskip("cuda.bindings")
-
-import hopper_on_cpu as emulated  # noqa: E402
-import torch.nn.functional as F  # noqa: E402
-from hopper_on_cpu import BF16, FP16, FP32  # noqa: E402
-from sass import assembly, check_inner_loop  # noqa: E402
-
-from weft.operators.hopper import gemm  # noqa: E402
-from weft.operators.hopper.tensor_maps import encode  # noqa: E402
-from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.mixture_of_experts import dispatch  # noqa: E402
+from weft.operators.hopper import gemm
+from weft.operators.hopper.tensor_maps import encode
+from weft.operators.launch import compiling_for
+from weft.operators.mixture_of_experts import dispatch
 
 UNEVEN = (70, 0, 1, 200, 64, 0, 129)  # under 64 rows, over 128, as many as a consumer has, none
 

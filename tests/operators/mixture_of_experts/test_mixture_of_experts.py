@@ -4,20 +4,18 @@ inverse, layouts of gradients, wrong arguments."""
 import math
 
 import pytest
+import torch
 from refused import refused
 from where import DEVICE, python
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
+from weft import ops, registry
+from weft.definition import SHARED_LIMIT
+from weft.operators.mixture_of_experts import kernels
+from weft.operators.mixture_of_experts.dispatch import GROUPED
+from weft.operators.mixture_of_experts.reference import grouped_product as reference
+from weft.operators.mixture_of_experts.reference import ordered, random_offsets, random_places
 
-from weft import ops, registry  # noqa: E402
-from weft.definition import SHARED_LIMIT  # noqa: E402
-from weft.operators.mixture_of_experts import kernels  # noqa: E402
-from weft.operators.mixture_of_experts.dispatch import GROUPED  # noqa: E402
-from weft.operators.mixture_of_experts.reference import grouped_product as reference  # noqa: E402
-from weft.operators.mixture_of_experts.reference import ordered, random_offsets, random_places  # noqa: E402
-
-pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+pytestmark = pytest.mark.device
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -6,19 +6,17 @@ import dataclasses
 
 import cuda_as_cpp
 import pytest
+import torch
 from cuda_on_cpu import FRAME, Suite, difference, frame_is_whole, framed, job, tensor_of
 from emulated import *  # noqa: F403
 from sass import names, sass
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from weft import ops  # noqa: E402
-from weft.definition import SHARED_LIMIT, Declined  # noqa: E402
-from weft.operators.configs import bucket  # noqa: E402
-from weft.operators.cuda import CudaPlan  # noqa: E402
-from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.normalization.group_norm import dispatch  # noqa: E402
+from weft import ops
+from weft.definition import SHARED_LIMIT, Declined
+from weft.operators.configs import bucket
+from weft.operators.cuda import CudaPlan
+from weft.operators.launch import compiling_for
+from weft.operators.normalization.group_norm import dispatch
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 

@@ -2,16 +2,14 @@
 the norms, the order of tasks, what is refused."""
 
 import pytest
+import torch
 from where import DEVICE, DTYPES
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
+from weft import ops, registry
+from weft.definition import torch_dtype
+from weft.operators.normalization.group_norm import dispatch
 
-from weft import ops, registry  # noqa: E402
-from weft.definition import torch_dtype  # noqa: E402
-from weft.operators.normalization.group_norm import dispatch  # noqa: E402
-
-pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+pytestmark = pytest.mark.device
 
 
 def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:

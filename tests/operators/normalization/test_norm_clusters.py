@@ -6,19 +6,17 @@ import dataclasses
 
 import cuda_as_cpp
 import pytest
+import torch
 from cuda_on_cpu import FRAME, Suite, frame_is_whole, framed, job, tensor_of
 from emulated import *  # noqa: F403
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from weft import ops  # noqa: E402
-from weft.bench.compile_check import resource_usage  # noqa: E402
-from weft.definition import SHARED_LIMIT  # noqa: E402
-from weft.operators.cuda import compile_cubin  # noqa: E402
-from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.normalization import dispatch, ring  # noqa: E402
-from weft.operators.normalization.dispatch import NormCall, NormConfig  # noqa: E402
+from weft import ops
+from weft.bench.compile_check import resource_usage
+from weft.definition import SHARED_LIMIT
+from weft.operators.cuda import compile_cubin
+from weft.operators.launch import compiling_for
+from weft.operators.normalization import dispatch, ring
+from weft.operators.normalization.dispatch import NormCall, NormConfig
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 ROWS, FAR = 13, 100.0

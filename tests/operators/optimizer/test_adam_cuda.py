@@ -6,23 +6,21 @@ import functools
 
 import cuda_as_cpp
 import pytest
+import torch
 from cuda_on_cpu import Suite, job
 from emulated import *  # noqa: F403
 from sass import rounds, sass
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from weft import ops  # noqa: E402
-from weft.bench import cases, verify  # noqa: E402
-from weft.definition import Declined  # noqa: E402
-from weft.operators.cuda import CudaPlan  # noqa: E402
-from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.optimizer import dynamic_map, multi_tensor  # noqa: E402
-from weft.operators.optimizer.adam import adam  # noqa: E402
-from weft.operators.optimizer.adamw import adamw  # noqa: E402
-from weft.operators.optimizer.adamw_8bit import adamw_8bit  # noqa: E402
-from weft.operators.optimizer.multi_tensor import CudaTable  # noqa: E402
+from weft import ops
+from weft.bench import cases, verify
+from weft.definition import Declined
+from weft.operators.cuda import CudaPlan
+from weft.operators.launch import compiling_for
+from weft.operators.optimizer import dynamic_map, multi_tensor
+from weft.operators.optimizer.adam import adam
+from weft.operators.optimizer.adamw import adamw
+from weft.operators.optimizer.adamw_8bit import adamw_8bit
+from weft.operators.optimizer.multi_tensor import CudaTable
 
 OPERATORS = {op.name: op for op in (adam, adamw, adamw_8bit)}
 

@@ -3,11 +3,9 @@
 import math
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from weft.operators.optimizer import blockwise, dynamic_map  # noqa: E402
+from weft.operators.optimizer import blockwise, dynamic_map
 
 
 @pytest.mark.parametrize("signed", [True, False])

@@ -5,20 +5,16 @@ import subprocess
 from dataclasses import dataclass
 
 import cuda_as_cpp
+import hopper_on_cpu as emulated
 import pytest
+import torch
 from cuda_on_cpu import Suite, compiled
 from emulated import *  # noqa: F403
+from hopper_on_cpu import BF16, FP16, Case
+from sass import assembly, check_inner_loop
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
-pytest.importorskip("cuda.bindings")
-
-import hopper_on_cpu as emulated  # noqa: E402
-from hopper_on_cpu import BF16, FP16, Case  # noqa: E402
-from sass import assembly, check_inner_loop  # noqa: E402
-
-from weft.definition import Declined  # noqa: E402
-from weft.operators.hopper import gemm, tile_sizes  # noqa: E402
+from weft.definition import Declined
+from weft.operators.hopper import gemm, tile_sizes
 
 
 @dataclass(frozen=True)

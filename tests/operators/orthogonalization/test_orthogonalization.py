@@ -4,20 +4,18 @@ further off than PyTorch's iteration."""
 import math
 
 import pytest
+import torch
+import triton
+import triton.language as tl
+from torch.optim._muon import _zeropower_via_newtonschulz
 from where import DEVICE, DTYPES
 
-torch = pytest.importorskip("torch")
-triton = pytest.importorskip("triton")
+from weft import ops, registry
+from weft.definition import torch_dtype
+from weft.operators.orthogonalization import coefficients, dispatch, iteration
+from weft.operators.orthogonalization.kernels import lower_tile, tiles
 
-import triton.language as tl  # noqa: E402
-from torch.optim._muon import _zeropower_via_newtonschulz  # noqa: E402
-
-from weft import ops, registry  # noqa: E402
-from weft.definition import torch_dtype  # noqa: E402
-from weft.operators.orthogonalization import coefficients, dispatch, iteration  # noqa: E402
-from weft.operators.orthogonalization.kernels import lower_tile, tiles  # noqa: E402
-
-pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+pytestmark = pytest.mark.device
 
 FORMS = ("symmetric", "gram")
 

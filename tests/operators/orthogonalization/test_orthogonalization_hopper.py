@@ -1,17 +1,16 @@
 """The family's products on Hopper's main loop, without a GPU: what is launched, with the launches emulated by PyTorch."""
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
 pytest.importorskip("cuda.bindings")
 
-from weft import ops, registry  # noqa: E402
-from weft.definition import Declined  # noqa: E402
-from weft.operators.hopper.gemm import HopperPlan  # noqa: E402
-from weft.operators.hopper.tile_sizes import SHARED, shared_bytes  # noqa: E402
-from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.orthogonalization import coefficients, dispatch, iteration  # noqa: E402
+from weft import ops, registry
+from weft.definition import Declined
+from weft.operators.hopper.gemm import HopperPlan
+from weft.operators.hopper.tile_sizes import SHARED, shared_bytes
+from weft.operators.launch import compiling_for
+from weft.operators.orthogonalization import coefficients, dispatch, iteration
 
 BF16, FP16 = torch.bfloat16, torch.float16
 

@@ -5,19 +5,17 @@ import dataclasses
 import re
 
 import pytest
+import torch
 from cuda_as_cpp import whole
 from cuda_on_cpu import FRAME, Suite, frame_is_whole, framed, job, tensor_of
 from emulated import *  # noqa: F403
 from sass import names, sass
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from weft.definition import Declined  # noqa: E402
-from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.quantization import dispatch  # noqa: E402
-from weft.operators.quantization.dequantize import reference  # noqa: E402
-from weft.operators.quantization.formats import FORMATS, GRANULARITIES, scale_shape  # noqa: E402
+from weft.definition import Declined
+from weft.operators.launch import compiling_for
+from weft.operators.quantization import dispatch
+from weft.operators.quantization.dequantize import reference
+from weft.operators.quantization.formats import FORMATS, GRANULARITIES, scale_shape
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 

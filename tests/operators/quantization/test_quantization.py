@@ -4,14 +4,12 @@ numbers, unbiased stochastic rounding, and what schemes lose."""
 import math
 
 import pytest
+import torch
 from where import DEVICE
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from weft import ops  # noqa: E402
-from weft.operators.quantization.dequantize import round_trip_error  # noqa: E402
-from weft.operators.quantization.formats import (  # noqa: E402
+from weft import ops
+from weft.operators.quantization.dequantize import round_trip_error
+from weft.operators.quantization.formats import (
     FORMATS,
     GRANULARITIES,
     SMALLEST_SCALE,
@@ -23,7 +21,7 @@ from weft.operators.quantization.formats import (  # noqa: E402
     unpacked,
 )
 
-pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+pytestmark = pytest.mark.device
 
 FP8 = ("fp8_e4m3", "fp8_e5m2")
 

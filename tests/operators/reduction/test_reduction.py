@@ -5,15 +5,13 @@ import json
 import math
 
 import pytest
+import torch
 from where import DEVICE, python
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
+from weft import ops, registry
+from weft.operators.reduction import extremum_mask
 
-from weft import ops, registry  # noqa: E402
-from weft.operators.reduction import extremum_mask  # noqa: E402
-
-pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]  # NumPy's of 0 / 0
+pytestmark = pytest.mark.device
 
 
 def drawn(*shape: int) -> torch.Tensor:

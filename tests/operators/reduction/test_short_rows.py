@@ -5,20 +5,18 @@ import re
 from collections import Counter
 
 import pytest
+import torch
 from cuda_as_cpp import whole
 from cuda_on_cpu import FRAME, Suite, difference, frame_is_whole, framed, job, tensor_of
 from emulated import *  # noqa: F403
 from sass import names, parts, sass
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from weft import ops, registry  # noqa: E402
-from weft.definition import ARCHITECTURES, Declined  # noqa: E402
-from weft.operators.cuda import CudaPlan, compile_cubin  # noqa: E402
-from weft.operators.launch import INTERPRETING, compiling_for  # noqa: E402
-from weft.operators.reduction import argmax, dispatch, max, mean, min, norm, sum  # noqa: E402
-from weft.operators.reduction.dispatch import BACKWARD, EXTENTS, FORWARD  # noqa: E402
+from weft import ops, registry
+from weft.definition import ARCHITECTURES, Declined
+from weft.operators.cuda import CudaPlan, compile_cubin
+from weft.operators.launch import INTERPRETING, compiling_for
+from weft.operators.reduction import argmax, dispatch, max, mean, min, norm, sum
+from weft.operators.reduction.dispatch import BACKWARD, EXTENTS, FORWARD
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's of 0 / 0, which is NaN as it should be
 

@@ -2,14 +2,12 @@
 rotation keeps."""
 
 import pytest
+import torch
 from where import DEVICE
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
+from weft import ops
 
-from weft import ops  # noqa: E402
-
-pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+pytestmark = pytest.mark.device
 
 B, S, H, G, D = 2, 5, 4, 2, 16
 

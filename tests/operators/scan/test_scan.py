@@ -1,18 +1,16 @@
 """Of scans, what the tests of every operator leave out: non-finite numbers, zeros, look-back over several groups."""
 
 import pytest
+import torch
 from where import DEVICE
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
+from weft import ops, registry
+from weft.definition import ARCHITECTURES, SHARED_LIMIT, Declined
+from weft.operators.random_inputs import random_tensor
+from weft.operators.scan import cumsum, dispatch, logcumsumexp
+from weft.operators.scan.dispatch import FORWARD
 
-from weft import ops, registry  # noqa: E402
-from weft.definition import ARCHITECTURES, SHARED_LIMIT, Declined  # noqa: E402
-from weft.operators.random_inputs import random_tensor  # noqa: E402
-from weft.operators.scan import cumsum, dispatch, logcumsumexp  # noqa: E402
-from weft.operators.scan.dispatch import FORWARD  # noqa: E402
-
-pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+pytestmark = pytest.mark.device
 NAMES = ("cumsum", "cumprod", "logcumsumexp")
 
 

@@ -7,26 +7,24 @@ from collections.abc import Callable
 
 import cuda_as_cpp
 import pytest
+import torch
 from cuda_on_cpu import FRAME, Suite, difference, frame_is_whole, framed, job, tensor_of
 from emulated import *  # noqa: F403
 from sass import longest_loop
 from scan_on_cpu import VALUES, further_off_than_a_logarithm
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from weft import ops  # noqa: E402
-from weft.bench.compile_check import resource_usage  # noqa: E402
-from weft.definition import ARCHITECTURES, Declined  # noqa: E402
-from weft.operators.axis_view import AxisView  # noqa: E402
-from weft.operators.cuda import compile_cubin  # noqa: E402
-from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.scan import dispatch, kernels  # noqa: E402
-from weft.operators.scan.cumprod import scan as product  # noqa: E402
-from weft.operators.scan.cumsum import scan as running_sum  # noqa: E402
-from weft.operators.scan.dispatch import FORWARD, Scan  # noqa: E402
-from weft.operators.scan.kernels import ScanInParts  # noqa: E402
-from weft.operators.scan.logcumsumexp import scan as logarithm  # noqa: E402
+from weft import ops
+from weft.bench.compile_check import resource_usage
+from weft.definition import ARCHITECTURES, Declined
+from weft.operators.axis_view import AxisView
+from weft.operators.cuda import compile_cubin
+from weft.operators.launch import compiling_for
+from weft.operators.scan import dispatch, kernels
+from weft.operators.scan.cumprod import scan as product
+from weft.operators.scan.cumsum import scan as running_sum
+from weft.operators.scan.dispatch import FORWARD, Scan
+from weft.operators.scan.kernels import ScanInParts
+from weft.operators.scan.logcumsumexp import scan as logarithm
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 SCANS = {"sum": running_sum, "product": product, "logarithm": logarithm}

@@ -6,24 +6,22 @@ import re
 
 import cuda_as_cpp
 import pytest
+import torch
 from cuda_on_cpu import Suite, difference, job, tensor_of
 from emulated import *  # noqa: F403
 from sass import longest_loop, names, sass
 from scan_on_cpu import recurrence
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from weft import ops  # noqa: E402
-from weft.bench.compile_check import resource_usage  # noqa: E402
-from weft.definition import ARCHITECTURES, Declined  # noqa: E402
-from weft.operators.cuda import compile_cubin  # noqa: E402
-from weft.operators.launch import INTERPRETING, compiling_for  # noqa: E402
-from weft.operators.scan import dispatch, kernels  # noqa: E402
-from weft.operators.scan.cumprod import scan as product  # noqa: E402
-from weft.operators.scan.dispatch import BACKWARD  # noqa: E402
-from weft.operators.scan.kernels import GradientInParts  # noqa: E402
-from weft.operators.scan.logcumsumexp import scan as logarithm  # noqa: E402
+from weft import ops
+from weft.bench.compile_check import resource_usage
+from weft.definition import ARCHITECTURES, Declined
+from weft.operators.cuda import compile_cubin
+from weft.operators.launch import INTERPRETING, compiling_for
+from weft.operators.scan import dispatch, kernels
+from weft.operators.scan.cumprod import scan as product
+from weft.operators.scan.dispatch import BACKWARD
+from weft.operators.scan.kernels import GradientInParts
+from weft.operators.scan.logcumsumexp import scan as logarithm
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 

@@ -6,24 +6,22 @@ import re
 
 import cuda_as_cpp
 import pytest
+import torch
 from cuda_on_cpu import FRAME, Suite, frame_is_whole, framed, job, tensor_of
 from emulated import *  # noqa: F403
 from sass import names, sass
 from scan_on_cpu import VALUES, further_off_than_a_logarithm
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from weft import ops  # noqa: E402
-from weft.bench.compile_check import resource_usage  # noqa: E402
-from weft.definition import ARCHITECTURES, Declined  # noqa: E402
-from weft.operators.configs import Config  # noqa: E402
-from weft.operators.cuda import compile_cubin  # noqa: E402
-from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.scan import dispatch  # noqa: E402
-from weft.operators.scan.dispatch import FORWARD  # noqa: E402
-from weft.operators.scan.kernels import RowsPlan  # noqa: E402
-from weft.operators.scan.logcumsumexp import scan  # noqa: E402
+from weft import ops
+from weft.bench.compile_check import resource_usage
+from weft.definition import ARCHITECTURES, Declined
+from weft.operators.configs import Config
+from weft.operators.cuda import compile_cubin
+from weft.operators.launch import compiling_for
+from weft.operators.scan import dispatch
+from weft.operators.scan.dispatch import FORWARD
+from weft.operators.scan.kernels import RowsPlan
+from weft.operators.scan.logcumsumexp import scan
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 

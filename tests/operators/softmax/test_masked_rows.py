@@ -6,20 +6,18 @@ import functools
 
 import cuda_as_cpp
 import pytest
+import torch
 from cuda_on_cpu import FRAME, Suite, difference, frame_is_whole, framed, job, tensor_of
 from emulated import *  # noqa: F403
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from weft import ops  # noqa: E402
-from weft.bench.compile_check import resource_usage  # noqa: E402
-from weft.definition import Declined  # noqa: E402
-from weft.operators.cuda import CudaPlan, compile_cubin  # noqa: E402
-from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.softmax import dispatch  # noqa: E402
-from weft.operators.softmax.causal_softmax import hidden  # noqa: E402
-from weft.operators.softmax.dispatch import ADDITIVE, BOOLEAN, CAUSAL, MASKED_BACKWARD, MASKED_FORWARD, NONE  # noqa: E402
+from weft import ops
+from weft.bench.compile_check import resource_usage
+from weft.definition import Declined
+from weft.operators.cuda import CudaPlan, compile_cubin
+from weft.operators.launch import compiling_for
+from weft.operators.softmax import dispatch
+from weft.operators.softmax.causal_softmax import hidden
+from weft.operators.softmax.dispatch import ADDITIVE, BOOLEAN, CAUSAL, MASKED_BACKWARD, MASKED_FORWARD, NONE
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 INF = float("inf")

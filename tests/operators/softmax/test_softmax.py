@@ -2,18 +2,16 @@
 rows that clusters do not take."""
 
 import pytest
+import torch
 from where import DEVICE
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from weft import ops, registry  # noqa: E402
-from weft.definition import SHARED_LIMIT, Declined  # noqa: E402
-from weft.operators.cuda import CudaPlan  # noqa: E402
-from weft.operators.launch import Plan, compiling_for  # noqa: E402
-from weft.operators.row_cluster import LONGEST, MAX_CLUSTER, SHORTEST  # noqa: E402
-from weft.operators.softmax import dispatch  # noqa: E402
-from weft.operators.softmax.dispatch import BACKWARD  # noqa: E402
+from weft import ops, registry
+from weft.definition import SHARED_LIMIT, Declined
+from weft.operators.cuda import CudaPlan
+from weft.operators.launch import Plan, compiling_for
+from weft.operators.row_cluster import LONGEST, MAX_CLUSTER, SHORTEST
+from weft.operators.softmax import dispatch
+from weft.operators.softmax.dispatch import BACKWARD
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 CLUSTER_ARCHITECTURES = [sm for sm in SHARED_LIMIT if sm >= 90]

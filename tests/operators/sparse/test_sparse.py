@@ -2,20 +2,18 @@
 the choice of a kernel, gradients of the values, operands that do not fit."""
 
 import pytest
+import torch
 from refused import refused
 from where import DEVICE
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
+from weft import ops
+from weft.definition import workload
+from weft.operators.call import on_gpu
+from weft.operators.sparse import BSR, CSR, SELL, Sparse24, balance, prune_2_4, spmm, spmv
+from weft.operators.sparse.pattern import rows_of_elements
+from weft.operators.sparse.products import random_csr
 
-from weft import ops  # noqa: E402
-from weft.definition import workload  # noqa: E402
-from weft.operators.call import on_gpu  # noqa: E402
-from weft.operators.sparse import BSR, CSR, SELL, Sparse24, balance, prune_2_4, spmm, spmv  # noqa: E402
-from weft.operators.sparse.pattern import rows_of_elements  # noqa: E402
-from weft.operators.sparse.products import random_csr  # noqa: E402
-
-pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+pytestmark = pytest.mark.device
 
 
 def ints(*numbers, dtype=torch.int32):

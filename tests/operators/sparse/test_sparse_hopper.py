@@ -5,20 +5,16 @@ import re
 from dataclasses import dataclass
 
 import pytest
+import torch
 from cuda_as_cpp import whole
 from cuda_on_cpu import Suite, further_off_than_rounding, job, tensor_of
 from emulated import *  # noqa: F403
+from hopper_on_cpu import packed_maps
 from sass import sass
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
-pytest.importorskip("cuda.bindings")
-
-from hopper_on_cpu import packed_maps  # noqa: E402
-
-from weft.definition import Declined  # noqa: E402
-from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.sparse import sparse_2_4_matmul, sparse_hopper  # noqa: E402
+from weft.definition import Declined
+from weft.operators.launch import compiling_for
+from weft.operators.sparse import sparse_2_4_matmul, sparse_hopper
 
 BF16, FP16 = torch.bfloat16, torch.float16
 

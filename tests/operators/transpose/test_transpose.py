@@ -1,16 +1,14 @@
 """What a transpose must be beyond what is asked of every operator."""
 
 import pytest
+import torch
 from where import DEVICE
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from weft import ops  # noqa: E402
-from weft.bench.cases import PoisonedEmpty  # noqa: E402
-from weft.operators.transpose import dispatch  # noqa: E402
-from weft.operators.transpose.dispatch import FORWARD, fitted, matrices_of  # noqa: E402
-from weft.operators.transpose.transpose import transpose  # noqa: E402
+from weft import ops
+from weft.bench.cases import PoisonedEmpty
+from weft.operators.transpose import dispatch
+from weft.operators.transpose.dispatch import FORWARD, fitted, matrices_of
+from weft.operators.transpose.transpose import transpose
 
 pytestmark = pytest.mark.device
 by_triton = transpose.find("triton").function

@@ -5,20 +5,18 @@ from collections import Counter
 from dataclasses import dataclass
 
 import pytest
+import torch
 from cuda_as_cpp import whole
 from cuda_on_cpu import FRAME, Suite, bytes_of, frame_is_whole, framed, job, tensor_of
 from emulated import *  # noqa: F403
 from sass import names, parts, sass
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
-
-from weft import ops  # noqa: E402
-from weft.definition import ARCHITECTURES, Declined  # noqa: E402
-from weft.operators.cuda import compile_cubin  # noqa: E402
-from weft.operators.launch import compiling_for  # noqa: E402
-from weft.operators.transpose import dispatch  # noqa: E402
-from weft.operators.transpose.dispatch import FORWARD, WINDOWS, TransposeCall, windows_plan  # noqa: E402
+from weft import ops
+from weft.definition import ARCHITECTURES, Declined
+from weft.operators.cuda import compile_cubin
+from weft.operators.launch import compiling_for
+from weft.operators.transpose import dispatch
+from weft.operators.transpose.dispatch import FORWARD, WINDOWS, TransposeCall, windows_plan
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
