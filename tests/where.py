@@ -24,12 +24,8 @@ DTYPES = ("fp32", "fp16", "bf16") if DEVICE == "cuda" else ("fp32", "fp16")  # t
 def plain_environment(**variables: str) -> dict[str, str]:
     """The environment of a user who has switched nothing on, with weft on the path."""
     kept = {k: v for k, v in os.environ.items() if k not in ("TRITON_INTERPRET", "WEFT_RESULTS", "WEFT_COMMIT")}
-    return {
-        **kept,
-        "PYTHONPATH": path_with(ROOT / "src", ROOT / "tests", ROOT / "tests/emulator"),
-        "COLUMNS": "100",
-        **variables,
-    }
+    path = path_with(ROOT / "src", ROOT / "tests", ROOT / "tests/emulator")
+    return {**kept, "PYTHONPATH": path, "COLUMNS": "100", **variables}
 
 
 def path_with(*folders: Path) -> str:
@@ -39,7 +35,5 @@ def path_with(*folders: Path) -> str:
 
 def python(*arguments: str, timeout: float = 240, **variables: str) -> subprocess.CompletedProcess[str]:
     """A fresh Python with :func:`plain_environment`; the process that compiles must not be one that interprets."""
-    command = [sys.executable, *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=timeout, env=plain_environment(**variables), cwd=ROOT
-    )
+    how = {"capture_output": True, "text": True, "timeout": timeout, "cwd": ROOT}
+    return subprocess.run([sys.executable, *arguments], env=plain_environment(**variables), **how)

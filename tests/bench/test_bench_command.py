@@ -60,9 +60,8 @@ def test_bench_prints_records_with_every_key(benched):
 def test_what_was_benched_is_saved(benched):
     measured, results = benched
     saved = Store(results).read()
-    assert sorted(m.operator + m.implementation for m in saved) == sorted(
-        m["operator"] + m["implementation"] for m in measured
-    )
+    named = [m.operator + m.implementation for m in saved]
+    assert sorted(named) == sorted(m["operator"] + m["implementation"] for m in measured)
     (machine,) = Store(results).machines()
     assert {p.name for p in (results / machine).iterdir()} == {"runs.jsonl", "vector_add.jsonl"}
     assert {m.commit for m in saved} == {"abc123"} and {m.run for m in saved} == {measured[0]["run"]}
@@ -86,9 +85,8 @@ def test_bench_prints_a_table_and_saves_nothing_unasked(command, no_ceilings, tm
 
 
 def test_a_share_of_the_ceiling_is_the_time_that_the_work_takes_there(command, no_ceilings):
-    code, out, _ = command(
-        "bench", "matmul", "--workload", "M=64,N=64,K=64", "--dtype", "fp32", "--json", "--budget", "0.01"
-    )
+    words = "bench matmul --workload M=64,N=64,K=64 --dtype fp32 --json --budget 0.01"
+    code, out, _ = command(*words.split())
     timed = [m for m in json.loads(out)["records"] if m["operator"] == "matmul" and m["direction"] == "forward"]
     assert code == 0 and {"torch"} <= {m["implementation"] for m in timed}
     for m in timed:
@@ -160,13 +158,8 @@ def test_an_interrupted_bench_leaves_valid_records(tmp_path):
     what = ["softmax", "rms_norm", "--workload", "M=2048,N=4096", "--implementation", "torch", "--dtype", "fp32"]
     words = ["bench", *what, "--budget", "1000", "--json", "--save"]
     environment = plain_environment(WEFT_RESULTS=str(tmp_path))
-    with subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTED, *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    ) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", INTERRUPTED, *words], env=environment, **pipes) as process:
         deadline = time.monotonic() + 120
         while not list(tmp_path.glob("*/softmax.jsonl")) and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -229,9 +222,8 @@ def test_verification_in_processes_is_that_of_one():
     for counted in verify.COUNTS:
         assert one[counted] == several[counted]
     key = ("operator", "implementation", "direction", "workload", "dtype", "status")
-    assert sorted([str(r[k]) for k in key] for r in one["results"]) == sorted(
-        [str(r[k]) for k in key] for r in several["results"]
-    )
+    same = [sorted([str(r[k]) for k in key] for r in found["results"]) for found in (one, several)]
+    assert same[0] == same[1]
     assert len(seen) == len(several["results"])
 
 

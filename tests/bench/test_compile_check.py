@@ -81,14 +81,9 @@ def test_a_kernel_that_does_not_compile_is_a_failure_with_its_reason():
     def raises(**arguments):
         raise RuntimeError("ptxas: out of luck")
 
-    broken = Operator(
-        name="broken",
-        axes={"N": "elements"},
-        inputs=lambda w, g, device: {},
-        reference=lambda: None,
-        cost=lambda w, d: Cost(1, 1),
-        workloads={"quick": [workload("fp32", N=1)]},
-    )
+    functions = {"inputs": lambda w, g, device: {}, "reference": lambda: None, "cost": lambda w, d: Cost(1, 1)}
+    workloads = {"quick": [workload("fp32", N=1)]}
+    broken = Operator(name="broken", axes={"N": "elements"}, workloads=workloads, **functions)
     broken.implementation("triton", arch=">=sm_90")(raises)
     (job,) = [j for j in compile_check.jobs([broken], [90])]
     (found,) = compile_check.check(*job)

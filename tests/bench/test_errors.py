@@ -36,9 +36,7 @@ def test_one_wrong_element_is_named():
 def test_the_maximum_and_the_mean_may_be_multiples_of_pytorchs_own():
     want = draw(1000).abs() + 1
     baseline = (want * 1.01).float()  # PyTorch itself is off by 1 % everywhere
-    everywhere = {
-        error: judge([(want * (1 + error)).float()], [want], [baseline], RELATIVE) for error in (0.019, 0.021)
-    }
+    everywhere = {e: judge([(want * (1 + e)).float()], [want], [baseline], RELATIVE) for e in (0.019, 0.021)}
     assert everywhere[0.019].ok and everywhere[0.019].share == pytest.approx(0.95, rel=1e-3)
     assert not everywhere[0.021].ok and "root mean square" in everywhere[0.021].reason
     for error, ok in ((0.07, True), (0.09, False)):  # twice four root mean squares

@@ -165,13 +165,11 @@ def test_a_process_that_leaves_is_not_stopped(beside):
 
 def test_autotuners_hold_the_lock(beside, monkeypatch):
     lock, _, process = beside
-    monkeypatch.setattr(
-        gpu_lock, "AUTOTUNERS", (("weft.operators.peers", "Compiled", "seconds"), ("no.such", "A", "b"))
-    )
+    autotuners = (("weft.operators.peers", "Compiled", "seconds"), ("no.such", "A", "b"))
+    monkeypatch.setattr(gpu_lock, "AUTOTUNERS", autotuners)
     states = []
-    monkeypatch.setattr(
-        peers.Compiled, "seconds", staticmethod(lambda f, args: states.append(state(process.pid)) or 1.0)
-    )
+    timed = staticmethod(lambda f, args: states.append(state(process.pid)) or 1.0)
+    monkeypatch.setattr(peers.Compiled, "seconds", timed)
     lock.wait_for_idle = lambda: time.sleep(0.05)
     lock.wrap_autotuners()
     assert peers.Compiled(None).seconds(None, {}) == 1.0
@@ -291,9 +289,8 @@ def test_a_point_is_measured_without_the_peer_that_lost_the_device():
     assert [row.implementation for row in rows] == ["torch"]
     failed, anew, _ = said
     assert failed == "softmax/numpy at M=40,N=24 fp32 failed: RuntimeError: a kernel of a peer"
-    assert anew == (
-        "softmax forward at M=40,N=24 fp32 begins anew without numpy: CUDA error: an illegal memory access was encountered"
-    )
+    begins = "softmax forward at M=40,N=24 fp32 begins anew without numpy"
+    assert anew == f"{begins}: CUDA error: an illegal memory access was encountered"
 
 
 def test_the_command_line_takes_jobs(command, monkeypatch):

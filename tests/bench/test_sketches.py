@@ -227,9 +227,7 @@ def test_paged_attention_passes(direction):
 @pytest.mark.parametrize(
     "wrong",
     [
-        pytest.param(
-            changed(page_table=lambda t: torch.arange(t.numel(), device=t.device).view_as(t)), id="table-ignored"
-        ),
+        pytest.param(changed(page_table=lambda t: torch.arange(t.numel()).to(t.device).view_as(t)), id="table-ignored"),
         pytest.param(changed(lengths=lambda t: (t - 1).clamp_min(1)), id="last-token-left-out"),
         pytest.param(changed(lengths=lambda t: t.max().expand_as(t)), id="padding-attended"),
         pytest.param(changed(score=lambda f: ScoreFunction("none", lambda s, *_: s)), id="score-ignored"),

@@ -48,9 +48,8 @@ def test_repetitions_stay_between_least_and_most():
 
 
 def test_a_longer_call_takes_longer():
-    timings = Timer("cpu", budget_s=0.0, least=3).measure(
-        {"short": [lambda: time.sleep(0.001)], "long": [lambda: time.sleep(0.03)]}
-    )
+    calls = {"short": [lambda: time.sleep(0.001)], "long": [lambda: time.sleep(0.03)]}
+    timings = Timer("cpu", budget_s=0.0, least=3).measure(calls)
     ratio, low, high = paired_ratio(timings["long"], timings["short"])
     assert timings["short"].median_us >= 1000 and timings["long"].median_us >= 30000
     assert 1 < low <= ratio <= high
@@ -88,9 +87,8 @@ def test_a_comparison_leaves_out_what_cannot_have_moved_its_bytes(monkeypatch):
     peers = [dataclasses.replace(op.find("torch"), name=name) for name in times]
     measured = bench.compare(op, workload("fp32", N=1), "forward", peers)
     assert [m.implementation for m in measured] == ["torch"]
-    assert len(said) == 1 and said[0].startswith(
-        "left out of vector_add forward at N=1 fp32: numpy: 1.90 us, under the 2.00 us"
-    )
+    words = "left out of vector_add forward at N=1 fp32: numpy: 1.90 us, under the 2.00 us"
+    assert len(said) == 1 and said[0].startswith(words)
 
 
 def test_a_peer_that_is_never_ready_costs_a_comparison_only_its_limit(monkeypatch):

@@ -1,6 +1,7 @@
 """The engine in plain Python, on arrays that refuse an index outside of them and poison what is not yet written: compiled, it
 would read or write other memory without a word. ``test_engine.py`` runs it with NUMBA_DISABLE_JIT=1."""
 
+import importlib
 import linecache
 import sys
 from itertools import product
@@ -10,15 +11,7 @@ from random_traces import KINDS, random_case
 from schedules import both
 
 from weft.cluster import Cluster, Jobs
-from weft.cluster.engine import (
-    allocate,
-    conservative_loop,
-    easy_loop,
-    easy_reservation,
-    preemption_loop,
-    simple_loop,
-    tenant_loop,
-)
+from weft.cluster.engine import allocate, easy_reservation
 
 
 class Checked(np.ndarray):
@@ -82,7 +75,8 @@ class Poisoned:
 
 
 def check(seeds: range) -> None:
-    for module in (conservative_loop, easy_loop, preemption_loop, simple_loop, tenant_loop):
+    for name in ("conservative", "easy", "preemption", "simple", "tenant"):
+        module = importlib.import_module(f"weft.cluster.engine.{name}_loop")
         module.advance = checked(module.advance)
     allocate.place, allocate.give_back = checked(allocate.place), checked(allocate.give_back)
     easy_reservation.np = Poisoned()

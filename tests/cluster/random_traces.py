@@ -70,12 +70,8 @@ def random_case(seed: int) -> tuple[Jobs, Cluster, dict[str, Any]]:
         tenant=g.integers(0, 3, count),
         tenants=("a", "b", "c"),
     )
-    policy = {
-        "order": order,
-        "placement": placement,
-        "ties": str(g.choice(["lowest", "highest", "random"])),
-        "seed": seed % 5,
-    }
+    ties = str(g.choice(["lowest", "highest", "random"]))
+    policy = {"order": order, "placement": placement, "ties": ties, "seed": seed % 5}
     if order in KINDS[2]:
         policy |= {"restart_s": float(g.choice([0, 0, 1.5])), "checkpoint_s": float(g.choice([0, 0, 2.0]))}
     if order.removesuffix("-skip") in SHARED:

@@ -37,17 +37,12 @@ def check_equal(fast, plain) -> None:
             assert j in fast.unschedulable and not mine and np.isnan(fast.start[j])
         else:
             assert j not in fast.unschedulable
-            assert (fast.start[j], fast.end[j], fast.stops[j], fast.lost[j]) == (
-                job.start,
-                job.end,
-                job.stops,
-                job.lost,
-            )
+            found = fast.start[j], fast.end[j], fast.stops[j], fast.lost[j]
+            assert found == (job.start, job.end, job.stops, job.lost)
             on = [sum(1 << g for g in gpus) for _, _, gpus in job.placed]
             last = (job.last_start if stops else job.start, job.end, [node.id for node, _, _ in job.placed], on)
-            assert [(held.begin[k], held.end[k], names_of(fast, k)) for k in mine] == [
-                each[:3] for each in (*job.stretches, last)
-            ]
+            found = [(held.begin[k], held.end[k], names_of(fast, k)) for k in mine]
+            assert found == [each[:3] for each in (*job.stretches, last)]
             if len(held.on):
                 found = [held.on[held.slot[k] : held.slot[k + 1]].tolist() for k in mine]
                 assert found == [each[3] for each in (*job.stretches, last)]
@@ -128,12 +123,9 @@ def largest_accepted(jobs: Jobs, j: int, cluster: Cluster) -> int:
     for n in range(len(cluster)):
         part = Fraction(int(min(cluster.gpus[n], jobs.gpus[j])), int(jobs.gpus[j]))
         fits = not wanted or cluster.types[cluster.gpu_type[n]] in wanted
-        for has, asked in (
-            (cluster.gpu_memory[n], jobs.gpu_memory[j]),
-            (cluster.cpu[n], math.ceil(int(jobs.cpu[j]) * part)),
-            (cluster.memory[n], math.ceil(int(jobs.memory[j]) * part)),
-        ):
-            fits = fits and (has < 0 or has >= asked)
+        cores, memory = (math.ceil(int(asked[j]) * part) for asked in (jobs.cpu, jobs.memory))
+        needs = (cluster.gpu_memory, jobs.gpu_memory[j]), (cluster.cpu, cores), (cluster.memory, memory)
+        fits = fits and all(has[n] < 0 or has[n] >= asked for has, asked in needs)
         largest = max(largest, int(cluster.gpus[n]) if fits else 0)
     return largest
 

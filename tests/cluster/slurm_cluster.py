@@ -104,9 +104,8 @@ class Slurm:
         time.sleep(max(0.0, (moment - self.now()) / self.rate))
 
     def command(self, *arguments: str) -> str:
-        done = subprocess.run(
-            [*BEFORE_OTHERS, *arguments], env=self.environment, capture_output=True, text=True, timeout=60
-        )
+        options = {"capture_output": True, "text": True, "timeout": 60}
+        done = subprocess.run([*BEFORE_OTHERS, *arguments], env=self.environment, **options)
         if done.returncode:
             raise RuntimeError(f"{' '.join(arguments)}: {done.stderr.strip()}")
         return done.stdout
@@ -165,16 +164,14 @@ def slurm(nodes: int, gpus: int, scheduler: str, rate: float) -> Iterator[Slurm]
     with ExitStack() as ending:
         ending.callback(shutil.rmtree, folder, ignore_errors=True)
         ending.callback(end_all, f"SLURM_CONF={configuration}")
-        environment, zero = clock(
-            ending, rate, {**os.environ, "PATH": PATH, "TZ": "UTC", "SLURM_CONF": f"{configuration}"}
-        )
+        variables = {**os.environ, "PATH": PATH, "TZ": "UTC", "SLURM_CONF": f"{configuration}"}
+        environment, zero = clock(ending, rate, variables)
         configure(folder, nodes, gpus, scheduler)
 
         def start(name: str, *arguments: str) -> None:
             log = ending.enter_context((folder / f"{name}.log").open("w"))
-            daemon = subprocess.Popen(
-                [*BEFORE_OTHERS, *arguments], env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
+            streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            daemon = subprocess.Popen([*BEFORE_OTHERS, *arguments], env=environment, **streams)
             ending.callback(end, daemon)
 
         def logs() -> str:
@@ -215,13 +212,9 @@ def configure(folder: Path, nodes: int, gpus: int, scheduler: str) -> None:
         f"NodeName=n{n} NodeAddr=127.0.0.1 Port={port} CPUs={gpus} Gres=gpu:{gpus} Weight={n + 1} State=UNKNOWN"
         for n, port in enumerate(ports[1:])
     ]
-    text = CONFIGURATION.format(
-        folder=folder,
-        user=pwd.getpwuid(os.getuid()).pw_name,
-        port=ports[0],
-        scheduler=scheduler,
-        parameters=",".join(PARAMETERS),
-    )
+    user = pwd.getpwuid(os.getuid()).pw_name
+    options = {"port": ports[0], "scheduler": scheduler, "parameters": ",".join(PARAMETERS)}
+    text = CONFIGURATION.format(folder=folder, user=user, **options)
     head, partition = text.rsplit("PartitionName", 1)
     (folder / "slurm.conf").write_text(head + "\n".join(lines) + "\nPartitionName" + partition)
     (folder / "gres.conf").write_text(f"NodeName=n[0-{nodes - 1}] Name=gpu File={folder}/gpu[0-{gpus - 1}]\n")
@@ -234,9 +227,8 @@ def clock(ending: ExitStack, rate: float, environment: dict[str, str]) -> tuple[
     """
     faked = ["faketime", "-m", "-f", f"@{START_OF_TIME:%Y-%m-%d %H:%M:%S} x{rate:g}"]
     environment = {**environment, "NO_FAKE_STAT": "1", "FAKETIME_DONT_RESET": "1"}
-    process = subprocess.Popen(
-        [*faked, "sh", "-c", "env -0; date +%s.%N; cat"], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    process = subprocess.Popen([*faked, "sh", "-c", "env -0; date +%s.%N; cat"], env=environment, **pipes)
     ending.callback(end, process)
     assert process.stdout
     *variables, now = process.stdout.readline().decode().split("\0")

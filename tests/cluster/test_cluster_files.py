@@ -88,11 +88,8 @@ def test_published_cluster_files(write):
         assert cluster.names == ("7399a7", "75c536") and cluster.types == ("CPU", "V100M32")
         assert cluster.gpus.tolist() == [0, 8] and cluster.memory.tolist() == [524_288, 393_216]
 
-    labels = {
-        "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3",
-        "nvidia.com/gpu.memory": "81559",
-        "topology.example.com/rack": "r1",
-    }
+    gpu = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.memory": "81559"}
+    labels = {**gpu, "topology.example.com/rack": "r1"}
     nodes = [
         node("a", {"cpu": "95500m", "memory": "1056Mi", "nvidia.com/gpu": "8"}, **labels),
         node("b", {"cpu": 4, "memory": "1Gi", "amd.com/gpu": "2"}),

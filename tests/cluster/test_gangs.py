@@ -10,6 +10,9 @@ from weft.cluster.allocations import of as pieces_of
 MIXED = [NodeGroup(2, 8, "A", 40, cpu=32), NodeGroup(3, 4, "B", 80, cpu=32), NodeGroup(4, 2, "B", 80, cpu=64)]
 
 
+POLICIES = [("fifo", "best"), ("fifo-conservative", "first"), ("srtf", "topology"), ("fifo", "fgd")]
+
+
 @pytest.mark.parametrize(
     ("asked", "pieces"),
     [
@@ -22,9 +25,7 @@ MIXED = [NodeGroup(2, 8, "A", 40, cpu=32), NodeGroup(3, 4, "B", 80, cpu=32), Nod
         ({"gpus": [12], "memory": [1]}, [8, 4]),
     ],
 )
-@pytest.mark.parametrize(
-    "policy", [("fifo", "best"), ("fifo-conservative", "first"), ("srtf", "topology"), ("fifo", "fgd")]
-)
+@pytest.mark.parametrize("policy", POLICIES)
 def test_a_gang_is_cut_by_the_largest_node_that_it_accepts(asked, pieces, policy):
     jobs = Jobs([0], [1], type_sets=((), ("B",)), **asked)
     cluster = Cluster.of(MIXED)
@@ -57,10 +58,9 @@ def test_a_gang_that_cannot_run_reports_what_accepted_nodes_lack():
 def test_a_job_that_can_never_run_is_reported_and_the_others_run():
     jobs = Jobs(submit=[0, 0, 0], duration=[1, 1, 1], gpus=[8, 1, 40], gpu_memory=[0, 100, 0])
     result = simulate(jobs, Cluster.parse("4x8", gpu_memory_gb=80))
-    assert result.unschedulable == {
-        1: "the closest node, node-0, lacks 100 GB a GPU (it has 80)",
-        2: "it needs 5 free nodes of 8 GPUs that fit it, and the cluster has 4",
-    }
+    assert result.unschedulable[1] == "the closest node, node-0, lacks 100 GB a GPU (it has 80)"
+    assert result.unschedulable[2] == "it needs 5 free nodes of 8 GPUs that fit it, and the cluster has 4"
+    assert len(result.unschedulable) == 2
     assert result.start[0] == 0 and np.isnan(result.start[1:]).all()
 
 

@@ -142,13 +142,9 @@ def test_the_same_seed_gives_the_same_jobs():
 
 
 def test_shares_moments_and_load_are_as_requested():
-    profile = stated(
-        sizes={1: 3, 8: 1},
-        durations={1: LogNormal(60.0, 1.0), 8: LogNormal(600.0, 0.5)},
-        tenants=3,
-        priorities={0.0: 0.9, 5.0: 0.1},
-        over_estimate=3.0,
-    )
+    durations = {1: LogNormal(60.0, 1.0), 8: LogNormal(600.0, 0.5)}
+    shape = {"sizes": {1: 3, 8: 1}, "priorities": {0.0: 0.9, 5.0: 0.1}, "over_estimate": 3.0}
+    profile = stated(durations=durations, tenants=3, **shape)
     cluster = Cluster.parse("50x8")
     jobs = profile.generate(200_000, seed=1, load=0.8, cluster=cluster)
 
@@ -314,6 +310,8 @@ def test_jobs_like_a_real_traces(file, format, where):
         assert (made.gpus == gpus).mean() == pytest.approx((jobs.gpus == gpus).mean(), abs=0.01)
 
 
+ONE = Cluster.parse("1x8")
+
 # ---- bad input -------------------------------------------------------------------------------------------------------
 
 
@@ -339,12 +337,9 @@ def test_jobs_like_a_real_traces(file, format, where):
         (lambda: stated().generate(5), "says no rate of arrivals"),
         (lambda: RICH.generate(0), "count is 0"),
         (lambda: RICH.generate(5, load=0.5), "load and cluster go together"),
-        (lambda: RICH.generate(5, load=-1, cluster=Cluster.parse("1x8")), "a load of -1 on 8 GPUs"),
+        (lambda: RICH.generate(5, load=-1, cluster=ONE), "a load of -1 on 8 GPUs"),
         (lambda: RICH.generate(5, load=1, cluster=Cluster.parse("1x0")), "on 0 GPUs"),
-        (
-            lambda: stated(sizes={0: 1}).generate(5, load=1, cluster=Cluster.parse("1x8")),
-            "no job of the profile requests",
-        ),
+        (lambda: stated(sizes={0: 1}).generate(5, load=1, cluster=ONE), "no job of the profile requests"),
     ],
 )
 def test_bad_numbers_are_named(make, what):

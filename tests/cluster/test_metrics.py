@@ -30,9 +30,8 @@ def test_finish_time_ratio_of_three_jobs_by_hand():
     result = simulate(jobs, Cluster.parse("1x8"), "fifo-skip")  # 0 to 100, 100 to 200, 200 to 250
     asked = np.array([50 * 16 + 50 * 20, 50 * 16 + 50 * 20 + 100 * 12, 50 * 20 + 100 * 12 + 50 * 4])  # GPU seconds
     contention = asked / [100, 200, 200] / 8
-    assert finish_time_ratio(result) == pytest.approx(
-        np.array([100, 200, 200]) / (np.array([100, 100, 50]) * contention)
-    )
+    wanted = np.array([100, 200, 200]) / (np.array([100, 100, 50]) * contention)
+    assert finish_time_ratio(result) == pytest.approx(wanted)
     found = metrics.summary(result)["fairness"]["finish_time"]
     assert found["above_1"] == pytest.approx(2 / 3) and found["max"] == pytest.approx(200 / (50 * 1.5))
     alone = simulate(jobs.take([2]), Cluster.parse("1x8"))
@@ -47,12 +46,8 @@ def test_by_type_adds_up_to_what_was_held():
     assert sum(of["gpu_s"] for of in found["by_type"].values()) == pytest.approx(found["gpu_s"])
     one = Jobs([0, 0], [10, 20], [8, 4], types=[1, 2], type_sets=((), ("A",), ("B",)))
     found = metrics.summary(simulate(one, cluster))["by_type"]
-    assert (found["A"]["jobs"], found["B"]["jobs"], found["A"]["jct"]["mean"], found["B"]["jct"]["mean"]) == (
-        1,
-        1,
-        10,
-        20,
-    )
+    assert [found[name]["jobs"] for name in "AB"] == [1, 1]
+    assert [found[name]["jct"]["mean"] for name in "AB"] == [10, 20]
     assert (found["A"]["allocation"], found["B"]["allocation"]) == (80 / (16 * 20), 1.0)
     assert metrics.summary(simulate(one.take([0]), Cluster.parse("1x8")))["by_type"] == {}
 
@@ -80,10 +75,8 @@ def test_at_most_twenty_tenants_are_listed():
 def test_allocation_is_that_of_a_loop_over_time():
     result = simulate(random_jobs(300, 3), Cluster.parse("2x8"))
     until = int(result.start.max())
-    held = [
-        int(result.jobs.gpus[(result.start <= t) & (result.end > t)].sum())
-        for t in range(int(result.jobs.submit[0]), until)
-    ]
+    runs = [(result.start <= t) & (result.end > t) for t in range(int(result.jobs.submit[0]), until)]
+    held = [int(result.jobs.gpus[of].sum()) for of in runs]
     found = metrics.summary(result)["allocation"]
     assert found["mean"] == pytest.approx(np.mean(held) / 16) and found["max"] == max(held) / 16
     assert found["p50"] == sorted(held)[(len(held) - 1) // 2] / 16

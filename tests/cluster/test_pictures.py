@@ -72,9 +72,8 @@ def test_no_gpu_is_held_twice_and_the_lowest_free_ones_are_taken(result):
         owned[piece] |= set(range(first, first + count))
     for p in range(len(held)):
         assert len(owned[p]) == held.gpus[p] and max(owned[p]) < capacity[held.node[p]]
-        at_start = [
-            q for q in range(len(held)) if held.node[q] == held.node[p] and held.start[q] <= held.start[p] < held.end[q]
-        ]
+        beside = [q for q in range(len(held)) if held.node[q] == held.node[p]]
+        at_start = [q for q in beside if held.start[q] <= held.start[p] < held.end[q]]
         assert all(not owned[p] & owned[q] for q in at_start if q != p)
         taken = set().union(*(owned[q] for q in at_start if (held.start[q], q) < (held.start[p], p)))
         assert owned[p] == set(sorted(set(range(capacity[held.node[p]])) - taken)[: held.gpus[p]])

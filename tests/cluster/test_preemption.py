@@ -120,9 +120,8 @@ def test_the_shortest_remaining_time_first_waits_as_long_as_theory_says():
 def test_two_preemptive_priorities_wait_as_long_as_theory_says():
     """M/M/1 with preemptive priorities at 40 % load each: 1 / (1 − 0.4), and 1 / ((1 − 0.4) (1 − 0.8))."""
     g, n = np.random.default_rng(1), 400_000
-    jobs = Jobs(
-        np.cumsum(g.exponential(1 / 0.8, n)), g.exponential(1.0, n), np.ones(n, int), priority=g.integers(0, 2, n)
-    )
+    submit, duration = np.cumsum(g.exponential(1 / 0.8, n)), g.exponential(1.0, n)
+    jobs = Jobs(submit, duration, np.ones(n, int), priority=g.integers(0, 2, n))
     result = simulate(jobs, Cluster.parse("1x1"), "priority-preemptive", "counted")
     jct = result.end - jobs.submit
     assert jct[jobs.priority == 1].mean() == pytest.approx(1 / 0.6, rel=0.02)
@@ -156,9 +155,8 @@ def test_until_a_time_it_is_the_same_run(order):
     assert half.ran.sum() < 120 and np.isnan(half.end[half.start != half.start]).all()
     first = whole.stretches.end <= now
     mine = half.stretches
-    assert set(zip(whole.stretches.job[first], whole.stretches.end[first], strict=True)) <= set(
-        zip(mine.job, mine.end, strict=True)
-    )
+    before = zip(whole.stretches.job[first], whole.stretches.end[first], strict=True)
+    assert set(before) <= set(zip(mine.job, mine.end, strict=True))
     assert half.waited[half.stops > 0].min(initial=0) >= 0
 
 
@@ -215,9 +213,8 @@ def test_incompatible_options_are_refused(order, options, words):
 def stretches(result) -> list[tuple[int, float, float, int]]:
     """Of jobs of one piece: the job, when, and on which GPUs."""
     held = result.stretches
-    return list(
-        zip(held.job.tolist(), held.begin.tolist(), held.end.tolist(), held.on[held.slot[:-1]].tolist(), strict=True)
-    )
+    on = held.on[held.slot[:-1]]
+    return list(zip(*(column.tolist() for column in (held.job, held.begin, held.end, on)), strict=True))
 
 
 def test_a_share_preempts_no_more_of_its_gpu_than_it_needs():
@@ -339,9 +336,10 @@ def test_both_engines_agree_on_larger_runs(order):
     assert preemption_loop.VOID not in result.stretches.job
 
 
-@pytest.mark.parametrize(
-    ("order", "placement"), [("srtf", "fgd"), ("las", "gpu-packing"), ("priority-preemptive", "best")]
-)
+LARGER = [("srtf", "fgd"), ("las", "gpu-packing"), ("priority-preemptive", "best")]
+
+
+@pytest.mark.parametrize(("order", "placement"), LARGER)
 def test_both_engines_agree_on_larger_runs_with_shares(order, placement):
     g = np.random.default_rng(2)
     jobs = Jobs(

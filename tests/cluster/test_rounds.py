@@ -148,10 +148,7 @@ def assign(thing, name):
         (lambda view: view.simulator.place(view.jobs[0]), "AttributeError: the simulator shows a policy no 'place'"),
         (lambda view: view.simulator.history.clear(), "AttributeError: 'tuple'"),
         (lambda view: view.simulator.quotas.clear(), "AttributeError: 'mappingproxy'"),
-        (
-            lambda view: assign(view.simulator.jobs["j0"], "remaining"),
-            "AttributeError: job 'j0': 'remaining' is read-only",
-        ),
+        (lambda v: assign(v.simulator.jobs["j0"], "remaining"), "AttributeError: job 'j0': 'remaining' is read-only"),
         (lambda view: assign(view.simulator.nodes[0], "gpus"), "AttributeError: node 'node-0': 'gpus' is read-only"),
     ],
 )
@@ -251,9 +248,8 @@ def test_an_order_may_lie_in_a_file(tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
     result = simulate(Jobs([0, 1], [9, 4], [1, 8]), Cluster.parse("1x8"), str(tmp_path / "mine.py"))
     assert result.end.tolist() == [13, 5]
-    (tmp_path / "keys.py").write_text(
-        "from weft.cluster.order import Order\nORDER = Order('k', lambda jobs: (-jobs.gpus,), 'big ones first')"
-    )
+    text = "from weft.cluster.order import Order\nORDER = Order('k', lambda jobs: (-jobs.gpus,), 'big ones first')"
+    (tmp_path / "keys.py").write_text(text)
     result = simulate(Jobs([0, 0], [9, 4], [1, 8]), Cluster.parse("1x8"), str(tmp_path / "keys.py-skip"))
     assert result.start.tolist() == [4, 0]
 

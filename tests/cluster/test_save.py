@@ -37,9 +37,8 @@ def test_a_saved_run_is_all_there(weft, tmp_path):
     for j, row in enumerate(table[:400]):
         assert (row["start"], row["end"], row["id"]) == (result.start[j], result.end[j], jobs.id[j])
         assert row["wait"] == pytest.approx(sum(row[f"wait_{reason}"] for reason in REASONS))
-        assert row["nodes"] == [
-            f"node-{n}" for n in result.stretches.where[result.stretches.slot[j] : result.stretches.slot[j + 1]]
-        ]
+        held = result.stretches
+        assert row["nodes"] == [f"node-{n}" for n in held.where[held.slot[j] : held.slot[j + 1]]]
     assert table[400]["start"] is table[400]["nodes"] is None and "can" not in table[400]["id"]
     assert "it needs" in table[400]["unschedulable"] and table[0]["unschedulable"] is None
     # it is a trace itself, and gives the same run
@@ -63,9 +62,8 @@ def test_events_are_those_of_the_plain_engine_in_its_order(order):
 @pytest.mark.parametrize("order", ["sjf-skip", "srtf"])
 def test_events_play_back_without_taking_more_than_there_is(order):
     g = np.random.default_rng(5)
-    jobs = Jobs(
-        g.integers(0, 60, 200).astype(float), g.choice([0.0, 0.0, 1.0, 3.0, 9.0], 200), g.choice([2, 4, 8, 16], 200)
-    )
+    submit, duration = g.integers(0, 60, 200).astype(float), g.choice([0.0, 0.0, 1.0, 3.0, 9.0], 200)
+    jobs = Jobs(submit, duration, g.choice([2, 4, 8, 16], 200))
     result = simulate(jobs, Cluster.parse("3x8"), order)
     events, held = save.events_table(result), result.stretches
     free, at, running, last = np.full(3, 8), dict.fromkeys(range(len(jobs)), 0), set(), -1.0

@@ -117,9 +117,8 @@ def test_long_names_are_shortened_where_they_stay_apart(weft, tmp_path):
     (tmp_path / "t.csv").write_text(f"submit,duration,gpus,tenant,id\n{rows}0,1,99,x,{LONG}\n")
     (tmp_path / LONG).mkdir()
     order = tmp_path / LONG / "mine.py"
-    order.write_text(
-        "from weft.cluster.order import Order\nORDER = Order('k', lambda jobs: (-jobs.gpus,), 'of a test')"
-    )
+    text = "from weft.cluster.order import Order\nORDER = Order('k', lambda jobs: (-jobs.gpus,), 'of a test')"
+    order.write_text(text)
     words = (tmp_path / "t.csv", "--format", "csv", "--nodes", "1x8")
     code, out, _ = weft(*words, "--order", order)
     assert code == 0 and max(map(len, out.splitlines())) <= 80 and str(tmp_path) not in out

@@ -37,9 +37,8 @@ def workload() -> Jobs:
 
 def differences(slurm: list[float], start) -> list[str]:
     """Where the starts are not Slurm's; of two that the simulator has more than the tolerance apart also the order."""
-    late = [
-        f"job {j} starts at {at:g}, not {start[j]:g}" for j, at in enumerate(slurm) if abs(at - start[j]) > TOLERANCE_S
-    ]
+    apart = [j for j, at in enumerate(slurm) if abs(at - start[j]) > TOLERANCE_S]
+    late = [f"job {j} starts at {slurm[j]:g}, not {start[j]:g}" for j in apart]
     swapped = (start[:, None] < start - TOLERANCE_S) & (np.array(slurm)[:, None] >= slurm)
     return late + [f"job {b} starts before job {a}" for a, b in np.argwhere(swapped)]
 

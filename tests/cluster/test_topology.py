@@ -32,15 +32,9 @@ def placed(jobs: Jobs, cluster: Cluster, placement: str, order: str = "fifo-skip
 
 
 def test_groups_are_cut_into_racks_and_domains():
-    cluster = Cluster.of(
-        [
-            NodeGroup(5, rack_nodes=2),
-            NodeGroup(4, rack_nodes=4, nvlink_domain_nodes=2),
-            NodeGroup(2, rack="x", nvlink_domain="d"),
-            NodeGroup(1, rack="x", nvlink_domain="d"),
-            NodeGroup(1),
-        ]
-    )
+    named = {"rack": "x", "nvlink_domain": "d"}
+    cut = NodeGroup(5, rack_nodes=2), NodeGroup(4, rack_nodes=4, nvlink_domain_nodes=2)
+    cluster = Cluster.of([*cut, NodeGroup(2, **named), NodeGroup(1, **named), NodeGroup(1)])
     assert cluster.rack.tolist() == [0, 0, 1, 1, 2, 3, 3, 3, 3, 4, 4, 4, 5]
     assert cluster.racks == (*(f"node-rack-{k}" for k in range(4)), "x", "")
     assert cluster.domain.tolist() == [0, 1, 2, 3, 4, 5, 5, 6, 6, 7, 7, 7, 8]
@@ -177,9 +171,8 @@ def test_a_gang_waits_for_a_rack():
 def test_a_gang_of_pods_waits_for_topology_only_where_all_nodes_would_do():
     """Four pods of 4 GPUs: from 0 s on three fit, then four in two racks, then four in one."""
     cluster = Cluster.of([NodeGroup(4, rack_nodes=2)])
-    jobs = jobs_of(
-        5, 5, 5, 5, 16, pods=np.array([0, 0, 0, 0, 4]), submit=[0.0] * 4 + [1.0], duration=[9.0, 3.0, 5.0, 99.0, 1.0]
-    )
+    times = {"submit": [0.0] * 4 + [1.0], "duration": [9.0, 3.0, 5.0, 99.0, 1.0]}
+    jobs = jobs_of(5, 5, 5, 5, 16, pods=np.array([0, 0, 0, 0, 4]), **times)
     assert placed(jobs, cluster, "topology-required", "fifo") == [[0], [1], [2], [3], [0, 0, 1, 1]]
     waited = dict(zip(REASONS, simulate(jobs, cluster, "fifo", "topology-required").waited[4], strict=True))
     # 12 GPUs are free at first; 17 from 3 s on, in pods of 4 only 2; 22 from 5 s on, in pods 4.

@@ -99,18 +99,9 @@ def test_alibaba2025(write):
         "memory_limit,disk_request,disk_limit,max_instance_per_node,creation_time,scheduled_time,deletion_time\n"
     )
     row = "{},{},app_0,12,12,{},1,25,25,120.0,120.0,640.0,800.0,8,{}\n"
-    jobs = trace.load(
-        write(
-            "t.csv",
-            head
-            + row.format("i0", "HN", 1, "10,12.5,100")
-            + row.format("i1", "HN", 1, ",,100")
-            + row.format("i2", "HN", 1, "10,12,")
-            + row.format("i3", "HN", 1, ",,")
-            + row.format("i4", "CN", 0, "10,12,100"),
-        ),
-        "alibaba2025",
-    )
+    nodes = ("HN", 1, "10,12.5,100"), ("HN", 1, ",,100"), ("HN", 1, "10,12,"), ("HN", 1, ",,"), ("CN", 0, "10,12,100")
+    text = head + "".join(row.format(f"i{k}", *of) for k, of in enumerate(nodes))
+    jobs = trace.load(write("t.csv", text), "alibaba2025")
     assert rows(jobs, "pods", "cpu", "memory") == [("i0", 10.0, 87.5, 1, 1, 12_000, 122_880)]
     assert jobs.dropped == {"there before the window": 2, "there after the window": 1, "no GPU": 1}
 
@@ -147,10 +138,8 @@ def test_acme_takes_the_time_between_start_and_end(write):
 )
 def test_gavel_divides_steps_by_their_speed(write, line):
     write("simulation_throughputs.json.gz", gzip.compress(json.dumps(SPEEDS).encode()))
-    text = "".join(
-        line.format(model=model, steps=steps, gpus=gpus, at=at)
-        for model, steps, gpus, at in (("LM", 100, 2, 7.5), ("LM", 100, 1, 8), ("LM", 100, 4, 9), ("GPT", 100, 2, 9))
-    )
+    asked = (("LM", 100, 2, 7.5), ("LM", 100, 1, 8), ("LM", 100, 4, 9), ("GPT", 100, 2, 9))
+    text = "".join(line.format(model=model, steps=steps, gpus=gpus, at=at) for model, steps, gpus, at in asked)
     path = write("traces/seed_0/x.trace", text)
     jobs = trace.load(path, "gavel")
     assert rows(jobs) == [(0, 7.5, 25.0, 2)] and jobs.priority[0] == (0.0 if line.count("\t") == 6 else 2.0)
@@ -167,15 +156,10 @@ def test_pollux_multiplies_iterations_by_their_seconds(write):
     shapes = "placement,local_bsz,step_time,sync_time\n2,8,1.0,0.25\n2,4,0.5,0.25\n11,8,9,9\n11,4,9,9\n"
     write("traces/bert/placements.csv", shapes)
     write("traces/bert/placements-rtx.csv", shapes.replace("0.5,", "0.1,").replace("1.0,", "0.2,"))
-    write(
-        "traces/bert/scalability.csv",
-        "num_nodes,num_replicas,local_bsz,step_time,sync_time\n4,4,4,7,7\n4,4,8,7,7\n1,4,4,2,1\n1,4,8,4,1\n",
-    )
-    path = write(
-        "workloads/scale/w.csv",
-        "name,time,application,num_replicas,batch_size\nfour,2,bert,4,24\ntwo,1,bert,2,24\nbatch,3,bert,2,25\ngpus,4,bert,3,24\n"
-        "alone,5,bert,1,24\nsmall,6,bert,12,24\n",
-    )
+    steps = "4,4,4,7,7\n4,4,8,7,7\n1,4,4,2,1\n1,4,8,4,1\n"
+    write("traces/bert/scalability.csv", "num_nodes,num_replicas,local_bsz,step_time,sync_time\n" + steps)
+    jobs = "four,2,bert,4,24\ntwo,1,bert,2,24\nbatch,3,bert,2,25\ngpus,4,bert,3,24\nalone,5,bert,1,24\nsmall,6,bert,12,24\n"
+    path = write("workloads/scale/w.csv", "name,time,application,num_replicas,batch_size\n" + jobs)
     # two: 12 a GPU, more than the 8 that were measured: two passes of 6. four: 6 a GPU.
     jobs = trace.load(path, "pollux")
     assert rows(jobs) == [("two", 1.0, 100 * (0.75 + 0.5), 2), ("four", 2.0, 300.0, 4)]
@@ -202,9 +186,8 @@ def test_sacct(write):
 def test_kubectl(write):
     ran = ("2024-05-01T10:01:00Z", "2024-05-01T10:02:00Z")
     restarted = pod("again", {"amd.com/gpu": 1}, ran, created="2024-05-01T10:00:05Z")
-    restarted["status"]["containerStatuses"][0]["lastState"] = {
-        "terminated": {"startedAt": "2024-05-01T10:00:10Z", "finishedAt": "2024-05-01T10:00:20Z"}
-    }
+    times = {"startedAt": "2024-05-01T10:00:10Z", "finishedAt": "2024-05-01T10:00:20Z"}
+    restarted["status"]["containerStatuses"][0]["lastState"] = {"terminated": times}
     items = [
         restarted,
         pod(
@@ -219,10 +202,8 @@ def test_kubectl(write):
         pod("slice", {"nvidia.com/mig-1g.10gb": "1"}, ran),
     ]  # fmt: skip
     jobs = trace.load(write("pods.json", {"kind": "List", "items": items}), "kubectl", {"tenant": "lab"})
-    assert rows(jobs, "cpu", "memory", "priority", "pods") == [
-        ("lab/train", 0.0, 60.0, 8, 4000, 2048, 1000.0, 1),
-        ("lab/again", 5.0, 110.0, 1, 0, 0, 0.0, 1),
-    ]
+    train, again = ("lab/train", 0.0, 60.0, 8, 4000, 2048, 1000.0, 1), ("lab/again", 5.0, 110.0, 1, 0, 0, 0.0, 1)
+    assert rows(jobs, "cpu", "memory", "priority", "pods") == [train, again]
     assert [jobs.type_sets[k] for k in jobs.types] == [("NVIDIA-H100-80GB-HBM3",), ()]
     assert jobs.dropped == {"not finished": 1, "finished without having run": 1, "no GPU": 1, "slices of a GPU": 1}
     bare = [{key: value for key, value in item.items() if key != "kind"} for item in items if item["kind"] == "Pod"]

@@ -54,10 +54,7 @@ def test_a_column_that_is_not_read_is_reported(write, tmp_path):
 @pytest.mark.parametrize(
     ("header", "words"),
     [
-        (
-            "submit,durations,gpus",
-            "column duration is missing; did you mean 'durations'? (there are: submit, durations",
-        ),
+        ("submit,durations,gpus", "column duration is missing; did you mean 'durations'? (there are: submit, duration"),
         (
             "submit,time,GPUS",
             "columns duration, gpus are missing; did you mean 'GPUS'? (there are: submit, time, GPUS); called "
@@ -80,16 +77,12 @@ def test_a_column_that_is_not_read_may_appear_twice(write):
 @pytest.mark.parametrize(
     ("column", "values", "told"),
     [
-        (
-            "cpu",
-            (8, 96),
-            "cpu: the largest request of a job is 96 thousandths of a core; is the column in another unit?",
-        ),
-        ("cpu", (8, 128), "cpu: the largest request of a job is 128 thousandths of a core; is"),
-        ("memory", (64, 512), "memory: the largest request of a job is 512 MiB; is"),
-        ("memory", (1, 2**36), "memory: the largest request of a job is 68,719,476,736 MiB; is"),
-        ("gpu_memory", (1, 81920), "gpu_memory: the largest request of a job is 81,920.0 GB of each GPU; is"),
-        ("milli", (1, 1), "milli: the largest request of a job is 1 thousandths of each GPU; is"),
+        ("cpu", (8, 96), "the largest request of a job is 96 thousandths of a core; is the column in another unit?"),
+        ("cpu", (8, 128), "the largest request of a job is 128 thousandths of a core; is"),
+        ("memory", (64, 512), "the largest request of a job is 512 MiB; is"),
+        ("memory", (1, 2**36), "the largest request of a job is 68,719,476,736 MiB; is"),
+        ("gpu_memory", (1, 81920), "the largest request of a job is 81,920.0 GB of each GPU; is"),
+        ("milli", (1, 1), "the largest request of a job is 1 thousandths of each GPU; is"),
         ("cpu", (0, 500), ""),
         ("memory", (0, 65536), ""),
     ],
@@ -97,16 +90,15 @@ def test_a_column_that_is_not_read_may_appear_twice(write):
 def test_a_column_in_another_unit_is_reported(write, column, values, told):
     text = f"submit,duration,gpus,{column}\n" + "".join(f"0,1,1,{value}\n" for value in values)
     warnings = trace.load(write("t.csv", text), "csv").warnings
-    assert len(warnings) == bool(told) and all(warning.startswith(told) for warning in warnings)
+    assert len(warnings) == bool(told) and all(warning.startswith(f"{column}: {told}") for warning in warnings)
 
 
 def test_each_job_has_an_id_of_its_own(write):
     jobs = trace.load(write("t", "id,submit,duration,gpus\nz,0,1,0\n,0,1,1\nb,1,1,1\n,2,1,1\n"), "csv")
     assert list(jobs.id) == ["0", "b", "2"]  # the first row, without a GPU, is no job
     for text in ("a,0,1,1\nb,0,1,1\na,1,1,1\n", "0,0,1,1\nb,0,1,1\n,1,1,1\n2,1,1,1\n"):
-        with pytest.raises(
-            TraceError, match=r"t:\d: id '[a2]' already exists .line \d.; expected another for each job"
-        ):
+        words = r"t:\d: id '[a2]' already exists .line \d.; expected another for each job"
+        with pytest.raises(TraceError, match=words):
             trace.load(write("t", f"id,submit,duration,gpus\n{text}"), "csv")
     alike = [philly("j", "2017-10-08 07:00:00", attempt("2017-10-08 07:01:00", "2017-10-08 07:02:00", 1))] * 2
     with pytest.raises(TraceError, match="t: id 'j' already exists; expected another for each job"):
@@ -124,9 +116,8 @@ def test_parquet_is_csv(write, tmp_path):
     for name in ("t.parquet", "t.parquet.gz"):
         jobs = trace.load(tmp_path / name, "parquet", columns=MAPPING)
         assert rows(jobs, "types") == rows(trace.load(tmp_path / "t.csv", "csv", columns=MAPPING), "types")
-    parquet.write_table(
-        pyarrow.table({"submit": [0, 1], "duration": [None, 2.0], "gpus": [1, 1]}), tmp_path / "n.parquet"
-    )
+    table = pyarrow.table({"submit": [0, 1], "duration": [None, 2.0], "gpus": [1, 1]})
+    parquet.write_table(table, tmp_path / "n.parquet")
     assert trace.load(tmp_path / "n.parquet", "parquet").dropped == {"no submission or duration": 1}
 
     with pytest.raises(TraceError, match=r"column gpu_num \(for gpus\) is missing"):
@@ -220,26 +211,23 @@ def test_dates_in_parquet(tmp_path):
     at = datetime(2024, 3, 1, 12)
     for unit, zone in (("ns", None), ("ms", "Europe/Berlin")):
         submit = pyarrow.array([at, None, at + timedelta(seconds=90)], pyarrow.timestamp(unit, zone))
-        parquet.write_table(
-            pyarrow.table({"submit": submit, "duration": [1, 1, 1], "gpus": [1, 1, 1]}), tmp_path / unit
-        )
+        table = pyarrow.table({"submit": submit, "duration": [1, 1, 1], "gpus": [1, 1, 1]})
+        parquet.write_table(table, tmp_path / unit)
         assert trace.load(tmp_path / unit, "parquet").submit.tolist() == [0, 90]
 
 
 def test_a_missing_file_suggests_the_nearest_name(write):
     path = write("t", "submit,duration,gpus\n0,5,1")
+    folder = path.parent
     for wrong, words in (
-        (path.parent / "tt", f"there is no file {path.parent / 'tt'}; did you mean 't'?"),
-        (
-            path.parent / "other",
-            f"there is no file {path.parent / 'other'}; nothing in {path.parent} has a name like it",
-        ),
-        (path.parent / "no" / "t", f"there is no file {path.parent / 'no' / 't'}, nor a folder {path.parent / 'no'}"),
+        (folder / "tt", "; did you mean 't'?"),
+        (folder / "other", f"; nothing in {folder} has a name like it"),
+        (folder / "no" / "t", f", nor a folder {folder / 'no'}"),
     ):
         for read in (lambda wrong=wrong: trace.load(wrong, "csv"), lambda wrong=wrong: cluster_file.load(wrong)):
             with pytest.raises(FileNotFoundError) as caught:
                 read()
-            assert str(caught.value) == words
+            assert str(caught.value) == f"there is no file {wrong}{words}"
     with pytest.raises(TraceError, match="is a folder; expected a file"):
         trace.load(path.parent, "csv")
 
@@ -328,9 +316,8 @@ def test_damage_and_encodings(write):
         assert trace.load(write("t", text.encode(encoding)), "csv").tenants == ("Köln",)
     assert trace.load(write("t", codecs.BOM_UTF16_BE + text.encode("utf-16-be")), "csv").tenants == ("Köln",)
     for content, line in ((text.encode("utf-16-le"), 1), (text.encode() + b"0,1,\0,a\n", 3)):
-        with pytest.raises(
-            TraceError, match=f"t:{line}: a zero byte, .* UTF-16 without a mark; expected text in UTF-8"
-        ):
+        words = f"t:{line}: a zero byte, .* UTF-16 without a mark; expected text in UTF-8"
+        with pytest.raises(TraceError, match=words):
             trace.load(write("t", content), "csv")
 
 

@@ -113,9 +113,8 @@ def test_a_kill_in_the_middle_of_appending_leaves_valid_lines(tmp_path):
     store, lost = Store(tmp_path), 0
     for round_number in range(3):
         before = len(store.read())
-        with subprocess.Popen(
-            [sys.executable, "-c", APPENDER, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=plain_environment()
-        ) as process:
+        command = [sys.executable, "-c", APPENDER, str(tmp_path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=plain_environment()) as process:
             for _ in range(10):
                 process.stdout.readline()
             time.sleep(0.003 * round_number)

@@ -12,18 +12,14 @@ from weft.definition import UnknownName
 
 
 def test_unknown_names_list_what_exists_and_the_nearest():
-    softmax = registry.get("softmax")
+    op = registry.get("softmax")
     attempts = [
         (lambda: registry.get("softmx"), "unknown operator 'softmx'; did you mean 'softmax'?", "log_softmax"),
         (lambda: registry.select(["matmul", "sofmax"]), "'sofmax'; did you mean 'softmax'?", "log_softmax"),
-        (lambda: softmax.find("tritn"), "implementation of 'softmax' 'tritn'; did you mean 'triton'?", "torch.compile"),
-        (lambda: list(softmax.cases("benhc")), "workload set of 'softmax' 'benhc'; did you mean 'bench'?", "verify"),
-        (
-            lambda: list(softmax.cases("verify", ["bf61"])),
-            "unknown dtype of 'softmax' 'bf61'; did you mean 'bf16'?",
-            "fp32",
-        ),
-        (lambda: softmax.parse("M=1,K=2"), "unknown axis of 'softmax' 'K'", "M, N"),
+        (lambda: op.find("tritn"), "implementation of 'softmax' 'tritn'; did you mean 'triton'?", "torch.compile"),
+        (lambda: list(op.cases("benhc")), "workload set of 'softmax' 'benhc'; did you mean 'bench'?", "verify"),
+        (lambda: list(op.cases("verify", ["bf61"])), "unknown dtype of 'softmax' 'bf61'; did you mean 'bf16'?", "fp32"),
+        (lambda: op.parse("M=1,K=2"), "unknown axis of 'softmax' 'K'", "M, N"),
     ]
     for attempt, words, known in attempts:
         with pytest.raises(UnknownName, match=re.escape(words)) as caught:
@@ -49,9 +45,8 @@ def test_a_family_is_its_operators():
 def test_ops_says_what_operators_there_are():
     from weft import ops
 
-    with pytest.raises(
-        AttributeError, match=r"unknown operator 'softmx'; did you mean 'softmax'\? \(there are: .*softmax"
-    ):
+    words = r"unknown operator 'softmx'; did you mean 'softmax'\? \(there are: .*softmax"
+    with pytest.raises(AttributeError, match=words):
         _ = ops.softmx
     with pytest.raises(UnknownName, match="did you mean 'softmax'"):
         ops.explain("softmx")
@@ -80,9 +75,8 @@ def test_an_operator_is_found_by_where_it_lies(folder, write):
 def test_an_operator_defined_twice_is_an_error_that_names_both(folder, write):
     write("a/double.py", "double = Operator(name='double')\n")
     write("b/double.py", "double = Operator(name='double')\n")
-    with pytest.raises(
-        ImportError, match=r"'double' is defined twice: in weft\.operators\.a\.double and in .*b/double"
-    ):
+    words = r"'double' is defined twice: in weft\.operators\.a\.double and in .*b/double"
+    with pytest.raises(ImportError, match=words):
         registry.names()
 
 
@@ -92,9 +86,8 @@ def test_a_missing_triton_is_an_error_with_the_install_line(folder, write, monke
     write("toys/double.py", "import triton_of_another_world\ndouble = Operator()\n")
     write("toys/triple.py", "raise ModuleNotFoundError('no', name='triton.language')\ntriple = Operator()\n")
     monkeypatch.setattr(weft.operators, "__path__", [str(folder)])
-    with pytest.raises(
-        ModuleNotFoundError, match=r"need triton.language, which is not installed: pip install 'weft\[gpu\]'"
-    ):
+    words = r"need triton.language, which is not installed: pip install 'weft\[gpu\]'"
+    with pytest.raises(ModuleNotFoundError, match=words):
         registry.get("triple")
     with pytest.raises(ModuleNotFoundError, match="triton_of_another_world"):  # not PyTorch's absence: as it is
         registry.get("double")

@@ -14,14 +14,7 @@ sys.path.insert(0, str(SCRIPTS))
 
 import missing_packages  # noqa: E402
 import setup as setup_script  # noqa: E402
-from torch_choice import (  # noqa: E402
-    CPU_INDEX,
-    SetupError,
-    choose,
-    offered_versions,
-    pinned_version,
-    torch_command,
-)
+from torch_choice import CPU_INDEX, SetupError, choose, offered_versions, pinned_version, torch_command  # noqa: E402
 
 SITE = "https://download.pytorch.org/whl/"
 MIRROR = "https://mirror.example/whl/cu130"
@@ -107,9 +100,8 @@ def test_pytorch_and_triton_are_never_replaced(monkeypatch):
 
 
 def test_extras_are_followed_and_markers_heeded(monkeypatch):
-    names = {
-        line.split(">")[0] for line in missing({"torch": "2.13.0", "triton": "3.7.1"}, "13.0", monkeypatch)["missing"]
-    }
+    lines = missing({"torch": "2.13.0", "triton": "3.7.1"}, "13.0", monkeypatch)["missing"]
+    names = {line.split(">")[0] for line in lines}
     assert names == {"typer", "cuda-bindings", "nvidia-cuda-nvrtc", "scikit-learn", "pytest"}
 
 
@@ -135,9 +127,8 @@ def checkout(tmp_path: Path) -> Path:
     copy = tmp_path / "a checkout"
     (copy / "src" / "weft").mkdir(parents=True)
     shutil.copytree(SCRIPTS, copy / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(
-        ROOT / "src/weft/hardware", copy / "src/weft/hardware", ignore=shutil.ignore_patterns("__pycache__")
-    )
+    without = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "src/weft/hardware", copy / "src/weft/hardware", ignore=without)
     for name in ("pyproject.toml", "constraints.txt", "src/weft/__init__.py"):
         shutil.copy(ROOT / name, copy / name)
     return copy
@@ -198,16 +189,14 @@ def test_a_finished_set_up_is_left_alone_and_an_interrupted_one_is_not(checkout,
 
 def remote_setup(checkout: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     command = ["bash", str(checkout / "scripts" / "remote_setup.sh"), *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=60, env={**os.environ, **env}, stdin=subprocess.DEVNULL
-    )
+    options = {"capture_output": True, "text": True, "timeout": 60, "stdin": subprocess.DEVNULL}
+    return subprocess.run(command, env={**os.environ, **env}, **options)
 
 
 def test_remote_dry_run_prints_and_does_nothing(checkout, tmp_path, tools):
     path = tools(ssh=f"touch {tmp_path}/called")
-    done = remote_setup(
-        checkout, "--dry-run", "--big-disk", "/mnt/big disk", "user@host", "-p", "2222", "-i", "a key", PATH=path
-    )
+    words = "--dry-run", "--big-disk", "/mnt/big disk", "user@host", "-p", "2222", "-i", "a key"
+    done = remote_setup(checkout, *words, PATH=path)
     assert done.returncode == 0, done.stderr
     assert r"ssh -p 2222 -i a\ key user@host" in done.stdout
     assert "remote_setup.sh" in done.stdout and "--local" in done.stdout

@@ -77,10 +77,8 @@ def machine(tmp_path_factory):
                 assert right.count(good) == 1, f"{name}: the ladder has no single '{good}'"
                 spaces.append(f"namespace wrong{i} {{\n{source(right.replace(good, bad))}}}")
                 calls[name] = f"wrong{i}::{ladder.KERNELS[number].expression}"
-        lines = [
-            f'if (!std::strcmp(words[1], "{name}")) return check({kernel}, words + 2);'
-            for name, kernel in calls.items()
-        ]
+        call = 'if (!std::strcmp(words[1], "{}")) return check({}, words + 2);'
+        lines = [call.format(name, kernel) for name, kernel in calls.items()]
         main = ["int main(int, char **words) {", *lines, "return 2;", "}"]
         texts[program] = "\n".join(['#include "gpu_on_cpu.hpp"', *spaces, *main])
         programs |= dict.fromkeys(numbers, program)
@@ -91,12 +89,8 @@ def machine(tmp_path_factory):
     ) -> str:
         plan = plan_of(number, *sizes)
         words = (*sizes, grid or plan.grid[0], plan.block, plan.cluster, plan.shared_bytes, seed, int(banks))
-        done = subprocess.run(
-            [made[programs[number]], kernel or f"rung {number}", *map(str, words)],
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        words = kernel or f"rung {number}", *map(str, words)
+        done = subprocess.run([made[programs[number]], *words], capture_output=True, text=True, timeout=60)
         assert done.returncode in (0, 1, -11), done
         return done.stdout or "an access outside memory"
 
@@ -187,11 +181,8 @@ def test_rungs_use_the_instructions_that_they_are_about(sass):
 def test_what_an_instruction_becomes_on_an_architecture():
     by_type = {(i.name, i.operands): i for i in instructions.INSTRUCTIONS}
     bf16, fp8, int4 = (by_type["mma.sync", operands] for operands in ("bf16", "e4m3", "s4"))
-    assert (
-        instructions.becomes(bf16, "m16n8k16", 80)
-        == instructions.becomes(bf16, "m16n8k16", 90)
-        == "HMMA.16816.F32.BF16"
-    )
+    found = [instructions.becomes(bf16, "m16n8k16", sm) for sm in (80, 90)]
+    assert found == ["HMMA.16816.F32.BF16"] * 2
     assert instructions.becomes(fp8, "m16n8k32", 80) == ""
     assert instructions.becomes(fp8, "m16n8k32", 89).startswith("QMMA.16832")
     assert instructions.becomes(fp8, "m16n8k32", 90) == "2 × HMMA.16816.F32"  # no QMMA on Hopper: converted to fp16
@@ -280,24 +271,16 @@ def test_a_tensor_map_is_encoded_where_the_driver_wants_it(monkeypatch):
     asked = []
 
     def encoded(*arguments):
-        asked.append(
-            SimpleNamespace(
-                **dict(zip(("map", "dtype", "rank", "address", "sizes", "strides", "box"), arguments, strict=False))
-            )
-        )
+        names = ("map", "dtype", "rank", "address", "sizes", "strides", "box")
+        asked.append(SimpleNamespace(**dict(zip(names, arguments, strict=False))))
         return 0 if len(asked) == 1 else 1
 
     monkeypatch.setattr(ladder.tensor_maps, "_encode_tiled", lambda: encoded)
     made = ladder.encode(4096, 300, 200, 128)
     (call,) = asked
     assert call.map == ctypes.addressof(made) and call.map % 64 == 0 and ctypes.sizeof(made) == 128
-    assert (call.rank, call.address, list(call.sizes), list(call.strides), list(call.box)) == (
-        2,
-        4096,
-        [200, 300],
-        [400],
-        [64, 128],
-    )
+    assert (call.rank, call.address) == (2, 4096)
+    assert [list(of) for of in (call.sizes, call.strides, call.box)] == [[200, 300], [400], [64, 128]]
     with pytest.raises(cuda.CudaError, match=r"300 × 200 matrix: CUDA_ERROR_INVALID_VALUE"):
         ladder.encode(4096, 300, 200, 128)
 

@@ -182,10 +182,8 @@ def job(
     held = [bytes_of(t) if isinstance(t, torch.Tensor) else t for t in held]
     shared_bytes = plan.shared_bytes + static * cuda_as_cpp.STATIC
     head = (plan.grid[0], plan.block, plan.cluster, shared_bytes, seed, *map(len, held))
-    packed = [
-        struct.pack(f"<{count}{kind}", *given, *[0] * (count - len(given)))
-        for count, kind, given in ((12, "q", [*shape]), (2, "q", [*scales]), (3, "d", [*factors]))
-    ]
+    groups = (12, "q", [*shape]), (2, "q", [*scales]), (3, "d", [*factors])
+    packed = [struct.pack(f"<{count}{kind}", *given, *[0] * (count - len(given))) for count, kind, given in groups]
     return b"".join([struct.pack(f"<{len(head)}q", *head), maps.ljust(MAPS_BYTES, b"\0"), *packed, *held])
 
 

@@ -105,9 +105,8 @@ class Product:
         self.a_scale, self.b_scale = ((torch.rand(shape, generator=random) + 0.5) / 64 for shape in shapes)
         if self.codes:
             self.a_scale = torch.full((1,), 0.13 if case.gated else 0.05)
-        self.bias = torch.randn(case.n * halves if case.biased else 0, generator=random).to(
-            case.dtype if self.codes else case.out
-        )
+        bias = torch.randn(case.n * halves if case.biased else 0, generator=random)
+        self.bias = bias.to(case.dtype if self.codes else case.out)
         self.amax = torch.zeros(int(case.amax))
         config = {"COLUMNS": case.columns, "STAGES": case.stages, "CLUSTER": case.cluster, "GROUP": 2,
                   "STREAM": int(case.stream)}  # fmt: skip

@@ -41,9 +41,8 @@ def test_each_operator_is_checked_once_before_any_is_twice():
 
 
 # What an implementation declines in one direction and dtype alone, which its registration cannot say, and in which words.
-LEFT_TO_OTHERS = {
-    ("cross_entropy", "single-program", "backward", "fp16"): "a gradient in float16, which waits for the loss's"
-}
+LATER = "a gradient in float16, which waits for the loss's"
+LEFT_TO_OTHERS = {("cross_entropy", "single-program", "backward", "fp16"): LATER}
 
 
 def is_the_public_functions(check):
@@ -237,9 +236,7 @@ def test_the_choice_of_an_implementation_is_explained(op):
 # ---- PyTorch's operators ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(
-    DEVICE == "cuda", reason="kernels are interpreted only where there is no GPU; there opcheck runs on it"
-)
+@pytest.mark.skipif(DEVICE == "cuda", reason="kernels are interpreted only without a GPU; there opcheck runs on it")
 def test_every_operator_runs_on_cpu_tensors_and_passes_opcheck():
     """In a process of its own: here, without a GPU, CPU tensors are interpreted."""
     done = python("-W", "error", str(ROOT / "tests/operators/opchecks.py"))
@@ -292,11 +289,8 @@ def test_second_gradients_are_right_or_refused(op):
 
     arguments = drawn(op, w)
     want = second(op.reference, cases.map_tensors(cases.to_float64, arguments))
-    ours = [
-        i
-        for i in op.implementations.values()
-        if i.backend == "triton" and "backward" in (i.directions or op.directions)
-    ]
+    of_triton = [i for i in op.implementations.values() if i.backend == "triton"]
+    ours = [i for i in of_triton if "backward" in (i.directions or op.directions)]
     assert ours
     for made in (op.public, *(i.function for i in ours)):
         try:

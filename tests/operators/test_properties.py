@@ -15,9 +15,8 @@ from weft.operators.random_inputs import LAYOUTS, random_tensor  # noqa: E402
 
 pytestmark = pytest.mark.device
 
-add, softmax, rms_norm, matmul = (
-    registry.get(name).find("triton").function for name in ("vector_add", "softmax", "rms_norm", "matmul")
-)
+NAMES = "vector_add", "softmax", "rms_norm", "matmul"
+add, softmax, rms_norm, matmul = (registry.get(name).find("triton").function for name in NAMES)
 few = settings(max_examples=20, deadline=None, derandomize=True, database=None)
 sizes = st.integers(1, 70)
 dtypes = st.sampled_from(DTYPES)

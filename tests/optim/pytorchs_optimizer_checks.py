@@ -108,17 +108,14 @@ def main() -> None:
         if info is None:  # an older PyTorch without it
             continue
         bound = 0.05 if name == "MuonW" else 1e-5  # an orthogonalisation in 16 bits, of which each rounds its own way
-        cases = [
-            (given.desc or "", given.kwargs, compared(getattr(optim, name), info.optim_cls, given.kwargs, bound))
-            for given in pytorchs._get_optim_inputs_including_global_cliquey_kwargs(
-                DEVICE, torch.float32, info, skip=("differentiable",)
-            )
-        ]
-        cases += [
-            (given.optimizer_error_input.desc, given.optimizer_error_input.kwargs, refused(getattr(optim, name), given))
-            for given in info.optim_error_inputs_func(DEVICE, torch.float32)
-            if not any(words in given.error_regex for words in TAKEN)
-        ]
+        named = {"skip": ("differentiable",)}
+        inputs = pytorchs._get_optim_inputs_including_global_cliquey_kwargs(DEVICE, torch.float32, info, **named)
+        kind = getattr(optim, name)
+        cases = [(of.desc or "", of.kwargs, compared(kind, info.optim_cls, of.kwargs, bound)) for of in inputs]
+        for given in info.optim_error_inputs_func(DEVICE, torch.float32):
+            if not any(words in given.error_regex for words in TAKEN):
+                wrong = given.optimizer_error_input
+                cases.append((wrong.desc, wrong.kwargs, refused(kind, given)))
         for what, options, problems in cases:
             count += 1
             found += [f"{name}, {what} {options}: {problem}" for problem in problems]

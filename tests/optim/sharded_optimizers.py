@@ -291,16 +291,9 @@ def adamw_on_two_dimensions(rank):
     assert all(a.equal(b) for a, b in zip(whole(ours), whole(alone), strict=True))
 
 
+MUON = (muon, muon_of_whole_matrices, muon_in_bf16, muon_refuses, muon_under_fsdp)
 CASES = {
-    "two_processes": (
-        muon,
-        muon_of_whole_matrices,
-        muon_in_bf16,
-        muon_refuses,
-        muon_under_fsdp,
-        element_wise,
-        eight_bits,
-    ),
+    "two_processes": (*MUON, element_wise, eight_bits),
     "element_wise": (element_wise, eight_bits),
     "two_dimensions": (muon_on_two_dimensions, adamw_on_two_dimensions),
 }

@@ -162,12 +162,8 @@ def test_what_is_no_matrix_takes_adamw(dtype):
     groups = [{"params": ours[:3]}, {"params": ours[3:], "use_muon": False, "lr": 0.003, "weight_decay": 0.2}]
     optimizer = MuonW(groups, 0.01, adamw_betas=(0.8, 0.95), adamw_eps=1e-6)
     kept = {"betas": (0.8, 0.95), "eps": 1e-6}
-    reference = AdamW(
-        [
-            {"params": [theirs[0], theirs[2]], "lr": 0.01, "weight_decay": 0.1, **kept},
-            {"params": [theirs[3]], "lr": 0.003, "weight_decay": 0.2, **kept},
-        ]
-    )
+    first = {"params": [theirs[0], theirs[2]], "lr": 0.01, "weight_decay": 0.1, **kept}
+    reference = AdamW([first, {"params": [theirs[3]], "lr": 0.003, "weight_decay": 0.2, **kept}])
     for step in range(4):
         for params in (ours, theirs):
             set_gradients(params, step)

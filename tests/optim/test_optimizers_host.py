@@ -246,9 +246,8 @@ def captured(step, monkeypatch):
     work, copy_, launch = [], torch.Tensor.copy_, Plan.__call__
     with monkeypatch.context() as patch:
         patch.setattr(Table, "_capturing", lambda table: True)
-        patch.setattr(
-            torch.Tensor, "copy_", lambda to, *how, **keys: work.append(partial(copy_, to, *how, **keys)) or to
-        )
+        noted = lambda to, *how, **keys: work.append(partial(copy_, to, *how, **keys)) or to  # noqa: E731
+        patch.setattr(torch.Tensor, "copy_", noted)
         patch.setattr(Plan, "__call__", lambda plan, *tensors: work.append(partial(launch, plan, *tensors)))
         step()
     return lambda: [again() for again in work]

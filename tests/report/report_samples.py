@@ -72,23 +72,17 @@ def point(limit_us: float, shares: dict[str, float], **fields: Any) -> list[Meas
     return [measurement(name, time, limit_us, peer, **fields) for name, time in times.items()]
 
 
-def row_operator(
-    operator: str, direction: str, passes: int, dtypes: tuple[str, ...] = ("bf16", "fp32")
-) -> list[Measurement]:
+def row_operator(operator: str, direction: str, passes: int) -> list[Measurement]:
     """A memory-bound operator of rows, such as softmax, at every width."""
     rng = random.Random(f"{operator} {direction}")
     elements = 2**28
     out = []
-    for dtype in dtypes:
+    for dtype in ("bf16", "fp32"):
         for n in WIDTHS:
             moved = passes * elements * SIZE[dtype]
-            shares = {
-                "triton": rng.uniform(0.94, 1.005) if n < 131072 else rng.uniform(0.8, 0.9),
-                "torch": rng.uniform(0.3, 0.8),
-                "torch.compile": rng.uniform(0.42, 0.99),
-                "liger": rng.uniform(0.3, 0.97),
-                "quack": rng.uniform(0.93, 0.99),
-            }
+            highest = {"torch": (0.3, 0.8), "torch.compile": (0.42, 0.99), "liger": (0.3, 0.97), "quack": (0.93, 0.99)}
+            shares = {"triton": rng.uniform(0.94, 1.005) if n < 131072 else rng.uniform(0.8, 0.9)}
+            shares |= {name: rng.uniform(*of) for name, of in highest.items()}
             if n == 131072:
                 shares["cuda"] = 0.957
             work = {"bytes_moved": moved, "flops": 5.0 * elements, "workload": f"M={elements // n},N={n}"}

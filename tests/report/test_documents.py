@@ -50,14 +50,9 @@ def test_tables_are_written_once_and_then_left_alone(project):
     add_record(project)
     said = []
     assert documents.refresh_all(project, check=False, say=said.append) == 0
-    assert said == [
-        "wrote README.md",
-        "wrote docs/deep/guide.md",
-        "wrote docs/measured/README.md",
-        "wrote docs/measured/softmax.md",
-        "wrote src/weft/operators/softmax/README.md",
-        "6 Markdown files, 5 changed",
-    ]
+    tables = "README.md", "docs/deep/guide.md", "docs/measured/README.md", "docs/measured/softmax.md"
+    written = [f"wrote {name}" for name in (*tables, "src/weft/operators/softmax/README.md")]
+    assert said == [*written, "6 Markdown files, 5 changed"]
     text = (project / "README.md").read_text(encoding="utf-8")
     assert "| triton (µs) |" in text
     assert text.startswith("# Title\n") and text.endswith("\n\nprose\n")
@@ -103,10 +98,8 @@ def test_without_records_no_table_is_blanked(project):
 
 def test_wrong_markers_name_the_file(project):
     add_record(project, 300.0)
-    for wrong, told in (
-        (TABLE.replace("softmax", "sofmax"), "did you mean 'softmax'"),
-        (TABLE.replace("gpu", "card"), "card"),
-    ):
+    table, gpu = TABLE.replace("softmax", "sofmax"), TABLE.replace("gpu", "card")
+    for wrong, told in ((table, "did you mean 'softmax'"), (gpu, "card")):
         (project / "docs" / "plain.md").write_text(wrong, encoding="utf-8")
         with pytest.raises(ValueError, match=told) as caught:
             documents.refresh_all(project, check=True, say=silent)
@@ -211,9 +204,8 @@ def test_stub_is_written_once_and_checked(tmp_path):
     assert stubs.refresh_stub(False, said.append, path) == 0
     assert stubs.refresh_stub(True, said.append, path) == 0
     assert said == ["ops.pyi is out of date; fix: weft stubs", "wrote ops.pyi", "ops.pyi is up to date"]
-    declared = {
-        node.name for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef)
-    }
+    nodes = ast.parse(path.read_text(encoding="utf-8")).body
+    declared = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
     assert declared == {*registry.names(), "explain"}
 
 
@@ -266,15 +258,12 @@ def started(tmp_path_factory):
     (folder / "squared_relu.cu").write_text(source, encoding="utf-8")
     with_cuda = copy / "with_cuda"
     shutil.copytree(copy / "weft", with_cuda / "weft")
-    operator = operator.replace(
-        "import torch\n", "import ctypes\nfrom pathlib import Path\nimport torch\n" + IMPORTS, 1
-    )
-    operator = operator.replace("TRITON = Route", f"{launch}\n\nTRITON = Route").replace(
-        "EMPTY, TRITON", "EMPTY, CUDA, TRITON"
-    )
-    (register,) = re.findall(
-        r"`(squared_relu\.implementation\([^`]*)`", (ROOT / "docs/adding-an-operator.md").read_text()
-    )
+    imports = "import ctypes\nfrom pathlib import Path\nimport torch\n" + IMPORTS
+    operator = operator.replace("import torch\n", imports, 1)
+    operator = operator.replace("TRITON = Route", f"{launch}\n\nTRITON = Route")
+    operator = operator.replace("EMPTY, TRITON", "EMPTY, CUDA, TRITON")
+    guide = (ROOT / "docs/adding-an-operator.md").read_text()
+    (register,) = re.findall(r"`(squared_relu\.implementation\([^`]*)`", guide)
     (with_cuda / "weft/operators/elementwise/squared_relu.py").write_text(f"{operator}\n{register}\n", encoding="utf-8")
     without_torch = (
         "import sys; from weft.report import documents, stubs; stubs.refresh_stub(True, print)\n"

@@ -6,16 +6,7 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from report_samples import (
-    GPU,
-    ceilings,
-    cpu_contents,
-    gpu_contents,
-    measurement,
-    row_operator,
-    vector_add,
-    verification,
-)
+from report_samples import ceilings, cpu_contents, gpu_contents, measurement, row_operator, vector_add, verification
 
 from weft.report.page import Contents, render
 from weft.report.verdict import tiles
@@ -54,9 +45,8 @@ def test_page_is_whole_and_alone(contents, tmp_path, caplog):
     assert "@import" not in prose and "url(" not in prose
     assert 'charset="utf-8"' in text and text.count("Bokeh.embed.embed_item(") == 1
     assert len(text.encode()) < 3_000_000
-    assert prose.count('role="img"') == prose.count("What this means") - prose.count(
-        '<p class="meaning"'
-    ) + prose.count("<figure")
+    charts = prose.count("What this means") - prose.count('<p class="meaning"') + prose.count("<figure")
+    assert prose.count('role="img"') == charts
     assert "None" not in prose and "nan" not in re.findall(r"\b\w+\b", prose)
 
 
@@ -67,7 +57,7 @@ def gpu_page(tmp_path_factory):
 
 def test_page_says_what_the_records_say(gpu_page):
     _, prose = gpu_page
-    assert GPU in prose
+    assert "Synthetic GPU 9000" in prose
     assert "3 of 4" in prose and "rms_norm is not: 1 check failed" in prose
     assert "weft verify rms_norm --workload M=8,N=682 --dtype bf16" in prose
     assert "Of 24 kernels made wrong on purpose (mutants), 24 were rejected" in prose
@@ -80,11 +70,8 @@ def test_page_says_what_the_records_say(gpu_page):
 
 def test_every_measurement_is_in_the_table(gpu_page):
     contents, (_, prose) = gpu_contents(), gpu_page
-    rows = re.findall(
-        r"<tr( class=\"ours\")?><th scope=\"row\">.*?</tr>",
-        prose.split('class="sortable"')[1].split("</table>")[0],
-        re.S,
-    )
+    table = prose.split('class="sortable"')[1].split("</table>")[0]
+    rows = re.findall(r"<tr( class=\"ours\")?><th scope=\"row\">.*?</tr>", table, re.S)
     assert len(rows) == len(contents.measurements)
     assert sum(map(bool, rows)) == sum(m.ours for m in contents.measurements)
 
@@ -126,9 +113,8 @@ def test_bare_records_do_not_break_the_page(tmp_path):
     nothing = {"time_us": 0.0, "share_of_ceiling": 0.0, "ratio_to_best_peer": 0.0, "flops": 0.0, "bytes_moved": 0}
     zero = dataclasses.replace(plain, implementation="cuda", **nothing)
     training = {"device": "cpu", "train_loss": [1.0], "test_loss": [], "test_accuracy": []}
-    contents = Contents(
-        measurements=[bare, zero], verification={"results": [{"status": "fail"}]}, compiled=[{}], training=training
-    )
+    contents = Contents(measurements=[bare, zero], compiled=[{}], training=training)
+    contents.verification = {"results": [{"status": "fail"}]}
     _, prose = page(contents, tmp_path)
     assert "0 of 1" in prose
 
@@ -137,12 +123,9 @@ def test_what_comes_from_records_is_escaped(tmp_path):
     hostile = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
     contents = gpu_contents()
     contents.machine = {"gpu": hostile, hostile: {hostile: hostile}}
-    contents.measurements = [
-        dataclasses.replace(
-            m, operator=hostile, implementation=m.implementation + hostile, workload=hostile, best_peer=hostile
-        )
-        for m in row_operator("softmax", "forward", 2)
-    ]
+    names = {"operator": hostile, "workload": hostile, "best_peer": hostile}
+    rows = row_operator("softmax", "forward", 2)
+    contents.measurements = [dataclasses.replace(m, implementation=m.implementation + hostile, **names) for m in rows]
     contents.ceilings = [dataclasses.replace(m, implementation=hostile, commit=hostile) for m in ceilings()]
     contents.verification["results"] = [
         {k: hostile for k in r} | {"status": "fail", "error": 2.0} for r in verification()["results"][:3]
@@ -163,11 +146,11 @@ def test_surviving_mutant_is_bad_news(tmp_path):
 
 def test_hundreds_of_measurements_stay_below_three_megabytes(tmp_path):
     contents = gpu_contents()
-    contents.measurements = [
-        m
-        for i in range(7)
-        for m in row_operator(f"operator_{i}", "forward", 2) + row_operator(f"operator_{i}", "backward", 3)
-    ]
+    contents.measurements = []
+    for i in range(7):
+        contents.measurements += row_operator(f"operator_{i}", "forward", 2) + row_operator(
+            f"operator_{i}", "backward", 3
+        )
     assert len(contents.measurements) > 800
     assert render(contents, tmp_path / "index.html").stat().st_size < 3_000_000
 

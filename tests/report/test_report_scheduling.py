@@ -57,11 +57,8 @@ def scheduling():
 
 def prose(contents, folder):
     text = render(contents, folder / "index.html").read_text(encoding="utf-8")
-    return (
-        re.sub(r"<script.*?</script>", "", text, flags=re.S)
-        .partition('<section id="scheduling">')[2]
-        .split("</section>")[0]
-    )
+    text = re.sub(r"<script.*?</script>", "", text, flags=re.S)
+    return text.partition('<section id="scheduling">')[2].split("</section>")[0]
 
 
 def with_scheduling(found):
@@ -75,14 +72,8 @@ def with_scheduling(found):
 
 def test_newest_record_of_a_point_counts_and_others_are_passed_over():
     old, new = line("fifo", 1000, 10, 1.0), line("fifo", 1000, 10, 2.0, asks=None)
-    broken = [
-        {},
-        old | {"cpu_s": "fast"},
-        old | {"cpu_s": None},
-        old | {"jobs": 0},
-        {"benchmark": "other"} | old,
-        old | {"benchmark": "x"},
-    ]
+    wrong = old | {"cpu_s": "fast"}, old | {"cpu_s": None}, old | {"jobs": 0}
+    broken = [{}, *wrong, {"benchmark": "other"} | old, old | {"benchmark": "x"}]
     found = simulator.read([*broken[:4], broken[5], old, new])
     assert [t.cpu_s for t in found] == [2.0]
     assert simulator.read([line("fifo", 1000, 10, 1.0, peak_memory_mib=None)])[0].peak_memory_mib is None
@@ -126,39 +117,25 @@ def table(store, tmp_path, marker):
 def test_speed_table_shows_the_largest_run_of_each_policy(store, tmp_path):
     text = table(store, tmp_path, "<!-- weft:simulator cpu=synthetic-cpu-2-cores of=speed -->")
     rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in text.splitlines() if row.startswith("|")]
-    assert rows[0] == [
-        "1,000,000 jobs × 10,000 nodes",
-        "CPU s at 70\u202f% load",
-        "CPU s at 110\u202f% load",
-        "peak memory, MiB",
-    ]
-    assert rows[2:] == [
-        ["fifo", "1.00", "2.50", "600"],
-        ["srtf", "10.0", "7.50 (100,000 jobs × 1,000 nodes)", "900"],
-        ["fifo, jobs ask GPUs, cores", "–", "30.0", "600"],
-    ]
+    head = ["1,000,000 jobs × 10,000 nodes", "CPU s at 70\u202f% load", "CPU s at 110\u202f% load"]
+    assert rows[0] == [*head, "peak memory, MiB"]
+    srtf = ["srtf", "10.0", "7.50 (100,000 jobs × 1,000 nodes)", "900"]
+    assert rows[2:] == [["fifo", "1.00", "2.50", "600"], srtf, ["fifo, jobs ask GPUs, cores", "–", "30.0", "600"]]
     assert f"<sub>{CPU} · commit 0123456789ab · 2026-11-20 · CPU seconds" in text and "OUTDATED" not in text
 
 
 def test_growth_table_has_a_column_an_order_and_says_the_slopes(store, tmp_path):
     text = table(store, tmp_path, "<!-- weft:simulator cpu=synthetic-cpu-2-cores of=growth -->")
     assert "| 10,000 | 10,000 | 0.0100 | 0.0100 |" in text and "| 1,000 | 10 | 0.00100 | – |" in text
-    assert (
-        "1.50 (srtf, 10,000 nodes)" in text
-        and "At 70\u202f% load" in text
-        and "30.0" not in text
-        and "2.50" not in text
-    )
+    assert "1.50 (srtf, 10,000 nodes)" in text and "At 70\u202f% load" in text
+    assert "30.0" not in text and "2.50" not in text
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("cpu=nowhere of=speed", "unknown cpu"),
-        ("cpu=synthetic-cpu-2-cores of=sped", "did you mean 'speed'"),
-        ("of=speed", "lacks cpu=…"),
-    ],
-)
+NO_CPU, OTHER_NAME = "cpu=nowhere of=speed", "cpu=synthetic-cpu-2-cores of=sped"
+MARKERS = {NO_CPU: "unknown cpu", OTHER_NAME: "did you mean 'speed'", "of=speed": "lacks cpu=…"}
+
+
+@pytest.mark.parametrize(("words", "message"), MARKERS.items())
 def test_wrong_markers_are_refused(store, tmp_path, words, message):
     with pytest.raises(ValueError, match=message):
         table(store, tmp_path, f"<!-- weft:simulator {words} -->")
@@ -209,9 +186,8 @@ def test_section_says_what_the_runs_and_the_records_say(tmp_path):
     assert "100 generated jobs" in text and "90\u202f% of the GPUs" in text and "20 nodes with 160 GPUs" in text
     rows = re.findall(r'<tr><th scope="row">(.*?)</tr>', text)
     assert re.findall(r">([^<]+)<", rows[0])[:5] == ["9.00", "18.0", "8.00", "40.0", "–"]
-    assert "priority 90\u202f%, capacity 10\u202f%" in rows[0] and "gang" not in rows[0], (
-        "less than half a per cent is not told"
-    )
+    assert "priority 90\u202f%, capacity 10\u202f%" in rows[0]
+    assert "gang" not in rows[0], "less than half a per cent is not told"
     assert ">513<" in rows[1] and "capacity 75\u202f%, gang 25\u202f%" in rows[1]
     assert text.count("<figure") == 4 and "the lowest mean here has srtf" in text
     assert "--pictures page.html" in text and "another machine" not in text
@@ -323,9 +299,8 @@ def test_demonstration_gives_summaries_of_the_same_jobs():
     first, second = made["runs"]
     assert first["jobs"] == second["jobs"] == first["completed"] == 300 and first["generated"] and first["gpus"] == 160
     assert first["gpu_s"] == second["gpu_s"] and first["jct"]["mean"] > second["jct"]["mean"]
-    assert demonstration.demonstrate(("fifo",), jobs=300)["runs"][0]["jct"] == first["jct"], (
-        "the same seed, the same jobs"
-    )
+    again = demonstration.demonstrate(("fifo",), jobs=300)["runs"][0]
+    assert again["jct"] == first["jct"], "the same seed, the same jobs"
 
 
 # The benchmark
@@ -343,11 +318,8 @@ def test_points_cover_the_table_and_the_growth_once(monkeypatch):
             assert (order, "best", 1_000_000, 10_000, load, speed.GPUS) in points
     for order in ("fifo-skip", "srtf"):
         grown = [p for p in points if p[0] == order and p[4:] == (0.7, speed.GPUS)]
-        assert (
-            {p[2] for p in grown if p[3] == 1000}
-            == {p[2] for p in grown if p[3] == 10_000}
-            == {10**n for n in (3, 4, 5, 6)}
-        )
+        for nodes in (1000, 10_000):
+            assert {p[2] for p in grown if p[3] == nodes} == {10**n for n in (3, 4, 5, 6)}
         assert {p[3] for p in grown if p[2] == 100_000} == {10**n for n in (1, 2, 3, 4, 5)}
 
 
@@ -358,9 +330,8 @@ def test_a_measured_point_is_a_record_that_the_tables_read(monkeypatch, tmp_path
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WEFT_RESULTS", str(tmp_path / "results"))
-    monkeypatch.setattr(
-        speed, "points", lambda: [("fifo", "best", 50, 4, 0.7, speed.GPUS), ("fifo", "best", 90, 4, 0.7, speed.GPUS)]
-    )
+    points = [("fifo", "best", jobs, 4, 0.7, speed.GPUS) for jobs in (50, 90)]
+    monkeypatch.setattr(speed, "points", lambda: points)
     monkeypatch.setattr(sys, "argv", ["speed", "--save", "--jobs-at-most", "60"])
     speed.main()
     (timed,) = simulator.read(Store().lines(name=simulator.FILE))

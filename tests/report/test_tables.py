@@ -68,10 +68,8 @@ def test_table_rows_are_sorted_and_complete(store, tmp_path):
     assert [row[0] for row in rows[:2]] == ["`M=2048,N=131072`", "`M=8192,N=32768`"]
     head = [cell.strip() for cell in next(x for x in text.splitlines() if x.startswith("| workload")).split("|")[1:-1]]
     first, second = (dict(zip(head, row, strict=True)) for row in rows[:2])
-    assert (
-        first["cuda: share of ceiling"] == "95.7\u202f%"
-        and second["cuda (µs)"] == "–" == second["cuda: share of ceiling"]
-    )
+    assert first["cuda: share of ceiling"] == "95.7\u202f%"
+    assert second["cuda (µs)"] == "–" == second["cuda: share of ceiling"]
     assert re.fullmatch(r"\d\.\d\d× \(\d\.\d\d–\d\.\d\d\)", second["triton: ratio to best peer (p20–p80)"])
     assert all(sum(cell.startswith("**") for cell in row) == 1 for row in rows), "one time of each row is the fastest"
     assert (
@@ -90,9 +88,8 @@ def test_tables_of_ceilings_rungs_and_nothing(store, tmp_path):
     )  # fmt: skip
     text = refresh(path, store)
     ceiling, rungs, nothing, narrow = text.split(END)[:4]
-    assert "| copy 1:1 | bandwidth | 4.26\u202fTB/s |" in ceiling and ceiling.index("4:3") < ceiling.index(
-        "bf16 matrix"
-    )
+    assert "| copy 1:1 | bandwidth | 4.26\u202fTB/s |" in ceiling
+    assert ceiling.index("4:3") < ceiling.index("bf16 matrix")
     assert "| ladder-1-naive |" in rungs and "triton (µs)" not in rungs
     assert "*No measurements yet.*" in nothing
     assert "fp32" in narrow and "bf16" not in narrow
@@ -100,11 +97,9 @@ def test_tables_of_ceilings_rungs_and_nothing(store, tmp_path):
 
 def test_a_time_of_an_earlier_run_is_marked():
     """A ratio is within a run: a peer that looks faster beside it may have been timed on another day."""
-    rows = [
-        measurement("triton", 100.0, 90.0, ("torch", 102.0), run="b", time="2026-11-23T10:00:00Z"),
-        measurement("torch", 102.0, 90.0, run="b", time="2026-11-23T10:00:00Z"),
-        measurement("liger", 98.0, 90.0, run="a", time="2026-11-22T10:00:00Z"),
-    ]
+    today = {"run": "b", "time": "2026-11-23T10:00:00Z"}
+    rows = [measurement("triton", 100.0, 90.0, ("torch", 102.0), **today), measurement("torch", 102.0, 90.0, **today)]
+    rows.append(measurement("liger", 98.0, 90.0, run="a", time="2026-11-22T10:00:00Z"))
     table = points_table(rows)
     assert "| 100 | 102 | **98.0**‡ |" in table and "‡ timed in an earlier run" in table
     assert "‡" not in points_table(rows[:2])
@@ -176,11 +171,8 @@ def test_table_of_kernels_is_read_from_the_dispatch_tables(tmp_path, write):
 
 def test_where_all_are_wrong_nothing_is_the_fastest():
     wrong = {"workload": "M=8,N=8", "details": {"wrong": "zeros"}}
-    rows = [
-        measurement("triton", 9.0, 8.0, **wrong),
-        measurement("cuda", 7.0, 8.0, **wrong),
-        measurement("torch", 8.0, 8.0),
-    ]
+    rows = [measurement(name, us, 8.0, **wrong) for name, us in (("triton", 9.0), ("cuda", 7.0))]
+    rows.append(measurement("torch", 8.0, 8.0))
     (row,) = (line for line in points_table(rows).splitlines() if "N=8`" in line)
     assert "9.00† | " in row and "| – |" in row and "**" not in row
 
@@ -213,10 +205,8 @@ OF = {"softmax": "softmax"}
 
 
 def test_a_peer_that_was_faster_in_an_earlier_run_is_no_win_in_the_summary():
-    ours = [
-        measurement("triton", 100.0, 90.0, ("torch", 150.0), run="b", workload="M=8,N=8"),
-        measurement("torch", 150.0, 90.0, run="b", workload="M=8,N=8"),
-    ]
+    at = {"run": "b", "workload": "M=8,N=8"}
+    ours = [measurement("triton", 100.0, 90.0, ("torch", 150.0), **at), measurement("torch", 150.0, 90.0, **at)]
     alone = summary_table(ours, OF)
     assert "1.50× | 1.50× torch `M=8,N=8`" in alone and "‡" not in alone
     slower = measurement("liger", 160.0, 90.0, run="a", workload="M=8,N=8")

@@ -22,9 +22,8 @@ def test_loss_falls_and_accuracy_rises(short):
 
 
 def test_run_says_what_it_was(short):
-    assert (
-        short.epochs == len(short.train_loss) == len(short.test_loss) == len(short.test_accuracy) == len(short.seconds)
-    )
+    curves = short.train_loss, short.test_loss, short.test_accuracy, short.seconds
+    assert {len(curve) for curve in curves} == {short.epochs}
     assert short.train_images + short.test_images == 1797
     assert short.test_images == round(1797 * HELD_OUT)
     assert short.images_per_second > 0 and short.parameters == 151498
@@ -38,11 +37,8 @@ def test_seed_decides_everything(short):
     before = torch.random.get_rng_state()
     again = train(epochs=3, seed=1)
     assert torch.equal(before, torch.random.get_rng_state()), "training changed the caller's random state"
-    assert (again.train_loss, again.test_loss, again.test_accuracy) == (
-        short.train_loss,
-        short.test_loss,
-        short.test_accuracy,
-    )
+    for name in ("train_loss", "test_loss", "test_accuracy"):
+        assert getattr(again, name) == getattr(short, name)
     assert train(epochs=3, seed=2).train_loss != short.train_loss
 
 
@@ -71,16 +67,11 @@ def test_missing_package_names_the_install_line(monkeypatch):
         train()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"device": "tpu"}, "expected cpu, cuda"),
-        ({"device": "meta"}, "expected cpu, cuda"),
-        ({"device": "cuda:99"}, "PyTorch sees"),
-        ({"epochs": 0}, "epochs=0"),
-        ({"batch_size": 0}, "batch_size=0"),
-    ],
-)
+WRONG = [({"device": device}, "expected cpu, cuda") for device in ("tpu", "meta")]
+WRONG += [({"device": "cuda:99"}, "PyTorch sees"), ({"epochs": 0}, "epochs=0"), ({"batch_size": 0}, "batch_size=0")]
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG)
 def test_bad_arguments_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         train(**arguments)

@@ -111,10 +111,8 @@ def test_p_is_what_is_dropped_and_the_expectation_is_x():
 
 def test_neighbours_offsets_and_seeds_are_independent():
     n = 2**15
-    signs = {
-        name: kept(shape=(n,), seed=s, offset=o).double() * 2 - 1
-        for name, (s, o) in {"a": (5, 0), "offset": (5, 1), "seed": (6, 0), "upper": (5 + 2**32, 0)}.items()
-    }
+    keys = {"a": (5, 0), "offset": (5, 1), "seed": (6, 0), "upper": (5 + 2**32, 0)}
+    signs = {name: kept(shape=(n,), seed=s, offset=o).double() * 2 - 1 for name, (s, o) in keys.items()}
     a = signs.pop("a")
     correlations = {f"lag {lag}": float((a[lag:] * a[:-lag]).mean()) for lag in (1, 2, 3, 4, 7, 8, 16, 1024, 2048)}
     correlations |= {name: float((a * other).mean()) for name, other in signs.items()}
@@ -205,14 +203,12 @@ def test_the_fused_norm_has_first_and_second_gradients(results):
         total = sum((pair[i].square() * weights[i].to(dtype)).sum() for i in results)
         first = torch.autograd.grad(total, leaves, create_graph=True, materialize_grads=True)
         second = torch.autograd.grad(sum(f.square().sum() for f in first), leaves, materialize_grads=True)
-        alone = torch.autograd.grad(
-            function(arguments[0].to(dtype), leaves[1], arguments[2].to(dtype), 0.25, 9)[1].sum(), leaves[1]
-        )
+        h = function(arguments[0].to(dtype), leaves[1], arguments[2].to(dtype), 0.25, 9)[1]
+        alone = torch.autograd.grad(h.sum(), leaves[1])
         return [t.detach() for t in (*first, *second, *alone)]
 
-    for a, b in zip(
-        gradients(ops.dropout_add_rms_norm, torch.float32), gradients(reference, torch.float64), strict=True
-    ):
+    found, wanted = gradients(ops.dropout_add_rms_norm, torch.float32), gradients(reference, torch.float64)
+    for a, b in zip(found, wanted, strict=True):
         torch.testing.assert_close(a.double(), b, rtol=1e-3, atol=1e-3 * float(b.abs().max()))
 
 

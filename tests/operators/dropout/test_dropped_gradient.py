@@ -113,9 +113,8 @@ class Gradients:
         self.weight = torch.randn(case.n, generator=g).to(case.weight)
         self.key = (SEED + seed) % 2**64
         self.held = torch.tensor([self.key - 2**64 if self.key >= 2**63 else self.key])
-        first = words(
-            tuple(torch.tensor(c) for c in (0, 0, OFFSET & WORD, OFFSET >> 32)), (self.key & WORD, self.key >> 32)
-        )
+        counter = tuple(torch.tensor(c) for c in (0, 0, OFFSET & WORD, OFFSET >> 32))
+        first = words(counter, (self.key & WORD, self.key >> 32))
         self.threshold = case.threshold or int(first[0] & 0xFFFF) + 1
         launches = []
         with pytest.MonkeyPatch.context() as patch:
@@ -167,11 +166,8 @@ class Gradients:
         return next(filter(None, wrong), "")
 
 
-SUITES = {
-    "dropped_backward.cu": Suite(
-        cuda_as_cpp.whole(dispatch.SOURCE, "rows.cuh", "philox.cuh"), Gradients, CASES, MISTAKES
-    )
-}
+TEXT = cuda_as_cpp.whole(dispatch.SOURCE, "rows.cuh", "philox.cuh")
+SUITES = {"dropped_backward.cu": Suite(TEXT, Gradients, CASES, MISTAKES)}
 
 
 # ---- what it holds, costs and declines -----------------------------------------------------------------------------------
@@ -206,9 +202,8 @@ def test_nothing_is_spilled_and_an_element_takes_few_instructions(n, dtype, most
     """Of a thread on sm_90, from shared memory to both gradients; at the ceiling there is time for about 70 of 16-bit floats in
     all, and for twice as many of 32-bit ones."""
     plan = plan_of(n, dtype, seed_in_memory=seed_in_memory).rows
-    writers = [
-        names(p) for p in parts(sass(plan.source, plan.expression)) if sum("IMAD.WIDE" in i for i in names(p)) > 15
-    ]
+    found = parts(sass(plan.source, plan.expression))
+    writers = [names(p) for p in found if sum("IMAD.WIDE" in i for i in names(p)) > 15]
     _, each, rows, *_ = map(int, re.findall(r", (\d+)", plan.expression))
     vectors = rows * each * dtype.itemsize // 16
     assert sum("STG.E.128" in i for part in writers for i in part) == 2 * vectors, "a vector and its mask, unrolled"

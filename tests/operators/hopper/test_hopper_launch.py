@@ -149,9 +149,8 @@ def test_every_type_takes_its_instruction(types, instruction):
     ],
 )
 def test_streaming_does_not_disturb_it(shape, layout):
-    text = assembly(
-        f"matmul_hopper<bf16, bf16, {shape}, {layout}, UNSCALED, false, false, NONE, false, false, false, true>"
-    )
+    options = "UNSCALED, false, false, NONE, false, false, false, true"
+    text = assembly(f"matmul_hopper<bf16, bf16, {shape}, {layout}, {options}>")
     check_inner_loop(text, f"HGMMA.64x{shape.split(',')[0]}x16.F32.BF16", 1, streamed=True)
     assert "LDG.E.STRONG.GPU" in text and text.count("STG.E.128") == int(shape.split(",")[0]) // 8
 
@@ -175,10 +174,8 @@ def test_codes_disturb_it_no_more(shape, gate):
 @pytest.mark.parametrize("activation, most", [("RELU", 3), ("SILU_FAST", 6), ("GELU_TANH", 8), ("GELU", 15)])
 def test_activations_take_few_instructions(activation, most):
     """Of 16-bit results, beyond what storing takes; a thread has 128."""
-    lines = [
-        len(assembly(f"matmul_hopper<bf16, bf16, 256, 4, 2, false, false, UNSCALED, false, true, {act}>").split(";"))
-        for act in ("NONE", activation)
-    ]
+    call = "matmul_hopper<bf16, bf16, 256, 4, 2, false, false, UNSCALED, false, true, {}>"
+    lines = [len(assembly(call.format(act)).split(";")) for act in ("NONE", activation)]
     assert lines[1] - lines[0] <= most * 128
 
 

@@ -81,12 +81,8 @@ def test_codes_are_made_of_the_main_loops_result_in_a_second_launch(monkeypatch,
 
     monkeypatch.setattr(HopperLaunch, "__init__", MainLoop.__init__)
     monkeypatch.setattr(HopperLaunch, "plan", MainLoop.plan, raising=False)
-    x, weight, bias, scale = (
-        random(6, 8),
-        random(32, 8, seed=1),
-        random(32, seed=2),
-        torch.full((1,), 0.05, device=DEVICE),
-    )
+    x, weight, bias = random(6, 8), random(32, 8, seed=1), random(32, seed=2)
+    scale = torch.full((1,), 0.05, device=DEVICE)
     for dtype in DTYPES:
         want = module.usual(x, weight, bias, scale=scale, dtype=dtype, activation=activation)
         q, amax = torch.empty(want[0].shape, dtype=torch.uint8, device=DEVICE), torch.zeros(1, device=DEVICE)
@@ -107,11 +103,8 @@ def test_a_launch_on_hopper_has_amax_and_both_halves():
     with compiling_for(90, lambda *kernel: None):
         assert "true, RELU, false, true, true" in expression("reglu", True)
         assert "false, NONE, false, false, true" in expression(None, False)
-        for w, dtype, taken in (
-            (weight, DTYPES[0], "cuda"),
-            (weight, torch.int8, "cuda-unfused"),
-            (narrow, DTYPES[0], "cuda-unfused"),
-        ):
+        unfused = (weight, torch.int8), (narrow, DTYPES[0])
+        for w, dtype, taken in ((weight, DTYPES[0], "cuda"), *((*each, "cuda-unfused") for each in unfused)):
             assert ops.explain("linear_quantized", x, w, scale=scale, dtype=dtype).implementation == taken
 
 

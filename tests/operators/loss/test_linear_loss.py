@@ -104,9 +104,8 @@ def test_a_label_out_of_range_is_named_or_makes_its_row_nan(label):
     others = torch.arange(20, device=DEVICE) != 5
     for options in ({}, {"label_smoothing": 0.1}, {"class_weight": torch.rand(40, device=DEVICE)}):
         alone = ops.linear_cross_entropy(x, weight, target, reduction="none", **options)
-        loss, dx, dweight, _ = ops.linear_cross_entropy_with_gradient(
-            x, weight, target, reduction="none", chunk_rows=8, **options
-        )
+        options = {"reduction": "none", "chunk_rows": 8, **options}
+        loss, dx, dweight, _ = ops.linear_cross_entropy_with_gradient(x, weight, target, **options)
         for found in (alone, loss):
             assert found[5].isnan() and found[others].isfinite().all()
         assert dx[5].isnan().all() and dx[others].isfinite().all() and dweight.isnan().all()
@@ -150,11 +149,8 @@ def test_only_the_gradients_that_are_wanted_are_made(monkeypatch):
 
 def test_many_chunks_are_summed_in_fp32_and_few_in_the_weights_dtype():
     x, weight, target, _ = drawn(t=64, dtype=torch.float16)
-    for chunk, asked, dtype in (
-        (16, None, torch.float16),
-        (15, None, torch.float32),
-        (32, torch.float32, torch.float32),
-    ):
+    narrow, wide = torch.float16, torch.float32
+    for chunk, asked, dtype in ((16, None, narrow), (15, None, wide), (32, wide, wide)):
         call = linear_call(x, weight, target, chunk_rows=chunk, accumulate=asked)
         assert linear_chunks.Gradients(call, (False, True, False)).dweight.dtype == dtype
 

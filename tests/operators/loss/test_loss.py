@@ -85,9 +85,8 @@ def test_who_saved_the_logits_hears_that_they_were_overwritten():
 def test_an_in_place_gradient_needs_a_place_for_each_element():
     logits, target = drawn()
     wide = logits[:1].expand(9, 40).requires_grad_()
-    with pytest.raises(
-        ValueError, match=r"inplace_backward=True and argument 'logits' of shape \(9, 40\) with strides"
-    ):
+    words = r"inplace_backward=True and argument 'logits' of shape \(9, 40\) with strides"
+    with pytest.raises(ValueError, match=words):
         ops.cross_entropy(wide, target, inplace_backward=True)
 
 

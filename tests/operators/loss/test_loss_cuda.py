@@ -92,9 +92,8 @@ class Rows:
         self.case, self.kernel = case, kernel = given
         self.seed, o = seed, case.options
         self.x, self.label = logits_and_labels(case, seed)
-        weight = (
-            torch.rand(case.v, generator=torch.Generator().manual_seed(seed)).to(case.dtype) if case.weight else None
-        )
+        weight = torch.rand(case.v, generator=torch.Generator().manual_seed(seed)).to(case.dtype)
+        weight = weight if case.weight else None
         self.weight = self.x if weight is None else weight
         one = () if o.reduction != "none" else (5,)
         self.dloss = torch.full(one, -0.75 if kernel == "gradient" else 1.0, dtype=case.dtype)
@@ -116,9 +115,8 @@ class Rows:
         self.shape = [v for v in values if isinstance(v, int)]
         self.factors = [v for v in values if isinstance(v, float)]
         places = iter(range(12)), iter(range(3))
-        scalars = [
-            f"job.factors[{next(places[1])}]" if isinstance(v, float) else f"s[{next(places[0])}]" for v in values
-        ]
+        floats = (isinstance(v, float) for v in values)
+        scalars = [f"job.factors[{next(places[1])}]" if of else f"s[{next(places[0])}]" for of in floats]
         results = "stats, dloss" if kernel == "gradient" else "loss, new_stats"
         launch = LAUNCH.replace("KERNEL", self.plan.expression).replace("RESULTS", results)
         self.launch, self.in_place = launch.replace("SCALARS", ", ".join(scalars)), in_place
@@ -144,24 +142,20 @@ class Rows:
             self.loss[self.wrong] = torch.nan
 
     def job(self) -> bytes:
-        inside = (
-            self.x.flatten().view(torch.uint8).numpy().tobytes() if self.in_place else bytes([0xA5]) * self.x.nbytes
-        )
+        mine = self.x.flatten().view(torch.uint8).numpy().tobytes()
+        inside = mine if self.in_place else bytes([0xA5]) * self.x.nbytes
         frame = framed(0)[:FRAME]
         read = {0: self.x, 1: self.label, 2: self.weight, 3: self.sums, 5: self.dloss.clone(), 6: self.stats.float()}
         buffers = {**read, 4: frame + inside + frame, 8: torch.full((15,), torch.nan)}
-        return job(
-            self.plan, self.seed, buffers, shape=self.shape, factors=self.factors, scales=(self.in_place,), static=True
-        )
+        numbers = {"shape": self.shape, "factors": self.factors, "scales": (self.in_place,)}
+        return job(self.plan, self.seed, buffers, **numbers, static=True)
 
     def what_is_wrong(self, found: bytes) -> str:
         end = FRAME + self.x.nbytes
         if not frame_is_whole(found[: end + FRAME]):
             return "something beside the gradient was written"
-        dx, rows = (
-            tensor_of(found[FRAME:end], self.case.dtype).view(self.dx.shape),
-            tensor_of(found[end + FRAME :], FP32),
-        )
+        dx = tensor_of(found[FRAME:end], self.case.dtype).view(self.dx.shape)
+        rows = tensor_of(found[end + FRAME :], FP32)
         loss, stats = rows[:5].double(), rows[5:].view(2, 5)
         wrong = ""
         if self.kernel != "gradient":

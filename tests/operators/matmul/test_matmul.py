@@ -55,12 +55,8 @@ def test_batch_dimensions_are_as_few_as_strides_allow(a, b, of_a, of_b):
 
 @pytest.mark.parametrize("a, b, of_a, of_b", FORMS.values(), ids=FORMS)
 def test_forms_are_the_same_elements_in_the_same_order(a, b, of_a, of_b):
-    a, b = (
-        torch.as_strided(
-            random(1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))), t.shape, t.stride()
-        )
-        for t in (a, b)
-    )
+    sizes = (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) for t in (a, b))
+    a, b = (torch.as_strided(random(size), t.shape, t.stride()) for size, t in zip(sizes, (a, b), strict=True))
     want = torch.matmul(a, b)
     torch.testing.assert_close(torch.matmul(*forms(a, b)).reshape(want.shape), want)
     torch.testing.assert_close(kernel(a, b), want)
@@ -282,11 +278,8 @@ def test_autocast_casts_as_pytorch_does():
             for of_a, of_b in ((a, b), (a.bfloat16(), b), (a, b.bfloat16())):
                 torch.testing.assert_close(function(of_a, of_b), want, rtol=0, atol=0)
         torch.testing.assert_close(ops.matmul(a[0].bfloat16(), b[0]), torch.mm(a[0], b[0]), rtol=0, atol=0)
-        for name, of_a, of_b in (
-            ("batched_matmul", a.half(), b),
-            ("matmul", a.half(), b),
-            ("matmul", a[0], b[0].half()),
-        ):
+        half = ("batched_matmul", a.half(), b), ("matmul", a.half(), b), ("matmul", a[0], b[0].half())
+        for name, of_a, of_b in half:
             assert ops.explain(name, of_a, of_b).implementation == "torch"
 
 

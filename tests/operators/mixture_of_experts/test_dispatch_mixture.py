@@ -87,9 +87,8 @@ def test_a_gate_is_kept_for_its_gradient(launched):
     x, w, bias = random(20, 16), random(3, 32, 16, seed=1), random(3, 32, seed=2)
     named = {"bias": bias, "activation": "swiglu"}
     compare(gradients(grouped_matmul_hopper, x, w, **named), gradients(reference, x, w, **named))
-    assert launched == ["rows", "rows", "terms"], (
-        "both halves, the tokens' gradient, the weights'; the bias's is Triton's"
-    )
+    # of both halves, the tokens' gradient, the weights'; the bias's is Triton's
+    assert launched == ["rows", "rows", "terms"]
     with torch.no_grad():
         grouped_matmul_hopper(x, w, OFFSETS, **named)
     assert launched[3:] == ["gated rows"], "where no gradient is wanted gate and up are not written"
@@ -145,9 +144,8 @@ def test_what_it_does_not_take_is_declined_in_words(launched, x, w, words):
 
 
 def test_the_public_function_takes_it_on_hopper():
-    x, w, offsets = (
-        torch.empty(t.shape, dtype=t.dtype, device="meta") for t in (random(20, 16), random(3, 24, 16), OFFSETS)
-    )
+    tensors = random(20, 16), random(3, 24, 16), OFFSETS
+    x, w, offsets = (torch.empty(t.shape, dtype=t.dtype, device="meta") for t in tensors)
     for sm, taken in ((90, "cuda"), (80, "triton")):
         with compiling_for(sm, lambda *kernel: None):
             assert grouped_matmul.choose(x, w, offsets).implementation == taken

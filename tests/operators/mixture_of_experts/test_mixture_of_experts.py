@@ -65,9 +65,8 @@ def test_a_source_out_of_range_gives_nan_rows():
 
 def test_a_position_out_of_range_gives_a_nan_token():
     y, weights = random(6, 9), random(3, 2)
-    out = triton("combine_tokens")(
-        y, torch.tensor([[0, 1], [2, 6], [-1, 5]], dtype=torch.int32, device=DEVICE), weights
-    )
+    position = torch.tensor([[0, 1], [2, 6], [-1, 5]], dtype=torch.int32, device=DEVICE)
+    out = triton("combine_tokens")(y, position, weights)
     assert out.isnan().any(1).tolist() == [False, True, True]
 
 

@@ -28,9 +28,8 @@ def gradients(function, x, groups, weight, bias, dy):
 )
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_it_is_pytorchs_for_any_spatial_dimensions(shape, groups, dtype):
-    x, dy, weight, bias = (
-        drawn(*s, seed=i, dtype=torch_dtype(dtype)) for i, s in enumerate((shape, shape, (6,), (6,)))
-    )
+    shapes, kind = (shape, shape, (6,), (6,)), torch_dtype(dtype)
+    x, dy, weight, bias = (drawn(*s, seed=i, dtype=kind) for i, s in enumerate(shapes))
     apart = 3 * torch.arange(6, device=DEVICE).view(6, *(1,) * (len(shape) - 2))
     x = (x + apart).to(x.dtype)  # groups of two elements that happen to be alike would magnify every rounding
     got = gradients(ops.group_norm, x, groups, weight, bias, dy)

@@ -81,11 +81,8 @@ class Step:
             for t in draw.arguments[name] if case.scale != 1 else ():
                 t.mul_(case.scale**scale)
         if case.gradient is not None:
-            for name, value in (
-                ("grads", case.gradient),
-                ("exp_avg_codes", dynamic_map.ZERO * ("fp8" not in case.workload)),
-                ("exp_avg_sq_codes", 0),
-            ):
+            zero = dynamic_map.ZERO * ("fp8" not in case.workload)
+            for name, value in (("grads", case.gradient), ("exp_avg_codes", zero), ("exp_avg_sq_codes", 0)):
                 draw.arguments[name][0][:40] = value
         changed = [(multi_tensor, "multiprocessors", lambda device: case.sms)]
         changed += [(multi_tensor, name, case.threads) for name in ("ADAM_THREADS", "ADAMW_8BIT_THREADS")]
@@ -118,9 +115,8 @@ class Step:
         factors, launch = self.factors, CudaTable.launch
 
         def launched(table: CudaTable) -> None:
-            given = {
-                n: self.place(torch.tensor([v])) for n in ("scale", "found") if (v := getattr(factors, n)) is not None
-            }
+            values = {n: getattr(factors, n) for n in ("scale", "found")}
+            given = {n: self.place(torch.tensor([v])) for n, v in values.items() if v is not None}
             self.control = table.control = self.place(torch.tensor([factors.clip or 7.0, 7.0, 7.0, 7.0]))
             launch(table, max_norm=factors.clip, measured=True, **given)
 
@@ -137,9 +133,8 @@ class Step:
     @property
     def launch(self) -> str:
         buffers = BUFFERS[2 : len(self.tensors) - 4 * bool(self.factors)]
-        pointers = ", ".join(
-            [*(f"job.buffer({i})" for i in buffers), *(f"at({i})" for i in range(4, 8) if self.factors)]
-        )
+        more = [f"at({i})" for i in range(4, 8) if self.factors]
+        pointers = ", ".join([*(f"job.buffer({i})" for i in buffers), *more])
         return LAUNCH.replace("KERNEL", self.plan.expression).replace("POINTERS", pointers)
 
     def job(self) -> bytes:
@@ -271,9 +266,8 @@ SUITES = {
 )
 def test_an_element_of_adam_takes_few_instructions(kernel, dtype, most):
     """From memory to memory, of whole chunks, spilling nothing; copies are begun before those of a pass before are awaited."""
-    found = rounds(
-        sass(multi_tensor.ADAM_SOURCE, f"{kernel}<{dtype}, {multi_tensor.ADAM_THREADS}, {multi_tensor.ADAM_STAGES}>")
-    )
+    launched = f"{kernel}<{dtype}, {multi_tensor.ADAM_THREADS}, {multi_tensor.ADAM_STAGES}>"
+    found = rounds(sass(multi_tensor.ADAM_SOURCE, launched))
     way = min((way for way in found if "DEPBAR.LE" in way), key=len)
     begun, awaited = max(i for i, n in enumerate(way) if "LDGSTS" in n), way.index("DEPBAR.LE")
     assert len(way) / (4 if dtype == "float" else 8) <= most and begun < awaited
@@ -287,11 +281,8 @@ def test_an_element_of_8_bits_takes_few_instructions(dtype, format, block, most)
     """From memory to memory, of whole blocks, spilling nothing. At 80 % of the ceiling there is time for 83 of a bf16 element
     and for 133 of an fp32 one."""
     kernel = f"adamw_8bit<{dtype}, {format}, {block}, {multi_tensor.ADAMW_8BIT_THREADS}>"
-    ways = [
-        way
-        for way in rounds(sass(multi_tensor.ADAMW_8BIT_SOURCE, kernel))
-        if any("LDG.E.64" in n or "LDG.E.128" in n for n in way)
-    ]
+    found = rounds(sass(multi_tensor.ADAMW_8BIT_SOURCE, kernel))
+    ways = [way for way in found if any("LDG.E.64" in n or "LDG.E.128" in n for n in way)]
     assert min(map(len, ways)) / 8 <= most
 
 
@@ -359,12 +350,8 @@ def test_a_cells_line_counts_as_the_dynamic_map_does(signed):
     y = torch.cat([y, -y]) if signed else y
     x = (y * (1 + 2.0**-20)).mul(dynamic_map.CELL_SCALE)
     cells = x.half().view(torch.int16).int().bitwise_and(0xFFFF) >> 8
-    slope, at_0 = (
-        dynamic_map.lookup_tables(torch.device("cpu"))[512:]
-        .view(256, 2, 2)[cells, 0 if signed else 1]
-        .double()
-        .unbind(1)
-    )
+    tables = dynamic_map.lookup_tables(torch.device("cpu"))[512:].view(256, 2, 2)
+    slope, at_0 = tables[cells, 0 if signed else 1].double().unbind(1)
     off = torch.addcmul(at_0, slope, x.double()).ceil().int() - dynamic_map.encode(y.double(), signed).int()
     assert int(off.abs().max()) <= 1 and float(off.ne(0).float().mean()) < 2e-4
     assert bool((off[(y == 0) | (y == 1) | (y == -1)] == 0).all())

@@ -17,11 +17,8 @@ def test_the_map_has_its_values(signed):
     cells = 64 if signed else 128
     top = [v for v in values if 0.1 <= v < 1]
     assert len(top) == cells and math.isclose(top[1] - top[0], 0.9 / cells)
-    assert [sum(10.0**-k <= v < 10.0 ** (1 - k) for v in values) for k in (2, 3, 7)] == [
-        cells // 2,
-        cells // 4,
-        cells // 64,
-    ]
+    decades = [sum(10.0**-k <= v < 10.0 ** (1 - k) for v in values) for k in (2, 3, 7)]
+    assert decades == [cells // 2, cells // 4, cells // 64]
     if signed:
         assert values[126::-1] == [-v for v in values[128:255]]
 

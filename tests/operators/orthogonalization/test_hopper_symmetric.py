@@ -175,9 +175,8 @@ def order(tmp_path_factory):
 def test_every_tile_that_touches_the_lower_triangle_is_one_clusters(order, columns, cluster):
     height = 128 * cluster
     for m in (1, 64, 128, 130, 200, 392, 1000, 2048, 4096, 5000):
-        wanted = {
-            (r, c) for r in range(-(-m // height)) for c in range(-(-m // columns)) if c * columns < (r + 1) * height
-        }
+        rows, each = range(-(-m // height)), range(-(-m // columns))
+        wanted = {(r, c) for r in rows for c in each if c * columns < (r + 1) * height}
         for group in (1, 3, 8):
             for matrices in (1, 2):
                 found = order(columns, cluster, m, matrices, group)
@@ -197,9 +196,8 @@ def test_every_tile_that_touches_the_lower_triangle_is_one_clusters(order, colum
 def test_the_way_out_disturbs_no_product(residuals, streamed, columns, stages, cluster, layout):
     types = "bf16, bf16" if residuals < 2 else "fp16, fp16"
     parts = ", ".join(str(p).lower() for p in (residuals > 0, False, False, streamed, True, residuals == 2))
-    text = assembly(
-        f"matmul_hopper<{types}, {columns}, {stages}, {cluster}, {layout}, UNSCALED, false, false, NONE, {parts}>"
-    )
+    options = f"{layout}, UNSCALED, false, false, NONE, {parts}"
+    text = assembly(f"matmul_hopper<{types}, {columns}, {stages}, {cluster}, {options}>")
     fetches = 2 if layout == "false, false" else 2 + (columns // cluster // 64 if columns != 192 else 3)
     check_inner_loop(text, f"HGMMA.64x{columns}x16.F32" + (".BF16" if types[0] == "b" else ""), fetches, streamed)
     assert "STSM.16.MT88.2" in text and "MOVM.16.MT88" in text
@@ -208,20 +206,16 @@ def test_the_way_out_disturbs_no_product(residuals, streamed, columns, stages, c
 @pytest.mark.parametrize("m, cluster", [(8, 1), (4096, 2)])
 def test_shared_memory_holds_a_slab_and_its_image(m, cluster):
     a = torch.empty(m, m, dtype=BF16, device="meta")
-    made = gemm.HopperPlan(
-        a, a.mT, symmetric={"COLUMNS": 256, "STAGES": 4, "CLUSTER": cluster, "GROUP": 8, "STREAM": 0}
-    ).launch
+    config = {"COLUMNS": 256, "STAGES": 4, "CLUSTER": cluster, "GROUP": 8, "STREAM": 0}
+    made = gemm.HopperPlan(a, a.mT, symmetric=config).launch
     assert made.shared_bytes == 4 * (128 + 256) * 128 + 2 * 2 * 64 * 128 + tile_sizes.BARRIERS <= tile_sizes.SHARED
-    assert (
-        made.grid[0] == min(tile_sizes.triangle(m, 256, cluster), gemm.multiprocessors(a.device) // cluster) * cluster
-    )
+    clusters = min(tile_sizes.triangle(m, 256, cluster), gemm.multiprocessors(a.device) // cluster)
+    assert made.grid[0] == clusters * cluster
 
 
 def test_what_does_not_go_with_a_mirror_image_is_declined_in_words():
-    a, config = (
-        torch.empty(64, 64, dtype=BF16, device="meta"),
-        {"COLUMNS": 128, "STAGES": 4, "CLUSTER": 1, "GROUP": 8, "STREAM": 0},
-    )
+    a = torch.empty(64, 64, dtype=BF16, device="meta")
+    config = {"COLUMNS": 128, "STAGES": 4, "CLUSTER": 1, "GROUP": 8, "STREAM": 0}
     for words, operands, options in (
         ("symmetric product of 64 × 32", (a, a[:, :32]), {"symmetric": config}),
         ("with scales, a bias", (a, a), {"symmetric": config, "epilogue": gemm.Epilogue(biased=True)}),

@@ -139,10 +139,8 @@ def test_a_gradient_of_an_extremum_may_have_any_strides():
             for turned in (False, True):
                 two_axes = isinstance(weight, torch.Tensor) and weight.ndim == 2
                 by = weight.t().contiguous().t() if turned and two_axes else weight
-                found = [
-                    torch.autograd.grad((function(x.permute(dims), dim) * by).sum(), x)[0]
-                    for function in (OPERATORS["min"].public, OPERATORS["min"].reference)
-                ]
+                functions = OPERATORS["min"].public, OPERATORS["min"].reference
+                found = [torch.autograd.grad((f(x.permute(dims), dim) * by).sum(), x)[0] for f in functions]
                 torch.testing.assert_close(*found)
 
 

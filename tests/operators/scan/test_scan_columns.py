@@ -204,9 +204,10 @@ LOG_MISTAKES = {
     "a part for another": ("totals", "totals[c.unit * K", "totals[c.m * K"),
 }  # fmt: skip
 
+TEXTS = {source: cuda_as_cpp.whole(dispatch.FOLDER / source) for source in ("columns.cu", "logarithm_columns.cu")}
 SUITES = {
-    source: Suite(cuda_as_cpp.whole(dispatch.FOLDER / source), Columns, cases, mistakes)
-    for source, cases, mistakes in (("columns.cu", CASES, MISTAKES), ("logarithm_columns.cu", LOG_CASES, LOG_MISTAKES))
+    source: Suite(TEXTS[source], Columns, *suite)
+    for source, suite in zip(TEXTS, ((CASES, MISTAKES), (LOG_CASES, LOG_MISTAKES)), strict=True)
 }
 
 

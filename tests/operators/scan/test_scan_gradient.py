@@ -235,9 +235,8 @@ class Gradients:
             spans = [(case.n - end, case.n - begin) for begin, end in spans]
         rows = (t.transpose(1, 2).reshape(-1, case.n) for t in (self.x, self.y, self.dy))
         found = recurrence(*rows, spans, log=case.log, **case.how)
-        self.dx, self.carry, self.scales, self.totals = (
-            t.view(case.m, case.k, -1).transpose(1, 2).contiguous() for t in found
-        )
+        whole = (t.view(case.m, case.k, -1).transpose(1, 2).contiguous() for t in found)
+        self.dx, self.carry, self.scales, self.totals = whole
 
     def job(self) -> bytes:
         carry = self.carry.to(FP32)

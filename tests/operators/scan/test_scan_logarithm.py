@@ -189,9 +189,6 @@ def test_the_public_function_takes_it(monkeypatch):
     monkeypatch.setattr(dispatch, "INTERPRETING", False)
     x = torch.empty(2**6, 2**14, device="meta")
     with compiling_for(90, lambda *kernel: None):
-        chosen = {
-            ops.explain("logcumsumexp", x, dim, direction=direction).implementation
-            for dim in (0, 1)
-            for direction in ("forward", "backward")
-        }
+        calls = [(dim, direction) for dim in (0, 1) for direction in ("forward", "backward")]
+        chosen = {ops.explain("logcumsumexp", x, dim, direction=direction).implementation for dim, direction in calls}
     assert chosen == {"cuda"}

@@ -249,12 +249,8 @@ def test_when_it_is_chosen():
         ):
             assert causal(x).implementation == causal(x, direction="backward").implementation == kernel
         x = meta(2, 16, 64, 1024)
-        for mask, kernel in (
-            (None, "cuda"),
-            (meta(64, 1024, dtype=torch.bool), "cuda"),
-            (meta(2, 1, 64, 1024, dtype=torch.bool), "cuda"),
-            (meta(64, 1028)[:, :1024], "triton"),
-        ):
+        booleans = [meta(*shape, dtype=torch.bool) for shape in ((64, 1024), (2, 1, 64, 1024))]
+        for mask, kernel in ((None, "cuda"), *((b, "cuda") for b in booleans), (meta(64, 1028)[:, :1024], "triton")):
             assert masked(x, mask).implementation == kernel
             assert masked(x, mask, direction="backward").implementation == "triton"
     with compiling_for(80, lambda *kernel: None):
@@ -263,12 +259,9 @@ def test_when_it_is_chosen():
 
 def test_what_is_declined():
     with compiling_for(90, lambda *kernel: None):
-        for reason, x in (
-            ("16 bytes", meta(2, 3, 20)),
-            ("16 bytes", meta(64, 64).mT),
-            ("columns", meta(2, 3, 2**15 + 8)),
-            ("a copy", meta(4, 6, 64, 8).transpose(1, 2)[:, ::2]),
-        ):
+        copied = meta(4, 6, 64, 8).transpose(1, 2)[:, ::2]
+        off = ("16 bytes", meta(2, 3, 20)), ("16 bytes", meta(64, 64).mT)
+        for reason, x in (*off, ("columns", meta(2, 3, 2**15 + 8)), ("a copy", copied)):
             with pytest.raises(Declined, match=reason):
                 plan_of(x, CAUSAL)
         x = meta(2, 2, 64, 64, dtype=FP32)

@@ -28,18 +28,26 @@ def drawn(m=20, n=30, r=5, **options) -> CSR:
     return random_csr(workload("fp32", M=m, N=n, R=r, **options), torch.Generator(DEVICE).manual_seed(1), DEVICE)
 
 
+def column(n):
+    return vector(n).view(n, 1)
+
+
+def metadata(word):
+    return torch.tensor([[word]], dtype=torch.int16)
+
+
+def pruned():
+    return Sparse24.from_dense(torch.zeros(1, 16, device=DEVICE))
+
+
 def vector(n, seed=2):
     return torch.randn(n, generator=torch.Generator(DEVICE).manual_seed(seed), device=DEVICE)
 
 
 # ---- the container ---------------------------------------------------------------------------------------------------
 
-GOOD = {
-    "row_offsets": lambda: ints(0, 2, 2, 3),
-    "columns": lambda: ints(3, 0, 3),
-    "values": lambda: floats(1, 2, 3),
-    "shape": lambda: (3, 4),
-}
+GOOD = {"row_offsets": lambda: ints(0, 2, 2, 3), "columns": lambda: ints(3, 0, 3)}
+GOOD |= {"values": lambda: floats(1, 2, 3), "shape": lambda: (3, 4)}
 
 REFUSED = [
     ({"row_offsets": lambda: [0, 2, 2, 3]}, TypeError, "'row_offsets'; list; torch.Tensor"),
@@ -91,9 +99,8 @@ def test_torch_and_back():
     blocks = CSR.from_torch(dense.to_sparse_bsr((2, 3)))
     assert blocks.to_dense().equal(dense) and CSR.from_torch(dense).to_dense().equal(dense)
     rows = rows_of_elements(matrix.row_offsets, matrix.stored)
-    twice = torch.sparse_coo_tensor(
-        torch.stack([rows, matrix.columns.long()]), matrix.values, matrix.shape, check_invariants=True
-    )
+    indices = torch.stack([rows, matrix.columns.long()])
+    twice = torch.sparse_coo_tensor(indices, matrix.values, matrix.shape, check_invariants=True)
     assert CSR.from_torch(twice).stored == matrix.stored  # an uncoalesced one stays so
 
 
@@ -213,11 +220,7 @@ def blocks(offsets=(0, 1, 1), columns=(1,), values=(1, 16, 16), shape=(32, 32)):
         (lambda: BSR.from_torch(torch.zeros(20, 16), 16), ValueError, "(20, 16); multiples of 16"),
         (lambda: ops.bsr_matmul(drawn(), vector(3)), TypeError, "'matrix'; CSR; BSR"),
         (lambda: ops.bsr_matmul(blocks(), vector(32)), ValueError, "'b'; (32,); (32, K)"),
-        (
-            lambda: ops.bsr_matmul(blocks(), vector(32).view(32, 1).requires_grad_()),
-            NotImplementedError,
-            "no gradients; no_grad",
-        ),
+        (lambda: ops.bsr_matmul(blocks(), column(32).requires_grad_()), NotImplementedError, "no gradients; no_grad"),
     ],
 )
 def test_blocks_that_do_not_fit_are_refused(call, kind, words):
@@ -270,25 +273,13 @@ def test_metadata_is_what_cutlass_packs():
         (lambda: Sparse24.from_dense(torch.ones(2, 12)), ValueError, "(2, 12); multiple of 16"),
         (lambda: Sparse24.from_dense(torch.ones(2, 16).int()), TypeError, "int32; floating"),
         (lambda: Sparse24(torch.ones(2, 8), ints(0, 0).short().cpu(), (2, 16)), ValueError, "'metadata'; (2,)"),
-        (
-            lambda: Sparse24(torch.ones(1, 8), torch.tensor([[0x444]], dtype=torch.int16), (1, 16)),
-            ValueError,
-            "places 0 and 0; group 3 of row 0",
-        ),
-        (
-            lambda: Sparse24(torch.ones(1, 9), torch.zeros(1, 1).short(), (1, 16)),
-            ValueError,
-            "'values'; (1, 9); (1, 8)",
-        ),
-        (lambda: Sparse24(torch.ones(1, 9), torch.zeros(1, 1).short(), (1, 18)), ValueError, "(1, 18); multiple of 16"),
+        (lambda: Sparse24(torch.ones(1, 8), metadata(0x444), (1, 16)), ValueError, "places 0 and 0; group 3 of row 0"),
+        (lambda: Sparse24(torch.ones(1, 9), metadata(0), (1, 16)), ValueError, "'values'; (1, 9); (1, 8)"),
+        (lambda: Sparse24(torch.ones(1, 9), metadata(0), (1, 18)), ValueError, "(1, 18); multiple of 16"),
         (lambda: ops.prune_2_4(vector(6).view(1, 6)), ValueError, "'x'; (1, 6); multiple of 4"),
         (lambda: ops.prune_2_4(vector(8).view(1, 8).requires_grad_()), NotImplementedError, "no gradient"),
         (lambda: ops.sparse_2_4_matmul(vector(3), vector(3)), TypeError, "'a'; Tensor; Sparse24"),
-        (
-            lambda: ops.sparse_2_4_matmul(Sparse24.from_dense(torch.zeros(1, 16, device=DEVICE)), vector(16)),
-            ValueError,
-            "'b'; (16,); (16, N)",
-        ),
+        (lambda: ops.sparse_2_4_matmul(pruned(), vector(16)), ValueError, "'b'; (16,); (16, N)"),
     ],
 )
 def test_semi_structured_matrices_that_are_none_are_refused(call, kind, words):
@@ -421,12 +412,8 @@ def test_autocast_casts_as_it_casts_a_dense_product():
     """On a CPU as on a GPU."""
     dense = prune_2_4.reference(vector(32 * 32).view(32, 32))
     b = vector(32 * 4).view(32, 4)
-    made = {
-        "spmv": (CSR.from_torch(dense), b[:, 0]),
-        "spmm": (CSR.from_torch(dense), b),
-        "bsr_matmul": (BSR.from_torch(dense, 16), b),
-        "sparse_2_4_matmul": (Sparse24.from_dense(dense), b),
-    }
+    made = {"spmv": (CSR.from_torch(dense), b[:, 0]), "spmm": (CSR.from_torch(dense), b)}
+    made |= {"bsr_matmul": (BSR.from_torch(dense, 16), b), "sparse_2_4_matmul": (Sparse24.from_dense(dense), b)}
     for name, (matrix, right) in made.items():
         with torch.autocast(DEVICE, torch.float16):
             got = getattr(ops, name)(matrix, right)

@@ -172,11 +172,8 @@ def test_its_inner_loop_is_products_alone(sizes):
 
 def operands(m=128, k=256, n=64, dtype=BF16):
     values = torch.empty(m, k // 2, dtype=dtype, device="meta")
-    return (
-        values,
-        torch.empty(m, k // 16, dtype=torch.int16, device="meta"),
-        torch.empty(k, n, dtype=dtype, device="meta"),
-    )
+    metadata = torch.empty(m, k // 16, dtype=torch.int16, device="meta")
+    return values, metadata, torch.empty(k, n, dtype=dtype, device="meta")
 
 
 def plan(*given):

@@ -153,10 +153,8 @@ class Tensors:
 def checked() -> str:
     """The kernel's text, whose reads ask whether they lie in x."""
     text = BOUNDS + whole(WINDOWS)
-    for access, checked in (
-        ("u32 word;\n  asm", "read(p, 4);\n  u32 word;\n  asm"),
-        ("{ return *", "{ read(p, 2); return *"),
-    ):
+    one, two = ("u32 word;\n  asm", "read(p, 4);\n  u32 word;\n  asm"), ("{ return *", "{ read(p, 2); return *")
+    for access, checked in (one, two):
         assert text.count(access) == 1
         text = text.replace(access, checked)
     return text
