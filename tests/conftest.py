@@ -4,7 +4,6 @@ property run. ``-m gpu`` on a GPU machine selects the first two.
 WEFT_LONG selects the long runs: unset none, ``all``, or any other text (a commit) a share of them that differs from text to
 text, so that continuous integration runs all of them over a few commits."""
 
-import hashlib
 import json
 import os
 import sys
@@ -12,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import turns
 from chromium import CHROMIUM
 from where import DEVICE  # before anything imports a kernel: without a GPU this switches Triton's interpreter on
 
@@ -22,12 +22,6 @@ NEEDS = {  # what the tests in a folder need: without it they are not collected,
 }
 MISSING = {folder: [name for name in names if find_spec(name) is None] for folder, names in NEEDS.items()}
 LONG_SHARES = 8  # a commit runs one in so many of the long tests
-
-
-def left_out(test: str, wanted: str) -> bool:
-    """Whether a long test is not run."""
-    number = int(hashlib.sha256(f"{wanted} {test}".encode()).hexdigest(), 16)
-    return not wanted or (wanted != "all" and number % LONG_SHARES > 0)
 
 
 def pytest_ignore_collect(collection_path):
@@ -51,7 +45,7 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.gpu)
         elif DEVICE != "cuda" and item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a GPU; PyTorch sees none here"))
-        if item.get_closest_marker("long") and left_out(item.nodeid, os.environ.get("WEFT_LONG", "")):
+        if item.get_closest_marker("long") and not (turns.WANTED and turns.has(item.nodeid, LONG_SHARES)):
             item.add_marker(pytest.mark.skip(reason="a long run: make test-all has it"))
 
 

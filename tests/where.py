@@ -37,3 +37,10 @@ def python(*arguments: str, timeout: float = 240, **variables: str) -> subproces
     """A fresh Python with :func:`plain_environment`; the process that compiles must not be one that interprets."""
     how = {"capture_output": True, "text": True, "timeout": timeout, "cwd": ROOT}
     return subprocess.run([sys.executable, *arguments], env=plain_environment(**variables), **how)
+
+
+def printed(*arguments: str, **more) -> str:
+    """What a fresh Python (:func:`python`), which must end well, has printed."""
+    done = python(*arguments, **more)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

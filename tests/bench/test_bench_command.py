@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from rich.console import Console
-from where import DEVICE, plain_environment, python
+from where import DEVICE, plain_environment, printed
 
 from weft import registry
 from weft.bench import cases, resume
@@ -32,9 +32,8 @@ KEYS = {
 def benched(tmp_path_factory):
     results = tmp_path_factory.mktemp("results")
     words = "bench vector_add --json --save --workload N=1000 --dtype fp32 --budget 0.02"
-    done = python("-m", "weft", *words.split(), WEFT_RESULTS=str(results), WEFT_COMMIT="abc123")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)["records"], results
+    said = printed("-m", "weft", *words.split(), WEFT_RESULTS=str(results), WEFT_COMMIT="abc123")
+    return json.loads(said)["records"], results
 
 
 def test_bench_prints_records_with_every_key(benched):
@@ -180,9 +179,6 @@ def test_an_interruption_before_anything_was_measured_is_no_traceback(command, m
     monkeypatch.setattr("weft.hardware.ceilings.measure", interrupted)
     code, out, err = command(*BENCH, "--json")
     assert code == 130 and "interrupted" in err and out == ""
-
-
-# ---- reports ---------------------------------------------------------------------------------------------------------
 
 
 def test_measuring_ends_when_its_time_is_over():

@@ -59,10 +59,11 @@ def test_errors_are_relative_to_the_scale():
     first, second = want.float().clone(), want.float().clone()
     first[0, 0] += 1e-8  # small against its row
     second[1, 0] += 1e-8  # large against its row, small against the tensor
-    verdicts = {
-        scale: [judge([got], [want], [want.float()], Tolerance(scale=scale)).ok for got in (first, second)]
-        for scale in ("element", "row", "tensor")
-    }
+
+    def passes(scale, got):
+        return judge([got], [want], [want.float()], Tolerance(scale=scale)).ok
+
+    verdicts = {scale: [passes(scale, got) for got in (first, second)] for scale in ("element", "row", "tensor")}
     assert verdicts == {"element": [False, False], "row": [True, False], "tensor": [True, True]}
     given = judge([second], [want], [want.float()], RELATIVE, scales=[torch.ones(2, 1, dtype=torch.float64)])
     assert given.ok

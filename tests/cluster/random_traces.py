@@ -24,16 +24,10 @@ KINDS = (
 
 def random_jobs(count: int, seed: int = 0) -> Jobs:
     g = np.random.default_rng(seed)
-    return Jobs(
-        submit=np.cumsum(g.integers(0, 3, count)),
-        duration=g.choice([1.0, 2.0, 5.0, 40.0], count),
-        gpus=g.choice([1, 2, 4, 8], count),
-        tenant=g.integers(0, 3, count),
-        tenants=("x", "y", "z"),
-        types=g.integers(0, 2, count),
-        type_sets=((), ("gpu", "other")),
-        id=[f"job {i}" for i in range(count)],
-    )
+    submit, duration = np.cumsum(g.integers(0, 3, count)), g.choice([1.0, 2.0, 5.0, 40.0], count)
+    gpus, tenant, types = g.choice([1, 2, 4, 8], count), g.integers(0, 3, count), g.integers(0, 2, count)
+    words = {"tenants": ("x", "y", "z"), "type_sets": ((), ("gpu", "other")), "id": [f"job {i}" for i in range(count)]}
+    return Jobs(submit, duration, gpus, tenant=tenant, types=types, **words)
 
 
 def random_case(seed: int) -> tuple[Jobs, Cluster, dict[str, Any]]:
@@ -77,9 +71,6 @@ def random_case(seed: int) -> tuple[Jobs, Cluster, dict[str, Any]]:
     if order.removesuffix("-skip") in SHARED:
         policy["weights"] = {name: float(g.choice([0.5, 1, 2, 3])) for name in "abc" if g.random() < 0.7}
     if seed % 3 == 1:
-        policy["quotas"] = {
-            name: Quota(float(g.choice([0, 2.5, 4, 8, 16])), float(g.choice([0, 1, 4, np.inf])))
-            for name in "abc*"
-            if g.random() < 0.7
-        }
+        limits = [0, 2.5, 4, 8, 16], [0, 1, 4, np.inf]
+        policy["quotas"] = {name: Quota(*(float(g.choice(of)) for of in limits)) for name in "abc*" if g.random() < 0.7}
     return jobs, Cluster.of(groups), policy

@@ -208,10 +208,8 @@ def configure(folder: Path, nodes: int, gpus: int, scheduler: str) -> None:
     for g in range(gpus):
         (folder / f"gpu{g}").touch()
     ports = free_ports(nodes + 1)
-    lines = [
-        f"NodeName=n{n} NodeAddr=127.0.0.1 Port={port} CPUs={gpus} Gres=gpu:{gpus} Weight={n + 1} State=UNKNOWN"
-        for n, port in enumerate(ports[1:])
-    ]
+    line = "NodeName=n{0} NodeAddr=127.0.0.1 Port={1} CPUs={2} Gres=gpu:{2} Weight={3} State=UNKNOWN"
+    lines = [line.format(n, port, gpus, n + 1) for n, port in enumerate(ports[1:])]
     user = pwd.getpwuid(os.getuid()).pw_name
     options = {"port": ports[0], "scheduler": scheduler, "parameters": ",".join(PARAMETERS)}
     text = CONFIGURATION.format(folder=folder, user=user, **options)

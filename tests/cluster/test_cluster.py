@@ -17,8 +17,6 @@ from weft.cluster.placements import PLACEMENTS
 from weft.cluster.result import REASONS
 from weft.cluster.synthetic.generate import generate
 
-# ---- the lesson ------------------------------------------------------------------------------------------------------
-
 
 def scene(placement: str) -> Simulator:
     """Three nodes (4 × 24 GB, 2 × 48 GB, 8 × 16 GB) and four jobs."""
@@ -98,9 +96,6 @@ def test_what_a_notebook_prints_is_one_line():
     assert repr(simulate(jobs, cluster)) == "<Result: fifo, best (ties: lowest), 2 of 3 jobs ran on 3 nodes, 20 GPUs>"
 
 
-# ---- bad input -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("text", ["", "20", "x8", "20x", "0x8", "2x8,", "-1x8", "2x8;2x4"])
 def test_wrong_nodes_are_refused(text):
     with pytest.raises(ValueError, match="nodes '"):
@@ -131,9 +126,6 @@ def test_a_cluster_without_nodes_is_refused(policy):
 def test_nodes_and_jobs_from_python_are_checked(make, error, words):
     with pytest.raises(error, match=words):
         make()
-
-
-# ---- the fast engine against the plain one ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seeds", [range(240), pytest.param(range(240, 3000), marks=pytest.mark.long)])

@@ -137,9 +137,6 @@ def test_a_cluster_files_format_may_be_named(write):
         cluster_file.load(write("cluster.conf", YAML), "yml")
 
 
-# ---- real files ------------------------------------------------------------------------------------------------------
-
-
 @with_traces
 @pytest.mark.parametrize(
     ("file", "nodes", "gpus"),

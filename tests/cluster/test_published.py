@@ -8,8 +8,6 @@ from weft.cluster import Cluster, Jobs, simulate, trace
 from weft.cluster.metrics import summary
 from weft.cluster.synthetic.generate import generate
 
-# ---- published results -----------------------------------------------------------------------------------------------
-
 
 @with_traces
 @pytest.mark.parametrize(
@@ -37,9 +35,6 @@ def test_published_results_to_the_last_digit(file, format, nodes, order, placeme
         got = found[name]["mean"] if isinstance(found[name], dict) else found[name]
         assert round(got, 4) == value
     assert not found["unschedulable"] and found["completed"] == len(jobs)
-
-
-# ---- queueing theory -------------------------------------------------------------------------------------------------
 
 
 def agrees(values, want: float) -> bool:

@@ -11,9 +11,6 @@ from weft.cluster.quota import Quota
 from weft.cluster.result import REASONS
 from weft.definition import UnknownName
 
-# ---- bad input -------------------------------------------------------------------------------------------------------
-
-
 TWO = jobs_of(("a", 0, 1, 1), ("b", 0, 1, 1))
 
 
@@ -98,9 +95,6 @@ def test_a_malformed_quota_file_is_refused_with_its_line(tmp_path, text, line, w
     with pytest.raises(ValueError) as caught:
         quotas_of.given(str(path))
     assert f"quota.yaml{line}: " in str(caught.value) and words in str(caught.value)
-
-
-# ---- the command line, comparisons, pictures -------------------------------------------------------------------------
 
 
 ROWS = "submit,duration,gpus,tenant\n0,10,4,a\n0,10,4,a\n0,10,4,b\n0,10,4,b\n"

@@ -119,9 +119,6 @@ def test_a_policy_that_fails_is_named_with_job_and_time(policy, decide, message)
         simulate(jobs, Cluster.parse("1x1"), policy(decide))
 
 
-# ---- a policy decides, and changes nothing ---------------------------------------------------------------------------
-
-
 def assign(thing, name):
     setattr(thing, name, 1)
 

@@ -28,9 +28,6 @@ def placed(jobs: Jobs, cluster: Cluster, placement: str, order: str = "fifo-skip
     return [nodes_of(result, j) for j in range(len(jobs))]
 
 
-# ---- the cluster -----------------------------------------------------------------------------------------------------
-
-
 def test_groups_are_cut_into_racks_and_domains():
     named = {"rack": "x", "nvlink_domain": "d"}
     cut = NodeGroup(5, rack_nodes=2), NodeGroup(4, rack_nodes=4, nvlink_domain_nodes=2)
@@ -83,9 +80,6 @@ def test_the_stepping_simulator_knows_racks():
     assert sim.run().status()["jobs"]["two"]["nodes"] == ["b", "c"]
     with pytest.raises(ValueError, match="node 'd': nvlink_domain 'r' is in another rack"):
         sim.add_node("d", gpus=8, rack="s", nvlink_domain="r")
-
-
-# ---- where jobs go ---------------------------------------------------------------------------------------------------
 
 
 def test_best_fit_spreads_a_gang_that_one_rack_could_take():
@@ -209,9 +203,6 @@ def test_without_racks_topology_is_best_fit():
         found = simulate(jobs, cluster, "fifo-skip", placement)
         assert found.start.tolist() == best.start.tolist() and found.waited.tolist() == best.waited.tolist()
         assert found.stretches.where.tolist() == best.stretches.where.tolist()
-
-
-# ---- locality --------------------------------------------------------------------------------------------------------
 
 
 def test_topology_brings_gangs_nearer():

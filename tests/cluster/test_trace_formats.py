@@ -5,21 +5,8 @@ import json
 
 import numpy as np
 import pytest
-from sample_traces import (
-    HELIOS,
-    PAI,
-    PAI_HEAD,
-    SACCT,
-    SPEEDS,
-    TRACES,
-    attempt,
-    node,
-    philly,
-    pod,
-    rows,
-    tar,
-    with_traces,
-)
+import sample_traces as samples
+from sample_traces import PAI, SPEEDS, TRACES, attempt, node, philly, pod, rows, tar, with_traces
 
 from weft.cluster import trace
 from weft.cluster.files.text import TraceError
@@ -50,7 +37,7 @@ def test_philly_raw(write):
 
 
 def test_helios_raw(write):
-    jobs = trace.load(write("cluster_log.csv", HELIOS), "helios")
+    jobs = trace.load(write("cluster_log.csv", samples.HELIOS), "helios")
     assert rows(jobs, "cpu", "pods") == [("7", 1591728061.0, 50.0, 16, 48_000, 0)]
     assert jobs.dropped == {"no GPU": 1, "no submission or duration": 1} and jobs.tenants == ("vcA", "vcB")
 
@@ -71,7 +58,7 @@ def test_chronus(write):
 PAI_JOBS = "a,i1,u1,Terminated,90.0,160.0\nb,i2,u2,Failed,48.0,55.0\n"
 
 
-@pytest.mark.parametrize("content", [PAI, PAI_HEAD + PAI, tar(pai_task_table=PAI)])
+@pytest.mark.parametrize("content", [PAI, samples.PAI_HEAD + PAI, tar(pai_task_table=PAI)])
 def test_pai(write, content):
     path = write("pai_task_table.tar.gz", content)
     dropped = {
@@ -173,7 +160,7 @@ def test_pollux_multiplies_iterations_by_their_seconds(write):
 
 
 def test_sacct(write):
-    jobs = trace.load(write("sacct.txt", SACCT), "sacct")
+    jobs = trace.load(write("sacct.txt", samples.SACCT), "sacct")
     assert rows(jobs, "estimate", "pods", "cpu", "memory", "priority") == [
         ("13_4", 0.0, 300.0, 3, 300.0, 0, 3000, 256_000, 0.0),
         ("12", 30.0, 93_601.0, 8, 172_800.0, 2, 64_000, 512_000, 4000.0),
@@ -208,9 +195,6 @@ def test_kubectl(write):
     assert jobs.dropped == {"not finished": 1, "finished without having run": 1, "no GPU": 1, "slices of a GPU": 1}
     bare = [{key: value for key, value in item.items() if key != "kind"} for item in items if item["kind"] == "Pod"]
     assert len(trace.load(write("api.json", {"kind": "PodList", "items": bare}), "kubectl")) == 2
-
-
-# ---- real files ------------------------------------------------------------------------------------------------------
 
 
 @with_traces

@@ -36,10 +36,8 @@ def test_an_empty_cell_is_what_is_usual(write):
 
 def test_a_column_that_is_not_read_is_reported(write, tmp_path):
     text = "submit,duration,gpus,prioritys,Milli,colour,time\n0,5,1,2,500,red,7\n"
-    told = (
-        "columns of the trace that are not read: prioritys (did you mean 'priority'?), Milli (did you mean 'milli'?), "
-        "colour, time"
-    )
+    told = "columns of the trace that are not read: prioritys (did you mean 'priority'?), "
+    told += "Milli (did you mean 'milli'?), colour, time"
     jobs = trace.load(write("t.csv", text), "csv")
     assert jobs.warnings == (told,) and jobs.take([0]).warnings == (told,)
     assert trace.load(write("t.csv", text), "csv", columns={"submit": "time"}).warnings[0].endswith("colour")

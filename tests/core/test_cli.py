@@ -22,8 +22,6 @@ from weft.bench import terminal  # noqa: E402
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, in Triton's interpreter
 
 
-# ---- before anything is imported -------------------------------------------------------------------------------------
-
 IMPORTS = """
 import sys, time
 start = time.perf_counter()
@@ -60,8 +58,6 @@ def test_help_names_every_verb(command):
         code, out, _ = command(verb, "--help")
         assert code == 0 and f"weft {verb}" in re.sub(r"\s+", " ", out)
 
-
-# ---- mistakes --------------------------------------------------------------------------------------------------------
 
 MISTAKES = [
     ("list softmx", "did you mean 'softmax'"),
@@ -123,9 +119,6 @@ def test_a_verification_of_nothing_is_no_success(command):
     """vector_add has no backward."""
     code, out, err = command("verify", "vector_add", "--direction", "backward", "--json")
     assert json.loads(out)["checked"] == 0 and code == 2 and "nothing was verified" in err
-
-
-# ---- list, verify ----------------------------------------------------------------------------------------------------
 
 
 def test_list_names_operators_implementations_directions_and_workloads(command, monkeypatch):
@@ -223,9 +216,6 @@ def test_one_workload_in_one_dtype(command):
     assert code == 0 and found["failed"] == 0 and found["mutants"] == 0
     assert {(r["workload"], r["dtype"]) for r in checked} == {("M=3,N=32,layout=sliced", "fp16")}
     assert {r["direction"] for r in checked} == {"forward", "backward"}
-
-
-# ---- doctor, version, a terminal -------------------------------------------------------------------------------------
 
 
 def test_a_failing_doctor_exits_one(command, monkeypatch):

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from where import ROOT, python
+from where import ROOT, printed
 
 SCRIPTS = ROOT / "scripts"
 sys.path.insert(0, str(SCRIPTS))
@@ -18,9 +18,6 @@ from torch_choice import CPU_INDEX, SetupError, choose, offered_versions, pinned
 
 SITE = "https://download.pytorch.org/whl/"
 MIRROR = "https://mirror.example/whl/cu130"
-
-
-# ---- the choice
 
 
 @pytest.mark.parametrize(
@@ -71,9 +68,6 @@ def test_reading_pip_and_constraints():
         pinned_version("torchvision==0.28\n", "torch")
 
 
-# ---- what is missing beside a PyTorch that stays
-
-
 PROJECT = {
     "name": "weft",
     "dependencies": ["typer>=0.12"],
@@ -113,12 +107,8 @@ def test_cuda_12_gets_bindings_of_cuda_12(monkeypatch):
 
 
 def test_the_projects_own_requirements_are_understood():
-    done = python(str(SCRIPTS / "missing_packages.py"), "gpu,test,docs,cluster")
-    assert done.returncode == 0, done.stderr
-    assert '"missing"' in done.stdout
-
-
-# ---- setup.py
+    said = printed(str(SCRIPTS / "missing_packages.py"), "gpu,test,docs,cluster")
+    assert '"missing"' in said
 
 
 @pytest.fixture
@@ -182,9 +172,6 @@ def test_a_finished_set_up_is_left_alone_and_an_interrupted_one_is_not(checkout,
     with (checkout / "constraints.txt").open("a") as file:
         file.write("# changed\n")
     assert not setup_script.up_to_date()
-
-
-# ---- remote_setup.sh
 
 
 def remote_setup(checkout: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:

@@ -32,9 +32,6 @@ def plan_of(number: int, m: int, n: int, k: int, sm: int = 90) -> cuda.CudaPlan:
     return plan.plan if isinstance(plan, ladder.MappedPlan) else plan
 
 
-# ---- the kernels, run ------------------------------------------------------------------------------------------------------
-
-
 def source(text: str) -> str:
     """A ladder file as C++ for ``gpu_on_cpu.hpp``, which brings what the section "instructions" and the prelude have."""
     text = re.sub(r'^#include "prelude.cuh"\n', "", text, flags=re.M)
@@ -140,15 +137,13 @@ def test_conflicts_of_banks_are_those_that_the_readme_counts(machine, number):
 def test_reads_of_shared_memory_for_a_multiply_add_are_those_that_the_readme_counts(machine):
     """A pass each, so as many as instructions: of a warp, for 32 multiply-adds."""
     products = 128 * 256 * 128 / 32
-    reads = {
-        number: sum(p for kind, (p, _) in banks(machine, number).items() if "load" in kind) for number in (3, 4, 5, 6)
+    loads = {
+        number: [p for kind, (p, _) in banks(machine, number).items() if "load" in kind] for number in (3, 4, 5, 6)
     }
+    reads = {number: sum(passes) for number, passes in loads.items()}
     assert reads[3] / products == 2 and reads[4] / products == 9 / 8
     assert reads[5] / products == 2 * 16 / 64  # 16 instructions, two passes each
     assert reads[6] / products == 4 * 2 / 64  # 2 instructions, four passes of eight lanes each
-
-
-# ---- what they compile to ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -218,9 +213,6 @@ def test_a_workload_is_one_that_the_implementation_takes():
     only = SimpleNamespace(cases=op.cases, inputs=op.inputs, implementations={"cuda": op.find("cuda")})
     ((name, counts),) = instructions.kernels(only, 90)
     assert name == "cuda" and any(sass.startswith("HGMMA.64x256x16") for sass in counts)
-
-
-# ---- how they are launched ---------------------------------------------------------------------------------------------------
 
 
 def test_rungs_decline_what_they_leave_out():

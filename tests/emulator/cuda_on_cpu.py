@@ -116,26 +116,29 @@ class Suite:
 
 
 class Emulated:
-    """A suite's kernels, right and with each mistake in them, compiled."""
+    """A suite's kernels, right and with each mistake in them that ``in_turn`` wants, compiled."""
 
-    def __init__(self, folder: Path, suite: Suite):
+    def __init__(self, folder: Path, suite: Suite, in_turn: Callable[[str], bool]):
         self.suite = suite
+        wrong = {name: self._wrong(name) for name in (*suite.mistakes, *suite.others)}
+        wrong = {name: text for name, text in wrong.items() if name in suite.others or in_turn(name)}
         launches = list(dict.fromkeys(suite.made(case).launch for case in suite.cases.values()))
         programs = {"right": {"right": (cuda_as_cpp.as_cpp(cuda_as_cpp.preprocessed(suite.text)), launches)}}
         self.places = {body: ("right", number) for number, body in enumerate(launches)}
         for half in range(2):  # compiled side by side
             spaces = programs[f"wrong{half}"] = {}
-            for number, name in enumerate([*suite.mistakes, *suite.others][half::2]):
-                spaces[f"wrong{number}"] = (self._wrong(name), [suite.made(suite.of_mistake(name)).launch])
+            for number, name in enumerate(list(wrong)[half::2]):
+                text = cuda_as_cpp.as_cpp(cuda_as_cpp.preprocessed(wrong[name]))
+                spaces[f"wrong{number}"] = (text, [suite.made(suite.of_mistake(name)).launch])
                 self.places[name] = (f"wrong{half}", number)
-        self.programs = compiled(folder, {name: _program(spaces) for name, spaces in programs.items()})
+        self.programs = compiled(folder, {name: _program(spaces) for name, spaces in programs.items() if spaces})
 
     def _wrong(self, name: str) -> str:
         text, changes = self.suite.text, {**self.suite.mistakes, **self.suite.others}[name][1:]
         for good, bad in zip(changes[::2], changes[1::2], strict=True):
             assert text.count(good) == 1, f"{name}: the kernels have no single '{good}'"
             text = text.replace(good, bad)
-        return cuda_as_cpp.as_cpp(cuda_as_cpp.preprocessed(text))
+        return text
 
     def run(self, made: Any, mistake: str = "") -> bytes | str:
         """What a job leaves in buffers 4, 8 and 10, or in words what failed. With a mistake the launch is that of its case."""

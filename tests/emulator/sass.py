@@ -71,9 +71,6 @@ def longest_loop(launch: CudaPlan) -> list[str]:
     return names(text[begin:end])
 
 
-# ---- Hopper's main loop ----------------------------------------------------------------------------------------------
-
-
 def assembly(expression: str) -> str:
     return sass(gemm.SOURCE, expression)
 

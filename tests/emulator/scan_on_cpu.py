@@ -57,20 +57,11 @@ def further_off_than_a_logarithm(got: torch.Tensor, want: torch.Tensor) -> str:
     return difference("y", got, torch.where(got == want.to(got.dtype), got.double(), want), limit)
 
 
-def recurrence(
-    x: torch.Tensor,
-    y: torch.Tensor,
-    dy: torch.Tensor,
-    spans: list[tuple[int, int]],
-    *,
-    log: bool,
-    exclusive: bool,
-    reverse: bool,
-) -> tuple[torch.Tensor, ...]:
+def recurrence(x, y, dy, spans, *, log: bool, exclusive: bool, reverse: bool) -> tuple[torch.Tensor, ...]:
     """The gradient of a product or of a logarithm of sums of rows, in float64, one element after the other.
 
     Args:
-        spans: of parts, counted in the order of the recurrence.
+        spans: of parts (first, end), counted in the order of the recurrence.
 
     Returns:
         dx; and of each part the r before it, its scale and total: r -> scale * r + total.

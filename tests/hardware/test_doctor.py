@@ -169,62 +169,53 @@ def test_examine_rejects_an_unknown_level():
         doctor.examine("thorough")
 
 
-# ---- the driver
+def index_of_build(version, capability):
+    """Of the PyTorch that a driver loads, under download.pytorch.org (None: PyPI)."""
+    index = driver.fitting_build(version, capability)[0]
+    return index and index.removeprefix("https://download.pytorch.org/whl/")
 
 
-@pytest.mark.parametrize(
-    ("version", "cuda", "fits"),
-    [
-        ("580.65.06", "13.0", True),
-        ("580.65.05", "13.0", False),
-        ("575.57.08", "12.9", True),
-        ("525.60.13", "12.8", True),
-        ("525.60.12", "12.1", False),
-        ("450.80.02", "11.8", True),
-        ("590.10", "14.0", True),  # unknown: the newest row that is known
-    ],
-)
-def test_least_driver(version, cuda, fits):
-    assert driver.loads(version, cuda) is fits
+HOPPER, BLACKWELLS = (9, 0), (12, 0)
+MODULE = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 20 07:14:22 UTC 2025\nGCC version: 12"
+OPEN_MODULE = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build  (dvs-builder)"
+ODD_GPUS = "580.65.06, NVIDIA GB10, [N/A], 12.1\n580.65.06, NVIDIA H200, 143771\nNo devices were found\n"
+ANSWERS = [
+    (driver.loads, ("580.65.06", "13.0"), True),
+    (driver.loads, ("580.65.05", "13.0"), False),
+    (driver.loads, ("575.57.08", "12.9"), True),
+    (driver.loads, ("525.60.13", "12.8"), True),
+    (driver.loads, ("525.60.12", "12.1"), False),
+    (driver.loads, ("450.80.02", "11.8"), True),
+    (driver.loads, ("590.10", "14.0"), True),  # unknown: the newest row that is known
+    (index_of_build, ("580.65.06", HOPPER), None),
+    (index_of_build, ("580.65.06", (7, 0)), "cu126"),  # CUDA 13 dropped Volta
+    (index_of_build, ("570.86.10", BLACKWELLS), "cu128"),  # cu126 has no Blackwell
+    (index_of_build, ("570.86.10", HOPPER), "cu126"),
+    (index_of_build, ("535.104.05", None), "cu126"),
+    (driver.fitting_build, ("470.82.01", (8, 0)), None),  # of CUDA 11
+    (driver.module_version, (MODULE,), "580.65.06"),
+    (driver.module_version, (OPEN_MODULE,), "580.65.06"),
+    (driver.parse_gpus, (ODD_GPUS,), ("580.65.06", (Gpu("NVIDIA GB10", 0, (12, 1)), Gpu("NVIDIA H200", 143771, None)))),
+    (frameworks.runs_on, (["sm_80", "sm_90"], HOPPER), True),
+    (frameworks.runs_on, (["sm_80"], (8, 9)), True),  # same major, later minor
+    (frameworks.runs_on, (["sm_86"], (8, 0)), False),
+    (frameworks.runs_on, (["sm_80", "sm_90"], BLACKWELLS), False),
+    (frameworks.runs_on, (["sm_80", "compute_120"], (12, 1)), True),  # PTX
+    (frameworks.runs_on, (["sm_90a", "sm_100", "sm_120"], BLACKWELLS), True),
+    (frameworks.pinned_triton, (["filelock", 'triton==3.7.1; platform_system == "Linux"'],), "3.7.1"),
+    (frameworks.pinned_triton, (["triton (==3.6.0) ; platform_machine == 'x86_64'"],), "3.6.0"),
+    (frameworks.pinned_triton, (["pytorch-triton==3.6.0+git1234"],), "3.6.0+git1234"),
+    (frameworks.pinned_triton, (["numpy", "triton-windows>=3"],), None),
+    (access.restricted, ("ResmanDebugLevel: 4294967295\nRmProfilingAdminOnly: 1\n",), True),
+    (access.restricted, ("RmProfilingAdminOnly: 0\n",), False),
+    (access.may_administer, ("CapEff:\t000001ffffffffff\n",), True),
+    (access.may_administer, ("CapEff:\t00000000a80425fb\n",), False),  # root in a default Docker container
+]
 
 
-@pytest.mark.parametrize(
-    ("version", "capability", "index"),
-    [
-        ("580.65.06", (9, 0), None),
-        ("580.65.06", (7, 0), "cu126"),  # CUDA 13 dropped Volta
-        ("570.86.10", (12, 0), "cu128"),  # cu126 has no Blackwell
-        ("570.86.10", (9, 0), "cu126"),
-        ("535.104.05", None, "cu126"),
-    ],
-)
-def test_fitting_build(version, capability, index):
-    build = driver.fitting_build(version, capability)
-    assert build is not None
-    assert build[0] == (None if index is None else f"https://download.pytorch.org/whl/{index}")
-
-
-def test_no_build_for_a_driver_of_cuda_11():
-    assert driver.fitting_build("470.82.01", (8, 0)) is None
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 20 07:14:22 UTC 2025\nGCC version: 12",
-        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build  (dvs-builder)",
-    ],
-)
-def test_module_version(text):
-    assert driver.module_version(text) == "580.65.06"
-
-
-def test_parse_gpus_survives_odd_fields():
-    text = "580.65.06, NVIDIA GB10, [N/A], 12.1\n580.65.06, NVIDIA H200, 143771\nNo devices were found\n"
-    assert driver.parse_gpus(text) == ("580.65.06", (Gpu("NVIDIA GB10", 0, (12, 1)), Gpu("NVIDIA H200", 143771, None)))
-
-
-# ---- fit
+@pytest.mark.parametrize(("question", "given", "answer"), ANSWERS)
+def test_what_is_read_and_decided(question, given, answer):
+    assert question(*given) == answer
 
 
 DRIVER = Driver("580.65.06", (H200,))
@@ -251,43 +242,12 @@ def test_pytorch_beside_a_driver(check, driver, torch, status, words):
     assert finding.status == status and words in f"{finding.found} {finding.fix}"
 
 
-@pytest.mark.parametrize(
-    ("architectures", "capability", "runs"),
-    [
-        (["sm_80", "sm_90"], (9, 0), True),
-        (["sm_80"], (8, 9), True),  # same major, later minor
-        (["sm_86"], (8, 0), False),
-        (["sm_80", "sm_90"], (12, 0), False),
-        (["sm_80", "compute_120"], (12, 1), True),  # PTX
-        (["sm_90a", "sm_100", "sm_120"], (12, 0), True),
-    ],
-)
-def test_runs_on(architectures, capability, runs):
-    assert frameworks.runs_on(architectures, capability) is runs
-
-
-@pytest.mark.parametrize(
-    ("lines", "version"),
-    [
-        (["filelock", 'triton==3.7.1; platform_system == "Linux"'], "3.7.1"),
-        (["triton (==3.6.0) ; platform_machine == 'x86_64'"], "3.6.0"),
-        (["pytorch-triton==3.6.0+git1234"], "3.6.0+git1234"),
-        (["numpy", "triton-windows>=3"], None),
-    ],
-)
-def test_pinned_triton(lines, version):
-    assert frameworks.pinned_triton(lines) == version
-
-
 def test_another_triton_than_pytorch_pins(monkeypatch):
     monkeypatch.setattr(frameworks.importlib.metadata, "version", {"torch": "2.13.0", "triton": "3.6.0"}.__getitem__)
     monkeypatch.setattr(frameworks.importlib.metadata, "requires", lambda name: ["triton==3.7.1"])
     finding = frameworks.triton_fits()
     assert finding.status == "warn"
     assert "triton==3.7.1" in finding.fix
-
-
-# ---- machine and access
 
 
 def test_little_disk(monkeypatch):
@@ -311,16 +271,6 @@ def test_unwritable_cache(tmp_path):
     assert "TRITON_CACHE_DIR" in finding.fix
     assert access.writable("triton-cache", tmp_path / "new" / ".triton", "TRITON_CACHE_DIR").status == "pass"
     assert not (tmp_path / "new").exists()
-
-
-def test_profiling_permission():
-    assert access.restricted("ResmanDebugLevel: 4294967295\nRmProfilingAdminOnly: 1\n")
-    assert not access.restricted("RmProfilingAdminOnly: 0\n")
-    assert access.may_administer("CapEff:\t000001ffffffffff\n")
-    assert not access.may_administer("CapEff:\t00000000a80425fb\n")  # root in a default Docker container
-
-
-# ---- findings
 
 
 def test_a_check_that_raises_is_one_warning():

@@ -3,6 +3,9 @@
 import functools
 
 import pytest
+import turns
+
+SHARE_OF_MISTAKES = 2  # a run has one in so many; each is compiled, which takes longer than to run it
 
 pytest.register_assert_rewrite("emulated")
 
@@ -12,7 +15,11 @@ def emulated(request, tmp_path_factory):
     """``emulated(name)``: a suite of the file, compiled when it is first asked for."""
     from cuda_on_cpu import Emulated
 
-    return functools.cache(lambda name: Emulated(tmp_path_factory.mktemp("emulated"), request.module.SUITES[name]))
+    def made(name: str):
+        wanted = functools.partial(in_turn, name)
+        return Emulated(tmp_path_factory.mktemp("emulated"), request.module.SUITES[name], wanted)
+
+    return functools.cache(made)
 
 
 @pytest.fixture
@@ -29,13 +36,23 @@ def launched(monkeypatch):
     return launches
 
 
+def in_turn(suite: str, mistake: str) -> bool:
+    return turns.has(f"{suite} {mistake}", SHARE_OF_MISTAKES)
+
+
+def marks(name: str, suite, what: str, of: str):
+    if what == "mistake":
+        return () if in_turn(name, of) else pytest.mark.skip(reason="not of this run: make test-all has it")
+    return pytest.mark.long if of in suite.long else ()
+
+
 def pytest_generate_tests(metafunc):
     """Each case, or each mistake, of all suites."""
     for what in {"case", "mistake"} & set(metafunc.fixturenames if "suite" in metafunc.fixturenames else ()):
         metafunc.parametrize(
             ("suite", what),
             [
-                pytest.param(name, of, marks=[pytest.mark.long] if what == "case" and of in suite.long else ())
+                pytest.param(name, of, marks=marks(name, suite, what, of))
                 for name, suite in metafunc.module.SUITES.items()
                 for of in getattr(suite, f"{what}s")
             ],

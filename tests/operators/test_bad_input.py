@@ -133,8 +133,6 @@ def test_whatever_comes_in_is_refused_with_the_argument_named(name):
             operator.public(**{**given, first: wrong})
 
 
-# ---- odd, not bad ----------------------------------------------------------------------------------------------------
-
 # what PyTorch does, and how far a result may be from it (vector_add: not at all)
 PLAIN = {
     "vector_add": (lambda a: (a, a.flip(0)), lambda a, b: a + b, 0.0),

@@ -94,9 +94,6 @@ def test_gradients_of_any_strides_come_back(name):
             torch.testing.assert_close(got, want)
 
 
-# ---- shared places ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "shape, strides, shared",
     [

@@ -2,15 +2,14 @@
 here: what is asked of all of them is asked of whatever the registry finds."""
 
 import dataclasses
-import os
 import re
-import zlib
 
 import opchecks
 import pytest
 import torch
+import turns
 from every_operator import OPERATORS, by_name, drawn, middling, small
-from where import DEVICE, DTYPES, ROOT, python
+from where import DEVICE, DTYPES, ROOT, printed
 
 from weft import ops, registry
 from weft.bench import cases, host, verify
@@ -59,13 +58,13 @@ def is_the_public_functions(check):
 
 
 def in_turn(checks):
-    """The checks of this run, and the others. Interpreted, a run has one workload in four (in fp16 in eight), at each commit in
+    """The checks of this run, and the others. Interpreted, a run has one workload in six (in fp16 in twelve), at each commit in
     continuous integration other ones; with WEFT_LONG=all, and on a GPU, it has all."""
-    wanted, of = os.environ.get("WEFT_LONG", ""), checks[0]
-    if DEVICE == "cuda" or wanted == "all":
+    if DEVICE == "cuda" or turns.WANTED == "all":
         return checks, []
-    step = min(4 if of.workload.dtype == "fp32" else 8, len(checks))
-    first = zlib.crc32(f"{wanted} {of.operator.name} {of.implementation} {of.direction}".encode()) % step
+    of = checks[0]
+    step = min(6 if of.workload.dtype == "fp32" else 12, len(checks))
+    first = turns.turn(f"{of.operator.name} {of.implementation} {of.direction}", step)
     return checks[first::step], [c for i, c in enumerate(checks) if i % step != first]
 
 
@@ -239,20 +238,21 @@ def test_the_choice_of_an_implementation_is_explained(op):
 @pytest.mark.skipif(DEVICE == "cuda", reason="kernels are interpreted only without a GPU; there opcheck runs on it")
 def test_every_operator_runs_on_cpu_tensors_and_passes_opcheck():
     """In a process of its own: here, without a GPU, CPU tensors are interpreted."""
-    done = python("-W", "error", str(ROOT / "tests/operators/opchecks.py"))
-    assert done.returncode == 0, done.stderr
+    said = printed("-W", "error", str(ROOT / "tests/operators/opchecks.py"))
     softmaxes = [f"{name}_cluster{of}" for name in ("softmax", "log_softmax") for of in ("", "_backward")]
     hopper = [f"{name}_hopper" for name in ("gram", "gram_polynomial", "newton_schulz")]
     on_cuda_only = {f"weft::{name}" for name in (*softmaxes, *hopper, "weight_only_matmul")}
-    assert opchecks.registered() - on_cuda_only == set(done.stdout.split())
+    assert opchecks.registered() - on_cuda_only == set(said.split())
 
 
 ON_CPU = """
-import torch
+import sys, torch
 from weft import ops, registry
 from weft.bench import verify
+first, step = map(int, sys.argv[1:])
 for op in registry.select():
-    for w in op.cases("verify"):
+    points = list(op.cases("verify"))
+    for w in points[first % len(points) :: step]:
         for d in op.directions:
             r = verify.run(verify.Check(op, verify.PUBLIC, d, w, op.public), "cpu", draws=1)
             assert r.status == "pass", r
@@ -263,8 +263,8 @@ for op in registry.select():
 
 
 def test_public_functions_run_the_reference_on_the_cpu_in_every_dtype():
-    done = python("-W", "error", "-c", ON_CPU)
-    assert done.returncode == 0, done.stderr
+    step = 1 if turns.WANTED == "all" else 4
+    printed("-W", "error", "-c", ON_CPU, str(turns.turn("on a CPU", step)), str(step))
 
 
 @pytest.mark.gpu

@@ -38,9 +38,6 @@ def near(got: torch.Tensor, want: torch.Tensor, dtype: str, ulps: float = 4.0) -
     torch.testing.assert_close(got.double(), want.double(), rtol=0, atol=ulps * eps(dtype) * max(scale, 1e-30))
 
 
-# ---- softmax ---------------------------------------------------------------------------------------------------------
-
-
 @few
 @given(m=sizes, n=sizes, dtype=dtypes, seed=seeds, layout=layouts)
 def test_softmax_rows_are_distributions(m, n, dtype, seed, layout):
@@ -95,9 +92,6 @@ def test_gradients_of_softmax_sum_to_nothing_in_a_row(m, n, seed):
     assert float(dx.sum(-1).abs().max()) <= 16 * eps("fp32") * (1 + float(dy.abs().max()))
 
 
-# ---- RMSNorm ---------------------------------------------------------------------------------------------------------
-
-
 @few
 @given(m=sizes, n=sizes, dtype=dtypes, seed=seeds, layout=layouts)
 def test_rms_norm_gives_rows_of_unit_mean_square(m, n, dtype, seed, layout):
@@ -141,9 +135,6 @@ def test_gradients_of_rms_norm_are_orthogonal_to_x(m, n, seed):
     assert bool(((x.detach() * dx).sum(-1).abs() <= 16 * eps("fp32") * size).all())
 
 
-# ---- vector_add ------------------------------------------------------------------------------------------------------
-
-
 @few
 @given(m=sizes, n=sizes, dtype=dtypes, seed=seeds, layouts=st.tuples(layouts, layouts))
 def test_addition_commutes_and_is_pytorchs(m, n, dtype, seed, layouts):
@@ -152,8 +143,6 @@ def test_addition_commutes_and_is_pytorchs(m, n, dtype, seed, layouts):
     assert out.equal(add(y, x)) and out.equal(x + y)
     assert add(x, torch.zeros_like(x)).equal(x) and not bool(add(x, -x).any())
 
-
-# ---- matmul ----------------------------------------------------------------------------------------------------------
 
 letters = st.sampled_from("NT")
 

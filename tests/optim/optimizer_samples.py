@@ -20,13 +20,8 @@ MATRIX = [
     ("SGD", {"nesterov": True, "weight_decay": 0.1}),
 ]
 
-IN_8_BITS = [
-    {},
-    {"state_format": "fp8"},
-    {"code_rounding": "stochastic", "seed": 3},
-    {"amsgrad": True, "block_size": 128},
-    {"block_size": 2048, "maximize": True},
-]
+IN_8_BITS = [{}, {"state_format": "fp8"}, {"code_rounding": "stochastic", "seed": 3}]
+IN_8_BITS += [{"amsgrad": True, "block_size": 128}, {"block_size": 2048, "maximize": True}]
 
 
 def weights(shapes=SHAPES, dtype=torch.float32, seed=0):

@@ -79,17 +79,30 @@ class Counted:
         ops.newton_schulz, dist.all_to_all_single = self.real
 
 
-def compare_muon(shapes, mesh, placements, share_of_work, exchanges, **options):
+def compare_muon(shapes, mesh, placements, share_of_work, exchanges=None, group=None, **options):
+    """The parameters, after steps as close to those of whole ones as rounding allows. A process group shares whole matrices."""
     alone, ours = made(shapes), made(shapes, mesh, placements)
-    train(MuonW(alone, 0.02, ns_dtype=torch.float32, **options), alone, 3)
+    options["ns_dtype"] = torch.float32
+    train(MuonW(alone, 0.02, **options), alone, 3)
     with Counted() as counted:
-        train(MuonW(ours, 0.02, ns_dtype=torch.float32, **options), ours, 3)
+        train(MuonW(ours, 0.02, process_group=group, **options), ours, 3)
     # stacks of other sizes are multiplied in another order
     assert_same_way(ours, alone, made(shapes), 1e-5)
     total = 3 * sum(p.numel() for p in alone if p.ndim > 1)
     low, high = share_of_work
     assert low * total <= counted.elements <= high * total, (counted.elements, total)
-    assert counted.exchanges == exchanges, counted.exchanges
+    assert exchanges in (None, counted.exchanges), counted.exchanges
+    return ours
+
+
+def same_bits(kind, shapes, mesh, placements, **options):
+    """The parameters and their optimizer, after steps to the bits of whole parameters."""
+    alone, ours = made(shapes), made(shapes, mesh, placements)
+    optimizer = kind(ours, **options)
+    train(kind(alone, **options), alone, 3)
+    train(optimizer, ours, 3)
+    assert all(a.equal(b) for a, b in zip(whole(ours), whole(alone), strict=True)), (kind, options)
+    return ours, optimizer
 
 
 # ---- two processes ---------------------------------------------------------------------------------------------------
@@ -112,22 +125,15 @@ def muon(rank):
 
 def muon_of_whole_matrices(rank):
     """A process group shares the work; every process has the same weights after it."""
-    group = {"process_group": dist.group.WORLD, "ns_dtype": torch.float32}
     for options in ({}, {"update_rms": 0.2}, {"split_rows": 2}):
         shapes = [(24, 40), (40, 24), (32, 32), (24, 40), (24, 40), (6,)]
-        alone, ours = made(shapes), made(shapes)
-        train(MuonW(alone, 0.02, ns_dtype=torch.float32, **options), alone, 3)
-        with Counted() as counted:
-            train(MuonW(ours, 0.02, **group, **options), ours, 3)
-        assert_same_way(ours, alone, made(shapes), 1e-5)
-        total = 3 * sum(p.numel() for p in alone if p.ndim > 1)
-        assert 0.3 * total < counted.elements < 0.7 * total, (counted.elements, total)
+        ours = compare_muon(shapes, None, (), (0.3, 0.7), group=dist.group.WORLD, **options)
         flat = torch.cat([p.detach().flatten() for p in ours])
         both = [torch.empty_like(flat) for _ in range(2)]
         dist.all_gather(both, flat)
         assert both[0].equal(both[1])
     one = made([(5, 4)])
-    train(MuonW(one, **group), one, 1)  # a process with nothing to do
+    train(MuonW(one, process_group=dist.group.WORLD, ns_dtype=torch.float32), one, 1)  # a process with nothing to do
 
 
 def muon_in_bf16(rank):
@@ -214,27 +220,17 @@ def refusal(kind, call) -> str:
 def element_wise(rank):
     """Optimizers that need no neighbours step each shard where it lies, to the bits of whole parameters."""
     mesh = init_device_mesh(DEVICE, (2,))
-    shapes = ((24, 40), (41, 24), (1, 20), (6,))
     for name in ("Adam", "AdamW", "SGD", "Lion"):
         extra = {"momentum": 0.9} if name == "SGD" else {}
-        alone, ours = made(shapes), made(shapes, mesh, [Shard(0)])
-        kind = getattr(optim, name)
-        train(kind(alone, lr=0.01, **extra), alone, 3)
-        train(kind(ours, lr=0.01, **extra), ours, 3)
-        assert all(a.equal(b) for a, b in zip(whole(ours), whole(alone), strict=True)), name
+        same_bits(getattr(optim, name), ((24, 40), (41, 24), (1, 20), (6,)), mesh, [Shard(0)], lr=0.01, **extra)
 
 
 def eight_bits(rank):
     """Blocks of a shard that starts on a block's boundary are those of the whole parameter."""
     mesh = init_device_mesh(DEVICE, (2,))
-    shapes = ((64, 64), (32, 256), (3, 5))
     options = {"lr": 0.01, "min_8bit_size": 2048, "block_size": 128}
     for kept in ({}, {"state_format": "fp8"}, {"amsgrad": True}):
-        alone, ours = made(shapes), made(shapes, mesh, [Shard(0)])
-        train(AdamW8bit(alone, **options, **kept), alone, 3)
-        b = AdamW8bit(ours, **options, **kept)
-        train(b, ours, 3)
-        assert all(x.equal(y) for x, y in zip(whole(ours), whole(alone), strict=True)), kept
+        ours, b = same_bits(AdamW8bit, ((64, 64), (32, 256), (3, 5)), mesh, [Shard(0)], **options, **kept)
         state = b.state[ours[0]]
         assert state["exp_avg_codes"].placements == (Shard(0),) and state["exp_avg_scales"].shape == (16,)
 
@@ -284,11 +280,7 @@ def muon_on_two_dimensions(rank):
 
 def adamw_on_two_dimensions(rank):
     mesh = init_device_mesh(DEVICE, (2, 2), mesh_dim_names=("a", "b"))
-    shapes = ((24, 40), (41, 24))
-    alone, ours = made(shapes), made(shapes, mesh, [Shard(0), Shard(1)])
-    train(AdamW(alone, lr=0.01), alone, 3)
-    train(AdamW(ours, lr=0.01), ours, 3)
-    assert all(a.equal(b) for a, b in zip(whole(ours), whole(alone), strict=True))
+    same_bits(AdamW, ((24, 40), (41, 24)), mesh, [Shard(0), Shard(1)], lr=0.01)
 
 
 MUON = (muon, muon_of_whole_matrices, muon_in_bf16, muon_refuses, muon_under_fsdp)

@@ -62,12 +62,10 @@ BF16 = 0.05
 
 # ---- PyTorch's Muon --------------------------------------------------------------------------------------------------
 
+CHOICES = itertools.product((True, False), (None, "original", "match_rms_adamw"), (0.0, 0.1))
 OPTIONS = [
-    {"lr": 0.02, "nesterov": n, "adjust_lr_fn": a, "weight_decay": w, "momentum": m}
-    for (n, a, w), m in zip(
-        itertools.product((True, False), (None, "original", "match_rms_adamw"), (0.0, 0.1)),
-        itertools.cycle((0.95, 0.5)),
-    )
+    {"lr": 0.02, "nesterov": n, "adjust_lr_fn": a, "weight_decay": w, "momentum": (0.95, 0.5)[i % 2]}
+    for i, (n, a, w) in enumerate(CHOICES)
 ]
 
 

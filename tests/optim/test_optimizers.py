@@ -9,13 +9,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from optimizer_samples import PAIRS, SHAPES, assert_close, assert_same_steps, both, set_gradients, weights
-from where import DEVICE, ROOT, path_with, python
+from where import DEVICE, ROOT, path_with, printed, python
 
 from weft import optim
 
 pytestmark = pytest.mark.device
-
-# ---- equal to PyTorch ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -23,22 +21,13 @@ def test_forty_steps_equal_pytorchs(name):
     assert_same_steps(*both(name, ((3, 5), (1,), (70,))), steps=40)
 
 
+OPTIONS = st.floats(1e-4, 1e-1), st.floats(0, 0.5), st.booleans(), st.booleans()
+LISTS = st.lists(st.sampled_from(SHAPES), min_size=1, max_size=3)
+GROUPS = st.lists(st.tuples(LISTS, st.sampled_from((torch.float32, torch.float16)), *OPTIONS), min_size=1, max_size=3)
+
+
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    groups=st.lists(
-        st.tuples(
-            st.lists(st.sampled_from(SHAPES), min_size=1, max_size=3),
-            st.sampled_from((torch.float32, torch.float16)),
-            st.floats(1e-4, 1e-1),
-            st.floats(0, 0.5),
-            st.booleans(),
-            st.booleans(),
-        ),
-        min_size=1,
-        max_size=3,
-    ),
-    absent=st.integers(0, 8),
-)
+@given(groups=GROUPS, absent=st.integers(0, 8))
 def test_any_groups_equal_pytorchs(groups, absent):
     """Shapes, dtypes and options mixed; one parameter has no gradient at the second step."""
 
@@ -104,9 +93,6 @@ def test_a_learning_rate_may_become_a_tensor_that_changes_and_a_number_again():
     assert_same_steps(mine, theirs, a, b, 4, change)
 
 
-# ---- layouts ---------------------------------------------------------------------------------------------------------
-
-
 def laid_out(layout):
     x = torch.randn(6, 4, 5, generator=torch.Generator().manual_seed(3)).to(DEVICE)
     if layout == "unaligned":
@@ -164,8 +150,6 @@ def test_a_group_that_is_added_later():
     assert_close([*mine, *more[0]], [*theirs, *more[1]], 3)
 
 
-# ---- other paths -----------------------------------------------------------------------------------------------------
-
 ON_CPU = """
 import copy, torch
 from weft import optim
@@ -222,11 +206,10 @@ muon_against_adamw.main()
 
 def test_the_examples_run():
     """And training with moments in 8 bits ends within a per cent of the loss with 32 bits."""
-    done = python("-W", "error", "-c", EXAMPLES, PYTHONPATH=path_with(ROOT / "src", ROOT / "examples"))
-    assert done.returncode == 0, done.stderr
-    assert "after 10 steps the weights are" in done.stdout
-    assert "AdamW at 0.0" in done.stdout and "MuonW at 0.0" in done.stdout
-    wide, narrow = map(float, re.search(r"^ +30 +(\S+) +(\S+)$", done.stdout, re.M).groups())
+    said = printed("-W", "error", "-c", EXAMPLES, PYTHONPATH=path_with(ROOT / "src", ROOT / "examples"))
+    assert "after 10 steps the weights are" in said
+    assert "AdamW at 0.0" in said and "MuonW at 0.0" in said
+    wide, narrow = map(float, re.search(r"^ +30 +(\S+) +(\S+)$", said, re.M).groups())
     assert wide < 4 and abs(narrow / wide - 1) < 0.01
 
 
@@ -259,8 +242,7 @@ def test_a_contender_that_fails_leaves_the_examples_others(capsys, monkeypatch):
 
 
 def test_parameters_on_the_cpu_are_stepped_by_pytorch():
-    done = python("-W", "error", "-c", ON_CPU)
-    assert done.returncode == 0, done.stderr
+    printed("-W", "error", "-c", ON_CPU)
 
 
 def test_a_differentiable_step_is_pytorchs():

@@ -23,9 +23,6 @@ def weights(dtype=torch.float32, shapes=SHAPES):
     return optimizer_samples.weights(shapes, dtype)
 
 
-# ---- optimizers ------------------------------------------------------------------------------------------------------
-
-
 def exact(kind, params, options):
     """The operator's reference in a loop: what the optimizer has to do for tensors in 8 bits."""
     block, format = options.get("block_size", 256), options.get("state_format", "dynamic")

@@ -1,6 +1,7 @@
 """What the optimizers refuse, leave alone and skip."""
 
 import copy
+import functools
 import math
 
 import pytest
@@ -235,20 +236,14 @@ def test_dampening_of_the_operator_that_is_no_number_is_refused(dampening):
     ops.sgd([p], [g], [b], momentum=0.9, dampening=-0.5)
 
 
+LISTS = {"adam": 5, "adamw": 5, "lion": 3, "sgd": 3, "adamw_8bit": 7}
+SWITCHES = [*((name, lists, "maximize") for name, lists in LISTS.items()), ("sgd", 3, "nesterov")]
+
+
 @pytest.mark.parametrize("value", ["no", 1, None])
-@pytest.mark.parametrize(
-    ("name", "lists", "switch"),
-    [
-        *((name, 5, "maximize") for name in ("adam", "adamw")),
-        ("lion", 3, "maximize"),
-        ("sgd", 3, "maximize"),
-        ("sgd", 3, "nesterov"),
-        ("adamw_8bit", 7, "maximize"),
-    ],
-)
+@pytest.mark.parametrize(("name", "lists", "switch"), SWITCHES)
 def test_switches_of_the_operators_are_bools(name, lists, switch, value):
     given = [[torch.zeros((), device=DEVICE)] for _ in range(lists)]
-    with pytest.raises(TypeError, match=rf"{name}: argument '{switch}' is .*; expected True or False"):
-        getattr(ops, name)(*given, **{switch: value})
-    with pytest.raises(TypeError, match=rf"{name}: argument '{switch}' is .*; expected True or False"):
-        ops.explain(name, *given, **{switch: value})
+    for function in (getattr(ops, name), functools.partial(ops.explain, name)):
+        with pytest.raises(TypeError, match=rf"{name}: argument '{switch}' is .*; expected True or False"):
+            function(*given, **{switch: value})

@@ -194,8 +194,6 @@ def test_batches_with_unusual_gradients_are_looked_at_row_by_row(one_by_one):
         assert one_by_one == rows and part.table.addresses.tolist() == wanted
 
 
-# ---- autograd's versions ---------------------------------------------------------------------------------------------
-
 NAMES = ["Adam", "AdamW", "SGD", "Lion", "Adam8bit", "AdamW8bit", "Muon", "MuonW"]
 
 
@@ -264,9 +262,6 @@ def test_the_operators_increment_versions_of_what_they_write(name):
     getattr(ops, name)([p], [g], *([t] for t in kept), **({"momentum": 0.9} if name == "sgd" else {}))
     assert all(t._version > version for t, version in zip((p, *kept), before, strict=True))
     assert g._version == 0
-
-
-# ---- the host ----------------------------------------------------------------------------------------------------------
 
 
 def calls(count, monkeypatch):

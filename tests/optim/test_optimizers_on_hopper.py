@@ -23,17 +23,8 @@ def weights(kind: torch.dtype = torch.bfloat16) -> list[torch.Tensor]:
     return [torch.nn.Parameter(t) for t in (*made, drawn(2048, 513))]
 
 
-def stepped(
-    kind: type,
-    steps: int,
-    captured: bool = False,
-    dtype: torch.dtype = torch.bfloat16,
-    large: bool = False,
-    scaled: bool = False,
-    bad: int | None = None,
-    **options: object,
-) -> tuple[object, list[torch.Tensor]]:
-    """Some steps.
+def stepped(kind, steps, captured=False, dtype=torch.bfloat16, large=False, scaled=False, bad=None, **options):
+    """The optimizer, and the parameters after some steps.
 
     Args:
         captured: all but the first are replayed.

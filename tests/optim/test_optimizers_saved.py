@@ -76,8 +76,6 @@ def test_a_run_that_is_resumed_goes_on_bit_for_bit(name, options, dtype):
         assert all(torch.equal(value, b.state[q][name]) for name, value in a.state[p].items())
 
 
-# ---- what is not whole -----------------------------------------------------------------------------------------------
-
 FLOATS = "expected a tensor of floating-point numbers"
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from optimizer_samples import assert_close
-from where import DEVICE, ROOT, python
+from where import DEVICE, ROOT, printed
 
 from weft import optim
 from weft.optim.muon_sharding import rows_at
@@ -12,20 +12,17 @@ from weft.optim.muon_sharding import rows_at
 def run(case, processes, place, device="cpu", **variables):
     script = str(ROOT / "tests/optim/sharded_optimizers.py")
     words = case, str(processes), str(place / "meeting"), device
-    done = python("-W", "error", script, *words, timeout=480, **variables)
-    assert done.returncode == 0, done.stderr
+    printed("-W", "error", script, *words, timeout=480, **variables)
 
 
-def test_two_processes_make_one_processs_steps(tmp_path):
-    run("two_processes", 2, tmp_path)
+OURS = {"TRITON_INTERPRET": "1"}  # kernels of ours step the shards
 
 
-def test_kernels_of_ours_step_shards_of_two_processes(tmp_path):
-    run("element_wise", 2, tmp_path, TRITON_INTERPRET="1")
-
-
-def test_meshes_of_two_dimensions(tmp_path):
-    run("two_dimensions", 4, tmp_path)
+@pytest.mark.parametrize(
+    ("case", "processes", "variables"), [("two_processes", 2, {}), ("element_wise", 2, OURS), ("two_dimensions", 4, {})]
+)
+def test_several_processes_make_ones_steps(case, processes, variables, tmp_path):
+    run(case, processes, tmp_path, **variables)
 
 
 @pytest.mark.gpu

@@ -146,28 +146,17 @@ def verification(gpu: bool = True, failures: bool = True) -> dict[str, Any]:
                 again = f"weft verify {operator} --workload {workload} --dtype {dtype}"
                 found = {"workload": workload, "status": status, "error": error, "reason": reason, "reproduce": again}
                 results.append(about | found)
-    statuses = [r["status"] for r in results]
-    return {
-        "checked": statuses.count("pass") + statuses.count("fail"),
-        "failed": statuses.count("fail"),
-        "unverifiable": statuses.count("unverifiable"),
-        "mutants": 24,
-        "mutants_not_reached": 7,
-        "mutants_survived": 0,
-        "results": results,
-    }
+    count = [r["status"] for r in results].count
+    counts = {"checked": count("pass") + count("fail"), "failed": count("fail"), "unverifiable": count("unverifiable")}
+    return {**counts, "mutants": 24, "mutants_not_reached": 7, "mutants_survived": 0, "results": results}
 
 
 def training(device: str = "cpu") -> dict[str, Any]:
     epochs = range(15)
+    about = {"job": "digits CNN", "device": device, "hardware": CPU if device == "cpu" else GPU, "seed": 0}
     return {
-        "job": "digits CNN",
-        "device": device,
-        "hardware": CPU if device == "cpu" else GPU,
-        "seed": 0,
-        "parameters": 151498,
-        "train_images": 1438,
-        "test_images": 359,
+        **about,
+        **{"parameters": 151498, "train_images": 1438, "test_images": 359},
         "train_loss": [1.9 * 0.72**e + 0.02 for e in epochs],
         "test_loss": [1.2 * 0.7**e + 0.035 for e in epochs],
         "test_accuracy": [min(0.994, 0.86 + 0.03 * e) for e in epochs],

@@ -127,9 +127,8 @@ def test_what_comes_from_records_is_escaped(tmp_path):
     rows = row_operator("softmax", "forward", 2)
     contents.measurements = [dataclasses.replace(m, implementation=m.implementation + hostile, **names) for m in rows]
     contents.ceilings = [dataclasses.replace(m, implementation=hostile, commit=hostile) for m in ceilings()]
-    contents.verification["results"] = [
-        {k: hostile for k in r} | {"status": "fail", "error": 2.0} for r in verification()["results"][:3]
-    ]
+    wrong = {"status": "fail", "error": 2.0}
+    contents.verification["results"] = [dict.fromkeys(r, hostile) | wrong for r in verification()["results"][:3]]
     contents.compiled = [{k: hostile for k in ("operator", "implementation", "kernel", "arch", "reason")}]
     contents.findings = [{k: hostile for k in ("name", "status", "found", "fix", "group")}]
     contents.training = (contents.training or {}) | {"job": hostile, "hardware": hostile}

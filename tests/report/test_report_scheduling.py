@@ -48,10 +48,8 @@ def run(order, mean_wait_h, stops=0, **waits):
 
 
 def scheduling():
-    runs = [
-        run("fifo", 8, priority=90, quota=0, capacity=9.9, gang=0.1),
-        run("srtf", 0.5, 513, priority=0, quota=0, capacity=75, gang=25),
-    ]
+    fifo = run("fifo", 8, priority=90, quota=0, capacity=9.9, gang=0.1)
+    runs = [fifo, run("srtf", 0.5, 513, priority=0, quota=0, capacity=75, gang=25)]
     return {"records": lines(), "comparison": {"cluster": "20x8", "load": 0.9, "seed": 0, "runs": runs}}
 
 

@@ -170,8 +170,6 @@ TEXT = cuda_as_cpp.whole(dispatch.SOURCE, "rows.cuh", "philox.cuh")
 SUITES = {"dropped_backward.cu": Suite(TEXT, Gradients, CASES, MISTAKES)}
 
 
-# ---- what it holds, costs and declines -----------------------------------------------------------------------------------
-
 WIDTHS = (256, 1024, 2048, 4096, 8192, 16384, 32768)
 
 

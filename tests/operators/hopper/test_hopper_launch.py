@@ -117,9 +117,6 @@ def test_what_tma_cannot_take_is_declined_in_words(a, b, words):
         plan(a, b)
 
 
-# ---- what it compiles to ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
 def test_its_inner_loop_is_products_alone(layout):
     made = plan(*operands(layout, 4096, 4096, 4096)).launch

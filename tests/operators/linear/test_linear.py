@@ -87,9 +87,6 @@ def test_of_a_weight_stored_by_columns_so_is_the_gradient():
     torch.testing.assert_close(found, want)
 
 
-# ---- Hopper's main loop ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("activation", NAMES)
 @pytest.mark.parametrize(("m", "added"), [(6, False), (6, True), (0, False)])
 def test_on_hopper_what_is_kept_is_a_product_of_its_own(monkeypatch, activation, m, added):
@@ -126,9 +123,8 @@ def test_a_launch_on_hopper_maps_both_halves_of_the_weight(launched, stored):
     made(x, weight, bias, residual, y, y)
     plan, tensors = launched[0]
     half = 64 * weight.stride(0) * 2
-    assert [m.opaque[0] for m in plan.scalars[:5]] == [
-        t.data_ptr() + more for t, more in ((x, 0), (weight, 0), (weight, half), (residual, 0), (y, 0))
-    ]
+    mapped = ((x, 0), (weight, 0), (weight, half), (residual, 0), (y, 0))
+    assert [m.opaque[0] for m in plan.scalars[:5]] == [t.data_ptr() + more for t, more in mapped]
     assert tensors[2].data_ptr() == bias.data_ptr()
     plain = dispatch.HopperLaunch(linear_call(x, weight[:64], None, None, None))
     assert "false, NONE, false, false, false" in plain.plan.launch.expression
@@ -166,8 +162,6 @@ def test_which_implementation_is_taken(sm, call, named, taken, why):
             against = dispatch.hopper_unsupported(linear_call(*call, named.get("activation")))
             assert why in against and bool(why) == bool(against)
 
-
-# ---- wrong arguments -------------------------------------------------------------------------------------------------
 
 GOOD = {"x": random(4, 8), "weight": random(16, 8), "bias": random(16), "residual": random(4, 16)}
 

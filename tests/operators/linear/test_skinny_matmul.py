@@ -19,9 +19,6 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> to
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(DEVICE)
 
 
-# ---- splits and configurations ---------------------------------------------------------------------------------------
-
-
 def test_parts_are_whole_and_none_is_empty():
     for steps in range(40):
         for wanted in range(1, 20):
@@ -76,9 +73,6 @@ def test_one_row_is_shared_out_over_many_programs():
             assert gemv.heuristic(90, dtype, 1, 8192, 8192) == chosen
 
 
-# ---- which kernel is taken -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("sm", [80, 90, 100])
 def test_a_row_or_two_in_fp32_are_ours(sm):
     def chosen(m, dtype=torch.bfloat16, direction="forward", k=512):
@@ -109,9 +103,6 @@ def test_rows_of_any_length_and_alignment(k):
     kernel = registry.get("skinny_matmul").find("triton").function
     for x in (wide[:-1].view(2, k + 8)[:, :k], wide[1:].view(2, k + 8)[:, 3 : 3 + k], wide[: 2 * k].view(k, 2).t()):
         torch.testing.assert_close(kernel(x, w).double(), x.double() @ w.double().t(), rtol=2e-3, atol=2e-2)
-
-
-# ---- gradients -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("m", [1, 2])
@@ -152,9 +143,6 @@ def test_operands_are_cast_as_autocast_casts_those_of_a_linear_layer():
         got = ops.skinny_matmul(x.bfloat16(), w, bias)
         ops.explain("skinny_matmul", x, w.bfloat16(), bias)
     torch.testing.assert_close(got, want)
-
-
-# ---- wrong arguments -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,8 @@ from sass import names, parts, sass
 
 from weft.operators.configs import bucket
 from weft.operators.launch import compiling_for
-from weft.operators.low_precision import weight_only_hopper
-from weft.operators.low_precision.quantized_weight import (
-    QuantizedWeight,
-    dequantize_weight,
-    prepare_weight,
-    quantize_weight,
-)
+from weft.operators.low_precision import quantized_weight, weight_only_hopper
+from weft.operators.low_precision.quantized_weight import dequantize_weight, prepare_weight, quantize_weight
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -189,9 +184,6 @@ def test_a_row_that_is_not_finite_stays_alone(emulated, name):
     assert not got[1].isfinite().any() and got[[0, 2]].isfinite().all()
 
 
-# ---- what it compiles to ---------------------------------------------------------------------------------------------------
-
-
 def forms(format: str, m: int, group: int = 0, n: int = 8192, k: int = 8192) -> tuple[torch.Tensor, ...]:
     """x, the weight's matrix, scales and zero points without memory."""
     x = torch.empty(m, k, dtype=BF16, device="meta")
@@ -204,7 +196,7 @@ def expression(format: str, m: int, group: int = 0, zero: bool = False, config: 
     x, words, scale, zeros = forms(format, m, group)
     with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
         patch.setattr(weight_only_hopper.configuration, "trial", config)
-        weight = QuantizedWeight(words, scale, zeros if zero else None, format, group, x.shape[1])
+        weight = quantized_weight.QuantizedWeight(words, scale, zeros if zero else None, format, group, x.shape[1])
         return weight_only_hopper.WeightOnlyPlan(x, weight, None).launch.expression
 
 
@@ -237,9 +229,6 @@ def test_as_many_warpgroups_as_it_allows_spill_nothing(format, group, zero, m):
     along = weight_only_hopper.warpgroups_of(m, group, zero)
     config = {"DOWN": 1, "ALONG": along, "BLOCKS": 2, "LINES": 2, "STAGES": 8}
     assert "HGMMA" in sass(weight_only_hopper.SOURCE, expression(format, m, group, zero, config))
-
-
-# ---- how it is launched ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("format", "group", "zero"), [("int4", 128, False), ("int4", 32, True), ("int8", 0, False)])

@@ -28,8 +28,6 @@ def meta(*shape: int, dtype=torch.bfloat16) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-# ---- views -----------------------------------------------------------------------------------------------------------
-
 FORMS = {
     "a batch": (meta(6, 4, 8), meta(6, 8, 5), (6, 4, 8), (6, 8, 5)),
     "two batch dimensions": (meta(2, 3, 4, 8), meta(2, 3, 8, 5), (6, 4, 8), (6, 8, 5)),
@@ -48,21 +46,14 @@ FORMS = {
 
 
 @pytest.mark.parametrize("a, b, of_a, of_b", FORMS.values(), ids=FORMS)
-def test_batch_dimensions_are_as_few_as_strides_allow(a, b, of_a, of_b):
+def test_forms_are_as_few_dimensions_as_strides_allow_and_the_same_elements(a, b, of_a, of_b):
     found = forms(a, b)
     assert (found[0].shape, found[1].shape) == (of_a, of_b)
-
-
-@pytest.mark.parametrize("a, b, of_a, of_b", FORMS.values(), ids=FORMS)
-def test_forms_are_the_same_elements_in_the_same_order(a, b, of_a, of_b):
     sizes = (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) for t in (a, b))
     a, b = (torch.as_strided(random(size), t.shape, t.stride()) for size, t in zip(sizes, (a, b), strict=True))
     want = torch.matmul(a, b)
     torch.testing.assert_close(torch.matmul(*forms(a, b)).reshape(want.shape), want)
     torch.testing.assert_close(kernel(a, b), want)
-
-
-# ---- gradients -------------------------------------------------------------------------------------------------------
 
 
 class Calls(TorchDispatchMode):
@@ -132,9 +123,6 @@ def test_an_expanded_operand_has_a_gradient_for_each_of_its_places():
     torch.testing.assert_close(got, a.mT @ dc)
 
 
-# ---- launches --------------------------------------------------------------------------------------------------------
-
-
 def test_a_batch_is_part_of_a_grids_first_dimension():
     """Which has 2³¹ - 1 programs; the others have 65,535."""
     with compiling_for(90, lambda *compiled: None):
@@ -167,9 +155,6 @@ def test_more_batch_dimensions_than_levels_are_declined_by_the_kernel_and_taken_
     with pytest.raises(Declined, match="4 batch dimensions"):
         kernel(a, b)
     torch.testing.assert_close(ops.batched_matmul(a, b), a @ b)
-
-
-# ---- choice ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -246,9 +231,6 @@ def test_a_gradient_on_hopper_is_two_products_by_the_table(monkeypatch):
         seconds.append((*first, *torch.autograd.grad(sum(f.square().sum() for f in first), (a, b))))
     assert len(calls) >= 7
     torch.testing.assert_close(*seconds, rtol=1e-4, atol=1e-1)
-
-
-# ---- other calls -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("precision", ["ieee", "tf32"])

@@ -10,13 +10,8 @@ from weft import ops, registry
 from weft.bench.compare import Bench
 from weft.definition import workload
 from weft.hardware.ceilings import Ceilings
-from weft.operators.memory_access import (
-    l2_resident_access,
-    random_access,
-    shared_memory_access,
-    strided_access,
-    vectorized_access,
-)
+from weft.operators import memory_access
+from weft.operators.memory_access import shared_memory_access, strided_access, vectorized_access
 from weft.operators.memory_access.machine import Machine
 
 pytestmark = pytest.mark.device
@@ -55,14 +50,16 @@ def test_narrow_accesses_leave_too_little_under_way():
 
 def test_what_fits_into_l2_is_read_faster_again():
     def rate(elements: int, passes: int = 16) -> float:  # bytes a second as the program sees them, of memory's
-        return passes * l2_resident_access.predicted_share(workload("fp32", N=elements, passes=passes), H200)
+        return passes * memory_access.l2_resident_access.predicted_share(
+            workload("fp32", N=elements, passes=passes), H200
+        )
 
     assert rate(2**26) == 1
     assert 1.5 < rate(2**20) == rate(2**23) < H200.l2_rate / H200.memory
 
 
 def test_a_block_brings_whole_fetches():
-    shares = [random_access.predicted_share(workload("fp32", N=1, block=b), H200) for b in (32, 64, 128)]
+    shares = [memory_access.random_access.predicted_share(workload("fp32", N=1, block=b), H200) for b in (32, 64, 128)]
     assert shares[0] == pytest.approx(72 / 104) and shares[1:] == [1, 1]
 
 

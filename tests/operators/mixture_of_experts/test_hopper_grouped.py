@@ -199,9 +199,6 @@ def test_no_map_begins_before_its_tensor(emulated, case, place):
     assert "begins outside of its tensor" in emulated("gemm.cu").run(product)
 
 
-# ---- plans ---------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("rows, n, k", [(16, 2048, 768), (512, 2816, 4096), (2048, 768, 2048), (2048, 2048, 768)])
 def test_tiles_fit_shared_memory_and_the_kernel(rows, n, k, gated):

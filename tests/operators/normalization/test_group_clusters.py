@@ -168,8 +168,6 @@ class Gradients:
         return next(filter(None, wrong), "")
 
 
-# ---- the forward kernel ------------------------------------------------------------------------------------------------
-
 ROWS, CHANNELS, SPACE = 48, 4, 640  # groups, and what each has
 
 FORWARD_CASES = {"fp32": FP32, "fp16": FP16}
@@ -232,9 +230,6 @@ SUITES = {
         ("gradient", (Gradients, CASES, MISTAKES)),
     )
 }
-
-
-# ---- what it holds, costs, declines; who takes it --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP32])

@@ -81,9 +81,6 @@ def test_a_group_knows_nothing_of_the_others(space):
             torch.testing.assert_close(whole[b : b + 1, of], alone, rtol=1e-5, atol=1e-5)
 
 
-# ---- strides ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("size", [(5, 4), (12, 15)])
 def test_channels_last_is_read_in_place_and_stays(size):
     x, weight, bias = drawn(2, 8, *size), drawn(8, seed=1), drawn(8, seed=2)
@@ -120,9 +117,6 @@ def test_a_gradient_without_one_stride_is_taken():
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
-# ---- numbers that are hard ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("space", [30, 300])
 def test_far_from_0_and_with_one_wild_element(space):
     """The first element is the wild one: sums about it would lose the others."""
@@ -150,9 +144,6 @@ def test_zeros_are_told_from_nothing():
     assert not bool(y.any()) and not bool(dx.any())
 
 
-# ---- plans -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("shape", [(1, 1, 2**20 + 7), (8, 320, 4096), (2, 3000, 50), (1, 4, 2**26), (1, 2**14, 1000)])
 def test_parts_cover_a_group_and_are_few_enough(shape):
     x = torch.empty(shape, device="meta")
@@ -163,9 +154,6 @@ def test_parts_cover_a_group_and_are_few_enough(shape):
     parts, parts_s = g.split
     assert parts_s == -(-v.S // span_s) and parts == parts_s * -(-v.C // span_c) <= t["MOST"] <= 2048
     assert g.numbers[1] >= parts and g.tasks == parts * v.B
-
-
-# ---- what is refused -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -175,9 +175,6 @@ SUITES = {
 }
 
 
-# ---- configurations and tables -----------------------------------------------------------------------------------------
-
-
 def call_of(n: int, dtype: torch.dtype, config: NormConfig) -> NormCall:
     x, weight = torch.empty(64, n, dtype=dtype, device="meta"), torch.empty(n, dtype=dtype, device="meta")
     return NormCall(x, *[x] * config.added, weight, *[weight] * config.biased, 1e-5, config, False)

@@ -137,9 +137,6 @@ MISTAKES = {
 SUITES = {"gemm.cu": Suite(cuda_as_cpp.whole(gemm.SOURCE), SymmetricProduct, CASES, MISTAKES)}
 
 
-# ---- the order of tiles ----------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def order(tmp_path_factory):
     """(row, column, matrix) of every tile, for a width, blocks of a cluster, [m, m], matrices and rows of tiles in a group."""
@@ -184,9 +181,6 @@ def test_every_tile_that_touches_the_lower_triangle_is_one_clusters(order, colum
                 assert set(found) == {(*tile, z) for tile in wanted for z in range(matrices)}
                 assert [z for *_, z in found] == sorted(z for *_, z in found)
                 assert [r // group for r, _, z in found if not z] == sorted(r // group for r, _, z in found if not z)
-
-
-# ---- what it compiles to ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layout", ["false, false", "true, true"])

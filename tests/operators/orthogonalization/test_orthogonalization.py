@@ -312,9 +312,8 @@ def closest_quintic(low: float, high: float) -> tuple[float, float, float]:
     for _ in range(100):
         points = torch.tensor([low, *inner, high], dtype=torch.float64)
         signs = torch.tensor([1.0, -1.0, 1.0, -1.0], dtype=torch.float64)
-        a, b, c, _ = torch.linalg.solve(
-            torch.stack([points, points**3, points**5, signs], 1), torch.ones(4, dtype=torch.float64)
-        ).tolist()
+        matrix = torch.stack([points, points**3, points**5, signs], 1)
+        a, b, c, _ = torch.linalg.solve(matrix, torch.ones(4, dtype=torch.float64)).tolist()
         root = math.sqrt(9 * b * b - 20 * a * c)
         inner = [math.sqrt((-3 * b - root) / (10 * c)), math.sqrt((-3 * b + root) / (10 * c))]
     return a, b, c
@@ -339,9 +338,8 @@ def test_steps_of_a_schedule():
     assert express[7:] == (coefficients.POLAR_EXPRESS[-1],) * 3
     for shrunk, (a, b, c) in zip(express[:7], coefficients.POLAR_EXPRESS, strict=False):
         t = 0.3
-        assert shrunk[0] * t + shrunk[1] * t**3 + shrunk[2] * t**5 == pytest.approx(
-            a * (t / 1.01) + b * (t / 1.01) ** 3 + c * (t / 1.01) ** 5
-        )
+        found, wanted = ([x * u, y * u**3, z * u**5] for (x, y, z), u in ((shrunk[:3], t), ((a, b, c), t / 1.01)))
+        assert sum(found) == pytest.approx(sum(wanted))
 
 
 # ---- wrong arguments -------------------------------------------------------------------------------------------------

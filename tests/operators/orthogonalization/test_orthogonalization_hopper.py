@@ -96,9 +96,6 @@ def test_the_iteration_is_the_direct_one(launches, shape, name, form):
     assert len({made.shape.matrices for made in launches.launches}) == 1  # a batch is one launch
 
 
-# ---- configurations --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("matrices, m", [(1, 8), (1, 264), (1, 2048), (1, 4096), (1, 8192), (16, 2048), (32, 4096)])
 def test_configurations_fit(matrices, m):
     """And are kernels that compile: the plan's own checks."""
@@ -118,9 +115,6 @@ def test_the_shape_of_tiles_is_the_one_that_ends_first():
     large, middle = (dispatch.hopper_heuristic(90, BF16, "NT", 1, m, m) for m in (8192, 4096))
     assert (large["COLUMNS"], large["CLUSTER"], large["STREAM"]) == (256, 2, 0)
     assert middle["COLUMNS"] < 256 or middle["STREAM"]
-
-
-# ---- what is chosen --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shape, dtype, want", [

@@ -8,18 +8,9 @@ import torch
 from where import DEVICE
 
 from weft import ops
+from weft.operators.quantization import formats
 from weft.operators.quantization.dequantize import round_trip_error
-from weft.operators.quantization.formats import (
-    FORMATS,
-    GRANULARITIES,
-    SMALLEST_SCALE,
-    Scheme,
-    inverse_of,
-    packed,
-    rounded,
-    scale_of,
-    unpacked,
-)
+from weft.operators.quantization.formats import FORMATS, GRANULARITIES, packed, rounded, unpacked
 
 pytestmark = pytest.mark.device
 
@@ -32,9 +23,6 @@ def x(*rows, dtype=torch.float32):
 
 def bits(values):
     return values.contiguous().view(torch.uint8)
-
-
-# ---- rounding --------------------------------------------------------------------------------------------------------
 
 
 def around_every_code(format):
@@ -136,9 +124,6 @@ def test_stochastic_rounding_depends_on_seed_offset_and_place_alone():
     assert of(seed=None).equal(first) and not first.equal(second)
 
 
-# ---- scales ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize("format", FORMATS)
 def test_the_largest_of_a_scale_becomes_the_formats_largest(format, granularity):
@@ -207,9 +192,9 @@ def test_division_in_double_is_true_division():
     word = torch.randint(0x00800000, 0x7F800000, (2**18,), generator=g, dtype=torch.int32)
     largest = word.view(torch.float32)
     for format, made in FORMATS.items():
-        scale = scale_of(largest, Scheme(format, "row"))
-        assert scale.equal((largest / made.largest).clamp_min(SMALLEST_SCALE))
-        assert inverse_of(scale).equal(torch.ones_like(scale) / scale)
+        scale = formats.scale_of(largest, formats.Scheme(format, "row"))
+        assert scale.equal((largest / made.largest).clamp_min(formats.SMALLEST_SCALE))
+        assert formats.inverse_of(scale).equal(torch.ones_like(scale) / scale)
 
 
 @pytest.mark.gpu
@@ -223,8 +208,6 @@ def test_a_compiler_gives_the_same_bits(format):
         (values, scale), (want, of) = compiled(a), ops.quantize(a, format, granularity)
         assert scale.equal(of) and bits(values).equal(bits(want))
 
-
-# ---- bad input -------------------------------------------------------------------------------------------------------
 
 X, COLUMN = torch.ones(2, 5, device=DEVICE), torch.ones(2, 1, device=DEVICE)
 CALLS = {
@@ -281,9 +264,6 @@ def test_wrong_arguments_are_named(name, wrong, match):
     for function in (getattr(ops, name), lambda **call: ops.explain(name, **call)):
         with pytest.raises((ValueError, TypeError), match=f"{name}: argument .*{match}"):
             function(**{**CALLS[name], **wrong})
-
-
-# ---- what a scheme loses ---------------------------------------------------------------------------------------------
 
 
 def test_the_report_is_what_the_definitions_say():

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from where import DEVICE, python
+from where import DEVICE, printed
 
 from weft import ops, registry
 from weft.operators.reduction import extremum_mask
@@ -83,8 +83,6 @@ def test_bad_arguments_are_named():
         with pytest.raises(error, match=words):
             call()
 
-
-# ---- extrema with a gradient --------------------------------------------------------------------------------------------
 
 OPERATORS = {name: registry.get(name) for name in ("max", "min")}
 
@@ -184,8 +182,6 @@ def test_of_long_extents_an_overwritten_x_is_noticed():
         torch.autograd.grad(y.sum(), x)
 
 
-# ---- argmax ----------------------------------------------------------------------------------------------------------
-
 # rows that are one tile, one step, several steps with and without a rest, several parts; columns; rows that begin anywhere
 SHAPES = [
     ((5, 3), 1), ((9, 8), 1), ((5, 40), 1), ((7, 136), 1), ((3, 256), 1), ((3, 333), 1), ((2, 1500), 1), ((1, 5000), 1),
@@ -261,9 +257,8 @@ COSTS = [
 
 def test_an_element_takes_few_instructions():
     """On sm_90, of a thread. Memory leaves time for 12 an element of 16 bits, and most are of units that do half as many."""
-    done = python("-c", COUNTED, json.dumps([cost[:2] for cost in COSTS]))
-    assert done.returncode == 0, done.stderr
-    for (workload, dtype, elements, most), kernel in zip(COSTS, json.loads(done.stdout), strict=True):
+    said = printed("-c", COUNTED, json.dumps([cost[:2] for cost in COSTS]))
+    for (workload, dtype, elements, most), kernel in zip(COSTS, json.loads(said), strict=True):
         assert not any(spilled for _, _, spilled in kernel)
         vector = 8 if dtype == "bf16" else 4
         if "N=256" in workload:

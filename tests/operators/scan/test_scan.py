@@ -66,9 +66,6 @@ def test_products_of_columns_in_parts_are_right_where_a_part_is_more_than_a_floa
     torch.testing.assert_close(got.flip(0) if reverse else got, want, rtol=1e-4, atol=1e-37)
 
 
-# ---- CUDA C++ --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("sm", ARCHITECTURES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("module", [cumsum, logcumsumexp])

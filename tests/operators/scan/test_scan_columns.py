@@ -228,9 +228,6 @@ def test_what_parts_come_to_is_carried_on(reverse, m, k):
     torch.testing.assert_close(carry, (want.flip(1) if reverse else want).float(), rtol=3e-6, atol=1e-44)
 
 
-# ---- what it costs, declines and is chosen for -------------------------------------------------------------------------
-
-
 def plan_of(scan: Scan, x: torch.Tensor, dim: int, sm: int = 90, *, exclusive: bool = False, reverse: bool = False):
     with compiling_for(sm, lambda *kernel: None):
         return FORWARD.kernel("cuda").of((x,), scan, dim, exclusive, reverse, x.dtype)

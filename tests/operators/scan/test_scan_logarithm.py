@@ -144,9 +144,6 @@ class Rows:
 SUITES = {"scan.cu": Suite(cuda_as_cpp.whole(dispatch.FOLDER / "scan.cu"), Rows, CASES, MISTAKES)}
 
 
-# ---- what it holds, costs and declines -----------------------------------------------------------------------------------
-
-
 def plan_of(m: int, n: int, dtype: torch.dtype, sm: int = 90, *, exclusive: bool = False) -> RowsPlan:
     x = torch.empty(m, n, dtype=dtype, device="meta")
     with compiling_for(sm, lambda *kernel: None):

@@ -137,8 +137,6 @@ class Product:
 SUITES = {"sparse_hopper.cu": Suite(whole(sparse_hopper.SOURCE), Product, CASES, MISTAKES)}
 
 
-# ---- what it compiles to ---------------------------------------------------------------------------------------------
-
 KERNELS = {
     "2, 256, 4, 2, 2, false": "HGMMA.SP.64x256x32.F32.BF16",
     "2, 256, 4, 2, 2, true": "HGMMA.SP.64x256x32.F32.BF16",
@@ -165,9 +163,6 @@ def test_its_inner_loop_is_products_alone(sizes):
     assert len(re.findall(r"\bMOV|IMAD\.MOV", inner)) < 8, "sums are moved"
     waits = re.findall(r"WARPGROUP\.DEPBAR\.LE gsb0, (0x\d)", text)
     assert waits.count("0x1") == 4 and waits.count("0x0") == 1
-
-
-# ---- launches --------------------------------------------------------------------------------------------------------
 
 
 def operands(m=128, k=256, n=64, dtype=BF16):
@@ -220,9 +215,6 @@ def test_what_it_does_not_take_is_declined_in_words(words, sizes, change):
 def test_it_is_of_one_architecture():
     with compiling_for(100, lambda *kernel: None), pytest.raises(Declined, match="sm_100"):
         sparse_hopper.SparseHopperPlan(*operands())
-
-
-# ---- the choice ------------------------------------------------------------------------------------------------------
 
 
 def test_it_is_chosen_where_it_takes_the_operands(monkeypatch):

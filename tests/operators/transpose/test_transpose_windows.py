@@ -163,9 +163,6 @@ def checked() -> str:
 SUITES = {"windows.cu": Suite(checked(), Tensors, CASES, MISTAKES)}
 
 
-# ---- what it costs ---------------------------------------------------------------------------------------------------------
-
-
 def passes(words: list[int]) -> int:
     """How often 32 banks of 4 bytes must be asked for these words."""
     return max(Counter(word % 32 for word in set(words)).values())
@@ -183,11 +180,8 @@ def test_columns_of_a_tile_lie_in_different_banks(dtype, m, x_row):
     best = 1 if (x_row if size == 2 else m + 1) % 2 else 2
     for odd in range(4 // size):
         for i in range(k):
-            lanes = [
-                ((sector - 1 - (j * step * m + 3) % sector + v * k + i) * pitch + odd + j * step) * size // 4
-                for v in range(8)
-                for j in range(4)
-            ]
+            first = [sector - 1 - (j * step * m + 3) % sector + i for j in range(4)]
+            lanes = [((first[j] + v * k) * pitch + odd + j * step) * size // 4 for v in range(8) for j in range(4)]
             assert passes(lanes) == best
 
 
@@ -204,9 +198,6 @@ def test_a_block_inside_takes_few_instructions(dtype, loads, most):
     start = sum(sum(part.values()) for part in counts[:2])
     assert drain["LDS"] == 8 * 16 // dtype.itemsize and fetch["STS"] >= loads
     assert sum(fetch.values()) + sum(drain.values()) + start <= most
-
-
-# ---- how it is launched ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sm", ARCHITECTURES)
