@@ -51,7 +51,6 @@ def vectors(**more: Any) -> Operator:
     )
 
 
-# ---- in place --------------------------------------------------------------------------------------------------------
 # What fails of AdamW over many tensors is among the mutants of operators/optimizer.
 
 
@@ -128,9 +127,6 @@ def test_in_place_operators_are_judged_fairly_in_a_bench():
     assert [m.implementation for m in measured] == ["other", "torch", "wrong"]
     assert len(said) == 1 and said[0].startswith("vectors/wrong")
     assert all(m.error <= 1 for m in measured[:2]) and measured[2].error > 1
-
-
-# ---- paged attention: a callable argument, integer tables, uneven lengths --------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -246,9 +242,6 @@ def test_integer_tables_must_stay_as_they_are():
         return out
 
     assert_wrong(paged_attention, sorts_the_table, "argument 'page_table' was changed")
-
-
-# ---- containers and trees --------------------------------------------------------------------------------------------
 
 
 class Pair(NamedTuple):

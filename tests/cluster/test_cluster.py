@@ -155,8 +155,8 @@ def test_pods_of_several_shares_fill_a_node(placement):
 def test_many_nodes_and_jobs_still_agree():
     """Trees of several levels, and a log that wraps around."""
     g = np.random.default_rng(1)
-    gpus = g.choice([1, 2, 4, 8, 24], 500, p=[0.5, 0.2, 0.15, 0.1, 0.05])
-    jobs = Jobs(np.cumsum(g.exponential(0.45, 500)), g.exponential(60, 500).round(), gpus)
+    submit, duration = np.cumsum(g.exponential(0.45, 500)), g.exponential(60, 500).round()
+    jobs = Jobs(submit, duration, g.choice([1, 2, 4, 8, 24], 500, p=[0.5, 0.2, 0.15, 0.1, 0.05]))
     cluster = Cluster.parse("50x8")
     for placement, ties in (("best", "lowest"), ("worst", "highest"), ("random", "random"), ("best", "random")):
         more = {"ties": ties, "seed": 5}

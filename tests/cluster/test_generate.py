@@ -57,9 +57,6 @@ def chi_square(found, expected) -> float:
     return ((statistic.sum() / degrees) ** (1 / 3) - (1 - 2 / (9 * degrees))) / math.sqrt(2 / (9 * degrees))
 
 
-# ---- quantities ------------------------------------------------------------------------------------------------------
-
-
 @given(st.lists(st.floats(0, 1e7), min_size=1, max_size=300), st.lists(st.floats(-6, 6), min_size=1, max_size=20))
 @settings(max_examples=60, deadline=None)
 def test_a_fitted_curve_stays_within_its_sample_and_ascends(sample, z):
@@ -82,9 +79,6 @@ def test_modes_and_the_longest_survive_a_fit():
     for value, share in ((60.0, 0.7), (86_400.0, 0.29), (2e6, 0.01)):
         assert abs(np.isclose(drawn, value).mean() - share) < 0.012
     assert curve.mean == pytest.approx(sample.mean(), rel=0.1)
-
-
-# ---- arrivals --------------------------------------------------------------------------------------------------------
 
 
 def test_arrivals_follow_hour_and_weekday():
@@ -128,9 +122,6 @@ def test_a_level_is_held_over_the_end_of_a_chunk(monkeypatch):
     counts = np.bincount((submit // 3600).astype(int))
     last = np.arange(167, len(counts) - 1, 168)
     assert np.corrcoef(counts[last], counts[last + 1])[0, 1] > 0.7
-
-
-# ---- jobs ------------------------------------------------------------------------------------------------------------
 
 
 def test_the_same_seed_gives_the_same_jobs():
@@ -204,9 +195,6 @@ def test_any_stated_profile_gives_jobs_that_keep_the_rules(sizes, tenants, burst
     jobs = profile.generate(50, seed=seed)
     assert len(jobs) == 50 and (np.diff(jobs.submit) >= 0).all() and (jobs.estimate >= jobs.duration - 1e-3).all()
     assert set(jobs.gpus.tolist()) <= {gpus for gpus, share in sizes.items() if share > 0}
-
-
-# ---- fitting ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_fit_finds_what_a_trace_was_made_from():
@@ -286,9 +274,6 @@ def test_a_trace_that_says_no_rate(jobs, what):
         fit(jobs)
 
 
-# ---- real traces -----------------------------------------------------------------------------------------------------
-
-
 @with_traces
 @pytest.mark.parametrize(
     "file, format, where",
@@ -311,8 +296,6 @@ def test_jobs_like_a_real_traces(file, format, where):
 
 
 ONE = Cluster.parse("1x8")
-
-# ---- bad input -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -354,9 +337,6 @@ def test_tenants_without_a_job_are_none_of_the_trace_and_a_million_is_the_most()
     assert profile.gpu_seconds == pytest.approx(stated().gpu_seconds)
     with pytest.raises(ValueError, match="2,000,000 tenants; expected at most 1,000,000"):
         stated(tenants=2_000_000)
-
-
-# ---- files -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_profile_is_read_back(tmp_path):
@@ -427,9 +407,6 @@ def test_a_name_like_a_comment_is_no_comment(tmp_path):
     trace_writer.write(tmp_path / "t.csv", jobs)
     found = trace.load(tmp_path / "t.csv", "csv")
     assert found.id == jobs.id and "generated" not in (tmp_path / "t.csv").read_text()
-
-
-# ---- the command -----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

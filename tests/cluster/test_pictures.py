@@ -50,9 +50,6 @@ def interrupted(result):
     return dataclasses.replace(result, start=start, end=end, stretches=held, waited=waited, complete=False)
 
 
-# ---- numbers ---------------------------------------------------------------------------------------------------------
-
-
 @LONGEST
 @given(results())
 def test_pieces_are_what_jobs_requested(result):
@@ -223,9 +220,6 @@ def test_colours_of_the_map_leave_those_of_the_page_alone():
     assert all(palette.TO_DARK.get(light, dark) == dark for light, dark in colours.items())
 
 
-# ---- pages -----------------------------------------------------------------------------------------------------------
-
-
 def run(count=80, nodes="4x8", order="fifo", placement="best", **options):
     cluster = Cluster.parse(nodes)
     jobs = generate(count, cluster, load=1.1, sigma=1.0, seed=2, sizes={1: 0.5, 4: 0.3, 16: 0.2})
@@ -337,9 +331,6 @@ def test_compared_overviews_share_their_axes(tmp_path, monkeypatch):
         _, length = time_axis.unit(end - begin)
         assert axes[0, 0].get_xlim() == axes[2, 0].get_xlim() == (0, (end - begin) / length)
         assert axes[0, 0].get_ylim() == (48, 0) and axes[1, 0].get_ylim()[1] > 48 and axes[2, 0].get_ylim()[1] > 10
-
-
-# ---- in a browser ----------------------------------------------------------------------------------------------------
 
 
 def test_the_page_draws_moves_and_fetches_nothing(visit, tmp_path):

@@ -207,9 +207,6 @@ def test_incompatible_options_are_refused(order, options, words):
         simulate(Jobs([0], [1], [1]), Cluster.parse("1x1"), order, **options)
 
 
-# ---- shares of GPUs --------------------------------------------------------------------------------------------------
-
-
 def stretches(result) -> list[tuple[int, float, float, int]]:
     """Of jobs of one piece: the job, when, and on which GPUs."""
     held = result.stretches
@@ -254,9 +251,6 @@ def test_free_gpus_after_preemptions(order):
     assert result.stops.tolist() == [1, 0, 0]
     for now, free in ((5.0, 250), (100.0, 500), (365.0, 0), (np.inf, 500)):
         assert free_at(result, now)[0][0, 0] == free
-
-
-# ---- racks -----------------------------------------------------------------------------------------------------------
 
 
 def preempted_for(gang: int, durations, cluster: Cluster, placement: str) -> tuple[list[int], list[int]]:
@@ -322,9 +316,6 @@ def test_without_racks_preemption_is_that_of_best_fit():
             assert found.stops.tolist() == best.stops.tolist() and found.end.tolist() == best.end.tolist()
             assert found.stretches.where.tolist() == best.stretches.where.tolist()
         assert best.stops.sum() > 0 or order == "las"
-
-
-# ---- both engines ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("order", PREEMPTIVE)

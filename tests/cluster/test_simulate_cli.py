@@ -21,8 +21,6 @@ from weft.cluster.synthetic.generate import generate
 
 parquet = pytest.importorskip("pyarrow.parquet")
 
-# ---- one policy ------------------------------------------------------------------------------------------------------
-
 
 def test_the_json_object_has_all_documented_keys(weft, usual):
     code, out, err = weft(*usual, "--json")
@@ -242,9 +240,6 @@ def test_pictures_are_drawn(weft, usual, tmp_path):
     code, _, err = weft(*usual, "--pictures", tmp_path / "new" / "page.html")
     assert code == 0 and "drawn" in err and "<html" in (tmp_path / "new" / "page.html").read_text()
     assert weft(*usual, "--pictures", tmp_path / "trace.csv" / "page.html")[0] == 1
-
-
-# ---- a terminal, and Ctrl-C ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -21,9 +21,6 @@ def waits(result, j: int) -> dict[str, float]:
     return {reason: seconds for reason, seconds in zip(REASONS, result.waited[j].tolist(), strict=True) if seconds}
 
 
-# ---- scenes ----------------------------------------------------------------------------------------------------------
-
-
 def test_the_example_of_the_drf_paper():
     """9 cores and 18 GB; A's tasks ask 1 core and 4 GB, B's 3 cores and 1 GB: 3 and 2 of them run at once, section 4.1."""
     sim = Simulator("drf")
@@ -120,9 +117,6 @@ def test_a_job_that_a_quota_can_never_admit_is_reported():
         sim.add_job("x", gpus=5, tenant="a")
 
 
-# ---- theory ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("order", [f"{name}{mode}" for name in SHARED for mode in ("", "-skip")])
 def test_two_tenants_with_work_hold_gpus_as_their_weights(order):
     """Single GPUs: while both have jobs that wait, they hold 20 and 10 of 30 at all times."""
@@ -194,9 +188,6 @@ def test_quotas_without_borrowing_are_virtual_clusters():
     assert round(result.queueing[own].mean(), 4) == 13_891.1205
     alone = simulate(jobs.take(own), Cluster.parse("20x8"), "fifo", "consolidate")
     assert result.start[own].tolist() == alone.start.tolist()
-
-
-# ---- reclaimed quotas: by hand, and what must hold of every schedule -------------------------------------------------
 
 
 def reclaim(jobs, quotas, nodes="2x8", **more):

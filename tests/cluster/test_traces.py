@@ -15,9 +15,6 @@ from weft.cluster import cluster_file, trace
 from weft.cluster.files.text import TraceError
 from weft.definition import UnknownName
 
-# ---- weft's own columns ----------------------------------------------------------------------------------------------
-
-
 TIRESIAS = "job_id,num_gpu,submit_time,iterations,model_name,duration,interval\n"
 MAPPING = {"id": "name", "submit": "at", "duration": "s", "gpus": "gpu_num"}
 
@@ -247,9 +244,6 @@ def test_an_option_that_a_format_has_not_is_named(write):
         trace.load("t.csv", "phily")
 
 
-# ---- malformed -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("format", "text", "words"),
     [
@@ -317,9 +311,6 @@ def test_damage_and_encodings(write):
         words = f"t:{line}: a zero byte, .* UTF-16 without a mark; expected text in UTF-8"
         with pytest.raises(TraceError, match=words):
             trace.load(write("t", content), "csv")
-
-
-# ---- damaged at random -----------------------------------------------------------------------------------------------
 
 
 PHILLY = [philly("a", "2017-10-07 01:11:39", attempt("2017-10-07 01:12:09", "2017-10-07 01:13:23", 8))]

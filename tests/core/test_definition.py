@@ -36,7 +36,11 @@ def toy(**changed) -> Operator:
         ("M=4k,N=2**20", {"M": 4096, "N": 2**20}, {}),
         ("M=1m,N=2G", {"M": 2**20, "N": 2**31}, {}),
         ("M=0,N=0", {"M": 0, "N": 0}, {}),
-        ("M=1,N=2,layout=sliced,dim=1,weight=False", {"M": 1, "N": 2}, {"layout": "sliced", "dim": 1, "weight": False}),
+        (
+            "M=1,N=2,layout=sliced,dim=-1,weight=False",
+            {"M": 1, "N": 2},
+            {"layout": "sliced", "dim": -1, "weight": False},
+        ),
     ],
 )
 def test_parse_reads_what_is_written(text, axes, options):

@@ -21,8 +21,6 @@ MOVES_ONLY = {"memory_access", "transpose", "embedding"}  # families that comput
 AN_EXCEPTION = re.compile(r"^\w*(Error|Exception|Interrupt): ")
 
 
-# ---- right and wrong -------------------------------------------------------------------------------------------------
-
 CHECKS: dict[tuple[str, str, str, str], list[verify.Check]] = {}
 for _check in verify.checks(OPERATORS, DEVICE, dtypes=DTYPES):
     # interpreted, the public function takes the very kernels of "triton": in one dtype it is enough
@@ -143,9 +141,6 @@ def test_what_is_right_is_no_mutant(op):
     assert verify.surviving_mutants(op, right, DEVICE) == right
 
 
-# ---- definitions -----------------------------------------------------------------------------------------------------
-
-
 @by_name(OPERATORS)
 def test_every_workload_is_written_and_read(op):
     assert str(op.parse(op.example)) == op.example
@@ -230,9 +225,6 @@ def test_the_choice_of_an_implementation_is_explained(op):
     for w in small(op, options=True):
         choice = ops.explain(op.name, **drawn(op, w))
         assert choice.implementation in op.implementations and len(choice.reason) > 10
-
-
-# ---- PyTorch's operators ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="kernels are interpreted only without a GPU; there opcheck runs on it")

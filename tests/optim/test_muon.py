@@ -60,8 +60,6 @@ def moved_apart(ours, theirs, start) -> float:
 BF16 = 0.05
 
 
-# ---- PyTorch's Muon --------------------------------------------------------------------------------------------------
-
 CHOICES = itertools.product((True, False), (None, "original", "match_rms_adamw"), (0.0, 0.1))
 OPTIONS = [
     {"lr": 0.02, "nesterov": n, "adjust_lr_fn": a, "weight_decay": w, "momentum": (0.95, 0.5)[i % 2]}
@@ -126,9 +124,6 @@ def test_optimizers_are_copied_and_pickled():
         assert copies[0] is not params[0]
     train(optimizer, params, 1, first=2)
     assert same_bits(copies, params)
-
-
-# ---- what is a matrix ------------------------------------------------------------------------------------------------
 
 
 def calls_of(monkeypatch) -> list[tuple[int, ...]]:
@@ -266,9 +261,6 @@ def test_a_small_network_learns():
 
     losses = [float(optimizer.step(closure).detach()) for _ in range(100)]
     assert losses[-1] < 0.3 * losses[0]
-
-
-# ---- odd input, and what is refused ----------------------------------------------------------------------------------
 
 
 def test_parameters_without_gradients_or_elements_stay():
@@ -474,9 +466,6 @@ def test_a_state_dict_that_is_not_whole_is_refused_and_nothing_is_loaded(index, 
         assert state.keys() == kept.keys() and all(state[k].equal(kept[k]) for k in kept)
 
 
-# ---- our kernels -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.device
 @pytest.mark.parametrize("nesterov", [True, False])
 def test_kernels_of_ours_make_the_same_steps(nesterov, monkeypatch):
@@ -494,9 +483,6 @@ def test_kernels_of_ours_make_the_same_steps(nesterov, monkeypatch):
         optimizer.step()
         reference.step()
     assert moved_apart([p.cpu() for p in ours], theirs, start) < BF16
-
-
-# ---- several processes -----------------------------------------------------------------------------------------------
 
 
 def test_work_is_shared_evenly():

@@ -13,8 +13,6 @@ from weft import optim
 
 pytestmark = pytest.mark.device
 
-# ---- clipping, skipping, unscaling -----------------------------------------------------------------------------------
-
 
 @pytest.fixture(params=[False, True], ids=["", "mixed"])
 def pair(request):
@@ -161,9 +159,6 @@ def test_the_scaler_itself():
     assert_close(mine, theirs, 3)
 
 
-# ---- 16 bits ---------------------------------------------------------------------------------------------------------
-
-
 def test_states_of_fp32_beside_weights_of_16_bits():
     mine, exact = weights(dtype=torch.float16), weights()
     for p, q in zip(mine, exact, strict=True):
@@ -298,9 +293,6 @@ def test_pytorchs_way_keeps_the_engines_states(monkeypatch, name, options):
         assert {n: x.dtype for n, x in s.items()} == {n: x.dtype for n, x in t.items()}
 
 
-# ---- an optimizer of one's own ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_readmes_optimizer(tmp_path, dtype):
     """The example as it is printed; float64 goes its PyTorch way."""
@@ -326,9 +318,6 @@ def test_the_readmes_optimizer(tmp_path, dtype):
     assert_close(mine, theirs, 4)
     with pytest.raises(TypeError, match="unknown option 'nesterov'"):
         module.Signum(mine, nesterov=True)
-
-
-# ---- steps in backward -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bucket_mib", [0.0, 2e-5, 100.0])

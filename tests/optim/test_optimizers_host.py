@@ -20,8 +20,6 @@ from weft.operators.optimizer.rules import ADAM
 
 pytestmark = pytest.mark.device
 
-# ---- seen from outside -----------------------------------------------------------------------------------------------
-
 
 class Louder(optim.AdamW):
     def step(self, closure=None):
@@ -98,8 +96,6 @@ def test_a_compiled_training_step_breaks_its_graph_at_the_step_alone():
         b.step()
     assert_close(list(model.parameters()), list(twin.parameters()), 3)
 
-
-# ---- lists of parameters in groups -----------------------------------------------------------------------------------
 
 CHANGES = {
     "append": lambda params, p: params.append(p),
@@ -184,9 +180,6 @@ def test_lists_of_a_copied_optimizer_are_its_own():
 
 def test_every_kind_compiles_for_every_architecture():
     printed(str(ROOT / "tests/optim/compiled_optimizers.py"))
-
-
-# ---- what a graph reads ----------------------------------------------------------------------------------------------
 
 
 def table():

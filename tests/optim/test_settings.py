@@ -13,7 +13,7 @@ from weft import optim
 from weft.operators.optimizer.multi_tensor import Codes, Entry, check_memory
 from weft.optim.muon import Muon
 
-pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+pytestmark = pytest.mark.device
 MADE = {
     "Adam": {},
     "AdamW": {"amsgrad": True},
@@ -98,9 +98,6 @@ def test_what_a_kernel_takes_by_address_is_checked(change):
     check_memory(entry(**good))
     with pytest.raises(ValueError, match=r"of a parameter with 700 elements on cpu has .*; expected"):
         check_memory(entry(**good | change))
-
-
-# ---- frameworks --------------------------------------------------------------------------------------------------------
 
 
 def model() -> nn.Module:

@@ -28,9 +28,6 @@ def silent(text):
     pass
 
 
-# ---- tables
-
-
 @pytest.fixture
 def project(tmp_path):
     for name in ("README.md", "docs/deep/guide.md", "src/weft/operators/softmax/README.md", "other/notes.md"):
@@ -147,8 +144,6 @@ def test_every_operators_module_is_found_without_importing_it():
         assert stubs.module_file(module) == Path(sys.modules[module].__file__)
 
 
-# ---- ops.pyi
-
 MODULE = '''
 from collections.abc import Sequence
 from torch import Tensor
@@ -207,9 +202,6 @@ def test_stub_is_written_once_and_checked(tmp_path):
     nodes = ast.parse(path.read_text(encoding="utf-8")).body
     declared = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
     assert declared == {*registry.names(), "explain"}
-
-
-# ---- what the documents say
 
 
 def blocks(name, language):

@@ -34,9 +34,6 @@ def every_code(format: str, n: int, k: int) -> torch.Tensor:
     return codes.view(torch.int8)
 
 
-# ---- formats ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("format", "group"), FORMS)
 def test_codes_come_out_of_the_prepared_layout_as_they_went_in(format, group):
     n, k = 5, 640 if group else 333
@@ -91,9 +88,6 @@ def test_a_weight_moves_between_devices():
     assert all(t.is_meta for t in moved[:3]) and moved[3:] == weight[3:]
 
 
-# ---- the arithmetic that unpacks, also where the interpreter cannot show it ------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_codes_read_as_floats_are_multiples_of_the_smallest_subnormal(dtype):
     smallest = {torch.bfloat16: 2.0**-133, torch.float16: 2.0**-24}[dtype]
@@ -119,9 +113,6 @@ def test_every_code_is_multiplied_by_its_value(format, dtype):
     assert got.equal(qw.dequantize_weight(weight, x.dtype).t()[::9][:15])
 
 
-# ---- splits and configurations ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("sm", SHARED_LIMIT)
 @pytest.mark.parametrize(("format", "group"), FORMS)
 def test_configurations_fit_shared_memory(sm, format, group):
@@ -143,9 +134,6 @@ def test_a_split_sum_adds_the_bias_once(m, parts, monkeypatch):
     got = registry.get("weight_only_matmul").find("triton").function(x, weight, bias)
     want = x.double() @ qw.dequantize_weight(weight, torch.float64).t() + bias
     torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-4)
-
-
-# ---- which kernel is taken -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("sm", "taken"), [(90, "cuda"), (80, "triton"), (100, "triton")])
@@ -230,9 +218,6 @@ def test_a_quantised_weights_kernel_is_chosen_for_what_autocast_makes_of_x(monke
     assert seen == [torch.bfloat16]
 
 
-# ---- gradients -------------------------------------------------------------------------------------------------------
-
-
 def test_gradients_of_x_and_bias_through_a_quantised_weight():
     weight, bias = qw.quantize_weight(random(9, 128), "int4", zero_points=True), random(9).requires_grad_()
     x = random(5, 128, seed=3).requires_grad_()
@@ -246,9 +231,6 @@ def test_gradients_of_x_and_bias_through_a_quantised_weight():
         want += torch.autograd.grad(want[0].square().sum(), wide)
         for got, right in zip((*first, *second), want, strict=True):
             torch.testing.assert_close(got.double(), right, rtol=1e-4, atol=1e-4 * float(right.detach().abs().max()))
-
-
-# ---- wrong arguments -------------------------------------------------------------------------------------------------
 
 
 def test_a_weight_that_is_not_quantised_is_named():
@@ -326,9 +308,6 @@ def test_columns_that_differ_are_named():
 def test_weights_that_cannot_be_prepared_are_refused(call, error, match):
     with pytest.raises(error, match=match):
         call(random(7, 96).abs())
-
-
-# ---- what only a GPU shows -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.gpu

@@ -257,9 +257,6 @@ SUITES = {
 }
 
 
-# ---- what they cost and decline ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("kernel", "dtype", "most"),
     [("adam", "bf16", 21), ("adam", "fp16", 21), ("adam", "float", 29), ("adam_scaled", "bf16", 21)],
@@ -332,9 +329,6 @@ def test_the_public_functions_take_them_for_many_elements_of_16_bits(name, text,
     arguments = drawn(OPERATORS[name], text, dtype, "cpu" if name == "adamw_8bit" else "meta")
     with compiling_for(90, lambda *kernel: None):
         assert ops.explain(name, **arguments).implementation == kernel
-
-
-# ---- the look-ups ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("signed", [True, False])

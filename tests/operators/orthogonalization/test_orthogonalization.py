@@ -50,9 +50,6 @@ def apart(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a - b).norm() / b.norm())
 
 
-# ---- the order of tiles ----------------------------------------------------------------------------------------------
-
-
 @triton.jit
 def places(first, rows, out_ptr, GROUP: tl.constexpr):
     row, column = lower_tile(first + tl.program_id(0), rows, GROUP)
@@ -89,9 +86,6 @@ def test_tiles_of_large_matrices_are_found_exactly(rows):
         assert found == [(r - 1, r - 2), (r - 1, r - 1), (r, 0), (r, 1)]
 
 
-# ---- symmetric products ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 7), (33, 65), (70, 40), (2, 3, 45, 20)])
 def test_results_are_symmetric_to_the_bit(dtype, shape):
@@ -125,9 +119,6 @@ def test_nan_stays_in_its_rows_and_columns():
     x[35, 3] = torch.nan
     bad = torch.arange(40, device=DEVICE) == 35
     assert ops.gram(x).isnan().equal(bad[:, None] | bad)
-
-
-# ---- Newton–Schulz ---------------------------------------------------------------------------------------------------
 
 
 def exactly(x: torch.Tensor, steps: int = 5, name: str = "classic") -> torch.Tensor:
@@ -271,9 +262,6 @@ def test_gradients_are_those_of_the_formulas():
     assert apart(got, 1.5 * weights + 0.5 * (weights @ a + a @ weights)) < 1e-6
 
 
-# ---- which form ------------------------------------------------------------------------------------------------------
-
-
 def test_operations_are_those_of_the_readme():
     """In M³, of 5 steps at N = M, 2 M, 4 M and 16 M."""
     m = 2**20  # so large that the diagonal does not count
@@ -300,9 +288,6 @@ def test_operations_are_those_of_the_readme():
 def test_the_form_is_chosen_by_operations(shape, dtype, options, want):
     x = torch.zeros(shape, dtype=dtype, device=DEVICE)
     assert ops.explain("newton_schulz", x, **options).implementation == want
-
-
-# ---- coefficients ----------------------------------------------------------------------------------------------------
 
 
 def closest_quintic(low: float, high: float) -> tuple[float, float, float]:
@@ -342,9 +327,6 @@ def test_steps_of_a_schedule():
         assert sum(found) == pytest.approx(sum(wanted))
 
 
-# ---- wrong arguments -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("call", "error", "match"),
     [
@@ -370,9 +352,6 @@ def test_steps_of_a_schedule():
 def test_wrong_arguments_are_named(call, error, match):
     with pytest.raises(error, match=match):
         call(random(4, 6))
-
-
-# ---- what only a GPU shows -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.gpu

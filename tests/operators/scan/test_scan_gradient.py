@@ -270,8 +270,6 @@ SUITES = {
 }
 
 
-# ---- what they hold, cost and decline ------------------------------------------------------------------------------------
-
 each_scan = pytest.mark.parametrize("scan", [logarithm, product], ids=["logarithm", "product"])
 
 

@@ -44,8 +44,6 @@ def vector(n, seed=2):
     return torch.randn(n, generator=torch.Generator(DEVICE).manual_seed(seed), device=DEVICE)
 
 
-# ---- the container ---------------------------------------------------------------------------------------------------
-
 GOOD = {"row_offsets": lambda: ints(0, 2, 2, 3), "columns": lambda: ints(3, 0, 3)}
 GOOD |= {"values": lambda: floats(1, 2, 3), "shape": lambda: (3, 4)}
 
@@ -134,9 +132,6 @@ def test_scipy_in_blocks():
             BSR.from_scipy(sparse.csr_array(dense.numpy()), block)
 
 
-# ---- slices ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("slice_rows", "window"), [(1, 1), (4, 1), (4, 8), (32, 1024), (5, 7)])
 @pytest.mark.parametrize("shape", [(20, 30, 5), (70, 30, 2), (6, 4, 0), (0, 4, 1)])
 def test_slices_hold_the_matrix(slice_rows, window, shape):
@@ -181,9 +176,6 @@ def test_slices_have_no_gradient_and_say_so():
         SELL.from_csr(vector(3))
 
 
-# ---- blocks ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("block", [16, 32])
 def test_blocks_and_back(block):
     dense = drawn(96, 64, 1).to_dense()
@@ -225,9 +217,6 @@ def blocks(offsets=(0, 1, 1), columns=(1,), values=(1, 16, 16), shape=(32, 32)):
 def test_blocks_that_do_not_fit_are_refused(call, kind, words):
     with refused(kind, words):
         call()
-
-
-# ---- 2:4 -------------------------------------------------------------------------------------------------------------
 
 
 def test_pruning_keeps_two_of_four_and_the_earlier_of_equals():
@@ -284,9 +273,6 @@ def test_metadata_is_what_cutlass_packs():
 def test_semi_structured_matrices_that_are_none_are_refused(call, kind, words):
     with refused(kind, words):
         call()
-
-
-# ---- what is kept with a matrix --------------------------------------------------------------------------------------
 
 
 def test_what_was_computed_is_kept_for_the_pattern_and_no_longer():
@@ -361,9 +347,6 @@ def test_even_rows_are_split_by_rows_and_uneven_ones_by_work():
     found = balance.statistics(drawn(64, 30, 16, rows="even"))
     assert (found.mean, found.longest, found.empty, found.padding) == (16.0, 16, 0, 1.0)
     assert balance.statistics(drawn(5, 4, 0)).empty == 5
-
-
-# ---- products --------------------------------------------------------------------------------------------------------
 
 
 def test_duplicates_add_up_and_order_does_not_matter():
