@@ -64,6 +64,21 @@ def test_derivatives_are_those_of_the_reference(op, way):
         torch.testing.assert_close(got, right, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("op", OPERATORS, ids=lambda op: op.name)
+def test_a_batch_of_gradients_gives_those_of_each(op):
+    """``is_grads_batched``, with which PyTorch takes vectorised Jacobians."""
+    arguments = op.inputs(ordinary(op), torch.Generator(DEVICE).manual_seed(0), DEVICE)
+    leaves = [arguments[name].requires_grad_() for name in op.differentiable if torch.is_tensor(arguments[name])]
+    outs = [t for t in cases.tensors(op.public(**arguments)) if t.requires_grad]
+    batch = [torch.linspace(-1, 1, 2 * t.numel(), device=DEVICE).view(2, *t.shape) for t in outs]
+    together = torch.autograd.grad(outs, leaves, batch, is_grads_batched=True, retain_graph=True)
+    for i in range(2):
+        for got, right in zip(
+            together, torch.autograd.grad(outs, leaves, [g[i] for g in batch], retain_graph=True), strict=True
+        ):
+            torch.testing.assert_close(got[i], right)
+
+
 def test_explain_says_why_it_is_pytorch():
     def reason(x):
         reasons.append(ops.explain("softmax", x).reason)

@@ -48,6 +48,30 @@ def eager(*tensors: torch.Tensor, gradient: bool = False, autocast: bool = False
     return tensors[0].get_device() == torch._C._cuda_getDevice()
 
 
+def is_distributed(a: Any) -> bool:
+    """Whether this is a DTensor."""
+    return isinstance(a, torch.Tensor) and hasattr(a, "device_mesh")
+
+
+def beside(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    """A tensor that an operator makes for x: where x is a DTensor, a replicated one, which every rank has made alike."""
+    if not is_distributed(x):
+        return t
+    from torch.distributed.tensor import DTensor, Replicate
+
+    mesh = x.device_mesh  # type: ignore[attr-defined]
+    return DTensor.from_local(t, mesh, [Replicate()] * mesh.ndim, run_check=False)
+
+
+def refuse_distributed(operator: str, name: str, value: Any) -> None:
+    """Raises NotImplementedError for a DTensor, of an operator whose kernels and PyTorch's operations take none."""
+    if is_distributed(value):
+        raise NotImplementedError(
+            f"{operator}: argument '{name}' is a DTensor placed as {value.placements}; expected a plain tensor, such as its "
+            "full_tensor(), or its shard to_local() where rows do not depend on each other"
+        )
+
+
 def negated_lazily(*args: Any) -> bool:
     """Whether a tensor's memory holds its negative (``Tensor.is_neg``: the imaginary part of a conjugate)."""
     if not torch.compiler.is_compiling():
@@ -68,6 +92,8 @@ def guarded(choose: Callable[..., Choice]) -> Callable[..., Choice]:
             return choice
         if transformed():
             why = "within torch.func or forward-mode differentiation, for which PyTorch's own operators have rules"
+        elif any(map(is_distributed, (*args, *named.values()))):
+            why = "a DTensor: PyTorch's own operators know how its shards are placed"
         elif negated_lazily(*args, *named.values()):
             why = "a tensor that PyTorch negates when it is read (Tensor.is_neg), which its own operators do"
         else:
@@ -122,6 +148,25 @@ def traced(*tensors: torch.Tensor) -> bool:
     return any(t.__class__ not in PLAIN for t in tensors) or get_proxy_mode() is not None
 
 
+is_batched = torch._C._functorch.is_legacy_batchedtensor  # of ``torch.autograd.grad(…, is_grads_batched=True)``
+
+
+def _one_by_one(backward: Callable[..., Any], ctx: Any, gradients: Sequence[Any]) -> Any:
+    """``backward`` of each gradient of a batch, whose memory kernels cannot read; the results as a batch again."""
+    level = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    batches = [torch._remove_batch_dim(g, level, 1, 0) if isinstance(g, torch.Tensor) and is_batched(g) else None
+               for g in gradients]  # fmt: skip
+    size = next(len(b) for b in batches if b is not None)
+    found = []
+    for i in range(size):
+        one = backward(ctx, *(g if b is None else b[i] for g, b in zip(gradients, batches, strict=True)))
+        found.append(one if isinstance(one, tuple) else (one,))
+    return tuple(
+        None if of[0] is None else torch._add_batch_dim(torch.stack(of), 0, level) for of in zip(*found, strict=True)
+    )
+
+
 class _Untracked:
     """Autograd's context for a call without gradients: saves nothing."""
 
@@ -144,6 +189,8 @@ class KernelFunction(torch.autograd.Function):
 
             @functools.wraps(given)
             def of_memory(ctx: Any, *gradients: Any) -> Any:
+                if any(isinstance(g, torch.Tensor) and is_batched(g) for g in gradients):
+                    return _one_by_one(of_memory, ctx, gradients)
                 return given(ctx, *materialised(*gradients))
 
             cls.backward = staticmethod(of_memory)  # type: ignore[method-assign]

@@ -17,6 +17,7 @@ from weft.operators.call import (
     check_shape,
     eager,
     guarded,
+    is_batched,
     on_gpu,
     traced,
     transformed,
@@ -157,7 +158,7 @@ def _backward(ctx: Any, dy: Tensor | None, dpre: Tensor | None) -> tuple[Tensor 
 def _of_tokens(rows: Tensor, source: Tensor | None, position: Tensor | None, t: int) -> Tensor:
     if source is None:
         return rows
-    if torch.is_grad_enabled() or traced(rows) or not on_gpu(rows):
+    if torch.is_grad_enabled() or traced(rows) or is_batched(rows) or not on_gpu(rows):
         wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
         if position is not None:
             return wide.index_select(0, position.reshape(-1)).view(*position.shape, rows.shape[1]).sum(1).to(rows.dtype)
