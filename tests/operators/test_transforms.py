@@ -4,7 +4,7 @@ there are none; never a tangent that is silently zero."""
 import pytest
 import torch
 from torch.autograd import forward_ad
-from where import DEVICE
+from where import DEVICE, ROOT, python
 
 from weft import ops, registry
 from weft.bench import cases
@@ -77,6 +77,12 @@ def test_a_batch_of_gradients_gives_those_of_each(op):
             together, torch.autograd.grad(outs, leaves, [g[i] for g in batch], retain_graph=True), strict=True
         ):
             torch.testing.assert_close(got[i], right)
+
+
+def test_dtensors_are_taken_or_refused_by_name(tmp_path):
+    script = str(ROOT / "tests/operators/sharded_operators.py")
+    done = python(script, str(tmp_path / "meeting"), timeout=300, TRITON_INTERPRET="1")
+    assert done.returncode == 0, done.stderr
 
 
 def test_explain_says_why_it_is_pytorch():

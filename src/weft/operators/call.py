@@ -63,15 +63,6 @@ def beside(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
     return DTensor.from_local(t, mesh, [Replicate()] * mesh.ndim, run_check=False)
 
 
-def refuse_distributed(operator: str, name: str, value: Any) -> None:
-    """Raises NotImplementedError for a DTensor, of an operator whose kernels and PyTorch's operations take none."""
-    if is_distributed(value):
-        raise NotImplementedError(
-            f"{operator}: argument '{name}' is a DTensor placed as {value.placements}; expected a plain tensor, such as its "
-            "full_tensor(), or its shard to_local() where rows do not depend on each other"
-        )
-
-
 def negated_lazily(*args: Any) -> bool:
     """Whether a tensor's memory holds its negative (``Tensor.is_neg``: the imaginary part of a conjugate)."""
     if not torch.compiler.is_compiling():
@@ -218,12 +209,19 @@ def reference_gradients(
     return tuple(next(found) if w else None for w in wanted)
 
 
-def check_tensor(operator: str, name: str, value: Any, dtypes: tuple[torch.dtype, ...] = FLOATS) -> None:
-    """Raises TypeError unless ``value`` is a tensor of one of the dtypes."""
+def check_tensor(
+    operator: str, name: str, value: Any, dtypes: tuple[torch.dtype, ...] = FLOATS, *, sharded: bool = True
+) -> None:
+    """Raises TypeError unless ``value`` is a tensor of one of the dtypes, and no DTensor unless ``sharded``."""
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"{operator}: argument '{name}' is a {type(value).__name__}; expected a torch.Tensor")
     if value.is_nested:
         raise TypeError(f"{operator}: argument '{name}' is a nested tensor; expected a dense one")
+    if not sharded and is_distributed(value):
+        raise TypeError(
+            f"{operator}: argument '{name}' is a DTensor; expected a plain tensor, such as its full_tensor(), or to_local() "
+            "where each rank computes its own rows"
+        )
     if value.dtype not in dtypes:
         raise TypeError(f"{operator}: argument '{name}' has dtype {_short(value.dtype)}; expected {either(dtypes)}")
     if value.layout != torch.strided:

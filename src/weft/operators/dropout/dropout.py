@@ -11,7 +11,7 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, KernelFunction, differentiable, eager, guarded
+from weft.operators.call import Choice, KernelFunction, beside, differentiable, eager, guarded
 from weft.operators.dropout.dispatch import DROPOUT
 from weft.operators.dropout.kernels import launchable
 from weft.operators.dropout.philox import at_least
@@ -27,7 +27,7 @@ def reference(x: Tensor, p: float = 0.5, seed: Seed = None, offset: int = 0, tra
     if seed is None:  # PyTorch's random numbers; its own product would leave NaN where it drops what is not finite
         factor = F.dropout(torch.ones_like(x), threshold / STEPS)
         return torch.where(factor != 0, x * factor, 0.0)
-    keep = at_least(x.shape, seed, offset, threshold, x.device)
+    keep = beside(x, at_least(x.shape, seed, offset, threshold, x.device))
     wide = x if x.dtype == torch.float64 else x.float()
     return torch.where(keep, wide * scale_of(threshold), 0.0).to(x.dtype)
 

@@ -265,6 +265,7 @@ def choose(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Ch
             f"weight_only_matmul: argument 'weight' is a {type(weight).__name__}; expected a QuantizedWeight, as "
             "quantize_weight or prepare_weight of weft.operators.low_precision.quantized_weight make one"
         )
+    check_tensor("weight_only_matmul", "x", x, sharded=False)
     return WEIGHT_ONLY.choose(*_operands(x, weight, bias), *_options(weight, bias))
 
 

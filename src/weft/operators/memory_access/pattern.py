@@ -54,7 +54,7 @@ class Pattern:
         return self.tensors(*(self.check or self._checked)(*args, **named))
 
     def _checked(self, x: Any, *value: Any, **named: Any) -> tuple[Any, ...]:
-        check_tensor(self.name, "x", x)
+        check_tensor(self.name, "x", x, sharded=False)
         check_shape(self.name, "x", x, x.ndim == 1, "one dimension")
         if self.option is None:
             return (x,)

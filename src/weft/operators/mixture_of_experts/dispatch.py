@@ -34,7 +34,7 @@ class RouteCall(Call):
     source, position)``, all results contiguous."""
 
     def __init__(self, logits: Tensor, *rest: Any):
-        check_tensor("route_top_k", "logits", logits)
+        check_tensor("route_top_k", "logits", logits, sharded=False)
         check_shape("route_top_k", "logits", logits, logits.ndim == 2, "[tokens, experts]")
         *bias, self.k, self.normalise, self.scoring = rest
         self.x, self.bias, self.experts = logits, bias[0] if bias else None, logits.shape[1]

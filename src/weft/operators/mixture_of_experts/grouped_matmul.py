@@ -375,7 +375,7 @@ def check(
     bias: Tensor | None = None, activation: str | None = None, check_offsets: bool = False,
 ) -> None:  # fmt: skip
     name = "grouped_matmul"
-    shared.check_matrix(name, "x", x)
+    shared.check_matrix(name, "x", x, sharded=False)
     check_same(name, "w", w, "x", x)
     if activation not in (None, *ACTIVATIONS):
         raise ValueError(f"{name}: argument 'activation' is {activation!r}; expected {', '.join(ACTIVATIONS)} or None")

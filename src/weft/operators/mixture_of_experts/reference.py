@@ -136,8 +136,8 @@ def check_indices(
     check_shape(operator, name, indices, indices.ndim == ndim, expected)
 
 
-def check_matrix(operator: str, name: str, value: Any) -> None:
-    check_tensor(operator, name, value)
+def check_matrix(operator: str, name: str, value: Any, *, sharded: bool = True) -> None:
+    check_tensor(operator, name, value, sharded=sharded)
     check_shape(operator, name, value, value.ndim == 2, "a matrix")
 
 

@@ -28,6 +28,7 @@ from weft.operators.call import (
     differentiable,
     eager,
     guarded,
+    is_distributed,
     on_gpu,
     reference_gradients,
     rows_of,
@@ -357,7 +358,7 @@ TWICE = "a program reads a row twice, the second time out of L2"
 FORWARD = Dispatch(
     NormCall,
     ON_CPU,
-    Route("torch", lambda c: transformed() or (c.traced and not c.config.registered), FUSED),
+    Route("torch", lambda c: transformed() or (c.traced and not c.config.registered) or is_distributed(c.x), FUSED),
     EMPTY,
     Route("torch", lambda c: no_rows(c) != "", ONE_STRIDE),
     Route("cuda-persistent", persistent_is_faster, PERSISTENT, persistent_launch, persistent_unsupported, sm=90),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Workload, workload, workloads
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, differentiable, eager, guarded, widened
+from weft.operators.call import Choice, beside, differentiable, eager, guarded, widened
 from weft.operators.launch import Plans
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 from weft.operators.softmax.dispatch import CAUSAL, MASKED_FORWARD
@@ -22,7 +22,7 @@ from weft.operators.softmax.masked_softmax import BY_KERNEL, PUBLIC, MaskedSoftm
 def hidden(x: Tensor, shift: int = 0) -> Tensor:
     """[S, T]: what each row does not see."""
     s, t = x.shape[-2:]
-    return torch.ones(s, t, dtype=torch.bool, device=x.device).triu(1 + t - s + shift)
+    return beside(x, torch.ones(s, t, dtype=torch.bool, device=x.device).triu(1 + t - s + shift))
 
 
 def torch_causal_softmax(x: Tensor, scale: float = 1.0) -> Tensor:

@@ -93,7 +93,7 @@ def torch_masked_softmax(x: Tensor, mask: Tensor | None = None, scale: float = 1
     scores = x * scale
     if mask is not None:
         if mask.dtype == torch.bool:
-            mask = torch.zeros(mask.shape, dtype=x.dtype, device=x.device).masked_fill(~mask, -torch.inf)
+            mask = torch.zeros_like(mask, dtype=x.dtype).masked_fill(~mask, -torch.inf)
         scores = scores + mask.to(x.dtype)
     return torch.softmax(scores, -1)
 

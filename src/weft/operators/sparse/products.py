@@ -43,8 +43,8 @@ def check_product(
         raise TypeError(
             f"{operator}: argument '{left}' is a {type(matrix).__name__}; expected a weft.operators.sparse.{hint}"
         )
-    check_tensor(operator, f"{left}.values", matrix.values)
-    check_tensor(operator, right, b)
+    check_tensor(operator, f"{left}.values", matrix.values, sharded=False)
+    check_tensor(operator, right, b, sharded=False)
     check_same(operator, right, b, f"{left}.values", matrix.values)
     fits = b.ndim == ndim and b.shape[0] == matrix.shape[1]
     check_shape(operator, right, b, fits, expected.format(matrix.shape[1]))

@@ -62,7 +62,7 @@ class PruneCall(Call):
 
     def __post_init__(self) -> None:
         x = self.x
-        check_tensor("prune_2_4", "x", x)
+        check_tensor("prune_2_4", "x", x, sharded=False)
         check_shape("prune_2_4", "x", x, x.ndim == 2 and x.shape[1] % 4 == 0, "a matrix with a multiple of 4 columns")
         if torch.is_grad_enabled() and x.requires_grad:
             raise NotImplementedError("prune_2_4: it has no gradient; expected a call under torch.no_grad()")
