@@ -105,9 +105,6 @@ def same_bits(kind, shapes, mesh, placements, **options):
     return ours, optimizer
 
 
-# ---- two processes ---------------------------------------------------------------------------------------------------
-
-
 def muon(rank):
     mesh = init_device_mesh(DEVICE, (2,))
     half, twice_a_step = (0.3, 0.7), 6
@@ -240,9 +237,6 @@ def eight_bits(rank):
         for params, optimizer in ((ours, b), (again, c)):
             train(optimizer, params, 2, first=3)
         assert all(p.to_local().equal(q.to_local()) for p, q in zip(ours, again, strict=True))
-
-
-# ---- four processes --------------------------------------------------------------------------------------------------
 
 
 def muon_on_two_dimensions(rank):

@@ -1,14 +1,12 @@
 """Every public function under PyTorch's process-wide settings: default dtype and device, deterministic mode, grad modes."""
 
 import pytest
+import torch
 from every_operator import OPERATORS, drawn, middling
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
+from weft.bench import cases
 
-from weft.bench import cases  # noqa: E402
-
-pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+pytestmark = pytest.mark.device
 
 
 @pytest.fixture
