@@ -77,7 +77,7 @@ def _of(cls: Any, value: Any, where: str) -> Any:
             raise ValueError(f"{where} has no '{name}'; expected one")
     made = {}
     for key, of in value.items():
-        read = NESTED.get((cls, key)) or PLAIN[str(fields[key].type)]
+        read = NESTED.get((cls, key)) or PLAIN[fields[key].type]
         made[key] = read(of, f"{key} of {where}")
     return cls(**made)
 
@@ -120,13 +120,13 @@ def _class(cls: Any) -> Callable[[Any, str], Any]:
 
 
 NUMBER, WORD = _a("a number", int, float), _a("a word", str)
-PLAIN: dict[str, Callable[[Any, str], Any]] = {
-    "float": NUMBER,
-    "int": _a("a whole number", int),
-    "str": WORD,
-    "bool": _a("true or false", bool),
-    "tuple[float, ...]": _list(NUMBER),
-    "tuple[str, ...]": _list(WORD),
+PLAIN: dict[Any, Callable[[Any, str], Any]] = {
+    float: NUMBER,
+    int: _a("a whole number", int),
+    str: WORD,
+    bool: _a("true or false", bool),
+    tuple[float, ...]: _list(NUMBER),
+    tuple[str, ...]: _list(WORD),
 }
 NESTED: dict[tuple[Any, str], Callable[[Any, str], Any]] = {
     (Profile, "arrivals"): _class(Arrivals),
