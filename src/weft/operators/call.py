@@ -13,7 +13,8 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from weft.definition import Declined
 from weft.operators.launch import INTERPRETING, PLAIN, compile_request
 
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)  # what kernels take
+FLOATS_AND_64 = (*FLOATS, torch.float64)  # what public functions take: float64 is computed by PyTorch
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,16 @@ def widened(*tensors: Any) -> tuple[Any, ...]:
         return tensors
     half = (torch.float16, torch.bfloat16)
     return tuple(t.float() if isinstance(t, torch.Tensor) and t.is_cuda and t.dtype in half else t for t in tensors)
+
+
+def promoted(*tensors: Any) -> tuple[Any, ...]:
+    """The arguments, with floating-point tensors whose dtypes differ cast to the one that PyTorch's arithmetic gives: under
+    autocast a bf16 branch meets an fp32 residual."""
+    floats = {t.dtype for t in tensors if isinstance(t, torch.Tensor) and t.dtype in FLOATS_AND_64}
+    if len(floats) < 2:
+        return tensors
+    dtype = functools.reduce(torch.promote_types, floats)
+    return tuple(t.to(dtype) if isinstance(t, torch.Tensor) and t.dtype in FLOATS_AND_64 else t for t in tensors)
 
 
 def transformed() -> bool:
@@ -210,7 +221,7 @@ def reference_gradients(
 
 
 def check_tensor(
-    operator: str, name: str, value: Any, dtypes: tuple[torch.dtype, ...] = FLOATS, *, sharded: bool = True
+    operator: str, name: str, value: Any, dtypes: tuple[torch.dtype, ...] = FLOATS_AND_64, *, sharded: bool = True
 ) -> None:
     """Raises TypeError unless ``value`` is a tensor of one of the dtypes, and no DTensor unless ``sharded``."""
     if not isinstance(value, torch.Tensor):

