@@ -131,13 +131,14 @@ def transformed() -> bool:
 def cast_for_products(*tensors: Any) -> tuple[Any, ...]:
     """The arguments, with floats cast as autocast casts them for ``torch.mm`` on their device."""
 
-    def cast(t: Any) -> Any:
-        if not isinstance(t, torch.Tensor) or t.dtype not in FLOATS or t.device.type not in ("cpu", "cuda"):
-            return t
-        kind = t.device.type
-        return t.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else t
+    return tuple(t.to(product_dtype(t)) if isinstance(t, torch.Tensor) else t for t in tensors)
 
-    return tuple(cast(t) for t in tensors)
+
+def product_dtype(t: torch.Tensor) -> torch.dtype:
+    """Of a product with this tensor: its own, or autocast's."""
+    if t.dtype in FLOATS and t.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(t.device.type):
+        return torch.get_autocast_dtype(t.device.type)
+    return t.dtype
 
 
 def traced(*tensors: torch.Tensor) -> bool:

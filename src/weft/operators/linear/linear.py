@@ -13,7 +13,17 @@ from torch import Tensor
 
 from weft.definition import Declined, Operator, Tolerance
 from weft.operators import peers
-from weft.operators.call import Choice, cast_for_products, differentiable, eager, guarded, on_gpu
+from weft.operators.call import (
+    FLOATS_AND_64,
+    Choice,
+    cast_for_products,
+    check_shape,
+    differentiable,
+    eager,
+    guarded,
+    on_gpu,
+    product_dtype,
+)
 from weft.operators.hopper.gemm import ON_HOPPER
 from weft.operators.linear import activations
 from weft.operators.linear.dispatch import (
@@ -122,7 +132,8 @@ def linear_function(
         weight: [N, K] as ``torch.nn.Linear`` keeps it, of x's dtype and device, any strides; of a gated activation [2N, K],
             the gate's rows first.
         bias: [N], or [2N] of a gated activation; of x's dtype and device, or None.
-        residual: [..., N], added last; of x's dtype and device, or None.
+        residual: [..., N], added last; of x's device, or None. One of another dtype than the product's (fp32 beside bf16 under
+            autocast) is added as PyTorch does, and the result has the wider dtype.
         activation: None, ``relu``, ``silu``, ``gelu`` (x Φ(x)) or ``gelu_tanh``; gated: ``reglu``, ``swiglu``, ``geglu`` or
             ``geglu_tanh``.
 
@@ -137,6 +148,12 @@ def linear_function(
 
     All four tensors have gradients; a gradient of the gradient is PyTorch's.
     """
+    if isinstance(residual, Tensor) and isinstance(x, Tensor):
+        dtype = product_dtype(x)
+        if residual.dtype != dtype and residual.dtype in FLOATS_AND_64:
+            y = linear_function(x, weight, bias, activation=activation)
+            check_shape("linear", "residual", residual, residual.shape == y.shape, f"{tuple(y.shape)}, the result's")
+            return y + residual
     tensors, options = arguments(x, weight, bias, residual, activation)
     if eager(*tensors) and (ready := FORWARD.of(tensors, *options)) is not None:
         n = weight.shape[0] // (2 if activations.of(activation).gated else 1)
