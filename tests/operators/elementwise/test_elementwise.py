@@ -5,6 +5,7 @@ import torch
 from where import DEVICE
 
 from weft import ops, registry
+from weft.operators.elementwise import dispatch
 
 pytestmark = pytest.mark.device
 NAMES = ("add", "geglu", "gelu", "reglu", "relu", "silu", "swiglu", "vector_add")
@@ -42,3 +43,37 @@ def test_relu_finds_its_bits_whatever_the_strides_of_the_gradient(shape, made, s
     x.requires_grad_()
     (dx,) = torch.autograd.grad(ops.relu(x), x, dy)
     assert dx.equal(torch.where(x > 0, dy, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("n", "strides", "dtype", "step", "tail"),
+    [
+        (4096, (0, 1, 0, 1), torch.float16, 1, False),  # Triton sees that 16 divides it
+        (4104, (0, 1, 0, 1), torch.float16, 8, False),
+        (4100, (0, 1, 0, 1), torch.float32, 4, False),
+        (4101, (0, 1, 0, 1), torch.float16, 1, True),
+        (1000, (1016, 1, 1000, 1), torch.float16, 8, False),
+        (1001, (1008, 1, 1016, 1), torch.float16, 8, True),
+        (1000, (1003, 1, 1000, 1), torch.float16, 1, False),  # rows begin anywhere
+        (1000, (1000, 2, 1000, 1), torch.float16, 1, False),
+    ],
+)
+def test_rows_are_read_by_vectors_where_they_begin_at_whole_ones(n, strides, dtype, step, tail):
+    numbers, constants = dispatch.vectors_of(torch.empty(1, dtype=dtype), n, strides)
+    assert constants == {"STEP": step, "TAIL": tail}
+    assert numbers[0] * (1 if tail else step) == n
+    assert tuple(s * step if i % 2 == 0 else s for i, s in enumerate(numbers[1:])) == strides
+
+
+@pytest.mark.parametrize("shape", [(2053,), (2056,), (3, 1029), (5, 1032)])
+@pytest.mark.parametrize("pad", [0, 3, 16])
+def test_sizes_that_end_within_a_vector(shape, pad):
+    """Dense, and with rows further apart."""
+    x = torch.randn(*shape[:-1], shape[-1] + pad, device=DEVICE).half()[..., : shape[-1]].requires_grad_()
+    dy = torch.randn_like(x)
+    for ours, theirs in ((ops.silu, torch.nn.functional.silu), (ops.relu, torch.relu)):
+        (got,), (right,) = (torch.autograd.grad(f(x), x, dy) for f in (ours, theirs))
+        torch.testing.assert_close(ours(x), theirs(x), rtol=2e-3, atol=1e-3)
+        torch.testing.assert_close(got, right, rtol=2e-3, atol=1e-3)
+    kept = ops.dropout(x, 0.5, seed=3)
+    assert torch.equal(kept, torch.where(kept == 0, 0, 2 * x)) and 0.4 < (kept == 0).float().mean() < 0.6

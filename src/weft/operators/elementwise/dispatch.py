@@ -1,5 +1,6 @@
 """Which kernel an element-wise call takes, forward and backward, and how it is launched."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -98,12 +99,29 @@ def laid_out(*tensors: Tensor) -> tuple[int, int, tuple[int, ...]] | None:
     return *found[0][:2], tuple(stride for view in found for stride in view[2:])  # type: ignore[index]
 
 
+def vectors_of(x: Tensor, n: int, strides: tuple[int, ...]) -> tuple[tuple[int, ...], dict[str, Any]]:
+    """A kernel's N and strides, two of each tensor, and its constants. Triton knows of a number only whether 16 divides it; a
+    vector of 16 bytes needs less.
+
+    STEP: elements of a vector, by which row strides, and N unless TAIL, are divided; 1 where 16 divides all, or vectors do not
+    divide the rows' strides. TAIL: rows begin at whole vectors, and do not end so.
+    """
+    vector, rows = 16 // x.element_size(), strides[::2]
+    begin = math.gcd(16, *rows) if set(strides[1::2]) == {1} else 1
+    tail = begin >= vector and n % vector != 0
+    step = vector if begin >= vector and (begin < 16 or (n % 16 != 0 and not tail)) else 1
+    divided = [s // step if i % 2 == 0 else s for i, s in enumerate(strides)]
+    return (n if tail else n // step, *divided), {"STEP": step, "TAIL": tail}
+
+
 def rows_plan(kernel: Any, x: Tensor, laid: tuple[Any, ...], inputs: int = 1, heavy: bool = False, **own: Any) -> Plan:
     """The launch of a kernel over tensors like x, laid out as :func:`laid_out` says; a BLOCK is no longer than rows need."""
     rows, n, strides = laid
     config = CONFIGURATIONS[inputs, heavy](x.device, x.dtype, min(max(bucket(x.numel()), SMALL), LARGE))
     block = min(config["BLOCK"], bucket(n, 128))
-    return Plan(kernel, (rows * triton.cdiv(n, block),), (n, *strides), {**own, "BLOCK": block}, config["num_warps"])
+    numbers, constants = vectors_of(x, n, strides)
+    grid = (rows * triton.cdiv(n, block),)
+    return Plan(kernel, grid, numbers, {**own, "BLOCK": block, **constants}, config["num_warps"])
 
 
 def map_plan(formula: Any, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], heavy: bool = False) -> Plan:
