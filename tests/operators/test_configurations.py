@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from where import ROOT
+from where import ROOT, printed
 
 from weft import registry
 from weft.operators import configs
@@ -78,3 +78,12 @@ def test_a_third_tensor_leaves_the_gradient_of_a_norm_eight_warps_a_multiprocess
     found = ring.layout(90, c, torch.bfloat16, n, 3, 2)
     room = (SHARED_LIMIT[90] + ring.SYSTEM) // (found.shared + ring.own_bytes(found.rows, c["THREADS"]))
     assert min(c["PER_SM"], room) * c["THREADS"] >= 8 * 32
+
+
+def test_rows_are_loaded_by_the_longest_vectors_that_divide_them():
+    """Triton alone sees only whether 16 divides a row's length: of 4,104 columns it loads each by itself."""
+    found = json.loads(printed(str(ROOT / "tests/operators/vector_widths.py")))
+    right = {4096: (16, 16), 4104: (16, 16), 4100: (8, 16), 4102: (4, 8), 4101: (2, 4)}
+    assert found == {
+        f"{n} {d}": [w] for n, of in right.items() for d, w in zip(("bfloat16", "float32"), of, strict=True)
+    }

@@ -10,7 +10,7 @@ from torch import Tensor
 from weft.operators.call import rows_of, views
 from weft.operators.configs import Configurations, bucket, grid_of
 from weft.operators.dropout.philox import GROUP, dropped
-from weft.operators.elementwise.dispatch import LARGE, SMALL, like, vectors_of
+from weft.operators.elementwise.dispatch import LARGE, SMALL, has_tail, like
 from weft.operators.elementwise.kernels import place, read, write
 from weft.operators.launch import Plan
 
@@ -20,14 +20,13 @@ def drop(
     x_ptr, out_ptr, seed_ptr, seed: tl.uint64, offset: tl.uint64, last: tl.uint32, scale: tl.float32,
     M, N, x_row, x_col, out_row, out_col,
     BLOCK: tl.constexpr, PER: tl.constexpr, ORDER: tl.constexpr, SEED_IN_MEMORY: tl.constexpr,
-    STEP: tl.constexpr, TAIL: tl.constexpr,
+    TAIL: tl.constexpr,
 ):  # fmt: skip
     """out = scale * x, or 0 where :func:`dropped` says so; x and out are [M, N] of any two strides.
 
     A program takes BLOCK neighbours in row-major order. ORDER says how: ``flat`` of one row; ``rows`` of one of many rows,
     each of which begins with a group of 8 (elements of one Philox call); ``any`` across the ends of rows.
     """
-    N = N if TAIL else N * STEP
     if ORDER == "rows":
         row, col = place(N, BLOCK)
         start = row * N + (tl.program_id(0) % tl.cdiv(N, BLOCK)).to(tl.int64) * BLOCK
@@ -37,12 +36,12 @@ def drop(
     if ORDER == "any":
         row = col // N
         col = tl.where(row < M, col % N, N)  # beyond the end: masked
-    x = read(x_ptr, row, col, x_row, x_col, N, STEP, TAIL)
+    x = read(x_ptr, row, col, x_row, x_col, N, TAIL)
     if SEED_IN_MEMORY:
         seed = tl.load(seed_ptr)
     part = start.to(tl.uint64) // PER + tl.arange(0, BLOCK // PER)
     x = dropped(x, part, seed, offset, last, PER)
-    write(out_ptr, row, col, out_row, out_col, N, x * scale, STEP, TAIL)
+    write(out_ptr, row, col, out_row, out_col, N, x * scale, TAIL)
 
 
 def candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
@@ -67,8 +66,6 @@ def plan(x: Tensor, seed_in_memory: bool) -> Plan:
     order = "flat" if m == 1 else "any" if n % GROUP else "rows"
     block = min(config["BLOCK"], bucket(n if order == "rows" else m * n, 256))
     tile = {"BLOCK": block, "PER": 16 // x.element_size(), "ORDER": order, "SEED_IN_MEMORY": seed_in_memory}
-    numbers, constants = (n, *x_strides, *out_strides), {"STEP": 1, "TAIL": False}
-    if order != "any":
-        numbers, constants = vectors_of(x, n, (*x_strides, *out_strides))
+    tile["TAIL"] = order != "any" and has_tail(x, n, (*x_strides, *out_strides))
     grid = (m * triton.cdiv(n, block) if order == "rows" else triton.cdiv(m * n, block),)
-    return Plan(drop, grid, (m, *numbers), {**tile, **constants}, config["num_warps"])
+    return Plan(drop, grid, (m, n, *x_strides, *out_strides), tile, config["num_warps"])

@@ -1,6 +1,5 @@
 """Which kernel an element-wise call takes, forward and backward, and how it is launched."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -99,19 +98,11 @@ def laid_out(*tensors: Tensor) -> tuple[int, int, tuple[int, ...]] | None:
     return *found[0][:2], tuple(stride for view in found for stride in view[2:])  # type: ignore[index]
 
 
-def vectors_of(x: Tensor, n: int, strides: tuple[int, ...]) -> tuple[tuple[int, ...], dict[str, Any]]:
-    """A kernel's N and strides, two of each tensor, and its constants. Triton knows of a number only whether 16 divides it; a
-    vector of 16 bytes needs less.
-
-    STEP: elements of a vector, by which row strides, and N unless TAIL, are divided; 1 where 16 divides all, or vectors do not
-    divide the rows' strides. TAIL: rows begin at whole vectors, and do not end so.
-    """
-    vector, rows = 16 // x.element_size(), strides[::2]
-    begin = math.gcd(16, *rows) if set(strides[1::2]) == {1} else 1
-    tail = begin >= vector and n % vector != 0
-    step = vector if begin >= vector and (begin < 16 or (n % 16 != 0 and not tail)) else 1
-    divided = [s // step if i % 2 == 0 else s for i, s in enumerate(strides)]
-    return (n if tail else n // step, *divided), {"STEP": step, "TAIL": tail}
+def has_tail(x: Tensor, n: int, strides: tuple[int, ...]) -> bool:
+    """Whether rows of n columns, with these two strides each, begin at whole vectors of 16 bytes and do not end so: a mask for
+    their ends would have all of them read element by element."""
+    vector = 16 // x.element_size()
+    return set(strides[1::2]) == {1} and n % vector != 0 and all(stride % vector == 0 for stride in strides[::2])
 
 
 def rows_plan(kernel: Any, x: Tensor, laid: tuple[Any, ...], inputs: int = 1, heavy: bool = False, **own: Any) -> Plan:
@@ -119,9 +110,8 @@ def rows_plan(kernel: Any, x: Tensor, laid: tuple[Any, ...], inputs: int = 1, he
     rows, n, strides = laid
     config = CONFIGURATIONS[inputs, heavy](x.device, x.dtype, min(max(bucket(x.numel()), SMALL), LARGE))
     block = min(config["BLOCK"], bucket(n, 128))
-    numbers, constants = vectors_of(x, n, strides)
-    grid = (rows * triton.cdiv(n, block),)
-    return Plan(kernel, grid, numbers, {**own, "BLOCK": block, **constants}, config["num_warps"])
+    own |= {"BLOCK": block, "TAIL": has_tail(x, n, strides)}
+    return Plan(kernel, (rows * triton.cdiv(n, block),), (n, *strides), own, config["num_warps"])
 
 
 def map_plan(formula: Any, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], heavy: bool = False) -> Plan:

@@ -1,7 +1,5 @@
 """Element-wise Triton kernels. Tensors are [M, N] views of any two strides; dense tensors are one row.
 
-STEP and TAIL are those of ``dispatch.vectors_of``: row strides, and N without TAIL, come divided by STEP.
-
 An operator gives its *formula*, a Triton function of fp32 values, which a kernel takes as a compile-time constant.
 Everything is computed in fp32 and rounded once.
 """
@@ -25,9 +23,9 @@ def whole(N, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def read(ptr, row, col, row_stride, col_stride, N, STEP: tl.constexpr, TAIL: tl.constexpr):
+def read(ptr, row, col, row_stride, col_stride, N, TAIL: tl.constexpr):
     """With TAIL, programs whose columns all exist read without a mask, by vectors; the last of a row by elements."""
-    at = ptr + row * row_stride * STEP + col * col_stride
+    at = ptr + row * row_stride + col * col_stride
     if TAIL:
         if whole(N, col.shape[0]):
             x = tl.load(at, eviction_policy="evict_last")
@@ -39,8 +37,8 @@ def read(ptr, row, col, row_stride, col_stride, N, STEP: tl.constexpr, TAIL: tl.
 
 
 @triton.jit
-def write(ptr, row, col, row_stride, col_stride, N, value, STEP: tl.constexpr, TAIL: tl.constexpr):
-    at, value = ptr + row * row_stride * STEP + col * col_stride, value.to(ptr.dtype.element_ty)
+def write(ptr, row, col, row_stride, col_stride, N, value, TAIL: tl.constexpr):
+    at, value = ptr + row * row_stride + col * col_stride, value.to(ptr.dtype.element_ty)
     if TAIL:
         if whole(N, col.shape[0]):
             tl.store(at, value)
@@ -53,45 +51,42 @@ def write(ptr, row, col, row_stride, col_stride, N, value, STEP: tl.constexpr, T
 @triton.jit
 def map_one(
     a_ptr, out_ptr, N, a_row, a_col, out_row, out_col,
-    F: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr, TAIL: tl.constexpr,
+    F: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
     """out = F(a, PRECISE); PRECISE says that the result keeps all of fp32."""
-    N = N if TAIL else N * STEP
     row, col = place(N, BLOCK)
     PRECISE: tl.constexpr = out_ptr.dtype.element_ty == tl.float32
-    a = read(a_ptr, row, col, a_row, a_col, N, STEP, TAIL)
-    write(out_ptr, row, col, out_row, out_col, N, F(a, PRECISE), STEP, TAIL)
+    a = read(a_ptr, row, col, a_row, a_col, N, TAIL)
+    write(out_ptr, row, col, out_row, out_col, N, F(a, PRECISE), TAIL)
 
 
 @triton.jit
 def map_two(
     a_ptr, b_ptr, out_ptr, N, a_row, a_col, b_row, b_col, out_row, out_col,
-    F: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr, TAIL: tl.constexpr,
+    F: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
     """out = F(a, b, PRECISE)"""
-    N = N if TAIL else N * STEP
     row, col = place(N, BLOCK)
     PRECISE: tl.constexpr = out_ptr.dtype.element_ty == tl.float32
-    a = read(a_ptr, row, col, a_row, a_col, N, STEP, TAIL)
-    b = read(b_ptr, row, col, b_row, b_col, N, STEP, TAIL)
-    write(out_ptr, row, col, out_row, out_col, N, F(a, b, PRECISE), STEP, TAIL)
+    a = read(a_ptr, row, col, a_row, a_col, N, TAIL)
+    b = read(b_ptr, row, col, b_row, b_col, N, TAIL)
+    write(out_ptr, row, col, out_row, out_col, N, F(a, b, PRECISE), TAIL)
 
 
 @triton.jit
 def map_three(
     a_ptr, b_ptr, c_ptr, out_ptr, other_ptr, N, a_row, a_col, b_row, b_col, c_row, c_col, out_row, out_col,
-    other_row, other_col, F: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr, TAIL: tl.constexpr,
+    other_row, other_col, F: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
     """out, other = F(a, b, c, PRECISE)"""
-    N = N if TAIL else N * STEP
     row, col = place(N, BLOCK)
     PRECISE: tl.constexpr = out_ptr.dtype.element_ty == tl.float32
-    a = read(a_ptr, row, col, a_row, a_col, N, STEP, TAIL)
-    b = read(b_ptr, row, col, b_row, b_col, N, STEP, TAIL)
-    c = read(c_ptr, row, col, c_row, c_col, N, STEP, TAIL)
+    a = read(a_ptr, row, col, a_row, a_col, N, TAIL)
+    b = read(b_ptr, row, col, b_row, b_col, N, TAIL)
+    c = read(c_ptr, row, col, c_row, c_col, N, TAIL)
     out, other = F(a, b, c, PRECISE)
-    write(out_ptr, row, col, out_row, out_col, N, out, STEP, TAIL)
-    write(other_ptr, row, col, other_row, other_col, N, other, STEP, TAIL)
+    write(out_ptr, row, col, out_row, out_col, N, out, TAIL)
+    write(other_ptr, row, col, other_row, other_col, N, other, TAIL)
 
 
 # ---- relu: bits [rows, ceil(N / 8)] uint8, bit i of byte j is column 8 j + i -----------------------------------------
@@ -111,13 +106,10 @@ def bytes_at(bits_ptr, row, N, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def relu_with_bits(
-    x_ptr, y_ptr, bits_ptr, N, x_row, x_col, y_row, y_col, BLOCK: tl.constexpr, STEP: tl.constexpr, TAIL: tl.constexpr
-):
-    N = N if TAIL else N * STEP
+def relu_with_bits(x_ptr, y_ptr, bits_ptr, N, x_row, x_col, y_row, y_col, BLOCK: tl.constexpr, TAIL: tl.constexpr):
     row, col = place(N, BLOCK)
-    x = read(x_ptr, row, col, x_row, x_col, N, STEP, TAIL)
-    write(y_ptr, row, col, y_row, y_col, N, relu(x, True), STEP, TAIL)
+    x = read(x_ptr, row, col, x_row, x_col, N, TAIL)
+    write(y_ptr, row, col, y_row, y_col, N, relu(x, True), TAIL)
     passes = tl.where(x <= 0, 0, 1)  # NaN passes
     packed = tl.sum(tl.reshape(passes, [BLOCK // 8, 8]) << tl.arange(0, 8)[None, :], axis=1)
     at, there = bytes_at(bits_ptr, row, N, BLOCK)
@@ -126,25 +118,14 @@ def relu_with_bits(
 
 @triton.jit
 def relu_backward(
-    dy_ptr,
-    bits_ptr,
-    dx_ptr,
-    N,
-    dy_row,
-    dy_col,
-    dx_row,
-    dx_col,
-    BLOCK: tl.constexpr,
-    STEP: tl.constexpr,
-    TAIL: tl.constexpr,
-):
-    N = N if TAIL else N * STEP
+    dy_ptr, bits_ptr, dx_ptr, N, dy_row, dy_col, dx_row, dx_col, BLOCK: tl.constexpr, TAIL: tl.constexpr
+):  # fmt: skip
     row, col = place(N, BLOCK)
-    dy = read(dy_ptr, row, col, dy_row, dy_col, N, STEP, TAIL)
+    dy = read(dy_ptr, row, col, dy_row, dy_col, N, TAIL)
     at, there = bytes_at(bits_ptr, row, N, BLOCK)
     packed = tl.load(at, mask=there, other=0).to(tl.int32)
     passes = tl.reshape((packed[:, None] >> tl.arange(0, 8)[None, :]) & 1, [BLOCK])
-    write(dx_ptr, row, col, dx_row, dx_col, N, tl.where(passes != 0, dy, 0.0), STEP, TAIL)
+    write(dx_ptr, row, col, dx_row, dx_col, N, tl.where(passes != 0, dy, 0.0), TAIL)
 
 
 # ---- the curves that activations are made of -------------------------------------------------------------------------
