@@ -41,6 +41,7 @@ class Case:
     biased: bool = False
     activation: str = "NONE"
     padded: bool = False  # whether rows lie further apart than they are long
+    lacking: int = 0  # columns of C that b does not have
     residual: str = ""  # "", "apart" or "C": in C's place
     gated: bool = False
     amax: bool = False
@@ -90,7 +91,10 @@ class Product:
         self.case, self.seed = case, seed
         self.random = random = torch.Generator().manual_seed(seed)
         many = (case.matrices,) if case.matrices else ()
-        self.a, self.b = self.matrix(case.m, case.k, case.layout[0]), self.matrix(case.k, case.n, case.layout[1])
+        self.a, self.b = (
+            self.matrix(case.m, case.k, case.layout[0]),
+            self.matrix(case.k, case.n - case.lacking, case.layout[1]),
+        )
         self.up = self.matrix(case.k, case.n, case.layout[1]) if case.gated else self.b
         self.c = torch.full((*many, case.m, case.n), -(2**31) if case.out is torch.int32 else torch.nan, dtype=case.out)
         self.residual = self.c
@@ -118,6 +122,7 @@ class Product:
                 self.a, self.b, case.out,
                 gemm.Epilogue(*counts, case.scales == "blocks", case.biased, case.activation, case.amax),
                 case.two_levels, residual=self.residual if case.residual else None, up=self.up if case.gated else None,
+                n=case.n,
             )  # fmt: skip
 
         assert bool(self.plan.parts) == case.stream
@@ -127,7 +132,8 @@ class Product:
     def matrix(self, rows: int, columns: int, letter: str, dtype: torch.dtype | None = None) -> torch.Tensor:
         case, dtype = self.case, dtype or self.case.dtype
         shape = (rows, columns) if letter == "N" else (columns, rows)
-        room = (*([case.matrices] if case.matrices else []), shape[0], shape[1] + 16 * case.padded)
+        apart = -(-shape[1] // (step := 16 // dtype.itemsize)) * step  # rows begin on 16 bytes
+        room = (*([case.matrices] if case.matrices else []), shape[0], apart + 16 * case.padded)
         if dtype is INT8:
             made = torch.randint(-127, 128, room, dtype=INT8, generator=self.random)
         else:
@@ -147,7 +153,7 @@ class Product:
             a, columns = self.a, slice(half * case.n, (half + 1) * case.n)
             if case.dtype is FP32:  # tf32
                 a, b = ((t.contiguous().view(torch.int32) & ~0x1FFF).view(FP32) for t in (a, b))
-            a, b = a.double(), b.double()
+            a, b = a.double(), F.pad(b.double(), (0, case.lacking))
             if case.scales == "blocks":
                 a = a * self.a_scale.repeat_interleave(128, 1)[:, : case.k]
                 b = b * self.b_scale.repeat_interleave(128, 0)[: case.n].repeat_interleave(128, 1)[:, : case.k].T

@@ -33,6 +33,8 @@ CASES = {
     "256 columns, no cluster": Case(columns=256, m=136, n=264, k=136),
     "64 columns, cluster of 2, batched, padded": Case(cluster=2, matrices=2, padded=True),
     "padded, K apart": Case(FP16, BF16, "TN", padded=True),
+    **{f"rows of any length, {layout}": Case(layout=layout, m=133, k=131, lacking=3) for layout in LAYOUTS},
+    "rows of any length, cluster of 2": Case(columns=256, stages=4, cluster=2, m=391, n=520, k=71, lacking=7),
     "two stages, one block": Case(stages=2, m=264, n=200, clusters=1),
     "as many stages as fit": Case(stages=8, k=1032),
     "one element": Case(m=1, n=8, k=8),

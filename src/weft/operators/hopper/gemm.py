@@ -49,8 +49,8 @@ def across(t: Tensor, k: int) -> bool:
     return t.stride(k) != 1 and t.stride(-3 - k) == 1
 
 
-def why_not(a: Tensor, b: Tensor, out_dtype: torch.dtype) -> str:
-    """Why the kernel does not take a [.., M, K] and b [.., K, N] (an empty string when it does)."""
+def why_not(a: Tensor, b: Tensor, out_dtype: torch.dtype, n: int | None = None) -> str:
+    """Why the kernel does not take a [.., M, K] and b [.., K, N] for n columns, or N (an empty string when it does)."""
     if a.dtype not in OPERANDS or b.dtype != a.dtype:
         return f"dtypes {a.dtype} and {b.dtype}; it takes two of {', '.join(str(t)[6:] for t in OPERANDS)}"
     codes = a.dtype in SIXTEEN_BITS and out_dtype == torch.float8_e4m3fn
@@ -67,8 +67,9 @@ def why_not(a: Tensor, b: Tensor, out_dtype: torch.dtype) -> str:
         reason = map_why_not("a", a, a.element_size(), across(a, -1))
         if reason := reason or map_why_not("b", b, b.element_size(), not across(b, -2)):
             return reason
-    if b.shape[-1] * out_dtype.itemsize % 16:
-        return f"rows of {b.shape[-1]} elements in the result do not begin on 16 bytes, which TMA wants"
+    n = n or b.shape[-1]
+    if n * out_dtype.itemsize % 16:
+        return f"rows of {n} elements in the result do not begin on 16 bytes, which TMA wants"
     return ""
 
 
@@ -121,6 +122,7 @@ class HopperPlan:
         symmetric: the configuration of a launch that computes the lower triangle of C and mirrors it: C, square, of
             16-bit floats, must be symmetric, and so must the residual be. Not with scales, a bias, an activation, up or amax.
         second: another matrix of the residual's form, with a factor gamma.
+        n: columns of C where these are more than b has: the last ones are products with zeros.
 
     Raises:
         Declined: when TMA or wgmma cannot take the operands.
@@ -129,12 +131,12 @@ class HopperPlan:
     def __init__(
         self, a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None, epilogue: Epilogue = Epilogue(),
         two_levels: bool = False, *, residual: Tensor | None = None, up: Tensor | None = None,
-        symmetric: Config | None = None, second: Tensor | None = None,
+        symmetric: Config | None = None, second: Tensor | None = None, n: int | None = None,
     ):  # fmt: skip
-        out_dtype = out_dtype or a.dtype
-        if reason := why_not(a, b, out_dtype):
+        out_dtype, n = out_dtype or a.dtype, n or b.shape[-1]
+        if reason := why_not(a, b, out_dtype, n):
             raise Declined(reason)
-        (m, k), n, matrices = a.shape[-2:], b.shape[-1], a.shape[0] if a.ndim == 3 else 1
+        (m, k), matrices = a.shape[-2:], a.shape[0] if a.ndim == 3 else 1
         out = torch.empty((matrices, m, n), dtype=out_dtype, device="meta")
         if up is not None and (up.shape, up.stride(), up.dtype) != (b.shape, b.stride(), b.dtype):
             raise Declined(

@@ -4,6 +4,7 @@
 x [..., K], weight [N, K] ([2N, K] of a gated activation), y and residual [..., N]; M is the product of x's leading dimensions.
 """
 
+import copy
 import functools
 import math
 from typing import Any
@@ -22,7 +23,7 @@ from weft.operators.call import (
 )
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.elementwise.dispatch import map_plan
-from weft.operators.hopper import gemm, tensor_maps
+from weft.operators.hopper import gemm, padded, tensor_maps
 from weft.operators.hopper.gemm import SIXTEEN_BITS, HopperPlan
 from weft.operators.launch import INTERPRETING, Plan, Plans
 from weft.operators.linear import activations, gemv, kernels
@@ -186,6 +187,70 @@ class HopperLaunch:
         self.plan(x, gate, y, bias=bias_or_none, residual=residual_or_none, up=up)  # the plan reads addresses alone
 
 
+class Copies:
+    """A linear layer's tensors with rows that begin on 16 bytes: copies of those that TMA does not take, and of all that have a
+    row or column for each of the N results where N is no multiple of 8."""
+
+    def __init__(self, c: LinearCall):
+        self.parts = 2 if c.activation.gated else 1  # of weight and bias: gate and up
+        self.n = c.weight.shape[0] // self.parts
+        self.columns = -(-self.n // 8) * 8
+
+    def call(self, c: LinearCall) -> LinearCall:
+        """The call of the copies, on no device."""
+        made = copy.copy(c)
+        made.x, made.weight, made.bias, made.residual = self.of(c.matrix, c.weight, c.bias, c.residual, "meta")
+        return made
+
+    def of(self, x: Tensor, weight: Tensor, bias: Any, residual: Any, device: str | None = None) -> tuple[Any, ...]:
+        """The tensors, with a ``device`` empty ones."""
+        rows, wide = self.columns * self.parts, self.columns != self.n
+        if not padded.fits(x):
+            x = self._copy(x, x.shape, 1, device)
+        if wide or not padded.fits(weight):
+            weight = self._copy(weight, (rows, weight.shape[1]), self.parts, device)
+        if bias is not None and (wide or not bias.is_contiguous()):
+            bias = self._copy(bias, (rows,), self.parts, device)
+        if residual is not None and (wide or not padded.fits(flat(residual))):
+            residual = self._copy(flat(residual), (x.shape[0], self.columns), 1, device)
+        return x, weight, bias, residual
+
+    def _copy(self, t: Tensor, shape: Any, parts: int, device: str | None) -> Tensor:
+        like = torch.empty(shape, dtype=t.dtype, device="meta")
+        made = (
+            torch.empty_like(like, device=device or t.device)
+            if t.ndim == 1
+            else padded.fitting(like, device or t.device)
+        )
+        for to, of in zip(made.chunk(parts), t.chunk(parts), strict=True) if device is None else ():
+            to[tuple(map(slice, of.shape))].copy_(of)
+        return made
+
+
+class PaddedLaunch:
+    """That launch of copies, of the plans that :class:`LinearCall` describes."""
+
+    def __init__(self, c: LinearCall):
+        self.copies = Copies(c)
+        self.launch = HopperLaunch(self.copies.call(c))
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor, y: Tensor, pre: Tensor) -> None:
+        n, columns = self.copies.n, self.copies.columns
+        given = (bias if self.launch.biased else None, residual if self.launch.added else None)
+        x, weight, bias, residual = self.copies.of(flat(x), weight, *given)
+        wide = y if columns == n else y.new_empty((x.shape[0], columns))
+        self.launch(x, weight, x if bias is None else bias, x if residual is None else residual, wide, wide)
+        if wide is not y:
+            flat(y).copy_(wide[:, :n])
+
+
+def padded_unsupported(c: LinearCall) -> str:
+    reason = hopper_unsupported(c)
+    if not reason or c.sm != 90 or c.x.dtype not in SIXTEEN_BITS or c.needs_copy:
+        return reason
+    return hopper_unsupported(Copies(c).call(c))
+
+
 class QuantizedLaunch(HopperLaunch):
     """With the largest |y|, of the plans that :class:`QuantizedCall` describes. ``codes``: they leave the main loop in e4m3;
     else y does, of which a second launch makes codes."""
@@ -240,6 +305,8 @@ FORWARD = Dispatch(
     Route("torch", lambda c: c.m <= FEW, "few rows: the weight's bytes are the limit, see skinny_matmul"),
     Route("cuda", lambda c: True, "TMA and wgmma, with the epilogue in registers",
           HopperLaunch, hopper_unsupported, sm=90),
+    Route("cuda-padded", lambda c: padded.pays(c.matrix, c.weight.t()), "copies with rows that begin on 16 bytes, as matmul's",
+          PaddedLaunch, padded_unsupported, sm=90),
     Route("triton", lambda c: c.k <= LONGEST_K, SHORT,
           lambda c: kernels.tiled_plan(kernels.linear_tiled, c), copy_unsupported),
     LONG,

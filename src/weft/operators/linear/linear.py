@@ -6,6 +6,7 @@ registers, which saves a trip of [M, N] or [M, 2N] through memory for each (READ
 
 import dataclasses
 import functools
+import itertools
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from weft.operators.call import (
     product_dtype,
 )
 from weft.operators.hopper.gemm import ON_HOPPER
+from weft.operators.hopper.padded import NOTHING
 from weft.operators.linear import activations
 from weft.operators.linear.dispatch import (
     FORWARD,
@@ -34,6 +36,7 @@ from weft.operators.linear.dispatch import (
     copy_unsupported,
     flat,
     hopper_unsupported,
+    padded_unsupported,
 )
 from weft.operators.linear.reference import MUTANTS, OPTIONS, WORKLOADS, composed, cost, gated, inputs, reference
 from weft.operators.matmul.dispatch import OF_QUACK
@@ -49,6 +52,9 @@ linear = Operator(
     differentiable=("x", "weight", "bias", "residual"),
     # of the longest sum; a gated activation multiplies two
     tolerance=Tolerance(scale="tensor", terms=lambda w: max(w.axes.values()) * (1 + gated(w))),
+    workspace=lambda w: (
+        2 * (2 + gated(w)) * sum((x + 8) * (y + 8) for x, y in itertools.combinations(w.axes.values(), 2))
+    ),
     workloads=WORKLOADS,
     mutants=MUTANTS,
 )
@@ -60,10 +66,14 @@ def run(kernel: str, x: Tensor, weight: Tensor, bias: Any, residual: Any, activa
     return y if x.ndim == 2 else y.view(*x.shape[:-1], y.shape[-1])
 
 
+def only_padded(c: LinearCall) -> str:
+    return padded_unsupported(c) or ("" if hopper_unsupported(c) else NOTHING)
+
+
 def by_kernel(kernel: str, *operands: Any, **named: Any) -> Tensor:
     tensors, options = arguments(*operands, **named)
     c, activation = LinearCall(*tensors, *options), options[-1]
-    if reason := {"triton": copy_unsupported, "cuda": hopper_unsupported}[kernel](c):
+    if reason := {"triton": copy_unsupported, "cuda": hopper_unsupported, "cuda-padded": only_padded}[kernel](c):
         raise Declined(reason)
     if not on_gpu(c.x):
         return reference(c.x, c.weight, c.bias, c.residual, activation=activation)
@@ -103,6 +113,9 @@ def quack(
 
 linear.implementation("triton", arch=">=sm_80")(functools.partial(by_kernel, "triton"))
 linear.implementation("cuda", **ON_HOPPER)(functools.partial(by_kernel, "cuda"))
+linear.implementation("cuda-padded", backend="cuda", directions=("forward",), **ON_HOPPER)(
+    functools.partial(by_kernel, "cuda-padded")
+)
 linear.implementation("torch")(composed)
 linear.implementation("torch.compile", devices=("cuda",))(peers.Compiled(composed))
 linear.implementation("cublaslt", devices=("cuda",), directions=("forward",))(cublaslt)

@@ -190,6 +190,7 @@ WORKLOADS = {
         up(4096, *UP[0], "swiglu", "none"),
         DOWN,
         workload("fp16", M=512, N=512, K=500, activation="silu", plus="bias"),
+        workload("bf16", M=2047, N=2049, K=2050, activation="swiglu", plus="bias"),
         workload("fp32", M=512, N=512, K=512, activation="gelu", plus="bias"),
     ],
     "tune": BENCH,

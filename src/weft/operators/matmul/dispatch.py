@@ -26,7 +26,7 @@ from weft.operators.call import (
     on_gpu,
 )
 from weft.operators.dispatch import EMPTY, Call, Dispatch, Route
-from weft.operators.hopper import gemm
+from weft.operators.hopper import gemm, padded
 from weft.operators.matmul import kernels
 from weft.operators.matmul.kernels import LEVELS
 
@@ -156,6 +156,12 @@ def tiled_launch(c: MatmulCall) -> Launch:
     return kernels.plan(*c.operands, c.precision or default_precision()), c.shape
 
 
+def padded_unsupported(c: MatmulCall) -> str:
+    if c.a.dtype == torch.float32 or len(c.shape) > 2 or c.sm != 90:
+        return hopper_unsupported(c)
+    return padded.unsupported(c.a, c.b)
+
+
 def hopper_unsupported(c: MatmulCall) -> str:
     if c.sm != 90:
         return f"wgmma and TMA as it uses them are of sm_90, this is sm_{c.sm}"
@@ -178,6 +184,8 @@ FORWARD = Dispatch(
           tiled_launch, tiled_unsupported),
     Route("cuda", lambda c: True, "two matrices of 16-bit floats by TMA and wgmma: level with cuBLAS in the mean",
           lambda c: (gemm.HopperPlan(c.a, c.b), c.shape), hopper_unsupported, sm=90),
+    Route("cuda-padded", lambda c: padded.pays(c.a, c.b), "copies with rows that begin on 16 bytes: cuBLAS is slow without",
+          lambda c: (padded.PaddedPlan(c.a, c.b), c.shape), padded_unsupported, sm=90),
     Route("torch", lambda c: True, "cuBLAS: level or ahead in batches, and of what TMA cannot take"),
 )  # fmt: skip
 
@@ -344,6 +352,6 @@ def public(a: Tensor, b: Tensor, precision: str | None, name: str, choose: Any) 
     chosen = choose(a, b, precision).implementation
     if chosen == "triton":
         return by_triton(a, b, precision)
-    if chosen == "cuda":
+    if chosen in ("cuda", "cuda-padded"):
         return product(a, b)
     return cublas(a, b, precision) if a.is_cuda else torch.matmul(a, b)

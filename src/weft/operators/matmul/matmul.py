@@ -4,6 +4,8 @@
 ridge, so the rate of the matrix units is the limit (README.md).
 """
 
+import itertools
+
 import torch
 from torch import Tensor
 
@@ -11,8 +13,20 @@ from weft.definition import Declined, Mutant, Operator, Tolerance, workload
 from weft.operators import mutants, peers
 from weft.operators.call import Choice, cast_for_products, guarded
 from weft.operators.hopper.gemm import ON_HOPPER
+from weft.operators.hopper.padded import NOTHING
 from weft.operators.matmul import dispatch
-from weft.operators.matmul.dispatch import OF_QUACK, MatmulCall, by_triton, cublas, hopper_unsupported, product, quack
+from weft.operators.matmul.dispatch import (
+    FORWARD,
+    OF_QUACK,
+    MatmulCall,
+    by_triton,
+    cublas,
+    hopper_unsupported,
+    launched,
+    padded_unsupported,
+    product,
+    quack,
+)
 from weft.operators.matmul.reference import GRADIENTS, OPTIONS, SUMS, cost, inputs, reference
 
 # (N, K) of a layer's products: queries, keys and values; attention's output; gate and up; down. 8 B, then 70 B.
@@ -44,6 +58,9 @@ matmul = Operator(
     options=OPTIONS,
     differentiable=("a", "b"),
     tolerance=Tolerance(scale="tensor", terms=lambda w: max(w.axes.values())),
+    workspace=lambda w: (
+        2 * sum((x + 8) * (y + 8) for x, y in itertools.combinations(w.axes.values(), 2))
+    ),  # of odd sizes
     workloads={
         "verify": [
             *(
@@ -75,6 +92,7 @@ matmul = Operator(
             workload("bf16", M=4096, N=4096, K=4096),
             workload("fp16", M=512, N=512, K=500, layout="NT"),
             workload("bf16", M=64, N=64, K=2**14),
+            workload("bf16", M=2047, N=2049, K=2050),
             *(workload("fp32", M=4096, N=4096, K=4096, precision=p) for p in ("ieee", "tf32", "tf32x3")),
         ],
         "cpu": CPU_SQUARES,
@@ -106,6 +124,14 @@ def matmul_hopper(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
     if reason := hopper_unsupported(MatmulCall(a, b, precision)):
         raise Declined(reason)
     return product(a, b)
+
+
+@matmul.implementation("cuda-padded", backend="cuda", directions=("forward",), **ON_HOPPER)
+def matmul_padded(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
+    call = MatmulCall(a, b, precision)
+    if reason := padded_unsupported(call) or ("" if hopper_unsupported(call) else NOTHING):
+        raise Declined(reason)
+    return launched(FORWARD.kernel("cuda-padded"), a, b)
 
 
 def numpy(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:

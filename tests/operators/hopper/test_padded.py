@@ -1,0 +1,94 @@
+"""Products of rows that begin anywhere: what is copied, and which products are worth it."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from weft import ops
+from weft.operators.hopper import padded
+from weft.operators.launch import compiling_for
+from weft.operators.linear import dispatch
+from weft.operators.linear.reference import reference
+
+
+class Product:
+    """In place of the Hopper plan: insists on rows that TMA takes, and multiplies."""
+
+    def __init__(self, a, b, n):
+        self.forms, self.n = [(t.shape, t.stride()) for t in (a, b)], n
+
+    def __call__(self, a, b, c):
+        assert all(map(padded.fits, (a, b, c))) and [(t.shape, t.stride()) for t in (a, b)] == self.forms
+        c.copy_(a.float() @ F.pad(b.float(), (0, self.n - b.shape[1])))
+
+
+def operands(m: int, n: int, k: int, layout: str, **where):
+    a = torch.randn(*((m, k) if layout[0] == "N" else (k, m)), **where).half()
+    b = torch.randn(*((k, n) if layout[1] == "N" else (n, k)), **where).half()
+    return a if layout[0] == "N" else a.t(), b if layout[1] == "N" else b.t()
+
+
+@pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
+@pytest.mark.parametrize("size", [(33, 20, 40), (32, 24, 41), (7, 9, 13), (32, 21, 40), (1, 3, 5)])
+def test_the_product_of_copies(size, layout, monkeypatch):
+    monkeypatch.setattr(padded, "HopperPlan", Product)
+    a, b = operands(*size, layout)
+    c = torch.full((size[0], size[1]), torch.nan, dtype=torch.float16)
+    padded.PaddedPlan(a, b)(a, b, c)
+    torch.testing.assert_close(c, (a.float() @ b.float()).half())
+
+
+@pytest.mark.parametrize(
+    ("size", "layout", "copies"),
+    [
+        ((4097, 4099, 4104), "NN", 4104 * 4099 + 4097 * 4099),  # b and the result
+        ((4097, 4099, 4104), "NT", 4097 * 4099),
+        ((4096, 4096, 4099), "NT", 2 * 4096 * 4099),
+    ],
+)
+def test_only_what_does_not_fit_is_copied(size, layout, copies):
+    a, b = operands(*size, layout, device="meta")
+    assert padded.copied(a, b) == copies and padded.pays(a, b) and not padded.unsupported(a, b)
+
+
+@pytest.mark.parametrize(
+    ("size", "implementation", "words"),
+    [
+        ((4097, 4099, 4104), "cuda-padded", "begin on 16 bytes"),
+        ((4096, 4096, 4096), "cuda", "TMA and wgmma"),
+        ((101, 67, 79), "torch", "cuBLAS"),
+    ],
+)
+def test_the_table_pads_large_products(size, implementation, words):
+    with compiling_for(90, lambda *_: None):
+        choice = ops.explain("matmul", *operands(*size, "NN", device="meta"))
+    assert choice.implementation == implementation and words in choice.reason
+
+
+@pytest.mark.parametrize("activation", [None, "gelu", "swiglu"])
+@pytest.mark.parametrize("given", ["", "bias", "bias, residual"])
+@pytest.mark.parametrize("size", [(70, 20, 40), (72, 24, 41), (66, 13, 19)])
+def test_a_linear_layer_of_copies(size, given, activation, monkeypatch):
+    """Of which the main loop is played by the reference: it sees rows that TMA takes, and no element that it should not."""
+    (m, n, k), halves = size, 2 if activation == "swiglu" else 1
+    x, weight = torch.randn(m, k).half(), torch.randn(n * halves, k).half()
+    bias = torch.randn(n * halves).half() if "bias" in given else None
+    residual = torch.randn(m, n).half() if "residual" in given else None
+
+    class Launch(dispatch.HopperLaunch):
+        def __init__(self, c):
+            assert not dispatch.hopper_unsupported(c)
+            self.biased, self.added = c.bias is not None, c.residual is not None
+
+        def __call__(self, x, weight, bias, residual, y, pre):
+            given = bias if self.biased else None, residual if self.added else None
+            y.copy_(reference(x, weight, *given, activation=activation))
+
+    monkeypatch.setattr(dispatch, "HopperLaunch", Launch)
+    monkeypatch.setattr(dispatch.LinearCall, "sm", 90)
+    tensors, options = dispatch.arguments(x, weight, bias, residual, activation)
+    y = torch.full((m, n), torch.nan, dtype=torch.float16)
+    c = dispatch.LinearCall(*tensors, *options)
+    assert not dispatch.padded_unsupported(c)
+    dispatch.PaddedLaunch(c)(*tensors, y, y)
+    torch.testing.assert_close(y, reference(x, weight, bias, residual, activation=activation))
