@@ -39,9 +39,11 @@ def rows_of_chunk(c: LinearCall) -> int:
 
 
 def chunks(c: LinearCall) -> Iterator[tuple[slice, Tensor]]:
-    """(rows, their logits), all in one buffer."""
+    """(rows, their logits), all in one buffer whose rows begin on 16 bytes: a vocabulary of 50,257 has cuBLAS fall to a quarter
+    of its rate in products with rows that do not."""
     t, v, most = c.x.shape[0], c.weight.shape[0], rows_of_chunk(c)
-    buffer = torch.empty((min(most, t), v), device=c.x.device, dtype=c.x.dtype)
+    step = 16 // c.x.element_size()
+    buffer = torch.empty((min(most, t), -(-v // step) * step), device=c.x.device, dtype=c.x.dtype)[:, :v]
     columns = c.weight.t()
     for start in range(0, t, most):
         rows = slice(start, min(start + most, t))
