@@ -66,8 +66,8 @@ def adamw_8bit(
     optimizer.
     """
 
-def add(x: Tensor, y: Tensor) -> Tensor:
-    """Sum of two tensors, with broadcasting."""
+def add(x: Tensor, y: Tensor | float, *, alpha: float = 1) -> Tensor:
+    """Sum of two tensors, with broadcasting, or of a tensor and a number."""
 
 def add_layer_norm(
     x: Tensor,
@@ -133,10 +133,24 @@ def cross_entropy_with_gradient(
 ) -> tuple[Tensor, Tensor]:
     """Cross entropy and its gradient, from one read of the logits."""
 
-def cumprod(x: Tensor, dim: int = -1, *, exclusive: bool = False, reverse: bool = False) -> Tensor:
+def cumprod(
+    x: Tensor,
+    dim: int = -1,
+    *,
+    exclusive: bool = False,
+    reverse: bool = False,
+    dtype: dtype | None = None,
+) -> Tensor:
     """Running products along one dimension."""
 
-def cumsum(x: Tensor, dim: int = -1, *, exclusive: bool = False, reverse: bool = False) -> Tensor:
+def cumsum(
+    x: Tensor,
+    dim: int = -1,
+    *,
+    exclusive: bool = False,
+    reverse: bool = False,
+    dtype: dtype | None = None,
+) -> Tensor:
     """Running sums along one dimension."""
 
 def dequantize(
@@ -281,7 +295,7 @@ def lion(
 ) -> None:
     """One step of Lion in place, one launch for all tensors; :class:`weft.optim.Lion` is the optimizer."""
 
-def log_softmax(x: Tensor, dim: int = -1) -> Tensor:
+def log_softmax(x: Tensor, dim: int = -1, *, dtype: dtype | None = None) -> Tensor:
     """Logarithm of the softmax along one dimension."""
 
 def logcumsumexp(x: Tensor, dim: int = -1, *, exclusive: bool = False, reverse: bool = False) -> Tensor:
@@ -291,15 +305,21 @@ def masked_softmax(x: Tensor, mask: Tensor | None = None, scale: float = 1.0) ->
     """Softmax of ``scale * x + mask`` over the last dimension."""
 
 def matmul(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
-    """Product of two matrices, or of batches of them as ``batched_matmul``."""
+    """Product of two matrices, or of batches of them as ``batched_matmul``, or of vectors as ``torch.matmul``."""
 
-def max(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+def max(x: Tensor, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Tensor:
     """Largest value over one dimension, or over all; ``weft.ops.argmax`` gives the index of a maximum."""
 
-def mean(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+def mean(
+    x: Tensor,
+    dim: int | tuple[int, ...] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: dtype | None = None,
+) -> Tensor:
     """Mean over one dimension, or over all."""
 
-def min(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+def min(x: Tensor, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Tensor:
     """Smallest value over one dimension, or over all; its gradient is that of ``weft.ops.max``."""
 
 def misaligned_access(x: Tensor, offset: int = 1) -> Tensor:
@@ -329,7 +349,14 @@ def newton_schulz(
 ) -> Tensor:
     """Orthogonalises matrices: nearly U·Vᵀ for x = U·S·Vᵀ, by Newton–Schulz iterations."""
 
-def norm(x: Tensor, p: float = 2.0, dim: int | None = None, keepdim: bool = False) -> Tensor:
+def norm(
+    x: Tensor,
+    p: float = 2.0,
+    dim: int | tuple[int, ...] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: dtype | None = None,
+) -> Tensor:
     """Norm over one dimension, or over all: (Σ|x|^p)^(1/p)."""
 
 def permute_tokens(x: Tensor, source: Tensor, position: Tensor | None = None, *, check_source: bool = False) -> Tensor:
@@ -420,7 +447,7 @@ def silu(x: Tensor, *, inplace: bool = False) -> Tensor:
 def skinny_matmul(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     """A linear layer's product for few rows: x · wᵀ + bias."""
 
-def softmax(x: Tensor, dim: int = -1) -> Tensor:
+def softmax(x: Tensor, dim: int = -1, *, dtype: dtype | None = None) -> Tensor:
     """Softmax along one dimension."""
 
 def sparse_2_4_matmul(a: Sparse24, b: Tensor) -> Tensor:
@@ -435,14 +462,20 @@ def spmv(matrix: CSR | SELL, x: Tensor) -> Tensor:
 def strided_access(x: Tensor, stride: int = 2) -> Tensor:
     """Every stride-th element of x, packed."""
 
-def sum(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+def sum(
+    x: Tensor,
+    dim: int | tuple[int, ...] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: dtype | None = None,
+) -> Tensor:
     """Sum over one dimension, or over all."""
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """Gated linear unit with silu. Of one packed tensor: ``swiglu(*x.chunk(2, -1))``, which copies nothing."""
 
 def transpose(x: Tensor, dim0: int = -2, dim1: int = -1) -> Tensor:
-    """The last two axes exchanged, and the result laid out in memory."""
+    """Two axes exchanged, and the result laid out in memory."""
 
 def vector_add(x: Tensor, y: Tensor) -> Tensor:
     """Element-wise sum of two tensors."""

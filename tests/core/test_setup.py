@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from where import ROOT, printed
 
 SCRIPTS = ROOT / "scripts"
 sys.path.insert(0, str(SCRIPTS))
+
 
 import missing_packages  # noqa: E402
 import setup as setup_script  # noqa: E402
@@ -256,3 +258,8 @@ def test_the_whole_way_with_a_fake_ssh(checkout, tmp_path, tools):
 def test_shell_scripts_are_clean():
     scripts = [*SCRIPTS.glob("*.sh"), ROOT / ".ci" / "run"]
     subprocess.run(["shellcheck", *map(str, scripts)], check=True)
+
+
+def test_type_checkers_read_the_types_of_an_installed_copy():
+    package = files("weft")
+    assert package.joinpath("py.typed").is_file() and package.joinpath("ops.pyi").is_file()

@@ -57,15 +57,16 @@ REFUSED = [
     bad("rms_norm", ValueError, "'weight'; (2,); (3,); (2, 3)", x(2, 3), x(2)),
     bad("rms_norm", ValueError, "'weight'; (1, 3); (3,)", x(2, 3), x(1, 3)),
     bad("rms_norm", ValueError, "'weight'; (); (3,)", x(2, 3), x()),
-    bad("matmul", ValueError, "'a'; (3,); matrix", x(3), x(3, 4)),
-    bad("matmul", ValueError, "'b'; (4,); matrix", x(3, 4), x(4)),
+    bad("matmul", ValueError, "'a'; (); vector; matrix", x(), x(3, 4)),
+    bad("matmul", ValueError, "'b'; (); vector; matrix", x(3, 4), x()),
+    bad("matmul", ValueError, "'a'; 'b'; (3,); (4,); 3 rows", x(3), x(4)),
+    bad("batched_matmul", ValueError, "'b'; (4,); two dimensions or more", x(2, 3, 4), x(4)),
     bad("matmul", ValueError, "'a'; 'b'; (1, 3, 4); (5, 4); 4 rows", x(1, 3, 4), x(5, 4)),
     bad("matmul", ValueError, "'a'; 'b'; (3, 4); (5, 6); 4 rows", x(3, 4), x(5, 6)),
     *(
         bad(name, ValueError, words, x(2, 3, 4), x(*shape))
         for name in ("matmul", "batched_matmul")
         for shape, words in (
-            ((4,), "'b'; (4,); two dimensions or more"),
             ((3, 4, 5), "(2, 3, 4); (3, 4, 5); batch dimensions; not 2 and 3"),
             ((2, 3, 5), "(2, 3, 4); (2, 3, 5); 4 rows"),
         )

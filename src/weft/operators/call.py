@@ -274,6 +274,12 @@ def check_vector(
     check_shape(operator, name, value, tuple(value.shape) == (size,), f"({size},), {what}")
 
 
+def check_dtype(operator: str, dtype: Any) -> None:
+    """Raises TypeError unless the ``dtype`` that a caller asks for is a floating-point one, or None."""
+    if dtype is not None and dtype not in FLOATS_AND_64:
+        raise TypeError(f"{operator}: argument 'dtype' is {dtype!r:.40}; expected {either(FLOATS_AND_64)}, or None")
+
+
 def check_eps(operator: str, eps: Any) -> None:
     if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps <= 3e38:
         raise ValueError(f"{operator}: argument 'eps' is {eps!r}; expected a number of at least 0 that fp32 can hold")

@@ -228,7 +228,7 @@ BAD_SCALES = (0.0, -1.0, math.inf, math.nan)
         ("quantize", {"format": "int4", "granularity": "group", "group_size": 3}, "is 3; expected an even number"),
         ("quantize", {"x": X[0, 0], "granularity": "tensor"}, "'x' is a scalar; expected at least one dimension"),
         ("quantize", {"x": X[0], "granularity": "block"}, r"'x' is of shape \(5,\); expected at least two dimensions"),
-        ("quantize", {"x": X.double()}, "'x'.*float64"),
+        ("quantize", {"x": X.int()}, "'x'.*int32"),
         ("quantize", {"power_of_two": 1}, "'power_of_two' is 1; expected True or False"),
         ("quantize", {"rounding": "up"}, "'rounding' is 'up'; expected 'nearest' or 'stochastic'"),
         ("quantize", {"seed": 3}, "'seed' is 3 and 'rounding' 'nearest'"),
@@ -300,3 +300,10 @@ def test_noise_is_what_theory_says():
 def test_rounding_to_nearest_of_the_reference_is_pytorchs_cast():
     a = torch.randn(1000) * 100
     assert rounded(a, "fp8_e4m3").float().equal(a.clamp(-448, 448).to(torch.float8_e4m3fn).float())
+
+
+@pytest.mark.parametrize("granularity", ["tensor", "row", "group"])
+def test_float64_is_rounded_to_float32(granularity):
+    x = torch.randn(3, 256, generator=torch.Generator(DEVICE).manual_seed(0), device=DEVICE, dtype=torch.float64)
+    found = zip(ops.quantize(x, "int8", granularity), ops.quantize(x.float(), "int8", granularity), strict=True)
+    assert all(got.equal(want) for got, want in found)

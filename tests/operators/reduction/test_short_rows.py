@@ -25,10 +25,12 @@ INF = float("inf")
 MODULES = {"sum": sum, "mean": mean, "max": max, "min": min, "norm": norm, "argmax": argmax}
 
 
-def forward(kernel: str, name: str, x: torch.Tensor, order: float = 2.0, dim: int | None = 1, wide: bool = False):
+def forward(
+    kernel: str, name: str, x: torch.Tensor, order: float = 2.0, dim: int | None = 1, into: torch.dtype | None = None
+):
     with compiling_for(90, lambda *kernel: None):
         mask = kernel.endswith("-mask")
-        return FORWARD.kernel(kernel).of((x,), MODULES[name].reduction, dim, False, order, wide, mask)
+        return FORWARD.kernel(kernel).of((x,), MODULES[name].reduction, dim, False, order, into, mask)
 
 
 def backward(x: torch.Tensor, dy: torch.Tensor, order: float = 2.0, dim: int | None = 1):

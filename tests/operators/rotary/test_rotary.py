@@ -114,7 +114,7 @@ def test_tables_get_gradients_through_pytorch():
         (lambda q, k, c, s: (q, k[:1], c, s), "expected the same batch, sequence and head dim"),
         (lambda q, k, c, s: (q, k.half(), c, s), "'k' has dtype float16"),
         (lambda q, k, c, s: (q, k, c[:3], s), r"'cos' has shape \(3, 8\); expected \[S, R/2\] or \[B, S, R/2\]"),
-        (lambda q, k, c, s: (q, k, torch.cat((c, c), -1), s), "first half"),
+        (lambda q, k, c, s: (q, k, torch.cat((c, c), -1), s), r"'sin' has shape \(5, 8\).*both tables alike"),
         (lambda q, k, c, s: (q, k, c, s[:, :3]), r"'sin' has shape \(5, 3\)"),
         (lambda q, k, c, s: (q, k, c.half(), s.half()), "'cos' has dtype float16; expected float32"),
         (lambda q, k, c, s: (q, k, c, s, 1), "'interleaved' is 1; expected True or False"),

@@ -142,6 +142,7 @@ class Pointwise:
     def choose(self, *call: Any, inplace: bool = False, direction: str = "forward") -> Choice:
         """``call``: the tensors, then the option's value where there is one."""
         x = call[: len(self.arguments)]
+        x = x if inplace else promoted(*x)
         formula = self.of(call[-1]) if len(call) > len(x) else self.formula
         forward = FORWARD.choose(*x, formula, inplace)
         if direction == "forward" or forward.implementation == "torch":

@@ -51,6 +51,11 @@ def result_shape(a: Tensor, b: Tensor) -> tuple[int, ...]:
     return (*batch_of(a, b), a.shape[-2], b.shape[-1])
 
 
+def as_matrices(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """A vector a as a row, a vector b as a column: views."""
+    return a[None] if a.ndim == 1 else a, b[:, None] if b.ndim == 1 else b
+
+
 def forms(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """The same memory as [*levels, M, K] and [*levels, K, N] with the fewest batch dimensions (levels): neighbours that both
     operands step through alike are merged, and the innermost becomes rows of a where b is the same for all of it.
@@ -94,19 +99,27 @@ def rows_follow(a: Tensor, levels: int) -> bool:
 
 
 class MatmulCall(Call):
-    """A product, checked. ``name`` is the public function's; ``dtype`` that of c, a's when None."""
+    """A product, checked. ``name`` is the public function's; ``dtype`` that of c, a's when None. Vectors are taken as
+    ``torch.matmul`` takes them, but not by ``batched_matmul``: a and b are views of them, ``shape`` is without their 1."""
 
     def __init__(
         self, a: Tensor, b: Tensor, precision: str | None = None, name: str = "matmul", dtype: torch.dtype | None = None
     ):
         check(name, a, b, precision)
+        self.vectors = a.ndim == 1, b.ndim == 1
+        a, b = as_matrices(a, b)
         self.x = self.a = a
         self.b, self.precision, self.dtype = b, precision, dtype or a.dtype
-        self.shape = result_shape(a, b)
+        *batch, m, n = result_shape(a, b)
+        self.shape = (*batch, *(() if self.vectors[0] else (m,)), *(() if self.vectors[1] else (n,)))
 
     @property
     def empty(self) -> bool:
         return 0 in self.shape
+
+    @property
+    def two_matrices(self) -> bool:
+        return len(self.shape) == 2 and not any(self.vectors)
 
     @property
     def operands(self) -> tuple[Tensor, Tensor]:
@@ -128,9 +141,12 @@ def check(name: str, a: Tensor, b: Tensor, precision: str | None) -> None:
     check_tensor(name, "a", a)
     check_tensor(name, "b", b)
     check_same(name, "b", b, "a", a)
+    least, vector = (1, "a vector, ") if name == "matmul" else (2, "")
     for argument, t in (("a", a), ("b", b)):
-        check_shape(name, argument, t, t.ndim >= 2, "a matrix or a batch of them (two dimensions or more)")
+        expected = f"{vector}a matrix or a batch of them ({'one dimension' if vector else 'two dimensions'} or more)"
+        check_shape(name, argument, t, t.ndim >= least, expected)
     shapes = f"'a' has shape {tuple(a.shape)} and 'b' {tuple(b.shape)}"
+    a, b = as_matrices(a, b)
     if a.shape[-1] != b.shape[-2]:
         raise ValueError(
             f"{name}: {shapes}; expected b with {a.shape[-1]} rows (its last dimension but one), as many as 'a' has columns"
@@ -157,7 +173,7 @@ def tiled_launch(c: MatmulCall) -> Launch:
 
 
 def padded_unsupported(c: MatmulCall) -> str:
-    if c.a.dtype == torch.float32 or len(c.shape) > 2 or c.sm != 90:
+    if c.a.dtype == torch.float32 or not c.two_matrices or c.sm != 90:
         return hopper_unsupported(c)
     return padded.unsupported(c.a, c.b)
 
@@ -167,8 +183,8 @@ def hopper_unsupported(c: MatmulCall) -> str:
         return f"wgmma and TMA as it uses them are of sm_90, this is sm_{c.sm}"
     if c.a.dtype == torch.float32:
         return "float32; it takes 16-bit floats"
-    if len(c.shape) > 2:
-        return "a batch of matrices"
+    if not c.two_matrices:
+        return "a vector, or a batch of matrices"
     return gemm.why_not(c.a, c.b, c.dtype)
 
 
@@ -350,6 +366,10 @@ def public(a: Tensor, b: Tensor, precision: str | None, name: str, choose: Any) 
         return c
     a, b = cast_for_products(a, b)
     chosen = choose(a, b, precision).implementation
+    if 1 in (a.ndim, b.ndim) and (chosen != "torch" or precision is not None):
+        c = public(*as_matrices(a, b), precision, name, choose)
+        c = c.squeeze(-1) if b.ndim == 1 else c
+        return c if a.ndim > 1 else c.squeeze(-1 if b.ndim == 1 else -2)
     if chosen == "triton":
         return by_triton(a, b, precision)
     if chosen in ("cuda", "cuda-padded"):

@@ -152,20 +152,21 @@ def choose(a: Tensor, b: Tensor, precision: str | None = None, *, direction: str
 
 @matmul.function
 def matmul_function(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
-    """Product of two matrices, or of batches of them as ``batched_matmul``.
+    """Product of two matrices, or of batches of them as ``batched_matmul``, or of vectors as ``torch.matmul``.
 
     Args:
-        a: [M, K], or [..., M, K]; float32, float16 or bfloat16, any strides.
-        b: [K, N], or [..., K, N], of a's dtype and device.
+        a: [M, K], or [..., M, K], or [K]; float32, float16 or bfloat16, any strides.
+        b: [K, N], or [..., K, N], or [K], of a's dtype and device.
         precision: of fp32 products: ``ieee``, ``tf32`` or ``tf32x3``; None follows
             ``torch.get_float32_matmul_precision()``. Without meaning for 16-bit inputs. ``ieee`` and ``tf32`` set PyTorch's
             switch, which is the process's, for the time of the call, one call at a time.
 
     Returns:
-        [M, N], or [..., M, N], of a's dtype, accumulated in fp32. Under autocast both inputs are cast as ``torch.mm`` does.
+        [M, N], or [..., M, N], without M or N of a vector, of a's dtype, accumulated in fp32. Under autocast both inputs are
+            cast as ``torch.mm`` does.
 
     Raises:
         TypeError: not tensors of those dtypes, or dtypes that differ.
-        ValueError: fewer than two dimensions, inner dimensions or devices that differ, an unknown precision.
+        ValueError: no dimensions, inner dimensions or devices that differ, an unknown precision.
     """
     return dispatch.public(a, b, precision, "matmul", choose)

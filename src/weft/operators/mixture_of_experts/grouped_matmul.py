@@ -467,6 +467,6 @@ def grouped_matmul_function(
     """
     x, w, bias = cast_for_products(x, w, bias)  # first: under autocast their dtypes may differ, as torch.mm's may
     check(x, w, offsets, source, position, bias, activation, check_offsets)
-    if transformed():
+    if transformed() or x.dtype == torch.float64:
         return reference(x, w, offsets, source, position, bias, activation)
     return grouped(x, w, offsets, source, position, bias, activation)

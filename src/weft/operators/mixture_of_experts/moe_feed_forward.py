@@ -176,8 +176,8 @@ def choose(
     x: Tensor, router: Tensor, w_gate_up: Tensor, w_down: Tensor, k: int, *, direction: str = "forward", **options: Any
 ) -> Choice:
     """The kernel of the second product, whose rows are not gathered; of backward that of w_gate_up's gradient."""
+    x, router, w_gate_up, w_down = cast_for_products(x, router, w_gate_up, w_down)
     check(x, router, w_gate_up, w_down, k, **options)
-    x, w_down = cast_for_products(x, w_down)
     (e, _, h), r = w_down.shape, x.shape[0] * k
 
     def rows(columns: int) -> Tensor:
@@ -207,7 +207,7 @@ def moe_feed_forward_function(
         normalise, scoring, bias: as of ``route_top_k``; bias [E] has a part in choosing alone.
 
     Returns:
-        [T, D] of x's dtype, under autocast of the dtype that ``torch.mm`` then gives. No token is dropped, whatever the
+        [T, D] of x's dtype; under autocast x and the weights are cast as by ``torch.mm``. No token is dropped, whatever the
         loads; nothing waits for the device.
 
     Raises:
@@ -219,5 +219,6 @@ def moe_feed_forward_function(
     and where a gradient is wanted 2·T·k·H more.
     """
     options: dict[str, Any] = {"normalise": normalise, "scoring": scoring, "bias": bias}
+    x, router, w_gate_up, w_down = cast_for_products(x, router, w_gate_up, w_down)
     check(x, router, w_gate_up, w_down, k, **options)
     return through_public_functions(x, router, w_gate_up, w_down, k, **options)

@@ -8,7 +8,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from weft.definition import Workload, torch_dtype, workload
-from weft.operators.call import FLOATS, check_device, check_shape, check_tensor, check_values, check_vector, traced
+from weft.operators.call import (
+    FLOATS_AND_64,
+    check_device,
+    check_shape,
+    check_tensor,
+    check_values,
+    check_vector,
+    traced,
+)
 
 LOADS = ("zipf", "even", "one", "empty")
 SCORINGS = ("softmax", "sigmoid")
@@ -163,7 +171,7 @@ def check_choice(name: str, t: int, e: int, k: int, normalise: bool = True, scor
 
 def check_bias(name: str, bias: Tensor | None, argument: str, other: Tensor, e: int) -> None:
     if bias is not None:
-        check_vector(name, "bias", bias, e, "one for each expert", argument, other, FLOATS)
+        check_vector(name, "bias", bias, e, "one for each expert", argument, other, FLOATS_AND_64)
 
 
 def random_places(g: Any, t: int, k: int, device: str) -> tuple[Tensor, Tensor]:

@@ -146,7 +146,7 @@ class QuantizeCall(Lined):
     def __init__(self, x: Tensor, *options: Any):
         self.x, self.given = x, isinstance(options[0], Tensor)
         format, granularity, group_size, power, *random = options[self.given :]
-        check_tensor("quantize", "x", x, FLOATS)
+        check_tensor("quantize", "x", x)
         self.scheme, self.n = Scheme(format, granularity, group_size, power), x.shape[-1] if x.ndim else 1
         check_scheme("quantize", self.scheme, "x", x)
         self.random = random[0] if random else "none"

@@ -66,6 +66,7 @@ class Options:
 def reference(x: Tensor, format: str, granularity: str = "row", *, finite: bool = False, **options: Any) -> Quantized:
     """Always in fp32: that is the arithmetic which kernels have to repeat to the bit. ``finite`` says that x is."""
     x, o = x.detach(), Options(**options)
+    x = x.float() if x.dtype == torch.float64 else x
     if o.scale is None:
         scheme = Scheme(format, granularity, o.group_size, o.power_of_two)
         made = formats.scale_of(formats.absmax(x, granularity, o.group_size, finite), scheme)
@@ -361,7 +362,7 @@ def quantize_function(
     """Absmax quantisation: values = round(x · (1 / scale)), within ± the format's largest value.
 
     Args:
-        x: [..., N]; float32, float16 or bfloat16.
+        x: [..., N]; float32, float16 or bfloat16; float64 is rounded to float32.
         format: ``int8`` (± 127), ``int4`` (± 7), ``fp8_e4m3`` (± 448, torch.float8_e4m3fn) or ``fp8_e5m2`` (± 57344).
         granularity: which elements share a scale, and so the scale's shape: ``tensor`` (); ``row`` [..., 1]; ``column``
             [1, ..., N]; ``group``, of ``group_size`` neighbours in a row, [..., ceil(N / group_size)]; ``block``, of 128 x 128

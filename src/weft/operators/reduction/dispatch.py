@@ -5,6 +5,7 @@ The six operators share both tables. The gradients of sums and means are views o
 
 import ctypes
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from weft.operators.axis_view import AxisView, axis_views
-from weft.operators.call import check_dim, check_flag, check_tensor
+from weft.operators.call import check_dim, check_dtype, check_flag, check_tensor
 from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.launch import INTERPRETING
@@ -32,23 +33,33 @@ class Reduction:
     """One of the six operators."""
 
     name: str
-    reference: Callable[..., Tensor]  # in PyTorch, (x, dim, keepdim, order); order is that of a norm
+    reference: Callable[..., Tensor]  # in PyTorch, (x, dim, keepdim, order[, dtype]); order is that of a norm
     formula: Callable[[float], Formula | None] | None  # of an order; None where no kernel has it, and at all for argmax
     mean: bool = False  # results are divided by the number of elements
     empty: bool = False  # a reduction of no elements has a result
     wide_in_autocast: bool = False  # PyTorch gives fp32 under autocast
 
-    def check(self, x: Tensor, dim: int | None, keepdim: bool) -> int | None:
-        """``dim`` from the front. Raises TypeError or ValueError."""
+    def check(self, x: Tensor, dim: Any, keepdim: bool) -> Any:
+        """``dim`` from the front; of several a sorted tuple, or None if they are all. Raises TypeError or ValueError."""
         check_tensor(self.name, "x", x)
         check_flag(self.name, "keepdim", keepdim)
-        front = None if dim is None else check_dim(self.name, dim, x.ndim)
-        along = x.numel() if front is None else x.shape[front] if x.ndim else 1
-        if along == 0 and not self.empty:
+        if isinstance(dim, (tuple, list)) and self.formula is not None:
+            front: Any = tuple(sorted(check_dim(self.name, d, x.ndim) for d in dim))
+            if len(set(front)) < len(front):
+                raise ValueError(f"{self.name}: argument 'dim' is {dim}; expected each dimension once")
+            front = None if len(front) in (0, x.ndim) else front if len(front) > 1 else front[0]
+        else:
+            front = None if dim is None else check_dim(self.name, dim, x.ndim)
+        if self.along(x, front) == 0 and not self.empty:
             raise ValueError(
                 f"{self.name}: argument 'x' has shape {tuple(x.shape)}, no elements along dim={dim}; expected at least one"
             )
         return front
+
+    def along(self, x: Tensor, front: Any) -> int:
+        """How many elements a result is of; ``front`` is what ``check`` returned."""
+        return math.prod(x.shape if front is None else x.shape[front : front + 1] if isinstance(front, int)
+                         else [x.shape[d] for d in front])  # fmt: skip
 
 
 @dataclass
@@ -57,15 +68,17 @@ class ReductionCall(Call):
 
     x: Tensor
     op: Reduction
-    dim: int | None
+    dim: Any  # several only where no view makes them one
     keepdim: bool
     order: float
-    wide: bool = False  # autocast asks for a result in fp32
+    into: torch.dtype | None = None  # of the result, where the caller or autocast asks for one
     gradient: bool = True  # one is wanted, so that an extremum saves which elements equal it
     dy: Any = None  # the result's gradient, for a launch of the gradient
 
     def __post_init__(self) -> None:
+        self.several = isinstance(self.dim, (tuple, list))
         self.dim = self.op.check(self.x, self.dim, self.keepdim)
+        check_dtype(self.op.name, self.into)
 
     # Any: what is None here, no route with a launch supports
 
@@ -92,7 +105,7 @@ class ReductionCall(Call):
         """Of the result."""
         if self.op.formula is None:
             return torch.int64
-        return torch.float32 if self.wide and self.x.is_cuda else self.x.dtype
+        return self.into or self.x.dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -276,6 +289,8 @@ FIRST = (
     TRACED,
     EMPTY,
     Route("torch", lambda c: c.x.ndim == 0, "a scalar: nothing to reduce"),
+    Route("torch", lambda c: c.several, "several dimensions that no view makes one"),
+    Route("torch", lambda c: c.dtype not in (c.x.dtype, torch.float32, torch.int64), "a result narrower than x, or float64"),
     Route("torch", no_formula, "a norm of another order than 1, 2 and infinity"),
 )
 MASKS = (

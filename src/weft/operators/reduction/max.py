@@ -51,7 +51,7 @@ implement(reduction, max)
 
 
 @max.function
-def max_function(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+def max_function(x: Tensor, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Tensor:
     """Largest value over one dimension, or over all; ``weft.ops.argmax`` gives the index of a maximum.
 
     Args:

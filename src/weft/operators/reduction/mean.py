@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, dtype  # a name alone, as the stubs want annotations
 
 from weft.definition import Mutant, Operator, Tolerance
 from weft.operators.reduction import kernels
@@ -12,8 +12,10 @@ from weft.operators.reduction.kernels import SUM, Formula
 from weft.operators.reduction.reduction import define, implement, reduce, size_of_terms, terms
 
 
-def reference(x: Tensor, dim: int | None = None, keepdim: bool = False, order: float = 0.0) -> Tensor:
-    return torch.mean(x, dim, keepdim)
+def reference(
+    x: Tensor, dim: int | None = None, keepdim: bool = False, order: float = 0.0, dtype: dtype | None = None
+) -> Tensor:
+    return torch.mean(x, dim, keepdim, dtype=dtype)
 
 
 FORMULA = Formula(kernels.itself, SUM, kernels.over_n)
@@ -52,7 +54,9 @@ implement(reduction, mean)
 
 
 @mean.function
-def mean_function(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+def mean_function(
+    x: Tensor, dim: int | tuple[int, ...] | None = None, keepdim: bool = False, *, dtype: dtype | None = None
+) -> Tensor:
     """Mean over one dimension, or over all.
 
     Args:
@@ -67,4 +71,4 @@ def mean_function(x: Tensor, dim: int | None = None, keepdim: bool = False) -> T
 
     The gradient is that of the result over the number of elements, as a view of x's shape.
     """
-    return reduce(reduction, x, dim, keepdim)
+    return reduce(reduction, x, dim, keepdim, 0.0, dtype)

@@ -25,7 +25,7 @@ implement(reduction, min)
 
 
 @min.function
-def min_function(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+def min_function(x: Tensor, dim: int | tuple[int, ...] | None = None, keepdim: bool = False) -> Tensor:
     """Smallest value over one dimension, or over all; its gradient is that of ``weft.ops.max``.
 
     Args:

@@ -5,7 +5,7 @@ import sys
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, dtype  # a name alone, as the stubs want annotations
 
 from weft.definition import Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants
@@ -21,10 +21,12 @@ FORMULAS = {
 }
 
 
-def in_order(x: Tensor, dim: int | None = None, keepdim: bool = False, order: float = 2.0) -> Tensor:
+def in_order(
+    x: Tensor, dim: Any = None, keepdim: bool = False, order: float = 2.0, dtype: dtype | None = None
+) -> Tensor:
     if order == math.inf and not x.numel():
         order = 1.0  # PyTorch has no largest of nothing; of magnitudes it is 0, as their sum
-    return torch.linalg.vector_norm(x, order, dim, keepdim)
+    return torch.linalg.vector_norm(x, order, dim, keepdim, dtype=dtype)
 
 
 reduction = Reduction("norm", in_order, FORMULAS.get, empty=True, wide_in_autocast=True)
@@ -39,7 +41,7 @@ def order_of(p: float) -> float:
 
 
 def _call(function: Any) -> Any:
-    return lambda x, p=2.0, dim=None, keepdim=False: function(x, dim, keepdim, order_of(p))
+    return lambda x, p=2.0, dim=None, keepdim=False, **dtype: function(x, dim, keepdim, order_of(p), **dtype)
 
 
 reference = _call(in_order)
@@ -89,11 +91,18 @@ implement(reduction, norm, _call)
 
 
 @norm.function
-def norm_function(x: Tensor, p: float = 2.0, dim: int | None = None, keepdim: bool = False) -> Tensor:
+def norm_function(
+    x: Tensor,
+    p: float = 2.0,
+    dim: int | tuple[int, ...] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: dtype | None = None,
+) -> Tensor:
     """Norm over one dimension, or over all: (Σ|x|^p)^(1/p).
 
     Args:
-        x, dim, keepdim: as of ``sum``.
+        x, dim, keepdim, dtype: as of ``sum``, but not narrower than x.
         p: order. 1, 2 and infinity have kernels; others are handed to PyTorch.
 
     Returns:
@@ -106,11 +115,9 @@ def norm_function(x: Tensor, p: float = 2.0, dim: int | None = None, keepdim: bo
     Gradients: 0 where the norm is 0; of order infinity shared evenly by all elements of the largest magnitude.
     """
     order = order_of(p)
-    if order < 0:
-        front = reduction.check(x, dim, keepdim)
-        if 0 in (x.shape if front is None else (x.shape[front],) if x.ndim else ()):
-            raise ValueError(
-                f"norm: argument 'p' is {p} and 'x' has shape {tuple(x.shape)}, no elements along dim={dim}; expected an order "
-                "of at least 0, or elements"
-            )
-    return reduce(reduction, x, dim, keepdim, order)
+    if order < 0 and reduction.along(x, reduction.check(x, dim, keepdim)) == 0:
+        raise ValueError(
+            f"norm: argument 'p' is {p} and 'x' has shape {tuple(x.shape)}, no elements along dim={dim}; expected an order "
+            "of at least 0, or elements"
+        )
+    return reduce(reduction, x, dim, keepdim, order, dtype)

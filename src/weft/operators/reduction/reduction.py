@@ -8,7 +8,7 @@ from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.axis_view import result_strides
+from weft.operators.axis_view import collapsed, result_strides
 from weft.operators.call import (
     Choice,
     KernelFunction,
@@ -18,6 +18,7 @@ from weft.operators.call import (
     guarded,
     materialised,
     reference_gradients,
+    traced,
 )
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 from weft.operators.reduction.dispatch import BACKWARD, FORWARD, Reduction, ReductionCall
@@ -29,18 +30,37 @@ LARGE = 2**28
 # ---- the call: what follows is always (x, dim, keepdim, order), order being that of a norm ------------------------------
 
 
-def reduce(op: Reduction, x: Tensor, dim: int | None, keepdim: bool, order: float = 0.0) -> Tensor:
-    """What the public functions do."""
+def reduce(
+    op: Reduction, x: Tensor, dim: Any, keepdim: bool, order: float = 0.0, dtype: torch.dtype | None = None
+) -> Tensor:
+    """What the public functions do. ``dtype``: of the result, to which x is cast first."""
     if isinstance(x, Tensor) and eager(x, gradient=True, autocast=not op.wide_in_autocast):
         gradient = op.formula is not None and torch.is_grad_enabled() and x.requires_grad
-        plan = FORWARD.of((x,), op, dim, keepdim, order, False, gradient)
+        plan = FORWARD.of((x,), op, dim, keepdim, order, dtype, gradient)
         if plan is not None:
             return Reduce.apply(x, plan, op, (dim, keepdim, order), BACKWARD) if gradient else plan(x)
     (x,) = materialised(x)
-    options = (op, dim, keepdim, order, _wide(op), _wants_gradient(op, x))
+    if isinstance(dim, (tuple, list)):
+        flat, one = merged(op, x, dim, keepdim)
+        if not isinstance(one, tuple):
+            y = reduce(op, flat, one, keepdim, order, dtype)
+            return y.unflatten(one, (1,) * (1 + x.ndim - flat.ndim)) if keepdim and one is not None else y
+    options = (op, dim, keepdim, order, _into(op, x, dtype), _wants_gradient(op, x))
     if FORWARD.choose(x, *options).implementation == "torch":
-        return op.reference(x, dim, keepdim, order)
+        return op.reference(x, dim, keepdim, order, *(() if dtype is None else (dtype,)))
     return _launch(FORWARD.of((x,), *options), x, op, (dim, keepdim, order), BACKWARD)
+
+
+def merged(op: Reduction, x: Tensor, dim: Any, keepdim: bool) -> tuple[Tensor, Any]:
+    """x with several reduced dimensions made one, and that one, where they are neighbours of one stride; else x and ``dim``
+    from the front."""
+    dims = op.check(x, dim, keepdim)
+    if not isinstance(dims, tuple) or not x.numel() or traced(x):
+        return x, dims
+    first, end = dims[0], dims[-1] + 1
+    if end - first > len(dims) or collapsed(x.shape[first:end], x.stride()[first:end]) is None:
+        return x, dims
+    return x.flatten(first, end - 1), first
 
 
 def _by_kernel(op: Reduction, name: str) -> Callable[..., Tensor]:
@@ -55,14 +75,16 @@ def _by_kernel(op: Reduction, name: str) -> Callable[..., Tensor]:
                 raise Declined("no mask is saved for the gradient; triton-mask and cuda-mask save one")
             if formula.gradient is not None:
                 forward = "triton"  # the kernel of that name takes gradients of dtypes that its forward does not take
-        plan = FORWARD.kernel(forward).of((x,), op, dim, keepdim, order, _wide(op), mask)
+        plan = FORWARD.kernel(forward).of((x,), op, dim, keepdim, order, _into(op, x), mask)
         return _launch(plan, x, op, (dim, keepdim, order), BACKWARD.kernel(name))
 
     return run
 
 
-def _wide(op: Reduction) -> bool:
-    return op.wide_in_autocast and torch.is_autocast_enabled("cuda")
+def _into(op: Reduction, x: Any, dtype: torch.dtype | None = None) -> torch.dtype | None:
+    """The dtype that the caller, or else autocast, asks for."""
+    wide = dtype is None and op.wide_in_autocast and torch.is_autocast_enabled("cuda") and getattr(x, "is_cuda", False)
+    return torch.float32 if wide else dtype
 
 
 def _wants_gradient(op: Reduction, x: Any) -> bool:
@@ -123,16 +145,19 @@ def _broadcast(dy: Tensor, shape: torch.Size, dtype: torch.dtype, dim: int | Non
     return dy.to(dtype).expand(shape)
 
 
-def _choose(op: Reduction, direction: str, x: Tensor, dim: int | None, keepdim: bool, order: float) -> Choice:
+def _choose(
+    op: Reduction, direction: str, x: Tensor, dim: Any, keepdim: bool, order: float, dtype: torch.dtype | None = None
+) -> Choice:
+    x, dim = merged(op, x, dim, keepdim)
     if direction == "forward":
-        return FORWARD.choose(x, op, dim, keepdim, order, _wide(op), _wants_gradient(op, x))
+        return FORWARD.choose(x, op, dim, keepdim, order, _into(op, x, dtype), _wants_gradient(op, x))
     call = ReductionCall(x, op, dim, keepdim, order)
     return BACKWARD.choose(x, torch.empty(call.shape, dtype=x.dtype, device="meta"), op, dim, keepdim, order)
 
 
 def without_order(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function of ``(x, dim, keepdim, order)`` as one of the arguments of all operators but ``norm``."""
-    return lambda x, dim=None, keepdim=False: function(x, dim, keepdim, 0.0)
+    return lambda x, dim=None, keepdim=False, **dtype: function(x, dim, keepdim, 0.0, **dtype)
 
 
 def implement(op: Reduction, operator: Operator, call: Callable[..., Any] = without_order) -> None:
@@ -140,7 +165,7 @@ def implement(op: Reduction, operator: Operator, call: Callable[..., Any] = with
     order)`` one of the operator's arguments."""
 
     def choice(*args: Any, direction: str = "forward", **named: Any) -> Choice:
-        return call(lambda *how: _choose(op, direction, *how))(*args, **named)
+        return call(lambda *how, **dtype: _choose(op, direction, *how, **dtype))(*args, **named)
 
     formula = op.formula and op.formula(2.0)
     saves = formula is not None and formula.extremum

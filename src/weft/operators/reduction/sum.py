@@ -1,7 +1,7 @@
 """``sum(x, dim=None)``: over one axis or everything. One read of x and one addition an element: nothing but bandwidth."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, dtype  # a name alone, as the stubs want annotations
 
 from weft.definition import Mutant, Operator
 from weft.operators.reduction import kernels
@@ -10,8 +10,10 @@ from weft.operators.reduction.kernels import SUM, Formula
 from weft.operators.reduction.reduction import SUMS, define, implement, reduce
 
 
-def reference(x: Tensor, dim: int | None = None, keepdim: bool = False, order: float = 0.0) -> Tensor:
-    return torch.sum(x, dim, keepdim)
+def reference(
+    x: Tensor, dim: int | None = None, keepdim: bool = False, order: float = 0.0, dtype: dtype | None = None
+) -> Tensor:
+    return torch.sum(x, dim, keepdim, dtype=dtype)
 
 
 FORMULA = Formula(kernels.itself, SUM)
@@ -51,22 +53,25 @@ implement(reduction, sum)
 
 
 @sum.function
-def sum_function(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+def sum_function(
+    x: Tensor, dim: int | tuple[int, ...] | None = None, keepdim: bool = False, *, dtype: dtype | None = None
+) -> Tensor:
     """Sum over one dimension, or over all.
 
     Args:
         x: any shape; float32, float16 or bfloat16.
-        dim: the dimension to add up; None for all.
+        dim: the dimension to add up, or several; None for all. Neighbours that a view makes one take the kernels.
         keepdim: keep the dimension, with one element.
+        dtype: of the result; x is cast to it first. None for x's.
 
     Returns:
         A tensor of x's dtype (float32 under autocast, as PyTorch), added in fp32 and rounded once. The same bits every time.
         The sum of no elements is 0.
 
     Raises:
-        TypeError: x is not a tensor of those dtypes, dim not an int, or keepdim not a bool.
-        ValueError: dim is out of range.
+        TypeError: x is not a tensor of those dtypes, dim not an int or several, keepdim not a bool, dtype no floating one.
+        ValueError: dim is out of range, or given twice.
 
     The gradient is that of the result, as a view of x's shape: nothing of x's size is written.
     """
-    return reduce(reduction, x, dim, keepdim)
+    return reduce(reduction, x, dim, keepdim, 0.0, dtype)

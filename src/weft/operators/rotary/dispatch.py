@@ -12,8 +12,8 @@ from weft.operators.rotary.kernels import launch
 
 @dataclass
 class RotationCall(Call):
-    """q [B, S, H, D] and k [B, S, G, D] rotated by the angles of cos and sin, [S, R/2] or [B, S, R/2], or with ``conjugate`` by
-    the negative angles, which is the gradient."""
+    """q [B, S, H, D] and k [B, S, G, D] rotated by the angles of cos and sin, of which ``narrowed`` makes [S, R/2] or [B, S,
+    R/2], or with ``conjugate`` by the negative angles, which is the gradient."""
 
     q: Tensor
     k: Tensor
@@ -34,16 +34,21 @@ class RotationCall(Call):
         b, s, _, d = q.shape
         like_q = (k.shape[0], k.shape[1], k.shape[3]) == (b, s, d)
         check_shape(name, "k", k, like_q, f"the same batch, sequence and head dim as 'q', {tuple(q.shape)}")
+        for argument, flag in (("interleaved", self.interleaved), ("inplace", self.inplace)):
+            check_flag(name, argument, flag)
         for argument, table in (("cos", cos), ("sin", sin)):
             check_tensor(name, argument, table, tuple(dict.fromkeys((q.dtype, torch.float32))))
             check_device(name, argument, table, "q", q)
-            shapes = ((s, cos.shape[-1]), (b, s, cos.shape[-1])) if cos.ndim else ()
-            fits = tuple(table.shape) in shapes and table.shape == cos.shape and 0 < 2 * cos.shape[-1] <= d
-            sizes = f"B = {b}, S = {s} and 2 <= R <= {d} (a table that repeats its columns: its first half)"
-            check_shape(name, argument, table, fits, f"[S, R/2] or [B, S, R/2], both tables alike, with {sizes}")
+            width = cos.shape[-1] if cos.ndim else 0
+            fits = table.shape == cos.shape and table.shape in ((s, width), (1, s, width), (b, s, width))
+            fits &= 0 < 2 * width <= d or (width <= d and width % 2 == 0 and not self.interleaved)
+            sizes = f"B = {b} or 1, S = {s} and 2 <= R <= {d}"
+            repeated = "; or R columns in two equal halves, an even R > D/2, where interleaved=False says which repeat"
+            check_shape(
+                name, argument, table, fits, f"[S, R/2] or [B, S, R/2], both tables alike, with {sizes}{repeated}"
+            )
         check_same(name, "sin", sin, "cos", cos)
-        for argument, flag in (("interleaved", self.interleaved), ("inplace", self.inplace)):
-            check_flag(name, argument, flag)
+        self.cos, self.sin = (narrowed(table, d) for table in (cos, sin))
         if self.inplace:
             check_places(name, "q", q, "inplace=True")
             check_places(name, "k", k, "inplace=True")
@@ -55,6 +60,13 @@ class RotationCall(Call):
     @property
     def tables_need_gradients(self) -> bool:
         return torch.is_grad_enabled() and (self.cos.requires_grad or self.sin.requires_grad)
+
+
+def narrowed(table: Tensor, d: int) -> Tensor:
+    """[S, R/2] or [B, S, R/2] of a table of one row for all of the batch, [1, S, …], or as wide as R, too wide for half of a
+    head: of Hugging Face's ``cat((freqs, freqs), -1)`` the first half."""
+    table = table[0] if table.ndim == 3 and table.shape[0] == 1 else table
+    return table[..., : table.shape[-1] // 2] if 2 * table.shape[-1] > d else table
 
 
 TRITON = Route("triton", lambda c: True, "q and k in one launch, read in place whatever their strides", launch)

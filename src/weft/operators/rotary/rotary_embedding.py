@@ -9,7 +9,7 @@ from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workloa
 from weft.operators import mutants, peers
 from weft.operators.call import Choice, KernelFunction, differentiable, eager, guarded, sharing, traced
 from weft.operators.random_inputs import VALUES, random_tensor
-from weft.operators.rotary.dispatch import BACKWARD, FORWARD
+from weft.operators.rotary.dispatch import BACKWARD, FORWARD, narrowed
 
 # B batch, S sequence, H heads of q, G heads of k, D head dim, R rotated columns
 Pair = tuple[Tensor, Tensor]
@@ -259,8 +259,10 @@ def rotary_embedding_function(
         q: [B, S, H, D]; float32, float16 or bfloat16. Of any strides: views of one packed tensor, or
             ``x.transpose(1, 2)`` of [B, H, S, D], are read where they lie.
         k: [B, S, G, D], of q's dtype; any number of heads.
-        cos, sin: [S, R/2] or [B, S, R/2], of q's dtype or float32, R <= D. Of tables that repeat their columns (Hugging
-            Face's [B, S, R]) pass the first half: ``cos[..., :R // 2]``, which is a view.
+        cos, sin: [S, R/2], [1, S, R/2] or [B, S, R/2], of q's dtype or float32, R <= D. Tables of over D/2 columns are taken
+            for ones that repeat them in two halves (Hugging Face's ``cat((freqs, freqs), -1)``), of which the first is read;
+            of narrower ones that do pass ``cos[..., :R // 2]``, and of ``interleaved`` ones that repeat each column
+            ``cos[..., ::2]``, which are views.
         interleaved: pairs are neighbours (GPT-J) instead of halves (GPT-NeoX, Llama).
         inplace: write the results over q and k. With a gradient, PyTorch takes it for tensors that are no views or leaves;
             where the tables want one, q and k are copied first.
@@ -285,6 +287,7 @@ def rotary_embedding_function(
     ready = fixed and FORWARD.of((q, k, cos, sin), interleaved, inplace) is not None
     if ready or choose(q, k, cos, sin, interleaved, inplace).implementation == "triton":
         return differentiable(Rotation, q, k, cos, sin, interleaved, inplace)
+    cos, sin = (narrowed(table, q.shape[-1]) for table in (cos, sin))
     if not inplace:
         return reference(q, k, cos, sin, interleaved)
     wanted = torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad)

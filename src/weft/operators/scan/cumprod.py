@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, dtype  # a name alone, as the stubs want annotations
 
 from weft.definition import Mutant, Operator, Tolerance, Workload, workload
 from weft.operators.scan import kernels
@@ -68,11 +68,13 @@ implement(scan, cumprod, compiled=() if torch.__version__ >= "2.13" else ("forwa
 
 
 @cumprod.function
-def cumprod_function(x: Tensor, dim: int = -1, *, exclusive: bool = False, reverse: bool = False) -> Tensor:
+def cumprod_function(
+    x: Tensor, dim: int = -1, *, exclusive: bool = False, reverse: bool = False, dtype: dtype | None = None
+) -> Tensor:
     """Running products along one dimension.
 
     Args:
-        x, dim, exclusive, reverse: as of ``cumsum``; the first result of an exclusive one is 1.
+        x, dim, exclusive, reverse, dtype: as of ``cumsum``; the first result of an exclusive one is 1.
 
     Returns:
         A tensor of x's shape and dtype (float32 under autocast, as PyTorch), multiplied in fp32 and rounded once. The same bits
@@ -84,4 +86,4 @@ def cumprod_function(x: Tensor, dim: int = -1, *, exclusive: bool = False, rever
     The gradient divides by nothing, so factors of 0 are exact and cost nothing, and it never waits for the GPU. A NaN in x
     makes NaN of the gradients it takes part in; PyTorch, which divides, of all in its row.
     """
-    return scan_along(scan, x, dim, exclusive, reverse)
+    return scan_along(scan, x, dim, exclusive, reverse, dtype)

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, dtype  # a name alone, as the stubs want annotations
 
 from weft.definition import Mutant, Operator, Tolerance
 from weft.operators import mutants
@@ -58,7 +58,9 @@ implement(scan, cumsum)
 
 
 @cumsum.function
-def cumsum_function(x: Tensor, dim: int = -1, *, exclusive: bool = False, reverse: bool = False) -> Tensor:
+def cumsum_function(
+    x: Tensor, dim: int = -1, *, exclusive: bool = False, reverse: bool = False, dtype: dtype | None = None
+) -> Tensor:
     """Running sums along one dimension.
 
     Args:
@@ -66,15 +68,16 @@ def cumsum_function(x: Tensor, dim: int = -1, *, exclusive: bool = False, revers
         dim: the dimension to add along.
         exclusive: leave each element out of its own sum; the first result is 0.
         reverse: add from the end.
+        dtype: of the result; x is cast to it first. None for x's.
 
     Returns:
         A tensor of x's shape and dtype (float32 under autocast, as PyTorch), added in fp32 and rounded once. The same bits
         every time.
 
     Raises:
-        TypeError: x is not a tensor of those dtypes, dim not an int, exclusive or reverse not a bool.
+        TypeError: x is not a tensor of those dtypes, dim not an int, exclusive or reverse not a bool, dtype no floating one.
         ValueError: dim is out of range.
 
     The gradient is a running sum from the other end. Source: decoupled look-back, Merrill & Garland 2016, with a fixed order.
     """
-    return scan_along(scan, x, dim, exclusive, reverse)
+    return scan_along(scan, x, dim, exclusive, reverse, dtype)

@@ -14,6 +14,7 @@ from weft.operators.call import (
     Choice,
     KernelFunction,
     check_dim,
+    check_dtype,
     differentiable,
     eager,
     guarded,
@@ -31,9 +32,11 @@ BOTH = (True, False)
 # ---- the call: what follows is always (x, dim, exclusive, reverse) ---------------------------------------------------
 
 
-def scan_along(op: Scan, x: Tensor, dim: int, exclusive: bool, reverse: bool) -> Tensor:
-    """What the public functions do."""
-    if isinstance(x, Tensor) and eager(x, gradient=True, autocast=not op.wide_in_autocast):
+def scan_along(
+    op: Scan, x: Tensor, dim: int, exclusive: bool, reverse: bool, dtype: torch.dtype | None = None
+) -> Tensor:
+    """What the public functions do. ``dtype``: of the result, to which x is cast first."""
+    if dtype is None and isinstance(x, Tensor) and eager(x, gradient=True, autocast=not op.wide_in_autocast):
         plan = FORWARD.of((x,), op, dim, exclusive, reverse, x.dtype)
         if plan is not None:
             if torch.is_grad_enabled() and x.requires_grad:
@@ -43,9 +46,13 @@ def scan_along(op: Scan, x: Tensor, dim: int, exclusive: bool, reverse: bool) ->
             return y
     op.check(x, dim, exclusive, reverse)
     (x,) = materialised(x)
-    options = (op, dim, exclusive, reverse, _dtype(op, x))
+    if dtype not in (None, torch.float32):
+        check_dtype(op.name, dtype)
+        with torch.autocast("cuda", enabled=False):  # which would take fp32
+            return scan_along(op, x.to(dtype), dim, exclusive, reverse)
+    options = (op, dim, exclusive, reverse, dtype or _dtype(op, x))
     if FORWARD.choose(x, *options).implementation == "torch":
-        return op.reference(x, dim, exclusive, reverse)
+        return op.reference(x if dtype is None else x.to(dtype), dim, exclusive, reverse)
     plan = FORWARD.of((x,), *options)
     return differentiable(Function, x, plan, op, options[1:4], options[4], FORWARD, BACKWARD)
 
@@ -111,11 +118,14 @@ def implement(op: Scan, defined: Operator, compiled: tuple[str, ...] = ()) -> No
     has, all when empty."""
 
     def choice(
-        x: Tensor, dim: int = -1, exclusive: bool = False, reverse: bool = False, direction: str = "forward"
-    ) -> Choice:
+        x: Tensor, dim: int = -1, exclusive: bool = False, reverse: bool = False, direction: str = "forward",
+        dtype: torch.dtype | None = None,
+    ) -> Choice:  # fmt: skip
         op.check(x, dim, exclusive, reverse)
+        check_dtype(op.name, dtype)
+        x = x if dtype in (None, torch.float32) else x.to(dtype)
         if direction == "forward" or op.log is None:  # a sum's gradient: a sum of dy, which is taken to lie as x does
-            return FORWARD.choose(x, op, dim, exclusive, reverse != (direction == "backward"), _dtype(op, x))
+            return FORWARD.choose(x, op, dim, exclusive, reverse != (direction == "backward"), dtype or _dtype(op, x))
         like = torch.empty_like(x, device="meta")
         return BACKWARD.choose(x, like, like, op, dim, exclusive, reverse)
 

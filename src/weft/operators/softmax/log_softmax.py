@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, dtype  # a name alone, as the stubs want annotations
 
 from weft.definition import Mutant, Operator, Tolerance, workload
 from weft.operators.call import eager
@@ -45,11 +45,11 @@ calls.register(log_softmax)
 
 
 @log_softmax.function
-def log_softmax_function(x: Tensor, dim: int = -1) -> Tensor:
+def log_softmax_function(x: Tensor, dim: int = -1, *, dtype: dtype | None = None) -> Tensor:
     """Logarithm of the softmax along one dimension.
 
     Args:
-        x, dim: as of ``softmax``.
+        x, dim, dtype: as of ``softmax``.
 
     Returns:
         A tensor of x's shape and dtype; NaN, autocast and what is saved for backward are as of ``softmax``.
@@ -57,8 +57,8 @@ def log_softmax_function(x: Tensor, dim: int = -1) -> Tensor:
     Raises:
         TypeError, ValueError: as ``softmax``.
     """
-    if eager(x) and (plan := FORWARD.of((x,), dim, True)) is not None:
+    if dtype is None and eager(x) and (plan := FORWARD.of((x,), dim, True)) is not None:
         y = torch.empty_like(x)
         plan(x, y)
         return y
-    return calls(x, dim)
+    return calls(x, dim, dtype)

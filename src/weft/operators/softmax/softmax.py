@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, dtype  # a name alone, as the stubs want annotations
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload, workloads
 from weft.operators import mutants, peers
@@ -17,12 +17,15 @@ from weft.operators.call import (
     Choice,
     KernelFunction,
     check_dim,
+    check_dtype,
+    check_tensor,
     differentiable,
     eager,
     guarded,
     on_gpu,
     rows_of,
     traced,
+    widened,
 )
 from weft.operators.launch import Plans
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
@@ -80,7 +83,7 @@ class RowSoftmax:
         name, aten = "log_softmax" if logs else "softmax", torch.ops.aten
         reference = torch.log_softmax if logs else torch.softmax
         reference_backward = aten._log_softmax_backward_data if logs else aten._softmax_backward_data
-        self.logs, self.reference = logs, reference
+        self.name, self.logs, self.reference = name, logs, reference
 
         @torch.library.triton_op(f"weft::{name}", mutates_args=())
         def by_triton(x: Tensor, dim: int) -> Tensor:
@@ -148,24 +151,33 @@ class RowSoftmax:
         plans = (FORWARD.kernel(kernel), BACKWARD.kernel(kernel))
         return differentiable(SoftmaxFunction, x, dim, self.logs, plans, self.backward_op)
 
-    def by_tables(self, x: Tensor, dim: int = -1, direction: str = "forward") -> Choice:
+    def by_tables(
+        self, x: Tensor, dim: int = -1, direction: str = "forward", dtype: torch.dtype | None = None
+    ) -> Choice:
         """The backward is PyTorch's where the forward is."""
+        x = x if dtype is None else self.cast(x, dtype)
         chosen = FORWARD.choose(x, dim, self.logs)
         if direction == "forward" or chosen.implementation == "torch":
             return chosen
         y = torch.empty_like(x)
         return BACKWARD.choose(y, y, dim, self.logs)
 
-    def __call__(self, x: Tensor, dim: int) -> Tensor:
+    def cast(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        check_tensor(self.name, "x", x)
+        check_dtype(self.name, dtype)
+        return x.to(dtype)
+
+    def __call__(self, x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
         """A call that is not plain eager mode without a gradient."""
+        if dtype is not None:
+            with torch.autocast("cuda", enabled=False):  # which would take fp32
+                return self(self.cast(x, dtype), dim)
         if eager(x, gradient=True) and FORWARD.of((x,), dim, self.logs) is not None:
             return SoftmaxFunction.apply(x, dim, self.logs, (FORWARD, BACKWARD), self.backward_op)
         chosen = self.choose(x, dim).implementation
         if chosen == "torch":
             return self.reference(x, dim)
-        if torch.is_autocast_enabled("cuda"):
-            x = x.float()
-        return self.registered[chosen](x, dim)
+        return self.registered[chosen](*widened(x), dim)
 
 
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
@@ -313,25 +325,26 @@ softmax.implementation("numpy", devices=("cpu",), directions=("forward",), dtype
 
 
 @softmax.function
-def softmax_function(x: Tensor, dim: int = -1) -> Tensor:
+def softmax_function(x: Tensor, dim: int = -1, *, dtype: dtype | None = None) -> Tensor:
     """Softmax along one dimension.
 
     Args:
         x: any shape; float32, float16 or bfloat16.
         dim: the dimension that sums to 1.
+        dtype: of the result; x is cast to it first. None for x's.
 
     Returns:
         A tensor of x's shape and dtype. Sums are taken in fp32. A row that holds NaN or +inf, or only -inf, is NaN.
         Under autocast the input is cast to float32, as ``torch.softmax`` does.
 
     Raises:
-        TypeError: x is not a tensor of those dtypes, or dim not an int.
+        TypeError: x is not a tensor of those dtypes, dim not an int, or dtype no floating one.
         ValueError: dim is out of range.
 
     Backward saves the result only. Source: online softmax, Milakov & Gimelshein 2018 (arXiv 1805.02867).
     """
-    if eager(x) and (plan := FORWARD.of((x,), dim, False)) is not None:
+    if dtype is None and eager(x) and (plan := FORWARD.of((x,), dim, False)) is not None:
         y = torch.empty_like(x)
         plan(x, y)
         return y
-    return calls(x, dim)
+    return calls(x, dim, dtype)

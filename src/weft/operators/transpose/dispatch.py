@@ -66,18 +66,13 @@ def matrices_of(x: Tensor) -> Matrices | None:
 
 
 class TransposeCall(Call):
-    """Raises TypeError or ValueError unless x has two axes and the two given are its last."""
+    """Raises TypeError or ValueError unless x has the two axes that are given. ``last``: they are its last two."""
 
     def __init__(self, x: Tensor, dim0: int = -2, dim1: int = -1):
         check_tensor("transpose", "x", x)
         check_shape("transpose", "x", x, x.ndim >= 2, "at least 2 dimensions")
         found = check_dim("transpose", dim0, x.ndim), check_dim("transpose", dim1, x.ndim)
-        if sorted(found) != [x.ndim - 2, x.ndim - 1]:
-            raise ValueError(
-                f"transpose: arguments 'dim0' and 'dim1' are {dim0} and {dim1}; expected the last two axes, "
-                f"{x.ndim - 2} and {x.ndim - 1} (or -2 and -1); for others take x.transpose(dim0, dim1).contiguous()"
-            )
-        self.x = x
+        self.x, self.last = x, sorted(found) == [x.ndim - 2, x.ndim - 1]
 
     @functools.cached_property
     def matrices(self) -> Any:  # where it is None, no route with a launch supports the call
@@ -343,6 +338,7 @@ def fitted(r: int, c: int, m: int, n: int) -> tuple[int, int]:
 
 FORWARD = Dispatch(
     TransposeCall, ON_CPU, TRACED, EMPTY,
+    Route("torch", lambda c: not c.last, "other axes than the last two: PyTorch's copy"),
     Route("torch", lambda c: not c.matrices, SCATTERED),
     Route("torch", lambda c: c.plain_copy, "elements that follow each other in y do so in x: a plain copy"),
     Route("cuda", lambda c: c.large, "large: 16-byte accesses on both sides", vectors_plan, no_vectors),

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload, workloads
+from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload, workloads
 from weft.operators import mutants, peers
 from weft.operators.call import Choice, KernelFunction, differentiable, eager, guarded, on_gpu
 from weft.operators.launch import Plans
@@ -45,7 +45,8 @@ def _by_kernel(name: str) -> Any:
     plans = FORWARD.kernel(name)
 
     def implementation(x: Tensor, dim0: int = -2, dim1: int = -1) -> Tensor:
-        TransposeCall(x, dim0, dim1)  # checks
+        if not TransposeCall(x, dim0, dim1).last:
+            raise Declined("other axes than the last two")
         return differentiable(Transpose, x, plans)
 
     return implementation
@@ -155,23 +156,25 @@ transpose.implementation("torch.compile", devices=("cuda",))(peers.Compiled(refe
 @guarded
 def choose(x: Tensor, dim0: int = -2, dim1: int = -1, direction: str = "forward") -> Choice:
     forward = FORWARD.choose(x, dim0, dim1)
-    return forward if direction == "forward" else BACKWARD.choose(result_like(x))
+    if direction == "forward" or not TransposeCall(x, dim0, dim1).last:
+        return forward
+    return BACKWARD.choose(result_like(x))
 
 
 @transpose.function
 def transpose_function(x: Tensor, dim0: int = -2, dim1: int = -1) -> Tensor:
-    """The last two axes exchanged, and the result laid out in memory.
+    """Two axes exchanged, and the result laid out in memory.
 
     Args:
         x: [..., M, N] of any strides; float32, float16 or bfloat16.
-        dim0, dim1: the axes to exchange: the last two, in either order.
+        dim0, dim1: the axes to exchange, in either order. The kernels take the last two; others are copied by PyTorch.
 
     Returns:
-        [..., N, M], contiguous, never a view of x (``x.mT`` is that). Under autocast the dtype stays.
+        [..., N, M] of the last two, contiguous, never a view of x (``x.mT`` is that). Under autocast the dtype stays.
 
     Raises:
         TypeError: x is not a tensor of those dtypes, or an axis not an int.
-        ValueError: x has fewer than two axes, or dim0 and dim1 are not the last two.
+        ValueError: x has fewer than two axes, or not those of dim0 and dim1.
     """
     if eager(x, gradient=True, autocast=True) and (plan := FORWARD.of((x,), dim0, dim1)) is not None:
         if torch.is_grad_enabled() and x.requires_grad:
