@@ -75,11 +75,9 @@ REFUSED = [
     *(bad("softmax", ValueError, f"'dim'; is {dim}; -2 … 1", x(2, 3), dim=dim) for dim in (2, -3, 10**20)),
     bad("softmax", ValueError, "'dim'; is 1; -1 … 0", x(), dim=1),
     *(bad("softmax", TypeError, f"'dim'; {dim!r}; an int", x(2, 3), dim=dim) for dim in (None, 1.0, "1", (1,), True)),
-    *(
-        bad("rms_norm", EITHER, f"'eps'; {e!r}; at least 0", x(2, 3), eps=e)
-        for e in (-1e-6, math.nan, "1e-6", None, True)
-    ),
+    *(bad("rms_norm", EITHER, f"'eps'; {e!r}; at least 0", x(2, 3), eps=e) for e in (-1e-6, math.nan, "1e-6", True)),
     *(bad("rms_norm", EITHER, f"'eps'; {e!r}; at least 0", x(2, 3), x(3), eps=e) for e in (-1.0, [1e-6])),
+    bad("layer_norm", ValueError, "'eps'; None; at least 0", x(2, 3), eps=None),
     *(
         bad("matmul", EITHER, f"'precision'; {p!r}; tf32x3", x(3, 3), x(3, 3), precision=p)
         for p in ("fp8", "IEEE", 3, ["ieee"])

@@ -19,6 +19,7 @@ from weft.operators.dropout import kernels, norm_kernels
 from weft.operators.dropout.philox import GROUP
 from weft.operators.dropout.seeds import check_probability, scale_of, threshold_of
 from weft.operators.normalization import ring
+from weft.operators.normalization.dispatch import default_eps
 from weft.operators.normalization.kernels import with_copies
 from weft.operators.row_programs import ONE_PASS
 
@@ -87,6 +88,7 @@ class AddNormCall(Call):
         check_tensor(NAME, "x", x)
         check_tensor(NAME, "residual", residual)
         check_same(NAME, "residual", residual, "x", x)
+        eps = default_eps(x) if eps is None else eps
         check_tensor(NAME, "weight", weight, tuple(dict.fromkeys((x.dtype, *FLOATS[:1]))))
         check_device(NAME, "weight", weight, "x", x)
         if x.ndim == 0 or residual.shape != x.shape or weight.shape != x.shape[-1:]:

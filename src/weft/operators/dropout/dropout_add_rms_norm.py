@@ -19,6 +19,7 @@ from weft.operators.dropout import dropout
 from weft.operators.dropout.dispatch import BACKWARD, FORWARD, NAME
 from weft.operators.dropout.seeds import OFFSETS, Seed, check_seed, draw, scale_of, threshold_of
 from weft.operators.launch import Plans
+from weft.operators.normalization.dispatch import alike, default_eps
 from weft.operators.normalization.reference import normalised
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 
@@ -204,9 +205,10 @@ dropout_add_rms_norm.implementation("torch.compile", devices=("cuda",))(peers.Co
 @dropout_add_rms_norm.choice
 @guarded
 def choose(
-    x: Tensor, residual: Tensor, weight: Tensor, p: float = 0.5, seed: Seed = None, offset: int = 0, eps: float = EPS,
-    direction: str = "forward",
+    x: Tensor, residual: Tensor, weight: Tensor, p: float = 0.5, seed: Seed = None, offset: int = 0,
+    eps: float | None = EPS, direction: str = "forward",
 ) -> Choice:  # fmt: skip
+    x, residual, weight = alike(x, residual, weight)
     in_memory = isinstance(seed, Tensor)
     forward = FORWARD.choose(x, residual, weight, p, eps, in_memory)
     check_seed(NAME, x, seed, offset)
@@ -219,20 +221,20 @@ def choose(
 @dropout_add_rms_norm.function
 def dropout_add_rms_norm_function(
     x: Tensor, residual: Tensor, weight: Tensor, p: float = 0.5, seed: int | Tensor | None = None, offset: int = 0,
-    eps: float = EPS,
+    eps: float | None = EPS,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """h = residual + dropout(x), and its RMSNorm over the last dimension, in one pass.
 
     Args:
-        x: [..., N]; float32, float16 or bfloat16.
-        residual: the same shape, dtype and device.
+        x: [..., N]; float32, float16, bfloat16 or float64.
+        residual: the same shape and device, and dtype or, as of ``add_rms_norm``, another one.
         weight: [N], of x's dtype or float32.
         p, seed, offset: as :func:`weft.ops.dropout` takes them; the mask is the same.
-        eps: added to the mean square.
+        eps: added to the mean square; None as of ``rms_norm``.
 
     Returns:
-        ``(y, h)`` in x's dtype: the rounded h, and y = ``h / sqrt(mean(h²) + eps) * weight``, in fp32 and rounded
-        once.
+        ``(y, h)`` in the dtype of ``x + residual``: the rounded h, and y = ``h / sqrt(mean(h²) + eps) * weight``, in fp32 and
+        rounded once.
 
     Raises:
         TypeError: not tensors of those dtypes.
@@ -240,6 +242,9 @@ def dropout_add_rms_norm_function(
 
     Backward saves h, the weight and the seed; the weight's gradient is summed in fp32 in a fixed order.
     """
-    if choose(x, residual, weight, p, seed, offset, eps).implementation == "torch":
+    x, residual, weight = alike(x, residual, weight)
+    chosen = choose(x, residual, weight, p, seed, offset, eps).implementation
+    eps = default_eps(x) if eps is None else eps
+    if chosen == "torch":
         return reference(x, residual, weight, p, seed, offset, eps)
     return run(BACKWARD, x, residual, weight, p, seed, offset, eps)

@@ -37,11 +37,11 @@ def add_layer_norm_function(
 
     Args:
         x, weight, bias, eps: as of ``layer_norm``.
-        residual: of x's shape, dtype and device.
+        residual: as of ``add_rms_norm``.
 
     Returns:
-        ``(y, h)``: h = x + residual, rounded to its dtype; y = ``(h - mean) / sqrt(variance + eps) * weight + bias``,
-        computed in fp32 from the rounded h and rounded once.
+        ``(y, h)``: h = x + residual, in its dtype; y = ``(h - mean) / sqrt(variance + eps) * weight + bias`` in that
+        dtype, computed in fp32 from the rounded h and rounded once.
 
     Raises:
         TypeError: not tensors of those dtypes, or a bias without a weight.

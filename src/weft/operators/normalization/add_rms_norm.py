@@ -46,17 +46,18 @@ add_rms_norm.implementation("quack", requires="quack-kernels", devices=("cuda",)
 
 @add_rms_norm.function
 def add_rms_norm_function(
-    x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = EPS
+    x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float | None = EPS
 ) -> tuple[Tensor, Tensor]:
     """Residual addition and RMSNorm of the sum over the last dimension, in one pass.
 
     Args:
         x, weight, eps: as of ``rms_norm``.
-        residual: of x's shape, dtype and device.
+        residual: of x's shape and device. Of another dtype than x (fp32 beside bf16 under autocast), both are cast to the one
+            of ``x + residual``, and a narrower weight with them.
 
     Returns:
-        ``(y, h)``: h = x + residual, rounded to its dtype; y = ``h / sqrt(mean(h²) + eps) * weight``, computed in fp32 from the
-        rounded h and rounded once.
+        ``(y, h)``: h = x + residual, in its dtype; y = ``h / sqrt(mean(h²) + eps) * weight`` in that dtype, computed in fp32
+        from the rounded h and rounded once.
 
     Raises:
         TypeError: not tensors of those dtypes.

@@ -21,8 +21,9 @@ from weft.operators import peers, row_cluster
 from weft.operators.call import (
     Choice,
     KernelFunction,
-    check_alike,
+    check_device,
     check_eps,
+    check_shape,
     check_tensor,
     check_vector,
     differentiable,
@@ -30,6 +31,7 @@ from weft.operators.call import (
     guarded,
     is_distributed,
     on_gpu,
+    promoted,
     reference_gradients,
     rows_of,
     traced,
@@ -80,6 +82,7 @@ class NormCall(Call):
     def __init__(self, *arguments: Any):
         *tensors, self.eps, config, self.saved = arguments
         self.config: NormConfig = config
+        self.unlike = False  # of two dtypes, say
         self.x, *others = tensors
         present = iter(others)
         self.residual: Any
@@ -132,7 +135,13 @@ def check(c: NormCall) -> None:
         raise ValueError(f"{name}: argument 'x' is a scalar; expected at least one dimension")
     if c.config.added:
         check_tensor(name, "residual", c.residual)
-        check_alike(name, "residual", c.residual, "x", x)
+        check_device(name, "residual", c.residual, "x", x)
+        check_shape(name, "residual", c.residual, c.residual.shape == x.shape, f"{tuple(x.shape)}, the shape of 'x'")
+    c.unlike = (c.config.added and c.residual.dtype != x.dtype) or over_several(x, c.weight)
+    if c.unlike:
+        return
+    if c.eps is None and not c.config.centered:
+        c.eps = default_eps(x)
     what = f"the last dimension of 'x' {tuple(x.shape)}"
     for argument, value in (("weight", c.weight), ("bias", c.bias)):
         if value is not None:
@@ -143,6 +152,25 @@ def check(c: NormCall) -> None:
             f"{name}: argument 'weight' is {found}; expected a weight of dtype {c.bias.dtype}, which 'bias' has"
         )
     check_eps(name, c.eps)
+
+
+def default_eps(x: Any) -> float:
+    """What ``F.rms_norm`` takes for None: of the dtype that it computes in."""
+    return torch.finfo(torch.float64 if getattr(x, "dtype", None) == torch.float64 else torch.float32).eps
+
+
+def over_several(x: Any, weight: Any) -> bool:
+    """Whether a weight has several dimensions, x's last ones."""
+    both = isinstance(x, Tensor) and isinstance(weight, Tensor)
+    return both and weight.ndim > 1 and x.shape[-weight.ndim :] == weight.shape
+
+
+def alike(x: Any, residual: Any, *weights: Any) -> tuple[Any, ...]:
+    """x and residual in the dtype of their sum; where theirs differ, weights of a narrower dtype as well."""
+    if getattr(x, "dtype", None) is getattr(residual, "dtype", None):
+        return (x, residual, *weights)
+    x, residual = promoted(x, residual)
+    return (x, residual, *promoted(x, *weights)[1:])
 
 
 def no_rows(c: NormCall) -> str:
@@ -347,6 +375,7 @@ def gradient_clusters_launch(c: GradientCall) -> SummedPlan:
 
 
 FUSED = "traced: a compiler fuses PyTorch's own operators with their neighbours"
+UNLIKE = "x and residual of two dtypes, or a weight of several dimensions: cast, or flattened, first"
 ONE_STRIDE = "leading dimensions do not collapse into rows of one stride: a kernel would need a copy"
 PERSISTENT = (
     "LayerNorm of 131,072 columns and more: clusters of blocks keep the weight in registers and take row after row"
@@ -360,6 +389,7 @@ FORWARD = Dispatch(
     ON_CPU,
     Route("torch", lambda c: transformed() or (c.traced and not c.config.registered) or is_distributed(c.x), FUSED),
     EMPTY,
+    Route("torch", lambda c: c.unlike, UNLIKE),
     Route("torch", lambda c: no_rows(c) != "", ONE_STRIDE),
     Route("cuda-persistent", persistent_is_faster, PERSISTENT, persistent_launch, persistent_unsupported, sm=90),
     Route("cuda", lambda c: not c.traced and c.n >= 16384, CLUSTER, cluster_launch, cluster_unsupported, sm=90),
@@ -513,7 +543,7 @@ class Norm:
         return self._differentiable((before_backward if wanted else alone, backward), call)
 
     def choose(self, *args: Any, direction: str = "forward", **named: Any) -> Choice:
-        x, residual, weight, bias, eps = self.arguments(*args, **named)
+        x, residual, weight, bias, eps = self.fitted(*self.arguments(*args, **named))
         config = self.configs[weight is not None, bias is not None]
         forward = FORWARD.choose(*self._tensors(x, residual, weight, bias), eps, config, False)
         if direction == "forward" or forward.implementation == "torch":
@@ -536,11 +566,39 @@ class Norm:
                 plan(x, r, w, x if bias is None else bias, y, h, x, x)
                 return (y, h) if self.added else y
         chosen = FORWARD.choose(*tensors, eps, config, False).implementation
+        if (self.added and x.dtype is not residual.dtype) or (weight is not None and weight.ndim > 1):
+            out = self(*self.fitted(x, residual, weight, bias, eps))
+            if weight is None or weight.ndim == 1:
+                return out
+            return tuple(t.view(x.shape) for t in out) if self.added else out.view(x.shape)
+        eps = default_eps(x) if eps is None else eps
         if chosen == "torch":
             return self._formula(x, residual, weight, bias, eps)
         if self.registered and traced(x):
             return getattr(torch.ops.weft, self.name)(x, weight, eps)
         return self._differentiable((FORWARD, BACKWARD), (x, residual, weight, bias, eps))
+
+    def fitted(self, x: Any, residual: Any, weight: Any, bias: Any, eps: Any) -> tuple[Any, ...]:
+        """The arguments as kernels take them: of one dtype, and with the dimensions that the weight has flattened (a view;
+        raises ValueError where there is none)."""
+        tensors = alike(x, residual, weight, bias) if self.added else (x, residual, weight, bias)
+        if over_several(x, weight):
+            names = ("x", "residual", "weight", "bias")
+            tensors = tuple(self._flat(n, t, weight.shape) for n, t in zip(names, tensors, strict=True))
+        return (*tensors, eps)
+
+    def _flat(self, argument: str, t: Any, of: torch.Size) -> Any:
+        """With its last dimensions, which are ``of``, as one (as it is where they are others, which is then refused)."""
+        kept = getattr(t, "ndim", 0) - len(of)
+        if kept < 0 or t.shape[kept:] != of:
+            return t
+        try:
+            return t.view(*t.shape[:kept], of.numel())
+        except RuntimeError as error:
+            raise ValueError(
+                f"{self.name}: argument '{argument}' has shape {tuple(t.shape)} and strides {t.stride()}; expected the last "
+                f"{len(of)} dimensions, those of 'weight', to be contiguous"
+            ) from error
 
     def _tensors(self, x: Any, residual: Any, weight: Any, bias: Any) -> tuple[Any, ...]:
         """Those that the norm has."""

@@ -39,9 +39,9 @@ def layer_norm_function(
     """Layer normalisation over the last dimension: ``(x - mean) / sqrt(variance + eps) * weight + bias``.
 
     Args:
-        x: [..., N]; float32, float16 or bfloat16.
-        weight: [N], of x's dtype or float32; None for none.
-        bias: [N], of the weight's dtype; None for none.
+        x: [..., N]; float32, float16, bfloat16 or float64.
+        weight: [N], of x's dtype or float32; None for none. One of several dimensions is as of ``rms_norm``.
+        bias: of the weight's shape and dtype; None for none.
         eps: added to the variance (of N terms, not N - 1).
 
     Returns:
@@ -50,7 +50,7 @@ def layer_norm_function(
 
     Raises:
         TypeError: not tensors of those dtypes, or a bias without a weight.
-        ValueError: a weight or bias of another length or device, a scalar x, a negative eps.
+        ValueError: a weight or bias of another shape or device, a scalar x, a negative eps.
 
     Backward saves x, the weight and two numbers a row; the gradients of weight and bias are summed in fp32 in a fixed order, so
     they are deterministic.

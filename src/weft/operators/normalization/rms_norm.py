@@ -56,20 +56,22 @@ rms_norm.implementation("numpy", devices=("cpu",), directions=("forward",), dtyp
 
 
 @rms_norm.function
-def rms_norm_function(x: Tensor, weight: Tensor | None = None, eps: float = EPS) -> Tensor:
+def rms_norm_function(x: Tensor, weight: Tensor | None = None, eps: float | None = EPS) -> Tensor:
     """Root-mean-square normalisation over the last dimension: ``x / sqrt(mean(x²) + eps) * weight``.
 
     Args:
-        x: [..., N]; float32, float16 or bfloat16.
-        weight: [N], of x's dtype or float32; None for none.
-        eps: added to the mean square.
+        x: [..., N]; float32, float16, bfloat16 or float64.
+        weight: [N], of x's dtype or float32; None for none. One of several dimensions is of as many last ones of x, which the
+            norm is over; they must lie side by side. Where a model stores w for 1 + w (Gemma), give ``1 + w``.
+        eps: added to the mean square; None as for ``torch.nn.functional.rms_norm``: the machine epsilon of float32 (of float64
+            for float64), in which it is computed.
 
     Returns:
         A tensor of x's shape and dtype, computed in fp32 and rounded once.
 
     Raises:
         TypeError: not tensors of those dtypes.
-        ValueError: a weight of another length or device, a scalar x, a negative eps.
+        ValueError: a weight of another shape or device, a scalar x, a negative eps, dimensions that do not flatten into a view.
 
     Backward saves x and the weight; the weight's gradient is summed in fp32 in a fixed order, so it is deterministic.
     Source: Zhang & Sennrich 2019 (arXiv 1910.07467).
